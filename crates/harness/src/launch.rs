@@ -1,0 +1,341 @@
+//! One program on several ranks, under `mpirun`, `srun` or with plain environment variables.
+
+use std::{
+    env,
+    ffi::{OsStr, OsString},
+    fmt, fs, io,
+    net::TcpListener,
+    path::{Path, PathBuf},
+    process::{Child, Command, ExitStatus, Stdio},
+    time::{Duration, Instant},
+};
+
+use anyhow::{Context, Result, ensure};
+
+use crate::{process::wait_within, slurm::Slurm};
+
+/// A program to start on several ranks.
+///
+/// The ranks see the caller's environment less everything by which a launcher speaks to its ranks, so that a test means
+/// the same inside a job of SLURM as outside, with `OMP_NUM_THREADS=1`. Each rank's output is kept apart.
+///
+/// # Examples
+///
+/// ```
+/// use isobar_harness::Launch;
+///
+/// let outcome = Launch::plain(2, "sh").args(["-c", "echo $RANK of $WORLD_SIZE"]).run()?.expect_success();
+/// assert_eq!(outcome.ranks[1].stdout, "1 of 2\n");
+/// # Ok::<(), anyhow::Error>(())
+/// ```
+#[derive(Clone, Debug)]
+pub struct Launch {
+    launcher: Launcher,
+    ranks: usize,
+    program: OsString,
+    args: Vec<OsString>,
+    env: Vec<(OsString, OsString)>,
+    folder: Option<PathBuf>,
+    deadline: Duration,
+}
+
+/// What became of a [`Launch`].
+#[derive(Clone, Debug)]
+pub struct Outcome {
+    /// The command line, for messages.
+    pub command: String,
+    /// How the launcher ended; of plain processes, how the first rank to end badly ended.
+    pub exit: Exit,
+    /// What each rank printed, by rank. Ranks that never started are left out at the end.
+    pub ranks: Vec<RankOutput>,
+    /// What the launcher itself printed.
+    pub launcher: String,
+    /// From the start of the launcher to its end.
+    pub wall: Duration,
+}
+
+/// How a program ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Exit {
+    /// By itself, with this code.
+    Code(i32),
+    /// By a signal.
+    Signal,
+    /// It was ended at the deadline.
+    Deadline,
+}
+
+/// What one rank printed.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct RankOutput {
+    /// Its standard output.
+    pub stdout: String,
+    /// Its standard error.
+    pub stderr: String,
+}
+
+#[derive(Clone, Debug)]
+enum Launcher {
+    Mpirun,
+    Srun { mpi: String },
+    Plain,
+}
+
+impl Launch {
+    /// `mpirun -n RANKS PROGRAM`, not bound to cores.
+    pub fn mpirun(ranks: usize, program: impl AsRef<OsStr>) -> Self {
+        Self::new(Launcher::Mpirun, ranks, program.as_ref())
+    }
+
+    /// `srun -n RANKS --overcommit --mpi=MPI PROGRAM` on the SLURM of this machine, which is started where it is not
+    /// running. `mpi` is a plugin: `pmix` for Open MPI programs, `none` for ranks that MPI is to know nothing of.
+    pub fn srun(ranks: usize, mpi: &str, program: impl AsRef<OsStr>) -> Self {
+        Self::new(Launcher::Srun { mpi: mpi.to_owned() }, ranks, program.as_ref())
+    }
+
+    /// Processes with `RANK`, `WORLD_SIZE`, `LOCAL_RANK`, `MASTER_ADDR` and `MASTER_PORT`, as torchrun sets them.
+    pub fn plain(ranks: usize, program: impl AsRef<OsStr>) -> Self {
+        Self::new(Launcher::Plain, ranks, program.as_ref())
+    }
+
+    /// Adds an argument of the program.
+    #[must_use]
+    pub fn arg(mut self, arg: impl AsRef<OsStr>) -> Self {
+        self.args.push(arg.as_ref().to_owned());
+        self
+    }
+
+    /// Adds arguments of the program.
+    #[must_use]
+    pub fn args<A: AsRef<OsStr>>(mut self, args: impl IntoIterator<Item = A>) -> Self {
+        self.args.extend(args.into_iter().map(|arg| arg.as_ref().to_owned()));
+        self
+    }
+
+    /// Sets an environment variable for every rank.
+    #[must_use]
+    pub fn env(mut self, key: impl AsRef<OsStr>, value: impl AsRef<OsStr>) -> Self {
+        self.env.push((key.as_ref().to_owned(), value.as_ref().to_owned()));
+        self
+    }
+
+    /// Starts the ranks in this folder.
+    #[must_use]
+    pub fn current_dir(mut self, folder: impl Into<PathBuf>) -> Self {
+        self.folder = Some(folder.into());
+        self
+    }
+
+    /// How long the whole may take; two minutes if not given.
+    #[must_use]
+    pub fn deadline(mut self, deadline: Duration) -> Self {
+        self.deadline = deadline;
+        self
+    }
+
+    /// Starts the ranks and waits for all of them.
+    ///
+    /// A program that fails is no error here: see [`Outcome::exit`] and [`Outcome::expect_success`].
+    ///
+    /// # Errors
+    ///
+    /// When the launcher is missing or can't be started, or SLURM can't.
+    pub fn run(&self) -> Result<Outcome> {
+        let outputs = tempfile::tempdir().context("failed to make a folder for the output of the ranks")?;
+        let start = Instant::now();
+        let exit = match &self.launcher {
+            Launcher::Mpirun => {
+                let mut command = self.cleared("mpirun");
+                // Ranks may be more than cores, and several jobs may run at once.
+                command.args(["--oversubscribe", "--bind-to", "none", "-n", &self.ranks.to_string()]);
+                // Open MPI refuses to start ranks as root otherwise.
+                command.envs([("OMPI_ALLOW_RUN_AS_ROOT", "1"), ("OMPI_ALLOW_RUN_AS_ROOT_CONFIRM", "1")]);
+                self.run_launcher(command, outputs.path())?
+            }
+            Launcher::Srun { mpi } => {
+                let slurm = Slurm::of_workspace();
+                slurm.start()?;
+                let job = format!("isobar-{}", outputs.path().file_name().unwrap_or_default().display());
+                let mut command = self.cleared("srun");
+                command.env("SLURM_CONF", slurm.configuration());
+                command.args(["--overcommit", "--kill-on-bad-exit=1", &format!("--mpi={mpi}")]);
+                command.args([&format!("--job-name={job}"), "-n", &self.ranks.to_string()]);
+                let exit = self.run_launcher(command, outputs.path())?;
+                if exit == Exit::Deadline {
+                    // The ranks are not children of srun.
+                    slurm.cancel(&job)?;
+                }
+                exit
+            }
+            Launcher::Plain => self.run_plain(outputs.path())?,
+        };
+        let wall = start.elapsed();
+        let read = |name: String| match fs::read(outputs.path().join(name)) {
+            Ok(bytes) => Some(String::from_utf8_lossy(&bytes).into_owned()),
+            Err(_) => None,
+        };
+        let ranks = (0..self.ranks)
+            .map_while(|rank| {
+                let stdout = read(format!("stdout.{rank}"))?;
+                Some(RankOutput { stdout, stderr: read(format!("stderr.{rank}")).unwrap_or_default() })
+            })
+            .collect();
+        let launcher = read("launcher".to_owned()).unwrap_or_default();
+        Ok(Outcome { command: self.to_string(), exit, ranks, launcher, wall })
+    }
+
+    fn new(launcher: Launcher, ranks: usize, program: &OsStr) -> Self {
+        let program = program.to_owned();
+        let deadline = Duration::from_secs(120);
+        Self { launcher, ranks, program, args: Vec::new(), env: Vec::new(), folder: None, deadline }
+    }
+
+    fn run_launcher(&self, mut command: Command, outputs: &Path) -> Result<Exit> {
+        let log = fs::File::create(outputs.join("launcher"))?;
+        command.args(self.wrapped(outputs)).stdin(Stdio::null()).stdout(log.try_clone()?).stderr(log);
+        let mut child = command.spawn().with_context(|| format!("failed to start {self}"))?;
+        Ok(exit(wait_within(&mut child, self.deadline)?))
+    }
+
+    fn run_plain(&self, outputs: &Path) -> Result<Exit> {
+        ensure!(self.ranks > 0, "no ranks to start");
+        let port = free_port().context("no free port")?.to_string();
+        let mut children = Vec::new();
+        for rank in 0..self.ranks {
+            let words = self.wrapped(outputs);
+            let (rank, ranks) = (rank.to_string(), self.ranks.to_string());
+            let mut command = self.cleared(&words[0]);
+            command.args(&words[1..]).stdin(Stdio::null());
+            command.envs([("RANK", &rank), ("LOCAL_RANK", &rank), ("WORLD_SIZE", &ranks)]);
+            command.envs([("LOCAL_WORLD_SIZE", ranks.as_str()), ("MASTER_ADDR", "127.0.0.1")]);
+            command.env("MASTER_PORT", &port).envs(self.env.iter().map(|(key, value)| (key, value)));
+            children.push(command.spawn().with_context(|| format!("failed to start {self}"))?);
+        }
+        self.wait_for_all(&mut children)
+    }
+
+    fn wait_for_all(&self, children: &mut [Child]) -> Result<Exit> {
+        let end = Instant::now() + self.deadline;
+        let mut worst = Exit::Code(0);
+        for child in children {
+            let left = end.saturating_duration_since(Instant::now());
+            let exit = exit(wait_within(child, left)?);
+            if worst == Exit::Code(0) {
+                worst = exit;
+            }
+        }
+        Ok(worst)
+    }
+
+    /// A command that inherits nothing of a launcher above.
+    fn cleared(&self, program: impl AsRef<OsStr>) -> Command {
+        const LAUNCHERS: [&str; 8] =
+            ["OMPI_", "PMIX_", "PMI_", "SLURM_", "MPI_LOCAL", "ISOBAR_", "PHYSICSNEMO_", "I_MPI_"];
+        const PLAIN: [&str; 7] = [
+            "RANK",
+            "WORLD_SIZE",
+            "LOCAL_RANK",
+            "LOCAL_WORLD_SIZE",
+            "MASTER_ADDR",
+            "MASTER_PORT",
+            "MODEL_PARALLEL_SIZE",
+        ];
+        let mut command = Command::new(program);
+        for (key, _) in env::vars_os() {
+            let name = key.to_string_lossy();
+            if PLAIN.contains(&&*name) || LAUNCHERS.iter().any(|prefix| name.starts_with(prefix)) {
+                command.env_remove(&key);
+            }
+        }
+        command.env("OMP_NUM_THREADS", "1");
+        command.envs(self.env.iter().map(|(key, value)| (key, value)));
+        if let Some(folder) = &self.folder {
+            command.current_dir(folder);
+        }
+        command
+    }
+
+    /// The program behind a shell that sends each rank's output to files of its own: launchers differ in how they do
+    /// it, and not all can.
+    fn wrapped(&self, outputs: &Path) -> Vec<OsString> {
+        const SCRIPT: &str = "rank=${OMPI_COMM_WORLD_RANK:-${PMIX_RANK:-${PMI_RANK:-${SLURM_PROCID:-$RANK}}}}
+            folder=$1; shift; exec \"$@\" >\"$folder/stdout.$rank\" 2>\"$folder/stderr.$rank\"";
+        let mut words: Vec<OsString> = ["sh", "-c", SCRIPT, "sh"].map(OsString::from).into();
+        words.push(outputs.into());
+        words.push(self.program.clone());
+        words.extend(self.args.iter().cloned());
+        words
+    }
+}
+
+impl fmt::Display for Launch {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match &self.launcher {
+            Launcher::Mpirun => write!(f, "mpirun -n {}", self.ranks)?,
+            Launcher::Srun { mpi } => write!(f, "srun -n {} --mpi={mpi}", self.ranks)?,
+            Launcher::Plain => write!(f, "WORLD_SIZE={}", self.ranks)?,
+        }
+        write!(f, " {}", self.program.display())?;
+        self.args.iter().try_for_each(|arg| write!(f, " {}", arg.display()))
+    }
+}
+
+impl Outcome {
+    /// Whether every rank ended with code 0.
+    pub fn success(&self) -> bool {
+        self.exit == Exit::Code(0)
+    }
+
+    /// The outcome, if every rank ended with code 0.
+    ///
+    /// # Panics
+    ///
+    /// Otherwise, with all that the ranks and the launcher printed.
+    #[must_use]
+    pub fn expect_success(self) -> Self {
+        assert!(self.success(), "{self}");
+        self
+    }
+
+    /// The outcome, if the program ended with this code, not 0.
+    ///
+    /// # Panics
+    ///
+    /// Otherwise, with all that the ranks and the launcher printed.
+    #[must_use]
+    pub fn expect_code(self, code: i32) -> Self {
+        assert!(self.exit == Exit::Code(code), "expected exit code {code}\n{self}");
+        self
+    }
+}
+
+impl fmt::Display for Outcome {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let ended = match self.exit {
+            Exit::Code(code) => format!("ended with code {code}"),
+            Exit::Signal => "was ended by a signal".to_owned(),
+            Exit::Deadline => "was ended at its deadline".to_owned(),
+        };
+        writeln!(f, "`{}` {ended} after {:.1} s", self.command, self.wall.as_secs_f64())?;
+        let sections = self.ranks.iter().enumerate().flat_map(|(rank, output)| {
+            [(format!("rank {rank} stdout"), &output.stdout), (format!("rank {rank} stderr"), &output.stderr)]
+        });
+        for (title, text) in sections.chain([("launcher".to_owned(), &self.launcher)]) {
+            if !text.is_empty() {
+                writeln!(f, "--- {title}\n{}", text.trim_end())?;
+            }
+        }
+        Ok(())
+    }
+}
+
+fn exit(status: Option<ExitStatus>) -> Exit {
+    match status {
+        None => Exit::Deadline,
+        Some(status) => status.code().map_or(Exit::Signal, Exit::Code),
+    }
+}
+
+fn free_port() -> io::Result<u16> {
+    Ok(TcpListener::bind(("127.0.0.1", 0))?.local_addr()?.port())
+}

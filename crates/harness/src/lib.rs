@@ -1,0 +1,55 @@
+//! What the tests of all crates and `cargo xtask` share: programs started on several ranks under a real launcher, each
+//! with a deadline ([`Launch`]), a SLURM of one machine ([`Slurm`]), and tests that say that they were skipped
+//! ([`skip`]).
+//!
+//! It knows nothing of tensors or of Isobar's own crates, so that every one of them can use it in its tests.
+
+mod launch;
+mod process;
+mod slurm;
+
+use std::{env, fs::OpenOptions, io::Write, path::PathBuf};
+
+pub use launch::{Exit, Launch, Outcome, RankOutput};
+pub use process::{descendants, end_tree, on_path, output_within, wait_within};
+pub use slurm::{Slurm, SlurmState};
+
+/// Environment variable that names the file to which [`skip`] appends.
+pub const SKIPS: &str = "XTASK_SKIPS";
+
+/// Says that the calling test could not run, and why; the test then returns.
+///
+/// Under `cargo xtask test` the summary counts and lists it, since to `cargo test` it looks passed.
+///
+/// # Examples
+///
+/// ```
+/// if !std::path::Path::new("/dev/nvidia0").exists() {
+///     isobar_harness::skip("no GPU");
+///     return;
+/// }
+/// ```
+///
+/// # Panics
+///
+/// If the file of skips can't be written: a skip must not be lost.
+pub fn skip(reason: &str) {
+    let test = std::thread::current().name().unwrap_or("unnamed test").to_owned();
+    let line = format!("{test}: {}\n", reason.replace('\n', " "));
+    let mut err = std::io::stderr();
+    err.write_all(format!("skipped {line}").as_bytes()).unwrap_or(());
+    if let Some(file) = env::var_os(SKIPS) {
+        let written = OpenOptions::new()
+            .create(true)
+            .append(true)
+            .open(PathBuf::from(&file))
+            .and_then(|mut skips| skips.write_all(line.as_bytes()));
+        assert!(written.is_ok(), "failed to note a skipped test in {}: {written:?}", file.display());
+    }
+}
+
+/// The root of the workspace that this crate was built in.
+pub fn workspace() -> PathBuf {
+    let root = concat!(env!("CARGO_MANIFEST_DIR"), "/../..");
+    std::fs::canonicalize(root).unwrap_or_else(|_| PathBuf::from(root))
+}

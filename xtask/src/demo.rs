@@ -1,0 +1,86 @@
+//! `cargo xtask demo`: trains a neural operator on two ranks, from nothing.
+
+use std::{
+    net::TcpListener,
+    path::PathBuf,
+    process::{Child, Command},
+};
+
+use anyhow::{Context, Result, ensure};
+use clap::Args;
+
+use crate::{
+    run::{ROOT, cargo, line, run as run_command},
+    setup,
+};
+
+const RANKS: usize = 2;
+const CONFIGURATION: &str = "configs/darcy_afno.toml";
+
+#[derive(Args)]
+pub(crate) struct Options {
+    #[command(flatten)]
+    setup: setup::Options,
+    /// Arguments for `isobar train`, after `--`
+    #[arg(last = true)]
+    train: Vec<String>,
+}
+
+pub(crate) fn run(options: &Options) -> Result<()> {
+    let machine = setup::run(&options.setup)?;
+    run_command(cargo(&["build", "--release", "--package", "isobar"]).args(&machine.features))?;
+    let data = data()?;
+    let mut arguments = vec!["train".to_owned(), CONFIGURATION.to_owned()];
+    arguments.extend(["--set".to_owned(), format!("data.path={}", data.display())]);
+    arguments.extend(options.train.iter().cloned());
+    if machine.mpi {
+        let mut mpirun = Command::new("mpirun");
+        mpirun.current_dir(&*ROOT).env("OMP_NUM_THREADS", "1");
+        // Open MPI refuses to start ranks as root otherwise, and more ranks than cores.
+        mpirun.envs([("OMPI_ALLOW_RUN_AS_ROOT", "1"), ("OMPI_ALLOW_RUN_AS_ROOT_CONFIRM", "1")]);
+        mpirun.args(["--oversubscribe", "-n", &RANKS.to_string()]).arg(program()).args(&arguments);
+        run_command(&mut mpirun)
+    } else {
+        eprintln!("without MPI: {RANKS} plain processes over gloo");
+        run_plain(&arguments)
+    }
+}
+
+/// The data set beside the project where it is there, else one solved here, once.
+fn data() -> Result<PathBuf> {
+    let shared = ROOT.join("../shared/data/darcy_64.h5");
+    if shared.exists() {
+        return Ok(shared);
+    }
+    let own = ROOT.join("runs/data/darcy_64.h5");
+    if !own.exists() {
+        run_command(Command::new(program()).current_dir(&*ROOT).args(["data", "darcy", "--out"]).arg(&own))?;
+    }
+    Ok(own)
+}
+
+fn run_plain(arguments: &[String]) -> Result<()> {
+    let port = TcpListener::bind(("127.0.0.1", 0))?.local_addr()?.port().to_string();
+    let mut children: Vec<(String, Child)> = Vec::new();
+    for rank in 0..RANKS {
+        let mut command = Command::new(program());
+        command.current_dir(&*ROOT).env("OMP_NUM_THREADS", "1").args(arguments);
+        command.env("RANK", rank.to_string()).env("LOCAL_RANK", rank.to_string());
+        command
+            .env("WORLD_SIZE", RANKS.to_string())
+            .env("MASTER_ADDR", "127.0.0.1")
+            .env("MASTER_PORT", &port);
+        let words = line(&command);
+        eprintln!("$ RANK={rank} WORLD_SIZE={RANKS} {words}");
+        children.push((words, command.spawn().context("failed to start a rank")?));
+    }
+    for (words, mut child) in children {
+        let status = child.wait()?;
+        ensure!(status.success(), "`{words}` failed ({status})");
+    }
+    Ok(())
+}
+
+fn program() -> PathBuf {
+    ROOT.join("target/release/isobar")
+}

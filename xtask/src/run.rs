@@ -1,0 +1,51 @@
+//! Commands of the set-up, each shown before it runs.
+
+use std::{env, ffi::OsStr, path::PathBuf, process::Command, sync::LazyLock};
+
+use anyhow::{Context, Result, ensure};
+
+/// The root of the workspace.
+pub(crate) static ROOT: LazyLock<PathBuf> = LazyLock::new(isobar_harness::workspace);
+
+/// The cargo that runs us, in the root of the workspace.
+pub(crate) fn cargo(arguments: &[&str]) -> Command {
+    let mut command = Command::new(env::var_os("CARGO").unwrap_or_else(|| "cargo".into()));
+    command.current_dir(&*ROOT).args(arguments);
+    // Set by cargo for us; the packages that are built now get their own.
+    for (key, _) in env::vars_os().filter(|(key, _)| key.to_string_lossy().starts_with("CARGO_PKG_")) {
+        command.env_remove(key);
+    }
+    command.env_remove("CARGO_MANIFEST_DIR").env_remove("CARGO_MANIFEST_PATH");
+    // Cargo sets it from .cargo/config.toml for us, too.
+    command
+}
+
+/// Runs `command` with the terminal's input and output.
+pub(crate) fn run(command: &mut Command) -> Result<()> {
+    let line = line(command);
+    eprintln!("$ {line}");
+    let status = command.status().with_context(|| format!("failed to start `{line}`"))?;
+    ensure!(status.success(), "`{line}` failed ({status})");
+    Ok(())
+}
+
+/// What `command` prints, or an error with what it says.
+pub(crate) fn output(command: &mut Command) -> Result<String> {
+    let line = line(command);
+    let output = command.output().with_context(|| format!("failed to start `{line}`"))?;
+    let said = String::from_utf8_lossy(&output.stderr);
+    ensure!(output.status.success(), "`{line}` failed ({})\n{said}", output.status);
+    Ok(String::from_utf8_lossy(&output.stdout).into_owned())
+}
+
+/// The command as one would type it.
+pub(crate) fn line(command: &Command) -> String {
+    let word = |word: &OsStr| {
+        let word = word.to_string_lossy();
+        // Of cargo and python only the names are of interest.
+        if word.contains([' ', '"', '<', '*']) { format!("'{word}'") } else { word.into_owned() }
+    };
+    let program = PathBuf::from(command.get_program());
+    let program = program.file_name().unwrap_or(program.as_os_str());
+    std::iter::once(program).chain(command.get_args()).map(word).collect::<Vec<_>>().join(" ")
+}
