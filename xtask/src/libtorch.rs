@@ -111,13 +111,13 @@ fn download(folder: &Path, set: Set) -> Result<()> {
     eprintln!("installing libtorch ({})", set.packages().join(", "));
     let mut pip = Command::new("python3");
     pip.args(["-m", "pip", "install", "--disable-pip-version-check", "--no-input", "--no-compile"]);
-    // Taken from any of the platforms by which the wheels are named.
     pip.args(["--only-binary=:all:", "--implementation=cp", "--python-version", PYTHON]);
+    // Each wheel is named by the oldest C library that it runs on; this PyTorch by 2.28.
     let arch = env::consts::ARCH;
-    for platform in ["manylinux_2_17", "manylinux2014", "manylinux_2_24", "manylinux_2_27", "manylinux_2_28"]
-    {
-        pip.arg(format!("--platform={platform}_{arch}"));
+    for version in (17..=28).rev() {
+        pip.arg(format!("--platform=manylinux_2_{version}_{arch}"));
     }
+    pip.arg(format!("--platform=manylinux2014_{arch}"));
     pip.arg(format!("--platform=linux_{arch}"));
     if set == Set::Cpu {
         pip.arg("--no-deps");
