@@ -7,7 +7,7 @@ use clap::Args;
 use serde_json::Value;
 
 use crate::{
-    run::{ROOT, cargo, output, run as run_command},
+    run::{ROOT, output, run as run_command},
     setup,
 };
 
@@ -61,7 +61,7 @@ pub(crate) fn run(options: &Options) -> Result<()> {
         options.cases.iter().map(String::as_str).collect()
     };
     let peers = install_peers()?;
-    run_command(cargo(&["build", "--release", "--package", "isobar"]).args(&machine.features))?;
+    run_command(&mut machine.cargo(&["build", "--release", "--package", "isobar"]))?;
     let shared = ["--cases".to_owned(), names.join(","), "--repeats".to_owned(), options.repeats.to_string()];
     let ranks = options.ranks.to_string();
     let peer_run = || {

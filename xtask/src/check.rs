@@ -53,32 +53,28 @@ pub(crate) fn run(options: &Options) -> Result<ExitCode> {
 }
 
 fn checks(machine: &Machine) -> Vec<(&'static str, Command)> {
-    let workspace = |words: &[&'static str]| {
-        let mut command = cargo(words);
-        command.args(["--release", "--workspace"]).args(&machine.features);
-        command
-    };
-    let mut clippy = workspace(&["clippy", "--all-targets"]);
+    let mut clippy = machine.cargo(&["clippy", "--release", "--workspace", "--all-targets"]);
     clippy.args(["--", "-D", "warnings"]);
-    // Joined to the flags of .cargo/config.toml, which RUSTDOCFLAGS would replace.
-    let mut doc = workspace(&["doc", "--no-deps", "--config", "build.rustdocflags=['-D', 'warnings']"]);
-    // The programs' crates are named like their libraries.
-    doc.arg("--lib");
-    let mut checks =
-        vec![("format", cargo(&["fmt", "--all", "--check"])), ("lints", clippy), ("documentation", doc)];
+    // Joined to the flags of .cargo/config.toml, which RUSTDOCFLAGS would replace. Programs are named like libraries,
+    // whose pages they would take.
+    let deny = "build.rustdocflags=['-D', 'warnings']";
+    let doc = ["doc", "--release", "--workspace", "--no-deps", "--lib", "--config", deny];
+    let mut checks = vec![
+        ("format", cargo(&["fmt", "--all", "--check"])),
+        ("lints", clippy),
+        ("documentation", machine.cargo(&doc)),
+    ];
     if machine.mpi {
-        let mut without_mpi =
-            cargo(&["check", "--release", "--workspace", "--no-default-features", "--quiet"]);
-        without_mpi.args(machine.features.iter().filter(|feature| feature.starts_with("--features")));
-        checks.push(("build without default features", without_mpi));
+        let check = machine.cargo_without_default_features(&["check", "--release", "--workspace"]);
+        checks.push(("build without default features", check));
     }
     checks
 }
 
 fn test(machine: &Machine, full: bool, end: Instant, summary: &mut Summary) -> Result<()> {
     let skips = tempfile::NamedTempFile::new().context("failed to make a file for skips")?;
-    let mut command = cargo(&["test", "--release", "--workspace", "--no-fail-fast"]);
-    command.args(&machine.features).env(SKIPS, skips.path()).env("OMP_NUM_THREADS", "1");
+    let mut command = machine.cargo(&["test", "--release", "--workspace", "--no-fail-fast"]);
+    command.env(SKIPS, skips.path()).env("OMP_NUM_THREADS", "1");
     if full {
         command.env("XTASK_FULL", "1").env("PROPTEST_CASES", "2000");
     }

@@ -10,7 +10,7 @@ use anyhow::{Context, Result, ensure};
 use clap::Args;
 
 use crate::{
-    run::{ROOT, cargo, line, run as run_command},
+    run::{ROOT, line, run as run_command},
     setup,
 };
 
@@ -28,7 +28,7 @@ pub(crate) struct Options {
 
 pub(crate) fn run(options: &Options) -> Result<()> {
     let machine = setup::run(&options.setup)?;
-    run_command(cargo(&["build", "--release", "--package", "isobar"]).args(&machine.features))?;
+    run_command(&mut machine.cargo(&["build", "--release", "--package", "isobar"]))?;
     let data = data()?;
     let mut arguments = vec!["train".to_owned(), CONFIGURATION.to_owned()];
     arguments.extend(["--set".to_owned(), format!("data.path={}", data.display())]);

@@ -4,12 +4,11 @@ use std::{
     env, fs,
     os::unix::fs::symlink,
     path::{Path, PathBuf},
-    process::Command,
 };
 
 use anyhow::{Context, Result, bail, ensure};
 
-use crate::run::{ROOT, run};
+use crate::run::{ROOT, pip, run};
 
 const TORCH: &str = "torch==2.11.0";
 /// What `libtorch_cpu.so` needs to be loaded; the versions are those that this PyTorch asks for.
@@ -109,8 +108,7 @@ fn download(folder: &Path, set: Set) -> Result<()> {
         fs::remove_dir_all(&partial).context("failed to remove what an interrupted set-up left")?;
     }
     eprintln!("installing libtorch ({})", set.packages().join(", "));
-    let mut pip = Command::new("python3");
-    pip.args(["-m", "pip", "install", "--disable-pip-version-check", "--no-input", "--no-compile"]);
+    let mut pip = pip();
     pip.args(["--only-binary=:all:", "--implementation=cp", "--python-version", PYTHON]);
     // Each wheel is named by the oldest C library that it runs on; this PyTorch by 2.28.
     let arch = env::consts::ARCH;

@@ -7,7 +7,7 @@ use isobar_harness::on_path;
 
 use crate::run::run;
 
-/// What a package is for: what can't be done without it.
+/// What a package is for.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Use {
     Build,
@@ -16,10 +16,9 @@ enum Use {
     Test,
 }
 
-/// Packages of Debian and Ubuntu, each with a file or program that shows it on any system.
-const PACKAGES: [(&str, Use); 12] = [
+/// Packages of Debian and Ubuntu, each with what can't be done without it.
+const PACKAGES: [(&str, Use); 11] = [
     ("g++", Use::Build),
-    ("cmake", Use::Build),
     ("pkg-config", Use::Build),
     ("python3", Use::Build),
     ("python3-pip", Use::Build),
@@ -111,7 +110,7 @@ fn installed(package: &str) -> bool {
     };
     match package {
         "g++" => on_path("c++").is_some(),
-        "cmake" | "pkg-config" | "python3" => on_path(package).is_some(),
+        "pkg-config" | "python3" => on_path(package).is_some(),
         "python3-pip" => finds("python3", &["-m", "pip", "--version"]),
         "libopenmpi-dev" => on_path("mpicc").is_some(),
         "openmpi-bin" => on_path("mpirun").is_some(),

@@ -16,7 +16,15 @@ pub(crate) fn cargo(arguments: &[&str]) -> Command {
         command.env_remove(key);
     }
     command.env_remove("CARGO_MANIFEST_DIR").env_remove("CARGO_MANIFEST_PATH");
-    // Cargo sets it from .cargo/config.toml for us, too.
+    command
+}
+
+/// `pip install`, for folders of our own.
+pub(crate) fn pip() -> Command {
+    let mut command = Command::new("python3");
+    command.args(["-m", "pip", "install", "--disable-pip-version-check", "--no-input", "--no-compile"]);
+    // A folder of our own is safe from the system's, and from being root.
+    command.env("PIP_ROOT_USER_ACTION", "ignore");
     command
 }
 
@@ -42,7 +50,6 @@ pub(crate) fn output(command: &mut Command) -> Result<String> {
 pub(crate) fn line(command: &Command) -> String {
     let word = |word: &OsStr| {
         let word = word.to_string_lossy();
-        // Of cargo and python only the names are of interest.
         if word.contains([' ', '"', '<', '*']) { format!("'{word}'") } else { word.into_owned() }
     };
     let program = PathBuf::from(command.get_program());
