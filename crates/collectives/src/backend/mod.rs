@@ -1,0 +1,178 @@
+//! What carries bytes between ranks.
+//!
+//! A backend does one thing: it starts a set of sends and receives between pairs of ranks of the world, without
+//! waiting. Every collective of this crate is composed of such sets, once, for all backends, so that their results do
+//! not depend on the backend: reductions add in rank order everywhere.
+
+use tch::Tensor;
+
+#[cfg(feature = "mpi")]
+pub mod mpi;
+
+pub mod gloo;
+pub mod nccl;
+pub(crate) mod single;
+pub mod threads;
+
+/// The kinds of backend.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum BackendKind {
+    /// One rank, no communication.
+    Single,
+    /// Ranks that are threads of one process.
+    Threads,
+    /// MPI.
+    Mpi,
+    /// libtorch's gloo, over TCP.
+    Gloo,
+}
+
+impl BackendKind {
+    /// The name as configuration files and logs have it.
+    pub fn name(self) -> &'static str {
+        match self {
+            BackendKind::Single => "single",
+            BackendKind::Threads => "threads",
+            BackendKind::Mpi => "mpi",
+            BackendKind::Gloo => "gloo",
+        }
+    }
+}
+
+impl std::fmt::Display for BackendKind {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str(self.name())
+    }
+}
+
+/// What a backend can carry without a copy.
+#[derive(Debug, Clone, Copy)]
+pub(crate) enum Carries {
+    /// Tensors with any strides, whole.
+    Strided,
+    /// Contiguous tensors, and rows of strided ones where a row has at least so many bytes.
+    Rows { at_least: usize },
+    /// Contiguous tensors.
+    Whole,
+}
+
+/// Marks which operation a message belongs to: two messages between the same ranks meet when their tags are equal.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub(crate) struct Tag {
+    /// The group.
+    pub(crate) context: u32,
+    /// The operation's number in its group.
+    pub(crate) sequence: u64,
+    /// The step within the operation, below 8.
+    pub(crate) step: u8,
+}
+
+impl Tag {
+    /// The tag in `bits` bits: as much of the sequence as fits between context and step. Messages of equal tags keep
+    /// their order, so a wrapped sequence number is harmless.
+    fn pack(self, bits: u32) -> i32 {
+        let sequence = self.sequence & ((1 << (bits - CONTEXT_BITS - STEP_BITS)) - 1);
+        ((u64::from(self.context) << (bits - CONTEXT_BITS)) | (sequence << STEP_BITS) | u64::from(self.step))
+            as i32
+    }
+}
+
+const CONTEXT_BITS: u32 = 10;
+const STEP_BITS: u32 = 3;
+
+/// The number of groups that may be made in one world.
+pub(crate) const MAX_CONTEXTS: u32 = 1 << CONTEXT_BITS;
+
+/// One side of a message.
+#[derive(Debug)]
+pub(crate) struct Transfer {
+    /// The other side's rank in the world.
+    pub(crate) peer: usize,
+    /// What is read from or written to.
+    pub(crate) tensor: Tensor,
+    /// For a strided tensor over a backend that carries rows: where each row starts and how long it is, in bytes.
+    pub(crate) rows: Option<Rows>,
+}
+
+/// Rows of equal length in a tensor's memory.
+#[derive(Debug, Clone)]
+pub(crate) struct Rows {
+    pub(crate) offsets: Vec<usize>,
+    pub(crate) bytes: usize,
+}
+
+/// A failure of a backend, in its own words.
+#[derive(Debug, Clone, thiserror::Error)]
+#[error("{0}")]
+pub(crate) struct Failure(pub(crate) String);
+
+/// What a rank tells the others of a group when it cannot take part in an operation.
+#[derive(Debug, Clone)]
+pub(crate) struct Notice {
+    pub(crate) context: u32,
+    pub(crate) sequence: u64,
+    /// The rank of the group that speaks.
+    pub(crate) from: usize,
+    pub(crate) problem: String,
+}
+
+impl Notice {
+    /// The context and the sequence of a notice that ends every operation of every group.
+    pub(crate) const ALL: (u32, u64) = (u32::MAX, u64::MAX);
+
+    fn concerns(&self, context: u32, sequence: u64) -> bool {
+        (self.context, self.sequence) == (context, sequence) || (self.context, self.sequence) == Self::ALL
+    }
+
+    fn to_bytes(&self) -> Vec<u8> {
+        let mut bytes = Vec::with_capacity(24 + self.problem.len());
+        bytes.extend(u64::from(self.context).to_le_bytes());
+        bytes.extend(self.sequence.to_le_bytes());
+        bytes.extend((self.from as u64).to_le_bytes());
+        bytes.extend(self.problem.as_bytes());
+        bytes
+    }
+
+    fn from_bytes(bytes: &[u8]) -> Option<Self> {
+        let word = |i: usize| Some(u64::from_le_bytes(bytes.get(8 * i..8 * i + 8)?.try_into().ok()?));
+        Some(Self {
+            context: word(0)? as u32,
+            sequence: word(1)?,
+            from: word(2)? as usize,
+            problem: String::from_utf8_lossy(bytes.get(24..)?).into_owned(),
+        })
+    }
+}
+
+/// Sends and receives under way. Dropped unfinished, it leaves its buffers to the backend.
+pub(crate) trait Request: Send {
+    /// Whether all of it is done; moves it on.
+    fn poll(&mut self) -> Result<bool, Failure>;
+}
+
+/// See the module's description.
+pub(crate) trait Backend: Send + Sync {
+    fn kind(&self) -> BackendKind;
+
+    fn carries(&self) -> Carries;
+
+    /// Starts all of `sends` and `receives`. A send's tensor is not to be changed, nor a receive's read, until the
+    /// request is done. Between a pair of ranks, transfers of one tag meet in the order given.
+    fn start(
+        &self,
+        tag: Tag,
+        sends: Vec<Transfer>,
+        receives: Vec<Transfer>,
+    ) -> Result<Box<dyn Request>, Failure>;
+
+    /// Leaves `notice` for `peers` (ranks of the world). Never waits, never fails.
+    fn notify(&self, peers: &[usize], notice: &Notice);
+
+    /// A notice that has come in for this operation.
+    fn notice(&self, context: u32, sequence: u64) -> Option<Notice>;
+
+    /// Gives the processor away for a moment while nothing moves.
+    fn idle(&self) {
+        std::thread::yield_now();
+    }
+}

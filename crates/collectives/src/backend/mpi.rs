@@ -1,0 +1,448 @@
+//! MPI, through rsmpi's raw layer. Bytes travel, so that every kind of element does; messages longer than MPI's counts
+//! are cut. All calls are nonblocking and polled, under one lock for the process, which is free between polls.
+#![expect(unsafe_code, reason = "calls MPI on the memory of tensors; each block says why it is sound")]
+
+use std::collections::VecDeque;
+use std::ffi::{CStr, c_int, c_void};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
+use std::time::{Duration, Instant};
+
+use ::mpi::ffi;
+use tch::Tensor;
+
+use super::{Backend, BackendKind, Carries, Failure, Notice, Request, Rows, Tag, Transfer};
+use crate::{Error, Group, Result};
+
+/// How MPI is used.
+#[derive(Debug, Clone)]
+pub struct Options {
+    /// How long a call may take.
+    pub deadline: Duration,
+    /// Messages longer than this are cut, in bytes; at most 2³¹ − 1.
+    pub max_message: usize,
+    /// Strided tensors travel row by row, without a copy, where a row has at least so many bytes.
+    pub min_row: usize,
+}
+
+impl Default for Options {
+    fn default() -> Self {
+        Self { deadline: Duration::from_secs(300), max_message: 1 << 30, min_row: 32 << 10 }
+    }
+}
+
+/// The group of all processes that the launcher started. MPI is initialised where it is not yet.
+///
+/// Every process calls. A second call in a process gives a new group of the same processes.
+///
+/// # Errors
+///
+/// An MPI that does not start, has ended, or cannot be called from more than one thread.
+pub fn world(options: Options) -> Result<Group> {
+    let mpi = Mpi::start(&options)?;
+    let (rank, size) = (mpi.rank, mpi.size);
+    Ok(Group::world(Box::new(Arc::new(mpi)), rank, size, options.deadline))
+}
+
+/// Whether MPI was initialised in this process and has not ended.
+pub fn is_running() -> bool {
+    let _lock = lock();
+    let (mut begun, mut ended): (c_int, c_int) = (0, 0);
+    // SAFETY: both calls may be made at any time and write one int.
+    unsafe {
+        ffi::MPI_Initialized(&mut begun);
+        ffi::MPI_Finalized(&mut ended);
+    }
+    begun != 0 && ended == 0
+}
+
+/// Ends MPI, where it runs; all processes call, when no communication is under way. Nothing where a group has failed:
+/// then only [`abort`] ends the job for certain.
+pub fn finalize() {
+    if is_running() && !BROKEN.load(Ordering::Relaxed) {
+        let _lock = lock();
+        // SAFETY: MPI runs, and all requests of this crate are complete or were given up, in which case `BROKEN` is set.
+        unsafe { ffi::MPI_Finalize() };
+    }
+}
+
+/// Ends all processes of the job with an exit code.
+pub fn abort(code: i32) -> ! {
+    if is_running() {
+        // SAFETY: MPI runs; the call does not return. It is made without the lock, since a stuck thread may hold it.
+        unsafe { ffi::MPI_Abort(ffi::RSMPI_COMM_WORLD, code) };
+    }
+    std::process::exit(code)
+}
+
+/// The version line of the MPI library.
+pub fn library() -> String {
+    let mut text = vec![0_u8; 8192];
+    let mut length: c_int = 0;
+    // SAFETY: may be called at any time; the buffer is larger than every MPI's MPI_MAX_LIBRARY_VERSION_STRING.
+    unsafe { ffi::MPI_Get_library_version(text.as_mut_ptr().cast(), &mut length) };
+    text.truncate(length.max(0) as usize);
+    String::from_utf8_lossy(&text).trim_end_matches('\0').to_string()
+}
+
+static LOCK: Mutex<()> = Mutex::new(());
+static BROKEN: AtomicBool = AtomicBool::new(false);
+/// The two communicators of the process: for data and for notices.
+static COMMUNICATORS: OnceLock<(Communicator, Communicator)> = OnceLock::new();
+
+fn lock() -> MutexGuard<'static, ()> {
+    LOCK.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+#[derive(Clone, Copy)]
+struct Communicator(ffi::MPI_Comm);
+
+// SAFETY: a communicator is a handle that MPI itself shares between threads; all calls on it are made under the lock.
+unsafe impl Send for Communicator {}
+// SAFETY: as above.
+unsafe impl Sync for Communicator {}
+
+struct Mpi {
+    rank: usize,
+    size: usize,
+    data: Communicator,
+    control: Communicator,
+    tag_bits: u32,
+    max_message: usize,
+    min_row: usize,
+    notices: Mutex<VecDeque<Notice>>,
+    polls: AtomicUsize,
+}
+
+/// Notices kept; older ones concern operations that are long over.
+const MAX_NOTICES: usize = 256;
+
+impl Mpi {
+    fn start(options: &Options) -> Result<Self> {
+        let failed = |problem: String| Error::Start { backend: "mpi", problem };
+        if !(1..=i32::MAX as usize).contains(&options.max_message) {
+            return Err(failed(format!(
+                "messages of at most {} bytes; expected 1 to 2^31 - 1",
+                options.max_message
+            )));
+        }
+        initialise().map_err(failed)?;
+        let (data, control) = match COMMUNICATORS.get() {
+            Some(&pair) => pair,
+            None => {
+                let deadline = Instant::now() + options.deadline;
+                let pair = (
+                    duplicate(deadline).map_err(|f| failed(f.0))?,
+                    duplicate(deadline).map_err(|f| failed(f.0))?,
+                );
+                *COMMUNICATORS.get_or_init(|| pair)
+            }
+        };
+        let _lock = lock();
+        let (mut rank, mut size, mut found): (c_int, c_int, c_int) = (0, 0, 0);
+        let mut upper: *mut c_int = std::ptr::null_mut();
+        // SAFETY: the communicator is valid; the calls write ints, and a pointer to an int that MPI owns.
+        let code = unsafe {
+            ffi::MPI_Comm_rank(data.0, &mut rank);
+            ffi::MPI_Comm_size(data.0, &mut size);
+            let upper = (&raw mut upper).cast::<c_void>();
+            ffi::MPI_Comm_get_attr(data.0, ffi::MPI_TAG_UB as c_int, upper, &mut found)
+        };
+        check(code).map_err(|f| failed(f.0))?;
+        // SAFETY: where the attribute was found, the pointer is to an int.
+        let upper = if found != 0 { unsafe { *upper } } else { 32767 };
+        Ok(Self {
+            rank: rank as usize,
+            size: size as usize,
+            data,
+            control,
+            tag_bits: (upper as u32).saturating_add(1).ilog2(),
+            max_message: options.max_message,
+            min_row: options.min_row,
+            notices: Mutex::default(),
+            polls: AtomicUsize::new(0),
+        })
+    }
+
+    /// Takes in what notices have come.
+    fn listen(&self) {
+        let _lock = lock();
+        loop {
+            let mut flag: c_int = 0;
+            // SAFETY: a zeroed status is a valid one to be written; the communicator is valid.
+            let mut status: ffi::MPI_Status = unsafe { std::mem::zeroed() };
+            // SAFETY: as above.
+            let code = unsafe {
+                ffi::MPI_Iprobe(
+                    ffi::RSMPI_ANY_SOURCE,
+                    ffi::RSMPI_ANY_TAG,
+                    self.control.0,
+                    &mut flag,
+                    &mut status,
+                )
+            };
+            if check(code).is_err() || flag == 0 {
+                return;
+            }
+            let mut length: c_int = 0;
+            // SAFETY: the probe has filled the status.
+            unsafe { ffi::MPI_Get_count(&status, ffi::RSMPI_UINT8_T, &mut length) };
+            let mut bytes = vec![0_u8; length.max(0) as usize];
+            // SAFETY: the message was probed, so that the receive ends at once; the buffer has its length.
+            let code = unsafe {
+                ffi::MPI_Recv(
+                    bytes.as_mut_ptr().cast(),
+                    length,
+                    ffi::RSMPI_UINT8_T,
+                    status.MPI_SOURCE,
+                    status.MPI_TAG,
+                    self.control.0,
+                    ffi::RSMPI_STATUS_IGNORE,
+                )
+            };
+            if check(code).is_err() {
+                return;
+            }
+            let mut notices = self.notices.lock().unwrap_or_else(PoisonError::into_inner);
+            notices.extend(Notice::from_bytes(&bytes));
+            if notices.len() > MAX_NOTICES {
+                notices.pop_front();
+            }
+        }
+    }
+
+    /// Starts the messages of one side of a transfer.
+    fn post(&self, transfer: Transfer, tag: c_int, way: Way, pending: &mut Pending) -> Result<(), Failure> {
+        let whole = Rows { offsets: vec![0], bytes: crate::exchange::nbytes(&transfer.tensor) };
+        let rows = transfer.rows.as_ref().unwrap_or(&whole);
+        let base = transfer.tensor.data_ptr().cast::<u8>();
+        for &offset in &rows.offsets {
+            let mut at = 0;
+            while at < rows.bytes {
+                let length = (rows.bytes - at).min(self.max_message);
+                // SAFETY: a handle to be written by MPI.
+                let mut request: ffi::MPI_Request = unsafe { std::mem::zeroed() };
+                // SAFETY: the bytes lie in the tensor's memory: a whole tensor is contiguous, and rows were computed from
+                // its strides. `pending` holds the tensor until the request is done, or for ever.
+                let code = unsafe {
+                    let memory = base.add(offset + at).cast::<c_void>();
+                    let (peer, count) = (transfer.peer as c_int, length as c_int);
+                    match way {
+                        Way::Send => ffi::MPI_Isend(
+                            memory,
+                            count,
+                            ffi::RSMPI_UINT8_T,
+                            peer,
+                            tag,
+                            self.data.0,
+                            &mut request,
+                        ),
+                        Way::Receive => ffi::MPI_Irecv(
+                            memory,
+                            count,
+                            ffi::RSMPI_UINT8_T,
+                            peer,
+                            tag,
+                            self.data.0,
+                            &mut request,
+                        ),
+                    }
+                };
+                check(code)?;
+                let expected = (way == Way::Receive).then_some(length);
+                pending.requests.push(Posted { request, expected, peer: transfer.peer });
+                at += length;
+            }
+        }
+        pending.tensors.push(transfer.tensor);
+        Ok(())
+    }
+}
+
+impl Backend for Arc<Mpi> {
+    fn kind(&self) -> BackendKind {
+        BackendKind::Mpi
+    }
+
+    fn carries(&self) -> Carries {
+        Carries::Rows { at_least: self.min_row }
+    }
+
+    fn start(
+        &self,
+        tag: Tag,
+        sends: Vec<Transfer>,
+        receives: Vec<Transfer>,
+    ) -> Result<Box<dyn Request>, Failure> {
+        let tag = tag.pack(self.tag_bits);
+        let mut pending = Pending { requests: Vec::new(), tensors: Vec::new(), done: 0 };
+        let _lock = lock();
+        // Receives first, so that what arrives goes straight to its place.
+        for receive in receives {
+            self.post(receive, tag, Way::Receive, &mut pending)?;
+        }
+        for send in sends {
+            self.post(send, tag, Way::Send, &mut pending)?;
+        }
+        Ok(Box::new(pending))
+    }
+
+    fn notify(&self, peers: &[usize], notice: &Notice) {
+        let bytes = notice.to_bytes().leak();
+        let _lock = lock();
+        for &peer in peers {
+            // SAFETY: the bytes live for ever, as the request may; it is freed, so that nobody waits for it.
+            unsafe {
+                let mut request: ffi::MPI_Request = std::mem::zeroed();
+                let (memory, length) = (bytes.as_ptr().cast::<c_void>(), bytes.len() as c_int);
+                let code = ffi::MPI_Isend(
+                    memory,
+                    length,
+                    ffi::RSMPI_UINT8_T,
+                    peer as c_int,
+                    0,
+                    self.control.0,
+                    &mut request,
+                );
+                if check(code).is_ok() {
+                    ffi::MPI_Request_free(&mut request);
+                }
+            }
+        }
+    }
+
+    fn notice(&self, context: u32, sequence: u64) -> Option<Notice> {
+        // A probe costs about what a poll does.
+        if self.polls.fetch_add(1, Ordering::Relaxed) % 8 == 0 {
+            self.listen();
+        }
+        let notices = self.notices.lock().unwrap_or_else(PoisonError::into_inner);
+        notices.iter().find(|notice| notice.concerns(context, sequence)).cloned()
+    }
+}
+
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Way {
+    Send,
+    Receive,
+}
+
+struct Posted {
+    request: ffi::MPI_Request,
+    /// The length of a message that is received, in bytes.
+    expected: Option<usize>,
+    peer: usize,
+}
+
+struct Pending {
+    requests: Vec<Posted>,
+    tensors: Vec<Tensor>,
+    done: usize,
+}
+
+// SAFETY: requests are handles, used under the lock only; tensors are `Send`.
+unsafe impl Send for Pending {}
+
+impl Request for Pending {
+    fn poll(&mut self) -> Result<bool, Failure> {
+        let _lock = lock();
+        while let Some(posted) = self.requests.get_mut(self.done) {
+            let mut flag: c_int = 0;
+            // SAFETY: a zeroed status is a valid one to be written.
+            let mut status: ffi::MPI_Status = unsafe { std::mem::zeroed() };
+            // SAFETY: the request was started and not completed: `done` is behind it.
+            check(unsafe { ffi::MPI_Test(&mut posted.request, &mut flag, &mut status) })?;
+            if flag == 0 {
+                return Ok(false);
+            }
+            if let Some(expected) = posted.expected {
+                let mut length: c_int = 0;
+                // SAFETY: the receive is complete and has filled the status.
+                unsafe { ffi::MPI_Get_count(&status, ffi::RSMPI_UINT8_T, &mut length) };
+                if length as usize != expected {
+                    return Err(Failure(format!(
+                        "rank {} of the world sent {length} bytes where {expected} were expected; do all ranks pass the \
+                         same sizes, shapes and kinds?",
+                        posted.peer
+                    )));
+                }
+            }
+            self.done += 1;
+        }
+        Ok(true)
+    }
+}
+
+impl Drop for Pending {
+    fn drop(&mut self) {
+        if self.done < self.requests.len() {
+            // MPI may still write to the buffers: they are left to it.
+            BROKEN.store(true, Ordering::Relaxed);
+            std::mem::forget(std::mem::take(&mut self.tensors));
+        }
+    }
+}
+
+fn initialise() -> std::result::Result<(), String> {
+    let _lock = lock();
+    let (mut begun, mut ended, mut level): (c_int, c_int, c_int) = (0, 0, 0);
+    // SAFETY: the calls may be made at any time and write one int each; MPI is initialised once, under the lock.
+    unsafe {
+        ffi::MPI_Finalized(&mut ended);
+        if ended != 0 {
+            return Err("MPI has ended in this process; it can be initialised once only".into());
+        }
+        ffi::MPI_Initialized(&mut begun);
+        let code = match begun {
+            0 => ffi::MPI_Init_thread(
+                std::ptr::null_mut(),
+                std::ptr::null_mut(),
+                ffi::RSMPI_THREAD_SERIALIZED,
+                &mut level,
+            ),
+            _ => ffi::MPI_Query_thread(&mut level),
+        };
+        check(code).map_err(|failure| failure.0)?;
+        if level < ffi::RSMPI_THREAD_SERIALIZED {
+            return Err(format!(
+                "MPI gives thread level {level}; expected MPI_THREAD_SERIALIZED or above, since backward passes may run \
+                 on other threads"
+            ));
+        }
+        check(ffi::MPI_Comm_set_errhandler(ffi::RSMPI_COMM_WORLD, ffi::RSMPI_ERRORS_RETURN)).map_err(|f| f.0)
+    }
+}
+
+/// A communicator of all processes that no other library uses.
+fn duplicate(deadline: Instant) -> Result<Communicator, Failure> {
+    // SAFETY: handles to be written by MPI.
+    let (mut copy, mut request): (ffi::MPI_Comm, ffi::MPI_Request) = unsafe { std::mem::zeroed() };
+    // SAFETY: the world's communicator is valid, and all processes call.
+    check(unsafe { ffi::MPI_Comm_idup(ffi::RSMPI_COMM_WORLD, &mut copy, &mut request) })?;
+    let mut flag: c_int = 0;
+    while flag == 0 {
+        // SAFETY: the request is under way.
+        check(unsafe { ffi::MPI_Test(&mut request, &mut flag, ffi::RSMPI_STATUS_IGNORE) })?;
+        if Instant::now() > deadline {
+            return Err(Failure("not all processes came to the start by the deadline".into()));
+        }
+        std::thread::yield_now();
+    }
+    // SAFETY: the communicator is complete.
+    check(unsafe { ffi::MPI_Comm_set_errhandler(copy, ffi::RSMPI_ERRORS_RETURN) })?;
+    Ok(Communicator(copy))
+}
+
+fn check(code: c_int) -> Result<(), Failure> {
+    if code == ffi::MPI_SUCCESS as c_int {
+        return Ok(());
+    }
+    let mut text = [0; 4096];
+    let mut length: c_int = 0;
+    // SAFETY: the buffer is larger than every MPI's MPI_MAX_ERROR_STRING, and the call ends it with a zero.
+    let text = unsafe {
+        ffi::MPI_Error_string(code, text.as_mut_ptr(), &mut length);
+        CStr::from_ptr(text.as_ptr()).to_string_lossy().into_owned()
+    };
+    Err(Failure(text))
+}

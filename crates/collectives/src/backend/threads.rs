@@ -1,0 +1,229 @@
+//! Ranks that are threads of one process, for tests and simulation. CPU tensors only: libtorch has one engine thread a
+//! CUDA device for the whole process, so two ranks whose backward passes wait for each other there would lock.
+//!
+//! The receiver copies straight from the sender's tensor, whatever the strides of both: one copy a message.
+
+use std::collections::{HashMap, VecDeque};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use tch::{Device, Tensor};
+
+use super::{Backend, BackendKind, Carries, Failure, Notice, Request, Tag, Transfer};
+use crate::Group;
+
+/// Runs `body` on `ranks` threads, each with its own [`Group`] of all of them, and gives back what they returned, in
+/// rank order.
+///
+/// # Panics
+///
+/// Where a rank's body panics, with that rank's panic, once all others have ended (their waits end by an error).
+///
+/// ```
+/// use std::time::Duration;
+/// use isobar_collectives::{ReduceOp, all_reduce, threads};
+/// use tch::Tensor;
+///
+/// let sums = threads::run(3, Duration::from_secs(30), |group| {
+///     let x = Tensor::from_slice(&[group.rank() as f64]);
+///     all_reduce(&x, ReduceOp::Sum, &group).unwrap().double_value(&[0])
+/// });
+/// assert_eq!(sums, [3.0, 3.0, 3.0]);
+/// ```
+pub fn run<T: Send>(ranks: usize, deadline: Duration, body: impl Fn(Group) -> T + Sync) -> Vec<T> {
+    let groups = world(ranks, deadline);
+    let body = &body;
+    let results: Vec<_> = std::thread::scope(|scope| {
+        let threads: Vec<_> = groups
+            .into_iter()
+            .map(|group| {
+                scope.spawn(move || {
+                    let watch = group.clone();
+                    let result = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| body(group)));
+                    if result.is_err() {
+                        watch.leave("its thread panicked");
+                    }
+                    result
+                })
+            })
+            .collect();
+        threads.into_iter().map(|thread| thread.join().unwrap_or_else(Err)).collect()
+    });
+    results
+        .into_iter()
+        .map(|result| result.unwrap_or_else(|panic| std::panic::resume_unwind(panic)))
+        .collect()
+}
+
+/// One group of `ranks` for each of as many threads; the caller starts the threads.
+pub fn world(ranks: usize, deadline: Duration) -> Vec<Group> {
+    let hub = Arc::new(Hub::default());
+    (0..ranks)
+        .map(|rank| Group::world(Box::new(Threads { rank, hub: hub.clone() }), rank, ranks, deadline))
+        .collect()
+}
+
+/// What the ranks of one world share.
+#[derive(Default)]
+struct Hub {
+    posts: Mutex<HashMap<(usize, usize, Tag), VecDeque<Post>>>,
+    changed: Condvar,
+    notices: Mutex<Vec<(usize, Notice)>>,
+    notice_count: AtomicUsize,
+}
+
+/// A send that waits for its receiver.
+struct Post {
+    tensor: Tensor,
+    taken: Arc<AtomicBool>,
+}
+
+impl Hub {
+    fn posts(&self) -> MutexGuard<'_, HashMap<(usize, usize, Tag), VecDeque<Post>>> {
+        self.posts.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn notices(&self) -> MutexGuard<'_, Vec<(usize, Notice)>> {
+        self.notices.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+struct Threads {
+    rank: usize,
+    hub: Arc<Hub>,
+}
+
+impl Backend for Threads {
+    fn kind(&self) -> BackendKind {
+        BackendKind::Threads
+    }
+
+    fn carries(&self) -> Carries {
+        Carries::Strided
+    }
+
+    fn start(
+        &self,
+        tag: Tag,
+        sends: Vec<Transfer>,
+        receives: Vec<Transfer>,
+    ) -> Result<Box<dyn Request>, Failure> {
+        if sends.iter().chain(&receives).any(|t| t.tensor.device() != Device::Cpu) {
+            return Err(Failure("ranks that are threads exchange CPU tensors only".into()));
+        }
+        let mut taken = Vec::with_capacity(sends.len());
+        if !sends.is_empty() {
+            let mut posts = self.hub.posts();
+            for send in sends {
+                let flag = Arc::new(AtomicBool::new(false));
+                taken.push(flag.clone());
+                posts
+                    .entry((self.rank, send.peer, tag))
+                    .or_default()
+                    .push_back(Post { tensor: send.tensor, taken: flag });
+            }
+            drop(posts);
+            self.hub.changed.notify_all();
+        }
+        Ok(Box::new(Pending {
+            rank: self.rank,
+            tag,
+            hub: self.hub.clone(),
+            taken,
+            receives: receives.into_iter().map(Some).collect(),
+        }))
+    }
+
+    fn notify(&self, peers: &[usize], notice: &Notice) {
+        let mut notices = self.hub.notices();
+        notices.extend(peers.iter().map(|&peer| (peer, notice.clone())));
+        self.hub.notice_count.store(notices.len(), Ordering::Release);
+        drop(notices);
+        self.hub.changed.notify_all();
+    }
+
+    fn notice(&self, context: u32, sequence: u64) -> Option<Notice> {
+        if self.hub.notice_count.load(Ordering::Acquire) == 0 {
+            return None;
+        }
+        let notices = self.hub.notices();
+        let mine = |(to, notice): &&(usize, Notice)| *to == self.rank && notice.concerns(context, sequence);
+        notices.iter().find(mine).map(|(_, notice)| notice.clone())
+    }
+
+    fn idle(&self) {
+        // A short wait, since what is waited for may have come between the poll and here.
+        drop(
+            self.hub
+                .changed
+                .wait_timeout(self.hub.posts(), Duration::from_micros(200))
+                .unwrap_or_else(PoisonError::into_inner),
+        );
+    }
+}
+
+struct Pending {
+    rank: usize,
+    tag: Tag,
+    hub: Arc<Hub>,
+    taken: Vec<Arc<AtomicBool>>,
+    receives: Vec<Option<Transfer>>,
+}
+
+impl Request for Pending {
+    fn poll(&mut self) -> Result<bool, Failure> {
+        let mut blocked = Vec::new();
+        for slot in &mut self.receives {
+            let Some(receive) = slot else { continue };
+            if blocked.contains(&receive.peer) {
+                continue;
+            }
+            let key = (receive.peer, self.rank, self.tag);
+            let post = {
+                let mut posts = self.hub.posts();
+                let post = posts.get_mut(&key).and_then(VecDeque::pop_front);
+                if posts.get(&key).is_some_and(VecDeque::is_empty) {
+                    posts.remove(&key);
+                }
+                post
+            };
+            match post {
+                Some(post) => {
+                    take(&post, receive)?;
+                    post.taken.store(true, Ordering::Release);
+                    self.hub.changed.notify_all();
+                    *slot = None;
+                }
+                // What a peer sends under one tag is received in order.
+                None => blocked.push(receive.peer),
+            }
+        }
+        Ok(blocked.is_empty() && self.taken.iter().all(|taken| taken.load(Ordering::Acquire)))
+    }
+}
+
+impl Drop for Pending {
+    fn drop(&mut self) {
+        // What nobody took is taken back, so that no later message is mistaken for it.
+        if self.taken.iter().any(|taken| !taken.load(Ordering::Acquire)) {
+            let (rank, tag) = (self.rank, self.tag);
+            self.hub.posts().retain(|(from, _, posted), _| !(*from == rank && *posted == tag));
+        }
+    }
+}
+
+fn take(post: &Post, receive: &mut Transfer) -> Result<(), Failure> {
+    let (sent, wanted) = (&post.tensor, &mut receive.tensor);
+    if sent.size() != wanted.size() || sent.kind() != wanted.kind() {
+        return Err(Failure(format!(
+            "rank {} of the world sent {:?} {:?} where {:?} {:?} was expected",
+            receive.peer,
+            sent.kind(),
+            sent.size(),
+            wanted.kind(),
+            wanted.size()
+        )));
+    }
+    wanted.f_copy_(sent).map_err(|error| Failure(error.to_string()))
+}

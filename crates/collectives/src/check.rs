@@ -1,0 +1,109 @@
+//! Arguments, checked before anything is sent.
+
+use tch::{Kind, Tensor};
+
+use crate::error::Result;
+use crate::group::Call;
+
+/// How ranks' values are combined.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum ReduceOp {
+    /// The sum.
+    Sum,
+    /// The sum divided by the number of ranks; of floating and complex values.
+    Avg,
+    /// The smallest; of values with an order. Of booleans, *and*.
+    Min,
+    /// The largest; of values with an order. Of booleans, *or*.
+    Max,
+    /// The product. Of booleans, *and*.
+    Product,
+}
+
+impl Call {
+    /// `dim` counted from the front.
+    pub(crate) fn dim(&self, tensor: &Tensor, dim: i64) -> Result<usize> {
+        let dims = tensor.dim() as i64;
+        match dim {
+            d if (0..dims).contains(&d) => Ok(d as usize),
+            d if (-dims..0).contains(&d) => Ok((d + dims) as usize),
+            _ => Err(self.refuse(format!(
+                "dim {dim} is out of range for a tensor of shape {:?}; expected {} to {}",
+                tensor.size(),
+                -dims,
+                dims - 1
+            ))),
+        }
+    }
+
+    /// A rank that must be in the group.
+    pub(crate) fn member(&self, what: &str, rank: usize) -> Result<()> {
+        match rank < self.group().size() {
+            true => Ok(()),
+            false => Err(self.refuse(format!("{what} {rank} is not a rank below {}", self.group().size()))),
+        }
+    }
+
+    /// Sizes for each rank: those given, or this rank's own extent for all.
+    pub(crate) fn sizes(&self, sizes: Option<&[i64]>, own: i64) -> Result<Vec<i64>> {
+        let ranks = self.group().size();
+        let Some(sizes) = sizes else { return Ok(vec![own; ranks]) };
+        if sizes.len() != ranks {
+            return Err(self.refuse(format!(
+                "{} sizes were given; expected one for each of {ranks} ranks",
+                sizes.len()
+            )));
+        }
+        if sizes.iter().any(|&s| s < 0) {
+            return Err(self.refuse(format!("the sizes {sizes:?} hold a negative one")));
+        }
+        Ok(sizes.to_vec())
+    }
+
+    /// Sizes that a tensor's extent is cut into: those given, or equal parts.
+    pub(crate) fn parts(&self, sizes: Option<&[i64]>, extent: i64) -> Result<Vec<i64>> {
+        let ranks = self.group().size() as i64;
+        if sizes.is_none() && extent % ranks != 0 {
+            return Err(self.refuse(format!(
+                "the extent {extent} does not split into {ranks} equal parts; give the sizes (chunk and balanced make some)"
+            )));
+        }
+        let sizes = self.sizes(sizes, extent / ranks)?;
+        let sum: i64 = sizes.iter().sum();
+        match sum == extent {
+            true => Ok(sizes),
+            false => {
+                Err(self.refuse(format!("the sizes {sizes:?} sum to {sum}; expected the extent {extent}")))
+            }
+        }
+    }
+
+    /// Checks the extent of this rank's own part.
+    pub(crate) fn own_extent(&self, tensor: &Tensor, dim: usize, sizes: &[i64]) -> Result<()> {
+        let (own, expected) = (tensor.size()[dim], sizes[self.group().rank()]);
+        match own == expected {
+            true => Ok(()),
+            false => Err(self.refuse(format!(
+                "the tensor of shape {:?} has extent {own} along dim {dim}; expected {expected}, this rank's of the sizes {sizes:?}",
+                tensor.size()
+            ))),
+        }
+    }
+
+    /// Checks that values of `kind` can be combined by `op`.
+    pub(crate) fn reducible(&self, op: ReduceOp, kind: Kind) -> Result<()> {
+        let complex = matches!(kind, Kind::ComplexHalf | Kind::ComplexFloat | Kind::ComplexDouble);
+        let float = matches!(kind, Kind::Half | Kind::BFloat16 | Kind::Float | Kind::Double) || complex;
+        let integer = matches!(kind, Kind::Uint8 | Kind::Int8 | Kind::Int16 | Kind::Int | Kind::Int64);
+        let allowed = match op {
+            ReduceOp::Sum => float || integer,
+            ReduceOp::Avg => float,
+            ReduceOp::Product => float || integer || kind == Kind::Bool,
+            ReduceOp::Min | ReduceOp::Max => (float && !complex) || integer || kind == Kind::Bool,
+        };
+        match allowed {
+            true => Ok(()),
+            false => Err(self.refuse(format!("values of kind {kind:?} have no {op:?} over ranks"))),
+        }
+    }
+}

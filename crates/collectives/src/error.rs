@@ -1,0 +1,104 @@
+//! What can go wrong in a collective, as one enum.
+
+use std::time::Duration;
+
+/// The result of everything in this crate.
+pub type Result<T, E = Error> = std::result::Result<T, E>;
+
+/// Where an error happened: the operation, the group and this process's place in it.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Site {
+    /// The operation's name, such as `all_gather_v`.
+    pub operation: &'static str,
+    /// The group's name.
+    pub group: String,
+    /// This process's rank in the group.
+    pub rank: usize,
+    /// The number of ranks in the group.
+    pub size: usize,
+    /// The operation's number in the order of the group's operations.
+    pub sequence: u64,
+}
+
+impl std::fmt::Display for Site {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let Self { operation, group, rank, size, sequence } = self;
+        write!(f, "{operation} (number {sequence} of group \"{group}\", rank {rank} of {size})")
+    }
+}
+
+/// An error of a collective or of a group.
+#[derive(Debug, Clone, thiserror::Error)]
+#[non_exhaustive]
+pub enum Error {
+    /// An argument that cannot be. Nothing was sent; the group stays usable.
+    #[error("{site}: {problem}")]
+    Argument {
+        /// Where.
+        site: Site,
+        /// What was wrong and what was expected.
+        problem: String,
+    },
+    /// Another rank refused its part of this operation and said why. The group stays usable.
+    #[error("{site}: rank {peer} could not take part: {problem}")]
+    Peer {
+        /// Where.
+        site: Site,
+        /// The rank of the group that refused.
+        peer: usize,
+        /// What it said.
+        problem: String,
+    },
+    /// The operation did not finish by the group's deadline. The group is dead from here on.
+    #[error(
+        "{site}: not finished after {} s: a rank has ended, is stuck, or does not make the same calls in the same order \
+         (the deadline is set by distributed.timeout_s)", after.as_secs_f64()
+    )]
+    Timeout {
+        /// Where.
+        site: Site,
+        /// How long this rank waited.
+        after: Duration,
+    },
+    /// An earlier failure ended this group.
+    #[error("{site}: the group can no longer be used, since {cause}")]
+    Dead {
+        /// Where.
+        site: Site,
+        /// The failure that ended it.
+        cause: String,
+    },
+    /// The transport below failed.
+    #[error("{site}: {backend} failed: {problem}")]
+    Backend {
+        /// Where.
+        site: Site,
+        /// The backend's name.
+        backend: &'static str,
+        /// What it said.
+        problem: String,
+    },
+    /// A backend could not start.
+    #[error("{backend} could not start: {problem}")]
+    Start {
+        /// The backend's name.
+        backend: &'static str,
+        /// What was wrong, and the mend.
+        problem: String,
+    },
+    /// libtorch refused an operation on a local tensor.
+    #[error("libtorch: {0}")]
+    Torch(String),
+}
+
+impl From<tch::TchError> for Error {
+    fn from(error: tch::TchError) -> Self {
+        Error::Torch(error.to_string())
+    }
+}
+
+impl From<isobar_torch::Error> for Error {
+    fn from(error: isobar_torch::Error) -> Self {
+        Error::Torch(error.to_string())
+    }
+}

@@ -1,0 +1,272 @@
+//! One step of an operation: blocks of tensors that go to and come from other ranks, all at once.
+//!
+//! What travels of a block is its elements in row-major order, whatever its strides in memory: as they lie where the
+//! backend can carry that, else packed. Which of the two is decided from the block's shape alone, so that both sides
+//! agree without a word.
+
+use std::future::poll_fn;
+use std::task::Poll;
+
+use tch::{Device, Kind, Tensor};
+
+use crate::backend::nccl::communicator_for;
+use crate::backend::{Carries, Request, Rows, Transfer};
+use crate::error::Result;
+use crate::group::Call;
+
+/// Blocks to exchange in one step, by ranks of the group.
+pub(crate) struct Exchange<'a> {
+    call: &'a Call,
+    step: u8,
+    sends: Vec<Transfer>,
+    receives: Vec<Transfer>,
+    /// What goes between devices without a detour, by ranks of the group.
+    device_sends: Vec<(usize, Tensor)>,
+    device_receives: Vec<(usize, Tensor)>,
+    unpack: Vec<(Tensor, Tensor)>,
+    sent: usize,
+    received: usize,
+}
+
+impl<'a> Exchange<'a> {
+    pub(crate) fn new(call: &'a Call, step: u8) -> Self {
+        Self {
+            call,
+            step,
+            sends: vec![],
+            receives: vec![],
+            device_sends: vec![],
+            device_receives: vec![],
+            unpack: vec![],
+            sent: 0,
+            received: 0,
+        }
+    }
+
+    /// Sends `block` to `peer`. `row_dim` is the dim from which on the receiver's or the sender's memory is in one
+    /// piece: the larger of the dims along which the two cut. Both sides name the same.
+    pub(crate) fn send(&mut self, peer: usize, block: &Tensor, row_dim: usize) -> Result<()> {
+        let bytes = nbytes(block);
+        if bytes == 0 {
+            return Ok(());
+        }
+        self.sent += bytes;
+        let block = plain(block)?;
+        if communicator_for(self.call, &block).is_some() {
+            self.device_sends.push((peer, block.f_contiguous()?));
+            return Ok(());
+        }
+        let block = to_host(&block)?;
+        let peer = self.call.world_rank(peer);
+        let transfer = match self.form(&block, row_dim) {
+            Form::AsIs => Transfer { peer, tensor: block, rows: None },
+            Form::InRows => {
+                let tensor = match rows(&block, row_dim) {
+                    Some(_) => block,
+                    None => block.f_contiguous()?,
+                };
+                let rows = rows(&tensor, row_dim);
+                Transfer { peer, tensor, rows }
+            }
+            Form::Packed => Transfer { peer, tensor: block.f_contiguous()?, rows: None },
+        };
+        self.sends.push(transfer);
+        Ok(())
+    }
+
+    /// Receives from `peer` into `block`, a view of the output.
+    pub(crate) fn receive(&mut self, peer: usize, block: &Tensor, row_dim: usize) -> Result<()> {
+        let bytes = nbytes(block);
+        if bytes == 0 {
+            return Ok(());
+        }
+        self.received += bytes;
+        if communicator_for(self.call, block).is_some() {
+            let target = match block.is_contiguous() {
+                true => block.shallow_clone(),
+                false => {
+                    let staged = empty(&block.size(), block.kind(), block.device())?;
+                    self.unpack.push((staged.shallow_clone(), block.shallow_clone()));
+                    staged
+                }
+            };
+            self.device_receives.push((peer, target));
+            return Ok(());
+        }
+        let peer = self.call.world_rank(peer);
+        let transfer = match self.form(block, row_dim) {
+            Form::AsIs => Transfer { peer, tensor: block.shallow_clone(), rows: None },
+            Form::InRows => match (rows(block, row_dim), block.device()) {
+                (Some(rows), Device::Cpu) => {
+                    Transfer { peer, tensor: block.shallow_clone(), rows: Some(rows) }
+                }
+                _ => {
+                    let tensor = self.stage(block)?;
+                    let rows = rows(&tensor, row_dim);
+                    Transfer { peer, tensor, rows }
+                }
+            },
+            Form::Packed if block.is_contiguous() && block.device() == Device::Cpu => {
+                Transfer { peer, tensor: block.shallow_clone(), rows: None }
+            }
+            Form::Packed => Transfer { peer, tensor: self.stage(block)?, rows: None },
+        };
+        self.receives.push(transfer);
+        Ok(())
+    }
+
+    /// Starts it; what is returned ends when all blocks are where they belong.
+    pub(crate) fn start(self) -> Result<impl Future<Output = Result<()>> + Send + use<>> {
+        let call = self.call;
+        call.count(self.sent, self.received);
+        let mut requests = Vec::new();
+        if !self.sends.is_empty() || !self.receives.is_empty() {
+            requests.push(call.backend().start(call.tag(self.step), self.sends, self.receives));
+        }
+        if !self.device_sends.is_empty() || !self.device_receives.is_empty() {
+            let communicator = call.group().device_communicator();
+            requests.extend(communicator.map(|c| c.start(self.device_sends, self.device_receives)));
+        }
+        let pending = requests
+            .into_iter()
+            .map(|request| Ok(complete(call.clone(), request.map_err(|failure| call.broken(failure.0))?)))
+            .collect::<Result<Vec<_>>>()?;
+        let mut unpack = self.unpack;
+        Ok(async move {
+            for request in pending {
+                request.await?;
+            }
+            for (staged, block) in &mut unpack {
+                copy(block, staged)?;
+            }
+            Ok(())
+        })
+    }
+
+    fn form(&self, block: &Tensor, row_dim: usize) -> Form {
+        match self.call.backend().carries() {
+            Carries::Strided => Form::AsIs,
+            Carries::Whole => Form::Packed,
+            Carries::Rows { at_least } => {
+                let shape = block.size();
+                let row: i64 = shape[row_dim.min(shape.len())..].iter().product();
+                let single = shape[..row_dim.min(shape.len())].iter().all(|&n| n == 1);
+                match !single && row as usize * block.kind().elt_size_in_bytes() >= at_least {
+                    true => Form::InRows,
+                    false => Form::Packed,
+                }
+            }
+        }
+    }
+
+    /// A contiguous buffer in host memory that is copied to `block` in the end.
+    fn stage(&mut self, block: &Tensor) -> Result<Tensor> {
+        let staged = Tensor::f_empty(block.size(), (block.kind(), Device::Cpu))?;
+        let staged =
+            if block.device() == Device::Cpu { staged } else { staged.f_pin_memory(block.device())? };
+        self.unpack.push((staged.shallow_clone(), block.shallow_clone()));
+        Ok(staged)
+    }
+}
+
+/// Ends when the request is done.
+pub(crate) fn complete(call: Call, mut request: Box<dyn Request>) -> impl Future<Output = Result<()>> + Send {
+    poll_fn(move |_| match request.poll() {
+        Ok(false) => Poll::Pending,
+        Ok(true) => Poll::Ready(Ok(())),
+        Err(failure) => Poll::Ready(Err(call.broken(failure.0))),
+    })
+}
+
+enum Form {
+    AsIs,
+    InRows,
+    Packed,
+}
+
+/// Where the rows of `block` from `row_dim` on lie in its memory; `None` where a row is not in one piece.
+fn rows(block: &Tensor, row_dim: usize) -> Option<Rows> {
+    let (shape, strides) = (block.size(), block.stride());
+    let mut run = 1;
+    for (&n, &stride) in shape[row_dim..].iter().zip(&strides[row_dim..]).rev() {
+        if n != 1 && stride != run {
+            return None;
+        }
+        run *= n;
+    }
+    let size = block.kind().elt_size_in_bytes();
+    let mut offsets = vec![0_usize];
+    for (&n, &stride) in shape[..row_dim].iter().zip(&strides[..row_dim]) {
+        offsets = offsets
+            .iter()
+            .flat_map(|&at| (0..n as usize).map(move |i| at + i * stride as usize * size))
+            .collect();
+    }
+    Some(Rows { offsets, bytes: run as usize * size })
+}
+
+/// The tensor in host memory: itself, or a copy through pinned memory.
+fn to_host(tensor: &Tensor) -> Result<Tensor> {
+    if tensor.device() == Device::Cpu {
+        return Ok(tensor.shallow_clone());
+    }
+    let mut host =
+        Tensor::f_empty(tensor.size(), (tensor.kind(), Device::Cpu))?.f_pin_memory(tensor.device())?;
+    host.f_copy_(tensor)?;
+    Ok(host)
+}
+
+/// Copies without recording it for autograd, whatever the mode.
+pub(crate) fn copy(to: &Tensor, from: &Tensor) -> Result<()> {
+    let _guard = isobar_torch::guard::NoGrad::new();
+    to.detach().f_copy_(&from.detach())?;
+    Ok(())
+}
+
+/// The tensor without history, and with its memory holding its values: views that are yet to be conjugated or negated
+/// are copied.
+pub(crate) fn plain(tensor: &Tensor) -> Result<Tensor> {
+    let _guard = isobar_torch::guard::NoGrad::new();
+    Ok(tensor.detach().f_resolve_conj()?.f_resolve_neg()?)
+}
+
+/// The length of a tensor's elements in bytes.
+pub(crate) fn nbytes(tensor: &Tensor) -> usize {
+    tensor.numel() * tensor.kind().elt_size_in_bytes()
+}
+
+/// An output of `shape`, to be filled, in the memory format of `tensor`: channels-last stays so.
+pub(crate) fn output_like(tensor: &Tensor, shape: &[i64]) -> Result<Tensor> {
+    let dims = shape.len();
+    if !is_channels_last(tensor) {
+        return empty(shape, tensor.kind(), tensor.device());
+    }
+    let mut in_memory = shape.to_vec();
+    let channels = in_memory.remove(1);
+    in_memory.push(channels);
+    let mut back: Vec<i64> = (0..dims as i64 - 1).collect();
+    back.insert(1, dims as i64 - 1);
+    Ok(empty(&in_memory, tensor.kind(), tensor.device())?.f_permute(back)?)
+}
+
+/// Whether a tensor of 4 or 5 dims lies in memory with its dim 1 innermost, and could not as well be contiguous.
+fn is_channels_last(tensor: &Tensor) -> bool {
+    let (shape, strides) = (tensor.size(), tensor.stride());
+    if !(4..=5).contains(&shape.len()) || tensor.is_contiguous() {
+        return false;
+    }
+    let order = std::iter::once(1).chain((2..shape.len()).rev()).chain(std::iter::once(0));
+    let mut run = 1;
+    for dim in order {
+        if shape[dim] != 1 && strides[dim] != run {
+            return false;
+        }
+        run *= shape[dim];
+    }
+    true
+}
+
+/// An output to be filled.
+pub(crate) fn empty(shape: &[i64], kind: Kind, device: Device) -> Result<Tensor> {
+    Ok(Tensor::f_empty(shape, (kind, device))?)
+}

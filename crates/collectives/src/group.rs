@@ -1,0 +1,424 @@
+//! Groups of ranks.
+
+use std::collections::HashMap;
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, OnceLock, PoisonError};
+use std::time::Duration;
+
+use crate::backend::nccl::DeviceCommunicator;
+use crate::backend::{Backend, BackendKind, MAX_CONTEXTS, Notice, Tag, single::Single};
+use crate::error::{Error, Result, Site};
+use crate::metadata;
+
+/// An ordered set of ranks that communicate.
+///
+/// All ranks of a group make the same calls in the same order; each call has a number, and messages of different calls
+/// never mix. A clone is the same group. Calls on one group come from one thread at a time.
+///
+/// A rank that refuses a call for its arguments tells the others, so that all get an error and the group stays usable.
+/// A call that does not end by the deadline ends the group: later calls fail at once.
+#[derive(Clone)]
+pub struct Group(Arc<Inner>);
+
+struct Inner {
+    name: String,
+    ranks: Vec<usize>,
+    rank: usize,
+    context: u32,
+    deadline: Duration,
+    sequence: AtomicU64,
+    /// How many messages were paired with each rank by `send` and `recv`, which not all ranks join.
+    pairs: Mutex<HashMap<(usize, Direction), u64>>,
+    failure: OnceLock<String>,
+    device: OnceLock<DeviceCommunicator>,
+    world: Arc<World>,
+}
+
+/// What all groups of a world share.
+struct World {
+    backend: Box<dyn Backend>,
+    next_context: AtomicU32,
+    sent: AtomicU64,
+    received: AtomicU64,
+    operations: AtomicU64,
+}
+
+/// Which way a message of a pair goes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub(crate) enum Direction {
+    To,
+    From,
+}
+
+/// What a rank has exchanged with others since its world was made, over all groups.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Traffic {
+    /// Collectives and messages begun.
+    pub operations: u64,
+    /// Bytes sent to other ranks.
+    pub sent: u64,
+    /// Bytes received from other ranks.
+    pub received: u64,
+}
+
+impl Group {
+    /// A group of one rank, for programs that run alone.
+    pub fn single() -> Self {
+        Self::world(Box::new(Single), 0, 1, Duration::from_secs(300))
+    }
+
+    /// The group of all ranks over a backend.
+    pub(crate) fn world(backend: Box<dyn Backend>, rank: usize, size: usize, deadline: Duration) -> Self {
+        let world = World {
+            backend,
+            next_context: AtomicU32::new(1),
+            sent: AtomicU64::new(0),
+            received: AtomicU64::new(0),
+            operations: AtomicU64::new(0),
+        };
+        Self::make("world".into(), (0..size).collect(), rank, 0, deadline, Arc::new(world))
+    }
+
+    fn make(
+        name: String,
+        ranks: Vec<usize>,
+        rank: usize,
+        context: u32,
+        deadline: Duration,
+        world: Arc<World>,
+    ) -> Self {
+        Self(Arc::new(Inner {
+            name,
+            ranks,
+            rank,
+            context,
+            deadline,
+            sequence: AtomicU64::new(0),
+            pairs: Mutex::default(),
+            failure: OnceLock::new(),
+            device: OnceLock::new(),
+            world,
+        }))
+    }
+
+    /// This process's rank in the group, from 0.
+    pub fn rank(&self) -> usize {
+        self.0.rank
+    }
+
+    /// The number of ranks.
+    pub fn size(&self) -> usize {
+        self.0.ranks.len()
+    }
+
+    /// The name given when the group was made; that of all ranks is `world`.
+    pub fn name(&self) -> &str {
+        &self.0.name
+    }
+
+    /// The members' ranks in the world, in the group's order.
+    pub fn ranks(&self) -> &[usize] {
+        &self.0.ranks
+    }
+
+    /// How long a call may take.
+    pub fn deadline(&self) -> Duration {
+        self.0.deadline
+    }
+
+    /// What carries host memory between the ranks.
+    pub fn backend(&self) -> BackendKind {
+        self.0.world.backend.kind()
+    }
+
+    /// Why the group can no longer be used, where it cannot.
+    pub fn failure(&self) -> Option<&str> {
+        self.0.failure.get().map(String::as_str)
+    }
+
+    /// What this rank has exchanged so far, over all groups of its world.
+    pub fn traffic(&self) -> Traffic {
+        let World { sent, received, operations, .. } = &*self.0.world;
+        Traffic {
+            operations: operations.load(Ordering::Relaxed),
+            sent: sent.load(Ordering::Relaxed),
+            received: received.load(Ordering::Relaxed),
+        }
+    }
+
+    /// The group of some of this group's ranks, in the order given; `None` on the others.
+    ///
+    /// All ranks of this group call, with the same name and ranks, and in the same order as their other calls: that is
+    /// checked.
+    ///
+    /// # Errors
+    ///
+    /// A list that is empty, names a rank twice or one that there is not, or differs between ranks.
+    pub fn subgroup(&self, name: &str, ranks: &[usize]) -> Result<Option<Group>> {
+        let call = self.call("subgroup");
+        let mut sorted = ranks.to_vec();
+        sorted.sort_unstable();
+        sorted.dedup();
+        if ranks.is_empty() || sorted.len() != ranks.len() || sorted.last().is_some_and(|&r| r >= self.size())
+        {
+            return Err(call.refuse(format!(
+                "the ranks {ranks:?} of group \"{name}\" are not a list of different ranks below {}",
+                self.size()
+            )));
+        }
+        let mine = format!("{name} {ranks:?}");
+        let (context, all) = self.agree_on_context(call.clone(), mine.as_bytes(), 1)?;
+        if let Some(other) = all.iter().position(|theirs| theirs != mine.as_bytes()) {
+            let theirs = String::from_utf8_lossy(&all[other]).into_owned();
+            return Err(call.error(format!(
+                "ranks ask for different groups: rank {} for \"{mine}\", rank {other} for \"{theirs}\"",
+                self.rank()
+            )));
+        }
+        Ok(self.member(name, ranks.to_vec(), context))
+    }
+
+    /// One group for each colour, of the ranks that give it, in the order of `key` and then of their ranks; `None`
+    /// where `colour` is. As `MPI_Comm_split`.
+    ///
+    /// All ranks of this group call.
+    ///
+    /// # Errors
+    ///
+    /// A failed exchange.
+    pub fn split(&self, name: &str, colour: Option<usize>, key: i64) -> Result<Option<Group>> {
+        let call = self.call("split");
+        let colour_code = colour.map_or(-1, |c| c as i64);
+        let mine = [colour_code.to_le_bytes(), key.to_le_bytes()].concat();
+        let (context, all) = self.agree_on_context(call.clone(), &mine, self.size() as u32)?;
+        let mut members = Vec::with_capacity(all.len());
+        for (rank, bytes) in all.iter().enumerate() {
+            let word = |i: usize| {
+                bytes.get(8 * i..8 * i + 8).and_then(|b| b.try_into().ok()).map(i64::from_le_bytes)
+            };
+            match (word(0), word(1)) {
+                (Some(colour), Some(key)) => members.push((colour, key, rank)),
+                _ => return Err(call.error(format!("rank {rank} makes another call than split"))),
+            }
+        }
+        members.sort_unstable();
+        let mut colours: Vec<i64> = members.iter().map(|m| m.0).filter(|&c| c >= 0).collect();
+        colours.dedup();
+        let Some(index) = colours.iter().position(|&c| c == colour_code) else { return Ok(None) };
+        let ranks = members.iter().filter(|m| m.0 == colour_code).map(|m| m.2).collect();
+        Ok(self.member(name, ranks, context + index as u32))
+    }
+
+    /// Waits until all ranks have called it.
+    ///
+    /// # Errors
+    ///
+    /// A failed exchange, or a rank that does not come by the deadline.
+    pub fn barrier(&self) -> Result<()> {
+        metadata::all_gather(self.call("barrier"), &[])?.wait().map(drop)
+    }
+
+    /// What every rank holds of a few bytes of host memory, in rank order. The lengths may differ.
+    ///
+    /// All ranks call.
+    ///
+    /// # Errors
+    ///
+    /// A failed exchange.
+    pub fn all_gather_bytes(&self, bytes: &[u8]) -> Result<Vec<Vec<u8>>> {
+        metadata::all_gather(self.call("all_gather_bytes"), bytes)?.wait()
+    }
+
+    /// The bytes of `root`, on every rank; the other ranks' are not looked at.
+    ///
+    /// All ranks call.
+    ///
+    /// # Errors
+    ///
+    /// A root that is not a rank of the group, or a failed exchange.
+    pub fn broadcast_bytes(&self, bytes: &[u8], root: usize) -> Result<Vec<u8>> {
+        metadata::broadcast(self.call("broadcast_bytes"), bytes, root)?.wait()
+    }
+
+    /// Tells all ranks of the group that this one leaves, so that their waits end with an error that says why.
+    pub fn leave(&self, why: &str) {
+        self.notify(Notice::ALL, why);
+        let _ = self.0.failure.set(format!("this rank left it: {why}"));
+    }
+
+    /// Begins an operation.
+    pub(crate) fn call(&self, operation: &'static str) -> Call {
+        let sequence = self.0.sequence.fetch_add(1, Ordering::Relaxed);
+        self.0.world.operations.fetch_add(1, Ordering::Relaxed);
+        Call { operation, sequence, pair: false, group: self.clone() }
+    }
+
+    /// Begins a message of a pair of ranks, numbered apart from the operations that all ranks join.
+    pub(crate) fn pair_call(&self, operation: &'static str, peer: usize, direction: Direction) -> Call {
+        let mut pairs = self.0.pairs.lock().unwrap_or_else(PoisonError::into_inner);
+        let next = pairs.entry((peer, direction)).or_default();
+        let sequence = *next;
+        *next += 1;
+        self.0.world.operations.fetch_add(1, Ordering::Relaxed);
+        Call { operation, sequence, pair: true, group: self.clone() }
+    }
+
+    pub(crate) fn device_communicator(&self) -> Option<&DeviceCommunicator> {
+        self.0.device.get()
+    }
+
+    pub(crate) fn set_device_communicator(
+        &self,
+        communicator: DeviceCommunicator,
+    ) -> Result<(), DeviceCommunicator> {
+        self.0.device.set(communicator)
+    }
+
+    fn member(&self, name: &str, ranks: Vec<usize>, context: u32) -> Option<Group> {
+        let rank = ranks.iter().position(|&r| r == self.rank())?;
+        let ranks = ranks.into_iter().map(|r| self.0.ranks[r]).collect();
+        Some(Self::make(name.into(), ranks, rank, context, self.0.deadline, self.0.world.clone()))
+    }
+
+    /// `count` numbers for new groups, beginning at the one returned, that no group of any of these ranks has; and
+    /// what each rank gave in `with`.
+    fn agree_on_context(&self, call: Call, with: &[u8], count: u32) -> Result<(u32, Vec<Vec<u8>>)> {
+        let next = &self.0.world.next_context;
+        let mine = [&next.load(Ordering::Relaxed).to_le_bytes(), with].concat();
+        let all = metadata::all_gather(call.clone(), &mine)?.wait()?;
+        let mut context = 0;
+        let mut rest = Vec::with_capacity(all.len());
+        for bytes in all {
+            let (head, tail) = bytes.split_at(bytes.len().min(4));
+            let theirs = head.try_into().map_err(|_| call.error("a rank makes another call".into()))?;
+            context = context.max(u32::from_le_bytes(theirs));
+            rest.push(tail.to_vec());
+        }
+        if context + count > MAX_CONTEXTS {
+            return Err(call.error(format!(
+                "more than {MAX_CONTEXTS} groups were made; make each group once and keep it"
+            )));
+        }
+        next.store(context + count, Ordering::Relaxed);
+        Ok((context, rest))
+    }
+
+    fn notify(&self, (context, sequence): (u32, u64), problem: &str) {
+        let peers: Vec<usize> =
+            self.0.ranks.iter().copied().filter(|&r| r != self.0.ranks[self.rank()]).collect();
+        let notice = Notice { context, sequence, from: self.rank(), problem: problem.into() };
+        self.0.world.backend.notify(&peers, &notice);
+    }
+}
+
+impl std::fmt::Debug for Group {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let (name, rank, size) = (self.name(), self.rank(), self.size());
+        write!(f, "group \"{name}\" (rank {rank} of {size}, {})", self.backend())
+    }
+}
+
+impl PartialEq for Group {
+    /// Whether both are the same group, not only of the same ranks.
+    fn eq(&self, other: &Self) -> bool {
+        Arc::ptr_eq(&self.0, &other.0)
+    }
+}
+
+impl Eq for Group {}
+
+/// One operation of a group, from its beginning on.
+#[derive(Debug, Clone)]
+pub(crate) struct Call {
+    pub(crate) operation: &'static str,
+    sequence: u64,
+    pair: bool,
+    group: Group,
+}
+
+/// The step that messages of pairs have, which collectives do not reach.
+const PAIR_STEP: u8 = 7;
+
+impl Call {
+    pub(crate) fn group(&self) -> &Group {
+        &self.group
+    }
+
+    pub(crate) fn backend(&self) -> &dyn Backend {
+        &*self.group.0.world.backend
+    }
+
+    pub(crate) fn world_rank(&self, rank: usize) -> usize {
+        self.group.0.ranks[rank]
+    }
+
+    pub(crate) fn tag(&self, step: u8) -> Tag {
+        let step = if self.pair { PAIR_STEP } else { step };
+        Tag { context: self.group.0.context, sequence: self.sequence, step }
+    }
+
+    pub(crate) fn site(&self) -> Site {
+        Site {
+            operation: self.operation,
+            group: self.group.name().into(),
+            rank: self.group.rank(),
+            size: self.group.size(),
+            sequence: self.sequence,
+        }
+    }
+
+    /// An error of this call's arguments that every rank finds by itself.
+    pub(crate) fn error(&self, problem: String) -> Error {
+        Error::Argument { site: self.site(), problem }
+    }
+
+    /// An error of this call's arguments; the other ranks are told, in case that they do not find it too.
+    pub(crate) fn refuse(&self, problem: String) -> Error {
+        if !self.pair {
+            self.group.notify((self.group.0.context, self.sequence), &problem);
+        }
+        self.error(problem)
+    }
+
+    /// A failure of the transport. It ends the group, and the other ranks are told.
+    pub(crate) fn broken(&self, problem: String) -> Error {
+        let error = Error::Backend { site: self.site(), backend: self.group.backend().name(), problem };
+        self.end(&error);
+        error
+    }
+
+    /// The deadline has passed.
+    pub(crate) fn late(&self, after: Duration) -> Error {
+        let error = Error::Timeout { site: self.site(), after };
+        self.end(&error);
+        error
+    }
+
+    /// The error of a group that an earlier call ended.
+    pub(crate) fn check_alive(&self) -> Result<()> {
+        match self.group.failure() {
+            Some(cause) => Err(Error::Dead { site: self.site(), cause: cause.into() }),
+            None => Ok(()),
+        }
+    }
+
+    /// What another rank said of this call.
+    pub(crate) fn notice(&self) -> Option<Error> {
+        let notice = self.backend().notice(self.group.0.context, self.sequence)?;
+        if self.pair && (notice.context, notice.sequence) != Notice::ALL {
+            return None;
+        }
+        Some(Error::Peer { site: self.site(), peer: notice.from, problem: notice.problem })
+    }
+
+    pub(crate) fn count(&self, sent: usize, received: usize) {
+        self.group.0.world.sent.fetch_add(sent as u64, Ordering::Relaxed);
+        self.group.0.world.received.fetch_add(received as u64, Ordering::Relaxed);
+    }
+
+    fn end(&self, error: &Error) {
+        if self.group.0.failure.set(error.to_string()).is_ok() {
+            self.group.notify((self.group.0.context, self.sequence), &error.to_string());
+        }
+    }
+}

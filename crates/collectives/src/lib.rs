@@ -1,0 +1,63 @@
+//! Collective communication of tensors, each collective a linear map with its adjoint.
+//!
+//! - [`Group`]: an ordered set of ranks, over threads of one process ([`threads`]), MPI ([`mpi`]) or gloo ([`gloo`]); CUDA
+//!   tensors go over NCCL ([`nccl`]) where it is attached, else through pinned host memory.
+//! - The functions of the root wait and are differentiable; those of [`start`] are asynchronous and give [`Work`].
+//! - [`copy_to_parallel_region`] and its three companions pair global tensors, for models that are split over ranks.
+//! - [`LinearMap`] and [`differentiable`] make further maps differentiable in the same way.
+//!
+//! # What holds for all of them
+//!
+//! All ranks of a group call, in the same order. Arguments are checked before anything is sent; a rank that refuses
+//! tells the others, so that bad input is an error on all ranks that depend on it, not a hang. Every wait has the
+//! group's deadline. Tensors may have any strides; channels-last stays channels-last; parts may be empty; inputs are
+//! not changed. All kinds travel: they do so as bytes. Reductions add in rank order, so that all ranks, and all
+//! backends, get the same bits.
+//!
+//! ```
+//! use isobar_collectives::{Group, all_gather_v};
+//! use tch::Tensor;
+//!
+//! let group = Group::single();
+//! let x = Tensor::from_slice(&[1.0, 2.0, 3.0]);
+//! assert_eq!(all_gather_v(&x, None, 0, true, &group)?, x);
+//! # Ok::<(), isobar_collectives::Error>(())
+//! ```
+
+mod backend;
+mod check;
+mod error;
+mod exchange;
+mod fused;
+mod group;
+mod helpers;
+mod linear;
+mod maps;
+mod metadata;
+mod ops;
+mod reduce;
+mod regions;
+mod rows;
+mod sizes;
+pub mod start;
+mod work;
+
+#[cfg(feature = "mpi")]
+pub use backend::mpi;
+pub use backend::{BackendKind, gloo, nccl, threads};
+pub use check::ReduceOp;
+pub use error::{Error, Result, Site};
+pub use fused::{Structure, fused_all_reduce};
+pub use group::{Group, Traffic};
+pub use helpers::{PadMode, pad, reduce_loss, truncate};
+pub use linear::{LinearMap, differentiable};
+pub use ops::{
+    all_gather_v, all_reduce, all_to_all_v, broadcast, gather_v, indexed_all_to_all_v, reduce,
+    reduce_scatter_v, scatter_v, send_recv, transpose,
+};
+pub use regions::{
+    copy_to_parallel_region, gather_from_parallel_region, reduce_from_parallel_region,
+    scatter_to_parallel_region,
+};
+pub use sizes::{balanced, chunk, compute_split_shapes};
+pub use work::Work;
