@@ -1,0 +1,154 @@
+//! The keys of `[distributed]`: what an application embeds for the manager.
+
+use std::path::PathBuf;
+
+use schemars::JsonSchema;
+use serde::{Deserialize, Serialize};
+
+use crate::launch::Method;
+
+/// How ranks find each other and what they are arranged in.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[serde(default, deny_unknown_fields)]
+pub struct DistributedConfig {
+    /// How ranks communicate.
+    pub backend: BackendChoice,
+    /// How a process finds its rank. The variable ISOBAR_DISTRIBUTED_INITIALIZATION_METHOD ranks above it.
+    pub method: MethodChoice,
+    /// Address of rank 0, for gloo; by default what the launcher says (MASTER_ADDR, SLURM_LAUNCH_NODE_IPADDR), else
+    /// 127.0.0.1 where all ranks are on one host.
+    pub addr: Option<String>,
+    /// Port of rank 0, for gloo; by default MASTER_PORT, else one derived from the job's number.
+    #[schemars(range(min = 1, max = 65535))]
+    pub port: Option<u16>,
+    /// Network interface of the connections between ranks, for gloo (`eth0`); by default GLOO_SOCKET_IFNAME, else that
+    /// of the machine's own name.
+    pub interface: Option<String>,
+    /// Seconds that any wait for another rank may take.
+    #[schemars(range(min = 0.1, max = 1e9))]
+    pub timeout_s: f64,
+    /// Ranks in a row that share one model: makes the groups `model_parallel` and `data_parallel`. The variable
+    /// MODEL_PARALLEL_SIZE ranks above it.
+    #[schemars(range(min = 1))]
+    pub model_parallel_size: Option<u32>,
+    /// Whether data parallel sends rank 0's buffers to all ranks before each forward pass.
+    pub broadcast_buffers: bool,
+    /// Whether data parallel looks for parameters that took no part in a forward pass.
+    pub find_unused_parameters: bool,
+    /// The mesh of all ranks.
+    pub mesh: MeshConfig,
+    /// Messages to the terminal and to files.
+    pub log: LogConfig,
+}
+
+impl Default for DistributedConfig {
+    fn default() -> Self {
+        Self {
+            backend: BackendChoice::Auto,
+            method: MethodChoice::Auto,
+            addr: None,
+            port: None,
+            interface: None,
+            timeout_s: 300.0,
+            model_parallel_size: None,
+            broadcast_buffers: false,
+            find_unused_parameters: false,
+            mesh: MeshConfig::default(),
+            log: LogConfig::default(),
+        }
+    }
+}
+
+/// How ranks communicate.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "lowercase")]
+pub enum BackendChoice {
+    /// MPI where an MPI launcher started the ranks, gloo elsewhere, none for a single process.
+    #[default]
+    Auto,
+    /// MPI.
+    Mpi,
+    /// libtorch's gloo, over TCP, without MPI.
+    Gloo,
+    /// NCCL for CUDA tensors, with a GPU for each rank.
+    Nccl,
+    /// One process alone.
+    Single,
+}
+
+/// How a process finds its rank.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "lowercase")]
+pub enum MethodChoice {
+    /// The first of env, slurm, openmpi, pmix, intelmpi, mpich and pmi whose variables are there, else single.
+    #[default]
+    Auto,
+    /// RANK, WORLD_SIZE, LOCAL_RANK, MASTER_ADDR and MASTER_PORT, as torchrun sets them.
+    Env,
+    /// The variables of a step of srun.
+    Slurm,
+    /// The variables of Open MPI's mpirun.
+    OpenMpi,
+    /// The variables of a PMIx server.
+    Pmix,
+    /// The variables of Intel MPI's mpirun.
+    IntelMpi,
+    /// The variables of MPICH's mpirun.
+    Mpich,
+    /// The variables of a PMI server.
+    Pmi,
+    /// One process alone, whatever the environment says.
+    Single,
+}
+
+impl MethodChoice {
+    /// The method that is forced; none for [`MethodChoice::Auto`].
+    #[must_use]
+    pub fn forced(self) -> Option<Method> {
+        match self {
+            Self::Auto => None,
+            Self::Env => Some(Method::Env),
+            Self::Slurm => Some(Method::Slurm),
+            Self::OpenMpi => Some(Method::OpenMpi),
+            Self::Pmix => Some(Method::Pmix),
+            Self::IntelMpi => Some(Method::IntelMpi),
+            Self::Mpich => Some(Method::Mpich),
+            Self::Pmi => Some(Method::Pmi),
+            Self::Single => Some(Method::Single),
+        }
+    }
+}
+
+/// The mesh of all ranks.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(default, deny_unknown_fields)]
+pub struct MeshConfig {
+    /// Ranks along each axis, the last axis fastest; one may be -1 and is derived from the number of ranks.
+    pub shape: Vec<i64>,
+    /// Names of the axes.
+    pub names: Vec<String>,
+}
+
+impl Default for MeshConfig {
+    fn default() -> Self {
+        Self { shape: vec![-1], names: vec!["data".to_owned()] }
+    }
+}
+
+/// Messages to the terminal and to files.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(default, deny_unknown_fields)]
+pub struct LogConfig {
+    /// What rank 0 writes to the terminal, as in RUST_LOG, which ranks above it: `info`, `isobar_collectives=debug`.
+    pub terminal: String,
+    /// What every rank writes to its own file of JSON lines.
+    pub file: String,
+    /// Folder of the files `rank-<rank>.jsonl`; by default `logs` in the folder of the run, and no files without one.
+    pub folder: Option<PathBuf>,
+}
+
+impl Default for LogConfig {
+    fn default() -> Self {
+        Self { terminal: "info".to_owned(), file: "debug".to_owned(), folder: None }
+    }
+}

@@ -1,0 +1,370 @@
+//! A layer: a tree of values that each know their place.
+
+use std::fmt;
+use std::ops::Range;
+use std::path::PathBuf;
+use std::sync::Arc;
+
+use figment::value::{Dict, Map, Num, Value as FigmentValue};
+use figment::{Metadata, Profile, Provider};
+use serde::Serialize;
+use toml::de::DeValue;
+
+use super::error::{ConfigError, Problem};
+use super::{RESERVED_VARIABLES, to_value};
+use crate::environment::Environment;
+
+const PREFIX: &str = "ISOBAR_";
+
+/// Where a value came from.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Origin {
+    /// No layer set it.
+    Default,
+    /// A line of a file.
+    File {
+        /// The file, as it was named.
+        path: PathBuf,
+        /// The line, from 1.
+        line: usize,
+    },
+    /// An environment variable, by name.
+    Environment(String),
+    /// A `--set` option, by its key.
+    CommandLine(String),
+}
+
+impl fmt::Display for Origin {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Default => f.write_str("default"),
+            Self::File { path, line } => write!(f, "{}:{line}", path.display()),
+            Self::Environment(name) => f.write_str(name),
+            Self::CommandLine(key) => write!(f, "--set {key}"),
+        }
+    }
+}
+
+/// The text of a configuration file.
+#[derive(Debug)]
+pub(super) struct SourceFile {
+    pub(super) path: PathBuf,
+    pub(super) text: String,
+    /// Rank among all files read, for the order of problems.
+    pub(super) index: usize,
+}
+
+impl SourceFile {
+    /// Line and column, both from 1, of a byte.
+    pub(super) fn position(&self, byte: usize) -> (usize, usize) {
+        let before = &self.text[..self.text.floor_char_boundary(byte)];
+        let start = before.rfind('\n').map_or(0, |newline| newline + 1);
+        (before.matches('\n').count() + 1, before[start..].chars().count() + 1)
+    }
+
+    pub(super) fn line(&self, line: usize) -> &str {
+        self.text.lines().nth(line - 1).unwrap_or_default()
+    }
+}
+
+/// Where a key or value stands.
+#[derive(Clone, Debug)]
+pub(super) enum Place {
+    Default,
+    File { file: Arc<SourceFile>, span: Range<usize> },
+    Variable { name: String, raw: String },
+    Flag { raw: String },
+}
+
+impl Place {
+    pub(super) fn origin(&self) -> Origin {
+        match self {
+            Self::Default => Origin::Default,
+            Self::File { file, span } => {
+                Origin::File { path: file.path.clone(), line: file.position(span.start).0 }
+            }
+            Self::Variable { name, .. } => Origin::Environment(name.clone()),
+            Self::Flag { raw } => Origin::CommandLine(
+                raw.split_once('=').map_or(raw.as_str(), |(key, _)| key).trim().to_owned(),
+            ),
+        }
+    }
+
+    /// The text of the value where it was given as text and not as TOML.
+    pub(super) fn raw_value(&self) -> Option<&str> {
+        match self {
+            Self::Default | Self::File { .. } => None,
+            Self::Variable { raw, .. } => Some(raw),
+            Self::Flag { raw } => raw.split_once('=').map(|(_, value)| value.trim()),
+        }
+    }
+
+    pub(super) fn order(&self) -> (usize, usize, &str) {
+        match self {
+            Self::Default => (0, 0, ""),
+            Self::File { file, span } => (1 + file.index, span.start, ""),
+            Self::Variable { name, .. } => (usize::MAX - 1, 0, name),
+            Self::Flag { raw } => (usize::MAX, 0, raw),
+        }
+    }
+}
+
+/// A value and its place.
+#[derive(Clone, Debug)]
+pub(super) struct Node {
+    pub(super) place: Place,
+    pub(super) kind: Kind,
+}
+
+/// What a value is.
+#[derive(Clone, Debug)]
+pub(super) enum Kind {
+    Boolean(bool),
+    Integer(i64),
+    Float(f64),
+    Text(String),
+    List(Vec<Node>),
+    Table(Vec<Entry>),
+}
+
+/// A key of a table and its value.
+#[derive(Clone, Debug)]
+pub(super) struct Entry {
+    pub(super) key: String,
+    pub(super) key_place: Place,
+    pub(super) value: Node,
+}
+
+impl Node {
+    pub(super) fn get(&self, key: &str) -> Option<&Node> {
+        match &self.kind {
+            Kind::Table(entries) => entries.iter().find(|entry| entry.key == key).map(|entry| &entry.value),
+            _ => None,
+        }
+    }
+
+    pub(super) fn from_toml(
+        value: &DeValue<'_>,
+        place: &Place,
+        within: &dyn Fn(Range<usize>) -> Place,
+    ) -> Result<Self, Problem> {
+        let problem = |message| Problem { message, place: place.clone(), help: None };
+        let kind = match value {
+            DeValue::Boolean(value) => Kind::Boolean(*value),
+            DeValue::String(text) => Kind::Text(text.to_string()),
+            DeValue::Datetime(date) => Kind::Text(date.to_string()),
+            DeValue::Float(number) => match number.as_str().parse() {
+                Ok(value) => Kind::Float(value),
+                Err(_) => return Err(problem(format!("{} is not a number", number.as_str()))),
+            },
+            DeValue::Integer(number) => match i64::from_str_radix(number.as_str(), number.radix()) {
+                Ok(value) => Kind::Integer(value),
+                Err(_) => return Err(problem("the integer does not fit 64 bits".to_owned())),
+            },
+            DeValue::Array(items) => Kind::List(
+                items
+                    .iter()
+                    .map(|item| Self::from_toml(item.get_ref(), &within(item.span()), within))
+                    .collect::<Result<_, _>>()?,
+            ),
+            DeValue::Table(table) => Kind::Table(entries(table, within)?),
+        };
+        Ok(Self { place: place.clone(), kind })
+    }
+
+    fn to_figment(&self) -> FigmentValue {
+        match &self.kind {
+            Kind::Boolean(value) => FigmentValue::from(*value),
+            Kind::Integer(value) => FigmentValue::from(*value),
+            Kind::Float(value) => FigmentValue::from(*value),
+            Kind::Text(text) => FigmentValue::from(text.as_str()),
+            Kind::List(items) => FigmentValue::from(items.iter().map(Self::to_figment).collect::<Vec<_>>()),
+            Kind::Table(entries) => FigmentValue::from(to_dict(entries)),
+        }
+    }
+}
+
+/// The entries of a parsed TOML table.
+pub(super) fn entries(
+    table: &toml::de::DeTable<'_>,
+    within: &dyn Fn(Range<usize>) -> Place,
+) -> Result<Vec<Entry>, Problem> {
+    table
+        .iter()
+        .map(|(key, value)| {
+            let key_place = within(key.span());
+            // A table that dotted keys or headers opened has no text of its own.
+            let place = if value.get_ref().is_table() { key_place.clone() } else { within(value.span()) };
+            let value = Node::from_toml(value.get_ref(), &place, within)?;
+            Ok(Entry { key: key.get_ref().to_string(), key_place, value })
+        })
+        .collect()
+}
+
+/// One layer of the configuration.
+#[derive(Clone, Debug)]
+pub(super) struct Layer {
+    pub(super) root: Node,
+}
+
+impl Layer {
+    pub(super) fn new(entries: Vec<Entry>) -> Self {
+        Self { root: Node { place: Place::Default, kind: Kind::Table(entries) } }
+    }
+
+    pub(super) fn defaults<T: Serialize>(value: &T) -> Result<Self, ConfigError> {
+        let root = from_figment(&to_value(value)?);
+        match root {
+            Some(root) if matches!(root.kind, Kind::Table(_)) => Ok(Self { root }),
+            _ => Err(ConfigError::Serialize { message: "the root is no table".to_owned() }),
+        }
+    }
+
+    pub(super) fn node(&self, path: &[impl AsRef<str>]) -> Option<&Node> {
+        path.iter().try_fold(&self.root, |node, key| node.get(key.as_ref()))
+    }
+
+    pub(super) fn place(&self, path: &[&str]) -> Option<&Place> {
+        self.node(path).map(|node| &node.place)
+    }
+
+    /// Removes what stands at a path.
+    pub(super) fn prune(&mut self, path: &[String]) {
+        let Some((last, parents)) = path.split_last() else { return };
+        let mut node = &mut self.root;
+        for parent in parents {
+            let Kind::Table(entries) = &mut node.kind else { return };
+            let Some(entry) = entries.iter_mut().find(|entry| entry.key == *parent) else { return };
+            node = &mut entry.value;
+        }
+        if let Kind::Table(entries) = &mut node.kind {
+            entries.retain(|entry| entry.key != *last);
+        }
+    }
+
+    /// Puts a value at a path, over one that an earlier assignment of the same layer put there.
+    fn insert(&mut self, path: &[&str], value: Node) {
+        let place = value.place.clone();
+        let Some((last, parents)) = path.split_last() else { return };
+        let mut node = &mut self.root;
+        for parent in parents {
+            node = child(node, parent, &place);
+        }
+        *child(node, last, &place) = value;
+    }
+}
+
+impl Provider for &Layer {
+    fn metadata(&self) -> Metadata {
+        Metadata::named("isobar configuration")
+    }
+
+    fn data(&self) -> Result<Map<Profile, Dict>, figment::Error> {
+        let Kind::Table(entries) = &self.root.kind else { return Ok(Map::new()) };
+        Ok(Map::from([(Profile::Default, to_dict(entries))]))
+    }
+}
+
+/// The layer of `ISOBAR_*` variables.
+pub(super) fn environment(environment: &Environment, problems: &mut Vec<Problem>) -> Layer {
+    let mut layer = Layer::new(Vec::new());
+    for (name, raw) in environment.iter() {
+        let ours = !RESERVED_VARIABLES.contains(&name) && !raw.trim().is_empty();
+        let Some(key) = name.strip_prefix(PREFIX).filter(|_| ours) else { continue };
+        let key = key.to_ascii_lowercase();
+        let place = Place::Variable { name: name.to_owned(), raw: raw.to_owned() };
+        assign(&mut layer, &key.split("__").collect::<Vec<_>>(), raw, place, problems);
+    }
+    layer
+}
+
+/// The layer of `--set` options.
+pub(super) fn command_line(sets: &[String], problems: &mut Vec<Problem>) -> Layer {
+    let mut layer = Layer::new(Vec::new());
+    for set in sets {
+        let place = Place::Flag { raw: set.clone() };
+        match set.split_once('=') {
+            Some((key, raw)) => {
+                let path: Vec<&str> = key.split('.').map(str::trim).collect();
+                assign(&mut layer, &path, raw.trim(), place, problems);
+            }
+            None => problems.push(Problem {
+                message: format!("`{set}` has no `=`"),
+                place,
+                help: Some("write --set section.key=value".to_owned()),
+            }),
+        }
+    }
+    layer
+}
+
+fn assign(layer: &mut Layer, path: &[&str], raw: &str, place: Place, problems: &mut Vec<Problem>) {
+    if path.iter().any(|key| key.is_empty()) {
+        let message = format!("`{}` is not a key: a part of it is empty", path.join("."));
+        problems.push(Problem { message, place, help: None });
+        return;
+    }
+    match parse_text(raw, &place) {
+        Ok(value) => layer.insert(path, value),
+        Err(problem) => problems.push(problem),
+    }
+}
+
+/// TOML where the text is TOML, else a bare word; a text that starts as a list, table or string must be TOML.
+fn parse_text(raw: &str, place: &Place) -> Result<Node, Problem> {
+    match DeValue::parse(raw) {
+        Ok(value) => Node::from_toml(value.get_ref(), place, &|_| place.clone()),
+        Err(error) if raw.starts_with(['[', '{', '"', '\'']) => Err(Problem {
+            message: format!("the value is not TOML: {}", error.message()),
+            place: place.clone(),
+            help: None,
+        }),
+        Err(_) => Ok(Node { place: place.clone(), kind: Kind::Text(raw.to_owned()) }),
+    }
+}
+
+fn child<'a>(node: &'a mut Node, key: &str, place: &Place) -> &'a mut Node {
+    if !matches!(node.kind, Kind::Table(_)) {
+        node.kind = Kind::Table(Vec::new());
+    }
+    let Kind::Table(entries) = &mut node.kind else { unreachable!("made a table above") };
+    let index = entries.iter().position(|entry| entry.key == key).unwrap_or_else(|| {
+        let value = Node { place: place.clone(), kind: Kind::Table(Vec::new()) };
+        entries.push(Entry { key: key.to_owned(), key_place: place.clone(), value });
+        entries.len() - 1
+    });
+    &mut entries[index].value
+}
+
+fn to_dict(entries: &[Entry]) -> Dict {
+    entries.iter().map(|entry| (entry.key.clone(), entry.value.to_figment())).collect()
+}
+
+/// None for an option that is unset.
+fn from_figment(value: &FigmentValue) -> Option<Node> {
+    let kind = match value {
+        FigmentValue::String(_, text) => Kind::Text(text.clone()),
+        FigmentValue::Char(_, c) => Kind::Text(c.to_string()),
+        FigmentValue::Bool(_, value) => Kind::Boolean(*value),
+        FigmentValue::Num(_, Num::F32(value)) => Kind::Float(f64::from(*value)),
+        FigmentValue::Num(_, Num::F64(value)) => Kind::Float(*value),
+        FigmentValue::Num(_, number) => Kind::Integer(integer(*number).unwrap_or(i64::MAX)),
+        FigmentValue::Empty(..) => return None,
+        FigmentValue::Array(_, items) => Kind::List(items.iter().filter_map(from_figment).collect()),
+        FigmentValue::Dict(_, dict) => Kind::Table(
+            dict.iter()
+                .filter_map(|(key, value)| {
+                    let value = from_figment(value)?;
+                    Some(Entry { key: key.clone(), key_place: Place::Default, value })
+                })
+                .collect(),
+        ),
+    };
+    Some(Node { place: Place::Default, kind })
+}
+
+/// A whole number; none beyond the range of TOML's.
+pub(super) fn integer(number: Num) -> Option<i64> {
+    let signed = number.to_i128().and_then(|value| i64::try_from(value).ok());
+    signed.or_else(|| number.to_u128().and_then(|value| i64::try_from(value).ok()))
+}

@@ -1,0 +1,51 @@
+//! What happens when a program ends without having said so.
+
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::Once;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use crate::manager::DistributedManager;
+
+static MAIN_PANICKED: AtomicBool = AtomicBool::new(false);
+
+thread_local! {
+    static AT_EXIT: AtExit = const { AtExit };
+}
+
+/// Lives as long as the main thread: the C library drops it when `main` returns and in `std::process::exit`.
+struct AtExit;
+
+/// Sees to an orderly end where the main thread ends without `cleanup`. For other threads the end is the program's
+/// affair.
+pub(crate) fn watch_main_thread() {
+    static HOOK: Once = Once::new();
+    if !is_main_thread() {
+        return;
+    }
+    AT_EXIT.with(|_| ());
+    HOOK.call_once(|| {
+        let inner = std::panic::take_hook();
+        std::panic::set_hook(Box::new(move |panic| {
+            MAIN_PANICKED.fetch_or(is_main_thread(), Ordering::Relaxed);
+            inner(panic);
+        }));
+    });
+}
+
+impl Drop for AtExit {
+    fn drop(&mut self) {
+        // A panic here would abort the program and hide its exit code.
+        let _ = catch_unwind(AssertUnwindSafe(|| {
+            if MAIN_PANICKED.load(Ordering::Relaxed) {
+                DistributedManager::leave("its main thread panicked");
+            } else {
+                let _ = DistributedManager::cleanup(false);
+            }
+        }));
+        let _ = catch_unwind(AssertUnwindSafe(crate::logging::flush));
+    }
+}
+
+fn is_main_thread() -> bool {
+    std::thread::current().name() == Some("main")
+}

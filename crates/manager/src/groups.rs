@@ -1,0 +1,104 @@
+//! Named groups of a manager.
+
+use std::collections::BTreeMap;
+
+use isobar_collectives::Group;
+
+use crate::agree::agree;
+use crate::{Error, Result};
+
+/// The named groups that a manager has made.
+#[derive(Default)]
+pub(crate) struct NamedGroups {
+    groups: BTreeMap<String, NamedGroup>,
+}
+
+struct NamedGroup {
+    /// The instance that holds this rank.
+    own: Group,
+    /// The ranks in the world of every instance.
+    instances: Vec<Vec<usize>>,
+}
+
+impl NamedGroups {
+    pub(crate) fn names(&self) -> Vec<String> {
+        self.groups.keys().cloned().collect()
+    }
+
+    pub(crate) fn get(&self, name: &str) -> Result<Group> {
+        self.find(name).map(|group| group.own.clone())
+    }
+
+    pub(crate) fn name_of(&self, group: &Group) -> Option<&str> {
+        self.groups.iter().find(|(_, named)| named.own == *group).map(|(name, _)| name.as_str())
+    }
+
+    /// Cuts every instance of the parent (the world where none is named) into blocks of `size` consecutive members.
+    pub(crate) fn cut(
+        &mut self,
+        world: &Group,
+        name: &str,
+        size: i64,
+        parent: Option<&str>,
+    ) -> Result<Group> {
+        agree(world, "create_process_subgroup", &format!("\"{name}\" of {size} ranks in {parent:?}"))?;
+        self.check_new(name)?;
+        let parents = match parent {
+            Some(parent) => self.find(parent)?.instances.clone(),
+            None => vec![(0..world.size()).collect()],
+        };
+        let parent_size = parents[0].len();
+        let refuse = || Error::GroupSize {
+            name: name.to_owned(),
+            size,
+            parent: parent.map_or_else(|| "the world".to_owned(), |parent| format!("group \"{parent}\"")),
+            parent_size,
+        };
+        let size = usize::try_from(size).ok().filter(|size| *size > 0).ok_or_else(refuse)?;
+        if parent_size % size != 0 {
+            return Err(refuse());
+        }
+        let blocks = parents.iter().flat_map(|ranks| ranks.chunks(size).map(<[usize]>::to_vec));
+        self.make(world, name, blocks.collect())
+    }
+
+    /// The k-th members of every instance of a group are the k-th instance of the new one.
+    pub(crate) fn cross(&mut self, world: &Group, name: &str, of: &str) -> Result<Group> {
+        agree(world, "create_orthogonal_process_group", &format!("\"{name}\" orthogonal to \"{of}\""))?;
+        self.check_new(name)?;
+        let base = &self.find(of)?.instances;
+        let across = (0..base[0].len()).map(|k| base.iter().map(|ranks| ranks[k]).collect());
+        self.make(world, name, across.collect())
+    }
+
+    /// The ranks of every instance, for messages.
+    pub(crate) fn instances(&self, name: &str) -> Result<&[Vec<usize>]> {
+        self.find(name).map(|group| group.instances.as_slice())
+    }
+
+    fn make(&mut self, world: &Group, name: &str, instances: Vec<Vec<usize>>) -> Result<Group> {
+        let own = instances.iter().enumerate().find_map(|(colour, ranks)| {
+            let position = ranks.iter().position(|rank| *rank == world.rank())?;
+            Some((colour, position as i64))
+        });
+        let (colour, key) = own.unzip();
+        let made = world.split(name, colour, key.unwrap_or(0))?;
+        // Blocks and their transposes hold every rank of the world.
+        let own =
+            made.ok_or_else(|| Error::UndefinedGroup { name: name.to_owned(), known_names: self.names() })?;
+        self.groups.insert(name.to_owned(), NamedGroup { own: own.clone(), instances });
+        Ok(own)
+    }
+
+    fn find(&self, name: &str) -> Result<&NamedGroup> {
+        let undefined = || Error::UndefinedGroup { name: name.to_owned(), known_names: self.names() };
+        self.groups.get(name).ok_or_else(undefined)
+    }
+
+    fn check_new(&self, name: &str) -> Result<()> {
+        if self.groups.contains_key(name) {
+            return Err(Error::GroupExists { name: name.to_owned() });
+        }
+        Ok(())
+    }
+}

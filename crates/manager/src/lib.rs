@@ -1,0 +1,44 @@
+//! Launch detection, configuration, process groups and device meshes: everything between a program's start and its
+//! first collective.
+//!
+//! | part | is |
+//! |---|---|
+//! | [`DistributedManager`] | this process's rank, device, groups and mesh: set up once, reached from anywhere |
+//! | [`DeviceMesh`] | ranks arranged along named axes |
+//! | [`ProcessGroupConfig`] | trees of process groups |
+//! | [`launch`] | who started this process, and what that says of rank and transport |
+//! | [`config`] | layered configuration files, with places in errors and origins of values |
+//! | [`logging`] | messages to the terminal and to a file for each rank |
+//!
+//! This is the only crate that reads environment variables and configuration files. It knows nothing of how tensors are
+//! laid out.
+//!
+//! ```
+//! use isobar_manager::DistributedManager;
+//!
+//! let manager = DistributedManager::initialize()?;
+//! assert_eq!((manager.rank(), manager.world_size()), (0, 1));
+//! manager.initialize_mesh(&[-1], &["data"])?;
+//! assert_eq!(manager.mesh(Some("data"))?.size(), 1);
+//! DistributedManager::cleanup(false)?;
+//! # Ok::<(), isobar_manager::Error>(())
+//! ```
+
+mod agree;
+pub mod config;
+mod environment;
+mod error;
+mod exit;
+mod groups;
+pub mod launch;
+pub mod logging;
+mod manager;
+mod mesh;
+mod start;
+mod tree;
+
+pub use environment::Environment;
+pub use error::{Error, Result};
+pub use manager::{DistributedManager, SetupOptions, ThreadBinding};
+pub use mesh::DeviceMesh;
+pub use tree::{ProcessGroupConfig, ProcessGroupNode};

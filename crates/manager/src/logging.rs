@@ -1,0 +1,144 @@
+//! Messages: rank 0 to the terminal, every rank to its own file of JSON lines.
+
+use std::io::IsTerminal;
+use std::path::Path;
+use std::sync::{Mutex, PoisonError};
+
+use tracing_appender::non_blocking::WorkerGuard;
+use tracing_subscriber::filter::EnvFilter;
+use tracing_subscriber::layer::SubscriberExt;
+use tracing_subscriber::util::SubscriberInitExt;
+use tracing_subscriber::{Layer, Registry, fmt};
+
+use crate::config::LogConfig;
+use crate::environment::Environment;
+use crate::manager::thread_is_rank;
+use crate::{Error, Result};
+
+/// What keeps the writer of the file alive; dropping it writes out what is left.
+static WRITER: Mutex<Option<WorkerGuard>> = Mutex::new(None);
+
+/// Sends messages of `tracing` to the terminal (standard error, rank 0 only) and to `rank-<rank>.jsonl` in a folder
+/// (every rank; spans with their durations when they close). Call it once in a process, after the rank is known.
+///
+/// `RUST_LOG` ranks above `config.terminal`; `NO_COLOR` and a standard error that is no terminal turn colours off.
+/// `folder` is used where `config.folder` is unset; without either no files are written.
+///
+/// Where the program has installed a subscriber of its own already, that one stays, and this does nothing.
+///
+/// # Errors
+///
+/// A filter that cannot be read, a folder that cannot be made or written to, a call from a rank that is a thread.
+pub fn init(config: &LogConfig, rank: usize, folder: Option<&Path>) -> Result<()> {
+    if thread_is_rank() {
+        return Err(Error::ThreadRank("the setting-up of logging"));
+    }
+    let environment = Environment::from_process();
+    let terminal = match rank {
+        0 => Some(terminal_layer(config, &environment)?),
+        _ => None,
+    };
+    let file = match config.folder.as_deref().or(folder) {
+        Some(folder) => Some(file_layer(config, rank, folder)?),
+        None => None,
+    };
+    let (file, guard) = file.unzip();
+    if tracing_subscriber::registry().with(terminal).with(file).try_init().is_ok() {
+        *WRITER.lock().unwrap_or_else(PoisonError::into_inner) = guard;
+    }
+    Ok(())
+}
+
+/// Writes out what the file still lacks and closes it. `DistributedManager::cleanup` and the end of the main thread do so.
+pub fn flush() {
+    drop(WRITER.lock().unwrap_or_else(PoisonError::into_inner).take());
+}
+
+type BoxedLayer = Box<dyn Layer<Registry> + Send + Sync>;
+type BoxedFileLayer<S> = Box<dyn Layer<S> + Send + Sync>;
+
+fn terminal_layer(config: &LogConfig, environment: &Environment) -> Result<BoxedLayer> {
+    let filter = filter(environment.get("RUST_LOG").unwrap_or(&config.terminal))?;
+    let colour = !environment.has("NO_COLOR") && std::io::stderr().is_terminal();
+    Ok(fmt::layer()
+        .with_writer(std::io::stderr)
+        .with_ansi(colour)
+        .with_target(false)
+        .with_filter(filter)
+        .boxed())
+}
+
+fn file_layer<S>(config: &LogConfig, rank: usize, folder: &Path) -> Result<(BoxedFileLayer<S>, WorkerGuard)>
+where
+    S: tracing::Subscriber + for<'a> tracing_subscriber::registry::LookupSpan<'a> + Send + Sync,
+{
+    let failed = |problem: std::io::Error| Error::Log {
+        folder: folder.display().to_string(),
+        problem: problem.to_string(),
+    };
+    std::fs::create_dir_all(folder).map_err(failed)?;
+    let path = folder.join(format!("rank-{rank}.jsonl"));
+    let file = std::fs::OpenOptions::new().create(true).append(true).open(path).map_err(failed)?;
+    let (writer, guard) = tracing_appender::non_blocking(file);
+    let layer = fmt::layer()
+        .json()
+        .with_span_events(fmt::format::FmtSpan::CLOSE)
+        .with_writer(writer)
+        .with_filter(filter(&config.file)?)
+        .boxed();
+    Ok((layer, guard))
+}
+
+fn filter(text: &str) -> Result<EnvFilter> {
+    EnvFilter::builder()
+        .parse(text)
+        .map_err(|problem| Error::LogFilter { filter: text.to_owned(), problem: problem.to_string() })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn filters_are_checked() {
+        assert!(filter("info,isobar_collectives=debug").is_ok());
+        let error = filter("isobar=loud").unwrap_err().to_string();
+        assert!(
+            error.starts_with("log filter \"isobar=loud\" is not of the form level,target=level"),
+            "{error}"
+        );
+    }
+
+    #[test]
+    fn messages_go_to_the_file_of_the_rank() {
+        let folder = tempfile::tempdir().unwrap();
+        let (layer, guard) = file_layer(&LogConfig::default(), 3, folder.path()).unwrap();
+        let subscriber = tracing_subscriber::registry().with(layer);
+        tracing::subscriber::with_default(subscriber, || {
+            let _span = tracing::debug_span!("all_reduce", bytes = 8).entered();
+            tracing::info!(loss = 0.5, "step");
+            tracing::trace!("left out");
+        });
+        drop(guard);
+        let text = std::fs::read_to_string(folder.path().join("rank-3.jsonl")).unwrap();
+        let lines: Vec<serde_json::Value> =
+            text.lines().map(|line| serde_json::from_str(line).unwrap()).collect();
+        assert_eq!(lines.len(), 2, "{text}");
+        assert_eq!(
+            (&lines[0]["fields"]["message"], &lines[0]["fields"]["loss"]),
+            (&"step".into(), &0.5.into())
+        );
+        assert_eq!(
+            (&lines[1]["fields"]["message"], &lines[1]["span"]["bytes"]),
+            (&"close".into(), &8.into())
+        );
+    }
+
+    #[test]
+    fn a_folder_that_cannot_be_made_is_an_error() {
+        let folder = tempfile::tempdir().unwrap();
+        std::fs::write(folder.path().join("file"), "").unwrap();
+        let result = file_layer::<Registry>(&LogConfig::default(), 0, &folder.path().join("file/logs"));
+        assert!(matches!(result, Err(Error::Log { .. })));
+    }
+}

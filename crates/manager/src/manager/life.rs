@@ -1,0 +1,307 @@
+//! How a manager comes to be, is found, and ends.
+
+use std::cell::RefCell;
+use std::marker::PhantomData;
+use std::sync::atomic::AtomicBool;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use isobar_collectives::{BackendKind, Group};
+use tch::Device;
+
+use super::{DistributedManager, State};
+use crate::config::{BackendChoice, DistributedConfig};
+use crate::environment::Environment;
+use crate::groups::NamedGroups;
+use crate::launch::{Launch, Method, TransportOptions, detect, forced_method};
+use crate::{Error, Result, exit, logging, start};
+
+/// The manager of this process.
+static PROCESS: Mutex<Option<DistributedManager>> = Mutex::new(None);
+
+thread_local! {
+    /// The managers of this thread where it is a rank, the innermost last.
+    static BOUND: RefCell<Vec<DistributedManager>> = const { RefCell::new(Vec::new()) };
+}
+
+/// What a program that knows its rank says of it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct SetupOptions {
+    /// This rank in the world.
+    pub rank: usize,
+    /// The number of ranks.
+    pub world_size: usize,
+    /// This rank among those of its host; found by comparing host names where not given.
+    pub local_rank: Option<usize>,
+    /// Address of rank 0, for gloo.
+    pub addr: String,
+    /// Port of rank 0, for gloo.
+    pub port: u16,
+    /// How ranks communicate.
+    pub backend: BackendChoice,
+    /// How the rank was learnt, for messages.
+    pub method: Method,
+    /// How long any wait for another rank may take.
+    pub timeout: Duration,
+}
+
+impl Default for SetupOptions {
+    fn default() -> Self {
+        Self {
+            rank: 0,
+            world_size: 1,
+            local_rank: None,
+            addr: "localhost".to_owned(),
+            port: 12355,
+            backend: BackendChoice::Auto,
+            method: Method::Explicit,
+            timeout: Duration::from_secs(300),
+        }
+    }
+}
+
+/// Makes a thread a rank while it lives; see [`DistributedManager::bind_thread`].
+#[derive(Debug)]
+#[must_use = "the thread is a rank only while this lives"]
+pub struct ThreadBinding {
+    /// Not to be sent: it belongs to its thread.
+    not_send: PhantomData<*const ()>,
+}
+
+impl Drop for ThreadBinding {
+    fn drop(&mut self) {
+        let _ = BOUND.try_with(|bound| bound.borrow_mut().pop());
+    }
+}
+
+impl DistributedManager {
+    /// Sets this process up as its environment says: see [`crate::launch`] for how its rank is found.
+    ///
+    /// All ranks call. Called again, it warns and returns the manager that is there; on a thread that is a rank
+    /// ([`Self::bind_thread`]) it returns that rank's.
+    ///
+    /// # Errors
+    ///
+    /// A launch that contradicts itself, ranks that do not find each other, an MPI that counts other ranks than the
+    /// launcher. Nothing is left set up then.
+    pub fn initialize() -> Result<Self> {
+        Self::initialize_with(&DistributedConfig::default())
+    }
+
+    /// As [`Self::initialize`], with the choices of a configuration. The mesh and logging of the configuration are the
+    /// caller's to set up.
+    ///
+    /// # Errors
+    ///
+    /// As [`Self::initialize`].
+    pub fn initialize_with(config: &DistributedConfig) -> Result<Self> {
+        if let Some(bound) = bound() {
+            return Ok(bound);
+        }
+        let mut process = process();
+        if let Some(manager) = &*process {
+            tracing::warn!("the distributed manager is already set up ({manager})");
+            return Ok(manager.clone());
+        }
+        let environment = Environment::from_process();
+        let forced = forced_method(&environment)?.or(config.method.forced());
+        let launch = detect(&environment, forced)?;
+        let timeout = Duration::try_from_secs_f64(config.timeout_s).ok().filter(|timeout| !timeout.is_zero());
+        let timeout = timeout.ok_or_else(|| Error::Value {
+            name: "distributed.timeout_s",
+            value: config.timeout_s.to_string(),
+            expected: "a number of seconds above 0",
+        })?;
+        let interface = config.interface.clone();
+        let options = TransportOptions {
+            backend: config.backend,
+            addr: config.addr.clone(),
+            port: config.port,
+            interface: interface.or_else(|| environment.get("GLOO_SOCKET_IFNAME").map(str::to_owned)),
+        };
+        let manager = Self::start(&launch, &options, timeout)?;
+        manager.set_broadcast_buffers(config.broadcast_buffers);
+        manager.set_find_unused_parameters(config.find_unused_parameters);
+        let size = model_parallel_size(&environment)?.or(config.model_parallel_size.map(i64::from));
+        if let Some(size) = size {
+            manager.create_model_parallel_groups(size).inspect_err(|error| {
+                manager.0.world.leave(&error.to_string());
+            })?;
+        }
+        *process = Some(manager.clone());
+        Ok(manager)
+    }
+
+    /// Sets this process up as the program says.
+    ///
+    /// All ranks call.
+    ///
+    /// # Errors
+    ///
+    /// A manager that is there already; a rank that is not below the number of ranks; ranks that do not find each
+    /// other; a call from a thread that is a rank. Nothing is left set up then.
+    pub fn setup(options: SetupOptions) -> Result<Self> {
+        if thread_is_rank() {
+            return Err(Error::ThreadRank("DistributedManager::setup"));
+        }
+        let mut process = process();
+        if let Some(manager) = &*process {
+            return Err(Error::AlreadyInitialized(manager.to_string()));
+        }
+        if options.rank >= options.world_size {
+            return Err(Error::Value {
+                name: "rank",
+                value: format!("{} of {}", options.rank, options.world_size),
+                expected: "a number below the number of ranks",
+            });
+        }
+        let launch = Launch {
+            method: options.method,
+            rank: options.rank,
+            world_size: Some(options.world_size),
+            local_rank: options.local_rank,
+            addr: Some(options.addr),
+            port: Some(options.port),
+            // Asked for MPI, MPI itself says whether that is right.
+            process_manager: options.backend == BackendChoice::Mpi,
+        };
+        let transport = TransportOptions { backend: options.backend, ..TransportOptions::default() };
+        let manager = Self::start(&launch, &transport, options.timeout)?;
+        *process = Some(manager.clone());
+        Ok(manager)
+    }
+
+    /// The manager of the calling thread's rank where it is one ([`Self::bind_thread`]), else the process's.
+    ///
+    /// Closures that run on other threads, such as those of a backward pass, capture their group and do not call this.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Uninitialized`] before it is set up.
+    pub fn get() -> Result<Self> {
+        bound().or_else(|| process().clone()).ok_or(Error::Uninitialized)
+    }
+
+    /// Whether [`Self::get`] would find a manager.
+    #[must_use]
+    pub fn is_initialized() -> bool {
+        Self::get().is_ok()
+    }
+
+    /// Makes the calling thread a rank of a world of threads, until the binding is dropped.
+    ///
+    /// ```
+    /// use std::time::Duration;
+    /// use isobar_collectives::threads;
+    /// use isobar_manager::DistributedManager;
+    ///
+    /// let ranks = threads::run(2, Duration::from_secs(60), |world| {
+    ///     let _rank = DistributedManager::bind_thread(&world);
+    ///     DistributedManager::get().map(|manager| manager.rank())
+    /// });
+    /// assert_eq!(ranks.into_iter().collect::<Result<Vec<_>, _>>()?, [0, 1]);
+    /// # Ok::<(), isobar_manager::Error>(())
+    /// ```
+    pub fn bind_thread(world: &Group) -> ThreadBinding {
+        let manager = Self::new(world.clone(), Method::Threads, world.rank(), Device::Cpu, false);
+        BOUND.with(|bound| bound.borrow_mut().push(manager));
+        ThreadBinding { not_send: PhantomData }
+    }
+
+    /// Seeds libtorch's generators of this process with `seed` + rank, so that ranks draw different numbers.
+    ///
+    /// # Errors
+    ///
+    /// A call from a thread that is a rank: the generators are the process's.
+    pub fn seed(&self, seed: i64) -> Result<()> {
+        if thread_is_rank() {
+            return Err(Error::ThreadRank("the seeding of libtorch's generators"));
+        }
+        tch::manual_seed(seed.wrapping_add(self.rank() as i64));
+        Ok(())
+    }
+
+    /// Ends what [`Self::initialize`] began, so that it may be called again (not over MPI, which starts once in a
+    /// process). With `barrier` only after all ranks have come here; over MPI that is always so. Nothing where no
+    /// manager is set up. On a thread that is a rank only the barrier is made.
+    ///
+    /// The end of the main thread does it where the program did not.
+    ///
+    /// # Errors
+    ///
+    /// Ranks that do not come by the deadline. MPI is not ended then: its launcher ends the job.
+    pub fn cleanup(barrier: bool) -> Result<()> {
+        if let Some(bound) = bound() {
+            return if barrier { Ok(bound.0.world.barrier()?) } else { Ok(()) };
+        }
+        let Some(manager) = process().take() else { return Ok(()) };
+        let world = manager.0.world.clone();
+        drop(manager);
+        let mpi = world.backend() == BackendKind::Mpi;
+        let result = if (barrier || mpi) && world.size() > 1 { world.barrier() } else { Ok(()) };
+        #[cfg(feature = "mpi")]
+        if mpi && result.is_ok() {
+            isobar_collectives::mpi::finalize();
+        }
+        logging::flush();
+        Ok(result?)
+    }
+
+    /// Tells all ranks that this one cannot go on, so that their waits end at once with an error that says why, and
+    /// forgets the manager. For the way out after an error; does not wait for anybody.
+    pub fn leave(why: &str) {
+        let manager = bound().or_else(|| process().take());
+        if let Some(manager) = manager {
+            manager.0.world.leave(why);
+        }
+    }
+
+    fn start(launch: &Launch, options: &TransportOptions, timeout: Duration) -> Result<Self> {
+        exit::watch_main_thread();
+        let (world, local_rank) = start::start(launch, options, timeout)?;
+        let leave = |error: &Error| world.leave(&error.to_string());
+        let device = start::device(local_rank);
+        let nccl = start::attach_nccl(&world, device, options.backend).inspect_err(leave)?;
+        Ok(Self::new(world.clone(), launch.method, local_rank, device, nccl))
+    }
+
+    fn new(world: Group, method: Method, local_rank: usize, device: Device, nccl: bool) -> Self {
+        Self(Arc::new(State {
+            world,
+            method,
+            local_rank,
+            device,
+            nccl,
+            broadcast_buffers: AtomicBool::new(false),
+            find_unused_parameters: AtomicBool::new(false),
+            groups: Mutex::new(NamedGroups::default()),
+            mesh: Mutex::new(None),
+        }))
+    }
+
+    fn create_model_parallel_groups(&self, size: i64) -> Result<()> {
+        self.create_process_subgroup("model_parallel", size, None, false)?;
+        self.create_orthogonal_process_group("data_parallel", "model_parallel", false)?;
+        Ok(())
+    }
+}
+
+/// Whether the calling thread is a rank of its own.
+pub(crate) fn thread_is_rank() -> bool {
+    bound().is_some()
+}
+
+fn model_parallel_size(environment: &Environment) -> Result<Option<i64>> {
+    const NAME: &str = "MODEL_PARALLEL_SIZE";
+    let Some(value) = environment.get(NAME) else { return Ok(None) };
+    let wrong = |_| Error::Value { name: NAME, value: value.to_owned(), expected: "a number of ranks" };
+    value.parse().map(Some).map_err(wrong)
+}
+
+fn bound() -> Option<DistributedManager> {
+    BOUND.try_with(|bound| bound.borrow().last().cloned()).ok().flatten()
+}
+
+fn process() -> MutexGuard<'static, Option<DistributedManager>> {
+    PROCESS.lock().unwrap_or_else(PoisonError::into_inner)
+}
