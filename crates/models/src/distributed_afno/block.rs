@@ -1,0 +1,127 @@
+//! One block: a spectral mixing of tokens, then a mixing of channels.
+
+use isobar_shard::{Array, Init, ParallelRegion, Params, Placement, Scope};
+
+use super::filter::Filter;
+use super::{BATCH_DIM, CHANNEL_DIM};
+use crate::error::Result;
+use crate::mode::{Mode, Part};
+
+/// Hidden features per channel.
+pub(super) const MLP_RATIO: i64 = 4;
+const EPS: f64 = 1e-6;
+
+#[derive(Debug)]
+pub(super) struct Block<A> {
+    /// Weights and biases `[h, w]` of both norms, replicated.
+    norms: [A; 4],
+    filter: Filter<A>,
+    /// The rank's part of the hidden features: `[hidden, channels, 1, 1]`, `[hidden]`, `[channels, hidden, 1, 1]`.
+    w1: A,
+    b1: A,
+    w2: A,
+    /// `[channels]`, replicated.
+    b2: A,
+    drop_rate: f64,
+    drop_path: f64,
+}
+
+/// A block's replicated parameters, as this rank uses them in the region.
+pub(super) struct Shared<A> {
+    norms: [A; 4],
+    /// The part of the rank's channels.
+    b2: A,
+}
+
+impl<A: Array> Shared<A> {
+    /// Takes those of all blocks into the region at once, so that backward sums their gradients in one reduction.
+    pub(super) fn enter_all(blocks: &[Block<A>], region: &ParallelRegion) -> Result<Vec<Self>> {
+        if blocks.is_empty() {
+            return Ok(Vec::new());
+        }
+        let norms: Vec<&A> = blocks.iter().flat_map(|block| &block.norms).collect();
+        let mut norms = A::copy_all_to_region(&norms, region)?.into_iter();
+        let biases: Vec<&A> = blocks.iter().map(|block| &block.b2).collect();
+        let biases =
+            A::stack(&biases, 0)?.scatter_to_region(1, None, region)?.split(&vec![1; blocks.len()], 0)?;
+        let mut shared = Vec::with_capacity(blocks.len());
+        for b2 in biases {
+            if let (Some(w1), Some(b1), Some(w2), Some(b2_norm)) =
+                (norms.next(), norms.next(), norms.next(), norms.next())
+            {
+                shared.push(Self { norms: [w1, b1, w2, b2_norm], b2: b2.reshape(&[1, -1, 1])? });
+            }
+        }
+        Ok(shared)
+    }
+}
+
+impl<A: Array> Block<A> {
+    /// The block of tokens of `width` channels on `grid`; `rates` are those of dropout and drop-path.
+    pub(super) fn new(
+        grid: [i64; 2],
+        width: i64,
+        groups: i64,
+        [drop_rate, drop_path]: [f64; 2],
+        params: &mut Scope<'_, A>,
+    ) -> Result<Self> {
+        let whole = Placement::Replicate;
+        let [norm1_weight, norm1_bias] = norm(&mut params.scope("norm1"), grid)?;
+        let filter = Filter::new(grid, width, groups, &mut params.scope("filter"))?;
+        let [norm2_weight, norm2_bias] = norm(&mut params.scope("norm2"), grid)?;
+        let mlp = &mut params.scope("mlp");
+        let hidden = MLP_RATIO * width;
+        let small = || Init::TruncNormal { std: 0.02 };
+        let zero = || Init::Constant(0.0);
+        Ok(Self {
+            norms: [norm1_weight, norm1_bias, norm2_weight, norm2_bias],
+            filter,
+            w1: mlp.param("w1", &[hidden, width, 1, 1], small(), Placement::Shard(0))?,
+            b1: mlp.param("b1", &[hidden], zero(), Placement::Shard(0))?,
+            w2: mlp.param("w2", &[width, hidden, 1, 1], small(), Placement::Shard(1))?,
+            b2: mlp.param("b2", &[width], zero(), whole)?,
+            drop_rate,
+            drop_path,
+        })
+    }
+
+    /// For the rank's channels of `x` `[batch, channels, h, w]`.
+    pub(super) fn forward(
+        &self,
+        x: &A,
+        shared: &Shared<A>,
+        region: &ParallelRegion,
+        mode: Mode<'_>,
+    ) -> Result<A> {
+        let [weight1, bias1, weight2, bias2] = &shared.norms;
+        let grid = weight1.shape();
+        let u = x.layer_norm(&grid, Some(weight1), Some(bias1), EPS)?;
+        let x = self.filter.forward(&u)?.add(&u)?.add(x)?;
+        let u = x.layer_norm(&grid, Some(weight2), Some(bias2), EPS)?;
+        let update = self.mix_channels(&u, shared, region, mode)?;
+        Ok(mode.drop_path(&update, self.drop_path, BATCH_DIM)?.add(&x)?)
+    }
+
+    fn mix_channels(&self, u: &A, shared: &Shared<A>, region: &ParallelRegion, mode: Mode<'_>) -> Result<A> {
+        let shape = u.shape();
+        let (batch, own, points) = (shape[0], shape[1], shape[2] * shape[3]);
+        let (ranks, rank) = (region.size() as i64, region.rank() as i64);
+        let hidden = self.b1.extent(0)?;
+        let part = |extent| Part { dim: CHANNEL_DIM, offset: extent * rank, total: extent * ranks };
+
+        let whole = u.reshape(&[batch, own, points])?.all_gather(CHANNEL_DIM as i64, None, region)?;
+        let w1 = self.w1.reshape(&[1, hidden, own * ranks])?.expand(&[batch, hidden, own * ranks])?;
+        let x = w1.batched_matmul(&whole, Some(&self.b1.unsqueeze(1)?))?.gelu()?;
+        let x = mode.dropout(&x, self.drop_rate, BATCH_DIM, &[part(hidden)])?;
+        let w2 = self.w2.reshape(&[1, own * ranks, hidden])?.expand(&[batch, own * ranks, hidden])?;
+        let x =
+            w2.batched_matmul(&x, None)?.reduce_scatter(CHANNEL_DIM as i64, None, region)?.add(&shared.b2)?;
+        Ok(mode.dropout(&x, self.drop_rate, BATCH_DIM, &[part(own)])?.reshape(&shape)?)
+    }
+}
+
+fn norm<A: Array>(params: &mut Scope<'_, A>, grid: [i64; 2]) -> Result<[A; 2]> {
+    let weight = params.param("weight", &grid, Init::Constant(1.0), Placement::Replicate)?;
+    let bias = params.param("bias", &grid, Init::Constant(0.0), Placement::Replicate)?;
+    Ok([weight, bias])
+}

@@ -1,0 +1,57 @@
+//! What can go wrong in this crate.
+
+/// Errors of making and running models.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum Error {
+    /// A configuration that no such model has.
+    #[error("{model}: {reason}")]
+    Config {
+        /// The model.
+        model: &'static str,
+        /// Which argument, what it is, and what it must be.
+        reason: String,
+    },
+    /// An input of a shape that the model does not take.
+    #[error("{model}: input has shape {got:?}, expected {want}")]
+    Input {
+        /// The model.
+        model: &'static str,
+        /// The input's shape.
+        got: Vec<i64>,
+        /// The shape that the model takes.
+        want: String,
+    },
+    /// A parameter or an operator failed.
+    #[error(transparent)]
+    Shard(#[from] isobar_shard::Error),
+}
+
+/// Result of this crate.
+pub type Result<T, E = Error> = std::result::Result<T, E>;
+
+/// Checks of a configuration.
+pub(crate) struct Checker(pub(crate) &'static str);
+
+impl Checker {
+    pub(crate) fn ensure(&self, holds: bool, reason: impl FnOnce() -> String) -> Result<()> {
+        if holds { Ok(()) } else { Err(Error::Config { model: self.0, reason: reason() }) }
+    }
+
+    /// A count or extent, at least 1 and small enough to multiply with others.
+    pub(crate) fn extent(&self, name: &str, value: usize) -> Result<i64> {
+        let top = i32::MAX as usize;
+        self.ensure((1..=top).contains(&value), || format!("{name} is {value}, expected 1 to {top}"))?;
+        Ok(value as i64)
+    }
+
+    pub(crate) fn divisible(&self, (name, value): (&str, i64), (of, divisor): (&str, i64)) -> Result<()> {
+        self.ensure(value % divisor == 0, || format!("{name} {value} is not divisible by {of} {divisor}"))
+    }
+
+    pub(crate) fn probability(&self, name: &str, value: f64) -> Result<()> {
+        self.ensure((0.0..1.0).contains(&value), || {
+            format!("{name} is {value}, expected 0 or more and below 1")
+        })
+    }
+}

@@ -1,0 +1,215 @@
+//! The fully connected network.
+
+use isobar_shard::{Array, Init, Params, Placement, Reduction, Scope};
+use schemars::JsonSchema;
+use serde::{Deserialize, Serialize};
+use tch::Tensor;
+
+use crate::error::{Checker, Error, Result};
+use crate::layers::{Activation, ActivationLayer, one_or_many};
+
+const MODEL: &str = "fully_connected";
+
+/// Arguments of [`FullyConnected`], by PhysicsNeMo's names.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields, default)]
+pub struct FullyConnectedConfig {
+    /// Features of the input.
+    pub in_features: usize,
+    /// Width of every hidden layer.
+    pub layer_size: usize,
+    /// Features of the output.
+    pub out_features: usize,
+    /// Number of hidden layers.
+    pub num_layers: usize,
+    /// The activation of the hidden layers: a name, or a list whose last entry serves all further layers.
+    #[serde(deserialize_with = "one_or_many")]
+    #[schemars(with = "OneOrMany")]
+    pub activation_fn: Vec<Activation>,
+    /// Add to the output of every second hidden layer what the one two before it gave.
+    pub skip_connections: bool,
+    /// Scale the input of all activations by one trained number.
+    pub adaptive_activations: bool,
+    /// Split each row of a weight into length and direction (Salimans and Kingma, arXiv:1602.07868).
+    pub weight_norm: bool,
+    /// Split each row of a weight into a factor and the rest (Wang et al., arXiv:2210.01274).
+    pub weight_fact: bool,
+}
+
+#[derive(JsonSchema)]
+#[serde(untagged)]
+#[expect(dead_code, reason = "names the two forms for the configuration's schema")]
+enum OneOrMany {
+    One(Activation),
+    Many(Vec<Activation>),
+}
+
+impl Default for FullyConnectedConfig {
+    fn default() -> Self {
+        Self {
+            in_features: 512,
+            layer_size: 512,
+            out_features: 512,
+            num_layers: 6,
+            activation_fn: vec![Activation::Silu],
+            skip_connections: false,
+            adaptive_activations: false,
+            weight_norm: false,
+            weight_fact: false,
+        }
+    }
+}
+
+/// A fully connected network: h ← σ(a (W h + b)) for each hidden layer, then W h + b.
+///
+/// Weights W start Xavier-uniform, biases zero. With `weight_norm` W = g V / ‖V‖, with `weight_fact` W = g v, row by row; a
+/// is 1 unless `adaptive_activations`. With `skip_connections`, after the hidden layers 0, 2, 4, … the value that was
+/// remembered last is added, and the layer's own output, before that addition, is remembered.
+///
+/// State dict: `layers.{i}.linear.{weight,bias}`, with `weight_g` or `{g,v}` where factored; `layers.{i}.activation_par`, one
+/// tensor for all; `final_layer.linear.{weight,bias}`; what an activation has is under `layers.{i}.activation_fn`.
+#[derive(Debug)]
+pub struct FullyConnected<A = Tensor> {
+    in_features: i64,
+    skip: bool,
+    hidden: Vec<(Dense<A>, ActivationLayer<A>)>,
+    scale: Option<A>,
+    last: Dense<A>,
+}
+
+impl<A: Array> FullyConnected<A> {
+    /// Makes the network, its parameters from `params`.
+    ///
+    /// # Errors
+    ///
+    /// A size is 0, no activation is given, `weight_norm` and `weight_fact` are both set, `stan` is asked for at a width
+    /// other than 1, or `params` refuses a parameter.
+    pub fn new(config: &FullyConnectedConfig, params: &mut impl Params<Array = A>) -> Result<Self> {
+        let check = Checker(MODEL);
+        let in_features = check.extent("in_features", config.in_features)?;
+        let width = check.extent("layer_size", config.layer_size)?;
+        let out_features = check.extent("out_features", config.out_features)?;
+        let count = check.extent("num_layers", config.num_layers)? as usize;
+        check.ensure(!(config.weight_norm && config.weight_fact), || {
+            "weight_norm and weight_fact are both set; choose one".into()
+        })?;
+        let Some(&last_activation) = config.activation_fn.last() else {
+            return Err(Error::Config {
+                model: MODEL,
+                reason: "activation_fn is empty; name one or more".into(),
+            });
+        };
+        let stan = config.activation_fn.iter().take(count).any(|&activation| activation == Activation::Stan);
+        check.ensure(!stan || width == 1, || format!("stan needs layer_size 1, not {width}"))?;
+
+        let form = match (config.weight_norm, config.weight_fact) {
+            (true, _) => Form::Norm,
+            (_, true) => Form::Fact,
+            _ => Form::Plain,
+        };
+        let mut hidden = Vec::with_capacity(count);
+        let mut scale = None;
+        for i in 0..count {
+            let mut layer = params.scope(&format!("layers.{i}"));
+            if config.adaptive_activations && i == 0 {
+                scale =
+                    Some(layer.param("activation_par", &[1], Init::Constant(1.0), Placement::Replicate)?);
+            }
+            let activation = config.activation_fn.get(i).copied().unwrap_or(last_activation);
+            let activation = ActivationLayer::new(activation, &mut layer.scope("activation_fn"))?;
+            let inputs = if i == 0 { in_features } else { width };
+            hidden.push((Dense::new(form, inputs, width, layer.scope("linear"))?, activation));
+            if config.adaptive_activations && i > 0 {
+                params.tie(&format!("layers.{i}.activation_par"), "layers.0.activation_par")?;
+            }
+        }
+        let last = Dense::new(Form::Plain, width, out_features, params.scope("final_layer.linear"))?;
+        Ok(Self { in_features, skip: config.skip_connections, hidden, scale, last })
+    }
+
+    /// The network's output `[…, out_features]` for `x` `[…, in_features]`, any number of leading dims.
+    ///
+    /// # Errors
+    ///
+    /// `x` has another last extent, or an operator fails.
+    pub fn forward(&self, x: &A) -> Result<A> {
+        let shape = x.shape();
+        if shape.last() != Some(&self.in_features) {
+            return Err(Error::Input {
+                model: MODEL,
+                got: shape,
+                want: format!("[…, {}]", self.in_features),
+            });
+        }
+        let mut x = x.shallow_clone();
+        let mut remembered: Option<A> = None;
+        for (i, (layer, activation)) in self.hidden.iter().enumerate() {
+            let sum = layer.forward(&x)?;
+            let scaled = match &self.scale {
+                Some(scale) => sum.mul(scale)?,
+                None => sum,
+            };
+            x = activation.forward(&scaled)?;
+            if self.skip && i % 2 == 0 {
+                let own = x.shallow_clone();
+                if let Some(before) = remembered.replace(own) {
+                    x = x.add(&before)?;
+                }
+            }
+        }
+        self.last.forward(&x)
+    }
+}
+
+/// How a weight is made of its parameters.
+#[derive(Debug, Clone, Copy)]
+enum Form {
+    Plain,
+    Norm,
+    Fact,
+}
+
+/// W x + b.
+#[derive(Debug)]
+struct Dense<A> {
+    form: Form,
+    weight: A,
+    /// Length or factor of each row, `[out, 1]`.
+    row: Option<A>,
+    bias: A,
+}
+
+impl<A: Array> Dense<A> {
+    fn new(form: Form, inputs: i64, outputs: i64, mut params: Scope<'_, A>) -> Result<Self> {
+        let whole = Placement::Replicate;
+        let shape = [outputs, inputs];
+        let (weight, row) = match form {
+            Form::Plain => (params.param("weight", &shape, Init::XavierUniform, whole)?, None),
+            Form::Norm => {
+                let weight = params.param("weight", &shape, Init::XavierUniform, whole)?;
+                (weight, Some(params.param("weight_g", &[outputs, 1], Init::Constant(1.0), whole)?))
+            }
+            Form::Fact => {
+                let start = Init::LogNormal { mean: 1.0, std: 0.1 };
+                let row = params.param("g", &[outputs, 1], start, whole)?;
+                let weight =
+                    params.draw("weight", &shape, &Init::XavierUniform, whole)?.div(&row.detach()?)?;
+                (params.param("v", &shape, Init::Given(weight), whole)?, Some(row))
+            }
+        };
+        let bias = params.param("bias", &[outputs], Init::Constant(0.0), whole)?;
+        Ok(Self { form, weight, row, bias })
+    }
+
+    fn forward(&self, x: &A) -> Result<A> {
+        let weight = match (self.form, &self.row) {
+            (Form::Norm, Some(row)) => {
+                let length = self.weight.reduce(Reduction::Norm, &[1], true)?;
+                &self.weight.mul(&row.div(&length)?)?
+            }
+            (Form::Fact, Some(row)) => &self.weight.mul(row)?,
+            _ => &self.weight,
+        };
+        Ok(x.linear(weight, Some(&self.bias))?)
+    }
+}

@@ -1,0 +1,39 @@
+//! Models, written once over [`isobar_shard::Array`], with the architectures and state-dict names of PhysicsNeMo.
+//!
+//! | model | configuration | is |
+//! |---|---|---|
+//! | [`FullyConnected`] | [`FullyConnectedConfig`] | linear layers with activations between |
+//! | [`Afno`] | [`AfnoConfig`] | Adaptive Fourier Neural Operator |
+//! | [`DistributedAfno`] | [`DistributedAfnoConfig`] | the same idea with its channels split over ranks |
+//!
+//! A model is made from its configuration and a [`Params`](isobar_shard::Params), which supplies its parameters by name; a
+//! pass takes its input and a [`Mode`]. Models call no collective and know no group: where ranks work together they go
+//! through the region that the supplier hands out.
+//!
+//! ```
+//! use isobar_models::{Afno, AfnoConfig, Mode};
+//! use isobar_shard::{Generator, ParamStore};
+//! use tch::{Device, Kind, Tensor};
+//!
+//! let config = AfnoConfig { patch_size: [4, 4], embed_dim: 32, num_blocks: 4, ..AfnoConfig::new([16, 24], 3, 2) };
+//! let mut params = ParamStore::new(Generator::new(1));
+//! let model = Afno::new(&config, &mut params)?;
+//! let x = Tensor::zeros([2, 3, 16, 24], (Kind::Float, Device::Cpu));
+//! let y = model.forward(&x, Mode::Eval)?;
+//! assert_eq!(y.size(), [2, 2, 16, 24]);
+//! # Ok::<(), isobar_models::Error>(())
+//! ```
+
+mod afno;
+mod distributed_afno;
+mod error;
+mod fully_connected;
+mod layers;
+mod mode;
+
+pub use afno::{Afno, AfnoConfig};
+pub use distributed_afno::{DistributedAfno, DistributedAfnoConfig};
+pub use error::{Error, Result};
+pub use fully_connected::{FullyConnected, FullyConnectedConfig};
+pub use layers::Activation;
+pub use mode::{BatchPart, Mode};

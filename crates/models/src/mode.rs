@@ -1,0 +1,88 @@
+//! Training or evaluation.
+
+use isobar_shard::{Array, Generator, Window};
+
+use crate::error::Result;
+
+/// What a pass is for.
+#[derive(Debug, Clone, Copy, Default)]
+pub enum Mode<'a> {
+    /// Evaluation: nothing is random.
+    #[default]
+    Eval,
+    /// Training: dropout and drop-path draw from the generator, in the same order on every rank.
+    Train {
+        /// The random numbers, in the same state on every rank.
+        generator: &'a Generator,
+        /// Which samples of the global batch this rank has; `None` means all of them.
+        batch: Option<BatchPart>,
+    },
+}
+
+/// A rank's samples among those of the global batch.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct BatchPart {
+    /// Place of the rank's first sample in the global batch.
+    pub offset: i64,
+    /// Number of samples of the global batch.
+    pub total: i64,
+}
+
+impl<'a> Mode<'a> {
+    /// Training on a batch that this rank has whole.
+    pub fn train(generator: &'a Generator) -> Self {
+        Mode::Train { generator, batch: None }
+    }
+
+    /// Training on the part of the global batch of `total` samples that begins at `offset`.
+    pub fn train_part(generator: &'a Generator, offset: i64, total: i64) -> Self {
+        Mode::Train { generator, batch: Some(BatchPart { offset, total }) }
+    }
+
+    /// Dropout of `x`, whose dims named in `parts` are parts of global ones; the batch is dim `batch_dim`.
+    pub(crate) fn dropout<A: Array>(&self, x: &A, p: f64, batch_dim: usize, parts: &[Part]) -> Result<A> {
+        let shape: Vec<Option<i64>> = vec![None; x.shape().len()];
+        self.drop(x, p, batch_dim, parts, &shape)
+    }
+
+    /// Drop-path: the whole of a sample at once (Huang et al., *Deep networks with stochastic depth*, ECCV 2016).
+    pub(crate) fn drop_path<A: Array>(&self, x: &A, p: f64, batch_dim: usize) -> Result<A> {
+        let mut shape = vec![Some(1); x.shape().len()];
+        shape[batch_dim] = None;
+        self.drop(x, p, batch_dim, &[], &shape)
+    }
+
+    fn drop<A: Array>(
+        &self,
+        x: &A,
+        p: f64,
+        batch_dim: usize,
+        parts: &[Part],
+        mask_shape: &[Option<i64>],
+    ) -> Result<A> {
+        let Mode::Train { generator, batch } = *self else { return Ok(x.shallow_clone()) };
+        if p == 0.0 {
+            return Ok(x.shallow_clone());
+        }
+        let own: Vec<i64> =
+            x.shape().iter().zip(mask_shape).map(|(&extent, mask)| mask.unwrap_or(extent)).collect();
+        let batch = batch.map(|BatchPart { offset, total }| Part { dim: batch_dim, offset, total });
+        let mut global = own.clone();
+        for part in parts.iter().chain(&batch) {
+            global[part.dim] = part.total;
+        }
+        let mut window = Window::whole(&global);
+        for part in parts.iter().chain(&batch) {
+            window = window.narrow(part.dim, part.offset, own[part.dim])?;
+        }
+        Ok(x.dropout(p, generator, &window)?)
+    }
+}
+
+/// A dim of which the rank has the part that begins at `offset`.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Part {
+    pub(crate) dim: usize,
+    pub(crate) offset: i64,
+    pub(crate) total: i64,
+}

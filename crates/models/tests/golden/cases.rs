@@ -1,0 +1,65 @@
+//! Reading golden cases and comparing with them.
+
+use std::path::PathBuf;
+
+use isobar_shard::{StateDict, read_safetensors};
+use serde_json::{Map, Value};
+use tch::{Kind, Tensor};
+
+/// A case of `tests/golden`: its description and its tensors.
+pub(crate) struct Golden {
+    attrs: Map<String, Value>,
+    pub(crate) params: Vec<String>,
+    tensors: StateDict,
+    rtol: f64,
+    atol: f64,
+}
+
+impl Golden {
+    pub(crate) fn read(name: &str) -> Self {
+        let path = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../../tests/golden");
+        let path = path.join(format!("{name}.safetensors"));
+        let bytes = std::fs::read(&path).unwrap_or_else(|error| panic!("{}: {error}", path.display()));
+        let (_, header) = safetensors::SafeTensors::read_metadata(&bytes).unwrap();
+        let case: Value = serde_json::from_str(&header.metadata().as_ref().unwrap()["case"]).unwrap();
+        let mut attrs = case["attrs"].as_object().unwrap().clone();
+        // These two are no constructor arguments.
+        attrs.remove("tied");
+        attrs.remove("training");
+        Self {
+            attrs,
+            params: serde_json::from_value(case["params"].clone()).unwrap(),
+            rtol: case["rtol"].as_f64().unwrap(),
+            atol: case["atol"].as_f64().unwrap(),
+            tensors: read_safetensors(&path).unwrap(),
+        }
+    }
+
+    pub(crate) fn config<C: serde::de::DeserializeOwned>(&self) -> C {
+        serde_json::from_value(Value::Object(self.attrs.clone())).unwrap()
+    }
+
+    pub(crate) fn tensor(&self, name: &str) -> Tensor {
+        self.tensors[name].shallow_clone()
+    }
+
+    pub(crate) fn state_dict(&self) -> StateDict {
+        self.params.iter().map(|name| (name.clone(), self.tensor(name))).collect()
+    }
+
+    pub(crate) fn check(&self, name: &str, got: &Tensor) {
+        self.check_part(name, got, |whole| whole);
+    }
+
+    /// Compares with the part of a saved tensor that `part` cuts out.
+    pub(crate) fn check_part(&self, name: &str, got: &Tensor, part: impl Fn(Tensor) -> Tensor) {
+        let want = part(self.tensor(name)).to_kind(Kind::Double);
+        let got = got.detach().to_kind(Kind::Double);
+        assert_eq!(got.size(), want.size(), "{name}");
+        if want.numel() == 0 {
+            return;
+        }
+        let worst = ((&got - &want).abs() / (want.abs() * self.rtol + self.atol)).max().double_value(&[]);
+        assert!(worst <= 1.0, "{name} is {worst} times the tolerance away");
+    }
+}

@@ -1,0 +1,89 @@
+//! The golden cases of the models, outputs and all gradients, on one rank and split over several.
+
+mod cases;
+
+use std::time::Duration;
+
+use isobar_models::{
+    Afno, AfnoConfig, DistributedAfno, DistributedAfnoConfig, FullyConnected, FullyConnectedConfig, Mode,
+};
+use isobar_shard::{Generator, ParallelRegion, ParamStore, Params, Placement};
+use rstest::rstest;
+use tch::{Kind, Tensor};
+
+use cases::Golden;
+
+fn store() -> ParamStore {
+    ParamStore::new(Generator::new(1))
+}
+
+/// Loads the case's weights, runs forward and backward, and compares everything.
+fn check(golden: &Golden, mut store: ParamStore, forward: impl FnOnce(&Tensor) -> Tensor) {
+    let names: Vec<&str> = store.parameters().iter().map(|parameter| parameter.name.as_str()).collect();
+    assert_eq!(names.len(), golden.params.len(), "{names:?}");
+    store.load(&golden.state_dict()).unwrap();
+    let input = golden.tensor("input").set_requires_grad(true);
+    let output = forward(&input);
+    golden.check("output", &output);
+    (output * golden.tensor("grad.output")).sum(Kind::Float).backward();
+    golden.check("grad.input", &input.grad());
+    let region = store.region().clone();
+    for parameter in store.parameters() {
+        golden.check_part(&format!("grad.{}", parameter.name), &parameter.tensor.grad(), |whole| {
+            match parameter.placement {
+                Placement::Shard(dim) => {
+                    let (start, extent) = region.part(parameter.shape[dim]);
+                    whole.narrow(dim as i64, start, extent)
+                }
+                _ => whole,
+            }
+        });
+    }
+}
+
+#[rstest]
+fn fully_connected(
+    #[values("model_fully_connected_skip", "model_fully_connected_fact_adaptive")] name: &str,
+) {
+    let golden = Golden::read(name);
+    let mut params = store();
+    let model = FullyConnected::new(&golden.config::<FullyConnectedConfig>(), &mut params).unwrap();
+    check(&golden, params, |x| model.forward(x).unwrap());
+}
+
+#[rstest]
+fn afno(#[values("afno_small", "model_afno_patch_2x4", "model_afno_thresholded")] name: &str) {
+    let golden = Golden::read(name);
+    let mut params = store();
+    let model = Afno::new(&golden.config::<AfnoConfig>(), &mut params).unwrap();
+    let names: Vec<&str> = params.parameters().iter().map(|parameter| parameter.name.as_str()).collect();
+    assert_eq!(names, golden.params);
+    check(&golden, params, |x| model.forward(x, Mode::Eval).unwrap());
+}
+
+#[rstest]
+fn distributed_afno(#[values(1, 2, 4)] ranks: usize) {
+    isobar_collectives::threads::run(ranks, Duration::from_secs(60), |group| {
+        let golden = Golden::read("distributed_afno_small");
+        let mut params = store().with_region(ParallelRegion::new(group));
+        let model = DistributedAfno::new(&golden.config::<DistributedAfnoConfig>(), &mut params).unwrap();
+        let names: Vec<&str> = params.parameters().iter().map(|parameter| parameter.name.as_str()).collect();
+        assert_eq!(names, golden.params);
+        check(&golden, params, |x| model.forward(x, Mode::Eval).unwrap());
+    });
+}
+
+#[test]
+fn a_size_that_the_model_cannot_have_is_an_error_on_all_ranks() {
+    let errors = isobar_collectives::threads::run(3, Duration::from_secs(60), |group| {
+        let golden = Golden::read("distributed_afno_small");
+        let mut params = store().with_region(ParallelRegion::new(group));
+        DistributedAfno::new(&golden.config::<DistributedAfnoConfig>(), &mut params).unwrap_err().to_string()
+    });
+    for error in errors {
+        assert_eq!(
+            error,
+            "distributed_afno: embed_dim 16 is not divisible by the number of model-parallel ranks 3"
+        );
+    }
+}

@@ -1,0 +1,230 @@
+//! Configurations, errors, dropout, kinds and starting values.
+
+use isobar_models::{
+    Activation, Afno, AfnoConfig, DistributedAfno, DistributedAfnoConfig, FullyConnected,
+    FullyConnectedConfig, Mode,
+};
+use isobar_shard::{Generator, ParamStore, Window};
+use rstest::rstest;
+use tch::{Device, Kind, Tensor};
+
+fn store() -> ParamStore {
+    ParamStore::new(Generator::new(1))
+}
+
+fn random(shape: &[i64], kind: Kind) -> Tensor {
+    Generator::new(3).normal(&Window::whole(shape), 0.0, 1.0, (kind, Device::Cpu)).unwrap()
+}
+
+fn small() -> AfnoConfig {
+    AfnoConfig {
+        patch_size: [4, 2],
+        embed_dim: 12,
+        depth: 2,
+        num_blocks: 3,
+        ..AfnoConfig::new([16, 12], 2, 3)
+    }
+}
+
+#[rstest]
+#[case(AfnoConfig { inp_shape: [15, 12], ..small() }, "height of inp_shape 15 is not divisible by that of patch_size 4")]
+#[case(AfnoConfig { inp_shape: [16, 13], ..small() }, "width of inp_shape 13 is not divisible by that of patch_size 2")]
+#[case(AfnoConfig { num_blocks: 5, ..small() }, "embed_dim 12 is not divisible by num_blocks 5")]
+#[case(AfnoConfig { patch_size: [0, 2], ..small() }, "height of patch_size is 0, expected 1 to 2147483647")]
+#[case(AfnoConfig { in_channels: 0, ..small() }, "in_channels is 0, expected 1 to 2147483647")]
+#[case(AfnoConfig { drop_rate: 1.0, ..small() }, "drop_rate is 1, expected 0 or more and below 1")]
+#[case(AfnoConfig { mlp_ratio: 0.01, ..small() }, "mlp_ratio 0.01 leaves no hidden layer of a possible width")]
+#[case(AfnoConfig { sparsity_threshold: -1.0, ..small() }, "sparsity_threshold is -1, expected 0 or more")]
+#[case(
+    AfnoConfig { hard_thresholding_fraction: 1.5, ..small() },
+    "hard_thresholding_fraction is 1.5, expected 0 to 1"
+)]
+fn afno_refuses(#[case] config: AfnoConfig, #[case] reason: &str) {
+    let error = Afno::new(&config, &mut store()).unwrap_err().to_string();
+    assert_eq!(error, format!("afno: {reason}"));
+}
+
+#[rstest]
+#[case(DistributedAfnoConfig { num_blocks: 3, ..DistributedAfnoConfig::new([32, 32], 2) }, "embed_dim 256 is not divisible by num_blocks 3")]
+#[case(DistributedAfnoConfig::new([40, 32], 2), "height of inp_shape 40 is not divisible by patch_size 16")]
+#[case(DistributedAfnoConfig { drop_path_rate: -0.1, ..DistributedAfnoConfig::new([32, 32], 2) }, "drop_path_rate is -0.1, expected 0 or more and below 1")]
+fn distributed_afno_refuses(#[case] config: DistributedAfnoConfig, #[case] reason: &str) {
+    let error = DistributedAfno::new(&config, &mut store()).unwrap_err().to_string();
+    assert_eq!(error, format!("distributed_afno: {reason}"));
+}
+
+#[rstest]
+#[case(
+    FullyConnectedConfig { weight_norm: true, weight_fact: true, ..Default::default() },
+    "weight_norm and weight_fact are both set; choose one"
+)]
+#[case(FullyConnectedConfig { activation_fn: vec![], ..Default::default() }, "activation_fn is empty; name one or more")]
+#[case(FullyConnectedConfig { num_layers: 0, ..Default::default() }, "num_layers is 0, expected 1 to 2147483647")]
+#[case(
+    FullyConnectedConfig { activation_fn: vec![Activation::Stan], ..Default::default() },
+    "stan needs layer_size 1, not 512"
+)]
+fn fully_connected_refuses(#[case] config: FullyConnectedConfig, #[case] reason: &str) {
+    let error = FullyConnected::new(&config, &mut store()).unwrap_err().to_string();
+    assert_eq!(error, format!("fully_connected: {reason}"));
+}
+
+#[test]
+fn inputs_of_another_shape_are_refused() {
+    let model = Afno::new(&small(), &mut store()).unwrap();
+    for shape in [&[2, 2, 16, 13][..], &[2, 3, 16, 12], &[2, 16, 12]] {
+        let error = model.forward(&random(shape, Kind::Float), Mode::Eval).unwrap_err().to_string();
+        assert_eq!(error, format!("afno: input has shape {shape:?}, expected [batch, 2, 16, 12]"));
+    }
+    let config = FullyConnectedConfig { in_features: 3, ..Default::default() };
+    let model = FullyConnected::new(&config, &mut store()).unwrap();
+    let error = model.forward(&random(&[2, 4], Kind::Float)).unwrap_err().to_string();
+    assert_eq!(error, "fully_connected: input has shape [2, 4], expected […, 3]");
+    let config = DistributedAfnoConfig::new([32, 32], 2);
+    let model = DistributedAfno::new(&config, &mut store()).unwrap();
+    assert!(model.forward(&random(&[1, 3, 32, 32], Kind::Float), Mode::Eval).is_err());
+}
+
+#[test]
+fn configurations_are_read_strictly() {
+    let config: AfnoConfig =
+        toml::from_str("inp_shape = [64, 64]\nin_channels = 1\nout_channels = 1").unwrap();
+    assert_eq!(config, AfnoConfig::new([64, 64], 1, 1));
+    let error = toml::from_str::<AfnoConfig>("inp_shape = [64, 64]\nin_chanels = 1").unwrap_err().to_string();
+    assert!(error.contains("unknown field `in_chanels`"), "{error}");
+    let error = toml::from_str::<AfnoConfig>("in_channels = 1\nout_channels = 1").unwrap_err().to_string();
+    assert!(error.contains("missing field `inp_shape`"), "{error}");
+    let one: FullyConnectedConfig = toml::from_str("activation_fn = \"leaky_relu\"").unwrap();
+    assert_eq!(one.activation_fn, [Activation::LeakyRelu]);
+    let many: FullyConnectedConfig = toml::from_str("activation_fn = [\"tanh\", \"logsigmoid\"]").unwrap();
+    assert_eq!(many.activation_fn, [Activation::Tanh, Activation::LogSigmoid]);
+    for unknown in ["activation_fn = \"swish\"", "activation_fn = [\"swish\"]"] {
+        let error = toml::from_str::<FullyConnectedConfig>(unknown).unwrap_err().to_string();
+        assert!(error.contains("unknown variant `swish`, expected one of `relu`, `leaky_relu`"), "{error}");
+    }
+    let written = toml::to_string(&small()).unwrap();
+    assert_eq!(toml::from_str::<AfnoConfig>(&written).unwrap(), small());
+}
+
+#[rstest]
+#[case(Activation::LeakyRelu, |x: f64| if x > 0.0 { x } else { 0.1 * x })]
+#[case(Activation::Prelu, |x: f64| if x > 0.0 { x } else { 0.25 * x })]
+#[case(Activation::Relu6, |x: f64| x.clamp(0.0, 6.0))]
+#[case(Activation::Hardtanh, |x: f64| x.clamp(-1.0, 1.0))]
+#[case(Activation::Threshold, |x: f64| x.max(1.0))]
+#[case(Activation::Squareplus, |x: f64| (x + (x * x + 4.0).sqrt()) / 2.0)]
+#[case(Activation::Stan, |x: f64| x.tanh() * (1.0 + x))]
+#[case(Activation::CappekLeakyRelu, |x: f64| if x > 0.0 { x.min(1.0) } else { 0.01 * x })]
+#[case(Activation::Identity, |x: f64| x)]
+#[case(Activation::Sin, f64::sin)]
+#[case(Activation::Tanhshrink, |x: f64| x - x.tanh())]
+#[case(Activation::Softshrink, |x: f64| x.signum() * (x.abs() - 0.5).max(0.0))]
+fn activations(#[case] activation: Activation, #[case] function: fn(f64) -> f64) {
+    // One feature, one hidden layer, unit weights: the network is the activation.
+    let config = FullyConnectedConfig {
+        in_features: 1,
+        layer_size: 1,
+        out_features: 1,
+        num_layers: 1,
+        activation_fn: vec![activation],
+        ..Default::default()
+    };
+    let mut params = store().with_options(Kind::Double, Device::Cpu);
+    let model = FullyConnected::new(&config, &mut params).unwrap();
+    tch::no_grad(|| {
+        for parameter in params.parameters().iter().filter(|p| p.name.ends_with("linear.weight")) {
+            let _ = parameter.tensor.shallow_clone().fill_(1.0);
+        }
+    });
+    let x = random(&[50, 1], Kind::Double) * 3.0;
+    let values = Vec::<f64>::try_from(x.reshape([-1])).unwrap();
+    let want: Vec<f64> = values.into_iter().map(function).collect();
+    let got = model.forward(&x).unwrap().reshape([-1]);
+    assert!(max_error(&got, &Tensor::from_slice(&want)) < 1e-12);
+}
+
+#[test]
+fn activations_bring_their_state() {
+    let names = |activation| {
+        let config =
+            FullyConnectedConfig { num_layers: 2, activation_fn: vec![activation], ..Default::default() };
+        let mut params = store();
+        FullyConnected::new(&config, &mut params).unwrap();
+        let all = params.parameters().iter().map(|p| (p.name.clone(), p.trainable));
+        all.filter(|(name, _)| name.contains("activation_fn")).collect::<Vec<_>>()
+    };
+    let two = |name: &str, trainable| {
+        [0, 1].map(|i| (format!("layers.{i}.activation_fn.{name}"), trainable)).to_vec()
+    };
+    assert_eq!(names(Activation::Prelu), two("weight", true));
+    assert_eq!(names(Activation::CappedGelu), two("cap", false));
+    assert_eq!(names(Activation::Silu), []);
+}
+
+#[test]
+fn weight_norm_and_weight_fact_start_as_plain_weights() {
+    let x = random(&[5, 8], Kind::Float);
+    let output = |weight_norm, weight_fact| {
+        let config = FullyConnectedConfig {
+            in_features: 8,
+            layer_size: 8,
+            out_features: 8,
+            num_layers: 2,
+            weight_norm,
+            weight_fact,
+            ..Default::default()
+        };
+        let mut params = store();
+        let model = FullyConnected::new(&config, &mut params).unwrap();
+        (model.forward(&x).unwrap(), params)
+    };
+    let (plain, _) = output(false, false);
+    let (fact, params) = output(false, true);
+    assert!(max_error(&plain, &fact) < 1e-5);
+    let g = &params.get("layers.0.linear.g").unwrap().tensor;
+    assert!((g.log().mean(Kind::Double).double_value(&[]) - 1.0).abs() < 0.2);
+    let (_, params) = output(true, false);
+    assert_eq!(
+        params.get("layers.1.linear.weight_g").unwrap().tensor.detach(),
+        Tensor::ones([8, 1], (Kind::Float, Device::Cpu))
+    );
+}
+
+#[test]
+fn dropout_is_the_same_for_parts_of_a_batch() {
+    let config = AfnoConfig { drop_rate: 0.3, ..small() };
+    let mut params = store();
+    let model = Afno::new(&config, &mut params).unwrap();
+    let x = random(&[5, 2, 16, 12], Kind::Float);
+    let whole = model.forward(&x, Mode::train(&Generator::new(9))).unwrap();
+    for (offset, count) in [(0, 2), (2, 3)] {
+        let part =
+            model.forward(&x.narrow(0, offset, count), Mode::train_part(&Generator::new(9), offset, 5));
+        assert!(max_error(&part.unwrap(), &whole.narrow(0, offset, count)) < 1e-5);
+    }
+    let eval = model.forward(&x, Mode::Eval).unwrap();
+    assert!(max_error(&eval, &whole) > 1e-3);
+    let again = model.forward(&x, Mode::train(&Generator::new(9))).unwrap();
+    assert_eq!(again, whole);
+}
+
+#[rstest]
+#[case(Kind::Double, 1e-4)]
+#[case(Kind::BFloat16, 0.2)]
+fn other_kinds(#[case] kind: Kind, #[case] tolerance: f64) {
+    let mut params = store();
+    let model = Afno::new(&small(), &mut params).unwrap();
+    let x = random(&[2, 2, 16, 12], Kind::Float);
+    let single = model.forward(&x, Mode::Eval).unwrap();
+    params.set_kind(kind).unwrap();
+    let other = model.forward(&x.to_kind(kind), Mode::Eval).unwrap();
+    assert_eq!(other.kind(), kind);
+    assert!(max_error(&other.to_kind(Kind::Float), &single) < tolerance);
+    other.sum(Kind::Float).backward();
+    assert!(params.trainable().all(|p| p.tensor.grad().kind() == kind));
+}
+
+fn max_error(a: &Tensor, b: &Tensor) -> f64 {
+    assert_eq!(a.size(), b.size());
+    if a.numel() == 0 { 0.0 } else { (a - b).abs().max().double_value(&[]) }
+}

@@ -1,0 +1,241 @@
+//! Functions of each element.
+
+use tch::{Scalar, Tensor};
+
+use super::named;
+use crate::error::Result;
+
+/// A function of one number.
+#[derive(Debug, Clone, Copy, PartialEq)]
+#[non_exhaustive]
+pub enum Unary {
+    /// −x
+    Neg,
+    /// |x|
+    Abs,
+    /// x²
+    Square,
+    /// √x
+    Sqrt,
+    /// 1/√x
+    Rsqrt,
+    /// 1/x
+    Reciprocal,
+    /// eˣ
+    Exp,
+    /// ln x
+    Log,
+    /// sin x
+    Sin,
+    /// cos x
+    Cos,
+    /// tanh x
+    Tanh,
+    /// σ(x) = 1 / (1 + e⁻ˣ)
+    Sigmoid,
+    /// ln σ(x)
+    LogSigmoid,
+    /// max(x, 0)
+    Relu,
+    /// x, or this slope times x below 0
+    LeakyRelu(f64),
+    /// x, or eˣ − 1 below 0
+    Elu,
+    /// x, or eˣ − 1 below 0 (α = 1, where it is [`Elu`](Unary::Elu))
+    Celu,
+    /// 1.0507… · (x, or 1.6732… · (eˣ − 1) below 0)
+    Selu,
+    /// x · σ(x)
+    Silu,
+    /// x · Φ(x), the exact form with erf
+    Gelu,
+    /// x · Φ(x) by tanh
+    GeluTanh,
+    /// ln(1 + eˣ)
+    Softplus,
+    /// x / (1 + |x|)
+    Softsign,
+    /// x moved towards 0 by this much, and 0 where it was nearer
+    Softshrink(f64),
+    /// x − tanh x
+    Tanhshrink,
+    /// x where it is above `threshold`, else `value`
+    Threshold {
+        /// The border.
+        threshold: f64,
+        /// What stands at and below it.
+        value: f64,
+    },
+    /// x cut to an interval
+    Clamp {
+        /// The least result.
+        min: f64,
+        /// The greatest result.
+        max: f64,
+    },
+    /// x + c
+    AddScalar(f64),
+    /// x · c
+    MulScalar(f64),
+    /// xᶜ
+    PowScalar(f64),
+}
+
+/// A function of two numbers, over broadcast shapes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum Binary {
+    /// a + b
+    Add,
+    /// a − b
+    Sub,
+    /// a · b
+    Mul,
+    /// a / b
+    Div,
+    /// The greater one.
+    Maximum,
+    /// The lesser one.
+    Minimum,
+    /// aᵇ
+    Pow,
+}
+
+/// Functions of each element. Two methods are the whole; the others name their commonest cases.
+#[expect(
+    clippy::missing_errors_doc,
+    reason = "all fail alike: kinds that the function lacks, shapes that do not broadcast"
+)]
+pub trait Elementwise: Sized {
+    /// `function` of every element.
+    fn unary(&self, function: Unary) -> Result<Self>;
+
+    /// `function` of the elements of both, whose shapes are broadcast to each other.
+    fn binary(&self, function: Binary, other: &Self) -> Result<Self>;
+
+    /// The elements of `on_true` where this boolean array is true, else those of `on_false`.
+    fn select_where(&self, on_true: &Self, on_false: &Self) -> Result<Self>;
+
+    /// x, or weight · x below 0, with one weight or one for each channel (dim 1).
+    fn prelu(&self, weight: &Self) -> Result<Self>;
+
+    /// The sum.
+    fn add(&self, other: &Self) -> Result<Self> {
+        self.binary(Binary::Add, other)
+    }
+
+    /// The difference.
+    fn sub(&self, other: &Self) -> Result<Self> {
+        self.binary(Binary::Sub, other)
+    }
+
+    /// The product.
+    fn mul(&self, other: &Self) -> Result<Self> {
+        self.binary(Binary::Mul, other)
+    }
+
+    /// The quotient.
+    fn div(&self, other: &Self) -> Result<Self> {
+        self.binary(Binary::Div, other)
+    }
+
+    /// x + c
+    fn add_scalar(&self, c: f64) -> Result<Self> {
+        self.unary(Unary::AddScalar(c))
+    }
+
+    /// x · c
+    fn mul_scalar(&self, c: f64) -> Result<Self> {
+        self.unary(Unary::MulScalar(c))
+    }
+
+    /// max(x, 0)
+    fn relu(&self) -> Result<Self> {
+        self.unary(Unary::Relu)
+    }
+
+    /// x · Φ(x), exact.
+    fn gelu(&self) -> Result<Self> {
+        self.unary(Unary::Gelu)
+    }
+
+    /// tanh x
+    fn tanh(&self) -> Result<Self> {
+        self.unary(Unary::Tanh)
+    }
+
+    /// x moved towards 0 by `lambda`, and 0 where it was nearer.
+    fn softshrink(&self, lambda: f64) -> Result<Self> {
+        self.unary(Unary::Softshrink(lambda))
+    }
+}
+
+impl Elementwise for Tensor {
+    fn unary(&self, function: Unary) -> Result<Self> {
+        use Unary::*;
+        let x = self;
+        let (name, result) = match function {
+            Neg => ("neg", x.f_neg()),
+            Abs => ("abs", x.f_abs()),
+            Square => ("square", x.f_square()),
+            Sqrt => ("sqrt", x.f_sqrt()),
+            Rsqrt => ("rsqrt", x.f_rsqrt()),
+            Reciprocal => ("reciprocal", x.f_reciprocal()),
+            Exp => ("exp", x.f_exp()),
+            Log => ("log", x.f_log()),
+            Sin => ("sin", x.f_sin()),
+            Cos => ("cos", x.f_cos()),
+            Tanh => ("tanh", x.f_tanh()),
+            Sigmoid => ("sigmoid", x.f_sigmoid()),
+            LogSigmoid => ("log_sigmoid", x.f_log_sigmoid()),
+            Relu => ("relu", x.f_relu()),
+            // max(x, s·x), and for slopes above 1 the other one.
+            LeakyRelu(slope) => ("leaky_relu", leaky_relu(x, slope)),
+            Elu => ("elu", x.f_elu()),
+            Celu => ("celu", x.f_celu()),
+            Selu => ("selu", x.f_selu()),
+            Silu => ("silu", x.f_silu()),
+            Gelu => ("gelu", x.f_gelu("none")),
+            GeluTanh => ("gelu", x.f_gelu("tanh")),
+            Softplus => ("softplus", x.f_softplus()),
+            Softsign => ("softsign", x.f_abs().and_then(|a| a.f_add_scalar(1.0)).and_then(|a| x.f_div(&a))),
+            Softshrink(lambda) => {
+                ("softshrink", x.f_clamp(-lambda, lambda).and_then(|inner| x.f_sub(&inner)))
+            }
+            Tanhshrink => ("tanhshrink", x.f_tanh().and_then(|t| x.f_sub(&t))),
+            Threshold { threshold, value } => ("threshold", x.f_threshold(threshold, value)),
+            Clamp { min, max } => ("clamp", x.f_clamp(min, max)),
+            AddScalar(c) => ("add_scalar", x.f_add_scalar(c)),
+            MulScalar(c) => ("mul_scalar", x.f_mul_scalar(c)),
+            PowScalar(c) => ("pow_scalar", x.f_pow_tensor_scalar(c)),
+        };
+        named(name, &[self], result)
+    }
+
+    fn binary(&self, function: Binary, other: &Self) -> Result<Self> {
+        let (name, result) = match function {
+            Binary::Add => ("add", self.f_add(other)),
+            Binary::Sub => ("sub", self.f_sub(other)),
+            Binary::Mul => ("mul", self.f_mul(other)),
+            Binary::Div => ("div", self.f_div(other)),
+            Binary::Maximum => ("maximum", self.f_maximum(other)),
+            Binary::Minimum => ("minimum", self.f_minimum(other)),
+            Binary::Pow => ("pow", self.f_pow(other)),
+        };
+        named(name, &[self, other], result)
+    }
+
+    fn select_where(&self, on_true: &Self, on_false: &Self) -> Result<Self> {
+        named("where", &[self, on_true, on_false], on_true.f_where_self(self, on_false))
+    }
+
+    fn prelu(&self, weight: &Self) -> Result<Self> {
+        named("prelu", &[self, weight], self.f_prelu(weight))
+    }
+}
+
+/// libtorch's own has no slope in tch. The gradient at 0 is the slope, as there.
+fn leaky_relu(x: &Tensor, slope: f64) -> Result<Tensor, tch::TchError> {
+    let slope = x.f_mul_scalar(Scalar::from(slope))?;
+    x.f_where_self(&x.f_gt(0.0)?, &slope)
+}

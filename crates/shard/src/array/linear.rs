@@ -1,0 +1,97 @@
+//! Products with weights, and normalisation.
+
+use tch::Tensor;
+
+use super::{argument, named};
+use crate::error::Result;
+
+/// How a two-dimensional convolution walks: height first, then width.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Conv2d {
+    /// Step between outputs.
+    pub stride: [i64; 2],
+    /// Zeros before and after.
+    pub padding: [i64; 2],
+    /// Step between the kernel's elements.
+    pub dilation: [i64; 2],
+    /// Number of independent groups of channels.
+    pub groups: i64,
+}
+
+impl Default for Conv2d {
+    fn default() -> Self {
+        Self { stride: [1, 1], padding: [0, 0], dilation: [1, 1], groups: 1 }
+    }
+}
+
+/// Products and normalisation.
+#[expect(clippy::missing_errors_doc, reason = "all fail alike: shapes that do not fit, kinds that differ")]
+pub trait Linear: Sized {
+    /// x Wᵀ + b over the last dim: `weight` `[out, in]`, `bias` `[out]`.
+    fn linear(&self, weight: &Self, bias: Option<&Self>) -> Result<Self>;
+
+    /// The matrix product of the last two dims; dims before them are broadcast.
+    fn matmul(&self, other: &Self) -> Result<Self>;
+
+    /// The product of two batches of matrices, `[n, i, j]` and `[n, j, k]`, plus `bias`, broadcast to `[n, i, k]`.
+    fn batched_matmul(&self, other: &Self, bias: Option<&Self>) -> Result<Self>;
+
+    /// Two-dimensional convolution of `[batch, channel, height, width]` with `weight`
+    /// `[out, channel / groups, kernel height, kernel width]`.
+    fn conv2d(&self, weight: &Self, bias: Option<&Self>, conv: &Conv2d) -> Result<Self>;
+
+    /// (x − mean) / √(variance + `eps`) over the trailing dims `normalized`, times `weight` plus `bias` of that shape.
+    fn layer_norm(
+        &self,
+        normalized: &[i64],
+        weight: Option<&Self>,
+        bias: Option<&Self>,
+        eps: f64,
+    ) -> Result<Self>;
+
+    /// eˣ / Σ eˣ along `dim`.
+    fn softmax(&self, dim: i64) -> Result<Self>;
+}
+
+impl Linear for Tensor {
+    fn linear(&self, weight: &Self, bias: Option<&Self>) -> Result<Self> {
+        named("linear", &[self, weight], self.f_linear(weight, bias))
+    }
+
+    fn matmul(&self, other: &Self) -> Result<Self> {
+        named("matmul", &[self, other], self.f_matmul(other))
+    }
+
+    fn batched_matmul(&self, other: &Self, bias: Option<&Self>) -> Result<Self> {
+        let result = match bias {
+            Some(bias) => bias.f_baddbmm(self, other, 1.0, 1.0),
+            None => self.f_bmm(other),
+        };
+        named("batched_matmul", &[self, other], result)
+    }
+
+    fn conv2d(&self, weight: &Self, bias: Option<&Self>, conv: &Conv2d) -> Result<Self> {
+        if self.dim() != 4 {
+            return Err(argument(
+                "conv2d",
+                format!("input {:?} is not [batch, channel, height, width]", self.size()),
+            ));
+        }
+        let result = self.f_conv2d(weight, bias, conv.stride, conv.padding, conv.dilation, conv.groups);
+        named("conv2d", &[self, weight], result)
+    }
+
+    fn layer_norm(
+        &self,
+        normalized: &[i64],
+        weight: Option<&Self>,
+        bias: Option<&Self>,
+        eps: f64,
+    ) -> Result<Self> {
+        named("layer_norm", &[self], self.f_layer_norm(normalized, weight, bias, eps, true))
+    }
+
+    fn softmax(&self, dim: i64) -> Result<Self> {
+        named("softmax", &[self], self.f_softmax(dim, None))
+    }
+}

@@ -1,0 +1,36 @@
+//! Operators that draw random numbers.
+
+use tch::Tensor;
+
+use super::{argument, named};
+use crate::error::Result;
+use crate::random::{Generator, Window};
+
+/// Dropout and its relatives.
+pub trait RandomOps: Sized {
+    /// Each element zero with probability `p`, else times 1 / (1 − p). `window` says which part of the global tensor this
+    /// array is, so that the result does not depend on the layout. `p` = 0 draws nothing.
+    ///
+    /// # Errors
+    ///
+    /// `p` is outside [0, 1), or `window` has another shape than the array.
+    fn dropout(&self, p: f64, generator: &Generator, window: &Window) -> Result<Self>;
+}
+
+impl RandomOps for Tensor {
+    fn dropout(&self, p: f64, generator: &Generator, window: &Window) -> Result<Self> {
+        let shape = self.size();
+        // A window of extent 1 along a dim drops everything along it at once.
+        let fits = shape.len() == window.shape().len()
+            && shape.iter().zip(window.shape()).all(|(&extent, &mask)| extent == mask || mask == 1);
+        if !fits {
+            let reason = format!("window {:?} does not cover an array {shape:?}", window.shape());
+            return Err(argument("dropout", reason));
+        }
+        if p == 0.0 {
+            return Ok(Tensor::shallow_clone(self));
+        }
+        let mask = generator.dropout_mask(window, p, (Tensor::kind(self), Tensor::device(self)))?;
+        named("dropout", &[self, &mask], self.f_mul(&mask))
+    }
+}

@@ -1,0 +1,75 @@
+//! Sums and other statistics.
+
+use tch::{Reduction as TorchReduction, Tensor};
+
+use super::{named, resolve};
+use crate::error::Result;
+
+/// A statistic of many numbers.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum Reduction {
+    /// Σ x
+    Sum,
+    /// Σ x / n
+    Mean,
+    /// The greatest.
+    Max,
+    /// The least.
+    Min,
+    /// √(Σ x²)
+    Norm,
+}
+
+/// Statistics along dims.
+#[expect(
+    clippy::missing_errors_doc,
+    reason = "all fail alike: dims that do not exist, kinds without the statistic"
+)]
+pub trait Reduce: Sized {
+    /// `statistic` over `dims`, which stay with extent 1 where `keepdim`; no dims means all of them.
+    fn reduce(&self, statistic: Reduction, dims: &[i64], keepdim: bool) -> Result<Self>;
+
+    /// Mean over all elements of (x − target)².
+    fn mse_loss(&self, target: &Self) -> Result<Self>;
+
+    /// The sum of all elements.
+    fn sum(&self) -> Result<Self> {
+        self.reduce(Reduction::Sum, &[], false)
+    }
+
+    /// The mean of all elements.
+    fn mean(&self) -> Result<Self> {
+        self.reduce(Reduction::Mean, &[], false)
+    }
+}
+
+impl Reduce for Tensor {
+    fn reduce(&self, statistic: Reduction, dims: &[i64], keepdim: bool) -> Result<Self> {
+        let count = self.dim();
+        let dims: Vec<i64> = if dims.is_empty() {
+            (0..count as i64).collect()
+        } else {
+            dims.iter()
+                .map(|&dim| resolve("reduce", dim, count).map(|dim| dim as i64))
+                .collect::<Result<_>>()?
+        };
+        let dims = &dims[..];
+        let (name, result) = match statistic {
+            Reduction::Sum => ("sum", self.f_sum_dim_intlist(dims, keepdim, None)),
+            Reduction::Mean => ("mean", self.f_mean_dim(dims, keepdim, None)),
+            Reduction::Max => ("max", self.f_amax(dims, keepdim)),
+            Reduction::Min => ("min", self.f_amin(dims, keepdim)),
+            Reduction::Norm => ("norm", self.f_norm_scalaropt_dim(2.0, dims, keepdim)),
+        };
+        named(name, &[self], result)
+    }
+
+    fn mse_loss(&self, target: &Self) -> Result<Self> {
+        if self.size() != target.size() {
+            let reason = format!("input {:?} and target {:?} differ in shape", self.size(), target.size());
+            return Err(super::argument("mse_loss", reason));
+        }
+        named("mse_loss", &[self, target], self.f_mse_loss(target, TorchReduction::Mean))
+    }
+}

@@ -1,0 +1,109 @@
+//! Moving elements about.
+
+use tch::Tensor;
+
+use super::{argument, named};
+use crate::error::Result;
+
+/// Rearrangement and selection. Dims may count from the end.
+#[expect(clippy::missing_errors_doc, reason = "all fail alike: dims, extents or indices that do not exist")]
+pub trait Shape: Sized {
+    /// The elements, in row-major order, as another shape; one extent may be −1.
+    fn reshape(&self, shape: &[i64]) -> Result<Self>;
+
+    /// The dims in another order: dim `i` of the result is `order[i]` of this.
+    fn permute(&self, order: &[i64]) -> Result<Self>;
+
+    /// Two dims exchanged.
+    fn transpose(&self, dim0: i64, dim1: i64) -> Result<Self>;
+
+    /// `length` elements from `start` along `dim`.
+    fn narrow(&self, dim: i64, start: i64, length: i64) -> Result<Self>;
+
+    /// Parts of the given sizes along `dim`.
+    fn split(&self, sizes: &[i64], dim: i64) -> Result<Vec<Self>>;
+
+    /// The element `index` along `dim`, which disappears.
+    fn select(&self, dim: i64, index: i64) -> Result<Self>;
+
+    /// The elements that `index` (`Int64`, one dim) names along `dim`.
+    fn index_select(&self, dim: i64, index: &Self) -> Result<Self>;
+
+    /// Arrays behind each other along `dim`.
+    fn cat(arrays: &[&Self], dim: i64) -> Result<Self>;
+
+    /// Arrays of one shape behind each other along a new `dim`.
+    fn stack(arrays: &[&Self], dim: i64) -> Result<Self>;
+
+    /// Extents of 1 repeated to `shape`, without a copy.
+    fn expand(&self, shape: &[i64]) -> Result<Self>;
+
+    /// A new dim of extent 1.
+    fn unsqueeze(&self, dim: i64) -> Result<Self>;
+
+    /// `value` before and after, as pairs from the *last* dim backwards (PyTorch's order); negative ones cut off.
+    fn pad(&self, pairs: &[i64], value: f64) -> Result<Self>;
+
+    /// The order of the elements along `dims` turned round.
+    fn flip(&self, dims: &[i64]) -> Result<Self>;
+}
+
+impl Shape for Tensor {
+    fn reshape(&self, shape: &[i64]) -> Result<Self> {
+        named("reshape", &[self], self.f_reshape(shape))
+    }
+
+    fn permute(&self, order: &[i64]) -> Result<Self> {
+        named("permute", &[self], self.f_permute(order))
+    }
+
+    fn transpose(&self, dim0: i64, dim1: i64) -> Result<Self> {
+        named("transpose", &[self], self.f_transpose(dim0, dim1))
+    }
+
+    fn narrow(&self, dim: i64, start: i64, length: i64) -> Result<Self> {
+        named("narrow", &[self], self.f_narrow(dim, start, length))
+    }
+
+    fn split(&self, sizes: &[i64], dim: i64) -> Result<Vec<Self>> {
+        named("split", &[self], self.f_split_with_sizes(sizes, dim))
+    }
+
+    fn select(&self, dim: i64, index: i64) -> Result<Self> {
+        named("select", &[self], self.f_select(dim, index))
+    }
+
+    fn index_select(&self, dim: i64, index: &Self) -> Result<Self> {
+        named("index_select", &[self, index], self.f_index_select(dim, index))
+    }
+
+    fn cat(arrays: &[&Self], dim: i64) -> Result<Self> {
+        if arrays.is_empty() {
+            return Err(argument("cat", "no arrays"));
+        }
+        named("cat", arrays, Tensor::f_cat(arrays, dim))
+    }
+
+    fn stack(arrays: &[&Self], dim: i64) -> Result<Self> {
+        if arrays.is_empty() {
+            return Err(argument("stack", "no arrays"));
+        }
+        named("stack", arrays, Tensor::f_stack(arrays, dim))
+    }
+
+    fn expand(&self, shape: &[i64]) -> Result<Self> {
+        named("expand", &[self], self.f_expand(shape, false))
+    }
+
+    fn unsqueeze(&self, dim: i64) -> Result<Self> {
+        named("unsqueeze", &[self], self.f_unsqueeze(dim))
+    }
+
+    fn pad(&self, pairs: &[i64], value: f64) -> Result<Self> {
+        named("pad", &[self], self.f_pad(pairs, "constant", value))
+    }
+
+    fn flip(&self, dims: &[i64]) -> Result<Self> {
+        named("flip", &[self], self.f_flip(dims))
+    }
+}

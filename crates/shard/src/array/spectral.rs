@@ -1,0 +1,244 @@
+//! Fourier transforms.
+
+use std::ops::Range;
+
+use tch::{Device, Kind, TchError, Tensor};
+
+use super::convert::as_complex;
+use super::{Array, argument, named, resolve, tables};
+use crate::error::Result;
+
+/// Where the factor 1 / n of a transform and its inverse goes, as in PyTorch.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum FftNorm {
+    /// To the inverse transform.
+    Backward,
+    /// Its root to both, which makes them unitary.
+    Ortho,
+    /// To the forward transform.
+    Forward,
+}
+
+impl FftNorm {
+    fn name(self) -> &'static str {
+        match self {
+            FftNorm::Backward => "backward",
+            FftNorm::Ortho => "ortho",
+            FftNorm::Forward => "forward",
+        }
+    }
+
+    fn scale(self, n: i64, inverse: bool) -> f64 {
+        match (self, inverse) {
+            (FftNorm::Ortho, _) => (n as f64).sqrt().recip(),
+            (FftNorm::Backward, true) | (FftNorm::Forward, false) => (n as f64).recip(),
+            _ => 1.0,
+        }
+    }
+}
+
+/// A rectangle of a half spectrum of `height × (width / 2 + 1)` modes.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Modes {
+    /// Modes along the height, `0..height`.
+    pub rows: Range<i64>,
+    /// Modes along the width, `0..width / 2 + 1`.
+    pub columns: Range<i64>,
+}
+
+/// Transforms of the last or of other dims. Below single precision there are none: convert first.
+#[expect(
+    clippy::missing_errors_doc,
+    reason = "all fail alike: kinds below single, dims or modes that do not exist"
+)]
+pub trait Spectral: Sized {
+    /// The complex half spectrum over two dims, the last of which is halved.
+    fn rfft2(&self, dims: [i64; 2], norm: FftNorm) -> Result<Self>;
+
+    /// The real inverse of [`rfft2`](Self::rfft2) of extents `size`. As there, imaginary parts of modes that are their own
+    /// mirror image are dropped.
+    fn irfft2(&self, size: [i64; 2], dims: [i64; 2], norm: FftNorm) -> Result<Self>;
+
+    /// Only the given modes of the half spectrum over `dim` (height) and the dim after it (width), as a real array: from
+    /// `[…, height, width, …]` to `[…, 2, rows, columns, …]`, real parts first.
+    fn rfft2_modes(&self, dim: i64, modes: &Modes, norm: FftNorm) -> Result<Self>;
+
+    /// Back from [`rfft2_modes`](Self::rfft2_modes), whose 2 is at `dim`; all other modes are zero.
+    fn irfft2_modes(&self, dim: i64, size: [i64; 2], modes: &Modes, norm: FftNorm) -> Result<Self>;
+}
+
+impl Spectral for Tensor {
+    fn rfft2(&self, dims: [i64; 2], norm: FftNorm) -> Result<Self> {
+        named("rfft2", &[self], self.f_fft_rfft2(None::<&[i64]>, dims, norm.name()))
+    }
+
+    fn irfft2(&self, size: [i64; 2], dims: [i64; 2], norm: FftNorm) -> Result<Self> {
+        named("irfft2", &[self], self.f_fft_irfft2(&size[..], dims, norm.name()))
+    }
+
+    fn rfft2_modes(&self, dim: i64, modes: &Modes, norm: FftNorm) -> Result<Self> {
+        let op = "rfft2_modes";
+        let shape = self.size();
+        let at = resolve(op, dim, shape.len())?;
+        if at + 1 == shape.len() {
+            return Err(argument(op, format!("dim {dim} of {shape:?} has no dim after it")));
+        }
+        let plan = Plan::new(op, self, &shape[..at], [shape[at], shape[at + 1]], &shape[at + 2..], modes)?;
+        let x = named(op, &[self], self.f_reshape([plan.outer, plan.height, plan.width, plan.inner]))?;
+        let result =
+            if plan.short() { plan.forward_by_matrices(&x, norm)? } else { plan.forward_by_fft(&x, norm)? };
+        let shape = [&shape[..at], &[2, plan.rows(), plan.columns()], &shape[at + 2..]].concat();
+        named(op, &[self], result.f_reshape(shape))
+    }
+
+    fn irfft2_modes(&self, dim: i64, size: [i64; 2], modes: &Modes, norm: FftNorm) -> Result<Self> {
+        let op = "irfft2_modes";
+        let shape = self.size();
+        let at = resolve(op, dim, shape.len())?;
+        let want = [2, modes.rows.end - modes.rows.start, modes.columns.end - modes.columns.start];
+        if shape.get(at..at + 3) != Some(&want[..]) {
+            return Err(argument(
+                op,
+                format!("{shape:?} does not hold {want:?} (parts, rows, columns) at dim {dim}"),
+            ));
+        }
+        let plan = Plan::new(op, self, &shape[..at], size, &shape[at + 3..], modes)?;
+        let field = if plan.short() {
+            plan.inverse_by_matrices(self, norm)?
+        } else {
+            plan.inverse_by_fft(self, norm)?
+        };
+        named(op, &[self], field.f_reshape([&shape[..at], &size, &shape[at + 3..]].concat()))
+    }
+}
+
+/// Extents of one transform of `[outer, height, width, inner]`.
+struct Plan<'a> {
+    outer: i64,
+    height: i64,
+    width: i64,
+    inner: i64,
+    modes: &'a Modes,
+    kind: Kind,
+    device: Device,
+}
+
+impl<'a> Plan<'a> {
+    fn new(
+        op: &'static str,
+        array: &Tensor,
+        outer: &[i64],
+        [height, width]: [i64; 2],
+        inner: &[i64],
+        modes: &'a Modes,
+    ) -> Result<Self> {
+        let kind = Array::kind(array);
+        if !matches!(kind, Kind::Float | Kind::Double) {
+            return Err(argument(op, format!("kind {kind:?}; convert to Float or Double first")));
+        }
+        let inside = |range: &Range<i64>, count: i64| {
+            0 <= range.start && range.start <= range.end && range.end <= count
+        };
+        if height < 1 || width < 1 || !inside(&modes.rows, height) || !inside(&modes.columns, width / 2 + 1) {
+            let reason = format!("{modes:?} is not inside the half spectrum {height} x {}", width / 2 + 1);
+            return Err(argument(op, reason));
+        }
+        let device = Array::device(array);
+        Ok(Self {
+            outer: outer.iter().product(),
+            height,
+            width,
+            inner: inner.iter().product(),
+            modes,
+            kind,
+            device,
+        })
+    }
+
+    fn rows(&self) -> i64 {
+        self.modes.rows.end - self.modes.rows.start
+    }
+
+    fn columns(&self) -> i64 {
+        self.modes.columns.end - self.modes.columns.start
+    }
+
+    /// Whether products with the transform's matrices are faster: they cost `width + 2 height` multiplications a number,
+    /// at the speed of a matrix product, touch only the modes asked for, and move nothing about.
+    fn short(&self) -> bool {
+        self.device == Device::Cpu && self.width + 2 * self.height <= 512
+    }
+
+    /// `[outer, height, width, inner]` to `[outer, 2 rows, columns · inner]`.
+    fn forward_by_matrices(&self, x: &Tensor, norm: FftNorm) -> Result<Tensor> {
+        let Modes { rows, columns } = self.modes;
+        let along_width =
+            tables::real_forward(self.width, columns, norm.scale(self.width, false), self.kind)?;
+        let along_height =
+            tables::complex_forward(self.height, rows, norm.scale(self.height, false), self.kind)?;
+        let lines = self.outer * self.height;
+        let product = || {
+            let half = if self.inner == 1 {
+                x.f_reshape([lines, self.width])?.f_matmul(&along_width.f_transpose(0, 1)?)?
+            } else {
+                left_product(&along_width, &x.f_reshape([lines, self.width, self.inner])?)?
+            };
+            let columns = half.f_reshape([self.outer, 2 * self.height, self.columns() * self.inner])?;
+            left_product(&along_height, &columns)
+        };
+        named("rfft2_modes", &[x], product())
+    }
+
+    /// `[outer, 2 rows, columns, inner]` to `[outer, height, width, inner]`, these merged in some way.
+    fn inverse_by_matrices(&self, x: &Tensor, norm: FftNorm) -> Result<Tensor> {
+        let Modes { rows, columns } = self.modes;
+        let along_height =
+            tables::complex_forward(self.height, rows, norm.scale(self.height, true), self.kind)?;
+        let along_width = tables::real_inverse(self.width, columns, norm.scale(self.width, true), self.kind)?;
+        let lines = self.outer * self.height;
+        let product = || {
+            let columns = x.f_reshape([self.outer, 2 * self.rows(), self.columns() * self.inner])?;
+            let half = left_product(&along_height.f_transpose(0, 1)?, &columns)?;
+            if self.inner == 1 {
+                half.f_reshape([lines, 2 * self.columns()])?.f_matmul(&along_width.f_transpose(0, 1)?)
+            } else {
+                left_product(&along_width, &half.f_reshape([lines, 2 * self.columns(), self.inner])?)
+            }
+        };
+        named("irfft2_modes", &[x], product())
+    }
+
+    fn forward_by_fft(&self, x: &Tensor, norm: FftNorm) -> Result<Tensor> {
+        let Modes { rows, columns } = self.modes;
+        let transform = || {
+            let spectrum = x.f_fft_rfft2(None::<&[i64]>, [1, 2], norm.name())?;
+            let modes =
+                spectrum.f_narrow(1, rows.start, self.rows())?.f_narrow(2, columns.start, self.columns())?;
+            modes.f_view_as_real()?.f_permute([0, 4, 1, 2, 3])
+        };
+        named("rfft2_modes", &[x], transform())
+    }
+
+    fn inverse_by_fft(&self, x: &Tensor, norm: FftNorm) -> Result<Tensor> {
+        let Modes { rows, columns } = self.modes;
+        // From the last dim backwards: parts, inner, columns, rows.
+        let after = (self.width / 2 + 1 - columns.end, self.height - rows.end);
+        let around = [0, 0, 0, 0, columns.start, after.0, rows.start, after.1];
+        let transform = || {
+            let parts = x.f_reshape([self.outer, 2, self.rows(), self.columns(), self.inner])?;
+            let whole = parts.f_permute([0, 2, 3, 4, 1])?.f_pad(around, "constant", 0.0)?;
+            let spectrum = as_complex(&whole)?;
+            spectrum.f_fft_irfft2(&[self.height, self.width][..], [1, 2], norm.name())
+        };
+        named("irfft2_modes", &[x], transform())
+    }
+}
+
+/// One matrix `[i, j]` times each of a batch `[n, j, k]`.
+fn left_product(matrix: &Tensor, batch: &Tensor) -> Result<Tensor, TchError> {
+    let (count, (height, width)) = (batch.size3()?.0, matrix.size2()?);
+    if count == 1 {
+        return matrix.f_matmul(&batch.f_select(0, 0)?)?.f_unsqueeze(0);
+    }
+    matrix.f_unsqueeze(0)?.f_expand([count, height, width], false)?.f_bmm(batch)
+}

@@ -1,0 +1,86 @@
+//! Matrices of the discrete Fourier transform, for transforms that are short enough to be products with them.
+
+use std::f64::consts::TAU;
+use std::ops::Range;
+
+use tch::{Kind, Tensor};
+
+use isobar_torch::memory::from_vec;
+
+use super::named;
+use crate::error::Result;
+
+/// The matrix `[2 K, n]` from `n` real numbers to their modes `columns`: K real parts, then K imaginary parts.
+pub(super) fn real_forward(n: i64, columns: &Range<i64>, scale: f64, kind: Kind) -> Result<Tensor> {
+    let wave = Wave::new(n, scale);
+    let mut values = Vec::with_capacity(2 * (columns.end - columns.start) as usize * n as usize);
+    for mode in columns.clone() {
+        values.extend((0..n).map(|x| wave.cos(mode, x)));
+    }
+    for mode in columns.clone() {
+        values.extend((0..n).map(|x| -wave.sin(mode, x)));
+    }
+    matrix(values, n, kind)
+}
+
+/// The matrix `[n, 2 K]` back from the modes `columns` of a half spectrum, the others being zero, to `n` real numbers.
+/// Modes that have a mirror image count twice; of the others the imaginary part does not matter.
+pub(super) fn real_inverse(n: i64, columns: &Range<i64>, scale: f64, kind: Kind) -> Result<Tensor> {
+    let wave = Wave::new(n, scale);
+    let twice = |mode: i64| if mode == 0 || 2 * mode == n { 1.0 } else { 2.0 };
+    let mirrored = |mode: i64| if mode == 0 || 2 * mode == n { 0.0 } else { 2.0 };
+    let count = columns.end - columns.start;
+    let mut values = Vec::with_capacity(2 * count as usize * n as usize);
+    for x in 0..n {
+        values.extend(columns.clone().map(|mode| twice(mode) * wave.cos(mode, x)));
+        values.extend(columns.clone().map(|mode| -mirrored(mode) * wave.sin(mode, x)));
+    }
+    matrix(values, 2 * count, kind)
+}
+
+/// The matrix `[2 R, 2 n]` from `n` complex numbers, real and imaginary part side by side, to their modes `rows`: R real
+/// parts, then R imaginary parts. Its transpose is the inverse transform, up to the scale.
+pub(super) fn complex_forward(n: i64, rows: &Range<i64>, scale: f64, kind: Kind) -> Result<Tensor> {
+    let wave = Wave::new(n, scale);
+    let mut values = Vec::with_capacity(4 * (rows.end - rows.start) as usize * n as usize);
+    // (cos − i sin)(re + i im) has the real part cos·re + sin·im and the imaginary part −sin·re + cos·im.
+    for mode in rows.clone() {
+        values.extend((0..n).flat_map(|x| [wave.cos(mode, x), wave.sin(mode, x)]));
+    }
+    for mode in rows.clone() {
+        values.extend((0..n).flat_map(|x| [-wave.sin(mode, x), wave.cos(mode, x)]));
+    }
+    matrix(values, 2 * n, kind)
+}
+
+/// Scaled cosines and sines of all multiples of 2π / n.
+struct Wave {
+    n: i64,
+    cos: Vec<f64>,
+    sin: Vec<f64>,
+}
+
+impl Wave {
+    fn new(n: i64, scale: f64) -> Self {
+        let angles = || (0..n).map(|index| TAU * index as f64 / n as f64);
+        Self {
+            n,
+            cos: angles().map(|a| scale * a.cos()).collect(),
+            sin: angles().map(|a| scale * a.sin()).collect(),
+        }
+    }
+
+    fn cos(&self, mode: i64, x: i64) -> f64 {
+        self.cos[(mode * x % self.n) as usize]
+    }
+
+    fn sin(&self, mode: i64, x: i64) -> f64 {
+        self.sin[(mode * x % self.n) as usize]
+    }
+}
+
+fn matrix(values: Vec<f64>, width: i64, kind: Kind) -> Result<Tensor> {
+    let height = values.len() as i64 / width.max(1);
+    let double = from_vec(values, &[height, width])?;
+    named("to_kind", &[&double], double.f_to_kind(kind))
+}

@@ -1,0 +1,187 @@
+use rstest::rstest;
+use tch::{Device, Kind, Tensor};
+
+use isobar_torch::autograd::{BackwardOptions, grad};
+
+use super::*;
+use crate::{Generator, ParallelRegion, Window};
+
+const CPU64: (Kind, Device) = (Kind::Double, Device::Cpu);
+
+fn random(seed: u64, shape: &[i64]) -> Tensor {
+    Generator::new(seed).normal(&Window::whole(shape), 0.0, 1.0, CPU64).unwrap()
+}
+
+fn assert_close(got: &Tensor, want: &Tensor, tolerance: f64) {
+    assert_eq!(got.size(), want.size());
+    if want.numel() == 0 {
+        return;
+    }
+    let error = (got - want).abs().max().double_value(&[]);
+    assert!(error <= tolerance, "differs by {error}");
+}
+
+#[rstest]
+#[case::one(Unary::Softshrink(0.5), |x: f64| if x.abs() <= 0.5 { 0.0 } else { x - 0.5 * x.signum() })]
+#[case::two(Unary::LeakyRelu(0.1), |x: f64| if x > 0.0 { x } else { 0.1 * x })]
+#[case::three(Unary::Softsign, |x: f64| x / (1.0 + x.abs()))]
+#[case::four(Unary::Threshold { threshold: 1.0, value: 1.0 }, |x: f64| x.max(1.0))]
+#[case::five(Unary::Clamp { min: 0.0, max: 0.5 }, |x: f64| x.clamp(0.0, 0.5))]
+#[case::six(Unary::Tanhshrink, |x: f64| x - x.tanh())]
+#[case::seven(Unary::Silu, |x: f64| x / (1.0 + (-x).exp()))]
+#[case::eight(Unary::Softplus, |x: f64| x.exp().ln_1p())]
+#[case::nine(Unary::LogSigmoid, |x: f64| -(-x).exp().ln_1p())]
+#[case::ten(Unary::PowScalar(2.0), |x: f64| x * x)]
+#[case::eleven(Unary::AddScalar(2.5), |x: f64| x + 2.5)]
+#[case::twelve(Unary::Elu, |x: f64| if x > 0.0 { x } else { x.exp_m1() })]
+#[case::thirteen(Unary::Celu, |x: f64| if x > 0.0 { x } else { x.exp_m1() })]
+#[case::fourteen(Unary::Gelu, |x: f64| x * 0.5 * libm::erfc(-x / 2f64.sqrt()))]
+fn unary_functions(#[case] function: Unary, #[case] want: fn(f64) -> f64) {
+    let x = random(1, &[64]);
+    let want: Vec<f64> = Vec::<f64>::try_from(&x).unwrap().into_iter().map(want).collect();
+    assert_close(&x.unary(function).unwrap(), &Tensor::from_slice(&want), 1e-12);
+}
+
+#[test]
+fn softshrink_has_libtorchs_gradient() {
+    let x = Tensor::from_slice(&[-2.0, -0.5, -0.2, 0.0, 0.2, 0.5, 2.0]).set_requires_grad(true);
+    let options = BackwardOptions::default();
+    let got = grad(&[&x.unary(Unary::Softshrink(0.5)).unwrap().sum(Kind::Double)], &[&x], &[None], options)
+        .unwrap();
+    let want = grad(&[&x.softshrink().sum(Kind::Double)], &[&x], &[None], options).unwrap();
+    assert_eq!(got[0], want[0]);
+}
+
+#[rstest]
+// Short transforms, by matrices.
+#[case([2], [8, 6], [3], 0..8, 0..4)]
+#[case([2], [7, 9], [1], 2..6, 1..3)]
+#[case([1], [6, 5], [4], 0..6, 0..3)]
+#[case([3], [1, 1], [2], 0..1, 0..1)]
+#[case([2], [4, 4], [2], 1..1, 0..2)]
+// Long ones, by the FFT.
+#[case([1], [4, 600], [2], 1..4, 0..301)]
+#[case([2], [301, 3], [1], 5..200, 1..2)]
+fn modes_are_a_part_of_the_half_spectrum(
+    #[case] outer: [i64; 1],
+    #[case] size: [i64; 2],
+    #[case] inner: [i64; 1],
+    #[case] rows: std::ops::Range<i64>,
+    #[case] columns: std::ops::Range<i64>,
+    #[values(FftNorm::Backward, FftNorm::Ortho, FftNorm::Forward)] norm: FftNorm,
+) {
+    let x = random(2, &[&outer[..], &size, &inner].concat());
+    let modes = Modes { rows: rows.clone(), columns: columns.clone() };
+    let (row_count, column_count) = (rows.end - rows.start, columns.end - columns.start);
+    let got = x.rfft2_modes(1, &modes, norm).unwrap();
+    let spectrum = Spectral::rfft2(&x, [1, 2], norm).unwrap();
+    let part = spectrum.narrow(1, rows.start, row_count).narrow(2, columns.start, column_count);
+    assert_close(&got, &part.view_as_real().permute([0, 4, 1, 2, 3]), 1e-11);
+
+    let coefficients = random(3, &got.size());
+    let back = coefficients.irfft2_modes(1, size, &modes, norm).unwrap();
+    let complex = Convert::view_as_complex(&coefficients.permute([0, 2, 3, 4, 1])).unwrap();
+    let whole = spectrum.zeros_like();
+    whole.narrow(1, rows.start, row_count).narrow(2, columns.start, column_count).copy_(&complex);
+    assert_close(&back, &Spectral::irfft2(&whole, size, [1, 2], norm).unwrap(), 1e-11);
+}
+
+#[test]
+fn transforms_refuse_what_they_cannot_do() {
+    let modes = Modes { rows: 0..4, columns: 0..3 };
+    let half = Tensor::zeros([4, 4], (Kind::Half, Device::Cpu));
+    assert!(
+        half.rfft2_modes(0, &modes, FftNorm::Ortho).unwrap_err().to_string().contains("convert to Float")
+    );
+    let x = random(0, &[4, 4]);
+    assert!(x.rfft2_modes(1, &modes, FftNorm::Ortho).is_err());
+    for modes in [Modes { rows: 0..5, columns: 0..3 }, Modes { rows: 0..4, columns: 0..4 }] {
+        assert!(x.rfft2_modes(0, &modes, FftNorm::Ortho).is_err());
+        assert!(random(0, &[2, 4, 3]).irfft2_modes(0, [4, 4], &modes, FftNorm::Ortho).is_err());
+    }
+}
+
+#[test]
+fn errors_name_operator_and_shapes() {
+    let (a, b) = (random(0, &[2, 3]), random(0, &[4, 5]));
+    let text = Linear::matmul(&a, &b).unwrap_err().to_string();
+    assert!(text.starts_with("matmul of Double [2, 3], Double [4, 5] failed: "), "{text}");
+    assert!(!text.contains("Exception raised"), "{text}");
+    let text = Tensor::op("no_such", &[&a], &Attrs::new()).unwrap_err().to_string();
+    assert!(text.starts_with("unknown operator \"no_such\"; registered are "), "{text}");
+    assert!(Array::extent(&a, 2).unwrap_err().to_string().contains("dim 2 of a tensor with 2 dims"));
+    assert!(Reduce::mse_loss(&a, &random(0, &[1, 3])).is_err());
+    assert!(<Tensor as Shape>::cat(&[], 0).is_err());
+    assert!(Linear::conv2d(&a, &b, None, &Conv2d::default()).is_err());
+}
+
+#[test]
+fn registered_operators_are_found_and_replaced() {
+    let double = |factor: f64| move |x: &[&Tensor], _: &Attrs| Ok(vec![x[0].f_mul_scalar(factor)?]);
+    assert!(!register_op("array-tests/scale", double(2.0)));
+    assert!(register_op("array-tests/scale", double(3.0)));
+    let x = random(0, &[3]);
+    let outputs = Tensor::op("array-tests/scale", &[&x], &Attrs::new()).unwrap();
+    assert_close(&outputs[0], &(&x * 3.0), 0.0);
+    register_op("array-tests/fails", |_, _| Err("wrong phase of the moon".into()));
+    let text = Tensor::op("array-tests/fails", &[&x], &Attrs::new()).unwrap_err().to_string();
+    assert_eq!(text, "operator \"array-tests/fails\" failed: wrong phase of the moon");
+}
+
+#[test]
+fn dropout_is_cut_from_the_whole() {
+    let x = Tensor::ones([6, 5], CPU64);
+    let whole = Window::whole(&[6, 5]);
+    let y = RandomOps::dropout(&x, 0.4, &Generator::new(1), &whole).unwrap();
+    let part = RandomOps::dropout(
+        &x.narrow(0, 2, 3),
+        0.4,
+        &Generator::new(1),
+        &whole.clone().narrow(0, 2, 3).unwrap(),
+    );
+    assert_eq!(part.unwrap(), y.narrow(0, 2, 3));
+    let generator = Generator::new(1);
+    assert_eq!(RandomOps::dropout(&x, 0.0, &generator, &whole).unwrap(), x);
+    assert_eq!(generator.draws(), 0);
+    // One mask a row.
+    let rows = RandomOps::dropout(&x, 0.5, &generator, &Window::whole(&[6, 1])).unwrap();
+    assert_eq!(rows, rows.select(1, 0).unsqueeze(1).expand([6, 5], false));
+    assert!(RandomOps::dropout(&x, 0.5, &generator, &Window::whole(&[5, 5])).is_err());
+}
+
+#[test]
+fn view_as_complex_aligns() {
+    let x = random(0, &[7]).narrow(0, 1, 6).reshape([3, 2]);
+    let complex = Convert::view_as_complex(&x).unwrap();
+    assert_eq!(Tensor::view_as_real(&complex), x);
+}
+
+#[test]
+fn region_operators_and_their_gradients() {
+    let deadline = std::time::Duration::from_secs(30);
+    isobar_collectives::threads::run(3, deadline, |group| {
+        let region = ParallelRegion::new(group);
+        let rank = region.rank() as i64;
+        let sizes = region.sizes(5);
+        let whole = random(1, &[2, 5]).set_requires_grad(true);
+        let cotangent = random(2, &[2, 5]);
+
+        // In by parts, used differently by each rank, out by parts: y = Σ_r (r + 1) x.
+        let part = whole.scatter_to_region(1, Some(&sizes), &region).unwrap();
+        let used = Parallel::all_gather(&part, 1, Some(&sizes), &region).unwrap() * (rank + 1);
+        let sum = Parallel::reduce_scatter(&used, 1, Some(&sizes), &region).unwrap();
+        let y = sum.gather_from_region(1, Some(&sizes), &region).unwrap();
+        assert_close(&y, &(&whole * 6), 1e-12);
+        (y * &cotangent).sum(Kind::Double).backward();
+        assert_close(&whole.grad(), &(&cotangent * 6), 1e-12);
+
+        // In by copies, out by a sum, several at once.
+        let weights = [random(3, &[2, 2]), random(4, &[3])].map(|weight| weight.set_requires_grad(true));
+        let copies = Tensor::copy_all_to_region(&[&weights[0], &weights[1]], &region).unwrap();
+        let y = (copies[0].sum(Kind::Double) + copies[1].sum(Kind::Double)) * (rank + 1);
+        y.reduce_from_region(&region).unwrap().backward();
+        for weight in &weights {
+            assert_close(&weight.grad(), &(weight.ones_like() * 6), 0.0);
+        }
+    });
+}

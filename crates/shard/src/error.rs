@@ -1,0 +1,104 @@
+//! What can go wrong in this crate.
+
+use tch::TchError;
+
+/// Errors of arrays, parameters and random numbers.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum Error {
+    /// An operator of libtorch refused its arguments.
+    #[error("{op} of {shapes} failed: {source}")]
+    Operator {
+        /// The operator's name.
+        op: &'static str,
+        /// Kinds and shapes of its tensors.
+        shapes: String,
+        /// What libtorch says.
+        source: TchError,
+    },
+    /// An argument that an operator cannot take, found before libtorch is asked.
+    #[error("{op}: {reason}")]
+    Argument {
+        /// The operator's name.
+        op: &'static str,
+        /// What was given, what was expected.
+        reason: String,
+    },
+    /// `Array::op` was asked for a name that nobody registered.
+    #[error("unknown operator \"{name}\"; registered are {}; add it with register_op", list(known))]
+    UnknownOperator {
+        /// The name asked for.
+        name: String,
+        /// All registered names.
+        known: Vec<String>,
+    },
+    /// A registered operator failed.
+    #[error("operator \"{name}\" failed: {source}")]
+    Registered {
+        /// Its name in the registry.
+        name: String,
+        /// What it returned.
+        source: Box<dyn std::error::Error + Send + Sync>,
+    },
+    /// A parameter that cannot be made.
+    #[error("parameter \"{name}\": {reason}")]
+    Parameter {
+        /// The parameter's name.
+        name: String,
+        /// What is wrong with it.
+        reason: String,
+    },
+    /// A state dict that does not fit the model. Nothing was changed.
+    #[error(
+        "state dict does not fit the model ({}); nothing was loaded",
+        differences(missing, unused, wrong)
+    )]
+    StateDict {
+        /// Names that the model has and the state dict lacks.
+        missing: Vec<String>,
+        /// Names that the state dict has and the model lacks.
+        unused: Vec<String>,
+        /// Tensors of another shape or kind, one sentence each.
+        wrong: Vec<String>,
+    },
+    /// A random tensor that was asked for with bad arguments.
+    #[error("random {what}: {reason}")]
+    Random {
+        /// The distribution.
+        what: &'static str,
+        /// What is wrong.
+        reason: String,
+    },
+    /// A file of tensors could not be read.
+    #[error("cannot read tensors from {path}: {source}")]
+    File {
+        /// The file.
+        path: String,
+        /// What libtorch or the system says.
+        source: TchError,
+    },
+    /// The communication under an operator failed.
+    #[error(transparent)]
+    Communication(#[from] isobar_collectives::Error),
+    /// The shim refused.
+    #[error(transparent)]
+    Torch(#[from] isobar_torch::Error),
+}
+
+/// Result of this crate.
+pub type Result<T, E = Error> = std::result::Result<T, E>;
+
+fn list(names: &[String]) -> String {
+    if names.is_empty() { "none".into() } else { names.join(", ") }
+}
+
+fn differences(missing: &[String], unused: &[String], wrong: &[String]) -> String {
+    let mut parts = Vec::new();
+    for (what, names) in [("missing", missing), ("not of this model", unused)] {
+        if !names.is_empty() {
+            parts.push(format!("{what}: {}", names.join(", ")));
+        }
+    }
+    parts.extend(wrong.iter().cloned());
+    parts.join("; ")
+}

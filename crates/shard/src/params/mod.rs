@@ -1,0 +1,88 @@
+//! Parameters: what a model asks for by name, and who supplies them.
+
+mod init;
+mod scope;
+mod state;
+mod store;
+
+pub use init::Init;
+pub use scope::Scope;
+pub use state::{StateDict, read_safetensors};
+pub use store::{ParamStore, Parameter};
+
+use crate::array::Array;
+use crate::error::Result;
+use crate::region::ParallelRegion;
+
+/// What a parameter is along the `model_parallel` axis.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum Placement {
+    /// Whole on every rank, and the same.
+    Replicate,
+    /// Each rank has its part along this dim; parts as equal as can be.
+    Shard(usize),
+}
+
+/// The supplier of a model's parameters. Models ask for them once, while they are made, in a fixed order.
+pub trait Params {
+    /// What the parameters are.
+    type Array: Array;
+
+    /// The trained parameter `name` of the global shape `shape`.
+    ///
+    /// # Errors
+    ///
+    /// The name is taken, or `init` or `placement` does not fit `shape`.
+    fn param(
+        &mut self,
+        name: &str,
+        shape: &[i64],
+        init: Init<Self::Array>,
+        placement: Placement,
+    ) -> Result<Self::Array>;
+
+    /// Like [`param`](Self::param), for a tensor that belongs to the state dict and is not trained.
+    ///
+    /// # Errors
+    ///
+    /// As [`param`](Self::param).
+    fn buffer(
+        &mut self,
+        name: &str,
+        shape: &[i64],
+        init: Init<Self::Array>,
+        placement: Placement,
+    ) -> Result<Self::Array>;
+
+    /// What a parameter of that name would start with, without making one.
+    ///
+    /// # Errors
+    ///
+    /// `init` or `placement` does not fit `shape`.
+    fn draw(
+        &self,
+        name: &str,
+        shape: &[i64],
+        init: &Init<Self::Array>,
+        placement: Placement,
+    ) -> Result<Self::Array>;
+
+    /// Makes `alias` a further state-dict name of the parameter `name`.
+    ///
+    /// # Errors
+    ///
+    /// `alias` is taken, or there is no `name`.
+    fn tie(&mut self, alias: &str, name: &str) -> Result<()>;
+
+    /// The ranks of the `model_parallel` axis.
+    fn region(&self) -> &ParallelRegion;
+
+    /// The same supplier, with names under `prefix` and a dot.
+    fn scope(&mut self, prefix: &str) -> Scope<'_, Self::Array>
+    where
+        Self: Sized,
+    {
+        Scope::new(self, prefix)
+    }
+}

@@ -1,0 +1,23 @@
+//! State dicts: tensors by name.
+
+use std::collections::BTreeMap;
+use std::path::Path;
+
+use tch::Tensor;
+
+use crate::error::{Error, Result};
+
+/// Tensors by their state-dict names.
+pub type StateDict = BTreeMap<String, Tensor>;
+
+/// Reads all tensors of a safetensors file, on the CPU.
+///
+/// # Errors
+///
+/// The file is missing, broken, or holds a kind that libtorch lacks.
+pub fn read_safetensors(path: impl AsRef<Path>) -> Result<StateDict> {
+    let path = path.as_ref();
+    let tensors = Tensor::read_safetensors(path)
+        .map_err(|source| Error::File { path: path.display().to_string(), source })?;
+    Ok(tensors.into_iter().collect())
+}

@@ -1,0 +1,361 @@
+//! The store of one rank's parameters.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::path::Path;
+
+use tch::{Device, Kind, Tensor};
+
+use isobar_torch::guard::NoGrad;
+
+use super::{Init, Params, Placement, StateDict, read_safetensors};
+use crate::error::{Error, Result};
+use crate::random::{Generator, Window};
+use crate::region::ParallelRegion;
+
+/// One parameter or buffer of a [`ParamStore`].
+#[derive(Debug)]
+pub struct Parameter {
+    /// Its state-dict name.
+    pub name: String,
+    /// This rank's part: a leaf, which has a gradient where `trainable`.
+    pub tensor: Tensor,
+    /// Shape of the global tensor.
+    pub shape: Vec<i64>,
+    /// What it is along the `model_parallel` axis.
+    pub placement: Placement,
+    /// Whether it is trained; a buffer is not.
+    pub trainable: bool,
+}
+
+/// The parameters of a model on one rank, in the order in which they were made.
+///
+/// New parameters get values that depend on the seed, the name and the global shape only, so that they are the same on
+/// every mesh. A state dict is loaded afterwards.
+///
+/// ```
+/// use isobar_shard::{Generator, Init, ParamStore, Params, Placement};
+///
+/// let mut store = ParamStore::new(Generator::new(1));
+/// let weight = store.param("fc.weight", &[4, 3], Init::XavierUniform, Placement::Replicate)?;
+/// assert!(weight.requires_grad());
+/// assert_eq!(store.parameters()[0].name, "fc.weight");
+/// # Ok::<(), isobar_shard::Error>(())
+/// ```
+#[derive(Debug)]
+pub struct ParamStore {
+    generator: Generator,
+    region: ParallelRegion,
+    options: (Kind, Device),
+    parameters: Vec<Parameter>,
+    /// Place in `parameters` by name.
+    places: BTreeMap<String, usize>,
+    /// Further names, and the names that they stand for.
+    aliases: BTreeMap<String, String>,
+}
+
+impl ParamStore {
+    /// An empty store of single-precision parameters on the CPU, whole on this rank.
+    pub fn new(generator: Generator) -> Self {
+        Self {
+            generator,
+            region: ParallelRegion::single(),
+            options: (Kind::Float, Device::Cpu),
+            parameters: Vec::new(),
+            places: BTreeMap::new(),
+            aliases: BTreeMap::new(),
+        }
+    }
+
+    /// The store with its sharded parameters split over `region`. All its ranks make the same model from equal generators.
+    #[must_use]
+    pub fn with_region(mut self, region: ParallelRegion) -> Self {
+        self.region = region;
+        self
+    }
+
+    /// The store with parameters of `kind` on `device`, from the next one on.
+    #[must_use]
+    pub fn with_options(mut self, kind: Kind, device: Device) -> Self {
+        self.options = (kind, device);
+        self
+    }
+
+    /// All parameters and buffers, in the order in which they were made, which is the same on every rank.
+    pub fn parameters(&self) -> &[Parameter] {
+        &self.parameters
+    }
+
+    /// The trained parameters, in order.
+    pub fn trainable(&self) -> impl Iterator<Item = &Parameter> {
+        self.parameters.iter().filter(|parameter| parameter.trainable)
+    }
+
+    /// The parameter `name`, which may be a tied name.
+    pub fn get(&self, name: &str) -> Option<&Parameter> {
+        let name = self.aliases.get(name).map_or(name, String::as_str);
+        self.places.get(name).map(|&place| &self.parameters[place])
+    }
+
+    /// Further state-dict names, each with the name that it stands for.
+    pub fn tied(&self) -> &BTreeMap<String, String> {
+        &self.aliases
+    }
+
+    /// Sets all gradients to zero.
+    ///
+    /// # Errors
+    ///
+    /// libtorch refuses.
+    pub fn zero_grad(&self) -> Result<()> {
+        let _guard = NoGrad::new();
+        for Parameter { tensor, name, .. } in &self.parameters {
+            let zero = |grad: Tensor| grad.f_detach()?.f_zero_();
+            if let Some(grad) = grad_of(tensor) {
+                zero(grad).map_err(|source| refused("zero_grad", name, source))?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Converts all parameters and their gradients to `kind`, in place: the model's handles see it.
+    ///
+    /// # Errors
+    ///
+    /// The kind is not floating.
+    pub fn set_kind(&mut self, kind: Kind) -> Result<()> {
+        if !matches!(kind, Kind::Half | Kind::BFloat16 | Kind::Float | Kind::Double) {
+            return Err(Error::Argument {
+                op: "set_kind",
+                reason: format!("{kind:?} is not a floating kind"),
+            });
+        }
+        self.convert(kind, self.options.1)
+    }
+
+    /// Moves all parameters and their gradients to `device`, in place: the model's handles see it.
+    ///
+    /// # Errors
+    ///
+    /// The device is not there, or its memory does not suffice.
+    pub fn set_device(&mut self, device: Device) -> Result<()> {
+        self.convert(self.options.0, device)
+    }
+
+    /// Loads a safetensors file as [`load`](Self::load) does a state dict.
+    ///
+    /// # Errors
+    ///
+    /// The file cannot be read, or does not fit.
+    pub fn load_file(&mut self, path: impl AsRef<Path>) -> Result<()> {
+        self.load(&read_safetensors(path)?)
+    }
+
+    /// Takes the values of a state dict, on any device. A sharded parameter may come whole, and the rank takes its part, or
+    /// as the rank's own part. Tied names may be there or not; where they are, they must agree.
+    ///
+    /// # Errors
+    ///
+    /// Names are missing or not of this model, or shapes or kinds differ; the error lists them all, and nothing is changed.
+    pub fn load(&mut self, state: &StateDict) -> Result<()> {
+        let mut missing = Vec::new();
+        let mut wrong = Vec::new();
+        let mut values = Vec::with_capacity(self.parameters.len());
+        for parameter in &self.parameters {
+            match state.get(&parameter.name).or_else(|| self.tied_value(state, &parameter.name)) {
+                None => missing.push(parameter.name.clone()),
+                Some(value) => match self.part_of(parameter, value) {
+                    Ok(part) => values.push(part),
+                    Err(reason) => wrong.push(format!("\"{}\" {reason}", parameter.name)),
+                },
+            }
+        }
+        for (alias, name) in &self.aliases {
+            if let (Some(a), Some(b)) = (state.get(alias), state.get(name))
+                && !a.f_equal(b).unwrap_or(false)
+            {
+                wrong.push(format!("\"{alias}\" differs from \"{name}\", to which it is tied"));
+            }
+        }
+        let known: BTreeSet<&String> = self.places.keys().chain(self.aliases.keys()).collect();
+        let unused: Vec<String> = state.keys().filter(|name| !known.contains(name)).cloned().collect();
+        if !(missing.is_empty() && unused.is_empty() && wrong.is_empty()) {
+            return Err(Error::StateDict { missing, unused, wrong });
+        }
+        let _guard = NoGrad::new();
+        for (parameter, value) in self.parameters.iter_mut().zip(values) {
+            let Parameter { tensor, name, .. } = parameter;
+            tensor.f_copy_(&value).map_err(|source| refused("load", name, source))?;
+        }
+        Ok(())
+    }
+
+    /// This rank's tensors by name, tied names included, outside the graph; they share memory with the parameters.
+    ///
+    /// # Errors
+    ///
+    /// libtorch refuses a tensor.
+    pub fn state_dict(&self) -> Result<StateDict> {
+        let mut state = StateDict::new();
+        let names = self.places.keys().map(|name| (name, name)).chain(&self.aliases);
+        for (name, target) in names {
+            let tensor = &self.parameters[self.places[target]].tensor;
+            state.insert(
+                name.clone(),
+                tensor.f_detach().map_err(|source| refused("state_dict", name, source))?,
+            );
+        }
+        Ok(state)
+    }
+
+    fn tied_value<'a>(&self, state: &'a StateDict, name: &str) -> Option<&'a Tensor> {
+        self.aliases.iter().filter(|(_, target)| *target == name).find_map(|(alias, _)| state.get(alias))
+    }
+
+    /// This rank's part of a value from a state dict.
+    fn part_of(&self, parameter: &Parameter, value: &Tensor) -> Result<Tensor, String> {
+        let (shape, own) = (value.size(), parameter.tensor.size());
+        if value.kind() != parameter.tensor.kind() {
+            return Err(format!("is {:?}, the model's is {:?}", value.kind(), parameter.tensor.kind()));
+        }
+        if shape == own {
+            return Ok(value.shallow_clone());
+        }
+        match parameter.placement {
+            Placement::Shard(dim) if shape == parameter.shape => {
+                let (start, extent) = self.region.part(parameter.shape[dim]);
+                value.f_narrow(dim as i64, start, extent).map_err(|error| error.to_string())
+            }
+            Placement::Shard(_) => Err(format!(
+                "has shape {shape:?}, the model's is {:?}, this rank's part {own:?}",
+                parameter.shape
+            )),
+            Placement::Replicate => Err(format!("has shape {shape:?}, the model's is {own:?}")),
+        }
+    }
+
+    fn window(&self, name: &str, shape: &[i64], placement: Placement) -> Result<Window> {
+        if shape.iter().any(|&extent| extent < 0) {
+            return Err(parameter_error(name, format!("shape {shape:?} has a negative extent")));
+        }
+        let whole = Window::whole(shape);
+        match placement {
+            Placement::Replicate => Ok(whole),
+            Placement::Shard(dim) => {
+                let Some(&extent) = shape.get(dim) else {
+                    return Err(parameter_error(name, format!("shape {shape:?} has no dim {dim} to shard")));
+                };
+                let (start, extent) = self.region.part(extent);
+                whole.narrow(dim, start, extent)
+            }
+        }
+    }
+
+    fn check_new(&self, name: &str) -> Result<()> {
+        if self.places.contains_key(name) || self.aliases.contains_key(name) {
+            return Err(parameter_error(name, "the name is taken".into()));
+        }
+        Ok(())
+    }
+
+    fn insert(
+        &mut self,
+        name: &str,
+        shape: &[i64],
+        init: Init<Tensor>,
+        placement: Placement,
+        trainable: bool,
+    ) -> Result<Tensor> {
+        self.check_new(name)?;
+        let values = self.draw(name, shape, &init, placement)?;
+        let tensor = if trainable {
+            values.f_set_requires_grad(true).map_err(|source| refused("requires_grad", name, source))?
+        } else {
+            values
+        };
+        self.places.insert(name.to_string(), self.parameters.len());
+        self.parameters.push(Parameter {
+            name: name.to_string(),
+            tensor: tensor.shallow_clone(),
+            shape: shape.to_vec(),
+            placement,
+            trainable,
+        });
+        Ok(tensor)
+    }
+
+    fn convert(&mut self, kind: Kind, device: Device) -> Result<()> {
+        let _guard = NoGrad::new();
+        let convert = |tensor: &Tensor| tensor.f_detach()?.f_to_device_(device, kind, false, false);
+        // All new values first: where memory does not suffice, nothing has changed.
+        let mut converted = Vec::with_capacity(self.parameters.len());
+        for Parameter { tensor, name, .. } in &self.parameters {
+            for tensor in std::iter::once(tensor.shallow_clone()).chain(grad_of(tensor)) {
+                let value = convert(&tensor).map_err(|source| refused("convert", name, source))?;
+                converted.push((tensor, value));
+            }
+        }
+        for (mut tensor, value) in converted {
+            tensor.f_set_data(&value).map_err(|source| refused("set_data", "a parameter", source))?;
+        }
+        self.options = (kind, device);
+        Ok(())
+    }
+}
+
+impl Params for ParamStore {
+    type Array = Tensor;
+
+    fn param(
+        &mut self,
+        name: &str,
+        shape: &[i64],
+        init: Init<Tensor>,
+        placement: Placement,
+    ) -> Result<Tensor> {
+        self.insert(name, shape, init, placement, true)
+    }
+
+    fn buffer(
+        &mut self,
+        name: &str,
+        shape: &[i64],
+        init: Init<Tensor>,
+        placement: Placement,
+    ) -> Result<Tensor> {
+        self.insert(name, shape, init, placement, false)
+    }
+
+    fn draw(&self, name: &str, shape: &[i64], init: &Init<Tensor>, placement: Placement) -> Result<Tensor> {
+        let window = self.window(name, shape, placement)?;
+        init.values(&self.generator.fork(name), &window, self.options)
+            .map_err(|error| parameter_error(name, error.to_string()))
+    }
+
+    fn tie(&mut self, alias: &str, name: &str) -> Result<()> {
+        self.check_new(alias)?;
+        if !self.places.contains_key(name) {
+            return Err(parameter_error(alias, format!("there is no \"{name}\" to tie it to")));
+        }
+        self.aliases.insert(alias.to_string(), name.to_string());
+        Ok(())
+    }
+
+    fn region(&self) -> &ParallelRegion {
+        &self.region
+    }
+}
+
+fn grad_of(tensor: &Tensor) -> Option<Tensor> {
+    tensor.f_grad().ok().filter(Tensor::defined)
+}
+
+fn parameter_error(name: &str, reason: String) -> Error {
+    Error::Parameter { name: name.to_string(), reason }
+}
+
+fn refused(op: &'static str, name: &str, source: tch::TchError) -> Error {
+    Error::Operator { op, shapes: format!("\"{name}\""), source }
+}
+
+#[cfg(test)]
+mod tests;

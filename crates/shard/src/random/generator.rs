@@ -1,0 +1,191 @@
+//! The generator: a seed and a count of draws.
+
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use super::philox::{lanes, philox4x32};
+
+/// Elements that are made at once.
+const LANES: usize = 8;
+
+/// A source of random numbers that all ranks of a mesh share.
+///
+/// Its whole state is the seed and how many draws were made. All ranks that hold parts of a tensor make the same draws in
+/// the same order; a rank with an empty part draws as well.
+///
+/// ```
+/// use isobar_shard::{Generator, Window};
+/// use tch::{Device, Kind};
+///
+/// let options = (Kind::Float, Device::Cpu);
+/// let whole = Generator::new(7).normal(&Window::whole(&[4, 6]), 0.0, 1.0, options)?;
+/// let rows = Window::whole(&[4, 6]).narrow(0, 2, 2)?;
+/// let part = Generator::new(7).normal(&rows, 0.0, 1.0, options)?;
+/// assert_eq!(part, whole.narrow(0, 2, 2));
+/// # Ok::<(), isobar_shard::Error>(())
+/// ```
+#[derive(Debug)]
+pub struct Generator {
+    seed: u64,
+    draws: AtomicU64,
+}
+
+impl Generator {
+    /// A generator that has drawn nothing yet.
+    pub fn new(seed: u64) -> Self {
+        Self::resume(seed, 0)
+    }
+
+    /// The generator of `seed` after `draws` draws, as saved in a checkpoint.
+    pub fn resume(seed: u64, draws: u64) -> Self {
+        Self { seed, draws: AtomicU64::new(draws) }
+    }
+
+    /// An independent generator for the purpose called `stream`: a parameter's name, `"shuffle"`, `"dropout"`. A pure
+    /// function of this one's seed and the name, whatever was drawn before.
+    pub fn fork(&self, stream: &str) -> Self {
+        // Absorb the name block by block, its length last, so that "a" + "bc" and "ab" + "c" differ from "abc".
+        let key = words(self.seed);
+        let mut state = [0; 4];
+        for block in stream.as_bytes().chunks(8).chain([&(stream.len() as u64).to_le_bytes()[..]]) {
+            for (index, &byte) in block.iter().enumerate() {
+                state[index / 4] ^= u32::from(byte) << (8 * (index % 4));
+            }
+            state = philox4x32(state, key);
+        }
+        Self::new(u64::from(state[0]) << 32 | u64::from(state[1]))
+    }
+
+    /// The seed.
+    pub fn seed(&self) -> u64 {
+        self.seed
+    }
+
+    /// How many draws were made.
+    pub fn draws(&self) -> u64 {
+        self.draws.load(Ordering::Relaxed)
+    }
+
+    /// A uniform 64-bit number.
+    pub fn next_u64(&self) -> u64 {
+        self.draw().at(0)
+    }
+
+    /// A uniform number of [0, 1).
+    pub fn next_f64(&self) -> f64 {
+        unit(self.next_u64())
+    }
+
+    /// The numbers 0 … `count` − 1 in random order.
+    ///
+    /// ```
+    /// let mut order = isobar_shard::Generator::new(3).permutation(5);
+    /// order.sort();
+    /// assert_eq!(order, [0, 1, 2, 3, 4]);
+    /// ```
+    pub fn permutation(&self, count: usize) -> Vec<i64> {
+        let draw = self.draw();
+        let mut keyed: Vec<(u64, i64)> = Vec::with_capacity(count);
+        draw.run(0, count, |bits| keyed.push((bits, keyed.len() as i64)));
+        keyed.sort_unstable();
+        keyed.into_iter().map(|(_, index)| index).collect()
+    }
+
+    /// Begins the next draw.
+    pub(super) fn draw(&self) -> Draw {
+        Draw { key: words(self.seed), count: words(self.draws.fetch_add(1, Ordering::Relaxed)) }
+    }
+}
+
+impl Clone for Generator {
+    /// A generator that goes on with the same draws.
+    fn clone(&self) -> Self {
+        Self::resume(self.seed, self.draws())
+    }
+}
+
+/// One draw: 64 random bits for every global element index.
+pub(super) struct Draw {
+    key: [u32; 2],
+    count: [u32; 2],
+}
+
+impl Draw {
+    fn at(&self, index: u64) -> u64 {
+        let [low, high] = words(index);
+        let [first, second, ..] = philox4x32([low, high, self.count[0], self.count[1]], self.key);
+        join(first, second)
+    }
+
+    /// Calls `each` with the bits of the elements `first` … `first + count` − 1, in order.
+    #[inline(always)]
+    pub(super) fn run(&self, first: u64, count: usize, mut each: impl FnMut(u64)) {
+        let mut index = first;
+        let end = first + count as u64;
+        while index < end {
+            let mut counter = [[0; LANES], [0; LANES], [self.count[0]; LANES], [self.count[1]; LANES]];
+            for lane in 0..LANES {
+                let [low, high] = words(index.wrapping_add(lane as u64));
+                counter[0][lane] = low;
+                counter[1][lane] = high;
+            }
+            let [high, low, ..] = lanes(counter, self.key);
+            let filled = (end - index).min(LANES as u64) as usize;
+            for lane in 0..filled {
+                each(join(high[lane], low[lane]));
+            }
+            index += filled as u64;
+        }
+    }
+}
+
+/// The top 53 of 64 random bits as a number of [0, 1).
+#[inline(always)]
+pub(super) fn unit(bits: u64) -> f64 {
+    (bits >> 11) as f64 * (1.0 / (1u64 << 53) as f64)
+}
+
+fn words(wide: u64) -> [u32; 2] {
+    [wide as u32, (wide >> 32) as u32]
+}
+
+#[inline(always)]
+fn join(high: u32, low: u32) -> u64 {
+    u64::from(high) << 32 | u64::from(low)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn forks_are_pure_and_differ() {
+        let generator = Generator::new(11);
+        generator.next_u64();
+        assert_eq!(generator.fork("a").next_u64(), Generator::new(11).fork("a").next_u64());
+        let names = ["", "a", "b", "ab", "abcdefgh", "abcdefghi", "abcdefg\0"];
+        let mut seeds: Vec<u64> = names.iter().map(|name| generator.fork(name).seed()).collect();
+        seeds.sort();
+        seeds.dedup();
+        assert_eq!(seeds.len(), names.len());
+        assert_ne!(generator.fork("a").seed(), Generator::new(12).fork("a").seed());
+    }
+
+    #[test]
+    fn a_saved_generator_goes_on() {
+        let generator = Generator::new(5);
+        generator.next_u64();
+        let resumed = Generator::resume(generator.seed(), generator.draws());
+        assert_eq!(generator.next_u64(), resumed.next_u64());
+        assert_eq!(generator.draws(), 2);
+    }
+
+    #[test]
+    fn runs_are_the_single_elements() {
+        let draw = Generator::new(1).draw();
+        let mut got = Vec::new();
+        // Across the border of 32 bits.
+        draw.run(u64::from(u32::MAX) - 5, 21, |bits| got.push(bits));
+        let want: Vec<u64> = (0..21).map(|step| draw.at(u64::from(u32::MAX) - 5 + step)).collect();
+        assert_eq!(got, want);
+    }
+}

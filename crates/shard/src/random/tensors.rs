@@ -1,0 +1,293 @@
+//! Random tensors: each fills the window that the caller holds of a global tensor.
+
+use tch::{Device, Kind, Tensor};
+
+use isobar_torch::memory::from_vec;
+
+use super::generator::{Generator, unit};
+use super::quantile::{normal_cdf, normal_quantile};
+use super::window::Window;
+use crate::error::{Error, Result};
+
+impl Generator {
+    /// Uniform numbers of [`low`, `high`); floating kinds. Below double they have 24 random bits.
+    ///
+    /// # Errors
+    ///
+    /// The kind is not floating, or the interval is empty or not finite.
+    pub fn uniform(&self, window: &Window, low: f64, high: f64, options: (Kind, Device)) -> Result<Tensor> {
+        let span = high - low;
+        if !(span > 0.0 && span.is_finite()) {
+            return Err(random("uniform", format!("low {low} must be below high {high}")));
+        }
+        let last = (high as f32).next_down();
+        self.fill(
+            "uniform",
+            window,
+            options,
+            |bits| ((low + span * unit(bits & SINGLE)) as f32).min(last),
+            |bits| (low + span * unit(bits)).min(high.next_down()),
+        )
+    }
+
+    /// Normal numbers, computed in double and then rounded; floating kinds.
+    ///
+    /// # Errors
+    ///
+    /// The kind is not floating, or `std` is negative or not finite.
+    pub fn normal(&self, window: &Window, mean: f64, std: f64, options: (Kind, Device)) -> Result<Tensor> {
+        check_std("normal", mean, std)?;
+        let value = |bits| mean + std * normal_quantile(open_unit(bits));
+        self.fill("normal", window, options, |bits| value(bits) as f32, value)
+    }
+
+    /// Normal numbers given that they fall into [`low`, `high`], which is in the units of the result.
+    ///
+    /// # Errors
+    ///
+    /// The kind is not floating, `std` is not positive, or the interval is empty or holds next to none of the distribution.
+    pub fn trunc_normal(
+        &self,
+        window: &Window,
+        (mean, std): (f64, f64),
+        (low, high): (f64, f64),
+        options: (Kind, Device),
+    ) -> Result<Tensor> {
+        check_std("trunc_normal", mean, std)?;
+        let (below, above) = (normal_cdf((low - mean) / std), normal_cdf((high - mean) / std));
+        if std <= 0.0 || low >= high || (above - below).is_nan() || above - below < 1e-12 {
+            let reason = format!("no part of a normal distribution ({mean}, {std}) in [{low}, {high}]");
+            return Err(random("trunc_normal", reason));
+        }
+        let value = |bits| {
+            let p = below + (above - below) * open_unit(bits);
+            (mean + std * normal_quantile(p.clamp(f64::MIN_POSITIVE, 1.0 - f64::EPSILON / 2.0)))
+                .clamp(low, high)
+        };
+        self.fill("trunc_normal", window, options, |bits| value(bits) as f32, value)
+    }
+
+    /// Whole numbers `low` ≤ n < `high`, of kind `Int64`.
+    ///
+    /// # Errors
+    ///
+    /// `low` is not below `high`.
+    pub fn randint(&self, window: &Window, low: i64, high: i64, device: Device) -> Result<Tensor> {
+        if low >= high {
+            return Err(random("randint", format!("low {low} must be below high {high}")));
+        }
+        let span = high.wrapping_sub(low) as u64;
+        let value = |bits: u64| low.wrapping_add(((u128::from(bits) * u128::from(span)) >> 64) as i64);
+        on_device(from_vec(self.values(window, value), window.shape())?, device)
+    }
+
+    /// The numbers 0 … `count` − 1 in random order, of kind `Int64`, shape `[count]`. The same as
+    /// [`permutation`](Self::permutation).
+    ///
+    /// # Errors
+    ///
+    /// The device refuses the tensor.
+    pub fn randperm(&self, count: usize, device: Device) -> Result<Tensor> {
+        on_device(from_vec(self.permutation(count), &[count as i64])?, device)
+    }
+
+    /// Ones with probability `p`, else zeros; any real kind.
+    ///
+    /// # Errors
+    ///
+    /// `p` is outside [0, 1].
+    pub fn bernoulli(&self, window: &Window, p: f64, options: (Kind, Device)) -> Result<Tensor> {
+        self.two_valued("bernoulli", window, p, 1.0, options)
+    }
+
+    /// What dropout multiplies by: zero with probability `p`, else 1 / (1 − p); floating kinds.
+    ///
+    /// # Errors
+    ///
+    /// `p` is outside [0, 1).
+    pub fn dropout_mask(&self, window: &Window, p: f64, options: (Kind, Device)) -> Result<Tensor> {
+        if !(0.0..1.0).contains(&p) {
+            return Err(random("dropout_mask", format!("probability {p} is not in [0, 1)")));
+        }
+        self.two_valued("dropout_mask", window, 1.0 - p, (1.0 / (1.0 - p)) as f32, options)
+    }
+
+    fn two_valued(
+        &self,
+        what: &'static str,
+        window: &Window,
+        p: f64,
+        value: f32,
+        (kind, device): (Kind, Device),
+    ) -> Result<Tensor> {
+        if !(0.0..=1.0).contains(&p) {
+            return Err(random(what, format!("probability {p} is not in [0, 1]")));
+        }
+        let values = self.values(window, |bits| if unit(bits) < p { value } else { 0.0 });
+        on_device(to_kind(from_vec(values, window.shape())?, kind)?, device)
+    }
+
+    fn fill(
+        &self,
+        what: &'static str,
+        window: &Window,
+        (kind, device): (Kind, Device),
+        single: impl Fn(u64) -> f32,
+        double: impl Fn(u64) -> f64,
+    ) -> Result<Tensor> {
+        let tensor = match kind {
+            Kind::Double => from_vec(self.values(window, double), window.shape())?,
+            Kind::Float | Kind::Half | Kind::BFloat16 => {
+                to_kind(from_vec(self.values(window, single), window.shape())?, kind)?
+            }
+            _ => return Err(random(what, format!("{kind:?} is not a floating kind"))),
+        };
+        on_device(tensor, device)
+    }
+
+    fn values<T>(&self, window: &Window, value: impl Fn(u64) -> T) -> Vec<T> {
+        let draw = self.draw();
+        let mut values = Vec::with_capacity(window.numel());
+        window.for_each_run(|first, count| draw.run(first, count, |bits| values.push(value(bits))));
+        values
+    }
+}
+
+/// The bits that a number of [0, 1) in single precision keeps.
+const SINGLE: u64 = !0 << 40;
+
+/// The middle of one of 2⁵² equal parts of (0, 1): never 0 or 1.
+#[inline(always)]
+fn open_unit(bits: u64) -> f64 {
+    ((bits >> 12) as f64 + 0.5) * (1.0 / (1u64 << 52) as f64)
+}
+
+fn check_std(what: &'static str, mean: f64, std: f64) -> Result<()> {
+    if mean.is_finite() && std.is_finite() && std >= 0.0 {
+        return Ok(());
+    }
+    Err(random(what, format!("mean {mean} and std {std} must be finite and std not negative")))
+}
+
+fn random(what: &'static str, reason: String) -> Error {
+    Error::Random { what, reason }
+}
+
+fn to_kind(tensor: Tensor, kind: Kind) -> Result<Tensor> {
+    if kind == Kind::Float {
+        return Ok(tensor);
+    }
+    tensor.f_to_kind(kind).map_err(|source| refused("to_kind", source))
+}
+
+fn on_device(tensor: Tensor, device: Device) -> Result<Tensor> {
+    if device == Device::Cpu {
+        return Ok(tensor);
+    }
+    tensor.f_to_device(device).map_err(|source| refused("to_device", source))
+}
+
+fn refused(op: &'static str, source: tch::TchError) -> Error {
+    Error::Operator { op, shapes: "a random tensor".into(), source }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use rstest::rstest;
+
+    const CPU: (Kind, Device) = (Kind::Float, Device::Cpu);
+    const CPU64: (Kind, Device) = (Kind::Double, Device::Cpu);
+
+    type Make = fn(&Generator, &Window) -> Tensor;
+
+    #[rstest]
+    #[case::uniform(|g: &Generator, w: &Window| g.uniform(w, -1.0, 3.0, CPU).unwrap())]
+    #[case::normal(|g: &Generator, w: &Window| g.normal(w, 1.0, 2.0, CPU64).unwrap())]
+    #[case::trunc_normal(|g: &Generator, w: &Window| g.trunc_normal(w, (0.0, 1.0), (-0.5, 1.0), CPU).unwrap())]
+    #[case::randint(|g: &Generator, w: &Window| g.randint(w, -3, 12, Device::Cpu).unwrap())]
+    #[case::dropout(|g: &Generator, w: &Window| g.dropout_mask(w, 0.3, CPU).unwrap())]
+    #[case::half(|g: &Generator, w: &Window| g.normal(w, 1.0, 2.0, (Kind::Half, Device::Cpu)).unwrap())]
+    fn parts_are_cut_from_the_whole(#[case] make: Make) {
+        let shape = [5, 7, 6];
+        let whole = make(&Generator::new(9), &Window::whole(&shape));
+        for (dim, offset, extent) in [(0, 2, 3), (1, 1, 4), (2, 5, 1), (1, 7, 0)] {
+            let window = Window::whole(&shape).narrow(dim, offset, extent).unwrap();
+            let part = make(&Generator::new(9), &window);
+            assert_eq!(part, whole.narrow(dim as i64, offset, extent), "dim {dim}");
+        }
+    }
+
+    #[test]
+    fn single_and_double_agree() {
+        let window = Window::whole(&[1000]);
+        for make in [
+            |g: &Generator, w: &Window, o| g.uniform(w, 0.0, 1.0, o),
+            |g: &Generator, w: &Window, o| g.normal(w, 0.0, 1.0, o),
+        ] {
+            let single = make(&Generator::new(2), &window, CPU).unwrap().to_kind(Kind::Double);
+            let double = make(&Generator::new(2), &window, CPU64).unwrap();
+            assert!((single - double).abs().max().double_value(&[]) < 1e-6);
+        }
+    }
+
+    #[test]
+    fn moments_and_bounds() {
+        let generator = Generator::new(4);
+        let window = Window::whole(&[400, 500]);
+        let near = |got: f64, want: f64| assert!((got - want).abs() < 0.02, "{got} is not near {want}");
+        let u = generator.uniform(&window, 2.0, 3.0, CPU).unwrap();
+        near(u.mean(Kind::Double).double_value(&[]), 2.5);
+        assert!(u.min().double_value(&[]) >= 2.0 && u.max().double_value(&[]) < 3.0);
+        let n = generator.normal(&window, -1.0, 2.0, CPU).unwrap();
+        near(n.mean(Kind::Double).double_value(&[]), -1.0);
+        near(n.std(true).double_value(&[]), 2.0);
+        let t = generator.trunc_normal(&window, (0.0, 1.0), (0.0, 1e9), CPU).unwrap();
+        near(t.mean(Kind::Double).double_value(&[]), (2.0 / std::f64::consts::PI).sqrt());
+        assert!(t.min().double_value(&[]) >= 0.0);
+        let b = generator.bernoulli(&window, 0.3, CPU).unwrap();
+        near(b.mean(Kind::Double).double_value(&[]), 0.3);
+        let d = generator.dropout_mask(&window, 0.75, CPU).unwrap();
+        near(d.mean(Kind::Double).double_value(&[]), 1.0);
+        let i = generator.randint(&window, 5, 8, Device::Cpu).unwrap();
+        near(i.mean(Kind::Double).double_value(&[]), 6.0);
+        assert_eq!((i.min().int64_value(&[]), i.max().int64_value(&[])), (5, 7));
+    }
+
+    #[test]
+    fn draws_differ_from_each_other() {
+        let generator = Generator::new(4);
+        let window = Window::whole(&[64]);
+        let [a, b] = [0, 1].map(|_| generator.normal(&window, 0.0, 1.0, CPU).unwrap());
+        assert_ne!(a, b);
+        assert_eq!(generator.draws(), 2);
+    }
+
+    #[test]
+    fn permutation_is_one() {
+        let mut order = Vec::<i64>::try_from(Generator::new(0).randperm(1000, Device::Cpu).unwrap()).unwrap();
+        assert_ne!(order, (0..1000).collect::<Vec<_>>());
+        order.sort();
+        assert_eq!(order, (0..1000).collect::<Vec<_>>());
+    }
+
+    #[test]
+    fn bad_arguments_are_errors() {
+        let generator = Generator::new(0);
+        let window = Window::whole(&[3]);
+        let errors = [
+            generator.uniform(&window, 1.0, 1.0, CPU).unwrap_err(),
+            generator.uniform(&window, f64::NAN, 1.0, CPU).unwrap_err(),
+            generator.normal(&window, 0.0, -1.0, CPU).unwrap_err(),
+            generator.normal(&window, 0.0, 1.0, (Kind::Int64, Device::Cpu)).unwrap_err(),
+            generator.trunc_normal(&window, (0.0, 1.0), (2.0, 1.0), CPU).unwrap_err(),
+            generator.trunc_normal(&window, (0.0, 0.0), (-1.0, 1.0), CPU).unwrap_err(),
+            generator.randint(&window, 3, 3, Device::Cpu).unwrap_err(),
+            generator.bernoulli(&window, 1.5, CPU).unwrap_err(),
+            generator.dropout_mask(&window, 1.0, CPU).unwrap_err(),
+        ];
+        for error in errors {
+            assert!(error.to_string().starts_with("random "), "{error}");
+        }
+    }
+}
