@@ -9,7 +9,10 @@ pub(crate) fn agree(group: &Group, operation: &'static str, description: &str) -
     let all = group.all_gather_bytes(description.as_bytes())?;
     let mut said: Vec<(String, Vec<String>)> = Vec::new();
     for (rank, bytes) in all.iter().enumerate() {
-        let text = String::from_utf8_lossy(bytes).into_owned();
+        let text = match bytes.as_slice() {
+            [] => "another call".to_owned(),
+            bytes => String::from_utf8_lossy(bytes).into_owned(),
+        };
         match said.iter_mut().find(|(known, _)| *known == text) {
             Some((_, ranks)) => ranks.push(rank.to_string()),
             None => said.push((text, vec![rank.to_string()])),

@@ -10,6 +10,7 @@ use isobar_collectives::{BackendKind, Group};
 use tch::Device;
 
 use super::{DistributedManager, State};
+use crate::agree::agree;
 use crate::config::{BackendChoice, DistributedConfig};
 use crate::environment::Environment;
 use crate::groups::NamedGroups;
@@ -229,7 +230,8 @@ impl DistributedManager {
     ///
     /// # Errors
     ///
-    /// Ranks that do not come by the deadline. MPI is not ended then: its launcher ends the job.
+    /// Ranks that do not come by the deadline, or that still communicate. MPI is not ended then: its launcher ends the
+    /// job.
     pub fn cleanup(barrier: bool) -> Result<()> {
         if let Some(bound) = bound() {
             return if barrier { Ok(bound.0.world.barrier()?) } else { Ok(()) };
@@ -238,13 +240,18 @@ impl DistributedManager {
         let world = manager.0.world.clone();
         drop(manager);
         let mpi = world.backend() == BackendKind::Mpi;
-        let result = if (barrier || mpi) && world.size() > 1 { world.barrier() } else { Ok(()) };
+        let several = world.size() > 1;
+        // Agreement, and not a barrier, which would meet one that another rank makes in the midst of its work.
+        let result = if (barrier || mpi) && several { agree(&world, "cleanup", "the end") } else { Ok(()) };
+        if let Err(error) = &result {
+            world.leave(&error.to_string());
+        }
         #[cfg(feature = "mpi")]
         if mpi && result.is_ok() {
             isobar_collectives::mpi::finalize();
         }
         logging::flush();
-        Ok(result?)
+        result
     }
 
     /// Tells all ranks that this one cannot go on, so that their waits end at once with an error that says why, and
