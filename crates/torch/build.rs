@@ -21,7 +21,10 @@ fn main() {
         .flag(format!("-isystem{}", include.display()))
         .flag(format!("-isystem{}", include.join("torch/csrc/api/include").display()))
         .flag("-Wno-unused-parameter")
-        .files(["autograd", "error", "hooks", "memory"].map(|name| format!("src/cpp/{name}.cpp")))
+        .files(
+            ["autograd", "c10d", "cuda", "error", "hooks", "memory"]
+                .map(|name| format!("src/cpp/{name}.cpp")),
+        )
         .compile("isobar_torch_shim");
     // After the shim, which needs them: the linker resolves from left to right.
     println!("cargo:rustc-link-search=native={}", lib.display());

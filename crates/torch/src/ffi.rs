@@ -93,6 +93,12 @@ unsafe extern "C" {
         hook: Hook,
         error: *mut RawError,
     ) -> *mut HookSlot;
+    pub(crate) fn isobar_after_backward(
+        closure: *mut c_void,
+        drop: unsafe extern "C" fn(*mut c_void),
+        run: extern "C" fn(*mut c_void, *mut RawFailure),
+        error: *mut RawError,
+    );
     pub(crate) fn isobar_hook_remove(slot: *const HookSlot);
     pub(crate) fn isobar_hook_free(slot: *mut HookSlot);
 }
@@ -132,4 +138,168 @@ unsafe extern "C" {
         non_blocking: bool,
         error: *mut RawError,
     );
+}
+
+/// A reference to a `c10d::TCPStore`.
+#[repr(C)]
+pub(crate) struct Store {
+    _opaque: [u8; 0],
+}
+
+/// A reference to a `c10d::ProcessGroupGloo`.
+#[repr(C)]
+pub(crate) struct Gloo {
+    _opaque: [u8; 0],
+}
+
+/// `isobar::Work`.
+#[repr(C)]
+pub(crate) struct Work {
+    _opaque: [u8; 0],
+}
+
+unsafe extern "C" {
+    pub(crate) fn isobar_store_new(
+        host: *const c_char,
+        port: u16,
+        is_server: bool,
+        world_size: usize,
+        timeout_ms: i64,
+        error: *mut RawError,
+    ) -> *mut Store;
+    pub(crate) fn isobar_store_free(store: *mut Store);
+    pub(crate) fn isobar_store_port(store: *const Store) -> u16;
+    pub(crate) fn isobar_store_set(
+        store: *const Store,
+        key: *const c_char,
+        data: *const u8,
+        size: usize,
+        error: *mut RawError,
+    );
+    pub(crate) fn isobar_store_get(
+        store: *const Store,
+        key: *const c_char,
+        timeout_ms: i64,
+        target: *mut c_void,
+        receive: extern "C" fn(target: *mut c_void, data: *const u8, size: usize),
+        error: *mut RawError,
+    );
+    pub(crate) fn isobar_store_add(
+        store: *const Store,
+        key: *const c_char,
+        amount: i64,
+        error: *mut RawError,
+    ) -> i64;
+    pub(crate) fn isobar_store_wait(
+        store: *const Store,
+        keys: *const *const c_char,
+        count: usize,
+        timeout_ms: i64,
+        error: *mut RawError,
+    );
+    pub(crate) fn isobar_store_check(
+        store: *const Store,
+        keys: *const *const c_char,
+        count: usize,
+        error: *mut RawError,
+    ) -> bool;
+    pub(crate) fn isobar_store_delete(store: *const Store, key: *const c_char, error: *mut RawError) -> bool;
+
+    pub(crate) fn isobar_gloo_new(
+        store: *const Store,
+        prefix: *const c_char,
+        rank: c_int,
+        size: c_int,
+        timeout_ms: i64,
+        interface: *const c_char,
+        host: *const c_char,
+        error: *mut RawError,
+    ) -> *mut Gloo;
+    pub(crate) fn isobar_gloo_free(gloo: *mut Gloo);
+    pub(crate) fn isobar_gloo_send(
+        gloo: *const Gloo,
+        tensor: *const C_tensor,
+        to: c_int,
+        tag: c_int,
+        error: *mut RawError,
+    ) -> *mut Work;
+    pub(crate) fn isobar_gloo_recv(
+        gloo: *const Gloo,
+        tensor: *const C_tensor,
+        from: c_int,
+        tag: c_int,
+        error: *mut RawError,
+    ) -> *mut Work;
+    pub(crate) fn isobar_gloo_all_to_all(
+        gloo: *const Gloo,
+        output: *const C_tensor,
+        input: *const C_tensor,
+        output_counts: *const i64,
+        input_counts: *const i64,
+        ranks: usize,
+        error: *mut RawError,
+    ) -> *mut Work;
+    pub(crate) fn isobar_gloo_all_reduce(
+        gloo: *const Gloo,
+        tensor: *const C_tensor,
+        op: c_int,
+        error: *mut RawError,
+    ) -> *mut Work;
+    pub(crate) fn isobar_gloo_barrier(gloo: *const Gloo, error: *mut RawError) -> *mut Work;
+    pub(crate) fn isobar_work_is_completed(work: *mut Work, error: *mut RawError) -> bool;
+    pub(crate) fn isobar_work_wait(work: *mut Work, timeout_ms: i64, error: *mut RawError);
+    pub(crate) fn isobar_work_free(work: *mut Work);
+}
+
+/// A `c10::Event`.
+#[repr(C)]
+pub(crate) struct Event {
+    _opaque: [u8; 0],
+}
+
+unsafe extern "C" {
+    pub(crate) fn isobar_cuda_current_stream(device: c_int, error: *mut RawError) -> i64;
+    pub(crate) fn isobar_cuda_stream_from_pool(
+        device: c_int,
+        high_priority: bool,
+        error: *mut RawError,
+    ) -> i64;
+    pub(crate) fn isobar_cuda_stream_handle(id: i64, device: c_int, error: *mut RawError) -> *mut c_void;
+    pub(crate) fn isobar_cuda_stream_query(id: i64, device: c_int, error: *mut RawError) -> bool;
+    pub(crate) fn isobar_cuda_stream_synchronize(id: i64, device: c_int, error: *mut RawError);
+    pub(crate) fn isobar_cuda_enter_stream(
+        id: i64,
+        device: c_int,
+        device_before: *mut c_int,
+        error: *mut RawError,
+    ) -> i64;
+    pub(crate) fn isobar_cuda_leave_stream(
+        id_before: i64,
+        device: c_int,
+        device_before: c_int,
+        error: *mut RawError,
+    );
+    pub(crate) fn isobar_cuda_record_stream(
+        tensor: *const C_tensor,
+        id: i64,
+        device: c_int,
+        error: *mut RawError,
+    );
+    pub(crate) fn isobar_cuda_event_new(timing: bool, error: *mut RawError) -> *mut Event;
+    pub(crate) fn isobar_cuda_event_free(event: *mut Event);
+    pub(crate) fn isobar_cuda_event_record(event: *mut Event, id: i64, device: c_int, error: *mut RawError);
+    pub(crate) fn isobar_cuda_event_block(event: *const Event, id: i64, device: c_int, error: *mut RawError);
+    pub(crate) fn isobar_cuda_event_query(event: *const Event, error: *mut RawError) -> bool;
+    pub(crate) fn isobar_cuda_event_synchronize(event: *const Event, error: *mut RawError);
+    pub(crate) fn isobar_cuda_event_elapsed_ms(
+        from: *const Event,
+        to: *const Event,
+        error: *mut RawError,
+    ) -> f64;
+    pub(crate) fn isobar_pinned(
+        shape: *const i64,
+        dims: usize,
+        kind: c_int,
+        error: *mut RawError,
+    ) -> *mut C_tensor;
 }

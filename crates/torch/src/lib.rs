@@ -15,8 +15,8 @@
 #![expect(unsafe_code, reason = "this crate is the border to C++; every block says why it is sound")]
 
 pub mod autograd;
-//pub mod c10d;
-//pub mod cuda;
+pub mod c10d;
+pub mod cuda;
 pub mod element;
 mod error;
 mod ffi;

@@ -39,11 +39,23 @@ impl Drop for HookHandle {
 ///
 /// What the hook returns replaces the gradient; `None` leaves it. Hooks run in the order of registration, before the
 /// gradient goes on or is added to `grad`, possibly on another thread. A hook that keeps its own tensor alive makes
-/// a reference cycle.
+/// a reference cycle. An error or panic in a hook is the error of the pass.
 ///
 /// # Errors
 ///
 /// If `tensor` requires no gradient.
+///
+/// ```
+/// use isobar_torch::autograd::{BackwardOptions, backward, register_hook};
+/// use tch::Tensor;
+///
+/// let x = Tensor::from_slice(&[2.0f64]).set_requires_grad(true);
+/// let hook = register_hook(&x, |grad| Ok(Some(grad.f_clamp(-1.0, 1.0)?)))?;
+/// backward(&[&x.f_square()?], &[], BackwardOptions::default())?;
+/// assert_eq!(x.grad().double_value(&[0]), 1.0);
+/// hook.remove();
+/// # Ok::<(), isobar_torch::Error>(())
+/// ```
 pub fn register_hook<F>(tensor: &Tensor, hook: F) -> Result<HookHandle>
 where
     F: Fn(&Tensor) -> Result<Option<Tensor>, BoxError> + Send + 'static,
@@ -75,6 +87,36 @@ where
         ffi::isobar_register_post_accumulate_hook(leaf.as_ptr(), closure, drop, run::<true>, error)
     })?;
     Ok(HookHandle { slot })
+}
+
+/// Calls `f` once at the end of the backward pass that is running, after all gradients are in place: where work that
+/// hooks have begun is waited for. To be called from a hook or a custom function's backward.
+///
+/// An error or panic in `f` is the error of the pass.
+///
+/// # Errors
+///
+/// If no backward pass is running on this thread.
+pub fn after_backward<F>(f: F) -> Result<()>
+where
+    F: Fn() -> Result<(), BoxError> + Send + 'static,
+{
+    let closure: BoxedCallback = Box::new(f);
+    let closure = Box::into_raw(Box::new(closure)).cast();
+    // SAFETY: the shim owns the closure in every case.
+    call(|error| unsafe {
+        ffi::isobar_after_backward(closure, drop_box::<BoxedCallback>, run_callback, error);
+    })
+}
+
+type BoxedCallback = Box<dyn Fn() -> Result<(), BoxError> + Send + 'static>;
+
+extern "C" fn run_callback(boxed: *mut c_void, failure: *mut RawFailure) {
+    // SAFETY: the closure is kept alive during the call, and one thread is let in at a time.
+    let callback = unsafe { &*boxed.cast::<BoxedCallback>() };
+    // SAFETY: the failure is valid and ours during the call.
+    let failure = unsafe { &mut *failure };
+    catch(|| "a callback after backward".to_owned(), failure, callback);
 }
 
 type Boxed = Box<dyn Fn(&Tensor) -> Result<Option<Tensor>, BoxError> + Send + 'static>;

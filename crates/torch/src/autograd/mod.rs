@@ -35,7 +35,7 @@ mod hook;
 
 pub use engine::{BackwardOptions, backward, backward_into, grad};
 pub use function::{Context, Function};
-pub use hook::{HookHandle, register_hook, register_post_accumulate_grad_hook};
+pub use hook::{HookHandle, after_backward, register_hook, register_post_accumulate_grad_hook};
 
 use tch::Tensor;
 

@@ -141,7 +141,7 @@ fn errors_and_panics_come_out_as_errors() {
     // Gradients of the wrong shape are found by libtorch.
     let (pair, ones) = (leaf(&[1.0, 2.0]), Tensor::ones([5], CPU));
     let outputs = Function::new("f")
-        .apply(&[&x], vec![Tensor::ones([1], CPU)], move |_, _| Ok(vec![Some(ones.shallow_clone())]));
+        .apply(&[&pair], vec![Tensor::ones([1], CPU)], move |_, _| Ok(vec![Some(ones.shallow_clone())]));
     let error = backward(&[&outputs.unwrap()[0]], &[], default()).unwrap_err().to_string();
     assert!(error.contains("invalid gradient"), "{error}");
     // torch and tch work on as if nothing had happened.

@@ -1,6 +1,7 @@
 // Tensor hooks and post-accumulate hooks that are Rust closures.
 #include <algorithm>
 
+#include <torch/csrc/autograd/engine.h>
 #include <torch/csrc/autograd/function_hook.h>
 #include <torch/csrc/autograd/variable.h>
 
@@ -135,6 +136,16 @@ void isobar_hook_remove(const std::shared_ptr<Slot>* slot) {
 
 void isobar_hook_free(std::shared_ptr<Slot>* slot) {
   delete slot;
+}
+
+// Takes `closure` in every case; `run` is called once, at the end of the backward pass that is running.
+void isobar_after_backward(
+    void* closure, void (*drop)(void*), void (*run)(void* box, Failure* failure), Error* error) {
+  auto shared = std::make_shared<Closure>(closure, drop);
+  guarded(error, [&] {
+    torch::autograd::Engine::get_default_engine().queue_callback(
+        [shared, run] { shared->call([&](void* box, Failure* failure) { run(box, failure); }); });
+  });
 }
 
 } // extern "C"

@@ -1,0 +1,197 @@
+use std::sync::mpsc;
+use std::thread;
+use std::time::Duration;
+
+use tch::{Device, Kind, Tensor};
+
+use super::*;
+use crate::memory;
+
+const TIMEOUT: Duration = Duration::from_secs(30);
+const SHORT: Duration = Duration::from_millis(200);
+
+fn server() -> TcpStore {
+    TcpStore::server("127.0.0.1", 0, TIMEOUT).unwrap()
+}
+
+fn bytes(data: &[u8]) -> Tensor {
+    memory::from_vec(data.to_vec(), &[data.len() as i64]).unwrap()
+}
+
+/// Runs `body` as each rank of a gloo group, in threads with their own connections.
+fn ranks(size: usize, body: impl Fn(&Gloo) + Sync) {
+    let store = server();
+    let port = store.port();
+    thread::scope(|scope| {
+        for rank in 0..size {
+            let body = &body;
+            scope.spawn(move || {
+                let store = TcpStore::client("127.0.0.1", port, TIMEOUT).unwrap();
+                let options = GlooOptions::host("127.0.0.1", TIMEOUT);
+                let gloo = Gloo::new(&store, "world", rank, size, &options).unwrap();
+                drop(store);
+                assert_eq!((gloo.rank(), gloo.size()), (rank, size));
+                body(&gloo);
+                gloo.barrier().unwrap().wait(TIMEOUT).unwrap();
+            });
+        }
+    });
+}
+
+#[test]
+fn the_store_keeps_counts_and_forgets() {
+    let store = server();
+    let other = TcpStore::client("127.0.0.1", store.port(), TIMEOUT).unwrap();
+    store.set("key", b"a\0b").unwrap();
+    store.set("empty", b"").unwrap();
+    assert_eq!(other.get("key", TIMEOUT).unwrap(), b"a\0b");
+    assert_eq!(other.get("empty", TIMEOUT).unwrap(), b"");
+    assert_eq!((store.add("n", 2).unwrap(), other.add("n", -5).unwrap()), (2, -3));
+    assert!(other.check(&["key", "n"]).unwrap());
+    assert!(other.delete("key").unwrap() && !store.delete("key").unwrap());
+    assert!(!store.check(&["key", "n"]).unwrap());
+    other.wait(&["n", "empty"], SHORT).unwrap();
+}
+
+#[test]
+fn the_store_waits_and_times_out() {
+    let store = server();
+    let port = store.port();
+    let (started, start) = mpsc::channel();
+    let waiting = thread::spawn(move || {
+        let client = TcpStore::client("127.0.0.1", port, TIMEOUT).unwrap();
+        started.send(()).unwrap();
+        client.get("late", TIMEOUT).unwrap()
+    });
+    start.recv_timeout(TIMEOUT).unwrap();
+    store.set("late", b"now").unwrap();
+    assert_eq!(waiting.join().unwrap(), b"now");
+    let error = store.wait(&["never"], SHORT).unwrap_err().to_string();
+    assert!(error.contains("timeout") || error.contains("Timeout"), "{error}");
+    assert!(store.get("never", SHORT).is_err());
+    store.set("after", b"an error").unwrap();
+}
+
+#[test]
+fn a_store_that_is_not_there_is_an_error() {
+    let free_port = server().port();
+    assert!(TcpStore::client("127.0.0.1", free_port, SHORT).is_err());
+    let taken = server();
+    assert!(TcpStore::server("127.0.0.1", taken.port(), TIMEOUT).is_err());
+    assert!(TcpStore::client("local\0host", 1, SHORT).unwrap_err().to_string().contains("zero byte"));
+}
+
+#[test]
+fn bytes_go_from_rank_to_rank() {
+    for size in [2, 3] {
+        ranks(size, |gloo| {
+            let (next, last) = ((gloo.rank() + 1) % size, (gloo.rank() + size - 1) % size);
+            for len in [0, 1, 100_000] {
+                let sent = bytes(&vec![gloo.rank() as u8; len]);
+                let received = bytes(&vec![255; len]);
+                let mut recv = gloo.recv(&received, last, 7).unwrap();
+                let mut send = gloo.send(&sent, next, 7).unwrap();
+                if gloo.rank() == 0 {
+                    while !recv.is_completed().unwrap() {
+                        thread::yield_now();
+                    }
+                }
+                recv.wait(TIMEOUT).unwrap();
+                send.wait(TIMEOUT).unwrap();
+                assert!(recv.is_completed().unwrap());
+                assert_eq!(memory::to_vec::<u8>(&received).unwrap(), vec![last as u8; len]);
+            }
+        });
+    }
+}
+
+#[test]
+fn uneven_and_empty_parts_are_exchanged() {
+    ranks(3, |gloo| {
+        // Rank i sends i·j bytes to rank j, so that rank 0 sends and receives nothing.
+        let counts: Vec<i64> = (0..3).map(|peer| (gloo.rank() * peer) as i64).collect();
+        let total = counts.iter().sum::<i64>();
+        let output = bytes(&vec![255; total as usize]);
+        let input = bytes(&vec![gloo.rank() as u8; total as usize]);
+        let mut work = gloo.all_to_all(&output, &input, &counts, &counts).unwrap();
+        while !work.is_completed().unwrap() {
+            thread::yield_now();
+        }
+        work.wait(TIMEOUT).unwrap();
+        let expected: Vec<u8> = (0..3u8).flat_map(|peer| vec![peer; gloo.rank() * peer as usize]).collect();
+        assert_eq!(memory::to_vec::<u8>(&output).unwrap(), expected);
+    });
+}
+
+#[test]
+fn reductions() {
+    ranks(3, |gloo| {
+        let own = gloo.rank() as f64 + 1.0;
+        let expected =
+            [(ReduceOp::Sum, 6.0), (ReduceOp::Product, 6.0), (ReduceOp::Min, 1.0), (ReduceOp::Max, 3.0)];
+        for (op, value) in expected {
+            let t = Tensor::full([5], own, (Kind::Float, Device::Cpu));
+            gloo.all_reduce(&t, op).unwrap().wait(TIMEOUT).unwrap();
+            assert_eq!(memory::to_vec::<f32>(&t).unwrap(), [value as f32; 5]);
+        }
+    });
+}
+
+#[test]
+fn wrong_arguments_are_errors() {
+    ranks(2, |gloo| {
+        let t = Tensor::zeros([4, 4], (Kind::Uint8, Device::Cpu));
+        assert!(gloo.send(&t.tr(), 1 - gloo.rank(), 0).unwrap_err().to_string().contains("contiguous"));
+        assert!(gloo.send(&t, gloo.rank(), 0).unwrap_err().to_string().contains("no peer"));
+        assert!(gloo.recv(&t, 2, 0).is_err());
+        assert!(gloo.recv(&t, 1 - gloo.rank(), u32::MAX).is_err());
+        assert!(gloo.all_to_all(&t, &t, &[4], &[4]).is_err());
+        assert!(gloo.all_to_all(&t, &t, &[1, 1], &[2, 2]).is_err());
+    });
+    let options = GlooOptions { timeout: SHORT, interface: Some("no-such-interface".into()), host: None };
+    assert!(Gloo::new(&server(), "a", 0, 1, &options).is_err());
+    assert!(Gloo::new(&server(), "a", 1, 1, &options).unwrap_err().to_string().contains("rank 1"));
+}
+
+#[test]
+fn a_rank_that_does_not_come_is_an_error() {
+    let store = server();
+    let error = Gloo::new(&store, "a", 0, 2, &GlooOptions::host("127.0.0.1", SHORT));
+    assert!(error.is_err());
+}
+
+#[test]
+fn a_wait_ends_at_its_timeout() {
+    ranks(2, |gloo| {
+        if gloo.rank() == 0 {
+            let mut work = gloo.recv(&bytes(&[0; 8]), 1, 3).unwrap();
+            assert!(!work.is_completed().unwrap());
+            let error = work.wait(SHORT).unwrap_err().to_string();
+            assert!(error.contains("timed out"), "{error}");
+            // Another rank may be asked again later: the operation still waits.
+            assert!(!work.is_completed().unwrap());
+            gloo.send(&bytes(&[1]), 1, 4).unwrap().wait(TIMEOUT).unwrap();
+            work.wait(TIMEOUT).unwrap();
+        } else {
+            gloo.recv(&bytes(&[0]), 0, 4).unwrap().wait(TIMEOUT).unwrap();
+            gloo.send(&bytes(&[9; 8]), 0, 3).unwrap().wait(TIMEOUT).unwrap();
+        }
+    });
+}
+
+#[test]
+fn a_rank_that_leaves_is_an_error_of_those_that_wait() {
+    let store = server();
+    let port = store.port();
+    thread::scope(|scope| {
+        for rank in 0..2 {
+            scope.spawn(move || {
+                let store = TcpStore::client("127.0.0.1", port, TIMEOUT).unwrap();
+                let gloo = Gloo::new(&store, "w", rank, 2, &GlooOptions::host("127.0.0.1", TIMEOUT)).unwrap();
+                if rank == 0 {
+                    assert!(gloo.recv(&bytes(&[0; 8]), 1, 3).unwrap().wait(TIMEOUT).is_err());
+                }
+            });
+        }
+    });
+}
