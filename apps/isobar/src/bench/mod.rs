@@ -1,0 +1,147 @@
+//! `isobar bench`: times of the communication engine and of models, under the launcher that it is started with.
+
+mod afno;
+mod clock;
+mod collectives;
+
+use anyhow::{Result, bail};
+use clap::Args;
+use indexmap::IndexMap;
+use isobar_collectives::Group;
+use isobar_manager::DistributedManager;
+use serde::Serialize;
+use tch::Tensor;
+
+use self::clock::Times;
+use crate::exit::Exit;
+use crate::{start, terminal};
+
+/// What `isobar bench` takes.
+#[derive(Debug, Args)]
+pub(crate) struct BenchArgs {
+    /// Only these cases; all where not given
+    #[arg(long, value_delimiter = ',', value_name = "CASE,…")]
+    cases: Vec<String>,
+    /// How often each case is timed, after two rounds that do not count
+    #[arg(long, default_value_t = 7, value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
+    repeats: u32,
+    /// Print one JSON object, and nothing else, to standard output
+    #[arg(long)]
+    json: bool,
+}
+
+/// A case: its name, and what makes it ready.
+struct Case {
+    name: &'static str,
+    prepare: fn(&Group) -> Result<Prepared>,
+}
+
+/// A case that was checked and is ready to be timed.
+struct Prepared {
+    /// What is timed, on every rank.
+    step: Box<dyn FnMut() -> Result<()>>,
+    /// A tensor like what the collective gives, whose copy is timed beside it.
+    output: Option<Tensor>,
+}
+
+const CASES: [Case; 6] = [
+    Case { name: "all_gather_v/dim0", prepare: |group| collectives::all_gather(group, 0) },
+    Case { name: "all_gather_v/dim1", prepare: |group| collectives::all_gather(group, 1) },
+    Case { name: "all_gather_v/fwd_bwd", prepare: collectives::all_gather_fwd_bwd },
+    Case { name: "scatter_v", prepare: collectives::scatter },
+    Case { name: "indexed_all_to_all_v/fwd_bwd", prepare: collectives::indexed_all_to_all_fwd_bwd },
+    Case { name: "afno/train_step", prepare: afno::train_step },
+];
+
+/// Cases of the comparison that this version lacks, and what they need.
+const LATER: [(&str, &str); 2] =
+    [("fft/rfft2_irfft2", "distributed transforms"), ("shard/conv2d_fwd_bwd", "sharded convolutions")];
+
+/// What a run measured, in the form of the scripts that it is compared with.
+#[derive(Debug, Serialize)]
+struct Report {
+    system: String,
+    world: usize,
+    cases: IndexMap<&'static str, Times>,
+}
+
+/// Runs the command.
+pub(crate) fn run(args: &BenchArgs) -> Result<Exit> {
+    let cases = select(&args.cases)?;
+    let manager = start::plain()?;
+    let world = manager.group(None)?;
+    let mut report = Report { system: system(&world), world: world.size(), cases: IndexMap::new() };
+    for case in cases {
+        let mut prepared = (case.prepare)(&world)?;
+        let times = clock::time(&world, args.repeats, &mut *prepared.step, prepared.output.as_ref())?;
+        report.cases.insert(case.name, times);
+    }
+    if world.rank() == 0 {
+        terminal::line(&if args.json { serde_json::to_string_pretty(&report)? } else { report.table() });
+    }
+    DistributedManager::cleanup(true)?;
+    Ok(Exit::Good)
+}
+
+fn select(names: &[String]) -> Result<Vec<&'static Case>> {
+    if names.is_empty() {
+        return Ok(CASES.iter().collect());
+    }
+    let mut selected = Vec::new();
+    for name in names {
+        if let Some((_, needs)) = LATER.iter().find(|(later, _)| later == name) {
+            bail!(
+                Exit::Usage
+                    .because(format!("the case `{name}` needs {needs}, which this version does not have"))
+            );
+        }
+        let Some(case) = CASES.iter().find(|case| case.name == *name) else {
+            let known: Vec<&str> = CASES.iter().map(|case| case.name).collect();
+            bail!(
+                Exit::Usage
+                    .because(format!("there is no case `{name}`; expected one of {}", known.join(", ")))
+            );
+        };
+        selected.push(case);
+    }
+    Ok(selected)
+}
+
+fn system(world: &Group) -> String {
+    format!("isobar {} / {}", env!("CARGO_PKG_VERSION"), world.backend())
+}
+
+impl Report {
+    fn table(&self) -> String {
+        let ranks = if self.world == 1 { "1 rank".to_owned() } else { format!("{} ranks", self.world) };
+        let mut table = format!("{}, {ranks}; milliseconds of the slowest rank\n", self.system);
+        table += &format!(
+            "{:30} {:>9} {:>9} {:>9} {:>9} {:>9}",
+            "case", "median", "min", "max", "memcpy", "ratio"
+        );
+        for (name, times) in &self.cases {
+            let ms = |seconds: f64| format!("{:9.2}", seconds * 1e3);
+            table += &format!("\n{name:30} {} {} {}", ms(times.median_s), ms(times.min_s), ms(times.max_s));
+            if let (Some(copy), Some(ratio)) = (times.memcpy_s, times.memcpy_ratio) {
+                table += &format!(" {} {ratio:9.2}", ms(copy));
+            }
+        }
+        table
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn cases_are_found_by_name() {
+        assert_eq!(select(&[]).map(|cases| cases.len()).unwrap(), CASES.len());
+        let refusal = |name: &str| select(&[name.to_owned()]).err().unwrap().to_string();
+        insta::assert_snapshot!(refusal("fft/rfft2_irfft2"), @"the case `fft/rfft2_irfft2` needs distributed transforms, which this version does not have");
+        assert!(
+            refusal("allgather")
+                .starts_with("there is no case `allgather`; expected one of all_gather_v/dim0, ")
+        );
+    }
+}

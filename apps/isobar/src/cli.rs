@@ -1,0 +1,90 @@
+//! The command line.
+
+use clap::{Parser, Subcommand};
+
+use crate::bench::BenchArgs;
+use crate::config::ConfigCommand;
+use crate::data::DataCommand;
+use crate::exit;
+use crate::train::TrainArgs;
+use crate::verify::{RankArgs, VerifyArgs};
+
+/// Domain-parallel training of scientific models
+#[derive(Debug, Parser)]
+#[command(name = "isobar", version, after_help = exit::TABLE, propagate_version = true)]
+pub(crate) struct Cli {
+    /// What to do.
+    #[command(subcommand)]
+    pub(crate) command: Command,
+}
+
+/// The subcommands.
+#[derive(Debug, Subcommand)]
+pub(crate) enum Command {
+    /// Train a model
+    ///
+    /// Reads the configuration, joins the ranks that mpirun, srun or a torchrun-like launcher started (or runs alone),
+    /// trains, and prints the validation error beside that of the mean field. The run's folder gets the resolved
+    /// configuration, metrics, logs, checkpoints and a picture. The loss curve is the same on any number of ranks.
+    #[command(after_long_help = TRAIN_EXAMPLES)]
+    Train(TrainArgs),
+    /// Make data sets
+    #[command(subcommand)]
+    Data(DataCommand),
+    /// Show configurations
+    #[command(subcommand)]
+    Config(ConfigCommand),
+    /// Check that sharded operators and models give the dense result, gradients included
+    ///
+    /// Runs golden cases: files of inputs, weights, outputs and gradients that a dense, single-process run gave. Each case
+    /// runs on every number of ranks and every layout that it asks for; outputs and gradients are compared whole and part
+    /// by part, replicated results to the last bit, and the bytes that each rank receives with what the operator needs.
+    /// This command starts the ranks itself.
+    ///
+    /// One line a case: its name, the number of layouts, the worst error in units of what is allowed, and the verdict.
+    #[command(after_long_help = VERIFY_EXAMPLES)]
+    Verify(VerifyArgs),
+    /// Time collectives and models on the ranks that this command is started with
+    ///
+    /// The cases, their names, shapes and sizes are those of the scripts in benches/peers, which time other systems, and
+    /// so is the JSON. Every case is checked before it is timed; a time is that of the slowest rank, the median over the
+    /// repeats. Beside each collective stands the time of one copy of its result into memory that is there already.
+    #[command(after_long_help = BENCH_EXAMPLES)]
+    Bench(BenchArgs),
+    /// One rank of `verify`
+    #[command(hide = true)]
+    VerifyRank(RankArgs),
+}
+
+const TRAIN_EXAMPLES: &str = "\
+Examples:
+  On one rank:
+    isobar train configs/darcy_afno.toml
+  On two, with other settings than the file's:
+    mpirun -n 2 isobar train configs/darcy_afno.toml --set train.epochs=20 --set optimizer.lr=5e-4
+  Go on after an interruption:
+    srun -n 4 --mpi=pmix isobar train configs/darcy_afno.toml --resume
+
+Exit codes: 0 trained; 1 the loss is not finite, or another error; 2 wrong command line or configuration; 3 data or a
+checkpoint that cannot be used; 4 a rank was lost or timed out; 5 the ranks do not agree.";
+
+const BENCH_EXAMPLES: &str = "\
+Examples:
+  All cases on 2 ranks, as a table:
+    OMP_NUM_THREADS=1 mpirun -n 2 isobar bench
+  Two cases, for a program:
+    mpirun -n 2 isobar bench --cases all_gather_v/dim0,scatter_v --repeats 15 --json
+
+Cases: all_gather_v/dim0, all_gather_v/dim1, all_gather_v/fwd_bwd, scatter_v, indexed_all_to_all_v/fwd_bwd, afno/train_step";
+
+const VERIFY_EXAMPLES: &str = "\
+Examples:
+  All cases of a folder, ranks as threads of this process:
+    isobar verify tests/golden
+  Two operators under mpirun, on 2 ranks and on a mesh of 2 x 2:
+    isobar verify --backend mpi --ranks 2,2x2 --ops all_gather_v,afno tests/golden
+  Without MPI, and with a report for a program:
+    isobar verify --backend gloo --json report.json tests/golden
+
+Exit codes: 0 every case passed on every layout; 1 a case failed, is unsupported, or none was found; 2 wrong command
+line, or ranks that cannot start; 3 a case that cannot be read.";

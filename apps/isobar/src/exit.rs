@@ -1,0 +1,136 @@
+//! Exit codes, and which error ends in which.
+
+use std::fmt;
+use std::process::ExitCode;
+
+/// How the command ends.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[repr(u8)]
+pub(crate) enum Exit {
+    /// All good.
+    Good = 0,
+    /// A case or a threshold failed.
+    Failed = 1,
+    /// A wrong command line or configuration.
+    Usage = 2,
+    /// Data or a checkpoint that cannot be used.
+    Data = 3,
+    /// A rank was lost or timed out.
+    Lost = 4,
+    /// The ranks do not agree.
+    Mismatch = 5,
+}
+
+/// What the codes mean, for the help text.
+pub(crate) const TABLE: &str = "\
+Exit codes:
+  0  good
+  1  a case or a threshold failed, or an error of no other kind
+  2  wrong command line or configuration
+  3  data or a checkpoint that cannot be used
+  4  a rank was lost or timed out
+  5  the ranks do not agree on what they do";
+
+impl Exit {
+    /// An error that ends the command so.
+    pub(crate) fn because(self, why: impl fmt::Display) -> Ended {
+        Ended { exit: self, why: why.to_string() }
+    }
+}
+
+impl From<Exit> for ExitCode {
+    fn from(exit: Exit) -> Self {
+        ExitCode::from(exit as u8)
+    }
+}
+
+/// An error of the application itself, which knows its exit code.
+#[derive(Debug)]
+pub(crate) struct Ended {
+    exit: Exit,
+    why: String,
+}
+
+impl fmt::Display for Ended {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.why)
+    }
+}
+
+impl std::error::Error for Ended {}
+
+/// The exit that an error asks for: that of the first cause that is of a known kind.
+pub(crate) fn of(error: &anyhow::Error) -> Exit {
+    error.chain().find_map(known).unwrap_or(Exit::Failed)
+}
+
+fn known(cause: &(dyn std::error::Error + 'static)) -> Option<Exit> {
+    if let Some(ended) = cause.downcast_ref::<Ended>() {
+        return Some(ended.exit);
+    }
+    if cause.is::<isobar_data::Error>() {
+        return Some(Exit::Data);
+    }
+    if cause.is::<isobar_manager::config::ConfigError>() {
+        return Some(Exit::Usage);
+    }
+    // Errors that are transparent for those of a crate below hide these from the chain, so each is asked.
+    (cause.downcast_ref().map(collective))
+        .or_else(|| cause.downcast_ref().map(manager))
+        .or_else(|| cause.downcast_ref().and_then(train))
+        .or_else(|| cause.downcast_ref().and_then(model))
+        .or_else(|| cause.downcast_ref().and_then(shard))
+}
+
+fn collective(error: &isobar_collectives::Error) -> Exit {
+    use isobar_collectives::Error;
+    match error {
+        Error::Timeout { .. } | Error::Dead { .. } | Error::Backend { .. } => Exit::Lost,
+        Error::Argument { .. } | Error::Peer { .. } => Exit::Mismatch,
+        Error::Start { .. } => Exit::Usage,
+        _ => Exit::Failed,
+    }
+}
+
+fn manager(error: &isobar_manager::Error) -> Exit {
+    use isobar_manager::Error;
+    match error {
+        Error::Collective(inner) => collective(inner),
+        Error::Disagreement { .. } => Exit::Mismatch,
+        Error::Start { source, .. } => collective(source),
+        _ => Exit::Usage,
+    }
+}
+
+fn shard(error: &isobar_shard::Error) -> Option<Exit> {
+    match error {
+        isobar_shard::Error::Communication(inner) => Some(collective(inner)),
+        isobar_shard::Error::StateDict { .. } | isobar_shard::Error::File { .. } => Some(Exit::Data),
+        _ => None,
+    }
+}
+
+fn model(error: &isobar_models::Error) -> Option<Exit> {
+    match error {
+        isobar_models::Error::Config { .. } => Some(Exit::Usage),
+        isobar_models::Error::Shard(inner) => shard(inner),
+        _ => None,
+    }
+}
+
+fn train(error: &isobar_train::Error) -> Option<Exit> {
+    use isobar_train::Error;
+    match error {
+        Error::Collectives(inner) => Some(collective(inner)),
+        Error::Shard(inner) => shard(inner),
+        Error::ParametersDiffer { .. } => Some(Exit::Mismatch),
+        Error::Invalid { .. } => Some(Exit::Usage),
+        Error::Io { .. }
+        | Error::Checkpoint { .. }
+        | Error::NoCheckpoint { .. }
+        | Error::OptimizerState { .. }
+        | Error::MetricsFile { .. } => Some(Exit::Data),
+        Error::OtherRank { .. } => Some(Exit::Lost),
+        _ => None,
+    }
+}

@@ -1,0 +1,48 @@
+//! The command `isobar`: trains, verifies and measures. It puts the crates of the workspace together and has no logic of
+//! its own that a program of yours would want.
+
+mod bench;
+mod cli;
+mod config;
+mod data;
+mod exit;
+mod start;
+mod terminal;
+mod train;
+mod verify;
+
+use std::process::ExitCode;
+
+use clap::Parser;
+
+use cli::{Cli, Command};
+use exit::Exit;
+
+/// Runs the command line of this process.
+pub fn main() -> ExitCode {
+    let cli = match Cli::try_parse() {
+        Ok(cli) => cli,
+        Err(error) => {
+            // Help and version are no errors.
+            let exit = if error.use_stderr() { Exit::Usage } else { Exit::Good };
+            let _ = error.print();
+            return exit.into();
+        }
+    };
+    let result = match &cli.command {
+        Command::Train(args) => train::run(args),
+        Command::Data(command) => data::run(command),
+        Command::Config(command) => config::run(command),
+        Command::Bench(args) => bench::run(args),
+        Command::Verify(args) => verify::run(args),
+        Command::VerifyRank(args) => verify::run_rank(args),
+    };
+    match result {
+        Ok(exit) => exit.into(),
+        Err(error) => {
+            terminal::complain(&format!("error: {error:#}"));
+            isobar_manager::DistributedManager::leave(&format!("{error:#}"));
+            exit::of(&error).into()
+        }
+    }
+}

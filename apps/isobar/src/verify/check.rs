@@ -1,0 +1,331 @@
+//! One layout of a case: run, compare, gather.
+
+use std::collections::BTreeMap;
+use std::fs;
+use std::path::Path;
+
+use anyhow::{Context, Result, ensure};
+use isobar_collectives::gather_v;
+use isobar_torch::autograd::{BackwardOptions, grad};
+use serde::{Deserialize, Serialize};
+use tch::{Kind, Tensor};
+
+use super::bytes::{pack, unpack};
+use super::case::Case;
+use super::layout::{Layout, Parts, Placement};
+use super::operator::{Forward, Held, Operator, Part, Rank};
+use super::report::LayoutReport;
+
+/// What one rank tells rank 0 of a layout.
+#[derive(Debug, Default, Serialize, Deserialize)]
+struct RankReport {
+    received: u64,
+    budget: u64,
+    error: f64,
+    refused: Option<String>,
+    problems: Vec<String>,
+    /// The names of what the rank holds, in the order of its file.
+    names: Vec<String>,
+}
+
+/// Runs a layout; all ranks call. Rank 0 gets the report, and writes the gathered tensors into `dump`.
+pub(crate) fn layout(
+    rank: &Rank,
+    operator: &dyn Operator,
+    case: &Case,
+    layout: &Layout,
+    n: usize,
+    dump: Option<&Path>,
+) -> Result<Option<LayoutReport>> {
+    let must_refuse = operator.must_refuse(&case.header, layout)?;
+    let before = rank.world.traffic().received;
+    let ran = operator.forward(rank, case, layout)?;
+    let mut report = RankReport::default();
+    let held = match ran {
+        Forward::Refused(why) => {
+            if must_refuse.is_none() {
+                report.problems.push(format!("rank {} refuses it: {why}", rank.number()));
+            }
+            report.refused = Some(why);
+            Vec::new()
+        }
+        Forward::Ran { outputs, leaves } => {
+            let gradients = backward(rank, case, &outputs, &leaves)?;
+            if let Some(why) = must_refuse {
+                report.problems.push(format!("rank {} runs it, though {why}", rank.number()));
+            }
+            outputs.into_iter().chain(gradients).collect()
+        }
+    };
+    report.received = rank.world.traffic().received - before;
+    report.budget = operator.budget(case, layout, rank.number())?;
+    if report.received > report.budget {
+        report.problems.push(format!(
+            "rank {} received {} bytes, more than the operator's {}",
+            rank.number(),
+            report.received,
+            report.budget
+        ));
+    }
+    for held in &held {
+        check_own(rank, case, held, &mut report)?;
+    }
+    report.names = held.iter().map(|held| held.name.clone()).collect();
+
+    let reports = rank.world.all_gather_bytes(&serde_json::to_vec(&report)?)?;
+    let tensors = gather(rank, &held)?;
+    if rank.number() > 0 {
+        return Ok(None);
+    }
+    let reports: Vec<RankReport> =
+        reports.iter().map(|r| serde_json::from_slice(r)).collect::<Result<_, _>>()?;
+    let mut merged = merge(case, layout, n, &reports)?;
+    let gathered = assemble(case, &held, &reports, &tensors, &mut merged)?;
+    if let Some(folder) = dump.filter(|_| merged.refused.is_none()) {
+        write(folder, case, &merged, &gathered)?;
+    }
+    Ok(Some(merged))
+}
+
+/// The gradients of the leaves, each under the case's name for it.
+fn backward(rank: &Rank, case: &Case, outputs: &[Held], leaves: &[Held]) -> Result<Vec<Held>> {
+    let mut roots = Vec::new();
+    let mut cotangents = Vec::new();
+    for output in outputs.iter().filter(|output| output.tensor.requires_grad()) {
+        let whole = case.get(&format!("grad.{}", output.name));
+        let cotangent = match (whole, &output.part) {
+            (Some(whole), Part::Of(parts)) => parts.of(whole, rank.number())?,
+            (Some(whole), _) => whole.shallow_clone(),
+            (None, _) => output.tensor.f_zeros_like()?,
+        };
+        roots.push(&output.tensor);
+        cotangents.push(Some(cotangent));
+    }
+    let wanted: Vec<&Held> = leaves.iter().filter(|leaf| leaf.tensor.requires_grad()).collect();
+    if roots.is_empty() || wanted.is_empty() {
+        return Ok(Vec::new());
+    }
+    let inputs: Vec<&Tensor> = wanted.iter().map(|leaf| &leaf.tensor).collect();
+    let options = BackwardOptions { allow_unused: true, ..BackwardOptions::default() };
+    let gradients = grad(&roots, &inputs, &cotangents, options)?;
+    let named = wanted.into_iter().zip(gradients).map(|(leaf, gradient)| {
+        let tensor = gradient.map_or_else(|| leaf.tensor.f_zeros_like(), Ok)?;
+        Ok(Held { name: format!("grad.{}", leaf.name), tensor, part: leaf.part.clone() })
+    });
+    named.collect()
+}
+
+/// Compares what this rank holds with its part of the case's tensor.
+fn check_own(rank: &Rank, case: &Case, held: &Held, report: &mut RankReport) -> Result<()> {
+    let Held { name, tensor, part } = held;
+    let wanted = match (case.get(name), part) {
+        (_, Part::Nothing) => {
+            if tensor.numel() > 0 {
+                let shape = tensor.size();
+                report.problems.push(format!("{name} has shape {shape:?} where a rank receives nothing"));
+            }
+            return Ok(());
+        }
+        (Some(whole), Part::Of(parts)) => parts.of(whole, rank.number())?,
+        (Some(whole), Part::Own { .. }) => whole.shallow_clone(),
+        // The gradient of what takes no part is zero.
+        (None, _) => tensor.f_zeros_like()?,
+    };
+    let which = format!("{name} on rank {}", rank.number());
+    compare(case, &which, tensor, &wanted, &mut report.error, &mut report.problems)
+}
+
+/// Adds the difference of two tensors to the worst error, and to the problems if it is too large.
+fn compare(
+    case: &Case,
+    which: &str,
+    got: &Tensor,
+    want: &Tensor,
+    worst: &mut f64,
+    problems: &mut Vec<String>,
+) -> Result<()> {
+    if got.size() != want.size() || got.kind() != want.kind() {
+        let (got, want) = [got, want].map(|t| format!("{:?} {:?}", t.kind(), t.size())).into();
+        problems.push(format!("{which} is {got}, expected {want}"));
+        *worst = f64::MAX;
+        return Ok(());
+    }
+    if want.numel() == 0 {
+        return Ok(());
+    }
+    let double = |t: &Tensor| match t.kind() {
+        Kind::ComplexFloat | Kind::ComplexDouble => t.f_to_kind(Kind::ComplexDouble),
+        _ => t.f_to_kind(Kind::Double),
+    };
+    let (got, want) = (double(&got.f_detach()?)?, double(want)?);
+    let (rtol, atol) = (case.header.rtol, case.header.atol);
+    let allowed = want.f_abs()?.f_mul_scalar(rtol)?.f_add_scalar(atol)?;
+    let same = got.f_eq_tensor(&want)?;
+    // Equal infinities have no difference.
+    let difference = got.f_sub(&want)?.f_abs()?.f_masked_fill(&same, 0.0)?;
+    let error = difference.f_div(&allowed)?.f_max()?.f_double_value(&[])?;
+    // NaN anywhere makes the maximum NaN.
+    let error = if error.is_finite() { error } else { f64::MAX };
+    if error > 1.0 {
+        problems.push(format!("{which} is off by {error:.3} times what is allowed"));
+    }
+    *worst = worst.max(error);
+    Ok(())
+}
+
+/// The files of what all ranks hold, at rank 0.
+fn gather(rank: &Rank, held: &[Held]) -> Result<Vec<Vec<u8>>> {
+    let numbered: Vec<String> = (0..held.len()).map(|i| i.to_string()).collect();
+    let named: Vec<(&str, &Tensor)> =
+        numbered.iter().map(String::as_str).zip(held.iter().map(|h| &h.tensor)).collect();
+    let mine = pack(&named, None)?;
+    let lengths = rank.world.all_gather_bytes(&(mine.len() as i64).to_le_bytes())?;
+    let lengths: Vec<i64> = lengths
+        .into_iter()
+        .map(|bytes| {
+            Ok(i64::from_le_bytes(bytes.try_into().ok().context("a length of 8 bytes was expected")?))
+        })
+        .collect::<Result<_>>()?;
+    let all = gather_v(&Tensor::f_from_slice(&mine)?, Some(&lengths), 0, 0, &rank.world)?;
+    if rank.number() > 0 {
+        return Ok(Vec::new());
+    }
+    let parts = all.f_split_with_sizes(&lengths, 0)?;
+    let bytes = |part: Tensor| {
+        let mut bytes = vec![0; part.numel()];
+        part.f_copy_data_u8(&mut bytes, part.numel())?;
+        Ok(bytes)
+    };
+    parts.into_iter().map(bytes).collect()
+}
+
+fn merge(case: &Case, layout: &Layout, n: usize, ranks: &[RankReport]) -> Result<LayoutReport> {
+    let mut problems: Vec<String> = ranks.iter().flat_map(|rank| rank.problems.clone()).collect();
+    let refused = ranks.iter().find_map(|rank| rank.refused.clone());
+    if refused.is_some() && ranks.iter().any(|rank| rank.refused.is_none()) {
+        problems.push("it is refused on some ranks only".to_owned());
+    }
+    let names = |places: &Vec<Placement>| places.iter().map(Placement::to_string).collect();
+    let placements = layout.placements.iter().map(|(name, places)| (name.clone(), names(places))).collect();
+    let shapes = layout
+        .placements
+        .iter()
+        .map(|(name, places)| Ok((name.clone(), layout.parts(&case.tensor(name)?.size(), places).shapes())));
+    Ok(LayoutReport {
+        ranks: layout.mesh.clone(),
+        n,
+        title: layout.title(n),
+        sizes: layout.sizes.to_string(),
+        placements,
+        shapes: shapes.collect::<Result<_>>()?,
+        bytes: ranks.iter().map(|rank| rank.received).collect(),
+        budget: ranks.iter().map(|rank| rank.budget).collect(),
+        error: ranks.iter().map(|rank| rank.error).fold(0.0, f64::max),
+        refused,
+        problems,
+    })
+}
+
+/// Puts the ranks' parts together, compares the wholes with the case, and equal parts with each other.
+fn assemble(
+    case: &Case,
+    own: &[Held],
+    reports: &[RankReport],
+    files: &[Vec<u8>],
+    merged: &mut LayoutReport,
+) -> Result<BTreeMap<String, Tensor>> {
+    let none: &[String] = &[];
+    let ranks: Vec<BTreeMap<String, Tensor>> =
+        files.iter().map(|file| unpack(file, none)).collect::<Result<_>>()?;
+    ensure!(
+        reports.iter().all(|r| r.names.len() == own.len()),
+        "the ranks hold different numbers of tensors"
+    );
+    let mut gathered = BTreeMap::new();
+    for (index, held) in own.iter().enumerate() {
+        let key = index.to_string();
+        let of_rank: Vec<&Tensor> =
+            ranks.iter().map(|r| r.get(&key).context("a tensor is missing")).collect::<Result<_>>()?;
+        match &held.part {
+            Part::Of(parts) => {
+                for (rank, other) in alike(parts, &of_rank)? {
+                    merged
+                        .problems
+                        .push(format!("{} differs in its bits on ranks {other} and {rank}", held.name));
+                }
+                let Some(whole) = join(parts, &of_rank)? else { continue };
+                let complex = case.header.complex.contains(&held.name);
+                let whole = if complex { whole.f_view_as_complex()? } else { whole };
+                let want = match case.get(&held.name) {
+                    Some(want) => want.shallow_clone(),
+                    None => whole.f_zeros_like()?,
+                };
+                let which = format!("{}, gathered,", held.name);
+                compare(case, &which, &whole, &want, &mut merged.error, &mut merged.problems)?;
+                gathered.insert(held.name.clone(), whole);
+            }
+            part => {
+                if matches!(part, Part::Own { alike: true }) {
+                    for rank in (1..of_rank.len()).filter(|&rank| !same_bits(of_rank[0], of_rank[rank])) {
+                        merged.problems.push(format!("{} differs in its bits on rank {rank}", held.name));
+                    }
+                }
+                for (report, tensor) in reports.iter().zip(of_rank) {
+                    let name = &report.names[index];
+                    if case.get(name).is_some() {
+                        gathered.insert(name.clone(), tensor.shallow_clone());
+                    }
+                }
+            }
+        }
+    }
+    Ok(gathered)
+}
+
+/// The pairs of ranks that should hold the same part and do not, to the last bit.
+fn alike(parts: &Parts, tensors: &[&Tensor]) -> Result<Vec<(usize, usize)>> {
+    let mut differing = Vec::new();
+    for rank in 1..tensors.len() {
+        let first = (0..rank).find(|&other| parts.window(other) == parts.window(rank));
+        differing.extend(
+            first.filter(|&other| !same_bits(tensors[other], tensors[rank])).map(|other| (rank, other)),
+        );
+    }
+    Ok(differing)
+}
+
+fn same_bits(a: &Tensor, b: &Tensor) -> bool {
+    matches!((pack(&[("", a)], None), pack(&[("", b)], None)), (Ok(a), Ok(b)) if a == b)
+}
+
+/// The whole of the ranks' parts; nothing where one has another shape than its layout says.
+fn join(parts: &Parts, tensors: &[&Tensor]) -> Result<Option<Tensor>> {
+    let Some(first) = tensors.first() else { return Ok(None) };
+    // Complex tensors come as real ones with a trailing dim.
+    let trailing = &first.size()[parts.shape().len().min(first.dim())..];
+    let whole = Tensor::f_zeros([parts.shape(), trailing].concat(), (first.kind(), first.device()))?;
+    for (rank, tensor) in tensors.iter().enumerate() {
+        let mut target = parts.of(&whole, rank)?;
+        if target.size() != tensor.size() || target.kind() != tensor.kind() {
+            return Ok(None);
+        }
+        target.f_copy_(tensor)?;
+    }
+    Ok(Some(whole))
+}
+
+/// Writes the gathered tensors under the case's names.
+fn write(
+    folder: &Path,
+    case: &Case,
+    layout: &LayoutReport,
+    gathered: &BTreeMap<String, Tensor>,
+) -> Result<()> {
+    let folder = folder.join(&case.name);
+    fs::create_dir_all(&folder).with_context(|| format!("cannot make the folder {}", folder.display()))?;
+    let file = folder.join(format!("{}-{}.safetensors", layout.ranks, layout.n));
+    let tensors: Vec<(&str, &Tensor)> =
+        gathered.iter().map(|(name, tensor)| (name.as_str(), tensor)).collect();
+    let bytes = pack(&tensors, Some(("case", &case.text)))?;
+    fs::write(&file, bytes).with_context(|| format!("cannot write {}", file.display()))
+}

@@ -1,0 +1,90 @@
+//! The model whose channels are split over ranks: its layouts are sizes of the group `model_parallel`.
+
+use anyhow::{Context, Result};
+use isobar_models::{DistributedAfno as Model, DistributedAfnoConfig, Error, Mode};
+use isobar_shard::{Generator, ParallelRegion, ParamStore, Placement as ParamPlacement};
+
+use super::{Forward, Held, Operator, Part, Rank, bytes, config, parameters};
+use crate::verify::case::{Case, Header};
+use crate::verify::layout::{Layout, Placement, Sizes};
+use crate::verify::mesh::Mesh;
+
+const INPUT: &str = "input";
+const OUTPUT: &str = "output";
+
+/// Along the last axis of the mesh the ranks share one model; along the others they do the same.
+pub(crate) struct DistributedAfno;
+
+impl Operator for DistributedAfno {
+    fn name(&self) -> &'static str {
+        "distributed_afno"
+    }
+
+    fn layouts(&self, _header: &Header, mesh: &Mesh) -> Result<Vec<Layout>> {
+        Ok(vec![Layout { sizes: Sizes::Balanced, ..Layout::replicated(mesh) }])
+    }
+
+    fn must_refuse(&self, header: &Header, layout: &Layout) -> Result<Option<String>> {
+        let config: DistributedAfnoConfig = config(header)?;
+        let ranks = model_ranks(layout);
+        let split = [("embed_dim", config.embed_dim), ("num_blocks", config.num_blocks)];
+        let uneven = split.into_iter().find(|(_, extent)| extent % ranks != 0);
+        Ok(uneven.map(|(name, extent)| format!("{name} {extent} is not divisible by {ranks} ranks")))
+    }
+
+    fn forward(&self, rank: &Rank, case: &Case, layout: &Layout) -> Result<Forward> {
+        let group = rank.axes.last().context("a mesh without axes")?.clone();
+        let replicated = vec![Placement::Replicate; rank.axes.len()];
+        let whole = case.tensor(INPUT)?;
+        let input = Held::leaf(rank, case, INPUT, layout.parts(&whole.size(), &replicated))?;
+        let store = ParamStore::new(Generator::new(0)).with_options(whole.kind(), whole.device());
+        let mut store = store.with_region(ParallelRegion::new(group));
+        let model = match Model::new(&config(&case.header)?, &mut store) {
+            Ok(model) => model,
+            Err(error @ Error::Config { .. }) => return Ok(Forward::Refused(error.to_string())),
+            Err(error) => return Err(error.into()),
+        };
+        store.load(&case.params()?)?;
+        let output = model.forward(&input.tensor, Mode::Eval)?;
+
+        let parts = layout.parts(&case.tensor(OUTPUT)?.size(), &replicated);
+        let outputs = vec![Held { name: OUTPUT.to_owned(), tensor: output, part: Part::Of(parts) }];
+        let mut leaves = vec![input];
+        leaves.extend(parameters(&store, case, |parameter| {
+            let mut placements = replicated.clone();
+            if let (ParamPlacement::Shard(dim), Some(last)) = (parameter.placement, placements.last_mut()) {
+                *last = Placement::Shard(dim);
+            }
+            layout.parts(&parameter.shape, &placements)
+        }));
+        Ok(Forward::Ran { outputs, leaves })
+    }
+
+    /// With P ranks and T the bytes of all channels of the tokens: each block and the head gather T, and each block
+    /// reduces T to parts; backward does the reverse. Beside these the output is gathered, and the gradients of the
+    /// input and of the shared parameters are summed.
+    fn budget(&self, case: &Case, layout: &Layout, _rank: usize) -> Result<u64> {
+        let config: DistributedAfnoConfig = config(&case.header)?;
+        let ranks = model_ranks(layout) as u64;
+        if self.must_refuse(&case.header, layout)?.is_some() {
+            return Ok(0);
+        }
+        let input = case.tensor(INPUT)?;
+        let [height, width] = config.inp_shape.map(|extent| extent / config.patch_size);
+        let elements = input.size()[0] as usize * config.embed_dim * height * width;
+        let tokens = (elements * input.kind().elt_size_in_bytes()) as u64;
+        let shared: u64 =
+            case.params()?.iter().filter(|(name, _)| is_shared(name)).map(|(_, p)| bytes(p)).sum();
+        let exchanged = (4 * config.depth as u64 + 2) * tokens * (ranks - 1) / ranks;
+        Ok(exchanged + bytes(case.tensor(OUTPUT)?) + (ranks - 1) * (bytes(input) + shared))
+    }
+}
+
+fn model_ranks(layout: &Layout) -> usize {
+    layout.mesh.axes().last().copied().unwrap_or(1)
+}
+
+/// Whether all ranks have the whole of a parameter.
+fn is_shared(name: &str) -> bool {
+    [".norm1.", ".norm2.", ".mlp.b2", ".head."].iter().any(|part| name.contains(part))
+}

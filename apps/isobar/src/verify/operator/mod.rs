@@ -1,0 +1,172 @@
+//! The operators that cases name, each as what a rank does with its parts.
+
+mod channel_parallel;
+mod data_parallel;
+mod v_collectives;
+
+use anyhow::{Context, Result};
+use isobar_collectives::Group;
+use isobar_shard::{ParamStore, Parameter};
+use serde::de::DeserializeOwned;
+use tch::Tensor;
+
+use super::case::{Case, Header};
+use super::layout::{Layout, Parts};
+use super::mesh::Mesh;
+
+/// What one operator of the cases is, on shards.
+pub(crate) trait Operator: Sync {
+    /// Its name in the cases.
+    fn name(&self) -> &'static str;
+
+    /// The layouts of a case on a mesh that it works on.
+    fn layouts(&self, header: &Header, mesh: &Mesh) -> Result<Vec<Layout>> {
+        Ok(Layout::asked(header, mesh))
+    }
+
+    /// The meshes on which a case runs where these were asked for.
+    fn meshes(&self, _header: &Header, asked: &[Mesh]) -> Result<Vec<Mesh>> {
+        Ok(asked.to_vec())
+    }
+
+    /// What a reader of the result should know of what was asked for and not run.
+    fn notes(&self, _header: &Header, _asked: &[Mesh]) -> Result<Vec<String>> {
+        Ok(Vec::new())
+    }
+
+    /// Why a layout must be refused, on all ranks, where it must.
+    fn must_refuse(&self, _header: &Header, _layout: &Layout) -> Result<Option<String>> {
+        Ok(None)
+    }
+
+    /// Runs it on this rank's parts, forward. All ranks call.
+    fn forward(&self, rank: &Rank, case: &Case, layout: &Layout) -> Result<Forward>;
+
+    /// How many bytes `rank` may receive, forward and backward together.
+    fn budget(&self, case: &Case, layout: &Layout, rank: usize) -> Result<u64>;
+}
+
+/// All operators there are.
+static ALL: [&dyn Operator; 7] = [
+    &v_collectives::ALL_GATHER_V,
+    &v_collectives::GATHER_V,
+    &v_collectives::SCATTER_V,
+    &v_collectives::INDEXED_ALL_TO_ALL_V,
+    &data_parallel::FULLY_CONNECTED,
+    &data_parallel::AFNO,
+    &channel_parallel::DistributedAfno,
+];
+
+/// The operator of that name.
+pub(crate) fn find(name: &str) -> Option<&'static dyn Operator> {
+    ALL.iter().copied().find(|operator| operator.name() == name)
+}
+
+/// One rank of a run.
+#[derive(Debug)]
+pub(crate) struct Rank {
+    /// All ranks.
+    pub(crate) world: Group,
+    /// Along each axis of the mesh, the ranks that differ from this one only there.
+    pub(crate) axes: Vec<Group>,
+}
+
+impl Rank {
+    /// This rank of a mesh of all ranks. All call.
+    pub(crate) fn new(world: &Group, mesh: &Mesh) -> Result<Self> {
+        let coordinates = mesh.coordinates(world.rank());
+        let mut axes = Vec::new();
+        for (axis, &at) in coordinates.iter().enumerate() {
+            if mesh.axes().len() == 1 {
+                axes.push(world.clone());
+                continue;
+            }
+            let others = coordinates.iter().zip(mesh.axes()).enumerate().filter(|(other, _)| *other != axis);
+            let line = others.fold(0, |line, (_, (at, extent))| line * extent + at);
+            axes.extend(world.split(&format!("{mesh} axis {axis}"), Some(line), at as i64)?);
+        }
+        Ok(Self { world: world.clone(), axes })
+    }
+
+    /// Its number among all ranks.
+    pub(crate) fn number(&self) -> usize {
+        self.world.rank()
+    }
+}
+
+/// What came out of an operator on this rank, or that it would not.
+#[derive(Debug)]
+pub(crate) enum Forward {
+    /// It ran.
+    Ran {
+        /// Its results.
+        outputs: Vec<Held>,
+        /// The tensors whose gradients count.
+        leaves: Vec<Held>,
+    },
+    /// It refused the layout, with this error.
+    Refused(String),
+}
+
+/// A tensor on this rank.
+#[derive(Debug)]
+pub(crate) struct Held {
+    /// Its name in the case.
+    pub(crate) name: String,
+    /// What this rank holds.
+    pub(crate) tensor: Tensor,
+    /// Which part of the case's tensor that is.
+    pub(crate) part: Part,
+}
+
+/// Which part of a case's tensor a rank holds.
+#[derive(Debug, Clone)]
+pub(crate) enum Part {
+    /// Its part by a layout.
+    Of(Parts),
+    /// The whole of a tensor that the case names for this rank.
+    Own {
+        /// Whether the ranks' tensors are the same, to the last bit.
+        alike: bool,
+    },
+    /// Nothing: there is no such tensor in the case, and this rank's has no elements.
+    Nothing,
+}
+
+impl Held {
+    /// This rank's part of the case's tensor `name`, as a leaf that takes a gradient where the case has one.
+    pub(crate) fn leaf(rank: &Rank, case: &Case, name: &str, parts: Parts) -> Result<Self> {
+        let part = parts.of(case.tensor(name)?, rank.number())?;
+        let wants_grad = case.get(&format!("grad.{name}")).is_some();
+        // A copy, so that a part is a tensor of its own and has the strides of one.
+        let tensor = part.f_contiguous()?.f_detach_copy()?.f_set_requires_grad(wants_grad)?;
+        Ok(Self { name: name.to_owned(), tensor, part: Part::Of(parts) })
+    }
+}
+
+/// The configuration of a model from a case's arguments.
+fn config<T: DeserializeOwned>(header: &Header) -> Result<T> {
+    let mut arguments = header.attrs.clone();
+    if let Some(arguments) = arguments.as_object_mut() {
+        // They speak of the case, not of the model.
+        arguments.remove("tied");
+        arguments.remove("training");
+    }
+    serde_json::from_value(arguments).with_context(|| format!("`attrs` are no arguments of {}", header.op))
+}
+
+/// The parameters of a model whose gradients the case has.
+fn parameters(store: &ParamStore, case: &Case, parts: impl Fn(&Parameter) -> Parts) -> Vec<Held> {
+    let counted = store.trainable().filter(|p| case.get(&format!("grad.{}", p.name)).is_some());
+    let hold = |p: &Parameter| Held {
+        name: p.name.clone(),
+        tensor: p.tensor.shallow_clone(),
+        part: Part::Of(parts(p)),
+    };
+    counted.map(hold).collect()
+}
+
+/// The bytes of a tensor's elements.
+fn bytes(tensor: &Tensor) -> u64 {
+    (tensor.numel() * tensor.kind().elt_size_in_bytes()) as u64
+}

@@ -1,0 +1,97 @@
+//! The v-collectives. Their cases name what each rank holds, and run on as many ranks as they say.
+
+use anyhow::{Context, Result};
+use isobar_collectives::{all_gather_v, gather_v, indexed_all_to_all_v, scatter_v};
+use tch::Tensor;
+
+use super::{Forward, Held, Operator, Part, Rank, bytes};
+use crate::verify::case::{Case, Header};
+use crate::verify::layout::Layout;
+use crate::verify::mesh::Mesh;
+
+pub(crate) struct VCollective {
+    name: &'static str,
+    /// Whether all ranks get the same.
+    alike: bool,
+    run: fn(&Tensor, &Rank, &Case) -> Result<Tensor>,
+}
+
+pub(crate) static ALL_GATHER_V: VCollective = VCollective {
+    name: "all_gather_v",
+    alike: true,
+    run: |input, rank, case| {
+        let sizes: Vec<i64> = case.header.attr("sizes")?;
+        Ok(all_gather_v(input, Some(&sizes), case.header.attr("dim")?, true, &rank.world)?)
+    },
+};
+
+pub(crate) static GATHER_V: VCollective = VCollective {
+    name: "gather_v",
+    alike: false,
+    run: |input, rank, case| {
+        let sizes: Vec<i64> = case.header.attr("sizes")?;
+        Ok(gather_v(input, Some(&sizes), case.header.attr("dim")?, case.header.number("dst")?, &rank.world)?)
+    },
+};
+
+pub(crate) static SCATTER_V: VCollective = VCollective {
+    name: "scatter_v",
+    alike: false,
+    run: |input, rank, case| {
+        let sizes: Vec<i64> = case.header.attr("sizes")?;
+        Ok(scatter_v(input, Some(&sizes), case.header.attr("dim")?, case.header.number("src")?, &rank.world)?)
+    },
+};
+
+pub(crate) static INDEXED_ALL_TO_ALL_V: VCollective = VCollective {
+    name: "indexed_all_to_all_v",
+    alike: false,
+    run: |input, rank, case| {
+        let sizes: Vec<Vec<i64>> = case.header.attr("sizes")?;
+        let to = |peer| Ok(case.tensor(&format!("indices.{}.{peer}", rank.number()))?.shallow_clone());
+        let indices: Vec<Tensor> = (0..rank.world.size()).map(to).collect::<Result<_>>()?;
+        Ok(indexed_all_to_all_v(input, &indices, &sizes, true, case.header.attr("dim")?, &rank.world)?)
+    },
+};
+
+impl Operator for VCollective {
+    fn name(&self) -> &'static str {
+        self.name
+    }
+
+    fn meshes(&self, header: &Header, _asked: &[Mesh]) -> Result<Vec<Mesh>> {
+        Ok(vec![Mesh::line(header.number("world")?)])
+    }
+
+    fn layouts(&self, _header: &Header, mesh: &Mesh) -> Result<Vec<Layout>> {
+        Ok(vec![Layout::replicated(mesh)])
+    }
+
+    fn forward(&self, rank: &Rank, case: &Case, _layout: &Layout) -> Result<Forward> {
+        let name = format!("input.{}", rank.number());
+        let input = case.tensor(&name)?.f_contiguous()?.f_detach_copy()?.f_set_requires_grad(true)?;
+        let output = (self.run)(&input, rank, case)?;
+        let input = Held { name, tensor: input, part: Part::Own { alike: false } };
+        let name = format!("output.{}", rank.number());
+        let there = case.get(&name).is_some();
+        let part = if there { Part::Own { alike: self.alike } } else { Part::Nothing };
+        Ok(Forward::Ran { outputs: vec![Held { name, tensor: output, part }], leaves: vec![input] })
+    }
+
+    /// Forward, what the rank has in the end and does not have from the start; backward, the gradients of what it sent.
+    fn budget(&self, case: &Case, _layout: &Layout, rank: usize) -> Result<u64> {
+        let ranks = case.header.number("world")? as u64;
+        let input = case.tensor(&format!("input.{rank}"))?;
+        let output = case.get(&format!("output.{rank}")).map_or(0, bytes);
+        let sent = match self.name {
+            "all_gather_v" => (ranks - 1) * bytes(input),
+            "indexed_all_to_all_v" => {
+                let sizes: Vec<Vec<u64>> = case.header.attr("sizes")?;
+                let row = input.f_select(case.header.attr("dim")?, 0).ok().map_or(0, |row| bytes(&row));
+                sizes.get(rank).context("`attrs.sizes` has no row for each rank")?.iter().sum::<u64>() * row
+            }
+            _ => bytes(input),
+        };
+        Ok(output + sent)
+    }
+}
