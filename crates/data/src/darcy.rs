@@ -1,0 +1,388 @@
+//! Darcy flow in PDEBench's HDF5 layout.
+
+use std::ops::Range;
+use std::path::{Path, PathBuf};
+
+use hdf5_metno::types::{FloatSize, TypeDescriptor};
+use hdf5_metno::{Dataset, File};
+use isobar_torch::memory::from_vec;
+use ndarray::{IxDyn, s};
+use tch::Tensor;
+
+use crate::stats::Accumulator;
+use crate::{Batch, Error, Result, Statistics, format};
+
+/// A data set of 2-D Darcy flow, −∇·(a ∇u) = β on the unit square with u = 0 on its boundary, in one HDF5 file.
+///
+/// The layout is PDEBench's (Takamoto et al. 2022), all numbers dimensionless:
+///
+/// | name | shape | kind | is |
+/// |---|---|---|---|
+/// | `nu` | `[sample, x, y]` | float32 | the coefficient a |
+/// | `tensor` | `[sample, 1, x, y]` | float32 | the solution u; the 1 is PDEBench's time axis |
+/// | `x-coordinate`, `y-coordinate` | `[x]`, `[y]` | float | the points of the grid, ascending |
+/// | `beta` | root attribute | number | the constant source β |
+///
+/// Any storage is read: contiguous or in chunks, with the filters that the HDF5 library has (shuffle and gzip among
+/// them). [`DarcyFile::open`] checks the whole layout; values are checked when they are read. The file stays open and
+/// is only read, so any number of ranks may share it. Nothing here is collective: each rank reads what it needs.
+///
+/// ```
+/// use isobar_data::{DarcyFile, Normalizer, split};
+///
+/// let file = DarcyFile::open("../../tests/data/darcy_excerpt.h5")?;
+/// let (train, _validation) = split(file.len(), 6)?;
+/// let statistics = file.statistics(train)?;
+/// let normalizer = Normalizer::from_statistics(&statistics.u)?;
+///
+/// // The upper half of two samples: only these bytes are read.
+/// let window = file.read(&[4, 1], 0..32, 0..64)?;
+/// assert_eq!(window.u.size(), [2, 1, 32, 64]);
+/// let scaled = normalizer.encode(&window.u)?;
+/// assert_eq!(scaled.size(), window.u.size());
+/// # Ok::<(), isobar_data::Error>(())
+/// ```
+#[derive(Debug)]
+pub struct DarcyFile {
+    path: PathBuf,
+    nu: Dataset,
+    tensor: Dataset,
+    samples: usize,
+    x: Vec<f64>,
+    y: Vec<f64>,
+    beta: f64,
+}
+
+/// Statistics of the two fields of a Darcy data set.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct DarcyStatistics {
+    /// Of the coefficient.
+    pub nu: Statistics,
+    /// Of the solution.
+    pub u: Statistics,
+}
+
+impl DarcyFile {
+    /// Opens a file and checks its layout: that the datasets and the attribute are there, of the right kind, with
+    /// shapes that agree, and coordinates that are finite and ascending.
+    ///
+    /// # Errors
+    /// When the file is missing, of another format (NetCDF, Zarr and NumPy are unsupported for now), not HDF5,
+    /// truncated, or of another layout; the error names the file, the dataset and the cause.
+    pub fn open(path: impl AsRef<Path>) -> Result<Self> {
+        let path = path.as_ref();
+        format::check(path)?;
+        let file = File::open(path).map_err(|error| Error::hdf5(path, "open it", error))?;
+        let root = Root { path, file: &file };
+
+        let nu = root.field(NU)?;
+        let shape = nu.shape();
+        let &[samples, rows, cols] = shape.as_slice() else {
+            return Err(root.misfit(NU, shape_text(&shape), "of shape [sample, x, y]"));
+        };
+        if shape.contains(&0) {
+            return Err(root.misfit(NU, shape_text(&shape), "at least one sample, row and column"));
+        }
+        let tensor = root.field(TENSOR)?;
+        let expected = [samples, 1, rows, cols];
+        if tensor.shape() != expected {
+            let expected = format!("{} to agree with `{NU}`", shape_text(&expected));
+            return Err(root.misfit(TENSOR, shape_text(&tensor.shape()), expected));
+        }
+        let x = root.coordinate(X, rows)?;
+        let y = root.coordinate(Y, cols)?;
+        let beta = root.number(BETA)?;
+        Ok(Self { path: path.to_owned(), nu, tensor, samples, x, y, beta })
+    }
+
+    /// The path as given to [`DarcyFile::open`].
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+
+    /// Number of samples, at least 1.
+    #[expect(clippy::len_without_is_empty, reason = "a file without samples is refused")]
+    pub fn len(&self) -> usize {
+        self.samples
+    }
+
+    /// Points along x, the second-to-last dim of the fields.
+    pub fn rows(&self) -> usize {
+        self.x.len()
+    }
+
+    /// Points along y, the last dim of the fields.
+    pub fn cols(&self) -> usize {
+        self.y.len()
+    }
+
+    /// Coordinates of the points along x.
+    pub fn x(&self) -> &[f64] {
+        &self.x
+    }
+
+    /// Coordinates of the points along y.
+    pub fn y(&self) -> &[f64] {
+        &self.y
+    }
+
+    /// The constant source term.
+    pub fn beta(&self) -> f64 {
+        self.beta
+    }
+
+    /// Reads a window of some samples, in the order asked for, as float32 on the CPU: both fields are
+    /// `[samples, 1, rows, cols]`. No other part of the file is read, but for the rest of compressed chunks that the
+    /// window touches. Any of the three may be empty, as a rank's part may be.
+    ///
+    /// # Errors
+    /// When an index is out of range, the file can't be read, or a value in the window is not finite; the error names
+    /// the dataset and the index of the first such value.
+    pub fn read(&self, samples: &[usize], rows: Range<usize>, cols: Range<usize>) -> Result<Batch> {
+        if let Some(sample) = samples.iter().find(|&&sample| sample >= self.samples) {
+            return Err(Error::OutOfRange {
+                what: "sample",
+                asked: sample.to_string(),
+                available: self.samples,
+            });
+        }
+        check_range("row range", &rows, self.rows())?;
+        check_range("column range", &cols, self.cols())?;
+        let window = Window { samples, rows, cols };
+        Ok(Batch {
+            nu: self.read_field(&self.nu, NU, &window)?,
+            u: self.read_field(&self.tensor, TENSOR, &window)?,
+        })
+    }
+
+    /// Statistics of both fields over a range of samples, in float64, reading a few samples at a time. Over `0..len`
+    /// it is also a check of the whole file.
+    ///
+    /// # Errors
+    /// As [`DarcyFile::read`], and when the range is empty.
+    pub fn statistics(&self, samples: Range<usize>) -> Result<DarcyStatistics> {
+        check_range("sample range", &samples, self.samples)?;
+        Ok(DarcyStatistics {
+            nu: self.field_statistics(&self.nu, NU, samples.clone())?,
+            u: self.field_statistics(&self.tensor, TENSOR, samples)?,
+        })
+    }
+
+    fn field_statistics(
+        &self,
+        dataset: &Dataset,
+        name: &'static str,
+        samples: Range<usize>,
+    ) -> Result<Statistics> {
+        // Whole chunks at a time, so that none is decompressed twice.
+        let step = dataset.chunk().map_or(STATISTICS_SAMPLES, |chunk| chunk[0].max(1));
+        let mut accumulator = Accumulator::default();
+        let mut start = samples.start;
+        while start < samples.end {
+            let end = ((start / step + 1) * step).min(samples.end);
+            let values = self.read_slab(dataset, name, start..end, 0..self.rows(), 0..self.cols())?;
+            accumulator.push(values.iter().map(|&value| f64::from(value)));
+            start = end;
+        }
+        accumulator.finish()
+    }
+
+    fn read_field(&self, dataset: &Dataset, name: &'static str, window: &Window<'_>) -> Result<Tensor> {
+        let (rows, cols) = (window.rows.len(), window.cols.len());
+        let area = rows * cols;
+        let mut values = vec![0.0; window.samples.len() * area];
+        if !values.is_empty() {
+            for run in runs(window.samples) {
+                let slab =
+                    self.read_slab(dataset, name, run.samples, window.rows.clone(), window.cols.clone())?;
+                for (from, &to) in slab.chunks_exact(area).zip(&run.positions) {
+                    values[to * area..(to + 1) * area].copy_from_slice(from);
+                }
+            }
+        }
+        Ok(from_vec(values, &[window.samples.len() as i64, 1, rows as i64, cols as i64])?)
+    }
+
+    /// The finite values of consecutive samples in the order of `[sample, x, y]`.
+    fn read_slab(
+        &self,
+        dataset: &Dataset,
+        name: &'static str,
+        samples: Range<usize>,
+        rows: Range<usize>,
+        cols: Range<usize>,
+    ) -> Result<Vec<f32>> {
+        let first = [samples.start, rows.start, cols.start];
+        let (height, width) = (rows.len(), cols.len());
+        let slab = if dataset.ndim() == 4 {
+            dataset.read_slice::<f32, _, IxDyn>(s![samples, 0..1, rows, cols])
+        } else {
+            dataset.read_slice::<f32, _, IxDyn>(s![samples, rows, cols])
+        };
+        let slab = slab.map_err(|error| Error::hdf5(&self.path, format!("read dataset `{name}`"), error))?;
+        let (values, _) = slab.into_raw_vec_and_offset();
+        if let Some(at) = values.iter().position(|value| !value.is_finite()) {
+            let mut index =
+                vec![first[0] + at / (height * width), first[1] + at / width % height, first[2] + at % width];
+            if dataset.ndim() == 4 {
+                index.insert(1, 0);
+            }
+            let value = f64::from(values[at]);
+            return Err(Error::NotFinite { path: self.path.clone(), dataset: name, index, value });
+        }
+        Ok(values)
+    }
+}
+
+pub(crate) const NU: &str = "nu";
+pub(crate) const TENSOR: &str = "tensor";
+pub(crate) const X: &str = "x-coordinate";
+pub(crate) const Y: &str = "y-coordinate";
+pub(crate) const BETA: &str = "beta";
+
+/// Samples read at a time for statistics of a dataset that is not chunked.
+const STATISTICS_SAMPLES: usize = 16;
+
+struct Window<'a> {
+    samples: &'a [usize],
+    rows: Range<usize>,
+    cols: Range<usize>,
+}
+
+/// Consecutive samples, read at once, and where each goes in the result.
+struct Run {
+    samples: Range<usize>,
+    positions: Vec<usize>,
+}
+
+/// The samples in ascending order, joined where they are consecutive: few reads, and a compressed chunk is not left
+/// before all that is needed of it is read. A sample that is asked for twice is read twice.
+fn runs(samples: &[usize]) -> Vec<Run> {
+    let mut order: Vec<usize> = (0..samples.len()).collect();
+    order.sort_by_key(|&position| samples[position]);
+    let mut runs: Vec<Run> = Vec::new();
+    for position in order {
+        let sample = samples[position];
+        match runs.last_mut() {
+            Some(run) if run.samples.end == sample => {
+                run.samples.end += 1;
+                run.positions.push(position);
+            }
+            _ => runs.push(Run { samples: sample..sample + 1, positions: vec![position] }),
+        }
+    }
+    runs
+}
+
+fn check_range(what: &'static str, range: &Range<usize>, available: usize) -> Result<()> {
+    if range.start > range.end || range.end > available {
+        return Err(Error::OutOfRange { what, asked: format!("{range:?}"), available });
+    }
+    Ok(())
+}
+
+fn shape_text(shape: &[usize]) -> String {
+    format!("of shape {shape:?}")
+}
+
+/// The root of an open file, for checks of its layout.
+struct Root<'a> {
+    path: &'a Path,
+    file: &'a File,
+}
+
+impl Root<'_> {
+    fn dataset(&self, name: &'static str) -> Result<Dataset> {
+        if self.file.link_exists(name) {
+            return self
+                .file
+                .dataset(name)
+                .map_err(|error| Error::hdf5(self.path, format!("open dataset `{name}`"), error));
+        }
+        let found =
+            self.file.member_names().map_err(|error| Error::hdf5(self.path, "list its datasets", error))?;
+        Err(Error::MissingDataset { path: self.path.to_owned(), dataset: name, found })
+    }
+
+    /// A dataset of float32, of either byte order.
+    fn field(&self, name: &'static str) -> Result<Dataset> {
+        let dataset = self.dataset(name)?;
+        match self.kind(&dataset, name)? {
+            TypeDescriptor::Float(FloatSize::U4) => Ok(dataset),
+            other => Err(self.misfit(name, format!("of kind {other}"), "float32")),
+        }
+    }
+
+    /// Finite, ascending floating-point numbers.
+    fn coordinate(&self, name: &'static str, len: usize) -> Result<Vec<f64>> {
+        let dataset = self.dataset(name)?;
+        if dataset.shape() != [len] {
+            let expected = format!("{} to agree with `{NU}`", shape_text(&[len]));
+            return Err(self.misfit(name, shape_text(&dataset.shape()), expected));
+        }
+        let kind = self.kind(&dataset, name)?;
+        if !matches!(kind, TypeDescriptor::Float(_)) {
+            return Err(self.misfit(name, format!("of kind {kind}"), "floating-point numbers"));
+        }
+        let values = dataset
+            .read_raw::<f64>()
+            .map_err(|error| Error::hdf5(self.path, format!("read dataset `{name}`"), error))?;
+        if let Some(at) = values.iter().position(|value| !value.is_finite()) {
+            let (path, value) = (self.path.to_owned(), values[at]);
+            return Err(Error::NotFinite { path, dataset: name, index: vec![at], value });
+        }
+        if let Some(at) = values.windows(2).position(|pair| pair[0] >= pair[1]) {
+            let found = format!("{} at index {at} and {} at the next", values[at], values[at + 1]);
+            return Err(self.misfit(name, found, "ascending"));
+        }
+        Ok(values)
+    }
+
+    /// A root attribute that is one finite number.
+    fn number(&self, name: &'static str) -> Result<f64> {
+        let names =
+            self.file.attr_names().map_err(|error| Error::hdf5(self.path, "list its attributes", error))?;
+        if !names.iter().any(|found| found == name) {
+            return Err(Error::MissingAttribute { path: self.path.to_owned(), attribute: name });
+        }
+        let read = |error| Error::hdf5(self.path, format!("read attribute `{name}`"), error);
+        let attribute = self.file.attr(name).map_err(read)?;
+        let kind = attribute.dtype().and_then(|kind| kind.to_descriptor()).map_err(read)?;
+        let values = match kind {
+            TypeDescriptor::Float(_) => attribute.read_raw::<f64>().map_err(read)?,
+            TypeDescriptor::Integer(_) | TypeDescriptor::Unsigned(_) => {
+                attribute.read_raw::<i64>().map_err(read)?.into_iter().map(|value| value as f64).collect()
+            }
+            other => return Err(self.misfit(name, format!("of kind {other}"), "a number")),
+        };
+        match values.as_slice() {
+            [value] if value.is_finite() => Ok(*value),
+            [value] => Err(self.misfit(name, value.to_string(), "a finite number")),
+            _ => Err(self.misfit(name, format!("{} numbers", values.len()), "one number")),
+        }
+    }
+
+    fn kind(&self, dataset: &Dataset, name: &'static str) -> Result<TypeDescriptor> {
+        dataset
+            .dtype()
+            .and_then(|kind| kind.to_descriptor())
+            .map_err(|error| Error::hdf5(self.path, format!("read the kind of dataset `{name}`"), error))
+    }
+
+    fn misfit(&self, name: &'static str, found: impl Into<String>, expected: impl Into<String>) -> Error {
+        Error::Layout { path: self.path.to_owned(), name, found: found.into(), expected: expected.into() }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn consecutive_samples_are_read_at_once_and_put_where_asked() {
+        let got: Vec<_> =
+            runs(&[5, 2, 9, 4, 3, 9]).into_iter().map(|run| (run.samples, run.positions)).collect();
+        assert_eq!(got, [(2..6, vec![1, 4, 3, 0]), (9..10, vec![2]), (9..10, vec![5])]);
+        assert!(runs(&[]).is_empty());
+    }
+}

@@ -1,0 +1,149 @@
+use std::path::{Path, PathBuf};
+
+/// What can go wrong with a data set: its file, its content, or what was asked of it.
+///
+/// Errors about a file name it first, then the dataset, then the cause.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum Error {
+    /// There is nothing at this path.
+    #[error("{}: no such file", path.display())]
+    Missing {
+        /// The path as given.
+        path: PathBuf,
+    },
+    /// The operating system refused.
+    #[error("{}: could not {action}: {source}", path.display())]
+    Io {
+        /// The file or folder.
+        path: PathBuf,
+        /// What was tried, such as `open it`.
+        action: &'static str,
+        /// The system's reason.
+        source: std::io::Error,
+    },
+    /// A format that has no reader yet.
+    #[error("{}: {format} files are unsupported for now; expected HDF5 in PDEBench's Darcy layout", path.display())]
+    Unsupported {
+        /// The file.
+        path: PathBuf,
+        /// The format, by its name.
+        format: &'static str,
+    },
+    /// The file lacks HDF5's signature.
+    #[error("{}: not an HDF5 file (no HDF5 signature)", path.display())]
+    NotHdf5 {
+        /// The file.
+        path: PathBuf,
+    },
+    /// The file is shorter than its superblock says.
+    #[error(
+        "{}: not a whole HDF5 file: its superblock says {expected} bytes, but there are {found}; copy or download it again",
+        path.display()
+    )]
+    Truncated {
+        /// The file.
+        path: PathBuf,
+        /// Bytes that the superblock promises.
+        expected: u64,
+        /// Bytes in the file.
+        found: u64,
+    },
+    /// The HDF5 library refused: a damaged file, a filter that it lacks, a full disk.
+    #[error("{}: could not {action}: {source}", path.display())]
+    Hdf5 {
+        /// The file.
+        path: PathBuf,
+        /// What was tried, such as ``read dataset `nu` ``.
+        action: String,
+        /// The library's reason.
+        source: hdf5_metno::Error,
+    },
+    /// A dataset of the layout is not there.
+    #[error("{}: the dataset `{dataset}` is missing; the file holds {}", path.display(), list(found))]
+    MissingDataset {
+        /// The file.
+        path: PathBuf,
+        /// The dataset's name.
+        dataset: &'static str,
+        /// What the file's root holds instead.
+        found: Vec<String>,
+    },
+    /// An attribute of the layout is not there.
+    #[error("{}: the root attribute `{attribute}` is missing", path.display())]
+    MissingAttribute {
+        /// The file.
+        path: PathBuf,
+        /// The attribute's name.
+        attribute: &'static str,
+    },
+    /// A dataset or attribute has the wrong shape, kind or order.
+    #[error("{}: `{name}` is {found}, expected {expected}", path.display())]
+    Layout {
+        /// The file.
+        path: PathBuf,
+        /// The dataset or attribute.
+        name: &'static str,
+        /// What it is.
+        found: String,
+        /// What it should be.
+        expected: String,
+    },
+    /// A dataset holds NaN or an infinity.
+    #[error("{}: `{dataset}` holds a value that is not finite: {value} at index {index:?}", path.display())]
+    NotFinite {
+        /// The file.
+        path: PathBuf,
+        /// The dataset.
+        dataset: &'static str,
+        /// Index of the first such value, one number a dim of the dataset.
+        index: Vec<usize>,
+        /// The value.
+        value: f64,
+    },
+    /// An index or range reaches outside what there is.
+    #[error("{what} {asked} is out of range: there are {available}")]
+    OutOfRange {
+        /// What was indexed, such as `sample`.
+        what: &'static str,
+        /// What was asked for.
+        asked: String,
+        /// How many there are.
+        available: usize,
+    },
+    /// An argument that makes no sense.
+    #[error("{0}")]
+    Invalid(String),
+    /// The linear system of a sample could not be solved.
+    #[error("could not solve the Darcy problem: {0}")]
+    Solver(String),
+    /// libtorch refused an operation.
+    #[error("tensor operation failed: {0}")]
+    Tensor(#[from] tch::TchError),
+    /// A tensor could not be made from what was read.
+    #[error("could not make a tensor: {0}")]
+    Memory(#[from] isobar_torch::Error),
+    /// Random numbers could not be drawn.
+    #[error("could not draw random numbers: {0}")]
+    Random(#[from] isobar_shard::Error),
+}
+
+/// Result of this crate's functions.
+pub type Result<T, E = Error> = std::result::Result<T, E>;
+
+impl Error {
+    pub(crate) fn hdf5(path: &Path, action: impl Into<String>, source: hdf5_metno::Error) -> Self {
+        Self::Hdf5 { path: path.to_owned(), action: action.into(), source }
+    }
+
+    pub(crate) fn io(path: &Path, action: &'static str, source: std::io::Error) -> Self {
+        Self::Io { path: path.to_owned(), action, source }
+    }
+}
+
+fn list(names: &[String]) -> String {
+    if names.is_empty() {
+        return "nothing".to_owned();
+    }
+    names.iter().map(|name| format!("`{name}`")).collect::<Vec<_>>().join(", ")
+}

@@ -1,0 +1,224 @@
+//! Statistics of fields in float64, and the normalisation made from them.
+
+use serde::{Deserialize, Serialize};
+use tch::{Device, Kind, Tensor};
+
+use crate::{Error, Result};
+
+/// Count, mean, standard deviation and extremes of a field, computed in float64.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Statistics {
+    /// Number of values.
+    pub count: u64,
+    /// Their mean.
+    pub mean: f64,
+    /// The population's standard deviation (the sum of squares divided by `count`).
+    pub std: f64,
+    /// The smallest value.
+    pub min: f64,
+    /// The largest value.
+    pub max: f64,
+}
+
+impl Statistics {
+    /// Statistics of all values of a tensor of any shape and real kind, on any device.
+    ///
+    /// # Errors
+    /// When the tensor is empty, or libtorch cannot convert it to float64 on the CPU.
+    pub fn of(tensor: &Tensor) -> Result<Self> {
+        let mut accumulator = Accumulator::default();
+        let flat = tensor.f_detach()?.f_reshape([-1])?;
+        let mut values = vec![0.0; BLOCK];
+        let total = flat.size().first().copied().unwrap_or(0);
+        let mut start = 0;
+        while start < total {
+            let length = (total - start).min(BLOCK as i64);
+            let part = flat.f_narrow(0, start, length)?.f_to_device(Device::Cpu)?.f_to_kind(Kind::Double)?;
+            let part = part.f_contiguous()?;
+            let block = &mut values[..length as usize];
+            part.f_copy_data(block, length as usize)?;
+            accumulator.push(block.iter().copied());
+            start += length;
+        }
+        accumulator.finish()
+    }
+}
+
+/// Maps a field to zero mean and unit standard deviation, and back.
+///
+/// Make it from the *training* part and use it for validation and prediction as well; it is two numbers, to be saved
+/// with a checkpoint.
+///
+/// ```
+/// use isobar_data::Normalizer;
+/// use tch::Tensor;
+///
+/// let depth_m = Tensor::from_slice(&[9_800.0_f32, 10_000.0, 10_200.0]);
+/// let normalizer = Normalizer::fit(&depth_m)?;
+/// let back = normalizer.decode(&normalizer.encode(&depth_m)?)?;
+/// assert!(back.allclose(&depth_m, 1e-6, 0.0, false));
+/// # Ok::<(), isobar_data::Error>(())
+/// ```
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Normalizer {
+    mean: f64,
+    std: f64,
+}
+
+impl Normalizer {
+    /// From a mean and a standard deviation in the field's units.
+    ///
+    /// # Errors
+    /// When one of them is not finite, or `std` is not positive (a constant field).
+    pub fn new(mean: f64, std: f64) -> Result<Self> {
+        if !mean.is_finite() || !std.is_finite() || std <= 0.0 {
+            return Err(Error::Invalid(format!(
+                "a field with mean {mean} and standard deviation {std} can't be normalised: both must be finite, and \
+                 the deviation positive"
+            )));
+        }
+        Ok(Self { mean, std })
+    }
+
+    /// From statistics of the training part.
+    ///
+    /// # Errors
+    /// As [`Normalizer::new`].
+    pub fn from_statistics(statistics: &Statistics) -> Result<Self> {
+        Self::new(statistics.mean, statistics.std)
+    }
+
+    /// From the training part itself.
+    ///
+    /// # Errors
+    /// As [`Statistics::of`] and [`Normalizer::new`].
+    pub fn fit(tensor: &Tensor) -> Result<Self> {
+        Self::from_statistics(&Statistics::of(tensor)?)
+    }
+
+    /// The mean, in the field's units.
+    pub fn mean(&self) -> f64 {
+        self.mean
+    }
+
+    /// The standard deviation, in the field's units.
+    pub fn std(&self) -> f64 {
+        self.std
+    }
+
+    /// `(x - mean) / std`, of the same shape and kind.
+    ///
+    /// # Errors
+    /// When libtorch refuses, such as for an integer tensor on a device that is out of memory.
+    pub fn encode(&self, physical: &Tensor) -> Result<Tensor> {
+        Ok(physical.f_sub_scalar(self.mean)?.f_div_scalar(self.std)?)
+    }
+
+    /// `x * std + mean`, the inverse of [`Normalizer::encode`].
+    ///
+    /// # Errors
+    /// As [`Normalizer::encode`].
+    pub fn decode(&self, normalized: &Tensor) -> Result<Tensor> {
+        Ok(normalized.f_mul_scalar(self.std)?.f_add_scalar(self.mean)?)
+    }
+}
+
+/// Values taken at a time: small enough that a block's float64 copy stays in cache.
+const BLOCK: usize = 1 << 16;
+
+/// Running statistics; blocks are merged by Chan's formula, so that a large offset costs no digits.
+#[derive(Default)]
+pub(crate) struct Accumulator {
+    count: u64,
+    mean: f64,
+    squares: f64,
+    min: f64,
+    max: f64,
+}
+
+impl Accumulator {
+    pub(crate) fn push(&mut self, values: impl Iterator<Item = f64> + Clone) {
+        let (mut count, mut sum) = (0_u64, 0.0);
+        let (mut min, mut max) = (f64::INFINITY, f64::NEG_INFINITY);
+        for value in values.clone() {
+            count += 1;
+            sum += value;
+            min = min.min(value);
+            max = max.max(value);
+        }
+        if count == 0 {
+            return;
+        }
+        let mean = sum / count as f64;
+        let squares: f64 = values.map(|value| (value - mean).powi(2)).sum();
+        if self.count == 0 {
+            *self = Self { count, mean, squares, min, max };
+            return;
+        }
+        let total = self.count + count;
+        let delta = mean - self.mean;
+        let share = count as f64 / total as f64;
+        self.squares += squares + delta * delta * self.count as f64 * share;
+        self.mean += delta * share;
+        self.count = total;
+        self.min = self.min.min(min);
+        self.max = self.max.max(max);
+    }
+
+    pub(crate) fn finish(self) -> Result<Statistics> {
+        if self.count == 0 {
+            return Err(Error::Invalid("there are no values to take statistics of".to_owned()));
+        }
+        Ok(Statistics {
+            count: self.count,
+            mean: self.mean,
+            std: (self.squares / self.count as f64).sqrt(),
+            min: self.min,
+            max: self.max,
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn blocks_merge_to_the_statistics_of_the_whole() {
+        // A large offset, where a sum of squares would lose every digit of the deviation.
+        let values: Vec<f64> = (0..1000).map(|i| 1e9 + f64::from(i % 7)).collect();
+        let mut accumulator = Accumulator::default();
+        for block in values.chunks(137) {
+            accumulator.push(block.iter().copied());
+        }
+        let got = accumulator.finish().unwrap();
+        let mean = values.iter().sum::<f64>() / 1000.0;
+        let std = (values.iter().map(|v| (v - mean).powi(2)).sum::<f64>() / 1000.0).sqrt();
+        assert_eq!((got.count, got.min, got.max), (1000, 1e9, 1e9 + 6.0));
+        assert!((got.mean - mean).abs() < 1e-6, "{} {mean}", got.mean);
+        assert!((got.std - std).abs() < 1e-7, "{} {std}", got.std);
+    }
+
+    #[test]
+    fn statistics_of_a_tensor_take_all_blocks_and_any_strides() {
+        let n = (BLOCK * 2 + 5) as i64;
+        let tensor = Tensor::arange(n, (Kind::Float, Device::Cpu)).view([1, n]).transpose(0, 1);
+        let got = Statistics::of(&tensor).unwrap();
+        assert_eq!((got.count, got.min, got.max), (n as u64, 0.0, (n - 1) as f64));
+        assert!((got.mean - (n - 1) as f64 / 2.0).abs() < 1e-6);
+        let std = (((n * n - 1) as f64) / 12.0).sqrt();
+        assert!((got.std / std - 1.0).abs() < 1e-12);
+    }
+
+    #[test]
+    fn an_empty_tensor_has_no_statistics() {
+        let error = Statistics::of(&Tensor::zeros([0, 3], (Kind::Float, Device::Cpu))).unwrap_err();
+        assert_eq!(error.to_string(), "there are no values to take statistics of");
+    }
+
+    #[test]
+    fn a_constant_field_has_no_normalizer() {
+        let error = Normalizer::fit(&Tensor::ones([4], (Kind::Float, Device::Cpu))).unwrap_err();
+        assert!(error.to_string().contains("standard deviation 0"), "{error}");
+    }
+}
