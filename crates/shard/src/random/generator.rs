@@ -5,7 +5,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use super::philox::{lanes, philox4x32};
 
 /// Elements that are made at once.
-const LANES: usize = 8;
+const LANES: usize = 16;
 
 /// A source of random numbers that all ranks of a mesh share.
 ///
@@ -84,8 +84,9 @@ impl Generator {
     /// ```
     pub fn permutation(&self, count: usize) -> Vec<i64> {
         let draw = self.draw();
-        let mut keyed: Vec<(u64, i64)> = Vec::with_capacity(count);
-        draw.run(0, count, |bits| keyed.push((bits, keyed.len() as i64)));
+        let mut keys = vec![0; count];
+        draw.fill(0, &mut keys, |bits| bits);
+        let mut keyed: Vec<(u64, i64)> = keys.into_iter().zip(0..).collect();
         keyed.sort_unstable();
         keyed.into_iter().map(|(_, index)| index).collect()
     }
@@ -116,24 +117,47 @@ impl Draw {
         join(first, second)
     }
 
-    /// Calls `each` with the bits of the elements `first` … `first + count` − 1, in order.
+    /// `value` of the bits of the elements `first`, `first` + 1, …
+    pub(super) fn fill<T>(&self, first: u64, out: &mut [T], value: impl Fn(u64) -> T) {
+        // The widest vector registers that the machine has; the results are the same with any.
+        pulp::Arch::new().dispatch(Fill { draw: self, first, out, value });
+    }
+
     #[inline(always)]
-    pub(super) fn run(&self, first: u64, count: usize, mut each: impl FnMut(u64)) {
-        let mut index = first;
-        let end = first + count as u64;
-        while index < end {
-            let mut counter = [[0; LANES], [0; LANES], [self.count[0]; LANES], [self.count[1]; LANES]];
-            for lane in 0..LANES {
-                let [low, high] = words(index.wrapping_add(lane as u64));
-                counter[0][lane] = low;
-                counter[1][lane] = high;
+    fn block(&self, first: u64) -> [u64; LANES] {
+        let mut counter = [[0; LANES], [0; LANES], [self.count[0]; LANES], [self.count[1]; LANES]];
+        for lane in 0..LANES {
+            let [low, high] = words(first.wrapping_add(lane as u64));
+            counter[0][lane] = low;
+            counter[1][lane] = high;
+        }
+        let [high, low, ..] = lanes(counter, self.key);
+        let mut bits = [0; LANES];
+        for lane in 0..LANES {
+            bits[lane] = join(high[lane], low[lane]);
+        }
+        bits
+    }
+}
+
+struct Fill<'a, T, F> {
+    draw: &'a Draw,
+    first: u64,
+    out: &'a mut [T],
+    value: F,
+}
+
+impl<T, F: Fn(u64) -> T> pulp::NullaryFnOnce for Fill<'_, T, F> {
+    type Output = ();
+
+    #[inline(always)]
+    fn call(self) {
+        let mut index = self.first;
+        for block in self.out.chunks_mut(LANES) {
+            for (out, bits) in block.iter_mut().zip(self.draw.block(index)) {
+                *out = (self.value)(bits);
             }
-            let [high, low, ..] = lanes(counter, self.key);
-            let filled = (end - index).min(LANES as u64) as usize;
-            for lane in 0..filled {
-                each(join(high[lane], low[lane]));
-            }
-            index += filled as u64;
+            index = index.wrapping_add(LANES as u64);
         }
     }
 }
@@ -144,6 +168,7 @@ pub(super) fn unit(bits: u64) -> f64 {
     (bits >> 11) as f64 * (1.0 / (1u64 << 53) as f64)
 }
 
+#[inline(always)]
 fn words(wide: u64) -> [u32; 2] {
     [wide as u32, (wide >> 32) as u32]
 }
@@ -182,10 +207,10 @@ mod tests {
     #[test]
     fn runs_are_the_single_elements() {
         let draw = Generator::new(1).draw();
-        let mut got = Vec::new();
+        let mut got = [0; 21];
         // Across the border of 32 bits.
-        draw.run(u64::from(u32::MAX) - 5, 21, |bits| got.push(bits));
+        draw.fill(u64::from(u32::MAX) - 5, &mut got, |bits| bits);
         let want: Vec<u64> = (0..21).map(|step| draw.at(u64::from(u32::MAX) - 5 + step)).collect();
-        assert_eq!(got, want);
+        assert_eq!(got[..], want);
     }
 }

@@ -145,10 +145,15 @@ impl Generator {
         on_device(tensor, device)
     }
 
-    fn values<T>(&self, window: &Window, value: impl Fn(u64) -> T) -> Vec<T> {
+    fn values<T: Clone + Default>(&self, window: &Window, value: impl Fn(u64) -> T) -> Vec<T> {
         let draw = self.draw();
-        let mut values = Vec::with_capacity(window.numel());
-        window.for_each_run(|first, count| draw.run(first, count, |bits| values.push(value(bits))));
+        let mut values = vec![T::default(); window.numel()];
+        let mut rest = &mut values[..];
+        window.for_each_run(|first, count| {
+            let (run, after) = std::mem::take(&mut rest).split_at_mut(count);
+            draw.fill(first, run, &value);
+            rest = after;
+        });
         values
     }
 }
