@@ -1,1 +1,61 @@
-//! Placeholder.
+//! What the runs across crates and ranks share, over [`isobar_harness`].
+
+pub mod suite;
+
+use std::{env, path::PathBuf};
+
+use isobar_harness::{Launch, on_path, skip, workspace};
+use serde_json::Value;
+
+/// The public golden cases.
+#[must_use]
+pub fn golden() -> PathBuf {
+    workspace().join("tests/golden")
+}
+
+/// Whether the longer form of a test was asked for, by `cargo xtask test --full`.
+#[must_use]
+pub fn full() -> bool {
+    env::var_os("XTASK_FULL").is_some()
+}
+
+/// Whether `mpirun` can start ranks that find each other; notes the calling test as skipped otherwise.
+#[must_use]
+pub fn has_mpi() -> bool {
+    let has = cfg!(feature = "mpi") && on_path("mpirun").is_some();
+    if !has {
+        skip(if cfg!(feature = "mpi") { "no mpirun" } else { "built without MPI" });
+    }
+    has
+}
+
+/// Whether `srun` can start ranks here; notes the calling test as skipped otherwise.
+#[must_use]
+pub fn has_slurm() -> bool {
+    let has = ["munged", "slurmctld", "slurmd", "srun"].into_iter().all(|name| on_path(name).is_some());
+    if !has {
+        skip("no SLURM");
+    }
+    has
+}
+
+/// Runs `launch`, which must succeed, and reads the JSON that each rank printed as its last line.
+///
+/// # Panics
+///
+/// When the launch fails, or a rank printed no JSON.
+#[must_use]
+pub fn json_of_ranks(launch: &Launch) -> Vec<Value> {
+    let outcome = match launch.run() {
+        Ok(outcome) => outcome.expect_success(),
+        Err(error) => panic!("failed to run `{launch}`: {error:#}"),
+    };
+    let read = |output: &isobar_harness::RankOutput| {
+        let last = output.stdout.lines().last().unwrap_or_default();
+        match serde_json::from_str(last) {
+            Ok(value) => value,
+            Err(error) => panic!("not JSON ({error}): {last}\n{outcome}"),
+        }
+    };
+    outcome.ranks.iter().map(read).collect()
+}

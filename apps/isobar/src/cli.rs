@@ -87,4 +87,4 @@ Examples:
     isobar verify --backend gloo --json report.json tests/golden
 
 Exit codes: 0 every case passed on every layout; 1 a case failed, is unsupported, or none was found; 2 wrong command
-line, or ranks that cannot start; 3 a case that cannot be read.";
+line; 3 a case that cannot be read; 4 ranks that cannot start.";

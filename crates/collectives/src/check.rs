@@ -23,16 +23,28 @@ pub enum ReduceOp {
 impl Call {
     /// `dim` counted from the front.
     pub(crate) fn dim(&self, tensor: &Tensor, dim: i64) -> Result<usize> {
+        self.defined(tensor)?;
         let dims = tensor.dim() as i64;
         match dim {
             d if (0..dims).contains(&d) => Ok(d as usize),
             d if (-dims..0).contains(&d) => Ok((d + dims) as usize),
+            _ if dims == 0 => {
+                Err(self.refuse(format!("dim {dim} is out of range for a tensor without dims")))
+            }
             _ => Err(self.refuse(format!(
                 "dim {dim} is out of range for a tensor of shape {:?}; expected {} to {}",
                 tensor.size(),
                 -dims,
                 dims - 1
             ))),
+        }
+    }
+
+    /// A tensor that must be one.
+    pub(crate) fn defined(&self, tensor: &Tensor) -> Result<()> {
+        match tensor.defined() {
+            true => Ok(()),
+            false => Err(self.refuse("the tensor is undefined".into())),
         }
     }
 
@@ -56,6 +68,9 @@ impl Call {
         }
         if sizes.iter().any(|&s| s < 0) {
             return Err(self.refuse(format!("the sizes {sizes:?} hold a negative one")));
+        }
+        if sizes.iter().try_fold(0_i64, |sum, &size| sum.checked_add(size)).is_none() {
+            return Err(self.refuse(format!("the sizes {sizes:?} have no sum that is an extent")));
         }
         Ok(sizes.to_vec())
     }
@@ -90,8 +105,14 @@ impl Call {
         }
     }
 
-    /// Checks that values of `kind` can be combined by `op`.
-    pub(crate) fn reducible(&self, op: ReduceOp, kind: Kind) -> Result<()> {
+    /// Checks that a tensor's values can be combined by `op`.
+    pub(crate) fn reducible(&self, op: ReduceOp, tensor: &Tensor) -> Result<()> {
+        self.defined(tensor)?;
+        self.reducible_kind(op, tensor.kind())
+    }
+
+    /// The same of a kind.
+    pub(crate) fn reducible_kind(&self, op: ReduceOp, kind: Kind) -> Result<()> {
         let complex = matches!(kind, Kind::ComplexHalf | Kind::ComplexFloat | Kind::ComplexDouble);
         let float = matches!(kind, Kind::Half | Kind::BFloat16 | Kind::Float | Kind::Double) || complex;
         let integer = matches!(kind, Kind::Uint8 | Kind::Int8 | Kind::Int16 | Kind::Int | Kind::Int64);

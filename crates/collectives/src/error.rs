@@ -86,6 +86,14 @@ pub enum Error {
         /// What was wrong, and the mend.
         problem: String,
     },
+    /// An argument of a function of one rank that cannot be.
+    #[error("{operation}: {problem}")]
+    Input {
+        /// The function's name.
+        operation: &'static str,
+        /// What was wrong and what was expected.
+        problem: String,
+    },
     /// libtorch refused an operation on a local tensor.
     #[error("libtorch: {0}")]
     Torch(String),

@@ -118,6 +118,7 @@ impl<'a> Exchange<'a> {
     /// Starts it; what is returned ends when all blocks are where they belong.
     pub(crate) fn start(self) -> Result<impl Future<Output = Result<()>> + Send + use<>> {
         let call = self.call;
+        call.check_alive()?;
         call.count(self.sent, self.received);
         let mut requests = Vec::new();
         if !self.sends.is_empty() || !self.receives.is_empty() {
@@ -250,7 +251,7 @@ pub(crate) fn output_like(tensor: &Tensor, shape: &[i64]) -> Result<Tensor> {
 }
 
 /// Whether a tensor of 4 or 5 dims lies in memory with its dim 1 innermost, and could not as well be contiguous.
-fn is_channels_last(tensor: &Tensor) -> bool {
+pub(crate) fn is_channels_last(tensor: &Tensor) -> bool {
     let (shape, strides) = (tensor.size(), tensor.stride());
     if !(4..=5).contains(&shape.len()) || tensor.is_contiguous() {
         return false;

@@ -112,11 +112,12 @@ pub fn start(
     let call = group.call("fused_all_reduce");
     let _guard = NoGrad::new();
     let Some(first) = tensors.first() else { return Ok(Work::start(call, async { Ok(Vec::new()) })) };
+    tensors.iter().try_for_each(|tensor| call.defined(tensor))?;
     let kind = match buffer_kind {
         Some(kind) => kind,
         None => promoted(&call, tensors)?,
     };
-    call.reducible(op, kind)?;
+    call.reducible_kind(op, kind)?;
     let length = tensors.iter().map(|t| t.numel() as i64).sum::<i64>();
     let buffer = exchange::empty(&[length], kind, first.device())?;
     let mut at = 0;
@@ -127,7 +128,7 @@ pub fn start(
         places.push((at, tensor.size(), tensor.kind(), tensor.device()));
         at += length;
     }
-    let reduced = crate::start::all_reduce(&buffer, op, group)?;
+    let reduced = crate::start::all_reduce_as(call, &buffer, op, true)?;
     Ok(reduced.map(move |buffer| {
         let _guard = NoGrad::new();
         let leaf = |(at, shape, kind, device): (i64, Vec<i64>, _, _)| {
@@ -171,8 +172,8 @@ fn promoted(call: &Call, tensors: &[&Tensor]) -> Result<Kind> {
         Kind::Int8 | Kind::Uint8 if kinds.contains(&Kind::Int8) && kinds.contains(&Kind::Uint8) => {
             Kind::Int16
         }
+        Kind::ComplexHalf | Kind::ComplexFloat if kinds.contains(&Kind::Double) => Kind::ComplexDouble,
         Kind::ComplexHalf => Kind::ComplexFloat,
-        Kind::ComplexFloat if kinds.contains(&Kind::Double) => Kind::ComplexDouble,
         kind => kind,
     })
 }

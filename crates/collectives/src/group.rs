@@ -9,6 +9,7 @@ use crate::backend::nccl::DeviceCommunicator;
 use crate::backend::{Backend, BackendKind, MAX_CONTEXTS, Notice, Tag, single::Single};
 use crate::error::{Error, Result, Site};
 use crate::metadata;
+use crate::work::Outstanding;
 
 /// An ordered set of ranks that communicate.
 ///
@@ -41,6 +42,7 @@ struct World {
     sent: AtomicU64,
     received: AtomicU64,
     operations: AtomicU64,
+    outstanding: Outstanding,
 }
 
 /// Which way a message of a pair goes.
@@ -75,6 +77,7 @@ impl Group {
             sent: AtomicU64::new(0),
             received: AtomicU64::new(0),
             operations: AtomicU64::new(0),
+            outstanding: Outstanding::default(),
         };
         Self::make("world".into(), (0..size).collect(), rank, 0, deadline, Arc::new(world))
     }
@@ -167,7 +170,7 @@ impl Group {
             )));
         }
         let mine = format!("{name} {ranks:?}");
-        let (context, all) = self.agree_on_context(call.clone(), mine.as_bytes(), 1)?;
+        let (context, all) = self.agree_on_context(call.clone(), mine.as_bytes())?;
         if let Some(other) = all.iter().position(|theirs| theirs != mine.as_bytes()) {
             let theirs = String::from_utf8_lossy(&all[other]).into_owned();
             return Err(call.error(format!(
@@ -190,7 +193,7 @@ impl Group {
         let call = self.call("split");
         let colour_code = colour.map_or(-1, |c| c as i64);
         let mine = [colour_code.to_le_bytes(), key.to_le_bytes()].concat();
-        let (context, all) = self.agree_on_context(call.clone(), &mine, self.size() as u32)?;
+        let (context, all) = self.agree_on_context(call.clone(), &mine)?;
         let mut members = Vec::with_capacity(all.len());
         for (rank, bytes) in all.iter().enumerate() {
             let word = |i: usize| {
@@ -202,11 +205,12 @@ impl Group {
             }
         }
         members.sort_unstable();
-        let mut colours: Vec<i64> = members.iter().map(|m| m.0).filter(|&c| c >= 0).collect();
-        colours.dedup();
-        let Some(index) = colours.iter().position(|&c| c == colour_code) else { return Ok(None) };
+        if colour.is_none() {
+            return Ok(None);
+        }
         let ranks = members.iter().filter(|m| m.0 == colour_code).map(|m| m.2).collect();
-        Ok(self.member(name, ranks, context + index as u32))
+        // The groups of different colours share no pair of ranks, and so may share the number.
+        Ok(self.member(name, ranks, context))
     }
 
     /// Waits until all ranks have called it.
@@ -280,9 +284,8 @@ impl Group {
         Some(Self::make(name.into(), ranks, rank, context, self.0.deadline, self.0.world.clone()))
     }
 
-    /// `count` numbers for new groups, beginning at the one returned, that no group of any of these ranks has; and
-    /// what each rank gave in `with`.
-    fn agree_on_context(&self, call: Call, with: &[u8], count: u32) -> Result<(u32, Vec<Vec<u8>>)> {
+    /// A number for new groups that no group of any of these ranks has, and what each rank gave in `with`.
+    fn agree_on_context(&self, call: Call, with: &[u8]) -> Result<(u32, Vec<Vec<u8>>)> {
         let next = &self.0.world.next_context;
         let mine = [&next.load(Ordering::Relaxed).to_le_bytes(), with].concat();
         let all = metadata::all_gather(call.clone(), &mine)?.wait()?;
@@ -294,12 +297,12 @@ impl Group {
             context = context.max(u32::from_le_bytes(theirs));
             rest.push(tail.to_vec());
         }
-        if context + count > MAX_CONTEXTS {
+        if context >= MAX_CONTEXTS {
             return Err(call.error(format!(
                 "more than {MAX_CONTEXTS} groups were made; make each group once and keep it"
             )));
         }
-        next.store(context + count, Ordering::Relaxed);
+        next.store(context + 1, Ordering::Relaxed);
         Ok((context, rest))
     }
 
@@ -346,6 +349,11 @@ impl Call {
 
     pub(crate) fn backend(&self) -> &dyn Backend {
         &*self.group.0.world.backend
+    }
+
+    /// The works that are under way, of all groups.
+    pub(crate) fn outstanding(&self) -> &Outstanding {
+        &self.group.0.world.outstanding
     }
 
     pub(crate) fn world_rank(&self, rank: usize) -> usize {
@@ -404,9 +412,10 @@ impl Call {
 
     /// What another rank said of this call.
     pub(crate) fn notice(&self) -> Option<Error> {
-        let notice = self.backend().notice(self.group.0.context, self.sequence)?;
-        if self.pair && (notice.context, notice.sequence) != Notice::ALL {
-            return None;
+        let sequence = if self.pair { Notice::NONE } else { self.sequence };
+        let notice = self.backend().notice(self.group.0.context, sequence)?;
+        if notice.ends_group() {
+            let _ = self.group.0.failure.set(format!("rank {} ended it: {}", notice.from, notice.problem));
         }
         Some(Error::Peer { site: self.site(), peer: notice.from, problem: notice.problem })
     }
@@ -418,7 +427,7 @@ impl Call {
 
     fn end(&self, error: &Error) {
         if self.group.0.failure.set(error.to_string()).is_ok() {
-            self.group.notify((self.group.0.context, self.sequence), &error.to_string());
+            self.group.notify((self.group.0.context, Notice::LAST), &error.to_string());
         }
     }
 }

@@ -26,12 +26,13 @@ pub enum PadMode {
 ///
 /// A dim out of range, a size below the extent, or one that takes more entries than there are to mirror.
 pub fn pad(tensor: &Tensor, dim: i64, size: i64, mode: PadMode) -> Result<Tensor> {
-    let extent = extent(tensor, dim)?;
+    let extent = extent("pad", tensor, dim)?;
     let more = size - extent;
     if more < 0 {
-        return Err(Error::Torch(format!(
-            "cannot pad extent {extent} to {size}, which is less; truncate does that"
-        )));
+        return Err(refuse(
+            "pad",
+            format!("cannot pad extent {extent} to {size}, which is less; truncate does that"),
+        ));
     }
     if more == 0 {
         return Ok(tensor.shallow_clone());
@@ -44,10 +45,13 @@ pub fn pad(tensor: &Tensor, dim: i64, size: i64, mode: PadMode) -> Result<Tensor
             Tensor::f_zeros(shape, (tensor.kind(), tensor.device()))?
         }
         PadMode::Conjugate if more >= extent => {
-            return Err(Error::Torch(format!(
-                "{extent} entries of a half-spectrum cannot be mirrored to {size}; expected at most {}",
-                2 * extent - 1
-            )));
+            return Err(refuse(
+                "pad",
+                format!(
+                    "{extent} entries of a half-spectrum cannot be mirrored to {size}; expected at most {}",
+                    2 * extent - 1
+                ),
+            ));
         }
         PadMode::Conjugate => tensor.f_narrow(dim, 1, more)?.f_flip([dim])?.f_conj()?.f_resolve_conj()?,
     };
@@ -60,10 +64,10 @@ pub fn pad(tensor: &Tensor, dim: i64, size: i64, mode: PadMode) -> Result<Tensor
 ///
 /// A dim out of range, or a size above the extent.
 pub fn truncate(tensor: &Tensor, dim: i64, size: i64) -> Result<Tensor> {
-    let extent = extent(tensor, dim)?;
+    let extent = extent("truncate", tensor, dim)?;
     match (0..=extent).contains(&size) {
         true => Ok(tensor.f_narrow(dim, 0, size)?),
-        false => Err(Error::Torch(format!("cannot truncate extent {extent} to {size}"))),
+        false => Err(refuse("truncate", format!("cannot truncate extent {extent} to {size}; pad does that"))),
     }
 }
 
@@ -87,13 +91,15 @@ pub fn reduce_loss(loss: &Tensor, dst: usize, mean: bool, group: &Group) -> Resu
     }
 }
 
-fn extent(tensor: &Tensor, dim: i64) -> Result<i64> {
+fn extent(operation: &'static str, tensor: &Tensor, dim: i64) -> Result<i64> {
     let shape = tensor.size();
     let dims = shape.len() as i64;
     let at = if dim < 0 { dim + dims } else { dim };
-    usize::try_from(at)
-        .ok()
-        .and_then(|d| shape.get(d))
-        .copied()
-        .ok_or_else(|| Error::Torch(format!("dim {dim} is out of range for a tensor of shape {shape:?}")))
+    usize::try_from(at).ok().and_then(|d| shape.get(d)).copied().ok_or_else(|| {
+        refuse(operation, format!("dim {dim} is out of range for a tensor of shape {shape:?}"))
+    })
+}
+
+fn refuse(operation: &'static str, problem: String) -> Error {
+    Error::Input { operation, problem }
 }

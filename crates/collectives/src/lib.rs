@@ -38,6 +38,7 @@ mod ops;
 mod reduce;
 mod regions;
 mod rows;
+mod shared;
 mod sizes;
 pub mod start;
 mod work;
@@ -59,5 +60,6 @@ pub use regions::{
     copy_to_parallel_region, gather_from_parallel_region, reduce_from_parallel_region,
     scatter_to_parallel_region,
 };
+pub use shared::{SharedModule, SharedOptions, mark_module_as_shared, unmark_module_as_shared};
 pub use sizes::{balanced, chunk, compute_split_shapes};
 pub use work::Work;

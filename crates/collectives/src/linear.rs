@@ -6,10 +6,10 @@
 use std::sync::Arc;
 
 use isobar_torch::autograd::Function;
-use isobar_torch::guard::NoGrad;
+use isobar_torch::guard::{NoGrad, is_grad_enabled};
 use tch::Tensor;
 
-use crate::error::Result;
+use crate::error::{Error, Result};
 
 /// A linear map of this rank's tensor, and of all other ranks' together with it.
 pub trait LinearMap: Send + Sync + 'static {
@@ -36,6 +36,9 @@ pub trait LinearMap: Send + Sync + 'static {
 ///
 /// Those of the map.
 pub fn differentiable(map: Arc<dyn LinearMap>, x: &Tensor) -> Result<Tensor> {
+    if !x.defined() {
+        return Err(Error::Input { operation: map.name(), problem: "the tensor is undefined".into() });
+    }
     let y = {
         let _guard = NoGrad::new();
         map.forward(&x.detach())?
@@ -45,5 +48,10 @@ pub fn differentiable(map: Arc<dyn LinearMap>, x: &Tensor) -> Result<Tensor> {
         let gradient = context.grad_or_zeros(gradients, 0)?;
         Ok(vec![Some(differentiable(map.adjoint(), &gradient)?)])
     })?;
-    outputs.pop().ok_or_else(|| crate::Error::Torch("a custom function lost its output".into()))
+    outputs.pop().ok_or_else(|| Error::Torch("a custom function lost its output".into()))
+}
+
+/// Whether what is computed from `tensor` is to be attached to autograd.
+pub(crate) fn records(tensor: &Tensor) -> bool {
+    is_grad_enabled() && tensor.defined() && tensor.requires_grad()
 }

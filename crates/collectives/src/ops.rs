@@ -7,7 +7,7 @@ use tch::Tensor;
 use crate::check::ReduceOp;
 use crate::error::Result;
 use crate::group::Group;
-use crate::linear::{LinearMap, differentiable};
+use crate::linear::{LinearMap, differentiable, records};
 use crate::maps;
 use crate::start;
 
@@ -43,7 +43,7 @@ pub fn all_gather_v(
     use_fp32: bool,
     group: &Group,
 ) -> Result<Tensor> {
-    if group.size() == 1 || !tensor.requires_grad() {
+    if group.size() == 1 || !records(tensor) {
         return start::all_gather_v(tensor, sizes, dim, group)?.wait().map(|y| keep(tensor, y));
     }
     let sizes = sizes.map_or_else(|| vec![extent(tensor, dim); group.size()], <[i64]>::to_vec);
@@ -65,7 +65,7 @@ pub fn gather_v(
     dst: usize,
     group: &Group,
 ) -> Result<Tensor> {
-    if group.size() == 1 || !tensor.requires_grad() {
+    if group.size() == 1 || !records(tensor) {
         return start::gather_v(tensor, sizes, dim, dst, group)?.wait().map(|y| keep(tensor, y));
     }
     let sizes = sizes.map_or_else(|| vec![extent(tensor, dim); group.size()], <[i64]>::to_vec);
@@ -88,9 +88,9 @@ pub fn scatter_v(
     src: usize,
     group: &Group,
 ) -> Result<Tensor> {
-    let part = if group.size() == 1 || !tensor.requires_grad() || sizes.is_none() {
+    let part = if group.size() == 1 || !records(tensor) || sizes.is_none() {
         let part = start::scatter_v(tensor, sizes, dim, src, group)?.wait()?;
-        if group.size() == 1 || !tensor.requires_grad() {
+        if group.size() == 1 || !records(tensor) {
             return Ok(keep(tensor, part));
         }
         Some(part)
@@ -126,7 +126,7 @@ pub fn reduce_scatter_v(
     use_fp32: bool,
     group: &Group,
 ) -> Result<Tensor> {
-    if group.size() == 1 || !tensor.requires_grad() {
+    if group.size() == 1 || !records(tensor) {
         return start::reduce_scatter_v(tensor, sizes, dim, op, use_fp32, group)?
             .wait()
             .map(|y| keep(tensor, y));
@@ -134,7 +134,7 @@ pub fn reduce_scatter_v(
     let average = linear(op, "reduce_scatter_v", group)?;
     let call_sizes = match sizes {
         Some(sizes) => sizes.to_vec(),
-        None => group.call("reduce_scatter_v").parts(None, extent(tensor, dim))?,
+        None => equal_parts("reduce_scatter_v", extent(tensor, dim), group)?,
     };
     run(tensor, maps::ReduceScatter { group: group.clone(), sizes: call_sizes, dim, average, use_fp32 })
 }
@@ -154,13 +154,13 @@ pub fn all_to_all_v(
     dim: i64,
     group: &Group,
 ) -> Result<Tensor> {
-    if group.size() == 1 || !tensor.requires_grad() {
+    if group.size() == 1 || !records(tensor) {
         let work = start::all_to_all_v(tensor, send_sizes, receive_sizes, dim, group)?;
         return work.wait().map(|y| keep(tensor, y));
     }
     let send = match send_sizes {
         Some(sizes) => sizes.to_vec(),
-        None => group.call("all_to_all_v").parts(None, extent(tensor, dim))?,
+        None => equal_parts("all_to_all_v", extent(tensor, dim), group)?,
     };
     let receive = match receive_sizes {
         Some(sizes) => sizes.to_vec(),
@@ -197,13 +197,13 @@ pub fn transpose(
     concat_sizes: Option<&[i64]>,
     group: &Group,
 ) -> Result<Tensor> {
-    if group.size() == 1 || !tensor.requires_grad() {
+    if group.size() == 1 || !records(tensor) {
         let work = start::transpose(tensor, split_dim, split_sizes, concat_dim, concat_sizes, group)?;
         return work.wait().map(|y| keep(tensor, y));
     }
     let split = match split_sizes {
         Some(sizes) => sizes.to_vec(),
-        None => group.call("transpose").parts(None, extent(tensor, split_dim))?,
+        None => equal_parts("transpose", extent(tensor, split_dim), group)?,
     };
     let concat = concat_sizes.map_or_else(|| vec![extent(tensor, concat_dim); group.size()], <[i64]>::to_vec);
     run(
@@ -231,7 +231,7 @@ pub fn indexed_all_to_all_v(
     dim: i64,
     group: &Group,
 ) -> Result<Tensor> {
-    if !tensor.requires_grad() {
+    if !records(tensor) {
         return start::indexed_all_to_all_v(tensor, indices, sizes, dim, group)?.wait();
     }
     let rows = maps::Rows {
@@ -256,7 +256,7 @@ pub fn indexed_all_to_all_v(
 /// A kind that has no such reduction; a gradient asked for through minimum, maximum or product; the errors of the
 /// exchange.
 pub fn all_reduce(tensor: &Tensor, op: ReduceOp, group: &Group) -> Result<Tensor> {
-    if group.size() == 1 || !tensor.requires_grad() {
+    if group.size() == 1 || !records(tensor) {
         return start::all_reduce(tensor, op, group)?.wait().map(|y| keep(tensor, y));
     }
     let average = linear(op, "all_reduce", group)?;
@@ -272,7 +272,7 @@ pub fn all_reduce(tensor: &Tensor, op: ReduceOp, group: &Group) -> Result<Tensor
 ///
 /// A root that is not in the group; the errors of the exchange.
 pub fn broadcast(tensor: &Tensor, root: usize, group: &Group) -> Result<Tensor> {
-    if group.size() == 1 || !tensor.requires_grad() {
+    if group.size() == 1 || !records(tensor) {
         return start::broadcast(tensor, root, group)?.wait().map(|y| keep(tensor, y));
     }
     run(tensor, maps::Broadcast { group: group.clone(), root, shape: tensor.size(), from_empty: false })
@@ -288,7 +288,7 @@ pub fn broadcast(tensor: &Tensor, root: usize, group: &Group) -> Result<Tensor> 
 /// A destination that is not in the group; a kind that has no such reduction; a gradient asked for through minimum,
 /// maximum or product; the errors of the exchange.
 pub fn reduce(tensor: &Tensor, op: ReduceOp, dst: usize, group: &Group) -> Result<Tensor> {
-    if group.size() == 1 || !tensor.requires_grad() {
+    if group.size() == 1 || !records(tensor) {
         return start::reduce(tensor, op, dst, group)?.wait().map(|y| keep(tensor, y));
     }
     let average = linear(op, "reduce", group)?;
@@ -321,7 +321,7 @@ fn run(tensor: &Tensor, map: impl LinearMap) -> Result<Tensor> {
 
 /// On a group of one, the tensor with its history; else the result.
 fn keep(tensor: &Tensor, result: Tensor) -> Tensor {
-    match tensor.requires_grad() {
+    match records(tensor) {
         true => tensor.shallow_clone(),
         false => result,
     }
@@ -338,8 +338,18 @@ fn linear(op: ReduceOp, operation: &'static str, group: &Group) -> Result<bool> 
     }
 }
 
+/// Equal parts of `extent`. It is no operation of its own unless it fails: a rank that refuses then speaks of the one
+/// that the others wait in.
+fn equal_parts(operation: &'static str, extent: i64, group: &Group) -> Result<Vec<i64>> {
+    let ranks = group.size() as i64;
+    match extent % ranks {
+        0 => Ok(vec![extent / ranks; group.size()]),
+        _ => group.call(operation).parts(None, extent),
+    }
+}
+
 /// The extent along `dim`, or 0 where there is no such dim: the collective then refuses it.
-fn extent(tensor: &Tensor, dim: i64) -> i64 {
+pub(crate) fn extent(tensor: &Tensor, dim: i64) -> i64 {
     let dims = tensor.dim() as i64;
     let dim = if dim < 0 { dim + dims } else { dim };
     usize::try_from(dim).ok().and_then(|d| tensor.size().get(d).copied()).unwrap_or(0)

@@ -12,7 +12,8 @@ use tch::Tensor;
 use crate::check::ReduceOp;
 use crate::error::Result;
 use crate::group::Group;
-use crate::linear::differentiable;
+use crate::linear::{differentiable, records};
+use crate::ops::extent;
 use crate::{maps, start};
 
 /// Into a region, from a replicated tensor that the ranks use differently: identity; backward adds the gradients up.
@@ -21,7 +22,7 @@ use crate::{maps, start};
 ///
 /// None forward; in backward, those of the exchange.
 pub fn copy_to_parallel_region(tensor: &Tensor, group: &Group) -> Result<Tensor> {
-    match group.size() == 1 || !tensor.requires_grad() {
+    match group.size() == 1 || !records(tensor) {
         true => Ok(tensor.shallow_clone()),
         false => differentiable(Arc::new(maps::CopyToRegion(group.clone())), tensor),
     }
@@ -37,7 +38,7 @@ pub fn reduce_from_parallel_region(tensor: &Tensor, group: &Group) -> Result<Ten
     if group.size() == 1 {
         return Ok(tensor.shallow_clone());
     }
-    match tensor.requires_grad() {
+    match records(tensor) {
         true => differentiable(Arc::new(maps::ReduceFromRegion(group.clone())), tensor),
         false => start::all_reduce(tensor, ReduceOp::Sum, group)?.wait(),
     }
@@ -79,15 +80,11 @@ pub fn gather_from_parallel_region(
     sizes: Option<&[i64]>,
     group: &Group,
 ) -> Result<Tensor> {
-    let call = group.call("gather_from_parallel_region");
-    let at = call.dim(tensor, dim)?;
-    let sizes = call.sizes(sizes, tensor.size()[at])?;
-    call.own_extent(tensor, at, &sizes)?;
-    match group.size() {
-        1 => Ok(tensor.shallow_clone()),
-        _ => differentiable(
-            Arc::new(maps::GatherFromRegion { group: group.clone(), sizes, dim: at as i64 }),
-            tensor,
-        ),
+    if group.size() == 1 {
+        start::all_gather_v(tensor, sizes, dim, group)?.wait().map(drop)?;
+        return Ok(tensor.shallow_clone());
     }
+    // The arguments are checked by the exchange, as its own, so that ranks that wait there hear of a refusal.
+    let sizes = sizes.map_or_else(|| vec![extent(tensor, dim); group.size()], <[i64]>::to_vec);
+    differentiable(Arc::new(maps::GatherFromRegion { group: group.clone(), sizes, dim }), tensor)
 }

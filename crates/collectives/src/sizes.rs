@@ -12,7 +12,7 @@
 /// assert_eq!(compute_split_shapes(3, 4), [0, 0, 0, 3]);
 /// ```
 pub fn compute_split_shapes(size: i64, parts: usize) -> Vec<i64> {
-    let count = parts as i64;
+    let (size, count) = (size.max(0), parts as i64);
     if count == 0 {
         return Vec::new();
     }
@@ -33,7 +33,7 @@ pub fn compute_split_shapes(size: i64, parts: usize) -> Vec<i64> {
 /// assert_eq!(chunk(5, 4), [2, 2, 1, 0]);
 /// ```
 pub fn chunk(size: i64, parts: usize) -> Vec<i64> {
-    let count = parts.max(1) as i64;
+    let (size, count) = (size.max(0), parts.max(1) as i64);
     let part = (size + count - 1) / count;
     (0..parts as i64).map(|i| (size - i * part).clamp(0, part)).collect()
 }
@@ -45,7 +45,7 @@ pub fn chunk(size: i64, parts: usize) -> Vec<i64> {
 /// assert_eq!(balanced(10, 4), [3, 3, 2, 2]);
 /// ```
 pub fn balanced(size: i64, parts: usize) -> Vec<i64> {
-    let count = parts.max(1) as i64;
+    let (size, count) = (size.max(0), parts.max(1) as i64);
     (0..parts as i64).map(|i| size / count + i64::from(i < size % count)).collect()
 }
 

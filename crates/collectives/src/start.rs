@@ -16,14 +16,18 @@
 //! # Ok::<(), isobar_collectives::Error>(())
 //! ```
 
+use std::future::poll_fn;
+use std::pin::Pin;
+use std::task::Poll;
+
 use isobar_torch::guard::NoGrad;
 use tch::Tensor;
 
 use crate::check::ReduceOp;
 use crate::error::Result;
-use crate::exchange::{self, Exchange, output_like};
+use crate::exchange::{self, Exchange, is_channels_last, output_like};
 use crate::group::{Call, Direction, Group};
-use crate::reduce::combine;
+use crate::reduce::{accumulator, combine};
 use crate::rows;
 use crate::sizes::{balanced, offsets};
 use crate::work::Work;
@@ -113,20 +117,24 @@ pub fn reduce_scatter_v(
 ) -> Result<Work<Tensor>> {
     let call = group.call("reduce_scatter_v");
     let dim = call.dim(tensor, dim)?;
-    call.reducible(op, tensor.kind())?;
+    call.reducible(op, tensor)?;
     let sizes = call.parts(sizes, tensor.size()[dim])?;
     if group.size() == 1 {
         return Ok(done(call, tensor));
     }
-    let (received, own) = {
-        let (exchange, received, own) = send_parts(&call, tensor, &sizes, dim)?;
-        ((exchange.start()?, received), own)
-    };
-    let (pending, mut parts) = received;
+    let (exchange, mut parts, own) = send_parts(&call, tensor, &sizes, dim)?;
+    let pending = exchange.start()?;
     Ok(Work::start(call.clone(), async move {
         pending.await?;
-        let target = output_like(&own, &own.size())?;
-        parts.insert(call.group().rank(), own);
+        let rank = call.group().rank();
+        parts.insert(rank, own);
+        // The sum goes where one of its first two terms was received, unless the output lies otherwise in memory.
+        let received = &parts[usize::from(rank == 0)];
+        let own = &parts[rank];
+        let target = match accumulator(own.kind(), use_fp32) == own.kind() && !is_channels_last(own) {
+            true => received.shallow_clone(),
+            false => output_like(own, &own.size())?,
+        };
         combine(&target, &parts, op, use_fp32)?;
         Ok(target)
     }))
@@ -208,9 +216,7 @@ pub fn indexed_all_to_all_v(
     let own = output.f_narrow(dim as i64, starts[rank], received[rank])?;
     rows::select_into(&own, &tensor, dim, &indices[rank])?;
     Ok(Work::start(call, async move {
-        for exchange in pending {
-            exchange.await?;
-        }
+        all(pending).await?;
         Ok(output)
     }))
 }
@@ -282,9 +288,19 @@ pub(crate) fn all_reduce_in(
     use_fp32: bool,
     group: &Group,
 ) -> Result<Work<Tensor>> {
-    let call = group.call("all_reduce");
-    call.reducible(op, tensor.kind())?;
-    if group.size() == 1 {
+    all_reduce_as(group.call("all_reduce"), tensor, op, use_fp32)
+}
+
+/// The same as part of an operation that has begun.
+pub(crate) fn all_reduce_as(
+    call: Call,
+    tensor: &Tensor,
+    op: ReduceOp,
+    use_fp32: bool,
+) -> Result<Work<Tensor>> {
+    call.reducible(op, tensor)?;
+    let (rank, ranks) = (call.group().rank(), call.group().size());
+    if ranks == 1 {
         return Ok(done(call, tensor));
     }
     if let Some(work) = crate::backend::nccl::all_reduce(&call, tensor, op) {
@@ -292,8 +308,7 @@ pub(crate) fn all_reduce_in(
     }
     let _guard = NoGrad::new();
     let flat = tensor.detach().f_contiguous()?.f_view([-1])?;
-    let shape = tensor.size();
-    let (rank, ranks) = (group.rank(), group.size());
+    let form = Form::of(tensor);
     let output = exchange::empty(&flat.size(), flat.kind(), flat.device())?;
     if exchange::nbytes(&flat) <= SMALL {
         let (exchange, parts) = everybody(&call, &flat)?;
@@ -301,7 +316,7 @@ pub(crate) fn all_reduce_in(
         return Ok(Work::start(call, async move {
             pending.await?;
             combine(&output, &parts, op, use_fp32)?;
-            Ok(output.f_view(shape.as_slice())?)
+            form.give(&output)
         }));
     }
     let sizes = balanced(flat.size()[0], ranks);
@@ -323,7 +338,7 @@ pub(crate) fn all_reduce_in(
             exchange.start()?
         };
         pending.await?;
-        Ok(output.f_view(shape.as_slice())?)
+        form.give(&output)
     }))
 }
 
@@ -334,6 +349,7 @@ pub(crate) fn all_reduce_in(
 /// As there.
 pub fn broadcast(tensor: &Tensor, root: usize, group: &Group) -> Result<Work<Tensor>> {
     let call = group.call("broadcast");
+    call.defined(tensor)?;
     call.member("the root", root)?;
     if group.size() == 1 {
         return Ok(done(call, tensor));
@@ -344,6 +360,17 @@ pub fn broadcast(tensor: &Tensor, root: usize, group: &Group) -> Result<Work<Ten
         tensor.detach().f_contiguous()?
     } else {
         exchange::empty(&tensor.size(), tensor.kind(), tensor.device())?
+    };
+    let form = Form::of(tensor);
+    let tensor = tensor.detach();
+    // The root's result is as much its own as the others' are.
+    let result = move |received: &Tensor| match rank == root {
+        true => {
+            let copy = output_like(&tensor, &tensor.size())?;
+            exchange::copy(&copy, &tensor)?;
+            Ok(copy)
+        }
+        false => form.give(received),
     };
     let mut exchange = Exchange::new(&call, 0);
     if ranks == 2 || exchange::nbytes(&whole) <= SMALL {
@@ -357,7 +384,7 @@ pub fn broadcast(tensor: &Tensor, root: usize, group: &Group) -> Result<Work<Ten
         let pending = exchange.start()?;
         return Ok(Work::start(call, async move {
             pending.await?;
-            Ok(whole)
+            result(&whole)
         }));
     }
     // Scatter, then gather everywhere: the root sends the tensor about once, whatever the number of ranks.
@@ -390,7 +417,7 @@ pub fn broadcast(tensor: &Tensor, root: usize, group: &Group) -> Result<Work<Ten
             exchange.start()?
         };
         pending.await?;
-        Ok(whole)
+        result(&whole)
     }))
 }
 
@@ -402,14 +429,14 @@ pub fn broadcast(tensor: &Tensor, root: usize, group: &Group) -> Result<Work<Ten
 pub fn reduce(tensor: &Tensor, op: ReduceOp, dst: usize, group: &Group) -> Result<Work<Tensor>> {
     let call = group.call("reduce");
     call.member("the destination", dst)?;
-    call.reducible(op, tensor.kind())?;
+    call.reducible(op, tensor)?;
     if group.size() == 1 {
         return Ok(done(call, tensor));
     }
     let _guard = NoGrad::new();
     let (rank, ranks) = (group.rank(), group.size());
     let flat = tensor.detach().f_contiguous()?.f_view([-1])?;
-    let shape = tensor.size();
+    let form = Form::of(tensor);
     let is_dst = rank == dst;
     let nothing = exchange::empty(&[0], flat.kind(), flat.device())?;
     if exchange::nbytes(&flat) <= SMALL {
@@ -434,7 +461,7 @@ pub fn reduce(tensor: &Tensor, op: ReduceOp, dst: usize, group: &Group) -> Resul
             }
             let output = flat.f_empty_like()?;
             combine(&output, &parts, op, true)?;
-            Ok(output.f_view(shape.as_slice())?)
+            form.give(&output)
         }));
     }
     let sizes = balanced(flat.size()[0], ranks);
@@ -462,7 +489,7 @@ pub fn reduce(tensor: &Tensor, op: ReduceOp, dst: usize, group: &Group) -> Resul
             exchange.start()?
         };
         pending.await?;
-        if is_dst { Ok(output.f_view(shape.as_slice())?) } else { Ok(output) }
+        if is_dst { form.give(&output) } else { Ok(output) }
     }))
 }
 
@@ -475,6 +502,7 @@ pub fn reduce(tensor: &Tensor, op: ReduceOp, dst: usize, group: &Group) -> Resul
 pub fn send(tensor: &Tensor, dst: usize, group: &Group) -> Result<Work<()>> {
     let call = group.pair_call("send", dst, Direction::To);
     check_peer(&call, "the destination", dst)?;
+    call.defined(tensor)?;
     let mut exchange = Exchange::new(&call, 0);
     exchange.send(dst, &tensor.f_contiguous()?, 0)?;
     let pending = exchange.start()?;
@@ -489,6 +517,7 @@ pub fn send(tensor: &Tensor, dst: usize, group: &Group) -> Result<Work<()>> {
 pub fn recv(like: &Tensor, src: usize, group: &Group) -> Result<Work<Tensor>> {
     let call = group.pair_call("recv", src, Direction::From);
     check_peer(&call, "the source", src)?;
+    call.defined(like)?;
     let output = exchange::empty(&like.size(), like.kind(), like.device())?;
     let mut exchange = Exchange::new(&call, 0);
     exchange.receive(src, &output, 0)?;
@@ -615,12 +644,6 @@ fn all_to_all(
     let row_dim = split_dim.max(concat_dim);
     let cut = |peer: usize| tensor.f_narrow(split_dim as i64, from[peer], split_sizes[peer]);
     let place = |peer: usize| output.f_narrow(concat_dim as i64, to[peer], concat_sizes[peer]);
-    let mut exchange = Exchange::new(&call, 0);
-    for peer in others(rank, ranks) {
-        exchange.receive(peer, &place(peer)?, row_dim)?;
-        exchange.send(peer, &cut(peer)?, row_dim)?;
-    }
-    let pending = exchange.start()?;
     let (own, target) = (cut(rank)?, place(rank)?);
     if own.size() != target.size() {
         return Err(call.refuse(format!(
@@ -629,6 +652,12 @@ fn all_to_all(
             target.size()
         )));
     }
+    let mut exchange = Exchange::new(&call, 0);
+    for peer in others(rank, ranks) {
+        exchange.receive(peer, &place(peer)?, row_dim)?;
+        exchange.send(peer, &cut(peer)?, row_dim)?;
+    }
+    let pending = exchange.start()?;
     exchange::copy(&target, &own)?;
     Ok(Work::start(call, async move {
         pending.await?;
@@ -690,6 +719,27 @@ fn done(call: Call, tensor: &Tensor) -> Work<Tensor> {
     Work::start(call, async move { Ok(tensor) })
 }
 
+/// The shape and the memory format that a result has, which travels in row-major order.
+struct Form {
+    shape: Vec<i64>,
+    like: Option<Tensor>,
+}
+
+impl Form {
+    fn of(tensor: &Tensor) -> Self {
+        let like = exchange::is_channels_last(tensor).then(|| tensor.detach());
+        Self { shape: tensor.size(), like }
+    }
+
+    fn give(&self, flat: &Tensor) -> Result<Tensor> {
+        let plain = flat.f_view(self.shape.as_slice())?;
+        let Some(like) = &self.like else { return Ok(plain) };
+        let output = output_like(like, &self.shape)?;
+        exchange::copy(&output, &plain)?;
+        Ok(output)
+    }
+}
+
 fn with_extent(tensor: &Tensor, dim: usize, extent: i64) -> Vec<i64> {
     let mut shape = tensor.size();
     shape[dim] = extent;
@@ -718,6 +768,7 @@ fn check_indices(call: &Call, extent: i64, indices: &[Tensor], sizes: &[Vec<i64>
         return Err(call.refuse(format!("the sizes {sizes:?} hold a negative one")));
     }
     for (peer, index) in indices.iter().enumerate() {
+        call.defined(index)?;
         if index.dim() != 1 || index.size()[0] != sizes[rank][peer] || index.kind() != tch::Kind::Int64 {
             return Err(call.refuse(format!(
                 "the indices for rank {peer} are {:?} of shape {:?}; expected Int64 of shape [{}], as the sizes say",
@@ -734,4 +785,21 @@ fn check_indices(call: &Call, extent: i64, indices: &[Tensor], sizes: &[Vec<i64>
         }
     }
     Ok(())
+}
+
+/// Ends when all of `exchanges` have. All of them move on at each poll: ranks that wait for one peer after the other wait
+/// for each other in a ring.
+async fn all(mut exchanges: Vec<Pin<Box<impl Future<Output = Result<()>>>>>) -> Result<()> {
+    poll_fn(|context| {
+        let mut at = 0;
+        while let Some(exchange) = exchanges.get_mut(at) {
+            match exchange.as_mut().poll(context) {
+                Poll::Ready(Ok(())) => drop(exchanges.remove(at)),
+                Poll::Ready(Err(error)) => return Poll::Ready(Err(error)),
+                Poll::Pending => at += 1,
+            }
+        }
+        if exchanges.is_empty() { Poll::Ready(Ok(())) } else { Poll::Pending }
+    })
+    .await
 }

@@ -1,7 +1,8 @@
 //! Operations under way.
 
-use std::future::Future;
+use std::future::{Future, poll_fn};
 use std::pin::Pin;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::task::{Context, Poll, Waker};
 use std::time::Instant;
 
@@ -11,29 +12,93 @@ use crate::group::Call;
 /// A collective that has begun: its result is there once it has been waited for.
 ///
 /// The buffers are held until then. Backends move when they are polled: polling works that are under way from time to
-/// time lets communication overlap with computation. Dropped unfinished, the result is lost, and so is the memory that
-/// the backend may still write to.
+/// time lets communication overlap with computation. A wait moves all works of the process that are under way, so that
+/// ranks may wait for theirs in different orders. Of a work that is dropped unfinished only the result is lost: it goes
+/// on for the sake of the other ranks when works are waited for.
 #[must_use = "a collective ends when it is waited for"]
 pub struct Work<T> {
     call: Call,
-    state: State<T>,
+    state: Arc<Mutex<State<T>>>,
+    /// The same; takes care of it when the work is dropped.
+    _rest: Rest,
 }
 
 enum State<T> {
     Running(Pin<Box<dyn Future<Output = Result<T>> + Send>>),
     Done(Result<T>),
+    Taken,
 }
 
-impl<T> Work<T> {
+/// A work under way, whatever its result.
+pub(crate) trait Advance: Send {
+    /// Moves on; says whether it is done.
+    fn advance(&mut self) -> bool;
+
+    fn is_done(&self) -> bool;
+}
+
+/// The works of a process that are under way.
+#[derive(Default)]
+pub(crate) struct Outstanding {
+    held: Mutex<Vec<Weak<Mutex<dyn Advance>>>>,
+    dropped: Mutex<Vec<(Call, Arc<Mutex<dyn Advance>>)>>,
+}
+
+impl Outstanding {
+    fn add(&self, work: &Arc<Mutex<dyn Advance>>) {
+        let mut works = lock(&self.held);
+        works.retain(|work| work.strong_count() > 0);
+        works.push(Arc::downgrade(work));
+    }
+
+    /// Moves all on. One that another thread moves is left to it.
+    fn advance(&self) {
+        let held: Vec<_> = lock(&self.held).iter().filter_map(Weak::upgrade).collect();
+        for work in held {
+            if let Ok(mut work) = work.try_lock() {
+                work.advance();
+            }
+        }
+        let dropped = std::mem::take(&mut *lock(&self.dropped));
+        let mut left = Vec::new();
+        for (call, work) in dropped {
+            // What the others do not take part in will not end.
+            let over = lock(&work).advance() || call.check_alive().is_err() || call.notice().is_some();
+            if !over {
+                left.push((call, work));
+            }
+        }
+        lock(&self.dropped).append(&mut left);
+    }
+}
+
+struct Rest {
+    call: Call,
+    work: Arc<Mutex<dyn Advance>>,
+}
+
+impl Drop for Rest {
+    fn drop(&mut self) {
+        if !lock(&self.work).is_done() && self.call.check_alive().is_ok() {
+            lock(&self.call.outstanding().dropped).push((self.call.clone(), self.work.clone()));
+        }
+    }
+}
+
+impl<T: Send + 'static> Work<T> {
     /// Begins: runs `future` up to its first wait.
     pub(crate) fn start(call: Call, future: impl Future<Output = Result<T>> + Send + 'static) -> Self {
-        let state = match call.check_alive() {
+        let mut state = match call.check_alive() {
             Ok(()) => State::Running(Box::pin(future)),
             Err(error) => State::Done(Err(error)),
         };
-        let mut work = Self { call, state };
-        work.advance();
-        work
+        let done = state.advance();
+        let state = Arc::new(Mutex::new(state));
+        let work: Arc<Mutex<dyn Advance>> = state.clone();
+        if !done {
+            call.outstanding().add(&work);
+        }
+        Self { call: call.clone(), state, _rest: Rest { call, work } }
     }
 
     /// Whether it is done; moves it on. Does not wait.
@@ -42,13 +107,13 @@ impl<T> Work<T> {
     ///
     /// Where it has failed; [`Work::wait`] gives the same error.
     pub fn poll(&mut self) -> Result<bool> {
-        if !self.advance() {
+        if !lock(&self.state).advance() {
             self.look_around(Instant::now());
         }
-        match &self.state {
+        match &*lock(&self.state) {
             State::Running(_) => Ok(false),
-            State::Done(Ok(_)) => Ok(true),
             State::Done(Err(error)) => Err(error.clone()),
+            State::Done(Ok(_)) | State::Taken => Ok(true),
         }
     }
 
@@ -57,7 +122,7 @@ impl<T> Work<T> {
     /// # Errors
     ///
     /// A rank that refused its part, a transport that failed, or the deadline.
-    pub fn wait(mut self) -> Result<T> {
+    pub fn wait(self) -> Result<T> {
         let span = tracing::trace_span!(
             "collective",
             operation = self.call.operation,
@@ -68,78 +133,88 @@ impl<T> Work<T> {
         // The deadline bounds a wait; what a caller does between start and wait is its own affair.
         let since = Instant::now();
         let mut polls = 0_u32;
-        while !self.advance() {
+        loop {
+            if let Poll::Ready(result) = self.take() {
+                return result;
+            }
             polls = polls.wrapping_add(1);
             if polls % 16 == 0 {
                 self.look_around(since);
             }
+            self.call.outstanding().advance();
             self.call.backend().idle();
-        }
-        match self.state {
-            State::Done(result) => result,
-            State::Running(_) => Err(self.call.broken("the operation stopped before its end".into())),
         }
     }
 
     /// The same work, its result put through `f`.
-    pub(crate) fn map<U>(self, f: impl FnOnce(T) -> Result<U> + Send + 'static) -> Work<U>
-    where
-        T: Send + 'static,
-        U: 'static,
-    {
-        let Self { call, state } = self;
-        Work::start(call, async move {
-            let result = match state {
-                State::Running(future) => future.await,
-                State::Done(result) => result,
-            };
-            f(result?)
-        })
+    pub(crate) fn map<U: Send + 'static>(self, f: impl FnOnce(T) -> Result<U> + Send + 'static) -> Work<U> {
+        Work::start(self.call.clone(), async move { f(self.result().await?) })
     }
 
     /// The same, ending only when `first` has ended too.
-    pub(crate) fn after(self, first: impl Future<Output = Result<()>> + Send + 'static) -> Self
-    where
-        T: Send + 'static,
-    {
-        let Self { call, state } = self;
-        Self::start(call, async move {
+    pub(crate) fn after(self, first: impl Future<Output = Result<()>> + Send + 'static) -> Self {
+        Self::start(self.call.clone(), async move {
             first.await?;
-            match state {
-                State::Running(future) => future.await,
-                State::Done(result) => result,
-            }
+            self.result().await
         })
     }
 
-    /// Moves on; says whether it is done.
+    async fn result(self) -> Result<T> {
+        poll_fn(|_| self.take()).await
+    }
+
+    /// Moves on, and gives the result where there is one.
+    fn take(&self) -> Poll<Result<T>> {
+        let mut state = lock(&self.state);
+        if !state.advance() {
+            return Poll::Pending;
+        }
+        match std::mem::replace(&mut *state, State::Taken) {
+            State::Done(result) => Poll::Ready(result),
+            State::Running(_) | State::Taken => {
+                Poll::Ready(Err(self.call.broken("the operation stopped before its end".into())))
+            }
+        }
+    }
+
+    /// Ends the wait where another rank has refused or the deadline has passed.
+    fn look_around(&self, since: Instant) {
+        let mut state = lock(&self.state);
+        let State::Running(_) = *state else { return };
+        let waited = since.elapsed();
+        if let Some(error) = self.call.notice() {
+            *state = State::Done(Err(error));
+        } else if waited > self.call.group().deadline() {
+            *state = State::Done(Err(self.call.late(waited)));
+        }
+    }
+}
+
+impl<T: Send> Advance for State<T> {
     fn advance(&mut self) -> bool {
-        if let State::Running(future) = &mut self.state {
+        if let State::Running(future) = self {
             match future.as_mut().poll(&mut Context::from_waker(Waker::noop())) {
-                Poll::Ready(result) => self.state = State::Done(result),
+                Poll::Ready(result) => *self = State::Done(result),
                 Poll::Pending => return false,
             }
         }
         true
     }
 
-    /// Ends the wait where another rank has refused or the deadline has passed.
-    fn look_around(&mut self, since: Instant) {
-        let State::Running(_) = self.state else { return };
-        let waited = since.elapsed();
-        if let Some(error) = self.call.notice() {
-            self.state = State::Done(Err(error));
-        } else if waited > self.call.group().deadline() {
-            self.state = State::Done(Err(self.call.late(waited)));
-        }
+    fn is_done(&self) -> bool {
+        !matches!(self, State::Running(_))
     }
+}
+
+fn lock<T: ?Sized>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 impl<T> std::fmt::Debug for Work<T> {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        let state = match self.state {
+        let state = match *lock(&self.state) {
             State::Running(_) => "under way",
-            State::Done(_) => "done",
+            State::Done(_) | State::Taken => "done",
         };
         write!(f, "{} ({state})", self.call.site())
     }

@@ -55,7 +55,7 @@ impl NamedGroups {
             parent_size,
         };
         let size = usize::try_from(size).ok().filter(|size| *size > 0).ok_or_else(refuse)?;
-        if parent_size % size != 0 {
+        if !parent_size.is_multiple_of(size) {
             return Err(refuse());
         }
         let blocks = parents.iter().flat_map(|ranks| ranks.chunks(size).map(<[usize]>::to_vec));

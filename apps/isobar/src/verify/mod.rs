@@ -16,13 +16,14 @@ use std::time::Duration;
 
 use anyhow::{Context, Result, bail};
 use clap::Args;
+use indicatif::ProgressBar;
 
 use self::case::Header;
 use self::launch::Backend;
 use self::mesh::Mesh;
 use self::report::{CaseReport, LayoutReport, Report, Verdict};
 use self::worker::{Event, Job, Task};
-use crate::exit::Exit;
+use crate::exit::{self, Exit};
 use crate::terminal;
 
 /// What `isobar verify` takes.
@@ -67,9 +68,13 @@ pub(crate) fn run(args: &VerifyArgs) -> Result<Exit> {
     tch::set_num_threads(1);
     let mut cases = select(args)?;
     let deadline = Duration::from_secs_f64(args.timeout);
+    let spinner = ProgressBar::new_spinner();
+    spinner.enable_steady_tick(Duration::from_millis(200));
     for (ranks, tasks) in tasks(&cases, &args.ranks) {
+        spinner.set_message(format!("{} cases on {ranks} ranks", tasks.len()));
         run_world(args, deadline, ranks, tasks, &mut cases)?;
     }
+    spinner.finish_and_clear();
     let reports: Vec<CaseReport> = cases.into_iter().map(Selected::report).collect();
     let report = Report::new(args.backend.name(), reports);
     let width = report.cases.iter().map(|case| case.name.len()).max().unwrap_or(0);
@@ -190,7 +195,11 @@ fn run_world(
         match result {
             Ok(()) if done == tasks.len() => return Ok(()),
             // A world that never began is no fault of a case.
-            Err(error) if !begun => return Err(error.context(format!("{ranks} ranks could not start"))),
+            Err(error) if !begun => {
+                let why = format!("{ranks} ranks could not start: {error:#}");
+                let known = exit::of(&error);
+                bail!(if known == Exit::Failed { Exit::Lost } else { known }.because(why));
+            }
             Ok(()) => {
                 broken.get_or_insert_with(|| format!("{ranks} ranks ended before all cases were run"));
             }

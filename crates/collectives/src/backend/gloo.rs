@@ -2,13 +2,14 @@
 //! which the ranks meet carries notices.
 
 use std::net::IpAddr;
-use std::sync::{Mutex, PoisonError};
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use isobar_torch::c10d::{Gloo, GlooOptions, TcpStore, Work};
 use tch::{Device, Tensor};
 
 use super::{Backend, BackendKind, Carries, Failure, Notice, Request, Tag, Transfer};
+use crate::exchange::nbytes;
 use crate::{Error, Group, Result};
 
 /// Where the ranks meet, and who this one is.
@@ -55,18 +56,18 @@ pub fn world(options: &Options) -> Result<Group> {
     let gloo = Gloo::new(&store, "isobar", *rank, *size, &gloo_options)
         .map_err(|error| failed(format!("rank {rank} of {size} could not connect to the others: {error}")))?;
     let mailbox = Mailbox { store, read: 0, looked: Instant::now(), notices: Vec::new() };
-    let backend = GlooBackend { gloo, rank: *rank, mailbox: Mutex::new(mailbox) };
+    let backend = GlooBackend { gloo: Arc::new(gloo), rank: *rank, mailbox: Mutex::new(mailbox) };
     Ok(Group::world(Box::new(backend), *rank, *size, *deadline))
 }
 
-/// gloo's tags are 32 bits; those of c10d are positive.
-const TAG_BITS: u32 = 31;
+/// gloo's tags are 32 bits; those of c10d are positive; one bit tells lengths from bodies.
+const TAG_BITS: u32 = 30;
 
 /// How often a waiting rank asks the store for notices.
 const LOOK_EVERY: Duration = Duration::from_millis(50);
 
 struct GlooBackend {
-    gloo: Gloo,
+    gloo: Arc<Gloo>,
     rank: usize,
     mailbox: Mutex<Mailbox>,
 }
@@ -83,9 +84,9 @@ impl Mailbox {
     fn look(&mut self, rank: usize) -> isobar_torch::Result<()> {
         let written = self.store.add(&format!("isobar/notices/{rank}"), 0)?;
         while self.read < written {
+            let next = format!("isobar/notice/{rank}/{}", self.read + 1);
+            let bytes = self.store.get(&next, Duration::from_secs(1))?;
             self.read += 1;
-            let bytes =
-                self.store.get(&format!("isobar/notice/{rank}/{}", self.read), Duration::from_secs(1))?;
             self.notices.extend(Notice::from_bytes(&bytes));
         }
         Ok(())
@@ -117,16 +118,19 @@ impl Backend for GlooBackend {
         if sends.iter().chain(&receives).any(|t| t.tensor.device() != Device::Cpu) {
             return Err(Failure("gloo carries CPU tensors only".into()));
         }
-        let tag = tag.pack(TAG_BITS) as u32;
-        let failed = |error: isobar_torch::Error| Failure(error.to_string());
-        let mut pending = Pending { works: Vec::new(), done: 0 };
+        let tags = Tags::of(tag);
+        let mut pending = Pending { gloo: self.gloo.clone(), tags, sends: Vec::new(), receives: Vec::new() };
         for Transfer { peer, tensor, .. } in receives {
-            let work = self.gloo.recv(&tensor, peer, tag).map_err(failed)?;
-            pending.works.push((work, tensor));
+            let length = Tensor::f_from_slice(&[0_i64]).map_err(failed)?;
+            let work = self.gloo.recv(&length, peer, tags.length).map_err(failed)?;
+            pending.receives.push(Receive { peer, tensor, stage: Stage::Length(work, length) });
         }
         for Transfer { peer, tensor, .. } in sends {
-            let work = self.gloo.send(&tensor, peer, tag).map_err(failed)?;
-            pending.works.push((work, tensor));
+            let length = Tensor::f_from_slice(&[nbytes(&tensor) as i64]).map_err(failed)?;
+            for (tensor, tag) in [(length, tags.length), (tensor, tags.body)] {
+                let work = self.gloo.send(&tensor, peer, tag).map_err(failed)?;
+                pending.sends.push((work, tensor));
+            }
         }
         Ok(Box::new(pending))
     }
@@ -153,29 +157,93 @@ impl Backend for GlooBackend {
     }
 }
 
+/// A message's length goes before it: gloo ends the process where a message is longer than the place for it, and says
+/// nothing where it is shorter.
+#[derive(Clone, Copy)]
+struct Tags {
+    length: u32,
+    body: u32,
+}
+
+impl Tags {
+    fn of(tag: Tag) -> Self {
+        let tag = (tag.pack(TAG_BITS) as u32) << 1;
+        Self { length: tag | 1, body: tag }
+    }
+}
+
 struct Pending {
-    works: Vec<(Work, Tensor)>,
-    done: usize,
+    gloo: Arc<Gloo>,
+    tags: Tags,
+    sends: Vec<(Work, Tensor)>,
+    receives: Vec<Receive>,
+}
+
+struct Receive {
+    peer: usize,
+    tensor: Tensor,
+    stage: Stage,
+}
+
+enum Stage {
+    Length(Work, Tensor),
+    Body(Work),
+    Done,
 }
 
 impl Request for Pending {
     fn poll(&mut self) -> Result<bool, Failure> {
-        while let Some((work, _)) = self.works.get_mut(self.done) {
-            let failed = |error: isobar_torch::Error| Failure(error.to_string());
-            if !work.is_completed().map_err(failed)? {
+        let mut waiting = Vec::new();
+        for Receive { peer, tensor, stage } in &mut self.receives {
+            if let Stage::Length(work, length) = stage {
+                // What a peer sends under one tag is received in order.
+                if waiting.contains(peer) || !is_done(work)? {
+                    waiting.push(*peer);
+                    continue;
+                }
+                let (sent, expected) = (length.f_int64_value(&[0]).map_err(failed)?, nbytes(tensor) as i64);
+                if sent != expected {
+                    return Err(Failure(format!(
+                        "rank {peer} of the world sent {sent} bytes where {expected} were expected; do all ranks pass \
+                         the same sizes, shapes and kinds?"
+                    )));
+                }
+                *stage = Stage::Body(self.gloo.recv(tensor, *peer, self.tags.body).map_err(failed)?);
+            }
+            if let Stage::Body(work) = stage {
+                match is_done(work)? {
+                    true => *stage = Stage::Done,
+                    false => waiting.push(*peer),
+                }
+            }
+        }
+        while let Some((work, _)) = self.sends.last_mut() {
+            if !is_done(work)? {
                 return Ok(false);
             }
-            // Done already: this only asks how it ended.
-            work.wait(Duration::from_secs(1)).map_err(failed)?;
-            self.done += 1;
+            self.sends.pop();
         }
-        Ok(true)
+        Ok(waiting.is_empty())
     }
 }
 
 impl Drop for Pending {
     fn drop(&mut self) {
         // Giving an unfinished message up would break the connection, which other operations may use still.
-        self.works.drain(self.done.min(self.works.len())..).for_each(std::mem::forget);
+        self.sends.drain(..).for_each(std::mem::forget);
+        self.receives.drain(..).filter(|r| !matches!(r.stage, Stage::Done)).for_each(std::mem::forget);
     }
+}
+
+fn is_done(work: &mut Work) -> Result<bool, Failure> {
+    if !work.is_completed().map_err(failed)? {
+        return Ok(false);
+    }
+    // Done already: this only asks how it ended.
+    work.wait(Duration::from_secs(1)).map_err(failed)?;
+    Ok(true)
+}
+
+fn failed(error: impl std::fmt::Display) -> Failure {
+    Failure(error.to_string())
 }

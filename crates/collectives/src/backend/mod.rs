@@ -118,10 +118,22 @@ pub(crate) struct Notice {
 
 impl Notice {
     /// The context and the sequence of a notice that ends every operation of every group.
-    pub(crate) const ALL: (u32, u64) = (u32::MAX, u64::MAX);
+    pub(crate) const ALL: (u32, u64) = (u32::MAX, Self::LAST);
+
+    /// The sequence of a notice that ends a group, all its operations and messages.
+    pub(crate) const LAST: u64 = u64::MAX;
+
+    /// A sequence that no operation has: only what ends the group concerns it.
+    pub(crate) const NONE: u64 = u64::MAX - 1;
+
+    /// Whether the group of whoever gets it has ended.
+    pub(crate) fn ends_group(&self) -> bool {
+        self.sequence == Self::LAST
+    }
 
     fn concerns(&self, context: u32, sequence: u64) -> bool {
-        (self.context, self.sequence) == (context, sequence) || (self.context, self.sequence) == Self::ALL
+        let of_group = self.context == context && (self.sequence == sequence || self.ends_group());
+        of_group || (self.context, self.sequence) == Self::ALL
     }
 
     fn to_bytes(&self) -> Vec<u8> {

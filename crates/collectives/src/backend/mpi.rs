@@ -56,12 +56,12 @@ pub fn is_running() -> bool {
     begun != 0 && ended == 0
 }
 
-/// Ends MPI, where it runs; all processes call, when no communication is under way. Nothing where a group has failed:
-/// then only [`abort`] ends the job for certain.
+/// Ends MPI, where it runs; all processes call, when no communication is under way. Nothing where a group has failed, or
+/// where not all processes come within some seconds: then only [`abort`] ends the job for certain.
 pub fn finalize() {
-    if is_running() && !BROKEN.load(Ordering::Relaxed) {
+    if is_running() && !BROKEN.load(Ordering::Relaxed) && settle() {
         let _lock = lock();
-        // SAFETY: MPI runs, and all requests of this crate are complete or were given up, in which case `BROKEN` is set.
+        // SAFETY: MPI runs, and all requests of this crate are complete.
         unsafe { ffi::MPI_Finalize() };
     }
 }
@@ -86,7 +86,10 @@ pub fn library() -> String {
 }
 
 static LOCK: Mutex<()> = Mutex::new(());
+/// Set where a group has failed.
 static BROKEN: AtomicBool = AtomicBool::new(false);
+/// What was given up and MPI has not let go of yet: sends to ranks that refused to receive.
+static GIVEN_UP: Mutex<Vec<Pending>> = Mutex::new(Vec::new());
 /// The two communicators of the process: for data and for notices.
 static COMMUNICATORS: OnceLock<(Communicator, Communicator)> = OnceLock::new();
 
@@ -166,45 +169,13 @@ impl Mpi {
 
     /// Takes in what notices have come.
     fn listen(&self) {
-        let _lock = lock();
-        loop {
-            let mut flag: c_int = 0;
-            // SAFETY: a zeroed status is a valid one to be written; the communicator is valid.
-            let mut status: ffi::MPI_Status = unsafe { std::mem::zeroed() };
-            // SAFETY: as above.
-            let code = unsafe {
-                ffi::MPI_Iprobe(
-                    ffi::RSMPI_ANY_SOURCE,
-                    ffi::RSMPI_ANY_TAG,
-                    self.control.0,
-                    &mut flag,
-                    &mut status,
-                )
-            };
-            if check(code).is_err() || flag == 0 {
-                return;
-            }
-            let mut length: c_int = 0;
-            // SAFETY: the probe has filled the status.
-            unsafe { ffi::MPI_Get_count(&status, ffi::RSMPI_UINT8_T, &mut length) };
-            let mut bytes = vec![0_u8; length.max(0) as usize];
-            // SAFETY: the message was probed, so that the receive ends at once; the buffer has its length.
-            let code = unsafe {
-                ffi::MPI_Recv(
-                    bytes.as_mut_ptr().cast(),
-                    length,
-                    ffi::RSMPI_UINT8_T,
-                    status.MPI_SOURCE,
-                    status.MPI_TAG,
-                    self.control.0,
-                    ffi::RSMPI_STATUS_IGNORE,
-                )
-            };
-            if check(code).is_err() {
-                return;
+        while let Some(bytes) = take_any(self.control) {
+            let notice = Notice::from_bytes(&bytes);
+            if notice.as_ref().is_some_and(Notice::ends_group) {
+                BROKEN.store(true, Ordering::Relaxed);
             }
             let mut notices = self.notices.lock().unwrap_or_else(PoisonError::into_inner);
-            notices.extend(Notice::from_bytes(&bytes));
+            notices.extend(notice);
             if notices.len() > MAX_NOTICES {
                 notices.pop_front();
             }
@@ -288,6 +259,9 @@ impl Backend for Arc<Mpi> {
     }
 
     fn notify(&self, peers: &[usize], notice: &Notice) {
+        if notice.ends_group() {
+            BROKEN.store(true, Ordering::Relaxed);
+        }
         let bytes = notice.to_bytes().leak();
         let _lock = lock();
         for &peer in peers {
@@ -351,13 +325,13 @@ impl Request for Pending {
             // SAFETY: a zeroed status is a valid one to be written.
             let mut status: ffi::MPI_Status = unsafe { std::mem::zeroed() };
             // SAFETY: the request was started and not completed: `done` is behind it.
-            check(unsafe { ffi::MPI_Test(&mut posted.request, &mut flag, &mut status) })?;
-            if flag == 0 {
+            let code = unsafe { ffi::MPI_Test(&mut posted.request, &mut flag, &mut status) };
+            if code == ffi::MPI_SUCCESS as c_int && flag == 0 {
                 return Ok(false);
             }
             if let Some(expected) = posted.expected {
                 let mut length: c_int = 0;
-                // SAFETY: the receive is complete and has filled the status.
+                // SAFETY: the receive is complete, too long a message included, and has filled the status.
                 unsafe { ffi::MPI_Get_count(&status, ffi::RSMPI_UINT8_T, &mut length) };
                 if length as usize != expected {
                     return Err(Failure(format!(
@@ -367,6 +341,7 @@ impl Request for Pending {
                     )));
                 }
             }
+            check(code)?;
             self.done += 1;
         }
         Ok(true)
@@ -375,12 +350,112 @@ impl Request for Pending {
 
 impl Drop for Pending {
     fn drop(&mut self) {
-        if self.done < self.requests.len() {
-            // MPI may still write to the buffers: they are left to it.
-            BROKEN.store(true, Ordering::Relaxed);
-            std::mem::forget(std::mem::take(&mut self.tensors));
+        if self.done == self.requests.len() {
+            return;
+        }
+        let mut left = Pending { requests: Vec::new(), tensors: Vec::new(), done: 0 };
+        {
+            let _lock = lock();
+            for mut posted in self.requests.drain(self.done..) {
+                let mut flag: c_int = 0;
+                // SAFETY: the request was started and has not been freed. Receives can be called off, sends cannot.
+                let code = unsafe {
+                    if posted.expected.is_some() {
+                        ffi::MPI_Cancel(&mut posted.request);
+                    }
+                    ffi::MPI_Test(&mut posted.request, &mut flag, ffi::RSMPI_STATUS_IGNORE)
+                };
+                if check(code).is_ok() && flag == 0 {
+                    left.requests.push(posted);
+                }
+            }
+        }
+        if !left.requests.is_empty() {
+            // MPI may still read and write the buffers: they are kept for it.
+            left.tensors.append(&mut self.tensors);
+            given_up().push(left);
         }
     }
+}
+
+fn given_up() -> MutexGuard<'static, Vec<Pending>> {
+    GIVEN_UP.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// How long processes wait for each other before they end MPI.
+const SETTLE: Duration = Duration::from_secs(10);
+
+/// Takes in, on all processes, what was sent and nobody received, until no send is under way; says whether it came to
+/// that.
+fn settle() -> bool {
+    let Some(&(data, control)) = COMMUNICATORS.get() else { return true };
+    let end = Instant::now() + SETTLE;
+    // SAFETY: a handle to be written by MPI.
+    let mut barrier: ffi::MPI_Request = unsafe { std::mem::zeroed() };
+    let mut entered = false;
+    while Instant::now() < end {
+        discard(data);
+        let mut given_up = std::mem::take(&mut *self::given_up());
+        given_up.retain_mut(|pending| !pending.poll().unwrap_or(true));
+        let nothing_left = given_up.is_empty();
+        self::given_up().append(&mut given_up);
+        let mut flag: c_int = 0;
+        let _lock = lock();
+        // SAFETY: the communicator is valid, and all processes enter the barrier once.
+        let code = unsafe {
+            if nothing_left && !entered {
+                entered = true;
+                ffi::MPI_Ibarrier(control.0, &mut barrier)
+            } else if entered {
+                ffi::MPI_Test(&mut barrier, &mut flag, ffi::RSMPI_STATUS_IGNORE)
+            } else {
+                ffi::MPI_SUCCESS as c_int
+            }
+        };
+        match check(code) {
+            Ok(()) if flag != 0 => return true,
+            Ok(()) => std::thread::yield_now(),
+            Err(_) => return false,
+        }
+    }
+    false
+}
+
+/// A message that has come in on a communicator, from whomever.
+fn take_any(communicator: Communicator) -> Option<Vec<u8>> {
+    let _lock = lock();
+    let mut flag: c_int = 0;
+    // SAFETY: a zeroed status is a valid one to be written; the communicator is valid.
+    let mut status: ffi::MPI_Status = unsafe { std::mem::zeroed() };
+    // SAFETY: as above.
+    let code = unsafe {
+        ffi::MPI_Iprobe(ffi::RSMPI_ANY_SOURCE, ffi::RSMPI_ANY_TAG, communicator.0, &mut flag, &mut status)
+    };
+    if check(code).is_err() || flag == 0 {
+        return None;
+    }
+    let mut length: c_int = 0;
+    // SAFETY: the probe has filled the status.
+    unsafe { ffi::MPI_Get_count(&status, ffi::RSMPI_UINT8_T, &mut length) };
+    let mut bytes = vec![0_u8; length.max(0) as usize];
+    // SAFETY: the message was probed, so that the receive ends by itself; the buffer has its length.
+    let code = unsafe {
+        ffi::MPI_Recv(
+            bytes.as_mut_ptr().cast(),
+            length,
+            ffi::RSMPI_UINT8_T,
+            status.MPI_SOURCE,
+            status.MPI_TAG,
+            communicator.0,
+            ffi::RSMPI_STATUS_IGNORE,
+        )
+    };
+    check(code).ok().map(|()| bytes)
+}
+
+/// Receives what has come in on a communicator, and forgets it.
+fn discard(communicator: Communicator) {
+    while take_any(communicator).is_some() {}
 }
 
 fn initialise() -> std::result::Result<(), String> {

@@ -73,6 +73,9 @@ struct Hub {
     notice_count: AtomicUsize,
 }
 
+/// Notices kept.
+const MAX_NOTICES: usize = 4096;
+
 /// A send that waits for its receiver.
 struct Post {
     tensor: Tensor,
@@ -82,6 +85,15 @@ struct Post {
 impl Hub {
     fn posts(&self) -> MutexGuard<'_, HashMap<(usize, usize, Tag), VecDeque<Post>>> {
         self.posts.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn notice(&self, rank: usize, context: u32, sequence: u64) -> Option<Notice> {
+        if self.notice_count.load(Ordering::Acquire) == 0 {
+            return None;
+        }
+        let notices = self.notices();
+        let mine = |(to, notice): &&(usize, Notice)| *to == rank && notice.concerns(context, sequence);
+        notices.iter().find(mine).map(|(_, notice)| notice.clone())
     }
 
     fn notices(&self) -> MutexGuard<'_, Vec<(usize, Notice)>> {
@@ -138,18 +150,21 @@ impl Backend for Threads {
     fn notify(&self, peers: &[usize], notice: &Notice) {
         let mut notices = self.hub.notices();
         notices.extend(peers.iter().map(|&peer| (peer, notice.clone())));
+        if notices.len() > MAX_NOTICES {
+            // The older ones concern operations that are long over.
+            let mut older = MAX_NOTICES / 2;
+            notices.retain(|(_, notice)| {
+                older = older.saturating_sub(1);
+                older == 0 || notice.ends_group()
+            });
+        }
         self.hub.notice_count.store(notices.len(), Ordering::Release);
         drop(notices);
         self.hub.changed.notify_all();
     }
 
     fn notice(&self, context: u32, sequence: u64) -> Option<Notice> {
-        if self.hub.notice_count.load(Ordering::Acquire) == 0 {
-            return None;
-        }
-        let notices = self.hub.notices();
-        let mine = |(to, notice): &&(usize, Notice)| *to == self.rank && notice.concerns(context, sequence);
-        notices.iter().find(mine).map(|(_, notice)| notice.clone())
+        self.hub.notice(self.rank, context, sequence)
     }
 
     fn idle(&self) {
@@ -205,8 +220,10 @@ impl Request for Pending {
 
 impl Drop for Pending {
     fn drop(&mut self) {
-        // What nobody took is taken back, so that no later message is mistaken for it.
-        if self.taken.iter().any(|taken| !taken.load(Ordering::Acquire)) {
+        // What nobody took stays for those who will, unless they were told that they will not.
+        let Tag { context, sequence, .. } = self.tag;
+        let untaken = self.taken.iter().any(|taken| !taken.load(Ordering::Acquire));
+        if untaken && self.hub.notice(self.rank, context, sequence).is_some() {
             let (rank, tag) = (self.rank, self.tag);
             self.hub.posts().retain(|(from, _, posted), _| !(*from == rank && *posted == tag));
         }

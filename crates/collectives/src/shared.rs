@@ -1,0 +1,244 @@
+//! Parameters that several ranks hold alike and use on different data: their gradients are summed over the ranks.
+
+use std::collections::BTreeSet;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use isobar_torch::autograd::{self, HookHandle};
+use isobar_torch::guard::NoGrad;
+use tch::{Kind, Tensor};
+
+use crate::check::ReduceOp;
+use crate::error::{Error, Result};
+use crate::group::Group;
+use crate::work::Work;
+use crate::{exchange, start};
+
+/// Settings of [`mark_module_as_shared`].
+#[derive(Debug, Clone, Copy)]
+pub struct SharedOptions {
+    /// Gradients are summed in buckets of about this many bytes, each begun as soon as it is full.
+    pub bucket_bytes: usize,
+    /// Whether gradients of 16-bit kinds are summed in fp32.
+    pub use_fp32: bool,
+}
+
+impl Default for SharedOptions {
+    fn default() -> Self {
+        Self { bucket_bytes: 4 << 20, use_fp32: true }
+    }
+}
+
+/// Makes every backward pass sum the gradients that it gives to `parameters` over `group`: all ranks get the same
+/// gradients, those that earlier passes have left included once.
+///
+/// Buckets travel while backward goes on, in the reverse order of the parameters, the same on all ranks; the pass ends
+/// when all have come back. Every rank calls, with the same parameters in the same order, and runs the same passes; a
+/// parameter takes part in a pass on all ranks or on none.
+///
+/// The marking lasts until [`unmark_module_as_shared`].
+///
+/// # Errors
+///
+/// A tensor that is no leaf with a gradient, or is marked already.
+///
+/// ```
+/// use isobar_collectives::{SharedOptions, mark_module_as_shared, threads, unmark_module_as_shared};
+/// use isobar_torch::autograd;
+/// use tch::Tensor;
+///
+/// threads::run(2, std::time::Duration::from_secs(30), |group| {
+///     let weight = Tensor::from_slice(&[1.0]).set_requires_grad(true);
+///     let module = mark_module_as_shared(&[&weight], &group, SharedOptions::default()).unwrap();
+///     let x = Tensor::from_slice(&[1.0 + group.rank() as f64]);
+///     autograd::backward(&[&(&weight * x).sum(tch::Kind::Double)], &[None], Default::default()).unwrap();
+///     assert_eq!(weight.grad().double_value(&[0]), 3.0);
+///     unmark_module_as_shared(module);
+/// });
+/// ```
+pub fn mark_module_as_shared(
+    parameters: &[&Tensor],
+    group: &Group,
+    options: SharedOptions,
+) -> Result<SharedModule> {
+    let problem = |index: usize, what: &str| Error::Input {
+        operation: "mark_module_as_shared",
+        problem: format!("parameter {index} {what}"),
+    };
+    for (index, parameter) in parameters.iter().enumerate() {
+        if !parameter.requires_grad() || !parameter.f_is_leaf()? {
+            return Err(problem(index, "is not a leaf that requires a gradient"));
+        }
+    }
+    let mut mine = BTreeSet::new();
+    {
+        let mut marked = marked();
+        // Parameters without elements have no address, and nothing to sum.
+        for (index, parameter) in parameters.iter().enumerate().filter(|(_, p)| p.numel() > 0) {
+            let key = parameter.data_ptr() as usize;
+            if marked.contains(&key) || mine.contains(&key) {
+                return Err(problem(
+                    index,
+                    "is marked as shared already; unmark_module_as_shared takes it back",
+                ));
+            }
+            mine.insert(key);
+        }
+        marked.extend(&mine);
+    }
+    let mut module = SharedModule { hooks: Vec::new(), keys: mine.into_iter().collect() };
+    let shared = Arc::new(Mutex::new(Shared {
+        group: group.clone(),
+        use_fp32: options.use_fp32,
+        parameters: parameters.iter().map(|p| p.shallow_clone()).collect(),
+        buckets: buckets(parameters, options.bucket_bytes),
+        pass: None,
+    }));
+    for (index, parameter) in parameters.iter().enumerate() {
+        let shared = shared.clone();
+        let hook = autograd::register_hook(parameter, move |gradient| {
+            let first = lock(&shared).arrived(index, gradient)?;
+            if first {
+                let pass = OpenPass(shared.clone());
+                autograd::after_backward(move || lock(&pass.0).finish().map_err(Into::into))?;
+            }
+            // The pass leaves nothing itself: the sum is added at its end.
+            Ok(Some(gradient.f_zeros_like()?))
+        })?;
+        module.hooks.push(hook);
+    }
+    Ok(module)
+}
+
+/// Ends what [`mark_module_as_shared`] began.
+pub fn unmark_module_as_shared(module: SharedModule) {
+    drop(module);
+}
+
+/// Parameters that are marked as shared, until this value is dropped.
+#[derive(Debug)]
+#[must_use = "the parameters are shared for as long as this lives"]
+pub struct SharedModule {
+    hooks: Vec<HookHandle>,
+    keys: Vec<usize>,
+}
+
+impl Drop for SharedModule {
+    fn drop(&mut self) {
+        self.hooks.drain(..).for_each(HookHandle::remove);
+        let mut marked = marked();
+        for key in &self.keys {
+            marked.remove(key);
+        }
+    }
+}
+
+struct Shared {
+    group: Group,
+    use_fp32: bool,
+    parameters: Vec<Tensor>,
+    buckets: Vec<Vec<usize>>,
+    pass: Option<Pass>,
+}
+
+/// Goes when a pass is over: of one that has failed, what it left is not the next one's.
+struct OpenPass(Arc<Mutex<Shared>>);
+
+impl Drop for OpenPass {
+    fn drop(&mut self) {
+        let left = lock(&self.0).pass.take();
+        drop(left);
+    }
+}
+
+/// A backward pass under way.
+struct Pass {
+    gradients: Vec<Option<Tensor>>,
+    works: Vec<Work<Vec<Tensor>>>,
+}
+
+impl Shared {
+    /// Takes a gradient; says whether it is the pass's first.
+    fn arrived(&mut self, index: usize, gradient: &Tensor) -> Result<bool> {
+        let first = self.pass.is_none();
+        let count = self.parameters.len();
+        let mut pass = self
+            .pass
+            .take()
+            .unwrap_or_else(|| Pass { gradients: (0..count).map(|_| None).collect(), works: Vec::new() });
+        pass.gradients[index] = Some(gradient.detach());
+        while let Some(bucket) = self.buckets.get(pass.works.len())
+            && bucket.iter().all(|&i| pass.gradients[i].is_some())
+        {
+            self.start(&mut pass)?;
+        }
+        for work in &mut pass.works {
+            work.poll()?;
+        }
+        self.pass = Some(pass);
+        Ok(first)
+    }
+
+    fn start(&self, pass: &mut Pass) -> Result<()> {
+        let bucket = &self.buckets[pass.works.len()];
+        let gradients = bucket
+            .iter()
+            .map(|&i| match &pass.gradients[i] {
+                Some(gradient) => Ok(gradient.shallow_clone()),
+                None => Ok(self.parameters[i].f_zeros_like()?.detach()),
+            })
+            .collect::<Result<Vec<_>>>()?;
+        let gradients: Vec<&Tensor> = gradients.iter().collect();
+        let kind = gradients.first().map_or(Kind::Float, |g| g.kind());
+        let buffer_kind = if self.use_fp32 { None } else { Some(kind) };
+        pass.works.push(start::fused_all_reduce(&gradients, ReduceOp::Sum, buffer_kind, &self.group)?);
+        Ok(())
+    }
+
+    fn finish(&mut self) -> Result<()> {
+        let Some(mut pass) = self.pass.take() else { return Ok(()) };
+        while pass.works.len() < self.buckets.len() {
+            self.start(&mut pass)?;
+        }
+        let _guard = NoGrad::new();
+        for (bucket, work) in self.buckets.iter().zip(pass.works) {
+            for (&index, sum) in bucket.iter().zip(work.wait()?) {
+                let mut gradient = self.parameters[index].f_grad()?;
+                if gradient.defined() {
+                    let _ = gradient.f_add_(&sum)?;
+                }
+            }
+        }
+        Ok(())
+    }
+}
+
+/// Which parameters travel together: in reverse order, of one kind and device.
+fn buckets(parameters: &[&Tensor], bucket_bytes: usize) -> Vec<Vec<usize>> {
+    let mut buckets: Vec<Vec<usize>> = Vec::new();
+    let mut bytes = 0;
+    for (index, parameter) in parameters.iter().enumerate().rev() {
+        let own = exchange::nbytes(parameter);
+        let alike = |i: usize| {
+            parameters[i].kind() == parameter.kind() && parameters[i].device() == parameter.device()
+        };
+        match buckets.last_mut().filter(|bucket| bytes + own <= bucket_bytes && alike(bucket[0])) {
+            Some(bucket) => bucket.push(index),
+            None => {
+                buckets.push(vec![index]);
+                bytes = 0;
+            }
+        }
+        bytes += own;
+    }
+    buckets
+}
+
+/// The parameters of this process that are marked, by the address of their values.
+fn marked() -> MutexGuard<'static, BTreeSet<usize>> {
+    static MARKED: Mutex<BTreeSet<usize>> = Mutex::new(BTreeSet::new());
+    MARKED.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+fn lock(shared: &Mutex<Shared>) -> MutexGuard<'_, Shared> {
+    shared.lock().unwrap_or_else(PoisonError::into_inner)
+}

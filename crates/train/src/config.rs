@@ -1,0 +1,150 @@
+//! The sections of a run's configuration that training reads; an application assembles them into one type.
+
+use std::path::PathBuf;
+
+use isobar_data::Augment;
+use schemars::JsonSchema;
+use serde::{Deserialize, Serialize};
+
+pub use crate::data_parallel::DataParallelConfig;
+use crate::loss::Loss;
+pub use crate::metrics::MetricsConfig;
+pub use crate::model::ModelConfig;
+pub use crate::optim::OptimizerKind;
+pub use crate::schedule::ScheduleKind;
+
+/// `[run]`: its name, its folder, its seed.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields, default)]
+pub struct RunConfig {
+    /// Name of the run; its files are in the folder of that name under `output`.
+    pub name: String,
+    /// Folder of all runs.
+    pub output: PathBuf,
+    /// Seed of initial weights, sample order, augmentation and dropout.
+    pub seed: u64,
+}
+
+impl Default for RunConfig {
+    fn default() -> Self {
+        Self { name: "run".into(), output: "runs".into(), seed: 0 }
+    }
+}
+
+impl RunConfig {
+    /// The run's own folder.
+    pub fn folder(&self) -> PathBuf {
+        self.output.join(&self.name)
+    }
+}
+
+/// `[data]`: which samples.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields, default)]
+pub struct DataConfig {
+    /// The HDF5 file of Darcy flow, relative to the working folder.
+    pub path: PathBuf,
+    /// How many of the last samples are kept for validation.
+    pub validation_samples: usize,
+    /// How many of the first samples are trained on; without it all that are not for validation.
+    pub train_samples: Option<usize>,
+    /// What is done at random to training samples.
+    pub augment: AugmentConfig,
+}
+
+impl Default for DataConfig {
+    fn default() -> Self {
+        Self {
+            path: "data/darcy.h5".into(),
+            validation_samples: 32,
+            train_samples: None,
+            augment: AugmentConfig::default(),
+        }
+    }
+}
+
+/// What is done at random to training samples.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "snake_case")]
+pub enum AugmentConfig {
+    /// Nothing.
+    #[default]
+    None,
+    /// One of the eight symmetries of the square: flips and transposition.
+    Square,
+}
+
+impl From<AugmentConfig> for Augment {
+    fn from(config: AugmentConfig) -> Self {
+        match config {
+            AugmentConfig::None => Self::None,
+            AugmentConfig::Square => Self::Square,
+        }
+    }
+}
+
+/// `[train]`: the loop.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields, default)]
+pub struct TrainConfig {
+    /// Passes over the training samples.
+    pub epochs: u64,
+    /// Samples of a step, over all ranks together.
+    #[schemars(range(min = 1))]
+    pub batch_size: usize,
+    /// What training minimises, on normalised values.
+    pub loss: Loss,
+    /// Largest norm of the gradient of the whole model; larger ones are scaled down to it. Without it none is.
+    pub clip_norm: Option<f64>,
+    /// Epochs between two validations; the last epoch is always followed by one.
+    #[schemars(range(min = 1))]
+    pub validate_every: u64,
+    /// Stop after this many steps, whatever `epochs` says; the schedule is that of the whole run.
+    pub max_steps: Option<u64>,
+}
+
+impl Default for TrainConfig {
+    fn default() -> Self {
+        Self {
+            epochs: 60,
+            batch_size: 16,
+            loss: Loss::default(),
+            clip_norm: Some(1.0),
+            validate_every: 1,
+            max_steps: None,
+        }
+    }
+}
+
+/// `[checkpoint]`: when to save, and whether to go on from what was saved.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields, default)]
+pub struct CheckpointConfig {
+    /// Epochs between two checkpoints; 0 saves at the end only.
+    pub every_epochs: u64,
+    /// Steps between two checkpoints, besides those of epochs; 0 for none.
+    pub every_steps: u64,
+    /// How many of the newest stay, besides the best; 0 keeps all.
+    pub keep: usize,
+    /// What to do where the run's folder holds checkpoints.
+    pub resume: Resume,
+}
+
+impl Default for CheckpointConfig {
+    fn default() -> Self {
+        Self { every_epochs: 10, every_steps: 0, keep: 2, resume: Resume::Never }
+    }
+}
+
+/// What to do where a run's folder holds checkpoints.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "lowercase")]
+pub enum Resume {
+    /// Start anew; they are removed.
+    #[default]
+    Never,
+    /// Go on from the latest; start anew where there is none.
+    Auto,
+    /// Go on from the latest; fail where there is none.
+    Must,
+}

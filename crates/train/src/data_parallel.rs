@@ -1,0 +1,243 @@
+//! Data parallelism: every rank has the whole model (or its part of it) and some of the samples.
+
+use isobar_collectives::{Group, start};
+use isobar_torch::autograd::{self, BackwardOptions};
+use serde::{Deserialize, Serialize};
+use tch::Tensor;
+
+use crate::bucket::Reducer;
+use crate::error::{Context, Error, Result};
+use crate::params::Parameters;
+
+/// Settings of [`DataParallel`].
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, schemars::JsonSchema)]
+#[serde(deny_unknown_fields, default)]
+pub struct DataParallelConfig {
+    /// Gradients are reduced in pieces of about this many MiB.
+    pub bucket_mb: f64,
+    /// Whether pieces are reduced while backward goes on; `auto` does so where there is more than one.
+    pub overlap: Overlap,
+    /// Whether parameters that take no part in the loss count as having gradients of zero, instead of being an error.
+    pub find_unused_parameters: bool,
+    /// Whether buffers (running statistics) of rank 0 replace those of the others before each forward pass.
+    pub broadcast_buffers: bool,
+}
+
+impl Default for DataParallelConfig {
+    fn default() -> Self {
+        Self {
+            bucket_mb: 4.0,
+            overlap: Overlap::Auto,
+            find_unused_parameters: false,
+            broadcast_buffers: true,
+        }
+    }
+}
+
+/// Whether communication goes on during computation.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize, schemars::JsonSchema)]
+#[serde(rename_all = "lowercase")]
+pub enum Overlap {
+    /// One after the other.
+    Off,
+    /// At the same time.
+    On,
+    /// Where it is expected to be faster.
+    #[default]
+    Auto,
+}
+
+/// Averages gradients over the ranks of a data-parallel group, each sample counting the same.
+///
+/// The loss of a step is the mean over all samples of the global batch: a rank whose `local` samples have the mean loss l
+/// contributes local/global · l, so that uneven and empty parts give the same result on any number of ranks.
+/// Gradients are summed over the group in buckets while backward goes on. Parameters of a model-parallel model are
+/// reduced over the data-parallel group only.
+///
+/// All ranks of the group make the same calls in the same order.
+///
+/// ```
+/// use isobar_collectives::Group;
+/// use isobar_train::{DataParallel, DataParallelConfig, Parameter, Parameters};
+/// use tch::Tensor;
+///
+/// let w = Tensor::f_from_slice(&[1.0f32])?.f_set_requires_grad(true)?;
+/// let params = Parameters::new(vec![Parameter::replicated("w", &w)])?;
+/// let parallel = DataParallel::new(&params, &[], &Group::single(), &DataParallelConfig::default())?;
+///
+/// parallel.zero_grad()?;
+/// let loss = w.f_square()?.f_mean(None)?; // the mean over this rank's 3 of 3 samples
+/// parallel.backward(Some(&loss), 3, 3)?;
+/// assert_eq!(w.f_grad()?.f_double_value(&[0])?, 2.0);
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
+#[derive(Debug)]
+pub struct DataParallel {
+    reducer: Reducer,
+    buffers: Vec<(String, Tensor)>,
+    group: Group,
+    find_unused_parameters: bool,
+    broadcast_buffers: bool,
+}
+
+impl DataParallel {
+    /// Makes all ranks' parameters and `buffers` equal to those of the group's rank 0, and prepares the reduction.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::ParametersDiffer`] where ranks hold parameters of different names, shapes, kinds or placements; where
+    /// a setting is out of its range; where a communication fails.
+    pub fn new(
+        params: &Parameters,
+        buffers: &[(String, Tensor)],
+        group: &Group,
+        config: &DataParallelConfig,
+    ) -> Result<Self> {
+        if !(config.bucket_mb.is_finite() && config.bucket_mb > 0.0) {
+            return Err(Error::invalid("bucket_mb", config.bucket_mb, "a finite number of MiB above 0"));
+        }
+        // A group of its own: a reduction may begin anywhere among the model's own collectives.
+        let all: Vec<usize> = (0..group.size()).collect();
+        let name = format!("{}/gradients", group.name());
+        let group = group.subgroup(&name, &all)?.unwrap_or_else(|| group.clone());
+        compare(params, buffers, &group)?;
+        let bucket_bytes = (config.bucket_mb * 1024.0 * 1024.0) as usize;
+        let reducer = Reducer::new(params, &group, bucket_bytes, config.overlap != Overlap::Off)?;
+        let parallel = Self {
+            reducer,
+            buffers: buffers.iter().map(|(name, tensor)| (name.clone(), tensor.shallow_clone())).collect(),
+            group,
+            find_unused_parameters: config.find_unused_parameters,
+            broadcast_buffers: config.broadcast_buffers,
+        };
+        broadcast(params.iter().map(|p| (&p.name, &p.tensor)), &parallel.group)?;
+        broadcast(parallel.buffers.iter().map(|(name, tensor)| (name, tensor)), &parallel.group)?;
+        Ok(parallel)
+    }
+
+    /// The group over which gradients are reduced; it has the ranks of the data-parallel group.
+    pub fn group(&self) -> &Group {
+        &self.group
+    }
+
+    /// Sets all gradients to zero: before the first backward pass of a step.
+    ///
+    /// # Errors
+    ///
+    /// Where libtorch refuses.
+    pub fn zero_grad(&self) -> Result<()> {
+        self.reducer.zero()
+    }
+
+    /// Replaces the buffers by those of rank 0, where the configuration asks for it: before a forward pass.
+    ///
+    /// # Errors
+    ///
+    /// Where a communication fails.
+    pub fn sync_buffers(&self) -> Result<()> {
+        match self.broadcast_buffers {
+            true => broadcast(self.buffers.iter().map(|(name, tensor)| (name, tensor)), &self.group),
+            false => Ok(()),
+        }
+    }
+
+    /// The backward pass of a step: adds the gradients of the mean loss over the global batch, summed over the group.
+    ///
+    /// `loss` is the mean over this rank's `local` samples, `global` the number of samples of all ranks and all passes
+    /// of the step. A rank without samples gives `None` and 0, and takes part with zeros.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::MissingGradient`] on all ranks where a parameter took no part in the loss on one and
+    /// `find_unused_parameters` is off; whatever a backward closure or the communication reports. Where the pass
+    /// itself fails, this rank leaves the group, so that the others do not wait for it.
+    pub fn backward(&self, loss: Option<&Tensor>, local: u64, global: u64) -> Result<()> {
+        self.reducer.begin();
+        if let Err(error) = self.backward_no_sync(loss, local, global) {
+            self.reducer.abandon();
+            self.group.leave(&error.to_string());
+            return Err(error);
+        }
+        let check = !self.find_unused_parameters;
+        // A rank without samples has no say in which parameters are used.
+        match self.reducer.finish(check && local > 0, check)? {
+            None => Ok(()),
+            Some(unused) => self.report_missing(unused.first()),
+        }
+    }
+
+    /// The backward pass of a part of a step (gradient accumulation): gradients stay on this rank until the step's
+    /// last pass, [`DataParallel::backward`]. PyTorch's `no_sync`.
+    ///
+    /// # Errors
+    ///
+    /// Whatever a backward closure reports.
+    pub fn backward_no_sync(&self, loss: Option<&Tensor>, local: u64, global: u64) -> Result<()> {
+        let expected =
+            |what: &str| Error::invalid("the loss", what, "a mean over samples exactly where there are any");
+        if local > global {
+            return Err(Error::invalid(
+                "the number of local samples",
+                local,
+                format!("at most the global {global}"),
+            ));
+        }
+        let loss = match (loss, local) {
+            (None, 0) => return Ok(()),
+            (Some(loss), 1..) => loss,
+            (None, _) => return Err(expected(&format!("missing for {local} samples"))),
+            (Some(_), 0) => return Err(expected("given for 0 samples")),
+        };
+        let weight = loss.f_full_like(local as f64 / global as f64);
+        let weight = weight.context(|| "the weight of a rank's loss".to_owned())?;
+        Ok(autograd::backward(&[loss], &[Some(weight)], BackwardOptions::default())?)
+    }
+
+    /// All ranks call, having seen the same flag.
+    fn report_missing(&self, own: Option<&String>) -> Result<()> {
+        let names = self.group.all_gather_bytes(own.map_or(&[], |name| name.as_bytes()))?;
+        match names.iter().position(|name| !name.is_empty()) {
+            None => Ok(()),
+            Some(rank) => Err(Error::MissingGradient {
+                name: String::from_utf8_lossy(&names[rank]).into_owned(),
+                rank,
+                group: self.group.name().to_owned(),
+            }),
+        }
+    }
+}
+
+/// Refuses parameters and buffers that are not alike on all ranks.
+fn compare(params: &Parameters, buffers: &[(String, Tensor)], group: &Group) -> Result<()> {
+    let describe = |name: &str, tensor: &Tensor| format!("{name:?} {:?} {:?}", tensor.kind(), tensor.size());
+    let params = params.iter().map(|p| format!("{} {:?}", describe(&p.name, &p.tensor), p.placement));
+    let buffers = buffers.iter().map(|(name, tensor)| format!("buffer {}", describe(name, tensor)));
+    let mine = params.chain(buffers).collect::<Vec<_>>().join("\n");
+    let all = group.all_gather_bytes(mine.as_bytes())?;
+    let all: Vec<_> = all.iter().map(|text| String::from_utf8_lossy(text)).collect();
+    let Some(rank) = all.iter().position(|text| *text != all[0]) else { return Ok(()) };
+    let (mut expected, mut found) = (all[0].lines(), all[rank].lines());
+    let (expected, found) = loop {
+        match (expected.next(), found.next()) {
+            (a, b) if a == b && a.is_some() => {}
+            (a, b) => break (a.unwrap_or("no more").to_owned(), b.unwrap_or("no more").to_owned()),
+        }
+    };
+    Err(Error::ParametersDiffer { group: group.name().to_owned(), rank, expected, found })
+}
+
+/// Overwrites tensors by those of rank 0.
+fn broadcast<'a>(tensors: impl Iterator<Item = (&'a String, &'a Tensor)>, group: &Group) -> Result<()> {
+    if group.size() == 1 {
+        return Ok(());
+    }
+    let _no_grad = tch::no_grad_guard();
+    let started = tensors.map(|(name, tensor)| Ok((name, tensor, start::broadcast(tensor, 0, group)?)));
+    for (name, tensor, work) in started.collect::<Result<Vec<_>>>()? {
+        let value = work.wait()?;
+        if group.rank() != 0 {
+            tensor.shallow_clone().f_copy_(&value).context(|| format!("receiving {name:?} from rank 0"))?;
+        }
+    }
+    Ok(())
+}

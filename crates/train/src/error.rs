@@ -1,0 +1,208 @@
+//! What can go wrong while training.
+
+use std::path::{Path, PathBuf};
+
+/// The result of this crate's functions.
+pub type Result<T, E = Error> = std::result::Result<T, E>;
+
+/// What went wrong, with the rank, parameter or file concerned, and what to do about it.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum Error {
+    /// A communication failed.
+    #[error(transparent)]
+    Collectives(#[from] isobar_collectives::Error),
+    /// The shim failed: a hook or a backward pass.
+    #[error(transparent)]
+    Torch(#[from] isobar_torch::Error),
+    /// A layer below (parameters, generators, arrays) failed.
+    #[error(transparent)]
+    Shard(#[from] isobar_shard::Error),
+    /// libtorch refused an operation.
+    #[error("libtorch refused {context}: {source}")]
+    Tensor {
+        /// What was being done.
+        context: String,
+        /// What libtorch said.
+        source: tch::TchError,
+    },
+    /// A file or folder could not be read or written.
+    #[error("could not {action} {}: {source}", path.display())]
+    Io {
+        /// What was being done, as a verb.
+        action: &'static str,
+        /// The file or folder.
+        path: PathBuf,
+        /// What the system said.
+        source: std::io::Error,
+    },
+    /// Two parameters have one name, so that a checkpoint could not tell them apart.
+    #[error("parameter {name:?} is given twice; give every parameter a name of its own")]
+    DuplicateParameter {
+        /// The name.
+        name: String,
+    },
+    /// The ranks of a group hold different parameters.
+    #[error(
+        "parameters differ between ranks of group {group:?}: rank 0 has {expected}, rank {rank} has {found}; \
+         build the same model on every rank"
+    )]
+    ParametersDiffer {
+        /// The group that compared.
+        group: String,
+        /// The rank, within the group, that differs from rank 0.
+        rank: usize,
+        /// What rank 0 has at the first difference.
+        expected: String,
+        /// What this rank has there.
+        found: String,
+    },
+    /// A parameter took no part in the loss.
+    #[error(
+        "parameter {name:?} got no gradient in this backward pass on rank {rank} of group {group:?}; \
+         use it in the loss, or set `find_unused_parameters` to count such gradients as zeros"
+    )]
+    MissingGradient {
+        /// The parameter.
+        name: String,
+        /// The first rank, within the group, where it happened.
+        rank: usize,
+        /// The data-parallel group.
+        group: String,
+    },
+    /// A gradient holds NaN or infinity.
+    #[error(
+        "gradient of parameter {name:?} is not finite on rank {rank} of group {group:?}; \
+         lower the learning rate or look for a division by zero in the loss"
+    )]
+    NonFiniteGradient {
+        /// The first such parameter.
+        name: String,
+        /// The rank, within the group, that holds it.
+        rank: usize,
+        /// The group over which the norm is taken.
+        group: String,
+    },
+    /// The loss is NaN or infinite.
+    #[error("loss is {value} at step {step}; lower the learning rate or check the data for such values")]
+    NonFiniteLoss {
+        /// The loss.
+        value: f64,
+        /// The step, from 0.
+        step: u64,
+    },
+    /// An argument or a setting is out of its range.
+    #[error("{what} is {found}, expected {expected}")]
+    Invalid {
+        /// The argument or the configuration key.
+        what: String,
+        /// Its value.
+        found: String,
+        /// What it may be.
+        expected: String,
+    },
+    /// A checkpoint is torn, foreign, or of another model.
+    #[error("checkpoint {} is refused: {reason}", path.display())]
+    Checkpoint {
+        /// The file or folder.
+        path: PathBuf,
+        /// Why, and what would be accepted.
+        reason: String,
+    },
+    /// There is nothing to resume from.
+    #[error("no checkpoint in {}; start without resuming, or name the folder that holds `latest`", path.display())]
+    NoCheckpoint {
+        /// The folder that was searched.
+        path: PathBuf,
+    },
+    /// Saved optimizer state does not fit.
+    #[error("optimizer state is refused: {reason}")]
+    OptimizerState {
+        /// Why.
+        reason: String,
+    },
+    /// A metric was logged that was not declared.
+    #[error(
+        "metric {name:?} is not among the declared columns {columns:?}; declare it when the sink is opened"
+    )]
+    UnknownMetric {
+        /// The metric.
+        name: String,
+        /// What was declared.
+        columns: Vec<String>,
+    },
+    /// A metrics file to append to is not one.
+    #[error("metrics file {} is refused: {reason}; move it away or choose another output folder", path.display())]
+    MetricsFile {
+        /// The file.
+        path: PathBuf,
+        /// What is wrong with it.
+        reason: String,
+    },
+    /// Another rank failed in a step that all take together.
+    #[error("rank {rank} of group {group:?} failed: {reason}")]
+    OtherRank {
+        /// The rank, within the group.
+        rank: usize,
+        /// The group.
+        group: String,
+        /// What it said.
+        reason: String,
+    },
+    /// What the caller supplied (a model, a data source) failed.
+    #[error("{context} failed: {source}")]
+    Task {
+        /// What was being done.
+        context: &'static str,
+        /// What the caller's code said.
+        source: Box<dyn std::error::Error + Send + Sync>,
+    },
+}
+
+impl Error {
+    /// Whether every rank of the group reports it, so that nobody needs to be told.
+    pub(crate) fn is_shared(&self) -> bool {
+        matches!(
+            self,
+            Self::Collectives(_)
+                | Self::ParametersDiffer { .. }
+                | Self::MissingGradient { .. }
+                | Self::NonFiniteGradient { .. }
+                | Self::NonFiniteLoss { .. }
+                | Self::OtherRank { .. }
+        )
+    }
+
+    pub(crate) fn invalid(
+        what: impl Into<String>,
+        found: impl std::fmt::Display,
+        expected: impl Into<String>,
+    ) -> Self {
+        Self::Invalid { what: what.into(), found: found.to_string(), expected: expected.into() }
+    }
+
+    pub(crate) fn checkpoint(path: &Path, reason: impl Into<String>) -> Self {
+        Self::Checkpoint { path: path.to_owned(), reason: reason.into() }
+    }
+}
+
+/// Adds what was being done to an error of libtorch or of the system.
+pub(crate) trait Context<T> {
+    fn context(self, context: impl FnOnce() -> String) -> Result<T>;
+}
+
+impl<T> Context<T> for std::result::Result<T, tch::TchError> {
+    fn context(self, context: impl FnOnce() -> String) -> Result<T> {
+        self.map_err(|source| Error::Tensor { context: context(), source })
+    }
+}
+
+pub(crate) trait IoContext<T> {
+    fn at(self, action: &'static str, path: &Path) -> Result<T>;
+}
+
+impl<T> IoContext<T> for std::io::Result<T> {
+    fn at(self, action: &'static str, path: &Path) -> Result<T> {
+        self.map_err(|source| Error::Io { action, path: path.to_owned(), source })
+    }
+}

@@ -1,0 +1,88 @@
+//! Training over ranks: gradients, optimizers, schedules, metrics, checkpoints, and an engine made of them.
+//!
+//! | | |
+//! |---|---|
+//! | [`Parameters`] | names, tensors, and what each is over the model-parallel group |
+//! | [`DataParallel`] | gradients of the mean loss over the global batch, reduced while backward goes on |
+//! | [`optim`] | AdamW and SGD with readable state |
+//! | [`schedule`] | the learning rate over time |
+//! | [`clip_grad_norm`] | clipping by the norm of the whole model's gradient |
+//! | [`checkpoint`] | safetensors and JSON, written whole or not at all, loadable on any number of ranks |
+//! | [`metrics`], [`Progress`] | JSON lines, CSV, TensorBoard; a progress bar |
+//! | [`loss`] | losses, and the error of a prediction |
+//! | [`Task`], [`FieldTask`], [`fit`] | the engine: epochs, validation, resumption |
+//! | [`config`] | sections of a configuration file |
+//!
+//! Losses are means over samples and ranks are weighted by their sample counts, so that a run gives the same loss curve on
+//! 1 and N ranks with the same global batch. This crate reads no environment variable and no configuration file.
+//!
+//! [`fit`] is one way to put the parts together. A loop of one's own, the same on 1 rank or N:
+//!
+//! ```
+//! use isobar_collectives::Group;
+//! use isobar_data::{Sampler, part};
+//! use isobar_models::{FullyConnected, FullyConnectedConfig};
+//! use isobar_shard::{Generator, ParamStore};
+//! use isobar_train::optim::{AdamW, AdamWConfig, Optimizer};
+//! use isobar_train::schedule::{Schedule, ScheduleKind};
+//! use isobar_train::{DataParallel, DataParallelConfig, Parameters, clip_grad_norm, loss::Loss};
+//! use tch::{Kind, Tensor};
+//!
+//! fn train(group: &Group) -> Result<f64, Box<dyn std::error::Error>> {
+//!     let mut store = ParamStore::new(Generator::new(0));
+//!     let sizes = FullyConnectedConfig { in_features: 1, out_features: 1, layer_size: 16, num_layers: 1, ..Default::default() };
+//!     let model = FullyConnected::new(&sizes, &mut store)?;
+//!     let (params, buffers) = Parameters::from_store(&store, &Group::single())?;
+//!     let parallel = DataParallel::new(&params, &buffers, group, &DataParallelConfig::default())?;
+//!     let mut adamw = AdamW::new(&params, &AdamWConfig::default())?;
+//!     let sampler = Sampler::new(64, 10, 0, true)?;
+//!     let schedule = Schedule::new(ScheduleKind::default(), 1e-2, sampler.batches_per_epoch() as u64, 20)?;
+//!     let (mut step, mut last) = (0, f64::INFINITY);
+//!     for epoch in 0..20 {
+//!         for batch in sampler.epoch(epoch) {
+//!             let own: Vec<f32> = part(&batch, group.rank(), group.size()).iter().map(|&i| i as f32 / 64.0).collect();
+//!             let x = Tensor::f_from_slice(&own)?.f_view([-1, 1])?;
+//!             parallel.zero_grad()?;
+//!             let loss = Loss::Mse.of(&model.forward(&x)?, &x.f_square()?)?;
+//!             let loss = (!own.is_empty()).then_some(loss); // a rank without samples joins all the same
+//!             parallel.backward(loss.as_ref(), own.len() as u64, batch.len() as u64)?;
+//!             clip_grad_norm(&params, 1.0)?;
+//!             adamw.step(schedule.lr(step))?;
+//!             step += 1;
+//!             last = loss.map_or(Ok(last), |loss| loss.f_double_value(&[]))?;
+//!         }
+//!     }
+//!     Ok(last)
+//! }
+//!
+//! assert!(train(&Group::single())? < 0.05);
+//! # Ok::<(), Box<dyn std::error::Error>>(())
+//! ```
+
+mod agree;
+mod bucket;
+pub mod checkpoint;
+mod clip;
+pub mod config;
+mod data_parallel;
+mod error;
+mod files;
+pub mod loss;
+pub mod metrics;
+mod model;
+pub mod optim;
+mod params;
+mod progress;
+pub mod schedule;
+mod task;
+mod trainer;
+
+pub use self::clip::{clip_grad_norm, grad_norm};
+pub use self::data_parallel::{DataParallel, DataParallelConfig, Overlap};
+pub use self::error::{Error, Result};
+pub use self::model::{ModelConfig, Network};
+pub use self::params::{ParamPlacement, Parameter, Parameters};
+pub use self::progress::Progress;
+pub use self::task::{BoxError, FieldTask, Step, Task};
+pub use self::trainer::{FitConfig, Ranks, Summary, fit};
+pub use isobar_collectives::reduce_loss;

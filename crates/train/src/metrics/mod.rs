@@ -1,0 +1,137 @@
+//! Metrics of a run, written by rank 0 as JSON lines, CSV and TensorBoard events.
+
+mod csv;
+mod json_lines;
+mod tensorboard;
+
+use std::path::Path;
+
+use serde::{Deserialize, Serialize};
+
+use self::csv::CsvFile;
+use self::json_lines::JsonLines;
+use self::tensorboard::EventFile;
+use crate::error::{Error, IoContext, Result};
+
+/// Which files metrics go to.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, schemars::JsonSchema)]
+#[serde(deny_unknown_fields, default)]
+pub struct MetricsConfig {
+    /// Write `metrics.jsonl`, an object a line.
+    pub json_lines: bool,
+    /// Write `metrics.csv`, a column for each metric.
+    pub csv: bool,
+    /// Write an event file for TensorBoard into `tensorboard/`.
+    pub tensorboard: bool,
+    /// Steps between two records of training metrics; 0 records at the end of epochs only.
+    pub every_steps: u64,
+}
+
+impl Default for MetricsConfig {
+    fn default() -> Self {
+        Self { json_lines: true, csv: true, tensorboard: true, every_steps: 10 }
+    }
+}
+
+/// Where metrics go. Rank 0 opens one with files; the others hold [`MetricSink::none`], which takes records and drops
+/// them, so that no caller needs to ask for its rank.
+///
+/// ```
+/// use isobar_train::metrics::{MetricSink, MetricsConfig};
+///
+/// let folder = tempfile::tempdir()?;
+/// let mut sink = MetricSink::open(folder.path(), &MetricsConfig::default(), &["loss", "lr"], None)?;
+/// sink.log(1, 0, &[("loss", 0.5)])?;
+/// sink.flush()?;
+/// assert!(std::fs::read_to_string(folder.path().join("metrics.jsonl"))?.contains(r#""loss":0.5"#));
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
+#[derive(Debug, Default)]
+pub struct MetricSink {
+    columns: Vec<String>,
+    writers: Vec<Box<dyn Writer>>,
+}
+
+/// One value a column at a step.
+pub(crate) struct Record<'a> {
+    step: u64,
+    epoch: u64,
+    values: &'a [(&'a str, f64)],
+}
+
+/// A file format.
+trait Writer: std::fmt::Debug + Send {
+    fn write(&mut self, record: &Record<'_>) -> Result<()>;
+    fn flush(&mut self) -> Result<()>;
+}
+
+impl MetricSink {
+    /// A sink that drops everything: for ranks other than 0.
+    pub fn none() -> Self {
+        Self::default()
+    }
+
+    /// Opens the files of `config` in `folder`, which is made where it is missing. `columns` names every metric that
+    /// will be logged. With `resume_at`, a step, existing files are continued: records after that step are dropped
+    /// first, so that none occurs twice; without it they are started anew.
+    ///
+    /// # Errors
+    ///
+    /// Where a file can't be written, or one to continue has other columns or is not a metrics file.
+    pub fn open(
+        folder: &Path,
+        config: &MetricsConfig,
+        columns: &[&str],
+        resume_at: Option<u64>,
+    ) -> Result<Self> {
+        std::fs::create_dir_all(folder).at("make the folder", folder)?;
+        let columns: Vec<String> = columns.iter().map(|c| (*c).to_owned()).collect();
+        let mut writers: Vec<Box<dyn Writer>> = Vec::new();
+        if config.json_lines {
+            writers.push(Box::new(JsonLines::open(&folder.join("metrics.jsonl"), resume_at)?));
+        }
+        if config.csv {
+            writers.push(Box::new(CsvFile::open(&folder.join("metrics.csv"), &columns, resume_at)?));
+        }
+        if config.tensorboard {
+            writers.push(Box::new(EventFile::open(&folder.join("tensorboard"), resume_at)?));
+        }
+        Ok(Self { columns, writers })
+    }
+
+    /// Records values at `step`, the number of steps taken, in `epoch`, from 0.
+    ///
+    /// # Errors
+    ///
+    /// Where a name was not declared or a file can't be written.
+    pub fn log(&mut self, step: u64, epoch: u64, values: &[(&str, f64)]) -> Result<()> {
+        if self.writers.is_empty() {
+            return Ok(());
+        }
+        if let Some((name, _)) = values.iter().find(|(name, _)| !self.columns.iter().any(|c| c == name)) {
+            return Err(Error::UnknownMetric { name: (*name).to_owned(), columns: self.columns.clone() });
+        }
+        let record = Record { step, epoch, values };
+        self.writers.iter_mut().try_for_each(|writer| writer.write(&record))
+    }
+
+    /// Hands everything to the system.
+    ///
+    /// # Errors
+    ///
+    /// Where a file can't be written.
+    pub fn flush(&mut self) -> Result<()> {
+        self.writers.iter_mut().try_for_each(|writer| writer.flush())
+    }
+}
+
+impl Drop for MetricSink {
+    fn drop(&mut self) {
+        if let Err(error) = self.flush() {
+            tracing::warn!(%error, "the last metrics could not be written");
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests;

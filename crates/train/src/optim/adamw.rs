@@ -1,0 +1,212 @@
+//! AdamW (Loshchilov and Hutter, "Decoupled Weight Decay Regularization", 2019), with PyTorch's arithmetic.
+
+use serde::{Deserialize, Serialize};
+use tch::{TchError, Tensor};
+
+use super::state::copy_into;
+use super::{Optimizer, OptimizerState, as_real, decays, default_no_decay};
+use crate::error::{Context, Error, Result};
+use crate::params::{Parameter, Parameters};
+
+/// Settings of [`AdamW`].
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, schemars::JsonSchema)]
+#[serde(deny_unknown_fields, default)]
+pub struct AdamWConfig {
+    /// Learning rate at its highest; `schedule` says how it changes.
+    pub lr: f64,
+    /// Decay rate of the running mean of gradients, in [0, 1).
+    pub beta1: f64,
+    /// Decay rate of the running mean of squared gradients, in [0, 1).
+    pub beta2: f64,
+    /// Added to the denominator, against division by zero.
+    pub eps: f64,
+    /// Decoupled weight decay: a step multiplies weights by 1 − lr · weight_decay.
+    pub weight_decay: f64,
+    /// Last components of the names of parameters that do not decay; those of one dim never do.
+    pub no_decay: Vec<String>,
+}
+
+impl Default for AdamWConfig {
+    fn default() -> Self {
+        Self {
+            lr: 1e-3,
+            beta1: 0.9,
+            beta2: 0.999,
+            eps: 1e-8,
+            weight_decay: 0.01,
+            no_decay: default_no_decay(),
+        }
+    }
+}
+
+/// Adam with decoupled weight decay.
+///
+/// With gradient g, step t (from 1) and learning rate lr: p ← p (1 − lr·wd); m ← m + (1 − β₁)(g − m);
+/// v ← β₂ v + (1 − β₂) g²; p ← p − lr/(1 − β₁ᵗ) · m / (√v / √(1 − β₂ᵗ) + ε). Complex parameters are treated as pairs
+/// of real ones, as PyTorch does.
+///
+/// ```
+/// use isobar_train::optim::{AdamW, AdamWConfig, Optimizer};
+/// use isobar_train::{Parameter, Parameters};
+/// use tch::Tensor;
+///
+/// let x = Tensor::f_from_slice(&[1.0f64, -2.0])?.f_set_requires_grad(true)?;
+/// let params = Parameters::new(vec![Parameter::replicated("x", &x)])?;
+/// let mut adamw = AdamW::new(&params, &AdamWConfig { weight_decay: 0.0, ..Default::default() })?;
+/// x.f_square()?.f_sum(None)?.f_backward()?;
+/// adamw.step(0.1)?;
+/// assert!((x.f_double_value(&[0])? - 0.9).abs() < 1e-6); // the first step moves by lr against the sign
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
+#[derive(Debug)]
+pub struct AdamW {
+    config: AdamWConfig,
+    slots: Vec<Slot>,
+}
+
+#[derive(Debug)]
+struct Slot {
+    param: Parameter,
+    exp_avg: Tensor,
+    exp_avg_sq: Tensor,
+    step: u64,
+    decays: bool,
+}
+
+impl AdamW {
+    /// An optimizer of these parameters, its state at zero.
+    ///
+    /// # Errors
+    ///
+    /// Where a setting is out of its range or the state can't be allocated.
+    pub fn new(params: &Parameters, config: &AdamWConfig) -> Result<Self> {
+        check(config)?;
+        let slots = params.iter().map(|p| Slot::new(p, config)).collect::<Result<_>>()?;
+        Ok(Self { config: config.clone(), slots })
+    }
+}
+
+impl Optimizer for AdamW {
+    fn step(&mut self, lr: f64) -> Result<()> {
+        let _no_grad = tch::no_grad_guard();
+        for slot in &mut self.slots {
+            let Some(grad) = slot.param.grad() else { continue };
+            slot.step += 1;
+            slot.update(&grad, lr, &self.config)
+                .context(|| format!("the AdamW step of parameter {:?}", slot.param.name))?;
+        }
+        Ok(())
+    }
+
+    fn state(&self) -> OptimizerState {
+        let mut state = OptimizerState::new(KIND);
+        for slot in &self.slots {
+            state.steps.insert(slot.param.name.clone(), slot.step);
+            state.push("exp_avg", &slot.param, &slot.exp_avg);
+            state.push("exp_avg_sq", &slot.param, &slot.exp_avg_sq);
+        }
+        state
+    }
+
+    fn load_state(&mut self, state: &OptimizerState) -> Result<()> {
+        state.expect_kind(KIND)?;
+        for slot in &mut self.slots {
+            let exp_avg = state.find("exp_avg", &slot.param)?;
+            let exp_avg_sq = state.find("exp_avg_sq", &slot.param)?;
+            slot.step = state.step_of(&slot.param)?;
+            copy_into(&slot.exp_avg, exp_avg, "exp_avg")?;
+            copy_into(&slot.exp_avg_sq, exp_avg_sq, "exp_avg_sq")?;
+        }
+        Ok(())
+    }
+}
+
+const KIND: &str = "adamw";
+
+impl Slot {
+    fn new(param: &Parameter, config: &AdamWConfig) -> Result<Self> {
+        let zeros = || {
+            let _no_grad = tch::no_grad_guard();
+            param.tensor.f_zeros_like().context(|| format!("optimizer state of parameter {:?}", param.name))
+        };
+        Ok(Self {
+            exp_avg: zeros()?,
+            exp_avg_sq: zeros()?,
+            step: 0,
+            decays: decays(param, &config.no_decay),
+            param: param.clone(),
+        })
+    }
+
+    fn update(&self, grad: &Tensor, lr: f64, config: &AdamWConfig) -> std::result::Result<(), TchError> {
+        let rule = Rule {
+            decay: (self.decays && config.weight_decay != 0.0).then_some(1.0 - lr * config.weight_decay),
+            beta1: config.beta1,
+            beta2: config.beta2,
+            eps: config.eps,
+            step_size: lr / (1.0 - config.beta1.powf(self.step as f64)),
+            correction2_sqrt: (1.0 - config.beta2.powf(self.step as f64)).sqrt(),
+        };
+        let [param, grad, exp_avg, exp_avg_sq] =
+            [&self.param.tensor, grad, &self.exp_avg, &self.exp_avg_sq].map(as_real);
+        let whole = [param?, grad?, exp_avg?, exp_avg_sq?];
+        let elements = whole[0].numel() as i64;
+        if elements <= CHUNK || !whole.iter().all(Tensor::is_contiguous) {
+            return rule.apply(&whole);
+        }
+        let [param, grad, exp_avg, exp_avg_sq] = whole.map(|tensor| tensor.f_view([-1]));
+        let flat = [param?, grad?, exp_avg?, exp_avg_sq?];
+        (0..elements).step_by(CHUNK as usize).try_for_each(|start| {
+            let part = |tensor: &Tensor| tensor.f_narrow(0, start, CHUNK.min(elements - start));
+            rule.apply(&[part(&flat[0])?, part(&flat[1])?, part(&flat[2])?, part(&flat[3])?])
+        })
+    }
+}
+
+/// Elements updated at a time: so few that they stay in the cache from one operation to the next, which more than halves
+/// the time of a step on a CPU.
+const CHUNK: i64 = 1 << 15;
+
+/// The numbers of one parameter's step.
+struct Rule {
+    decay: Option<f64>,
+    beta1: f64,
+    beta2: f64,
+    eps: f64,
+    step_size: f64,
+    correction2_sqrt: f64,
+}
+
+impl Rule {
+    /// Updates a parameter and its running means, given its gradient. The order of operations, and so the rounding, is
+    /// that of PyTorch's loop over single tensors.
+    fn apply(&self, [param, grad, exp_avg, exp_avg_sq]: &[Tensor; 4]) -> std::result::Result<(), TchError> {
+        let [mut param, mut exp_avg, mut exp_avg_sq] =
+            [param, exp_avg, exp_avg_sq].map(Tensor::shallow_clone);
+        if let Some(decay) = self.decay {
+            let _ = param.f_mul_scalar_(decay)?;
+        }
+        let _ = exp_avg.f_lerp_(grad, 1.0 - self.beta1)?;
+        let scratch = grad.f_mul_scalar(1.0 - self.beta2)?;
+        let _ = exp_avg_sq.f_mul_scalar_(self.beta2)?.f_addcmul_(&scratch, grad)?;
+        let denominator =
+            exp_avg_sq.f_sqrt_out(&scratch)?.f_div_scalar_(self.correction2_sqrt)?.f_add_scalar_(self.eps)?;
+        let _ = param.f_addcdiv_(&exp_avg.f_mul_scalar(-self.step_size)?, &denominator)?;
+        Ok(())
+    }
+}
+
+fn check(config: &AdamWConfig) -> Result<()> {
+    let unit = |name: &str, value: f64| match (0.0..1.0).contains(&value) {
+        true => Ok(()),
+        false => Err(Error::invalid(format!("optimizer.{name}"), value, "a number in [0, 1)")),
+    };
+    unit("beta1", config.beta1)?;
+    unit("beta2", config.beta2)?;
+    for (name, value) in [("eps", config.eps), ("weight_decay", config.weight_decay)] {
+        if !(value.is_finite() && value >= 0.0) {
+            return Err(Error::invalid(format!("optimizer.{name}"), value, "a finite number of 0 or more"));
+        }
+    }
+    Ok(())
+}

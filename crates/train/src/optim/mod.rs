@@ -1,0 +1,97 @@
+//! Optimizers with readable state, and the rule that says which parameters decay.
+
+mod adamw;
+mod sgd;
+mod state;
+
+use serde::{Deserialize, Serialize};
+
+pub use self::adamw::{AdamW, AdamWConfig};
+pub use self::sgd::{Sgd, SgdConfig};
+pub use self::state::{OptimizerState, StateTensor};
+use crate::error::Result;
+use crate::params::{Parameter, Parameters};
+
+/// What turns gradients into new parameters.
+///
+/// Every rank of the model-parallel and data-parallel groups steps with the same `lr` and, over the data-parallel
+/// group, the same gradients; the parameters then stay equal without any communication.
+pub trait Optimizer: Send {
+    /// One step with the learning rate `lr`. A parameter without a gradient is left as it is, its step count too.
+    ///
+    /// # Errors
+    ///
+    /// Where libtorch refuses, for instance since a gradient is on another device.
+    fn step(&mut self, lr: f64) -> Result<()>;
+
+    /// Everything that must be saved to go on bitwise as if there had been no interruption.
+    fn state(&self) -> OptimizerState;
+
+    /// Puts back what [`Optimizer::state`] gave, or a checkpoint's copy of it.
+    ///
+    /// # Errors
+    ///
+    /// Where the state is of another optimizer, or a tensor is missing, or of another shape or kind.
+    fn load_state(&mut self, state: &OptimizerState) -> Result<()>;
+}
+
+/// The optimizer of a run.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, schemars::JsonSchema)]
+#[serde(tag = "type", rename_all = "lowercase")]
+pub enum OptimizerKind {
+    /// Adam with decoupled weight decay.
+    AdamW(AdamWConfig),
+    /// Stochastic gradient descent with momentum.
+    Sgd(SgdConfig),
+}
+
+impl Default for OptimizerKind {
+    fn default() -> Self {
+        Self::AdamW(AdamWConfig::default())
+    }
+}
+
+impl OptimizerKind {
+    /// The learning rate at its highest.
+    pub fn lr(&self) -> f64 {
+        match self {
+            Self::AdamW(config) => config.lr,
+            Self::Sgd(config) => config.lr,
+        }
+    }
+
+    /// Makes the optimizer for these parameters.
+    ///
+    /// # Errors
+    ///
+    /// Where a setting is out of its range or the state can't be allocated.
+    pub fn build(&self, params: &Parameters) -> Result<Box<dyn Optimizer>> {
+        Ok(match self {
+            Self::AdamW(config) => Box::new(AdamW::new(params, config)?),
+            Self::Sgd(config) => Box::new(Sgd::new(params, config)?),
+        })
+    }
+}
+
+/// Whether weight decay applies to a parameter: not to those of one dim or none (biases, norms, scales), and not to
+/// those whose name ends in one of `no_decay` (the last component, after the last dot).
+pub fn decays(param: &Parameter, no_decay: &[String]) -> bool {
+    let last = param.name.rsplit('.').next().unwrap_or(&param.name);
+    param.tensor.dim() > 1 && !no_decay.iter().any(|name| name == last)
+}
+
+/// Names that are biases by convention whatever their shape: the AFNO's spectral biases and position embedding.
+pub(crate) fn default_no_decay() -> Vec<String> {
+    ["bias", "b1", "b2", "pos_embed"].map(String::from).to_vec()
+}
+
+/// A tensor as an optimizer treats it: complex elements as pairs of real ones.
+pub(crate) fn as_real(tensor: &tch::Tensor) -> std::result::Result<tch::Tensor, tch::TchError> {
+    match tensor.f_is_complex()? {
+        true => tensor.f_view_as_real(),
+        false => Ok(tensor.shallow_clone()),
+    }
+}
+
+#[cfg(test)]
+mod tests;

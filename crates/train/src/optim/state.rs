@@ -1,0 +1,92 @@
+//! An optimizer's state in a form that checkpoints can write.
+
+use std::collections::BTreeMap;
+
+use tch::Tensor;
+
+use crate::error::{Context, Error, Result};
+use crate::params::{ParamPlacement, Parameter};
+
+/// The state of an optimizer: its kind, how many steps each parameter has taken, and tensors by slot and parameter.
+#[derive(Debug)]
+pub struct OptimizerState {
+    /// Which optimizer wrote it, for example `adamw`.
+    pub kind: String,
+    /// Steps taken, by parameter name.
+    pub steps: BTreeMap<String, u64>,
+    /// The tensors, in the order of the parameters and within a parameter of its slots. They are second handles, not
+    /// copies: they change with the next step.
+    pub tensors: Vec<StateTensor>,
+}
+
+/// A tensor of an optimizer's state, shaped and placed as its parameter is.
+#[derive(Debug)]
+pub struct StateTensor {
+    /// What it is, for example `exp_avg`.
+    pub slot: String,
+    /// The parameter that it belongs to.
+    pub param: String,
+    /// Its values.
+    pub tensor: Tensor,
+    /// What it is over the model-parallel group.
+    pub placement: ParamPlacement,
+}
+
+impl OptimizerState {
+    pub(crate) fn new(kind: &str) -> Self {
+        Self { kind: kind.to_owned(), steps: BTreeMap::new(), tensors: Vec::new() }
+    }
+
+    pub(crate) fn push(&mut self, slot: &str, param: &Parameter, tensor: &Tensor) {
+        self.tensors.push(StateTensor {
+            slot: slot.to_owned(),
+            param: param.name.clone(),
+            tensor: tensor.shallow_clone(),
+            placement: param.placement.clone(),
+        });
+    }
+
+    /// The step count and the tensor of `slot` for `param`, of its shape and kind.
+    pub(crate) fn find(&self, slot: &str, param: &Parameter) -> Result<&Tensor> {
+        let refused = |reason: String| Error::OptimizerState { reason };
+        let found = self
+            .tensors
+            .iter()
+            .find(|t| t.slot == slot && t.param == param.name)
+            .ok_or_else(|| refused(format!("{slot} of parameter {:?} is missing", param.name)))?;
+        let (shape, kind) = (found.tensor.size(), found.tensor.kind());
+        if shape != param.tensor.size() || kind != param.tensor.kind() {
+            return Err(refused(format!(
+                "{slot} of parameter {:?} is {kind:?} {shape:?}, expected {:?} {:?}",
+                param.name,
+                param.tensor.kind(),
+                param.tensor.size(),
+            )));
+        }
+        Ok(&found.tensor)
+    }
+
+    pub(crate) fn step_of(&self, param: &Parameter) -> Result<u64> {
+        self.steps.get(&param.name).copied().ok_or_else(|| Error::OptimizerState {
+            reason: format!("the step count of parameter {:?} is missing", param.name),
+        })
+    }
+
+    pub(crate) fn expect_kind(&self, kind: &str) -> Result<()> {
+        if self.kind == kind {
+            return Ok(());
+        }
+        Err(Error::OptimizerState {
+            reason: format!(
+                "it was written by {:?}, this run uses {kind:?}; set `optimizer.type`",
+                self.kind
+            ),
+        })
+    }
+}
+
+/// Overwrites `target` with `source`'s values.
+pub(crate) fn copy_into(target: &Tensor, source: &Tensor, what: &str) -> Result<()> {
+    let _no_grad = tch::no_grad_guard();
+    target.shallow_clone().f_copy_(source).context(|| format!("copying {what}"))
+}

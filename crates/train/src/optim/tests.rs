@@ -1,0 +1,191 @@
+use rstest::rstest;
+use tch::{Kind, Tensor};
+
+use super::*;
+use crate::{Parameter, Parameters};
+
+fn leaf(values: &[f64], shape: &[i64]) -> Tensor {
+    Tensor::from_slice(values).view(shape).set_requires_grad(true)
+}
+
+fn params(entries: &[(&str, &Tensor)]) -> Parameters {
+    Parameters::new(entries.iter().map(|(name, t)| Parameter::replicated(*name, t)).collect()).unwrap()
+}
+
+/// Gives a leaf exactly this gradient.
+fn set_grad(leaf: &Tensor, grad: &Tensor) {
+    leaf.grad().defined().then(|| leaf.grad().zero_());
+    (leaf * grad).sum(grad.kind()).backward();
+}
+
+fn values(tensor: &Tensor) -> Vec<f64> {
+    Vec::try_from(tensor.detach().flatten(0, -1).to_kind(Kind::Double)).unwrap()
+}
+
+fn close(found: &[f64], expected: &[f64], tolerance: f64) {
+    assert_eq!(found.len(), expected.len());
+    for (f, e) in found.iter().zip(expected) {
+        assert!((f - e).abs() <= tolerance * e.abs().max(1.0), "{found:?} instead of {expected:?}");
+    }
+}
+
+/// The definition, an element at a time.
+struct Reference {
+    m: f64,
+    v: f64,
+    t: i32,
+}
+
+impl Reference {
+    fn step(&mut self, p: f64, g: f64, lr: f64, c: &AdamWConfig, decay: f64) -> f64 {
+        self.t += 1;
+        self.m = c.beta1 * self.m + (1.0 - c.beta1) * g;
+        self.v = c.beta2 * self.v + (1.0 - c.beta2) * g * g;
+        let m_hat = self.m / (1.0 - c.beta1.powi(self.t));
+        let v_hat = self.v / (1.0 - c.beta2.powi(self.t));
+        p - lr * decay * p - lr * m_hat / (v_hat.sqrt() + c.eps)
+    }
+}
+
+#[test]
+fn adamw_follows_its_definition() {
+    let config = AdamWConfig { beta1: 0.8, beta2: 0.95, eps: 1e-6, weight_decay: 0.1, ..Default::default() };
+    let weight = leaf(&[1.0, -2.0, 0.5, 3.0], &[2, 2]);
+    let bias = leaf(&[0.25, -0.75], &[2]);
+    let mut adamw = AdamW::new(&params(&[("l.weight", &weight), ("l.bias", &bias)]), &config).unwrap();
+    let mut expected = [1.0, -2.0, 0.5, 3.0, 0.25, -0.75];
+    let mut reference: Vec<Reference> = expected.iter().map(|_| Reference { m: 0.0, v: 0.0, t: 0 }).collect();
+    for step in 0..7 {
+        let lr = 0.1 / (1.0 + step as f64);
+        let grads: Vec<f64> = (0..6).map(|i| ((i * 7 + step * 3) as f64).sin() * 2.0).collect();
+        set_grad(&weight, &Tensor::from_slice(&grads[..4]).view([2, 2]));
+        set_grad(&bias, &Tensor::from_slice(&grads[4..]));
+        adamw.step(lr).unwrap();
+        for (i, r) in reference.iter_mut().enumerate() {
+            let decay = if i < 4 { config.weight_decay } else { 0.0 };
+            expected[i] = r.step(expected[i], grads[i], lr, &config, decay);
+        }
+        close(&values(&weight), &expected[..4], 1e-13);
+        close(&values(&bias), &expected[4..], 1e-13);
+    }
+}
+
+#[test]
+fn adamw_updates_large_parameters_like_small_ones() {
+    let count = 70_001;
+    let tensor = |phase: f64| (Tensor::arange(count, (Kind::Double, tch::Device::Cpu)) + phase).sin();
+    let large = tensor(0.0).view([1, count]).set_requires_grad(true);
+    let picked = [0, 32_767, 32_768, 65_536, 70_000];
+    let pick = |t: &Tensor| t.view(-1).index_select(0, &Tensor::from_slice(&picked));
+    let small = pick(&large.detach()).view([1, -1]).set_requires_grad(true);
+    let mut adamw =
+        AdamW::new(&params(&[("large", &large), ("small", &small)]), &AdamWConfig::default()).unwrap();
+    for step in 0..3 {
+        let grad = tensor(0.3 * f64::from(step));
+        set_grad(&large, &grad.view([1, count]));
+        set_grad(&small, &pick(&grad).view([1, -1]));
+        adamw.step(0.1).unwrap();
+    }
+    close(&values(&pick(&large.detach())), &values(&small), 1e-15);
+}
+
+#[test]
+fn adamw_treats_complex_elements_as_pairs() {
+    let pairs = [1.0, -2.0, 0.5, 3.0];
+    let complex = Tensor::from_slice(&pairs).view([2, 2]).view_as_complex().set_requires_grad(true);
+    let real = leaf(&pairs, &[2, 2]);
+    let config = AdamWConfig { no_decay: vec![], weight_decay: 0.0, ..Default::default() };
+    let mut both = AdamW::new(&params(&[("complex", &complex), ("real", &real)]), &config).unwrap();
+    for _ in 0..3 {
+        complex.grad().defined().then(|| complex.grad().zero_());
+        real.grad().defined().then(|| real.grad().zero_());
+        complex.view_as_real().pow_tensor_scalar(4).sum(Kind::Double).backward();
+        real.pow_tensor_scalar(4).sum(Kind::Double).backward();
+        both.step(0.1).unwrap();
+    }
+    close(&values(&complex.view_as_real()), &values(&real), 0.0);
+}
+
+#[rstest]
+// torch.optim.SGD's rule by hand: g = 1 throughout, p from 1, lr 0.1.
+#[case::plain(SgdConfig { momentum: 0.0, ..Default::default() }, [0.9, 0.8, 0.7])]
+#[case::momentum(SgdConfig { momentum: 0.5, ..Default::default() }, [0.9, 0.75, 0.575])]
+#[case::nesterov(SgdConfig { momentum: 0.5, nesterov: true, ..Default::default() }, [0.85, 0.675, 0.4875])]
+fn sgd_follows_its_definition(#[case] config: SgdConfig, #[case] expected: [f64; 3]) {
+    let x = leaf(&[1.0], &[1, 1]);
+    let mut sgd = Sgd::new(&params(&[("x", &x)]), &config).unwrap();
+    for want in expected {
+        set_grad(&x, &Tensor::from_slice(&[1.0]).view([1, 1]));
+        sgd.step(0.1).unwrap();
+        close(&values(&x), &[want], 1e-15);
+    }
+}
+
+#[test]
+fn a_parameter_without_a_gradient_stays() {
+    let (used, unused) = (leaf(&[1.0], &[1, 1]), leaf(&[1.0], &[1, 1]));
+    let mut adamw =
+        AdamW::new(&params(&[("used", &used), ("unused", &unused)]), &AdamWConfig::default()).unwrap();
+    set_grad(&used, &Tensor::from_slice(&[1.0]).view([1, 1]));
+    adamw.step(0.1).unwrap();
+    assert_eq!(values(&unused), [1.0]);
+    assert_eq!(adamw.state().steps["unused"], 0);
+    assert_eq!(adamw.state().steps["used"], 1);
+}
+
+#[rstest]
+#[case::adamw(OptimizerKind::AdamW(AdamWConfig::default()))]
+#[case::sgd(OptimizerKind::Sgd(SgdConfig::default()))]
+fn state_puts_back_bitwise(#[case] kind: OptimizerKind) {
+    let run = |from: i64, to: i64, x: &Tensor, optimizer: &mut dyn Optimizer| {
+        for step in from..to {
+            set_grad(x, &Tensor::from_slice(&[(step as f64).cos(), 0.3]).view([1, 2]));
+            optimizer.step(0.1).unwrap();
+        }
+    };
+    let whole = leaf(&[1.0, 2.0], &[1, 2]);
+    run(0, 6, &whole, &mut *kind.build(&params(&[("x", &whole)])).unwrap());
+
+    let first = leaf(&[1.0, 2.0], &[1, 2]);
+    let mut before = kind.build(&params(&[("x", &first)])).unwrap();
+    run(0, 3, &first, &mut *before);
+    let second = first.detach().copy().set_requires_grad(true);
+    let mut after = kind.build(&params(&[("x", &second)])).unwrap();
+    after.load_state(&before.state()).unwrap();
+    run(3, 6, &second, &mut *after);
+    assert_eq!(values(&second), values(&whole));
+}
+
+#[test]
+fn foreign_state_is_refused() {
+    let x = leaf(&[1.0], &[1, 1]);
+    let mut adamw = AdamW::new(&params(&[("x", &x)]), &AdamWConfig::default()).unwrap();
+    let sgd = Sgd::new(&params(&[("x", &x)]), &SgdConfig::default()).unwrap();
+    let error = adamw.load_state(&sgd.state()).unwrap_err().to_string();
+    insta::assert_snapshot!(error, @r#"optimizer state is refused: it was written by "sgd", this run uses "adamw"; set `optimizer.type`"#);
+    let other = leaf(&[1.0, 2.0], &[1, 2]);
+    let state = AdamW::new(&params(&[("x", &other)]), &AdamWConfig::default()).unwrap().state();
+    let error = adamw.load_state(&state).unwrap_err().to_string();
+    insta::assert_snapshot!(error, @r#"optimizer state is refused: exp_avg of parameter "x" is Double [1, 2], expected Double [1, 1]"#);
+}
+
+#[rstest]
+#[case("blocks.0.fc1.weight", &[2, 2], true)]
+#[case("blocks.0.fc1.bias", &[2], false)]
+#[case("blocks.0.norm1.weight", &[2], false)]
+#[case("blocks.0.filter.b1", &[2, 4, 8], false)]
+#[case("blocks.0.filter.w1", &[2, 4, 8], true)]
+fn biases_and_norms_do_not_decay(#[case] name: &str, #[case] shape: &[i64], #[case] expected: bool) {
+    let tensor = Tensor::zeros(shape, (Kind::Float, tch::Device::Cpu));
+    assert_eq!(decays(&Parameter::replicated(name, &tensor), &default_no_decay()), expected);
+}
+
+#[test]
+fn settings_out_of_range_are_refused() {
+    let config = AdamWConfig { beta2: 1.0, ..Default::default() };
+    let error = AdamW::new(&params(&[]), &config).unwrap_err().to_string();
+    insta::assert_snapshot!(error, @"optimizer.beta2 is 1, expected a number in [0, 1)");
+    let config = SgdConfig { nesterov: true, momentum: 0.0, ..Default::default() };
+    let error = Sgd::new(&params(&[]), &config).unwrap_err().to_string();
+    insta::assert_snapshot!(error, @"optimizer.nesterov is true, expected false where `optimizer.momentum` is 0");
+}

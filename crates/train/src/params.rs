@@ -1,0 +1,247 @@
+//! The parameters that training works on: names, tensors and what each is over the model-parallel group.
+
+use std::collections::HashSet;
+
+use isobar_collectives::Group;
+use isobar_shard::{ParamStore, Placement};
+use tch::{Kind, Tensor};
+
+use crate::error::{Context, Error, Result};
+
+/// What a parameter is over the model-parallel group.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum ParamPlacement {
+    /// The same on every rank of the group.
+    Replicate,
+    /// Cut along a dim; the rank holds its part.
+    Shard {
+        /// The dim of the tensor that is cut.
+        dim: i64,
+        /// The extent of every rank's part along it, in group order; some may be 0.
+        sizes: Vec<i64>,
+    },
+}
+
+/// A parameter: a leaf tensor that requires gradients, under its state-dict name.
+#[derive(Debug)]
+pub struct Parameter {
+    /// The name in state dicts and checkpoints, for example `blocks.0.mlp.fc1.weight`.
+    pub name: String,
+    /// This rank's part.
+    pub tensor: Tensor,
+    /// What the tensor is over the model-parallel group.
+    pub placement: ParamPlacement,
+}
+
+impl Parameter {
+    /// A parameter that every rank holds whole.
+    pub fn replicated(name: impl Into<String>, tensor: &Tensor) -> Self {
+        Self { name: name.into(), tensor: tensor.shallow_clone(), placement: ParamPlacement::Replicate }
+    }
+
+    /// A parameter that is cut along `dim` into parts of the extents `sizes` over the model-parallel group.
+    pub fn sharded(name: impl Into<String>, tensor: &Tensor, dim: i64, sizes: Vec<i64>) -> Self {
+        let placement = ParamPlacement::Shard { dim, sizes };
+        Self { name: name.into(), tensor: tensor.shallow_clone(), placement }
+    }
+
+    /// The gradient, or `None` where there is none yet.
+    pub fn grad(&self) -> Option<Tensor> {
+        let grad = self.tensor.f_grad().ok()?;
+        grad.defined().then_some(grad)
+    }
+
+    /// The shape of the whole parameter, all ranks' parts together.
+    pub fn global_shape(&self) -> Vec<i64> {
+        let mut shape = self.tensor.size();
+        if let ParamPlacement::Shard { dim, sizes } = &self.placement {
+            let dim = wrap_dim(*dim, shape.len());
+            shape[dim] = sizes.iter().sum();
+        }
+        shape
+    }
+}
+
+impl Clone for Parameter {
+    /// A second handle to the same tensor, not a copy of it.
+    fn clone(&self) -> Self {
+        Self {
+            name: self.name.clone(),
+            tensor: self.tensor.shallow_clone(),
+            placement: self.placement.clone(),
+        }
+    }
+}
+
+/// All parameters of a model, in the order of their creation, which is the same on every rank.
+///
+/// ```
+/// use isobar_train::{Parameter, Parameters};
+/// use tch::{Device, Kind, Tensor};
+///
+/// let weight = Tensor::f_zeros([2, 3], (Kind::Float, Device::Cpu))?.f_set_requires_grad(true)?;
+/// let params = Parameters::new(vec![Parameter::replicated("weight", &weight)])?;
+/// assert_eq!(params.elements(), 6);
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
+#[derive(Debug, Clone)]
+pub struct Parameters {
+    entries: Vec<Parameter>,
+    model_group: Group,
+}
+
+impl Parameters {
+    /// Parameters of a model that is not model-parallel.
+    ///
+    /// # Errors
+    ///
+    /// As for [`Parameters::over`].
+    pub fn new(entries: Vec<Parameter>) -> Result<Self> {
+        Self::over(entries, &Group::single())
+    }
+
+    /// Parameters whose placements are over `model_group`. Every rank of the group calls with the same names in
+    /// the same order.
+    ///
+    /// # Errors
+    ///
+    /// Where a name occurs twice, a tensor is not a leaf of floating or complex elements that requires gradients, or a
+    /// placement does not fit its tensor and the group.
+    pub fn over(entries: Vec<Parameter>, model_group: &Group) -> Result<Self> {
+        let mut names = HashSet::new();
+        for entry in &entries {
+            check(entry, model_group)?;
+            if !names.insert(entry.name.as_str()) {
+                return Err(Error::DuplicateParameter { name: entry.name.clone() });
+            }
+        }
+        Ok(Self { entries, model_group: model_group.clone() })
+    }
+
+    /// The trained parameters of a store whose region is `model_group`, and its buffers by name.
+    ///
+    /// # Errors
+    ///
+    /// As for [`Parameters::over`].
+    pub fn from_store(store: &ParamStore, model_group: &Group) -> Result<(Self, Vec<(String, Tensor)>)> {
+        let sizes = |extent| isobar_shard::ParallelRegion::new(model_group.clone()).sizes(extent);
+        let entries = store.trainable().map(|p| match p.placement {
+            Placement::Replicate => Ok(Parameter::replicated(&p.name, &p.tensor)),
+            Placement::Shard(dim) => {
+                Ok(Parameter::sharded(&p.name, &p.tensor, dim as i64, sizes(p.shape[dim])))
+            }
+            other => {
+                let what = format!("the placement of parameter {:?}", p.name);
+                Err(Error::invalid(what, format!("{other:?}"), "Replicate or Shard"))
+            }
+        });
+        let params = Self::over(entries.collect::<Result<_>>()?, model_group)?;
+        let buffers = store.parameters().iter().filter(|p| !p.trainable);
+        Ok((params, buffers.map(|p| (p.name.clone(), p.tensor.shallow_clone())).collect()))
+    }
+
+    /// The group over which placements are meant.
+    pub fn model_group(&self) -> &Group {
+        &self.model_group
+    }
+
+    /// The parameters in the order of their creation.
+    pub fn iter(&self) -> std::slice::Iter<'_, Parameter> {
+        self.entries.iter()
+    }
+
+    /// How many parameters (tensors) there are.
+    pub fn len(&self) -> usize {
+        self.entries.len()
+    }
+
+    /// Whether there are none.
+    pub fn is_empty(&self) -> bool {
+        self.entries.is_empty()
+    }
+
+    /// The parameter of that name.
+    pub fn get(&self, name: &str) -> Option<&Parameter> {
+        self.entries.iter().find(|p| p.name == name)
+    }
+
+    /// How many elements the whole model has, all ranks' parts together.
+    pub fn elements(&self) -> i64 {
+        self.entries.iter().map(|p| p.global_shape().iter().product::<i64>()).sum()
+    }
+
+    /// Sets every gradient to zeros, in place; those that do not exist stay so.
+    ///
+    /// # Errors
+    ///
+    /// Where libtorch refuses.
+    pub fn zero_grad(&self) -> Result<()> {
+        let _no_grad = tch::no_grad_guard();
+        for entry in &self.entries {
+            if let Some(mut grad) = entry.grad() {
+                let _ = grad.f_zero_().context(|| format!("zeroing the gradient of {}", entry.name))?;
+            }
+        }
+        Ok(())
+    }
+}
+
+impl<'a> IntoIterator for &'a Parameters {
+    type Item = &'a Parameter;
+    type IntoIter = std::slice::Iter<'a, Parameter>;
+
+    fn into_iter(self) -> Self::IntoIter {
+        self.iter()
+    }
+}
+
+/// The index of a dim that may count from the end.
+pub(crate) fn wrap_dim(dim: i64, dims: usize) -> usize {
+    let dims = dims as i64;
+    (if dim < 0 { dim + dims } else { dim }) as usize
+}
+
+fn check(entry: &Parameter, group: &Group) -> Result<()> {
+    let what = || format!("parameter {:?}", entry.name);
+    let kind = entry.tensor.kind();
+    if !is_trainable(kind) {
+        return Err(Error::invalid(what(), format!("of kind {kind:?}"), "a floating or complex kind"));
+    }
+    let leaf = entry.tensor.f_is_leaf().context(what)?;
+    if !leaf || !entry.tensor.requires_grad() {
+        return Err(Error::invalid(
+            what(),
+            "no leaf that requires gradients",
+            "a leaf that requires gradients",
+        ));
+    }
+    let ParamPlacement::Shard { dim, sizes } = &entry.placement else { return Ok(()) };
+    let shape = entry.tensor.size();
+    let dims = shape.len() as i64;
+    if !(-dims..dims).contains(dim) {
+        return Err(Error::invalid(
+            what(),
+            format!("cut along dim {dim}"),
+            format!("a dim of shape {shape:?}"),
+        ));
+    }
+    let extent = shape[wrap_dim(*dim, shape.len())];
+    if sizes.len() != group.size() || sizes[group.rank()] != extent {
+        return Err(Error::invalid(
+            what(),
+            format!("of extent {extent} along dim {dim} with parts {sizes:?}"),
+            format!(
+                "one part a rank of group {:?} ({} ranks), rank {}'s being its extent",
+                group.name(),
+                group.size(),
+                group.rank()
+            ),
+        ));
+    }
+    Ok(())
+}
+
+fn is_trainable(kind: Kind) -> bool {
+    use Kind::{BFloat16, ComplexDouble, ComplexFloat, Double, Float, Half};
+    matches!(kind, Half | BFloat16 | Float | Double | ComplexFloat | ComplexDouble)
+}

@@ -1,0 +1,373 @@
+//! The engine: epochs of steps, validation, metrics, checkpoints, resumption.
+
+use std::path::{Path, PathBuf};
+use std::time::Instant;
+
+use isobar_collectives::Group;
+use isobar_data::{Sampler, part};
+use isobar_shard::Generator;
+use tch::Tensor;
+
+use crate::checkpoint::{Checkpoints, Contents, RunState};
+use crate::clip::{clip_grad_norm, grad_norm};
+use crate::config::{
+    CheckpointConfig, DataParallelConfig, MetricsConfig, OptimizerKind, Resume, ScheduleKind, TrainConfig,
+};
+use crate::data_parallel::DataParallel;
+use crate::error::{Error, Result};
+use crate::metrics::MetricSink;
+use crate::optim::Optimizer;
+use crate::params::Parameters;
+use crate::progress::Progress;
+use crate::schedule::Schedule;
+use crate::task::{Step, Task, share};
+
+/// How [`fit`] trains.
+#[derive(Debug, Clone, Default)]
+pub struct FitConfig {
+    /// Where metrics and checkpoints go.
+    pub folder: PathBuf,
+    /// Seed of sample order and dropout.
+    pub seed: u64,
+    /// The loop.
+    pub train: TrainConfig,
+    /// The optimizer.
+    pub optimizer: OptimizerKind,
+    /// The learning rate over time.
+    pub schedule: ScheduleKind,
+    /// Gradients over ranks.
+    pub data_parallel: DataParallelConfig,
+    /// When to save.
+    pub checkpoint: CheckpointConfig,
+    /// What to record.
+    pub metrics: MetricsConfig,
+    /// The resolved configuration as TOML, kept in every checkpoint.
+    pub resolved: String,
+    /// What else a checkpoint should carry, for instance the normalizers.
+    pub extra: serde_json::Value,
+}
+
+/// The ranks of a run.
+#[derive(Debug, Clone)]
+pub struct Ranks {
+    /// All of them.
+    pub world: Group,
+    /// Those that hold the same part of the model as this one, and other samples.
+    pub data: Group,
+}
+
+impl Ranks {
+    /// Data parallelism over all ranks.
+    pub fn data_parallel(world: &Group) -> Self {
+        Self { world: world.clone(), data: world.clone() }
+    }
+}
+
+/// What came of a run; the same on every rank.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Summary {
+    /// Steps taken, those before a resumption included.
+    pub steps: u64,
+    /// Whole epochs taken.
+    pub epochs: u64,
+    /// The loss of each step of this call, over the global batch.
+    pub losses: Vec<f64>,
+    /// The mean over the validation samples of their errors, after the last step.
+    pub validation_error: Option<f64>,
+    /// The lowest so far.
+    pub best_error: Option<f64>,
+    /// The last checkpoint.
+    pub checkpoint: Option<PathBuf>,
+    /// Seconds that this call took.
+    pub seconds: f64,
+}
+
+/// Trains `task` from where its folder's checkpoints say, or from the start. Every rank calls.
+///
+/// The global batches, the augmentation and dropout are the same on any number of ranks, and so is the loss curve but for
+/// rounding; a resumed run on the same layout repeats it bitwise.
+///
+/// # Errors
+///
+/// Whatever the task, the communication or the disk reports, and losses or gradients that are not finite. A rank that
+/// fails alone tells the others, whose call then fails too.
+pub fn fit(
+    task: &impl Task,
+    params: &Parameters,
+    buffers: &[(String, Tensor)],
+    ranks: &Ranks,
+    config: &FitConfig,
+) -> Result<Summary> {
+    let result = Run::start(task, params, buffers, ranks, config).and_then(Run::go);
+    if let Err(error) = &result
+        && !error.is_shared()
+    {
+        ranks.world.leave(&error.to_string());
+    }
+    result
+}
+
+/// The metrics that a run records.
+const COLUMNS: [&str; 6] =
+    ["loss", "lr", "grad_norm", "samples_per_second", "epoch_loss", "validation_error"];
+
+struct Run<'a, T> {
+    task: &'a T,
+    params: &'a Parameters,
+    buffers: &'a [(String, Tensor)],
+    ranks: &'a Ranks,
+    config: &'a FitConfig,
+    parallel: DataParallel,
+    optimizer: Box<dyn Optimizer>,
+    schedule: Schedule,
+    sampler: Sampler,
+    checkpoints: Checkpoints,
+    metrics: MetricSink,
+    progress: Progress,
+    state: RunState,
+    /// The step of the last checkpoint.
+    saved: Option<u64>,
+    summary: Summary,
+    began: Instant,
+}
+
+impl<'a, T: Task> Run<'a, T> {
+    fn start(
+        task: &'a T,
+        params: &'a Parameters,
+        buffers: &'a [(String, Tensor)],
+        ranks: &'a Ranks,
+        config: &'a FitConfig,
+    ) -> Result<Self> {
+        let train = &config.train;
+        if train.validate_every == 0 {
+            return Err(Error::invalid("train.validate_every", 0, "1 or more"));
+        }
+        let sampler =
+            Sampler::new(task.train_samples(), train.batch_size, config.seed, true).map_err(|source| {
+                Error::Task { context: "preparing the order of samples", source: source.into() }
+            })?;
+        let steps_per_epoch = sampler.batches_per_epoch() as u64;
+        let schedule =
+            Schedule::new(config.schedule.clone(), config.optimizer.lr(), steps_per_epoch, train.epochs)?;
+        let parallel = DataParallel::new(params, buffers, &ranks.data, &config.data_parallel)?;
+        let mut optimizer = config.optimizer.build(params)?;
+        let folder = config.folder.join("checkpoints");
+        let checkpoints = Checkpoints::new(&folder, config.checkpoint.keep, &ranks.world);
+        let mut contents = Contents { params, buffers, optimizer: &mut *optimizer };
+        let resumed = checkpoints.resume(config.checkpoint.resume, &mut contents)?;
+        if let Some(state) = &resumed {
+            check_seed(state, config, &folder)?;
+            tracing::info!(step = state.step, epoch = state.epoch, "resumed from {}", folder.display());
+        }
+        let resume_at = resumed.as_ref().map(|state| state.step);
+        let fresh = RunState { seed: config.seed, ..Default::default() };
+        let state = RunState {
+            config: config.resolved.clone(),
+            extra: config.extra.clone(),
+            ..resumed.unwrap_or(fresh)
+        };
+        let rank = ranks.world.rank();
+        let metrics = match rank {
+            0 => MetricSink::open(&config.folder, &config.metrics, &COLUMNS, resume_at)?,
+            _ => MetricSink::none(),
+        };
+        Ok(Self {
+            progress: Progress::new(rank, train.epochs, steps_per_epoch, state.step),
+            summary: Summary {
+                steps: state.step,
+                epochs: state.epoch,
+                losses: Vec::new(),
+                validation_error: None,
+                best_error: state.best,
+                checkpoint: resume_at.and_then(|_| checkpoints.latest().ok()),
+                seconds: 0.0,
+            },
+            saved: resume_at,
+            task,
+            params,
+            buffers,
+            ranks,
+            config,
+            parallel,
+            optimizer,
+            schedule,
+            sampler,
+            checkpoints,
+            metrics,
+            state,
+            began: Instant::now(),
+        })
+    }
+
+    fn go(mut self) -> Result<Summary> {
+        while self.state.epoch < self.config.train.epochs && !self.at_limit() {
+            self.epoch()?;
+        }
+        if self.saved != Some(self.state.step) {
+            self.save(false)?;
+        }
+        if self.summary.validation_error.is_none() {
+            self.summary.validation_error = self.validate()?;
+        }
+        self.metrics.flush()?;
+        self.progress.finish();
+        self.summary.steps = self.state.step;
+        self.summary.epochs = self.state.epoch;
+        self.summary.best_error = self.state.best;
+        self.summary.seconds = self.began.elapsed().as_secs_f64();
+        Ok(self.summary)
+    }
+
+    /// What is left of the epoch under way.
+    fn epoch(&mut self) -> Result<()> {
+        let epoch = self.state.epoch;
+        let batches = self.sampler.epoch(epoch);
+        for batch in &batches[(self.state.batch as usize).min(batches.len())..] {
+            if self.at_limit() {
+                return Ok(());
+            }
+            self.step(epoch, batch)?;
+            let every = self.config.checkpoint.every_steps;
+            if every > 0
+                && self.state.step.is_multiple_of(every)
+                && (self.state.batch as usize) < batches.len()
+            {
+                self.save(false)?;
+            }
+        }
+        let loss = self.state.loss_sum / self.state.loss_samples as f64;
+        let last = epoch + 1 == self.config.train.epochs;
+        let validate = last || (epoch + 1).is_multiple_of(self.config.train.validate_every);
+        let error = if validate { self.validate()? } else { None };
+        self.state.epoch += 1;
+        self.state.batch = 0;
+        self.state.loss_sum = 0.0;
+        self.state.loss_samples = 0;
+        self.report(epoch, loss, error)?;
+        let better = error.is_some_and(|error| self.state.best.is_none_or(|best| error < best));
+        if better {
+            self.state.best = error;
+        }
+        let every = self.config.checkpoint.every_epochs;
+        if better || last || (every > 0 && self.state.epoch.is_multiple_of(every)) {
+            self.save(better)?;
+        }
+        Ok(())
+    }
+
+    fn step(&mut self, epoch: u64, batch: &[usize]) -> Result<()> {
+        let data = &self.ranks.data;
+        let samples = part(batch, data.rank(), data.size());
+        let (local, global) = (samples.len() as u64, batch.len() as u64);
+        // Of the seed and the step alone, so that ranks without samples, which draw nothing, stay in step.
+        let generator = Generator::new(self.state.seed).fork("train").fork(&self.state.step.to_string());
+        self.parallel.zero_grad()?;
+        self.parallel.sync_buffers()?;
+        let loss = match local {
+            0 => None,
+            _ => {
+                let offset = share(batch.len(), data.rank(), data.size()).start as i64;
+                let step = Step { epoch, offset, total: global as i64, generator: &generator };
+                let loss = self.task.loss(step, samples);
+                Some(loss.map_err(|source| Error::Task { context: "the loss of a step", source })?)
+            }
+        };
+        self.parallel.backward(loss.as_ref(), local, global)?;
+        let norm = match self.config.train.clip_norm {
+            Some(limit) => clip_grad_norm(self.params, limit)?,
+            None => grad_norm(self.params)?,
+        };
+        let lr = self.schedule.lr(self.state.step);
+        self.optimizer.step(lr)?;
+
+        let loss = self.global_mean(loss.as_ref(), local, global)?;
+        self.state.step += 1;
+        self.state.batch += 1;
+        self.state.loss_sum += loss * global as f64;
+        self.state.loss_samples += global;
+        self.summary.losses.push(loss);
+        self.progress.step(epoch, loss, global);
+        let every = self.config.metrics.every_steps;
+        if every > 0 && self.state.step.is_multiple_of(every) {
+            let rate = self.progress.rate();
+            let values = [("loss", loss), ("lr", lr), ("grad_norm", norm), ("samples_per_second", rate)];
+            self.metrics.log(self.state.step, epoch, &values)?;
+        }
+        Ok(())
+    }
+
+    /// The loss over the global batch, the same on every rank.
+    fn global_mean(&self, loss: Option<&Tensor>, local: u64, global: u64) -> Result<f64> {
+        let own = loss.map_or(Ok(0.0), |loss| loss.f_double_value(&[]));
+        let own = own.map_err(|source| Error::Tensor { context: "reading the loss".to_owned(), source })?;
+        let mean = sum_over(self.parallel.group(), own * local as f64)? / global as f64;
+        match mean.is_finite() {
+            true => Ok(mean),
+            false => Err(Error::NonFiniteLoss { value: mean, step: self.state.step }),
+        }
+    }
+
+    /// The mean of the validation samples' errors, over all ranks.
+    fn validate(&self) -> Result<Option<f64>> {
+        let count = self.task.validation_samples();
+        if count == 0 {
+            return Ok(None);
+        }
+        let data = &self.ranks.data;
+        let own: Vec<usize> = share(count, data.rank(), data.size()).collect();
+        let at_once = self.config.train.batch_size.div_ceil(data.size()).max(1);
+        let mut sum = 0.0;
+        let _no_grad = tch::no_grad_guard();
+        for samples in own.chunks(at_once) {
+            let errors = self.task.errors(samples);
+            sum +=
+                errors.map_err(|source| Error::Task { context: "validation", source })?.iter().sum::<f64>();
+        }
+        Ok(Some(sum_over(self.parallel.group(), sum)? / count as f64))
+    }
+
+    fn report(&mut self, epoch: u64, loss: f64, error: Option<f64>) -> Result<()> {
+        let mut values = vec![("epoch_loss", loss)];
+        let mut line = format!("loss {loss:.4e}");
+        if let Some(error) = error {
+            self.summary.validation_error = Some(error);
+            values.push(("validation_error", error));
+            line.push_str(&format!("  validation error {:.2} %", error * 100.0));
+        }
+        self.progress.epoch_end(epoch, &line);
+        self.metrics.log(self.state.step, epoch, &values)?;
+        self.metrics.flush()
+    }
+
+    fn save(&mut self, best: bool) -> Result<()> {
+        self.metrics.flush()?;
+        let mut contents =
+            Contents { params: self.params, buffers: self.buffers, optimizer: &mut *self.optimizer };
+        let path = self.checkpoints.save(&mut contents, &self.state, best)?;
+        self.saved = Some(self.state.step);
+        self.summary.checkpoint = Some(path);
+        Ok(())
+    }
+
+    fn at_limit(&self) -> bool {
+        self.config.train.max_steps.is_some_and(|limit| self.state.step >= limit)
+    }
+}
+
+/// A sum in rank order: the same to the last bit on every rank.
+fn sum_over(group: &Group, value: f64) -> Result<f64> {
+    if group.size() == 1 {
+        return Ok(value);
+    }
+    let all = group.all_gather_bytes(&value.to_le_bytes())?;
+    Ok(all.iter().filter_map(|bytes| Some(f64::from_le_bytes(bytes[..].try_into().ok()?))).sum())
+}
+
+fn check_seed(state: &RunState, config: &FitConfig, folder: &Path) -> Result<()> {
+    if state.seed == config.seed {
+        return Ok(());
+    }
+    let reason = format!("it was trained with seed {}, this run has {}", state.seed, config.seed);
+    Err(Error::Checkpoint { path: folder.to_owned(), reason })
+}

@@ -1,0 +1,197 @@
+//! The engine over thread ranks: the same curve on any number of them, resumption, validation, failures.
+
+use std::path::Path;
+use std::time::Duration;
+
+use isobar_collectives::{Group, threads};
+use isobar_shard::Window;
+use isobar_train::config::{CheckpointConfig, MetricsConfig, Resume, TrainConfig};
+use isobar_train::{BoxError, Error, FitConfig, Parameter, Parameters, Ranks, Step, Summary, Task, fit};
+use rstest::rstest;
+use tch::{Device, Kind, Tensor};
+
+const DEADLINE: Duration = Duration::from_secs(60);
+const OPTIONS: (Kind, Device) = (Kind::Double, Device::Cpu);
+
+/// y = x² by a small network with noise on its hidden layer while training.
+struct Square {
+    params: Parameters,
+    fails_at: Option<u64>,
+}
+
+impl Square {
+    fn new() -> Self {
+        let tensor = |shape: &[i64], phase: f64| {
+            let base = Tensor::arange(shape.iter().product::<i64>(), OPTIONS) * 0.7 + phase;
+            base.sin().view(shape).set_requires_grad(true)
+        };
+        let named = [("a", tensor(&[8, 1], 0.1)), ("a.bias", tensor(&[8], 0.2)), ("b", tensor(&[1, 8], 0.3))];
+        let entries = named.iter().map(|(name, t)| Parameter::replicated(*name, t)).collect();
+        Self { params: Parameters::new(entries).unwrap(), fails_at: None }
+    }
+
+    fn forward(&self, samples: &[usize], step: Option<Step<'_>>) -> Result<(Tensor, Tensor), BoxError> {
+        let x: Vec<f64> = samples.iter().map(|&i| (i as f64 * 0.37).sin()).collect();
+        let x = Tensor::from_slice(&x).view([-1, 1]);
+        let get = |name: &str| &self.params.get(name).unwrap().tensor;
+        let mut hidden = x.linear(get("a"), Some(get("a.bias"))).tanh();
+        if let Some(step) = step {
+            let window = Window::whole(&[step.total, 8]).narrow(0, step.offset, samples.len() as i64)?;
+            hidden = hidden + step.generator.normal(&window, 0.0, 0.01, OPTIONS)?;
+        }
+        Ok((hidden.linear::<Tensor>(get("b"), None), x.square()))
+    }
+}
+
+impl Task for Square {
+    fn train_samples(&self) -> usize {
+        23
+    }
+
+    fn validation_samples(&self) -> usize {
+        5
+    }
+
+    fn loss(&self, step: Step<'_>, samples: &[usize]) -> Result<Tensor, BoxError> {
+        if self.fails_at == Some(step.epoch) {
+            return Err("the disk is gone".into());
+        }
+        let (prediction, target) = self.forward(samples, Some(step))?;
+        Ok((prediction - target).square().mean(Kind::Double))
+    }
+
+    fn errors(&self, samples: &[usize]) -> Result<Vec<f64>, BoxError> {
+        let (prediction, target) =
+            self.forward(&samples.iter().map(|i| 100 + i).collect::<Vec<_>>(), None)?;
+        Ok(Vec::try_from((prediction - target).abs().view(-1))?)
+    }
+}
+
+fn config(folder: &Path) -> FitConfig {
+    FitConfig {
+        folder: folder.to_owned(),
+        seed: 3,
+        // The last batch of an epoch has 3 samples: one of 4 ranks gets none.
+        train: TrainConfig { epochs: 4, batch_size: 10, ..Default::default() },
+        checkpoint: CheckpointConfig { every_epochs: 1, ..Default::default() },
+        metrics: MetricsConfig { every_steps: 1, ..Default::default() },
+        ..Default::default()
+    }
+}
+
+fn run(world: &Group, config: &FitConfig) -> isobar_train::Result<Summary> {
+    let task = Square::new();
+    fit(&task, &task.params, &[], &Ranks::data_parallel(world), config)
+}
+
+fn read(folder: &Path, name: &str) -> String {
+    std::fs::read_to_string(folder.join(name)).unwrap()
+}
+
+#[rstest]
+fn the_curve_is_the_same_on_any_number_of_ranks(#[values(2, 3, 4)] ranks: usize) {
+    let folder = tempfile::tempdir().unwrap();
+    let config = config(folder.path());
+    let expected = run(&Group::single(), &config).unwrap();
+    assert_eq!((expected.steps, expected.epochs, expected.losses.len()), (12, 4, 12));
+    let found = threads::run(ranks, DEADLINE, |world| run(&world, &config).unwrap());
+    for summary in &found {
+        assert_eq!(summary.losses, found[0].losses, "all ranks report the same");
+        for (loss, want) in summary.losses.iter().zip(&expected.losses) {
+            assert!(
+                (loss - want).abs() <= 1e-10 * want,
+                "{:?} instead of {:?}",
+                summary.losses,
+                expected.losses
+            );
+        }
+        let (error, want) = (summary.validation_error.unwrap(), expected.validation_error.unwrap());
+        assert!((error - want).abs() <= 1e-10 * want);
+    }
+    assert!(expected.losses[11] < expected.losses[0]);
+}
+
+#[rstest]
+#[case::between_epochs(6, 0)]
+#[case::within_an_epoch(4, 2)]
+fn a_resumed_run_repeats_bitwise(#[case] stop: u64, #[case] every_steps: u64, #[values(1, 2)] ranks: usize) {
+    let [whole, resumed] = [(); 2].map(|()| tempfile::tempdir().unwrap());
+    let expected = threads::run(ranks, DEADLINE, |world| run(&world, &config(whole.path())).unwrap());
+
+    let mut first = config(resumed.path());
+    first.train.max_steps = Some(stop);
+    first.checkpoint.every_steps = every_steps;
+    threads::run(ranks, DEADLINE, |world| run(&world, &first).unwrap());
+    let mut second = config(resumed.path());
+    second.checkpoint.resume = Resume::Must;
+    let found = threads::run(ranks, DEADLINE, |world| run(&world, &second).unwrap());
+
+    assert_eq!(found[0].losses, expected[0].losses[stop as usize..]);
+    assert_eq!(found[0].validation_error, expected[0].validation_error);
+    assert_eq!(found[0].best_error, expected[0].best_error);
+    let model =
+        |folder: &Path| std::fs::read(folder.join("checkpoints/step_00000012/model.safetensors")).unwrap();
+    assert!(model(resumed.path()) == model(whole.path()), "the same parameters");
+    let losses = |folder: &Path| {
+        let lines = read(folder, "metrics.csv");
+        lines.lines().map(|line| line.split(',').take(5).collect::<Vec<_>>().join(",")).collect::<Vec<_>>()
+    };
+    assert_eq!(losses(resumed.path()), losses(whole.path()), "no record is missing or twice");
+}
+
+#[test]
+fn a_fresh_run_removes_what_an_earlier_one_left() {
+    let folder = tempfile::tempdir().unwrap();
+    let mut long = config(folder.path());
+    run(&Group::single(), &long).unwrap();
+    long.train.max_steps = Some(1);
+    run(&Group::single(), &long).unwrap();
+    let names: Vec<_> = std::fs::read_dir(folder.path().join("checkpoints"))
+        .unwrap()
+        .map(|e| e.unwrap().file_name())
+        .collect();
+    assert_eq!(names.len(), 2, "latest and step_00000001: {names:?}");
+    assert_eq!(read(folder.path(), "metrics.csv").lines().count(), 2);
+}
+
+#[test]
+fn resuming_needs_a_checkpoint_of_the_same_seed() {
+    let folder = tempfile::tempdir().unwrap();
+    let mut must = config(folder.path());
+    must.checkpoint.resume = Resume::Must;
+    assert!(matches!(run(&Group::single(), &must), Err(Error::NoCheckpoint { .. })));
+    must.checkpoint.resume = Resume::Auto;
+    must.train.max_steps = Some(2);
+    assert_eq!(run(&Group::single(), &must).unwrap().steps, 2);
+    must.seed = 4;
+    let error = run(&Group::single(), &must).unwrap_err().to_string();
+    assert!(error.ends_with("it was trained with seed 3, this run has 4"), "{error}");
+}
+
+#[test]
+fn a_rank_that_fails_alone_ends_the_run() {
+    let folder = tempfile::tempdir().unwrap();
+    let config = config(folder.path());
+    let began = std::time::Instant::now();
+    let errors = threads::run(2, Duration::from_secs(300), |world| {
+        let mut task = Square::new();
+        task.fails_at = (world.rank() == 1).then_some(1);
+        fit(&task, &task.params, &[], &Ranks::data_parallel(&world), &config).unwrap_err().to_string()
+    });
+    assert_eq!(errors[1], "the loss of a step failed: the disk is gone");
+    assert!(errors[0].contains("the disk is gone"), "{errors:?}");
+    assert!(began.elapsed() < Duration::from_secs(100), "well before the deadline");
+}
+
+#[test]
+fn a_loss_that_is_not_finite_is_an_error() {
+    let folder = tempfile::tempdir().unwrap();
+    let mut config = config(folder.path());
+    config.train.clip_norm = None;
+    let optimizer = isobar_train::optim::SgdConfig { lr: 1e200, ..Default::default() };
+    config.optimizer = isobar_train::optim::OptimizerKind::Sgd(optimizer);
+    let errors = threads::run(2, DEADLINE, |world| run(&world, &config).unwrap_err());
+    for error in errors {
+        assert!(matches!(error, Error::NonFiniteGradient { .. } | Error::NonFiniteLoss { .. }), "{error}");
+    }
+}

@@ -1,0 +1,42 @@
+//! A rank that says who it is, and whether it can talk to the others: `whoami [BACKEND]`.
+#![expect(clippy::print_stdout, reason = "a program of tests, read by them")]
+
+use std::{env, time::Duration};
+
+use anyhow::{Context, Result, bail};
+use isobar_collectives::{ReduceOp, all_reduce};
+use isobar_manager::{
+    DistributedManager,
+    config::{BackendChoice, DistributedConfig},
+};
+use serde_json::json;
+use tch::Tensor;
+
+fn main() -> Result<()> {
+    let backend = match env::args().nth(1).as_deref() {
+        None => BackendChoice::Auto,
+        Some("mpi") => BackendChoice::Mpi,
+        Some("gloo") => BackendChoice::Gloo,
+        Some(other) => bail!("no backend {other}"),
+    };
+    let deadline = Duration::from_secs(60);
+    let config =
+        DistributedConfig { backend, timeout_s: deadline.as_secs_f64(), ..DistributedConfig::default() };
+    let manager = DistributedManager::initialize_with(&config)?;
+    let world = manager.group(None).context("no world")?;
+    let own = Tensor::from_slice(&[i64::try_from(manager.rank())? + 1]);
+    let sum = i64::try_from(all_reduce(&own, ReduceOp::Sum, &world)?)?;
+    println!(
+        "{}",
+        json!({
+            "rank": manager.rank(),
+            "world_size": manager.world_size(),
+            "local_rank": manager.local_rank(),
+            "method": manager.method().name(),
+            "backend": manager.backend().name(),
+            "sum": sum,
+        })
+    );
+    DistributedManager::cleanup(true)?;
+    Ok(())
+}

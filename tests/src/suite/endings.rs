@@ -1,0 +1,169 @@
+//! What ends a group, or may: each needs a world of its own, with a deadline of a second or two.
+
+use std::time::{Duration, Instant};
+
+use isobar_collectives::{Error, Group, ReduceOp, all_gather_v, all_reduce, send_recv, start};
+use tch::{Kind, Tensor};
+
+/// The endings by name, for programs that run one.
+pub const ALL: [(&str, Ending); 5] = [
+    ("mismatch", mismatch),
+    ("pair-mismatch", pair_mismatch),
+    ("absent", absent),
+    ("dropped", dropped),
+    ("too-many-groups", too_many_groups),
+];
+
+/// A test of a group that may not be used afterwards. All ranks call.
+pub type Ending = fn(&Group) -> Result<(), String>;
+
+/// Messages of another length than expected are an error that names both; the group is dead on all ranks then.
+///
+/// # Errors
+///
+/// What went otherwise.
+pub fn mismatch(group: &Group) -> Result<(), String> {
+    let extent = if group.rank() == 0 { 3 } else { 2 };
+    let x = Tensor::ones([extent], (Kind::Double, tch::Device::Cpu));
+    match all_gather_v(&x, None, 0, true, group) {
+        Ok(got) => return Err(format!("parts of other extents were taken for {got:?}")),
+        Err(Error::Backend { problem, .. }) => names_both(&problem)?,
+        Err(Error::Peer { problem, .. } | Error::Dead { cause: problem, .. }) => names_both(&problem)?,
+        Err(error) => return Err(format!("not an error of lengths: {error}")),
+    }
+    is_dead(group)
+}
+
+/// The same of a pair's message.
+///
+/// # Errors
+///
+/// What went otherwise.
+pub fn pair_mismatch(group: &Group) -> Result<(), String> {
+    let x = Tensor::ones([3], (Kind::Double, tch::Device::Cpu));
+    match group.rank() {
+        0 => {
+            // The message itself may be gone already.
+            let _sent = send_recv(&x, Some(1), None, &[0], group);
+            Ok(())
+        }
+        1 => {
+            match send_recv(&x, None, Some(0), &[2], group) {
+                Err(Error::Backend { problem, .. }) => names_both(&problem)?,
+                other => return Err(format!("a message of another length gave {other:?}")),
+            }
+            is_dead(group)
+        }
+        _ => Ok(()),
+    }
+}
+
+fn names_both(problem: &str) -> Result<(), String> {
+    let bytes = problem.contains("24") && problem.contains("16");
+    let shapes = problem.contains("[3]") && problem.contains("[2]");
+    if bytes || shapes { Ok(()) } else { Err(format!("does not name both lengths: {problem}")) }
+}
+
+/// A rank that never comes: the others get an error by the deadline, at least one of them that of the deadline, and the
+/// group is dead on each of them.
+///
+/// # Errors
+///
+/// What went otherwise.
+pub fn absent(group: &Group) -> Result<(), String> {
+    if group.rank() + 1 == group.size() {
+        std::thread::sleep(group.deadline() * 2);
+        return Ok(());
+    }
+    let begun = Instant::now();
+    match group.barrier() {
+        Ok(()) => return Err("a barrier passed without one rank".into()),
+        Err(Error::Timeout { after, .. }) if after >= group.deadline() => {}
+        Err(Error::Peer { problem, .. } | Error::Dead { cause: problem, .. })
+            if problem.contains("not finished after") => {}
+        Err(error) => return Err(format!("not the error of the deadline: {error}")),
+    }
+    let waited = begun.elapsed();
+    if waited > group.deadline() + Duration::from_secs(10) {
+        return Err(format!("waited {waited:?} at a deadline of {:?}", group.deadline()));
+    }
+    is_dead(group)
+}
+
+/// Works dropped unfinished: the others get their results, and the group works on.
+///
+/// # Errors
+///
+/// What went otherwise.
+pub fn dropped(group: &Group) -> Result<(), String> {
+    let x = Tensor::full([1000], group.rank() as f64, (Kind::Double, tch::Device::Cpu));
+    let large = x.repeat([100]);
+    for round in 0..3 {
+        let work = start::all_gather_v(&x, None, 0, group).map_err(|error| error.to_string())?;
+        if group.rank() == round % group.size() {
+            drop(work);
+        } else {
+            let result = work.wait().map(drop);
+            result.map_err(|error| format!("another rank's drop was an error here: {error}"))?;
+        }
+        // Of one in two steps too.
+        drop(start::broadcast(&large, 0, group));
+        let work = start::all_reduce(&large, ReduceOp::Sum, group).map_err(|error| error.to_string())?;
+        if group.rank() != round % group.size() {
+            let result = work.wait().map(drop);
+            result.map_err(|error| format!("another rank's drop was an error here: {error}"))?;
+        }
+        let sum = all_reduce(&x, ReduceOp::Sum, group).map_err(|error| error.to_string())?;
+        let ranks = group.size() as f64;
+        if sum.double_value(&[999]) != ranks * (ranks - 1.0) / 2.0 {
+            return Err(format!("the sum after a drop is {sum:?}"));
+        }
+    }
+    // Two messages of one number, to different ranks: the first is not waited for, and both arrive.
+    if group.size() > 2 {
+        let result = match group.rank() {
+            0 => {
+                drop(start::send(&x, 1, group));
+                start::send(&x, 2, group).and_then(|work| work.wait())
+            }
+            1 | 2 => start::recv(&x, 0, group).and_then(|work| work.wait()).map(drop),
+            _ => Ok(()),
+        };
+        result.map_err(|error| format!("the message after a dropped one: {error}"))?;
+    }
+    group.barrier().map_err(|error| error.to_string())
+}
+
+/// More groups than can be: an error on all ranks, and the groups that there are work on.
+///
+/// # Errors
+///
+/// What went otherwise.
+pub fn too_many_groups(group: &Group) -> Result<(), String> {
+    let all: Vec<usize> = (0..group.size()).collect();
+    for made in 0..5000 {
+        match group.subgroup("one more", &all) {
+            Ok(_) => {}
+            Err(Error::Argument { problem, .. }) if problem.contains("groups were made") && made > 500 => {
+                return group.barrier().map_err(|error| error.to_string());
+            }
+            Err(error) => return Err(format!("group {made}: {error}")),
+        }
+    }
+    Err("5000 groups were made".into())
+}
+
+/// Calls fail at once, and say why.
+fn is_dead(group: &Group) -> Result<(), String> {
+    let begun = Instant::now();
+    // What ended the group elsewhere may still be on its way.
+    while group.failure().is_none() && begun.elapsed() < group.deadline() {
+        if group.barrier().is_ok() {
+            return Err("a barrier passed in a group that has ended".into());
+        }
+    }
+    match group.barrier() {
+        Err(Error::Dead { cause, .. }) if !cause.is_empty() => Ok(()),
+        other => Err(format!("the group is not dead: {other:?}")),
+    }
+}

@@ -1,0 +1,135 @@
+//! What `isobar` says and how it ends: help, errors, exit codes.
+
+use std::{
+    fs,
+    process::{Command, Output},
+    time::Duration,
+};
+
+use isobar_harness::{output_within, workspace};
+
+/// `isobar` in the root of the workspace.
+fn isobar(args: &[&str]) -> Output {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_isobar-app"));
+    command.current_dir(workspace()).args(args).env("NO_COLOR", "1").env_remove("RUST_LOG");
+    output_within(&mut command, Duration::from_secs(120)).unwrap().expect("did not end")
+}
+
+fn stdout(output: &Output) -> String {
+    String::from_utf8_lossy(&output.stdout).into_owned()
+}
+
+fn stderr(output: &Output) -> String {
+    String::from_utf8_lossy(&output.stderr).into_owned()
+}
+
+#[track_caller]
+fn ends(output: &Output, code: i32) {
+    assert_eq!(output.status.code(), Some(code), "{}\n{}", stdout(output), stderr(output));
+    assert!(!stderr(output).contains("panicked"), "{}", stderr(output));
+}
+
+#[test]
+fn version() {
+    let output = isobar(&["--version"]);
+    ends(&output, 0);
+    assert_eq!(stdout(&output), format!("isobar {}\n", env!("CARGO_PKG_VERSION")));
+}
+
+#[test]
+fn usage_errors_end_with_2() {
+    for args in [&["no-such-command"][..], &[], &["train"], &["train", "a.toml", "--no-such-option"], &["verify"]] {
+        ends(&isobar(args), 2);
+    }
+}
+
+#[test]
+fn configuration_errors_end_with_2() {
+    let missing = isobar(&["train", "no/such.toml"]);
+    ends(&missing, 2);
+    assert!(stderr(&missing).contains("no/such.toml"), "{}", stderr(&missing));
+
+    let unknown = isobar(&["train", "configs/darcy_afno.toml", "--set", "train.epoch=3"]);
+    ends(&unknown, 2);
+    assert!(stderr(&unknown).contains("epochs"), "names the nearest key: {}", stderr(&unknown));
+
+    let folder = tempfile::tempdir().unwrap();
+    let file = folder.path().join("run.toml");
+    fs::write(&file, "[train]\nepochs = \"many\"\n").unwrap();
+    let wrong = isobar(&["config", "show", &file.to_string_lossy()]);
+    ends(&wrong, 2);
+    let said = stderr(&wrong);
+    assert!(said.contains("run.toml") && said.contains('2') && said.contains('^'), "{said}");
+}
+
+#[test]
+fn data_errors_end_with_3() {
+    let file = tempfile::NamedTempFile::new().unwrap();
+    fs::write(file.path(), "not HDF5").unwrap();
+    for path in [file.path().to_string_lossy().into_owned(), "no/such.h5".to_owned()] {
+        let folder = tempfile::tempdir().unwrap();
+        let output = isobar(&[
+            "train",
+            "configs/darcy_afno.toml",
+            "--set",
+            &format!("data.path={path}"),
+            "--set",
+            &format!("run.output={}", folder.path().display()),
+        ]);
+        ends(&output, 3);
+        assert!(stderr(&output).contains(&path), "{}", stderr(&output));
+    }
+}
+
+#[test]
+fn reference_is_the_file() {
+    let output = isobar(&["config", "reference"]);
+    ends(&output, 0);
+    assert_eq!(stdout(&output), fs::read_to_string(workspace().join("configs/reference.toml")).unwrap());
+}
+
+#[test]
+fn origins_are_shown() {
+    let output = isobar(&["config", "show", "configs/darcy_afno.toml", "--set", "train.epochs=3"]);
+    ends(&output, 0);
+    let said = stdout(&output);
+    let line = |key: &str| said.lines().find(|line| line.trim_start().starts_with(key)).unwrap_or_default().to_owned();
+    assert!(line("epochs = 3").contains("--set"), "{said}");
+    assert!(line("batch_size").contains("darcy_afno.toml"), "{said}");
+}
+
+#[test]
+fn documentation_names_every_command_and_key() {
+    let page = |name: &str| fs::read_to_string(workspace().join(name)).unwrap();
+    let help = stdout(&isobar(&["--help"]));
+    let commands = help.lines().skip_while(|line| *line != "Commands:").skip(1).take_while(|line| !line.is_empty());
+    let commands: Vec<_> = commands.filter_map(|line| line.split_whitespace().next()).collect();
+    assert!(commands.contains(&"train"), "{help}");
+    let documented = ["README.md", "docs/getting-started.md", "docs/configuration.md", "docs/launching.md"];
+    let text: String = documented.map(page).concat();
+    for command in commands.iter().filter(|command| **command != "help") {
+        assert!(text.contains(&format!("isobar {command}")), "no page names `isobar {command}`");
+    }
+    let configuration = page("docs/configuration.md");
+    for key in keys(&page("configs/reference.toml")) {
+        assert!(configuration.contains(&format!("`{key}`")), "docs/configuration.md does not name `{key}`");
+    }
+}
+
+/// Keys with their tables, commented-out ones too (those have no default).
+fn keys(reference: &str) -> Vec<String> {
+    let mut table = String::new();
+    let mut keys = Vec::new();
+    for line in reference.lines() {
+        if let Some(name) = line.strip_prefix('[').and_then(|line| line.split_once(']')) {
+            table = format!("{}.", name.0);
+        } else if let Some((key, _)) = line.trim_start_matches("# ").split_once(" = ") {
+            let plain = |c: char| c.is_ascii_lowercase() || c.is_ascii_digit() || c == '_';
+            if key.chars().all(plain) {
+                keys.push(format!("{table}{key}"));
+            }
+        }
+    }
+    assert!(keys.len() > 20, "{keys:?}");
+    keys
+}
