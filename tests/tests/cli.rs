@@ -38,7 +38,9 @@ fn version() {
 
 #[test]
 fn usage_errors_end_with_2() {
-    for args in [&["no-such-command"][..], &[], &["train"], &["train", "a.toml", "--no-such-option"], &["verify"]] {
+    for args in
+        [&["no-such-command"][..], &[], &["train"], &["train", "a.toml", "--no-such-option"], &["verify"]]
+    {
         ends(&isobar(args), 2);
     }
 }
@@ -93,7 +95,9 @@ fn origins_are_shown() {
     let output = isobar(&["config", "show", "configs/darcy_afno.toml", "--set", "train.epochs=3"]);
     ends(&output, 0);
     let said = stdout(&output);
-    let line = |key: &str| said.lines().find(|line| line.trim_start().starts_with(key)).unwrap_or_default().to_owned();
+    let line = |key: &str| {
+        said.lines().find(|line| line.trim_start().starts_with(key)).unwrap_or_default().to_owned()
+    };
     assert!(line("epochs = 3").contains("--set"), "{said}");
     assert!(line("batch_size").contains("darcy_afno.toml"), "{said}");
 }
@@ -102,7 +106,8 @@ fn origins_are_shown() {
 fn documentation_names_every_command_and_key() {
     let page = |name: &str| fs::read_to_string(workspace().join(name)).unwrap();
     let help = stdout(&isobar(&["--help"]));
-    let commands = help.lines().skip_while(|line| *line != "Commands:").skip(1).take_while(|line| !line.is_empty());
+    let commands =
+        help.lines().skip_while(|line| *line != "Commands:").skip(1).take_while(|line| !line.is_empty());
     let commands: Vec<_> = commands.filter_map(|line| line.split_whitespace().next()).collect();
     assert!(commands.contains(&"train"), "{help}");
     let documented = ["README.md", "docs/getting-started.md", "docs/configuration.md", "docs/launching.md"];
@@ -111,25 +116,30 @@ fn documentation_names_every_command_and_key() {
         assert!(text.contains(&format!("isobar {command}")), "no page names `isobar {command}`");
     }
     let configuration = page("docs/configuration.md");
-    for key in keys(&page("configs/reference.toml")) {
-        assert!(configuration.contains(&format!("`{key}`")), "docs/configuration.md does not name `{key}`");
+    for (key, default) in keys(&page("configs/reference.toml")) {
+        let row = match default {
+            Some(default) => format!("| `{key}` | `{default}` |"),
+            None => format!("| `{key}` | "),
+        };
+        assert!(configuration.contains(&row), "docs/configuration.md has no row {row}");
     }
 }
 
-/// Keys with their tables, commented-out ones too (those have no default).
-fn keys(reference: &str) -> Vec<String> {
+/// Keys with their tables and defaults; those of other variants, and without a default, are commented out.
+fn keys(reference: &str) -> Vec<(String, Option<String>)> {
     let mut table = String::new();
     let mut keys = Vec::new();
     for line in reference.lines() {
         if let Some(name) = line.strip_prefix('[').and_then(|line| line.split_once(']')) {
             table = format!("{}.", name.0);
-        } else if let Some((key, _)) = line.trim_start_matches("# ").split_once(" = ") {
+        } else if let Some((key, value)) = line.trim_start_matches("# ").split_once(" =") {
             let plain = |c: char| c.is_ascii_lowercase() || c.is_ascii_digit() || c == '_';
             if key.chars().all(plain) {
-                keys.push(format!("{table}{key}"));
+                let default = value.trim();
+                keys.push((format!("{table}{key}"), (!default.is_empty()).then(|| default.to_owned())));
             }
         }
     }
-    assert!(keys.len() > 20, "{keys:?}");
+    assert!(keys.len() > 50, "{keys:?}");
     keys
 }
