@@ -1,4 +1,5 @@
 //! What `isobar` says and how it ends: help, errors, exit codes.
+#![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
 
 use std::{
     fs,

@@ -1,5 +1,6 @@
 //! The collectives on processes that `mpirun` has started.
 #![cfg(feature = "mpi")]
+#![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
 
 use std::time::Duration;
 

@@ -1,4 +1,5 @@
 //! The same loss curve on any number of ranks, under every launcher, and across an interruption.
+#![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
 
 use std::{
     fs,

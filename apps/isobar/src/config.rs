@@ -20,7 +20,7 @@ use crate::terminal;
 /// Defaults < files < environment (ISOBAR_TRAIN__EPOCHS=3) < command line (--set train.epochs=3).
 #[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields, default)]
-pub struct Config {
+pub(crate) struct Config {
     /// The run's name, folder and seed.
     pub run: RunConfig,
     /// The samples.

@@ -1,4 +1,5 @@
 //! `isobar verify` must find what is wrong: its verdicts, exit codes, report and dump.
+#![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
 
 use std::collections::HashMap;
 use std::path::{Path, PathBuf};
@@ -23,7 +24,8 @@ fn verify(args: &[&str], paths: &[&Path]) -> Output {
 
 #[track_caller]
 fn ends(output: &Output, code: i32) -> String {
-    let said = [&output.stdout, &output.stderr].map(|bytes| String::from_utf8_lossy(bytes).into_owned()).concat();
+    let said =
+        [&output.stdout, &output.stderr].map(|bytes| String::from_utf8_lossy(bytes).into_owned()).concat();
     assert_eq!(output.status.code(), Some(code), "{said}");
     said
 }
@@ -32,13 +34,18 @@ fn ends(output: &Output, code: i32) -> String {
 fn altered(case: &str, to: &Path, tensor: &str, alter: fn(&mut [u8]), header: fn(&mut Value)) -> PathBuf {
     let bytes = std::fs::read(golden(case)).unwrap();
     let (_, metadata) = SafeTensors::read_metadata(&bytes).unwrap();
-    let mut description: Value = serde_json::from_str(&metadata.metadata().as_ref().unwrap()["case"]).unwrap();
+    let mut description: Value =
+        serde_json::from_str(&metadata.metadata().as_ref().unwrap()["case"]).unwrap();
     header(&mut description);
     let file = SafeTensors::deserialize(&bytes).unwrap();
-    let mut data: Vec<(String, _, _, Vec<u8>)> =
-        file.iter().map(|(name, view)| (name.to_owned(), view.dtype(), view.shape().to_vec(), view.data().to_vec())).collect();
+    let mut data: Vec<(String, _, _, Vec<u8>)> = file
+        .iter()
+        .map(|(name, view)| (name.to_owned(), view.dtype(), view.shape().to_vec(), view.data().to_vec()))
+        .collect();
     data.iter_mut().filter(|entry| entry.0 == tensor).for_each(|entry| alter(&mut entry.3));
-    let views = data.iter().map(|(name, dtype, shape, data)| (name, TensorView::new(*dtype, shape.clone(), data).unwrap()));
+    let views = data
+        .iter()
+        .map(|(name, dtype, shape, data)| (name, TensorView::new(*dtype, shape.clone(), data).unwrap()));
     let path = to.join("altered.safetensors");
     let metadata = HashMap::from([("case".to_owned(), description.to_string())]);
     serialize_to_file(views, Some(metadata), &path).unwrap();
@@ -47,7 +54,7 @@ fn altered(case: &str, to: &Path, tensor: &str, alter: fn(&mut [u8]), header: fn
 
 /// Turns the sign of the first element, which is 4 or 8 bytes long with the sign in the last.
 fn negate_first(bytes: &mut [u8]) {
-    let width = if bytes.len() % 8 == 0 && bytes.len() < 1000 { 8 } else { 4 };
+    let width = if bytes.len().is_multiple_of(8) && bytes.len() < 1000 { 8 } else { 4 };
     bytes[width - 1] ^= 0x80;
 }
 
@@ -78,7 +85,8 @@ fn one_wrong_element_is_found() {
 #[test]
 fn an_operator_that_is_not_there_is_unsupported() {
     let folder = tempfile::tempdir().unwrap();
-    let path = altered("all_gather_v_w2", folder.path(), "", |_| (), |case| case["op"] = "not_an_operator".into());
+    let path =
+        altered("all_gather_v_w2", folder.path(), "", |_| (), |case| case["op"] = "not_an_operator".into());
     let said = ends(&verify(&[], &[&path]), 1);
     assert!(said.contains("unsupported") && said.contains("of which 1 unsupported"), "{said}");
 }

@@ -37,11 +37,14 @@ pub(crate) trait Advance: Send {
     fn is_done(&self) -> bool;
 }
 
+/// A work that nobody waits for any more, but that other ranks may.
+type Dropped = (Call, Arc<Mutex<dyn Advance>>);
+
 /// The works of a process that are under way.
 #[derive(Default)]
 pub(crate) struct Outstanding {
     held: Mutex<Vec<Weak<Mutex<dyn Advance>>>>,
-    dropped: Mutex<Vec<(Call, Arc<Mutex<dyn Advance>>)>>,
+    dropped: Mutex<Vec<Dropped>>,
 }
 
 impl Outstanding {
@@ -138,7 +141,7 @@ impl<T: Send + 'static> Work<T> {
                 return result;
             }
             polls = polls.wrapping_add(1);
-            if polls % 16 == 0 {
+            if polls.is_multiple_of(16) {
                 self.look_around(since);
             }
             self.call.outstanding().advance();

@@ -1,9 +1,10 @@
 //! The channel-parallel model against itself on one rank, in double precision.
+#![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
 
 use std::time::Duration;
 
 use isobar_models::{DistributedAfno, DistributedAfnoConfig, Mode};
-use isobar_shard::{Generator, ParallelRegion, ParamStore, Params, Placement, Window};
+use isobar_shard::{Generator, ParallelRegion, ParamStore, Placement, Window};
 use rstest::rstest;
 use tch::{Device, Kind, Tensor};
 

@@ -1,4 +1,5 @@
 //! Configurations, errors, dropout, kinds and starting values.
+#![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
 
 use isobar_models::{
     Activation, Afno, AfnoConfig, DistributedAfno, DistributedAfnoConfig, FullyConnected,

@@ -11,7 +11,7 @@ use tch::Tensor;
 use crate::checkpoint::{Checkpoints, Contents, RunState};
 use crate::clip::{clip_grad_norm, grad_norm};
 use crate::config::{
-    CheckpointConfig, DataParallelConfig, MetricsConfig, OptimizerKind, Resume, ScheduleKind, TrainConfig,
+    CheckpointConfig, DataParallelConfig, MetricsConfig, OptimizerKind, ScheduleKind, TrainConfig,
 };
 use crate::data_parallel::DataParallel;
 use crate::error::{Error, Result};
@@ -245,7 +245,8 @@ impl<'a, T: Task> Run<'a, T> {
         self.state.loss_sum = 0.0;
         self.state.loss_samples = 0;
         self.report(epoch, loss, error)?;
-        let better = error.is_some_and(|error| self.state.best.is_none_or(|best| error < best));
+        let better =
+            error.is_some_and(|error| error.is_finite() && self.state.best.is_none_or(|best| error < best));
         if better {
             self.state.best = error;
         }

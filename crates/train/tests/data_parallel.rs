@@ -1,4 +1,5 @@
 //! Data parallelism over thread ranks: the same training on any number of ranks.
+#![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
 
 use std::time::Duration;
 
@@ -251,25 +252,22 @@ fn buffers_follow_rank_0() {
 #[test]
 fn the_norm_is_that_of_the_whole_model() {
     let grad = |x: &Tensor, scale: f64| (x.square().sum(None) * scale).backward();
-    let whole = (Tensor::arange(10, (Kind::Double, Device::Cpu)).view([5, 2]) + 1.0).set_requires_grad(true);
-    let shared = Tensor::from_slice(&[3.0, -1.0]).set_requires_grad(true);
-    let entries = vec![Parameter::replicated("w", &whole), Parameter::replicated("s", &shared)];
+    // Made anew by each rank: a tensor belongs to one thread at a time.
+    let whole = || Tensor::arange(10, (Kind::Double, Device::Cpu)).view([5, 2]) + 1.0;
+    let shared = || Tensor::from_slice(&[3.0, -1.0]).set_requires_grad(true);
+    let (dense_whole, dense_shared) = (whole().set_requires_grad(true), shared());
+    let entries = vec![Parameter::replicated("w", &dense_whole), Parameter::replicated("s", &dense_shared)];
     let dense = Parameters::new(entries).unwrap();
-    grad(&whole, 1.0);
-    grad(&shared, 1.0);
+    grad(&dense_whole, 1.0);
+    grad(&dense_shared, 1.0);
     let expected = grad_norm(&dense).unwrap();
 
     let norms = threads::run(4, DEADLINE, |world| {
         let (data, model) = (world.rank() / 2, world.rank() % 2);
         let model_group = world.split("model", Some(data), 0).unwrap().unwrap();
         let data_group = world.split("data", Some(model), 0).unwrap().unwrap();
-        let part = whole
-            .detach()
-            .copy()
-            .narrow(0, [0, 2][model], [2, 3][model])
-            .contiguous()
-            .set_requires_grad(true);
-        let own = shared.detach().copy().set_requires_grad(true);
+        let part = whole().narrow(0, [0, 2][model], [2, 3][model]).contiguous().set_requires_grad(true);
+        let own = shared();
         let entries = vec![Parameter::sharded("w", &part, 0, vec![2, 3]), Parameter::replicated("s", &own)];
         let params = Parameters::over(entries, &model_group).unwrap();
         let parallel = DataParallel::new(&params, &[], &data_group, &DataParallelConfig::default()).unwrap();

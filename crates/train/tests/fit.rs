@@ -1,4 +1,5 @@
 //! The engine over thread ranks: the same curve on any number of them, resumption, validation, failures.
+#![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
 
 use std::path::Path;
 use std::time::Duration;
@@ -37,7 +38,7 @@ impl Square {
         let mut hidden = x.linear(get("a"), Some(get("a.bias"))).tanh();
         if let Some(step) = step {
             let window = Window::whole(&[step.total, 8]).narrow(0, step.offset, samples.len() as i64)?;
-            hidden = hidden + step.generator.normal(&window, 0.0, 0.01, OPTIONS)?;
+            hidden += step.generator.normal(&window, 0.0, 0.01, OPTIONS)?;
         }
         Ok((hidden.linear::<Tensor>(get("b"), None), x.square()))
     }

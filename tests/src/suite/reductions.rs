@@ -127,7 +127,10 @@ fn broadcasts(suite: &mut Suite<'_>) -> Result<(), Error> {
             });
             if suite.ranks() > 1 && memory != Memory::Expanded {
                 // What is done to the result is not done to the input, on the root neither.
-                suite.unchanged(&[own], |_| Ok(drop(got.fill_(1))))?;
+                suite.unchanged(&[own], |_| {
+                    let _: () = drop(got.fill_(1));
+                    Ok(())
+                })?;
             }
         }
     }

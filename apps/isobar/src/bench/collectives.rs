@@ -16,9 +16,10 @@ pub(crate) fn all_gather(group: &Group, dim: usize) -> Result<Prepared> {
     let shape = if dim == 0 { [ROWS, COLUMNS] } else { [COLUMNS, ROWS] };
     let Parts { whole, own, sizes } = Parts::new(group, &shape, dim)?;
     let group = group.clone();
-    let run = move || all_gather_v(&own, Some(&sizes), dim as i64, true, &group);
-    ensure!(run()? == whole, "all_gather_v along dim {dim} gave a wrong result");
-    Ok(Prepared { step: Box::new(move || Ok(drop(run()?))), output: Some(whole) })
+    let run = move || Ok(all_gather_v(&own, Some(&sizes), dim as i64, true, &group)?);
+    let gathered: Tensor = run()?;
+    ensure!(gathered == whole, "all_gather_v along dim {dim} gave a wrong result");
+    Ok(prepared(run, whole))
 }
 
 pub(crate) fn all_gather_fwd_bwd(group: &Group) -> Result<Prepared> {
@@ -35,16 +36,17 @@ pub(crate) fn all_gather_fwd_bwd(group: &Group) -> Result<Prepared> {
     ensure!(gathered == whole, "all_gather_v gave a wrong result");
     // Each of the ranks sums all elements.
     ensure!(gradient == gradient.f_full_like(ranks)?, "backward of all_gather_v gave a wrong result");
-    Ok(Prepared { step: Box::new(move || Ok(drop(run()?))), output: Some(whole) })
+    Ok(prepared(run, whole))
 }
 
 pub(crate) fn scatter(group: &Group) -> Result<Prepared> {
     let Parts { whole, own, sizes } = Parts::new(group, &[ROWS, COLUMNS], 0)?;
     let source = if group.rank() == 0 { whole } else { Tensor::f_empty([1, COLUMNS], FLOAT)? };
     let group = group.clone();
-    let run = move || scatter_v(&source, Some(&sizes), 0, 0, &group);
-    ensure!(run()? == own, "scatter_v gave a wrong result");
-    Ok(Prepared { step: Box::new(move || Ok(drop(run()?))), output: Some(own) })
+    let run = move || Ok(scatter_v(&source, Some(&sizes), 0, 0, &group)?);
+    let scattered: Tensor = run()?;
+    ensure!(scattered == own, "scatter_v gave a wrong result");
+    Ok(prepared(run, own))
 }
 
 /// Each rank sends a random half of its rows to every rank.
@@ -76,7 +78,12 @@ pub(crate) fn indexed_all_to_all_fwd_bwd(group: &Group) -> Result<Prepared> {
     }
     let times_sent = sent.f_to_kind(Kind::Float)?.f_unsqueeze(1)?.f_expand_as(&gradient)?;
     ensure!(gradient == times_sent, "backward of indexed_all_to_all_v gave a wrong result");
-    Ok(Prepared { step: Box::new(move || Ok(drop(run()?))), output: Some(received.f_detach()?) })
+    Ok(prepared(run, received.f_detach()?))
+}
+
+/// A case that was checked: what is timed, and what it gives.
+fn prepared<T>(run: impl Fn() -> Result<T> + 'static, output: Tensor) -> Prepared {
+    Prepared { step: Box::new(move || run().map(drop)), output: Some(output) }
 }
 
 /// Data that all ranks know, and the part of each, in proportion to 1, 2, 3, …

@@ -287,7 +287,7 @@ impl Backend for Arc<Mpi> {
 
     fn notice(&self, context: u32, sequence: u64) -> Option<Notice> {
         // A probe costs about what a poll does.
-        if self.polls.fetch_add(1, Ordering::Relaxed) % 8 == 0 {
+        if self.polls.fetch_add(1, Ordering::Relaxed).is_multiple_of(8) {
             self.listen();
         }
         let notices = self.notices.lock().unwrap_or_else(PoisonError::into_inner);

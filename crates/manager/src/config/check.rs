@@ -124,7 +124,7 @@ impl<'a> Check<'a> {
             |shape: &&Shape<'a>| entries.iter().filter(|entry| shape.property(&entry.key).is_some()).count();
         let best = shapes.iter().copied().max_by_key(known)?;
         let one_key = |shape: &&Shape<'a>| shape.required.len() == 1 && shape.properties.len() == 1;
-        if shapes.iter().all(|shape| one_key(shape)) && known(&best) == 1 {
+        if shapes.iter().all(one_key) && known(&best) == 1 {
             let lower = self.below.iter().rev().filter_map(|layer| layer.node(&self.path)).next();
             if lower.is_some_and(|lower| lower.get(best.required[0]).is_none()) {
                 self.found.switched.push(self.path.clone());

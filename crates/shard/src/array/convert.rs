@@ -67,7 +67,7 @@ pub(super) fn as_complex(pairs: &Tensor) -> Result<Tensor, TchError> {
         return Tensor::f_complex(&pairs.f_select(-1, 0)?, &pairs.f_select(-1, 1)?);
     }
     // Vectorised complex kernels fault on memory that is not aligned to 16 bytes, as maps of files may be.
-    let aligned = pairs.data_ptr() as usize % 16 == 0;
+    let aligned = (pairs.data_ptr() as usize).is_multiple_of(16);
     let copy = pairs.f_to_device_(Tensor::device(pairs), Tensor::kind(pairs), false, !aligned)?;
     copy.f_contiguous()?.f_view_as_complex()
 }

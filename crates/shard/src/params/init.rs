@@ -54,11 +54,11 @@ impl Init<Tensor> {
         options: (Kind, Device),
     ) -> Result<Tensor> {
         let uniform = |bound: f64| generator.uniform(window, -bound, bound, options);
-        let tensor = match *self {
+
+        match *self {
             Init::Constant(value) => {
                 let shape = window.shape();
-                return Tensor::f_full(shape, value, options)
-                    .map_err(|source| refused("full", shape, source));
+                Tensor::f_full(shape, value, options).map_err(|source| refused("full", shape, source))
             }
             Init::Uniform { low, high } => generator.uniform(window, low, high, options),
             Init::FanIn(fan) => uniform((fan as f64).sqrt().recip()),
@@ -81,8 +81,7 @@ impl Init<Tensor> {
                 let copy = values.f_detach().and_then(|v| v.f_to_device_(options.1, options.0, false, true));
                 copy.map_err(|source| refused("copy", shape, source))
             }
-        };
-        tensor
+        }
     }
 }
 

@@ -111,7 +111,7 @@ impl ParamStore {
         for Parameter { tensor, name, .. } in &self.parameters {
             let zero = |grad: Tensor| grad.f_detach()?.f_zero_();
             if let Some(grad) = grad_of(tensor) {
-                zero(grad).map_err(|source| refused("zero_grad", name, source))?;
+                let _ = zero(grad).map_err(|source| refused("zero_grad", name, source))?;
             }
         }
         Ok(())

@@ -126,10 +126,9 @@ impl Draw {
     #[inline(always)]
     fn block(&self, first: u64) -> [u64; LANES] {
         let mut counter = [[0; LANES], [0; LANES], [self.count[0]; LANES], [self.count[1]; LANES]];
-        for lane in 0..LANES {
-            let [low, high] = words(first.wrapping_add(lane as u64));
-            counter[0][lane] = low;
-            counter[1][lane] = high;
+        let [lows, highs, ..] = &mut counter;
+        for (lane, (low, high)) in lows.iter_mut().zip(highs).enumerate() {
+            [*low, *high] = words(first.wrapping_add(lane as u64));
         }
         let [high, low, ..] = lanes(counter, self.key);
         let mut bits = [0; LANES];

@@ -190,5 +190,5 @@ fn bitwise_crc32c(bytes: &[u8]) -> u32 {
 }
 
 fn mask(crc: u32) -> u32 {
-    (crc >> 15 | crc << 17).wrapping_add(0xa282_ead8)
+    crc.rotate_right(15).wrapping_add(0xa282_ead8)
 }
