@@ -16,9 +16,8 @@ pub(crate) fn all_gather(group: &Group, dim: usize) -> Result<Prepared> {
     let shape = if dim == 0 { [ROWS, COLUMNS] } else { [COLUMNS, ROWS] };
     let Parts { whole, own, sizes } = Parts::new(group, &shape, dim)?;
     let group = group.clone();
-    let run = move || Ok(all_gather_v(&own, Some(&sizes), dim as i64, true, &group)?);
-    let gathered: Tensor = run()?;
-    ensure!(gathered == whole, "all_gather_v along dim {dim} gave a wrong result");
+    let run = move || -> Result<Tensor> { Ok(all_gather_v(&own, Some(&sizes), dim as i64, true, &group)?) };
+    ensure!(run()? == whole, "all_gather_v along dim {dim} gave a wrong result");
     Ok(prepared(run, whole))
 }
 
@@ -43,9 +42,8 @@ pub(crate) fn scatter(group: &Group) -> Result<Prepared> {
     let Parts { whole, own, sizes } = Parts::new(group, &[ROWS, COLUMNS], 0)?;
     let source = if group.rank() == 0 { whole } else { Tensor::f_empty([1, COLUMNS], FLOAT)? };
     let group = group.clone();
-    let run = move || Ok(scatter_v(&source, Some(&sizes), 0, 0, &group)?);
-    let scattered: Tensor = run()?;
-    ensure!(scattered == own, "scatter_v gave a wrong result");
+    let run = move || -> Result<Tensor> { Ok(scatter_v(&source, Some(&sizes), 0, 0, &group)?) };
+    ensure!(run()? == own, "scatter_v gave a wrong result");
     Ok(prepared(run, own))
 }
 

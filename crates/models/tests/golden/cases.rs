@@ -1,4 +1,5 @@
 //! Reading golden cases and comparing with them.
+#![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
 
 use std::path::PathBuf;
 

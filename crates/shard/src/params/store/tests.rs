@@ -9,9 +9,9 @@ fn store() -> ParamStore {
 }
 
 fn filled(mut store: ParamStore) -> ParamStore {
-    store.param("w", &[5, 3], Init::XavierUniform, Placement::Shard(0)).unwrap();
-    store.param("b", &[5], Init::Normal { mean: 0.0, std: 1.0 }, Placement::Replicate).unwrap();
-    store.buffer("scale", &[2], Init::Constant(2.0), Placement::Replicate).unwrap();
+    let _ = store.param("w", &[5, 3], Init::XavierUniform, Placement::Shard(0)).unwrap();
+    let _ = store.param("b", &[5], Init::Normal { mean: 0.0, std: 1.0 }, Placement::Replicate).unwrap();
+    let _ = store.buffer("scale", &[2], Init::Constant(2.0), Placement::Replicate).unwrap();
     store.tie("alias.b", "b").unwrap();
     store
 }
@@ -32,7 +32,7 @@ fn order_flags_and_ties() {
 #[test]
 fn values_depend_on_the_name_not_on_the_order() {
     let mut store = store();
-    store.param("b", &[5], Init::Normal { mean: 0.0, std: 1.0 }, Placement::Replicate).unwrap();
+    let _ = store.param("b", &[5], Init::Normal { mean: 0.0, std: 1.0 }, Placement::Replicate).unwrap();
     assert_eq!(store.get("b").unwrap().tensor, filled(self::store()).get("b").unwrap().tensor);
 }
 
