@@ -13,6 +13,10 @@ use isobar_harness::{output_within, workspace};
 fn isobar(args: &[&str]) -> Output {
     let mut command = Command::new(env!("CARGO_BIN_EXE_isobar-app"));
     command.current_dir(workspace()).args(args).env("NO_COLOR", "1").env_remove("RUST_LOG");
+    // Keys of the configuration, if the caller has any.
+    for (name, _) in std::env::vars_os().filter(|(name, _)| name.to_string_lossy().starts_with("ISOBAR_")) {
+        command.env_remove(name);
+    }
     output_within(&mut command, Duration::from_secs(120)).unwrap().expect("did not end")
 }
 

@@ -34,21 +34,21 @@ fn check(launch: &Launch, ranks: usize, method: &str, backend: &str) {
 #[rstest]
 fn mpirun(#[values(1, 2, 4)] ranks: usize) {
     if has_mpi() {
-        check(&Launch::mpirun(ranks, WHOAMI), ranks, "openmpi", "mpi");
+        check(&Launch::mpirun(ranks, WHOAMI), ranks, "OPENMPI", "mpi");
     }
 }
 
 #[test]
 fn srun_with_pmix_is_mpi() {
     if has_mpi() && has_slurm() {
-        check(&Launch::srun(2, "pmix", WHOAMI), 2, "slurm", "mpi");
+        check(&Launch::srun(2, "pmix", WHOAMI), 2, "SLURM", "mpi");
     }
 }
 
 #[test]
 fn srun_without_pmix_is_gloo() {
     if has_slurm() {
-        check(&Launch::srun(2, "none", WHOAMI), 2, "slurm", "gloo");
+        check(&Launch::srun(2, "none", WHOAMI), 2, "SLURM", "gloo");
     }
 }
 
@@ -66,13 +66,13 @@ fn mpi_without_pmix_says_the_mend() {
 #[rstest]
 fn plain(#[values(1, 2, 4)] ranks: usize) {
     let backend = if ranks == 1 { "single" } else { "gloo" };
-    check(&Launch::plain(ranks, WHOAMI), ranks, "env", backend);
+    check(&Launch::plain(ranks, WHOAMI), ranks, "ENV", backend);
 }
 
 #[test]
 fn gloo_under_mpirun() {
     if has_mpi() {
-        check(&Launch::mpirun(2, WHOAMI).arg("gloo"), 2, "openmpi", "gloo");
+        check(&Launch::mpirun(2, WHOAMI).arg("gloo"), 2, "OPENMPI", "gloo");
     }
 }
 
