@@ -59,3 +59,8 @@ pub fn json_of_ranks(launch: &Launch) -> Vec<Value> {
     };
     outcome.ranks.iter().map(read).collect()
 }
+
+/// The program of the readme, compiled and run.
+#[cfg(doctest)]
+#[doc = include_str!("../../README.md")]
+pub struct Readme;

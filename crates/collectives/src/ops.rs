@@ -18,7 +18,7 @@ use crate::start;
 ///
 /// Every rank of the group calls. Backward is `reduce_scatter_v` with sum, in fp32 for 16-bit floats where `use_fp32`
 /// says so: for P ranks that go on alike, the gradient is P-fold (for a value that counts once, see
-/// [`gather_from_parallel_region`]).
+/// [`gather_from_parallel_region`](crate::gather_from_parallel_region)).
 ///
 /// # Errors
 ///
@@ -249,7 +249,7 @@ pub fn indexed_all_to_all_v(
 /// 16-bit floats are combined in fp32.
 ///
 /// Every rank calls. Sum and mean are differentiable and their own adjoints: for P ranks that go on alike, the gradient
-/// is P-fold (for a value that counts once, see [`reduce_from_parallel_region`]).
+/// is P-fold (for a value that counts once, see [`reduce_from_parallel_region`](crate::reduce_from_parallel_region)).
 ///
 /// # Errors
 ///

@@ -38,7 +38,8 @@ impl Square {
         let mut hidden = x.linear(get("a"), Some(get("a.bias"))).tanh();
         if let Some(step) = step {
             let window = Window::whole(&[step.total, 8]).narrow(0, step.offset, samples.len() as i64)?;
-            hidden += step.generator.normal(&window, 0.0, 0.01, OPTIONS)?;
+            // Not `+=`: it would change in place what the backward pass of tanh needs.
+            hidden = hidden.f_add(&step.generator.normal(&window, 0.0, 0.01, OPTIONS)?)?;
         }
         Ok((hidden.linear::<Tensor>(get("b"), None), x.square()))
     }

@@ -1,7 +1,7 @@
 //! libtorch's gloo, over TCP, for launches without MPI. Messages between pairs of ranks carry bytes; the TCP store at
 //! which the ranks meet carries notices.
 
-use std::net::IpAddr;
+use std::net::UdpSocket;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
@@ -25,8 +25,8 @@ pub struct Options {
     pub size: usize,
     /// How long a call may take, and meeting.
     pub deadline: Duration,
-    /// The network interface for the connections between ranks (`eth0`); `None`: that of the machine's own name, or the
-    /// loopback interface where `addr` is one of it.
+    /// The network interface for the connections between ranks (`eth0`); `None`: the one on the way
+    /// to `addr`.
     pub interface: Option<String>,
 }
 
@@ -50,14 +50,25 @@ pub fn world(options: &Options) -> Result<Group> {
             "rank {rank} of {size} could not reach the store of rank 0 at {addr}:{port} (MASTER_ADDR, MASTER_PORT): {error}"
         ))
     })?;
-    let is_loopback = addr == "localhost" || addr.parse::<IpAddr>().is_ok_and(|ip| ip.is_loopback());
-    let host = (interface.is_none() && is_loopback).then(|| "127.0.0.1".to_owned());
+    let host = if interface.is_none() { address_towards(addr, *port) } else { None };
     let gloo_options = GlooOptions { timeout: *deadline, interface: interface.clone(), host };
     let gloo = Gloo::new(&store, "isobar", *rank, *size, &gloo_options)
         .map_err(|error| failed(format!("rank {rank} of {size} could not connect to the others: {error}")))?;
     let mailbox = Mailbox { store, read: 0, looked: Instant::now(), notices: Vec::new() };
     let backend = GlooBackend { gloo: Arc::new(gloo), rank: *rank, mailbox: Mutex::new(mailbox) };
     Ok(Group::world(Box::new(backend), *rank, *size, *deadline))
+}
+
+/// This machine's address on the way to a host. The machine's own name, which gloo would look up, is often that of a
+/// loopback interface, or of none.
+fn address_towards(host: &str, port: u16) -> Option<String> {
+    // Connecting a datagram socket sends nothing: it only chooses the route.
+    let route = |local: &str| {
+        let socket = UdpSocket::bind((local, 0)).ok()?;
+        socket.connect((host, port)).ok()?;
+        Some(socket.local_addr().ok()?.ip().to_string())
+    };
+    route("0.0.0.0").or_else(|| route("::"))
 }
 
 /// gloo's tags are 32 bits; those of c10d are positive; one bit tells lengths from bodies.

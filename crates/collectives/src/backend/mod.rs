@@ -47,6 +47,7 @@ impl std::fmt::Display for BackendKind {
 
 /// What a backend can carry without a copy.
 #[derive(Debug, Clone, Copy)]
+#[cfg_attr(not(feature = "mpi"), expect(dead_code, reason = "MPI alone carries rows"))]
 pub(crate) enum Carries {
     /// Tensors with any strides, whole.
     Strided,
@@ -85,6 +86,7 @@ pub(crate) const MAX_CONTEXTS: u32 = 1 << CONTEXT_BITS;
 
 /// One side of a message.
 #[derive(Debug)]
+#[cfg_attr(not(feature = "mpi"), expect(dead_code, reason = "MPI alone carries rows"))]
 pub(crate) struct Transfer {
     /// The other side's rank in the world.
     pub(crate) peer: usize,
@@ -96,6 +98,7 @@ pub(crate) struct Transfer {
 
 /// Rows of equal length in a tensor's memory.
 #[derive(Debug, Clone)]
+#[cfg_attr(not(feature = "mpi"), expect(dead_code, reason = "MPI alone carries rows"))]
 pub(crate) struct Rows {
     pub(crate) offsets: Vec<usize>,
     pub(crate) bytes: usize,
