@@ -15,7 +15,9 @@ use crate::{
 const NO_DEFAULT: &str = "--no-default-features";
 const HDF5_NEEDS_CMAKE: (u32, u32) = (3, 26);
 
+// No group: each task that flattens these has one of the same name.
 #[derive(Args)]
+#[group(skip)]
 pub(crate) struct Options {
     /// Install the CUDA libraries of PyTorch too (4.7 GB)
     #[arg(long)]

@@ -88,3 +88,13 @@ Examples:
 
 Exit codes: 0 every case passed on every layout; 1 a case failed, is unsupported, or none was found; 2 wrong command
 line; 3 a case that cannot be read; 4 ranks that cannot start.";
+
+#[cfg(test)]
+mod tests {
+    use clap::CommandFactory;
+
+    #[test]
+    fn the_command_line_is_sound() {
+        super::Cli::command().debug_assert();
+    }
+}
