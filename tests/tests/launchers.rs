@@ -46,16 +46,16 @@ fn srun_with_pmix_is_mpi() {
 }
 
 #[test]
-fn srun_without_pmix_is_gloo() {
+fn srun_without_pmix_runs_over_gloo_where_asked_to() {
     if has_slurm() {
-        check(&Launch::srun(2, "none", WHOAMI), 2, "SLURM", "gloo");
+        check(&Launch::srun(2, "none", WHOAMI).arg("gloo"), 2, "SLURM", "gloo");
     }
 }
 
-#[test]
-fn mpi_without_pmix_says_the_mend() {
+#[rstest]
+fn srun_without_pmix_says_the_mend(#[values("auto", "mpi")] backend: &str) {
     if has_mpi() && has_slurm() {
-        let outcome = failed(&Launch::srun(2, "none", WHOAMI).arg("mpi"));
+        let outcome = failed(&Launch::srun(2, "none", WHOAMI).arg(backend));
         for rank in &outcome.ranks {
             assert!(rank.stderr.contains("srun started no PMIx server"), "{outcome}");
             assert!(rank.stderr.contains("srun --mpi=pmix"), "{outcome}");

@@ -85,7 +85,9 @@ fn known(cause: &(dyn std::error::Error + 'static)) -> Option<Exit> {
 fn collective(error: &isobar_collectives::Error) -> Exit {
     use isobar_collectives::Error;
     match error {
-        Error::Timeout { .. } | Error::Dead { .. } | Error::Backend { .. } => Exit::Lost,
+        Error::Timeout { .. } | Error::Dead { .. } | Error::Backend { .. } | Error::Absent { .. } => {
+            Exit::Lost
+        }
         Error::Argument { .. } | Error::Peer { .. } => Exit::Mismatch,
         Error::Start { .. } => Exit::Usage,
         _ => Exit::Failed,
@@ -96,7 +98,7 @@ fn manager(error: &isobar_manager::Error) -> Exit {
     use isobar_manager::Error;
     match error {
         Error::Collective(inner) => collective(inner),
-        Error::Disagreement { .. } => Exit::Mismatch,
+        Error::Disagreement { .. } | Error::ConfigurationsDiffer { .. } => Exit::Mismatch,
         Error::Start { source, .. } => collective(source),
         _ => Exit::Usage,
     }

@@ -86,6 +86,23 @@ pub enum Error {
         /// What was wrong, and the mend.
         problem: String,
     },
+    /// Ranks did not come to the start of a backend by the deadline.
+    #[error(
+        "{backend} could not start: rank {rank} of {size} waited {} s in vain for ranks {missing:?}; were they started, \
+         with the same address and port? (the deadline is set by distributed.timeout_s)", after.as_secs_f64()
+    )]
+    Absent {
+        /// The backend's name.
+        backend: &'static str,
+        /// This rank.
+        rank: usize,
+        /// The number of ranks.
+        size: usize,
+        /// The ranks that are missing.
+        missing: Vec<usize>,
+        /// How long this rank waited.
+        after: Duration,
+    },
     /// An argument of a function of one rank that cannot be.
     #[error("{operation}: {problem}")]
     Input {

@@ -109,6 +109,17 @@ pub fn start(
     buffer_kind: Option<Kind>,
     group: &Group,
 ) -> Result<Work<Vec<Tensor>>> {
+    start_in(tensors, op, buffer_kind, true, group)
+}
+
+/// `use_fp32`: whether a buffer of a 16-bit kind is summed in fp32.
+pub(crate) fn start_in(
+    tensors: &[&Tensor],
+    op: ReduceOp,
+    buffer_kind: Option<Kind>,
+    use_fp32: bool,
+    group: &Group,
+) -> Result<Work<Vec<Tensor>>> {
     let call = group.call("fused_all_reduce");
     let _guard = NoGrad::new();
     let Some(first) = tensors.first() else { return Ok(Work::start(call, async { Ok(Vec::new()) })) };
@@ -128,7 +139,7 @@ pub fn start(
         places.push((at, tensor.size(), tensor.kind(), tensor.device()));
         at += length;
     }
-    let reduced = crate::start::all_reduce_as(call, &buffer, op, true)?;
+    let reduced = crate::start::all_reduce_as(call, &buffer, op, use_fp32)?;
     Ok(reduced.map(move |buffer| {
         let _guard = NoGrad::new();
         let leaf = |(at, shape, kind, device): (i64, Vec<i64>, _, _)| {

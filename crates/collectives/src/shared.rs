@@ -11,7 +11,7 @@ use crate::check::ReduceOp;
 use crate::error::{Error, Result};
 use crate::group::Group;
 use crate::work::Work;
-use crate::{exchange, start};
+use crate::{exchange, fused};
 
 /// Settings of [`mark_module_as_shared`].
 #[derive(Debug, Clone, Copy)]
@@ -190,7 +190,8 @@ impl Shared {
         let gradients: Vec<&Tensor> = gradients.iter().collect();
         let kind = gradients.first().map_or(Kind::Float, |g| g.kind());
         let buffer_kind = if self.use_fp32 { None } else { Some(kind) };
-        pass.works.push(start::fused_all_reduce(&gradients, ReduceOp::Sum, buffer_kind, &self.group)?);
+        let sums = fused::start_in(&gradients, ReduceOp::Sum, buffer_kind, self.use_fp32, &self.group)?;
+        pass.works.push(sums);
         Ok(())
     }
 

@@ -135,17 +135,17 @@ impl<T: Send + 'static> Work<T> {
         let _entered = span.enter();
         // The deadline bounds a wait; what a caller does between start and wait is its own affair.
         let since = Instant::now();
-        let mut polls = 0_u32;
+        let mut round = 0_u32;
         loop {
             if let Poll::Ready(result) = self.take() {
                 return result;
             }
-            polls = polls.wrapping_add(1);
-            if polls.is_multiple_of(16) {
+            round = round.wrapping_add(1);
+            if round.is_multiple_of(16) {
                 self.look_around(since);
             }
             self.call.outstanding().advance();
-            self.call.backend().idle();
+            self.call.backend().idle(round);
         }
     }
 

@@ -23,7 +23,7 @@ pub const SKIPS: &str = "XTASK_SKIPS";
 ///
 /// # Examples
 ///
-/// ```
+/// ```no_run
 /// if !std::path::Path::new("/dev/nvidia0").exists() {
 ///     isobar_harness::skip("no GPU");
 ///     return;

@@ -55,6 +55,14 @@ pub enum Error {
         /// Who said what.
         differences: String,
     },
+    /// Ranks that were given other configurations.
+    #[error(
+        "configurations differ: {differences}; give all ranks the same files, environment and --set options"
+    )]
+    ConfigurationsDiffer {
+        /// Ranks, keys and values.
+        differences: String,
+    },
     /// A mesh that cannot be.
     #[error("mesh of shape {shape:?} with axes {names:?}: {problem}")]
     Mesh {

@@ -1,4 +1,4 @@
-//! A rank that says who it is, and whether it can talk to the others: `whoami [BACKEND]`.
+//! A rank that says who it is, and whether it can talk to the others: `whoami [BACKEND [SECONDS]]`.
 #![expect(clippy::print_stdout, reason = "a program of tests, read by them")]
 
 use std::{env, time::Duration};
@@ -14,12 +14,13 @@ use tch::Tensor;
 
 fn main() -> Result<()> {
     let backend = match env::args().nth(1).as_deref() {
-        None => BackendChoice::Auto,
+        None | Some("auto") => BackendChoice::Auto,
         Some("mpi") => BackendChoice::Mpi,
         Some("gloo") => BackendChoice::Gloo,
         Some(other) => bail!("no backend {other}"),
     };
-    let deadline = Duration::from_secs(60);
+    let seconds = env::args().nth(2).map_or(Ok(60), |seconds| seconds.parse()).context("SECONDS")?;
+    let deadline = Duration::from_secs(seconds);
     let config =
         DistributedConfig { backend, timeout_s: deadline.as_secs_f64(), ..DistributedConfig::default() };
     let manager = DistributedManager::initialize_with(&config)?;

@@ -20,6 +20,9 @@ use crate::config::{Config, ConfigArgs};
 use crate::exit::Exit;
 use crate::{start, terminal};
 
+/// What each rank may set for itself: where it finds the others, and folders of its own machine.
+const RANKS_OWN: [&str; 3] = ["distributed", "run.output", "data.path"];
+
 /// What `isobar train` takes.
 #[derive(Debug, Args)]
 pub(crate) struct TrainArgs {
@@ -58,6 +61,7 @@ pub(crate) fn run(args: &TrainArgs) -> Result<Exit> {
 }
 
 fn train(manager: &DistributedManager, resolved: &Resolved<Config>) -> Result<()> {
+    resolved.agree(&manager.group(None)?, &RANKS_OWN)?;
     let config = &resolved.value;
     let (ranks, model_group) = groups(manager, config)?;
     let folder = config.run.folder();

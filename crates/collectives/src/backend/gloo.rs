@@ -3,6 +3,7 @@
 
 use std::net::UdpSocket;
 use std::sync::{Arc, Mutex, PoisonError};
+use std::thread;
 use std::time::{Duration, Instant};
 
 use isobar_torch::c10d::{Gloo, GlooOptions, TcpStore, Work};
@@ -50,13 +51,32 @@ pub fn world(options: &Options) -> Result<Group> {
             "rank {rank} of {size} could not reach the store of rank 0 at {addr}:{port} (MASTER_ADDR, MASTER_PORT): {error}"
         ))
     })?;
+    meet(&store, options)?;
     let host = if interface.is_none() { address_towards(addr, *port) } else { None };
-    let gloo_options = GlooOptions { timeout: *deadline, interface: interface.clone(), host };
+    // gloo's clock runs longer than that of waits, which know what they wait for.
+    let gloo_options =
+        GlooOptions { timeout: deadline.saturating_mul(2), interface: interface.clone(), host };
     let gloo = Gloo::new(&store, "isobar", *rank, *size, &gloo_options)
         .map_err(|error| failed(format!("rank {rank} of {size} could not connect to the others: {error}")))?;
     let mailbox = Mailbox { store, read: 0, looked: Instant::now(), notices: Vec::new() };
     let backend = GlooBackend { gloo: Arc::new(gloo), rank: *rank, mailbox: Mutex::new(mailbox) };
     Ok(Group::world(Box::new(backend), *rank, *size, *deadline))
+}
+
+/// Waits at the store until all ranks have come.
+fn meet(store: &TcpStore, Options { rank, size, deadline, .. }: &Options) -> Result<()> {
+    let key = |rank: usize| format!("isobar/here/{rank}");
+    store.set(&key(*rank), &[])?;
+    if store.add("isobar/come", 1)? == *size as i64 {
+        store.set("isobar/all", &[])?;
+    }
+    let Err(error) = store.wait(&["isobar/all"], *deadline) else { return Ok(()) };
+    let missing: Vec<usize> =
+        (0..*size).filter(|&rank| store.check(&[&key(rank)]).is_ok_and(|here| !here)).collect();
+    match missing.is_empty() {
+        true => Err(error.into()),
+        false => Err(Error::Absent { backend: "gloo", rank: *rank, size: *size, missing, after: *deadline }),
+    }
 }
 
 /// This machine's address on the way to a host. The machine's own name, which gloo would look up, is often that of a
@@ -76,6 +96,9 @@ const TAG_BITS: u32 = 30;
 
 /// How often a waiting rank asks the store for notices.
 const LOOK_EVERY: Duration = Duration::from_millis(50);
+
+/// For how many rounds a wait stays ready to go on at once.
+const SPIN_ROUNDS: u32 = 64;
 
 struct GlooBackend {
     gloo: Arc<Gloo>,
@@ -165,6 +188,14 @@ impl Backend for GlooBackend {
             }
         }
         mailbox.notices.iter().find(|notice| notice.concerns(context, sequence)).cloned()
+    }
+
+    fn idle(&self, round: u32) {
+        // gloo's own threads move the data, and want the processor for it.
+        match round < SPIN_ROUNDS {
+            true => thread::yield_now(),
+            false => thread::sleep(Duration::from_micros(20)),
+        }
     }
 }
 

@@ -186,8 +186,8 @@ pub(crate) trait Backend: Send + Sync {
     /// A notice that has come in for this operation.
     fn notice(&self, context: u32, sequence: u64) -> Option<Notice>;
 
-    /// Gives the processor away for a moment while nothing moves.
-    fn idle(&self) {
+    /// Gives the processor away for a moment, in the round of a wait with this number.
+    fn idle(&self, _round: u32) {
         std::thread::yield_now();
     }
 }

@@ -167,7 +167,7 @@ impl Backend for Threads {
         self.hub.notice(self.rank, context, sequence)
     }
 
-    fn idle(&self) {
+    fn idle(&self, _round: u32) {
         // A short wait, since what is waited for may have come between the poll and here.
         drop(
             self.hub

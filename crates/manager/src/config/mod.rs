@@ -35,6 +35,7 @@
 //! # Ok::<(), isobar_manager::config::ConfigError>(())
 //! ```
 
+mod agree;
 mod check;
 mod distributed;
 mod document;

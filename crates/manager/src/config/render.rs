@@ -264,7 +264,7 @@ fn chosen<'s, 'a>(shapes: &'s [Shape<'a>], dict: &Dict) -> Option<&'s Shape<'a>>
 }
 
 /// A value on one line; none for what is unset.
-fn inline(value: &FigmentValue) -> Option<String> {
+pub(super) fn inline(value: &FigmentValue) -> Option<String> {
     match value {
         FigmentValue::String(_, text) => Some(string(text)),
         FigmentValue::Char(_, c) => Some(string(&c.to_string())),

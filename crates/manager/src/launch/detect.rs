@@ -169,7 +169,10 @@ impl Reader<'_> {
             local_rank,
             addr: addr.map(str::to_owned),
             port,
-            process_manager: self.environment.has("PMIX_RANK") || self.environment.has("PMIX_NAMESPACE"),
+            // Of the plugins pmix and pmi2; an MPI that does not know the latter counts one rank, which is an error then.
+            process_manager: ["PMIX_RANK", "PMIX_NAMESPACE", "PMI_RANK"]
+                .iter()
+                .any(|name| self.environment.has(name)),
         })
     }
 

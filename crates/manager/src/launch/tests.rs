@@ -165,6 +165,7 @@ fn jobs_get_ports_of_their_own() {
     assert_eq!(port(&format!("{SLURM} MASTER_PORT=4000")), 4000);
 }
 
+const SLURM_OF_ONE: &str = "SLURM_STEP_ID=0 SLURM_PROCID=0 SLURM_NPROCS=1 SLURM_LOCALID=0";
 const PMIX: &str = " PMIX_RANK=2 PMIX_NAMESPACE=slurm.pmix.7.0";
 
 #[rstest]
@@ -176,7 +177,16 @@ const PMIX: &str = " PMIX_RANK=2 PMIX_NAMESPACE=slurm.pmix.7.0";
 #[case::mpirun_without_mpi(&format!("{OPENMPI} MASTER_PORT=4000"), BackendChoice::Auto, false, "gloo 127.0.0.1:4000")]
 #[case::gloo_under_mpirun(&format!("{OPENMPI} MASTER_PORT=4000"), BackendChoice::Gloo, true, "gloo 127.0.0.1:4000")]
 #[case::srun_with_pmix(&format!("{SLURM}{PMIX}"), BackendChoice::Auto, true, "mpi")]
-#[case::srun_without_pmix(&format!("{SLURM} MASTER_PORT=4000"), BackendChoice::Auto, true, "gloo 10.0.0.2:4000")]
+#[case::srun_with_pmi2(&format!("{SLURM} PMI_RANK=2 PMI_SIZE=4"), BackendChoice::Auto, true, "mpi")]
+#[case::srun_without_mpi(&format!("{SLURM} MASTER_PORT=4000"), BackendChoice::Auto, false, "gloo 10.0.0.2:4000")]
+#[case::srun_gloo_without_pmix(
+    &format!("{SLURM} MASTER_PORT=4000"),
+    BackendChoice::Gloo,
+    true,
+    "gloo 10.0.0.2:4000"
+)]
+#[case::srun_without_pmix(SLURM, BackendChoice::Auto, true, "error: srun started no PMIx server")]
+#[case::srun_of_one_without_pmix(SLURM_OF_ONE, BackendChoice::Auto, true, "single")]
 #[case::pmix("PMIX_RANK=1", BackendChoice::Auto, true, "mpi")]
 #[case::nccl_under_mpirun(OPENMPI, BackendChoice::Nccl, true, "mpi")]
 #[case::nccl_env(ENV, BackendChoice::Nccl, true, "gloo 10.0.0.1:29500")]

@@ -45,13 +45,14 @@ pub struct Available {
 
 /// Chooses the transport for a launch.
 ///
-/// `auto` takes MPI where the process manager is one that MPI can talk to and this build has it, gloo elsewhere. `nccl`
-/// needs a transport for its start-up and for CPU tensors, chosen as for `auto`.
+/// `auto` takes MPI where this build has it and mpirun or srun started the ranks, gloo elsewhere. `nccl` needs a
+/// transport for its start-up and for CPU tensors, chosen as for `auto`.
 ///
 /// # Errors
 ///
-/// A backend that this launch cannot serve: MPI that is not built in or whose process manager is not there, `single`
-/// with several ranks, gloo without an address.
+/// A backend that this launch cannot serve: MPI that is not built in or whose process manager is not there (srun
+/// without a PMIx plugin, with `auto` too: gloo in its place would be slower, and nobody asked for it), `single` with
+/// several ranks, gloo without an address.
 pub fn transport(
     launch: &Launch,
     options: &TransportOptions,
@@ -72,6 +73,7 @@ pub fn transport(
             Method::Single => Ok(Transport::Single),
             _ if launch.process_manager && available.mpi => Ok(Transport::Mpi),
             _ if !several => Ok(Transport::Single),
+            Method::Slurm if available.mpi => mpi(launch, available),
             _ => gloo(launch, options),
         },
     }

@@ -28,8 +28,10 @@ fn loading_is_idempotent() {
 }
 
 #[test]
-#[ignore = "needs an NVIDIA GPU"]
 fn streams_and_events_order_work() {
+    if !is_available() {
+        return isobar_harness::skip("no GPU");
+    }
     let main = Stream::current(0).unwrap();
     let side = Stream::from_pool(0, true).unwrap();
     assert_ne!(main, side);

@@ -1,0 +1,93 @@
+//! How `isobar train` ends where ranks do not agree, or one of them is lost: on all ranks, soon, and with its own code.
+#![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
+
+use std::{path::Path, time::Duration};
+
+use isobar_harness::{Launch, Outcome, workspace};
+use isobar_tests::has_mpi;
+use rstest::rstest;
+use tempfile::tempdir;
+
+/// Two ranks of a run on the excerpt of the data set, each behind `script`, which sees the program and its arguments as
+/// `"$@"` and the rank as `$rank`, and says in the end with which code the program ended.
+fn train(launch: Launch, output: &Path, script: &str) -> Outcome {
+    let metrics = output.join("darcy_afno/metrics.jsonl");
+    let script = format!(
+        "rank=${{RANK:-$OMPI_COMM_WORLD_RANK}}; metrics={}; {script}; echo code $?",
+        metrics.display()
+    );
+    launch
+        .current_dir(workspace())
+        .deadline(Duration::from_secs(100))
+        .args(["-c", &script, "sh", env!("CARGO_BIN_EXE_isobar-app"), "train", "configs/darcy_afno.toml"])
+        .args(["--set", "data.path=tests/data/darcy_excerpt.h5", "--set", "data.validation_samples=0"])
+        .args(["--set", &format!("run.output={}", output.display()), "--set", "metrics.every_steps=1"])
+        .args(["--set", "train.epochs=100000", "--set", "train.batch_size=8"])
+        .args(["--set", "distributed.timeout_s=20"])
+        .run()
+        .unwrap()
+}
+
+#[track_caller]
+fn ends_with(outcome: &Outcome, rank: usize, code: i32, words: &[&str]) {
+    let said = &outcome.ranks[rank];
+    assert!(said.stdout.contains(&format!("code {code}\n")), "{outcome}");
+    for word in words {
+        assert!(said.stderr.contains(word), "no {word:?} in {outcome}");
+    }
+    assert!(!said.stderr.contains("panicked"), "{outcome}");
+}
+
+fn launch(mpi: bool) -> Launch {
+    if mpi { Launch::mpirun(2, "sh") } else { Launch::plain(2, "sh") }
+}
+
+#[rstest]
+fn ranks_with_other_configurations_end_with_5(#[values(false, true)] mpi: bool) {
+    if mpi && !has_mpi() {
+        return;
+    }
+    let output = tempdir().unwrap();
+    let outcome = train(launch(mpi), output.path(), r#""$@" --set run.seed=$rank"#);
+    for rank in 0..2 {
+        ends_with(&outcome, rank, 5, &["run.seed is 1 where rank 0 has 0"]);
+    }
+}
+
+#[test]
+fn a_killed_rank_ends_the_others_with_4() {
+    let output = tempdir().unwrap();
+    let script = r#"
+        if [ $rank = 1 ]; then
+            "$@" & while [ ! -s "$metrics" ] && kill -0 $!; do sleep 0.1; done; kill -KILL $!; wait $!
+        else
+            "$@"
+        fi"#;
+    let outcome = train(launch(false), output.path(), script);
+    ends_with(&outcome, 1, 137, &[]);
+    ends_with(&outcome, 0, 4, &["rank 0"]);
+}
+
+#[rstest]
+fn a_stopped_rank_ends_the_others_with_4(#[values(false, true)] mpi: bool) {
+    if mpi && !has_mpi() {
+        return;
+    }
+    let output = tempdir().unwrap();
+    let script = r#"
+        if [ $rank = 1 ]; then
+            "$@" & while [ ! -s "$metrics" ] && kill -0 $!; do sleep 0.1; done; kill -STOP $!; sleep 40; kill -KILL $!
+        else
+            "$@"
+        fi"#;
+    let outcome = train(launch(mpi), output.path(), script);
+    ends_with(&outcome, 0, 4, &["rank 0", "after 20"]);
+}
+
+#[test]
+fn a_rank_that_does_not_come_ends_the_others_with_4() {
+    let output = tempdir().unwrap();
+    let script = r#"if [ $rank = 1 ]; then true; else "$@" --set distributed.timeout_s=2; fi"#;
+    let outcome = train(launch(false), output.path(), script);
+    ends_with(&outcome, 0, 4, &["waited 2 s in vain for ranks [1]"]);
+}
