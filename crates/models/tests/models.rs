@@ -209,6 +209,34 @@ fn dropout_is_the_same_for_parts_of_a_batch() {
     assert_eq!(again, whole);
 }
 
+/// A window that holds no mode leaves the filter's input, as a filter whose weights are zero does.
+#[test]
+fn no_mode_kept() {
+    let x = random(&[2, 2, 16, 12], Kind::Double);
+    let run = |fraction, zeros: bool| {
+        let config = AfnoConfig { hard_thresholding_fraction: fraction, ..small() };
+        let mut params = store().with_options(Kind::Double, Device::Cpu);
+        let model = Afno::new(&config, &mut params).unwrap();
+        let filter = |name: &str| name.contains(".filter.");
+        tch::no_grad(|| {
+            for parameter in params.parameters().iter().filter(|p| zeros && filter(&p.name)) {
+                let _ = parameter.tensor.shallow_clone().fill_(0.0);
+            }
+        });
+        let output = model.forward(&x, Mode::Eval).unwrap();
+        output.sum(Kind::Double).backward();
+        let grads: Vec<Tensor> = params.trainable().map(|p| p.tensor.grad()).collect();
+        (output, grads)
+    };
+    // 4 x 6 tokens: a third of 3 modes is the first to be one.
+    let ((got, got_grads), (want, want_grads)) = (run(0.3, false), run(1.0, true));
+    assert!(max_error(&got, &want) < 1e-12);
+    assert!(max_error(&got, &run(0.34, false).0) > 1e-9);
+    for (got, want) in got_grads.iter().zip(&want_grads) {
+        assert!(max_error(got, want) < 1e-12);
+    }
+}
+
 #[rstest]
 #[case(Kind::Double, 1e-4)]
 #[case(Kind::BFloat16, 0.2)]

@@ -69,11 +69,21 @@ pub trait Spectral: Sized {
 
 impl Spectral for Tensor {
     fn rfft2(&self, dims: [i64; 2], norm: FftNorm) -> Result<Self> {
-        named("rfft2", &[self], self.f_fft_rfft2(None::<&[i64]>, dims, norm.name()))
+        let transform = || match extents(self, dims) {
+            Some([height, width]) if self.numel() == 0 => {
+                of_nothing(self, dims, [height, width / 2 + 1])?.f_to_kind(complex(self.kind()))
+            }
+            _ => self.f_fft_rfft2(None::<&[i64]>, dims, norm.name()),
+        };
+        named("rfft2", &[self], transform())
     }
 
     fn irfft2(&self, size: [i64; 2], dims: [i64; 2], norm: FftNorm) -> Result<Self> {
-        named("irfft2", &[self], self.f_fft_irfft2(&size[..], dims, norm.name()))
+        let transform = || match extents(self, dims) {
+            Some(_) if self.numel() == 0 && self.is_complex() => of_nothing(self, dims, size)?.f_real(),
+            _ => self.f_fft_irfft2(&size[..], dims, norm.name()),
+        };
+        named("irfft2", &[self], transform())
     }
 
     fn rfft2_modes(&self, dim: i64, modes: &Modes, norm: FftNorm) -> Result<Self> {
@@ -85,8 +95,11 @@ impl Spectral for Tensor {
         }
         let plan = Plan::new(op, self, &shape[..at], [shape[at], shape[at + 1]], &shape[at + 2..], modes)?;
         let x = named(op, &[self], self.f_reshape([plan.outer, plan.height, plan.width, plan.inner]))?;
-        let result =
-            if plan.short() { plan.forward_by_matrices(&x, norm)? } else { plan.forward_by_fft(&x, norm)? };
+        let result = match plan.way() {
+            Way::OfNothing => named(op, &[self], of_nothing(&x, [1, 2], [2 * plan.rows(), plan.columns()]))?,
+            Way::Matrices => plan.forward_by_matrices(&x, norm)?,
+            Way::Fft => plan.forward_by_fft(&x, norm)?,
+        };
         let shape = [&shape[..at], &[2, plan.rows(), plan.columns()], &shape[at + 2..]].concat();
         named(op, &[self], result.f_reshape(shape))
     }
@@ -103,13 +116,25 @@ impl Spectral for Tensor {
             ));
         }
         let plan = Plan::new(op, self, &shape[..at], size, &shape[at + 3..], modes)?;
-        let field = if plan.short() {
-            plan.inverse_by_matrices(self, norm)?
-        } else {
-            plan.inverse_by_fft(self, norm)?
+        let field = match plan.way() {
+            Way::OfNothing => {
+                let shape = [plan.outer, 2 * plan.rows(), plan.columns(), plan.inner];
+                let modes = named(op, &[self], self.f_reshape(shape))?;
+                named(op, &[self], of_nothing(&modes, [1, 2], size))?
+            }
+            Way::Matrices => plan.inverse_by_matrices(self, norm)?,
+            Way::Fft => plan.inverse_by_fft(self, norm)?,
         };
         named(op, &[self], field.f_reshape([&shape[..at], &size, &shape[at + 3..]].concat()))
     }
+}
+
+/// How a transform is computed.
+enum Way {
+    /// There is nothing to transform: libtorch's transforms refuse that.
+    OfNothing,
+    Matrices,
+    Fft,
 }
 
 /// Extents of one transform of `[outer, height, width, inner]`.
@@ -163,10 +188,14 @@ impl<'a> Plan<'a> {
         self.modes.columns.end - self.modes.columns.start
     }
 
-    /// Whether products with the transform's matrices are faster: they cost `width + 2 height` multiplications a number,
-    /// at the speed of a matrix product, touch only the modes asked for, and move nothing about.
-    fn short(&self) -> bool {
-        self.device == Device::Cpu && self.width + 2 * self.height <= 512
+    fn way(&self) -> Way {
+        if self.outer * self.inner == 0 {
+            return Way::OfNothing;
+        }
+        // Where products with the transform's matrices are faster: they cost `width + 2 height` multiplications a number,
+        // at the speed of a matrix product, touch only the modes asked for, and move nothing about.
+        let short = self.device == Device::Cpu && self.width + 2 * self.height <= 512;
+        if short { Way::Matrices } else { Way::Fft }
     }
 
     /// `[outer, height, width, inner]` to `[outer, 2 rows, columns · inner]`.
@@ -232,6 +261,29 @@ impl<'a> Plan<'a> {
         };
         named("irfft2_modes", &[x], transform())
     }
+}
+
+/// A transform of the dims `dims` of a tensor that has no elements, to the extents `size`: attached to the graph, so that
+/// ranks without samples make the same nodes as the others.
+fn of_nothing(x: &Tensor, dims: [i64; 2], size: [i64; 2]) -> Result<Tensor, TchError> {
+    let points = x.f_sum_dim_intlist(&dims[..], true, x.kind())?;
+    let mut shape = points.size();
+    for (dim, extent) in dims.into_iter().zip(size) {
+        let at = dim.rem_euclid(shape.len() as i64) as usize;
+        shape[at] = extent;
+    }
+    points.f_expand(shape, false)
+}
+
+/// The extents along two dims, where both have some.
+fn extents(x: &Tensor, dims: [i64; 2]) -> Option<[i64; 2]> {
+    let shape = x.size();
+    let extent = |dim| Some(shape[resolve("rfft2", dim, shape.len()).ok()?]).filter(|&extent| extent > 0);
+    Some([extent(dims[0])?, extent(dims[1])?])
+}
+
+fn complex(kind: Kind) -> Kind {
+    if kind == Kind::Double { Kind::ComplexDouble } else { Kind::ComplexFloat }
 }
 
 /// One matrix `[i, j]` times each of a batch `[n, j, k]`.

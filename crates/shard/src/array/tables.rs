@@ -20,7 +20,7 @@ pub(super) fn real_forward(n: i64, columns: &Range<i64>, scale: f64, kind: Kind)
     for mode in columns.clone() {
         values.extend((0..n).map(|x| -wave.sin(mode, x)));
     }
-    matrix(values, n, kind)
+    matrix(values, [2 * (columns.end - columns.start), n], kind)
 }
 
 /// The matrix `[n, 2 K]` back from the modes `columns` of a half spectrum, the others being zero, to `n` real numbers.
@@ -35,7 +35,7 @@ pub(super) fn real_inverse(n: i64, columns: &Range<i64>, scale: f64, kind: Kind)
         values.extend(columns.clone().map(|mode| twice(mode) * wave.cos(mode, x)));
         values.extend(columns.clone().map(|mode| -mirrored(mode) * wave.sin(mode, x)));
     }
-    matrix(values, 2 * count, kind)
+    matrix(values, [n, 2 * count], kind)
 }
 
 /// The matrix `[2 R, 2 n]` from `n` complex numbers, real and imaginary part side by side, to their modes `rows`: R real
@@ -50,7 +50,7 @@ pub(super) fn complex_forward(n: i64, rows: &Range<i64>, scale: f64, kind: Kind)
     for mode in rows.clone() {
         values.extend((0..n).flat_map(|x| [-wave.sin(mode, x), wave.cos(mode, x)]));
     }
-    matrix(values, 2 * n, kind)
+    matrix(values, [2 * (rows.end - rows.start), 2 * n], kind)
 }
 
 /// Scaled cosines and sines of all multiples of 2π / n.
@@ -79,8 +79,7 @@ impl Wave {
     }
 }
 
-fn matrix(values: Vec<f64>, width: i64, kind: Kind) -> Result<Tensor> {
-    let height = values.len() as i64 / width.max(1);
-    let double = from_vec(values, &[height, width])?;
+fn matrix(values: Vec<f64>, shape: [i64; 2], kind: Kind) -> Result<Tensor> {
+    let double = from_vec(values, &shape)?;
     named("to_kind", &[&double], double.f_to_kind(kind))
 }

@@ -59,9 +59,12 @@ fn softshrink_has_libtorchs_gradient() {
 #[case([1], [6, 5], [4], 0..6, 0..3)]
 #[case([3], [1, 1], [2], 0..1, 0..1)]
 #[case([2], [4, 4], [2], 1..1, 0..2)]
+#[case([2], [4, 6], [1], 1..3, 0..0)]
+#[case([1], [4, 6], [2], 3..3, 0..0)]
 // Long ones, by the FFT.
 #[case([1], [4, 600], [2], 1..4, 0..301)]
 #[case([2], [301, 3], [1], 5..200, 1..2)]
+#[case([2], [4, 600], [1], 2..2, 0..0)]
 fn modes_are_a_part_of_the_half_spectrum(
     #[case] outer: [i64; 1],
     #[case] size: [i64; 2],
@@ -84,6 +87,27 @@ fn modes_are_a_part_of_the_half_spectrum(
     let whole = spectrum.zeros_like();
     whole.narrow(1, rows.start, row_count).narrow(2, columns.start, column_count).copy_(&complex);
     assert_close(&back, &Spectral::irfft2(&whole, size, [1, 2], norm).unwrap(), 1e-11);
+}
+
+/// A rank whose part of the batch is empty makes the same nodes as the others.
+#[rstest]
+#[case::short([8, 6])]
+#[case::long([4, 600])]
+fn transforms_of_nothing(#[case] size: [i64; 2], #[values([0, 2], [3, 0])] others: [i64; 2]) {
+    let ([height, width], [outer, inner]) = (size, others);
+    let x = Tensor::zeros([outer, height, width, inner], CPU64).set_requires_grad(true);
+    let modes = Modes { rows: 1..3, columns: 0..2 };
+    let spectrum = x.rfft2_modes(1, &modes, FftNorm::Ortho).unwrap();
+    assert_eq!(spectrum.size(), [outer, 2, 2, 2, inner]);
+    let back = spectrum.irfft2_modes(1, size, &modes, FftNorm::Ortho).unwrap();
+    let half = Spectral::rfft2(&x, [1, -2], FftNorm::Ortho).unwrap();
+    assert_eq!((half.size(), half.kind()), (vec![outer, height, width / 2 + 1, inner], Kind::ComplexDouble));
+    let whole = Spectral::irfft2(&half, size, [1, -2], FftNorm::Ortho).unwrap();
+    for y in [back, whole] {
+        assert_eq!((y.size(), y.kind()), (x.size(), Kind::Double));
+        let dx = grad(&[&y], &[&x], &[Some(y.zeros_like())], BackwardOptions::default()).unwrap();
+        assert_eq!(dx[0].as_ref().unwrap().size(), x.size());
+    }
 }
 
 #[test]

@@ -109,7 +109,7 @@ impl Generator {
         if !(0.0..1.0).contains(&p) {
             return Err(random("dropout_mask", format!("probability {p} is not in [0, 1)")));
         }
-        self.two_valued("dropout_mask", window, 1.0 - p, (1.0 / (1.0 - p)) as f32, options)
+        self.two_valued("dropout_mask", window, 1.0 - p, 1.0 / (1.0 - p), options)
     }
 
     fn two_valued(
@@ -117,14 +117,22 @@ impl Generator {
         what: &'static str,
         window: &Window,
         p: f64,
-        value: f32,
+        value: f64,
         (kind, device): (Kind, Device),
     ) -> Result<Tensor> {
         if !(0.0..=1.0).contains(&p) {
             return Err(random(what, format!("probability {p} is not in [0, 1]")));
         }
-        let values = self.values(window, |bits| if unit(bits) < p { value } else { 0.0 });
-        on_device(to_kind(from_vec(values, window.shape())?, kind)?, device)
+        let chosen = |bits| unit(bits) < p;
+        let tensor = if kind == Kind::Double {
+            let values = self.values(window, |bits| if chosen(bits) { value } else { 0.0 });
+            from_vec(values, window.shape())?
+        } else {
+            let value = value as f32;
+            let values = self.values(window, |bits| if chosen(bits) { value } else { 0.0 });
+            to_kind(from_vec(values, window.shape())?, kind)?
+        };
+        on_device(tensor, device)
     }
 
     fn fill(
@@ -257,6 +265,15 @@ mod tests {
         let i = generator.randint(&window, 5, 8, Device::Cpu).unwrap();
         near(i.mean(Kind::Double).double_value(&[]), 6.0);
         assert_eq!((i.min().int64_value(&[]), i.max().int64_value(&[])), (5, 7));
+    }
+
+    #[test]
+    fn dropout_scales_in_the_precision_of_the_kind() {
+        let window = Window::whole(&[64]);
+        let scale =
+            |options| Generator::new(4).dropout_mask(&window, 0.1, options).unwrap().max().double_value(&[]);
+        assert_eq!(scale(CPU64), 1.0 / 0.9);
+        assert_eq!(scale(CPU), f64::from((1.0 / 0.9) as f32));
     }
 
     #[test]
