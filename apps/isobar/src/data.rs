@@ -57,7 +57,10 @@ pub(crate) fn run(command: &DataCommand) -> Result<Exit> {
     }
     let bar = ProgressBar::new(args.samples as u64);
     bar.set_style(ProgressStyle::with_template("{bar:40} {pos}/{len} samples, {eta} left")?);
-    darcy(&options, &args.out, |ready| bar.set_position(ready as u64))?;
+    darcy(&options, &args.out, |ready| bar.set_position(ready as u64)).map_err(|error| match error {
+        isobar_data::Error::Invalid(what) => Exit::Usage.because(what).into(),
+        error => anyhow::Error::from(error),
+    })?;
     bar.finish_and_clear();
     let file = DarcyFile::open(&args.out).context("the file that was written cannot be read")?;
     let statistics = file.statistics(0..file.len())?;

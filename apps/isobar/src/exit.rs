@@ -59,6 +59,19 @@ impl fmt::Display for Ended {
 
 impl std::error::Error for Ended {}
 
+/// An error and its causes on one line.
+pub(crate) fn text(error: &anyhow::Error) -> String {
+    let mut text = error.to_string();
+    for cause in error.chain().skip(1) {
+        let part = cause.to_string();
+        // Some errors repeat their cause in their own text.
+        if !text.ends_with(&part) {
+            text = format!("{text}: {part}");
+        }
+    }
+    text
+}
+
 /// The exit that an error asks for: that of the first cause that is of a known kind.
 pub(crate) fn of(error: &anyhow::Error) -> Exit {
     error.chain().find_map(known).unwrap_or(Exit::Failed)
@@ -74,7 +87,8 @@ fn known(cause: &(dyn std::error::Error + 'static)) -> Option<Exit> {
     if cause.is::<isobar_manager::config::ConfigError>() {
         return Some(Exit::Usage);
     }
-    // Errors that are transparent for those of a crate below hide these from the chain, so each is asked.
+    // Errors that are transparent for those of a crate below hide these from the chain, so each is asked. What failed
+    // inside a backward pass is the source of the pass's error.
     (cause.downcast_ref().map(collective))
         .or_else(|| cause.downcast_ref().map(manager))
         .or_else(|| cause.downcast_ref().and_then(train))
@@ -85,10 +99,13 @@ fn known(cause: &(dyn std::error::Error + 'static)) -> Option<Exit> {
 fn collective(error: &isobar_collectives::Error) -> Exit {
     use isobar_collectives::Error;
     match error {
-        Error::Timeout { .. } | Error::Dead { .. } | Error::Backend { .. } | Error::Absent { .. } => {
-            Exit::Lost
-        }
-        Error::Argument { .. } | Error::Peer { .. } => Exit::Mismatch,
+        // Another rank that says it cannot go on is lost, however this one learns of it: by the transport or by its word.
+        Error::Timeout { .. }
+        | Error::Dead { .. }
+        | Error::Backend { .. }
+        | Error::Absent { .. }
+        | Error::Peer { .. } => Exit::Lost,
+        Error::Argument { .. } => Exit::Mismatch,
         Error::Start { .. } => Exit::Usage,
         _ => Exit::Failed,
     }
@@ -134,5 +151,46 @@ fn train(error: &isobar_train::Error) -> Option<Exit> {
         | Error::MetricsFile { .. } => Some(Exit::Data),
         Error::OtherRank { .. } => Some(Exit::Lost),
         _ => None,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use isobar_collectives::Site;
+    use rstest::rstest;
+
+    use super::*;
+
+    fn site() -> Site {
+        Site { operation: "all_reduce", group: "data".to_owned(), rank: 0, size: 2, sequence: 7 }
+    }
+
+    fn lost() -> isobar_collectives::Error {
+        isobar_collectives::Error::Backend {
+            site: site(),
+            backend: "gloo",
+            problem: "connection closed".to_owned(),
+        }
+    }
+
+    fn in_backward(error: impl Into<isobar_torch::BoxError>) -> isobar_train::Error {
+        isobar_torch::Error::Closure { what: "a hook".to_owned(), error: error.into() }.into()
+    }
+
+    #[test]
+    fn a_rank_lost_inside_backward_is_lost() {
+        for error in [in_backward(lost()), in_backward(isobar_train::Error::from(lost()))] {
+            let error = anyhow::Error::from(error);
+            assert_eq!(of(&error), Exit::Lost, "{error:?}");
+            assert_eq!(text(&error).matches("connection closed").count(), 1, "{}", text(&error));
+        }
+        assert_eq!(of(&in_backward("the moon is full").into()), Exit::Failed);
+    }
+
+    #[rstest]
+    #[case(isobar_collectives::Error::Peer { site: site(), peer: 1, problem: "no space".to_owned() }, Exit::Lost)]
+    #[case(isobar_collectives::Error::Argument { site: site(), problem: "sizes".to_owned() }, Exit::Mismatch)]
+    fn what_another_rank_says(#[case] error: isobar_collectives::Error, #[case] exit: Exit) {
+        assert_eq!(of(&error.into()), exit);
     }
 }

@@ -40,8 +40,9 @@ pub fn main() -> ExitCode {
     match result {
         Ok(exit) => exit.into(),
         Err(error) => {
-            terminal::complain(&format!("error: {error:#}"));
-            isobar_manager::DistributedManager::leave(&format!("{error:#}"));
+            let text = exit::text(&error);
+            terminal::complain(&format!("error: {text}"));
+            isobar_manager::DistributedManager::leave(&text);
             exit::of(&error).into()
         }
     }

@@ -30,7 +30,8 @@ pub enum Error {
     Closure {
         /// Which closure: the function's backward, or a hook.
         what: String,
-        /// What it returned; downcast it to tell errors apart.
+        /// What it returned, also the source; downcast it to tell errors apart.
+        #[source]
         error: BoxError,
     },
     /// A closure that ran inside backward panicked.
