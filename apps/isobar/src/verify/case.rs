@@ -1,6 +1,6 @@
 //! Golden cases: files of tensors with a description in their header.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
 use std::path::{Path, PathBuf};
 
@@ -82,6 +82,17 @@ impl Case {
     /// The tensor `name`, where the case has one.
     pub(crate) fn get(&self, name: &str) -> Option<&Tensor> {
         self.tensors.get(name)
+    }
+
+    /// The names of all results: outputs, and gradients of inputs and weights. What a header or a file names beyond what
+    /// an operator gives was asked for too.
+    pub(crate) fn results(&self) -> BTreeSet<&str> {
+        let is_output = |name: &str| {
+            name == "output" || name.starts_with("output.") || self.header.outputs.iter().any(|o| o == name)
+        };
+        let is_result = |name: &&str| name.strip_prefix("grad.").map_or(is_output(name), |of| !is_output(of));
+        let named = self.tensors.keys().map(String::as_str).filter(is_result);
+        named.chain(self.header.outputs.iter().map(String::as_str)).collect()
     }
 
     /// The weights by name.

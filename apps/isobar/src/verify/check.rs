@@ -12,9 +12,9 @@ use tch::{Kind, Tensor};
 
 use super::bytes::{pack, unpack};
 use super::case::Case;
-use super::layout::{Layout, Parts, Placement};
+use super::layout::{Layout, Parts, Placement, Sizes, is_sharded};
 use super::operator::{Forward, Held, Operator, Part, Rank};
-use super::report::LayoutReport;
+use super::report::{LayoutReport, number};
 
 /// What one rank tells rank 0 of a layout.
 #[derive(Debug, Default, Serialize, Deserialize)]
@@ -24,6 +24,9 @@ struct RankReport {
     error: f64,
     refused: Option<String>,
     problems: Vec<String>,
+    /// What the rank has of the sharded tensors.
+    shapes: BTreeMap<String, Vec<i64>>,
+    placements: BTreeMap<String, Vec<Placement>>,
     /// The names of what the rank holds, in the order of its file.
     names: Vec<String>,
 }
@@ -50,6 +53,7 @@ pub(crate) fn layout(
             Vec::new()
         }
         Forward::Ran { outputs, leaves } => {
+            describe(layout, &outputs, &leaves, &mut report);
             let gradients = backward(rank, case, &outputs, &leaves)?;
             if let Some(why) = must_refuse {
                 report.problems.push(format!("rank {} runs it, though {why}", rank.number()));
@@ -79,12 +83,38 @@ pub(crate) fn layout(
     }
     let reports: Vec<RankReport> =
         reports.iter().map(|r| serde_json::from_slice(r)).collect::<Result<_, _>>()?;
-    let mut merged = merge(case, layout, n, &reports)?;
+    let mut merged = merge(case, layout, n, &reports);
     let gathered = assemble(case, &held, &reports, &tensors, &mut merged)?;
+    if merged.refused.is_none() {
+        let missing = case.results().into_iter().filter(|name| !gathered.contains_key(*name));
+        merged.problems.extend(missing.map(|name| format!("{name} was not computed, and so not compared")));
+    }
     if let Some(folder) = dump.filter(|_| merged.refused.is_none()) {
         write(folder, case, &merged, &gathered)?;
     }
     Ok(Some(merged))
+}
+
+/// Notes what the rank has of the sharded tensors, and which of them the operator did not take as the layout says.
+fn describe(layout: &Layout, outputs: &[Held], leaves: &[Held], report: &mut RankReport) {
+    for held in outputs.iter().chain(leaves).filter(|held| !matches!(held.part, Part::Of(_))) {
+        // The case names it rank by rank.
+        let name = held.name.rsplit_once('.').map_or(held.name.as_str(), |(name, _)| name);
+        report.shapes.insert(name.to_owned(), held.tensor.size());
+    }
+    for leaf in leaves {
+        let Part::Of(parts) = &leaf.part else { continue };
+        if parts.is_sharded() || layout.placements.contains_key(&leaf.name) {
+            report.shapes.insert(leaf.name.clone(), leaf.tensor.size());
+            report.placements.insert(leaf.name.clone(), parts.placements().to_vec());
+        }
+    }
+    for (name, places) in layout.placements.iter().filter(|(_, places)| is_sharded(places)) {
+        let by_rank = layout.sizes == Sizes::Given && report.shapes.contains_key(name);
+        if !by_rank && report.placements.get(name) != Some(places) {
+            report.problems.push(format!("the operator does not take {name} sharded"));
+        }
+    }
 }
 
 /// The gradients of the leaves, each under the case's name for it.
@@ -167,7 +197,7 @@ fn compare(
     // NaN anywhere makes the maximum NaN.
     let error = if error.is_finite() { error } else { f64::MAX };
     if error > 1.0 {
-        problems.push(format!("{which} is off by {error:.3} times what is allowed"));
+        problems.push(format!("{which} is off by {} times what is allowed", number(error)));
     }
     *worst = worst.max(error);
     Ok(())
@@ -199,31 +229,37 @@ fn gather(rank: &Rank, held: &[Held]) -> Result<Vec<Vec<u8>>> {
     parts.into_iter().map(bytes).collect()
 }
 
-fn merge(case: &Case, layout: &Layout, n: usize, ranks: &[RankReport]) -> Result<LayoutReport> {
+fn merge(case: &Case, layout: &Layout, n: usize, ranks: &[RankReport]) -> LayoutReport {
     let mut problems: Vec<String> = ranks.iter().flat_map(|rank| rank.problems.clone()).collect();
     let refused = ranks.iter().find_map(|rank| rank.refused.clone());
     if refused.is_some() && ranks.iter().any(|rank| rank.refused.is_none()) {
         problems.push("it is refused on some ranks only".to_owned());
     }
-    let names = |places: &Vec<Placement>| places.iter().map(Placement::to_string).collect();
-    let placements = layout.placements.iter().map(|(name, places)| (name.clone(), names(places))).collect();
-    let shapes = layout
-        .placements
-        .iter()
-        .map(|(name, places)| Ok((name.clone(), layout.parts(&case.tensor(name)?.size(), places).shapes())));
-    Ok(LayoutReport {
+    let mut placements = layout.placements.clone();
+    let mut shapes: BTreeMap<String, Vec<Vec<i64>>> = BTreeMap::new();
+    for rank in ranks {
+        placements.extend(rank.placements.clone());
+        for (name, shape) in &rank.shapes {
+            shapes.entry(name.clone()).or_default().push(shape.clone());
+        }
+    }
+    let names = |places: Vec<Placement>| places.iter().map(Placement::to_string).collect();
+    LayoutReport {
         ranks: layout.mesh.clone(),
         n,
         title: layout.title(n),
-        sizes: layout.sizes.to_string(),
-        placements,
-        shapes: shapes.collect::<Result<_>>()?,
+        sizes: match layout.sizes {
+            Sizes::Given => case.header.attrs["sizes"].clone(),
+            rule => rule.to_string().into(),
+        },
+        placements: placements.into_iter().map(|(name, places)| (name, names(places))).collect(),
+        shapes,
         bytes: ranks.iter().map(|rank| rank.received).collect(),
         budget: ranks.iter().map(|rank| rank.budget).collect(),
         error: ranks.iter().map(|rank| rank.error).fold(0.0, f64::max),
         refused,
         problems,
-    })
+    }
 }
 
 /// Puts the ranks' parts together, compares the wholes with the case, and equal parts with each other.

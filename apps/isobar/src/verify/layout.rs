@@ -5,13 +5,14 @@ use std::fmt;
 
 use anyhow::Result;
 use isobar_collectives::{balanced, chunk};
+use serde::{Deserialize, Serialize};
 use tch::Tensor;
 
 use super::case::Header;
 use super::mesh::Mesh;
 
 /// What a tensor is along one axis of the mesh.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) enum Placement {
     /// The same on all ranks.
     Replicate,
@@ -30,6 +31,8 @@ pub(crate) enum Sizes {
     Uneven,
     /// Balanced over all ranks but p//2, which has nothing.
     Empty,
+    /// By the case's own list, for tensors that it names rank by rank.
+    Given,
 }
 
 /// What every tensor of a case is on a mesh. Tensors that it does not name are replicated.
@@ -47,6 +50,7 @@ pub(crate) struct Layout {
 #[derive(Debug, Clone)]
 pub(crate) struct Parts {
     shape: Vec<i64>,
+    placements: Vec<Placement>,
     windows: Vec<Window>,
 }
 
@@ -54,13 +58,13 @@ pub(crate) struct Parts {
 pub(crate) type Window = Vec<(i64, i64)>;
 
 impl Sizes {
-    /// All rules.
+    /// All rules that a case is run by.
     pub(crate) const ALL: [Self; 4] = [Self::Chunk, Self::Balanced, Self::Uneven, Self::Empty];
 
     /// The parts of `extent`.
     pub(crate) fn split(self, extent: i64, parts: usize) -> Vec<i64> {
         match self {
-            Self::Chunk => chunk(extent, parts),
+            Self::Chunk | Self::Given => chunk(extent, parts),
             Self::Balanced => balanced(extent, parts),
             Self::Uneven => {
                 let weights = parts as i64 * (parts as i64 + 1) / 2;
@@ -143,7 +147,7 @@ impl Layout {
             window
         });
         let windows = windows.collect();
-        Parts { shape: shape.to_vec(), windows }
+        Parts { shape: shape.to_vec(), placements: placements.to_vec(), windows }
     }
 }
 
@@ -153,14 +157,19 @@ impl Parts {
         &self.shape
     }
 
+    /// What the tensor is along each axis.
+    pub(crate) fn placements(&self) -> &[Placement] {
+        &self.placements
+    }
+
+    /// Whether ranks have different parts of it.
+    pub(crate) fn is_sharded(&self) -> bool {
+        is_sharded(&self.placements)
+    }
+
     /// What `rank` holds.
     pub(crate) fn window(&self, rank: usize) -> &Window {
         &self.windows[rank]
-    }
-
-    /// The shapes of all ranks' parts.
-    pub(crate) fn shapes(&self) -> Vec<Vec<i64>> {
-        self.windows.iter().map(|window| window.iter().map(|&(_, extent)| extent).collect()).collect()
     }
 
     /// The view of the whole tensor that `rank` holds.
@@ -193,6 +202,7 @@ impl fmt::Display for Sizes {
             Self::Balanced => "balanced",
             Self::Uneven => "uneven",
             Self::Empty => "empty",
+            Self::Given => "given",
         })
     }
 }
@@ -204,6 +214,11 @@ impl fmt::Display for Placement {
             Self::Shard(dim) => write!(f, "Shard({dim})"),
         }
     }
+}
+
+/// Whether any of a tensor's placements splits it.
+pub(crate) fn is_sharded(placements: &[Placement]) -> bool {
+    placements.iter().any(|place| *place != Placement::Replicate)
 }
 
 /// All ways to choose one of `dims` for each of `axes` axes.
@@ -285,7 +300,8 @@ mod tests {
         let mesh: Mesh = "2x2".parse().unwrap();
         let layout = Layout { sizes: Sizes::Uneven, ..Layout::replicated(&mesh) };
         let parts = layout.parts(&[10, 3], &[Placement::Shard(0), Placement::Shard(0)]);
-        assert_eq!(parts.shapes(), [[1, 3], [2, 3], [2, 3], [5, 3]]);
+        let shape = |rank| parts.window(rank).iter().map(|&(_, extent)| extent).collect::<Vec<_>>();
+        assert_eq!([0, 1, 2, 3].map(shape), [[1, 3], [2, 3], [2, 3], [5, 3]]);
         assert_eq!(parts.window(3), &[(5, 5), (0, 3)]);
     }
 }

@@ -185,7 +185,7 @@ fn run_world(
         let mut sink = |event| {
             match event {
                 Event::Begun(_) => begun = true,
-                Event::Layout(layout) => cases[tasks[done].0].layouts.push(layout),
+                Event::Layout(layout) => cases[tasks[done].0].layouts.push(*layout),
                 Event::Ended => done += 1,
                 Event::Broken { layout, error } => broken = Some(format!("{layout}: {error}")),
             }
@@ -196,7 +196,7 @@ fn run_world(
             Ok(()) if done == tasks.len() => return Ok(()),
             // A world that never began is no fault of a case.
             Err(error) if !begun => {
-                let why = format!("{ranks} ranks could not start: {error:#}");
+                let why = format!("{ranks} ranks could not start: {}", exit::text(&error));
                 let known = exit::of(&error);
                 bail!(if known == Exit::Failed { Exit::Lost } else { known }.because(why));
             }
@@ -204,7 +204,7 @@ fn run_world(
                 broken.get_or_insert_with(|| format!("{ranks} ranks ended before all cases were run"));
             }
             Err(error) => {
-                broken.get_or_insert_with(|| format!("{ranks} ranks: {error:#}"));
+                broken.get_or_insert_with(|| format!("{ranks} ranks: {}", exit::text(&error)));
             }
         }
         if let Some((index, _)) = tasks.get(done) {

@@ -3,6 +3,7 @@
 use std::collections::BTreeMap;
 
 use serde::{Deserialize, Serialize};
+use serde_json::Value;
 
 use super::mesh::Mesh;
 
@@ -27,11 +28,11 @@ pub(crate) struct LayoutReport {
     pub(crate) n: usize,
     /// The layout in a few words.
     pub(crate) title: String,
-    /// The rule by which extents were split.
-    pub(crate) sizes: String,
-    /// What each sharded tensor is along each axis of the ranks.
+    /// The rule by which extents were split, or the sizes that the case gives.
+    pub(crate) sizes: Value,
+    /// What each sharded input and weight is along each axis of the ranks.
     pub(crate) placements: BTreeMap<String, Vec<String>>,
-    /// The shapes of the ranks' parts of the sharded tensors.
+    /// The shapes that the ranks have of them; of all tensors where the case names them rank by rank.
     pub(crate) shapes: BTreeMap<String, Vec<Vec<i64>>>,
     /// The bytes that each rank received, forward and backward.
     pub(crate) bytes: Vec<u64>,
@@ -138,7 +139,8 @@ impl CaseReport {
 /// More failed layouts of one case are counted, not shown.
 const MAX_SHOWN: usize = 5;
 
-fn number(error: f64) -> String {
+/// An error in a few digits.
+pub(crate) fn number(error: f64) -> String {
     match error {
         f64::MAX => "inf".to_owned(),
         0.0 => "0".to_owned(),

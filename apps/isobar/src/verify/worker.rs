@@ -11,6 +11,7 @@ use super::check;
 use super::mesh::Mesh;
 use super::operator::{self, Rank};
 use super::report::LayoutReport;
+use crate::exit;
 
 /// A case for the ranks of one world.
 #[derive(Debug, Clone, Serialize, Deserialize)]
@@ -36,7 +37,7 @@ pub(crate) enum Event {
     /// The case of that number in the job begins.
     Begun(usize),
     /// A layout of it was run.
-    Layout(LayoutReport),
+    Layout(Box<LayoutReport>),
     /// All its layouts were run.
     Ended,
     /// An error ended the world; `layout` says where.
@@ -59,7 +60,7 @@ pub(crate) fn run(world: &Group, job: &Job, sink: &mut dyn FnMut(Event) -> Resul
         match run_case(world, task, job, &mut meshes, &mut at, &mut tell) {
             Ok(()) => tell(Event::Ended)?,
             Err(error) => {
-                let text = format!("{error:#}");
+                let text = exit::text(&error);
                 world.leave(&text);
                 tell(Event::Broken { layout: at, error: text })?;
                 return Err(error.context(format!("the case {} failed", case::name(&task.path))));
@@ -93,7 +94,7 @@ fn run_case(
             *at = layout.title(n);
             let report = check::layout(&meshes[place].1, operator, &case, layout, n, job.dump.as_deref())?;
             if let Some(report) = report {
-                tell(Event::Layout(report))?;
+                tell(Event::Layout(Box::new(report)))?;
             }
         }
     }

@@ -11,6 +11,7 @@ use crate::verify::mesh::Mesh;
 
 const INPUT: &str = "input";
 const OUTPUT: &str = "output";
+const CHANNEL_DIM: usize = 1;
 
 /// Along the last axis of the mesh the ranks share one model; along the others they do the same.
 pub(crate) struct DistributedAfno;
@@ -27,19 +28,25 @@ impl Operator for DistributedAfno {
     fn must_refuse(&self, header: &Header, layout: &Layout) -> Result<Option<String>> {
         let config: DistributedAfnoConfig = config(header)?;
         let ranks = model_ranks(layout);
-        let split = [("embed_dim", config.embed_dim), ("num_blocks", config.num_blocks)];
+        let mut split = vec![("embed_dim", config.embed_dim), ("num_blocks", config.num_blocks)];
+        split.extend(config.channel_parallel_inputs.then_some(("in_channels", config.in_channels)));
+        let outputs = config.out_channels.unwrap_or(config.in_channels);
+        split.extend(config.channel_parallel_outputs.then_some(("out_channels", outputs)));
         let uneven = split.into_iter().find(|(_, extent)| extent % ranks != 0);
         Ok(uneven.map(|(name, extent)| format!("{name} {extent} is not divisible by {ranks} ranks")))
     }
 
     fn forward(&self, rank: &Rank, case: &Case, layout: &Layout) -> Result<Forward> {
         let group = rank.axes.last().context("a mesh without axes")?.clone();
-        let replicated = vec![Placement::Replicate; rank.axes.len()];
+        let config: DistributedAfnoConfig = config(&case.header)?;
         let whole = case.tensor(INPUT)?;
-        let input = Held::leaf(rank, case, INPUT, layout.parts(&whole.size(), &replicated))?;
+        let channels =
+            |parallel: bool| if parallel { Placement::Shard(CHANNEL_DIM) } else { Placement::Replicate };
+        let places = along_model(layout, channels(config.channel_parallel_inputs));
+        let input = Held::leaf(rank, case, INPUT, layout.parts(&whole.size(), &places))?;
         let store = ParamStore::new(Generator::new(0)).with_options(whole.kind(), whole.device());
         let mut store = store.with_region(ParallelRegion::new(group));
-        let model = match Model::new(&config(&case.header)?, &mut store) {
+        let model = match Model::new(&config, &mut store) {
             Ok(model) => model,
             Err(error @ Error::Config { .. }) => return Ok(Forward::Refused(error.to_string())),
             Err(error) => return Err(error.into()),
@@ -47,22 +54,24 @@ impl Operator for DistributedAfno {
         store.load(&case.params()?)?;
         let output = model.forward(&input.tensor, Mode::Eval)?;
 
-        let parts = layout.parts(&case.tensor(OUTPUT)?.size(), &replicated);
+        let places = along_model(layout, channels(config.channel_parallel_outputs));
+        let parts = layout.parts(&case.tensor(OUTPUT)?.size(), &places);
         let outputs = vec![Held { name: OUTPUT.to_owned(), tensor: output, part: Part::Of(parts) }];
         let mut leaves = vec![input];
         leaves.extend(parameters(&store, case, |parameter| {
-            let mut placements = replicated.clone();
-            if let (ParamPlacement::Shard(dim), Some(last)) = (parameter.placement, placements.last_mut()) {
-                *last = Placement::Shard(dim);
-            }
-            layout.parts(&parameter.shape, &placements)
+            let place = match parameter.placement {
+                ParamPlacement::Shard(dim) => Placement::Shard(dim),
+                _ => Placement::Replicate,
+            };
+            layout.parts(&parameter.shape, &along_model(layout, place))
         }));
         Ok(Forward::Ran { outputs, leaves })
     }
 
     /// With P ranks and T the bytes of all channels of the tokens: each block and the head gather T, and each block
-    /// reduces T to parts; backward does the reverse. Beside these the output is gathered, and the gradients of the
-    /// input and of the shared parameters are summed.
+    /// reduces T to parts; backward does the reverse. Beside these the output is gathered where it is whole on all ranks,
+    /// the gradients of the shared parameters are summed, and so are those of the input, or it is gathered and they are
+    /// reduced to parts.
     fn budget(&self, case: &Case, layout: &Layout, _rank: usize) -> Result<u64> {
         let config: DistributedAfnoConfig = config(&case.header)?;
         let ranks = model_ranks(layout) as u64;
@@ -76,8 +85,18 @@ impl Operator for DistributedAfno {
         let shared: u64 =
             case.params()?.iter().filter(|(name, _)| is_shared(name)).map(|(_, p)| bytes(p)).sum();
         let exchanged = (4 * config.depth as u64 + 2) * tokens * (ranks - 1) / ranks;
-        Ok(exchanged + bytes(case.tensor(OUTPUT)?) + (ranks - 1) * (bytes(input) + shared))
+        let output = if config.channel_parallel_outputs { 0 } else { bytes(case.tensor(OUTPUT)?) };
+        Ok(exchanged + output + (ranks - 1) * (bytes(input) + shared))
     }
+}
+
+/// `place` along the axis of the model, replicated along the others.
+fn along_model(layout: &Layout, place: Placement) -> Vec<Placement> {
+    let mut places = vec![Placement::Replicate; layout.mesh.axes().len()];
+    if let Some(last) = places.last_mut() {
+        *last = place;
+    }
+    places
 }
 
 fn model_ranks(layout: &Layout) -> usize {

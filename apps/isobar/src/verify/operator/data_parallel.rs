@@ -1,5 +1,7 @@
-//! Models whose samples are independent: the input's shards go through one set of replicated parameters, and the
-//! parameters' gradients are summed over the ranks.
+//! Models whose samples are independent: the input's shards go through one set of parameters, whole on every rank or
+//! gathered there from their shards, and the parameters' gradients are summed over the ranks.
+
+use std::collections::BTreeMap;
 
 use anyhow::Result;
 use isobar_collectives::{Group, copy_to_parallel_region, gather_from_parallel_region};
@@ -9,7 +11,7 @@ use tch::Tensor;
 
 use super::{Forward, Held, Operator, Part, Rank, bytes, config, parameters};
 use crate::verify::case::{Case, Header};
-use crate::verify::layout::{Layout, Placement};
+use crate::verify::layout::{Layout, Placement, is_sharded};
 use crate::verify::mesh::Mesh;
 
 const INPUT: &str = "input";
@@ -69,21 +71,15 @@ impl Operator for DataParallel {
         let input = Held::leaf(rank, case, INPUT, layout.parts(&whole.size(), &placements))?;
 
         // Features are not independent: ranks that have parts of them join them, and go on alike.
-        let mut local = input.tensor.shallow_clone();
         let mut after = placements.clone();
-        let joined =
-            (0..placements.len()).rev().filter(|&axis| placements[axis] == Placement::Shard(features));
-        for axis in joined {
-            after[axis] = Placement::Replicate;
-            let extent = layout.parts(&whole.size(), &after).window(rank.number())[features].1;
-            let sizes = layout.sizes.split(extent, rank.axes[axis].size());
-            local = gather_from_parallel_region(&local, features as i64, Some(&sizes), &rank.axes[axis])?;
-        }
+        let along_features = |place| place == Placement::Shard(features);
+        let local = join(rank, layout, &input.tensor, &whole.size(), &mut after, along_features)?;
         let split = after.iter().zip(&rank.axes).filter(|(place, _)| **place != Placement::Replicate);
         let groups: Vec<Group> = split.map(|(_, group)| group.clone()).collect();
 
         let store = ParamStore::new(Generator::new(0)).with_options(whole.kind(), whole.device());
-        let mut params = PerRank { store, groups };
+        let shards = Shards::cut(rank, case, layout)?;
+        let mut params = PerRank { store, groups, gathered: shards.gathered };
         let model = (self.make)(&case.header, &mut params)?;
         params.store.load(&case.params()?)?;
         let output = model(&local)?;
@@ -92,13 +88,14 @@ impl Operator for DataParallel {
         let parts = layout.parts(&case.tensor(&name)?.size(), &after);
         let outputs = vec![Held { name, tensor: output, part: Part::Of(parts) }];
         let mut leaves = vec![input];
-        leaves.extend(parameters(&params.store, case, |parameter| {
-            layout.parts(&parameter.shape, &vec![Placement::Replicate; placements.len()])
-        }));
+        let replicated = vec![Placement::Replicate; placements.len()];
+        let whole = parameters(&params.store, case, |parameter| layout.parts(&parameter.shape, &replicated));
+        leaves.extend(whole.into_iter().filter(|leaf| !params.gathered.contains_key(&leaf.name)));
+        leaves.extend(shards.leaves);
         Ok(Forward::Ran { outputs, leaves })
     }
 
-    /// The parts of the input that are joined, and the other ranks' gradients of the parameters.
+    /// The parts of the input and of the parameters that are joined, and the other ranks' gradients of the parameters.
     fn budget(&self, case: &Case, layout: &Layout, _rank: usize) -> Result<u64> {
         let input = case.tensor(INPUT)?;
         let features = Placement::Shard(input.dim() - 1);
@@ -109,7 +106,12 @@ impl Operator for DataParallel {
             joined if joined == features => bytes(input),
             _ => (ranks as u64 - 1) * parameters,
         });
-        Ok(each.sum())
+        let sharded = layout.placements.iter().filter(|(name, _)| *name != INPUT);
+        let joined = sharded.map(|(name, places)| {
+            let times = places.iter().filter(|place| **place != Placement::Replicate).count() as u64;
+            Ok(times * bytes(case.tensor(name)?))
+        });
+        Ok(each.sum::<u64>() + joined.sum::<Result<u64>>()?)
     }
 }
 
@@ -122,14 +124,70 @@ impl DataParallel {
     }
 }
 
+/// The whole, along the dims that `chosen` tells, of a tensor of `shape` that the ranks have shards of. What is joined is
+/// replicated in `placements` then.
+fn join(
+    rank: &Rank,
+    layout: &Layout,
+    shard: &Tensor,
+    shape: &[i64],
+    placements: &mut [Placement],
+    chosen: impl Fn(Placement) -> bool,
+) -> Result<Tensor> {
+    let mut local = shard.shallow_clone();
+    // A later axis splits the parts of an earlier one.
+    for axis in (0..placements.len()).rev() {
+        let Placement::Shard(dim) = placements[axis] else { continue };
+        if chosen(placements[axis]) {
+            placements[axis] = Placement::Replicate;
+            let extent = layout.parts(shape, placements).window(rank.number())[dim].1;
+            let sizes = layout.sizes.split(extent, rank.axes[axis].size());
+            local = gather_from_parallel_region(&local, dim as i64, Some(&sizes), &rank.axes[axis])?;
+        }
+    }
+    Ok(local)
+}
+
+/// The parameters that a layout splits.
+struct Shards {
+    /// The rank's parts.
+    leaves: Vec<Held>,
+    /// The wholes that are gathered from them, by name.
+    gathered: BTreeMap<String, Tensor>,
+}
+
+impl Shards {
+    fn cut(rank: &Rank, case: &Case, layout: &Layout) -> Result<Self> {
+        let mut shards = Self { leaves: Vec::new(), gathered: BTreeMap::new() };
+        for name in &case.header.params {
+            let mut placements = layout.of(name);
+            if !is_sharded(&placements) {
+                continue;
+            }
+            let shape = case.tensor(name)?.size();
+            let leaf = Held::leaf(rank, case, name, layout.parts(&shape, &placements))?;
+            let whole = join(rank, layout, &leaf.tensor, &shape, &mut placements, |_| true)?;
+            shards.gathered.insert(name.clone(), whole);
+            shards.leaves.push(leaf);
+        }
+        Ok(shards)
+    }
+}
+
 /// A supplier whose parameters are the same on all ranks of some groups, each of which uses them for its own samples: the
 /// gradients are summed over the groups.
 struct PerRank {
     store: ParamStore,
     groups: Vec<Group>,
+    /// What stands for the store's tensors of these names.
+    gathered: BTreeMap<String, Tensor>,
 }
 
 impl PerRank {
+    fn of_store(&self, name: &str, tensor: Tensor) -> Tensor {
+        self.gathered.get(name).map_or(tensor, Tensor::shallow_clone)
+    }
+
     fn shared(&self, mut parameter: Tensor) -> isobar_shard::Result<Tensor> {
         for group in &self.groups {
             parameter = copy_to_parallel_region(&parameter, group)?;
@@ -149,7 +207,7 @@ impl Params for PerRank {
         placement: ParamPlacement,
     ) -> isobar_shard::Result<Tensor> {
         let parameter = self.store.param(name, shape, init, placement)?;
-        self.shared(parameter)
+        self.shared(self.of_store(name, parameter))
     }
 
     fn buffer(
@@ -159,7 +217,8 @@ impl Params for PerRank {
         init: Init<Tensor>,
         placement: ParamPlacement,
     ) -> isobar_shard::Result<Tensor> {
-        self.store.buffer(name, shape, init, placement)
+        let buffer = self.store.buffer(name, shape, init, placement)?;
+        Ok(self.of_store(name, buffer))
     }
 
     fn draw(

@@ -1,24 +1,29 @@
 //! The v-collectives. Their cases name what each rank holds, and run on as many ranks as they say.
 
+use std::collections::BTreeMap;
+
 use anyhow::{Context, Result};
 use isobar_collectives::{all_gather_v, gather_v, indexed_all_to_all_v, scatter_v};
 use tch::Tensor;
 
 use super::{Forward, Held, Operator, Part, Rank, bytes};
 use crate::verify::case::{Case, Header};
-use crate::verify::layout::Layout;
+use crate::verify::layout::{Layout, Placement, Sizes};
 use crate::verify::mesh::Mesh;
 
 pub(crate) struct VCollective {
     name: &'static str,
     /// Whether all ranks get the same.
     alike: bool,
+    /// Of which tensor each rank has a part.
+    split: &'static str,
     run: fn(&Tensor, &Rank, &Case) -> Result<Tensor>,
 }
 
 pub(crate) static ALL_GATHER_V: VCollective = VCollective {
     name: "all_gather_v",
     alike: true,
+    split: "input",
     run: |input, rank, case| {
         let sizes: Vec<i64> = case.header.attr("sizes")?;
         Ok(all_gather_v(input, Some(&sizes), case.header.attr("dim")?, true, &rank.world)?)
@@ -28,6 +33,7 @@ pub(crate) static ALL_GATHER_V: VCollective = VCollective {
 pub(crate) static GATHER_V: VCollective = VCollective {
     name: "gather_v",
     alike: false,
+    split: "input",
     run: |input, rank, case| {
         let sizes: Vec<i64> = case.header.attr("sizes")?;
         Ok(gather_v(input, Some(&sizes), case.header.attr("dim")?, case.header.number("dst")?, &rank.world)?)
@@ -37,6 +43,7 @@ pub(crate) static GATHER_V: VCollective = VCollective {
 pub(crate) static SCATTER_V: VCollective = VCollective {
     name: "scatter_v",
     alike: false,
+    split: "output",
     run: |input, rank, case| {
         let sizes: Vec<i64> = case.header.attr("sizes")?;
         Ok(scatter_v(input, Some(&sizes), case.header.attr("dim")?, case.header.number("src")?, &rank.world)?)
@@ -46,6 +53,7 @@ pub(crate) static SCATTER_V: VCollective = VCollective {
 pub(crate) static INDEXED_ALL_TO_ALL_V: VCollective = VCollective {
     name: "indexed_all_to_all_v",
     alike: false,
+    split: "input",
     run: |input, rank, case| {
         let sizes: Vec<Vec<i64>> = case.header.attr("sizes")?;
         let to = |peer| Ok(case.tensor(&format!("indices.{}.{peer}", rank.number()))?.shallow_clone());
@@ -63,13 +71,18 @@ impl Operator for VCollective {
         Ok(vec![Mesh::line(header.number("world")?)])
     }
 
-    fn layouts(&self, _header: &Header, mesh: &Mesh) -> Result<Vec<Layout>> {
-        Ok(vec![Layout::replicated(mesh)])
+    fn layouts(&self, header: &Header, mesh: &Mesh) -> Result<Vec<Layout>> {
+        let placements =
+            BTreeMap::from([(self.split.to_owned(), vec![Placement::Shard(header.number("dim")?)])]);
+        Ok(vec![Layout { sizes: Sizes::Given, placements, ..Layout::replicated(mesh) }])
     }
 
     fn forward(&self, rank: &Rank, case: &Case, _layout: &Layout) -> Result<Forward> {
         let name = format!("input.{}", rank.number());
-        let input = case.tensor(&name)?.f_contiguous()?.f_detach_copy()?.f_set_requires_grad(true)?;
+        // Alike on all ranks, since backward is theirs together; kinds without gradients have none in the case.
+        let with_gradients = case.results().iter().any(|result| result.starts_with("grad.input."));
+        let input =
+            case.tensor(&name)?.f_contiguous()?.f_detach_copy()?.f_set_requires_grad(with_gradients)?;
         let output = (self.run)(&input, rank, case)?;
         let input = Held { name, tensor: input, part: Part::Own { alike: false } };
         let name = format!("output.{}", rank.number());
