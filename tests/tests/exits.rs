@@ -86,6 +86,40 @@ fn a_stopped_rank_ends_the_others_with_4(#[values(false, true)] mpi: bool) {
     ends_with(&outcome, 0, 4, &["rank 0", "after 20"]);
 }
 
+#[rstest]
+fn a_rank_that_cannot_read_its_data_ends_the_others_with_4(#[values(false, true)] mpi: bool) {
+    if mpi && !has_mpi() {
+        return;
+    }
+    let output = tempdir().unwrap();
+    let script = r#"if [ $rank = 1 ]; then "$@" --set data.path=no/such.h5; else "$@"; fi"#;
+    let outcome = train(launch(mpi), output.path(), script);
+    ends_with(&outcome, 1, 3, &["no/such.h5"]);
+    ends_with(&outcome, 0, 4, &["rank 1 cannot go on: no/such.h5: no such file"]);
+}
+
+/// Another file of the same shape: what each rank would learn from makes no sense beside the other's.
+#[rstest]
+fn ranks_with_other_data_end_with_5(#[values(false, true)] mpi: bool) {
+    if mpi && !has_mpi() {
+        return;
+    }
+    let output = tempdir().unwrap();
+    let script = r#"
+        other="${metrics%/*/*}/other.h5"
+        if [ $rank = 1 ]; then
+            "$1" data darcy --out "$other" --samples 8 >/dev/null 2>&1; "$@" --set data.path="$other"
+        else
+            "$@"
+        fi"#;
+    let outcome = train(launch(mpi), output.path(), script);
+    for rank in 0..2 {
+        let who = format!("ranks {rank} and {} read different data: 8 + 0 samples of 64 x 64", 1 - rank);
+        let words = [who.as_str(), "data.path"];
+        ends_with(&outcome, rank, 5, &words);
+    }
+}
+
 #[test]
 fn a_rank_that_does_not_come_ends_the_others_with_4() {
     let output = tempdir().unwrap();

@@ -9,7 +9,8 @@ use crate::bucket::Reducer;
 use crate::error::{Context, Error, Result};
 use crate::params::Parameters;
 
-/// Settings of [`DataParallel`].
+/// Settings of [`DataParallel`]. The last two are no keys of its section of a configuration: the manager has them, under
+/// `[distributed]`, and an application hands them on.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, schemars::JsonSchema)]
 #[serde(deny_unknown_fields, default)]
 pub struct DataParallelConfig {
@@ -18,8 +19,10 @@ pub struct DataParallelConfig {
     /// Whether pieces are reduced while backward goes on; `auto` does so where there is more than one.
     pub overlap: Overlap,
     /// Whether parameters that take no part in the loss count as having gradients of zero, instead of being an error.
+    #[serde(skip)]
     pub find_unused_parameters: bool,
     /// Whether buffers (running statistics) of rank 0 replace those of the others before each forward pass.
+    #[serde(skip)]
     pub broadcast_buffers: bool,
 }
 
@@ -29,7 +32,7 @@ impl Default for DataParallelConfig {
             bucket_mb: 4.0,
             overlap: Overlap::Auto,
             find_unused_parameters: false,
-            broadcast_buffers: true,
+            broadcast_buffers: false,
         }
     }
 }

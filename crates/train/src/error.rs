@@ -60,7 +60,7 @@ pub enum Error {
     /// A parameter took no part in the loss.
     #[error(
         "parameter {name:?} got no gradient in this backward pass on rank {rank} of group {group:?}; \
-         use it in the loss, or set `find_unused_parameters` to count such gradients as zeros"
+         use it in the loss, or set distributed.find_unused_parameters to count such gradients as zeros"
     )]
     MissingGradient {
         /// The parameter.

@@ -157,11 +157,16 @@ impl<'a, T: Task> Run<'a, T> {
         let mut contents = Contents { params, buffers, optimizer: &mut *optimizer };
         let resumed = checkpoints.resume(config.checkpoint.resume, &mut contents)?;
         if let Some(state) = &resumed {
-            check_seed(state, config, &folder)?;
+            check_same_steps(state, config, task.train_samples(), &folder)?;
             tracing::info!(step = state.step, epoch = state.epoch, "resumed from {}", folder.display());
         }
         let resume_at = resumed.as_ref().map(|state| state.step);
-        let fresh = RunState { seed: config.seed, ..Default::default() };
+        let fresh = RunState {
+            seed: config.seed,
+            samples: task.train_samples() as u64,
+            batch_size: train.batch_size as u64,
+            ..Default::default()
+        };
         let state = RunState {
             config: config.resolved.clone(),
             extra: config.extra.clone(),
@@ -365,10 +370,19 @@ fn sum_over(group: &Group, value: f64) -> Result<f64> {
     Ok(all.iter().filter_map(|bytes| Some(f64::from_le_bytes(bytes[..].try_into().ok()?))).sum())
 }
 
-fn check_seed(state: &RunState, config: &FitConfig, folder: &Path) -> Result<()> {
-    if state.seed == config.seed {
+/// Refuses to go on with other global batches than those of the run so far, of which some would be left out or repeated.
+fn check_same_steps(state: &RunState, config: &FitConfig, samples: usize, folder: &Path) -> Result<()> {
+    let pairs = [
+        ("seed", state.seed, config.seed),
+        ("train.batch_size", state.batch_size, config.train.batch_size as u64),
+        ("a number of training samples of", state.samples, samples as u64),
+    ];
+    let Some((what, saved, now)) = pairs.into_iter().find(|(_, saved, now)| saved != now) else {
         return Ok(());
-    }
-    let reason = format!("it was trained with seed {}, this run has {}", state.seed, config.seed);
+    };
+    let reason = format!(
+        "it was trained with {what} {saved}, this run has {now}; give the same, or start anew (another run.name, or \
+         checkpoint.resume = \"never\")"
+    );
     Err(Error::Checkpoint { path: folder.to_owned(), reason })
 }

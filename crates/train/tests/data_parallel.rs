@@ -233,19 +233,23 @@ fn wrong_counts_are_refused() {
 }
 
 #[test]
-fn buffers_follow_rank_0() {
-    let found = threads::run(2, DEADLINE, |group| {
-        let model = Model::new(0.0);
-        let buffer = Tensor::from_slice(&[group.rank() as i64]);
-        let buffers = [("count".to_owned(), buffer.shallow_clone())];
-        let parallel =
-            DataParallel::new(&model.params, &buffers, &group, &DataParallelConfig::default()).unwrap();
-        let first = buffer.int64_value(&[0]);
-        let _ = buffer.shallow_clone().fill_(10 + group.rank() as i64);
-        parallel.sync_buffers().unwrap();
-        (first, buffer.int64_value(&[0]))
-    });
-    assert_eq!(found, [(0, 10); 2]);
+fn buffers_follow_rank_0_where_asked_for() {
+    let run = |broadcast_buffers| {
+        threads::run(2, DEADLINE, |group| {
+            let config = DataParallelConfig { broadcast_buffers, ..Default::default() };
+            let model = Model::new(0.0);
+            let buffer = Tensor::from_slice(&[group.rank() as i64]);
+            let buffers = [("count".to_owned(), buffer.shallow_clone())];
+            let parallel = DataParallel::new(&model.params, &buffers, &group, &config).unwrap();
+            let first = buffer.int64_value(&[0]);
+            let _ = buffer.shallow_clone().fill_(10 + group.rank() as i64);
+            parallel.sync_buffers().unwrap();
+            (first, buffer.int64_value(&[0]))
+        })
+    };
+    // The same from the start in any case.
+    assert_eq!(run(true), [(0, 10); 2]);
+    assert_eq!(run(false), [(0, 10), (0, 11)]);
 }
 
 /// 2 data × 2 model ranks: the sharded weight counts once, whole, and gradients stay within the data group.

@@ -17,6 +17,7 @@ const OPTIONS: (Kind, Device) = (Kind::Double, Device::Cpu);
 /// y = x² by a small network with noise on its hidden layer while training.
 struct Square {
     params: Parameters,
+    samples: usize,
     fails_at: Option<u64>,
 }
 
@@ -28,7 +29,7 @@ impl Square {
         };
         let named = [("a", tensor(&[8, 1], 0.1)), ("a.bias", tensor(&[8], 0.2)), ("b", tensor(&[1, 8], 0.3))];
         let entries = named.iter().map(|(name, t)| Parameter::replicated(*name, t)).collect();
-        Self { params: Parameters::new(entries).unwrap(), fails_at: None }
+        Self { params: Parameters::new(entries).unwrap(), samples: 23, fails_at: None }
     }
 
     fn forward(&self, samples: &[usize], step: Option<Step<'_>>) -> Result<(Tensor, Tensor), BoxError> {
@@ -47,7 +48,7 @@ impl Square {
 
 impl Task for Square {
     fn train_samples(&self) -> usize {
-        23
+        self.samples
     }
 
     fn validation_samples(&self) -> usize {
@@ -157,7 +158,7 @@ fn a_fresh_run_removes_what_an_earlier_one_left() {
 }
 
 #[test]
-fn resuming_needs_a_checkpoint_of_the_same_seed() {
+fn resuming_needs_a_checkpoint_of_the_same_steps() {
     let folder = tempfile::tempdir().unwrap();
     let mut must = config(folder.path());
     must.checkpoint.resume = Resume::Must;
@@ -165,9 +166,18 @@ fn resuming_needs_a_checkpoint_of_the_same_seed() {
     must.checkpoint.resume = Resume::Auto;
     must.train.max_steps = Some(2);
     assert_eq!(run(&Group::single(), &must).unwrap().steps, 2);
-    must.seed = 4;
-    let error = run(&Group::single(), &must).unwrap_err().to_string();
-    assert!(error.ends_with("it was trained with seed 3, this run has 4"), "{error}");
+    let refused = |changed: FitConfig, words: &str| {
+        let error = run(&Group::single(), &changed).unwrap_err();
+        assert!(matches!(error, Error::Checkpoint { .. }) && error.to_string().contains(words), "{error}");
+    };
+    refused(FitConfig { seed: 4, ..must.clone() }, "trained with seed 3, this run has 4");
+    let mut batch = must.clone();
+    batch.train.batch_size = 5;
+    refused(batch, "trained with train.batch_size 10, this run has 5");
+    let mut task = Square::new();
+    task.samples = 24;
+    let error = fit(&task, &task.params, &[], &Ranks::data_parallel(&Group::single()), &must).unwrap_err();
+    assert!(error.to_string().contains("a number of training samples of 23, this run has 24"), "{error}");
 }
 
 #[test]

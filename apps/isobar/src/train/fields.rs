@@ -1,12 +1,16 @@
 //! The samples of a run, and what they are scaled by.
 
+use std::hash::{DefaultHasher, Hasher};
+
 use anyhow::{Result, bail};
+use isobar_collectives::Group;
 use isobar_data::{DarcyFile, InMemory, Normalizer, split_validation};
 use isobar_train::ModelConfig;
+use serde::{Deserialize, Serialize};
 use tch::{Device, Kind};
 
 use crate::config::Config;
-use crate::exit::Exit;
+use crate::exit::{self, Exit};
 
 /// Samples in memory.
 pub(crate) struct Fields {
@@ -19,8 +23,33 @@ pub(crate) struct Fields {
 }
 
 impl Fields {
-    /// Reads the file that the configuration names; every rank by itself.
-    pub(crate) fn read(config: &Config, device: Device) -> Result<Self> {
+    /// Reads the file that the configuration names. Every rank calls and reads by itself, maybe a file of its own; all must
+    /// find the same samples.
+    pub(crate) fn read_alike(config: &Config, device: Device, world: &Group) -> Result<Self> {
+        let own = Self::read(config, device).and_then(|fields| Ok((fields.fingerprint()?, fields)));
+        let told = own.as_ref().map(|(fingerprint, _)| fingerprint).map_err(exit::text);
+        let all = world.all_gather_bytes(&serde_json::to_vec(&told)?)?;
+        let (first, fields) = own?;
+        for (rank, bytes) in all.iter().enumerate() {
+            let other: Result<Fingerprint, String> = serde_json::from_slice(bytes)?;
+            let other =
+                other.map_err(|error| Exit::Lost.because(format!("rank {rank} cannot go on: {error}")))?;
+            if other != first {
+                let (own, words) = (&first.words, &other.words);
+                let difference = match own == words {
+                    true => format!("{own} on both, but of other values"),
+                    false => format!("{own} here, {words} there"),
+                };
+                bail!(Exit::Mismatch.because(format!(
+                    "ranks {} and {rank} read different data: {difference}; give all ranks the same file as data.path",
+                    world.rank()
+                )));
+            }
+        }
+        Ok(fields)
+    }
+
+    fn read(config: &Config, device: Device) -> Result<Self> {
         let file = DarcyFile::open(&config.data.path)?;
         fits(&config.model, &file)?;
         let (mut train, validation) = split_validation(file.len(), config.data.validation_samples)?;
@@ -48,6 +77,35 @@ impl Fields {
             validation: load(validation)?,
         })
     }
+
+    fn fingerprint(&self) -> Result<Fingerprint> {
+        let (train, validation) = (self.train.samples(), self.validation.samples());
+        let mut hasher = DefaultHasher::new();
+        for field in [&train.nu, &train.u, &validation.nu, &validation.u] {
+            for sample in 0..field.size().first().copied().unwrap_or(0) {
+                let sample = field.f_select(0, sample)?.f_to_device(Device::Cpu)?.f_contiguous()?;
+                let mut bytes = vec![0; sample.numel() * Kind::Float.elt_size_in_bytes()];
+                sample.f_copy_data_u8(&mut bytes, sample.numel())?;
+                hasher.write(&bytes);
+            }
+        }
+        let (_, rows, cols) = train.sizes()?;
+        let words = format!(
+            "{} + {} samples of {rows} x {cols} with solutions of mean {:.6e} and standard deviation {:.6e}",
+            self.train.len(),
+            self.validation.len(),
+            self.target.mean(),
+            self.target.std(),
+        );
+        Ok(Fingerprint { words, digest: hasher.finish() })
+    }
+}
+
+/// Samples in words, and a number that tells their values apart.
+#[derive(Debug, PartialEq, Serialize, Deserialize)]
+struct Fingerprint {
+    words: String,
+    digest: u64,
 }
 
 /// Checks that the model takes the file's fields, before anything is made.

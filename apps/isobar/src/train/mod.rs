@@ -9,10 +9,12 @@ use std::path::Path;
 use anyhow::{Result, bail};
 use clap::{Args, ValueEnum};
 use isobar_collectives::Group;
-use isobar_manager::config::Resolved;
+use isobar_manager::config::{MeshConfig, Resolved};
 use isobar_manager::{DistributedManager, logging};
 use isobar_shard::{Generator, ParallelRegion, ParamStore};
-use isobar_train::{FieldTask, FitConfig, ModelConfig, Parameters, Ranks, Step, Summary, fit};
+use isobar_train::{
+    DataParallelConfig, FieldTask, FitConfig, ModelConfig, Parameters, Ranks, Step, Summary, fit,
+};
 use tch::{Kind, Tensor};
 
 use self::fields::Fields;
@@ -20,8 +22,18 @@ use crate::config::{Config, ConfigArgs};
 use crate::exit::Exit;
 use crate::{start, terminal};
 
-/// What each rank may set for itself: where it finds the others, and folders of its own machine.
-const RANKS_OWN: [&str; 3] = ["distributed", "run.output", "data.path"];
+/// What each rank may set for itself: where it finds the others, what it says, and paths of its own machine.
+const RANKS_OWN: [&str; 9] = [
+    "distributed.backend",
+    "distributed.method",
+    "distributed.addr",
+    "distributed.port",
+    "distributed.interface",
+    "distributed.timeout_s",
+    "distributed.log",
+    "run.output",
+    "data.path",
+];
 
 /// What `isobar train` takes.
 #[derive(Debug, Args)]
@@ -70,7 +82,7 @@ fn train(manager: &DistributedManager, resolved: &Resolved<Config>) -> Result<()
         keep(&folder, &text)?;
     }
 
-    let data = Fields::read(config, manager.device())?;
+    let data = Fields::read_alike(config, manager.device(), &ranks.world)?;
     let store = ParamStore::new(Generator::new(config.run.seed)).with_options(Kind::Float, manager.device());
     let mut store = store.with_region(ParallelRegion::new(model_group.clone()));
     let network = config.model.build(&mut store)?;
@@ -97,7 +109,7 @@ fn train(manager: &DistributedManager, resolved: &Resolved<Config>) -> Result<()
         train: config.train.clone(),
         optimizer: config.optimizer.clone(),
         schedule: config.schedule.clone(),
-        data_parallel: config.data_parallel.clone(),
+        data_parallel: data_parallel(manager, config),
         checkpoint: config.checkpoint.clone(),
         metrics: config.metrics.clone(),
         resolved: text,
@@ -115,12 +127,23 @@ fn train(manager: &DistributedManager, resolved: &Resolved<Config>) -> Result<()
     Ok(())
 }
 
-/// Makes the mesh. The groups that share samples and those that share a model are its axes `data` and `model`.
+/// The settings of the section, and those that the manager has.
+fn data_parallel(manager: &DistributedManager, config: &Config) -> DataParallelConfig {
+    DataParallelConfig {
+        broadcast_buffers: manager.broadcast_buffers(),
+        find_unused_parameters: manager.find_unused_parameters(),
+        ..config.data_parallel.clone()
+    }
+}
+
+/// Makes the mesh. The groups that share samples and those that share a model are its axes `data` and `model`, or the
+/// manager's own where the number of ranks that share a model was given to it.
 fn groups(manager: &DistributedManager, config: &Config) -> Result<(Ranks, Group)> {
     let world = manager.group(None)?;
     let mesh = &config.distributed.mesh;
-    let (data, model) = if let Ok(model) = manager.group(Some("model_parallel")) {
-        (manager.group(Some("data_parallel"))?, model)
+    let own = manager.group(Some("model_parallel")).ok();
+    let (data, model) = if let (Some(model), true) = (&own, *mesh == MeshConfig::default()) {
+        (manager.group(Some("data_parallel"))?, model.clone())
     } else {
         let names: Vec<&str> = mesh.names.iter().map(String::as_str).collect();
         if let Some(other) = names.iter().find(|name| !["data", "model"].contains(name)) {
@@ -137,6 +160,14 @@ fn groups(manager: &DistributedManager, config: &Config) -> Result<(Ranks, Group
         };
         (axis("data")?, axis("model")?)
     };
+    if let Some(own) = own.filter(|own| own.size().max(model.size()) > 1 && own.ranks() != model.ranks()) {
+        bail!(Exit::Usage.because(format!(
+            "distributed.model_parallel_size (or MODEL_PARALLEL_SIZE) lets ranks {:?} share a model, and distributed.mesh \
+             ranks {:?}; set one of them, or both alike",
+            own.ranks(),
+            model.ranks()
+        )));
+    }
     if model.size() > 1 && !matches!(config.model, ModelConfig::DistributedAfno(_)) {
         bail!(Exit::Usage.because(format!(
             "{} ranks are to share a model, but the model of this configuration is whole on every rank; choose \
@@ -169,5 +200,65 @@ fn report(summary: &Summary, baseline: Option<f64>, picture: Option<&Path>) {
     }
     if let Some(checkpoint) = &summary.checkpoint {
         terminal::line(&format!("checkpoint  {}", checkpoint.display()));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use isobar_collectives::threads;
+    use isobar_models::DistributedAfnoConfig;
+    use rstest::rstest;
+
+    use super::*;
+
+    /// What a body finds on ranks that are threads, each with its manager.
+    fn on_ranks<T: Send>(ranks: usize, body: impl Fn(DistributedManager) -> T + Sync) -> Vec<T> {
+        threads::run(ranks, Duration::from_secs(60), |world| {
+            let _rank = DistributedManager::bind_thread(&world);
+            body(DistributedManager::get().unwrap())
+        })
+    }
+
+    #[rstest]
+    fn the_managers_flags_reach_data_parallel(#[values(false, true)] on: bool) {
+        on_ranks(1, |manager| {
+            manager.set_broadcast_buffers(on);
+            manager.set_find_unused_parameters(!on);
+            let mut config = Config::default();
+            config.data_parallel.bucket_mb = 0.5;
+            let settings = data_parallel(&manager, &config);
+            assert_eq!((settings.broadcast_buffers, settings.find_unused_parameters), (on, !on));
+            assert_eq!(settings.bucket_mb, 0.5);
+        });
+    }
+
+    #[rstest]
+    #[case::mesh_not_set(&[-1], &["data"], true)]
+    #[case::alike(&[-1, 2], &["data", "model"], true)]
+    #[case::other_size(&[1, 4], &["data", "model"], false)]
+    #[case::no_model_axis(&[4], &["data"], false)]
+    #[case::other_ranks(&[2, 2], &["model", "data"], false)]
+    fn mesh_and_model_parallel_size_agree(
+        #[case] shape: &[i64],
+        #[case] names: &[&str],
+        #[case] agree: bool,
+    ) {
+        let errors = on_ranks(4, |manager| {
+            manager.create_process_subgroup("model_parallel", 2, None, false).unwrap();
+            manager.create_orthogonal_process_group("data_parallel", "model_parallel", false).unwrap();
+            let model = ModelConfig::DistributedAfno(DistributedAfnoConfig::new([64, 64], 1));
+            let mut config = Config { model, ..Config::default() };
+            config.distributed.mesh.shape = shape.to_vec();
+            config.distributed.mesh.names = names.iter().map(|&name| name.to_owned()).collect();
+            groups(&manager, &config).map(|(ranks, model)| (ranks.data.size(), model.size()))
+        });
+        for found in errors {
+            match found {
+                Ok(sizes) => assert!(agree && sizes == (2, 2), "{sizes:?}"),
+                Err(error) => assert!(!agree && error.to_string().contains("set one of them"), "{error}"),
+            }
+        }
     }
 }

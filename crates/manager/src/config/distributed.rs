@@ -27,13 +27,13 @@ pub struct DistributedConfig {
     /// Seconds that any wait for another rank may take.
     #[schemars(range(min = 0.1, max = 1e9))]
     pub timeout_s: f64,
-    /// Ranks in a row that share one model: makes the groups `model_parallel` and `data_parallel`. The variable
-    /// MODEL_PARALLEL_SIZE ranks above it.
+    /// Ranks in a row that share one model: makes the groups `model_parallel` and `data_parallel`, a short form of a
+    /// mesh. The variable MODEL_PARALLEL_SIZE ranks above it; a mesh that says otherwise is an error.
     #[schemars(range(min = 1))]
     pub model_parallel_size: Option<u32>,
-    /// Whether data parallel sends rank 0's buffers to all ranks before each forward pass.
+    /// Whether data parallel replaces buffers (running statistics) by those of rank 0 before each forward pass.
     pub broadcast_buffers: bool,
-    /// Whether data parallel looks for parameters that took no part in a forward pass.
+    /// Whether parameters that take no part in the loss count as having gradients of zero, instead of being an error.
     pub find_unused_parameters: bool,
     /// The mesh of all ranks.
     pub mesh: MeshConfig,

@@ -590,16 +590,16 @@ method = "auto"
 # (a number from 0.1 to 1000000000)
 timeout_s = 300.0
 
-# Ranks in a row that share one model: makes the groups `model_parallel` and `data_parallel`. The variable
-# MODEL_PARALLEL_SIZE ranks above it.
+# Ranks in a row that share one model: makes the groups `model_parallel` and `data_parallel`, a short form of a
+# mesh. The variable MODEL_PARALLEL_SIZE ranks above it; a mesh that says otherwise is an error.
 # (an integer of at least 1, unset by default)
 # model_parallel_size =
 
-# Whether data parallel sends rank 0's buffers to all ranks before each forward pass.
+# Whether data parallel replaces buffers (running statistics) by those of rank 0 before each forward pass.
 # (true or false)
 broadcast_buffers = false
 
-# Whether data parallel looks for parameters that took no part in a forward pass.
+# Whether parameters that take no part in the loss count as having gradients of zero, instead of being an error.
 # (true or false)
 find_unused_parameters = false
 

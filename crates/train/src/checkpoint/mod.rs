@@ -36,6 +36,10 @@ pub struct RunState {
     pub batch: u64,
     /// The seed of the run.
     pub seed: u64,
+    /// Number of training samples, which with the batch size says what `step` and `batch` count.
+    pub samples: u64,
+    /// Samples of a step, over all ranks together.
+    pub batch_size: u64,
     /// Sum of the losses of the samples of the epoch under way, and their number.
     pub loss_sum: f64,
     /// See `loss_sum`.
@@ -225,7 +229,7 @@ const MODEL: &str = "model.safetensors";
 const OPTIMIZER: &str = "optimizer.safetensors";
 const METADATA: &str = "metadata.json";
 const FORMAT: &str = "isobar-checkpoint";
-const VERSION: u64 = 1;
+const VERSION: u64 = 2;
 
 /// `metadata.json`.
 #[derive(Debug, Serialize, Deserialize)]

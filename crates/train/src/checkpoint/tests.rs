@@ -108,8 +108,8 @@ fn keeps_the_newest_and_the_best() {
 #[case::optimizer("optimizer.safetensors", |bytes: &mut Vec<u8>| bytes.push(0), "torn: it has")]
 #[case::metadata("metadata.json", |bytes: &mut Vec<u8>| bytes.truncate(40), "torn or foreign: EOF")]
 #[case::foreign("metadata.json", |bytes: &mut Vec<u8>| *bytes = b"{\"format\": \"x\"}".to_vec(), "its format is Some(\"x\")")]
-#[case::version("metadata.json", |bytes: &mut Vec<u8>| *bytes = replace(bytes, "\"version\": 1", "\"version\": 9"),
-    "its version is 9, this program reads 1")]
+#[case::version("metadata.json", |bytes: &mut Vec<u8>| *bytes = replace(bytes, "\"version\": 2", "\"version\": 9"),
+    "its version is 9, this program reads 2")]
 fn damaged_files_are_refused(#[case] file: &str, #[case] damage: fn(&mut Vec<u8>), #[case] reason: &str) {
     let folder = tempfile::tempdir().unwrap();
     let checkpoints = Checkpoints::new(folder.path(), 0, &Group::single());
