@@ -49,6 +49,19 @@ fn files_are_short() {
     assert!(long.is_empty(), "files of more than {LONGEST_FILE} lines: {long:?}");
 }
 
+/// What the page tells to depend on is what the program that it speaks of uses.
+#[test]
+fn the_readmes_program_has_its_dependencies() {
+    let (readme, page) = (read(Path::new("README.md")), read(Path::new("docs/getting-started.md")));
+    let used = readme.lines().filter_map(|line| line.strip_prefix("use ")?.split("::").next());
+    let used: Vec<String> = used.map(|name| name.replace('_', "-")).collect();
+    assert!(used.contains(&"tch".to_owned()), "{used:?}");
+    let dependencies = page.split("[dependencies]").nth(1).unwrap().split("```").next().unwrap();
+    for name in used {
+        assert!(dependencies.contains(&format!("\n{name} = ")), "{name} is missing in {dependencies}");
+    }
+}
+
 #[test]
 fn nothing_is_left_unfinished() {
     // Put together, so that this file is not found.
