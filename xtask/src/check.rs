@@ -24,7 +24,7 @@ pub(crate) struct Options {
     /// The tests alone: no format, lints, documentation, or build without default features
     #[arg(long, conflicts_with = "full")]
     quick: bool,
-    /// Tests with every layout and many more random cases too
+    /// Tests on more ranks and meshes, and with many more random cases, too
     #[arg(long)]
     full: bool,
     /// End everything after so many minutes

@@ -62,7 +62,8 @@ fn statistics_of_a_part_are_those_of_its_values() {
 }
 
 proptest! {
-    #![proptest_config(ProptestConfig::with_cases(64))]
+    // A quarter of the usual number, or of PROPTEST_CASES, since each case reads a file.
+    #![proptest_config(ProptestConfig { cases: ProptestConfig::default().cases / 4, ..ProptestConfig::default() })]
 
     /// Samples in any order and number, also repeated, and windows of any size, also empty.
     #[test]

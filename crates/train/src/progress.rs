@@ -24,17 +24,22 @@ pub struct Progress {
 impl Progress {
     /// Progress of a run of `epochs` epochs of `steps_per_epoch` steps, of which `done` steps were taken before.
     pub fn new(rank: usize, epochs: u64, steps_per_epoch: u64, done: u64) -> Self {
+        let target = match rank {
+            0 => ProgressDrawTarget::stderr_with_hz(4),
+            _ => ProgressDrawTarget::hidden(),
+        };
+        Self::on(target, rank, epochs, steps_per_epoch, done)
+    }
+
+    fn on(target: ProgressDrawTarget, rank: usize, epochs: u64, steps_per_epoch: u64, done: u64) -> Self {
         let mut progress = Self { bar: None, rank, epochs, meter: Meter::new() };
-        if rank == 0 {
-            let total = epochs * steps_per_epoch;
-            let bar = ProgressBar::with_draw_target(Some(total), ProgressDrawTarget::stderr_with_hz(4));
-            if !bar.is_hidden() {
-                bar.set_style(style());
-                bar.set_position(done);
-                // Steps that an earlier run took say nothing of this one's speed.
-                bar.reset_eta();
-                progress.bar = Some(bar);
-            }
+        let bar = ProgressBar::with_draw_target(Some(epochs * steps_per_epoch), target);
+        if !bar.is_hidden() {
+            bar.set_style(style());
+            bar.set_position(done);
+            // Steps that an earlier run took say nothing of this one's speed.
+            bar.reset_eta();
+            progress.bar = Some(bar);
         }
         progress
     }
@@ -123,5 +128,91 @@ impl Meter {
 
     fn pause(&mut self) {
         self.last = None;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::io;
+    use std::sync::{Arc, Mutex};
+
+    use indicatif::TermLike;
+
+    use super::*;
+
+    /// A terminal that keeps what is written to it.
+    #[derive(Debug, Clone, Default)]
+    struct Paper(Arc<Mutex<String>>);
+
+    impl Paper {
+        fn text(&self) -> String {
+            self.0.lock().unwrap().clone()
+        }
+    }
+
+    impl TermLike for Paper {
+        fn width(&self) -> u16 {
+            120
+        }
+
+        fn move_cursor_up(&self, _: usize) -> io::Result<()> {
+            Ok(())
+        }
+
+        fn move_cursor_down(&self, _: usize) -> io::Result<()> {
+            Ok(())
+        }
+
+        fn move_cursor_right(&self, _: usize) -> io::Result<()> {
+            Ok(())
+        }
+
+        fn move_cursor_left(&self, _: usize) -> io::Result<()> {
+            Ok(())
+        }
+
+        fn write_line(&self, text: &str) -> io::Result<()> {
+            self.write_str(text)
+        }
+
+        fn write_str(&self, text: &str) -> io::Result<()> {
+            self.0.lock().unwrap().push_str(text);
+            Ok(())
+        }
+
+        fn clear_line(&self) -> io::Result<()> {
+            Ok(())
+        }
+
+        fn flush(&self) -> io::Result<()> {
+            Ok(())
+        }
+    }
+
+    #[test]
+    fn a_terminal_sees_steps_loss_speed_and_time_left() {
+        let paper = Paper::default();
+        let target = ProgressDrawTarget::term_like(Box::new(paper.clone()));
+        let mut progress = Progress::on(target, 0, 2, 5, 5);
+        std::thread::sleep(Duration::from_millis(5));
+        progress.step(1, 0.25, 32);
+        assert!(progress.rate() > 0.0 && progress.rate() < 32.0 / 0.005, "{}", progress.rate());
+        progress.epoch_end(1, "loss 2.5000e-1");
+        let text = paper.text();
+        for part in ["6/10", "epoch 2/2  loss 2.5000e-1", " samples/s", " left"] {
+            assert!(text.contains(part), "no {part:?} in {text:?}");
+        }
+    }
+
+    #[test]
+    fn the_time_between_epochs_does_not_count() {
+        let mut meter = Meter::new();
+        std::thread::sleep(Duration::from_millis(5));
+        meter.add(8);
+        let rate = meter.rate();
+        meter.pause();
+        std::thread::sleep(Duration::from_millis(50));
+        meter.add(8);
+        assert_eq!(meter.rate(), rate);
     }
 }
