@@ -288,9 +288,17 @@ fn complex(kind: Kind) -> Kind {
 
 /// One matrix `[i, j]` times each of a batch `[n, j, k]`.
 fn left_product(matrix: &Tensor, batch: &Tensor) -> Result<Tensor, TchError> {
-    let (count, (height, width)) = (batch.size3()?.0, matrix.size2()?);
+    let ((count, inner, columns), (height, width)) = (batch.size3()?, matrix.size2()?);
     if count == 1 {
         return matrix.f_matmul(&batch.f_select(0, 0)?)?.f_unsqueeze(0);
     }
+    if columns < FEW {
+        // Many products of few columns run at half the speed of one of many, which is worth the copy.
+        let joined = batch.f_transpose(0, 1)?.f_reshape([inner, count * columns])?;
+        return matrix.f_matmul(&joined)?.f_view([height, count, columns])?.f_transpose(0, 1);
+    }
     matrix.f_unsqueeze(0)?.f_expand([count, height, width], false)?.f_bmm(batch)
 }
+
+/// Columns below which a product is slow.
+const FEW: i64 = 64;
