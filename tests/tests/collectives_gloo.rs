@@ -15,7 +15,18 @@ fn whole_suite(#[values(2, 4)] ranks: usize) {
 }
 
 #[rstest]
-fn endings(#[values("mismatch", "pair-mismatch", "absent", "dropped")] name: &str) {
+fn endings(
+    #[values(
+        "mismatch",
+        "other-operation",
+        "other-kind",
+        "other-shape",
+        "pair-mismatch",
+        "absent",
+        "dropped"
+    )]
+    name: &str,
+) {
     let outcome = run(3, name);
     assert_ne!(outcome.exit, Exit::Deadline, "{outcome}");
     assert_eq!(outcome.ranks.len(), 3, "{outcome}");

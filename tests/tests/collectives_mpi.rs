@@ -28,7 +28,18 @@ fn large_messages() {
 }
 
 #[rstest]
-fn endings(#[values("mismatch", "pair-mismatch", "absent", "dropped")] name: &str) {
+fn endings(
+    #[values(
+        "mismatch",
+        "other-operation",
+        "other-kind",
+        "other-shape",
+        "pair-mismatch",
+        "absent",
+        "dropped"
+    )]
+    name: &str,
+) {
     if has_mpi() {
         let outcome = run(3, &["mpi", name]);
         // A job whose group has failed is ended by an abort, with the code that the launcher makes of it.

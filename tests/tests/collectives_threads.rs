@@ -52,6 +52,14 @@ fn mismatch(#[values(2, 3)] ranks: usize) {
     all_right(threads::run(ranks, SHORT, |group| endings::mismatch(&group)));
 }
 
+#[rstest]
+fn other_calls(
+    #[values(endings::other_operation, endings::other_kind, endings::other_shape)] ending: endings::Ending,
+    #[values(2, 3)] ranks: usize,
+) {
+    all_right(threads::run(ranks, SHORT, |group| ending(&group)));
+}
+
 #[test]
 fn pair_mismatch() {
     all_right(threads::run(2, SHORT, |group| endings::pair_mismatch(&group)));

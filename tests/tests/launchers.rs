@@ -115,7 +115,11 @@ fn failed(launch: &Launch) -> Outcome {
 fn torchrun_like_launch_on_two_hosts() {
     // Two network namespaces joined by a veth pair stand for two hosts.
     match namespaces::Pair::new() {
-        Ok(pair) => pair.check(WHOAMI),
+        Ok(pair) => {
+            pair.check(WHOAMI, "10.77.0.1");
+            // As Debian has it, the host knows its own name by a loopback address.
+            pair.check(WHOAMI, "isobar-host");
+        }
         Err(reason) => skip(&format!("no network namespaces: {reason}")),
     }
 }
@@ -123,6 +127,8 @@ fn torchrun_like_launch_on_two_hosts() {
 mod namespaces {
     //! Two hosts on one machine.
 
+    use std::fs;
+    use std::path::{Path, PathBuf};
     use std::process::{Child, Command, Stdio};
 
     use isobar_harness::{output_within, wait_within};
@@ -141,6 +147,16 @@ mod namespaces {
             let id = std::process::id();
             let pair = Self { names: [format!("isobar-a-{id}"), format!("isobar-b-{id}")] };
             let [a, b] = &pair.names;
+            for (name, address) in [(a, "127.0.1.1"), (b, "10.77.0.1")] {
+                let hosts = || -> std::io::Result<()> {
+                    fs::create_dir_all(Self::etc(name))?;
+                    fs::write(
+                        Self::etc(name).join("hosts"),
+                        format!("127.0.0.1 localhost\n{address} isobar-host\n"),
+                    )
+                };
+                hosts().map_err(|error| error.to_string())?;
+            }
             let (va, vb) = (format!("iva{id}"), format!("ivb{id}"));
             ip(&["netns", "add", a])?;
             ip(&["netns", "add", b])?;
@@ -153,7 +169,12 @@ mod namespaces {
             Ok(pair)
         }
 
-        pub(super) fn check(&self, program: &str) {
+        /// The files that `ip netns exec` puts in the place of those of `/etc`.
+        fn etc(name: &str) -> PathBuf {
+            Path::new("/etc/netns").join(name)
+        }
+
+        pub(super) fn check(&self, program: &str, addr: &str) {
             let ranks: Vec<Child> = self
                 .names
                 .iter()
@@ -164,7 +185,7 @@ mod namespaces {
                         .env("RANK", rank.to_string())
                         .env("LOCAL_RANK", "0")
                         .env("WORLD_SIZE", "2")
-                        .env("MASTER_ADDR", "10.77.0.1")
+                        .env("MASTER_ADDR", addr)
                         .env("MASTER_PORT", "29555")
                         .stdin(Stdio::null())
                         .stdout(Stdio::piped())
@@ -188,6 +209,7 @@ mod namespaces {
         fn drop(&mut self) {
             for name in &self.names {
                 ip(&["netns", "delete", name]).unwrap_or(());
+                fs::remove_dir_all(Self::etc(name)).unwrap_or(());
             }
         }
     }

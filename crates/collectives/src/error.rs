@@ -40,11 +40,11 @@ pub enum Error {
         problem: String,
     },
     /// Another rank refused its part of this operation and said why. The group stays usable.
-    #[error("{site}: rank {peer} could not take part: {problem}")]
+    #[error("{site}: rank {peer} of the world could not take part: {problem}")]
     Peer {
         /// Where.
         site: Site,
-        /// The rank of the group that refused.
+        /// The rank of the world that refused.
         peer: usize,
         /// What it said.
         problem: String,

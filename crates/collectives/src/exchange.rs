@@ -5,6 +5,8 @@
 //! agree without a word.
 
 use std::future::poll_fn;
+use std::hash::{DefaultHasher, Hash, Hasher};
+use std::mem::discriminant;
 use std::task::Poll;
 
 use tch::{Device, Kind, Tensor};
@@ -57,20 +59,20 @@ impl<'a> Exchange<'a> {
             return Ok(());
         }
         let block = to_host(&block)?;
-        let peer = self.call.world_rank(peer);
-        let transfer = match self.form(&block, row_dim) {
-            Form::AsIs => Transfer { peer, tensor: block, rows: None },
+        let label = self.label(&block);
+        let (tensor, rows) = match self.form(&block, row_dim) {
+            Form::AsIs => (block, None),
             Form::InRows => {
                 let tensor = match rows(&block, row_dim) {
                     Some(_) => block,
                     None => block.f_contiguous()?,
                 };
                 let rows = rows(&tensor, row_dim);
-                Transfer { peer, tensor, rows }
+                (tensor, rows)
             }
-            Form::Packed => Transfer { peer, tensor: block.f_contiguous()?, rows: None },
+            Form::Packed => (block.f_contiguous()?, None),
         };
-        self.sends.push(transfer);
+        self.sends.push(Transfer { peer: self.call.world_rank(peer), tensor, rows, label });
         Ok(())
     }
 
@@ -93,25 +95,23 @@ impl<'a> Exchange<'a> {
             self.device_receives.push((peer, target));
             return Ok(());
         }
-        let peer = self.call.world_rank(peer);
-        let transfer = match self.form(block, row_dim) {
-            Form::AsIs => Transfer { peer, tensor: block.shallow_clone(), rows: None },
+        let label = self.label(block);
+        let (tensor, rows) = match self.form(block, row_dim) {
+            Form::AsIs => (block.shallow_clone(), None),
             Form::InRows => match (rows(block, row_dim), block.device()) {
-                (Some(rows), Device::Cpu) => {
-                    Transfer { peer, tensor: block.shallow_clone(), rows: Some(rows) }
-                }
+                (Some(rows), Device::Cpu) => (block.shallow_clone(), Some(rows)),
                 _ => {
                     let tensor = self.stage(block)?;
                     let rows = rows(&tensor, row_dim);
-                    Transfer { peer, tensor, rows }
+                    (tensor, rows)
                 }
             },
             Form::Packed if block.is_contiguous() && block.device() == Device::Cpu => {
-                Transfer { peer, tensor: block.shallow_clone(), rows: None }
+                (block.shallow_clone(), None)
             }
-            Form::Packed => Transfer { peer, tensor: self.stage(block)?, rows: None },
+            Form::Packed => (self.stage(block)?, None),
         };
-        self.receives.push(transfer);
+        self.receives.push(Transfer { peer: self.call.world_rank(peer), tensor, rows, label });
         Ok(())
     }
 
@@ -142,6 +142,14 @@ impl<'a> Exchange<'a> {
             }
             Ok(())
         })
+    }
+
+    /// The digest of what the two sides of a message must agree on. (It is the same in all processes of a program.)
+    fn label(&self, block: &Tensor) -> u64 {
+        let mut hasher = DefaultHasher::new();
+        (self.call.name_on_both_sides(), self.call.tag(self.step)).hash(&mut hasher);
+        (discriminant(&block.kind()), block.size()).hash(&mut hasher);
+        hasher.finish()
     }
 
     fn form(&self, block: &Tensor, row_dim: usize) -> Form {

@@ -91,25 +91,30 @@ pub fn fused_all_reduce<S: Structure>(
     buffer_kind: Option<Kind>,
     group: &Group,
 ) -> Result<S> {
-    let work = start(&tensors.leaves(), op, buffer_kind, group)?;
-    let mut leaves = work.wait()?.into_iter();
-    tensors
-        .rebuild(&mut leaves)
-        .ok_or_else(|| crate::Error::Torch("a structure changed while it was reduced".into()))
+    let work = start_in(&tensors.leaves(), op, buffer_kind, true, group)?;
+    rebuilt(tensors, work.wait()?.into_iter())
 }
 
-/// See [`fused_all_reduce`](crate::fused_all_reduce); of a list of tensors, asynchronous.
+/// See [`fused_all_reduce`](crate::fused_all_reduce); asynchronous. The result has the form that the structure has now.
 ///
 /// # Errors
 ///
 /// As there.
-pub fn start(
-    tensors: &[&Tensor],
+pub fn start<S: Structure + Send + 'static>(
+    tensors: &S,
     op: ReduceOp,
     buffer_kind: Option<Kind>,
     group: &Group,
-) -> Result<Work<Vec<Tensor>>> {
-    start_in(tensors, op, buffer_kind, true, group)
+) -> Result<Work<S>> {
+    let leaves = tensors.leaves();
+    let form = rebuilt(tensors, leaves.iter().map(|leaf| leaf.shallow_clone()))?;
+    let work = start_in(&leaves, op, buffer_kind, true, group)?;
+    Ok(work.map(move |leaves| rebuilt(&form, leaves.into_iter())))
+}
+
+fn rebuilt<S: Structure>(structure: &S, mut leaves: impl Iterator<Item = Tensor>) -> Result<S> {
+    let lost = || crate::Error::Torch("a structure gave other leaves than it took".into());
+    structure.rebuild(&mut leaves).ok_or_else(lost)
 }
 
 /// `use_fp32`: whether a buffer of a 16-bit kind is summed in fp32.
@@ -129,6 +134,11 @@ pub(crate) fn start_in(
         None => promoted(&call, tensors)?,
     };
     call.reducible_kind(op, kind)?;
+    if let Some(tensor) = tensors.iter().find(|tensor| loses(tensor.kind(), kind)) {
+        return Err(
+            call.refuse(format!("values of kind {:?} do not fit a buffer of kind {kind:?}", tensor.kind()))
+        );
+    }
     let length = tensors.iter().map(|t| t.numel() as i64).sum::<i64>();
     let buffer = exchange::empty(&[length], kind, first.device())?;
     let mut at = 0;
@@ -136,19 +146,28 @@ pub(crate) fn start_in(
     for tensor in tensors {
         let length = tensor.numel() as i64;
         exchange::copy(&buffer.f_narrow(0, at, length)?.f_view(tensor.size().as_slice())?, tensor)?;
-        places.push((at, tensor.size(), tensor.kind(), tensor.device()));
+        places.push((at, tensor.detach()));
         at += length;
     }
     let reduced = crate::start::all_reduce_as(call, &buffer, op, use_fp32)?;
     Ok(reduced.map(move |buffer| {
         let _guard = NoGrad::new();
-        let leaf = |(at, shape, kind, device): (i64, Vec<i64>, _, _)| {
-            let part = buffer.f_narrow(0, at, shape.iter().product())?.f_view(shape.as_slice())?;
+        let leaf = |(at, like): (i64, Tensor)| {
+            let part = buffer.f_narrow(0, at, like.numel() as i64)?.f_view(like.size().as_slice())?;
             // A copy each, so that one result kept does not keep the buffer of all.
-            Ok(part.f_to_device_(device, kind, false, true)?)
+            let leaf = exchange::output_like(&like, &like.size())?;
+            exchange::copy(&leaf, &part)?;
+            Ok(leaf)
         };
         places.into_iter().map(leaf).collect()
     }))
+}
+
+/// Whether values of one kind have no counterpart in another: a fraction among integers, an imaginary part among reals.
+fn loses(from: Kind, to: Kind) -> bool {
+    let complex = |kind| matches!(kind, Kind::ComplexHalf | Kind::ComplexFloat | Kind::ComplexDouble);
+    let float = |kind| matches!(kind, Kind::Half | Kind::BFloat16 | Kind::Float | Kind::Double);
+    (complex(from) && !complex(to)) || (float(from) && !float(to) && !complex(to))
 }
 
 fn promoted(call: &Call, tensors: &[&Tensor]) -> Result<Kind> {

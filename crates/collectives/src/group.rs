@@ -134,6 +134,11 @@ impl Group {
         self.0.world.backend.kind()
     }
 
+    /// The number of calls that were begun; the next one has this number.
+    pub fn sequence(&self) -> u64 {
+        self.0.sequence.load(Ordering::Relaxed)
+    }
+
     /// Why the group can no longer be used, where it cannot.
     pub fn failure(&self) -> Option<&str> {
         self.0.failure.get().map(String::as_str)
@@ -307,9 +312,9 @@ impl Group {
     }
 
     fn notify(&self, (context, sequence): (u32, u64), problem: &str) {
-        let peers: Vec<usize> =
-            self.0.ranks.iter().copied().filter(|&r| r != self.0.ranks[self.rank()]).collect();
-        let notice = Notice { context, sequence, from: self.rank(), problem: problem.into() };
+        let from = self.0.ranks[self.rank()];
+        let peers: Vec<usize> = self.0.ranks.iter().copied().filter(|&r| r != from).collect();
+        let notice = Notice { context, sequence, from, problem: problem.into() };
         self.0.world.backend.notify(&peers, &notice);
     }
 }
@@ -354,6 +359,11 @@ impl Call {
     /// The works that are under way, of all groups.
     pub(crate) fn outstanding(&self) -> &Outstanding {
         &self.group.0.world.outstanding
+    }
+
+    /// What both sides of a message call the operation.
+    pub(crate) fn name_on_both_sides(&self) -> &'static str {
+        if self.pair { "send and recv" } else { self.operation }
     }
 
     pub(crate) fn world_rank(&self, rank: usize) -> usize {
@@ -415,7 +425,11 @@ impl Call {
         let sequence = if self.pair { Notice::NONE } else { self.sequence };
         let notice = self.backend().notice(self.group.0.context, sequence)?;
         if notice.ends_group() {
-            let _ = self.group.0.failure.set(format!("rank {} ended it: {}", notice.from, notice.problem));
+            let _ = self
+                .group
+                .0
+                .failure
+                .set(format!("rank {} of the world ended it: {}", notice.from, notice.problem));
         }
         Some(Error::Peer { site: self.site(), peer: notice.from, problem: notice.problem })
     }

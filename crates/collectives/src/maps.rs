@@ -10,6 +10,7 @@ use tch::Tensor;
 
 use crate::check::ReduceOp;
 use crate::error::Result;
+use crate::exchange::{copy, is_channels_last, output_like};
 use crate::group::Group;
 use crate::linear::LinearMap;
 use crate::{exchange, sizes, start};
@@ -429,8 +430,15 @@ impl LinearMap for ScatterToRegion {
 
     fn forward(&self, x: &Tensor) -> Result<Tensor> {
         let rank = self.group.rank();
-        let at = sizes::offsets(&self.sizes)[rank];
-        Ok(x.f_narrow(self.dim, at, self.sizes[rank])?.f_contiguous()?)
+        let part = x.f_narrow(self.dim, sizes::offsets(&self.sizes)[rank], self.sizes[rank])?;
+        match is_channels_last(x) {
+            true => {
+                let output = output_like(x, &part.size())?;
+                copy(&output, &part)?;
+                Ok(output)
+            }
+            false => Ok(part.f_contiguous()?),
+        }
     }
 
     fn adjoint(&self) -> Arc<dyn LinearMap> {

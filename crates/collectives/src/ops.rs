@@ -74,8 +74,8 @@ pub fn gather_v(
 
 /// Hands the parts along `dim` of rank `src`'s tensor out, `sizes[r]` of them to rank r; `None` means equal parts.
 ///
-/// On the other ranks `tensor` says the kind, the device and the extents of the other dims; its extent along `dim` and
-/// its values do not matter. Every rank calls, and every rank calls backward, which is [`gather_v`] to `src`; the
+/// On the other ranks `tensor` says the kind, the device, the extents of the other dims and whether it requires a
+/// gradient, as on rank `src`; its extent along `dim` and its values do not matter. Every rank calls, and every rank calls backward, which is [`gather_v`] to `src`; the
 /// gradient on the other ranks is zeros.
 ///
 /// # Errors
@@ -236,7 +236,8 @@ pub fn indexed_all_to_all_v(
     }
     let rows = maps::Rows {
         group: group.clone(),
-        indices: indices.iter().map(Tensor::shallow_clone).collect(),
+        // Copies, since backward must use what forward did.
+        indices: indices.iter().map(kept).collect::<Result<_>>()?,
         sizes: sizes.to_vec(),
         extent: extent(tensor, dim),
         dim,
@@ -263,7 +264,8 @@ pub fn all_reduce(tensor: &Tensor, op: ReduceOp, group: &Group) -> Result<Tensor
     run(tensor, maps::AllReduce { group: group.clone(), average, use_fp32: true })
 }
 
-/// The tensor of rank `root`, on every rank. The others' have the same shape and kind; their values do not matter.
+/// The tensor of rank `root`, on every rank. The others' have the same shape and kind, and require a gradient where it
+/// does; their values do not matter.
 ///
 /// Every rank calls, and every rank calls backward, which is [`reduce`] with sum; the gradient on the other ranks is
 /// zeros.
@@ -297,7 +299,8 @@ pub fn reduce(tensor: &Tensor, op: ReduceOp, dst: usize, group: &Group) -> Resul
 }
 
 /// Sends `tensor` to `dst` and receives a tensor of `shape` (and of the same kind) from `src`, where they are given:
-/// what a pair, a shift or a ring of ranks calls. Without a source the result has the shape `[0]`.
+/// what a pair, a shift or a ring of ranks calls. Without a source the result has the shape `[0]`. The tensors of both
+/// sides require a gradient, or neither does: a receiver that sends nothing gives an empty one that does.
 ///
 /// The ranks that take part call; so they do for backward, which sends the gradients the other way.
 ///
@@ -313,6 +316,11 @@ pub fn send_recv(
 ) -> Result<Tensor> {
     let received = if src.is_some() { shape.to_vec() } else { vec![0] };
     run(tensor, maps::SendReceive { group: group.clone(), dst, src, sent: tensor.size(), received })
+}
+
+/// A copy that later changes of the tensor do not reach.
+fn kept(tensor: &Tensor) -> Result<Tensor> {
+    Ok(tensor.detach().f_to_device_(tensor.device(), tensor.kind(), false, true)?)
 }
 
 fn run(tensor: &Tensor, map: impl LinearMap) -> Result<Tensor> {

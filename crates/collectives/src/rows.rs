@@ -9,7 +9,7 @@ use isobar_torch::guard::NoGrad;
 use tch::{Device, Kind, Tensor};
 
 use crate::error::Result;
-use crate::exchange::{empty, output_like, plain};
+use crate::exchange::{copy, empty, is_channels_last, output_like, plain};
 use crate::reduce::accumulator;
 
 /// The first index that is not below `extent`, or is negative.
@@ -95,7 +95,12 @@ pub(crate) fn add_up(
             _ => drop(sum.f_index_add_(dim as i64, index, &block)?),
         }
     }
-    Ok(sum.f_to_kind(first.kind())?)
+    if !is_channels_last(first) {
+        return Ok(sum.f_to_kind(first.kind())?);
+    }
+    let output = output_like(first, shape)?;
+    copy(&output, &sum)?;
+    Ok(output)
 }
 
 /// `sum[…, index[k], …] += block[…, k, …]` on contiguous host tensors of element `T`, with indices in range.

@@ -33,7 +33,8 @@ impl Default for SharedOptions {
 ///
 /// Buckets travel while backward goes on, in the reverse order of the parameters, the same on all ranks; the pass ends
 /// when all have come back. Every rank calls, with the same parameters in the same order, and runs the same passes; a
-/// parameter takes part in a pass on all ranks or on none.
+/// parameter takes part in a pass on all ranks or on none. What [`autograd::grad`] returns is not summed: it is this
+/// rank's own share.
 ///
 /// The marking lasts until [`unmark_module_as_shared`].
 ///
@@ -91,20 +92,22 @@ pub fn mark_module_as_shared(
         use_fp32: options.use_fp32,
         parameters: parameters.iter().map(|p| p.shallow_clone()).collect(),
         buckets: buckets(parameters, options.bucket_bytes),
+        announced: parameters.iter().map(|_| None).collect(),
         pass: None,
     }));
     for (index, parameter) in parameters.iter().enumerate() {
-        let shared = shared.clone();
-        let hook = autograd::register_hook(parameter, move |gradient| {
-            let first = lock(&shared).arrived(index, gradient)?;
-            if first {
-                let pass = OpenPass(shared.clone());
+        let (before, after) = (shared.clone(), shared.clone());
+        module.hooks.push(autograd::register_hook(parameter, move |gradient| {
+            lock(&before).announced(index, gradient)?;
+            Ok(None)
+        })?);
+        module.hooks.push(autograd::register_post_accumulate_grad_hook(parameter, move |_| {
+            if lock(&after).arrived(index)? {
+                let pass = OpenPass(after.clone());
                 autograd::after_backward(move || lock(&pass.0).finish().map_err(Into::into))?;
             }
-            // The pass leaves nothing itself: the sum is added at its end.
-            Ok(Some(gradient.f_zeros_like()?))
-        })?;
-        module.hooks.push(hook);
+            Ok(())
+        })?);
     }
     Ok(module)
 }
@@ -137,7 +140,16 @@ struct Shared {
     use_fp32: bool,
     parameters: Vec<Tensor>,
     buckets: Vec<Vec<usize>>,
+    /// Gradients on their way to parameters that earlier passes have left one. Those of a pass that only returns them, and
+    /// adds them to nothing, are forgotten with the next.
+    announced: Vec<Option<Accumulating>>,
     pass: Option<Pass>,
+}
+
+/// A gradient that is to be added to what earlier passes have left.
+struct Accumulating {
+    gradient: Tensor,
+    left: Tensor,
 }
 
 /// Goes when a pass is over: of one that has failed, what it left is not the next one's.
@@ -153,19 +165,38 @@ impl Drop for OpenPass {
 /// A backward pass under way.
 struct Pass {
     gradients: Vec<Option<Tensor>>,
+    /// What earlier passes have left.
+    left: Vec<Option<Tensor>>,
     works: Vec<Work<Vec<Tensor>>>,
 }
 
 impl Shared {
-    /// Takes a gradient; says whether it is the pass's first.
-    fn arrived(&mut self, index: usize, gradient: &Tensor) -> Result<bool> {
+    /// Sees a gradient before it is added to what earlier passes have left.
+    fn announced(&mut self, index: usize, gradient: &Tensor) -> Result<()> {
+        let left = self.parameters[index].f_grad()?;
+        self.announced[index] = None;
+        if left.defined() {
+            // The gradient is added in place.
+            let copy = left.detach().f_empty_like()?;
+            exchange::copy(&copy, &left)?;
+            self.announced[index] = Some(Accumulating { gradient: gradient.detach(), left: copy });
+        }
+        Ok(())
+    }
+
+    /// Takes a gradient that was added; says whether it is the pass's first.
+    fn arrived(&mut self, index: usize) -> Result<bool> {
         let first = self.pass.is_none();
-        let count = self.parameters.len();
-        let mut pass = self
-            .pass
-            .take()
-            .unwrap_or_else(|| Pass { gradients: (0..count).map(|_| None).collect(), works: Vec::new() });
-        pass.gradients[index] = Some(gradient.detach());
+        let none = || self.parameters.iter().map(|_| None).collect();
+        let mut pass =
+            self.pass.take().unwrap_or_else(|| Pass { gradients: none(), left: none(), works: Vec::new() });
+        match self.announced[index].take() {
+            Some(Accumulating { gradient, left }) => {
+                pass.gradients[index] = Some(gradient);
+                pass.left[index] = Some(left);
+            }
+            None => pass.gradients[index] = Some(self.parameters[index].f_grad()?.detach()),
+        }
         while let Some(bucket) = self.buckets.get(pass.works.len())
             && bucket.iter().all(|&i| pass.gradients[i].is_some())
         {
@@ -203,9 +234,12 @@ impl Shared {
         let _guard = NoGrad::new();
         for (bucket, work) in self.buckets.iter().zip(pass.works) {
             for (&index, sum) in bucket.iter().zip(work.wait()?) {
-                let mut gradient = self.parameters[index].f_grad()?;
-                if gradient.defined() {
-                    let _ = gradient.f_add_(&sum)?;
+                if pass.gradients[index].is_some() {
+                    let sum = match &pass.left[index] {
+                        Some(left) => left.f_add(&sum)?,
+                        None => sum,
+                    };
+                    self.parameters[index].f_grad()?.f_copy_(&sum)?;
                 }
             }
         }

@@ -126,7 +126,7 @@ impl<T: Send + 'static> Work<T> {
     ///
     /// A rank that refused its part, a transport that failed, or the deadline.
     pub fn wait(self) -> Result<T> {
-        let span = tracing::trace_span!(
+        let span = tracing::debug_span!(
             "collective",
             operation = self.call.operation,
             group = self.call.group().name(),

@@ -27,10 +27,7 @@ pub(crate) fn start(
         source,
     })?;
     check_against_launch(launch, &world)?;
-    let local_rank = match launch.local_rank {
-        Some(local_rank) => local_rank,
-        None => local_rank_by_host(&world)?,
-    };
+    let local_rank = local_rank(&world, launch.local_rank)?;
     Ok((world, local_rank))
 }
 
@@ -48,7 +45,7 @@ pub(crate) fn device(local_rank: usize) -> Device {
 /// Gives the world NCCL beside its transport, for CUDA tensors, and says whether it has it. `auto` takes it where every
 /// rank has a GPU of its own; `nccl` insists.
 ///
-/// All ranks call.
+/// All ranks call, with the same `backend`.
 pub(crate) fn attach_nccl(world: &Group, device: Device, backend: BackendChoice) -> Result<bool> {
     let index = match device {
         Device::Cuda(index) => Some(index),
@@ -62,8 +59,10 @@ pub(crate) fn attach_nccl(world: &Group, device: Device, backend: BackendChoice)
     if !wanted {
         return Ok(false);
     }
-    match nccl::attach(world, index.unwrap_or(0)) {
-        Ok(()) => Ok(true),
+    let attached = nccl::attach(world, index.unwrap_or(0));
+    let everywhere = world.all_gather_bytes(&[u8::from(attached.is_ok())])?.iter().all(|byte| byte == &[1]);
+    match attached {
+        Ok(()) => Ok(everywhere),
         Err(error) if backend == BackendChoice::Auto => {
             tracing::warn!("CUDA tensors go through host memory, since NCCL cannot be used: {error}");
             Ok(false)
@@ -133,10 +132,16 @@ fn check_against_launch(launch: &Launch, world: &Group) -> Result<()> {
     }))
 }
 
-fn local_rank_by_host(world: &Group) -> Result<usize> {
-    let host = host();
-    let hosts = world.all_gather_bytes(host.as_bytes())?;
-    Ok(hosts[..world.rank()].iter().filter(|other| **other == host.as_bytes()).count())
+/// The place among the ranks of this host: as the launcher said, where it told all of them, else by comparing host names.
+fn local_rank(world: &Group, told: Option<usize>) -> Result<usize> {
+    let own = host();
+    let all = world.all_gather_bytes(&[&[u8::from(told.is_some())], own.as_bytes()].concat())?;
+    if let Some(told) = told
+        && all.iter().all(|rank| rank.first() == Some(&1))
+    {
+        return Ok(told);
+    }
+    Ok(all[..world.rank()].iter().filter(|rank| rank.get(1..) == Some(own.as_bytes())).count())
 }
 
 fn host() -> String {

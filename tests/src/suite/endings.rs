@@ -2,12 +2,15 @@
 
 use std::time::{Duration, Instant};
 
-use isobar_collectives::{Error, Group, ReduceOp, all_gather_v, all_reduce, send_recv, start};
+use isobar_collectives::{Error, Group, ReduceOp, all_gather_v, all_reduce, broadcast, send_recv, start};
 use tch::{Kind, Tensor};
 
 /// The endings by name, for programs that run one.
-pub const ALL: [(&str, Ending); 5] = [
+pub const ALL: [(&str, Ending); 8] = [
     ("mismatch", mismatch),
+    ("other-operation", other_operation),
+    ("other-kind", other_kind),
+    ("other-shape", other_shape),
     ("pair-mismatch", pair_mismatch),
     ("absent", absent),
     ("dropped", dropped),
@@ -32,6 +35,52 @@ pub fn mismatch(group: &Group) -> Result<(), String> {
         Err(error) => return Err(format!("not an error of lengths: {error}")),
     }
     is_dead(group)
+}
+
+/// Another operation with messages of the same length is an error on all ranks.
+///
+/// # Errors
+///
+/// What went otherwise.
+pub fn other_operation(group: &Group) -> Result<(), String> {
+    let (x, last) = (Tensor::from_slice(&[1.0]), group.size() - 1);
+    foreign(group, |group| match group.rank() == last {
+        true => broadcast(&x, last, group),
+        false => all_reduce(&x, ReduceOp::Sum, group),
+    })
+}
+
+/// The same of another kind of elements.
+///
+/// # Errors
+///
+/// What went otherwise.
+pub fn other_kind(group: &Group) -> Result<(), String> {
+    let kind = if group.rank() == 0 { Kind::Float } else { Kind::Int };
+    let x = Tensor::ones([2], (kind, tch::Device::Cpu));
+    foreign(group, |group| all_reduce(&x, ReduceOp::Sum, group))
+}
+
+/// The same of another shape.
+///
+/// # Errors
+///
+/// What went otherwise.
+pub fn other_shape(group: &Group) -> Result<(), String> {
+    let shape = if group.rank() == 0 { [2, 3] } else { [3, 2] };
+    let x = Tensor::ones(shape, (Kind::Double, tch::Device::Cpu));
+    foreign(group, |group| all_gather_v(&x, None, 1, true, group))
+}
+
+fn foreign(group: &Group, call: impl Fn(&Group) -> Result<Tensor, Error>) -> Result<(), String> {
+    // A rank that only sends may learn of it with its next call.
+    match call(group).and_then(|_| group.barrier()) {
+        Ok(()) => Err("a message of another call was taken".into()),
+        Err(
+            Error::Backend { problem, .. } | Error::Peer { problem, .. } | Error::Dead { cause: problem, .. },
+        ) if problem.contains("do all ranks make the same call") => is_dead(group),
+        Err(error) => Err(format!("not an error of another call: {error}")),
+    }
 }
 
 /// The same of a pair's message.

@@ -82,7 +82,7 @@ fn alone(suite: &mut Suite<'_>, what: &str, bad: Bad<'_>, good: Bad<'_>, needle:
     let result = if suite.rank() == culprit { bad() } else { good() };
     match &result {
         Err(Error::Peer { peer, problem, .. }) if suite.rank() != culprit => {
-            let right = *peer == culprit && problem.contains(needle);
+            let right = *peer == suite.group.ranks()[culprit] && problem.contains(needle);
             suite.check(right, || format!("{what}: rank {peer} is said to have said {problem}"));
         }
         Err(Error::Argument { problem, .. }) if suite.rank() == culprit => {
@@ -410,6 +410,12 @@ fn structures(suite: &mut Suite<'_>) -> Result<(), Error> {
         Box::new(|| fused_all_reduce(&right, ReduceOp::Sum, None, group).map(|mut all| all.remove(0))),
         "buffer kind",
     )?;
+    let complex = vec![Tensor::complex(&floats(&[2]), &floats(&[2]))];
+    for (what, tensors, kind) in
+        [("fractions", &right, Kind::Int64), ("imaginary parts", &complex, Kind::Double)]
+    {
+        refused(suite, what, fused_all_reduce(tensors, ReduceOp::Sum, Some(kind), group), "do not fit")?;
+    }
     let bytes = vec![Tensor::from_slice(&[1_u8])];
     refused(suite, "a mean of integers", fused_all_reduce(&bytes, ReduceOp::Avg, None, group), "Avg")
 }

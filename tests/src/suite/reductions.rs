@@ -2,13 +2,17 @@
 
 use std::collections::BTreeMap;
 
-use isobar_collectives::{Error, ReduceOp, all_reduce, broadcast, fused_all_reduce, reduce, start};
+use isobar_collectives::{
+    Error, ReduceOp, all_reduce, all_to_all_v, broadcast, fused_all_reduce, reduce, reduce_scatter_v,
+    scatter_to_parallel_region, start,
+};
 use tch::{Device, Kind, Tensor};
 
 use super::data::{KINDS, MEMORIES, Memory, is_channels_last, laid_out};
 use super::{Case, Suite};
 
 pub(crate) const CASES: &[Case] = &[
+    ("channels-last is kept", channels_last),
     ("all_reduce", all_reduces),
     ("reduce", reduces),
     ("broadcast", broadcasts),
@@ -113,6 +117,25 @@ fn reduces(suite: &mut Suite<'_>) -> Result<(), Error> {
     Ok(())
 }
 
+fn channels_last(suite: &mut Suite<'_>) -> Result<(), Error> {
+    let ranks = suite.ranks() as i64;
+    let id = suite.fresh();
+    let own = suite.data(id, suite.rank(), &[2 * ranks, 3 * ranks, 4 * ranks, 5], Kind::Float);
+    let own = laid_out(&own, Memory::ChannelsLast);
+    for dim in 0..3 {
+        let results = [
+            ("reduce_scatter_v", reduce_scatter_v(&own, None, dim, ReduceOp::Sum, true, suite.group)?),
+            ("all_to_all_v", all_to_all_v(&own, None, None, dim, suite.group)?),
+            ("scatter_to_parallel_region", scatter_to_parallel_region(&own, dim, None, suite.group)?),
+            ("fused_all_reduce", fused_all_reduce(&own, ReduceOp::Sum, None, suite.group)?),
+        ];
+        for (what, result) in results {
+            suite.check(is_channels_last(&result), || format!("{what} along {dim}: channels-last was lost"));
+        }
+    }
+    Ok(())
+}
+
 fn broadcasts(suite: &mut Suite<'_>) -> Result<(), Error> {
     for (k, kind) in KINDS.into_iter().enumerate() {
         for (n, (shape, memory)) in forms().into_iter().enumerate() {
@@ -178,9 +201,13 @@ fn fused(suite: &mut Suite<'_>) -> Result<(), Error> {
             }
         }
     }
-    let work = start::fused_all_reduce(&[], ReduceOp::Sum, None, suite.group)?;
-    let got = work.wait()?;
+    let got = start::fused_all_reduce(&Vec::<Tensor>::new(), ReduceOp::Sum, None, suite.group)?.wait()?;
     suite.check(got.is_empty(), || "of nothing came something".into());
+    let got = start::fused_all_reduce(&all[suite.rank()], ReduceOp::Sum, None, suite.group)?.wait()?;
+    let want = fused_all_reduce(&all[suite.rank()], ReduceOp::Sum, None, suite.group)?;
+    for (got, want) in got.values().flatten().flatten().zip(want.values().flatten().flatten()) {
+        suite.same("asynchronous", got, want);
+    }
     Ok(())
 }
 

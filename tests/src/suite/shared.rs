@@ -56,6 +56,12 @@ fn summed(suite: &mut Suite<'_>) -> Result<(), Error> {
         suite.near("a parameter that takes part", &parameters[2].grad(), &total(&factors, 2), 1e-6);
         let zeros = parameters[0].grad().zeros_like();
         suite.near("a parameter that does not", &parameters[0].grad(), &zeros, 1e-6);
+        // Gradients that are only asked for are this rank's own, and change nothing.
+        let before = parameters[2].grad().copy();
+        let asked = autograd::grad(&[&loss(&parameters, own)], &[&parameters[2]], &[], Default::default())?;
+        let asked = asked.into_iter().flatten().next().unwrap_or_default();
+        suite.same("a gradient asked for", &asked, &own[2]);
+        suite.same("the gradient beside it", &parameters[2].grad(), &before);
         unmark_module_as_shared(shared);
         parameters.iter().for_each(|p| p.shallow_clone().zero_grad());
         autograd::backward(&[&loss(&parameters, own)], &[], BackwardOptions::default())?;

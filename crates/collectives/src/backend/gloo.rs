@@ -1,7 +1,7 @@
 //! libtorch's gloo, over TCP, for launches without MPI. Messages between pairs of ranks carry bytes; the TCP store at
 //! which the ranks meet carries notices.
 
-use std::net::UdpSocket;
+use std::net::{IpAddr, UdpSocket};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::thread;
 use std::time::{Duration, Instant};
@@ -51,8 +51,13 @@ pub fn world(options: &Options) -> Result<Group> {
             "rank {rank} of {size} could not reach the store of rank 0 at {addr}:{port} (MASTER_ADDR, MASTER_PORT): {error}"
         ))
     })?;
-    meet(&store, options)?;
-    let host = if interface.is_none() { address_towards(addr, *port) } else { None };
+    let towards_store = address_towards(addr, *port);
+    meet(&store, options, towards_store.as_deref().unwrap_or_default())?;
+    let host = match towards_store {
+        _ if interface.is_some() => None,
+        Some(own) if is_loopback(&own) => Some(address_towards_others(&store, options).unwrap_or(own)),
+        own => own,
+    };
     // gloo's clock runs longer than that of waits, which know what they wait for.
     let gloo_options =
         GlooOptions { timeout: deadline.saturating_mul(2), interface: interface.clone(), host };
@@ -63,10 +68,14 @@ pub fn world(options: &Options) -> Result<Group> {
     Ok(Group::world(Box::new(backend), *rank, *size, *deadline))
 }
 
-/// Waits at the store until all ranks have come.
-fn meet(store: &TcpStore, Options { rank, size, deadline, .. }: &Options) -> Result<()> {
-    let key = |rank: usize| format!("isobar/here/{rank}");
-    store.set(&key(*rank), &[])?;
+/// Under which a rank leaves its address at the store.
+fn key(rank: usize) -> String {
+    format!("isobar/here/{rank}")
+}
+
+/// Waits at the store until all ranks have come, and have left their addresses.
+fn meet(store: &TcpStore, Options { rank, size, deadline, .. }: &Options, own: &str) -> Result<()> {
+    store.set(&key(*rank), own.as_bytes())?;
     if store.add("isobar/come", 1)? == *size as i64 {
         store.set("isobar/all", &[])?;
     }
@@ -77,6 +86,21 @@ fn meet(store: &TcpStore, Options { rank, size, deadline, .. }: &Options) -> Res
         true => Err(error.into()),
         false => Err(Error::Absent { backend: "gloo", rank: *rank, size: *size, missing, after: *deadline }),
     }
+}
+
+/// This machine's address on the way to a rank of another host, where there is one: rank 0's host may know itself by a
+/// loopback address only.
+fn address_towards_others(store: &TcpStore, options: &Options) -> Option<String> {
+    let others = (0..options.size).filter(|&rank| rank != options.rank);
+    let mut addresses = others.filter_map(|rank| {
+        let address = store.get(&key(rank), options.deadline).ok()?;
+        String::from_utf8(address).ok().filter(|address| !address.is_empty() && !is_loopback(address))
+    });
+    address_towards(&addresses.next()?, options.port)
+}
+
+fn is_loopback(address: &str) -> bool {
+    address.parse::<IpAddr>().is_ok_and(|address| address.is_loopback())
 }
 
 /// This machine's address on the way to a host. The machine's own name, which gloo would look up, is often that of a
@@ -154,14 +178,15 @@ impl Backend for GlooBackend {
         }
         let tags = Tags::of(tag);
         let mut pending = Pending { gloo: self.gloo.clone(), tags, sends: Vec::new(), receives: Vec::new() };
-        for Transfer { peer, tensor, .. } in receives {
-            let length = Tensor::f_from_slice(&[0_i64]).map_err(failed)?;
-            let work = self.gloo.recv(&length, peer, tags.length).map_err(failed)?;
-            pending.receives.push(Receive { peer, tensor, stage: Stage::Length(work, length) });
+        for transfer in receives {
+            let head = Tensor::f_from_slice(&[0_i64, 0]).map_err(failed)?;
+            let work = self.gloo.recv(&head, transfer.peer, tags.head).map_err(failed)?;
+            pending.receives.push(Receive { transfer, stage: Stage::Head(work, head) });
         }
-        for Transfer { peer, tensor, .. } in sends {
-            let length = Tensor::f_from_slice(&[nbytes(&tensor) as i64]).map_err(failed)?;
-            for (tensor, tag) in [(length, tags.length), (tensor, tags.body)] {
+        for Transfer { peer, tensor, label, .. } in sends {
+            let head =
+                Tensor::f_from_slice(&[nbytes(&tensor) as i64, label.cast_signed()]).map_err(failed)?;
+            for (tensor, tag) in [(head, tags.head), (tensor, tags.body)] {
                 let work = self.gloo.send(&tensor, peer, tag).map_err(failed)?;
                 pending.sends.push((work, tensor));
             }
@@ -199,18 +224,18 @@ impl Backend for GlooBackend {
     }
 }
 
-/// A message's length goes before it: gloo ends the process where a message is longer than the place for it, and says
-/// nothing where it is shorter.
+/// A message's length and label go before it: gloo ends the process where a message is longer than the place for it, and
+/// says nothing where it is shorter.
 #[derive(Clone, Copy)]
 struct Tags {
-    length: u32,
+    head: u32,
     body: u32,
 }
 
 impl Tags {
     fn of(tag: Tag) -> Self {
         let tag = (tag.pack(TAG_BITS) as u32) << 1;
-        Self { length: tag | 1, body: tag }
+        Self { head: tag | 1, body: tag }
     }
 }
 
@@ -222,13 +247,12 @@ struct Pending {
 }
 
 struct Receive {
-    peer: usize,
-    tensor: Tensor,
+    transfer: Transfer,
     stage: Stage,
 }
 
 enum Stage {
-    Length(Work, Tensor),
+    Head(Work, Tensor),
     Body(Work),
     Done,
 }
@@ -236,26 +260,25 @@ enum Stage {
 impl Request for Pending {
     fn poll(&mut self) -> Result<bool, Failure> {
         let mut waiting = Vec::new();
-        for Receive { peer, tensor, stage } in &mut self.receives {
-            if let Stage::Length(work, length) = stage {
+        for Receive { transfer, stage } in &mut self.receives {
+            let peer = transfer.peer;
+            if let Stage::Head(work, head) = stage {
                 // What a peer sends under one tag is received in order.
-                if waiting.contains(peer) || !is_done(work)? {
-                    waiting.push(*peer);
+                if waiting.contains(&peer) || !is_done(work)? {
+                    waiting.push(peer);
                     continue;
                 }
-                let (sent, expected) = (length.f_int64_value(&[0]).map_err(failed)?, nbytes(tensor) as i64);
-                if sent != expected {
-                    return Err(Failure(format!(
-                        "rank {peer} of the world sent {sent} bytes where {expected} were expected; do all ranks pass \
-                         the same sizes, shapes and kinds?"
-                    )));
+                let word = |i| head.f_int64_value(&[i]).map(i64::cast_unsigned).map_err(failed);
+                if (word(0)?, word(1)?) != (nbytes(&transfer.tensor) as u64, transfer.label) {
+                    return Err(transfer.foreign(word(0)?));
                 }
-                *stage = Stage::Body(self.gloo.recv(tensor, *peer, self.tags.body).map_err(failed)?);
+                let body = self.gloo.recv(&transfer.tensor, peer, self.tags.body);
+                *stage = Stage::Body(body.map_err(failed)?);
             }
             if let Stage::Body(work) = stage {
                 match is_done(work)? {
                     true => *stage = Stage::Done,
-                    false => waiting.push(*peer),
+                    false => waiting.push(peer),
                 }
             }
         }

@@ -6,6 +6,8 @@
 
 use tch::Tensor;
 
+use crate::exchange::nbytes;
+
 #[cfg(feature = "mpi")]
 pub mod mpi;
 
@@ -70,7 +72,7 @@ pub(crate) struct Tag {
 
 impl Tag {
     /// The tag in `bits` bits: as much of the sequence as fits between context and step. Messages of equal tags keep
-    /// their order, so a wrapped sequence number is harmless.
+    /// their order, and the label of each holds the whole number, so that a wrapped one does no harm.
     fn pack(self, bits: u32) -> i32 {
         let sequence = self.sequence & ((1 << (bits - CONTEXT_BITS - STEP_BITS)) - 1);
         ((u64::from(self.context) << (bits - CONTEXT_BITS)) | (sequence << STEP_BITS) | u64::from(self.step))
@@ -94,6 +96,24 @@ pub(crate) struct Transfer {
     pub(crate) tensor: Tensor,
     /// For a strided tensor over a backend that carries rows: where each row starts and how long it is, in bytes.
     pub(crate) rows: Option<Rows>,
+    /// What both sides must agree on: the operation and its number, the kind and the shape.
+    pub(crate) label: u64,
+}
+
+impl Transfer {
+    /// The failure of a message that is not the one that belongs here.
+    fn foreign(&self, sent: u64) -> Failure {
+        let (kind, shape, bytes) = (self.tensor.kind(), self.tensor.size(), nbytes(&self.tensor));
+        let what = match sent == bytes as u64 {
+            true => "those of another operation, shape or kind".to_owned(),
+            false => format!("{sent} bytes"),
+        };
+        Failure(format!(
+            "rank {} of the world sent {what} where {bytes} bytes were expected, {kind:?} {shape:?}; do all ranks make \
+             the same call, with the same sizes, shapes and kinds?",
+            self.peer
+        ))
+    }
 }
 
 /// Rows of equal length in a tensor's memory.
@@ -114,7 +134,7 @@ pub(crate) struct Failure(pub(crate) String);
 pub(crate) struct Notice {
     pub(crate) context: u32,
     pub(crate) sequence: u64,
-    /// The rank of the group that speaks.
+    /// The rank of the world that speaks.
     pub(crate) from: usize,
     pub(crate) problem: String,
 }

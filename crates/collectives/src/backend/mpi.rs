@@ -5,14 +5,12 @@
 use std::collections::VecDeque;
 use std::ffi::{CStr, c_int, c_void};
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
-
-use ::mpi::ffi;
-use tch::Tensor;
 
 use super::{Backend, BackendKind, Carries, Failure, Notice, Request, Rows, Tag, Transfer};
 use crate::{Error, Group, Result};
+use ::mpi::ffi;
 
 /// How MPI is used.
 #[derive(Debug, Clone)]
@@ -33,7 +31,8 @@ impl Default for Options {
 
 /// The group of all processes that the launcher started. MPI is initialised where it is not yet.
 ///
-/// Every process calls. A second call in a process gives a new group of the same processes.
+/// Every process calls. A second call in a process gives a new group of the same processes, whose messages never mix with
+/// the first's.
 ///
 /// # Errors
 ///
@@ -90,11 +89,19 @@ static LOCK: Mutex<()> = Mutex::new(());
 static BROKEN: AtomicBool = AtomicBool::new(false);
 /// What was given up and MPI has not let go of yet: sends to ranks that refused to receive.
 static GIVEN_UP: Mutex<Vec<Pending>> = Mutex::new(Vec::new());
-/// The two communicators of the process: for data and for notices.
-static COMMUNICATORS: OnceLock<(Communicator, Communicator)> = OnceLock::new();
+/// The communicators of each world of the process, in the order in which they were made.
+static COMMUNICATORS: Mutex<Vec<Communicators>> = Mutex::new(Vec::new());
 
 fn lock() -> MutexGuard<'static, ()> {
     LOCK.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// A world's two communicators.
+#[derive(Clone, Copy)]
+struct Communicators {
+    data: Communicator,
+    /// For notices.
+    control: Communicator,
 }
 
 #[derive(Clone, Copy)]
@@ -130,17 +137,10 @@ impl Mpi {
             )));
         }
         initialise().map_err(failed)?;
-        let (data, control) = match COMMUNICATORS.get() {
-            Some(&pair) => pair,
-            None => {
-                let deadline = Instant::now() + options.deadline;
-                let pair = (
-                    duplicate(deadline).map_err(|f| failed(f.0))?,
-                    duplicate(deadline).map_err(|f| failed(f.0))?,
-                );
-                *COMMUNICATORS.get_or_init(|| pair)
-            }
-        };
+        let end = Instant::now() + options.deadline;
+        let duplicate = || duplicate(end).map_err(|f| failed(f.0));
+        let (data, control) = (duplicate()?, duplicate()?);
+        COMMUNICATORS.lock().unwrap_or_else(PoisonError::into_inner).push(Communicators { data, control });
         let _lock = lock();
         let (mut rank, mut size, mut found): (c_int, c_int, c_int) = (0, 0, 0);
         let mut upper: *mut c_int = std::ptr::null_mut();
@@ -182,51 +182,65 @@ impl Mpi {
         }
     }
 
-    /// Starts the messages of one side of a transfer.
-    fn post(&self, transfer: Transfer, tag: c_int, way: Way, pending: &mut Pending) -> Result<(), Failure> {
-        let whole = Rows { offsets: vec![0], bytes: crate::exchange::nbytes(&transfer.tensor) };
-        let rows = transfer.rows.as_ref().unwrap_or(&whole);
-        let base = transfer.tensor.data_ptr().cast::<u8>();
+    /// Starts the messages of one side of a transfer: what it is, then its bytes.
+    fn post(&self, index: usize, tag: c_int, way: Way, pending: &mut Pending) -> Result<(), Failure> {
+        let Transfer { peer, ref tensor, ref rows, label } = pending.transfers[index];
+        let bytes = crate::exchange::nbytes(tensor);
+        if way == Way::Send {
+            pending.heads[index] = [bytes as u64, label];
+        }
+        let head = pending.heads[index].as_mut_ptr().cast::<u8>();
+        // SAFETY: the heads of `pending` are never moved, and live as long as its tensors.
+        let request = unsafe { self.message(head, size_of::<Head>(), peer, tag, way)? };
+        let awaits = if way == Way::Receive { Awaits::Head(index) } else { Awaits::Nothing };
+        pending.requests.push(Posted { request, awaits });
+
+        let whole = Rows { offsets: vec![0], bytes };
+        let rows = rows.as_ref().unwrap_or(&whole);
+        let base = tensor.data_ptr().cast::<u8>();
         for &offset in &rows.offsets {
             let mut at = 0;
             while at < rows.bytes {
                 let length = (rows.bytes - at).min(self.max_message);
-                // SAFETY: a handle to be written by MPI.
-                let mut request: ffi::MPI_Request = unsafe { std::mem::zeroed() };
                 // SAFETY: the bytes lie in the tensor's memory: a whole tensor is contiguous, and rows were computed from
                 // its strides. `pending` holds the tensor until the request is done, or for ever.
-                let code = unsafe {
-                    let memory = base.add(offset + at).cast::<c_void>();
-                    let (peer, count) = (transfer.peer as c_int, length as c_int);
-                    match way {
-                        Way::Send => ffi::MPI_Isend(
-                            memory,
-                            count,
-                            ffi::RSMPI_UINT8_T,
-                            peer,
-                            tag,
-                            self.data.0,
-                            &mut request,
-                        ),
-                        Way::Receive => ffi::MPI_Irecv(
-                            memory,
-                            count,
-                            ffi::RSMPI_UINT8_T,
-                            peer,
-                            tag,
-                            self.data.0,
-                            &mut request,
-                        ),
-                    }
-                };
-                check(code)?;
-                let expected = (way == Way::Receive).then_some(length);
-                pending.requests.push(Posted { request, expected, peer: transfer.peer });
+                let request = unsafe { self.message(base.add(offset + at), length, peer, tag, way)? };
+                let awaits =
+                    if way == Way::Receive { Awaits::Bytes { length, peer } } else { Awaits::Nothing };
+                pending.requests.push(Posted { request, awaits });
                 at += length;
             }
         }
-        pending.tensors.push(transfer.tensor);
         Ok(())
+    }
+
+    /// Starts one message.
+    ///
+    /// # Safety
+    ///
+    /// `memory` has `length` bytes, which stay where they are until the request is done; of a receive, nobody else looks
+    /// at them. The caller holds the lock.
+    unsafe fn message(
+        &self,
+        memory: *mut u8,
+        length: usize,
+        peer: usize,
+        tag: c_int,
+        way: Way,
+    ) -> Result<ffi::MPI_Request, Failure> {
+        let (memory, length, peer) = (memory.cast::<c_void>(), length as c_int, peer as c_int);
+        // SAFETY: a handle to be written by MPI.
+        let mut request: ffi::MPI_Request = unsafe { std::mem::zeroed() };
+        let communicator = self.data.0;
+        // SAFETY: as the caller promises.
+        check(unsafe {
+            let kind = ffi::RSMPI_UINT8_T;
+            match way {
+                Way::Send => ffi::MPI_Isend(memory, length, kind, peer, tag, communicator, &mut request),
+                Way::Receive => ffi::MPI_Irecv(memory, length, kind, peer, tag, communicator, &mut request),
+            }
+        })?;
+        Ok(request)
     }
 }
 
@@ -246,14 +260,15 @@ impl Backend for Arc<Mpi> {
         receives: Vec<Transfer>,
     ) -> Result<Box<dyn Request>, Failure> {
         let tag = tag.pack(self.tag_bits);
-        let mut pending = Pending { requests: Vec::new(), tensors: Vec::new(), done: 0 };
-        let _lock = lock();
         // Receives first, so that what arrives goes straight to its place.
-        for receive in receives {
-            self.post(receive, tag, Way::Receive, &mut pending)?;
-        }
-        for send in sends {
-            self.post(send, tag, Way::Send, &mut pending)?;
+        let receiving = receives.len();
+        let transfers: Vec<Transfer> = receives.into_iter().chain(sends).collect();
+        let heads = vec![[0; 2]; transfers.len()];
+        let mut pending = Pending { requests: Vec::new(), transfers, heads, done: 0 };
+        let _lock = lock();
+        for index in 0..pending.transfers.len() {
+            let way = if index < receiving { Way::Receive } else { Way::Send };
+            self.post(index, tag, way, &mut pending)?;
         }
         Ok(Box::new(pending))
     }
@@ -301,16 +316,29 @@ enum Way {
     Receive,
 }
 
+/// What goes before a transfer's bytes: their number, and the label.
+type Head = [u64; 2];
+
 struct Posted {
     request: ffi::MPI_Request,
-    /// The length of a message that is received, in bytes.
-    expected: Option<usize>,
-    peer: usize,
+    awaits: Awaits,
+}
+
+/// What a message must be.
+enum Awaits {
+    /// It is sent.
+    Nothing,
+    /// The head of this transfer.
+    Head(usize),
+    /// So many bytes.
+    Bytes { length: usize, peer: usize },
 }
 
 struct Pending {
     requests: Vec<Posted>,
-    tensors: Vec<Tensor>,
+    transfers: Vec<Transfer>,
+    /// One for each transfer.
+    heads: Vec<Head>,
     done: usize,
 }
 
@@ -329,16 +357,26 @@ impl Request for Pending {
             if code == ffi::MPI_SUCCESS as c_int && flag == 0 {
                 return Ok(false);
             }
-            if let Some(expected) = posted.expected {
-                let mut length: c_int = 0;
-                // SAFETY: the receive is complete, too long a message included, and has filled the status.
-                unsafe { ffi::MPI_Get_count(&status, ffi::RSMPI_UINT8_T, &mut length) };
-                if length as usize != expected {
-                    return Err(Failure(format!(
-                        "rank {} of the world sent {length} bytes where {expected} were expected; do all ranks pass the \
-                         same sizes, shapes and kinds?",
-                        posted.peer
-                    )));
+            match posted.awaits {
+                Awaits::Nothing => {}
+                Awaits::Head(index) => {
+                    check(code)?;
+                    let transfer = &self.transfers[index];
+                    // SAFETY: in place, and written by MPI, which is done with it.
+                    let [bytes, label] = unsafe { (&raw const self.heads[index]).read_volatile() };
+                    if (bytes, label) != (crate::exchange::nbytes(&transfer.tensor) as u64, transfer.label) {
+                        return Err(transfer.foreign(bytes));
+                    }
+                }
+                Awaits::Bytes { length: expected, peer } => {
+                    let mut length: c_int = 0;
+                    // SAFETY: the receive is complete, too long a message included, and has filled the status.
+                    unsafe { ffi::MPI_Get_count(&status, ffi::RSMPI_UINT8_T, &mut length) };
+                    if length as usize != expected {
+                        return Err(Failure(format!(
+                            "rank {peer} of the world sent a message of {length} bytes where {expected} were expected"
+                        )));
+                    }
                 }
             }
             check(code)?;
@@ -353,27 +391,30 @@ impl Drop for Pending {
         if self.done == self.requests.len() {
             return;
         }
-        let mut left = Pending { requests: Vec::new(), tensors: Vec::new(), done: 0 };
+        let mut requests = Vec::new();
         {
             let _lock = lock();
             for mut posted in self.requests.drain(self.done..) {
                 let mut flag: c_int = 0;
                 // SAFETY: the request was started and has not been freed. Receives can be called off, sends cannot.
                 let code = unsafe {
-                    if posted.expected.is_some() {
+                    if !matches!(posted.awaits, Awaits::Nothing) {
                         ffi::MPI_Cancel(&mut posted.request);
                     }
                     ffi::MPI_Test(&mut posted.request, &mut flag, ffi::RSMPI_STATUS_IGNORE)
                 };
                 if check(code).is_ok() && flag == 0 {
-                    left.requests.push(posted);
+                    requests.push(posted);
                 }
             }
         }
-        if !left.requests.is_empty() {
+        if !requests.is_empty() {
             // MPI may still read and write the buffers: they are kept for it.
-            left.tensors.append(&mut self.tensors);
-            given_up().push(left);
+            for posted in &mut requests {
+                posted.awaits = Awaits::Nothing;
+            }
+            let (transfers, heads) = (std::mem::take(&mut self.transfers), std::mem::take(&mut self.heads));
+            given_up().push(Pending { requests, transfers, heads, done: 0 });
         }
     }
 }
@@ -388,13 +429,14 @@ const SETTLE: Duration = Duration::from_secs(10);
 /// Takes in, on all processes, what was sent and nobody received, until no send is under way; says whether it came to
 /// that.
 fn settle() -> bool {
-    let Some(&(data, control)) = COMMUNICATORS.get() else { return true };
+    let worlds = COMMUNICATORS.lock().unwrap_or_else(PoisonError::into_inner).clone();
+    let Some(&Communicators { control, .. }) = worlds.first() else { return true };
     let end = Instant::now() + SETTLE;
     // SAFETY: a handle to be written by MPI.
     let mut barrier: ffi::MPI_Request = unsafe { std::mem::zeroed() };
     let mut entered = false;
     while Instant::now() < end {
-        discard(data);
+        worlds.iter().for_each(|world| discard(world.data));
         let mut given_up = std::mem::take(&mut *self::given_up());
         given_up.retain_mut(|pending| !pending.poll().unwrap_or(true));
         let nothing_left = given_up.is_empty();

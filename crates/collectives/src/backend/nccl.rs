@@ -129,7 +129,8 @@ impl DeviceCommunicator {
         })
     }
 
-    /// Runs `launch` on the communicator's stream, between what the caller's stream holds now and what it gets later.
+    /// Runs `launch` on the communicator's stream, after what the caller's stream holds now. Whoever waits for the request
+    /// may use the results on any stream.
     fn run(
         &self,
         tensors: Vec<Tensor>,
@@ -148,7 +149,6 @@ impl DeviceCommunicator {
         launch(comm.0, stream).map_err(|error| Failure(format!("{:?}", error.0)))?;
         let done = Event::new(false).map_err(failed)?;
         done.record(&self.stream).map_err(failed)?;
-        done.block(&caller).map_err(failed)?;
         Ok(Box::new(Pending { done, comm: Borrowed(comm.0), _tensors: tensors }))
     }
 }

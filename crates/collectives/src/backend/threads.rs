@@ -12,6 +12,7 @@ use tch::{Device, Tensor};
 
 use super::{Backend, BackendKind, Carries, Failure, Notice, Request, Tag, Transfer};
 use crate::Group;
+use crate::exchange::nbytes;
 
 /// Runs `body` on `ranks` threads, each with its own [`Group`] of all of them, and gives back what they returned, in
 /// rank order.
@@ -79,6 +80,7 @@ const MAX_NOTICES: usize = 4096;
 /// A send that waits for its receiver.
 struct Post {
     tensor: Tensor,
+    label: u64,
     taken: Arc<AtomicBool>,
 }
 
@@ -130,10 +132,11 @@ impl Backend for Threads {
             for send in sends {
                 let flag = Arc::new(AtomicBool::new(false));
                 taken.push(flag.clone());
-                posts
-                    .entry((self.rank, send.peer, tag))
-                    .or_default()
-                    .push_back(Post { tensor: send.tensor, taken: flag });
+                posts.entry((self.rank, send.peer, tag)).or_default().push_back(Post {
+                    tensor: send.tensor,
+                    label: send.label,
+                    taken: flag,
+                });
             }
             drop(posts);
             self.hub.changed.notify_all();
@@ -231,16 +234,8 @@ impl Drop for Pending {
 }
 
 fn take(post: &Post, receive: &mut Transfer) -> Result<(), Failure> {
-    let (sent, wanted) = (&post.tensor, &mut receive.tensor);
-    if sent.size() != wanted.size() || sent.kind() != wanted.kind() {
-        return Err(Failure(format!(
-            "rank {} of the world sent {:?} {:?} where {:?} {:?} was expected",
-            receive.peer,
-            sent.kind(),
-            sent.size(),
-            wanted.kind(),
-            wanted.size()
-        )));
+    if post.label != receive.label {
+        return Err(receive.foreign(nbytes(&post.tensor) as u64));
     }
-    wanted.f_copy_(sent).map_err(|error| Failure(error.to_string()))
+    receive.tensor.f_copy_(&post.tensor).map_err(|error| Failure(error.to_string()))
 }

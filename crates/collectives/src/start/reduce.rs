@@ -34,6 +34,7 @@ pub fn reduce_scatter_v(
     }
     let (exchange, mut parts, own) = send_parts(&call, tensor, &sizes, dim)?;
     let pending = exchange.start()?;
+    let whole = tensor.detach();
     Ok(Work::start(call.clone(), async move {
         pending.await?;
         let rank = call.group().rank();
@@ -41,9 +42,9 @@ pub fn reduce_scatter_v(
         // The sum goes where one of its first two terms was received, unless the output lies otherwise in memory.
         let received = &parts[usize::from(rank == 0)];
         let own = &parts[rank];
-        let target = match accumulator(own.kind(), use_fp32) == own.kind() && !is_channels_last(own) {
+        let target = match accumulator(own.kind(), use_fp32) == own.kind() && !is_channels_last(&whole) {
             true => received.shallow_clone(),
-            false => output_like(own, &own.size())?,
+            false => output_like(&whole, &own.size())?,
         };
         combine(&target, &parts, op, use_fp32)?;
         Ok(target)

@@ -22,7 +22,7 @@ pub struct DistributedConfig {
     #[schemars(range(min = 1, max = 65535))]
     pub port: Option<u16>,
     /// Network interface of the connections between ranks, for gloo (`eth0`); by default GLOO_SOCKET_IFNAME, else that
-    /// of the machine's own name.
+    /// on the way to `addr`.
     pub interface: Option<String>,
     /// Seconds that any wait for another rank may take.
     #[schemars(range(min = 0.1, max = 1e9))]

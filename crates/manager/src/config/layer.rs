@@ -90,13 +90,15 @@ impl Place {
         }
     }
 
-    /// The text of the value where it was given as text and not as TOML.
+    /// The text of the value where it was given as text and not as TOML; none where that is a list or a table, whose items
+    /// have this place too.
     pub(super) fn raw_value(&self) -> Option<&str> {
-        match self {
-            Self::Default | Self::File { .. } => None,
-            Self::Variable { raw, .. } => Some(raw),
-            Self::Flag { raw } => raw.split_once('=').map(|(_, value)| value.trim()),
-        }
+        let raw = match self {
+            Self::Default | Self::File { .. } => return None,
+            Self::Variable { raw, .. } => raw,
+            Self::Flag { raw } => raw.split_once('=')?.1,
+        };
+        Some(raw.trim()).filter(|raw| !raw.starts_with(['[', '{']))
     }
 
     pub(super) fn order(&self) -> (usize, usize, &str) {

@@ -582,7 +582,7 @@ method = "auto"
 # port =
 
 # Network interface of the connections between ranks, for gloo (`eth0`); by default GLOO_SOCKET_IFNAME, else that
-# of the machine's own name.
+# on the way to `addr`.
 # (a string, unset by default)
 # interface =
 

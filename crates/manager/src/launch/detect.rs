@@ -56,6 +56,12 @@ pub fn forced_method(environment: &Environment) -> Result<Option<Method>, Launch
     }
 }
 
+fn env_mend() -> String {
+    format!(
+        "set all of RANK, WORLD_SIZE, LOCAL_RANK, MASTER_ADDR and MASTER_PORT, or none; or force another method by {FORCE}"
+    )
+}
+
 struct Reader<'a> {
     environment: &'a Environment,
     forced: bool,
@@ -85,7 +91,18 @@ impl Reader<'_> {
                 Method::Pmi
             });
         }
-        Ok(if has("PMIX_RANK") { Method::Pmix } else { Method::Single })
+        if has("PMIX_RANK") {
+            return Ok(Method::Pmix);
+        }
+        if has("LOCAL_RANK") {
+            return Err(LaunchError::Missing {
+                method: Method::Env,
+                present: "LOCAL_RANK".to_owned(),
+                missing: "RANK",
+                mend: env_mend(),
+            });
+        }
+        Ok(Method::Single)
     }
 
     /// Whether srun started this process, or something that set srun's variables for it.
@@ -113,9 +130,7 @@ impl Reader<'_> {
 
     fn env(&self) -> Result<Launch, LaunchError> {
         let method = Method::Env;
-        let mend = format!(
-            "set all of RANK, WORLD_SIZE, LOCAL_RANK, MASTER_ADDR and MASTER_PORT, or none; or force another method by {FORCE}"
-        );
+        let mend = env_mend();
         let (rank, size) = self.rank_and_size(method, "RANK", "WORLD_SIZE", &mend)?;
         self.other_launchers_agree(rank, size)?;
         let addr = self.environment.get("MASTER_ADDR").map(str::to_owned);

@@ -105,6 +105,7 @@ fn chooses_between_launchers(#[case] variables: &[&str], #[case] method: Method,
 #[rstest]
 #[case::no_world_size("RANK=0", "ENV launch: RANK is set but WORLD_SIZE is not")]
 #[case::no_rank("WORLD_SIZE=2", "ENV launch: WORLD_SIZE is set but RANK is not")]
+#[case::local_rank_alone("LOCAL_RANK=1 MASTER_ADDR=x MASTER_PORT=1", "LOCAL_RANK is set but RANK is not")]
 #[case::no_addr("RANK=0 WORLD_SIZE=2 MASTER_PORT=1", "RANK is set but MASTER_ADDR is not")]
 #[case::no_port("RANK=0 WORLD_SIZE=2 MASTER_ADDR=x", "RANK is set but MASTER_PORT is not")]
 #[case::half_env_under_mpirun(

@@ -120,10 +120,10 @@ impl DistributedManager {
             port: config.port,
             interface: interface.or_else(|| environment.get("GLOO_SOCKET_IFNAME").map(str::to_owned)),
         };
-        let manager = Self::start(&launch, &options, timeout)?;
+        let size = model_parallel_size(&environment)?.or(config.model_parallel_size.map(i64::from));
+        let manager = Self::start(&launch, &options, timeout, size)?;
         manager.set_broadcast_buffers(config.broadcast_buffers);
         manager.set_find_unused_parameters(config.find_unused_parameters);
-        let size = model_parallel_size(&environment)?.or(config.model_parallel_size.map(i64::from));
         if let Some(size) = size {
             manager.create_model_parallel_groups(size).inspect_err(|error| {
                 manager.0.world.leave(&error.to_string());
@@ -167,7 +167,7 @@ impl DistributedManager {
             process_manager: options.backend == BackendChoice::Mpi,
         };
         let transport = TransportOptions { backend: options.backend, ..TransportOptions::default() };
-        let manager = Self::start(&launch, &transport, options.timeout)?;
+        let manager = Self::start(&launch, &transport, options.timeout, None)?;
         *process = Some(manager.clone());
         Ok(manager)
     }
@@ -263,10 +263,22 @@ impl DistributedManager {
         }
     }
 
-    fn start(launch: &Launch, options: &TransportOptions, timeout: Duration) -> Result<Self> {
+    fn start(
+        launch: &Launch,
+        options: &TransportOptions,
+        timeout: Duration,
+        model_parallel_size: Option<i64>,
+    ) -> Result<Self> {
         exit::watch_main_thread();
         let (world, local_rank) = start::start(launch, options, timeout)?;
         let leave = |error: &Error| world.leave(&error.to_string());
+        // What follows is made by all ranks alike.
+        let groups = model_parallel_size.map_or_else(
+            || "no model-parallel groups".to_owned(),
+            |size| format!("MODEL_PARALLEL_SIZE {size}"),
+        );
+        let settings = format!("backend {:?} and {groups}", options.backend);
+        agree(&world, "initialize", &settings).inspect_err(leave)?;
         let device = start::device(local_rank);
         let nccl = start::attach_nccl(&world, device, options.backend).inspect_err(leave)?;
         Ok(Self::new(world.clone(), launch.method, local_rank, device, nccl))
