@@ -84,6 +84,24 @@ fn half_set_variables_are_an_error() {
 }
 
 #[test]
+fn model_parallel_groups_come_from_the_environment() {
+    let launch = |size: &str| {
+        let script = format!("MODEL_PARALLEL_SIZE={size} exec \"$0\"");
+        Launch::plain(4, "sh").args(["-c", &script, WHOAMI])
+    };
+    for answer in json_of_ranks(&launch("2")) {
+        assert_eq!(answer["model_parallel"], 2, "{answer}");
+    }
+    for (size, needle) in
+        [("three", "a number of ranks"), ("3", "4"), ("$((RANK / 2 + 1))", "MODEL_PARALLEL_SIZE 1")]
+    {
+        for rank in failed(&launch(size)).ranks {
+            assert!(rank.stderr.contains(needle), "size {size}: {}", rank.stderr);
+        }
+    }
+}
+
+#[test]
 fn ranks_that_never_come_are_an_error() {
     // The world is said to be larger than it is.
     let launch = Launch::plain(1, "sh").args(["-c", "WORLD_SIZE=2 exec \"$0\" gloo 5", WHOAMI]);

@@ -36,6 +36,7 @@ fn main() -> Result<()> {
             "method": manager.method().name(),
             "backend": manager.backend().name(),
             "sum": sum,
+            "model_parallel": manager.group_size(Some("model_parallel")).ok(),
         })
     );
     DistributedManager::cleanup(true)?;
