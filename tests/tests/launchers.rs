@@ -134,7 +134,7 @@ fn torchrun_like_launch_on_two_hosts() {
     // Two network namespaces joined by a veth pair stand for two hosts.
     match namespaces::Pair::new() {
         Ok(pair) => {
-            pair.check(WHOAMI, "10.77.0.1");
+            pair.check(WHOAMI, "192.168.77.1");
             // As Debian has it, the host knows its own name by a loopback address.
             pair.check(WHOAMI, "isobar-host");
         }
@@ -165,7 +165,7 @@ mod namespaces {
             let id = std::process::id();
             let pair = Self { names: [format!("isobar-a-{id}"), format!("isobar-b-{id}")] };
             let [a, b] = &pair.names;
-            for (name, address) in [(a, "127.0.1.1"), (b, "10.77.0.1")] {
+            for (name, address) in [(a, "127.0.1.1"), (b, "192.168.77.1")] {
                 let hosts = || -> std::io::Result<()> {
                     fs::create_dir_all(Self::etc(name))?;
                     fs::write(
@@ -179,7 +179,7 @@ mod namespaces {
             ip(&["netns", "add", a])?;
             ip(&["netns", "add", b])?;
             ip(&["link", "add", &va, "netns", a, "type", "veth", "peer", "name", &vb, "netns", b])?;
-            for (name, link, address) in [(a, &va, "10.77.0.1/24"), (b, &vb, "10.77.0.2/24")] {
+            for (name, link, address) in [(a, &va, "192.168.77.1/24"), (b, &vb, "192.168.77.2/24")] {
                 ip(&["-n", name, "addr", "add", address, "dev", link])?;
                 ip(&["-n", name, "link", "set", link, "up"])?;
                 ip(&["-n", name, "link", "set", "lo", "up"])?;
