@@ -1,5 +1,4 @@
 //! The manager of a process, from its set-up to its end, and again.
-#![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
 
 use isobar_manager::{DistributedManager, Error, SetupOptions};
 use tch::{Device, Kind, Tensor};
