@@ -32,9 +32,9 @@ pub(crate) fn run(options: &Options) -> Result<()> {
     let data = data()?;
     let mut arguments = vec!["train".to_owned(), CONFIGURATION.to_owned()];
     arguments.extend(["--set".to_owned(), format!("data.path={}", data.display())]);
-    // An interrupted demo goes on from its last checkpoint, and one that is done shows its results again; `--resume=never`
-    // after `--` ranks above it.
-    arguments.extend(["--set", "checkpoint.resume=auto"].map(str::to_owned));
+    // In a folder of its own: an interrupted demo goes on from its last checkpoint, and one that is done shows its results
+    // again; `--resume=never` after `--` ranks above it.
+    arguments.extend(["--set", "run.name=demo", "--set", "checkpoint.resume=auto"].map(str::to_owned));
     arguments.extend(options.train.iter().cloned());
     if machine.mpi {
         let mut mpirun = Command::new("mpirun");

@@ -104,8 +104,8 @@ fn collective(error: &isobar_collectives::Error) -> Exit {
         | Error::Dead { .. }
         | Error::Backend { .. }
         | Error::Absent { .. }
-        | Error::Peer { .. } => Exit::Lost,
-        Error::Argument { .. } => Exit::Mismatch,
+        | Error::Peer { ended: true, .. } => Exit::Lost,
+        Error::Argument { .. } | Error::Peer { ended: false, .. } => Exit::Mismatch,
         Error::Start { .. } => Exit::Usage,
         _ => Exit::Failed,
     }
@@ -161,6 +161,11 @@ mod tests {
 
     use super::*;
 
+    fn peer(ended: bool) -> isobar_collectives::Error {
+        let problem = "no space".to_owned();
+        isobar_collectives::Error::Peer { site: site(), peer: 1, ended, problem }
+    }
+
     fn site() -> Site {
         Site { operation: "all_reduce", group: "data".to_owned(), rank: 0, size: 2, sequence: 7 }
     }
@@ -188,7 +193,8 @@ mod tests {
     }
 
     #[rstest]
-    #[case(isobar_collectives::Error::Peer { site: site(), peer: 1, problem: "no space".to_owned() }, Exit::Lost)]
+    #[case(peer(true), Exit::Lost)]
+    #[case(peer(false), Exit::Mismatch)]
     #[case(isobar_collectives::Error::Argument { site: site(), problem: "sizes".to_owned() }, Exit::Mismatch)]
     fn what_another_rank_says(#[case] error: isobar_collectives::Error, #[case] exit: Exit) {
         assert_eq!(of(&error.into()), exit);

@@ -39,13 +39,15 @@ pub enum Error {
         /// What was wrong and what was expected.
         problem: String,
     },
-    /// Another rank refused its part of this operation and said why. The group stays usable.
+    /// Another rank could not take part in this operation, and said why.
     #[error("{site}: rank {peer} of the world could not take part: {problem}")]
     Peer {
         /// Where.
         site: Site,
-        /// The rank of the world that refused.
+        /// The rank of the world that says so.
         peer: usize,
+        /// Whether the group has ended; else the rank refused this operation only, and the group stays usable.
+        ended: bool,
         /// What it said.
         problem: String,
     },

@@ -424,14 +424,15 @@ impl Call {
     pub(crate) fn notice(&self) -> Option<Error> {
         let sequence = if self.pair { Notice::NONE } else { self.sequence };
         let notice = self.backend().notice(self.group.0.context, sequence)?;
-        if notice.ends_group() {
+        let ended = notice.ends_group();
+        if ended {
             let _ = self
                 .group
                 .0
                 .failure
                 .set(format!("rank {} of the world ended it: {}", notice.from, notice.problem));
         }
-        Some(Error::Peer { site: self.site(), peer: notice.from, problem: notice.problem })
+        Some(Error::Peer { site: self.site(), peer: notice.from, ended, problem: notice.problem })
     }
 
     pub(crate) fn count(&self, sent: usize, received: usize) {

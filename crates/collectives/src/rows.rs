@@ -68,8 +68,9 @@ pub(crate) fn select_into(target: &Tensor, tensor: &Tensor, dim: usize, index: &
 }
 
 /// Zeros of `shape`, with each block of `blocks` added to the rows along `dim` that its index names: blocks in order,
-/// rows in order. 16-bit floats are added in fp32 where asked for.
+/// rows in order, in the memory format of `like`. 16-bit floats are added in fp32 where asked for.
 pub(crate) fn add_up(
+    like: &Tensor,
     shape: &[i64],
     dim: usize,
     indices: &[Tensor],
@@ -95,10 +96,10 @@ pub(crate) fn add_up(
             _ => drop(sum.f_index_add_(dim as i64, index, &block)?),
         }
     }
-    if !is_channels_last(first) {
+    if !is_channels_last(like) {
         return Ok(sum.f_to_kind(first.kind())?);
     }
-    let output = output_like(first, shape)?;
+    let output = output_like(like, shape)?;
     copy(&output, &sum)?;
     Ok(output)
 }

@@ -34,7 +34,7 @@ impl Default for SharedOptions {
 /// Buckets travel while backward goes on, in the reverse order of the parameters, the same on all ranks; the pass ends
 /// when all have come back. Every rank calls, with the same parameters in the same order, and runs the same passes; a
 /// parameter takes part in a pass on all ranks or on none. What [`autograd::grad`] returns is not summed: it is this
-/// rank's own share.
+/// rank's own share; so is what a pass that fails leaves. Hooks that change the gradients are registered before.
 ///
 /// The marking lasts until [`unmark_module_as_shared`].
 ///
@@ -98,8 +98,7 @@ pub fn mark_module_as_shared(
     for (index, parameter) in parameters.iter().enumerate() {
         let (before, after) = (shared.clone(), shared.clone());
         module.hooks.push(autograd::register_hook(parameter, move |gradient| {
-            lock(&before).announced(index, gradient)?;
-            Ok(None)
+            Ok(Some(lock(&before).announced(index, gradient)?))
         })?);
         module.hooks.push(autograd::register_post_accumulate_grad_hook(parameter, move |_| {
             if lock(&after).arrived(index)? {
@@ -171,17 +170,19 @@ struct Pass {
 }
 
 impl Shared {
-    /// Sees a gradient before it is added to what earlier passes have left.
-    fn announced(&mut self, index: usize, gradient: &Tensor) -> Result<()> {
+    /// Sees a gradient before it is added to what earlier passes have left; gives what is to be added.
+    fn announced(&mut self, index: usize, gradient: &Tensor) -> Result<Tensor> {
         let left = self.parameters[index].f_grad()?;
         self.announced[index] = None;
         if left.defined() {
             // The gradient is added in place.
-            let copy = left.detach().f_empty_like()?;
-            exchange::copy(&copy, &left)?;
-            self.announced[index] = Some(Accumulating { gradient: gradient.detach(), left: copy });
+            let accumulating = Accumulating { gradient: gradient.detach(), left: copied(&left)? };
+            self.announced[index] = Some(accumulating);
+            return Ok(gradient.shallow_clone());
         }
-        Ok(())
+        // The sum is written into what becomes the gradient of the parameter, whose memory others may have: a view of it
+        // came here. A pass that keeps its graph makes a copy itself.
+        if gradient.requires_grad() { Ok(gradient.shallow_clone()) } else { copied(gradient) }
     }
 
     /// Takes a gradient that was added; says whether it is the pass's first.
@@ -245,6 +246,13 @@ impl Shared {
         }
         Ok(())
     }
+}
+
+/// The values in memory of their own.
+fn copied(tensor: &Tensor) -> Result<Tensor> {
+    let copy = tensor.detach().f_empty_like()?;
+    exchange::copy(&copy, tensor)?;
+    Ok(copy)
 }
 
 /// Which parameters travel together: in reverse order, of one kind and device.

@@ -59,10 +59,8 @@ pub(crate) fn attach_nccl(world: &Group, device: Device, backend: BackendChoice)
     if !wanted {
         return Ok(false);
     }
-    let attached = nccl::attach(world, index.unwrap_or(0));
-    let everywhere = world.all_gather_bytes(&[u8::from(attached.is_ok())])?.iter().all(|byte| byte == &[1]);
-    match attached {
-        Ok(()) => Ok(everywhere),
+    match nccl::attach(world, index.unwrap_or(0)) {
+        Ok(()) => Ok(true),
         Err(error) if backend == BackendChoice::Auto => {
             tracing::warn!("CUDA tensors go through host memory, since NCCL cannot be used: {error}");
             Ok(false)

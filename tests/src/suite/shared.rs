@@ -9,6 +9,7 @@ use super::{Case, Suite};
 pub(crate) const CASES: &[Case] = &[
     ("shared parameters", summed),
     ("shared parameters after a backward that failed", after_failure),
+    ("shared parameters whose gradients are views", views),
     ("shared parameters of 16 bits", half),
     ("what cannot be shared", refused),
 ];
@@ -67,6 +68,29 @@ fn summed(suite: &mut Suite<'_>) -> Result<(), Error> {
         autograd::backward(&[&loss(&parameters, own)], &[], BackwardOptions::default())?;
         suite.same("a parameter no longer shared", &parameters[2].grad(), &own[2]);
     }
+    Ok(())
+}
+
+fn views(suite: &mut Suite<'_>) -> Result<(), Error> {
+    let id = suite.fresh();
+    let all: Vec<Tensor> = (0..suite.ranks()).map(|rank| suite.data(id, rank, &[6], Kind::Double)).collect();
+    let total = all[1..].iter().fold(all[0].copy(), |sum, of| sum + of);
+    let own = &all[suite.rank()];
+    let leaf = || Tensor::ones([2, 3], (Kind::Double, tch::Device::Cpu)).set_requires_grad(true);
+    let (parameter, other) = (leaf(), leaf());
+    let shared = mark_module_as_shared(&[&parameter], suite.group, SharedOptions::default())?;
+    for passes in 1..=2 {
+        let output = parameter.view([-1]) + other.view([-1]);
+        // A new one each time: libtorch makes it the gradient of the parameter that is not shared, and adds to that.
+        let gradient = own.copy();
+        let explicit = [Some(gradient.shallow_clone())];
+        autograd::backward(&[&output], &explicit, BackwardOptions::default())?;
+        let passes = f64::from(passes);
+        suite.near("the gradient of a view", &parameter.grad(), &(&total * passes).view([2, 3]), 1e-12);
+        suite.near("one that is not shared", &other.grad(), &(own * passes).view([2, 3]), 1e-12);
+        suite.same("the gradient that was given", &gradient, own);
+    }
+    unmark_module_as_shared(shared);
     Ok(())
 }
 

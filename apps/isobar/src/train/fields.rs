@@ -28,8 +28,8 @@ impl Fields {
     pub(crate) fn read_alike(config: &Config, device: Device, world: &Group) -> Result<Self> {
         let own = Self::read(config, device).and_then(|fields| Ok((fields.fingerprint()?, fields)));
         let told = own.as_ref().map(|(fingerprint, _)| fingerprint).map_err(exit::text);
-        let all = world.all_gather_bytes(&serde_json::to_vec(&told)?)?;
-        let (first, fields) = own?;
+        let all = world.all_gather_bytes(&serde_json::to_vec(&told)?);
+        let ((first, fields), all) = (own?, all?);
         for (rank, bytes) in all.iter().enumerate() {
             let other: Result<Fingerprint, String> = serde_json::from_slice(bytes)?;
             let other =

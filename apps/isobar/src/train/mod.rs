@@ -23,8 +23,7 @@ use crate::exit::Exit;
 use crate::{start, terminal};
 
 /// What each rank may set for itself: where it finds the others, what it says, and paths of its own machine.
-const RANKS_OWN: [&str; 9] = [
-    "distributed.backend",
+const RANKS_OWN: [&str; 8] = [
     "distributed.method",
     "distributed.addr",
     "distributed.port",

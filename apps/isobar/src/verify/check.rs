@@ -192,9 +192,11 @@ fn compare(
     let (got, want) = (got.f_detach()?.f_to_kind(wide)?, want.f_to_kind(wide)?);
     let (rtol, atol) = (case.header.rtol, case.header.atol);
     let size = |t: Tensor| t.f_abs()?.f_to_kind(Kind::Double);
-    let allowed = size(want.shallow_clone())?.f_mul_scalar(rtol)?.f_add_scalar(atol)?;
+    let rounded = |t: &Tensor| t.f_to_kind(if wide == Kind::Int64 { Kind::Double } else { wide });
+    let allowed = size(rounded(&want)?)?.f_mul_scalar(rtol)?.f_add_scalar(atol)?;
     let same = got.f_eq_tensor(&want)?;
-    let difference = size(got.f_sub(&want)?)?;
+    // Of integers both ways: one is exact, the other does not wrap.
+    let difference = size(got.f_sub(&want)?)?.f_maximum(&size(rounded(&got)?.f_sub(&rounded(&want)?)?)?)?;
     // Equal infinities have no difference, and what is equal needs no tolerance.
     let error = difference.f_div(&allowed)?.f_masked_fill(&same, 0.0)?.f_max()?.f_double_value(&[])?;
     // NaN anywhere makes the maximum NaN.

@@ -72,7 +72,8 @@ pub(crate) struct Tag {
 
 impl Tag {
     /// The tag in `bits` bits: as much of the sequence as fits between context and step. Messages of equal tags keep
-    /// their order, and the label of each holds the whole number, so that a wrapped one does no harm.
+    /// their order, and the label of each holds the whole number: one that was never received, of a call that a rank
+    /// refused, is told from a later one with the same tag.
     fn pack(self, bits: u32) -> i32 {
         let sequence = self.sequence & ((1 << (bits - CONTEXT_BITS - STEP_BITS)) - 1);
         ((u64::from(self.context) << (bits - CONTEXT_BITS)) | (sequence << STEP_BITS) | u64::from(self.step))

@@ -186,12 +186,14 @@ impl Mpi {
     fn post(&self, index: usize, tag: c_int, way: Way, pending: &mut Pending) -> Result<(), Failure> {
         let Transfer { peer, ref tensor, ref rows, label } = pending.transfers[index];
         let bytes = crate::exchange::nbytes(tensor);
+        // SAFETY: there is a head for each transfer. (No reference is made to the others, which MPI may be writing.)
+        let head = unsafe { pending.heads.as_mut_ptr().add(index) };
         if way == Way::Send {
-            pending.heads[index] = [bytes as u64, label];
+            // SAFETY: in place, and not yet given to MPI.
+            unsafe { head.write([bytes as u64, label]) };
         }
-        let head = pending.heads[index].as_mut_ptr().cast::<u8>();
         // SAFETY: the heads of `pending` are never moved, and live as long as its tensors.
-        let request = unsafe { self.message(head, size_of::<Head>(), peer, tag, way)? };
+        let request = unsafe { self.message(head.cast(), size_of::<Head>(), peer, tag, way)? };
         let awaits = if way == Way::Receive { Awaits::Head(index) } else { Awaits::Nothing };
         pending.requests.push(Posted { request, awaits });
 
@@ -362,8 +364,8 @@ impl Request for Pending {
                 Awaits::Head(index) => {
                     check(code)?;
                     let transfer = &self.transfers[index];
-                    // SAFETY: in place, and written by MPI, which is done with it.
-                    let [bytes, label] = unsafe { (&raw const self.heads[index]).read_volatile() };
+                    // SAFETY: in place, and written by MPI, which is done with this one.
+                    let [bytes, label] = unsafe { self.heads.as_ptr().add(index).read() };
                     if (bytes, label) != (crate::exchange::nbytes(&transfer.tensor) as u64, transfer.label) {
                         return Err(transfer.foreign(bytes));
                     }

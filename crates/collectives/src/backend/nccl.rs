@@ -73,11 +73,17 @@ pub fn attach(group: &Group, device: usize) -> Result<()> {
         drop(sender.send(made));
     });
     let made = match receiver.recv_timeout(group.deadline()) {
-        Ok(made) => made.map_err(failed)?,
+        Ok(made) => made.map_err(failed),
         Err(RecvTimeoutError::Timeout | RecvTimeoutError::Disconnected) => {
-            return Err(failed(format!("no communicator for group \"{}\" by the deadline", group.name())));
+            Err(failed(format!("no communicator for group \"{}\" by the deadline", group.name())))
         }
     };
+    // All use it, or none.
+    let all = group.all_gather_bytes(&[u8::from(made.is_ok())]);
+    let made = made?;
+    if let Some(rank) = all?.iter().position(|ok| *ok != [1]) {
+        return Err(failed(format!("rank {rank} of group \"{}\" got no communicator", group.name())));
+    }
     // Where another thread was faster, its communicator stays.
     drop(group.set_device_communicator(made));
     Ok(())

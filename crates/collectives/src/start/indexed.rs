@@ -101,7 +101,7 @@ pub fn indexed_scatter_add_v(
     let shape = with_extent(&tensor, dim, extent);
     Ok(Work::start(call, async move {
         pending.await?;
-        rows::add_up(&shape, dim, &indices, &back, use_fp32)
+        rows::add_up(&tensor, &shape, dim, &indices, &back, use_fp32)
     }))
 }
 

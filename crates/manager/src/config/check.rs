@@ -14,7 +14,7 @@ pub(super) struct Found {
     pub(super) switched: Vec<Vec<String>>,
 }
 
-/// Checks a layer; text that stands where a string is expected becomes one, whatever it looks like.
+/// Checks a layer; text that stands where a string is expected becomes one, though it looks like a number or a boolean.
 pub(super) fn layer(schema: &Schema, below: &[Layer], layer: &mut Layer) -> Found {
     let mut check = Check { schema, below, path: Vec::new(), found: Found::default() };
     check.value(schema.root(), &mut layer.root);

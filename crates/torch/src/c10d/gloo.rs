@@ -183,6 +183,10 @@ impl Gloo {
         &self,
         operation: impl FnOnce(*const ffi::Gloo, *mut RawError) -> *mut ffi::Work,
     ) -> Result<Work> {
+        /// c10d notes every start in one map of the process, without a lock (pytorch/pytorch#179449): two groups on two
+        /// threads would corrupt it.
+        static STARTS: Mutex<()> = Mutex::new(());
+        let _alone = STARTS.lock().unwrap_or_else(PoisonError::into_inner);
         let group = self.group.lock().unwrap_or_else(PoisonError::into_inner);
         Ok(Work { work: call(|error| operation(group.0, error))? })
     }

@@ -1,7 +1,5 @@
 //! The v-collectives. Their cases name what each rank holds, and run on as many ranks as they say.
 
-use std::collections::BTreeMap;
-
 use anyhow::{Context, Result};
 use isobar_collectives::{all_gather_v, gather_v, indexed_all_to_all_v, scatter_v};
 use tch::Tensor;
@@ -72,8 +70,10 @@ impl Operator for VCollective {
     }
 
     fn layouts(&self, header: &Header, mesh: &Mesh) -> Result<Vec<Layout>> {
-        let placements =
-            BTreeMap::from([(self.split.to_owned(), vec![Placement::Shard(header.number("dim")?)])]);
+        // A dim may count from the last, where the header alone does not tell which it is.
+        let dim: i64 = header.attr("dim")?;
+        let placed = |dim| (self.split.to_owned(), vec![Placement::Shard(dim)]);
+        let placements = usize::try_from(dim).ok().map(placed).into_iter().collect();
         Ok(vec![Layout { sizes: Sizes::Given, placements, ..Layout::replicated(mesh) }])
     }
 
