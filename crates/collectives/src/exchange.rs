@@ -20,6 +20,7 @@ use crate::group::Call;
 pub(crate) struct Exchange<'a> {
     call: &'a Call,
     step: u8,
+    fingerprint: u64,
     sends: Vec<Transfer>,
     receives: Vec<Transfer>,
     /// What goes between devices without a detour, by ranks of the group.
@@ -35,6 +36,7 @@ impl<'a> Exchange<'a> {
         Self {
             call,
             step,
+            fingerprint: 0,
             sends: vec![],
             receives: vec![],
             device_sends: vec![],
@@ -43,6 +45,11 @@ impl<'a> Exchange<'a> {
             sent: 0,
             received: 0,
         }
+    }
+
+    /// The same, its messages taken only by ranks that have the same fingerprint.
+    pub(crate) fn with_fingerprint(self, fingerprint: u64) -> Self {
+        Self { fingerprint, ..self }
     }
 
     /// Sends `block` to `peer`. `row_dim` is the dim from which on the receiver's or the sender's memory is in one
@@ -148,7 +155,7 @@ impl<'a> Exchange<'a> {
     fn label(&self, block: &Tensor) -> u64 {
         let mut hasher = DefaultHasher::new();
         (self.call.name_on_both_sides(), self.call.tag(self.step)).hash(&mut hasher);
-        (discriminant(&block.kind()), block.size()).hash(&mut hasher);
+        (discriminant(&block.kind()), block.size(), self.fingerprint).hash(&mut hasher);
         hasher.finish()
     }
 

@@ -262,6 +262,11 @@ impl Group {
         Call { operation, sequence, pair: false, group: self.clone() }
     }
 
+    /// An operation that stays on this rank: it has no number, and no other rank is told of it.
+    pub(crate) fn local_call(&self, operation: &'static str) -> Call {
+        Call { operation, sequence: 0, pair: true, group: self.clone() }
+    }
+
     /// Begins a message of a pair of ranks, numbered apart from the operations that all ranks join.
     pub(crate) fn pair_call(&self, operation: &'static str, peer: usize, direction: Direction) -> Call {
         let mut pairs = self.0.pairs.lock().unwrap_or_else(PoisonError::into_inner);

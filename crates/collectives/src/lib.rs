@@ -4,6 +4,7 @@
 //!   tensors go over NCCL ([`nccl`]) where it is attached, else through pinned host memory.
 //! - The functions of the root wait and are differentiable; those of [`start`] are asynchronous and give [`Work`].
 //! - [`copy_to_parallel_region`] and its three companions pair global tensors, for models that are split over ranks.
+//! - [`windows`] brings each rank the indices that it needs of a sharded tensor.
 //! - [`LinearMap`] and [`differentiable`] make further maps differentiable in the same way.
 //!
 //! # What holds for all of them
@@ -42,6 +43,7 @@ mod rows;
 mod shared;
 mod sizes;
 pub mod start;
+pub mod windows;
 mod work;
 
 #[cfg(feature = "mpi")]
@@ -52,7 +54,7 @@ pub use error::{Error, Result, Site};
 pub use fused::{Structure, fused_all_reduce};
 pub use group::{Group, Traffic};
 pub use helpers::{PadMode, pad, reduce_loss, truncate};
-pub use linear::{LinearMap, differentiable};
+pub use linear::{LinearMap, attach, differentiable};
 pub use ops::{
     all_gather_v, all_reduce, all_to_all_v, broadcast, gather_v, indexed_all_to_all_v, reduce,
     reduce_scatter_v, scatter_v, send_recv, transpose,

@@ -43,6 +43,18 @@ pub fn differentiable(map: Arc<dyn LinearMap>, x: &Tensor) -> Result<Tensor> {
         let _guard = NoGrad::new();
         map.forward(&x.detach())?
     };
+    if !records(x) {
+        return Ok(y);
+    }
+    attach(map, x, y)
+}
+
+/// `y`, the value of `map` at `x` that was computed otherwise, attached to autograd; the same conditions hold.
+///
+/// # Errors
+///
+/// What libtorch refuses.
+pub fn attach(map: Arc<dyn LinearMap>, x: &Tensor, y: Tensor) -> Result<Tensor> {
     let mut outputs = Function::new(map.name()).apply(&[x], vec![y], move |context, gradients| {
         // A rank that nothing depends on still takes part in the adjoint.
         let gradient = context.grad_or_zeros(gradients, 0)?;

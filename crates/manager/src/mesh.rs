@@ -86,8 +86,11 @@ impl DeviceMesh {
             .enumerate()
             .map(|(index, name)| Axis { name: (*name).to_owned(), of: vec![index] })
             .collect();
-        for axis in &axes {
-            root.make_group(axis)?;
+        for of in axis_sets(axes.len()) {
+            root.make_group(&Axis {
+                name: of.iter().map(|&axis| names[axis]).collect::<Vec<_>>().join("+"),
+                of,
+            })?;
         }
         Ok(Self { root, axes })
     }
@@ -185,6 +188,32 @@ impl DeviceMesh {
         })
     }
 
+    /// The ranks that differ from this one along some axes only, the last axis of the mesh fastest: of all axes, all ranks
+    /// of the mesh. Does not communicate: these groups are made with the mesh.
+    ///
+    /// # Errors
+    ///
+    /// An axis that there is not, or none; a rank outside the mesh; more than four axes, of which one or all are not
+    /// asked for.
+    pub fn group_along(&self, axes: &[usize]) -> Result<Group> {
+        let mut of = Vec::with_capacity(axes.len());
+        for &axis in axes {
+            let found = self
+                .axes
+                .get(axis)
+                .ok_or_else(|| Error::UnknownAxis { mesh: self.to_string(), axis: axis.to_string() })?;
+            of.extend(&found.of);
+        }
+        of.sort_unstable();
+        of.dedup();
+        let group = self.root.known(&Axis { name: String::new(), of }).flatten();
+        group.ok_or_else(|| Error::NotInMesh {
+            rank: self.root.makers.ranks()[self.root.makers.rank()],
+            mesh: self.to_string(),
+            axis: axes.iter().map(|&axis| self.axes[axis].name.as_str()).collect::<Vec<_>>().join("+"),
+        })
+    }
+
     /// The mesh of some axes, in the order given, that holds this rank. Does not communicate.
     ///
     /// # Errors
@@ -250,7 +279,8 @@ impl fmt::Debug for DeviceMesh {
 impl PartialEq for DeviceMesh {
     /// Whether both arrange the same ranks along the same axes.
     fn eq(&self, other: &Self) -> bool {
-        self.shape() == other.shape() && self.names() == other.names() && self.ranks() == other.ranks()
+        (Arc::ptr_eq(&self.root, &other.root) && self.axes == other.axes)
+            || self.shape() == other.shape() && self.names() == other.names() && self.ranks() == other.ranks()
     }
 }
 
@@ -286,6 +316,16 @@ impl Root {
         self.groups.lock().unwrap_or_else(PoisonError::into_inner).insert(axis.of.clone(), group);
         Ok(())
     }
+}
+
+/// The sets of axes along which a mesh has groups: all there are, and of more than four axes each and all together.
+fn axis_sets(axes: usize) -> Vec<Vec<usize>> {
+    if axes > 4 {
+        let single = (0..axes).map(|axis| vec![axis]);
+        return single.chain([(0..axes).collect()]).collect();
+    }
+    let members = |set: usize| (0..axes).filter(|axis| set >> axis & 1 == 1).collect();
+    (1..1 << axes).map(members).collect()
 }
 
 /// The extents with -1 filled in.

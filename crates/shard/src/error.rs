@@ -77,12 +77,60 @@ pub enum Error {
         /// What libtorch or the system says.
         source: TchError,
     },
+    /// A layout that cannot be.
+    #[error("layout {placements} of shape {shape:?} on {mesh}: {problem}")]
+    Layout {
+        /// The mesh.
+        mesh: String,
+        /// The placements.
+        placements: String,
+        /// The global shape.
+        shape: Vec<i64>,
+        /// What is wrong, what was expected.
+        problem: String,
+    },
+    /// An operator of sharded tensors failed.
+    #[error("{op} of {}: {source}", layouts.join("; "))]
+    Sharded {
+        /// The operator.
+        op: String,
+        /// The layouts of its inputs.
+        layouts: Vec<String>,
+        /// What went wrong.
+        source: Box<Error>,
+    },
+    /// An operator would communicate more than it says, where that is forbidden.
+    #[error(
+        "{op} has no rule for {layouts} and would gather {bytes} bytes, which is forbidden here; redistribute before it, or \
+         register a rule with register_op"
+    )]
+    HiddenCommunication {
+        /// The operator.
+        op: String,
+        /// The layouts of its inputs.
+        layouts: String,
+        /// What a rank would receive.
+        bytes: i64,
+    },
+    /// A mesh refused.
+    #[error(transparent)]
+    Mesh(#[from] isobar_manager::Error),
     /// The communication under an operator failed.
     #[error(transparent)]
     Communication(#[from] isobar_collectives::Error),
     /// The shim refused.
     #[error(transparent)]
     Torch(#[from] isobar_torch::Error),
+}
+
+impl Error {
+    /// As an error of a collective, which adjoints give.
+    pub(crate) fn into_communication(self) -> isobar_collectives::Error {
+        match self {
+            Self::Communication(error) => error,
+            other => isobar_collectives::Error::Torch(other.to_string()),
+        }
+    }
 }
 
 /// Result of this crate.

@@ -8,16 +8,27 @@
 //! This crate knows nothing of how ranks communicate, of files but safetensors, or of any particular model.
 
 pub mod array;
+mod context;
 mod error;
+mod layout;
+mod ops;
 pub mod params;
 pub mod random;
 mod region;
+mod tensor;
+mod window;
 
 pub use array::{
     Array, Attrs, Binary, Conv2d, Convert, Elementwise, FftNorm, Linear, Modes, Parallel, RandomOps, Reduce,
     Reduction, Shape, Spectral, Unary, register_op, registered_ops,
 };
+pub use context::{
+    CurrentMesh, ForbidHiddenCommunication, Promotion, PromotionGuard, forbid_hidden_communication, promotion,
+};
 pub use error::{Error, Result};
-pub use params::{Init, ParamStore, Parameter, Params, Placement, Scope, StateDict, read_safetensors};
+pub use layout::{Interval, Layout, Placement, Sizes};
+pub use ops::elementwise::Comparison;
+pub use params::{Init, ParamStore, Parameter, Params, Scope, StateDict, read_safetensors};
 pub use random::{Generator, Window};
 pub use region::ParallelRegion;
+pub use tensor::{Pending, Redistribute, ShardTensor, grad};

@@ -82,7 +82,7 @@ impl Array for Tensor {
 }
 
 /// `dim` counted from the front, for a tensor of `dims` dims.
-fn resolve(op: &'static str, dim: i64, dims: usize) -> Result<usize> {
+pub(crate) fn resolve(op: &'static str, dim: i64, dims: usize) -> Result<usize> {
     let from_front = if dim < 0 { dim + dims as i64 } else { dim };
     if (0..dims as i64).contains(&from_front) {
         return Ok(from_front as usize);
@@ -90,12 +90,12 @@ fn resolve(op: &'static str, dim: i64, dims: usize) -> Result<usize> {
     Err(argument(op, format!("dim {dim} of a tensor with {dims} dims")))
 }
 
-fn argument(op: &'static str, reason: impl Into<String>) -> Error {
+pub(crate) fn argument(op: &'static str, reason: impl Into<String>) -> Error {
     Error::Argument { op, reason: reason.into() }
 }
 
 /// Names the operator and its tensors in what libtorch refuses.
-fn named<T>(op: &'static str, tensors: &[&Tensor], result: Result<T, TchError>) -> Result<T> {
+pub(crate) fn named<T>(op: &'static str, tensors: &[&Tensor], result: Result<T, TchError>) -> Result<T> {
     result.map_err(|source| {
         let shapes: Vec<String> =
             tensors.iter().map(|tensor| format!("{:?} {:?}", Tensor::kind(tensor), tensor.size())).collect();

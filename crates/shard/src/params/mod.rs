@@ -12,17 +12,8 @@ pub use store::{ParamStore, Parameter};
 
 use crate::array::Array;
 use crate::error::Result;
+pub use crate::layout::Placement;
 use crate::region::ParallelRegion;
-
-/// What a parameter is along the `model_parallel` axis.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-#[non_exhaustive]
-pub enum Placement {
-    /// Whole on every rank, and the same.
-    Replicate,
-    /// Each rank has its part along this dim; parts as equal as can be.
-    Shard(usize),
-}
 
 /// The supplier of a model's parameters. Models ask for them once, while they are made, in a fixed order.
 pub trait Params {

@@ -229,7 +229,7 @@ impl ParamStore {
                 "has shape {shape:?}, the model's is {:?}, this rank's part {own:?}",
                 parameter.shape
             )),
-            Placement::Replicate => Err(format!("has shape {shape:?}, the model's is {own:?}")),
+            _ => Err(format!("has shape {shape:?}, the model's is {own:?}")),
         }
     }
 
@@ -247,6 +247,10 @@ impl ParamStore {
                 let (start, extent) = self.region.part(extent);
                 whole.narrow(dim, start, extent)
             }
+            other => Err(parameter_error(
+                name,
+                format!("{other} along the model_parallel axis; expected Replicate or Shard"),
+            )),
         }
     }
 

@@ -1,0 +1,419 @@
+//! Layouts: which indices of a global tensor each rank of a mesh has.
+
+mod parts;
+mod placement;
+mod sizes;
+
+use std::fmt;
+use std::hash::{DefaultHasher, Hash, Hasher};
+use std::sync::{Arc, OnceLock};
+
+use isobar_collectives::Group;
+use isobar_manager::DeviceMesh;
+
+pub use parts::Interval;
+pub(crate) use parts::{Dim, join, length};
+pub use placement::Placement;
+pub use sizes::Sizes;
+
+use crate::error::{Error, Result};
+
+/// Where the elements of a global tensor are: a placement for each axis of a mesh, and the indices of every rank.
+///
+/// A layout is the same on all ranks. A clone is the same layout, and costs nothing.
+///
+/// ```
+/// use isobar_collectives::Group;
+/// use isobar_manager::DeviceMesh;
+/// use isobar_shard::{Layout, Placement, Sizes};
+///
+/// let mesh = DeviceMesh::new(&Group::single(), &[1], &["domain"])?;
+/// let layout = Layout::new(&mesh, &[Placement::Shard(0)], &[10, 3], &Sizes::Balanced)?;
+/// assert_eq!(layout.local_shape(), [10, 3]);
+/// assert_eq!(layout.to_string(), "[10, 3] on mesh (domain=1): domain Shard(0) of [10]");
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
+#[derive(Clone)]
+pub struct Layout(Arc<Inner>);
+
+struct Inner {
+    mesh: DeviceMesh,
+    mesh_shape: Vec<usize>,
+    /// None outside the mesh.
+    coordinates: Option<Vec<usize>>,
+    placements: Vec<Placement>,
+    shape: Vec<i64>,
+    dims: Vec<Dim>,
+    local_shape: Vec<i64>,
+    digest: u64,
+    ranks: OnceLock<Ranks>,
+}
+
+/// The ranks of a mesh as a group, and their places in it where these are not those of the mesh.
+#[derive(Clone)]
+pub(crate) struct Ranks {
+    pub(crate) group: Group,
+    pub(crate) places: Option<Vec<usize>>,
+}
+
+impl Layout {
+    /// The layout of a tensor of `shape`, with a placement for each axis of the mesh.
+    ///
+    /// Does not communicate.
+    ///
+    /// # Errors
+    ///
+    /// Placements that are not one for each axis, dims that there are not, explicit sizes that are not one for each part or do
+    /// not add up to the extent; [`Sizes::Infer`], which needs local tensors.
+    pub fn new(mesh: &DeviceMesh, placements: &[Placement], shape: &[i64], sizes: &Sizes) -> Result<Self> {
+        let refuse = |problem: String| Error::Layout {
+            mesh: mesh.to_string(),
+            placements: listed(placements),
+            shape: shape.to_vec(),
+            problem,
+        };
+        let mesh_shape = mesh.shape();
+        if placements.len() != mesh_shape.len() {
+            return Err(refuse(format!("expected a placement for each of {} axes", mesh_shape.len())));
+        }
+        if shape.iter().any(|&extent| extent < 0) {
+            return Err(refuse("an extent is negative".into()));
+        }
+        if *sizes == Sizes::Infer {
+            return Err(refuse("sizes are inferred from local tensors only, by from_local".into()));
+        }
+        let mut dims: Vec<Dim> = shape.iter().map(|&extent| Dim::whole(extent)).collect();
+        for (axis, placement) in placements.iter().enumerate() {
+            let (dim, factor) = match *placement {
+                Placement::Shard(dim) => (dim, 1),
+                Placement::StridedShard { dim, split_factor } => (dim, split_factor),
+                Placement::Replicate | Placement::Partial(_) => continue,
+            };
+            if dim >= shape.len() {
+                return Err(refuse(format!("there is no dim {dim}")));
+            }
+            if factor == 0 {
+                return Err(refuse("a split factor is 0; expected at least 1".into()));
+            }
+            let whole = std::mem::replace(&mut dims[dim], Dim::whole(0));
+            dims[dim] = whole.split(axis, mesh_shape[axis], sizes, factor);
+        }
+        if let Sizes::Explicit(tables) = sizes {
+            for (dim, table) in tables {
+                let Some(split) = dims.get_mut(*dim) else {
+                    return Err(refuse(format!("sizes are given for dim {dim}, which there is not")));
+                };
+                let strided = placements
+                    .iter()
+                    .any(|p| matches!(p, Placement::StridedShard { dim: of, .. } if of == dim));
+                if strided {
+                    return Err(refuse(format!(
+                        "sizes are given for dim {dim}, which is a StridedShard; these follow torch.chunk"
+                    )));
+                }
+                if table.len() != split.parts.len() {
+                    return Err(refuse(format!(
+                        "{} sizes are given for dim {dim}; expected one for each of {} parts",
+                        table.len(),
+                        split.parts.len()
+                    )));
+                }
+                if table.iter().any(|&size| size < 0) || table.iter().sum::<i64>() != shape[*dim] {
+                    return Err(refuse(format!(
+                        "the sizes {table:?} of dim {dim} do not add up to its extent {}",
+                        shape[*dim]
+                    )));
+                }
+                *split = Dim::consecutive(split.axes.clone(), table);
+            }
+        }
+        Ok(Self::from_dims(mesh, placements.to_vec(), dims))
+    }
+
+    /// The layout with these dims, which fit the placements.
+    pub(crate) fn from_dims(mesh: &DeviceMesh, placements: Vec<Placement>, dims: Vec<Dim>) -> Self {
+        Self::build(mesh, mesh.shape(), mesh.coordinates(), placements, dims)
+    }
+
+    /// A layout on the same mesh.
+    pub(crate) fn beside(&self, placements: Vec<Placement>, dims: Vec<Dim>) -> Self {
+        let inner = &*self.0;
+        Self::build(&inner.mesh, inner.mesh_shape.clone(), inner.coordinates.clone(), placements, dims)
+    }
+
+    fn build(
+        mesh: &DeviceMesh,
+        mesh_shape: Vec<usize>,
+        coordinates: Option<Vec<usize>>,
+        placements: Vec<Placement>,
+        dims: Vec<Dim>,
+    ) -> Self {
+        let local_shape = match &coordinates {
+            Some(at) => dims.iter().map(|dim| length(dim.part(at, &mesh_shape))).collect(),
+            None => vec![0; dims.len()],
+        };
+        let mut hasher = DefaultHasher::new();
+        (&mesh_shape, &placements, &dims).hash(&mut hasher);
+        Self(Arc::new(Inner {
+            mesh: mesh.clone(),
+            coordinates,
+            shape: dims.iter().map(Dim::extent).collect(),
+            placements,
+            dims,
+            local_shape,
+            digest: hasher.finish(),
+            mesh_shape,
+            ranks: OnceLock::new(),
+        }))
+    }
+
+    /// The ranks.
+    pub fn mesh(&self) -> &DeviceMesh {
+        &self.0.mesh
+    }
+
+    /// What the tensor is along each axis.
+    pub fn placements(&self) -> &[Placement] {
+        &self.0.placements
+    }
+
+    /// The global shape.
+    pub fn shape(&self) -> &[i64] {
+        &self.0.shape
+    }
+
+    /// The number of dims.
+    pub fn ndim(&self) -> usize {
+        self.0.dims.len()
+    }
+
+    /// The shape of this rank's part; all zeros outside the mesh.
+    pub fn local_shape(&self) -> &[i64] {
+        &self.0.local_shape
+    }
+
+    /// The shape of the part of the mesh's rank `index`, the last axis fastest.
+    pub fn local_shape_of(&self, index: usize) -> Vec<i64> {
+        self.intervals_of(index).iter().map(|part| length(part)).collect()
+    }
+
+    /// The indices along each dim of the mesh's rank `index`, the last axis fastest.
+    pub fn intervals_of(&self, index: usize) -> Vec<&[Interval]> {
+        let at = coordinates(index, &self.0.mesh_shape);
+        self.0.dims.iter().map(|dim| dim.part(&at, &self.0.mesh_shape)).collect()
+    }
+
+    /// The indices along each dim that this rank has.
+    pub fn intervals(&self) -> Vec<&[Interval]> {
+        let Some(at) = &self.0.coordinates else { return vec![&[]; self.ndim()] };
+        self.0.dims.iter().map(|dim| dim.part(at, &self.0.mesh_shape)).collect()
+    }
+
+    /// The extents of all parts of a dim, in order: one for each combination of coordinates along the axes that shard it.
+    ///
+    /// # Errors
+    ///
+    /// No such dim.
+    pub fn sizes(&self, dim: usize) -> Result<Vec<i64>> {
+        Ok(self.0.dims.get(dim).ok_or_else(|| self.refuse(format!("there is no dim {dim}")))?.sizes())
+    }
+
+    /// Where the parts of the dim that `axis` shards begin, for each rank along the axis, at this rank's place along the
+    /// others; zeros where the axis shards none.
+    ///
+    /// # Errors
+    ///
+    /// No such axis.
+    pub fn offsets(&self, axis: usize) -> Result<Vec<i64>> {
+        let placement = self.0.placements.get(axis);
+        let placement = placement.ok_or_else(|| self.refuse(format!("there is no axis {axis}")))?;
+        let ranks = self.0.mesh_shape[axis];
+        let (Some(dim), Some(own)) = (placement.dim(), &self.0.coordinates) else {
+            return Ok(vec![0; ranks]);
+        };
+        let start = |rank| {
+            let mut at = own.clone();
+            at[axis] = rank;
+            self.0.dims[dim].part(&at, &self.0.mesh_shape).first().map_or(0, |interval| interval.start)
+        };
+        Ok((0..ranks).map(start).collect())
+    }
+
+    /// The layout that the gradient of such a tensor has: the same, with partial axes replicated.
+    #[must_use]
+    pub fn of_gradient(&self) -> Self {
+        if !self.is_partial() {
+            return self.clone();
+        }
+        let placements = self.0.placements.iter().map(|placement| placement.of_gradient()).collect();
+        self.beside(placements, self.0.dims.clone())
+    }
+
+    /// Everything replicated.
+    #[must_use]
+    pub fn replicated(&self) -> Self {
+        let dims = self.shape().iter().map(|&extent| Dim::whole(extent)).collect();
+        self.beside(vec![Placement::Replicate; self.0.placements.len()], dims)
+    }
+
+    /// Whether an axis waits for a reduction.
+    pub fn is_partial(&self) -> bool {
+        self.0.placements.iter().any(|placement| placement.is_partial())
+    }
+
+    /// Whether the dim is split over ranks.
+    pub fn is_sharded(&self, dim: usize) -> bool {
+        self.0.dims.get(dim).is_some_and(Dim::is_split)
+    }
+
+    /// Whether all ranks have the whole.
+    pub fn is_replicated(&self) -> bool {
+        self.0.placements.iter().all(|placement| *placement == Placement::Replicate)
+    }
+
+    pub(crate) fn dims(&self) -> &[Dim] {
+        &self.0.dims
+    }
+
+    pub(crate) fn mesh_shape(&self) -> &[usize] {
+        &self.0.mesh_shape
+    }
+
+    pub(crate) fn coordinates(&self) -> Option<&[usize]> {
+        self.0.coordinates.as_deref()
+    }
+
+    /// The group of all ranks of the mesh. A rank outside is alone.
+    pub(crate) fn ranks(&self) -> Result<&Ranks> {
+        if let Some(ranks) = self.0.ranks.get() {
+            return Ok(ranks);
+        }
+        let ranks = match self.coordinates() {
+            None => Ranks { group: Group::single(), places: None },
+            Some(_) => {
+                let axes: Vec<usize> = (0..self.0.mesh_shape.len()).collect();
+                let group = self.mesh().group_along(&axes)?;
+                let order = self.mesh().ranks();
+                let place = |rank: &usize| group.ranks().iter().position(|r| r == rank).unwrap_or(0);
+                let places = (group.ranks() != order).then(|| order.iter().map(place).collect());
+                Ranks { group, places }
+            }
+        };
+        Ok(self.0.ranks.get_or_init(|| ranks))
+    }
+
+    /// The ranks that differ from this one along these axes only.
+    pub(crate) fn group_along(&self, axes: &[usize]) -> Result<Group> {
+        match self.coordinates() {
+            Some(_) => Ok(self.mesh().group_along(axes)?),
+            None => Ok(Group::single()),
+        }
+    }
+
+    /// A number that tells layouts apart, the same on all ranks.
+    pub(crate) fn digest(&self) -> u64 {
+        self.0.digest
+    }
+
+    /// Elements of the whole.
+    pub(crate) fn numel(&self) -> i64 {
+        self.shape().iter().product()
+    }
+
+    /// The axes that split some dim.
+    pub(crate) fn sharding_axes(&self) -> Vec<usize> {
+        let axes = self.0.placements.iter().enumerate();
+        axes.filter(|(_, placement)| placement.dim().is_some()).map(|(axis, _)| axis).collect()
+    }
+
+    /// The same with other dims; the placements of the axes follow from them, and else stay.
+    pub(crate) fn with_dims(&self, dims: Vec<Dim>) -> Self {
+        let mut placements: Vec<Placement> = self
+            .0
+            .placements
+            .iter()
+            .map(|p| if p.is_partial() { *p } else { Placement::Replicate })
+            .collect();
+        for (index, dim) in dims.iter().enumerate() {
+            for &axis in &dim.axes {
+                placements[axis] = match self.0.placements[axis] {
+                    strided @ Placement::StridedShard { .. } if !dim.is_consecutive() => {
+                        strided.with_dim(index)
+                    }
+                    _ => Placement::Shard(index),
+                };
+            }
+        }
+        self.beside(placements, dims)
+    }
+
+    /// The same with one dim another.
+    pub(crate) fn with_dim(&self, dim: usize, parts: Dim) -> Self {
+        let mut dims = self.0.dims.clone();
+        dims[dim] = parts;
+        self.with_dims(dims)
+    }
+
+    fn refuse(&self, problem: String) -> Error {
+        Error::Layout {
+            mesh: self.mesh().to_string(),
+            placements: listed(self.placements()),
+            shape: self.shape().to_vec(),
+            problem,
+        }
+    }
+}
+
+impl PartialEq for Layout {
+    fn eq(&self, other: &Self) -> bool {
+        let (a, b) = (&*self.0, &*other.0);
+        Arc::ptr_eq(&self.0, &other.0)
+            || (a.digest == b.digest && a.placements == b.placements && a.dims == b.dims && a.mesh == b.mesh)
+    }
+}
+
+impl Eq for Layout {}
+
+impl fmt::Display for Layout {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{:?} on {}", self.shape(), self.mesh())?;
+        let names = self.mesh().names();
+        for (index, (placement, name)) in self.placements().iter().zip(names).enumerate() {
+            write!(f, "{} {name} {placement}", if index == 0 { ":" } else { "," })?;
+            if let Some(dim) = placement.dim() {
+                write!(f, " of {:?}", self.0.dims[dim].sizes())?;
+            }
+        }
+        Ok(())
+    }
+}
+
+impl fmt::Debug for Layout {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{self}")
+    }
+}
+
+/// Placements as errors show them.
+pub(crate) fn listed(placements: &[Placement]) -> String {
+    let listed: Vec<String> = placements.iter().map(Placement::to_string).collect();
+    format!("[{}]", listed.join(", "))
+}
+
+/// Where the rank of that number is, the last axis fastest.
+pub(crate) fn coordinates(mut index: usize, mesh: &[usize]) -> Vec<usize> {
+    let mut at = vec![0; mesh.len()];
+    for (coordinate, extent) in at.iter_mut().zip(mesh).rev() {
+        *coordinate = index % extent;
+        index /= extent;
+    }
+    at
+}
+
+/// The number of the rank that is there.
+pub(crate) fn index_of(coordinates: &[usize], mesh: &[usize]) -> usize {
+    coordinates.iter().zip(mesh).fold(0, |index, (coordinate, extent)| index * extent + coordinate)
+}
+
+#[cfg(test)]
+mod tests;

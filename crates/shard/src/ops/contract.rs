@@ -1,0 +1,260 @@
+//! Products that sum over shared dims: matmul, linear, einsum.
+
+use std::collections::BTreeMap;
+
+use isobar_collectives::ReduceOp;
+use tch::{TchError, Tensor};
+
+use super::align::same_mesh;
+use super::{refuse, rule};
+use crate::array::named;
+use crate::error::Result;
+use crate::layout::{Dim, Layout, Placement};
+use crate::tensor::ShardTensor;
+
+/// An operand, each of its dims under a label.
+pub(crate) struct Operand<'a> {
+    pub(crate) tensor: &'a ShardTensor,
+    pub(crate) labels: Vec<char>,
+    /// Whether it is added to the product, and so counts once where that is a partial sum.
+    pub(crate) added: bool,
+}
+
+/// The product of operands by their labels: dims of one label are walked together, and summed over where the result has it
+/// not. Labels stay split as the largest operand that has them is; a sum over a split label gives a partial result, which
+/// costs nothing. `f` computes it of local tensors.
+pub(crate) fn contract(
+    op: &'static str,
+    operands: &[Operand<'_>],
+    result: &[char],
+    f: impl FnOnce(&[Tensor]) -> Result<Tensor, TchError>,
+) -> Result<ShardTensor> {
+    let resolved: Vec<ShardTensor> =
+        operands.iter().map(|operand| operand.tensor.resolved()).collect::<Result<_>>()?;
+    same_mesh(op, &resolved.iter().collect::<Vec<_>>())?;
+    let mut extents: BTreeMap<char, i64> = BTreeMap::new();
+    for (operand, tensor) in operands.iter().zip(&resolved) {
+        for (&label, &extent) in operand.labels.iter().zip(tensor.shape()) {
+            let known = extents.entry(label).or_insert(extent);
+            if *known == 1 {
+                *known = extent;
+            }
+            if extent != 1 && *known != extent {
+                return refuse(op, format!("the extents {known} and {extent} of one dim differ"));
+            }
+        }
+    }
+    // By size, the largest first, of equal ones the earlier.
+    let mut order: Vec<usize> = (0..operands.len()).collect();
+    order.sort_by_key(|&index| std::cmp::Reverse(resolved[index].layout().numel()));
+    let mut split: BTreeMap<char, Dim> = BTreeMap::new();
+    let mut used = Vec::new();
+    for index in order {
+        for (label, dim) in operands[index].labels.iter().zip(resolved[index].layout().dims()) {
+            let free = !dim.axes.iter().any(|axis| used.contains(axis));
+            if dim.is_split() && free && !split.contains_key(label) && dim.extent() == extents[label] {
+                used.extend(&dim.axes);
+                split.insert(*label, dim.clone());
+            }
+        }
+    }
+    let dims = |labels: &[char], shape: Option<&[i64]>| -> Vec<Dim> {
+        let of = |(index, label): (usize, &char)| {
+            let extent = shape.map_or(extents[label], |shape| shape[index]);
+            let whole = || Dim::whole(extent);
+            split.get(label).filter(|dim| dim.extent() == extent).cloned().unwrap_or_else(whole)
+        };
+        labels.iter().enumerate().map(of).collect()
+    };
+    let mesh = resolved[0].layout();
+    let summed: Vec<usize> = split
+        .iter()
+        .filter(|(label, _)| !result.contains(label))
+        .flat_map(|(_, dim)| dim.axes.clone())
+        .collect();
+    let first = summed.iter().all(|&axis| mesh.coordinates().is_none_or(|at| at[axis] == 0));
+    let mut locals = Vec::with_capacity(operands.len());
+    for (operand, tensor) in operands.iter().zip(&resolved) {
+        let target = layout_of(mesh, dims(&operand.labels, Some(tensor.shape())), &[]);
+        let moved = tensor.to_layout(&target)?;
+        let own = target.sharding_axes();
+        let differing: Vec<usize> = used.iter().copied().filter(|axis| !own.contains(axis)).collect();
+        let local = moved.per_rank(&differing)?;
+        locals.push(match operand.added && !first {
+            // It is in the sum of the first rank.
+            true => named(op, &[&local], local.f_mul_scalar(0.0))?,
+            false => local,
+        });
+    }
+    let layout = layout_of(mesh, dims(result, None), &summed);
+    let views: Vec<&Tensor> = locals.iter().collect();
+    Ok(ShardTensor::new(named(op, &views, f(&locals))?, layout))
+}
+
+/// The layout of these dims, partial sums along some axes.
+fn layout_of(mesh: &Layout, dims: Vec<Dim>, summed: &[usize]) -> Layout {
+    let split = mesh.of_gradient().with_dims(dims);
+    if summed.is_empty() {
+        return split;
+    }
+    let mut placements = split.placements().to_vec();
+    for &axis in summed {
+        placements[axis] = Placement::Partial(ReduceOp::Sum);
+    }
+    let dims = split.dims().to_vec();
+    split.beside(placements, dims)
+}
+
+fn operand(tensor: &ShardTensor, labels: impl IntoIterator<Item = char>) -> Operand<'_> {
+    Operand { tensor, labels: labels.into_iter().collect(), added: false }
+}
+
+/// Labels for `count` dims that are walked together, the last one `a`.
+fn batch(count: usize) -> Vec<char> {
+    (0..count).rev().filter_map(|index| char::from_u32(0x100 + index as u32)).collect()
+}
+
+impl ShardTensor {
+    /// x Wᵀ + b over the last dim: `weight` `[out, in]`, `bias` `[out]`. Where the features that are summed over are split,
+    /// the result is a partial sum, which the next operator that needs to resolves.
+    ///
+    /// # Errors
+    ///
+    /// Shapes that do not fit; different meshes; the errors of the exchange.
+    pub fn linear(&self, weight: &Self, bias: Option<&Self>) -> Result<Self> {
+        // The common case, without a detour: independent samples, whole weights, as many features out as in.
+        let [out, features] = weight.shape() else {
+            return rule("linear", &[self, weight], || refuse("linear", "weight must be [out, in]"));
+        };
+        let last = self.ndim().checked_sub(1);
+        if out == features
+            && bias.is_none_or(|bias| bias.layout().is_replicated())
+            && weight.layout().is_replicated()
+            && last.is_some_and(|last| self.shape()[last] == *features && !self.layout().is_sharded(last))
+            && !self.layout().is_partial()
+            && !weight.requires_grad()
+            && bias.is_none_or(|bias| !bias.requires_grad())
+            && self.device_mesh() == weight.device_mesh()
+        {
+            let y = self.local().f_linear(weight.local(), bias.map(Self::local));
+            if let Ok(y) = y {
+                return Ok(Self::new(y, self.layout().clone()));
+            }
+        }
+        let inputs: Vec<&Self> = [self, weight].into_iter().chain(bias).collect();
+        rule("linear", &inputs, || {
+            if self.ndim() == 0 || self.shape().last() != Some(features) {
+                let reason = format!("the last dim of {:?} is not the {features} features", self.shape());
+                return refuse("linear", reason);
+            }
+            let mut labels = batch(self.ndim() - 1);
+            let mut result = labels.clone();
+            labels.push('k');
+            result.push('o');
+            let mut operands = vec![operand(self, labels), operand(weight, ['o', 'k'])];
+            operands.extend(bias.map(|bias| Operand { tensor: bias, labels: vec!['o'], added: true }));
+            contract("linear", &operands, &result, |t| t[0].f_linear(&t[1], t.get(2)))
+        })
+    }
+
+    /// The matrix product of the last two dims; dims before them are broadcast. Vectors are rows on the left and columns on
+    /// the right. A sum over a split dim gives a partial result.
+    ///
+    /// # Errors
+    ///
+    /// Shapes that do not fit; different meshes; the errors of the exchange.
+    pub fn matmul(&self, other: &Self) -> Result<Self> {
+        rule("matmul", &[self, other], || {
+            if self.ndim() == 0 || other.ndim() == 0 {
+                return refuse("matmul", "both must have dims");
+            }
+            let before = |x: &Self| batch(x.ndim().saturating_sub(2));
+            let (mut left, mut right) = (before(self), before(other));
+            let mut result = if left.len() > right.len() { left.clone() } else { right.clone() };
+            if self.ndim() > 1 {
+                left.push('i');
+                result.push('i');
+            }
+            left.push('k');
+            right.push('k');
+            if other.ndim() > 1 {
+                right.push('j');
+                result.push('j');
+            }
+            contract("matmul", &[operand(self, left), operand(other, right)], &result, |t| {
+                t[0].f_matmul(&t[1])
+            })
+        })
+    }
+
+    /// The product of two batches of matrices, `[n, i, k]` and `[n, k, j]`, plus `bias`, broadcast to `[n, i, j]`.
+    ///
+    /// # Errors
+    ///
+    /// As [`matmul`](Self::matmul).
+    pub fn bmm(&self, other: &Self, bias: Option<&Self>) -> Result<Self> {
+        let inputs: Vec<&Self> = [self, other].into_iter().chain(bias).collect();
+        rule("bmm", &inputs, || {
+            if self.ndim() != 3 || other.ndim() != 3 || bias.is_some_and(|bias| bias.ndim() > 3) {
+                return refuse("bmm", "expected [n, i, k] and [n, k, j]");
+            }
+            let labels = ['n', 'i', 'j'];
+            let mut operands = vec![operand(self, ['n', 'i', 'k']), operand(other, ['n', 'k', 'j'])];
+            operands.extend(bias.map(|bias| Operand {
+                tensor: bias,
+                labels: labels[3 - bias.ndim()..].to_vec(),
+                added: true,
+            }));
+            contract("bmm", &operands, &labels, |t| match t.get(2) {
+                Some(bias) => bias.f_baddbmm(&t[0], &t[1], 1.0, 1.0),
+                None => t[0].f_bmm(&t[1]),
+            })
+        })
+    }
+
+    /// Einstein's summation, such as `"bhqd,bhkd->bhqk"`: dims of one letter are walked together, and those that the result
+    /// does not name are summed over. Each operand names each of its dims by another letter.
+    ///
+    /// # Errors
+    ///
+    /// An equation that does not fit the tensors; different meshes; the errors of the exchange.
+    pub fn einsum(equation: &str, tensors: &[&Self]) -> Result<Self> {
+        rule("einsum", tensors, || {
+            let wrong = |why: &str| refuse("einsum", format!("\"{equation}\": {why}"));
+            let plain: String = equation.chars().filter(|c| !c.is_whitespace()).collect();
+            let (left, right) = match plain.split_once("->") {
+                Some((left, right)) => (left.to_owned(), right.chars().collect()),
+                None => {
+                    // What stands once, in the order of the alphabet.
+                    let mut letters: Vec<char> = plain.chars().filter(|c| *c != ',').collect();
+                    letters.sort_unstable();
+                    let once = |letter: &char| plain.chars().filter(|c| c == letter).count() == 1;
+                    (plain.clone(), letters.iter().copied().filter(once).collect::<Vec<char>>())
+                }
+            };
+            let labels: Vec<Vec<char>> = left.split(',').map(|part| part.chars().collect()).collect();
+            if labels.len() != tensors.len() || tensors.is_empty() {
+                return wrong(&format!("it names {} tensors, got {}", labels.len(), tensors.len()));
+            }
+            for (labels, tensor) in labels.iter().zip(tensors) {
+                let mut distinct = labels.clone();
+                distinct.sort_unstable();
+                distinct.dedup();
+                let letters = labels.iter().all(|c| c.is_ascii_alphabetic());
+                if labels.len() != tensor.ndim() || distinct.len() != labels.len() || !letters {
+                    return wrong(&format!(
+                        "{labels:?} are not a letter for each dim of {:?}",
+                        tensor.shape()
+                    ));
+                }
+            }
+            if right.iter().any(|label| !labels.iter().flatten().any(|known| known == label)) {
+                return wrong("the result names a letter that no tensor has");
+            }
+            let operands: Vec<Operand<'_>> =
+                tensors.iter().zip(labels).map(|(tensor, labels)| operand(tensor, labels)).collect();
+            let spelled = format!("{left}->{}", right.iter().collect::<String>());
+            contract("einsum", &operands, &right, |t| Tensor::f_einsum(&spelled, t, None::<i64>))
+        })
+    }
+}

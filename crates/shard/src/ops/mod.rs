@@ -1,0 +1,99 @@
+//! The operators of sharded tensors.
+//!
+//! Each is a rule: from the layouts of its inputs, the same on all ranks, it finds the layout of its result and what each rank
+//! needs; it brings that, and calls libtorch on the local tensors. What is local is differentiated by libtorch, what is
+//! brought by the adjoint of the exchange.
+
+mod align;
+mod contract;
+pub(crate) mod elementwise;
+pub(crate) mod random;
+
+use tch::{TchError, Tensor};
+
+use crate::error::{Error, Result};
+use crate::layout::{Layout, Placement};
+use crate::tensor::ShardTensor;
+
+/// Runs a rule, and names the operator and the layouts of its inputs in what goes wrong.
+pub(crate) fn rule<T>(op: &str, inputs: &[&ShardTensor], run: impl FnOnce() -> Result<T>) -> Result<T> {
+    if let Some(outside) = inputs.iter().find(|input| input.layout().coordinates().is_none()) {
+        return Err(Error::Argument {
+            op: "operator",
+            reason: format!(
+                "{op}: this rank is outside of {}; ranks outside take no part",
+                outside.device_mesh()
+            ),
+        });
+    }
+    run().map_err(|source| match source {
+        // The innermost operator tells.
+        told @ (Error::Sharded { .. } | Error::HiddenCommunication { .. }) => told,
+        source => Error::Sharded {
+            op: op.to_owned(),
+            layouts: inputs.iter().map(|input| input.to_string()).collect(),
+            source: Box::new(source),
+        },
+    })
+}
+
+/// What libtorch says of an operator on local tensors.
+pub(crate) fn torch<T>(op: &'static str, result: Result<T, TchError>) -> Result<T> {
+    crate::array::named(op, &[], result)
+}
+
+/// An argument that an operator cannot take.
+pub(crate) fn refuse<T>(op: &'static str, reason: impl Into<String>) -> Result<T> {
+    Err(crate::array::argument(op, reason))
+}
+
+/// `dim` counted from the front.
+pub(crate) fn resolve(op: &'static str, dim: i64, dims: usize) -> Result<usize> {
+    crate::array::resolve(op, dim, dims)
+}
+
+impl ShardTensor {
+    /// The tensor of the same layout whose parts `f` computes from the parts.
+    pub(crate) fn map(
+        &self,
+        op: &'static str,
+        f: impl FnOnce(&Tensor) -> Result<Tensor, TchError>,
+    ) -> Result<Self> {
+        rule(op, &[self], || {
+            let x = self.resolved()?;
+            let y = crate::array::named(op, &[x.local()], f(x.local()))?;
+            Ok(Self::new(y, x.layout().clone()))
+        })
+    }
+
+    /// The same tensor with all dims that `wanted` names unsplit.
+    pub(crate) fn gathered(&self, wanted: impl Fn(usize) -> bool) -> Result<Self> {
+        let layout = self.layout();
+        if !(0..self.ndim()).any(|dim| wanted(dim) && layout.is_sharded(dim)) {
+            return Ok(self.shallow_clone());
+        }
+        let whole = |(index, dim): (usize, &crate::layout::Dim)| match wanted(index) {
+            true => crate::layout::Dim::whole(dim.extent()),
+            false => dim.clone(),
+        };
+        self.to_layout(&layout.with_dims(layout.dims().iter().enumerate().map(whole).collect()))
+    }
+
+    /// The same tensor with consecutive parts along all dims: strided ones are chunked.
+    pub(crate) fn consecutive(&self) -> Result<Self> {
+        let layout = self.layout();
+        if layout.dims().iter().all(crate::layout::Dim::is_consecutive) {
+            return Ok(self.shallow_clone());
+        }
+        let plain = |placement: &Placement| match *placement {
+            Placement::StridedShard { dim, .. } => Placement::Shard(dim),
+            other => other,
+        };
+        let placements: Vec<Placement> = layout.placements().iter().map(plain).collect();
+        let chunked = Layout::new(layout.mesh(), &placements, layout.shape(), &crate::layout::Sizes::Chunk)?;
+        let dims = layout.dims().iter().zip(chunked.dims());
+        let dims =
+            dims.map(|(own, chunked)| if own.is_consecutive() { own } else { chunked }.clone()).collect();
+        self.to_layout(&layout.with_dims(dims))
+    }
+}

@@ -1,0 +1,143 @@
+//! Random tensors: the values of the global tensor, whatever the layout.
+
+use tch::{Device, Kind, Tensor};
+
+use super::{refuse, rule, torch};
+use crate::error::Result;
+use crate::layout::Layout;
+use crate::random::{Generator, Window};
+use crate::tensor::ShardTensor;
+
+/// Uniform numbers of `low..high`.
+pub(crate) fn uniform(
+    layout: &Layout,
+    low: f64,
+    high: f64,
+    kind: Kind,
+    device: Device,
+    generator: &Generator,
+) -> Result<ShardTensor> {
+    fill("rand", layout, (kind, device), generator, |g, window| g.uniform(window, low, high, (kind, device)))
+}
+
+/// Standard normal numbers.
+pub(crate) fn normal(
+    layout: &Layout,
+    kind: Kind,
+    device: Device,
+    generator: &Generator,
+) -> Result<ShardTensor> {
+    fill("randn", layout, (kind, device), generator, |g, window| g.normal(window, 0.0, 1.0, (kind, device)))
+}
+
+/// Whole numbers of `low..high`.
+pub(crate) fn integers(
+    layout: &Layout,
+    low: i64,
+    high: i64,
+    device: Device,
+    generator: &Generator,
+) -> Result<ShardTensor> {
+    fill("randint", layout, (Kind::Int64, device), generator, |g, window| {
+        g.randint(window, low, high, device)
+    })
+}
+
+/// The parts of one draw for the global shape. The generator moves on by one.
+fn fill(
+    op: &'static str,
+    layout: &Layout,
+    options: (Kind, Device),
+    generator: &Generator,
+    draw: impl Fn(&Generator, &Window) -> Result<Tensor>,
+) -> Result<ShardTensor> {
+    if layout.is_partial() {
+        return refuse(
+            op,
+            format!("random values of a partial layout, {layout}; expected shards and replicas"),
+        );
+    }
+    // The parts are all of the same draw.
+    let at = generator.clone();
+    generator.next_u64();
+    let blocks = layout.intervals().into_iter().try_fold(
+        vec![(Window::whole(layout.shape()), Vec::<i64>::new())],
+        |windows, part| -> Result<Vec<_>> {
+            let mut cut = Vec::new();
+            for (window, place) in windows {
+                let mut to = 0;
+                for interval in part {
+                    let narrowed = window.clone().narrow(place.len(), interval.start, interval.len)?;
+                    cut.push((narrowed, [&place[..], &[to]].concat()));
+                    to += interval.len;
+                }
+            }
+            Ok(cut)
+        },
+    )?;
+    if let [(window, _)] = &blocks[..] {
+        return Ok(ShardTensor::new(draw(&at.clone(), window)?, layout.clone()));
+    }
+    let local = torch(op, Tensor::f_zeros(layout.local_shape(), options))?;
+    for (window, place) in &blocks {
+        let part = draw(&at.clone(), window)?;
+        let mut target = local.shallow_clone();
+        for (dim, (&start, &len)) in place.iter().zip(window.shape()).enumerate() {
+            target = torch(op, target.f_narrow(dim as i64, start, len))?;
+        }
+        torch(op, target.f_copy_(&part))?;
+    }
+    Ok(ShardTensor::new(local, layout.clone()))
+}
+
+impl ShardTensor {
+    /// Each element zero with probability `p`, else times 1 / (1 − p): the same ones on every layout. `p` = 0 draws nothing.
+    /// All ranks of the mesh call, with generators of equal state.
+    ///
+    /// # Errors
+    ///
+    /// `p` outside [0, 1); a kind that is not floating.
+    pub fn dropout(&self, p: f64, generator: &Generator) -> Result<Self> {
+        rule("dropout", &[self], || {
+            let x = self.resolved()?;
+            if p == 0.0 {
+                return Ok(x);
+            }
+            let options = (x.kind(), x.device());
+            let mask = fill("dropout", x.layout(), options, generator, |g, w| g.dropout_mask(w, p, options))?;
+            Ok(Self::new(torch("dropout", x.local().f_mul(mask.local()))?, x.layout().clone()))
+        })
+    }
+
+    /// Fills the tensor with uniform numbers of `low..high`, in place. It must not be part of a graph.
+    ///
+    /// # Errors
+    ///
+    /// An empty interval; a kind that is not floating; a tensor whose gradient is computed.
+    pub fn uniform_(&mut self, low: f64, high: f64, generator: &Generator) -> Result<()> {
+        if self.requires_grad() {
+            return refuse("uniform_", "the tensor requires a gradient; fill it before");
+        }
+        let values = uniform(self.layout(), low, high, self.kind(), self.device(), generator)?;
+        let mut local = self.local().shallow_clone();
+        torch("uniform_", local.f_copy_(values.local()))
+    }
+
+    /// The numbers 0 … extent − 1 in random order, in a layout of one dim; of kind `Int64`. Every rank works the whole order
+    /// out and keeps its part: nothing is sent.
+    ///
+    /// # Errors
+    ///
+    /// A layout of more or fewer dims than one, or a partial one.
+    pub fn randperm(layout: &Layout, device: Device, generator: &Generator) -> Result<Self> {
+        if layout.ndim() != 1 || layout.is_partial() {
+            return refuse("randperm", format!("expected one dim, not partial, got {layout}"));
+        }
+        let whole = generator.randperm(layout.shape()[0] as usize, device)?;
+        let parts = layout.intervals()[0].iter();
+        let parts: Vec<Tensor> = parts
+            .map(|part| torch("randperm", whole.f_narrow(0, part.start, part.len)))
+            .collect::<Result<_>>()?;
+        Ok(Self::new(torch("randperm", Tensor::f_cat(&parts, 0))?, layout.clone()))
+    }
+}

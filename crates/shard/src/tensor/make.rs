@@ -1,0 +1,474 @@
+//! Making sharded tensors.
+
+use isobar_collectives::windows::{Transfer, fetch};
+use isobar_manager::DeviceMesh;
+use tch::{Device, Kind, Tensor};
+
+use super::ShardTensor;
+use crate::context::CurrentMesh;
+use crate::error::{Error, Result};
+use crate::layout::{Layout, Placement, Sizes};
+use crate::random::Generator;
+use crate::window::{Need, transfer};
+
+impl ShardTensor {
+    /// The tensor whose parts the ranks hold as `local`.
+    ///
+    /// `mesh` is the current one ([`CurrentMesh`]) where not given. The global `shape` follows from the sizes where they
+    /// are [`Sizes::Explicit`] for all sharded dims or [`Sizes::Infer`], and is needed for the others. Differentiable.
+    ///
+    /// All ranks of the mesh call. Only `Infer` communicates: one exchange of shapes. With the others, a rank whose part does
+    /// not fit gets an error, and the others get it at their next call on the mesh; [`from_local_checked`](Self::from_local_checked) tells all at once.
+    ///
+    /// # Errors
+    ///
+    /// A layout that cannot be; a part that does not fit it; parts that fit no layout.
+    pub fn from_local(
+        local: &Tensor,
+        mesh: Option<&DeviceMesh>,
+        placements: &[Placement],
+        sizes: &Sizes,
+        shape: Option<&[i64]>,
+    ) -> Result<Self> {
+        let mesh = CurrentMesh::or_given(mesh)?;
+        let layout = match sizes {
+            Sizes::Infer => infer(local, &mesh, placements)?,
+            _ => {
+                let shape = match (shape, sizes) {
+                    (Some(shape), _) => shape.to_vec(),
+                    (None, Sizes::Explicit(_)) => explicit_shape(local, placements, sizes),
+                    (None, _) if placements.iter().all(|p| p.dim().is_none()) => local.size(),
+                    (None, _) => {
+                        return Err(Error::Argument {
+                            op: "from_local",
+                            reason: format!(
+                                "sizes by the rule {sizes:?} need the global shape; give it, or Sizes::Infer"
+                            ),
+                        });
+                    }
+                };
+                Layout::new(&mesh, placements, &shape, sizes)?
+            }
+        };
+        Self::from_parts(local, &layout)
+    }
+
+    /// The same, with one exchange in which all ranks compare their layouts and parts: an error is one on all of them.
+    ///
+    /// # Errors
+    ///
+    /// As [`from_local`](Self::from_local), and ranks that mean different layouts.
+    pub fn from_local_checked(
+        local: &Tensor,
+        mesh: Option<&DeviceMesh>,
+        placements: &[Placement],
+        sizes: &Sizes,
+        shape: Option<&[i64]>,
+    ) -> Result<Self> {
+        let mesh = CurrentMesh::or_given(mesh)?;
+        let made = Self::from_local_quietly(local, &mesh, placements, sizes, shape);
+        let mine = match &made {
+            Ok(tensor) => format!("{:?} of {}", local.kind(), tensor.layout),
+            Err(error) => format!("!{error}"),
+        };
+        let group = mesh.group_along(&(0..mesh.ndim()).collect::<Vec<_>>())?;
+        let all = group.all_gather_bytes(mine.as_bytes())?;
+        let texts: Vec<String> = all.iter().map(|text| String::from_utf8_lossy(text).into_owned()).collect();
+        let wrong = texts.iter().position(|text| text.starts_with('!'));
+        let other = texts.iter().position(|text| *text != texts[0]);
+        match (made, wrong, other) {
+            (_, Some(rank), _) => Err(Error::Argument {
+                op: "from_local",
+                reason: format!("rank {rank} of the mesh: {}", &texts[rank][1..]),
+            }),
+            (_, None, Some(rank)) => Err(Error::Argument {
+                op: "from_local",
+                reason: format!(
+                    "ranks mean different tensors: rank 0 of the mesh {}, rank {rank} {}",
+                    texts[0], texts[rank]
+                ),
+            }),
+            (made, None, None) => made,
+        }
+    }
+
+    fn from_local_quietly(
+        local: &Tensor,
+        mesh: &DeviceMesh,
+        placements: &[Placement],
+        sizes: &Sizes,
+        shape: Option<&[i64]>,
+    ) -> Result<Self> {
+        let shape = match (shape, sizes) {
+            (Some(shape), _) => shape.to_vec(),
+            (None, Sizes::Infer) => return Self::from_local(local, Some(mesh), placements, sizes, None),
+            (None, _) => explicit_shape(local, placements, sizes),
+        };
+        let layout = Layout::new(mesh, placements, &shape, sizes)?;
+        match local.size() == layout.local_shape() {
+            true => Ok(Self::new(local.shallow_clone(), layout)),
+            false => Err(misfit(local, &layout)),
+        }
+    }
+
+    /// The tensor of this layout whose parts the ranks hold as `local`: what [`from_local`](Self::from_local) does, for a
+    /// layout that is there already, such as another tensor's. Differentiable; does not communicate.
+    ///
+    /// # Errors
+    ///
+    /// A part of another shape than the layout says; the other ranks get the error at their next call on the mesh.
+    pub fn from_parts(local: &Tensor, layout: &Layout) -> Result<Self> {
+        if layout.coordinates().is_some() && local.size() != layout.local_shape() {
+            let error = misfit(local, layout);
+            let _ = layout.ranks()?.group.refuse("from_local", error.to_string());
+            return Err(error);
+        }
+        let tensor = Self::new(local.shallow_clone(), layout.clone());
+        if layout.is_partial() { tensor.entering_parts() } else { Ok(tensor) }
+    }
+
+    /// This rank's part of `whole`, which is the same on all ranks. Differentiable; the gradient of `whole` is whole on all
+    /// ranks. Chunks, as DTensor.
+    ///
+    /// Does not communicate; backward does, and all ranks of the mesh call it.
+    ///
+    /// # Errors
+    ///
+    /// A layout that cannot be, or a partial one.
+    pub fn distribute(whole: &Tensor, mesh: &DeviceMesh, placements: &[Placement]) -> Result<Self> {
+        let layout = Layout::new(mesh, placements, &whole.size(), &Sizes::Chunk)?;
+        Self::distribute_as(whole, &layout)
+    }
+
+    /// The same in a layout of any sizes.
+    ///
+    /// # Errors
+    ///
+    /// A tensor of another shape than the layout's; a partial layout.
+    pub fn distribute_as(whole: &Tensor, layout: &Layout) -> Result<Self> {
+        let replicated = layout.replicated();
+        if layout.coordinates().is_none() {
+            return Ok(Self::new(
+                Tensor::f_zeros(layout.local_shape(), (whole.kind(), whole.device()))
+                    .map_err(|e| failed("distribute", e))?,
+                layout.clone(),
+            ));
+        }
+        Self::from_parts(whole, &replicated)?.to_layout(layout)
+    }
+
+    /// Hands rank `src` of the mesh's tensor out: each rank gets its part, and nothing more travels. Only `src` gives the
+    /// tensor. The result is a leaf, which requires a gradient where `requires_grad` says so.
+    ///
+    /// All ranks of the mesh call; the shape and the kind go out first.
+    ///
+    /// # Errors
+    ///
+    /// A source that there is not, or that gives no tensor; a layout that cannot be.
+    pub fn scatter(
+        whole: Option<&Tensor>,
+        src: usize,
+        mesh: &DeviceMesh,
+        placements: &[Placement],
+        sizes: &Sizes,
+        requires_grad: bool,
+    ) -> Result<Self> {
+        let axes: Vec<usize> = (0..mesh.ndim()).collect();
+        let group = mesh.group_along(&axes)?;
+        let ranks = mesh.ranks();
+        let Some(root) = ranks.get(src).and_then(|rank| group.ranks().iter().position(|r| r == rank)) else {
+            return Err(argument(format!("the source {src} is not a rank of {mesh}")));
+        };
+        let is_source = group.rank() == root;
+        let mine = match (is_source, whole) {
+            (true, Some(whole)) => {
+                let shape = whole.size();
+                let numbers = std::iter::once(whole.kind() as i64).chain(shape);
+                numbers.flat_map(i64::to_le_bytes).collect()
+            }
+            _ => Vec::new(),
+        };
+        let told = group.broadcast_bytes(&mine, root)?;
+        let numbers: Vec<i64> =
+            told.chunks_exact(8).map(|b| i64::from_le_bytes(b.try_into().unwrap_or_default())).collect();
+        let Some((&kind, shape)) = numbers.split_first() else {
+            return Err(argument(format!("rank {src} of {mesh}, the source, gave no tensor")));
+        };
+        let kind = kind_of(kind).ok_or_else(|| argument(format!("kind number {kind} is unknown")))?;
+        let layout = Layout::new(mesh, placements, shape, sizes)?;
+        if layout.is_partial() {
+            return Err(argument(format!("the layout {layout} is partial; expected shards and replicas")));
+        }
+        let device = whole.map_or(Device::Cpu, Tensor::device);
+        let parts = parts_from(&layout, root, is_source)?;
+        let empty;
+        let input = match (is_source, whole) {
+            (true, Some(whole)) => whole,
+            _ => {
+                empty = Tensor::f_zeros(vec![0; shape.len()], (kind, device))
+                    .map_err(|e| failed("scatter", e))?;
+                &empty
+            }
+        };
+        let part = fetch(input, &parts, 0.0, &group)?.wait()?;
+        // A part of its own, so that it does not keep the whole.
+        let part = if is_source { part.f_detach_copy().map_err(|e| failed("scatter", e))? } else { part };
+        let part = part.f_set_requires_grad(requires_grad).map_err(|e| failed("scatter", e))?;
+        Ok(Self::new(part, layout))
+    }
+
+    /// Zeros.
+    ///
+    /// # Errors
+    ///
+    /// What libtorch refuses.
+    pub fn zeros(layout: &Layout, kind: Kind, device: Device) -> Result<Self> {
+        Self::full(layout, 0.0, kind, device)
+    }
+
+    /// Ones.
+    ///
+    /// # Errors
+    ///
+    /// What libtorch refuses.
+    pub fn ones(layout: &Layout, kind: Kind, device: Device) -> Result<Self> {
+        Self::full(layout, 1.0, kind, device)
+    }
+
+    /// `value` everywhere. Of a partial layout, one rank has the value and the others what changes nothing (for averages and
+    /// extrema, all have it).
+    ///
+    /// # Errors
+    ///
+    /// What libtorch refuses.
+    pub fn full(layout: &Layout, value: f64, kind: Kind, device: Device) -> Result<Self> {
+        use isobar_collectives::ReduceOp;
+        let own = |axis: usize| layout.coordinates().is_none_or(|at| at[axis] == 0);
+        let mut value = value;
+        for (axis, placement) in layout.placements().iter().enumerate() {
+            match placement {
+                Placement::Partial(ReduceOp::Sum) if !own(axis) => value = 0.0,
+                Placement::Partial(ReduceOp::Product) if !own(axis) => value = 1.0,
+                _ => {}
+            }
+        }
+        let local =
+            Tensor::f_full(layout.local_shape(), value, (kind, device)).map_err(|e| failed("full", e))?;
+        Ok(Self::new(local, layout.clone()))
+    }
+
+    /// Memory that is not filled.
+    ///
+    /// # Errors
+    ///
+    /// What libtorch refuses.
+    pub fn empty(layout: &Layout, kind: Kind, device: Device) -> Result<Self> {
+        let local = Tensor::f_empty(layout.local_shape(), (kind, device)).map_err(|e| failed("empty", e))?;
+        Ok(Self::new(local, layout.clone()))
+    }
+
+    /// `start, start + step, …` along the single dim of the layout.
+    ///
+    /// # Errors
+    ///
+    /// A layout of more or fewer dims than one, or a partial one.
+    pub fn arange(layout: &Layout, start: f64, step: f64, kind: Kind, device: Device) -> Result<Self> {
+        if layout.ndim() != 1 || layout.is_partial() {
+            return Err(Error::Argument {
+                op: "arange",
+                reason: format!("expected one dim, not partial, got {layout}"),
+            });
+        }
+        let wide = if kind == Kind::Int64 { Kind::Int64 } else { Kind::Double };
+        let pieces: Result<Vec<Tensor>> = layout.intervals()[0]
+            .iter()
+            .map(|part| {
+                let index = Tensor::f_arange_start(part.start, part.end(), (wide, device));
+                let scaled = index.and_then(|index| match wide {
+                    Kind::Int64 => index.f_mul_scalar(step as i64)?.f_add_scalar(start as i64),
+                    _ => index.f_mul_scalar(step)?.f_add_scalar(start),
+                });
+                scaled.and_then(|values| values.f_to_kind(kind)).map_err(|e| failed("arange", e))
+            })
+            .collect();
+        let local = Tensor::f_cat(&pieces?, 0).map_err(|e| failed("arange", e))?;
+        Ok(Self::new(local, layout.clone()))
+    }
+
+    /// Uniform numbers of [0, 1), those of the global tensor: the same for every layout. All ranks of the mesh call, with
+    /// generators of equal state, which move on by one call.
+    ///
+    /// # Errors
+    ///
+    /// A kind that is not floating; a partial layout.
+    pub fn rand(layout: &Layout, kind: Kind, device: Device, generator: &Generator) -> Result<Self> {
+        super::super::ops::random::uniform(layout, 0.0, 1.0, kind, device, generator)
+    }
+
+    /// Standard normal numbers; as [`rand`](Self::rand).
+    ///
+    /// # Errors
+    ///
+    /// As [`rand`](Self::rand).
+    pub fn randn(layout: &Layout, kind: Kind, device: Device, generator: &Generator) -> Result<Self> {
+        super::super::ops::random::normal(layout, kind, device, generator)
+    }
+
+    /// Whole numbers of `low..high`, of kind `Int64`; as [`rand`](Self::rand).
+    ///
+    /// # Errors
+    ///
+    /// An empty range; a partial layout.
+    pub fn randint(
+        layout: &Layout,
+        low: i64,
+        high: i64,
+        device: Device,
+        generator: &Generator,
+    ) -> Result<Self> {
+        super::super::ops::random::integers(layout, low, high, device, generator)
+    }
+}
+
+/// The exchange in which one rank has everything.
+fn parts_from(layout: &Layout, root: usize, is_source: bool) -> Result<Transfer> {
+    // As one rank that gives to itself, seen from each target.
+    let replicated = layout.replicated();
+    let needs: Vec<Need> = layout.dims().iter().map(Need::of).collect();
+    let own = transfer(&replicated, &needs, &[])?;
+    let mut share = Transfer {
+        input: if is_source { layout.shape().to_vec() } else { vec![0; layout.ndim()] },
+        output: own.output.clone(),
+        communicates: layout.ranks()?.group.size() > 1,
+        fingerprint: layout.digest(),
+        ..Transfer::default()
+    };
+    let ranks = layout.ranks()?;
+    let place = |mesh_index: usize| ranks.places.as_ref().map_or(mesh_index, |places| places[mesh_index]);
+    let count: usize = layout.mesh_shape().iter().product();
+    let me = ranks.group.rank();
+    for target in 0..count {
+        let blocks = crate::window::whole_blocks(layout, target);
+        match (is_source, place(target) == me) {
+            (true, true) => share.own = blocks,
+            (true, false) if !blocks.is_empty() => {
+                share.sends.push((
+                    place(target),
+                    crate::window::as_blocks(blocks.into_iter().map(|(from, _)| from), layout),
+                ));
+            }
+            (false, true) if !blocks.is_empty() => {
+                share
+                    .receives
+                    .push((root, crate::window::as_blocks(blocks.into_iter().map(|(_, to)| to), layout)));
+            }
+            _ => {}
+        }
+    }
+    Ok(share)
+}
+
+/// The global shape of which the tables give all sharded extents.
+fn explicit_shape(local: &Tensor, placements: &[Placement], sizes: &Sizes) -> Vec<i64> {
+    let mut shape = local.size();
+    for dim in placements.iter().filter_map(|placement| placement.dim()) {
+        if let (Some(table), Some(extent)) = (sizes.table(dim), shape.get_mut(dim)) {
+            *extent = table.iter().sum();
+        }
+    }
+    shape
+}
+
+/// The layout that the ranks' parts have.
+fn infer(local: &Tensor, mesh: &DeviceMesh, placements: &[Placement]) -> Result<Layout> {
+    let axes: Vec<usize> = (0..mesh.ndim()).collect();
+    let group = mesh.group_along(&axes)?;
+    let mine: Vec<u8> = local.size().into_iter().flat_map(i64::to_le_bytes).collect();
+    let all = group.all_gather_bytes(&mine)?;
+    let order = mesh.ranks();
+    let shape_of = |index: usize| -> Vec<i64> {
+        let place = group.ranks().iter().position(|rank| *rank == order[index]).unwrap_or(index);
+        all[place].chunks_exact(8).map(|b| i64::from_le_bytes(b.try_into().unwrap_or_default())).collect()
+    };
+    let shapes: Vec<Vec<i64>> = (0..order.len()).map(shape_of).collect();
+    let mesh_shape = mesh.shape();
+    let dims = shapes[0].len();
+    if let Some(other) = shapes.iter().position(|shape| shape.len() != dims) {
+        return Err(argument(format!(
+            "ranks hold parts of different numbers of dims: rank 0 of the mesh {:?}, rank {other} {:?}",
+            shapes[0], shapes[other]
+        )));
+    }
+    let mut tables = Vec::new();
+    let mut shape = shapes[0].clone();
+    for dim in 0..dims {
+        let of_dim: Vec<usize> =
+            (0..placements.len()).filter(|&a| placements[a].dim() == Some(dim)).collect();
+        let parts: usize = of_dim.iter().map(|&axis| mesh_shape[axis]).product();
+        let mut table = vec![None; parts];
+        for (index, part_shape) in shapes.iter().enumerate() {
+            let at = crate::layout::coordinates(index, &mesh_shape);
+            let part = of_dim.iter().fold(0, |part, &axis| part * mesh_shape[axis] + at[axis]);
+            match table[part] {
+                None => table[part] = Some(part_shape[dim]),
+                Some(extent) if extent == part_shape[dim] => {}
+                Some(extent) => {
+                    return Err(argument(format!(
+                        "rank {index} of the mesh holds {part_shape:?}, where others of the same part have extent {extent} \
+                         along dim {dim}; placements {}",
+                        crate::layout::listed(placements)
+                    )));
+                }
+            }
+        }
+        let sizes: Vec<i64> = table.into_iter().flatten().collect();
+        shape[dim] = sizes.iter().sum();
+        if !of_dim.is_empty() {
+            tables.push((dim, sizes));
+        }
+    }
+    Layout::new(mesh, placements, &shape, &Sizes::Explicit(tables))
+}
+
+fn misfit(local: &Tensor, layout: &Layout) -> Error {
+    Error::Layout {
+        mesh: layout.mesh().to_string(),
+        placements: crate::layout::listed(layout.placements()),
+        shape: layout.shape().to_vec(),
+        problem: format!(
+            "the local tensor of this rank, at {:?} of the mesh, is {:?}, expected {:?}",
+            layout.coordinates().unwrap_or_default(),
+            local.size(),
+            layout.local_shape()
+        ),
+    }
+}
+
+fn argument(reason: String) -> Error {
+    Error::Argument { op: "scatter", reason }
+}
+
+fn failed(op: &'static str, source: tch::TchError) -> Error {
+    Error::Operator { op, shapes: "new tensors".into(), source }
+}
+
+/// The kind that libtorch gives this number.
+fn kind_of(number: i64) -> Option<Kind> {
+    use Kind::*;
+    let kinds = [
+        Uint8,
+        Int8,
+        Int16,
+        Int,
+        Int64,
+        Half,
+        Float,
+        Double,
+        ComplexHalf,
+        ComplexFloat,
+        ComplexDouble,
+        Bool,
+        BFloat16,
+    ];
+    kinds.into_iter().find(|kind| *kind as i64 == number)
+}

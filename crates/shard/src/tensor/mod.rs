@@ -1,0 +1,179 @@
+//! The distributed tensor.
+
+mod gradient;
+mod make;
+mod partial;
+mod redistribute;
+mod show;
+
+use tch::{Device, Kind, Tensor};
+
+pub use gradient::grad;
+pub use redistribute::{Pending, Redistribute};
+
+use isobar_collectives::copy_to_parallel_region;
+use isobar_manager::DeviceMesh;
+
+use crate::error::{Error, Result};
+use crate::layout::{Layout, Placement};
+
+/// A global tensor of which each rank of a mesh has a part.
+///
+/// All ranks of the mesh call the same operators in the same order, as they do collectives; the values are those of the
+/// global tensor, on every layout. Its gradient is laid out as it is: sharded where it is sharded, whole and the same on all
+/// ranks where it is replicated, where a replicated value counts once.
+///
+/// ```
+/// use isobar_collectives::threads;
+/// use isobar_manager::DeviceMesh;
+/// use isobar_shard::{Placement, ShardTensor};
+/// use tch::{Device, Kind, Tensor};
+///
+/// threads::run(2, std::time::Duration::from_secs(30), |group| {
+///     let mesh = DeviceMesh::new(&group, &[2], &["domain"]).unwrap();
+///     let whole = Tensor::arange(6, (Kind::Double, Device::Cpu)).view([3, 2]);
+///     let x = ShardTensor::distribute(&whole, &mesh, &[Placement::Shard(0)]).unwrap();
+///     assert_eq!(x.local_shape()[0], [2, 1][group.rank()]);
+///     let y = x.mul_scalar(2.0).unwrap();
+///     assert_eq!(y.full_tensor(None).unwrap(), whole * 2.0);
+/// });
+/// ```
+pub struct ShardTensor {
+    local: Tensor,
+    layout: Layout,
+}
+
+impl ShardTensor {
+    /// The parts of the same layout as another tensor's, which is known to fit.
+    pub(crate) fn new(local: Tensor, layout: Layout) -> Self {
+        Self { local, layout }
+    }
+
+    /// A tensor that shares this one's memory and history.
+    #[must_use]
+    pub fn shallow_clone(&self) -> Self {
+        Self { local: self.local.shallow_clone(), layout: self.layout.clone() }
+    }
+
+    /// This rank's part, as it lies in memory: not reduced where the tensor is partial. The gradient of what is computed from
+    /// it is taken as [`to_local`](Self::to_local) without placements takes it.
+    pub fn local(&self) -> &Tensor {
+        &self.local
+    }
+
+    /// Which rank has what.
+    pub fn layout(&self) -> &Layout {
+        &self.layout
+    }
+
+    /// The global shape.
+    pub fn shape(&self) -> &[i64] {
+        self.layout.shape()
+    }
+
+    /// The shape of this rank's part.
+    pub fn local_shape(&self) -> &[i64] {
+        self.layout.local_shape()
+    }
+
+    /// What it is along each axis of the mesh.
+    pub fn placements(&self) -> &[Placement] {
+        self.layout.placements()
+    }
+
+    /// The mesh.
+    pub fn device_mesh(&self) -> &DeviceMesh {
+        self.layout.mesh()
+    }
+
+    /// Number of dims.
+    pub fn ndim(&self) -> usize {
+        self.layout.ndim()
+    }
+
+    /// Kind of the elements.
+    pub fn kind(&self) -> Kind {
+        self.local.kind()
+    }
+
+    /// Where this rank's elements are.
+    pub fn device(&self) -> Device {
+        self.local.device()
+    }
+
+    /// Where the ranks' parts begin along the dim that the axis shards; see [`Layout::offsets`].
+    ///
+    /// # Errors
+    ///
+    /// No such axis.
+    pub fn offsets(&self, axis: usize) -> Result<Vec<i64>> {
+        self.layout.offsets(axis)
+    }
+
+    /// This rank's part.
+    ///
+    /// `grad_placements` say what the ranks' gradients of it are: the tensor's own placements where not given, with partial
+    /// read as replicated. Where ranks go on differently from a replicated part, its gradient is `Partial(Sum)`: they are
+    /// added up then.
+    ///
+    /// Does not communicate; backward does where partial gradients are added up, and all ranks call it then.
+    ///
+    /// # Errors
+    ///
+    /// Gradient placements that are neither the tensor's own nor `Partial(Sum)` where it is replicated.
+    pub fn to_local(&self, grad_placements: Option<&[Placement]>) -> Result<Tensor> {
+        let Some(placements) = grad_placements else { return Ok(self.local.shallow_clone()) };
+        let mut partial = Vec::new();
+        let own = self.layout.of_gradient();
+        for (axis, (given, own)) in placements.iter().zip(own.placements()).enumerate() {
+            match (given, own) {
+                (Placement::Partial(isobar_collectives::ReduceOp::Sum), Placement::Replicate) => {
+                    partial.push(axis)
+                }
+                (given, own) if given == own => {}
+                _ => return Err(self.gradient_placement(axis, *given)),
+            }
+        }
+        if placements.len() != own.placements().len() {
+            return Err(self.gradient_placement(placements.len(), Placement::Replicate));
+        }
+        self.per_rank(&partial)
+    }
+
+    /// The whole, on every rank: [`redistribute`](Self::redistribute)d to replicated. `grad_placements` as for
+    /// [`to_local`](Self::to_local).
+    ///
+    /// All ranks of the mesh call.
+    ///
+    /// # Errors
+    ///
+    /// Those of the exchange; gradient placements that do not fit.
+    pub fn full_tensor(&self, grad_placements: Option<&[Placement]>) -> Result<Tensor> {
+        self.to_layout(&self.layout.replicated())?.to_local(grad_placements)
+    }
+
+    /// This rank's part for a computation that differs from rank to rank along these axes, along which the tensor is
+    /// replicated: its gradients are added up over them.
+    pub(crate) fn per_rank(&self, axes: &[usize]) -> Result<Tensor> {
+        if axes.is_empty() || !self.local.requires_grad() || !isobar_torch::guard::is_grad_enabled() {
+            return Ok(self.local.shallow_clone());
+        }
+        let group = self.layout.group_along(axes)?;
+        Ok(if group.size() == 1 {
+            self.local.shallow_clone()
+        } else {
+            copy_to_parallel_region(&self.local, &group)?
+        })
+    }
+
+    fn gradient_placement(&self, axis: usize, given: Placement) -> Error {
+        Error::Argument {
+            op: "to_local",
+            reason: format!(
+                "gradients cannot be {given} along axis {axis} of a tensor {}; expected its own placements, or \
+                 Partial(sum) where it is replicated",
+                self.layout
+            ),
+        }
+    }
+}

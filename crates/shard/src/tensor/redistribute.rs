@@ -1,0 +1,334 @@
+//! From one layout to another.
+
+use std::sync::Arc;
+
+use isobar_collectives::{LinearMap, ReduceOp, Work, attach, start, windows};
+use isobar_manager::DeviceMesh;
+use isobar_torch::guard::{NoGrad, is_grad_enabled};
+use tch::{Kind, Tensor};
+
+use super::ShardTensor;
+use crate::context::CurrentMesh;
+use crate::error::{Error, Result};
+use crate::layout::{Dim, Layout, Placement, Sizes, coordinates};
+use crate::window::{Need, transfer};
+
+/// How a tensor is redistributed, beyond its placements.
+#[derive(Debug, Clone, Default)]
+pub struct Redistribute {
+    /// The sizes of the dims that are split otherwise than before.
+    pub sizes: Sizes,
+    /// The kind in which values travel, where not their own.
+    pub forward_kind: Option<Kind>,
+    /// The kind in which gradients travel, where not their own.
+    pub backward_kind: Option<Kind>,
+}
+
+/// A redistribution under way.
+#[must_use = "a redistribution ends when it is waited for"]
+pub struct Pending {
+    source: ShardTensor,
+    map: Redistribution,
+    stage: Stage,
+}
+
+enum Stage {
+    /// Nothing to do.
+    Same,
+    /// The values of the map are on their way.
+    Last(Work<Tensor>, Kind),
+    /// A reduction comes first; the rest follows when it is waited for.
+    First(Work<Tensor>, Redistribution),
+}
+
+impl ShardTensor {
+    /// The same tensor with other placements, on this mesh or on another one (or the current one) of the same ranks.
+    ///
+    /// By the cheapest way there is: nothing; this rank's slice, which shares memory with what it is of; an exchange in which
+    /// every rank receives what it lacks, and nothing else; a reduction, scattered where the target is. Dims that stay split
+    /// by the same axes keep their sizes, others are chunked as DTensor does. Differentiable: the gradient comes back in this
+    /// tensor's layout.
+    ///
+    /// All ranks of the mesh call.
+    ///
+    /// # Errors
+    ///
+    /// A layout that cannot be; a target that is partial where this tensor is not; another mesh of other ranks; the errors of
+    /// the exchange.
+    pub fn redistribute(&self, mesh: Option<&DeviceMesh>, placements: &[Placement]) -> Result<Self> {
+        self.redistribute_with(mesh, placements, &Redistribute::default())
+    }
+
+    /// The same, with choices.
+    ///
+    /// # Errors
+    ///
+    /// As [`redistribute`](Self::redistribute).
+    pub fn redistribute_with(
+        &self,
+        mesh: Option<&DeviceMesh>,
+        placements: &[Placement],
+        options: &Redistribute,
+    ) -> Result<Self> {
+        let to = self.target(mesh, placements, &options.sizes)?;
+        self.through(Redistribution::new(&self.layout, &to, options)?)
+    }
+
+    /// Begins a redistribution; what is computed before it is waited for overlaps with it.
+    ///
+    /// # Errors
+    ///
+    /// As [`redistribute`](Self::redistribute).
+    pub fn start_redistribute(
+        &self,
+        mesh: Option<&DeviceMesh>,
+        placements: &[Placement],
+        options: &Redistribute,
+    ) -> Result<Pending> {
+        let to = self.target(mesh, placements, &options.sizes)?;
+        let map = Redistribution::new(&self.layout, &to, options)?;
+        let _guard = NoGrad::new();
+        let local = self.local.detach();
+        let stage = if self.layout == to {
+            Stage::Same
+        } else if let Some((middle, op, axes)) = map.reduction()? {
+            let reduced = map.start_reduction(&local, &middle, op, &axes)?;
+            Stage::First(reduced, Redistribution { from: middle, ..map.copy() })
+        } else {
+            let kind = local.kind();
+            let local = local.f_to_kind(map.forward_kind.unwrap_or(kind)).map_err(operator)?;
+            Stage::Last(map.start_exchange(&local)?, kind)
+        };
+        Ok(Pending { source: self.shallow_clone(), map, stage })
+    }
+
+    /// The same tensor in this layout.
+    ///
+    /// # Errors
+    ///
+    /// As [`redistribute`](Self::redistribute).
+    pub fn to_layout(&self, to: &Layout) -> Result<Self> {
+        if self.layout == *to {
+            return Ok(self.shallow_clone());
+        }
+        self.through(Redistribution::new(&self.layout, to, &Redistribute::default())?)
+    }
+
+    /// The same with partial axes replicated.
+    pub(crate) fn resolved(&self) -> Result<Self> {
+        if self.layout.is_partial() {
+            self.to_layout(&self.layout.of_gradient())
+        } else {
+            Ok(self.shallow_clone())
+        }
+    }
+
+    fn through(&self, map: Redistribution) -> Result<Self> {
+        if map.from == map.to {
+            return Ok(self.shallow_clone());
+        }
+        let to = map.to.clone();
+        let y = {
+            let _guard = NoGrad::new();
+            map.run(&self.local.detach())?
+        };
+        Ok(Self::new(attached(map, &self.local, y)?, to))
+    }
+
+    fn target(&self, mesh: Option<&DeviceMesh>, placements: &[Placement], sizes: &Sizes) -> Result<Layout> {
+        let mesh = mesh.cloned().or_else(CurrentMesh::get).unwrap_or_else(|| self.device_mesh().clone());
+        let fresh = Layout::new(&mesh, placements, self.shape(), sizes)?;
+        if mesh != *self.device_mesh() || *sizes != Sizes::Chunk {
+            return Ok(fresh);
+        }
+        let keep = |(own, new): (&Dim, &Dim)| {
+            let placed =
+                |layout: &[Placement]| -> Vec<Placement> { new.axes.iter().map(|&a| layout[a]).collect() };
+            match own.axes == new.axes && placed(self.placements()) == placed(placements) {
+                true => own.clone(),
+                false => new.clone(),
+            }
+        };
+        let dims = self.layout.dims().iter().zip(fresh.dims()).map(keep).collect();
+        Ok(fresh.beside(placements.to_vec(), dims))
+    }
+}
+
+impl Pending {
+    /// The redistributed tensor.
+    ///
+    /// # Errors
+    ///
+    /// Those of the exchange.
+    pub fn wait(self) -> Result<ShardTensor> {
+        let y = match self.stage {
+            Stage::Same => return Ok(self.source),
+            Stage::Last(work, kind) => work.wait()?.f_to_kind(kind).map_err(operator)?,
+            Stage::First(work, rest) => {
+                let _guard = NoGrad::new();
+                let reduced = work.wait()?.f_to_kind(self.source.kind()).map_err(operator)?;
+                if rest.from == rest.to { reduced } else { rest.run(&reduced)? }
+            }
+        };
+        let to = self.map.to.clone();
+        Ok(ShardTensor::new(attached(self.map, &self.source.local, y)?, to))
+    }
+}
+
+/// The map between the parts of two layouts of one tensor. Its adjoint is the way back, where partial values have replicated
+/// gradients (design decision 2).
+struct Redistribution {
+    from: Layout,
+    to: Layout,
+    forward_kind: Option<Kind>,
+    backward_kind: Option<Kind>,
+}
+
+impl Redistribution {
+    fn new(from: &Layout, to: &Layout, options: &Redistribute) -> Result<Self> {
+        let refuse = |reason: String| Error::Argument { op: "redistribute", reason };
+        if from.shape() != to.shape() {
+            return Err(refuse(format!("{from} and {to} are of different shapes")));
+        }
+        let same_mesh = from.mesh() == to.mesh();
+        for (axis, placement) in to.placements().iter().enumerate() {
+            if placement.is_partial() && !(same_mesh && from.placements()[axis] == *placement) {
+                return Err(refuse(format!(
+                    "{to} is partial where {from} is not; partial tensors come from from_local and from operators"
+                )));
+            }
+        }
+        if !same_mesh {
+            let sorted = |layout: &Layout| {
+                let mut ranks = layout.mesh().ranks();
+                ranks.sort_unstable();
+                ranks
+            };
+            if sorted(from) != sorted(to) {
+                return Err(refuse(format!("the meshes of {from} and {to} have different ranks")));
+            }
+        }
+        let Redistribute { forward_kind, backward_kind, .. } = *options;
+        Ok(Self { from: from.clone(), to: to.clone(), forward_kind, backward_kind })
+    }
+
+    fn copy(&self) -> Self {
+        Self { from: self.from.clone(), to: self.to.clone(), ..*self }
+    }
+
+    fn run(&self, x: &Tensor) -> Result<Tensor> {
+        let kind = x.kind();
+        if let Some((middle, op, axes)) = self.reduction()? {
+            let reduced =
+                self.start_reduction(x, &middle, op, &axes)?.wait()?.f_to_kind(kind).map_err(operator)?;
+            if middle == self.to {
+                return Ok(reduced);
+            }
+            return Self { from: middle, ..self.copy() }.run(&reduced);
+        }
+        let wire = self.forward_kind.unwrap_or(kind);
+        let y = self.start_exchange(&x.f_to_kind(wire).map_err(operator)?)?.wait()?;
+        y.f_to_kind(kind).map_err(operator)
+    }
+
+    /// The next reduction on the way: the layout after it, the operation and the axes.
+    fn reduction(&self) -> Result<Option<(Layout, ReduceOp, Vec<usize>)>> {
+        let same_mesh = self.from.mesh() == self.to.mesh();
+        let pending = |axis: usize| match self.from.placements()[axis] {
+            Placement::Partial(op) if !same_mesh || !self.to.placements()[axis].is_partial() => Some(op),
+            _ => None,
+        };
+        let axes = 0..self.from.placements().len();
+        let Some(op) = axes.clone().find_map(pending) else { return Ok(None) };
+        let axes: Vec<usize> = axes.filter(|&axis| pending(axis) == Some(op)).collect();
+        let mut placements = self.from.placements().to_vec();
+        let mut dims = self.from.dims().to_vec();
+        for &axis in &axes {
+            placements[axis] = Placement::Replicate;
+        }
+        // Scattered at once, where the target is a dim that only this axis splits.
+        if let ([axis], true) = (&axes[..], same_mesh)
+            && let Placement::Shard(dim) = self.to.placements()[*axis]
+            && !dims[dim].is_split()
+            && self.to.dims()[dim].axes == [*axis]
+        {
+            placements[*axis] = Placement::Shard(dim);
+            dims[dim] = self.to.dims()[dim].clone();
+        }
+        Ok(Some((self.from.beside(placements, dims), op, axes)))
+    }
+
+    fn start_reduction(
+        &self,
+        x: &Tensor,
+        middle: &Layout,
+        op: ReduceOp,
+        axes: &[usize],
+    ) -> Result<Work<Tensor>> {
+        let wire = self.forward_kind.unwrap_or(x.kind());
+        let x = x.f_to_kind(wire).map_err(operator)?;
+        let group = self.from.group_along(axes)?;
+        if let ([axis], Placement::Shard(dim)) = (axes, middle.placements()[axes[0]])
+            && middle.dims()[dim].axes == [*axis]
+            && !self.from.dims()[dim].is_split()
+        {
+            let sizes = middle.dims()[dim].sizes();
+            return Ok(start::reduce_scatter_v(&x, Some(&sizes), dim as i64, op, true, &group)?);
+        }
+        Ok(start::all_reduce(&x, op, &group)?)
+    }
+
+    fn start_exchange(&self, x: &Tensor) -> Result<Work<Tensor>> {
+        let needs: Vec<Need> = match self.from.mesh() == self.to.mesh() {
+            true => self.to.dims().iter().map(Need::of).collect(),
+            false => self.needs_of_other_mesh(),
+        };
+        let share = transfer(&self.from, &needs, &[])?;
+        Ok(windows::fetch(x, &share, 0.0, &self.from.ranks()?.group)?)
+    }
+
+    /// What each rank of the source's mesh needs, by its place there.
+    fn needs_of_other_mesh(&self) -> Vec<Need> {
+        let (from, to) = (self.from.mesh(), self.to.mesh());
+        let (theirs, shape) = (to.ranks(), self.to.mesh_shape());
+        let place = |rank: usize| theirs.iter().position(|r| *r == rank).unwrap_or(0);
+        let places: Vec<usize> = from.ranks().into_iter().map(place).collect();
+        let axes: Vec<usize> = (0..self.from.mesh_shape().len()).collect();
+        let need = |dim: &Dim| {
+            let whole = Need::of(dim);
+            let part = |&place: &usize| whole.at(&coordinates(place, shape), shape).to_vec();
+            Need { axes: axes.clone(), parts: places.iter().map(part).collect() }
+        };
+        self.to.dims().iter().map(need).collect()
+    }
+}
+
+impl LinearMap for Redistribution {
+    fn name(&self) -> &'static str {
+        "redistribute"
+    }
+
+    fn forward(&self, x: &Tensor) -> isobar_collectives::Result<Tensor> {
+        self.run(x).map_err(Error::into_communication)
+    }
+
+    fn adjoint(&self) -> Arc<dyn LinearMap> {
+        Arc::new(Self {
+            from: self.to.of_gradient(),
+            to: self.from.of_gradient(),
+            forward_kind: self.backward_kind,
+            backward_kind: self.forward_kind,
+        })
+    }
+}
+
+fn attached(map: Redistribution, x: &Tensor, y: Tensor) -> Result<Tensor> {
+    if !is_grad_enabled() || !x.requires_grad() {
+        return Ok(y);
+    }
+    Ok(attach(Arc::new(map), x, y)?)
+}
+
+fn operator(source: tch::TchError) -> Error {
+    Error::Operator { op: "redistribute", shapes: "a part".into(), source }
+}

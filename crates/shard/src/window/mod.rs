@@ -1,0 +1,73 @@
+//! Windows: which global indices each rank needs along each dim, and the exchange that brings them.
+
+mod pieces;
+mod plan;
+
+use isobar_collectives::windows::{Block, Fetch, Region, Run, fetch_window};
+use tch::Tensor;
+
+pub(crate) use pieces::{Border, Need, Piece};
+pub(crate) use plan::transfer;
+
+use crate::error::Result;
+use crate::layout::Layout;
+
+/// What each rank needs of a tensor: for each dim, its pieces. `replicated` are the axes along which all ranks get the same.
+pub(crate) struct Windows {
+    pub(crate) needs: Vec<Need>,
+    pub(crate) replicated: Vec<usize>,
+}
+
+impl Windows {
+    /// Every rank gets what it has.
+    pub(crate) fn of(layout: &Layout) -> Self {
+        let needs = layout.dims().iter().map(Need::of).collect();
+        let sharding = layout.sharding_axes();
+        let replicated = (0..layout.placements().len()).filter(|axis| !sharding.contains(axis)).collect();
+        Self { needs, replicated }
+    }
+
+    /// The same, along one dim other pieces.
+    pub(crate) fn with(mut self, dim: usize, need: Need) -> Self {
+        self.needs[dim] = need;
+        self
+    }
+}
+
+/// Brings each rank its window of the tensor whose parts are `local`; what lies outside of it is `fill`. Differentiable: a
+/// replicated result counts once. Axes along which the tensor is replicated and the windows differ must have gone through
+/// `per_rank` before.
+pub(crate) fn fetch(local: &Tensor, layout: &Layout, windows: &Windows, fill: f64) -> Result<Tensor> {
+    let forward = transfer(layout, &windows.needs, &[])?;
+    let back = match windows.replicated.is_empty() || !forward.communicates {
+        true => forward.clone(),
+        false => transfer(layout, &windows.needs, &windows.replicated)?,
+    };
+    let group = layout.ranks()?.group.clone();
+    Ok(fetch_window(local, Fetch { forward, back, group }, fill)?)
+}
+
+/// The regions of the whole that the mesh's rank `index` has, each with its place in the rank's part.
+pub(crate) fn whole_blocks(layout: &Layout, index: usize) -> Vec<(Region, Region)> {
+    layout.intervals_of(index).into_iter().fold(vec![(vec![], vec![])], |heads, part| {
+        let extend = |(from, to): (Region, Region)| {
+            let mut at = 0;
+            let mut longer = Vec::new();
+            for interval in part.iter().filter(|interval| interval.len > 0) {
+                let run = |start| Run { start, len: interval.len, step: 1 };
+                longer.push(([&from[..], &[run(interval.start)]].concat(), [&to[..], &[run(at)]].concat()));
+                at += interval.len;
+            }
+            longer
+        };
+        heads.into_iter().flat_map(extend).collect()
+    })
+}
+
+/// Regions as blocks of packed messages.
+pub(crate) fn as_blocks(regions: impl Iterator<Item = Region>, layout: &Layout) -> Vec<Block> {
+    // The last dim that is cut anywhere.
+    let cut = |dim: &usize| layout.is_sharded(*dim);
+    let row_dim = (0..layout.ndim()).rev().find(cut).unwrap_or(0);
+    regions.map(|region| Block { region, row_dim }).collect()
+}

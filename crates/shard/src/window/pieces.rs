@@ -1,0 +1,146 @@
+//! What a rank needs along one dim.
+
+use crate::layout::{Dim, Interval};
+
+/// Consecutive elements of a window.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub(crate) enum Piece {
+    /// Global indices `start, start + step, …`, `len` of them.
+    Take { start: i64, len: i64, step: i64 },
+    /// Elements that no rank has.
+    Fill(i64),
+}
+
+/// The windows of all ranks along one dim: for each combination of coordinates along some axes, the last axis fastest.
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
+pub(crate) struct Need {
+    pub(crate) axes: Vec<usize>,
+    pub(crate) parts: Vec<Vec<Piece>>,
+}
+
+/// How a dim goes on beyond its ends.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Border {
+    /// By the fill.
+    Fill,
+    /// From the other end.
+    Circular,
+    /// Mirrored at the last element, which comes once.
+    Reflect,
+    /// By the last element.
+    Replicate,
+}
+
+impl Need {
+    /// What the rank has.
+    pub(crate) fn of(dim: &Dim) -> Self {
+        let take = |interval: &Interval| Piece::Take { start: interval.start, len: interval.len, step: 1 };
+        let parts = dim.parts.iter().map(|part| part.iter().map(take).collect());
+        Self { axes: dim.axes.clone(), parts: parts.collect() }
+    }
+
+    /// The same pieces on all ranks.
+    pub(crate) fn everywhere(pieces: Vec<Piece>) -> Self {
+        Self { axes: vec![], parts: vec![pieces] }
+    }
+
+    /// For each part of the result's dim, the interval `first..end` of this dim's indices that `window` gives for the part's
+    /// own; beyond `0..extent` by the border.
+    pub(crate) fn windows(
+        result: &Dim,
+        extent: i64,
+        border: Border,
+        window: impl Fn(Interval) -> (i64, i64),
+    ) -> Self {
+        let pieces = |part: &Vec<Interval>| {
+            let own = part.first().copied().unwrap_or(Interval::new(0, 0));
+            let (first, end) = window(own);
+            spread(first, end, extent, border)
+        };
+        Self { axes: result.axes.clone(), parts: result.parts.iter().map(pieces).collect() }
+    }
+
+    /// The pieces of a rank with these coordinates.
+    pub(crate) fn at(&self, coordinates: &[usize], mesh: &[usize]) -> &[Piece] {
+        let index = self.axes.iter().fold(0, |index, &axis| index * mesh[axis] + coordinates[axis]);
+        &self.parts[index]
+    }
+}
+
+/// The indices `first..end` of a dim of that extent, with what is beyond its ends.
+pub(crate) fn spread(first: i64, end: i64, extent: i64, border: Border) -> Vec<Piece> {
+    let mut pieces = Vec::new();
+    let mut at = first;
+    while at < end {
+        let (piece, len) = if (0..extent).contains(&at) {
+            let len = end.min(extent) - at;
+            (Piece::Take { start: at, len, step: 1 }, len)
+        } else {
+            beyond(at, end, extent, border)
+        };
+        pieces.push(piece);
+        at += len;
+    }
+    pieces
+}
+
+/// One piece from `at`, which is outside of the dim, at most up to `end`.
+fn beyond(at: i64, end: i64, extent: i64, border: Border) -> (Piece, i64) {
+    // How far the same rule holds.
+    let side_end = if at < 0 { end.min(0) } else { end };
+    if extent == 0 {
+        return (Piece::Fill(side_end - at), side_end - at);
+    }
+    match border {
+        Border::Fill => (Piece::Fill(side_end - at), side_end - at),
+        Border::Replicate => {
+            // One element, many times: each its own piece, since an element goes to each place once.
+            (Piece::Take { start: at.clamp(0, extent - 1), len: 1, step: 1 }, 1)
+        }
+        Border::Circular => {
+            let start = at.rem_euclid(extent);
+            let len = (extent - start).min(side_end - at);
+            (Piece::Take { start, len, step: 1 }, len)
+        }
+        Border::Reflect => {
+            let period = (2 * (extent - 1)).max(1);
+            let phase = at.rem_euclid(period);
+            if extent == 1 {
+                return (Piece::Take { start: 0, len: 1, step: 1 }, 1);
+            }
+            if phase < extent - 1 {
+                let len = (extent - 1 - phase).min(side_end - at);
+                (Piece::Take { start: phase, len, step: 1 }, len)
+            } else {
+                let start = period - phase;
+                let len = start.min(side_end - at).max(1);
+                (Piece::Take { start: start.min(extent - 1), len, step: -1 }, len)
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn indices(pieces: &[Piece]) -> Vec<i64> {
+        let of = |piece: &Piece| match *piece {
+            Piece::Take { start, len, step } => (0..len).map(|i| start + i * step).collect(),
+            Piece::Fill(len) => vec![-1; len as usize],
+        };
+        pieces.iter().flat_map(of).collect()
+    }
+
+    #[test]
+    fn borders() {
+        let of = |border| indices(&spread(-3, 7, 4, border));
+        assert_eq!(of(Border::Fill), [-1, -1, -1, 0, 1, 2, 3, -1, -1, -1]);
+        assert_eq!(of(Border::Circular), [1, 2, 3, 0, 1, 2, 3, 0, 1, 2]);
+        assert_eq!(of(Border::Reflect), [3, 2, 1, 0, 1, 2, 3, 2, 1, 0]);
+        assert_eq!(of(Border::Replicate), [0, 0, 0, 0, 1, 2, 3, 3, 3, 3]);
+        assert_eq!(indices(&spread(-9, -5, 4, Border::Circular)), [3, 0, 1, 2]);
+        assert_eq!(indices(&spread(5, 9, 3, Border::Circular)), [2, 0, 1, 2]);
+        assert_eq!(spread(3, 3, 4, Border::Fill), []);
+    }
+}

@@ -1,0 +1,168 @@
+//! Who sends which region to whom.
+
+use std::sync::Arc;
+
+use std::hash::{DefaultHasher, Hash, Hasher};
+
+use isobar_collectives::windows::{Block, Region, Run, Transfer};
+
+use super::{Need, Piece};
+use crate::error::Result;
+use crate::layout::{Dim, Interval, Layout, coordinates, index_of, length};
+
+/// A part of a piece that lies in one interval of one part of the source.
+#[derive(Clone, Copy)]
+struct Segment {
+    /// Number of the source's part.
+    part: usize,
+    from: Run,
+    to: Run,
+}
+
+/// This rank's share of the exchange that brings every rank of the layout's mesh what it needs. `once` are axes along which
+/// all ranks need the same and only what a rank has of its own coordinate is wanted: so that every element goes out once.
+pub(crate) fn transfer(layout: &Layout, needs: &[Need], once: &[usize]) -> Result<Arc<Transfer>> {
+    let mesh = layout.mesh_shape();
+    let Some(own) = layout.coordinates() else { return Ok(Arc::default()) };
+    let me = index_of(own, mesh);
+    let ranks: usize = mesh.iter().product();
+    let sharding = layout.sharding_axes();
+    let mut result = Transfer { input: layout.local_shape().to_vec(), ..Transfer::default() };
+    for target in 0..ranks {
+        let at = coordinates(target, mesh);
+        let segments: Vec<Vec<Segment>> =
+            layout.dims().iter().zip(needs).map(|(dim, need)| segments(dim, need.at(&at, mesh))).collect();
+        let kept = |axis: usize, source: usize| !once.contains(&axis) || at[axis] == source;
+        if target == me {
+            result.output = needs.iter().map(|need| need.at(&at, mesh).iter().map(len).sum()).collect();
+        }
+        let empty = segments.iter().any(Vec::is_empty);
+        let remote = |dim: &Dim, segment: &Segment| segment.part != dim.index(&at, mesh);
+        if !empty && !result.communicates {
+            let mut dims = layout.dims().iter().zip(&segments);
+            result.communicates =
+                dims.any(|(dim, segments)| segments.iter().any(|segment| remote(dim, segment)));
+        }
+        if empty || (target != me && (0..mesh.len()).any(|a| !sharding.contains(&a) && at[a] != own[a])) {
+            continue;
+        }
+        for block in product(&segments, |dim, segment| {
+            target == me || segment.part == layout.dims()[dim].index(own, mesh)
+        }) {
+            let mut source_at = at.clone();
+            for (dim, segment) in layout.dims().iter().zip(&block) {
+                place(dim, segment.part, mesh, &mut source_at);
+            }
+            if (0..mesh.len()).any(|axis| !kept(axis, source_at[axis])) {
+                continue;
+            }
+            let source = index_of(&source_at, mesh);
+            let (from, to): (Region, Region) = block.iter().map(|s| (s.from, s.to)).unzip();
+            match (source == me, target == me) {
+                (true, true) => result.own.push((from, to)),
+                (true, false) | (false, true) => {
+                    let cut = |dim: usize| {
+                        let (dim, need) = (&layout.dims()[dim], &needs[dim]);
+                        (length(dim.part(&source_at, mesh)), need.at(&at, mesh).iter().map(len).sum::<i64>())
+                    };
+                    let row_dim = (0..block.len())
+                        .rev()
+                        .find(|&dim| (from[dim].len, to[dim].len) != cut(dim) || from[dim].step != 1)
+                        .unwrap_or(0);
+                    let (list, peer, region) = match source == me {
+                        true => (&mut result.sends, target, from),
+                        false => (&mut result.receives, source, to),
+                    };
+                    let block = Block { region, row_dim };
+                    match list.iter_mut().find(|(of, _)| *of == peer) {
+                        Some((_, blocks)) => blocks.push(block),
+                        None => list.push((peer, vec![block])),
+                    }
+                }
+                (false, false) => {}
+            }
+        }
+    }
+    // Beginning after this rank, so that not all send to the same at once; what is added is in the order of ranks.
+    result.sends.sort_by_key(|(peer, _)| *peer);
+    result.receives.sort_by_key(|(peer, _)| (peer + ranks - me) % ranks);
+    if let Some(places) = &layout.ranks()?.places {
+        for (peer, _) in result.sends.iter_mut().chain(&mut result.receives) {
+            *peer = places[*peer];
+        }
+    }
+    let mut hasher = DefaultHasher::new();
+    (layout.digest(), needs, once).hash(&mut hasher);
+    result.fingerprint = hasher.finish();
+    Ok(Arc::new(result))
+}
+
+/// Where the parts of a window along one dim lie.
+fn segments(dim: &Dim, pieces: &[Piece]) -> Vec<Segment> {
+    let mut found = Vec::new();
+    let mut to = 0;
+    for piece in pieces {
+        let Piece::Take { start, len, step } = *piece else {
+            to += self::len(piece);
+            continue;
+        };
+        for (part, intervals) in dim.parts.iter().enumerate() {
+            let mut local = 0;
+            for interval in intervals {
+                if let Some((first, count)) = hits(*interval, start, len, step) {
+                    let from = Run { start: local + start + first * step - interval.start, len: count, step };
+                    found.push(Segment { part, from, to: Run { start: to + first, len: count, step: 1 } });
+                }
+                local += interval.len;
+            }
+        }
+        to += len;
+    }
+    found
+}
+
+/// Which of `start + i · step`, i in 0..len, lie in the interval: the first i, and how many.
+fn hits(interval: Interval, start: i64, len: i64, step: i64) -> Option<(i64, i64)> {
+    let (first, last) = match step > 0 {
+        true => (ceil_div(interval.start - start, step), (interval.end() - 1 - start).div_euclid(step)),
+        false => (ceil_div(start - interval.end() + 1, -step), (start - interval.start).div_euclid(-step)),
+    };
+    let (first, last) = (first.max(0), last.min(len - 1));
+    (interval.len > 0 && first <= last).then(|| (first, last - first + 1))
+}
+
+fn ceil_div(a: i64, b: i64) -> i64 {
+    -(-a).div_euclid(b)
+}
+
+fn len(piece: &Piece) -> i64 {
+    match *piece {
+        Piece::Take { len, .. } | Piece::Fill(len) => len,
+    }
+}
+
+/// All combinations of segments, one for each dim, of those that `wanted` lets through; the last dim fastest.
+fn product(segments: &[Vec<Segment>], wanted: impl Fn(usize, &Segment) -> bool) -> Vec<Vec<Segment>> {
+    segments.iter().enumerate().fold(vec![Vec::new()], |heads, (dim, choices)| {
+        let choices: Vec<&Segment> = choices.iter().filter(|segment| wanted(dim, segment)).collect();
+        let extend = |head: Vec<Segment>| {
+            choices
+                .iter()
+                .map(move |&&segment| {
+                    let mut longer = head.clone();
+                    longer.push(segment);
+                    longer
+                })
+                .collect::<Vec<_>>()
+        };
+        heads.into_iter().flat_map(extend).collect()
+    })
+}
+
+/// Sets the coordinates of the ranks that have a part of the dim.
+fn place(dim: &Dim, mut part: usize, mesh: &[usize], at: &mut [usize]) {
+    for &axis in dim.axes.iter().rev() {
+        at[axis] = part % mesh[axis];
+        part /= mesh[axis];
+    }
+}

@@ -1,0 +1,125 @@
+//! Layouts for tests: meshes of thread ranks, and every way to lay a tensor out on them.
+
+#![allow(dead_code, reason = "every test file takes its part of this")]
+#![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
+
+use std::time::Duration;
+
+use isobar_collectives::{Group, balanced, threads};
+use isobar_manager::DeviceMesh;
+use isobar_shard::{Layout, Placement, ShardTensor, Sizes};
+use tch::{Device, Kind, Tensor};
+
+/// The meshes of most tests.
+pub(crate) const MESHES: [&[i64]; 5] = [&[1], &[2], &[3], &[4], &[2, 2]];
+
+/// Runs `f` on every rank of a mesh.
+pub(crate) fn on_mesh<T: Send + 'static>(
+    shape: &[i64],
+    f: impl Fn(&DeviceMesh) -> T + Send + Sync + 'static,
+) -> Vec<T> {
+    let shape = shape.to_vec();
+    let ranks = shape.iter().product::<i64>() as usize;
+    threads::run(ranks, Duration::from_secs(60), move |group: Group| {
+        let names = ["a", "b", "c"];
+        let mesh = DeviceMesh::new(&group, &shape, &names[..shape.len()]).unwrap();
+        f(&mesh)
+    })
+}
+
+/// How extents are split in the tests.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Split {
+    Chunk,
+    Balanced,
+    /// 1 : 2 : … : p
+    Uneven,
+    /// Balanced over all ranks but p // 2
+    Empty,
+}
+
+pub(crate) const SPLITS: [Split; 4] = [Split::Chunk, Split::Balanced, Split::Uneven, Split::Empty];
+
+impl Split {
+    pub(crate) fn parts(self, extent: i64, parts: usize) -> Vec<i64> {
+        match self {
+            Split::Chunk => isobar_collectives::chunk(extent, parts),
+            Split::Balanced => balanced(extent, parts),
+            Split::Uneven => {
+                let weights = parts as i64 * (parts as i64 + 1) / 2;
+                let mut sizes: Vec<i64> =
+                    (1..=parts as i64).map(|weight| extent * weight / weights).collect();
+                sizes[parts - 1] += extent - sizes.iter().sum::<i64>();
+                sizes
+            }
+            Split::Empty if parts == 1 => vec![extent],
+            Split::Empty => {
+                let mut sizes = balanced(extent, parts - 1);
+                sizes.insert(parts / 2, 0);
+                sizes
+            }
+        }
+    }
+
+    /// The layout of a tensor whose dims are split so.
+    pub(crate) fn layout(self, mesh: &DeviceMesh, placements: &[Placement], shape: &[i64]) -> Layout {
+        let mesh_shape = mesh.shape();
+        let tables = (0..shape.len()).filter_map(|dim| {
+            let axes: Vec<usize> =
+                (0..placements.len()).filter(|&axis| placements[axis] == Placement::Shard(dim)).collect();
+            if axes.is_empty() {
+                return None;
+            }
+            let sizes = axes.iter().fold(vec![shape[dim]], |sizes, &axis| {
+                sizes.into_iter().flat_map(|size| self.parts(size, mesh_shape[axis])).collect()
+            });
+            Some((dim, sizes))
+        });
+        Layout::new(mesh, placements, shape, &Sizes::Explicit(tables.collect())).unwrap()
+    }
+}
+
+/// All placements of a tensor of so many dims on so many axes, partial ones left out.
+pub(crate) fn placements(dims: usize, axes: usize) -> Vec<Vec<Placement>> {
+    (0..axes).fold(vec![vec![]], |heads: Vec<Vec<Placement>>, _| {
+        let extend = |head: Vec<Placement>| {
+            let choices = std::iter::once(Placement::Replicate).chain((0..dims).map(Placement::Shard));
+            choices.map(move |choice| [head.clone(), vec![choice]].concat())
+        };
+        heads.into_iter().flat_map(extend).collect()
+    })
+}
+
+/// All layouts of a tensor on a mesh: every placement, every split.
+pub(crate) fn layouts(mesh: &DeviceMesh, shape: &[i64]) -> Vec<Layout> {
+    let all = placements(shape.len(), mesh.ndim());
+    let with = |placements: &Vec<Placement>| {
+        let sharded = placements.iter().any(|placement| placement.dim().is_some());
+        let splits = if sharded && mesh.size() > 1 { &SPLITS[..] } else { &SPLITS[..1] };
+        splits.iter().map(|split| split.layout(mesh, placements, shape)).collect::<Vec<_>>()
+    };
+    all.iter().flat_map(with).collect()
+}
+
+/// Numbers of a global tensor, the same on all ranks; not symmetric, not integers.
+pub(crate) fn numbers(shape: &[i64], seed: i64) -> Tensor {
+    let count: i64 = shape.iter().product();
+    let index = Tensor::arange(count, (Kind::Double, Device::Cpu));
+    ((index * 12.9898 + seed as f64 * 78.233).sin() * 1.7 + 0.1).reshape(shape)
+}
+
+/// A leaf of that layout.
+pub(crate) fn leaf(whole: &Tensor, layout: &Layout) -> ShardTensor {
+    let x = ShardTensor::distribute_as(whole, layout).unwrap().detach();
+    let own = x.local().copy();
+    ShardTensor::from_parts(&own, layout).unwrap().set_requires_grad(true).unwrap()
+}
+
+/// The largest difference.
+pub(crate) fn difference(a: &Tensor, b: &Tensor) -> f64 {
+    assert_eq!(a.size(), b.size(), "shapes");
+    if a.numel() == 0 {
+        return 0.0;
+    }
+    (a.to_kind(Kind::Double) - b.to_kind(Kind::Double)).abs().max().double_value(&[])
+}
