@@ -202,7 +202,7 @@ pub(crate) struct Rows {
 pub(crate) struct IndexedAllToAll(pub(crate) Arc<std::sync::Mutex<Rows>>);
 
 /// Sends them back, and adds them up.
-struct IndexedScatterAdd(Arc<std::sync::Mutex<Rows>>);
+pub(crate) struct IndexedScatterAdd(pub(crate) Arc<std::sync::Mutex<Rows>>);
 
 impl LinearMap for IndexedAllToAll {
     fn name(&self) -> &'static str {

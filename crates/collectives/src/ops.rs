@@ -246,6 +246,39 @@ pub fn indexed_all_to_all_v(
     run(tensor, maps::IndexedAllToAll(Arc::new(Mutex::new(rows))))
 }
 
+/// The adjoint of [`indexed_all_to_all_v`], as a function of its own: rank q's rows, in rank order of where they go, are
+/// added up in zeros of extent `extent` along `dim`, at the places that `indices[q]` names on the rank that gets them.
+///
+/// `sizes[r][q]` is the number of rows that rank r gets from rank q, and `indices[q]` the places of those on this rank.
+///
+/// Every rank calls. Backward is [`indexed_all_to_all_v`].
+///
+/// # Errors
+///
+/// As [`indexed_all_to_all_v`].
+pub fn indexed_scatter_add_v(
+    tensor: &Tensor,
+    indices: &[Tensor],
+    sizes: &[Vec<i64>],
+    extent: i64,
+    dim: i64,
+    use_fp32: bool,
+    group: &Group,
+) -> Result<Tensor> {
+    if !records(tensor) {
+        return start::indexed_scatter_add_v(tensor, indices, sizes, extent, dim, use_fp32, group)?.wait();
+    }
+    let rows = maps::Rows {
+        group: group.clone(),
+        indices: indices.iter().map(kept).collect::<Result<_>>()?,
+        sizes: sizes.to_vec(),
+        extent,
+        dim,
+        use_fp32,
+    };
+    run(tensor, maps::IndexedScatterAdd(Arc::new(Mutex::new(rows))))
+}
+
 /// Combines the ranks' tensors, element by element, on every rank: the same bits everywhere. All have the same shape.
 /// 16-bit floats are combined in fp32.
 ///

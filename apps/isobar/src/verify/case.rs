@@ -20,6 +20,8 @@ pub(crate) struct Header {
     pub(crate) op: String,
     /// Its arguments.
     pub(crate) attrs: Value,
+    /// Names of the tensors that go in.
+    pub(crate) inputs: Vec<String>,
     /// Names of the weights.
     pub(crate) params: Vec<String>,
     /// Names of the results.

@@ -346,11 +346,11 @@ fn join(parts: &Parts, tensors: &[&Tensor]) -> Result<Option<Tensor>> {
     let trailing = &first.size()[parts.shape().len().min(first.dim())..];
     let whole = Tensor::f_zeros([parts.shape(), trailing].concat(), (first.kind(), first.device()))?;
     for (rank, tensor) in tensors.iter().enumerate() {
-        let mut target = parts.of(&whole, rank)?;
-        if target.size() != tensor.size() || target.kind() != tensor.kind() {
+        let shape = [&parts.shape_of(rank)[..], trailing].concat();
+        if shape != tensor.size() || whole.kind() != tensor.kind() {
             return Ok(None);
         }
-        target.f_copy_(tensor)?;
+        parts.put(&whole, rank, tensor)?;
     }
     Ok(Some(whole))
 }

@@ -54,8 +54,8 @@ pub(crate) struct Parts {
     windows: Vec<Window>,
 }
 
-/// The first index and the extent along every dim.
-pub(crate) type Window = Vec<(i64, i64)>;
+/// Along every dim the pieces that a rank has: their first indices and extents.
+pub(crate) type Window = Vec<Vec<(i64, i64)>>;
 
 impl Sizes {
     /// All rules that a case is run by.
@@ -84,6 +84,31 @@ impl Sizes {
 }
 
 impl Layout {
+    /// The layout of a tensor of that name and shape, on a mesh of all ranks.
+    pub(crate) fn shard(
+        &self,
+        name: &str,
+        shape: &[i64],
+        mesh: &isobar_manager::DeviceMesh,
+    ) -> isobar_shard::Result<isobar_shard::Layout> {
+        let places = self.of(name);
+        let tables = (0..shape.len()).filter_map(|dim| {
+            let of_dim = |(axis, place): (usize, &Placement)| (*place == Placement::Shard(dim)).then_some(axis);
+            let axes: Vec<usize> = places.iter().enumerate().filter_map(of_dim).collect();
+            let split = |sizes: Vec<i64>, axis: &usize| -> Vec<i64> {
+                sizes.into_iter().flat_map(|size| self.sizes.split(size, self.mesh.axes()[*axis])).collect()
+            };
+            (!axes.is_empty()).then(|| (dim, axes.iter().fold(vec![shape[dim]], split)))
+        });
+        let sizes = isobar_shard::Sizes::Explicit(tables.collect());
+        let placement = |place: &Placement| match *place {
+            Placement::Replicate => isobar_shard::Placement::Replicate,
+            Placement::Shard(dim) => isobar_shard::Placement::Shard(dim),
+        };
+        let placements: Vec<_> = places.iter().map(placement).collect();
+        isobar_shard::Layout::new(mesh, &placements, shape, &sizes)
+    }
+
     /// Everything replicated.
     pub(crate) fn replicated(mesh: &Mesh) -> Self {
         Self { mesh: mesh.clone(), sizes: Sizes::Chunk, placements: BTreeMap::new() }
@@ -135,7 +160,7 @@ impl Layout {
     /// later axis splits the parts of an earlier one.
     pub(crate) fn parts(&self, shape: &[i64], placements: &[Placement]) -> Parts {
         let windows = (0..self.mesh.ranks()).map(|rank| {
-            let mut window: Window = shape.iter().map(|&extent| (0, extent)).collect();
+            let mut window: Vec<(i64, i64)> = shape.iter().map(|&extent| (0, extent)).collect();
             let at = self.mesh.coordinates(rank);
             for ((&axis, place), at) in self.mesh.axes().iter().zip(placements).zip(at) {
                 if let Placement::Shard(dim) = *place {
@@ -144,7 +169,7 @@ impl Layout {
                     window[dim] = (start + sizes[..at].iter().sum::<i64>(), sizes[at]);
                 }
             }
-            window
+            window.into_iter().map(|piece| vec![piece]).collect()
         });
         let windows = windows.collect();
         Parts { shape: shape.to_vec(), placements: placements.to_vec(), windows }
@@ -167,19 +192,64 @@ impl Parts {
         is_sharded(&self.placements)
     }
 
+    /// The parts of a sharded tensor, on a mesh of all ranks.
+    pub(crate) fn of_layout(layout: &isobar_shard::Layout) -> Self {
+        let place = |placement: &isobar_shard::Placement| match placement.dim() {
+            Some(dim) => Placement::Shard(dim),
+            None => Placement::Replicate,
+        };
+        let window = |rank: usize| -> Window {
+            let pieces = |part: &[isobar_shard::Interval]| part.iter().map(|piece| (piece.start, piece.len)).collect();
+            layout.intervals_of(rank).into_iter().map(pieces).collect()
+        };
+        Self {
+            shape: layout.shape().to_vec(),
+            placements: layout.placements().iter().map(place).collect(),
+            windows: (0..layout.mesh().size()).map(window).collect(),
+        }
+    }
+
     /// What `rank` holds.
     pub(crate) fn window(&self, rank: usize) -> &Window {
         &self.windows[rank]
     }
 
-    /// The view of the whole tensor that `rank` holds.
+    /// The shape of what `rank` holds.
+    pub(crate) fn shape_of(&self, rank: usize) -> Vec<i64> {
+        self.windows[rank].iter().map(|pieces| pieces.iter().map(|(_, extent)| extent).sum()).collect()
+    }
+
+    /// What `rank` holds of the whole tensor: a view, where that is in one piece along every dim.
     pub(crate) fn of(&self, whole: &Tensor, rank: usize) -> Result<Tensor> {
         let mut part = whole.shallow_clone();
-        for (dim, &(start, extent)) in self.windows[rank].iter().enumerate() {
-            part = part.f_narrow(dim as i64, start, extent)?;
+        for (dim, pieces) in self.windows[rank].iter().enumerate() {
+            let cut = |&(start, extent): &(i64, i64)| part.f_narrow(dim as i64, start, extent);
+            part = match &pieces[..] {
+                [piece] => cut(piece)?,
+                many => Tensor::f_cat(&many.iter().map(cut).collect::<Result<Vec<_>, _>>()?, dim as i64)?,
+            };
         }
         Ok(part)
     }
+
+    /// Writes what `rank` holds to its place in the whole.
+    pub(crate) fn put(&self, whole: &Tensor, rank: usize, part: &Tensor) -> Result<()> {
+        put(whole, part, &self.windows[rank], 0)
+    }
+}
+
+fn put(whole: &Tensor, part: &Tensor, window: &[Vec<(i64, i64)>], dim: i64) -> Result<()> {
+    let Some((pieces, rest)) = window.split_first() else {
+        let mut target = whole.shallow_clone();
+        target.f_copy_(part)?;
+        return Ok(());
+    };
+    let mut at = 0;
+    for &(start, extent) in pieces {
+        put(&whole.f_narrow(dim, start, extent)?, &part.f_narrow(dim, at, extent)?, rest, dim + 1)?;
+        at += extent;
+    }
+    Ok(())
 }
 
 impl fmt::Display for Layout {
@@ -300,8 +370,7 @@ mod tests {
         let mesh: Mesh = "2x2".parse().unwrap();
         let layout = Layout { sizes: Sizes::Uneven, ..Layout::replicated(&mesh) };
         let parts = layout.parts(&[10, 3], &[Placement::Shard(0), Placement::Shard(0)]);
-        let shape = |rank| parts.window(rank).iter().map(|&(_, extent)| extent).collect::<Vec<_>>();
-        assert_eq!([0, 1, 2, 3].map(shape), [[1, 3], [2, 3], [2, 3], [5, 3]]);
-        assert_eq!(parts.window(3), &[(5, 5), (0, 3)]);
+        assert_eq!([0, 1, 2, 3].map(|rank| parts.shape_of(rank)), [[1, 3], [2, 3], [2, 3], [5, 3]]);
+        assert_eq!(parts.window(3), &[vec![(5, 5)], vec![(0, 3)]]);
     }
 }

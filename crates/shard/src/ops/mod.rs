@@ -7,7 +7,13 @@
 mod align;
 mod contract;
 pub(crate) mod elementwise;
+pub(crate) mod index;
+pub(crate) mod named;
+pub(crate) mod norm;
 pub(crate) mod random;
+pub(crate) mod reduce;
+pub(crate) mod view;
+pub(crate) mod windowed;
 
 use tch::{TchError, Tensor};
 

@@ -140,7 +140,7 @@ fn join(
         let Placement::Shard(dim) = placements[axis] else { continue };
         if chosen(placements[axis]) {
             placements[axis] = Placement::Replicate;
-            let extent = layout.parts(shape, placements).window(rank.number())[dim].1;
+            let extent = layout.parts(shape, placements).shape_of(rank.number())[dim];
             let sizes = layout.sizes.split(extent, rank.axes[axis].size());
             local = gather_from_parallel_region(&local, dim as i64, Some(&sizes), &rank.axes[axis])?;
         }

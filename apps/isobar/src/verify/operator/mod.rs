@@ -1,11 +1,14 @@
 //! The operators that cases name, each as what a rank does with its parts.
 
+mod budget;
 mod channel_parallel;
 mod data_parallel;
+mod sharded;
 mod v_collectives;
 
 use anyhow::{Context, Result};
 use isobar_collectives::Group;
+use isobar_manager::DeviceMesh;
 use isobar_shard::{ParamStore, Parameter};
 use serde::de::DeserializeOwned;
 use tch::Tensor;
@@ -46,8 +49,8 @@ pub(crate) trait Operator: Sync {
     fn budget(&self, case: &Case, layout: &Layout, rank: usize) -> Result<u64>;
 }
 
-/// All operators there are.
-static ALL: [&dyn Operator; 7] = [
+/// The operators that are not one of sharded tensors.
+static MODELS: [&dyn Operator; 7] = [
     &v_collectives::ALL_GATHER_V,
     &v_collectives::GATHER_V,
     &v_collectives::SCATTER_V,
@@ -59,7 +62,8 @@ static ALL: [&dyn Operator; 7] = [
 
 /// The operator of that name.
 pub(crate) fn find(name: &str) -> Option<&'static dyn Operator> {
-    ALL.iter().copied().find(|operator| operator.name() == name)
+    let sharded = sharded::ALL.iter().map(|operator| operator as &dyn Operator);
+    MODELS.iter().copied().chain(sharded).find(|operator| operator.name() == name)
 }
 
 /// One rank of a run.
@@ -69,23 +73,19 @@ pub(crate) struct Rank {
     pub(crate) world: Group,
     /// Along each axis of the mesh, the ranks that differ from this one only there.
     pub(crate) axes: Vec<Group>,
+    /// The mesh.
+    pub(crate) mesh: DeviceMesh,
 }
 
 impl Rank {
     /// This rank of a mesh of all ranks. All call.
     pub(crate) fn new(world: &Group, mesh: &Mesh) -> Result<Self> {
-        let coordinates = mesh.coordinates(world.rank());
-        let mut axes = Vec::new();
-        for (axis, &at) in coordinates.iter().enumerate() {
-            if mesh.axes().len() == 1 {
-                axes.push(world.clone());
-                continue;
-            }
-            let others = coordinates.iter().zip(mesh.axes()).enumerate().filter(|(other, _)| *other != axis);
-            let line = others.fold(0, |line, (_, (at, extent))| line * extent + at);
-            axes.extend(world.split(&format!("{mesh} axis {axis}"), Some(line), at as i64)?);
-        }
-        Ok(Self { world: world.clone(), axes })
+        let names: Vec<String> = (0..mesh.axes().len()).map(|axis| format!("{mesh} axis {axis}")).collect();
+        let names: Vec<&str> = names.iter().map(String::as_str).collect();
+        let shape: Vec<i64> = mesh.axes().iter().map(|&extent| extent as i64).collect();
+        let mesh = DeviceMesh::new(world, &shape, &names)?;
+        let axes = names.iter().map(|name| mesh.group(name)).collect::<Result<_, _>>()?;
+        Ok(Self { world: world.clone(), axes, mesh })
     }
 
     /// Its number among all ranks.

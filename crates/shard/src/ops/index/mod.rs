@@ -1,0 +1,42 @@
+//! Selection by indices that only values know, and orders: along split dims, elements travel to where they are asked for, and
+//! no others.
+
+mod add;
+mod pick;
+mod route;
+mod sort;
+
+use tch::{Device, Kind, TchError, Tensor};
+
+use crate::layout::{Dim, Layout};
+
+/// The global indices along a dim that this rank has, in its order.
+pub(crate) fn own_indices(layout: &Layout, dim: usize, device: Device) -> Result<Tensor, TchError> {
+    let own = layout.intervals();
+    let pieces = own[dim].iter().map(|part| Tensor::f_arange_start(part.start, part.end(), (Kind::Int64, device)));
+    let pieces: Vec<Tensor> = pieces.collect::<Result<_, _>>()?;
+    match &pieces[..] {
+        [] => Tensor::f_zeros([0], (Kind::Int64, device)),
+        many => Tensor::f_cat(many, 0),
+    }
+}
+
+/// How the indices along a dim are split, where the dim is: as they are if the same axes split them, else like the dim.
+fn beside(dim: &Dim, indices: &Dim) -> Dim {
+    match indices.axes == dim.axes && indices.is_consecutive() {
+        true => indices.clone(),
+        false => dim.scaled(indices.extent()),
+    }
+}
+
+/// `dims` with one replaced.
+fn replaced(dims: &[Dim], at: usize, by: Dim) -> Vec<Dim> {
+    let mut dims = dims.to_vec();
+    dims[at] = by;
+    dims
+}
+
+/// Axes of `dim` that none of the others use.
+fn is_free(dim: &Dim, others: &[usize]) -> bool {
+    !dim.axes.iter().any(|axis| others.contains(axis))
+}

@@ -1,0 +1,141 @@
+//! Who asks whom for which elements.
+
+use isobar_collectives::{Group, all_to_all_v, indexed_all_to_all_v, indexed_scatter_add_v};
+use isobar_torch::guard::NoGrad;
+use tch::{Kind, TchError, Tensor};
+
+use crate::error::Result;
+use crate::layout::{Dim, Layout, coordinates};
+use crate::ops::{refuse, torch};
+
+/// The way of elements from the ranks that have them to those that asked, or back.
+pub(super) struct Route {
+    group: Group,
+    /// For each rank of the group, the places in this rank's part that it asks for.
+    give: Vec<Tensor>,
+    /// `sizes[r][q]`: how many rank r gives to rank q.
+    sizes: Vec<Vec<i64>>,
+    /// From the order of asking to that of the ranks asked.
+    by_rank: Tensor,
+    /// And back.
+    as_asked: Tensor,
+}
+
+/// How one split dim lies over the ranks that share it.
+pub(super) struct Owners {
+    pub(super) group: Group,
+    /// For each part, the rank in the group.
+    ranks: Vec<i64>,
+    starts: Vec<i64>,
+    pub(super) sizes: Vec<i64>,
+}
+
+/// Where requested indices are.
+pub(super) struct Found {
+    /// The rank in the group.
+    pub(super) owner: Tensor,
+    /// The place in its part.
+    pub(super) place: Tensor,
+    /// The extent of its part.
+    pub(super) extent: Tensor,
+    /// How many indices there are not.
+    bad: i64,
+}
+
+impl Owners {
+    pub(super) fn new(layout: &Layout, dim: usize) -> Result<Self> {
+        let split: &Dim = &layout.dims()[dim];
+        let group = layout.group_along(&split.axes)?;
+        let order = layout.mesh().ranks();
+        let own = layout.coordinates().unwrap_or_default();
+        let mesh = layout.mesh_shape();
+        let extents: Vec<usize> = split.axes.iter().map(|&axis| mesh[axis]).collect();
+        let rank_of = |part: usize| {
+            let mut at = own.to_vec();
+            for (&axis, place) in split.axes.iter().zip(coordinates(part, &extents)) {
+                at[axis] = place;
+            }
+            let world = order[crate::layout::index_of(&at, mesh)];
+            group.ranks().iter().position(|rank| *rank == world).unwrap_or(part) as i64
+        };
+        let ranks = (0..split.parts.len()).map(rank_of).collect();
+        let boundaries = split.boundaries();
+        let starts = boundaries[..boundaries.len() - 1].to_vec();
+        Ok(Self { group, ranks, starts, sizes: split.sizes() })
+    }
+
+    /// The rank in the group that has the part of that number.
+    pub(super) fn rank(&self, part: usize) -> usize {
+        self.ranks[part] as usize
+    }
+
+    /// The number of this rank's part.
+    pub(super) fn own_part(&self) -> usize {
+        self.ranks.iter().position(|&rank| rank as usize == self.group.rank()).unwrap_or(0)
+    }
+
+    /// Where these global indices are.
+    pub(super) fn find(&self, indices: &Tensor) -> Result<Found, TchError> {
+        let device = indices.device();
+        let on_device = |list: &[i64]| Tensor::f_from_slice(list)?.f_to_device(device);
+        let ends: Vec<i64> = self.starts.iter().zip(&self.sizes).map(|(start, size)| start + size).collect();
+        let extent = ends.last().copied().unwrap_or(0);
+        let outside = indices.f_lt(0)?.f_logical_or(&indices.f_ge(extent)?)?;
+        let bad = outside.f_sum(Kind::Int64)?.f_int64_value(&[])?;
+        let safe = indices.f_masked_fill(&outside, 0)?;
+        let part = safe.f_bucketize(&on_device(&ends)?, false, true)?.f_clamp_max((ends.len() as i64 - 1).max(0))?;
+        let look_up = |list: &[i64]| on_device(list)?.f_take(&part);
+        Ok(Found {
+            owner: look_up(&self.ranks)?,
+            place: safe.f_sub(&look_up(&self.starts)?)?,
+            extent: look_up(&self.sizes)?,
+            bad,
+        })
+    }
+}
+
+impl Route {
+    /// The way for requests: of each, the rank that has it, and its place in that rank's part. An index that there is not is an
+    /// error on all ranks.
+    pub(super) fn new(op: &'static str, found: &Found, place: &Tensor, group: &Group) -> Result<Self> {
+        let _guard = NoGrad::new();
+        let ranks = group.size() as i64;
+        let owner = torch(op, found.owner.f_reshape([-1]))?;
+        let place = torch(op, place.f_reshape([-1]))?;
+        let by_rank = torch(op, owner.f_argsort_stable(true, 0, false))?;
+        let as_asked = torch(op, by_rank.f_argsort_stable(true, 0, false))?;
+        let counts = torch(op, owner.f_bincount(None::<Tensor>, ranks))?;
+        let counts: Vec<i64> = Vec::try_from(&counts).map_err(|e: TchError| crate::array::argument(op, e.to_string()))?;
+        let mine: Vec<u8> = [found.bad].iter().chain(&counts).flat_map(|n| n.to_le_bytes()).collect();
+        let told = group.all_gather_bytes(&mine)?;
+        let numbers = |bytes: &Vec<u8>| -> Vec<i64> {
+            bytes.chunks_exact(8).map(|b| i64::from_le_bytes(b.try_into().unwrap_or_default())).collect()
+        };
+        let told: Vec<Vec<i64>> = told.iter().map(numbers).collect();
+        if let Some(rank) = told.iter().position(|row| row.first() != Some(&0)) {
+            let bad = told[rank].first().copied().unwrap_or(0);
+            return refuse(op, format!("{bad} indices of rank {rank} of {group:?} are out of range"));
+        }
+        // sizes[r][q] is what q asks of r.
+        let asked = |q: usize, r: usize| told[q].get(r + 1).copied().unwrap_or(0);
+        let all = 0..group.size();
+        let sizes: Vec<Vec<i64>> = all.clone().map(|r| all.clone().map(|q| asked(q, r)).collect()).collect();
+        let of_me = sizes[group.rank()].clone();
+        let sorted = torch(op, place.f_index_select(0, &by_rank))?;
+        let places = all_to_all_v(&sorted, Some(&counts), Some(&of_me), 0, group)?;
+        let give = torch(op, places.f_split_with_sizes(&of_me, 0))?;
+        Ok(Self { group: group.clone(), give, sizes, by_rank, as_asked })
+    }
+
+    /// The rows along dim 0 that were asked for, in the order of asking. Differentiable.
+    pub(super) fn pull(&self, op: &'static str, rows: &Tensor) -> Result<Tensor> {
+        let came = indexed_all_to_all_v(rows, &self.give, &self.sizes, true, 0, &self.group)?;
+        torch(op, came.f_index_select(0, &self.as_asked))
+    }
+
+    /// Rows in the order of asking, added up where they were asked for in a part of that extent. Differentiable.
+    pub(super) fn push(&self, op: &'static str, rows: &Tensor, extent: i64) -> Result<Tensor> {
+        let sorted = torch(op, rows.f_index_select(0, &self.by_rank))?;
+        Ok(indexed_scatter_add_v(&sorted, &self.give, &self.sizes, extent, 0, true, &self.group)?)
+    }
+}

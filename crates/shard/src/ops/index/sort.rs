@@ -1,0 +1,152 @@
+//! Orders: sort, topk.
+
+use isobar_collectives::send_recv;
+use isobar_torch::guard::NoGrad;
+use tch::{Kind, TchError, Tensor};
+
+use super::own_indices;
+use super::route::Owners;
+use crate::error::Result;
+use crate::layout::{Dim, Layout, Sizes};
+use crate::ops::{refuse, resolve, rule, torch};
+use crate::tensor::ShardTensor;
+
+impl ShardTensor {
+    /// The elements in order along `dim`, and where they were (`Int64`); equal ones keep their order. Laid out as the tensor.
+    ///
+    /// Along a split dim the rows are exchanged for columns where there are other dims, so that each rank sorts whole rows of
+    /// some columns; a single row is sorted by exchanges of neighbours (odd-even merge-split). No rank holds the whole.
+    ///
+    /// # Errors
+    ///
+    /// A dim that does not exist; kinds without an order; the errors of the exchange.
+    pub fn sort(&self, dim: i64, descending: bool) -> Result<(Self, Self)> {
+        const OP: &str = "sort";
+        rule(OP, &[self], || {
+            let at = resolve(OP, dim, self.ndim())?;
+            let x = self.resolved()?;
+            if !x.layout().is_sharded(at) {
+                let (values, places) = torch(OP, x.local().f_sort_stable(true, at as i64, descending))?;
+                return Ok((Self::new(values, x.layout().clone()), Self::new(places, x.layout().clone())));
+            }
+            let others = (0..x.ndim()).filter(|&d| d != at);
+            let widest = others.max_by_key(|&d| (x.shape()[d], !x.layout().is_sharded(d)));
+            match widest.filter(|&d| x.shape()[d] > 1) {
+                Some(other) => {
+                    let columns = turned(x.layout(), at, other);
+                    let (values, places) = x.to_layout(&columns)?.sort(dim, descending)?;
+                    Ok((values.to_layout(x.layout())?, places.to_layout(x.layout())?))
+                }
+                None => {
+                    let row = x.consecutive()?.reshape(&[-1])?;
+                    let places = sorted_places(&row.detach(), descending)?;
+                    let values = row.index_select(0, &places)?;
+                    let shape = x.shape();
+                    let back = |y: Self| y.reshape(shape)?.to_layout(x.layout());
+                    Ok((back(values)?, back(places)?))
+                }
+            }
+        })
+    }
+
+    /// The `k` greatest (or least) elements along `dim` in order, and where they are (`Int64`). Of a split dim, ranks exchange
+    /// their own `k` best, and the result is replicated along its axes.
+    ///
+    /// # Errors
+    ///
+    /// A dim that does not exist, more elements than there are; the errors of the exchange.
+    pub fn topk(&self, k: i64, dim: i64, largest: bool) -> Result<(Self, Self)> {
+        const OP: &str = "topk";
+        rule(OP, &[self], || {
+            let at = resolve(OP, dim, self.ndim())?;
+            if !(0..=self.shape()[at]).contains(&k) {
+                return refuse(OP, format!("{k} of {} elements", self.shape()[at]));
+            }
+            let x = self.resolved()?;
+            let own = k.min(x.local_shape()[at]);
+            let (values, places) = torch(OP, x.local().f_topk(own, at as i64, largest, true))?;
+            if !x.layout().is_sharded(at) {
+                let layout = x.layout().with_dim(at, Dim::whole(k));
+                return Ok((Self::new(values, layout.clone()), Self::new(places, layout)));
+            }
+            let split = &x.layout().dims()[at];
+            let sizes: Vec<i64> = split.sizes().iter().map(|size| k.min(*size)).collect();
+            let candidates = x.layout().with_dim(at, Dim::consecutive(split.axes.clone(), &sizes));
+            let table = torch(OP, own_indices(x.layout(), at, x.device()))?;
+            let global = torch(OP, table.f_take(&places))?;
+            let values = Self::new(values, candidates.clone()).gathered(|d| d == at)?;
+            let places = Self::new(global, candidates).gathered(|d| d == at)?;
+            let (best, which) = torch(OP, values.local().f_topk(k, at as i64, largest, true))?;
+            let places = torch(OP, places.local().f_gather(at as i64, &which, false))?;
+            let layout = values.layout().with_dim(at, Dim::whole(k));
+            Ok((Self::new(best, layout.clone()), Self::new(places, layout)))
+        })
+    }
+}
+
+/// The layout in which one dim is whole, and another takes the axes that split it.
+fn turned(layout: &Layout, from: usize, to: usize) -> Layout {
+    let mut dims = layout.dims().to_vec();
+    let mut axes = [&dims[from].axes[..], &dims[to].axes[..]].concat();
+    axes.sort_unstable();
+    dims[from] = Dim::whole(dims[from].extent());
+    let mesh = layout.mesh_shape();
+    let whole = Dim::whole(dims[to].extent());
+    dims[to] = axes.iter().fold(whole, |dim, &axis| dim.split(axis, mesh[axis], &Sizes::Balanced, 1));
+    layout.with_dims(dims)
+}
+
+/// Where the elements of a row come from when it is sorted.
+fn sorted_places(row: &ShardTensor, descending: bool) -> Result<ShardTensor> {
+    const OP: &str = "sort";
+    let _guard = NoGrad::new();
+    let layout = row.layout();
+    let owners = Owners::new(layout, 0)?;
+    let (parts, own) = (owners.sizes.len(), owners.own_part());
+    // Equal blocks, so that neighbours' merges sort the whole: shorter ones are filled up with elements that come last.
+    let block = owners.sizes.iter().copied().max().unwrap_or(0);
+    let fill = block - owners.sizes[own];
+    let keys = torch(OP, row.local().f_constant_pad_nd([0, fill]))?;
+    let places = torch(OP, own_indices(layout, 0, row.device()))?;
+    let places = torch(OP, places.f_constant_pad_nd([0, fill]))?;
+    let pads = torch(OP, Tensor::f_zeros([block], (Kind::Int64, row.device())))?;
+    torch(OP, pads.f_narrow(0, owners.sizes[own], fill).and_then(|mut tail| tail.f_fill_(1)))?;
+    let mut items = torch(OP, in_order([keys, places, pads], descending))?;
+    for round in 0..parts {
+        let partner = if own % 2 == round % 2 { own + 1 } else { own.wrapping_sub(1) };
+        if partner >= parts {
+            continue;
+        }
+        let peer = owners.rank(partner);
+        let theirs = items
+            .iter()
+            .map(|item| Ok(send_recv(item, Some(peer), Some(peer), &[block], &owners.group)?))
+            .collect::<Result<Vec<_>>>()?;
+        let pair = |index: usize| Tensor::f_cat(&[&items[index], &theirs[index]], 0);
+        let both = torch(OP, (|| Ok([pair(0)?, pair(1)?, pair(2)?]))())?;
+        let merged = torch(OP, in_order(both, descending))?;
+        let start = if own < partner { 0 } else { block };
+        let half = |item: &Tensor| item.f_narrow(0, start, block);
+        items = torch(OP, (|| Ok([half(&merged[0])?, half(&merged[1])?, half(&merged[2])?]))())?;
+    }
+    let total = layout.shape()[0];
+    let sizes: Vec<i64> = (0..parts as i64).map(|part| (total - part * block).clamp(0, block)).collect();
+    let sorted = layout.with_dims(vec![Dim::consecutive(layout.dims()[0].axes.clone(), &sizes)]);
+    let local = torch(OP, items[1].f_narrow(0, 0, sizes[own]))?;
+    ShardTensor::new(local, sorted).to_layout(layout)
+}
+
+/// Keys, places and pads in order: pads last, equal keys by place.
+fn in_order(items: [Tensor; 3], descending: bool) -> Result<[Tensor; 3], TchError> {
+    let [keys, places, pads] = items;
+    let by = |items: &[Tensor; 3], order: Tensor| -> Result<[Tensor; 3], TchError> {
+        let pick = |item: &Tensor| item.f_index_select(0, &order);
+        Ok([pick(&items[0])?, pick(&items[1])?, pick(&items[2])?])
+    };
+    let order = places.f_argsort_stable(true, 0, false)?;
+    let items = by(&[keys, places, pads], order)?;
+    let order = items[0].f_argsort_stable(true, 0, descending)?;
+    let items = by(&items, order)?;
+    let order = items[2].f_argsort_stable(true, 0, false)?;
+    by(&items, order)
+}

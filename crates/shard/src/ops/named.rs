@@ -1,0 +1,354 @@
+//! The built-in operators by name, with arguments by PyTorch's names.
+
+use serde::de::DeserializeOwned;
+use serde_json::Value;
+
+use super::refuse;
+use super::windowed::{Conv, Interpolation, PadMode, Padding, Pool, Resize};
+use crate::array::{Attrs, Binary, Elementwise, Unary};
+use crate::error::Result;
+use crate::ops::reduce::Statistic;
+use crate::tensor::ShardTensor;
+
+/// Runs the built-in operator of that name; `None` where there is none.
+pub(crate) fn builtin(name: &str, inputs: &[&ShardTensor], attrs: &Attrs) -> Option<Result<Vec<ShardTensor>>> {
+    let call = Call { inputs, attrs };
+    let found = unary(name).map(|function| call.input(0)?.unary(function).map(one));
+    let found = found.or_else(|| binary(name).map(|function| call.input(0)?.binary(function, call.input(1)?).map(one)));
+    let found = found.or_else(|| statistic(name).map(|statistic| call.reduce(statistic).map(one)));
+    let found = found.or_else(|| call.windowed(name));
+    found.or_else(|| call.other(name))
+}
+
+impl ShardTensor {
+    /// Runs the operator of that name.
+    ///
+    /// # Errors
+    ///
+    /// A name that there is not; the operator's own.
+    pub fn op(name: &str, inputs: &[&Self], attrs: &Attrs) -> Result<Vec<Self>> {
+        match builtin(name, inputs, attrs) {
+            Some(result) => result,
+            None => refuse("op", format!("there is no operator \"{name}\"")),
+        }
+    }
+}
+
+fn one(tensor: ShardTensor) -> Vec<ShardTensor> {
+    vec![tensor]
+}
+
+fn two((a, b): (ShardTensor, ShardTensor)) -> Vec<ShardTensor> {
+    vec![a, b]
+}
+
+fn unary(name: &str) -> Option<Unary> {
+    Some(match name {
+        "neg" => Unary::Neg,
+        "abs" => Unary::Abs,
+        "square" => Unary::Square,
+        "sqrt" => Unary::Sqrt,
+        "rsqrt" => Unary::Rsqrt,
+        "reciprocal" => Unary::Reciprocal,
+        "exp" => Unary::Exp,
+        "log" => Unary::Log,
+        "sin" => Unary::Sin,
+        "cos" => Unary::Cos,
+        "tanh" => Unary::Tanh,
+        "sigmoid" => Unary::Sigmoid,
+        "logsigmoid" => Unary::LogSigmoid,
+        "relu" => Unary::Relu,
+        "elu" => Unary::Elu,
+        "selu" => Unary::Selu,
+        "silu" => Unary::Silu,
+        "gelu" => Unary::Gelu,
+        "softplus" => Unary::Softplus,
+        "softsign" => Unary::Softsign,
+        _ => return None,
+    })
+}
+
+fn binary(name: &str) -> Option<Binary> {
+    Some(match name {
+        "add" => Binary::Add,
+        "sub" => Binary::Sub,
+        "mul" => Binary::Mul,
+        "div" => Binary::Div,
+        "maximum" => Binary::Maximum,
+        "minimum" => Binary::Minimum,
+        "pow" => Binary::Pow,
+        _ => return None,
+    })
+}
+
+fn statistic(name: &str) -> Option<Statistic> {
+    Some(match name {
+        "sum" => Statistic::Sum,
+        "mean" => Statistic::Mean,
+        "prod" => Statistic::Prod,
+        "amax" => Statistic::Max,
+        "amin" => Statistic::Min,
+        "var" => Statistic::Var { correction: 1 },
+        "std" => Statistic::Std { correction: 1 },
+        "norm" => Statistic::Norm,
+        "logsumexp" => Statistic::LogSumExp,
+        "any" => Statistic::Any,
+        "all" => Statistic::All,
+        _ => return None,
+    })
+}
+
+/// A call of an operator by name.
+struct Call<'a> {
+    inputs: &'a [&'a ShardTensor],
+    attrs: &'a Attrs,
+}
+
+impl<'a> Call<'a> {
+    fn input(&self, index: usize) -> Result<&'a ShardTensor> {
+        match self.inputs.get(index) {
+            Some(input) => Ok(input),
+            None => refuse("op", format!("{} tensors were given; one more is needed", self.inputs.len())),
+        }
+    }
+
+    /// The argument `name`, which must be there.
+    fn get<T: DeserializeOwned>(&self, name: &str) -> Result<T> {
+        match self.optional(name)? {
+            Some(value) => Ok(value),
+            None => refuse("op", format!("the argument \"{name}\" is missing")),
+        }
+    }
+
+    /// The argument `name`, or the default.
+    fn or<T: DeserializeOwned>(&self, name: &str, default: T) -> Result<T> {
+        Ok(self.optional(name)?.unwrap_or(default))
+    }
+
+    fn optional<T: DeserializeOwned>(&self, name: &str) -> Result<Option<T>> {
+        match self.attrs.get(name) {
+            None | Some(Value::Null) => Ok(None),
+            Some(value) => match serde_json::from_value(value.clone()) {
+                Ok(value) => Ok(Some(value)),
+                Err(error) => refuse("op", format!("the argument \"{name}\" is {value}: {error}")),
+            },
+        }
+    }
+
+    /// One number or several.
+    fn list<T: DeserializeOwned>(&self, name: &str, default: Vec<T>) -> Result<Vec<T>> {
+        match self.attrs.get(name) {
+            None | Some(Value::Null) => Ok(default),
+            Some(Value::Array(_)) => self.get(name),
+            Some(_) => Ok(vec![self.get(name)?]),
+        }
+    }
+
+    fn reduce(&self, statistic: Statistic) -> Result<ShardTensor> {
+        let dims: Vec<i64> = self.list("dim", Vec::new())?;
+        self.input(0)?.statistic(statistic, &dims, self.or("keepdim", false)?)
+    }
+
+    fn windowed(&self, name: &str) -> Option<Result<Vec<ShardTensor>>> {
+        Some(match name {
+            "conv1d" | "conv2d" | "conv3d" => self.conv(false).map(one),
+            "conv_transpose1d" | "conv_transpose2d" | "conv_transpose3d" => self.conv(true).map(one),
+            "max_pool1d" | "max_pool2d" | "max_pool3d" => self.max_pool(spatial(name)),
+            "avg_pool1d" | "avg_pool2d" | "avg_pool3d" => self.avg_pool(spatial(name)).map(one),
+            "adaptive_avg_pool1d" | "adaptive_avg_pool2d" | "adaptive_avg_pool3d" => {
+                self.adaptive(spatial(name)).and_then(|size| self.input(0)?.adaptive_avg_pool(&size)).map(one)
+            }
+            "adaptive_max_pool1d" | "adaptive_max_pool2d" | "adaptive_max_pool3d" => {
+                self.adaptive(spatial(name)).and_then(|size| self.input(0)?.adaptive_max_pool(&size)).map(one)
+            }
+            "interpolate" => self.interpolate().map(one),
+            "pad" => self.pad().map(one),
+            _ => return None,
+        })
+    }
+
+    fn conv(&self, transposed: bool) -> Result<ShardTensor> {
+        let padding = match self.attrs.get("padding").and_then(Value::as_str) {
+            Some("same") => Padding::Same,
+            Some("valid") => Padding::Each(vec![0]),
+            Some(other) => return refuse("conv", format!("padding \"{other}\"; expected numbers, same or valid")),
+            None => Padding::Each(self.list("padding", vec![0])?),
+        };
+        let conv = Conv {
+            stride: self.list("stride", vec![1])?,
+            padding,
+            dilation: self.list("dilation", vec![1])?,
+            groups: self.or("groups", 1)?,
+            padding_mode: pad_mode(&self.or("padding_mode", "zeros".to_owned())?)?,
+        };
+        let (x, weight, bias) = (self.input(0)?, self.input(1)?, self.inputs.get(2).copied());
+        match transposed {
+            true => x.conv_transpose(weight, bias, &conv, &self.list("output_padding", vec![0])?),
+            false => x.conv(weight, bias, &conv),
+        }
+    }
+
+    fn pool(&self) -> Result<Pool> {
+        Ok(Pool {
+            stride: self.list("stride", Vec::new())?,
+            padding: self.list("padding", vec![0])?,
+            dilation: self.list("dilation", vec![1])?,
+            ceil_mode: self.or("ceil_mode", false)?,
+            count_include_pad: self.or("count_include_pad", true)?,
+            divisor_override: self.optional("divisor_override")?,
+            ..Pool::new(&self.list::<i64>("kernel_size", Vec::new())?)
+        })
+    }
+
+    fn max_pool(&self, spatial: usize) -> Result<Vec<ShardTensor>> {
+        let (values, indices) = self.input(0)?.max_pool(spatial, &self.pool()?)?;
+        Ok(if self.or("return_indices", false)? { vec![values, indices] } else { vec![values] })
+    }
+
+    fn avg_pool(&self, spatial: usize) -> Result<ShardTensor> {
+        self.input(0)?.avg_pool(spatial, &self.pool()?)
+    }
+
+    /// The result's extents, of which those not given are the input's.
+    fn adaptive(&self, spatial: usize) -> Result<Vec<i64>> {
+        let x = self.input(0)?;
+        let given: Vec<Option<i64>> = self.list("output_size", Vec::new())?;
+        let own = |index: usize| x.shape().get(x.ndim().saturating_sub(spatial) + index).copied().unwrap_or(1);
+        let of = |index: usize| given.get(if given.len() == 1 { 0 } else { index }).copied().flatten();
+        Ok((0..spatial).map(|index| of(index).unwrap_or_else(|| own(index))).collect())
+    }
+
+    fn interpolate(&self) -> Result<ShardTensor> {
+        let mode: String = self.or("mode", "nearest".to_owned())?;
+        let interpolation = match mode.as_str() {
+            "nearest" => Interpolation::Nearest,
+            "nearest-exact" => Interpolation::NearestExact,
+            "linear" | "bilinear" | "trilinear" => Interpolation::Linear,
+            "bicubic" => Interpolation::Cubic,
+            "area" => Interpolation::Area,
+            other => return refuse("interpolate", format!("there is no mode \"{other}\"")),
+        };
+        let scales: Vec<f64> = self.list("scale_factor", Vec::new())?;
+        let resize = match scales.is_empty() {
+            true => Resize::Size(self.list("size", Vec::new())?),
+            false if self.or("recompute_scale_factor", false)? => {
+                // The scale only gives the extents; positions follow these.
+                let x = self.input(0)?;
+                let extents = x.shape().iter().skip(2).enumerate();
+                let scaled = extents.map(|(i, &extent)| (extent as f64 * scales[i % scales.len()]) as i64);
+                Resize::Size(scaled.collect())
+            }
+            false => Resize::Scale(scales),
+        };
+        self.input(0)?.interpolate(&resize, interpolation, self.or("align_corners", false)?)
+    }
+
+    fn pad(&self) -> Result<ShardTensor> {
+        let mode = pad_mode(&self.or("mode", "constant".to_owned())?)?;
+        self.input(0)?.pad_mode(&self.get::<Vec<i64>>("pad")?, mode, self.or("value", 0.0)?)
+    }
+
+    fn other(&self, name: &str) -> Option<Result<Vec<ShardTensor>>> {
+        let run = || -> Option<Result<Vec<ShardTensor>>> {
+            Some(match name {
+                "linear" => self.with_two(|x, w| x.linear(w, self.inputs.get(2).copied()).map(one)),
+                "matmul" => self.with_two(|a, b| a.matmul(b).map(one)),
+                "bmm" => self.with_two(|a, b| a.bmm(b, None).map(one)),
+                "einsum" => self.get::<String>("equation").and_then(|e| ShardTensor::einsum(&e, self.inputs).map(one)),
+                "where" => self.with_two(|c, a| c.select_where(a, self.input(2)?).map(one)),
+                "softmax" => self.with_dim(|x, dim| x.softmax(dim).map(one)),
+                "log_softmax" => self.with_dim(|x, dim| x.log_softmax(dim).map(one)),
+                "cumsum" => self.with_dim(|x, dim| x.cumsum(dim).map(one)),
+                "argmax" => self.arg(true).map(one),
+                "argmin" => self.arg(false).map(one),
+                "layer_norm" | "group_norm" | "instance_norm" | "batch_norm" => self.norm(name).map(one),
+                "sort" => self.with_dim(|x, dim| x.sort(dim, self.or("descending", false)?).map(two)),
+                "topk" => self.topk(),
+                "index_select" => self.with_dim(|x, dim| x.index_select(dim, self.input(1)?).map(one)),
+                "gather" => self.with_dim(|x, dim| x.gather(dim, self.input(1)?).map(one)),
+                "index_add" => self.with_dim(|x, dim| x.index_add(dim, self.input(1)?, self.input(2)?).map(one)),
+                "scatter_add" => self.with_dim(|x, dim| x.scatter_add(dim, self.input(1)?, self.input(2)?).map(one)),
+                // As PyTorch's function: indices first, then the table.
+                "embedding" => self.with_two(|indices, table| table.embedding(indices).map(one)),
+                "select" => self.with_dim(|x, dim| x.select(dim, self.get("index")?).map(one)),
+                "slice" => self.with_dim(|x, dim| {
+                    x.slice(dim, self.optional("start")?, self.optional("end")?, self.or("step", 1)?).map(one)
+                }),
+                "narrow" => self.with_dim(|x, dim| x.narrow(dim, self.get("start")?, self.get("length")?).map(one)),
+                "unbind" => self.with_dim(|x, dim| x.unbind(dim)),
+                "split" => self.split(),
+                "chunk" => self.with_dim(|x, dim| x.chunk(self.get("chunks")?, dim)),
+                "view" | "reshape" => self.first(|x| x.reshape(&self.list::<i64>("size", Vec::new())?).map(one)),
+                "flatten" => self.first(|x| x.flatten(self.or("start_dim", 0)?, self.or("end_dim", -1)?).map(one)),
+                "permute" => self.first(|x| x.permute(&self.get::<Vec<i64>>("dims")?).map(one)),
+                "transpose" => self.first(|x| x.transpose(self.get("dim0")?, self.get("dim1")?).map(one)),
+                "squeeze" => self.first(|x| x.squeeze(&self.list::<i64>("dim", Vec::new())?).map(one)),
+                "unsqueeze" => self.with_dim(|x, dim| x.unsqueeze(dim).map(one)),
+                "expand" => self.first(|x| x.expand(&self.get::<Vec<i64>>("size")?).map(one)),
+                "repeat" => self.first(|x| x.repeat(&self.get::<Vec<i64>>("repeats")?).map(one)),
+                "cat" => self.get("dim").and_then(|dim| ShardTensor::cat(self.inputs, dim).map(one)),
+                "stack" => self.get("dim").and_then(|dim| ShardTensor::stack(self.inputs, dim).map(one)),
+                "roll" => self.first(|x| {
+                    x.roll(&self.list::<i64>("shifts", Vec::new())?, &self.list::<i64>("dims", Vec::new())?).map(one)
+                }),
+                "flip" => self.first(|x| x.flip(&self.list::<i64>("dims", Vec::new())?).map(one)),
+                "unfold" => self.first(|x| {
+                    x.unfold(self.get("dimension")?, self.get("size")?, self.get("step")?).map(one)
+                }),
+                _ => return None,
+            })
+        };
+        run()
+    }
+
+    fn first<T>(&self, f: impl FnOnce(&'a ShardTensor) -> Result<T>) -> Result<T> {
+        f(self.input(0)?)
+    }
+
+    fn with_two<T>(&self, f: impl FnOnce(&'a ShardTensor, &'a ShardTensor) -> Result<T>) -> Result<T> {
+        f(self.input(0)?, self.input(1)?)
+    }
+
+    fn with_dim<T>(&self, f: impl FnOnce(&'a ShardTensor, i64) -> Result<T>) -> Result<T> {
+        f(self.input(0)?, self.get("dim")?)
+    }
+
+    fn arg(&self, greatest: bool) -> Result<ShardTensor> {
+        let (x, dim, keepdim) = (self.input(0)?, self.optional("dim")?, self.or("keepdim", false)?);
+        if greatest { x.argmax(dim, keepdim) } else { x.argmin(dim, keepdim) }
+    }
+
+    fn norm(&self, name: &str) -> Result<ShardTensor> {
+        let (x, weight, bias) = (self.input(0)?, self.inputs.get(1).copied(), self.inputs.get(2).copied());
+        let eps = self.or("eps", 1e-5)?;
+        match name {
+            "layer_norm" => x.layer_norm(&self.list::<i64>("normalized_shape", Vec::new())?, weight, bias, eps),
+            "group_norm" => x.group_norm(self.get("num_groups")?, weight, bias, eps),
+            "instance_norm" => x.instance_norm(weight, bias, eps),
+            _ => x.batch_norm(weight, bias, None, self.or("training", true)?, eps),
+        }
+    }
+
+    fn topk(&self) -> Result<Vec<ShardTensor>> {
+        self.input(0)?.topk(self.get("k")?, self.or("dim", -1)?, self.or("largest", true)?).map(two)
+    }
+
+    fn split(&self) -> Result<Vec<ShardTensor>> {
+        self.with_dim(|x, dim| x.split(&self.get::<Vec<i64>>("sizes")?, dim))
+    }
+}
+
+/// The number of spatial dims that a name such as `conv2d` ends with.
+fn spatial(name: &str) -> usize {
+    name.bytes().rev().nth(1).map_or(0, |digit| usize::from(digit.wrapping_sub(b'0')))
+}
+
+fn pad_mode(name: &str) -> Result<PadMode> {
+    Ok(match name {
+        "zeros" | "constant" => PadMode::Constant,
+        "circular" => PadMode::Circular,
+        "reflect" => PadMode::Reflect,
+        "replicate" => PadMode::Replicate,
+        other => return refuse("pad", format!("there is no padding mode \"{other}\"")),
+    })
+}

@@ -1,0 +1,270 @@
+//! Normalisation: to mean 0 and variance 1 over some dims, then scaled and shifted.
+
+use isobar_collectives::{copy_to_parallel_region, gather_from_parallel_region, reduce_from_parallel_region};
+use isobar_torch::autograd::Function;
+use isobar_torch::guard::NoGrad;
+use tch::{Kind, Tensor};
+
+use super::reduce::welford;
+use super::{refuse, rule, torch};
+use crate::array::{Elementwise, named};
+use crate::error::Result;
+use crate::tensor::ShardTensor;
+
+/// The running statistics of a batch norm, `[channel]`, replicated; updated in place in training.
+pub struct RunningStats<'a> {
+    /// Of the mean.
+    pub mean: &'a mut ShardTensor,
+    /// Of the unbiased variance.
+    pub var: &'a mut ShardTensor,
+    /// What part of the new statistics goes in.
+    pub momentum: f64,
+}
+
+/// A tensor of mean 0 and variance 1, and the statistics that were taken out, with the dims kept.
+struct Standard {
+    y: ShardTensor,
+    mean: Tensor,
+    var: Tensor,
+    count: i64,
+}
+
+impl ShardTensor {
+    /// (x − mean) / √(variance + `eps`) over the trailing dims, whose extents are `normalized`, times `weight` plus `bias` of that
+    /// shape. Over split dims the statistics are merged by Welford's formula from one small exchange.
+    ///
+    /// # Errors
+    ///
+    /// Shapes that do not fit; the errors of the exchange.
+    pub fn layer_norm(
+        &self,
+        normalized: &[i64],
+        weight: Option<&Self>,
+        bias: Option<&Self>,
+        eps: f64,
+    ) -> Result<Self> {
+        const OP: &str = "layer_norm";
+        rule(OP, &inputs(self, weight, bias), || {
+            let first = self.ndim().checked_sub(normalized.len());
+            let Some(first) = first.filter(|&first| &self.shape()[first..] == normalized && !normalized.is_empty()) else {
+                return refuse(OP, format!("{:?} does not end in {normalized:?}", self.shape()));
+            };
+            let x = self.resolved()?;
+            let split = (first..x.ndim()).any(|dim| x.layout().is_sharded(dim));
+            let whole = |w: Option<&Self>| w.is_none_or(|w| w.layout().is_replicated() && w.shape() == normalized);
+            if !split && whole(weight) && whole(bias) && x.device_mesh() == weight.map_or(x.device_mesh(), |w| w.device_mesh()) {
+                let axes = x.layout().sharding_axes();
+                let local = |w: Option<&Self>| w.map(|w| w.per_rank(&axes)).transpose();
+                let (weight, bias) = (local(weight)?, local(bias)?);
+                let y = x.local().f_layer_norm(normalized, weight.as_ref(), bias.as_ref(), eps, false);
+                return Ok(Self::new(named(OP, &[x.local()], y)?, x.layout().clone()));
+            }
+            let dims: Vec<usize> = (first..x.ndim()).collect();
+            let standard = standardize(OP, &x, &dims, eps)?.y;
+            affine(standard, weight, bias)
+        })
+    }
+
+    /// The same over each of `groups` groups of channels (dim 1) with all their elements; `weight` and `bias` are `[channel]`.
+    ///
+    /// # Errors
+    ///
+    /// Channels that do not divide; the errors of the exchange.
+    pub fn group_norm(&self, groups: i64, weight: Option<&Self>, bias: Option<&Self>, eps: f64) -> Result<Self> {
+        const OP: &str = "group_norm";
+        rule(OP, &inputs(self, weight, bias), || {
+            if self.ndim() < 2 || groups < 1 || self.shape()[1] % groups != 0 {
+                return refuse(OP, format!("{groups} groups of the channels of {:?}", self.shape()));
+            }
+            let x = self.resolved()?;
+            let shape = x.shape().to_vec();
+            let split = (1..x.ndim()).any(|dim| x.layout().is_sharded(dim));
+            let standard = if !split && x.local().numel() > 0 {
+                let y = x.local().f_group_norm(groups, None::<&Tensor>, None::<&Tensor>, eps, false);
+                Self::new(named(OP, &[x.local()], y)?, x.layout().clone())
+            } else {
+                let grouped = [&[shape[0], groups, shape[1] / groups], &shape[2..]].concat();
+                let grouped = x.reshape(&grouped)?;
+                let dims: Vec<usize> = (2..grouped.ndim()).collect();
+                standardize(OP, &grouped, &dims, eps)?.y.reshape(&shape)?.to_layout(x.layout())?
+            };
+            affine(standard, along_channels(weight, shape.len())?.as_ref(), along_channels(bias, shape.len())?.as_ref())
+        })
+    }
+
+    /// The same over each channel of each sample; `weight` and `bias` are `[channel]`.
+    ///
+    /// # Errors
+    ///
+    /// Fewer than two dims; the errors of the exchange.
+    pub fn instance_norm(&self, weight: Option<&Self>, bias: Option<&Self>, eps: f64) -> Result<Self> {
+        const OP: &str = "instance_norm";
+        rule(OP, &inputs(self, weight, bias), || {
+            if self.ndim() < 3 {
+                return refuse(OP, format!("{:?} is not [batch, channel, extent…]", self.shape()));
+            }
+            let x = self.resolved()?;
+            let dims: Vec<usize> = (2..x.ndim()).collect();
+            let standard = standardize(OP, &x, &dims, eps)?.y;
+            affine(standard, along_channels(weight, x.ndim())?.as_ref(), along_channels(bias, x.ndim())?.as_ref())
+        })
+    }
+
+    /// The same over each channel of the whole batch, in training; else with the `running` statistics. In training these take
+    /// the batch's in, the same on all ranks.
+    ///
+    /// # Errors
+    ///
+    /// Shapes that do not fit; no running statistics outside of training; the errors of the exchange.
+    pub fn batch_norm(
+        &self,
+        weight: Option<&Self>,
+        bias: Option<&Self>,
+        running: Option<RunningStats<'_>>,
+        training: bool,
+        eps: f64,
+    ) -> Result<Self> {
+        const OP: &str = "batch_norm";
+        rule(OP, &inputs(self, weight, bias), || {
+            if self.ndim() < 2 {
+                return refuse(OP, format!("{:?} is not [batch, channel, …]", self.shape()));
+            }
+            let x = self.resolved()?;
+            let (weight, bias) = (along_channels(weight, x.ndim())?, along_channels(bias, x.ndim())?);
+            if !training {
+                let Some(running) = running else { return refuse(OP, "running statistics are needed outside of training") };
+                let [mean, var] = [&*running.mean, &*running.var].map(|stat| along_channels(Some(stat), x.ndim()));
+                let (Some(mean), Some(var)) = (mean?, var?) else { return refuse(OP, "no statistics") };
+                let scale = var.unary(crate::array::Unary::AddScalar(eps))?.unary(crate::array::Unary::Rsqrt)?;
+                return affine(x.sub(&mean)?.mul(&scale)?, weight.as_ref(), bias.as_ref());
+            }
+            let dims: Vec<usize> = (0..x.ndim()).filter(|&dim| dim != 1).collect();
+            let standard = standardize(OP, &x, &dims, eps)?;
+            if let Some(running) = running {
+                let _guard = NoGrad::new();
+                let unbiased = standard.count as f64 / (standard.count - 1).max(1) as f64;
+                let var = torch(OP, standard.var.f_mul_scalar(unbiased))?;
+                for (stat, new) in [(running.mean, &standard.mean), (running.var, &var)] {
+                    // The batch's statistics are laid out as its channels; the running ones are whole.
+                    let like = standard.y.layout();
+                    let channels = vec![like.dims()[1].clone()];
+                    let flat = torch(OP, new.f_reshape([-1]))?;
+                    let new = Self::new(flat, like.with_dims(channels)).to_layout(stat.layout())?;
+                    let kind = stat.kind();
+                    let mut local = stat.local().detach();
+                    let step = torch(OP, new.local().f_to_kind(kind))?;
+                    let _ = torch(OP, local.f_lerp_(&step, running.momentum))?;
+                }
+            }
+            affine(standard.y, weight.as_ref(), bias.as_ref())
+        })
+    }
+}
+
+fn inputs<'a>(x: &'a ShardTensor, weight: Option<&'a ShardTensor>, bias: Option<&'a ShardTensor>) -> Vec<&'a ShardTensor> {
+    [x].into_iter().chain(weight).chain(bias).collect()
+}
+
+fn affine(x: ShardTensor, weight: Option<&ShardTensor>, bias: Option<&ShardTensor>) -> Result<ShardTensor> {
+    let scaled = match weight {
+        Some(weight) => x.mul(weight)?,
+        None => x,
+    };
+    match bias {
+        Some(bias) => scaled.add(bias),
+        None => Ok(scaled),
+    }
+}
+
+/// A vector of channels as `[1, channel, 1, …]`.
+fn along_channels(vector: Option<&ShardTensor>, dims: usize) -> Result<Option<ShardTensor>> {
+    let Some(vector) = vector else { return Ok(None) };
+    if vector.ndim() != 1 {
+        return refuse("norm", format!("{:?} is not one number for each channel", vector.shape()));
+    }
+    let mut shape = vec![1; dims];
+    shape[1] = vector.shape()[0];
+    vector.resolved()?.reshape(&shape).map(Some)
+}
+
+/// Mean 0 and variance 1 over dims. One exchange forward, of means and squared deviations, and one backward, of two sums;
+/// its gradient has gradients.
+fn standardize(op: &'static str, x: &ShardTensor, dims: &[usize], eps: f64) -> Result<Standard> {
+    let layout = x.layout();
+    let count: i64 = dims.iter().map(|&dim| x.shape()[dim]).product();
+    if count == 0 {
+        return refuse(op, format!("{:?} has no elements to take statistics of", x.shape()));
+    }
+    let mut axes: Vec<usize> = dims.iter().flat_map(|&dim| layout.dims()[dim].axes.clone()).collect();
+    axes.sort_unstable();
+    let group = match axes.is_empty() {
+        true => None,
+        false => Some(layout.group_along(&axes)?),
+    };
+    let over: Vec<i64> = dims.iter().map(|&dim| dim as i64).collect();
+    let mut kept = layout.local_shape().to_vec();
+    over.iter().for_each(|&dim| kept[dim as usize] = 1);
+    let (y, rstd, mean, var) = {
+        let _guard = NoGrad::new();
+        let local = x.local().detach();
+        let own_count: i64 = dims.iter().map(|&dim| layout.local_shape()[dim]).product();
+        let own = torch(op, welford::of_part(&local, &over, own_count, &kept))?;
+        let (mean, squares) = match &group {
+            None => own,
+            Some(group) => {
+                let both = torch(op, Tensor::f_stack(&[&own.0, &own.1], 0).and_then(|both| both.f_unsqueeze(0)))?;
+                let ones = vec![1; group.size()];
+                let everyones = gather_from_parallel_region(&both, 0, Some(&ones), group)?;
+                let ranks = layout.mesh().ranks();
+                let of = |rank: &usize| {
+                    let index = ranks.iter().position(|other| other == rank).unwrap_or(0);
+                    let shape = layout.local_shape_of(index);
+                    dims.iter().map(|&dim| shape[dim]).product::<i64>() as f64
+                };
+                let counts: Vec<f64> = group.ranks().iter().map(of).collect();
+                torch(op, welford::merge(&everyones, &counts))?
+            }
+        };
+        let var = torch(op, squares.f_div_scalar(count as f64))?;
+        let rstd = torch(op, var.f_add_scalar(eps).and_then(|v| v.f_rsqrt()))?;
+        let y = torch(op, local.f_to_kind(mean.kind()).and_then(|x| x.f_sub(&mean)).and_then(|x| x.f_mul(&rstd)))?;
+        (y, rstd, mean, var)
+    };
+    let kind = x.kind();
+    let (input, n) = (x.local(), count as f64);
+    let outputs = Function::new(op).save(&[&y, &rstd]).apply(&[input], vec![y, rstd], move |context, grads| {
+        let (y, rstd) = (context.saved(0)?, context.saved(1)?);
+        let grad = context.grad_or_zeros(grads, 0)?;
+        let totals = |terms: &Tensor| -> isobar_collectives::Result<Tensor> {
+            let own = terms.f_sum_dim_intlist(over.as_slice(), true, None)?;
+            Ok(own)
+        };
+        let sums = Tensor::f_stack(&[totals(&grad)?, totals(&grad.f_mul(&y)?)?], 0)?;
+        let (sums, rstd) = match &group {
+            Some(group) => (
+                copy_to_parallel_region(&reduce_from_parallel_region(&sums, group)?, group)?,
+                copy_to_parallel_region(&rstd, group)?,
+            ),
+            None => (sums, rstd),
+        };
+        let means = sums.f_div_scalar(n)?;
+        let centred = grad.f_sub(&means.f_select(0, 0)?)?.f_sub(&y.f_mul(&means.f_select(0, 1)?)?)?;
+        let mut back = centred.f_mul(&rstd)?;
+        // Of the deviation's inverse, which gradients of gradients use.
+        if let Some(Some(of_rstd)) = grads.get(1) {
+            let of_rstd = match &group {
+                Some(group) => copy_to_parallel_region(of_rstd, group)?,
+                None => of_rstd.shallow_clone(),
+            };
+            let term = y.f_mul(&rstd.f_square()?)?.f_mul(&of_rstd)?.f_div_scalar(n)?;
+            back = back.f_sub(&term)?;
+        }
+        Ok(vec![Some(back.f_to_kind(kind)?)])
+    })?;
+    let y = match outputs.into_iter().next() {
+        Some(y) if y.kind() == Kind::Float && kind != Kind::Float => torch(op, y.f_to_kind(kind))?,
+        Some(y) => y,
+        None => return refuse(op, "a function lost its output"),
+    };
+    Ok(Standard { y: ShardTensor::new(y, layout.clone()), mean, var, count })
+}

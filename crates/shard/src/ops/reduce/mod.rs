@@ -1,0 +1,281 @@
+//! Statistics along dims: local ones, merged over the ranks that share the dims.
+
+mod extreme;
+mod softmax;
+pub(super) mod welford;
+
+use isobar_collectives::{ReduceOp, gather_from_parallel_region};
+use tch::{Kind, TchError, Tensor};
+
+use super::{refuse, resolve, rule, torch};
+use crate::array::named;
+use crate::error::Result;
+use crate::layout::{Dim, Layout, Placement};
+use crate::tensor::ShardTensor;
+
+/// A statistic of sharded tensors.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub enum Statistic {
+    /// Σ x
+    Sum,
+    /// Σ x / n
+    Mean,
+    /// Π x
+    Prod,
+    /// The greatest; its gradient is split evenly among equal ones.
+    Max,
+    /// The least; its gradient is split evenly among equal ones.
+    Min,
+    /// Σ (x − mean)² / (n − correction)
+    Var {
+        /// 1 for the unbiased estimate, which is libtorch's default.
+        correction: i64,
+    },
+    /// √ of the variance
+    Std {
+        /// As of the variance.
+        correction: i64,
+    },
+    /// √(Σ x²)
+    Norm,
+    /// ln Σ eˣ
+    LogSumExp,
+    /// Whether any element is not zero.
+    Any,
+    /// Whether all elements are not zero.
+    All,
+}
+
+/// The dims that a statistic goes over, and how its result lies.
+struct Over {
+    dims: Vec<i64>,
+    /// Axes that split them.
+    axes: Vec<usize>,
+    /// The result's layout, with the dims of extent 1.
+    kept: Layout,
+    /// The result's layout, without them where they go.
+    result: Layout,
+    keepdim: bool,
+}
+
+impl Over {
+    fn new(op: &'static str, x: &ShardTensor, dims: &[i64], keepdim: bool) -> Result<Self> {
+        let mut over: Vec<usize> = match dims {
+            [] => (0..x.ndim()).collect(),
+            dims => dims.iter().map(|&dim| resolve(op, dim, x.ndim())).collect::<Result<_>>()?,
+        };
+        over.sort_unstable();
+        if over.windows(2).any(|pair| pair[0] == pair[1]) {
+            return refuse(op, format!("a dim comes twice in {dims:?}"));
+        }
+        let layout = x.layout();
+        let mut axes: Vec<usize> = over.iter().flat_map(|&dim| layout.dims()[dim].axes.clone()).collect();
+        axes.sort_unstable();
+        let one = |(index, dim): (usize, &Dim)| if over.contains(&index) { Dim::whole(1) } else { dim.clone() };
+        let kept = layout.with_dims(layout.dims().iter().enumerate().map(one).collect());
+        let result = match keepdim {
+            true => kept.clone(),
+            false => {
+                let stay = |(index, dim): (usize, &Dim)| (!over.contains(&index)).then(|| dim.clone());
+                layout.with_dims(layout.dims().iter().enumerate().filter_map(stay).collect())
+            }
+        };
+        let dims = over.iter().map(|&dim| dim as i64).collect();
+        Ok(Self { dims, axes, kept, result, keepdim })
+    }
+
+    /// Elements of the whole that each result is of.
+    fn count(&self, x: &ShardTensor) -> i64 {
+        self.dims.iter().map(|&dim| x.shape()[dim as usize]).product()
+    }
+
+    /// Elements of this rank's part.
+    fn local_count(&self, x: &ShardTensor) -> i64 {
+        self.dims.iter().map(|&dim| x.local_shape()[dim as usize]).product()
+    }
+
+    /// The result of which `local`, with the dims kept, is this rank's summand.
+    fn partial(&self, local: Tensor) -> Result<ShardTensor> {
+        let local = self.shaped(local)?;
+        if self.axes.is_empty() {
+            return Ok(ShardTensor::new(local, self.result.clone()));
+        }
+        let mut placements = self.result.placements().to_vec();
+        for &axis in &self.axes {
+            placements[axis] = Placement::Partial(ReduceOp::Sum);
+        }
+        let dims = self.result.dims().to_vec();
+        Ok(ShardTensor::new(local, self.result.beside(placements, dims)))
+    }
+
+    /// The result whose value, with the dims kept, all ranks have.
+    fn done(&self, local: Tensor) -> Result<ShardTensor> {
+        Ok(ShardTensor::new(self.shaped(local)?, self.result.clone()))
+    }
+
+    fn shaped(&self, local: Tensor) -> Result<Tensor> {
+        match self.keepdim {
+            true => Ok(local),
+            false => torch("reduce", local.f_reshape(self.result.local_shape())),
+        }
+    }
+
+    /// What the ranks that share the dims have of a local statistic, along a new dim 0; replicated, and counting once.
+    fn everyones(&self, layout: &Layout, local: &Tensor) -> Result<Tensor> {
+        let stacked = torch("reduce", local.f_unsqueeze(0))?;
+        if self.axes.is_empty() {
+            return Ok(stacked);
+        }
+        let group = layout.group_along(&self.axes)?;
+        let ones = vec![1; group.size()];
+        Ok(gather_from_parallel_region(&stacked, 0, Some(&ones), &group)?)
+    }
+}
+
+impl ShardTensor {
+    /// `statistic` over `dims` (all, where none are named), which stay with extent 1 where `keepdim`.
+    ///
+    /// Each rank takes it of its part; over split dims, sums and means come out as partial sums, which cost nothing until an
+    /// operator needs their values, and the others are merged from one small exchange. All ranks of the mesh call.
+    ///
+    /// # Errors
+    ///
+    /// Dims that do not exist or come twice; extrema of no elements; kinds without the statistic; the errors of the exchange.
+    pub fn statistic(&self, statistic: Statistic, dims: &[i64], keepdim: bool) -> Result<Self> {
+        let op = match statistic {
+            Statistic::Sum => "sum",
+            Statistic::Mean => "mean",
+            Statistic::Prod => "prod",
+            Statistic::Max => "amax",
+            Statistic::Min => "amin",
+            Statistic::Var { .. } => "var",
+            Statistic::Std { .. } => "std",
+            Statistic::Norm => "norm",
+            Statistic::LogSumExp => "logsumexp",
+            Statistic::Any => "any",
+            Statistic::All => "all",
+        };
+        rule(op, &[self], || {
+            let x = self.resolved()?;
+            let over = Over::new(op, &x, dims, keepdim)?;
+            let (local, dims) = (x.local(), over.dims.as_slice());
+            match statistic {
+                Statistic::Sum => over.partial(named(op, &[local], local.f_sum_dim_intlist(dims, true, None))?),
+                Statistic::Mean => {
+                    let sum = local.f_sum_dim_intlist(dims, true, None);
+                    let count = over.count(&x) as f64;
+                    over.partial(named(op, &[local], sum.and_then(|sum| sum.f_div_scalar(count)))?)
+                }
+                Statistic::Max | Statistic::Min => {
+                    if over.count(&x) == 0 {
+                        return refuse(op, format!("{:?} has no elements along {dims:?}", x.shape()));
+                    }
+                    let best = extreme::extreme(op, &x, &over, statistic == Statistic::Max)?;
+                    over.done(best)
+                }
+                Statistic::Prod => over.merged(&x, |x, dims| prod(x, dims), |all| all.f_prod_dim_int(0, false, None)),
+                Statistic::Norm => over.merged(
+                    &x,
+                    |x, dims| x.f_norm_scalaropt_dim(2.0, dims, true),
+                    |all| all.f_norm_scalaropt_dim(2.0, [0], false),
+                ),
+                Statistic::LogSumExp => {
+                    over.merged(&x, |x, dims| x.f_logsumexp(dims, true), |all| all.f_logsumexp([0], false))
+                }
+                Statistic::Any | Statistic::All => {
+                    let some = statistic == Statistic::Any;
+                    let test = |x: &Tensor, dims: &[i64]| -> Result<Tensor, TchError> {
+                        let ones = x.f_ne(0)?.f_to_kind(Kind::Uint8)?;
+                        // Of no elements: none is, and all are.
+                        if dims.iter().any(|&dim| x.size()[dim as usize] == 0) {
+                            let mut shape = x.size();
+                            dims.iter().for_each(|&dim| shape[dim as usize] = 1);
+                            return Tensor::f_full(shape, i64::from(!some), (Kind::Uint8, x.device()));
+                        }
+                        if some { ones.f_amax(dims, true) } else { ones.f_amin(dims, true) }
+                    };
+                    let found = over.merged(&x, test, |all| {
+                        let best = if some { all.f_amax([0], false) } else { all.f_amin([0], false) };
+                        best?.f_to_kind(Kind::Bool)
+                    })?;
+                    Ok(found)
+                }
+                Statistic::Var { correction } | Statistic::Std { correction } => {
+                    let (_, squares) = welford::moments(op, &x, &over)?;
+                    let count = (over.count(&x) - correction).max(0) as f64;
+                    let var = torch(op, squares.f_div_scalar(count))?;
+                    let root = matches!(statistic, Statistic::Std { .. });
+                    let result = if root { torch(op, var.f_sqrt())? } else { var };
+                    over.done(torch(op, result.f_to_kind(x.kind()))?)
+                }
+            }
+        })
+    }
+
+    /// The sum of all elements.
+    ///
+    /// # Errors
+    ///
+    /// As [`statistic`](Self::statistic).
+    pub fn sum(&self) -> Result<Self> {
+        self.statistic(Statistic::Sum, &[], false)
+    }
+
+    /// The mean of all elements.
+    ///
+    /// # Errors
+    ///
+    /// As [`statistic`](Self::statistic).
+    pub fn mean(&self) -> Result<Self> {
+        self.statistic(Statistic::Mean, &[], false)
+    }
+
+    /// The running sums along `dim`. Over a split dim, ranks exchange the sums of their parts only.
+    ///
+    /// # Errors
+    ///
+    /// A dim that does not exist; the errors of the exchange.
+    pub fn cumsum(&self, dim: i64) -> Result<Self> {
+        const OP: &str = "cumsum";
+        rule(OP, &[self], || {
+            let at = resolve(OP, dim, self.ndim())?;
+            let x = self.resolved()?.consecutive()?;
+            let local = torch(OP, x.local().f_cumsum(at as i64, None))?;
+            if !x.layout().is_sharded(at) {
+                return Ok(Self::new(local, x.layout().clone()));
+            }
+            let over = Over::new(OP, &x, &[dim], true)?;
+            let total = torch(OP, x.local().f_sum_dim_intlist([at as i64].as_slice(), true, local.kind()))?;
+            let everyones = over.everyones(x.layout(), &total)?;
+            let group = x.layout().group_along(&over.axes)?;
+            // Each rank takes other ones of them.
+            let own_use = isobar_collectives::copy_to_parallel_region(&everyones, &group)?;
+            let before = torch(OP, own_use.f_narrow(0, 0, group.rank() as i64))?;
+            let carry = torch(OP, before.f_sum_dim_intlist([0].as_slice(), false, local.kind()))?;
+            Ok(Self::new(torch(OP, local.f_add(&carry))?, x.layout().clone()))
+        })
+    }
+}
+
+impl Over {
+    /// A statistic that is one of the parts' statistics.
+    fn merged(
+        &self,
+        x: &ShardTensor,
+        of_part: impl Fn(&Tensor, &[i64]) -> Result<Tensor, TchError>,
+        of_all: impl Fn(&Tensor) -> Result<Tensor, TchError>,
+    ) -> Result<ShardTensor> {
+        let local = named("reduce", &[x.local()], of_part(x.local(), &self.dims))?;
+        if self.axes.is_empty() {
+            let local = if local.kind() == Kind::Uint8 { torch("reduce", of_all(&torch("reduce", local.f_unsqueeze(0))?))? } else { local };
+            return self.done(local);
+        }
+        let everyones = self.everyones(x.layout(), &local)?;
+        self.done(torch("reduce", of_all(&everyones))?)
+    }
+}
+
+/// The product over several dims.
+fn prod(x: &Tensor, dims: &[i64]) -> Result<Tensor, TchError> {
+    dims.iter().try_fold(x.shallow_clone(), |x, &dim| x.f_prod_dim_int(dim, true, None))
+}

@@ -1,0 +1,75 @@
+//! Mean and squared deviations, merged as Welford's formula has it (Chan, Golub and LeVeque 1979): each rank takes both of its
+//! own part, about its own mean, so that a large mean costs no digits.
+
+use tch::{Kind, TchError, Tensor};
+
+use super::Over;
+use crate::error::Result;
+use crate::ops::torch;
+use crate::tensor::ShardTensor;
+
+/// The mean and the sum of squared deviations from it over the dims, which stay; in fp32 at least, replicated along the axes
+/// that split the dims. Differentiable.
+pub(super) fn moments(op: &'static str, x: &ShardTensor, over: &Over) -> Result<(Tensor, Tensor)> {
+    let own = torch(op, of_part(x.local(), over.dims.as_slice(), over.local_count(x), over.kept.local_shape()))?;
+    if over.axes.is_empty() {
+        let (mean, squares) = own;
+        return Ok((mean, squares));
+    }
+    let both = torch(op, Tensor::f_stack(&[&own.0, &own.1], 0))?;
+    let everyones = over.everyones(x.layout(), &both)?;
+    torch(op, merge(&everyones, &counts(x, over)?))
+}
+
+/// How many elements each of the ranks that share the dims has: known from the layout.
+pub(super) fn counts(x: &ShardTensor, over: &Over) -> Result<Vec<f64>> {
+    let layout = x.layout();
+    let group = layout.group_along(&over.axes)?;
+    let ranks = layout.mesh().ranks();
+    let count = |rank: &usize| {
+        let index = ranks.iter().position(|other| other == rank).unwrap_or(0);
+        let shape = layout.local_shape_of(index);
+        over.dims.iter().map(|&dim| shape[dim as usize]).product::<i64>() as f64
+    };
+    Ok(group.ranks().iter().map(count).collect())
+}
+
+/// Mean and squared deviations of a part; zeros of no elements.
+pub(in crate::ops) fn of_part(
+    x: &Tensor,
+    dims: &[i64],
+    count: i64,
+    kept: &[i64],
+) -> Result<(Tensor, Tensor), TchError> {
+    let wide = match x.kind() {
+        Kind::Half | Kind::BFloat16 => x.f_to_kind(Kind::Float)?,
+        _ => x.shallow_clone(),
+    };
+    if count == 0 {
+        // Zeros that are part of the graph.
+        let zeros = wide.f_sum_dim_intlist(dims, true, None)?.f_reshape(kept)?;
+        return Ok((zeros.shallow_clone(), zeros));
+    }
+    let mean = wide.f_mean_dim(dims, true, None)?;
+    let squares = wide.f_sub(&mean)?.f_square()?.f_sum_dim_intlist(dims, true, None)?;
+    Ok((mean, squares))
+}
+
+/// `[rank, mean or squares, …]` of parts of so many elements as one.
+pub(in crate::ops) fn merge(everyones: &Tensor, counts: &[f64]) -> Result<(Tensor, Tensor), TchError> {
+    let dims = everyones.dim() - 1;
+    let shape: Vec<i64> = std::iter::once(counts.len() as i64).chain(vec![1; dims - 1]).collect();
+    let counts = Tensor::f_from_slice(counts)?.f_to_device(everyones.device())?.f_to_kind(everyones.kind())?;
+    let counts = counts.f_view(shape.as_slice())?;
+    let total = counts.f_sum(None)?;
+    let (means, squares) = (everyones.f_select(1, 0)?, everyones.f_select(1, 1)?);
+    // About the greatest part's mean, so that the sum is of small numbers.
+    let at = counts.f_reshape([-1])?.f_argmax(0, false)?;
+    let reference = means.f_index_select(0, &at.f_reshape([1])?)?;
+    let weights = counts.f_div(&total)?;
+    let shift = means.f_sub(&reference)?.f_mul(&weights)?.f_sum_dim_intlist([0].as_slice(), true, None)?;
+    let mean = reference.f_add(&shift)?;
+    let between = means.f_sub(&mean)?.f_square()?.f_mul(&counts)?;
+    let sum = squares.f_add(&between)?.f_sum_dim_intlist([0].as_slice(), false, None)?;
+    Ok((mean.f_squeeze_dim(0)?, sum))
+}

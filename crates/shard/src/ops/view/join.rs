@@ -1,0 +1,90 @@
+//! Tensors behind each other.
+
+use tch::Tensor;
+
+use crate::error::Result;
+use crate::layout::{Dim, Interval, Sizes, join};
+use crate::ops::align::same_mesh;
+use crate::ops::{refuse, resolve, rule, torch};
+use crate::tensor::ShardTensor;
+
+impl ShardTensor {
+    /// Tensors behind each other along `dim`. Elements stay on their ranks: along a split dim, a rank's part of the result
+    /// is its parts of all tensors. The other dims follow the largest tensor.
+    ///
+    /// # Errors
+    ///
+    /// No tensors, extents that differ along other dims, different meshes; the errors of the exchange.
+    pub fn cat(tensors: &[&Self], dim: i64) -> Result<Self> {
+        const OP: &str = "cat";
+        rule(OP, tensors, || {
+            let [first, ..] = tensors else { return refuse(OP, "no tensors were given") };
+            same_mesh(OP, tensors)?;
+            let dim = resolve(OP, dim, first.ndim())?;
+            let fits = |other: &&Self| {
+                other.ndim() == first.ndim() && (0..first.ndim()).all(|d| d == dim || other.shape()[d] == first.shape()[d])
+            };
+            if let Some(other) = tensors.iter().find(|other| !fits(other)) {
+                let reason = format!("{:?} does not fit {:?} along dim {dim}", other.shape(), first.shape());
+                return refuse(OP, reason);
+            }
+            let resolved: Vec<Self> = tensors.iter().map(|tensor| tensor.resolved()).collect::<Result<_>>()?;
+            let largest = largest(&resolved);
+            let split = &largest.dims()[dim];
+            let mut locals = Vec::with_capacity(tensors.len());
+            let mut parts: Vec<Vec<Interval>> = vec![Vec::new(); split.parts.len()];
+            let mut at = 0;
+            for tensor in &resolved {
+                let own = &tensor.layout().dims()[dim];
+                let along = if own.axes == split.axes {
+                    own.clone()
+                } else {
+                    let mesh = largest.mesh_shape();
+                    let whole = Dim::whole(own.extent());
+                    split.axes.iter().fold(whole, |dim, &axis| dim.split(axis, mesh[axis], &Sizes::Chunk, 1))
+                };
+                for (part, more) in parts.iter_mut().zip(&along.parts) {
+                    part.extend(more.iter().map(|i| Interval::new(i.start + at, i.len)));
+                }
+                at += own.extent();
+                locals.push(tensor.to_layout(&largest.with_dim(dim, along))?.local().shallow_clone());
+            }
+            let parts = parts.into_iter().map(|part| join(part.into_iter())).collect();
+            let layout = largest.with_dim(dim, Dim { axes: split.axes.clone(), parts });
+            Ok(Self::new(torch(OP, Tensor::f_cat(&locals, dim as i64))?, layout))
+        })
+    }
+
+    /// Tensors of one shape behind each other along a new `dim`, laid out as the largest of them.
+    ///
+    /// # Errors
+    ///
+    /// No tensors, shapes that differ, different meshes; the errors of the exchange.
+    pub fn stack(tensors: &[&Self], dim: i64) -> Result<Self> {
+        const OP: &str = "stack";
+        rule(OP, tensors, || {
+            let [first, ..] = tensors else { return refuse(OP, "no tensors were given") };
+            same_mesh(OP, tensors)?;
+            let at = resolve(OP, dim, first.ndim() + 1)?;
+            if let Some(other) = tensors.iter().find(|other| other.shape() != first.shape()) {
+                return refuse(OP, format!("shapes {:?} and {:?} differ", first.shape(), other.shape()));
+            }
+            let resolved: Vec<Self> = tensors.iter().map(|tensor| tensor.resolved()).collect::<Result<_>>()?;
+            let target = largest(&resolved);
+            let locals: Vec<Tensor> = resolved
+                .iter()
+                .map(|tensor| Ok(tensor.to_layout(&target)?.local().shallow_clone()))
+                .collect::<Result<_>>()?;
+            let mut dims = target.dims().to_vec();
+            dims.insert(at, Dim::whole(tensors.len() as i64));
+            Ok(Self::new(torch(OP, Tensor::f_stack(&locals, at as i64))?, target.with_dims(dims)))
+        })
+    }
+}
+
+/// The layout of the largest tensor; of equal ones, of the one that is split along most axes, and then the first.
+fn largest(tensors: &[ShardTensor]) -> crate::layout::Layout {
+    let weight = |tensor: &&ShardTensor| (tensor.layout().numel(), tensor.layout().sharding_axes().len());
+    let best = tensors.iter().rev().max_by_key(weight);
+    best.map_or_else(|| tensors[0].layout().clone(), |tensor| tensor.layout().clone())
+}

@@ -1,0 +1,223 @@
+//! Other views of the same elements.
+
+mod join;
+mod reshape;
+mod select;
+
+use tch::Kind;
+
+use super::{refuse, resolve, rule, torch};
+use crate::error::Result;
+use crate::layout::{Dim, Interval};
+use crate::tensor::ShardTensor;
+
+impl ShardTensor {
+    /// The dims in another order: dim `i` of the result is `order[i]` of this.
+    ///
+    /// # Errors
+    ///
+    /// An order that does not name every dim once.
+    pub fn permute(&self, order: &[i64]) -> Result<Self> {
+        const OP: &str = "permute";
+        rule(OP, &[self], || {
+            let wanted: Vec<usize> =
+                order.iter().map(|&dim| resolve(OP, dim, self.ndim())).collect::<Result<_>>()?;
+            let mut sorted = wanted.clone();
+            sorted.sort_unstable();
+            if sorted != (0..self.ndim()).collect::<Vec<_>>() {
+                return refuse(OP, format!("{order:?} does not name every one of {} dims once", self.ndim()));
+            }
+            let dims = wanted.iter().map(|&dim| self.layout().dims()[dim].clone()).collect();
+            Ok(Self::new(torch(OP, self.local().f_permute(order))?, self.layout().with_dims(dims)))
+        })
+    }
+
+    /// Two dims exchanged.
+    ///
+    /// # Errors
+    ///
+    /// Dims that do not exist.
+    pub fn transpose(&self, dim0: i64, dim1: i64) -> Result<Self> {
+        const OP: &str = "transpose";
+        rule(OP, &[self], || {
+            let (a, b) = (resolve(OP, dim0, self.ndim())?, resolve(OP, dim1, self.ndim())?);
+            let mut dims = self.layout().dims().to_vec();
+            dims.swap(a, b);
+            let y = torch(OP, self.local().f_transpose(dim0, dim1))?;
+            Ok(Self::new(y, self.layout().with_dims(dims)))
+        })
+    }
+
+    /// A new dim of extent 1.
+    ///
+    /// # Errors
+    ///
+    /// A place that there is not.
+    pub fn unsqueeze(&self, dim: i64) -> Result<Self> {
+        const OP: &str = "unsqueeze";
+        rule(OP, &[self], || {
+            let at = resolve(OP, dim, self.ndim() + 1)?;
+            let mut dims = self.layout().dims().to_vec();
+            dims.insert(at, Dim::whole(1));
+            let y = torch(OP, self.local().f_unsqueeze(at as i64))?;
+            Ok(Self::new(y, self.layout().with_dims(dims)))
+        })
+    }
+
+    /// Without those of the dims (of all, where none are named) that have extent 1.
+    ///
+    /// # Errors
+    ///
+    /// Dims that do not exist.
+    pub fn squeeze(&self, dims: &[i64]) -> Result<Self> {
+        const OP: &str = "squeeze";
+        rule(OP, &[self], || {
+            let named: Vec<usize> = match dims {
+                [] => (0..self.ndim()).collect(),
+                dims => dims.iter().map(|&dim| resolve(OP, dim, self.ndim())).collect::<Result<_>>()?,
+            };
+            let goes = |dim: usize| named.contains(&dim) && self.shape()[dim] == 1;
+            // A single element that one rank has is wanted by all.
+            let x = self.gathered(goes)?;
+            let gone: Vec<i64> = (0..x.ndim()).filter(|&dim| goes(dim)).map(|dim| dim as i64).collect();
+            let kept = (0..x.ndim()).filter(|&dim| !goes(dim)).map(|dim| x.layout().dims()[dim].clone());
+            let layout = x.layout().with_dims(kept.collect());
+            let y = if gone.is_empty() { x.local().shallow_clone() } else { torch(OP, x.local().f_squeeze_dims(gone))? };
+            Ok(Self::new(y, layout))
+        })
+    }
+
+    /// Extents of 1 repeated to `shape`, and new dims before, without a copy; −1 keeps an extent.
+    ///
+    /// # Errors
+    ///
+    /// A shape that the tensor does not expand to.
+    pub fn expand(&self, shape: &[i64]) -> Result<Self> {
+        const OP: &str = "expand";
+        rule(OP, &[self], || {
+            let Some(new) = shape.len().checked_sub(self.ndim()) else {
+                return refuse(OP, format!("{:?} has more dims than {shape:?}", self.shape()));
+            };
+            let wanted: Vec<i64> = shape
+                .iter()
+                .enumerate()
+                .map(|(index, &extent)| match (extent, index.checked_sub(new)) {
+                    (-1, Some(own)) => self.shape()[own],
+                    _ => extent,
+                })
+                .collect();
+            let fits = |own: usize| self.shape()[own] == wanted[own + new] || self.shape()[own] == 1;
+            if wanted.iter().any(|&extent| extent < 0) || !(0..self.ndim()).all(fits) {
+                return refuse(OP, format!("{:?} does not expand to {shape:?}", self.shape()));
+            }
+            let x = self.gathered(|dim| self.shape()[dim] != wanted[dim + new])?;
+            let dims: Vec<Dim> = wanted
+                .iter()
+                .enumerate()
+                .map(|(index, &extent)| match index.checked_sub(new) {
+                    Some(own) if x.shape()[own] == extent => x.layout().dims()[own].clone(),
+                    _ => Dim::whole(extent),
+                })
+                .collect();
+            let layout = x.layout().with_dims(dims);
+            Ok(Self::new(torch(OP, x.local().f_expand(layout.local_shape(), false))?, layout))
+        })
+    }
+
+    /// The tensor `repeats` times along each dim; more repeats than dims make new dims before.
+    ///
+    /// Along a split dim every rank repeats what it has, and nothing is sent.
+    ///
+    /// # Errors
+    ///
+    /// Fewer repeats than dims, or negative ones.
+    pub fn repeat(&self, repeats: &[i64]) -> Result<Self> {
+        const OP: &str = "repeat";
+        rule(OP, &[self], || {
+            let Some(new) = repeats.len().checked_sub(self.ndim()) else {
+                return refuse(OP, format!("{} repeats for {} dims", repeats.len(), self.ndim()));
+            };
+            if repeats.iter().any(|&times| times < 0) {
+                return refuse(OP, format!("{repeats:?} holds a negative number"));
+            }
+            // Very many copies of many pieces are better gathered than kept apart.
+            let x = self.resolved()?.gathered(|dim| repeats[dim + new] > 64 || repeats[dim + new] == 0)?;
+            let dims = repeats.iter().enumerate().map(|(index, &times)| match index.checked_sub(new) {
+                None => Dim::whole(times),
+                Some(own) => {
+                    let dim = &x.layout().dims()[own];
+                    if !dim.is_split() {
+                        return Dim::whole(dim.extent() * times);
+                    }
+                    let copies = |part: &Vec<Interval>| {
+                        let copy = |time: i64| {
+                            part.iter().map(move |i| Interval::new(i.start + time * dim.extent(), i.len))
+                        };
+                        crate::layout::join((0..times).flat_map(copy))
+                    };
+                    Dim { axes: dim.axes.clone(), parts: dim.parts.iter().map(copies).collect() }
+                }
+            });
+            let layout = x.layout().with_dims(dims.collect());
+            Ok(Self::new(torch(OP, x.local().f_repeat(repeats))?, layout))
+        })
+    }
+
+    /// The bytes of the elements as another kind; the last dim changes its extent where the sizes of the kinds differ.
+    ///
+    /// # Errors
+    ///
+    /// Bytes that are no whole number of elements; no dims, where the sizes differ.
+    pub fn view_kind(&self, kind: Kind) -> Result<Self> {
+        const OP: &str = "view_kind";
+        rule(OP, &[self], || {
+            let (from, to) = (self.kind().elt_size_in_bytes() as i64, kind.elt_size_in_bytes() as i64);
+            let mut x = self.resolved()?;
+            let mut dims = x.layout().dims().to_vec();
+            if from != to {
+                let Some(last) = dims.last_mut() else { return refuse(OP, "a tensor without dims") };
+                let extent = last.extent();
+                if extent * from % to != 0 {
+                    return refuse(OP, format!("{extent} elements of {from} bytes are not elements of {to}"));
+                }
+                let result = extent * from / to;
+                let whole = |part: &Vec<Interval>| {
+                    part.iter().all(|i| i.start * from % to == 0 && i.len * from % to == 0)
+                };
+                if !last.parts.iter().all(whole) {
+                    // An element would lie on two ranks.
+                    let coarse = last.scaled(result);
+                    let bounds: Vec<i64> = coarse.boundaries().iter().map(|b| b * to / from).collect();
+                    let aligned = Dim::between(last.axes.clone(), &bounds);
+                    x = x.to_layout(&x.layout().with_dim(x.ndim() - 1, aligned.clone()))?;
+                    *last = aligned;
+                }
+                for interval in last.parts.iter_mut().flatten() {
+                    *interval = Interval::new(interval.start * from / to, interval.len * from / to);
+                }
+            }
+            let contiguous = torch(OP, x.local().f_contiguous())?;
+            let y = torch(OP, contiguous.f_view_dtype(kind))?;
+            Ok(Self::new(y, x.layout().with_dims(dims)))
+        })
+    }
+
+    /// The dims from `start` to `end` (both included) as one.
+    ///
+    /// # Errors
+    ///
+    /// Dims that do not exist, or in the wrong order.
+    pub fn flatten(&self, start: i64, end: i64) -> Result<Self> {
+        const OP: &str = "flatten";
+        if self.ndim() == 0 {
+            return self.reshape(&[1]);
+        }
+        let (first, last) = (resolve(OP, start, self.ndim())?, resolve(OP, end, self.ndim())?);
+        if first > last {
+            return refuse(OP, format!("dim {start} comes after dim {end}"));
+        }
+        let shape = self.shape();
+        let merged: i64 = shape[first..=last].iter().product();
+        self.reshape(&[&shape[..first], &[merged], &shape[last + 1..]].concat())
+    }
+}

@@ -1,0 +1,175 @@
+//! Parts of a tensor: elements stay on their ranks.
+
+use tch::Tensor;
+
+use crate::array::named;
+use crate::error::Result;
+use crate::layout::{Dim, Interval};
+use crate::ops::{refuse, resolve, rule, torch};
+use crate::tensor::ShardTensor;
+use crate::window::{Need, Piece, Windows, fetch};
+
+impl ShardTensor {
+    /// The elements `start, start + step, …` before `end` along `dim`; negative places count from the end, and places beyond
+    /// the ends are these, as in Python. Nothing is sent.
+    ///
+    /// # Errors
+    ///
+    /// A dim that does not exist, a step below 1.
+    pub fn slice(&self, dim: i64, start: Option<i64>, end: Option<i64>, step: i64) -> Result<Self> {
+        const OP: &str = "slice";
+        rule(OP, &[self], || {
+            let dim = resolve(OP, dim, self.ndim())?;
+            if step < 1 {
+                return refuse(OP, format!("a step of {step}; expected at least 1"));
+            }
+            let extent = self.shape()[dim];
+            let place = |at: i64| if at < 0 { (at + extent).max(0) } else { at.min(extent) };
+            let start = place(start.unwrap_or(0));
+            let end = place(end.unwrap_or(extent)).max(start);
+            let split = &self.layout().dims()[dim];
+            let layout = self.layout().with_dim(dim, kept(split, start, end, step));
+            let own = self.layout().intervals()[dim];
+            let mut pieces = Vec::new();
+            let mut local = 0;
+            for interval in own {
+                if let Some((first, count)) = hits(*interval, start, end, step) {
+                    let from = local + start + first * step - interval.start;
+                    let until = from + (count - 1) * step + 1;
+                    pieces.push(torch(OP, self.local().f_slice(dim as i64, from, until, step))?);
+                }
+                local += interval.len;
+            }
+            let y = match &pieces[..] {
+                [] => torch(OP, self.local().f_narrow(dim as i64, 0, 0))?,
+                [one] => one.shallow_clone(),
+                many => torch(OP, Tensor::f_cat(many, dim as i64))?,
+            };
+            Ok(Self::new(y, layout))
+        })
+    }
+
+    /// `length` elements from `start` along `dim`. Nothing is sent.
+    ///
+    /// # Errors
+    ///
+    /// A dim or elements that do not exist.
+    pub fn narrow(&self, dim: i64, start: i64, length: i64) -> Result<Self> {
+        const OP: &str = "narrow";
+        let extent = self.shape()[resolve(OP, dim, self.ndim())?];
+        let start = if start < 0 { start + extent } else { start };
+        if start < 0 || length < 0 || start + length > extent {
+            return refuse(OP, format!("{length} elements from {start} of {extent}"));
+        }
+        self.slice(dim, Some(start), Some(start + length), 1)
+    }
+
+    /// The element `index` along `dim`, which disappears: replicated along the axes that split the dim, whose owner sends it.
+    ///
+    /// # Errors
+    ///
+    /// A dim or an element that does not exist; the errors of the exchange.
+    pub fn select(&self, dim: i64, index: i64) -> Result<Self> {
+        const OP: &str = "select";
+        rule(OP, &[self], || {
+            let dim = resolve(OP, dim, self.ndim())?;
+            let extent = self.shape()[dim];
+            if !(-extent..extent).contains(&index) {
+                return refuse(OP, format!("index {index} of {extent} elements"));
+            }
+            let index = index.rem_euclid(extent);
+            let mut dims = self.layout().dims().to_vec();
+            dims.remove(dim);
+            if !self.layout().is_sharded(dim) {
+                let y = torch(OP, self.local().f_select(dim as i64, index))?;
+                return Ok(Self::new(y, self.layout().with_dims(dims)));
+            }
+            let x = self.resolved()?;
+            let one = Need::everywhere(vec![Piece::Take { start: index, len: 1, step: 1 }]);
+            let mut windows = Windows::of(x.layout()).with(dim, one);
+            windows.replicated.extend(&x.layout().dims()[dim].axes);
+            let y = fetch(x.local(), x.layout(), &windows, 0.0)?;
+            let y = named(OP, &[&y], y.f_squeeze_dim(dim as i64))?;
+            Ok(Self::new(y, x.layout().with_dims(dims)))
+        })
+    }
+
+    /// All elements along `dim`, each a tensor without it. Of a split dim, every rank gets all: it is gathered once.
+    ///
+    /// # Errors
+    ///
+    /// A dim that does not exist; the errors of the exchange.
+    pub fn unbind(&self, dim: i64) -> Result<Vec<Self>> {
+        const OP: &str = "unbind";
+        rule(OP, &[self], || {
+            let dim = resolve(OP, dim, self.ndim())?;
+            let x = self.gathered(|d| d == dim)?;
+            let mut dims = x.layout().dims().to_vec();
+            dims.remove(dim);
+            let layout = x.layout().with_dims(dims);
+            let parts = torch(OP, x.local().f_unbind(dim as i64))?;
+            Ok(parts.into_iter().map(|part| Self::new(part, layout.clone())).collect())
+        })
+    }
+
+    /// Parts of these sizes along `dim`. Nothing is sent.
+    ///
+    /// # Errors
+    ///
+    /// Sizes that do not add up to the extent.
+    pub fn split(&self, sizes: &[i64], dim: i64) -> Result<Vec<Self>> {
+        const OP: &str = "split";
+        let extent = self.shape()[resolve(OP, dim, self.ndim())?];
+        if sizes.iter().sum::<i64>() != extent || sizes.iter().any(|&size| size < 0) {
+            return rule(OP, &[self], || refuse(OP, format!("sizes {sizes:?} do not add up to {extent}")));
+        }
+        let mut at = 0;
+        let parts = sizes.iter().map(|&size| {
+            at += size;
+            self.narrow(dim, at - size, size)
+        });
+        parts.collect()
+    }
+
+    /// At most `chunks` parts of equal size, the last one shorter, as `torch.chunk`. Nothing is sent.
+    ///
+    /// # Errors
+    ///
+    /// A dim that does not exist, no chunks.
+    pub fn chunk(&self, chunks: usize, dim: i64) -> Result<Vec<Self>> {
+        const OP: &str = "chunk";
+        let extent = self.shape()[resolve(OP, dim, self.ndim())?];
+        if chunks == 0 {
+            return rule(OP, &[self], || refuse(OP, "0 chunks; expected at least 1"));
+        }
+        let mut sizes = isobar_collectives::chunk(extent, chunks);
+        sizes.retain(|&size| size > 0);
+        if extent == 0 {
+            sizes = vec![0];
+        }
+        self.split(&sizes, dim)
+    }
+}
+
+/// How the elements `start, start + step, …` before `end` are split when they stay where they are.
+fn kept(dim: &Dim, start: i64, end: i64, step: i64) -> Dim {
+    let mut next = 0;
+    let stay = |part: &Vec<Interval>| {
+        let found = part.iter().filter_map(|interval| hits(*interval, start, end, step));
+        let mut found: Vec<Interval> =
+            crate::layout::join(found.map(|(first, count)| Interval::new(first, count)));
+        match found.last() {
+            Some(last) => next = last.end(),
+            None => found.push(Interval::new(next, 0)),
+        }
+        found
+    };
+    Dim { axes: dim.axes.clone(), parts: dim.parts.iter().map(stay).collect() }
+}
+
+/// Which of `start + i · step` below `end` lie in the interval: the first i, and how many.
+fn hits(interval: Interval, start: i64, end: i64, step: i64) -> Option<(i64, i64)> {
+    let first = (interval.start.max(start) - start + step - 1) / step;
+    let last = (interval.end().min(end) - 1 - start).div_euclid(step);
+    (interval.len > 0 && first <= last).then(|| (first, last - first + 1))
+}

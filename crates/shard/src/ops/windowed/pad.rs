@@ -1,0 +1,207 @@
+//! Padding, rolling, flipping, unfolding.
+
+use super::{Walk, Windowed, part_of};
+use crate::array::named;
+use crate::error::Result;
+use crate::layout::Dim;
+use crate::ops::{refuse, resolve, rule, torch};
+use crate::tensor::ShardTensor;
+use crate::window::{Border, Need, Piece, Windows, fetch};
+
+/// What stands around a tensor.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum PadMode {
+    /// A constant.
+    #[default]
+    Constant,
+    /// The elements of the other end: the dim is periodic.
+    Circular,
+    /// The elements mirrored at the last one, which comes once.
+    Reflect,
+    /// The last element.
+    Replicate,
+}
+
+impl PadMode {
+    /// Refuses widths that the mode cannot have, as libtorch does.
+    pub(super) fn check(self, op: &'static str, extent: i64, before: i64, after: i64) -> Result<()> {
+        let (wide, limit) = (before.max(after), extent);
+        let fits = match self {
+            Self::Constant => true,
+            Self::Circular => wide <= limit,
+            Self::Reflect => wide < limit,
+            Self::Replicate => wide <= 0 || limit > 0,
+        };
+        match fits {
+            true => Ok(()),
+            false => refuse(op, format!("padding of {wide} elements is too wide for {self:?} of {extent}")),
+        }
+    }
+}
+
+impl ShardTensor {
+    /// Elements before and after, as pairs from the *last* dim backwards (PyTorch's order); negative ones cut off. `value` is
+    /// for [`PadMode::Constant`].
+    ///
+    /// The padding goes to the first and the last rank that has elements; the others stay where they are. All ranks of the
+    /// mesh call.
+    ///
+    /// # Errors
+    ///
+    /// Pairs that do not fit the tensor; the errors of the exchange.
+    pub fn pad_mode(&self, pairs: &[i64], mode: PadMode, value: f64) -> Result<Self> {
+        const OP: &str = "pad";
+        rule(OP, &[self], || {
+            if !pairs.len().is_multiple_of(2) || pairs.len() / 2 > self.ndim() {
+                let reason = format!("{pairs:?} are not pairs for the last of {} dims", self.ndim());
+                return refuse(OP, reason);
+            }
+            let x = self.resolved()?.consecutive()?;
+            let layout = x.layout();
+            let mut windows = Windows::of(layout);
+            let mut dims = layout.dims().to_vec();
+            for (index, pair) in pairs.chunks_exact(2).enumerate() {
+                let dim = x.ndim() - 1 - index;
+                let (before, after, extent) = (pair[0], pair[1], x.shape()[dim]);
+                let result = extent + before + after;
+                if result < 0 {
+                    return refuse(OP, format!("{pairs:?} leaves an extent of {result} along dim {dim}"));
+                }
+                mode.check(OP, extent, before, after)?;
+                if (before, after) == (0, 0) {
+                    continue;
+                }
+                dims[dim] = padded(&dims[dim], before, result);
+                let need = Need::windows(&dims[dim], extent, mode.border(), |own| {
+                    (own.start - before, own.end() - before)
+                });
+                windows = windows.with(dim, need);
+            }
+            let y = fetch(x.local(), layout, &windows, value)?;
+            Ok(Self::new(y, layout.with_dims(dims)))
+        })
+    }
+
+    /// The elements moved by `shifts` along `dims`, round the ends; without dims, of the flattened tensor.
+    ///
+    /// # Errors
+    ///
+    /// Dims that do not exist, or not one for each shift; the errors of the exchange.
+    pub fn roll(&self, shifts: &[i64], dims: &[i64]) -> Result<Self> {
+        const OP: &str = "roll";
+        rule(OP, &[self], || {
+            if dims.is_empty() && shifts.len() == 1 {
+                return self.reshape(&[-1])?.roll(shifts, &[0])?.reshape(self.shape());
+            }
+            if shifts.len() != dims.len() {
+                return refuse(OP, format!("{} shifts for {} dims", shifts.len(), dims.len()));
+            }
+            let x = self.resolved()?.consecutive()?;
+            let mut total = vec![0; x.ndim()];
+            for (shift, &dim) in shifts.iter().zip(dims) {
+                total[resolve(OP, dim, x.ndim())?] += shift;
+            }
+            let layout = x.layout();
+            let mut windows = Windows::of(layout);
+            for (dim, &shift) in total.iter().enumerate() {
+                let extent = x.shape()[dim];
+                if shift != 0 && extent > 0 && shift % extent != 0 {
+                    let shift = shift.rem_euclid(extent);
+                    let need = Need::windows(&layout.dims()[dim], extent, Border::Circular, |own| {
+                        (own.start - shift, own.end() - shift)
+                    });
+                    windows = windows.with(dim, need);
+                }
+            }
+            Ok(Self::new(fetch(x.local(), layout, &windows, 0.0)?, layout.clone()))
+        })
+    }
+
+    /// The order of the elements along `dims` turned round.
+    ///
+    /// # Errors
+    ///
+    /// Dims that do not exist, or come twice; the errors of the exchange.
+    pub fn flip(&self, dims: &[i64]) -> Result<Self> {
+        const OP: &str = "flip";
+        rule(OP, &[self], || {
+            let x = self.resolved()?.consecutive()?;
+            let layout = x.layout();
+            let mut windows = Windows::of(layout);
+            let mut seen = Vec::new();
+            for &dim in dims {
+                let dim = resolve(OP, dim, x.ndim())?;
+                if seen.contains(&dim) {
+                    return refuse(OP, format!("dim {dim} is named twice in {dims:?}"));
+                }
+                seen.push(dim);
+                let split = &layout.dims()[dim];
+                let turned = |part: &Vec<crate::layout::Interval>| {
+                    let pieces = part.iter().filter(|own| own.len > 0);
+                    let turn = |own: &crate::layout::Interval| Piece::Take {
+                        start: x.shape()[dim] - 1 - own.start,
+                        len: own.len,
+                        step: -1,
+                    };
+                    pieces.map(turn).collect()
+                };
+                let parts = split.parts.iter().map(turned).collect();
+                windows = windows.with(dim, Need { axes: split.axes.clone(), parts });
+            }
+            Ok(Self::new(fetch(x.local(), layout, &windows, 0.0)?, layout.clone()))
+        })
+    }
+
+    /// All windows of `size` elements along `dim`, `step` apart, as a new last dim.
+    ///
+    /// # Errors
+    ///
+    /// A dim that does not exist, a window that does not fit; the errors of the exchange.
+    pub fn unfold(&self, dim: i64, size: i64, step: i64) -> Result<Self> {
+        const OP: &str = "unfold";
+        rule(OP, &[self], || {
+            let x = self.resolved()?.consecutive()?;
+            let dim = resolve(OP, dim, x.ndim())?;
+            let extent = x.shape()[dim];
+            if size < 0 || step < 1 || size > extent {
+                return refuse(OP, format!("windows of {size}, {step} apart, of {extent} elements"));
+            }
+            let layout = x.layout();
+            if !layout.is_sharded(dim) || size == 0 {
+                let x = x.gathered(|d| d == dim && size == 0)?;
+                let mut dims = x.layout().dims().to_vec();
+                dims[dim] = Dim::whole((extent - size) / step + 1);
+                dims.push(Dim::whole(size));
+                let y = named(OP, &[x.local()], x.local().f_unfold(dim as i64, size, step))?;
+                return Ok(Self::new(y, x.layout().with_dims(dims)));
+            }
+            let result = (extent - size) / step + 1;
+            let walk =
+                Walk { dim, extent, result, kernel: size, stride: step, dilation: 1, before: 0, after: 0 };
+            let windowed = Windowed::new(&x, &[walk], Border::Fill, 0.0, false)?;
+            let y = windowed.local.f_unfold(dim as i64, size, step).and_then(|y| windowed.trim(y, &[walk]));
+            let mut dims = layout.dims().to_vec();
+            dims[dim] = windowed.results[0].clone();
+            debug_assert_eq!(part_of(&dims[dim], layout).len, windowed.own[0].len);
+            dims.push(Dim::whole(size));
+            Ok(Self::new(torch(OP, y)?, layout.with_dims(dims)))
+        })
+    }
+}
+
+/// How a padded dim is split: elements stay where they are; what comes before goes to the first part that has any, and what
+/// comes after to the last.
+fn padded(dim: &Dim, before: i64, result: i64) -> Dim {
+    let mut boundaries = dim.boundaries();
+    let sizes = dim.sizes();
+    let first = sizes.iter().position(|&size| size > 0).unwrap_or(0);
+    let last = sizes.iter().rposition(|&size| size > 0).unwrap_or(0);
+    for (index, boundary) in boundaries.iter_mut().enumerate() {
+        *boundary = match index {
+            index if index <= first => 0,
+            index if index > last => result,
+            _ => (*boundary + before).clamp(0, result),
+        };
+    }
+    Dim::between(dim.axes.clone(), &boundaries)
+}
