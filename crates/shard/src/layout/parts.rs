@@ -161,7 +161,7 @@ pub(crate) fn slice(part: &[Interval], at: i64, len: i64) -> Vec<Interval> {
     found
 }
 
-/// Joins intervals that follow each other.
+/// Joins intervals that follow each other; at least one, of no indices.
 pub(crate) fn join(intervals: impl Iterator<Item = Interval>) -> Vec<Interval> {
     let mut joined: Vec<Interval> = Vec::new();
     for interval in intervals {
@@ -171,6 +171,9 @@ pub(crate) fn join(intervals: impl Iterator<Item = Interval>) -> Vec<Interval> {
             Some(_) if interval.len == 0 => {}
             _ => joined.push(interval),
         }
+    }
+    if joined.is_empty() {
+        joined.push(Interval::new(0, 0));
     }
     joined
 }

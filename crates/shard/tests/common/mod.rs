@@ -123,3 +123,85 @@ pub(crate) fn difference(a: &Tensor, b: &Tensor) -> f64 {
     }
     (a.to_kind(Kind::Double) - b.to_kind(Kind::Double)).abs().max().double_value(&[])
 }
+
+/// Numbers that are the same on all ranks.
+pub(crate) struct Dice(pub(crate) u64);
+
+impl Dice {
+    /// A number of `low..=high`.
+    pub(crate) fn roll(&mut self, low: i64, high: i64) -> i64 {
+        self.0 = self.0.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+        low + ((self.0 >> 33) as i64).rem_euclid(high - low + 1)
+    }
+
+    pub(crate) fn pick<'a, T>(&mut self, choices: &'a [T]) -> &'a T {
+        &choices[self.roll(0, choices.len() as i64 - 1) as usize]
+    }
+
+    pub(crate) fn chance(&mut self, one_in: i64) -> bool {
+        self.roll(1, one_in) == 1
+    }
+
+    /// A random layout, in which the dims of `dims` may be split.
+    pub(crate) fn layout(&mut self, mesh: &DeviceMesh, shape: &[i64], dims: &[usize]) -> Layout {
+        let placements: Vec<Placement> = (0..mesh.ndim())
+            .map(|_| match self.roll(0, dims.len() as i64) as usize {
+                0 => Placement::Replicate,
+                index => Placement::Shard(dims[index - 1]),
+            })
+            .collect();
+        self.pick(&SPLITS).layout(mesh, &placements, shape)
+    }
+}
+
+/// Runs an operator sharded and dense, and compares values and gradients.
+pub(crate) fn same(
+    what: &str,
+    inputs: &[(&Tensor, &Layout)],
+    tolerance: f64,
+    sharded: impl Fn(&[ShardTensor]) -> isobar_shard::Result<ShardTensor>,
+    dense: impl Fn(&[Tensor]) -> Result<Tensor, tch::TchError>,
+) {
+    let floating = |whole: &Tensor| matches!(whole.kind(), Kind::Float | Kind::Double);
+    let leaves: Vec<ShardTensor> = inputs
+        .iter()
+        .map(|(whole, layout)| match floating(whole) {
+            true => leaf(whole, layout),
+            false => ShardTensor::distribute_as(whole, layout).unwrap(),
+        })
+        .collect();
+    let wholes: Vec<Tensor> = inputs
+        .iter()
+        .map(|(whole, _)| whole.detach().copy().set_requires_grad(floating(whole)))
+        .collect();
+    let layouts = || inputs.iter().map(|(_, layout)| layout.to_string()).collect::<Vec<_>>().join("; ");
+    let want = match (dense(&wholes), sharded(&leaves)) {
+        // What the dense operator refuses may be refused or not.
+        (Err(_), _) => return,
+        (Ok(want), Ok(got)) => {
+            assert_eq!(got.local().size(), got.local_shape(), "local shape: {what} of {}", layouts());
+            let full = got.full_tensor(None).unwrap();
+            let off = difference(&full, &want);
+            assert!(off < tolerance, "{what} of {} is off by {off}", layouts());
+            if !want.requires_grad() {
+                return;
+            }
+            let cotangent = numbers(&want.size(), 77).to_kind(want.kind());
+            let g = ShardTensor::distribute_as(&cotangent, &got.layout().of_gradient()).unwrap();
+            got.backward_from(Some(&g), Default::default()).unwrap();
+            (&want * &cotangent).sum(None).backward();
+            want
+        }
+        (Ok(_), Err(error)) => panic!("{what} of {} fails: {error}", layouts()),
+    };
+    drop(want);
+    for (index, (leaf, whole)) in leaves.iter().zip(&wholes).enumerate() {
+        if !floating(whole) {
+            continue;
+        }
+        let expected = if whole.grad().defined() { whole.grad() } else { whole.zeros_like() };
+        let got = leaf.grad().map_or_else(|| whole.zeros_like(), |grad| grad.full_tensor(None).unwrap());
+        let off = difference(&got, &expected);
+        assert!(off < tolerance, "gradient {index} of {what} of {} is off by {off}", layouts());
+    }
+}

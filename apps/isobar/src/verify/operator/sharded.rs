@@ -4,7 +4,7 @@ use anyhow::{Context, Result};
 use isobar_shard::{Attrs, ShardTensor, forbid_hidden_communication};
 
 use super::{Forward, Held, Operator, Part, Rank, budget};
-use crate::verify::case::{Case, Header};
+use crate::verify::case::Case;
 use crate::verify::layout::{Layout, Parts};
 
 /// An operator of `isobar-shard`, by its name there and in the cases.

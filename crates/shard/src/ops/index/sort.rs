@@ -110,7 +110,7 @@ fn sorted_places(row: &ShardTensor, descending: bool) -> Result<ShardTensor> {
     let places = torch(OP, own_indices(layout, 0, row.device()))?;
     let places = torch(OP, places.f_constant_pad_nd([0, fill]))?;
     let pads = torch(OP, Tensor::f_zeros([block], (Kind::Int64, row.device())))?;
-    torch(OP, pads.f_narrow(0, owners.sizes[own], fill).and_then(|mut tail| tail.f_fill_(1)))?;
+    let _ = torch(OP, pads.f_narrow(0, owners.sizes[own], fill).and_then(|mut tail| tail.f_fill_(1)))?;
     let mut items = torch(OP, in_order([keys, places, pads], descending))?;
     for round in 0..parts {
         let partner = if own % 2 == round % 2 { own + 1 } else { own.wrapping_sub(1) };

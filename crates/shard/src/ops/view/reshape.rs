@@ -161,7 +161,7 @@ fn merged(dims: &[Dim], mesh: &[usize]) -> Option<Dim> {
 
 /// One dim as several of these extents, where every part is a box of them.
 fn cut(flat: &Dim, extents: &[i64], mesh: &[usize]) -> Option<Vec<Dim>> {
-    if let [_] = extents {
+    if extents.len() == 1 {
         return Some(vec![flat.clone()]);
     }
     // For each part, the indices along each new dim.

@@ -158,9 +158,10 @@ fn kept(dim: &Dim, start: i64, end: i64, step: i64) -> Dim {
         let found = part.iter().filter_map(|interval| hits(*interval, start, end, step));
         let mut found: Vec<Interval> =
             crate::layout::join(found.map(|(first, count)| Interval::new(first, count)));
-        match found.last() {
-            Some(last) => next = last.end(),
-            None => found.push(Interval::new(next, 0)),
+        match found.last_mut() {
+            Some(last) if last.len > 0 => next = last.end(),
+            Some(last) => last.start = next,
+            None => {}
         }
         found
     };

@@ -1,7 +1,7 @@
 //! Convolution and transposed convolution.
 
 use isobar_collectives::ReduceOp;
-use tch::Tensor;
+use tch::{TchError, Tensor};
 
 use super::{Walk, Windowed, each};
 use crate::array::named;
@@ -121,16 +121,9 @@ impl ShardTensor {
                 Windowed::new(&parts.x, &walks, conv.padding_mode.border(), 0.0, true)?;
             let left: Vec<i64> =
                 walks.iter().zip(&windowed.native).map(|(walk, native)| if *native { walk.before } else { 0 }).collect();
-            let y = windowed.local.f_convolution(
-                &parts.weight,
-                parts.bias.as_ref(),
-                &stride,
-                &left,
-                &dilation,
-                false,
-                vec![0; spatial],
-                conv.groups,
-            );
+            let none = vec![0; spatial];
+            let steps = Steps { stride: &stride, padding: &left, dilation: &dilation, extra: &none };
+            let y = steps.convolve(&windowed.local, &parts, conv.groups, false);
             let y = named(OP, &[&windowed.local, &parts.weight], y.and_then(|y| windowed.trim(y, &walks)))?;
             Ok(parts.result(y, windowed.results))
         })
@@ -205,21 +198,49 @@ impl ShardTensor {
                 results.push(parts);
             }
             let local = if moved { fetch(x.local(), layout, &windows, 0.0)? } else { x.local().shallow_clone() };
-            let y = local.f_convolution(
-                &parts.weight,
-                parts.bias.as_ref(),
-                &stride,
-                &left,
-                &dilation,
-                true,
-                &left_extra,
-                conv.groups,
-            );
+            let steps = Steps { stride: &stride, padding: &left, dilation: &dilation, extra: &left_extra };
+            let y = steps.convolve(&local, &parts, conv.groups, true);
             let cut = |y: Tensor| cuts.iter().try_fold(y, |y, &(dim, start, len)| y.f_narrow(dim, start, len));
             let y = named(OP, &[&local, &parts.weight], y.and_then(cut))?;
             Ok(parts.result(y, results))
         })
     }
+}
+
+/// How the dense operator walks a window.
+struct Steps<'a> {
+    stride: &'a [i64],
+    padding: &'a [i64],
+    dilation: &'a [i64],
+    extra: &'a [i64],
+}
+
+impl Steps<'_> {
+    /// The dense operator. It knows no tensors without channels: of those that go in one of zeros is made, and of those that
+    /// come out one that is cut off again.
+    fn convolve(&self, x: &Tensor, parts: &Channels, groups: i64, transposed: bool) -> Result<Tensor, TchError> {
+        let (input, output) = if transposed { (0, 1) } else { (1, 0) };
+        let (mut x, mut weight) = (x.shallow_clone(), parts.weight.shallow_clone());
+        let mut bias = parts.bias.as_ref().map(Tensor::shallow_clone);
+        let none = weight.size()[output] == 0;
+        if x.size()[1] == 0 {
+            x = with_one(&x, 1)?;
+            weight = with_one(&weight, input)?;
+        }
+        if none {
+            weight = with_one(&weight, output)?;
+            bias = bias.map(|bias| with_one(&bias, 0)).transpose()?;
+        }
+        let Self { stride, padding, dilation, extra } = *self;
+        let y = x.f_convolution(&weight, bias.as_ref(), stride, padding, dilation, transposed, extra, groups)?;
+        if none { y.f_narrow(1, 0, 0) } else { Ok(y) }
+    }
+}
+
+/// One element of zeros along a dim that has none.
+fn with_one(x: &Tensor, dim: usize) -> Result<Tensor, TchError> {
+    let pairs: Vec<i64> = (0..x.dim()).rev().flat_map(|d| [0, i64::from(d == dim)]).collect();
+    x.f_constant_pad_nd(pairs)
 }
 
 /// Which inputs of a transposed convolution a result needs.
@@ -304,6 +325,8 @@ impl Channels {
         };
         let mut used = x.layout().sharding_axes();
         used.extend(&out.axes);
+        // Ranks with other channels of the result use the whole input each for itself.
+        let x = ShardTensor::new(x.per_rank(&out.axes)?, x.layout().clone());
         let mut dims = of_weight.to_vec();
         if groups == 1 {
             dims[input] = inner.clone();

@@ -43,11 +43,11 @@ impl Pool {
         }
     }
 
-    fn walks(&self, op: &'static str, x: &ShardTensor, spatial: usize) -> Result<Vec<Walk>> {
+    fn walks(&self, op: &'static str, x: &ShardTensor, spatial: usize, dilated: bool) -> Result<Vec<Walk>> {
         let kernel = each(op, "kernel", &self.kernel, spatial)?;
         let stride = if self.stride.is_empty() { kernel.clone() } else { each(op, "stride", &self.stride, spatial)? };
         let padding = each(op, "padding", &self.padding, spatial)?;
-        let dilation = each(op, "dilation", &self.dilation, spatial)?;
+        let dilation = if dilated { each(op, "dilation", &self.dilation, spatial)? } else { vec![1; spatial] };
         let first = x.ndim() - spatial;
         let mut walks = Vec::with_capacity(spatial);
         for index in 0..spatial {
@@ -70,7 +70,7 @@ impl Pool {
             if self.ceil_mode && (result - 1) * stride >= extent + before {
                 result -= 1;
             }
-            if result < 1 || room < 0 && !self.ceil_mode {
+            if result < 1 {
                 return refuse(op, format!("a window of {kernel} does not fit {extent} elements"));
             }
             walks.push(Walk { dim, extent, result, kernel, stride, dilation, before, after: before });
@@ -93,7 +93,7 @@ impl ShardTensor {
         rule(OP, &[self], || {
             check_dims(OP, self, spatial)?;
             let x = self.resolved()?.consecutive()?;
-            let walks = pool.walks(OP, &x, spatial)?;
+            let walks = pool.walks(OP, &x, spatial, true)?;
             let windowed = Windowed::new(&x, &walks, Border::Fill, f64::NEG_INFINITY, true)?;
             let values = |f: fn(&Walk) -> i64| walks.iter().map(f).collect::<Vec<i64>>();
             let (kernel, stride, dilation) = (values(|w| w.kernel), values(|w| w.stride), values(|w| w.dilation));
@@ -127,9 +127,13 @@ impl ShardTensor {
         rule(OP, &[self], || {
             check_dims(OP, self, spatial)?;
             let x = self.resolved()?.consecutive()?;
-            let walks = pool.walks(OP, &x, spatial)?;
+            let walks = pool.walks(OP, &x, spatial, false)?;
             if pool.divisor_override == Some(0) {
                 return refuse(OP, "a divisor of 0");
+            }
+            // As libtorch has it, whatever the padding.
+            if spatial == 3 && walks.iter().any(|walk| walk.kernel > walk.extent) {
+                return refuse(OP, format!("{:?} is smaller than the window {:?}", x.shape(), pool.kernel));
             }
             let split = walks.iter().any(|walk| x.layout().is_sharded(walk.dim));
             let windowed = match split {
