@@ -56,9 +56,8 @@ pub use group::{Group, Traffic};
 pub use helpers::{PadMode, pad, reduce_loss, truncate};
 pub use linear::{LinearMap, attach, differentiable};
 pub use ops::{
-    all_gather_v, all_reduce, all_to_all_v, broadcast, gather_v, indexed_all_to_all_v,
-    indexed_scatter_add_v, reduce,
-    reduce_scatter_v, scatter_v, send_recv, transpose,
+    all_gather_v, all_reduce, all_to_all_v, broadcast, gather_v, indexed_all_to_all_v, indexed_scatter_add_v,
+    reduce, reduce_scatter_v, scatter_v, send_recv, transpose,
 };
 pub use regions::{
     copy_to_parallel_region, gather_from_parallel_region, reduce_from_parallel_region,

@@ -30,7 +30,7 @@ pub use layout::{Interval, Layout, Placement, Sizes};
 pub use ops::elementwise::Comparison;
 pub use ops::norm::RunningStats;
 pub use ops::reduce::Statistic;
-pub use ops::windowed::{Conv, Interpolation, Padding, PadMode, Pool, Resize};
+pub use ops::windowed::{Conv, Interpolation, PadMode, Padding, Pool, Resize};
 pub use params::{Init, ParamStore, Parameter, Params, Scope, StateDict, read_safetensors};
 pub use random::{Generator, Window};
 pub use region::ParallelRegion;

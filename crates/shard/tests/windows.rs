@@ -41,7 +41,13 @@ fn convolution(#[values(1, 2, 3, 4)] mesh: usize, #[values(1, 2, 3)] spatial: us
             let groups = *dice.pick(&[1, 1, 2]);
             let out = *dice.pick(&[2, 4, 6]);
             let kernel = list(&mut dice, spatial, 1, 4);
-            let mode = *dice.pick(&[PadMode::Constant, PadMode::Constant, PadMode::Circular, PadMode::Reflect, PadMode::Replicate]);
+            let mode = *dice.pick(&[
+                PadMode::Constant,
+                PadMode::Constant,
+                PadMode::Circular,
+                PadMode::Reflect,
+                PadMode::Replicate,
+            ]);
             let stride = list(&mut dice, spatial, 1, 3);
             let dilation = list(&mut dice, spatial, 1, 2);
             let padding = list(&mut dice, spatial, 0, 3);
@@ -53,9 +59,14 @@ fn convolution(#[values(1, 2, 3, 4)] mesh: usize, #[values(1, 2, 3)] spatial: us
             let x = numbers(&shape, round as i64);
             let weight_shape = [&[out, shape[1] / groups][..], &kernel].concat();
             let weight = numbers(&weight_shape, 3);
-            let weight_layout = if dice.chance(4) { dice.layout(mesh, &weight_shape, &[0, 1]) } else { replicated(mesh, &weight_shape) };
+            let weight_layout = if dice.chance(4) {
+                dice.layout(mesh, &weight_shape, &[0, 1])
+            } else {
+                replicated(mesh, &weight_shape)
+            };
             let bias = numbers(&[out], 5);
-            let bias_layout = if dice.chance(4) { dice.layout(mesh, &[out], &[0]) } else { replicated(mesh, &[out]) };
+            let bias_layout =
+                if dice.chance(4) { dice.layout(mesh, &[out], &[0]) } else { replicated(mesh, &[out]) };
             let conv = Conv {
                 stride: stride.clone(),
                 padding: Padding::Each(padding.clone()),
@@ -78,7 +89,16 @@ fn convolution(#[values(1, 2, 3, 4)] mesh: usize, #[values(1, 2, 3)] spatial: us
                             (t[0].f_pad(&pairs, &name, None)?, vec![0; spatial])
                         }
                     };
-                    x.f_convolution(&t[1], Some(&t[2]), &stride, left, &dilation, false, vec![0; spatial], groups)
+                    x.f_convolution(
+                        &t[1],
+                        Some(&t[2]),
+                        &stride,
+                        left,
+                        &dilation,
+                        false,
+                        vec![0; spatial],
+                        groups,
+                    )
                 },
             );
         }
@@ -99,7 +119,8 @@ fn transposed_convolution(#[values(1, 2, 3, 4)] mesh: usize, #[values(1, 2, 3)] 
             let extra: Vec<i64> = stride.iter().map(|&s| dice.roll(0, s - 1)).collect();
             let layout = dice.layout(mesh, &shape, &splittable(spatial));
             let weight_shape = [&[shape[1], 3][..], &kernel].concat();
-            let (x, weight, bias) = (numbers(&shape, round as i64), numbers(&weight_shape, 3), numbers(&[3 * groups], 5));
+            let (x, weight, bias) =
+                (numbers(&shape, round as i64), numbers(&weight_shape, 3), numbers(&[3 * groups], 5));
             let conv = Conv {
                 stride: stride.clone(),
                 padding: Padding::Each(padding.clone()),
@@ -110,10 +131,16 @@ fn transposed_convolution(#[values(1, 2, 3, 4)] mesh: usize, #[values(1, 2, 3)] 
             let what = format!("transposed {conv:?}, {extra:?} of {shape:?} with {weight_shape:?}");
             same(
                 &what,
-                &[(&x, &layout), (&weight, &replicated(mesh, &weight_shape)), (&bias, &replicated(mesh, &[3 * groups]))],
+                &[
+                    (&x, &layout),
+                    (&weight, &replicated(mesh, &weight_shape)),
+                    (&bias, &replicated(mesh, &[3 * groups])),
+                ],
                 1e-9,
                 |t| t[0].conv_transpose(&t[1], Some(&t[2]), &conv, &extra),
-                |t| t[0].f_convolution(&t[1], Some(&t[2]), &stride, &padding, &dilation, true, &extra, groups),
+                |t| {
+                    t[0].f_convolution(&t[1], Some(&t[2]), &stride, &padding, &dilation, true, &extra, groups)
+                },
             );
         }
     });
@@ -147,14 +174,35 @@ fn pooling(#[values(1, 2, 3, 4)] mesh: usize, #[values(1, 2, 3)] spatial: usize)
                 }
             };
             let what = format!("{pool:?} of {shape:?}");
-            same(&what, &[(&x, &layout)], 1e-9, |t| Ok(t[0].max_pool(spatial, &pool)?.0), |t| Ok(max(&t[0])?.0));
-            same(&what, &[(&x, &layout)], 1e-9, |t| Ok(t[0].max_pool(spatial, &pool)?.1), |t| Ok(max(&t[0])?.1));
+            same(
+                &what,
+                &[(&x, &layout)],
+                1e-9,
+                |t| Ok(t[0].max_pool(spatial, &pool)?.0),
+                |t| Ok(max(&t[0])?.0),
+            );
+            same(
+                &what,
+                &[(&x, &layout)],
+                1e-9,
+                |t| Ok(t[0].max_pool(spatial, &pool)?.1),
+                |t| Ok(max(&t[0])?.1),
+            );
             let mean = |t: &Tensor| {
-                let Pool { kernel, stride, padding, ceil_mode, count_include_pad: count, divisor_override, .. } = pool.clone();
+                let Pool {
+                    kernel,
+                    stride,
+                    padding,
+                    ceil_mode,
+                    count_include_pad: count,
+                    divisor_override,
+                    ..
+                } = pool.clone();
                 match spatial {
                     1 => {
                         let wide = |list: &[i64], one: i64| vec![one, list[0]];
-                        let (kernel, stride, padding) = (wide(&kernel, 1), wide(&stride, 1), wide(&padding, 0));
+                        let (kernel, stride, padding) =
+                            (wide(&kernel, 1), wide(&stride, 1), wide(&padding, 0));
                         t.f_unsqueeze(-2)?
                             .f_avg_pool2d(kernel, stride, padding, ceil_mode, count, divisor_override)?
                             .f_squeeze_dim(-2)
@@ -166,18 +214,30 @@ fn pooling(#[values(1, 2, 3, 4)] mesh: usize, #[values(1, 2, 3)] spatial: usize)
             same(&what, &[(&x, &layout)], 1e-9, |t| t[0].avg_pool(spatial, &pool), |t| mean(&t[0]));
             let output = list(&mut dice, spatial, 1, 6);
             let what = format!("adaptive {output:?} of {shape:?}");
-            same(&what, &[(&x, &layout)], 1e-9, |t| t[0].adaptive_avg_pool(&output), |t| match spatial {
-                1 => t[0].f_adaptive_avg_pool1d(&output),
-                2 => t[0].f_adaptive_avg_pool2d(&output),
-                _ => t[0].f_adaptive_avg_pool3d(&output),
-            });
-            same(&what, &[(&x, &layout)], 1e-9, |t| t[0].adaptive_max_pool(&output), |t| {
-                Ok(match spatial {
-                    1 => t[0].f_adaptive_max_pool1d(&output)?.0,
-                    2 => t[0].f_adaptive_max_pool2d(&output)?.0,
-                    _ => t[0].f_adaptive_max_pool3d(&output)?.0,
-                })
-            });
+            same(
+                &what,
+                &[(&x, &layout)],
+                1e-9,
+                |t| t[0].adaptive_avg_pool(&output),
+                |t| match spatial {
+                    1 => t[0].f_adaptive_avg_pool1d(&output),
+                    2 => t[0].f_adaptive_avg_pool2d(&output),
+                    _ => t[0].f_adaptive_avg_pool3d(&output),
+                },
+            );
+            same(
+                &what,
+                &[(&x, &layout)],
+                1e-9,
+                |t| t[0].adaptive_max_pool(&output),
+                |t| {
+                    Ok(match spatial {
+                        1 => t[0].f_adaptive_max_pool1d(&output)?.0,
+                        2 => t[0].f_adaptive_max_pool2d(&output)?.0,
+                        _ => t[0].f_adaptive_max_pool3d(&output)?.0,
+                    })
+                },
+            );
         }
     });
 }
@@ -191,7 +251,8 @@ fn interpolation(#[values(1, 2, 3, 4)] mesh: usize, #[values(1, 2, 3)] spatial: 
             let layout = dice.layout(mesh, &shape, &splittable(spatial));
             let x = numbers(&shape, round as i64);
             let scale = dice.chance(2);
-            let scales: Vec<f64> = (0..spatial).map(|_| *dice.pick(&[2.0, 1.5, 0.5, 0.7, 1.0, 3.0])).collect();
+            let scales: Vec<f64> =
+                (0..spatial).map(|_| *dice.pick(&[2.0, 1.5, 0.5, 0.7, 1.0, 3.0])).collect();
             let size = list(&mut dice, spatial, 1, 14);
             let output: Vec<i64> = match scale {
                 true => shape[2..].iter().zip(&scales).map(|(&n, s)| (n as f64 * s) as i64).collect(),
@@ -216,7 +277,9 @@ fn interpolation(#[values(1, 2, 3, 4)] mesh: usize, #[values(1, 2, 3)] spatial: 
                 _ => t.f_upsample_trilinear3d(&output, corners, given(0), given(1), given(2)),
             };
             let what = format!("{resize:?} of {shape:?}, corners {corners}");
-            let run = |mode, corners| move |t: &[isobar_shard::ShardTensor]| t[0].interpolate(&resize.clone(), mode, corners);
+            let run = |mode, corners| {
+                move |t: &[isobar_shard::ShardTensor]| t[0].interpolate(&resize.clone(), mode, corners)
+            };
             let with = [(&x, &layout)];
             same(&what, &with, 1e-9, run.clone()(Interpolation::Nearest, false), |t| nearest(&t[0]));
             same(&what, &with, 1e-9, run.clone()(Interpolation::NearestExact, false), |t| exact(&t[0]));
@@ -228,7 +291,9 @@ fn interpolation(#[values(1, 2, 3, 4)] mesh: usize, #[values(1, 2, 3)] spatial: 
             }
             // In fp32 positions are those of fp32.
             let single = x.to_kind(tch::Kind::Float);
-            same(&what, &[(&single, &layout)], 2e-4, run.clone()(Interpolation::Linear, corners), |t| linear(&t[0]));
+            same(&what, &[(&single, &layout)], 2e-4, run.clone()(Interpolation::Linear, corners), |t| {
+                linear(&t[0])
+            });
             same(&what, &[(&single, &layout)], 1e-4, run(Interpolation::Nearest, false), |t| nearest(&t[0]));
         }
     });
@@ -242,23 +307,49 @@ fn padding_rolling_flipping(#[values(1, 2, 3, 4)] mesh: usize) {
             let shape = [dice.roll(1, 3), 2, dice.roll(1, 9), dice.roll(1, 9)];
             let layout = dice.layout(mesh, &shape, &[0, 1, 2, 3]);
             let x = numbers(&shape, round as i64);
-            let mode = *dice.pick(&[PadMode::Constant, PadMode::Circular, PadMode::Reflect, PadMode::Replicate]);
+            let mode =
+                *dice.pick(&[PadMode::Constant, PadMode::Circular, PadMode::Reflect, PadMode::Replicate]);
             let widest = if mode == PadMode::Constant { 12 } else { 8 };
             let lowest = if mode == PadMode::Constant { -3 } else { 0 };
             let pairs: Vec<i64> = (0..4).map(|_| dice.roll(lowest, widest)).collect();
             let name = format!("{mode:?}").to_lowercase();
             let value = if mode == PadMode::Constant { Some(0.5) } else { None };
             let what = format!("pad {pairs:?} {mode:?} of {shape:?}");
-            same(&what, &[(&x, &layout)], 1e-12, |t| t[0].pad_mode(&pairs, mode, 0.5), |t| t[0].f_pad(&pairs, &name, value));
-            let (shifts, dims) = ([dice.roll(-12, 12), dice.roll(-12, 12)], [dice.roll(0, 3), dice.roll(-4, -1)]);
+            same(
+                &what,
+                &[(&x, &layout)],
+                1e-12,
+                |t| t[0].pad_mode(&pairs, mode, 0.5),
+                |t| t[0].f_pad(&pairs, &name, value),
+            );
+            let (shifts, dims) =
+                ([dice.roll(-12, 12), dice.roll(-12, 12)], [dice.roll(0, 3), dice.roll(-4, -1)]);
             let what = format!("roll {shifts:?} {dims:?} of {shape:?}");
-            same(&what, &[(&x, &layout)], 1e-12, |t| t[0].roll(&shifts, &dims), |t| t[0].f_roll(shifts, dims));
-            same("flat roll", &[(&x, &layout)], 1e-12, |t| t[0].roll(&shifts[..1], &[]), |t| t[0].f_roll(shifts[0], Vec::<i64>::new()));
+            same(
+                &what,
+                &[(&x, &layout)],
+                1e-12,
+                |t| t[0].roll(&shifts, &dims),
+                |t| t[0].f_roll(shifts, dims),
+            );
+            same(
+                "flat roll",
+                &[(&x, &layout)],
+                1e-12,
+                |t| t[0].roll(&shifts[..1], &[]),
+                |t| t[0].f_roll(shifts[0], Vec::<i64>::new()),
+            );
             let dims = [dice.roll(0, 3)];
             same("flip", &[(&x, &layout)], 1e-12, |t| t[0].flip(&dims), |t| t[0].f_flip(dims));
             let (dim, size, step) = (dice.roll(0, 3), dice.roll(1, 4), dice.roll(1, 3));
             let what = format!("unfold {dim} {size} {step} of {shape:?}");
-            same(&what, &[(&x, &layout)], 1e-12, |t| t[0].unfold(dim, size, step), |t| t[0].f_unfold(dim, size, step));
+            same(
+                &what,
+                &[(&x, &layout)],
+                1e-12,
+                |t| t[0].unfold(dim, size, step),
+                |t| t[0].f_unfold(dim, size, step),
+            );
         }
     });
 }

@@ -93,7 +93,8 @@ impl Layout {
     ) -> isobar_shard::Result<isobar_shard::Layout> {
         let places = self.of(name);
         let tables = (0..shape.len()).filter_map(|dim| {
-            let of_dim = |(axis, place): (usize, &Placement)| (*place == Placement::Shard(dim)).then_some(axis);
+            let of_dim =
+                |(axis, place): (usize, &Placement)| (*place == Placement::Shard(dim)).then_some(axis);
             let axes: Vec<usize> = places.iter().enumerate().filter_map(of_dim).collect();
             let split = |sizes: Vec<i64>, axis: &usize| -> Vec<i64> {
                 sizes.into_iter().flat_map(|size| self.sizes.split(size, self.mesh.axes()[*axis])).collect()
@@ -199,7 +200,8 @@ impl Parts {
             None => Placement::Replicate,
         };
         let window = |rank: usize| -> Window {
-            let pieces = |part: &[isobar_shard::Interval]| part.iter().map(|piece| (piece.start, piece.len)).collect();
+            let pieces =
+                |part: &[isobar_shard::Interval]| part.iter().map(|piece| (piece.start, piece.len)).collect();
             layout.intervals_of(rank).into_iter().map(pieces).collect()
         };
         Self {

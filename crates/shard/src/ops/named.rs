@@ -11,10 +11,15 @@ use crate::ops::reduce::Statistic;
 use crate::tensor::ShardTensor;
 
 /// Runs the built-in operator of that name; `None` where there is none.
-pub(crate) fn builtin(name: &str, inputs: &[&ShardTensor], attrs: &Attrs) -> Option<Result<Vec<ShardTensor>>> {
+pub(crate) fn builtin(
+    name: &str,
+    inputs: &[&ShardTensor],
+    attrs: &Attrs,
+) -> Option<Result<Vec<ShardTensor>>> {
     let call = Call { inputs, attrs };
     let found = unary(name).map(|function| call.input(0)?.unary(function).map(one));
-    let found = found.or_else(|| binary(name).map(|function| call.input(0)?.binary(function, call.input(1)?).map(one)));
+    let found = found
+        .or_else(|| binary(name).map(|function| call.input(0)?.binary(function, call.input(1)?).map(one)));
     let found = found.or_else(|| statistic(name).map(|statistic| call.reduce(statistic).map(one)));
     let found = found.or_else(|| call.windowed(name));
     found.or_else(|| call.other(name))
@@ -171,7 +176,9 @@ impl<'a> Call<'a> {
         let padding = match self.attrs.get("padding").and_then(Value::as_str) {
             Some("same") => Padding::Same,
             Some("valid") => Padding::Each(vec![0]),
-            Some(other) => return refuse("conv", format!("padding \"{other}\"; expected numbers, same or valid")),
+            Some(other) => {
+                return refuse("conv", format!("padding \"{other}\"; expected numbers, same or valid"));
+            }
             None => Padding::Each(self.list("padding", vec![0])?),
         };
         let conv = Conv {
@@ -213,7 +220,8 @@ impl<'a> Call<'a> {
     fn adaptive(&self, spatial: usize) -> Result<Vec<i64>> {
         let x = self.input(0)?;
         let given: Vec<Option<i64>> = self.list("output_size", Vec::new())?;
-        let own = |index: usize| x.shape().get(x.ndim().saturating_sub(spatial) + index).copied().unwrap_or(1);
+        let own =
+            |index: usize| x.shape().get(x.ndim().saturating_sub(spatial) + index).copied().unwrap_or(1);
         let of = |index: usize| given.get(if given.len() == 1 { 0 } else { index }).copied().flatten();
         Ok((0..spatial).map(|index| of(index).unwrap_or_else(|| own(index))).collect())
     }
@@ -254,7 +262,9 @@ impl<'a> Call<'a> {
                 "linear" => self.with_two(|x, w| x.linear(w, self.inputs.get(2).copied()).map(one)),
                 "matmul" => self.with_two(|a, b| a.matmul(b).map(one)),
                 "bmm" => self.with_two(|a, b| a.bmm(b, None).map(one)),
-                "einsum" => self.get::<String>("equation").and_then(|e| ShardTensor::einsum(&e, self.inputs).map(one)),
+                "einsum" => {
+                    self.get::<String>("equation").and_then(|e| ShardTensor::einsum(&e, self.inputs).map(one))
+                }
                 "where" => self.with_two(|c, a| c.select_where(a, self.input(2)?).map(one)),
                 "softmax" => self.with_dim(|x, dim| x.softmax(dim).map(one)),
                 "log_softmax" => self.with_dim(|x, dim| x.log_softmax(dim).map(one)),
@@ -266,20 +276,30 @@ impl<'a> Call<'a> {
                 "topk" => self.topk(),
                 "index_select" => self.with_dim(|x, dim| x.index_select(dim, self.input(1)?).map(one)),
                 "gather" => self.with_dim(|x, dim| x.gather(dim, self.input(1)?).map(one)),
-                "index_add" => self.with_dim(|x, dim| x.index_add(dim, self.input(1)?, self.input(2)?).map(one)),
-                "scatter_add" => self.with_dim(|x, dim| x.scatter_add(dim, self.input(1)?, self.input(2)?).map(one)),
+                "index_add" => {
+                    self.with_dim(|x, dim| x.index_add(dim, self.input(1)?, self.input(2)?).map(one))
+                }
+                "scatter_add" => {
+                    self.with_dim(|x, dim| x.scatter_add(dim, self.input(1)?, self.input(2)?).map(one))
+                }
                 // As PyTorch's function: indices first, then the table.
                 "embedding" => self.with_two(|indices, table| table.embedding(indices).map(one)),
                 "select" => self.with_dim(|x, dim| x.select(dim, self.get("index")?).map(one)),
                 "slice" => self.with_dim(|x, dim| {
                     x.slice(dim, self.optional("start")?, self.optional("end")?, self.or("step", 1)?).map(one)
                 }),
-                "narrow" => self.with_dim(|x, dim| x.narrow(dim, self.get("start")?, self.get("length")?).map(one)),
+                "narrow" => {
+                    self.with_dim(|x, dim| x.narrow(dim, self.get("start")?, self.get("length")?).map(one))
+                }
                 "unbind" => self.with_dim(|x, dim| x.unbind(dim)),
                 "split" => self.split(),
                 "chunk" => self.with_dim(|x, dim| x.chunk(self.get("chunks")?, dim)),
-                "view" | "reshape" => self.first(|x| x.reshape(&self.list::<i64>("size", Vec::new())?).map(one)),
-                "flatten" => self.first(|x| x.flatten(self.or("start_dim", 0)?, self.or("end_dim", -1)?).map(one)),
+                "view" | "reshape" => {
+                    self.first(|x| x.reshape(&self.list::<i64>("size", Vec::new())?).map(one))
+                }
+                "flatten" => {
+                    self.first(|x| x.flatten(self.or("start_dim", 0)?, self.or("end_dim", -1)?).map(one))
+                }
                 "permute" => self.first(|x| x.permute(&self.get::<Vec<i64>>("dims")?).map(one)),
                 "transpose" => self.first(|x| x.transpose(self.get("dim0")?, self.get("dim1")?).map(one)),
                 "squeeze" => self.first(|x| x.squeeze(&self.list::<i64>("dim", Vec::new())?).map(one)),
@@ -289,7 +309,8 @@ impl<'a> Call<'a> {
                 "cat" => self.get("dim").and_then(|dim| ShardTensor::cat(self.inputs, dim).map(one)),
                 "stack" => self.get("dim").and_then(|dim| ShardTensor::stack(self.inputs, dim).map(one)),
                 "roll" => self.first(|x| {
-                    x.roll(&self.list::<i64>("shifts", Vec::new())?, &self.list::<i64>("dims", Vec::new())?).map(one)
+                    x.roll(&self.list::<i64>("shifts", Vec::new())?, &self.list::<i64>("dims", Vec::new())?)
+                        .map(one)
                 }),
                 "flip" => self.first(|x| x.flip(&self.list::<i64>("dims", Vec::new())?).map(one)),
                 "unfold" => self.first(|x| {
@@ -322,7 +343,9 @@ impl<'a> Call<'a> {
         let (x, weight, bias) = (self.input(0)?, self.inputs.get(1).copied(), self.inputs.get(2).copied());
         let eps = self.or("eps", 1e-5)?;
         match name {
-            "layer_norm" => x.layer_norm(&self.list::<i64>("normalized_shape", Vec::new())?, weight, bias, eps),
+            "layer_norm" => {
+                x.layer_norm(&self.list::<i64>("normalized_shape", Vec::new())?, weight, bias, eps)
+            }
             "group_norm" => x.group_norm(self.get("num_groups")?, weight, bias, eps),
             "instance_norm" => x.instance_norm(weight, bias, eps),
             _ => x.batch_norm(weight, bias, None, self.or("training", true)?, eps),

@@ -46,13 +46,20 @@ impl ShardTensor {
         const OP: &str = "layer_norm";
         rule(OP, &inputs(self, weight, bias), || {
             let first = self.ndim().checked_sub(normalized.len());
-            let Some(first) = first.filter(|&first| &self.shape()[first..] == normalized && !normalized.is_empty()) else {
+            let Some(first) =
+                first.filter(|&first| &self.shape()[first..] == normalized && !normalized.is_empty())
+            else {
                 return refuse(OP, format!("{:?} does not end in {normalized:?}", self.shape()));
             };
             let x = self.resolved()?;
             let split = (first..x.ndim()).any(|dim| x.layout().is_sharded(dim));
-            let whole = |w: Option<&Self>| w.is_none_or(|w| w.layout().is_replicated() && w.shape() == normalized);
-            if !split && whole(weight) && whole(bias) && x.device_mesh() == weight.map_or(x.device_mesh(), |w| w.device_mesh()) {
+            let whole =
+                |w: Option<&Self>| w.is_none_or(|w| w.layout().is_replicated() && w.shape() == normalized);
+            if !split
+                && whole(weight)
+                && whole(bias)
+                && x.device_mesh() == weight.map_or(x.device_mesh(), |w| w.device_mesh())
+            {
                 let axes = x.layout().sharding_axes();
                 let local = |w: Option<&Self>| w.map(|w| w.per_rank(&axes)).transpose();
                 let (weight, bias) = (local(weight)?, local(bias)?);
@@ -70,7 +77,13 @@ impl ShardTensor {
     /// # Errors
     ///
     /// Channels that do not divide; the errors of the exchange.
-    pub fn group_norm(&self, groups: i64, weight: Option<&Self>, bias: Option<&Self>, eps: f64) -> Result<Self> {
+    pub fn group_norm(
+        &self,
+        groups: i64,
+        weight: Option<&Self>,
+        bias: Option<&Self>,
+        eps: f64,
+    ) -> Result<Self> {
         const OP: &str = "group_norm";
         rule(OP, &inputs(self, weight, bias), || {
             if self.ndim() < 2 || groups < 1 || self.shape()[1] % groups != 0 {
@@ -88,7 +101,11 @@ impl ShardTensor {
                 let dims: Vec<usize> = (2..grouped.ndim()).collect();
                 standardize(OP, &grouped, &dims, eps)?.y.reshape(&shape)?.to_layout(x.layout())?
             };
-            affine(standard, along_channels(weight, shape.len())?.as_ref(), along_channels(bias, shape.len())?.as_ref())
+            affine(
+                standard,
+                along_channels(weight, shape.len())?.as_ref(),
+                along_channels(bias, shape.len())?.as_ref(),
+            )
         })
     }
 
@@ -106,7 +123,11 @@ impl ShardTensor {
             let x = self.resolved()?;
             let dims: Vec<usize> = (2..x.ndim()).collect();
             let standard = standardize(OP, &x, &dims, eps)?.y;
-            affine(standard, along_channels(weight, x.ndim())?.as_ref(), along_channels(bias, x.ndim())?.as_ref())
+            affine(
+                standard,
+                along_channels(weight, x.ndim())?.as_ref(),
+                along_channels(bias, x.ndim())?.as_ref(),
+            )
         })
     }
 
@@ -132,10 +153,14 @@ impl ShardTensor {
             let x = self.resolved()?;
             let (weight, bias) = (along_channels(weight, x.ndim())?, along_channels(bias, x.ndim())?);
             if !training {
-                let Some(running) = running else { return refuse(OP, "running statistics are needed outside of training") };
-                let [mean, var] = [&*running.mean, &*running.var].map(|stat| along_channels(Some(stat), x.ndim()));
+                let Some(running) = running else {
+                    return refuse(OP, "running statistics are needed outside of training");
+                };
+                let [mean, var] =
+                    [&*running.mean, &*running.var].map(|stat| along_channels(Some(stat), x.ndim()));
                 let (Some(mean), Some(var)) = (mean?, var?) else { return refuse(OP, "no statistics") };
-                let scale = var.unary(crate::array::Unary::AddScalar(eps))?.unary(crate::array::Unary::Rsqrt)?;
+                let scale =
+                    var.unary(crate::array::Unary::AddScalar(eps))?.unary(crate::array::Unary::Rsqrt)?;
                 return affine(x.sub(&mean)?.mul(&scale)?, weight.as_ref(), bias.as_ref());
             }
             let dims: Vec<usize> = (0..x.ndim()).filter(|&dim| dim != 1).collect();
@@ -161,7 +186,11 @@ impl ShardTensor {
     }
 }
 
-fn inputs<'a>(x: &'a ShardTensor, weight: Option<&'a ShardTensor>, bias: Option<&'a ShardTensor>) -> Vec<&'a ShardTensor> {
+fn inputs<'a>(
+    x: &'a ShardTensor,
+    weight: Option<&'a ShardTensor>,
+    bias: Option<&'a ShardTensor>,
+) -> Vec<&'a ShardTensor> {
     [x].into_iter().chain(weight).chain(bias).collect()
 }
 
@@ -212,7 +241,8 @@ fn standardize(op: &'static str, x: &ShardTensor, dims: &[usize], eps: f64) -> R
         let (mean, squares) = match &group {
             None => own,
             Some(group) => {
-                let both = torch(op, Tensor::f_stack(&[&own.0, &own.1], 0).and_then(|both| both.f_unsqueeze(0)))?;
+                let both =
+                    torch(op, Tensor::f_stack(&[&own.0, &own.1], 0).and_then(|both| both.f_unsqueeze(0)))?;
                 let ones = vec![1; group.size()];
                 let everyones = gather_from_parallel_region(&both, 0, Some(&ones), group)?;
                 let ranks = layout.mesh().ranks();
@@ -227,40 +257,44 @@ fn standardize(op: &'static str, x: &ShardTensor, dims: &[usize], eps: f64) -> R
         };
         let var = torch(op, squares.f_div_scalar(count as f64))?;
         let rstd = torch(op, var.f_add_scalar(eps).and_then(|v| v.f_rsqrt()))?;
-        let y = torch(op, local.f_to_kind(mean.kind()).and_then(|x| x.f_sub(&mean)).and_then(|x| x.f_mul(&rstd)))?;
+        let y = torch(
+            op,
+            local.f_to_kind(mean.kind()).and_then(|x| x.f_sub(&mean)).and_then(|x| x.f_mul(&rstd)),
+        )?;
         (y, rstd, mean, var)
     };
     let kind = x.kind();
     let (input, n) = (x.local(), count as f64);
-    let outputs = Function::new(op).save(&[&y, &rstd]).apply(&[input], vec![y, rstd], move |context, grads| {
-        let (y, rstd) = (context.saved(0)?, context.saved(1)?);
-        let grad = context.grad_or_zeros(grads, 0)?;
-        let totals = |terms: &Tensor| -> isobar_collectives::Result<Tensor> {
-            let own = terms.f_sum_dim_intlist(over.as_slice(), true, None)?;
-            Ok(own)
-        };
-        let sums = Tensor::f_stack(&[totals(&grad)?, totals(&grad.f_mul(&y)?)?], 0)?;
-        let (sums, rstd) = match &group {
-            Some(group) => (
-                copy_to_parallel_region(&reduce_from_parallel_region(&sums, group)?, group)?,
-                copy_to_parallel_region(&rstd, group)?,
-            ),
-            None => (sums, rstd),
-        };
-        let means = sums.f_div_scalar(n)?;
-        let centred = grad.f_sub(&means.f_select(0, 0)?)?.f_sub(&y.f_mul(&means.f_select(0, 1)?)?)?;
-        let mut back = centred.f_mul(&rstd)?;
-        // Of the deviation's inverse, which gradients of gradients use.
-        if let Some(Some(of_rstd)) = grads.get(1) {
-            let of_rstd = match &group {
-                Some(group) => copy_to_parallel_region(of_rstd, group)?,
-                None => of_rstd.shallow_clone(),
+    let outputs =
+        Function::new(op).save(&[&y, &rstd]).apply(&[input], vec![y, rstd], move |context, grads| {
+            let (y, rstd) = (context.saved(0)?, context.saved(1)?);
+            let grad = context.grad_or_zeros(grads, 0)?;
+            let totals = |terms: &Tensor| -> isobar_collectives::Result<Tensor> {
+                let own = terms.f_sum_dim_intlist(over.as_slice(), true, None)?;
+                Ok(own)
             };
-            let term = y.f_mul(&rstd.f_square()?)?.f_mul(&of_rstd)?.f_div_scalar(n)?;
-            back = back.f_sub(&term)?;
-        }
-        Ok(vec![Some(back.f_to_kind(kind)?)])
-    })?;
+            let sums = Tensor::f_stack(&[totals(&grad)?, totals(&grad.f_mul(&y)?)?], 0)?;
+            let (sums, rstd) = match &group {
+                Some(group) => (
+                    copy_to_parallel_region(&reduce_from_parallel_region(&sums, group)?, group)?,
+                    copy_to_parallel_region(&rstd, group)?,
+                ),
+                None => (sums, rstd),
+            };
+            let means = sums.f_div_scalar(n)?;
+            let centred = grad.f_sub(&means.f_select(0, 0)?)?.f_sub(&y.f_mul(&means.f_select(0, 1)?)?)?;
+            let mut back = centred.f_mul(&rstd)?;
+            // Of the deviation's inverse, which gradients of gradients use.
+            if let Some(Some(of_rstd)) = grads.get(1) {
+                let of_rstd = match &group {
+                    Some(group) => copy_to_parallel_region(of_rstd, group)?,
+                    None => of_rstd.shallow_clone(),
+                };
+                let term = y.f_mul(&rstd.f_square()?)?.f_mul(&of_rstd)?.f_div_scalar(n)?;
+                back = back.f_sub(&term)?;
+            }
+            Ok(vec![Some(back.f_to_kind(kind)?)])
+        })?;
     let y = match outputs.into_iter().next() {
         Some(y) if y.kind() == Kind::Float && kind != Kind::Float => torch(op, y.f_to_kind(kind))?,
         Some(y) => y,

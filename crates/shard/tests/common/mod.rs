@@ -170,10 +170,8 @@ pub(crate) fn same(
             false => ShardTensor::distribute_as(whole, layout).unwrap(),
         })
         .collect();
-    let wholes: Vec<Tensor> = inputs
-        .iter()
-        .map(|(whole, _)| whole.detach().copy().set_requires_grad(floating(whole)))
-        .collect();
+    let wholes: Vec<Tensor> =
+        inputs.iter().map(|(whole, _)| whole.detach().copy().set_requires_grad(floating(whole))).collect();
     let layouts = || inputs.iter().map(|(_, layout)| layout.to_string()).collect::<Vec<_>>().join("; ");
     let want = match (dense(&wholes), sharded(&leaves)) {
         // What the dense operator refuses may be refused or not.

@@ -7,7 +7,13 @@ use crate::verify::case::Case;
 use crate::verify::layout::Layout;
 
 /// The budget of an operator of sharded tensors on `rank`, forward and backward together.
-pub(super) fn received(op: &str, names: &[String], case: &Case, layout: &Layout, _rank: usize) -> Result<u64> {
+pub(super) fn received(
+    op: &str,
+    names: &[String],
+    case: &Case,
+    layout: &Layout,
+    _rank: usize,
+) -> Result<u64> {
     let ranks = layout.mesh.ranks() as u64;
     let others = ranks - 1;
     let sizes = names.iter().map(|name| Ok(bytes(case.tensor(name)?))).collect::<Result<Vec<u64>>>()?;

@@ -135,7 +135,9 @@ impl Sharded {
         let there: Vec<String> = inputs.filter(|name| case.get(name).is_some()).cloned().collect();
         match self.tensors {
             [] => there,
-            ordered => ordered.iter().map(|name| (*name).to_owned()).filter(|name| there.contains(name)).collect(),
+            ordered => {
+                ordered.iter().map(|name| (*name).to_owned()).filter(|name| there.contains(name)).collect()
+            }
         }
     }
 }

@@ -35,7 +35,8 @@ impl ShardTensor {
             let x = self.resolved()?.consecutive()?;
             let (index, source) = (index.resolved()?.detach(), source.resolved()?);
             let (along, summed) = walked(&x, &source.layout().dims()[at], at);
-            let source = source.to_layout(&x.layout().with_dims(replaced(x.layout().dims(), at, along.clone())))?;
+            let source =
+                source.to_layout(&x.layout().with_dims(replaced(x.layout().dims(), at, along.clone())))?;
             let index = index.to_layout(&index.layout().with_dims(vec![along]))?;
             if x.layout().is_sharded(at) {
                 let owners = Owners::new(x.layout(), at)?;
@@ -69,7 +70,10 @@ impl ShardTensor {
             let at = resolve(OP, dim, self.ndim())?;
             check_extents(OP, self, index, at)?;
             if source.shape() != index.shape() {
-                return refuse(OP, format!("index {:?} and source {:?} differ", index.shape(), source.shape()));
+                return refuse(
+                    OP,
+                    format!("index {:?} and source {:?} differ", index.shape(), source.shape()),
+                );
             }
             let x = self.resolved()?.consecutive()?;
             let (index, source) = (index.resolved()?.detach(), source.resolved()?);

@@ -13,7 +13,8 @@ use crate::layout::{Dim, Layout};
 /// The global indices along a dim that this rank has, in its order.
 pub(crate) fn own_indices(layout: &Layout, dim: usize, device: Device) -> Result<Tensor, TchError> {
     let own = layout.intervals();
-    let pieces = own[dim].iter().map(|part| Tensor::f_arange_start(part.start, part.end(), (Kind::Int64, device)));
+    let pieces =
+        own[dim].iter().map(|part| Tensor::f_arange_start(part.start, part.end(), (Kind::Int64, device)));
     let pieces: Vec<Tensor> = pieces.collect::<Result<_, _>>()?;
     match &pieces[..] {
         [] => Tensor::f_zeros([0], (Kind::Int64, device)),

@@ -112,7 +112,12 @@ pub(super) fn check_extents(op: &'static str, x: &ShardTensor, index: &ShardTens
 
 /// The way of single elements of the ranks' flattened parts of `x`, whose dims but `at` the index's rank shares; and the number of
 /// elements of this rank's part.
-pub(super) fn element_route(op: &'static str, x: &ShardTensor, at: usize, index: &Tensor) -> Result<(Route, i64)> {
+pub(super) fn element_route(
+    op: &'static str,
+    x: &ShardTensor,
+    at: usize,
+    index: &Tensor,
+) -> Result<(Route, i64)> {
     let owners = Owners::new(x.layout(), at)?;
     let shape = x.local_shape();
     let place = || -> Result<_, tch::TchError> {

@@ -83,7 +83,8 @@ impl Owners {
         let outside = indices.f_lt(0)?.f_logical_or(&indices.f_ge(extent)?)?;
         let bad = outside.f_sum(Kind::Int64)?.f_int64_value(&[])?;
         let safe = indices.f_masked_fill(&outside, 0)?;
-        let part = safe.f_bucketize(&on_device(&ends)?, false, true)?.f_clamp_max((ends.len() as i64 - 1).max(0))?;
+        let part =
+            safe.f_bucketize(&on_device(&ends)?, false, true)?.f_clamp_max((ends.len() as i64 - 1).max(0))?;
         let look_up = |list: &[i64]| on_device(list)?.f_take(&part);
         Ok(Found {
             owner: look_up(&self.ranks)?,
@@ -105,7 +106,8 @@ impl Route {
         let by_rank = torch(op, owner.f_argsort_stable(true, 0, false))?;
         let as_asked = torch(op, by_rank.f_argsort_stable(true, 0, false))?;
         let counts = torch(op, owner.f_bincount(None::<Tensor>, ranks))?;
-        let counts: Vec<i64> = Vec::try_from(&counts).map_err(|e: TchError| crate::array::argument(op, e.to_string()))?;
+        let counts: Vec<i64> =
+            Vec::try_from(&counts).map_err(|e: TchError| crate::array::argument(op, e.to_string()))?;
         let mine: Vec<u8> = [found.bad].iter().chain(&counts).flat_map(|n| n.to_le_bytes()).collect();
         let told = group.all_gather_bytes(&mine)?;
         let numbers = |bytes: &Vec<u8>| -> Vec<i64> {

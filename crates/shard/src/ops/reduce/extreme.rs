@@ -1,8 +1,6 @@
 //! Extrema and where they are.
 
-use isobar_collectives::{
-    ReduceOp, copy_to_parallel_region, reduce_from_parallel_region, start,
-};
+use isobar_collectives::{ReduceOp, copy_to_parallel_region, reduce_from_parallel_region, start};
 use isobar_torch::autograd::Function;
 use isobar_torch::guard::NoGrad;
 use tch::{Kind, TchError, Tensor};
@@ -20,7 +18,11 @@ pub(super) fn extreme(op: &'static str, x: &ShardTensor, over: &Over, greatest: 
     let local = x.local();
     if over.axes.is_empty() {
         let dims = over.dims.as_slice();
-        return named(op, &[local], if greatest { local.f_amax(dims, true) } else { local.f_amin(dims, true) });
+        return named(
+            op,
+            &[local],
+            if greatest { local.f_amax(dims, true) } else { local.f_amin(dims, true) },
+        );
     }
     let group = x.layout().group_along(&over.axes)?;
     let best = {
@@ -100,7 +102,8 @@ impl ShardTensor {
             if over.axes.is_empty() {
                 return over.done(places);
             }
-            let (values, places) = (over.everyones(x.layout(), &values)?, over.everyones(x.layout(), &places)?);
+            let (values, places) =
+                (over.everyones(x.layout(), &values)?, over.everyones(x.layout(), &places)?);
             let first = || -> Result<Tensor, TchError> {
                 let best = if greatest { values.f_amax([0], true)? } else { values.f_amin([0], true)? };
                 let same = values.f_eq_tensor(&best)?.f_logical_or(&values.f_ne_tensor(&values)?)?;
@@ -112,7 +115,12 @@ impl ShardTensor {
 }
 
 /// The extreme of this rank's part, and its global index along the dim or in the flattened whole; dims stay.
-fn own_best(x: &ShardTensor, over: &Over, one_dim: bool, greatest: bool) -> Result<(Tensor, Tensor), TchError> {
+fn own_best(
+    x: &ShardTensor,
+    over: &Over,
+    one_dim: bool,
+    greatest: bool,
+) -> Result<(Tensor, Tensor), TchError> {
     let local = x.local();
     let shape = over.kept.local_shape();
     if over.local_count(x) == 0 {

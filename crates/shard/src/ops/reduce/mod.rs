@@ -71,7 +71,8 @@ impl Over {
         let layout = x.layout();
         let mut axes: Vec<usize> = over.iter().flat_map(|&dim| layout.dims()[dim].axes.clone()).collect();
         axes.sort_unstable();
-        let one = |(index, dim): (usize, &Dim)| if over.contains(&index) { Dim::whole(1) } else { dim.clone() };
+        let one =
+            |(index, dim): (usize, &Dim)| if over.contains(&index) { Dim::whole(1) } else { dim.clone() };
         let kept = layout.with_dims(layout.dims().iter().enumerate().map(one).collect());
         let result = match keepdim {
             true => kept.clone(),
@@ -160,7 +161,9 @@ impl ShardTensor {
             let over = Over::new(op, &x, dims, keepdim)?;
             let (local, dims) = (x.local(), over.dims.as_slice());
             match statistic {
-                Statistic::Sum => over.partial(named(op, &[local], local.f_sum_dim_intlist(dims, true, None))?),
+                Statistic::Sum => {
+                    over.partial(named(op, &[local], local.f_sum_dim_intlist(dims, true, None))?)
+                }
                 Statistic::Mean => {
                     let sum = local.f_sum_dim_intlist(dims, true, None);
                     let count = over.count(&x) as f64;
@@ -173,7 +176,9 @@ impl ShardTensor {
                     let best = extreme::extreme(op, &x, &over, statistic == Statistic::Max)?;
                     over.done(best)
                 }
-                Statistic::Prod => over.merged(&x, |x, dims| prod(x, dims), |all| all.f_prod_dim_int(0, false, None)),
+                Statistic::Prod => {
+                    over.merged(&x, |x, dims| prod(x, dims), |all| all.f_prod_dim_int(0, false, None))
+                }
                 Statistic::Norm => over.merged(
                     &x,
                     |x, dims| x.f_norm_scalaropt_dim(2.0, dims, true),
@@ -201,11 +206,18 @@ impl ShardTensor {
                     Ok(found)
                 }
                 Statistic::Var { correction } | Statistic::Std { correction } => {
+                    let root = matches!(statistic, Statistic::Std { .. });
+                    if over.axes.is_empty() {
+                        let dense = match root {
+                            true => local.f_std_correction(dims, correction, true),
+                            false => local.f_var_correction(dims, correction, true),
+                        };
+                        return over.done(named(op, &[local], dense)?);
+                    }
                     let (_, squares) = welford::moments(op, &x, &over)?;
                     let count = (over.count(&x) - correction).max(0) as f64;
                     let var = torch(op, squares.f_div_scalar(count))?;
-                    let root = matches!(statistic, Statistic::Std { .. });
-                    let result = if root { torch(op, var.f_sqrt())? } else { var };
+                    let result = if root { torch(op, root_of(&var))? } else { var };
                     over.done(torch(op, result.f_to_kind(x.kind()))?)
                 }
             }
@@ -267,12 +279,22 @@ impl Over {
     ) -> Result<ShardTensor> {
         let local = named("reduce", &[x.local()], of_part(x.local(), &self.dims))?;
         if self.axes.is_empty() {
-            let local = if local.kind() == Kind::Uint8 { torch("reduce", of_all(&torch("reduce", local.f_unsqueeze(0))?))? } else { local };
+            let local = if local.kind() == Kind::Uint8 {
+                torch("reduce", of_all(&torch("reduce", local.f_unsqueeze(0))?))?
+            } else {
+                local
+            };
             return self.done(local);
         }
         let everyones = self.everyones(x.layout(), &local)?;
         self.done(torch("reduce", of_all(&everyones))?)
     }
+}
+
+/// The square root, with a gradient of 0 at 0, as libtorch's standard deviation has it.
+fn root_of(var: &Tensor) -> Result<Tensor, TchError> {
+    let none = var.f_eq(0.0)?;
+    var.f_masked_fill(&none, 1.0)?.f_sqrt()?.f_masked_fill(&none, 0.0)
 }
 
 /// The product over several dims.

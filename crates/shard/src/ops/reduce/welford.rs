@@ -11,7 +11,8 @@ use crate::tensor::ShardTensor;
 /// The mean and the sum of squared deviations from it over the dims, which stay; in fp32 at least, replicated along the axes
 /// that split the dims. Differentiable.
 pub(super) fn moments(op: &'static str, x: &ShardTensor, over: &Over) -> Result<(Tensor, Tensor)> {
-    let own = torch(op, of_part(x.local(), over.dims.as_slice(), over.local_count(x), over.kept.local_shape()))?;
+    let own =
+        torch(op, of_part(x.local(), over.dims.as_slice(), over.local_count(x), over.kept.local_shape()))?;
     if over.axes.is_empty() {
         let (mean, squares) = own;
         return Ok((mean, squares));
@@ -59,7 +60,8 @@ pub(in crate::ops) fn of_part(
 pub(in crate::ops) fn merge(everyones: &Tensor, counts: &[f64]) -> Result<(Tensor, Tensor), TchError> {
     let dims = everyones.dim() - 1;
     let shape: Vec<i64> = std::iter::once(counts.len() as i64).chain(vec![1; dims - 1]).collect();
-    let counts = Tensor::f_from_slice(counts)?.f_to_device(everyones.device())?.f_to_kind(everyones.kind())?;
+    let counts =
+        Tensor::f_from_slice(counts)?.f_to_device(everyones.device())?.f_to_kind(everyones.kind())?;
     let counts = counts.f_view(shape.as_slice())?;
     let total = counts.f_sum(None)?;
     let (means, squares) = (everyones.f_select(1, 0)?, everyones.f_select(1, 1)?);

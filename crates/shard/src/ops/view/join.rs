@@ -22,13 +22,15 @@ impl ShardTensor {
             same_mesh(OP, tensors)?;
             let dim = resolve(OP, dim, first.ndim())?;
             let fits = |other: &&Self| {
-                other.ndim() == first.ndim() && (0..first.ndim()).all(|d| d == dim || other.shape()[d] == first.shape()[d])
+                other.ndim() == first.ndim()
+                    && (0..first.ndim()).all(|d| d == dim || other.shape()[d] == first.shape()[d])
             };
             if let Some(other) = tensors.iter().find(|other| !fits(other)) {
                 let reason = format!("{:?} does not fit {:?} along dim {dim}", other.shape(), first.shape());
                 return refuse(OP, reason);
             }
-            let resolved: Vec<Self> = tensors.iter().map(|tensor| tensor.resolved()).collect::<Result<_>>()?;
+            let resolved: Vec<Self> =
+                tensors.iter().map(|tensor| tensor.resolved()).collect::<Result<_>>()?;
             let largest = largest(&resolved);
             let split = &largest.dims()[dim];
             let mut locals = Vec::with_capacity(tensors.len());
@@ -69,7 +71,8 @@ impl ShardTensor {
             if let Some(other) = tensors.iter().find(|other| other.shape() != first.shape()) {
                 return refuse(OP, format!("shapes {:?} and {:?} differ", first.shape(), other.shape()));
             }
-            let resolved: Vec<Self> = tensors.iter().map(|tensor| tensor.resolved()).collect::<Result<_>>()?;
+            let resolved: Vec<Self> =
+                tensors.iter().map(|tensor| tensor.resolved()).collect::<Result<_>>()?;
             let target = largest(&resolved);
             let locals: Vec<Tensor> = resolved
                 .iter()

@@ -82,7 +82,11 @@ impl ShardTensor {
             let gone: Vec<i64> = (0..x.ndim()).filter(|&dim| goes(dim)).map(|dim| dim as i64).collect();
             let kept = (0..x.ndim()).filter(|&dim| !goes(dim)).map(|dim| x.layout().dims()[dim].clone());
             let layout = x.layout().with_dims(kept.collect());
-            let y = if gone.is_empty() { x.local().shallow_clone() } else { torch(OP, x.local().f_squeeze_dims(gone))? };
+            let y = if gone.is_empty() {
+                x.local().shallow_clone()
+            } else {
+                torch(OP, x.local().f_squeeze_dims(gone))?
+            };
             Ok(Self::new(y, layout))
         })
     }
@@ -196,9 +200,11 @@ impl ShardTensor {
                     *interval = Interval::new(interval.start * from / to, interval.len * from / to);
                 }
             }
-            let contiguous = torch(OP, x.local().f_contiguous())?;
-            let y = torch(OP, contiguous.f_view_dtype(kind))?;
-            Ok(Self::new(y, x.layout().with_dims(dims)))
+            let layout = x.layout().with_dims(dims);
+            // Flat, since strides of dims of extent 1 are arbitrary, and libtorch looks at them.
+            let flat =
+                x.local().f_contiguous().and_then(|x| x.f_reshape([-1])).and_then(|x| x.f_view_dtype(kind));
+            Ok(Self::new(torch(OP, flat.and_then(|y| y.f_reshape(layout.local_shape())))?, layout))
         })
     }
 

@@ -68,7 +68,9 @@ fn plan(layout: &Layout, shape: &[i64]) -> Plan {
     for (old, new) in groups(layout.shape(), shape) {
         let dims = &layout.dims()[old.clone()];
         let extents = &shape[new];
-        if dims.len() == extents.len() && dims.iter().zip(extents).all(|(dim, extent)| dim.extent() == *extent) {
+        if dims.len() == extents.len()
+            && dims.iter().zip(extents).all(|(dim, extent)| dim.extent() == *extent)
+        {
             result.extend(dims.iter().cloned());
             continue;
         }
@@ -182,7 +184,8 @@ fn cut(flat: &Dim, extents: &[i64], mesh: &[usize]) -> Option<Vec<Dim>> {
                     || is_empty(&boxes[part]) != is_empty(&boxes[other])
             })
         };
-        let axes: Vec<usize> = flat.axes.iter().copied().filter(|axis| depends(axis) && !used.contains(axis)).collect();
+        let axes: Vec<usize> =
+            flat.axes.iter().copied().filter(|axis| depends(axis) && !used.contains(axis)).collect();
         if axes.is_empty() {
             // All that have elements must have the same ones.
             let all = (0..boxes.len()).filter(|&part| !is_empty(&boxes[part]));
@@ -293,7 +296,8 @@ fn aligned(dims: &[Dim], extents: &[i64], mesh: &[usize]) -> Vec<Dim> {
     };
     let boundaries: Vec<i64> = (0..=count).map(split).collect();
     let aligned = Dim::between(axes, &boundaries);
-    let whole = |(index, dim): (usize, &Dim)| if index == lead { aligned.clone() } else { Dim::whole(dim.extent()) };
+    let whole =
+        |(index, dim): (usize, &Dim)| if index == lead { aligned.clone() } else { Dim::whole(dim.extent()) };
     dims.iter().enumerate().map(whole).collect()
 }
 

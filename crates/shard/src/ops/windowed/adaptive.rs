@@ -89,10 +89,21 @@ impl ShardTensor {
                 if extent < 1 {
                     return refuse(op, format!("dim {dim} has no elements"));
                 }
-                walks.push(Walk { dim, extent, result, kernel: 1, stride: 1, dilation: 1, before: 0, after: 0 });
+                walks.push(Walk {
+                    dim,
+                    extent,
+                    result,
+                    kernel: 1,
+                    stride: 1,
+                    dilation: 1,
+                    before: 0,
+                    after: 0,
+                });
                 results.push(layout.dims()[dim].scaled(result));
                 if layout.is_sharded(dim) {
-                    let need = Need::windows(&results[index], extent, Border::Fill, |own| window(own, extent, result));
+                    let need = Need::windows(&results[index], extent, Border::Fill, |own| {
+                        window(own, extent, result)
+                    });
                     windows = windows.with(dim, need);
                 }
             }

@@ -88,11 +88,15 @@ impl ShardTensor {
                 return self.unsqueeze(0)?.conv(weight, bias, conv)?.select(0, 0);
             }
             let (channels, per_group) = (self.shape()[1], weight.shape()[1]);
-            if conv.groups < 1 || per_group * conv.groups != channels || weight.shape()[0] % conv.groups != 0 {
+            if conv.groups < 1 || per_group * conv.groups != channels || weight.shape()[0] % conv.groups != 0
+            {
                 let groups = conv.groups;
                 return refuse(
                     OP,
-                    format!("weight {:?} in {groups} groups does not fit {channels} channels", weight.shape()),
+                    format!(
+                        "weight {:?} in {groups} groups does not fit {channels} channels",
+                        weight.shape()
+                    ),
                 );
             }
             check_bias(OP, bias, weight.shape()[0])?;
@@ -110,17 +114,22 @@ impl ShardTensor {
                 let (stride, dilation) = (stride[index], dilation[index]);
                 let room = extent + before + after - dilation * (kernel - 1) - 1;
                 if room < 0 || kernel < 1 {
-                    return refuse(OP, format!("a kernel of {kernel} does not fit {extent} elements with padding"));
+                    return refuse(
+                        OP,
+                        format!("a kernel of {kernel} does not fit {extent} elements with padding"),
+                    );
                 }
                 conv.padding_mode.check(OP, extent, before, after)?;
                 let result = room / stride + 1;
                 walks.push(Walk { dim: index + 2, extent, result, kernel, stride, dilation, before, after });
             }
             let parts = Channels::new(&x, weight, bias, conv.groups, false)?;
-            let windowed =
-                Windowed::new(&parts.x, &walks, conv.padding_mode.border(), 0.0, true)?;
-            let left: Vec<i64> =
-                walks.iter().zip(&windowed.native).map(|(walk, native)| if *native { walk.before } else { 0 }).collect();
+            let windowed = Windowed::new(&parts.x, &walks, conv.padding_mode.border(), 0.0, true)?;
+            let left: Vec<i64> = walks
+                .iter()
+                .zip(&windowed.native)
+                .map(|(walk, native)| if *native { walk.before } else { 0 })
+                .collect();
             let none = vec![0; spatial];
             let steps = Steps { stride: &stride, padding: &left, dilation: &dilation, extra: &none };
             let y = steps.convolve(&windowed.local, &parts, conv.groups, false);
@@ -153,15 +162,21 @@ impl ShardTensor {
             if conv.padding_mode != PadMode::Constant {
                 return refuse(OP, "it pads with zeros only");
             }
-            if conv.groups < 1 || weight.shape()[0] != self.shape()[1] || weight.shape()[0] % conv.groups != 0 {
-                return refuse(OP, format!("weight {:?} does not fit {} channels", weight.shape(), self.shape()[1]));
+            if conv.groups < 1 || weight.shape()[0] != self.shape()[1] || weight.shape()[0] % conv.groups != 0
+            {
+                return refuse(
+                    OP,
+                    format!("weight {:?} does not fit {} channels", weight.shape(), self.shape()[1]),
+                );
             }
             check_bias(OP, bias, weight.shape()[1] * conv.groups)?;
             let stride = each(OP, "stride", &conv.stride, spatial)?;
             let dilation = each(OP, "dilation", &conv.dilation, spatial)?;
             let padding = each(OP, "padding", padding, spatial)?;
             let extra = each(OP, "output_padding", output_padding, spatial)?;
-            if stride.iter().chain(&dilation).any(|&step| step < 1) || padding.iter().chain(&extra).any(|&p| p < 0) {
+            if stride.iter().chain(&dilation).any(|&step| step < 1)
+                || padding.iter().chain(&extra).any(|&p| p < 0)
+            {
                 return refuse(OP, "stride and dilation must be at least 1, paddings at least 0");
             }
             let x = self.resolved()?.consecutive()?;
@@ -176,7 +191,10 @@ impl ShardTensor {
                 let (extent, kernel) = (x.shape()[dim], weight.shape()[dim]);
                 if extra[index] >= stride[index].max(dilation[index]) {
                     let (extra, stride) = (extra[index], stride[index]);
-                    return refuse(OP, format!("output_padding {extra} must be below stride {stride} or dilation"));
+                    return refuse(
+                        OP,
+                        format!("output_padding {extra} must be below stride {stride} or dilation"),
+                    );
                 }
                 let reach = dilation[index] * (kernel - 1);
                 let result = (extent - 1) * stride[index] - 2 * padding[index] + reach + extra[index] + 1;
@@ -197,10 +215,12 @@ impl ShardTensor {
                 }
                 results.push(parts);
             }
-            let local = if moved { fetch(x.local(), layout, &windows, 0.0)? } else { x.local().shallow_clone() };
+            let local =
+                if moved { fetch(x.local(), layout, &windows, 0.0)? } else { x.local().shallow_clone() };
             let steps = Steps { stride: &stride, padding: &left, dilation: &dilation, extra: &left_extra };
             let y = steps.convolve(&local, &parts, conv.groups, true);
-            let cut = |y: Tensor| cuts.iter().try_fold(y, |y, &(dim, start, len)| y.f_narrow(dim, start, len));
+            let cut =
+                |y: Tensor| cuts.iter().try_fold(y, |y, &(dim, start, len)| y.f_narrow(dim, start, len));
             let y = named(OP, &[&local, &parts.weight], y.and_then(cut))?;
             Ok(parts.result(y, results))
         })
@@ -218,7 +238,13 @@ struct Steps<'a> {
 impl Steps<'_> {
     /// The dense operator. It knows no tensors without channels: of those that go in one of zeros is made, and of those that
     /// come out one that is cut off again.
-    fn convolve(&self, x: &Tensor, parts: &Channels, groups: i64, transposed: bool) -> Result<Tensor, TchError> {
+    fn convolve(
+        &self,
+        x: &Tensor,
+        parts: &Channels,
+        groups: i64,
+        transposed: bool,
+    ) -> Result<Tensor, TchError> {
         let (input, output) = if transposed { (0, 1) } else { (1, 0) };
         let (mut x, mut weight) = (x.shallow_clone(), parts.weight.shallow_clone());
         let mut bias = parts.bias.as_ref().map(Tensor::shallow_clone);
@@ -232,7 +258,8 @@ impl Steps<'_> {
             bias = bias.map(|bias| with_one(&bias, 0)).transpose()?;
         }
         let Self { stride, padding, dilation, extra } = *self;
-        let y = x.f_convolution(&weight, bias.as_ref(), stride, padding, dilation, transposed, extra, groups)?;
+        let y =
+            x.f_convolution(&weight, bias.as_ref(), stride, padding, dilation, transposed, extra, groups)?;
         if none { y.f_narrow(1, 0, 0) } else { Ok(y) }
     }
 }
@@ -316,7 +343,11 @@ impl Channels {
         }
         let mut out = Dim::whole(of_weight[output].extent() * if transposed { groups } else { 1 });
         let taken = |dim: &Dim| dim.axes.iter().any(|axis| inner.axes.contains(axis));
-        if groups == 1 && of_weight[output].is_split() && free(&of_weight[output]) && !taken(&of_weight[output]) {
+        if groups == 1
+            && of_weight[output].is_split()
+            && free(&of_weight[output])
+            && !taken(&of_weight[output])
+        {
             out = of_weight[output].clone();
         }
         let x = match groups {
@@ -408,9 +439,7 @@ fn paddings(
             }
             Ok(padding.into_iter().map(|p| (p, p)).collect())
         }
-        Padding::Same if stride.iter().any(|&s| s != 1) => {
-            refuse("conv", "padding `same` is for stride 1")
-        }
+        Padding::Same if stride.iter().any(|&s| s != 1) => refuse("conv", "padding `same` is for stride 1"),
         Padding::Same => {
             let of = |index: usize| {
                 let total = dilation[index] * (weight.shape()[index + 2] - 1);

@@ -127,7 +127,8 @@ impl Resize {
         let output = match self {
             Self::Size(sizes) => super::each("interpolate", "size", sizes, spatial)?,
             Self::Scale(scales) if scales.len() == 1 || scales.len() == spatial => {
-                let scaled = |(index, &extent): (usize, &i64)| (extent as f64 * scales[index % scales.len()]) as i64;
+                let scaled =
+                    |(index, &extent): (usize, &i64)| (extent as f64 * scales[index % scales.len()]) as i64;
                 extents.iter().enumerate().map(scaled).collect()
             }
             Self::Scale(scales) => {
@@ -135,7 +136,10 @@ impl Resize {
             }
         };
         if output.iter().chain(extents).any(|&extent| extent < 1) {
-            return refuse("interpolate", format!("from {extents:?} to {output:?}: expected extents of at least 1"));
+            return refuse(
+                "interpolate",
+                format!("from {extents:?} to {output:?}: expected extents of at least 1"),
+            );
         }
         let scales = match self {
             Self::Size(_) => vec![None; spatial],

@@ -74,7 +74,8 @@ impl Windowed {
         for walk in walks {
             let dim = &layout.dims()[walk.dim];
             let result = dim.scaled(walk.result);
-            let left = !dim.is_split() && border == Border::Fill && native_border && walk.before == walk.after;
+            let left =
+                !dim.is_split() && border == Border::Fill && native_border && walk.before == walk.after;
             own.push(part_of(&result, layout));
             if !left {
                 windows = windows.with(walk.dim, windows_along(&result, walk, border));

@@ -45,9 +45,11 @@ impl Pool {
 
     fn walks(&self, op: &'static str, x: &ShardTensor, spatial: usize, dilated: bool) -> Result<Vec<Walk>> {
         let kernel = each(op, "kernel", &self.kernel, spatial)?;
-        let stride = if self.stride.is_empty() { kernel.clone() } else { each(op, "stride", &self.stride, spatial)? };
+        let stride =
+            if self.stride.is_empty() { kernel.clone() } else { each(op, "stride", &self.stride, spatial)? };
         let padding = each(op, "padding", &self.padding, spatial)?;
-        let dilation = if dilated { each(op, "dilation", &self.dilation, spatial)? } else { vec![1; spatial] };
+        let dilation =
+            if dilated { each(op, "dilation", &self.dilation, spatial)? } else { vec![1; spatial] };
         let first = x.ndim() - spatial;
         let mut walks = Vec::with_capacity(spatial);
         for index in 0..spatial {
@@ -57,8 +59,10 @@ impl Pool {
             if kernel < 1 || stride < 1 || dilation < 1 || before < 0 || before * 2 > kernel {
                 return refuse(
                     op,
-                    format!("kernel {kernel}, stride {stride}, dilation {dilation}, padding {before}: expected at least 1, \
-                             and a padding of at most half the kernel"),
+                    format!(
+                        "kernel {kernel}, stride {stride}, dilation {dilation}, padding {before}: expected at least 1, \
+                             and a padding of at most half the kernel"
+                    ),
                 );
             }
             let room = extent + 2 * before - dilation * (kernel - 1) - 1;
@@ -96,9 +100,13 @@ impl ShardTensor {
             let walks = pool.walks(OP, &x, spatial, true)?;
             let windowed = Windowed::new(&x, &walks, Border::Fill, f64::NEG_INFINITY, true)?;
             let values = |f: fn(&Walk) -> i64| walks.iter().map(f).collect::<Vec<i64>>();
-            let (kernel, stride, dilation) = (values(|w| w.kernel), values(|w| w.stride), values(|w| w.dilation));
-            let padding: Vec<i64> =
-                walks.iter().zip(&windowed.native).map(|(w, native)| if *native { w.before } else { 0 }).collect();
+            let (kernel, stride, dilation) =
+                (values(|w| w.kernel), values(|w| w.stride), values(|w| w.dilation));
+            let padding: Vec<i64> = walks
+                .iter()
+                .zip(&windowed.native)
+                .map(|(w, native)| if *native { w.before } else { 0 })
+                .collect();
             let local = nonempty(&windowed.local)?;
             let pooled = match spatial {
                 1 => local.f_max_pool1d_with_indices(kernel, stride, padding, dilation, pool.ceil_mode),
@@ -106,7 +114,8 @@ impl ShardTensor {
                 _ => local.f_max_pool3d_with_indices(kernel, stride, padding, dilation, pool.ceil_mode),
             };
             let (y, indices) = named(OP, &[&windowed.local], pooled)?;
-            let (y, indices) = (cut_like(&y, &windowed.local, spatial)?, cut_like(&indices, &windowed.local, spatial)?);
+            let (y, indices) =
+                (cut_like(&y, &windowed.local, spatial)?, cut_like(&indices, &windowed.local, spatial)?);
             let global = global_indices(&indices, &windowed, &walks);
             let y = named(OP, &[&y], windowed.trim(y.shallow_clone(), &walks))?;
             let global = named(OP, &[&indices], global.and_then(|g| windowed.trim(g, &walks)))?;
@@ -170,7 +179,10 @@ pub(super) fn result_layout(x: &ShardTensor, walks: &[Walk], results: &[Dim]) ->
 
 pub(super) fn check_dims(op: &'static str, x: &ShardTensor, spatial: usize) -> Result<()> {
     if !(1..=3).contains(&spatial) || !(spatial + 1..=spatial + 2).contains(&x.ndim()) {
-        return refuse(op, format!("{:?} is not [batch, channel, extent…] of {spatial} spatial dims", x.shape()));
+        return refuse(
+            op,
+            format!("{:?} is not [batch, channel, extent…] of {spatial} spatial dims", x.shape()),
+        );
     }
     Ok(())
 }
@@ -242,7 +254,14 @@ fn dense(x: &Tensor, walks: &[Walk], pool: &Pool) -> Result<Tensor, TchError> {
         1 if pool.divisor_override.is_none() => x.f_avg_pool1d(kernel, stride, padding, ceil, include),
         1 => {
             let (kernel, stride, padding) = ([1, kernel[0]], [1, stride[0]], [0, padding[0]]);
-            let y = x.f_unsqueeze(-2)?.f_avg_pool2d(kernel, stride, padding, ceil, include, pool.divisor_override)?;
+            let y = x.f_unsqueeze(-2)?.f_avg_pool2d(
+                kernel,
+                stride,
+                padding,
+                ceil,
+                include,
+                pool.divisor_override,
+            )?;
             y.f_squeeze_dim(-2)
         }
         2 => x.f_avg_pool2d(kernel, stride, padding, ceil, include, pool.divisor_override),

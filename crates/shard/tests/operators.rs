@@ -1,0 +1,529 @@
+//! Operators without windows against the dense ones, over random shapes and layouts.
+
+#![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
+
+mod common;
+
+use common::{Dice, MESHES, numbers, on_mesh, same};
+use isobar_shard::{Binary, Elementwise, ShardTensor, Statistic, Unary};
+use rstest::rstest;
+use tch::{Kind, Tensor};
+
+const ROUNDS: usize = 60;
+const NEAR: f64 = 1e-9;
+
+fn dims(count: usize) -> Vec<usize> {
+    (0..count).collect()
+}
+
+#[rstest]
+fn elementwise_and_broadcasting(#[values(1, 2, 3, 4)] mesh: usize) {
+    on_mesh(MESHES[mesh], |mesh| {
+        let mut dice = Dice(3);
+        for round in 0..ROUNDS {
+            let a = [dice.roll(1, 5), dice.roll(1, 5), dice.roll(1, 5)];
+            let b: Vec<i64> =
+                a[dice.roll(0, 2) as usize..].iter().map(|&n| if dice.chance(3) { 1 } else { n }).collect();
+            let (la, lb) = (dice.layout(mesh, &a, &dims(3)), dice.layout(mesh, &b, &dims(b.len())));
+            let (x, y) = (numbers(&a, round as i64), numbers(&b, 50));
+            for function in [Binary::Add, Binary::Sub, Binary::Mul, Binary::Maximum] {
+                let what = format!("{function:?}");
+                same(
+                    &what,
+                    &[(&x, &la), (&y, &lb)],
+                    NEAR,
+                    |t| t[0].binary(function, &t[1]),
+                    |t| match function {
+                        Binary::Add => t[0].f_add(&t[1]),
+                        Binary::Sub => t[0].f_sub(&t[1]),
+                        Binary::Mul => t[0].f_mul(&t[1]),
+                        _ => t[0].f_maximum(&t[1]),
+                    },
+                );
+            }
+            let c = x.gt(0.3);
+            let lc = dice.layout(mesh, &a, &dims(3));
+            same(
+                "where",
+                &[(&c, &lc), (&x, &la), (&y, &lb)],
+                NEAR,
+                |t| t[0].select_where(&t[1], &t[2]),
+                |t| t[1].f_where_self(&t[0], &t[2]),
+            );
+            same("gelu", &[(&x, &la)], NEAR, |t| t[0].unary(Unary::Gelu), |t| t[0].f_gelu("none"));
+            same(
+                "masked_fill",
+                &[(&x, &la), (&c, &lc)],
+                NEAR,
+                |t| t[0].masked_fill(&t[1], 2.0),
+                |t| t[0].f_masked_fill(&t[1], 2.0),
+            );
+            let weight = numbers(&[a[1]], 9);
+            let lw = dice.layout(mesh, &[a[1]], &[0]);
+            same("prelu", &[(&x, &la), (&weight, &lw)], NEAR, |t| t[0].prelu(&t[1]), |t| t[0].f_prelu(&t[1]));
+            same("cast", &[(&x, &la)], 1e-6, |t| t[0].to_kind(Kind::Float), |t| t[0].f_to_kind(Kind::Float));
+        }
+    });
+}
+
+#[rstest]
+fn products(#[values(1, 2, 3, 4)] mesh: usize) {
+    on_mesh(MESHES[mesh], |mesh| {
+        let mut dice = Dice(5);
+        for round in 0..ROUNDS {
+            let (n, i, k, j) = (dice.roll(1, 4), dice.roll(1, 6), dice.roll(1, 6), dice.roll(1, 6));
+            let left = [n, i, k];
+            let right: &[i64] = if dice.chance(2) { &[n, k, j] } else { &[k, j] };
+            let (a, b) = (numbers(&left, round as i64), numbers(right, 8));
+            let (la, lb) = (dice.layout(mesh, &left, &dims(3)), dice.layout(mesh, right, &dims(right.len())));
+            same("matmul", &[(&a, &la), (&b, &lb)], NEAR, |t| t[0].matmul(&t[1]), |t| t[0].f_matmul(&t[1]));
+            let (w, bias) = (numbers(&[j, k], 4), numbers(&[j], 6));
+            let (lw, lbias) = (dice.layout(mesh, &[j, k], &[0, 1]), dice.layout(mesh, &[j], &[0]));
+            let all = [(&a, &la), (&w, &lw), (&bias, &lbias)];
+            same(
+                "linear",
+                &all,
+                NEAR,
+                |t| t[0].linear(&t[1], Some(&t[2])),
+                |t| t[0].f_linear(&t[1], Some(&t[2])),
+            );
+            let third = numbers(&[i, j], 2);
+            let lthird = dice.layout(mesh, &[i, j], &[0, 1]);
+            let all = [(&a, &la), (&w, &lw), (&third, &lthird)];
+            for equation in ["nik,jk,ij->n", "nik,jk,ij->kij", "nik,jk,ij->nij"] {
+                same(
+                    equation,
+                    &all,
+                    NEAR,
+                    |t| ShardTensor::einsum(equation, &t.iter().collect::<Vec<_>>()),
+                    |t| Tensor::f_einsum(equation, t, None::<i64>),
+                );
+            }
+        }
+    });
+}
+
+#[rstest]
+fn statistics(#[values(1, 2, 3, 4)] mesh: usize) {
+    on_mesh(MESHES[mesh], |mesh| {
+        let mut dice = Dice(29);
+        let all = [
+            Statistic::Sum,
+            Statistic::Mean,
+            Statistic::Max,
+            Statistic::Min,
+            Statistic::Prod,
+            Statistic::Norm,
+            Statistic::LogSumExp,
+            Statistic::Var { correction: 1 },
+            Statistic::Std { correction: 0 },
+            Statistic::Any,
+            Statistic::All,
+        ];
+        for round in 0..ROUNDS {
+            let shape = [dice.roll(1, 4), dice.roll(2, 9), dice.roll(2, 4)];
+            let layout = dice.layout(mesh, &shape, &dims(3));
+            let mut x = numbers(&shape, round as i64);
+            if dice.chance(3) {
+                // Ties, zeros.
+                x = x.round();
+            }
+            let over: &[i64] = *dice.pick(&[&[1][..], &[0, 1], &[1, 2], &[0, 1, 2], &[], &[-1]]);
+            let keep = dice.chance(2);
+            let wide: Vec<i64> = if over.is_empty() { vec![0, 1, 2] } else { over.to_vec() };
+            let fold = |t: &Tensor, f: &dyn Fn(&Tensor, i64) -> Result<Tensor, tch::TchError>| {
+                let mut positive: Vec<i64> = wide.iter().map(|dim| dim.rem_euclid(3)).collect();
+                positive.sort_unstable();
+                positive.iter().rev().try_fold(t.shallow_clone(), |t, &dim| f(&t, dim))
+            };
+            for statistic in all {
+                let what = format!("{statistic:?} over {over:?}");
+                let sharded = |t: &[ShardTensor]| t[0].statistic(statistic, over, keep);
+                same(&what, &[(&x, &layout)], 1e-8, sharded, |t| {
+                    let (t, wide) = (&t[0], wide.as_slice());
+                    match statistic {
+                        Statistic::Sum => t.f_sum_dim_intlist(wide, keep, None),
+                        Statistic::Mean => t.f_mean_dim(wide, keep, None),
+                        Statistic::Max => t.f_amax(wide, keep),
+                        Statistic::Min => t.f_amin(wide, keep),
+                        Statistic::Prod => fold(t, &|t, dim| t.f_prod_dim_int(dim, keep, None)),
+                        Statistic::Norm => t.f_norm_scalaropt_dim(2.0, wide, keep),
+                        Statistic::LogSumExp => t.f_logsumexp(wide, keep),
+                        Statistic::Var { correction } => t.f_var_correction(wide, correction, keep),
+                        Statistic::Std { correction } => t.f_std_correction(wide, correction, keep),
+                        Statistic::Any => fold(&t.f_ne(0.0)?, &|t, dim| t.f_any_dim(dim, keep)),
+                        Statistic::All => fold(&t.f_ne(0.0)?, &|t, dim| t.f_all_dim(dim, keep)),
+                    }
+                });
+            }
+            let dim = dice.roll(-3, 2);
+            let with = [(&x, &layout)];
+            same("argmax", &with, NEAR, |t| t[0].argmax(Some(dim), keep), |t| t[0].f_argmax(dim, keep));
+            same("argmin", &with, NEAR, |t| t[0].argmin(None, false), |t| t[0].f_argmin(None, false));
+            same("softmax", &with, NEAR, |t| t[0].softmax(dim), |t| t[0].f_softmax(dim, None));
+            same("log_softmax", &with, NEAR, |t| t[0].log_softmax(dim), |t| t[0].f_log_softmax(dim, None));
+            same("cumsum", &with, NEAR, |t| t[0].cumsum(dim), |t| t[0].f_cumsum(dim, None));
+        }
+    });
+}
+
+#[rstest]
+fn norms(#[values(1, 2, 3, 4)] mesh: usize) {
+    on_mesh(MESHES[mesh], |mesh| {
+        let mut dice = Dice(31);
+        for round in 0..ROUNDS {
+            let shape = [dice.roll(1, 4), 4, dice.roll(2, 7), dice.roll(1, 5)];
+            let layout = dice.layout(mesh, &shape, &dims(4));
+            let x = numbers(&shape, round as i64);
+            let (weight, bias) = (numbers(&[4], 1), numbers(&[4], 2));
+            let (lw, lb) = (dice.layout(mesh, &[4], &[0]), dice.layout(mesh, &[4], &[0]));
+            let all = [(&x, &layout), (&weight, &lw), (&bias, &lb)];
+            let groups = *dice.pick(&[1, 2, 4]);
+            let what = format!("group_norm of {groups}");
+            same(
+                &what,
+                &all,
+                1e-8,
+                |t| t[0].group_norm(groups, Some(&t[1]), Some(&t[2]), 1e-5),
+                |t| t[0].f_group_norm(groups, Some(&t[1]), Some(&t[2]), 1e-5, false),
+            );
+            same(
+                "instance_norm",
+                &all,
+                1e-8,
+                |t| t[0].instance_norm(Some(&t[1]), Some(&t[2]), 1e-5),
+                |t| {
+                    t[0].f_instance_norm(
+                        Some(&t[1]),
+                        Some(&t[2]),
+                        None::<&Tensor>,
+                        None::<&Tensor>,
+                        true,
+                        0.1,
+                        1e-5,
+                        false,
+                    )
+                },
+            );
+            same(
+                "batch_norm",
+                &all,
+                1e-8,
+                |t| t[0].batch_norm(Some(&t[1]), Some(&t[2]), None, true, 1e-5),
+                |t| {
+                    t[0].f_batch_norm(
+                        Some(&t[1]),
+                        Some(&t[2]),
+                        None::<&Tensor>,
+                        None::<&Tensor>,
+                        true,
+                        0.1,
+                        1e-5,
+                        false,
+                    )
+                },
+            );
+            let trailing = dice.roll(1, 3) as usize;
+            let normalized = shape[4 - trailing..].to_vec();
+            let (weight, bias) = (numbers(&normalized, 1), numbers(&normalized, 2));
+            let free = dims(trailing);
+            let (lw, lb) = (dice.layout(mesh, &normalized, &free), dice.layout(mesh, &normalized, &free));
+            let all = [(&x, &layout), (&weight, &lw), (&bias, &lb)];
+            same(
+                "layer_norm",
+                &all,
+                1e-8,
+                |t| t[0].layer_norm(&normalized, Some(&t[1]), Some(&t[2]), 1e-5),
+                |t| t[0].f_layer_norm(&normalized, Some(&t[1]), Some(&t[2]), 1e-5, false),
+            );
+        }
+    });
+}
+
+#[rstest]
+fn views(#[values(1, 2, 3, 4)] mesh: usize) {
+    on_mesh(MESHES[mesh], |mesh| {
+        let mut dice = Dice(37);
+        for round in 0..2 * ROUNDS {
+            let (a, b, c, d) = (dice.roll(1, 4), dice.roll(1, 4), dice.roll(1, 4), dice.roll(1, 3));
+            let shapes = [
+                vec![a, b, c, d],
+                vec![a * b, c, d],
+                vec![a, b * c, d],
+                vec![a, b, c * d],
+                vec![a * b * c, d],
+                vec![a, b * c * d],
+                vec![a * b * c * d],
+                vec![1, a, 1, b * c, 1, d],
+                vec![c, a * b, d],
+                vec![d * c, b, a],
+            ];
+            let (from, to) = (dice.pick(&shapes).clone(), dice.pick(&shapes).clone());
+            let layout = dice.layout(mesh, &from, &dims(from.len()));
+            let x = numbers(&from, round as i64);
+            let with = [(&x, &layout)];
+            let what = format!("reshape {from:?} to {to:?}");
+            same(&what, &with, NEAR, |t| t[0].reshape(&to), |t| t[0].f_reshape(&to));
+            let what = format!("reshape {from:?} to {to:?} and back");
+            same(
+                &what,
+                &with,
+                NEAR,
+                |t| t[0].reshape(&to)?.reshape(&from),
+                |t| t[0].f_reshape(&to)?.f_reshape(&from),
+            );
+
+            let shape = [dice.roll(1, 5), dice.roll(1, 7), dice.roll(1, 5)];
+            let layout = dice.layout(mesh, &shape, &dims(3));
+            let x = numbers(&shape, round as i64);
+            let with = [(&x, &layout)];
+            let order = *dice.pick(&[[2, 0, 1], [1, 0, 2], [0, 2, 1]]);
+            same("permute", &with, NEAR, |t| t[0].permute(&order), |t| t[0].f_permute(order));
+            same("transpose", &with, NEAR, |t| t[0].transpose(0, -1), |t| t[0].f_transpose(0, -1));
+            same("squeeze", &with, NEAR, |t| t[0].squeeze(&[]), |t| t[0].f_squeeze());
+            same("unsqueeze", &with, NEAR, |t| t[0].unsqueeze(-2), |t| t[0].f_unsqueeze(-2));
+            let repeats = [dice.roll(1, 2), dice.roll(1, 3), 1, dice.roll(1, 2)];
+            same("repeat", &with, NEAR, |t| t[0].repeat(&repeats), |t| t[0].f_repeat(repeats));
+            let dim = dice.roll(0, 2);
+            let extent = shape[dim as usize];
+            let (start, end, step) =
+                (dice.roll(-extent - 1, extent), dice.roll(-extent, extent + 2), dice.roll(1, 3));
+            let what = format!("slice {dim} {start}..{end} by {step} of {shape:?}");
+            same(
+                &what,
+                &with,
+                NEAR,
+                |t| t[0].slice(dim, Some(start), Some(end), step),
+                |t| t[0].f_slice(dim, start, end, step),
+            );
+            let index = dice.roll(-extent, extent - 1);
+            same("select", &with, NEAR, |t| t[0].select(dim, index), |t| t[0].f_select(dim, index));
+            same(
+                "unbind",
+                &with,
+                NEAR,
+                |t| t[0].unbind(dim).map(|mut all| all.remove(0)),
+                |t| Ok(t[0].f_unbind(dim)?.remove(0)),
+            );
+            let cut = dice.roll(0, extent);
+            same(
+                "split",
+                &with,
+                NEAR,
+                |t| t[0].split(&[cut, extent - cut], dim).map(|mut all| all.remove(1)),
+                |t| t[0].f_narrow(dim, cut, extent - cut),
+            );
+            let mut other = shape;
+            other[dim as usize] = dice.roll(0, 5);
+            let lo = dice.layout(mesh, &other, &dims(3));
+            let y = numbers(&other, 3);
+            let both = [(&x, &layout), (&y, &lo)];
+            same(
+                "cat",
+                &both,
+                NEAR,
+                |t| ShardTensor::cat(&[&t[0], &t[1]], dim),
+                |t| Tensor::f_cat(&[&t[0], &t[1]], dim),
+            );
+            same(
+                "cat and sum",
+                &both,
+                NEAR,
+                |t| ShardTensor::cat(&[&t[0], &t[1]], dim)?.cumsum(dim),
+                |t| Tensor::f_cat(&[&t[0], &t[1]], dim)?.f_cumsum(dim, None),
+            );
+            let ly = dice.layout(mesh, &shape, &dims(3));
+            let y = numbers(&shape, 9);
+            let both = [(&x, &layout), (&y, &ly)];
+            same(
+                "stack",
+                &both,
+                NEAR,
+                |t| ShardTensor::stack(&[&t[0], &t[1]], dim),
+                |t| Tensor::f_stack(&[&t[0], &t[1]], dim),
+            );
+            let ones: Vec<i64> = shape.iter().map(|&n| if dice.chance(2) { 1 } else { n }).collect();
+            let lo = dice.layout(mesh, &ones, &dims(3));
+            let y = numbers(&ones, 9);
+            let wide = [&[2][..], &shape].concat();
+            same("expand", &[(&y, &lo)], NEAR, |t| t[0].expand(&wide), |t| t[0].f_expand(&wide, false));
+        }
+    });
+}
+
+#[rstest]
+fn other_kinds_of_view(#[values(1, 2, 3, 4)] mesh: usize) {
+    on_mesh(MESHES[mesh], |mesh| {
+        let mut dice = Dice(41);
+        for round in 0..ROUNDS {
+            let shape = [dice.roll(1, 4), 2 * dice.roll(1, 6)];
+            let layout = dice.layout(mesh, &shape, &[0, 1]);
+            let x = numbers(&shape, round as i64).detach();
+            for kind in [Kind::Int64, Kind::Float, Kind::Int16, Kind::ComplexDouble] {
+                let want = x.f_view_dtype(kind);
+                let got = ShardTensor::distribute_as(&x, &layout).unwrap().view_kind(kind);
+                match want {
+                    Ok(want) => {
+                        // Bits, since some of them are NaN.
+                        let bits = |t: &Tensor| t.contiguous().reshape(-1).view_dtype(Kind::Uint8);
+                        let full = got.unwrap().full_tensor(None).unwrap();
+                        assert_eq!(
+                            (full.size(), bits(&full)),
+                            (want.size(), bits(&want)),
+                            "{kind:?} of {layout}"
+                        );
+                    }
+                    Err(_) => assert!(got.is_err()),
+                }
+            }
+        }
+    });
+}
+
+#[rstest]
+fn indices_and_orders(#[values(1, 2, 3, 4)] mesh: usize) {
+    on_mesh(MESHES[mesh], |mesh| {
+        let mut dice = Dice(43);
+        for round in 0..ROUNDS {
+            let shape = [dice.roll(1, 4), dice.roll(2, 11), dice.roll(1, 4)];
+            let layout = dice.layout(mesh, &shape, &dims(3));
+            let x = numbers(&shape, round as i64);
+            let (dim, count) = (dice.roll(0, 2), dice.roll(0, 8));
+            let extent = shape[dim as usize];
+            let picks: Vec<i64> = (0..count).map(|_| dice.roll(0, extent - 1)).collect();
+            let index = Tensor::from_slice(&picks);
+            let li = dice.layout(mesh, &[count], &[0]);
+            let what = format!("index_select {dim} {picks:?}");
+            same(
+                &what,
+                &[(&x, &layout), (&index, &li)],
+                NEAR,
+                |t| t[0].index_select(dim, &t[1]),
+                |t| t[0].f_index_select(dim, &t[1]),
+            );
+            let mut source = shape;
+            source[dim as usize] = count;
+            let ls = dice.layout(mesh, &source, &dims(3));
+            let values = numbers(&source, 3);
+            let what = format!("index_add {dim} {picks:?}");
+            let all = [(&x, &layout), (&index, &li), (&values, &ls)];
+            same(
+                &what,
+                &all,
+                NEAR,
+                |t| t[0].index_add(dim, &t[1], &t[2]),
+                |t| t[0].f_index_add(dim, &t[1], &t[2]),
+            );
+
+            let mut walked = shape.map(|n| dice.roll(1, n));
+            walked[dim as usize] = count.max(1);
+            let total: i64 = walked.iter().product();
+            let picks: Vec<i64> = (0..total).map(|_| dice.roll(0, extent - 1)).collect();
+            let index = Tensor::from_slice(&picks).view(walked);
+            let li = dice.layout(mesh, &walked, &dims(3));
+            let what = format!("gather {dim} {walked:?} of {shape:?}");
+            same(
+                &what,
+                &[(&x, &layout), (&index, &li)],
+                NEAR,
+                |t| t[0].gather(dim, &t[1]),
+                |t| t[0].f_gather(dim, &t[1], false),
+            );
+            let values = numbers(&walked, 4);
+            let ls = dice.layout(mesh, &walked, &dims(3));
+            let what = format!("scatter_add {dim} {walked:?} of {shape:?}");
+            let all = [(&x, &layout), (&index, &li), (&values, &ls)];
+            same(
+                &what,
+                &all,
+                NEAR,
+                |t| t[0].scatter_add(dim, &t[1], &t[2]),
+                |t| t[0].f_scatter_add(dim, &t[1], &t[2]),
+            );
+
+            let table = numbers(&[shape[1], 3], 6);
+            let lt = dice.layout(mesh, &[shape[1], 3], &[0, 1]);
+            let picks: Vec<i64> = (0..6).map(|_| dice.roll(0, shape[1] - 1)).collect();
+            let index = Tensor::from_slice(&picks).view([2, 3]);
+            let li = dice.layout(mesh, &[2, 3], &[0, 1]);
+            same(
+                "embedding",
+                &[(&table, &lt), (&index, &li)],
+                NEAR,
+                |t| t[0].embedding(&t[1]),
+                |t| Tensor::f_embedding(&t[0], &t[1], -1, false, false),
+            );
+
+            let with = [(&x, &layout)];
+            let down = dice.chance(2);
+            same(
+                "sort",
+                &with,
+                NEAR,
+                |t| Ok(t[0].sort(dim, down)?.0),
+                |t| Ok(t[0].f_sort_stable(true, dim, down)?.0),
+            );
+            same(
+                "sort's places",
+                &with,
+                NEAR,
+                |t| Ok(t[0].sort(dim, down)?.1),
+                |t| Ok(t[0].f_sort_stable(true, dim, down)?.1),
+            );
+            let k = dice.roll(0, extent);
+            same(
+                "topk",
+                &with,
+                NEAR,
+                |t| Ok(t[0].topk(k, dim, down)?.0),
+                |t| Ok(t[0].f_topk(k, dim, down, true)?.0),
+            );
+            same(
+                "topk's places",
+                &with,
+                NEAR,
+                |t| Ok(t[0].topk(k, dim, down)?.1),
+                |t| Ok(t[0].f_topk(k, dim, down, true)?.1),
+            );
+            // A single row, with equal ones.
+            let length = dice.roll(1, 17);
+            let row = numbers(&[length], round as i64);
+            let row = if dice.chance(2) { row.round() } else { row };
+            let lr = dice.layout(mesh, &[length], &[0]);
+            same(
+                "sort of a row",
+                &[(&row, &lr)],
+                NEAR,
+                |t| Ok(t[0].sort(0, down)?.0),
+                |t| Ok(t[0].f_sort_stable(true, 0, down)?.0),
+            );
+            same(
+                "its places",
+                &[(&row, &lr)],
+                NEAR,
+                |t| Ok(t[0].sort(0, down)?.1),
+                |t| Ok(t[0].f_sort_stable(true, 0, down)?.1),
+            );
+        }
+    });
+}
+
+#[test]
+fn an_index_out_of_range_is_an_error_on_all_ranks() {
+    on_mesh(&[3], |mesh| {
+        let mut dice = Dice(1);
+        let layout = dice.layout(mesh, &[9, 2], &[0]);
+        let split = isobar_shard::Layout::new(
+            mesh,
+            &[isobar_shard::Placement::Shard(0)],
+            &[9, 2],
+            &Default::default(),
+        );
+        let x = ShardTensor::distribute_as(&numbers(&[9, 2], 1), &split.unwrap()).unwrap();
+        let index = Tensor::from_slice(&[1_i64, 9, 2]);
+        let index = ShardTensor::distribute(&index, mesh, &[isobar_shard::Placement::Shard(0)]).unwrap();
+        let error = x.index_select(0, &index).unwrap_err().to_string();
+        assert!(error.contains("1 indices of rank 1") && error.contains("out of range"), "{error}");
+        drop(layout);
+    });
+}
