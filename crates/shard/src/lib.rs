@@ -27,6 +27,7 @@ pub use context::{
 };
 pub use error::{Error, Result};
 pub use layout::{Interval, Layout, Placement, Sizes};
+pub use ops::attention::{AttentionOptions, AttentionStrategy, context_parallel};
 pub use ops::elementwise::Comparison;
 pub use ops::norm::RunningStats;
 pub use ops::reduce::Statistic;

@@ -5,6 +5,7 @@
 //! brought by the adjoint of the exchange.
 
 mod align;
+pub(crate) mod attention;
 mod contract;
 pub(crate) mod elementwise;
 pub(crate) mod index;

@@ -1,0 +1,372 @@
+//! Attention of some queries to some keys of one rank, and its gradients.
+
+use tch::{Device, Kind, TchError, Tensor};
+
+use super::torch;
+use crate::error::Result;
+use crate::random::{Generator, Window};
+
+/// Elements of the matrix of scores that are made at once.
+const TILE: i64 = 1 << 21;
+
+/// What does not change from block to block.
+pub(super) struct Kernel {
+    pub(super) scale: f64,
+    pub(super) dropout: Option<Dropout>,
+    /// Whether the mask's gradient is wanted.
+    pub(super) mask_gradient: bool,
+}
+
+/// Which products of the softmax are left out: a draw over the global matrix of scores.
+pub(super) struct Dropout {
+    pub(super) p: f64,
+    /// In the state of the draw.
+    pub(super) generator: Generator,
+    /// Shape of the scores of all ranks.
+    pub(super) scores: Vec<i64>,
+    /// First index and extent of this rank's part of the dims before the queries.
+    pub(super) lead: Vec<(i64, i64)>,
+}
+
+/// Queries and keys that meet: positions within the rank's tensors and the global ones.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct Piece {
+    /// First query within the rank's, and in the sequence.
+    pub(super) query: (i64, i64),
+    pub(super) queries: i64,
+    /// First key within the block, and in the sequence.
+    pub(super) key: (i64, i64),
+    pub(super) keys: i64,
+    /// Whether query i of the piece sees the keys up to i only.
+    pub(super) diagonal: bool,
+}
+
+/// Queries `[batch, heads, queries, features]`, a block of keys and values, and the mask of all queries and keys.
+pub(super) struct Operands<'a> {
+    pub(super) query: &'a Tensor,
+    pub(super) key: &'a Tensor,
+    pub(super) value: &'a Tensor,
+    /// Added to the scores; one or all of batch, heads, queries, keys.
+    pub(super) mask: Option<&'a Tensor>,
+    /// Where the block's keys lie in the mask.
+    pub(super) mask_shift: i64,
+}
+
+/// Result so far, normalised, and the logarithm of the sum of the exponentials of the scores.
+pub(super) struct Running {
+    pub(super) output: Tensor,
+    pub(super) log_sum: Tensor,
+}
+
+/// Gradients so far.
+pub(super) struct Gradients {
+    pub(super) query: Tensor,
+    pub(super) key: Tensor,
+    pub(super) value: Tensor,
+    pub(super) mask: Option<Tensor>,
+}
+
+/// The kind that statistics and sums have.
+pub(super) fn wide(kind: Kind) -> Kind {
+    if kind == Kind::Double { Kind::Double } else { Kind::Float }
+}
+
+impl Running {
+    /// Nothing seen yet.
+    pub(super) fn new(query: &Tensor, features: i64) -> Result<Self> {
+        let shape = query.size();
+        let options = (wide(query.kind()), query.device());
+        Ok(Self {
+            output: torch(Tensor::f_zeros([shape[0], shape[1], shape[2], features], options))?,
+            log_sum: torch(Tensor::f_full(&shape[..3], f64::NEG_INFINITY, options))?,
+        })
+    }
+
+    /// Takes in what these queries got from other keys.
+    fn merge(&self, at: i64, output: &Tensor, log_sum: &Tensor) -> Result<(), TchError> {
+        let queries = log_sum.size()[2];
+        let mut own = self.output.f_narrow(2, at, queries)?;
+        let mut sum = self.log_sum.f_narrow(2, at, queries)?;
+        let both = sum.f_logaddexp(log_sum)?;
+        // Queries that have seen nothing: their weights are zero, not NaN.
+        let reference = finite(&both)?;
+        let weight = |part: &Tensor| part.f_sub(&reference)?.f_exp()?.f_unsqueeze(-1);
+        let _ = own.f_mul_(&weight(&sum)?)?;
+        let _ = own.f_addcmul_(&output.f_to_kind(own.kind())?, &weight(log_sum)?)?;
+        sum.f_copy_(&both)
+    }
+}
+
+/// The same with 0 for −∞.
+pub(super) fn finite(log_sum: &Tensor) -> Result<Tensor, TchError> {
+    log_sum.f_masked_fill(&log_sum.f_eq(f64::NEG_INFINITY)?, 0.0)
+}
+
+impl Kernel {
+    /// Attends the piece's queries to its keys.
+    pub(super) fn forward(&self, x: &Operands<'_>, piece: &Piece, running: &Running) -> Result<()> {
+        if self.is_fused(x) {
+            return torch(self.fused_forward(x, piece, running));
+        }
+        self.tiles(x, piece).into_iter().try_for_each(|tile| self.plain_forward(x, &tile, running))
+    }
+
+    /// Adds the piece's part of the gradients. `output` and `log_sum` are those of all keys, `log_sum` finite.
+    pub(super) fn backward(
+        &self,
+        x: &Operands<'_>,
+        piece: &Piece,
+        done: (&Tensor, &Tensor),
+        gradient: &Tensor,
+        into: &Gradients,
+    ) -> Result<()> {
+        if self.is_fused(x) {
+            return torch(self.fused_backward(x, piece, done, gradient, into));
+        }
+        self.tiles(x, piece)
+            .into_iter()
+            .try_for_each(|tile| self.plain_backward(x, &tile, done, gradient, into))
+    }
+
+    /// Whether libtorch's flash attention does it; it knows neither dropout nor the mask's gradient.
+    fn is_fused(&self, x: &Operands<'_>) -> bool {
+        let features = x.query.size()[3];
+        x.query.device() == Device::Cpu
+            && self.dropout.is_none()
+            && !self.mask_gradient
+            && features > 0
+            && features == x.value.size()[3]
+    }
+
+    fn fused_forward(&self, x: &Operands<'_>, piece: &Piece, running: &Running) -> Result<(), TchError> {
+        let (query, key, value) = cut(x, piece)?;
+        let mask = cut_mask(x, piece)?;
+        let (output, log_sum) = Tensor::f_internal_scaled_dot_product_flash_attention_for_cpu(
+            &query,
+            &key,
+            &value,
+            0.0,
+            piece.diagonal,
+            mask.as_ref(),
+            self.scale,
+        )?;
+        // It says 0 of queries that see no key.
+        let log_sum = match &mask {
+            Some(mask) => {
+                let blind = mask.f_amax(-1, false)?.f_eq(f64::NEG_INFINITY)?;
+                log_sum.f_masked_fill(&blind, f64::NEG_INFINITY)?
+            }
+            None => log_sum,
+        };
+        running.merge(piece.query.0, &output, &log_sum)
+    }
+
+    fn fused_backward(
+        &self,
+        x: &Operands<'_>,
+        piece: &Piece,
+        (output, log_sum): (&Tensor, &Tensor),
+        gradient: &Tensor,
+        into: &Gradients,
+    ) -> Result<(), TchError> {
+        let (query, key, value) = cut(x, piece)?;
+        let rows = |t: &Tensor| t.f_narrow(2, piece.query.0, piece.queries);
+        let (by_query, by_key, by_value) =
+            Tensor::f_internal_scaled_dot_product_flash_attention_for_cpu_backward(
+                &rows(gradient)?,
+                &query,
+                &key,
+                &value,
+                &rows(output)?,
+                &rows(log_sum)?,
+                0.0,
+                piece.diagonal,
+                cut_mask(x, piece)?.as_ref(),
+                self.scale,
+            )?;
+        add(&into.query, piece.query.0, &by_query)?;
+        add(&into.key, piece.key.0, &of_groups(by_key, &into.key)?)?;
+        add(&into.value, piece.key.0, &of_groups(by_value, &into.value)?)
+    }
+
+    /// The piece by so many queries that the scores are no more than a tile.
+    fn tiles(&self, x: &Operands<'_>, piece: &Piece) -> Vec<Piece> {
+        let shape = x.query.size();
+        let rows = (TILE / (shape[0] * shape[1] * piece.keys).max(1)).max(1);
+        let starts = (0..piece.queries).step_by(rows as usize);
+        let tile = |from: i64| {
+            let queries = rows.min(piece.queries - from);
+            Piece { query: (piece.query.0 + from, piece.query.1 + from), queries, ..*piece }
+        };
+        starts.map(tile).collect()
+    }
+
+    fn plain_forward(&self, x: &Operands<'_>, tile: &Piece, running: &Running) -> Result<()> {
+        let (query, key, value) = torch(cut_wide(x, tile))?;
+        let mut scores = torch(self.scores(x, tile, &query, &key))?;
+        let largest = torch(scores.f_amax(-1, true))?;
+        let shift = torch(finite(&largest))?;
+        let mut weights = torch(scores.f_sub_(&shift).and_then(|mut s| s.f_exp_()))?;
+        let sum = torch(weights.f_sum_dim_intlist(-1, true, None))?;
+        if let Some(kept) = self.kept(tile, &weights)? {
+            let _ = torch(weights.f_mul_(&kept))?;
+        }
+        let merged = || {
+            let divisor = sum.f_masked_fill(&sum.f_eq(0.0)?, 1.0)?;
+            let output = weights.f_matmul(&value)?.f_div(&divisor)?;
+            let log_sum = sum.f_log()?.f_add(&shift)?.f_squeeze_dim(-1)?;
+            running.merge(tile.query.0, &output, &log_sum)
+        };
+        torch(merged())
+    }
+
+    fn plain_backward(
+        &self,
+        x: &Operands<'_>,
+        tile: &Piece,
+        (output, log_sum): (&Tensor, &Tensor),
+        gradient: &Tensor,
+        into: &Gradients,
+    ) -> Result<()> {
+        let (query, key, value) = torch(cut_wide(x, tile))?;
+        let kind = query.kind();
+        let rows = |t: &Tensor| t.f_narrow(2, tile.query.0, tile.queries)?.f_to_kind(kind);
+        let (gradient, output) = (torch(rows(gradient))?, torch(rows(output))?);
+        let log_sum = torch(rows(log_sum).and_then(|t| t.f_unsqueeze(-1)))?;
+        let mut scores = torch(self.scores(x, tile, &query, &key))?;
+        let weights = torch(scores.f_sub_(&log_sum).and_then(|mut s| s.f_exp_()))?;
+        let kept = self.kept(tile, &weights)?;
+        let run = || {
+            let dropped = match &kept {
+                Some(kept) => weights.f_mul(kept)?,
+                None => weights.shallow_clone(),
+            };
+            let by_value = dropped.f_transpose(-2, -1)?.f_matmul(&gradient)?;
+            let mut by_weight = gradient.f_matmul(&value.f_transpose(-2, -1)?)?;
+            if let Some(kept) = &kept {
+                let _ = by_weight.f_mul_(kept)?;
+            }
+            let mean = gradient.f_mul(&output)?.f_sum_dim_intlist(-1, true, None)?;
+            let by_score = by_weight.f_sub_(&mean)?.f_mul_(&weights)?;
+            if let Some(sum) = &into.mask {
+                let part = cut_like(sum, tile, x.mask_shift)?;
+                let _ = part.shallow_clone().f_add_(&sum_to(&by_score, &part.size())?)?;
+            }
+            add(&into.query, tile.query.0, &by_score.f_matmul(&key)?.f_mul_scalar(self.scale)?)?;
+            let by_key = by_score.f_transpose(-2, -1)?.f_matmul(&query)?.f_mul_scalar(self.scale)?;
+            add(&into.key, tile.key.0, &of_groups(by_key, &into.key)?)?;
+            add(&into.value, tile.key.0, &of_groups(by_value, &into.value)?)
+        };
+        torch(run())
+    }
+
+    fn scores(
+        &self,
+        x: &Operands<'_>,
+        tile: &Piece,
+        query: &Tensor,
+        key: &Tensor,
+    ) -> Result<Tensor, TchError> {
+        let scaled = query.f_mul_scalar(self.scale)?;
+        let mut scores = scaled.f_matmul(&key.f_transpose(-2, -1)?)?;
+        if let Some(mask) = cut_mask(x, tile)? {
+            let _ = scores.f_add_(&mask)?;
+        }
+        if tile.diagonal {
+            let hidden = hidden(tile, query.device())?;
+            let _ = scores.f_masked_fill_(&hidden, f64::NEG_INFINITY)?;
+        }
+        Ok(scores)
+    }
+
+    /// What dropout multiplies the weights by.
+    pub(super) fn kept(&self, tile: &Piece, weights: &Tensor) -> Result<Option<Tensor>> {
+        let Some(dropout) = &self.dropout else { return Ok(None) };
+        let mut window = Window::whole(&dropout.scores);
+        for (dim, &(start, len)) in dropout.lead.iter().enumerate() {
+            window = window.narrow(dim, start, len)?;
+        }
+        let dims = dropout.scores.len();
+        let window =
+            window.narrow(dims - 2, tile.query.1, tile.queries)?.narrow(dims - 1, tile.key.1, tile.keys)?;
+        // A clone is in the state of the draw; drawing from it leaves that state as it is.
+        let draw = dropout.generator.clone();
+        let mask = draw.dropout_mask(&window, dropout.p, (weights.kind(), weights.device()))?;
+        Ok(Some(torch(mask.f_reshape(weights.size()))?))
+    }
+}
+
+/// Which keys of a tile on the diagonal the queries do not see.
+fn hidden(tile: &Piece, device: Device) -> Result<Tensor, TchError> {
+    let options = (Kind::Int64, device);
+    let rows = Tensor::f_arange_start(tile.query.1, tile.query.1 + tile.queries, options)?;
+    let keys = Tensor::f_arange_start(tile.key.1, tile.key.1 + tile.keys, options)?;
+    keys.f_unsqueeze(0)?.f_gt_tensor(&rows.f_unsqueeze(1)?)
+}
+
+/// The piece's queries, keys and values; keys and values of grouped queries repeated.
+fn cut(x: &Operands<'_>, piece: &Piece) -> Result<(Tensor, Tensor, Tensor), TchError> {
+    let query = x.query.f_narrow(2, piece.query.0, piece.queries)?;
+    let heads = query.size()[1];
+    let rows = |t: &Tensor| repeated(&t.f_narrow(2, piece.key.0, piece.keys)?, heads);
+    Ok((query, rows(x.key)?, rows(x.value)?))
+}
+
+fn cut_wide(x: &Operands<'_>, piece: &Piece) -> Result<(Tensor, Tensor, Tensor), TchError> {
+    let (query, key, value) = cut(x, piece)?;
+    let kind = wide(query.kind());
+    Ok((query.f_to_kind(kind)?, key.f_to_kind(kind)?, value.f_to_kind(kind)?))
+}
+
+fn cut_mask(x: &Operands<'_>, piece: &Piece) -> Result<Option<Tensor>, TchError> {
+    x.mask.map(|mask| cut_like(mask, piece, x.mask_shift)).transpose()
+}
+
+/// The piece's part of a mask; dims of extent one stay.
+fn cut_like(mask: &Tensor, piece: &Piece, shift: i64) -> Result<Tensor, TchError> {
+    let mut part = mask.shallow_clone();
+    if part.size()[2] != 1 {
+        part = part.f_narrow(2, piece.query.0, piece.queries)?;
+    }
+    if part.size()[3] != 1 {
+        part = part.f_narrow(3, shift + piece.key.0, piece.keys)?;
+    }
+    Ok(part)
+}
+
+/// `[batch, heads / g, …]` with each head g times.
+pub(super) fn repeated(tensor: &Tensor, heads: i64) -> Result<Tensor, TchError> {
+    let shape = tensor.size();
+    if shape[1] == heads || shape[1] == 0 {
+        return Ok(tensor.shallow_clone());
+    }
+    let groups = heads / shape[1];
+    let wide = tensor.f_unsqueeze(2)?.f_expand([shape[0], shape[1], groups, shape[2], shape[3]], false)?;
+    wide.f_reshape([shape[0], heads, shape[2], shape[3]])
+}
+
+/// The transpose of [`repeated`]: the sum over the queries' heads of each head of `like`.
+pub(super) fn of_groups(gradient: Tensor, like: &Tensor) -> Result<Tensor, TchError> {
+    let (shape, heads) = (gradient.size(), like.size()[1]);
+    if shape[1] == heads || heads == 0 {
+        return Ok(gradient);
+    }
+    let grouped = gradient.f_reshape([shape[0], heads, shape[1] / heads, shape[2], shape[3]])?;
+    grouped.f_sum_dim_intlist(2, false, None)
+}
+
+fn add(sum: &Tensor, at: i64, part: &Tensor) -> Result<(), TchError> {
+    let _ = sum.f_narrow(2, at, part.size()[2])?.f_add_(part)?;
+    Ok(())
+}
+
+/// The sum over the dims that were broadcast from `shape`.
+pub(super) fn sum_to(gradient: &Tensor, shape: &[i64]) -> Result<Tensor, TchError> {
+    let from = gradient.size();
+    let dims: Vec<i64> =
+        (0..shape.len()).filter(|&dim| shape[dim] == 1 && from[dim] != 1).map(|dim| dim as i64).collect();
+    match dims.is_empty() {
+        true => Ok(gradient.shallow_clone()),
+        false => gradient.f_sum_dim_intlist(dims, true, None),
+    }
+}

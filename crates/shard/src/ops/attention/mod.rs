@@ -1,0 +1,246 @@
+//! Scaled dot product attention.
+
+mod context;
+mod exact;
+mod kernel;
+mod pieces;
+mod plan;
+pub(crate) mod rotation;
+mod turns;
+
+use isobar_torch::guard::is_grad_enabled;
+use tch::{Kind, TchError, Tensor};
+
+pub use context::context_parallel;
+
+use self::kernel::{Dropout, Kernel};
+use self::plan::Plan;
+use self::turns::{Inputs, Turns};
+use super::align::{fit, same_mesh};
+use super::{refuse, rule};
+use crate::error::Result;
+use crate::random::Generator;
+use crate::tensor::ShardTensor;
+
+const NAME: &str = "scaled_dot_product_attention";
+
+/// How queries meet keys that other ranks have.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum AttentionStrategy {
+    /// Whichever moves the fewest bytes: one of the others; or, where the queries are few, all of them on every rank, and a
+    /// reduction of what each finds from its own keys.
+    #[default]
+    Auto,
+    /// Queries stay; blocks of keys and values travel while the block at hand is computed, as in
+    /// [Ring Attention](https://arxiv.org/abs/2310.01889). A rank receives the keys and values once, and backward once more
+    /// with their gradients.
+    Ring,
+    /// Queries, keys and values are exchanged so that each rank has all positions of some heads, and the result back, as in
+    /// [DeepSpeed Ulysses](https://arxiv.org/abs/2309.14509). There must be as many heads of keys as ranks.
+    AllToAll,
+}
+
+/// What attention does beyond softmax(q kᵀ · scale) v.
+#[derive(Debug, Clone, Copy, Default)]
+pub struct AttentionOptions<'a> {
+    /// Broadcast to the scores `[…, heads, queries, keys]`: of kind `Bool`, where false hides a key from a query; or of the
+    /// queries' kind, added to the scores, with a gradient.
+    pub attn_mask: Option<&'a ShardTensor>,
+    /// Query i sees the keys 0 … i, whatever their numbers (the mask is aligned to the top left). Not with `attn_mask`.
+    pub is_causal: bool,
+    /// What the products are multiplied by; 1/√features where not given.
+    pub scale: Option<f64>,
+    /// Whether a head of keys may serve several heads of queries, which follow each other.
+    pub enable_gqa: bool,
+    /// Weights are zero with this probability, else times 1 / (1 − p): the same ones on every layout.
+    pub dropout_p: f64,
+    /// Where dropout draws from: one draw for each call.
+    pub generator: Option<&'a Generator>,
+    /// How keys of other ranks are met.
+    pub strategy: AttentionStrategy,
+    /// Whether causal queries are dealt out for the attention so that all ranks have as much to do; where not given, if the
+    /// sequence is long and its split uneven in work.
+    pub balance: Option<bool>,
+}
+
+/// What libtorch says.
+fn torch<T>(result: Result<T, TchError>) -> Result<T> {
+    super::torch(NAME, result)
+}
+
+impl ShardTensor {
+    /// softmax(`query` `key`ᵀ · scale + mask) `value` over the keys: `query` `[…, heads, queries, features]`, `key`
+    /// `[…, heads, keys, features]`, `value` `[…, heads, keys, out]`, the result `[…, heads, queries, out]`, of their kind, laid
+    /// out as the query where that is possible. A query that sees no key gets zeros.
+    ///
+    /// Batch, heads and sequences may be split in any way and over any axes, in parts of any sizes; what is split over batch or
+    /// heads is local. Where sequences are split, see [`AttentionStrategy`]. The matrix of scores is never whole in memory, and
+    /// sums are in fp32 at least. On CPU, without dropout and gradients of the mask, blocks are computed by libtorch's flash
+    /// attention.
+    ///
+    /// All ranks of the mesh call. Gradients have gradients, by way of the whole matrix of scores and all keys on each rank;
+    /// only where `Auto` combines results, not.
+    ///
+    /// ```
+    /// use isobar_collectives::Group;
+    /// use isobar_manager::DeviceMesh;
+    /// use isobar_shard::{AttentionOptions, Placement, ShardTensor};
+    /// use tch::{Device, Kind, Tensor};
+    ///
+    /// let mesh = DeviceMesh::new(&Group::single(), &[1], &["domain"])?;
+    /// let whole = Tensor::randn([1, 2, 6, 4], (Kind::Double, Device::Cpu));
+    /// let x = ShardTensor::distribute(&whole, &mesh, &[Placement::Shard(2)])?;
+    /// let options = AttentionOptions { is_causal: true, ..Default::default() };
+    /// let y = ShardTensor::scaled_dot_product_attention(&x, &x, &x, &options)?;
+    /// assert_eq!(y.shape(), [1, 2, 6, 4]);
+    /// // The first query sees the first key only.
+    /// assert!((y.local() - &whole).narrow(2, 0, 1).abs().max().double_value(&[]) < 1e-12);
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    ///
+    /// # Errors
+    ///
+    /// Shapes, kinds or meshes that do not fit; a mask together with `is_causal`; dropout without a generator; `AllToAll` with
+    /// too few heads; the errors of the exchange.
+    pub fn scaled_dot_product_attention(
+        query: &Self,
+        key: &Self,
+        value: &Self,
+        options: &AttentionOptions<'_>,
+    ) -> Result<Self> {
+        let inputs: Vec<&Self> = [query, key, value].into_iter().chain(options.attn_mask).collect();
+        rule(NAME, &inputs, || {
+            same_mesh(NAME, &inputs)?;
+            validate(query, key, value, options)?;
+            let ready = |x: &Self| x.resolved()?.consecutive();
+            attend(&ready(query)?, &ready(key)?, &ready(value)?, options)
+        })
+    }
+}
+
+fn validate(
+    query: &ShardTensor,
+    key: &ShardTensor,
+    value: &ShardTensor,
+    options: &AttentionOptions<'_>,
+) -> Result<()> {
+    let n = query.ndim();
+    let shapes = || format!("query {:?}, key {:?}, value {:?}", query.shape(), key.shape(), value.shape());
+    if n < 2 || key.ndim() != n || value.ndim() != n {
+        return refuse(NAME, format!("{}: expected as many dims, at least 2", shapes()));
+    }
+    let (q, k, v) = (query.shape(), key.shape(), value.shape());
+    let heads_fit = |dim: usize| {
+        let grouped = options.enable_gqa && dim + 3 == n;
+        q[dim] == k[dim] || (grouped && k[dim] > 0 && q[dim] % k[dim] == 0)
+    };
+    if k[..n - 1] != v[..n - 1] || q[n - 1] != k[n - 1] || !(0..n - 2).all(heads_fit) {
+        let grouped = if options.enable_gqa { ", heads of queries a multiple" } else { "" };
+        return refuse(NAME, format!("{}: expected equal batch, heads, keys, features{grouped}", shapes()));
+    }
+    let kinds = [query.kind(), key.kind(), value.kind()];
+    if kinds[1] != kinds[0] || kinds[2] != kinds[0] || !is_float(kinds[0]) {
+        return refuse(NAME, format!("the kinds {kinds:?}: expected one floating kind"));
+    }
+    if let Some(mask) = options.attn_mask {
+        if options.is_causal {
+            return refuse(NAME, "a mask and is_causal: give one of them");
+        }
+        let scores: Vec<i64> = [&q[..n - 1], &[k[n - 2]]].concat();
+        let fits = |(extent, wide): (&i64, &i64)| extent == wide || *extent == 1;
+        if mask.ndim() > n || !mask.shape().iter().rev().zip(scores.iter().rev()).all(fits) {
+            let mask = mask.shape();
+            return refuse(NAME, format!("the mask {mask:?} does not broadcast to the scores {scores:?}"));
+        }
+        if mask.kind() != Kind::Bool && mask.kind() != kinds[0] && mask.kind() != Kind::Float {
+            return refuse(
+                NAME,
+                format!("a mask of kind {:?}: expected Bool or {:?}", mask.kind(), kinds[0]),
+            );
+        }
+    }
+    let p = options.dropout_p;
+    if !(0.0..1.0).contains(&p) || (p > 0.0 && options.generator.is_none()) {
+        return refuse(NAME, format!("dropout of {p}: expected [0, 1), and a generator to draw from"));
+    }
+    Ok(())
+}
+
+fn is_float(kind: Kind) -> bool {
+    matches!(kind, Kind::Double | Kind::Float | Kind::Half | Kind::BFloat16)
+}
+
+fn attend(
+    query: &ShardTensor,
+    key: &ShardTensor,
+    value: &ShardTensor,
+    options: &AttentionOptions<'_>,
+) -> Result<ShardTensor> {
+    let plan = Plan::new(query, key, value, options)?;
+    let features = plan.query.shape().last().copied().unwrap_or(0);
+    let dropout = match options.generator {
+        Some(generator) if options.dropout_p > 0.0 => {
+            let at = generator.clone();
+            generator.next_u64();
+            let lead = plan.scores.intervals();
+            let lead = lead[..plan.scores.ndim() - 2].iter();
+            let lead = lead.map(|part| part.first().map_or((0, 0), |part| (part.start, part.len))).collect();
+            Some(Dropout { p: options.dropout_p, generator: at, scores: plan.scores.shape().to_vec(), lead })
+        }
+        _ => None,
+    };
+    let kernel = Kernel {
+        scale: options.scale.unwrap_or(1.0 / (features as f64).sqrt()),
+        dropout,
+        mask_gradient: is_grad_enabled() && options.attn_mask.is_some_and(ShardTensor::requires_grad),
+    };
+    let mask = options.attn_mask.map(|mask| four_dims(mask, query.kind(), &plan)).transpose()?;
+    let query = blocks(&query.to_layout(&plan.query)?.local().shallow_clone())?;
+    let key = blocks(&key.to_layout(&plan.key)?.per_rank(&plan.query_axes)?)?;
+    let value = blocks(&value.to_layout(&plan.value)?.per_rank(&plan.query_axes)?)?;
+    let inputs = Inputs { query: &query, key: &key, value: &value, mask: mask.as_ref() };
+    let output = Turns::new(&plan, kernel, options.is_causal)?.apply(&inputs)?;
+    let output = torch(output.f_reshape(plan.output.local_shape()))?;
+    ShardTensor::new(output, plan.output.clone()).to_layout(&plan.returned)
+}
+
+/// As `[batch, heads, sequence, features]`, in one piece of memory.
+fn blocks(local: &Tensor) -> Result<Tensor> {
+    torch(local.f_contiguous().and_then(|t| t.f_reshape(four(&local.size()))))
+}
+
+/// Four dims, all but the last three as one.
+fn four(shape: &[i64]) -> Vec<i64> {
+    let n = shape.len();
+    let rest = n.saturating_sub(3);
+    let mut four = vec![shape[..rest].iter().product()];
+    four.extend(vec![1; 3_usize.saturating_sub(n)]);
+    four.extend(&shape[rest..]);
+    four
+}
+
+/// This rank's part of a mask, added to scores of four dims.
+fn four_dims(mask: &ShardTensor, kind: Kind, plan: &Plan) -> Result<Tensor> {
+    let mask = mask.resolved()?.consecutive()?;
+    let local = fit(&mask, &plan.scores)?;
+    let n = plan.scores.ndim();
+    let local = match local.kind() {
+        Kind::Bool => {
+            let hidden = torch(local.f_logical_not())?;
+            let open = torch(Tensor::f_zeros(local.size(), (kind, local.device())))?;
+            torch(open.f_masked_fill(&hidden, f64::NEG_INFINITY))?
+        }
+        own if own == kind || own == Kind::Float => local,
+        _ => torch(local.f_to_kind(kind))?,
+    };
+    let mut shape = vec![1; n - mask.ndim()];
+    shape.extend(local.size());
+    let mut local = torch(local.f_reshape(&shape[..]))?;
+    if n > 4 {
+        // The batch dims become one, along which it is whole.
+        let lead = plan.scores.local_shape()[..n - 3].iter().copied();
+        let wide: Vec<i64> = lead.chain(shape[n - 3..].iter().copied()).collect();
+        local = torch(local.f_expand(wide, false))?;
+    }
+    torch(local.f_reshape(four(&local.size())))
+}

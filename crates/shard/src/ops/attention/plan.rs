@@ -1,0 +1,260 @@
+//! How the operands of an attention are laid out for it: decided from layouts only.
+
+use isobar_collectives::balanced;
+
+use super::pieces::work;
+use super::{AttentionOptions, AttentionStrategy, NAME};
+use crate::error::Result;
+use crate::layout::{Dim, Interval, Layout};
+use crate::ops::refuse;
+use crate::tensor::ShardTensor;
+
+/// Less than this much more work than the mean on the busiest rank is not worth moving queries for.
+const BALANCED: f64 = 1.1;
+
+/// Sequences shorter than this for each rank are not balanced unless asked for: the messages would take longer.
+const WORTH_MOVING: i64 = 128;
+
+/// The layouts in which attention is computed.
+pub(super) struct Plan {
+    pub(super) query: Layout,
+    pub(super) key: Layout,
+    pub(super) value: Layout,
+    /// Of the matrix of scores that a rank computes, at least in parts.
+    pub(super) scores: Layout,
+    pub(super) output: Layout,
+    /// What the caller gets.
+    pub(super) returned: Layout,
+    /// Axes that split the keys while it is computed.
+    pub(super) key_axes: Vec<usize>,
+    /// Axes that split the queries, but not the keys.
+    pub(super) query_axes: Vec<usize>,
+    /// Whether each rank attends all queries to its own keys, and results are combined.
+    pub(super) combines: bool,
+}
+
+/// Splits of all dims, as the operands have them.
+struct Splits {
+    /// Of the batch dims and of the heads of keys.
+    lead: Vec<Dim>,
+    queries: Dim,
+    keys: Dim,
+}
+
+/// Extents.
+struct Shape {
+    queries: i64,
+    keys: i64,
+    features: i64,
+    out: i64,
+    /// Queries' heads for each of the keys'.
+    groups: i64,
+    /// Which of the lead dims are the heads.
+    heads: Option<usize>,
+}
+
+impl Plan {
+    pub(super) fn new(
+        query: &ShardTensor,
+        key: &ShardTensor,
+        value: &ShardTensor,
+        options: &AttentionOptions<'_>,
+    ) -> Result<Self> {
+        let n = query.ndim();
+        let heads = n.checked_sub(3);
+        let shape = Shape {
+            queries: query.shape()[n - 2],
+            keys: key.shape()[n - 2],
+            features: query.shape()[n - 1],
+            out: value.shape()[n - 1],
+            groups: heads.map_or(1, |heads| query.shape()[heads] / key.shape()[heads].max(1)).max(1),
+            heads,
+        };
+        let splits = Splits::of([query, key, value], &shape);
+        let mesh = query.layout().mesh_shape();
+        let count = |axes: &[usize]| axes.iter().map(|&axis| mesh[axis]).product::<usize>();
+        let all = union(&splits.queries.axes, &splits.keys.axes);
+        let ranks = count(&all);
+
+        // What a rank receives, in elements, as far as the ways differ.
+        let lead: i64 = key.shape()[..n - 2].iter().product();
+        let (k, g) = (lead as f64 * shape.keys as f64, (lead * shape.groups) as f64 * shape.queries as f64);
+        let (features, out) = (shape.features as f64, shape.out as f64);
+        let others = |ranks: usize| 1.0 - 1.0 / ranks.max(1) as f64;
+        let key_ranks = count(&splits.keys.axes);
+        let causal = options.is_causal;
+        let aligned = refined(&splits.queries, &splits.keys.axes, shape.queries, mesh);
+        let zigzag = (causal && ranks > 1)
+            .then(|| zigzag(&all, shape.queries, ranks))
+            .filter(|zigzag| pays(options.balance, &aligned, zigzag, &shape));
+        let moved = if zigzag.is_some() { others(ranks) * g * (features + out) / ranks as f64 } else { 0.0 };
+        let ring = others(key_ranks) * k * (features + out) + moved;
+        let through_heads = others(ranks) * (k + g) * (features + out) / ranks as f64;
+        let meeting: Vec<usize> =
+            splits.queries.axes.iter().copied().filter(|axis| splits.keys.axes.contains(axis)).collect();
+        let combine = others(count(&meeting)) * g * features + 2.0 * others(key_ranks) * g * (out + 2.0);
+
+        let key_heads = heads.map_or(0, |heads| key.shape()[heads]);
+        let free = heads.is_some_and(|heads| !splits.lead[heads].is_split());
+        let enough = free && key_heads >= ranks as i64;
+        let even = |heads: i64| heads.max(1) as u64 % ranks as u64 == 0 || heads >= 8 * ranks as i64;
+        let to_heads = match options.strategy {
+            AttentionStrategy::AllToAll if ranks > 1 && !enough => {
+                return refuse(
+                    NAME,
+                    format!(
+                        "an exchange over heads needs unsplit heads of keys, at least as many as ranks: {key_heads} over \
+                         {ranks} ranks; use Ring or Auto"
+                    ),
+                );
+            }
+            AttentionStrategy::AllToAll => ranks > 1,
+            AttentionStrategy::Ring => false,
+            AttentionStrategy::Auto => {
+                ranks > 1 && key_ranks > 1 && enough && even(key_heads) && through_heads < ring.min(combine)
+            }
+        };
+        let disjoint_or_within = meeting.is_empty() || meeting == splits.queries.axes;
+        let combines = options.strategy == AttentionStrategy::Auto
+            && !to_heads
+            && key_ranks > 1
+            && !causal
+            && disjoint_or_within
+            && 2.0 * combine < ring;
+
+        let base = query.layout();
+        let whole = |extent| Dim::whole(extent);
+        let layouts = |lead: &[Dim], queries: &Dim, keys: &Dim| {
+            let with = |groups: i64, rest: [Dim; 2]| {
+                let widen = |(index, dim): (usize, &Dim)| match Some(index) == shape.heads {
+                    true => times(dim, groups),
+                    false => dim.clone(),
+                };
+                base.with_dims(lead.iter().enumerate().map(widen).chain(rest).collect())
+            };
+            [
+                with(shape.groups, [queries.clone(), whole(shape.features)]),
+                with(1, [keys.clone(), whole(shape.features)]),
+                with(1, [keys.clone(), whole(shape.out)]),
+                with(shape.groups, [queries.clone(), whole(shape.out)]),
+            ]
+        };
+        let (mut lead, mut queries, mut keys) = (splits.lead.clone(), aligned.clone(), splits.keys.clone());
+        let mut returned = aligned;
+        if to_heads && let Some(heads) = heads {
+            lead[heads] = Dim::consecutive(all.clone(), &balanced(key_heads, ranks));
+            (queries, keys) = (whole(shape.queries), whole(shape.keys));
+        } else if combines {
+            returned = splits.queries.clone();
+            queries = if meeting.is_empty() { splits.queries.clone() } else { whole(shape.queries) };
+        } else if let Some(zigzag) = zigzag {
+            queries = zigzag;
+        }
+        let [query, key, value, output] = layouts(&lead, &queries, &keys);
+        let [.., returned] = layouts(&splits.lead, &returned, &splits.keys);
+        // A score is of one axis's queries and of all keys, or of all queries and one axis's keys.
+        let columns = if combines { keys.clone() } else { whole(shape.keys) };
+        let mut dims = query.dims()[..n - 1].to_vec();
+        dims.push(columns);
+        let scores = base.with_dims(dims);
+        let query_axes = queries.axes.iter().copied().filter(|axis| !keys.axes.contains(axis)).collect();
+        Ok(Self { query, key, value, scores, output, returned, key_axes: keys.axes, query_axes, combines })
+    }
+
+    /// The part of the keys of the rank at these coordinates.
+    pub(super) fn keys_at(&self, at: &[usize]) -> Interval {
+        let dim = &self.key.dims()[self.key.ndim() - 2];
+        dim.part(at, self.key.mesh_shape()).first().copied().unwrap_or(Interval::new(0, 0))
+    }
+
+    /// The queries of the rank at these coordinates.
+    pub(super) fn queries_at(&self, at: &[usize]) -> Vec<Interval> {
+        let dim = &self.query.dims()[self.query.ndim() - 2];
+        dim.part(at, self.query.mesh_shape()).to_vec()
+    }
+}
+
+impl Splits {
+    /// The splits that the largest operands have; an axis splits one dim, or the queries and the keys.
+    fn of(operands: [&ShardTensor; 3], shape: &Shape) -> Self {
+        let n = operands[0].ndim();
+        let key = operands[1];
+        let mut lead: Vec<Dim> = key.shape()[..n - 2].iter().map(|&extent| Dim::whole(extent)).collect();
+        let (mut queries, mut keys) = (Dim::whole(shape.queries), Dim::whole(shape.keys));
+        let mut order = [0, 1, 2];
+        order.sort_by_key(|&index| std::cmp::Reverse(operands[index].layout().numel()));
+        for index in order {
+            for (dim, split) in operands[index].layout().dims()[..n - 1].iter().enumerate() {
+                let in_lead = lead.iter().flat_map(|dim| &dim.axes).any(|axis| split.axes.contains(axis));
+                let in_sequence =
+                    split.axes.iter().any(|axis| queries.axes.contains(axis) || keys.axes.contains(axis));
+                if !split.is_split() || in_lead {
+                    continue;
+                }
+                if dim == n - 2 {
+                    let own = if index == 0 { &mut queries } else { &mut keys };
+                    if !own.is_split() {
+                        *own = split.clone();
+                    }
+                } else if !lead[dim].is_split() && !in_sequence {
+                    // Queries' heads stay with the keys' that they share.
+                    lead[dim] = split.scaled(lead[dim].extent());
+                }
+            }
+        }
+        Self { lead, queries, keys }
+    }
+}
+
+fn union(a: &[usize], b: &[usize]) -> Vec<usize> {
+    let mut all = [a, b].concat();
+    all.sort_unstable();
+    all.dedup();
+    all
+}
+
+/// Each part `times` as long.
+fn times(dim: &Dim, times: i64) -> Dim {
+    let sizes: Vec<i64> = dim.sizes().iter().map(|size| size * times).collect();
+    Dim::consecutive(dim.axes.clone(), &sizes)
+}
+
+/// The split with its parts cut further, evenly, over more axes.
+fn refined(dim: &Dim, more: &[usize], extent: i64, mesh: &[usize]) -> Dim {
+    let axes = union(&dim.axes, more);
+    if axes == dim.axes {
+        return dim.clone();
+    }
+    let extra: Vec<usize> = axes.iter().copied().filter(|axis| !dim.axes.contains(axis)).collect();
+    let count: usize = extra.iter().map(|&axis| mesh[axis]).product();
+    let extents: Vec<usize> = axes.iter().map(|&axis| mesh[axis]).collect();
+    let part = |index: usize| {
+        let mut at = vec![0; mesh.len()];
+        for (&axis, coordinate) in axes.iter().zip(crate::layout::coordinates(index, &extents)) {
+            at[axis] = coordinate;
+        }
+        let own = dim.part(&at, mesh).first().copied().unwrap_or(Interval::new(extent, 0));
+        let number = extra.iter().fold(0, |number, &axis| number * mesh[axis] + at[axis]);
+        let sizes = balanced(own.len, count);
+        vec![Interval::new(own.start + sizes[..number].iter().sum::<i64>(), sizes[number])]
+    };
+    Dim { axes: axes.clone(), parts: (0..extents.iter().product()).map(part).collect() }
+}
+
+/// The rank of number r has the r-th piece from the front and the r-th from the end: under a causal mask each has the same to do.
+fn zigzag(axes: &[usize], extent: i64, ranks: usize) -> Dim {
+    let sizes = balanced(extent, 2 * ranks);
+    let piece = |number: usize| Interval::new(sizes[..number].iter().sum(), sizes[number]);
+    let part = |rank: usize| {
+        let pair = [piece(rank), piece(2 * ranks - 1 - rank)];
+        crate::layout::join(pair.into_iter())
+    };
+    Dim { axes: axes.to_vec(), parts: (0..ranks).map(part).collect() }
+}
+
+/// Whether the busiest rank has enough less to do.
+fn pays(asked: Option<bool>, own: &Dim, zigzag: &Dim, shape: &Shape) -> bool {
+    let most = |dim: &Dim| dim.parts.iter().map(|part| work(part, shape.keys, true)).fold(0.0, f64::max);
+    let long = shape.queries >= WORTH_MOVING * zigzag.parts.len() as i64;
+    asked.unwrap_or(long && most(own) > BALANCED * most(zigzag))
+}
