@@ -32,6 +32,7 @@ pub use ops::elementwise::Comparison;
 pub use ops::norm::RunningStats;
 pub use ops::reduce::Statistic;
 pub use ops::windowed::{Conv, Interpolation, PadMode, Padding, Pool, Resize};
+pub use ops::neighbours::{Ball, LimitedBall};
 pub use params::{Init, ParamStore, Parameter, Params, Scope, StateDict, read_safetensors};
 pub use random::{Generator, Window};
 pub use region::ParallelRegion;

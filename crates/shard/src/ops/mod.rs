@@ -11,6 +11,7 @@ pub(crate) mod elementwise;
 pub(crate) mod index;
 pub(crate) mod named;
 pub(crate) mod norm;
+pub(crate) mod neighbours;
 pub(crate) mod random;
 pub(crate) mod reduce;
 pub(crate) mod view;

@@ -4,7 +4,7 @@ mod context;
 mod exact;
 mod kernel;
 mod pieces;
-mod plan;
+pub(crate) mod plan;
 pub(crate) mod rotation;
 mod turns;
 

@@ -220,7 +220,7 @@ fn times(dim: &Dim, times: i64) -> Dim {
 }
 
 /// The split with its parts cut further, evenly, over more axes.
-fn refined(dim: &Dim, more: &[usize], extent: i64, mesh: &[usize]) -> Dim {
+pub(crate) fn refined(dim: &Dim, more: &[usize], extent: i64, mesh: &[usize]) -> Dim {
     let axes = union(&dim.axes, more);
     if axes == dim.axes {
         return dim.clone();

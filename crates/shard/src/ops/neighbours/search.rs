@@ -1,0 +1,224 @@
+//! What a rank finds for its queries in a block of points.
+
+use tch::{Kind, TchError, Tensor};
+
+use super::{direct, torch};
+use crate::error::Result;
+
+/// Distances that are computed at once.
+const TILE: i64 = 1 << 21;
+
+/// Pairs of a query and a point, by query; of each query in the order that the search wants.
+pub(super) struct Found {
+    /// The number of the query on this rank.
+    pub(super) rows: Tensor,
+    /// The point's global number.
+    pub(super) indices: Tensor,
+    pub(super) distances: Tensor,
+    /// The point's coordinates.
+    pub(super) points: Tensor,
+}
+
+/// What is looked for: keeps of what was found and what a block has.
+pub(super) trait Search {
+    /// Takes a block of points in, which begins at that global number.
+    fn block(
+        &self,
+        queries: &Tensor,
+        block: &Tensor,
+        start: i64,
+        before: &Found,
+        moves_on: &mut dyn FnMut() -> Result<()>,
+    ) -> Result<Found>;
+}
+
+/// The nearest ones; of those equally far, the ones of lower numbers.
+pub(super) struct Nearest {
+    pub(super) k: i64,
+}
+
+/// All within a radius, or the first ones by number.
+pub(super) struct Within {
+    pub(super) radius: f64,
+    pub(super) limit: Option<i64>,
+}
+
+impl Found {
+    pub(super) fn nothing(points: &Tensor) -> Result<Self, TchError> {
+        let (numbers, values) = ((Kind::Int64, points.device()), (points.kind(), points.device()));
+        Ok(Self {
+            rows: Tensor::f_zeros([0], numbers)?,
+            indices: Tensor::f_zeros([0], numbers)?,
+            distances: Tensor::f_zeros([0], values)?,
+            points: Tensor::f_zeros([0, points.size()[1]], values)?,
+        })
+    }
+
+    /// How many each of so many queries has.
+    pub(super) fn counts(&self, queries: i64) -> Result<Tensor, TchError> {
+        self.rows.f_bincount(None::<Tensor>, queries)
+    }
+
+    /// Which of its query's entries each is.
+    pub(super) fn places(&self, queries: i64) -> Result<Tensor, TchError> {
+        let counts = self.counts(queries)?;
+        let first = counts.f_cumsum(0, Kind::Int64)?.f_sub(&counts)?;
+        let all = Tensor::f_arange(self.rows.size()[0], (Kind::Int64, self.rows.device()))?;
+        all.f_sub(&first.f_index_select(0, &self.rows)?)
+    }
+
+    fn join(all: &[&Self]) -> Result<Self, TchError> {
+        let cat = |part: fn(&Self) -> &Tensor| {
+            Tensor::f_cat(&all.iter().map(|one| part(one)).collect::<Vec<_>>(), 0)
+        };
+        Ok(Self {
+            rows: cat(|one| &one.rows)?,
+            indices: cat(|one| &one.indices)?,
+            distances: cat(|one| &one.distances)?,
+            points: cat(|one| &one.points)?,
+        })
+    }
+
+    fn select(&self, order: &Tensor) -> Result<Self, TchError> {
+        let take = |part: &Tensor| part.f_index_select(0, order);
+        Ok(Self {
+            rows: take(&self.rows)?,
+            indices: take(&self.indices)?,
+            distances: take(&self.distances)?,
+            points: take(&self.points)?,
+        })
+    }
+
+    /// By query, and within it by what `keys` give, the last key first.
+    fn sort(&self, keys: &[&Tensor]) -> Result<Self, TchError> {
+        let mut order: Option<Tensor> = None;
+        for key in keys.iter().copied().chain([&self.rows]) {
+            let key = match &order {
+                Some(order) => key.f_index_select(0, order)?,
+                None => key.shallow_clone(),
+            };
+            let (_, next) = key.f_sort_stable(true, 0, false)?;
+            order = Some(match order {
+                Some(order) => order.f_index_select(0, &next)?,
+                None => next,
+            });
+        }
+        order.map_or_else(|| self.select(&self.rows), |order| self.select(&order))
+    }
+
+    /// The first `limit` entries of each query.
+    fn first(self, limit: i64, queries: i64) -> Result<Self, TchError> {
+        let kept = self.places(queries)?.f_lt(limit)?.f_nonzero()?.f_squeeze_dim(1)?;
+        if kept.size()[0] == self.rows.size()[0] { Ok(self) } else { self.select(&kept) }
+    }
+}
+
+/// Calls `f` with distances of some queries to all points of a block, and the first query's number.
+fn tiles(
+    queries: &Tensor,
+    block: &Tensor,
+    moves_on: &mut dyn FnMut() -> Result<()>,
+    mut f: impl FnMut(&Tensor, i64) -> Result<(), TchError>,
+) -> Result<()> {
+    let count = queries.size()[0];
+    let rows = (TILE / block.size()[0].max(1)).max(1);
+    for from in (0..count).step_by(rows as usize) {
+        let some = torch(queries.f_narrow(0, from, rows.min(count - from)))?;
+        torch(direct(&some, block, 2.0).and_then(|distances| f(&distances, from)))?;
+        moves_on()?;
+    }
+    Ok(())
+}
+
+/// The pairs at these places of a tile.
+fn pairs(
+    distances: Tensor,
+    rows: Tensor,
+    columns: &Tensor,
+    block: &Tensor,
+    start: i64,
+) -> Result<Found, TchError> {
+    Ok(Found {
+        rows,
+        indices: columns.f_add_scalar(start)?,
+        distances,
+        points: block.f_index_select(0, columns)?,
+    })
+}
+
+impl Search for Nearest {
+    fn block(
+        &self,
+        queries: &Tensor,
+        block: &Tensor,
+        start: i64,
+        before: &Found,
+        moves_on: &mut dyn FnMut() -> Result<()>,
+    ) -> Result<Found> {
+        let k = self.k.min(block.size()[0]);
+        let mut parts = Vec::new();
+        tiles(queries, block, moves_on, |distances, from| {
+            let count = distances.size()[0];
+            let (values, columns) = smallest(distances, k)?;
+            let first = Tensor::f_arange_start(from, from + count, (Kind::Int64, block.device()))?;
+            let rows = first.f_unsqueeze(1)?.f_expand([count, k], false)?.f_reshape([-1])?;
+            parts.push(pairs(values.f_reshape([-1])?, rows, &columns.f_reshape([-1])?, block, start)?);
+            Ok(())
+        })?;
+        let merge = || {
+            let all = Found::join(&std::iter::once(before).chain(&parts).collect::<Vec<_>>())?;
+            all.sort(&[&all.indices, &all.distances])?.first(self.k, queries.size()[0])
+        };
+        torch(merge())
+    }
+}
+
+/// The `k` smallest of each row and their columns; of equal ones those of lower columns, in no particular order.
+fn smallest(distances: &Tensor, k: i64) -> Result<(Tensor, Tensor), TchError> {
+    let (values, mut columns) = distances.f_topk(k, 1, false, true)?;
+    // It takes any of those that are as far as the last: rows where there are more are sorted.
+    let last = values.f_narrow(1, k - 1, 1)?;
+    let as_near = distances.f_le_tensor(&last)?.f_sum_dim_intlist(1, false, Kind::Int64)?;
+    let tied = as_near.f_gt(k)?.f_nonzero()?.f_squeeze_dim(1)?;
+    if tied.size()[0] == 0 {
+        return Ok((values, columns));
+    }
+    let (_, order) = distances.f_index_select(0, &tied)?.f_sort_stable(true, 1, false)?;
+    let _ = columns.f_index_copy_(0, &tied, &order.f_narrow(1, 0, k)?)?;
+    Ok((distances.f_gather(1, &columns, false)?, columns))
+}
+
+impl Search for Within {
+    fn block(
+        &self,
+        queries: &Tensor,
+        block: &Tensor,
+        start: i64,
+        before: &Found,
+        moves_on: &mut dyn FnMut() -> Result<()>,
+    ) -> Result<Found> {
+        let mut parts = Vec::new();
+        tiles(queries, block, moves_on, |distances, from| {
+            let near = distances.f_le(self.radius)?.f_nonzero()?;
+            let (rows, columns) = (near.f_select(1, 0)?, near.f_select(1, 1)?);
+            let values = distances.f_reshape([-1])?;
+            let values = values.f_index_select(0, &rows.f_mul_scalar(block.size()[0])?.f_add(&columns)?)?;
+            let found = pairs(values, rows, &columns, block, start)?;
+            let found = match self.limit {
+                Some(limit) => found.first(limit, distances.size()[0])?,
+                None => found,
+            };
+            parts.push(Found { rows: found.rows.f_add_scalar(from)?, ..found });
+            Ok(())
+        })?;
+        let merge = || {
+            let all = Found::join(&std::iter::once(before).chain(&parts).collect::<Vec<_>>())?;
+            let sorted = all.sort(&[&all.indices])?;
+            match self.limit {
+                Some(limit) => sorted.first(limit, queries.size()[0]),
+                None => Ok(sorted),
+            }
+        };
+        torch(merge())
+    }
+}
