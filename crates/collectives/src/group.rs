@@ -9,6 +9,7 @@ use crate::backend::nccl::DeviceCommunicator;
 use crate::backend::{Backend, BackendKind, MAX_CONTEXTS, Notice, Tag, single::Single};
 use crate::error::{Error, Result, Site};
 use crate::metadata;
+use crate::trace::{Entry, Traces};
 use crate::work::Outstanding;
 
 /// An ordered set of ranks that communicate.
@@ -43,6 +44,7 @@ struct World {
     received: AtomicU64,
     operations: AtomicU64,
     outstanding: Outstanding,
+    traces: Traces,
 }
 
 /// Which way a message of a pair goes.
@@ -78,6 +80,7 @@ impl Group {
             received: AtomicU64::new(0),
             operations: AtomicU64::new(0),
             outstanding: Outstanding::default(),
+            traces: Traces::default(),
         };
         Self::make("world".into(), (0..size).collect(), rank, 0, deadline, Arc::new(world))
     }
@@ -259,12 +262,13 @@ impl Group {
     pub(crate) fn call(&self, operation: &'static str) -> Call {
         let sequence = self.0.sequence.fetch_add(1, Ordering::Relaxed);
         self.0.world.operations.fetch_add(1, Ordering::Relaxed);
-        Call { operation, sequence, pair: false, group: self.clone() }
+        let traced = self.0.world.traces.begin(operation, &self.0.name, sequence);
+        Call { operation, sequence, pair: false, group: self.clone(), traced }
     }
 
     /// An operation that stays on this rank: it has no number, and no other rank is told of it.
     pub(crate) fn local_call(&self, operation: &'static str) -> Call {
-        Call { operation, sequence: 0, pair: true, group: self.clone() }
+        Call { operation, sequence: 0, pair: true, group: self.clone(), traced: vec![] }
     }
 
     /// Begins a message of a pair of ranks, numbered apart from the operations that all ranks join.
@@ -274,7 +278,18 @@ impl Group {
         let sequence = *next;
         *next += 1;
         self.0.world.operations.fetch_add(1, Ordering::Relaxed);
-        Call { operation, sequence, pair: true, group: self.clone() }
+        let traced = self.0.world.traces.begin(operation, &self.0.name, sequence);
+        Call { operation, sequence, pair: true, group: self.clone(), traced }
+    }
+
+    /// What records the operations of this group's world.
+    pub(crate) fn traces(&self) -> &Traces {
+        &self.0.world.traces
+    }
+
+    /// This rank's number in the world.
+    pub(crate) fn world_rank(&self) -> usize {
+        self.0.ranks[self.0.rank]
     }
 
     pub(crate) fn device_communicator(&self) -> Option<&DeviceCommunicator> {
@@ -347,6 +362,8 @@ pub(crate) struct Call {
     sequence: u64,
     pair: bool,
     group: Group,
+    /// Where it is recorded.
+    traced: Vec<Entry>,
 }
 
 /// The step that messages of pairs have, which collectives do not reach.
@@ -443,6 +460,17 @@ impl Call {
     pub(crate) fn count(&self, sent: usize, received: usize) {
         self.group.0.world.sent.fetch_add(sent as u64, Ordering::Relaxed);
         self.group.0.world.received.fetch_add(received as u64, Ordering::Relaxed);
+        self.traced.iter().for_each(|entry| entry.count(sent, received));
+    }
+
+    /// The operation has ended, or a part of it.
+    pub(crate) fn ended(&self) {
+        self.traced.iter().for_each(Entry::end);
+    }
+
+    #[cfg(test)]
+    pub(crate) fn traced(&self) -> &[Entry] {
+        &self.traced
     }
 
     fn end(&self, error: &Error) {

@@ -5,6 +5,7 @@
 //! - The functions of the root wait and are differentiable; those of [`start`] are asynchronous and give [`Work`].
 //! - [`copy_to_parallel_region`] and its three companions pair global tensors, for models that are split over ranks.
 //! - [`windows`] brings each rank the indices that it needs of a sharded tensor.
+//! - [`trace`] records what is communicated, by operation, group and module.
 //! - [`LinearMap`] and [`differentiable`] make further maps differentiable in the same way.
 //!
 //! # What holds for all of them
@@ -43,6 +44,7 @@ mod rows;
 mod shared;
 mod sizes;
 pub mod start;
+pub mod trace;
 pub mod windows;
 mod work;
 

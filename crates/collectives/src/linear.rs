@@ -10,6 +10,7 @@ use isobar_torch::guard::{NoGrad, is_grad_enabled};
 use tch::Tensor;
 
 use crate::error::{Error, Result};
+use crate::trace::Label;
 
 /// A linear map of this rank's tensor, and of all other ranks' together with it.
 pub trait LinearMap: Send + Sync + 'static {
@@ -55,7 +56,9 @@ pub fn differentiable(map: Arc<dyn LinearMap>, x: &Tensor) -> Result<Tensor> {
 ///
 /// What libtorch refuses.
 pub fn attach(map: Arc<dyn LinearMap>, x: &Tensor, y: Tensor) -> Result<Tensor> {
+    let label = Label::current();
     let mut outputs = Function::new(map.name()).apply(&[x], vec![y], move |context, gradients| {
+        let _label = label.backward();
         // A rank that nothing depends on still takes part in the adjoint.
         let gradient = context.grad_or_zeros(gradients, 0)?;
         Ok(vec![Some(differentiable(map.adjoint(), &gradient)?)])

@@ -92,7 +92,14 @@ impl<T: Send + 'static> Work<T> {
     /// Begins: runs `future` up to its first wait.
     pub(crate) fn start(call: Call, future: impl Future<Output = Result<T>> + Send + 'static) -> Self {
         let mut state = match call.check_alive() {
-            Ok(()) => State::Running(Box::pin(future)),
+            Ok(()) => {
+                let call = call.clone();
+                State::Running(Box::pin(async move {
+                    let result = future.await;
+                    call.ended();
+                    result
+                }))
+            }
             Err(error) => State::Done(Err(error)),
         };
         let done = state.advance();

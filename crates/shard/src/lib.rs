@@ -3,6 +3,7 @@
 //! - [`Array`]: what a model does to a tensor; implemented by `tch::Tensor`. [`register_op`] adds operators by name.
 //! - [`Params`]: the supplier of a model's parameters; [`ParamStore`] is one rank's, with its sharded ones split over a
 //!   [`ParallelRegion`].
+//! - [`ShardTensor`]: a global tensor of which each rank of a mesh has a part, by a [`Layout`]. [`rules`] adds operators of it.
 //! - [`Generator`]: Philox random numbers that belong to the global tensor; [`Window`] says which part a rank makes.
 //!
 //! This crate knows nothing of how ranks communicate, of files but safetensors, or of any particular model.
@@ -15,6 +16,7 @@ mod ops;
 pub mod params;
 pub mod random;
 mod region;
+pub mod rules;
 mod tensor;
 mod window;
 
@@ -26,6 +28,7 @@ pub use context::{
     CurrentMesh, ForbidHiddenCommunication, Promotion, PromotionGuard, forbid_hidden_communication, promotion,
 };
 pub use error::{Error, Result};
+pub use isobar_collectives::trace::{self, CommEvent, CommRecord, CommTrace};
 pub use layout::{Interval, Layout, Placement, Sizes};
 pub use ops::attention::{AttentionOptions, AttentionStrategy, context_parallel};
 pub use ops::elementwise::Comparison;

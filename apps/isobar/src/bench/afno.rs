@@ -10,7 +10,7 @@ use isobar_train::Parameters;
 use isobar_train::optim::{AdamW, AdamWConfig, Optimizer};
 use tch::{Device, Kind, Reduction, Tensor};
 
-use super::Prepared;
+use super::{Prepared, Timed};
 
 const LR: f64 = 1e-3;
 
@@ -38,7 +38,7 @@ pub(crate) fn train_step(group: &Group) -> Result<Prepared> {
         optimizer.step(LR)?;
         Ok(())
     };
-    Ok(Prepared { step: Box::new(step), output: None })
+    Ok(Prepared { timed: Timed::Step(Box::new(step)), output: None })
 }
 
 /// Parameters start with the same values on any number of ranks, and so must the output.

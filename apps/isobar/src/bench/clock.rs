@@ -7,6 +7,8 @@ use isobar_collectives::{Group, ReduceOp, all_reduce};
 use serde::Serialize;
 use tch::Tensor;
 
+use super::Timed;
+
 /// Rounds before the first that counts.
 const WARM_UPS: u32 = 2;
 
@@ -24,21 +26,19 @@ pub(crate) struct Times {
     pub(crate) memcpy_ratio: Option<f64>,
 }
 
-/// Times `step`, and beside it, in each round, a copy of `output`. All ranks call.
-pub(crate) fn time(
-    group: &Group,
-    repeats: u32,
-    step: &mut dyn FnMut() -> Result<()>,
-    output: Option<&Tensor>,
-) -> Result<Times> {
+/// Times what is `timed`, and beside it, in each round, a copy of `output`. All ranks call.
+pub(crate) fn time(group: &Group, repeats: u32, timed: &mut Timed, output: Option<&Tensor>) -> Result<Times> {
     let mut target = output.map(Tensor::f_zeros_like).transpose()?;
     let mut steps = Vec::new();
     let mut copies = Vec::new();
     for round in 0..repeats + WARM_UPS {
-        let step_time = slowest(group, step)?;
+        let step_time = match timed {
+            Timed::Step(step) => slowest(group, &mut || seconds_of(step))?,
+            Timed::Measured(measure) => slowest(group, measure)?,
+        };
         let mut copy_time = None;
         if let (Some(output), Some(target)) = (output, &mut target) {
-            copy_time = Some(slowest(group, &mut || Ok(target.f_copy_(output)?))?);
+            copy_time = Some(slowest(group, &mut || seconds_of(&mut || Ok(target.f_copy_(output)?)))?);
         }
         if round >= WARM_UPS {
             steps.push(step_time);
@@ -56,12 +56,17 @@ pub(crate) fn time(
     })
 }
 
-/// The time of one call on the slowest rank.
-fn slowest(group: &Group, step: &mut dyn FnMut() -> Result<()>) -> Result<f64> {
-    group.barrier()?;
+/// The time of one call.
+fn seconds_of<T>(step: &mut dyn FnMut() -> Result<T>) -> Result<f64> {
     let start = Instant::now();
     step()?;
-    let spent = Tensor::f_from_slice(&[start.elapsed().as_secs_f64()])?;
+    Ok(start.elapsed().as_secs_f64())
+}
+
+/// What is measured on the slowest rank.
+fn slowest(group: &Group, measure: &mut dyn FnMut() -> Result<f64>) -> Result<f64> {
+    group.barrier()?;
+    let spent = Tensor::f_from_slice(&[measure()?])?;
     Ok(all_reduce(&spent, ReduceOp::Max, group)?.f_double_value(&[0])?)
 }
 
@@ -74,6 +79,9 @@ fn median(times: &mut [f64]) -> f64 {
 
 #[cfg(test)]
 mod tests {
+    use std::cell::Cell;
+    use std::rc::Rc;
+
     use super::*;
 
     #[test]
@@ -84,15 +92,23 @@ mod tests {
 
     #[test]
     fn every_round_runs_and_the_copy_is_timed_beside() {
-        let mut calls = 0;
+        let calls = Rc::new(Cell::new(0));
         let output = Tensor::zeros([4], tch::kind::FLOAT_CPU);
-        let mut step = || {
-            calls += 1;
+        let counted = calls.clone();
+        let mut step = Timed::Step(Box::new(move || {
+            counted.set(counted.get() + 1);
             Ok(())
-        };
+        }));
         let times = time(&Group::single(), 3, &mut step, Some(&output)).unwrap();
-        assert_eq!(calls, 5);
+        assert_eq!(calls.get(), 5);
         assert!(times.min_s <= times.median_s && times.median_s <= times.max_s);
         assert!(times.memcpy_s.is_some());
+    }
+
+    #[test]
+    fn what_a_case_measures_itself_is_taken() {
+        let mut measured = Timed::Measured(Box::new(|| Ok(0.25)));
+        let times = time(&Group::single(), 2, &mut measured, None).unwrap();
+        assert_eq!((times.median_s, times.max_s), (0.25, 0.25));
     }
 }

@@ -6,7 +6,7 @@ use isobar_collectives::{Group, all_gather_v, indexed_all_to_all_v, scatter_v};
 use isobar_torch::autograd::{BackwardOptions, grad};
 use tch::{Device, Kind, Tensor};
 
-use super::Prepared;
+use super::{Prepared, Timed};
 
 const ROWS: i64 = 65_536;
 const COLUMNS: i64 = 256;
@@ -81,7 +81,7 @@ pub(crate) fn indexed_all_to_all_fwd_bwd(group: &Group) -> Result<Prepared> {
 
 /// A case that was checked: what is timed, and what it gives.
 fn prepared<T>(run: impl Fn() -> Result<T> + 'static, output: Tensor) -> Prepared {
-    Prepared { step: Box::new(move || run().map(drop)), output: Some(output) }
+    Prepared { timed: Timed::Step(Box::new(move || run().map(drop))), output: Some(output) }
 }
 
 /// Data that all ranks know, and the part of each, in proportion to 1, 2, 3, …

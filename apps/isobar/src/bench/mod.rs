@@ -3,12 +3,14 @@
 mod afno;
 mod clock;
 mod collectives;
+mod shard;
 
 use anyhow::{Result, bail};
 use clap::Args;
 use indexmap::IndexMap;
 use isobar_collectives::Group;
 use isobar_manager::DistributedManager;
+use isobar_shard::Placement;
 use serde::Serialize;
 use tch::Tensor;
 
@@ -38,24 +40,54 @@ struct Case {
 
 /// A case that was checked and is ready to be timed.
 struct Prepared {
-    /// What is timed, on every rank.
-    step: Box<dyn FnMut() -> Result<()>>,
+    timed: Timed,
     /// A tensor like what the collective gives, whose copy is timed beside it.
     output: Option<Tensor>,
 }
 
-const CASES: [Case; 6] = [
+/// What is timed, on every rank.
+enum Timed {
+    /// The time of a call.
+    Step(Box<dyn FnMut() -> Result<()>>),
+    /// What a call measures itself, in seconds.
+    Measured(Box<dyn FnMut() -> Result<f64>>),
+}
+
+const REPLICATE: Placement = Placement::Replicate;
+const ROWS: Placement = Placement::Shard(0);
+const COLUMNS: Placement = Placement::Shard(1);
+
+const CASES: [Case; 14] = [
     Case { name: "all_gather_v/dim0", prepare: |group| collectives::all_gather(group, 0) },
     Case { name: "all_gather_v/dim1", prepare: |group| collectives::all_gather(group, 1) },
     Case { name: "all_gather_v/fwd_bwd", prepare: collectives::all_gather_fwd_bwd },
     Case { name: "scatter_v", prepare: collectives::scatter },
     Case { name: "indexed_all_to_all_v/fwd_bwd", prepare: collectives::indexed_all_to_all_fwd_bwd },
     Case { name: "afno/train_step", prepare: afno::train_step },
+    Case { name: "overhead/mul", prepare: shard::mul },
+    Case { name: "overhead/linear", prepare: shard::linear },
+    Case { name: "overhead/from_local", prepare: shard::from_local },
+    Case { name: "redistribute/s0_r_4MiB", prepare: |group| shard::redistribute(group, ROWS, REPLICATE, 4) },
+    Case {
+        name: "redistribute/s0_r_64MiB",
+        prepare: |group| shard::redistribute(group, ROWS, REPLICATE, 64),
+    },
+    Case { name: "redistribute/s0_s1_4MiB", prepare: |group| shard::redistribute(group, ROWS, COLUMNS, 4) },
+    Case { name: "redistribute/s0_s1_64MiB", prepare: |group| shard::redistribute(group, ROWS, COLUMNS, 64) },
+    Case {
+        name: "redistribute/r_s0_64MiB",
+        prepare: |group| shard::redistribute(group, REPLICATE, ROWS, 64),
+    },
 ];
 
 /// Cases of the comparison that this version lacks, and what they need.
-const LATER: [(&str, &str); 2] =
-    [("fft/rfft2_irfft2", "distributed transforms"), ("shard/conv2d_fwd_bwd", "sharded convolutions")];
+const LATER: [(&str, &str); 5] = [
+    ("fft/rfft2_irfft2", "distributed transforms"),
+    ("shard/conv2d_fwd_bwd", "sharded convolutions"),
+    ("overhead/reshape", "sharded views"),
+    ("attention/ring_4096", "sharded attention"),
+    ("attention/ring_16384", "sharded attention"),
+];
 
 /// What a run measured, in the form of the scripts that it is compared with.
 #[derive(Debug, Serialize)]
@@ -73,7 +105,7 @@ pub(crate) fn run(args: &BenchArgs) -> Result<Exit> {
     let mut report = Report { system: system(&world), world: world.size(), cases: IndexMap::new() };
     for case in cases {
         let mut prepared = (case.prepare)(&world)?;
-        let times = clock::time(&world, args.repeats, &mut *prepared.step, prepared.output.as_ref())?;
+        let times = clock::time(&world, args.repeats, &mut prepared.timed, prepared.output.as_ref())?;
         report.cases.insert(case.name, times);
     }
     if world.rank() == 0 {
@@ -120,7 +152,8 @@ impl Report {
             "case", "median", "min", "max", "memcpy", "ratio"
         );
         for (name, times) in &self.cases {
-            let ms = |seconds: f64| format!("{:9.2}", seconds * 1e3);
+            let digits = if times.median_s < 1e-4 { 5 } else { 2 };
+            let ms = |seconds: f64| format!("{:9.digits$}", seconds * 1e3);
             table += &format!("\n{name:30} {} {} {}", ms(times.median_s), ms(times.min_s), ms(times.max_s));
             if let (Some(copy), Some(ratio)) = (times.memcpy_s, times.memcpy_ratio) {
                 table += &format!(" {} {ratio:9.2}", ms(copy));

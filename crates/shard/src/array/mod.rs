@@ -26,6 +26,7 @@ pub use linear::{Conv2d, Linear};
 pub use parallel::Parallel;
 pub use random::RandomOps;
 pub use reduce::{Reduce, Reduction};
+pub(crate) use registry::is_registered;
 pub use registry::{Attrs, register_op, registered_ops};
 pub use shape::Shape;
 pub use spectral::{FftNorm, Modes, Spectral};

@@ -42,6 +42,11 @@ pub fn registered_ops() -> Vec<String> {
     HANDLERS.read().unwrap_or_else(PoisonError::into_inner).keys().cloned().collect()
 }
 
+/// Whether somebody registered the name.
+pub(crate) fn is_registered(name: &str) -> bool {
+    HANDLERS.read().unwrap_or_else(PoisonError::into_inner).contains_key(name)
+}
+
 pub(super) fn run(name: &str, inputs: &[&Tensor], attrs: &Attrs) -> Result<Vec<Tensor>> {
     // The lock is not held while the handler runs: it may register or run others.
     let handler = HANDLERS.read().unwrap_or_else(PoisonError::into_inner).get(name).cloned();

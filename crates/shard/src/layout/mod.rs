@@ -252,8 +252,26 @@ impl Layout {
     /// Everything replicated.
     #[must_use]
     pub fn replicated(&self) -> Self {
-        let dims = self.shape().iter().map(|&extent| Dim::whole(extent)).collect();
+        self.replicated_shape(self.shape())
+    }
+
+    /// A replicated tensor of that shape on the same mesh.
+    pub(crate) fn replicated_shape(&self, shape: &[i64]) -> Self {
+        let dims = shape.iter().map(|&extent| Dim::whole(extent)).collect();
         self.beside(vec![Placement::Replicate; self.0.placements.len()], dims)
+    }
+
+    /// The layout with other placements on the same mesh: dims that stay split by the same axes keep their sizes, others are
+    /// chunked.
+    pub(crate) fn moved_to(&self, placements: &[Placement]) -> Result<Self> {
+        let fresh = Self::new(self.mesh(), placements, self.shape(), &Sizes::Chunk)?;
+        let keep = |(own, new): (&Dim, &Dim)| {
+            let stays = own.axes == new.axes
+                && new.axes.iter().all(|&axis| self.0.placements[axis] == placements[axis]);
+            if stays { own.clone() } else { new.clone() }
+        };
+        let dims = self.dims().iter().zip(fresh.dims()).map(keep).collect();
+        Ok(fresh.beside(placements.to_vec(), dims))
     }
 
     /// Whether an axis waits for a reduction.

@@ -4,7 +4,7 @@
 //! needs; it brings that, and calls libtorch on the local tensors. What is local is differentiated by libtorch, what is
 //! brought by the adjoint of the exchange.
 
-mod align;
+pub(crate) mod align;
 pub(crate) mod attention;
 mod contract;
 pub(crate) mod elementwise;

@@ -25,20 +25,6 @@ pub(crate) fn builtin(
     found.or_else(|| call.other(name))
 }
 
-impl ShardTensor {
-    /// Runs the operator of that name.
-    ///
-    /// # Errors
-    ///
-    /// A name that there is not; the operator's own.
-    pub fn op(name: &str, inputs: &[&Self], attrs: &Attrs) -> Result<Vec<Self>> {
-        match builtin(name, inputs, attrs) {
-            Some(result) => result,
-            None => refuse("op", format!("there is no operator \"{name}\"")),
-        }
-    }
-}
-
 fn one(tensor: ShardTensor) -> Vec<ShardTensor> {
     vec![tensor]
 }

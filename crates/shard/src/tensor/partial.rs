@@ -1,5 +1,6 @@
 //! Gradients on their way from a partial tensor to the ranks' parts.
 
+use isobar_collectives::trace::Label;
 use isobar_collectives::{ReduceOp, all_gather_v, all_reduce};
 use isobar_torch::autograd::Function;
 use isobar_torch::guard::{NoGrad, is_grad_enabled};
@@ -28,10 +29,12 @@ impl ShardTensor {
                 let _guard = NoGrad::new();
                 local.detach()
             };
+            let label = Label::current();
             let mut outputs = Function::new("partial").save(&[&local]).apply(
                 &[&local],
                 vec![y],
                 move |context, grads| {
+                    let _label = label.backward();
                     let grad = context.grad_or_zeros(grads, 0)?;
                     let own = context.saved(0)?.detach();
                     let factor = match op {

@@ -137,20 +137,10 @@ impl ShardTensor {
 
     fn target(&self, mesh: Option<&DeviceMesh>, placements: &[Placement], sizes: &Sizes) -> Result<Layout> {
         let mesh = mesh.cloned().or_else(CurrentMesh::get).unwrap_or_else(|| self.device_mesh().clone());
-        let fresh = Layout::new(&mesh, placements, self.shape(), sizes)?;
-        if mesh != *self.device_mesh() || *sizes != Sizes::Chunk {
-            return Ok(fresh);
+        match mesh == *self.device_mesh() && *sizes == Sizes::Chunk {
+            true => self.layout.moved_to(placements),
+            false => Layout::new(&mesh, placements, self.shape(), sizes),
         }
-        let keep = |(own, new): (&Dim, &Dim)| {
-            let placed =
-                |layout: &[Placement]| -> Vec<Placement> { new.axes.iter().map(|&a| layout[a]).collect() };
-            match own.axes == new.axes && placed(self.placements()) == placed(placements) {
-                true => own.clone(),
-                false => new.clone(),
-            }
-        };
-        let dims = self.layout.dims().iter().zip(fresh.dims()).map(keep).collect();
-        Ok(fresh.beside(placements.to_vec(), dims))
     }
 }
 

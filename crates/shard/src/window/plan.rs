@@ -1,14 +1,15 @@
 //! Who sends which region to whom.
 
-use std::sync::Arc;
-
+use std::cell::RefCell;
+use std::collections::HashMap;
 use std::hash::{DefaultHasher, Hash, Hasher};
+use std::sync::Arc;
 
 use isobar_collectives::windows::{Block, Region, Run, Transfer};
 
 use super::{Need, Piece};
 use crate::error::Result;
-use crate::layout::{Dim, Interval, Layout, coordinates, index_of, length};
+use crate::layout::{Dim, Interval, Layout, Placement, coordinates, index_of, length};
 
 /// A part of a piece that lies in one interval of one part of the source.
 #[derive(Clone, Copy)]
@@ -21,13 +22,92 @@ struct Segment {
 
 /// This rank's share of the exchange that brings every rank of the layout's mesh what it needs. `once` are axes along which
 /// all ranks need the same and only what a rank has of its own coordinate is wanted: so that every element goes out once.
+///
+/// The shares of the last few exchanges are kept: a model asks for the same ones at every step.
 pub(crate) fn transfer(layout: &Layout, needs: &[Need], once: &[usize]) -> Result<Arc<Transfer>> {
-    let mesh = layout.mesh_shape();
     let Some(own) = layout.coordinates() else { return Ok(Arc::default()) };
+    let places = layout.ranks()?.places.as_deref();
+    let mut hasher = DefaultHasher::new();
+    (layout.digest(), needs, once).hash(&mut hasher);
+    let fingerprint = hasher.finish();
+    let known = PLANS.with_borrow(|plans| {
+        let plan = plans.get(&fingerprint)?;
+        plan.is_for(layout, own, places, needs, once).then(|| plan.share.clone())
+    });
+    if let Some(share) = known {
+        return Ok(share);
+    }
+    let share = Arc::new(work_out(layout, own, places, needs, once, fingerprint));
+    PLANS.with_borrow_mut(|plans| {
+        if plans.len() >= MOST_PLANS {
+            plans.clear();
+        }
+        let plan = Plan {
+            mesh: layout.mesh_shape().to_vec(),
+            own: own.to_vec(),
+            places: places.map(<[usize]>::to_vec),
+            placements: layout.placements().to_vec(),
+            dims: layout.dims().to_vec(),
+            needs: needs.to_vec(),
+            once: once.to_vec(),
+            share: share.clone(),
+        };
+        plans.insert(fingerprint, plan);
+    });
+    Ok(share)
+}
+
+/// More are not kept: then all are forgotten.
+const MOST_PLANS: usize = 128;
+
+thread_local! {
+    static PLANS: RefCell<HashMap<u64, Plan>> = RefCell::default();
+}
+
+/// A share that was worked out, and everything that it follows from; no mesh, whose groups it would keep alive.
+struct Plan {
+    mesh: Vec<usize>,
+    own: Vec<usize>,
+    places: Option<Vec<usize>>,
+    placements: Vec<Placement>,
+    dims: Vec<Dim>,
+    needs: Vec<Need>,
+    once: Vec<usize>,
+    share: Arc<Transfer>,
+}
+
+impl Plan {
+    fn is_for(
+        &self,
+        layout: &Layout,
+        own: &[usize],
+        places: Option<&[usize]>,
+        needs: &[Need],
+        once: &[usize],
+    ) -> bool {
+        self.own == own
+            && self.places.as_deref() == places
+            && self.once == once
+            && self.mesh == layout.mesh_shape()
+            && self.placements == layout.placements()
+            && self.needs == needs
+            && self.dims == layout.dims()
+    }
+}
+
+fn work_out(
+    layout: &Layout,
+    own: &[usize],
+    places: Option<&[usize]>,
+    needs: &[Need],
+    once: &[usize],
+    fingerprint: u64,
+) -> Transfer {
+    let mesh = layout.mesh_shape();
     let me = index_of(own, mesh);
     let ranks: usize = mesh.iter().product();
     let sharding = layout.sharding_axes();
-    let mut result = Transfer { input: layout.local_shape().to_vec(), ..Transfer::default() };
+    let mut result = Transfer { input: layout.local_shape().to_vec(), fingerprint, ..Transfer::default() };
     for target in 0..ranks {
         let at = coordinates(target, mesh);
         let segments: Vec<Vec<Segment>> =
@@ -86,15 +166,12 @@ pub(crate) fn transfer(layout: &Layout, needs: &[Need], once: &[usize]) -> Resul
     // Beginning after this rank, so that not all send to the same at once; what is added is in the order of ranks.
     result.sends.sort_by_key(|(peer, _)| *peer);
     result.receives.sort_by_key(|(peer, _)| (peer + ranks - me) % ranks);
-    if let Some(places) = &layout.ranks()?.places {
+    if let Some(places) = places {
         for (peer, _) in result.sends.iter_mut().chain(&mut result.receives) {
             *peer = places[*peer];
         }
     }
-    let mut hasher = DefaultHasher::new();
-    (layout.digest(), needs, once).hash(&mut hasher);
-    result.fingerprint = hasher.finish();
-    Ok(Arc::new(result))
+    result
 }
 
 /// Where the parts of a window along one dim lie.

@@ -1,0 +1,169 @@
+//! What a trace has recorded.
+
+use serde::{Deserialize, Serialize};
+use tch::Tensor;
+
+use crate::error::Result;
+use crate::group::Group;
+use crate::start;
+
+/// A collective or a message that a rank has begun.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[non_exhaustive]
+pub struct CommEvent {
+    /// The rank in the world that recorded it.
+    pub rank: usize,
+    /// The operation.
+    pub operation: String,
+    /// The group's name.
+    pub group: String,
+    /// The operation's number in the group; of messages between two ranks, their number in that direction.
+    pub sequence: u64,
+    /// The module; empty outside of all.
+    pub module: String,
+    /// Whether it belongs to a backward pass.
+    pub backward: bool,
+    /// Bytes that this rank has sent to others.
+    pub sent: u64,
+    /// Bytes that this rank has received from others.
+    pub received: u64,
+    /// When it began, in nanoseconds since 1970 by the machine's clock.
+    pub begin_ns: u64,
+    /// When its result was there.
+    pub end_ns: u64,
+}
+
+/// Recorded operations, in the order in which they began: those of one rank, or, [gathered](Self::gather), of several.
+///
+/// The `of_` functions narrow a record; what is left is asked for its counts and bytes. Printed, it is a table of counts
+/// and bytes, which two runs of one program have in common; [`table`](Self::table) has times too.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct CommRecord {
+    events: Vec<CommEvent>,
+    dropped: u64,
+}
+
+impl CommRecord {
+    pub(super) fn new(events: Vec<CommEvent>, dropped: u64) -> Self {
+        Self { events, dropped }
+    }
+
+    /// The operations.
+    pub fn events(&self) -> &[CommEvent] {
+        &self.events
+    }
+
+    /// How many operations were not kept, because there were too many.
+    pub fn dropped(&self) -> u64 {
+        self.dropped
+    }
+
+    /// How many operations of that name were begun.
+    pub fn count(&self, operation: &str) -> usize {
+        self.events.iter().filter(|event| event.operation == operation).count()
+    }
+
+    /// How many operations there are.
+    pub fn len(&self) -> usize {
+        self.events.len()
+    }
+
+    /// Whether there are none.
+    pub fn is_empty(&self) -> bool {
+        self.events.is_empty()
+    }
+
+    /// Bytes sent to other ranks.
+    pub fn sent(&self) -> u64 {
+        self.events.iter().map(|event| event.sent).sum()
+    }
+
+    /// Bytes received from other ranks.
+    pub fn received(&self) -> u64 {
+        self.events.iter().map(|event| event.received).sum()
+    }
+
+    /// The operations of that name.
+    #[must_use]
+    pub fn of_operation(&self, operation: &str) -> Self {
+        self.only(|event| event.operation == operation)
+    }
+
+    /// The operations of the groups of that name.
+    #[must_use]
+    pub fn of_group(&self, group: &str) -> Self {
+        self.only(|event| event.group == group)
+    }
+
+    /// The operations of that module, and of those in it: `block.0` has `block.0.attention`, and not `block.01`.
+    #[must_use]
+    pub fn of_module(&self, module: &str) -> Self {
+        let within = |label: &str| {
+            label.strip_prefix(module).is_some_and(|rest| rest.is_empty() || rest.starts_with('.'))
+        };
+        self.only(|event| within(&event.module))
+    }
+
+    /// The operations of that rank of the world.
+    #[must_use]
+    pub fn of_rank(&self, rank: usize) -> Self {
+        self.only(|event| event.rank == rank)
+    }
+
+    /// The operations outside of backward passes.
+    #[must_use]
+    pub fn forward(&self) -> Self {
+        self.only(|event| !event.backward)
+    }
+
+    /// The operations of backward passes.
+    #[must_use]
+    pub fn backward(&self) -> Self {
+        self.only(|event| event.backward)
+    }
+
+    /// The operations of several records, one record after the other.
+    #[must_use]
+    pub fn merge(records: impl IntoIterator<Item = Self>) -> Self {
+        let mut merged = Self::default();
+        for mut record in records {
+            merged.events.append(&mut record.events);
+            merged.dropped += record.dropped;
+        }
+        merged
+    }
+
+    /// The records of all ranks of the group, at its rank 0; `None` elsewhere.
+    ///
+    /// All ranks of the group call. Times are those of each rank's own clock, which ranks of one machine share.
+    ///
+    /// # Errors
+    ///
+    /// A failed exchange.
+    pub fn gather(&self, group: &Group) -> Result<Option<Self>> {
+        let bytes = serde_json::to_vec(self).unwrap_or_default();
+        let lengths = group.all_gather_bytes(&(bytes.len() as i64).to_le_bytes())?;
+        let sizes: Vec<i64> =
+            lengths.iter().map(|length| length.as_slice().try_into().map_or(0, i64::from_le_bytes)).collect();
+        let own = Tensor::f_from_slice(&bytes)?;
+        let all = start::gather_v(&own, Some(&sizes), 0, 0, group)?.wait()?;
+        if group.rank() != 0 {
+            return Ok(None);
+        }
+        let mut text = vec![0_u8; all.numel()];
+        all.f_copy_data_u8(&mut text, all.numel())?;
+        let mut rest = &text[..];
+        let read = |&size: &i64| {
+            let (own, others) = rest.split_at((size.max(0) as usize).min(rest.len()));
+            rest = others;
+            // What cannot be read is of another version of this program, and stays out.
+            serde_json::from_slice(own).unwrap_or_default()
+        };
+        Ok(Some(Self::merge(sizes.iter().map(read).collect::<Vec<Self>>())))
+    }
+
+    fn only(&self, wanted: impl Fn(&CommEvent) -> bool) -> Self {
+        let events = self.events.iter().filter(|event| wanted(event)).cloned().collect();
+        Self { events, dropped: self.dropped }
+    }
+}

@@ -1,0 +1,18 @@
+//! Rules that programs bring themselves: functions of local parts, declared shardings, operators by name.
+//!
+//! An operator by name ([`ShardTensor::op`](crate::ShardTensor::op)) is, in this order: the handler of sharded tensors that
+//! [`register_sharded_op`] put there; the dense handler of [`register_op`](crate::register_op) under the sharding of
+//! [`register_sharding`]; the rule that this crate has; the dense handler on tensors gathered whole, which is told of once,
+//! and an error where hidden communication is forbidden.
+
+mod cost;
+mod local_map;
+mod named;
+mod sharding;
+
+pub use local_map::{LocalMap, LocalOutput, local_map};
+pub use named::{register_sharded_op, registered_sharded_ops};
+pub use sharding::{Sharding, Shardings, register_sharding};
+
+/// What a program's own function may fail with.
+type Failure = Box<dyn std::error::Error + Send + Sync>;

@@ -1,0 +1,134 @@
+//! Operators of sharded tensors by name.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::{Arc, Mutex, PoisonError, RwLock};
+
+use tch::Tensor;
+
+use super::{Failure, cost, sharding};
+use crate::array::{Array, Attrs, is_registered, registered_ops};
+use crate::context::is_hidden_communication_forbidden;
+use crate::error::{Error, Result};
+use crate::ops::align::same_mesh;
+use crate::ops::named::builtin;
+use crate::tensor::ShardTensor;
+
+type Handler = dyn Fn(&[&ShardTensor], &Attrs) -> Result<Vec<ShardTensor>, Failure> + Send + Sync;
+
+static HANDLERS: RwLock<BTreeMap<String, Arc<Handler>>> = RwLock::new(BTreeMap::new());
+
+/// Adds the operator `name` of sharded tensors, or replaces it, a built-in one too; says whether a program had added one
+/// before.
+///
+/// The handler is called on all ranks, and must do the same on all of them, deciding from layouts only. All ranks register
+/// the same names.
+///
+/// ```
+/// use isobar_collectives::Group;
+/// use isobar_manager::DeviceMesh;
+/// use isobar_shard::rules::register_sharded_op;
+/// use isobar_shard::{Elementwise, Placement, ShardTensor};
+/// use tch::Tensor;
+///
+/// register_sharded_op("cubed", |inputs, _| Ok(vec![inputs[0].mul(inputs[0])?.mul(inputs[0])?]));
+///
+/// let mesh = DeviceMesh::new(&Group::single(), &[1], &["domain"])?;
+/// let x = ShardTensor::distribute(&Tensor::from_slice(&[2.0]), &mesh, &[Placement::Shard(0)])?;
+/// let y = ShardTensor::op("cubed", &[&x], &Default::default())?;
+/// assert_eq!(y[0].full_tensor(None)?, Tensor::from_slice(&[8.0]));
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
+pub fn register_sharded_op(
+    name: &str,
+    handler: impl Fn(&[&ShardTensor], &Attrs) -> Result<Vec<ShardTensor>, Failure> + Send + Sync + 'static,
+) -> bool {
+    let mut handlers = HANDLERS.write().unwrap_or_else(PoisonError::into_inner);
+    handlers.insert(name.to_owned(), Arc::new(handler)).is_some()
+}
+
+/// The names that [`register_sharded_op`] has added, sorted.
+pub fn registered_sharded_ops() -> Vec<String> {
+    HANDLERS.read().unwrap_or_else(PoisonError::into_inner).keys().cloned().collect()
+}
+
+impl ShardTensor {
+    /// Runs an operator by name: the handler that a program registered for sharded tensors; else its dense handler under the
+    /// sharding that it declared; else this crate's own rule; else the dense handler on tensors gathered whole, which warns
+    /// once for each operator. See [`rules`](crate::rules).
+    ///
+    /// All ranks of the mesh call.
+    ///
+    /// # Errors
+    ///
+    /// A name that nobody registered; [`Error::HiddenCommunication`] where the inputs would be gathered and that is
+    /// [forbidden](crate::forbid_hidden_communication); what the operator refuses.
+    pub fn op(name: &str, inputs: &[&Self], attrs: &Attrs) -> Result<Vec<Self>> {
+        // The lock is not held while the handler runs: it may register or run others.
+        let handler = HANDLERS.read().unwrap_or_else(PoisonError::into_inner).get(name).cloned();
+        if let Some(handler) = handler {
+            return handler(inputs, attrs)
+                .map_err(|source| Error::Registered { name: name.to_owned(), source });
+        }
+        if let Some(result) = sharding::run(name, inputs, attrs) {
+            return result;
+        }
+        if let Some(result) = builtin(name, inputs, attrs) {
+            return result;
+        }
+        if !is_registered(name) {
+            let mut known = registered_ops();
+            known.extend(registered_sharded_ops());
+            known.sort_unstable();
+            known.dedup();
+            return Err(Error::UnknownOperator { name: name.to_owned(), known });
+        }
+        crate::ops::rule(name, inputs, || on_whole_tensors(name, inputs, attrs))
+    }
+}
+
+/// The fallback: every rank gathers the inputs, and computes everything.
+fn on_whole_tensors(name: &str, inputs: &[&ShardTensor], attrs: &Attrs) -> Result<Vec<ShardTensor>> {
+    let Some(first) = inputs.first() else {
+        return Err(Error::Argument {
+            op: "op",
+            reason: format!("{name}: no tensors were given, which say the mesh"),
+        });
+    };
+    same_mesh("op", inputs)?;
+    let bytes = |input: &&ShardTensor| {
+        let whole = input.layout().replicated();
+        cost::received(input.layout(), &whole, input.kind().elt_size_in_bytes()).unwrap_or(0)
+    };
+    let bytes: i64 = inputs.iter().map(bytes).sum();
+    if bytes > 0 {
+        let layouts: Vec<String> = inputs.iter().map(|input| input.layout().to_string()).collect();
+        let layouts = layouts.join("; ");
+        if is_hidden_communication_forbidden() {
+            return Err(Error::HiddenCommunication { op: name.to_owned(), layouts, bytes });
+        }
+        if warns_first(name) {
+            tracing::warn!(
+                operator = name,
+                bytes,
+                "{name} has no rule for {layouts}: its inputs are gathered on every rank, {bytes} bytes this time; register \
+                 a rule with register_sharding or register_sharded_op"
+            );
+        }
+    }
+    let wholes: Vec<Tensor> = inputs
+        .iter()
+        .map(|input| Ok(input.to_layout(&input.layout().replicated())?.local().shallow_clone()))
+        .collect::<Result<_>>()?;
+    let outputs = Tensor::op(name, &wholes.iter().collect::<Vec<_>>(), attrs)?;
+    let give = |output: &Tensor| {
+        let layout = first.layout().replicated_shape(&output.size());
+        ShardTensor::new(output.shallow_clone(), layout)
+    };
+    Ok(outputs.iter().map(give).collect())
+}
+
+/// Whether nobody was told of this operator yet.
+fn warns_first(name: &str) -> bool {
+    static TOLD: Mutex<BTreeSet<String>> = Mutex::new(BTreeSet::new());
+    TOLD.lock().unwrap_or_else(PoisonError::into_inner).insert(name.to_owned())
+}
