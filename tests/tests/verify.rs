@@ -10,6 +10,66 @@ const ISOBAR: &str = env!("CARGO_BIN_EXE_isobar-app");
 const OPS: &str =
     "all_gather_v,gather_v,scatter_v,indexed_all_to_all_v,fully_connected,afno,distributed_afno";
 
+const SHARDED: &[&str] = &[
+    "adaptive_avg_pool2d",
+    "add",
+    "argmax",
+    "avg_pool2d",
+    "avg_pool3d",
+    "batch_norm",
+    "cat",
+    "cdist",
+    "conv1d",
+    "conv2d",
+    "conv3d",
+    "conv_transpose2d",
+    "conv_transpose3d",
+    "cumsum",
+    "flip",
+    "gather",
+    "group_norm",
+    "index_add",
+    "index_select",
+    "interpolate",
+    "knn",
+    "layer_norm",
+    "linear",
+    "matmul",
+    "max_pool2d",
+    "mean",
+    "mul",
+    "pad",
+    "permute",
+    "amax",
+    "amin",
+    "logsumexp",
+    "norm",
+    "prod",
+    "std",
+    "sum",
+    "var",
+    "roll",
+    "scaled_dot_product_attention",
+    "select",
+    "slice",
+    "softmax",
+    "sort",
+    "split",
+    "stack",
+    "topk",
+    "transpose",
+    "exp",
+    "gelu",
+    "relu",
+    "sigmoid",
+    "silu",
+    "softplus",
+    "tanh",
+    "unbind",
+    "view",
+    "where",
+];
+
 #[rstest]
 fn public_cases_pass(#[values("threads", "mpi", "gloo")] backend: &str) {
     if backend == "mpi" && !has_mpi() {
@@ -28,6 +88,24 @@ fn public_cases_pass(#[values("threads", "mpi", "gloo")] backend: &str) {
     for op in OPS.split(',') {
         assert!(said.lines().any(|line| line.contains(op)), "no line for {op}\n{said}");
     }
+}
+
+/// The operators of sharded tensors, every case on every layout; over MPI on 2 and 4 ranks.
+#[rstest]
+fn sharded_operators_pass(#[values("threads", "mpi")] backend: &str) {
+    if backend == "mpi" && !has_mpi() {
+        return;
+    }
+    let mut verify = Command::new(ISOBAR);
+    verify.args(["verify", "--backend", backend, "--ops", &SHARDED.join(",")]).arg(golden());
+    verify
+        .args(["--ranks", if backend == "mpi" { "2,4" } else { "1,2,3,4,2x2" }])
+        .env("OMP_NUM_THREADS", "1");
+    let output = output_within(&mut verify, Duration::from_secs(900)).unwrap().expect("did not end");
+    let said = String::from_utf8_lossy(&output.stdout);
+    let complained = String::from_utf8_lossy(&output.stderr);
+    assert!(output.status.success(), "{said}\n{complained}");
+    assert!(!said.contains("unsupported"), "{said}");
 }
 
 #[test]

@@ -39,7 +39,9 @@ pub(crate) fn align(op: &'static str, operands: &[&ShardTensor]) -> Result<(Layo
     order.sort_by_key(|operand| std::cmp::Reverse(operand.layout().numel()));
     let mut dims: Vec<Dim> = shape.iter().map(|&extent| Dim::whole(extent)).collect();
     let mut used = Vec::new();
-    for operand in order {
+    // Smaller operands are gathered rather than a larger one, which is whole, cut and its gradient gathered.
+    let most = order[0].layout().numel();
+    for operand in order.into_iter().filter(|operand| operand.layout().numel() == most) {
         let shift = shape.len() - operand.ndim();
         for (index, dim) in operand.layout().dims().iter().enumerate() {
             let target = &mut dims[index + shift];

@@ -3,6 +3,7 @@
 use serde::de::DeserializeOwned;
 use serde_json::Value;
 
+use super::attention::AttentionOptions;
 use super::refuse;
 use super::windowed::{Conv, Interpolation, PadMode, Padding, Pool, Resize};
 use crate::array::{Attrs, Binary, Elementwise, Unary};
@@ -252,6 +253,9 @@ impl<'a> Call<'a> {
                     self.get::<String>("equation").and_then(|e| ShardTensor::einsum(&e, self.inputs).map(one))
                 }
                 "where" => self.with_two(|c, a| c.select_where(a, self.input(2)?).map(one)),
+                "scaled_dot_product_attention" => self.attention().map(one),
+                "cdist" => self.with_two(|a, b| ShardTensor::cdist(a, b, self.or("p", 2.0)?).map(one)),
+                "knn" => self.with_two(|points, queries| points.knn(queries, self.get("k")?).map(two)),
                 "softmax" => self.with_dim(|x, dim| x.softmax(dim).map(one)),
                 "log_softmax" => self.with_dim(|x, dim| x.log_softmax(dim).map(one)),
                 "cumsum" => self.with_dim(|x, dim| x.cumsum(dim).map(one)),
@@ -336,6 +340,17 @@ impl<'a> Call<'a> {
             "instance_norm" => x.instance_norm(weight, bias, eps),
             _ => x.batch_norm(weight, bias, None, self.or("training", true)?, eps),
         }
+    }
+
+    fn attention(&self) -> Result<ShardTensor> {
+        let options = AttentionOptions {
+            attn_mask: self.inputs.get(3).copied(),
+            is_causal: self.or("is_causal", false)?,
+            scale: self.optional("scale")?,
+            enable_gqa: self.or("enable_gqa", false)?,
+            ..AttentionOptions::default()
+        };
+        ShardTensor::scaled_dot_product_attention(self.input(0)?, self.input(1)?, self.input(2)?, &options)
     }
 
     fn topk(&self) -> Result<Vec<ShardTensor>> {

@@ -1,26 +1,263 @@
-//! How many bytes a rank may receive in an operator and its gradient, from the shapes alone.
+//! How many bytes a rank may receive in an operator and its gradient, from the shapes alone (design decision 26): windowed
+//! operators their window, statistics what they are, products the smaller operand, selection what is selected, rings the other
+//! operand once.
 
-use anyhow::Result;
+use anyhow::{Context, Result};
+use serde_json::Value;
 
 use super::bytes;
 use crate::verify::case::Case;
-use crate::verify::layout::Layout;
+use crate::verify::layout::{Layout, Parts};
 
 /// The budget of an operator of sharded tensors on `rank`, forward and backward together.
-pub(super) fn received(
-    op: &str,
-    names: &[String],
-    case: &Case,
-    layout: &Layout,
-    _rank: usize,
-) -> Result<u64> {
-    let ranks = layout.mesh.ranks() as u64;
-    let others = ranks - 1;
+pub(super) fn received(op: &str, names: &[String], case: &Case, layout: &Layout, rank: usize) -> Result<u64> {
     let sizes = names.iter().map(|name| Ok(bytes(case.tensor(name)?))).collect::<Result<Vec<u64>>>()?;
     let outputs: u64 = case.header.outputs.iter().filter_map(|name| case.get(name)).map(bytes).sum();
-    let all: u64 = sizes.iter().sum();
-    // Gradients of what is whole on all ranks are added up over them.
-    let added: u64 = others * sizes.iter().skip(1).sum::<u64>();
-    let _ = op;
-    Ok(4 * ranks * (all + outputs) + added)
+    let of = Amounts { others: layout.mesh.ranks() as u64 - 1, sizes, outputs };
+    Ok(match op {
+        "conv1d"
+        | "conv2d"
+        | "conv3d"
+        | "conv_transpose1d"
+        | "conv_transpose2d"
+        | "conv_transpose3d"
+        | "max_pool1d"
+        | "max_pool2d"
+        | "max_pool3d"
+        | "avg_pool1d"
+        | "avg_pool2d"
+        | "avg_pool3d"
+        | "adaptive_avg_pool1d"
+        | "adaptive_avg_pool2d"
+        | "adaptive_avg_pool3d"
+        | "adaptive_max_pool1d"
+        | "adaptive_max_pool2d"
+        | "adaptive_max_pool3d"
+        | "interpolate"
+        | "pad"
+        | "roll"
+        | "flip"
+        | "unfold" => windows(op, case, layout, rank)? + of.weights(),
+        // Elements stay where they are.
+        "slice" | "narrow" | "split" | "chunk" | "permute" | "transpose" | "unsqueeze" | "expand"
+        | "repeat" => 0,
+        "squeeze" => of.first(),
+        // What is selected, to each rank.
+        "select" | "unbind" => of.outputs,
+        // What is torn from its box, there and back.
+        "view" | "reshape" | "flatten" => 2 * of.first(),
+        // The operands that lie otherwise follow the largest, there and back.
+        "cat" | "stack" => 2 * of.all(),
+        "index_select" | "gather" | "index_add" | "scatter_add" | "embedding" => {
+            // What is named, and the naming; back the same. Words about how much there is.
+            2 * (of.outputs + of.weights_once()) + of.asking() + of.reduced(of.first())
+        }
+        // Rows for columns, there, back, and there again with the gradient.
+        "sort" => 6 * of.first() + 2 * of.outputs,
+        // Every rank's best.
+        "topk" => of.others * of.outputs,
+        "linear" | "matmul" | "bmm" | "einsum" | "add" | "sub" | "mul" | "div" | "maximum" | "minimum"
+        | "pow" | "where" => {
+            // The smaller operands, their gradients, and what is partial when it is looked at.
+            let smaller = of.all() - of.sizes.iter().copied().max().unwrap_or(0);
+            let partial =
+                if matches!(op, "linear" | "matmul" | "bmm" | "einsum") { of.reduced(of.outputs) } else { 0 };
+            2 * smaller + of.reduced(smaller) + partial
+        }
+        "layer_norm" | "group_norm" | "batch_norm" | "instance_norm" => {
+            of.others * 4 * statistics(op, case)? + of.weights() + of.weights_once()
+        }
+        "sum" | "mean" | "prod" | "amax" | "amin" | "var" | "std" | "norm" | "logsumexp" | "any" | "all"
+        | "argmax" | "argmin" => of.others * 2 * of.outputs,
+        "softmax" | "log_softmax" | "cumsum" => of.others * 3 * along(case)?,
+        // Keys and values once, and back with their gradients; or the queries and what they give.
+        "scaled_dot_product_attention" => 6 * (of.all() + of.outputs),
+        "cdist" | "knn" => 4 * of.all() + of.outputs + of.asking(),
+        // Of each element alone.
+        _ => 0,
+    })
+}
+
+/// Bytes of what goes in and comes out.
+struct Amounts {
+    others: u64,
+    sizes: Vec<u64>,
+    outputs: u64,
+}
+
+impl Amounts {
+    fn first(&self) -> u64 {
+        self.sizes.first().copied().unwrap_or(0)
+    }
+
+    fn all(&self) -> u64 {
+        self.sizes.iter().sum()
+    }
+
+    fn weights_once(&self) -> u64 {
+        self.all() - self.first()
+    }
+
+    /// The gradients of all but the first, added up over the ranks.
+    fn weights(&self) -> u64 {
+        self.reduced(self.weights_once())
+    }
+
+    /// A sum over all ranks: what is short goes to everybody, what is long in two halves.
+    fn reduced(&self, bytes: u64) -> u64 {
+        bytes * self.others.max(2).min(2 * self.others)
+    }
+
+    /// What ranks tell each other of what they will ask for: a few words each.
+    fn asking(&self) -> u64 {
+        self.others * 8 * (self.others + 4) * 2 + self.weights_once()
+    }
+}
+
+/// Bytes of one number for each of the elements that a norm treats alike.
+fn statistics(op: &str, case: &Case) -> Result<u64> {
+    let shape = case.tensor("input")?.size();
+    let groups: i64 = match op {
+        "layer_norm" => {
+            let normalized: Vec<i64> = case.header.attr("normalized_shape")?;
+            shape[..shape.len() - normalized.len()].iter().product()
+        }
+        "group_norm" => shape[0] * case.header.attr::<i64>("num_groups")?,
+        "instance_norm" => shape[0] * shape[1],
+        _ => shape[1],
+    };
+    // A number, and its place in a message of its own.
+    Ok(groups as u64 * 8)
+}
+
+/// Bytes of one number for each row along the dim.
+fn along(case: &Case) -> Result<u64> {
+    let input = case.tensor("input")?;
+    let dim = case.header.attr::<i64>("dim")?.rem_euclid(input.dim() as i64) as usize;
+    Ok(bytes(input) / input.size()[dim].max(1) as u64)
+}
+
+/// What a rank lacks of its window, and what others lack of theirs that it has.
+fn windows(op: &str, case: &Case, layout: &Layout, rank: usize) -> Result<u64> {
+    let input = case.tensor("input")?;
+    let name = case.header.outputs.first().context("the case has no outputs")?;
+    let output = case.tensor(name)?;
+    let parts = layout.parts(&input.size(), &layout.of("input"));
+    let element = (input.kind().elt_size_in_bytes()) as i64;
+    let needs: Vec<Vec<(i64, i64)>> = (0..layout.mesh.ranks())
+        .map(|rank| need(op, case, &parts, rank, &input.size(), &output.size()))
+        .collect::<Result<_>>()?;
+    let own = |rank: usize| {
+        parts.window(rank).iter().map(|pieces| (pieces[0].0, pieces[0].0 + pieces[0].1)).collect::<Vec<_>>()
+    };
+    let volume =
+        |window: &[(i64, i64)]| window.iter().map(|(low, high)| (high - low).max(0)).product::<i64>();
+    let common = |a: &[(i64, i64)], b: &[(i64, i64)]| {
+        let both = a.iter().zip(b).map(|(a, b)| (a.0.max(b.0), a.1.min(b.1)));
+        volume(&both.collect::<Vec<_>>())
+    };
+    let round_the_ends = matches!(op, "roll" | "flip") || wraps(case);
+    let elements = if round_the_ends {
+        // Where the window lies round the ends, by its size alone.
+        let others = (0..needs.len()).filter(|&other| other != rank).map(|other| volume(&needs[other]));
+        volume(&needs[rank]) + others.sum::<i64>()
+    } else {
+        let mine = own(rank);
+        let lacks = volume(&needs[rank]) - common(&needs[rank], &mine);
+        let others = (0..needs.len()).filter(|&other| other != rank && own(other) != mine);
+        lacks + others.map(|other| common(&needs[other], &mine)).sum::<i64>()
+    };
+    Ok((elements * element) as u64)
+}
+
+/// Whether elements beyond the ends come from elsewhere.
+fn wraps(case: &Case) -> bool {
+    let mode =
+        |name: &str| case.header.attrs.get(name).and_then(Value::as_str).unwrap_or("constant").to_owned();
+    ["mode", "padding_mode"]
+        .iter()
+        .any(|name| matches!(mode(name).as_str(), "circular" | "reflect" | "replicate"))
+}
+
+/// The indices that a rank's part of the result needs along each dim.
+fn need(
+    op: &str,
+    case: &Case,
+    parts: &Parts,
+    rank: usize,
+    from: &[i64],
+    to: &[i64],
+) -> Result<Vec<(i64, i64)>> {
+    let dims = from.len();
+    let spatial = op
+        .bytes()
+        .rev()
+        .nth(1)
+        .filter(u8::is_ascii_digit)
+        .map_or(dims.saturating_sub(2), |d| usize::from(d - b'0'));
+    let list = |name: &str, default: i64| -> Vec<i64> {
+        match case.header.attrs.get(name) {
+            Some(Value::Array(values)) => values.iter().filter_map(Value::as_i64).collect(),
+            Some(value) => value.as_i64().into_iter().collect(),
+            None => vec![default],
+        }
+    };
+    let pick = |values: &[i64], index: usize| values.get(index).or(values.first()).copied();
+    let mut window = Vec::with_capacity(dims);
+    for dim in 0..dims {
+        let (start, len) = parts.window(rank)[dim][0];
+        let (n, m) = (from[dim], *to.get(dim).unwrap_or(&from[dim]));
+        let scale = |b: i64| if b >= n { m } else { (b * m + n - 1) / n.max(1) };
+        let (low, high) = (scale(start), scale(start + len));
+        let index = dim.checked_sub(dims - spatial);
+        let whole = len == n;
+        let (first, end) = match (op, index) {
+            (_, _) if whole => (0, n),
+            (_, _) if high <= low => (0, 0),
+            ("pad", _) => {
+                let pairs: Vec<i64> = case.header.attr("pad")?;
+                let before = pairs.get(2 * (dims - 1 - dim)).copied().unwrap_or(0);
+                // Padding goes to the first and the last owner.
+                let (low, high) = (
+                    if start == 0 { 0 } else { start + before },
+                    if start + len == n { m } else { start + len + before },
+                );
+                (low - before, high - before)
+            }
+            ("roll" | "flip", _) => (start, start + len),
+            ("unfold", _) => (start, n),
+            (_, None) => (start, start + len),
+            ("interpolate", Some(_)) => {
+                let corners = case.header.attr::<bool>("align_corners").unwrap_or(false);
+                let step = if corners { (n - 1) as f64 / (m - 1).max(1) as f64 } else { n as f64 / m as f64 };
+                ((low as f64 * step) as i64 - 3, (high as f64 * step) as i64 + 4)
+            }
+            (op, Some(_)) if op.starts_with("adaptive") => (low * n / m, (high * n + m - 1) / m),
+            (op, Some(index)) => {
+                let kernel = match op.starts_with("conv") {
+                    true => case.tensor("weight")?.size()[index + 2],
+                    false => pick(&list("kernel_size", 1), index).unwrap_or(1),
+                };
+                let stride = pick(&list("stride", if op.starts_with("conv") { 1 } else { kernel }), index)
+                    .unwrap_or(kernel);
+                let dilation = pick(&list("dilation", 1), index).unwrap_or(1);
+                let same = case.header.attrs.get("padding").is_some_and(Value::is_string);
+                let padding = match same {
+                    true => dilation * (kernel - 1) / 2,
+                    false => pick(&list("padding", 0), index).unwrap_or(0),
+                };
+                let reach = dilation * (kernel - 1);
+                match op.starts_with("conv_transpose") {
+                    true => (
+                        (low + padding - reach + stride - 1).div_euclid(stride),
+                        (high - 1 + padding).div_euclid(stride) + 1,
+                    ),
+                    false => (low * stride - padding, (high - 1) * stride - padding + reach + 1),
+                }
+            }
+        };
+        let clip = !wraps(case);
+        window.push(if clip { (first.clamp(0, n), end.clamp(0, n)) } else { (first, end) });
+    }
+    Ok(window)
 }

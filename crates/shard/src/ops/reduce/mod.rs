@@ -4,7 +4,9 @@ mod extreme;
 mod softmax;
 pub(super) mod welford;
 
-use isobar_collectives::{ReduceOp, gather_from_parallel_region};
+use std::sync::Arc;
+
+use isobar_collectives::{Group, LinearMap, ReduceOp, differentiable, gather_from_parallel_region, start};
 use tch::{Kind, TchError, Tensor};
 
 use super::{refuse, resolve, rule, torch};
@@ -207,7 +209,8 @@ impl ShardTensor {
                 }
                 Statistic::Var { correction } | Statistic::Std { correction } => {
                     let root = matches!(statistic, Statistic::Std { .. });
-                    if over.axes.is_empty() {
+                    // (libtorch warns of each part without elements.)
+                    if over.axes.is_empty() && local.numel() > 0 {
                         let dense = match root {
                             true => local.f_std_correction(dims, correction, true),
                             false => local.f_var_correction(dims, correction, true),
@@ -258,14 +261,33 @@ impl ShardTensor {
             }
             let over = Over::new(OP, &x, &[dim], true)?;
             let total = torch(OP, x.local().f_sum_dim_intlist([at as i64].as_slice(), true, local.kind()))?;
-            let everyones = over.everyones(x.layout(), &total)?;
             let group = x.layout().group_along(&over.axes)?;
-            // Each rank takes other ones of them.
-            let own_use = isobar_collectives::copy_to_parallel_region(&everyones, &group)?;
-            let before = torch(OP, own_use.f_narrow(0, 0, group.rank() as i64))?;
-            let carry = torch(OP, before.f_sum_dim_intlist([0].as_slice(), false, local.kind()))?;
+            let carry = differentiable(Arc::new(Others { group, before: true }), &total)?;
             Ok(Self::new(torch(OP, local.f_add(&carry))?, x.layout().clone()))
         })
+    }
+}
+
+/// The sum of what the ranks before this one have, or of those after it, which is the adjoint.
+struct Others {
+    group: Group,
+    before: bool,
+}
+
+impl LinearMap for Others {
+    fn name(&self) -> &'static str {
+        "exclusive_scan"
+    }
+
+    fn forward(&self, x: &Tensor) -> isobar_collectives::Result<Tensor> {
+        let all = start::all_gather_v(&x.f_unsqueeze(0)?, None, 0, &self.group)?.wait()?;
+        let (rank, ranks) = (self.group.rank() as i64, self.group.size() as i64);
+        let (from, count) = if self.before { (0, rank) } else { (rank + 1, ranks - rank - 1) };
+        Ok(all.f_narrow(0, from, count)?.f_sum_dim_intlist([0].as_slice(), false, x.kind())?)
+    }
+
+    fn adjoint(&self) -> Arc<dyn LinearMap> {
+        Arc::new(Self { group: self.group.clone(), before: !self.before })
     }
 }
 

@@ -1,0 +1,111 @@
+//! What travels, counted: each operator receives what it needs, and nothing else.
+
+#![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
+
+mod common;
+
+use common::{leaf, numbers, on_mesh};
+use isobar_collectives::trace::CommTrace;
+use isobar_manager::DeviceMesh;
+use isobar_shard::{Conv, Elementwise, Layout, Padding, Placement, ShardTensor, Sizes};
+use tch::Tensor;
+
+fn sharded(mesh: &DeviceMesh, shape: &[i64], dim: usize) -> ShardTensor {
+    let layout = Layout::new(mesh, &[Placement::Shard(dim)], shape, &Sizes::Chunk).unwrap();
+    leaf(&numbers(shape, 1), &layout)
+}
+
+fn trace(mesh: &DeviceMesh, run: impl FnOnce()) -> CommTrace {
+    let trace = CommTrace::start(&mesh.group("a").unwrap());
+    run();
+    trace.stop();
+    trace
+}
+
+#[test]
+fn a_convolution_exchanges_two_rows_of_each_inner_rank() {
+    on_mesh(&[4], |mesh| {
+        let x = sharded(mesh, &[2, 3, 16, 10], 2);
+        let weight =
+            ShardTensor::distribute(&numbers(&[4, 3, 3, 3], 2), mesh, &[Placement::Replicate]).unwrap();
+        let conv = Conv { padding: Padding::Each(vec![1]), ..Conv::default() };
+        let row = 2 * 3 * 10 * 8;
+        let inner = (1..3).contains(&mesh.coordinates().unwrap()[0]);
+        let seen = trace(mesh, || {
+            x.conv(&weight, None, &conv).unwrap();
+        });
+        assert_eq!(seen.received(), if inner { 2 * row } else { row });
+        assert_eq!(seen.sent(), if inner { 2 * row } else { row });
+        assert_eq!((seen.count("fetch"), seen.record().len()), (1, 1));
+        // Backward, the rows' gradients come back: nothing else, as the weight requires none.
+        let y = x.conv(&weight, None, &conv).unwrap();
+        let seen = trace(mesh, || {
+            y.backward_from(None, Default::default()).unwrap();
+        });
+        assert_eq!(seen.received(), if inner { 2 * row } else { row });
+        assert_eq!((seen.count("accumulate"), seen.record().len()), (1, 1));
+    });
+}
+
+#[test]
+fn selection_never_moves_the_whole() {
+    on_mesh(&[4], |mesh| {
+        let x = sharded(mesh, &[40, 6], 0);
+        let row = 6 * 8;
+        let seen = trace(mesh, || {
+            let part = x.slice(0, Some(3), Some(38), 2).unwrap();
+            ShardTensor::cat(&[&x, &part, &x], 0).unwrap();
+            x.split(&[13, 27], 0).unwrap();
+            ShardTensor::stack(&[&x, &x], 1).unwrap();
+            x.reshape(&[4, 10, 6]).unwrap();
+        });
+        assert_eq!(seen.record().len(), 0, "{}", seen.record());
+        // One row to all; its owner receives nothing.
+        let seen = trace(mesh, || {
+            x.select(0, 17).unwrap();
+        });
+        let owner = mesh.coordinates().unwrap()[0] == 1;
+        assert_eq!(seen.received(), if owner { 0 } else { row });
+        // The rows that are asked for; the asking is counted apart.
+        let index =
+            ShardTensor::distribute(&Tensor::from_slice(&[39_i64, 0, 21, 8]), mesh, &[Placement::Shard(0)]);
+        let index = index.unwrap();
+        let seen = trace(mesh, || {
+            x.index_select(0, &index).unwrap();
+        });
+        assert!(seen.record().of_operation("indexed_all_to_all_v").received() <= row, "{}", seen.record());
+    });
+}
+
+#[test]
+fn scatter_sends_each_element_once() {
+    on_mesh(&[4], |mesh| {
+        let full = numbers(&[10, 6], 1);
+        let source = mesh.coordinates().unwrap()[0] == 2;
+        let seen = trace(mesh, || {
+            let whole = source.then_some(&full);
+            let x =
+                ShardTensor::scatter(whole, 2, mesh, &[Placement::Shard(0)], &Sizes::Chunk, false).unwrap();
+            assert_eq!(x.local().size(), x.local_shape());
+        });
+        let moved = seen.record().of_operation("fetch");
+        // Chunks of 3, 3, 3 and 1; the source keeps its own.
+        let rows = [3, 3, 0, 1][mesh.coordinates().unwrap()[0]];
+        assert_eq!(moved.received(), rows * 6 * 8);
+        assert_eq!(moved.sent(), if source { 7 * 6 * 8 } else { 0 });
+    });
+}
+
+#[test]
+fn partial_sums_stay_partial_until_values_are_needed() {
+    on_mesh(&[2], |mesh| {
+        let x = sharded(mesh, &[6, 8], 1);
+        let weight = ShardTensor::distribute(&numbers(&[8, 5], 2), mesh, &[Placement::Replicate]).unwrap();
+        let seen = trace(mesh, || {
+            let a = x.matmul(&weight).unwrap();
+            let b = x.matmul(&weight).unwrap().mul_scalar(2.0).unwrap();
+            a.add(&b).unwrap().detach();
+        });
+        assert_eq!(seen.record().len(), 0, "{}", seen.record());
+    });
+}
