@@ -86,6 +86,35 @@ fn knn(#[values(0, 1, 2, 3, 4)] mesh: usize, #[values(1, 4, 11)] k: i64) {
     });
 }
 
+/// The public golden cases on every layout.
+#[rstest]
+fn golden(#[values(0, 1, 2, 3, 4)] mesh: usize) {
+    on_mesh(MESHES[mesh], |mesh| {
+        let read = |name: &str| {
+            let file = format!("{}/../../tests/golden/{name}.safetensors", env!("CARGO_MANIFEST_DIR"));
+            isobar_shard::read_safetensors(file).unwrap()
+        };
+        let case = read("knn");
+        for (lp, lq) in pairs(mesh, &case["points"].size(), &case["queries"].size()) {
+            let (points, queries) = (leaf(&case["points"], &lp), leaf(&case["queries"], &lq));
+            let (distances, indices) = points.knn(&queries, 4).unwrap();
+            assert!(difference(&full(&distances), &case["output.0"]) < 1e-9);
+            assert_eq!(full(&indices), case["output.1"]);
+        }
+        let case = read("cdist");
+        for (la, lb) in pairs(mesh, &case["a"].size(), &case["b"].size()) {
+            let (a, b) = (leaf(&case["a"], &la), leaf(&case["b"], &lb));
+            let got = ShardTensor::cdist(&a, &b, 2.0).unwrap();
+            assert!(difference(&full(&got), &case["output"]) < 1e-8);
+            let g = ShardTensor::distribute_as(&case["grad.output"], &got.layout().of_gradient()).unwrap();
+            got.backward_from(Some(&g), BackwardOptions::default()).unwrap();
+            for (x, name) in [(&a, "grad.a"), (&b, "grad.b")] {
+                assert!(difference(&full(&x.grad().unwrap()), &case[name]) < 1e-7);
+            }
+        }
+    });
+}
+
 /// Points on a grid: many are equally far.
 #[test]
 fn ties_go_to_lower_numbers_on_every_layout() {
