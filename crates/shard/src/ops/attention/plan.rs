@@ -97,7 +97,7 @@ impl Plan {
         let key_heads = heads.map_or(0, |heads| key.shape()[heads]);
         let free = heads.is_some_and(|heads| !splits.lead[heads].is_split());
         let enough = free && key_heads >= ranks as i64;
-        let even = |heads: i64| heads.max(1) as u64 % ranks as u64 == 0 || heads >= 8 * ranks as i64;
+        let even = |heads: i64| heads % ranks as i64 == 0 || heads >= 8 * ranks as i64;
         let to_heads = match options.strategy {
             AttentionStrategy::AllToAll if ranks > 1 && !enough => {
                 return refuse(

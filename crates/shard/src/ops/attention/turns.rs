@@ -138,7 +138,7 @@ impl Turns {
                 Operands { query: &query, key: &key, value: &value, mask: mask.as_ref(), mask_shift: shift };
             for piece in self.pieces(&query, source) {
                 self.kernel.forward(&x, &piece, &running)?;
-                advance(&mut messages, coming.as_mut())?;
+                advance(&mut messages, [&mut coming])?;
             }
         }
         for message in messages {
@@ -211,7 +211,7 @@ impl Turns {
                 };
                 for piece in self.pieces(&query, source) {
                     self.kernel.backward(&x, &piece, (&output, &log_sum), &gradient, &into)?;
-                    advance(&mut messages, coming.as_mut().or(back.as_mut()))?;
+                    advance(&mut messages, [&mut coming, &mut back])?;
                 }
                 if step > 0 && wants_keys {
                     let kind = key.kind();
@@ -367,11 +367,11 @@ fn copy(sums: &Gradients) -> Gradients {
 }
 
 /// Moves messages on between computations.
-fn advance(messages: &mut [Work<()>], coming: Option<&mut Work<Tensor>>) -> Result<()> {
-    for message in messages {
+fn advance<const N: usize>(sent: &mut [Work<()>], coming: [&mut Option<Work<Tensor>>; N]) -> Result<()> {
+    for message in sent {
         message.poll()?;
     }
-    if let Some(work) = coming {
+    for work in coming.into_iter().flatten() {
         work.poll()?;
     }
     Ok(())
