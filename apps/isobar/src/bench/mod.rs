@@ -3,6 +3,7 @@
 mod afno;
 mod clock;
 mod collectives;
+mod operators;
 mod shard;
 
 use anyhow::{Result, bail};
@@ -57,7 +58,7 @@ const REPLICATE: Placement = Placement::Replicate;
 const ROWS: Placement = Placement::Shard(0);
 const COLUMNS: Placement = Placement::Shard(1);
 
-const CASES: [Case; 14] = [
+const CASES: [Case; 21] = [
     Case { name: "all_gather_v/dim0", prepare: |group| collectives::all_gather(group, 0) },
     Case { name: "all_gather_v/dim1", prepare: |group| collectives::all_gather(group, 1) },
     Case { name: "all_gather_v/fwd_bwd", prepare: collectives::all_gather_fwd_bwd },
@@ -78,16 +79,17 @@ const CASES: [Case; 14] = [
         name: "redistribute/r_s0_64MiB",
         prepare: |group| shard::redistribute(group, REPLICATE, ROWS, 64),
     },
+    Case { name: "overhead/reshape", prepare: shard::reshape },
+    Case { name: "shard/conv2d_fwd_bwd", prepare: |group| operators::conv2d(group, true) },
+    Case { name: "shard/conv2d_no_exchange", prepare: |group| operators::conv2d(group, false) },
+    Case { name: "attention/ring_4096", prepare: |group| operators::attention(group, 4096, false) },
+    Case { name: "attention/one_rank_4096", prepare: |group| operators::attention(group, 4096, true) },
+    Case { name: "attention/ring_16384", prepare: |group| operators::attention(group, 16384, false) },
+    Case { name: "attention/one_rank_16384", prepare: |group| operators::attention(group, 16384, true) },
 ];
 
 /// Cases of the comparison that this version lacks, and what they need.
-const LATER: [(&str, &str); 5] = [
-    ("fft/rfft2_irfft2", "distributed transforms"),
-    ("shard/conv2d_fwd_bwd", "sharded convolutions"),
-    ("overhead/reshape", "sharded views"),
-    ("attention/ring_4096", "sharded attention"),
-    ("attention/ring_16384", "sharded attention"),
-];
+const LATER: [(&str, &str); 1] = [("fft/rfft2_irfft2", "distributed transforms")];
 
 /// What a run measured, in the form of the scripts that it is compared with.
 #[derive(Debug, Serialize)]

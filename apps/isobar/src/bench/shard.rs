@@ -71,6 +71,13 @@ pub(crate) fn from_local(group: &Group) -> Result<Prepared> {
     overhead(move || Ok(ShardTensor::from_parts(&part, &layout)?), || Ok(()))
 }
 
+pub(crate) fn reshape(group: &Group) -> Result<Prepared> {
+    let Operands { part, sharded, .. } = Operands::new(group)?;
+    let want = part.f_reshape([-1, 8, 64])?;
+    ensure!(*sharded.reshape(&[-1, 8, 64])?.local() == want, "reshape gave a wrong result");
+    overhead(move || Ok(sharded.reshape(&[-1, 8, 64])?), move || Ok(part.f_reshape([-1, 8, 64])?))
+}
+
 /// Seconds that a call of `sharded` takes more than one of `plain`.
 fn overhead<S, P>(
     sharded: impl Fn() -> Result<S> + 'static,

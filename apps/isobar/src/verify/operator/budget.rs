@@ -60,9 +60,11 @@ pub(super) fn received(op: &str, names: &[String], case: &Case, layout: &Layout,
         | "pow" | "where" => {
             // The smaller operands, their gradients, and what is partial when it is looked at.
             let smaller = of.all() - of.sizes.iter().copied().max().unwrap_or(0);
-            let partial =
-                if matches!(op, "linear" | "matmul" | "bmm" | "einsum") { of.reduced(of.outputs) } else { 0 };
-            2 * smaller + of.reduced(smaller) + partial
+            // A product's largest operand, too, is used differently by ranks that have parts of another.
+            match op {
+                "linear" | "matmul" | "bmm" | "einsum" => 2 * smaller + of.reduced(of.all() + of.outputs),
+                _ => 2 * smaller + of.reduced(smaller),
+            }
         }
         "layer_norm" | "group_norm" | "batch_norm" | "instance_norm" => {
             of.others * 4 * statistics(op, case)? + of.weights() + of.weights_once()
