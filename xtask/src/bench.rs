@@ -1,4 +1,4 @@
-//! `cargo xtask bench`: Isobar and PhysicsNeMo side by side on this machine.
+//! `cargo xtask bench`: Isobar beside PhysicsNeMo and PyTorch's DTensor on this machine.
 
 use std::{collections::BTreeMap, fs, path::PathBuf, process::Command};
 
@@ -13,14 +13,45 @@ use crate::{
 
 const PEERS: [&str; 2] = ["torch==2.11.0", "nvidia-physicsnemo==2.2.2"];
 
-/// Cases, in the order of the table, each with the least ratio that the project asks of itself, if any.
-const CASES: [(&str, Option<f64>); 6] = [
-    ("all_gather_v/dim0", Some(4.0)),
-    ("all_gather_v/dim1", Some(3.5)),
-    ("all_gather_v/fwd_bwd", Some(5.0)),
-    ("scatter_v", Some(5.0)),
-    ("indexed_all_to_all_v/fwd_bwd", Some(3.0)),
-    ("afno/train_step", Some(1.4)),
+/// What Isobar is compared with.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Peer {
+    PhysicsNemo,
+    DTensor,
+}
+
+impl Peer {
+    fn name(self) -> &'static str {
+        match self {
+            Self::PhysicsNemo => "PhysicsNeMo",
+            Self::DTensor => "DTensor",
+        }
+    }
+
+    fn script(self) -> &'static str {
+        match self {
+            Self::PhysicsNemo => "benches/peers/physicsnemo_bench.py",
+            Self::DTensor => "benches/peers/dtensor_bench.py",
+        }
+    }
+}
+
+/// Cases, in the order of the table, each with its peer and the least ratio that the project asks of itself, if any.
+const CASES: [(&str, Peer, Option<f64>); 14] = [
+    ("all_gather_v/dim0", Peer::PhysicsNemo, Some(4.0)),
+    ("all_gather_v/dim1", Peer::PhysicsNemo, Some(3.5)),
+    ("all_gather_v/fwd_bwd", Peer::PhysicsNemo, Some(5.0)),
+    ("scatter_v", Peer::PhysicsNemo, Some(5.0)),
+    ("indexed_all_to_all_v/fwd_bwd", Peer::PhysicsNemo, Some(3.0)),
+    ("afno/train_step", Peer::PhysicsNemo, Some(1.4)),
+    ("overhead/mul", Peer::DTensor, None),
+    ("overhead/linear", Peer::DTensor, None),
+    ("overhead/from_local", Peer::DTensor, None),
+    ("redistribute/s0_r_4MiB", Peer::DTensor, Some(3.0)),
+    ("redistribute/s0_r_64MiB", Peer::DTensor, Some(3.0)),
+    ("redistribute/s0_s1_4MiB", Peer::DTensor, Some(3.0)),
+    ("redistribute/s0_s1_64MiB", Peer::DTensor, Some(3.0)),
+    ("redistribute/r_s0_64MiB", Peer::DTensor, Some(3.0)),
 ];
 
 #[derive(Args)]
@@ -56,35 +87,54 @@ pub(crate) fn run(options: &Options) -> Result<()> {
     let machine = setup::run(&options.setup)?;
     ensure!(machine.mpi, "the benchmark runs on mpirun, and MPI is not installed");
     let names: Vec<&str> = if options.cases.is_empty() {
-        CASES.iter().map(|&(name, _)| name).collect()
+        CASES.iter().map(|&(name, ..)| name).collect()
     } else {
         options.cases.iter().map(String::as_str).collect()
     };
+    let peer_of = |name: &str| {
+        let known = CASES.iter().find(|(case, ..)| *case == name);
+        known.map(|&(_, peer, _)| peer).with_context(|| format!("there is no case {name}"))
+    };
+    let peers_of: Vec<Peer> = names.iter().map(|name| peer_of(name)).collect::<Result<_>>()?;
     let peers = install_peers()?;
     run_command(&mut machine.cargo(&["build", "--release", "--package", "isobar"]))?;
-    let shared = ["--cases".to_owned(), names.join(","), "--repeats".to_owned(), options.repeats.to_string()];
+    let asked = |names: &[&str]| {
+        ["--cases".to_owned(), names.join(","), "--repeats".to_owned(), options.repeats.to_string()]
+    };
+    let of_peer = |peer: Peer| -> Vec<&str> {
+        names.iter().zip(&peers_of).filter(|(_, of)| **of == peer).map(|(name, _)| *name).collect()
+    };
     let ranks = options.ranks.to_string();
-    let peer_run = || {
+    let peer_run = |peer: Peer, names: &[&str]| {
         let mut command = Command::new(peers.join("bin/torchrun"));
         command.args(["--standalone", "--nproc-per-node", &ranks]);
-        command.arg(ROOT.join("benches/peers/physicsnemo_bench.py")).args(&shared);
+        command.arg(ROOT.join(peer.script())).args(asked(names));
         command
     };
     let our_run = || {
         let mut command = Command::new("mpirun");
         command.envs([("OMPI_ALLOW_RUN_AS_ROOT", "1"), ("OMPI_ALLOW_RUN_AS_ROOT_CONFIRM", "1")]);
         command.args(["--oversubscribe", "-n", &ranks]).arg(ROOT.join("target/release/isobar"));
-        command.args(["bench", "--json"]).args(&shared);
+        command.args(["bench", "--json"]).args(asked(&names));
         command
     };
     let mut rounds: BTreeMap<String, Rounds> = BTreeMap::new();
     for round in 1..=options.rounds {
         eprintln!("round {round} of {}", options.rounds);
-        let peer = times(&mut peer_run())?;
+        for peer in [Peer::PhysicsNemo, Peer::DTensor] {
+            let names = of_peer(peer);
+            if names.is_empty() {
+                continue;
+            }
+            let theirs = times(&mut peer_run(peer, &names))?;
+            for name in names {
+                let entry = rounds.entry(name.to_owned()).or_default();
+                entry.peer.push(seconds(&theirs, name, peer.name())?);
+            }
+        }
         let ours = times(&mut our_run())?;
         for &name in &names {
             let entry = rounds.entry(name.to_owned()).or_default();
-            entry.peer.push(seconds(&peer, name, "PhysicsNeMo")?);
             entry.ours.push(seconds(&ours, name, "Isobar")?);
             entry.memcpy.extend(ours["cases"][name]["memcpy_ratio"].as_f64());
         }
@@ -129,28 +179,34 @@ fn seconds(times: &Value, case: &str, system: &str) -> Result<f64> {
 /// Prints medians over the rounds; returns what is below the least ratio.
 fn print_table(names: &[&str], rounds: &BTreeMap<String, Rounds>) -> Vec<String> {
     println!(
-        "{:<30} {:>14} {:>11} {:>7} {:>7} {:>10}",
-        "case", "PhysicsNeMo ms", "Isobar ms", "ratio", "least", "x memcpy"
+        "{:<30} {:<12} {:>10} {:>10} {:>7} {:>7} {:>10}",
+        "case", "peer", "peer ms", "Isobar ms", "ratio", "least", "x memcpy"
     );
     let mut low = Vec::new();
     for &name in names {
         let Some(case) = rounds.get(name) else { continue };
         let ratio = median(case.peer.iter().zip(&case.ours).map(|(peer, ours)| peer / ours).collect());
-        let least = CASES.iter().find(|(case, _)| *case == name).and_then(|&(_, least)| least);
+        let Some(&(_, peer, least)) = CASES.iter().find(|(case, ..)| *case == name) else { continue };
         if least.is_some_and(|least| ratio < least) {
             low.push(format!("{name} {ratio:.2}"));
         }
         let or_dash = |number: Option<f64>| number.map_or("-".to_owned(), |number| format!("{number:.1}"));
         let memcpy = (!case.memcpy.is_empty()).then(|| median(case.memcpy.clone()));
         println!(
-            "{name:<30} {:>14.1} {:>11.1} {ratio:>7.2} {:>7} {:>10}",
-            1e3 * median(case.peer.clone()),
-            1e3 * median(case.ours.clone()),
+            "{name:<30} {:<12} {:>10} {:>10} {ratio:>7.2} {:>7} {:>10}",
+            peer.name(),
+            milliseconds(median(case.peer.clone())),
+            milliseconds(median(case.ours.clone())),
             or_dash(least),
             or_dash(memcpy)
         );
     }
     low
+}
+
+/// Times below a tenth of a millisecond with the digits that tell them apart.
+fn milliseconds(seconds: f64) -> String {
+    if seconds < 1e-4 { format!("{:.5}", 1e3 * seconds) } else { format!("{:.2}", 1e3 * seconds) }
 }
 
 fn median(mut values: Vec<f64>) -> f64 {
@@ -162,6 +218,12 @@ fn median(mut values: Vec<f64>) -> f64 {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn short_times_keep_their_digits() {
+        assert_eq!(milliseconds(0.05e-6), "0.00005");
+        assert_eq!(milliseconds(0.012345), "12.35");
+    }
 
     #[test]
     fn median_of_even_and_odd() {

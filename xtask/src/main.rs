@@ -32,7 +32,7 @@ enum Task {
     Demo(demo::Options),
     /// Set up, then everything that CI runs
     Test(check::Options),
-    /// Time Isobar and PhysicsNeMo side by side, and print the table of ratios
+    /// Time Isobar beside PhysicsNeMo and DTensor, and print the table of ratios
     Bench(bench::Options),
     /// A SLURM of this one machine, in target/slurm
     Slurm {

@@ -86,7 +86,7 @@ pub fn fetch(tensor: &Tensor, transfer: &Transfer, fill: f64, group: &Group) -> 
         return Err(call.refuse(format!("the tensor is {:?}, expected {:?}", tensor.size(), transfer.input)));
     }
     let tensor = tensor.detach();
-    if transfer.is_view() && !(transfer.communicates && !transfer.sends.is_empty()) {
+    if transfer.is_view() && (!transfer.communicates || transfer.sends.is_empty()) {
         let view = region(&tensor, &transfer.own[0].0)?;
         return Ok(Work::start(call, async move { Ok(view) }));
     }

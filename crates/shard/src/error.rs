@@ -102,7 +102,7 @@ pub enum Error {
     /// An operator would communicate more than it says, where that is forbidden.
     #[error(
         "{op} has no rule for {layouts} and would gather {bytes} bytes, which is forbidden here; redistribute before it, or \
-         register a rule with register_op"
+         register a rule with register_sharding or register_sharded_op"
     )]
     HiddenCommunication {
         /// The operator.

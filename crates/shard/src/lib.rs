@@ -4,6 +4,9 @@
 //! - [`Params`]: the supplier of a model's parameters; [`ParamStore`] is one rank's, with its sharded ones split over a
 //!   [`ParallelRegion`].
 //! - [`ShardTensor`]: a global tensor of which each rank of a mesh has a part, by a [`Layout`]. [`rules`] adds operators of it.
+//! - [`ParameterLayouts`]: a model's parameters, laid out by patterns of their names.
+//! - [`CommTrace`]: what is communicated, by operation, group and [module](trace::module); [`visualize_sharding`]: which ranks hold
+//!   which indices.
 //! - [`Generator`]: Philox random numbers that belong to the global tensor; [`Window`] says which part a rank makes.
 //!
 //! This crate knows nothing of how ranks communicate, of files but safetensors, or of any particular model.
@@ -12,12 +15,14 @@ pub mod array;
 mod context;
 mod error;
 mod layout;
+mod module;
 mod ops;
 pub mod params;
 pub mod random;
 mod region;
 pub mod rules;
 mod tensor;
+mod visualize;
 mod window;
 
 pub use array::{
@@ -31,6 +36,7 @@ pub use error::{Error, Result};
 pub use isobar_collectives::trace::{self, CommEvent, CommRecord, CommTrace};
 pub use layout::{Interval, Layout, Placement, Sizes};
 pub use ops::attention::{AttentionOptions, AttentionStrategy, context_parallel};
+pub use module::{ParameterLayouts, Source};
 pub use ops::elementwise::Comparison;
 pub use ops::neighbours::{Ball, LimitedBall};
 pub use ops::norm::RunningStats;
@@ -40,3 +46,4 @@ pub use params::{Init, ParamStore, Parameter, Params, Scope, StateDict, read_saf
 pub use random::{Generator, Window};
 pub use region::ParallelRegion;
 pub use tensor::{Pending, Redistribute, ShardTensor, grad};
+pub use visualize::{ShardingView, visualize_sharding};

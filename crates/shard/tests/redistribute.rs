@@ -1,7 +1,5 @@
 //! Redistribution between any two layouts: values, gradients, gradients of gradients.
 
-#![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
-
 mod common;
 
 use common::{MESHES, difference, layouts, leaf, numbers, on_mesh};

@@ -36,7 +36,8 @@ fn what_is_communicated_is_counted_by_module_and_pass() {
     total                                                 3    96        96
     ");
     let block = record.of_module("model.block.0");
-    assert_eq!((block.len(), record.of_module("model.block").len()), (2, 0));
+    let lengths = ["model.block", "model.blo"].map(|name| record.of_module(name).len());
+    assert_eq!((block.len(), lengths), (2, [2, 0]));
     assert_eq!(block.forward().of_operation("all_gather_v").received(), 24);
     assert_eq!(block.backward().count("reduce_scatter_v"), 1);
     assert_eq!(record.of_group("elsewhere"), CommRecord::default());
@@ -106,7 +107,7 @@ fn overlapping_operations_get_rows_of_their_own() {
 fn traces_may_be_several_and_end_each_for_itself() {
     let group = Group::single();
     let x = Tensor::from_slice(&[1.0_f32]);
-    let sum = || start::all_reduce(&x, ReduceOp::Sum, &group).unwrap().wait().unwrap();
+    let sum = || drop(start::all_reduce(&x, ReduceOp::Sum, &group).unwrap().wait().unwrap());
     sum();
     let first = CommTrace::start(&group);
     sum();

@@ -1,0 +1,270 @@
+//! The parameters of a model, laid out by a declaration.
+
+use std::collections::BTreeMap;
+
+use isobar_manager::DeviceMesh;
+use tch::Tensor;
+
+use crate::context::{Promotion, promotion};
+use crate::error::{Error, Result};
+use crate::layout::{Layout, Placement, Sizes};
+use crate::params::StateDict;
+use crate::tensor::ShardTensor;
+
+/// Where the values of parameters come from.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum Source {
+    /// All ranks have the same already, such as from one seed or one file. Nothing is compared, and nothing travels.
+    #[default]
+    Same,
+    /// One rank's, by its place in the mesh; each rank receives its part. The other ranks' are not looked at, and may be
+    /// missing.
+    Rank(usize),
+}
+
+/// How the parameters of a model are laid out: patterns of names, each with placements along named axes of a mesh.
+///
+/// `*` in a pattern stands for any text, also none. The first pattern that a name matches counts; parameters that none matches
+/// are replicated, and so they are along axes that their pattern does not name.
+///
+/// ```
+/// use isobar_collectives::Group;
+/// use isobar_manager::DeviceMesh;
+/// use isobar_shard::{ParameterLayouts, Placement, Source, StateDict};
+/// use tch::{Kind, Tensor};
+///
+/// let mesh = DeviceMesh::new(&Group::single(), &[1, 1], &["data", "model"])?;
+/// let ones = |shape: &[i64]| Tensor::ones(shape, (Kind::Float, tch::Device::Cpu));
+/// let state = StateDict::from([
+///     ("blocks.0.fc1.weight".to_owned(), ones(&[8, 4])),
+///     ("norm.weight".to_owned(), ones(&[4])),
+/// ]);
+/// let layouts = ParameterLayouts::new().with("blocks.*.fc1.*", &[("model", Placement::Shard(0))]);
+/// let parameters = layouts.distribute(&state, &mesh, Source::Same)?;
+/// assert_eq!(parameters["blocks.0.fc1.weight"].placements(), [Placement::Replicate, Placement::Shard(0)]);
+/// assert!(parameters["norm.weight"].layout().is_replicated());
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
+#[derive(Debug, Clone, Default)]
+pub struct ParameterLayouts {
+    rows: Vec<(String, Vec<(String, Placement)>)>,
+}
+
+impl ParameterLayouts {
+    /// Everything replicated.
+    pub fn new() -> Self {
+        Self::default()
+    }
+
+    /// The same, and parameters whose names match `pattern` are so placed.
+    #[must_use]
+    pub fn with(mut self, pattern: &str, placements: &[(&str, Placement)]) -> Self {
+        let placements = placements.iter().map(|(axis, placement)| ((*axis).to_owned(), *placement));
+        self.rows.push((pattern.to_owned(), placements.collect()));
+        self
+    }
+
+    /// The layout of each parameter of these names and shapes; sharded dims are chunked. Does not communicate.
+    ///
+    /// # Errors
+    ///
+    /// A pattern that matches no name; an axis that the mesh lacks or that is named twice; placements that do not fit a shape,
+    /// or are partial.
+    pub fn layouts<'a>(
+        &self,
+        shapes: impl IntoIterator<Item = (&'a str, &'a [i64])>,
+        mesh: &DeviceMesh,
+    ) -> Result<BTreeMap<String, Layout>> {
+        let rows: Vec<Vec<Placement>> =
+            self.rows.iter().map(|row| along_axes(row, mesh)).collect::<Result<_>>()?;
+        let mut used = vec![false; rows.len()];
+        let mut found = BTreeMap::new();
+        let mut names = Vec::new();
+        for (name, shape) in shapes {
+            let matching: Vec<usize> =
+                (0..rows.len()).filter(|&row| matches(&self.rows[row].0, name)).collect();
+            matching.iter().for_each(|&row| used[row] = true);
+            let replicated = vec![Placement::Replicate; mesh.ndim()];
+            let placements = matching.first().map_or(&replicated, |&row| &rows[row]);
+            let layout = Layout::new(mesh, placements, shape, &Sizes::Chunk)
+                .map_err(|error| parameter(name, error.to_string()))?;
+            found.insert(name.to_owned(), layout);
+            names.push(name);
+        }
+        if let Some(unused) = used.iter().position(|used| !used) {
+            let reason = format!("this pattern matches no name; the names are {}", names.join(", "));
+            return Err(parameter(&self.rows[unused].0, reason));
+        }
+        Ok(found)
+    }
+
+    /// The parameters as leaves, laid out as declared. Those of which the given ones [require gradients] do so too.
+    ///
+    /// All ranks of the mesh call.
+    ///
+    /// [require gradients]: Tensor::requires_grad
+    ///
+    /// # Errors
+    ///
+    /// As [`layouts`](Self::layouts); a source that is not a rank of the mesh; the errors of the exchange.
+    pub fn distribute(
+        &self,
+        state: &StateDict,
+        mesh: &DeviceMesh,
+        source: Source,
+    ) -> Result<BTreeMap<String, ShardTensor>> {
+        let Source::Rank(src) = source else {
+            let shapes: Vec<(&str, Vec<i64>)> =
+                state.iter().map(|(name, tensor)| (&name[..], tensor.size())).collect();
+            let layouts = self.layouts(shapes.iter().map(|(name, shape)| (*name, &shape[..])), mesh)?;
+            let give = |(name, layout): (String, Layout)| {
+                let whole = &state[&name];
+                let part = ShardTensor::distribute_as(&whole.detach(), &layout)?;
+                // Memory of its own: what is kept of a view is the whole.
+                let own = part.local().f_detach_copy().map_err(|e| parameter(&name, e.to_string()))?;
+                let leaf = ShardTensor::new(own, layout).set_requires_grad(whole.requires_grad())?;
+                Ok((name, leaf))
+            };
+            return layouts.into_iter().map(give).collect();
+        };
+        let told = tell(state, mesh, src)?;
+        let shapes = told.iter().map(|(name, shape, _)| (&name[..], &shape[..]));
+        let layouts = self.layouts(shapes, mesh)?;
+        let give = |(name, _, requires_grad): &(String, Vec<i64>, bool)| {
+            let placements = layouts[name].placements();
+            let whole = state.get(name).map(Tensor::detach);
+            let leaf =
+                ShardTensor::scatter(whole.as_ref(), src, mesh, placements, &Sizes::Chunk, *requires_grad)?;
+            Ok((name.clone(), leaf))
+        };
+        told.iter().map(give).collect()
+    }
+}
+
+/// The names and shapes that the source has, and whether gradients are required, on every rank.
+fn tell(state: &StateDict, mesh: &DeviceMesh, src: usize) -> Result<Vec<(String, Vec<i64>, bool)>> {
+    let group = mesh.group_along(&(0..mesh.ndim()).collect::<Vec<_>>())?;
+    let ranks = mesh.ranks();
+    let root = ranks.get(src).and_then(|rank| group.ranks().iter().position(|r| r == rank));
+    let Some(root) = root else {
+        return Err(Error::Argument {
+            op: "distribute",
+            reason: format!("the source {src} is not a rank of {mesh}"),
+        });
+    };
+    let mine: Vec<(&str, Vec<i64>, bool)> =
+        state.iter().map(|(name, tensor)| (&name[..], tensor.size(), tensor.requires_grad())).collect();
+    let bytes = serde_json::to_vec(&mine).unwrap_or_default();
+    let told = group.broadcast_bytes(&bytes, root)?;
+    serde_json::from_slice(&told).map_err(|error| Error::Argument {
+        op: "distribute",
+        reason: format!("what rank {src} of {mesh} told of its parameters cannot be read: {error}"),
+    })
+}
+
+/// A row's placements, one for each axis of the mesh.
+fn along_axes(
+    (pattern, row): &(String, Vec<(String, Placement)>),
+    mesh: &DeviceMesh,
+) -> Result<Vec<Placement>> {
+    let names = mesh.names();
+    let mut placements = vec![None; names.len()];
+    for (axis, placement) in row {
+        let Some(index) = names.iter().position(|name| name == axis) else {
+            return Err(parameter(pattern, format!("{mesh} has no axis \"{axis}\"")));
+        };
+        if placements[index].replace(*placement).is_some() {
+            return Err(parameter(pattern, format!("the axis \"{axis}\" is named twice")));
+        }
+        if placement.is_partial() {
+            return Err(parameter(
+                pattern,
+                format!("{placement} along \"{axis}\"; parameters are whole or sharded"),
+            ));
+        }
+    }
+    Ok(placements.into_iter().map(|placement| placement.unwrap_or(Placement::Replicate)).collect())
+}
+
+/// Whether the name is the pattern's, in which `*` stands for any text.
+fn matches(pattern: &str, name: &str) -> bool {
+    let mut pieces = pattern.split('*');
+    let first = pieces.next().unwrap_or_default();
+    let Some(mut rest) = name.strip_prefix(first) else { return false };
+    let mut pieces: Vec<&str> = pieces.collect();
+    let Some(last) = pieces.pop() else { return rest.is_empty() };
+    for piece in pieces {
+        match rest.find(piece) {
+            Some(at) => rest = &rest[at + piece.len()..],
+            None => return false,
+        }
+    }
+    rest.ends_with(last)
+}
+
+fn parameter(name: &str, reason: String) -> Error {
+    Error::Parameter { name: name.to_owned(), reason }
+}
+
+impl ShardTensor {
+    /// A plain tensor, the same on all ranks, as a replicated one on this tensor's mesh: what an operator does where the two
+    /// meet, as far as [`promotion`] lets it. Tensors without dims are numbers, and always welcome. Does not communicate.
+    ///
+    /// # Errors
+    ///
+    /// A tensor with dims where promotion is [off](Promotion::Off).
+    ///
+    /// ```
+    /// use isobar_collectives::Group;
+    /// use isobar_manager::DeviceMesh;
+    /// use isobar_shard::{Elementwise, Placement, Promotion, PromotionGuard, ShardTensor};
+    /// use tch::Tensor;
+    ///
+    /// let mesh = DeviceMesh::new(&Group::single(), &[1], &["domain"])?;
+    /// let x = ShardTensor::distribute(&Tensor::from_slice(&[1.0, 2.0]), &mesh, &[Placement::Shard(0)])?;
+    /// let weight = Tensor::from_slice(&[3.0, 4.0]);
+    /// assert_eq!(x.mul(&x.meet(&weight)?)?.full_tensor(None)?, Tensor::from_slice(&[3.0, 8.0]));
+    ///
+    /// let _off = PromotionGuard::new(Promotion::Off);
+    /// assert!(x.meet(&weight).is_err());
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    pub fn meet(&self, plain: &Tensor) -> Result<Self> {
+        let shape = plain.size();
+        if !shape.is_empty() {
+            match promotion() {
+                Promotion::Silent => {}
+                Promotion::Warn => tracing::warn!(
+                    "a plain tensor of shape {shape:?} meets {}, and is taken for replicated",
+                    self.layout()
+                ),
+                Promotion::Off => {
+                    return Err(Error::Argument {
+                        op: "promotion",
+                        reason: format!(
+                            "a plain tensor of shape {shape:?} meets {}; distribute it, or allow promotion",
+                            self.layout()
+                        ),
+                    });
+                }
+            }
+        }
+        Ok(Self::new(plain.shallow_clone(), self.layout().replicated_shape(&shape)))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::matches;
+
+    #[test]
+    fn stars_stand_for_any_text() {
+        assert!(matches("a.b", "a.b") && !matches("a.b", "a.bc") && !matches("a.b", "xa.b"));
+        assert!(matches("*", "") && matches("*", "anything") && !matches("", "a"));
+        assert!(
+            matches("blocks.*.weight", "blocks.0.fc.weight") && !matches("blocks.*.weight", "blocks.weight")
+        );
+        assert!(matches("*.bias", "fc.bias") && !matches("*.bias", "fc.bias2"));
+        assert!(matches("a*b*b", "abb") && !matches("a*b*b", "ab"));
+    }
+}
