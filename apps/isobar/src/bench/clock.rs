@@ -71,7 +71,7 @@ fn slowest(group: &Group, measure: &mut dyn FnMut() -> Result<f64>) -> Result<f6
 }
 
 /// The median; sorts.
-fn median(times: &mut [f64]) -> f64 {
+pub(crate) fn median(times: &mut [f64]) -> f64 {
     times.sort_unstable_by(f64::total_cmp);
     let middle = times.len() / 2;
     if times.len() % 2 == 1 { times[middle] } else { (times[middle - 1] + times[middle]) / 2.0 }

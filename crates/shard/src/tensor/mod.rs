@@ -26,7 +26,7 @@ use crate::layout::{Layout, Placement};
 /// ```
 /// use isobar_collectives::threads;
 /// use isobar_manager::DeviceMesh;
-/// use isobar_shard::{Placement, ShardTensor};
+/// use isobar_shard::{Elementwise, Placement, ShardTensor};
 /// use tch::{Device, Kind, Tensor};
 ///
 /// threads::run(2, std::time::Duration::from_secs(30), |group| {
