@@ -35,8 +35,8 @@ pub use context::{
 pub use error::{Error, Result};
 pub use isobar_collectives::trace::{self, CommEvent, CommRecord, CommTrace};
 pub use layout::{Interval, Layout, Placement, Sizes};
-pub use ops::attention::{AttentionOptions, AttentionStrategy, context_parallel};
 pub use module::{ParameterLayouts, Source};
+pub use ops::attention::{AttentionOptions, AttentionStrategy, context_parallel};
 pub use ops::elementwise::Comparison;
 pub use ops::neighbours::{Ball, LimitedBall};
 pub use ops::norm::RunningStats;

@@ -104,7 +104,7 @@ fn partial_sums_stay_partial_until_values_are_needed() {
         let seen = trace(mesh, || {
             let a = x.matmul(&weight).unwrap();
             let b = x.matmul(&weight).unwrap().mul_scalar(2.0).unwrap();
-            a.add(&b).unwrap().detach();
+            a.add(&b).unwrap();
         });
         assert_eq!(seen.record().len(), 0, "{}", seen.record());
     });

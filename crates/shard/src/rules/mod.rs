@@ -11,6 +11,7 @@ mod named;
 mod sharding;
 
 pub use local_map::{LocalMap, LocalOutput, local_map};
+pub(crate) use named::announce;
 pub use named::{register_sharded_op, registered_sharded_ops};
 pub use sharding::{Sharding, Shardings, register_sharding};
 

@@ -9,6 +9,7 @@ use super::{Failure, cost, sharding};
 use crate::array::{Array, Attrs, is_registered, registered_ops};
 use crate::context::is_hidden_communication_forbidden;
 use crate::error::{Error, Result};
+use crate::layout::Layout;
 use crate::ops::align::same_mesh;
 use crate::ops::named::builtin;
 use crate::tensor::ShardTensor;
@@ -95,25 +96,8 @@ fn on_whole_tensors(name: &str, inputs: &[&ShardTensor], attrs: &Attrs) -> Resul
         });
     };
     same_mesh("op", inputs)?;
-    let bytes = |input: &&ShardTensor| {
-        let whole = input.layout().replicated();
-        cost::received(input.layout(), &whole, input.kind().elt_size_in_bytes()).unwrap_or(0)
-    };
-    let bytes: i64 = inputs.iter().map(bytes).sum();
-    if bytes > 0 {
-        let layouts: Vec<String> = inputs.iter().map(|input| input.layout().to_string()).collect();
-        let layouts = layouts.join("; ");
-        if is_hidden_communication_forbidden() {
-            return Err(Error::HiddenCommunication { op: name.to_owned(), layouts, bytes });
-        }
-        if warns_first(name) {
-            tracing::warn!(
-                operator = name,
-                bytes,
-                "{name} has no rule for {layouts}: its inputs are gathered on every rank, {bytes} bytes this time; register \
-                 a rule with register_sharding or register_sharded_op"
-            );
-        }
+    for input in inputs {
+        announce(name, input, &input.layout().replicated())?;
     }
     let wholes: Vec<Tensor> = inputs
         .iter()
@@ -125,6 +109,27 @@ fn on_whole_tensors(name: &str, inputs: &[&ShardTensor], attrs: &Attrs) -> Resul
         ShardTensor::new(output.shallow_clone(), layout)
     };
     Ok(outputs.iter().map(give).collect())
+}
+
+/// Says, once for an operator, that it gathers what it has no rule for, and what that costs; refuses where that is forbidden.
+pub(crate) fn announce(name: &str, input: &ShardTensor, to: &Layout) -> Result<()> {
+    let bytes = cost::received(input.layout(), to, input.kind().elt_size_in_bytes()).unwrap_or(0);
+    if bytes == 0 {
+        return Ok(());
+    }
+    let layouts = input.layout().to_string();
+    if is_hidden_communication_forbidden() {
+        return Err(Error::HiddenCommunication { op: name.to_owned(), layouts, bytes });
+    }
+    if warns_first(name) {
+        tracing::warn!(
+            operator = name,
+            bytes,
+            "{name} has no rule for {layouts}: it is gathered on every rank, {bytes} bytes this time; register a rule with \
+             register_sharding or register_sharded_op"
+        );
+    }
+    Ok(())
 }
 
 /// Whether nobody was told of this operator yet.

@@ -1,5 +1,6 @@
 //! The distributed tensor.
 
+mod array;
 mod gradient;
 mod make;
 mod partial;

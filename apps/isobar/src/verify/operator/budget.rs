@@ -206,9 +206,9 @@ fn need(
     };
     let pick = |values: &[i64], index: usize| values.get(index).or(values.first()).copied();
     let mut window = Vec::with_capacity(dims);
-    for dim in 0..dims {
+    for (dim, &n) in from.iter().enumerate() {
         let (start, len) = parts.window(rank)[dim][0];
-        let (n, m) = (from[dim], *to.get(dim).unwrap_or(&from[dim]));
+        let m = to.get(dim).copied().unwrap_or(n);
         let scale = |b: i64| if b >= n { m } else { (b * m + n - 1) / n.max(1) };
         let (low, high) = (scale(start), scale(start + len));
         let index = dim.checked_sub(dims - spatial);

@@ -178,9 +178,7 @@ impl ShardTensor {
                     let best = extreme::extreme(op, &x, &over, statistic == Statistic::Max)?;
                     over.done(best)
                 }
-                Statistic::Prod => {
-                    over.merged(&x, |x, dims| prod(x, dims), |all| all.f_prod_dim_int(0, false, None))
-                }
+                Statistic::Prod => over.merged(&x, prod, |all| all.f_prod_dim_int(0, false, None)),
                 Statistic::Norm => over.merged(
                     &x,
                     |x, dims| x.f_norm_scalaropt_dim(2.0, dims, true),

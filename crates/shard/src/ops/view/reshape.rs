@@ -197,10 +197,10 @@ fn cut(flat: &Dim, extents: &[i64], mesh: &[usize]) -> Option<Vec<Dim>> {
         }
         let count: usize = axes.iter().map(|&axis| mesh[axis]).product();
         let mut table: Vec<Option<Vec<Interval>>> = vec![None; count];
-        for part in 0..boxes.len() {
+        for (part, sets) in boxes.iter().enumerate() {
             let at = place(part, &flat.axes, mesh);
             let row = axes.iter().fold(0, |row, &axis| row * mesh[axis] + at[axis]);
-            if is_empty(&boxes[part]) {
+            if is_empty(sets) {
                 continue;
             }
             match &table[row] {

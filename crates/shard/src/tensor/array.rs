@@ -1,0 +1,307 @@
+//! Models over sharded tensors: [`Array`] is their operators.
+
+use tch::{Device, Kind};
+
+use super::ShardTensor;
+use crate::array::{
+    Array, Attrs, Conv2d, Convert, Elementwise, FftNorm, Linear, Modes, Parallel, RandomOps, Reduce,
+    Reduction, Shape, Spectral, resolve,
+};
+use crate::error::{Error, Result};
+use crate::layout::{Dim, Layout};
+use crate::ops::reduce::Statistic;
+use crate::ops::windowed::{Conv, PadMode, Padding};
+use crate::random::{Generator, Window};
+use crate::region::ParallelRegion;
+use crate::rules;
+
+impl Array for ShardTensor {
+    fn shape(&self) -> Vec<i64> {
+        ShardTensor::shape(self).to_vec()
+    }
+
+    fn kind(&self) -> Kind {
+        ShardTensor::kind(self)
+    }
+
+    fn device(&self) -> Device {
+        ShardTensor::device(self)
+    }
+
+    fn op(name: &str, inputs: &[&Self], attrs: &Attrs) -> Result<Vec<Self>> {
+        ShardTensor::op(name, inputs, attrs)
+    }
+}
+
+impl Convert for ShardTensor {
+    fn shallow_clone(&self) -> Self {
+        ShardTensor::shallow_clone(self)
+    }
+
+    fn to_kind(&self, kind: Kind) -> Result<Self> {
+        ShardTensor::to_kind(self, kind)
+    }
+
+    fn to_device(&self, device: Device) -> Result<Self> {
+        self.map("to_device", |x| x.f_to(device))
+    }
+
+    fn detach(&self) -> Result<Self> {
+        Ok(ShardTensor::detach(self))
+    }
+
+    fn contiguous(&self) -> Result<Self> {
+        self.map("contiguous", tch::Tensor::f_contiguous)
+    }
+
+    fn view_as_real(&self) -> Result<Self> {
+        let x = self.resolved()?;
+        let dims = [x.layout().dims(), &[Dim::whole(2)]].concat();
+        Ok(Self::new(Convert::view_as_real(x.local())?, x.layout().with_dims(dims)))
+    }
+
+    fn view_as_complex(&self) -> Result<Self> {
+        let last = self.ndim().saturating_sub(1);
+        let x = self.resolved()?.gathered(|dim| dim == last)?;
+        let mut dims = x.layout().dims().to_vec();
+        dims.pop();
+        Ok(Self::new(Convert::view_as_complex(x.local())?, x.layout().with_dims(dims)))
+    }
+}
+
+impl Linear for ShardTensor {
+    fn linear(&self, weight: &Self, bias: Option<&Self>) -> Result<Self> {
+        ShardTensor::linear(self, weight, bias)
+    }
+
+    fn matmul(&self, other: &Self) -> Result<Self> {
+        ShardTensor::matmul(self, other)
+    }
+
+    fn batched_matmul(&self, other: &Self, bias: Option<&Self>) -> Result<Self> {
+        self.bmm(other, bias)
+    }
+
+    fn conv2d(&self, weight: &Self, bias: Option<&Self>, conv: &Conv2d) -> Result<Self> {
+        let Conv2d { stride, padding, dilation, groups } = *conv;
+        let conv = Conv {
+            stride: stride.to_vec(),
+            padding: Padding::Each(padding.to_vec()),
+            dilation: dilation.to_vec(),
+            groups,
+            ..Conv::default()
+        };
+        self.conv(weight, bias, &conv)
+    }
+
+    fn layer_norm(
+        &self,
+        normalized: &[i64],
+        weight: Option<&Self>,
+        bias: Option<&Self>,
+        eps: f64,
+    ) -> Result<Self> {
+        ShardTensor::layer_norm(self, normalized, weight, bias, eps)
+    }
+
+    fn softmax(&self, dim: i64) -> Result<Self> {
+        ShardTensor::softmax(self, dim)
+    }
+}
+
+impl Reduce for ShardTensor {
+    fn reduce(&self, statistic: Reduction, dims: &[i64], keepdim: bool) -> Result<Self> {
+        let statistic = match statistic {
+            Reduction::Sum => Statistic::Sum,
+            Reduction::Mean => Statistic::Mean,
+            Reduction::Max => Statistic::Max,
+            Reduction::Min => Statistic::Min,
+            Reduction::Norm => Statistic::Norm,
+        };
+        self.statistic(statistic, dims, keepdim)
+    }
+
+    fn mse_loss(&self, target: &Self) -> Result<Self> {
+        if ShardTensor::shape(self) != ShardTensor::shape(target) {
+            let reason = format!("input {self} and target {target} differ in shape");
+            return Err(Error::Argument { op: "mse_loss", reason });
+        }
+        self.sub(target)?.unary(crate::array::Unary::Square)?.statistic(Statistic::Mean, &[], false)
+    }
+}
+
+impl Shape for ShardTensor {
+    fn reshape(&self, shape: &[i64]) -> Result<Self> {
+        ShardTensor::reshape(self, shape)
+    }
+
+    fn permute(&self, order: &[i64]) -> Result<Self> {
+        ShardTensor::permute(self, order)
+    }
+
+    fn transpose(&self, dim0: i64, dim1: i64) -> Result<Self> {
+        ShardTensor::transpose(self, dim0, dim1)
+    }
+
+    fn narrow(&self, dim: i64, start: i64, length: i64) -> Result<Self> {
+        ShardTensor::narrow(self, dim, start, length)
+    }
+
+    fn split(&self, sizes: &[i64], dim: i64) -> Result<Vec<Self>> {
+        ShardTensor::split(self, sizes, dim)
+    }
+
+    fn select(&self, dim: i64, index: i64) -> Result<Self> {
+        ShardTensor::select(self, dim, index)
+    }
+
+    fn index_select(&self, dim: i64, index: &Self) -> Result<Self> {
+        ShardTensor::index_select(self, dim, index)
+    }
+
+    fn cat(arrays: &[&Self], dim: i64) -> Result<Self> {
+        ShardTensor::cat(arrays, dim)
+    }
+
+    fn stack(arrays: &[&Self], dim: i64) -> Result<Self> {
+        ShardTensor::stack(arrays, dim)
+    }
+
+    fn expand(&self, shape: &[i64]) -> Result<Self> {
+        ShardTensor::expand(self, shape)
+    }
+
+    fn unsqueeze(&self, dim: i64) -> Result<Self> {
+        ShardTensor::unsqueeze(self, dim)
+    }
+
+    fn pad(&self, pairs: &[i64], value: f64) -> Result<Self> {
+        self.pad_mode(pairs, PadMode::Constant, value)
+    }
+
+    fn flip(&self, dims: &[i64]) -> Result<Self> {
+        ShardTensor::flip(self, dims)
+    }
+}
+
+impl ShardTensor {
+    /// The tensor with these dims whole, for an operator that has no rule for them split.
+    fn whole_along(&self, op: &'static str, dims: &[usize]) -> Result<Self> {
+        let x = self.resolved()?;
+        let whole = |(index, dim): (usize, &Dim)| match dims.contains(&index) {
+            true => Dim::whole(dim.extent()),
+            false => dim.clone(),
+        };
+        let to = x.layout().with_dims(x.layout().dims().iter().enumerate().map(whole).collect());
+        rules::announce(op, &x, &to)?;
+        x.to_layout(&to)
+    }
+}
+
+/// Along dims that are not split, each rank transforms its part. Split ones are gathered, as an operator without a rule.
+impl Spectral for ShardTensor {
+    fn rfft2(&self, dims: [i64; 2], norm: FftNorm) -> Result<Self> {
+        let over = both("rfft2", dims, self.ndim())?;
+        let x = self.whole_along("rfft2", &over)?;
+        let y = x.local().rfft2(dims, norm)?;
+        let mut parts = x.layout().dims().to_vec();
+        parts[over[1]] = Dim::whole(parts[over[1]].extent() / 2 + 1);
+        Ok(Self::new(y, x.layout().with_dims(parts)))
+    }
+
+    fn irfft2(&self, size: [i64; 2], dims: [i64; 2], norm: FftNorm) -> Result<Self> {
+        let over = both("irfft2", dims, self.ndim())?;
+        let x = self.whole_along("irfft2", &over)?;
+        let y = x.local().irfft2(size, dims, norm)?;
+        let mut parts = x.layout().dims().to_vec();
+        over.iter().zip(size).for_each(|(&dim, extent)| parts[dim] = Dim::whole(extent));
+        Ok(Self::new(y, x.layout().with_dims(parts)))
+    }
+
+    fn rfft2_modes(&self, dim: i64, modes: &Modes, norm: FftNorm) -> Result<Self> {
+        let at = resolve("rfft2_modes", dim, self.ndim())?;
+        let x = self.whole_along("rfft2_modes", &[at, at + 1])?;
+        let y = x.local().rfft2_modes(at as i64, modes, norm)?;
+        let new =
+            [2, modes.rows.end - modes.rows.start, modes.columns.end - modes.columns.start].map(Dim::whole);
+        let mut parts = x.layout().dims().to_vec();
+        parts.splice(at..at + 2, new);
+        Ok(Self::new(y, x.layout().with_dims(parts)))
+    }
+
+    fn irfft2_modes(&self, dim: i64, size: [i64; 2], modes: &Modes, norm: FftNorm) -> Result<Self> {
+        let at = resolve("irfft2_modes", dim, self.ndim())?;
+        let x = self.whole_along("irfft2_modes", &[at, at + 1, at + 2])?;
+        let y = x.local().irfft2_modes(at as i64, size, modes, norm)?;
+        let mut parts = x.layout().dims().to_vec();
+        parts.splice(at..at + 3, size.map(Dim::whole));
+        Ok(Self::new(y, x.layout().with_dims(parts)))
+    }
+}
+
+fn both(op: &'static str, dims: [i64; 2], count: usize) -> Result<[usize; 2]> {
+    Ok([resolve(op, dims[0], count)?, resolve(op, dims[1], count)?])
+}
+
+impl RandomOps for ShardTensor {
+    /// `window` is the whole tensor, or has an extent of 1 along dims that are dropped together.
+    fn dropout(&self, p: f64, generator: &Generator, window: &Window) -> Result<Self> {
+        let shape = ShardTensor::shape(self);
+        let fits = window.global() == window.shape()
+            && window.shape().len() == shape.len()
+            && shape.iter().zip(window.shape()).all(|(&extent, &mask)| extent == mask || mask == 1);
+        if !fits {
+            let reason = format!("window {window:?} is not of all of {shape:?}, or of extent 1 along a dim");
+            return Err(Error::Argument { op: "dropout", reason });
+        }
+        if window.shape() == shape || p == 0.0 {
+            return ShardTensor::dropout(self, p, generator);
+        }
+        let mask_dim =
+            |(dim, &mask): (&Dim, &i64)| if dim.extent() == mask { dim.clone() } else { Dim::whole(mask) };
+        let dims = self.layout().dims().iter().zip(window.shape()).map(mask_dim).collect();
+        let layout: Layout = self.layout().of_gradient().with_dims(dims);
+        let ones = Self::ones(&layout, self.kind(), self.device())?;
+        self.mul(&ShardTensor::dropout(&ones, p, generator)?)
+    }
+}
+
+/// A sharded tensor is split over a region's ranks by its layout: regions of one rank are the identity, and others refuse.
+impl Parallel for ShardTensor {
+    fn copy_to_region(&self, region: &ParallelRegion) -> Result<Self> {
+        self.alone("copy_to_region", region)
+    }
+
+    fn reduce_from_region(&self, region: &ParallelRegion) -> Result<Self> {
+        self.alone("reduce_from_region", region)
+    }
+
+    fn scatter_to_region(&self, _dim: i64, _sizes: Option<&[i64]>, region: &ParallelRegion) -> Result<Self> {
+        self.alone("scatter_to_region", region)
+    }
+
+    fn gather_from_region(&self, _dim: i64, _sizes: Option<&[i64]>, region: &ParallelRegion) -> Result<Self> {
+        self.alone("gather_from_region", region)
+    }
+
+    fn all_gather(&self, _dim: i64, _sizes: Option<&[i64]>, region: &ParallelRegion) -> Result<Self> {
+        self.alone("all_gather", region)
+    }
+
+    fn reduce_scatter(&self, _dim: i64, _sizes: Option<&[i64]>, region: &ParallelRegion) -> Result<Self> {
+        self.alone("reduce_scatter", region)
+    }
+}
+
+impl ShardTensor {
+    fn alone(&self, op: &'static str, region: &ParallelRegion) -> Result<Self> {
+        if region.size() == 1 {
+            return Ok(ShardTensor::shallow_clone(self));
+        }
+        let reason = format!(
+            "a region of {} ranks, of {self}; a sharded tensor is split by its layout: shard it along an axis of its mesh",
+            region.size()
+        );
+        Err(Error::Argument { op, reason })
+    }
+}
