@@ -64,3 +64,8 @@ pub fn json_of_ranks(launch: &Launch) -> Vec<Value> {
 #[cfg(doctest)]
 #[doc = include_str!("../../README.md")]
 pub struct Readme;
+
+/// The program of the page on sharded tensors, compiled and run.
+#[cfg(doctest)]
+#[doc = include_str!("../../docs/sharded-tensors.md")]
+pub struct ShardedTensors;

@@ -18,6 +18,15 @@ fn whole_suite(#[values(1, 2, 3, 4)] ranks: usize) {
     }
 }
 
+/// A sharded step on four ranks needs at most three tenths of the dense one's memory.
+#[test]
+fn memory_of_a_sharded_step() {
+    if has_mpi() {
+        let outcome = run(4, &["mpi", "memory"]).expect_success();
+        assert!(outcome.ranks.iter().all(|rank| rank.stdout.starts_with("ok")), "{outcome}");
+    }
+}
+
 /// Every message cut, and every row of more than eight elements sent from where it lies: the way of large tensors.
 #[test]
 fn large_messages() {

@@ -18,6 +18,8 @@ const PEERS: [&str; 2] = ["torch==2.11.0", "nvidia-physicsnemo==2.2.2"];
 enum Peer {
     PhysicsNemo,
     DTensor,
+    /// The same work of ranks that go on alone, all at the same time: this case of ours.
+    Alone(&'static str),
 }
 
 impl Peer {
@@ -25,19 +27,13 @@ impl Peer {
         match self {
             Self::PhysicsNemo => "PhysicsNeMo",
             Self::DTensor => "DTensor",
-        }
-    }
-
-    fn script(self) -> &'static str {
-        match self {
-            Self::PhysicsNemo => "benches/peers/physicsnemo_bench.py",
-            Self::DTensor => "benches/peers/dtensor_bench.py",
+            Self::Alone(_) => "alone",
         }
     }
 }
 
 /// Cases, in the order of the table, each with its peer and the least ratio that the project asks of itself, if any.
-const CASES: [(&str, Peer, Option<f64>); 14] = [
+const CASES: [(&str, Peer, Option<f64>); 19] = [
     ("all_gather_v/dim0", Peer::PhysicsNemo, Some(4.0)),
     ("all_gather_v/dim1", Peer::PhysicsNemo, Some(3.5)),
     ("all_gather_v/fwd_bwd", Peer::PhysicsNemo, Some(5.0)),
@@ -52,6 +48,11 @@ const CASES: [(&str, Peer, Option<f64>); 14] = [
     ("redistribute/s0_s1_4MiB", Peer::DTensor, Some(3.0)),
     ("redistribute/s0_s1_64MiB", Peer::DTensor, Some(3.0)),
     ("redistribute/r_s0_64MiB", Peer::DTensor, Some(3.0)),
+    ("overhead/reshape", Peer::DTensor, None),
+    ("shard/conv2d_fwd_bwd", Peer::PhysicsNemo, Some(1.0)),
+    ("shard/conv2d_exchange", Peer::Alone("shard/conv2d_no_exchange"), Some(1.0 / 1.1)),
+    ("attention/ring_4096", Peer::Alone("attention/one_rank_4096"), Some(1.0 / 0.58)),
+    ("attention/ring_16384", Peer::Alone("attention/one_rank_16384"), Some(1.0 / 0.58)),
 ];
 
 #[derive(Args)]
@@ -105,36 +106,48 @@ pub(crate) fn run(options: &Options) -> Result<()> {
         names.iter().zip(&peers_of).filter(|(_, of)| **of == peer).map(|(name, _)| *name).collect()
     };
     let ranks = options.ranks.to_string();
-    let peer_run = |peer: Peer, names: &[&str]| {
+    let peer_run = |script: &str, names: &[&str]| {
         let mut command = Command::new(peers.join("bin/torchrun"));
         command.args(["--standalone", "--nproc-per-node", &ranks]);
-        command.arg(ROOT.join(peer.script())).args(asked(names));
+        command.arg(ROOT.join(script)).args(asked(names));
         command
     };
     let our_run = || {
         let mut command = Command::new("mpirun");
         command.envs([("OMPI_ALLOW_RUN_AS_ROOT", "1"), ("OMPI_ALLOW_RUN_AS_ROOT_CONFIRM", "1")]);
         command.args(["--oversubscribe", "-n", &ranks]).arg(ROOT.join("target/release/isobar"));
-        command.args(["bench", "--json"]).args(asked(&names));
+        let companions = peers_of.iter().filter_map(|peer| match peer {
+            Peer::Alone(case) => Some(*case),
+            _ => None,
+        });
+        let cases: Vec<&str> = names.iter().copied().chain(companions).collect();
+        command.args(["bench", "--json"]).args(asked(&cases));
         command
     };
     let mut rounds: BTreeMap<String, Rounds> = BTreeMap::new();
     for round in 1..=options.rounds {
         eprintln!("round {round} of {}", options.rounds);
-        for peer in [Peer::PhysicsNemo, Peer::DTensor] {
+        let scripts = [
+            (Peer::PhysicsNemo, "benches/peers/physicsnemo_bench.py"),
+            (Peer::DTensor, "benches/peers/dtensor_bench.py"),
+        ];
+        for (peer, script) in scripts {
             let names = of_peer(peer);
             if names.is_empty() {
                 continue;
             }
-            let theirs = times(&mut peer_run(peer, &names))?;
+            let theirs = times(&mut peer_run(script, &names))?;
             for name in names {
                 let entry = rounds.entry(name.to_owned()).or_default();
                 entry.peer.push(seconds(&theirs, name, peer.name())?);
             }
         }
         let ours = times(&mut our_run())?;
-        for &name in &names {
+        for (&name, peer) in names.iter().zip(&peers_of) {
             let entry = rounds.entry(name.to_owned()).or_default();
+            if let Peer::Alone(case) = peer {
+                entry.peer.push(seconds(&ours, case, "Isobar")?);
+            }
             entry.ours.push(seconds(&ours, name, "Isobar")?);
             entry.memcpy.extend(ours["cases"][name]["memcpy_ratio"].as_f64());
         }

@@ -29,6 +29,8 @@ struct Inner {
     context: u32,
     deadline: Duration,
     sequence: AtomicU64,
+    /// What the ranks have agreed to agree on so far; messages carry it.
+    fingerprint: AtomicU64,
     /// How many messages were paired with each rank by `send` and `recv`, which not all ranks join.
     pairs: Mutex<HashMap<(usize, Direction), u64>>,
     failure: OnceLock<String>,
@@ -100,6 +102,7 @@ impl Group {
             context,
             deadline,
             sequence: AtomicU64::new(0),
+            fingerprint: AtomicU64::new(0),
             pairs: Mutex::default(),
             failure: OnceLock::new(),
             device: OnceLock::new(),
@@ -252,6 +255,17 @@ impl Group {
         metadata::broadcast(self.call("broadcast_bytes"), bytes, root)?.wait()
     }
 
+    /// Takes into account something that all ranks of the group know alike, such as the layout of a tensor: from the next call
+    /// on, ranks that were told other things, or in another order, do not take each other's messages, but get an error.
+    ///
+    /// Does not communicate.
+    pub fn agree_on(&self, digest: u64) {
+        let so_far = self.0.fingerprint.load(Ordering::Relaxed);
+        // One step of a multiplicative hash: order counts.
+        let next = (so_far.rotate_left(5) ^ digest).wrapping_mul(0x9E37_79B9_7F4A_7C15);
+        self.0.fingerprint.store(next, Ordering::Relaxed);
+    }
+
     /// Tells all ranks of the group that this one leaves, so that their waits end with an error that says why.
     pub fn leave(&self, why: &str) {
         self.notify(Notice::ALL, why);
@@ -263,12 +277,19 @@ impl Group {
         let sequence = self.0.sequence.fetch_add(1, Ordering::Relaxed);
         self.0.world.operations.fetch_add(1, Ordering::Relaxed);
         let traced = self.0.world.traces.begin(operation, &self.0.name, sequence);
-        Call { operation, sequence, pair: false, group: self.clone(), traced }
+        Call {
+            operation,
+            sequence,
+            pair: false,
+            fingerprint: self.fingerprint(),
+            group: self.clone(),
+            traced,
+        }
     }
 
     /// An operation that stays on this rank: it has no number, and no other rank is told of it.
     pub(crate) fn local_call(&self, operation: &'static str) -> Call {
-        Call { operation, sequence: 0, pair: true, group: self.clone(), traced: vec![] }
+        Call { operation, sequence: 0, pair: true, fingerprint: 0, group: self.clone(), traced: vec![] }
     }
 
     /// Begins a message of a pair of ranks, numbered apart from the operations that all ranks join.
@@ -279,7 +300,7 @@ impl Group {
         *next += 1;
         self.0.world.operations.fetch_add(1, Ordering::Relaxed);
         let traced = self.0.world.traces.begin(operation, &self.0.name, sequence);
-        Call { operation, sequence, pair: true, group: self.clone(), traced }
+        Call { operation, sequence, pair: true, fingerprint: self.fingerprint(), group: self.clone(), traced }
     }
 
     /// What records the operations of this group's world.
@@ -290,6 +311,10 @@ impl Group {
     /// This rank's number in the world.
     pub(crate) fn world_rank(&self) -> usize {
         self.0.ranks[self.0.rank]
+    }
+
+    fn fingerprint(&self) -> u64 {
+        self.0.fingerprint.load(Ordering::Relaxed)
     }
 
     pub(crate) fn device_communicator(&self) -> Option<&DeviceCommunicator> {
@@ -361,6 +386,8 @@ pub(crate) struct Call {
     pub(crate) operation: &'static str,
     sequence: u64,
     pair: bool,
+    /// The group's, when the operation began.
+    pub(crate) fingerprint: u64,
     group: Group,
     /// Where it is recorded.
     traced: Vec<Entry>,

@@ -38,6 +38,7 @@ fn run(args: &[String]) -> Result<()> {
     let report = match (what.as_str(), ending) {
         ("all", _) => suite::run(&group, &Options::default()).map(|report| format!("{report:?}")),
         ("errors", _) => suite::errors::run(&group, &Options::default()).map(|report| format!("{report:?}")),
+        ("memory", _) => suite::memory::run(&group),
         (_, Some((_, ending))) => ending(&group).map(|()| what.clone()),
         _ => bail!("there is no test {what}"),
     };

@@ -10,6 +10,7 @@ pub mod errors;
 mod exchanges;
 mod gathers;
 mod groups;
+pub mod memory;
 mod pairs;
 mod precision;
 mod reductions;

@@ -58,7 +58,7 @@ const REPLICATE: Placement = Placement::Replicate;
 const ROWS: Placement = Placement::Shard(0);
 const COLUMNS: Placement = Placement::Shard(1);
 
-const CASES: [Case; 21] = [
+const CASES: [Case; 22] = [
     Case { name: "all_gather_v/dim0", prepare: |group| collectives::all_gather(group, 0) },
     Case { name: "all_gather_v/dim1", prepare: |group| collectives::all_gather(group, 1) },
     Case { name: "all_gather_v/fwd_bwd", prepare: collectives::all_gather_fwd_bwd },
@@ -81,6 +81,7 @@ const CASES: [Case; 21] = [
     },
     Case { name: "overhead/reshape", prepare: shard::reshape },
     Case { name: "shard/conv2d_fwd_bwd", prepare: |group| operators::conv2d(group, true) },
+    Case { name: "shard/conv2d_exchange", prepare: |group| operators::conv2d(group, true) },
     Case { name: "shard/conv2d_no_exchange", prepare: |group| operators::conv2d(group, false) },
     Case { name: "attention/ring_4096", prepare: |group| operators::attention(group, 4096, false) },
     Case { name: "attention/one_rank_4096", prepare: |group| operators::attention(group, 4096, true) },

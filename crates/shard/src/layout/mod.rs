@@ -54,6 +54,15 @@ struct Inner {
 pub(crate) struct Ranks {
     pub(crate) group: Group,
     pub(crate) places: Option<Vec<usize>>,
+    /// The groups along single axes, where the mesh has several.
+    axes: Vec<Group>,
+}
+
+impl Ranks {
+    /// All groups that carry a tensor of the layout.
+    pub(crate) fn groups(&self) -> impl Iterator<Item = &Group> {
+        std::iter::once(&self.group).chain(&self.axes)
+    }
 }
 
 impl Layout {
@@ -261,16 +270,17 @@ impl Layout {
         self.beside(vec![Placement::Replicate; self.0.placements.len()], dims)
     }
 
-    /// The layout with other placements on the same mesh: dims that stay split by the same axes keep their sizes, others are
-    /// chunked.
-    pub(crate) fn moved_to(&self, placements: &[Placement]) -> Result<Self> {
-        let fresh = Self::new(self.mesh(), placements, self.shape(), &Sizes::Chunk)?;
-        let keep = |(own, new): (&Dim, &Dim)| {
-            let stays = own.axes == new.axes
+    /// The layout with other placements on the same mesh: dims that stay split by the same axes keep their sizes, unless these
+    /// are given one by one; others follow `sizes`.
+    pub(crate) fn moved_to(&self, placements: &[Placement], sizes: &Sizes) -> Result<Self> {
+        let fresh = Self::new(self.mesh(), placements, self.shape(), sizes)?;
+        let keep = |(index, (own, new)): (usize, (&Dim, &Dim))| {
+            let stays = sizes.table(index).is_none()
+                && own.axes == new.axes
                 && new.axes.iter().all(|&axis| self.0.placements[axis] == placements[axis]);
             if stays { own.clone() } else { new.clone() }
         };
-        let dims = self.dims().iter().zip(fresh.dims()).map(keep).collect();
+        let dims = self.dims().iter().zip(fresh.dims()).enumerate().map(keep).collect();
         Ok(fresh.beside(placements.to_vec(), dims))
     }
 
@@ -307,14 +317,17 @@ impl Layout {
             return Ok(ranks);
         }
         let ranks = match self.coordinates() {
-            None => Ranks { group: Group::single(), places: None },
+            None => Ranks { group: Group::single(), places: None, axes: Vec::new() },
             Some(_) => {
                 let axes: Vec<usize> = (0..self.0.mesh_shape.len()).collect();
                 let group = self.mesh().group_along(&axes)?;
                 let order = self.mesh().ranks();
                 let place = |rank: &usize| group.ranks().iter().position(|r| r == rank).unwrap_or(0);
                 let places = (group.ranks() != order).then(|| order.iter().map(place).collect());
-                Ranks { group, places }
+                let along = if axes.len() > 1 { &axes[..] } else { &[] };
+                let along =
+                    along.iter().map(|&axis| self.mesh().group_along(&[axis])).collect::<Result<_, _>>()?;
+                Ranks { group, places, axes: along }
             }
         };
         Ok(self.0.ranks.get_or_init(|| ranks))
@@ -326,6 +339,18 @@ impl Layout {
             Some(_) => Ok(self.mesh().group_along(axes)?),
             None => Ok(Group::single()),
         }
+    }
+
+    /// Whether the ranks of the axis's group are in the order of their places along it.
+    pub(crate) fn is_in_order(&self, axis: usize) -> Result<bool> {
+        let Some(own) = self.coordinates() else { return Ok(true) };
+        let (order, group) = (self.mesh().ranks(), self.group_along(&[axis])?);
+        let rank_at = |place: usize| {
+            let mut at = own.to_vec();
+            at[axis] = place;
+            order[index_of(&at, self.mesh_shape())]
+        };
+        Ok((0..self.mesh_shape()[axis]).map(rank_at).eq(group.ranks().iter().copied()))
     }
 
     /// A number that tells layouts apart, the same on all ranks.
@@ -400,6 +425,9 @@ impl fmt::Display for Layout {
             write!(f, "{} {name} {placement}", if index == 0 { ":" } else { "," })?;
             if let Some(dim) = placement.dim() {
                 write!(f, " of {:?}", self.0.dims[dim].sizes())?;
+                if !self.0.dims[dim].is_consecutive() {
+                    f.write_str(" in several pieces")?;
+                }
             }
         }
         Ok(())

@@ -82,7 +82,7 @@ pub(crate) fn contract(
         let local = moved.per_rank(&differing)?;
         locals.push(match operand.added && !first {
             // It is in the sum of the first rank.
-            true => named(op, &[&local], local.f_mul_scalar(0.0))?,
+            true => named(op, &[&local], nothing_of(&local))?,
             false => local,
         });
     }
@@ -103,6 +103,11 @@ fn layout_of(mesh: &Layout, dims: Vec<Dim>, summed: &[usize]) -> Layout {
     }
     let dims = split.dims().to_vec();
     split.beside(placements, dims)
+}
+
+/// Zeros that are part of the graph, whatever the values.
+pub(crate) fn nothing_of(tensor: &Tensor) -> Result<Tensor, TchError> {
+    tensor.f_masked_fill(&Tensor::f_from_slice(&[true])?.f_to_device(tensor.device())?, 0)
 }
 
 fn operand(tensor: &ShardTensor, labels: impl IntoIterator<Item = char>) -> Operand<'_> {
@@ -168,6 +173,14 @@ impl ShardTensor {
             if self.ndim() == 0 || other.ndim() == 0 {
                 return refuse("matmul", "both must have dims");
             }
+            let walked = |x: &Self, last: usize| x.shape()[x.ndim().saturating_sub(last)];
+            let (left, right) = (walked(self, 1), walked(other, if other.ndim() > 1 { 2 } else { 1 }));
+            if left != right {
+                return refuse(
+                    "matmul",
+                    format!("the extents {left} and {right} that are summed over differ"),
+                );
+            }
             let before = |x: &Self| batch(x.ndim().saturating_sub(2));
             let (mut left, mut right) = (before(self), before(other));
             let mut result = if left.len() > right.len() { left.clone() } else { right.clone() };
@@ -197,6 +210,9 @@ impl ShardTensor {
         rule("bmm", &inputs, || {
             if self.ndim() != 3 || other.ndim() != 3 || bias.is_some_and(|bias| bias.ndim() > 3) {
                 return refuse("bmm", "expected [n, i, k] and [n, k, j]");
+            }
+            if self.shape()[0] != other.shape()[0] || self.shape()[2] != other.shape()[1] {
+                return refuse("bmm", format!("{:?} and {:?} do not fit", self.shape(), other.shape()));
             }
             let labels = ['n', 'i', 'j'];
             let mut operands = vec![operand(self, ['n', 'i', 'k']), operand(other, ['n', 'k', 'j'])];

@@ -6,7 +6,7 @@
 
 pub(crate) mod align;
 pub(crate) mod attention;
-mod contract;
+pub(crate) mod contract;
 pub(crate) mod elementwise;
 pub(crate) mod index;
 pub(crate) mod named;

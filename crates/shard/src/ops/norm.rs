@@ -5,6 +5,7 @@ use isobar_torch::autograd::Function;
 use isobar_torch::guard::NoGrad;
 use tch::{Kind, Tensor};
 
+use super::align::same_mesh;
 use super::reduce::welford;
 use super::{refuse, rule, torch};
 use crate::array::{Elementwise, named};
@@ -51,6 +52,7 @@ impl ShardTensor {
             else {
                 return refuse(OP, format!("{:?} does not end in {normalized:?}", self.shape()));
             };
+            same_mesh(OP, &inputs(self, weight, bias))?;
             let x = self.resolved()?;
             let split = (first..x.ndim()).any(|dim| x.layout().is_sharded(dim));
             let whole =
@@ -161,7 +163,8 @@ impl ShardTensor {
                 let (Some(mean), Some(var)) = (mean?, var?) else { return refuse(OP, "no statistics") };
                 let scale =
                     var.unary(crate::array::Unary::AddScalar(eps))?.unary(crate::array::Unary::Rsqrt)?;
-                return affine(x.sub(&mean)?.mul(&scale)?, weight.as_ref(), bias.as_ref());
+                let y = affine(x.sub(&mean)?.mul(&scale)?, weight.as_ref(), bias.as_ref())?;
+                return y.to_kind(x.kind());
             }
             let dims: Vec<usize> = (0..x.ndim()).filter(|&dim| dim != 1).collect();
             let standard = standardize(OP, &x, &dims, eps)?;

@@ -138,6 +138,10 @@ impl ShardTensor {
         let parts: Vec<Tensor> = parts
             .map(|part| torch("randperm", whole.f_narrow(0, part.start, part.len)))
             .collect::<Result<_>>()?;
-        Ok(Self::new(torch("randperm", Tensor::f_cat(&parts, 0))?, layout.clone()))
+        let local = match &parts[..] {
+            [] => Tensor::f_zeros([0], (Kind::Int64, device)),
+            many => Tensor::f_cat(many, 0),
+        };
+        Ok(Self::new(torch("randperm", local)?, layout.clone()))
     }
 }

@@ -119,12 +119,14 @@ pub fn local_map(
                 }
             });
         }
+        // A declared result is of consecutive parts, and so must be what it is made of.
+        let placed: Vec<ShardTensor> = placed.iter().map(ShardTensor::consecutive).collect::<Result<_>>()?;
         let others = outputs.iter().map(LocalOutput::placements);
         let ranks_differ = differing(placed.iter().map(ShardTensor::placements).chain(others));
         let locals = placed.iter().enumerate().map(|(index, input)| {
             match options.gradients.get(index).and_then(Option::as_deref) {
-                Some(given) => input.to_local(Some(given)),
-                None => input.to_local(Some(&added_up(input, &ranks_differ))),
+                Some(given) => input.leaving_parts(input.to_local(Some(given))?),
+                None => input.leaving_parts(input.to_local(Some(&added_up(input, &ranks_differ)))?),
             }
         });
         let parts = run(name, f, &locals.collect::<Result<Vec<_>>>()?)?;

@@ -98,6 +98,10 @@ pub(super) fn run(name: &str, inputs: &[&ShardTensor], attrs: &Attrs) -> Option<
     let rule = RULES.read().unwrap_or_else(PoisonError::into_inner).get(name).cloned()?;
     Some(crate::ops::rule(name, inputs, || {
         same_mesh("sharding", inputs)?;
+        // Rules speak of placements, which say nothing of parts in several pieces.
+        let joined: Vec<ShardTensor> =
+            inputs.iter().map(|input| input.consecutive()).collect::<Result<_>>()?;
+        let inputs: &[&ShardTensor] = &joined.iter().collect::<Vec<_>>();
         let layouts: Vec<&Layout> = inputs.iter().map(|input| input.layout()).collect();
         let shardings =
             rule(&layouts, attrs).map_err(|source| Error::Registered { name: name.to_owned(), source })?;
@@ -159,7 +163,7 @@ fn cheapest(inputs: &[&ShardTensor], shardings: &Shardings) -> Result<Plan> {
 fn targets(inputs: &[&ShardTensor], axes: &[&Sharding]) -> Result<Vec<Layout>> {
     let target = |(index, input): (usize, &&ShardTensor)| {
         let placements: Vec<Placement> = axes.iter().map(|choice| choice.inputs[index]).collect();
-        input.layout().moved_to(&placements)
+        input.layout().moved_to(&placements, &Sizes::Chunk)
     };
     let layouts: Vec<Layout> = inputs.iter().enumerate().map(target).collect::<Result<_>>()?;
     let mut by_size: Vec<&Layout> = layouts.iter().collect();
@@ -195,7 +199,7 @@ fn apply(
     let ranks_differ = differing(std::iter::once(&marks[..]));
     for (input, to) in inputs.iter().zip(&plan.inputs) {
         let moved = input.to_layout(to)?;
-        locals.push(moved.to_local(Some(&added_up(&moved, &ranks_differ)))?);
+        locals.push(moved.leaving_parts(moved.to_local(Some(&added_up(&moved, &ranks_differ)))?)?);
     }
     let views: Vec<&Tensor> = locals.iter().collect();
     let parts = Tensor::op(name, &views, attrs)?;

@@ -186,7 +186,7 @@ impl Shape for ShardTensor {
 
 impl ShardTensor {
     /// The tensor with these dims whole, for an operator that has no rule for them split.
-    fn whole_along(&self, op: &'static str, dims: &[usize]) -> Result<Self> {
+    pub(crate) fn whole_along(&self, op: &'static str, dims: &[usize]) -> Result<Self> {
         let x = self.resolved()?;
         let whole = |(index, dim): (usize, &Dim)| match dims.contains(&index) {
             true => Dim::whole(dim.extent()),

@@ -33,22 +33,7 @@ impl ShardTensor {
         let mesh = CurrentMesh::or_given(mesh)?;
         let layout = match sizes {
             Sizes::Infer => infer(local, &mesh, placements)?,
-            _ => {
-                let shape = match (shape, sizes) {
-                    (Some(shape), _) => shape.to_vec(),
-                    (None, Sizes::Explicit(_)) => explicit_shape(local, placements, sizes),
-                    (None, _) if placements.iter().all(|p| p.dim().is_none()) => local.size(),
-                    (None, _) => {
-                        return Err(Error::Argument {
-                            op: "from_local",
-                            reason: format!(
-                                "sizes by the rule {sizes:?} need the global shape; give it, or Sizes::Infer"
-                            ),
-                        });
-                    }
-                };
-                Layout::new(&mesh, placements, &shape, sizes)?
-            }
+            _ => Layout::new(&mesh, placements, &global_shape(local, placements, sizes, shape)?, sizes)?,
         };
         Self::from_parts(local, &layout)
     }
@@ -66,9 +51,9 @@ impl ShardTensor {
         shape: Option<&[i64]>,
     ) -> Result<Self> {
         let mesh = CurrentMesh::or_given(mesh)?;
-        let made = Self::from_local_quietly(local, &mesh, placements, sizes, shape);
+        let made = checked_layout(local, &mesh, placements, sizes, shape);
         let mine = match &made {
-            Ok(tensor) => format!("{:?} of {}", local.kind(), tensor.layout),
+            Ok(layout) => format!("{:?} of {layout}", local.kind()),
             Err(error) => format!("!{error}"),
         };
         let group = mesh.group_along(&(0..mesh.ndim()).collect::<Vec<_>>())?;
@@ -88,26 +73,7 @@ impl ShardTensor {
                     texts[0], texts[rank]
                 ),
             }),
-            (made, None, None) => made,
-        }
-    }
-
-    fn from_local_quietly(
-        local: &Tensor,
-        mesh: &DeviceMesh,
-        placements: &[Placement],
-        sizes: &Sizes,
-        shape: Option<&[i64]>,
-    ) -> Result<Self> {
-        let shape = match (shape, sizes) {
-            (Some(shape), _) => shape.to_vec(),
-            (None, Sizes::Infer) => return Self::from_local(local, Some(mesh), placements, sizes, None),
-            (None, _) => explicit_shape(local, placements, sizes),
-        };
-        let layout = Layout::new(mesh, placements, &shape, sizes)?;
-        match local.size() == layout.local_shape() {
-            true => Ok(Self::new(local.shallow_clone(), layout)),
-            false => Err(misfit(local, &layout)),
+            (made, None, None) => Self::from_parts(local, &made?),
         }
     }
 
@@ -120,8 +86,13 @@ impl ShardTensor {
     pub fn from_parts(local: &Tensor, layout: &Layout) -> Result<Self> {
         if layout.coordinates().is_some() && local.size() != layout.local_shape() {
             let error = misfit(local, layout);
-            let _ = layout.ranks()?.group.refuse("from_local", error.to_string());
+            for group in layout.ranks()?.groups() {
+                let _ = group.refuse("from_local", error.to_string());
+            }
             return Err(error);
+        }
+        for group in layout.ranks()?.groups() {
+            group.agree_on(layout.digest());
         }
         let tensor = Self::new(local.shallow_clone(), layout.clone());
         if layout.is_partial() { tensor.entering_parts() } else { Ok(tensor) }
@@ -154,7 +125,13 @@ impl ShardTensor {
                 layout.clone(),
             ));
         }
-        Self::from_parts(whole, &replicated)?.to_layout(layout)
+        let part = Self::from_parts(whole, &replicated)?.to_layout(layout)?;
+        if part.requires_grad() || layout.sharding_axes().is_empty() {
+            return Ok(part);
+        }
+        // A part of its own, so that it does not keep the whole.
+        let own = part.local().f_detach_copy().map_err(|e| failed("distribute", e))?;
+        Ok(Self::new(own, layout.clone()))
     }
 
     /// Hands rank `src` of the mesh's tensor out: each rank gets its part, and nothing more travels. Only `src` gives the
@@ -244,14 +221,16 @@ impl ShardTensor {
     pub fn full(layout: &Layout, value: f64, kind: Kind, device: Device) -> Result<Self> {
         use isobar_collectives::ReduceOp;
         let own = |axis: usize| layout.coordinates().is_none_or(|at| at[axis] == 0);
-        let mut value = value;
-        for (axis, placement) in layout.placements().iter().enumerate() {
-            match placement {
-                Placement::Partial(ReduceOp::Sum) if !own(axis) => value = 0.0,
-                Placement::Partial(ReduceOp::Product) if !own(axis) => value = 1.0,
-                _ => {}
-            }
-        }
+        let others = |op: ReduceOp| {
+            let mut axes = layout.placements().iter().enumerate();
+            axes.any(|(axis, placement)| *placement == Placement::Partial(op) && !own(axis))
+        };
+        // What is added wins: a factor of 1 would be a summand.
+        let value = match (others(ReduceOp::Sum), others(ReduceOp::Product)) {
+            (true, _) => 0.0,
+            (false, true) => 1.0,
+            (false, false) => value,
+        };
         let local =
             Tensor::f_full(layout.local_shape(), value, (kind, device)).map_err(|e| failed("full", e))?;
         Ok(Self::new(local, layout.clone()))
@@ -279,7 +258,8 @@ impl ShardTensor {
                 reason: format!("expected one dim, not partial, got {layout}"),
             });
         }
-        let wide = if kind == Kind::Int64 { Kind::Int64 } else { Kind::Double };
+        let whole = kind == Kind::Int64 && step.fract() == 0.0 && start.fract() == 0.0;
+        let wide = if whole { Kind::Int64 } else { Kind::Double };
         let pieces: Result<Vec<Tensor>> = layout.intervals()[0]
             .iter()
             .map(|part| {
@@ -291,7 +271,11 @@ impl ShardTensor {
                 scaled.and_then(|values| values.f_to_kind(kind)).map_err(|e| failed("arange", e))
             })
             .collect();
-        let local = Tensor::f_cat(&pieces?, 0).map_err(|e| failed("arange", e))?;
+        let local = match &pieces?[..] {
+            [] => Tensor::f_zeros([0], (kind, device)),
+            many => Tensor::f_cat(many, 0),
+        };
+        let local = local.map_err(|e| failed("arange", e))?;
         Ok(Self::new(local, layout.clone()))
     }
 
@@ -368,6 +352,42 @@ fn parts_from(layout: &Layout, root: usize, is_source: bool) -> Result<Transfer>
     Ok(share)
 }
 
+/// The global shape: given, or as the sizes tell.
+fn global_shape(
+    local: &Tensor,
+    placements: &[Placement],
+    sizes: &Sizes,
+    shape: Option<&[i64]>,
+) -> Result<Vec<i64>> {
+    match (shape, sizes) {
+        (Some(shape), _) => Ok(shape.to_vec()),
+        (None, Sizes::Explicit(_)) => Ok(explicit_shape(local, placements, sizes)),
+        (None, _) if placements.iter().all(|p| p.dim().is_none()) => Ok(local.size()),
+        (None, _) => Err(Error::Argument {
+            op: "from_local",
+            reason: format!("sizes by the rule {sizes:?} need the global shape; give it, or Sizes::Infer"),
+        }),
+    }
+}
+
+/// The layout that is meant, if the part fits it.
+fn checked_layout(
+    local: &Tensor,
+    mesh: &DeviceMesh,
+    placements: &[Placement],
+    sizes: &Sizes,
+    shape: Option<&[i64]>,
+) -> Result<Layout> {
+    let layout = match sizes {
+        Sizes::Infer => infer(local, mesh, placements)?,
+        _ => Layout::new(mesh, placements, &global_shape(local, placements, sizes, shape)?, sizes)?,
+    };
+    if layout.coordinates().is_some() && local.size() != layout.local_shape() {
+        return Err(misfit(local, &layout));
+    }
+    Ok(layout)
+}
+
 /// The global shape of which the tables give all sharded extents.
 fn explicit_shape(local: &Tensor, placements: &[Placement], sizes: &Sizes) -> Vec<i64> {
     let mut shape = local.size();
@@ -382,6 +402,12 @@ fn explicit_shape(local: &Tensor, placements: &[Placement], sizes: &Sizes) -> Ve
 /// The layout that the ranks' parts have.
 fn infer(local: &Tensor, mesh: &DeviceMesh, placements: &[Placement]) -> Result<Layout> {
     let axes: Vec<usize> = (0..mesh.ndim()).collect();
+    if placements.len() != axes.len() {
+        return Err(argument(format!(
+            "{} placements on {mesh}; expected one for each axis",
+            placements.len()
+        )));
+    }
     let group = mesh.group_along(&axes)?;
     let mine: Vec<u8> = local.size().into_iter().flat_map(i64::to_le_bytes).collect();
     let all = group.all_gather_bytes(&mine)?;

@@ -95,9 +95,7 @@ impl ShardTensor {
             let reduced = map.start_reduction(&local, &middle, op, &axes)?;
             Stage::First(reduced, Redistribution { from: middle, ..map.copy() })
         } else {
-            let kind = local.kind();
-            let local = local.f_to_kind(map.forward_kind.unwrap_or(kind)).map_err(operator)?;
-            Stage::Last(map.start_exchange(&local)?, kind)
+            Stage::Last(map.start_exchange(&local)?, local.kind())
         };
         Ok(Pending { source: self.shallow_clone(), map, stage })
     }
@@ -137,8 +135,8 @@ impl ShardTensor {
 
     fn target(&self, mesh: Option<&DeviceMesh>, placements: &[Placement], sizes: &Sizes) -> Result<Layout> {
         let mesh = mesh.cloned().or_else(CurrentMesh::get).unwrap_or_else(|| self.device_mesh().clone());
-        match mesh == *self.device_mesh() && *sizes == Sizes::Chunk {
-            true => self.layout.moved_to(placements),
+        match mesh == *self.device_mesh() {
+            true => self.layout.moved_to(placements, sizes),
             false => Layout::new(&mesh, placements, self.shape(), sizes),
         }
     }
@@ -216,9 +214,7 @@ impl Redistribution {
             }
             return Self { from: middle, ..self.copy() }.run(&reduced);
         }
-        let wire = self.forward_kind.unwrap_or(kind);
-        let y = self.start_exchange(&x.f_to_kind(wire).map_err(operator)?)?.wait()?;
-        y.f_to_kind(kind).map_err(operator)
+        self.start_exchange(x)?.wait()?.f_to_kind(kind).map_err(operator)
     }
 
     /// The next reduction on the way: the layout after it, the operation and the axes.
@@ -241,6 +237,8 @@ impl Redistribution {
             && let Placement::Shard(dim) = self.to.placements()[*axis]
             && !dims[dim].is_split()
             && self.to.dims()[dim].axes == [*axis]
+            && self.to.dims()[dim].is_consecutive()
+            && self.from.is_in_order(*axis)?
         {
             placements[*axis] = Placement::Shard(dim);
             dims[dim] = self.to.dims()[dim].clone();
@@ -274,7 +272,10 @@ impl Redistribution {
             false => self.needs_of_other_mesh(),
         };
         let share = transfer(&self.from, &needs, &[])?;
-        Ok(windows::fetch(x, &share, 0.0, &self.from.ranks()?.group)?)
+        // What does not travel is not rounded.
+        let wire = self.forward_kind.filter(|_| share.communicates).unwrap_or(x.kind());
+        let x = x.f_to_kind(wire).map_err(operator)?;
+        Ok(windows::fetch(&x, &share, 0.0, &self.from.ranks()?.group)?)
     }
 
     /// What each rank of the source's mesh needs, by its place there.

@@ -44,7 +44,37 @@ pub(crate) fn fetch(local: &Tensor, layout: &Layout, windows: &Windows, fill: f6
         false => transfer(layout, &windows.needs, &windows.replicated)?,
     };
     let group = layout.ranks()?.group.clone();
-    Ok(fetch_window(local, Fetch { forward, back, group }, fill)?)
+    let window = fetch_window(local, Fetch { forward, back, group }, fill)?;
+    repeated(window, layout, windows)
+}
+
+/// The window with what is there several times repeated.
+fn repeated(mut window: Tensor, layout: &Layout, windows: &Windows) -> Result<Tensor> {
+    let Some(at) = layout.coordinates() else { return Ok(window) };
+    for (dim, need) in windows.needs.iter().enumerate() {
+        let pieces = need.at(at, layout.mesh_shape());
+        if !pieces.iter().any(|piece| matches!(piece, Piece::Repeat { .. })) {
+            continue;
+        }
+        let mut indices = Vec::new();
+        let mut next = 0;
+        for piece in pieces {
+            match *piece {
+                Piece::Take { len, .. } | Piece::Fill(len) => {
+                    indices.extend(next..next + len);
+                    next += len;
+                }
+                Piece::Repeat { times, .. } => {
+                    indices.extend((0..times).map(|_| next));
+                    next += 1;
+                }
+            }
+        }
+        let pick = Tensor::f_from_slice(&indices)
+            .and_then(|indices| window.f_index_select(dim as i64, &indices.f_to_device(window.device())?));
+        window = crate::array::named("window", &[&window], pick)?;
+    }
+    Ok(window)
 }
 
 /// The regions of the whole that the mesh's rank `index` has, each with its place in the rank's part.

@@ -7,6 +7,8 @@ use crate::layout::{Dim, Interval};
 pub(crate) enum Piece {
     /// Global indices `start, start + step, …`, `len` of them.
     Take { start: i64, len: i64, step: i64 },
+    /// One element, so many times: it is fetched once.
+    Repeat { start: i64, times: i64 },
     /// Elements that no rank has.
     Fill(i64),
 }
@@ -94,8 +96,8 @@ fn beyond(at: i64, end: i64, extent: i64, border: Border) -> (Piece, i64) {
     match border {
         Border::Fill => (Piece::Fill(side_end - at), side_end - at),
         Border::Replicate => {
-            // One element, many times: each its own piece, since an element goes to each place once.
-            (Piece::Take { start: at.clamp(0, extent - 1), len: 1, step: 1 }, 1)
+            let times = side_end - at;
+            (Piece::Repeat { start: at.clamp(0, extent - 1), times }, times)
         }
         Border::Circular => {
             let start = at.rem_euclid(extent);
@@ -127,6 +129,7 @@ mod tests {
     fn indices(pieces: &[Piece]) -> Vec<i64> {
         let of = |piece: &Piece| match *piece {
             Piece::Take { start, len, step } => (0..len).map(|i| start + i * step).collect(),
+            Piece::Repeat { start, times } => vec![start; times as usize],
             Piece::Fill(len) => vec![-1; len as usize],
         };
         pieces.iter().flat_map(of).collect()

@@ -179,9 +179,13 @@ fn segments(dim: &Dim, pieces: &[Piece]) -> Vec<Segment> {
     let mut found = Vec::new();
     let mut to = 0;
     for piece in pieces {
-        let Piece::Take { start, len, step } = *piece else {
-            to += self::len(piece);
-            continue;
+        let (start, len, step) = match *piece {
+            Piece::Take { start, len, step } => (start, len, step),
+            Piece::Repeat { start, .. } => (start, 1, 1),
+            Piece::Fill(len) => {
+                to += len;
+                continue;
+            }
         };
         for (part, intervals) in dim.parts.iter().enumerate() {
             let mut local = 0;
@@ -215,6 +219,7 @@ fn ceil_div(a: i64, b: i64) -> i64 {
 fn len(piece: &Piece) -> i64 {
     match *piece {
         Piece::Take { len, .. } | Piece::Fill(len) => len,
+        Piece::Repeat { .. } => 1,
     }
 }
 

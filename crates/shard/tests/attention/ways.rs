@@ -1,9 +1,8 @@
-//! The ways of few queries and of traffic; times.
+//! The ways of few queries and of traffic; traffic.
 
 use isobar_shard::{AttentionOptions, AttentionStrategy, Placement, ShardTensor};
 use isobar_torch::autograd::BackwardOptions;
 use rstest::rstest;
-use tch::Kind;
 
 use crate::case::Case;
 use crate::common::{SPLITS, Split, difference, leaf, numbers, on_mesh, placements};
@@ -78,44 +77,4 @@ fn traffic(#[values(2, 3, 4)] ranks: i64, #[values(false, true)] causal: bool) {
         let backward = group.traffic().received - start;
         assert!(backward <= 2 * both, "{backward} > {}", 2 * both);
     });
-}
-
-/// Seconds that this thread has been on a processor, which other programs do not lengthen as they do time by the clock.
-fn busy() -> f64 {
-    let told = std::fs::read_to_string("/proc/thread-self/schedstat").unwrap();
-    told.split(' ').next().unwrap().parse::<f64>().unwrap() * 1e-9
-}
-
-/// Times of one step, forward and backward, on one rank and on two; run by hand with `--ignored --nocapture`.
-#[rstest]
-#[ignore = "measures; the machine must be idle"]
-fn speed(#[values(4096, 16384)] length: i64, #[values(false, true)] causal: bool) {
-    let time = |ranks: i64| {
-        let times = on_mesh(&[ranks], move |mesh| {
-            tch::set_num_threads(1);
-            let shape = [1, 8, length, 64];
-            let layout = Split::Chunk.layout(mesh, &[Placement::Shard(2)], &shape);
-            let x: Vec<ShardTensor> =
-                (0..3).map(|seed| leaf(&numbers(&shape, seed).to_kind(Kind::Float), &layout)).collect();
-            let options = AttentionOptions { is_causal: causal, ..Default::default() };
-            let step = || {
-                let (start, used) = (std::time::Instant::now(), busy());
-                let y = ShardTensor::scaled_dot_product_attention(&x[0], &x[1], &x[2], &options).unwrap();
-                y.backward_from(Some(&x[0].detach()), BackwardOptions::default()).unwrap();
-                [start.elapsed().as_secs_f64(), busy() - used]
-            };
-            step();
-            let steps = (0..if length > 5000 { 1 } else { 5 }).map(|_| step());
-            steps.fold([f64::MAX; 2], |best, now| [best[0].min(now[0]), best[1].min(now[1])])
-        });
-        times
-            .into_iter()
-            .fold([0.0; 2], |worst, rank| [f64::max(worst[0], rank[0]), f64::max(worst[1], rank[1])])
-    };
-    let (one, two) = (time(1), time(2));
-    let say = |what: &str, index: usize| {
-        let (one, two) = (one[index], two[index]);
-        format!("{one:.3} s and on two ranks {two:.3} s {what}, ratio {:.3}", two / one)
-    };
-    eprintln!("{length}, causal {causal}: {}; {}", say("by the clock", 0), say("busy", 1));
 }

@@ -5,7 +5,7 @@ use tch::Tensor;
 
 use super::pick::{check_extents, element_route};
 use super::route::{Owners, Route};
-use super::{beside, is_free, replaced};
+use super::{beside, is_free, replaced, told};
 use crate::array::Elementwise;
 use crate::error::Result;
 use crate::layout::{Dim, Layout, Placement};
@@ -49,10 +49,11 @@ impl ShardTensor {
             }
             if summed.is_empty() {
                 let y = x.local().f_index_add(at as i64, index.local(), source.local());
-                return Ok(Self::new(torch(OP, y)?, x.layout().clone()));
+                return Ok(Self::new(told(OP, x.layout(), y)?, x.layout().clone()));
             }
             let zeros = torch(OP, Tensor::f_zeros(x.local_shape(), (x.kind(), x.device())))?;
-            let sums = torch(OP, zeros.f_index_add(at as i64, index.local(), source.local()))?;
+            let sums = zeros.f_index_add(at as i64, index.local(), source.local());
+            let sums = told(OP, x.layout(), sums)?;
             x.add(&Self::new(sums, partial(x.layout(), &summed)).resolved()?)
         })
     }
@@ -95,10 +96,11 @@ impl ShardTensor {
             }
             if summed.is_empty() {
                 let y = x.local().f_scatter_add(at as i64, index.local(), source.local());
-                return Ok(Self::new(torch(OP, y)?, x.layout().clone()));
+                return Ok(Self::new(told(OP, x.layout(), y)?, x.layout().clone()));
             }
             let zeros = torch(OP, Tensor::f_zeros(x.local_shape(), (x.kind(), x.device())))?;
-            let sums = torch(OP, zeros.f_scatter_add(at as i64, index.local(), source.local()))?;
+            let sums = zeros.f_scatter_add(at as i64, index.local(), source.local());
+            let sums = told(OP, x.layout(), sums)?;
             x.add(&Self::new(sums, partial(x.layout(), &summed)).resolved()?)
         })
     }

@@ -6,6 +6,7 @@ mod pick;
 mod route;
 mod sort;
 
+pub(super) use route::Owners;
 use tch::{Device, Kind, TchError, Tensor};
 
 use crate::layout::{Dim, Layout};
@@ -20,6 +21,18 @@ pub(crate) fn own_indices(layout: &Layout, dim: usize, device: Device) -> Result
         [] => Tensor::f_zeros([0], (Kind::Int64, device)),
         many => Tensor::f_cat(many, 0),
     }
+}
+
+/// An operator on local tensors whose indices differ from rank to rank: what one rank finds wrong, the others get at their next
+/// call on the mesh.
+fn told<T>(op: &'static str, layout: &Layout, result: Result<T, TchError>) -> crate::error::Result<T> {
+    let result = super::torch(op, result);
+    if let Err(error) = &result {
+        for group in layout.ranks()?.groups() {
+            let _ = group.refuse(op, error.to_string());
+        }
+    }
+    result
 }
 
 /// How the indices along a dim are split, where the dim is: as they are if the same axes split them, else like the dim.

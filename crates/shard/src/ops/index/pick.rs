@@ -3,7 +3,7 @@
 use tch::Tensor;
 
 use super::route::{Owners, Route};
-use super::{beside, is_free, replaced};
+use super::{beside, is_free, replaced, told};
 use crate::error::Result;
 use crate::layout::Dim;
 use crate::ops::align::same_mesh;
@@ -16,7 +16,8 @@ impl ShardTensor {
     ///
     /// # Errors
     ///
-    /// A dim that does not exist; indices out of range, on all ranks that share the dim; the errors of the exchange.
+    /// A dim that does not exist; indices out of range: an error on all ranks that share a split dim, and along a whole one on
+    /// the ranks that ask, which the others get at their next call on the mesh; the errors of the exchange.
     pub fn index_select(&self, dim: i64, index: &Self) -> Result<Self> {
         const OP: &str = "index_select";
         rule(OP, &[self, index], || {
@@ -31,7 +32,8 @@ impl ShardTensor {
                     index = index.gathered(|_| true)?;
                 }
                 let along = index.layout().dims()[0].clone();
-                let y = torch(OP, x.per_rank(&along.axes)?.f_index_select(at as i64, index.local()))?;
+                let y = x.per_rank(&along.axes)?.f_index_select(at as i64, index.local());
+                let y = told(OP, x.layout(), y)?;
                 return Ok(Self::new(y, x.layout().with_dim(at, along)));
             }
             let x = x.consecutive()?;
@@ -51,7 +53,8 @@ impl ShardTensor {
     ///
     /// # Errors
     ///
-    /// Shapes that do not fit; indices out of range, on all ranks that share the dim; the errors of the exchange.
+    /// Shapes that do not fit; indices out of range: an error on all ranks that share a split dim, and along a whole one on
+    /// the ranks that ask, which the others get at their next call on the mesh; the errors of the exchange.
     pub fn gather(&self, dim: i64, index: &Self) -> Result<Self> {
         const OP: &str = "gather";
         rule(OP, &[self, index], || {
@@ -75,7 +78,10 @@ impl ShardTensor {
             let layout = x.layout().with_dims(replaced(x.layout().dims(), at, along.clone()));
             let index = index.to_layout(&layout)?;
             let y = match split {
-                false => torch(OP, x.per_rank(&along.axes)?.f_gather(at as i64, index.local(), false))?,
+                false => {
+                    let y = x.per_rank(&along.axes)?.f_gather(at as i64, index.local(), false);
+                    told(OP, x.layout(), y)?
+                }
                 true => {
                     let (route, _) = element_route(OP, &x, at, index.local())?;
                     let flat = torch(OP, x.local().f_reshape([-1]))?;

@@ -22,12 +22,12 @@ pub(super) struct Route {
 }
 
 /// How one split dim lies over the ranks that share it.
-pub(super) struct Owners {
-    pub(super) group: Group,
+pub(in crate::ops) struct Owners {
+    pub(in crate::ops) group: Group,
     /// For each part, the rank in the group.
     ranks: Vec<i64>,
     starts: Vec<i64>,
-    pub(super) sizes: Vec<i64>,
+    pub(in crate::ops) sizes: Vec<i64>,
 }
 
 /// Where requested indices are.
@@ -43,7 +43,7 @@ pub(super) struct Found {
 }
 
 impl Owners {
-    pub(super) fn new(layout: &Layout, dim: usize) -> Result<Self> {
+    pub(in crate::ops) fn new(layout: &Layout, dim: usize) -> Result<Self> {
         let split: &Dim = &layout.dims()[dim];
         let group = layout.group_along(&split.axes)?;
         let order = layout.mesh().ranks();
@@ -65,12 +65,12 @@ impl Owners {
     }
 
     /// The rank in the group that has the part of that number.
-    pub(super) fn rank(&self, part: usize) -> usize {
+    pub(in crate::ops) fn rank(&self, part: usize) -> usize {
         self.ranks[part] as usize
     }
 
     /// The number of this rank's part.
-    pub(super) fn own_part(&self) -> usize {
+    pub(in crate::ops) fn own_part(&self) -> usize {
         self.ranks.iter().position(|&rank| rank as usize == self.group.rank()).unwrap_or(0)
     }
 

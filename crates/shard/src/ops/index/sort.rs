@@ -25,7 +25,7 @@ impl ShardTensor {
         rule(OP, &[self], || {
             let at = resolve(OP, dim, self.ndim())?;
             let x = self.resolved()?;
-            if !x.layout().is_sharded(at) {
+            if !x.layout().is_sharded(at) || x.layout().numel() == 0 {
                 let (values, places) = torch(OP, x.local().f_sort_stable(true, at as i64, descending))?;
                 return Ok((Self::new(values, x.layout().clone()), Self::new(places, x.layout().clone())));
             }

@@ -94,6 +94,9 @@ impl ShardTensor {
     fn arg(&self, op: &'static str, dim: Option<i64>, keepdim: bool, greatest: bool) -> Result<Self> {
         rule(op, &[self], || {
             let x = self.resolved()?.detach();
+            if matches!(x.kind(), Kind::Bool | Kind::ComplexFloat | Kind::ComplexDouble) {
+                return refuse(op, format!("{:?} has no order; convert it", x.kind()));
+            }
             let over = Over::new(op, &x, &dim.map_or_else(Vec::new, |dim| vec![dim]), keepdim)?;
             if over.count(&x) == 0 {
                 return refuse(op, format!("{:?} has no elements to choose from", x.shape()));

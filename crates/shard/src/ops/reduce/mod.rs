@@ -4,11 +4,16 @@ mod extreme;
 mod softmax;
 pub(super) mod welford;
 
+use std::ops::Range;
 use std::sync::Arc;
 
-use isobar_collectives::{Group, LinearMap, ReduceOp, differentiable, gather_from_parallel_region, start};
+use isobar_collectives::{
+    Group, LinearMap, ReduceOp, differentiable, gather_from_parallel_region, reduce_from_parallel_region,
+    start,
+};
 use tch::{Kind, TchError, Tensor};
 
+use super::index::Owners;
 use super::{refuse, resolve, rule, torch};
 use crate::array::named;
 use crate::error::Result;
@@ -166,10 +171,17 @@ impl ShardTensor {
                 Statistic::Sum => {
                     over.partial(named(op, &[local], local.f_sum_dim_intlist(dims, true, None))?)
                 }
+                Statistic::Mean if over.axes.is_empty() => {
+                    over.done(named(op, &[local], local.f_mean_dim(dims, true, None))?)
+                }
                 Statistic::Mean => {
-                    let sum = local.f_sum_dim_intlist(dims, true, None);
+                    // 16 bits would overflow.
+                    let half = matches!(local.kind(), Kind::Half | Kind::BFloat16);
+                    let wide = if half { Some(Kind::Float) } else { None };
+                    let sum = local.f_sum_dim_intlist(dims, true, wide);
                     let count = over.count(&x) as f64;
-                    over.partial(named(op, &[local], sum.and_then(|sum| sum.f_div_scalar(count)))?)
+                    let mean = sum.and_then(|sum| sum.f_div_scalar(count)?.f_to_kind(local.kind()));
+                    over.partial(named(op, &[local], mean)?)
                 }
                 Statistic::Max | Statistic::Min => {
                     if over.count(&x) == 0 {
@@ -184,8 +196,21 @@ impl ShardTensor {
                     |x, dims| x.f_norm_scalaropt_dim(2.0, dims, true),
                     |all| all.f_norm_scalaropt_dim(2.0, [0], false),
                 ),
+                Statistic::LogSumExp if over.axes.is_empty() => {
+                    over.done(named(op, &[local], local.f_logsumexp(dims, true))?)
+                }
                 Statistic::LogSumExp => {
-                    over.merged(&x, |x, dims| x.f_logsumexp(dims, true), |all| all.f_logsumexp([0], false))
+                    let group = x.layout().group_along(&over.axes)?;
+                    let most = extreme::extreme(op, &x.detach(), &over, true)?;
+                    // A row of −∞ alone has nothing to be taken about.
+                    let shift = torch(
+                        op,
+                        most.f_isfinite().and_then(|finite| most.f_where_scalarother(&finite, 0.0)),
+                    )?;
+                    let terms = torch(op, local.f_sub(&shift).and_then(|x| x.f_exp()))?;
+                    let own = torch(op, terms.f_sum_dim_intlist(dims, true, None))?;
+                    let sum = reduce_from_parallel_region(&own, &group)?;
+                    over.done(torch(op, sum.f_log().and_then(|log| log.f_add(&shift)))?)
                 }
                 Statistic::Any | Statistic::All => {
                     let some = statistic == Statistic::Any;
@@ -207,6 +232,12 @@ impl ShardTensor {
                 }
                 Statistic::Var { correction } | Statistic::Std { correction } => {
                     let root = matches!(statistic, Statistic::Std { .. });
+                    if !matches!(x.kind(), Kind::Half | Kind::BFloat16 | Kind::Float | Kind::Double) {
+                        return refuse(
+                            op,
+                            format!("{:?} has no variance; convert it to a floating kind", x.kind()),
+                        );
+                    }
                     // (libtorch warns of each part without elements.)
                     if over.axes.is_empty() && local.numel() > 0 {
                         let dense = match root {
@@ -257,19 +288,23 @@ impl ShardTensor {
             if !x.layout().is_sharded(at) {
                 return Ok(Self::new(local, x.layout().clone()));
             }
-            let over = Over::new(OP, &x, &[dim], true)?;
             let total = torch(OP, x.local().f_sum_dim_intlist([at as i64].as_slice(), true, local.kind()))?;
-            let group = x.layout().group_along(&over.axes)?;
-            let carry = differentiable(Arc::new(Others { group, before: true }), &total)?;
+            let owners = Owners::new(x.layout(), at)?;
+            let own = owners.own_part();
+            let part = |range: Range<usize>| range.map(|part| owners.rank(part) as i64).collect::<Vec<i64>>();
+            let (before, after) = (part(0..own), part(own + 1..owners.sizes.len()));
+            let carry =
+                differentiable(Arc::new(Others { group: owners.group, take: before, give: after }), &total)?;
             Ok(Self::new(torch(OP, local.f_add(&carry))?, x.layout().clone()))
         })
     }
 }
 
-/// The sum of what the ranks before this one have, or of those after it, which is the adjoint.
+/// The sum of what the ranks with earlier parts have, or of those with later ones, which is the adjoint.
 struct Others {
     group: Group,
-    before: bool,
+    take: Vec<i64>,
+    give: Vec<i64>,
 }
 
 impl LinearMap for Others {
@@ -279,13 +314,12 @@ impl LinearMap for Others {
 
     fn forward(&self, x: &Tensor) -> isobar_collectives::Result<Tensor> {
         let all = start::all_gather_v(&x.f_unsqueeze(0)?, None, 0, &self.group)?.wait()?;
-        let (rank, ranks) = (self.group.rank() as i64, self.group.size() as i64);
-        let (from, count) = if self.before { (0, rank) } else { (rank + 1, ranks - rank - 1) };
-        Ok(all.f_narrow(0, from, count)?.f_sum_dim_intlist([0].as_slice(), false, x.kind())?)
+        let wanted = Tensor::f_from_slice(&self.take)?.f_to_device(x.device())?;
+        Ok(all.f_index_select(0, &wanted)?.f_sum_dim_intlist([0].as_slice(), false, x.kind())?)
     }
 
     fn adjoint(&self) -> Arc<dyn LinearMap> {
-        Arc::new(Self { group: self.group.clone(), before: !self.before })
+        Arc::new(Self { group: self.group.clone(), take: self.give.clone(), give: self.take.clone() })
     }
 }
 

@@ -3,7 +3,7 @@
 use isobar_collectives::{copy_to_parallel_region, reduce_from_parallel_region};
 use isobar_torch::autograd::Function;
 use isobar_torch::guard::NoGrad;
-use tch::{TchError, Tensor};
+use tch::{Kind, TchError, Tensor};
 
 use super::{Over, extreme};
 use crate::error::Result;
@@ -68,15 +68,26 @@ impl ShardTensor {
     }
 }
 
+/// In fp32 where 16 bits would overflow.
+fn wide(x: &Tensor) -> Result<Tensor, TchError> {
+    match x.kind() {
+        Kind::Half | Kind::BFloat16 => x.f_to_kind(Kind::Float),
+        _ => Ok(x.shallow_clone()),
+    }
+}
+
 /// The maximum, and the sum of exponentials about it, of each row of a part.
 fn statistics(x: &Tensor, dim: i64, over: &Over) -> Result<Tensor, TchError> {
     let kept = over.kept.local_shape();
+    let x = &wide(x)?;
     if x.size()[dim as usize] == 0 {
         let none = extreme::never(kept, x, true)?;
         return Tensor::f_stack(&[&none, &none.f_zeros_like()?], 0);
     }
     let most = x.f_amax([dim], true)?;
-    let sum = x.f_sub(&most)?.f_exp()?.f_sum_dim_intlist([dim].as_slice(), true, None)?;
+    // Of a part that is −∞ throughout, e^(x − 0) is 0; x − most would be NaN.
+    let shift = most.f_masked_fill(&most.f_eq(f64::NEG_INFINITY)?, 0.0)?;
+    let sum = x.f_sub(&shift)?.f_exp()?.f_sum_dim_intlist([dim].as_slice(), true, None)?;
     Tensor::f_stack(&[&most, &sum], 0)
 }
 
@@ -88,6 +99,7 @@ fn value(x: &Tensor, everyones: &Tensor, log: bool) -> Result<Tensor, TchError> 
     let scaled = mosts.f_sub(&most)?.f_exp()?.f_mul(&sums)?;
     let empty = sums.f_eq(0.0)?;
     let sum = scaled.f_masked_fill(&empty, 0.0)?.f_sum_dim_intlist([0].as_slice(), false, None)?;
-    let shifted = x.f_sub(&most)?;
-    if log { shifted.f_sub(&sum.f_log()?) } else { shifted.f_exp()?.f_div(&sum) }
+    let shifted = wide(x)?.f_sub(&most)?;
+    let y = if log { shifted.f_sub(&sum.f_log()?)? } else { shifted.f_exp()?.f_div(&sum)? };
+    y.f_to_kind(x.kind())
 }

@@ -53,7 +53,10 @@ impl ShardTensor {
             }
             let parts = parts.into_iter().map(|part| join(part.into_iter())).collect();
             let layout = largest.with_dim(dim, Dim { axes: split.axes.clone(), parts });
-            Ok(Self::new(torch(OP, Tensor::f_cat(&locals, dim as i64))?, layout))
+            let pieces = layout.dims()[dim].parts.iter().map(Vec::len).max().unwrap_or(0);
+            let joined = Self::new(torch(OP, Tensor::f_cat(&locals, dim as i64))?, layout);
+            // Parts of very many pieces cost more than one exchange.
+            if pieces > MAX_PIECES { joined.consecutive() } else { Ok(joined) }
         })
     }
 
@@ -84,6 +87,9 @@ impl ShardTensor {
         })
     }
 }
+
+/// More pieces than this a part shall not be in.
+const MAX_PIECES: usize = 256;
 
 /// The layout of the largest tensor; of equal ones, of the one that is split along most axes, and then the first.
 fn largest(tensors: &[ShardTensor]) -> crate::layout::Layout {

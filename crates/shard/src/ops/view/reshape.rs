@@ -46,7 +46,7 @@ impl ShardTensor {
                     }
                 }
             }
-            let x = x.gathered(|_| true)?;
+            let x = x.whole_along(OP, &(0..x.ndim()).collect::<Vec<_>>())?;
             let layout = x.layout().with_dims(shape.iter().map(|&extent| Dim::whole(extent)).collect());
             Ok(Self::new(torch(OP, x.local().f_reshape(&shape))?, layout))
         })
@@ -75,6 +75,13 @@ fn plan(layout: &Layout, shape: &[i64]) -> Plan {
             continue;
         }
         if dims.iter().all(|dim| !dim.is_split()) {
+            result.extend(extents.iter().map(|&extent| Dim::whole(extent)));
+            continue;
+        }
+        if dims.iter().all(|dim| dim.extent() == 1) {
+            // One element, wanted by all.
+            views = false;
+            input.splice(old, dims.iter().map(|dim| Dim::whole(dim.extent())));
             result.extend(extents.iter().map(|&extent| Dim::whole(extent)));
             continue;
         }
@@ -172,17 +179,23 @@ fn cut(flat: &Dim, extents: &[i64], mesh: &[usize]) -> Option<Vec<Dim>> {
     let mut dims = Vec::with_capacity(extents.len());
     let mut used = Vec::new();
     for (index, &extent) in extents.iter().enumerate() {
-        // The axes on whose coordinates the part along this dim depends.
+        // The axes on whose coordinates the part along this dim depends. That a part has no elements is told by the first dim
+        // that depends on the axis, or else by the first that can.
         let own = |part: usize| &boxes[part][index];
         let depends = |axis: &usize| {
-            (0..boxes.len()).any(|part| {
-                let mut other = place(part, &flat.axes, mesh);
-                other[*axis] = 0;
-                let other = flat.index(&other, mesh);
-                // A part of no elements is anywhere.
-                !is_empty(&boxes[part]) && !is_empty(&boxes[other]) && own(part) != own(other)
-                    || is_empty(&boxes[part]) != is_empty(&boxes[other])
-            })
+            let differs = |dim: usize| {
+                pairs(flat, *axis, mesh).any(|(part, other)| {
+                    !is_empty(&boxes[part])
+                        && !is_empty(&boxes[other])
+                        && boxes[part][dim] != boxes[other][dim]
+                })
+            };
+            let empties = pairs(flat, *axis, mesh)
+                .any(|(part, other)| is_empty(&boxes[part]) != is_empty(&boxes[other]));
+            let teller = (0..extents.len())
+                .find(|&dim| differs(dim))
+                .or_else(|| extents.iter().position(|&extent| extent > 1));
+            differs(index) || (empties && teller == Some(index))
         };
         let axes: Vec<usize> =
             flat.axes.iter().copied().filter(|axis| depends(axis) && !used.contains(axis)).collect();
@@ -227,6 +240,15 @@ fn cut(flat: &Dim, extents: &[i64], mesh: &[usize]) -> Option<Vec<Dim>> {
     }
     let all_used = flat.axes.iter().all(|axis| used.contains(axis) || mesh[*axis] == 1);
     all_used.then_some(dims)
+}
+
+/// The parts, each with the one at the beginning of the axis beside it.
+fn pairs(flat: &Dim, axis: usize, mesh: &[usize]) -> impl Iterator<Item = (usize, usize)> {
+    (0..flat.parts.len()).map(move |part| {
+        let mut other = place(part, &flat.axes, mesh);
+        other[axis] = 0;
+        (part, flat.index(&other, mesh))
+    })
 }
 
 /// The indices along each dim of which a set of flat ones is the product.
@@ -282,7 +304,7 @@ fn aligned(dims: &[Dim], extents: &[i64], mesh: &[usize]) -> Vec<Dim> {
     let lead = dims.iter().position(|dim| dim.extent() > 1).unwrap_or(0);
     let behind: i64 = dims[lead + 1..].iter().map(Dim::extent).product();
     let new_lead = extents.iter().position(|&extent| extent > 1).unwrap_or(0);
-    let new_behind: i64 = extents[new_lead + 1..].iter().product();
+    let new_behind: i64 = extents.iter().skip(new_lead + 1).product();
     // So many rows of the first dim are whole rows of the new one.
     let rows = (new_behind / gcd(new_behind, behind)).max(1);
     let extent = dims[lead].extent();

@@ -25,20 +25,32 @@ impl ShardTensor {
     ///
     /// Extents below 1; the errors of the exchange.
     pub fn adaptive_avg_pool(&self, output: &[i64]) -> Result<Self> {
-        self.adaptive("adaptive_avg_pool", output, |x, dim, spans| {
-            // Rows of the mean's matrix.
-            let window = x.size()[dim];
-            let mut rows = vec![0.0; spans.len() * window as usize];
-            for (index, &(start, end)) in spans.iter().enumerate() {
-                for at in start..end {
-                    rows[index * window as usize + at as usize] = 1.0 / (end - start) as f64;
-                }
-            }
-            let matrix = Tensor::f_from_slice(&rows)?.f_view([spans.len() as i64, window])?;
-            let matrix = matrix.f_to_device(x.device())?.f_to_kind(x.kind())?;
-            let last = x.f_transpose(dim as i64, -1)?.f_matmul(&matrix.f_transpose(0, 1)?)?;
-            last.f_transpose(dim as i64, -1)
-        })
+        self.adaptive(
+            "adaptive_avg_pool",
+            output,
+            |x, dim, spans| {
+                let (windows, longest) = spans_of(x, dim, spans)?;
+                // What a shorter window has in copies does not count, infinite or not.
+                let copies: Vec<bool> = spans
+                    .iter()
+                    .flat_map(|(start, end)| (0..longest).map(move |i| start + i >= *end))
+                    .collect();
+                let mut shape = vec![1; x.dim() + 1];
+                (shape[dim], shape[dim + 1]) = (spans.len() as i64, longest);
+                let copies =
+                    Tensor::f_from_slice(&copies)?.f_to_device(x.device())?.f_view(shape.as_slice())?;
+                let sums = windows.f_masked_fill(&copies, 0)?;
+                let sums = sums.f_sum_dim_intlist([dim as i64 + 1].as_slice(), false, None)?;
+                let counts: Vec<i64> = spans.iter().map(|(start, end)| end - start).collect();
+                let counts = Tensor::f_from_slice(&counts)?.f_to_device(x.device())?.f_to_kind(x.kind())?;
+                sums.f_div(&super::along(&counts, dim, x.dim())?)
+            },
+            |x, output| match output.len() {
+                1 => x.f_adaptive_avg_pool1d(output),
+                2 => x.f_adaptive_avg_pool2d(output),
+                _ => x.f_adaptive_avg_pool3d(output),
+            },
+        )
     }
 
     /// Maxima over the last `output.len()` (1 to 3) dims such that the result has the extents `output`.
@@ -49,20 +61,24 @@ impl ShardTensor {
     ///
     /// Extents below 1; the errors of the exchange.
     pub fn adaptive_max_pool(&self, output: &[i64]) -> Result<Self> {
-        self.adaptive("adaptive_max_pool", output, |x, dim, spans| {
-            let Some(longest) = spans.iter().map(|(start, end)| end - start).max() else {
-                return x.f_narrow(dim as i64, 0, 0);
-            };
-            // Shorter windows end in copies of their first element, which come after it and so are not taken.
-            let at = |&(start, end): &(i64, i64)| {
-                (0..longest).map(move |i| if start + i < end { start + i } else { start }).collect::<Vec<_>>()
-            };
-            let indices: Vec<i64> = spans.iter().flat_map(at).collect();
-            let indices = Tensor::f_from_slice(&indices)?.f_to_device(x.device())?;
-            let picked = x.f_index_select(dim as i64, &indices)?;
-            let windows = picked.f_unflatten(dim as i64, [spans.len() as i64, longest])?;
-            Ok(windows.f_max_dim(dim as i64 + 1, false)?.0)
-        })
+        self.adaptive(
+            "adaptive_max_pool",
+            output,
+            |x, dim, spans| {
+                let (windows, _) = spans_of(x, dim, spans)?;
+                if spans.is_empty() {
+                    return x.f_narrow(dim as i64, 0, 0);
+                }
+                Ok(windows.f_max_dim(dim as i64 + 1, false)?.0)
+            },
+            |x, output| {
+                Ok(match output.len() {
+                    1 => x.f_adaptive_max_pool1d(output)?.0,
+                    2 => x.f_adaptive_max_pool2d(output)?.0,
+                    _ => x.f_adaptive_max_pool3d(output)?.0,
+                })
+            },
+        )
     }
 
     /// Pools dim after dim, the last first: means and maxima of boxes are means of means and maxima of maxima.
@@ -71,6 +87,7 @@ impl ShardTensor {
         op: &'static str,
         output: &[i64],
         f: impl Fn(&Tensor, usize, &[(i64, i64)]) -> Result<Tensor, TchError>,
+        whole: fn(&Tensor, &[i64]) -> Result<Tensor, TchError>,
     ) -> Result<Self> {
         rule(op, &[self], || {
             let spatial = output.len();
@@ -109,6 +126,9 @@ impl ShardTensor {
             }
             let mut y = fetch(x.local(), layout, &windows, 0.0)?;
             for (walk, result) in walks.iter().zip(&results).rev() {
+                if !layout.is_sharded(walk.dim) {
+                    continue;
+                }
                 let own = part_of(result, layout);
                 let begin = window(own, walk.extent, walk.result).0;
                 let spans: Vec<(i64, i64)> = (own.start..own.end())
@@ -117,9 +137,51 @@ impl ShardTensor {
                     .collect();
                 y = named(op, &[&y], f(&y, walk.dim, &spans))?;
             }
+            // Dims that are not split are left to libtorch; the others have their extents.
+            if walks.iter().any(|walk| !layout.is_sharded(walk.dim)) {
+                y = named(op, &[&y], dense(&y, &results, layout, whole))?;
+            }
             Ok(Self::new(y, result_layout(&x, &walks, &results)))
         })
     }
+}
+
+/// The dense operator to these extents. It knows no empty tensors.
+fn dense(
+    x: &Tensor,
+    results: &[Dim],
+    layout: &crate::layout::Layout,
+    whole: fn(&Tensor, &[i64]) -> Result<Tensor, TchError>,
+) -> Result<Tensor, TchError> {
+    let output: Vec<i64> = results.iter().map(|result| part_of(result, layout).len).collect();
+    if x.numel() > 0 {
+        return whole(x, &output);
+    }
+    let first = x.dim() - results.len();
+    let mut y = x.shallow_clone();
+    for (index, &extent) in output.iter().enumerate() {
+        let dim = (first + index) as i64;
+        if x.size()[first + index] != extent && x.size()[first + index] > 0 {
+            let indices = Tensor::f_zeros([extent], (tch::Kind::Int64, x.device()))?;
+            y = y.f_index_select(dim, &indices)?;
+        }
+    }
+    Ok(y)
+}
+
+/// The windows along a dim as a dim of their own after it, and the extent of the longest. Shorter ones end in copies of their
+/// first element, which come after it, so that of equal maxima the first is taken.
+fn spans_of(x: &Tensor, dim: usize, spans: &[(i64, i64)]) -> Result<(Tensor, i64), TchError> {
+    let longest = spans.iter().map(|(start, end)| end - start).max().unwrap_or(1);
+    let at = |&(start, end): &(i64, i64)| {
+        (0..longest).map(move |i| if start + i < end { start + i } else { start }).collect::<Vec<_>>()
+    };
+    let indices: Vec<i64> = spans.iter().flat_map(at).collect();
+    let indices = Tensor::f_from_slice(&indices)?.f_to_device(x.device())?;
+    let picked = x.f_index_select(dim as i64, &indices)?;
+    let mut shape = x.size();
+    shape.splice(dim..=dim, [spans.len() as i64, longest]);
+    Ok((picked.f_reshape(shape)?, longest))
 }
 
 /// The input that a part of the result needs.

@@ -8,6 +8,7 @@ use crate::array::named;
 use crate::error::Result;
 use crate::layout::{Dim, Interval, Placement};
 use crate::ops::align::same_mesh;
+use crate::ops::contract::nothing_of;
 use crate::ops::{refuse, rule};
 use crate::tensor::ShardTensor;
 use crate::window::{Border, Piece, Windows, fetch};
@@ -330,7 +331,7 @@ impl Channels {
         let (input, output) = if transposed { (0, 1) } else { (1, 0) };
         // Kernels are small: they are whole on every rank, and so are the channels of several groups.
         let weight = weight.resolved()?.gathered(|dim| dim > 1 || groups > 1)?;
-        let x = x.gathered(|dim| dim == 1 && groups > 1)?;
+        let x = if groups > 1 { x.whole_along("conv in groups", &[1])? } else { x.shallow_clone() };
         let busy: Vec<usize> = x.layout().sharding_axes();
         let free = |dim: &Dim| !dim.axes.iter().any(|axis| busy.contains(axis));
         let of_weight = weight.layout().dims();
@@ -379,7 +380,7 @@ impl Channels {
                 let at = x.layout().coordinates().unwrap_or_default();
                 // Of a partial sum, the first rank adds it.
                 let first = summed.iter().all(|&axis| at[axis] == 0);
-                Some(if first { local } else { named("conv", &[&local], local.f_mul_scalar(0.0))? })
+                Some(if first { local } else { named("conv", &[&local], nothing_of(&local))? })
             }
         };
         Ok(Self { x, weight: local_weight, bias: local_bias, out, summed })

@@ -160,7 +160,8 @@ impl ShardTensor {
             let y = match split {
                 true => windowed
                     .trim(y, &walks)
-                    .and_then(|y| y.f_div(&divisors(&y, &walks, &windowed.own, pool)?)),
+                    .and_then(|y| y.f_div(&divisors(&y, &walks, &windowed.own, pool)?))
+                    .and_then(|y| y.f_to_kind(x.kind())),
                 false => Ok(y),
             };
             Ok(Self::new(named(OP, &[&windowed.local], y)?, result_layout(&x, &walks, &windowed.results)))
@@ -232,8 +233,12 @@ fn values(walks: &[Walk], f: fn(&Walk) -> i64) -> Vec<i64> {
     walks.iter().map(f).collect()
 }
 
-/// The sums of windows that lie whole in the tensor.
+/// The sums of windows that lie whole in the tensor; in fp32 where 16 bits would overflow.
 fn sums(x: &Tensor, walks: &[Walk]) -> Result<Tensor, TchError> {
+    let x = &match x.kind() {
+        Kind::Half | Kind::BFloat16 => x.f_to_kind(Kind::Float)?,
+        _ => x.shallow_clone(),
+    };
     let (kernel, stride) = (values(walks, |w| w.kernel), values(walks, |w| w.stride));
     let zeros = vec![0; walks.len()];
     match walks.len() {
