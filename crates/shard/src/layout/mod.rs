@@ -425,7 +425,9 @@ impl fmt::Display for Layout {
             write!(f, "{} {name} {placement}", if index == 0 { ":" } else { "," })?;
             if let Some(dim) = placement.dim() {
                 write!(f, " of {:?}", self.0.dims[dim].sizes())?;
-                if !self.0.dims[dim].is_consecutive() {
+                let whole =
+                    self.placements().iter().all(|p| p.dim() != Some(dim) || *p == Placement::Shard(dim));
+                if whole && self.0.dims[dim].parts.iter().any(|part| part.len() > 1) {
                     f.write_str(" in several pieces")?;
                 }
             }

@@ -14,7 +14,7 @@ pub enum Sizes {
     /// For each of these dims, the extents of all parts in order: one for each rank along the axis that shards it, or, where
     /// several do, for each combination of their coordinates, the last axis fastest. Other dims as `Chunk`.
     Explicit(Vec<(usize, Vec<i64>)>),
-    /// As the ranks' local tensors are: found out by one exchange.
+    /// As the ranks' local tensors are: found out by one exchange. Not of a `StridedShard`, whose pieces follow a rule.
     Infer,
 }
 

@@ -1,4 +1,4 @@
-//! The ways of few queries and of traffic; traffic.
+//! The way of few queries, and what travels.
 
 use isobar_shard::{AttentionOptions, AttentionStrategy, Placement, ShardTensor};
 use isobar_torch::autograd::BackwardOptions;

@@ -56,7 +56,8 @@ impl ShardTensor {
     /// `[batch, in, extent…]`, or without a batch. `bias` is `[out]`.
     ///
     /// Sharded along spatial dims, each rank receives its halo, and nothing else; along the batch, nothing. Along channels
-    /// (of one group) the result is a partial sum. The weight's gradient is summed over the ranks. All ranks of the mesh call.
+    /// (of one group) the result is a partial sum; split channels of several groups are gathered, with a warning as of an
+    /// operator without a rule. The weight's gradient is summed over the ranks. All ranks of the mesh call.
     ///
     /// # Errors
     ///

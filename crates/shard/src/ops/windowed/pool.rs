@@ -212,12 +212,11 @@ fn cut_like(y: &Tensor, x: &Tensor, spatial: usize) -> Result<Tensor> {
 
 /// From indices into the flattened window to those into the flattened whole.
 fn global_indices(indices: &Tensor, windowed: &Windowed, walks: &[Walk]) -> Result<Tensor, TchError> {
-    let dims = windowed.local.dim();
     let mut rest = indices.shallow_clone();
     let mut global = indices.f_zeros_like()?;
     let mut scale = 1;
     for ((walk, own), native) in walks.iter().zip(&windowed.own).zip(&windowed.native).rev() {
-        let extent = windowed.local.size()[dims - (walks.len() - (walk.dim + walks.len() - dims))].max(1);
+        let extent = windowed.local.size()[walk.dim].max(1);
         let coordinate = rest.f_remainder(extent)?;
         rest = rest.f_floor_divide_scalar(extent)?;
         let first = if *native { 0 } else { walk.window(*own).0 };
