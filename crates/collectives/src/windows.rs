@@ -5,7 +5,7 @@
 
 use std::sync::Arc;
 
-use isobar_torch::guard::NoGrad;
+use isobar_torch::guard::{NoGrad, is_grad_enabled};
 use tch::{Kind, Tensor};
 
 use crate::error::{Error, Result};
@@ -139,6 +139,16 @@ pub fn fetch(tensor: &Tensor, transfer: &Transfer, fill: f64, group: &Group) -> 
 ///
 /// A tensor of another shape than the transfer's output; the errors of the exchange.
 pub fn accumulate(tensor: &Tensor, transfer: &Transfer, group: &Group) -> Result<Work<Tensor>> {
+    accumulate_in(tensor, transfer, false, group)
+}
+
+/// The same; `in_place`, the sum may be made in the memory of `tensor`, which is nobody else's.
+fn accumulate_in(
+    tensor: &Tensor,
+    transfer: &Transfer,
+    in_place: bool,
+    group: &Group,
+) -> Result<Work<Tensor>> {
     let _guard = NoGrad::new();
     let call = if transfer.communicates { group.call("accumulate") } else { group.local_call("accumulate") };
     if tensor.size() != transfer.output {
@@ -181,9 +191,15 @@ pub fn accumulate(tensor: &Tensor, transfer: &Transfer, group: &Group) -> Result
             Ok(whole)
         }));
     }
-    let sum = output_like(&tensor, &transfer.input)?;
+    let reused = whole.as_ref().filter(|_| in_place && !half).map(Tensor::shallow_clone);
+    let fresh = reused.is_none();
+    let sum = match reused {
+        Some(whole) => whole,
+        None => output_like(&tensor, &transfer.input)?,
+    };
     let mut sum = if half { sum.f_to_kind(Kind::Float)? } else { sum };
     match whole {
+        Some(_) if !fresh => {}
         Some(whole) => exchange::copy(&sum, &whole)?,
         None => {
             let _ = sum.f_zero_()?;
@@ -214,9 +230,15 @@ pub struct Fetch {
     pub back: Arc<Transfer>,
     /// The ranks.
     pub group: Group,
+    /// Whether nobody else sees what is fetched, so that its gradient is nobody else's either: the adjoint may then add up in the
+    /// gradient's memory, unless gradients of gradients are asked for.
+    pub hidden: bool,
 }
 
-struct Accumulate(Fetch);
+struct Accumulate {
+    fetch: Fetch,
+    in_place: bool,
+}
 
 impl LinearMap for Fetch {
     fn name(&self) -> &'static str {
@@ -228,13 +250,19 @@ impl LinearMap for Fetch {
     }
 
     fn adjoint(&self) -> Arc<dyn LinearMap> {
-        Arc::new(Accumulate(self.copy()))
+        // Gradient mode in backward tells whether gradients of gradients are asked for.
+        Arc::new(Accumulate { fetch: self.copy(), in_place: self.hidden && !is_grad_enabled() })
     }
 }
 
 impl Fetch {
     fn copy(&self) -> Self {
-        Self { forward: self.forward.clone(), back: self.back.clone(), group: self.group.clone() }
+        Self {
+            forward: self.forward.clone(),
+            back: self.back.clone(),
+            group: self.group.clone(),
+            hidden: self.hidden,
+        }
     }
 }
 
@@ -244,11 +272,11 @@ impl LinearMap for Accumulate {
     }
 
     fn forward(&self, y: &Tensor) -> Result<Tensor> {
-        accumulate(y, &self.0.back, &self.0.group)?.wait()
+        accumulate_in(y, &self.fetch.back, self.in_place, &self.fetch.group)?.wait()
     }
 
     fn adjoint(&self) -> Arc<dyn LinearMap> {
-        Arc::new(self.0.copy())
+        Arc::new(self.fetch.copy())
     }
 }
 

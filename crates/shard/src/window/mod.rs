@@ -16,6 +16,8 @@ use crate::layout::Layout;
 pub(crate) struct Windows {
     pub(crate) needs: Vec<Need>,
     pub(crate) replicated: Vec<usize>,
+    /// Whether one operator uses what is fetched, and nobody else sees it.
+    pub(crate) hidden: bool,
 }
 
 impl Windows {
@@ -24,7 +26,7 @@ impl Windows {
         let needs = layout.dims().iter().map(Need::of).collect();
         let sharding = layout.sharding_axes();
         let replicated = (0..layout.placements().len()).filter(|axis| !sharding.contains(axis)).collect();
-        Self { needs, replicated }
+        Self { needs, replicated, hidden: false }
     }
 
     /// The same, along one dim other pieces.
@@ -44,7 +46,7 @@ pub(crate) fn fetch(local: &Tensor, layout: &Layout, windows: &Windows, fill: f6
         false => transfer(layout, &windows.needs, &windows.replicated)?,
     };
     let group = layout.ranks()?.group.clone();
-    let window = fetch_window(local, Fetch { forward, back, group }, fill)?;
+    let window = fetch_window(local, Fetch { forward, back, group, hidden: windows.hidden }, fill)?;
     repeated(window, layout, windows)
 }
 

@@ -69,6 +69,8 @@ impl Windowed {
     fn new(x: &ShardTensor, walks: &[Walk], border: Border, fill: f64, native_border: bool) -> Result<Self> {
         let layout = x.layout();
         let mut windows = Windows::of(layout);
+        // A copy of its own where something is repeated, which the gradient of the window is not.
+        windows.hidden = border != Border::Replicate;
         let mut moved = false;
         let (mut results, mut own, mut native) = (Vec::new(), Vec::new(), Vec::new());
         for walk in walks {
