@@ -97,6 +97,28 @@ fn scatter_sends_each_element_once() {
 }
 
 #[test]
+fn backward_is_counted_under_the_module_that_ran_forward() {
+    on_mesh(&[2], |mesh| {
+        let x = sharded(mesh, &[6, 8], 0);
+        let seen = trace(mesh, || {
+            let y = {
+                let _module = isobar_collectives::trace::module("head");
+                x.softmax(0).unwrap().layer_norm(&[6, 8], None, None, 1e-5).unwrap()
+            };
+            y.statistic(isobar_shard::Statistic::Max, &[0], false)
+                .unwrap()
+                .sum()
+                .unwrap()
+                .backward()
+                .unwrap();
+        });
+        let head = seen.record().of_module("head");
+        // Of each operator one exchange forward and one backward.
+        assert_eq!((head.forward().len(), head.backward().len()), (2, 2), "{}", seen.record());
+    });
+}
+
+#[test]
 fn partial_sums_stay_partial_until_values_are_needed() {
     on_mesh(&[2], |mesh| {
         let x = sharded(mesh, &[6, 8], 1);

@@ -322,8 +322,11 @@ impl Layout {
                 let axes: Vec<usize> = (0..self.0.mesh_shape.len()).collect();
                 let group = self.mesh().group_along(&axes)?;
                 let order = self.mesh().ranks();
-                let place = |rank: &usize| group.ranks().iter().position(|r| r == rank).unwrap_or(0);
-                let places = (group.ranks() != order).then(|| order.iter().map(place).collect());
+                let place = |rank: &usize| self.place(group.ranks(), *rank);
+                let places = match group.ranks() == order {
+                    true => None,
+                    false => Some(order.iter().map(place).collect::<Result<_>>()?),
+                };
                 let along = if axes.len() > 1 { &axes[..] } else { &[] };
                 let along =
                     along.iter().map(|&axis| self.mesh().group_along(&[axis])).collect::<Result<_, _>>()?;
@@ -331,6 +334,12 @@ impl Layout {
             }
         };
         Ok(self.0.ranks.get_or_init(|| ranks))
+    }
+
+    /// Where a rank of the world stands in a list that must have it.
+    pub(crate) fn place(&self, list: &[usize], rank: usize) -> Result<usize> {
+        let found = list.iter().position(|other| *other == rank);
+        found.ok_or_else(|| self.refuse(format!("rank {rank} of the world is not among {list:?}")))
     }
 
     /// The ranks that differ from this one along these axes only.

@@ -1,12 +1,13 @@
 //! Normalisation: to mean 0 and variance 1 over some dims, then scaled and shifted.
 
-use isobar_collectives::{copy_to_parallel_region, gather_from_parallel_region, reduce_from_parallel_region};
+use isobar_collectives::trace::Label;
+use isobar_collectives::{copy_to_parallel_region, reduce_from_parallel_region};
 use isobar_torch::autograd::Function;
 use isobar_torch::guard::NoGrad;
 use tch::{Kind, Tensor};
 
 use super::align::same_mesh;
-use super::reduce::welford;
+use super::reduce::{Over, welford};
 use super::{refuse, rule, torch};
 use crate::array::{Elementwise, named};
 use crate::error::Result;
@@ -227,37 +228,16 @@ fn standardize(op: &'static str, x: &ShardTensor, dims: &[usize], eps: f64) -> R
     if count == 0 {
         return refuse(op, format!("{:?} has no elements to take statistics of", x.shape()));
     }
-    let mut axes: Vec<usize> = dims.iter().flat_map(|&dim| layout.dims()[dim].axes.clone()).collect();
-    axes.sort_unstable();
-    let group = match axes.is_empty() {
+    let dims: Vec<i64> = dims.iter().map(|&dim| dim as i64).collect();
+    let over = Over::new(op, x, &dims, true)?;
+    let group = match over.axes.is_empty() {
         true => None,
-        false => Some(layout.group_along(&axes)?),
+        false => Some(layout.group_along(&over.axes)?),
     };
-    let over: Vec<i64> = dims.iter().map(|&dim| dim as i64).collect();
-    let mut kept = layout.local_shape().to_vec();
-    over.iter().for_each(|&dim| kept[dim as usize] = 1);
     let (y, rstd, mean, var) = {
         let _guard = NoGrad::new();
         let local = x.local().detach();
-        let own_count: i64 = dims.iter().map(|&dim| layout.local_shape()[dim]).product();
-        let own = torch(op, welford::of_part(&local, &over, own_count, &kept))?;
-        let (mean, squares) = match &group {
-            None => own,
-            Some(group) => {
-                let both =
-                    torch(op, Tensor::f_stack(&[&own.0, &own.1], 0).and_then(|both| both.f_unsqueeze(0)))?;
-                let ones = vec![1; group.size()];
-                let everyones = gather_from_parallel_region(&both, 0, Some(&ones), group)?;
-                let ranks = layout.mesh().ranks();
-                let of = |rank: &usize| {
-                    let index = ranks.iter().position(|other| other == rank).unwrap_or(0);
-                    let shape = layout.local_shape_of(index);
-                    dims.iter().map(|&dim| shape[dim]).product::<i64>() as f64
-                };
-                let counts: Vec<f64> = group.ranks().iter().map(of).collect();
-                torch(op, welford::merge(&everyones, &counts))?
-            }
-        };
+        let (mean, squares) = welford::moments(op, &x.detach(), &over)?;
         let var = torch(op, squares.f_div_scalar(count as f64))?;
         let rstd = torch(op, var.f_add_scalar(eps).and_then(|v| v.f_rsqrt()))?;
         let y = torch(
@@ -268,15 +248,14 @@ fn standardize(op: &'static str, x: &ShardTensor, dims: &[usize], eps: f64) -> R
     };
     let kind = x.kind();
     let (input, n) = (x.local(), count as f64);
+    let label = Label::current();
     let outputs =
         Function::new(op).save(&[&y, &rstd]).apply(&[input], vec![y, rstd], move |context, grads| {
+            let _label = label.backward();
             let (y, rstd) = (context.saved(0)?, context.saved(1)?);
             let grad = context.grad_or_zeros(grads, 0)?;
-            let totals = |terms: &Tensor| -> isobar_collectives::Result<Tensor> {
-                let own = terms.f_sum_dim_intlist(over.as_slice(), true, None)?;
-                Ok(own)
-            };
-            let sums = Tensor::f_stack(&[totals(&grad)?, totals(&grad.f_mul(&y)?)?], 0)?;
+            let total = |terms: &Tensor| terms.f_sum_dim_intlist(dims.as_slice(), true, None);
+            let sums = Tensor::f_stack(&[total(&grad)?, total(&grad.f_mul(&y)?)?], 0)?;
             let (sums, rstd) = match &group {
                 Some(group) => (
                     copy_to_parallel_region(&reduce_from_parallel_region(&sums, group)?, group)?,

@@ -1,12 +1,13 @@
 //! Gradients of attention, spelled out, so that they have gradients themselves.
 
-use tch::{Kind, TchError, Tensor};
+use tch::{TchError, Tensor};
 
 use super::kernel::{Kernel, Piece, of_groups, repeated, sum_to, wide};
 use super::torch;
 use super::turns::Inputs;
 use crate::error::Result;
 use crate::layout::Interval;
+use crate::ops::index::indices_of;
 
 /// The gradients of query, key, value and mask, given that of the result; the whole matrix of scores at once. `keys` lie
 /// behind each other in memory.
@@ -23,7 +24,8 @@ pub(super) fn exact(
     let wide = |t: &Tensor| torch(t.f_to_kind(kind));
     let (query, gradient) = (wide(x.query)?, wide(gradient)?);
     let (key, value) = (torch(repeated(&wide(x.key)?, heads))?, torch(repeated(&wide(x.value)?, heads))?);
-    let (rows, columns) = (torch(indices(queries, x.query))?, torch(indices(keys, x.query))?);
+    let (rows, columns) =
+        (torch(indices_of(queries, x.query.device()))?, torch(indices_of(keys, x.query.device()))?);
     let scores = || {
         let mut scores = query.f_mul_scalar(kernel.scale)?.f_matmul(&key.f_transpose(-2, -1)?)?;
         if let Some(mask) = x.mask {
@@ -69,18 +71,6 @@ pub(super) fn exact(
         ])
     };
     torch(run())
-}
-
-fn indices(intervals: &[Interval], like: &Tensor) -> Result<Tensor, TchError> {
-    let options = (Kind::Int64, like.device());
-    let parts: Vec<Tensor> = intervals
-        .iter()
-        .map(|interval| Tensor::f_arange_start(interval.start, interval.end(), options))
-        .collect::<Result<_, _>>()?;
-    match parts.is_empty() {
-        true => Tensor::f_zeros([0], options),
-        false => Tensor::f_cat(&parts, 0),
-    }
 }
 
 /// The gradient of scores, whose columns are in another order, as that of the mask.

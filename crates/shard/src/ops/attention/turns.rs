@@ -2,6 +2,7 @@
 
 use std::sync::Arc;
 
+use isobar_collectives::trace::Label;
 use isobar_collectives::{ReduceOp, Work, all_gather_v, all_reduce, reduce_scatter_v};
 use isobar_torch::BoxError;
 use isobar_torch::autograd::{Context, Function};
@@ -84,7 +85,9 @@ impl Turns {
         inputs.extend(x.mask);
         let (masked, turns) = (x.mask.is_some(), Arc::new(self));
         let function = Function::new(super::NAME).save(&saved);
+        let label = Label::current();
         let outputs = function.apply(&inputs, vec![output.shallow_clone()], move |context, grads| {
+            let _label = label.backward();
             let mask = masked.then(|| context.saved(5)).transpose()?;
             let (query, key, value) = (context.saved(0)?, context.saved(1)?, context.saved(2)?);
             let x = Inputs { query: &query, key: &key, value: &value, mask: mask.as_ref() };

@@ -9,16 +9,20 @@ mod sort;
 pub(super) use route::Owners;
 use tch::{Device, Kind, TchError, Tensor};
 
-use crate::layout::{Dim, Layout};
+use crate::layout::{Dim, Interval, Layout};
 
 /// The global indices along a dim that this rank has, in its order.
 pub(crate) fn own_indices(layout: &Layout, dim: usize, device: Device) -> Result<Tensor, TchError> {
-    let own = layout.intervals();
-    let pieces =
-        own[dim].iter().map(|part| Tensor::f_arange_start(part.start, part.end(), (Kind::Int64, device)));
+    indices_of(layout.intervals()[dim], device)
+}
+
+/// The indices of intervals, one after the other.
+pub(crate) fn indices_of(intervals: &[Interval], device: Device) -> Result<Tensor, TchError> {
+    let options = (Kind::Int64, device);
+    let pieces = intervals.iter().map(|part| Tensor::f_arange_start(part.start, part.end(), options));
     let pieces: Vec<Tensor> = pieces.collect::<Result<_, _>>()?;
     match &pieces[..] {
-        [] => Tensor::f_zeros([0], (Kind::Int64, device)),
+        [] => Tensor::f_zeros([0], options),
         many => Tensor::f_cat(many, 0),
     }
 }

@@ -56,9 +56,9 @@ impl Owners {
                 at[axis] = place;
             }
             let world = order[crate::layout::index_of(&at, mesh)];
-            group.ranks().iter().position(|rank| *rank == world).unwrap_or(part) as i64
+            layout.place(group.ranks(), world).map(|place| place as i64)
         };
-        let ranks = (0..split.parts.len()).map(rank_of).collect();
+        let ranks = (0..split.parts.len()).map(rank_of).collect::<Result<_>>()?;
         let boundaries = split.boundaries();
         let starts = boundaries[..boundaries.len() - 1].to_vec();
         Ok(Self { group, ranks, starts, sizes: split.sizes() })

@@ -1,5 +1,6 @@
 //! Extrema and where they are.
 
+use isobar_collectives::trace::Label;
 use isobar_collectives::{ReduceOp, copy_to_parallel_region, reduce_from_parallel_region, start};
 use isobar_torch::autograd::Function;
 use isobar_torch::guard::NoGrad;
@@ -31,8 +32,10 @@ pub(super) fn extreme(op: &'static str, x: &ShardTensor, over: &Over, greatest: 
         start::all_reduce(&own, if greatest { ReduceOp::Max } else { ReduceOp::Min }, &group)?.wait()?
     };
     let dims = over.dims.clone();
+    let label = Label::current();
     let mut outputs =
         Function::new(op).save(&[local, &best]).apply(&[local], vec![best], move |context, grads| {
+            let _label = label.backward();
             let grad = context.grad_or_zeros(grads, 0)?;
             let (x, best) = (context.saved(0)?.detach(), context.saved(1)?.detach());
             let hit = x.f_eq_tensor(&best)?.f_to_kind(grad.kind())?;

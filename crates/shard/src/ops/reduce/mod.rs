@@ -54,10 +54,10 @@ pub enum Statistic {
 }
 
 /// The dims that a statistic goes over, and how its result lies.
-struct Over {
+pub(super) struct Over {
     dims: Vec<i64>,
     /// Axes that split them.
-    axes: Vec<usize>,
+    pub(super) axes: Vec<usize>,
     /// The result's layout, with the dims of extent 1.
     kept: Layout,
     /// The result's layout, without them where they go.
@@ -66,7 +66,7 @@ struct Over {
 }
 
 impl Over {
-    fn new(op: &'static str, x: &ShardTensor, dims: &[i64], keepdim: bool) -> Result<Self> {
+    pub(super) fn new(op: &'static str, x: &ShardTensor, dims: &[i64], keepdim: bool) -> Result<Self> {
         let mut over: Vec<usize> = match dims {
             [] => (0..x.ndim()).collect(),
             dims => dims.iter().map(|&dim| resolve(op, dim, x.ndim())).collect::<Result<_>>()?,

@@ -1,5 +1,6 @@
 //! Softmax and its logarithm.
 
+use isobar_collectives::trace::Label;
 use isobar_collectives::{copy_to_parallel_region, reduce_from_parallel_region};
 use isobar_torch::autograd::Function;
 use isobar_torch::guard::NoGrad;
@@ -48,8 +49,10 @@ impl ShardTensor {
                 torch(op, value(&own, &everyones, log))?
             };
             let at = at as i64;
+            let label = Label::current();
             let mut outputs =
                 Function::new(op).save(&[&y]).apply(&[x.local()], vec![y], move |context, grads| {
+                    let _label = label.backward();
                     let grad = context.grad_or_zeros(grads, 0)?;
                     let y = context.saved(0)?;
                     let total = |terms: &Tensor| -> isobar_collectives::Result<Tensor> {

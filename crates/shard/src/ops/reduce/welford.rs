@@ -10,7 +10,7 @@ use crate::tensor::ShardTensor;
 
 /// The mean and the sum of squared deviations from it over the dims, which stay; in fp32 at least, replicated along the axes
 /// that split the dims. Differentiable.
-pub(super) fn moments(op: &'static str, x: &ShardTensor, over: &Over) -> Result<(Tensor, Tensor)> {
+pub(in crate::ops) fn moments(op: &'static str, x: &ShardTensor, over: &Over) -> Result<(Tensor, Tensor)> {
     let own =
         torch(op, of_part(x.local(), over.dims.as_slice(), over.local_count(x), over.kept.local_shape()))?;
     if over.axes.is_empty() {
@@ -23,25 +23,19 @@ pub(super) fn moments(op: &'static str, x: &ShardTensor, over: &Over) -> Result<
 }
 
 /// How many elements each of the ranks that share the dims has: known from the layout.
-pub(super) fn counts(x: &ShardTensor, over: &Over) -> Result<Vec<f64>> {
+fn counts(x: &ShardTensor, over: &Over) -> Result<Vec<f64>> {
     let layout = x.layout();
     let group = layout.group_along(&over.axes)?;
     let ranks = layout.mesh().ranks();
     let count = |rank: &usize| {
-        let index = ranks.iter().position(|other| other == rank).unwrap_or(0);
-        let shape = layout.local_shape_of(index);
-        over.dims.iter().map(|&dim| shape[dim as usize]).product::<i64>() as f64
+        let shape = layout.local_shape_of(layout.place(&ranks, *rank)?);
+        Ok(over.dims.iter().map(|&dim| shape[dim as usize]).product::<i64>() as f64)
     };
-    Ok(group.ranks().iter().map(count).collect())
+    group.ranks().iter().map(count).collect()
 }
 
 /// Mean and squared deviations of a part; zeros of no elements.
-pub(in crate::ops) fn of_part(
-    x: &Tensor,
-    dims: &[i64],
-    count: i64,
-    kept: &[i64],
-) -> Result<(Tensor, Tensor), TchError> {
+fn of_part(x: &Tensor, dims: &[i64], count: i64, kept: &[i64]) -> Result<(Tensor, Tensor), TchError> {
     let wide = match x.kind() {
         Kind::Half | Kind::BFloat16 => x.f_to_kind(Kind::Float)?,
         _ => x.shallow_clone(),
@@ -57,7 +51,7 @@ pub(in crate::ops) fn of_part(
 }
 
 /// `[rank, mean or squares, …]` of parts of so many elements as one.
-pub(in crate::ops) fn merge(everyones: &Tensor, counts: &[f64]) -> Result<(Tensor, Tensor), TchError> {
+fn merge(everyones: &Tensor, counts: &[f64]) -> Result<(Tensor, Tensor), TchError> {
     let dims = everyones.dim() - 1;
     let shape: Vec<i64> = std::iter::once(counts.len() as i64).chain(vec![1; dims - 1]).collect();
     let counts =
