@@ -11,6 +11,13 @@
 //!
 //! This crate knows nothing of how ranks communicate, of files but safetensors, or of any particular model.
 
+/// The arguments of an operator by PyTorch's names, made where a program's handler wants them.
+macro_rules! args {
+    ($($name:literal: $value:expr),* $(,)?) => {
+        || crate::array::Attrs::from_iter([$(($name.to_owned(), serde_json::json!($value))),*])
+    };
+}
+
 pub mod array;
 mod context;
 mod error;
@@ -18,6 +25,7 @@ mod layout;
 mod module;
 mod ops;
 pub mod params;
+mod promote;
 pub mod random;
 mod region;
 pub mod rules;
@@ -43,6 +51,7 @@ pub use ops::norm::RunningStats;
 pub use ops::reduce::Statistic;
 pub use ops::windowed::{Conv, Interpolation, PadMode, Padding, Pool, Resize};
 pub use params::{Init, ParamStore, Parameter, Params, Scope, StateDict, read_safetensors};
+pub use promote::{Beside, Operand};
 pub use random::{Generator, Window};
 pub use region::ParallelRegion;
 pub use tensor::{Pending, Redistribute, ShardTensor, grad};

@@ -5,7 +5,6 @@ use std::collections::BTreeMap;
 use isobar_manager::DeviceMesh;
 use tch::Tensor;
 
-use crate::context::{Promotion, promotion};
 use crate::error::{Error, Result};
 use crate::layout::{Layout, Placement, Sizes};
 use crate::params::StateDict;
@@ -154,7 +153,10 @@ fn tell(state: &StateDict, mesh: &DeviceMesh, src: usize) -> Result<Vec<(String,
     };
     let mine: Vec<(&str, Vec<i64>, bool)> =
         state.iter().map(|(name, tensor)| (&name[..], tensor.size(), tensor.requires_grad())).collect();
-    let bytes = serde_json::to_vec(&mine).unwrap_or_default();
+    let bytes = serde_json::to_vec(&mine).map_err(|error| Error::Argument {
+        op: "distribute",
+        reason: format!("the names of the parameters cannot be told to other ranks: {error}"),
+    })?;
     let told = group.broadcast_bytes(&bytes, root)?;
     serde_json::from_slice(&told).map_err(|error| Error::Argument {
         op: "distribute",
@@ -204,53 +206,6 @@ fn matches(pattern: &str, name: &str) -> bool {
 
 fn parameter(name: &str, reason: String) -> Error {
     Error::Parameter { name: name.to_owned(), reason }
-}
-
-impl ShardTensor {
-    /// A plain tensor, the same on all ranks, as a replicated one on this tensor's mesh: what an operator does where the two
-    /// meet, as far as [`promotion`] lets it. Tensors without dims are numbers, and always welcome. Does not communicate.
-    ///
-    /// # Errors
-    ///
-    /// A tensor with dims where promotion is [off](Promotion::Off).
-    ///
-    /// ```
-    /// use isobar_collectives::Group;
-    /// use isobar_manager::DeviceMesh;
-    /// use isobar_shard::{Elementwise, Placement, Promotion, PromotionGuard, ShardTensor};
-    /// use tch::Tensor;
-    ///
-    /// let mesh = DeviceMesh::new(&Group::single(), &[1], &["domain"])?;
-    /// let x = ShardTensor::distribute(&Tensor::from_slice(&[1.0, 2.0]), &mesh, &[Placement::Shard(0)])?;
-    /// let weight = Tensor::from_slice(&[3.0, 4.0]);
-    /// assert_eq!(x.mul(&x.meet(&weight)?)?.full_tensor(None)?, Tensor::from_slice(&[3.0, 8.0]));
-    ///
-    /// let _off = PromotionGuard::new(Promotion::Off);
-    /// assert!(x.meet(&weight).is_err());
-    /// # Ok::<(), Box<dyn std::error::Error>>(())
-    /// ```
-    pub fn meet(&self, plain: &Tensor) -> Result<Self> {
-        let shape = plain.size();
-        if !shape.is_empty() {
-            match promotion() {
-                Promotion::Silent => {}
-                Promotion::Warn => tracing::warn!(
-                    "a plain tensor of shape {shape:?} meets {}, and is taken for replicated",
-                    self.layout()
-                ),
-                Promotion::Off => {
-                    return Err(Error::Argument {
-                        op: "promotion",
-                        reason: format!(
-                            "a plain tensor of shape {shape:?} meets {}; distribute it, or allow promotion",
-                            self.layout()
-                        ),
-                    });
-                }
-            }
-        }
-        Ok(Self::new(plain.shallow_clone(), self.layout().replicated_shape(&shape)))
-    }
 }
 
 #[cfg(test)]

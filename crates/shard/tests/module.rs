@@ -2,10 +2,12 @@
 
 mod common;
 
-use common::{numbers, on_mesh};
+use common::{difference, numbers, on_mesh};
 use isobar_shard::{
-    Elementwise, ParameterLayouts, Placement, Promotion, PromotionGuard, ShardTensor, Source, StateDict,
+    Conv, Padding, ParameterLayouts, Placement, Promotion, PromotionGuard, ShardTensor, Source, StateDict,
 };
+
+use tch::{Kind, Tensor};
 
 const R: Placement = Placement::Replicate;
 
@@ -80,14 +82,56 @@ fn plain_tensors_are_promoted_as_far_as_they_may() {
         let (plain, number) = (numbers(&[4], 2), numbers(&[], 3));
         for mode in [Promotion::Silent, Promotion::Warn] {
             let _mode = PromotionGuard::new(mode);
-            let y = x.mul(&x.meet(&plain).unwrap()).unwrap();
-            assert_eq!(y.full_tensor(None).unwrap(), &whole * &plain);
+            assert_eq!(x.mul(&plain).unwrap().full_tensor(None).unwrap(), &whole * &plain);
+            let both = ShardTensor::cat(&[&x, &x.meet(&plain).unwrap()], 0).unwrap();
+            assert_eq!(both.full_tensor(None).unwrap(), Tensor::cat(&[&whole, &plain], 0));
         }
         let _off = PromotionGuard::new(Promotion::Off);
-        assert_eq!(x.mul(&x.meet(&number).unwrap()).unwrap().full_tensor(None).unwrap(), &whole * &number);
-        let error = x.meet(&plain).unwrap_err();
+        assert_eq!(x.mul(&number).unwrap().full_tensor(None).unwrap(), &whole * &number);
+        let error = x.mul(&plain).unwrap_err();
         insta::allow_duplicates! {
-            insta::assert_snapshot!(error, @"promotion: a plain tensor of shape [4] meets [4] on mesh (a=2): a Shard(0) of [2, 2]; distribute it, or allow promotion");
+            insta::assert_snapshot!(error, @"promotion: mul: a plain tensor of shape [4] meets [4] on mesh (a=2): a Shard(0) of [2, 2]; distribute it, or allow promotion");
         }
+    });
+}
+
+/// A plain weight has the gradient of the whole, the same on all ranks, whatever operator it goes into.
+#[test]
+fn promoted_leaves_have_whole_gradients() {
+    on_mesh(&[3], |mesh| {
+        let whole = numbers(&[2, 4, 7], 1);
+        let x = ShardTensor::distribute(&whole, mesh, &[s(2)]).unwrap();
+        let plain = |shape: &[i64], seed: i64| numbers(shape, seed).set_requires_grad(true);
+        let check = |what: &str, leaves: &[Tensor], y: ShardTensor, dense: &dyn Fn(&[Tensor]) -> Tensor| {
+            let copies: Vec<Tensor> =
+                leaves.iter().map(|leaf| leaf.detach().copy().set_requires_grad(true)).collect();
+            let want = dense(&copies);
+            assert!(difference(&y.full_tensor(None).unwrap().detach(), &want.detach()) < 1e-12, "{what}");
+            y.mul(&y).unwrap().sum().unwrap().backward().unwrap();
+            want.square().sum(None).backward();
+            for (leaf, copy) in leaves.iter().zip(&copies) {
+                assert!(difference(&leaf.grad(), &copy.grad()) < 1e-9, "{what}");
+            }
+        };
+        let (weight, bias) = (plain(&[5, 4, 3], 2), plain(&[5], 3));
+        let conv = Conv { padding: Padding::Each(vec![1]), ..Conv::default() };
+        let y = x.conv(&weight, Some(&bias), &conv).unwrap();
+        check("conv", &[weight, bias], y, &|w| whole.conv1d(&w[0], Some(&w[1]), 1, 1, 1, 1));
+        let (weight, bias) = (plain(&[5, 7], 4), plain(&[5], 5));
+        let y = x.linear(&weight, Some(&bias)).unwrap();
+        check("linear", &[weight, bias], y, &|w| whole.linear(&w[0], Some(&w[1])));
+        let other = plain(&[2, 7, 3], 6);
+        let y = x.matmul(&other).unwrap();
+        check("matmul", &[other], y, &|w| whole.matmul(&w[0]));
+        let (weight, bias) = (plain(&[4], 7), plain(&[4], 8));
+        let y = x.group_norm(2, Some(&weight), Some(&bias), 1e-5).unwrap();
+        check("group_norm", &[weight, bias], y, &|w| {
+            whole.group_norm(2, Some(&w[0]), Some(&w[1]), 1e-5, false)
+        });
+        let (key, value) = (plain(&[2, 3, 7], 9), plain(&[2, 3, 7], 10));
+        let y = ShardTensor::scaled_dot_product_attention(&x, &key, &value, &Default::default()).unwrap();
+        check("attention", &[key, value], y, &|w| {
+            (whole.matmul(&w[0].transpose(1, 2)) / 7f64.sqrt()).softmax(-1, Kind::Double).matmul(&w[1])
+        });
     });
 }

@@ -6,7 +6,7 @@ mod common;
 
 use common::{MESHES, difference, layouts, leaf, numbers, on_mesh};
 use isobar_manager::DeviceMesh;
-use isobar_shard::{Elementwise, Layout, Placement, ShardTensor, Sizes, grad};
+use isobar_shard::{Layout, Placement, ShardTensor, Sizes, grad};
 use isobar_torch::autograd::BackwardOptions;
 use rstest::rstest;
 use tch::{Device, Kind, Tensor};

@@ -13,8 +13,8 @@ use isobar_shard::rules::{
     LocalMap, LocalOutput, Sharding, Shardings, local_map, register_sharded_op, register_sharding,
 };
 use isobar_shard::{
-    Attrs, CommTrace, Elementwise, Error, Layout, Placement, ShardTensor, Sizes, forbid_hidden_communication,
-    grad, register_op,
+    Attrs, CommTrace, Error, Layout, Placement, ShardTensor, Sizes, forbid_hidden_communication, grad,
+    register_op,
 };
 use isobar_torch::autograd::BackwardOptions;
 use rstest::rstest;
@@ -292,7 +292,9 @@ fn a_programs_handler_comes_first_then_its_rule() {
         assert_eq!(*run().local(), *x.local());
         assert!(register_sharded_op("test_order", |_, _| Err("not today".into())));
         let error = ShardTensor::op("test_order", &[&x, &bias], &Attrs::default()).unwrap_err();
-        assert_eq!(error.to_string(), "operator \"test_order\" failed: not today");
+        let layouts = "Double [4, 2] on mesh (a=1): a Shard(0) of [4]; Double [2] on mesh (a=1): a Replicate";
+        let told = format!("test_order of {layouts}: operator \"test_order\" failed: not today");
+        assert_eq!(error.to_string(), told);
         let unknown = ShardTensor::op("test_nowhere", &[&x], &Attrs::default()).unwrap_err();
         assert!(unknown.to_string().starts_with("unknown operator \"test_nowhere\"; registered are "));
     });

@@ -79,5 +79,6 @@ fn a_built_in_operator_that_is_replaced() {
         let x = ShardTensor::distribute(&x, mesh, &[Placement::Shard(0)]).unwrap();
         let y = ShardTensor::op("softmax", &[&x], &Attrs::default()).unwrap().remove(0);
         assert_eq!(y.kind(), Kind::Double);
+        assert_eq!(x.softmax(-1).unwrap().kind(), Kind::Double);
     });
 }

@@ -5,7 +5,7 @@ use std::time::Instant;
 use anyhow::{Result, ensure};
 use isobar_collectives::Group;
 use isobar_manager::DeviceMesh;
-use isobar_shard::{Elementwise, Layout, Placement, ShardTensor, Sizes};
+use isobar_shard::{Layout, Placement, ShardTensor, Sizes};
 use isobar_torch::guard::NoGrad;
 use tch::{Device, Kind, Tensor};
 

@@ -101,6 +101,62 @@ pub enum Binary {
     Pow,
 }
 
+impl Unary {
+    /// PyTorch's name for it.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Neg => "neg",
+            Self::Abs => "abs",
+            Self::Square => "square",
+            Self::Sqrt => "sqrt",
+            Self::Rsqrt => "rsqrt",
+            Self::Reciprocal => "reciprocal",
+            Self::Exp => "exp",
+            Self::Log => "log",
+            Self::Sin => "sin",
+            Self::Cos => "cos",
+            Self::Tanh => "tanh",
+            Self::Sigmoid => "sigmoid",
+            Self::LogSigmoid => "logsigmoid",
+            Self::Relu => "relu",
+            Self::LeakyRelu(_) => "leaky_relu",
+            Self::Elu => "elu",
+            Self::Celu => "celu",
+            Self::Selu => "selu",
+            Self::Silu => "silu",
+            Self::Gelu | Self::GeluTanh => "gelu",
+            Self::Softplus => "softplus",
+            Self::Softsign => "softsign",
+            Self::Softshrink(_) => "softshrink",
+            Self::Tanhshrink => "tanhshrink",
+            Self::Threshold { .. } => "threshold",
+            Self::Clamp { .. } => "clamp",
+            Self::AddScalar(_) => "add",
+            Self::MulScalar(_) => "mul",
+            Self::PowScalar(_) => "pow",
+        }
+    }
+}
+
+impl Binary {
+    /// All of them.
+    pub const ALL: [Self; 7] =
+        [Self::Add, Self::Sub, Self::Mul, Self::Div, Self::Maximum, Self::Minimum, Self::Pow];
+
+    /// PyTorch's name for it.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Add => "add",
+            Self::Sub => "sub",
+            Self::Mul => "mul",
+            Self::Div => "div",
+            Self::Maximum => "maximum",
+            Self::Minimum => "minimum",
+            Self::Pow => "pow",
+        }
+    }
+}
+
 /// Functions of each element. Two methods are the whole; the others name their commonest cases.
 #[expect(
     clippy::missing_errors_doc,
@@ -174,55 +230,53 @@ impl Elementwise for Tensor {
     fn unary(&self, function: Unary) -> Result<Self> {
         use Unary::*;
         let x = self;
-        let (name, result) = match function {
-            Neg => ("neg", x.f_neg()),
-            Abs => ("abs", x.f_abs()),
-            Square => ("square", x.f_square()),
-            Sqrt => ("sqrt", x.f_sqrt()),
-            Rsqrt => ("rsqrt", x.f_rsqrt()),
-            Reciprocal => ("reciprocal", x.f_reciprocal()),
-            Exp => ("exp", x.f_exp()),
-            Log => ("log", x.f_log()),
-            Sin => ("sin", x.f_sin()),
-            Cos => ("cos", x.f_cos()),
-            Tanh => ("tanh", x.f_tanh()),
-            Sigmoid => ("sigmoid", x.f_sigmoid()),
-            LogSigmoid => ("log_sigmoid", x.f_log_sigmoid()),
-            Relu => ("relu", x.f_relu()),
+        let result = match function {
+            Neg => x.f_neg(),
+            Abs => x.f_abs(),
+            Square => x.f_square(),
+            Sqrt => x.f_sqrt(),
+            Rsqrt => x.f_rsqrt(),
+            Reciprocal => x.f_reciprocal(),
+            Exp => x.f_exp(),
+            Log => x.f_log(),
+            Sin => x.f_sin(),
+            Cos => x.f_cos(),
+            Tanh => x.f_tanh(),
+            Sigmoid => x.f_sigmoid(),
+            LogSigmoid => x.f_log_sigmoid(),
+            Relu => x.f_relu(),
             // max(x, s·x), and for slopes above 1 the other one.
-            LeakyRelu(slope) => ("leaky_relu", leaky_relu(x, slope)),
-            Elu => ("elu", x.f_elu()),
-            Celu => ("celu", x.f_celu()),
-            Selu => ("selu", x.f_selu()),
-            Silu => ("silu", x.f_silu()),
-            Gelu => ("gelu", x.f_gelu("none")),
-            GeluTanh => ("gelu", x.f_gelu("tanh")),
-            Softplus => ("softplus", x.f_softplus()),
-            Softsign => ("softsign", x.f_abs().and_then(|a| a.f_add_scalar(1.0)).and_then(|a| x.f_div(&a))),
-            Softshrink(lambda) => {
-                ("softshrink", x.f_clamp(-lambda, lambda).and_then(|inner| x.f_sub(&inner)))
-            }
-            Tanhshrink => ("tanhshrink", x.f_tanh().and_then(|t| x.f_sub(&t))),
-            Threshold { threshold, value } => ("threshold", x.f_threshold(threshold, value)),
-            Clamp { min, max } => ("clamp", x.f_clamp(min, max)),
-            AddScalar(c) => ("add_scalar", x.f_add_scalar(c)),
-            MulScalar(c) => ("mul_scalar", x.f_mul_scalar(c)),
-            PowScalar(c) => ("pow_scalar", x.f_pow_tensor_scalar(c)),
+            LeakyRelu(slope) => leaky_relu(x, slope),
+            Elu => x.f_elu(),
+            Celu => x.f_celu(),
+            Selu => x.f_selu(),
+            Silu => x.f_silu(),
+            Gelu => x.f_gelu("none"),
+            GeluTanh => x.f_gelu("tanh"),
+            Softplus => x.f_softplus(),
+            Softsign => x.f_abs().and_then(|a| a.f_add_scalar(1.0)).and_then(|a| x.f_div(&a)),
+            Softshrink(lambda) => x.f_clamp(-lambda, lambda).and_then(|inner| x.f_sub(&inner)),
+            Tanhshrink => x.f_tanh().and_then(|t| x.f_sub(&t)),
+            Threshold { threshold, value } => x.f_threshold(threshold, value),
+            Clamp { min, max } => x.f_clamp(min, max),
+            AddScalar(c) => x.f_add_scalar(c),
+            MulScalar(c) => x.f_mul_scalar(c),
+            PowScalar(c) => x.f_pow_tensor_scalar(c),
         };
-        named(name, &[self], result)
+        named(function.name(), &[self], result)
     }
 
     fn binary(&self, function: Binary, other: &Self) -> Result<Self> {
-        let (name, result) = match function {
-            Binary::Add => ("add", self.f_add(other)),
-            Binary::Sub => ("sub", self.f_sub(other)),
-            Binary::Mul => ("mul", self.f_mul(other)),
-            Binary::Div => ("div", self.f_div(other)),
-            Binary::Maximum => ("maximum", self.f_maximum(other)),
-            Binary::Minimum => ("minimum", self.f_minimum(other)),
-            Binary::Pow => ("pow", self.f_pow(other)),
+        let result = match function {
+            Binary::Add => self.f_add(other),
+            Binary::Sub => self.f_sub(other),
+            Binary::Mul => self.f_mul(other),
+            Binary::Div => self.f_div(other),
+            Binary::Maximum => self.f_maximum(other),
+            Binary::Minimum => self.f_minimum(other),
+            Binary::Pow => self.f_pow(other),
         };
-        named(name, &[self, other], result)
+        named(function.name(), &[self, other], result)
     }
 
     fn select_where(&self, on_true: &Self, on_false: &Self) -> Result<Self> {

@@ -6,35 +6,37 @@ use isobar_collectives::ReduceOp;
 use tch::{TchError, Tensor};
 
 use super::align::same_mesh;
-use super::{refuse, rule};
+use super::{operator, refuse, rule};
 use crate::array::named;
 use crate::error::Result;
 use crate::layout::{Dim, Layout, Placement};
+use crate::promote::{Operand, beside};
+use crate::rules::is_anything_registered;
 use crate::tensor::ShardTensor;
 
-/// An operand, each of its dims under a label.
-pub(crate) struct Operand<'a> {
+/// A factor of a product, or what is added to it; each of its dims under a label.
+pub(crate) struct Factor<'a> {
     pub(crate) tensor: &'a ShardTensor,
     pub(crate) labels: Vec<char>,
     /// Whether it is added to the product, and so counts once where that is a partial sum.
     pub(crate) added: bool,
 }
 
-/// The product of operands by their labels: dims of one label are walked together, and summed over where the result has it
-/// not. Labels stay split as the largest operand that has them is; a sum over a split label gives a partial result, which
+/// The product of factors by their labels: dims of one label are walked together, and summed over where the result has it
+/// not. Labels stay split as the largest factor that has them is; a sum over a split label gives a partial result, which
 /// costs nothing. `f` computes it of local tensors.
 pub(crate) fn contract(
     op: &'static str,
-    operands: &[Operand<'_>],
+    factors: &[Factor<'_>],
     result: &[char],
     f: impl FnOnce(&[Tensor]) -> Result<Tensor, TchError>,
 ) -> Result<ShardTensor> {
     let resolved: Vec<ShardTensor> =
-        operands.iter().map(|operand| operand.tensor.resolved()).collect::<Result<_>>()?;
+        factors.iter().map(|factor| factor.tensor.resolved()).collect::<Result<_>>()?;
     same_mesh(op, &resolved.iter().collect::<Vec<_>>())?;
     let mut extents: BTreeMap<char, i64> = BTreeMap::new();
-    for (operand, tensor) in operands.iter().zip(&resolved) {
-        for (&label, &extent) in operand.labels.iter().zip(tensor.shape()) {
+    for (factor, tensor) in factors.iter().zip(&resolved) {
+        for (&label, &extent) in factor.labels.iter().zip(tensor.shape()) {
             let known = extents.entry(label).or_insert(extent);
             if *known == 1 {
                 *known = extent;
@@ -45,12 +47,12 @@ pub(crate) fn contract(
         }
     }
     // By size, the largest first, of equal ones the earlier.
-    let mut order: Vec<usize> = (0..operands.len()).collect();
+    let mut order: Vec<usize> = (0..factors.len()).collect();
     order.sort_by_key(|&index| std::cmp::Reverse(resolved[index].layout().numel()));
     let mut split: BTreeMap<char, Dim> = BTreeMap::new();
     let mut used = Vec::new();
     for index in order {
-        for (label, dim) in operands[index].labels.iter().zip(resolved[index].layout().dims()) {
+        for (label, dim) in factors[index].labels.iter().zip(resolved[index].layout().dims()) {
             let free = !dim.axes.iter().any(|axis| used.contains(axis));
             if dim.is_split() && free && !split.contains_key(label) && dim.extent() == extents[label] {
                 used.extend(&dim.axes);
@@ -73,14 +75,14 @@ pub(crate) fn contract(
         .flat_map(|(_, dim)| dim.axes.clone())
         .collect();
     let first = summed.iter().all(|&axis| mesh.coordinates().is_none_or(|at| at[axis] == 0));
-    let mut locals = Vec::with_capacity(operands.len());
-    for (operand, tensor) in operands.iter().zip(&resolved) {
-        let target = layout_of(mesh, dims(&operand.labels, Some(tensor.shape())), &[]);
+    let mut locals = Vec::with_capacity(factors.len());
+    for (factor, tensor) in factors.iter().zip(&resolved) {
+        let target = layout_of(mesh, dims(&factor.labels, Some(tensor.shape())), &[]);
         let moved = tensor.to_layout(&target)?;
         let own = target.sharding_axes();
         let differing: Vec<usize> = used.iter().copied().filter(|axis| !own.contains(axis)).collect();
         let local = moved.per_rank(&differing)?;
-        locals.push(match operand.added && !first {
+        locals.push(match factor.added && !first {
             // It is in the sum of the first rank.
             true => named(op, &[&local], nothing_of(&local))?,
             false => local,
@@ -110,8 +112,8 @@ pub(crate) fn nothing_of(tensor: &Tensor) -> Result<Tensor, TchError> {
     tensor.f_masked_fill(&Tensor::f_from_slice(&[true])?.f_to_device(tensor.device())?, 0)
 }
 
-fn operand(tensor: &ShardTensor, labels: impl IntoIterator<Item = char>) -> Operand<'_> {
-    Operand { tensor, labels: labels.into_iter().collect(), added: false }
+fn factor(tensor: &ShardTensor, labels: impl IntoIterator<Item = char>) -> Factor<'_> {
+    Factor { tensor, labels: labels.into_iter().collect(), added: false }
 }
 
 /// Labels for `count` dims that are walked together, the last one `a`.
@@ -126,10 +128,13 @@ impl ShardTensor {
     /// # Errors
     ///
     /// Shapes that do not fit; different meshes; the errors of the exchange.
-    pub fn linear(&self, weight: &Self, bias: Option<&Self>) -> Result<Self> {
+    pub fn linear(&self, weight: &dyn Operand, bias: Option<&dyn Operand>) -> Result<Self> {
+        const OP: &str = "linear";
+        let (weight, bias) = (&*weight.beside(OP, self)?, beside(OP, self, bias)?);
+        let bias = bias.as_deref();
         // The common case, without a detour: independent samples, whole weights, as many features out as in.
         let [out, features] = weight.shape() else {
-            return rule("linear", &[self, weight], || refuse("linear", "weight must be [out, in]"));
+            return rule(OP, &[self, weight], || refuse(OP, "weight must be [out, in]"));
         };
         let last = self.ndim().checked_sub(1);
         if out == features
@@ -140,6 +145,7 @@ impl ShardTensor {
             && !weight.requires_grad()
             && bias.is_none_or(|bias| !bias.requires_grad())
             && self.device_mesh() == weight.device_mesh()
+            && !is_anything_registered()
         {
             let y = self.local().f_linear(weight.local(), bias.map(Self::local));
             if let Ok(y) = y {
@@ -147,18 +153,18 @@ impl ShardTensor {
             }
         }
         let inputs: Vec<&Self> = [self, weight].into_iter().chain(bias).collect();
-        rule("linear", &inputs, || {
+        operator(OP, &inputs, args!(), || {
             if self.ndim() == 0 || self.shape().last() != Some(features) {
                 let reason = format!("the last dim of {:?} is not the {features} features", self.shape());
-                return refuse("linear", reason);
+                return refuse(OP, reason);
             }
             let mut labels = batch(self.ndim() - 1);
             let mut result = labels.clone();
             labels.push('k');
             result.push('o');
-            let mut operands = vec![operand(self, labels), operand(weight, ['o', 'k'])];
-            operands.extend(bias.map(|bias| Operand { tensor: bias, labels: vec!['o'], added: true }));
-            contract("linear", &operands, &result, |t| t[0].f_linear(&t[1], t.get(2)))
+            let mut factors = vec![factor(self, labels), factor(weight, ['o', 'k'])];
+            factors.extend(bias.map(|bias| Factor { tensor: bias, labels: vec!['o'], added: true }));
+            contract(OP, &factors, &result, |t| t[0].f_linear(&t[1], t.get(2)))
         })
     }
 
@@ -168,8 +174,9 @@ impl ShardTensor {
     /// # Errors
     ///
     /// Shapes that do not fit; different meshes; the errors of the exchange.
-    pub fn matmul(&self, other: &Self) -> Result<Self> {
-        rule("matmul", &[self, other], || {
+    pub fn matmul(&self, other: &dyn Operand) -> Result<Self> {
+        let other = &*other.beside("matmul", self)?;
+        operator("matmul", &[self, other], args!(), || {
             if self.ndim() == 0 || other.ndim() == 0 {
                 return refuse("matmul", "both must have dims");
             }
@@ -194,9 +201,7 @@ impl ShardTensor {
                 right.push('j');
                 result.push('j');
             }
-            contract("matmul", &[operand(self, left), operand(other, right)], &result, |t| {
-                t[0].f_matmul(&t[1])
-            })
+            contract("matmul", &[factor(self, left), factor(other, right)], &result, |t| t[0].f_matmul(&t[1]))
         })
     }
 
@@ -205,9 +210,11 @@ impl ShardTensor {
     /// # Errors
     ///
     /// As [`matmul`](Self::matmul).
-    pub fn bmm(&self, other: &Self, bias: Option<&Self>) -> Result<Self> {
+    pub fn bmm(&self, other: &dyn Operand, bias: Option<&dyn Operand>) -> Result<Self> {
+        let (other, bias) = (&*other.beside("bmm", self)?, beside("bmm", self, bias)?);
+        let bias = bias.as_deref();
         let inputs: Vec<&Self> = [self, other].into_iter().chain(bias).collect();
-        rule("bmm", &inputs, || {
+        operator("bmm", &inputs, args!(), || {
             if self.ndim() != 3 || other.ndim() != 3 || bias.is_some_and(|bias| bias.ndim() > 3) {
                 return refuse("bmm", "expected [n, i, k] and [n, k, j]");
             }
@@ -215,13 +222,13 @@ impl ShardTensor {
                 return refuse("bmm", format!("{:?} and {:?} do not fit", self.shape(), other.shape()));
             }
             let labels = ['n', 'i', 'j'];
-            let mut operands = vec![operand(self, ['n', 'i', 'k']), operand(other, ['n', 'k', 'j'])];
-            operands.extend(bias.map(|bias| Operand {
+            let mut factors = vec![factor(self, ['n', 'i', 'k']), factor(other, ['n', 'k', 'j'])];
+            factors.extend(bias.map(|bias| Factor {
                 tensor: bias,
                 labels: labels[3 - bias.ndim()..].to_vec(),
                 added: true,
             }));
-            contract("bmm", &operands, &labels, |t| match t.get(2) {
+            contract("bmm", &factors, &labels, |t| match t.get(2) {
                 Some(bias) => bias.f_baddbmm(&t[0], &t[1], 1.0, 1.0),
                 None => t[0].f_bmm(&t[1]),
             })
@@ -235,7 +242,7 @@ impl ShardTensor {
     ///
     /// An equation that does not fit the tensors; different meshes; the errors of the exchange.
     pub fn einsum(equation: &str, tensors: &[&Self]) -> Result<Self> {
-        rule("einsum", tensors, || {
+        operator("einsum", tensors, args!("equation": equation), || {
             let wrong = |why: &str| refuse("einsum", format!("\"{equation}\": {why}"));
             let plain: String = equation.chars().filter(|c| !c.is_whitespace()).collect();
             let (left, right) = match plain.split_once("->") {
@@ -267,10 +274,10 @@ impl ShardTensor {
             if right.iter().any(|label| !labels.iter().flatten().any(|known| known == label)) {
                 return wrong("the result names a letter that no tensor has");
             }
-            let operands: Vec<Operand<'_>> =
-                tensors.iter().zip(labels).map(|(tensor, labels)| operand(tensor, labels)).collect();
+            let factors: Vec<Factor<'_>> =
+                tensors.iter().zip(labels).map(|(tensor, labels)| factor(tensor, labels)).collect();
             let spelled = format!("{left}->{}", right.iter().collect::<String>());
-            contract("einsum", &operands, &right, |t| Tensor::f_einsum(&spelled, t, None::<i64>))
+            contract("einsum", &factors, &right, |t| Tensor::f_einsum(&spelled, t, None::<i64>))
         })
     }
 }

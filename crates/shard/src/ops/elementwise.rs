@@ -4,57 +4,58 @@ use isobar_collectives::ReduceOp;
 use tch::{Kind, Scalar, Tensor};
 
 use super::align::align;
-use super::{rule, torch};
+use super::{operator, rule, torch};
 use crate::array::{Binary, Elementwise, Unary};
 use crate::error::Result;
 use crate::layout::{Dim, Placement};
+use crate::promote::Operand;
 use crate::tensor::ShardTensor;
+
+/// Whether the tensor is whole on its ranks, or a sum of theirs, which linear functions may be taken of before.
+fn adds(x: &ShardTensor) -> bool {
+    let sums = |placement: &Placement| {
+        !placement.is_partial() || matches!(placement, Placement::Partial(ReduceOp::Sum | ReduceOp::Avg))
+    };
+    x.placements().iter().all(sums)
+}
 
 impl Elementwise for ShardTensor {
     fn unary(&self, function: Unary) -> Result<Self> {
-        // What is linear may be done before the sum.
         let linear = matches!(function, Unary::Neg | Unary::MulScalar(_));
-        let sums = |placement: &Placement| {
-            !placement.is_partial() || matches!(placement, Placement::Partial(ReduceOp::Sum | ReduceOp::Avg))
-        };
-        if !self.layout().is_partial() || (linear && self.placements().iter().all(sums)) {
-            return match self.local().unary(function) {
-                Ok(y) => Ok(Self::new(y, self.layout().clone())),
-                Err(error) => rule("unary", &[self], || Err(error)),
-            };
-        }
-        self.resolved()?.unary(function)
+        let at_once = |x: &Self| Ok(Self::new(x.local().unary(function)?, x.layout().clone()));
+        operator(
+            function.name(),
+            &[self],
+            || function.args(),
+            || match !self.layout().is_partial() || (linear && adds(self)) {
+                true => at_once(self),
+                false => at_once(&self.resolved()?),
+            },
+        )
     }
 
     fn binary(&self, function: Binary, other: &Self) -> Result<Self> {
-        // The common case, without a detour.
-        if self.layout() == other.layout() {
-            let adds = matches!(function, Binary::Add | Binary::Sub);
-            let sums = |p: &Placement| {
-                !p.is_partial() || matches!(p, Placement::Partial(ReduceOp::Sum | ReduceOp::Avg))
-            };
-            if !self.layout().is_partial() || (adds && self.placements().iter().all(sums)) {
-                return match self.local().binary(function, other.local()) {
-                    Ok(y) => Ok(Self::new(y, self.layout().clone())),
-                    Err(error) => rule("binary", &[self, other], || Err(error)),
-                };
+        let op = function.name();
+        operator(op, &[self, other], args!(), || {
+            let linear = matches!(function, Binary::Add | Binary::Sub);
+            // The common case, without a detour.
+            if self.layout() == other.layout() && (!self.layout().is_partial() || (linear && adds(self))) {
+                return Ok(Self::new(self.local().binary(function, other.local())?, self.layout().clone()));
             }
-        }
-        rule("binary", &[self, other], || {
-            let (layout, locals) = align("binary", &[self, other])?;
+            let (layout, locals) = align(op, &[self, other])?;
             Ok(Self::new(locals[0].binary(function, &locals[1])?, layout))
         })
     }
 
     fn select_where(&self, on_true: &Self, on_false: &Self) -> Result<Self> {
-        rule("where", &[self, on_true, on_false], || {
+        operator("where", &[self, on_true, on_false], args!(), || {
             let (layout, locals) = align("where", &[self, on_true, on_false])?;
             Ok(Self::new(locals[0].select_where(&locals[1], &locals[2])?, layout))
         })
     }
 
     fn prelu(&self, weight: &Self) -> Result<Self> {
-        rule("prelu", &[self, weight], || {
+        operator("prelu", &[self, weight], args!(), || {
             let x = self.resolved()?;
             // One weight for each channel stands along dim 1.
             let weight = weight.resolved()?;
@@ -92,15 +93,71 @@ pub enum Comparison {
     Ge,
 }
 
+#[expect(
+    clippy::missing_errors_doc,
+    reason = "all fail alike: shapes that do not broadcast, different meshes, a plain tensor where promotion is off"
+)]
+impl ShardTensor {
+    /// `function` of the elements of both, whose shapes are broadcast to each other.
+    pub fn binary(&self, function: Binary, other: &dyn Operand) -> Result<Self> {
+        Elementwise::binary(self, function, &*other.beside(function.name(), self)?)
+    }
+
+    /// The sum.
+    pub fn add(&self, other: &dyn Operand) -> Result<Self> {
+        self.binary(Binary::Add, other)
+    }
+
+    /// The difference.
+    pub fn sub(&self, other: &dyn Operand) -> Result<Self> {
+        self.binary(Binary::Sub, other)
+    }
+
+    /// The product.
+    pub fn mul(&self, other: &dyn Operand) -> Result<Self> {
+        self.binary(Binary::Mul, other)
+    }
+
+    /// The quotient.
+    pub fn div(&self, other: &dyn Operand) -> Result<Self> {
+        self.binary(Binary::Div, other)
+    }
+
+    /// The elements of `on_true` where this boolean tensor is true, else those of `on_false`.
+    pub fn select_where(&self, on_true: &dyn Operand, on_false: &dyn Operand) -> Result<Self> {
+        let (on_true, on_false) = (on_true.beside("where", self)?, on_false.beside("where", self)?);
+        Elementwise::select_where(self, &*on_true, &*on_false)
+    }
+}
+
+impl Comparison {
+    /// All of them.
+    pub(crate) const ALL: [Self; 6] = [Self::Eq, Self::Ne, Self::Lt, Self::Le, Self::Gt, Self::Ge];
+
+    /// PyTorch's name for it.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Eq => "eq",
+            Self::Ne => "ne",
+            Self::Lt => "lt",
+            Self::Le => "le",
+            Self::Gt => "gt",
+            Self::Ge => "ge",
+        }
+    }
+}
+
 impl ShardTensor {
     /// Compares the elements of both, whose shapes are broadcast to each other; booleans.
     ///
     /// # Errors
     ///
     /// Shapes that do not broadcast; different meshes.
-    pub fn compare(&self, comparison: Comparison, other: &Self) -> Result<Self> {
-        rule("compare", &[self, other], || {
-            let (layout, locals) = align("compare", &[self, other])?;
+    pub fn compare(&self, comparison: Comparison, other: &dyn Operand) -> Result<Self> {
+        let op = comparison.name();
+        let other = &*other.beside(op, self)?;
+        operator(op, &[self, other], args!(), || {
+            let (layout, locals) = align(op, &[self, other])?;
             let (a, b) = (&locals[0], &locals[1]);
             let result = match comparison {
                 Comparison::Eq => a.f_eq_tensor(b),
@@ -110,7 +167,7 @@ impl ShardTensor {
                 Comparison::Gt => a.f_gt_tensor(b),
                 Comparison::Ge => a.f_ge_tensor(b),
             };
-            Ok(Self::new(torch("compare", result)?, layout))
+            Ok(Self::new(torch(op, result)?, layout))
         })
     }
 
@@ -120,7 +177,7 @@ impl ShardTensor {
     ///
     /// A cast that libtorch refuses.
     pub fn to_kind(&self, kind: Kind) -> Result<Self> {
-        self.map("to_kind", |x| x.f_to_kind(kind))
+        self.map("to_kind", args!("kind": format!("{kind:?}")), |x| x.f_to_kind(kind))
     }
 
     /// `value` where `mask`, a boolean tensor that is broadcast to this one's shape, is true.
@@ -128,9 +185,10 @@ impl ShardTensor {
     /// # Errors
     ///
     /// Shapes that do not broadcast; different meshes.
-    pub fn masked_fill(&self, mask: &Self, value: impl Into<Scalar>) -> Result<Self> {
-        let value = value.into();
-        rule("masked_fill", &[self, mask], || {
+    pub fn masked_fill(&self, mask: &dyn Operand, value: impl Into<Scalar>) -> Result<Self> {
+        let (mask, value) = (&*mask.beside("masked_fill", self)?, value.into());
+        let number = f64::from(&value);
+        operator("masked_fill", &[self, mask], args!("value": number), || {
             let (layout, locals) = align("masked_fill", &[self, mask])?;
             Ok(Self::new(torch("masked_fill", locals[0].f_masked_fill(&locals[1], value))?, layout))
         })

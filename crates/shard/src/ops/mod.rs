@@ -19,9 +19,58 @@ pub(crate) mod windowed;
 
 use tch::{TchError, Tensor};
 
+use crate::array::Attrs;
 use crate::error::{Error, Result};
 use crate::layout::{Layout, Placement};
+use crate::rules;
 use crate::tensor::ShardTensor;
+
+/// Runs an operator: what a program has [registered](crate::rules) under its name, which gets the arguments; else this crate's
+/// rule.
+pub(crate) fn operator<T: Outputs>(
+    op: &str,
+    inputs: &[&ShardTensor],
+    args: impl FnOnce() -> Attrs,
+    run: impl FnOnce() -> Result<T>,
+) -> Result<T> {
+    match rules::replacement(op, inputs, args) {
+        Some(outputs) => T::of(op, outputs?),
+        None => rule(op, inputs, run),
+    }
+}
+
+/// What an operator gives.
+pub(crate) trait Outputs: Sized {
+    /// From what a program's handler gave.
+    fn of(op: &str, outputs: Vec<ShardTensor>) -> Result<Self>;
+}
+
+impl Outputs for Vec<ShardTensor> {
+    fn of(_op: &str, outputs: Vec<ShardTensor>) -> Result<Self> {
+        Ok(outputs)
+    }
+}
+
+impl<const N: usize> Outputs for [ShardTensor; N] {
+    fn of(op: &str, outputs: Vec<ShardTensor>) -> Result<Self> {
+        outputs.try_into().map_err(|outputs: Vec<ShardTensor>| Error::Argument {
+            op: "register_sharded_op",
+            reason: format!("what is registered as {op} gave {} tensors, expected {N}", outputs.len()),
+        })
+    }
+}
+
+impl Outputs for ShardTensor {
+    fn of(op: &str, outputs: Vec<ShardTensor>) -> Result<Self> {
+        <[Self; 1]>::of(op, outputs).map(|[only]| only)
+    }
+}
+
+impl Outputs for (ShardTensor, ShardTensor) {
+    fn of(op: &str, outputs: Vec<ShardTensor>) -> Result<Self> {
+        <[ShardTensor; 2]>::of(op, outputs).map(|[first, second]| (first, second))
+    }
+}
 
 /// Runs a rule, and names the operator and the layouts of its inputs in what goes wrong.
 pub(crate) fn rule<T>(op: &str, inputs: &[&ShardTensor], run: impl FnOnce() -> Result<T>) -> Result<T> {
@@ -65,9 +114,10 @@ impl ShardTensor {
     pub(crate) fn map(
         &self,
         op: &'static str,
+        args: impl FnOnce() -> Attrs,
         f: impl FnOnce(&Tensor) -> Result<Tensor, TchError>,
     ) -> Result<Self> {
-        rule(op, &[self], || {
+        operator(op, &[self], args, || {
             let x = self.resolved()?;
             let y = crate::array::named(op, &[x.local()], f(x.local()))?;
             Ok(Self::new(y, x.layout().clone()))

@@ -1,5 +1,6 @@
 //! The built-in operators by name, with arguments by PyTorch's names.
 
+use serde::Deserialize;
 use serde::de::DeserializeOwned;
 use serde_json::Value;
 
@@ -8,7 +9,11 @@ use super::refuse;
 use super::windowed::{Conv, Interpolation, PadMode, Padding, Pool, Resize};
 use crate::array::{Attrs, Binary, Elementwise, Unary};
 use crate::error::Result;
+use crate::ops::elementwise::Comparison;
+use crate::ops::norm::RunningStats;
 use crate::ops::reduce::Statistic;
+use crate::promote::operand;
+use crate::random::Generator;
 use crate::tensor::ShardTensor;
 
 /// Runs the built-in operator of that name; `None` where there is none.
@@ -18,10 +23,10 @@ pub(crate) fn builtin(
     attrs: &Attrs,
 ) -> Option<Result<Vec<ShardTensor>>> {
     let call = Call { inputs, attrs };
-    let found = unary(name).map(|function| call.input(0)?.unary(function).map(one));
-    let found = found
-        .or_else(|| binary(name).map(|function| call.input(0)?.binary(function, call.input(1)?).map(one)));
-    let found = found.or_else(|| statistic(name).map(|statistic| call.reduce(statistic).map(one)));
+    let found = call.unary(name).map(|function| call.input(0)?.unary(function?).map(one));
+    let found = found.or_else(|| call.binary(name).map(|result| result.map(one)));
+    let found = found.or_else(|| call.compare(name).map(|result| result.map(one)));
+    let found = found.or_else(|| call.statistic(name).map(|result| result.map(one)));
     let found = found.or_else(|| call.windowed(name));
     found.or_else(|| call.other(name))
 }
@@ -34,60 +39,61 @@ fn two((a, b): (ShardTensor, ShardTensor)) -> Vec<ShardTensor> {
     vec![a, b]
 }
 
-fn unary(name: &str) -> Option<Unary> {
-    Some(match name {
-        "neg" => Unary::Neg,
-        "abs" => Unary::Abs,
-        "square" => Unary::Square,
-        "sqrt" => Unary::Sqrt,
-        "rsqrt" => Unary::Rsqrt,
-        "reciprocal" => Unary::Reciprocal,
-        "exp" => Unary::Exp,
-        "log" => Unary::Log,
-        "sin" => Unary::Sin,
-        "cos" => Unary::Cos,
-        "tanh" => Unary::Tanh,
-        "sigmoid" => Unary::Sigmoid,
-        "logsigmoid" => Unary::LogSigmoid,
-        "relu" => Unary::Relu,
-        "elu" => Unary::Elu,
-        "selu" => Unary::Selu,
-        "silu" => Unary::Silu,
-        "gelu" => Unary::Gelu,
-        "softplus" => Unary::Softplus,
-        "softsign" => Unary::Softsign,
-        _ => return None,
-    })
-}
+/// Functions of one number, without arguments.
+const PLAIN: [Unary; 21] = [
+    Unary::Neg,
+    Unary::Abs,
+    Unary::Square,
+    Unary::Sqrt,
+    Unary::Rsqrt,
+    Unary::Reciprocal,
+    Unary::Exp,
+    Unary::Log,
+    Unary::Sin,
+    Unary::Cos,
+    Unary::Tanh,
+    Unary::Sigmoid,
+    Unary::LogSigmoid,
+    Unary::Relu,
+    Unary::Elu,
+    Unary::Celu,
+    Unary::Selu,
+    Unary::Silu,
+    Unary::Softplus,
+    Unary::Softsign,
+    Unary::Tanhshrink,
+];
 
-fn binary(name: &str) -> Option<Binary> {
-    Some(match name {
-        "add" => Binary::Add,
-        "sub" => Binary::Sub,
-        "mul" => Binary::Mul,
-        "div" => Binary::Div,
-        "maximum" => Binary::Maximum,
-        "minimum" => Binary::Minimum,
-        "pow" => Binary::Pow,
-        _ => return None,
-    })
-}
+/// Statistics, with libtorch's default where one has a choice.
+const STATISTICS: [Statistic; 11] = [
+    Statistic::Sum,
+    Statistic::Mean,
+    Statistic::Prod,
+    Statistic::Max,
+    Statistic::Min,
+    Statistic::Var { correction: 1 },
+    Statistic::Std { correction: 1 },
+    Statistic::Norm,
+    Statistic::LogSumExp,
+    Statistic::Any,
+    Statistic::All,
+];
 
-fn statistic(name: &str) -> Option<Statistic> {
-    Some(match name {
-        "sum" => Statistic::Sum,
-        "mean" => Statistic::Mean,
-        "prod" => Statistic::Prod,
-        "amax" => Statistic::Max,
-        "amin" => Statistic::Min,
-        "var" => Statistic::Var { correction: 1 },
-        "std" => Statistic::Std { correction: 1 },
-        "norm" => Statistic::Norm,
-        "logsumexp" => Statistic::LogSumExp,
-        "any" => Statistic::Any,
-        "all" => Statistic::All,
-        _ => return None,
-    })
+impl Unary {
+    /// Its arguments by PyTorch's names.
+    pub(super) fn args(self) -> Attrs {
+        match self {
+            Self::LeakyRelu(slope) => args!("negative_slope": slope)(),
+            Self::Gelu => args!("approximate": "none")(),
+            Self::GeluTanh => args!("approximate": "tanh")(),
+            Self::Softshrink(lambda) => args!("lambd": lambda)(),
+            Self::Threshold { threshold, value } => args!("threshold": threshold, "value": value)(),
+            Self::Clamp { min, max } => args!("min": min, "max": max)(),
+            Self::AddScalar(c) | Self::MulScalar(c) => args!("other": c)(),
+            Self::PowScalar(c) => args!("exponent": c)(),
+            _ => Attrs::new(),
+        }
+    }
 }
 
 /// A call of an operator by name.
@@ -136,9 +142,63 @@ impl<'a> Call<'a> {
         }
     }
 
-    fn reduce(&self, statistic: Statistic) -> Result<ShardTensor> {
-        let dims: Vec<i64> = self.list("dim", Vec::new())?;
-        self.input(0)?.statistic(statistic, &dims, self.or("keepdim", false)?)
+    /// The function of one tensor that is called so.
+    fn unary(&self, name: &str) -> Option<Result<Unary>> {
+        if let Some(plain) = PLAIN.into_iter().find(|function| function.name() == name) {
+            return Some(Ok(plain));
+        }
+        let alone = self.inputs.len() < 2;
+        let function = || {
+            Ok(match name {
+                "leaky_relu" => Unary::LeakyRelu(self.or("negative_slope", 0.01)?),
+                "gelu" => match &self.or("approximate", "none".to_owned())?[..] {
+                    "none" => Unary::Gelu,
+                    "tanh" => Unary::GeluTanh,
+                    other => return refuse("gelu", format!("there is no approximation \"{other}\"")),
+                },
+                "softshrink" => Unary::Softshrink(self.or("lambd", 0.5)?),
+                "threshold" => {
+                    Unary::Threshold { threshold: self.get("threshold")?, value: self.get("value")? }
+                }
+                "clamp" => Unary::Clamp {
+                    min: self.or("min", f64::NEG_INFINITY)?,
+                    max: self.or("max", f64::INFINITY)?,
+                },
+                "add" => Unary::AddScalar(self.get("other")?),
+                "sub" => Unary::AddScalar(-self.get::<f64>("other")?),
+                "mul" => Unary::MulScalar(self.get("other")?),
+                "div" => Unary::MulScalar(1.0 / self.get::<f64>("other")?),
+                _ => Unary::PowScalar(self.get("exponent")?),
+            })
+        };
+        let with_arguments = matches!(name, "leaky_relu" | "gelu" | "softshrink" | "threshold" | "clamp")
+            || (alone && matches!(name, "add" | "sub" | "mul" | "div" | "pow"));
+        with_arguments.then(function)
+    }
+
+    fn binary(&self, name: &str) -> Option<Result<ShardTensor>> {
+        let function = Binary::ALL.into_iter().find(|function| function.name() == name)?;
+        Some(self.with_two(|a, b| a.binary(function, b)))
+    }
+
+    fn compare(&self, name: &str) -> Option<Result<ShardTensor>> {
+        let comparison = Comparison::ALL.into_iter().find(|comparison| comparison.name() == name)?;
+        Some(self.with_two(|a, b| a.compare(comparison, b)))
+    }
+
+    fn statistic(&self, name: &str) -> Option<Result<ShardTensor>> {
+        let statistic = STATISTICS.into_iter().find(|statistic| statistic.name() == name)?;
+        let correct = |correction: i64| match statistic {
+            Statistic::Var { .. } => Statistic::Var { correction },
+            Statistic::Std { .. } => Statistic::Std { correction },
+            other => other,
+        };
+        let run = || {
+            let dims: Vec<i64> = self.list("dim", Vec::new())?;
+            let statistic = correct(self.or("correction", 1)?);
+            self.input(0)?.statistic(statistic, &dims, self.or("keepdim", false)?)
+        };
+        Some(run())
     }
 
     fn windowed(&self, name: &str) -> Option<Result<Vec<ShardTensor>>> {
@@ -175,7 +235,7 @@ impl<'a> Call<'a> {
             groups: self.or("groups", 1)?,
             padding_mode: pad_mode(&self.or("padding_mode", "zeros".to_owned())?)?,
         };
-        let (x, weight, bias) = (self.input(0)?, self.input(1)?, self.inputs.get(2).copied());
+        let (x, weight, bias) = (self.input(0)?, self.input(1)?, operand(self.inputs.get(2).copied()));
         match transposed {
             true => x.conv_transpose(weight, bias, &conv, &self.list("output_padding", vec![0])?),
             false => x.conv(weight, bias, &conv),
@@ -246,7 +306,7 @@ impl<'a> Call<'a> {
     fn other(&self, name: &str) -> Option<Result<Vec<ShardTensor>>> {
         let run = || -> Option<Result<Vec<ShardTensor>>> {
             Some(match name {
-                "linear" => self.with_two(|x, w| x.linear(w, self.inputs.get(2).copied()).map(one)),
+                "linear" => self.with_two(|x, w| x.linear(w, operand(self.inputs.get(2).copied())).map(one)),
                 "matmul" => self.with_two(|a, b| a.matmul(b).map(one)),
                 "bmm" => self.with_two(|a, b| a.bmm(b, None).map(one)),
                 "einsum" => {
@@ -254,6 +314,13 @@ impl<'a> Call<'a> {
                 }
                 "where" => self.with_two(|c, a| c.select_where(a, self.input(2)?).map(one)),
                 "scaled_dot_product_attention" => self.attention().map(one),
+                "prelu" => self.with_two(|x, weight| Elementwise::prelu(x, weight).map(one)),
+                "masked_fill" => {
+                    self.with_two(|x, mask| x.masked_fill(mask, self.get::<f64>("value")?).map(one))
+                }
+                "dropout" => self.dropout().map(one),
+                "ball_query" => self.ball_query(),
+                "ball_query_limited" => self.ball_query_limited(),
                 "cdist" => self.with_two(|a, b| ShardTensor::cdist(a, b, self.or("p", 2.0)?).map(one)),
                 "knn" => self.with_two(|points, queries| points.knn(queries, self.get("k")?).map(two)),
                 "softmax" => self.with_dim(|x, dim| x.softmax(dim).map(one)),
@@ -330,7 +397,8 @@ impl<'a> Call<'a> {
     }
 
     fn norm(&self, name: &str) -> Result<ShardTensor> {
-        let (x, weight, bias) = (self.input(0)?, self.inputs.get(1).copied(), self.inputs.get(2).copied());
+        let x = self.input(0)?;
+        let (weight, bias) = (operand(self.inputs.get(1).copied()), operand(self.inputs.get(2).copied()));
         let eps = self.or("eps", 1e-5)?;
         match name {
             "layer_norm" => {
@@ -338,19 +406,62 @@ impl<'a> Call<'a> {
             }
             "group_norm" => x.group_norm(self.get("num_groups")?, weight, bias, eps),
             "instance_norm" => x.instance_norm(weight, bias, eps),
-            _ => x.batch_norm(weight, bias, None, self.or("training", true)?, eps),
+            _ => {
+                // Of the same memory, in which they are updated.
+                let mut stats: Vec<ShardTensor> =
+                    self.inputs.iter().skip(3).map(|stat| stat.shallow_clone()).collect();
+                let momentum = self.or("momentum", 0.1)?;
+                let running = match &mut stats[..] {
+                    [mean, var] => Some(RunningStats { mean, var, momentum }),
+                    _ => None,
+                };
+                x.batch_norm(weight, bias, running, self.or("training", true)?, eps)
+            }
         }
     }
 
     fn attention(&self) -> Result<ShardTensor> {
+        let generator = self.generator()?;
         let options = AttentionOptions {
-            attn_mask: self.inputs.get(3).copied(),
+            attn_mask: operand(self.inputs.get(3).copied()),
             is_causal: self.or("is_causal", false)?,
             scale: self.optional("scale")?,
             enable_gqa: self.or("enable_gqa", false)?,
+            dropout_p: self.or("dropout_p", 0.0)?,
+            generator: generator.as_ref(),
             ..AttentionOptions::default()
         };
         ShardTensor::scaled_dot_product_attention(self.input(0)?, self.input(1)?, self.input(2)?, &options)
+    }
+
+    /// The generator that is to draw next, by its seed and draws before.
+    fn generator(&self) -> Result<Option<Generator>> {
+        #[derive(Deserialize)]
+        struct State {
+            seed: u64,
+            draws: u64,
+        }
+        let state: Option<State> = self.optional("generator")?;
+        Ok(state.map(|state| Generator::resume(state.seed, state.draws)))
+    }
+
+    fn dropout(&self) -> Result<ShardTensor> {
+        match self.generator()? {
+            Some(generator) => self.input(0)?.dropout(self.or("p", 0.5)?, &generator),
+            None => refuse("dropout", "the argument \"generator\", its seed and draws, is missing"),
+        }
+    }
+
+    fn ball_query(&self) -> Result<Vec<ShardTensor>> {
+        let found = self.with_two(|points, queries| points.ball_query(queries, self.get("radius")?))?;
+        Ok(vec![found.offsets, found.indices, found.distances])
+    }
+
+    fn ball_query_limited(&self) -> Result<Vec<ShardTensor>> {
+        let found = self.with_two(|points, queries| {
+            points.ball_query_limited(queries, self.get("radius")?, self.get("max_points")?)
+        })?;
+        Ok(vec![found.indices, found.counts, found.distances])
     }
 
     fn topk(&self) -> Result<Vec<ShardTensor>> {

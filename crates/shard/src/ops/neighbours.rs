@@ -10,10 +10,11 @@ use self::turns::{Selection, Turns};
 use super::align::same_mesh;
 use super::attention::plan::refined;
 use super::attention::rotation::Rotation;
-use super::contract::{Operand, contract};
-use super::{refuse, rule};
+use super::contract::{Factor, contract};
+use super::{operator, refuse};
 use crate::error::Result;
 use crate::layout::{Dim, Interval, Layout};
+use crate::promote::Operand;
 use crate::tensor::ShardTensor;
 
 /// The points within a radius of each query, all of them: row q of a compressed sparse matrix has the entries from
@@ -48,8 +49,9 @@ impl ShardTensor {
     /// # Errors
     ///
     /// Shapes that do not fit; a negative `p`; different meshes; the errors of the exchange.
-    pub fn cdist(a: &Self, b: &Self, p: f64) -> Result<Self> {
-        rule("cdist", &[a, b], || {
+    pub fn cdist(a: &Self, b: &dyn Operand, p: f64) -> Result<Self> {
+        let b = &*b.beside("cdist", a)?;
+        operator("cdist", &[a, b], args!("p": p), || {
             let features = |x: &Self| x.shape().last().copied();
             if a.ndim() < 2 || b.ndim() < 2 || features(a) != features(b) {
                 let shapes = format!("{:?} and {:?}", a.shape(), b.shape());
@@ -63,10 +65,10 @@ impl ShardTensor {
             let (a, b) = (ready(a)?, ready(b)?);
             let batch = |x: &Self| (0..x.ndim() - 2).rev().filter_map(|i| char::from_u32(0x100 + i as u32));
             let labels = |x: &Self, rest: [char; 2]| batch(x).chain(rest).collect::<Vec<char>>();
-            let operand = |tensor, labels| Operand { tensor, labels, added: false };
+            let factor = |tensor, labels| Factor { tensor, labels, added: false };
             let longer = if a.ndim() > b.ndim() { &a } else { &b };
-            let operands = [operand(&a, labels(&a, ['n', 'k'])), operand(&b, labels(&b, ['m', 'k']))];
-            contract("cdist", &operands, &labels(longer, ['n', 'm']), |t| direct(&t[0], &t[1], p))
+            let factors = [factor(&a, labels(&a, ['n', 'k'])), factor(&b, labels(&b, ['m', 'k']))];
+            contract("cdist", &factors, &labels(longer, ['n', 'm']), |t| direct(&t[0], &t[1], p))
         })
     }
 
@@ -99,8 +101,9 @@ impl ShardTensor {
     /// # Errors
     ///
     /// Shapes or kinds that do not fit; more neighbours than points; different meshes; the errors of the exchange.
-    pub fn knn(&self, queries: &Self, k: i64) -> Result<(Self, Self)> {
-        rule("knn", &[self, queries], || {
+    pub fn knn(&self, queries: &dyn Operand, k: i64) -> Result<(Self, Self)> {
+        let queries = &*queries.beside("knn", self)?;
+        operator("knn", &[self, queries], args!("k": k), || {
             let search = Search::new("knn", self, queries)?;
             if k < 1 || k > self.shape()[0] {
                 return refuse("knn", format!("{k} neighbours of {} points", self.shape()[0]));
@@ -121,8 +124,9 @@ impl ShardTensor {
     ///
     /// Shapes or kinds that do not fit; a radius that is negative or not a number; different meshes; the errors of the
     /// exchange.
-    pub fn ball_query(&self, queries: &Self, radius: f64) -> Result<Ball> {
-        rule("ball_query", &[self, queries], || {
+    pub fn ball_query(&self, queries: &dyn Operand, radius: f64) -> Result<Ball> {
+        let queries = &*queries.beside("ball_query", self)?;
+        let parts = operator("ball_query", &[self, queries], args!("radius": radius), || {
             check_radius(radius)?;
             let search = Search::new("ball_query", self, queries)?;
             let (found, distances) = search.run(Within { radius, limit: None })?;
@@ -135,12 +139,11 @@ impl ShardTensor {
                 let total = torch(Tensor::f_full([1], entries.shape()[0], (Kind::Int64, ends.device())))?;
                 offsets = torch(Tensor::f_cat(&[offsets, total], 0))?;
             }
-            Ok(Ball {
-                offsets: Self::new(offsets, rows),
-                indices: Self::new(found.indices, entries.clone()),
-                distances: Self::new(distances, entries),
-            })
-        })
+            let indices = Self::new(found.indices, entries.clone());
+            Ok([Self::new(offsets, rows), indices, Self::new(distances, entries)])
+        });
+        let [offsets, indices, distances] = parts?;
+        Ok(Ball { offsets, indices, distances })
     }
 
     /// The first `max_points` points within `radius` (inclusive) of each query, by their numbers; else as
@@ -149,8 +152,15 @@ impl ShardTensor {
     /// # Errors
     ///
     /// As [`ball_query`](Self::ball_query); a limit below 1.
-    pub fn ball_query_limited(&self, queries: &Self, radius: f64, max_points: i64) -> Result<LimitedBall> {
-        rule("ball_query", &[self, queries], || {
+    pub fn ball_query_limited(
+        &self,
+        queries: &dyn Operand,
+        radius: f64,
+        max_points: i64,
+    ) -> Result<LimitedBall> {
+        let queries = &*queries.beside("ball_query", self)?;
+        let args = args!("radius": radius, "max_points": max_points);
+        let parts = operator("ball_query_limited", &[self, queries], args, || {
             check_radius(radius)?;
             if max_points < 1 {
                 return refuse("ball_query", format!("{max_points} points at most; expected 1 or more"));
@@ -169,12 +179,11 @@ impl ShardTensor {
             };
             let (distances, indices) = torch(dense())?;
             let layout = search.rows(&[max_points]);
-            Ok(LimitedBall {
-                indices: Self::new(indices, layout.clone()),
-                counts: Self::new(counts, search.rows(&[])),
-                distances: Self::new(distances, layout),
-            })
-        })
+            let counts = Self::new(counts, search.rows(&[]));
+            Ok([Self::new(indices, layout.clone()), counts, Self::new(distances, layout)])
+        });
+        let [indices, counts, distances] = parts?;
+        Ok(LimitedBall { indices, counts, distances })
     }
 }
 

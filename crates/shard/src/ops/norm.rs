@@ -8,9 +8,10 @@ use tch::{Kind, Tensor};
 
 use super::align::same_mesh;
 use super::reduce::{Over, welford};
-use super::{refuse, rule, torch};
+use super::{operator, refuse, torch};
 use crate::array::{Elementwise, named};
 use crate::error::Result;
+use crate::promote::{Operand, beside};
 use crate::tensor::ShardTensor;
 
 /// The running statistics of a batch norm, `[channel]`, replicated; updated in place in training.
@@ -41,12 +42,14 @@ impl ShardTensor {
     pub fn layer_norm(
         &self,
         normalized: &[i64],
-        weight: Option<&Self>,
-        bias: Option<&Self>,
+        weight: Option<&dyn Operand>,
+        bias: Option<&dyn Operand>,
         eps: f64,
     ) -> Result<Self> {
         const OP: &str = "layer_norm";
-        rule(OP, &inputs(self, weight, bias), || {
+        let (weight, bias) = (beside(OP, self, weight)?, beside(OP, self, bias)?);
+        let (weight, bias) = (weight.as_deref(), bias.as_deref());
+        operator(OP, &inputs(self, weight, bias), args!("normalized_shape": normalized, "eps": eps), || {
             let first = self.ndim().checked_sub(normalized.len());
             let Some(first) =
                 first.filter(|&first| &self.shape()[first..] == normalized && !normalized.is_empty())
@@ -83,12 +86,14 @@ impl ShardTensor {
     pub fn group_norm(
         &self,
         groups: i64,
-        weight: Option<&Self>,
-        bias: Option<&Self>,
+        weight: Option<&dyn Operand>,
+        bias: Option<&dyn Operand>,
         eps: f64,
     ) -> Result<Self> {
         const OP: &str = "group_norm";
-        rule(OP, &inputs(self, weight, bias), || {
+        let (weight, bias) = (beside(OP, self, weight)?, beside(OP, self, bias)?);
+        let (weight, bias) = (weight.as_deref(), bias.as_deref());
+        operator(OP, &inputs(self, weight, bias), args!("num_groups": groups, "eps": eps), || {
             if self.ndim() < 2 || groups < 1 || self.shape()[1] % groups != 0 {
                 return refuse(OP, format!("{groups} groups of the channels of {:?}", self.shape()));
             }
@@ -117,9 +122,16 @@ impl ShardTensor {
     /// # Errors
     ///
     /// Fewer than two dims; the errors of the exchange.
-    pub fn instance_norm(&self, weight: Option<&Self>, bias: Option<&Self>, eps: f64) -> Result<Self> {
+    pub fn instance_norm(
+        &self,
+        weight: Option<&dyn Operand>,
+        bias: Option<&dyn Operand>,
+        eps: f64,
+    ) -> Result<Self> {
         const OP: &str = "instance_norm";
-        rule(OP, &inputs(self, weight, bias), || {
+        let (weight, bias) = (beside(OP, self, weight)?, beside(OP, self, bias)?);
+        let (weight, bias) = (weight.as_deref(), bias.as_deref());
+        operator(OP, &inputs(self, weight, bias), args!("eps": eps), || {
             if self.ndim() < 3 {
                 return refuse(OP, format!("{:?} is not [batch, channel, extent…]", self.shape()));
             }
@@ -142,14 +154,21 @@ impl ShardTensor {
     /// Shapes that do not fit; no running statistics outside of training; the errors of the exchange.
     pub fn batch_norm(
         &self,
-        weight: Option<&Self>,
-        bias: Option<&Self>,
+        weight: Option<&dyn Operand>,
+        bias: Option<&dyn Operand>,
         running: Option<RunningStats<'_>>,
         training: bool,
         eps: f64,
     ) -> Result<Self> {
         const OP: &str = "batch_norm";
-        rule(OP, &inputs(self, weight, bias), || {
+        let (weight, bias) = (beside(OP, self, weight)?, beside(OP, self, bias)?);
+        let (weight, bias) = (weight.as_deref(), bias.as_deref());
+        let stats = |running: &RunningStats<'_>| [&*running.mean, &*running.var].map(Self::shallow_clone);
+        let (stats, momentum) =
+            (running.as_ref().map(stats), running.as_ref().map(|running| running.momentum));
+        let inputs: Vec<&Self> =
+            inputs(self, weight, bias).into_iter().chain(stats.iter().flatten()).collect();
+        operator(OP, &inputs, args!("training": training, "momentum": momentum, "eps": eps), || {
             if self.ndim() < 2 {
                 return refuse(OP, format!("{:?} is not [batch, channel, …]", self.shape()));
             }

@@ -2,7 +2,7 @@
 
 use tch::{Device, Kind, Tensor};
 
-use super::{refuse, rule, torch};
+use super::{operator, refuse, torch};
 use crate::error::Result;
 use crate::layout::Layout;
 use crate::random::{Generator, Window};
@@ -90,6 +90,13 @@ fn fill(
     Ok(ShardTensor::new(local, layout.clone()))
 }
 
+/// One draw of a generator for a handler that a program brings: its seed and draws before, with which it can be resumed.
+pub(crate) fn drawn(generator: &Generator) -> serde_json::Value {
+    let before = serde_json::json!({ "seed": generator.seed(), "draws": generator.draws() });
+    generator.next_u64();
+    before
+}
+
 impl ShardTensor {
     /// Each element zero with probability `p`, else times 1 / (1 − p): the same ones on every layout. `p` = 0 draws nothing.
     /// All ranks of the mesh call, with generators of equal state.
@@ -98,7 +105,7 @@ impl ShardTensor {
     ///
     /// `p` outside [0, 1); a kind that is not floating.
     pub fn dropout(&self, p: f64, generator: &Generator) -> Result<Self> {
-        rule("dropout", &[self], || {
+        operator("dropout", &[self], args!("p": p, "generator": drawn(generator)), || {
             let x = self.resolved()?;
             if p == 0.0 {
                 return Ok(x);

@@ -1,44 +1,34 @@
 //! What a redistribution costs, from the layouts alone.
 
-use crate::layout::{Interval, Layout, Placement, length};
+use crate::error::Result;
+use crate::layout::{Interval, Layout, length};
+use crate::tensor::reduction;
 
 /// The bytes that the rank receives that receives the most, from one layout to another on the same mesh; `None` where there
 /// is no way, since the target is partial and the source is not.
 ///
 /// The same number on all ranks, which decide by it.
-pub(super) fn received(from: &Layout, to: &Layout, element: usize) -> Option<i64> {
-    let mut reduced = 0;
-    let mut placements = from.placements().to_vec();
-    let mesh = from.mesh_shape();
-    for (axis, (own, wanted)) in from.placements().iter().zip(to.placements()).enumerate() {
-        if wanted.is_partial() && own != wanted {
-            return None;
-        }
-        if own.is_partial() && !wanted.is_partial() {
-            placements[axis] = Placement::Replicate;
-            let ranks = mesh[axis] as i64;
-            let largest = (0..count(mesh)).map(|index| numel(from, index)).max().unwrap_or(0);
-            // Each of the others' parts once, and, where the sum is wanted whole, the sums of the other parts.
-            let times = if wanted.dim().is_some() { 1 } else { 2 };
-            reduced += times * largest * (ranks - 1) / ranks;
-        }
+pub(super) fn received(from: &Layout, to: &Layout, element: usize) -> Result<Option<i64>> {
+    let mut placements = from.placements().iter().zip(to.placements());
+    if placements.any(|(own, wanted)| wanted.is_partial() && own != wanted) {
+        return Ok(None);
     }
-    let exchanged = |index: usize| {
+    let mesh = from.mesh_shape();
+    let most = |f: &dyn Fn(usize) -> i64| (0..mesh.iter().product()).map(f).max().unwrap_or(0);
+    let (mut from, mut elements) = (from.clone(), 0);
+    while let Some((reduced, _, axes)) = reduction(&from, to)? {
+        let ranks: i64 = axes.iter().map(|&axis| mesh[axis] as i64).product();
+        // Each of the others' parts once, and, where the sum is wanted whole, the sums of the other parts.
+        let scattered = axes.iter().any(|&axis| reduced.placements()[axis].dim().is_some());
+        let times = if scattered { 1 } else { 2 };
+        elements += times * most(&|index| numel(&from, index)) * (ranks - 1) / ranks;
+        from = reduced;
+    }
+    elements += most(&|index| {
         let overlap = from.intervals_of(index).into_iter().zip(to.intervals_of(index));
         numel(to, index) - overlap.map(|(own, wanted)| common(own, wanted)).product::<i64>()
-    };
-    // A sum that is scattered is not exchanged again.
-    let scattered = from.placements().iter().zip(to.placements());
-    let scattered = scattered.clone().any(|(own, wanted)| own.is_partial() && wanted.dim().is_some());
-    let exchanged = match scattered {
-        true => 0,
-        false => (0..count(mesh)).map(exchanged).max().unwrap_or(0),
-    };
-    Some((reduced + exchanged) * element as i64)
-}
-
-fn count(mesh: &[usize]) -> usize {
-    mesh.iter().product()
+    });
+    Ok(Some(elements * element as i64))
 }
 
 fn numel(layout: &Layout, index: usize) -> i64 {

@@ -1,6 +1,8 @@
 //! Operators of sharded tensors by name.
 
+use std::cell::RefCell;
 use std::collections::{BTreeMap, BTreeSet};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError, RwLock};
 
 use tch::Tensor;
@@ -18,8 +20,21 @@ type Handler = dyn Fn(&[&ShardTensor], &Attrs) -> Result<Vec<ShardTensor>, Failu
 
 static HANDLERS: RwLock<BTreeMap<String, Arc<Handler>>> = RwLock::new(BTreeMap::new());
 
+/// Whether a program has registered anything for sharded tensors: if not, operators do not look.
+static ANY: AtomicBool = AtomicBool::new(false);
+
+thread_local! {
+    /// The operators whose handlers run on this thread.
+    static RUNNING: RefCell<Vec<String>> = const { RefCell::new(Vec::new()) };
+}
+
 /// Adds the operator `name` of sharded tensors, or replaces it, a built-in one too; says whether a program had added one
 /// before.
+///
+/// Built-in operators have PyTorch's names, as `softmax`, `conv2d`, `layer_norm`, `add`; every call of theirs, as
+/// [`ShardTensor::softmax`], asks for a handler, also where other operators are made of them. The handler gets the tensors in
+/// PyTorch's order, those that were given, and the other arguments by PyTorch's names, a generator as its seed and draws. While
+/// it runs, its own name stands for the built-in operator, so that it may do something before and after that.
 ///
 /// The handler is called on all ranks, and must do the same on all of them, deciding from layouts only. All ranks register
 /// the same names.
@@ -44,7 +59,53 @@ pub fn register_sharded_op(
     handler: impl Fn(&[&ShardTensor], &Attrs) -> Result<Vec<ShardTensor>, Failure> + Send + Sync + 'static,
 ) -> bool {
     let mut handlers = HANDLERS.write().unwrap_or_else(PoisonError::into_inner);
-    handlers.insert(name.to_owned(), Arc::new(handler)).is_some()
+    let before = handlers.insert(name.to_owned(), Arc::new(handler)).is_some();
+    something_is_registered();
+    before
+}
+
+/// From now on operators look.
+pub(super) fn something_is_registered() {
+    ANY.store(true, Ordering::Release);
+}
+
+/// Whether operators must look for what a program has registered.
+pub(crate) fn is_anything_registered() -> bool {
+    ANY.load(Ordering::Acquire)
+}
+
+/// What a program has registered under the name of an operator gives; `None` where it has nothing, or that is running.
+pub(crate) fn replacement(
+    name: &str,
+    inputs: &[&ShardTensor],
+    args: impl FnOnce() -> Attrs,
+) -> Option<Result<Vec<ShardTensor>>> {
+    if !is_anything_registered() || RUNNING.with_borrow(|names| names.iter().any(|running| running == name)) {
+        return None;
+    }
+    // The lock is not held while the handler runs: it may register or run others.
+    let handler = HANDLERS.read().unwrap_or_else(PoisonError::into_inner).get(name).cloned();
+    let Some(handler) = handler else { return sharding::run(name, inputs, args) };
+    let _running = Running::new(name);
+    Some(crate::ops::rule(name, inputs, || {
+        handler(inputs, &args()).map_err(|source| Error::Registered { name: name.to_owned(), source })
+    }))
+}
+
+/// While it lives, the name stands for the built-in operator.
+struct Running;
+
+impl Running {
+    fn new(name: &str) -> Self {
+        RUNNING.with_borrow_mut(|names| names.push(name.to_owned()));
+        Self
+    }
+}
+
+impl Drop for Running {
+    fn drop(&mut self) {
+        RUNNING.with_borrow_mut(|names| names.pop());
+    }
 }
 
 /// The names that [`register_sharded_op`] has added, sorted.
@@ -64,13 +125,7 @@ impl ShardTensor {
     /// A name that nobody registered; [`Error::HiddenCommunication`] where the inputs would be gathered and that is
     /// [forbidden](crate::forbid_hidden_communication); what the operator refuses.
     pub fn op(name: &str, inputs: &[&Self], attrs: &Attrs) -> Result<Vec<Self>> {
-        // The lock is not held while the handler runs: it may register or run others.
-        let handler = HANDLERS.read().unwrap_or_else(PoisonError::into_inner).get(name).cloned();
-        if let Some(handler) = handler {
-            return handler(inputs, attrs)
-                .map_err(|source| Error::Registered { name: name.to_owned(), source });
-        }
-        if let Some(result) = sharding::run(name, inputs, attrs) {
+        if let Some(result) = replacement(name, inputs, || attrs.clone()) {
             return result;
         }
         if let Some(result) = builtin(name, inputs, attrs) {
@@ -113,7 +168,8 @@ fn on_whole_tensors(name: &str, inputs: &[&ShardTensor], attrs: &Attrs) -> Resul
 
 /// Says, once for an operator, that it gathers what it has no rule for, and what that costs; refuses where that is forbidden.
 pub(crate) fn announce(name: &str, input: &ShardTensor, to: &Layout) -> Result<()> {
-    let bytes = cost::received(input.layout(), to, input.kind().elt_size_in_bytes()).unwrap_or(0);
+    // (Nothing is gathered to a layout that there is no way to.)
+    let bytes = cost::received(input.layout(), to, input.kind().elt_size_in_bytes())?.unwrap_or(0);
     if bytes == 0 {
         return Ok(());
     }

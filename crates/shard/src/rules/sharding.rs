@@ -6,6 +6,7 @@ use std::sync::{Arc, PoisonError, RwLock};
 use tch::Tensor;
 
 use super::local_map::{added_up, differing};
+use super::named::something_is_registered;
 use super::{Failure, cost};
 use crate::array::{Array, Attrs};
 use crate::error::{Error, Result};
@@ -89,13 +90,20 @@ pub fn register_sharding(
     rule: impl Fn(&[&Layout], &Attrs) -> Result<Shardings, Failure> + Send + Sync + 'static,
 ) -> bool {
     let mut rules = RULES.write().unwrap_or_else(PoisonError::into_inner);
-    rules.insert(name.to_owned(), Arc::new(rule)).is_some()
+    let before = rules.insert(name.to_owned(), Arc::new(rule)).is_some();
+    something_is_registered();
+    before
 }
 
 /// Runs the operator as declared; `None` where nothing is.
-pub(super) fn run(name: &str, inputs: &[&ShardTensor], attrs: &Attrs) -> Option<Result<Vec<ShardTensor>>> {
+pub(super) fn run(
+    name: &str,
+    inputs: &[&ShardTensor],
+    args: impl FnOnce() -> Attrs,
+) -> Option<Result<Vec<ShardTensor>>> {
     // The lock is not held while the rule runs: it may declare others.
     let rule = RULES.read().unwrap_or_else(PoisonError::into_inner).get(name).cloned()?;
+    let attrs = &args();
     Some(crate::ops::rule(name, inputs, || {
         same_mesh("sharding", inputs)?;
         // Rules speak of placements, which say nothing of parts in several pieces.
@@ -150,7 +158,7 @@ fn cheapest(inputs: &[&ShardTensor], shardings: &Shardings) -> Result<Plan> {
             .iter()
             .zip(&layouts)
             .map(|(input, to)| cost::received(input.layout(), to, input.kind().elt_size_in_bytes()));
-        let Some(bytes) = costs.sum::<Option<i64>>() else { continue };
+        let Some(bytes) = costs.sum::<Result<Option<i64>>>()? else { continue };
         if best.as_ref().is_none_or(|(least, _)| bytes < *least) {
             let axes = combination.into_iter().cloned().collect();
             best = Some((bytes, Plan { axes, inputs: layouts }));

@@ -11,6 +11,7 @@ use crate::error::{Error, Result};
 use crate::layout::{Dim, Layout};
 use crate::ops::reduce::Statistic;
 use crate::ops::windowed::{Conv, PadMode, Padding};
+use crate::promote::operand;
 use crate::random::{Generator, Window};
 use crate::region::ParallelRegion;
 use crate::rules;
@@ -43,7 +44,7 @@ impl Convert for ShardTensor {
     }
 
     fn to_device(&self, device: Device) -> Result<Self> {
-        self.map("to_device", |x| x.f_to(device))
+        self.map("to_device", args!("device": format!("{device:?}")), |x| x.f_to(device))
     }
 
     fn detach(&self) -> Result<Self> {
@@ -51,7 +52,7 @@ impl Convert for ShardTensor {
     }
 
     fn contiguous(&self) -> Result<Self> {
-        self.map("contiguous", tch::Tensor::f_contiguous)
+        self.map("contiguous", args!(), tch::Tensor::f_contiguous)
     }
 
     fn view_as_real(&self) -> Result<Self> {
@@ -71,7 +72,7 @@ impl Convert for ShardTensor {
 
 impl Linear for ShardTensor {
     fn linear(&self, weight: &Self, bias: Option<&Self>) -> Result<Self> {
-        ShardTensor::linear(self, weight, bias)
+        ShardTensor::linear(self, weight, operand(bias))
     }
 
     fn matmul(&self, other: &Self) -> Result<Self> {
@@ -79,7 +80,7 @@ impl Linear for ShardTensor {
     }
 
     fn batched_matmul(&self, other: &Self, bias: Option<&Self>) -> Result<Self> {
-        self.bmm(other, bias)
+        self.bmm(other, operand(bias))
     }
 
     fn conv2d(&self, weight: &Self, bias: Option<&Self>, conv: &Conv2d) -> Result<Self> {
@@ -91,7 +92,7 @@ impl Linear for ShardTensor {
             groups,
             ..Conv::default()
         };
-        self.conv(weight, bias, &conv)
+        self.conv(weight, operand(bias), &conv)
     }
 
     fn layer_norm(
@@ -101,7 +102,7 @@ impl Linear for ShardTensor {
         bias: Option<&Self>,
         eps: f64,
     ) -> Result<Self> {
-        ShardTensor::layer_norm(self, normalized, weight, bias, eps)
+        ShardTensor::layer_norm(self, normalized, operand(weight), operand(bias), eps)
     }
 
     fn softmax(&self, dim: i64) -> Result<Self> {

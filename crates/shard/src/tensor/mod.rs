@@ -10,6 +10,7 @@ mod show;
 use tch::{Device, Kind, Tensor};
 
 pub use gradient::grad;
+pub(crate) use redistribute::reduction;
 pub use redistribute::{Pending, Redistribute};
 
 use isobar_collectives::copy_to_parallel_region;

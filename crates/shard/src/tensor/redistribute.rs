@@ -91,7 +91,7 @@ impl ShardTensor {
         let local = self.local.detach();
         let stage = if self.layout == to {
             Stage::Same
-        } else if let Some((middle, op, axes)) = map.reduction()? {
+        } else if let Some((middle, op, axes)) = reduction(&map.from, &map.to)? {
             let reduced = map.start_reduction(&local, &middle, op, &axes)?;
             Stage::First(reduced, Redistribution { from: middle, ..map.copy() })
         } else {
@@ -206,7 +206,7 @@ impl Redistribution {
 
     fn run(&self, x: &Tensor) -> Result<Tensor> {
         let kind = x.kind();
-        if let Some((middle, op, axes)) = self.reduction()? {
+        if let Some((middle, op, axes)) = reduction(&self.from, &self.to)? {
             let reduced =
                 self.start_reduction(x, &middle, op, &axes)?.wait()?.f_to_kind(kind).map_err(operator)?;
             if middle == self.to {
@@ -215,35 +215,6 @@ impl Redistribution {
             return Self { from: middle, ..self.copy() }.run(&reduced);
         }
         self.start_exchange(x)?.wait()?.f_to_kind(kind).map_err(operator)
-    }
-
-    /// The next reduction on the way: the layout after it, the operation and the axes.
-    fn reduction(&self) -> Result<Option<(Layout, ReduceOp, Vec<usize>)>> {
-        let same_mesh = self.from.mesh() == self.to.mesh();
-        let pending = |axis: usize| match self.from.placements()[axis] {
-            Placement::Partial(op) if !same_mesh || !self.to.placements()[axis].is_partial() => Some(op),
-            _ => None,
-        };
-        let axes = 0..self.from.placements().len();
-        let Some(op) = axes.clone().find_map(pending) else { return Ok(None) };
-        let axes: Vec<usize> = axes.filter(|&axis| pending(axis) == Some(op)).collect();
-        let mut placements = self.from.placements().to_vec();
-        let mut dims = self.from.dims().to_vec();
-        for &axis in &axes {
-            placements[axis] = Placement::Replicate;
-        }
-        // Scattered at once, where the target is a dim that only this axis splits.
-        if let ([axis], true) = (&axes[..], same_mesh)
-            && let Placement::Shard(dim) = self.to.placements()[*axis]
-            && !dims[dim].is_split()
-            && self.to.dims()[dim].axes == [*axis]
-            && self.to.dims()[dim].is_consecutive()
-            && self.from.is_in_order(*axis)?
-        {
-            placements[*axis] = Placement::Shard(dim);
-            dims[dim] = self.to.dims()[dim].clone();
-        }
-        Ok(Some((self.from.beside(placements, dims), op, axes)))
     }
 
     fn start_reduction(
@@ -269,7 +240,7 @@ impl Redistribution {
     fn start_exchange(&self, x: &Tensor) -> Result<Work<Tensor>> {
         let needs: Vec<Need> = match self.from.mesh() == self.to.mesh() {
             true => self.to.dims().iter().map(Need::of).collect(),
-            false => self.needs_of_other_mesh(),
+            false => self.needs_of_other_mesh()?,
         };
         let share = transfer(&self.from, &needs, &[])?;
         // What does not travel is not rounded.
@@ -279,19 +250,48 @@ impl Redistribution {
     }
 
     /// What each rank of the source's mesh needs, by its place there.
-    fn needs_of_other_mesh(&self) -> Vec<Need> {
+    fn needs_of_other_mesh(&self) -> Result<Vec<Need>> {
         let (from, to) = (self.from.mesh(), self.to.mesh());
         let (theirs, shape) = (to.ranks(), self.to.mesh_shape());
-        let place = |rank: usize| theirs.iter().position(|r| *r == rank).unwrap_or(0);
-        let places: Vec<usize> = from.ranks().into_iter().map(place).collect();
+        let places: Vec<usize> =
+            from.ranks().into_iter().map(|rank| self.to.place(&theirs, rank)).collect::<Result<_>>()?;
         let axes: Vec<usize> = (0..self.from.mesh_shape().len()).collect();
         let need = |dim: &Dim| {
             let whole = Need::of(dim);
             let part = |&place: &usize| whole.at(&coordinates(place, shape), shape).to_vec();
             Need { axes: axes.clone(), parts: places.iter().map(part).collect() }
         };
-        self.to.dims().iter().map(need).collect()
+        Ok(self.to.dims().iter().map(need).collect())
     }
+}
+
+/// The next reduction on the way from one layout to another: the layout after it, the operation and the axes.
+pub(crate) fn reduction(from: &Layout, to: &Layout) -> Result<Option<(Layout, ReduceOp, Vec<usize>)>> {
+    let same_mesh = from.mesh() == to.mesh();
+    let pending = |axis: usize| match from.placements()[axis] {
+        Placement::Partial(op) if !same_mesh || !to.placements()[axis].is_partial() => Some(op),
+        _ => None,
+    };
+    let axes = 0..from.placements().len();
+    let Some(op) = axes.clone().find_map(pending) else { return Ok(None) };
+    let axes: Vec<usize> = axes.filter(|&axis| pending(axis) == Some(op)).collect();
+    let mut placements = from.placements().to_vec();
+    let mut dims = from.dims().to_vec();
+    for &axis in &axes {
+        placements[axis] = Placement::Replicate;
+    }
+    // Scattered at once, where the target is a dim that only this axis splits.
+    if let ([axis], true) = (&axes[..], same_mesh)
+        && let Placement::Shard(dim) = to.placements()[*axis]
+        && !dims[dim].is_split()
+        && to.dims()[dim].axes == [*axis]
+        && to.dims()[dim].is_consecutive()
+        && from.is_in_order(*axis)?
+    {
+        placements[*axis] = Placement::Shard(dim);
+        dims[dim] = to.dims()[dim].clone();
+    }
+    Ok(Some((from.beside(placements, dims), op, axes)))
 }
 
 impl LinearMap for Redistribution {

@@ -1,6 +1,6 @@
 //! Gradients of gradients, golden cases, and where PhysicsNeMo fails.
 
-use isobar_shard::{AttentionOptions, AttentionStrategy, Elementwise, Placement, ShardTensor, grad};
+use isobar_shard::{AttentionOptions, AttentionStrategy, Placement, ShardTensor, grad};
 use isobar_torch::autograd::BackwardOptions;
 use rstest::rstest;
 use tch::{Kind, Tensor};

@@ -17,8 +17,11 @@ use self::kernel::{Dropout, Kernel};
 use self::plan::Plan;
 use self::turns::{Inputs, Turns};
 use super::align::{fit, same_mesh};
-use super::{refuse, rule};
+use super::random::drawn;
+use super::{operator, refuse};
+use crate::array::Attrs;
 use crate::error::Result;
+use crate::promote::{Operand, beside};
 use crate::random::Generator;
 use crate::tensor::ShardTensor;
 
@@ -45,7 +48,7 @@ pub enum AttentionStrategy {
 pub struct AttentionOptions<'a> {
     /// Broadcast to the scores `[…, heads, queries, keys]`: of kind `Bool`, where false hides a key from a query; or of the
     /// queries' kind, added to the scores, with a gradient.
-    pub attn_mask: Option<&'a ShardTensor>,
+    pub attn_mask: Option<&'a dyn Operand>,
     /// Query i sees the keys 0 … i, whatever their numbers (the mask is aligned to the top left). Not with `attn_mask`.
     pub is_causal: bool,
     /// What the products are multiplied by; 1/√features where not given.
@@ -61,6 +64,20 @@ pub struct AttentionOptions<'a> {
     /// Whether causal queries are dealt out for the attention so that all ranks have as much to do; where not given, if the
     /// sequence is long and its split uneven in work.
     pub balance: Option<bool>,
+}
+
+impl AttentionOptions<'_> {
+    /// The options by PyTorch's names, but the mask; where something is dropped, with a draw of the generator.
+    fn args(&self) -> Attrs {
+        let draws = self.generator.filter(|_| self.dropout_p > 0.0);
+        args!(
+            "is_causal": self.is_causal,
+            "scale": self.scale,
+            "enable_gqa": self.enable_gqa,
+            "dropout_p": self.dropout_p,
+            "generator": draws.map(drawn),
+        )()
+    }
 }
 
 /// What libtorch says.
@@ -104,17 +121,25 @@ impl ShardTensor {
     /// too few heads; the errors of the exchange.
     pub fn scaled_dot_product_attention(
         query: &Self,
-        key: &Self,
-        value: &Self,
+        key: &dyn Operand,
+        value: &dyn Operand,
         options: &AttentionOptions<'_>,
     ) -> Result<Self> {
-        let inputs: Vec<&Self> = [query, key, value].into_iter().chain(options.attn_mask).collect();
-        rule(NAME, &inputs, || {
-            same_mesh(NAME, &inputs)?;
-            validate(query, key, value, options)?;
-            let ready = |x: &Self| x.resolved()?.consecutive();
-            attend(&ready(query)?, &ready(key)?, &ready(value)?, options)
-        })
+        let (key, value) = (&*key.beside(NAME, query)?, &*value.beside(NAME, query)?);
+        let mask = beside(NAME, query, options.attn_mask)?;
+        let mask = mask.as_deref();
+        let inputs: Vec<&Self> = [query, key, value].into_iter().chain(mask).collect();
+        operator(
+            NAME,
+            &inputs,
+            || options.args(),
+            || {
+                same_mesh(NAME, &inputs)?;
+                validate(query, key, value, mask, options)?;
+                let ready = |x: &Self| x.resolved()?.consecutive();
+                attend(&ready(query)?, &ready(key)?, &ready(value)?, mask, options)
+            },
+        )
     }
 }
 
@@ -122,6 +147,7 @@ fn validate(
     query: &ShardTensor,
     key: &ShardTensor,
     value: &ShardTensor,
+    mask: Option<&ShardTensor>,
     options: &AttentionOptions<'_>,
 ) -> Result<()> {
     let n = query.ndim();
@@ -142,7 +168,7 @@ fn validate(
     if kinds[1] != kinds[0] || kinds[2] != kinds[0] || !is_float(kinds[0]) {
         return refuse(NAME, format!("the kinds {kinds:?}: expected one floating kind"));
     }
-    if let Some(mask) = options.attn_mask {
+    if let Some(mask) = mask {
         if options.is_causal {
             return refuse(NAME, "a mask and is_causal: give one of them");
         }
@@ -174,6 +200,7 @@ fn attend(
     query: &ShardTensor,
     key: &ShardTensor,
     value: &ShardTensor,
+    mask: Option<&ShardTensor>,
     options: &AttentionOptions<'_>,
 ) -> Result<ShardTensor> {
     let plan = Plan::new(query, key, value, options)?;
@@ -192,9 +219,9 @@ fn attend(
     let kernel = Kernel {
         scale: options.scale.unwrap_or(1.0 / (features as f64).sqrt()),
         dropout,
-        mask_gradient: is_grad_enabled() && options.attn_mask.is_some_and(ShardTensor::requires_grad),
+        mask_gradient: is_grad_enabled() && mask.is_some_and(ShardTensor::requires_grad),
     };
-    let mask = options.attn_mask.map(|mask| four_dims(mask, query.kind(), &plan)).transpose()?;
+    let mask = mask.map(|mask| four_dims(mask, query.kind(), &plan)).transpose()?;
     let query = blocks(&query.to_layout(&plan.query)?.local().shallow_clone())?;
     let key = blocks(&key.to_layout(&plan.key)?.per_rank(&plan.query_axes)?)?;
     let value = blocks(&value.to_layout(&plan.value)?.per_rank(&plan.query_axes)?)?;

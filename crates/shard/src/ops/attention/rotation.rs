@@ -38,12 +38,9 @@ impl Rotation {
             at
         };
         let members: Vec<Vec<usize>> = (0..extents.iter().product()).map(member).collect();
-        let place = |at: &Vec<usize>| {
-            let rank = ranks[index_of(at, mesh)];
-            group.ranks().iter().position(|known| *known == rank).unwrap_or(0)
-        };
-        let places = members.iter().map(place).collect();
-        let me = members.iter().position(|at| at == own).unwrap_or(0);
+        let place = |at: &Vec<usize>| layout.place(group.ranks(), ranks[index_of(at, mesh)]);
+        let places = members.iter().map(place).collect::<Result<_>>()?;
+        let me = index_of(&axes.iter().map(|&axis| own[axis]).collect::<Vec<_>>(), &extents);
         Ok(Self { group, me, members, places })
     }
 

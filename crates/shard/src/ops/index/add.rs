@@ -6,11 +6,11 @@ use tch::Tensor;
 use super::pick::{check_extents, element_route};
 use super::route::{Owners, Route};
 use super::{beside, is_free, replaced, told};
-use crate::array::Elementwise;
 use crate::error::Result;
 use crate::layout::{Dim, Layout, Placement};
 use crate::ops::align::same_mesh;
-use crate::ops::{refuse, resolve, rule, torch};
+use crate::ops::{operator, refuse, resolve, torch};
+use crate::promote::Operand;
 use crate::tensor::ShardTensor;
 
 impl ShardTensor {
@@ -20,9 +20,10 @@ impl ShardTensor {
     /// # Errors
     ///
     /// Shapes that do not fit; indices out of range; the errors of the exchange.
-    pub fn index_add(&self, dim: i64, index: &Self, source: &Self) -> Result<Self> {
+    pub fn index_add(&self, dim: i64, index: &dyn Operand, source: &dyn Operand) -> Result<Self> {
         const OP: &str = "index_add";
-        rule(OP, &[self, index, source], || {
+        let (index, source) = (&*index.beside(OP, self)?, &*source.beside(OP, self)?);
+        operator(OP, &[self, index, source], args!("dim": dim), || {
             same_mesh(OP, &[self, index, source])?;
             let at = resolve(OP, dim, self.ndim())?;
             let fits = source.ndim() == self.ndim()
@@ -64,9 +65,10 @@ impl ShardTensor {
     /// # Errors
     ///
     /// Shapes that do not fit; indices out of range; the errors of the exchange.
-    pub fn scatter_add(&self, dim: i64, index: &Self, source: &Self) -> Result<Self> {
+    pub fn scatter_add(&self, dim: i64, index: &dyn Operand, source: &dyn Operand) -> Result<Self> {
         const OP: &str = "scatter_add";
-        rule(OP, &[self, index, source], || {
+        let (index, source) = (&*index.beside(OP, self)?, &*source.beside(OP, self)?);
+        operator(OP, &[self, index, source], args!("dim": dim), || {
             same_mesh(OP, &[self, index, source])?;
             let at = resolve(OP, dim, self.ndim())?;
             check_extents(OP, self, index, at)?;

@@ -7,7 +7,8 @@ use super::{beside, is_free, replaced, told};
 use crate::error::Result;
 use crate::layout::Dim;
 use crate::ops::align::same_mesh;
-use crate::ops::{refuse, resolve, rule, torch};
+use crate::ops::{operator, refuse, resolve, torch};
+use crate::promote::Operand;
 use crate::tensor::ShardTensor;
 
 impl ShardTensor {
@@ -18,9 +19,10 @@ impl ShardTensor {
     ///
     /// A dim that does not exist; indices out of range: an error on all ranks that share a split dim, and along a whole one on
     /// the ranks that ask, which the others get at their next call on the mesh; the errors of the exchange.
-    pub fn index_select(&self, dim: i64, index: &Self) -> Result<Self> {
+    pub fn index_select(&self, dim: i64, index: &dyn Operand) -> Result<Self> {
         const OP: &str = "index_select";
-        rule(OP, &[self, index], || {
+        let index = &*index.beside(OP, self)?;
+        operator(OP, &[self, index], args!("dim": dim), || {
             same_mesh(OP, &[self, index])?;
             let at = resolve(OP, dim, self.ndim())?;
             if index.ndim() != 1 {
@@ -55,9 +57,10 @@ impl ShardTensor {
     ///
     /// Shapes that do not fit; indices out of range: an error on all ranks that share a split dim, and along a whole one on
     /// the ranks that ask, which the others get at their next call on the mesh; the errors of the exchange.
-    pub fn gather(&self, dim: i64, index: &Self) -> Result<Self> {
+    pub fn gather(&self, dim: i64, index: &dyn Operand) -> Result<Self> {
         const OP: &str = "gather";
-        rule(OP, &[self, index], || {
+        let index = &*index.beside(OP, self)?;
+        operator(OP, &[self, index], args!("dim": dim), || {
             same_mesh(OP, &[self, index])?;
             let at = resolve(OP, dim, self.ndim())?;
             check_extents(OP, self, index, at)?;
@@ -97,9 +100,10 @@ impl ShardTensor {
     /// # Errors
     ///
     /// A tensor of other than two dims; indices out of range; the errors of the exchange.
-    pub fn embedding(&self, indices: &Self) -> Result<Self> {
+    pub fn embedding(&self, indices: &dyn Operand) -> Result<Self> {
         const OP: &str = "embedding";
-        rule(OP, &[self, indices], || {
+        let indices = &*indices.beside(OP, self)?;
+        operator(OP, &[indices, self], args!(), || {
             let &[_, features] = self.shape() else { return refuse(OP, "expected a table of two dims") };
             let shape = [indices.shape(), &[features]].concat();
             self.index_select(0, &indices.resolved()?.reshape(&[-1])?)?.reshape(&shape)

@@ -5,7 +5,7 @@ use isobar_torch::guard::NoGrad;
 use tch::{Kind, TchError, Tensor};
 
 use crate::error::Result;
-use crate::layout::{Dim, Layout, coordinates};
+use crate::layout::{Dim, Layout, coordinates, index_of};
 use crate::ops::{refuse, torch};
 
 /// The way of elements from the ranks that have them to those that asked, or back.
@@ -26,6 +26,8 @@ pub(in crate::ops) struct Owners {
     pub(in crate::ops) group: Group,
     /// For each part, the rank in the group.
     ranks: Vec<i64>,
+    /// The number of this rank's part.
+    own: usize,
     starts: Vec<i64>,
     pub(in crate::ops) sizes: Vec<i64>,
 }
@@ -47,7 +49,9 @@ impl Owners {
         let split: &Dim = &layout.dims()[dim];
         let group = layout.group_along(&split.axes)?;
         let order = layout.mesh().ranks();
-        let own = layout.coordinates().unwrap_or_default();
+        let Some(own) = layout.coordinates() else {
+            return refuse("index", format!("this rank is outside of {}", layout.mesh()));
+        };
         let mesh = layout.mesh_shape();
         let extents: Vec<usize> = split.axes.iter().map(|&axis| mesh[axis]).collect();
         let rank_of = |part: usize| {
@@ -55,13 +59,14 @@ impl Owners {
             for (&axis, place) in split.axes.iter().zip(coordinates(part, &extents)) {
                 at[axis] = place;
             }
-            let world = order[crate::layout::index_of(&at, mesh)];
+            let world = order[index_of(&at, mesh)];
             layout.place(group.ranks(), world).map(|place| place as i64)
         };
         let ranks = (0..split.parts.len()).map(rank_of).collect::<Result<_>>()?;
+        let own = index_of(&split.axes.iter().map(|&axis| own[axis]).collect::<Vec<_>>(), &extents);
         let boundaries = split.boundaries();
         let starts = boundaries[..boundaries.len() - 1].to_vec();
-        Ok(Self { group, ranks, starts, sizes: split.sizes() })
+        Ok(Self { group, ranks, own, starts, sizes: split.sizes() })
     }
 
     /// The rank in the group that has the part of that number.
@@ -71,7 +76,7 @@ impl Owners {
 
     /// The number of this rank's part.
     pub(in crate::ops) fn own_part(&self) -> usize {
-        self.ranks.iter().position(|&rank| rank as usize == self.group.rank()).unwrap_or(0)
+        self.own
     }
 
     /// Where these global indices are.

@@ -8,7 +8,7 @@ use super::own_indices;
 use super::route::Owners;
 use crate::error::Result;
 use crate::layout::{Dim, Layout, Sizes};
-use crate::ops::{refuse, resolve, rule, torch};
+use crate::ops::{operator, refuse, resolve, torch};
 use crate::tensor::ShardTensor;
 
 impl ShardTensor {
@@ -22,7 +22,7 @@ impl ShardTensor {
     /// A dim that does not exist; kinds without an order; the errors of the exchange.
     pub fn sort(&self, dim: i64, descending: bool) -> Result<(Self, Self)> {
         const OP: &str = "sort";
-        rule(OP, &[self], || {
+        operator(OP, &[self], args!("dim": dim, "descending": descending), || {
             let at = resolve(OP, dim, self.ndim())?;
             let x = self.resolved()?;
             if !x.layout().is_sharded(at) || x.layout().numel() == 0 {
@@ -57,7 +57,7 @@ impl ShardTensor {
     /// A dim that does not exist, more elements than there are; the errors of the exchange.
     pub fn topk(&self, k: i64, dim: i64, largest: bool) -> Result<(Self, Self)> {
         const OP: &str = "topk";
-        rule(OP, &[self], || {
+        operator(OP, &[self], args!("k": k, "dim": dim, "largest": largest), || {
             let at = resolve(OP, dim, self.ndim())?;
             if !(0..=self.shape()[at]).contains(&k) {
                 return refuse(OP, format!("{k} of {} elements", self.shape()[at]));

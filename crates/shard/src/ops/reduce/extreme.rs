@@ -10,7 +10,7 @@ use super::Over;
 use crate::array::named;
 use crate::error::Result;
 use crate::layout::Layout;
-use crate::ops::{refuse, rule, torch};
+use crate::ops::{operator, refuse, torch};
 use crate::tensor::ShardTensor;
 
 /// The greatest or the least elements over the dims, which stay. Its gradient is split evenly among all that are as great, on
@@ -95,7 +95,7 @@ impl ShardTensor {
     }
 
     fn arg(&self, op: &'static str, dim: Option<i64>, keepdim: bool, greatest: bool) -> Result<Self> {
-        rule(op, &[self], || {
+        operator(op, &[self], args!("dim": dim, "keepdim": keepdim), || {
             let x = self.resolved()?.detach();
             if matches!(x.kind(), Kind::Bool | Kind::ComplexFloat | Kind::ComplexDouble) {
                 return refuse(op, format!("{:?} has no order; convert it", x.kind()));

@@ -14,7 +14,7 @@ use isobar_collectives::{
 use tch::{Kind, TchError, Tensor};
 
 use super::index::Owners;
-use super::{refuse, resolve, rule, torch};
+use super::{operator, refuse, resolve, torch};
 use crate::array::named;
 use crate::error::Result;
 use crate::layout::{Dim, Layout, Placement};
@@ -51,6 +51,32 @@ pub enum Statistic {
     Any,
     /// Whether all elements are not zero.
     All,
+}
+
+impl Statistic {
+    /// PyTorch's name for it.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Sum => "sum",
+            Self::Mean => "mean",
+            Self::Prod => "prod",
+            Self::Max => "amax",
+            Self::Min => "amin",
+            Self::Var { .. } => "var",
+            Self::Std { .. } => "std",
+            Self::Norm => "norm",
+            Self::LogSumExp => "logsumexp",
+            Self::Any => "any",
+            Self::All => "all",
+        }
+    }
+
+    fn correction(self) -> Option<i64> {
+        match self {
+            Self::Var { correction } | Self::Std { correction } => Some(correction),
+            _ => None,
+        }
+    }
 }
 
 /// The dims that a statistic goes over, and how its result lies.
@@ -150,110 +176,103 @@ impl ShardTensor {
     ///
     /// Dims that do not exist or come twice; extrema of no elements; kinds without the statistic; the errors of the exchange.
     pub fn statistic(&self, statistic: Statistic, dims: &[i64], keepdim: bool) -> Result<Self> {
-        let op = match statistic {
-            Statistic::Sum => "sum",
-            Statistic::Mean => "mean",
-            Statistic::Prod => "prod",
-            Statistic::Max => "amax",
-            Statistic::Min => "amin",
-            Statistic::Var { .. } => "var",
-            Statistic::Std { .. } => "std",
-            Statistic::Norm => "norm",
-            Statistic::LogSumExp => "logsumexp",
-            Statistic::Any => "any",
-            Statistic::All => "all",
-        };
-        rule(op, &[self], || {
-            let x = self.resolved()?;
-            let over = Over::new(op, &x, dims, keepdim)?;
-            let (local, dims) = (x.local(), over.dims.as_slice());
-            match statistic {
-                Statistic::Sum => {
-                    over.partial(named(op, &[local], local.f_sum_dim_intlist(dims, true, None))?)
-                }
-                Statistic::Mean if over.axes.is_empty() => {
-                    over.done(named(op, &[local], local.f_mean_dim(dims, true, None))?)
-                }
-                Statistic::Mean => {
-                    // 16 bits would overflow.
-                    let half = matches!(local.kind(), Kind::Half | Kind::BFloat16);
-                    let wide = if half { Some(Kind::Float) } else { None };
-                    let sum = local.f_sum_dim_intlist(dims, true, wide);
-                    let count = over.count(&x) as f64;
-                    let mean = sum.and_then(|sum| sum.f_div_scalar(count)?.f_to_kind(local.kind()));
-                    over.partial(named(op, &[local], mean)?)
-                }
-                Statistic::Max | Statistic::Min => {
-                    if over.count(&x) == 0 {
-                        return refuse(op, format!("{:?} has no elements along {dims:?}", x.shape()));
+        let op = statistic.name();
+        operator(
+            op,
+            &[self],
+            args!("dim": dims, "keepdim": keepdim, "correction": statistic.correction()),
+            || {
+                let x = self.resolved()?;
+                let over = Over::new(op, &x, dims, keepdim)?;
+                let (local, dims) = (x.local(), over.dims.as_slice());
+                match statistic {
+                    Statistic::Sum => {
+                        over.partial(named(op, &[local], local.f_sum_dim_intlist(dims, true, None))?)
                     }
-                    let best = extreme::extreme(op, &x, &over, statistic == Statistic::Max)?;
-                    over.done(best)
-                }
-                Statistic::Prod => over.merged(&x, prod, |all| all.f_prod_dim_int(0, false, None)),
-                Statistic::Norm => over.merged(
-                    &x,
-                    |x, dims| x.f_norm_scalaropt_dim(2.0, dims, true),
-                    |all| all.f_norm_scalaropt_dim(2.0, [0], false),
-                ),
-                Statistic::LogSumExp if over.axes.is_empty() => {
-                    over.done(named(op, &[local], local.f_logsumexp(dims, true))?)
-                }
-                Statistic::LogSumExp => {
-                    let group = x.layout().group_along(&over.axes)?;
-                    let most = extreme::extreme(op, &x.detach(), &over, true)?;
-                    // A row of −∞ alone has nothing to be taken about.
-                    let shift = torch(
-                        op,
-                        most.f_isfinite().and_then(|finite| most.f_where_scalarother(&finite, 0.0)),
-                    )?;
-                    let terms = torch(op, local.f_sub(&shift).and_then(|x| x.f_exp()))?;
-                    let own = torch(op, terms.f_sum_dim_intlist(dims, true, None))?;
-                    let sum = reduce_from_parallel_region(&own, &group)?;
-                    over.done(torch(op, sum.f_log().and_then(|log| log.f_add(&shift)))?)
-                }
-                Statistic::Any | Statistic::All => {
-                    let some = statistic == Statistic::Any;
-                    let test = |x: &Tensor, dims: &[i64]| -> Result<Tensor, TchError> {
-                        let ones = x.f_ne(0)?.f_to_kind(Kind::Uint8)?;
-                        // Of no elements: none is, and all are.
-                        if dims.iter().any(|&dim| x.size()[dim as usize] == 0) {
-                            let mut shape = x.size();
-                            dims.iter().for_each(|&dim| shape[dim as usize] = 1);
-                            return Tensor::f_full(shape, i64::from(!some), (Kind::Uint8, x.device()));
+                    Statistic::Mean if over.axes.is_empty() => {
+                        over.done(named(op, &[local], local.f_mean_dim(dims, true, None))?)
+                    }
+                    Statistic::Mean => {
+                        // 16 bits would overflow.
+                        let half = matches!(local.kind(), Kind::Half | Kind::BFloat16);
+                        let wide = if half { Some(Kind::Float) } else { None };
+                        let sum = local.f_sum_dim_intlist(dims, true, wide);
+                        let count = over.count(&x) as f64;
+                        let mean = sum.and_then(|sum| sum.f_div_scalar(count)?.f_to_kind(local.kind()));
+                        over.partial(named(op, &[local], mean)?)
+                    }
+                    Statistic::Max | Statistic::Min => {
+                        if over.count(&x) == 0 {
+                            return refuse(op, format!("{:?} has no elements along {dims:?}", x.shape()));
                         }
-                        if some { ones.f_amax(dims, true) } else { ones.f_amin(dims, true) }
-                    };
-                    let found = over.merged(&x, test, |all| {
-                        let best = if some { all.f_amax([0], false) } else { all.f_amin([0], false) };
-                        best?.f_to_kind(Kind::Bool)
-                    })?;
-                    Ok(found)
-                }
-                Statistic::Var { correction } | Statistic::Std { correction } => {
-                    let root = matches!(statistic, Statistic::Std { .. });
-                    if !matches!(x.kind(), Kind::Half | Kind::BFloat16 | Kind::Float | Kind::Double) {
-                        return refuse(
+                        let best = extreme::extreme(op, &x, &over, statistic == Statistic::Max)?;
+                        over.done(best)
+                    }
+                    Statistic::Prod => over.merged(&x, prod, |all| all.f_prod_dim_int(0, false, None)),
+                    Statistic::Norm => over.merged(
+                        &x,
+                        |x, dims| x.f_norm_scalaropt_dim(2.0, dims, true),
+                        |all| all.f_norm_scalaropt_dim(2.0, [0], false),
+                    ),
+                    Statistic::LogSumExp if over.axes.is_empty() => {
+                        over.done(named(op, &[local], local.f_logsumexp(dims, true))?)
+                    }
+                    Statistic::LogSumExp => {
+                        let group = x.layout().group_along(&over.axes)?;
+                        let most = extreme::extreme(op, &x.detach(), &over, true)?;
+                        // A row of −∞ alone has nothing to be taken about.
+                        let shift = torch(
                             op,
-                            format!("{:?} has no variance; convert it to a floating kind", x.kind()),
-                        );
+                            most.f_isfinite().and_then(|finite| most.f_where_scalarother(&finite, 0.0)),
+                        )?;
+                        let terms = torch(op, local.f_sub(&shift).and_then(|x| x.f_exp()))?;
+                        let own = torch(op, terms.f_sum_dim_intlist(dims, true, None))?;
+                        let sum = reduce_from_parallel_region(&own, &group)?;
+                        over.done(torch(op, sum.f_log().and_then(|log| log.f_add(&shift)))?)
                     }
-                    // (libtorch warns of each part without elements.)
-                    if over.axes.is_empty() && local.numel() > 0 {
-                        let dense = match root {
-                            true => local.f_std_correction(dims, correction, true),
-                            false => local.f_var_correction(dims, correction, true),
+                    Statistic::Any | Statistic::All => {
+                        let some = statistic == Statistic::Any;
+                        let test = |x: &Tensor, dims: &[i64]| -> Result<Tensor, TchError> {
+                            let ones = x.f_ne(0)?.f_to_kind(Kind::Uint8)?;
+                            // Of no elements: none is, and all are.
+                            if dims.iter().any(|&dim| x.size()[dim as usize] == 0) {
+                                let mut shape = x.size();
+                                dims.iter().for_each(|&dim| shape[dim as usize] = 1);
+                                return Tensor::f_full(shape, i64::from(!some), (Kind::Uint8, x.device()));
+                            }
+                            if some { ones.f_amax(dims, true) } else { ones.f_amin(dims, true) }
                         };
-                        return over.done(named(op, &[local], dense)?);
+                        let found = over.merged(&x, test, |all| {
+                            let best = if some { all.f_amax([0], false) } else { all.f_amin([0], false) };
+                            best?.f_to_kind(Kind::Bool)
+                        })?;
+                        Ok(found)
                     }
-                    let (_, squares) = welford::moments(op, &x, &over)?;
-                    let count = (over.count(&x) - correction).max(0) as f64;
-                    let var = torch(op, squares.f_div_scalar(count))?;
-                    let result = if root { torch(op, root_of(&var))? } else { var };
-                    over.done(torch(op, result.f_to_kind(x.kind()))?)
+                    Statistic::Var { correction } | Statistic::Std { correction } => {
+                        let root = matches!(statistic, Statistic::Std { .. });
+                        if !matches!(x.kind(), Kind::Half | Kind::BFloat16 | Kind::Float | Kind::Double) {
+                            return refuse(
+                                op,
+                                format!("{:?} has no variance; convert it to a floating kind", x.kind()),
+                            );
+                        }
+                        // (libtorch warns of each part without elements.)
+                        if over.axes.is_empty() && local.numel() > 0 {
+                            let dense = match root {
+                                true => local.f_std_correction(dims, correction, true),
+                                false => local.f_var_correction(dims, correction, true),
+                            };
+                            return over.done(named(op, &[local], dense)?);
+                        }
+                        let (_, squares) = welford::moments(op, &x, &over)?;
+                        let count = (over.count(&x) - correction).max(0) as f64;
+                        let var = torch(op, squares.f_div_scalar(count))?;
+                        let result = if root { torch(op, root_of(&var))? } else { var };
+                        over.done(torch(op, result.f_to_kind(x.kind()))?)
+                    }
                 }
-            }
-        })
+            },
+        )
     }
 
     /// The sum of all elements.
@@ -281,7 +300,7 @@ impl ShardTensor {
     /// A dim that does not exist; the errors of the exchange.
     pub fn cumsum(&self, dim: i64) -> Result<Self> {
         const OP: &str = "cumsum";
-        rule(OP, &[self], || {
+        operator(OP, &[self], args!("dim": dim), || {
             let at = resolve(OP, dim, self.ndim())?;
             let x = self.resolved()?.consecutive()?;
             let local = torch(OP, x.local().f_cumsum(at as i64, None))?;

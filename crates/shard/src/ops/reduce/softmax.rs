@@ -8,7 +8,7 @@ use tch::{Kind, TchError, Tensor};
 
 use super::{Over, extreme};
 use crate::error::Result;
-use crate::ops::{refuse, resolve, rule, torch};
+use crate::ops::{operator, refuse, resolve, torch};
 use crate::tensor::ShardTensor;
 
 impl ShardTensor {
@@ -31,7 +31,7 @@ impl ShardTensor {
     }
 
     fn soft(&self, op: &'static str, dim: i64, log: bool) -> Result<Self> {
-        rule(op, &[self], || {
+        operator(op, &[self], args!("dim": dim), || {
             let x = self.resolved()?;
             let at = resolve(op, dim, x.ndim())?;
             if !x.layout().is_sharded(at) {

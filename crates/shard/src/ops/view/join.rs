@@ -5,7 +5,7 @@ use tch::Tensor;
 use crate::error::Result;
 use crate::layout::{Dim, Interval, Sizes, join};
 use crate::ops::align::same_mesh;
-use crate::ops::{refuse, resolve, rule, torch};
+use crate::ops::{operator, refuse, resolve, torch};
 use crate::tensor::ShardTensor;
 
 impl ShardTensor {
@@ -17,7 +17,7 @@ impl ShardTensor {
     /// No tensors, extents that differ along other dims, different meshes; the errors of the exchange.
     pub fn cat(tensors: &[&Self], dim: i64) -> Result<Self> {
         const OP: &str = "cat";
-        rule(OP, tensors, || {
+        operator(OP, tensors, args!("dim": dim), || {
             let [first, ..] = tensors else { return refuse(OP, "no tensors were given") };
             same_mesh(OP, tensors)?;
             let dim = resolve(OP, dim, first.ndim())?;
@@ -67,7 +67,7 @@ impl ShardTensor {
     /// No tensors, shapes that differ, different meshes; the errors of the exchange.
     pub fn stack(tensors: &[&Self], dim: i64) -> Result<Self> {
         const OP: &str = "stack";
-        rule(OP, tensors, || {
+        operator(OP, tensors, args!("dim": dim), || {
             let [first, ..] = tensors else { return refuse(OP, "no tensors were given") };
             same_mesh(OP, tensors)?;
             let at = resolve(OP, dim, first.ndim() + 1)?;

@@ -6,7 +6,7 @@ mod select;
 
 use tch::Kind;
 
-use super::{refuse, resolve, rule, torch};
+use super::{operator, refuse, resolve, torch};
 use crate::error::Result;
 use crate::layout::{Dim, Interval};
 use crate::tensor::ShardTensor;
@@ -19,7 +19,7 @@ impl ShardTensor {
     /// An order that does not name every dim once.
     pub fn permute(&self, order: &[i64]) -> Result<Self> {
         const OP: &str = "permute";
-        rule(OP, &[self], || {
+        operator(OP, &[self], args!("dims": order), || {
             let wanted: Vec<usize> =
                 order.iter().map(|&dim| resolve(OP, dim, self.ndim())).collect::<Result<_>>()?;
             let mut sorted = wanted.clone();
@@ -39,7 +39,7 @@ impl ShardTensor {
     /// Dims that do not exist.
     pub fn transpose(&self, dim0: i64, dim1: i64) -> Result<Self> {
         const OP: &str = "transpose";
-        rule(OP, &[self], || {
+        operator(OP, &[self], args!("dim0": dim0, "dim1": dim1), || {
             let (a, b) = (resolve(OP, dim0, self.ndim())?, resolve(OP, dim1, self.ndim())?);
             let mut dims = self.layout().dims().to_vec();
             dims.swap(a, b);
@@ -55,7 +55,7 @@ impl ShardTensor {
     /// A place that there is not.
     pub fn unsqueeze(&self, dim: i64) -> Result<Self> {
         const OP: &str = "unsqueeze";
-        rule(OP, &[self], || {
+        operator(OP, &[self], args!("dim": dim), || {
             let at = resolve(OP, dim, self.ndim() + 1)?;
             let mut dims = self.layout().dims().to_vec();
             dims.insert(at, Dim::whole(1));
@@ -71,7 +71,7 @@ impl ShardTensor {
     /// Dims that do not exist.
     pub fn squeeze(&self, dims: &[i64]) -> Result<Self> {
         const OP: &str = "squeeze";
-        rule(OP, &[self], || {
+        operator(OP, &[self], args!("dim": dims), || {
             let named: Vec<usize> = match dims {
                 [] => (0..self.ndim()).collect(),
                 dims => dims.iter().map(|&dim| resolve(OP, dim, self.ndim())).collect::<Result<_>>()?,
@@ -98,7 +98,7 @@ impl ShardTensor {
     /// A shape that the tensor does not expand to.
     pub fn expand(&self, shape: &[i64]) -> Result<Self> {
         const OP: &str = "expand";
-        rule(OP, &[self], || {
+        operator(OP, &[self], args!("size": shape), || {
             let Some(new) = shape.len().checked_sub(self.ndim()) else {
                 return refuse(OP, format!("{:?} has more dims than {shape:?}", self.shape()));
             };
@@ -137,7 +137,7 @@ impl ShardTensor {
     /// Fewer repeats than dims, or negative ones.
     pub fn repeat(&self, repeats: &[i64]) -> Result<Self> {
         const OP: &str = "repeat";
-        rule(OP, &[self], || {
+        operator(OP, &[self], args!("repeats": repeats), || {
             let Some(new) = repeats.len().checked_sub(self.ndim()) else {
                 return refuse(OP, format!("{} repeats for {} dims", repeats.len(), self.ndim()));
             };
@@ -174,7 +174,7 @@ impl ShardTensor {
     /// Bytes that are no whole number of elements; no dims, where the sizes differ.
     pub fn view_kind(&self, kind: Kind) -> Result<Self> {
         const OP: &str = "view_kind";
-        rule(OP, &[self], || {
+        operator(OP, &[self], args!("dtype": format!("{kind:?}")), || {
             let (from, to) = (self.kind().elt_size_in_bytes() as i64, kind.elt_size_in_bytes() as i64);
             let mut x = self.resolved()?;
             let mut dims = x.layout().dims().to_vec();
@@ -215,15 +215,17 @@ impl ShardTensor {
     /// Dims that do not exist, or in the wrong order.
     pub fn flatten(&self, start: i64, end: i64) -> Result<Self> {
         const OP: &str = "flatten";
-        if self.ndim() == 0 {
-            return self.reshape(&[1]);
-        }
-        let (first, last) = (resolve(OP, start, self.ndim())?, resolve(OP, end, self.ndim())?);
-        if first > last {
-            return refuse(OP, format!("dim {start} comes after dim {end}"));
-        }
-        let shape = self.shape();
-        let merged: i64 = shape[first..=last].iter().product();
-        self.reshape(&[&shape[..first], &[merged], &shape[last + 1..]].concat())
+        operator(OP, &[self], args!("start_dim": start, "end_dim": end), || {
+            if self.ndim() == 0 {
+                return self.reshape(&[1]);
+            }
+            let (first, last) = (resolve(OP, start, self.ndim())?, resolve(OP, end, self.ndim())?);
+            if first > last {
+                return refuse(OP, format!("dim {start} comes after dim {end}"));
+            }
+            let shape = self.shape();
+            let merged: i64 = shape[first..=last].iter().product();
+            self.reshape(&[&shape[..first], &[merged], &shape[last + 1..]].concat())
+        })
     }
 }

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use crate::error::Result;
 use crate::layout::{Dim, Interval, Layout, join};
-use crate::ops::{refuse, rule, torch};
+use crate::ops::{operator, refuse, torch};
 use crate::tensor::ShardTensor;
 
 /// More pieces than this a part shall not be in; it is exchanged into one piece then.
@@ -22,10 +22,10 @@ impl ShardTensor {
     /// A shape of another number of elements; the errors of the exchange.
     pub fn reshape(&self, shape: &[i64]) -> Result<Self> {
         const OP: &str = "reshape";
-        if shape == self.shape() {
-            return Ok(self.shallow_clone());
-        }
-        rule(OP, &[self], || {
+        operator(OP, &[self], args!("size": shape), || {
+            if shape == self.shape() {
+                return Ok(self.shallow_clone());
+            }
             let shape = fill_in(OP, shape, self.layout().numel())?;
             if self.layout().numel() == 0 {
                 let x = self.gathered(|_| true)?;

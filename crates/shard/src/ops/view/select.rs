@@ -5,7 +5,7 @@ use tch::Tensor;
 use crate::array::named;
 use crate::error::Result;
 use crate::layout::{Dim, Interval};
-use crate::ops::{refuse, resolve, rule, torch};
+use crate::ops::{operator, refuse, resolve, torch};
 use crate::tensor::ShardTensor;
 use crate::window::{Need, Piece, Windows, fetch};
 
@@ -18,7 +18,7 @@ impl ShardTensor {
     /// A dim that does not exist, a step below 1.
     pub fn slice(&self, dim: i64, start: Option<i64>, end: Option<i64>, step: i64) -> Result<Self> {
         const OP: &str = "slice";
-        rule(OP, &[self], || {
+        operator(OP, &[self], args!("dim": dim, "start": start, "end": end, "step": step), || {
             let dim = resolve(OP, dim, self.ndim())?;
             if step < 1 {
                 return refuse(OP, format!("a step of {step}; expected at least 1"));
@@ -56,12 +56,14 @@ impl ShardTensor {
     /// A dim or elements that do not exist.
     pub fn narrow(&self, dim: i64, start: i64, length: i64) -> Result<Self> {
         const OP: &str = "narrow";
-        let extent = self.shape()[resolve(OP, dim, self.ndim())?];
-        let start = if start < 0 { start + extent } else { start };
-        if start < 0 || length < 0 || start + length > extent {
-            return refuse(OP, format!("{length} elements from {start} of {extent}"));
-        }
-        self.slice(dim, Some(start), Some(start + length), 1)
+        operator(OP, &[self], args!("dim": dim, "start": start, "length": length), || {
+            let extent = self.shape()[resolve(OP, dim, self.ndim())?];
+            let start = if start < 0 { start + extent } else { start };
+            if start < 0 || length < 0 || start + length > extent {
+                return refuse(OP, format!("{length} elements from {start} of {extent}"));
+            }
+            self.slice(dim, Some(start), Some(start + length), 1)
+        })
     }
 
     /// The element `index` along `dim`, which disappears: replicated along the axes that split the dim, whose owner sends it.
@@ -71,7 +73,7 @@ impl ShardTensor {
     /// A dim or an element that does not exist; the errors of the exchange.
     pub fn select(&self, dim: i64, index: i64) -> Result<Self> {
         const OP: &str = "select";
-        rule(OP, &[self], || {
+        operator(OP, &[self], args!("dim": dim, "index": index), || {
             let dim = resolve(OP, dim, self.ndim())?;
             let extent = self.shape()[dim];
             if !(-extent..extent).contains(&index) {
@@ -101,7 +103,7 @@ impl ShardTensor {
     /// A dim that does not exist; the errors of the exchange.
     pub fn unbind(&self, dim: i64) -> Result<Vec<Self>> {
         const OP: &str = "unbind";
-        rule(OP, &[self], || {
+        operator(OP, &[self], args!("dim": dim), || {
             let dim = resolve(OP, dim, self.ndim())?;
             let x = self.gathered(|d| d == dim)?;
             let mut dims = x.layout().dims().to_vec();
@@ -119,16 +121,18 @@ impl ShardTensor {
     /// Sizes that do not add up to the extent.
     pub fn split(&self, sizes: &[i64], dim: i64) -> Result<Vec<Self>> {
         const OP: &str = "split";
-        let extent = self.shape()[resolve(OP, dim, self.ndim())?];
-        if sizes.iter().sum::<i64>() != extent || sizes.iter().any(|&size| size < 0) {
-            return rule(OP, &[self], || refuse(OP, format!("sizes {sizes:?} do not add up to {extent}")));
-        }
-        let mut at = 0;
-        let parts = sizes.iter().map(|&size| {
-            at += size;
-            self.narrow(dim, at - size, size)
-        });
-        parts.collect()
+        operator(OP, &[self], args!("sizes": sizes, "dim": dim), || {
+            let extent = self.shape()[resolve(OP, dim, self.ndim())?];
+            if sizes.iter().sum::<i64>() != extent || sizes.iter().any(|&size| size < 0) {
+                return refuse(OP, format!("sizes {sizes:?} do not add up to {extent}"));
+            }
+            let mut at = 0;
+            let parts = sizes.iter().map(|&size| {
+                at += size;
+                self.narrow(dim, at - size, size)
+            });
+            parts.collect()
+        })
     }
 
     /// At most `chunks` parts of equal size, the last one shorter, as `torch.chunk`. Nothing is sent.
@@ -138,16 +142,18 @@ impl ShardTensor {
     /// A dim that does not exist, no chunks.
     pub fn chunk(&self, chunks: usize, dim: i64) -> Result<Vec<Self>> {
         const OP: &str = "chunk";
-        let extent = self.shape()[resolve(OP, dim, self.ndim())?];
-        if chunks == 0 {
-            return rule(OP, &[self], || refuse(OP, "0 chunks; expected at least 1"));
-        }
-        let mut sizes = isobar_collectives::chunk(extent, chunks);
-        sizes.retain(|&size| size > 0);
-        if extent == 0 {
-            sizes = vec![0];
-        }
-        self.split(&sizes, dim)
+        operator(OP, &[self], args!("chunks": chunks, "dim": dim), || {
+            let extent = self.shape()[resolve(OP, dim, self.ndim())?];
+            if chunks == 0 {
+                return refuse(OP, "0 chunks; expected at least 1");
+            }
+            let mut sizes = isobar_collectives::chunk(extent, chunks);
+            sizes.retain(|&size| size > 0);
+            if extent == 0 {
+                sizes = vec![0];
+            }
+            self.split(&sizes, dim)
+        })
     }
 }
 

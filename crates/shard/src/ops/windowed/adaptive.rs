@@ -3,11 +3,11 @@
 use tch::{TchError, Tensor};
 
 use super::pool::{check_dims, result_layout};
-use super::{Walk, part_of};
+use super::{Walk, part_of, spatial_name};
 use crate::array::named;
 use crate::error::Result;
 use crate::layout::{Dim, Interval};
-use crate::ops::{refuse, rule};
+use crate::ops::{operator, refuse};
 use crate::tensor::ShardTensor;
 use crate::window::{Border, Need, Windows, fetch};
 
@@ -27,6 +27,7 @@ impl ShardTensor {
     pub fn adaptive_avg_pool(&self, output: &[i64]) -> Result<Self> {
         self.adaptive(
             "adaptive_avg_pool",
+            ["adaptive_avg_pool1d", "adaptive_avg_pool2d", "adaptive_avg_pool3d"],
             output,
             |x, dim, spans| {
                 let (windows, longest) = spans_of(x, dim, spans)?;
@@ -63,6 +64,7 @@ impl ShardTensor {
     pub fn adaptive_max_pool(&self, output: &[i64]) -> Result<Self> {
         self.adaptive(
             "adaptive_max_pool",
+            ["adaptive_max_pool1d", "adaptive_max_pool2d", "adaptive_max_pool3d"],
             output,
             |x, dim, spans| {
                 let (windows, _) = spans_of(x, dim, spans)?;
@@ -85,12 +87,13 @@ impl ShardTensor {
     fn adaptive(
         &self,
         op: &'static str,
+        names: [&'static str; 3],
         output: &[i64],
         f: impl Fn(&Tensor, usize, &[(i64, i64)]) -> Result<Tensor, TchError>,
         whole: fn(&Tensor, &[i64]) -> Result<Tensor, TchError>,
     ) -> Result<Self> {
-        rule(op, &[self], || {
-            let spatial = output.len();
+        let spatial = output.len();
+        operator(spatial_name(names, spatial), &[self], args!("output_size": output), || {
             check_dims(op, self, spatial)?;
             if output.iter().any(|&extent| extent < 1) {
                 return refuse(op, format!("output {output:?}: expected extents of at least 1"));

@@ -3,13 +3,14 @@
 use isobar_collectives::ReduceOp;
 use tch::{TchError, Tensor};
 
-use super::{Walk, Windowed, each};
-use crate::array::named;
+use super::{Walk, Windowed, each, spatial_name};
+use crate::array::{Attrs, named};
 use crate::error::Result;
 use crate::layout::{Dim, Interval, Placement};
 use crate::ops::align::same_mesh;
 use crate::ops::contract::nothing_of;
-use crate::ops::{refuse, rule};
+use crate::ops::{operator, refuse};
+use crate::promote::{Operand, beside, operand};
 use crate::tensor::ShardTensor;
 use crate::window::{Border, Piece, Windows, fetch};
 
@@ -51,6 +52,25 @@ impl Default for Conv {
     }
 }
 
+impl Conv {
+    /// Its fields by PyTorch's names.
+    fn args(&self) -> Attrs {
+        let padding = match &self.padding {
+            Padding::Each(widths) => serde_json::json!(widths),
+            Padding::Same => "same".into(),
+        };
+        // PyTorch's convolutions call zeros what its padding calls a constant.
+        let mode = if self.padding_mode == PadMode::Constant { "zeros" } else { self.padding_mode.name() };
+        args!(
+            "stride": self.stride,
+            "padding": padding,
+            "dilation": self.dilation,
+            "groups": self.groups,
+            "padding_mode": mode,
+        )()
+    }
+}
+
 impl ShardTensor {
     /// Convolution in one to three spatial dims, as many as `weight` `[out, in / groups, kernel…]` has: of
     /// `[batch, in, extent…]`, or without a batch. `bias` is `[out]`.
@@ -81,63 +101,83 @@ impl ShardTensor {
     ///     assert_eq!(y.local_shape()[2], [5, 4][group.rank()]);
     /// });
     /// ```
-    pub fn conv(&self, weight: &Self, bias: Option<&Self>, conv: &Conv) -> Result<Self> {
+    pub fn conv(&self, weight: &dyn Operand, bias: Option<&dyn Operand>, conv: &Conv) -> Result<Self> {
         const OP: &str = "conv";
+        let (weight, bias) = (&*weight.beside(OP, self)?, beside(OP, self, bias)?);
+        let bias = bias.as_deref();
         let inputs: Vec<&Self> = [self, weight].into_iter().chain(bias).collect();
-        rule(OP, &inputs, || {
-            let spatial = spatial_dims(OP, self, weight)?;
-            if self.ndim() == spatial + 1 {
-                return self.unsqueeze(0)?.conv(weight, bias, conv)?.select(0, 0);
-            }
-            let (channels, per_group) = (self.shape()[1], weight.shape()[1]);
-            if conv.groups < 1 || per_group * conv.groups != channels || weight.shape()[0] % conv.groups != 0
-            {
-                let groups = conv.groups;
-                return refuse(
-                    OP,
-                    format!(
-                        "weight {:?} in {groups} groups does not fit {channels} channels",
-                        weight.shape()
-                    ),
-                );
-            }
-            check_bias(OP, bias, weight.shape()[0])?;
-            let stride = each(OP, "stride", &conv.stride, spatial)?;
-            let dilation = each(OP, "dilation", &conv.dilation, spatial)?;
-            if stride.iter().chain(&dilation).any(|&step| step < 1) {
-                return refuse(OP, "stride and dilation must be at least 1");
-            }
-            let padding = paddings(conv, weight, &stride, &dilation, spatial)?;
-            let x = self.resolved()?.consecutive()?;
-            let mut walks = Vec::with_capacity(spatial);
-            for index in 0..spatial {
-                let (extent, kernel) = (x.shape()[index + 2], weight.shape()[index + 2]);
-                let (before, after) = padding[index];
-                let (stride, dilation) = (stride[index], dilation[index]);
-                let room = extent + before + after - dilation * (kernel - 1) - 1;
-                if room < 0 || kernel < 1 {
+        let name = spatial_name(["conv1d", "conv2d", "conv3d"], weight.ndim().saturating_sub(2));
+        operator(
+            name,
+            &inputs,
+            || conv.args(),
+            || {
+                let spatial = spatial_dims(OP, self, weight)?;
+                if self.ndim() == spatial + 1 {
+                    return self.unsqueeze(0)?.conv(weight, operand(bias), conv)?.select(0, 0);
+                }
+                let (channels, per_group) = (self.shape()[1], weight.shape()[1]);
+                if conv.groups < 1
+                    || per_group * conv.groups != channels
+                    || weight.shape()[0] % conv.groups != 0
+                {
+                    let groups = conv.groups;
                     return refuse(
                         OP,
-                        format!("a kernel of {kernel} does not fit {extent} elements with padding"),
+                        format!(
+                            "weight {:?} in {groups} groups does not fit {channels} channels",
+                            weight.shape()
+                        ),
                     );
                 }
-                conv.padding_mode.check(OP, extent, before, after)?;
-                let result = room / stride + 1;
-                walks.push(Walk { dim: index + 2, extent, result, kernel, stride, dilation, before, after });
-            }
-            let parts = Channels::new(&x, weight, bias, conv.groups, false)?;
-            let windowed = Windowed::new(&parts.x, &walks, conv.padding_mode.border(), 0.0, true)?;
-            let left: Vec<i64> = walks
-                .iter()
-                .zip(&windowed.native)
-                .map(|(walk, native)| if *native { walk.before } else { 0 })
-                .collect();
-            let none = vec![0; spatial];
-            let steps = Steps { stride: &stride, padding: &left, dilation: &dilation, extra: &none };
-            let y = steps.convolve(&windowed.local, &parts, conv.groups, false);
-            let y = named(OP, &[&windowed.local, &parts.weight], y.and_then(|y| windowed.trim(y, &walks)))?;
-            Ok(parts.result(y, windowed.results))
-        })
+                check_bias(OP, bias, weight.shape()[0])?;
+                let stride = each(OP, "stride", &conv.stride, spatial)?;
+                let dilation = each(OP, "dilation", &conv.dilation, spatial)?;
+                if stride.iter().chain(&dilation).any(|&step| step < 1) {
+                    return refuse(OP, "stride and dilation must be at least 1");
+                }
+                let padding = paddings(conv, weight, &stride, &dilation, spatial)?;
+                let x = self.resolved()?.consecutive()?;
+                let mut walks = Vec::with_capacity(spatial);
+                for index in 0..spatial {
+                    let (extent, kernel) = (x.shape()[index + 2], weight.shape()[index + 2]);
+                    let (before, after) = padding[index];
+                    let (stride, dilation) = (stride[index], dilation[index]);
+                    let room = extent + before + after - dilation * (kernel - 1) - 1;
+                    if room < 0 || kernel < 1 {
+                        return refuse(
+                            OP,
+                            format!("a kernel of {kernel} does not fit {extent} elements with padding"),
+                        );
+                    }
+                    conv.padding_mode.check(OP, extent, before, after)?;
+                    let result = room / stride + 1;
+                    walks.push(Walk {
+                        dim: index + 2,
+                        extent,
+                        result,
+                        kernel,
+                        stride,
+                        dilation,
+                        before,
+                        after,
+                    });
+                }
+                let parts = Channels::new(&x, weight, bias, conv.groups, false)?;
+                let windowed = Windowed::new(&parts.x, &walks, conv.padding_mode.border(), 0.0, true)?;
+                let left: Vec<i64> = walks
+                    .iter()
+                    .zip(&windowed.native)
+                    .map(|(walk, native)| if *native { walk.before } else { 0 })
+                    .collect();
+                let none = vec![0; spatial];
+                let steps = Steps { stride: &stride, padding: &left, dilation: &dilation, extra: &none };
+                let y = steps.convolve(&windowed.local, &parts, conv.groups, false);
+                let y =
+                    named(OP, &[&windowed.local, &parts.weight], y.and_then(|y| windowed.trim(y, &walks)))?;
+                Ok(parts.result(y, windowed.results))
+            },
+        )
     }
 
     /// Transposed convolution, the adjoint of [`conv`](Self::conv): of `[batch, in, extent…]` with `weight`
@@ -148,17 +188,26 @@ impl ShardTensor {
     /// As [`conv`](Self::conv); a padding mode or `Same`, which there are not here.
     pub fn conv_transpose(
         &self,
-        weight: &Self,
-        bias: Option<&Self>,
+        weight: &dyn Operand,
+        bias: Option<&dyn Operand>,
         conv: &Conv,
         output_padding: &[i64],
     ) -> Result<Self> {
         const OP: &str = "conv_transpose";
+        const NAMES: [&str; 3] = ["conv_transpose1d", "conv_transpose2d", "conv_transpose3d"];
+        let (weight, bias) = (&*weight.beside(OP, self)?, beside(OP, self, bias)?);
+        let bias = bias.as_deref();
         let inputs: Vec<&Self> = [self, weight].into_iter().chain(bias).collect();
-        rule(OP, &inputs, || {
+        let args = || {
+            let mut args = conv.args();
+            args.extend(args!("output_padding": output_padding)());
+            args
+        };
+        operator(spatial_name(NAMES, weight.ndim().saturating_sub(2)), &inputs, args, || {
             let spatial = spatial_dims(OP, self, weight)?;
             if self.ndim() == spatial + 1 {
-                return self.unsqueeze(0)?.conv_transpose(weight, bias, conv, output_padding)?.select(0, 0);
+                let batch = self.unsqueeze(0)?;
+                return batch.conv_transpose(weight, operand(bias), conv, output_padding)?.select(0, 0);
             }
             let Padding::Each(padding) = &conv.padding else { return refuse(OP, "it has no padding `same`") };
             if conv.padding_mode != PadMode::Constant {

@@ -3,11 +3,11 @@
 use tch::{TchError, Tensor};
 
 use super::pool::{check_dims, result_layout};
-use super::{Walk, along, part_of};
+use super::{Walk, along, part_of, spatial_name};
 use crate::array::named;
 use crate::error::Result;
 use crate::layout::{Dim, Interval};
-use crate::ops::{refuse, rule};
+use crate::ops::{operator, refuse};
 use crate::tensor::ShardTensor;
 use crate::window::{Border, Need, Windows, fetch};
 
@@ -24,6 +24,19 @@ pub enum Interpolation {
     Cubic,
     /// The mean of the elements that it covers: adaptive pooling.
     Area,
+}
+
+impl Interpolation {
+    /// PyTorch's name for it, over so many spatial dims.
+    fn name(self, spatial: usize) -> &'static str {
+        match self {
+            Self::Nearest => "nearest",
+            Self::NearestExact => "nearest-exact",
+            Self::Linear => spatial_name(["linear", "bilinear", "trilinear"], spatial),
+            Self::Cubic => "bicubic",
+            Self::Area => "area",
+        }
+    }
 }
 
 /// The extents of an interpolation's result.
@@ -65,7 +78,15 @@ impl ShardTensor {
     /// Extents below 1; a mode that these dims do not have; the errors of the exchange.
     pub fn interpolate(&self, resize: &Resize, mode: Interpolation, align_corners: bool) -> Result<Self> {
         const OP: &str = "interpolate";
-        rule(OP, &[self], || {
+        let args = || {
+            let (size, scale) = match resize {
+                Resize::Size(size) => (Some(size), None),
+                Resize::Scale(scale) => (None, Some(scale)),
+            };
+            let mode = mode.name(self.ndim().saturating_sub(2));
+            args!("size": size, "scale_factor": scale, "mode": mode, "align_corners": align_corners)()
+        };
+        operator(OP, &[self], args, || {
             let spatial = self.ndim().saturating_sub(2);
             check_dims(OP, self, spatial)?;
             if mode == Interpolation::Cubic && spatial != 2 {

@@ -122,6 +122,11 @@ fn part_of(dim: &Dim, layout: &Layout) -> Interval {
     dim.part(at, layout.mesh_shape()).first().copied().unwrap_or(nothing)
 }
 
+/// The name of an operator with so many spatial dims; others are refused under the first.
+fn spatial_name(names: [&'static str; 3], spatial: usize) -> &'static str {
+    names.get(spatial.wrapping_sub(1)).unwrap_or(&names[0])
+}
+
 /// One value for each of `dims` dims: those given, or the single one for all.
 fn each(op: &'static str, what: &str, values: &[i64], dims: usize) -> Result<Vec<i64>> {
     match values {

@@ -4,7 +4,7 @@ use super::{Walk, Windowed, part_of};
 use crate::array::named;
 use crate::error::Result;
 use crate::layout::Dim;
-use crate::ops::{refuse, resolve, rule, torch};
+use crate::ops::{operator, refuse, resolve, torch};
 use crate::tensor::ShardTensor;
 use crate::window::{Border, Need, Piece, Windows, fetch};
 
@@ -23,6 +23,16 @@ pub enum PadMode {
 }
 
 impl PadMode {
+    /// PyTorch's name for it.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Constant => "constant",
+            Self::Circular => "circular",
+            Self::Reflect => "reflect",
+            Self::Replicate => "replicate",
+        }
+    }
+
     /// Refuses widths that the mode cannot have, as libtorch does.
     pub(super) fn check(self, op: &'static str, extent: i64, before: i64, after: i64) -> Result<()> {
         let (wide, limit) = (before.max(after), extent);
@@ -51,7 +61,7 @@ impl ShardTensor {
     /// Pairs that do not fit the tensor; the errors of the exchange.
     pub fn pad_mode(&self, pairs: &[i64], mode: PadMode, value: f64) -> Result<Self> {
         const OP: &str = "pad";
-        rule(OP, &[self], || {
+        operator(OP, &[self], args!("pad": pairs, "mode": mode.name(), "value": value), || {
             if !pairs.len().is_multiple_of(2) || pairs.len() / 2 > self.ndim() {
                 let reason = format!("{pairs:?} are not pairs for the last of {} dims", self.ndim());
                 return refuse(OP, reason);
@@ -89,7 +99,7 @@ impl ShardTensor {
     /// Dims that do not exist, or not one for each shift; the errors of the exchange.
     pub fn roll(&self, shifts: &[i64], dims: &[i64]) -> Result<Self> {
         const OP: &str = "roll";
-        rule(OP, &[self], || {
+        operator(OP, &[self], args!("shifts": shifts, "dims": dims), || {
             if dims.is_empty() && shifts.len() == 1 {
                 return self.reshape(&[-1])?.roll(shifts, &[0])?.reshape(self.shape());
             }
@@ -124,7 +134,7 @@ impl ShardTensor {
     /// Dims that do not exist, or come twice; the errors of the exchange.
     pub fn flip(&self, dims: &[i64]) -> Result<Self> {
         const OP: &str = "flip";
-        rule(OP, &[self], || {
+        operator(OP, &[self], args!("dims": dims), || {
             let x = self.resolved()?.consecutive()?;
             let layout = x.layout();
             let mut windows = Windows::of(layout);
@@ -159,7 +169,7 @@ impl ShardTensor {
     /// A dim that does not exist, a window that does not fit; the errors of the exchange.
     pub fn unfold(&self, dim: i64, size: i64, step: i64) -> Result<Self> {
         const OP: &str = "unfold";
-        rule(OP, &[self], || {
+        operator(OP, &[self], args!("dimension": dim, "size": size, "step": step), || {
             let x = self.resolved()?.consecutive()?;
             let dim = resolve(OP, dim, x.ndim())?;
             let extent = x.shape()[dim];
