@@ -4,10 +4,13 @@
 
 mod common;
 
-use common::{Dice, MESHES, numbers, on_mesh, same};
-use isobar_shard::{Conv, Interpolation, Layout, PadMode, Padding, Pool, Resize, Sizes};
+use common::{Dice, MESHES, difference, leaf, numbers, on_mesh, same};
+use isobar_shard::{
+    Conv, Interpolation, Layout, PadMode, Padding, Placement, Pool, Resize, ShardTensor, Sizes, grad,
+};
+use isobar_torch::autograd::{self, BackwardOptions};
 use rstest::rstest;
-use tch::Tensor;
+use tch::{Kind, Tensor};
 
 const ROUNDS: usize = 60;
 
@@ -27,7 +30,7 @@ fn splittable(spatial: usize) -> Vec<usize> {
 }
 
 fn replicated(mesh: &isobar_manager::DeviceMesh, shape: &[i64]) -> Layout {
-    let placements = vec![isobar_shard::Placement::Replicate; mesh.ndim()];
+    let placements = vec![Placement::Replicate; mesh.ndim()];
     Layout::new(mesh, &placements, shape, &Sizes::Chunk).unwrap()
 }
 
@@ -352,6 +355,73 @@ fn padding_rolling_flipping(#[values(1, 2, 3, 4)] mesh: usize) {
                 |t| t[0].unfold(dim, size, step),
                 |t| t[0].f_unfold(dim, size, step),
             );
+        }
+    });
+}
+
+/// A convolution of which the halo alone is fetched: a second pass through a kept graph, gradients of gradients, and inputs or
+/// weights without gradients, as the dense one has them.
+#[rstest]
+#[case(&[2], Placement::Replicate)]
+#[case(&[3], Placement::Replicate)]
+#[case(&[2, 2], Placement::Shard(0))]
+#[case(&[2, 2], Placement::Replicate)]
+fn halo_convolutions_pass_twice_and_have_second_gradients(
+    #[case] shape: &'static [i64],
+    #[case] other: Placement,
+) {
+    on_mesh(shape, move |mesh| {
+        let (image, kernel) = (numbers(&[2, 4, 5, 9], 1), numbers(&[6, 2, 3, 5], 2));
+        let bias = numbers(&[6], 3);
+        let (pads, steps) = ([2, 2], [2, 1]);
+        let conv =
+            Conv { stride: vec![2, 1], padding: Padding::Each(vec![2, 2]), groups: 2, ..Conv::default() };
+        let placements: Vec<Placement> =
+            if shape.len() == 1 { vec![Placement::Shard(3)] } else { vec![other, Placement::Shard(3)] };
+        let split = Layout::new(mesh, &placements, &[2, 4, 5, 9], &Sizes::Balanced).unwrap();
+        let whole = |shape: &[i64]| {
+            Layout::new(mesh, &vec![Placement::Replicate; mesh.ndim()], shape, &Sizes::Chunk).unwrap()
+        };
+        for (of_image, of_kernel) in [(true, true), (true, false), (false, true)] {
+            let x = leaf(&image, &split).set_requires_grad(of_image).unwrap();
+            let w = leaf(&kernel, &whole(&[6, 2, 3, 5])).set_requires_grad(of_kernel).unwrap();
+            let b = leaf(&bias, &whole(&[6]));
+            let dense: Vec<Tensor> = [(&image, of_image), (&kernel, of_kernel), (&bias, true)]
+                .map(|(whole, needs)| whole.copy().set_requires_grad(needs))
+                .into();
+            let y = x.conv(&w, Some(&b), &conv).unwrap();
+            let want = dense[0].conv2d(&dense[1], Some(&dense[2]), steps, pads, [1, 1], 2);
+            let (y, want) = (y.mul(&y).unwrap(), &want * &want);
+            let leaves: Vec<&ShardTensor> = [&x, &w, &b].into_iter().filter(|t| t.requires_grad()).collect();
+            let wholes: Vec<&Tensor> = dense.iter().filter(|t| t.requires_grad()).collect();
+            let keep =
+                |create_graph| BackwardOptions { retain_graph: true, create_graph, ..Default::default() };
+            let ones = Tensor::ones(want.size(), (Kind::Double, tch::Device::Cpu));
+            let g = ShardTensor::distribute_as(&ones, &y.layout().of_gradient()).unwrap();
+            for create_graph in [false, false, true] {
+                let got = grad(&[&y], &leaves, &[Some(&g)], keep(create_graph)).unwrap();
+                let expected =
+                    autograd::grad(&[&want], &wholes, &[Some(ones.copy())], keep(create_graph)).unwrap();
+                let pairs: Vec<(ShardTensor, Tensor)> =
+                    got.into_iter().zip(expected).map(|(a, b)| (a.unwrap(), b.unwrap())).collect();
+                for (got, expected) in &pairs {
+                    assert!(difference(&got.full_tensor(None).unwrap(), expected) < 1e-9);
+                }
+                if create_graph {
+                    let squares: Vec<ShardTensor> =
+                        pairs.iter().map(|(g, _)| g.mul(g).unwrap().sum().unwrap()).collect();
+                    let total =
+                        squares[1..].iter().fold(squares[0].shallow_clone(), |a, b| a.add(b).unwrap());
+                    let want = pairs.iter().map(|(_, g)| g.square().sum(Kind::Double)).reduce(|a, b| a + b);
+                    let got = grad(&[&total], &leaves, &[None], Default::default()).unwrap();
+                    let expected =
+                        autograd::grad(&[&want.unwrap()], &wholes, &[None], Default::default()).unwrap();
+                    for (got, expected) in got.iter().zip(&expected) {
+                        let got = got.as_ref().unwrap().full_tensor(None).unwrap();
+                        assert!(difference(&got, expected.as_ref().unwrap()) < 1e-6, "second gradients");
+                    }
+                }
+            }
         }
     });
 }

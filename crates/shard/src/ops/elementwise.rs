@@ -23,15 +23,13 @@ impl Elementwise for ShardTensor {
     fn unary(&self, function: Unary) -> Result<Self> {
         let linear = matches!(function, Unary::Neg | Unary::MulScalar(_));
         let at_once = |x: &Self| Ok(Self::new(x.local().unary(function)?, x.layout().clone()));
-        operator(
-            function.name(),
-            &[self],
-            || function.args(),
-            || match !self.layout().is_partial() || (linear && adds(self)) {
+        let args = || function.args();
+        operator(function.name(), &[self], args, || {
+            match !self.layout().is_partial() || (linear && adds(self)) {
                 true => at_once(self),
                 false => at_once(&self.resolved()?),
-            },
-        )
+            }
+        })
     }
 
     fn binary(&self, function: Binary, other: &Self) -> Result<Self> {

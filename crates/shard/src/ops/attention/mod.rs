@@ -129,17 +129,13 @@ impl ShardTensor {
         let mask = beside(NAME, query, options.attn_mask)?;
         let mask = mask.as_deref();
         let inputs: Vec<&Self> = [query, key, value].into_iter().chain(mask).collect();
-        operator(
-            NAME,
-            &inputs,
-            || options.args(),
-            || {
-                same_mesh(NAME, &inputs)?;
-                validate(query, key, value, mask, options)?;
-                let ready = |x: &Self| x.resolved()?.consecutive();
-                attend(&ready(query)?, &ready(key)?, &ready(value)?, mask, options)
-            },
-        )
+        let args = || options.args();
+        operator(NAME, &inputs, args, || {
+            same_mesh(NAME, &inputs)?;
+            validate(query, key, value, mask, options)?;
+            let ready = |x: &Self| x.resolved()?.consecutive();
+            attend(&ready(query)?, &ready(key)?, &ready(value)?, mask, options)
+        })
     }
 }
 

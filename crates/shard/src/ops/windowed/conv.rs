@@ -14,6 +14,7 @@ use crate::promote::{Operand, beside, operand};
 use crate::tensor::ShardTensor;
 use crate::window::{Border, Piece, Windows, fetch};
 
+use super::halo::{Halo, Native};
 use super::pad::PadMode;
 
 /// What stands around the input of a convolution.
@@ -107,77 +108,70 @@ impl ShardTensor {
         let bias = bias.as_deref();
         let inputs: Vec<&Self> = [self, weight].into_iter().chain(bias).collect();
         let name = spatial_name(["conv1d", "conv2d", "conv3d"], weight.ndim().saturating_sub(2));
-        operator(
-            name,
-            &inputs,
-            || conv.args(),
-            || {
-                let spatial = spatial_dims(OP, self, weight)?;
-                if self.ndim() == spatial + 1 {
-                    return self.unsqueeze(0)?.conv(weight, operand(bias), conv)?.select(0, 0);
-                }
-                let (channels, per_group) = (self.shape()[1], weight.shape()[1]);
-                if conv.groups < 1
-                    || per_group * conv.groups != channels
-                    || weight.shape()[0] % conv.groups != 0
-                {
-                    let groups = conv.groups;
+        let args = || conv.args();
+        operator(name, &inputs, args, || {
+            let spatial = spatial_dims(OP, self, weight)?;
+            if self.ndim() == spatial + 1 {
+                return self.unsqueeze(0)?.conv(weight, operand(bias), conv)?.select(0, 0);
+            }
+            let (channels, per_group) = (self.shape()[1], weight.shape()[1]);
+            if conv.groups < 1 || per_group * conv.groups != channels || weight.shape()[0] % conv.groups != 0
+            {
+                let groups = conv.groups;
+                return refuse(
+                    OP,
+                    format!(
+                        "weight {:?} in {groups} groups does not fit {channels} channels",
+                        weight.shape()
+                    ),
+                );
+            }
+            check_bias(OP, bias, weight.shape()[0])?;
+            let stride = each(OP, "stride", &conv.stride, spatial)?;
+            let dilation = each(OP, "dilation", &conv.dilation, spatial)?;
+            if stride.iter().chain(&dilation).any(|&step| step < 1) {
+                return refuse(OP, "stride and dilation must be at least 1");
+            }
+            let padding = paddings(conv, weight, &stride, &dilation, spatial)?;
+            let x = self.resolved()?.consecutive()?;
+            let mut walks = Vec::with_capacity(spatial);
+            for index in 0..spatial {
+                let (extent, kernel) = (x.shape()[index + 2], weight.shape()[index + 2]);
+                let (before, after) = padding[index];
+                let (stride, dilation) = (stride[index], dilation[index]);
+                let room = extent + before + after - dilation * (kernel - 1) - 1;
+                if room < 0 || kernel < 1 {
                     return refuse(
                         OP,
-                        format!(
-                            "weight {:?} in {groups} groups does not fit {channels} channels",
-                            weight.shape()
-                        ),
+                        format!("a kernel of {kernel} does not fit {extent} elements with padding"),
                     );
                 }
-                check_bias(OP, bias, weight.shape()[0])?;
-                let stride = each(OP, "stride", &conv.stride, spatial)?;
-                let dilation = each(OP, "dilation", &conv.dilation, spatial)?;
-                if stride.iter().chain(&dilation).any(|&step| step < 1) {
-                    return refuse(OP, "stride and dilation must be at least 1");
-                }
-                let padding = paddings(conv, weight, &stride, &dilation, spatial)?;
-                let x = self.resolved()?.consecutive()?;
-                let mut walks = Vec::with_capacity(spatial);
-                for index in 0..spatial {
-                    let (extent, kernel) = (x.shape()[index + 2], weight.shape()[index + 2]);
-                    let (before, after) = padding[index];
-                    let (stride, dilation) = (stride[index], dilation[index]);
-                    let room = extent + before + after - dilation * (kernel - 1) - 1;
-                    if room < 0 || kernel < 1 {
-                        return refuse(
-                            OP,
-                            format!("a kernel of {kernel} does not fit {extent} elements with padding"),
-                        );
-                    }
-                    conv.padding_mode.check(OP, extent, before, after)?;
-                    let result = room / stride + 1;
-                    walks.push(Walk {
-                        dim: index + 2,
-                        extent,
-                        result,
-                        kernel,
-                        stride,
-                        dilation,
-                        before,
-                        after,
-                    });
-                }
-                let parts = Channels::new(&x, weight, bias, conv.groups, false)?;
-                let windowed = Windowed::new(&parts.x, &walks, conv.padding_mode.border(), 0.0, true)?;
-                let left: Vec<i64> = walks
-                    .iter()
-                    .zip(&windowed.native)
-                    .map(|(walk, native)| if *native { walk.before } else { 0 })
-                    .collect();
-                let none = vec![0; spatial];
-                let steps = Steps { stride: &stride, padding: &left, dilation: &dilation, extra: &none };
-                let y = steps.convolve(&windowed.local, &parts, conv.groups, false);
-                let y =
-                    named(OP, &[&windowed.local, &parts.weight], y.and_then(|y| windowed.trim(y, &walks)))?;
-                Ok(parts.result(y, windowed.results))
-            },
-        )
+                conv.padding_mode.check(OP, extent, before, after)?;
+                let result = room / stride + 1;
+                walks.push(Walk { dim: index + 2, extent, result, kernel, stride, dilation, before, after });
+            }
+            let parts = Channels::new(&x, weight, bias, conv.groups, false)?;
+            if conv.padding_mode == PadMode::Constant
+                && let Some(halo) = Halo::new(&parts.x, &walks)?
+            {
+                let padding = walks.iter().map(|walk| walk.before).collect();
+                let native = Native { stride, padding, dilation, groups: conv.groups };
+                let y = halo.convolve(parts.x.local(), &parts, native)?;
+                let result = |walk: &Walk| parts.x.layout().dims()[walk.dim].scaled(walk.result);
+                return Ok(parts.result(y, walks.iter().map(result).collect()));
+            }
+            let windowed = Windowed::new(&parts.x, &walks, conv.padding_mode.border(), 0.0, true)?;
+            let left: Vec<i64> = walks
+                .iter()
+                .zip(&windowed.native)
+                .map(|(walk, native)| if *native { walk.before } else { 0 })
+                .collect();
+            let none = vec![0; spatial];
+            let steps = Steps { stride: &stride, padding: &left, dilation: &dilation, extra: &none };
+            let y = steps.convolve(&windowed.local, &parts.weight, parts.bias.as_ref(), conv.groups, false);
+            let y = named(OP, &[&windowed.local, &parts.weight], y.and_then(|y| windowed.trim(y, &walks)))?;
+            Ok(parts.result(y, windowed.results))
+        })
     }
 
     /// Transposed convolution, the adjoint of [`conv`](Self::conv): of `[batch, in, extent…]` with `weight`
@@ -269,7 +263,7 @@ impl ShardTensor {
             let local =
                 if moved { fetch(x.local(), layout, &windows, 0.0)? } else { x.local().shallow_clone() };
             let steps = Steps { stride: &stride, padding: &left, dilation: &dilation, extra: &left_extra };
-            let y = steps.convolve(&local, &parts, conv.groups, true);
+            let y = steps.convolve(&local, &parts.weight, parts.bias.as_ref(), conv.groups, true);
             let cut =
                 |y: Tensor| cuts.iter().try_fold(y, |y, &(dim, start, len)| y.f_narrow(dim, start, len));
             let y = named(OP, &[&local, &parts.weight], y.and_then(cut))?;
@@ -279,26 +273,27 @@ impl ShardTensor {
 }
 
 /// How the dense operator walks a window.
-struct Steps<'a> {
-    stride: &'a [i64],
-    padding: &'a [i64],
-    dilation: &'a [i64],
-    extra: &'a [i64],
+pub(super) struct Steps<'a> {
+    pub(super) stride: &'a [i64],
+    pub(super) padding: &'a [i64],
+    pub(super) dilation: &'a [i64],
+    pub(super) extra: &'a [i64],
 }
 
 impl Steps<'_> {
     /// The dense operator. It knows no tensors without channels: of those that go in one of zeros is made, and of those that
     /// come out one that is cut off again.
-    fn convolve(
+    pub(super) fn convolve(
         &self,
         x: &Tensor,
-        parts: &Channels,
+        weight: &Tensor,
+        bias: Option<&Tensor>,
         groups: i64,
         transposed: bool,
     ) -> Result<Tensor, TchError> {
         let (input, output) = if transposed { (0, 1) } else { (1, 0) };
-        let (mut x, mut weight) = (x.shallow_clone(), parts.weight.shallow_clone());
-        let mut bias = parts.bias.as_ref().map(Tensor::shallow_clone);
+        let (mut x, mut weight) = (x.shallow_clone(), weight.shallow_clone());
+        let mut bias = bias.map(Tensor::shallow_clone);
         let none = weight.size()[output] == 0;
         if x.size()[1] == 0 {
             x = with_one(&x, 1)?;
@@ -359,10 +354,10 @@ impl Back {
 }
 
 /// Input, weight and bias as their channels go together.
-struct Channels {
+pub(super) struct Channels {
     x: ShardTensor,
-    weight: Tensor,
-    bias: Option<Tensor>,
+    pub(super) weight: Tensor,
+    pub(super) bias: Option<Tensor>,
     out: Dim,
     /// Axes along which the result is a partial sum.
     summed: Vec<usize>,

@@ -3,6 +3,7 @@
 
 mod adaptive;
 mod conv;
+mod halo;
 mod interpolate;
 mod pad;
 mod pool;

@@ -114,39 +114,35 @@ impl ShardTensor {
     pub fn max_pool(&self, spatial: usize, pool: &Pool) -> Result<(Self, Self)> {
         const OP: &str = "max_pool";
         let name = spatial_name(["max_pool1d", "max_pool2d", "max_pool3d"], spatial);
-        operator(
-            name,
-            &[self],
-            || pool.args(true),
-            || {
-                check_dims(OP, self, spatial)?;
-                let x = self.resolved()?.consecutive()?;
-                let walks = pool.walks(OP, &x, spatial, true)?;
-                let windowed = Windowed::new(&x, &walks, Border::Fill, f64::NEG_INFINITY, true)?;
-                let values = |f: fn(&Walk) -> i64| walks.iter().map(f).collect::<Vec<i64>>();
-                let (kernel, stride, dilation) =
-                    (values(|w| w.kernel), values(|w| w.stride), values(|w| w.dilation));
-                let padding: Vec<i64> = walks
-                    .iter()
-                    .zip(&windowed.native)
-                    .map(|(w, native)| if *native { w.before } else { 0 })
-                    .collect();
-                let local = nonempty(&windowed.local)?;
-                let pooled = match spatial {
-                    1 => local.f_max_pool1d_with_indices(kernel, stride, padding, dilation, pool.ceil_mode),
-                    2 => local.f_max_pool2d_with_indices(kernel, stride, padding, dilation, pool.ceil_mode),
-                    _ => local.f_max_pool3d_with_indices(kernel, stride, padding, dilation, pool.ceil_mode),
-                };
-                let (y, indices) = named(OP, &[&windowed.local], pooled)?;
-                let (y, indices) =
-                    (cut_like(&y, &windowed.local, spatial)?, cut_like(&indices, &windowed.local, spatial)?);
-                let global = global_indices(&indices, &windowed, &walks);
-                let y = named(OP, &[&y], windowed.trim(y.shallow_clone(), &walks))?;
-                let global = named(OP, &[&indices], global.and_then(|g| windowed.trim(g, &walks)))?;
-                let layout = result_layout(&x, &walks, &windowed.results);
-                Ok((Self::new(y, layout.clone()), Self::new(global, layout)))
-            },
-        )
+        let args = || pool.args(true);
+        operator(name, &[self], args, || {
+            check_dims(OP, self, spatial)?;
+            let x = self.resolved()?.consecutive()?;
+            let walks = pool.walks(OP, &x, spatial, true)?;
+            let windowed = Windowed::new(&x, &walks, Border::Fill, f64::NEG_INFINITY, true)?;
+            let values = |f: fn(&Walk) -> i64| walks.iter().map(f).collect::<Vec<i64>>();
+            let (kernel, stride, dilation) =
+                (values(|w| w.kernel), values(|w| w.stride), values(|w| w.dilation));
+            let padding: Vec<i64> = walks
+                .iter()
+                .zip(&windowed.native)
+                .map(|(w, native)| if *native { w.before } else { 0 })
+                .collect();
+            let local = nonempty(&windowed.local)?;
+            let pooled = match spatial {
+                1 => local.f_max_pool1d_with_indices(kernel, stride, padding, dilation, pool.ceil_mode),
+                2 => local.f_max_pool2d_with_indices(kernel, stride, padding, dilation, pool.ceil_mode),
+                _ => local.f_max_pool3d_with_indices(kernel, stride, padding, dilation, pool.ceil_mode),
+            };
+            let (y, indices) = named(OP, &[&windowed.local], pooled)?;
+            let (y, indices) =
+                (cut_like(&y, &windowed.local, spatial)?, cut_like(&indices, &windowed.local, spatial)?);
+            let global = global_indices(&indices, &windowed, &walks);
+            let y = named(OP, &[&y], windowed.trim(y.shallow_clone(), &walks))?;
+            let global = named(OP, &[&indices], global.and_then(|g| windowed.trim(g, &walks)))?;
+            let layout = result_layout(&x, &walks, &windowed.results);
+            Ok((Self::new(y, layout.clone()), Self::new(global, layout)))
+        })
     }
 
     /// The means of windows over the last `spatial` (1 to 3) dims.
@@ -159,47 +155,40 @@ impl ShardTensor {
     pub fn avg_pool(&self, spatial: usize, pool: &Pool) -> Result<Self> {
         const OP: &str = "avg_pool";
         let name = spatial_name(["avg_pool1d", "avg_pool2d", "avg_pool3d"], spatial);
-        operator(
-            name,
-            &[self],
-            || pool.args(false),
-            || {
-                check_dims(OP, self, spatial)?;
-                let x = self.resolved()?.consecutive()?;
-                let walks = pool.walks(OP, &x, spatial, false)?;
-                if pool.divisor_override == Some(0) {
-                    return refuse(OP, "a divisor of 0");
-                }
-                // As libtorch has it, whatever the padding.
-                if spatial == 3 && walks.iter().any(|walk| walk.kernel > walk.extent) {
-                    return refuse(
-                        OP,
-                        format!("{:?} is smaller than the window {:?}", x.shape(), pool.kernel),
-                    );
-                }
-                let split = walks.iter().any(|walk| x.layout().is_sharded(walk.dim));
-                let windowed = match split {
-                    true => Windowed::new(&x, &walks, Border::Fill, 0.0, false)?,
-                    false => Windowed {
-                        local: x.local().shallow_clone(),
-                        results: walks.iter().map(|walk| Dim::whole(walk.result)).collect(),
-                        own: walks.iter().map(|walk| Interval::new(0, walk.result)).collect(),
-                        native: vec![true; spatial],
-                    },
-                };
-                let local = nonempty(&windowed.local)?;
-                let y = if split { sums(&local, &walks) } else { dense(&local, &walks, pool) };
-                let y = cut_like(&named(OP, &[&windowed.local], y)?, &windowed.local, spatial)?;
-                let y = match split {
-                    true => windowed
-                        .trim(y, &walks)
-                        .and_then(|y| y.f_div(&divisors(&y, &walks, &windowed.own, pool)?))
-                        .and_then(|y| y.f_to_kind(x.kind())),
-                    false => Ok(y),
-                };
-                Ok(Self::new(named(OP, &[&windowed.local], y)?, result_layout(&x, &walks, &windowed.results)))
-            },
-        )
+        let args = || pool.args(false);
+        operator(name, &[self], args, || {
+            check_dims(OP, self, spatial)?;
+            let x = self.resolved()?.consecutive()?;
+            let walks = pool.walks(OP, &x, spatial, false)?;
+            if pool.divisor_override == Some(0) {
+                return refuse(OP, "a divisor of 0");
+            }
+            // As libtorch has it, whatever the padding.
+            if spatial == 3 && walks.iter().any(|walk| walk.kernel > walk.extent) {
+                return refuse(OP, format!("{:?} is smaller than the window {:?}", x.shape(), pool.kernel));
+            }
+            let split = walks.iter().any(|walk| x.layout().is_sharded(walk.dim));
+            let windowed = match split {
+                true => Windowed::new(&x, &walks, Border::Fill, 0.0, false)?,
+                false => Windowed {
+                    local: x.local().shallow_clone(),
+                    results: walks.iter().map(|walk| Dim::whole(walk.result)).collect(),
+                    own: walks.iter().map(|walk| Interval::new(0, walk.result)).collect(),
+                    native: vec![true; spatial],
+                },
+            };
+            let local = nonempty(&windowed.local)?;
+            let y = if split { sums(&local, &walks) } else { dense(&local, &walks, pool) };
+            let y = cut_like(&named(OP, &[&windowed.local], y)?, &windowed.local, spatial)?;
+            let y = match split {
+                true => windowed
+                    .trim(y, &walks)
+                    .and_then(|y| y.f_div(&divisors(&y, &walks, &windowed.own, pool)?))
+                    .and_then(|y| y.f_to_kind(x.kind())),
+                false => Ok(y),
+            };
+            Ok(Self::new(named(OP, &[&windowed.local], y)?, result_layout(&x, &walks, &windowed.results)))
+        })
     }
 }
 
