@@ -45,6 +45,22 @@ pub enum Init<A> {
     Given(A),
 }
 
+impl<A> Init<A> {
+    /// The same, with given values as another kind of array.
+    pub(super) fn with<B>(&self, f: impl FnOnce(&A) -> B) -> Init<B> {
+        match *self {
+            Self::Constant(value) => Init::Constant(value),
+            Self::Uniform { low, high } => Init::Uniform { low, high },
+            Self::FanIn(fan) => Init::FanIn(fan),
+            Self::XavierUniform => Init::XavierUniform,
+            Self::Normal { mean, std } => Init::Normal { mean, std },
+            Self::TruncNormal { std } => Init::TruncNormal { std },
+            Self::LogNormal { mean, std } => Init::LogNormal { mean, std },
+            Self::Given(ref values) => Init::Given(f(values)),
+        }
+    }
+}
+
 impl Init<Tensor> {
     /// The values of the part `window`.
     pub(super) fn values(

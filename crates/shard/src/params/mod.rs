@@ -1,11 +1,13 @@
 //! Parameters: what a model asks for by name, and who supplies them.
 
 mod init;
+mod mesh;
 mod scope;
 mod state;
 mod store;
 
 pub use init::Init;
+pub use mesh::MeshParams;
 pub use scope::Scope;
 pub use state::{StateDict, read_safetensors};
 pub use store::{ParamStore, Parameter};

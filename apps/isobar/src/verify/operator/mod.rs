@@ -2,7 +2,7 @@
 
 mod budget;
 mod channel_parallel;
-mod data_parallel;
+mod model;
 mod sharded;
 mod v_collectives;
 
@@ -49,21 +49,20 @@ pub(crate) trait Operator: Sync {
     fn budget(&self, case: &Case, layout: &Layout, rank: usize) -> Result<u64>;
 }
 
-/// The operators that are not one of sharded tensors.
-static MODELS: [&dyn Operator; 7] = [
+/// The operators that are neither of sharded tensors nor models over them.
+static OTHERS: [&dyn Operator; 5] = [
     &v_collectives::ALL_GATHER_V,
     &v_collectives::GATHER_V,
     &v_collectives::SCATTER_V,
     &v_collectives::INDEXED_ALL_TO_ALL_V,
-    &data_parallel::FULLY_CONNECTED,
-    &data_parallel::AFNO,
     &channel_parallel::DistributedAfno,
 ];
 
 /// The operator of that name.
 pub(crate) fn find(name: &str) -> Option<&'static dyn Operator> {
     let sharded = sharded::ALL.iter().map(|operator| operator as &dyn Operator);
-    MODELS.iter().copied().chain(sharded).find(|operator| operator.name() == name)
+    let models = model::ALL.iter().map(|model| model as &dyn Operator);
+    OTHERS.iter().copied().chain(sharded).chain(models).find(|operator| operator.name() == name)
 }
 
 /// One rank of a run.

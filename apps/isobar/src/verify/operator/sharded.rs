@@ -177,7 +177,7 @@ impl Operator for Sharded {
 }
 
 /// The placements of a tensor with what is partial replicated: the values are looked at.
-fn settled(tensor: &ShardTensor) -> Vec<isobar_shard::Placement> {
+pub(super) fn settled(tensor: &ShardTensor) -> Vec<isobar_shard::Placement> {
     tensor.placements().iter().map(|placement| placement.of_gradient()).collect()
 }
 

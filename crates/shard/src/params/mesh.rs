@@ -1,0 +1,143 @@
+//! Parameters as sharded tensors.
+
+use isobar_manager::DeviceMesh;
+use tch::Tensor;
+
+use super::{Init, ParamStore, Params, Placement};
+use crate::error::{Error, Result};
+use crate::layout::{Layout, Sizes};
+use crate::region::ParallelRegion;
+use crate::tensor::ShardTensor;
+
+/// The supplier of a model over [`ShardTensor`]s: the parameters of a [`ParamStore`] on a mesh.
+///
+/// They are replicated: each rank's store has the whole of them, with gradients that are whole and the same on all ranks, so
+/// that optimizers and checkpoints go on with the store as if there were one rank. Where the store is split over a
+/// [region](ParamStore::with_region), its sharded parameters are so along the axis of the mesh that
+/// [`along`](Self::along) names.
+///
+/// ```
+/// use isobar_collectives::threads;
+/// use isobar_manager::DeviceMesh;
+/// use isobar_shard::{Generator, Init, MeshParams, ParamStore, Params, Placement, ShardTensor};
+/// use tch::{Device, Kind, Tensor};
+///
+/// threads::run(2, std::time::Duration::from_secs(30), |group| {
+///     let mesh = DeviceMesh::new(&group, &[2], &["domain"]).unwrap();
+///     let mut store = ParamStore::new(Generator::new(1));
+///     let mut params = MeshParams::new(&mut store, &mesh);
+///     let weight = params.param("weight", &[3, 2], Init::XavierUniform, Placement::Replicate).unwrap();
+///     let rows = Tensor::ones([5, 2], (Kind::Float, Device::Cpu));
+///     let x = ShardTensor::distribute(&rows, &mesh, &[Placement::Shard(0)]).unwrap();
+///     x.linear(&weight, None).unwrap().sum().unwrap().backward().unwrap();
+///     let gradient = store.parameters()[0].tensor.grad();
+///     assert_eq!(gradient, Tensor::full([3, 2], 5.0, (Kind::Float, Device::Cpu)));
+/// });
+/// ```
+#[derive(Debug)]
+pub struct MeshParams<'a> {
+    store: &'a mut ParamStore,
+    mesh: DeviceMesh,
+    /// The axis of the mesh over whose ranks the store is split.
+    axis: Option<usize>,
+    /// What the model sees: it computes with global tensors.
+    region: ParallelRegion,
+}
+
+impl<'a> MeshParams<'a> {
+    /// The store's parameters, replicated on the mesh.
+    pub fn new(store: &'a mut ParamStore, mesh: &DeviceMesh) -> Self {
+        Self { store, mesh: mesh.clone(), axis: None, region: ParallelRegion::single() }
+    }
+
+    /// The same, with what the store's region splits sharded along an axis of the mesh.
+    ///
+    /// # Errors
+    ///
+    /// An axis that the mesh lacks, or that has other ranks than the store's region.
+    pub fn along(self, axis: &str) -> Result<Self> {
+        let Some(index) = self.mesh.names().iter().position(|name| *name == axis) else {
+            return Err(refuse(format!("{} has no axis \"{axis}\"", self.mesh)));
+        };
+        let (ranks, split) = (self.mesh.shape()[index], self.store.region().size());
+        if ranks as usize != split {
+            return Err(refuse(format!(
+                "the store is split over {split} ranks, the axis \"{axis}\" of {} has {ranks}",
+                self.mesh
+            )));
+        }
+        Ok(Self { axis: Some(index), ..self })
+    }
+
+    fn layout(&self, shape: &[i64], placement: Placement) -> Result<Layout> {
+        let mut placements = vec![Placement::Replicate; self.mesh.ndim()];
+        let mut sizes = Sizes::Chunk;
+        if let Some(dim) = placement.dim().filter(|_| self.store.region().size() > 1) {
+            let Some(axis) = self.axis else {
+                return Err(refuse(format!("the store is split; name an axis of {} for it", self.mesh)));
+            };
+            placements[axis] = placement;
+            let extent = shape.get(dim).copied().unwrap_or(0);
+            sizes = Sizes::Explicit([(dim, self.store.region().sizes(extent))].into());
+        }
+        Layout::new(&self.mesh, &placements, shape, &sizes)
+    }
+
+    fn shared(&self, part: &Tensor, shape: &[i64], placement: Placement) -> Result<ShardTensor> {
+        ShardTensor::from_parts(part, &self.layout(shape, placement)?)
+    }
+}
+
+/// This rank's part of given values.
+fn local(init: &Init<ShardTensor>) -> Init<Tensor> {
+    init.with(|values| values.local().shallow_clone())
+}
+
+impl Params for MeshParams<'_> {
+    type Array = ShardTensor;
+
+    fn param(
+        &mut self,
+        name: &str,
+        shape: &[i64],
+        init: Init<ShardTensor>,
+        placement: Placement,
+    ) -> Result<ShardTensor> {
+        let part = self.store.param(name, shape, local(&init), placement)?;
+        self.shared(&part, shape, placement)
+    }
+
+    fn buffer(
+        &mut self,
+        name: &str,
+        shape: &[i64],
+        init: Init<ShardTensor>,
+        placement: Placement,
+    ) -> Result<ShardTensor> {
+        let part = self.store.buffer(name, shape, local(&init), placement)?;
+        self.shared(&part, shape, placement)
+    }
+
+    fn draw(
+        &self,
+        name: &str,
+        shape: &[i64],
+        init: &Init<ShardTensor>,
+        placement: Placement,
+    ) -> Result<ShardTensor> {
+        let part = self.store.draw(name, shape, &local(init), placement)?;
+        self.shared(&part, shape, placement)
+    }
+
+    fn tie(&mut self, alias: &str, name: &str) -> Result<()> {
+        self.store.tie(alias, name)
+    }
+
+    fn region(&self) -> &ParallelRegion {
+        &self.region
+    }
+}
+
+fn refuse(reason: String) -> Error {
+    Error::Argument { op: "mesh_params", reason }
+}
