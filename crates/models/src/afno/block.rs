@@ -46,7 +46,7 @@ impl<A: Array> Block<A> {
     /// For `x` `[h, w, batch, features]`.
     pub(super) fn forward(&self, x: &A, mode: Mode<'_>) -> Result<A> {
         let u = self.norm1.layer_norm(x)?;
-        let x = self.filter.forward(&u)?.add(&u)?.add(x)?;
+        let x = self.filter.forward(&u)?.laid_out_as(&u)?.add(&u)?.add(x)?;
         let hidden = self.fc1.linear(&self.norm2.layer_norm(&x)?)?.gelu()?;
         let hidden = mode.dropout(&hidden, self.drop_rate, BATCH_DIM, &[])?;
         let update = mode.dropout(&self.fc2.linear(&hidden)?, self.drop_rate, BATCH_DIM, &[])?;

@@ -7,6 +7,7 @@
 
 mod convert;
 mod elementwise;
+pub(crate) mod fourier;
 mod linear;
 mod parallel;
 mod random;

@@ -18,6 +18,10 @@ use crate::region::ParallelRegion;
     reason = "all fail alike: extents that do not fit `sizes`, or the communication fails"
 )]
 pub trait Parallel: Sized {
+    /// The array in the layout of another one of its shape, where ranks have parts: what a model says where a residual goes back
+    /// to where its input lies.
+    fn laid_out_as(&self, other: &Self) -> Result<Self>;
+
     /// In, from a replicated array to each rank's own use of it. Backward sums over ranks.
     fn copy_to_region(&self, region: &ParallelRegion) -> Result<Self>;
 
@@ -54,6 +58,10 @@ pub trait Parallel: Sized {
 }
 
 impl Parallel for Tensor {
+    fn laid_out_as(&self, _other: &Self) -> Result<Self> {
+        Ok(self.shallow_clone())
+    }
+
     fn copy_to_region(&self, region: &ParallelRegion) -> Result<Self> {
         Ok(isobar_collectives::copy_to_parallel_region(self, region.group())?)
     }

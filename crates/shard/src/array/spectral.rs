@@ -5,13 +5,15 @@ use std::ops::Range;
 use tch::{Device, Kind, TchError, Tensor};
 
 use super::convert::as_complex;
-use super::{Array, argument, named, resolve, tables};
+use super::fourier::Transform;
+use super::{Array, argument, fourier, named, resolve, tables};
 use crate::error::Result;
 
 /// Where the factor 1 / n of a transform and its inverse goes, as in PyTorch.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum FftNorm {
     /// To the inverse transform.
+    #[default]
     Backward,
     /// Its root to both, which makes them unitary.
     Ortho,
@@ -20,7 +22,8 @@ pub enum FftNorm {
 }
 
 impl FftNorm {
-    fn name(self) -> &'static str {
+    /// PyTorch's name for it.
+    pub fn name(self) -> &'static str {
         match self {
             FftNorm::Backward => "backward",
             FftNorm::Ortho => "ortho",
@@ -52,12 +55,59 @@ pub struct Modes {
     reason = "all fail alike: kinds below single, dims or modes that do not exist"
 )]
 pub trait Spectral: Sized {
-    /// The complex half spectrum over two dims, the last of which is halved.
-    fn rfft2(&self, dims: [i64; 2], norm: FftNorm) -> Result<Self>;
+    /// The spectrum over `dims` of `s` points each, to which the array is cut or filled up with zeros. No `s`, or −1 in it,
+    /// means the extents; no `dims` means the last ones of `s`, and without that all.
+    fn fftn(&self, s: &[i64], dims: &[i64], norm: FftNorm) -> Result<Self>;
 
-    /// The real inverse of [`rfft2`](Self::rfft2) of extents `size`. As there, imaginary parts of modes that are their own
-    /// mirror image are dropped.
-    fn irfft2(&self, size: [i64; 2], dims: [i64; 2], norm: FftNorm) -> Result<Self>;
+    /// The inverse of [`fftn`](Self::fftn).
+    fn ifftn(&self, s: &[i64], dims: &[i64], norm: FftNorm) -> Result<Self>;
+
+    /// The half spectrum of a real array, `n / 2 + 1` modes along the last of `dims`.
+    fn rfftn(&self, s: &[i64], dims: &[i64], norm: FftNorm) -> Result<Self>;
+
+    /// The real inverse of [`rfftn`](Self::rfftn). Along the last of `dims` there are 2 (modes − 1) points, unless `s` says
+    /// otherwise; imaginary parts of modes that are their own mirror image are dropped.
+    fn irfftn(&self, s: &[i64], dims: &[i64], norm: FftNorm) -> Result<Self>;
+
+    /// [`fftn`](Self::fftn) over one dim.
+    fn fft(&self, n: Option<i64>, dim: i64, norm: FftNorm) -> Result<Self> {
+        self.fftn(n.as_slice(), &[dim], norm)
+    }
+
+    /// [`ifftn`](Self::ifftn) over one dim.
+    fn ifft(&self, n: Option<i64>, dim: i64, norm: FftNorm) -> Result<Self> {
+        self.ifftn(n.as_slice(), &[dim], norm)
+    }
+
+    /// [`rfftn`](Self::rfftn) over one dim.
+    fn rfft(&self, n: Option<i64>, dim: i64, norm: FftNorm) -> Result<Self> {
+        self.rfftn(n.as_slice(), &[dim], norm)
+    }
+
+    /// [`irfftn`](Self::irfftn) over one dim.
+    fn irfft(&self, n: Option<i64>, dim: i64, norm: FftNorm) -> Result<Self> {
+        self.irfftn(n.as_slice(), &[dim], norm)
+    }
+
+    /// [`fftn`](Self::fftn) over two dims.
+    fn fft2(&self, dims: [i64; 2], norm: FftNorm) -> Result<Self> {
+        self.fftn(&[], &dims, norm)
+    }
+
+    /// [`ifftn`](Self::ifftn) over two dims.
+    fn ifft2(&self, dims: [i64; 2], norm: FftNorm) -> Result<Self> {
+        self.ifftn(&[], &dims, norm)
+    }
+
+    /// [`rfftn`](Self::rfftn) over two dims.
+    fn rfft2(&self, dims: [i64; 2], norm: FftNorm) -> Result<Self> {
+        self.rfftn(&[], &dims, norm)
+    }
+
+    /// [`irfftn`](Self::irfftn) over two dims, to the extents `size`.
+    fn irfft2(&self, size: [i64; 2], dims: [i64; 2], norm: FftNorm) -> Result<Self> {
+        self.irfftn(&size, &dims, norm)
+    }
 
     /// Only the given modes of the half spectrum over `dim` (height) and the dim after it (width), as a real array: from
     /// `[…, height, width, …]` to `[…, 2, rows, columns, …]`, real parts first.
@@ -68,22 +118,20 @@ pub trait Spectral: Sized {
 }
 
 impl Spectral for Tensor {
-    fn rfft2(&self, dims: [i64; 2], norm: FftNorm) -> Result<Self> {
-        let transform = || match extents(self, dims) {
-            Some([height, width]) if self.numel() == 0 => {
-                of_nothing(self, dims, [height, width / 2 + 1])?.f_to_kind(complex(self.kind()))
-            }
-            _ => self.f_fft_rfft2(None::<&[i64]>, dims, norm.name()),
-        };
-        named("rfft2", &[self], transform())
+    fn fftn(&self, s: &[i64], dims: &[i64], norm: FftNorm) -> Result<Self> {
+        dense("fftn", self, fourier::Kind::Forward, s, dims, norm)
     }
 
-    fn irfft2(&self, size: [i64; 2], dims: [i64; 2], norm: FftNorm) -> Result<Self> {
-        let transform = || match extents(self, dims) {
-            Some(_) if self.numel() == 0 && self.is_complex() => of_nothing(self, dims, size)?.f_real(),
-            _ => self.f_fft_irfft2(&size[..], dims, norm.name()),
-        };
-        named("irfft2", &[self], transform())
+    fn ifftn(&self, s: &[i64], dims: &[i64], norm: FftNorm) -> Result<Self> {
+        dense("ifftn", self, fourier::Kind::Inverse, s, dims, norm)
+    }
+
+    fn rfftn(&self, s: &[i64], dims: &[i64], norm: FftNorm) -> Result<Self> {
+        dense("rfftn", self, fourier::Kind::Real, s, dims, norm)
+    }
+
+    fn irfftn(&self, s: &[i64], dims: &[i64], norm: FftNorm) -> Result<Self> {
+        dense("irfftn", self, fourier::Kind::InverseReal, s, dims, norm)
     }
 
     fn rfft2_modes(&self, dim: i64, modes: &Modes, norm: FftNorm) -> Result<Self> {
@@ -127,6 +175,18 @@ impl Spectral for Tensor {
         };
         named(op, &[self], field.f_reshape([&shape[..at], &size, &shape[at + 3..]].concat()))
     }
+}
+
+fn dense(
+    op: &'static str,
+    x: &Tensor,
+    kind: fourier::Kind,
+    s: &[i64],
+    dims: &[i64],
+    norm: FftNorm,
+) -> Result<Tensor> {
+    let transform = Transform::new(op, kind, Array::kind(x), &x.size(), s, dims)?;
+    named(op, &[x], transform.local(x, &transform.dims, norm))
 }
 
 /// How a transform is computed.
@@ -273,17 +333,6 @@ fn of_nothing(x: &Tensor, dims: [i64; 2], size: [i64; 2]) -> Result<Tensor, TchE
         shape[at] = extent;
     }
     points.f_expand(shape, false)
-}
-
-/// The extents along two dims, where both have some.
-fn extents(x: &Tensor, dims: [i64; 2]) -> Option<[i64; 2]> {
-    let shape = x.size();
-    let extent = |dim| Some(shape[resolve("rfft2", dim, shape.len()).ok()?]).filter(|&extent| extent > 0);
-    Some([extent(dims[0])?, extent(dims[1])?])
-}
-
-fn complex(kind: Kind) -> Kind {
-    if kind == Kind::Double { Kind::ComplexDouble } else { Kind::ComplexFloat }
 }
 
 /// One matrix `[i, j]` times each of a batch `[n, j, k]`.

@@ -399,6 +399,18 @@ impl Layout {
         self.beside(placements, dims)
     }
 
+    /// The same with one dim whole, and what split it splitting another one, in equal parts.
+    pub(crate) fn turned(&self, from: usize, to: usize) -> Self {
+        let mut dims = self.dims().to_vec();
+        let mut axes = [&dims[from].axes[..], &dims[to].axes[..]].concat();
+        axes.sort_unstable();
+        dims[from] = Dim::whole(dims[from].extent());
+        let mesh = self.mesh_shape();
+        let whole = Dim::whole(dims[to].extent());
+        dims[to] = axes.iter().fold(whole, |dim, &axis| dim.split(axis, mesh[axis], &Sizes::Balanced, 1));
+        self.with_dims(dims)
+    }
+
     /// The same with one dim another.
     pub(crate) fn with_dim(&self, dim: usize, parts: Dim) -> Self {
         let mut dims = self.0.dims.clone();

@@ -8,6 +8,7 @@ pub(crate) mod align;
 pub(crate) mod attention;
 pub(crate) mod contract;
 pub(crate) mod elementwise;
+pub(crate) mod fourier;
 pub(crate) mod index;
 pub(crate) mod named;
 pub(crate) mod neighbours;

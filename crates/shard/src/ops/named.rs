@@ -7,7 +7,7 @@ use serde_json::Value;
 use super::attention::AttentionOptions;
 use super::refuse;
 use super::windowed::{Conv, Interpolation, PadMode, Padding, Pool, Resize};
-use crate::array::{Attrs, Binary, Elementwise, Unary};
+use crate::array::{Attrs, Binary, Elementwise, FftNorm, Spectral, Unary};
 use crate::error::Result;
 use crate::ops::elementwise::Comparison;
 use crate::ops::norm::RunningStats;
@@ -27,6 +27,7 @@ pub(crate) fn builtin(
     let found = found.or_else(|| call.binary(name).map(|result| result.map(one)));
     let found = found.or_else(|| call.compare(name).map(|result| result.map(one)));
     let found = found.or_else(|| call.statistic(name).map(|result| result.map(one)));
+    let found = found.or_else(|| call.fourier(name).map(|result| result.map(one)));
     let found = found.or_else(|| call.windowed(name));
     found.or_else(|| call.other(name))
 }
@@ -199,6 +200,37 @@ impl<'a> Call<'a> {
             self.input(0)?.statistic(statistic, &dims, self.or("keepdim", false)?)
         };
         Some(run())
+    }
+
+    fn fourier(&self, name: &str) -> Option<Result<ShardTensor>> {
+        let transform = name.trim_end_matches(['2', 'n']);
+        let run: fn(&ShardTensor, &[i64], &[i64], FftNorm) -> Result<ShardTensor> = match transform {
+            "fft" => Spectral::fftn,
+            "ifft" => Spectral::ifftn,
+            "rfft" => Spectral::rfftn,
+            "irfft" => Spectral::irfftn,
+            _ => return None,
+        };
+        // Where no dims are named: the last, the last two, or all.
+        let default = match &name[transform.len()..] {
+            "" => vec![-1],
+            "2" => vec![-2, -1],
+            "n" => vec![],
+            _ => return None,
+        };
+        let call = || {
+            let norm = match &self.or("norm", "backward".to_owned())?[..] {
+                "backward" => FftNorm::Backward,
+                "ortho" => FftNorm::Ortho,
+                "forward" => FftNorm::Forward,
+                other => return refuse("fft", format!("there is no norm \"{other}\"")),
+            };
+            let points = if name == transform { "n" } else { "s" };
+            let points = if self.attrs.contains_key(points) { points } else { "s" };
+            let dims = self.list("dim", default)?;
+            run(self.input(0)?, &self.list::<i64>(points, Vec::new())?, &dims, norm)
+        };
+        Some(call())
     }
 
     fn windowed(&self, name: &str) -> Option<Result<Vec<ShardTensor>>> {

@@ -8,7 +8,7 @@ use crate::tensor::reduction;
 /// is no way, since the target is partial and the source is not.
 ///
 /// The same number on all ranks, which decide by it.
-pub(super) fn received(from: &Layout, to: &Layout, element: usize) -> Result<Option<i64>> {
+pub(crate) fn received(from: &Layout, to: &Layout, element: usize) -> Result<Option<i64>> {
     let mut placements = from.placements().iter().zip(to.placements());
     if placements.any(|(own, wanted)| wanted.is_partial() && own != wanted) {
         return Ok(None);

@@ -10,6 +10,7 @@ mod local_map;
 mod named;
 mod sharding;
 
+pub(crate) use cost::received;
 pub use local_map::{LocalMap, LocalOutput, local_map};
 pub(crate) use named::{announce, is_anything_registered, replacement};
 pub use named::{register_sharded_op, registered_sharded_ops};

@@ -1,8 +1,9 @@
 //! Models over sharded tensors: [`Array`] is their operators.
 
-use tch::{Device, Kind};
+use tch::Device;
 
 use super::ShardTensor;
+use crate::array::fourier::Kind;
 use crate::array::{
     Array, Attrs, Conv2d, Convert, Elementwise, FftNorm, Linear, Modes, Parallel, RandomOps, Reduce,
     Reduction, Shape, Spectral, resolve,
@@ -21,7 +22,7 @@ impl Array for ShardTensor {
         ShardTensor::shape(self).to_vec()
     }
 
-    fn kind(&self) -> Kind {
+    fn kind(&self) -> tch::Kind {
         ShardTensor::kind(self)
     }
 
@@ -39,7 +40,7 @@ impl Convert for ShardTensor {
         ShardTensor::shallow_clone(self)
     }
 
-    fn to_kind(&self, kind: Kind) -> Result<Self> {
+    fn to_kind(&self, kind: tch::Kind) -> Result<Self> {
         ShardTensor::to_kind(self, kind)
     }
 
@@ -199,29 +200,27 @@ impl ShardTensor {
     }
 }
 
-/// Along dims that are not split, each rank transforms its part. Split ones are gathered, as an operator without a rule.
+/// Dims that are split are made whole by exchanges for others; see [`fourier`](crate::ops::fourier).
 impl Spectral for ShardTensor {
-    fn rfft2(&self, dims: [i64; 2], norm: FftNorm) -> Result<Self> {
-        let over = both("rfft2", dims, self.ndim())?;
-        let x = self.whole_along("rfft2", &over)?;
-        let y = x.local().rfft2(dims, norm)?;
-        let mut parts = x.layout().dims().to_vec();
-        parts[over[1]] = Dim::whole(parts[over[1]].extent() / 2 + 1);
-        Ok(Self::new(y, x.layout().with_dims(parts)))
+    fn fftn(&self, s: &[i64], dims: &[i64], norm: FftNorm) -> Result<Self> {
+        self.fourier("fftn", Kind::Forward, s, dims, norm)
     }
 
-    fn irfft2(&self, size: [i64; 2], dims: [i64; 2], norm: FftNorm) -> Result<Self> {
-        let over = both("irfft2", dims, self.ndim())?;
-        let x = self.whole_along("irfft2", &over)?;
-        let y = x.local().irfft2(size, dims, norm)?;
-        let mut parts = x.layout().dims().to_vec();
-        over.iter().zip(size).for_each(|(&dim, extent)| parts[dim] = Dim::whole(extent));
-        Ok(Self::new(y, x.layout().with_dims(parts)))
+    fn ifftn(&self, s: &[i64], dims: &[i64], norm: FftNorm) -> Result<Self> {
+        self.fourier("ifftn", Kind::Inverse, s, dims, norm)
+    }
+
+    fn rfftn(&self, s: &[i64], dims: &[i64], norm: FftNorm) -> Result<Self> {
+        self.fourier("rfftn", Kind::Real, s, dims, norm)
+    }
+
+    fn irfftn(&self, s: &[i64], dims: &[i64], norm: FftNorm) -> Result<Self> {
+        self.fourier("irfftn", Kind::InverseReal, s, dims, norm)
     }
 
     fn rfft2_modes(&self, dim: i64, modes: &Modes, norm: FftNorm) -> Result<Self> {
         let at = resolve("rfft2_modes", dim, self.ndim())?;
-        let x = self.whole_along("rfft2_modes", &[at, at + 1])?;
+        let x = self.turned_aside(&[at, at + 1])?;
         let y = x.local().rfft2_modes(at as i64, modes, norm)?;
         let new =
             [2, modes.rows.end - modes.rows.start, modes.columns.end - modes.columns.start].map(Dim::whole);
@@ -232,16 +231,12 @@ impl Spectral for ShardTensor {
 
     fn irfft2_modes(&self, dim: i64, size: [i64; 2], modes: &Modes, norm: FftNorm) -> Result<Self> {
         let at = resolve("irfft2_modes", dim, self.ndim())?;
-        let x = self.whole_along("irfft2_modes", &[at, at + 1, at + 2])?;
+        let x = self.turned_aside(&[at, at + 1, at + 2])?;
         let y = x.local().irfft2_modes(at as i64, size, modes, norm)?;
         let mut parts = x.layout().dims().to_vec();
         parts.splice(at..at + 3, size.map(Dim::whole));
         Ok(Self::new(y, x.layout().with_dims(parts)))
     }
-}
-
-fn both(op: &'static str, dims: [i64; 2], count: usize) -> Result<[usize; 2]> {
-    Ok([resolve(op, dims[0], count)?, resolve(op, dims[1], count)?])
 }
 
 impl RandomOps for ShardTensor {
@@ -269,6 +264,15 @@ impl RandomOps for ShardTensor {
 
 /// A sharded tensor is split over a region's ranks by its layout: regions of one rank are the identity, and others refuse.
 impl Parallel for ShardTensor {
+    fn laid_out_as(&self, other: &Self) -> Result<Self> {
+        let to = other.layout().of_gradient();
+        if ShardTensor::shape(self) != to.shape() {
+            let reason = format!("{self} and {other} differ in shape");
+            return Err(Error::Argument { op: "laid_out_as", reason });
+        }
+        self.to_layout(&to)
+    }
+
     fn copy_to_region(&self, region: &ParallelRegion) -> Result<Self> {
         self.alone("copy_to_region", region)
     }

@@ -1,13 +1,13 @@
 //! How many bytes a rank may receive in an operator and its gradient, from the shapes alone (design decision 26): windowed
 //! operators their window, statistics what they are, products the smaller operand, selection what is selected, rings the other
-//! operand once.
+//! operand once, transforms one exchange a dim.
 
 use anyhow::{Context, Result};
 use serde_json::Value;
 
 use super::bytes;
 use crate::verify::case::Case;
-use crate::verify::layout::{Layout, Parts};
+use crate::verify::layout::{Layout, Parts, Placement};
 
 /// The budget of an operator of sharded tensors on `rank`, forward and backward together.
 pub(super) fn received(op: &str, names: &[String], case: &Case, layout: &Layout, rank: usize) -> Result<u64> {
@@ -75,9 +75,33 @@ pub(super) fn received(op: &str, names: &[String], case: &Case, layout: &Layout,
         // Keys and values once, and back with their gradients; or the queries and what they give.
         "scaled_dot_product_attention" => 6 * (of.all() + of.outputs),
         "cdist" | "knn" => 4 * of.all() + of.outputs + of.asking(),
+        "fft" | "ifft" | "rfft" | "irfft" | "fft2" | "ifft2" | "rfft2" | "irfft2" | "fftn" | "ifftn"
+        | "rfftn" | "irfftn" => exchanges(case, layout, rank)?,
         // Of each element alone.
         _ => 0,
     })
+}
+
+/// One exchange for each dim that is split: forward, a rank receives its part of another dim, split as evenly as can be, and
+/// backward its part of this one. Where the halved dim stands in the
+/// way, a second exchange goes by way of another transformed dim.
+fn exchanges(case: &Case, layout: &Layout, rank: usize) -> Result<u64> {
+    let input = case.tensor("input")?;
+    let output = case.tensor(case.header.outputs.first().context("the case has no outputs")?)?;
+    let (shape, whole) = (input.size(), bytes(input).max(bytes(output)) as f64);
+    let ranks = layout.mesh.ranks() as i64;
+    let split = |dim: usize| layout.of("input").contains(&Placement::Shard(dim));
+    let parts = layout.parts(&shape, &layout.of("input"));
+    let mut received = 0.0;
+    for dim in (0..shape.len()).filter(|&dim| split(dim)) {
+        let extents = (0..shape.len()).filter(|&to| to != dim).map(|to| shape[to].min(output.size()[to]));
+        let share = |extent: i64| whole * ((extent + ranks - 1) / ranks) as f64 / extent as f64;
+        let there = extents.filter(|&extent| extent > 1).map(share).fold(0.0, f64::max);
+        let there = if there > 0.0 { there } else { whole };
+        let back = whole * parts.shape_of(rank)[dim] as f64 / shape[dim].max(1) as f64;
+        received += 2.0 * (there + back);
+    }
+    Ok(received as u64)
 }
 
 /// Bytes of what goes in and comes out.

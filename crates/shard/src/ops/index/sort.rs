@@ -7,7 +7,7 @@ use tch::{Kind, TchError, Tensor};
 use super::own_indices;
 use super::route::Owners;
 use crate::error::Result;
-use crate::layout::{Dim, Layout, Sizes};
+use crate::layout::Dim;
 use crate::ops::{operator, refuse, resolve, torch};
 use crate::tensor::ShardTensor;
 
@@ -33,7 +33,7 @@ impl ShardTensor {
             let widest = others.max_by_key(|&d| (x.shape()[d], !x.layout().is_sharded(d)));
             match widest.filter(|&d| x.shape()[d] > 1) {
                 Some(other) => {
-                    let columns = turned(x.layout(), at, other);
+                    let columns = x.layout().turned(at, other);
                     let (values, places) = x.to_layout(&columns)?.sort(dim, descending)?;
                     Ok((values.to_layout(x.layout())?, places.to_layout(x.layout())?))
                 }
@@ -82,18 +82,6 @@ impl ShardTensor {
             Ok((Self::new(best, layout.clone()), Self::new(places, layout)))
         })
     }
-}
-
-/// The layout in which one dim is whole, and another takes the axes that split it.
-fn turned(layout: &Layout, from: usize, to: usize) -> Layout {
-    let mut dims = layout.dims().to_vec();
-    let mut axes = [&dims[from].axes[..], &dims[to].axes[..]].concat();
-    axes.sort_unstable();
-    dims[from] = Dim::whole(dims[from].extent());
-    let mesh = layout.mesh_shape();
-    let whole = Dim::whole(dims[to].extent());
-    dims[to] = axes.iter().fold(whole, |dim, &axis| dim.split(axis, mesh[axis], &Sizes::Balanced, 1));
-    layout.with_dims(dims)
 }
 
 /// Where the elements of a row come from when it is sorted.

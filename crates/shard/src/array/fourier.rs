@@ -1,0 +1,158 @@
+//! Fourier transforms of dense tensors.
+
+use tch::{Kind as Element, TchError, Tensor};
+
+use super::{FftNorm, argument, resolve};
+use crate::error::Result;
+
+/// Which transform.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub(crate) enum Kind {
+    /// Complex numbers to their spectrum.
+    Forward,
+    /// And back.
+    Inverse,
+    /// Real numbers to the half of their spectrum that tells the other.
+    Real,
+    /// And back.
+    InverseReal,
+}
+
+/// A transform of global extents.
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
+pub(crate) struct Transform {
+    pub(crate) kind: Kind,
+    /// The last of them is the one that a real transform halves.
+    pub(crate) dims: Vec<usize>,
+    /// How many points it has along each.
+    pub(crate) points: Vec<i64>,
+}
+
+impl Transform {
+    /// The transform of a tensor of that shape; points of −1, or none at all, are the extents.
+    pub(crate) fn new(
+        op: &'static str,
+        kind: Kind,
+        element: Element,
+        shape: &[i64],
+        s: &[i64],
+        dims: &[i64],
+    ) -> Result<Self> {
+        check_kind(op, kind, element)?;
+        let dims: Vec<usize> = match dims {
+            [] if s.is_empty() => (0..shape.len()).collect(),
+            [] if s.len() <= shape.len() => (shape.len() - s.len()..shape.len()).collect(),
+            dims => dims.iter().map(|&dim| resolve(op, dim, shape.len())).collect::<Result<_>>()?,
+        };
+        let mut sorted = dims.clone();
+        sorted.sort_unstable();
+        sorted.dedup();
+        if sorted.len() != dims.len() || dims.is_empty() {
+            return Err(argument(
+                op,
+                format!("dims {dims:?} of {shape:?}; expected different ones, at least one"),
+            ));
+        }
+        if !s.is_empty() && s.len() != dims.len() {
+            return Err(argument(
+                op,
+                format!("{} points for {} dims; expected one for each", s.len(), dims.len()),
+            ));
+        }
+        let own = |(index, &dim): (usize, &usize)| match s.get(index) {
+            Some(&points) if points != -1 => points,
+            _ if kind == Kind::InverseReal && index + 1 == dims.len() => 2 * (shape[dim] - 1),
+            _ => shape[dim],
+        };
+        let points: Vec<i64> = dims.iter().enumerate().map(own).collect();
+        if let Some(none) = points.iter().find(|&&points| points < 1) {
+            return Err(argument(
+                op,
+                format!("{none} points of {shape:?}; expected at least 1 along each dim"),
+            ));
+        }
+        Ok(Self { kind, dims, points })
+    }
+
+    /// The dim that is halved.
+    pub(crate) fn last(&self) -> Option<usize> {
+        self.dims.last().copied().filter(|_| self.kind != Kind::Forward && self.kind != Kind::Inverse)
+    }
+
+    fn points_of(&self, dim: usize) -> i64 {
+        self.dims.iter().position(|&other| other == dim).map_or(0, |index| self.points[index])
+    }
+
+    /// How many elements along the dim the transform reads.
+    pub(crate) fn read_extent(&self, dim: usize) -> i64 {
+        let points = self.points_of(dim);
+        if self.kind == Kind::InverseReal && self.last() == Some(dim) { points / 2 + 1 } else { points }
+    }
+
+    /// The result's extent along the dim.
+    pub(crate) fn result_extent(&self, dim: usize) -> i64 {
+        let points = self.points_of(dim);
+        if self.kind == Kind::Real && self.last() == Some(dim) { points / 2 + 1 } else { points }
+    }
+
+    /// A step of it over dims that are whole.
+    pub(crate) fn local(&self, x: &Tensor, dims: &[usize], norm: FftNorm) -> Result<Tensor, TchError> {
+        let halves = self.last().is_some_and(|last| dims.contains(&last));
+        let kind = match self.kind {
+            Kind::Real if !halves => Kind::Forward,
+            Kind::InverseReal if !halves => Kind::Inverse,
+            kind => kind,
+        };
+        let points: Vec<i64> = dims.iter().map(|&dim| self.points_of(dim)).collect();
+        let dims: Vec<i64> = dims.iter().map(|&dim| dim as i64).collect();
+        transform(x, kind, &points, &dims, norm)
+    }
+}
+
+/// Refuses kinds of elements that there is no transform of.
+fn check_kind(op: &'static str, kind: Kind, element: Element) -> Result<()> {
+    let complex = matches!(element, Element::ComplexFloat | Element::ComplexDouble);
+    let real = matches!(element, Element::Float | Element::Double);
+    match (kind, complex, real) {
+        (Kind::Real, true, _) => Err(argument(op, format!("{element:?} is not real; use fft"))),
+        (_, false, false) => Err(argument(op, format!("kind {element:?}; convert to Float or Double first"))),
+        _ => Ok(()),
+    }
+}
+
+/// The transform over `dims` of so many points.
+fn transform(
+    x: &Tensor,
+    kind: Kind,
+    points: &[i64],
+    dims: &[i64],
+    norm: FftNorm,
+) -> Result<Tensor, TchError> {
+    if x.numel() == 0 {
+        return of_nothing(x, kind, points, dims);
+    }
+    match kind {
+        Kind::Forward => x.f_fft_fftn(points, dims, norm.name()),
+        Kind::Inverse => x.f_fft_ifftn(points, dims, norm.name()),
+        Kind::Real => x.f_fft_rfftn(points, dims, norm.name()),
+        Kind::InverseReal => x.f_fft_irfftn(points, dims, norm.name()),
+    }
+}
+
+/// The transform of a tensor that has no elements, which libtorch refuses: attached to the graph, so that ranks without
+/// elements make the same nodes as the others.
+fn of_nothing(x: &Tensor, kind: Kind, points: &[i64], dims: &[i64]) -> Result<Tensor, TchError> {
+    let zeros = x.f_sum_dim_intlist(dims, true, x.kind())?;
+    let mut shape = zeros.size();
+    for (index, (&dim, &points)) in dims.iter().zip(points).enumerate() {
+        let halved = kind == Kind::Real && index + 1 == dims.len();
+        shape[dim.rem_euclid(x.dim() as i64) as usize] = if halved { points / 2 + 1 } else { points };
+    }
+    let zeros = zeros.f_expand(shape, false)?;
+    let double = matches!(x.kind(), Element::Double | Element::ComplexDouble);
+    match (kind, x.is_complex()) {
+        (Kind::InverseReal, true) => zeros.f_real(),
+        (Kind::InverseReal, false) | (_, true) => Ok(zeros),
+        (_, false) => zeros.f_to_kind(if double { Element::ComplexDouble } else { Element::ComplexFloat }),
+    }
+}

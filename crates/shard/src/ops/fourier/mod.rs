@@ -1,0 +1,78 @@
+//! Fourier transforms over dims that may be split.
+//!
+//! A transform over several dims is one along each of them. What lies whole on the ranks is transformed there, real numbers
+//! first; then what splits another dim moves to a dim that is done, in one exchange, and so on. The result is left as it lies
+//! then.
+
+mod plan;
+
+use self::plan::{Step, is_whole, steps};
+use super::{operator, torch};
+use crate::array::FftNorm;
+use crate::array::fourier::{Kind, Transform};
+use crate::error::Result;
+use crate::layout::{Dim, Layout};
+use crate::rules::received;
+use crate::tensor::ShardTensor;
+
+impl ShardTensor {
+    /// A transform over dims, of which some may be split.
+    pub(crate) fn fourier(
+        &self,
+        op: &'static str,
+        kind: Kind,
+        s: &[i64],
+        dims: &[i64],
+        norm: FftNorm,
+    ) -> Result<Self> {
+        operator(op, &[self], args!("s": s, "dim": dims, "norm": norm.name()), || {
+            let transform = Transform::new(op, kind, self.kind(), self.shape(), s, dims)?;
+            let mut x = self.resolved()?;
+            // What is not read need not travel.
+            for &dim in &transform.dims {
+                let read = transform.read_extent(dim);
+                if x.layout().is_sharded(dim) && read < x.shape()[dim] {
+                    x = x.narrow(dim as i64, 0, read)?;
+                }
+            }
+            for step in steps(x.layout(), &transform, x.kind().elt_size_in_bytes())? {
+                x = match step {
+                    Step::Turn(..) | Step::Gather(_) => x.to_layout(&step.layout(x.layout()))?,
+                    Step::Transform(dims) => {
+                        let y = torch(op, transform.local(x.local(), &dims, norm))?;
+                        let mut parts = x.layout().dims().to_vec();
+                        for dim in dims {
+                            parts[dim] = Dim::whole(transform.result_extent(dim));
+                        }
+                        Self::new(y, x.layout().with_dims(parts))
+                    }
+                };
+            }
+            Ok(x)
+        })
+    }
+
+    /// The tensor with these dims whole; what split them splits that other dim for which a rank receives the fewest bytes. Of
+    /// a tensor that has no other dims, they are gathered.
+    pub(crate) fn turned_aside(&self, dims: &[usize]) -> Result<Self> {
+        let mut x = self.resolved()?;
+        for &from in dims {
+            let layout = x.layout();
+            if is_whole(layout, from) {
+                continue;
+            }
+            let mut best: Option<(i64, Layout)> = None;
+            for to in (0..x.ndim()).filter(|to| !dims.contains(to) && layout.shape()[*to] > 1) {
+                let turned = layout.turned(from, to);
+                let bytes = received(layout, &turned, x.kind().elt_size_in_bytes())?.unwrap_or(i64::MAX);
+                if best.as_ref().is_none_or(|(least, _)| bytes < *least) {
+                    best = Some((bytes, turned));
+                }
+            }
+            let whole = || Step::Gather(from).layout(layout);
+            let to = best.map_or_else(whole, |(_, turned)| turned);
+            x = x.to_layout(&to)?;
+        }
+        Ok(x)
+    }
+}

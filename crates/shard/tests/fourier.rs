@@ -1,0 +1,210 @@
+//! Fourier transforms of sharded tensors against the dense ones.
+
+#![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
+
+mod common;
+
+use common::{Dice, MESHES, difference, leaf, numbers, on_mesh, same};
+use isobar_shard::{
+    CommTrace, Convert, FftNorm, Layout, Placement, ShardTensor, Sizes, Spectral,
+    forbid_hidden_communication, grad,
+};
+use isobar_torch::autograd::{self, BackwardOptions};
+use rstest::rstest;
+use tch::{Kind, TchError, Tensor};
+
+const NORMS: [FftNorm; 3] = [FftNorm::Backward, FftNorm::Ortho, FftNorm::Forward];
+/// Prime, odd, even, and fewer than ranks.
+const EXTENTS: [i64; 8] = [1, 2, 3, 5, 6, 7, 8, 11];
+
+/// A transform of random dims and sizes.
+struct Asked {
+    shape: Vec<i64>,
+    s: Vec<i64>,
+    dims: Vec<i64>,
+    norm: FftNorm,
+}
+
+impl Asked {
+    fn new(dice: &mut Dice) -> Self {
+        let shape: Vec<i64> = (0..dice.roll(1, 4)).map(|_| *dice.pick(&EXTENTS)).collect();
+        let mut all: Vec<i64> = (0..shape.len() as i64).collect();
+        let count = dice.roll(1, 3.min(shape.len() as i64));
+        let dims: Vec<i64> = (0..count)
+            .map(|_| {
+                let dim = all.remove(dice.roll(0, all.len() as i64 - 1) as usize);
+                if dice.chance(2) { dim } else { dim - shape.len() as i64 }
+            })
+            .collect();
+        let s = match dice.chance(2) {
+            true => Vec::new(),
+            false => dims.iter().map(|_| dice.roll(1, 9)).collect(),
+        };
+        Self { shape, s, dims, norm: *dice.pick(&NORMS) }
+    }
+
+    /// The points, as libtorch wants them.
+    fn points(&self, halved: bool) -> Vec<i64> {
+        let own = |(index, dim): (usize, &i64)| {
+            let extent = self.shape[dim.rem_euclid(self.shape.len() as i64) as usize];
+            match self.s.get(index) {
+                Some(points) => *points,
+                None if halved && index + 1 == self.dims.len() => 2 * (extent - 1),
+                None => extent,
+            }
+        };
+        self.dims.iter().enumerate().map(own).collect()
+    }
+}
+
+#[rstest]
+fn real_transforms(#[values(0, 1, 2, 3, 4)] mesh: usize) {
+    on_mesh(MESHES[mesh], |mesh| {
+        let _guard = forbid_hidden_communication();
+        let mut dice = Dice(31);
+        for _ in 0..150 {
+            let asked = Asked::new(&mut dice);
+            let x = numbers(&asked.shape, 1);
+            let layout = dice.layout(mesh, &asked.shape, &(0..asked.shape.len()).collect::<Vec<_>>());
+            same(
+                &format!("rfftn {:?} {:?} {:?}", asked.s, asked.dims, asked.norm),
+                &[(&x, &layout)],
+                1e-10,
+                |t| t[0].rfftn(&asked.s, &asked.dims, asked.norm)?.view_as_real(),
+                |t| {
+                    let points = asked.points(false);
+                    t[0].f_fft_rfftn(&points[..], &asked.dims, asked.norm.name())?.f_view_as_real()
+                },
+            );
+        }
+    });
+}
+
+/// Of a tensor of pairs, split along other dims than the pairs.
+fn of_pairs(
+    mesh: usize,
+    seed: u64,
+    name: &'static str,
+    sharded: fn(&ShardTensor, &Asked) -> isobar_shard::Result<ShardTensor>,
+    dense: fn(&Tensor, &Asked) -> Result<Tensor, TchError>,
+) {
+    on_mesh(MESHES[mesh], move |mesh| {
+        let _guard = forbid_hidden_communication();
+        let mut dice = Dice(seed);
+        for _ in 0..150 {
+            let asked = Asked::new(&mut dice);
+            let pairs = [&asked.shape[..], &[2]].concat();
+            let x = numbers(&pairs, 1);
+            let layout = dice.layout(mesh, &pairs, &(0..asked.shape.len()).collect::<Vec<_>>());
+            same(
+                &format!("{name} {:?} {:?} {:?}", asked.s, asked.dims, asked.norm),
+                &[(&x, &layout)],
+                1e-10,
+                |t| sharded(&t[0].view_as_complex()?, &asked),
+                |t| dense(&t[0].f_view_as_complex()?, &asked),
+            );
+        }
+    });
+}
+
+#[rstest]
+fn inverse_real_transforms(#[values(0, 1, 2, 3, 4)] mesh: usize) {
+    of_pairs(
+        mesh,
+        37,
+        "irfftn",
+        |x, asked| x.irfftn(&asked.s, &asked.dims, asked.norm),
+        |x, asked| x.f_fft_irfftn(&asked.points(true)[..], &asked.dims, asked.norm.name()),
+    );
+}
+
+#[rstest]
+fn complex_transforms(#[values(0, 1, 2, 3, 4)] mesh: usize, #[values(false, true)] inverse: bool) {
+    match inverse {
+        false => of_pairs(
+            mesh,
+            41,
+            "fftn",
+            |x, asked| x.fftn(&asked.s, &asked.dims, asked.norm)?.view_as_real(),
+            |x, asked| {
+                x.f_fft_fftn(&asked.points(false)[..], &asked.dims, asked.norm.name())?.f_view_as_real()
+            },
+        ),
+        true => of_pairs(
+            mesh,
+            43,
+            "ifftn",
+            |x, asked| x.ifftn(&asked.s, &asked.dims, asked.norm)?.view_as_real(),
+            |x, asked| {
+                x.f_fft_ifftn(&asked.points(false)[..], &asked.dims, asked.norm.name())?.f_view_as_real()
+            },
+        ),
+    }
+}
+
+#[rstest]
+fn single_precision_and_second_gradients(#[values(1, 2, 4)] mesh: usize) {
+    on_mesh(MESHES[mesh], |mesh| {
+        let shape = [2, 7, 6];
+        let whole = numbers(&shape, 1);
+        let placements: Vec<Placement> = (1..=mesh.ndim()).map(Placement::Shard).collect();
+        let layout = Layout::new(mesh, &placements, &shape, &Sizes::Chunk).unwrap();
+        let single = ShardTensor::distribute_as(&whole.to_kind(Kind::Float), &layout).unwrap();
+        let spectrum = single.rfft2([1, 2], FftNorm::Ortho).unwrap();
+        assert_eq!(spectrum.kind(), Kind::ComplexFloat);
+        let back = spectrum.irfft2([7, 6], [1, 2], FftNorm::Ortho).unwrap();
+        assert!(difference(&back.full_tensor(None).unwrap(), &whole) < 1e-5);
+
+        // The gradient of the sum of cubes of |gradient|.
+        let power = |y: &ShardTensor| y.mul(y).unwrap().mul(y).unwrap().sum().unwrap();
+        let (x, dense) = (leaf(&whole, &layout), whole.copy().set_requires_grad(true));
+        let y = power(&x.rfft2([1, 2], FftNorm::Forward).unwrap().view_as_real().unwrap());
+        let want = dense.fft_rfft2(None::<&[i64]>, [1, 2], "forward").view_as_real().pow_tensor_scalar(3);
+        let want = want.sum(Kind::Double);
+        let create = BackwardOptions { create_graph: true, ..Default::default() };
+        let first = grad(&[&y], &[&x], &[None], create).unwrap().remove(0).unwrap();
+        let expected = autograd::grad(&[&want], &[&dense], &[None], create).unwrap().remove(0).unwrap();
+        assert!(difference(&first.full_tensor(None).unwrap(), &expected) < 1e-10);
+        let second = grad(&[&power(&first)], &[&x], &[None], Default::default()).unwrap().remove(0).unwrap();
+        let want = expected.pow_tensor_scalar(3).sum(Kind::Double);
+        let expected = autograd::grad(&[&want], &[&dense], &[None], Default::default()).unwrap().remove(0);
+        assert!(difference(&second.full_tensor(None).unwrap(), &expected.unwrap()) < 1e-10);
+    });
+}
+
+/// Split along the height, the real transform comes first, and what travels is half a spectrum, once: its share of the bytes,
+/// and nothing back before the inverse.
+#[test]
+fn half_a_spectrum_travels_once() {
+    on_mesh(&[2], |mesh| {
+        let shape = [1, 3, 8, 14];
+        let layout = Layout::new(mesh, &[Placement::Shard(2)], &shape, &Sizes::Chunk).unwrap();
+        let x = ShardTensor::distribute_as(&numbers(&shape, 1), &layout).unwrap();
+        let group = mesh.group_along(&[0]).unwrap();
+        let trace = CommTrace::start(&group);
+        let spectrum = x.rfft2([2, 3], FftNorm::Ortho).unwrap();
+        // Half of the rows of half of 8 columns, complex.
+        assert_eq!(trace.received(), 3 * 4 * 4 * 16);
+        assert_eq!(spectrum.placements(), [Placement::Shard(3)]);
+        let back = spectrum.irfft2([8, 14], [2, 3], FftNorm::Ortho).unwrap();
+        assert_eq!(trace.received(), 2 * 3 * 4 * 4 * 16);
+        assert!(difference(&back.full_tensor(None).unwrap(), &x.full_tensor(None).unwrap()) < 1e-12);
+    });
+}
+
+#[test]
+fn wrong_arguments_are_errors() {
+    on_mesh(&[2], |mesh| {
+        let x = ShardTensor::distribute(&numbers(&[4, 6], 1), mesh, &[Placement::Shard(0)]).unwrap();
+        let norm = FftNorm::Backward;
+        let error = |result: isobar_shard::Result<ShardTensor>| result.unwrap_err().to_string();
+        assert!(error(x.rfftn(&[], &[0, 0], norm)).contains("expected different ones"));
+        assert!(error(x.rfftn(&[3], &[0, 1], norm)).contains("1 points for 2 dims"));
+        assert!(error(x.rfftn(&[3, 0], &[0, 1], norm)).contains("expected at least 1 along each dim"));
+        assert!(error(x.rfftn(&[], &[2], norm)).contains("dim 2"));
+        let spectrum = x.rfftn(&[], &[0, 1], norm).unwrap();
+        assert!(error(spectrum.rfftn(&[], &[0, 1], norm)).contains("is not real"));
+        let half = x.to_kind(Kind::Half).unwrap();
+        assert!(error(half.fftn(&[], &[0], norm)).contains("convert to Float or Double first"));
+    });
+}
