@@ -4,10 +4,11 @@
 
 mod common;
 
-use common::{Dice, MESHES, difference, leaf, numbers, on_mesh, same};
+use common::{Dice, MESHES, SPLITS, difference, leaf, numbers, on_mesh, same};
+use isobar_collectives::threads;
 use isobar_shard::{
-    CommTrace, Convert, FftNorm, Layout, Placement, ShardTensor, Sizes, Spectral,
-    forbid_hidden_communication, grad,
+    CommTrace, Convert, DistributedIrfft2, DistributedRfft2, FftNorm, Layout, Placement, ShardTensor, Sizes,
+    Spectral, forbid_hidden_communication, grad,
 };
 use isobar_torch::autograd::{self, BackwardOptions};
 use rstest::rstest;
@@ -207,4 +208,82 @@ fn wrong_arguments_are_errors() {
         let half = x.to_kind(Kind::Half).unwrap();
         assert!(error(half.fftn(&[], &[0], norm)).contains("convert to Float or Double first"));
     });
+}
+
+/// The rank's part along a dim, and the ranks' parts.
+fn part(whole: &Tensor, dim: i64, sizes: &[i64], rank: usize) -> Tensor {
+    whole.narrow(dim, sizes[..rank].iter().sum(), sizes[rank]).contiguous()
+}
+
+#[rstest]
+fn transforms_of_ranks_own_tensors(#[values(1, 2, 3, 4)] ranks: usize) {
+    threads::run(ranks, std::time::Duration::from_secs(60), move |group| {
+        let mut dice = Dice(47);
+        let rank = group.rank();
+        for _ in 0..60 {
+            let (height, width) = (*dice.pick(&EXTENTS), *dice.pick(&EXTENTS));
+            let batch = dice.roll(1, 2);
+            // The channels last, or first.
+            let last = dice.chance(2);
+            let shape = if last { vec![height, width, batch] } else { vec![batch, height, width] };
+            let dims: [i64; 2] = if last { [0, 1] } else { [-2, -1] };
+            let [first, second] = dims.map(|dim| dim.rem_euclid(3));
+            let split = |dice: &mut Dice, extent| dice.pick(&SPLITS).parts(extent, ranks);
+            let s = if dice.chance(2) { None } else { Some([dice.roll(1, 9), dice.roll(1, 9)]) };
+            let [h, w] = s.unwrap_or([height, width]);
+            let norm = *dice.pick(&NORMS);
+            let what = format!("{shape:?} {dims:?} {s:?} {norm:?} on {ranks}");
+            let close = |step: &str, a: &Tensor, b: &Tensor| {
+                let real = |x: &Tensor| if x.is_complex() { x.view_as_real() } else { x.shallow_clone() };
+                let (a, b) = (real(a), real(b));
+                let scale = if b.numel() > 0 { b.abs().max().double_value(&[]).max(1.0) } else { 1.0 };
+                assert!(difference(&a, &b) < 1e-11 * scale, "{step} of {what}");
+            };
+
+            let widths = split(&mut dice, width);
+            let whole = numbers(&shape, 1).set_requires_grad(true);
+            let mine = part(&whole.detach(), second, &widths, rank).set_requires_grad(true);
+            let got = DistributedRfft2 { s, dims, norm }.apply(&mine, &group).unwrap();
+            let want = whole.fft_rfft2(&[h, w][..], [first, second], norm.name());
+            let rows = isobar_collectives::balanced(h, ranks);
+            close("values", &got, &part(&want, first, &rows, rank));
+            let power = |y: &Tensor| y.view_as_real().pow_tensor_scalar(3).sum(Kind::Double);
+            let create = BackwardOptions { create_graph: true, ..Default::default() };
+            let gradient = |y: &Tensor, x: &Tensor, options| {
+                autograd::grad(&[y], &[x], &[None], options).unwrap().remove(0).unwrap()
+            };
+            let first_got = gradient(&power(&got), &mine, create);
+            let first_want = gradient(&power(&want), &whole, create);
+            close("gradient", &first_got, &part(&first_want, second, &widths, rank));
+            let cubes = |g: &Tensor| g.pow_tensor_scalar(3).sum(Kind::Double);
+            let second_got = gradient(&cubes(&first_got), &mine, Default::default());
+            let second_want = gradient(&cubes(&first_want), &whole, Default::default());
+            close("second gradient", &second_got, &part(&second_want, second, &widths, rank));
+
+            let heights = split(&mut dice, height);
+            let pairs = numbers(&[&shape[..], &[2]].concat(), 5);
+            let whole = pairs.view_as_complex().set_requires_grad(true);
+            let mine = part(&whole.detach(), first, &heights, rank).set_requires_grad(true);
+            if s.is_none() && width == 1 {
+                continue;
+            }
+            let got = DistributedIrfft2 { s, dims, norm }.apply(&mine, &group).unwrap();
+            let size = s.unwrap_or([height, 2 * (width - 1)]);
+            let want = whole.fft_irfft2(&size[..], [first, second], norm.name());
+            let columns = isobar_collectives::balanced(size[1], ranks);
+            close("inverse", &got, &part(&want, second, &columns, rank));
+            let first_got = gradient(&cubes(&got), &mine, Default::default());
+            let first_want = gradient(&cubes(&want), &whole, Default::default());
+            close("gradient of the inverse", &first_got, &part(&first_want, first, &heights, rank));
+        }
+    });
+}
+
+#[test]
+fn parts_that_do_not_fit_are_an_error_on_all_ranks() {
+    let errors = threads::run(2, std::time::Duration::from_secs(30), |group| {
+        let x = numbers(&[4 + group.rank() as i64, 3], 1);
+        DistributedRfft2::default().apply(&x, &group).unwrap_err().to_string()
+    });
+    assert!(errors.iter().all(|error| error.contains("they may differ along dim 1 only")), "{errors:?}");
 }

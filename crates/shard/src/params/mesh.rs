@@ -60,7 +60,7 @@ impl<'a> MeshParams<'a> {
             return Err(refuse(format!("{} has no axis \"{axis}\"", self.mesh)));
         };
         let (ranks, split) = (self.mesh.shape()[index], self.store.region().size());
-        if ranks as usize != split {
+        if ranks != split {
             return Err(refuse(format!(
                 "the store is split over {split} ranks, the axis \"{axis}\" of {} has {ranks}",
                 self.mesh

@@ -4,6 +4,7 @@
 //! first; then what splits another dim moves to a dim that is done, in one exchange, and so on. The result is left as it lies
 //! then.
 
+pub(crate) mod distributed;
 mod plan;
 
 use self::plan::{Step, is_whole, steps};
