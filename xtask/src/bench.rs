@@ -7,6 +7,7 @@ use clap::Args;
 use serde_json::Value;
 
 use crate::{
+    packages,
     run::{ROOT, output, run as run_command},
     setup,
 };
@@ -17,7 +18,11 @@ const PEERS: [&str; 2] = ["torch==2.11.0", "nvidia-physicsnemo==2.2.2"];
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Peer {
     PhysicsNemo,
+    /// Of PhysicsNeMo, this case, which does the same work in another way.
+    PhysicsNemoCase(&'static str),
     DTensor,
+    /// FFTW on MPI, in one process a rank.
+    Fftw,
     /// The same work of ranks that go on alone, all at the same time: this case of ours.
     Alone(&'static str),
 }
@@ -25,15 +30,25 @@ enum Peer {
 impl Peer {
     fn name(self) -> &'static str {
         match self {
-            Self::PhysicsNemo => "PhysicsNeMo",
+            Self::PhysicsNemo | Self::PhysicsNemoCase(_) => "PhysicsNeMo",
             Self::DTensor => "DTensor",
+            Self::Fftw => "FFTW-MPI",
             Self::Alone(_) => "alone",
+        }
+    }
+
+    /// Its name for a case of ours.
+    fn case(self, name: &'static str) -> &'static str {
+        match self {
+            Self::PhysicsNemoCase(case) | Self::Alone(case) => case,
+            Self::Fftw => "fft/rfft2_irfft2",
+            Self::PhysicsNemo | Self::DTensor => name,
         }
     }
 }
 
 /// Cases, in the order of the table, each with its peer and the least ratio that the project asks of itself, if any.
-const CASES: [(&str, Peer, Option<f64>); 19] = [
+const CASES: [(&str, Peer, Option<f64>); 24] = [
     ("all_gather_v/dim0", Peer::PhysicsNemo, Some(4.0)),
     ("all_gather_v/dim1", Peer::PhysicsNemo, Some(3.5)),
     ("all_gather_v/fwd_bwd", Peer::PhysicsNemo, Some(5.0)),
@@ -51,6 +66,11 @@ const CASES: [(&str, Peer, Option<f64>); 19] = [
     ("overhead/reshape", Peer::DTensor, None),
     ("shard/conv2d_fwd_bwd", Peer::PhysicsNemo, Some(1.0)),
     ("shard/conv2d_exchange", Peer::Alone("shard/conv2d_no_exchange"), Some(1.0 / 1.1)),
+    ("fft/rfft2_irfft2", Peer::PhysicsNemo, Some(7.0)),
+    ("fft/rfft2_irfft2_transposed", Peer::Fftw, Some(1.0 / 1.15)),
+    ("fft/rfft2_irfft2_split_last", Peer::PhysicsNemoCase("fft/rfft2_irfft2"), Some(4.0)),
+    ("afno/domain_step", Peer::PhysicsNemoCase("afno/train_step"), Some(1.5)),
+    ("afno/domain_step_scaling", Peer::Alone("afno/one_rank_domain_step"), Some(1.0 / 0.6)),
     ("attention/ring_4096", Peer::Alone("attention/one_rank_4096"), Some(1.0 / 0.58)),
     ("attention/ring_16384", Peer::Alone("attention/one_rank_16384"), Some(1.0 / 0.58)),
 ];
@@ -87,25 +107,33 @@ struct Rounds {
 pub(crate) fn run(options: &Options) -> Result<()> {
     let machine = setup::run(&options.setup)?;
     ensure!(machine.mpi, "the benchmark runs on mpirun, and MPI is not installed");
-    let names: Vec<&str> = if options.cases.is_empty() {
-        CASES.iter().map(|&(name, ..)| name).collect()
-    } else {
-        options.cases.iter().map(String::as_str).collect()
+    let known = |name: &String| {
+        let case = CASES.iter().find(|(case, ..)| case == name);
+        case.map(|&(name, peer, _)| (name, peer)).with_context(|| format!("there is no case {name}"))
     };
-    let peer_of = |name: &str| {
-        let known = CASES.iter().find(|(case, ..)| *case == name);
-        known.map(|&(_, peer, _)| peer).with_context(|| format!("there is no case {name}"))
+    let chosen: Vec<(&'static str, Peer)> = match options.cases.is_empty() {
+        true => CASES.iter().map(|&(name, peer, _)| (name, peer)).collect(),
+        false => options.cases.iter().map(known).collect::<Result<_>>()?,
     };
-    let peers_of: Vec<Peer> = names.iter().map(|name| peer_of(name)).collect::<Result<_>>()?;
     let peers = install_peers()?;
     run_command(&mut machine.cargo(&["build", "--release", "--package", "isobar"]))?;
     let asked = |names: &[&str]| {
         ["--cases".to_owned(), names.join(","), "--repeats".to_owned(), options.repeats.to_string()]
     };
-    let of_peer = |peer: Peer| -> Vec<&str> {
-        names.iter().zip(&peers_of).filter(|(_, of)| **of == peer).map(|(name, _)| *name).collect()
+    let of_system = |system: &str| -> Vec<(&'static str, Peer)> {
+        chosen.iter().copied().filter(|(_, peer)| peer.name() == system).collect()
+    };
+    let fftw = match of_system(Peer::Fftw.name()).is_empty() {
+        true => None,
+        false => Some(build_fftw()?),
     };
     let ranks = options.ranks.to_string();
+    let mpirun = || {
+        let mut command = Command::new("mpirun");
+        command.envs([("OMPI_ALLOW_RUN_AS_ROOT", "1"), ("OMPI_ALLOW_RUN_AS_ROOT_CONFIRM", "1")]);
+        command.args(["--oversubscribe", "-n", &ranks]);
+        command
+    };
     let peer_run = |script: &str, names: &[&str]| {
         let mut command = Command::new(peers.join("bin/torchrun"));
         command.args(["--standalone", "--nproc-per-node", &ranks]);
@@ -113,14 +141,13 @@ pub(crate) fn run(options: &Options) -> Result<()> {
         command
     };
     let our_run = || {
-        let mut command = Command::new("mpirun");
-        command.envs([("OMPI_ALLOW_RUN_AS_ROOT", "1"), ("OMPI_ALLOW_RUN_AS_ROOT_CONFIRM", "1")]);
-        command.args(["--oversubscribe", "-n", &ranks]).arg(ROOT.join("target/release/isobar"));
-        let companions = peers_of.iter().filter_map(|peer| match peer {
+        let mut command = mpirun();
+        command.arg(ROOT.join("target/release/isobar"));
+        let companions = chosen.iter().filter_map(|(_, peer)| match peer {
             Peer::Alone(case) => Some(*case),
             _ => None,
         });
-        let cases: Vec<&str> = names.iter().copied().chain(companions).collect();
+        let cases: Vec<&str> = chosen.iter().map(|(name, _)| *name).chain(companions).collect();
         command.args(["bench", "--json"]).args(asked(&cases));
         command
     };
@@ -128,22 +155,30 @@ pub(crate) fn run(options: &Options) -> Result<()> {
     for round in 1..=options.rounds {
         eprintln!("round {round} of {}", options.rounds);
         let scripts = [
-            (Peer::PhysicsNemo, "benches/peers/physicsnemo_bench.py"),
-            (Peer::DTensor, "benches/peers/dtensor_bench.py"),
+            (Peer::PhysicsNemo.name(), "benches/peers/physicsnemo_bench.py"),
+            (Peer::DTensor.name(), "benches/peers/dtensor_bench.py"),
         ];
-        for (peer, script) in scripts {
-            let names = of_peer(peer);
-            if names.is_empty() {
-                continue;
+        let mut theirs = Vec::new();
+        for (system, script) in scripts {
+            let rows = of_system(system);
+            let mut cases: Vec<&str> = rows.iter().map(|(name, peer)| peer.case(name)).collect();
+            cases.sort_unstable();
+            cases.dedup();
+            if !rows.is_empty() {
+                theirs.push((rows, times(&mut peer_run(script, &cases))?));
             }
-            let theirs = times(&mut peer_run(script, &names))?;
-            for name in names {
+        }
+        if let Some(program) = &fftw {
+            theirs.push((of_system(Peer::Fftw.name()), times(mpirun().arg(program))?));
+        }
+        for (rows, times) in theirs {
+            for (name, peer) in rows {
                 let entry = rounds.entry(name.to_owned()).or_default();
-                entry.peer.push(seconds(&theirs, name, peer.name())?);
+                entry.peer.push(seconds(&times, peer.case(name), peer.name())?);
             }
         }
         let ours = times(&mut our_run())?;
-        for (&name, peer) in names.iter().zip(&peers_of) {
+        for &(name, peer) in &chosen {
             let entry = rounds.entry(name.to_owned()).or_default();
             if let Peer::Alone(case) = peer {
                 entry.peer.push(seconds(&ours, case, "Isobar")?);
@@ -152,6 +187,7 @@ pub(crate) fn run(options: &Options) -> Result<()> {
             entry.memcpy.extend(ours["cases"][name]["memcpy_ratio"].as_f64());
         }
     }
+    let names: Vec<&str> = chosen.iter().map(|(name, _)| *name).collect();
     let low = print_table(&names, &rounds);
     ensure!(!options.check || low.is_empty(), "below what the project asks of itself: {}", low.join(", "));
     Ok(())
@@ -171,6 +207,19 @@ fn install_peers() -> Result<PathBuf> {
     run_command(&mut pip)?;
     fs::write(&stamp, wanted)?;
     Ok(folder)
+}
+
+/// The program that times FFTW, which is built where it is not there.
+fn build_fftw() -> Result<PathBuf> {
+    let program = ROOT.join(".peers/fftw_mpi_bench");
+    if !program.is_file() {
+        packages::install_for_comparison(&["libfftw3-dev", "libfftw3-mpi-dev"])?;
+        let mut compile = Command::new("mpicc");
+        compile.args(["-O3", "benches/peers/fftw_mpi_bench.c", "-o"]).arg(&program);
+        compile.args(["-lfftw3f_mpi", "-lfftw3f", "-lm"]).current_dir(&*ROOT);
+        run_command(&mut compile)?;
+    }
+    Ok(program)
 }
 
 fn times(command: &mut Command) -> Result<Value> {

@@ -2,7 +2,7 @@
 
 use std::{fmt, process::Command};
 
-use anyhow::Result;
+use anyhow::{Result, bail};
 use isobar_harness::on_path;
 
 use crate::run::run;
@@ -136,6 +136,19 @@ fn root_prefix() -> Option<&'static [&'static str]> {
         () if sudo() => Some(&["sudo", "-n"]),
         () => None,
     }
+}
+
+/// Installs packages that only a comparison needs.
+///
+/// # Errors
+///
+/// This user cannot, or apt fails.
+pub(crate) fn install_for_comparison(names: &[&str]) -> Result<()> {
+    let Some(prefix) = root_prefix() else {
+        bail!("the comparison needs {}; install them as root", names.join(", "))
+    };
+    run(apt(prefix).arg("update").arg("-q"))?;
+    run(apt(prefix).args(["install", "-q", "-y", "--no-install-recommends"]).args(names))
 }
 
 fn apt(prefix: &[&str]) -> Command {

@@ -3,6 +3,7 @@
 mod afno;
 mod clock;
 mod collectives;
+mod fft;
 mod operators;
 mod shard;
 
@@ -58,7 +59,7 @@ const REPLICATE: Placement = Placement::Replicate;
 const ROWS: Placement = Placement::Shard(0);
 const COLUMNS: Placement = Placement::Shard(1);
 
-const CASES: [Case; 22] = [
+const CASES: [Case; 28] = [
     Case { name: "all_gather_v/dim0", prepare: |group| collectives::all_gather(group, 0) },
     Case { name: "all_gather_v/dim1", prepare: |group| collectives::all_gather(group, 1) },
     Case { name: "all_gather_v/fwd_bwd", prepare: collectives::all_gather_fwd_bwd },
@@ -83,14 +84,17 @@ const CASES: [Case; 22] = [
     Case { name: "shard/conv2d_fwd_bwd", prepare: |group| operators::conv2d(group, true) },
     Case { name: "shard/conv2d_exchange", prepare: |group| operators::conv2d(group, true) },
     Case { name: "shard/conv2d_no_exchange", prepare: |group| operators::conv2d(group, false) },
+    Case { name: "fft/rfft2_irfft2", prepare: fft::of_shards },
+    Case { name: "fft/rfft2_irfft2_transposed", prepare: fft::of_shards },
+    Case { name: "fft/rfft2_irfft2_split_last", prepare: fft::split_last },
+    Case { name: "afno/domain_step", prepare: |group| afno::domain_step(group, false) },
+    Case { name: "afno/domain_step_scaling", prepare: |group| afno::domain_step(group, false) },
+    Case { name: "afno/one_rank_domain_step", prepare: |group| afno::domain_step(group, true) },
     Case { name: "attention/ring_4096", prepare: |group| operators::attention(group, 4096, false) },
     Case { name: "attention/one_rank_4096", prepare: |group| operators::attention(group, 4096, true) },
     Case { name: "attention/ring_16384", prepare: |group| operators::attention(group, 16384, false) },
     Case { name: "attention/one_rank_16384", prepare: |group| operators::attention(group, 16384, true) },
 ];
-
-/// Cases of the comparison that this version lacks, and what they need.
-const LATER: [(&str, &str); 1] = [("fft/rfft2_irfft2", "distributed transforms")];
 
 /// What a run measured, in the form of the scripts that it is compared with.
 #[derive(Debug, Serialize)]
@@ -124,12 +128,6 @@ fn select(names: &[String]) -> Result<Vec<&'static Case>> {
     }
     let mut selected = Vec::new();
     for name in names {
-        if let Some((_, needs)) = LATER.iter().find(|(later, _)| later == name) {
-            bail!(
-                Exit::Usage
-                    .because(format!("the case `{name}` needs {needs}, which this version does not have"))
-            );
-        }
         let Some(case) = CASES.iter().find(|case| case.name == *name) else {
             let known: Vec<&str> = CASES.iter().map(|case| case.name).collect();
             bail!(
@@ -174,7 +172,6 @@ mod tests {
     fn cases_are_found_by_name() {
         assert_eq!(select(&[]).map(|cases| cases.len()).unwrap(), CASES.len());
         let refusal = |name: &str| select(&[name.to_owned()]).err().unwrap().to_string();
-        insta::assert_snapshot!(refusal("fft/rfft2_irfft2"), @"the case `fft/rfft2_irfft2` needs distributed transforms, which this version does not have");
         assert!(
             refusal("allgather")
                 .starts_with("there is no case `allgather`; expected one of all_gather_v/dim0, ")
