@@ -25,6 +25,7 @@ mod layout;
 mod module;
 mod ops;
 pub mod params;
+pub mod periodic;
 mod promote;
 pub mod random;
 mod region;

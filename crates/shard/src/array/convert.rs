@@ -20,6 +20,9 @@ pub trait Convert: Sized {
     /// The same elements, outside the graph of gradients.
     fn detach(&self) -> Result<Self>;
 
+    /// A plain tensor, the same on all ranks, as an array beside this one, on its device.
+    fn constant(&self, plain: &Tensor) -> Result<Self>;
+
     /// The elements in row-major order in memory; the same handle where they are.
     fn contiguous(&self) -> Result<Self>;
 
@@ -46,6 +49,10 @@ impl Convert for Tensor {
 
     fn detach(&self) -> Result<Self> {
         named("detach", &[self], self.f_detach())
+    }
+
+    fn constant(&self, plain: &Tensor) -> Result<Self> {
+        named("constant", &[plain], plain.f_to(Tensor::device(self)))
     }
 
     fn contiguous(&self) -> Result<Self> {

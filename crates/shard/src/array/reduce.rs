@@ -30,6 +30,9 @@ pub trait Reduce: Sized {
     /// `statistic` over `dims`, which stay with extent 1 where `keepdim`; no dims means all of them.
     fn reduce(&self, statistic: Reduction, dims: &[i64], keepdim: bool) -> Result<Self>;
 
+    /// This array plus, at the places along `dim` that `index` (`Int64`, one dim) names, the elements of `source`.
+    fn index_add(&self, dim: i64, index: &Self, source: &Self) -> Result<Self>;
+
     /// Mean over all elements of (x − target)².
     fn mse_loss(&self, target: &Self) -> Result<Self>;
 
@@ -63,6 +66,10 @@ impl Reduce for Tensor {
             Reduction::Norm => ("norm", self.f_norm_scalaropt_dim(2.0, dims, keepdim)),
         };
         named(name, &[self], result)
+    }
+
+    fn index_add(&self, dim: i64, index: &Self, source: &Self) -> Result<Self> {
+        named("index_add", &[self, index, source], self.f_index_add(dim, index, source))
     }
 
     fn mse_loss(&self, target: &Self) -> Result<Self> {

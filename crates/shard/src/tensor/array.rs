@@ -52,6 +52,11 @@ impl Convert for ShardTensor {
         Ok(ShardTensor::detach(self))
     }
 
+    fn constant(&self, plain: &tch::Tensor) -> Result<Self> {
+        let here = crate::array::named("constant", &[plain], plain.f_to(self.device()))?;
+        Ok(Self::new(here, self.layout().replicated_shape(&plain.size())))
+    }
+
     fn contiguous(&self) -> Result<Self> {
         self.map("contiguous", args!(), tch::Tensor::f_contiguous)
     }
@@ -121,6 +126,10 @@ impl Reduce for ShardTensor {
             Reduction::Norm => Statistic::Norm,
         };
         self.statistic(statistic, dims, keepdim)
+    }
+
+    fn index_add(&self, dim: i64, index: &Self, source: &Self) -> Result<Self> {
+        ShardTensor::index_add(self, dim, index, source)
     }
 
     fn mse_loss(&self, target: &Self) -> Result<Self> {
