@@ -35,8 +35,8 @@ mod visualize;
 mod window;
 
 pub use array::{
-    Array, Attrs, Binary, Conv2d, Convert, Elementwise, FftNorm, Linear, Modes, Parallel, RandomOps, Reduce,
-    Reduction, Shape, Spectral, Unary, register_op, registered_ops,
+    Array, Attrs, Binary, Conv2d, Convert, Elementwise, FftNorm, Linear, Make, Modes, Parallel, RandomOps,
+    Reduce, Reduction, Shape, Spectral, Unary, register_op, registered_ops,
 };
 pub use context::{
     CurrentMesh, ForbidHiddenCommunication, Promotion, PromotionGuard, forbid_hidden_communication, promotion,

@@ -9,6 +9,8 @@ mod convert;
 mod elementwise;
 pub(crate) mod fourier;
 mod linear;
+mod make;
+mod modes;
 mod parallel;
 mod random;
 mod reduce;
@@ -24,6 +26,7 @@ use tch::{Device, Kind, TchError, Tensor};
 pub use convert::Convert;
 pub use elementwise::{Binary, Elementwise, Unary};
 pub use linear::{Conv2d, Linear};
+pub use make::Make;
 pub use parallel::Parallel;
 pub use random::RandomOps;
 pub use reduce::{Reduce, Reduction};
@@ -36,7 +39,7 @@ use crate::error::{Error, Result};
 
 /// A tensor as models see it.
 pub trait Array:
-    Convert + Elementwise + Linear + Reduce + Shape + Spectral + RandomOps + Parallel + Debug + Sized
+    Convert + Elementwise + Linear + Make + Reduce + Shape + Spectral + RandomOps + Parallel + Debug + Sized
 {
     /// Shape of the global tensor.
     fn shape(&self) -> Vec<i64>;

@@ -6,7 +6,7 @@ use tch::{Device, Kind, TchError, Tensor};
 
 use super::convert::as_complex;
 use super::fourier::Transform;
-use super::{Array, argument, fourier, named, resolve, tables};
+use super::{Array, argument, fourier, modes, named, resolve, tables};
 use crate::error::Result;
 
 /// Where the factor 1 / n of a transform and its inverse goes, as in PyTorch.
@@ -31,7 +31,7 @@ impl FftNorm {
         }
     }
 
-    fn scale(self, n: i64, inverse: bool) -> f64 {
+    pub(super) fn scale(self, n: i64, inverse: bool) -> f64 {
         match (self, inverse) {
             (FftNorm::Ortho, _) => (n as f64).sqrt().recip(),
             (FftNorm::Backward, true) | (FftNorm::Forward, false) => (n as f64).recip(),
@@ -115,6 +115,14 @@ pub trait Spectral: Sized {
 
     /// Back from [`rfft2_modes`](Self::rfft2_modes), whose 2 is at `dim`; all other modes are zero.
     fn irfft2_modes(&self, dim: i64, size: [i64; 2], modes: &Modes, norm: FftNorm) -> Result<Self>;
+
+    /// Only the modes `kept` of the complex half spectrum over `dims`, the last of which is halved: along each dim those of
+    /// its ranges behind each other, which may overlap. `dims` stay in place, with as many modes as are kept.
+    fn rfftn_modes(&self, dims: &[i64], kept: &[Vec<Range<i64>>], norm: FftNorm) -> Result<Self>;
+
+    /// The real inverse of [`rfftn_modes`](Self::rfftn_modes), of extents `s` along `dims`: modes that are not kept are zero,
+    /// those kept several times are added, and imaginary parts are dropped as [`irfft2`](Self::irfft2) drops them.
+    fn irfftn_modes(&self, s: &[i64], dims: &[i64], kept: &[Vec<Range<i64>>], norm: FftNorm) -> Result<Self>;
 }
 
 impl Spectral for Tensor {
@@ -144,7 +152,9 @@ impl Spectral for Tensor {
         let plan = Plan::new(op, self, &shape[..at], [shape[at], shape[at + 1]], &shape[at + 2..], modes)?;
         let x = named(op, &[self], self.f_reshape([plan.outer, plan.height, plan.width, plan.inner]))?;
         let result = match plan.way() {
-            Way::OfNothing => named(op, &[self], of_nothing(&x, [1, 2], [2 * plan.rows(), plan.columns()]))?,
+            Way::OfNothing => {
+                named(op, &[self], of_nothing(&x, &[1, 2], &[2 * plan.rows(), plan.columns()]))?
+            }
             Way::Matrices => plan.forward_by_matrices(&x, norm)?,
             Way::Fft => plan.forward_by_fft(&x, norm)?,
         };
@@ -168,12 +178,20 @@ impl Spectral for Tensor {
             Way::OfNothing => {
                 let shape = [plan.outer, 2 * plan.rows(), plan.columns(), plan.inner];
                 let modes = named(op, &[self], self.f_reshape(shape))?;
-                named(op, &[self], of_nothing(&modes, [1, 2], size))?
+                named(op, &[self], of_nothing(&modes, &[1, 2], &size))?
             }
             Way::Matrices => plan.inverse_by_matrices(self, norm)?,
             Way::Fft => plan.inverse_by_fft(self, norm)?,
         };
         named(op, &[self], field.f_reshape([&shape[..at], &size, &shape[at + 3..]].concat()))
+    }
+
+    fn rfftn_modes(&self, dims: &[i64], kept: &[Vec<Range<i64>>], norm: FftNorm) -> Result<Self> {
+        modes::forward(self, dims, kept, norm)
+    }
+
+    fn irfftn_modes(&self, s: &[i64], dims: &[i64], kept: &[Vec<Range<i64>>], norm: FftNorm) -> Result<Self> {
+        modes::inverse(self, s, dims, kept, norm)
     }
 }
 
@@ -190,7 +208,7 @@ fn dense(
 }
 
 /// How a transform is computed.
-enum Way {
+pub(super) enum Way {
     /// There is nothing to transform: libtorch's transforms refuse that.
     OfNothing,
     Matrices,
@@ -248,6 +266,10 @@ impl<'a> Plan<'a> {
         self.modes.columns.end - self.modes.columns.start
     }
 
+    fn ranges(&self) -> [&[Range<i64>]; 2] {
+        [&self.modes.rows, &self.modes.columns].map(std::slice::from_ref)
+    }
+
     fn way(&self) -> Way {
         if self.outer * self.inner == 0 {
             return Way::OfNothing;
@@ -260,7 +282,7 @@ impl<'a> Plan<'a> {
 
     /// `[outer, height, width, inner]` to `[outer, 2 rows, columns · inner]`.
     fn forward_by_matrices(&self, x: &Tensor, norm: FftNorm) -> Result<Tensor> {
-        let Modes { rows, columns } = self.modes;
+        let [rows, columns] = self.ranges();
         let along_width =
             tables::real_forward(self.width, columns, norm.scale(self.width, false), self.kind)?;
         let along_height =
@@ -280,7 +302,7 @@ impl<'a> Plan<'a> {
 
     /// `[outer, 2 rows, columns, inner]` to `[outer, height, width, inner]`, these merged in some way.
     fn inverse_by_matrices(&self, x: &Tensor, norm: FftNorm) -> Result<Tensor> {
-        let Modes { rows, columns } = self.modes;
+        let [rows, columns] = self.ranges();
         let along_height =
             tables::complex_forward(self.height, rows, norm.scale(self.height, true), self.kind)?;
         let along_width = tables::real_inverse(self.width, columns, norm.scale(self.width, true), self.kind)?;
@@ -325,18 +347,22 @@ impl<'a> Plan<'a> {
 
 /// A transform of the dims `dims` of a tensor that has no elements, to the extents `size`: attached to the graph, so that
 /// ranks without samples make the same nodes as the others.
-fn of_nothing(x: &Tensor, dims: [i64; 2], size: [i64; 2]) -> Result<Tensor, TchError> {
-    let points = x.f_sum_dim_intlist(&dims[..], true, x.kind())?;
+pub(super) fn of_nothing(x: &Tensor, dims: &[i64], size: &[i64]) -> Result<Tensor, TchError> {
+    let points = x.f_sum_dim_intlist(dims, true, x.kind())?;
     let mut shape = points.size();
-    for (dim, extent) in dims.into_iter().zip(size) {
+    for (dim, &extent) in dims.iter().zip(size) {
         let at = dim.rem_euclid(shape.len() as i64) as usize;
         shape[at] = extent;
     }
     points.f_expand(shape, false)
 }
 
+pub(super) fn complex(kind: Kind) -> Kind {
+    if kind == Kind::Double { Kind::ComplexDouble } else { Kind::ComplexFloat }
+}
+
 /// One matrix `[i, j]` times each of a batch `[n, j, k]`.
-fn left_product(matrix: &Tensor, batch: &Tensor) -> Result<Tensor, TchError> {
+pub(super) fn left_product(matrix: &Tensor, batch: &Tensor) -> Result<Tensor, TchError> {
     let ((count, inner, columns), (height, width)) = (batch.size3()?, matrix.size2()?);
     if count == 1 {
         return matrix.f_matmul(&batch.f_select(0, 0)?)?.f_unsqueeze(0);

@@ -10,47 +10,57 @@ use isobar_torch::memory::from_vec;
 use super::named;
 use crate::error::Result;
 
-/// The matrix `[2 K, n]` from `n` real numbers to their modes `columns`: K real parts, then K imaginary parts.
-pub(super) fn real_forward(n: i64, columns: &Range<i64>, scale: f64, kind: Kind) -> Result<Tensor> {
-    let wave = Wave::new(n, scale);
-    let mut values = Vec::with_capacity(2 * (columns.end - columns.start) as usize * n as usize);
-    for mode in columns.clone() {
+/// The matrix `[2 K, n]` from `n` real numbers to their modes `columns`, ranges behind each other: K real parts, then K
+/// imaginary parts.
+pub(super) fn real_forward(n: i64, columns: &[Range<i64>], scale: f64, kind: Kind) -> Result<Tensor> {
+    let (wave, count) = (Wave::new(n, scale), count(columns));
+    let mut values = Vec::with_capacity(2 * count as usize * n as usize);
+    for mode in indices(columns) {
         values.extend((0..n).map(|x| wave.cos(mode, x)));
     }
-    for mode in columns.clone() {
+    for mode in indices(columns) {
         values.extend((0..n).map(|x| -wave.sin(mode, x)));
     }
-    matrix(values, [2 * (columns.end - columns.start), n], kind)
+    matrix(values, [2 * count, n], kind)
 }
 
 /// The matrix `[n, 2 K]` back from the modes `columns` of a half spectrum, the others being zero, to `n` real numbers.
 /// Modes that have a mirror image count twice; of the others the imaginary part does not matter.
-pub(super) fn real_inverse(n: i64, columns: &Range<i64>, scale: f64, kind: Kind) -> Result<Tensor> {
-    let wave = Wave::new(n, scale);
+pub(super) fn real_inverse(n: i64, columns: &[Range<i64>], scale: f64, kind: Kind) -> Result<Tensor> {
+    let (wave, count) = (Wave::new(n, scale), count(columns));
     let twice = |mode: i64| if mode == 0 || 2 * mode == n { 1.0 } else { 2.0 };
     let mirrored = |mode: i64| if mode == 0 || 2 * mode == n { 0.0 } else { 2.0 };
-    let count = columns.end - columns.start;
     let mut values = Vec::with_capacity(2 * count as usize * n as usize);
     for x in 0..n {
-        values.extend(columns.clone().map(|mode| twice(mode) * wave.cos(mode, x)));
-        values.extend(columns.clone().map(|mode| -mirrored(mode) * wave.sin(mode, x)));
+        values.extend(indices(columns).map(|mode| twice(mode) * wave.cos(mode, x)));
+        values.extend(indices(columns).map(|mode| -mirrored(mode) * wave.sin(mode, x)));
     }
     matrix(values, [n, 2 * count], kind)
 }
 
 /// The matrix `[2 R, 2 n]` from `n` complex numbers, real and imaginary part side by side, to their modes `rows`: R real
 /// parts, then R imaginary parts. Its transpose is the inverse transform, up to the scale.
-pub(super) fn complex_forward(n: i64, rows: &Range<i64>, scale: f64, kind: Kind) -> Result<Tensor> {
-    let wave = Wave::new(n, scale);
-    let mut values = Vec::with_capacity(4 * (rows.end - rows.start) as usize * n as usize);
+pub(super) fn complex_forward(n: i64, rows: &[Range<i64>], scale: f64, kind: Kind) -> Result<Tensor> {
+    let (wave, count) = (Wave::new(n, scale), count(rows));
+    let mut values = Vec::with_capacity(4 * count as usize * n as usize);
     // (cos − i sin)(re + i im) has the real part cos·re + sin·im and the imaginary part −sin·re + cos·im.
-    for mode in rows.clone() {
+    for mode in indices(rows) {
         values.extend((0..n).flat_map(|x| [wave.cos(mode, x), wave.sin(mode, x)]));
     }
-    for mode in rows.clone() {
+    for mode in indices(rows) {
         values.extend((0..n).flat_map(|x| [-wave.sin(mode, x), wave.cos(mode, x)]));
     }
-    matrix(values, [2 * (rows.end - rows.start), 2 * n], kind)
+    matrix(values, [2 * count, 2 * n], kind)
+}
+
+/// How many modes ranges behind each other have.
+pub(super) fn count(ranges: &[Range<i64>]) -> i64 {
+    ranges.iter().map(|range| range.end - range.start).sum()
+}
+
+/// The modes of ranges behind each other.
+pub(super) fn indices(ranges: &[Range<i64>]) -> impl Iterator<Item = i64> {
+    ranges.iter().cloned().flatten()
 }
 
 /// Scaled cosines and sines of all multiples of 2π / n.

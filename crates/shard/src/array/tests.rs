@@ -4,7 +4,7 @@ use tch::{Device, Kind, Tensor};
 use isobar_torch::autograd::{BackwardOptions, grad};
 
 use super::*;
-use crate::{Generator, ParallelRegion, Window};
+use crate::{Generator, PadMode, ParallelRegion, Window};
 
 const CPU64: (Kind, Device) = (Kind::Double, Device::Cpu);
 
@@ -139,6 +139,35 @@ fn errors_name_operator_and_shapes() {
     assert!(Linear::conv2d(&a, &b, None, &Conv2d::default()).is_err());
 }
 
+#[rstest]
+#[case(PadMode::Circular, "circular", [3, 2])]
+#[case(PadMode::Reflect, "reflect", [2, 3])]
+#[case(PadMode::Replicate, "replicate", [7, 1])]
+#[case(PadMode::Constant, "constant", [2, -1])]
+fn padding_of_any_dim(#[case] mode: PadMode, #[case] name: &str, #[case] pair: [i64; 2]) {
+    let x = random(1, &[2, 4, 3]);
+    let value = (mode == PadMode::Constant).then_some(1.5);
+    let want = x.transpose(1, 2).f_pad(pair, name, value).unwrap().transpose(1, 2);
+    let pairs = [0, 0, pair[0], pair[1]];
+    assert_eq!(x.pad_mode(&pairs, mode, 1.5).unwrap(), want);
+    if mode != PadMode::Constant {
+        let too_wide = |extent: i64| x.narrow(1, 0, extent).pad_mode(&pairs, mode, 0.0).is_err();
+        assert_eq!([too_wide(0), too_wide(2)], [true, mode != PadMode::Replicate]);
+        assert!(x.pad_mode(&[1], mode, 0.0).is_err());
+    }
+}
+
+#[test]
+fn linspace_has_both_ends() {
+    let x = random(1, &[4, 1, 0]).to_kind(Kind::Float);
+    let third = 1.0 / 3.0f32;
+    let values = Vec::<f32>::try_from(x.linspace_along(0, 0.0, 1.0).unwrap()).unwrap();
+    assert_eq!(values, [0.0, third, 2.0 * third, 1.0]);
+    assert_eq!(x.linspace_along(1, 2.0, 5.0).unwrap(), Tensor::from_slice(&[2.0f32]));
+    assert_eq!(x.linspace_along(-1, 2.0, 5.0).unwrap().size(), [0]);
+    assert!(x.linspace_along(3, 0.0, 1.0).is_err());
+}
+
 #[test]
 fn registered_operators_are_found_and_replaced() {
     let double = |factor: f64| move |x: &[&Tensor], _: &Attrs| Ok(vec![x[0].f_mul_scalar(factor)?]);
@@ -178,6 +207,18 @@ fn view_as_complex_aligns() {
     let x = random(0, &[7]).narrow(0, 1, 6).reshape([3, 2]);
     let complex = Convert::view_as_complex(&x).unwrap();
     assert_eq!(Tensor::view_as_real(&complex), x);
+}
+
+#[test]
+fn view_as_real_of_nothing_has_a_gradient_of_any_strides() {
+    let pairs = Tensor::zeros([0, 3, 2], CPU64).set_requires_grad(true);
+    let complex = Convert::view_as_complex(&pairs).unwrap();
+    let real = Convert::view_as_real(&complex).unwrap();
+    assert_eq!(real.size(), [0, 3, 2]);
+    let turned = real.permute([2, 1, 0]).reshape([2, 3, 0]) * 2.0;
+    let ones = Some(turned.ones_like());
+    let found = grad(&[&turned], &[&pairs], &[ones], BackwardOptions::default()).unwrap();
+    assert_eq!(found[0].as_ref().unwrap().size(), [0, 3, 2]);
 }
 
 #[test]

@@ -41,6 +41,13 @@ pub enum Init<A> {
         /// The standard deviation of the logarithm.
         std: f64,
     },
+    /// Evenly spaced, in row-major order.
+    Linspace {
+        /// The first value.
+        start: f64,
+        /// The last value.
+        end: f64,
+    },
     /// These values: this rank's part.
     Given(A),
 }
@@ -56,6 +63,7 @@ impl<A> Init<A> {
             Self::Normal { mean, std } => Init::Normal { mean, std },
             Self::TruncNormal { std } => Init::TruncNormal { std },
             Self::LogNormal { mean, std } => Init::LogNormal { mean, std },
+            Self::Linspace { start, end } => Init::Linspace { start, end },
             Self::Given(ref values) => Init::Given(f(values)),
         }
     }
@@ -87,6 +95,18 @@ impl Init<Tensor> {
             Init::LogNormal { mean, std } => {
                 let normal = generator.normal(window, mean, std, options)?;
                 normal.f_exp().map_err(|source| refused("exp", window.shape(), source))
+            }
+            Init::Linspace { start, end } => {
+                let values = || {
+                    let count = window.global().iter().product::<i64>();
+                    let whole = Tensor::f_linspace(start, end, count, (Kind::Double, options.1))?;
+                    let mut part = whole.f_reshape(window.global())?;
+                    for (dim, (&offset, &extent)) in window.offset().iter().zip(window.shape()).enumerate() {
+                        part = part.f_narrow(dim as i64, offset, extent)?;
+                    }
+                    part.f_to_kind(options.0)?.f_contiguous()
+                };
+                values().map_err(|source| refused("linspace", window.shape(), source))
             }
             Init::Given(ref values) => {
                 let shape = window.shape();

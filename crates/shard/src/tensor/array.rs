@@ -1,11 +1,13 @@
 //! Models over sharded tensors: [`Array`] is their operators.
 
+use std::ops::Range;
+
 use tch::Device;
 
 use super::ShardTensor;
-use crate::array::fourier::Kind;
+use crate::array::fourier;
 use crate::array::{
-    Array, Attrs, Conv2d, Convert, Elementwise, FftNorm, Linear, Modes, Parallel, RandomOps, Reduce,
+    Array, Attrs, Conv2d, Convert, Elementwise, FftNorm, Linear, Make, Modes, Parallel, RandomOps, Reduce,
     Reduction, Shape, Spectral, resolve,
 };
 use crate::error::{Error, Result};
@@ -116,6 +118,15 @@ impl Linear for ShardTensor {
     }
 }
 
+impl Make for ShardTensor {
+    fn linspace_along(&self, dim: i64, start: f64, end: f64) -> Result<Self> {
+        let dim = self.layout().dims()[resolve("linspace", dim, self.ndim())?].clone();
+        let step = (end - start) / (dim.extent() - 1).max(1) as f64;
+        let layout = self.layout().of_gradient().with_dims(vec![dim]);
+        Self::arange(&layout, start, step, self.kind(), self.device())
+    }
+}
+
 impl Reduce for ShardTensor {
     fn reduce(&self, statistic: Reduction, dims: &[i64], keepdim: bool) -> Result<Self> {
         let statistic = match statistic {
@@ -190,6 +201,10 @@ impl Shape for ShardTensor {
         self.pad_mode(pairs, PadMode::Constant, value)
     }
 
+    fn pad_mode(&self, pairs: &[i64], mode: PadMode, value: f64) -> Result<Self> {
+        ShardTensor::pad_mode(self, pairs, mode, value)
+    }
+
     fn flip(&self, dims: &[i64]) -> Result<Self> {
         ShardTensor::flip(self, dims)
     }
@@ -212,19 +227,19 @@ impl ShardTensor {
 /// Dims that are split are made whole by exchanges for others; see [`fourier`](crate::ops::fourier).
 impl Spectral for ShardTensor {
     fn fftn(&self, s: &[i64], dims: &[i64], norm: FftNorm) -> Result<Self> {
-        self.fourier("fftn", Kind::Forward, s, dims, norm)
+        self.fourier("fftn", fourier::Kind::Forward, s, dims, norm)
     }
 
     fn ifftn(&self, s: &[i64], dims: &[i64], norm: FftNorm) -> Result<Self> {
-        self.fourier("ifftn", Kind::Inverse, s, dims, norm)
+        self.fourier("ifftn", fourier::Kind::Inverse, s, dims, norm)
     }
 
     fn rfftn(&self, s: &[i64], dims: &[i64], norm: FftNorm) -> Result<Self> {
-        self.fourier("rfftn", Kind::Real, s, dims, norm)
+        self.fourier("rfftn", fourier::Kind::Real, s, dims, norm)
     }
 
     fn irfftn(&self, s: &[i64], dims: &[i64], norm: FftNorm) -> Result<Self> {
-        self.fourier("irfftn", Kind::InverseReal, s, dims, norm)
+        self.fourier("irfftn", fourier::Kind::InverseReal, s, dims, norm)
     }
 
     fn rfft2_modes(&self, dim: i64, modes: &Modes, norm: FftNorm) -> Result<Self> {
@@ -246,6 +261,31 @@ impl Spectral for ShardTensor {
         parts.splice(at..at + 3, size.map(Dim::whole));
         Ok(Self::new(y, x.layout().with_dims(parts)))
     }
+
+    fn rfftn_modes(&self, dims: &[i64], kept: &[Vec<Range<i64>>], norm: FftNorm) -> Result<Self> {
+        let over = all("rfftn_modes", dims, self.ndim())?;
+        let x = self.whole_along("rfftn_modes", &over)?;
+        Ok(x.with_whole(x.local().rfftn_modes(dims, kept, norm)?, &over))
+    }
+
+    fn irfftn_modes(&self, s: &[i64], dims: &[i64], kept: &[Vec<Range<i64>>], norm: FftNorm) -> Result<Self> {
+        let over = all("irfftn_modes", dims, self.ndim())?;
+        let x = self.whole_along("irfftn_modes", &over)?;
+        Ok(x.with_whole(x.local().irfftn_modes(s, dims, kept, norm)?, &over))
+    }
+}
+
+impl ShardTensor {
+    /// `local` as this tensor lies, but for the dims `over`, which every rank has whole.
+    fn with_whole(&self, local: tch::Tensor, over: &[usize]) -> Self {
+        let mut parts = self.layout().dims().to_vec();
+        over.iter().for_each(|&dim| parts[dim] = Dim::whole(local.size()[dim]));
+        Self::new(local, self.layout().with_dims(parts))
+    }
+}
+
+fn all(op: &'static str, dims: &[i64], count: usize) -> Result<Vec<usize>> {
+    dims.iter().map(|&dim| resolve(op, dim, count)).collect()
 }
 
 impl RandomOps for ShardTensor {

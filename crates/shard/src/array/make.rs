@@ -1,0 +1,27 @@
+//! Arrays beside others.
+
+use tch::{Kind, Tensor};
+
+use super::{named, resolve};
+use crate::error::Result;
+
+/// New arrays of the kind, and on the device, of another, which lie as its dims do.
+pub trait Make: Sized {
+    /// As many numbers as this array has along `dim`, evenly from `start` to `end`, both included, as an array of that one
+    /// dim, which lies as `dim` does; a single number is `start`. They are computed in double precision.
+    ///
+    /// # Errors
+    ///
+    /// There is no such dim.
+    fn linspace_along(&self, dim: i64, start: f64, end: f64) -> Result<Self>;
+}
+
+impl Make for Tensor {
+    fn linspace_along(&self, dim: i64, start: f64, end: f64) -> Result<Self> {
+        const OP: &str = "linspace";
+        let shape = self.size();
+        let count = shape[resolve(OP, dim, shape.len())?];
+        let values = Tensor::f_linspace(start, end, count, (Kind::Double, Tensor::device(self)));
+        named(OP, &[self], values.and_then(|values| values.f_to_kind(Tensor::kind(self))))
+    }
+}
