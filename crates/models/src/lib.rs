@@ -4,7 +4,8 @@
 //! |---|---|---|
 //! | [`FullyConnected`] | [`FullyConnectedConfig`] | linear layers with activations between |
 //! | [`Afno`] | [`AfnoConfig`] | Adaptive Fourier Neural Operator |
-//! | [`DistributedAfno`] | [`DistributedAfnoConfig`] | the same idea with its channels split over ranks |
+//! | [`ModAfno`] | [`ModAfnoConfig`] | the same, modulated by a number for each sample |
+//! | [`DistributedAfno`] | [`DistributedAfnoConfig`] | the idea of AFNO with its channels split over ranks |
 //!
 //! A model is made from its configuration and a [`Params`](isobar_shard::Params), which supplies its parameters by name; a
 //! pass takes its input and a [`Mode`]. Models call no collective and know no group: where ranks work together they go
@@ -29,6 +30,7 @@ mod distributed_afno;
 mod error;
 mod fully_connected;
 mod layers;
+mod mod_afno;
 mod mode;
 
 pub use afno::{Afno, AfnoConfig};
@@ -36,4 +38,5 @@ pub use distributed_afno::{DistributedAfno, DistributedAfnoConfig};
 pub use error::{Error, Result};
 pub use fully_connected::{FullyConnected, FullyConnectedConfig};
 pub use layers::Activation;
+pub use mod_afno::{EmbedMethod, ModAfno, ModAfnoConfig, ModEmbedConfig, ScaleShiftMode};
 pub use mode::{BatchPart, Mode};

@@ -209,6 +209,30 @@ fn dropout_is_the_same_for_parts_of_a_batch() {
     assert_eq!(again, whole);
 }
 
+/// With every mode kept the corrected window is the whole spectrum, as is PhysicsNeMo's on a square grid; of fewer modes it has
+/// the low ones.
+#[test]
+fn corrected_modes_are_the_low_ones() {
+    let base = AfnoConfig { inp_shape: [24, 12], ..small() };
+    let x = random(&[2, 2, 24, 12], Kind::Double);
+    // 6 x 6 tokens.
+    let run = |x: &Tensor, fraction, corrected_modes| {
+        let config =
+            AfnoConfig { hard_thresholding_fraction: fraction, corrected_modes, depth: 1, ..base.clone() };
+        let mut params = store().with_options(Kind::Double, Device::Cpu);
+        let model = Afno::new(&config, &mut params).unwrap();
+        let output = model.forward(x, Mode::Eval).unwrap();
+        output.square().sum(Kind::Double).backward();
+        (output, params.trainable().map(|p| p.tensor.grad()).collect::<Vec<_>>())
+    };
+    let ((whole, whole_grads), (corrected, grads)) = (run(&x, 1.0, false), run(&x, 1.0, true));
+    assert!(max_error(&whole, &corrected) < 1e-12);
+    for (got, want) in grads.iter().zip(&whole_grads) {
+        assert!(max_error(got, want) < 1e-10);
+    }
+    assert!(max_error(&run(&x, 0.5, false).0, &run(&x, 0.5, true).0) > 1e-9);
+}
+
 /// A window that holds no mode leaves the filter's input, as a filter whose weights are zero does.
 #[test]
 fn no_mode_kept() {

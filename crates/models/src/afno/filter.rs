@@ -1,30 +1,66 @@
 //! The spectral layer: a network of two layers, mode by mode, on the Fourier coefficients of the tokens.
 
+use std::ops::Range;
+
 use isobar_shard::{Array, FftNorm, Init, Modes, Params, Placement, Scope, Unary};
 use tch::Kind;
 
-use super::AfnoConfig;
+use super::scale_shift::ScaleShift;
 use crate::error::{Checker, Result};
 
 #[derive(Debug)]
-pub(super) struct Filter<A> {
+pub(crate) struct Filter<A> {
     grid: [i64; 2],
-    modes: Modes,
+    window: ModeWindow,
     groups: i64,
     lambda: f64,
     /// `[2, groups, size, size]` and `[2, groups, size]` for each layer; the real part is first, the input before the output.
     layers: [(A, A); 2],
+    scale_shift: Option<ScaleShift<A>>,
+}
+
+/// What a filter is made from.
+#[derive(Debug)]
+pub(crate) struct FilterConfig {
+    /// Extents of the grid of tokens.
+    pub(crate) grid: [i64; 2],
+    pub(crate) window: ModeWindow,
+    /// Features of a token.
+    pub(crate) width: i64,
+    pub(crate) groups: i64,
+    /// Spectral coefficients are moved towards 0 by this much.
+    pub(crate) lambda: f64,
+}
+
+/// The modes that pass; of all others the result is 0.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) enum ModeWindow {
+    /// One rectangle.
+    Block(Modes),
+    /// Ranges behind each other, along rows and columns.
+    Ranges([Vec<Range<i64>>; 2]),
+}
+
+impl ModeWindow {
+    /// The lowest `fraction` of the frequencies along both dims: with K = ⌊(n / 2 + 1) · `fraction`⌋ of n modes, those below
+    /// K, and of the rows also their mirror images.
+    pub(crate) fn lowest([height, width]: [i64; 2], fraction: f64) -> Self {
+        let kept = |extent: i64| ((extent / 2 + 1) as f64 * fraction) as i64;
+        let low = kept(height);
+        let mirrored = (height - low + 1).clamp(low, height)..height;
+        let columns = 0..kept(width);
+        Self::Ranges([vec![0..low, mirrored], vec![columns]])
+    }
 }
 
 impl<A: Array> Filter<A> {
-    /// The filter of tokens of `width` features on `grid`.
-    pub(super) fn new(
-        config: &AfnoConfig,
-        grid: [i64; 2],
-        width: i64,
+    /// Its parameters from `params`; `scale_shift` comes after the first layer.
+    pub(crate) fn new(
+        config: FilterConfig,
         params: &mut Scope<'_, A>,
+        scale_shift: impl FnOnce(&mut Scope<'_, A>) -> Result<Option<ScaleShift<A>>>,
     ) -> Result<Self> {
-        let groups = config.num_blocks as i64;
+        let FilterConfig { grid, window, width, groups, lambda } = config;
         let size = width / groups;
         let mut layer = |weight, bias| -> Result<(A, A)> {
             let small = || Init::Normal { mean: 0.0, std: 0.02 };
@@ -32,42 +68,79 @@ impl<A: Array> Filter<A> {
             Ok((weight, params.param(bias, &[2, groups, size], small(), Placement::Replicate)?))
         };
         let layers = [layer("w1", "b1")?, layer("w2", "b2")?];
-        let modes = kept_modes(grid, config.hard_thresholding_fraction);
-        Ok(Self { grid, modes, groups, lambda: config.sparsity_threshold, layers })
+        let scale_shift = scale_shift(&mut params.scope("scale_shift"))?;
+        Ok(Self { grid, window, groups, lambda, layers, scale_shift })
     }
 
-    /// For `u` `[h, w, batch, features]`; without the residual.
-    pub(super) fn forward(&self, u: &A) -> Result<A> {
+    /// For `u` `[h, w, batch, features]`, modulated by `modulation` `[batch, features]`; without the residual.
+    pub(crate) fn forward(&self, u: &A, modulation: Option<&A>) -> Result<A> {
         let kind = u.kind();
         let wide = if kind == Kind::Double { Kind::Double } else { Kind::Float };
-        let spectrum = u.to_kind(wide)?.rfft2_modes(0, &self.modes, FftNorm::Ortho)?;
+        let spectrum = self.transform(&u.to_kind(wide)?)?;
         let shape = spectrum.shape();
-        let size = shape[4] / self.groups;
+        let (batch, groups, size) = (shape[3], self.groups, shape[4] / self.groups);
+        let modes = shape[1] * shape[2];
 
         // Real and imaginary part of a group side by side, so that its complex product is one real product.
-        let points = shape[1] * shape[2] * shape[3];
-        let x = spectrum.reshape(&[2, points, self.groups, size])?.permute(&[2, 1, 0, 3])?;
-        let x = x.reshape(&[self.groups, points, 2 * size])?;
+        let x = spectrum.reshape(&[2, modes, batch, groups, size])?.permute(&[3, 2, 1, 0, 4])?;
         let [(w1, b1), (w2, b2)] = &self.layers;
-        let x = x
-            .batched_matmul(&real_weight(&w1.to_kind(wide)?)?, Some(&real_bias(&b1.to_kind(wide)?)?))?
-            .relu()?;
-        let x = x.batched_matmul(&real_weight(&w2.to_kind(wide)?)?, Some(&real_bias(&b2.to_kind(wide)?)?))?;
-        let x = x.unary(Unary::Softshrink(self.lambda))?.reshape(&[self.groups, points, 2, size])?;
-        let spectrum = x.permute(&[2, 1, 0, 3])?.reshape(&shape)?;
-        Ok(spectrum.irfft2_modes(0, self.grid, &self.modes, FftNorm::Ortho)?.to_kind(kind)?)
+        let (w1, b1) = (parts(&w1.to_kind(wide)?)?, parts(&b1.to_kind(wide)?)?);
+        // A scale and a shift of the first layer's output are a layer for each sample: nothing more to do for each mode.
+        let (count, points, [w1, b1]) = match (&self.scale_shift, modulation) {
+            (Some(scale_shift), Some(modulation)) => {
+                let layer = scale_shift.of_layer(modulation, [w1, b1], groups, wide)?;
+                (groups * batch, modes, [real_weight(&layer[0])?, real_bias(&layer[1])?])
+            }
+            _ => (groups, batch * modes, [real_weight(&w1)?, real_bias(&b1)?]),
+        };
+        let w1 = w1.reshape(&[count, 2 * size, 2 * size])?;
+        let b1 = b1.reshape(&[count, 1, 2 * size])?;
+        let x = x.reshape(&[count, points, 2 * size])?;
+        let x = x.batched_matmul(&w1, Some(&b1))?.relu()?;
+
+        let (w2, b2) = (parts(&w2.to_kind(wide)?)?, parts(&b2.to_kind(wide)?)?);
+        let x = x.reshape(&[groups, batch * modes, 2 * size])?;
+        let x = x.batched_matmul(&real_weight(&w2)?, Some(&real_bias(&b2)?))?;
+        let x = x.unary(Unary::Softshrink(self.lambda))?.reshape(&[groups, batch, modes, 2, size])?;
+        let spectrum = x.permute(&[3, 2, 1, 0, 4])?.reshape(&shape)?;
+        Ok(self.transform_back(&spectrum)?.to_kind(kind)?)
+    }
+
+    /// From `[h, w, batch, features]` to `[2, rows, columns, batch, features]`.
+    fn transform(&self, u: &A) -> Result<A> {
+        Ok(match &self.window {
+            ModeWindow::Block(modes) => u.rfft2_modes(0, modes, FftNorm::Ortho)?,
+            ModeWindow::Ranges(kept) => {
+                u.rfftn_modes(&[0, 1], kept, FftNorm::Ortho)?.view_as_real()?.permute(&[4, 0, 1, 2, 3])?
+            }
+        })
+    }
+
+    fn transform_back(&self, spectrum: &A) -> Result<A> {
+        Ok(match &self.window {
+            ModeWindow::Block(modes) => spectrum.irfft2_modes(0, self.grid, modes, FftNorm::Ortho)?,
+            ModeWindow::Ranges(kept) => {
+                let pairs = spectrum.permute(&[1, 2, 3, 4, 0])?.view_as_complex()?;
+                pairs.irfftn_modes(&self.grid, &[0, 1], kept, FftNorm::Ortho)?
+            }
+        })
     }
 }
 
-/// The modes that pass: columns are limited by the height, and rows lie around the highest frequency, as in PhysicsNeMo.
-pub(crate) fn kept_modes([height, width]: [i64; 2], fraction: f64) -> Modes {
-    let total = height / 2 + 1;
+/// The modes that pass in AFNO: columns are limited by the height.
+pub(crate) fn kept_modes(grid: [i64; 2], fraction: f64) -> Modes {
+    modes_around(grid, grid[0] / 2 + 1, fraction)
+}
+
+/// PhysicsNeMo's window: K = ⌊`total` · `fraction`⌋ columns, limited by the same `total` as the rows, which lie within K of
+/// `total`, around the highest frequency.
+pub(crate) fn modes_around([height, width]: [i64; 2], total: i64, fraction: f64) -> Modes {
     let kept = (total as f64 * fraction) as i64;
     Modes { rows: (total - kept)..(total + kept).min(height), columns: 0..kept.min(width / 2 + 1) }
 }
 
 /// What all spectral layers ask of their arguments.
-pub(super) fn check(check: &Checker, threshold: f64, fraction: f64) -> Result<()> {
+pub(crate) fn check(check: &Checker, threshold: f64, fraction: f64) -> Result<()> {
     check.ensure(threshold >= 0.0 && threshold.is_finite(), || {
         format!("sparsity_threshold is {threshold}, expected 0 or more")
     })?;
@@ -76,19 +149,21 @@ pub(super) fn check(check: &Checker, threshold: f64, fraction: f64) -> Result<()
     })
 }
 
-/// From `[2, groups, in, out]` the real form of the complex weight, `[groups, 2 in, 2 out]`: (re, im) times
-/// ((wᵣ, wᵢ), (−wᵢ, wᵣ)).
-fn real_weight<A: Array>(weight: &A) -> Result<A> {
-    let (re, im) = (weight.select(0, 0)?, weight.select(0, 1)?);
-    let upper = A::cat(&[&re, &im], 2)?;
-    let lower = A::cat(&[&im.unary(Unary::Neg)?, &re], 2)?;
-    Ok(A::cat(&[&upper, &lower], 1)?)
+/// Real and imaginary part, from `[2, …]`.
+fn parts<A: Array>(pairs: &A) -> Result<[A; 2]> {
+    Ok([pairs.select(0, 0)?, pairs.select(0, 1)?])
 }
 
-/// From `[2, groups, out]` to `[groups, 1, 2 out]`.
-fn real_bias<A: Array>(bias: &A) -> Result<A> {
-    let shape = bias.shape();
-    Ok(bias.transpose(0, 1)?.reshape(&[shape[1], 1, 2 * shape[2]])?)
+/// From `[…, in, out]` each the real form of the complex weight, `[…, 2 in, 2 out]`: (re, im) times ((wᵣ, wᵢ), (−wᵢ, wᵣ)).
+fn real_weight<A: Array>([re, im]: &[A; 2]) -> Result<A> {
+    let upper = A::cat(&[re, im], -1)?;
+    let lower = A::cat(&[&im.unary(Unary::Neg)?, re], -1)?;
+    Ok(A::cat(&[&upper, &lower], -2)?)
+}
+
+/// From `[…, out]` each to `[…, 1, 2 out]`.
+fn real_bias<A: Array>([re, im]: &[A; 2]) -> Result<A> {
+    Ok(A::cat(&[re, im], -1)?.unsqueeze(-2)?)
 }
 
 #[cfg(test)]
@@ -106,9 +181,27 @@ mod tests {
     fn windows(
         #[case] grid: [i64; 2],
         #[case] fraction: f64,
-        #[case] rows: std::ops::Range<i64>,
-        #[case] columns: std::ops::Range<i64>,
+        #[case] rows: Range<i64>,
+        #[case] columns: Range<i64>,
     ) {
         assert_eq!(kept_modes(grid, fraction), Modes { rows, columns });
+    }
+
+    #[rstest]
+    #[case::all([6, 8], 1.0, [0..4, 4..6], 0..5)]
+    #[case::odd([7, 9], 1.0, [0..4, 4..7], 0..5)]
+    #[case::wide([4, 16], 1.0, [0..3, 3..4], 0..9)]
+    #[case::some([10, 6], 0.5, [0..3, 8..10], 0..2)]
+    #[case::mean([10, 6], 0.25, [0..1, 10..10], 0..1)]
+    #[case::none([4, 4], 0.0, [0..0, 4..4], 0..0)]
+    #[case::one([1, 1], 1.0, [0..1, 1..1], 0..1)]
+    fn lowest(
+        #[case] grid: [i64; 2],
+        #[case] fraction: f64,
+        #[case] rows: [Range<i64>; 2],
+        #[case] columns: Range<i64>,
+    ) {
+        let columns = vec![columns];
+        assert_eq!(ModeWindow::lowest(grid, fraction), ModeWindow::Ranges([rows.to_vec(), columns]));
     }
 }

@@ -1,0 +1,147 @@
+//! What AFNO and its modulated kin have in common: patches that become tokens, blocks, and a head.
+
+use isobar_shard::{Array, Init, Params, Placement};
+
+use super::BATCH_DIM;
+use super::block::{Block, BlockConfig, Modulated};
+use super::filter::{self, FilterConfig, ModeWindow};
+use crate::error::{Checker, Error, Result};
+use crate::mode::Mode;
+
+/// The arguments by PhysicsNeMo's names.
+#[derive(Debug)]
+pub(crate) struct TokensConfig {
+    pub(crate) model: &'static str,
+    pub(crate) inp_shape: [usize; 2],
+    pub(crate) in_channels: usize,
+    pub(crate) out_channels: usize,
+    pub(crate) patch_size: [usize; 2],
+    pub(crate) embed_dim: usize,
+    pub(crate) depth: usize,
+    pub(crate) mlp_ratio: f64,
+    pub(crate) drop_rate: f64,
+    pub(crate) num_blocks: usize,
+    pub(crate) sparsity_threshold: f64,
+    pub(crate) hard_thresholding_fraction: f64,
+    pub(crate) modulation: Modulated,
+}
+
+#[derive(Debug)]
+pub(crate) struct Tokens<A> {
+    model: &'static str,
+    fields: [i64; 2],
+    patch: [i64; 2],
+    channels: [i64; 2],
+    drop_rate: f64,
+    pos_embed: A,
+    proj_weight: A,
+    proj_bias: A,
+    blocks: Vec<Block<A>>,
+    head: A,
+}
+
+/// A modulation of each sample.
+#[derive(Debug)]
+pub(crate) struct Modulation<A> {
+    /// What is added to all tokens, `[batch, features]`.
+    pub(crate) offset: A,
+    /// What the blocks are given, `[batch, mod_dim]`.
+    pub(crate) vector: A,
+}
+
+impl<A: Array> Tokens<A> {
+    /// Checks the arguments, then takes the parameters from `params`; `window` says which modes pass on a grid.
+    pub(crate) fn new(
+        config: &TokensConfig,
+        window: impl Fn([i64; 2]) -> ModeWindow,
+        params: &mut impl Params<Array = A>,
+    ) -> Result<Self> {
+        let check = Checker(config.model);
+        let mut fields = [0; 2];
+        let mut patch = [0; 2];
+        for (dim, name) in ["height", "width"].into_iter().enumerate() {
+            fields[dim] = check.extent(&format!("{name} of inp_shape"), config.inp_shape[dim])?;
+            patch[dim] = check.extent(&format!("{name} of patch_size"), config.patch_size[dim])?;
+            check.divisible(
+                (&format!("{name} of inp_shape"), fields[dim]),
+                ("that of patch_size", patch[dim]),
+            )?;
+        }
+        let inputs = check.extent("in_channels", config.in_channels)?;
+        let outputs = check.extent("out_channels", config.out_channels)?;
+        let width = check.extent("embed_dim", config.embed_dim)?;
+        let groups = check.extent("num_blocks", config.num_blocks)?;
+        check.divisible(("embed_dim", width), ("num_blocks", groups))?;
+        check.probability("drop_rate", config.drop_rate)?;
+        let hidden = (width as f64 * config.mlp_ratio) as i64;
+        check.ensure((1..=i64::from(i32::MAX)).contains(&hidden), || {
+            format!("mlp_ratio {} leaves no hidden layer of a possible width", config.mlp_ratio)
+        })?;
+        filter::check(&check, config.sparsity_threshold, config.hard_thresholding_fraction)?;
+
+        let grid = [fields[0] / patch[0], fields[1] / patch[1]];
+        let area = patch[0] * patch[1];
+        let whole = Placement::Replicate;
+        let small = || Init::TruncNormal { std: 0.02 };
+        let pos_embed = params.param("pos_embed", &[1, grid[0] * grid[1], width], small(), whole)?;
+        let proj_shape = [width, inputs, patch[0], patch[1]];
+        let fan = inputs * area;
+        let proj_weight = params.param("patch_embed.proj.weight", &proj_shape, Init::FanIn(fan), whole)?;
+        let proj_bias = params.param("patch_embed.proj.bias", &[width], Init::FanIn(fan), whole)?;
+        let block = || {
+            let lambda = config.sparsity_threshold;
+            let filter = FilterConfig { grid, window: window(grid), width, groups, lambda };
+            BlockConfig { filter, hidden, drop_rate: config.drop_rate, modulation: config.modulation }
+        };
+        let blocks = (0..config.depth)
+            .map(|i| Block::new(block(), &mut params.scope(&format!("blocks.{i}"))))
+            .collect::<Result<_>>()?;
+        let head = params.param("head.weight", &[outputs * area, width], small(), whole)?;
+        let channels = [inputs, outputs];
+        let (model, drop_rate) = (config.model, config.drop_rate);
+        Ok(Self {
+            model,
+            fields,
+            patch,
+            channels,
+            drop_rate,
+            pos_embed,
+            proj_weight,
+            proj_bias,
+            blocks,
+            head,
+        })
+    }
+
+    /// The fields `[batch, out_channels, height, width]` for `x` `[batch, in_channels, height, width]`.
+    pub(crate) fn forward(&self, x: &A, modulation: Option<&Modulation<A>>, mode: Mode<'_>) -> Result<A> {
+        let [height, width] = self.fields;
+        let [inputs, outputs] = self.channels;
+        let [p0, p1] = self.patch;
+        let [h, w] = [height / p0, width / p1];
+        let shape = x.shape();
+        if shape.len() != 4 || shape[1..] != [inputs, height, width] {
+            let want = format!("[batch, {inputs}, {height}, {width}]");
+            return Err(Error::Input { model: self.model, got: shape, want });
+        }
+        let batch = shape[0];
+
+        // Tokens stand as [h, w, batch, features]: so the transforms over h and w and the products over features are plain
+        // matrix products on the memory as it lies.
+        let patches = x.reshape(&[batch, inputs, h, p0, w, p1])?.permute(&[2, 4, 0, 1, 3, 5])?;
+        let patches = patches.reshape(&[h, w, batch, inputs * p0 * p1])?;
+        let features = self.proj_bias.extent(0)?;
+        let weight = self.proj_weight.reshape(&[features, inputs * p0 * p1])?;
+        let position = self.pos_embed.reshape(&[h, w, 1, features])?;
+        let mut tokens = patches.linear(&weight, Some(&self.proj_bias))?.add(&position)?;
+        if let Some(modulation) = modulation {
+            tokens = tokens.add(&modulation.offset)?;
+        }
+        tokens = mode.dropout(&tokens, self.drop_rate, BATCH_DIM, &[])?;
+        for block in &self.blocks {
+            tokens = block.forward(&tokens, modulation.map(|modulation| &modulation.vector), mode)?;
+        }
+        let patches = tokens.linear(&self.head, None)?.reshape(&[h, w, batch, p0, p1, outputs])?;
+        Ok(patches.permute(&[2, 5, 0, 3, 1, 4])?.reshape(&[batch, outputs, height, width])?)
+    }
+}
