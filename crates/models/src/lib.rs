@@ -6,6 +6,7 @@
 //! | [`Afno`] | [`AfnoConfig`] | Adaptive Fourier Neural Operator |
 //! | [`ModAfno`] | [`ModAfnoConfig`] | the same, modulated by a number for each sample |
 //! | [`DistributedAfno`] | [`DistributedAfnoConfig`] | the idea of AFNO with its channels split over ranks |
+//! | [`Fno`] | [`FnoConfig`] | Fourier Neural Operator, in one to four dimensions |
 //!
 //! A model is made from its configuration and a [`Params`](isobar_shard::Params), which supplies its parameters by name; a
 //! pass takes its input and a [`Mode`]. Models call no collective and know no group: where ranks work together they go
@@ -28,6 +29,7 @@
 mod afno;
 mod distributed_afno;
 mod error;
+mod fno;
 mod fully_connected;
 mod layers;
 mod mod_afno;
@@ -36,6 +38,7 @@ mod mode;
 pub use afno::{Afno, AfnoConfig};
 pub use distributed_afno::{DistributedAfno, DistributedAfnoConfig};
 pub use error::{Error, Result};
+pub use fno::{Factorization, Fno, FnoConfig, PaddingType, PerDim};
 pub use fully_connected::{FullyConnected, FullyConnectedConfig};
 pub use layers::Activation;
 pub use mod_afno::{EmbedMethod, ModAfno, ModAfnoConfig, ModEmbedConfig, ScaleShiftMode};

@@ -88,6 +88,16 @@ impl<A: Array> ActivationLayer<A> {
         Ok(Self { activation, trained })
     }
 
+    /// The name of what it has in the state dict.
+    pub(crate) fn state_name(&self) -> Option<&'static str> {
+        match self.activation {
+            Activation::Prelu => Some("weight"),
+            Activation::Stan => Some("beta"),
+            Activation::CappedGelu | Activation::CappekLeakyRelu => Some("cap"),
+            _ => None,
+        }
+    }
+
     pub(crate) fn forward(&self, x: &A) -> Result<A> {
         if let Some(trained) = &self.trained {
             return Ok(match self.activation {

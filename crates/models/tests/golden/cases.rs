@@ -44,6 +44,10 @@ impl Golden {
         self.tensors[name].shallow_clone()
     }
 
+    pub(crate) fn has(&self, name: &str) -> bool {
+        self.tensors.contains_key(name)
+    }
+
     pub(crate) fn state_dict(&self) -> StateDict {
         self.params.iter().map(|name| (name.clone(), self.tensor(name))).collect()
     }

@@ -6,7 +6,8 @@ mod cases;
 use std::time::Duration;
 
 use isobar_models::{
-    Afno, AfnoConfig, DistributedAfno, DistributedAfnoConfig, FullyConnected, FullyConnectedConfig, Mode,
+    Afno, AfnoConfig, DistributedAfno, DistributedAfnoConfig, Fno, FnoConfig, FullyConnected,
+    FullyConnectedConfig, ModAfno, ModAfnoConfig, Mode,
 };
 use isobar_shard::{Generator, ParallelRegion, ParamStore, Params, Placement};
 use rstest::rstest;
@@ -19,17 +20,28 @@ fn store() -> ParamStore {
 }
 
 /// Loads the case's weights, runs forward and backward, and compares everything.
-fn check(golden: &Golden, mut store: ParamStore, forward: impl FnOnce(&Tensor) -> Tensor) {
+fn check(golden: &Golden, store: ParamStore, forward: impl FnOnce(&Tensor) -> Tensor) {
+    check_inputs(golden, ["input"], store, |[input]| forward(input));
+}
+
+fn check_inputs<const N: usize>(
+    golden: &Golden,
+    inputs: [&str; N],
+    mut store: ParamStore,
+    forward: impl FnOnce([&Tensor; N]) -> Tensor,
+) {
     let names: Vec<&str> = store.parameters().iter().map(|parameter| parameter.name.as_str()).collect();
     assert_eq!(names.len(), golden.params.len(), "{names:?}");
     store.load(&golden.state_dict()).unwrap();
-    let input = golden.tensor("input").set_requires_grad(true);
-    let output = forward(&input);
+    let given = inputs.map(|name| golden.tensor(name).set_requires_grad(true));
+    let output = forward(given.each_ref());
     golden.check("output", &output);
     (output * golden.tensor("grad.output")).sum(Kind::Float).backward();
-    golden.check("grad.input", &input.grad());
+    for (name, input) in inputs.iter().zip(&given) {
+        golden.check(&format!("grad.{name}"), &input.grad());
+    }
     let region = store.region().clone();
-    for parameter in store.parameters() {
+    for parameter in store.trainable() {
         golden.check_part(&format!("grad.{}", parameter.name), &parameter.tensor.grad(), |whole| {
             match parameter.placement {
                 Placement::Shard(dim) => {
@@ -60,6 +72,35 @@ fn afno(#[values("afno_small", "model_afno_patch_2x4", "model_afno_thresholded")
     let names: Vec<&str> = params.parameters().iter().map(|parameter| parameter.name.as_str()).collect();
     assert_eq!(names, golden.params);
     check(&golden, params, |x| model.forward(x, Mode::Eval).unwrap());
+}
+
+#[test]
+fn mod_afno() {
+    let golden = Golden::read("model_mod_afno_complex");
+    let mut params = store();
+    let model = ModAfno::new(&golden.config::<ModAfnoConfig>(), &mut params).unwrap();
+    let names: Vec<&str> = params.parameters().iter().map(|parameter| parameter.name.as_str()).collect();
+    assert_eq!(names, golden.params);
+    let untrained: Vec<_> = params.parameters().iter().filter(|parameter| !parameter.trainable).collect();
+    for buffer in untrained {
+        golden.check(&buffer.name, &buffer.tensor);
+    }
+    check_inputs(&golden, ["x", "mod"], params, |[x, modulation]| {
+        model.forward(x, modulation, Mode::Eval).unwrap()
+    });
+}
+
+#[rstest]
+fn fno(#[values("fno2d_small", "model_fno_1d", "model_fno_2d", "model_fno_3d")] name: &str) {
+    let golden = Golden::read(name);
+    let mut params = store();
+    let model = Fno::new(&golden.config::<FnoConfig>(), &mut params).unwrap();
+    let names: Vec<&str> = params.parameters().iter().map(|parameter| parameter.name.as_str()).collect();
+    assert_eq!(names, golden.params);
+    let trained: Vec<&str> = params.trainable().map(|parameter| parameter.name.as_str()).collect();
+    let grads: Vec<&str> = names.into_iter().filter(|name| golden.has(&format!("grad.{name}"))).collect();
+    assert_eq!(trained, grads);
+    check(&golden, params, |x| model.forward(x).unwrap());
 }
 
 #[rstest]

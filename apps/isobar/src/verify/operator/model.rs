@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 
 use anyhow::{Context, Result, bail};
-use isobar_models::{Afno, FullyConnected, Mode};
+use isobar_models::{Afno, Fno, FullyConnected, ModAfno, Mode};
 use isobar_shard::{
     Error, Init, ParallelRegion, Params, Placement, ShardTensor, forbid_hidden_communication,
 };
@@ -21,7 +21,7 @@ pub(crate) struct Model {
 /// A model's forward pass, of the case's inputs by name.
 type Run = Box<dyn Fn(&Inputs) -> Result<ShardTensor>>;
 
-pub(crate) static ALL: [Model; 2] = [
+pub(crate) static ALL: [Model; 4] = [
     Model {
         name: "fully_connected",
         make: |header, params| {
@@ -34,6 +34,20 @@ pub(crate) static ALL: [Model; 2] = [
         make: |header, params| {
             let model = Afno::new(&config(header)?, params)?;
             Ok(Box::new(move |inputs| Ok(model.forward(inputs.get("input")?, Mode::Eval)?)))
+        },
+    },
+    Model {
+        name: "mod_afno",
+        make: |header, params| {
+            let model = ModAfno::new(&config(header)?, params)?;
+            Ok(Box::new(move |inputs| Ok(model.forward(inputs.get("x")?, inputs.get("mod")?, Mode::Eval)?)))
+        },
+    },
+    Model {
+        name: "fno",
+        make: |header, params| {
+            let model = Fno::new(&config(header)?, params)?;
+            Ok(Box::new(move |inputs| Ok(model.forward(inputs.get("input")?)?)))
         },
     },
 ];

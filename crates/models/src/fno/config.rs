@@ -1,0 +1,223 @@
+//! Arguments of the Fourier Neural Operator.
+
+use isobar_shard::PadMode;
+use schemars::JsonSchema;
+use serde::{Deserialize, Serialize};
+
+use super::MODEL;
+use crate::error::{Checker, Result};
+use crate::layers::Activation;
+
+/// Arguments of [`Fno`](crate::Fno), by PhysicsNeMo's names.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+pub struct FnoConfig {
+    /// Channels of the input.
+    pub in_channels: usize,
+    /// Channels of the output.
+    pub out_channels: usize,
+    /// Hidden layers of the decoder.
+    #[serde(default = "one")]
+    pub decoder_layers: usize,
+    /// Width of the decoder's hidden layers.
+    #[serde(default = "latent")]
+    pub decoder_layer_size: usize,
+    /// The activation of the decoder's hidden layers.
+    #[serde(default = "silu")]
+    pub decoder_activation_fn: Activation,
+    /// Number of spatial dims, 1 to 4.
+    #[serde(default = "two")]
+    pub dimension: usize,
+    /// Features at each point between the layers.
+    #[serde(default = "latent")]
+    pub latent_channels: usize,
+    /// Number of Fourier layers.
+    #[serde(default = "four")]
+    pub num_fno_layers: usize,
+    /// Fourier modes that are kept along each dim: a number for all, or a list. Along all dims but the last these are of the
+    /// lowest frequencies of either sign, so twice as many.
+    #[serde(default = "modes")]
+    pub num_fno_modes: PerDim,
+    /// Points that are put behind the end of each dim: a number for all, or a list, in which missing ones are 0.
+    #[serde(default = "padding")]
+    pub padding: PerDim,
+    /// What stands there.
+    #[serde(default)]
+    pub padding_type: PaddingType,
+    /// The activation between the Fourier layers.
+    #[serde(default = "gelu")]
+    pub activation_fn: Activation,
+    /// Give the model each point's coordinates, from 0 to 1, as further channels.
+    #[serde(default = "yes")]
+    pub coord_features: bool,
+    /// How spectral weights are made of smaller ones.
+    #[serde(default)]
+    pub factorization: Factorization,
+    /// Parameters of a factored spectral weight, as a fraction of those of the whole one.
+    #[serde(default = "whole")]
+    pub rank: f64,
+}
+
+/// One number for all dims, or one for each.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(untagged, expecting = "expected a number, or a list of one for each dim")]
+pub enum PerDim {
+    /// For all dims.
+    All(usize),
+    /// For each dim, the first first.
+    Each(Vec<usize>),
+}
+
+/// What stands behind the end of a field.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "snake_case")]
+pub enum PaddingType {
+    /// Zeros.
+    #[default]
+    Constant,
+    /// The field mirrored at its last point, which comes once.
+    Reflect,
+    /// The last point.
+    Replicate,
+    /// The field from its beginning.
+    Circular,
+}
+
+impl PaddingType {
+    pub(super) fn mode(self) -> PadMode {
+        match self {
+            Self::Constant => PadMode::Constant,
+            Self::Reflect => PadMode::Reflect,
+            Self::Replicate => PadMode::Replicate,
+            Self::Circular => PadMode::Circular,
+        }
+    }
+}
+
+/// How a spectral weight is made.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "snake_case")]
+pub enum Factorization {
+    /// It is a parameter itself.
+    #[default]
+    None,
+    /// A smaller tensor, times a matrix along each dim: Tucker, *Psychometrika* 31, 1966.
+    Tucker,
+    /// A sum of products of a vector for each dim: Hitchcock, *J. Math. Phys.* 6, 1927.
+    Cp,
+}
+
+impl FnoConfig {
+    /// The defaults for the given channels.
+    pub fn new(in_channels: usize, out_channels: usize) -> Self {
+        Self {
+            in_channels,
+            out_channels,
+            decoder_layers: one(),
+            decoder_layer_size: latent(),
+            decoder_activation_fn: silu(),
+            dimension: two(),
+            latent_channels: latent(),
+            num_fno_layers: four(),
+            num_fno_modes: modes(),
+            padding: padding(),
+            padding_type: PaddingType::Constant,
+            activation_fn: gelu(),
+            coord_features: true,
+            factorization: Factorization::None,
+            rank: whole(),
+        }
+    }
+}
+
+fn one() -> usize {
+    1
+}
+
+fn two() -> usize {
+    2
+}
+
+fn four() -> usize {
+    4
+}
+
+fn latent() -> usize {
+    32
+}
+
+fn modes() -> PerDim {
+    PerDim::All(16)
+}
+
+fn padding() -> PerDim {
+    PerDim::All(8)
+}
+
+fn silu() -> Activation {
+    Activation::Silu
+}
+
+fn gelu() -> Activation {
+    Activation::Gelu
+}
+
+fn yes() -> bool {
+    true
+}
+
+fn whole() -> f64 {
+    1.0
+}
+
+/// The arguments, checked.
+#[derive(Debug)]
+pub(super) struct Sizes {
+    pub(super) inputs: i64,
+    pub(super) latent: i64,
+    /// One for each spatial dim.
+    pub(super) modes: Vec<i64>,
+    pub(super) padding: Vec<i64>,
+}
+
+impl Sizes {
+    pub(super) fn new(config: &FnoConfig) -> Result<Self> {
+        let check = Checker(MODEL);
+        let inputs = check.extent("in_channels", config.in_channels)?;
+        check.extent("out_channels", config.out_channels)?;
+        let latent = check.extent("latent_channels", config.latent_channels)?;
+        check.ensure(latent >= 2, || "latent_channels is 1, expected 2 or more".into())?;
+        let dims = config.dimension;
+        check.ensure((1..=4).contains(&dims), || format!("dimension is {dims}, expected 1 to 4"))?;
+        check.extent("num_fno_layers", config.num_fno_layers)?;
+        let modes = match &config.num_fno_modes {
+            PerDim::All(modes) => vec![*modes; dims],
+            PerDim::Each(modes) => modes.clone(),
+        };
+        check.ensure(modes.len() == dims, || {
+            format!("num_fno_modes has {} entries, dimension is {dims}", modes.len())
+        })?;
+        let modes = modes
+            .into_iter()
+            .map(|modes| check.extent("an entry of num_fno_modes", modes))
+            .collect::<Result<_>>()?;
+        let mut padding = match &config.padding {
+            PerDim::All(padding) => vec![*padding; dims],
+            PerDim::Each(padding) => padding.clone(),
+        };
+        check.ensure(padding.len() <= dims, || {
+            format!("padding has {} entries, dimension is {dims}", padding.len())
+        })?;
+        padding.resize(dims, 0);
+        let top = i32::MAX as usize;
+        check.ensure(padding.iter().all(|&points| points <= top), || {
+            format!("padding is {padding:?}, expected 0 to {top}")
+        })?;
+        let padding = padding.into_iter().map(|points| points as i64).collect();
+        let stan = config.activation_fn == Activation::Stan;
+        check.ensure(!stan, || "activation_fn stan works on one feature, between layers are more".into())?;
+        let rank = config.rank;
+        check.ensure(rank > 0.0 && rank <= 1.0, || format!("rank is {rank}, expected above 0, at most 1"))?;
+        Ok(Self { inputs, latent, modes, padding })
+    }
+}

@@ -1,0 +1,245 @@
+//! The Fourier Neural Operator.
+
+mod config;
+mod spectral;
+mod weight;
+
+use isobar_shard::{Array, Init, PadMode, Params, Placement, Scope};
+use tch::Tensor;
+
+use crate::error::{Error, Result};
+use crate::fully_connected::{FullyConnected, FullyConnectedConfig};
+use crate::layers::ActivationLayer;
+use config::Sizes;
+pub use config::{Factorization, FnoConfig, PaddingType, PerDim};
+use spectral::SpectralConv;
+
+const MODEL: &str = "fno";
+
+/// The Fourier Neural Operator in one to four dimensions: Li et al., *Fourier Neural Operator for Parametric Partial
+/// Differential Equations*, arXiv:2010.08895, as PhysicsNeMo builds it.
+///
+/// Coordinates of the points, from 0 to 1 along each dim, both ends included, are appended to the input's channels. Then, for
+/// each point v and layer k,
+///
+/// ```text
+/// v₀ = P₂ σ(P₁ v + b₁) + b₂                          lift
+/// vₖ₊₁ = σ( Wₖ vₖ + bₖ + F⁻¹( Rₖ · F vₖ ) )            Fourier layers; no σ after the last
+/// ```
+///
+/// and a [`FullyConnected`] decodes each point. Between, the field is padded behind the end of each dim. F is the real Fourier
+/// transform over all dims and R a complex matrix of its own for each mode of the corners of lowest frequencies; the last dim
+/// has one such end, the others two. All other modes are 0. Where the two ends overlap their results are *added*, and in two
+/// dimensions b₁ and b₂ are not trained; both are PhysicsNeMo's. The transform computes in single precision for half kinds.
+///
+/// With a [`Factorization`] the weights R are made of smaller ones before use: R = core ×₁ U₁ ×₂ U₂ … (Tucker), or
+/// R = Σᵣ coreᵣ u₁ᵣ ⊗ u₂ᵣ ⊗ … (CP): Kossaifi et al., *Multi-Grid Tensorized Fourier Neural Operator*, arXiv:2310.00120.
+///
+/// State dict: `decoder_net.*` as [`FullyConnected`]; under `spec_encoder`, `lift_network.{0,2}.conv.{weight,bias}`,
+/// `spconv_layers.{k}.weights{n}` with (re, im) as the last dim, `conv_layers.{k}.{weight,bias}`; in four dimensions
+/// `lift_network.{0,2}.conv.conv.{weight,bias}` and `conv_layers.{k}.conv.{weight,bias}`. Factored weights are
+/// `weights{n}.core` and `weights{n}.factors.{i}`, for the dims in, out, modes. What the activation has is under
+/// `activation_fn`, and again under `lift_network.1`.
+#[derive(Debug)]
+pub struct Fno<A = Tensor> {
+    sizes: Sizes,
+    pad_mode: PadMode,
+    coordinates: bool,
+    lift: [Pointwise<A>; 2],
+    activation: ActivationLayer<A>,
+    layers: Vec<(SpectralConv<A>, Pointwise<A>)>,
+    decoder: FullyConnected<A>,
+}
+
+impl<A: Array> Fno<A> {
+    /// Makes the model, its parameters from `params`.
+    ///
+    /// # Errors
+    ///
+    /// A size is 0, or `latent_channels` 1; `dimension` is not 1 to 4; `num_fno_modes` is a list of another length than
+    /// `dimension`, or `padding` of a greater one; `activation_fn` is `stan`; `rank` is outside (0, 1]; the decoder's
+    /// arguments are not those of a [`FullyConnected`]; or `params` refuses a parameter.
+    pub fn new(config: &FnoConfig, params: &mut impl Params<Array = A>) -> Result<Self> {
+        let sizes = Sizes::new(config)?;
+        let (dims, latent) = (config.dimension, sizes.latent);
+        let decoder = FullyConnectedConfig {
+            in_features: config.latent_channels,
+            layer_size: config.decoder_layer_size,
+            out_features: config.out_channels,
+            num_layers: config.decoder_layers,
+            activation_fn: vec![config.decoder_activation_fn],
+            ..Default::default()
+        };
+        let decoder = FullyConnected::new(&decoder, &mut params.scope("decoder_net"))?;
+
+        let params = &mut params.scope("spec_encoder");
+        let activation = ActivationLayer::new(config.activation_fn, &mut params.scope("activation_fn"))?;
+        if let Some(name) = activation.state_name() {
+            params.tie(&format!("lift_network.1.{name}"), &format!("activation_fn.{name}"))?;
+        }
+        let inputs = sizes.inputs + if config.coord_features { dims as i64 } else { 0 };
+        let lift = |index: usize, inputs, outputs, params: &mut Scope<'_, A>| {
+            let scope = &mut params.scope(&format!("lift_network.{index}.conv"));
+            Pointwise::new(dims, [inputs, outputs], Start::Lift, scope)
+        };
+        let lift = [lift(0, inputs, latent / 2, params)?, lift(2, latent / 2, latent, params)?];
+        let factorization = (config.factorization, config.rank);
+        let spectral = (0..config.num_fno_layers)
+            .map(|k| {
+                SpectralConv::new(&sizes, factorization, &mut params.scope(&format!("spconv_layers.{k}")))
+            })
+            .collect::<Result<Vec<_>>>()?;
+        let pointwise = (0..config.num_fno_layers)
+            .map(|k| {
+                let scope = &mut params.scope(&format!("conv_layers.{k}"));
+                Pointwise::new(dims, [latent, latent], Start::Default, scope)
+            })
+            .collect::<Result<Vec<_>>>()?;
+        Ok(Self {
+            sizes,
+            pad_mode: config.padding_type.mode(),
+            coordinates: config.coord_features,
+            lift,
+            activation,
+            layers: spectral.into_iter().zip(pointwise).collect(),
+            decoder,
+        })
+    }
+
+    /// The fields `[batch, out_channels, extents…]` for `x` `[batch, in_channels, extents…]`.
+    ///
+    /// # Errors
+    ///
+    /// `x` has another number of dims or channels, or a padded extent n that has not the modes m of the configuration: m ≤ n,
+    /// and m ≤ n / 2 + 1 for the last; a padding is wider than its type can be; or an operator fails.
+    pub fn forward(&self, x: &A) -> Result<A> {
+        let count = self.sizes.modes.len();
+        let extents = self.check(&x.shape())?;
+
+        // Fields stand as [extents…, batch, channels]: so the transforms and the products over channels are plain matrix
+        // products on the memory as it lies, and so are the products mode by mode.
+        let order: Vec<i64> = (2..2 + count as i64).chain([0, 1]).collect();
+        let mut y = self.with_coordinates(&x.permute(&order)?)?;
+        y = self.activation.forward(&self.lift[0].forward(&y)?)?;
+        y = self.lift[1].forward(&y)?;
+        let padding = &self.sizes.padding;
+        if padding.iter().any(|&points| points > 0) {
+            let behind = padding.iter().rev().flat_map(|&points| [0, points]);
+            let pairs: Vec<i64> = [0; 4].into_iter().chain(behind).collect();
+            y = y.pad_mode(&pairs, self.pad_mode, 0.0)?;
+        }
+        let last = self.layers.len() - 1;
+        for (k, (spectral, pointwise)) in self.layers.iter().enumerate() {
+            y = pointwise.forward(&y)?.add(&spectral.forward(&y)?)?;
+            if k < last {
+                y = self.activation.forward(&y)?;
+            }
+        }
+        for (dim, (&extent, &points)) in extents.iter().zip(padding).enumerate() {
+            if points > 0 {
+                y = y.narrow(dim as i64, 0, extent)?;
+            }
+        }
+        let channels = count as i64 + 1;
+        let order: Vec<i64> = [channels - 1, channels].into_iter().chain(0..count as i64).collect();
+        Ok(self.decoder.forward(&y)?.permute(&order)?.contiguous()?)
+    }
+
+    /// The spatial extents of an input that the model takes.
+    fn check(&self, shape: &[i64]) -> Result<Vec<i64>> {
+        let Sizes { inputs, modes, padding, .. } = &self.sizes;
+        let refuse = |want: String| Error::Input { model: MODEL, got: shape.to_vec(), want };
+        let count = modes.len();
+        if shape.len() != count + 2 || shape[1] != *inputs {
+            return Err(refuse(format!("[batch, {inputs}, and {count} extents]")));
+        }
+        let extents = &shape[2..];
+        for (dim, (&extent, (&modes, &points))) in extents.iter().zip(modes.iter().zip(padding)).enumerate() {
+            let least = if dim + 1 == count { (2 * (modes - 1)).max(1) } else { modes };
+            if extent < 1 || extent + points < least {
+                return Err(refuse(format!(
+                    "spatial extent {dim} to be {} or more, for {modes} modes",
+                    (least - points).max(1)
+                )));
+            }
+            let widest = match self.pad_mode {
+                PadMode::Reflect => extent - 1,
+                PadMode::Circular => extent,
+                _ => i64::MAX,
+            };
+            if points > widest {
+                return Err(refuse(format!(
+                    "spatial extent {dim} to be wide enough for a padding of {points}"
+                )));
+            }
+        }
+        Ok(extents.to_vec())
+    }
+
+    /// `x` `[extents…, batch, channels]` with a channel for each dim behind its own.
+    fn with_coordinates(&self, x: &A) -> Result<A> {
+        if !self.coordinates {
+            return Ok(x.shallow_clone());
+        }
+        let mut shape = x.shape();
+        let count = shape.len() - 2;
+        shape[count + 1] = 1;
+        let mut channels = vec![x.shallow_clone()];
+        for dim in 0..count {
+            let mut line = vec![1; shape.len()];
+            line[dim] = shape[dim];
+            let coordinate = x.linspace_along(dim as i64, 0.0, 1.0)?.reshape(&line)?;
+            channels.push(coordinate.expand(&shape)?);
+        }
+        Ok(A::cat(&channels.iter().collect::<Vec<_>>(), -1)?)
+    }
+}
+
+/// How the weight and bias of a pointwise layer start, and whether both are trained.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Start {
+    /// Xavier-uniform and zero; the bias is frozen in two dimensions.
+    Lift,
+    /// As PyTorch starts convolutions.
+    Default,
+}
+
+/// A convolution whose kernel is one point.
+#[derive(Debug)]
+struct Pointwise<A> {
+    /// `[out, in, 1, …]`
+    weight: A,
+    bias: A,
+}
+
+impl<A: Array> Pointwise<A> {
+    fn new(
+        dims: usize,
+        [inputs, outputs]: [i64; 2],
+        start: Start,
+        params: &mut Scope<'_, A>,
+    ) -> Result<Self> {
+        // libtorch has no convolution in four dimensions: PhysicsNeMo flattens the dims, in a module of its own.
+        let (kernel, prefix) = if dims == 4 { (1, "conv") } else { (dims, "") };
+        let mut params = params.scope(prefix);
+        let whole = Placement::Replicate;
+        let shape = [&[outputs, inputs], &vec![1; kernel][..]].concat();
+        let fan = || Init::FanIn(inputs);
+        let (weight, bias) = match start {
+            Start::Lift => (Init::XavierUniform, Init::Constant(0.0)),
+            Start::Default => (fan(), fan()),
+        };
+        let weight = params.param("weight", &shape, weight, whole)?;
+        let bias = match (start, dims) {
+            (Start::Lift, 2) => params.buffer("bias", &[outputs], bias, whole)?,
+            _ => params.param("bias", &[outputs], bias, whole)?,
+        };
+        Ok(Self { weight, bias })
+    }
+
+    /// For `x` `[…, in]`.
+    fn forward(&self, x: &A) -> Result<A> {
+        let shape = self.weight.shape();
+        Ok(x.linear(&self.weight.reshape(&shape[..2])?, Some(&self.bias))?)
+    }
+}

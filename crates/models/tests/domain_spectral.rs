@@ -1,0 +1,259 @@
+//! Spectral models over sharded fields against themselves on one rank, in double precision: outputs, gradients, training.
+#![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
+
+use std::time::Duration;
+
+use isobar_manager::DeviceMesh;
+use isobar_models::{
+    Afno, AfnoConfig, Factorization, Fno, FnoConfig, ModAfno, ModAfnoConfig, ModEmbedConfig, Mode,
+    PaddingType, PerDim,
+};
+use isobar_shard::{Array, Generator, MeshParams, ParamStore, Params, Placement, ShardTensor, Window};
+use rstest::rstest;
+use tch::{Device, Kind, Tensor};
+
+const DOUBLE: (Kind, Device) = (Kind::Double, Device::Cpu);
+const STEPS: usize = 20;
+const RATE: f64 = 0.05;
+
+#[derive(Debug, Clone, Copy, PartialEq)]
+enum Subject {
+    Afno,
+    CorrectedAfno,
+    ModAfno,
+    Fno,
+    CircularFno,
+    TuckerFno,
+    Fno1d,
+    Fno3d,
+}
+
+/// A model's forward pass, of a field and a modulation.
+type Forward<A> = Box<dyn Fn(&A, &A) -> isobar_models::Result<A>>;
+
+impl Subject {
+    fn make<A: Array + 'static>(self, params: &mut impl Params<Array = A>) -> Forward<A> {
+        let afno = AfnoConfig {
+            patch_size: [2, 3],
+            embed_dim: 6,
+            depth: 2,
+            num_blocks: 2,
+            ..AfnoConfig::new([12, 18], 2, 2)
+        };
+        let fno = FnoConfig {
+            latent_channels: 4,
+            decoder_layer_size: 4,
+            num_fno_layers: 2,
+            num_fno_modes: PerDim::All(4),
+            padding: PerDim::Each(vec![2]),
+            ..FnoConfig::new(2, 2)
+        };
+        let fno = match self {
+            Self::Afno | Self::CorrectedAfno => {
+                let corrected_modes = self == Self::CorrectedAfno;
+                let fraction = if corrected_modes { 0.6 } else { 1.0 };
+                let config = AfnoConfig { corrected_modes, hard_thresholding_fraction: fraction, ..afno };
+                let model = Afno::new(&config, params).unwrap();
+                return Box::new(move |x, _| model.forward(x, Mode::Eval));
+            }
+            Self::ModAfno => {
+                let config = ModAfnoConfig {
+                    in_channels: 2,
+                    out_channels: 2,
+                    embed_model: ModEmbedConfig { dim: 4, ..Default::default() },
+                    mod_dim: 4,
+                    patch_size: afno.patch_size,
+                    embed_dim: 6,
+                    depth: 2,
+                    num_blocks: 2,
+                    ..ModAfnoConfig::new(afno.inp_shape)
+                };
+                let model = ModAfno::new(&config, params).unwrap();
+                return Box::new(move |x, modulation| model.forward(x, modulation, Mode::Eval));
+            }
+            Self::CircularFno => FnoConfig { padding_type: PaddingType::Circular, ..fno },
+            Self::TuckerFno => FnoConfig { factorization: Factorization::Tucker, rank: 0.5, ..fno },
+            Self::Fno1d => FnoConfig { dimension: 1, ..fno },
+            Self::Fno3d => FnoConfig { dimension: 3, num_fno_modes: PerDim::All(2), ..fno },
+            Self::Fno => fno,
+        };
+        let model = Fno::new(&fno, params).unwrap();
+        Box::new(move |x, _| model.forward(x))
+    }
+
+    fn shape(self) -> &'static [i64] {
+        match self {
+            Self::Fno1d => &[2, 2, 13],
+            Self::Fno3d => &[2, 2, 5, 6, 7],
+            _ => &[2, 2, 12, 18],
+        }
+    }
+}
+
+fn random(seed: u64, shape: &[i64]) -> Tensor {
+    Generator::new(seed).normal(&Window::whole(shape), 0.0, 1.0, DOUBLE).unwrap()
+}
+
+fn store() -> ParamStore {
+    ParamStore::new(Generator::new(7)).with_options(Kind::Double, Device::Cpu)
+}
+
+/// What a training gave, of global tensors.
+struct Run {
+    output: Tensor,
+    losses: Vec<f64>,
+    /// Of the first step, by parameter.
+    grads: Vec<(String, Tensor)>,
+    parameters: Vec<Tensor>,
+}
+
+/// Trains by gradient descent; `step` runs forward and backward, and returns the output and the loss.
+fn train(store: &ParamStore, step: impl Fn() -> (Tensor, f64)) -> Run {
+    let mut run = Run { output: Tensor::new(), losses: vec![], grads: vec![], parameters: vec![] };
+    for index in 0..STEPS {
+        store.zero_grad().unwrap();
+        let (output, loss) = step();
+        run.losses.push(loss);
+        if index == 0 {
+            run.output = output;
+            run.grads = store.trainable().map(|p| (p.name.clone(), p.tensor.grad().copy())).collect();
+        }
+        tch::no_grad(|| {
+            for parameter in store.trainable() {
+                let mut tensor = parameter.tensor.shallow_clone();
+                let _ = tensor.g_sub_(&(tensor.grad() * RATE));
+            }
+        });
+    }
+    run.parameters = store.trainable().map(|p| p.tensor.detach().copy()).collect();
+    run
+}
+
+struct Data {
+    x: Tensor,
+    modulation: Tensor,
+    target: Tensor,
+}
+
+impl Data {
+    fn new(subject: Subject) -> Self {
+        Self {
+            x: random(1, subject.shape()),
+            modulation: random(2, &[2, 1]),
+            target: random(3, subject.shape()),
+        }
+    }
+}
+
+/// On one rank; the field's gradient besides, after the first step.
+fn dense(subject: Subject) -> (Run, Tensor) {
+    let Data { x, modulation, target } = Data::new(subject);
+    let mut store = store();
+    let model = subject.make(&mut store);
+    let leaf = x.set_requires_grad(true);
+    let first = std::cell::RefCell::new(None);
+    let run = train(&store, || {
+        let output = model(&leaf, &modulation).unwrap();
+        let loss = output.mse_loss(&target, tch::Reduction::Mean);
+        loss.backward();
+        first.borrow_mut().get_or_insert_with(|| leaf.grad().copy());
+        (output.detach(), loss.double_value(&[]))
+    });
+    (run, first.into_inner().unwrap())
+}
+
+fn sharded(subject: Subject, mesh: &DeviceMesh, placements: &[Placement]) -> (Run, Tensor) {
+    let Data { x, modulation, target } = Data::new(subject);
+    let mut store = store();
+    let model = subject.make(&mut MeshParams::new(&mut store, mesh));
+    let whole = ShardTensor::distribute(&x, mesh, placements).unwrap();
+    let leaf = whole.local().detach().copy().set_requires_grad(true);
+    let x = ShardTensor::from_parts(&leaf, whole.layout()).unwrap();
+    let target = ShardTensor::distribute(&target, mesh, placements).unwrap();
+    // The modulation lies beside the batch.
+    let of_batch: Vec<Placement> = placements
+        .iter()
+        .map(|placement| if *placement == Placement::Shard(0) { *placement } else { Placement::Replicate })
+        .collect();
+    let modulation = ShardTensor::distribute(&modulation, mesh, &of_batch).unwrap();
+    let first = std::cell::RefCell::new(None);
+    let run = train(&store, || {
+        let output = model(&x, &modulation).unwrap();
+        let loss = isobar_shard::Reduce::mse_loss(&output, &target).unwrap();
+        loss.backward().unwrap();
+        first.borrow_mut().get_or_insert_with(|| {
+            let grad = ShardTensor::from_parts(&leaf.grad().copy(), whole.layout()).unwrap();
+            grad.full_tensor(None).unwrap()
+        });
+        let value = loss.full_tensor(None).unwrap().double_value(&[]);
+        (output.detach().full_tensor(None).unwrap(), value)
+    });
+    (run, first.into_inner().unwrap())
+}
+
+fn assert_close(what: &str, got: &Tensor, want: &Tensor) {
+    assert_eq!(got.size(), want.size(), "{what}");
+    let scale = want.abs().max().double_value(&[]).max(1e-3);
+    let error = (got - want).abs().max().double_value(&[]) / scale;
+    assert!(error < 1e-10, "{what} differs by {error}");
+}
+
+fn check(subject: Subject, mesh_shape: &[i64], placements: &[Placement]) {
+    let (want, want_x) = dense(subject);
+    let placed = placements.to_vec();
+    let mesh_shape = mesh_shape.to_vec();
+    let ranks = mesh_shape.iter().product::<i64>() as usize;
+    let runs = isobar_collectives::threads::run(ranks, Duration::from_secs(120), move |group| {
+        let mesh = DeviceMesh::new(&group, &mesh_shape, &["a", "b"][..mesh_shape.len()]).unwrap();
+        sharded(subject, &mesh, &placed)
+    });
+    for (got, got_x) in &runs {
+        assert_close("output", &got.output, &want.output);
+        assert_close("gradient of the field", got_x, &want_x);
+        for ((name, got), (_, want)) in got.grads.iter().zip(&want.grads) {
+            assert_close(&format!("gradient of {name}"), got, want);
+        }
+        assert_close("losses", &Tensor::from_slice(&got.losses), &Tensor::from_slice(&want.losses));
+        for ((name, _), (got, want)) in got.grads.iter().zip(got.parameters.iter().zip(&want.parameters)) {
+            assert_close(&format!("{name} after {STEPS} steps"), got, want);
+        }
+    }
+    assert!(want.losses[STEPS - 1] < want.losses[0], "{:?}", want.losses);
+}
+
+#[rstest]
+fn along_one_axis(
+    #[values(
+        Subject::Afno,
+        Subject::CorrectedAfno,
+        Subject::ModAfno,
+        Subject::Fno,
+        Subject::CircularFno,
+        Subject::TuckerFno
+    )]
+    subject: Subject,
+    #[values(2, 3, 4)] ranks: i64,
+    #[values(0, 2, 3)] dim: usize,
+) {
+    check(subject, &[ranks], &[Placement::Shard(dim)]);
+}
+
+#[rstest]
+fn along_two_axes(
+    #[values(Subject::Afno, Subject::CorrectedAfno, Subject::ModAfno, Subject::Fno, Subject::CircularFno)]
+    subject: Subject,
+    #[values([2, 3], [3, 2], [0, 2], [0, 3])] dims: [usize; 2],
+) {
+    check(subject, &[2, 2], &dims.map(Placement::Shard));
+}
+
+#[rstest]
+#[case(Subject::Fno1d, &[2])]
+#[case(Subject::Fno1d, &[0])]
+#[case(Subject::Fno3d, &[2])]
+#[case(Subject::Fno3d, &[4])]
+#[case(Subject::Fno3d, &[3, 4])]
+fn in_other_dimensions(#[case] subject: Subject, #[case] dims: &[usize]) {
+    let placements: Vec<Placement> = dims.iter().copied().map(Placement::Shard).collect();
+    check(subject, &vec![2; dims.len()], &placements);
+}
