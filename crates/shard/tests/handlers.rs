@@ -101,8 +101,8 @@ fn calls() -> Vec<Call> {
             let ones = i.x.select(0, 0)?.select(1, 0)?.mul_scalar(0.0)?.add_scalar(1.0)?;
             let whole = |x: &ShardTensor| x.redistribute(None, &[Placement::Replicate]);
             let copy = |x: &ShardTensor| ShardTensor::from_parts(&x.local().copy(), x.layout());
-            let (mut mean, mut var) = (copy(&whole(&ones)?)?, copy(&whole(&ones)?)?);
-            let running = RunningStats { mean: &mut mean, var: &mut var, momentum: 0.3 };
+            let (mean, var) = (copy(&whole(&ones)?)?, copy(&whole(&ones)?)?);
+            let running = RunningStats { mean: &mean, var: &var, momentum: 0.3 };
             let y = i.x.batch_norm(Some(&ones), Some(&ones), Some(running), true, 1e-2)?;
             Ok(vec![y, mean, var])
         }),

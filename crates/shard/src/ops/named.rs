@@ -439,12 +439,9 @@ impl<'a> Call<'a> {
             "group_norm" => x.group_norm(self.get("num_groups")?, weight, bias, eps),
             "instance_norm" => x.instance_norm(weight, bias, eps),
             _ => {
-                // Of the same memory, in which they are updated.
-                let mut stats: Vec<ShardTensor> =
-                    self.inputs.iter().skip(3).map(|stat| stat.shallow_clone()).collect();
                 let momentum = self.or("momentum", 0.1)?;
-                let running = match &mut stats[..] {
-                    [mean, var] => Some(RunningStats { mean, var, momentum }),
+                let running = match self.inputs.get(3..).unwrap_or(&[]) {
+                    &[mean, var] => Some(RunningStats { mean, var, momentum }),
                     _ => None,
                 };
                 x.batch_norm(weight, bias, running, self.or("training", true)?, eps)

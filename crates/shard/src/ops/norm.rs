@@ -14,12 +14,14 @@ use crate::error::Result;
 use crate::promote::{Operand, beside};
 use crate::tensor::ShardTensor;
 
-/// The running statistics of a batch norm, `[channel]`, replicated; updated in place in training.
-pub struct RunningStats<'a> {
+/// The running statistics of a batch norm, `[channel]`, replicated; training updates them in place, which every handle on
+/// them sees.
+#[derive(Debug)]
+pub struct RunningStats<'a, A = ShardTensor> {
     /// Of the mean.
-    pub mean: &'a mut ShardTensor,
+    pub mean: &'a A,
     /// Of the unbiased variance.
-    pub var: &'a mut ShardTensor,
+    pub var: &'a A,
     /// What part of the new statistics goes in.
     pub momentum: f64,
 }
@@ -163,7 +165,7 @@ impl ShardTensor {
         const OP: &str = "batch_norm";
         let (weight, bias) = (beside(OP, self, weight)?, beside(OP, self, bias)?);
         let (weight, bias) = (weight.as_deref(), bias.as_deref());
-        let stats = |running: &RunningStats<'_>| [&*running.mean, &*running.var].map(Self::shallow_clone);
+        let stats = |running: &RunningStats<'_>| [running.mean, running.var].map(Self::shallow_clone);
         let (stats, momentum) =
             (running.as_ref().map(stats), running.as_ref().map(|running| running.momentum));
         let inputs: Vec<&Self> =
@@ -179,7 +181,7 @@ impl ShardTensor {
                     return refuse(OP, "running statistics are needed outside of training");
                 };
                 let [mean, var] =
-                    [&*running.mean, &*running.var].map(|stat| along_channels(Some(stat), x.ndim()));
+                    [running.mean, running.var].map(|stat| along_channels(Some(stat), x.ndim()));
                 let (Some(mean), Some(var)) = (mean?, var?) else { return refuse(OP, "no statistics") };
                 let scale =
                     var.unary(crate::array::Unary::AddScalar(eps))?.unary(crate::array::Unary::Rsqrt)?;

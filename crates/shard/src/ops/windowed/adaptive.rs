@@ -46,11 +46,7 @@ impl ShardTensor {
                 let counts = Tensor::f_from_slice(&counts)?.f_to_device(x.device())?.f_to_kind(x.kind())?;
                 sums.f_div(&super::along(&counts, dim, x.dim())?)
             },
-            |x, output| match output.len() {
-                1 => x.f_adaptive_avg_pool1d(output),
-                2 => x.f_adaptive_avg_pool2d(output),
-                _ => x.f_adaptive_avg_pool3d(output),
-            },
+            means,
         )
     }
 
@@ -94,7 +90,7 @@ impl ShardTensor {
     ) -> Result<Self> {
         let spatial = output.len();
         operator(spatial_name(names, spatial), &[self], args!("output_size": output), || {
-            check_dims(op, self, spatial)?;
+            check_dims(op, self.shape(), spatial)?;
             if output.iter().any(|&extent| extent < 1) {
                 return refuse(op, format!("output {output:?}: expected extents of at least 1"));
             }
@@ -146,6 +142,15 @@ impl ShardTensor {
             }
             Ok(Self::new(y, result_layout(&x, &walks, &results)))
         })
+    }
+}
+
+/// The means that libtorch gives.
+pub(super) fn means(x: &Tensor, output: &[i64]) -> Result<Tensor, TchError> {
+    match output.len() {
+        1 => x.f_adaptive_avg_pool1d(output),
+        2 => x.f_adaptive_avg_pool2d(output),
+        _ => x.f_adaptive_avg_pool3d(output),
     }
 }
 

@@ -1,18 +1,18 @@
 //! Convolution and transposed convolution.
 
 use isobar_collectives::ReduceOp;
-use tch::{TchError, Tensor};
+use tch::Tensor;
 
-use super::{Walk, Windowed, each, spatial_name};
+use super::{Steps, Walk, Windowed, spatial_dims, spatial_name};
 use crate::array::{Attrs, named};
 use crate::error::Result;
 use crate::layout::{Dim, Interval, Placement};
 use crate::ops::align::same_mesh;
 use crate::ops::contract::nothing_of;
-use crate::ops::{operator, refuse};
+use crate::ops::operator;
 use crate::promote::{Operand, beside, operand};
 use crate::tensor::ShardTensor;
-use crate::window::{Border, Piece, Windows, fetch};
+use crate::window::{Piece, Windows, fetch};
 
 use super::halo::{Halo, Native};
 use super::pad::PadMode;
@@ -110,64 +110,27 @@ impl ShardTensor {
         let name = spatial_name(["conv1d", "conv2d", "conv3d"], weight.ndim().saturating_sub(2));
         let args = || conv.args();
         operator(name, &inputs, args, || {
-            let spatial = spatial_dims(OP, self, weight)?;
+            let spatial = spatial_dims(OP, self.shape(), weight.shape())?;
             if self.ndim() == spatial + 1 {
                 return self.unsqueeze(0)?.conv(weight, operand(bias), conv)?.select(0, 0);
             }
-            let (channels, per_group) = (self.shape()[1], weight.shape()[1]);
-            if conv.groups < 1 || per_group * conv.groups != channels || weight.shape()[0] % conv.groups != 0
-            {
-                let groups = conv.groups;
-                return refuse(
-                    OP,
-                    format!(
-                        "weight {:?} in {groups} groups does not fit {channels} channels",
-                        weight.shape()
-                    ),
-                );
-            }
-            check_bias(OP, bias, weight.shape()[0])?;
-            let stride = each(OP, "stride", &conv.stride, spatial)?;
-            let dilation = each(OP, "dilation", &conv.dilation, spatial)?;
-            if stride.iter().chain(&dilation).any(|&step| step < 1) {
-                return refuse(OP, "stride and dilation must be at least 1");
-            }
-            let padding = paddings(conv, weight, &stride, &dilation, spatial)?;
+            let walks = conv.walks(self.shape(), weight.shape(), bias.map(Self::shape))?;
             let x = self.resolved()?.consecutive()?;
-            let mut walks = Vec::with_capacity(spatial);
-            for index in 0..spatial {
-                let (extent, kernel) = (x.shape()[index + 2], weight.shape()[index + 2]);
-                let (before, after) = padding[index];
-                let (stride, dilation) = (stride[index], dilation[index]);
-                let room = extent + before + after - dilation * (kernel - 1) - 1;
-                if room < 0 || kernel < 1 {
-                    return refuse(
-                        OP,
-                        format!("a kernel of {kernel} does not fit {extent} elements with padding"),
-                    );
-                }
-                conv.padding_mode.check(OP, extent, before, after)?;
-                let result = room / stride + 1;
-                walks.push(Walk { dim: index + 2, extent, result, kernel, stride, dilation, before, after });
-            }
             let parts = Channels::new(&x, weight, bias, conv.groups, false)?;
             if conv.padding_mode == PadMode::Constant
                 && let Some(halo) = Halo::new(&parts.x, &walks)?
             {
-                let padding = walks.iter().map(|walk| walk.before).collect();
+                let Steps { stride, padding, dilation, .. } = Steps::of(&walks);
                 let native = Native { stride, padding, dilation, groups: conv.groups };
                 let y = halo.convolve(parts.x.local(), &parts, native)?;
                 let result = |walk: &Walk| parts.x.layout().dims()[walk.dim].scaled(walk.result);
                 return Ok(parts.result(y, walks.iter().map(result).collect()));
             }
             let windowed = Windowed::new(&parts.x, &walks, conv.padding_mode.border(), 0.0, true)?;
-            let left: Vec<i64> = walks
-                .iter()
-                .zip(&windowed.native)
-                .map(|(walk, native)| if *native { walk.before } else { 0 })
-                .collect();
-            let none = vec![0; spatial];
-            let steps = Steps { stride: &stride, padding: &left, dilation: &dilation, extra: &none };
+            let mut steps = Steps::of(&walks);
+            for (padding, native) in steps.padding.iter_mut().zip(&windowed.native) {
+                *padding = if *native { *padding } else { 0 };
+            }
             let y = steps.convolve(&windowed.local, &parts.weight, parts.bias.as_ref(), conv.groups, false);
             let y = named(OP, &[&windowed.local, &parts.weight], y.and_then(|y| windowed.trim(y, &walks)))?;
             Ok(parts.result(y, windowed.results))
@@ -198,71 +161,39 @@ impl ShardTensor {
             args
         };
         operator(spatial_name(NAMES, weight.ndim().saturating_sub(2)), &inputs, args, || {
-            let spatial = spatial_dims(OP, self, weight)?;
+            let spatial = spatial_dims(OP, self.shape(), weight.shape())?;
             if self.ndim() == spatial + 1 {
                 let batch = self.unsqueeze(0)?;
                 return batch.conv_transpose(weight, operand(bias), conv, output_padding)?.select(0, 0);
             }
-            let Padding::Each(padding) = &conv.padding else { return refuse(OP, "it has no padding `same`") };
-            if conv.padding_mode != PadMode::Constant {
-                return refuse(OP, "it pads with zeros only");
-            }
-            if conv.groups < 1 || weight.shape()[0] != self.shape()[1] || weight.shape()[0] % conv.groups != 0
-            {
-                return refuse(
-                    OP,
-                    format!("weight {:?} does not fit {} channels", weight.shape(), self.shape()[1]),
-                );
-            }
-            check_bias(OP, bias, weight.shape()[1] * conv.groups)?;
-            let stride = each(OP, "stride", &conv.stride, spatial)?;
-            let dilation = each(OP, "dilation", &conv.dilation, spatial)?;
-            let padding = each(OP, "padding", padding, spatial)?;
-            let extra = each(OP, "output_padding", output_padding, spatial)?;
-            if stride.iter().chain(&dilation).any(|&step| step < 1)
-                || padding.iter().chain(&extra).any(|&p| p < 0)
-            {
-                return refuse(OP, "stride and dilation must be at least 1, paddings at least 0");
-            }
+            let shapes = (self.shape(), weight.shape(), bias.map(Self::shape));
+            let (mut steps, extents) = conv.transposed(shapes, output_padding)?;
             let x = self.resolved()?.consecutive()?;
             let parts = Channels::new(&x, weight, bias, conv.groups, true)?;
             let x = &parts.x;
             let layout = x.layout();
             let mut windows = Windows::of(layout);
             let (mut cuts, mut results, mut moved) = (Vec::new(), Vec::new(), false);
-            let (mut left, mut left_extra) = (padding.clone(), extra.clone());
-            for index in 0..spatial {
+            for (index, &result) in extents.iter().enumerate() {
                 let dim = index + 2;
-                let (extent, kernel) = (x.shape()[dim], weight.shape()[dim]);
-                if extra[index] >= stride[index].max(dilation[index]) {
-                    let (extra, stride) = (extra[index], stride[index]);
-                    return refuse(
-                        OP,
-                        format!("output_padding {extra} must be below stride {stride} or dilation"),
-                    );
-                }
-                let reach = dilation[index] * (kernel - 1);
-                let result = (extent - 1) * stride[index] - 2 * padding[index] + reach + extra[index] + 1;
-                if result < 1 || extent < 1 {
-                    return refuse(OP, format!("{extent} elements give a result of extent {result}"));
-                }
                 let parts = layout.dims()[dim].scaled(result);
                 if layout.is_sharded(dim) {
-                    let back = Back { stride: stride[index], padding: padding[index], reach, extent };
+                    let (stride, padding) = (steps.stride[index], steps.padding[index]);
+                    let reach = steps.dilation[index] * (weight.shape()[dim] - 1);
+                    let back = Back { stride, padding, reach, extent: x.shape()[dim] };
                     let pieces = parts.parts.iter().map(|part| back.pieces(part));
                     let need = crate::window::Need { axes: parts.axes.clone(), parts: pieces.collect() };
                     windows = windows.with(dim, need);
                     let own = super::part_of(&parts, layout);
-                    let first = back.cover(own).0 * stride[index] - padding[index];
+                    let first = back.cover(own).0 * stride - padding;
                     cuts.push((dim as i64, if own.len == 0 { 0 } else { own.start - first }, own.len));
-                    (left[index], left_extra[index]) = (0, 0);
+                    (steps.padding[index], steps.extra[index]) = (0, 0);
                     moved = true;
                 }
                 results.push(parts);
             }
             let local =
                 if moved { fetch(x.local(), layout, &windows, 0.0)? } else { x.local().shallow_clone() };
-            let steps = Steps { stride: &stride, padding: &left, dilation: &dilation, extra: &left_extra };
             let y = steps.convolve(&local, &parts.weight, parts.bias.as_ref(), conv.groups, true);
             let cut =
                 |y: Tensor| cuts.iter().try_fold(y, |y, &(dim, start, len)| y.f_narrow(dim, start, len));
@@ -270,50 +201,6 @@ impl ShardTensor {
             Ok(parts.result(y, results))
         })
     }
-}
-
-/// How the dense operator walks a window.
-pub(super) struct Steps<'a> {
-    pub(super) stride: &'a [i64],
-    pub(super) padding: &'a [i64],
-    pub(super) dilation: &'a [i64],
-    pub(super) extra: &'a [i64],
-}
-
-impl Steps<'_> {
-    /// The dense operator. It knows no tensors without channels: of those that go in one of zeros is made, and of those that
-    /// come out one that is cut off again.
-    pub(super) fn convolve(
-        &self,
-        x: &Tensor,
-        weight: &Tensor,
-        bias: Option<&Tensor>,
-        groups: i64,
-        transposed: bool,
-    ) -> Result<Tensor, TchError> {
-        let (input, output) = if transposed { (0, 1) } else { (1, 0) };
-        let (mut x, mut weight) = (x.shallow_clone(), weight.shallow_clone());
-        let mut bias = bias.map(Tensor::shallow_clone);
-        let none = weight.size()[output] == 0;
-        if x.size()[1] == 0 {
-            x = with_one(&x, 1)?;
-            weight = with_one(&weight, input)?;
-        }
-        if none {
-            weight = with_one(&weight, output)?;
-            bias = bias.map(|bias| with_one(&bias, 0)).transpose()?;
-        }
-        let Self { stride, padding, dilation, extra } = *self;
-        let y =
-            x.f_convolution(&weight, bias.as_ref(), stride, padding, dilation, transposed, extra, groups)?;
-        if none { y.f_narrow(1, 0, 0) } else { Ok(y) }
-    }
-}
-
-/// One element of zeros along a dim that has none.
-fn with_one(x: &Tensor, dim: usize) -> Result<Tensor, TchError> {
-    let pairs: Vec<i64> = (0..x.dim()).rev().flat_map(|d| [0, i64::from(d == dim)]).collect();
-    x.f_constant_pad_nd(pairs)
 }
 
 /// Which inputs of a transposed convolution a result needs.
@@ -443,67 +330,5 @@ impl Channels {
         }
         let dims = split.dims().to_vec();
         ShardTensor::new(local, split.beside(placements, dims))
-    }
-}
-
-fn spatial_dims(op: &'static str, x: &ShardTensor, weight: &ShardTensor) -> Result<usize> {
-    match weight.ndim().checked_sub(2) {
-        Some(spatial @ 1..=3) if x.ndim() == spatial + 2 || x.ndim() == spatial + 1 => Ok(spatial),
-        _ => refuse(
-            op,
-            format!(
-                "input {:?} and weight {:?}; expected [batch, channel, extent…] and [_, _, kernel…] of 1 to 3 dims",
-                x.shape(),
-                weight.shape()
-            ),
-        ),
-    }
-}
-
-fn check_bias(op: &'static str, bias: Option<&ShardTensor>, channels: i64) -> Result<()> {
-    match bias {
-        Some(bias) if bias.shape() != [channels] => {
-            refuse(op, format!("bias {:?} is not one number for each of {channels} channels", bias.shape()))
-        }
-        _ => Ok(()),
-    }
-}
-
-/// Elements before and after along each dim.
-fn paddings(
-    conv: &Conv,
-    weight: &ShardTensor,
-    stride: &[i64],
-    dilation: &[i64],
-    spatial: usize,
-) -> Result<Vec<(i64, i64)>> {
-    match &conv.padding {
-        Padding::Each(padding) => {
-            let padding = each("conv", "padding", padding, spatial)?;
-            if padding.iter().any(|&p| p < 0) {
-                return refuse("conv", format!("padding {padding:?} is negative"));
-            }
-            Ok(padding.into_iter().map(|p| (p, p)).collect())
-        }
-        Padding::Same if stride.iter().any(|&s| s != 1) => refuse("conv", "padding `same` is for stride 1"),
-        Padding::Same => {
-            let of = |index: usize| {
-                let total = dilation[index] * (weight.shape()[index + 2] - 1);
-                (total / 2, total - total / 2)
-            };
-            Ok((0..spatial).map(of).collect())
-        }
-    }
-}
-
-impl PadMode {
-    /// What the window's border is.
-    pub(super) fn border(self) -> Border {
-        match self {
-            Self::Constant => Border::Fill,
-            Self::Circular => Border::Circular,
-            Self::Reflect => Border::Reflect,
-            Self::Replicate => Border::Replicate,
-        }
     }
 }

@@ -13,8 +13,8 @@ use isobar_torch::autograd::{self, BackwardOptions, Context, Function};
 use isobar_torch::guard::{EnableGrad, NoGrad, is_grad_enabled};
 use tch::{TchError, Tensor};
 
-use super::Walk;
-use super::conv::{Channels, Steps};
+use super::conv::Channels;
+use super::{Steps, Walk};
 use crate::error::Result;
 use crate::layout::Dim;
 use crate::ops::torch;
@@ -56,8 +56,12 @@ impl Native {
         w: &Tensor,
         b: Option<&Tensor>,
     ) -> Result<Tensor, TchError> {
-        let extra = vec![0; padding.len()];
-        let steps = Steps { stride: &self.stride, padding, dilation: &self.dilation, extra: &extra };
+        let steps = Steps {
+            stride: self.stride.clone(),
+            padding: padding.to_vec(),
+            dilation: self.dilation.clone(),
+            extra: vec![0; padding.len()],
+        };
         steps.convolve(x, w, b, self.groups, false)
     }
 }

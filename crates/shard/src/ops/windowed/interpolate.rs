@@ -2,6 +2,7 @@
 
 use tch::{TchError, Tensor};
 
+use super::adaptive::means;
 use super::pool::{check_dims, result_layout};
 use super::{Walk, along, part_of, spatial_name};
 use crate::array::named;
@@ -87,16 +88,8 @@ impl ShardTensor {
             args!("size": size, "scale_factor": scale, "mode": mode, "align_corners": align_corners)()
         };
         operator(OP, &[self], args, || {
-            let spatial = self.ndim().saturating_sub(2);
-            check_dims(OP, self, spatial)?;
-            if mode == Interpolation::Cubic && spatial != 2 {
-                return refuse(OP, "bicubic interpolation is of two spatial dims");
-            }
-            if align_corners && !matches!(mode, Interpolation::Linear | Interpolation::Cubic) {
-                return refuse(OP, format!("align_corners has no meaning for {mode:?}"));
-            }
-            let extents = &self.shape()[2..];
-            let (output, scales) = resize.resolve(extents)?;
+            let (output, scales) = resize.resolve(self.shape(), mode, align_corners)?;
+            let (extents, spatial) = (&self.shape()[2..], output.len());
             if mode == Interpolation::Area {
                 return self.adaptive_avg_pool(&output);
             }
@@ -142,25 +135,36 @@ impl ShardTensor {
 }
 
 impl Resize {
-    /// Extents of the result, and the scales that positions follow where they are given.
-    fn resolve(&self, extents: &[i64]) -> Result<(Vec<i64>, Vec<Option<f64>>)> {
-        let spatial = extents.len();
+    /// Extents of the result of an interpolation, and the scales that positions follow where they are given.
+    fn resolve(
+        &self,
+        shape: &[i64],
+        mode: Interpolation,
+        align_corners: bool,
+    ) -> Result<(Vec<i64>, Vec<Option<f64>>)> {
+        const OP: &str = "interpolate";
+        let spatial = shape.len().saturating_sub(2);
+        check_dims(OP, shape, spatial)?;
+        if mode == Interpolation::Cubic && spatial != 2 {
+            return refuse(OP, "bicubic interpolation is of two spatial dims");
+        }
+        if align_corners && !matches!(mode, Interpolation::Linear | Interpolation::Cubic) {
+            return refuse(OP, format!("align_corners has no meaning for {mode:?}"));
+        }
+        let extents = &shape[2..];
         let output = match self {
-            Self::Size(sizes) => super::each("interpolate", "size", sizes, spatial)?,
+            Self::Size(sizes) => super::each(OP, "size", sizes, spatial)?,
             Self::Scale(scales) if scales.len() == 1 || scales.len() == spatial => {
                 let scaled =
                     |(index, &extent): (usize, &i64)| (extent as f64 * scales[index % scales.len()]) as i64;
                 extents.iter().enumerate().map(scaled).collect()
             }
             Self::Scale(scales) => {
-                return refuse("interpolate", format!("scales {scales:?} for {spatial} spatial dims"));
+                return refuse(OP, format!("scales {scales:?} for {spatial} spatial dims"));
             }
         };
         if output.iter().chain(extents).any(|&extent| extent < 1) {
-            return refuse(
-                "interpolate",
-                format!("from {extents:?} to {output:?}: expected extents of at least 1"),
-            );
+            return refuse(OP, format!("from {extents:?} to {output:?}: expected extents of at least 1"));
         }
         let scales = match self {
             Self::Size(_) => vec![None; spatial],
@@ -283,6 +287,21 @@ fn cubic(t: f64) -> [f64; 4] {
     let near = |x: f64| ((A + 2.0) * x - (A + 3.0)) * x * x + 1.0;
     let far = |x: f64| ((A * x - 5.0 * A) * x + 8.0 * A) * x - 4.0 * A;
     [far(t + 1.0), near(t), near(1.0 - t), far(2.0 - t)]
+}
+
+/// The dense operator.
+pub(crate) fn interpolated(
+    x: &Tensor,
+    resize: &Resize,
+    mode: Interpolation,
+    align_corners: bool,
+) -> Result<Tensor> {
+    let (output, scales) = resize.resolve(&x.size(), mode, align_corners)?;
+    if mode == Interpolation::Area && x.numel() > 0 {
+        return named("interpolate", &[x], means(x, &output));
+    }
+    let done = vec![false; output.len()];
+    Rest { output: &output, scales: &scales, done: &done, mode, align_corners }.apply(x)
 }
 
 /// The dims that are not split, left to libtorch; along those that are done, the extents stay.

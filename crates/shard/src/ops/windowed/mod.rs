@@ -7,13 +7,16 @@ mod halo;
 mod interpolate;
 mod pad;
 mod pool;
+mod steps;
 
 use tch::Tensor;
 
 pub use conv::{Conv, Padding};
+pub(crate) use interpolate::interpolated;
 pub use interpolate::{Interpolation, Resize};
 pub use pad::PadMode;
 pub use pool::Pool;
+pub(crate) use steps::{Steps, spatial_dims};
 
 use super::refuse;
 use crate::error::Result;
@@ -23,7 +26,7 @@ use crate::window::{Border, Need, Piece, Windows, fetch};
 
 /// How an operator walks along one dim.
 #[derive(Debug, Clone, Copy)]
-struct Walk {
+pub(crate) struct Walk {
     /// The dim of the input.
     dim: usize,
     /// Its extent.
@@ -34,9 +37,9 @@ struct Walk {
     stride: i64,
     dilation: i64,
     /// Elements that the border supplies before the first.
-    before: i64,
+    pub(crate) before: i64,
     /// And after the last.
-    after: i64,
+    pub(crate) after: i64,
 }
 
 impl Walk {

@@ -1,5 +1,7 @@
 //! Padding, rolling, flipping, unfolding.
 
+use tch::Tensor;
+
 use super::{Walk, Windowed, part_of};
 use crate::array::named;
 use crate::error::Result;
@@ -47,7 +49,40 @@ impl PadMode {
             false => refuse(op, format!("padding of {wide} elements is too wide for {self:?} of {extent}")),
         }
     }
+
+    /// What pairs, from the last dim backwards, put around the dims of a shape.
+    fn borders(self, shape: &[i64], pairs: &[i64]) -> Result<Vec<Around>> {
+        if !pairs.len().is_multiple_of(2) || pairs.len() / 2 > shape.len() {
+            return refuse(OP, format!("{pairs:?} are not pairs for the last of {} dims", shape.len()));
+        }
+        let around = |(index, pair): (usize, &[i64])| {
+            let (dim, before, after) = (shape.len() - 1 - index, pair[0], pair[1]);
+            let result = shape[dim] + before + after;
+            if result < 0 {
+                return refuse(OP, format!("{pairs:?} leaves an extent of {result} along dim {dim}"));
+            }
+            self.check(OP, shape[dim], before, after)?;
+            Ok(Around { dim, before, after })
+        };
+        pairs.chunks_exact(2).enumerate().map(around).collect()
+    }
+
+    /// The dense operator.
+    pub(crate) fn pad(self, x: &Tensor, pairs: &[i64], value: f64) -> Result<Tensor> {
+        self.borders(&x.size(), pairs)?;
+        let value = (self == Self::Constant).then_some(value);
+        named(OP, &[x], x.f_pad(pairs, self.name(), value))
+    }
 }
+
+/// Elements before and after those of a dim.
+struct Around {
+    dim: usize,
+    before: i64,
+    after: i64,
+}
+
+const OP: &str = "pad";
 
 impl ShardTensor {
     /// Elements before and after, as pairs from the *last* dim backwards (PyTorch's order); negative ones cut off. `value` is
@@ -60,28 +95,18 @@ impl ShardTensor {
     ///
     /// Pairs that do not fit the tensor; the errors of the exchange.
     pub fn pad_mode(&self, pairs: &[i64], mode: PadMode, value: f64) -> Result<Self> {
-        const OP: &str = "pad";
         operator(OP, &[self], args!("pad": pairs, "mode": mode.name(), "value": value), || {
-            if !pairs.len().is_multiple_of(2) || pairs.len() / 2 > self.ndim() {
-                let reason = format!("{pairs:?} are not pairs for the last of {} dims", self.ndim());
-                return refuse(OP, reason);
-            }
+            let borders = mode.borders(self.shape(), pairs)?;
             let x = self.resolved()?.consecutive()?;
             let layout = x.layout();
             let mut windows = Windows::of(layout);
             let mut dims = layout.dims().to_vec();
-            for (index, pair) in pairs.chunks_exact(2).enumerate() {
-                let dim = x.ndim() - 1 - index;
-                let (before, after, extent) = (pair[0], pair[1], x.shape()[dim]);
-                let result = extent + before + after;
-                if result < 0 {
-                    return refuse(OP, format!("{pairs:?} leaves an extent of {result} along dim {dim}"));
-                }
-                mode.check(OP, extent, before, after)?;
+            for Around { dim, before, after } in borders {
                 if (before, after) == (0, 0) {
                     continue;
                 }
-                dims[dim] = padded(&dims[dim], before, result);
+                let extent = x.shape()[dim];
+                dims[dim] = padded(&dims[dim], before, extent + before + after);
                 let need = Need::windows(&dims[dim], extent, mode.border(), |own| {
                     (own.start - before, own.end() - before)
                 });

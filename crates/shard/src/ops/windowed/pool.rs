@@ -62,17 +62,18 @@ impl Pool {
         args
     }
 
-    fn walks(&self, op: &'static str, x: &ShardTensor, spatial: usize, dilated: bool) -> Result<Vec<Walk>> {
+    /// How maxima or means of windows go over an input of the shape.
+    fn walks(&self, op: &'static str, shape: &[i64], spatial: usize, maxima: bool) -> Result<Vec<Walk>> {
+        check_dims(op, shape, spatial)?;
         let kernel = each(op, "kernel", &self.kernel, spatial)?;
         let stride =
             if self.stride.is_empty() { kernel.clone() } else { each(op, "stride", &self.stride, spatial)? };
         let padding = each(op, "padding", &self.padding, spatial)?;
-        let dilation =
-            if dilated { each(op, "dilation", &self.dilation, spatial)? } else { vec![1; spatial] };
-        let first = x.ndim() - spatial;
+        let dilation = if maxima { each(op, "dilation", &self.dilation, spatial)? } else { vec![1; spatial] };
+        let first = shape.len() - spatial;
         let mut walks = Vec::with_capacity(spatial);
         for index in 0..spatial {
-            let (dim, extent) = (first + index, x.shape()[first + index]);
+            let (dim, extent) = (first + index, shape[first + index]);
             let (kernel, stride) = (kernel[index], stride[index]);
             let (before, dilation) = (padding[index], dilation[index]);
             if kernel < 1 || stride < 1 || dilation < 1 || before < 0 || before * 2 > kernel {
@@ -98,7 +99,31 @@ impl Pool {
             }
             walks.push(Walk { dim, extent, result, kernel, stride, dilation, before, after: before });
         }
+        if maxima {
+            return Ok(walks);
+        }
+        if self.divisor_override == Some(0) {
+            return refuse(op, "a divisor of 0");
+        }
+        // As libtorch has it, whatever the padding.
+        if spatial == 3 && walks.iter().any(|walk| walk.kernel > walk.extent) {
+            return refuse(op, format!("{shape:?} is smaller than the window {:?}", self.kernel));
+        }
         Ok(walks)
+    }
+
+    /// The maxima of a tensor's windows, and where they are in the flattened spatial dims.
+    pub(crate) fn maxima(&self, x: &Tensor, spatial: usize) -> Result<(Tensor, Tensor)> {
+        let walks = self.walks("max_pool", &x.size(), spatial, true)?;
+        let padding = values(&walks, |walk| walk.before);
+        maxima(x, &walks, padding, self.ceil_mode)
+    }
+
+    /// The means of a tensor's windows.
+    pub(crate) fn means(&self, x: &Tensor, spatial: usize) -> Result<Tensor> {
+        const OP: &str = "avg_pool";
+        let walks = self.walks(OP, &x.size(), spatial, false)?;
+        cut_like(&named(OP, &[x], dense(&nonempty(x)?, &walks, self))?, x, spatial)
     }
 }
 
@@ -116,27 +141,15 @@ impl ShardTensor {
         let name = spatial_name(["max_pool1d", "max_pool2d", "max_pool3d"], spatial);
         let args = || pool.args(true);
         operator(name, &[self], args, || {
-            check_dims(OP, self, spatial)?;
+            let walks = pool.walks(OP, self.shape(), spatial, true)?;
             let x = self.resolved()?.consecutive()?;
-            let walks = pool.walks(OP, &x, spatial, true)?;
             let windowed = Windowed::new(&x, &walks, Border::Fill, f64::NEG_INFINITY, true)?;
-            let values = |f: fn(&Walk) -> i64| walks.iter().map(f).collect::<Vec<i64>>();
-            let (kernel, stride, dilation) =
-                (values(|w| w.kernel), values(|w| w.stride), values(|w| w.dilation));
             let padding: Vec<i64> = walks
                 .iter()
                 .zip(&windowed.native)
                 .map(|(w, native)| if *native { w.before } else { 0 })
                 .collect();
-            let local = nonempty(&windowed.local)?;
-            let pooled = match spatial {
-                1 => local.f_max_pool1d_with_indices(kernel, stride, padding, dilation, pool.ceil_mode),
-                2 => local.f_max_pool2d_with_indices(kernel, stride, padding, dilation, pool.ceil_mode),
-                _ => local.f_max_pool3d_with_indices(kernel, stride, padding, dilation, pool.ceil_mode),
-            };
-            let (y, indices) = named(OP, &[&windowed.local], pooled)?;
-            let (y, indices) =
-                (cut_like(&y, &windowed.local, spatial)?, cut_like(&indices, &windowed.local, spatial)?);
+            let (y, indices) = maxima(&windowed.local, &walks, padding, pool.ceil_mode)?;
             let global = global_indices(&indices, &windowed, &walks);
             let y = named(OP, &[&y], windowed.trim(y.shallow_clone(), &walks))?;
             let global = named(OP, &[&indices], global.and_then(|g| windowed.trim(g, &walks)))?;
@@ -157,16 +170,8 @@ impl ShardTensor {
         let name = spatial_name(["avg_pool1d", "avg_pool2d", "avg_pool3d"], spatial);
         let args = || pool.args(false);
         operator(name, &[self], args, || {
-            check_dims(OP, self, spatial)?;
+            let walks = pool.walks(OP, self.shape(), spatial, false)?;
             let x = self.resolved()?.consecutive()?;
-            let walks = pool.walks(OP, &x, spatial, false)?;
-            if pool.divisor_override == Some(0) {
-                return refuse(OP, "a divisor of 0");
-            }
-            // As libtorch has it, whatever the padding.
-            if spatial == 3 && walks.iter().any(|walk| walk.kernel > walk.extent) {
-                return refuse(OP, format!("{:?} is smaller than the window {:?}", x.shape(), pool.kernel));
-            }
             let split = walks.iter().any(|walk| x.layout().is_sharded(walk.dim));
             let windowed = match split {
                 true => Windowed::new(&x, &walks, Border::Fill, 0.0, false)?,
@@ -201,14 +206,25 @@ pub(super) fn result_layout(x: &ShardTensor, walks: &[Walk], results: &[Dim]) ->
     x.layout().with_dims(dims)
 }
 
-pub(super) fn check_dims(op: &'static str, x: &ShardTensor, spatial: usize) -> Result<()> {
-    if !(1..=3).contains(&spatial) || !(spatial + 1..=spatial + 2).contains(&x.ndim()) {
-        return refuse(
-            op,
-            format!("{:?} is not [batch, channel, extent…] of {spatial} spatial dims", x.shape()),
-        );
+pub(super) fn check_dims(op: &'static str, shape: &[i64], spatial: usize) -> Result<()> {
+    if !(1..=3).contains(&spatial) || !(spatial + 1..=spatial + 2).contains(&shape.len()) {
+        return refuse(op, format!("{shape:?} is not [batch, channel, extent…] of {spatial} spatial dims"));
     }
     Ok(())
+}
+
+/// The maxima of windows, and where they are, as libtorch has them.
+fn maxima(x: &Tensor, walks: &[Walk], padding: Vec<i64>, ceil_mode: bool) -> Result<(Tensor, Tensor)> {
+    let (kernel, stride) = (values(walks, |w| w.kernel), values(walks, |w| w.stride));
+    let dilation = values(walks, |w| w.dilation);
+    let full = nonempty(x)?;
+    let pooled = match walks.len() {
+        1 => full.f_max_pool1d_with_indices(kernel, stride, padding, dilation, ceil_mode),
+        2 => full.f_max_pool2d_with_indices(kernel, stride, padding, dilation, ceil_mode),
+        _ => full.f_max_pool3d_with_indices(kernel, stride, padding, dilation, ceil_mode),
+    };
+    let (y, indices) = named("max_pool", &[x], pooled)?;
+    Ok((cut_like(&y, x, walks.len())?, cut_like(&indices, x, walks.len())?))
 }
 
 /// libtorch refuses tensors without samples or channels: those get one, which [`cut_like`] takes away again.

@@ -1,0 +1,211 @@
+//! A convolution's arguments, checked against shapes, and the dense operator that goes by them.
+
+use tch::{TchError, Tensor};
+
+use super::conv::{Conv, Padding};
+use super::pad::PadMode;
+use super::{Walk, each};
+use crate::error::Result;
+use crate::ops::refuse;
+use crate::window::Border;
+
+/// Shapes of the input, the weight, and the bias if there is one.
+type Shapes<'a> = (&'a [i64], &'a [i64], Option<&'a [i64]>);
+
+/// How the dense operator goes over spatial dims.
+pub(crate) struct Steps {
+    pub(crate) stride: Vec<i64>,
+    pub(crate) padding: Vec<i64>,
+    pub(crate) dilation: Vec<i64>,
+    /// Elements more after a transposed convolution's last.
+    pub(crate) extra: Vec<i64>,
+}
+
+impl Conv {
+    /// How it goes over an input of the shape `[batch, in, extent…]`.
+    pub(crate) fn walks(&self, x: &[i64], weight: &[i64], bias: Option<&[i64]>) -> Result<Vec<Walk>> {
+        const OP: &str = "conv";
+        let (channels, per_group) = (x[1], weight[1]);
+        if self.groups < 1 || per_group * self.groups != channels || weight[0] % self.groups != 0 {
+            let groups = self.groups;
+            return refuse(
+                OP,
+                format!("weight {weight:?} in {groups} groups does not fit {channels} channels"),
+            );
+        }
+        check_bias(OP, bias, weight[0])?;
+        let kernels = &weight[2..];
+        let stride = each(OP, "stride", &self.stride, kernels.len())?;
+        let dilation = each(OP, "dilation", &self.dilation, kernels.len())?;
+        if stride.iter().chain(&dilation).any(|&step| step < 1) {
+            return refuse(OP, "stride and dilation must be at least 1");
+        }
+        let padding = self.paddings(kernels, &stride, &dilation)?;
+        let mut walks = Vec::with_capacity(kernels.len());
+        for (index, &kernel) in kernels.iter().enumerate() {
+            let extent = x[index + 2];
+            let (before, after) = padding[index];
+            let (stride, dilation) = (stride[index], dilation[index]);
+            let room = extent + before + after - dilation * (kernel - 1) - 1;
+            if room < 0 || kernel < 1 {
+                return refuse(
+                    OP,
+                    format!("a kernel of {kernel} does not fit {extent} elements with padding"),
+                );
+            }
+            self.padding_mode.check(OP, extent, before, after)?;
+            let result = room / stride + 1;
+            walks.push(Walk { dim: index + 2, extent, result, kernel, stride, dilation, before, after });
+        }
+        Ok(walks)
+    }
+
+    /// How its transpose goes over an input of the shape `[batch, in, extent…]`, and the result's extents.
+    pub(crate) fn transposed(
+        &self,
+        (x, weight, bias): Shapes<'_>,
+        output_padding: &[i64],
+    ) -> Result<(Steps, Vec<i64>)> {
+        const OP: &str = "conv_transpose";
+        let Padding::Each(padding) = &self.padding else { return refuse(OP, "it has no padding `same`") };
+        if self.padding_mode != PadMode::Constant {
+            return refuse(OP, "it pads with zeros only");
+        }
+        if self.groups < 1 || weight[0] != x[1] || weight[0] % self.groups != 0 {
+            return refuse(OP, format!("weight {weight:?} does not fit {} channels", x[1]));
+        }
+        check_bias(OP, bias, weight[1] * self.groups)?;
+        let kernels = &weight[2..];
+        let stride = each(OP, "stride", &self.stride, kernels.len())?;
+        let dilation = each(OP, "dilation", &self.dilation, kernels.len())?;
+        let padding = each(OP, "padding", padding, kernels.len())?;
+        let extra = each(OP, "output_padding", output_padding, kernels.len())?;
+        if stride.iter().chain(&dilation).any(|&step| step < 1)
+            || padding.iter().chain(&extra).any(|&p| p < 0)
+        {
+            return refuse(OP, "stride and dilation must be at least 1, paddings at least 0");
+        }
+        let mut results = Vec::with_capacity(kernels.len());
+        for (index, &kernel) in kernels.iter().enumerate() {
+            let (extent, stride, extra) = (x[index + 2], stride[index], extra[index]);
+            if extra >= stride.max(dilation[index]) {
+                return refuse(
+                    OP,
+                    format!("output_padding {extra} must be below stride {stride} or dilation"),
+                );
+            }
+            let reach = dilation[index] * (kernel - 1);
+            let result = (extent - 1) * stride - 2 * padding[index] + reach + extra + 1;
+            if result < 1 || extent < 1 {
+                return refuse(OP, format!("{extent} elements give a result of extent {result}"));
+            }
+            results.push(result);
+        }
+        Ok((Steps { stride, padding, dilation, extra }, results))
+    }
+
+    /// Elements before and after along each dim.
+    fn paddings(&self, kernels: &[i64], stride: &[i64], dilation: &[i64]) -> Result<Vec<(i64, i64)>> {
+        match &self.padding {
+            Padding::Each(padding) => {
+                let padding = each("conv", "padding", padding, kernels.len())?;
+                if padding.iter().any(|&p| p < 0) {
+                    return refuse("conv", format!("padding {padding:?} is negative"));
+                }
+                Ok(padding.into_iter().map(|p| (p, p)).collect())
+            }
+            Padding::Same if stride.iter().any(|&s| s != 1) => {
+                refuse("conv", "padding `same` is for stride 1")
+            }
+            Padding::Same => {
+                let of = |(kernel, dilation): (&i64, &i64)| {
+                    let total = dilation * (kernel - 1);
+                    (total / 2, total - total / 2)
+                };
+                Ok(kernels.iter().zip(dilation).map(of).collect())
+            }
+        }
+    }
+}
+
+impl Steps {
+    /// Those of walks whose border is left to the dense operator.
+    pub(crate) fn of(walks: &[Walk]) -> Self {
+        let values = |f: fn(&Walk) -> i64| walks.iter().map(f).collect();
+        Self {
+            stride: values(|walk| walk.stride),
+            padding: values(|walk| walk.before),
+            dilation: values(|walk| walk.dilation),
+            extra: vec![0; walks.len()],
+        }
+    }
+
+    /// The dense operator. It knows no tensors without channels: of those that go in one of zeros is made, and of those that
+    /// come out one that is cut off again.
+    pub(crate) fn convolve(
+        &self,
+        x: &Tensor,
+        weight: &Tensor,
+        bias: Option<&Tensor>,
+        groups: i64,
+        transposed: bool,
+    ) -> Result<Tensor, TchError> {
+        let (input, output) = if transposed { (0, 1) } else { (1, 0) };
+        let (mut x, mut weight) = (x.shallow_clone(), weight.shallow_clone());
+        let mut bias = bias.map(Tensor::shallow_clone);
+        let none = weight.size()[output] == 0;
+        if x.size()[1] == 0 {
+            x = with_one(&x, 1)?;
+            weight = with_one(&weight, input)?;
+        }
+        if none {
+            weight = with_one(&weight, output)?;
+            bias = bias.map(|bias| with_one(&bias, 0)).transpose()?;
+        }
+        let (stride, padding) = (self.stride.as_slice(), self.padding.as_slice());
+        let (dilation, extra) = (self.dilation.as_slice(), self.extra.as_slice());
+        let y =
+            x.f_convolution(&weight, bias.as_ref(), stride, padding, dilation, transposed, extra, groups)?;
+        if none { y.f_narrow(1, 0, 0) } else { Ok(y) }
+    }
+}
+
+/// One element of zeros along a dim that has none.
+fn with_one(x: &Tensor, dim: usize) -> Result<Tensor, TchError> {
+    let pairs: Vec<i64> = (0..x.dim()).rev().flat_map(|d| [0, i64::from(d == dim)]).collect();
+    x.f_constant_pad_nd(pairs)
+}
+
+/// The number of spatial dims of a weight, which an input of that many has, with a batch or without.
+pub(crate) fn spatial_dims(op: &'static str, x: &[i64], weight: &[i64]) -> Result<usize> {
+    match weight.len().checked_sub(2) {
+        Some(spatial @ 1..=3) if x.len() == spatial + 2 || x.len() == spatial + 1 => Ok(spatial),
+        _ => refuse(
+            op,
+            format!(
+                "input {x:?} and weight {weight:?}; expected [batch, channel, extent…] and [_, _, kernel…] of 1 to 3 dims"
+            ),
+        ),
+    }
+}
+
+fn check_bias(op: &'static str, bias: Option<&[i64]>, channels: i64) -> Result<()> {
+    match bias {
+        Some(bias) if bias != [channels] => {
+            refuse(op, format!("bias {bias:?} is not one number for each of {channels} channels"))
+        }
+        _ => Ok(()),
+    }
+}
+
+impl PadMode {
+    /// What the window's border is.
+    pub(super) fn border(self) -> Border {
+        match self {
+            Self::Constant => Border::Fill,
+            Self::Circular => Border::Circular,
+            Self::Reflect => Border::Reflect,
+            Self::Replicate => Border::Replicate,
+        }
+    }
+}
