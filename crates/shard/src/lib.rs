@@ -36,7 +36,7 @@ mod window;
 
 pub use array::{
     Array, Attrs, Binary, Conv2d, Convert, Elementwise, FftNorm, Linear, Make, Modes, Parallel, RandomOps,
-    Reduce, Reduction, Shape, Spectral, Unary, register_op, registered_ops,
+    Reduce, Reduction, Shape, Spectral, Unary, Windowed, register_op, registered_ops,
 };
 pub use context::{
     CurrentMesh, ForbidHiddenCommunication, Promotion, PromotionGuard, forbid_hidden_communication, promotion,

@@ -572,3 +572,53 @@ fn a_model_over_array_is_the_same_dense_and_sharded(#[values(1, 2, 3, 4)] mesh: 
         }
     });
 }
+
+/// All operators of fields, written once over `Array`.
+fn fields<A: isobar_shard::Array>(x: &A, weights: &[A]) -> isobar_shard::Result<A> {
+    use isobar_shard::{Conv, Interpolation, PadMode, Padding, Pool, Resize, RunningStats};
+    let [kernel, transposed, scale, bias] = weights else { panic!("four weights") };
+    let (scale, bias) = (Some(scale), Some(bias));
+    let padding = Padding::Each(vec![1]);
+    let conv = Conv { padding: padding.clone(), padding_mode: PadMode::Circular, ..Conv::default() };
+    let y = x.conv(kernel, bias, &conv)?.group_norm(2, scale, bias, 1e-2)?;
+    let same = Conv { padding: Padding::Same, ..Conv::default() };
+    let y = y.conv(kernel, None, &same)?.instance_norm(scale, bias, 1e-2)?;
+    let wide = Conv { stride: vec![2], padding, ..Conv::default() };
+    let y = y.conv_transpose(transposed, bias, &wide, &[1])?;
+    let pool = Pool { ceil_mode: true, ..Pool::new(&[3, 2]) };
+    let y = y.max_pool(2, &pool)?.0.add(&y.avg_pool(2, &pool)?)?;
+    let y = y.interpolate(&Resize::Scale(vec![1.5]), Interpolation::Linear, false)?;
+    let y = y.pad_mode(&[1, 2, 0, 1], PadMode::Reflect, 0.0)?;
+    let stat =
+        |value: f64| x.detach()?.select(0, 0)?.select(1, 0)?.select(1, 0)?.mul_scalar(0.0)?.add_scalar(value);
+    let (mean, var) = (stat(0.5)?, stat(2.0)?);
+    let running = || Some(RunningStats { mean: &mean, var: &var, momentum: 0.3 });
+    let trained = y.batch_norm(scale, bias, running(), true, 1e-2)?;
+    y.batch_norm(scale, None, running(), false, 1e-2)?.mul(&trained)
+}
+
+#[rstest]
+fn fields_over_array_are_the_same_dense_and_sharded(#[values(1, 2, 3, 4)] mesh: usize) {
+    on_mesh(MESHES[mesh], |mesh| {
+        let mut dice = Dice(71);
+        let shapes = [vec![2, 4, 7, 6], vec![4, 4, 3, 3], vec![4, 4, 3, 3], vec![4], vec![4]];
+        let wholes: Vec<Tensor> = shapes.iter().enumerate().map(|(i, s)| numbers(s, i as i64)).collect();
+        for _ in 0..10 {
+            let split = [0, 2, 3];
+            let layouts: Vec<_> = shapes
+                .iter()
+                .enumerate()
+                .map(|(index, shape)| dice.layout(mesh, shape, if index == 0 { &split } else { &[] }))
+                .collect();
+            let with: Vec<_> = wholes.iter().zip(&layouts).collect();
+            let _guard = isobar_shard::forbid_hidden_communication();
+            same(
+                "fields",
+                &with,
+                1e-8,
+                |t| fields(&t[0], &t[1..]),
+                |t| fields(&t[0], &t[1..]).map_err(|e| tch::TchError::Torch(e.to_string())),
+            );
+        }
+    });
+}

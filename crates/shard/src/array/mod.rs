@@ -18,6 +18,7 @@ mod registry;
 mod shape;
 mod spectral;
 mod tables;
+mod windowed;
 
 use std::fmt::Debug;
 
@@ -34,12 +35,24 @@ pub(crate) use registry::is_registered;
 pub use registry::{Attrs, register_op, registered_ops};
 pub use shape::Shape;
 pub use spectral::{FftNorm, Modes, Spectral};
+pub use windowed::Windowed;
 
 use crate::error::{Error, Result};
 
 /// A tensor as models see it.
 pub trait Array:
-    Convert + Elementwise + Linear + Make + Reduce + Shape + Spectral + RandomOps + Parallel + Debug + Sized
+    Convert
+    + Elementwise
+    + Linear
+    + Make
+    + Reduce
+    + Shape
+    + Spectral
+    + Windowed
+    + RandomOps
+    + Parallel
+    + Debug
+    + Sized
 {
     /// Shape of the global tensor.
     fn shape(&self) -> Vec<i64>;

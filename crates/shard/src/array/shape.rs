@@ -4,7 +4,6 @@ use tch::Tensor;
 
 use super::{argument, named};
 use crate::error::Result;
-use crate::ops::windowed::PadMode;
 
 /// Rearrangement and selection. Dims may count from the end.
 #[expect(clippy::missing_errors_doc, reason = "all fail alike: dims, extents or indices that do not exist")]
@@ -44,10 +43,6 @@ pub trait Shape: Sized {
 
     /// `value` before and after, as pairs from the *last* dim backwards (PyTorch's order); negative ones cut off.
     fn pad(&self, pairs: &[i64], value: f64) -> Result<Self>;
-
-    /// What `mode` says before and after, as pairs from the last dim backwards; `value` is for [`PadMode::Constant`]. All
-    /// modes take any number of dims.
-    fn pad_mode(&self, pairs: &[i64], mode: PadMode, value: f64) -> Result<Self>;
 
     /// The order of the elements along `dims` turned round.
     fn flip(&self, dims: &[i64]) -> Result<Self>;
@@ -106,44 +101,6 @@ impl Shape for Tensor {
 
     fn pad(&self, pairs: &[i64], value: f64) -> Result<Self> {
         named("pad", &[self], self.f_pad(pairs, "constant", value))
-    }
-
-    fn pad_mode(&self, pairs: &[i64], mode: PadMode, value: f64) -> Result<Self> {
-        const OP: &str = "pad";
-        if mode == PadMode::Constant {
-            return Shape::pad(self, pairs, value);
-        }
-        if !pairs.len().is_multiple_of(2) || pairs.len() / 2 > self.dim() {
-            return Err(argument(OP, format!("{pairs:?} are not pairs for the last of {} dims", self.dim())));
-        }
-        let mut x = self.shallow_clone();
-        for (index, pair) in pairs.chunks_exact(2).enumerate() {
-            let dim = self.dim() - 1 - index;
-            let (before, after, extent) = (pair[0], pair[1], self.size()[dim]);
-            if (before, after) == (0, 0) {
-                continue;
-            }
-            let widest = match mode {
-                PadMode::Reflect => extent - 1,
-                PadMode::Replicate if extent > 0 => i64::MAX,
-                _ => extent,
-            };
-            if before.max(after) > widest || extent + before + after < 0 {
-                let reason = format!("padding of {before} and {after} does not fit {mode:?} of {extent}");
-                return Err(argument(OP, reason));
-            }
-            let source = |at: i64| match mode {
-                PadMode::Circular => at.rem_euclid(extent),
-                PadMode::Replicate => at.clamp(0, extent - 1),
-                _ if at < 0 => -at,
-                _ => at.min(2 * (extent - 1) - at),
-            };
-            let sources: Vec<i64> = (-before..extent + after).map(source).collect();
-            let chosen = Tensor::f_from_slice(&sources)
-                .and_then(|sources| x.f_index_select(dim as i64, &sources.f_to_device(x.device())?));
-            x = named(OP, &[self], chosen)?;
-        }
-        Ok(x)
     }
 
     fn flip(&self, dims: &[i64]) -> Result<Self> {

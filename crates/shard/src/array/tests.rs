@@ -4,7 +4,9 @@ use tch::{Device, Kind, Tensor};
 use isobar_torch::autograd::{BackwardOptions, grad};
 
 use super::*;
-use crate::{Generator, PadMode, ParallelRegion, Window};
+use crate::{
+    Conv, Generator, Interpolation, PadMode, Padding, ParallelRegion, Pool, Resize, RunningStats, Window,
+};
 
 const CPU64: (Kind, Device) = (Kind::Double, Device::Cpu);
 
@@ -219,6 +221,107 @@ fn view_as_real_of_nothing_has_a_gradient_of_any_strides() {
     let ones = Some(turned.ones_like());
     let found = grad(&[&turned], &[&pairs], &[ones], BackwardOptions::default()).unwrap();
     assert_eq!(found[0].as_ref().unwrap().size(), [0, 3, 2]);
+}
+
+#[test]
+fn convolutions_of_fields() {
+    let (x, weight, bias) = (random(1, &[2, 4, 7, 6]), random(2, &[6, 2, 3, 2]), random(3, &[6]));
+    let conv = Conv {
+        stride: vec![2, 1],
+        padding: Padding::Each(vec![2, 1]),
+        dilation: vec![1, 2],
+        groups: 2,
+        ..Conv::default()
+    };
+    let want = x.conv2d(&weight, Some(&bias), [2, 1], [2, 1], [1, 2], 2);
+    assert_close(&Windowed::conv(&x, &weight, Some(&bias), &conv).unwrap(), &want, 1e-12);
+    let one = Windowed::conv(&x.get(1), &weight, Some(&bias), &conv).unwrap();
+    assert_close(&one, &want.get(1), 1e-12);
+    for mode in [PadMode::Circular, PadMode::Reflect, PadMode::Replicate] {
+        let padded = x.pad([1, 1, 2, 2], mode.name(), None);
+        let want = padded.conv2d(&weight, Some(&bias), [2, 1], [0, 0], [1, 2], 2);
+        let conv = Conv { padding_mode: mode, ..conv.clone() };
+        assert_close(&Windowed::conv(&x, &weight, Some(&bias), &conv).unwrap(), &want, 1e-12);
+    }
+    // The odd element comes after.
+    let same = Conv { padding: Padding::Same, groups: 2, ..Conv::default() };
+    let want = x.conv2d_padding(&weight, None::<&Tensor>, [1, 1], "same", [1, 1], 2);
+    assert_close(&Windowed::conv(&x, &weight, None, &same).unwrap(), &want, 1e-12);
+
+    let (weight, bias) = (random(4, &[4, 3, 3, 3]), random(5, &[6]));
+    let conv = Conv { stride: vec![2], padding: Padding::Each(vec![1]), groups: 2, ..Conv::default() };
+    let want = x.conv_transpose2d(&weight, Some(&bias), [2, 2], [1, 1], [1, 0], 2, [1, 1]);
+    let got = Windowed::conv_transpose(&x, &weight, Some(&bias), &conv, &[1, 0]).unwrap();
+    assert_close(&got, &want, 1e-12);
+    let got = Windowed::conv_transpose(&x.get(0), &weight, Some(&bias), &conv, &[1, 0]).unwrap();
+    assert_close(&got, &want.get(0), 1e-12);
+}
+
+#[test]
+fn pools_interpolations_and_norms_of_fields() {
+    let x = random(1, &[2, 4, 7, 6]);
+    let pool = Pool { stride: vec![2], padding: vec![1], ceil_mode: true, ..Pool::new(&[3, 2]) };
+    let (y, indices) = Windowed::max_pool(&x, 2, &pool).unwrap();
+    let (want, places) = x.max_pool2d_with_indices([3, 2], [2, 2], [1, 1], [1, 1], true);
+    assert_eq!((y, indices), (want, places));
+    let want = x.avg_pool2d([3, 2], [2, 2], [1, 1], true, true, None::<i64>);
+    assert_eq!(Windowed::avg_pool(&x, 2, &pool).unwrap(), want);
+    assert_eq!(Windowed::max_pool(&x.narrow(0, 0, 0), 2, &pool).unwrap().0.size(), [0, 4, 4, 4]);
+
+    let size = Resize::Size(vec![9, 3]);
+    let bilinear = Windowed::interpolate(&x, &size, Interpolation::Linear, true).unwrap();
+    assert_eq!(bilinear, x.upsample_bilinear2d([9, 3], true, None, None));
+    let area = Windowed::interpolate(&x, &size, Interpolation::Area, false).unwrap();
+    assert_eq!(area, x.adaptive_avg_pool2d([9, 3]));
+
+    let (weight, bias) = (random(2, &[4]), random(3, &[4]));
+    let (w, b) = (Some(&weight), Some(&bias));
+    let by_group = Windowed::group_norm(&x, 2, w, b, 1e-3).unwrap();
+    let flat = x.reshape([2, 2, -1]);
+    let centred = &flat - flat.mean_dim([-1].as_slice(), true, Kind::Double);
+    let var = flat.var_dim([-1].as_slice(), false, true);
+    let along = |vector: &Tensor| vector.view([1, 4, 1, 1]);
+    let want = (centred / (var + 1e-3).sqrt()).view([2, 4, 7, 6]) * along(&weight) + along(&bias);
+    assert_close(&by_group, &want, 1e-12);
+    let each = Windowed::instance_norm(&x, w, b, 1e-3).unwrap();
+    assert_close(&each, &Windowed::group_norm(&x, 4, w, b, 1e-3).unwrap(), 1e-12);
+
+    let (mean, var) = (Tensor::zeros([4], CPU64), Tensor::ones([4], CPU64));
+    let running = || Some(RunningStats { mean: &mean, var: &var, momentum: 0.25 });
+    let got = Windowed::batch_norm(&x, w, b, running(), true, 1e-3).unwrap();
+    let rows = x.permute([1, 0, 2, 3]).reshape([4, -1]);
+    let (of_mean, of_var) =
+        (rows.mean_dim([1].as_slice(), false, Kind::Double), rows.var_dim([1].as_slice(), true, false));
+    let biased = rows.var_dim([1].as_slice(), false, false);
+    let want = (&x - along(&of_mean)) / (along(&biased) + 1e-3).sqrt() * along(&weight) + along(&bias);
+    assert_close(&got, &want, 1e-12);
+    assert_close(&mean, &(of_mean * 0.25), 1e-12);
+    assert_close(&var, &(of_var * 0.25 + 0.75), 1e-12);
+    let got = Windowed::batch_norm(&x, None, None, running(), false, 1e-3).unwrap();
+    assert_close(&got, &((&x - along(&mean)) / (along(&var) + 1e-3).sqrt()), 1e-12);
+}
+
+#[test]
+fn fields_refuse_what_does_not_fit() {
+    let (x, weight) = (random(1, &[2, 4, 7, 6]), random(2, &[6, 3, 3, 3]));
+    let text = |result: crate::Result<Tensor>| result.unwrap_err().to_string();
+    let conv = Conv::default();
+    assert_eq!(
+        text(Windowed::conv(&x, &weight, None, &conv)),
+        "conv: weight [6, 3, 3, 3] in 1 groups does not fit 4 channels"
+    );
+    let wide = Conv { padding: Padding::Each(vec![7]), padding_mode: PadMode::Reflect, ..conv.clone() };
+    let error = text(Windowed::conv(&x, &random(2, &[6, 4, 3, 3]), None, &wide));
+    assert_eq!(error, "conv: padding of 7 elements is too wide for Reflect of 7");
+    let error = text(Windowed::conv_transpose(&x, &random(2, &[4, 4, 3, 3]), None, &conv, &[1]));
+    assert_eq!(error, "conv_transpose: output_padding 1 must be below stride 1 or dilation");
+    assert!(text(Windowed::avg_pool(&x, 2, &Pool::new(&[9]))).contains("a window of 9 does not fit"));
+    assert!(text(Windowed::pad_mode(&x, &[1], PadMode::Constant, 0.0)).contains("are not pairs"));
+    let error = text(Windowed::interpolate(&x, &Resize::Size(vec![0]), Interpolation::Nearest, false));
+    assert!(error.contains("expected extents of at least 1"), "{error}");
+    let error = text(Windowed::batch_norm(&x, None, None, None, false, 1e-5));
+    assert_eq!(error, "batch_norm: running statistics are needed outside of training");
+    assert!(text(Windowed::group_norm(&x, 3, None, None, 1e-5)).starts_with("group_norm of Double"));
 }
 
 #[test]

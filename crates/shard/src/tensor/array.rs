@@ -8,12 +8,13 @@ use super::ShardTensor;
 use crate::array::fourier;
 use crate::array::{
     Array, Attrs, Conv2d, Convert, Elementwise, FftNorm, Linear, Make, Modes, Parallel, RandomOps, Reduce,
-    Reduction, Shape, Spectral, resolve,
+    Reduction, Shape, Spectral, Windowed, resolve,
 };
 use crate::error::{Error, Result};
 use crate::layout::{Dim, Layout};
+use crate::ops::norm::RunningStats;
 use crate::ops::reduce::Statistic;
-use crate::ops::windowed::{Conv, PadMode, Padding};
+use crate::ops::windowed::{Conv, Interpolation, PadMode, Padding, Pool, Resize};
 use crate::promote::operand;
 use crate::random::{Generator, Window};
 use crate::region::ParallelRegion;
@@ -201,10 +202,6 @@ impl Shape for ShardTensor {
         self.pad_mode(pairs, PadMode::Constant, value)
     }
 
-    fn pad_mode(&self, pairs: &[i64], mode: PadMode, value: f64) -> Result<Self> {
-        ShardTensor::pad_mode(self, pairs, mode, value)
-    }
-
     fn flip(&self, dims: &[i64]) -> Result<Self> {
         ShardTensor::flip(self, dims)
     }
@@ -286,6 +283,57 @@ impl ShardTensor {
 
 fn all(op: &'static str, dims: &[i64], count: usize) -> Result<Vec<usize>> {
     dims.iter().map(|&dim| resolve(op, dim, count)).collect()
+}
+
+impl Windowed for ShardTensor {
+    fn conv(&self, weight: &Self, bias: Option<&Self>, conv: &Conv) -> Result<Self> {
+        ShardTensor::conv(self, weight, operand(bias), conv)
+    }
+
+    fn conv_transpose(
+        &self,
+        weight: &Self,
+        bias: Option<&Self>,
+        conv: &Conv,
+        output_padding: &[i64],
+    ) -> Result<Self> {
+        ShardTensor::conv_transpose(self, weight, operand(bias), conv, output_padding)
+    }
+
+    fn max_pool(&self, spatial: usize, pool: &Pool) -> Result<(Self, Self)> {
+        ShardTensor::max_pool(self, spatial, pool)
+    }
+
+    fn avg_pool(&self, spatial: usize, pool: &Pool) -> Result<Self> {
+        ShardTensor::avg_pool(self, spatial, pool)
+    }
+
+    fn interpolate(&self, resize: &Resize, mode: Interpolation, align_corners: bool) -> Result<Self> {
+        ShardTensor::interpolate(self, resize, mode, align_corners)
+    }
+
+    fn pad_mode(&self, pairs: &[i64], mode: PadMode, value: f64) -> Result<Self> {
+        ShardTensor::pad_mode(self, pairs, mode, value)
+    }
+
+    fn group_norm(&self, groups: i64, weight: Option<&Self>, bias: Option<&Self>, eps: f64) -> Result<Self> {
+        ShardTensor::group_norm(self, groups, operand(weight), operand(bias), eps)
+    }
+
+    fn instance_norm(&self, weight: Option<&Self>, bias: Option<&Self>, eps: f64) -> Result<Self> {
+        ShardTensor::instance_norm(self, operand(weight), operand(bias), eps)
+    }
+
+    fn batch_norm(
+        &self,
+        weight: Option<&Self>,
+        bias: Option<&Self>,
+        running: Option<RunningStats<'_, Self>>,
+        training: bool,
+        eps: f64,
+    ) -> Result<Self> {
+        ShardTensor::batch_norm(self, operand(weight), operand(bias), running, training, eps)
+    }
 }
 
 impl RandomOps for ShardTensor {

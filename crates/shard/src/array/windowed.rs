@@ -1,0 +1,149 @@
+//! Fields: what looks at neighbours, and statistics of channels.
+
+use tch::Tensor;
+
+use super::{argument, named};
+use crate::error::Result;
+use crate::ops::norm::RunningStats;
+use crate::ops::windowed::{
+    Conv, Interpolation, PadMode, Pool, Resize, Steps, Walk, interpolated, spatial_dims,
+};
+
+/// Operators of fields `[batch, channel, extent…]` with one to three spatial dims.
+#[expect(clippy::missing_errors_doc, reason = "all fail alike: shapes and arguments that do not fit")]
+pub trait Windowed: Sized {
+    /// Convolution in as many spatial dims as `weight` `[out, in / groups, kernel…]` has; `bias` is `[out]`. The batch may be
+    /// absent.
+    fn conv(&self, weight: &Self, bias: Option<&Self>, conv: &Conv) -> Result<Self>;
+
+    /// Transposed convolution, the adjoint of [`conv`](Self::conv), with `weight` `[in, out / groups, kernel…]`;
+    /// `output_padding` elements more after the last. It pads with zeros only.
+    fn conv_transpose(
+        &self,
+        weight: &Self,
+        bias: Option<&Self>,
+        conv: &Conv,
+        output_padding: &[i64],
+    ) -> Result<Self>;
+
+    /// The maxima of windows over the last `spatial` dims, and, of kind `Int64`, where they are: the index into the spatial
+    /// dims, flattened.
+    fn max_pool(&self, spatial: usize, pool: &Pool) -> Result<(Self, Self)>;
+
+    /// The means of windows over the last `spatial` dims.
+    fn avg_pool(&self, spatial: usize, pool: &Pool) -> Result<Self>;
+
+    /// The field at other extents. With `align_corners`, the first and the last elements of input and result lie on each
+    /// other (of [`Interpolation::Linear`] and [`Interpolation::Cubic`]).
+    fn interpolate(&self, resize: &Resize, mode: Interpolation, align_corners: bool) -> Result<Self>;
+
+    /// Elements before and after, as pairs from the *last* dim backwards (PyTorch's order); negative ones cut off. `value` is
+    /// for [`PadMode::Constant`]; the other modes pad spatial dims, all of them.
+    fn pad_mode(&self, pairs: &[i64], mode: PadMode, value: f64) -> Result<Self>;
+
+    /// (x − mean) / √(variance + `eps`) over each of `groups` groups of channels of each sample, times `weight` plus `bias`,
+    /// `[channel]` (Wu and He, *Group Normalization*, arXiv:1803.08494).
+    fn group_norm(&self, groups: i64, weight: Option<&Self>, bias: Option<&Self>, eps: f64) -> Result<Self>;
+
+    /// The same over each channel of each sample (Ulyanov et al., arXiv:1607.08022).
+    fn instance_norm(&self, weight: Option<&Self>, bias: Option<&Self>, eps: f64) -> Result<Self>;
+
+    /// The same over each channel of the whole batch in training, which updates the `running` statistics; else with these
+    /// (Ioffe and Szegedy, *Batch Normalization*, arXiv:1502.03167).
+    fn batch_norm(
+        &self,
+        weight: Option<&Self>,
+        bias: Option<&Self>,
+        running: Option<RunningStats<'_, Self>>,
+        training: bool,
+        eps: f64,
+    ) -> Result<Self>;
+}
+
+impl Windowed for Tensor {
+    fn conv(&self, weight: &Self, bias: Option<&Self>, conv: &Conv) -> Result<Self> {
+        const OP: &str = "conv";
+        let spatial = spatial_dims(OP, &self.size(), &weight.size())?;
+        if self.dim() == spatial + 1 {
+            let batch = named(OP, &[self], self.f_unsqueeze(0))?;
+            let y = Windowed::conv(&batch, weight, bias, conv)?;
+            return named(OP, &[&y], y.f_select(0, 0));
+        }
+        let walks = conv.walks(&self.size(), &weight.size(), bias.map(Tensor::size).as_deref())?;
+        let mut steps = Steps::of(&walks);
+        let x = match conv.padding_mode {
+            PadMode::Constant if walks.iter().all(|walk| walk.before == walk.after) => self.shallow_clone(),
+            mode => {
+                steps.padding.fill(0);
+                let pair = |walk: &Walk| [walk.before, walk.after];
+                mode.pad(self, &walks.iter().rev().flat_map(pair).collect::<Vec<_>>(), 0.0)?
+            }
+        };
+        named(OP, &[self, weight], steps.convolve(&x, weight, bias, conv.groups, false))
+    }
+
+    fn conv_transpose(
+        &self,
+        weight: &Self,
+        bias: Option<&Self>,
+        conv: &Conv,
+        output_padding: &[i64],
+    ) -> Result<Self> {
+        const OP: &str = "conv_transpose";
+        let spatial = spatial_dims(OP, &self.size(), &weight.size())?;
+        if self.dim() == spatial + 1 {
+            let batch = named(OP, &[self], self.f_unsqueeze(0))?;
+            let y = Windowed::conv_transpose(&batch, weight, bias, conv, output_padding)?;
+            return named(OP, &[&y], y.f_select(0, 0));
+        }
+        let of_bias = bias.map(Tensor::size);
+        let shapes = (&self.size()[..], &weight.size()[..], of_bias.as_deref());
+        let (steps, _) = conv.transposed(shapes, output_padding)?;
+        named(OP, &[self, weight], steps.convolve(self, weight, bias, conv.groups, true))
+    }
+
+    fn max_pool(&self, spatial: usize, pool: &Pool) -> Result<(Self, Self)> {
+        pool.maxima(self, spatial)
+    }
+
+    fn avg_pool(&self, spatial: usize, pool: &Pool) -> Result<Self> {
+        pool.means(self, spatial)
+    }
+
+    fn interpolate(&self, resize: &Resize, mode: Interpolation, align_corners: bool) -> Result<Self> {
+        interpolated(self, resize, mode, align_corners)
+    }
+
+    fn pad_mode(&self, pairs: &[i64], mode: PadMode, value: f64) -> Result<Self> {
+        mode.pad(self, pairs, value)
+    }
+
+    fn group_norm(&self, groups: i64, weight: Option<&Self>, bias: Option<&Self>, eps: f64) -> Result<Self> {
+        named("group_norm", &[self], self.f_group_norm(groups, weight, bias, eps, true))
+    }
+
+    fn instance_norm(&self, weight: Option<&Self>, bias: Option<&Self>, eps: f64) -> Result<Self> {
+        let none = None::<&Tensor>;
+        // Without running statistics the momentum says nothing.
+        let y = self.f_instance_norm(weight, bias, none, none, true, 0.0, eps, true);
+        named("instance_norm", &[self], y)
+    }
+
+    fn batch_norm(
+        &self,
+        weight: Option<&Self>,
+        bias: Option<&Self>,
+        running: Option<RunningStats<'_, Self>>,
+        training: bool,
+        eps: f64,
+    ) -> Result<Self> {
+        const OP: &str = "batch_norm";
+        if !training && running.is_none() {
+            return Err(argument(OP, "running statistics are needed outside of training"));
+        }
+        let momentum = running.as_ref().map_or(0.0, |running| running.momentum);
+        let (mean, var) = running.map(|running| (running.mean, running.var)).unzip();
+        let y = self.f_batch_norm(weight, bias, mean, var, training, momentum, eps, true);
+        named(OP, &[self], y)
+    }
+}
