@@ -7,6 +7,8 @@
 //! | [`ModAfno`] | [`ModAfnoConfig`] | the same, modulated by a number for each sample |
 //! | [`DistributedAfno`] | [`DistributedAfnoConfig`] | the idea of AFNO with its channels split over ranks |
 //! | [`Fno`] | [`FnoConfig`] | Fourier Neural Operator, in one to four dimensions |
+//! | [`UNet`] | [`UNetConfig`] | U-Net of two or three dimensions |
+//! | [`SrResNet`] | [`SrResNetConfig`] | super-resolution residual network of three dimensions |
 //!
 //! A model is made from its configuration and a [`Params`](isobar_shard::Params), which supplies its parameters by name; a
 //! pass takes its input and a [`Mode`]. Models call no collective and know no group: where ranks work together they go
@@ -34,6 +36,8 @@ mod fully_connected;
 mod layers;
 mod mod_afno;
 mod mode;
+mod sr_res_net;
+mod unet;
 
 pub use afno::{Afno, AfnoConfig};
 pub use distributed_afno::{DistributedAfno, DistributedAfnoConfig};
@@ -43,3 +47,5 @@ pub use fully_connected::{FullyConnected, FullyConnectedConfig};
 pub use layers::Activation;
 pub use mod_afno::{EmbedMethod, ModAfno, ModAfnoConfig, ModEmbedConfig, ScaleShiftMode};
 pub use mode::{BatchPart, Mode};
+pub use sr_res_net::{SrResNet, SrResNetConfig};
+pub use unet::{Normalization, NormalizationArgs, PaddingMode, Pooling, UNet, UNetConfig, Upsampling};

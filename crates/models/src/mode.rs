@@ -7,10 +7,11 @@ use crate::error::Result;
 /// What a pass is for.
 #[derive(Debug, Clone, Copy, Default)]
 pub enum Mode<'a> {
-    /// Evaluation: nothing is random.
+    /// Evaluation: nothing is random, and batch norm takes its running statistics.
     #[default]
     Eval,
-    /// Training: dropout and drop-path draw from the generator, in the same order on every rank.
+    /// Training: dropout and drop-path draw from the generator, in the same order on every rank, and batch norm takes the
+    /// statistics of the batch.
     Train {
         /// The random numbers, in the same state on every rank.
         generator: &'a Generator,
@@ -37,6 +38,10 @@ impl<'a> Mode<'a> {
     /// Training on the part of the global batch of `total` samples that begins at `offset`.
     pub fn train_part(generator: &'a Generator, offset: i64, total: i64) -> Self {
         Mode::Train { generator, batch: Some(BatchPart { offset, total }) }
+    }
+
+    pub(crate) fn is_training(&self) -> bool {
+        matches!(self, Mode::Train { .. })
     }
 
     /// Dropout of `x`, whose dims named in `parts` are parts of global ones; the batch is dim `batch_dim`.

@@ -3,7 +3,8 @@
 
 use isobar_models::{
     Activation, Afno, AfnoConfig, DistributedAfno, DistributedAfnoConfig, FullyConnected,
-    FullyConnectedConfig, Mode,
+    FullyConnectedConfig, Mode, Normalization, NormalizationArgs, Pooling, SrResNet, SrResNetConfig, UNet,
+    UNetConfig, Upsampling,
 };
 use isobar_shard::{Generator, ParamStore, Window};
 use rstest::rstest;
@@ -70,6 +71,155 @@ fn fully_connected_refuses(#[case] config: FullyConnectedConfig, #[case] reason:
     assert_eq!(error, format!("fully_connected: {reason}"));
 }
 
+fn unet() -> UNetConfig {
+    UNetConfig { model_depth: 2, feature_map_channels: vec![4, 4, 6, 6], ..UNetConfig::new(2, 3) }
+}
+
+#[rstest]
+#[case(UNetConfig { dimension: 1, ..unet() }, "dimension is 1, expected 2 or 3")]
+#[case(UNetConfig { kernel_size: 4, ..unet() }, "kernel_size is 4, expected an odd number")]
+#[case(UNetConfig { kernel_size: 5, ..unet() }, "padding is 1, a kernel of 5 needs 2")]
+#[case(UNetConfig { stride: 2, ..unet() }, "stride is 2, expected 1")]
+#[case(UNetConfig { num_conv_blocks: 3, ..unet() }, "num_conv_blocks is 3, expected 1 or 2")]
+#[case(UNetConfig { pool_size: 3, ..unet() }, "pool_size is 3, transposed convolutions need 2")]
+#[case(UNetConfig { model_depth: 40, ..unet() }, "model_depth is 40, too many for pool_size 2")]
+#[case(
+    UNetConfig { model_depth: 3, ..unet() },
+    "feature_map_channels has 4 entries, expected model_depth · num_conv_blocks = 6"
+)]
+#[case(
+    UNetConfig { feature_map_channels: vec![4, 4, 6, 8], ..unet() },
+    "feature_map_channels ends in 6, 8; with two convolutions in a level these are equal"
+)]
+#[case(
+    UNetConfig { conv_activation: Activation::Squareplus, ..unet() },
+    "conv_activation is Squareplus, which torch.nn.functional does not have"
+)]
+#[case(
+    UNetConfig { normalization_args: Some(NormalizationArgs { num_groups: 4, eps: 0.1 }), ..unet() },
+    "an entry of feature_map_channels, 6 is not divisible by num_groups 4"
+)]
+#[case(
+    UNetConfig {
+        normalization: Normalization::BatchNorm,
+        normalization_args: Some(NormalizationArgs::default()),
+        ..unet()
+    },
+    "normalization_args are given, which only groupnorm has"
+)]
+#[case(UNetConfig { use_attn_gate: true, ..unet() }, "use_attn_gate needs attn_intermediate_channels")]
+#[case(
+    UNetConfig { use_attn_gate: true, attn_feature_map_channels: Some(vec![6]), ..unet() },
+    "attn_feature_map_channels is Some([6]), by feature_map_channels it is [4]"
+)]
+fn unet_refuses(#[case] config: UNetConfig, #[case] reason: &str) {
+    let error = UNet::new(&config, &mut store()).unwrap_err().to_string();
+    assert_eq!(error, format!("unet: {reason}"));
+}
+
+#[test]
+fn unet_names_its_layers() {
+    let names = |config: UNetConfig| {
+        let mut params = store();
+        UNet::new(&config, &mut params).unwrap();
+        params.parameters().iter().map(|p| p.name.clone()).collect::<Vec<_>>()
+    };
+    let gated = names(UNetConfig {
+        dimension: 2,
+        num_conv_blocks: 1,
+        feature_map_channels: vec![4, 6],
+        upsampling: Upsampling::Nearest,
+        normalization: Normalization::BatchNorm,
+        use_attn_gate: true,
+        attn_decoder_feature_maps: Some(vec![6]),
+        attn_feature_map_channels: Some(vec![4]),
+        attn_intermediate_channels: Some(2),
+        ..unet()
+    });
+    let block = |name: &str| {
+        ["conv2d.weight", "conv2d.bias", "norm.weight", "norm.bias", "norm.running_mean", "norm.running_var"]
+            .map(|part| format!("{name}.{part}"))
+            .to_vec()
+    };
+    let plain = |name: &str| ["weight", "bias"].map(|part| format!("{name}.{part}")).to_vec();
+    let gate = ["W_g.0", "W_g.1", "W_x.0", "W_x.1", "psi.0", "psi.1"];
+    let want = [
+        block("encoder.layers.0"),
+        block("encoder.layers.2"),
+        plain("decoder.layers.0.conv2d"),
+        block("decoder.layers.1"),
+        plain("decoder.layers.2.conv2d"),
+        gate.iter().flat_map(|part| plain(&format!("attention_blocks.0.{part}"))).collect(),
+    ];
+    assert_eq!(gated, want.concat());
+    let transposed = names(UNetConfig { dimension: 2, normalization: Normalization::None, ..unet() });
+    let names = ["encoder.layers.0.conv2d", "encoder.layers.1.conv2d", "encoder.layers.3.conv2d"];
+    let more = ["encoder.layers.4.conv2d", "decoder.layers.0.conv2d_transpose", "decoder.layers.1.conv2d"];
+    let last = ["decoder.layers.2.conv2d", "decoder.layers.3.conv2d"];
+    let want = [&names[..], &more, &last].concat();
+    assert_eq!(transposed, want.into_iter().flat_map(plain).collect::<Vec<_>>());
+}
+
+/// The norm over one channel leaves a gate nothing but a constant: half of the skip at first.
+#[test]
+fn gates_are_constant() {
+    let config = UNetConfig {
+        use_attn_gate: true,
+        attn_intermediate_channels: Some(2),
+        normalization: Normalization::None,
+        ..unet()
+    };
+    let x = random(&[1, 2, 4, 4, 4], Kind::Double);
+    let mut params = store().with_options(Kind::Double, Device::Cpu);
+    let model = UNet::new(&config, &mut params).unwrap();
+    let before = model.forward(&x, Mode::Eval).unwrap();
+    tch::no_grad(|| {
+        for parameter in params.parameters().iter().filter(|p| p.name.contains(".W_")) {
+            let _ = parameter.tensor.shallow_clone().fill_(3.0);
+        }
+    });
+    assert!(max_error(&model.forward(&x, Mode::Eval).unwrap(), &before) < 1e-12);
+    let plain = UNetConfig { use_attn_gate: false, ..config };
+    let plain = UNet::new(&plain, &mut store().with_options(Kind::Double, Device::Cpu)).unwrap();
+    assert!(max_error(&plain.forward(&x, Mode::Eval).unwrap(), &before) > 1e-6);
+}
+
+#[rstest]
+#[case(SrResNetConfig { scaling_factor: 3, ..SrResNetConfig::new(1, 1) }, "scaling_factor is 3, expected 2, 4 or 8")]
+#[case(
+    SrResNetConfig { small_kernel_size: 4, ..SrResNetConfig::new(1, 1) },
+    "small_kernel_size is 4, expected an odd number"
+)]
+#[case(
+    SrResNetConfig { activation_fn: Activation::Stan, ..SrResNetConfig::new(1, 1) },
+    "activation_fn is stan, which is for single features"
+)]
+fn sr_res_net_refuses(#[case] config: SrResNetConfig, #[case] reason: &str) {
+    let error = SrResNet::new(&config, &mut store()).unwrap_err().to_string();
+    assert_eq!(error, format!("sr_res_net: {reason}"));
+}
+
+#[test]
+fn batch_norm_trains_its_statistics() {
+    let config = SrResNetConfig {
+        conv_layer_size: 2,
+        n_resid_blocks: 1,
+        scaling_factor: 2,
+        ..SrResNetConfig::new(1, 1)
+    };
+    let mut params = store();
+    let model = SrResNet::new(&config, &mut params).unwrap();
+    let x = random(&[2, 1, 3, 4, 5], Kind::Float);
+    let eval = || model.forward(&x, Mode::Eval).unwrap();
+    let first = eval();
+    assert_eq!(eval(), first);
+    let name = "conv_block2.conv_block.1.running_mean";
+    assert_eq!(Vec::<f32>::try_from(&params.get(name).unwrap().tensor).unwrap(), [0.0, 0.0]);
+    let _ = model.forward(&x, Mode::train(&Generator::new(1))).unwrap();
+    assert!(params.get(name).unwrap().tensor.abs().min().double_value(&[]) > 0.0);
+    assert!(max_error(&eval(), &first) > 1e-6);
+}
+
 #[test]
 fn inputs_of_another_shape_are_refused() {
     let model = Afno::new(&small(), &mut store()).unwrap();
@@ -77,6 +227,10 @@ fn inputs_of_another_shape_are_refused() {
         let error = model.forward(&random(shape, Kind::Float), Mode::Eval).unwrap_err().to_string();
         assert_eq!(error, format!("afno: input has shape {shape:?}, expected [batch, 2, 16, 12]"));
     }
+    let model = UNet::new(&unet(), &mut store()).unwrap();
+    let error = model.forward(&random(&[1, 2, 4, 3, 4], Kind::Float), Mode::Eval).unwrap_err().to_string();
+    let want = "expected [batch, 2, depth, height, width], these extents divisible by 2";
+    assert_eq!(error, format!("unet: input has shape [1, 2, 4, 3, 4], {want}"));
     let config = FullyConnectedConfig { in_features: 3, ..Default::default() };
     let model = FullyConnected::new(&config, &mut store()).unwrap();
     let error = model.forward(&random(&[2, 4], Kind::Float)).unwrap_err().to_string();
@@ -103,6 +257,16 @@ fn configurations_are_read_strictly() {
         let error = toml::from_str::<FullyConnectedConfig>(unknown).unwrap_err().to_string();
         assert!(error.contains("unknown variant `swish`, expected one of `relu`, `leaky_relu`"), "{error}");
     }
+    let none = r#"{"in_channels": 1, "out_channels": 1, "normalization": null, "conv_activation": null}"#;
+    let config: UNetConfig = serde_json::from_str(none).unwrap();
+    let want = UNetConfig { conv_activation: Activation::Identity, ..UNetConfig::new(1, 1) };
+    assert_eq!(config, UNetConfig { normalization: Normalization::None, ..want });
+    let config: UNetConfig = toml::from_str(
+        "in_channels = 1\nout_channels = 1\npooling_type = \"AvgPool2d\"\nnormalization = \"batchnorm\"",
+    )
+    .unwrap();
+    assert_eq!((config.pooling_type, config.normalization), (Pooling::Avg, Normalization::BatchNorm));
+    assert_eq!(toml::from_str::<UNetConfig>(&toml::to_string(&config).unwrap()).unwrap(), config);
     let written = toml::to_string(&small()).unwrap();
     assert_eq!(toml::from_str::<AfnoConfig>(&written).unwrap(), small());
 }

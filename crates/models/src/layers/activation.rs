@@ -63,6 +63,59 @@ pub enum Activation {
     CappedGelu,
 }
 
+impl Activation {
+    /// The function of that name in `torch.nn.functional`, with its defaults; `None` where there is none, or none without
+    /// further arguments.
+    pub(crate) fn functional(self) -> Option<Unary> {
+        match self {
+            Self::LeakyRelu => Some(Unary::LeakyRelu(0.01)),
+            Self::Sin | Self::Threshold => None,
+            other => other.unary(),
+        }
+    }
+
+    /// What it does to a number, where one function of [`Unary`] is all.
+    fn unary(self) -> Option<Unary> {
+        Some(match self {
+            Self::Relu => Unary::Relu,
+            Self::LeakyRelu => Unary::LeakyRelu(0.1),
+            Self::Relu6 => Unary::Clamp { min: 0.0, max: 6.0 },
+            Self::Elu => Unary::Elu,
+            Self::Celu => Unary::Celu,
+            Self::Selu => Unary::Selu,
+            Self::Silu => Unary::Silu,
+            Self::Gelu => Unary::Gelu,
+            Self::Sin => Unary::Sin,
+            Self::Sigmoid => Unary::Sigmoid,
+            Self::LogSigmoid => Unary::LogSigmoid,
+            Self::Softplus => Unary::Softplus,
+            Self::Softshrink => Unary::Softshrink(0.5),
+            Self::Softsign => Unary::Softsign,
+            Self::Tanh => Unary::Tanh,
+            Self::Tanhshrink => Unary::Tanhshrink,
+            Self::Threshold => Unary::Threshold { threshold: 1.0, value: 1.0 },
+            Self::Hardtanh => Unary::Clamp { min: -1.0, max: 1.0 },
+            Self::Prelu
+            | Self::Identity
+            | Self::Stan
+            | Self::Squareplus
+            | Self::CappekLeakyRelu
+            | Self::CappedGelu => return None,
+        })
+    }
+
+    /// What it has in the state dict.
+    fn state(self) -> Option<&'static str> {
+        match self {
+            Self::Prelu => Some("weight"),
+            Self::Stan => Some("beta"),
+            // The cap is in the state dict of the reference, and always 1.
+            Self::CappedGelu | Self::CappekLeakyRelu => Some("cap"),
+            _ => None,
+        }
+    }
+}
+
 /// An activation with the parameters that it may have.
 #[derive(Debug)]
 pub(crate) struct ActivationLayer<A> {
@@ -73,29 +126,30 @@ pub(crate) struct ActivationLayer<A> {
 
 impl<A: Array> ActivationLayer<A> {
     pub(crate) fn new(activation: Activation, params: &mut impl Params<Array = A>) -> Result<Self> {
-        let mut trained =
-            |name, value| params.param(name, &[1], Init::Constant(value), Placement::Replicate).map(Some);
-        let trained = match activation {
-            Activation::Prelu => trained("weight", 0.25)?,
-            Activation::Stan => trained("beta", 1.0)?,
-            // The cap is in the state dict of the reference, and always 1.
-            Activation::CappedGelu | Activation::CappekLeakyRelu => {
-                params.buffer("cap", &[], Init::Constant(1.0), Placement::Replicate)?;
+        let whole = Placement::Replicate;
+        let trained = match (activation, activation.state()) {
+            (_, None) => None,
+            (Activation::Prelu, Some(name)) => Some(params.param(name, &[1], Init::Constant(0.25), whole)?),
+            (Activation::Stan, Some(name)) => Some(params.param(name, &[1], Init::Constant(1.0), whole)?),
+            (_, Some(name)) => {
+                params.buffer(name, &[], Init::Constant(1.0), whole)?;
                 None
             }
-            _ => None,
         };
         Ok(Self { activation, trained })
     }
 
     /// The name of what it has in the state dict.
     pub(crate) fn state_name(&self) -> Option<&'static str> {
-        match self.activation {
-            Activation::Prelu => Some("weight"),
-            Activation::Stan => Some("beta"),
-            Activation::CappedGelu | Activation::CappekLeakyRelu => Some("cap"),
-            _ => None,
+        self.activation.state()
+    }
+
+    /// Names the state of the activation at `scope` as that of `alias` too, where one module serves several layers.
+    pub(crate) fn tie(&self, alias: &str, scope: &str, params: &mut impl Params<Array = A>) -> Result<()> {
+        if let Some(name) = self.activation.state() {
+            params.tie(&format!("{alias}.{name}"), &format!("{scope}.{name}"))?;
         }
+        Ok(())
     }
 
     pub(crate) fn forward(&self, x: &A) -> Result<A> {
@@ -106,34 +160,18 @@ impl<A: Array> ActivationLayer<A> {
             });
         }
         let cap = |x: A| x.unary(Unary::Clamp { min: f64::NEG_INFINITY, max: 1.0 });
-        let function = match self.activation {
-            Activation::Identity | Activation::Prelu | Activation::Stan => return Ok(x.shallow_clone()),
+        if let Some(function) = self.activation.unary() {
+            return Ok(x.unary(function)?);
+        }
+        match self.activation {
             Activation::Squareplus => {
                 let root = x.unary(Unary::Square)?.add_scalar(4.0)?.unary(Unary::Sqrt)?;
-                return Ok(x.add(&root)?.mul_scalar(0.5)?);
+                Ok(x.add(&root)?.mul_scalar(0.5)?)
             }
-            Activation::CappedGelu => return Ok(cap(x.gelu()?)?),
-            Activation::CappekLeakyRelu => return Ok(cap(x.unary(Unary::LeakyRelu(0.01))?)?),
-            Activation::Relu => Unary::Relu,
-            Activation::LeakyRelu => Unary::LeakyRelu(0.1),
-            Activation::Relu6 => Unary::Clamp { min: 0.0, max: 6.0 },
-            Activation::Elu => Unary::Elu,
-            Activation::Celu => Unary::Celu,
-            Activation::Selu => Unary::Selu,
-            Activation::Silu => Unary::Silu,
-            Activation::Gelu => Unary::Gelu,
-            Activation::Sin => Unary::Sin,
-            Activation::Sigmoid => Unary::Sigmoid,
-            Activation::LogSigmoid => Unary::LogSigmoid,
-            Activation::Softplus => Unary::Softplus,
-            Activation::Softshrink => Unary::Softshrink(0.5),
-            Activation::Softsign => Unary::Softsign,
-            Activation::Tanh => Unary::Tanh,
-            Activation::Tanhshrink => Unary::Tanhshrink,
-            Activation::Threshold => Unary::Threshold { threshold: 1.0, value: 1.0 },
-            Activation::Hardtanh => Unary::Clamp { min: -1.0, max: 1.0 },
-        };
-        Ok(x.unary(function)?)
+            Activation::CappedGelu => Ok(cap(x.gelu()?)?),
+            Activation::CappekLeakyRelu => Ok(cap(x.unary(Unary::LeakyRelu(0.01))?)?),
+            _ => Ok(x.shallow_clone()),
+        }
     }
 }
 

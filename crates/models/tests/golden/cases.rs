@@ -1,6 +1,7 @@
 //! Reading golden cases and comparing with them.
 #![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
 
+use std::collections::BTreeMap;
 use std::path::PathBuf;
 
 use isobar_shard::{StateDict, read_safetensors};
@@ -11,6 +12,8 @@ use tch::{Kind, Tensor};
 pub(crate) struct Golden {
     attrs: Map<String, Value>,
     pub(crate) params: Vec<String>,
+    /// Further names of parameters.
+    pub(crate) tied: BTreeMap<String, String>,
     tensors: StateDict,
     rtol: f64,
     atol: f64,
@@ -25,10 +28,11 @@ impl Golden {
         let case: Value = serde_json::from_str(&header.metadata().as_ref().unwrap()["case"]).unwrap();
         let mut attrs = case["attrs"].as_object().unwrap().clone();
         // These two are no constructor arguments.
-        attrs.remove("tied");
+        let tied = attrs.remove("tied").map(|tied| serde_json::from_value(tied).unwrap());
         attrs.remove("training");
         Self {
             attrs,
+            tied: tied.unwrap_or_default(),
             params: serde_json::from_value(case["params"].clone()).unwrap(),
             rtol: case["rtol"].as_f64().unwrap(),
             atol: case["atol"].as_f64().unwrap(),

@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use isobar_models::{
     Afno, AfnoConfig, DistributedAfno, DistributedAfnoConfig, Fno, FnoConfig, FullyConnected,
-    FullyConnectedConfig, ModAfno, ModAfnoConfig, Mode,
+    FullyConnectedConfig, ModAfno, ModAfnoConfig, Mode, SrResNet, SrResNetConfig, UNet, UNetConfig,
 };
 use isobar_shard::{Generator, ParallelRegion, ParamStore, Params, Placement};
 use rstest::rstest;
@@ -101,6 +101,27 @@ fn fno(#[values("fno2d_small", "model_fno_1d", "model_fno_2d", "model_fno_3d")] 
     let grads: Vec<&str> = names.into_iter().filter(|name| golden.has(&format!("grad.{name}"))).collect();
     assert_eq!(trained, grads);
     check(&golden, params, |x| model.forward(x).unwrap());
+}
+
+#[test]
+fn unet() {
+    let golden = Golden::read("model_unet_group_norm");
+    let mut params = store();
+    let model = UNet::new(&golden.config::<UNetConfig>(), &mut params).unwrap();
+    let names: Vec<&str> = params.parameters().iter().map(|parameter| parameter.name.as_str()).collect();
+    assert_eq!(names, golden.params);
+    check(&golden, params, |x| model.forward(x, Mode::Eval).unwrap());
+}
+
+#[test]
+fn sr_res_net() {
+    let golden = Golden::read("model_sr_res_net_x2");
+    let mut params = store();
+    let model = SrResNet::new(&golden.config::<SrResNetConfig>(), &mut params).unwrap();
+    let names: Vec<&str> = params.parameters().iter().map(|parameter| parameter.name.as_str()).collect();
+    assert_eq!(names, golden.params);
+    assert_eq!(*params.tied(), golden.tied);
+    check(&golden, params, |x| model.forward(x, Mode::Eval).unwrap());
 }
 
 #[rstest]

@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 
 use anyhow::{Context, Result, bail};
-use isobar_models::{Afno, Fno, FullyConnected, ModAfno, Mode};
+use isobar_models::{Afno, Fno, FullyConnected, ModAfno, Mode, SrResNet, UNet};
 use isobar_shard::{
     Error, Init, ParallelRegion, Params, Placement, ShardTensor, forbid_hidden_communication,
 };
@@ -21,7 +21,7 @@ pub(crate) struct Model {
 /// A model's forward pass, of the case's inputs by name.
 type Run = Box<dyn Fn(&Inputs) -> Result<ShardTensor>>;
 
-pub(crate) static ALL: [Model; 4] = [
+pub(crate) static ALL: [Model; 6] = [
     Model {
         name: "fully_connected",
         make: |header, params| {
@@ -48,6 +48,20 @@ pub(crate) static ALL: [Model; 4] = [
         make: |header, params| {
             let model = Fno::new(&config(header)?, params)?;
             Ok(Box::new(move |inputs| Ok(model.forward(inputs.get("input")?)?)))
+        },
+    },
+    Model {
+        name: "unet",
+        make: |header, params| {
+            let model = UNet::new(&config(header)?, params)?;
+            Ok(Box::new(move |inputs| Ok(model.forward(inputs.get("input")?, Mode::Eval)?)))
+        },
+    },
+    Model {
+        name: "sr_res_net",
+        make: |header, params| {
+            let model = SrResNet::new(&config(header)?, params)?;
+            Ok(Box::new(move |inputs| Ok(model.forward(inputs.get("input")?, Mode::Eval)?)))
         },
     },
 ];

@@ -1,0 +1,62 @@
+//! Convolutions with their weights.
+
+use isobar_shard::{Array, Conv, Init, Params, Placement};
+
+use crate::error::Result;
+
+/// A convolution with a weight and a bias, which start as PyTorch's do.
+#[derive(Debug)]
+pub(crate) struct ConvLayer<A> {
+    weight: A,
+    bias: A,
+    conv: Conv,
+}
+
+impl<A: Array> ConvLayer<A> {
+    /// From and to so many channels, with a kernel of these extents.
+    pub(crate) fn new(
+        [inputs, outputs]: [i64; 2],
+        kernel: &[i64],
+        conv: Conv,
+        params: &mut impl Params<Array = A>,
+    ) -> Result<Self> {
+        let shape = [&[outputs, inputs], kernel].concat();
+        let fan = inputs * kernel.iter().product::<i64>();
+        let weight = params.param("weight", &shape, Init::FanIn(fan), Placement::Replicate)?;
+        let bias = params.param("bias", &[outputs], Init::FanIn(fan), Placement::Replicate)?;
+        Ok(Self { weight, bias, conv })
+    }
+
+    pub(crate) fn forward(&self, x: &A) -> Result<A> {
+        Ok(x.conv(&self.weight, Some(&self.bias), &self.conv)?)
+    }
+}
+
+/// A transposed convolution with a weight and a bias, which start as PyTorch's do.
+#[derive(Debug)]
+pub(crate) struct ConvTransposeLayer<A> {
+    weight: A,
+    bias: A,
+    conv: Conv,
+    output_padding: i64,
+}
+
+impl<A: Array> ConvTransposeLayer<A> {
+    /// From and to so many channels, with a kernel of these extents.
+    pub(crate) fn new(
+        [inputs, outputs]: [i64; 2],
+        kernel: &[i64],
+        (conv, output_padding): (Conv, i64),
+        params: &mut impl Params<Array = A>,
+    ) -> Result<Self> {
+        let shape = [&[inputs, outputs], kernel].concat();
+        let fan = outputs * kernel.iter().product::<i64>();
+        let weight = params.param("weight", &shape, Init::FanIn(fan), Placement::Replicate)?;
+        let bias = params.param("bias", &[outputs], Init::FanIn(fan), Placement::Replicate)?;
+        Ok(Self { weight, bias, conv, output_padding })
+    }
+
+    pub(crate) fn forward(&self, x: &A) -> Result<A> {
+        Ok(x.conv_transpose(&self.weight, Some(&self.bias), &self.conv, &[self.output_padding])?)
+    }
+}

@@ -1,0 +1,63 @@
+//! What the network is made of.
+
+use isobar_shard::{Array, Conv, Padding, Params, Scope};
+
+use super::SPATIAL;
+use crate::error::Result;
+use crate::layers::{Activation, ActivationLayer, BatchNorm, ConvLayer};
+use crate::mode::Mode;
+
+/// A convolution and a batch norm.
+#[derive(Debug)]
+pub(super) struct Normed<A> {
+    conv: ConvLayer<A>,
+    norm: BatchNorm<A>,
+}
+
+impl<A: Array> Normed<A> {
+    pub(super) fn new(width: i64, kernel: i64, params: &mut Scope<'_, A>) -> Result<Self> {
+        let conv = conv([width; 2], kernel, &mut params.scope("0"))?;
+        Ok(Self { conv, norm: BatchNorm::new(width, &mut params.scope("1"))? })
+    }
+
+    pub(super) fn forward(&self, x: &A, mode: Mode<'_>) -> Result<A> {
+        self.norm.forward(&self.conv.forward(x)?, mode)
+    }
+}
+
+/// A convolution to eight times the channels, which become twice the extents.
+#[derive(Debug)]
+pub(super) struct Shuffle<A> {
+    conv: ConvLayer<A>,
+    prelu: ActivationLayer<A>,
+}
+
+impl<A: Array> Shuffle<A> {
+    pub(super) fn new(width: i64, kernel: i64, params: &mut Scope<'_, A>) -> Result<Self> {
+        let conv = conv([width, width << SPATIAL], kernel, &mut params.scope("conv"))?;
+        Ok(Self { conv, prelu: ActivationLayer::new(Activation::Prelu, &mut params.scope("prelu"))? })
+    }
+
+    pub(super) fn forward(&self, x: &A) -> Result<A> {
+        self.prelu.forward(&shuffled(&self.conv.forward(x)?)?)
+    }
+}
+
+/// `[batch, c, 2 depth, 2 height, 2 width]` of `[batch, 8 c, depth, height, width]`.
+fn shuffled<A: Array>(x: &A) -> Result<A> {
+    let [batch, channels, depth, height, width] = x.shape()[..] else { return Ok(x.shallow_clone()) };
+    let channels = channels >> SPATIAL;
+    let cells = x.reshape(&[batch, channels, 2, 2, 2, depth, height, width])?;
+    let cells = cells.permute(&[0, 1, 5, 2, 6, 3, 7, 4])?;
+    Ok(cells.reshape(&[batch, channels, 2 * depth, 2 * height, 2 * width])?)
+}
+
+/// A convolution that keeps the extents.
+pub(super) fn conv<A: Array>(
+    channels: [i64; 2],
+    kernel: i64,
+    params: &mut Scope<'_, A>,
+) -> Result<ConvLayer<A>> {
+    let conv = Conv { padding: Padding::Each(vec![kernel / 2]), ..Conv::default() };
+    ConvLayer::new(channels, &[kernel; SPATIAL], conv, params)
+}

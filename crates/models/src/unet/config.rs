@@ -1,0 +1,400 @@
+//! Arguments of the U-Net.
+
+use isobar_shard::{Interpolation, PadMode, Unary};
+use schemars::JsonSchema;
+use serde::{Deserialize, Deserializer, Serialize};
+
+use super::MODEL;
+use crate::error::{Checker, Error, Result};
+use crate::layers::Activation;
+
+/// Arguments of [`UNet`](crate::UNet), by PhysicsNeMo's names, and two more: `dimension` and `upsampling`.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+pub struct UNetConfig {
+    /// Channels of the input.
+    pub in_channels: usize,
+    /// Channels of the output.
+    pub out_channels: usize,
+    /// Number of spatial dims, 2 or 3.
+    #[serde(default = "dimension")]
+    pub dimension: usize,
+    /// Extent of the convolutions' kernels, an odd number.
+    #[serde(default = "kernel_size")]
+    pub kernel_size: usize,
+    /// Step of the convolutions. Only 1 fits.
+    #[serde(default = "stride")]
+    pub stride: usize,
+    /// Number of levels.
+    #[serde(default = "model_depth")]
+    pub model_depth: usize,
+    /// Channels of each convolution of the encoder; the decoder reads them backwards. With two in a level, the last two are
+    /// equal.
+    #[serde(default = "feature_map_channels")]
+    pub feature_map_channels: Vec<usize>,
+    /// Number of convolutions in a level, 1 or 2.
+    #[serde(default = "num_conv_blocks")]
+    pub num_conv_blocks: usize,
+    /// The activation after convolutions: a function of `torch.nn.functional` (its leaky ReLU has the slope 0.01), or
+    /// `identity`.
+    #[serde(default = "conv_activation", deserialize_with = "null_is_identity")]
+    #[schemars(with = "Option<Activation>")]
+    pub conv_activation: Activation,
+    /// The activation after upsampling.
+    #[serde(default = "conv_transpose_activation", deserialize_with = "null_is_identity")]
+    #[schemars(with = "Option<Activation>")]
+    pub conv_transpose_activation: Activation,
+    /// Elements around the input of the convolutions: half the kernel.
+    #[serde(default = "padding")]
+    pub padding: usize,
+    /// What these elements are. Transposed convolutions pad with zeros whatever it says.
+    #[serde(default)]
+    pub padding_mode: PaddingMode,
+    /// What goes down from a level to the next.
+    #[serde(default)]
+    pub pooling_type: Pooling,
+    /// Extent of the pooling's windows; 2 with transposed convolutions.
+    #[serde(default = "pool_size")]
+    pub pool_size: usize,
+    /// The normalisation after each convolution.
+    #[serde(default = "normalization", deserialize_with = "null_is_none")]
+    #[schemars(with = "Option<Normalization>")]
+    pub normalization: Normalization,
+    /// Arguments of the group norm.
+    #[serde(default)]
+    pub normalization_args: Option<NormalizationArgs>,
+    /// Whether what skips the lower levels passes a gate.
+    #[serde(default)]
+    pub use_attn_gate: bool,
+    /// Channels that the gates get from below, the lowest first. They follow from `feature_map_channels`; given ones must
+    /// agree.
+    #[serde(default)]
+    pub attn_decoder_feature_maps: Option<Vec<usize>>,
+    /// Channels that pass the gates, the lowest first. They follow from `feature_map_channels`; given ones must agree.
+    #[serde(default)]
+    pub attn_feature_map_channels: Option<Vec<usize>>,
+    /// Channels inside the gates; needed where there are some.
+    #[serde(default)]
+    pub attn_intermediate_channels: Option<usize>,
+    /// Read for compatibility; the numbers do not depend on it.
+    #[serde(default = "gradient_checkpointing")]
+    pub gradient_checkpointing: bool,
+    /// What goes up from a level to the one above.
+    #[serde(default)]
+    pub upsampling: Upsampling,
+}
+
+/// What stands around the input of a convolution.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "snake_case")]
+pub enum PaddingMode {
+    /// Zeros.
+    #[default]
+    Zeros,
+    /// The elements mirrored at the last one, which comes once.
+    Reflect,
+    /// The last element.
+    Replicate,
+    /// The elements of the other end: the field is periodic.
+    Circular,
+}
+
+/// What a pooling takes of its windows.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+pub enum Pooling {
+    /// The mean.
+    #[serde(rename = "AvgPool3d", alias = "AvgPool2d")]
+    Avg,
+    /// The maximum.
+    #[default]
+    #[serde(rename = "MaxPool3d", alias = "MaxPool2d")]
+    Max,
+}
+
+/// What takes mean and variance out of a convolution's result.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "lowercase")]
+pub enum Normalization {
+    /// Group norm, of one group unless `normalization_args` says otherwise.
+    GroupNorm,
+    /// Batch norm.
+    BatchNorm,
+    /// Layer norm over the channels at each point.
+    LayerNorm,
+    /// Nothing does.
+    None,
+}
+
+/// Arguments of a group norm.
+#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields, default)]
+pub struct NormalizationArgs {
+    /// Number of groups; it divides all of `feature_map_channels`.
+    pub num_groups: usize,
+    /// What is added to variances.
+    pub eps: f64,
+}
+
+/// What goes up from a level to the one above.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "snake_case")]
+pub enum Upsampling {
+    /// A transposed convolution of kernel 3 and stride 2, as in PhysicsNeMo.
+    #[default]
+    Transposed,
+    /// Every element `pool_size` times along each dim, and a convolution.
+    Nearest,
+    /// Linear interpolation between the elements' centres, and a convolution.
+    Linear,
+}
+
+impl UNetConfig {
+    /// The defaults for fields with the given channels.
+    pub fn new(in_channels: usize, out_channels: usize) -> Self {
+        Self {
+            in_channels,
+            out_channels,
+            dimension: dimension(),
+            kernel_size: kernel_size(),
+            stride: stride(),
+            model_depth: model_depth(),
+            feature_map_channels: feature_map_channels(),
+            num_conv_blocks: num_conv_blocks(),
+            conv_activation: conv_activation(),
+            conv_transpose_activation: conv_transpose_activation(),
+            padding: padding(),
+            padding_mode: PaddingMode::default(),
+            pooling_type: Pooling::default(),
+            pool_size: pool_size(),
+            normalization: normalization(),
+            normalization_args: None,
+            use_attn_gate: false,
+            attn_decoder_feature_maps: None,
+            attn_feature_map_channels: None,
+            attn_intermediate_channels: None,
+            gradient_checkpointing: gradient_checkpointing(),
+            upsampling: Upsampling::default(),
+        }
+    }
+
+    /// What does not depend on the parameters' names, checked.
+    pub(super) fn plan(&self) -> Result<Plan> {
+        let check = Checker(MODEL);
+        check.ensure(matches!(self.dimension, 2 | 3), || {
+            format!("dimension is {}, expected 2 or 3", self.dimension)
+        })?;
+        let kernel = check.extent("kernel_size", self.kernel_size)?;
+        check.ensure(kernel % 2 == 1, || format!("kernel_size is {kernel}, expected an odd number"))?;
+        let padding = kernel / 2;
+        check.ensure(self.padding as i64 == padding, || {
+            format!("padding is {}, a kernel of {kernel} needs {padding}", self.padding)
+        })?;
+        check.ensure(self.stride == 1, || format!("stride is {}, expected 1", self.stride))?;
+        check.ensure(matches!(self.num_conv_blocks, 1 | 2), || {
+            format!("num_conv_blocks is {}, expected 1 or 2", self.num_conv_blocks)
+        })?;
+        let pool = check.extent("pool_size", self.pool_size)?;
+        check.ensure(pool == 2 || self.upsampling != Upsampling::Transposed, || {
+            format!("pool_size is {pool}, transposed convolutions need 2")
+        })?;
+        let depth = check.extent("model_depth", self.model_depth)?;
+        // What a level's extents are divided by; more does not fit any field.
+        let factor = pool.checked_pow(depth as u32 - 1).filter(|&factor| factor <= i64::from(i32::MAX));
+        let Some(factor) = factor else {
+            return Err(refuse(format!("model_depth is {depth}, too many for pool_size {pool}")));
+        };
+        let group_norm = self.groups(&check)?;
+        Ok(Plan {
+            spatial: self.dimension,
+            inputs: check.extent("in_channels", self.in_channels)?,
+            outputs: check.extent("out_channels", self.out_channels)?,
+            levels: self.levels(&check)?,
+            kernel,
+            pool,
+            factor,
+            padding_mode: self.padding_mode.into(),
+            activation: function("conv_activation", self.conv_activation)?,
+            up_activation: function("conv_transpose_activation", self.conv_transpose_activation)?,
+            group_norm,
+        })
+    }
+
+    /// The channels of each convolution, level by level.
+    fn levels(&self, check: &Checker) -> Result<Vec<Vec<i64>>> {
+        let channels = &self.feature_map_channels;
+        let (depth, count) = (self.model_depth, self.num_conv_blocks);
+        check.ensure(channels.len() == depth * count, || {
+            let wanted = depth * count;
+            format!(
+                "feature_map_channels has {} entries, expected model_depth · num_conv_blocks = {wanted}",
+                channels.len()
+            )
+        })?;
+        let extents: Vec<i64> = channels
+            .iter()
+            .map(|&channels| check.extent("an entry of feature_map_channels", channels))
+            .collect::<Result<_>>()?;
+        if let [.., before, last] = extents[..]
+            && count == 2
+        {
+            check.ensure(before == last, || {
+                format!("feature_map_channels ends in {before}, {last}; with two convolutions in a level these are equal")
+            })?;
+        }
+        Ok(extents.chunks(count).map(<[i64]>::to_vec).collect())
+    }
+
+    /// Number of groups and eps of the group norm.
+    fn groups(&self, check: &Checker) -> Result<(i64, f64)> {
+        let given = self.normalization_args.is_some();
+        check.ensure(!given || self.normalization == Normalization::GroupNorm, || {
+            "normalization_args are given, which only groupnorm has".into()
+        })?;
+        let NormalizationArgs { num_groups, eps } = self.normalization_args.unwrap_or_default();
+        let groups = check.extent("num_groups", num_groups)?;
+        check.ensure(eps >= 0.0, || format!("eps is {eps}, expected 0 or more"))?;
+        for &channels in &self.feature_map_channels {
+            check
+                .divisible(("an entry of feature_map_channels,", channels as i64), ("num_groups", groups))?;
+        }
+        Ok((groups, eps))
+    }
+
+    /// Channels inside the gates, which get `below` and let `skips` pass, where there are gates.
+    pub(super) fn gates(&self, below: &[i64], skips: &[i64]) -> Result<Option<i64>> {
+        let check = Checker(MODEL);
+        let names = ["attn_decoder_feature_maps", "attn_feature_map_channels"];
+        let given = [&self.attn_decoder_feature_maps, &self.attn_feature_map_channels];
+        if !self.use_attn_gate {
+            return Ok(None);
+        }
+        for ((name, given), own) in names.into_iter().zip(given).zip([below, skips]) {
+            let agrees = |given: &Vec<usize>| {
+                given.len() >= own.len() && given.iter().zip(own).all(|(&given, &own)| given as i64 == own)
+            };
+            check.ensure(given.as_ref().is_none_or(agrees), || {
+                format!("{name} is {given:?}, by feature_map_channels it is {own:?}")
+            })?;
+        }
+        let Some(inner) = self.attn_intermediate_channels else {
+            return Err(refuse("use_attn_gate needs attn_intermediate_channels".into()));
+        };
+        check.extent("attn_intermediate_channels", inner).map(Some)
+    }
+}
+
+/// What a configuration says, checked.
+pub(super) struct Plan {
+    pub(super) spatial: usize,
+    pub(super) inputs: i64,
+    pub(super) outputs: i64,
+    pub(super) levels: Vec<Vec<i64>>,
+    pub(super) kernel: i64,
+    pub(super) pool: i64,
+    /// What the field's extents are divisible by.
+    pub(super) factor: i64,
+    pub(super) padding_mode: PadMode,
+    pub(super) activation: Option<Unary>,
+    pub(super) up_activation: Option<Unary>,
+    /// Number of groups, and eps.
+    pub(super) group_norm: (i64, f64),
+}
+
+fn refuse(reason: String) -> Error {
+    Error::Config { model: MODEL, reason }
+}
+
+/// The function that an activation is here.
+fn function(name: &str, activation: Activation) -> Result<Option<Unary>> {
+    let none = || refuse(format!("{name} is {activation:?}, which torch.nn.functional does not have"));
+    match activation {
+        Activation::Identity => Ok(None),
+        activation => activation.functional().map(Some).ok_or_else(none),
+    }
+}
+
+impl From<PaddingMode> for PadMode {
+    fn from(mode: PaddingMode) -> Self {
+        match mode {
+            PaddingMode::Zeros => Self::Constant,
+            PaddingMode::Reflect => Self::Reflect,
+            PaddingMode::Replicate => Self::Replicate,
+            PaddingMode::Circular => Self::Circular,
+        }
+    }
+}
+
+impl Upsampling {
+    /// How elements are interpolated, where they are.
+    pub(super) fn interpolation(self) -> Option<Interpolation> {
+        match self {
+            Self::Transposed => None,
+            Self::Nearest => Some(Interpolation::Nearest),
+            Self::Linear => Some(Interpolation::Linear),
+        }
+    }
+}
+
+impl Default for NormalizationArgs {
+    fn default() -> Self {
+        Self { num_groups: 1, eps: 1e-5 }
+    }
+}
+
+/// PhysicsNeMo writes `None`.
+fn null_is_identity<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Activation, D::Error> {
+    Ok(Option::deserialize(deserializer)?.unwrap_or(Activation::Identity))
+}
+
+/// PhysicsNeMo writes `None`.
+fn null_is_none<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Normalization, D::Error> {
+    Ok(Option::deserialize(deserializer)?.unwrap_or(Normalization::None))
+}
+
+fn dimension() -> usize {
+    3
+}
+
+fn kernel_size() -> usize {
+    3
+}
+
+fn stride() -> usize {
+    1
+}
+
+fn model_depth() -> usize {
+    5
+}
+
+fn feature_map_channels() -> Vec<usize> {
+    vec![64, 64, 128, 128, 256, 256, 512, 512, 1024, 1024]
+}
+
+fn num_conv_blocks() -> usize {
+    2
+}
+
+fn conv_activation() -> Activation {
+    Activation::Relu
+}
+
+fn conv_transpose_activation() -> Activation {
+    Activation::Identity
+}
+
+fn padding() -> usize {
+    1
+}
+
+fn pool_size() -> usize {
+    2
+}
+
+fn normalization() -> Normalization {
+    Normalization::GroupNorm
+}
+
+fn gradient_checkpointing() -> bool {
+    true
+}

@@ -1,0 +1,175 @@
+//! What a level of the U-Net is made of.
+
+use isobar_shard::{Array, Conv, Interpolation, PadMode, Padding, Params, Resize, Scope, Unary};
+
+use super::config::{Normalization, Plan, UNetConfig};
+use crate::error::Result;
+use crate::layers::{Affine, BatchNorm, ConvLayer, ConvTransposeLayer};
+use crate::mode::Mode;
+
+/// A convolution, a normalisation, an activation.
+#[derive(Debug)]
+pub(super) struct Block<A> {
+    conv: ConvLayer<A>,
+    norm: Norm<A>,
+    activation: Option<Unary>,
+}
+
+#[derive(Debug)]
+enum Norm<A> {
+    Group { affine: Affine<A>, groups: i64, eps: f64 },
+    Batch(BatchNorm<A>),
+    Layer(Affine<A>),
+    None,
+}
+
+impl<A: Array> Block<A> {
+    /// From and to so many channels.
+    pub(super) fn new(
+        config: &UNetConfig,
+        plan: &Plan,
+        channels: [i64; 2],
+        params: &mut Scope<'_, A>,
+    ) -> Result<Self> {
+        let conv = same_conv(plan, channels, params)?;
+        let mut norm_params = params.scope("norm");
+        let norm = match config.normalization {
+            Normalization::GroupNorm => {
+                let (groups, eps) = plan.group_norm;
+                Norm::Group { affine: Affine::new(channels[1], &mut norm_params)?, groups, eps }
+            }
+            Normalization::BatchNorm => Norm::Batch(BatchNorm::new(channels[1], &mut norm_params)?),
+            Normalization::LayerNorm => Norm::Layer(Affine::new(channels[1], &mut norm_params)?),
+            Normalization::None => Norm::None,
+        };
+        Ok(Self { conv, norm, activation: plan.activation })
+    }
+
+    /// A convolution alone.
+    pub(super) fn plain(plan: &Plan, channels: [i64; 2], params: &mut Scope<'_, A>) -> Result<Self> {
+        Ok(Self { conv: same_conv(plan, channels, params)?, norm: Norm::None, activation: None })
+    }
+
+    pub(super) fn forward(&self, x: &A, mode: Mode<'_>) -> Result<A> {
+        let x = self.conv.forward(x)?;
+        let x = match &self.norm {
+            Norm::Group { affine, groups, eps } => affine.group_norm(&x, *groups, *eps)?,
+            Norm::Batch(norm) => norm.forward(&x, mode)?,
+            Norm::Layer(affine) => affine.layer_norm(&x)?,
+            Norm::None => x,
+        };
+        activate(x, self.activation)
+    }
+}
+
+/// From a level to the one above, to `scale` times the extents.
+#[derive(Debug)]
+pub(super) struct Upsample<A> {
+    conv: Way<A>,
+    activation: Option<Unary>,
+}
+
+#[derive(Debug)]
+enum Way<A> {
+    Transposed(ConvTransposeLayer<A>),
+    Interpolated { mode: Interpolation, scale: f64, conv: ConvLayer<A> },
+}
+
+impl<A: Array> Upsample<A> {
+    pub(super) fn new(
+        config: &UNetConfig,
+        plan: &Plan,
+        channels: i64,
+        params: &mut Scope<'_, A>,
+    ) -> Result<Self> {
+        let both = [channels; 2];
+        let conv = match config.upsampling.interpolation() {
+            Some(mode) => {
+                Way::Interpolated { mode, scale: plan.pool as f64, conv: same_conv(plan, both, params)? }
+            }
+            None => {
+                let conv = Conv { stride: vec![2], padding: Padding::Each(vec![1]), ..Conv::default() };
+                let mut params = params.scope(&format!("conv{}d_transpose", plan.spatial));
+                Way::Transposed(ConvTransposeLayer::new(
+                    both,
+                    &vec![3; plan.spatial],
+                    (conv, 1),
+                    &mut params,
+                )?)
+            }
+        };
+        Ok(Self { conv, activation: plan.up_activation })
+    }
+
+    pub(super) fn forward(&self, x: &A) -> Result<A> {
+        let x = match &self.conv {
+            Way::Transposed(conv) => conv.forward(x)?,
+            Way::Interpolated { mode, scale, conv } => {
+                conv.forward(&x.interpolate(&Resize::Scale(vec![*scale]), *mode, false)?)?
+            }
+        };
+        activate(x, self.activation)
+    }
+}
+
+/// What weighs a skip by what comes from below.
+#[derive(Debug)]
+pub(super) struct Gate<A> {
+    below: Point<A>,
+    skip: Point<A>,
+    weight: Point<A>,
+}
+
+/// A linear map of the channels at each point, and their layer norm.
+#[derive(Debug)]
+struct Point<A> {
+    conv: ConvLayer<A>,
+    norm: Affine<A>,
+}
+
+impl<A: Array> Gate<A> {
+    /// From so many channels of what comes from below and of the skip, over so many inside.
+    pub(super) fn new(
+        [below, skip, inner]: [i64; 3],
+        spatial: usize,
+        params: &mut Scope<'_, A>,
+    ) -> Result<Self> {
+        let mut point = |name, channels: [i64; 2]| -> Result<Point<A>> {
+            let mut params = params.scope(name);
+            let kernel = vec![1; spatial];
+            let conv = ConvLayer::new(channels, &kernel, Conv::default(), &mut params.scope("0"))?;
+            Ok(Point { conv, norm: Affine::new(channels[1], &mut params.scope("1"))? })
+        };
+        let below = point("W_g", [below, inner])?;
+        let skip = point("W_x", [skip, inner])?;
+        Ok(Self { below, skip, weight: point("psi", [inner, 1])? })
+    }
+
+    pub(super) fn forward(&self, below: &A, skip: &A) -> Result<A> {
+        let inner = self.below.forward(below)?.add(&self.skip.forward(skip)?)?.relu()?;
+        let weight = self.weight.forward(&inner)?.unary(Unary::Sigmoid)?;
+        Ok(skip.mul(&weight)?)
+    }
+}
+
+impl<A: Array> Point<A> {
+    fn forward(&self, x: &A) -> Result<A> {
+        self.norm.layer_norm(&self.conv.forward(x)?)
+    }
+}
+
+/// A convolution that keeps the extents.
+fn same_conv<A: Array>(plan: &Plan, channels: [i64; 2], params: &mut Scope<'_, A>) -> Result<ConvLayer<A>> {
+    let padding = Padding::Each(vec![plan.kernel / 2]);
+    let padding_mode = if plan.kernel == 1 { PadMode::Constant } else { plan.padding_mode };
+    let conv = Conv { padding, padding_mode, ..Conv::default() };
+    let mut params = params.scope(&format!("conv{}d", plan.spatial));
+    ConvLayer::new(channels, &vec![plan.kernel; plan.spatial], conv, &mut params)
+}
+
+fn activate<A: Array>(x: A, activation: Option<Unary>) -> Result<A> {
+    match activation {
+        Some(function) => Ok(x.unary(function)?),
+        None => Ok(x),
+    }
+}

@@ -1,0 +1,257 @@
+//! Convolutional models over sharded fields against themselves on one rank, in double precision: outputs, gradients, and 20
+//! steps of training.
+#![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
+
+use std::time::Duration;
+
+use isobar_manager::DeviceMesh;
+use isobar_models::{
+    Activation, Mode, Normalization, NormalizationArgs, PaddingMode, Pooling, Result, SrResNet,
+    SrResNetConfig, UNet, UNetConfig, Upsampling,
+};
+use isobar_shard::{
+    Array, Generator, Layout, MeshParams, ParamStore, Params, Placement, ShardTensor, Sizes, Window,
+    forbid_hidden_communication,
+};
+use rstest::rstest;
+use tch::{Device, Kind, Tensor};
+
+const DOUBLE: (Kind, Device) = (Kind::Double, Device::Cpu);
+const STEPS: usize = 20;
+
+/// Ranks of each axis of a mesh, and the dim that it splits.
+type Axes = &'static [(i64, usize)];
+
+#[derive(Debug, Clone)]
+enum Config {
+    UNet(UNetConfig),
+    SrResNet(SrResNetConfig),
+}
+
+enum Model<A> {
+    UNet(UNet<A>),
+    SrResNet(SrResNet<A>),
+}
+
+impl<A: Array> Model<A> {
+    fn new(config: &Config, params: &mut impl Params<Array = A>) -> Self {
+        match config {
+            Config::UNet(config) => Self::UNet(UNet::new(config, params).unwrap()),
+            Config::SrResNet(config) => Self::SrResNet(SrResNet::new(config, params).unwrap()),
+        }
+    }
+
+    fn forward(&self, x: &A, mode: Mode<'_>) -> Result<A> {
+        match self {
+            Self::UNet(model) => model.forward(x, mode),
+            Self::SrResNet(model) => model.forward(x, mode),
+        }
+    }
+}
+
+/// A model, and the extents of its fields and targets.
+#[derive(Debug, Clone)]
+struct Case {
+    config: Config,
+    input: Vec<i64>,
+    target: Vec<i64>,
+}
+
+impl Case {
+    fn unet(config: UNetConfig, extents: &[i64]) -> Self {
+        let shape = |channels: usize| [&[2, channels as i64], extents].concat();
+        Self {
+            input: shape(config.in_channels),
+            target: shape(config.out_channels),
+            config: Config::UNet(config),
+        }
+    }
+
+    fn fields(&self) -> [Tensor; 2] {
+        let random = |seed, shape: &[i64]| {
+            Generator::new(seed).normal(&Window::whole(shape), 0.0, 1.0, DOUBLE).unwrap()
+        };
+        [random(1, &self.input), random(2, &self.target)]
+    }
+}
+
+fn volumes() -> UNetConfig {
+    UNetConfig { model_depth: 3, feature_map_channels: vec![3, 4, 4, 5, 6, 6], ..UNetConfig::new(2, 3) }
+}
+
+fn images() -> UNetConfig {
+    UNetConfig { dimension: 2, ..volumes() }
+}
+
+fn super_resolution() -> Case {
+    let config = SrResNetConfig {
+        large_kernel_size: 5,
+        conv_layer_size: 3,
+        n_resid_blocks: 2,
+        scaling_factor: 4,
+        ..SrResNetConfig::new(2, 1)
+    };
+    Case { config: Config::SrResNet(config), input: vec![2, 2, 5, 4, 3], target: vec![2, 1, 20, 16, 12] }
+}
+
+/// What a run gave.
+struct Run {
+    output: Tensor,
+    /// Gradients of the first step, by name.
+    grads: Vec<(String, Tensor)>,
+    losses: Vec<f64>,
+    /// Parameters and buffers in the end.
+    state: Vec<(String, Tensor)>,
+}
+
+/// Trains by plain gradient descent. `pass` gives output and loss.
+fn train(store: &ParamStore, mut pass: impl FnMut() -> (Tensor, f64)) -> Run {
+    let (mut first, mut losses) = (None, Vec::new());
+    for _ in 0..STEPS {
+        let (output, loss) = pass();
+        losses.push(loss);
+        let grads = || store.trainable().map(|p| (p.name.clone(), p.tensor.grad().copy())).collect();
+        first.get_or_insert_with(|| (output, grads()));
+        tch::no_grad(|| {
+            for parameter in store.trainable() {
+                let step = parameter.tensor.grad() * 0.02;
+                let _ = parameter.tensor.shallow_clone().f_sub_(&step).unwrap();
+            }
+        });
+        store.zero_grad().unwrap();
+    }
+    let (output, grads) = first.unwrap();
+    let state = store.parameters().iter().map(|p| (p.name.clone(), p.tensor.detach().copy())).collect();
+    Run { output, grads, losses, state }
+}
+
+fn store() -> ParamStore {
+    ParamStore::new(Generator::new(7)).with_options(Kind::Double, Device::Cpu)
+}
+
+fn dense(case: &Case) -> Run {
+    let [x, target] = case.fields();
+    let mut params = store();
+    let model = Model::new(&case.config, &mut params);
+    let generator = Generator::new(3);
+    train(&params, || {
+        let y = model.forward(&x, Mode::train(&generator)).unwrap();
+        let loss = y.mse_loss(&target, tch::Reduction::Mean);
+        loss.backward();
+        (y.detach(), loss.double_value(&[]))
+    })
+}
+
+fn sharded(case: &Case, mesh: &DeviceMesh, axes: Axes) -> Run {
+    let [x, target] = case.fields();
+    let [x, target] =
+        [x, target].map(|whole| ShardTensor::distribute_as(&whole, &uneven(mesh, axes, &whole)).unwrap());
+    let mut params = store();
+    let model = Model::new(&case.config, &mut MeshParams::new(&mut params, mesh));
+    let generator = Generator::new(3);
+    train(&params, || {
+        let _guard = forbid_hidden_communication();
+        let y = model.forward(&x, Mode::train(&generator)).unwrap();
+        let loss = isobar_shard::Reduce::mse_loss(&y, &target).unwrap();
+        loss.backward().unwrap();
+        (y.full_tensor(None).unwrap().detach(), loss.full_tensor(None).unwrap().double_value(&[]))
+    })
+}
+
+/// Each axis of the mesh splits one dim, into parts that grow by the rank.
+fn uneven(mesh: &DeviceMesh, axes: Axes, whole: &Tensor) -> Layout {
+    let shape = whole.size();
+    let sizes = axes.iter().map(|&(ranks, dim)| {
+        let weights = ranks * (ranks + 1) / 2;
+        let boundary = |rank: i64| shape[dim] * (rank * (rank + 1) / 2) / weights;
+        (dim, (0..ranks).map(|rank| boundary(rank + 1) - boundary(rank)).collect())
+    });
+    let placements: Vec<Placement> = axes.iter().map(|&(_, dim)| Placement::Shard(dim)).collect();
+    Layout::new(mesh, &placements, &shape, &Sizes::Explicit(sizes.collect())).unwrap()
+}
+
+fn assert_close(what: &str, got: &Tensor, want: &Tensor, tolerance: f64) {
+    assert_eq!(got.size(), want.size(), "{what}");
+    let scale = want.abs().max().double_value(&[]).max(1.0);
+    let error = (got - want).abs().max().double_value(&[]);
+    assert!(error <= tolerance * scale, "{what} differs by {error}");
+}
+
+fn check(case: &Case, axes: Axes) {
+    let want = dense(case);
+    assert!(want.losses[STEPS - 1] < want.losses[0], "{:?}", want.losses);
+    let shape: Vec<i64> = axes.iter().map(|(ranks, _)| *ranks).collect();
+    let count = shape.iter().product::<i64>() as usize;
+    let of_case = case.clone();
+    let runs = isobar_collectives::threads::run(count, Duration::from_secs(120), move |group| {
+        let mesh = DeviceMesh::new(&group, &shape, &["a", "b"][..shape.len()]).unwrap();
+        sharded(&of_case, &mesh, axes)
+    });
+    for run in runs {
+        assert_close("output", &run.output, &want.output, 1e-11);
+        for ((name, got), (_, want)) in run.grads.iter().zip(&want.grads) {
+            assert_close(&format!("grad.{name}"), got, want, 1e-10);
+        }
+        for (step, (got, want)) in run.losses.iter().zip(&want.losses).enumerate() {
+            assert!((got - want).abs() <= 1e-10 * want.abs(), "step {step}: {got}, dense {want}");
+        }
+        for ((name, got), (_, want)) in run.state.iter().zip(&want.state) {
+            assert_close(name, got, want, 1e-9);
+        }
+    }
+}
+
+#[rstest]
+#[case::group_norm(volumes())]
+#[case::gates_layer_norm_circular(UNetConfig {
+    model_depth: 2,
+    feature_map_channels: vec![3, 4],
+    num_conv_blocks: 1,
+    conv_activation: Activation::Silu,
+    conv_transpose_activation: Activation::Tanh,
+    pooling_type: Pooling::Avg,
+    padding_mode: PaddingMode::Circular,
+    normalization: Normalization::LayerNorm,
+    use_attn_gate: true,
+    attn_intermediate_channels: Some(2),
+    ..volumes()
+})]
+fn unet_of_volumes(
+    #[case] config: UNetConfig,
+    #[values(&[(2, 2)], &[(3, 2)], &[(4, 2)], &[(2, 3)], &[(2, 2), (2, 3)], &[(2, 0), (2, 4)])] axes: Axes,
+) {
+    check(&Case::unet(config, &[16, 12, 8]), axes);
+}
+
+#[rstest]
+#[case::transposed_groups(UNetConfig {
+    feature_map_channels: vec![4, 4, 6, 6, 8, 8],
+    normalization_args: Some(NormalizationArgs { num_groups: 2, eps: 1e-3 }),
+    ..images()
+})]
+#[case::nearest_batch_norm_circular(UNetConfig {
+    upsampling: Upsampling::Nearest,
+    normalization: Normalization::BatchNorm,
+    padding_mode: PaddingMode::Circular,
+    ..images()
+})]
+#[case::linear_no_norm_reflect(UNetConfig {
+    model_depth: 2,
+    feature_map_channels: vec![3, 4, 5, 5],
+    pool_size: 3,
+    upsampling: Upsampling::Linear,
+    normalization: Normalization::None,
+    padding_mode: PaddingMode::Reflect,
+    ..images()
+})]
+fn unet_of_images(
+    #[case] config: UNetConfig,
+    #[values(&[(2, 2)], &[(3, 3)], &[(4, 2)], &[(2, 2), (2, 3)])] axes: Axes,
+) {
+    check(&Case::unet(config, &[24, 12]), axes);
+}
+
+#[rstest]
+fn sr_res_net(#[values(&[(2, 2)], &[(3, 2)], &[(4, 3)], &[(2, 2), (2, 3)], &[(2, 0), (2, 2)])] axes: Axes) {
+    check(&super_resolution(), axes);
+}
