@@ -287,3 +287,67 @@ fn parts_that_do_not_fit_are_an_error_on_all_ranks() {
     });
     assert!(errors.iter().all(|error| error.contains("they may differ along dim 1 only")), "{errors:?}");
 }
+
+/// Ranges within so many modes, which may overlap; sometimes none.
+fn ranges(dice: &mut Dice, modes: i64) -> Vec<std::ops::Range<i64>> {
+    let range = |dice: &mut Dice| {
+        let start = dice.roll(0, modes);
+        start..dice.roll(start, modes)
+    };
+    (0..dice.roll(1, 2)).map(|_| range(dice)).collect()
+}
+
+#[rstest]
+fn some_modes(#[values(1, 2, 3, 4)] mesh: usize) {
+    on_mesh(MESHES[mesh], |mesh| {
+        let _guard = forbid_hidden_communication();
+        let mut dice = Dice(53);
+        for _ in 0..80 {
+            let asked = Asked { s: Vec::new(), ..Asked::new(&mut dice) };
+            let n = asked.shape.len() as i64;
+            let extent = |dim: &i64| asked.shape[dim.rem_euclid(n) as usize];
+            let last = asked.dims.len() - 1;
+            let kept: Vec<_> = asked
+                .dims
+                .iter()
+                .enumerate()
+                .map(|(index, dim)| {
+                    let modes = if index == last { extent(dim) / 2 + 1 } else { extent(dim) };
+                    ranges(&mut dice, modes)
+                })
+                .collect();
+            let what = format!("{:?} {:?} {:?}", asked.dims, kept, asked.norm);
+            let all: Vec<usize> = (0..asked.shape.len()).collect();
+            let x = numbers(&asked.shape, 1);
+            let layout = dice.layout(mesh, &asked.shape, &all);
+            same(
+                &format!("rfftn_modes {what}"),
+                &[(&x, &layout)],
+                1e-10,
+                |t| t[0].rfftn_modes(&asked.dims, &kept, asked.norm)?.view_as_real(),
+                |t| {
+                    let modes = t[0].rfftn_modes(&asked.dims, &kept, asked.norm);
+                    Ok(modes.map_err(|e| TchError::Torch(e.to_string()))?.view_as_real())
+                },
+            );
+            let mut pairs = [&asked.shape[..], &[2]].concat();
+            for (dim, ranges) in asked.dims.iter().zip(&kept) {
+                pairs[dim.rem_euclid(n) as usize] = ranges.iter().map(|r| r.end - r.start).sum();
+            }
+            let points: Vec<i64> = asked.dims.iter().map(extent).collect();
+            let x = numbers(&pairs, 2);
+            let layout = dice.layout(mesh, &pairs, &all);
+            same(
+                &format!("irfftn_modes {what}"),
+                &[(&x, &layout)],
+                1e-10,
+                |t| t[0].view_as_complex()?.irfftn_modes(&points, &asked.dims, &kept, asked.norm),
+                |t| {
+                    let pairs = Convert::view_as_complex(&t[0]);
+                    let field = pairs.and_then(|x| x.irfftn_modes(&points, &asked.dims, &kept, asked.norm));
+                    field.map_err(|e| TchError::Torch(e.to_string()))
+                },
+            );
+        }
+    });
+}

@@ -74,9 +74,7 @@ impl<A: Array> Fno<A> {
 
         let params = &mut params.scope("spec_encoder");
         let activation = ActivationLayer::new(config.activation_fn, &mut params.scope("activation_fn"))?;
-        if let Some(name) = activation.state_name() {
-            params.tie(&format!("lift_network.1.{name}"), &format!("activation_fn.{name}"))?;
-        }
+        activation.tie("lift_network.1", "activation_fn", params)?;
         let inputs = sizes.inputs + if config.coord_features { dims as i64 } else { 0 };
         let lift = |index: usize, inputs, outputs, params: &mut Scope<'_, A>| {
             let scope = &mut params.scope(&format!("lift_network.{index}.conv"));

@@ -139,11 +139,6 @@ impl<A: Array> ActivationLayer<A> {
         Ok(Self { activation, trained })
     }
 
-    /// The name of what it has in the state dict.
-    pub(crate) fn state_name(&self) -> Option<&'static str> {
-        self.activation.state()
-    }
-
     /// Names the state of the activation at `scope` as that of `alias` too, where one module serves several layers.
     pub(crate) fn tie(&self, alias: &str, scope: &str, params: &mut impl Params<Array = A>) -> Result<()> {
         if let Some(name) = self.activation.state() {

@@ -1,8 +1,10 @@
 //! Fourier transforms of dense tensors.
 
+use std::ops::Range;
+
 use tch::{Kind as Element, TchError, Tensor};
 
-use super::{FftNorm, argument, resolve};
+use super::{FftNorm, Spectral, argument, named, resolve};
 use crate::error::Result;
 
 /// Which transform.
@@ -26,6 +28,8 @@ pub(crate) struct Transform {
     pub(crate) dims: Vec<usize>,
     /// How many points it has along each.
     pub(crate) points: Vec<i64>,
+    /// Of a real transform and its inverse, the modes that there are along each dim, where not all.
+    pub(crate) kept: Option<Vec<Vec<Range<i64>>>>,
 }
 
 impl Transform {
@@ -71,7 +75,35 @@ impl Transform {
                 format!("{none} points of {shape:?}; expected at least 1 along each dim"),
             ));
         }
-        Ok(Self { kind, dims, points })
+        Ok(Self { kind, dims, points, kept: None })
+    }
+
+    /// The same with these modes only; of an inverse, `shape` is theirs.
+    pub(crate) fn keeping(self, op: &'static str, kept: &[Vec<Range<i64>>], shape: &[i64]) -> Result<Self> {
+        if kept.len() != self.dims.len() {
+            let (modes, dims) = (kept.len(), self.dims.len());
+            return Err(argument(
+                op,
+                format!("modes of {modes} dims for {dims}; expected them for each dim"),
+            ));
+        }
+        for ((&dim, &points), ranges) in self.dims.iter().zip(&self.points).zip(kept) {
+            let modes = if self.last() == Some(dim) { points / 2 + 1 } else { points };
+            let inside = |r: &Range<i64>| 0 <= r.start && r.start <= r.end && r.end <= modes;
+            if !ranges.iter().all(inside) {
+                return Err(argument(op, format!("{ranges:?} is not inside the {modes} modes of dim {dim}")));
+            }
+            if self.kind == Kind::InverseReal && count(ranges) != shape[dim] {
+                let given = shape[dim];
+                return Err(argument(op, format!("{ranges:?} are not the {given} modes along dim {dim}")));
+            }
+        }
+        Ok(Self { kept: Some(kept.to_vec()), ..self })
+    }
+
+    /// The modes that there are along the dim, where not all.
+    fn kept_of(&self, dim: usize) -> Option<&Vec<Range<i64>>> {
+        self.kept.as_ref()?.get(self.dims.iter().position(|&other| other == dim)?)
     }
 
     /// The dim that is halved.
@@ -86,18 +118,35 @@ impl Transform {
     /// How many elements along the dim the transform reads.
     pub(crate) fn read_extent(&self, dim: usize) -> i64 {
         let points = self.points_of(dim);
-        if self.kind == Kind::InverseReal && self.last() == Some(dim) { points / 2 + 1 } else { points }
+        match self.kept_of(dim) {
+            Some(ranges) if self.kind == Kind::InverseReal => count(ranges),
+            _ if self.kind == Kind::InverseReal && self.last() == Some(dim) => points / 2 + 1,
+            _ => points,
+        }
     }
 
     /// The result's extent along the dim.
     pub(crate) fn result_extent(&self, dim: usize) -> i64 {
         let points = self.points_of(dim);
-        if self.kind == Kind::Real && self.last() == Some(dim) { points / 2 + 1 } else { points }
+        match self.kept_of(dim) {
+            Some(ranges) if self.kind == Kind::Real => count(ranges),
+            _ if self.kind == Kind::Real && self.last() == Some(dim) => points / 2 + 1,
+            _ => points,
+        }
     }
 
     /// A step of it over dims that are whole.
-    pub(crate) fn local(&self, x: &Tensor, dims: &[usize], norm: FftNorm) -> Result<Tensor, TchError> {
+    pub(crate) fn local(
+        &self,
+        op: &'static str,
+        x: &Tensor,
+        dims: &[usize],
+        norm: FftNorm,
+    ) -> Result<Tensor> {
         let halves = self.last().is_some_and(|last| dims.contains(&last));
+        if self.kept.is_some() {
+            return self.local_modes(op, x, dims, norm, halves);
+        }
         let kind = match self.kind {
             Kind::Real if !halves => Kind::Forward,
             Kind::InverseReal if !halves => Kind::Inverse,
@@ -105,8 +154,60 @@ impl Transform {
         };
         let points: Vec<i64> = dims.iter().map(|&dim| self.points_of(dim)).collect();
         let dims: Vec<i64> = dims.iter().map(|&dim| dim as i64).collect();
-        transform(x, kind, &points, &dims, norm)
+        named(op, &[x], transform(x, kind, &points, &dims, norm))
     }
+
+    /// The same of the modes that there are.
+    fn local_modes(
+        &self,
+        op: &'static str,
+        x: &Tensor,
+        dims: &[usize],
+        norm: FftNorm,
+        halves: bool,
+    ) -> Result<Tensor> {
+        let points: Vec<i64> = dims.iter().map(|&dim| self.points_of(dim)).collect();
+        let kept: Vec<Vec<Range<i64>>> =
+            dims.iter().map(|&dim| self.kept_of(dim).cloned().unwrap_or_default()).collect();
+        let over: Vec<i64> = dims.iter().map(|&dim| dim as i64).collect();
+        match (self.kind, halves) {
+            (Kind::InverseReal, true) => x.irfftn_modes(&points, &over, &kept, norm),
+            (_, true) => x.rfftn_modes(&over, &kept, norm),
+            (Kind::InverseReal, false) => {
+                let mut whole = x.shallow_clone();
+                for ((&dim, &points), ranges) in over.iter().zip(&points).zip(&kept) {
+                    whole = named(op, &[x], spread(&whole, dim, points, ranges))?;
+                }
+                named(op, &[x], transform(&whole, Kind::Inverse, &points, &over, norm))
+            }
+            (_, false) => {
+                let all = named(op, &[x], transform(x, Kind::Forward, &points, &over, norm))?;
+                let pick = |all: Tensor, (&dim, ranges): (&i64, &Vec<Range<i64>>)| {
+                    all.f_index_select(dim, &places(ranges, x)?)
+                };
+                named(op, &[x], over.iter().zip(&kept).try_fold(all, pick))
+            }
+        }
+    }
+}
+
+/// How many indices the ranges have.
+fn count(ranges: &[Range<i64>]) -> i64 {
+    ranges.iter().map(|range| range.end - range.start).sum()
+}
+
+/// The indices of the ranges behind each other.
+fn places(ranges: &[Range<i64>], like: &Tensor) -> Result<Tensor, TchError> {
+    let indices: Vec<i64> = ranges.iter().cloned().flatten().collect();
+    Tensor::f_from_slice(&indices)?.f_to_device(like.device())
+}
+
+/// Modes at their places among zeros; several of one place are added.
+fn spread(x: &Tensor, dim: i64, points: i64, ranges: &[Range<i64>]) -> Result<Tensor, TchError> {
+    let mut shape = x.size();
+    shape[dim as usize] = points;
+    let zeros = Tensor::f_zeros(shape, (x.kind(), x.device()))?;
+    zeros.f_index_add(dim, &places(ranges, x)?, x)
 }
 
 /// Refuses kinds of elements that there is no transform of.

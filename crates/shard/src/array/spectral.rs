@@ -204,7 +204,7 @@ fn dense(
     norm: FftNorm,
 ) -> Result<Tensor> {
     let transform = Transform::new(op, kind, Array::kind(x), &x.size(), s, dims)?;
-    named(op, &[x], transform.local(x, &transform.dims, norm))
+    transform.local(op, x, &transform.dims, norm)
 }
 
 /// How a transform is computed.

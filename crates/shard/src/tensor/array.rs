@@ -260,29 +260,12 @@ impl Spectral for ShardTensor {
     }
 
     fn rfftn_modes(&self, dims: &[i64], kept: &[Vec<Range<i64>>], norm: FftNorm) -> Result<Self> {
-        let over = all("rfftn_modes", dims, self.ndim())?;
-        let x = self.whole_along("rfftn_modes", &over)?;
-        Ok(x.with_whole(x.local().rfftn_modes(dims, kept, norm)?, &over))
+        self.fourier_modes("rfftn_modes", fourier::Kind::Real, &[], dims, kept, norm)
     }
 
     fn irfftn_modes(&self, s: &[i64], dims: &[i64], kept: &[Vec<Range<i64>>], norm: FftNorm) -> Result<Self> {
-        let over = all("irfftn_modes", dims, self.ndim())?;
-        let x = self.whole_along("irfftn_modes", &over)?;
-        Ok(x.with_whole(x.local().irfftn_modes(s, dims, kept, norm)?, &over))
+        self.fourier_modes("irfftn_modes", fourier::Kind::InverseReal, s, dims, kept, norm)
     }
-}
-
-impl ShardTensor {
-    /// `local` as this tensor lies, but for the dims `over`, which every rank has whole.
-    fn with_whole(&self, local: tch::Tensor, over: &[usize]) -> Self {
-        let mut parts = self.layout().dims().to_vec();
-        over.iter().for_each(|&dim| parts[dim] = Dim::whole(local.size()[dim]));
-        Self::new(local, self.layout().with_dims(parts))
-    }
-}
-
-fn all(op: &'static str, dims: &[i64], count: usize) -> Result<Vec<usize>> {
-    dims.iter().map(|&dim| resolve(op, dim, count)).collect()
 }
 
 impl Windowed for ShardTensor {

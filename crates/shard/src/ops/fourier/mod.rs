@@ -7,8 +7,10 @@
 pub(crate) mod distributed;
 mod plan;
 
+use std::ops::Range;
+
 use self::plan::{Step, is_whole, steps};
-use super::{operator, torch};
+use super::operator;
 use crate::array::FftNorm;
 use crate::array::fourier::{Kind, Transform};
 use crate::error::Result;
@@ -28,29 +30,54 @@ impl ShardTensor {
     ) -> Result<Self> {
         operator(op, &[self], args!("s": s, "dim": dims, "norm": norm.name()), || {
             let transform = Transform::new(op, kind, self.kind(), self.shape(), s, dims)?;
-            let mut x = self.resolved()?;
-            // What is not read need not travel.
-            for &dim in &transform.dims {
-                let read = transform.read_extent(dim);
-                if x.layout().is_sharded(dim) && read < x.shape()[dim] {
-                    x = x.narrow(dim as i64, 0, read)?;
-                }
-            }
-            for step in steps(x.layout(), &transform, x.kind().elt_size_in_bytes())? {
-                x = match step {
-                    Step::Turn(..) | Step::Gather(_) => x.to_layout(&step.layout(x.layout()))?,
-                    Step::Transform(dims) => {
-                        let y = torch(op, transform.local(x.local(), &dims, norm))?;
-                        let mut parts = x.layout().dims().to_vec();
-                        for dim in dims {
-                            parts[dim] = Dim::whole(transform.result_extent(dim));
-                        }
-                        Self::new(y, x.layout().with_dims(parts))
-                    }
-                };
-            }
-            Ok(x)
+            self.transformed(op, &transform, norm)
         })
+    }
+
+    /// The real transform, or its inverse to the extents `s`, with only these modes.
+    pub(crate) fn fourier_modes(
+        &self,
+        op: &'static str,
+        kind: Kind,
+        s: &[i64],
+        dims: &[i64],
+        kept: &[Vec<Range<i64>>],
+        norm: FftNorm,
+    ) -> Result<Self> {
+        let ranges = || -> Vec<Vec<[i64; 2]>> {
+            let pair = |range: &Range<i64>| [range.start, range.end];
+            kept.iter().map(|ranges| ranges.iter().map(pair).collect()).collect()
+        };
+        let args = args!("s": s, "dim": dims, "kept": ranges(), "norm": norm.name());
+        operator(op, &[self], args, || {
+            let transform = Transform::new(op, kind, self.kind(), self.shape(), s, dims)?;
+            self.transformed(op, &transform.keeping(op, kept, self.shape())?, norm)
+        })
+    }
+
+    fn transformed(&self, op: &'static str, transform: &Transform, norm: FftNorm) -> Result<Self> {
+        let mut x = self.resolved()?;
+        // What is not read need not travel.
+        for &dim in &transform.dims {
+            let read = transform.read_extent(dim);
+            if x.layout().is_sharded(dim) && read < x.shape()[dim] {
+                x = x.narrow(dim as i64, 0, read)?;
+            }
+        }
+        for step in steps(x.layout(), transform, x.kind().elt_size_in_bytes())? {
+            x = match step {
+                Step::Turn(..) | Step::Gather(_) => x.to_layout(&step.layout(x.layout()))?,
+                Step::Transform(dims) => {
+                    let y = transform.local(op, x.local(), &dims, norm)?;
+                    let mut parts = x.layout().dims().to_vec();
+                    for dim in dims {
+                        parts[dim] = Dim::whole(transform.result_extent(dim));
+                    }
+                    Self::new(y, x.layout().with_dims(parts))
+                }
+            };
+        }
+        Ok(x)
     }
 
     /// The tensor with these dims whole; what split them splits that other dim for which a rank receives the fewest bytes. Of
