@@ -68,6 +68,8 @@ const SHARDED: &[&str] = &[
     "unbind",
     "view",
     "where",
+    "unet",
+    "sr_res_net",
 ];
 
 #[rstest]
@@ -90,7 +92,8 @@ fn public_cases_pass(#[values("threads", "mpi", "gloo")] backend: &str) {
     }
 }
 
-/// The operators of sharded tensors, every case on every layout; over MPI on 2 and 4 ranks.
+/// The operators of sharded tensors, and models that are made of them, every case on every layout; over MPI on 2 and 4
+/// ranks.
 #[rstest]
 fn sharded_operators_pass(#[values("threads", "mpi")] backend: &str) {
     if backend == "mpi" && !has_mpi() {

@@ -10,8 +10,8 @@ pub enum Mode<'a> {
     /// Evaluation: nothing is random, and batch norm takes its running statistics.
     #[default]
     Eval,
-    /// Training: dropout and drop-path draw from the generator, in the same order on every rank, and batch norm takes the
-    /// statistics of the batch.
+    /// Training: dropout and drop-path draw from the generator, in the same order on every rank, and batch
+    /// norm takes the statistics of the batch.
     Train {
         /// The random numbers, in the same state on every rank.
         generator: &'a Generator,

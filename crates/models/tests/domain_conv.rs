@@ -1,5 +1,5 @@
-//! Convolutional models over sharded fields against themselves on one rank, in double precision: outputs, gradients, and 20
-//! steps of training.
+//! Convolutional models over sharded fields against themselves on one rank, in double precision: outputs,
+//! gradients, and 20 steps of training.
 #![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
 
 use std::time::Duration;

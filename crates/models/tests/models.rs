@@ -185,7 +185,10 @@ fn gates_are_constant() {
 }
 
 #[rstest]
-#[case(SrResNetConfig { scaling_factor: 3, ..SrResNetConfig::new(1, 1) }, "scaling_factor is 3, expected 2, 4 or 8")]
+#[case(
+    SrResNetConfig { scaling_factor: 3, ..SrResNetConfig::new(1, 1) },
+    "scaling_factor is 3, expected 2, 4 or 8"
+)]
 #[case(
     SrResNetConfig { small_kernel_size: 4, ..SrResNetConfig::new(1, 1) },
     "small_kernel_size is 4, expected an odd number"

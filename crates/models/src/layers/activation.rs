@@ -64,8 +64,8 @@ pub enum Activation {
 }
 
 impl Activation {
-    /// The function of that name in `torch.nn.functional`, with its defaults; `None` where there is none, or none without
-    /// further arguments.
+    /// The function of that name in `torch.nn.functional`, with its defaults; `None` where there is none, or
+    /// none without further arguments.
     pub(crate) fn functional(self) -> Option<Unary> {
         match self {
             Self::LeakyRelu => Some(Unary::LeakyRelu(0.01)),
@@ -139,7 +139,8 @@ impl<A: Array> ActivationLayer<A> {
         Ok(Self { activation, trained })
     }
 
-    /// Names the state of the activation at `scope` as that of `alias` too, where one module serves several layers.
+    /// Names the state of the activation at `scope` as that of `alias` too, where one module serves several
+    /// layers.
     pub(crate) fn tie(&self, alias: &str, scope: &str, params: &mut impl Params<Array = A>) -> Result<()> {
         if let Some(name) = self.activation.state() {
             params.tie(&format!("{alias}.{name}"), &format!("{scope}.{name}"))?;

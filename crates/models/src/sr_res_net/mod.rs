@@ -84,8 +84,8 @@ fn activation_fn() -> Activation {
     Activation::Prelu
 }
 
-/// The super-resolution residual network in three dimensions: Ledig et al., *Photo-Realistic Single Image Super-Resolution
-/// Using a Generative Adversarial Network*, arXiv:1609.04802, as PhysicsNeMo builds it.
+/// The super-resolution residual network in three dimensions: Ledig et al., *Photo-Realistic Single Image
+/// Super-Resolution Using a Generative Adversarial Network*, arXiv:1609.04802, as PhysicsNeMo builds it.
 ///
 /// With N for batch norm, σ for the activation and conv for convolutions that keep the extents,
 ///
@@ -97,14 +97,16 @@ fn activation_fn() -> Activation {
 /// y = conv(h)
 /// ```
 ///
-/// shuffle makes c channels of twice the extents from 8 c: channel ((c·2 + a)·2 + b)·2 + d at (z, y, x) is channel c at
-/// (2z + a, 2y + b, 2x + d) (Shi et al., arXiv:1609.05158). Weights start as PyTorch's, slopes of the PReLU with 0.25.
+/// shuffle makes c channels of twice the extents from 8 c: channel ((c·2 + a)·2 + b)·2 + d at (z, y, x) is
+/// channel c at (2z + a, 2y + b, 2x + d) (Shi et al., arXiv:1609.05158). Weights start as PyTorch's, slopes
+/// of the PReLU with 0.25.
 ///
-/// State dict: `conv_block1.conv_block.0`, `residual_blocks.{i}.conv_layers.{0,1}.conv_block.0`, `conv_block2.conv_block.0`,
-/// `subpixel_convolutional_blocks.{i}.conv` and `conv_block3.conv_block.0`, each with `{weight,bias}`;
-/// `….conv_block.1.{weight,bias,running_mean,running_var}` of the batch norms (PhysicsNeMo's further `num_batches_tracked` is not
-/// there); `subpixel_convolutional_blocks.{i}.prelu.weight`; the activation's, `conv_block1.activation_fn.weight`, tied to
-/// `residual_blocks.{i}.conv_layers.0.activation_fn.weight`.
+/// State dict: `conv_block1.conv_block.0`, `residual_blocks.{i}.conv_layers.{0,1}.conv_block.0`,
+/// `conv_block2.conv_block.0`, `subpixel_convolutional_blocks.{i}.conv` and `conv_block3.conv_block.0`, each
+/// with `{weight,bias}`; `….conv_block.1.{weight,bias,running_mean,running_var}` of the batch norms
+/// (PhysicsNeMo's further `num_batches_tracked` is not there);
+/// `subpixel_convolutional_blocks.{i}.prelu.weight`; the activation's, `conv_block1.activation_fn.weight`,
+/// tied to `residual_blocks.{i}.conv_layers.0.activation_fn.weight`.
 ///
 /// ```
 /// use isobar_models::{Mode, SrResNet, SrResNetConfig};
@@ -138,7 +140,8 @@ impl<A: Array> SrResNet<A> {
     ///
     /// # Errors
     ///
-    /// A size is 0, a kernel even, `scaling_factor` not 2, 4 or 8, the activation `stan`; or `params` refuses a parameter.
+    /// A size is 0, a kernel even, `scaling_factor` not 2, 4 or 8, the activation `stan`; or `params` refuses
+    /// a parameter.
     pub fn new(config: &SrResNetConfig, params: &mut impl Params<Array = A>) -> Result<Self> {
         let check = Checker(MODEL);
         let inputs = check.extent("in_channels", config.in_channels)?;

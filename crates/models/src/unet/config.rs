@@ -28,15 +28,15 @@ pub struct UNetConfig {
     /// Number of levels.
     #[serde(default = "model_depth")]
     pub model_depth: usize,
-    /// Channels of each convolution of the encoder; the decoder reads them backwards. With two in a level, the last two are
-    /// equal.
+    /// Channels of each convolution of the encoder; the decoder reads them backwards. With two in a level,
+    /// the last two are equal.
     #[serde(default = "feature_map_channels")]
     pub feature_map_channels: Vec<usize>,
     /// Number of convolutions in a level, 1 or 2.
     #[serde(default = "num_conv_blocks")]
     pub num_conv_blocks: usize,
-    /// The activation after convolutions: a function of `torch.nn.functional` (its leaky ReLU has the slope 0.01), or
-    /// `identity`.
+    /// The activation after convolutions: a function of `torch.nn.functional` (its leaky ReLU has the slope
+    /// 0.01), or `identity`.
     #[serde(default = "conv_activation", deserialize_with = "null_is_identity")]
     #[schemars(with = "Option<Activation>")]
     pub conv_activation: Activation,
@@ -66,11 +66,12 @@ pub struct UNetConfig {
     /// Whether what skips the lower levels passes a gate.
     #[serde(default)]
     pub use_attn_gate: bool,
-    /// Channels that the gates get from below, the lowest first. They follow from `feature_map_channels`; given ones must
-    /// agree.
+    /// Channels that the gates get from below, the lowest first. They follow from `feature_map_channels`;
+    /// given ones must agree.
     #[serde(default)]
     pub attn_decoder_feature_maps: Option<Vec<usize>>,
-    /// Channels that pass the gates, the lowest first. They follow from `feature_map_channels`; given ones must agree.
+    /// Channels that pass the gates, the lowest first. They follow from `feature_map_channels`; given ones
+    /// must agree.
     #[serde(default)]
     pub attn_feature_map_channels: Option<Vec<usize>>,
     /// Channels inside the gates; needed where there are some.
@@ -238,7 +239,10 @@ impl UNetConfig {
             && count == 2
         {
             check.ensure(before == last, || {
-                format!("feature_map_channels ends in {before}, {last}; with two convolutions in a level these are equal")
+                format!(
+                    "feature_map_channels ends in {before}, {last}; with two convolutions in a level these \
+                     are equal"
+                )
             })?;
         }
         Ok(extents.chunks(count).map(<[i64]>::to_vec).collect())

@@ -14,8 +14,8 @@ use layers::{Block, Gate, Upsample};
 
 const MODEL: &str = "unet";
 
-/// The U-Net: Ronneberger et al., *U-Net: Convolutional Networks for Biomedical Image Segmentation*, arXiv:1505.04597, in
-/// three dimensions as PhysicsNeMo builds it, or in two.
+/// The U-Net: Ronneberger et al., *U-Net: Convolutional Networks for Biomedical Image Segmentation*,
+/// arXiv:1505.04597, in three dimensions as PhysicsNeMo builds it, or in two.
 ///
 /// A block is B(x) = σ(norm(conv(x))). With L levels, of one or two blocks each,
 ///
@@ -25,25 +25,25 @@ const MODEL: &str = "unet";
 /// y = conv(d)
 /// ```
 ///
-/// pool takes the maximum or the mean of windows of `pool_size`; up is a transposed convolution of kernel 3 and stride 2 that
-/// keeps the channels, or an interpolation and a convolution. The gate (Oktay et al., *Attention U-Net*, arXiv:1804.03999),
-/// where there is one, is s · ψ with
+/// pool takes the maximum or the mean of windows of `pool_size`; up is a transposed convolution of kernel 3
+/// and stride 2 that keeps the channels, or an interpolation and a convolution. The gate (Oktay et al.,
+/// *Attention U-Net*, arXiv:1804.03999), where there is one, is s · ψ with
 ///
 /// ```text
 /// ψ = sigmoid(LN(wᵀ relu(LN(W_g u) + LN(W_x s))))                 at each point, u = up(d)
 /// ```
 ///
-/// Its last norm is over a single channel, as PhysicsNeMo has it: so ψ is the sigmoid of that norm's bias everywhere, and the
-/// weights inside have no effect.
+/// Its last norm is over a single channel, as PhysicsNeMo has it: so ψ is the sigmoid of that norm's bias
+/// everywhere, and the weights inside have no effect.
 ///
-/// Group norm is over channels and space of each sample, batch norm over batch and space. Extents must be divisible by
-/// `pool_size` to the power of L − 1. Weights start as PyTorch's.
+/// Group norm is over channels and space of each sample, batch norm over batch and space. Extents must be
+/// divisible by `pool_size` to the power of L − 1. Weights start as PyTorch's.
 ///
-/// State dict, in `dimension` 3 (in 2 with `conv2d`): `encoder.layers.{j}` and `decoder.layers.{j}`, j counting blocks,
-/// poolings and upsamplings, with `conv3d.{weight,bias}` and `norm.{weight,bias}`, for batch norm also
-/// `norm.{running_mean,running_var}`; `decoder.layers.{j}.conv3d_transpose.{weight,bias}`, or `conv3d` after an
-/// interpolation; `attention_blocks.{l}.{W_g,W_x,psi}.{0,1}.{weight,bias}`, the lowest level first. PhysicsNeMo's further
-/// `num_batches_tracked` of batch norms is not there.
+/// State dict, in `dimension` 3 (in 2 with `conv2d`): `encoder.layers.{j}` and `decoder.layers.{j}`, j
+/// counting blocks, poolings and upsamplings, with `conv3d.{weight,bias}` and `norm.{weight,bias}`, for batch
+/// norm also `norm.{running_mean,running_var}`; `decoder.layers.{j}.conv3d_transpose.{weight,bias}`, or
+/// `conv3d` after an interpolation; `attention_blocks.{l}.{W_g,W_x,psi}.{0,1}.{weight,bias}`, the lowest
+/// level first. PhysicsNeMo's further `num_batches_tracked` of batch norms is not there.
 ///
 /// ```
 /// use isobar_models::{Mode, UNet, UNetConfig};
@@ -76,7 +76,8 @@ impl<A: Array> UNet<A> {
     ///
     /// # Errors
     ///
-    /// Arguments that do not fit each other, as their documentation says; a size of 0; or `params` refuses a parameter.
+    /// Arguments that do not fit each other, as their documentation says; a size of 0; or `params` refuses a
+    /// parameter.
     pub fn new(config: &UNetConfig, params: &mut impl Params<Array = A>) -> Result<Self> {
         let plan = config.plan()?;
         let count = config.num_conv_blocks;

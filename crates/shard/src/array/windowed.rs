@@ -12,12 +12,12 @@ use crate::ops::windowed::{
 /// Operators of fields `[batch, channel, extent…]` with one to three spatial dims.
 #[expect(clippy::missing_errors_doc, reason = "all fail alike: shapes and arguments that do not fit")]
 pub trait Windowed: Sized {
-    /// Convolution in as many spatial dims as `weight` `[out, in / groups, kernel…]` has; `bias` is `[out]`. The batch may be
-    /// absent.
+    /// Convolution in as many spatial dims as `weight` `[out, in / groups, kernel…]` has; `bias` is `[out]`.
+    /// The batch may be absent.
     fn conv(&self, weight: &Self, bias: Option<&Self>, conv: &Conv) -> Result<Self>;
 
-    /// Transposed convolution, the adjoint of [`conv`](Self::conv), with `weight` `[in, out / groups, kernel…]`;
-    /// `output_padding` elements more after the last. It pads with zeros only.
+    /// Transposed convolution, the adjoint of [`conv`](Self::conv), padding with zeros only; `weight` is
+    /// `[in, out / groups, kernel…]`. The result has `output_padding` elements more after the last.
     fn conv_transpose(
         &self,
         weight: &Self,
@@ -26,30 +26,30 @@ pub trait Windowed: Sized {
         output_padding: &[i64],
     ) -> Result<Self>;
 
-    /// The maxima of windows over the last `spatial` dims, and, of kind `Int64`, where they are: the index into the spatial
-    /// dims, flattened.
+    /// The maxima of windows over the last `spatial` dims, and, of kind `Int64`, where they are: the index
+    /// into the spatial dims, flattened.
     fn max_pool(&self, spatial: usize, pool: &Pool) -> Result<(Self, Self)>;
 
     /// The means of windows over the last `spatial` dims.
     fn avg_pool(&self, spatial: usize, pool: &Pool) -> Result<Self>;
 
-    /// The field at other extents. With `align_corners`, the first and the last elements of input and result lie on each
-    /// other (of [`Interpolation::Linear`] and [`Interpolation::Cubic`]).
+    /// The field at other extents. With `align_corners`, the first and the last elements of input and result
+    /// lie on each other (of [`Interpolation::Linear`] and [`Interpolation::Cubic`]).
     fn interpolate(&self, resize: &Resize, mode: Interpolation, align_corners: bool) -> Result<Self>;
 
-    /// Elements before and after, as pairs from the *last* dim backwards (PyTorch's order); negative ones cut off. `value` is
-    /// for [`PadMode::Constant`]; the other modes pad spatial dims, all of them.
+    /// Elements before and after, as pairs from the *last* dim backwards (PyTorch's order); negative ones cut
+    /// off. `value` is for [`PadMode::Constant`]; the other modes pad spatial dims, all of them.
     fn pad_mode(&self, pairs: &[i64], mode: PadMode, value: f64) -> Result<Self>;
 
-    /// (x − mean) / √(variance + `eps`) over each of `groups` groups of channels of each sample, times `weight` plus `bias`,
-    /// `[channel]` (Wu and He, *Group Normalization*, arXiv:1803.08494).
+    /// (x − mean) / √(variance + `eps`) over each of `groups` groups of channels of each sample, times
+    /// `weight` plus `bias`, `[channel]` (Wu and He, *Group Normalization*, arXiv:1803.08494).
     fn group_norm(&self, groups: i64, weight: Option<&Self>, bias: Option<&Self>, eps: f64) -> Result<Self>;
 
     /// The same over each channel of each sample (Ulyanov et al., arXiv:1607.08022).
     fn instance_norm(&self, weight: Option<&Self>, bias: Option<&Self>, eps: f64) -> Result<Self>;
 
-    /// The same over each channel of the whole batch in training, which updates the `running` statistics; else with these
-    /// (Ioffe and Szegedy, *Batch Normalization*, arXiv:1502.03167).
+    /// The same over each channel of the whole batch in training, which updates the `running` statistics;
+    /// else with these (Ioffe and Szegedy, *Batch Normalization*, arXiv:1502.03167).
     fn batch_norm(
         &self,
         weight: Option<&Self>,

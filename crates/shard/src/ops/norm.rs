@@ -14,8 +14,8 @@ use crate::error::Result;
 use crate::promote::{Operand, beside};
 use crate::tensor::ShardTensor;
 
-/// The running statistics of a batch norm, `[channel]`, replicated; training updates them in place, which every handle on
-/// them sees.
+/// The running statistics of a batch norm, `[channel]`, replicated; training updates them in place, which
+/// every handle on them sees.
 #[derive(Debug)]
 pub struct RunningStats<'a, A = ShardTensor> {
     /// Of the mean.

@@ -140,8 +140,8 @@ impl Steps {
         }
     }
 
-    /// The dense operator. It knows no tensors without channels: of those that go in one of zeros is made, and of those that
-    /// come out one that is cut off again.
+    /// The dense operator. It knows no tensors without channels: of those that go in one of zeros is made,
+    /// and of those that come out one that is cut off again.
     pub(crate) fn convolve(
         &self,
         x: &Tensor,
@@ -183,7 +183,8 @@ pub(crate) fn spatial_dims(op: &'static str, x: &[i64], weight: &[i64]) -> Resul
         _ => refuse(
             op,
             format!(
-                "input {x:?} and weight {weight:?}; expected [batch, channel, extent…] and [_, _, kernel…] of 1 to 3 dims"
+                "input {x:?} and weight {weight:?}; expected [batch, channel, extent…] and [_, _, kernel…] of \
+                 1 to 3 dims"
             ),
         ),
     }
