@@ -1,7 +1,5 @@
 //! Fourier transforms of sharded tensors against the dense ones.
 
-#![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
-
 mod common;
 
 use common::{Dice, MESHES, SPLITS, difference, leaf, numbers, on_mesh, same};

@@ -1,7 +1,8 @@
 //! `[model]`: which network, and with which sizes.
 
 use isobar_models::{
-    Afno, AfnoConfig, DistributedAfno, DistributedAfnoConfig, FullyConnected, FullyConnectedConfig, Mode,
+    Afno, AfnoConfig, DistributedAfno, DistributedAfnoConfig, Fno, FnoConfig, FullyConnected,
+    FullyConnectedConfig, Mode, UNet, UNetConfig,
 };
 use isobar_shard::ParamStore;
 use schemars::JsonSchema;
@@ -18,6 +19,11 @@ pub enum ModelConfig {
     Afno(AfnoConfig),
     /// Adaptive Fourier neural operator with its channels over the model-parallel group.
     DistributedAfno(DistributedAfnoConfig),
+    /// Fourier neural operator, whole on every rank.
+    Fno(FnoConfig),
+    /// U-Net, whole on every rank.
+    #[serde(rename = "unet")]
+    UNet(UNetConfig),
     /// Linear layers at every point of the field, its channels being the features.
     FullyConnected(FullyConnectedConfig),
 }
@@ -44,6 +50,8 @@ impl ModelConfig {
         Ok(match self {
             Self::Afno(config) => Network::Afno(Afno::new(config, params)?),
             Self::DistributedAfno(config) => Network::DistributedAfno(DistributedAfno::new(config, params)?),
+            Self::Fno(config) => Network::Fno(Fno::new(config, params)?),
+            Self::UNet(config) => Network::UNet(UNet::new(config, params)?),
             Self::FullyConnected(config) => Network::FullyConnected(FullyConnected::new(config, params)?),
         })
     }
@@ -55,6 +63,10 @@ pub enum Network {
     Afno(Afno<Tensor>),
     /// See [`DistributedAfno`].
     DistributedAfno(DistributedAfno<Tensor>),
+    /// See [`Fno`].
+    Fno(Fno<Tensor>),
+    /// See [`UNet`].
+    UNet(UNet<Tensor>),
     /// See [`FullyConnected`].
     FullyConnected(FullyConnected<Tensor>),
 }
@@ -70,6 +82,8 @@ impl Network {
         Ok(match self {
             Self::Afno(model) => model.forward(x, mode)?,
             Self::DistributedAfno(model) => model.forward(x, mode)?,
+            Self::Fno(model) => model.forward(x)?,
+            Self::UNet(model) => model.forward(x, mode)?,
             Self::FullyConnected(model) => model.forward(&x.f_movedim_int(1, -1)?)?.f_movedim_int(-1, 1)?,
         })
     }

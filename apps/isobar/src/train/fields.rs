@@ -5,6 +5,7 @@ use std::hash::{DefaultHasher, Hasher};
 use anyhow::{Result, bail};
 use isobar_collectives::Group;
 use isobar_data::{DarcyFile, InMemory, Normalizer, split_validation};
+use isobar_models::{FnoConfig, UNetConfig};
 use isobar_train::ModelConfig;
 use serde::{Deserialize, Serialize};
 use tch::{Device, Kind};
@@ -115,6 +116,14 @@ fn fits(model: &ModelConfig, file: &DarcyFile) -> Result<()> {
         ModelConfig::Afno(afno) => (afno.inp_shape, [afno.in_channels, afno.out_channels]),
         ModelConfig::DistributedAfno(afno) => {
             (afno.inp_shape, [afno.in_channels, afno.out_channels.unwrap_or(afno.in_channels)])
+        }
+        ModelConfig::Fno(fno) if fno.dimension == 2 => (fields, [fno.in_channels, fno.out_channels]),
+        ModelConfig::UNet(unet) if unet.dimension == 2 => (fields, [unet.in_channels, unet.out_channels]),
+        ModelConfig::Fno(FnoConfig { dimension, .. }) | ModelConfig::UNet(UNetConfig { dimension, .. }) => {
+            bail!(Exit::Usage.because(format!(
+                "model.dimension is {dimension}, but the fields of {} have 2; set model.dimension=2",
+                file.path().display()
+            )))
         }
         ModelConfig::FullyConnected(network) => (fields, [network.in_features, network.out_features]),
     };
