@@ -221,7 +221,7 @@ impl ShardTensor {
     }
 }
 
-/// Dims that are split are made whole by exchanges for others; see [`fourier`](crate::ops::fourier).
+/// Dims that are split are made whole by exchanges for others.
 impl Spectral for ShardTensor {
     fn fftn(&self, s: &[i64], dims: &[i64], norm: FftNorm) -> Result<Self> {
         self.fourier("fftn", fourier::Kind::Forward, s, dims, norm)
