@@ -48,7 +48,7 @@ impl Peer {
 }
 
 /// Cases, in the order of the table, each with its peer and the least ratio that the project asks of itself, if any.
-const CASES: [(&str, Peer, Option<f64>); 24] = [
+const CASES: [(&str, Peer, Option<f64>); 26] = [
     ("all_gather_v/dim0", Peer::PhysicsNemo, Some(4.0)),
     ("all_gather_v/dim1", Peer::PhysicsNemo, Some(3.5)),
     ("all_gather_v/fwd_bwd", Peer::PhysicsNemo, Some(5.0)),
@@ -71,6 +71,8 @@ const CASES: [(&str, Peer, Option<f64>); 24] = [
     ("fft/rfft2_irfft2_split_last", Peer::PhysicsNemoCase("fft/rfft2_irfft2"), Some(4.0)),
     ("afno/domain_step", Peer::PhysicsNemoCase("afno/train_step"), Some(1.5)),
     ("afno/domain_step_scaling", Peer::Alone("afno/one_rank_domain_step"), Some(1.0 / 0.6)),
+    ("fno/domain_step", Peer::Alone("fno/one_rank_domain_step"), Some(1.0 / 0.6)),
+    ("unet/domain_step", Peer::Alone("unet/one_rank_domain_step"), Some(1.0 / 0.6)),
     ("attention/ring_4096", Peer::Alone("attention/one_rank_4096"), Some(1.0 / 0.58)),
     ("attention/ring_16384", Peer::Alone("attention/one_rank_16384"), Some(1.0 / 0.58)),
 ];

@@ -55,6 +55,9 @@ impl Waves {
                 format!("{dims} dims and {lengths} periods; expected one for each dim"),
             ));
         }
+        if let Some(length) = domain.lengths.iter().find(|length| !length.is_finite() || **length <= 0.0) {
+            return Err(argument(op, format!("a period of {length}; expected more than 0")));
+        }
         let dims: Vec<usize> =
             domain.dims.iter().map(|&dim| resolve(op, dim, shape.len())).collect::<Result<_>>()?;
         let points: Vec<i64> = dims.iter().map(|&dim| shape[dim]).collect();

@@ -5,8 +5,8 @@ mod common;
 use common::{Dice, MESHES, SPLITS, difference, leaf, numbers, on_mesh, same};
 use isobar_collectives::threads;
 use isobar_shard::{
-    CommTrace, Convert, DistributedIrfft2, DistributedRfft2, FftNorm, Layout, Placement, ShardTensor, Sizes,
-    Spectral, forbid_hidden_communication, grad,
+    CommTrace, Convert, DistributedIrfft2, DistributedRfft2, FftNorm, Layout, Modes, Placement, ShardTensor,
+    Sizes, Spectral, forbid_hidden_communication, grad,
 };
 use isobar_torch::autograd::{self, BackwardOptions};
 use rstest::rstest;
@@ -203,6 +203,12 @@ fn wrong_arguments_are_errors() {
         assert!(error(x.rfftn(&[], &[2], norm)).contains("dim 2"));
         let spectrum = x.rfftn(&[], &[0, 1], norm).unwrap();
         assert!(error(spectrum.rfftn(&[], &[0, 1], norm)).contains("is not real"));
+        let modes = Modes { rows: 0..1, columns: 0..1 };
+        assert!(error(x.rfft2_modes(-1, &modes, norm)).contains("dim 2 of a tensor with 2 dims"));
+        assert!(error(x.irfft2_modes(1, [4, 6], &modes, norm)).contains("dim 3 of a tensor with 2 dims"));
+        let kept = [vec![0..1, 2..3]];
+        assert!(error(x.irfftn_modes(&[6], &[1], &kept, norm)).contains("expected complex modes"));
+        assert!(error(spectrum.irfftn_modes(&[], &[1], &kept, norm)).contains("expected complex modes"));
         let half = x.to_kind(Kind::Half).unwrap();
         assert!(error(half.fftn(&[], &[0], norm)).contains("convert to Float or Double first"));
     });
@@ -284,6 +290,17 @@ fn parts_that_do_not_fit_are_an_error_on_all_ranks() {
         DistributedRfft2::default().apply(&x, &group).unwrap_err().to_string()
     });
     assert!(errors.iter().all(|error| error.contains("they may differ along dim 1 only")), "{errors:?}");
+    let errors = threads::run(2, std::time::Duration::from_secs(30), |group| {
+        let shape = if group.rank() == 0 { vec![4] } else { vec![4, 3] };
+        DistributedRfft2::default().apply(&numbers(&shape, 1), &group).unwrap_err().to_string()
+    });
+    assert!(errors.iter().all(|error| error.contains("expected two dims")), "{errors:?}");
+    let errors = threads::run(2, std::time::Duration::from_secs(30), |group| {
+        let s = Some([4, 4 + group.rank() as i64]);
+        let transform = DistributedRfft2 { s, ..Default::default() };
+        transform.apply(&numbers(&[4, 3], 1), &group).unwrap_err().to_string()
+    });
+    assert!(errors.iter().all(|error| error.contains("s or norm")), "{errors:?}");
 }
 
 /// Ranges within so many modes, which may overlap; sometimes none.

@@ -8,8 +8,8 @@ use std::sync::Mutex;
 use common::{difference, numbers, on_mesh};
 use isobar_shard::rules::register_sharded_op;
 use isobar_shard::{
-    AttentionOptions, Comparison, Conv, Elementwise, Generator, Interpolation, PadMode, Padding, Placement,
-    Pool, Resize, Result, RunningStats, ShardTensor, Statistic, Unary,
+    AttentionOptions, Comparison, Conv, Convert, Elementwise, FftNorm, Generator, Interpolation, PadMode,
+    Padding, Placement, Pool, Resize, Result, RunningStats, ShardTensor, Spectral, Statistic, Unary,
 };
 use tch::{Kind, Tensor};
 
@@ -66,7 +66,7 @@ fn calls() -> Vec<Call> {
         ("to_kind", |i| one(i.x.to_kind(Kind::Float))),
         ("linear", |i| one(i.x.linear(&i.x.select(0, 0)?, Some(&i.positive.select(2, 0)?.reshape(&[4])?)))),
         ("matmul", |i| one(i.x.matmul(&i.x.transpose(1, 2)?))),
-        ("bmm", |i| one(i.x.bmm(&i.x.transpose(1, 2)?, None))),
+        ("bmm", |i| one(i.x.bmm(&i.x.transpose(1, 2)?, Some(&i.x.narrow(2, 0, 4)?)))),
         ("einsum", |i| one(ShardTensor::einsum("bij,bkj->bik", &[&i.x, &i.x]))),
         ("conv2d", |i| {
             let conv = Conv {
@@ -91,6 +91,25 @@ fn calls() -> Vec<Call> {
             one(i.image.interpolate(&Resize::Size(vec![4, 9]), Interpolation::Nearest, false))
         }),
         ("pad", |i| one(i.image.pad_mode(&[1, 2, -1, 3], PadMode::Constant, 0.5))),
+        ("pad", |i| one(i.image.pad_mode(&[1, 0], PadMode::Constant, f64::NEG_INFINITY)?.softmax(3))),
+        ("masked_fill", |i| {
+            let hidden = i.x.compare(Comparison::Gt, &i.positive)?;
+            one(i.x.masked_fill(&hidden, f64::NEG_INFINITY)?.softmax(2))
+        }),
+        ("layer_norm", |i| one(i.x.layer_norm(&[4, 6], None, Some(&i.x.select(0, 1)?), 1e-2))),
+        ("batch_norm", |i| {
+            let channels = i.x.select(0, 0)?.select(1, 0)?;
+            let copy = |x: &ShardTensor| ShardTensor::from_parts(&x.local().copy(), x.layout());
+            let channels = channels.redistribute(None, &[Placement::Replicate])?;
+            let (mean, var) = (copy(&channels)?, copy(&channels)?);
+            let running = RunningStats { mean: &mean, var: &var, momentum: 0.3 };
+            let y = i.x.batch_norm(None, None, Some(running), true, 1e-2)?;
+            Ok(vec![y, mean, var])
+        }),
+        ("rfft", |i| one(i.x.rfft(Some(8), 2, FftNorm::Ortho)?.view_as_real())),
+        ("irfft2", |i| one(i.x.rfft2([1, 2], FftNorm::Forward)?.irfft2([4, 6], [1, 2], FftNorm::Forward))),
+        ("rfft2", |i| one(i.x.rfft2([1, 2], FftNorm::Forward)?.view_as_real())),
+        ("ifft", |i| one(i.x.ifft(None, 1, FftNorm::Backward)?.view_as_real())),
         ("roll", |i| one(i.x.roll(&[1, -2], &[0, 2]))),
         ("flip", |i| one(i.x.flip(&[1, 2]))),
         ("unfold", |i| one(i.x.unfold(2, 3, 2))),

@@ -425,3 +425,30 @@ fn halo_convolutions_pass_twice_and_have_second_gradients(
         }
     });
 }
+
+/// A bias that was computed from the input: that way is gone through once.
+#[test]
+fn second_gradients_of_what_was_computed_from_the_input() {
+    on_mesh(&[2], |mesh| {
+        let (image, kernel) = (numbers(&[1, 3, 8], 1), numbers(&[3, 3, 3], 2));
+        let conv = Conv { padding: Padding::Each(vec![1]), ..Conv::default() };
+        let split = Layout::new(mesh, &[Placement::Shard(2)], &[1, 3, 8], &Sizes::Balanced).unwrap();
+        let (x, dense) = (leaf(&image, &split), image.copy().set_requires_grad(true));
+        let (w, whole) = (leaf(&kernel, &replicated(mesh, &[3, 3, 3])), kernel.copy());
+        let of_x = x.mul(&x).unwrap().statistic(isobar_shard::Statistic::Sum, &[0, 2], false).unwrap();
+        let y = x.conv(&w, Some(&of_x), &conv).unwrap();
+        let want = dense.conv1d(
+            &whole,
+            Some((&dense * &dense).sum_dim_intlist(&[0i64, 2][..], false, None)),
+            1,
+            1,
+            1,
+            1,
+        );
+        let create = BackwardOptions { create_graph: true, ..Default::default() };
+        let (y, want) = (y.mul(&y).unwrap().sum().unwrap(), (&want * &want).sum(Kind::Double));
+        let got = grad(&[&y], &[&x], &[None], create).unwrap().remove(0).unwrap();
+        let expected = autograd::grad(&[&want], &[&dense], &[None], create).unwrap().remove(0).unwrap();
+        assert!(difference(&got.full_tensor(None).unwrap(), &expected) < 1e-9);
+    });
+}

@@ -38,7 +38,9 @@ fn run(args: &[String]) -> Result<()> {
     let report = match (what.as_str(), ending) {
         ("all", _) => suite::run(&group, &Options::default()).map(|report| format!("{report:?}")),
         ("errors", _) => suite::errors::run(&group, &Options::default()).map(|report| format!("{report:?}")),
-        ("memory", _) => suite::memory::run(&group),
+        (memory, _) if memory.starts_with("memory-") => {
+            suite::memory::run(memory.trim_start_matches("memory-"), &group)
+        }
         (_, Some((_, ending))) => ending(&group).map(|()| what.clone()),
         _ => bail!("there is no test {what}"),
     };

@@ -3,6 +3,7 @@
 mod afno;
 mod clock;
 mod collectives;
+mod domain;
 mod fft;
 mod operators;
 mod shard;
@@ -59,7 +60,7 @@ const REPLICATE: Placement = Placement::Replicate;
 const ROWS: Placement = Placement::Shard(0);
 const COLUMNS: Placement = Placement::Shard(1);
 
-const CASES: [Case; 28] = [
+const CASES: [Case; 32] = [
     Case { name: "all_gather_v/dim0", prepare: |group| collectives::all_gather(group, 0) },
     Case { name: "all_gather_v/dim1", prepare: |group| collectives::all_gather(group, 1) },
     Case { name: "all_gather_v/fwd_bwd", prepare: collectives::all_gather_fwd_bwd },
@@ -87,9 +88,13 @@ const CASES: [Case; 28] = [
     Case { name: "fft/rfft2_irfft2", prepare: fft::of_shards },
     Case { name: "fft/rfft2_irfft2_transposed", prepare: fft::of_shards },
     Case { name: "fft/rfft2_irfft2_split_last", prepare: fft::split_last },
-    Case { name: "afno/domain_step", prepare: |group| afno::domain_step(group, false) },
-    Case { name: "afno/domain_step_scaling", prepare: |group| afno::domain_step(group, false) },
-    Case { name: "afno/one_rank_domain_step", prepare: |group| afno::domain_step(group, true) },
+    Case { name: "afno/domain_step", prepare: |group| domain::step(group, &domain::AFNO, false) },
+    Case { name: "afno/domain_step_scaling", prepare: |group| domain::step(group, &domain::AFNO, false) },
+    Case { name: "afno/one_rank_domain_step", prepare: |group| domain::step(group, &domain::AFNO, true) },
+    Case { name: "fno/domain_step", prepare: |group| domain::step(group, &domain::FNO, false) },
+    Case { name: "fno/one_rank_domain_step", prepare: |group| domain::step(group, &domain::FNO, true) },
+    Case { name: "unet/domain_step", prepare: |group| domain::step(group, &domain::UNET, false) },
+    Case { name: "unet/one_rank_domain_step", prepare: |group| domain::step(group, &domain::UNET, true) },
     Case { name: "attention/ring_4096", prepare: |group| operators::attention(group, 4096, false) },
     Case { name: "attention/one_rank_4096", prepare: |group| operators::attention(group, 4096, true) },
     Case { name: "attention/ring_16384", prepare: |group| operators::attention(group, 16384, false) },

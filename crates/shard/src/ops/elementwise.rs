@@ -186,7 +186,7 @@ impl ShardTensor {
     pub fn masked_fill(&self, mask: &dyn Operand, value: impl Into<Scalar>) -> Result<Self> {
         let (mask, value) = (&*mask.beside("masked_fill", self)?, value.into());
         let number = f64::from(&value);
-        operator("masked_fill", &[self, mask], args!("value": number), || {
+        operator("masked_fill", &[self, mask], args!("value": super::number(number)), || {
             let (layout, locals) = align("masked_fill", &[self, mask])?;
             Ok(Self::new(torch("masked_fill", locals[0].f_masked_fill(&locals[1], value))?, layout))
         })

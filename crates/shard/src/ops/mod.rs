@@ -40,6 +40,16 @@ pub(crate) fn operator<T: Outputs>(
     }
 }
 
+/// A number as a handler's argument: those that JSON lacks by their names.
+pub(crate) fn number(value: f64) -> serde_json::Value {
+    match value {
+        value if value.is_nan() => "nan".into(),
+        f64::INFINITY => "inf".into(),
+        f64::NEG_INFINITY => "-inf".into(),
+        value => value.into(),
+    }
+}
+
 /// What an operator gives.
 pub(crate) trait Outputs: Sized {
     /// From what a program's handler gave.

@@ -5,8 +5,8 @@ use serde::de::DeserializeOwned;
 use serde_json::Value;
 
 use super::attention::AttentionOptions;
-use super::refuse;
 use super::windowed::{Conv, Interpolation, PadMode, Padding, Pool, Resize};
+use super::{number, refuse};
 use crate::array::{Attrs, Binary, Elementwise, FftNorm, Spectral, Unary};
 use crate::error::Result;
 use crate::ops::elementwise::Comparison;
@@ -88,10 +88,12 @@ impl Unary {
             Self::Gelu => args!("approximate": "none")(),
             Self::GeluTanh => args!("approximate": "tanh")(),
             Self::Softshrink(lambda) => args!("lambd": lambda)(),
-            Self::Threshold { threshold, value } => args!("threshold": threshold, "value": value)(),
-            Self::Clamp { min, max } => args!("min": min, "max": max)(),
-            Self::AddScalar(c) | Self::MulScalar(c) => args!("other": c)(),
-            Self::PowScalar(c) => args!("exponent": c)(),
+            Self::Threshold { threshold, value } => {
+                args!("threshold": number(threshold), "value": number(value))()
+            }
+            Self::Clamp { min, max } => args!("min": number(min), "max": number(max))(),
+            Self::AddScalar(c) | Self::MulScalar(c) => args!("other": number(c))(),
+            Self::PowScalar(c) => args!("exponent": number(c))(),
             _ => Attrs::new(),
         }
     }
@@ -134,6 +136,24 @@ impl<'a> Call<'a> {
         }
     }
 
+    /// The number `name`, also one that is not finite, as [`number`](super::number) writes it.
+    fn number(&self, name: &str) -> Result<Option<f64>> {
+        match self.attrs.get(name).and_then(Value::as_str) {
+            Some("inf") => Ok(Some(f64::INFINITY)),
+            Some("-inf") => Ok(Some(f64::NEG_INFINITY)),
+            Some("nan") => Ok(Some(f64::NAN)),
+            _ => self.optional(name),
+        }
+    }
+
+    /// The number `name`, which must be there.
+    fn needed_number(&self, name: &str) -> Result<f64> {
+        match self.number(name)? {
+            Some(value) => Ok(value),
+            None => refuse("op", format!("the argument \"{name}\" is missing")),
+        }
+    }
+
     /// One number or several.
     fn list<T: DeserializeOwned>(&self, name: &str, default: Vec<T>) -> Result<Vec<T>> {
         match self.attrs.get(name) {
@@ -158,18 +178,19 @@ impl<'a> Call<'a> {
                     other => return refuse("gelu", format!("there is no approximation \"{other}\"")),
                 },
                 "softshrink" => Unary::Softshrink(self.or("lambd", 0.5)?),
-                "threshold" => {
-                    Unary::Threshold { threshold: self.get("threshold")?, value: self.get("value")? }
-                }
-                "clamp" => Unary::Clamp {
-                    min: self.or("min", f64::NEG_INFINITY)?,
-                    max: self.or("max", f64::INFINITY)?,
+                "threshold" => Unary::Threshold {
+                    threshold: self.needed_number("threshold")?,
+                    value: self.needed_number("value")?,
                 },
-                "add" => Unary::AddScalar(self.get("other")?),
-                "sub" => Unary::AddScalar(-self.get::<f64>("other")?),
-                "mul" => Unary::MulScalar(self.get("other")?),
-                "div" => Unary::MulScalar(1.0 / self.get::<f64>("other")?),
-                _ => Unary::PowScalar(self.get("exponent")?),
+                "clamp" => Unary::Clamp {
+                    min: self.number("min")?.unwrap_or(f64::NEG_INFINITY),
+                    max: self.number("max")?.unwrap_or(f64::INFINITY),
+                },
+                "add" => Unary::AddScalar(self.needed_number("other")?),
+                "sub" => Unary::AddScalar(-self.needed_number("other")?),
+                "mul" => Unary::MulScalar(self.needed_number("other")?),
+                "div" => Unary::MulScalar(1.0 / self.needed_number("other")?),
+                _ => Unary::PowScalar(self.needed_number("exponent")?),
             })
         };
         let with_arguments = matches!(name, "leaky_relu" | "gelu" | "softshrink" | "threshold" | "clamp")
@@ -332,7 +353,7 @@ impl<'a> Call<'a> {
 
     fn pad(&self) -> Result<ShardTensor> {
         let mode = pad_mode(&self.or("mode", "constant".to_owned())?)?;
-        self.input(0)?.pad_mode(&self.get::<Vec<i64>>("pad")?, mode, self.or("value", 0.0)?)
+        self.input(0)?.pad_mode(&self.get::<Vec<i64>>("pad")?, mode, self.number("value")?.unwrap_or(0.0))
     }
 
     fn other(&self, name: &str) -> Option<Result<Vec<ShardTensor>>> {
@@ -340,7 +361,7 @@ impl<'a> Call<'a> {
             Some(match name {
                 "linear" => self.with_two(|x, w| x.linear(w, operand(self.inputs.get(2).copied())).map(one)),
                 "matmul" => self.with_two(|a, b| a.matmul(b).map(one)),
-                "bmm" => self.with_two(|a, b| a.bmm(b, None).map(one)),
+                "bmm" => self.with_two(|a, b| a.bmm(b, operand(self.inputs.get(2).copied())).map(one)),
                 "einsum" => {
                     self.get::<String>("equation").and_then(|e| ShardTensor::einsum(&e, self.inputs).map(one))
                 }
@@ -348,7 +369,7 @@ impl<'a> Call<'a> {
                 "scaled_dot_product_attention" => self.attention().map(one),
                 "prelu" => self.with_two(|x, weight| Elementwise::prelu(x, weight).map(one)),
                 "masked_fill" => {
-                    self.with_two(|x, mask| x.masked_fill(mask, self.get::<f64>("value")?).map(one))
+                    self.with_two(|x, mask| x.masked_fill(mask, self.needed_number("value")?).map(one))
                 }
                 "dropout" => self.dropout().map(one),
                 "ball_query" => self.ball_query(),
@@ -430,7 +451,11 @@ impl<'a> Call<'a> {
 
     fn norm(&self, name: &str) -> Result<ShardTensor> {
         let x = self.input(0)?;
-        let (weight, bias) = (operand(self.inputs.get(1).copied()), operand(self.inputs.get(2).copied()));
+        // A bias may be there without a weight: a method's arguments say so.
+        let mut rest = self.inputs.iter().copied().skip(1);
+        let weight = if self.or("has_weight", true)? { rest.next() } else { None };
+        let bias = if self.or("has_bias", true)? { rest.next() } else { None };
+        let (weight, bias) = (operand(weight), operand(bias));
         let eps = self.or("eps", 1e-5)?;
         match name {
             "layer_norm" => {
@@ -440,8 +465,8 @@ impl<'a> Call<'a> {
             "instance_norm" => x.instance_norm(weight, bias, eps),
             _ => {
                 let momentum = self.or("momentum", 0.1)?;
-                let running = match self.inputs.get(3..).unwrap_or(&[]) {
-                    &[mean, var] => Some(RunningStats { mean, var, momentum }),
+                let running = match rest.collect::<Vec<_>>()[..] {
+                    [mean, var] => Some(RunningStats { mean, var, momentum }),
                     _ => None,
                 };
                 x.batch_norm(weight, bias, running, self.or("training", true)?, eps)
@@ -475,8 +500,10 @@ impl<'a> Call<'a> {
     }
 
     fn dropout(&self) -> Result<ShardTensor> {
+        let p = self.or("p", 0.5)?;
         match self.generator()? {
-            Some(generator) => self.input(0)?.dropout(self.or("p", 0.5)?, &generator),
+            Some(generator) => self.input(0)?.dropout(p, &generator),
+            None if p == 0.0 => Ok(self.input(0)?.shallow_clone()),
             None => refuse("dropout", "the argument \"generator\", its seed and draws, is missing"),
         }
     }

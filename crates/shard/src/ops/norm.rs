@@ -51,33 +51,39 @@ impl ShardTensor {
         const OP: &str = "layer_norm";
         let (weight, bias) = (beside(OP, self, weight)?, beside(OP, self, bias)?);
         let (weight, bias) = (weight.as_deref(), bias.as_deref());
-        operator(OP, &inputs(self, weight, bias), args!("normalized_shape": normalized, "eps": eps), || {
-            let first = self.ndim().checked_sub(normalized.len());
-            let Some(first) =
-                first.filter(|&first| &self.shape()[first..] == normalized && !normalized.is_empty())
-            else {
-                return refuse(OP, format!("{:?} does not end in {normalized:?}", self.shape()));
-            };
-            same_mesh(OP, &inputs(self, weight, bias))?;
-            let x = self.resolved()?;
-            let split = (first..x.ndim()).any(|dim| x.layout().is_sharded(dim));
-            let whole =
-                |w: Option<&Self>| w.is_none_or(|w| w.layout().is_replicated() && w.shape() == normalized);
-            if !split
-                && whole(weight)
-                && whole(bias)
-                && x.device_mesh() == weight.map_or(x.device_mesh(), |w| w.device_mesh())
-            {
-                let axes = x.layout().sharding_axes();
-                let local = |w: Option<&Self>| w.map(|w| w.per_rank(&axes)).transpose();
-                let (weight, bias) = (local(weight)?, local(bias)?);
-                let y = x.local().f_layer_norm(normalized, weight.as_ref(), bias.as_ref(), eps, false);
-                return Ok(Self::new(named(OP, &[x.local()], y)?, x.layout().clone()));
-            }
-            let dims: Vec<usize> = (first..x.ndim()).collect();
-            let standard = standardize(OP, &x, &dims, eps)?.y;
-            affine(standard, weight, bias)
-        })
+        operator(
+            OP,
+            &inputs(self, weight, bias),
+            args!("has_weight": weight.is_some(), "has_bias": bias.is_some(), "normalized_shape": normalized, "eps": eps),
+            || {
+                let first = self.ndim().checked_sub(normalized.len());
+                let Some(first) =
+                    first.filter(|&first| &self.shape()[first..] == normalized && !normalized.is_empty())
+                else {
+                    return refuse(OP, format!("{:?} does not end in {normalized:?}", self.shape()));
+                };
+                same_mesh(OP, &inputs(self, weight, bias))?;
+                let x = self.resolved()?;
+                let split = (first..x.ndim()).any(|dim| x.layout().is_sharded(dim));
+                let whole = |w: Option<&Self>| {
+                    w.is_none_or(|w| w.layout().is_replicated() && w.shape() == normalized)
+                };
+                if !split
+                    && whole(weight)
+                    && whole(bias)
+                    && x.device_mesh() == weight.map_or(x.device_mesh(), |w| w.device_mesh())
+                {
+                    let axes = x.layout().sharding_axes();
+                    let local = |w: Option<&Self>| w.map(|w| w.per_rank(&axes)).transpose();
+                    let (weight, bias) = (local(weight)?, local(bias)?);
+                    let y = x.local().f_layer_norm(normalized, weight.as_ref(), bias.as_ref(), eps, false);
+                    return Ok(Self::new(named(OP, &[x.local()], y)?, x.layout().clone()));
+                }
+                let dims: Vec<usize> = (first..x.ndim()).collect();
+                let standard = standardize(OP, &x, &dims, eps)?.y;
+                affine(standard, weight, bias)
+            },
+        )
     }
 
     /// The same over each of `groups` groups of channels (dim 1) with all their elements; `weight` and `bias` are `[channel]`.
@@ -95,28 +101,33 @@ impl ShardTensor {
         const OP: &str = "group_norm";
         let (weight, bias) = (beside(OP, self, weight)?, beside(OP, self, bias)?);
         let (weight, bias) = (weight.as_deref(), bias.as_deref());
-        operator(OP, &inputs(self, weight, bias), args!("num_groups": groups, "eps": eps), || {
-            if self.ndim() < 2 || groups < 1 || self.shape()[1] % groups != 0 {
-                return refuse(OP, format!("{groups} groups of the channels of {:?}", self.shape()));
-            }
-            let x = self.resolved()?;
-            let shape = x.shape().to_vec();
-            let split = (1..x.ndim()).any(|dim| x.layout().is_sharded(dim));
-            let standard = if !split && x.local().numel() > 0 {
-                let y = x.local().f_group_norm(groups, None::<&Tensor>, None::<&Tensor>, eps, false);
-                Self::new(named(OP, &[x.local()], y)?, x.layout().clone())
-            } else {
-                let grouped = [&[shape[0], groups, shape[1] / groups], &shape[2..]].concat();
-                let grouped = x.reshape(&grouped)?;
-                let dims: Vec<usize> = (2..grouped.ndim()).collect();
-                standardize(OP, &grouped, &dims, eps)?.y.reshape(&shape)?.to_layout(x.layout())?
-            };
-            affine(
-                standard,
-                along_channels(weight, shape.len())?.as_ref(),
-                along_channels(bias, shape.len())?.as_ref(),
-            )
-        })
+        operator(
+            OP,
+            &inputs(self, weight, bias),
+            args!("has_weight": weight.is_some(), "has_bias": bias.is_some(), "num_groups": groups, "eps": eps),
+            || {
+                if self.ndim() < 2 || groups < 1 || self.shape()[1] % groups != 0 {
+                    return refuse(OP, format!("{groups} groups of the channels of {:?}", self.shape()));
+                }
+                let x = self.resolved()?;
+                let shape = x.shape().to_vec();
+                let split = (1..x.ndim()).any(|dim| x.layout().is_sharded(dim));
+                let standard = if !split && x.local().numel() > 0 {
+                    let y = x.local().f_group_norm(groups, None::<&Tensor>, None::<&Tensor>, eps, false);
+                    Self::new(named(OP, &[x.local()], y)?, x.layout().clone())
+                } else {
+                    let grouped = [&[shape[0], groups, shape[1] / groups], &shape[2..]].concat();
+                    let grouped = x.reshape(&grouped)?;
+                    let dims: Vec<usize> = (2..grouped.ndim()).collect();
+                    standardize(OP, &grouped, &dims, eps)?.y.reshape(&shape)?.to_layout(x.layout())?
+                };
+                affine(
+                    standard,
+                    along_channels(weight, shape.len())?.as_ref(),
+                    along_channels(bias, shape.len())?.as_ref(),
+                )
+            },
+        )
     }
 
     /// The same over each channel of each sample; `weight` and `bias` are `[channel]`.
@@ -133,19 +144,24 @@ impl ShardTensor {
         const OP: &str = "instance_norm";
         let (weight, bias) = (beside(OP, self, weight)?, beside(OP, self, bias)?);
         let (weight, bias) = (weight.as_deref(), bias.as_deref());
-        operator(OP, &inputs(self, weight, bias), args!("eps": eps), || {
-            if self.ndim() < 3 {
-                return refuse(OP, format!("{:?} is not [batch, channel, extent…]", self.shape()));
-            }
-            let x = self.resolved()?;
-            let dims: Vec<usize> = (2..x.ndim()).collect();
-            let standard = standardize(OP, &x, &dims, eps)?.y;
-            affine(
-                standard,
-                along_channels(weight, x.ndim())?.as_ref(),
-                along_channels(bias, x.ndim())?.as_ref(),
-            )
-        })
+        operator(
+            OP,
+            &inputs(self, weight, bias),
+            args!("has_weight": weight.is_some(), "has_bias": bias.is_some(), "eps": eps),
+            || {
+                if self.ndim() < 3 {
+                    return refuse(OP, format!("{:?} is not [batch, channel, extent…]", self.shape()));
+                }
+                let x = self.resolved()?;
+                let dims: Vec<usize> = (2..x.ndim()).collect();
+                let standard = standardize(OP, &x, &dims, eps)?.y;
+                affine(
+                    standard,
+                    along_channels(weight, x.ndim())?.as_ref(),
+                    along_channels(bias, x.ndim())?.as_ref(),
+                )
+            },
+        )
     }
 
     /// The same over each channel of the whole batch, in training; else with the `running` statistics. In training these take
@@ -170,44 +186,49 @@ impl ShardTensor {
             (running.as_ref().map(stats), running.as_ref().map(|running| running.momentum));
         let inputs: Vec<&Self> =
             inputs(self, weight, bias).into_iter().chain(stats.iter().flatten()).collect();
-        operator(OP, &inputs, args!("training": training, "momentum": momentum, "eps": eps), || {
-            if self.ndim() < 2 {
-                return refuse(OP, format!("{:?} is not [batch, channel, …]", self.shape()));
-            }
-            let x = self.resolved()?;
-            let (weight, bias) = (along_channels(weight, x.ndim())?, along_channels(bias, x.ndim())?);
-            if !training {
-                let Some(running) = running else {
-                    return refuse(OP, "running statistics are needed outside of training");
-                };
-                let [mean, var] =
-                    [running.mean, running.var].map(|stat| along_channels(Some(stat), x.ndim()));
-                let (Some(mean), Some(var)) = (mean?, var?) else { return refuse(OP, "no statistics") };
-                let scale =
-                    var.unary(crate::array::Unary::AddScalar(eps))?.unary(crate::array::Unary::Rsqrt)?;
-                let y = affine(x.sub(&mean)?.mul(&scale)?, weight.as_ref(), bias.as_ref())?;
-                return y.to_kind(x.kind());
-            }
-            let dims: Vec<usize> = (0..x.ndim()).filter(|&dim| dim != 1).collect();
-            let standard = standardize(OP, &x, &dims, eps)?;
-            if let Some(running) = running {
-                let _guard = NoGrad::new();
-                let unbiased = standard.count as f64 / (standard.count - 1).max(1) as f64;
-                let var = torch(OP, standard.var.f_mul_scalar(unbiased))?;
-                for (stat, new) in [(running.mean, &standard.mean), (running.var, &var)] {
-                    // The batch's statistics are laid out as its channels; the running ones are whole.
-                    let like = standard.y.layout();
-                    let channels = vec![like.dims()[1].clone()];
-                    let flat = torch(OP, new.f_reshape([-1]))?;
-                    let new = Self::new(flat, like.with_dims(channels)).to_layout(stat.layout())?;
-                    let kind = stat.kind();
-                    let mut local = stat.local().detach();
-                    let step = torch(OP, new.local().f_to_kind(kind))?;
-                    let _ = torch(OP, local.f_lerp_(&step, running.momentum))?;
+        operator(
+            OP,
+            &inputs,
+            args!("has_weight": weight.is_some(), "has_bias": bias.is_some(), "training": training, "momentum": momentum, "eps": eps),
+            || {
+                if self.ndim() < 2 {
+                    return refuse(OP, format!("{:?} is not [batch, channel, …]", self.shape()));
                 }
-            }
-            affine(standard.y, weight.as_ref(), bias.as_ref())
-        })
+                let x = self.resolved()?;
+                let (weight, bias) = (along_channels(weight, x.ndim())?, along_channels(bias, x.ndim())?);
+                if !training {
+                    let Some(running) = running else {
+                        return refuse(OP, "running statistics are needed outside of training");
+                    };
+                    let [mean, var] =
+                        [running.mean, running.var].map(|stat| along_channels(Some(stat), x.ndim()));
+                    let (Some(mean), Some(var)) = (mean?, var?) else { return refuse(OP, "no statistics") };
+                    let scale =
+                        var.unary(crate::array::Unary::AddScalar(eps))?.unary(crate::array::Unary::Rsqrt)?;
+                    let y = affine(x.sub(&mean)?.mul(&scale)?, weight.as_ref(), bias.as_ref())?;
+                    return y.to_kind(x.kind());
+                }
+                let dims: Vec<usize> = (0..x.ndim()).filter(|&dim| dim != 1).collect();
+                let standard = standardize(OP, &x, &dims, eps)?;
+                if let Some(running) = running {
+                    let _guard = NoGrad::new();
+                    let unbiased = standard.count as f64 / (standard.count - 1).max(1) as f64;
+                    let var = torch(OP, standard.var.f_mul_scalar(unbiased))?;
+                    for (stat, new) in [(running.mean, &standard.mean), (running.var, &var)] {
+                        // The batch's statistics are laid out as its channels; the running ones are whole.
+                        let like = standard.y.layout();
+                        let channels = vec![like.dims()[1].clone()];
+                        let flat = torch(OP, new.f_reshape([-1]))?;
+                        let new = Self::new(flat, like.with_dims(channels)).to_layout(stat.layout())?;
+                        let kind = stat.kind();
+                        let mut local = stat.local().detach();
+                        let step = torch(OP, new.local().f_to_kind(kind))?;
+                        let _ = torch(OP, local.f_lerp_(&step, running.momentum))?;
+                    }
+                }
+                affine(standard.y, weight.as_ref(), bias.as_ref())
+            },
+        )
     }
 }
 

@@ -105,7 +105,7 @@ impl ShardTensor {
     ///
     /// `p` outside [0, 1); a kind that is not floating.
     pub fn dropout(&self, p: f64, generator: &Generator) -> Result<Self> {
-        operator("dropout", &[self], args!("p": p, "generator": drawn(generator)), || {
+        operator("dropout", &[self], args!("p": p, "generator": (p > 0.0).then(|| drawn(generator))), || {
             let x = self.resolved()?;
             if p == 0.0 {
                 return Ok(x);

@@ -59,10 +59,11 @@ impl<'a> MeshParams<'a> {
         let Some(index) = self.mesh.names().iter().position(|name| *name == axis) else {
             return Err(refuse(format!("{} has no axis \"{axis}\"", self.mesh)));
         };
-        let (ranks, split) = (self.mesh.shape()[index], self.store.region().size());
+        let along = self.mesh.group_along(&[index])?;
+        let (ranks, split) = (along.ranks(), self.store.region().group().ranks());
         if ranks != split {
             return Err(refuse(format!(
-                "the store is split over {split} ranks, the axis \"{axis}\" of {} has {ranks}",
+                "the store is split over the ranks {split:?}, the axis \"{axis}\" of {} has {ranks:?}",
                 self.mesh
             )));
         }

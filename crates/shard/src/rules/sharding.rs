@@ -60,6 +60,11 @@ static RULES: RwLock<BTreeMap<String, Arc<Rule>>> = RwLock::new(BTreeMap::new())
 /// Declares how the operator `name`, whose dense handler [`register_op`](crate::register_op) has, runs on sharded tensors, or
 /// replaces what was declared; says whether something was.
 ///
+/// Built-in operators may be declared too. Those with a number in place of a tensor, as [`add_scalar`], ask under the same name,
+/// with one input.
+///
+/// [`add_scalar`]: crate::Elementwise::add_scalar
+///
 /// The rule sees the layouts of the inputs, and decides from them and the attributes alone: all ranks must come to the same.
 /// Of its choices, for each axis of the mesh, those are taken for which the inputs must be moved the least, counted in bytes
 /// that the rank receives that receives the most. Sharded inputs of one extent are split alike, as the largest of them; sharded

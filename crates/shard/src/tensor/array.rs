@@ -239,8 +239,41 @@ impl Spectral for ShardTensor {
         self.fourier("irfftn", fourier::Kind::InverseReal, s, dims, norm)
     }
 
+    fn fft(&self, n: Option<i64>, dim: i64, norm: FftNorm) -> Result<Self> {
+        self.fourier("fft", fourier::Kind::Forward, n.as_slice(), &[dim], norm)
+    }
+
+    fn ifft(&self, n: Option<i64>, dim: i64, norm: FftNorm) -> Result<Self> {
+        self.fourier("ifft", fourier::Kind::Inverse, n.as_slice(), &[dim], norm)
+    }
+
+    fn rfft(&self, n: Option<i64>, dim: i64, norm: FftNorm) -> Result<Self> {
+        self.fourier("rfft", fourier::Kind::Real, n.as_slice(), &[dim], norm)
+    }
+
+    fn irfft(&self, n: Option<i64>, dim: i64, norm: FftNorm) -> Result<Self> {
+        self.fourier("irfft", fourier::Kind::InverseReal, n.as_slice(), &[dim], norm)
+    }
+
+    fn fft2(&self, dims: [i64; 2], norm: FftNorm) -> Result<Self> {
+        self.fourier("fft2", fourier::Kind::Forward, &[], &dims, norm)
+    }
+
+    fn ifft2(&self, dims: [i64; 2], norm: FftNorm) -> Result<Self> {
+        self.fourier("ifft2", fourier::Kind::Inverse, &[], &dims, norm)
+    }
+
+    fn rfft2(&self, dims: [i64; 2], norm: FftNorm) -> Result<Self> {
+        self.fourier("rfft2", fourier::Kind::Real, &[], &dims, norm)
+    }
+
+    fn irfft2(&self, size: [i64; 2], dims: [i64; 2], norm: FftNorm) -> Result<Self> {
+        self.fourier("irfft2", fourier::Kind::InverseReal, &size, &dims, norm)
+    }
+
     fn rfft2_modes(&self, dim: i64, modes: &Modes, norm: FftNorm) -> Result<Self> {
         let at = resolve("rfft2_modes", dim, self.ndim())?;
+        let _ = resolve("rfft2_modes", at as i64 + 1, self.ndim())?;
         let x = self.turned_aside(&[at, at + 1])?;
         let y = x.local().rfft2_modes(at as i64, modes, norm)?;
         let new =
@@ -252,6 +285,7 @@ impl Spectral for ShardTensor {
 
     fn irfft2_modes(&self, dim: i64, size: [i64; 2], modes: &Modes, norm: FftNorm) -> Result<Self> {
         let at = resolve("irfft2_modes", dim, self.ndim())?;
+        let _ = resolve("irfft2_modes", at as i64 + 2, self.ndim())?;
         let x = self.turned_aside(&[at, at + 1, at + 2])?;
         let y = x.local().irfft2_modes(at as i64, size, modes, norm)?;
         let mut parts = x.layout().dims().to_vec();

@@ -5,7 +5,7 @@
 //! transform in one exchange moves, in two of half the size.
 
 use isobar_collectives::{Group, balanced, indexed_all_to_all_v, transpose};
-use tch::{Kind, TchError, Tensor};
+use tch::{TchError, Tensor};
 
 use crate::array::{FftNorm, Spectral, argument, named, resolve};
 use crate::error::Result;
@@ -76,8 +76,8 @@ impl DistributedRfft2 {
     /// ranks; the errors of the exchange.
     pub fn apply(&self, x: &Tensor, group: &Group) -> Result<Tensor> {
         const OP: &str = "distributed_rfft2";
-        let (first, second) = (at(OP, x, self.dims[0])?, at(OP, x, self.dims[1])?);
-        let parts = Parts::of(OP, x, first, second, group)?;
+        let parts = Parts::of(OP, x, self.dims, self.s, self.norm, group)?;
+        let Parts { whole: first, split: second, .. } = parts;
         let [height, width] = self.s.unwrap_or([x.size()[first], parts.total()]);
         check_points(OP, [height, width])?;
         let (rows, columns) = (balanced(height / 2 + 1, group.size()), width / 2 + 1);
@@ -113,8 +113,9 @@ impl DistributedIrfft2 {
     /// As of [`DistributedRfft2::apply`].
     pub fn apply(&self, x: &Tensor, group: &Group) -> Result<Tensor> {
         const OP: &str = "distributed_irfft2";
-        let (first, second) = (at(OP, x, self.dims[0])?, at(OP, x, self.dims[1])?);
-        let parts = Parts::of(OP, x, second, first, group)?;
+        let [first, second] = self.dims;
+        let parts = Parts::of(OP, x, [second, first], self.s, self.norm, group)?;
+        let Parts { whole: second, split: first, .. } = parts;
         let [height, width] = self.s.unwrap_or([parts.total(), 2 * (x.size()[second] - 1)]);
         check_points(OP, [height, width])?;
         let (rows, columns) = (balanced(height / 2 + 1, group.size()), width / 2 + 1);
@@ -165,10 +166,6 @@ impl DistributedIrfft2 {
     }
 }
 
-fn at(op: &'static str, x: &Tensor, dim: i64) -> Result<usize> {
-    resolve(op, dim, x.dim())
-}
-
 fn check_points(op: &'static str, points: [i64; 2]) -> Result<()> {
     match points.iter().all(|&points| points > 0) {
         true => Ok(()),
@@ -178,46 +175,62 @@ fn check_points(op: &'static str, points: [i64; 2]) -> Result<()> {
 
 /// The ranks' parts along the dim that is split.
 struct Parts {
+    /// The dim that is whole.
+    whole: usize,
+    /// The dim that is split.
+    split: usize,
     sizes: Vec<i64>,
 }
 
 impl Parts {
-    /// What the ranks have, which they tell each other; refused on all ranks where it does not fit.
-    fn of(op: &'static str, x: &Tensor, whole: usize, split: usize, group: &Group) -> Result<Self> {
+    /// What the ranks have, along the dim that is whole and the one that is split, and ask for: they tell each other. Refused on all
+    /// ranks where it does not fit.
+    fn of(
+        op: &'static str,
+        x: &Tensor,
+        [whole, split]: [i64; 2],
+        s: Option<[i64; 2]>,
+        norm: FftNorm,
+        group: &Group,
+    ) -> Result<Self> {
         let refuse = |reason: String| Err(argument(op, reason));
-        let mut mine = vec![kind_number(x.kind()), whole as i64, split as i64];
-        mine.extend(x.size());
+        let dims = [whole, split].map(|dim| resolve(op, dim, x.dim()).map_or(-1, |dim| dim as i64));
+        let s = s.unwrap_or([0, 0]);
+        let header = [x.kind() as i64, norm as i64, dims[0], dims[1], s[0], s[1]];
+        let mine: Vec<i64> = header.into_iter().chain(x.size()).collect();
         let bytes: Vec<u8> = mine.iter().flat_map(|number| number.to_le_bytes()).collect();
         let told = group.all_gather_bytes(&bytes)?;
         let numbers = |bytes: &Vec<u8>| -> Vec<i64> {
             bytes.chunks_exact(8).map(|b| i64::from_le_bytes(b.try_into().unwrap_or_default())).collect()
         };
         let told: Vec<Vec<i64>> = told.iter().map(numbers).collect();
+        let shape = |row: &[i64]| row.get(header.len()..).unwrap_or_default().to_vec();
+        if let Some(rank) = told.iter().position(|row| row[2] < 0 || row[3] < 0 || row[2] == row[3]) {
+            let given = shape(&told[rank]);
+            return refuse(format!(
+                "dims {whole} and {split} of {given:?}, rank {rank} of {group:?}; expected two dims"
+            ));
+        }
+        let place = header.len() + dims[1] as usize;
         let rest = |row: &[i64]| -> Vec<i64> {
-            let others = row.iter().enumerate().filter(|(index, _)| *index != split + 3);
+            let others = row.iter().enumerate().filter(|(index, _)| *index != place);
             others.map(|(_, number)| *number).collect()
         };
         if let Some(rank) = told.iter().position(|row| rest(row) != rest(&told[0])) {
-            let shape = |row: &[i64]| row.get(3..).unwrap_or_default().to_vec();
             let (one, other) = (shape(&told[0]), shape(&told[rank]));
             return refuse(format!(
-                "rank 0 of {group:?} has {one:?}, rank {rank} {other:?}; they may differ along dim {split} only, \
-                 and not in kind or dims"
+                "rank 0 of {group:?} has {one:?}, rank {rank} {other:?}; they may differ along dim {} only, \
+                 and not in kind, dims, s or norm",
+                dims[1]
             ));
         }
-        if whole == split {
-            return refuse(format!("dim {whole} twice; expected two dims"));
-        }
-        Ok(Self { sizes: told.iter().map(|row| row[split + 3]).collect() })
+        let sizes = told.iter().map(|row| row[place]).collect();
+        Ok(Self { whole: dims[0] as usize, split: dims[1] as usize, sizes })
     }
 
     fn total(&self) -> i64 {
         self.sizes.iter().sum()
     }
-}
-
-fn kind_number(kind: Kind) -> i64 {
-    kind as i64
 }
 
 /// Consecutive indices of these lengths.

@@ -10,7 +10,7 @@ mod plan;
 use std::ops::Range;
 
 use self::plan::{Step, is_whole, steps};
-use super::operator;
+use super::{operator, refuse};
 use crate::array::FftNorm;
 use crate::array::fourier::{Kind, Transform};
 use crate::error::Result;
@@ -50,6 +50,13 @@ impl ShardTensor {
         };
         let args = args!("s": s, "dim": dims, "kept": ranges(), "norm": norm.name());
         operator(op, &[self], args, || {
+            let inverse = kind == Kind::InverseReal;
+            let complex = matches!(self.kind(), tch::Kind::ComplexFloat | tch::Kind::ComplexDouble);
+            if dims.is_empty() || (inverse && (!complex || s.len() != dims.len() || s.contains(&-1))) {
+                let given = format!("{:?}, {} extents and {} dims", self.kind(), s.len(), dims.len());
+                let reason = format!("{given}; expected complex modes and an extent for each of some dims");
+                return refuse(op, reason);
+            }
             let transform = Transform::new(op, kind, self.kind(), self.shape(), s, dims)?;
             self.transformed(op, &transform.keeping(op, kept, self.shape())?, norm)
         })

@@ -121,7 +121,7 @@ impl ShardTensor {
                 && let Some(halo) = Halo::new(&parts.x, &walks)?
             {
                 let Steps { stride, padding, dilation, .. } = Steps::of(&walks);
-                let native = Native { stride, padding, dilation, groups: conv.groups };
+                let native = Native { stride, padding, dilation, groups: conv.groups, bias: bias.is_some() };
                 let y = halo.convolve(parts.x.local(), &parts, native)?;
                 let result = |walk: &Walk| parts.x.layout().dims()[walk.dim].scaled(walk.result);
                 return Ok(parts.result(y, walks.iter().map(result).collect()));

@@ -11,7 +11,7 @@ use isobar_collectives::trace::Label;
 use isobar_collectives::windows::{self, Fetch, Transfer};
 use isobar_torch::autograd::{self, BackwardOptions, Context, Function};
 use isobar_torch::guard::{EnableGrad, NoGrad, is_grad_enabled};
-use tch::{TchError, Tensor};
+use tch::{Kind, TchError, Tensor};
 
 use super::conv::Channels;
 use super::{Steps, Walk};
@@ -46,6 +46,8 @@ pub(super) struct Native {
     pub(super) padding: Vec<i64>,
     pub(super) dilation: Vec<i64>,
     pub(super) groups: i64,
+    /// Whether a bias is added.
+    pub(super) bias: bool,
 }
 
 impl Native {
@@ -68,9 +70,13 @@ impl Native {
 
 impl Halo {
     /// The halo of a convolution that pads with zeros, if one of its dims is split, over which it goes in single steps to a
-    /// result of the same extent, and no part is smaller than the halo. The same answer on all ranks.
+    /// result of the same extent, and no part is smaller than the halo; not of 16-bit floats, which would be rounded once more
+    /// where it is added. The same answer on all ranks.
     pub(super) fn new(x: &ShardTensor, walks: &[Walk]) -> Result<Option<Self>> {
         let layout = x.layout();
+        if matches!(x.kind(), Kind::Half | Kind::BFloat16) {
+            return Ok(None);
+        }
         let mut split = walks.iter().filter(|walk| layout.is_sharded(walk.dim));
         let (Some(walk), None) = (split.next(), split.next()) else { return Ok(None) };
         let width = walk.before;
@@ -242,7 +248,7 @@ impl Halo {
             Ok(saved.detach().set_requires_grad(saved.requires_grad()))
         };
         let (x, weight, halo) = (leaf(0)?, leaf(1)?, leaf(2)?);
-        let bias = leaf(3).ok();
+        let bias = native.bias.then(|| leaf(3)).transpose()?;
         let own = native.convolve(&native.padding, &x, &weight, bias.as_ref())?;
         let ends = self.of_ends(native, &halo, &weight)?;
         Ok(Inner { leaves: [x, weight].into_iter().chain(bias).collect(), halo, own, ends })
@@ -255,7 +261,10 @@ impl Halo {
         context: &Context<'_>,
         gradient: &Tensor,
     ) -> Result<Vec<Option<Tensor>>, Failure> {
-        let (x, weight, bias) = (context.saved(0)?, context.saved(1)?, context.saved(3).ok());
+        // Nodes of their own: one input may have been computed from another, and that way is gone through outside.
+        let own = |index: usize| -> Result<Tensor, Failure> { Ok(context.saved(index)?.f_alias()?) };
+        let (x, weight) = (own(0)?, own(1)?);
+        let bias = native.bias.then(|| own(3)).transpose()?;
         let share = self.share.clone();
         let fetch = Fetch { forward: share.clone(), back: share, group: self.group.clone(), hidden: false };
         let halo = windows::fetch_window(&self.ends(&x)?, fetch, 0.0)?;

@@ -6,7 +6,7 @@ use super::{Walk, Windowed, part_of};
 use crate::array::named;
 use crate::error::Result;
 use crate::layout::Dim;
-use crate::ops::{operator, refuse, resolve, torch};
+use crate::ops::{number, operator, refuse, resolve, torch};
 use crate::tensor::ShardTensor;
 use crate::window::{Border, Need, Piece, Windows, fetch};
 
@@ -70,8 +70,26 @@ impl PadMode {
     /// The dense operator.
     pub(crate) fn pad(self, x: &Tensor, pairs: &[i64], value: f64) -> Result<Tensor> {
         self.borders(&x.size(), pairs)?;
-        let value = (self == Self::Constant).then_some(value);
-        named(OP, &[x], x.f_pad(pairs, self.name(), value))
+        if self == Self::Constant {
+            return named(OP, &[x], x.f_pad(pairs, self.name(), value));
+        }
+        // libtorch has the other modes for some numbers of dims only.
+        let mut padded = x.shallow_clone();
+        for (index, pair) in pairs.chunks_exact(2).enumerate().filter(|(_, pair)| **pair != [0, 0]) {
+            let dim = x.dim() - 1 - index;
+            let extent = x.size()[dim];
+            let source = |at: i64| match self {
+                Self::Circular => at.rem_euclid(extent),
+                Self::Replicate => at.clamp(0, extent - 1),
+                _ if at < 0 => -at,
+                _ => at.min(2 * (extent - 1) - at),
+            };
+            let sources: Vec<i64> = (-pair[0]..extent + pair[1]).map(source).collect();
+            let chosen = Tensor::f_from_slice(&sources)
+                .and_then(|sources| padded.f_index_select(dim as i64, &sources.f_to_device(x.device())?));
+            padded = named(OP, &[x], chosen)?;
+        }
+        Ok(padded)
     }
 }
 
@@ -95,7 +113,7 @@ impl ShardTensor {
     ///
     /// Pairs that do not fit the tensor; the errors of the exchange.
     pub fn pad_mode(&self, pairs: &[i64], mode: PadMode, value: f64) -> Result<Self> {
-        operator(OP, &[self], args!("pad": pairs, "mode": mode.name(), "value": value), || {
+        operator(OP, &[self], args!("pad": pairs, "mode": mode.name(), "value": number(value)), || {
             let borders = mode.borders(self.shape(), pairs)?;
             let x = self.resolved()?.consecutive()?;
             let layout = x.layout();
