@@ -111,7 +111,11 @@ impl InMemory {
     /// When a number is out of range.
     pub fn batch(&self, samples: &[usize]) -> Result<Batch> {
         if let Some(sample) = samples.iter().find(|&&sample| sample >= self.len) {
-            return Err(Error::OutOfRange { what: "sample", asked: sample.to_string(), available: self.len });
+            return Err(Error::OutOfRange {
+                what: "sample".to_owned(),
+                asked: sample.to_string(),
+                available: self.len,
+            });
         }
         let index: Vec<i64> = samples.iter().map(|&sample| sample as i64).collect();
         let index = Tensor::f_from_slice(&index)?;

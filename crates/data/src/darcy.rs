@@ -3,14 +3,14 @@
 use std::ops::Range;
 use std::path::{Path, PathBuf};
 
-use hdf5_metno::types::{FloatSize, TypeDescriptor};
-use hdf5_metno::{Dataset, File};
+use hdf5_metno::Dataset;
 use isobar_torch::memory::from_vec;
-use ndarray::{IxDyn, s};
 use tch::Tensor;
 
+use crate::attribute::Attributes;
+use crate::layout::{self, Node, check_range, shape_text};
 use crate::stats::Accumulator;
-use crate::{Batch, Error, Result, Statistics, format};
+use crate::{Batch, Error, Result, Statistics};
 
 /// A data set of 2-D Darcy flow, −∇·(a ∇u) = β on the unit square with u = 0 on its boundary, in one HDF5 file.
 ///
@@ -71,10 +71,11 @@ impl DarcyFile {
     /// truncated, or of another layout; the error names the file, the dataset and the cause.
     pub fn open(path: impl AsRef<Path>) -> Result<Self> {
         let path = path.as_ref();
-        format::check(path)?;
-        let file = File::open(path).map_err(|error| Error::hdf5(path, "open it", error))?;
-        let root = Root { path, file: &file };
-
+        let root = Node::open(path)?;
+        if layout::recognise(&root) == Some(layout::WELL) {
+            let path = path.to_owned();
+            return Err(Error::OtherLayout { path, found: layout::WELL, expected: layout::DARCY });
+        }
         let nu = root.field(NU)?;
         let shape = nu.shape();
         let &[samples, rows, cols] = shape.as_slice() else {
@@ -89,9 +90,9 @@ impl DarcyFile {
             let expected = format!("{} to agree with `{NU}`", shape_text(&expected));
             return Err(root.misfit(TENSOR, shape_text(&tensor.shape()), expected));
         }
-        let x = root.coordinate(X, rows)?;
-        let y = root.coordinate(Y, cols)?;
-        let beta = root.number(BETA)?;
+        let x = root.coordinates(X, Some((rows, NU)))?;
+        let y = root.coordinates(Y, Some((cols, NU)))?;
+        let beta = Attributes::of_group(&root).number(BETA)?;
         Ok(Self { path: path.to_owned(), nu, tensor, samples, x, y, beta })
     }
 
@@ -141,7 +142,7 @@ impl DarcyFile {
     pub fn read(&self, samples: &[usize], rows: Range<usize>, cols: Range<usize>) -> Result<Batch> {
         if let Some(sample) = samples.iter().find(|&&sample| sample >= self.samples) {
             return Err(Error::OutOfRange {
-                what: "sample",
+                what: "sample".to_owned(),
                 asked: sample.to_string(),
                 available: self.samples,
             });
@@ -212,25 +213,11 @@ impl DarcyFile {
         rows: Range<usize>,
         cols: Range<usize>,
     ) -> Result<Vec<f32>> {
-        let first = [samples.start, rows.start, cols.start];
-        let (height, width) = (rows.len(), cols.len());
-        let slab = if dataset.ndim() == 4 {
-            dataset.read_slice::<f32, _, IxDyn>(s![samples, 0..1, rows, cols])
+        if dataset.ndim() == 4 {
+            layout::read_finite(&self.path, dataset, name, &[samples, 0..1, rows, cols])
         } else {
-            dataset.read_slice::<f32, _, IxDyn>(s![samples, rows, cols])
-        };
-        let slab = slab.map_err(|error| Error::hdf5(&self.path, format!("read dataset `{name}`"), error))?;
-        let (values, _) = slab.into_raw_vec_and_offset();
-        if let Some(at) = values.iter().position(|value| !value.is_finite()) {
-            let mut index =
-                vec![first[0] + at / (height * width), first[1] + at / width % height, first[2] + at % width];
-            if dataset.ndim() == 4 {
-                index.insert(1, 0);
-            }
-            let value = f64::from(values[at]);
-            return Err(Error::NotFinite { path: self.path.clone(), dataset: name, index, value });
+            layout::read_finite(&self.path, dataset, name, &[samples, rows, cols])
         }
-        Ok(values)
     }
 }
 
@@ -272,106 +259,6 @@ fn runs(samples: &[usize]) -> Vec<Run> {
         }
     }
     runs
-}
-
-fn check_range(what: &'static str, range: &Range<usize>, available: usize) -> Result<()> {
-    if range.start > range.end || range.end > available {
-        return Err(Error::OutOfRange { what, asked: format!("{range:?}"), available });
-    }
-    Ok(())
-}
-
-fn shape_text(shape: &[usize]) -> String {
-    format!("of shape {shape:?}")
-}
-
-/// The root of an open file, for checks of its layout.
-struct Root<'a> {
-    path: &'a Path,
-    file: &'a File,
-}
-
-impl Root<'_> {
-    fn dataset(&self, name: &'static str) -> Result<Dataset> {
-        if self.file.link_exists(name) {
-            return self
-                .file
-                .dataset(name)
-                .map_err(|error| Error::hdf5(self.path, format!("open dataset `{name}`"), error));
-        }
-        let found =
-            self.file.member_names().map_err(|error| Error::hdf5(self.path, "list its datasets", error))?;
-        Err(Error::MissingDataset { path: self.path.to_owned(), dataset: name, found })
-    }
-
-    /// A dataset of float32, of either byte order.
-    fn field(&self, name: &'static str) -> Result<Dataset> {
-        let dataset = self.dataset(name)?;
-        match self.kind(&dataset, name)? {
-            TypeDescriptor::Float(FloatSize::U4) => Ok(dataset),
-            other => Err(self.misfit(name, format!("of kind {other}"), "float32")),
-        }
-    }
-
-    /// Finite, ascending floating-point numbers.
-    fn coordinate(&self, name: &'static str, len: usize) -> Result<Vec<f64>> {
-        let dataset = self.dataset(name)?;
-        if dataset.shape() != [len] {
-            let expected = format!("{} to agree with `{NU}`", shape_text(&[len]));
-            return Err(self.misfit(name, shape_text(&dataset.shape()), expected));
-        }
-        let kind = self.kind(&dataset, name)?;
-        if !matches!(kind, TypeDescriptor::Float(_)) {
-            return Err(self.misfit(name, format!("of kind {kind}"), "floating-point numbers"));
-        }
-        let values = dataset
-            .read_raw::<f64>()
-            .map_err(|error| Error::hdf5(self.path, format!("read dataset `{name}`"), error))?;
-        if let Some(at) = values.iter().position(|value| !value.is_finite()) {
-            let (path, value) = (self.path.to_owned(), values[at]);
-            return Err(Error::NotFinite { path, dataset: name, index: vec![at], value });
-        }
-        if let Some(at) = values.windows(2).position(|pair| pair[0] >= pair[1]) {
-            let found = format!("{} at index {at} and {} at the next", values[at], values[at + 1]);
-            return Err(self.misfit(name, found, "ascending"));
-        }
-        Ok(values)
-    }
-
-    /// A root attribute that is one finite number.
-    fn number(&self, name: &'static str) -> Result<f64> {
-        let names =
-            self.file.attr_names().map_err(|error| Error::hdf5(self.path, "list its attributes", error))?;
-        if !names.iter().any(|found| found == name) {
-            return Err(Error::MissingAttribute { path: self.path.to_owned(), attribute: name });
-        }
-        let read = |error| Error::hdf5(self.path, format!("read attribute `{name}`"), error);
-        let attribute = self.file.attr(name).map_err(read)?;
-        let kind = attribute.dtype().and_then(|kind| kind.to_descriptor()).map_err(read)?;
-        let values = match kind {
-            TypeDescriptor::Float(_) => attribute.read_raw::<f64>().map_err(read)?,
-            TypeDescriptor::Integer(_) | TypeDescriptor::Unsigned(_) => {
-                attribute.read_raw::<i64>().map_err(read)?.into_iter().map(|value| value as f64).collect()
-            }
-            other => return Err(self.misfit(name, format!("of kind {other}"), "a number")),
-        };
-        match values.as_slice() {
-            [value] if value.is_finite() => Ok(*value),
-            [value] => Err(self.misfit(name, value.to_string(), "a finite number")),
-            _ => Err(self.misfit(name, format!("{} numbers", values.len()), "one number")),
-        }
-    }
-
-    fn kind(&self, dataset: &Dataset, name: &'static str) -> Result<TypeDescriptor> {
-        dataset
-            .dtype()
-            .and_then(|kind| kind.to_descriptor())
-            .map_err(|error| Error::hdf5(self.path, format!("read the kind of dataset `{name}`"), error))
-    }
-
-    fn misfit(&self, name: &'static str, found: impl Into<String>, expected: impl Into<String>) -> Error {
-        Error::Layout { path: self.path.to_owned(), name, found: found.into(), expected: expected.into() }
-    }
 }
 
 #[cfg(test)]

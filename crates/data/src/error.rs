@@ -23,7 +23,7 @@ pub enum Error {
         source: std::io::Error,
     },
     /// A format that has no reader yet.
-    #[error("{}: {format} files are unsupported for now; expected HDF5 in PDEBench's Darcy layout", path.display())]
+    #[error("{}: {format} files are unsupported for now; expected HDF5", path.display())]
     Unsupported {
         /// The file.
         path: PathBuf,
@@ -60,30 +60,60 @@ pub enum Error {
         source: hdf5_metno::Error,
     },
     /// A dataset of the layout is not there.
-    #[error("{}: the dataset `{dataset}` is missing; the file holds {}", path.display(), list(found))]
+    #[error("{}: the dataset `{dataset}` is missing; {} holds {}", path.display(), holder(dataset), list(found))]
     MissingDataset {
         /// The file.
         path: PathBuf,
-        /// The dataset's name.
-        dataset: &'static str,
-        /// What the file's root holds instead.
+        /// The dataset's path from the root.
+        dataset: String,
+        /// What its group, or the file's root, holds instead.
         found: Vec<String>,
     },
+    /// A group of the layout is not there.
+    #[error("{}: the group `{group}` is missing; {} holds {}", path.display(), holder(group), list(found))]
+    MissingGroup {
+        /// The file.
+        path: PathBuf,
+        /// The group's path from the root.
+        group: String,
+        /// What its group, or the file's root, holds instead.
+        found: Vec<String>,
+    },
+    /// A file has no field of that name.
+    #[error("{}: there is no field `{field}`; the file's fields are {}", path.display(), list(found))]
+    MissingField {
+        /// The file.
+        path: PathBuf,
+        /// What was asked for.
+        field: String,
+        /// The fields that there are.
+        found: Vec<String>,
+    },
+    /// The file has another layout that this crate reads.
+    #[error("{}: not a file of {expected}, but of {found}", path.display())]
+    OtherLayout {
+        /// The file.
+        path: PathBuf,
+        /// The layout that it has.
+        found: &'static str,
+        /// The layout that was asked for.
+        expected: &'static str,
+    },
     /// An attribute of the layout is not there.
-    #[error("{}: the root attribute `{attribute}` is missing", path.display())]
+    #[error("{}: the {}attribute `{attribute}` is missing", path.display(), if attribute.contains('@') { "" } else { "root " })]
     MissingAttribute {
         /// The file.
         path: PathBuf,
-        /// The attribute's name.
-        attribute: &'static str,
+        /// The attribute's name: `owner@attribute` if it is not the root's.
+        attribute: String,
     },
     /// A dataset or attribute has the wrong shape, kind or order.
     #[error("{}: `{name}` is {found}, expected {expected}", path.display())]
     Layout {
         /// The file.
         path: PathBuf,
-        /// The dataset or attribute.
-        name: &'static str,
+        /// The dataset, by its path from the root, or the attribute, as `owner@attribute`.
+        name: String,
         /// What it is.
         found: String,
         /// What it should be.
@@ -94,8 +124,8 @@ pub enum Error {
     NotFinite {
         /// The file.
         path: PathBuf,
-        /// The dataset.
-        dataset: &'static str,
+        /// The dataset, by its path from the root.
+        dataset: String,
         /// Index of the first such value, one number a dim of the dataset.
         index: Vec<usize>,
         /// The value.
@@ -105,7 +135,7 @@ pub enum Error {
     #[error("{what} {asked} is out of range: there are {available}")]
     OutOfRange {
         /// What was indexed, such as `sample`.
-        what: &'static str,
+        what: String,
         /// What was asked for.
         asked: String,
         /// How many there are.
@@ -139,6 +169,11 @@ impl Error {
     pub(crate) fn io(path: &Path, action: &'static str, source: std::io::Error) -> Self {
         Self::Io { path: path.to_owned(), action, source }
     }
+}
+
+/// What should hold a dataset or group.
+fn holder(name: &str) -> String {
+    name.rsplit_once('/').map_or_else(|| "the file".to_owned(), |(group, _)| format!("`{group}`"))
 }
 
 fn list(names: &[String]) -> String {

@@ -1,0 +1,168 @@
+//! Attributes of groups and datasets, checked.
+
+use std::path::Path;
+
+use hdf5_metno::types::{FixedAscii, FixedUnicode, TypeDescriptor, VarLenAscii, VarLenUnicode};
+use hdf5_metno::{Attribute, Dataset, H5Type, Location};
+
+use crate::layout::{Node, misfit};
+use crate::{Error, Result};
+
+/// The attributes of one group or dataset. In errors they are called `owner@attribute`, those of the root by their name.
+pub(crate) struct Attributes<'a> {
+    path: &'a Path,
+    location: &'a Location,
+    owner: String,
+}
+
+impl<'a> Attributes<'a> {
+    pub(crate) fn of_group(node: &'a Node<'_>) -> Self {
+        Self { path: node.path, location: &node.group, owner: node.name().to_owned() }
+    }
+
+    pub(crate) fn of_dataset(path: &'a Path, dataset: &'a Dataset, name: &str) -> Self {
+        Self { path, location: dataset, owner: name.to_owned() }
+    }
+
+    /// One finite number.
+    pub(crate) fn number(&self, name: &str) -> Result<f64> {
+        let (attribute, kind) = self.find(name)?;
+        let values = match kind {
+            TypeDescriptor::Float(_) => self.values::<f64>(&attribute, name)?,
+            TypeDescriptor::Integer(_) | TypeDescriptor::Unsigned(_) => {
+                self.values::<i64>(&attribute, name)?.into_iter().map(|value| value as f64).collect()
+            }
+            other => return Err(self.misfit(name, format!("of kind {other}"), "a number")),
+        };
+        match values.as_slice() {
+            [value] if value.is_finite() => Ok(*value),
+            [value] => Err(self.misfit(name, value.to_string(), "a finite number")),
+            _ => Err(self.misfit(name, format!("{} numbers", values.len()), "one number")),
+        }
+    }
+
+    /// One whole number in a range.
+    pub(crate) fn count(&self, name: &str, smallest: usize, largest: usize) -> Result<usize> {
+        let value = self.number(name)?;
+        if value.fract() != 0.0 || value < smallest as f64 || value > largest as f64 {
+            let expected = if largest == usize::MAX {
+                format!("a whole number from {smallest} on")
+            } else {
+                format!("a whole number from {smallest} to {largest}")
+            };
+            return Err(self.misfit(name, value.to_string(), expected));
+        }
+        Ok(value as usize)
+    }
+
+    pub(crate) fn flag(&self, name: &str) -> Result<bool> {
+        match self.flags(name)?.as_slice() {
+            [flag] => Ok(*flag),
+            flags => Err(self.misfit(name, format!("{} booleans", flags.len()), "one boolean")),
+        }
+    }
+
+    pub(crate) fn flags(&self, name: &str) -> Result<Vec<bool>> {
+        let (attribute, kind) = self.find(name)?;
+        if !matches!(kind, TypeDescriptor::Boolean | TypeDescriptor::Integer(_) | TypeDescriptor::Unsigned(_))
+        {
+            return Err(self.misfit(name, format!("of kind {kind}"), "booleans"));
+        }
+        // As numbers: a damaged file may hold others than 0 and 1.
+        let values = self.values::<i8>(&attribute, name)?;
+        let flag = |value: i8| match value {
+            0 => Ok(false),
+            1 => Ok(true),
+            other => Err(self.misfit(name, other.to_string(), "FALSE (0) or TRUE (1)")),
+        };
+        values.into_iter().map(flag).collect()
+    }
+
+    pub(crate) fn text(&self, name: &str) -> Result<String> {
+        let mut texts = self.texts(name)?;
+        match (texts.pop(), texts.len()) {
+            (Some(text), 0) => Ok(text),
+            (last, others) => {
+                let found = format!("{} strings", others + usize::from(last.is_some()));
+                Err(self.misfit(name, found, "one string"))
+            }
+        }
+    }
+
+    /// Strings of variable or fixed length.
+    pub(crate) fn texts(&self, name: &str) -> Result<Vec<String>> {
+        let (attribute, kind) = self.find(name)?;
+        if attribute.size() == 0 {
+            // An empty list has no strings to tell its kind by: numpy makes it one of numbers.
+            return Ok(Vec::new());
+        }
+        let bytes: Vec<Vec<u8>> = match kind {
+            TypeDescriptor::VarLenUnicode => {
+                texts(self.values::<VarLenUnicode>(&attribute, name)?, |text| text.as_bytes())
+            }
+            TypeDescriptor::VarLenAscii => {
+                texts(self.values::<VarLenAscii>(&attribute, name)?, |text| text.as_bytes())
+            }
+            TypeDescriptor::FixedUnicode(length) if length <= LONGEST_TEXT => {
+                let values = self.values::<FixedUnicode<LONGEST_TEXT>>(&attribute, name)?;
+                texts(values, |text| text.as_bytes())
+            }
+            TypeDescriptor::FixedAscii(length) if length <= LONGEST_TEXT => {
+                let values = self.values::<FixedAscii<LONGEST_TEXT>>(&attribute, name)?;
+                texts(values, |text| text.as_bytes())
+            }
+            other => return Err(self.misfit(name, format!("of kind {other}"), "strings")),
+        };
+        bytes
+            .into_iter()
+            .map(|text| {
+                String::from_utf8(text)
+                    .map_err(|error| self.misfit(name, format!("not text: {error}"), "UTF-8 strings"))
+            })
+            .collect()
+    }
+
+    pub(crate) fn misfit(&self, name: &str, found: impl Into<String>, expected: impl Into<String>) -> Error {
+        misfit(self.path, self.full(name), found, expected)
+    }
+
+    fn full(&self, name: &str) -> String {
+        if self.owner.is_empty() { name.to_owned() } else { format!("{}@{name}", self.owner) }
+    }
+
+    fn find(&self, name: &str) -> Result<(Attribute, TypeDescriptor)> {
+        let names = self.location.attr_names().map_err(|error| {
+            let action = if self.owner.is_empty() {
+                "list its attributes".to_owned()
+            } else {
+                format!("list the attributes of `{}`", self.owner)
+            };
+            Error::hdf5(self.path, action, error)
+        })?;
+        if !names.iter().any(|found| found == name) {
+            let (path, attribute) = (self.path.to_owned(), self.full(name));
+            return Err(Error::MissingAttribute { path, attribute });
+        }
+        let attribute = self.location.attr(name).map_err(|error| self.unreadable(name, error))?;
+        let kind = attribute
+            .dtype()
+            .and_then(|kind| kind.to_descriptor())
+            .map_err(|error| self.unreadable(name, error))?;
+        Ok((attribute, kind))
+    }
+
+    fn values<T: H5Type>(&self, attribute: &Attribute, name: &str) -> Result<Vec<T>> {
+        attribute.read_raw::<T>().map_err(|error| self.unreadable(name, error))
+    }
+
+    fn unreadable(&self, name: &str, error: hdf5_metno::Error) -> Error {
+        Error::hdf5(self.path, format!("read attribute `{}`", self.full(name)), error)
+    }
+}
+
+/// Bytes of the longest string of fixed length that is read.
+const LONGEST_TEXT: usize = 256;
+
+fn texts<T>(values: Vec<T>, bytes: impl Fn(&T) -> &[u8]) -> Vec<Vec<u8>> {
+    values.iter().map(|value| bytes(value).to_vec()).collect()
+}

@@ -1,0 +1,215 @@
+//! Checks of what an HDF5 file holds, shared by the readers. Whatever is wrong becomes one error that names the file, the
+//! dataset and the cause.
+
+use std::ops::Range;
+use std::path::Path;
+
+use hdf5_metno::types::{FloatSize, TypeDescriptor};
+use hdf5_metno::{Dataset, File, Group, Hyperslab, SliceOrIndex};
+use ndarray::IxDyn;
+
+use crate::{Error, Result, format};
+
+/// A group of an open file. Names in errors are paths from the root, such as `t0_fields/vorticity`.
+#[derive(Debug)]
+pub(crate) struct Node<'a> {
+    pub(super) path: &'a Path,
+    pub(super) group: Group,
+    name: String,
+}
+
+impl<'a> Node<'a> {
+    /// The root of a file that is there, HDF5 and whole.
+    pub(crate) fn open(path: &'a Path) -> Result<Self> {
+        format::check(path)?;
+        let group = File::open(path)
+            .and_then(|file| file.group("/"))
+            .map_err(|error| Error::hdf5(path, "open it", error))?;
+        Ok(Self { path, group, name: String::new() })
+    }
+
+    pub(crate) fn has(&self, name: &str) -> bool {
+        self.group.link_exists(name)
+    }
+
+    pub(crate) fn members(&self) -> Result<Vec<String>> {
+        let action = if self.name.is_empty() {
+            "list its datasets".to_owned()
+        } else {
+            format!("list the datasets of `{}`", self.name)
+        };
+        self.group.member_names().map_err(|error| Error::hdf5(self.path, action, error))
+    }
+
+    pub(crate) fn group(&self, name: &str) -> Result<Self> {
+        let full = self.full(name);
+        if !self.has(name) {
+            return Err(Error::MissingGroup {
+                path: self.path.to_owned(),
+                group: full,
+                found: self.members()?,
+            });
+        }
+        let group = self
+            .group
+            .group(name)
+            .map_err(|error| Error::hdf5(self.path, format!("open group `{full}`"), error))?;
+        Ok(Self { path: self.path, group, name: full })
+    }
+
+    pub(crate) fn dataset(&self, name: &str) -> Result<Dataset> {
+        let full = self.full(name);
+        if !self.has(name) {
+            return Err(Error::MissingDataset {
+                path: self.path.to_owned(),
+                dataset: full,
+                found: self.members()?,
+            });
+        }
+        self.group
+            .dataset(name)
+            .map_err(|error| Error::hdf5(self.path, format!("open dataset `{full}`"), error))
+    }
+
+    /// A dataset of float32, of either byte order.
+    pub(crate) fn field(&self, name: &str) -> Result<Dataset> {
+        let dataset = self.dataset(name)?;
+        match self.kind(&dataset, name)? {
+            TypeDescriptor::Float(FloatSize::U4) => Ok(dataset),
+            other => Err(self.misfit(name, format!("of kind {other}"), "float32")),
+        }
+    }
+
+    /// Coordinates: a list of finite, ascending floating-point numbers, as many as another dataset has points along it
+    /// if that is given.
+    pub(crate) fn coordinates(&self, name: &str, agree: Option<(usize, &str)>) -> Result<Vec<f64>> {
+        let dataset = self.dataset(name)?;
+        let shape = dataset.shape();
+        match agree {
+            Some((len, other)) if shape != [len] => {
+                let expected = format!("{} to agree with `{other}`", shape_text(&[len]));
+                return Err(self.misfit(name, shape_text(&shape), expected));
+            }
+            None if shape.len() != 1 || shape.contains(&0) => {
+                return Err(self.misfit(name, shape_text(&shape), "a list of at least one point"));
+            }
+            _ => (),
+        }
+        let kind = self.kind(&dataset, name)?;
+        if !matches!(kind, TypeDescriptor::Float(_)) {
+            return Err(self.misfit(name, format!("of kind {kind}"), "floating-point numbers"));
+        }
+        let values = dataset
+            .read_raw::<f64>()
+            .map_err(|error| Error::hdf5(self.path, format!("read dataset `{}`", self.full(name)), error))?;
+        if let Some(at) = values.iter().position(|value| !value.is_finite()) {
+            let (path, value) = (self.path.to_owned(), values[at]);
+            return Err(Error::NotFinite { path, dataset: self.full(name), index: vec![at], value });
+        }
+        if let Some(at) = values.windows(2).position(|pair| pair[0] >= pair[1]) {
+            let found = format!("{} at index {at} and {} at the next", values[at], values[at + 1]);
+            return Err(self.misfit(name, found, "ascending"));
+        }
+        Ok(values)
+    }
+
+    /// What a member is called in errors.
+    pub(crate) fn full(&self, name: &str) -> String {
+        if self.name.is_empty() { name.to_owned() } else { format!("{}/{name}", self.name) }
+    }
+
+    /// The group's own name, empty for the root.
+    pub(crate) fn name(&self) -> &str {
+        &self.name
+    }
+
+    pub(crate) fn misfit(&self, name: &str, found: impl Into<String>, expected: impl Into<String>) -> Error {
+        misfit(self.path, self.full(name), found, expected)
+    }
+
+    fn kind(&self, dataset: &Dataset, name: &str) -> Result<TypeDescriptor> {
+        dataset.dtype().and_then(|kind| kind.to_descriptor()).map_err(|error| {
+            Error::hdf5(self.path, format!("read the kind of dataset `{}`", self.full(name)), error)
+        })
+    }
+}
+
+pub(crate) fn misfit(
+    path: &Path,
+    name: String,
+    found: impl Into<String>,
+    expected: impl Into<String>,
+) -> Error {
+    Error::Layout { path: path.to_owned(), name, found: found.into(), expected: expected.into() }
+}
+
+pub(crate) fn shape_text(shape: &[usize]) -> String {
+    format!("of shape {shape:?}")
+}
+
+pub(crate) fn check_range(what: impl Into<String>, range: &Range<usize>, available: usize) -> Result<()> {
+    if range.start > range.end || range.end > available {
+        return Err(Error::OutOfRange { what: what.into(), asked: format!("{range:?}"), available });
+    }
+    Ok(())
+}
+
+/// The values of a window, one range a dim of the dataset, in the dataset's order; all finite.
+pub(crate) fn read_finite(
+    path: &Path,
+    dataset: &Dataset,
+    name: &str,
+    window: &[Range<usize>],
+) -> Result<Vec<f32>> {
+    if window.iter().any(Range::is_empty) {
+        return Ok(Vec::new());
+    }
+    let values = if window.is_empty() {
+        dataset.read_raw::<f32>()
+    } else {
+        dataset
+            .read_slice::<f32, _, IxDyn>(hyperslab(window))
+            .map(|values| values.into_raw_vec_and_offset().0)
+    };
+    let values = values.map_err(|error| Error::hdf5(path, format!("read dataset `{name}`"), error))?;
+    check_finite(path, name, window, &values)?;
+    Ok(values)
+}
+
+pub(crate) fn hyperslab(window: &[Range<usize>]) -> Hyperslab {
+    window.iter().cloned().map(SliceOrIndex::from).collect::<Vec<_>>().into()
+}
+
+/// Refuses a window's values if one is not finite, with its index in the dataset.
+pub(crate) fn check_finite(path: &Path, name: &str, window: &[Range<usize>], values: &[f32]) -> Result<()> {
+    let Some(at) = values.iter().position(|value| !value.is_finite()) else {
+        return Ok(());
+    };
+    let mut left = at;
+    let mut index: Vec<usize> = window
+        .iter()
+        .rev()
+        .map(|range| {
+            let place = range.start + left % range.len();
+            left /= range.len();
+            place
+        })
+        .collect();
+    index.reverse();
+    let value = f64::from(values[at]);
+    Err(Error::NotFinite { path: path.to_owned(), dataset: name.to_owned(), index, value })
+}
+
+/// The layouts that this crate reads, by what a file holds, for errors about one that was taken for another.
+pub(crate) fn recognise(root: &Node<'_>) -> Option<&'static str> {
+    if root.has("dimensions") && (root.has("t0_fields") || root.has("t1_fields")) {
+        Some(WELL)
+    } else if root.has("nu") && root.has("tensor") {
+        Some(DARCY)
+    } else {
+        None
+    }
+}
+
+pub(crate) const WELL: &str = "The Well's schema";
+pub(crate) const DARCY: &str = "PDEBench's Darcy layout";

@@ -1,0 +1,325 @@
+//! Files of The Well's HDF5 schema.
+
+mod open;
+
+use std::ops::Range;
+use std::path::{Path, PathBuf};
+
+use hdf5_metno::Dataset;
+use isobar_torch::memory::from_vec;
+use tch::{Device, Kind, Tensor};
+
+use crate::layout::{check_range, read_finite};
+use crate::stats::Accumulator;
+use crate::{Error, Result, Statistics};
+
+/// Trajectories of a simulation in one HDF5 file of The Well's schema.
+///
+/// The schema is that of [The Well](https://github.com/PolymathicAI/the_well) (Ohana et al. 2024); units are those of the
+/// simulation. With d spatial dims, 1 to 3:
+///
+/// | name | shape | is |
+/// |---|---|---|
+/// | `dimensions/time`, `dimensions/x`, … | `[time]`, `[x]`, … | times and coordinates, ascending; the attribute `spatial_dims` names the spatial ones |
+/// | `boundary_conditions/…` | | groups whose attributes `bc_type` and `associated_dims` say what happens at the ends of which dims |
+/// | `t0_fields/…` | `[trajectory, time, x, …]` | scalars, float32; the attribute `field_names` lists them |
+/// | `t1_fields/…` | `[trajectory, time, x, …, d]` | vectors |
+/// | `t2_fields/…` | `[trajectory, time, x, …, d, d]` | tensors |
+///
+/// A field that does not vary between trajectories, in time or along a dim (attributes `sample_varying`, `time_varying`,
+/// `dim_varying`) is stored without it, and repeated when read.
+///
+/// [`WellFile::open`] checks the whole layout; values are checked when they are read. Coordinates that vary between
+/// trajectories or in time are refused. The file stays open and is only read, so any number of ranks may share it. Nothing
+/// here is collective: each rank reads what it needs.
+///
+/// ```no_run
+/// use isobar_data::WellFile;
+///
+/// let file = WellFile::open("navier_stokes.h5")?;
+/// // Ten frames of one trajectory, the upper half of the grid: vorticity, then the velocity's two components.
+/// let frames = file.read(&["vorticity", "velocity"], 0, 0..10, &[0..32, 0..64])?;
+/// assert_eq!(frames.size(), [10, 3, 32, 64]);
+/// # Ok::<(), isobar_data::Error>(())
+/// ```
+#[derive(Debug)]
+pub struct WellFile {
+    path: PathBuf,
+    name: String,
+    grid_type: String,
+    trajectories: usize,
+    times: Vec<f64>,
+    spatial_dims: Vec<String>,
+    coordinates: Vec<Vec<f64>>,
+    grid: Vec<usize>,
+    periodic: Vec<bool>,
+    parameters: Vec<(String, f64)>,
+    fields: Vec<WellField>,
+}
+
+/// A field of a [`WellFile`].
+#[derive(Debug)]
+pub struct WellField {
+    name: String,
+    order: usize,
+    components: usize,
+    /// Of the trajectories, the times and the spatial dims.
+    varying: Vec<bool>,
+    dataset: Dataset,
+    /// The dataset's path from the root.
+    place: String,
+}
+
+impl WellFile {
+    /// Opens a file and checks its layout: that the attributes, groups and datasets are there, of the right kind, with
+    /// shapes that agree, and times and coordinates that are finite and ascending.
+    ///
+    /// # Errors
+    /// When the file is missing, of another format (NetCDF, Zarr and NumPy are unsupported for now), not HDF5,
+    /// truncated, or of another layout; the error names the file, the dataset and the cause.
+    pub fn open(path: impl AsRef<Path>) -> Result<Self> {
+        open::open(path.as_ref())
+    }
+
+    /// The path as given to [`WellFile::open`].
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+
+    /// What the data set is called.
+    pub fn name(&self) -> &str {
+        &self.name
+    }
+
+    /// The kind of grid, such as `cartesian`.
+    pub fn grid_type(&self) -> &str {
+        &self.grid_type
+    }
+
+    /// Number of trajectories, at least 1.
+    pub fn trajectories(&self) -> usize {
+        self.trajectories
+    }
+
+    /// Number of frames of each trajectory, at least 1.
+    pub fn frames(&self) -> usize {
+        self.times.len()
+    }
+
+    /// Points along each spatial dim.
+    pub fn grid(&self) -> &[usize] {
+        &self.grid
+    }
+
+    /// Names of the spatial dims, in the order in which the fields have them.
+    pub fn spatial_dims(&self) -> &[String] {
+        &self.spatial_dims
+    }
+
+    /// Times of the frames.
+    pub fn times(&self) -> &[f64] {
+        &self.times
+    }
+
+    /// Coordinates of the points along a spatial dim, counted from 0.
+    ///
+    /// # Panics
+    /// When there is no such dim.
+    pub fn coordinates(&self, dim: usize) -> &[f64] {
+        &self.coordinates[dim]
+    }
+
+    /// Whether a spatial dim, counted from 0, is periodic by `boundary_conditions`.
+    ///
+    /// # Panics
+    /// When there is no such dim.
+    pub fn is_periodic(&self, dim: usize) -> bool {
+        self.periodic[dim]
+    }
+
+    /// The simulation's parameters that are one number, such as a viscosity; others are left out.
+    pub fn parameters(&self) -> &[(String, f64)] {
+        &self.parameters
+    }
+
+    /// The fields: scalars first, then vectors, then tensors.
+    pub fn fields(&self) -> &[WellField] {
+        &self.fields
+    }
+
+    /// A field by its name.
+    ///
+    /// # Errors
+    /// When there is none of that name; the error lists those that there are.
+    pub fn field(&self, name: &str) -> Result<&WellField> {
+        self.fields.iter().find(|field| field.name == name).ok_or_else(|| Error::MissingField {
+            path: self.path.clone(),
+            field: name.to_owned(),
+            found: self.fields.iter().map(|field| field.name.clone()).collect(),
+        })
+    }
+
+    /// Reads consecutive frames of one trajectory, a range of points of each spatial dim, as float32 on the CPU:
+    /// `[frame, channel, x, …]`. The channels are the fields' components, one field after the other in the order asked
+    /// for (a tensor's row by row). No other part of the file is read, but for the rest of compressed chunks that the
+    /// window touches. Any range may be empty, as a rank's part may be.
+    ///
+    /// # Errors
+    /// When no field is asked for or one is not there, the window has not one range a spatial dim, an index is out of
+    /// range, the file can't be read, or a value in the window is not finite; the error names the dataset and the index
+    /// of the first such value.
+    pub fn read(
+        &self,
+        fields: &[&str],
+        trajectory: usize,
+        frames: Range<usize>,
+        window: &[Range<usize>],
+    ) -> Result<Tensor> {
+        let fields = self.chosen(fields)?;
+        if trajectory >= self.trajectories {
+            return Err(Error::OutOfRange {
+                what: "trajectory".to_owned(),
+                asked: trajectory.to_string(),
+                available: self.trajectories,
+            });
+        }
+        check_range("frame range", &frames, self.frames())?;
+        if window.len() != self.grid.len() {
+            return Err(Error::Invalid(format!(
+                "a window of {} ranges was asked for where there are {} spatial dims: {}",
+                window.len(),
+                self.grid.len(),
+                self.spatial_dims.join(", ")
+            )));
+        }
+        for ((name, range), &points) in self.spatial_dims.iter().zip(window).zip(&self.grid) {
+            check_range(format!("{name} range"), range, points)?;
+        }
+
+        let extents: Vec<i64> =
+            std::iter::once(&frames).chain(window).map(|range| range.len() as i64).collect();
+        if extents.contains(&0) {
+            let channels: usize = fields.iter().map(|field| field.components).sum();
+            let shape = [&extents[..1], &[channels as i64], &extents[1..]].concat();
+            return Ok(Tensor::f_zeros(shape, (Kind::Float, Device::Cpu))?);
+        }
+        let axes = [&[trajectory..trajectory + 1, frames], window].concat();
+        let parts = fields
+            .iter()
+            .map(|field| field.read(&self.path, &axes, &extents))
+            .collect::<Result<Vec<Tensor>>>()?;
+        Ok(Tensor::f_cat(&parts, 1)?)
+    }
+
+    /// Statistics of each channel, as [`WellFile::read`] orders them, over all frames and points of a range of
+    /// trajectories, in float64, reading a few frames at a time. Over all fields and trajectories it is also a check of
+    /// the whole file.
+    ///
+    /// # Errors
+    /// When no field is asked for or one is not there, the range is empty or out of range, the file can't be read, or a
+    /// value is not finite.
+    pub fn statistics(&self, fields: &[&str], trajectories: Range<usize>) -> Result<Vec<Statistics>> {
+        let fields = self.chosen(fields)?;
+        check_range("trajectory range", &trajectories, self.trajectories)?;
+        let whole: Vec<Range<usize>> = [trajectories, 0..self.frames()]
+            .into_iter()
+            .chain(self.grid.iter().map(|&points| 0..points))
+            .collect();
+        let mut statistics = Vec::new();
+        for field in fields {
+            statistics.extend(field.statistics(&self.path, &whole)?);
+        }
+        Ok(statistics)
+    }
+
+    fn chosen(&self, names: &[&str]) -> Result<Vec<&WellField>> {
+        if names.is_empty() {
+            return Err(Error::Invalid("at least one field must be asked for".to_owned()));
+        }
+        names.iter().map(|name| self.field(name)).collect()
+    }
+}
+
+impl WellField {
+    /// What the field is called.
+    pub fn name(&self) -> &str {
+        &self.name
+    }
+
+    /// 0 for a scalar, 1 for a vector, 2 for a tensor.
+    pub fn order(&self) -> usize {
+        self.order
+    }
+
+    /// Numbers at a point: 1, d or d², with d spatial dims.
+    pub fn components(&self) -> usize {
+        self.components
+    }
+
+    /// Of trajectories, times and spatial dims, those that the dataset has; and its components.
+    fn stored(&self, axes: &[Range<usize>]) -> Vec<Range<usize>> {
+        let dims = axes.len() - 2;
+        let varying = axes.iter().zip(&self.varying).filter(|(_, varying)| **varying);
+        varying.map(|(range, _)| range.clone()).chain((0..self.order).map(|_| 0..dims)).collect()
+    }
+
+    /// `[frame, component, x, …]` of one trajectory; `axes` are ranges of trajectories, frames and points, none empty,
+    /// and `extents` the lengths of the latter two.
+    fn read(&self, path: &Path, axes: &[Range<usize>], extents: &[i64]) -> Result<Tensor> {
+        let values = read_finite(path, &self.dataset, &self.place, &self.stored(axes))?;
+        // A scalar has a last dim of length 1, as components are to become the second dim.
+        let components = self.components as i64;
+        let varying = extents.iter().zip(&self.varying[1..]);
+        let mut shape: Vec<i64> =
+            varying.map(|(&extent, &varying)| if varying { extent } else { 1 }).collect();
+        shape.push(components);
+        let last = extents.len() as i64;
+        let order: Vec<i64> = [0, last].into_iter().chain(1..last).collect();
+        Ok(from_vec(values, &shape)?
+            .f_expand([extents, &[components]].concat(), false)?
+            .f_permute(order)?
+            .f_contiguous()?)
+    }
+
+    fn statistics(&self, path: &Path, whole: &[Range<usize>]) -> Result<Vec<Statistics>> {
+        let mut accumulators: Vec<Accumulator> =
+            (0..self.components).map(|_| Accumulator::default()).collect();
+        let chunk = self.dataset.chunk();
+        // Whole chunks at a time, so that none is decompressed twice.
+        let step = |axis: usize, otherwise: usize| {
+            let stored = self.varying[..axis].iter().filter(|varying| **varying).count();
+            chunk.as_ref().and_then(|chunk| chunk.get(stored)).map_or(otherwise, |&length| length.max(1))
+        };
+        // What does not vary is read once, and counted as often as it stands for.
+        let once =
+            |axis: usize| if self.varying[axis] { whole[axis].clone() } else { 0..whole[axis].len().min(1) };
+        for trajectories in portions(once(0), step(0, 1)) {
+            for frames in portions(once(1), step(1, STATISTICS_FRAMES)) {
+                let axes = [&[trajectories.clone(), frames], &whole[2..]].concat();
+                let values = read_finite(path, &self.dataset, &self.place, &self.stored(&axes))?;
+                for (component, accumulator) in accumulators.iter_mut().enumerate() {
+                    let of_component = values.iter().skip(component).step_by(self.components);
+                    accumulator.push(of_component.map(|&value| f64::from(value)));
+                }
+            }
+        }
+        let count = whole.iter().map(|range| range.len() as u64).product();
+        accumulators
+            .into_iter()
+            .map(|accumulator| Ok(Statistics { count, ..accumulator.finish()? }))
+            .collect()
+    }
+}
+
+/// Frames read at a time for statistics of a dataset that is not chunked.
+const STATISTICS_FRAMES: usize = 8;
+
+/// A range in portions that end at multiples of a step.
+fn portions(range: Range<usize>, step: usize) -> impl Iterator<Item = Range<usize>> {
+    let mut start = range.start;
+    std::iter::from_fn(move || {
+        let portion = start..((start / step + 1) * step).min(range.end);
+        start = portion.end;
+        (!portion.is_empty()).then_some(portion)
+    })
+}

@@ -1,0 +1,166 @@
+//! The layout of a file, checked when it is opened.
+
+use std::path::Path;
+
+use super::{WellField, WellFile};
+use crate::attribute::Attributes;
+use crate::layout::{self, Node, shape_text};
+use crate::{Error, Result};
+
+pub(super) fn open(path: &Path) -> Result<WellFile> {
+    let root = Node::open(path)?;
+    if layout::recognise(&root) == Some(layout::DARCY) {
+        let path = path.to_owned();
+        return Err(Error::OtherLayout { path, found: layout::DARCY, expected: layout::WELL });
+    }
+    // The groups before the attributes: a file of something else lacks both, and groups say what it has.
+    let dimensions = root.group(DIMENSIONS)?;
+    let attributes = Attributes::of_group(&root);
+    let name = attributes.text(DATASET_NAME)?;
+    let grid_type = attributes.text(GRID_TYPE)?;
+    let dims = attributes.count(SPATIAL_DIMS_COUNT, 1, 3)?;
+    let trajectories = attributes.count(TRAJECTORIES, 1, usize::MAX)?;
+    let parameters = parameters(&attributes)?;
+
+    let spatial_dims = spatial_dims(&dimensions, dims)?;
+    let times = constant_coordinates(path, &dimensions, TIME, &[SAMPLE_VARYING])?;
+    let coordinates = spatial_dims
+        .iter()
+        .map(|dim| constant_coordinates(path, &dimensions, dim, &[SAMPLE_VARYING, TIME_VARYING]))
+        .collect::<Result<Vec<_>>>()?;
+    let grid: Vec<usize> = coordinates.iter().map(Vec::len).collect();
+    let periodic = periodic(&root.group(BOUNDARY_CONDITIONS)?, &spatial_dims)?;
+
+    let extents = [&[trajectories, times.len()], grid.as_slice()].concat();
+    let mut fields = Vec::new();
+    for (order, name) in FIELDS.iter().enumerate() {
+        // Older files have no group of tensors.
+        if order < 2 || root.has(name) {
+            let group = root.group(name)?;
+            for field in Attributes::of_group(&group).texts(FIELD_NAMES)? {
+                fields.push(open_field(path, &group, field, order, &extents)?);
+            }
+        }
+    }
+    if fields.is_empty() {
+        return Err(root.misfit("t0_fields@field_names", "an empty list", "at least one field"));
+    }
+    let path = path.to_owned();
+    Ok(WellFile {
+        path,
+        name,
+        grid_type,
+        trajectories,
+        times,
+        spatial_dims,
+        coordinates,
+        grid,
+        periodic,
+        parameters,
+        fields,
+    })
+}
+
+/// Those that are numbers; others are of no use here, and no reason to refuse a file.
+fn parameters(root: &Attributes<'_>) -> Result<Vec<(String, f64)>> {
+    let mut parameters = Vec::new();
+    for name in root.texts(PARAMETERS)? {
+        match root.number(&name) {
+            Ok(value) => parameters.push((name, value)),
+            Err(Error::Layout { .. }) => (),
+            Err(error) => return Err(error),
+        }
+    }
+    Ok(parameters)
+}
+
+fn spatial_dims(dimensions: &Node<'_>, dims: usize) -> Result<Vec<String>> {
+    let attributes = Attributes::of_group(dimensions);
+    let names = attributes.texts(SPATIAL_DIMS)?;
+    let unique = names.iter().enumerate().all(|(at, name)| !names[..at].contains(name));
+    if names.len() != dims || !unique {
+        let expected = format!("{dims} different names to agree with `{SPATIAL_DIMS_COUNT}`");
+        return Err(attributes.misfit(SPATIAL_DIMS, format!("{names:?}"), expected));
+    }
+    Ok(names)
+}
+
+fn constant_coordinates(path: &Path, dimensions: &Node<'_>, name: &str, flags: &[&str]) -> Result<Vec<f64>> {
+    let dataset = dimensions.dataset(name)?;
+    let full = dimensions.full(name);
+    let attributes = Attributes::of_dataset(path, &dataset, &full);
+    for flag in flags {
+        if attributes.flag(flag)? {
+            return Err(attributes.misfit(
+                flag,
+                "true",
+                "false: varying coordinates are unsupported for now",
+            ));
+        }
+    }
+    dimensions.coordinates(name, None)
+}
+
+/// Whether each dim is periodic: a dim that no condition is about is not.
+fn periodic(conditions: &Node<'_>, spatial_dims: &[String]) -> Result<Vec<bool>> {
+    let mut periodic = vec![false; spatial_dims.len()];
+    for name in conditions.members()? {
+        let condition = conditions.group(&name)?;
+        let attributes = Attributes::of_group(&condition);
+        let kind = attributes.text(BC_TYPE)?;
+        for dim in attributes.texts(ASSOCIATED_DIMS)? {
+            let Some(at) = spatial_dims.iter().position(|name| *name == dim) else {
+                let expected = format!("of {}", spatial_dims.join(", "));
+                return Err(attributes.misfit(ASSOCIATED_DIMS, format!("`{dim}`"), expected));
+            };
+            periodic[at] |= kind.eq_ignore_ascii_case(PERIODIC);
+        }
+    }
+    Ok(periodic)
+}
+
+fn open_field(
+    path: &Path,
+    group: &Node<'_>,
+    name: String,
+    order: usize,
+    extents: &[usize],
+) -> Result<WellField> {
+    let dataset = group.field(&name)?;
+    let place = group.full(&name);
+    let attributes = Attributes::of_dataset(path, &dataset, &place);
+    let mut varying = vec![attributes.flag(SAMPLE_VARYING)?, attributes.flag(TIME_VARYING)?];
+    varying.extend(attributes.flags(DIM_VARYING)?);
+    let dims = extents.len() - 2;
+    if varying.len() != extents.len() {
+        let found = format!("{} booleans", varying.len() - 2);
+        return Err(attributes.misfit(DIM_VARYING, found, format!("{dims}, one a spatial dim")));
+    }
+    let stored = extents.iter().zip(&varying).filter(|(_, varying)| **varying).map(|(&extent, _)| extent);
+    let expected: Vec<usize> = stored.chain((0..order).map(|_| dims)).collect();
+    let shape = dataset.shape();
+    if shape != expected {
+        let expected = format!("{} to agree with `{DIMENSIONS}` and `{TRAJECTORIES}`", shape_text(&expected));
+        return Err(group.misfit(&name, shape_text(&shape), expected));
+    }
+    Ok(WellField { name, order, components: dims.pow(order as u32), varying, dataset, place })
+}
+
+pub(super) const DATASET_NAME: &str = "dataset_name";
+pub(super) const GRID_TYPE: &str = "grid_type";
+pub(super) const SPATIAL_DIMS_COUNT: &str = "n_spatial_dims";
+pub(super) const TRAJECTORIES: &str = "n_trajectories";
+pub(super) const PARAMETERS: &str = "simulation_parameters";
+pub(super) const DIMENSIONS: &str = "dimensions";
+pub(super) const SPATIAL_DIMS: &str = "spatial_dims";
+pub(super) const TIME: &str = "time";
+pub(super) const BOUNDARY_CONDITIONS: &str = "boundary_conditions";
+pub(super) const BC_TYPE: &str = "bc_type";
+pub(super) const PERIODIC: &str = "periodic";
+pub(super) const ASSOCIATED_DIMS: &str = "associated_dims";
+/// By the order of their fields.
+pub(super) const FIELDS: [&str; 3] = ["t0_fields", "t1_fields", "t2_fields"];
+pub(super) const FIELD_NAMES: &str = "field_names";
+pub(super) const SAMPLE_VARYING: &str = "sample_varying";
+pub(super) const TIME_VARYING: &str = "time_varying";
+pub(super) const DIM_VARYING: &str = "dim_varying";
