@@ -6,6 +6,7 @@
 //! | [`DarcyFile`] | reads 2-D Darcy flow in PDEBench's HDF5 layout, by windows; refuses what is damaged |
 //! | [`DarcyWriter`] | writes that layout |
 //! | [`WellFile`] | reads a file of The Well's HDF5 schema, by trajectory, frames and windows |
+//! | [`WellWriter`], [`WellMeta`] | writes that schema |
 //! | [`InMemory`], [`Batch`] | samples as tensors |
 //! | [`Statistics`], [`Normalizer`] | float64 statistics, and fields scaled by them |
 //! | [`Sampler`], [`part`], [`split`] | the same global batches on 1 and N ranks, and a rank's part of each |
@@ -19,6 +20,7 @@
 //! HDF5 is linked from the system; the feature `hdf5-static` builds it in (needs CMake 3.26 or later). The HDF5 library
 //! is called by one thread at a time, and its messages come as [`Error`]s, not on the terminal.
 
+mod aside;
 mod attribute;
 mod augment;
 mod batch;
@@ -38,5 +40,5 @@ pub use darcy::{DarcyFile, DarcyStatistics};
 pub use error::{Error, Result};
 pub use sampler::{Sampler, part, split, split_validation};
 pub use stats::{Normalizer, Statistics};
-pub use well::{WellField, WellFile};
+pub use well::{WellDim, WellField, WellFile, WellMeta, WellWriter};
 pub use writer::DarcyWriter;

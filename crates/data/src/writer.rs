@@ -1,11 +1,11 @@
 //! Writes Darcy flow in PDEBench's layout.
 
-use std::path::{Path, PathBuf};
+use std::path::Path;
 
 use hdf5_metno::{Dataset, File};
 use ndarray::{ArrayView3, ArrayView4, s};
-use tempfile::TempPath;
 
+use crate::aside::Aside;
 use crate::darcy::{BETA, NU, TENSOR, X, Y};
 use crate::{Error, Result};
 
@@ -31,9 +31,7 @@ use crate::{Error, Result};
 /// ```
 #[derive(Debug)]
 pub struct DarcyWriter {
-    target: PathBuf,
-    aside: TempPath,
-    file: File,
+    aside: Aside,
     nu: Dataset,
     tensor: Dataset,
     samples: usize,
@@ -48,18 +46,16 @@ impl DarcyWriter {
     /// When `samples` or `size` is 0, `beta` is not finite, or the file can't be made: the folder is missing or
     /// read-only.
     pub fn create(path: impl AsRef<Path>, samples: usize, size: usize, beta: f64) -> Result<Self> {
-        let target = path.as_ref().to_owned();
         if samples == 0 || size == 0 || !beta.is_finite() {
             return Err(Error::Invalid(format!(
                 "a Darcy file of {samples} samples on {size} x {size} cells with source {beta} can't be written: \
                  expected at least one sample and cell, and a finite source"
             )));
         }
-        let aside = reserve(&target)?;
-        let file = File::create(&aside).map_err(|error| Error::hdf5(&target, "create it", error))?;
-        let (nu, tensor) = lay_out(&file, samples, size, beta)
-            .map_err(|error| Error::hdf5(&target, "write its layout", error))?;
-        Ok(Self { target, aside, file, nu, tensor, samples, size, written: 0 })
+        let aside = Aside::create(path.as_ref())?;
+        let (nu, tensor) = lay_out(aside.file(), samples, size, beta)
+            .map_err(|error| Error::hdf5(aside.target(), "write its layout", error))?;
+        Ok(Self { aside, nu, tensor, samples, size, written: 0 })
     }
 
     /// Adds one or more samples: both slices are `[sample, x, y]`, flattened.
@@ -79,7 +75,7 @@ impl DarcyWriter {
                 self.samples - self.written
             )));
         }
-        let failed = |error: hdf5_metno::Error| Error::hdf5(&self.target, "write samples", error);
+        let failed = |error: hdf5_metno::Error| Error::hdf5(self.aside.target(), "write samples", error);
         let shape = |error: ndarray::ShapeError| failed(error.into());
         let nu = ArrayView3::from_shape((count, n, n), nu).map_err(shape)?;
         let u = ArrayView4::from_shape((count, 1, n, n), u).map_err(shape)?;
@@ -94,20 +90,14 @@ impl DarcyWriter {
     /// # Errors
     /// When samples are still missing, or the disk is full.
     pub fn finish(self) -> Result<()> {
-        let Self { target, aside, file, nu, tensor, samples, written, .. } = self;
+        let Self { aside, nu, tensor, samples, written, .. } = self;
         if written != samples {
             return Err(Error::Invalid(format!(
                 "{written} of {samples} samples were written; add the others first"
             )));
         }
         drop((nu, tensor));
-        file.close().map_err(|error| Error::hdf5(&target, "write it", error))?;
-        std::fs::File::open(&aside)
-            .and_then(|file| file.sync_all())
-            .map_err(|error| Error::io(&target, "write it to disk", error))?;
-        aside
-            .persist(&target)
-            .map_err(|error| Error::io(&target, "put the new file in its place", error.error))
+        aside.finish()
     }
 }
 
@@ -115,32 +105,6 @@ impl DarcyWriter {
 pub(crate) const CHUNK: usize = 24;
 /// gzip's own default: less gains nothing in time that the solver would not hide.
 const GZIP_LEVEL: u8 = 6;
-
-/// An empty file beside the target, removed when dropped.
-fn reserve(target: &Path) -> Result<TempPath> {
-    let Some(name) = target.file_name() else {
-        return Err(Error::io(target, "create it", std::io::ErrorKind::IsADirectory.into()));
-    };
-    let folder = match target.parent() {
-        Some(folder) if !folder.as_os_str().is_empty() => folder,
-        _ => Path::new("."),
-    };
-    if !folder.is_dir() {
-        return Err(Error::Missing { path: folder.to_owned() });
-    }
-    let mut prefix = std::ffi::OsString::from(".");
-    prefix.push(name);
-    let mut builder = tempfile::Builder::new();
-    builder.prefix(&prefix).suffix(".partial");
-    #[cfg(unix)]
-    {
-        use std::os::unix::fs::PermissionsExt;
-        // What any new file has, less the umask: data sets are shared.
-        builder.permissions(std::fs::Permissions::from_mode(0o666));
-    }
-    let file = builder.tempfile_in(folder).map_err(|error| Error::io(target, "create it", error))?;
-    Ok(file.into_temp_path())
-}
 
 fn lay_out(file: &File, samples: usize, n: usize, beta: f64) -> hdf5_metno::Result<(Dataset, Dataset)> {
     // No times of creation: the same data is the same file.

@@ -4,8 +4,12 @@
 
 mod common;
 
-use isobar_data::{DarcyFile, Statistics, WellFile};
-use tch::Tensor;
+use std::ops::Range;
+use std::path::{Path, PathBuf};
+
+use isobar_data::{DarcyFile, Statistics, WellDim, WellFile, WellMeta, WellWriter};
+use proptest::prelude::*;
+use tch::{Device, Kind, Tensor};
 
 fn values(tensor: &Tensor) -> Vec<f32> {
     Vec::try_from(tensor.flatten(0, -1)).unwrap()
@@ -91,4 +95,200 @@ fn a_darcy_file_and_one_of_the_well_are_not_taken_for_each_other() {
     let error = DarcyFile::open(&path).unwrap_err().to_string();
     let shown = path.display();
     assert_eq!(error, format!("{shown}: not a file of PDEBench's Darcy layout, but of The Well's schema"));
+}
+
+/// Three trajectories of four frames with a field of each order, over `grid`; the first dim is periodic.
+fn meta(grid: &[usize]) -> WellMeta {
+    let dims = ["x", "y", "z"].into_iter().zip(grid).enumerate();
+    WellMeta {
+        name: "written".to_owned(),
+        trajectories: 3,
+        times: vec![0.0, 0.5, 1.0, 2.5],
+        dims: dims
+            .map(|(at, (name, &points))| WellDim {
+                name: name.to_owned(),
+                coordinates: (0..points).map(|point| point as f64 / 8.0 - 0.25).collect(),
+                periodic: at == 0,
+            })
+            .collect(),
+        fields: vec![("stress".to_owned(), 2), ("density".to_owned(), 0), ("velocity".to_owned(), 1)],
+        parameters: vec![("viscosity".to_owned(), 1e-3), ("seed".to_owned(), 7.0)],
+        ..WellMeta::default()
+    }
+}
+
+/// Different numbers everywhere, exact in float32: `[frame, channel, x, …]` of a field and trajectory.
+fn numbers(meta: &WellMeta, field: usize, trajectory: usize) -> Tensor {
+    let dims = meta.dims.len();
+    let components = dims.pow(meta.fields[field].1 as u32);
+    let shape: Vec<i64> = [meta.times.len(), components]
+        .into_iter()
+        .chain(meta.dims.iter().map(|dim| dim.coordinates.len()))
+        .map(|extent| extent as i64)
+        .collect();
+    let count: i64 = shape.iter().product();
+    let first = (10 * field + trajectory) as i64 * 10_000;
+    Tensor::arange_start(first, first + count, (Kind::Float, Device::Cpu)).view(&*shape)
+}
+
+/// A file of [`meta`] and [`numbers`] in a folder of its own.
+fn written(grid: &[usize]) -> (tempfile::TempDir, PathBuf) {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("written.h5");
+    let meta = meta(grid);
+    let mut writer = WellWriter::create(&path, &meta).unwrap();
+    for (at, (field, _)) in meta.fields.iter().enumerate() {
+        for trajectory in (0..meta.trajectories).rev() {
+            let values = numbers(&meta, at, trajectory);
+            // In portions, in any order, of another kind, and not contiguous.
+            writer.write(field, trajectory, 3, &values.narrow(0, 3, 1).to_kind(Kind::Double)).unwrap();
+            writer.write(field, trajectory, 1, &values.narrow(0, 0, 0)).unwrap();
+            let swapped = values.narrow(0, 0, 3).transpose(0, 1).contiguous().transpose(0, 1);
+            writer.write(field, trajectory, 0, &swapped).unwrap();
+        }
+    }
+    assert!(!path.exists(), "nothing is seen before it is whole");
+    writer.finish().unwrap();
+    (folder, path)
+}
+
+fn all(points: &[usize]) -> Vec<Range<usize>> {
+    points.iter().map(|&points| 0..points).collect()
+}
+
+#[rstest::rstest]
+#[case(&[5])]
+#[case(&[4, 3])]
+#[case(&[2, 1, 3])]
+fn what_is_written_is_read_back(#[case] grid: &[usize]) {
+    let (_folder, path) = written(grid);
+    let meta = meta(grid);
+    let file = WellFile::open(&path).unwrap();
+    let d = grid.len();
+    // In the order of the fields' orders, whatever order they were given in.
+    let fields: Vec<_> =
+        file.fields().iter().map(|field| (field.name(), field.order(), field.components())).collect();
+    assert_eq!(fields, [("density", 0, 1), ("velocity", 1, d), ("stress", 2, d * d)]);
+    let mut same = file.meta();
+    same.fields.rotate_right(1);
+    assert_eq!(same, meta);
+    for trajectory in 0..3 {
+        let got = file.read(&["stress", "density", "velocity"], trajectory, 0..4, &all(grid)).unwrap();
+        let want: Vec<Tensor> = (0..3).map(|field| numbers(&meta, field, trajectory)).collect();
+        assert_eq!(got, Tensor::cat(&want, 1));
+    }
+    let statistics = file.statistics(&["velocity", "density"], 1..3).unwrap();
+    assert_eq!(statistics.len(), d + 1);
+    for (channel, got) in statistics.into_iter().enumerate() {
+        let (field, component) = if channel < d { (2, channel) } else { (1, 0) };
+        let values: Vec<Tensor> =
+            [1, 2].map(|trajectory| numbers(&meta, field, trajectory).select(1, component as i64)).into();
+        let direct = Statistics::of(&Tensor::stack(&values, 0)).unwrap();
+        close(got, direct.count, [direct.mean, direct.std, direct.min, direct.max]);
+    }
+    // A file like it, of the same bytes.
+    let (_other, again) = written(grid);
+    assert_eq!(std::fs::read(path).unwrap(), std::fs::read(again).unwrap());
+}
+
+/// Puts chunks whose last ones are partial in the place of a field.
+fn in_chunks(path: &Path, field: &str, chunk: &[usize]) {
+    let file = hdf5_metno::File::open_rw(path).unwrap();
+    let (group, name) = field.split_once('/').unwrap();
+    let group = file.group(group).unwrap();
+    let whole = group.dataset(name).unwrap();
+    let values = whole.read_dyn::<f32>().unwrap();
+    let builder = group.new_dataset::<f32>().shape(whole.shape()).chunk(chunk.to_vec()).shuffle().deflate(4);
+    let chunked = builder.create("chunked").unwrap();
+    chunked.write(&values).unwrap();
+    for flag in ["sample_varying", "time_varying"] {
+        chunked.new_attr::<bool>().create(flag).unwrap().write_scalar(&true).unwrap();
+    }
+    let dims = whole.attr("dim_varying").unwrap().read_1d::<bool>().unwrap();
+    chunked.new_attr_builder().with_data(&dims).create("dim_varying").unwrap();
+    group.unlink(name).unwrap();
+    group.relink("chunked", name).unwrap();
+}
+
+fn range(points: usize) -> impl Strategy<Value = Range<usize>> {
+    (0..=points, 0..=points).prop_map(|(a, b)| a.min(b)..a.max(b))
+}
+
+proptest! {
+    // A quarter of the usual number, or of PROPTEST_CASES, since each case reads a file.
+    #![proptest_config(ProptestConfig { cases: ProptestConfig::default().cases / 4, ..ProptestConfig::default() })]
+
+    /// Windows across the edges of chunks, and empty ones.
+    #[test]
+    fn a_window_is_that_part_of_the_whole(
+        trajectory in 0_usize..3,
+        frames in range(4),
+        x in range(9),
+        y in range(7),
+    ) {
+        static FILE: std::sync::LazyLock<(tempfile::TempDir, PathBuf)> = std::sync::LazyLock::new(|| {
+            let made = written(&[9, 7]);
+            in_chunks(&made.1, "t0_fields/density", &[2, 3, 4, 5]);
+            in_chunks(&made.1, "t1_fields/velocity", &[1, 3, 5, 7, 1]);
+            made
+        });
+        let file = WellFile::open(&FILE.1).unwrap();
+        let fields = ["velocity", "density", "stress"];
+        let window = file.read(&fields, trajectory, frames.clone(), &[x.clone(), y.clone()]).unwrap();
+        let meta = meta(&[9, 7]);
+        let whole: Vec<Tensor> = [2, 1, 0].map(|field| numbers(&meta, field, trajectory)).into();
+        let want = Tensor::cat(&whole, 1)
+            .narrow(0, frames.start as i64, frames.len() as i64)
+            .narrow(2, x.start as i64, x.len() as i64)
+            .narrow(3, y.start as i64, y.len() as i64);
+        prop_assert_eq!(window.kind(), Kind::Float);
+        prop_assert_eq!(window.size(), want.size());
+        prop_assert_eq!(&window, &want);
+        let statistics = file.statistics(&["density"], trajectory..trajectory + 1).unwrap()[0];
+        let direct = Statistics::of(&numbers(&meta, 1, trajectory)).unwrap();
+        prop_assert_eq!((statistics.count, statistics.min, statistics.max), (direct.count, direct.min, direct.max));
+    }
+}
+
+/// A mask of obstacles is the same in every trajectory and frame; a profile lies along one dim only.
+#[test]
+fn a_field_that_does_not_vary_is_repeated() {
+    let (_folder, path) = written(&[4, 3]);
+    let file = hdf5_metno::File::open_rw(&path).unwrap();
+    let add = |group: &str, names: &[&str], field: &str, shape: &[usize], flags: [bool; 4]| {
+        let group = file.group(group).unwrap();
+        let dataset = group.new_dataset::<f32>().shape(shape).create(field).unwrap();
+        let count: usize = shape.iter().product();
+        dataset.write_raw(&(0..count).map(|i| i as f32).collect::<Vec<_>>()).unwrap();
+        let flag = |name: &str, value: bool| {
+            dataset.new_attr::<bool>().create(name).unwrap().write_scalar(&value).unwrap();
+        };
+        flag("sample_varying", flags[0]);
+        flag("time_varying", flags[1]);
+        dataset.new_attr_builder().with_data(&flags[2..]).create("dim_varying").unwrap();
+        group.delete_attr("field_names").unwrap();
+        // Of fixed length, as h5py writes bytes.
+        let names: Vec<hdf5_metno::types::FixedAscii<12>> =
+            names.iter().map(|name| hdf5_metno::types::FixedAscii::from_ascii(name).unwrap()).collect();
+        group.new_attr_builder().with_data(&names).create("field_names").unwrap();
+    };
+    add("t0_fields", &["density", "mask"], "mask", &[4, 3], [false, false, true, true]);
+    add("t1_fields", &["velocity", "profile"], "profile", &[4, 3, 2], [false, true, false, true]);
+    add("t2_fields", &["stress", "constant"], "constant", &[2, 2], [false; 4]);
+    drop(file);
+
+    let file = WellFile::open(&path).unwrap();
+    let got = file.read(&["mask", "profile", "constant"], 2, 1..3, &[1..4, 1..3]).unwrap();
+    assert_eq!(got.size(), [2, 7, 3, 2]);
+    let mask = Tensor::from_slice(&[4_f32, 5.0, 7.0, 8.0, 10.0, 11.0]).view([1, 3, 2]);
+    assert_eq!(got.select(1, 0), mask.expand([2, 3, 2], false));
+    // [time, y, component]: 6 t + 2 y + c.
+    let profile = Tensor::from_slice(&[8_f32, 10.0, 14.0, 16.0]).view([2, 1, 2]).expand([2, 3, 2], false);
+    assert_eq!(got.select(1, 1), profile);
+    assert_eq!(got.select(1, 2), profile + 1.0);
+    for component in 0..4 {
+        assert_eq!(values(&got.select(1, 3 + component)), [component as f32; 12]);
+    }
+    let statistics = file.statistics(&["mask"], 1..3).unwrap()[0];
+    assert_eq!((statistics.count, statistics.mean), (2 * 4 * 12, 5.5));
 }

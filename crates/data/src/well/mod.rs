@@ -1,6 +1,11 @@
 //! Files of The Well's HDF5 schema.
 
+mod meta;
 mod open;
+mod writer;
+
+pub use meta::{WellDim, WellMeta};
+pub use writer::WellWriter;
 
 use std::ops::Range;
 use std::path::{Path, PathBuf};
@@ -33,14 +38,35 @@ use crate::{Error, Result, Statistics};
 /// trajectories or in time are refused. The file stays open and is only read, so any number of ranks may share it. Nothing
 /// here is collective: each rank reads what it needs.
 ///
-/// ```no_run
+/// ```
 /// use isobar_data::WellFile;
+/// # use isobar_data::{WellDim, WellMeta, WellWriter};
+/// # use tch::{Device, Kind, Tensor};
+/// # let folder = tempfile::tempdir()?;
+/// # let path = folder.path().join("flow.h5");
+/// # let dim = |name: &str| WellDim {
+/// #     name: name.to_owned(),
+/// #     coordinates: (0..8).map(|i| f64::from(i) / 8.0).collect(),
+/// #     periodic: true,
+/// # };
+/// # let meta = WellMeta {
+/// #     name: "flow".to_owned(),
+/// #     trajectories: 1,
+/// #     times: vec![0.0, 1.0, 2.0],
+/// #     dims: vec![dim("x"), dim("y")],
+/// #     fields: vec![("vorticity".to_owned(), 0), ("velocity".to_owned(), 1)],
+/// #     ..WellMeta::default()
+/// # };
+/// # let mut writer = WellWriter::create(&path, &meta)?;
+/// # writer.write("vorticity", 0, 0, &Tensor::zeros([3, 1, 8, 8], (Kind::Float, Device::Cpu)))?;
+/// # writer.write("velocity", 0, 0, &Tensor::ones([3, 2, 8, 8], (Kind::Float, Device::Cpu)))?;
+/// # writer.finish()?;
 ///
-/// let file = WellFile::open("navier_stokes.h5")?;
-/// // Ten frames of one trajectory, the upper half of the grid: vorticity, then the velocity's two components.
-/// let frames = file.read(&["vorticity", "velocity"], 0, 0..10, &[0..32, 0..64])?;
-/// assert_eq!(frames.size(), [10, 3, 32, 64]);
-/// # Ok::<(), isobar_data::Error>(())
+/// let file = WellFile::open(&path)?;
+/// // Two frames of the first trajectory, half of the grid: vorticity, then the velocity's two components.
+/// let frames = file.read(&["vorticity", "velocity"], 0, 0..2, &[0..4, 0..8])?;
+/// assert_eq!(frames.size(), [2, 3, 4, 8]);
+/// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
 #[derive(Debug)]
 pub struct WellFile {
@@ -140,6 +166,26 @@ impl WellFile {
     /// The simulation's parameters that are one number, such as a viscosity; others are left out.
     pub fn parameters(&self) -> &[(String, f64)] {
         &self.parameters
+    }
+
+    /// What the file holds but for its values, to write a file like it.
+    pub fn meta(&self) -> WellMeta {
+        let names = self.spatial_dims.iter().zip(&self.coordinates).zip(&self.periodic);
+        WellMeta {
+            name: self.name.clone(),
+            grid_type: self.grid_type.clone(),
+            trajectories: self.trajectories,
+            times: self.times.clone(),
+            dims: names
+                .map(|((name, coordinates), &periodic)| WellDim {
+                    name: name.clone(),
+                    coordinates: coordinates.clone(),
+                    periodic,
+                })
+                .collect(),
+            fields: self.fields.iter().map(|field| (field.name.clone(), field.order)).collect(),
+            parameters: self.parameters.clone(),
+        }
     }
 
     /// The fields: scalars first, then vectors, then tensors.

@@ -158,6 +158,10 @@ pub(super) const BOUNDARY_CONDITIONS: &str = "boundary_conditions";
 pub(super) const BC_TYPE: &str = "bc_type";
 pub(super) const PERIODIC: &str = "periodic";
 pub(super) const ASSOCIATED_DIMS: &str = "associated_dims";
+pub(super) const ASSOCIATED_FIELDS: &str = "associated_fields";
+pub(super) const MASK: &str = "mask";
+pub(super) const VALUES: &str = "values";
+pub(super) const SCALARS: &str = "scalars";
 /// By the order of their fields.
 pub(super) const FIELDS: [&str; 3] = ["t0_fields", "t1_fields", "t2_fields"];
 pub(super) const FIELD_NAMES: &str = "field_names";

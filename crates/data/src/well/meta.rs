@@ -1,0 +1,131 @@
+//! What a file of The Well's schema holds, before its values.
+
+use super::open::{DATASET_NAME, FIELDS, GRID_TYPE, PARAMETERS, SPATIAL_DIMS_COUNT, TIME, TRAJECTORIES};
+use crate::{Error, Result};
+
+/// What a file of The Well's schema holds, before its values: what [`WellWriter`](crate::WellWriter) is told, and
+/// [`WellFile::meta`](crate::WellFile::meta) tells.
+///
+/// ```
+/// use isobar_data::{WellDim, WellMeta};
+///
+/// let n = 16;
+/// let points: Vec<f64> = (0..n).map(|i| f64::from(i) / f64::from(n)).collect();
+/// let dim = |name: &str| WellDim { name: name.to_owned(), coordinates: points.clone(), periodic: true };
+/// let meta = WellMeta {
+///     name: "navier_stokes_16".to_owned(),
+///     trajectories: 10,
+///     times: (0..20).map(f64::from).collect(),
+///     dims: vec![dim("x"), dim("y")],
+///     fields: vec![("vorticity".to_owned(), 0), ("velocity".to_owned(), 1)],
+///     parameters: vec![("viscosity".to_owned(), 1e-3)],
+///     ..WellMeta::default()
+/// };
+/// assert_eq!(meta.grid_type, "cartesian");
+/// ```
+#[derive(Clone, Debug, PartialEq)]
+pub struct WellMeta {
+    /// What the data set is called.
+    pub name: String,
+    /// The kind of grid, `cartesian` by default.
+    pub grid_type: String,
+    /// Number of trajectories.
+    pub trajectories: usize,
+    /// Times of the frames, ascending; stored as float32.
+    pub times: Vec<f64>,
+    /// The spatial dims, 1 to 3, in the order in which the fields have them.
+    pub dims: Vec<WellDim>,
+    /// Names of the fields, and their order: 0 for a scalar, 1 for a vector, 2 for a tensor.
+    pub fields: Vec<(String, usize)>,
+    /// The simulation's parameters.
+    pub parameters: Vec<(String, f64)>,
+}
+
+/// A spatial dim of a [`WellMeta`].
+#[derive(Clone, Debug, PartialEq)]
+pub struct WellDim {
+    /// What the dim is called, such as `x`.
+    pub name: String,
+    /// Coordinates of its points, ascending; stored as float32.
+    pub coordinates: Vec<f64>,
+    /// Whether its ends meet.
+    pub periodic: bool,
+}
+
+impl Default for WellMeta {
+    /// On a cartesian grid, all else empty.
+    fn default() -> Self {
+        Self {
+            name: String::new(),
+            grid_type: "cartesian".to_owned(),
+            trajectories: 0,
+            times: Vec::new(),
+            dims: Vec::new(),
+            fields: Vec::new(),
+            parameters: Vec::new(),
+        }
+    }
+}
+
+impl WellMeta {
+    /// Refuses what [`WellFile`](crate::WellFile) would refuse to open.
+    pub(super) fn check(&self) -> Result<()> {
+        if self.trajectories == 0 || self.fields.is_empty() || !(1..=3).contains(&self.dims.len()) {
+            return Err(Error::Invalid(format!(
+                "a file of {} trajectories, {} fields and {} spatial dims can't be written: expected at least one \
+                 trajectory and field, and 1 to 3 dims",
+                self.trajectories,
+                self.fields.len(),
+                self.dims.len()
+            )));
+        }
+        if let Some((name, order)) = self.fields.iter().find(|(_, order)| *order >= FIELDS.len()) {
+            return Err(Error::Invalid(format!(
+                "the field `{name}` is of order {order}: expected 0 for a scalar, 1 for a vector, 2 for a tensor"
+            )));
+        }
+        if let Some((name, value)) = self.parameters.iter().find(|(_, value)| !(*value as f32).is_finite()) {
+            return Err(Error::Invalid(format!(
+                "the parameter `{name}` is {value}: expected a finite number"
+            )));
+        }
+        ascending(TIME, &self.times)?;
+        for dim in &self.dims {
+            ascending(&dim.name, &dim.coordinates)?;
+        }
+        if self.name.contains('\0') || self.grid_type.contains('\0') {
+            return Err(Error::Invalid("a name holds a zero byte".to_owned()));
+        }
+        names("spatial dim", self.dims.iter().map(|dim| &*dim.name), &[TIME])?;
+        names("field", self.fields.iter().map(|(name, _)| &**name), &[])?;
+        let taken = [DATASET_NAME, GRID_TYPE, SPATIAL_DIMS_COUNT, TRAJECTORIES, PARAMETERS];
+        names("parameter", self.parameters.iter().map(|(name, _)| &**name), &taken)
+    }
+}
+
+/// In float32, as they are stored: points that are too close become one.
+fn ascending(name: &str, values: &[f64]) -> Result<()> {
+    let stored: Vec<f32> = values.iter().map(|&value| value as f32).collect();
+    let finite = stored.iter().all(|value| value.is_finite());
+    if values.is_empty() || !finite || stored.windows(2).any(|pair| pair[0] >= pair[1]) {
+        return Err(Error::Invalid(format!(
+            "the points of `{name}` are not at least one finite number, ascending in float32"
+        )));
+    }
+    Ok(())
+}
+
+/// That names can be links or attributes, and differ.
+fn names<'a>(what: &str, names: impl Iterator<Item = &'a str>, taken: &[&str]) -> Result<()> {
+    let mut seen = taken.to_vec();
+    for name in names {
+        if name.is_empty() || name == "." || name.contains(['/', '\0']) {
+            return Err(Error::Invalid(format!("{name:?} can't be the name of a {what}")));
+        }
+        if seen.contains(&name) {
+            return Err(Error::Invalid(format!("`{name}` can't be the name of a {what}: it is taken")));
+        }
+        seen.push(name);
+    }
+    Ok(())
+}

@@ -1,0 +1,266 @@
+//! Writes The Well's schema.
+
+use std::ops::Range;
+use std::path::Path;
+
+use hdf5_metno::types::VarLenUnicode;
+use hdf5_metno::{Dataset, File, Group, H5Type, Location};
+use isobar_torch::memory;
+use ndarray::ArrayView;
+use tch::{Device, Kind, Tensor};
+
+use super::WellMeta;
+use super::open::{
+    ASSOCIATED_DIMS, ASSOCIATED_FIELDS, BC_TYPE, BOUNDARY_CONDITIONS, DATASET_NAME, DIM_VARYING, DIMENSIONS,
+    FIELD_NAMES, FIELDS, GRID_TYPE, MASK, PARAMETERS, PERIODIC, SAMPLE_VARYING, SCALARS, SPATIAL_DIMS,
+    SPATIAL_DIMS_COUNT, TIME, TIME_VARYING, TRAJECTORIES, VALUES,
+};
+use crate::aside::Aside;
+use crate::layout::{check_finite, check_range, hyperslab};
+use crate::{Error, Result};
+
+/// Writes a file that [`WellFile`](crate::WellFile) reads, some frames of a field at a time, in any order.
+///
+/// The file is that of The Well's format: dims that are periodic have a boundary condition that says so, others have none
+/// (The Well takes them for open). Fields are contiguous float32, so that a window is read without what is around it. The
+/// file is written aside, in the same folder, and takes its name in [`WellWriter::finish`], replacing what had it: nobody
+/// ever sees half a file, and one that is not finished leaves nothing behind. The same values give the same bytes.
+///
+/// ```
+/// use isobar_data::{WellDim, WellFile, WellMeta, WellWriter};
+/// use tch::{Device, Kind, Tensor};
+///
+/// let folder = tempfile::tempdir()?;
+/// let path = folder.path().join("advection.h5");
+/// let x = WellDim { name: "x".to_owned(), coordinates: vec![0.0, 0.25, 0.5, 0.75], periodic: true };
+/// let meta = WellMeta {
+///     name: "advection".to_owned(),
+///     trajectories: 2,
+///     times: vec![0.0, 0.1, 0.2],
+///     dims: vec![x],
+///     fields: vec![("u".to_owned(), 0)],
+///     parameters: vec![("speed".to_owned(), 1.0)],
+///     ..WellMeta::default()
+/// };
+/// let mut writer = WellWriter::create(&path, &meta)?;
+/// for trajectory in 0..2 {
+///     // [frame, channel, x]
+///     writer.write("u", trajectory, 0, &Tensor::rand([3, 1, 4], (Kind::Float, Device::Cpu)))?;
+/// }
+/// writer.finish()?;
+/// let file = WellFile::open(&path)?;
+/// assert_eq!((file.frames(), file.is_periodic(0)), (3, true));
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
+#[derive(Debug)]
+pub struct WellWriter {
+    aside: Aside,
+    trajectories: usize,
+    frames: usize,
+    grid: Vec<usize>,
+    fields: Vec<Field>,
+}
+
+#[derive(Debug)]
+struct Field {
+    name: String,
+    order: usize,
+    dataset: Dataset,
+    /// By trajectory and frame.
+    written: Vec<bool>,
+}
+
+impl WellWriter {
+    /// Makes the file and all in it but the fields' values.
+    ///
+    /// # Errors
+    /// When `meta` makes no file that could be read (nothing of something, times or coordinates that do not ascend, names
+    /// that are taken or can't be one), or the file can't be made: the folder is missing or read-only.
+    pub fn create(path: impl AsRef<Path>, meta: &WellMeta) -> Result<Self> {
+        meta.check()?;
+        let aside = Aside::create(path.as_ref())?;
+        let fields = lay_out(aside.file(), meta)
+            .map_err(|error| Error::hdf5(aside.target(), "write its layout", error))?;
+        let grid = meta.dims.iter().map(|dim| dim.coordinates.len()).collect();
+        Ok(Self { aside, trajectories: meta.trajectories, frames: meta.times.len(), grid, fields })
+    }
+
+    /// Writes consecutive frames of one field and trajectory, from `first` on. `values` is `[frame, channel, x, …]` with
+    /// the field's components as channels (a tensor's row by row), as [`WellFile::read`](crate::WellFile::read) gives
+    /// them, of any real kind and on any device; it is stored as float32. What was written before is replaced.
+    ///
+    /// # Errors
+    /// When there is no such field or trajectory, the shape does not fit, frames reach beyond the last, a value is not
+    /// finite in float32, or the disk is full.
+    pub fn write(&mut self, field: &str, trajectory: usize, first: usize, values: &Tensor) -> Result<()> {
+        let path = self.aside.target();
+        let Some(at) = self.fields.iter().position(|known| known.name == field) else {
+            let found = self.fields.iter().map(|field| field.name.clone()).collect();
+            return Err(Error::MissingField { path: path.to_owned(), field: field.to_owned(), found });
+        };
+        if trajectory >= self.trajectories {
+            return Err(Error::OutOfRange {
+                what: "trajectory".to_owned(),
+                asked: trajectory.to_string(),
+                available: self.trajectories,
+            });
+        }
+        let field = &mut self.fields[at];
+        let dims = self.grid.len();
+        let components = dims.pow(field.order as u32);
+        let shape: Vec<usize> = values.size().iter().map(|&extent| extent as usize).collect();
+        if shape.len() != dims + 2 || shape[1] != components || shape[2..] != self.grid {
+            return Err(Error::Invalid(format!(
+                "values of shape {shape:?} were given for `{}`: expected [frame, {components}, {}]",
+                field.name,
+                self.grid.iter().map(usize::to_string).collect::<Vec<_>>().join(", ")
+            )));
+        }
+        let frames = first..first.saturating_add(shape[0]);
+        check_range("frame range", &frames, self.frames)?;
+        if frames.is_empty() {
+            return Ok(());
+        }
+
+        // Components last, as they are stored.
+        let order: Vec<i64> = std::iter::once(0).chain(2..dims as i64 + 2).chain([1]).collect();
+        let stored = values.f_detach()?.f_permute(order)?.f_to_device(Device::Cpu)?.f_to_kind(Kind::Float)?;
+        let stored: Vec<f32> = memory::to_vec(&stored)?;
+        let window: Vec<Range<usize>> = [trajectory..trajectory + 1, frames.clone()]
+            .into_iter()
+            .chain(self.grid.iter().map(|&points| 0..points))
+            .chain((0..field.order).map(|_| 0..dims))
+            .collect();
+        let place = format!("{}/{}", FIELDS[field.order], field.name);
+        check_finite(path, &place, &window, &stored)?;
+        let failed = |error| Error::hdf5(path, format!("write dataset `{place}`"), error);
+        let extents: Vec<usize> = window.iter().map(Range::len).collect();
+        let view = ArrayView::from_shape(extents, &stored).map_err(|error| failed(error.into()))?;
+        field.dataset.write_slice(view, hyperslab(&window)).map_err(failed)?;
+        let written = trajectory * self.frames;
+        field.written[written + frames.start..written + frames.end].fill(true);
+        Ok(())
+    }
+
+    /// Puts the file in its place.
+    ///
+    /// # Errors
+    /// When frames are still missing, or the disk is full.
+    pub fn finish(self) -> Result<()> {
+        let Self { aside, frames, fields, .. } = self;
+        for field in &fields {
+            if let Some(at) = field.written.iter().position(|written| !written) {
+                return Err(Error::Invalid(format!(
+                    "frame {} of trajectory {} of `{}` was not written; add it first",
+                    at % frames,
+                    at / frames,
+                    field.name
+                )));
+            }
+        }
+        drop(fields);
+        aside.finish()
+    }
+}
+
+fn lay_out(file: &File, meta: &WellMeta) -> hdf5_metno::Result<Vec<Field>> {
+    text(file, DATASET_NAME, &meta.name)?;
+    text(file, GRID_TYPE, &meta.grid_type)?;
+    number(file, SPATIAL_DIMS_COUNT, meta.dims.len() as i64)?;
+    number(file, TRAJECTORIES, meta.trajectories as i64)?;
+    texts(file, PARAMETERS, meta.parameters.iter().map(|(name, _)| &**name))?;
+    for (name, value) in &meta.parameters {
+        number(file, name, *value)?;
+    }
+
+    let dimensions = file.create_group(DIMENSIONS)?;
+    texts(&dimensions, SPATIAL_DIMS, meta.dims.iter().map(|dim| &*dim.name))?;
+    coordinates(&dimensions, TIME, &meta.times, true)?;
+    let conditions = file.create_group(BOUNDARY_CONDITIONS)?;
+    for dim in &meta.dims {
+        coordinates(&dimensions, &dim.name, &dim.coordinates, false)?;
+        if dim.periodic {
+            periodic(&conditions, &dim.name, dim.coordinates.len())?;
+        }
+    }
+
+    let scalars = file.create_group(SCALARS)?;
+    texts(&scalars, FIELD_NAMES, meta.parameters.iter().map(|(name, _)| &**name))?;
+    for (name, value) in &meta.parameters {
+        let scalar = plain(&scalars).empty::<f32>().shape(()).create(name.as_str())?;
+        scalar.write_scalar(&(*value as f32))?;
+        varying(&scalar, false, false)?;
+    }
+
+    let mut fields = Vec::new();
+    for (order, group) in FIELDS.into_iter().enumerate() {
+        let group = file.create_group(group)?;
+        let names = || meta.fields.iter().filter(|(_, of)| *of == order).map(|(name, _)| &**name);
+        texts(&group, FIELD_NAMES, names())?;
+        for name in names() {
+            let dims = meta.dims.len();
+            let shape: Vec<usize> = [meta.trajectories, meta.times.len()]
+                .into_iter()
+                .chain(meta.dims.iter().map(|dim| dim.coordinates.len()))
+                .chain((0..order).map(|_| dims))
+                .collect();
+            let dataset = plain(&group).empty::<f32>().shape(shape).create(name)?;
+            varying(&dataset, true, true)?;
+            dataset.new_attr::<bool>().shape(dims).create(DIM_VARYING)?.write_raw(&vec![true; dims])?;
+            let written = vec![false; meta.trajectories * meta.times.len()];
+            fields.push(Field { name: name.to_owned(), order, dataset, written });
+        }
+    }
+    Ok(fields)
+}
+
+/// No times of creation: the same data is the same file.
+fn plain(group: &Group) -> hdf5_metno::DatasetBuilder {
+    group.new_dataset_builder().obj_track_times(false)
+}
+
+fn coordinates(dimensions: &Group, name: &str, values: &[f64], of_time: bool) -> hdf5_metno::Result<()> {
+    let values: Vec<f32> = values.iter().map(|&value| value as f32).collect();
+    let dataset = plain(dimensions).with_data(&values).create(name)?;
+    varying(&dataset, false, of_time)
+}
+
+/// A condition that both ends of a dim are the same place. Its values mean nothing, but belong to the format.
+fn periodic(conditions: &Group, dim: &str, points: usize) -> hdf5_metno::Result<()> {
+    let condition = conditions.create_group(&format!("{dim}_{PERIODIC}"))?;
+    text(&condition, BC_TYPE, PERIODIC)?;
+    texts(&condition, ASSOCIATED_DIMS, [dim].into_iter())?;
+    texts(&condition, ASSOCIATED_FIELDS, std::iter::empty())?;
+    varying(&condition, false, false)?;
+    let ends: Vec<bool> = (0..points).map(|point| point == 0 || point + 1 == points).collect();
+    plain(&condition).with_data(&ends).create(MASK)?;
+    plain(&condition).with_data(&[0.0_f32; 2]).create(VALUES)?;
+    Ok(())
+}
+
+fn varying(location: &Location, between_samples: bool, in_time: bool) -> hdf5_metno::Result<()> {
+    number(location, SAMPLE_VARYING, between_samples)?;
+    number(location, TIME_VARYING, in_time)
+}
+
+fn number<T: H5Type>(location: &Location, name: &str, value: T) -> hdf5_metno::Result<()> {
+    location.new_attr::<T>().create(name)?.write_scalar(&value)
+}
+
+fn text(location: &Location, name: &str, value: &str) -> hdf5_metno::Result<()> {
+    number(location, name, variable(value)?)
+}
+
+fn texts<'a>(
+    location: &Location,
+    name: &str,
+    values: impl Iterator<Item = &'a str>,
+) -> hdf5_metno::Result<()> {
+    let values = values.map(variable).collect::<hdf5_metno::Result<Vec<_>>>()?;
+    let attribute = location.new_attr::<VarLenUnicode>().shape(values.len()).create(name)?;
+    if values.is_empty() { Ok(()) } else { attribute.write_raw(&values) }
+}
+
+fn variable(text: &str) -> hdf5_metno::Result<VarLenUnicode> {
+    text.parse().map_err(|error| hdf5_metno::Error::from(format!("{error}")))
+}
