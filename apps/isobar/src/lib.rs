@@ -6,6 +6,7 @@ mod cli;
 mod config;
 mod data;
 mod exit;
+mod run;
 mod start;
 mod terminal;
 mod train;
@@ -30,7 +31,7 @@ pub fn main() -> ExitCode {
         }
     };
     let result = match &cli.command {
-        Command::Train(args) => train::run(args),
+        Command::Train(args) => train::command(args),
         Command::Data(command) => data::run(command),
         Command::Config(command) => config::run(command),
         Command::Bench(args) => bench::run(args),

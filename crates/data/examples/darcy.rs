@@ -26,8 +26,9 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     for epoch in 0..2 {
         for global in sampler.epoch(epoch) {
             let mine = part(&global, rank, size);
-            let batch = Augment::Square.apply(options.seed, epoch, mine, &train.batch(mine)?)?;
-            let target = normalizer.encode(&batch.u)?;
+            let solution = &train.batch(mine)?.targets[0];
+            let solution = Augment::Square.apply(options.seed, epoch, mine, solution)?;
+            let target = normalizer.encode(&solution)?;
             println!("epoch {epoch}: {mine:?} of {} samples, target {:?}", global.len(), target.size());
         }
     }

@@ -1,11 +1,10 @@
 //! Random symmetries of training samples.
 
-use isobar_shard::Generator;
 use isobar_shard::random::philox4x32;
+use isobar_shard::{Array, Generator};
 use serde::{Deserialize, Serialize};
-use tch::Tensor;
 
-use crate::{Batch, Error, Result};
+use crate::{Error, Result};
 
 /// What is done at random to each training sample, the same to its input and its target.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -20,77 +19,84 @@ pub enum Augment {
     Square,
 }
 
+/// A symmetry of the square.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+struct Symmetry(u8);
+
 impl Augment {
-    /// The batch with each sample's symmetry applied. The symmetry is drawn from `seed`, `epoch` and the sample's
-    /// number in the data set, so that it does not depend on which rank holds the sample.
+    /// `fields` `[sample, channel, x, y]` with each sample's symmetry applied. The symmetry is drawn from `seed`, `epoch` and
+    /// the sample's number in the data set, so that it does not depend on which rank holds the sample: fields of the same
+    /// samples turn alike. What is split over ranks stays split as it was.
     ///
-    /// `samples` are the numbers of the batch's samples, in order.
+    /// `samples` are the numbers of the samples, in order.
     ///
     /// # Errors
-    /// When `samples` are not as many as the batch has, or fields are not square where the symmetry needs it.
-    pub fn apply(self, seed: u64, epoch: u64, samples: &[usize], batch: &Batch) -> Result<Batch> {
-        let (count, rows, cols) = batch.sizes()?;
-        if count != samples.len() {
+    /// When `samples` are not as many as the fields have, or fields are not square where the symmetry needs it; where an
+    /// exchange fails.
+    pub fn apply<A: Array>(self, seed: u64, epoch: u64, samples: &[usize], fields: &A) -> Result<A> {
+        let shape = fields.shape();
+        let &[count, _, rows, cols] = shape.as_slice() else {
+            return Err(Error::Invalid(format!("fields [sample, channel, x, y] are turned, not {shape:?}")));
+        };
+        if count as usize != samples.len() {
             return Err(Error::Invalid(format!(
                 "{} sample numbers were given for a batch of {count}",
                 samples.len()
             )));
         }
         match self {
-            Self::None => Ok(batch.shallow_clone()),
+            Self::None => Ok(fields.shallow_clone()),
             Self::Square if rows != cols => Err(Error::Invalid(format!(
                 "the symmetries of the square need square fields, not {rows} x {cols}"
             ))),
-            Self::Square if count == 0 => Ok(batch.shallow_clone()),
+            Self::Square if count == 0 => Ok(fields.shallow_clone()),
             Self::Square => {
-                let symmetries: Vec<u32> =
-                    samples.iter().map(|&sample| symmetry(seed, epoch, sample as u64)).collect();
-                Ok(Batch { nu: turn_each(&batch.nu, &symmetries)?, u: turn_each(&batch.u, &symmetries)? })
+                let turned = (0..).zip(samples).map(|(at, &sample)| {
+                    let own = fields.narrow(0, at, 1)?;
+                    Symmetry::drawn(seed, epoch, sample as u64).turn(&own)?.laid_out_as(&own)
+                });
+                let turned = turned.collect::<isobar_shard::Result<Vec<_>>>()?;
+                Ok(A::cat(&turned.iter().collect::<Vec<_>>(), 0)?)
             }
         }
     }
 }
 
-/// One of 0..8.
-fn symmetry(seed: u64, epoch: u64, sample: u64) -> u32 {
-    let key = Generator::new(seed).fork("square").seed();
-    let words = |number: u64| [number as u32, (number >> 32) as u32];
-    let ([a, b], [c, d]) = (words(sample), words(epoch));
-    philox4x32([a, b, c, d], words(key))[0] % 8
-}
+impl Symmetry {
+    fn drawn(seed: u64, epoch: u64, sample: u64) -> Self {
+        let key = Generator::new(seed).fork("square").seed();
+        let words = |number: u64| [number as u32, (number >> 32) as u32];
+        let ([a, b], [c, d]) = (words(sample), words(epoch));
+        Self((philox4x32([a, b, c, d], words(key))[0] % 8) as u8)
+    }
 
-/// Applies symmetry `symmetries[i]` to sample i of `[sample, channel, x, y]`.
-fn turn_each(field: &Tensor, symmetries: &[u32]) -> Result<Tensor> {
-    let turned = (0..)
-        .zip(symmetries)
-        .map(|(sample, &symmetry)| turn(&field.f_narrow(0, sample, 1)?, symmetry))
-        .collect::<Result<Vec<_>>>()?;
-    Ok(Tensor::f_cat(&turned, 0)?)
-}
-
-/// Bit 0 flips x, bit 1 flips y, bit 2 swaps x and y afterwards: all eight symmetries, each once.
-fn turn(field: &Tensor, symmetry: u32) -> Result<Tensor> {
-    let flips: Vec<i64> =
-        [-2, -1].into_iter().zip([1, 2]).filter(|(_, bit)| symmetry & bit != 0).map(|(dim, _)| dim).collect();
-    let flipped = if flips.is_empty() { field.shallow_clone() } else { field.f_flip(flips)? };
-    Ok(if symmetry & 4 != 0 { flipped.f_transpose(-2, -1)? } else { flipped })
+    /// Bit 0 flips x, bit 1 flips y, bit 2 swaps x and y afterwards: all eight symmetries, each once.
+    fn turn<A: Array>(self, field: &A) -> isobar_shard::Result<A> {
+        let flips: Vec<i64> = [-2, -1]
+            .into_iter()
+            .zip([1, 2])
+            .filter(|(_, bit)| self.0 & bit != 0)
+            .map(|(dim, _)| dim)
+            .collect();
+        let flipped = if flips.is_empty() { field.shallow_clone() } else { field.flip(&flips)? };
+        if self.0 & 4 != 0 { flipped.transpose(-2, -1) } else { Ok(flipped) }
+    }
 }
 
 #[cfg(test)]
 mod tests {
-    use tch::{Device, Kind};
+    use tch::{Device, Kind, Tensor};
 
     use super::*;
 
-    fn batch(count: i64, rows: i64, cols: i64) -> Batch {
-        let nu = Tensor::arange(count * rows * cols, (Kind::Float, Device::Cpu)).view([count, 1, rows, cols]);
-        Batch { u: &nu * 10.0, nu }
+    fn fields(count: i64, rows: i64, cols: i64) -> Tensor {
+        Tensor::arange(count * rows * cols, (Kind::Float, Device::Cpu)).view([count, 1, rows, cols])
     }
 
     #[test]
     fn the_eight_symmetries_are_all_different() {
-        let square = batch(1, 3, 3).nu;
-        let turned: Vec<Tensor> = (0..8).map(|symmetry| turn(&square, symmetry).unwrap()).collect();
+        let square = fields(1, 3, 3);
+        let turned: Vec<Tensor> = (0..8).map(|symmetry| Symmetry(symmetry).turn(&square).unwrap()).collect();
         for (i, a) in turned.iter().enumerate() {
             assert!(turned[..i].iter().all(|b| a != b), "symmetry {i}");
         }
@@ -98,23 +104,23 @@ mod tests {
 
     #[test]
     fn every_symmetry_occurs_and_input_and_target_turn_together() {
-        let whole = batch(64, 3, 3);
+        let input = fields(64, 3, 3);
         let samples: Vec<usize> = (0..64).collect();
-        let turned = Augment::Square.apply(1, 2, &samples, &whole).unwrap();
-        assert_eq!(turned.u, &turned.nu * 10.0);
-        let used: std::collections::BTreeSet<u32> = (0..64)
+        let turned = Augment::Square.apply(1, 2, &samples, &input).unwrap();
+        assert_eq!(Augment::Square.apply(1, 2, &samples, &(&input * 10.0)).unwrap(), &turned * 10.0);
+        let used: std::collections::BTreeSet<Symmetry> = (0..64)
             .flat_map(|sample| {
-                let (was, is) = (whole.nu.narrow(0, sample, 1), turned.nu.narrow(0, sample, 1));
-                (0..8).filter(move |&symmetry| turn(&was, symmetry).unwrap() == is)
+                let (was, is) = (input.narrow(0, sample, 1), turned.narrow(0, sample, 1));
+                (0..8).map(Symmetry).filter(move |symmetry| symmetry.turn(&was).unwrap() == is)
             })
             .collect();
         assert_eq!(used.len(), 8);
-        assert_ne!(Augment::Square.apply(1, 3, &samples, &whole).unwrap().nu, turned.nu);
+        assert_ne!(Augment::Square.apply(1, 3, &samples, &input).unwrap(), turned);
     }
 
     #[test]
     fn a_sample_is_turned_the_same_on_any_number_of_ranks() {
-        let whole = batch(7, 4, 4);
+        let whole = fields(7, 4, 4);
         let samples = [9, 3, 250, 4, 17, 8, 1];
         let expected = Augment::Square.apply(5, 1, &samples, &whole).unwrap();
         for size in 1..=8 {
@@ -123,21 +129,20 @@ mod tests {
                 .map(|rank| {
                     let mine = crate::part(&samples, rank, size);
                     let length = mine.len() as i64;
-                    let local =
-                        Batch { nu: whole.nu.narrow(0, start, length), u: whole.u.narrow(0, start, length) };
+                    let local = whole.narrow(0, start, length);
                     start += length;
-                    Augment::Square.apply(5, 1, mine, &local).unwrap().nu
+                    Augment::Square.apply(5, 1, mine, &local).unwrap()
                 })
                 .collect();
-            assert_eq!(Tensor::cat(&parts, 0), expected.nu, "{size} ranks");
+            assert_eq!(Tensor::cat(&parts, 0), expected, "{size} ranks");
         }
     }
 
     #[test]
     fn misfits_are_refused() {
-        let error = Augment::Square.apply(0, 0, &[0], &batch(1, 2, 3)).unwrap_err();
+        let error = Augment::Square.apply(0, 0, &[0], &fields(1, 2, 3)).unwrap_err();
         assert_eq!(error.to_string(), "the symmetries of the square need square fields, not 2 x 3");
-        let error = Augment::None.apply(0, 0, &[0, 1], &batch(1, 2, 2)).unwrap_err();
+        let error = Augment::None.apply(0, 0, &[0, 1], &fields(1, 2, 2)).unwrap_err();
         assert_eq!(error.to_string(), "2 sample numbers were given for a batch of 1");
     }
 }

@@ -4,52 +4,19 @@ use std::ops::Range;
 
 use tch::{Device, Kind, Tensor};
 
-use crate::{DarcyFile, Error, Result};
+use crate::{DarcyFields, DarcyFile, Error, Result};
 
-/// Some samples: inputs and the targets that belong to them, both `[sample, 1, x, y]`.
+/// Some samples: what a network starts from, and what should come of it.
 #[derive(Debug)]
 pub struct Batch {
-    /// The coefficient, the network's input.
-    pub nu: Tensor,
-    /// The solution, what the network should predict.
-    pub u: Tensor,
+    /// `[sample, channel, x, y]`.
+    pub input: Tensor,
+    /// The field after each step of a rollout, each `[sample, channel, x, y]`; a single one where the network maps one field
+    /// to another.
+    pub targets: Vec<Tensor>,
 }
 
-impl Batch {
-    /// A second handle on the same tensors.
-    pub fn shallow_clone(&self) -> Self {
-        Self { nu: self.nu.shallow_clone(), u: self.u.shallow_clone() }
-    }
-
-    /// Samples, rows (x) and columns (y).
-    ///
-    /// # Errors
-    /// When a field is not `[sample, channel, x, y]`, or the two differ in samples, rows or columns.
-    pub fn sizes(&self) -> Result<(usize, usize, usize)> {
-        let (nu, u) = (self.nu.size(), self.u.size());
-        match (nu.as_slice(), u.as_slice()) {
-            (&[samples, _, rows, cols], &[u_samples, _, u_rows, u_cols])
-                if (samples, rows, cols) == (u_samples, u_rows, u_cols) =>
-            {
-                Ok((samples as usize, rows as usize, cols as usize))
-            }
-            _ => Err(Error::Invalid(format!(
-                "a batch needs two fields [sample, channel, x, y] that differ in channels only, not {nu:?} and {u:?}"
-            ))),
-        }
-    }
-
-    /// The batch on a device, in a kind.
-    ///
-    /// # Errors
-    /// When the device is missing or out of memory.
-    pub fn to(&self, device: Device, kind: Kind) -> Result<Self> {
-        let to = |tensor: &Tensor| tensor.f_to_device(device)?.f_to_kind(kind);
-        Ok(Self { nu: to(&self.nu)?, u: to(&self.u)? })
-    }
-}
-
-/// A part of a data set that fits in memory, loaded once.
+/// A part of a data set that fits in memory, or a rank's window of it, loaded once.
 ///
 /// ```
 /// use isobar_data::{DarcyFile, InMemory, Sampler, part};
@@ -60,48 +27,104 @@ impl Batch {
 /// let (rank, size) = (0, 1);
 /// for batch in sampler.epoch(0) {
 ///     let local = train.batch(part(&batch, rank, size))?;
-///     assert_eq!(local.u.size(), [batch.len() as i64, 1, 64, 64]);
+///     assert_eq!(local.targets[0].size(), [batch.len() as i64, 1, 64, 64]);
 /// }
 /// # Ok::<(), isobar_data::Error>(())
 /// ```
 #[derive(Debug)]
 pub struct InMemory {
-    samples: Batch,
-    len: usize,
+    inputs: Tensor,
+    targets: Tensor,
+    /// For each sample its row of the inputs, and the first of its rows of the targets.
+    rows: Vec<(i64, i64)>,
+    steps: usize,
 }
 
 impl InMemory {
-    /// Whole samples of a file, on the CPU.
+    /// Whole samples of Darcy flow, on the CPU: from the coefficient to the solution.
     ///
     /// # Errors
     /// As [`DarcyFile::read`].
     pub fn load(file: &DarcyFile, samples: Range<usize>) -> Result<Self> {
         let samples: Vec<usize> = samples.collect();
-        Self::new(file.read(&samples, 0..file.rows(), 0..file.cols())?)
+        let DarcyFields { nu, u } = file.read(&samples, 0..file.rows(), 0..file.cols())?;
+        Self::pairs(nu, u)
     }
 
-    /// From tensors, for data of another source or on another device.
+    /// Pairs of fields, `[sample, channel, x, y]` both: what the network maps, and to what.
     ///
     /// # Errors
-    /// When the fields do not belong together ([`Batch::sizes`]).
-    pub fn new(samples: Batch) -> Result<Self> {
-        let (len, _, _) = samples.sizes()?;
-        Ok(Self { samples, len })
+    /// When the fields are not of as many dims and samples, or differ in their extents.
+    pub fn pairs(inputs: Tensor, targets: Tensor) -> Result<Self> {
+        let (from, to) = (inputs.size(), targets.size());
+        if from.len() < 3 || from.len() != to.len() || from[0] != to[0] || from[2..] != to[2..] {
+            return Err(Error::Invalid(format!(
+                "pairs need two fields [sample, channel, x, y] that differ in channels only, not {from:?} and {to:?}"
+            )));
+        }
+        let rows = (0..from[0]).map(|row| (row, row)).collect();
+        Ok(Self { inputs, targets, rows, steps: 1 })
+    }
+
+    /// Pieces of trajectories `[trajectory, frame, channel, x, y]`: a frame and the `steps` that follow it, one beginning at
+    /// every `stride`-th frame of each trajectory. The frames are held once, however many pieces they are in.
+    ///
+    /// # Errors
+    /// When there are no such pieces: `steps` or `stride` is 0, or a trajectory has not more than `steps` frames.
+    pub fn rollouts(trajectories: &Tensor, steps: usize, stride: usize) -> Result<Self> {
+        let shape = trajectories.size();
+        let frames = shape.get(1).copied().unwrap_or(0) as usize;
+        if shape.len() < 4 || steps == 0 || stride == 0 || frames <= steps {
+            return Err(Error::Invalid(format!(
+                "{steps} steps from every {stride}th frame can't be taken of [trajectory, frame, channel, x, y] {shape:?}: \
+                 expected 1 to {} steps and a stride of 1 or more",
+                frames.saturating_sub(1)
+            )));
+        }
+        let first = |trajectory: i64| {
+            (0..frames - steps).step_by(stride).map(move |frame| trajectory * frames as i64 + frame as i64)
+        };
+        let rows = (0..shape[0]).flat_map(first).map(|row| (row, row + 1)).collect();
+        let all = trajectories.f_flatten(0, 1)?;
+        Ok(Self { inputs: all.shallow_clone(), targets: all, rows, steps })
+    }
+
+    /// On a device, in a kind.
+    ///
+    /// # Errors
+    /// When the device is missing or out of memory.
+    pub fn to(&self, device: Device, kind: Kind) -> Result<Self> {
+        let inputs = self.inputs.f_to_device(device)?.f_to_kind(kind)?;
+        let targets = match self.targets.data_ptr() == self.inputs.data_ptr() {
+            true => inputs.shallow_clone(),
+            false => self.targets.f_to_device(device)?.f_to_kind(kind)?,
+        };
+        Ok(Self { inputs, targets, rows: self.rows.clone(), steps: self.steps })
     }
 
     /// Number of samples.
     pub fn len(&self) -> usize {
-        self.len
+        self.rows.len()
     }
 
     /// Whether there is none.
     pub fn is_empty(&self) -> bool {
-        self.len == 0
+        self.rows.is_empty()
     }
 
-    /// All samples.
-    pub fn samples(&self) -> &Batch {
-        &self.samples
+    /// How many steps follow the input of each sample.
+    pub fn steps(&self) -> usize {
+        self.steps
+    }
+
+    /// All inputs, `[row, channel, x, y]`; of trajectories all frames.
+    pub fn inputs(&self) -> &Tensor {
+        &self.inputs
+    }
+
+    /// All targets, `[row, channel, x, y]`; of trajectories all frames.
+    pub fn targets(&self) -> &Tensor {
+        &self.targets
     }
 
     /// The samples of these numbers, counted from the start of what was loaded, in the order asked for. An empty list
@@ -110,17 +133,23 @@ impl InMemory {
     /// # Errors
     /// When a number is out of range.
     pub fn batch(&self, samples: &[usize]) -> Result<Batch> {
-        if let Some(sample) = samples.iter().find(|&&sample| sample >= self.len) {
-            return Err(Error::OutOfRange {
+        let row = |&sample: &usize| {
+            self.rows.get(sample).copied().ok_or_else(|| Error::OutOfRange {
                 what: "sample".to_owned(),
                 asked: sample.to_string(),
-                available: self.len,
-            });
-        }
-        let index: Vec<i64> = samples.iter().map(|&sample| sample as i64).collect();
-        let index = Tensor::f_from_slice(&index)?;
-        let select = |field: &Tensor| field.f_index_select(0, &index.f_to_device(field.device())?);
-        Ok(Batch { nu: select(&self.samples.nu)?, u: select(&self.samples.u)? })
+                available: self.len(),
+            })
+        };
+        let rows = samples.iter().map(row).collect::<Result<Vec<_>>>()?;
+        let select = |field: &Tensor, rows: Vec<i64>| {
+            let index = Tensor::f_from_slice(&rows)?.f_to_device(field.device())?;
+            field.f_index_select(0, &index)
+        };
+        let input = select(&self.inputs, rows.iter().map(|(input, _)| *input).collect())?;
+        let targets = (0..self.steps as i64)
+            .map(|step| select(&self.targets, rows.iter().map(|(_, first)| first + step).collect()))
+            .collect::<Result<_, _>>()?;
+        Ok(Batch { input, targets })
     }
 }
 
@@ -132,29 +161,51 @@ mod tests {
         Tensor::zeros(size, (Kind::Float, Device::Cpu))
     }
 
+    fn values(field: &Tensor) -> Vec<f32> {
+        Vec::try_from(field.flatten(0, -1)).unwrap()
+    }
+
     #[test]
     fn samples_come_in_the_order_asked_for() {
-        let nu = Tensor::arange(6, (Kind::Float, Device::Cpu)).view([3, 1, 1, 2]);
-        let data = InMemory::new(Batch { u: &nu + 100.0, nu }).unwrap();
+        let inputs = Tensor::arange(6, (Kind::Float, Device::Cpu)).view([3, 1, 1, 2]);
+        let data = InMemory::pairs(inputs.shallow_clone(), &inputs + 100.0).unwrap();
         let batch = data.batch(&[2, 0, 2]).unwrap();
-        assert_eq!(Vec::<f32>::try_from(batch.nu.flatten(0, -1)).unwrap(), [4.0, 5.0, 0.0, 1.0, 4.0, 5.0]);
-        assert_eq!(
-            Vec::<f32>::try_from(batch.u.select(1, 0).select(1, 0).select(1, 0)).unwrap(),
-            [104.0, 100.0, 104.0]
-        );
-        assert_eq!(data.batch(&[]).unwrap().nu.size(), [0, 1, 1, 2]);
+        assert_eq!(values(&batch.input), [4.0, 5.0, 0.0, 1.0, 4.0, 5.0]);
+        assert_eq!(values(&batch.targets[0]), [104.0, 105.0, 100.0, 101.0, 104.0, 105.0]);
+        assert_eq!(data.batch(&[]).unwrap().input.size(), [0, 1, 1, 2]);
         assert_eq!(data.batch(&[0, 3]).unwrap_err().to_string(), "sample 3 is out of range: there are 3");
     }
 
     #[test]
+    fn pieces_of_trajectories_do_not_cross_from_one_to_the_next() {
+        let frames = Tensor::arange(10, (Kind::Float, Device::Cpu)).view([2, 5, 1, 1, 1]);
+        let of = |steps, stride| {
+            let data = InMemory::rollouts(&frames, steps, stride).unwrap();
+            let batch = data.batch(&(0..data.len()).collect::<Vec<_>>()).unwrap();
+            let targets: Vec<Vec<f32>> = batch.targets.iter().map(values).collect();
+            (values(&batch.input), targets)
+        };
+        let (inputs, targets) = of(1, 1);
+        assert_eq!(inputs, [0.0, 1.0, 2.0, 3.0, 5.0, 6.0, 7.0, 8.0]);
+        assert_eq!(targets, [[1.0, 2.0, 3.0, 4.0, 6.0, 7.0, 8.0, 9.0]]);
+        let (inputs, targets) = of(2, 2);
+        assert_eq!(inputs, [0.0, 2.0, 5.0, 7.0]);
+        assert_eq!(targets, [[1.0, 3.0, 6.0, 8.0], [2.0, 4.0, 7.0, 9.0]]);
+        let error = InMemory::rollouts(&frames, 5, 1).unwrap_err().to_string();
+        assert!(error.contains("expected 1 to 4 steps"), "{error}");
+    }
+
+    #[test]
     fn fields_that_do_not_belong_together_are_refused() {
-        let error = InMemory::new(Batch { nu: zeros([2, 1, 4, 4]), u: zeros([3, 1, 4, 4]) }).unwrap_err();
+        let error = InMemory::pairs(zeros([2, 1, 4, 4]), zeros([3, 1, 4, 4])).unwrap_err();
         assert!(error.to_string().contains("[2, 1, 4, 4] and [3, 1, 4, 4]"), "{error}");
     }
 
     #[test]
-    fn batches_change_kind() {
-        let batch = Batch { nu: zeros([1, 1, 2, 2]), u: zeros([1, 2, 2, 2]) };
-        assert_eq!(batch.to(Device::Cpu, Kind::Double).unwrap().u.kind(), Kind::Double);
+    fn samples_change_kind_and_stay_one_tensor_where_they_were() {
+        let frames = zeros([1, 3, 4, 4]).unsqueeze(2);
+        let wide = InMemory::rollouts(&frames, 1, 1).unwrap().to(Device::Cpu, Kind::Double).unwrap();
+        assert_eq!(wide.batch(&[1]).unwrap().input.kind(), Kind::Double);
+        assert_eq!(wide.inputs().data_ptr(), wide.targets().data_ptr());
     }
 }

@@ -10,7 +10,7 @@ use tch::Tensor;
 use crate::attribute::Attributes;
 use crate::layout::{self, Node, check_range, shape_text};
 use crate::stats::Accumulator;
-use crate::{Batch, Error, Result, Statistics};
+use crate::{Error, Result, Statistics};
 
 /// A data set of 2-D Darcy flow, −∇·(a ∇u) = β on the unit square with u = 0 on its boundary, in one HDF5 file.
 ///
@@ -51,6 +51,15 @@ pub struct DarcyFile {
     x: Vec<f64>,
     y: Vec<f64>,
     beta: f64,
+}
+
+/// Some samples of Darcy flow, both `[sample, 1, x, y]`.
+#[derive(Debug)]
+pub struct DarcyFields {
+    /// The coefficient.
+    pub nu: Tensor,
+    /// The solution.
+    pub u: Tensor,
 }
 
 /// Statistics of the two fields of a Darcy data set.
@@ -139,7 +148,7 @@ impl DarcyFile {
     /// # Errors
     /// When an index is out of range, the file can't be read, or a value in the window is not finite; the error names
     /// the dataset and the index of the first such value.
-    pub fn read(&self, samples: &[usize], rows: Range<usize>, cols: Range<usize>) -> Result<Batch> {
+    pub fn read(&self, samples: &[usize], rows: Range<usize>, cols: Range<usize>) -> Result<DarcyFields> {
         if let Some(sample) = samples.iter().find(|&&sample| sample >= self.samples) {
             return Err(Error::OutOfRange {
                 what: "sample".to_owned(),
@@ -150,7 +159,7 @@ impl DarcyFile {
         check_range("row range", &rows, self.rows())?;
         check_range("column range", &cols, self.cols())?;
         let window = Window { samples, rows, cols };
-        Ok(Batch {
+        Ok(DarcyFields {
             nu: self.read_field(&self.nu, NU, &window)?,
             u: self.read_field(&self.tensor, TENSOR, &window)?,
         })

@@ -36,7 +36,7 @@ mod writer;
 
 pub use augment::Augment;
 pub use batch::{Batch, InMemory};
-pub use darcy::{DarcyFile, DarcyStatistics};
+pub use darcy::{DarcyFields, DarcyFile, DarcyStatistics};
 pub use error::{Error, Result};
 pub use sampler::{Sampler, part, split, split_validation};
 pub use stats::{Normalizer, Statistics};

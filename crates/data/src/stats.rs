@@ -44,9 +44,10 @@ impl Statistics {
     }
 }
 
-/// Maps a field to zero mean and unit standard deviation, and back.
+/// Maps a field to zero mean and unit standard deviation, and back: by the same two numbers everywhere, or by two for each
+/// channel of `[sample, channel, …]`.
 ///
-/// Make it from the *training* part and use it for validation and prediction as well; it is two numbers, to be saved
+/// Make it from the *training* part and use it for validation and prediction as well; it is a few numbers, to be saved
 /// with a checkpoint.
 ///
 /// ```
@@ -59,10 +60,10 @@ impl Statistics {
 /// assert!(back.allclose(&depth_m, 1e-6, 0.0, false));
 /// # Ok::<(), isobar_data::Error>(())
 /// ```
-#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Normalizer {
-    mean: f64,
-    std: f64,
+    mean: Vec<f64>,
+    std: Vec<f64>,
 }
 
 impl Normalizer {
@@ -77,7 +78,7 @@ impl Normalizer {
                  the deviation positive"
             )));
         }
-        Ok(Self { mean, std })
+        Ok(Self { mean: vec![mean], std: vec![std] })
     }
 
     /// From statistics of the training part.
@@ -88,6 +89,19 @@ impl Normalizer {
         Self::new(statistics.mean, statistics.std)
     }
 
+    /// From statistics of each channel of the training part.
+    ///
+    /// # Errors
+    /// As [`Normalizer::new`], and where there are none.
+    pub fn of_channels(statistics: &[Statistics]) -> Result<Self> {
+        if statistics.is_empty() {
+            return Err(Error::Invalid("there is no channel to normalise".to_owned()));
+        }
+        let each = statistics.iter().map(Self::from_statistics).collect::<Result<Vec<_>>>()?;
+        let (mean, std) = each.into_iter().map(|one| (one.mean[0], one.std[0])).unzip();
+        Ok(Self { mean, std })
+    }
+
     /// From the training part itself.
     ///
     /// # Errors
@@ -96,22 +110,29 @@ impl Normalizer {
         Self::from_statistics(&Statistics::of(tensor)?)
     }
 
-    /// The mean, in the field's units.
-    pub fn mean(&self) -> f64 {
-        self.mean
+    /// The mean of each channel, or of all together, in the field's units.
+    pub fn mean(&self) -> &[f64] {
+        &self.mean
     }
 
-    /// The standard deviation, in the field's units.
-    pub fn std(&self) -> f64 {
-        self.std
+    /// The standard deviation of each channel, or of all together, in the field's units.
+    pub fn std(&self) -> &[f64] {
+        &self.std
     }
 
     /// `(x - mean) / std`, of the same shape and kind.
     ///
     /// # Errors
-    /// When libtorch refuses, such as for an integer tensor on a device that is out of memory.
+    /// When the tensor has not as many channels, or libtorch refuses, such as for an integer tensor on a device that is out of
+    /// memory.
     pub fn encode(&self, physical: &Tensor) -> Result<Tensor> {
-        Ok(physical.f_sub_scalar(self.mean)?.f_div_scalar(self.std)?)
+        match (&self.mean[..], &self.std[..]) {
+            (&[mean], &[std]) => Ok(physical.f_sub_scalar(mean)?.f_div_scalar(std)?),
+            _ => {
+                let [mean, std] = self.along(physical)?;
+                Ok(physical.f_sub(&mean)?.f_div(&std)?)
+            }
+        }
     }
 
     /// `x * std + mean`, the inverse of [`Normalizer::encode`].
@@ -119,7 +140,32 @@ impl Normalizer {
     /// # Errors
     /// As [`Normalizer::encode`].
     pub fn decode(&self, normalized: &Tensor) -> Result<Tensor> {
-        Ok(normalized.f_mul_scalar(self.std)?.f_add_scalar(self.mean)?)
+        match (&self.mean[..], &self.std[..]) {
+            (&[mean], &[std]) => Ok(normalized.f_mul_scalar(std)?.f_add_scalar(mean)?),
+            _ => {
+                let [mean, std] = self.along(normalized)?;
+                Ok(normalized.f_mul(&std)?.f_add(&mean)?)
+            }
+        }
+    }
+
+    /// Mean and deviation of each channel, as they lie in `x`.
+    fn along(&self, x: &Tensor) -> Result<[Tensor; 2]> {
+        let (shape, channels) = (x.size(), self.mean.len() as i64);
+        if shape.get(1) != Some(&channels) {
+            return Err(Error::Invalid(format!(
+                "a normalizer of {channels} channels takes [sample, {channels}, …], not {shape:?}"
+            )));
+        }
+        let mut view = vec![1; shape.len()];
+        view[1] = channels;
+        let lay = |values: &[f64]| -> Result<Tensor> {
+            Ok(Tensor::f_from_slice(values)?
+                .f_view(&view[..])?
+                .f_to_kind(x.kind())?
+                .f_to_device(x.device())?)
+        };
+        Ok([lay(&self.mean)?, lay(&self.std)?])
     }
 }
 
@@ -214,6 +260,22 @@ mod tests {
     fn an_empty_tensor_has_no_statistics() {
         let error = Statistics::of(&Tensor::zeros([0, 3], (Kind::Float, Device::Cpu))).unwrap_err();
         assert_eq!(error.to_string(), "there are no values to take statistics of");
+    }
+
+    #[test]
+    fn channels_have_numbers_of_their_own() {
+        let fields = Tensor::arange(16, (Kind::Double, Device::Cpu)).view([2, 2, 4]);
+        let channels: Vec<Statistics> =
+            (0..2).map(|channel| Statistics::of(&fields.select(1, channel)).unwrap()).collect();
+        let normalizer = Normalizer::of_channels(&channels).unwrap();
+        let scaled = normalizer.encode(&fields).unwrap();
+        for channel in 0..2 {
+            let statistics = Statistics::of(&scaled.select(1, channel)).unwrap();
+            assert!(statistics.mean.abs() < 1e-12 && (statistics.std - 1.0).abs() < 1e-12, "{statistics:?}");
+        }
+        assert!(normalizer.decode(&scaled).unwrap().allclose(&fields, 0.0, 1e-12, false));
+        let error = normalizer.encode(&fields.select(0, 0).view([1, 1, 8])).unwrap_err().to_string();
+        assert_eq!(error, "a normalizer of 2 channels takes [sample, 2, …], not [1, 1, 8]");
     }
 
     #[test]

@@ -57,7 +57,7 @@ fn statistics_of_a_part_are_those_of_its_values() {
     let file = DarcyFile::open(common::excerpt()).unwrap();
     let part = InMemory::load(&file, 3..7).unwrap();
     let statistics = file.statistics(3..7).unwrap();
-    let direct = Statistics::of(&part.samples().u).unwrap();
+    let direct = Statistics::of(part.targets()).unwrap();
     close(statistics.u, direct.count, [direct.mean, direct.std, direct.min, direct.max]);
 }
 

@@ -42,12 +42,22 @@ impl RunConfig {
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields, default)]
 pub struct DataConfig {
-    /// The HDF5 file of Darcy flow, relative to the working folder.
+    /// The HDF5 file, relative to the working folder.
     pub path: PathBuf,
-    /// How many of the last samples are kept for validation.
+    /// What the file holds.
+    pub format: DataFormat,
+    /// Of The Well: the fields that the network maps from frame to frame, by name; their components are its channels.
+    pub fields: Vec<String>,
+    /// How many of the last samples (of The Well: trajectories) are kept for validation.
     pub validation_samples: usize,
-    /// How many of the first samples are trained on; without it all that are not for validation.
+    /// How many of the first samples (trajectories) are trained on; without it all that are not for validation.
     pub train_samples: Option<usize>,
+    /// Of The Well: steps of a training sample. Each output is the next input, and the loss is the mean over the steps.
+    #[schemars(range(min = 1))]
+    pub train_steps: usize,
+    /// Of The Well: steps of the rollouts that are validated besides single steps; 1 for none.
+    #[schemars(range(min = 1))]
+    pub validation_steps: usize,
     /// What is done at random to training samples.
     pub augment: AugmentConfig,
 }
@@ -56,11 +66,26 @@ impl Default for DataConfig {
     fn default() -> Self {
         Self {
             path: "data/darcy.h5".into(),
+            format: DataFormat::Darcy,
+            fields: Vec::new(),
             validation_samples: 32,
             train_samples: None,
+            train_steps: 1,
+            validation_steps: 1,
             augment: AugmentConfig::default(),
         }
     }
+}
+
+/// What a data file holds.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "snake_case")]
+pub enum DataFormat {
+    /// Darcy flow as PDEBench stores it: the network maps the coefficient to the solution.
+    #[default]
+    Darcy,
+    /// Trajectories as The Well stores them: the network maps a frame to the next.
+    TheWell,
 }
 
 /// What is done at random to training samples.

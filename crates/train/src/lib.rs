@@ -11,6 +11,7 @@
 //! | [`metrics`], [`Progress`] | JSON lines, CSV, TensorBoard; a progress bar |
 //! | [`loss`] | losses, and the error of a prediction |
 //! | [`Task`], [`FieldTask`], [`fit`] | the engine: epochs, validation, resumption |
+//! | [`DenseFields`], [`ShardedFields`] | fields that are whole on a rank, or split over a mesh |
 //! | [`config`] | sections of a configuration file |
 //!
 //! Losses are means over samples and ranks are weighted by their sample counts, so that a run gives the same loss curve on
@@ -66,6 +67,7 @@ mod clip;
 pub mod config;
 mod data_parallel;
 mod error;
+mod fields;
 mod files;
 pub mod loss;
 pub mod metrics;
@@ -80,9 +82,10 @@ mod trainer;
 pub use self::clip::{clip_grad_norm, grad_norm};
 pub use self::data_parallel::{DataParallel, DataParallelConfig, Overlap};
 pub use self::error::{Error, Result};
+pub use self::fields::{DenseFields, FieldLayout, ShardedFields};
 pub use self::model::{ModelConfig, Network};
 pub use self::params::{ParamPlacement, Parameter, Parameters};
 pub use self::progress::Progress;
-pub use self::task::{BoxError, FieldTask, Step, Task};
+pub use self::task::{BoxError, FieldTask, RolloutError, Step, Task};
 pub use self::trainer::{FitConfig, Ranks, Summary, fit};
 pub use isobar_collectives::reduce_loss;

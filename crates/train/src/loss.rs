@@ -1,7 +1,8 @@
 //! Losses and errors of fields `[sample, …]`.
 
+use isobar_shard::{Array, Reduction, Unary, periodic};
 use serde::{Deserialize, Serialize};
-use tch::{Kind, TchError, Tensor};
+use tch::{Kind, Tensor};
 
 use crate::error::{Context, Error, Result};
 
@@ -17,27 +18,28 @@ pub enum Loss {
 }
 
 impl Loss {
-    /// The loss of predictions, `[sample, …]`, against targets of the same shape: a scalar on the graph of both.
+    /// The loss of predictions, `[sample, …]`, against targets of the same shape: a scalar on the graph of both. Of sharded
+    /// fields all ranks of their mesh call.
     ///
     /// # Errors
     ///
-    /// Where the shapes differ.
-    pub fn of(self, prediction: &Tensor, target: &Tensor) -> Result<Tensor> {
+    /// Where the shapes differ, or an exchange fails.
+    pub fn of<A: Array>(self, prediction: &A, target: &A) -> Result<A> {
         same_shape(prediction, target)?;
-        match self {
-            Self::Mse => prediction.f_sub(target).and_then(|d| d.f_square()?.f_mean(None)),
-            Self::RelativeL2 => relative_l2(prediction, target).and_then(|errors| errors.f_mean(None)),
-        }
-        .context(|| "the loss".to_owned())
+        Ok(match self {
+            Self::Mse => prediction.mse_loss(target)?,
+            Self::RelativeL2 => relative_l2(prediction, target)?.mean()?,
+        })
     }
 }
 
 /// ‖p − t‖ / ‖t‖ of each sample, in float64. The error of a prediction on a data set is the mean of these over all
-/// samples, taken on physical values; a target of zero gives infinity.
+/// samples, taken on physical values; a target of zero gives infinity. Of sharded fields all ranks of their mesh call, and
+/// each has the errors of all samples.
 ///
 /// # Errors
 ///
-/// Where the shapes differ.
+/// Where the shapes differ, or an exchange fails.
 ///
 /// ```
 /// use tch::Tensor;
@@ -47,23 +49,56 @@ impl Loss {
 /// assert_eq!(isobar_train::loss::relative_l2_errors(&prediction, &target)?, [0.1, 1.0]);
 /// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
-pub fn relative_l2_errors(prediction: &Tensor, target: &Tensor) -> Result<Vec<f64>> {
+pub fn relative_l2_errors<A: Array>(prediction: &A, target: &A) -> Result<Vec<f64>> {
+    let _no_grad = tch::no_grad_guard();
     same_shape(prediction, target)?;
-    let errors = || {
-        let _no_grad = tch::no_grad_guard();
-        let [p, t] = [prediction, target].map(|tensor| tensor.f_to_kind(Kind::Double));
-        Vec::<f64>::try_from(relative_l2(&p?, &t?)?.f_to_device(tch::Device::Cpu)?)
-    };
-    errors().context(|| "the relative L2 error".to_owned())
+    numbers(&relative_l2(&prediction.to_kind(Kind::Double)?, &target.to_kind(Kind::Double)?)?)
 }
 
-fn relative_l2(prediction: &Tensor, target: &Tensor) -> std::result::Result<Tensor, TchError> {
-    let norm = |x: &Tensor| x.f_flatten(1, -1)?.f_norm_scalaropt_dim(2.0, 1, false);
-    norm(&prediction.f_sub(target)?)?.f_div(&norm(target)?)
+/// Σ |E(p) − E(t)| / Σ E(t) of each sample of `[sample, channel, spatial…]`, the mean over its channels, where E are the
+/// [energy spectra](periodic::energy_spectrum) of the fields along their spatial dims, in float64. Of sharded fields all ranks
+/// of their mesh call, and each has the errors of all samples.
+///
+/// # Errors
+///
+/// Where the shapes differ, or an exchange fails.
+///
+/// ```
+/// use isobar_train::loss::spectrum_errors;
+/// use tch::{Device, Kind, Tensor};
+///
+/// let x = Tensor::arange(16, (Kind::Double, Device::Cpu)) * (std::f64::consts::TAU / 16.0);
+/// let wave = x.sin().view([1, 1, 16]);
+/// // Moved along, a wave has the same spectrum; of twice the height it has four times the energy.
+/// assert!(spectrum_errors(&wave.roll([3], [2]), &wave)?[0] < 1e-12);
+/// assert!((spectrum_errors(&(&wave * 2.0), &wave)?[0] - 3.0).abs() < 1e-12);
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
+pub fn spectrum_errors<A: Array>(prediction: &A, target: &A) -> Result<Vec<f64>> {
+    let _no_grad = tch::no_grad_guard();
+    same_shape(prediction, target)?;
+    let dims: Vec<i64> = (2..prediction.shape().len() as i64).collect();
+    let spectrum = |field: &A| periodic::energy_spectrum(&field.to_kind(Kind::Double)?, &dims);
+    let (of_prediction, of_target) = (spectrum(prediction)?, spectrum(target)?);
+    let sum = |x: &A| x.reduce(Reduction::Sum, &[-1], false);
+    let difference = sum(&of_prediction.sub(&of_target)?.unary(Unary::Abs)?)?;
+    numbers(&difference.div(&sum(&of_target)?)?.reduce(Reduction::Mean, &[1], false)?)
 }
 
-fn same_shape(prediction: &Tensor, target: &Tensor) -> Result<()> {
-    let (found, expected) = (prediction.size(), target.size());
+fn relative_l2<A: Array>(prediction: &A, target: &A) -> isobar_shard::Result<A> {
+    let dims: Vec<i64> = (1..prediction.shape().len() as i64).collect();
+    let norm = |x: &A| x.reduce(Reduction::Norm, &dims, false);
+    norm(&prediction.sub(target)?)?.div(&norm(target)?)
+}
+
+/// The numbers of a vector, on every rank.
+fn numbers<A: Array>(vector: &A) -> Result<Vec<f64>> {
+    let whole = vector.whole()?.f_to_device(tch::Device::Cpu);
+    whole.and_then(|all: Tensor| Vec::<f64>::try_from(all)).context(|| "reading errors".to_owned())
+}
+
+fn same_shape<A: Array>(prediction: &A, target: &A) -> Result<()> {
+    let (found, expected) = (prediction.shape(), target.shape());
     if found == expected && found.len() > 1 {
         return Ok(());
     }

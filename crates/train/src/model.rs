@@ -4,7 +4,7 @@ use isobar_models::{
     Afno, AfnoConfig, DistributedAfno, DistributedAfnoConfig, Fno, FnoConfig, FullyConnected,
     FullyConnectedConfig, Mode, UNet, UNetConfig,
 };
-use isobar_shard::ParamStore;
+use isobar_shard::{Array, Params};
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use tch::Tensor;
@@ -15,13 +15,13 @@ use crate::task::{BoxError, Step};
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(tag = "type", rename_all = "snake_case")]
 pub enum ModelConfig {
-    /// Adaptive Fourier neural operator, whole on every rank.
+    /// Adaptive Fourier neural operator.
     Afno(AfnoConfig),
     /// Adaptive Fourier neural operator with its channels over the model-parallel group.
     DistributedAfno(DistributedAfnoConfig),
-    /// Fourier neural operator, whole on every rank.
+    /// Fourier neural operator.
     Fno(FnoConfig),
-    /// U-Net, whole on every rank.
+    /// U-Net.
     #[serde(rename = "unet")]
     UNet(UNetConfig),
     /// Linear layers at every point of the field, its channels being the features.
@@ -40,13 +40,13 @@ impl Default for ModelConfig {
 }
 
 impl ModelConfig {
-    /// Makes the network; its parameters go into `params`, whose region is the model-parallel group. All ranks of the
-    /// region call.
+    /// Makes the network; its parameters come from `params`: a [`ParamStore`](isobar_shard::ParamStore), whose region is the
+    /// model-parallel group, or [`MeshParams`](isobar_shard::MeshParams) for a network over sharded fields. All ranks call.
     ///
     /// # Errors
     ///
     /// Sizes that do not fit together, or a parameter that can't be made.
-    pub fn build(&self, params: &mut ParamStore) -> Result<Network, isobar_models::Error> {
+    pub fn build<P: Params>(&self, params: &mut P) -> Result<Network<P::Array>, isobar_models::Error> {
         Ok(match self {
             Self::Afno(config) => Network::Afno(Afno::new(config, params)?),
             Self::DistributedAfno(config) => Network::DistributedAfno(DistributedAfno::new(config, params)?),
@@ -58,33 +58,38 @@ impl ModelConfig {
 }
 
 /// A network of a [`ModelConfig`].
-pub enum Network {
+pub enum Network<A = Tensor> {
     /// See [`Afno`].
-    Afno(Afno<Tensor>),
+    Afno(Afno<A>),
     /// See [`DistributedAfno`].
-    DistributedAfno(DistributedAfno<Tensor>),
+    DistributedAfno(DistributedAfno<A>),
     /// See [`Fno`].
-    Fno(Fno<Tensor>),
+    Fno(Fno<A>),
     /// See [`UNet`].
-    UNet(UNet<Tensor>),
+    UNet(UNet<A>),
     /// See [`FullyConnected`].
-    FullyConnected(FullyConnected<Tensor>),
+    FullyConnected(FullyConnected<A>),
 }
 
-impl Network {
-    /// Fields `[sample, channel, x, y]` to fields; `step` while training, `None` for evaluation.
+impl<A: Array> Network<A> {
+    /// Fields `[sample, channel, spatial…]` to fields; `step` while training, `None` for evaluation.
     ///
     /// # Errors
     ///
     /// An input of another shape than the configuration says.
-    pub fn forward(&self, x: &Tensor, step: Option<Step<'_>>) -> Result<Tensor, BoxError> {
+    pub fn forward(&self, x: &A, step: Option<Step<'_>>) -> Result<A, BoxError> {
         let mode = step.map_or(Mode::Eval, |step| Mode::train_part(step.generator, step.offset, step.total));
         Ok(match self {
             Self::Afno(model) => model.forward(x, mode)?,
             Self::DistributedAfno(model) => model.forward(x, mode)?,
             Self::Fno(model) => model.forward(x)?,
             Self::UNet(model) => model.forward(x, mode)?,
-            Self::FullyConnected(model) => model.forward(&x.f_movedim_int(1, -1)?)?.f_movedim_int(-1, 1)?,
+            Self::FullyConnected(model) => {
+                let last = x.shape().len() as i64 - 1;
+                let channels_last: Vec<i64> = [0].into_iter().chain(2..=last).chain([1]).collect();
+                let channels_first: Vec<i64> = [0, last].into_iter().chain(1..last).collect();
+                model.forward(&x.permute(&channels_last)?)?.permute(&channels_first)?
+            }
         })
     }
 }

@@ -2,12 +2,13 @@
 
 use std::ops::Range;
 
-use isobar_data::{Augment, InMemory, Normalizer};
-use isobar_shard::Generator;
+use isobar_data::{Augment, Batch, InMemory, Normalizer};
+use isobar_shard::{Array, Convert, Generator, Parallel};
 use tch::Tensor;
 
 use crate::error::Result;
-use crate::loss::{Loss, relative_l2_errors};
+use crate::fields::FieldLayout;
+use crate::loss::{Loss, relative_l2_errors, spectrum_errors};
 
 /// An error of the code that a task calls.
 pub type BoxError = Box<dyn std::error::Error + Send + Sync>;
@@ -26,7 +27,7 @@ pub struct Step<'a> {
 }
 
 /// A model and its data. The engine, [`fit`](crate::fit), says which samples a rank takes; the task turns them into
-/// losses and errors. Samples of training and of validation are numbered from 0 each.
+/// losses and errors. Samples of training, of validation and of rollouts are numbered from 0 each.
 pub trait Task {
     /// Number of training samples.
     fn train_samples(&self) -> usize;
@@ -47,20 +48,49 @@ pub trait Task {
     ///
     /// Whatever the model or the data reports.
     fn errors(&self, samples: &[usize]) -> Result<Vec<f64>, BoxError>;
+
+    /// Number of rollouts that are validated, several steps each; 0 for none.
+    fn rollouts(&self) -> usize {
+        0
+    }
+
+    /// The errors of each of these rollouts, of which there is at least one. Gradients are off.
+    ///
+    /// # Errors
+    ///
+    /// Whatever the model or the data reports.
+    fn rollout_errors(&self, _rollouts: &[usize]) -> Result<Vec<RolloutError>, BoxError> {
+        Ok(Vec::new())
+    }
 }
 
-/// A network that maps one field to another, with both data sets in memory.
+/// How far a rollout is from the truth.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct RolloutError {
+    /// The mean over the steps of ‖p − t‖ / ‖t‖.
+    pub error: f64,
+    /// Σ |E(p) − E(t)| / Σ E(t) of the energy spectra E after the last step, the mean over channels; see
+    /// [`periodic::energy_spectrum`](isobar_shard::periodic::energy_spectrum).
+    pub spectrum: f64,
+}
+
+/// A network that maps one field to the next, with its data in memory: from an input to a target, or from each frame of
+/// trajectories to the following one, over and over.
 ///
-/// Inputs and targets are normalised for the network; the loss is taken on normalised values, the validation error
-/// (relative L2) on physical ones.
-pub struct FieldTask<F> {
+/// Inputs and targets are normalised for the network; the loss, the mean over the steps of a sample, is taken on normalised
+/// values, the validation errors (relative L2) on physical ones.
+pub struct FieldTask<L, F> {
     /// The network: normalised inputs, `[sample, channel, x, y]`, to normalised outputs; the step while training,
     /// `None` for evaluation.
     pub forward: F,
-    /// Training samples.
+    /// What the network computes with.
+    pub layout: L,
+    /// Training samples: this rank's window of them.
     pub train: InMemory,
-    /// Validation samples.
+    /// Validation samples, of one step each.
     pub validation: InMemory,
+    /// Rollouts that are validated, of several steps each.
+    pub rollouts: Option<InMemory>,
     /// How inputs are normalised.
     pub input: Normalizer,
     /// How targets are normalised.
@@ -73,39 +103,107 @@ pub struct FieldTask<F> {
     pub seed: u64,
 }
 
-impl<F> FieldTask<F>
+impl<L, F> FieldTask<L, F>
 where
-    F: Fn(&Tensor, Option<Step<'_>>) -> Result<Tensor, BoxError>,
+    L: FieldLayout,
+    F: Fn(&L::Array, Option<Step<'_>>) -> Result<L::Array, BoxError>,
 {
-    /// Predictions of validation samples, on physical values, without a graph.
+    /// What the network makes of inputs in so many steps, each from the one before, on physical values and without a graph:
+    /// this rank's `input` of its own of `count` samples. Several steps need outputs of as many channels as inputs.
+    ///
+    /// All ranks of the layout call.
+    ///
+    /// # Errors
+    ///
+    /// Whatever the network reports.
+    pub fn roll_out(&self, input: &Tensor, count: usize, steps: usize) -> Result<Vec<L::Array>, BoxError> {
+        let _no_grad = tch::no_grad_guard();
+        let outputs = self.steps(&self.input.encode(input)?, count, steps, None)?;
+        outputs.iter().map(|y| self.layout.map(y, |part| Ok(self.target.decode(part)?))).collect()
+    }
+
+    /// What comes of samples of `data` after each step, whole and on physical values, without a graph.
+    ///
+    /// All ranks of the layout call.
     ///
     /// # Errors
     ///
     /// Whatever the network reports; samples that are not there.
-    pub fn predict(&self, samples: &[usize]) -> Result<Tensor, BoxError> {
+    pub fn predict(&self, data: &InMemory, samples: &[usize]) -> Result<Vec<Tensor>, BoxError> {
         let _no_grad = tch::no_grad_guard();
-        let batch = self.validation.batch(samples)?;
-        let prediction = (self.forward)(&self.input.encode(&batch.nu)?, None)?;
-        Ok(self.target.decode(&prediction)?)
+        let batch = data.batch(self.layout.own(samples)?)?;
+        let steps = self.roll_out(&batch.input, samples.len(), batch.targets.len())?;
+        steps.iter().map(|step| Ok(step.whole()?)).collect()
     }
 
-    /// The validation error of predicting the mean of the training targets everywhere alike: what a model must beat.
+    /// Inputs and what truly comes of them after each step, whole and on physical values.
+    ///
+    /// All ranks of the layout call.
+    ///
+    /// # Errors
+    ///
+    /// Samples that are not there; what an exchange reports.
+    pub fn truth(&self, data: &InMemory, samples: &[usize]) -> Result<Batch, BoxError> {
+        let batch = data.batch(self.layout.own(samples)?)?;
+        let whole = |part: &Tensor| -> Result<Tensor, BoxError> {
+            Ok(self.layout.array(part, samples.len())?.whole()?)
+        };
+        let targets = batch.targets.iter().map(whole).collect::<Result<_, _>>()?;
+        Ok(Batch { input: whole(&batch.input)?, targets })
+    }
+
+    /// The validation error of a model that has learnt nothing, what a model must beat: of trajectories that of persistence,
+    /// which predicts that nothing changes, else that of the mean of the training targets everywhere alike.
+    ///
+    /// All ranks of the layout call.
     ///
     /// # Errors
     ///
     /// Where there are no validation samples or libtorch refuses.
-    pub fn mean_field_error(&self) -> Result<f64, BoxError> {
+    pub fn baseline_error(&self) -> Result<f64, BoxError> {
         let _no_grad = tch::no_grad_guard();
-        let target = &self.validation.samples().u;
-        let mean = self.train.samples().u.f_mean_dim(0, true, None)?.f_expand_as(target)?;
-        let errors = relative_l2_errors(&mean, target)?;
+        let samples: Vec<usize> = (0..self.validation.len()).collect();
+        let batch = self.validation.batch(self.layout.own(&samples)?)?;
+        let target = batch.targets.first().ok_or("a sample has no target")?;
+        let prediction = match self.persists() {
+            true => batch.input.shallow_clone(),
+            false => self.train.targets().f_mean_dim(0, true, None)?.f_expand_as(target)?,
+        };
+        let errors = relative_l2_errors(
+            &self.layout.array(&prediction, samples.len())?,
+            &self.layout.array(target, samples.len())?,
+        )?;
         Ok(errors.iter().sum::<f64>() / errors.len() as f64)
+    }
+
+    /// Whether inputs and targets are of one kind, frames of trajectories.
+    pub fn persists(&self) -> bool {
+        self.train.inputs().data_ptr() == self.train.targets().data_ptr()
+    }
+
+    /// Normalised outputs after each step.
+    fn steps(
+        &self,
+        input: &Tensor,
+        count: usize,
+        steps: usize,
+        step: Option<Step<'_>>,
+    ) -> Result<Vec<L::Array>, BoxError> {
+        let mut x = self.layout.array(input, count)?;
+        let mut outputs = Vec::with_capacity(steps);
+        for _ in 0..steps {
+            let y = (self.forward)(&x, step)?;
+            x = if y.shape() == x.shape() { y.laid_out_as(&x)? } else { y };
+            outputs.push(x.shallow_clone());
+        }
+        Ok(outputs)
     }
 }
 
-impl<F> Task for FieldTask<F>
+impl<L, F> Task for FieldTask<L, F>
 where
-    F: Fn(&Tensor, Option<Step<'_>>) -> Result<Tensor, BoxError>,
+    L: FieldLayout,
+    F: Fn(&L::Array, Option<Step<'_>>) -> Result<L::Array, BoxError>,
 {
     fn train_samples(&self) -> usize {
         self.train.len()
@@ -116,15 +214,53 @@ where
     }
 
     fn loss(&self, step: Step<'_>, samples: &[usize]) -> Result<Tensor, BoxError> {
-        let batch = self.train.batch(samples)?;
-        let batch = self.augment.apply(self.seed, step.epoch, samples, &batch)?;
-        let prediction = (self.forward)(&self.input.encode(&batch.nu)?, Some(step))?;
-        Ok(self.loss.of(&prediction, &self.target.encode(&batch.u)?)?)
+        let own = self.layout.own(samples)?;
+        let batch = self.train.batch(own)?;
+        let turned =
+            |field: &Tensor| self.layout.augmented(field, (self.augment, self.seed), step.epoch, own);
+        let input = self.input.encode(&turned(&batch.input)?)?;
+        let outputs = self.steps(&input, samples.len(), batch.targets.len(), Some(step))?;
+        let losses = outputs.iter().zip(&batch.targets).map(|(output, target)| {
+            let target = self.target.encode(&turned(target)?)?;
+            Ok(self.loss.of(output, &self.layout.array(&target, samples.len())?)?.whole()?)
+        });
+        let losses = losses.collect::<Result<Vec<Tensor>, BoxError>>()?;
+        Ok(Tensor::f_stack(&losses, 0)?.f_mean(None)?)
     }
 
     fn errors(&self, samples: &[usize]) -> Result<Vec<f64>, BoxError> {
-        let target = self.validation.batch(samples)?.u;
-        Ok(relative_l2_errors(&self.predict(samples)?, &target)?)
+        let batch = self.validation.batch(self.layout.own(samples)?)?;
+        let prediction = self.roll_out(&batch.input, samples.len(), 1)?;
+        let pairs = prediction.iter().zip(&batch.targets);
+        let mut errors = Vec::new();
+        for (prediction, target) in pairs {
+            errors = relative_l2_errors(prediction, &self.layout.array(target, samples.len())?)?;
+        }
+        Ok(errors)
+    }
+
+    fn rollouts(&self) -> usize {
+        self.rollouts.as_ref().map_or(0, InMemory::len)
+    }
+
+    fn rollout_errors(&self, rollouts: &[usize]) -> Result<Vec<RolloutError>, BoxError> {
+        let Some(data) = &self.rollouts else { return Ok(Vec::new()) };
+        let batch = data.batch(self.layout.own(rollouts)?)?;
+        let steps = batch.targets.len();
+        let predictions = self.roll_out(&batch.input, rollouts.len(), steps)?;
+        let mut errors = vec![RolloutError { error: 0.0, spectrum: 0.0 }; rollouts.len()];
+        for (index, (prediction, target)) in predictions.iter().zip(&batch.targets).enumerate() {
+            let target = self.layout.array(target, rollouts.len())?;
+            for (sum, error) in errors.iter_mut().zip(relative_l2_errors(prediction, &target)?) {
+                sum.error += error / steps as f64;
+            }
+            if index + 1 == steps {
+                for (sum, error) in errors.iter_mut().zip(spectrum_errors(prediction, &target)?) {
+                    sum.spectrum = error;
+                }
+            }
+        }
+        Ok(errors)
     }
 }
 

@@ -20,7 +20,7 @@ use crate::optim::Optimizer;
 use crate::params::Parameters;
 use crate::progress::Progress;
 use crate::schedule::Schedule;
-use crate::task::{Step, Task, share};
+use crate::task::{BoxError, RolloutError, Step, Task, share};
 
 /// How [`fit`] trains.
 #[derive(Debug, Clone, Default)]
@@ -52,14 +52,17 @@ pub struct FitConfig {
 pub struct Ranks {
     /// All of them.
     pub world: Group,
-    /// Those that hold the same part of the model as this one, and other samples.
+    /// Those that share the samples of a batch among them: each takes its part, with the same part of the model. A rank alone
+    /// where a task's own arrays are split over ranks; each then gives the task all samples.
     pub data: Group,
+    /// Those whose gradients add up to that of the loss.
+    pub gradients: Group,
 }
 
 impl Ranks {
     /// Data parallelism over all ranks.
     pub fn data_parallel(world: &Group) -> Self {
-        Self { world: world.clone(), data: world.clone() }
+        Self { world: world.clone(), data: world.clone(), gradients: world.clone() }
     }
 }
 
@@ -74,7 +77,9 @@ pub struct Summary {
     pub losses: Vec<f64>,
     /// The mean over the validation samples of their errors, after the last step.
     pub validation_error: Option<f64>,
-    /// The lowest so far.
+    /// The same of rollouts.
+    pub rollout_error: Option<RolloutError>,
+    /// The lowest validation error so far.
     pub best_error: Option<f64>,
     /// The last checkpoint.
     pub checkpoint: Option<PathBuf>,
@@ -108,8 +113,16 @@ pub fn fit(
 }
 
 /// The metrics that a run records.
-const COLUMNS: [&str; 6] =
-    ["loss", "lr", "grad_norm", "samples_per_second", "epoch_loss", "validation_error"];
+const COLUMNS: [&str; 8] = [
+    "loss",
+    "lr",
+    "grad_norm",
+    "samples_per_second",
+    "epoch_loss",
+    "validation_error",
+    "rollout_error",
+    "spectrum_error",
+];
 
 struct Run<'a, T> {
     task: &'a T,
@@ -150,7 +163,7 @@ impl<'a, T: Task> Run<'a, T> {
         let steps_per_epoch = sampler.batches_per_epoch() as u64;
         let schedule =
             Schedule::new(config.schedule.clone(), config.optimizer.lr(), steps_per_epoch, train.epochs)?;
-        let parallel = DataParallel::new(params, buffers, &ranks.data, &config.data_parallel)?;
+        let parallel = DataParallel::new(params, buffers, &ranks.gradients, &config.data_parallel)?;
         let mut optimizer = config.optimizer.build(params)?;
         let folder = config.folder.join("checkpoints");
         let checkpoints = Checkpoints::new(&folder, config.checkpoint.keep, &ranks.world);
@@ -184,6 +197,7 @@ impl<'a, T: Task> Run<'a, T> {
                 epochs: state.epoch,
                 losses: Vec::new(),
                 validation_error: None,
+                rollout_error: None,
                 best_error: state.best,
                 checkpoint: resume_at.and_then(|_| checkpoints.latest().ok()),
                 seconds: 0.0,
@@ -214,6 +228,7 @@ impl<'a, T: Task> Run<'a, T> {
         }
         if self.summary.validation_error.is_none() {
             self.summary.validation_error = self.validate()?;
+            self.summary.rollout_error = self.validate_rollouts()?;
         }
         self.metrics.flush()?;
         self.progress.finish();
@@ -245,11 +260,12 @@ impl<'a, T: Task> Run<'a, T> {
         let last = epoch + 1 == self.config.train.epochs;
         let validate = last || (epoch + 1).is_multiple_of(self.config.train.validate_every);
         let error = if validate { self.validate()? } else { None };
+        let rollout = if validate { self.validate_rollouts()? } else { None };
         self.state.epoch += 1;
         self.state.batch = 0;
         self.state.loss_sum = 0.0;
         self.state.loss_samples = 0;
-        self.report(epoch, loss, error)?;
+        self.report(epoch, loss, error, rollout)?;
         let better =
             error.is_some_and(|error| error.is_finite() && self.state.best.is_none_or(|best| error < best));
         if better {
@@ -307,7 +323,7 @@ impl<'a, T: Task> Run<'a, T> {
     fn global_mean(&self, loss: Option<&Tensor>, local: u64, global: u64) -> Result<f64> {
         let own = loss.map_or(Ok(0.0), |loss| loss.f_double_value(&[]));
         let own = own.map_err(|source| Error::Tensor { context: "reading the loss".to_owned(), source })?;
-        let mean = sum_over(self.parallel.group(), own * local as f64)? / global as f64;
+        let mean = sum_over(&self.ranks.data, own * local as f64)? / global as f64;
         match mean.is_finite() {
             true => Ok(mean),
             false => Err(Error::NonFiniteLoss { value: mean, step: self.state.step }),
@@ -316,30 +332,66 @@ impl<'a, T: Task> Run<'a, T> {
 
     /// The mean of the validation samples' errors, over all ranks.
     fn validate(&self) -> Result<Option<f64>> {
-        let count = self.task.validation_samples();
+        let [error] = self.means(self.task.validation_samples(), |samples| {
+            Ok(self.task.errors(samples)?.into_iter().map(|error| [error]).collect())
+        })?;
+        Ok(error)
+    }
+
+    /// The mean of the rollouts' errors, over all ranks.
+    fn validate_rollouts(&self) -> Result<Option<RolloutError>> {
+        let [error, spectrum] = self.means(self.task.rollouts(), |rollouts| {
+            let errors = self.task.rollout_errors(rollouts)?;
+            Ok(errors.into_iter().map(|of| [of.error, of.spectrum]).collect())
+        })?;
+        Ok(error.zip(spectrum).map(|(error, spectrum)| RolloutError { error, spectrum }))
+    }
+
+    /// The means of so many samples' numbers, over all ranks; nothing of no samples.
+    fn means<const N: usize>(
+        &self,
+        count: usize,
+        numbers: impl Fn(&[usize]) -> Result<Vec<[f64; N]>, BoxError>,
+    ) -> Result<[Option<f64>; N]> {
         if count == 0 {
-            return Ok(None);
+            return Ok([None; N]);
         }
         let data = &self.ranks.data;
         let own: Vec<usize> = share(count, data.rank(), data.size()).collect();
         let at_once = self.config.train.batch_size.div_ceil(data.size()).max(1);
-        let mut sum = 0.0;
+        let mut sums = [0.0; N];
         let _no_grad = tch::no_grad_guard();
         for samples in own.chunks(at_once) {
-            let errors = self.task.errors(samples);
-            sum +=
-                errors.map_err(|source| Error::Task { context: "validation", source })?.iter().sum::<f64>();
+            let all = numbers(samples).map_err(|source| Error::Task { context: "validation", source })?;
+            for sample in all {
+                sums.iter_mut().zip(sample).for_each(|(sum, number)| *sum += number);
+            }
         }
-        Ok(Some(sum_over(self.parallel.group(), sum)? / count as f64))
+        let mut means = [None; N];
+        for (mean, sum) in means.iter_mut().zip(sums) {
+            *mean = Some(sum_over(data, sum)? / count as f64);
+        }
+        Ok(means)
     }
 
-    fn report(&mut self, epoch: u64, loss: f64, error: Option<f64>) -> Result<()> {
+    fn report(
+        &mut self,
+        epoch: u64,
+        loss: f64,
+        error: Option<f64>,
+        rollout: Option<RolloutError>,
+    ) -> Result<()> {
         let mut values = vec![("epoch_loss", loss)];
         let mut line = format!("loss {loss:.4e}");
         if let Some(error) = error {
             self.summary.validation_error = Some(error);
             values.push(("validation_error", error));
             line.push_str(&format!("  validation error {:.2} %", error * 100.0));
+        }
+        if let Some(RolloutError { error, spectrum }) = rollout {
+            self.summary.rollout_error = rollout;
+            values.extend([("rollout_error", error), ("spectrum_error", spectrum)]);
+            line.push_str(&format!("  rollout {:.2} %, spectrum {:.2} %", error * 100.0, spectrum * 100.0));
         }
         self.progress.epoch_end(epoch, &line);
         self.metrics.log(self.state.step, epoch, &values)?;

@@ -22,6 +22,9 @@ pub trait Parallel: Sized {
     /// to where its input lies.
     fn laid_out_as(&self, other: &Self) -> Result<Self>;
 
+    /// The whole of the array, on every rank: where a program goes on with it outside the model. Backward takes the own part.
+    fn whole(&self) -> Result<Tensor>;
+
     /// In, from a replicated array to each rank's own use of it. Backward sums over ranks.
     fn copy_to_region(&self, region: &ParallelRegion) -> Result<Self>;
 
@@ -59,6 +62,10 @@ pub trait Parallel: Sized {
 
 impl Parallel for Tensor {
     fn laid_out_as(&self, _other: &Self) -> Result<Self> {
+        Ok(self.shallow_clone())
+    }
+
+    fn whole(&self) -> Result<Tensor> {
         Ok(self.shallow_clone())
     }
 

@@ -2,7 +2,7 @@
 
 use std::ops::Range;
 
-use tch::Device;
+use tch::{Device, Tensor};
 
 use super::ShardTensor;
 use crate::array::fourier;
@@ -385,6 +385,10 @@ impl Parallel for ShardTensor {
             return Err(Error::Argument { op: "laid_out_as", reason });
         }
         self.to_layout(&to)
+    }
+
+    fn whole(&self) -> Result<Tensor> {
+        self.full_tensor(None)
     }
 
     fn copy_to_region(&self, region: &ParallelRegion) -> Result<Self> {

@@ -96,13 +96,14 @@ impl Panel {
 
 impl Canvas {
     /// Draws rows of panels.
-    pub(crate) fn of<const N: usize>(rows: &[[Panel; N]]) -> Self {
+    pub(crate) fn of(rows: &[Vec<Panel>]) -> Self {
         let sizes = || rows.iter().flatten().map(Panel::size);
         let cell = (
             sizes().map(|s| s.0).max().unwrap_or(0) + MARGIN,
             sizes().map(|s| s.1).max().unwrap_or(0) + MARGIN,
         );
-        let (width, height) = (N * cell.0 + MARGIN, rows.len() * cell.1 + MARGIN);
+        let columns = rows.iter().map(Vec::len).max().unwrap_or(0);
+        let (width, height) = (columns * cell.0 + MARGIN, rows.len() * cell.1 + MARGIN);
         let mut canvas = Self { width, height, pixels: vec![WHITE; width * height] };
         for (row, panels) in rows.iter().enumerate() {
             for (col, panel) in panels.iter().enumerate() {
@@ -204,7 +205,7 @@ mod tests {
     #[test]
     fn panels_are_drawn_where_they_belong() {
         let field = |values: [f64; 4]| Field { rows: 2, cols: 2, values: values.into() };
-        let rows = [[
+        let rows = [vec![
             field([0.0, 0.0, 0.0, 1.0]).panel("a", Palette::Viridis),
             field([2.0, 2.0, 2.0, f64::NAN]).panel("b", Palette::Greys),
         ]];

@@ -1,0 +1,126 @@
+//! The ranks of a run: which share samples, a model, or fields.
+
+use anyhow::{Result, bail};
+use isobar_collectives::Group;
+use isobar_manager::config::MeshConfig;
+use isobar_manager::{DeviceMesh, DistributedManager};
+use isobar_train::{ModelConfig, Ranks};
+
+use crate::config::Config;
+use crate::exit::Exit;
+
+/// How the ranks are arranged.
+pub(crate) struct Arrangement {
+    pub(crate) ranks: Ranks,
+    /// Those that share a model's channels.
+    pub(crate) model: Group,
+    /// Over which samples and fields are split, where fields are.
+    pub(crate) domain: Option<DeviceMesh>,
+}
+
+/// The axes over which fields are split.
+const DOMAIN: [&str; 3] = ["domain", "domain_y", "domain_z"];
+
+impl Arrangement {
+    /// Makes the mesh. The groups that share samples and those that share a model are its axes `data` and `model`, or the
+    /// manager's own where the number of ranks that share a model was given to it; fields are split over the axes `domain`,
+    /// `domain_y` and `domain_z`.
+    pub(crate) fn new(manager: &DistributedManager, config: &Config) -> Result<Self> {
+        let world = manager.group(None)?;
+        let mesh = &config.distributed.mesh;
+        let own = manager.group(Some("model_parallel")).ok();
+        let mut domain = None;
+        let (data, model) = if let (Some(model), true) = (&own, *mesh == MeshConfig::default()) {
+            (manager.group(Some("data_parallel"))?, model.clone())
+        } else {
+            let names: Vec<&str> = mesh.names.iter().map(String::as_str).collect();
+            let known = |name: &str| ["data", "model"].contains(&name) || DOMAIN.contains(&name);
+            if let Some(other) = names.iter().find(|name| !known(name)) {
+                bail!(Exit::Usage.because(format!(
+                    "distributed.mesh has an axis \"{other}\"; training knows the axes \"data\" and \"model\", and {DOMAIN:?}"
+                )));
+            }
+            let made = manager.initialize_mesh(&mesh.shape, &names)?;
+            if names.iter().any(|name| DOMAIN.contains(name)) {
+                if names.contains(&"model") {
+                    bail!(Exit::Usage.because(
+                        "distributed.mesh has the axis \"model\" beside one of the domain; split channels or fields, not both"
+                    ));
+                }
+                domain = Some(made.clone());
+            }
+            let axis = |name: &str| -> Result<Group> {
+                match names.contains(&name) && domain.is_none() {
+                    true => Ok(made.group(name)?),
+                    false => Ok(Group::single()),
+                }
+            };
+            (axis("data")?, axis("model")?)
+        };
+        if let Some(own) = own.filter(|own| own.size().max(model.size()) > 1 && own.ranks() != model.ranks())
+        {
+            bail!(Exit::Usage.because(format!(
+                "distributed.model_parallel_size (or MODEL_PARALLEL_SIZE) lets ranks {:?} share a model, and distributed.mesh \
+                 ranks {:?}; set one of them, or both alike",
+                own.ranks(),
+                model.ranks()
+            )));
+        }
+        if model.size() > 1 && !matches!(config.model, ModelConfig::DistributedAfno(_)) {
+            bail!(Exit::Usage.because(format!(
+                "{} ranks are to share a model, but the model of this configuration is whole on every rank; choose \
+                 model.type = \"distributed_afno\", or a mesh with the axis \"data\" only",
+                model.size()
+            )));
+        }
+        let gradients = data.clone();
+        Ok(Self { ranks: Ranks { world, data, gradients }, model, domain })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use isobar_collectives::threads;
+    use isobar_models::DistributedAfnoConfig;
+    use rstest::rstest;
+
+    use super::*;
+
+    /// What a body finds on ranks that are threads, each with its manager.
+    fn on_ranks<T: Send>(ranks: usize, body: impl Fn(DistributedManager) -> T + Sync) -> Vec<T> {
+        threads::run(ranks, Duration::from_secs(60), |world| {
+            let _rank = DistributedManager::bind_thread(&world);
+            body(DistributedManager::get().unwrap())
+        })
+    }
+
+    #[rstest]
+    #[case::mesh_not_set(&[-1], &["data"], true)]
+    #[case::alike(&[-1, 2], &["data", "model"], true)]
+    #[case::other_size(&[1, 4], &["data", "model"], false)]
+    #[case::no_model_axis(&[4], &["data"], false)]
+    #[case::other_ranks(&[2, 2], &["model", "data"], false)]
+    fn mesh_and_model_parallel_size_agree(
+        #[case] shape: &[i64],
+        #[case] names: &[&str],
+        #[case] agree: bool,
+    ) {
+        let errors = on_ranks(4, |manager| {
+            manager.create_process_subgroup("model_parallel", 2, None, false).unwrap();
+            manager.create_orthogonal_process_group("data_parallel", "model_parallel", false).unwrap();
+            let model = ModelConfig::DistributedAfno(DistributedAfnoConfig::new([64, 64], 1));
+            let mut config = Config { model, ..Config::default() };
+            config.distributed.mesh.shape = shape.to_vec();
+            config.distributed.mesh.names = names.iter().map(|&name| name.to_owned()).collect();
+            Arrangement::new(&manager, &config).map(|made| (made.ranks.data.size(), made.model.size()))
+        });
+        for found in errors {
+            match found {
+                Ok(sizes) => assert!(agree && sizes == (2, 2), "{sizes:?}"),
+                Err(error) => assert!(!agree && error.to_string().contains("set one of them"), "{error}"),
+            }
+        }
+    }
+}

@@ -1,0 +1,233 @@
+//! How the fields of samples become what a model takes: plain tensors, or tensors sharded over a mesh.
+
+use std::ops::Range;
+
+use isobar_collectives::balanced;
+use isobar_data::Augment;
+use isobar_manager::DeviceMesh;
+use isobar_shard::{Array, Layout, Placement, ShardTensor, Sizes};
+use tch::Tensor;
+
+use crate::error::{Error, Result};
+use crate::task::BoxError;
+
+/// What a rank reads of a batch of fields, and the array that all ranks' parts make.
+pub trait FieldLayout {
+    /// What the model computes with.
+    type Array: Array;
+
+    /// The part of every field that this rank reads, a range for each spatial dim of `extents`.
+    ///
+    /// # Errors
+    ///
+    /// Extents of another number of dims than the layout is made for.
+    fn window(&self, extents: &[usize]) -> Result<Vec<Range<usize>>>;
+
+    /// Which of the samples of a batch this rank reads.
+    ///
+    /// # Errors
+    ///
+    /// None so far.
+    fn own<'a>(&self, samples: &'a [usize]) -> Result<&'a [usize]>;
+
+    /// The batch of `count` samples, of which `local` is this rank's window of its own, `[sample, channel, spatial…]`.
+    ///
+    /// # Errors
+    ///
+    /// A part of another shape than the rank's.
+    fn array(&self, local: &Tensor, count: usize) -> Result<Self::Array>;
+
+    /// `change` of this rank's part, element by element.
+    ///
+    /// # Errors
+    ///
+    /// Those of `change`, and another shape.
+    fn map(
+        &self,
+        array: &Self::Array,
+        change: impl Fn(&Tensor) -> Result<Tensor, BoxError>,
+    ) -> Result<Self::Array, BoxError>;
+
+    /// This rank's window of its own samples, each turned as `augment` says.
+    ///
+    /// # Errors
+    ///
+    /// Those of [`Augment::apply`].
+    fn augmented(
+        &self,
+        local: &Tensor,
+        augment: (Augment, u64),
+        epoch: u64,
+        own: &[usize],
+    ) -> Result<Tensor, BoxError>;
+}
+
+/// Whole fields: each rank has its own samples for itself.
+#[derive(Debug, Clone, Copy, Default)]
+pub struct DenseFields;
+
+impl FieldLayout for DenseFields {
+    type Array = Tensor;
+
+    fn window(&self, extents: &[usize]) -> Result<Vec<Range<usize>>> {
+        Ok(extents.iter().map(|&extent| 0..extent).collect())
+    }
+
+    fn own<'a>(&self, samples: &'a [usize]) -> Result<&'a [usize]> {
+        Ok(samples)
+    }
+
+    fn array(&self, local: &Tensor, _count: usize) -> Result<Tensor> {
+        Ok(local.shallow_clone())
+    }
+
+    fn map(
+        &self,
+        array: &Tensor,
+        change: impl Fn(&Tensor) -> Result<Tensor, BoxError>,
+    ) -> Result<Tensor, BoxError> {
+        change(array)
+    }
+
+    fn augmented(
+        &self,
+        local: &Tensor,
+        (augment, seed): (Augment, u64),
+        epoch: u64,
+        own: &[usize],
+    ) -> Result<Tensor, BoxError> {
+        Ok(augment.apply(seed, epoch, own, local)?)
+    }
+}
+
+/// Fields split over a mesh: the samples along its axis `data`, the first three spatial dims along its axes `domain`,
+/// `domain_y` and `domain_z`. A mesh has any of them.
+///
+/// ```
+/// use isobar_collectives::Group;
+/// use isobar_manager::DeviceMesh;
+/// use isobar_train::{FieldLayout, ShardedFields};
+/// use tch::{Device, Kind, Tensor};
+///
+/// let mesh = DeviceMesh::new(&Group::single(), &[1, 1], &["data", "domain"])?;
+/// let fields = ShardedFields::new(&mesh, &[64, 32])?;
+/// let own = fields.own(&[3, 1, 4])?;
+/// let window = fields.window(&[64, 32])?;
+/// let shape = [own.len() as i64, 1, window[0].len() as i64, window[1].len() as i64];
+/// let x = fields.array(&Tensor::f_zeros(shape, (Kind::Float, Device::Cpu))?, 3)?;
+/// assert_eq!(x.shape(), [3, 1, 64, 32]);
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
+#[derive(Debug, Clone)]
+pub struct ShardedFields {
+    mesh: DeviceMesh,
+    /// The mesh without the axis of the samples.
+    domain: Option<DeviceMesh>,
+    extents: Vec<i64>,
+}
+
+/// The axis of the samples.
+const DATA: &str = "data";
+/// The axes of the spatial dims, in order.
+const DOMAIN: [&str; 3] = ["domain", "domain_y", "domain_z"];
+
+impl ShardedFields {
+    /// Fields of these spatial extents over `mesh`.
+    ///
+    /// # Errors
+    ///
+    /// A mesh of other axes; a spatial dim to split that the fields have not. Does not communicate.
+    pub fn new(mesh: &DeviceMesh, extents: &[usize]) -> Result<Self> {
+        for name in mesh.names() {
+            let known = name == DATA || DOMAIN[..extents.len().min(3)].contains(&name);
+            if !known {
+                return Err(Error::invalid(
+                    format!("an axis of {mesh}"),
+                    format!("\"{name}\""),
+                    format!(
+                        "\"{DATA}\" or, for fields of {} dims, one of {:?}",
+                        extents.len(),
+                        &DOMAIN[..extents.len().min(3)]
+                    ),
+                ));
+            }
+        }
+        let spatial: Vec<&str> = mesh.names().into_iter().filter(|name| *name != DATA).collect();
+        let domain = match spatial.is_empty() {
+            true => None,
+            false => Some(mesh.slice(&spatial).map_err(isobar_shard::Error::from)?),
+        };
+        let extents = extents.iter().map(|&extent| extent as i64).collect();
+        Ok(Self { mesh: mesh.clone(), domain, extents })
+    }
+
+    /// The mesh.
+    pub fn mesh(&self) -> &DeviceMesh {
+        &self.mesh
+    }
+
+    fn layout(&self, mesh: &DeviceMesh, count: usize, channels: i64) -> Result<Layout> {
+        let dim = |name: &str| DOMAIN.iter().position(|axis| *axis == name).map_or(0, |dim| dim + 2);
+        let placements: Vec<Placement> =
+            mesh.names().into_iter().map(|name| Placement::Shard(dim(name))).collect();
+        let shape = [&[count as i64, channels], &self.extents[..]].concat();
+        let sizes = match mesh.names().iter().position(|name| *name == DATA) {
+            Some(axis) => Sizes::Explicit(vec![(0, balanced(count as i64, mesh.shape()[axis]))]),
+            None => Sizes::Chunk,
+        };
+        Ok(Layout::new(mesh, &placements, &shape, &sizes)?)
+    }
+}
+
+/// The one range of a rank along a dim that is not strided.
+fn range(layout: &Layout, dim: usize) -> Range<usize> {
+    layout.intervals()[dim].first().map_or(0..0, |part| part.start as usize..(part.start + part.len) as usize)
+}
+
+impl FieldLayout for ShardedFields {
+    type Array = ShardTensor;
+
+    fn window(&self, extents: &[usize]) -> Result<Vec<Range<usize>>> {
+        let layout = self.layout(&self.mesh, 1, 1)?;
+        if !extents.iter().map(|&extent| extent as i64).eq(self.extents.iter().copied()) {
+            return Err(Error::invalid(
+                "the extents of fields",
+                format!("{extents:?}"),
+                format!("{:?}", self.extents),
+            ));
+        }
+        Ok((2..2 + extents.len()).map(|dim| range(&layout, dim)).collect())
+    }
+
+    fn own<'a>(&self, samples: &'a [usize]) -> Result<&'a [usize]> {
+        Ok(&samples[range(&self.layout(&self.mesh, samples.len(), 1)?, 0)])
+    }
+
+    fn array(&self, local: &Tensor, count: usize) -> Result<ShardTensor> {
+        let channels = local.size().get(1).copied().unwrap_or(0);
+        Ok(ShardTensor::from_parts(local, &self.layout(&self.mesh, count, channels)?)?)
+    }
+
+    fn map(
+        &self,
+        array: &ShardTensor,
+        change: impl Fn(&Tensor) -> Result<Tensor, BoxError>,
+    ) -> Result<ShardTensor, BoxError> {
+        Ok(ShardTensor::from_parts(&change(array.local())?, array.layout())?)
+    }
+
+    fn augmented(
+        &self,
+        local: &Tensor,
+        (augment, seed): (Augment, u64),
+        epoch: u64,
+        own: &[usize],
+    ) -> Result<Tensor, BoxError> {
+        // Ranks that share a sample turn it together; others have other samples, which turn otherwise.
+        let Some(domain) = &self.domain else { return Ok(augment.apply(seed, epoch, own, local)?) };
+        let channels = local.size().get(1).copied().unwrap_or(0);
+        let layout = self.layout(domain, own.len(), channels)?;
+        let fields = ShardTensor::from_parts(local, &layout)?;
+        Ok(augment.apply(seed, epoch, own, &fields)?.to_layout(&layout)?.local().shallow_clone())
+    }
+}
