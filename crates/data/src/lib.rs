@@ -13,7 +13,8 @@
 //! | [`Augment`] | random symmetries |
 //! | [`generate`] | data sets solved here |
 //!
-//! Fields are `[sample, channel, x, y]`, float32 unless told otherwise. All that is random comes from a counter-based
+//! Fields are `[sample, channel, x, y]`, float32 unless told otherwise; of a simulation the frames take the samples' place,
+//! and there may be one to three spatial dims. All that is random comes from a counter-based
 //! generator, by seed, epoch and sample number, so that it does not depend on the number of ranks. Nothing communicates:
 //! each rank opens the file and reads its own part.
 //!

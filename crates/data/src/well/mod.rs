@@ -1,21 +1,20 @@
 //! Files of The Well's HDF5 schema.
 
+mod field;
 mod meta;
 mod open;
 mod writer;
 
+pub use field::WellField;
 pub use meta::{WellDim, WellMeta};
 pub use writer::WellWriter;
 
 use std::ops::Range;
 use std::path::{Path, PathBuf};
 
-use hdf5_metno::Dataset;
-use isobar_torch::memory::from_vec;
 use tch::{Device, Kind, Tensor};
 
-use crate::layout::{check_range, read_finite};
-use crate::stats::Accumulator;
+use crate::layout::check_range;
 use crate::{Error, Result, Statistics};
 
 /// Trajectories of a simulation in one HDF5 file of The Well's schema.
@@ -81,19 +80,6 @@ pub struct WellFile {
     periodic: Vec<bool>,
     parameters: Vec<(String, f64)>,
     fields: Vec<WellField>,
-}
-
-/// A field of a [`WellFile`].
-#[derive(Debug)]
-pub struct WellField {
-    name: String,
-    order: usize,
-    components: usize,
-    /// Of the trajectories, the times and the spatial dims.
-    varying: Vec<bool>,
-    dataset: Dataset,
-    /// The dataset's path from the root.
-    place: String,
 }
 
 impl WellFile {
@@ -284,88 +270,4 @@ impl WellFile {
         }
         names.iter().map(|name| self.field(name)).collect()
     }
-}
-
-impl WellField {
-    /// What the field is called.
-    pub fn name(&self) -> &str {
-        &self.name
-    }
-
-    /// 0 for a scalar, 1 for a vector, 2 for a tensor.
-    pub fn order(&self) -> usize {
-        self.order
-    }
-
-    /// Numbers at a point: 1, d or d², with d spatial dims.
-    pub fn components(&self) -> usize {
-        self.components
-    }
-
-    /// Of trajectories, times and spatial dims, those that the dataset has; and its components.
-    fn stored(&self, axes: &[Range<usize>]) -> Vec<Range<usize>> {
-        let dims = axes.len() - 2;
-        let varying = axes.iter().zip(&self.varying).filter(|(_, varying)| **varying);
-        varying.map(|(range, _)| range.clone()).chain((0..self.order).map(|_| 0..dims)).collect()
-    }
-
-    /// `[frame, component, x, …]` of one trajectory; `axes` are ranges of trajectories, frames and points, none empty,
-    /// and `extents` the lengths of the latter two.
-    fn read(&self, path: &Path, axes: &[Range<usize>], extents: &[i64]) -> Result<Tensor> {
-        let values = read_finite(path, &self.dataset, &self.place, &self.stored(axes))?;
-        // A scalar has a last dim of length 1, as components are to become the second dim.
-        let components = self.components as i64;
-        let varying = extents.iter().zip(&self.varying[1..]);
-        let mut shape: Vec<i64> =
-            varying.map(|(&extent, &varying)| if varying { extent } else { 1 }).collect();
-        shape.push(components);
-        let last = extents.len() as i64;
-        let order: Vec<i64> = [0, last].into_iter().chain(1..last).collect();
-        Ok(from_vec(values, &shape)?
-            .f_expand([extents, &[components]].concat(), false)?
-            .f_permute(order)?
-            .f_contiguous()?)
-    }
-
-    fn statistics(&self, path: &Path, whole: &[Range<usize>]) -> Result<Vec<Statistics>> {
-        let mut accumulators: Vec<Accumulator> =
-            (0..self.components).map(|_| Accumulator::default()).collect();
-        let chunk = self.dataset.chunk();
-        // Whole chunks at a time, so that none is decompressed twice.
-        let step = |axis: usize, otherwise: usize| {
-            let stored = self.varying[..axis].iter().filter(|varying| **varying).count();
-            chunk.as_ref().and_then(|chunk| chunk.get(stored)).map_or(otherwise, |&length| length.max(1))
-        };
-        // What does not vary is read once, and counted as often as it stands for.
-        let once =
-            |axis: usize| if self.varying[axis] { whole[axis].clone() } else { 0..whole[axis].len().min(1) };
-        for trajectories in portions(once(0), step(0, 1)) {
-            for frames in portions(once(1), step(1, STATISTICS_FRAMES)) {
-                let axes = [&[trajectories.clone(), frames], &whole[2..]].concat();
-                let values = read_finite(path, &self.dataset, &self.place, &self.stored(&axes))?;
-                for (component, accumulator) in accumulators.iter_mut().enumerate() {
-                    let of_component = values.iter().skip(component).step_by(self.components);
-                    accumulator.push(of_component.map(|&value| f64::from(value)));
-                }
-            }
-        }
-        let count = whole.iter().map(|range| range.len() as u64).product();
-        accumulators
-            .into_iter()
-            .map(|accumulator| Ok(Statistics { count, ..accumulator.finish()? }))
-            .collect()
-    }
-}
-
-/// Frames read at a time for statistics of a dataset that is not chunked.
-const STATISTICS_FRAMES: usize = 8;
-
-/// A range in portions that end at multiples of a step.
-fn portions(range: Range<usize>, step: usize) -> impl Iterator<Item = Range<usize>> {
-    let mut start = range.start;
-    std::iter::from_fn(move || {
-        let portion = start..((start / step + 1) * step).min(range.end);
-        start = portion.end;
-        (!portion.is_empty()).then_some(portion)
-    })
 }
