@@ -6,8 +6,8 @@ use isobar_manager::DeviceMesh;
 use isobar_models::{Afno, AfnoConfig, Fno, FnoConfig, Mode, UNet, UNetConfig};
 use isobar_shard::{Generator, MeshParams, Parallel, ParamStore, Params, Placement, Reduce, ShardTensor};
 use isobar_torch::guard::NoGrad;
-use isobar_train::Parameters;
 use isobar_train::optim::{AdamW, AdamWConfig, Optimizer};
+use isobar_train::{DataParallel, DataParallelConfig, Parameters};
 use tch::{Device, Kind, Tensor};
 
 use super::{Prepared, Timed};
@@ -73,7 +73,7 @@ pub(crate) fn step(group: &Group, case: &Case, alone: bool) -> Result<Prepared> 
     let split = ShardTensor::distribute(&whole, &mesh, &[Placement::Shard(2)])?;
     let x = ShardTensor::from_parts(&split.local().f_contiguous()?.f_detach_copy()?, split.layout())?;
     let mut store = ParamStore::new(Generator::new(0));
-    let model = (case.sharded)(&mut MeshParams::new(&mut store, &mesh))?;
+    let model = (case.sharded)(&mut MeshParams::new(&mut store, &mesh).pending())?;
     {
         let _no_grad = NoGrad::new();
         let dense = (case.dense)(&mut ParamStore::new(Generator::new(0)))?;
@@ -86,9 +86,12 @@ pub(crate) fn step(group: &Group, case: &Case, alone: bool) -> Result<Prepared> 
     }
     let (params, _) = Parameters::from_store(&store, &Group::single())?;
     let mut optimizer = AdamW::new(&params, &AdamWConfig { lr: LR, ..AdamWConfig::default() })?;
+    // The loss is that of the whole field, on every rank: one sample of one.
+    let parallel = DataParallel::new(&params, &[], &group, &DataParallelConfig::default())?;
     let step = move || {
-        params.zero_grad()?;
-        model(&x)?.mse_loss(&x)?.backward()?;
+        parallel.zero_grad()?;
+        let loss = model(&x)?.mse_loss(&x)?.full_tensor(None)?;
+        parallel.backward(Some(&loss), 1, 1)?;
         optimizer.step(LR)?;
         Ok(())
     };

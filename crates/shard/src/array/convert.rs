@@ -73,7 +73,7 @@ impl Convert for Tensor {
     }
 }
 
-pub(super) fn as_complex(pairs: &Tensor) -> Result<Tensor, TchError> {
+pub(crate) fn as_complex(pairs: &Tensor) -> Result<Tensor, TchError> {
     if pairs.numel() == 0 {
         // The strides of an empty tensor are whatever they were, and a view asks for the last to be 1.
         return Tensor::f_complex(&pairs.f_select(-1, 0)?, &pairs.f_select(-1, 1)?);

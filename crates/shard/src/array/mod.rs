@@ -25,6 +25,7 @@ use std::fmt::Debug;
 use tch::{Device, Kind, TchError, Tensor};
 
 pub use convert::Convert;
+pub(crate) use convert::as_complex;
 pub use elementwise::{Binary, Elementwise, Unary};
 pub use linear::{Conv2d, Linear};
 pub use make::Make;

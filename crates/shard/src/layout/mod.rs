@@ -8,7 +8,7 @@ use std::fmt;
 use std::hash::{DefaultHasher, Hash, Hasher};
 use std::sync::{Arc, OnceLock};
 
-use isobar_collectives::Group;
+use isobar_collectives::{Group, ReduceOp};
 use isobar_manager::DeviceMesh;
 
 pub use parts::Interval;
@@ -23,7 +23,7 @@ use crate::error::{Error, Result};
 /// A layout is the same on all ranks. A clone is the same layout, and costs nothing.
 ///
 /// ```
-/// use isobar_collectives::Group;
+/// use isobar_collectives::{Group, ReduceOp};
 /// use isobar_manager::DeviceMesh;
 /// use isobar_shard::{Layout, Placement, Sizes};
 ///
@@ -256,6 +256,15 @@ impl Layout {
         }
         let placements = self.0.placements.iter().map(|placement| placement.of_gradient()).collect();
         self.beside(placements, self.0.dims.clone())
+    }
+
+    /// The layout of what ranks contribute to a gradient, not yet added up: partial where the tensor is replicated.
+    pub(crate) fn contributions(&self) -> Self {
+        let partial = |placement: &Placement| match placement.of_gradient() {
+            Placement::Replicate => Placement::Partial(ReduceOp::Sum),
+            split => split,
+        };
+        self.beside(self.0.placements.iter().map(partial).collect(), self.0.dims.clone())
     }
 
     /// Everything replicated.

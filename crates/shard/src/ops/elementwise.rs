@@ -175,7 +175,10 @@ impl ShardTensor {
     ///
     /// A cast that libtorch refuses.
     pub fn to_kind(&self, kind: Kind) -> Result<Self> {
-        self.map("to_kind", args!("kind": format!("{kind:?}")), |x| x.f_to_kind(kind))
+        operator("to_kind", &[self], args!("kind": format!("{kind:?}")), || {
+            let x = self.resolved()?;
+            x.viewed("to_kind", x.layout().clone(), |x| x.f_to_kind(kind))
+        })
     }
 
     /// `value` where `mask`, a boolean tensor that is broadcast to this one's shape, is true.

@@ -1,6 +1,7 @@
 //! Parameters as sharded tensors.
 
 use isobar_manager::DeviceMesh;
+use isobar_torch::guard::EnableGrad;
 use tch::Tensor;
 
 use super::{Init, ParamStore, Params, Placement};
@@ -12,9 +13,9 @@ use crate::tensor::ShardTensor;
 /// The supplier of a model over [`ShardTensor`]s: the parameters of a [`ParamStore`] on a mesh.
 ///
 /// They are replicated: each rank's store has the whole of them, with gradients that are whole and the same on all ranks, so
-/// that optimizers and checkpoints go on with the store as if there were one rank. Where the store is split over a
-/// [region](ParamStore::with_region), its sharded parameters are so along the axis of the mesh that
-/// [`along`](Self::along) names.
+/// that optimizers and checkpoints go on with the store as if there were one rank; unless gradients are left
+/// [`pending`](Self::pending). Where the store is split over a [region](ParamStore::with_region), its sharded parameters are so
+/// along the axis of the mesh that [`along`](Self::along) names.
 ///
 /// ```
 /// use isobar_collectives::threads;
@@ -40,6 +41,8 @@ pub struct MeshParams<'a> {
     mesh: DeviceMesh,
     /// The axis of the mesh over whose ranks the store is split.
     axis: Option<usize>,
+    /// Whether gradients are left to be summed over the mesh.
+    pending: bool,
     /// What the model sees: it computes with global tensors.
     region: ParallelRegion,
 }
@@ -47,7 +50,7 @@ pub struct MeshParams<'a> {
 impl<'a> MeshParams<'a> {
     /// The store's parameters, replicated on the mesh.
     pub fn new(store: &'a mut ParamStore, mesh: &DeviceMesh) -> Self {
-        Self { store, mesh: mesh.clone(), axis: None, region: ParallelRegion::single() }
+        Self { store, mesh: mesh.clone(), axis: None, pending: false, region: ParallelRegion::single() }
     }
 
     /// The same, with what the store's region splits sharded along an axis of the mesh.
@@ -68,6 +71,36 @@ impl<'a> MeshParams<'a> {
             )));
         }
         Ok(Self { axis: Some(index), ..self })
+    }
+
+    /// The same, with gradients left pending: backward puts this rank's contribution into each parameter of the store, and
+    /// communicates nothing for it; the gradient is the sum of those of all ranks of the mesh. Summed bucket by bucket while
+    /// backward goes on, as `isobar_train::DataParallel` does over the group of the whole mesh (with a loss that is the same on
+    /// all ranks, so as of 1 sample of 1), it costs less than one reduction for each use of a parameter.
+    ///
+    /// ```
+    /// use isobar_collectives::threads;
+    /// use isobar_manager::DeviceMesh;
+    /// use isobar_shard::{Generator, Init, MeshParams, ParamStore, Params, Placement, ShardTensor};
+    /// use tch::{Device, Kind, Tensor};
+    ///
+    /// threads::run(2, std::time::Duration::from_secs(30), |group| {
+    ///     let mesh = DeviceMesh::new(&group, &[2], &["domain"]).unwrap();
+    ///     let mut store = ParamStore::new(Generator::new(1));
+    ///     let mut params = MeshParams::new(&mut store, &mesh).pending();
+    ///     let weight = params.param("weight", &[3, 2], Init::XavierUniform, Placement::Replicate).unwrap();
+    ///     let rows = Tensor::ones([5, 2], (Kind::Float, Device::Cpu));
+    ///     let x = ShardTensor::distribute(&rows, &mesh, &[Placement::Shard(0)]).unwrap();
+    ///     x.linear(&weight, None).unwrap().sum().unwrap().backward().unwrap();
+    ///     // Of five rows, those that this rank has.
+    ///     let rows = [3.0, 2.0][group.rank()];
+    ///     let gradient = store.parameters()[0].tensor.grad();
+    ///     assert_eq!(gradient, Tensor::full([3, 2], rows, (Kind::Float, Device::Cpu)));
+    /// });
+    /// ```
+    #[must_use]
+    pub fn pending(self) -> Self {
+        Self { pending: true, ..self }
     }
 
     fn layout(&self, shape: &[i64], placement: Placement) -> Result<Layout> {
@@ -105,7 +138,17 @@ impl Params for MeshParams<'_> {
         placement: Placement,
     ) -> Result<ShardTensor> {
         let part = self.store.param(name, shape, local(&init), placement)?;
-        self.shared(&part, shape, placement)
+        let shared = self.shared(&part, shape, placement)?;
+        if !self.pending {
+            return Ok(shared);
+        }
+        if !shared.layout().is_replicated() {
+            return Err(refuse(format!(
+                "{name} is {shared}; only gradients of what is replicated are left pending"
+            )));
+        }
+        let _grad = EnableGrad::new();
+        ShardTensor::contributed(part, shared.layout().clone())
     }
 
     fn buffer(

@@ -21,29 +21,33 @@ impl ShardTensor {
     /// [`detach`](Self::detach)ed one can be a leaf.
     pub fn set_requires_grad(self, requires_grad: bool) -> Result<Self> {
         let local = self.local.f_set_requires_grad(requires_grad).map_err(|e| failed("requires_grad", e))?;
-        Ok(Self { local, layout: self.layout })
+        Ok(Self::new(local, self.layout))
     }
 
     /// Whether it was made, not computed from tensors whose gradients are.
     pub fn is_leaf(&self) -> bool {
-        self.local.is_leaf()
+        self.source().is_leaf()
     }
 
     /// The same values, and no history.
     #[must_use]
     pub fn detach(&self) -> Self {
-        Self { local: self.local.detach(), layout: self.layout.clone() }
+        Self::new(self.local.detach(), self.layout.clone())
     }
 
     /// The gradient that backward passes have added up in this leaf: laid out as the tensor, replicated where it is partial.
+    /// One that is left [pending](crate::MeshParams::pending) is `Partial(Sum)` where the tensor is replicated.
     pub fn grad(&self) -> Option<Self> {
-        let grad = self.local.grad();
-        grad.defined().then(|| Self { local: grad, layout: self.layout.of_gradient() })
+        let grad = self.source().grad();
+        grad.defined().then(|| Self::new(grad, self.source_layout()))
     }
 
     /// Forgets the gradient.
     pub fn zero_grad(&mut self) {
-        self.local.zero_grad();
+        match &mut self.pending {
+            Some(raw) => raw.zero_grad(),
+            None => self.local.zero_grad(),
+        }
     }
 
     /// Computes the gradients of the leaves that this tensor, of one element, was computed from. A partial tensor is reduced
@@ -89,15 +93,15 @@ impl ShardTensor {
     where
         F: Fn(&Self) -> Result<Option<Self>> + Send + 'static,
     {
-        let layout = self.layout.of_gradient();
+        let layout = self.source_layout();
         let run = move |grad: &Tensor| -> Result<Option<Tensor>, BoxError> {
-            let grad = Self { local: grad.shallow_clone(), layout: layout.clone() };
+            let grad = Self::new(grad.shallow_clone(), layout.clone());
             match hook(&grad)? {
                 Some(other) => Ok(Some(other.to_layout(&layout)?.local)),
                 None => Ok(None),
             }
         };
-        Ok(autograd::register_hook(&self.local, run)?)
+        Ok(autograd::register_hook(self.source(), run)?)
     }
 }
 
@@ -124,10 +128,10 @@ pub fn grad(
         .map(|(index, whole)| cotangent(whole, given(index)).map(Some))
         .collect::<Result<_>>()?;
     let roots: Vec<&Tensor> = wholes.iter().map(|whole| &whole.local).collect();
-    let leaves: Vec<&Tensor> = inputs.iter().map(|input| &input.local).collect();
+    let leaves: Vec<&Tensor> = inputs.iter().map(|input| input.source()).collect();
     let grads = autograd::grad(&roots, &leaves, &cotangents, options)?;
     let lay_out = |(grad, input): (Option<Tensor>, &&ShardTensor)| {
-        grad.map(|local| ShardTensor { local, layout: input.layout.of_gradient() })
+        grad.map(|local| ShardTensor::new(local, input.source_layout()))
     };
     Ok(grads.into_iter().zip(inputs).map(lay_out).collect())
 }

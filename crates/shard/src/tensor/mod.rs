@@ -1,6 +1,7 @@
 //! The distributed tensor.
 
 mod array;
+mod contribution;
 mod gradient;
 mod make;
 mod partial;
@@ -43,18 +44,21 @@ use crate::layout::{Layout, Placement};
 pub struct ShardTensor {
     local: Tensor,
     layout: Layout,
+    /// Of a gradient that is left pending: what it arrives in, as `local` with each rank's contribution.
+    pending: Option<Tensor>,
 }
 
 impl ShardTensor {
     /// The parts of the same layout as another tensor's, which is known to fit.
     pub(crate) fn new(local: Tensor, layout: Layout) -> Self {
-        Self { local, layout }
+        Self { local, layout, pending: None }
     }
 
     /// A tensor that shares this one's memory and history.
     #[must_use]
     pub fn shallow_clone(&self) -> Self {
-        Self { local: self.local.shallow_clone(), layout: self.layout.clone() }
+        let pending = self.pending.as_ref().map(Tensor::shallow_clone);
+        Self { local: self.local.shallow_clone(), layout: self.layout.clone(), pending }
     }
 
     /// This rank's part, as it lies in memory: not reduced where the tensor is partial. The gradient of what is computed from
@@ -155,10 +159,13 @@ impl ShardTensor {
     }
 
     /// This rank's part for a computation that differs from rank to rank along these axes, along which the tensor is
-    /// replicated: its gradients are added up over them.
+    /// replicated: its gradients are added up over them, unless they are left pending.
     pub(crate) fn per_rank(&self, axes: &[usize]) -> Result<Tensor> {
         if axes.is_empty() || !self.local.requires_grad() || !isobar_torch::guard::is_grad_enabled() {
             return Ok(self.local.shallow_clone());
+        }
+        if let Some(contribution) = self.contribution(axes)? {
+            return Ok(contribution);
         }
         let group = self.layout.group_along(axes)?;
         Ok(if group.size() == 1 {

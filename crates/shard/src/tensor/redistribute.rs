@@ -10,7 +10,7 @@ use tch::{Kind, Tensor};
 use super::ShardTensor;
 use crate::context::CurrentMesh;
 use crate::error::{Error, Result};
-use crate::layout::{Dim, Layout, Placement, Sizes, coordinates};
+use crate::layout::{Dim, Interval, Layout, Placement, Sizes, coordinates};
 use crate::window::{Need, transfer};
 
 /// How a tensor is redistributed, beyond its placements.
@@ -125,12 +125,39 @@ impl ShardTensor {
         if map.from == map.to {
             return Ok(self.shallow_clone());
         }
+        if let Some(own) = self.own_slice(&map)? {
+            return Ok(own);
+        }
         let to = map.to.clone();
         let y = {
             let _guard = NoGrad::new();
             map.run(&self.local.detach())?
         };
         Ok(Self::new(attached(map, &self.local, y)?, to))
+    }
+
+    /// Where the gradient is pending, and the target's part is a slice of this rank's: that, its gradient pending too.
+    fn own_slice(&self, map: &Redistribution) -> Result<Option<Self>> {
+        let sliced = map.from.is_replicated() && map.from.mesh() == map.to.mesh() && map.keeps_kinds();
+        if self.pending.is_none() || !sliced {
+            return Ok(None);
+        }
+        let parts: Vec<Vec<Interval>> = map.to.intervals().into_iter().map(<[Interval]>::to_vec).collect();
+        let slice = |x: &Tensor| {
+            let along = |x: Tensor, (dim, parts): (usize, &Vec<Interval>)| {
+                let piece = |part: &Interval| x.f_narrow(dim as i64, part.start, part.len);
+                match &parts[..] {
+                    [] => x.f_narrow(dim as i64, 0, 0),
+                    [one] if one.len == x.size()[dim] => Ok(x),
+                    [one] => piece(one),
+                    many => {
+                        Tensor::f_cat(&many.iter().map(piece).collect::<Result<Vec<_>, _>>()?, dim as i64)
+                    }
+                }
+            };
+            parts.iter().enumerate().try_fold(x.shallow_clone(), along)
+        };
+        self.viewed("redistribute", map.to.clone(), slice).map(Some)
     }
 
     fn target(&self, mesh: Option<&DeviceMesh>, placements: &[Placement], sizes: &Sizes) -> Result<Layout> {
@@ -198,6 +225,10 @@ impl Redistribution {
         }
         let Redistribute { forward_kind, backward_kind, .. } = *options;
         Ok(Self { from: from.clone(), to: to.clone(), forward_kind, backward_kind })
+    }
+
+    fn keeps_kinds(&self) -> bool {
+        self.forward_kind.is_none() && self.backward_kind.is_none()
     }
 
     fn copy(&self) -> Self {

@@ -5,7 +5,7 @@ use tch::Tensor;
 use crate::error::Result;
 use crate::layout::{Dim, Interval, Sizes, join};
 use crate::ops::align::same_mesh;
-use crate::ops::{operator, refuse, resolve, torch};
+use crate::ops::{operator, refuse, resolve};
 use crate::tensor::ShardTensor;
 
 impl ShardTensor {
@@ -33,7 +33,7 @@ impl ShardTensor {
                 tensors.iter().map(|tensor| tensor.resolved()).collect::<Result<_>>()?;
             let largest = largest(&resolved);
             let split = &largest.dims()[dim];
-            let mut locals = Vec::with_capacity(tensors.len());
+            let mut aligned = Vec::with_capacity(tensors.len());
             let mut parts: Vec<Vec<Interval>> = vec![Vec::new(); split.parts.len()];
             let mut at = 0;
             for tensor in &resolved {
@@ -49,12 +49,12 @@ impl ShardTensor {
                     part.extend(more.iter().map(|i| Interval::new(i.start + at, i.len)));
                 }
                 at += own.extent();
-                locals.push(tensor.to_layout(&largest.with_dim(dim, along))?.local().shallow_clone());
+                aligned.push(tensor.to_layout(&largest.with_dim(dim, along))?);
             }
             let parts = parts.into_iter().map(|part| join(part.into_iter())).collect();
             let layout = largest.with_dim(dim, Dim { axes: split.axes.clone(), parts });
             let pieces = layout.dims()[dim].parts.iter().map(Vec::len).max().unwrap_or(0);
-            let joined = Self::new(torch(OP, Tensor::f_cat(&locals, dim as i64))?, layout);
+            let joined = Self::joined(OP, &aligned, layout, |parts| Tensor::f_cat(parts, dim as i64))?;
             // Parts of very many pieces cost more than one exchange.
             if pieces > MAX_PIECES { joined.consecutive() } else { Ok(joined) }
         })
@@ -77,13 +77,11 @@ impl ShardTensor {
             let resolved: Vec<Self> =
                 tensors.iter().map(|tensor| tensor.resolved()).collect::<Result<_>>()?;
             let target = largest(&resolved);
-            let locals: Vec<Tensor> = resolved
-                .iter()
-                .map(|tensor| Ok(tensor.to_layout(&target)?.local().shallow_clone()))
-                .collect::<Result<_>>()?;
+            let aligned: Vec<Self> =
+                resolved.iter().map(|tensor| tensor.to_layout(&target)).collect::<Result<_>>()?;
             let mut dims = target.dims().to_vec();
             dims.insert(at, Dim::whole(tensors.len() as i64));
-            Ok(Self::new(torch(OP, Tensor::f_stack(&locals, at as i64))?, target.with_dims(dims)))
+            Self::joined(OP, &aligned, target.with_dims(dims), |parts| Tensor::f_stack(parts, at as i64))
         })
     }
 }

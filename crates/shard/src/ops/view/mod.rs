@@ -28,7 +28,7 @@ impl ShardTensor {
                 return refuse(OP, format!("{order:?} does not name every one of {} dims once", self.ndim()));
             }
             let dims = wanted.iter().map(|&dim| self.layout().dims()[dim].clone()).collect();
-            Ok(Self::new(torch(OP, self.local().f_permute(order))?, self.layout().with_dims(dims)))
+            self.viewed(OP, self.layout().with_dims(dims), |x| x.f_permute(order))
         })
     }
 
@@ -43,8 +43,7 @@ impl ShardTensor {
             let (a, b) = (resolve(OP, dim0, self.ndim())?, resolve(OP, dim1, self.ndim())?);
             let mut dims = self.layout().dims().to_vec();
             dims.swap(a, b);
-            let y = torch(OP, self.local().f_transpose(dim0, dim1))?;
-            Ok(Self::new(y, self.layout().with_dims(dims)))
+            self.viewed(OP, self.layout().with_dims(dims), |x| x.f_transpose(dim0, dim1))
         })
     }
 
@@ -59,8 +58,7 @@ impl ShardTensor {
             let at = resolve(OP, dim, self.ndim() + 1)?;
             let mut dims = self.layout().dims().to_vec();
             dims.insert(at, Dim::whole(1));
-            let y = torch(OP, self.local().f_unsqueeze(at as i64))?;
-            Ok(Self::new(y, self.layout().with_dims(dims)))
+            self.viewed(OP, self.layout().with_dims(dims), |x| x.f_unsqueeze(at as i64))
         })
     }
 

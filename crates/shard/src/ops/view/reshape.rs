@@ -37,8 +37,8 @@ impl ShardTensor {
                 match plan(x.layout(), &shape) {
                     Plan::Views(dims) => {
                         let layout = x.layout().with_dims(dims);
-                        let y = torch(OP, x.local().f_reshape(layout.local_shape()))?;
-                        return Ok(Self::new(y, layout));
+                        let shape = layout.local_shape().to_vec();
+                        return x.viewed(OP, layout, |x| x.f_reshape(&shape));
                     }
                     Plan::Exchange(dims) => {
                         let x0 = x.resolved()?;

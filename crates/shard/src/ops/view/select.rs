@@ -35,17 +35,20 @@ impl ShardTensor {
             for interval in own {
                 if let Some((first, count)) = hits(*interval, start, end, step) {
                     let from = local + start + first * step - interval.start;
-                    let until = from + (count - 1) * step + 1;
-                    pieces.push(torch(OP, self.local().f_slice(dim as i64, from, until, step))?);
+                    pieces.push((from, from + (count - 1) * step + 1));
                 }
                 local += interval.len;
             }
-            let y = match &pieces[..] {
-                [] => torch(OP, self.local().f_narrow(dim as i64, 0, 0))?,
-                [one] => one.shallow_clone(),
-                many => torch(OP, Tensor::f_cat(many, dim as i64))?,
-            };
-            Ok(Self::new(y, layout))
+            self.viewed(OP, layout, |x| {
+                let piece = |&(from, until): &(i64, i64)| x.f_slice(dim as i64, from, until, step);
+                match &pieces[..] {
+                    [] => x.f_narrow(dim as i64, 0, 0),
+                    [one] => piece(one),
+                    many => {
+                        Tensor::f_cat(&many.iter().map(piece).collect::<Result<Vec<_>, _>>()?, dim as i64)
+                    }
+                }
+            })
         })
     }
 
@@ -83,8 +86,7 @@ impl ShardTensor {
             let mut dims = self.layout().dims().to_vec();
             dims.remove(dim);
             if !self.layout().is_sharded(dim) {
-                let y = torch(OP, self.local().f_select(dim as i64, index))?;
-                return Ok(Self::new(y, self.layout().with_dims(dims)));
+                return self.viewed(OP, self.layout().with_dims(dims), |x| x.f_select(dim as i64, index));
             }
             let x = self.resolved()?;
             let one = Need::everywhere(vec![Piece::Take { start: index, len: 1, step: 1 }]);
