@@ -6,6 +6,7 @@ use crate::bench::BenchArgs;
 use crate::config::ConfigCommand;
 use crate::data::DataCommand;
 use crate::exit;
+use crate::predict::PredictArgs;
 use crate::train::TrainArgs;
 use crate::verify::{RankArgs, VerifyArgs};
 
@@ -28,6 +29,13 @@ pub(crate) enum Command {
     /// configuration, metrics, logs, checkpoints and a picture. The loss curve is the same on any number of ranks.
     #[command(after_long_help = TRAIN_EXAMPLES)]
     Train(TrainArgs),
+    /// Predict fields with a trained model
+    ///
+    /// Reads the configuration that the model was trained with, and its checkpoint, on any number of ranks and any mesh. Of
+    /// trajectories each prediction is the start of the next, step after step. Writes HDF5 in the layout of the data (The Well's
+    /// schema, or PDEBench's Darcy flow) and a picture, and prints the error where the file has the truth.
+    #[command(after_long_help = PREDICT_EXAMPLES)]
+    Predict(PredictArgs),
     /// Make data sets
     #[command(subcommand)]
     Data(DataCommand),
@@ -67,6 +75,17 @@ Examples:
 
 Exit codes: 0 trained; 1 the loss is not finite, or another error; 2 wrong command line or configuration; 3 data or a
 checkpoint that cannot be used; 4 a rank was lost or timed out; 5 the ranks do not agree.";
+
+const PREDICT_EXAMPLES: &str = "\
+Examples:
+  From the first frame of the validation trajectories to the last:
+    isobar predict configs/navier_stokes_fno.toml
+  Thirty steps from frame 4 of trajectory 21, its fields split over four ranks:
+    mpirun -n 4 isobar predict configs/navier_stokes_fno.toml --samples 21 --start 4 --steps 30 \\
+      --set distributed.mesh.names='[\"domain\"]' --out runs/trajectory21.h5
+
+Exit codes: 0 predicted; 2 wrong command line or configuration; 3 data or a checkpoint that cannot be used; 4 a rank was
+lost or timed out; 5 the ranks do not agree.";
 
 const BENCH_EXAMPLES: &str = "\
 Examples:

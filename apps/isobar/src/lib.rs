@@ -6,6 +6,7 @@ mod cli;
 mod config;
 mod data;
 mod exit;
+mod predict;
 mod run;
 mod start;
 mod terminal;
@@ -32,6 +33,7 @@ pub fn main() -> ExitCode {
     };
     let result = match &cli.command {
         Command::Train(args) => train::command(args),
+        Command::Predict(args) => predict::command(args),
         Command::Data(command) => data::run(command),
         Command::Config(command) => config::run(command),
         Command::Bench(args) => bench::run(args),

@@ -6,25 +6,16 @@ use anyhow::Result;
 use clap::{Args, ValueEnum};
 use isobar_manager::config::Resolved;
 use isobar_manager::{DistributedManager, logging};
-use isobar_train::config::DataFormat;
-use isobar_train::{BoxError, DataParallelConfig, FieldLayout, FitConfig, RolloutError, Step, Summary, fit};
+use isobar_train::config::{DataFormat, Predict};
+use isobar_train::{
+    BoxError, DataParallelConfig, FieldLayout, FieldModel, FieldTask, FitConfig, RolloutError, Step, Summary,
+    fit,
+};
 
 use crate::config::{Config, ConfigArgs};
 use crate::exit::Exit;
-use crate::run::{self, Job, Run, Scales, picture};
+use crate::run::{self, Fields, Job, RANKS_OWN, Run, Scales, picture};
 use crate::{start, terminal};
-
-/// What each rank may set for itself: where it finds the others, what it says, and paths of its own machine.
-const RANKS_OWN: [&str; 8] = [
-    "distributed.method",
-    "distributed.addr",
-    "distributed.port",
-    "distributed.interface",
-    "distributed.timeout_s",
-    "distributed.log",
-    "run.output",
-    "data.path",
-];
 
 /// What `isobar train` takes.
 #[derive(Debug, Args)]
@@ -90,7 +81,19 @@ impl Job for Training<'_> {
         F: Fn(&L::Array, Option<Step<'_>>) -> Result<L::Array, BoxError>,
     {
         let Self { manager, config, text } = self;
-        let Run { task, params, buffers, ranks } = run;
+        let Run { source, layout, window, positions, forward, params, buffers, ranks } = run;
+        let fields = Fields::read_alike(&source, &config.data, &window, manager.device(), &ranks.world)?;
+        let (input, target) = (fields.input, fields.target);
+        let residual = config.data.predict == Predict::Change;
+        let task = FieldTask {
+            model: FieldModel { forward, layout, positions, residual, input, target },
+            train: fields.train,
+            validation: fields.validation,
+            rollouts: fields.rollouts,
+            augment: config.data.augment.into(),
+            loss: config.train.loss,
+            seed: config.run.seed,
+        };
         let folder = config.run.folder();
         if manager.rank() == 0 {
             keep(&folder, &text)?;
@@ -111,7 +114,10 @@ impl Job for Training<'_> {
             checkpoint: config.checkpoint.clone(),
             metrics: config.metrics.clone(),
             resolved: text,
-            extra: serde_json::to_value(Scales { input: task.input.clone(), target: task.target.clone() })?,
+            extra: serde_json::to_value(Scales {
+                input: task.model.input.clone(),
+                target: task.model.target.clone(),
+            })?,
         };
         let summary = fit(&task, &params, &buffers, &ranks, &fit_config)?;
         let picture = picture::draw(&task, &ranks.world, &folder)?;

@@ -52,12 +52,17 @@ pub struct DataConfig {
     pub validation_samples: usize,
     /// How many of the first samples (trajectories) are trained on; without it all that are not for validation.
     pub train_samples: Option<usize>,
+    /// Of The Well: what the network's output is.
+    pub predict: Predict,
     /// Of The Well: steps of a training sample. Each output is the next input, and the loss is the mean over the steps.
     #[schemars(range(min = 1))]
     pub train_steps: usize,
     /// Of The Well: steps of the rollouts that are validated besides single steps; 1 for none.
     #[schemars(range(min = 1))]
     pub validation_steps: usize,
+    /// Whether the network is told where points are, in channels behind those of the input: for each dim the sine and cosine of
+    /// the way round where its ends meet, else one number from -1 to 1.
+    pub positions: bool,
     /// What is done at random to training samples.
     pub augment: AugmentConfig,
 }
@@ -70,8 +75,10 @@ impl Default for DataConfig {
             fields: Vec::new(),
             validation_samples: 32,
             train_samples: None,
+            predict: Predict::Frame,
             train_steps: 1,
             validation_steps: 1,
+            positions: false,
             augment: AugmentConfig::default(),
         }
     }
@@ -86,6 +93,17 @@ pub enum DataFormat {
     Darcy,
     /// Trajectories as The Well stores them: the network maps a frame to the next.
     TheWell,
+}
+
+/// What a network's output is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "snake_case")]
+pub enum Predict {
+    /// The next frame.
+    #[default]
+    Frame,
+    /// The change to the next frame.
+    Change,
 }
 
 /// What is done at random to training samples.

@@ -10,7 +10,7 @@
 //! | [`checkpoint`] | safetensors and JSON, written whole or not at all, loadable on any number of ranks |
 //! | [`metrics`], [`Progress`] | JSON lines, CSV, TensorBoard; a progress bar |
 //! | [`loss`] | losses, and the error of a prediction |
-//! | [`Task`], [`FieldTask`], [`fit`] | the engine: epochs, validation, resumption |
+//! | [`Task`], [`FieldModel`], [`FieldTask`], [`fit`] | the engine: epochs, validation, resumption |
 //! | [`DenseFields`], [`ShardedFields`] | fields that are whole on a rank, or split over a mesh |
 //! | [`config`] | sections of a configuration file |
 //!
@@ -86,6 +86,6 @@ pub use self::fields::{DenseFields, FieldLayout, ShardedFields};
 pub use self::model::{ModelConfig, Network};
 pub use self::params::{ParamPlacement, Parameter, Parameters};
 pub use self::progress::Progress;
-pub use self::task::{BoxError, FieldTask, RolloutError, Step, Task};
+pub use self::task::{BoxError, FieldModel, FieldTask, RolloutError, Step, Task};
 pub use self::trainer::{FitConfig, Ranks, Summary, fit};
 pub use isobar_collectives::reduce_loss;

@@ -3,7 +3,7 @@
 use std::ops::Range;
 
 use isobar_data::{Augment, Batch, InMemory, Normalizer};
-use isobar_shard::{Array, Convert, Generator, Parallel};
+use isobar_shard::{Array, Convert, Elementwise, Generator, Parallel, Shape};
 use tch::Tensor;
 
 use crate::error::Result;
@@ -74,27 +74,37 @@ pub struct RolloutError {
     pub spectrum: f64,
 }
 
-/// A network that maps one field to the next, with its data in memory: from an input to a target, or from each frame of
-/// trajectories to the following one, over and over.
-///
-/// Inputs and targets are normalised for the network; the loss, the mean over the steps of a sample, is taken on normalised
-/// values, the validation errors (relative L2) on physical ones.
-pub struct FieldTask<L, F> {
+/// A network that maps one field to the next: from an input to a target, or from a frame of a trajectory to the following one,
+/// over and over. Inputs and targets are normalised for it.
+pub struct FieldModel<L, F> {
     /// The network: normalised inputs, `[sample, channel, x, y]`, to normalised outputs; the step while training,
     /// `None` for evaluation.
     pub forward: F,
     /// What the network computes with.
     pub layout: L,
+    /// Channels behind those of every input, `[channel, x, y]`: this rank's window of where the points are.
+    pub positions: Option<Tensor>,
+    /// Whether the network gives the change from its input, in the input's scale, instead of what follows.
+    pub residual: bool,
+    /// How inputs are normalised.
+    pub input: Normalizer,
+    /// How targets are normalised; with `residual` as inputs are.
+    pub target: Normalizer,
+}
+
+/// A [`FieldModel`] with its data in memory.
+///
+/// The loss, the mean over the steps of a sample, is taken on normalised values, the validation errors (relative L2) on physical
+/// ones.
+pub struct FieldTask<L, F> {
+    /// The network.
+    pub model: FieldModel<L, F>,
     /// Training samples: this rank's window of them.
     pub train: InMemory,
     /// Validation samples, of one step each.
     pub validation: InMemory,
     /// Rollouts that are validated, of several steps each.
     pub rollouts: Option<InMemory>,
-    /// How inputs are normalised.
-    pub input: Normalizer,
-    /// How targets are normalised.
-    pub target: Normalizer,
     /// What is done at random to training samples.
     pub augment: Augment,
     /// What training minimises.
@@ -103,7 +113,7 @@ pub struct FieldTask<L, F> {
     pub seed: u64,
 }
 
-impl<L, F> FieldTask<L, F>
+impl<L, F> FieldModel<L, F>
 where
     L: FieldLayout,
     F: Fn(&L::Array, Option<Step<'_>>) -> Result<L::Array, BoxError>,
@@ -122,6 +132,40 @@ where
         outputs.iter().map(|y| self.layout.map(y, |part| Ok(self.target.decode(part)?))).collect()
     }
 
+    /// Normalised outputs after each step.
+    fn steps(
+        &self,
+        input: &Tensor,
+        count: usize,
+        steps: usize,
+        step: Option<Step<'_>>,
+    ) -> Result<Vec<L::Array>, BoxError> {
+        let mut x = self.layout.array(input, count)?;
+        let positions = self.positions.as_ref().map(|positions| -> Result<L::Array, BoxError> {
+            let own = input.size().first().copied().unwrap_or(0);
+            let each = positions.f_unsqueeze(0)?.f_expand([&[own], &positions.size()[..]].concat(), false)?;
+            Ok(self.layout.array(&each, count)?)
+        });
+        let positions = positions.transpose()?;
+        let mut outputs = Vec::with_capacity(steps);
+        for _ in 0..steps {
+            let y = match &positions {
+                Some(positions) => (self.forward)(&L::Array::cat(&[&x, positions], 1)?, step)?,
+                None => (self.forward)(&x, step)?,
+            };
+            let y = if y.shape() == x.shape() { y.laid_out_as(&x)? } else { y };
+            x = if self.residual { x.add(&y)? } else { y };
+            outputs.push(x.shallow_clone());
+        }
+        Ok(outputs)
+    }
+}
+
+impl<L, F> FieldTask<L, F>
+where
+    L: FieldLayout,
+    F: Fn(&L::Array, Option<Step<'_>>) -> Result<L::Array, BoxError>,
+{
     /// What comes of samples of `data` after each step, whole and on physical values, without a graph.
     ///
     /// All ranks of the layout call.
@@ -131,8 +175,8 @@ where
     /// Whatever the network reports; samples that are not there.
     pub fn predict(&self, data: &InMemory, samples: &[usize]) -> Result<Vec<Tensor>, BoxError> {
         let _no_grad = tch::no_grad_guard();
-        let batch = data.batch(self.layout.own(samples)?)?;
-        let steps = self.roll_out(&batch.input, samples.len(), batch.targets.len())?;
+        let batch = data.batch(self.model.layout.own(samples)?)?;
+        let steps = self.model.roll_out(&batch.input, samples.len(), batch.targets.len())?;
         steps.iter().map(|step| Ok(step.whole()?)).collect()
     }
 
@@ -144,9 +188,9 @@ where
     ///
     /// Samples that are not there; what an exchange reports.
     pub fn truth(&self, data: &InMemory, samples: &[usize]) -> Result<Batch, BoxError> {
-        let batch = data.batch(self.layout.own(samples)?)?;
+        let batch = data.batch(self.model.layout.own(samples)?)?;
         let whole = |part: &Tensor| -> Result<Tensor, BoxError> {
-            Ok(self.layout.array(part, samples.len())?.whole()?)
+            Ok(self.model.layout.array(part, samples.len())?.whole()?)
         };
         let targets = batch.targets.iter().map(whole).collect::<Result<_, _>>()?;
         Ok(Batch { input: whole(&batch.input)?, targets })
@@ -163,15 +207,15 @@ where
     pub fn baseline_error(&self) -> Result<f64, BoxError> {
         let _no_grad = tch::no_grad_guard();
         let samples: Vec<usize> = (0..self.validation.len()).collect();
-        let batch = self.validation.batch(self.layout.own(&samples)?)?;
+        let batch = self.validation.batch(self.model.layout.own(&samples)?)?;
         let target = batch.targets.first().ok_or("a sample has no target")?;
         let prediction = match self.persists() {
             true => batch.input.shallow_clone(),
             false => self.train.targets().f_mean_dim(0, true, None)?.f_expand_as(target)?,
         };
         let errors = relative_l2_errors(
-            &self.layout.array(&prediction, samples.len())?,
-            &self.layout.array(target, samples.len())?,
+            &self.model.layout.array(&prediction, samples.len())?,
+            &self.model.layout.array(target, samples.len())?,
         )?;
         Ok(errors.iter().sum::<f64>() / errors.len() as f64)
     }
@@ -179,24 +223,6 @@ where
     /// Whether inputs and targets are of one kind, frames of trajectories.
     pub fn persists(&self) -> bool {
         self.train.inputs().data_ptr() == self.train.targets().data_ptr()
-    }
-
-    /// Normalised outputs after each step.
-    fn steps(
-        &self,
-        input: &Tensor,
-        count: usize,
-        steps: usize,
-        step: Option<Step<'_>>,
-    ) -> Result<Vec<L::Array>, BoxError> {
-        let mut x = self.layout.array(input, count)?;
-        let mut outputs = Vec::with_capacity(steps);
-        for _ in 0..steps {
-            let y = (self.forward)(&x, step)?;
-            x = if y.shape() == x.shape() { y.laid_out_as(&x)? } else { y };
-            outputs.push(x.shallow_clone());
-        }
-        Ok(outputs)
     }
 }
 
@@ -214,27 +240,27 @@ where
     }
 
     fn loss(&self, step: Step<'_>, samples: &[usize]) -> Result<Tensor, BoxError> {
-        let own = self.layout.own(samples)?;
+        let own = self.model.layout.own(samples)?;
         let batch = self.train.batch(own)?;
         let turned =
-            |field: &Tensor| self.layout.augmented(field, (self.augment, self.seed), step.epoch, own);
-        let input = self.input.encode(&turned(&batch.input)?)?;
-        let outputs = self.steps(&input, samples.len(), batch.targets.len(), Some(step))?;
+            |field: &Tensor| self.model.layout.augmented(field, (self.augment, self.seed), step.epoch, own);
+        let input = self.model.input.encode(&turned(&batch.input)?)?;
+        let outputs = self.model.steps(&input, samples.len(), batch.targets.len(), Some(step))?;
         let losses = outputs.iter().zip(&batch.targets).map(|(output, target)| {
-            let target = self.target.encode(&turned(target)?)?;
-            Ok(self.loss.of(output, &self.layout.array(&target, samples.len())?)?.whole()?)
+            let target = self.model.target.encode(&turned(target)?)?;
+            Ok(self.loss.of(output, &self.model.layout.array(&target, samples.len())?)?.whole()?)
         });
         let losses = losses.collect::<Result<Vec<Tensor>, BoxError>>()?;
         Ok(Tensor::f_stack(&losses, 0)?.f_mean(None)?)
     }
 
     fn errors(&self, samples: &[usize]) -> Result<Vec<f64>, BoxError> {
-        let batch = self.validation.batch(self.layout.own(samples)?)?;
-        let prediction = self.roll_out(&batch.input, samples.len(), 1)?;
+        let batch = self.validation.batch(self.model.layout.own(samples)?)?;
+        let prediction = self.model.roll_out(&batch.input, samples.len(), 1)?;
         let pairs = prediction.iter().zip(&batch.targets);
         let mut errors = Vec::new();
         for (prediction, target) in pairs {
-            errors = relative_l2_errors(prediction, &self.layout.array(target, samples.len())?)?;
+            errors = relative_l2_errors(prediction, &self.model.layout.array(target, samples.len())?)?;
         }
         Ok(errors)
     }
@@ -245,12 +271,12 @@ where
 
     fn rollout_errors(&self, rollouts: &[usize]) -> Result<Vec<RolloutError>, BoxError> {
         let Some(data) = &self.rollouts else { return Ok(Vec::new()) };
-        let batch = data.batch(self.layout.own(rollouts)?)?;
+        let batch = data.batch(self.model.layout.own(rollouts)?)?;
         let steps = batch.targets.len();
-        let predictions = self.roll_out(&batch.input, rollouts.len(), steps)?;
+        let predictions = self.model.roll_out(&batch.input, rollouts.len(), steps)?;
         let mut errors = vec![RolloutError { error: 0.0, spectrum: 0.0 }; rollouts.len()];
         for (index, (prediction, target)) in predictions.iter().zip(&batch.targets).enumerate() {
-            let target = self.layout.array(target, rollouts.len())?;
+            let target = self.model.layout.array(target, rollouts.len())?;
             for (sum, error) in errors.iter_mut().zip(relative_l2_errors(prediction, &target)?) {
                 sum.error += error / steps as f64;
             }

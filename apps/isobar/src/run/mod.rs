@@ -4,24 +4,54 @@ mod fields;
 pub(crate) mod picture;
 mod ranks;
 mod raster;
+mod source;
+
+use std::ops::Range;
 
 use anyhow::Result;
+use isobar_collectives::Group;
 use isobar_data::Normalizer;
 use isobar_manager::DistributedManager;
 use isobar_shard::{Generator, MeshParams, ParallelRegion, ParamStore, ShardTensor};
-use isobar_train::{BoxError, DenseFields, FieldLayout, FieldTask, Parameters, Ranks, ShardedFields, Step};
+use isobar_train::{BoxError, DenseFields, FieldLayout, Parameters, Ranks, ShardedFields, Step};
 use serde::{Deserialize, Serialize};
 use tch::{Kind, Tensor};
 
-use self::fields::Fields;
+pub(crate) use self::fields::Fields;
 use self::ranks::Arrangement;
+pub(crate) use self::source::Source;
 use crate::config::Config;
+use crate::exit::{self, Exit};
 
-/// The network of a configuration with its data.
+/// What each rank may set for itself: where it finds the others, what it says, and paths of its own machine.
+pub(crate) const RANKS_OWN: [&str; 8] = [
+    "distributed.method",
+    "distributed.addr",
+    "distributed.port",
+    "distributed.interface",
+    "distributed.timeout_s",
+    "distributed.log",
+    "run.output",
+    "data.path",
+];
+
+/// The network of a configuration, and where its data are.
 pub(crate) struct Run<L, F> {
-    pub(crate) task: FieldTask<L, F>,
+    /// The data file.
+    pub(crate) source: Source,
+    /// How fields are laid out.
+    pub(crate) layout: L,
+    /// The part of every field that this rank reads.
+    pub(crate) window: Vec<Range<usize>>,
+    /// Where its points are, where the network is told.
+    pub(crate) positions: Option<Tensor>,
+    /// The network.
+    pub(crate) forward: F,
+    /// Its parameters.
     pub(crate) params: Parameters,
+    /// Its buffers, by name.
     pub(crate) buffers: Vec<(String, Tensor)>,
+    /// The ranks.
     pub(crate) ranks: Ranks,
 }
 
@@ -44,42 +74,55 @@ pub(crate) trait Job {
         F: Fn(&L::Array, Option<Step<'_>>) -> Result<L::Array, BoxError>;
 }
 
-/// Arranges the ranks, reads the data, makes the network, and does the job. All ranks call.
+/// Arranges the ranks, opens the data, makes the network, and does the job. All ranks call.
 pub(crate) fn with<J: Job>(manager: &DistributedManager, config: &Config, job: J) -> Result<J::Out> {
     let Arrangement { ranks, model, domain } = Arrangement::new(manager, config)?;
-    let device = manager.device();
-    let store = ParamStore::new(Generator::new(config.run.seed)).with_options(Kind::Float, device);
+    let store = ParamStore::new(Generator::new(config.run.seed)).with_options(Kind::Float, manager.device());
     let mut store = store.with_region(ParallelRegion::new(model.clone()));
     match domain {
         None => {
-            let (fields, layout) = Fields::read_alike(config, device, &ranks.world, |_| Ok(DenseFields))?;
             let network = config.model.build(&mut store)?;
-            let (params, buffers) = Parameters::from_store(&store, &model)?;
             let forward = move |x: &Tensor, step: Option<Step<'_>>| network.forward(x, step);
-            job.run(Run { task: task(config, fields, layout, forward), params, buffers, ranks })
+            job.run(made(config, (ranks, &model), &store, |_| Ok(DenseFields), forward)?)
         }
         Some(mesh) => {
-            let lay_out = |extents: &[usize]| Ok(ShardedFields::new(&mesh, extents)?);
-            let (fields, layout) = Fields::read_alike(config, device, &ranks.world, lay_out)?;
-            let network = config.model.build(&mut MeshParams::new(&mut store, &mesh))?;
-            let (params, buffers) = Parameters::from_store(&store, &model)?;
+            // Gradients are summed over the mesh in buckets, while backward goes on.
+            let network = config.model.build(&mut MeshParams::new(&mut store, &mesh).pending())?;
             let forward = move |x: &ShardTensor, step: Option<Step<'_>>| network.forward(x, step);
-            job.run(Run { task: task(config, fields, layout, forward), params, buffers, ranks })
+            let lay_out = |extents: &[usize]| Ok(ShardedFields::new(&mesh, extents)?);
+            job.run(made(config, (ranks, &model), &store, lay_out, forward)?)
         }
     }
 }
 
-fn task<L, F>(config: &Config, fields: Fields, layout: L, forward: F) -> FieldTask<L, F> {
-    FieldTask {
-        forward,
-        layout,
-        train: fields.train,
-        validation: fields.validation,
-        rollouts: fields.rollouts,
-        input: fields.input,
-        target: fields.target,
-        augment: config.data.augment.into(),
-        loss: config.train.loss,
-        seed: config.run.seed,
+fn made<L: FieldLayout, F>(
+    config: &Config,
+    (ranks, model): (Ranks, &Group),
+    store: &ParamStore,
+    lay_out: impl FnOnce(&[usize]) -> Result<L>,
+    forward: F,
+) -> Result<Run<L, F>> {
+    let (params, buffers) = Parameters::from_store(store, model)?;
+    let opened = Source::open(&config.data).and_then(|source| {
+        source.fits(config)?;
+        let layout = lay_out(&source.extents())?;
+        let window = layout.window(&source.extents())?;
+        let positions = config.data.positions.then(|| source.positions(&window)).transpose()?;
+        Ok((Vec::new(), (source, layout, window, positions)))
+    });
+    let ((source, layout, window, positions), _) = alike(&ranks.world, opened)?;
+    Ok(Run { source, layout, window, positions, forward, params, buffers, ranks })
+}
+
+/// What this rank has made, and all ranks' words of theirs: an error on all ranks where one has failed. All ranks call.
+fn alike<T>(world: &Group, own: Result<(Vec<u8>, T)>) -> Result<(T, Vec<Vec<u8>>)> {
+    let told = own.as_ref().map(|(words, _)| words).map_err(exit::text);
+    let all = world.all_gather_bytes(&serde_json::to_vec(&told)?);
+    let ((_, made), all) = (own?, all?);
+    let mut words = Vec::with_capacity(all.len());
+    for (rank, bytes) in all.iter().enumerate() {
+        let other: Result<Vec<u8>, String> = serde_json::from_slice(bytes)?;
+        words.push(other.map_err(|error| Exit::Lost.because(format!("rank {rank} cannot go on: {error}")))?);
     }
+    Ok((made, words))
 }

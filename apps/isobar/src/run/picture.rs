@@ -43,6 +43,17 @@ where
     save(&rows, &folder.join("prediction.png")).map(Some)
 }
 
+/// Draws a first sample and what was made of it: frames of a trajectory, or a pair's input, truth, prediction and error. Nothing,
+/// and `false`, of fields of other than two dims.
+pub(crate) fn of_prediction(truth: &Batch, steps: &[Tensor], frames: bool, path: &Path) -> Result<bool> {
+    if truth.input.dim() != 4 {
+        return Ok(false);
+    }
+    let rows = if frames { strip(truth, steps)? } else { vec![row(truth, steps, 0)?] };
+    save(&rows, path)?;
+    Ok(true)
+}
+
 fn both<L, F>(
     task: &FieldTask<L, F>,
     data: &InMemory,
@@ -78,7 +89,7 @@ fn row(truth: &Batch, prediction: &[Tensor], sample: usize) -> Result<Vec<Panel>
 }
 
 /// Frames of the first rollout: the truth, the prediction, and their difference. Of several channels the first is shown.
-pub(super) fn strip(truth: &Batch, prediction: &[Tensor]) -> Result<Vec<Vec<Panel>>> {
+fn strip(truth: &Batch, prediction: &[Tensor]) -> Result<Vec<Vec<Panel>>> {
     let steps = prediction.len();
     let columns = steps.min(FRAMES);
     let mut rows = [const { Vec::new() }; 3];

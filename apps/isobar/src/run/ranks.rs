@@ -73,7 +73,10 @@ impl Arrangement {
                 model.size()
             )));
         }
-        let gradients = data.clone();
+        let gradients = match &domain {
+            Some(mesh) => mesh.group_along(&(0..mesh.ndim()).collect::<Vec<_>>())?,
+            None => data.clone(),
+        };
         Ok(Self { ranks: Ranks { world, data, gradients }, model, domain })
     }
 }

@@ -1,0 +1,162 @@
+//! The data file of a run.
+
+use std::f64::consts::TAU;
+use std::ops::Range;
+
+use anyhow::{Result, bail};
+use isobar_data::{DarcyFile, WellFile};
+use isobar_models::{FnoConfig, UNetConfig};
+use isobar_train::ModelConfig;
+use isobar_train::config::{DataConfig, DataFormat, Predict};
+use tch::Tensor;
+
+use crate::config::Config;
+use crate::exit::Exit;
+
+/// An open data file.
+pub(crate) enum Source {
+    Darcy(DarcyFile),
+    Well { file: WellFile, fields: Vec<String> },
+}
+
+impl Source {
+    /// Opens the file that the configuration names.
+    pub(crate) fn open(config: &DataConfig) -> Result<Self> {
+        Ok(match config.format {
+            DataFormat::Darcy => {
+                if (config.train_steps, config.validation_steps, config.predict) != (1, 1, Predict::Frame) {
+                    bail!(Exit::Usage.because(format!(
+                        "data.train_steps is {} and data.validation_steps {}, but Darcy flow has no steps; set both to 1, and \
+                         data.predict to \"frame\"",
+                        config.train_steps, config.validation_steps
+                    )));
+                }
+                Self::Darcy(DarcyFile::open(&config.path)?)
+            }
+            DataFormat::TheWell => {
+                let file = WellFile::open(&config.path)?;
+                if config.fields.is_empty() {
+                    let there: Vec<&str> = file.fields().iter().map(|field| field.name()).collect();
+                    bail!(Exit::Usage.because(format!(
+                        "data.fields names no field; {} has {there:?}",
+                        file.path().display()
+                    )));
+                }
+                Self::Well { file, fields: config.fields.clone() }
+            }
+        })
+    }
+
+    /// Points along each spatial dim.
+    pub(crate) fn extents(&self) -> Vec<usize> {
+        match self {
+            Self::Darcy(file) => vec![file.rows(), file.cols()],
+            Self::Well { file, .. } => file.grid().to_vec(),
+        }
+    }
+
+    pub(crate) fn path(&self) -> std::path::Display<'_> {
+        match self {
+            Self::Darcy(file) => file.path().display(),
+            Self::Well { file, .. } => file.path().display(),
+        }
+    }
+
+    /// Samples, or trajectories.
+    pub(crate) fn samples(&self) -> usize {
+        match self {
+            Self::Darcy(file) => file.len(),
+            Self::Well { file, .. } => file.trajectories(),
+        }
+    }
+
+    /// Channels in and out.
+    fn channels(&self) -> Result<[usize; 2]> {
+        match self {
+            Self::Darcy(_) => Ok([1, 1]),
+            Self::Well { file, fields } => {
+                let mut channels = 0;
+                for name in fields {
+                    channels += file.field(name)?.components();
+                }
+                Ok([channels; 2])
+            }
+        }
+    }
+
+    /// Whether the ends of a spatial dim meet.
+    fn is_periodic(&self, dim: usize) -> bool {
+        match self {
+            Self::Darcy(_) => false,
+            Self::Well { file, .. } => file.is_periodic(dim),
+        }
+    }
+
+    fn position_channels(&self) -> usize {
+        (0..self.extents().len()).map(|dim| if self.is_periodic(dim) { 2 } else { 1 }).sum()
+    }
+
+    /// Where the points of a window are, `[channel, spatial…]`: for each dim the sine and cosine of the way round where its ends
+    /// meet, else a number from -1 to 1.
+    pub(crate) fn positions(&self, window: &[Range<usize>]) -> Result<Tensor> {
+        let shape: Vec<i64> = window.iter().map(|part| part.len() as i64).collect();
+        let mut channels = Vec::new();
+        for (dim, (part, extent)) in window.iter().zip(self.extents()).enumerate() {
+            let mut add = |place: &dyn Fn(f64) -> f64| -> Result<()> {
+                let line: Vec<f32> = part.clone().map(|point| place(point as f64) as f32).collect();
+                let mut view = vec![1; shape.len()];
+                view[dim] = shape[dim];
+                channels.push(Tensor::f_from_slice(&line)?.f_view(&view[..])?.f_expand(&shape[..], false)?);
+                Ok(())
+            };
+            let extent = extent as f64;
+            if self.is_periodic(dim) {
+                add(&|point| (TAU * point / extent).sin())?;
+                add(&|point| (TAU * point / extent).cos())?;
+            } else {
+                add(&|point| 2.0 * point / (extent - 1.0).max(1.0) - 1.0)?;
+            }
+        }
+        Ok(Tensor::f_stack(&channels, 0)?)
+    }
+
+    /// Checks that the model takes the file's fields, before anything is made.
+    pub(crate) fn fits(&self, config: &Config) -> Result<()> {
+        let (path, extents) = (self.path(), self.extents());
+        let own = &extents[..];
+        let (shape, channels) = match &config.model {
+            ModelConfig::Afno(afno) => (&afno.inp_shape[..], [afno.in_channels, afno.out_channels]),
+            ModelConfig::DistributedAfno(afno) => {
+                (&afno.inp_shape[..], [afno.in_channels, afno.out_channels.unwrap_or(afno.in_channels)])
+            }
+            ModelConfig::Fno(FnoConfig { dimension, .. })
+            | ModelConfig::UNet(UNetConfig { dimension, .. })
+                if *dimension != extents.len() =>
+            {
+                bail!(Exit::Usage.because(format!(
+                    "model.dimension is {dimension}, but the fields of {path} have {0}; set model.dimension={0}",
+                    extents.len()
+                )))
+            }
+            ModelConfig::Fno(fno) => (own, [fno.in_channels, fno.out_channels]),
+            ModelConfig::UNet(unet) => (own, [unet.in_channels, unet.out_channels]),
+            ModelConfig::FullyConnected(network) => (own, [network.in_features, network.out_features]),
+        };
+        if shape != own {
+            bail!(Exit::Usage.because(format!(
+                "model.inp_shape is {shape:?}, but the fields of {path} are {own:?}; set model.inp_shape={own:?}"
+            )));
+        }
+        let [inputs, outputs] = self.channels()?;
+        let positions = if config.data.positions { self.position_channels() } else { 0 };
+        if channels != [inputs + positions, outputs] {
+            let beside =
+                if positions > 0 { format!(", with {positions} of positions,") } else { String::new() };
+            bail!(Exit::Usage.because(format!(
+                "the model takes {} channels and gives {}; the fields of {path} have {inputs}{beside} and {outputs}",
+                channels[0], channels[1]
+            )));
+        }
+        Ok(())
+    }
+}
