@@ -5,6 +5,7 @@ use std::time::Instant;
 
 use isobar_collectives::Group;
 use isobar_data::{Sampler, part};
+use isobar_manager::DeviceMesh;
 use isobar_shard::Generator;
 use tch::Tensor;
 
@@ -63,6 +64,18 @@ impl Ranks {
     /// Data parallelism over all ranks.
     pub fn data_parallel(world: &Group) -> Self {
         Self { world: world.clone(), data: world.clone(), gradients: world.clone() }
+    }
+
+    /// Fields split over a mesh of all ranks, as [`ShardedFields`](crate::ShardedFields) lays them out, and parameters whose
+    /// gradients are left [pending](isobar_shard::MeshParams::pending) on it. Does not communicate.
+    ///
+    /// # Errors
+    ///
+    /// A rank outside the mesh.
+    pub fn sharded(world: &Group, mesh: &DeviceMesh) -> Result<Self> {
+        let axes: Vec<usize> = (0..mesh.ndim()).collect();
+        let gradients = mesh.group_along(&axes).map_err(isobar_shard::Error::from)?;
+        Ok(Self { world: world.clone(), data: Group::single(), gradients })
     }
 }
 

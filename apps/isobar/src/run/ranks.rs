@@ -73,11 +73,11 @@ impl Arrangement {
                 model.size()
             )));
         }
-        let gradients = match &domain {
-            Some(mesh) => mesh.group_along(&(0..mesh.ndim()).collect::<Vec<_>>())?,
-            None => data.clone(),
+        let ranks = match &domain {
+            Some(mesh) => Ranks::sharded(&world, mesh)?,
+            None => Ranks { world, gradients: data.clone(), data },
         };
-        Ok(Self { ranks: Ranks { world, data, gradients }, model, domain })
+        Ok(Self { ranks, model, domain })
     }
 }
 
