@@ -12,7 +12,6 @@ use crate::error::Result;
 #[derive(Debug)]
 pub(super) struct SpectralConv<A> {
     modes: Vec<i64>,
-    latent: i64,
     /// One for each corner, see [`place`].
     weights: Vec<SpectralWeight<A>>,
 }
@@ -29,14 +28,14 @@ impl<A: Array> SpectralConv<A> {
         let weights = (1..=1 << (modes.len() - 1))
             .map(|n| SpectralWeight::new(&format!("weights{n}"), &shape, scale, factorization, params))
             .collect::<Result<_>>()?;
-        Ok(Self { modes: modes.clone(), latent: *latent, weights })
+        Ok(Self { modes: modes.clone(), weights })
     }
 
     /// For `x` `[extents…, batch, latent]`.
     pub(super) fn forward(&self, x: &A) -> Result<A> {
         let count = self.modes.len();
         let shape = x.shape();
-        let (extents, batch) = (&shape[..count], shape[count]);
+        let extents = &shape[..count];
         let dims: Vec<i64> = (0..count as i64).collect();
         let kept: Vec<Vec<Range<i64>>> = self
             .modes
@@ -52,23 +51,26 @@ impl<A: Array> SpectralConv<A> {
         let kind = x.kind();
         let wide = if kind == Kind::Double { Kind::Double } else { Kind::Float };
         let spectrum = x.to_kind(wide)?.rfftn_modes(&dims, &kept, FftNorm::Backward)?;
-        let shape = spectrum.shape();
-        let modes: i64 = shape[..count].iter().product();
-        let weight = self.weight(0, 0, wide)?.reshape(&[modes, self.latent, self.latent])?;
-        let mixed = spectrum.reshape(&[modes, batch, self.latent])?.batched_matmul(&weight, None)?;
-        let back = mixed.reshape(&shape)?.irfftn_modes(extents, &dims, &kept, FftNorm::Backward)?;
+        let mixed = self.mixed(&spectrum, 0, 0, wide)?;
+        let back = mixed.irfftn_modes(extents, &dims, &kept, FftNorm::Backward)?;
         Ok(back.to_kind(kind)?)
     }
 
-    /// The weights as the kept modes stand, `[modes…, in, out]`: those of the corners whose dims before `dim` hold the high
-    /// modes where `high` has a bit. Its parts are of the given kind.
-    fn weight(&self, dim: usize, high: usize, kind: Kind) -> Result<A> {
+    /// `modes` `[modes…, batch, in]`, each times its matrix: those of the corners whose dims before `dim` hold the high modes
+    /// where `high` has a bit. Corner by corner, since weights are larger than modes: so these are joined, and of a weight
+    /// nothing is touched but what meets modes.
+    fn mixed(&self, modes: &A, dim: usize, high: usize, kind: Kind) -> Result<A> {
         let count = self.modes.len();
         if dim + 1 == count {
             let order: Vec<i64> = (2..2 + count as i64).chain([0, 1]).collect();
-            return Ok(self.weights[place(count, high)].complex(kind)?.permute(&order)?);
+            let weight = self.weights[place(count, high)].complex(kind)?.permute(&order)?;
+            return Ok(modes.matmul(&weight)?);
         }
-        let ends = [self.weight(dim + 1, high, kind)?, self.weight(dim + 1, high | 1 << dim, kind)?];
+        let half = self.modes[dim];
+        let ends = [
+            self.mixed(&modes.narrow(dim as i64, 0, half)?, dim + 1, high, kind)?,
+            self.mixed(&modes.narrow(dim as i64, half, half)?, dim + 1, high | 1 << dim, kind)?,
+        ];
         Ok(A::cat(&[&ends[0], &ends[1]], dim as i64)?)
     }
 }

@@ -144,15 +144,13 @@ impl ShardTensor {
         }
         let parts: Vec<Vec<Interval>> = map.to.intervals().into_iter().map(<[Interval]>::to_vec).collect();
         let slice = |x: &Tensor| {
-            let along = |x: Tensor, (dim, parts): (usize, &Vec<Interval>)| {
-                let piece = |part: &Interval| x.f_narrow(dim as i64, part.start, part.len);
-                match &parts[..] {
-                    [] => x.f_narrow(dim as i64, 0, 0),
-                    [one] if one.len == x.size()[dim] => Ok(x),
-                    [one] => piece(one),
-                    many => {
-                        Tensor::f_cat(&many.iter().map(piece).collect::<Result<Vec<_>, _>>()?, dim as i64)
-                    }
+            let along = |x: Tensor, (dim, parts): (usize, &Vec<Interval>)| match &parts[..] {
+                [] => x.f_narrow(dim as i64, 0, 0),
+                [one] if one.len == x.size()[dim] => Ok(x),
+                [one] => x.f_narrow(dim as i64, one.start, one.len),
+                many => {
+                    let indices: Vec<i64> = many.iter().flat_map(|part| part.start..part.end()).collect();
+                    x.f_index_select(dim as i64, &Tensor::f_from_slice(&indices)?.f_to_device(x.device())?)
                 }
             };
             parts.iter().enumerate().try_fold(x.shallow_clone(), along)
