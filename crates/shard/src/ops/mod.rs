@@ -9,6 +9,7 @@ pub(crate) mod attention;
 pub(crate) mod contract;
 pub(crate) mod elementwise;
 pub(crate) mod fourier;
+mod grouped;
 pub(crate) mod index;
 pub(crate) mod named;
 pub(crate) mod neighbours;

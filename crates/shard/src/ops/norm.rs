@@ -8,7 +8,7 @@ use tch::{Kind, Tensor};
 
 use super::align::same_mesh;
 use super::reduce::{Over, welford};
-use super::{operator, refuse, torch};
+use super::{grouped, operator, refuse, torch};
 use crate::array::{Elementwise, named};
 use crate::error::Result;
 use crate::promote::{Operand, beside};
@@ -27,8 +27,8 @@ pub struct RunningStats<'a, A = ShardTensor> {
 }
 
 /// A tensor of mean 0 and variance 1, and the statistics that were taken out, with the dims kept.
-struct Standard {
-    y: ShardTensor,
+pub(super) struct Standard {
+    pub(super) y: ShardTensor,
     mean: Tensor,
     var: Tensor,
     count: i64,
@@ -112,6 +112,9 @@ impl ShardTensor {
                 let x = self.resolved()?;
                 let shape = x.shape().to_vec();
                 let split = (1..x.ndim()).any(|dim| x.layout().is_sharded(dim));
+                if split && let Some(y) = grouped::group_norm(&x, groups, weight, bias, eps)? {
+                    return Ok(y);
+                }
                 let standard = if !split && x.local().numel() > 0 {
                     let y = x.local().f_group_norm(groups, None::<&Tensor>, None::<&Tensor>, eps, false);
                     Self::new(named(OP, &[x.local()], y)?, x.layout().clone())
@@ -264,7 +267,7 @@ fn along_channels(vector: Option<&ShardTensor>, dims: usize) -> Result<Option<Sh
 
 /// Mean 0 and variance 1 over dims. One exchange forward, of means and squared deviations, and one backward, of two sums;
 /// its gradient has gradients.
-fn standardize(op: &'static str, x: &ShardTensor, dims: &[usize], eps: f64) -> Result<Standard> {
+pub(super) fn standardize(op: &'static str, x: &ShardTensor, dims: &[usize], eps: f64) -> Result<Standard> {
     let layout = x.layout();
     let count: i64 = dims.iter().map(|&dim| x.shape()[dim]).product();
     if count == 0 {

@@ -13,9 +13,18 @@ use crate::tensor::ShardTensor;
 pub(in crate::ops) fn moments(op: &'static str, x: &ShardTensor, over: &Over) -> Result<(Tensor, Tensor)> {
     let own =
         torch(op, of_part(x.local(), over.dims.as_slice(), over.local_count(x), over.kept.local_shape()))?;
+    merged(op, own, x, over)
+}
+
+/// Those of all ranks, from those of each one's part.
+pub(in crate::ops) fn merged(
+    op: &'static str,
+    own: (Tensor, Tensor),
+    x: &ShardTensor,
+    over: &Over,
+) -> Result<(Tensor, Tensor)> {
     if over.axes.is_empty() {
-        let (mean, squares) = own;
-        return Ok((mean, squares));
+        return Ok(own);
     }
     let both = torch(op, Tensor::f_stack(&[&own.0, &own.1], 0))?;
     let everyones = over.everyones(x.layout(), &both)?;

@@ -140,6 +140,10 @@ impl Halo {
         if !records {
             return Ok(y);
         }
+        // The graph needs the place of its result only, not the elements.
+        let place =
+            torch(OP, y.f_new_zeros([1], (y.kind(), y.device())).and_then(|x| x.f_expand(y.size(), false)))?;
+        torch(OP, inner.own.f_set_data(&place))?;
         let saved: Vec<&Tensor> = [x, weight, &inner.halo].into_iter().chain(bias).collect();
         let saved: Vec<Tensor> = saved.into_iter().map(Tensor::shallow_clone).collect();
         let saved: Vec<&Tensor> = saved.iter().collect();

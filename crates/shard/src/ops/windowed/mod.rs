@@ -84,8 +84,9 @@ impl Windowed {
                 !dim.is_split() && border == Border::Fill && native_border && walk.before == walk.after;
             own.push(part_of(&result, layout));
             if !left {
-                windows = windows.with(walk.dim, windows_along(&result, walk, border));
-                moved = true;
+                let need = windows_along(&result, walk, border);
+                moved |= need != Need::of(dim);
+                windows = windows.with(walk.dim, need);
             }
             results.push(result);
             native.push(left);
