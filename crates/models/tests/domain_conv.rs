@@ -1,5 +1,5 @@
-//! Convolutional models over sharded fields against themselves on one rank, in double precision: outputs,
-//! gradients, and 20 steps of training.
+//! Convolutional models over sharded fields against themselves on one rank: outputs, gradients, and 20 steps
+//! of training in double precision, the losses of these in single precision.
 #![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
 
 use std::time::Duration;
@@ -49,10 +49,11 @@ impl<A: Array> Model<A> {
     }
 }
 
-/// A model, and the extents of its fields and targets.
+/// A model, the kind that it computes in, and the extents of its fields and targets.
 #[derive(Debug, Clone)]
 struct Case {
     config: Config,
+    kind: Kind,
     input: Vec<i64>,
     target: Vec<i64>,
 }
@@ -64,14 +65,24 @@ impl Case {
             input: shape(config.in_channels),
             target: shape(config.out_channels),
             config: Config::UNet(config),
+            kind: Kind::Double,
         }
+    }
+
+    fn single(self) -> Self {
+        Self { kind: Kind::Float, ..self }
     }
 
     fn fields(&self) -> [Tensor; 2] {
         let random = |seed, shape: &[i64]| {
-            Generator::new(seed).normal(&Window::whole(shape), 0.0, 1.0, DOUBLE).unwrap()
+            let whole = Generator::new(seed).normal(&Window::whole(shape), 0.0, 1.0, DOUBLE);
+            whole.unwrap().to_kind(self.kind)
         };
         [random(1, &self.input), random(2, &self.target)]
+    }
+
+    fn store(&self) -> ParamStore {
+        ParamStore::new(Generator::new(7)).with_options(self.kind, Device::Cpu)
     }
 }
 
@@ -83,15 +94,20 @@ fn images() -> UNetConfig {
     UNetConfig { dimension: 2, ..volumes() }
 }
 
-fn super_resolution() -> Case {
+fn super_resolution(scaling_factor: usize) -> Case {
     let config = SrResNetConfig {
         large_kernel_size: 5,
         conv_layer_size: 3,
         n_resid_blocks: 2,
-        scaling_factor: 4,
+        scaling_factor,
         ..SrResNetConfig::new(2, 1)
     };
-    Case { config: Config::SrResNet(config), input: vec![2, 2, 5, 4, 3], target: vec![2, 1, 20, 16, 12] }
+    Case {
+        config: Config::SrResNet(config),
+        kind: Kind::Double,
+        input: vec![2, 2, 5, 4, 3],
+        target: [&[2, 1], &[5, 4, 3].map(|extent| extent * scaling_factor as i64)[..]].concat(),
+    }
 }
 
 /// What a run gave.
@@ -125,13 +141,9 @@ fn train(store: &ParamStore, mut pass: impl FnMut() -> (Tensor, f64)) -> Run {
     Run { output, grads, losses, state }
 }
 
-fn store() -> ParamStore {
-    ParamStore::new(Generator::new(7)).with_options(Kind::Double, Device::Cpu)
-}
-
 fn dense(case: &Case) -> Run {
     let [x, target] = case.fields();
-    let mut params = store();
+    let mut params = case.store();
     let model = Model::new(&case.config, &mut params);
     let generator = Generator::new(3);
     train(&params, || {
@@ -146,7 +158,7 @@ fn sharded(case: &Case, mesh: &DeviceMesh, axes: Axes) -> Run {
     let [x, target] = case.fields();
     let [x, target] =
         [x, target].map(|whole| ShardTensor::distribute_as(&whole, &uneven(mesh, axes, &whole)).unwrap());
-    let mut params = store();
+    let mut params = case.store();
     let model = Model::new(&case.config, &mut MeshParams::new(&mut params, mesh));
     let generator = Generator::new(3);
     train(&params, || {
@@ -177,7 +189,8 @@ fn assert_close(what: &str, got: &Tensor, want: &Tensor, tolerance: f64) {
     assert!(error <= tolerance * scale, "{what} differs by {error}");
 }
 
-fn check(case: &Case, axes: Axes) {
+/// On one rank, and on every rank of a mesh.
+fn runs(case: &Case, axes: Axes) -> (Run, Vec<Run>) {
     let want = dense(case);
     assert!(want.losses[STEPS - 1] < want.losses[0], "{:?}", want.losses);
     let shape: Vec<i64> = axes.iter().map(|(ranks, _)| *ranks).collect();
@@ -187,14 +200,23 @@ fn check(case: &Case, axes: Axes) {
         let mesh = DeviceMesh::new(&group, &shape, &["a", "b"][..shape.len()]).unwrap();
         sharded(&of_case, &mesh, axes)
     });
+    (want, runs)
+}
+
+fn assert_losses(got: &Run, want: &Run, tolerance: f64) {
+    for (step, (got, want)) in got.losses.iter().zip(&want.losses).enumerate() {
+        assert!((got - want).abs() <= tolerance * want.abs(), "step {step}: {got}, dense {want}");
+    }
+}
+
+fn check(case: &Case, axes: Axes) {
+    let (want, runs) = runs(case, axes);
     for run in runs {
         assert_close("output", &run.output, &want.output, 1e-11);
         for ((name, got), (_, want)) in run.grads.iter().zip(&want.grads) {
             assert_close(&format!("grad.{name}"), got, want, 1e-10);
         }
-        for (step, (got, want)) in run.losses.iter().zip(&want.losses).enumerate() {
-            assert!((got - want).abs() <= 1e-10 * want.abs(), "step {step}: {got}, dense {want}");
-        }
+        assert_losses(&run, &want, 1e-10);
         for ((name, got), (_, want)) in run.state.iter().zip(&want.state) {
             assert_close(name, got, want, 1e-9);
         }
@@ -253,5 +275,19 @@ fn unet_of_images(
 
 #[rstest]
 fn sr_res_net(#[values(&[(2, 2)], &[(3, 2)], &[(4, 3)], &[(2, 2), (2, 3)], &[(2, 0), (2, 2)])] axes: Axes) {
-    check(&super_resolution(), axes);
+    check(&super_resolution(4), axes);
+}
+
+#[rstest]
+#[case::unet_of_volumes(Case::unet(volumes(), &[8, 4, 4]))]
+#[case::unet_of_images(Case::unet(images(), &[12, 8]))]
+#[case::sr_res_net(super_resolution(2))]
+fn losses_in_single_precision(
+    #[case] case: Case,
+    #[values(&[(2, 2)], &[(3, 2)], &[(4, 2)], &[(2, 2), (2, 3)], &[(2, 0), (2, 2)])] axes: Axes,
+) {
+    let (want, runs) = runs(&case.single(), axes);
+    for run in runs {
+        assert_losses(&run, &want, 1e-4);
+    }
 }

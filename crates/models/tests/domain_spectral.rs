@@ -1,4 +1,5 @@
-//! Spectral models over sharded fields against themselves on one rank, in double precision: outputs, gradients, training.
+//! Spectral models over sharded fields against themselves on one rank: outputs, gradients and training in double precision,
+//! the losses of 20 steps in single precision.
 #![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
 
 use std::time::Duration;
@@ -25,7 +26,9 @@ enum Subject {
     CircularFno,
     TuckerFno,
     Fno1d,
+    CpFno1d,
     Fno3d,
+    Fno4d,
 }
 
 /// A model's forward pass, of a field and a modulation.
@@ -74,7 +77,9 @@ impl Subject {
             Self::CircularFno => FnoConfig { padding_type: PaddingType::Circular, ..fno },
             Self::TuckerFno => FnoConfig { factorization: Factorization::Tucker, rank: 0.5, ..fno },
             Self::Fno1d => FnoConfig { dimension: 1, ..fno },
+            Self::CpFno1d => FnoConfig { dimension: 1, factorization: Factorization::Cp, rank: 0.5, ..fno },
             Self::Fno3d => FnoConfig { dimension: 3, num_fno_modes: PerDim::All(2), ..fno },
+            Self::Fno4d => FnoConfig { dimension: 4, num_fno_modes: PerDim::All(2), ..fno },
             Self::Fno => fno,
         };
         let model = Fno::new(&fno, params).unwrap();
@@ -83,19 +88,16 @@ impl Subject {
 
     fn shape(self) -> &'static [i64] {
         match self {
-            Self::Fno1d => &[2, 2, 13],
+            Self::Fno1d | Self::CpFno1d => &[2, 2, 13],
             Self::Fno3d => &[2, 2, 5, 6, 7],
+            Self::Fno4d => &[2, 2, 5, 4, 6, 4],
             _ => &[2, 2, 12, 18],
         }
     }
 }
 
-fn random(seed: u64, shape: &[i64]) -> Tensor {
-    Generator::new(seed).normal(&Window::whole(shape), 0.0, 1.0, DOUBLE).unwrap()
-}
-
-fn store() -> ParamStore {
-    ParamStore::new(Generator::new(7)).with_options(Kind::Double, Device::Cpu)
+fn store(kind: Kind) -> ParamStore {
+    ParamStore::new(Generator::new(7)).with_options(kind, Device::Cpu)
 }
 
 /// What a training gave, of global tensors.
@@ -136,7 +138,11 @@ struct Data {
 }
 
 impl Data {
-    fn new(subject: Subject) -> Self {
+    fn new(subject: Subject, kind: Kind) -> Self {
+        let random = |seed, shape: &[i64]| {
+            let whole = Generator::new(seed).normal(&Window::whole(shape), 0.0, 1.0, DOUBLE);
+            whole.unwrap().to_kind(kind)
+        };
         Self {
             x: random(1, subject.shape()),
             modulation: random(2, &[2, 1]),
@@ -146,9 +152,9 @@ impl Data {
 }
 
 /// On one rank; the field's gradient besides, after the first step.
-fn dense(subject: Subject) -> (Run, Tensor) {
-    let Data { x, modulation, target } = Data::new(subject);
-    let mut store = store();
+fn dense(subject: Subject, kind: Kind) -> (Run, Tensor) {
+    let Data { x, modulation, target } = Data::new(subject, kind);
+    let mut store = store(kind);
     let model = subject.make(&mut store);
     let leaf = x.set_requires_grad(true);
     let first = std::cell::RefCell::new(None);
@@ -162,9 +168,9 @@ fn dense(subject: Subject) -> (Run, Tensor) {
     (run, first.into_inner().unwrap())
 }
 
-fn sharded(subject: Subject, mesh: &DeviceMesh, placements: &[Placement]) -> (Run, Tensor) {
-    let Data { x, modulation, target } = Data::new(subject);
-    let mut store = store();
+fn sharded((subject, kind): (Subject, Kind), mesh: &DeviceMesh, placements: &[Placement]) -> (Run, Tensor) {
+    let Data { x, modulation, target } = Data::new(subject, kind);
+    let mut store = store(kind);
     let model = subject.make(&mut MeshParams::new(&mut store, mesh));
     let whole = ShardTensor::distribute(&x, mesh, placements).unwrap();
     let leaf = whole.local().detach().copy().set_requires_grad(true);
@@ -198,15 +204,27 @@ fn assert_close(what: &str, got: &Tensor, want: &Tensor) {
     assert!(error < 1e-10, "{what} differs by {error}");
 }
 
-fn check(subject: Subject, mesh_shape: &[i64], placements: &[Placement]) {
-    let (want, want_x) = dense(subject);
+/// On one rank, and on every rank of a mesh.
+fn runs(
+    subject: Subject,
+    kind: Kind,
+    mesh_shape: &[i64],
+    placements: &[Placement],
+) -> ((Run, Tensor), Vec<(Run, Tensor)>) {
+    let want = dense(subject, kind);
+    assert!(want.0.losses[STEPS - 1] < want.0.losses[0], "{:?}", want.0.losses);
     let placed = placements.to_vec();
     let mesh_shape = mesh_shape.to_vec();
     let ranks = mesh_shape.iter().product::<i64>() as usize;
     let runs = isobar_collectives::threads::run(ranks, Duration::from_secs(120), move |group| {
         let mesh = DeviceMesh::new(&group, &mesh_shape, &["a", "b"][..mesh_shape.len()]).unwrap();
-        sharded(subject, &mesh, &placed)
+        sharded((subject, kind), &mesh, &placed)
     });
+    (want, runs)
+}
+
+fn check(subject: Subject, mesh_shape: &[i64], placements: &[Placement]) {
+    let ((want, want_x), runs) = runs(subject, Kind::Double, mesh_shape, placements);
     for (got, got_x) in &runs {
         assert_close("output", &got.output, &want.output);
         assert_close("gradient of the field", got_x, &want_x);
@@ -218,7 +236,6 @@ fn check(subject: Subject, mesh_shape: &[i64], placements: &[Placement]) {
             assert_close(&format!("{name} after {STEPS} steps"), got, want);
         }
     }
-    assert!(want.losses[STEPS - 1] < want.losses[0], "{:?}", want.losses);
 }
 
 #[rstest]
@@ -253,7 +270,44 @@ fn along_two_axes(
 #[case(Subject::Fno3d, &[2])]
 #[case(Subject::Fno3d, &[4])]
 #[case(Subject::Fno3d, &[3, 4])]
+#[case(Subject::Fno4d, &[2, 5])]
 fn in_other_dimensions(#[case] subject: Subject, #[case] dims: &[usize]) {
     let placements: Vec<Placement> = dims.iter().copied().map(Placement::Shard).collect();
     check(subject, &vec![2; dims.len()], &placements);
+}
+
+#[rstest]
+fn losses_in_single_precision(
+    #[values(
+        Subject::Afno,
+        Subject::ModAfno,
+        Subject::Fno,
+        Subject::TuckerFno,
+        Subject::Fno3d,
+        Subject::Fno4d
+    )]
+    subject: Subject,
+    #[values(&[(2, 2)], &[(3, 2)], &[(4, 2)], &[(2, 2), (2, 3)], &[(2, 0), (2, 2)])] axes: &[(i64, usize)],
+) {
+    check_losses(subject, axes);
+}
+
+#[rstest]
+fn losses_in_single_precision_of_lines(
+    #[values(Subject::Fno1d, Subject::CpFno1d)] subject: Subject,
+    #[values(&[(2, 2)], &[(3, 2)], &[(4, 2)], &[(2, 0), (2, 2)])] axes: &[(i64, usize)],
+) {
+    check_losses(subject, axes);
+}
+
+/// In single precision; each axis of the mesh splits one dim.
+fn check_losses(subject: Subject, axes: &[(i64, usize)]) {
+    let (mesh_shape, placements): (Vec<i64>, Vec<Placement>) =
+        axes.iter().map(|&(ranks, dim)| (ranks, Placement::Shard(dim))).unzip();
+    let ((want, _), runs) = runs(subject, Kind::Float, &mesh_shape, &placements);
+    for (got, _) in runs {
+        for (step, (got, want)) in got.losses.iter().zip(&want.losses).enumerate() {
+            assert!((got - want).abs() <= 1e-4 * want.abs(), "step {step}: {got}, dense {want}");
+        }
+    }
 }
