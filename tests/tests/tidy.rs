@@ -14,8 +14,9 @@ const LONGEST_FILE: usize = 1000;
 fn files(endings: &[&str]) -> Vec<PathBuf> {
     let root = workspace();
     let mut found = Vec::new();
-    let mut folders: Vec<_> =
-        ["apps", "crates", "tests", "xtask", "configs", "docs"].map(|name| root.join(name)).into();
+    let mut folders: Vec<_> = ["apps", "crates", "examples", "tests", "xtask", "configs", "docs"]
+        .map(|name| root.join(name))
+        .into();
     while let Some(folder) = folders.pop() {
         for entry in fs::read_dir(folder).into_iter().flatten().flatten() {
             let path = entry.path();

@@ -1,0 +1,207 @@
+//! Training and prediction of fields that are split over ranks: the same as of whole ones.
+#![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
+
+use std::{
+    fs,
+    path::{Path, PathBuf},
+    sync::LazyLock,
+    time::Duration,
+};
+
+use isobar_data::{WellDim, WellFile, WellMeta, WellWriter};
+use isobar_harness::{Exit, Launch, Outcome, workspace};
+use isobar_tests::{has_mpi, has_slurm};
+use rstest::rstest;
+use serde_json::Value;
+use tch::{Device, Kind, Tensor};
+use tempfile::tempdir;
+
+const ISOBAR: &str = env!("CARGO_BIN_EXE_isobar-app");
+const FRAMES: usize = 6;
+const POINTS: usize = 16;
+
+/// Two waves that travel across a periodic square. They have no symmetry: where points are equal, which of them max pooling
+/// takes, and with it the gradient, would hang on the last bit.
+static WAVES: LazyLock<PathBuf> = LazyLock::new(|| {
+    let path = Path::new(env!("CARGO_TARGET_TMPDIR")).join("waves.h5");
+    let points: Vec<f64> = (0..POINTS).map(|i| i as f64 / POINTS as f64).collect();
+    let dim = |name: &str| WellDim { name: name.to_owned(), coordinates: points.clone(), periodic: true };
+    let meta = WellMeta {
+        name: "waves".to_owned(),
+        trajectories: 5,
+        times: (0..FRAMES).map(|frame| frame as f64 * 0.5).collect(),
+        dims: vec![dim("x"), dim("y")],
+        fields: vec![("height".to_owned(), 0), ("slope".to_owned(), 1)],
+        ..WellMeta::default()
+    };
+    let line =
+        Tensor::arange(POINTS as i64, (Kind::Double, Device::Cpu)) * (std::f64::consts::TAU / POINTS as f64);
+    let mut writer = WellWriter::create(&path, &meta).unwrap();
+    for trajectory in 0..meta.trajectories {
+        for frame in 0..FRAMES {
+            let (x, y) = (line.view([-1, 1]), line.view([1, -1]));
+            let phase = &x + &y * 2.0 + (trajectory as f64 + 0.3 * frame as f64);
+            let height =
+                phase.sin() + (x * 3.0 - y + (1.3 * trajectory as f64 + 0.2 * frame as f64)).sin() * 0.7;
+            let shape = [1, 1, POINTS as i64, POINTS as i64];
+            let slope = phase.cos().view(shape);
+            writer.write("height", trajectory, frame, &height.view(shape)).unwrap();
+            writer.write("slope", trajectory, frame, &Tensor::cat(&[&slope, &(&slope * 2.0)], 1)).unwrap();
+        }
+    }
+    writer.finish().unwrap();
+    path
+});
+
+/// `command` with a configuration of the project, cut to the size of a test.
+fn isobar(launch: Launch, command: &str, config: &str, output: &Path, sets: &[&str]) -> Launch {
+    let data = format!("data.path={}", WAVES.display());
+    let output = format!("run.output={}", output.display());
+    let model: &[&str] = match config {
+        "navier_stokes_fno" => {
+            &["model.latent_channels=8", "model.num_fno_layers=2", "model.num_fno_modes=4"]
+        }
+        _ => &["model.model_depth=2", "model.feature_map_channels=[4, 4, 8, 8]"],
+    };
+    let small = ["run.name=run", "data.validation_samples=2", "data.validation_steps=3", "train.epochs=2"];
+    let more = ["train.batch_size=3", "metrics.every_steps=1", "distributed.timeout_s=60", &data, &output];
+    let all = small.iter().chain(&more).chain(model).chain(sets).flat_map(|set| ["--set", set]);
+    let file = format!("configs/{config}.toml");
+    launch.current_dir(workspace()).deadline(Duration::from_secs(120)).args([command, &file]).args(all)
+}
+
+/// What a mesh is set by.
+fn mesh(shape: &str, names: &str) -> [String; 2] {
+    [format!("distributed.mesh.shape={shape}"), format!("distributed.mesh.names={names}")]
+}
+
+/// The records of a run: losses, and the errors of validations.
+fn records(output: &Path) -> Vec<(String, f64)> {
+    let text = fs::read_to_string(output.join("run/metrics.jsonl")).unwrap();
+    let mut found = Vec::new();
+    for line in text.lines() {
+        let record: Value = serde_json::from_str(line).unwrap();
+        for key in ["loss", "grad_norm", "validation_error", "rollout_error", "spectrum_error"] {
+            found.extend(record[key].as_f64().map(|number| (key.to_owned(), number)));
+        }
+    }
+    found
+}
+
+#[track_caller]
+fn alike(got: &[(String, f64)], want: &[(String, f64)]) {
+    assert_eq!(got.len(), want.len());
+    for ((key, got), (of, want)) in got.iter().zip(want) {
+        assert_eq!(key, of);
+        assert!((got - want).abs() <= 1e-3 * want.abs(), "{key}: {got} instead of {want}");
+    }
+}
+
+fn train(launch: Launch, config: &str, sets: &[&str]) -> Vec<(String, f64)> {
+    let folder = tempdir().unwrap();
+    let _ = isobar(launch, "train", config, folder.path(), sets).run().unwrap().expect_success();
+    records(folder.path())
+}
+
+#[rstest]
+#[case::fno("navier_stokes_fno", &["data.fields=[\"height\"]", "data.train_steps=2"])]
+#[case::unet("navier_stokes_unet", &["data.fields=[\"height\", \"slope\"]", "model.in_channels=7", "model.out_channels=3"])]
+fn split_fields_train_as_whole_ones(#[case] config: &str, #[case] sets: &[&str]) {
+    let whole = train(Launch::plain(1, ISOBAR), config, sets);
+    assert_eq!(whole.iter().filter(|(key, _)| key == "rollout_error").count(), 1, "{whole:?}");
+    let layouts = [
+        (2, mesh("[2]", "[\"domain\"]")),
+        (3, mesh("[3]", "[\"domain_y\"]")),
+        (4, mesh("[2, 2]", "[\"data\", \"domain\"]")),
+        (4, mesh("[2, 2]", "[\"domain\", \"domain_y\"]")),
+    ];
+    for (ranks, mesh) in layouts {
+        let sets = sets.iter().copied().chain(mesh.iter().map(String::as_str)).collect::<Vec<_>>();
+        alike(&train(Launch::plain(ranks, ISOBAR), config, &sets), &whole);
+    }
+    let [shape, names] = &mesh("[-1]", "[\"domain\"]");
+    let sets = sets.iter().copied().chain([shape.as_str(), names]).collect::<Vec<_>>();
+    if has_mpi() {
+        alike(&train(Launch::mpirun(2, ISOBAR), config, &sets), &whole);
+    }
+    if has_mpi() && has_slurm() {
+        alike(&train(Launch::srun(2, "pmix", ISOBAR), config, &sets), &whole);
+    }
+}
+
+/// The same error, file and picture, however the fields lie.
+#[test]
+fn predictions_are_the_same_on_any_mesh() {
+    let folder = tempdir().unwrap();
+    let sets = ["data.fields=[\"height\"]"];
+    let trained = isobar(Launch::plain(1, ISOBAR), "train", "navier_stokes_fno", folder.path(), &sets);
+    let _ = trained.run().unwrap().expect_success();
+    let predict = |ranks: usize, mesh: &[String], args: &[&str]| -> (Outcome, Tensor) {
+        let out = folder.path().join(format!("out/{ranks}.h5"));
+        let sets: Vec<&str> = sets.iter().copied().chain(mesh.iter().map(String::as_str)).collect();
+        let launch =
+            isobar(Launch::plain(ranks, ISOBAR), "predict", "navier_stokes_fno", folder.path(), &sets);
+        let outcome = launch.args(args).arg("--out").arg(&out).run().unwrap().expect_success();
+        assert!(out.with_extension("png").exists(), "{outcome}");
+        let file = WellFile::open(&out).unwrap();
+        let frames = (0..file.trajectories()).map(|trajectory| {
+            file.read(&["height"], trajectory, 0..file.frames(), &[0..POINTS, 0..POINTS]).unwrap()
+        });
+        (outcome, Tensor::stack(&frames.collect::<Vec<_>>(), 0))
+    };
+    let (outcome, whole) = predict(1, &[], &[]);
+    assert_eq!(whole.size(), [2, FRAMES as i64, 1, POINTS as i64, POINTS as i64]);
+    let first_line = |outcome: &Outcome| outcome.ranks[0].stdout.lines().next().unwrap().to_owned();
+    assert!(first_line(&outcome).ends_with(" % after 5"), "{outcome}");
+    let truth = WellFile::open(&*WAVES).unwrap();
+    let start = truth.read(&["height"], 3, 0..1, &[0..POINTS, 0..POINTS]).unwrap();
+    assert_eq!(whole.select(0, 0).narrow(0, 0, 1), start, "the first frame is the data's");
+
+    let (split, frames) = predict(3, &mesh("[3]", "[\"domain\"]"), &[]);
+    assert_eq!(first_line(&split), first_line(&outcome));
+    assert!(frames.allclose(&whole, 1e-4, 1e-4, false));
+    let (_, frames) = predict(4, &mesh("[2, 2]", "[\"data\", \"domain\"]"), &["--samples", "4,3"]);
+    assert!(frames.flip([0]).allclose(&whole, 1e-4, 1e-4, false));
+
+    // Beyond the last frame of the data.
+    let (_, frames) =
+        predict(2, &mesh("[2]", "[\"domain\"]"), &["--samples", "3", "--start", "4", "--steps", "7"]);
+    assert_eq!(frames.size()[..2], [1, 8]);
+    let times = WellFile::open(folder.path().join("out/2.h5")).unwrap().times().to_vec();
+    assert_eq!((times[0], times[1], times[7]), (2.0, 2.5, 5.5));
+}
+
+#[rstest]
+#[case(&["distributed.mesh.names=[\"field\"]"], 2, "has an axis \"field\"")]
+#[case(&["distributed.mesh.names=[\"domain_z\"]"], 2, "\"domain_z\"")]
+#[case(&["distributed.mesh.names=[\"model\", \"domain\"]", "distributed.mesh.shape=[1, 1]"], 2, "split channels or fields")]
+#[case(&["data.fields=[]"], 2, "data.fields names no field")]
+#[case(&["data.fields=[\"heat\"]"], 3, "heat")]
+#[case(&["data.fields=[\"slope\"]"], 2, "the model takes 1 channels and gives 1; the fields of ")]
+#[case(&["data.train_steps=9"], 3, "expected 1 to 5 steps")]
+#[case(&["data.format=darcy"], 2, "Darcy flow has no steps")]
+fn what_does_not_fit_is_one_clear_error(#[case] sets: &[&str], #[case] code: i32, #[case] words: &str) {
+    let folder = tempdir().unwrap();
+    let all: Vec<&str> = ["data.fields=[\"height\"]"].iter().chain(sets).copied().collect();
+    let launch = isobar(Launch::plain(1, ISOBAR), "train", "navier_stokes_fno", folder.path(), &all);
+    let outcome = launch.run().unwrap();
+    assert_eq!(outcome.exit, Exit::Code(code), "{outcome}");
+    assert!(outcome.ranks[0].stderr.contains(words), "{outcome}");
+}
+
+#[rstest]
+#[case(&["--samples", "7"], 2, "sample 7 is asked for; ")]
+#[case(&["--start", "6"], 2, "has the frames 0 to 5")]
+#[case(&["--checkpoint", "best"], 3, "no checkpoint in ")]
+fn predictions_of_nothing_are_refused(#[case] args: &[&str], #[case] code: i32, #[case] words: &str) {
+    let folder = tempdir().unwrap();
+    let sets = ["data.fields=[\"height\"]"];
+    if code == 2 {
+        let launch = isobar(Launch::plain(1, ISOBAR), "train", "navier_stokes_fno", folder.path(), &sets);
+        let _ = launch.args(["--set", "train.max_steps=1"]).run().unwrap().expect_success();
+    }
+    let launch = isobar(Launch::plain(1, ISOBAR), "predict", "navier_stokes_fno", folder.path(), &sets);
+    let outcome = launch.args(args).run().unwrap();
+    assert_eq!(outcome.exit, Exit::Code(code), "{outcome}");
+    assert!(outcome.ranks[0].stderr.contains(words), "{outcome}");
+}
