@@ -1,6 +1,6 @@
 //! A convolution's arguments, checked against shapes, and the dense operator that goes by them.
 
-use tch::{TchError, Tensor};
+use tch::{Device, Kind, TchError, Tensor};
 
 use super::conv::{Conv, Padding};
 use super::pad::PadMode;
@@ -164,10 +164,43 @@ impl Steps {
         }
         let (stride, padding) = (self.stride.as_slice(), self.padding.as_slice());
         let (dilation, extra) = (self.dilation.as_slice(), self.extra.as_slice());
-        let y =
-            x.f_convolution(&weight, bias.as_ref(), stride, padding, dilation, transposed, extra, groups)?;
+        let y = match turned(&x, &weight, groups) {
+            Some(spatial) => {
+                let order: Vec<i64> = [0, 1].into_iter().chain(spatial.map(|dim| dim as i64 + 2)).collect();
+                let of = |values: &[i64]| spatial.map(|dim| values[dim]);
+                let mut back = [0, 1, 0, 0, 0];
+                order.iter().enumerate().for_each(|(at, &dim)| back[dim as usize] = at as i64);
+                let (x, weight) = (x.f_permute(&order)?, weight.f_permute(&order)?);
+                let bias = bias.as_ref();
+                let (stride, padding, dilation, extra) = (of(stride), of(padding), of(dilation), of(extra));
+                x.f_convolution(&weight, bias, stride, padding, dilation, transposed, extra, groups)?
+                    .f_permute(back)?
+                    .f_contiguous()?
+            }
+            None => {
+                x.f_convolution(&weight, bias.as_ref(), stride, padding, dilation, transposed, extra, groups)?
+            }
+        };
         if none { y.f_narrow(1, 0, 0) } else { Ok(y) }
     }
+}
+
+/// The order of spatial dims in which libtorch takes oneDNN for a volume on CPU, where it does not as they stand: it looks at
+/// the first two only, which are small where the first is split, and else writes every kernel's window out, which takes more
+/// time and tens of times the input's memory.
+fn turned(x: &Tensor, weight: &Tensor, groups: i64) -> Option<[usize; 3]> {
+    const FEW: i64 = 20480;
+    let [1, channels, extents @ ..] = &x.size()[..] else { return None };
+    let [_, _, kernel @ ..] = &weight.size()[..] else { return None };
+    let (Ok(extents), Ok(kernel)) = (<[i64; 3]>::try_from(extents), <[i64; 3]>::try_from(kernel)) else {
+        return None;
+    };
+    let small = |[first, second, _]: [usize; 3]| channels * extents[first] * extents[second] <= FEW;
+    let wide = kernel.iter().any(|&points| points > 3) || kernel.contains(&1);
+    if groups > 1 || wide || x.kind() != Kind::Float || x.device() != Device::Cpu || !small([0, 1, 2]) {
+        return None;
+    }
+    [[1, 2, 0], [0, 2, 1]].into_iter().find(|&order| !small(order))
 }
 
 /// One element of zeros along a dim that has none.
@@ -207,6 +240,32 @@ impl PadMode {
             Self::Circular => Border::Circular,
             Self::Reflect => Border::Reflect,
             Self::Replicate => Border::Replicate,
+        }
+    }
+}
+
+#[cfg(test)]
+#[expect(clippy::unwrap_used, reason = "a test fails by panicking")]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_order_of_dims_changes_nothing() {
+        for (extents, order) in [([4, 40, 36], [1, 2, 0]), ([40, 4, 36], [0, 2, 1])] {
+            for transposed in [false, true] {
+                let shape = [&[1, 16], &extents[..]].concat();
+                let x = Tensor::rand(shape, (Kind::Float, Device::Cpu));
+                let weight = Tensor::rand([16, 16, 2, 3, 3], (Kind::Float, Device::Cpu));
+                assert_eq!(turned(&x, &weight, 1), Some(order));
+                let extra = if transposed { vec![1, 0, 1] } else { vec![0; 3] };
+                let (stride, padding) = (vec![2, 1, 3], vec![0, 1, 2]);
+                let steps = Steps { stride, padding, dilation: vec![1, 2, 1], extra };
+                let y = steps.convolve(&x, &weight, None, 1, transposed).unwrap();
+                let wide = Kind::Double;
+                let (x, weight) = (x.to_kind(wide), weight.to_kind(wide));
+                let want = steps.convolve(&x, &weight, None, 1, transposed).unwrap();
+                assert!(y.is_contiguous() && y.to_kind(wide).allclose(&want, 1e-4, 1e-3, false));
+            }
         }
     }
 }
