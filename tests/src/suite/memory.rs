@@ -2,7 +2,7 @@
 
 use isobar_collectives::Group;
 use isobar_manager::DeviceMesh;
-use isobar_models::{Afno, AfnoConfig, Fno, FnoConfig, Mode, PerDim};
+use isobar_models::{Afno, AfnoConfig, Fno, FnoConfig, Mode, PerDim, UNet, UNetConfig};
 use isobar_shard::{Conv, Elementwise, Generator, MeshParams, Padding, ParamStore, Placement, ShardTensor};
 use isobar_torch::memory;
 use tch::{Device, Kind, Tensor};
@@ -13,7 +13,7 @@ const OPTIONS: (Kind, Device) = (Kind::Float, Device::Cpu);
 
 /// Compares the peak of bytes live in libtorch's allocator in the third step of a model: dense, and sharded along the height over
 /// all ranks. Weights and inputs count. Of the dense peak, a rank of four may have three tenths for `convolutions`, and four
-/// for `afno` and `fno`.
+/// for `afno`, `fno` and `unet`.
 ///
 /// # Errors
 ///
@@ -24,6 +24,7 @@ pub fn run(model: &str, group: &Group) -> Result<String, String> {
         "convolutions" => (0.3, convolutions),
         "afno" => (0.4, afno),
         "fno" => (0.4, fno),
+        "unet" => (0.4, unet),
         other => return Err(format!("there is no model {other}")),
     };
     let compare = || -> Result<String, Failure> {
@@ -103,4 +104,10 @@ fn afno(mesh: &DeviceMesh) -> Result<Step, Failure> {
 fn fno(mesh: &DeviceMesh) -> Result<Step, Failure> {
     let config = FnoConfig { num_fno_modes: PerDim::All(8), ..FnoConfig::new(2, 2) };
     of_model(mesh, &[1, 2, 256, 256], |p| Fno::new(&config, p), Fno::forward)
+}
+
+fn unet(mesh: &DeviceMesh) -> Result<Step, Failure> {
+    let channels = vec![16, 16, 32, 32];
+    let config = UNetConfig { model_depth: 2, feature_map_channels: channels, ..UNetConfig::new(2, 2) };
+    of_model(mesh, &[1, 2, 32, 48, 48], |p| UNet::new(&config, p), |model, x| model.forward(x, Mode::Eval))
 }
