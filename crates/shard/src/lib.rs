@@ -7,6 +7,7 @@
 //! - [`ParameterLayouts`]: a model's parameters, laid out by patterns of their names.
 //! - [`CommTrace`]: what is communicated, by operation, group and [module](trace::module); [`visualize_sharding`]: which ranks hold
 //!   which indices.
+//! - [`checkpoint`]: computes a part of a model again in backward, where its memory is scarcer than time.
 //! - [`Generator`]: Philox random numbers that belong to the global tensor; [`Window`] says which part a rank makes.
 //!
 //! This crate knows nothing of how ranks communicate, of files but safetensors, or of any particular model.
@@ -19,6 +20,7 @@ macro_rules! args {
 }
 
 pub mod array;
+mod checkpoint;
 mod context;
 mod error;
 mod layout;
@@ -35,9 +37,10 @@ mod visualize;
 mod window;
 
 pub use array::{
-    Array, Attrs, Binary, Conv2d, Convert, Elementwise, FftNorm, Linear, Make, Modes, Parallel, RandomOps,
-    Reduce, Reduction, Shape, Spectral, Unary, Windowed, register_op, registered_ops,
+    Array, Attrs, Binary, Conv2d, Convert, Elementwise, FftNorm, Linear, Local, Make, Modes, Parallel,
+    RandomOps, Reduce, Reduction, Shape, Spectral, Unary, Windowed, register_op, registered_ops,
 };
+pub use checkpoint::{checkpoint, is_recomputing};
 pub use context::{
     CurrentMesh, ForbidHiddenCommunication, Promotion, PromotionGuard, forbid_hidden_communication, promotion,
 };

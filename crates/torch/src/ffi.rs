@@ -66,6 +66,12 @@ unsafe extern "C" {
         create_graph: bool,
         error: *mut RawError,
     );
+    pub(crate) fn isobar_backward_within(
+        roots: *const *const C_tensor,
+        count: usize,
+        grads: *const *const C_tensor,
+        error: *mut RawError,
+    );
     pub(crate) fn isobar_grad(
         outputs: *const *const C_tensor,
         count: usize,

@@ -6,6 +6,7 @@ use super::BATCH_DIM;
 use super::block::{Block, BlockConfig, Modulated};
 use super::filter::{self, FilterConfig, ModeWindow};
 use crate::error::{Checker, Error, Result};
+use crate::layers::Recompute;
 use crate::mode::Mode;
 
 /// The arguments by PhysicsNeMo's names.
@@ -23,6 +24,7 @@ pub(crate) struct TokensConfig {
     pub(crate) num_blocks: usize,
     pub(crate) sparsity_threshold: f64,
     pub(crate) hard_thresholding_fraction: f64,
+    pub(crate) gradient_checkpointing: bool,
     pub(crate) modulation: Modulated,
 }
 
@@ -36,7 +38,7 @@ pub(crate) struct Tokens<A> {
     pos_embed: A,
     proj_weight: A,
     proj_bias: A,
-    blocks: Vec<Block<A>>,
+    blocks: Vec<Recompute<Block<A>>>,
     head: A,
 }
 
@@ -94,7 +96,10 @@ impl<A: Array> Tokens<A> {
             BlockConfig { filter, hidden, drop_rate: config.drop_rate, modulation: config.modulation }
         };
         let blocks = (0..config.depth)
-            .map(|i| Block::new(block(), &mut params.scope(&format!("blocks.{i}"))))
+            .map(|i| {
+                let block = Block::new(block(), &mut params.scope(&format!("blocks.{i}")))?;
+                Ok(Recompute::new(block, config.gradient_checkpointing))
+            })
             .collect::<Result<_>>()?;
         let head = params.param("head.weight", &[outputs * area, width], small(), whole)?;
         let channels = [inputs, outputs];
@@ -139,7 +144,10 @@ impl<A: Array> Tokens<A> {
         }
         tokens = mode.dropout(&tokens, self.drop_rate, BATCH_DIM, &[])?;
         for block in &self.blocks {
-            tokens = block.forward(&tokens, modulation.map(|modulation| &modulation.vector), mode)?;
+            let inputs: Vec<&A> = [&tokens].into_iter().chain(modulation.map(|of| &of.vector)).collect();
+            tokens = block.forward(&inputs, mode, |block, inputs, mode| {
+                block.forward(&inputs[0], inputs.get(1), mode)
+            })?;
         }
         let patches = tokens.linear(&self.head, None)?.reshape(&[h, w, batch, p0, p1, outputs])?;
         Ok(patches.permute(&[2, 5, 0, 3, 1, 4])?.reshape(&[batch, outputs, height, width])?)

@@ -9,7 +9,8 @@ use tch::Tensor;
 
 use crate::error::{Error, Result};
 use crate::fully_connected::{FullyConnected, FullyConnectedConfig};
-use crate::layers::ActivationLayer;
+use crate::layers::{ActivationLayer, Recompute};
+use crate::mode::Mode;
 use config::Sizes;
 pub use config::{Factorization, FnoConfig, PaddingType, PerDim};
 use spectral::SpectralConv;
@@ -47,8 +48,24 @@ pub struct Fno<A = Tensor> {
     coordinates: bool,
     lift: [Pointwise<A>; 2],
     activation: ActivationLayer<A>,
-    layers: Vec<(SpectralConv<A>, Pointwise<A>)>,
+    layers: Vec<Recompute<Layer<A>>>,
     decoder: FullyConnected<A>,
+}
+
+/// A Fourier layer; no activation after the last.
+#[derive(Debug)]
+struct Layer<A> {
+    spectral: SpectralConv<A>,
+    pointwise: Pointwise<A>,
+    activation: Option<ActivationLayer<A>>,
+}
+
+impl<A: Array> Layer<A> {
+    /// For `x` `[extents…, batch, latent]`.
+    fn forward(&self, x: &A) -> Result<A> {
+        let y = self.pointwise.forward(x)?.add(&self.spectral.forward(x)?)?;
+        self.activation.as_ref().map_or_else(|| Ok(y.shallow_clone()), |activation| activation.forward(&y))
+    }
 }
 
 impl<A: Array> Fno<A> {
@@ -93,13 +110,19 @@ impl<A: Array> Fno<A> {
                 Pointwise::new(dims, [latent, latent], Start::Default, scope)
             })
             .collect::<Result<Vec<_>>>()?;
+        let count = spectral.len();
+        let layers = spectral.into_iter().zip(pointwise).enumerate().map(|(k, (spectral, pointwise))| {
+            let activation = (k + 1 < count).then(|| activation.shallow_clone());
+            Recompute::new(Layer { spectral, pointwise, activation }, config.gradient_checkpointing)
+        });
+        let layers = layers.collect();
         Ok(Self {
             sizes,
             pad_mode: config.padding_type.mode(),
             coordinates: config.coord_features,
             lift,
             activation,
-            layers: spectral.into_iter().zip(pointwise).collect(),
+            layers,
             decoder,
         })
     }
@@ -126,12 +149,8 @@ impl<A: Array> Fno<A> {
             let pairs: Vec<i64> = [0; 4].into_iter().chain(behind).collect();
             y = y.pad_mode(&pairs, self.pad_mode, 0.0)?;
         }
-        let last = self.layers.len() - 1;
-        for (k, (spectral, pointwise)) in self.layers.iter().enumerate() {
-            y = pointwise.forward(&y)?.add(&spectral.forward(&y)?)?;
-            if k < last {
-                y = self.activation.forward(&y)?;
-            }
+        for layer in &self.layers {
+            y = layer.forward(&[&y], Mode::Eval, |layer, inputs, _| layer.forward(&inputs[0]))?;
         }
         for (dim, (&extent, &points)) in extents.iter().zip(padding).enumerate() {
             if points > 0 {

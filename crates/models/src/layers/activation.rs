@@ -139,6 +139,11 @@ impl<A: Array> ActivationLayer<A> {
         Ok(Self { activation, trained })
     }
 
+    /// The same activation for another layer.
+    pub(crate) fn shallow_clone(&self) -> Self {
+        Self { activation: self.activation, trained: self.trained.as_ref().map(A::shallow_clone) }
+    }
+
     /// Names the state of the activation at `scope` as that of `alias` too, where one module serves several
     /// layers.
     pub(crate) fn tie(&self, alias: &str, scope: &str, params: &mut impl Params<Array = A>) -> Result<()> {

@@ -1,6 +1,6 @@
 //! Normalisations with their weights.
 
-use isobar_shard::{Array, Init, Params, Placement, RunningStats};
+use isobar_shard::{Array, Init, Params, Placement, RunningStats, is_recomputing};
 
 use crate::error::Result;
 use crate::mode::Mode;
@@ -61,6 +61,9 @@ impl<A: Array> BatchNorm<A> {
     pub(crate) fn forward(&self, x: &A, mode: Mode<'_>) -> Result<A> {
         let Affine { weight, bias } = &self.affine;
         let running = RunningStats { mean: &self.mean, var: &self.var, momentum: MOMENTUM };
-        Ok(x.batch_norm(Some(weight), Some(bias), Some(running), mode.is_training(), EPS)?)
+        let training = mode.is_training();
+        // A batch counts once.
+        let running = (!training || !is_recomputing()).then_some(running);
+        Ok(x.batch_norm(Some(weight), Some(bias), running, training, EPS)?)
     }
 }

@@ -25,6 +25,21 @@ impl<A: Array> Normed<A> {
     }
 }
 
+/// Two of them with an activation between, and what goes past.
+#[derive(Debug)]
+pub(super) struct Residual<A> {
+    pub(super) first: Normed<A>,
+    pub(super) activation: ActivationLayer<A>,
+    pub(super) second: Normed<A>,
+}
+
+impl<A: Array> Residual<A> {
+    pub(super) fn forward(&self, x: &A, mode: Mode<'_>) -> Result<A> {
+        let inner = self.activation.forward(&self.first.forward(x, mode)?)?;
+        Ok(self.second.forward(&inner, mode)?.add(x)?)
+    }
+}
+
 /// A convolution to eight times the channels, which become twice the extents.
 #[derive(Debug)]
 pub(super) struct Shuffle<A> {

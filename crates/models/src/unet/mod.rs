@@ -9,6 +9,7 @@ use tch::Tensor;
 pub use config::{Normalization, NormalizationArgs, PaddingMode, Pooling, UNetConfig, Upsampling};
 
 use crate::error::{Error, Result};
+use crate::layers::Recompute;
 use crate::mode::Mode;
 use layers::{Block, Gate, Upsample};
 
@@ -64,8 +65,8 @@ pub struct UNet<A = Tensor> {
     factor: i64,
     pooling: Pooling,
     pool: Pool,
-    down: Vec<Vec<Block<A>>>,
-    up: Vec<(Upsample<A>, Vec<Block<A>>)>,
+    down: Vec<Vec<Recompute<Block<A>>>>,
+    up: Vec<(Upsample<A>, Vec<Recompute<Block<A>>>)>,
     /// As many as `up`, or none.
     gates: Vec<Gate<A>>,
     last: Block<A>,
@@ -94,7 +95,8 @@ impl<A: Array> UNet<A> {
             for (i, &next) in channels.iter().enumerate() {
                 // The poolings have numbers too.
                 let name = format!("encoder.layers.{}", level * (count + 1) + i);
-                blocks.push(Block::new(config, &plan, [features, next], &mut params.scope(&name))?);
+                let block = Block::new(config, &plan, [features, next], &mut params.scope(&name))?;
+                blocks.push(Recompute::new(block, config.gradient_checkpointing));
                 features = next;
             }
             down.push(blocks);
@@ -106,7 +108,8 @@ impl<A: Array> UNet<A> {
             features += skip;
             let mut blocks = Vec::with_capacity(count);
             for (i, &next) in channels.iter().rev().enumerate() {
-                blocks.push(Block::new(config, &plan, [features, next], &mut params.scope(&name(i + 1)))?);
+                let block = Block::new(config, &plan, [features, next], &mut params.scope(&name(i + 1)))?;
+                blocks.push(Recompute::new(block, config.gradient_checkpointing));
                 features = next;
             }
             up.push((upsample, blocks));
@@ -143,7 +146,7 @@ impl<A: Array> UNet<A> {
                 skips.push(x);
                 x = pooled;
             }
-            x = through(blocks, x, mode)?;
+            x = through(blocks, &[&x], mode)?;
         }
         for (level, ((upsample, blocks), skip)) in self.up.iter().zip(skips.into_iter().rev()).enumerate() {
             let below = upsample.forward(&x)?;
@@ -151,7 +154,7 @@ impl<A: Array> UNet<A> {
                 Some(gate) => gate.forward(&below, &skip)?,
                 None => skip,
             };
-            x = through(blocks, A::cat(&[&below, &skip], 1)?, mode)?;
+            x = through(blocks, &[&below, &skip], mode)?;
         }
         self.last.forward(&x, mode)
     }
@@ -170,6 +173,16 @@ impl<A: Array> UNet<A> {
     }
 }
 
-fn through<A: Array>(blocks: &[Block<A>], x: A, mode: Mode<'_>) -> Result<A> {
-    blocks.iter().try_fold(x, |x, block| block.forward(&x, mode))
+/// Of `inputs` behind each other on the channels.
+fn through<A: Array>(blocks: &[Recompute<Block<A>>], inputs: &[&A], mode: Mode<'_>) -> Result<A> {
+    let mut x: Option<A> = None;
+    for block in blocks {
+        let own = x.take();
+        let inputs = own.as_ref().map_or_else(|| inputs.to_vec(), |x| vec![x]);
+        x = Some(block.forward(&inputs, mode, |block, inputs, mode| match inputs {
+            [only] => block.forward(only, mode),
+            several => block.forward(&A::cat(&several.iter().collect::<Vec<_>>(), 1)?, mode),
+        })?);
+    }
+    x.map_or_else(|| Ok(A::cat(inputs, 1)?), Ok)
 }

@@ -9,6 +9,7 @@ mod convert;
 mod elementwise;
 pub(crate) mod fourier;
 mod linear;
+mod local;
 mod make;
 mod modes;
 mod parallel;
@@ -28,6 +29,7 @@ pub use convert::Convert;
 pub(crate) use convert::as_complex;
 pub use elementwise::{Binary, Elementwise, Unary};
 pub use linear::{Conv2d, Linear};
+pub use local::Local;
 pub use make::Make;
 pub use parallel::Parallel;
 pub use random::RandomOps;
@@ -52,8 +54,11 @@ pub trait Array:
     + Windowed
     + RandomOps
     + Parallel
+    + Local
     + Debug
+    + Send
     + Sized
+    + 'static
 {
     /// Shape of the global tensor.
     fn shape(&self) -> Vec<i64>;

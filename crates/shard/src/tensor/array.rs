@@ -7,8 +7,8 @@ use tch::{Device, Tensor};
 use super::ShardTensor;
 use crate::array::fourier;
 use crate::array::{
-    Array, Attrs, Conv2d, Convert, Elementwise, FftNorm, Linear, Make, Modes, Parallel, RandomOps, Reduce,
-    Reduction, Shape, Spectral, Windowed, resolve,
+    Array, Attrs, Conv2d, Convert, Elementwise, FftNorm, Linear, Local, Make, Modes, Parallel, RandomOps,
+    Reduce, Reduction, Shape, Spectral, Windowed, resolve,
 };
 use crate::error::{Error, Result};
 use crate::layout::{Dim, Layout};
@@ -35,6 +35,19 @@ impl Array for ShardTensor {
 
     fn op(name: &str, inputs: &[&Self], attrs: &Attrs) -> Result<Vec<Self>> {
         ShardTensor::op(name, inputs, attrs)
+    }
+}
+
+impl Local for ShardTensor {
+    type Layout = Layout;
+
+    fn take_apart(&self) -> Result<(tch::Tensor, Layout)> {
+        let whole = self.resolved()?;
+        Ok((whole.local, whole.layout))
+    }
+
+    fn put_together(part: tch::Tensor, layout: &Layout) -> Self {
+        Self::new(part, layout.clone())
     }
 }
 

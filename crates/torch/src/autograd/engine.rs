@@ -47,6 +47,24 @@ pub fn backward_into(
     run(tensors, grads, inputs, options)
 }
 
+/// As [`backward`], from within a custom function's backward that computes a part of its graph again: leaves that the part has
+/// found elsewhere than among the function's inputs get their gradients, and their hooks run. What
+/// [`after_backward`](super::after_backward) is given waits for the outer pass's end.
+///
+/// # Errors
+///
+/// As [`backward`], and where the outer pass adds to the gradients of some inputs only, or returns them
+/// ([`grad`], [`backward_into`]).
+pub fn backward_within(tensors: &[&Tensor], grads: &[Option<Tensor>]) -> Result<()> {
+    check_count(tensors, grads)?;
+    let roots = handles(tensors.iter().copied());
+    let grads = root_grads(tensors, grads);
+    // SAFETY: the handles are valid during the call and the arrays as long as said.
+    call(|error| unsafe {
+        ffi::isobar_backward_within(roots.as_ptr(), roots.len(), grads.as_ptr(), error);
+    })
+}
+
 fn run(
     tensors: &[&Tensor],
     grads: &[Option<Tensor>],

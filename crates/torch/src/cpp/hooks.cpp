@@ -1,6 +1,7 @@
 // Tensor hooks and post-accumulate hooks that are Rust closures.
 #include <algorithm>
 
+#include <torch/csrc/autograd/autograd.h>
 #include <torch/csrc/autograd/engine.h>
 #include <torch/csrc/autograd/function_hook.h>
 #include <torch/csrc/autograd/variable.h>
@@ -85,6 +86,11 @@ struct PostAccumulateHooks : public torch::autograd::PostAccumulateGradHook {
   std::vector<Entry> entries;
 };
 
+using Callback = std::function<void()>;
+
+// Callbacks of passes within another one, kept for the outer one's end; null outside of such passes.
+static thread_local std::vector<Callback>* deferred = nullptr;
+
 static void add_post_accumulate(const Tensor& leaf, PostAccumulateHooks::Entry entry) {
   TORCH_CHECK(
       leaf.is_leaf() && leaf.requires_grad(),
@@ -143,8 +149,41 @@ void isobar_after_backward(
     void* closure, void (*drop)(void*), void (*run)(void* box, Failure* failure), Error* error) {
   auto shared = std::make_shared<Closure>(closure, drop);
   guarded(error, [&] {
-    torch::autograd::Engine::get_default_engine().queue_callback(
-        [shared, run] { shared->call([&](void* box, Failure* failure) { run(box, failure); }); });
+    Callback callback = [shared, run] {
+      shared->call([&](void* box, Failure* failure) { run(box, failure); });
+    };
+    if (deferred)
+      deferred->push_back(std::move(callback));
+    else
+      torch::autograd::Engine::get_default_engine().queue_callback(std::move(callback));
+  });
+}
+
+// A pass within a function's backward, whose leaves count as the outer pass's.
+void isobar_backward_within(
+    const Tensor* const* roots, size_t count, const Tensor* const* grads, Error* error) {
+  guarded(error, [&] {
+    auto& engine = torch::autograd::Engine::get_default_engine();
+    TORCH_CHECK(
+        engine.is_checkpoint_valid(),
+        "what is computed again in backward adds to the gradients of all leaves, but this pass wants those of some "
+        "inputs only");
+    std::vector<Callback> callbacks;
+    auto* outer = deferred;
+    {
+      struct Restore {
+        std::vector<Callback>* outer;
+        ~Restore() { deferred = outer; }
+      } restore{outer};
+      deferred = &callbacks;
+      torch::autograd::backward(tensors(roots, count), tensors(grads, count), false, false, {});
+    }
+    for (auto& callback : callbacks) {
+      if (outer)
+        outer->push_back(std::move(callback));
+      else
+        engine.queue_callback(std::move(callback));
+    }
   });
 }
 

@@ -1,0 +1,49 @@
+//! Parts of a model that backward may compute again.
+
+use std::sync::{Arc, Mutex, PoisonError};
+
+use isobar_shard::{Array, checkpoint};
+
+use crate::error::Result;
+use crate::mode::Mode;
+
+/// A part of a model; with `gradient_checkpointing`, none of what it computes on the way is kept for backward.
+#[derive(Debug)]
+pub(crate) struct Recompute<T> {
+    /// Backward, which may run on another thread, has it too.
+    part: Arc<Mutex<T>>,
+    enabled: bool,
+}
+
+impl<T: Send + 'static> Recompute<T> {
+    pub(crate) fn new(part: T, enabled: bool) -> Self {
+        Self { part: Arc::new(Mutex::new(part)), enabled }
+    }
+
+    /// What `forward` of the part makes of `inputs`.
+    pub(crate) fn forward<A: Array>(
+        &self,
+        inputs: &[&A],
+        mode: Mode<'_>,
+        forward: impl Fn(&T, &[A], Mode<'_>) -> Result<A> + Send + 'static,
+    ) -> Result<A> {
+        let part = self.part.clone();
+        // A panic leaves the part as it was: nothing changes it.
+        let run = move |inputs: &[A], mode: Mode<'_>| {
+            forward(&part.lock().unwrap_or_else(PoisonError::into_inner), inputs, mode)
+        };
+        if !self.enabled {
+            let inputs: Vec<A> = inputs.iter().map(|input| input.shallow_clone()).collect();
+            return run(&inputs, mode);
+        }
+        match mode {
+            Mode::Eval => checkpoint(inputs, None, move |inputs, _| run(inputs, Mode::Eval)),
+            Mode::Train { generator, batch } => {
+                checkpoint(inputs, Some(generator), move |inputs, generator| match generator {
+                    Some(generator) => run(inputs, Mode::Train { generator, batch }),
+                    None => run(inputs, Mode::Eval),
+                })
+            }
+        }
+    }
+}

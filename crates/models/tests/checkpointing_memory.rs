@@ -1,0 +1,76 @@
+//! What computing again saves of memory. A binary of its own: peaks are those of the process.
+#![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
+
+use isobar_models::{Afno, AfnoConfig, Fno, FnoConfig, Mode, PerDim, Result, UNet, UNetConfig};
+use isobar_shard::{Generator, ParamStore};
+use isobar_torch::memory;
+use tch::{Device, Kind, Tensor};
+
+type Forward = Box<dyn Fn(&Tensor) -> Result<Tensor>>;
+
+/// The peak of bytes live in the third step.
+fn peak(shape: &[i64], make: impl FnOnce(&mut ParamStore) -> Forward) -> u64 {
+    let mut store = ParamStore::new(Generator::new(1));
+    let model = make(&mut store);
+    let x = Tensor::ones(shape, (Kind::Float, Device::Cpu));
+    let step = || {
+        store.zero_grad().unwrap();
+        model(&x).unwrap().mean(Kind::Float).backward();
+    };
+    step();
+    step();
+    memory::reset_peak();
+    step();
+    memory::peak_bytes()
+}
+
+#[test]
+fn deep_models_need_less() {
+    memory::install_caching_allocator();
+    let afno = |gradient_checkpointing| {
+        peak(&[1, 2, 128, 128], |store| {
+            let sizes = AfnoConfig::new([128, 128], 2, 2);
+            let config =
+                AfnoConfig { patch_size: [4, 4], embed_dim: 32, depth: 12, gradient_checkpointing, ..sizes };
+            let model = Afno::new(&config, store).unwrap();
+            Box::new(move |x| model.forward(x, Mode::Eval))
+        })
+    };
+    let fno = |gradient_checkpointing| {
+        peak(&[1, 2, 128, 128], |store| {
+            let modes = PerDim::All(4);
+            let config = FnoConfig {
+                num_fno_modes: modes,
+                num_fno_layers: 12,
+                gradient_checkpointing,
+                ..FnoConfig::new(2, 2)
+            };
+            let model = Fno::new(&config, store).unwrap();
+            Box::new(move |x| model.forward(x))
+        })
+    };
+    let unet = |gradient_checkpointing| {
+        peak(&[1, 2, 128, 128], |store| {
+            let config = UNetConfig {
+                dimension: 2,
+                model_depth: 3,
+                feature_map_channels: vec![16; 12],
+                num_conv_blocks: 4,
+                gradient_checkpointing,
+                ..UNetConfig::new(2, 2)
+            };
+            let model = UNet::new(&config, store).unwrap();
+            Box::new(move |x| model.forward(x, Mode::Eval))
+        })
+    };
+    for (name, peak, limit) in
+        [("afno", &afno as &dyn Fn(bool) -> u64, 0.4), ("fno", &fno, 0.7), ("unet", &unet, 0.6)]
+    {
+        let [without, with] = [false, true].map(peak);
+        let ratio = with as f64 / without as f64;
+        assert!(
+            ratio < limit,
+            "{name}: {with} bytes of {without} are {ratio:.3}, expected less than {limit}"
+        );
+    }
+}
