@@ -54,8 +54,8 @@ fn deep_models_need_less() {
             let config = UNetConfig {
                 dimension: 2,
                 model_depth: 3,
-                feature_map_channels: vec![16; 12],
-                num_conv_blocks: 4,
+                feature_map_channels: vec![16; 6],
+                num_conv_blocks: 2,
                 gradient_checkpointing,
                 ..UNetConfig::new(2, 2)
             };

@@ -1,5 +1,4 @@
 //! Activation checkpointing: draws, hooks, errors, and what is refused.
-#![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};

@@ -78,8 +78,8 @@ pub struct UNetConfig {
     #[serde(default)]
     pub attn_intermediate_channels: Option<usize>,
     /// Keep nothing of the blocks' insides for backward, which computes them again: less memory, about a third more time. The
-    /// numbers do not depend on it.
-    #[serde(default = "gradient_checkpointing")]
+    /// numbers do not depend on it. PhysicsNeMo has it on.
+    #[serde(default)]
     pub gradient_checkpointing: bool,
     /// What goes up from a level to the one above.
     #[serde(default)]
@@ -174,7 +174,7 @@ impl UNetConfig {
             attn_decoder_feature_maps: None,
             attn_feature_map_channels: None,
             attn_intermediate_channels: None,
-            gradient_checkpointing: gradient_checkpointing(),
+            gradient_checkpointing: false,
             upsampling: Upsampling::default(),
         }
     }
@@ -398,8 +398,4 @@ fn pool_size() -> usize {
 
 fn normalization() -> Normalization {
     Normalization::GroupNorm
-}
-
-fn gradient_checkpointing() -> bool {
-    true
 }

@@ -65,12 +65,15 @@ pub struct UNet<A = Tensor> {
     factor: i64,
     pooling: Pooling,
     pool: Pool,
-    down: Vec<Vec<Recompute<Block<A>>>>,
-    up: Vec<(Upsample<A>, Vec<Recompute<Block<A>>>)>,
+    down: Vec<Blocks<A>>,
+    up: Vec<(Upsample<A>, Blocks<A>)>,
     /// As many as `up`, or none.
     gates: Vec<Gate<A>>,
     last: Block<A>,
 }
+
+/// The blocks of a level.
+type Blocks<A> = Vec<Recompute<Block<A>>>;
 
 impl<A: Array> UNet<A> {
     /// Makes the model, its parameters from `params`.
