@@ -5,8 +5,8 @@ use std::marker::PhantomData;
 
 use isobar_torch::BoxError;
 use isobar_torch::autograd::{Function, backward_within};
-use isobar_torch::guard::{EnableGrad, NoGrad, is_grad_enabled};
-use tch::{Kind, Tensor};
+use isobar_torch::guard::{Autocast, EnableGrad, NoGrad, autocast_kind, is_grad_enabled};
+use tch::{Device, Kind, Tensor};
 
 use crate::array::{Array, argument, named};
 use crate::context::{
@@ -77,7 +77,7 @@ where
     let wanted: Vec<bool> = parts.iter().map(Tensor::requires_grad).collect();
     let saved: Vec<&Tensor> = parts.iter().collect();
     let attached: Vec<&Tensor> = saved.iter().copied().chain([&anchor]).collect();
-    let surroundings = Surroundings::current();
+    let surroundings = Surroundings::current(value.device());
     let outputs = Function::new(OP).save(&saved).apply(&attached, vec![value], move |ctx, grads| {
         if is_grad_enabled() {
             return Err(argument(
@@ -100,7 +100,7 @@ where
             // The pass may come again, over a graph that was kept.
             let (value, _) = f(&inputs, before.clone().as_ref())?.take_apart()?;
             Ok::<_, E>(value)
-        })?;
+        })??;
         if value.requires_grad() {
             backward_within(&[&value], &[Some(grad)])?;
         }
@@ -148,22 +148,32 @@ struct Surroundings {
     promotion: crate::context::Promotion,
     forbidden: bool,
     label: Label,
+    /// The kind of mixed precision, where it is on.
+    precision: Option<(Device, Kind)>,
 }
 
 impl Surroundings {
-    fn current() -> Self {
+    fn current(device: Device) -> Self {
+        let precision = autocast_kind(device).map(|kind| (device, kind));
         let forbidden = is_hidden_communication_forbidden();
-        Self { mesh: CurrentMesh::get(), promotion: promotion(), forbidden, label: Label::current() }
+        Self {
+            mesh: CurrentMesh::get(),
+            promotion: promotion(),
+            forbidden,
+            label: Label::current(),
+            precision,
+        }
     }
 
     /// Runs `f`, with a graph, as it was run at first.
-    fn within<T>(&self, f: impl FnOnce() -> T) -> T {
+    fn within<T>(&self, f: impl FnOnce() -> T) -> isobar_torch::Result<T> {
         let _mesh = self.mesh.as_ref().map(CurrentMesh::enter);
         let _promotion = PromotionGuard::new(self.promotion);
         let _forbidden = self.forbidden.then(forbid_hidden_communication);
         let _label = self.label.backward();
         let _recomputing = Recomputing::new();
         let _grad = EnableGrad::new();
-        f()
+        let _precision = self.precision.map(|(device, kind)| Autocast::new(device, kind)).transpose()?;
+        Ok(f())
     }
 }

@@ -109,6 +109,20 @@ unsafe extern "C" {
     pub(crate) fn isobar_hook_free(slot: *mut HookSlot);
 }
 
+/// `State` of `autocast.cpp`.
+#[repr(C)]
+#[derive(Debug, Clone, Copy, Default)]
+pub(crate) struct AutocastState {
+    pub(crate) enabled: bool,
+    pub(crate) kind: c_int,
+    pub(crate) cached: bool,
+}
+
+unsafe extern "C" {
+    pub(crate) fn isobar_autocast_get(device: c_int, state: *mut AutocastState, error: *mut RawError);
+    pub(crate) fn isobar_autocast_set(device: c_int, state: *const AutocastState, error: *mut RawError);
+}
+
 pub(crate) type Allocate = extern "C" fn(bytes: usize) -> *mut c_void;
 pub(crate) type Free = extern "C" fn(block: *mut c_void);
 

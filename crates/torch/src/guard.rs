@@ -1,4 +1,4 @@
-//! Gradient mode of the calling thread, restored on drop, also when a panic unwinds.
+//! Gradient mode and mixed precision of the calling thread, restored on drop, also when a panic unwinds.
 //!
 //! ```
 //! use isobar_torch::guard::{EnableGrad, NoGrad};
@@ -16,7 +16,120 @@
 //! # Ok::<(), tch::TchError>(())
 //! ```
 
+use std::ffi::c_int;
 use std::marker::PhantomData;
+
+use tch::{Device, Kind};
+
+use crate::error::{Error, Result, call};
+use crate::ffi::{self, AutocastState};
+
+/// Mixed precision while this lives, for tensors of one device: libtorch's autocast. Matrix products and convolutions of single
+/// precision compute in a kind of 16 bits, and give it; their weights, and all gradients of these, stay as they are. Guards
+/// nest; drop them in reverse order.
+///
+/// Backward goes by the kinds of the forward pass; it is run after the guard is dropped. Weights are cast anew wherever they are
+/// used: a cast that is kept would lack a graph where it was made without gradients.
+///
+/// ```
+/// use isobar_torch::guard::Autocast;
+/// use tch::{Device, Kind, Tensor};
+///
+/// let w = Tensor::ones([2, 2], (Kind::Float, Device::Cpu)).set_requires_grad(true);
+/// let y = {
+///     let _bf16 = Autocast::new(Device::Cpu, Kind::BFloat16)?;
+///     w.f_matmul(&w)?
+/// };
+/// assert_eq!(y.kind(), Kind::BFloat16);
+/// y.to_kind(Kind::Float).sum(Kind::Float).backward();
+/// assert_eq!(w.grad().kind(), Kind::Float);
+/// # Ok::<(), isobar_torch::Error>(())
+/// ```
+#[must_use = "precision is restored when the guard is dropped"]
+pub struct Autocast {
+    device: c_int,
+    before: AutocastState,
+    // The state belongs to the thread.
+    _not_send: PhantomData<*const ()>,
+}
+
+impl Autocast {
+    /// Turns mixed precision on.
+    ///
+    /// # Errors
+    ///
+    /// A kind that is not of 16 bits; a device without it.
+    pub fn new(device: Device, kind: Kind) -> Result<Self> {
+        let scalar_type = match kind {
+            Kind::Half => HALF,
+            Kind::BFloat16 => BFLOAT16,
+            other => {
+                return Err(Error::Argument(format!(
+                    "mixed precision computes in {other:?}, expected Half or BFloat16"
+                )));
+            }
+        };
+        let Some(device) = device_type(device) else {
+            return Err(Error::Argument(format!("there is no mixed precision on {device:?}")));
+        };
+        Self::set(device, |_| AutocastState { enabled: true, kind: scalar_type, cached: false })
+    }
+
+    /// Turns it off, within a part that computes in full precision.
+    ///
+    /// # Errors
+    ///
+    /// Where libtorch refuses.
+    pub fn off(device: Device) -> Result<Self> {
+        Self::set(device_type(device).unwrap_or(0), |before| AutocastState { enabled: false, ..before })
+    }
+
+    fn set(device: c_int, state: impl FnOnce(AutocastState) -> AutocastState) -> Result<Self> {
+        let before = autocast_state(device)?;
+        let state = state(before);
+        // SAFETY: sets the thread's state; the pointers are valid during the call.
+        call(|error| unsafe { ffi::isobar_autocast_set(device, &state, error) })?;
+        Ok(Self { device, before, _not_send: PhantomData })
+    }
+}
+
+impl Drop for Autocast {
+    fn drop(&mut self) {
+        // What it was before can be set again.
+        // SAFETY: as in `set`.
+        let _ = call(|error| unsafe { ffi::isobar_autocast_set(self.device, &self.before, error) });
+    }
+}
+
+/// The kind in which the calling thread's products on this device compute, where mixed precision is on.
+pub fn autocast_kind(device: Device) -> Option<Kind> {
+    let state = autocast_state(device_type(device)?).ok()?;
+    match (state.enabled, state.kind) {
+        (true, HALF) => Some(Kind::Half),
+        (true, BFLOAT16) => Some(Kind::BFloat16),
+        _ => None,
+    }
+}
+
+/// `c10::ScalarType`'s numbers.
+const HALF: c_int = 5;
+const BFLOAT16: c_int = 15;
+
+/// `c10::DeviceType`'s number.
+fn device_type(device: Device) -> Option<c_int> {
+    match device {
+        Device::Cpu => Some(0),
+        Device::Cuda(_) => Some(1),
+        _ => None,
+    }
+}
+
+fn autocast_state(device: c_int) -> Result<AutocastState> {
+    let mut state = AutocastState::default();
+    // SAFETY: reads the thread's state; the pointers are valid during the call.
+    call(|error| unsafe { ffi::isobar_autocast_get(device, &mut state, error) })?;
+    Ok(state)
+}
 
 /// Operations record no graph while this lives. Guards nest; drop them in reverse order.
 #[must_use = "gradient mode is restored when the guard is dropped"]
@@ -99,6 +212,23 @@ mod tests {
         });
         assert!(panicked.is_err());
         assert!(is_grad_enabled());
+    }
+
+    #[test]
+    fn precision_nests() -> Result<()> {
+        let cpu = Device::Cpu;
+        assert_eq!(autocast_kind(cpu), None);
+        {
+            let _half = Autocast::new(cpu, Kind::Half)?;
+            let _bf16 = Autocast::new(cpu, Kind::BFloat16)?;
+            assert_eq!(autocast_kind(cpu), Some(Kind::BFloat16));
+            drop(Autocast::off(cpu)?);
+            assert_eq!(autocast_kind(cpu), Some(Kind::BFloat16));
+            assert_eq!(std::thread::spawn(|| autocast_kind(Device::Cpu)).join().ok(), Some(None));
+        }
+        assert_eq!(autocast_kind(cpu), None);
+        assert!(Autocast::new(cpu, Kind::Double).is_err());
+        Ok(())
     }
 
     #[test]

@@ -3,7 +3,7 @@
 //! | module | is |
 //! |---|---|
 //! | [`autograd`] | custom functions with a Rust closure as backward, `backward` and `grad` with every option, hooks |
-//! | [`guard`] | gradient mode, restored on drop |
+//! | [`guard`] | gradient mode and mixed precision, restored on drop |
 //! | [`memory`] | owned memory handed to torch and back, a caching CPU allocator that counts, memory formats |
 //! | [`element`] | Rust's element types as torch kinds, complex and bfloat16 included |
 //! | [`c10d`] | torch's TCP store and gloo group |

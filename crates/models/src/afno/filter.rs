@@ -2,7 +2,7 @@
 
 use std::ops::Range;
 
-use isobar_shard::{Array, FftNorm, Init, Modes, Params, Placement, Scope, Unary};
+use isobar_shard::{Array, FftNorm, Init, Modes, Params, Placement, Scope, Unary, in_full_precision};
 use tch::Kind;
 
 use super::scale_shift::ScaleShift;
@@ -96,11 +96,12 @@ impl<A: Array> Filter<A> {
         let w1 = w1.reshape(&[count, 2 * size, 2 * size])?;
         let b1 = b1.reshape(&[count, 1, 2 * size])?;
         let x = x.reshape(&[count, points, 2 * size])?;
-        let x = x.batched_matmul(&w1, Some(&b1))?.relu()?;
+        let x = in_full_precision(x.device(), || x.batched_matmul(&w1, Some(&b1)))?.relu()?;
 
         let (w2, b2) = (parts(&w2.to_kind(wide)?)?, parts(&b2.to_kind(wide)?)?);
         let x = x.reshape(&[groups, batch * modes, 2 * size])?;
-        let x = x.batched_matmul(&real_weight(&w2)?, Some(&real_bias(&b2)?))?;
+        let (w2, b2) = (real_weight(&w2)?, real_bias(&b2)?);
+        let x = in_full_precision(x.device(), || x.batched_matmul(&w2, Some(&b2)))?;
         let x = x.unary(Unary::Softshrink(self.lambda))?.reshape(&[groups, batch, modes, 2, size])?;
         let spectrum = x.permute(&[3, 2, 1, 0, 4])?.reshape(&shape)?;
         Ok(self.transform_back(&spectrum)?.to_kind(kind)?)

@@ -2,7 +2,7 @@
 
 use std::ops::Range;
 
-use isobar_shard::{Array, FftNorm, Scope};
+use isobar_shard::{Array, FftNorm, Scope, in_full_precision};
 use tch::Kind;
 
 use super::config::{Factorization, Sizes};
@@ -33,6 +33,10 @@ impl<A: Array> SpectralConv<A> {
 
     /// For `x` `[extents…, batch, latent]`.
     pub(super) fn forward(&self, x: &A) -> Result<A> {
+        in_full_precision(x.device(), || self.convolve(x))
+    }
+
+    fn convolve(&self, x: &A) -> Result<A> {
         let count = self.modes.len();
         let shape = x.shape();
         let extents = &shape[..count];

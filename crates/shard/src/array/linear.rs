@@ -4,6 +4,7 @@ use tch::Tensor;
 
 use super::{argument, named};
 use crate::error::Result;
+use crate::precision::full;
 
 /// How a two-dimensional convolution walks: height first, then width.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -88,10 +89,11 @@ impl Linear for Tensor {
         bias: Option<&Self>,
         eps: f64,
     ) -> Result<Self> {
-        named("layer_norm", &[self], self.f_layer_norm(normalized, weight, bias, eps, true))
+        let y = full(self).and_then(|x| x.f_layer_norm(normalized, weight, bias, eps, true));
+        named("layer_norm", &[self], y)
     }
 
     fn softmax(&self, dim: i64) -> Result<Self> {
-        named("softmax", &[self], self.f_softmax(dim, None))
+        named("softmax", &[self], full(self).and_then(|x| x.f_softmax(dim, None)))
     }
 }

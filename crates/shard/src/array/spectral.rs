@@ -8,6 +8,7 @@ use super::convert::as_complex;
 use super::fourier::Transform;
 use super::{Array, argument, fourier, modes, named, resolve, tables};
 use crate::error::Result;
+use crate::precision::in_full_precision;
 
 /// Where the factor 1 / n of a transform and its inverse goes, as in PyTorch.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
@@ -155,7 +156,7 @@ impl Spectral for Tensor {
             Way::OfNothing => {
                 named(op, &[self], of_nothing(&x, &[1, 2], &[2 * plan.rows(), plan.columns()]))?
             }
-            Way::Matrices => plan.forward_by_matrices(&x, norm)?,
+            Way::Matrices => in_full_precision(Tensor::device(self), || plan.forward_by_matrices(&x, norm))?,
             Way::Fft => plan.forward_by_fft(&x, norm)?,
         };
         let shape = [&shape[..at], &[2, plan.rows(), plan.columns()], &shape[at + 2..]].concat();
@@ -180,18 +181,20 @@ impl Spectral for Tensor {
                 let modes = named(op, &[self], self.f_reshape(shape))?;
                 named(op, &[self], of_nothing(&modes, &[1, 2], &size))?
             }
-            Way::Matrices => plan.inverse_by_matrices(self, norm)?,
+            Way::Matrices => {
+                in_full_precision(Tensor::device(self), || plan.inverse_by_matrices(self, norm))?
+            }
             Way::Fft => plan.inverse_by_fft(self, norm)?,
         };
         named(op, &[self], field.f_reshape([&shape[..at], &size, &shape[at + 3..]].concat()))
     }
 
     fn rfftn_modes(&self, dims: &[i64], kept: &[Vec<Range<i64>>], norm: FftNorm) -> Result<Self> {
-        modes::forward(self, dims, kept, norm)
+        in_full_precision(Tensor::device(self), || modes::forward(self, dims, kept, norm))
     }
 
     fn irfftn_modes(&self, s: &[i64], dims: &[i64], kept: &[Vec<Range<i64>>], norm: FftNorm) -> Result<Self> {
-        modes::inverse(self, s, dims, kept, norm)
+        in_full_precision(Tensor::device(self), || modes::inverse(self, s, dims, kept, norm))
     }
 }
 

@@ -8,6 +8,7 @@ use crate::ops::norm::RunningStats;
 use crate::ops::windowed::{
     Conv, Interpolation, PadMode, Pool, Resize, Steps, Walk, interpolated, spatial_dims,
 };
+use crate::precision::full;
 
 /// Operators of fields `[batch, channel, extent…]` with one to three spatial dims.
 #[expect(clippy::missing_errors_doc, reason = "all fail alike: shapes and arguments that do not fit")]
@@ -119,13 +120,14 @@ impl Windowed for Tensor {
     }
 
     fn group_norm(&self, groups: i64, weight: Option<&Self>, bias: Option<&Self>, eps: f64) -> Result<Self> {
-        named("group_norm", &[self], self.f_group_norm(groups, weight, bias, eps, true))
+        let y = full(self).and_then(|x| x.f_group_norm(groups, weight, bias, eps, true));
+        named("group_norm", &[self], y)
     }
 
     fn instance_norm(&self, weight: Option<&Self>, bias: Option<&Self>, eps: f64) -> Result<Self> {
         let none = None::<&Tensor>;
         // Without running statistics the momentum says nothing.
-        let y = self.f_instance_norm(weight, bias, none, none, true, 0.0, eps, true);
+        let y = full(self).and_then(|x| x.f_instance_norm(weight, bias, none, none, true, 0.0, eps, true));
         named("instance_norm", &[self], y)
     }
 
@@ -143,7 +145,8 @@ impl Windowed for Tensor {
         }
         let momentum = running.as_ref().map_or(0.0, |running| running.momentum);
         let (mean, var) = running.map(|running| (running.mean, running.var)).unzip();
-        let y = self.f_batch_norm(weight, bias, mean, var, training, momentum, eps, true);
+        let y =
+            full(self).and_then(|x| x.f_batch_norm(weight, bias, mean, var, training, momentum, eps, true));
         named(OP, &[self], y)
     }
 }

@@ -10,6 +10,7 @@ use super::{operator, refuse, rule};
 use crate::array::named;
 use crate::error::Result;
 use crate::layout::{Dim, Layout, Placement};
+use crate::precision::lowered;
 use crate::promote::{Operand, beside};
 use crate::rules::is_anything_registered;
 use crate::tensor::ShardTensor;
@@ -81,7 +82,8 @@ pub(crate) fn contract(
         let moved = tensor.to_layout(&target)?;
         let own = target.sharding_axes();
         let differing: Vec<usize> = used.iter().copied().filter(|axis| !own.contains(axis)).collect();
-        let local = moved.per_rank(&differing)?;
+        // Gradients of what all ranks have are summed in its own kind.
+        let local = named(op, &[moved.local()], lowered(&moved.per_rank(&differing)?))?;
         locals.push(match factor.added && !first {
             // It is in the sum of the first rank.
             true => named(op, &[&local], nothing_of(&local))?,

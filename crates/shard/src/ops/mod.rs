@@ -24,6 +24,7 @@ use tch::{TchError, Tensor};
 use crate::array::Attrs;
 use crate::error::{Error, Result};
 use crate::layout::{Layout, Placement};
+use crate::precision::Inside;
 use crate::rules;
 use crate::tensor::ShardTensor;
 
@@ -95,7 +96,11 @@ pub(crate) fn rule<T>(op: &str, inputs: &[&ShardTensor], run: impl FnOnce() -> R
             ),
         });
     }
-    run().map_err(|source| match source {
+    let device = inputs.first().map_or(tch::Device::Cpu, |input| input.device());
+    let inside = Inside::enter(device)?;
+    let done = run();
+    drop(inside);
+    done.map_err(|source| match source {
         // The innermost operator tells.
         told @ (Error::Sharded { .. } | Error::HiddenCommunication { .. }) => told,
         source => Error::Sharded {

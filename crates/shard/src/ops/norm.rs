@@ -11,6 +11,7 @@ use super::reduce::{Over, welford};
 use super::{grouped, operator, refuse, torch};
 use crate::array::{Elementwise, named};
 use crate::error::Result;
+use crate::precision::full;
 use crate::promote::{Operand, beside};
 use crate::tensor::ShardTensor;
 
@@ -63,7 +64,7 @@ impl ShardTensor {
                     return refuse(OP, format!("{:?} does not end in {normalized:?}", self.shape()));
                 };
                 same_mesh(OP, &inputs(self, weight, bias))?;
-                let x = self.resolved()?;
+                let x = in_full(&self.resolved()?)?;
                 let split = (first..x.ndim()).any(|dim| x.layout().is_sharded(dim));
                 let whole = |w: Option<&Self>| {
                     w.is_none_or(|w| w.layout().is_replicated() && w.shape() == normalized)
@@ -109,7 +110,7 @@ impl ShardTensor {
                 if self.ndim() < 2 || groups < 1 || self.shape()[1] % groups != 0 {
                     return refuse(OP, format!("{groups} groups of the channels of {:?}", self.shape()));
                 }
-                let x = self.resolved()?;
+                let x = in_full(&self.resolved()?)?;
                 let shape = x.shape().to_vec();
                 let split = (1..x.ndim()).any(|dim| x.layout().is_sharded(dim));
                 if split && let Some(y) = grouped::group_norm(&x, groups, weight, bias, eps)? {
@@ -155,7 +156,7 @@ impl ShardTensor {
                 if self.ndim() < 3 {
                     return refuse(OP, format!("{:?} is not [batch, channel, extent…]", self.shape()));
                 }
-                let x = self.resolved()?;
+                let x = in_full(&self.resolved()?)?;
                 let dims: Vec<usize> = (2..x.ndim()).collect();
                 let standard = standardize(OP, &x, &dims, eps)?.y;
                 affine(
@@ -197,7 +198,7 @@ impl ShardTensor {
                 if self.ndim() < 2 {
                     return refuse(OP, format!("{:?} is not [batch, channel, …]", self.shape()));
                 }
-                let x = self.resolved()?;
+                let x = in_full(&self.resolved()?)?;
                 let (weight, bias) = (along_channels(weight, x.ndim())?, along_channels(bias, x.ndim())?);
                 if !training {
                     let Some(running) = running else {
@@ -241,6 +242,11 @@ fn inputs<'a>(
     bias: Option<&'a ShardTensor>,
 ) -> Vec<&'a ShardTensor> {
     [x].into_iter().chain(weight).chain(bias).collect()
+}
+
+/// As norms take it in mixed precision.
+fn in_full(x: &ShardTensor) -> Result<ShardTensor> {
+    Ok(ShardTensor::new(torch("norm", full(x.local()))?, x.layout().clone()))
 }
 
 fn affine(x: ShardTensor, weight: Option<&ShardTensor>, bias: Option<&ShardTensor>) -> Result<ShardTensor> {

@@ -18,6 +18,7 @@ use super::{Steps, Walk};
 use crate::error::Result;
 use crate::layout::Dim;
 use crate::ops::torch;
+use crate::precision::product_kind;
 use crate::tensor::ShardTensor;
 use crate::window::{Need, Piece, transfer};
 
@@ -70,11 +71,11 @@ impl Native {
 
 impl Halo {
     /// The halo of a convolution that pads with zeros, if one of its dims is split, over which it goes in single steps to a
-    /// result of the same extent, and no part is smaller than the halo; not of 16-bit floats, which would be rounded once more
-    /// where it is added. The same answer on all ranks.
+    /// result of the same extent, and no part is smaller than the halo; not where 16-bit floats are computed, which would be rounded
+    /// once more where it is added. The same answer on all ranks.
     pub(super) fn new(x: &ShardTensor, walks: &[Walk]) -> Result<Option<Self>> {
         let layout = x.layout();
-        if matches!(x.kind(), Kind::Half | Kind::BFloat16) {
+        if matches!(x.kind(), Kind::Half | Kind::BFloat16) || product_kind(x.device()).is_some() {
             return Ok(None);
         }
         let mut split = walks.iter().filter(|walk| layout.is_sharded(walk.dim));

@@ -7,6 +7,7 @@ use super::pad::PadMode;
 use super::{Walk, each};
 use crate::error::Result;
 use crate::ops::refuse;
+use crate::precision::lowered;
 use crate::window::Border;
 
 /// Shapes of the input, the weight, and the bias if there is one.
@@ -151,8 +152,8 @@ impl Steps {
         transposed: bool,
     ) -> Result<Tensor, TchError> {
         let (input, output) = if transposed { (0, 1) } else { (1, 0) };
-        let (mut x, mut weight) = (x.shallow_clone(), weight.shallow_clone());
-        let mut bias = bias.map(Tensor::shallow_clone);
+        let (mut x, mut weight) = (lowered(x)?, lowered(weight)?);
+        let mut bias = bias.map(lowered).transpose()?;
         let none = weight.size()[output] == 0;
         if x.size()[1] == 0 {
             x = with_one(&x, 1)?;
