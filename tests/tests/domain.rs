@@ -53,6 +53,36 @@ static WAVES: LazyLock<PathBuf> = LazyLock::new(|| {
     path
 });
 
+/// A wave in a box that is closed at its ends.
+static VOLUMES: LazyLock<PathBuf> = LazyLock::new(|| {
+    let path = Path::new(env!("CARGO_TARGET_TMPDIR")).join("volumes.h5");
+    let extents = [8_i64, 6, 5];
+    let dim = |(name, &extent): (&str, &i64)| {
+        let coordinates = (0..extent).map(|point| point as f64).collect();
+        WellDim { name: name.to_owned(), coordinates, periodic: false }
+    };
+    let meta = WellMeta {
+        name: "volumes".to_owned(),
+        trajectories: 4,
+        times: vec![0.0, 1.0, 2.0],
+        dims: ["x", "y", "z"].into_iter().zip(&extents).map(dim).collect(),
+        fields: vec![("height".to_owned(), 0)],
+        ..WellMeta::default()
+    };
+    let count = extents.iter().product::<i64>();
+    let line =
+        Tensor::arange(count, (Kind::Double, Device::Cpu)).view([1, 1, extents[0], extents[1], extents[2]]);
+    let mut writer = WellWriter::create(&path, &meta).unwrap();
+    for trajectory in 0..meta.trajectories {
+        for frame in 0..3 {
+            let height = (&line * 0.05 + (trajectory as f64 + 0.2 * frame as f64)).sin();
+            writer.write("height", trajectory, frame, &height).unwrap();
+        }
+    }
+    writer.finish().unwrap();
+    path
+});
+
 /// `command` with a configuration of the project, cut to the size of a test.
 fn isobar(launch: Launch, command: &str, config: &str, output: &Path, sets: &[&str]) -> Launch {
     let data = format!("data.path={}", WAVES.display());
@@ -129,6 +159,45 @@ fn split_fields_train_as_whole_ones(#[case] config: &str, #[case] sets: &[&str])
     }
 }
 
+/// Three dims, the last of them split, and nothing kept for validation.
+#[test]
+fn volumes_train_too() {
+    let data = format!("data.path={}", VOLUMES.display());
+    let run = |ranks: usize, names: &str| {
+        let mesh = mesh("[-1]", names);
+        let sets = ["data.fields=[\"height\"]", &data, "model.dimension=3", "model.num_fno_modes=2"];
+        let more = ["data.validation_samples=0", "data.validation_steps=2", &mesh[0], &mesh[1]];
+        train(
+            Launch::plain(ranks, ISOBAR),
+            "navier_stokes_fno",
+            &sets.into_iter().chain(more).collect::<Vec<_>>(),
+        )
+    };
+    let whole = run(1, "[\"data\"]");
+    assert!(whole.iter().all(|(key, _)| !key.ends_with("_error")), "{whole:?}");
+    alike(&run(2, "[\"domain_z\"]"), &whole);
+    alike(&run(3, "[\"domain_z\"]"), &whole);
+}
+
+/// Less memory and fewer bits make no other losses, but for what 16 bits round.
+#[test]
+fn memory_and_precision_are_chosen_by_keys() {
+    let run = |ranks: usize, more: &[&str]| {
+        let mesh = mesh("[-1]", "[\"domain\"]");
+        let sets: Vec<&str> =
+            ["data.fields=[\"height\"]"].iter().copied().chain(more.iter().copied()).collect();
+        let sets: Vec<&str> = sets.into_iter().chain(mesh.iter().map(String::as_str)).collect();
+        train(Launch::plain(ranks, ISOBAR), "navier_stokes_fno", &sets)
+    };
+    let plain = run(1, &[]);
+    alike(&run(2, &["model.gradient_checkpointing=true"]), &plain);
+    let mixed = run(2, &["train.precision=bf16-mixed"]);
+    assert_ne!(mixed, plain);
+    for ((key, got), (_, want)) in mixed.iter().zip(&plain).filter(|((key, _), _)| key == "loss") {
+        assert!((got - want).abs() < 0.05 * want, "{key}: {got} instead of {want}");
+    }
+}
+
 /// The same error, file and picture, however the fields lie.
 #[test]
 fn predictions_are_the_same_on_any_mesh() {
@@ -180,6 +249,7 @@ fn predictions_are_the_same_on_any_mesh() {
 #[case(&["data.fields=[\"slope\"]"], 2, "the model takes 1 channels and gives 1; the fields of ")]
 #[case(&["data.train_steps=9"], 3, "expected 1 to 5 steps")]
 #[case(&["data.format=darcy"], 2, "Darcy flow has no steps")]
+#[case(&["data.augment=square", "data.fields=[\"slope\"]"], 2, "turns places, not the components of vectors")]
 fn what_does_not_fit_is_one_clear_error(#[case] sets: &[&str], #[case] code: i32, #[case] words: &str) {
     let folder = tempdir().unwrap();
     let all: Vec<&str> = ["data.fields=[\"height\"]"].iter().chain(sets).copied().collect();
@@ -192,6 +262,7 @@ fn what_does_not_fit_is_one_clear_error(#[case] sets: &[&str], #[case] code: i32
 #[rstest]
 #[case(&["--samples", "7"], 2, "sample 7 is asked for; ")]
 #[case(&["--start", "6"], 2, "has the frames 0 to 5")]
+#[case(&["--set", "data.predict=frame"], 2, "was trained with data.predict = Change")]
 #[case(&["--checkpoint", "best"], 3, "no checkpoint in ")]
 fn predictions_of_nothing_are_refused(#[case] args: &[&str], #[case] code: i32, #[case] words: &str) {
     let folder = tempdir().unwrap();

@@ -25,7 +25,7 @@ pub(crate) enum Command {
     /// Train a model
     ///
     /// Reads the configuration, joins the ranks that mpirun, srun or a torchrun-like launcher started (or runs alone),
-    /// trains, and prints the validation error beside that of the mean field. The run's folder gets the resolved
+    /// trains, and prints the validation error beside that of a model that has learnt nothing. The run's folder gets the resolved
     /// configuration, metrics, logs, checkpoints and a picture. The loss curve is the same on any number of ranks.
     #[command(after_long_help = TRAIN_EXAMPLES)]
     Train(TrainArgs),

@@ -1,4 +1,4 @@
-//! The command `isobar`: trains, verifies and measures. It puts the crates of the workspace together and has no logic of
+//! The command `isobar`: trains, predicts, verifies and measures. It puts the crates of the workspace together and has no logic of
 //! its own that a program of yours would want.
 
 mod bench;

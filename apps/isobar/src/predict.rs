@@ -1,9 +1,11 @@
 //! `isobar predict`: what a trained network makes of the fields of a data set.
 
+use std::ops::Range;
 use std::path::{Path, PathBuf};
 
-use anyhow::{Context, Result, bail};
+use anyhow::{Result, bail};
 use clap::Args;
+use isobar_collectives::Group;
 use isobar_data::{Batch, DarcyFields, DarcyFile, DarcyWriter, WellFile, WellWriter};
 use isobar_manager::config::Resolved;
 use isobar_manager::{DistributedManager, logging};
@@ -12,12 +14,12 @@ use isobar_torch::memory::to_vec;
 use isobar_train::checkpoint::{Checkpoints, load_state_dict};
 use isobar_train::config::Predict;
 use isobar_train::loss::relative_l2_errors;
-use isobar_train::{BoxError, FieldLayout, FieldModel, Step};
-use tch::{Kind, Tensor};
+use isobar_train::{BoxError, FieldLayout, FieldModel, Parameters, Step};
+use tch::{Device, Kind, Tensor};
 
 use crate::config::{Config, ConfigArgs};
 use crate::exit::Exit;
-use crate::run::{self, Job, RANKS_OWN, Run, Scales, Source, picture};
+use crate::run::{self, Job, Meaning, RANKS_OWN, Run, Source, picture};
 use crate::{start, terminal};
 
 /// What `isobar predict` takes.
@@ -88,18 +90,16 @@ impl Job for Prediction<'_> {
         F: Fn(&L::Array, Option<Step<'_>>) -> Result<L::Array, BoxError>,
     {
         let Self { config, args } = self;
-        let Run { source, layout, window, positions, forward, params, buffers, ranks } = run;
-        let checkpoint = self.checkpoint(&ranks.world)?;
-        let state = load_state_dict(&checkpoint, &params, &buffers)?;
-        let Scales { input, target } = serde_json::from_value(state.extra)
-            .with_context(|| format!("{} does not say how its fields are scaled", checkpoint.display()))?;
+        let Run { source, layout, window, positions, forward, params, buffers, ranks, device } = run;
+        let Meaning { input, target, .. } = self.load(&params, &buffers, &ranks.world)?;
         let residual = config.data.predict == Predict::Change;
         let model = FieldModel { forward, layout, positions, residual, input, target };
 
         let samples = match &args.samples {
             Some(samples) => samples.clone(),
             None => {
-                isobar_data::split_validation(source.samples(), config.data.validation_samples)?.1.collect()
+                let there = source.samples();
+                (there.saturating_sub(config.data.validation_samples)..there).collect()
             }
         };
         if let Some(missing) = samples.iter().find(|&&sample| sample >= source.samples()) {
@@ -118,7 +118,7 @@ impl Job for Prediction<'_> {
                 if args.start != 0 || args.steps.is_some_and(|steps| steps != 1) {
                     bail!(Exit::Usage.because("Darcy flow has no steps: leave --start and --steps away"));
                 }
-                darcy(&model, file, &samples, &window, writes.then_some(&out))?
+                darcy(&model, file, &samples, (&window, device), writes.then_some(&out))?
             }
             Source::Well { file, fields } => {
                 let (start, last) = (args.start, file.frames() - 1);
@@ -133,7 +133,7 @@ impl Job for Prediction<'_> {
                 let names: Vec<&str> = fields.iter().map(String::as_str).collect();
                 let rollout = Rollout { file, names: &names, samples: &samples, start, steps };
                 let name = format!("{} by {}", file.name(), config.run.name);
-                rollout.predict(&model, &window, writes.then_some((&out, name)))?
+                rollout.predict(&model, (&window, device), writes.then_some((&out, name)))?
             }
         };
         let mut said = outcome.said();
@@ -151,8 +151,31 @@ impl Job for Prediction<'_> {
 }
 
 impl Prediction<'_> {
-    /// The checkpoint's folder. Rank 0 looks, so that all take the same.
-    fn checkpoint(&self, world: &isobar_collectives::Group) -> Result<PathBuf> {
+    /// Puts the checkpoint into the network. All ranks call, and must find the same one.
+    fn load(&self, params: &Parameters, buffers: &[(String, Tensor)], world: &Group) -> Result<Meaning> {
+        let read = || -> Result<(Vec<u8>, Meaning)> {
+            let folder = self.checkpoint(world)?;
+            let state = load_state_dict(&folder, params, buffers)?;
+            let words = format!("step {} of seed {}, {}", state.step, state.seed, state.extra);
+            let meaning: Meaning = serde_json::from_value(state.extra).map_err(|error| {
+                Exit::Data.because(format!(
+                    "{} does not say what its network's numbers mean ({error}); train it with `isobar train`",
+                    folder.display()
+                ))
+            })?;
+            self.means_the_same(&folder, &meaning)?;
+            Ok((words.into_bytes(), meaning))
+        };
+        let (meaning, all) = run::alike(world, read())?;
+        if let Some(rank) = all.iter().position(|words| *words != all[0]) {
+            bail!(Exit::Mismatch.because(format!(
+                "ranks 0 and {rank} found different checkpoints; give all ranks the same run.output"
+            )));
+        }
+        Ok(meaning)
+    }
+
+    fn checkpoint(&self, world: &Group) -> Result<PathBuf> {
         let checkpoints = Checkpoints::new(&self.config.run.folder().join("checkpoints"), 0, world);
         Ok(match self.args.checkpoint.as_deref() {
             Some("best") => checkpoints.best()?,
@@ -160,6 +183,23 @@ impl Prediction<'_> {
             Some(path) => PathBuf::from(path),
             None => checkpoints.best().or_else(|_| checkpoints.latest())?,
         })
+    }
+
+    /// Refuses a network that was trained on other fields, or to give something else.
+    fn means_the_same(&self, folder: &Path, trained: &Meaning) -> Result<()> {
+        let data = &self.config.data;
+        let pairs = [
+            ("fields", format!("{:?}", trained.fields), format!("{:?}", data.fields)),
+            ("predict", format!("{:?}", trained.predict), format!("{:?}", data.predict)),
+            ("positions", trained.positions.to_string(), data.positions.to_string()),
+        ];
+        match pairs.iter().find(|(_, trained, now)| trained != now) {
+            None => Ok(()),
+            Some((key, trained, now)) => bail!(Exit::Usage.because(format!(
+                "{} was trained with data.{key} = {trained}, and is to predict with {now}; set data.{key} as it was",
+                folder.display()
+            ))),
+        }
     }
 }
 
@@ -200,7 +240,7 @@ impl Rollout<'_> {
     fn predict<L, F>(
         &self,
         model: &FieldModel<L, F>,
-        window: &[std::ops::Range<usize>],
+        (window, device): (&[Range<usize>], Device),
         out: Option<(&PathBuf, String)>,
     ) -> Result<Outcome>
     where
@@ -214,6 +254,7 @@ impl Rollout<'_> {
             // All ranks read their windows of what there is to start from and to compare with.
             let frames =
                 self.file.read(self.names, trajectory, self.start..self.start + known + 1, window)?;
+            let frames = frames.f_to_device(device)?;
             let own = model.layout.own(&[0])?.len() as i64;
             let frame =
                 |at: usize| -> Result<Tensor> { Ok(frames.f_narrow(0, at as i64, 1)?.f_narrow(0, 0, own)?) };
@@ -280,7 +321,7 @@ fn darcy<L, F>(
     model: &FieldModel<L, F>,
     file: &DarcyFile,
     samples: &[usize],
-    window: &[std::ops::Range<usize>],
+    (window, device): (&[Range<usize>], Device),
     out: Option<&PathBuf>,
 ) -> Result<Outcome>
 where
@@ -299,6 +340,7 @@ where
     for (index, &sample) in samples.iter().enumerate() {
         let own = &[sample][..model.layout.own(&[0])?.len()];
         let DarcyFields { nu, u } = file.read(own, window[0].clone(), window[1].clone())?;
+        let (nu, u) = (nu.f_to_device(device)?, u.f_to_device(device)?);
         let predicted = boxed(model.roll_out(&nu, 1, 1))?;
         let target = model.layout.array(&u, 1)?;
         outcome.errors[0].extend(relative_l2_errors(&predicted[0], &target)?);
@@ -318,7 +360,7 @@ where
 }
 
 fn numbers(field: &Tensor) -> Result<Vec<f32>> {
-    Ok(to_vec(&field.f_to_device(tch::Device::Cpu)?.f_to_kind(Kind::Float)?.f_contiguous()?)?)
+    Ok(to_vec(&field.f_to_device(Device::Cpu)?.f_to_kind(Kind::Float)?.f_contiguous()?)?)
 }
 
 fn boxed<T>(result: Result<T, BoxError>) -> Result<T> {

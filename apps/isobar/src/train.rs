@@ -14,7 +14,7 @@ use isobar_train::{
 
 use crate::config::{Config, ConfigArgs};
 use crate::exit::Exit;
-use crate::run::{self, Fields, Job, RANKS_OWN, Run, Scales, picture};
+use crate::run::{self, Fields, Job, Meaning, RANKS_OWN, Run, picture};
 use crate::{start, terminal};
 
 /// What `isobar train` takes.
@@ -81,8 +81,8 @@ impl Job for Training<'_> {
         F: Fn(&L::Array, Option<Step<'_>>) -> Result<L::Array, BoxError>,
     {
         let Self { manager, config, text } = self;
-        let Run { source, layout, window, positions, forward, params, buffers, ranks } = run;
-        let fields = Fields::read_alike(&source, &config.data, &window, manager.device(), &ranks.world)?;
+        let Run { source, layout, window, positions, forward, params, buffers, ranks, device } = run;
+        let fields = Fields::read_alike(&source, &config.data, &window, device, &ranks.world)?;
         let (input, target) = (fields.input, fields.target);
         let residual = config.data.predict == Predict::Change;
         let task = FieldTask {
@@ -114,9 +114,12 @@ impl Job for Training<'_> {
             checkpoint: config.checkpoint.clone(),
             metrics: config.metrics.clone(),
             resolved: text,
-            extra: serde_json::to_value(Scales {
+            extra: serde_json::to_value(Meaning {
                 input: task.model.input.clone(),
                 target: task.model.target.clone(),
+                fields: config.data.fields.clone(),
+                predict: config.data.predict,
+                positions: config.data.positions,
             })?,
         };
         let summary = fit(&task, &params, &buffers, &ranks, &fit_config)?;

@@ -24,41 +24,46 @@ pub enum Augment {
 struct Symmetry(u8);
 
 impl Augment {
-    /// `fields` `[sample, channel, x, y]` with each sample's symmetry applied. The symmetry is drawn from `seed`, `epoch` and
+    /// `fields` `[sample, channel, spatial…]` with each sample's symmetry applied. The symmetry is drawn from `seed`, `epoch` and
     /// the sample's number in the data set, so that it does not depend on which rank holds the sample: fields of the same
     /// samples turn alike. What is split over ranks stays split as it was.
     ///
     /// `samples` are the numbers of the samples, in order.
     ///
     /// # Errors
-    /// When `samples` are not as many as the fields have, or fields are not square where the symmetry needs it; where an
+    /// When `samples` are not as many as the fields have, or fields are not squares, `[sample, channel, x, y]`, where the symmetry needs it; where an
     /// exchange fails.
     pub fn apply<A: Array>(self, seed: u64, epoch: u64, samples: &[usize], fields: &A) -> Result<A> {
         let shape = fields.shape();
-        let &[count, _, rows, cols] = shape.as_slice() else {
-            return Err(Error::Invalid(format!("fields [sample, channel, x, y] are turned, not {shape:?}")));
-        };
+        let count = shape.first().copied().unwrap_or(0);
         if count as usize != samples.len() {
             return Err(Error::Invalid(format!(
                 "{} sample numbers were given for a batch of {count}",
                 samples.len()
             )));
         }
-        match self {
-            Self::None => Ok(fields.shallow_clone()),
-            Self::Square if rows != cols => Err(Error::Invalid(format!(
-                "the symmetries of the square need square fields, not {rows} x {cols}"
-            ))),
-            Self::Square if count == 0 => Ok(fields.shallow_clone()),
-            Self::Square => {
-                let turned = (0..).zip(samples).map(|(at, &sample)| {
-                    let own = fields.narrow(0, at, 1)?;
-                    Symmetry::drawn(seed, epoch, sample as u64).turn(&own)?.laid_out_as(&own)
-                });
-                let turned = turned.collect::<isobar_shard::Result<Vec<_>>>()?;
-                Ok(A::cat(&turned.iter().collect::<Vec<_>>(), 0)?)
-            }
+        if self == Self::None {
+            return Ok(fields.shallow_clone());
         }
+        let &[_, _, rows, cols] = shape.as_slice() else {
+            return Err(Error::Invalid(format!(
+                "the symmetries of the square need fields [sample, channel, x, y], not {shape:?}"
+            )));
+        };
+        if rows != cols {
+            return Err(Error::Invalid(format!(
+                "the symmetries of the square need square fields, not {rows} x {cols}"
+            )));
+        }
+        if count == 0 {
+            return Ok(fields.shallow_clone());
+        }
+        let turned = (0..).zip(samples).map(|(at, &sample)| {
+            let own = fields.narrow(0, at, 1)?;
+            Symmetry::drawn(seed, epoch, sample as u64).turn(&own)?.laid_out_as(&own)
+        });
+        let turned = turned.collect::<isobar_shard::Result<Vec<_>>>()?;
+        Ok(A::cat(&turned.iter().collect::<Vec<_>>(), 0)?)
     }
 }
 
@@ -142,6 +147,10 @@ mod tests {
     fn misfits_are_refused() {
         let error = Augment::Square.apply(0, 0, &[0], &fields(1, 2, 3)).unwrap_err();
         assert_eq!(error.to_string(), "the symmetries of the square need square fields, not 2 x 3");
+        let volumes = fields(1, 4, 2).view([1, 1, 2, 2, 2]);
+        assert_eq!(Augment::None.apply(0, 0, &[0], &volumes).unwrap(), volumes);
+        let error = Augment::Square.apply(0, 0, &[0], &volumes).unwrap_err();
+        assert!(error.to_string().ends_with("[sample, channel, x, y], not [1, 1, 2, 2, 2]"), "{error}");
         let error = Augment::None.apply(0, 0, &[0, 1], &fields(1, 2, 2)).unwrap_err();
         assert_eq!(error.to_string(), "2 sample numbers were given for a batch of 1");
     }

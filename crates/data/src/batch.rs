@@ -38,6 +38,7 @@ pub struct InMemory {
     /// For each sample its row of the inputs, and the first of its rows of the targets.
     rows: Vec<(i64, i64)>,
     steps: usize,
+    of_trajectories: bool,
 }
 
 impl InMemory {
@@ -63,7 +64,7 @@ impl InMemory {
             )));
         }
         let rows = (0..from[0]).map(|row| (row, row)).collect();
-        Ok(Self { inputs, targets, rows, steps: 1 })
+        Ok(Self { inputs, targets, rows, steps: 1, of_trajectories: false })
     }
 
     /// Pieces of trajectories `[trajectory, frame, channel, x, y]`: a frame and the `steps` that follow it, one beginning at
@@ -86,7 +87,7 @@ impl InMemory {
         };
         let rows = (0..shape[0]).flat_map(first).map(|row| (row, row + 1)).collect();
         let all = trajectories.f_flatten(0, 1)?;
-        Ok(Self { inputs: all.shallow_clone(), targets: all, rows, steps })
+        Ok(Self { inputs: all.shallow_clone(), targets: all, rows, steps, of_trajectories: true })
     }
 
     /// On a device, in a kind.
@@ -95,11 +96,17 @@ impl InMemory {
     /// When the device is missing or out of memory.
     pub fn to(&self, device: Device, kind: Kind) -> Result<Self> {
         let inputs = self.inputs.f_to_device(device)?.f_to_kind(kind)?;
-        let targets = match self.targets.data_ptr() == self.inputs.data_ptr() {
+        let targets = match self.of_trajectories {
             true => inputs.shallow_clone(),
             false => self.targets.f_to_device(device)?.f_to_kind(kind)?,
         };
-        Ok(Self { inputs, targets, rows: self.rows.clone(), steps: self.steps })
+        Ok(Self {
+            inputs,
+            targets,
+            rows: self.rows.clone(),
+            steps: self.steps,
+            of_trajectories: self.of_trajectories,
+        })
     }
 
     /// Number of samples.
@@ -115,6 +122,11 @@ impl InMemory {
     /// How many steps follow the input of each sample.
     pub fn steps(&self) -> usize {
         self.steps
+    }
+
+    /// Whether inputs and targets are frames of the same trajectories.
+    pub fn of_trajectories(&self) -> bool {
+        self.of_trajectories
     }
 
     /// All inputs, `[row, channel, x, y]`; of trajectories all frames.

@@ -158,8 +158,10 @@ fn near_single_precision(
     for (got, want) in got.iter().zip(&want) {
         assert!((got - want).abs() < 1e-2 * want, "{got}, in single precision {want}");
     }
+    // The lowest level has 24 values of a channel: by their variance batch norm divides what was rounded.
+    let limit = if subject == Subject::BatchNormUNet { 0.2 } else { 0.05 };
     let apart = distance(&got_grads, &want_grads);
-    assert!(apart < 0.05, "gradients differ by {apart}");
+    assert!(apart < limit, "gradients differ by {apart}");
 }
 
 #[rstest]

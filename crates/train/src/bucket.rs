@@ -155,6 +155,13 @@ impl Shared {
         let Some(mut pass) = self.pass.take() else { return Ok(()) };
         if !std::mem::replace(&mut pass.arrived[param], true) {
             pass.missing[bucket] -= 1;
+        } else if pass.works.len() > bucket {
+            return Err(Error::invalid(
+                format!("a gradient of parameter {:?}", self.params[param].name),
+                "there again after its reduction has begun",
+                "to come once a pass; where parts that share a parameter are computed again in backward, set \
+                 data_parallel.overlap = \"off\"",
+            ));
         }
         if self.overlap {
             // The last bucket carries the flag, so it waits until all is known.

@@ -3,8 +3,10 @@
 use std::path::PathBuf;
 
 use isobar_data::Augment;
+use isobar_torch::guard::Autocast;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
+use tch::{Device, Kind};
 
 pub use crate::data_parallel::DataParallelConfig;
 use crate::loss::Loss;
@@ -137,6 +139,8 @@ pub struct TrainConfig {
     pub batch_size: usize,
     /// What training minimises, on normalised values.
     pub loss: Loss,
+    /// The kinds of numbers that the network computes in.
+    pub precision: Precision,
     /// Largest norm of the gradient of the whole model; larger ones are scaled down to it. Without it none is.
     pub clip_norm: Option<f64>,
     /// Epochs between two validations; the last epoch is always followed by one.
@@ -152,9 +156,45 @@ impl Default for TrainConfig {
             epochs: 60,
             batch_size: 16,
             loss: Loss::default(),
+            precision: Precision::default(),
             clip_norm: Some(1.0),
             validate_every: 1,
             max_steps: None,
+        }
+    }
+}
+
+/// The kinds of numbers that a network computes in.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize, JsonSchema)]
+pub enum Precision {
+    /// Single precision throughout.
+    #[default]
+    #[serde(rename = "float32")]
+    Float32,
+    /// Matrix products and convolutions in bfloat16; parameters, gradients, transforms, norms and the loss in single precision.
+    #[serde(rename = "bf16-mixed")]
+    Bf16Mixed,
+}
+
+impl Precision {
+    /// Mixed precision of the calling thread, while the guard lives; none in single precision.
+    ///
+    /// # Errors
+    ///
+    /// A device without it.
+    ///
+    /// ```
+    /// use isobar_train::Precision;
+    /// use tch::Device;
+    ///
+    /// assert!(Precision::Float32.enter(Device::Cpu)?.is_none());
+    /// assert!(Precision::Bf16Mixed.enter(Device::Cpu)?.is_some());
+    /// # Ok::<(), isobar_torch::Error>(())
+    /// ```
+    pub fn enter(self, device: Device) -> isobar_torch::Result<Option<Autocast>> {
+        match self {
+            Self::Float32 => Ok(None),
+            Self::Bf16Mixed => Autocast::new(device, Kind::BFloat16).map(Some),
         }
     }
 }

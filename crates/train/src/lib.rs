@@ -80,6 +80,7 @@ mod task;
 mod trainer;
 
 pub use self::clip::{clip_grad_norm, grad_norm};
+pub use self::config::Precision;
 pub use self::data_parallel::{DataParallel, DataParallelConfig, Overlap};
 pub use self::error::{Error, Result};
 pub use self::fields::{DenseFields, FieldLayout, ShardedFields};

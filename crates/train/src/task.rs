@@ -140,6 +140,9 @@ where
         steps: usize,
         step: Option<Step<'_>>,
     ) -> Result<Vec<L::Array>, BoxError> {
+        if (steps > 1 || self.residual) && self.input != self.target {
+            return Err("several steps, or changes, need inputs and targets that are normalised alike".into());
+        }
         let mut x = self.layout.array(input, count)?;
         let positions = self.positions.as_ref().map(|positions| -> Result<L::Array, BoxError> {
             let own = input.size().first().copied().unwrap_or(0);
@@ -153,7 +156,16 @@ where
                 Some(positions) => (self.forward)(&L::Array::cat(&[&x, positions], 1)?, step)?,
                 None => (self.forward)(&x, step)?,
             };
+            // In mixed precision the network's output may be of 16 bits; what it is added to and compared with is not.
+            let y = y.to_kind(x.kind())?;
             let y = if y.shape() == x.shape() { y.laid_out_as(&x)? } else { y };
+            if (steps > 1 || self.residual) && y.shape() != x.shape() {
+                let (from, to) = (x.shape(), y.shape());
+                return Err(format!(
+                    "several steps, or changes, need outputs as inputs, not {to:?} of {from:?}"
+                )
+                .into());
+            }
             x = if self.residual { x.add(&y)? } else { y };
             outputs.push(x.shallow_clone());
         }
@@ -222,7 +234,7 @@ where
 
     /// Whether inputs and targets are of one kind, frames of trajectories.
     pub fn persists(&self) -> bool {
-        self.train.inputs().data_ptr() == self.train.targets().data_ptr()
+        self.train.of_trajectories()
     }
 }
 

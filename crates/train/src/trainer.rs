@@ -7,6 +7,7 @@ use isobar_collectives::Group;
 use isobar_data::{Sampler, part};
 use isobar_manager::DeviceMesh;
 use isobar_shard::Generator;
+use isobar_torch::guard::Autocast;
 use tch::Tensor;
 
 use crate::checkpoint::{Checkpoints, Contents, RunState};
@@ -304,7 +305,9 @@ impl<'a, T: Task> Run<'a, T> {
             _ => {
                 let offset = share(batch.len(), data.rank(), data.size()).start as i64;
                 let step = Step { epoch, offset, total: global as i64, generator: &generator };
+                let precision = self.precision()?;
                 let loss = self.task.loss(step, samples);
+                drop(precision);
                 Some(loss.map_err(|source| Error::Task { context: "the loss of a step", source })?)
             }
         };
@@ -374,6 +377,7 @@ impl<'a, T: Task> Run<'a, T> {
         let at_once = self.config.train.batch_size.div_ceil(data.size()).max(1);
         let mut sums = [0.0; N];
         let _no_grad = tch::no_grad_guard();
+        let _precision = self.precision()?;
         for samples in own.chunks(at_once) {
             let all = numbers(samples).map_err(|source| Error::Task { context: "validation", source })?;
             for sample in all {
@@ -419,6 +423,11 @@ impl<'a, T: Task> Run<'a, T> {
         self.saved = Some(self.state.step);
         self.summary.checkpoint = Some(path);
         Ok(())
+    }
+
+    fn precision(&self) -> Result<Option<Autocast>> {
+        let device = self.params.iter().next().map_or(tch::Device::Cpu, |first| first.tensor.device());
+        Ok(self.config.train.precision.enter(device)?)
     }
 
     fn at_limit(&self) -> bool {

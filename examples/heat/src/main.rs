@@ -54,6 +54,7 @@ impl<A: Array> Cooler<A> {
 fn waves(samples: Range<u64>, window: &[Range<usize>]) -> Result<InMemory, BoxError> {
     let line = |part: &Range<usize>| part.clone().map(|point| TAU * point as f64 / POINTS as f64).collect();
     let (x, y): (Vec<f64>, Vec<f64>) = (line(&window[0]), line(&window[1]));
+    let shape = [(samples.end - samples.start) as i64, 1, x.len() as i64, y.len() as i64];
     let (mut hot, mut cool) = (Vec::new(), Vec::new());
     for sample in samples {
         // By the sample's number, so that every rank sees the same wave.
@@ -68,7 +69,6 @@ fn waves(samples: Range<u64>, window: &[Range<usize>]) -> Result<InMemory, BoxEr
             }
         }
     }
-    let shape = [-1, 1, x.len() as i64, y.len() as i64];
     let field = |values: &[f64]| Tensor::f_from_slice(values)?.f_to_kind(Kind::Float)?.f_reshape(shape);
     Ok(InMemory::pairs(field(&hot)?, field(&cool)?)?)
 }

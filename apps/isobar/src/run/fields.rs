@@ -92,6 +92,10 @@ impl Fields {
                 let load = |trajectories: Range<usize>| -> Result<Tensor> {
                     let read = |trajectory| file.read(&names, trajectory, 0..file.frames(), window);
                     let all = trajectories.map(read).collect::<isobar_data::Result<Vec<_>>>()?;
+                    if all.is_empty() {
+                        let none = read(0)?.f_unsqueeze(0)?.f_narrow(0, 0, 0)?;
+                        return Ok(none.f_to_device(device)?);
+                    }
                     Ok(Tensor::f_stack(&all, 0)?.f_to_device(device)?)
                 };
                 let (train, validation) = (load(train)?, load(validation)?);

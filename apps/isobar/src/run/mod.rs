@@ -13,9 +13,10 @@ use isobar_collectives::Group;
 use isobar_data::Normalizer;
 use isobar_manager::DistributedManager;
 use isobar_shard::{Generator, MeshParams, ParallelRegion, ParamStore, ShardTensor};
+use isobar_train::config::Predict;
 use isobar_train::{BoxError, DenseFields, FieldLayout, Parameters, Ranks, ShardedFields, Step};
 use serde::{Deserialize, Serialize};
-use tch::{Kind, Tensor};
+use tch::{Device, Kind, Tensor};
 
 pub(crate) use self::fields::Fields;
 use self::ranks::Arrangement;
@@ -53,13 +54,23 @@ pub(crate) struct Run<L, F> {
     pub(crate) buffers: Vec<(String, Tensor)>,
     /// The ranks.
     pub(crate) ranks: Ranks,
+    /// Where the parameters are.
+    pub(crate) device: Device,
 }
 
-/// By what fields are scaled for the network: what a checkpoint keeps beside its parameters.
+/// What a network's numbers mean: what a checkpoint keeps beside its parameters.
 #[derive(Debug, Serialize, Deserialize)]
-pub(crate) struct Scales {
+pub(crate) struct Meaning {
+    /// By what its inputs are scaled.
     pub(crate) input: Normalizer,
+    /// By what its outputs are.
     pub(crate) target: Normalizer,
+    /// The fields that its channels are.
+    pub(crate) fields: Vec<String>,
+    /// What its outputs are.
+    pub(crate) predict: Predict,
+    /// Whether it is told where points are.
+    pub(crate) positions: bool,
 }
 
 /// What is to be done with a [`Run`], whether its fields are whole on a rank or split.
@@ -77,26 +88,27 @@ pub(crate) trait Job {
 /// Arranges the ranks, opens the data, makes the network, and does the job. All ranks call.
 pub(crate) fn with<J: Job>(manager: &DistributedManager, config: &Config, job: J) -> Result<J::Out> {
     let Arrangement { ranks, model, domain } = Arrangement::new(manager, config)?;
-    let store = ParamStore::new(Generator::new(config.run.seed)).with_options(Kind::Float, manager.device());
+    let device = manager.device();
+    let store = ParamStore::new(Generator::new(config.run.seed)).with_options(Kind::Float, device);
     let mut store = store.with_region(ParallelRegion::new(model.clone()));
     match domain {
         None => {
             let network = config.model.build(&mut store)?;
             let forward = move |x: &Tensor, step: Option<Step<'_>>| network.forward(x, step);
-            job.run(made(config, (ranks, &model), &store, |_| Ok(DenseFields), forward)?)
+            job.run(made((config, device), (ranks, &model), &store, |_| Ok(DenseFields), forward)?)
         }
         Some(mesh) => {
             // Gradients are summed over the mesh in buckets, while backward goes on.
             let network = config.model.build(&mut MeshParams::new(&mut store, &mesh).pending())?;
             let forward = move |x: &ShardTensor, step: Option<Step<'_>>| network.forward(x, step);
             let lay_out = |extents: &[usize]| Ok(ShardedFields::new(&mesh, extents)?);
-            job.run(made(config, (ranks, &model), &store, lay_out, forward)?)
+            job.run(made((config, device), (ranks, &model), &store, lay_out, forward)?)
         }
     }
 }
 
 fn made<L: FieldLayout, F>(
-    config: &Config,
+    (config, device): (&Config, Device),
     (ranks, model): (Ranks, &Group),
     store: &ParamStore,
     lay_out: impl FnOnce(&[usize]) -> Result<L>,
@@ -108,14 +120,15 @@ fn made<L: FieldLayout, F>(
         let layout = lay_out(&source.extents())?;
         let window = layout.window(&source.extents())?;
         let positions = config.data.positions.then(|| source.positions(&window)).transpose()?;
+        let positions = positions.map(|positions| positions.f_to_device(device)).transpose()?;
         Ok((Vec::new(), (source, layout, window, positions)))
     });
     let ((source, layout, window, positions), _) = alike(&ranks.world, opened)?;
-    Ok(Run { source, layout, window, positions, forward, params, buffers, ranks })
+    Ok(Run { source, layout, window, positions, forward, params, buffers, ranks, device })
 }
 
 /// What this rank has made, and all ranks' words of theirs: an error on all ranks where one has failed. All ranks call.
-fn alike<T>(world: &Group, own: Result<(Vec<u8>, T)>) -> Result<(T, Vec<Vec<u8>>)> {
+pub(crate) fn alike<T>(world: &Group, own: Result<(Vec<u8>, T)>) -> Result<(T, Vec<Vec<u8>>)> {
     let told = own.as_ref().map(|(words, _)| words).map_err(exit::text);
     let all = world.all_gather_bytes(&serde_json::to_vec(&told)?);
     let ((_, made), all) = (own?, all?);

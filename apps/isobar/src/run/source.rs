@@ -7,7 +7,7 @@ use anyhow::{Result, bail};
 use isobar_data::{DarcyFile, WellFile};
 use isobar_models::{FnoConfig, UNetConfig};
 use isobar_train::ModelConfig;
-use isobar_train::config::{DataConfig, DataFormat, Predict};
+use isobar_train::config::{AugmentConfig, DataConfig, DataFormat, Predict};
 use tch::Tensor;
 
 use crate::config::Config;
@@ -41,6 +41,15 @@ impl Source {
                         "data.fields names no field; {} has {there:?}",
                         file.path().display()
                     )));
+                }
+                if config.augment == AugmentConfig::Square {
+                    let has_direction = |name: &String| file.field(name).is_ok_and(|field| field.order() > 0);
+                    if config.positions || config.fields.iter().any(has_direction) {
+                        bail!(Exit::Usage.because(
+                            "data.augment = \"square\" turns places, not the components of vectors or what says where points \
+                             are; set data.augment = \"none\""
+                        ));
+                    }
                 }
                 Self::Well { file, fields: config.fields.clone() }
             }

@@ -23,7 +23,7 @@ use crate::error::{Error, Result};
 /// A layout is the same on all ranks. A clone is the same layout, and costs nothing.
 ///
 /// ```
-/// use isobar_collectives::{Group, ReduceOp};
+/// use isobar_collectives::Group;
 /// use isobar_manager::DeviceMesh;
 /// use isobar_shard::{Layout, Placement, Sizes};
 ///

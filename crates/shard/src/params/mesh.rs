@@ -76,7 +76,8 @@ impl<'a> MeshParams<'a> {
     /// The same, with gradients left pending: backward puts this rank's contribution into each parameter of the store, and
     /// communicates nothing for it; the gradient is the sum of those of all ranks of the mesh. Summed bucket by bucket while
     /// backward goes on, as `isobar_train::DataParallel` does over the group of the whole mesh (with a loss that is the same on
-    /// all ranks, so as of 1 sample of 1), it costs less than one reduction for each use of a parameter.
+    /// all ranks, so as of 1 sample of 1), it costs less than one reduction for each use of a parameter. Convert the store to
+    /// another kind or device before the model is made.
     ///
     /// ```
     /// use isobar_collectives::threads;
