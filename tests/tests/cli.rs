@@ -115,7 +115,13 @@ fn documentation_names_every_command_and_key() {
         help.lines().skip_while(|line| *line != "Commands:").skip(1).take_while(|line| !line.is_empty());
     let commands: Vec<_> = commands.filter_map(|line| line.split_whitespace().next()).collect();
     assert!(commands.contains(&"train"), "{help}");
-    let documented = ["README.md", "docs/getting-started.md", "docs/configuration.md", "docs/launching.md"];
+    let documented = [
+        "README.md",
+        "docs/getting-started.md",
+        "docs/configuration.md",
+        "docs/launching.md",
+        "docs/training.md",
+    ];
     let text: String = documented.map(page).concat();
     for command in commands.iter().filter(|command| **command != "help") {
         assert!(text.contains(&format!("isobar {command}")), "no page names `isobar {command}`");

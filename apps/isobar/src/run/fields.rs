@@ -38,7 +38,8 @@ impl Fields {
         world: &Group,
     ) -> Result<Self> {
         let own = Self::read(source, config, window, device);
-        let own = own.and_then(|fields| Ok((serde_json::to_vec(&fields.fingerprint()?)?, fields)));
+        let own =
+            own.and_then(|fields| Ok((serde_json::to_vec(&fields.fingerprint(&source.extents())?)?, fields)));
         let (fields, all) = alike(world, own)?;
         let all: Vec<Fingerprint> =
             all.iter().map(|bytes| serde_json::from_slice(bytes)).collect::<Result<_, _>>()?;
@@ -114,7 +115,7 @@ impl Fields {
         }
     }
 
-    fn fingerprint(&self) -> Result<Fingerprint> {
+    fn fingerprint(&self, extents: &[usize]) -> Result<Fingerprint> {
         let (train, validation) = (&self.train, &self.validation);
         let mut hasher = DefaultHasher::new();
         for field in [train.inputs(), train.targets(), validation.inputs(), validation.targets()] {
@@ -125,8 +126,9 @@ impl Fields {
                 hasher.write(&bytes);
             }
         }
+        let extents = extents.iter().map(usize::to_string).collect::<Vec<_>>().join(" x ");
         let words = format!(
-            "{} + {} samples with targets of mean {:.6e} and standard deviation {:.6e}",
+            "{} + {} samples of {extents} with targets of mean {:.6e} and standard deviation {:.6e}",
             train.len(),
             validation.len(),
             self.target.mean()[0],
