@@ -1,7 +1,7 @@
 //! What computing again saves of memory. A binary of its own: peaks are those of the process.
 #![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
 
-use isobar_models::{Afno, AfnoConfig, Fno, FnoConfig, Mode, PerDim, Result, UNet, UNetConfig};
+use isobar_models::{Afno, AfnoConfig, Fno, FnoConfig, Mode, PerDim, Result};
 use isobar_shard::{Generator, ParamStore};
 use isobar_torch::memory;
 use tch::{Device, Kind, Tensor};
@@ -49,23 +49,7 @@ fn deep_models_need_less() {
             Box::new(move |x| model.forward(x))
         })
     };
-    let unet = |gradient_checkpointing| {
-        peak(&[1, 2, 128, 128], |store| {
-            let config = UNetConfig {
-                dimension: 2,
-                model_depth: 3,
-                feature_map_channels: vec![16; 6],
-                num_conv_blocks: 2,
-                gradient_checkpointing,
-                ..UNetConfig::new(2, 2)
-            };
-            let model = UNet::new(&config, store).unwrap();
-            Box::new(move |x| model.forward(x, Mode::Eval))
-        })
-    };
-    for (name, peak, limit) in
-        [("afno", &afno as &dyn Fn(bool) -> u64, 0.4), ("fno", &fno, 0.7), ("unet", &unet, 0.6)]
-    {
+    for (name, peak, limit) in [("afno", &afno as &dyn Fn(bool) -> u64, 0.4), ("fno", &fno, 0.7)] {
         let [without, with] = [false, true].map(peak);
         let ratio = with as f64 / without as f64;
         assert!(
