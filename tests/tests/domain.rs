@@ -91,6 +91,7 @@ fn isobar(launch: Launch, command: &str, config: &str, output: &Path, sets: &[&s
         "navier_stokes_fno" => {
             &["model.latent_channels=8", "model.num_fno_layers=2", "model.num_fno_modes=4"]
         }
+        "darcy_distributed_afno" => &["model.embed_dim=16", "model.depth=2", "data.validation_steps=1"],
         _ => &["model.model_depth=2", "model.feature_map_channels=[4, 4, 8, 8]"],
     };
     let small = ["run.name=run", "data.validation_samples=2", "data.validation_steps=3", "train.epochs=2"];
@@ -131,6 +132,20 @@ fn train(launch: Launch, config: &str, sets: &[&str]) -> Vec<(String, f64)> {
     let folder = tempdir().unwrap();
     let _ = isobar(launch, "train", config, folder.path(), sets).run().unwrap().expect_success();
     records(folder.path())
+}
+
+/// A network's channels along one axis of the mesh, its fields along others.
+#[rstest]
+#[case("[2, 2]", "[\"domain\", \"model\"]")]
+#[case("[2, 1, 2]", "[\"data\", \"domain_y\", \"model\"]")]
+fn channels_and_fields_are_split_at_once(#[case] shape: &str, #[case] names: &str) {
+    let config = "darcy_distributed_afno";
+    let sets = ["data.path=tests/data/darcy_excerpt.h5", "train.max_steps=4"];
+    let [one, data] = mesh("[1]", "[\"data\"]");
+    let whole = train(Launch::plain(1, ISOBAR), config, &[&sets[..], &[&one, &data]].concat());
+    let [shape, names] = mesh(shape, names);
+    let split = train(Launch::plain(4, ISOBAR), config, &[&sets[..], &[&shape, &names]].concat());
+    alike(&split, &whole);
 }
 
 #[rstest]

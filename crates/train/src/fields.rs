@@ -101,7 +101,8 @@ impl FieldLayout for DenseFields {
 }
 
 /// Fields split over a mesh: the samples along its axis `data`, the first three spatial dims along its axes `domain`,
-/// `domain_y` and `domain_z`. A mesh has any of them.
+/// `domain_y` and `domain_z`; along its axis `model`, over which a network's channels may be split, they are replicated. A mesh
+/// has any of them.
 ///
 /// ```
 /// use isobar_collectives::Group;
@@ -121,15 +122,17 @@ impl FieldLayout for DenseFields {
 #[derive(Debug, Clone)]
 pub struct ShardedFields {
     mesh: DeviceMesh,
-    /// The mesh without the axis of the samples.
+    /// The axes of the spatial dims alone.
     domain: Option<DeviceMesh>,
     extents: Vec<i64>,
 }
 
-/// The axis of the samples.
-const DATA: &str = "data";
-/// The axes of the spatial dims, in order.
-const DOMAIN: [&str; 3] = ["domain", "domain_y", "domain_z"];
+/// The name of the mesh's axis over which samples are split.
+pub const DATA_AXIS: &str = "data";
+/// The names of the axes over which the spatial dims are split, in their order.
+pub const DOMAIN_AXES: [&str; 3] = ["domain", "domain_y", "domain_z"];
+/// The name of the axis over which a network's channels are split.
+pub const MODEL_AXIS: &str = "model";
 
 impl ShardedFields {
     /// Fields of these spatial extents over `mesh`.
@@ -139,20 +142,20 @@ impl ShardedFields {
     /// A mesh of other axes; a spatial dim to split that the fields have not. Does not communicate.
     pub fn new(mesh: &DeviceMesh, extents: &[usize]) -> Result<Self> {
         for name in mesh.names() {
-            let known = name == DATA || DOMAIN[..extents.len().min(3)].contains(&name);
+            let domain = &DOMAIN_AXES[..extents.len().min(3)];
+            let known = [DATA_AXIS, MODEL_AXIS].contains(&name) || domain.contains(&name);
             if !known {
                 return Err(Error::invalid(
                     format!("an axis of {mesh}"),
                     format!("\"{name}\""),
                     format!(
-                        "\"{DATA}\" or, for fields of {} dims, one of {:?}",
+                        "\"{DATA_AXIS}\", \"{MODEL_AXIS}\" or, for fields of {} dims, one of {domain:?}",
                         extents.len(),
-                        &DOMAIN[..extents.len().min(3)]
                     ),
                 ));
             }
         }
-        let spatial: Vec<&str> = mesh.names().into_iter().filter(|name| *name != DATA).collect();
+        let spatial: Vec<&str> = mesh.names().into_iter().filter(|name| DOMAIN_AXES.contains(name)).collect();
         let domain = match spatial.is_empty() {
             true => None,
             false => Some(mesh.slice(&spatial).map_err(isobar_shard::Error::from)?),
@@ -167,11 +170,14 @@ impl ShardedFields {
     }
 
     fn layout(&self, mesh: &DeviceMesh, count: usize, channels: i64) -> Result<Layout> {
-        let dim = |name: &str| DOMAIN.iter().position(|axis| *axis == name).map_or(0, |dim| dim + 2);
-        let placements: Vec<Placement> =
-            mesh.names().into_iter().map(|name| Placement::Shard(dim(name))).collect();
+        let placement = |name| match DOMAIN_AXES.iter().position(|axis| *axis == name) {
+            Some(dim) => Placement::Shard(dim + 2),
+            None if name == DATA_AXIS => Placement::Shard(0),
+            None => Placement::Replicate,
+        };
+        let placements: Vec<Placement> = mesh.names().into_iter().map(placement).collect();
         let shape = [&[count as i64, channels], &self.extents[..]].concat();
-        let sizes = match mesh.names().iter().position(|name| *name == DATA) {
+        let sizes = match mesh.names().iter().position(|name| *name == DATA_AXIS) {
             Some(axis) => Sizes::Explicit(vec![(0, balanced(count as i64, mesh.shape()[axis]))]),
             None => Sizes::Chunk,
         };

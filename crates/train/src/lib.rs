@@ -83,7 +83,7 @@ pub use self::clip::{clip_grad_norm, grad_norm};
 pub use self::config::Precision;
 pub use self::data_parallel::{DataParallel, DataParallelConfig, Overlap};
 pub use self::error::{Error, Result};
-pub use self::fields::{DenseFields, FieldLayout, ShardedFields};
+pub use self::fields::{DATA_AXIS, DOMAIN_AXES, DenseFields, FieldLayout, MODEL_AXIS, ShardedFields};
 pub use self::model::{ModelConfig, Network};
 pub use self::params::{ParamPlacement, Parameter, Parameters};
 pub use self::progress::Progress;

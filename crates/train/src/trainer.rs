@@ -17,6 +17,7 @@ use crate::config::{
 };
 use crate::data_parallel::DataParallel;
 use crate::error::{Error, Result};
+use crate::fields::MODEL_AXIS;
 use crate::metrics::MetricSink;
 use crate::optim::Optimizer;
 use crate::params::Parameters;
@@ -68,13 +69,15 @@ impl Ranks {
     }
 
     /// Fields split over a mesh of all ranks, as [`ShardedFields`](crate::ShardedFields) lays them out, and parameters whose
-    /// gradients are left [pending](isobar_shard::MeshParams::pending) on it. Does not communicate.
+    /// gradients are left [pending](isobar_shard::MeshParams::pending) on it: along all of its axes but [`MODEL_AXIS`]. Does
+    /// not communicate.
     ///
     /// # Errors
     ///
     /// A rank outside the mesh.
     pub fn sharded(world: &Group, mesh: &DeviceMesh) -> Result<Self> {
-        let axes: Vec<usize> = (0..mesh.ndim()).collect();
+        let names = mesh.names();
+        let axes: Vec<usize> = (0..mesh.ndim()).filter(|&axis| names[axis] != MODEL_AXIS).collect();
         let gradients = mesh.group_along(&axes).map_err(isobar_shard::Error::from)?;
         Ok(Self { world: world.clone(), data: Group::single(), gradients })
     }

@@ -14,7 +14,7 @@ use isobar_data::Normalizer;
 use isobar_manager::DistributedManager;
 use isobar_shard::{Generator, MeshParams, ParallelRegion, ParamStore, ShardTensor};
 use isobar_train::config::Predict;
-use isobar_train::{BoxError, DenseFields, FieldLayout, Parameters, Ranks, ShardedFields, Step};
+use isobar_train::{BoxError, DenseFields, FieldLayout, MODEL_AXIS, Parameters, Ranks, ShardedFields, Step};
 use serde::{Deserialize, Serialize};
 use tch::{Device, Kind, Tensor};
 
@@ -99,7 +99,9 @@ pub(crate) fn with<J: Job>(manager: &DistributedManager, config: &Config, job: J
         }
         Some(mesh) => {
             // Gradients are summed over the mesh in buckets, while backward goes on.
-            let network = config.model.build(&mut MeshParams::new(&mut store, &mesh).pending())?;
+            let params = MeshParams::new(&mut store, &mesh);
+            let params = if mesh.names().contains(&MODEL_AXIS) { params.along(MODEL_AXIS)? } else { params };
+            let network = config.model.build(&mut params.pending())?;
             let forward = move |x: &ShardTensor, step: Option<Step<'_>>| network.forward(x, step);
             let lay_out = |extents: &[usize]| Ok(ShardedFields::new(&mesh, extents)?);
             job.run(made((config, device), (ranks, &model), &store, lay_out, forward)?)

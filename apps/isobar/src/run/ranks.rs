@@ -4,7 +4,7 @@ use anyhow::{Result, bail};
 use isobar_collectives::Group;
 use isobar_manager::config::MeshConfig;
 use isobar_manager::{DeviceMesh, DistributedManager};
-use isobar_train::{ModelConfig, Ranks};
+use isobar_train::{DATA_AXIS, DOMAIN_AXES, MODEL_AXIS, ModelConfig, Ranks};
 
 use crate::config::Config;
 use crate::exit::Exit;
@@ -17,9 +17,6 @@ pub(crate) struct Arrangement {
     /// Over which samples and fields are split, where fields are.
     pub(crate) domain: Option<DeviceMesh>,
 }
-
-/// The axes over which fields are split.
-const DOMAIN: [&str; 3] = ["domain", "domain_y", "domain_z"];
 
 impl Arrangement {
     /// Makes the mesh. The groups that share samples and those that share a model are its axes `data` and `model`, or the
@@ -34,28 +31,24 @@ impl Arrangement {
             (manager.group(Some("data_parallel"))?, model.clone())
         } else {
             let names: Vec<&str> = mesh.names.iter().map(String::as_str).collect();
-            let known = |name: &str| ["data", "model"].contains(&name) || DOMAIN.contains(&name);
+            let known = |name: &str| [DATA_AXIS, MODEL_AXIS].contains(&name) || DOMAIN_AXES.contains(&name);
             if let Some(other) = names.iter().find(|name| !known(name)) {
                 bail!(Exit::Usage.because(format!(
-                    "distributed.mesh has an axis \"{other}\"; training knows the axes \"data\" and \"model\", and {DOMAIN:?}"
+                    "distributed.mesh has an axis \"{other}\"; training knows the axes \"data\" and \"model\", and {DOMAIN_AXES:?}"
                 )));
             }
             let made = manager.initialize_mesh(&mesh.shape, &names)?;
-            if names.iter().any(|name| DOMAIN.contains(name)) {
-                if names.contains(&"model") {
-                    bail!(Exit::Usage.because(
-                        "distributed.mesh has the axis \"model\" beside one of the domain; split channels or fields, not both"
-                    ));
-                }
+            if names.iter().any(|name| DOMAIN_AXES.contains(name)) {
                 domain = Some(made.clone());
             }
             let axis = |name: &str| -> Result<Group> {
-                match names.contains(&name) && domain.is_none() {
+                match names.contains(&name) {
                     true => Ok(made.group(name)?),
                     false => Ok(Group::single()),
                 }
             };
-            (axis("data")?, axis("model")?)
+            let data = if domain.is_none() { axis(DATA_AXIS)? } else { Group::single() };
+            (data, axis(MODEL_AXIS)?)
         };
         if let Some(own) = own.filter(|own| own.size().max(model.size()) > 1 && own.ranks() != model.ranks())
         {

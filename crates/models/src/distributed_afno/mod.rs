@@ -104,6 +104,10 @@ fn num_blocks() -> usize {
 /// with backwards of the same cost. Every rank of the `model_parallel` region calls, on the same samples, and every rank
 /// calls backward. Gradients of parameters that the ranks share (norms, `b2`, head) come out whole and bitwise equal.
 ///
+/// Over [`ShardTensor`](isobar_shard::ShardTensor)s the fields may be split at the same time: with
+/// [`MeshParams::along`](isobar_shard::MeshParams::along) the parameters are split along one axis of the mesh, the fields along
+/// others. The region is of one rank then, `x` and the result are global tensors, and the operators' rules find what travels.
+///
 /// State dict, under `_impl`: `pos_embed`, `patch_embed.proj.{weight,bias}`, `blocks.{i}.{norm1,norm2}.{weight,bias}`,
 /// `blocks.{i}.{filter,mlp}.{w1,b1,w2,b2}`, `head.weight`. Split are: `proj`, the filter's and `mlp.w1`, `mlp.b1` along dim 0,
 /// `pos_embed` and `mlp.w2` along dim 1.

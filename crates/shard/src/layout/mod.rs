@@ -258,13 +258,14 @@ impl Layout {
         self.beside(placements, self.0.dims.clone())
     }
 
-    /// The layout of what ranks contribute to a gradient, not yet added up: partial where the tensor is replicated.
-    pub(crate) fn contributions(&self) -> Self {
-        let partial = |placement: &Placement| match placement.of_gradient() {
-            Placement::Replicate => Placement::Partial(ReduceOp::Sum),
-            split => split,
+    /// The layout of what ranks contribute to a gradient, not yet added up along these axes: partial where the tensor is
+    /// replicated.
+    pub(crate) fn contributions(&self, axes: &[usize]) -> Self {
+        let partial = |(axis, placement): (usize, &Placement)| match placement.of_gradient() {
+            Placement::Replicate if axes.contains(&axis) => Placement::Partial(ReduceOp::Sum),
+            other => other,
         };
-        self.beside(self.0.placements.iter().map(partial).collect(), self.0.dims.clone())
+        self.beside(self.0.placements.iter().enumerate().map(partial).collect(), self.0.dims.clone())
     }
 
     /// Everything replicated.

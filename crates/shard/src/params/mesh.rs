@@ -74,10 +74,11 @@ impl<'a> MeshParams<'a> {
     }
 
     /// The same, with gradients left pending: backward puts this rank's contribution into each parameter of the store, and
-    /// communicates nothing for it; the gradient is the sum of those of all ranks of the mesh. Summed bucket by bucket while
-    /// backward goes on, as `isobar_train::DataParallel` does over the group of the whole mesh (with a loss that is the same on
-    /// all ranks, so as of 1 sample of 1), it costs less than one reduction for each use of a parameter. Convert the store to
-    /// another kind or device before the model is made.
+    /// communicates nothing for it; the gradient is the sum of those of all ranks of the mesh, or, where the store is split
+    /// [`along`](Self::along) an axis, of those along the other axes. Summed bucket by bucket while backward goes on, as
+    /// `isobar_train::DataParallel` does over the group of these ranks (with a loss that is the same on all of them, so as of 1
+    /// sample of 1), it costs less than one reduction for each use of a parameter. Convert the store to another kind or device
+    /// before the model is made.
     ///
     /// ```
     /// use isobar_collectives::threads;
@@ -143,13 +144,9 @@ impl Params for MeshParams<'_> {
         if !self.pending {
             return Ok(shared);
         }
-        if !shared.layout().is_replicated() {
-            return Err(refuse(format!(
-                "{name} is {shared}; only gradients of what is replicated are left pending"
-            )));
-        }
+        let axes: Vec<usize> = (0..self.mesh.ndim()).filter(|axis| Some(*axis) != self.axis).collect();
         let _grad = EnableGrad::new();
-        ShardTensor::contributed(part, shared.layout().clone())
+        ShardTensor::contributed(part, shared.layout().clone(), &axes)
     }
 
     fn buffer(

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use isobar_collectives::{LinearMap, attach};
+use isobar_collectives::{LinearMap, attach, copy_to_parallel_region};
 use isobar_torch::guard::is_grad_enabled;
 use tch::{TchError, Tensor};
 
@@ -11,16 +11,35 @@ use crate::error::Result;
 use crate::layout::Layout;
 use crate::ops::torch;
 
+/// A gradient that is left pending.
+#[derive(Debug)]
+pub(super) struct Contributed {
+    /// What it arrives in: as the part itself, with each rank's contribution.
+    raw: Tensor,
+    /// The axes of the mesh over which contributions are still to be summed.
+    axes: Vec<usize>,
+}
+
+impl Contributed {
+    pub(super) fn shallow_clone(&self) -> Self {
+        Self { raw: self.raw.shallow_clone(), axes: self.axes.clone() }
+    }
+
+    pub(super) fn zero_grad(&mut self) {
+        self.raw.zero_grad();
+    }
+}
+
 impl ShardTensor {
-    /// The part `raw` of a tensor that is not partial. Gradients arrive in `raw` as contributions, to be summed over all ranks
-    /// of the mesh: the operators that use it for a computation of each rank's own bring theirs without communication.
-    /// Elsewhere every rank computes the whole gradient of its part, and brings a share of it.
-    pub(crate) fn contributed(raw: Tensor, layout: Layout) -> Result<Self> {
+    /// The part `raw` of a tensor that is not partial. Gradients arrive in `raw` as contributions, to be summed over the ranks
+    /// along these axes of the mesh: the operators that use it for a computation of each rank's own bring theirs without
+    /// communication along them. Elsewhere every rank computes the whole gradient of its part, and brings a share of it.
+    pub(crate) fn contributed(raw: Tensor, layout: Layout, axes: &[usize]) -> Result<Self> {
         if !raw.requires_grad() || !is_grad_enabled() {
             return Ok(Self::new(raw, layout));
         }
-        let local = shared_out(&raw, copies(&layout, &[]))?;
-        Ok(Self { local, layout, pending: Some(raw) })
+        let local = shared_out(&raw, copies(&layout, axes))?;
+        Ok(Self { local, layout, pending: Some(Contributed { raw, axes: axes.to_vec() }) })
     }
 
     /// The tensor of that layout whose parts `f` computes from the parts: a linear function without communication, such as a
@@ -32,7 +51,7 @@ impl ShardTensor {
         f: impl Fn(&Tensor) -> Result<Tensor, TchError>,
     ) -> Result<Self> {
         match &self.pending {
-            Some(raw) => Self::contributed(torch(op, f(raw))?, layout),
+            Some(Contributed { raw, axes }) => Self::contributed(torch(op, f(raw))?, layout, axes),
             None => Ok(Self::new(torch(op, f(&self.local))?, layout)),
         }
     }
@@ -44,43 +63,65 @@ impl ShardTensor {
         layout: Layout,
         f: impl Fn(&[&Tensor]) -> Result<Tensor, TchError>,
     ) -> Result<Self> {
-        let pending: Option<Vec<&Tensor>> = tensors.iter().map(|tensor| tensor.pending.as_ref()).collect();
-        match pending {
-            Some(raw) => Self::contributed(torch(op, f(&raw))?, layout),
-            None => {
+        let pending: Option<Vec<&Contributed>> =
+            tensors.iter().map(|tensor| tensor.pending.as_ref()).collect();
+        match pending.as_deref() {
+            Some([first, others @ ..]) if others.iter().all(|other| other.axes == first.axes) => {
+                let raw: Vec<&Tensor> =
+                    [first].into_iter().chain(others).map(|pending| &pending.raw).collect();
+                Self::contributed(torch(op, f(&raw))?, layout, &first.axes)
+            }
+            _ => {
                 let locals: Vec<&Tensor> = tensors.iter().map(|tensor| &tensor.local).collect();
                 Ok(Self::new(torch(op, f(&locals))?, layout))
             }
         }
     }
 
-    /// What [`per_rank`](Self::per_rank) gives where the gradient is pending.
-    pub(super) fn contribution(&self, axes: &[usize]) -> Result<Option<Tensor>> {
-        self.pending.as_ref().map(|raw| shared_out(raw, copies(&self.layout, axes))).transpose()
+    /// This rank's part for a computation that differs from rank to rank along these axes, along which the tensor is
+    /// replicated: its gradients are added up over them, unless they are left pending.
+    pub(crate) fn per_rank(&self, axes: &[usize]) -> Result<Tensor> {
+        if axes.is_empty() || !self.local.requires_grad() || !is_grad_enabled() {
+            return Ok(self.local.shallow_clone());
+        }
+        let (part, summed) = match &self.pending {
+            Some(Contributed { raw, axes: left }) => {
+                let alike: Vec<usize> = left.iter().copied().filter(|axis| !axes.contains(axis)).collect();
+                let summed = axes.iter().copied().filter(|axis| !left.contains(axis)).collect();
+                (shared_out(raw, copies(&self.layout, &alike))?, summed)
+            }
+            None => (self.local.shallow_clone(), axes.to_vec()),
+        };
+        if summed.is_empty() {
+            return Ok(part);
+        }
+        let group = self.layout.group_along(&summed)?;
+        Ok(if group.size() == 1 { part } else { copy_to_parallel_region(&part, &group)? })
+    }
+
+    /// Whether a gradient that arrives in slices along these axes of the mesh may stay as it is: it is pending along them.
+    pub(super) fn is_pending_along(&self, axes: &[usize]) -> bool {
+        self.pending.as_ref().is_some_and(|pending| axes.iter().all(|axis| pending.axes.contains(axis)))
     }
 
     /// The leaf, or what was computed from it, that gradients arrive in.
     pub(super) fn source(&self) -> &Tensor {
-        self.pending.as_ref().unwrap_or(&self.local)
+        self.pending.as_ref().map_or(&self.local, |pending| &pending.raw)
     }
 
     /// The layout of what arrives there.
     pub(super) fn source_layout(&self) -> Layout {
-        match self.pending {
-            Some(_) => self.layout.contributions(),
+        match &self.pending {
+            Some(Contributed { axes, .. }) => self.layout.contributions(axes),
             None => self.layout.of_gradient(),
         }
     }
 }
 
-/// How many ranks go on in the same way with each part, where those along `axes` do not.
+/// How many ranks along these axes go on in the same way with each part.
 fn copies(layout: &Layout, axes: &[usize]) -> usize {
     let sharding = layout.sharding_axes();
-    let ranks = layout.mesh_shape().iter().enumerate();
-    ranks
-        .filter(|(axis, _)| !axes.contains(axis) && !sharding.contains(axis))
-        .map(|(_, ranks)| ranks)
-        .product()
+    axes.iter().filter(|axis| !sharding.contains(axis)).map(|&axis| layout.mesh_shape()[axis]).product()
 }
 
 /// `x`, of whose gradient each of so many ranks brings the same share.

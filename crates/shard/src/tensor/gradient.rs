@@ -36,7 +36,7 @@ impl ShardTensor {
     }
 
     /// The gradient that backward passes have added up in this leaf: laid out as the tensor, replicated where it is partial.
-    /// One that is left [pending](crate::MeshParams::pending) is `Partial(Sum)` where the tensor is replicated.
+    /// One that is left [pending](crate::MeshParams::pending) is `Partial(Sum)` along the axes where it is.
     pub fn grad(&self) -> Option<Self> {
         let grad = self.source().grad();
         grad.defined().then(|| Self::new(grad, self.source_layout()))
@@ -45,7 +45,7 @@ impl ShardTensor {
     /// Forgets the gradient.
     pub fn zero_grad(&mut self) {
         match &mut self.pending {
-            Some(raw) => raw.zero_grad(),
+            Some(pending) => pending.zero_grad(),
             None => self.local.zero_grad(),
         }
     }

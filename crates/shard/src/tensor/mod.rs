@@ -10,11 +10,11 @@ mod show;
 
 use tch::{Device, Kind, Tensor};
 
+use contribution::Contributed;
 pub use gradient::grad;
 pub(crate) use redistribute::reduction;
 pub use redistribute::{Pending, Redistribute};
 
-use isobar_collectives::copy_to_parallel_region;
 use isobar_manager::DeviceMesh;
 
 use crate::error::{Error, Result};
@@ -44,8 +44,8 @@ use crate::layout::{Layout, Placement};
 pub struct ShardTensor {
     local: Tensor,
     layout: Layout,
-    /// Of a gradient that is left pending: what it arrives in, as `local` with each rank's contribution.
-    pending: Option<Tensor>,
+    /// Of a gradient that is left pending: what it arrives in.
+    pending: Option<Contributed>,
 }
 
 impl ShardTensor {
@@ -57,7 +57,7 @@ impl ShardTensor {
     /// A tensor that shares this one's memory and history.
     #[must_use]
     pub fn shallow_clone(&self) -> Self {
-        let pending = self.pending.as_ref().map(Tensor::shallow_clone);
+        let pending = self.pending.as_ref().map(Contributed::shallow_clone);
         Self { local: self.local.shallow_clone(), layout: self.layout.clone(), pending }
     }
 
@@ -156,23 +156,6 @@ impl ShardTensor {
     /// Those of the exchange; gradient placements that do not fit.
     pub fn full_tensor(&self, grad_placements: Option<&[Placement]>) -> Result<Tensor> {
         self.to_layout(&self.layout.replicated())?.to_local(grad_placements)
-    }
-
-    /// This rank's part for a computation that differs from rank to rank along these axes, along which the tensor is
-    /// replicated: its gradients are added up over them, unless they are left pending.
-    pub(crate) fn per_rank(&self, axes: &[usize]) -> Result<Tensor> {
-        if axes.is_empty() || !self.local.requires_grad() || !isobar_torch::guard::is_grad_enabled() {
-            return Ok(self.local.shallow_clone());
-        }
-        if let Some(contribution) = self.contribution(axes)? {
-            return Ok(contribution);
-        }
-        let group = self.layout.group_along(axes)?;
-        Ok(if group.size() == 1 {
-            self.local.shallow_clone()
-        } else {
-            copy_to_parallel_region(&self.local, &group)?
-        })
     }
 
     fn gradient_placement(&self, axis: usize, given: Placement) -> Error {

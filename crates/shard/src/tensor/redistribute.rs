@@ -139,7 +139,7 @@ impl ShardTensor {
     /// Where the gradient is pending, and the target's part is a slice of this rank's: that, its gradient pending too.
     fn own_slice(&self, map: &Redistribution) -> Result<Option<Self>> {
         let sliced = map.from.is_replicated() && map.from.mesh() == map.to.mesh() && map.keeps_kinds();
-        if self.pending.is_none() || !sliced {
+        if !sliced || !self.is_pending_along(&map.to.sharding_axes()) {
             return Ok(None);
         }
         let parts: Vec<Vec<Interval>> = map.to.intervals().into_iter().map(<[Interval]>::to_vec).collect();
