@@ -191,6 +191,30 @@ fn half_a_spectrum_travels_once() {
     });
 }
 
+/// Of 32 × 40 points split by rows, 8 × 4 modes: they alone travel, there and back, and in backward.
+#[test]
+fn only_the_modes_that_are_kept_travel() {
+    on_mesh(&[2], |mesh| {
+        let _guard = forbid_hidden_communication();
+        let whole = numbers(&[3, 32, 40], 1);
+        let layout = Layout::new(mesh, &[Placement::Shard(1)], &whole.size(), &Sizes::Chunk).unwrap();
+        let x = leaf(&whole, &layout);
+        let kept = [vec![0..4, 28..32], vec![0..4]];
+        // Of complex numbers of 16 bytes, what one rank gets from the other.
+        let half = 3 * 8 * 4 / 2 * 16;
+        let trace = CommTrace::start(&mesh.group_along(&[0]).unwrap());
+        let modes = x.rfftn_modes(&[1, 2], &kept, FftNorm::Ortho).unwrap();
+        assert_eq!(trace.received(), half);
+        assert_eq!(modes.placements(), [Placement::Shard(2)]);
+        let back = modes.irfftn_modes(&[32, 40], &[1, 2], &kept, FftNorm::Ortho).unwrap();
+        assert_eq!(trace.received(), 2 * half);
+        assert_eq!(back.layout(), x.layout());
+        back.mul(&back).unwrap().sum().unwrap().backward().unwrap();
+        // (And the sum.)
+        assert!(trace.received() <= 4 * half + 16, "{} bytes", trace.received());
+    });
+}
+
 #[test]
 fn wrong_arguments_are_errors() {
     on_mesh(&[2], |mesh| {

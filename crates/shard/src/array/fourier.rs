@@ -4,7 +4,7 @@ use std::ops::Range;
 
 use tch::{Kind as Element, TchError, Tensor};
 
-use super::{FftNorm, Spectral, argument, named, resolve};
+use super::{FftNorm, Spectral, argument, named, resolve, tables};
 use crate::error::Result;
 
 /// Which transform.
@@ -135,6 +135,65 @@ impl Transform {
         }
     }
 
+    /// Whether along the dim so few modes are wanted that a product with their matrix is cheaper than a transform.
+    pub(crate) fn has_few_modes(&self, dim: usize) -> bool {
+        self.kept_of(dim).is_some_and(|ranges| count(ranges) <= FEW_MODES)
+    }
+
+    /// What the points `own` along the dim add to the modes there are along it. The first dim of a real transform is the one
+    /// that it halves.
+    pub(crate) fn contribution(
+        &self,
+        op: &'static str,
+        x: &Tensor,
+        (dim, own): (usize, &[i64]),
+        norm: FftNorm,
+    ) -> Result<Tensor> {
+        let (points, kind) = (self.points_of(dim), real_kind(x.kind()));
+        let modes = self.kept_of(dim).map_or(&[][..], Vec::as_slice);
+        let scale = norm.scale(points, false);
+        let at = |matrix: Tensor| named(op, &[x], columns(&matrix, points, own, x));
+        let product = || {
+            let last = x.f_transpose(dim as i64, -1)?;
+            match x.is_complex() {
+                true => last.f_contiguous()?.f_view_as_real()?.f_flatten(-2, -1),
+                false => Ok(last),
+            }
+        };
+        let matrix = match x.is_complex() {
+            true => at(tables::complex_forward(points, modes, scale, kind)?)?,
+            false => at(tables::real_forward(points, modes, scale, kind)?)?,
+        };
+        let sums = || {
+            let parts = product()?.f_matmul(&matrix.f_transpose(0, 1)?)?;
+            let count = count(modes);
+            let (re, im) = (parts.f_narrow(-1, 0, count)?, parts.f_narrow(-1, count, count)?);
+            Tensor::f_complex(&re.f_contiguous()?, &im.f_contiguous()?)?.f_transpose(dim as i64, -1)
+        };
+        named(op, &[x], sums())
+    }
+
+    /// From the modes there are along the dim, which is not the halved one, back to the points `own` along it.
+    pub(crate) fn points_at(
+        &self,
+        op: &'static str,
+        x: &Tensor,
+        (dim, own): (usize, &[i64]),
+        norm: FftNorm,
+    ) -> Result<Tensor> {
+        let points = self.points_of(dim);
+        let modes = self.kept_of(dim).map_or(&[][..], Vec::as_slice);
+        let matrix = tables::complex_forward(points, modes, norm.scale(points, true), real_kind(x.kind()))?;
+        let values = || {
+            let last = x.f_transpose(dim as i64, -1)?;
+            let parts = Tensor::f_cat(&[&last.f_real()?, &last.f_imag()?], -1)?;
+            let pairs = parts.f_matmul(&columns(&matrix, points, own, x)?)?;
+            let pairs = pairs.f_unflatten(-1, [own.len() as i64, 2])?;
+            pairs.f_view_as_complex()?.f_transpose(dim as i64, -1)
+        };
+        named(op, &[x], values())
+    }
+
     /// A step of it over dims that are whole.
     pub(crate) fn local(
         &self,
@@ -188,6 +247,25 @@ impl Transform {
                 named(op, &[x], over.iter().zip(&kept).try_fold(all, pick))
             }
         }
+    }
+}
+
+/// A point's product with the matrix of more modes costs more than its part of a fast transform.
+const FEW_MODES: i64 = 128;
+
+/// Of a matrix `[…, points]` or `[…, (points, 2)]` the columns of these points.
+fn columns(matrix: &Tensor, points: i64, own: &[i64], like: &Tensor) -> Result<Tensor, TchError> {
+    let shape = matrix.size();
+    let own = Tensor::f_from_slice(own)?;
+    let chosen = matrix.f_reshape([shape[0], points, shape[1] / points])?.f_index_select(1, &own)?;
+    chosen.f_flatten(1, 2)?.f_to_device(like.device())
+}
+
+fn real_kind(kind: Element) -> Element {
+    match kind {
+        Element::ComplexFloat => Element::Float,
+        Element::ComplexDouble => Element::Double,
+        real => real,
     }
 }
 

@@ -17,6 +17,12 @@ use crate::error::Result;
 use crate::layout::{Dim, Layout};
 use crate::rules::received;
 use crate::tensor::ShardTensor;
+use crate::window::{Need, Windows, fetch};
+
+/// The indices of a dim that this rank has.
+fn own_indices(layout: &Layout, dim: usize) -> Vec<i64> {
+    layout.intervals()[dim].iter().flat_map(|own| own.start..own.end()).collect()
+}
 
 impl ShardTensor {
     /// A transform over dims, of which some may be split.
@@ -72,15 +78,21 @@ impl ShardTensor {
             }
         }
         for step in steps(x.layout(), transform, x.kind().elt_size_in_bytes())? {
+            let after = step.layout(x.layout(), transform);
             x = match step {
-                Step::Turn(..) | Step::Gather(_) => x.to_layout(&step.layout(x.layout()))?,
-                Step::Transform(dims) => {
-                    let y = transform.local(op, x.local(), &dims, norm)?;
-                    let mut parts = x.layout().dims().to_vec();
-                    for dim in dims {
-                        parts[dim] = Dim::whole(transform.result_extent(dim));
-                    }
-                    Self::new(y, x.layout().with_dims(parts))
+                Step::Turn(..) | Step::Gather(_) => x.to_layout(&after)?,
+                Step::Transform(dims) => Self::new(transform.local(op, x.local(), &dims, norm)?, after),
+                Step::Sum(from, _) => {
+                    let own = own_indices(x.layout(), from);
+                    let sums = transform.contribution(op, x.local(), (from, &own), norm)?;
+                    Self::new(sums, plan::sums(x.layout(), from, transform)).to_layout(&after)?
+                }
+                Step::Spread(from, to) => {
+                    let everywhere = Need::of(&Dim::whole(x.shape()[from]));
+                    let windows = Windows::of(x.layout()).with(from, everywhere);
+                    let modes = fetch(x.local(), x.layout(), &windows, 0.0)?;
+                    let own = own_indices(&after, to);
+                    Self::new(transform.points_at(op, &modes, (to, &own), norm)?, after)
                 }
             };
         }
@@ -104,7 +116,7 @@ impl ShardTensor {
                     best = Some((bytes, turned));
                 }
             }
-            let whole = || Step::Gather(from).layout(layout);
+            let whole = || layout.with_dim(from, Dim::whole(layout.shape()[from]));
             let to = best.map_or_else(whole, |(_, turned)| turned);
             x = x.to_layout(&to)?;
         }

@@ -3,9 +3,11 @@
 use std::cell::RefCell;
 use std::collections::HashMap;
 
+use isobar_collectives::ReduceOp;
+
 use crate::array::fourier::{Kind, Transform};
 use crate::error::Result;
-use crate::layout::{Dim, Layout};
+use crate::layout::{Dim, Layout, Placement};
 use crate::rules::received;
 
 /// What is done next.
@@ -17,17 +19,48 @@ pub(super) enum Step {
     Turn(usize, usize),
     /// The dim becomes whole on all ranks: of a single vector, there is no other to split.
     Gather(usize),
+    /// The first dim is transformed to its few modes: each rank finds what its points add to them, and what splits the first
+    /// dim splits the second of their sums.
+    Sum(usize, usize),
+    /// The second dim is transformed back from its few modes: they become whole along the first dim, and each rank finds the
+    /// points that are its own when what splits the first dim splits the second.
+    Spread(usize, usize),
 }
 
 impl Step {
-    /// The layout after an exchange.
-    pub(super) fn layout(&self, before: &Layout) -> Layout {
-        match *self {
-            Self::Transform(_) => before.clone(),
-            Self::Turn(from, to) => before.turned(from, to),
-            Self::Gather(dim) => before.with_dim(dim, Dim::whole(before.shape()[dim])),
+    /// The layout after it.
+    pub(super) fn layout(&self, before: &Layout, transform: &Transform) -> Layout {
+        let result = |dim| Dim::whole(transform.result_extent(dim));
+        match self {
+            Self::Transform(dims) => {
+                let mut parts = before.dims().to_vec();
+                dims.iter().for_each(|&dim| parts[dim] = result(dim));
+                before.with_dims(parts)
+            }
+            Self::Turn(from, to) => before.turned(*from, *to),
+            Self::Gather(dim) => before.with_dim(*dim, Dim::whole(before.shape()[*dim])),
+            Self::Sum(from, to) => before.turned(*from, *to).with_dim(*from, result(*from)),
+            Self::Spread(from, to) => before.with_dim(*to, result(*to)).turned(*from, *to),
         }
     }
+
+    /// What is transformed.
+    fn transformed(&self) -> Vec<usize> {
+        match self {
+            Self::Transform(dims) => dims.clone(),
+            Self::Sum(dim, _) | Self::Spread(_, dim) => vec![*dim],
+            Self::Turn(..) | Self::Gather(_) => Vec::new(),
+        }
+    }
+}
+
+/// The sums of a [`Step::Sum`] before they are added up.
+pub(super) fn sums(before: &Layout, from: usize, transform: &Transform) -> Layout {
+    let axes = &before.dims()[from].axes;
+    let whole = before.with_dim(from, Dim::whole(transform.result_extent(from)));
+    let mut placements = whole.placements().to_vec();
+    axes.iter().for_each(|&axis| placements[axis] = Placement::Partial(ReduceOp::Sum));
+    whole.beside(placements, whole.dims().to_vec())
 }
 
 /// An exchange that moves the split to a dim that is not transformed must save this much: models mix channels, which is cheap
@@ -83,6 +116,7 @@ pub(super) fn is_whole(layout: &Layout, dim: usize) -> bool {
 }
 
 /// A transform on its way.
+#[derive(Clone)]
 struct State {
     layout: Layout,
     /// The dims that are not transformed yet, in the transform's order.
@@ -93,32 +127,16 @@ struct State {
 
 impl State {
     /// The steps from here on, and their cost, if that is below `limit`.
-    fn best(mut self, transform: &Transform, limit: f64) -> Result<Option<(f64, Vec<Step>)>> {
-        let ready = self.ready(transform);
-        let mut steps = Vec::new();
-        if !ready.is_empty() {
-            self.pending.retain(|dim| !ready.contains(dim));
-            for &dim in &ready {
-                self.layout = self.layout.with_dim(dim, Dim::whole(transform.result_extent(dim)));
-            }
-            let halves = transform.last().is_some_and(|last| ready.contains(&last));
-            if transform.kind == Kind::Real && halves {
-                // From now on numbers are complex.
-                self.element *= 2;
-            }
-            steps.push(Step::Transform(ready));
-        }
+    fn best(&self, transform: &Transform, limit: f64) -> Result<Option<(f64, Vec<Step>)>> {
         if self.pending.is_empty() {
-            return Ok(Some((0.0, steps)));
+            return Ok(Some((0.0, Vec::new())).filter(|_| limit > 0.0));
         }
         let mut found: Option<(f64, Vec<Step>)> = None;
-        for from in self.blocked(transform) {
-            let others = (0..self.layout.ndim()).filter(|&to| to != from && self.layout.shape()[to] > 1);
-            let turns: Vec<Step> = others.map(|to| Step::Turn(from, to)).collect();
-            for turn in if turns.is_empty() { vec![Step::Gather(from)] } else { turns } {
-                let layout = turn.layout(&self.layout);
-                let Some(bytes) = received(&self.layout, &layout, self.element)? else { continue };
-                let stays = !matches!(turn, Step::Turn(_, to) if !transform.dims.contains(&to));
+        let mut consider = |first: &[Step], state: &Self, ways: Vec<Step>| -> Result<()> {
+            for step in ways {
+                let Some(bytes) = state.received(&step, transform)? else { continue };
+                let stays =
+                    !matches!(step, Step::Turn(_, to) | Step::Sum(_, to) if !transform.dims.contains(&to));
                 let factor = if stays { 1.0 } else { PREFERENCE };
                 // (So that of equal ways the shorter one is taken, also where nothing is to be sent.)
                 let cost = bytes as f64 * factor + 1.0;
@@ -126,14 +144,79 @@ impl State {
                 if cost >= most {
                     continue;
                 }
-                let next = Self { layout, pending: self.pending.clone(), element: self.element };
-                if let Some((rest, tail)) = next.best(transform, most - cost)? {
-                    let way = [&steps[..], &[turn], &tail].concat();
-                    found = Some((cost + rest, way));
+                if let Some((rest, tail)) = state.after(&step, transform).best(transform, most - cost)? {
+                    found = Some((cost + rest, [first, &[step], &tail].concat()));
                 }
             }
+            Ok(())
+        };
+        consider(&[], self, self.spreads(transform))?;
+        let ready = self.ready(transform);
+        let (first, state) = match ready.is_empty() {
+            true => (Vec::new(), self.clone()),
+            false => {
+                let step = Step::Transform(ready);
+                let state = self.after(&step, transform);
+                (vec![step], state)
+            }
+        };
+        if state.pending.is_empty() {
+            return Ok(Some((0.0, first)).filter(|_| limit > 0.0));
+        }
+        for from in state.blocked(transform) {
+            consider(&first, &state, state.moves(from, transform))?;
         }
         Ok(found.filter(|(cost, _)| *cost < limit))
+    }
+
+    fn after(&self, step: &Step, transform: &Transform) -> Self {
+        let done = step.transformed();
+        let halves = transform.last().is_some_and(|last| done.contains(&last));
+        // From now on numbers are complex.
+        let wider = if transform.kind == Kind::Real && halves { 2 } else { 1 };
+        Self {
+            layout: step.layout(&self.layout, transform),
+            pending: self.pending.iter().copied().filter(|dim| !done.contains(dim)).collect(),
+            element: self.element * wider,
+        }
+    }
+
+    /// The bytes that a rank receives in a step.
+    fn received(&self, step: &Step, transform: &Transform) -> Result<Option<i64>> {
+        let after = self.after(step, transform);
+        match *step {
+            Step::Sum(from, _) => {
+                received(&sums(&self.layout, from, transform), &after.layout, after.element)
+            }
+            Step::Spread(from, _) => {
+                let whole = Step::Gather(from).layout(&self.layout, transform);
+                received(&self.layout, &whole, self.element)
+            }
+            _ => received(&self.layout, &after.layout, self.element),
+        }
+    }
+
+    /// What can be done with a dim that is split.
+    fn moves(&self, from: usize, transform: &Transform) -> Vec<Step> {
+        let others = || (0..self.layout.ndim()).filter(|&to| to != from && self.layout.shape()[to] > 1);
+        let mut moves: Vec<Step> = others().map(|to| Step::Turn(from, to)).collect();
+        let one_axis = self.layout.dims()[from].axes.len() == 1;
+        if transform.kind == Kind::Real && one_axis && transform.has_few_modes(from) {
+            moves.extend(others().filter(|&to| is_whole(&self.layout, to)).map(|to| Step::Sum(from, to)));
+        }
+        if moves.is_empty() { vec![Step::Gather(from)] } else { moves }
+    }
+
+    /// The ways to transform a dim back so that it comes to be split.
+    fn spreads(&self, transform: &Transform) -> Vec<Step> {
+        if transform.kind != Kind::InverseReal {
+            return Vec::new();
+        }
+        let pending = || self.pending.iter().copied();
+        let inner = |dim: &usize| transform.last() != Some(*dim) && is_whole(&self.layout, *dim);
+        let to = || pending().filter(inner).filter(|&dim| transform.has_few_modes(dim));
+        let split = pending().filter(|&dim| !is_whole(&self.layout, dim));
+        split.flat_map(|from| to().map(move |to| Step::Spread(from, to))).collect()
     }
 
     /// The dims that can be transformed as they lie. Of a real transform the halved dim is the first, of its inverse the last.
