@@ -51,6 +51,7 @@ pub use layout::{Interval, Layout, Placement, Sizes};
 pub use module::{ParameterLayouts, Source};
 pub use ops::attention::{AttentionOptions, AttentionStrategy, context_parallel};
 pub use ops::elementwise::Comparison;
+pub use ops::fourier::TransformPieces;
 pub use ops::fourier::distributed::{DistributedIrfft2, DistributedRfft2};
 pub use ops::neighbours::{Ball, LimitedBall};
 pub use ops::norm::RunningStats;

@@ -6,7 +6,7 @@ use common::{Dice, MESHES, SPLITS, difference, leaf, numbers, on_mesh, same};
 use isobar_collectives::threads;
 use isobar_shard::{
     CommTrace, Convert, DistributedIrfft2, DistributedRfft2, FftNorm, Layout, Modes, Placement, ShardTensor,
-    Sizes, Spectral, forbid_hidden_communication, grad,
+    Sizes, Spectral, TransformPieces, forbid_hidden_communication, grad,
 };
 use isobar_torch::autograd::{self, BackwardOptions};
 use rstest::rstest;
@@ -188,6 +188,33 @@ fn half_a_spectrum_travels_once() {
         let back = spectrum.irfft2([8, 14], [2, 3], FftNorm::Ortho).unwrap();
         assert_eq!(trace.received(), 2 * 3 * 4 * 4 * 16);
         assert!(difference(&back.full_tensor(None).unwrap(), &x.full_tensor(None).unwrap()) < 1e-12);
+    });
+}
+
+/// An exchange in pieces brings the same values and gradients to the last bit, and the same bytes.
+#[rstest]
+fn exchanges_in_pieces(#[values(1, 2, 3, 4)] mesh: usize, #[values(2, 3, 8)] pieces: usize) {
+    on_mesh(MESHES[mesh], move |mesh| {
+        let _guard = forbid_hidden_communication();
+        let axes: Vec<usize> = (0..mesh.ndim()).collect();
+        let group = mesh.group_along(&axes).unwrap();
+        let mut dice = Dice(61);
+        for _ in 0..40 {
+            let shape = [dice.roll(1, 5), dice.roll(1, 7), dice.roll(1, 7), dice.roll(1, 5)];
+            let layout = dice.layout(mesh, &shape, &[0, 1, 2, 3]);
+            let run = |pieces| {
+                let _pieces = TransformPieces::new(pieces);
+                let trace = CommTrace::start(&group);
+                let x = leaf(&numbers(&shape, 1), &layout);
+                let spectrum = x.rfftn(&[], &[1, 2], FftNorm::Ortho).unwrap();
+                let back = spectrum.irfftn(&shape[1..3], &[1, 2], FftNorm::Ortho).unwrap();
+                back.mul(&back).unwrap().sum().unwrap().backward().unwrap();
+                let spectrum = spectrum.view_as_real().unwrap().local().detach();
+                (spectrum, back.local().detach(), x.grad().unwrap().local().copy(), trace.received())
+            };
+            let (at_once, cut) = (run(1), run(pieces));
+            assert_eq!(cut, at_once, "{shape:?} {layout}");
+        }
     });
 }
 

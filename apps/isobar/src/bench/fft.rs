@@ -3,7 +3,9 @@
 use anyhow::{Result, ensure};
 use isobar_collectives::{Group, balanced};
 use isobar_manager::DeviceMesh;
-use isobar_shard::{DistributedIrfft2, DistributedRfft2, FftNorm, Placement, ShardTensor, Spectral};
+use isobar_shard::{
+    DistributedIrfft2, DistributedRfft2, FftNorm, Placement, ShardTensor, Spectral, TransformPieces,
+};
 use tch::{Device, Kind, Tensor};
 
 use super::{Prepared, Timed};
@@ -23,12 +25,14 @@ fn check(what: &str, got: &Tensor, want: &Tensor) -> Result<()> {
     Ok(())
 }
 
-/// As operators of a sharded tensor that is split along its height; the spectrum is left split along its columns.
-pub(crate) fn of_shards(group: &Group) -> Result<Prepared> {
+/// As operators of a sharded tensor that is split along its height; the spectrum is left split along its columns. What
+/// travels is cut into so many pieces.
+pub(crate) fn of_shards(group: &Group, pieces: usize) -> Result<Prepared> {
     let mesh = DeviceMesh::new(group, &[group.size() as i64], &["domain"])?;
     let split = ShardTensor::distribute(&field()?, &mesh, &[Placement::Shard(2)])?;
     let x = ShardTensor::from_parts(&split.local().f_contiguous()?.f_detach_copy()?, split.layout())?;
     let run = move || {
+        let _pieces = TransformPieces::new(pieces);
         let spectrum = x.rfft2(DIMS, FftNorm::Ortho)?;
         spectrum.irfft2(SIZE, DIMS, FftNorm::Ortho).map(|back| (spectrum, back))
     };

@@ -60,7 +60,7 @@ const REPLICATE: Placement = Placement::Replicate;
 const ROWS: Placement = Placement::Shard(0);
 const COLUMNS: Placement = Placement::Shard(1);
 
-const CASES: [Case; 32] = [
+const CASES: [Case; 33] = [
     Case { name: "all_gather_v/dim0", prepare: |group| collectives::all_gather(group, 0) },
     Case { name: "all_gather_v/dim1", prepare: |group| collectives::all_gather(group, 1) },
     Case { name: "all_gather_v/fwd_bwd", prepare: collectives::all_gather_fwd_bwd },
@@ -85,8 +85,9 @@ const CASES: [Case; 32] = [
     Case { name: "shard/conv2d_fwd_bwd", prepare: |group| operators::conv2d(group, true) },
     Case { name: "shard/conv2d_exchange", prepare: |group| operators::conv2d(group, true) },
     Case { name: "shard/conv2d_no_exchange", prepare: |group| operators::conv2d(group, false) },
-    Case { name: "fft/rfft2_irfft2", prepare: fft::of_shards },
-    Case { name: "fft/rfft2_irfft2_transposed", prepare: fft::of_shards },
+    Case { name: "fft/rfft2_irfft2", prepare: |group| fft::of_shards(group, 1) },
+    Case { name: "fft/rfft2_irfft2_transposed", prepare: |group| fft::of_shards(group, 1) },
+    Case { name: "fft/rfft2_irfft2_in_pieces", prepare: |group| fft::of_shards(group, 4) },
     Case { name: "fft/rfft2_irfft2_split_last", prepare: fft::split_last },
     Case { name: "afno/domain_step", prepare: |group| domain::step(group, &domain::AFNO, false) },
     Case { name: "afno/domain_step_scaling", prepare: |group| domain::step(group, &domain::AFNO, false) },

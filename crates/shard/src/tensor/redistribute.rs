@@ -86,10 +86,22 @@ impl ShardTensor {
         options: &Redistribute,
     ) -> Result<Pending> {
         let to = self.target(mesh, placements, &options.sizes)?;
-        let map = Redistribution::new(&self.layout, &to, options)?;
+        self.begin(Redistribution::new(&self.layout, &to, options)?)
+    }
+
+    /// Begins to bring the tensor into this layout.
+    ///
+    /// # Errors
+    ///
+    /// As [`redistribute`](Self::redistribute).
+    pub(crate) fn start_to_layout(&self, to: &Layout) -> Result<Pending> {
+        self.begin(Redistribution::new(&self.layout, to, &Redistribute::default())?)
+    }
+
+    fn begin(&self, map: Redistribution) -> Result<Pending> {
         let _guard = NoGrad::new();
         let local = self.local.detach();
-        let stage = if self.layout == to {
+        let stage = if map.from == map.to {
             Stage::Same
         } else if let Some((middle, op, axes)) = reduction(&map.from, &map.to)? {
             let reduced = map.start_reduction(&local, &middle, op, &axes)?;

@@ -5,10 +5,15 @@
 //! then.
 
 pub(crate) mod distributed;
+mod pieces;
 mod plan;
 
 use std::ops::Range;
 
+use tch::Tensor;
+
+use self::pieces::Pieces;
+pub use self::pieces::TransformPieces;
 use self::plan::{Step, is_whole, steps};
 use super::{operator, refuse};
 use crate::array::FftNorm;
@@ -77,8 +82,18 @@ impl ShardTensor {
                 x = x.narrow(dim as i64, 0, read)?;
             }
         }
-        for step in steps(x.layout(), transform, x.kind().elt_size_in_bytes())? {
+        let mut steps = steps(x.layout(), transform, x.kind().elt_size_in_bytes())?.into_iter().peekable();
+        while let Some(step) = steps.next() {
             let after = step.layout(x.layout(), transform);
+            if let (Step::Turn(..), Some(Step::Transform(dims))) = (&step, steps.peek())
+                && let Some(pieces) = Pieces::of(&x, &after, dims)
+            {
+                let local = |part: &Tensor| transform.local(op, part, dims, norm);
+                let result = Step::Transform(dims.clone()).layout(&after, transform);
+                x = pieces.transformed(&x, (&after, &result), local)?;
+                steps.next();
+                continue;
+            }
             x = match step {
                 Step::Turn(..) | Step::Gather(_) => x.to_layout(&after)?,
                 Step::Transform(dims) => Self::new(transform.local(op, x.local(), &dims, norm)?, after),
