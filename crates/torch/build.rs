@@ -22,7 +22,7 @@ fn main() {
         .flag(format!("-isystem{}", include.join("torch/csrc/api/include").display()))
         .flag("-Wno-unused-parameter")
         .files(
-            ["autocast", "autograd", "c10d", "cuda", "error", "hooks", "memory"]
+            ["autocast", "autograd", "c10d", "cuda", "error", "hooks", "memory", "storage"]
                 .map(|name| format!("src/cpp/{name}.cpp")),
         )
         .compile("isobar_torch_shim");

@@ -134,6 +134,32 @@ fn train(launch: Launch, config: &str, sets: &[&str]) -> Vec<(String, f64)> {
     records(folder.path())
 }
 
+/// Parameters, gradients and the optimizer's state in parts, beside samples and fields; resumed besides.
+#[rstest]
+#[case(2, "[2]", "[\"shard\"]")]
+#[case(4, "[2, 2]", "[\"data\", \"shard\"]")]
+#[case(4, "[2, 2]", "[\"shard\", \"domain\"]")]
+fn parameters_are_split(#[case] ranks: usize, #[case] shape: &str, #[case] names: &str) {
+    let config = "navier_stokes_fno";
+    let sets = ["data.fields=[\"height\"]", "data_parallel.bucket_mb=0.01"];
+    let whole = train(Launch::plain(1, ISOBAR), config, &sets);
+    let [shape, names] = mesh(shape, names);
+    let all = [&sets[..], &[&shape, &names]].concat();
+    alike(&train(Launch::plain(ranks, ISOBAR), config, &all), &whole);
+
+    let folder = tempdir().unwrap();
+    let part = |more: &[&str]| {
+        let launch = Launch::plain(ranks, ISOBAR);
+        let sets = [&all[..], more].concat();
+        let _ = isobar(launch, "train", config, folder.path(), &sets).run().unwrap().expect_success();
+    };
+    part(&["train.max_steps=2"]);
+    part(&["checkpoint.resume=must"]);
+    let resumed: Vec<_> = records(folder.path()).into_iter().filter(|(key, _)| key == "loss").collect();
+    let straight: Vec<_> = whole.into_iter().filter(|(key, _)| key == "loss").collect();
+    alike(&resumed, &straight);
+}
+
 /// A network's channels along one axis of the mesh, its fields along others.
 #[rstest]
 #[case("[2, 2]", "[\"domain\", \"model\"]")]

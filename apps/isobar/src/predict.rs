@@ -83,6 +83,7 @@ struct Outcome {
 
 impl Job for Prediction<'_> {
     type Out = Vec<String>;
+    const TRAINS: bool = false;
 
     fn run<L, F>(self, run: Run<L, F>) -> Result<Self::Out>
     where

@@ -74,6 +74,7 @@ struct Training<'a> {
 
 impl Job for Training<'_> {
     type Out = (Summary, Option<f64>, Option<PathBuf>);
+    const TRAINS: bool = true;
 
     fn run<L, F>(self, run: Run<L, F>) -> Result<Self::Out>
     where

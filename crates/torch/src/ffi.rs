@@ -123,6 +123,17 @@ unsafe extern "C" {
     pub(crate) fn isobar_autocast_set(device: c_int, state: *const AutocastState, error: *mut RawError);
 }
 
+unsafe extern "C" {
+    pub(crate) fn isobar_storage_release(tensor: *const C_tensor, error: *mut RawError);
+    pub(crate) fn isobar_storage_restore(tensor: *const C_tensor, error: *mut RawError);
+    pub(crate) fn isobar_shares_storage(
+        one: *const C_tensor,
+        other: *const C_tensor,
+        error: *mut RawError,
+    ) -> bool;
+    pub(crate) fn isobar_clear_grad(leaf: *const C_tensor, error: *mut RawError);
+}
+
 pub(crate) type Allocate = extern "C" fn(bytes: usize) -> *mut c_void;
 pub(crate) type Free = extern "C" fn(block: *mut c_void);
 

@@ -303,7 +303,7 @@ fn register_hooks(shared: &Arc<Mutex<Shared>>) -> Result<Vec<HookHandle>> {
 
 /// Gives a leaf a gradient of zeros, before it has hooks: libtorch's Rust binding can't set one, but a backward pass
 /// makes one.
-fn create_grad(param: &Parameter) -> Result<()> {
+pub(crate) fn create_grad(param: &Parameter) -> Result<()> {
     if param.grad().is_some() {
         return Ok(());
     }

@@ -37,6 +37,15 @@ impl Default for DataParallelConfig {
     }
 }
 
+impl DataParallelConfig {
+    pub(crate) fn check(&self) -> Result<()> {
+        match self.bucket_mb.is_finite() && self.bucket_mb > 0.0 {
+            true => Ok(()),
+            false => Err(Error::invalid("bucket_mb", self.bucket_mb, "a finite number of MiB above 0")),
+        }
+    }
+}
+
 /// Whether communication goes on during computation.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize, schemars::JsonSchema)]
 #[serde(rename_all = "lowercase")]
@@ -96,9 +105,7 @@ impl DataParallel {
         group: &Group,
         config: &DataParallelConfig,
     ) -> Result<Self> {
-        if !(config.bucket_mb.is_finite() && config.bucket_mb > 0.0) {
-            return Err(Error::invalid("bucket_mb", config.bucket_mb, "a finite number of MiB above 0"));
-        }
+        config.check()?;
         // A group of its own: a reduction may begin anywhere among the model's own collectives.
         let all: Vec<usize> = (0..group.size()).collect();
         let name = format!("{}/gradients", group.name());
@@ -211,7 +218,7 @@ impl DataParallel {
 }
 
 /// Refuses parameters and buffers that are not alike on all ranks.
-fn compare(params: &Parameters, buffers: &[(String, Tensor)], group: &Group) -> Result<()> {
+pub(crate) fn compare(params: &Parameters, buffers: &[(String, Tensor)], group: &Group) -> Result<()> {
     let describe = |name: &str, tensor: &Tensor| format!("{name:?} {:?} {:?}", tensor.kind(), tensor.size());
     let params = params.iter().map(|p| format!("{} {:?}", describe(&p.name, &p.tensor), p.placement));
     let buffers = buffers.iter().map(|(name, tensor)| format!("buffer {}", describe(name, tensor)));
@@ -230,7 +237,10 @@ fn compare(params: &Parameters, buffers: &[(String, Tensor)], group: &Group) -> 
 }
 
 /// Overwrites tensors by those of rank 0.
-fn broadcast<'a>(tensors: impl Iterator<Item = (&'a String, &'a Tensor)>, group: &Group) -> Result<()> {
+pub(crate) fn broadcast<'a>(
+    tensors: impl Iterator<Item = (&'a String, &'a Tensor)>,
+    group: &Group,
+) -> Result<()> {
     if group.size() == 1 {
         return Ok(());
     }

@@ -100,7 +100,7 @@ impl FieldLayout for DenseFields {
     }
 }
 
-/// Fields split over a mesh: the samples along its axis `data`, the first three spatial dims along its axes `domain`,
+/// Fields split over a mesh: the samples along its axes `data` and `shard`, the first three spatial dims along its axes `domain`,
 /// `domain_y` and `domain_z`; along its axis `model`, over which a network's channels may be split, they are replicated. A mesh
 /// has any of them.
 ///
@@ -131,6 +131,8 @@ pub struct ShardedFields {
 pub const DATA_AXIS: &str = "data";
 /// The names of the axes over which the spatial dims are split, in their order.
 pub const DOMAIN_AXES: [&str; 3] = ["domain", "domain_y", "domain_z"];
+/// The name of the axis over which parameters are split, and samples too.
+pub const SHARD_AXIS: &str = "shard";
 /// The name of the axis over which a network's channels are split.
 pub const MODEL_AXIS: &str = "model";
 
@@ -143,13 +145,13 @@ impl ShardedFields {
     pub fn new(mesh: &DeviceMesh, extents: &[usize]) -> Result<Self> {
         for name in mesh.names() {
             let domain = &DOMAIN_AXES[..extents.len().min(3)];
-            let known = [DATA_AXIS, MODEL_AXIS].contains(&name) || domain.contains(&name);
+            let known = [DATA_AXIS, SHARD_AXIS, MODEL_AXIS].contains(&name) || domain.contains(&name);
             if !known {
                 return Err(Error::invalid(
                     format!("an axis of {mesh}"),
                     format!("\"{name}\""),
                     format!(
-                        "\"{DATA_AXIS}\", \"{MODEL_AXIS}\" or, for fields of {} dims, one of {domain:?}",
+                        "\"{DATA_AXIS}\", \"{SHARD_AXIS}\", \"{MODEL_AXIS}\" or, for fields of {} dims, one of {domain:?}",
                         extents.len(),
                     ),
                 ));
@@ -172,15 +174,15 @@ impl ShardedFields {
     fn layout(&self, mesh: &DeviceMesh, count: usize, channels: i64) -> Result<Layout> {
         let placement = |name| match DOMAIN_AXES.iter().position(|axis| *axis == name) {
             Some(dim) => Placement::Shard(dim + 2),
-            None if name == DATA_AXIS => Placement::Shard(0),
+            None if name == DATA_AXIS || name == SHARD_AXIS => Placement::Shard(0),
             None => Placement::Replicate,
         };
         let placements: Vec<Placement> = mesh.names().into_iter().map(placement).collect();
         let shape = [&[count as i64, channels], &self.extents[..]].concat();
-        let sizes = match mesh.names().iter().position(|name| *name == DATA_AXIS) {
-            Some(axis) => Sizes::Explicit(vec![(0, balanced(count as i64, mesh.shape()[axis]))]),
-            None => Sizes::Chunk,
-        };
+        let axes = mesh.shape().into_iter().zip(&placements);
+        let sharing =
+            axes.filter(|(_, place)| **place == Placement::Shard(0)).map(|(ranks, _)| ranks).product();
+        let sizes = Sizes::Explicit(vec![(0, balanced(count as i64, sharing))]);
         Ok(Layout::new(mesh, &placements, &shape, &sizes)?)
     }
 }

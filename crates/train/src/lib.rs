@@ -69,10 +69,12 @@ mod data_parallel;
 mod error;
 mod fields;
 mod files;
+mod fully_sharded;
 pub mod loss;
 pub mod metrics;
 mod model;
 pub mod optim;
+mod parallel;
 mod params;
 mod progress;
 pub mod schedule;
@@ -83,7 +85,10 @@ pub use self::clip::{clip_grad_norm, grad_norm};
 pub use self::config::Precision;
 pub use self::data_parallel::{DataParallel, DataParallelConfig, Overlap};
 pub use self::error::{Error, Result};
-pub use self::fields::{DATA_AXIS, DOMAIN_AXES, DenseFields, FieldLayout, MODEL_AXIS, ShardedFields};
+pub use self::fields::{
+    DATA_AXIS, DOMAIN_AXES, DenseFields, FieldLayout, MODEL_AXIS, SHARD_AXIS, ShardedFields,
+};
+pub use self::fully_sharded::{FullySharded, ShardedParameters};
 pub use self::model::{ModelConfig, Network};
 pub use self::params::{ParamPlacement, Parameter, Parameters};
 pub use self::progress::Progress;

@@ -15,11 +15,12 @@ use crate::clip::{clip_grad_norm, grad_norm};
 use crate::config::{
     CheckpointConfig, DataParallelConfig, MetricsConfig, OptimizerKind, ScheduleKind, TrainConfig,
 };
-use crate::data_parallel::DataParallel;
 use crate::error::{Error, Result};
 use crate::fields::MODEL_AXIS;
+use crate::fully_sharded::ShardedParameters;
 use crate::metrics::MetricSink;
 use crate::optim::Optimizer;
+use crate::parallel::Parallel;
 use crate::params::Parameters;
 use crate::progress::Progress;
 use crate::schedule::Schedule;
@@ -60,12 +61,14 @@ pub struct Ranks {
     pub data: Group,
     /// Those whose gradients add up to that of the loss.
     pub gradients: Group,
+    /// Where parameters are split over the axis `shard` of a mesh: who brings them, and the mesh.
+    pub shards: Option<(ShardedParameters, DeviceMesh)>,
 }
 
 impl Ranks {
     /// Data parallelism over all ranks.
     pub fn data_parallel(world: &Group) -> Self {
-        Self { world: world.clone(), data: world.clone(), gradients: world.clone() }
+        Self { world: world.clone(), data: world.clone(), gradients: world.clone(), shards: None }
     }
 
     /// Fields split over a mesh of all ranks, as [`ShardedFields`](crate::ShardedFields) lays them out, and parameters whose
@@ -79,7 +82,17 @@ impl Ranks {
         let names = mesh.names();
         let axes: Vec<usize> = (0..mesh.ndim()).filter(|&axis| names[axis] != MODEL_AXIS).collect();
         let gradients = mesh.group_along(&axes).map_err(isobar_shard::Error::from)?;
-        Ok(Self { world: world.clone(), data: Group::single(), gradients })
+        Ok(Self { world: world.clone(), data: Group::single(), gradients, shards: None })
+    }
+
+    /// The same with parameters, their gradients and the optimizer's state in parts over the axis `shard` of the mesh: see
+    /// [`FullySharded`](crate::FullySharded). The model was made with `sharded`.
+    ///
+    /// # Errors
+    ///
+    /// A rank outside the mesh.
+    pub fn fully_sharded(world: &Group, mesh: &DeviceMesh, sharded: &ShardedParameters) -> Result<Self> {
+        Ok(Self { shards: Some((sharded.clone(), mesh.clone())), ..Self::sharded(world, mesh)? })
     }
 }
 
@@ -143,11 +156,11 @@ const COLUMNS: [&str; 8] = [
 
 struct Run<'a, T> {
     task: &'a T,
-    params: &'a Parameters,
+    params: Parameters,
     buffers: &'a [(String, Tensor)],
     ranks: &'a Ranks,
     config: &'a FitConfig,
-    parallel: DataParallel,
+    parallel: Parallel,
     optimizer: Box<dyn Optimizer>,
     schedule: Schedule,
     sampler: Sampler,
@@ -164,7 +177,7 @@ struct Run<'a, T> {
 impl<'a, T: Task> Run<'a, T> {
     fn start(
         task: &'a T,
-        params: &'a Parameters,
+        params: &Parameters,
         buffers: &'a [(String, Tensor)],
         ranks: &'a Ranks,
         config: &'a FitConfig,
@@ -180,11 +193,12 @@ impl<'a, T: Task> Run<'a, T> {
         let steps_per_epoch = sampler.batches_per_epoch() as u64;
         let schedule =
             Schedule::new(config.schedule.clone(), config.optimizer.lr(), steps_per_epoch, train.epochs)?;
-        let parallel = DataParallel::new(params, buffers, &ranks.gradients, &config.data_parallel)?;
-        let mut optimizer = config.optimizer.build(params)?;
+        let parallel = Parallel::new(params, buffers, ranks, &config.data_parallel)?;
+        let params = parallel.parameters().clone();
+        let mut optimizer = config.optimizer.build(&params)?;
         let folder = config.folder.join("checkpoints");
         let checkpoints = Checkpoints::new(&folder, config.checkpoint.keep, &ranks.world);
-        let mut contents = Contents { params, buffers, optimizer: &mut *optimizer };
+        let mut contents = Contents { params: &params, buffers, optimizer: &mut *optimizer };
         let resumed = checkpoints.resume(config.checkpoint.resume, &mut contents)?;
         if let Some(state) = &resumed {
             check_same_steps(state, config, task.train_samples(), &folder)?;
@@ -316,8 +330,8 @@ impl<'a, T: Task> Run<'a, T> {
         };
         self.parallel.backward(loss.as_ref(), local, global)?;
         let norm = match self.config.train.clip_norm {
-            Some(limit) => clip_grad_norm(self.params, limit)?,
-            None => grad_norm(self.params)?,
+            Some(limit) => clip_grad_norm(&self.params, limit)?,
+            None => grad_norm(&self.params)?,
         };
         let lr = self.schedule.lr(self.state.step);
         self.optimizer.step(lr)?;
@@ -421,7 +435,7 @@ impl<'a, T: Task> Run<'a, T> {
     fn save(&mut self, best: bool) -> Result<()> {
         self.metrics.flush()?;
         let mut contents =
-            Contents { params: self.params, buffers: self.buffers, optimizer: &mut *self.optimizer };
+            Contents { params: &self.params, buffers: self.buffers, optimizer: &mut *self.optimizer };
         let path = self.checkpoints.save(&mut contents, &self.state, best)?;
         self.saved = Some(self.state.step);
         self.summary.checkpoint = Some(path);

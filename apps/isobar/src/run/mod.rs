@@ -14,7 +14,10 @@ use isobar_data::Normalizer;
 use isobar_manager::DistributedManager;
 use isobar_shard::{Generator, MeshParams, ParallelRegion, ParamStore, ShardTensor};
 use isobar_train::config::Predict;
-use isobar_train::{BoxError, DenseFields, FieldLayout, MODEL_AXIS, Parameters, Ranks, ShardedFields, Step};
+use isobar_train::{
+    BoxError, DenseFields, FieldLayout, MODEL_AXIS, Parameters, Ranks, SHARD_AXIS, ShardedFields,
+    ShardedParameters, Step,
+};
 use serde::{Deserialize, Serialize};
 use tch::{Device, Kind, Tensor};
 
@@ -78,6 +81,9 @@ pub(crate) trait Job {
     /// What comes of it.
     type Out;
 
+    /// Whether parameters are trained; else they are whole on all ranks.
+    const TRAINS: bool;
+
     /// Does it. All ranks call.
     fn run<L, F>(self, run: Run<L, F>) -> Result<Self::Out>
     where
@@ -101,7 +107,14 @@ pub(crate) fn with<J: Job>(manager: &DistributedManager, config: &Config, job: J
             // Gradients are summed over the mesh in buckets, while backward goes on.
             let params = MeshParams::new(&mut store, &mesh);
             let params = if mesh.names().contains(&MODEL_AXIS) { params.along(MODEL_AXIS)? } else { params };
-            let network = config.model.build(&mut params.pending())?;
+            let mut params = params.pending();
+            let mut ranks = ranks;
+            if J::TRAINS && mesh.names().contains(&SHARD_AXIS) {
+                let sharded = ShardedParameters::default();
+                params = params.watched(sharded.watch());
+                ranks = Ranks::fully_sharded(&ranks.world, &mesh, &sharded)?;
+            }
+            let network = config.model.build(&mut params)?;
             let forward = move |x: &ShardTensor, step: Option<Step<'_>>| network.forward(x, step);
             let lay_out = |extents: &[usize]| Ok(ShardedFields::new(&mesh, extents)?);
             job.run(made((config, device), (ranks, &model), &store, lay_out, forward)?)

@@ -4,7 +4,7 @@ use anyhow::{Result, bail};
 use isobar_collectives::Group;
 use isobar_manager::config::MeshConfig;
 use isobar_manager::{DeviceMesh, DistributedManager};
-use isobar_train::{DATA_AXIS, DOMAIN_AXES, MODEL_AXIS, ModelConfig, Ranks};
+use isobar_train::{DATA_AXIS, DOMAIN_AXES, MODEL_AXIS, ModelConfig, Ranks, SHARD_AXIS};
 
 use crate::config::Config;
 use crate::exit::Exit;
@@ -14,7 +14,7 @@ pub(crate) struct Arrangement {
     pub(crate) ranks: Ranks,
     /// Those that share a model's channels.
     pub(crate) model: Group,
-    /// Over which samples and fields are split, where fields are.
+    /// Over which samples, fields and parameters are split, where fields or parameters are.
     pub(crate) domain: Option<DeviceMesh>,
 }
 
@@ -31,14 +31,22 @@ impl Arrangement {
             (manager.group(Some("data_parallel"))?, model.clone())
         } else {
             let names: Vec<&str> = mesh.names.iter().map(String::as_str).collect();
-            let known = |name: &str| [DATA_AXIS, MODEL_AXIS].contains(&name) || DOMAIN_AXES.contains(&name);
+            let known = |name: &str| {
+                [DATA_AXIS, SHARD_AXIS, MODEL_AXIS].contains(&name) || DOMAIN_AXES.contains(&name)
+            };
             if let Some(other) = names.iter().find(|name| !known(name)) {
                 bail!(Exit::Usage.because(format!(
-                    "distributed.mesh has an axis \"{other}\"; training knows the axes \"data\" and \"model\", and {DOMAIN_AXES:?}"
+                    "distributed.mesh has an axis \"{other}\"; training knows the axes \"data\", \"shard\" and \"model\", and {DOMAIN_AXES:?}"
                 )));
             }
             let made = manager.initialize_mesh(&mesh.shape, &names)?;
-            if names.iter().any(|name| DOMAIN_AXES.contains(name)) {
+            let sharded = |name: &&str| *name == SHARD_AXIS || DOMAIN_AXES.contains(name);
+            if names.iter().any(sharded) {
+                if names.contains(&SHARD_AXIS) && names.contains(&MODEL_AXIS) {
+                    bail!(Exit::Usage.because(
+                        "distributed.mesh has the axes \"shard\" and \"model\", which both split parameters; take one of them"
+                    ));
+                }
                 domain = Some(made.clone());
             }
             let axis = |name: &str| -> Result<Group> {
@@ -68,7 +76,7 @@ impl Arrangement {
         }
         let ranks = match &domain {
             Some(mesh) => Ranks::sharded(&world, mesh)?,
-            None => Ranks { world, gradients: data.clone(), data },
+            None => Ranks { world, gradients: data.clone(), data, shards: None },
         };
         Ok(Self { ranks, model, domain })
     }

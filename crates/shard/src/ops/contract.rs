@@ -148,6 +148,8 @@ impl ShardTensor {
             && bias.is_none_or(|bias| !bias.requires_grad())
             && self.device_mesh() == weight.device_mesh()
             && !is_anything_registered()
+            && weight.watched().is_none()
+            && bias.is_none_or(|bias| bias.watched().is_none())
         {
             let y = self.local().f_linear(weight.local(), bias.map(Self::local));
             if let Ok(y) = y {

@@ -24,6 +24,7 @@ use tch::{TchError, Tensor};
 use crate::array::Attrs;
 use crate::error::{Error, Result};
 use crate::layout::{Layout, Placement};
+use crate::params::Use;
 use crate::precision::Inside;
 use crate::rules;
 use crate::tensor::ShardTensor;
@@ -56,11 +57,18 @@ pub(crate) fn number(value: f64) -> serde_json::Value {
 pub(crate) trait Outputs: Sized {
     /// From what a program's handler gave.
     fn of(op: &str, outputs: Vec<ShardTensor>) -> Result<Self>;
+
+    /// All of them.
+    fn each(&mut self) -> Vec<&mut ShardTensor>;
 }
 
 impl Outputs for Vec<ShardTensor> {
     fn of(_op: &str, outputs: Vec<ShardTensor>) -> Result<Self> {
         Ok(outputs)
+    }
+
+    fn each(&mut self) -> Vec<&mut ShardTensor> {
+        self.iter_mut().collect()
     }
 }
 
@@ -71,11 +79,19 @@ impl<const N: usize> Outputs for [ShardTensor; N] {
             reason: format!("what is registered as {op} gave {} tensors, expected {N}", outputs.len()),
         })
     }
+
+    fn each(&mut self) -> Vec<&mut ShardTensor> {
+        self.iter_mut().collect()
+    }
 }
 
 impl Outputs for ShardTensor {
     fn of(op: &str, outputs: Vec<ShardTensor>) -> Result<Self> {
         <[Self; 1]>::of(op, outputs).map(|[only]| only)
+    }
+
+    fn each(&mut self) -> Vec<&mut ShardTensor> {
+        vec![self]
     }
 }
 
@@ -83,10 +99,18 @@ impl Outputs for (ShardTensor, ShardTensor) {
     fn of(op: &str, outputs: Vec<ShardTensor>) -> Result<Self> {
         <[ShardTensor; 2]>::of(op, outputs).map(|[first, second]| (first, second))
     }
+
+    fn each(&mut self) -> Vec<&mut ShardTensor> {
+        vec![&mut self.0, &mut self.1]
+    }
 }
 
 /// Runs a rule, and names the operator and the layouts of its inputs in what goes wrong.
-pub(crate) fn rule<T>(op: &str, inputs: &[&ShardTensor], run: impl FnOnce() -> Result<T>) -> Result<T> {
+pub(crate) fn rule<T: Outputs>(
+    op: &str,
+    inputs: &[&ShardTensor],
+    run: impl FnOnce() -> Result<T>,
+) -> Result<T> {
     if let Some(outside) = inputs.iter().find(|input| input.layout().coordinates().is_none()) {
         return Err(Error::Argument {
             op: "operator",
@@ -98,8 +122,12 @@ pub(crate) fn rule<T>(op: &str, inputs: &[&ShardTensor], run: impl FnOnce() -> R
     }
     let device = inputs.first().map_or(tch::Device::Cpu, |input| input.device());
     let inside = Inside::enter(device)?;
-    let done = run();
+    let watched = Use::enter(inputs)?;
+    let mut done = run();
     drop(inside);
+    if let (Some(watched), Ok(outputs)) = (watched, &mut done) {
+        outputs.each().into_iter().try_for_each(|output| watched.mark(inputs, output))?;
+    }
     done.map_err(|source| match source {
         // The innermost operator tells.
         told @ (Error::Sharded { .. } | Error::HiddenCommunication { .. }) => told,

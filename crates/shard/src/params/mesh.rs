@@ -1,10 +1,12 @@
 //! Parameters as sharded tensors.
 
+use std::sync::Arc;
+
 use isobar_manager::DeviceMesh;
 use isobar_torch::guard::EnableGrad;
 use tch::Tensor;
 
-use super::{Init, ParamStore, Params, Placement};
+use super::{Init, ParamStore, ParameterWatch, Params, Placement, Watched};
 use crate::error::{Error, Result};
 use crate::layout::{Layout, Sizes};
 use crate::region::ParallelRegion;
@@ -35,7 +37,6 @@ use crate::tensor::ShardTensor;
 ///     assert_eq!(gradient, Tensor::full([3, 2], 5.0, (Kind::Float, Device::Cpu)));
 /// });
 /// ```
-#[derive(Debug)]
 pub struct MeshParams<'a> {
     store: &'a mut ParamStore,
     mesh: DeviceMesh,
@@ -43,6 +44,8 @@ pub struct MeshParams<'a> {
     axis: Option<usize>,
     /// Whether gradients are left to be summed over the mesh.
     pending: bool,
+    /// Who watches the parameters, and how many there are.
+    watch: Option<(Arc<dyn ParameterWatch>, usize)>,
     /// What the model sees: it computes with global tensors.
     region: ParallelRegion,
 }
@@ -50,7 +53,8 @@ pub struct MeshParams<'a> {
 impl<'a> MeshParams<'a> {
     /// The store's parameters, replicated on the mesh.
     pub fn new(store: &'a mut ParamStore, mesh: &DeviceMesh) -> Self {
-        Self { store, mesh: mesh.clone(), axis: None, pending: false, region: ParallelRegion::single() }
+        let region = ParallelRegion::single();
+        Self { store, mesh: mesh.clone(), axis: None, pending: false, watch: None, region }
     }
 
     /// The same, with what the store's region splits sharded along an axis of the mesh.
@@ -105,6 +109,22 @@ impl<'a> MeshParams<'a> {
         Self { pending: true, ..self }
     }
 
+    /// The same, with somebody who brings the values of the parameters before operators use them. Whoever else reads the
+    /// store's tensors must see to it that they are there.
+    #[must_use]
+    pub fn watched(self, by: Arc<dyn ParameterWatch>) -> Self {
+        Self { watch: Some((by, 0)), ..self }
+    }
+
+    /// The next parameter, known to who watches it.
+    fn noted(&mut self, mut parameter: ShardTensor) -> ShardTensor {
+        if let Some((by, count)) = &mut self.watch {
+            parameter.watch(Watched { by: by.clone(), parameter: *count });
+            *count += 1;
+        }
+        parameter
+    }
+
     fn layout(&self, shape: &[i64], placement: Placement) -> Result<Layout> {
         let mut placements = vec![Placement::Replicate; self.mesh.ndim()];
         let mut sizes = Sizes::Chunk;
@@ -142,11 +162,12 @@ impl Params for MeshParams<'_> {
         let part = self.store.param(name, shape, local(&init), placement)?;
         let shared = self.shared(&part, shape, placement)?;
         if !self.pending {
-            return Ok(shared);
+            return Ok(self.noted(shared));
         }
         let axes: Vec<usize> = (0..self.mesh.ndim()).filter(|axis| Some(*axis) != self.axis).collect();
         let _grad = EnableGrad::new();
-        ShardTensor::contributed(part, shared.layout().clone(), &axes)
+        let parameter = ShardTensor::contributed(part, shared.layout().clone(), &axes)?;
+        Ok(self.noted(parameter))
     }
 
     fn buffer(

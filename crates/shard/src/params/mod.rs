@@ -5,12 +5,15 @@ mod mesh;
 mod scope;
 mod state;
 mod store;
+mod watch;
 
 pub use init::Init;
 pub use mesh::MeshParams;
 pub use scope::Scope;
 pub use state::{StateDict, read_safetensors};
 pub use store::{ParamStore, Parameter};
+pub use watch::ParameterWatch;
+pub(crate) use watch::{Use, Watched};
 
 use crate::array::Array;
 use crate::error::Result;

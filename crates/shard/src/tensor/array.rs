@@ -14,6 +14,7 @@ use crate::error::{Error, Result};
 use crate::layout::{Dim, Layout};
 use crate::ops::norm::RunningStats;
 use crate::ops::reduce::Statistic;
+use crate::ops::rule;
 use crate::ops::windowed::{Conv, Interpolation, PadMode, Padding, Pool, Resize};
 use crate::promote::operand;
 use crate::random::{Generator, Window};
@@ -78,17 +79,21 @@ impl Convert for ShardTensor {
     }
 
     fn view_as_real(&self) -> Result<Self> {
-        let x = self.resolved()?;
-        let dims = [x.layout().dims(), &[Dim::whole(2)]].concat();
-        Ok(Self::new(Convert::view_as_real(x.local())?, x.layout().with_dims(dims)))
+        rule("view_as_real", &[self], || {
+            let x = self.resolved()?;
+            let dims = [x.layout().dims(), &[Dim::whole(2)]].concat();
+            Ok(Self::new(Convert::view_as_real(x.local())?, x.layout().with_dims(dims)))
+        })
     }
 
     fn view_as_complex(&self) -> Result<Self> {
-        let last = self.ndim().saturating_sub(1);
-        let x = self.resolved()?.gathered(|dim| dim == last)?;
-        let mut dims = x.layout().dims().to_vec();
-        dims.pop();
-        x.viewed("view_as_complex", x.layout().with_dims(dims), crate::array::as_complex)
+        rule("view_as_complex", &[self], || {
+            let last = self.ndim().saturating_sub(1);
+            let x = self.resolved()?.gathered(|dim| dim == last)?;
+            let mut dims = x.layout().dims().to_vec();
+            dims.pop();
+            x.viewed("view_as_complex", x.layout().with_dims(dims), crate::array::as_complex)
+        })
     }
 }
 

@@ -39,7 +39,8 @@ impl ShardTensor {
             return Ok(Self::new(raw, layout));
         }
         let local = shared_out(&raw, copies(&layout, axes))?;
-        Ok(Self { local, layout, pending: Some(Contributed { raw, axes: axes.to_vec() }) })
+        let pending = Some(Contributed { raw, axes: axes.to_vec() });
+        Ok(Self { local, layout, pending, watched: None })
     }
 
     /// The tensor of that layout whose parts `f` computes from the parts: a linear function without communication, such as a
@@ -50,10 +51,12 @@ impl ShardTensor {
         layout: Layout,
         f: impl Fn(&Tensor) -> Result<Tensor, TchError>,
     ) -> Result<Self> {
-        match &self.pending {
-            Some(Contributed { raw, axes }) => Self::contributed(torch(op, f(raw))?, layout, axes),
-            None => Ok(Self::new(torch(op, f(&self.local))?, layout)),
-        }
+        let mut view = match &self.pending {
+            Some(Contributed { raw, axes }) => Self::contributed(torch(op, f(raw))?, layout, axes)?,
+            None => Self::new(torch(op, f(&self.local))?, layout),
+        };
+        view.watched = self.watched.clone();
+        Ok(view)
     }
 
     /// The tensor of that layout whose parts `f` joins from those of several, all sharded along its axes.
@@ -105,7 +108,7 @@ impl ShardTensor {
     }
 
     /// The leaf, or what was computed from it, that gradients arrive in.
-    pub(super) fn source(&self) -> &Tensor {
+    pub(crate) fn source(&self) -> &Tensor {
         self.pending.as_ref().map_or(&self.local, |pending| &pending.raw)
     }
 

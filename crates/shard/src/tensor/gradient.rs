@@ -32,7 +32,7 @@ impl ShardTensor {
     /// The same values, and no history.
     #[must_use]
     pub fn detach(&self) -> Self {
-        Self::new(self.local.detach(), self.layout.clone())
+        Self { watched: self.watched.clone(), ..Self::new(self.local.detach(), self.layout.clone()) }
     }
 
     /// The gradient that backward passes have added up in this leaf: laid out as the tensor, replicated where it is partial.

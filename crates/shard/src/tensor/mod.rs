@@ -19,6 +19,7 @@ use isobar_manager::DeviceMesh;
 
 use crate::error::{Error, Result};
 use crate::layout::{Layout, Placement};
+use crate::params::Watched;
 
 /// A global tensor of which each rank of a mesh has a part.
 ///
@@ -46,19 +47,31 @@ pub struct ShardTensor {
     layout: Layout,
     /// Of a gradient that is left pending: what it arrives in.
     pending: Option<Contributed>,
+    /// Of a parameter whose values are not always there, or a view of one.
+    watched: Option<Watched>,
 }
 
 impl ShardTensor {
     /// The parts of the same layout as another tensor's, which is known to fit.
     pub(crate) fn new(local: Tensor, layout: Layout) -> Self {
-        Self { local, layout, pending: None }
+        Self { local, layout, pending: None, watched: None }
     }
 
     /// A tensor that shares this one's memory and history.
     #[must_use]
     pub fn shallow_clone(&self) -> Self {
         let pending = self.pending.as_ref().map(Contributed::shallow_clone);
-        Self { local: self.local.shallow_clone(), layout: self.layout.clone(), pending }
+        let watched = self.watched.clone();
+        Self { local: self.local.shallow_clone(), layout: self.layout.clone(), pending, watched }
+    }
+
+    /// Whose parameter it is a view of, where somebody watches these.
+    pub(crate) fn watched(&self) -> Option<&Watched> {
+        self.watched.as_ref()
+    }
+
+    pub(crate) fn watch(&mut self, watched: Watched) {
+        self.watched = Some(watched);
     }
 
     /// This rank's part, as it lies in memory: not reduced where the tensor is partial. The gradient of what is computed from

@@ -11,6 +11,7 @@ use super::ShardTensor;
 use crate::context::CurrentMesh;
 use crate::error::{Error, Result};
 use crate::layout::{Dim, Interval, Layout, Placement, Sizes, coordinates};
+use crate::params::Use;
 use crate::window::{Need, transfer};
 
 /// How a tensor is redistributed, beyond its placements.
@@ -99,6 +100,7 @@ impl ShardTensor {
     }
 
     fn begin(&self, map: Redistribution) -> Result<Pending> {
+        let _values = Use::enter(&[self])?;
         let _guard = NoGrad::new();
         let local = self.local.detach();
         let stage = if map.from == map.to {
@@ -137,6 +139,15 @@ impl ShardTensor {
         if map.from == map.to {
             return Ok(self.shallow_clone());
         }
+        let watched = Use::enter(&[self])?;
+        let mut moved = self.moved(map)?;
+        if let Some(watched) = watched {
+            watched.mark(&[self], &mut moved)?;
+        }
+        Ok(moved)
+    }
+
+    fn moved(&self, map: Redistribution) -> Result<Self> {
         if let Some(own) = self.own_slice(&map)? {
             return Ok(own);
         }

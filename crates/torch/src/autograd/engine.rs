@@ -139,3 +139,13 @@ fn check_count(tensors: &[&Tensor], grads: &[Option<Tensor>]) -> Result<()> {
 fn root_grads(tensors: &[&Tensor], grads: &[Option<Tensor>]) -> Vec<*const ffi::C_tensor> {
     if grads.is_empty() { vec![std::ptr::null(); tensors.len()] } else { optional_handles(grads) }
 }
+
+/// Forgets the gradient of a leaf: its `grad` is undefined, and its memory given back.
+///
+/// # Errors
+///
+/// Where libtorch refuses.
+pub fn clear_grad(leaf: &Tensor) -> Result<()> {
+    // SAFETY: the handle is valid during the call.
+    call(|error| unsafe { ffi::isobar_clear_grad(leaf.as_ptr(), error) })
+}

@@ -33,7 +33,7 @@ mod engine;
 mod function;
 mod hook;
 
-pub use engine::{BackwardOptions, backward, backward_into, backward_within, grad};
+pub use engine::{BackwardOptions, backward, backward_into, backward_within, clear_grad, grad};
 pub use function::{Context, Function};
 pub use hook::{HookHandle, after_backward, register_hook, register_post_accumulate_grad_hook};
 

@@ -16,6 +16,7 @@
 mod allocator;
 mod blocks;
 mod layout;
+mod storage;
 mod vec;
 
 pub use allocator::{
@@ -25,4 +26,5 @@ pub use layout::{
     MemoryFormat, copy_no_grad, data_ptr, dense, empty_as, empty_like, is_contiguous, memory_format, nbytes,
     storage_offset,
 };
+pub use storage::{release, restore, shares_storage};
 pub use vec::{from_vec, to_vec};

@@ -1,0 +1,82 @@
+//! Parameters whose values are not always there.
+
+use std::sync::Arc;
+
+use isobar_torch::autograd::register_hook;
+use isobar_torch::guard::is_grad_enabled;
+use isobar_torch::memory::shares_storage;
+
+use crate::error::Result;
+use crate::tensor::ShardTensor;
+
+/// Who brings the values of parameters before they are used, and may drop them after it: fully sharded training. Parameters
+/// have the numbers in which they were made.
+pub trait ParameterWatch: Send + Sync {
+    /// An operator is about to use these parameters, or views of them; their values stay until [`leave`](Self::leave). Calls
+    /// nest. All ranks call in the same order.
+    ///
+    /// # Errors
+    ///
+    /// Values that cannot be brought.
+    fn enter(&self, parameters: &[usize]) -> Result<()>;
+
+    /// The operator has ended.
+    fn leave(&self, parameters: &[usize]);
+
+    /// Backward is about to use what an operator had of these parameters. They stay until all gradients of theirs have come.
+    ///
+    /// # Errors
+    ///
+    /// Values that cannot be brought.
+    fn recall(&self, parameters: &[usize]) -> Result<()>;
+}
+
+/// That a tensor is a view of parameters that somebody watches: of one, but for what joins several.
+#[derive(Clone)]
+pub(crate) struct Watched {
+    pub(crate) by: Arc<dyn ParameterWatch>,
+    pub(crate) parameter: usize,
+}
+
+/// The watched parameters that an operator uses, which stay while it runs.
+pub(crate) struct Use {
+    by: Arc<dyn ParameterWatch>,
+    parameters: Vec<usize>,
+}
+
+impl Use {
+    /// Brings those among the inputs; nothing where there are none.
+    pub(crate) fn enter(inputs: &[&ShardTensor]) -> Result<Option<Self>> {
+        let mut watched = inputs.iter().filter_map(|input| input.watched());
+        let Some(first) = watched.next() else { return Ok(None) };
+        let mut parameters: Vec<usize> =
+            [first].into_iter().chain(watched).map(|watched| watched.parameter).collect();
+        parameters.dedup();
+        first.by.enter(&parameters)?;
+        Ok(Some(Self { by: first.by.clone(), parameters }))
+    }
+
+    /// Sees to it that backward has them too, and that what is a view of one is known as such.
+    pub(crate) fn mark(&self, inputs: &[&ShardTensor], output: &mut ShardTensor) -> Result<()> {
+        for input in inputs {
+            let Some(watched) = input.watched() else { continue };
+            if shares_storage(input.source(), output.local())? {
+                output.watch(watched.clone());
+            }
+        }
+        if is_grad_enabled() && output.local().requires_grad() {
+            let (by, parameters) = (self.by.clone(), self.parameters.clone());
+            let _stays = register_hook(output.local(), move |_| {
+                by.recall(&parameters)?;
+                Ok(None)
+            })?;
+        }
+        Ok(())
+    }
+}
+
+impl Drop for Use {
+    fn drop(&mut self) {
+        self.by.leave(&self.parameters);
+    }
+}

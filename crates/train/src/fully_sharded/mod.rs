@@ -1,0 +1,461 @@
+//! Fully sharded training: each rank keeps its part of the parameters, of their gradients and of the optimizer's state.
+
+mod unit;
+
+use std::collections::VecDeque;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+
+use isobar_collectives::{Group, ReduceOp, start};
+use isobar_manager::DeviceMesh;
+use isobar_shard::ParameterWatch;
+use isobar_torch::autograd::{self, BackwardOptions, HookHandle};
+use tch::Tensor;
+
+use self::unit::{Cut, Member, Unit};
+use crate::bucket::create_grad;
+use crate::data_parallel::{DataParallelConfig, Overlap, broadcast, compare};
+use crate::error::{Context, Error, Result};
+use crate::fields::{MODEL_AXIS, SHARD_AXIS};
+use crate::params::{ParamPlacement, Parameter, Parameters};
+
+/// How many units stay whole in a forward pass, the one in use among them.
+const KEPT: usize = 2;
+
+/// Who brings the parameters of a model that is fully sharded: handed to [`MeshParams::watched`](isobar_shard::MeshParams)
+/// when the model is made, then to [`FullySharded::new`]. Until then the parameters are whole.
+///
+/// A clone is another handle to the same.
+#[derive(Clone, Default)]
+pub struct ShardedParameters(Arc<Mutex<State>>);
+
+#[derive(Default)]
+struct State {
+    units: Vec<Unit>,
+    /// For each parameter: its unit, and its place there.
+    places: Vec<(usize, usize)>,
+    /// Units that are whole, the one that was used last at the end.
+    whole: VecDeque<usize>,
+    /// Reductions under way, by unit.
+    reductions: Vec<(usize, isobar_collectives::Work<Tensor>)>,
+    group: Option<Group>,
+    prefetch: bool,
+    in_backward: bool,
+}
+
+impl ShardedParameters {
+    /// What a model is made with.
+    pub fn watch(&self) -> Arc<dyn ParameterWatch> {
+        Arc::new(self.clone())
+    }
+}
+
+impl std::fmt::Debug for ShardedParameters {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let state = lock(&self.0);
+        f.debug_struct("ShardedParameters")
+            .field("units", &state.units.len())
+            .field("whole", &state.whole)
+            .finish()
+    }
+}
+
+impl ParameterWatch for ShardedParameters {
+    fn enter(&self, parameters: &[usize]) -> isobar_shard::Result<()> {
+        let mut state = lock(&self.0);
+        let units = state.units_of(parameters);
+        for &unit in &units {
+            state.units[unit].users += 1;
+        }
+        for &unit in &units {
+            state.bring(unit).map_err(below)?;
+        }
+        if !state.in_backward {
+            state.drop_unused(KEPT).map_err(below)?;
+            if let Some(&last) = units.last() {
+                state.prefetch(last + 1).map_err(below)?;
+            }
+        }
+        Ok(())
+    }
+
+    fn leave(&self, parameters: &[usize]) {
+        let mut state = lock(&self.0);
+        for unit in state.units_of(parameters) {
+            state.units[unit].users -= 1;
+        }
+    }
+
+    fn recall(&self, parameters: &[usize]) -> isobar_shard::Result<()> {
+        let mut state = lock(&self.0);
+        let units = state.units_of(parameters);
+        for &unit in &units {
+            state.bring(unit).map_err(below)?;
+        }
+        match units.first() {
+            Some(&first) if first > 0 => state.prefetch(first - 1).map_err(below),
+            _ => Ok(()),
+        }
+    }
+}
+
+/// What went wrong here, for an operator.
+fn below(error: Error) -> isobar_shard::Error {
+    match error {
+        Error::Collectives(error) => error.into(),
+        Error::Shard(error) => error,
+        other => {
+            let source = Box::new(other);
+            isobar_shard::Error::Registered { name: "fully_sharded".to_owned(), source }
+        }
+    }
+}
+
+impl State {
+    fn units_of(&self, parameters: &[usize]) -> Vec<usize> {
+        let mut units: Vec<usize> =
+            parameters.iter().filter_map(|&parameter| Some(self.places.get(parameter)?.0)).collect();
+        units.sort_unstable();
+        units.dedup();
+        units
+    }
+
+    fn bring(&mut self, unit: usize) -> Result<()> {
+        let Some(group) = self.group.clone() else { return Ok(()) };
+        if !self.units[unit].is_whole() {
+            self.units[unit].bring(&group)?;
+        }
+        self.whole.retain(|&other| other != unit);
+        self.whole.push_back(unit);
+        Ok(())
+    }
+
+    /// Begins to bring a unit that is used soon.
+    fn prefetch(&mut self, unit: usize) -> Result<()> {
+        match (&self.group, self.units.get_mut(unit)) {
+            (Some(group), Some(unit)) if self.prefetch => unit.start(group),
+            _ => Ok(()),
+        }
+    }
+
+    /// Drops the values of units that no operator uses, those used longest ago first, down to so many.
+    fn drop_unused(&mut self, kept: usize) -> Result<()> {
+        while self.whole.len() > kept {
+            let unused = self.whole.iter().position(|&unit| self.units[unit].users == 0);
+            let Some(unit) = unused.and_then(|place| self.whole.remove(place)) else { break };
+            self.units[unit].drop_values()?;
+        }
+        Ok(())
+    }
+
+    /// Drops all values, and what is on its way: the parts are about to change.
+    fn drop_all(&mut self) -> Result<()> {
+        self.whole.clear();
+        self.units.iter_mut().try_for_each(Unit::drop_values)
+    }
+
+    /// Runs after a parameter's gradient is complete.
+    fn arrived(&mut self, parameter: usize) -> Result<()> {
+        let (unit, place) = self.places[parameter];
+        let Some(group) = self.group.clone().filter(|_| self.in_backward) else { return Ok(()) };
+        let members = &mut self.units[unit].members;
+        members[place].arrived = true;
+        if members.iter().all(|member| member.arrived) {
+            self.reduce(unit, &group)?;
+        }
+        // Communication moves when it is polled.
+        for (_, work) in &mut self.reductions {
+            work.poll()?;
+        }
+        Ok(())
+    }
+
+    fn reduce(&mut self, unit: usize, group: &Group) -> Result<()> {
+        if self.reductions.iter().any(|(begun, _)| *begun == unit) {
+            return Err(Error::invalid(
+                format!("a gradient of parameter {:?}", self.units[unit].members[0].name),
+                "there again after its reduction has begun",
+                "to come once a pass; parts that share a parameter cannot be computed again in backward while it is \
+                 fully sharded",
+            ));
+        }
+        let work = self.units[unit].reduce(group)?;
+        self.reductions.push((unit, work));
+        self.whole.retain(|&other| other != unit);
+        self.units[unit].drop_values()
+    }
+}
+
+/// Parameters, gradients and optimizer state in parts over the mesh's axis `shard` (ZeRO stage 3, Rajbhandari et al.,
+/// arXiv:1910.02054; PyTorch's `fully_shard`), for models over `ShardTensor`s.
+///
+/// Units of parameters are gathered before operators use them, in forward and again in backward, the next one while this one
+/// is used, and dropped after it. When all gradients of a unit have come, they are summed over all axes of the mesh, each rank
+/// receiving those of its parts. Parameters are cut along the dim that gives the most equal parts, uneven and empty ones
+/// included. The optimizer, clipping and checkpoints take [`parameters`](Self::parameters): the parts.
+///
+/// Values, gradients and losses are those of [`DataParallel`](crate::DataParallel), but for rounding.
+///
+/// All ranks of the mesh make the same calls in the same order.
+///
+/// ```
+/// use isobar_collectives::threads;
+/// use isobar_manager::DeviceMesh;
+/// use isobar_shard::{
+///     Generator, Init, MeshParams, ParamStore, Params, Placement, Reduce, ShardTensor, Linear,
+/// };
+/// use isobar_train::{DataParallelConfig, FullySharded, Parameters, ShardedParameters};
+/// use tch::{Device, Kind, Tensor};
+///
+/// threads::run(2, std::time::Duration::from_secs(30), |group| {
+///     let mesh = DeviceMesh::new(&group, &[2], &["shard"]).unwrap();
+///     let mut store = ParamStore::new(Generator::new(1));
+///     let sharded = ShardedParameters::default();
+///     let mut params = MeshParams::new(&mut store, &mesh).pending().watched(sharded.watch());
+///     let weight = params.param("weight", &[4, 2], Init::XavierUniform, Placement::Replicate).unwrap();
+///     let (whole, _) = Parameters::from_store(&store, &isobar_collectives::Group::single()).unwrap();
+///     let parallel = FullySharded::new(sharded, &whole, &[], &mesh, &DataParallelConfig::default()).unwrap();
+///     assert_eq!(parallel.parameters().iter().next().unwrap().tensor.size(), [2, 2]);
+///
+///     let rows = Tensor::ones([6, 2], (Kind::Float, Device::Cpu));
+///     let x = ShardTensor::distribute(&rows, &mesh, &[Placement::Shard(0)]).unwrap();
+///     let loss = x.linear(&weight, None).unwrap().sum().unwrap().full_tensor(None).unwrap();
+///     parallel.backward(&loss).unwrap();
+///     let gradient = parallel.parameters().iter().next().unwrap().grad().unwrap();
+///     assert_eq!(gradient, Tensor::full([2, 2], 6.0, (Kind::Float, Device::Cpu)));
+/// });
+/// ```
+#[derive(Debug)]
+pub struct FullySharded {
+    sharded: ShardedParameters,
+    params: Parameters,
+    buffers: Vec<(String, Tensor)>,
+    /// The ranks of the other axes, over which the parts' gradients are still to be summed.
+    others: Group,
+    /// All ranks whose gradients are summed.
+    all: Group,
+    find_unused_parameters: bool,
+    broadcast_buffers: bool,
+    hooks: Vec<HookHandle>,
+}
+
+impl FullySharded {
+    /// Cuts `params`, the whole parameters of the model that was made with `sharded`, and `buffers`, both as rank 0 of the mesh
+    /// has them. Units have about `bucket_mb`; with `overlap` the next unit is gathered while one is used.
+    ///
+    /// # Errors
+    ///
+    /// A mesh without the axis `shard`; a model whose parameters are split already; parameters without dims, or that differ
+    /// between ranks; a setting out of its range; the errors of the communication.
+    pub fn new(
+        sharded: ShardedParameters,
+        params: &Parameters,
+        buffers: &[(String, Tensor)],
+        mesh: &DeviceMesh,
+        config: &DataParallelConfig,
+    ) -> Result<Self> {
+        config.check()?;
+        let names = mesh.names();
+        let Some(shard) = names.iter().position(|name| *name == SHARD_AXIS) else {
+            let expected = format!("one with an axis \"{SHARD_AXIS}\"");
+            return Err(Error::invalid("the mesh of a fully sharded model", mesh, expected));
+        };
+        if let Some(split) = params.iter().find(|param| param.placement != ParamPlacement::Replicate) {
+            return Err(Error::invalid(
+                format!("parameter {:?} of a fully sharded model", split.name),
+                format!("split over group {:?}", params.model_group().name()),
+                format!("whole; use the axis \"{SHARD_AXIS}\" or \"{MODEL_AXIS}\", not both"),
+            ));
+        }
+        let along = |name: &str, axes: Vec<usize>| -> Result<Group> {
+            if axes.is_empty() {
+                return Ok(Group::single());
+            }
+            let group = mesh.group_along(&axes).map_err(isobar_shard::Error::from)?;
+            let ranks: Vec<usize> = (0..group.size()).collect();
+            Ok(group.subgroup(name, &ranks)?.unwrap_or(group))
+        };
+        let summed = || (0..names.len()).filter(|&axis| names[axis] != MODEL_AXIS);
+        let all = along("gradients", summed().collect())?;
+        let group = along("shard", vec![shard])?;
+        let others = along("gradients/others", summed().filter(|&axis| axis != shard).collect())?;
+        compare(params, buffers, &all)?;
+        broadcast(params.iter().map(|p| (&p.name, &p.tensor)), &all)?;
+        broadcast(buffers.iter().map(|(name, tensor)| (name, tensor)), &all)?;
+
+        let members = members(params, &group)?;
+        let parts = members.iter().map(|member| {
+            let Cut { dim, sizes } = member.cut.clone();
+            Parameter::sharded(&member.name, &member.part, dim, sizes)
+        });
+        let parts = Parameters::over(parts.collect(), &group)?;
+        parts.iter().try_for_each(create_grad)?;
+        let hooks = register_hooks(&sharded, &members)?;
+        let bytes = (config.bucket_mb * 1024.0 * 1024.0) as usize;
+        let mut state = lock(&sharded.0);
+        state.fill(units(members, bytes, group.size()), group, config.overlap != Overlap::Off);
+        state.drop_all()?;
+        drop(state);
+        let buffers = buffers.iter().map(|(name, tensor)| (name.clone(), tensor.shallow_clone())).collect();
+        let DataParallelConfig { find_unused_parameters, broadcast_buffers, .. } = *config;
+        let params = parts;
+        Ok(Self { sharded, params, buffers, others, all, find_unused_parameters, broadcast_buffers, hooks })
+    }
+
+    /// This rank's parts of the parameters.
+    pub fn parameters(&self) -> &Parameters {
+        &self.params
+    }
+
+    /// Sets all gradients to zero: before the first backward pass of a step.
+    ///
+    /// # Errors
+    ///
+    /// Where libtorch refuses.
+    pub fn zero_grad(&self) -> Result<()> {
+        self.params.zero_grad()
+    }
+
+    /// Replaces the buffers by those of rank 0, where the configuration asks for it: before a forward pass.
+    ///
+    /// # Errors
+    ///
+    /// Where a communication fails.
+    pub fn sync_buffers(&self) -> Result<()> {
+        match self.broadcast_buffers {
+            true => broadcast(self.buffers.iter().map(|(name, tensor)| (name, tensor)), &self.all),
+            false => Ok(()),
+        }
+    }
+
+    /// The backward pass of a loss that all ranks have alike. The gradients are added to those of the parts; several passes
+    /// before a step accumulate them.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::MissingGradient`] on all ranks where a parameter took no part in the loss and `find_unused_parameters` is off;
+    /// whatever a backward closure or the communication reports. Where the pass itself fails, this rank leaves the group, so
+    /// that the others do not wait for it.
+    pub fn backward(&self, loss: &Tensor) -> Result<()> {
+        lock(&self.sharded.0).begin();
+        let done = autograd::backward(&[loss], &[], BackwardOptions::default());
+        let done = done.map_err(Error::from).and_then(|()| self.finish());
+        let mut state = lock(&self.sharded.0);
+        state.in_backward = false;
+        if let Err(error) = &done {
+            state.reductions.clear();
+            self.all.leave(&error.to_string());
+        }
+        done
+    }
+
+    fn finish(&self) -> Result<()> {
+        let mut state = lock(&self.sharded.0);
+        // The ranks run the same operators, and miss the same.
+        let missing = state.units.iter().flat_map(|unit| &unit.members).find(|member| !member.arrived);
+        if let (Some(missing), false) = (missing, self.find_unused_parameters) {
+            let group = self.all.name().to_owned();
+            return Err(Error::MissingGradient { name: missing.name.clone(), rank: self.all.rank(), group });
+        }
+        let Some(group) = state.group.clone() else { return Ok(()) };
+        for unit in (0..state.units.len()).rev() {
+            if state.units[unit].members.iter().any(|member| !member.arrived) {
+                state.reduce(unit, &group)?;
+            }
+        }
+        state.drop_all()?;
+        let mut sums = Vec::with_capacity(state.units.len());
+        for (unit, work) in std::mem::take(&mut state.reductions) {
+            let part = work.wait()?;
+            sums.push((unit, start::all_reduce(&part, ReduceOp::Sum, &self.others)?));
+        }
+        for (unit, work) in sums {
+            state.units[unit].add_gradients(&work.wait()?)?;
+        }
+        Ok(())
+    }
+}
+
+impl Drop for FullySharded {
+    fn drop(&mut self) {
+        self.hooks.drain(..).for_each(HookHandle::remove);
+    }
+}
+
+impl State {
+    fn fill(&mut self, units: Vec<Unit>, group: Group, prefetch: bool) {
+        self.places = units
+            .iter()
+            .enumerate()
+            .flat_map(|(index, unit)| (0..unit.members.len()).map(move |place| (index, place)))
+            .collect();
+        self.whole = (0..units.len()).collect();
+        self.units = units;
+        self.group = Some(group);
+        self.prefetch = prefetch;
+    }
+
+    fn begin(&mut self) {
+        self.in_backward = true;
+        self.reductions.clear();
+        for member in self.units.iter_mut().flat_map(|unit| &mut unit.members) {
+            member.arrived = false;
+        }
+    }
+}
+
+/// Each parameter, whole and as this rank's part.
+fn members(params: &Parameters, group: &Group) -> Result<Vec<Member>> {
+    let _no_grad = tch::no_grad_guard();
+    let member = |(index, param): (usize, &Parameter)| {
+        let shape = param.tensor.size();
+        let Some(cut) = Cut::new(&shape, group.size(), index) else {
+            let what = format!("parameter {:?} of a fully sharded model", param.name);
+            return Err(Error::invalid(what, "without dims", "of one dim or more"));
+        };
+        let part = || {
+            cut.part(&param.tensor.f_detach()?, group.rank())?
+                .f_detach_copy()?
+                .f_contiguous()?
+                .f_set_requires_grad(true)
+        };
+        let part = part().context(|| format!("cutting parameter {:?}", param.name))?;
+        let whole = param.tensor.shallow_clone();
+        Ok(Member { name: param.name.clone(), whole, part, cut, arrived: false })
+    };
+    params.iter().enumerate().map(member).collect()
+}
+
+/// Parameters that are neighbours in the order of their making, which is about that of their use, of one kind and device, and
+/// about so many bytes.
+fn units(members: Vec<Member>, bytes: usize, ranks: usize) -> Vec<Unit> {
+    let mut units: Vec<Vec<Member>> = Vec::new();
+    for member in members {
+        let alike = |unit: &Vec<Member>| {
+            let first = &unit[0].whole;
+            (first.kind(), first.device()) == (member.whole.kind(), member.whole.device())
+                && Unit::bytes(unit) + Unit::bytes(std::slice::from_ref(&member)) <= bytes
+        };
+        match units.last_mut().filter(|unit| alike(unit)) {
+            Some(unit) => unit.push(member),
+            None => units.push(vec![member]),
+        }
+    }
+    units.into_iter().map(|members| Unit::new(members, ranks)).collect()
+}
+
+fn register_hooks(sharded: &ShardedParameters, members: &[Member]) -> Result<Vec<HookHandle>> {
+    let register = |(index, member): (usize, &Member)| {
+        // Weak, since the parameter, which the state holds, holds its hook.
+        let state: Weak<Mutex<State>> = Arc::downgrade(&sharded.0);
+        Ok(autograd::register_post_accumulate_grad_hook(&member.whole, move |_| match state.upgrade() {
+            Some(state) => lock(&state).arrived(index).map_err(Into::into),
+            None => Ok(()),
+        })?)
+    };
+    members.iter().enumerate().map(register).collect()
+}
+
+fn lock(state: &Mutex<State>) -> MutexGuard<'_, State> {
+    // A panic in a hook fails the backward pass; the next one begins anew.
+    state.lock().unwrap_or_else(PoisonError::into_inner)
+}

@@ -1,0 +1,202 @@
+//! Parameters that are brought, dropped and reduced together.
+
+use isobar_collectives::{Group, ReduceOp, Work, balanced, start};
+use isobar_torch::memory::{release, restore};
+use isobar_torch::{autograd, memory};
+use tch::{TchError, Tensor};
+
+use crate::error::{Context, Result};
+
+/// A parameter in its two forms.
+pub(super) struct Member {
+    pub(super) name: String,
+    /// The whole of it, a leaf that the model uses: its memory comes and goes.
+    pub(super) whole: Tensor,
+    /// This rank's part, a leaf that the optimizer steps.
+    pub(super) part: Tensor,
+    pub(super) cut: Cut,
+    /// Whether backward has brought its gradient.
+    pub(super) arrived: bool,
+}
+
+/// How a parameter is cut over the ranks.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) struct Cut {
+    pub(super) dim: i64,
+    /// The extents of the ranks' parts.
+    pub(super) sizes: Vec<i64>,
+}
+
+impl Cut {
+    /// Along the dim where parts are most alike, the first of these. Elements that are too many for equal parts go to ranks
+    /// from the `turn`th on, so that small parameters do not all lie on the first.
+    pub(super) fn new(shape: &[i64], ranks: usize, turn: usize) -> Option<Self> {
+        let most = |extent: i64| extent.div_euclid(ranks as i64) + i64::from(extent % ranks as i64 != 0);
+        let share = |extent: i64| most(extent) as f64 / extent.max(1) as f64;
+        let dims = shape.iter().enumerate();
+        let (dim, &extent) = dims.min_by(|(_, a), (_, b)| share(**a).total_cmp(&share(**b)))?;
+        let mut sizes = balanced(extent, ranks);
+        sizes.rotate_right(turn % ranks);
+        Some(Self { dim: dim as i64, sizes })
+    }
+
+    fn start(&self, rank: usize) -> i64 {
+        self.sizes[..rank].iter().sum()
+    }
+
+    /// The part of that rank.
+    pub(super) fn part(&self, whole: &Tensor, rank: usize) -> Result<Tensor, TchError> {
+        whole.f_narrow(self.dim, self.start(rank), self.sizes[rank])
+    }
+}
+
+/// Parameters of one kind on one device.
+pub(super) struct Unit {
+    pub(super) members: Vec<Member>,
+    /// Elements of each rank's parts together.
+    sizes: Vec<i64>,
+    /// Operators that use it now.
+    pub(super) users: usize,
+    state: State,
+}
+
+enum State {
+    /// The ranks have their parts only.
+    Apart,
+    /// The parts are on their way.
+    Coming(Work<Tensor>),
+    /// The values are there.
+    Whole,
+}
+
+impl Unit {
+    pub(super) fn new(members: Vec<Member>, ranks: usize) -> Self {
+        let elements = |member: &Member, rank: usize| {
+            let shape = member.whole.size();
+            let row: i64 = shape
+                .iter()
+                .enumerate()
+                .filter(|(dim, _)| *dim as i64 != member.cut.dim)
+                .map(|(_, n)| n)
+                .product();
+            row * member.cut.sizes[rank]
+        };
+        let sizes =
+            (0..ranks).map(|rank| members.iter().map(|member| elements(member, rank)).sum()).collect();
+        Self { members, sizes, users: 0, state: State::Whole }
+    }
+
+    pub(super) fn is_whole(&self) -> bool {
+        matches!(self.state, State::Whole)
+    }
+
+    /// Begins to bring the values.
+    pub(super) fn start(&mut self, group: &Group) -> Result<()> {
+        if !matches!(self.state, State::Apart) {
+            return Ok(());
+        }
+        let _no_grad = tch::no_grad_guard();
+        let parts: Vec<Tensor> = self
+            .members
+            .iter()
+            .map(|member| member.part.f_flatten(0, -1))
+            .collect::<Result<_, _>>()
+            .context(packing)?;
+        let packed = Tensor::f_cat(&parts, 0).context(packing)?;
+        self.state = State::Coming(start::all_gather_v(&packed, Some(&self.sizes), 0, group)?);
+        Ok(())
+    }
+
+    /// The values are there when it returns.
+    pub(super) fn bring(&mut self, group: &Group) -> Result<()> {
+        self.start(group)?;
+        let State::Coming(work) = std::mem::replace(&mut self.state, State::Apart) else {
+            self.state = State::Whole;
+            return Ok(());
+        };
+        let _no_grad = tch::no_grad_guard();
+        let all = work.wait()?;
+        let mut at = 0;
+        for member in &self.members {
+            restore(&member.whole)?;
+        }
+        for rank in 0..self.sizes.len() {
+            for member in &self.members {
+                let place = || -> Result<i64, TchError> {
+                    // (Without a new version: what a graph has saved is what comes back.)
+                    let mut into = member.cut.part(&member.whole.f_data()?, rank)?;
+                    let elements = into.numel() as i64;
+                    into.f_copy_(&all.f_narrow(0, at, elements)?.f_view_as(&into)?)?;
+                    Ok(elements)
+                };
+                at += place().context(|| format!("placing parameter {:?}", member.name))?;
+            }
+        }
+        self.state = State::Whole;
+        Ok(())
+    }
+
+    /// Drops the values; the ranks keep their parts.
+    pub(super) fn drop_values(&mut self) -> Result<()> {
+        match std::mem::replace(&mut self.state, State::Apart) {
+            State::Apart => Ok(()),
+            // The others take part in it.
+            State::Coming(work) => Ok(work.wait().map(drop)?),
+            State::Whole => self.members.iter().try_for_each(|member| Ok(release(&member.whole)?)),
+        }
+    }
+
+    /// Begins to add the gradients up; each rank gets those of its parts. The whole ones are dropped.
+    pub(super) fn reduce(&self, group: &Group) -> Result<Work<Tensor>> {
+        let _no_grad = tch::no_grad_guard();
+        let grads = self.members.iter().map(|member| {
+            let grad = member.whole.f_grad()?;
+            // Of what took no part, zeros; the values may be gone, but not their shape.
+            if grad.defined() {
+                Ok(grad)
+            } else {
+                Tensor::f_zeros(member.whole.size(), (member.whole.kind(), member.whole.device()))
+            }
+        });
+        let grads: Vec<Tensor> = grads.collect::<Result<_, _>>().context(packing)?;
+        let mut parts = Vec::with_capacity(grads.len() * self.sizes.len());
+        for rank in 0..self.sizes.len() {
+            for (member, grad) in self.members.iter().zip(&grads) {
+                parts.push(
+                    member.cut.part(grad, rank).and_then(|part| part.f_flatten(0, -1)).context(packing)?,
+                );
+            }
+        }
+        let packed = Tensor::f_cat(&parts, 0).context(packing)?;
+        drop((parts, grads));
+        for member in &self.members {
+            autograd::clear_grad(&member.whole)?;
+        }
+        Ok(start::reduce_scatter_v(&packed, Some(&self.sizes), 0, ReduceOp::Sum, true, group)?)
+    }
+
+    /// Adds reduced gradients, packed, to those of the parts.
+    pub(super) fn add_gradients(&self, packed: &Tensor) -> Result<()> {
+        let _no_grad = tch::no_grad_guard();
+        let mut at = 0;
+        for member in &self.members {
+            let add = || -> Result<i64, TchError> {
+                let mut grad = member.part.f_grad()?;
+                let elements = grad.numel() as i64;
+                let _ = grad.f_add_(&packed.f_narrow(0, at, elements)?.f_view_as(&grad)?)?;
+                Ok(elements)
+            };
+            at += add().context(|| format!("the gradient of parameter {:?}", member.name))?;
+        }
+        Ok(())
+    }
+
+    /// Bytes of the whole parameters.
+    pub(super) fn bytes(members: &[Member]) -> usize {
+        members.iter().map(|member| memory::nbytes(&member.whole)).sum()
+    }
+}
+
+fn packing() -> String {
+    "packing the parameters of a unit".to_owned()
+}
