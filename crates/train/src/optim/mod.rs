@@ -1,12 +1,14 @@
 //! Optimizers with readable state, and the rule that says which parameters decay.
 
 mod adamw;
+mod lion;
 mod sgd;
 mod state;
 
 use serde::{Deserialize, Serialize};
 
 pub use self::adamw::{AdamW, AdamWConfig};
+pub use self::lion::{Lion, LionConfig};
 pub use self::sgd::{Sgd, SgdConfig};
 pub use self::state::{OptimizerState, StateTensor};
 use crate::error::Result;
@@ -41,6 +43,8 @@ pub trait Optimizer: Send {
 pub enum OptimizerKind {
     /// Adam with decoupled weight decay.
     AdamW(AdamWConfig),
+    /// The sign of a momentum: half of the state of AdamW.
+    Lion(LionConfig),
     /// Stochastic gradient descent with momentum.
     Sgd(SgdConfig),
 }
@@ -56,6 +60,7 @@ impl OptimizerKind {
     pub fn lr(&self) -> f64 {
         match self {
             Self::AdamW(config) => config.lr,
+            Self::Lion(config) => config.lr,
             Self::Sgd(config) => config.lr,
         }
     }
@@ -68,6 +73,7 @@ impl OptimizerKind {
     pub fn build(&self, params: &Parameters) -> Result<Box<dyn Optimizer>> {
         Ok(match self {
             Self::AdamW(config) => Box::new(AdamW::new(params, config)?),
+            Self::Lion(config) => Box::new(Lion::new(params, config)?),
             Self::Sgd(config) => Box::new(Sgd::new(params, config)?),
         })
     }

@@ -106,6 +106,38 @@ fn adamw_treats_complex_elements_as_pairs() {
     close(&values(&complex.view_as_real()), &values(&real), 0.0);
 }
 
+#[test]
+fn lion_follows_its_definition() {
+    let config = LionConfig { beta1: 0.8, beta2: 0.95, weight_decay: 0.1, ..Default::default() };
+    let weight = leaf(&[1.0, -2.0, 0.5, 3.0], &[2, 2]);
+    let bias = leaf(&[0.25, -0.75], &[2]);
+    let mut lion = Lion::new(&params(&[("l.weight", &weight), ("l.bias", &bias)]), &config).unwrap();
+    let mut expected = [1.0, -2.0, 0.5, 3.0, 0.25, -0.75];
+    let mut momentum = [0.0_f64; 6];
+    for step in 0..7 {
+        let lr = 0.1 / (1.0 + step as f64);
+        let grads: Vec<f64> = (0..6).map(|i| ((i * 7 + step * 3) as f64).sin() * 2.0 + 0.1).collect();
+        set_grad(&weight, &Tensor::from_slice(&grads[..4]).view([2, 2]));
+        set_grad(&bias, &Tensor::from_slice(&grads[4..]));
+        lion.step(lr).unwrap();
+        for (i, grad) in grads.iter().enumerate() {
+            let decay = if i < 4 { config.weight_decay } else { 0.0 };
+            let direction = (config.beta1 * momentum[i] + (1.0 - config.beta1) * grad).signum();
+            expected[i] -= lr * (direction + decay * expected[i]);
+            momentum[i] = config.beta2 * momentum[i] + (1.0 - config.beta2) * grad;
+        }
+        close(&values(&weight), &expected[..4], 1e-13);
+        close(&values(&bias), &expected[4..], 1e-13);
+    }
+    let (state, mut other) =
+        (lion.state(), Lion::new(&params(&[("l.weight", &weight), ("l.bias", &bias)]), &config).unwrap());
+    other.load_state(&state).unwrap();
+    assert_eq!(other.state().steps, state.steps);
+    let wrong = LionConfig { beta2: 1.0, ..config };
+    let refused = Lion::new(&params(&[("w", &weight)]), &wrong).unwrap_err().to_string();
+    assert_eq!(refused, "optimizer.beta2 is 1, expected a number in [0, 1)");
+}
+
 #[rstest]
 // torch.optim.SGD's rule by hand: g = 1 throughout, p from 1, lr 0.1.
 #[case::plain(SgdConfig { momentum: 0.0, ..Default::default() }, [0.9, 0.8, 0.7])]
