@@ -11,6 +11,7 @@ use std::{
 
 use isobar_data::DarcyFile;
 use isobar_harness::{Launch, Outcome, output_within, workspace};
+use isobar_train::checkpoint::list;
 use rstest::rstest;
 use serde_json::Value;
 use tch::Kind;
@@ -150,10 +151,13 @@ fn a_checkpoint_that_cannot_be_used_ends_with_3() {
     refused(must(), "no checkpoint in ");
     let _ = afno(1, folder.path()).run().unwrap().expect_success();
     refused(must().args(["--set", "train.batch_size=3"]), "trained with train.batch_size 4, this run has 3");
-    let model = folder.path().join("run/checkpoints/step_00000006/model.safetensors");
-    let bytes = fs::read(&model).unwrap();
-    fs::write(&model, &bytes[..bytes.len() / 2]).unwrap();
-    refused(must(), "model.safetensors is refused: torn: it has ");
+    refused(must().args(["--set", "model.depth=2"]), "it is of another model");
+    for step in fs::read_dir(folder.path().join("run/checkpoints")).unwrap() {
+        let file = step.unwrap().path().join("rank_00000.safetensors");
+        let bytes = fs::read(&file).unwrap();
+        fs::write(&file, &bytes[..bytes.len() / 2]).unwrap();
+    }
+    refused(must(), "rank_00000.safetensors is refused: torn: it has ");
 }
 
 /// Killed while it writes, a run goes on from the checkpoint before.
@@ -163,11 +167,14 @@ fn a_write_that_is_killed_leaves_the_checkpoint_before() {
     let checkpoints = folder.path().join("run/checkpoints");
     let endless = ["train.epochs=100000", "checkpoint.every_steps=1", "model.depth=4", "model.embed_dim=128"];
     let endless = endless.iter().flat_map(|set| ["--set", set]).collect::<Vec<_>>();
+    // A folder of a step without a manifest is one that is being written.
     let script = format!(
         r#"
-        dir={}; rm -rf "$dir"/.step_*
-        writing() {{ [ -e "$dir/latest" ] && for file in "$dir"/.step_*; do [ -e "$file" ]; done; }}
-        "$@" & until writing || ! kill -0 $!; do :; done; kill -KILL $!; wait $!; echo code $?"#,
+        dir={}
+        writing() {{ for step in "$dir"/step_*; do [ -d "$step" ] && [ ! -e "$step/manifest.json" ] && return 0; done; return 1; }}
+        whole() {{ for file in "$dir"/step_*/manifest.json; do [ -e "$file" ]; return; done; }}
+        for step in "$dir"/step_*; do [ -e "$step/manifest.json" ] || rm -rf "$step"; done
+        "$@" & until whole && writing || ! kill -0 $!; do :; done; kill -KILL $!; wait $!; echo code $?"#,
         checkpoints.display()
     );
     for _ in 0..3 {
@@ -175,11 +182,11 @@ fn a_write_that_is_killed_leaves_the_checkpoint_before() {
         let killed = small(killed, "configs/darcy_afno.toml", "[4, 4]", folder.path()).args(&endless);
         let outcome = killed.arg("--resume=auto").run().unwrap();
         assert!(outcome.ranks[0].stdout.contains("code 137"), "{outcome}");
-        let latest = fs::read_to_string(checkpoints.join("latest")).unwrap();
+        let newest = list(&checkpoints).unwrap().remove(0).path;
         let loaded =
             afno(1, folder.path()).args(&endless).args(["--set", "train.max_steps=1", "--resume=must"]);
         let outcome = loaded.run().unwrap().expect_success();
-        assert!(outcome.ranks[0].stdout.contains(&format!("checkpoints/{}", latest.trim())), "{outcome}");
+        assert!(outcome.ranks[0].stdout.contains(&newest.display().to_string()), "{outcome}");
     }
 }
 

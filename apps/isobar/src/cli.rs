@@ -3,6 +3,7 @@
 use clap::{Parser, Subcommand};
 
 use crate::bench::BenchArgs;
+use crate::checkpoint::CheckpointCommand;
 use crate::config::ConfigCommand;
 use crate::data::DataCommand;
 use crate::exit;
@@ -42,6 +43,9 @@ pub(crate) enum Command {
     /// Show configurations
     #[command(subcommand)]
     Config(ConfigCommand),
+    /// Look at checkpoints, check them, cut them for other numbers of ranks, export their weights
+    #[command(subcommand)]
+    Checkpoint(CheckpointCommand),
     /// Check that sharded operators and models give the dense result, gradients included
     ///
     /// Runs golden cases: files of inputs, weights, outputs and gradients that a dense, single-process run gave. Each case
@@ -74,7 +78,8 @@ Examples:
     srun -n 4 --mpi=pmix isobar train configs/darcy_afno.toml --resume
 
 Exit codes: 0 trained; 1 the loss is not finite, or another error; 2 wrong command line or configuration; 3 data or a
-checkpoint that cannot be used; 4 a rank was lost or timed out; 5 the ranks do not agree.";
+checkpoint that cannot be used; 4 a rank was lost or timed out; 5 the ranks do not agree; 6 told to stop, and left a
+checkpoint.";
 
 const PREDICT_EXAMPLES: &str = "\
 Examples:

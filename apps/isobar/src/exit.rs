@@ -19,6 +19,8 @@ pub(crate) enum Exit {
     Lost = 4,
     /// The ranks do not agree.
     Mismatch = 5,
+    /// A run was told to stop, and has left a checkpoint.
+    Stopped = 6,
 }
 
 /// What the codes mean, for the help text.
@@ -29,7 +31,8 @@ Exit codes:
   2  wrong command line or configuration
   3  data or a checkpoint that cannot be used
   4  a rank was lost or timed out
-  5  the ranks do not agree on what they do";
+  5  the ranks do not agree on what they do
+  6  a run was told to stop (SIGTERM, or SIGUSR1 to be queued again), and has left a checkpoint";
 
 impl Exit {
     /// An error that ends the command so.
@@ -142,14 +145,15 @@ fn train(error: &isobar_train::Error) -> Option<Exit> {
     match error {
         Error::Collectives(inner) => Some(collective(inner)),
         Error::Shard(inner) => shard(inner),
-        Error::ParametersDiffer { .. } => Some(Exit::Mismatch),
+        Error::ParametersDiffer { .. } | Error::CheckpointsDiffer { .. } => Some(Exit::Mismatch),
         Error::Invalid { .. } => Some(Exit::Usage),
         Error::Io { .. }
         | Error::Checkpoint { .. }
+        | Error::CheckpointUnfit { .. }
         | Error::NoCheckpoint { .. }
         | Error::OptimizerState { .. }
         | Error::MetricsFile { .. } => Some(Exit::Data),
-        Error::OtherRank { .. } => Some(Exit::Lost),
+        Error::OtherRank { .. } | Error::PeersLost => Some(Exit::Lost),
         _ => None,
     }
 }

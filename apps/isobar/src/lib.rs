@@ -2,6 +2,7 @@
 //! its own that a program of yours would want.
 
 mod bench;
+mod checkpoint;
 mod cli;
 mod config;
 mod data;
@@ -36,6 +37,7 @@ pub fn main() -> ExitCode {
         Command::Predict(args) => predict::command(args),
         Command::Data(command) => data::run(command),
         Command::Config(command) => config::run(command),
+        Command::Checkpoint(command) => checkpoint::run(command),
         Command::Bench(args) => bench::run(args),
         Command::Verify(args) => verify::run(args),
         Command::VerifyRank(args) => verify::run_rank(args),

@@ -11,10 +11,10 @@ use isobar_manager::config::Resolved;
 use isobar_manager::{DistributedManager, logging};
 use isobar_shard::Parallel;
 use isobar_torch::memory::to_vec;
-use isobar_train::checkpoint::{Checkpoints, load_state_dict};
+use isobar_train::checkpoint::{Checkpoints, Contents, Keep, Loaded, Which};
 use isobar_train::config::Predict;
 use isobar_train::loss::relative_l2_errors;
-use isobar_train::{BoxError, FieldLayout, FieldModel, Parameters, Step};
+use isobar_train::{BoxError, Error, FieldLayout, FieldModel, Parameters, Step};
 use tch::{Device, Kind, Tensor};
 
 use crate::config::{Config, ConfigArgs};
@@ -27,7 +27,8 @@ use crate::{start, terminal};
 pub(crate) struct PredictArgs {
     #[command(flatten)]
     config: ConfigArgs,
-    /// `best`, `latest`, or a checkpoint's folder; by default the best there is, else the latest
+    /// `best`, `latest`, or a checkpoint's folder; by default the best there is, else the latest. Of these that are torn are
+    /// passed over
     #[arg(long, value_name = "WHICH")]
     checkpoint: Option<String>,
     /// Numbers of samples or trajectories of the data file, as `0,3,5`; by default those kept for validation
@@ -152,38 +153,28 @@ impl Job for Prediction<'_> {
 }
 
 impl Prediction<'_> {
-    /// Puts the checkpoint into the network. All ranks call, and must find the same one.
+    /// Puts the checkpoint into the network. All ranks call.
     fn load(&self, params: &Parameters, buffers: &[(String, Tensor)], world: &Group) -> Result<Meaning> {
-        let read = || -> Result<(Vec<u8>, Meaning)> {
-            let folder = self.checkpoint(world)?;
-            let state = load_state_dict(&folder, params, buffers)?;
-            let words = format!("step {} of seed {}, {}", state.step, state.seed, state.extra);
-            let meaning: Meaning = serde_json::from_value(state.extra).map_err(|error| {
-                Exit::Data.because(format!(
-                    "{} does not say what its network's numbers mean ({error}); train it with `isobar train`",
-                    folder.display()
-                ))
-            })?;
-            self.means_the_same(&folder, &meaning)?;
-            Ok((words.into_bytes(), meaning))
+        let checkpoints = Checkpoints::new(&self.config.run.folder().join("checkpoints"), Keep::ALL, world);
+        let mut contents = Contents { params, buffers, optimizer: None };
+        let mut load = |which: &Which| checkpoints.load(which, &mut contents);
+        let Loaded { path, state } = match self.args.checkpoint.as_deref() {
+            Some("best") => load(&Which::Best)?,
+            Some("latest") => load(&Which::Newest)?,
+            Some(path) => load(&Which::At(PathBuf::from(path)))?,
+            None => match load(&Which::Best) {
+                Err(Error::NoCheckpoint { .. }) => load(&Which::Newest)?,
+                loaded => loaded?,
+            },
         };
-        let (meaning, all) = run::alike(world, read())?;
-        if let Some(rank) = all.iter().position(|words| *words != all[0]) {
-            bail!(Exit::Mismatch.because(format!(
-                "ranks 0 and {rank} found different checkpoints; give all ranks the same run.output"
-            )));
-        }
+        let meaning: Meaning = serde_json::from_value(state.extra).map_err(|error| {
+            Exit::Data.because(format!(
+                "{} does not say what its network's numbers mean ({error}); train it with `isobar train`",
+                path.display()
+            ))
+        })?;
+        self.means_the_same(&path, &meaning)?;
         Ok(meaning)
-    }
-
-    fn checkpoint(&self, world: &Group) -> Result<PathBuf> {
-        let checkpoints = Checkpoints::new(&self.config.run.folder().join("checkpoints"), 0, world);
-        Ok(match self.args.checkpoint.as_deref() {
-            Some("best") => checkpoints.best()?,
-            Some("latest") => checkpoints.latest()?,
-            Some(path) => PathBuf::from(path),
-            None => checkpoints.best().or_else(|_| checkpoints.latest())?,
-        })
     }
 
     /// Refuses a network that was trained on other fields, or to give something else.

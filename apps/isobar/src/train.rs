@@ -2,14 +2,14 @@
 
 use std::path::{Path, PathBuf};
 
-use anyhow::Result;
+use anyhow::{Result, bail};
 use clap::{Args, ValueEnum};
 use isobar_manager::config::Resolved;
 use isobar_manager::{DistributedManager, logging};
 use isobar_train::config::{DataFormat, Predict};
 use isobar_train::{
-    BoxError, DataParallelConfig, FieldLayout, FieldModel, FieldTask, FitConfig, RolloutError, Step, Summary,
-    fit,
+    BoxError, DataParallelConfig, FieldLayout, FieldModel, FieldTask, FitConfig, RolloutError, Signals, Step,
+    Stop, Summary, fit,
 };
 
 use crate::config::{Config, ConfigArgs};
@@ -22,7 +22,7 @@ use crate::{start, terminal};
 pub(crate) struct TrainArgs {
     #[command(flatten)]
     config: ConfigArgs,
-    /// Go on from the latest checkpoint of the run; `must` is an error where there is none
+    /// Go on from the newest whole checkpoint of the run; `must` is an error where there is none
     #[arg(long, value_enum, value_name = "HOW", num_args = 0..=1, default_missing_value = "auto", require_equals = true)]
     resume: Option<ResumeArg>,
 }
@@ -30,9 +30,9 @@ pub(crate) struct TrainArgs {
 /// What to do where the run has checkpoints; without it what the configuration says.
 #[derive(Debug, Clone, Copy, ValueEnum)]
 enum ResumeArg {
-    /// Go on from the latest; start anew where there is none
+    /// Go on from the newest that is whole; start anew where there is none
     Auto,
-    /// Go on from the latest; fail where there is none
+    /// Go on from the newest that is whole; fail where there is none
     Must,
     /// Start anew
     Never,
@@ -49,20 +49,51 @@ pub(crate) fn command(args: &TrainArgs) -> Result<Exit> {
     logging::init(&config.distributed.log, manager.rank(), Some(&config.run.folder().join("logs")))?;
     tracing::info!("{manager}");
     tracing::info!("configuration {}", args.config.file().display());
-    train(&manager, &resolved)?;
+    let stopped = train(&manager, &resolved)?;
     DistributedManager::cleanup(true)?;
-    Ok(Exit::Good)
+    match stopped {
+        None => return Ok(Exit::Good),
+        Some(Stop::Requeue) if manager.rank() == 0 => requeue()?,
+        Some(Stop::Requeue | Stop::Asked) => {}
+    }
+    Ok(Exit::Stopped)
 }
 
-fn train(manager: &DistributedManager, resolved: &Resolved<Config>) -> Result<()> {
+/// SLURM's variable with the number of the job.
+const JOB: &str = "SLURM_JOB_ID";
+
+/// What asks this run for checkpoints: SIGUSR1 and SIGTERM.
+fn signals(config: &Config) -> Result<Signals> {
+    let under_slurm = std::env::var_os(JOB).is_some();
+    if config.checkpoint.requeue && !under_slurm {
+        tracing::warn!("checkpoint.requeue is of no use here: {JOB} is not set, so this is no job of SLURM");
+    }
+    Ok(Signals::install()?.requeue(config.checkpoint.requeue && under_slurm))
+}
+
+/// Asks SLURM to queue this job again, which ends it.
+fn requeue() -> Result<()> {
+    let job = std::env::var(JOB).unwrap_or_default();
+    let status = std::process::Command::new("scontrol").args(["requeue", &job]).status();
+    match status {
+        Ok(status) if status.success() => Ok(()),
+        Ok(status) => bail!("`scontrol requeue {job}` ended with {status}; the checkpoint is written"),
+        Err(error) => bail!("`scontrol requeue {job}` does not start: {error}; the checkpoint is written"),
+    }
+}
+
+/// Trains, and says why it ended early, where it did.
+fn train(manager: &DistributedManager, resolved: &Resolved<Config>) -> Result<Option<Stop>> {
     resolved.agree(&manager.group(None)?, &RANKS_OWN)?;
     let config = &resolved.value;
     let text = resolved.to_toml_with_origins()?;
-    let (summary, baseline, picture) = run::with(manager, config, Training { manager, config, text })?;
+    let signals = signals(config)?;
+    let (summary, baseline, picture) =
+        run::with(manager, config, Training { manager, config, text, signals })?;
     if manager.rank() == 0 {
         report(config, &summary, baseline, picture.as_deref());
     }
-    Ok(())
+    Ok(summary.stopped)
 }
 
 /// Training, which gives what came of it, the error of a model that has learnt nothing, and a picture.
@@ -70,6 +101,7 @@ struct Training<'a> {
     manager: &'a DistributedManager,
     config: &'a Config,
     text: String,
+    signals: Signals,
 }
 
 impl Job for Training<'_> {
@@ -81,7 +113,7 @@ impl Job for Training<'_> {
         L: FieldLayout,
         F: Fn(&L::Array, Option<Step<'_>>) -> Result<L::Array, BoxError>,
     {
-        let Self { manager, config, text } = self;
+        let Self { manager, config, text, signals } = self;
         let Run { source, layout, window, positions, forward, params, buffers, ranks, device } = run;
         let fields = Fields::read_alike(&source, &config.data, &window, device, &ranks.world)?;
         let (input, target) = (fields.input, fields.target);
@@ -122,12 +154,32 @@ impl Job for Training<'_> {
                 predict: config.data.predict,
                 positions: config.data.positions,
             })?,
+            identity: identity(config)?,
+            signals,
         };
         let summary = fit(&task, &params, &buffers, &ranks, &fit_config)?;
+        if summary.stopped.is_some() {
+            // Who stops a run gives it little time.
+            return Ok((summary, None, None));
+        }
         let picture = picture::draw(&task, &ranks.world, &folder)?;
         let baseline = (!task.validation.is_empty()).then(|| task.baseline_error()).transpose();
         Ok((summary, baseline.map_err(anyhow::Error::from_boxed)?, picture))
     }
+}
+
+/// What a run must be to go on with another's checkpoint: what its data mean, and its network.
+fn identity(config: &Config) -> Result<serde_json::Value> {
+    let mut model = serde_json::to_value(&config.model)?;
+    if let Some(model) = model.as_object_mut() {
+        // Says how much memory a run may take, not what it computes.
+        model.remove("gradient_checkpointing");
+    }
+    let data = &config.data;
+    Ok(serde_json::json!({
+        "data": { "format": data.format, "fields": data.fields, "predict": data.predict, "positions": data.positions },
+        "model": model,
+    }))
 }
 
 /// The settings of the section, and those that the manager has.
@@ -149,6 +201,9 @@ fn keep(folder: &Path, text: &str) -> Result<()> {
 fn report(config: &Config, summary: &Summary, baseline: Option<f64>, picture: Option<&Path>) {
     let percent = |error: f64| format!("{:.2} %", error * 100.0);
     terminal::line(&format!("{} steps in {:.0} s", summary.steps, summary.seconds));
+    if summary.stopped.is_some() {
+        terminal::line("told to stop; `--resume` goes on");
+    }
     if let (Some(error), Some(baseline)) = (summary.validation_error, baseline) {
         let nothing_learnt = match config.data.format {
             DataFormat::Darcy => "predicting the mean field",

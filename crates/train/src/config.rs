@@ -199,24 +199,59 @@ impl Precision {
     }
 }
 
-/// `[checkpoint]`: when to save, and whether to go on from what was saved.
+/// `[checkpoint]`: when to save, what stays, and whether to go on from what was saved.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields, default)]
 pub struct CheckpointConfig {
-    /// Epochs between two checkpoints; 0 saves at the end only.
+    /// Epochs between two checkpoints; 0 for none but the last and, where some of the best stay, those that are better than all
+    /// before.
     pub every_epochs: u64,
     /// Steps between two checkpoints, besides those of epochs; 0 for none.
     pub every_steps: u64,
-    /// How many of the newest stay, besides the best; 0 keeps all.
+    /// Minutes between two checkpoints, besides those of epochs and steps; 0 for none.
+    #[schemars(range(min = 0.0))]
+    pub every_minutes: f64,
+    /// How many of the newest stay; 0 keeps all.
     pub keep: usize,
+    /// How many stay besides, of those with the lowest validation errors.
+    pub keep_best: usize,
+    /// Whether training waits until a checkpoint is on disk.
+    pub mode: SaveMode,
     /// What to do where the run's folder holds checkpoints.
     pub resume: Resume,
+    /// Weights to start from where nothing is resumed: a checkpoint's folder, or a safetensors file with the model's names and
+    /// shapes, as PyTorch's tools write it.
+    pub init: Option<PathBuf>,
+    /// Under SLURM: whether SIGUSR1 (`sbatch --signal=USR1@120`) asks not for a checkpoint alone, but to end after it and be queued
+    /// again.
+    pub requeue: bool,
 }
 
 impl Default for CheckpointConfig {
     fn default() -> Self {
-        Self { every_epochs: 10, every_steps: 0, keep: 2, resume: Resume::Never }
+        Self {
+            every_epochs: 10,
+            every_steps: 0,
+            every_minutes: 0.0,
+            keep: 2,
+            keep_best: 1,
+            mode: SaveMode::Sync,
+            resume: Resume::Never,
+            init: None,
+            requeue: false,
+        }
     }
+}
+
+/// Whether training waits until a checkpoint is on disk.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "lowercase")]
+pub enum SaveMode {
+    /// It waits.
+    #[default]
+    Sync,
+    /// It goes on once parameters and optimizer state are copied to host memory, which needs as much of it.
+    Async,
 }
 
 /// What to do where a run's folder holds checkpoints.
@@ -226,8 +261,8 @@ pub enum Resume {
     /// Start anew; they are removed.
     #[default]
     Never,
-    /// Go on from the latest; start anew where there is none.
+    /// Go on from the newest that is whole; start anew where there is none.
     Auto,
-    /// Go on from the latest; fail where there is none.
+    /// Go on from the newest that is whole; fail where there is none.
     Must,
 }

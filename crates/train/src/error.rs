@@ -101,7 +101,7 @@ pub enum Error {
         /// What it may be.
         expected: String,
     },
-    /// A checkpoint is torn, foreign, or of another model.
+    /// A checkpoint is torn, damaged or foreign.
     #[error("checkpoint {} is refused: {reason}", path.display())]
     Checkpoint {
         /// The file or folder.
@@ -109,8 +109,32 @@ pub enum Error {
         /// Why, and what would be accepted.
         reason: String,
     },
+    /// A checkpoint is whole, but of another model or run.
+    #[error("checkpoint {} is refused: {reason}", path.display())]
+    CheckpointUnfit {
+        /// The file or folder.
+        path: PathBuf,
+        /// What differs.
+        reason: String,
+    },
+    /// The ranks of a run see different checkpoints.
+    #[error(
+        "ranks 0 and {rank} of group {group:?} found different checkpoints; keep them in a folder that all ranks share, and \
+         give all ranks the same run.output"
+    )]
+    CheckpointsDiffer {
+        /// The group of all ranks.
+        group: String,
+        /// The first rank that differs from rank 0.
+        rank: usize,
+    },
+    /// This rank was told to stop, and others have died.
+    #[error(
+        "told to stop while other ranks are lost, so that no checkpoint can be written; go on from the newest one"
+    )]
+    PeersLost,
     /// There is nothing to resume from.
-    #[error("no checkpoint in {}; start without resuming, or name the folder that holds `latest`", path.display())]
+    #[error("no checkpoint in {}; start without resuming, or name the folder that holds `step_<number>`", path.display())]
     NoCheckpoint {
         /// The folder that was searched.
         path: PathBuf,
@@ -169,6 +193,7 @@ impl Error {
                 | Self::MissingGradient { .. }
                 | Self::NonFiniteGradient { .. }
                 | Self::NonFiniteLoss { .. }
+                | Self::CheckpointsDiffer { .. }
                 | Self::OtherRank { .. }
         )
     }

@@ -7,7 +7,8 @@
 //! | [`optim`] | AdamW and SGD with readable state |
 //! | [`schedule`] | the learning rate over time |
 //! | [`clip_grad_norm`] | clipping by the norm of the whole model's gradient |
-//! | [`checkpoint`] | safetensors and JSON, written whole or not at all, loadable on any number of ranks |
+//! | [`checkpoint`] | written by all ranks, whole or not at all; loadable on any number of ranks and any layout |
+//! | [`Signals`] | asks a run from outside for a checkpoint, or to stop after one |
 //! | [`metrics`], [`Progress`] | JSON lines, CSV, TensorBoard; a progress bar |
 //! | [`loss`] | losses, and the error of a prediction |
 //! | [`Task`], [`FieldModel`], [`FieldTask`], [`fit`] | the engine: epochs, validation, resumption |
@@ -80,6 +81,7 @@ mod progress;
 pub mod schedule;
 mod task;
 mod trainer;
+mod triggers;
 
 pub use self::clip::{clip_grad_norm, grad_norm};
 pub use self::config::Precision;
@@ -94,4 +96,5 @@ pub use self::params::{ParamPlacement, Parameter, Parameters};
 pub use self::progress::Progress;
 pub use self::task::{BoxError, FieldModel, FieldTask, RolloutError, Step, Task};
 pub use self::trainer::{FitConfig, Ranks, Summary, fit};
+pub use self::triggers::{Signals, Stop};
 pub use isobar_collectives::reduce_loss;

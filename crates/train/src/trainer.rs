@@ -8,12 +8,13 @@ use isobar_data::{Sampler, part};
 use isobar_manager::DeviceMesh;
 use isobar_shard::Generator;
 use isobar_torch::guard::Autocast;
+use serde_json::Value;
 use tch::Tensor;
 
-use crate::checkpoint::{Checkpoints, Contents, RunState};
+use crate::checkpoint::{Checkpoints, Contents, Keep, Loaded, RunState, Which};
 use crate::clip::{clip_grad_norm, grad_norm};
 use crate::config::{
-    CheckpointConfig, DataParallelConfig, MetricsConfig, OptimizerKind, ScheduleKind, TrainConfig,
+    CheckpointConfig, DataParallelConfig, MetricsConfig, OptimizerKind, SaveMode, ScheduleKind, TrainConfig,
 };
 use crate::error::{Error, Result};
 use crate::fields::MODEL_AXIS;
@@ -25,6 +26,7 @@ use crate::params::Parameters;
 use crate::progress::Progress;
 use crate::schedule::Schedule;
 use crate::task::{BoxError, RolloutError, Step, Task, share};
+use crate::triggers::{Asked, Signals, Stop, Triggers};
 
 /// How [`fit`] trains.
 #[derive(Debug, Clone, Default)]
@@ -49,6 +51,10 @@ pub struct FitConfig {
     pub resolved: String,
     /// What else a checkpoint should carry, for instance the normalizers.
     pub extra: serde_json::Value,
+    /// What a run that resumes must have as it was, besides seed, samples and batch size: an object, compared key by key.
+    pub identity: serde_json::Value,
+    /// What asks the run for checkpoints from outside.
+    pub signals: Signals,
 }
 
 /// The ranks of a run.
@@ -113,6 +119,8 @@ pub struct Summary {
     pub best_error: Option<f64>,
     /// The last checkpoint.
     pub checkpoint: Option<PathBuf>,
+    /// Why it ended before its last step, where it did: there was no validation then.
+    pub stopped: Option<Stop>,
     /// Seconds that this call took.
     pub seconds: f64,
 }
@@ -165,11 +173,14 @@ struct Run<'a, T> {
     schedule: Schedule,
     sampler: Sampler,
     checkpoints: Checkpoints,
+    triggers: Triggers,
     metrics: MetricSink,
     progress: Progress,
     state: RunState,
     /// The step of the last checkpoint.
     saved: Option<u64>,
+    /// Whether a checkpoint that is due waits for the end of the epoch.
+    due: bool,
     summary: Summary,
     began: Instant,
 }
@@ -197,24 +208,32 @@ impl<'a, T: Task> Run<'a, T> {
         let params = parallel.parameters().clone();
         let mut optimizer = config.optimizer.build(&params)?;
         let folder = config.folder.join("checkpoints");
-        let checkpoints = Checkpoints::new(&folder, config.checkpoint.keep, &ranks.world);
-        let mut contents = Contents { params: &params, buffers, optimizer: &mut *optimizer };
-        let resumed = checkpoints.resume(config.checkpoint.resume, &mut contents)?;
-        if let Some(state) = &resumed {
-            check_same_steps(state, config, task.train_samples(), &folder)?;
-            tracing::info!(step = state.step, epoch = state.epoch, "resumed from {}", folder.display());
-        }
-        let resume_at = resumed.as_ref().map(|state| state.step);
+        let keep = Keep { newest: config.checkpoint.keep, best: config.checkpoint.keep_best };
+        let checkpoints = Checkpoints::new(&folder, keep, &ranks.world);
+        let triggers = Triggers::new(&config.signals, config.checkpoint.every_minutes)?;
         let fresh = RunState {
             seed: config.seed,
             samples: task.train_samples() as u64,
             batch_size: train.batch_size as u64,
+            identity: config.identity.clone(),
             ..Default::default()
         };
+        let mut contents = Contents { params: &params, buffers, optimizer: Some(&mut *optimizer) };
+        let resumed = checkpoints.resume(config.checkpoint.resume, &mut contents)?;
+        if let Some(Loaded { path, state }) = &resumed {
+            check_same_run(state, &fresh, path)?;
+            tracing::info!(step = state.step, epoch = state.epoch, "resumed from {}", path.display());
+        } else if let Some(path) = &config.checkpoint.init {
+            let mut weights = Contents { params: &params, buffers, optimizer: None };
+            let loaded = checkpoints.load(&Which::At(path.clone()), &mut weights)?;
+            tracing::info!("weights are those of {}", loaded.path.display());
+        }
+        let resume_at = resumed.as_ref().map(|loaded| loaded.state.step);
+        let resumed_from = resumed.as_ref().map(|loaded| loaded.path.clone());
         let state = RunState {
             config: config.resolved.clone(),
             extra: config.extra.clone(),
-            ..resumed.unwrap_or(fresh)
+            ..resumed.map_or(fresh, |loaded| loaded.state)
         };
         let rank = ranks.world.rank();
         let metrics = match rank {
@@ -230,10 +249,12 @@ impl<'a, T: Task> Run<'a, T> {
                 validation_error: None,
                 rollout_error: None,
                 best_error: state.best,
-                checkpoint: resume_at.and_then(|_| checkpoints.latest().ok()),
+                checkpoint: resumed_from,
+                stopped: None,
                 seconds: 0.0,
             },
             saved: resume_at,
+            due: false,
             task,
             params,
             buffers,
@@ -244,6 +265,7 @@ impl<'a, T: Task> Run<'a, T> {
             schedule,
             sampler,
             checkpoints,
+            triggers,
             metrics,
             state,
             began: Instant::now(),
@@ -251,16 +273,20 @@ impl<'a, T: Task> Run<'a, T> {
     }
 
     fn go(mut self) -> Result<Summary> {
-        while self.state.epoch < self.config.train.epochs && !self.at_limit() {
+        while self.state.epoch < self.config.train.epochs && !self.ends() {
             self.epoch()?;
         }
-        if self.saved != Some(self.state.step) {
-            self.save(false)?;
+        if self.summary.stopped.is_none() {
+            if self.summary.validation_error.is_none() {
+                self.state.validation_error = self.validate()?;
+                self.summary.validation_error = self.state.validation_error;
+                self.summary.rollout_error = self.validate_rollouts()?;
+            }
+            if self.saved != Some(self.state.step) {
+                self.save(false)?;
+            }
         }
-        if self.summary.validation_error.is_none() {
-            self.summary.validation_error = self.validate()?;
-            self.summary.rollout_error = self.validate_rollouts()?;
-        }
+        self.checkpoints.finish()?;
         self.metrics.flush()?;
         self.progress.finish();
         self.summary.steps = self.state.step;
@@ -275,15 +301,20 @@ impl<'a, T: Task> Run<'a, T> {
         let epoch = self.state.epoch;
         let batches = self.sampler.epoch(epoch);
         for batch in &batches[(self.state.batch as usize).min(batches.len())..] {
-            if self.at_limit() {
+            if self.ends() {
                 return Ok(());
             }
-            self.step(epoch, batch)?;
+            let asked = self.step(epoch, batch)?;
             let every = self.config.checkpoint.every_steps;
-            if every > 0
-                && self.state.step.is_multiple_of(every)
-                && (self.state.batch as usize) < batches.len()
-            {
+            self.due |= asked.save() || (every > 0 && self.state.step.is_multiple_of(every));
+            if let Some(stop) = asked.stop() {
+                tracing::info!(step = self.state.step, "told to stop: a checkpoint, then the end");
+                self.save(true)?;
+                self.summary.stopped = Some(stop);
+                return Ok(());
+            }
+            // After the last batch of an epoch the checkpoint is that of the epoch.
+            if self.due && (self.state.batch as usize) < batches.len() {
                 self.save(false)?;
             }
         }
@@ -292,6 +323,7 @@ impl<'a, T: Task> Run<'a, T> {
         let validate = last || (epoch + 1).is_multiple_of(self.config.train.validate_every);
         let error = if validate { self.validate()? } else { None };
         let rollout = if validate { self.validate_rollouts()? } else { None };
+        self.state.validation_error = error;
         self.state.epoch += 1;
         self.state.batch = 0;
         self.state.loss_sum = 0.0;
@@ -302,14 +334,16 @@ impl<'a, T: Task> Run<'a, T> {
         if better {
             self.state.best = error;
         }
-        let every = self.config.checkpoint.every_epochs;
-        if better || last || (every > 0 && self.state.epoch.is_multiple_of(every)) {
-            self.save(better)?;
+        let CheckpointConfig { every_epochs: every, keep_best, .. } = self.config.checkpoint;
+        let due = self.due || (every > 0 && self.state.epoch.is_multiple_of(every));
+        if due || last || (better && keep_best > 0) {
+            self.save(false)?;
         }
         Ok(())
     }
 
-    fn step(&mut self, epoch: u64, batch: &[usize]) -> Result<()> {
+    /// A step, and what all ranks together are asked for.
+    fn step(&mut self, epoch: u64, batch: &[usize]) -> Result<Asked> {
         let data = &self.ranks.data;
         let samples = part(batch, data.rank(), data.size());
         let (local, global) = (samples.len() as u64, batch.len() as u64);
@@ -336,7 +370,9 @@ impl<'a, T: Task> Run<'a, T> {
         let lr = self.schedule.lr(self.state.step);
         self.optimizer.step(lr)?;
 
-        let loss = self.global_mean(loss.as_ref(), local, global)?;
+        let (loss, asked) = self.global_mean(loss.as_ref(), local, global)?;
+        self.checkpoints.poll();
+        self.state.validation_error = None;
         self.state.step += 1;
         self.state.batch += 1;
         self.state.loss_sum += loss * global as f64;
@@ -349,16 +385,17 @@ impl<'a, T: Task> Run<'a, T> {
             let values = [("loss", loss), ("lr", lr), ("grad_norm", norm), ("samples_per_second", rate)];
             self.metrics.log(self.state.step, epoch, &values)?;
         }
-        Ok(())
+        Ok(asked)
     }
 
-    /// The loss over the global batch, the same on every rank.
-    fn global_mean(&self, loss: Option<&Tensor>, local: u64, global: u64) -> Result<f64> {
+    /// The loss over the global batch, the same on every rank; and what any rank is asked for.
+    fn global_mean(&self, loss: Option<&Tensor>, local: u64, global: u64) -> Result<(f64, Asked)> {
         let own = loss.map_or(Ok(0.0), |loss| loss.f_double_value(&[]));
         let own = own.map_err(|source| Error::Tensor { context: "reading the loss".to_owned(), source })?;
-        let mean = sum_over(&self.ranks.data, own * local as f64)? / global as f64;
+        let (sum, asked) = self.triggers.join(&self.ranks.world, &self.ranks.data, own * local as f64)?;
+        let mean = sum / global as f64;
         match mean.is_finite() {
-            true => Ok(mean),
+            true => Ok((mean, asked)),
             false => Err(Error::NonFiniteLoss { value: mean, step: self.state.step }),
         }
     }
@@ -432,11 +469,17 @@ impl<'a, T: Task> Run<'a, T> {
         self.metrics.flush()
     }
 
-    fn save(&mut self, best: bool) -> Result<()> {
+    /// A checkpoint; with `wait` on disk when it returns, whatever the configuration says.
+    fn save(&mut self, wait: bool) -> Result<()> {
         self.metrics.flush()?;
-        let mut contents =
-            Contents { params: &self.params, buffers: self.buffers, optimizer: &mut *self.optimizer };
-        let path = self.checkpoints.save(&mut contents, &self.state, best)?;
+        let contents =
+            Contents { params: &self.params, buffers: self.buffers, optimizer: Some(&mut *self.optimizer) };
+        let path = match self.config.checkpoint.mode {
+            SaveMode::Async if !wait => self.checkpoints.save_in_background(&contents, &self.state)?,
+            _ => self.checkpoints.save(&contents, &self.state)?,
+        };
+        self.triggers.saved();
+        self.due = false;
         self.saved = Some(self.state.step);
         self.summary.checkpoint = Some(path);
         Ok(())
@@ -447,8 +490,9 @@ impl<'a, T: Task> Run<'a, T> {
         Ok(self.config.train.precision.enter(device)?)
     }
 
-    fn at_limit(&self) -> bool {
-        self.config.train.max_steps.is_some_and(|limit| self.state.step >= limit)
+    fn ends(&self) -> bool {
+        self.summary.stopped.is_some()
+            || self.config.train.max_steps.is_some_and(|limit| self.state.step >= limit)
     }
 }
 
@@ -461,19 +505,43 @@ fn sum_over(group: &Group, value: f64) -> Result<f64> {
     Ok(all.iter().filter_map(|bytes| Some(f64::from_le_bytes(bytes[..].try_into().ok()?))).sum())
 }
 
-/// Refuses to go on with other global batches than those of the run so far, of which some would be left out or repeated.
-fn check_same_steps(state: &RunState, config: &FitConfig, samples: usize, folder: &Path) -> Result<()> {
+/// Refuses to go on with another run: with other global batches than those so far, of which some would be left out or
+/// repeated, or with other fields or another model.
+fn check_same_run(saved: &RunState, now: &RunState, path: &Path) -> Result<()> {
+    let mut found = Vec::new();
     let pairs = [
-        ("seed", state.seed, config.seed),
-        ("train.batch_size", state.batch_size, config.train.batch_size as u64),
-        ("a number of training samples of", state.samples, samples as u64),
+        ("seed", saved.seed, now.seed),
+        ("train.batch_size", saved.batch_size, now.batch_size),
+        ("a number of training samples of", saved.samples, now.samples),
     ];
-    let Some((what, saved, now)) = pairs.into_iter().find(|(_, saved, now)| saved != now) else {
+    for (what, saved, now) in pairs.into_iter().filter(|(_, saved, now)| saved != now) {
+        found.push(format!("{what} {saved}, this run has {now}"));
+    }
+    differences("identity", &saved.identity, &now.identity, &mut found);
+    if found.is_empty() {
         return Ok(());
-    };
+    }
     let reason = format!(
-        "it was trained with {what} {saved}, this run has {now}; give the same, or start anew (another run.name, or \
-         checkpoint.resume = \"never\")"
+        "it was trained with {}; give the same, or start anew (another run.name, or checkpoint.resume = \"never\")",
+        found.join("; with ")
     );
-    Err(Error::Checkpoint { path: folder.to_owned(), reason })
+    Err(Error::CheckpointUnfit { path: path.to_owned(), reason })
+}
+
+/// Where two values differ, key by key.
+fn differences(key: &str, saved: &Value, now: &Value, found: &mut Vec<String>) {
+    match (saved, now) {
+        (Value::Object(a), Value::Object(b)) => {
+            let more = b.keys().filter(|name| !a.contains_key(*name));
+            for name in a.keys().chain(more) {
+                // What it is all called is said only where one side has nothing.
+                let inner = if key == "identity" { name.clone() } else { format!("{key}.{name}") };
+                let of =
+                    |object: &serde_json::Map<String, Value>| object.get(name).cloned().unwrap_or_default();
+                differences(&inner, &of(a), &of(b), found);
+            }
+        }
+        _ if saved == now => {}
+        _ => found.push(format!("{key} {saved}, this run has {now}")),
+    }
 }

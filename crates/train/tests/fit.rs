@@ -1,24 +1,32 @@
 //! The engine over thread ranks: the same curve on any number of them, resumption, validation, failures.
 #![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
 
-use std::path::Path;
+use std::cell::RefCell;
+use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use isobar_collectives::{Group, threads};
 use isobar_shard::Window;
-use isobar_train::config::{CheckpointConfig, MetricsConfig, Resume, TrainConfig};
-use isobar_train::{BoxError, Error, FitConfig, Parameter, Parameters, Ranks, Step, Summary, Task, fit};
+use isobar_train::checkpoint::{export, verify};
+use isobar_train::config::{CheckpointConfig, MetricsConfig, Resume, SaveMode, TrainConfig};
+use isobar_train::{
+    BoxError, Error, FitConfig, Parameter, Parameters, Ranks, Signals, Step, Stop, Summary, Task, fit,
+};
 use rstest::rstest;
 use tch::{Device, Kind, Tensor};
 
 const DEADLINE: Duration = Duration::from_secs(60);
 const OPTIONS: (Kind, Device) = (Kind::Double, Device::Cpu);
 
+/// What is done in a step that is counted down to.
+type Ask = (u64, Box<dyn Fn()>);
+
 /// y = x² by a small network with noise on its hidden layer while training.
 struct Square {
     params: Parameters,
     samples: usize,
     fails_at: Option<u64>,
+    asks: RefCell<Option<Ask>>,
 }
 
 impl Square {
@@ -29,7 +37,17 @@ impl Square {
         };
         let named = [("a", tensor(&[8, 1], 0.1)), ("a.bias", tensor(&[8], 0.2)), ("b", tensor(&[1, 8], 0.3))];
         let entries = named.iter().map(|(name, t)| Parameter::replicated(*name, t)).collect();
-        Self { params: Parameters::new(entries).unwrap(), samples: 23, fails_at: None }
+        Self {
+            params: Parameters::new(entries).unwrap(),
+            samples: 23,
+            fails_at: None,
+            asks: RefCell::new(None),
+        }
+    }
+
+    /// Calls `ask` in the step of that number, from 0.
+    fn asking(at: u64, ask: impl Fn() + 'static) -> Self {
+        Self { asks: RefCell::new(Some((at, Box::new(ask)))), ..Self::new() }
     }
 
     fn forward(&self, samples: &[usize], step: Option<Step<'_>>) -> Result<(Tensor, Tensor), BoxError> {
@@ -58,6 +76,12 @@ impl Task for Square {
     fn loss(&self, step: Step<'_>, samples: &[usize]) -> Result<Tensor, BoxError> {
         if self.fails_at == Some(step.epoch) {
             return Err("the disk is gone".into());
+        }
+        if let Some((left, ask)) = &mut *self.asks.borrow_mut() {
+            if *left == 0 {
+                ask();
+            }
+            *left = left.wrapping_sub(1);
         }
         let (prediction, target) = self.forward(samples, Some(step))?;
         Ok((prediction - target).square().mean(Kind::Double))
@@ -117,13 +141,19 @@ fn the_curve_is_the_same_on_any_number_of_ranks(#[values(2, 3, 4)] ranks: usize)
 #[rstest]
 #[case::between_epochs(6, 0)]
 #[case::within_an_epoch(4, 2)]
-fn a_resumed_run_repeats_bitwise(#[case] stop: u64, #[case] every_steps: u64, #[values(1, 2)] ranks: usize) {
+fn a_resumed_run_repeats_bitwise(
+    #[case] stop: u64,
+    #[case] every_steps: u64,
+    #[values(1, 2)] ranks: usize,
+    #[values(SaveMode::Sync, SaveMode::Async)] mode: SaveMode,
+) {
     let [whole, resumed] = [(); 2].map(|()| tempfile::tempdir().unwrap());
     let expected = threads::run(ranks, DEADLINE, |world| run(&world, &config(whole.path())).unwrap());
 
     let mut first = config(resumed.path());
     first.train.max_steps = Some(stop);
     first.checkpoint.every_steps = every_steps;
+    first.checkpoint.mode = mode;
     threads::run(ranks, DEADLINE, |world| run(&world, &first).unwrap());
     let mut second = config(resumed.path());
     second.checkpoint.resume = Resume::Must;
@@ -132,8 +162,11 @@ fn a_resumed_run_repeats_bitwise(#[case] stop: u64, #[case] every_steps: u64, #[
     assert_eq!(found[0].losses, expected[0].losses[stop as usize..]);
     assert_eq!(found[0].validation_error, expected[0].validation_error);
     assert_eq!(found[0].best_error, expected[0].best_error);
-    let model =
-        |folder: &Path| std::fs::read(folder.join("checkpoints/step_00000012/model.safetensors")).unwrap();
+    let model = |folder: &Path| {
+        let out = folder.join("model.safetensors");
+        export(&folder.join("checkpoints/step_00000012"), &out).unwrap();
+        std::fs::read(out).unwrap()
+    };
     assert!(model(resumed.path()) == model(whole.path()), "the same parameters");
     let losses = |folder: &Path| {
         let lines = read(folder, "metrics.csv");
@@ -153,7 +186,7 @@ fn a_fresh_run_removes_what_an_earlier_one_left() {
         .unwrap()
         .map(|e| e.unwrap().file_name())
         .collect();
-    assert_eq!(names.len(), 2, "latest and step_00000001: {names:?}");
+    assert_eq!(names, ["step_00000001"]);
     assert_eq!(read(folder.path(), "metrics.csv").lines().count(), 2);
 }
 
@@ -168,9 +201,18 @@ fn resuming_needs_a_checkpoint_of_the_same_steps() {
     assert_eq!(run(&Group::single(), &must).unwrap().steps, 2);
     let refused = |changed: FitConfig, words: &str| {
         let error = run(&Group::single(), &changed).unwrap_err();
-        assert!(matches!(error, Error::Checkpoint { .. }) && error.to_string().contains(words), "{error}");
+        assert!(
+            matches!(error, Error::CheckpointUnfit { .. }) && error.to_string().contains(words),
+            "{error}"
+        );
     };
     refused(FitConfig { seed: 4, ..must.clone() }, "trained with seed 3, this run has 4");
+    let identity = serde_json::json!({"model": {"depth": 4, "type": "afno"}});
+    let both = FitConfig { seed: 4, identity, ..must.clone() };
+    refused(
+        both,
+        r#"seed 3, this run has 4; with identity null, this run has {"model":{"depth":4,"type":"afno"}}; give"#,
+    );
     let mut batch = must.clone();
     batch.train.batch_size = 5;
     refused(batch, "trained with train.batch_size 10, this run has 5");
@@ -206,4 +248,129 @@ fn a_loss_that_is_not_finite_is_an_error() {
     for error in errors {
         assert!(matches!(error, Error::NonFiniteGradient { .. } | Error::NonFiniteLoss { .. }), "{error}");
     }
+}
+
+fn checkpoints(folder: &Path) -> Vec<String> {
+    let entries = std::fs::read_dir(folder.join("checkpoints")).unwrap();
+    let mut names: Vec<_> = entries.map(|e| e.unwrap().file_name().into_string().unwrap()).collect();
+    names.sort();
+    names
+}
+
+#[test]
+fn what_another_run_was_is_told_key_by_key() {
+    let folder = tempfile::tempdir().unwrap();
+    let mut config = config(folder.path());
+    config.identity = serde_json::json!({"data": {"fields": ["u"]}, "model": {"depth": 4, "type": "fno"}});
+    config.train.max_steps = Some(1);
+    run(&Group::single(), &config).unwrap();
+    config.checkpoint.resume = Resume::Auto;
+    run(&Group::single(), &config).unwrap();
+    config.identity =
+        serde_json::json!({"data": {"fields": ["v"]}, "model": {"depth": 6, "type": "fno", "modes": 8}});
+    let error = run(&Group::single(), &config).unwrap_err().to_string();
+    let (_, reason) = error.split_once("it was trained with ").unwrap();
+    let expected = r#"data.fields ["u"], this run has ["v"]; with model.depth 4, this run has 6; with model.modes null, this run has 8; give"#;
+    assert!(reason.starts_with(expected), "{reason}");
+}
+
+/// One rank that is asked is enough, and the run goes on later as if nothing had been.
+#[rstest]
+#[case::stop(false, Stop::Asked)]
+#[case::requeue(true, Stop::Requeue)]
+fn a_run_that_is_told_to_stop_leaves_a_checkpoint(
+    #[case] requeue: bool,
+    #[case] expected: Stop,
+    #[values(1, 5)] at: u64,
+    #[values(SaveMode::Sync, SaveMode::Async)] mode: SaveMode,
+) {
+    let [whole, told] = [(); 2].map(|()| tempfile::tempdir().unwrap());
+    let whole = threads::run(2, DEADLINE, |world| run(&world, &config(whole.path())).unwrap());
+    let mut config = config(told.path());
+    config.checkpoint.mode = mode;
+    let first = threads::run(2, DEADLINE, |world| {
+        let signals = Signals::default().requeue(requeue);
+        let asked = signals.clone();
+        let asks = move || if requeue { asked.ask_to_save() } else { asked.ask_to_stop() };
+        let task = if world.rank() == 1 { Square::asking(at, asks) } else { Square::new() };
+        let config = FitConfig { signals, ..config.clone() };
+        fit(&task, &task.params, &[], &Ranks::data_parallel(&world), &config).unwrap()
+    });
+    for summary in &first {
+        assert_eq!((summary.steps, summary.stopped), (at + 1, Some(expected)));
+    }
+    config.checkpoint.resume = Resume::Must;
+    let rest = threads::run(2, DEADLINE, |world| run(&world, &config).unwrap());
+    assert_eq!([&first[0].losses[..], &rest[0].losses[..]].concat(), whole[0].losses);
+    assert_eq!(rest[0].validation_error, whole[0].validation_error);
+    assert_eq!(rest[0].stopped, None);
+}
+
+#[test]
+fn a_checkpoint_that_is_asked_for_is_written_and_the_run_goes_on() {
+    let folder = tempfile::tempdir().unwrap();
+    let mut config = config(folder.path());
+    config.checkpoint = CheckpointConfig { every_epochs: 0, keep: 0, keep_best: 0, ..Default::default() };
+    config.signals = Signals::default();
+    let asked = config.signals.clone();
+    let task = Square::asking(4, move || asked.ask_to_save());
+    let summary = fit(&task, &task.params, &[], &Ranks::data_parallel(&Group::single()), &config).unwrap();
+    assert_eq!((summary.steps, summary.stopped), (12, None));
+    assert_eq!(checkpoints(folder.path()), ["step_00000005", "step_00000012"]);
+}
+
+#[test]
+fn the_clock_and_the_count_of_steps_ask_for_checkpoints() {
+    let folder = tempfile::tempdir().unwrap();
+    let mut config = config(folder.path());
+    config.checkpoint = CheckpointConfig {
+        every_epochs: 0,
+        every_steps: 6, // the last step of an epoch each time
+        keep: 0,
+        keep_best: 0,
+        ..Default::default()
+    };
+    run(&Group::single(), &config).unwrap();
+    assert_eq!(checkpoints(folder.path()), ["step_00000006", "step_00000012"]);
+    config.checkpoint.every_steps = 0;
+    config.checkpoint.every_minutes = 1e-9;
+    run(&Group::single(), &config).unwrap();
+    assert_eq!(checkpoints(folder.path()).len(), 12);
+    config.checkpoint.every_minutes = -1.0;
+    assert!(matches!(run(&Group::single(), &config), Err(Error::Invalid { .. })));
+}
+
+/// A torn newest checkpoint is passed over: the run goes on from the one before, and writes the torn one anew.
+#[test]
+fn a_run_goes_on_from_the_newest_whole_checkpoint() {
+    let folder = tempfile::tempdir().unwrap();
+    let mut config = config(folder.path());
+    let expected = run(&Group::single(), &config).unwrap();
+    let torn = folder.path().join("checkpoints/step_00000012");
+    std::fs::write(torn.join("rank_00000.safetensors"), "torn").unwrap();
+    config.checkpoint.resume = Resume::Auto;
+    let found = run(&Group::single(), &config).unwrap();
+    assert_eq!(found.losses, expected.losses[9..]);
+    verify(&torn).unwrap();
+}
+
+#[test]
+fn weights_to_start_from() {
+    let [first, second] = [(); 2].map(|()| tempfile::tempdir().unwrap());
+    let trained = run(&Group::single(), &config(first.path())).unwrap();
+    let file = first.path().join("weights.safetensors");
+    export(first.path(), &file).unwrap();
+    let start = |init: PathBuf| {
+        let mut config = config(second.path());
+        config.train.max_steps = Some(0);
+        config.checkpoint.init = Some(init);
+        run(&Group::single(), &config)
+    };
+    for init in [first.path().to_owned(), trained.checkpoint.unwrap(), file.clone()] {
+        let summary = start(init).unwrap();
+        assert_eq!((summary.steps, summary.validation_error), (0, trained.validation_error));
+    }
+    assert!(matches!(start(first.path().join("none")), Err(Error::NoCheckpoint { .. })));
+    std::fs::write(&file, "weights").unwrap();
+    assert!(matches!(start(file), Err(Error::Checkpoint { .. })));
 }

@@ -1,6 +1,7 @@
 //! `isobar bench`: times of the communication engine and of models, under the launcher that it is started with.
 
 mod afno;
+mod checkpoint;
 mod clock;
 mod collectives;
 mod domain;
@@ -60,7 +61,7 @@ const REPLICATE: Placement = Placement::Replicate;
 const ROWS: Placement = Placement::Shard(0);
 const COLUMNS: Placement = Placement::Shard(1);
 
-const CASES: [Case; 33] = [
+const CASES: [Case; 35] = [
     Case { name: "all_gather_v/dim0", prepare: |group| collectives::all_gather(group, 0) },
     Case { name: "all_gather_v/dim1", prepare: |group| collectives::all_gather(group, 1) },
     Case { name: "all_gather_v/fwd_bwd", prepare: collectives::all_gather_fwd_bwd },
@@ -96,6 +97,8 @@ const CASES: [Case; 33] = [
     Case { name: "fno/one_rank_domain_step", prepare: |group| domain::step(group, &domain::FNO, true) },
     Case { name: "unet/domain_step", prepare: |group| domain::step(group, &domain::UNET, false) },
     Case { name: "unet/one_rank_domain_step", prepare: |group| domain::step(group, &domain::UNET, true) },
+    Case { name: "checkpoint/sync", prepare: |group| checkpoint::save(group, checkpoint::Mode::Sync) },
+    Case { name: "checkpoint/async", prepare: |group| checkpoint::save(group, checkpoint::Mode::Async) },
     Case { name: "attention/ring_4096", prepare: |group| operators::attention(group, 4096, false) },
     Case { name: "attention/one_rank_4096", prepare: |group| operators::attention(group, 4096, true) },
     Case { name: "attention/ring_16384", prepare: |group| operators::attention(group, 16384, false) },

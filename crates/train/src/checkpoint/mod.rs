@@ -1,30 +1,57 @@
-//! Checkpoints: parameters and optimizer state as safetensors, the rest as JSON, loadable on any number of ranks.
+//! Checkpoints: written by all ranks, each its part; loadable on any number of ranks and any layout; torn ones found out.
 //!
-//! A checkpoint is a folder `step_<number>` of three files: `model.safetensors` (the state dict), `optimizer.safetensors`
-//! (tensors named `<slot>.<parameter>`) and `metadata.json` (format, versions, [`RunState`], and the length and CRC-32C
-//! of the other two, by which a torn copy is found out). It is written under another name, synced and renamed; the files
-//! `latest` and `best` beside it hold the name of a folder and are replaced in the same way. Tensors are always whole:
-//! parts over a model-parallel group are gathered before writing and cut again after reading.
+//! A checkpoint is a folder `step_<number>`: a file of safetensors for each rank that has something to write, and
+//! `manifest.json`, which says which boxes of which global tensors are where ([`Piece`]), where the run stood ([`RunState`]),
+//! and what the BLAKE3 of every file, of every MiB of it, and of the manifest itself is. The manifest comes last, renamed into
+//! place with everything synced before: a folder without one is an interrupted write, which the next save removes.
+//!
+//! A reader takes the byte ranges that it needs, whoever wrote them, and checks the blocks that they lie in. A checkpoint
+//! that is torn, damaged or foreign is refused with the reason, and the newest whole one is used.
+//!
+//! | | |
+//! |---|---|
+//! | [`Checkpoints`] | writes, finds and loads those of a run |
+//! | [`Checkpointed`], [`Contents`] | what is saved and restored, as boxes of global tensors |
+//! | [`list`], [`verify`], [`reshard`], [`export`] | tools for checkpoints on disk |
 
+mod background;
+mod choose;
+mod contents;
+mod digest;
+mod folder;
+mod keep;
+mod kinds;
+mod manifest;
+mod piece;
+mod plan;
 mod read;
-mod tensors;
+mod tools;
 mod write;
 
+use std::collections::HashMap;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::SystemTime;
 
 use isobar_collectives::Group;
 use serde::{Deserialize, Serialize};
-use tch::Tensor;
 
-pub use self::read::{load_state_dict, read_run_state};
+use self::background::Background;
+pub use self::choose::{Loaded, Which};
+pub use self::contents::{Checkpointed, Contents};
+pub use self::keep::Keep;
+pub use self::piece::{Piece, Region};
+use self::plan::{Declared, Plan};
+pub use self::read::{Catalogue, SavedTensor, Wanted};
+pub use self::tools::{Listed, Summary, export, list, reshard, verify};
+use self::write::{Job, Lead, Staging};
 use crate::agree::agree;
 use crate::config::Resume;
-use crate::error::{IoContext, Result};
-use crate::files;
-use crate::optim::Optimizer;
-use crate::params::Parameters;
+use crate::error::{Error, Result};
 
-/// Where a run stands, apart from its tensors.
+/// Where a run stands, apart from its tensors. Random numbers follow from the seed and the step, the order of samples from the
+/// seed and the epoch, so that these numbers are the state of both.
 #[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct RunState {
@@ -44,29 +71,23 @@ pub struct RunState {
     pub loss_sum: f64,
     /// See `loss_sum`.
     pub loss_samples: u64,
+    /// The validation error after this step, where it was measured.
+    pub validation_error: Option<f64>,
     /// The lowest validation error so far.
     pub best: Option<f64>,
+    /// What must be the same for the run to go on: an object, whose differences are told key by key.
+    pub identity: serde_json::Value,
     /// The resolved configuration, as TOML.
     pub config: String,
     /// What else the program needs to use the model, for instance the normalizer's statistics.
     pub extra: serde_json::Value,
 }
 
-/// What a checkpoint saves and restores; the run's own objects.
-pub struct Contents<'a> {
-    /// The parameters.
-    pub params: &'a Parameters,
-    /// Tensors that are no parameters but belong to the state dict (running statistics), by name; the same on all ranks.
-    pub buffers: &'a [(String, Tensor)],
-    /// The optimizer.
-    pub optimizer: &'a mut dyn Optimizer,
-}
-
-/// Writes and finds the checkpoints of a run.
+/// Writes and finds the checkpoints of a run, in a folder that all ranks share.
 ///
 /// ```
 /// use isobar_collectives::Group;
-/// use isobar_train::checkpoint::{Checkpoints, Contents, RunState};
+/// use isobar_train::checkpoint::{Checkpoints, Contents, Keep, RunState, Which};
 /// use isobar_train::optim::{AdamW, AdamWConfig};
 /// use isobar_train::{Parameter, Parameters};
 /// use tch::Tensor;
@@ -75,191 +96,198 @@ pub struct Contents<'a> {
 /// let x = Tensor::f_from_slice(&[1.0f32, 2.0])?.f_set_requires_grad(true)?;
 /// let params = Parameters::new(vec![Parameter::replicated("x", &x)])?;
 /// let mut adamw = AdamW::new(&params, &AdamWConfig::default())?;
-/// let mut contents = Contents { params: &params, buffers: &[], optimizer: &mut adamw };
+/// let mut contents = Contents { params: &params, buffers: &[], optimizer: Some(&mut adamw) };
 ///
-/// let checkpoints = Checkpoints::new(folder.path(), 3, &Group::single());
-/// checkpoints.save(&mut contents, &RunState { step: 7, ..Default::default() }, false)?;
-/// let path = checkpoints.latest()?;
-/// assert_eq!(checkpoints.load(&path, &mut contents)?.step, 7);
+/// let mut checkpoints = Checkpoints::new(folder.path(), Keep { newest: 3, best: 1 }, &Group::single());
+/// checkpoints.save(&contents, &RunState { step: 7, ..Default::default() })?;
+/// assert_eq!(checkpoints.load(&Which::Newest, &mut contents)?.state.step, 7);
 /// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
-#[derive(Debug, Clone)]
 pub struct Checkpoints {
     folder: PathBuf,
-    keep: usize,
+    keep: Keep,
     world: Group,
+    /// The plan of the last save, and of what the ranks held then.
+    plan: Option<(Vec<String>, Arc<Plan>)>,
+    staging: Staging,
+    background: Background,
 }
 
 impl Checkpoints {
-    /// Checkpoints in `folder`, which the first save makes, of which the newest `keep` and the best stay (0 keeps all).
-    /// `world` is the group of all ranks of the run.
-    pub fn new(folder: &Path, keep: usize, world: &Group) -> Self {
-        Self { folder: folder.to_owned(), keep, world: world.clone() }
+    /// Checkpoints in `folder`, which the first save makes. `world` is the group of all ranks of the run.
+    pub fn new(folder: &Path, keep: Keep, world: &Group) -> Self {
+        Self {
+            folder: folder.to_owned(),
+            keep,
+            world: world.clone(),
+            plan: None,
+            staging: Staging::default(),
+            background: Background::default(),
+        }
     }
 
-    /// Writes a checkpoint and makes it the latest, and with `best` the best too. Rank 0 writes; every rank calls, and
-    /// the call returns when the files are on disk.
+    /// Writes a checkpoint and returns its folder when it is on disk. Every rank calls, and writes its part; what several hold
+    /// one of them writes. One of the same step is replaced. Waits for a write in the background first.
     ///
     /// # Errors
     ///
-    /// On every rank where any failed: the disk is full, a tensor's kind has no place in safetensors, a rank is lost.
-    pub fn save(&self, contents: &mut Contents<'_>, state: &RunState, best: bool) -> Result<PathBuf> {
-        let path = self.folder.join(format!("step_{:08}", state.step));
-        let gathered = agree(&self.world, write::gather(contents, &self.world))?;
-        let written = match gathered {
-            Some(gathered) => self.write(&path, &gathered, state, best),
+    /// On every rank where any failed, also in a background write before: the disk is full, a tensor's kind has no place in
+    /// safetensors, the ranks together do not hold all of a tensor, the folder is not shared, a rank is lost.
+    pub fn save(&mut self, contents: &dyn Checkpointed, state: &RunState) -> Result<PathBuf> {
+        let job = self.job(contents, state, false);
+        let job = agree(&self.world, job)?;
+        agree(&self.world, job.write_part())?;
+        agree(&self.world, job.commit())?;
+        Ok(job.folder)
+    }
+
+    /// Copies what is to be saved and writes it while the caller goes on; returns the folder that will be the checkpoint's.
+    /// Every rank calls. Waits for a write that is still under way first.
+    ///
+    /// # Errors
+    ///
+    /// Those of [`Checkpoints::save`] before anything is written, and of the write before. What goes wrong with this one is
+    /// warned of when [`Checkpoints::poll`] sees it, and is the error of the next save or of [`Checkpoints::finish`].
+    pub fn save_in_background(&mut self, contents: &dyn Checkpointed, state: &RunState) -> Result<PathBuf> {
+        let job = self.job(contents, state, true)?;
+        let folder = job.folder.clone();
+        self.background.start(job)?;
+        Ok(folder)
+    }
+
+    /// Warns of a write in the background that has failed. Does not wait, and is for this rank alone.
+    pub fn poll(&mut self) {
+        self.background.poll();
+    }
+
+    /// Waits for the write in the background. Every rank calls.
+    ///
+    /// # Errors
+    ///
+    /// On every rank where the write failed on any.
+    pub fn finish(&mut self) -> Result<()> {
+        let ended = match self.background.wait() {
             None => Ok(()),
+            Some(reason) => Err(Error::checkpoint(&self.folder, reason)),
         };
-        agree(&self.world, written)?;
-        Ok(path)
+        agree(&self.world, ended)
     }
 
-    /// The newest checkpoint's folder.
+    /// Puts a checkpoint back into what it was made of, whatever number of ranks wrote it. Every rank calls, and reads what it
+    /// needs for itself. Where the first choice is torn or damaged, says so and takes the next one.
     ///
     /// # Errors
     ///
-    /// [`crate::Error::NoCheckpoint`] where there is none; where `latest` names one that is gone.
-    pub fn latest(&self) -> Result<PathBuf> {
-        read::pointed_to(&self.folder, LATEST)
+    /// On every rank where any failed: [`Error::NoCheckpoint`]; [`Error::Checkpoint`] where none is whole;
+    /// [`Error::CheckpointUnfit`] for one of a model whose names, shapes or kinds differ (the reason lists them);
+    /// [`Error::CheckpointsDiffer`] where the ranks do not read the same. Nothing is changed on a rank that fails.
+    pub fn load(&self, which: &Which, contents: &mut dyn Checkpointed) -> Result<Loaded> {
+        choose::load(&self.folder, which, contents, &self.world)
     }
 
-    /// The folder of the checkpoint with the lowest validation error.
+    /// Loads the newest whole checkpoint where `resume` says so; removes them all where it says to start anew. Every rank calls.
     ///
     /// # Errors
     ///
-    /// As [`Checkpoints::latest`].
-    pub fn best(&self) -> Result<PathBuf> {
-        read::pointed_to(&self.folder, BEST)
-    }
-
-    /// Puts a checkpoint back into parameters, buffers and optimizer, whatever number of ranks wrote it. `path` is a
-    /// checkpoint's folder, or one with `latest` in it. Every rank calls, and reads the files for itself.
-    ///
-    /// # Errors
-    ///
-    /// On every rank where any failed: [`crate::Error::Checkpoint`] for files that are torn, foreign, or of a model whose names,
-    /// shapes or kinds differ (the reason lists them). Nothing is changed on a rank that fails.
-    pub fn load(&self, path: &Path, contents: &mut Contents<'_>) -> Result<RunState> {
-        agree(&self.world, read::load(path, contents))
-    }
-
-    /// Loads the latest checkpoint where `resume` says so; removes them all where it says to start anew. Every rank calls.
-    ///
-    /// # Errors
-    ///
-    /// As [`Checkpoints::load`]; [`crate::Error::NoCheckpoint`] where there must be one and is none.
-    pub fn resume(&self, resume: Resume, contents: &mut Contents<'_>) -> Result<Option<RunState>> {
-        // Rank 0 looks, so that all ranks do the same.
-        let there = self.world.rank() == 0 && self.folder.join(LATEST).exists();
-        let there = self.world.broadcast_bytes(&[u8::from(there)], 0)? == [1];
+    /// As [`Checkpoints::load`]; [`Error::NoCheckpoint`] where there must be one and is none.
+    pub fn resume(&self, resume: Resume, contents: &mut dyn Checkpointed) -> Result<Option<Loaded>> {
+        let (_, found) = choose::candidates(&self.folder, &Which::Newest, &self.world)?;
         match resume {
-            Resume::Never if there => {
-                let removed = if self.world.rank() == 0 { self.clear() } else { Ok(()) };
+            Resume::Never => {
+                let removed = if self.world.rank() == 0 { self.clear(&found) } else { Ok(()) };
                 agree(&self.world, removed).map(|()| None)
             }
-            Resume::Never => Ok(None),
-            Resume::Auto if !there => Ok(None),
-            Resume::Auto | Resume::Must => self.load(&self.folder, contents).map(Some),
+            Resume::Auto if found.is_empty() => Ok(None),
+            Resume::Auto | Resume::Must => self.load(&Which::Newest, contents).map(Some),
         }
     }
 
     /// Removes all checkpoints.
-    fn clear(&self) -> Result<()> {
-        tracing::warn!("checkpoints of an earlier run in {} are removed", self.folder.display());
-        for pointer in [LATEST, BEST] {
-            let path = self.folder.join(pointer);
-            if path.exists() {
-                std::fs::remove_file(&path).at("remove", &path)?;
+    fn clear(&self, found: &[PathBuf]) -> Result<()> {
+        if !found.is_empty() {
+            tracing::warn!("checkpoints of an earlier run in {} are removed", self.folder.display());
+        }
+        found.iter().try_for_each(|path| folder::remove(path))?;
+        folder::sweep(&self.folder, None)
+    }
+
+    /// What this rank has to write. Every rank calls.
+    fn job(&mut self, contents: &dyn Checkpointed, state: &RunState, copies: bool) -> Result<Job> {
+        let failed = self.background.wait();
+        let pieces = contents.pieces();
+        let (pieces, declared) = match pieces {
+            Ok(pieces) => {
+                let declared = Declared::all(&pieces);
+                (pieces, declared)
             }
-        }
-        for (_, path) in self.steps()? {
-            std::fs::remove_dir_all(&path).at("remove", &path)?;
-        }
-        Ok(())
-    }
-
-    fn write(&self, path: &Path, gathered: &write::Gathered, state: &RunState, best: bool) -> Result<()> {
-        std::fs::create_dir_all(&self.folder).at("make the folder", &self.folder)?;
-        write::write_folder(path, gathered, state, self.world.size())?;
-        let name = path.file_name().unwrap_or_default().to_string_lossy().into_owned();
-        files::write_atomically(&self.folder.join(LATEST), name.as_bytes())?;
-        if best {
-            files::write_atomically(&self.folder.join(BEST), name.as_bytes())?;
-        }
-        self.prune()
-    }
-
-    /// The folders of all checkpoints in rising order; removes what interrupted writes have left.
-    fn steps(&self) -> Result<Vec<(u64, PathBuf)>> {
-        let mut steps = Vec::new();
-        for entry in std::fs::read_dir(&self.folder).at("list", &self.folder)? {
-            let path = entry.at("list", &self.folder)?.path();
-            let name = path.file_name().unwrap_or_default().to_string_lossy().into_owned();
-            if name.starts_with(".step_") {
-                std::fs::remove_dir_all(&path).at("remove", &path)?;
-            } else if let Some(step) = name.strip_prefix("step_").and_then(|s| s.parse::<u64>().ok()) {
-                steps.push((step, path));
-            }
-        }
-        steps.sort();
-        Ok(steps)
-    }
-
-    /// Removes all but the newest and the best.
-    fn prune(&self) -> Result<()> {
-        let best = self.best().ok();
-        let mut steps = self.steps()?;
-        if self.keep == 0 {
-            return Ok(());
-        }
-        let latest = self.latest()?;
-        steps.reverse();
-        for (_, path) in steps.into_iter().skip(self.keep) {
-            if Some(&path) != best.as_ref() && path != latest {
-                std::fs::remove_dir_all(&path).at("remove", &path)?;
-            }
-        }
-        Ok(())
+            Err(error) => (Vec::new(), Err(error)),
+        };
+        let target = self.folder.join(folder::step_folder(state.step));
+        let nonce = nonce();
+        let suffix = if folder::is_checkpoint(&target) { format!(".{nonce}") } else { String::new() };
+        let agreed = plan::open(&self.world, &declared, failed, (nonce, suffix))?;
+        let plan = match self.plan.take() {
+            Some((digests, plan)) if digests == agreed.digests => plan,
+            _ => Arc::new(plan::exchange(&self.world, &declared?)?),
+        };
+        self.plan = Some((agreed.digests, plan.clone()));
+        let rank = self.world.rank();
+        let held: HashMap<_, _> =
+            pieces.iter().map(|piece| ((piece.name.as_str(), &piece.region), &piece.tensor)).collect();
+        let own = plan.of_rank(rank).into_iter().filter_map(|(tensor, part)| {
+            let values = held.get(&(tensor.name.as_str(), &part.region))?;
+            Some(((part.key.clone(), values.shallow_clone()), tensor.dtype))
+        });
+        let (own, dtypes): (Vec<_>, Vec<_>) = own.unzip();
+        let values = match copies {
+            true => self.staging.copy(&own)?,
+            false => own.iter().map(|(key, t)| write::in_host_memory(key, t)).collect::<Result<_>>()?,
+        };
+        let items = own.into_iter().zip(dtypes).zip(values);
+        let items = items.map(|(((key, _), dtype), tensor)| write::item(key, dtype, tensor));
+        let lead = (rank == 0).then(|| -> Result<Lead> {
+            Ok(Lead {
+                plan: plan.clone(),
+                world_size: self.world.size(),
+                facts: contents.facts()?,
+                state: state.clone(),
+                keep: self.keep,
+                patience: self.world.deadline(),
+                hurry: self.background.hurry(),
+            })
+        });
+        Ok(Job {
+            root: self.folder.clone(),
+            folder: target,
+            nonce: agreed.nonce,
+            suffix: agreed.suffix,
+            rank,
+            items: items.collect::<Result<_>>()?,
+            lead: lead.transpose()?,
+        })
     }
 }
 
-const LATEST: &str = "latest";
-const BEST: &str = "best";
-const MODEL: &str = "model.safetensors";
-const OPTIMIZER: &str = "optimizer.safetensors";
-const METADATA: &str = "metadata.json";
-const FORMAT: &str = "isobar-checkpoint";
-const VERSION: u64 = 2;
-
-/// `metadata.json`.
-#[derive(Debug, Serialize, Deserialize)]
-struct Metadata {
-    format: String,
-    version: u64,
-    /// The version of this crate that wrote it.
-    isobar: String,
-    /// How many ranks wrote it; any number may read it.
-    world_size: usize,
-    model_parallel_size: usize,
-    model: FileRecord,
-    optimizer: FileRecord,
-    optimizer_kind: String,
-    optimizer_steps: std::collections::BTreeMap<String, u64>,
-    state: RunState,
+/// What a checkpoint says of the run, without its tensors. `path` is a checkpoint's folder, or one of checkpoints, of which the
+/// newest is meant.
+///
+/// # Errors
+///
+/// [`Error::NoCheckpoint`] where there is none, [`Error::Checkpoint`] where its manifest is torn or foreign.
+pub fn read_run_state(path: &Path) -> Result<RunState> {
+    Ok(manifest::Manifest::read(&folder::newest(path)?)?.state)
 }
 
-/// By which a torn or changed file is found out.
-#[derive(Debug, PartialEq, Serialize, Deserialize)]
-struct FileRecord {
-    bytes: u64,
-    crc32c: u32,
+/// A word that no other save has.
+fn nonce() -> String {
+    static COUNT: AtomicU64 = AtomicU64::new(0);
+    let now = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
+    let words =
+        format!("{} {} {}", now.as_nanos(), std::process::id(), COUNT.fetch_add(1, Ordering::Relaxed));
+    blake3::hash(words.as_bytes()).to_hex()[..16].to_owned()
 }
 
-impl FileRecord {
-    fn of(bytes: &[u8]) -> Self {
-        Self { bytes: bytes.len() as u64, crc32c: crc32c::crc32c(bytes) }
-    }
-}
-
+#[cfg(test)]
+mod fuzz;
 #[cfg(test)]
 mod tests;

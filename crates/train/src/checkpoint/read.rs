@@ -1,205 +1,288 @@
-//! Finding, checking and reading.
+//! Reading: the byte ranges of the boxes that a rank wants, each checked by the digests of the blocks that it lies in.
 
+use std::collections::BTreeMap;
+use std::fs::File;
+use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 
-use isobar_collectives::Group;
-use tch::Tensor;
+use safetensors::tensor::{Dtype, Metadata};
+use tch::{Kind, Tensor};
 
-use super::{
-    Contents, FORMAT, FileRecord, LATEST, METADATA, MODEL, Metadata, OPTIMIZER, RunState, VERSION, tensors,
-};
+use super::digest::{BLOCK, CheckedDigest};
+use super::kinds::kind;
+use super::manifest::{BoxEntry, Manifest, TensorEntry};
+use super::piece::{Piece, Region, runs};
 use crate::error::{Context, Error, IoContext, Result};
-use crate::optim::{OptimizerState, StateTensor};
-use crate::params::{ParamPlacement, Parameters, wrap_dim};
 
-/// What a checkpoint says of the run, without its tensors. `path` is a checkpoint's folder, or one with `latest` in it.
-///
-/// # Errors
-///
-/// [`Error::NoCheckpoint`] where there is none, [`Error::Checkpoint`] where the metadata is torn or foreign.
-pub fn read_run_state(path: &Path) -> Result<RunState> {
-    Ok(metadata(&resolve(path)?)?.state)
+/// A box that is wanted of a checkpoint's tensor.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Wanted {
+    /// The tensor's name in the checkpoint.
+    pub name: String,
+    /// Which part of it.
+    pub region: Region,
 }
 
-/// Puts a checkpoint's state dict into parameters and buffers, without an optimizer: for prediction. No communication:
-/// every rank reads for itself. `path` is a checkpoint's folder, or one with `latest` in it.
-///
-/// # Errors
-///
-/// As [`super::Checkpoints::load`]; nothing is changed then.
-pub fn load_state_dict(path: &Path, params: &Parameters, buffers: &[(String, Tensor)]) -> Result<RunState> {
-    let folder = resolve(path)?;
-    let metadata = metadata(&folder)?;
-    let found = StateDict::read(&folder, &metadata, params, buffers)?;
-    found.apply(params, buffers)?;
-    Ok(metadata.state)
+/// A tensor of a checkpoint, without its values.
+#[derive(Debug, Clone, PartialEq)]
+pub struct SavedTensor {
+    /// Its name.
+    pub name: String,
+    /// The kind of its elements.
+    pub kind: Kind,
+    /// Its shape, whole.
+    pub shape: Vec<i64>,
 }
 
-pub(super) fn load(path: &Path, contents: &mut Contents<'_>) -> Result<RunState> {
-    let folder = resolve(path)?;
-    let metadata = metadata(&folder)?;
-    let found = StateDict::read(&folder, &metadata, contents.params, contents.buffers)?;
-    let optimizer = read_optimizer(&folder, &metadata, contents.params)?;
-    // The optimizer checks everything before it changes anything.
-    contents.optimizer.load_state(&optimizer)?;
-    found.apply(contents.params, contents.buffers)?;
-    Ok(metadata.state)
+/// What a checkpoint holds, without the tensors' values.
+#[derive(Debug)]
+pub struct Catalogue {
+    /// Where it is, for messages.
+    pub path: PathBuf,
+    /// Its tensors.
+    pub tensors: Vec<SavedTensor>,
+    /// What was saved beside them, see [`Checkpointed::facts`](super::Checkpointed::facts); nothing in a file of weights.
+    pub facts: Option<serde_json::Value>,
 }
 
-/// The folder that `latest` or `best` in `folder` names.
-pub(super) fn pointed_to(folder: &Path, pointer: &str) -> Result<PathBuf> {
-    let file = folder.join(pointer);
-    if !file.exists() {
-        return Err(Error::NoCheckpoint { path: folder.to_owned() });
+impl Catalogue {
+    /// The tensor of that name.
+    pub fn tensor(&self, name: &str) -> Option<&SavedTensor> {
+        self.tensors.iter().find(|tensor| tensor.name == name)
     }
-    let name = std::fs::read_to_string(&file).at("read", &file)?;
-    let target = folder.join(name.trim());
-    if !target.join(METADATA).is_file() {
-        return Err(Error::checkpoint(&file, format!("it names {:?}, which is not there", name.trim())));
-    }
-    Ok(target)
 }
 
-fn resolve(path: &Path) -> Result<PathBuf> {
-    if path.join(METADATA).is_file() { Ok(path.to_owned()) } else { pointed_to(path, LATEST) }
+/// A checkpoint that is open for reading: a folder with a manifest, or a safetensors file of weights.
+#[derive(Debug)]
+pub(super) struct Opened {
+    path: PathBuf,
+    files: Vec<(PathBuf, Option<CheckedDigest>)>,
+    pub(super) tensors: Vec<TensorEntry>,
+    pub(super) manifest: Option<Manifest>,
 }
 
-fn metadata(folder: &Path) -> Result<Metadata> {
-    let path = folder.join(METADATA);
-    let bytes = std::fs::read(&path).at("read", &path)?;
-    let refused = |reason: String| Error::checkpoint(&path, reason);
-    let value: serde_json::Value =
-        serde_json::from_slice(&bytes).map_err(|e| refused(format!("torn or foreign: {e}")))?;
-    let format = value.get("format").and_then(|f| f.as_str());
-    if format != Some(FORMAT) {
-        return Err(refused(format!("foreign: its format is {format:?}, expected {FORMAT:?}")));
+impl Opened {
+    /// A checkpoint's folder. Its files are looked at when they are read.
+    pub(super) fn folder(path: &Path) -> Result<Self> {
+        let manifest = Manifest::read(path)?;
+        let files = manifest.files.iter().map(|file| {
+            let digest = file.digest.check().map_err(|problem| Error::checkpoint(path, problem))?;
+            Ok((path.join(&file.name), Some(digest)))
+        });
+        let files = files.collect::<Result<_>>()?;
+        Ok(Self { path: path.to_owned(), files, tensors: manifest.tensors.clone(), manifest: Some(manifest) })
     }
-    let version = value.get("version").and_then(serde_json::Value::as_u64);
-    if version != Some(VERSION) {
-        let found = version.map_or("missing".to_owned(), |v| v.to_string());
-        return Err(refused(format!("its version is {found}, this program reads {VERSION}")));
-    }
-    serde_json::from_value(value).map_err(|e| refused(format!("torn or foreign: {e}")))
-}
 
-/// The bytes of a file, found to be those that were written.
-fn checked(path: &Path, expected: &FileRecord) -> Result<Vec<u8>> {
-    let bytes = std::fs::read(path).at("read", path)?;
-    if bytes.len() as u64 != expected.bytes {
-        let reason = format!("torn: it has {} bytes, {} were written", bytes.len(), expected.bytes);
-        return Err(Error::checkpoint(path, reason));
+    /// A safetensors file, as PyTorch's tools write it: nobody has said what its bytes should be. Its tensors are the
+    /// model's, so they get the names that a checkpoint has for them.
+    pub(super) fn weights(path: &Path) -> Result<Self> {
+        let tensors = tensors_of(path)?;
+        Ok(Self { path: path.to_owned(), files: vec![(path.to_owned(), None)], tensors, manifest: None })
     }
-    if FileRecord::of(&bytes) != *expected {
-        return Err(Error::checkpoint(path, "damaged: its CRC-32C is not that of what was written"));
-    }
-    Ok(bytes)
-}
 
-/// A state dict that fits the model, cut to this rank's parts.
-struct StateDict {
-    params: Vec<Tensor>,
-    buffers: Vec<Tensor>,
-}
-
-impl StateDict {
-    fn read(
-        folder: &Path,
-        metadata: &Metadata,
-        params: &Parameters,
-        buffers: &[(String, Tensor)],
-    ) -> Result<Self> {
-        let path = folder.join(MODEL);
-        let found = tensors::decode(&path, &checked(&path, &metadata.model)?)?;
-        let mut problems = Vec::new();
-        let mut take = |name: &str, shape: Vec<i64>, kind| match find(&found, name) {
-            None => {
-                problems.push(format!("{name:?} is missing"));
-                None
-            }
-            Some(tensor) if tensor.size() != shape || tensor.kind() != kind => {
-                let (got, size) = (tensor.kind(), tensor.size());
-                problems.push(format!("{name:?} is {got:?} {size:?}, the model has {kind:?} {shape:?}"));
-                None
-            }
-            Some(tensor) => Some(tensor),
-        };
-        let whole: Vec<_> = params.iter().map(|p| take(&p.name, p.global_shape(), p.tensor.kind())).collect();
-        let kept: Vec<_> = buffers.iter().map(|(name, t)| take(name, t.size(), t.kind())).collect();
-        for (name, _) in &found {
-            if params.get(name).is_none() && !buffers.iter().any(|(buffer, _)| buffer == name) {
-                problems.push(format!("{name:?} is not of this model"));
-            }
-        }
-        if !problems.is_empty() {
-            return Err(Error::checkpoint(&path, format!("it is of another model: {}", list(&problems))));
-        }
-        let group = params.model_group();
-        let cut = params.iter().zip(whole.into_iter().flatten());
-        Ok(Self {
-            params: cut.map(|(p, whole)| own_part(whole, &p.placement, group)).collect::<Result<_>>()?,
-            buffers: kept.into_iter().flatten().map(Tensor::shallow_clone).collect(),
+    pub(super) fn catalogue(&self) -> Result<Catalogue> {
+        let tensors = self.tensors.iter().map(|tensor| {
+            let kind = kind(tensor.dtype).ok_or_else(|| {
+                let reason = format!(
+                    "tensor {:?}: elements of type {:?} have no tensor kind",
+                    tensor.name, tensor.dtype
+                );
+                Error::checkpoint(&self.path, reason)
+            })?;
+            Ok(SavedTensor { name: tensor.name.clone(), kind, shape: tensor.shape.clone() })
+        });
+        Ok(Catalogue {
+            path: self.path.clone(),
+            tensors: tensors.collect::<Result<_>>()?,
+            facts: self.manifest.as_ref().map(|manifest| manifest.facts.clone()),
         })
     }
 
-    fn apply(&self, params: &Parameters, buffers: &[(String, Tensor)]) -> Result<()> {
-        let _no_grad = tch::no_grad_guard();
-        let targets = params.iter().map(|p| (&p.name, &p.tensor)).zip(&self.params);
-        let buffers = buffers.iter().map(|(name, tensor)| (name, tensor)).zip(&self.buffers);
-        for ((name, target), source) in targets.chain(buffers) {
-            target.shallow_clone().f_copy_(source).context(|| format!("loading {name:?}"))?;
+    /// The values of what is wanted. Reads each block of a file that any of them meets once, and no other.
+    pub(super) fn read(&self, wanted: &[Wanted]) -> Result<Vec<Piece>> {
+        let index: BTreeMap<&str, &TensorEntry> =
+            self.tensors.iter().map(|tensor| (tensor.name.as_str(), tensor)).collect();
+        let mut targets = Vec::with_capacity(wanted.len());
+        // What to copy, by file and place in it, so that a file is read from its beginning to its end.
+        let mut copies: BTreeMap<(usize, u64), Vec<(usize, &BoxEntry)>> = BTreeMap::new();
+        for (at, want) in wanted.iter().enumerate() {
+            let refused = |reason: String| Error::checkpoint(&self.path, reason);
+            let tensor = index
+                .get(want.name.as_str())
+                .ok_or_else(|| refused(format!("tensor {:?} is missing", want.name)))?;
+            if !want.region.is_within(&tensor.shape) {
+                return Err(refused(format!("tensor {:?} is of shape {:?}", want.name, tensor.shape)));
+            }
+            for part in &tensor.boxes {
+                if part.region.intersection(&want.region).is_some() {
+                    copies.entry((part.file, part.bytes[0])).or_default().push((at, part));
+                }
+            }
+            let bytes = want.region.elements() as u64 * tensor.element_bytes();
+            targets.push((*tensor, vec![0u8; bytes as usize]));
+        }
+        let mut open: Option<(usize, Blocks<'_>)> = None;
+        for ((file, _), parts) in copies {
+            if open.as_ref().is_none_or(|(current, _)| *current != file) {
+                let (path, digest) = &self.files[file];
+                open = Some((file, Blocks::open(path, digest.as_ref())?));
+            }
+            let Some((_, blocks)) = &mut open else { continue };
+            for (at, part) in parts {
+                let (tensor, target) = &mut targets[at];
+                let (width, wanted) = (tensor.element_bytes() as usize, &wanted[at].region);
+                let Some(common) = part.region.intersection(wanted) else { continue };
+                runs(&common, &part.region, wanted, |source, to, elements| {
+                    let to = to as usize * width;
+                    let target = &mut target[to..to + elements as usize * width];
+                    blocks.read(part.bytes[0] + (source as usize * width) as u64, target)
+                })?;
+            }
+        }
+        let mut pieces = Vec::with_capacity(wanted.len());
+        for (want, (tensor, bytes)) in wanted.iter().zip(targets) {
+            let kind = kind(tensor.dtype).ok_or_else(|| {
+                let reason = format!("tensor {:?}: elements of type {:?}", want.name, tensor.dtype);
+                Error::checkpoint(&self.path, reason)
+            })?;
+            let values = Tensor::f_from_data_size(&bytes, &want.region.shape, kind)
+                .context(|| format!("reading tensor {:?}", want.name))?;
+            pieces.push(Piece {
+                name: want.name.clone(),
+                shape: tensor.shape.clone(),
+                region: want.region.clone(),
+                tensor: values,
+            });
+        }
+        Ok(pieces)
+    }
+
+    /// Reads and checks every byte of every file.
+    pub(super) fn verify(&self) -> Result<()> {
+        for (path, digest) in &self.files {
+            let mut blocks = Blocks::open(path, digest.as_ref())?;
+            for block in 0..blocks.bytes.div_ceil(BLOCK) {
+                blocks.load(block)?;
+            }
+            // An empty file has no block that could be wrong.
+        }
+        Ok(())
+    }
+
+    /// Whether all files are there and of the length that was written.
+    pub(super) fn check_lengths(&self) -> Result<()> {
+        for (path, digest) in &self.files {
+            Blocks::open(path, digest.as_ref())?;
         }
         Ok(())
     }
 }
 
-fn read_optimizer(folder: &Path, metadata: &Metadata, params: &Parameters) -> Result<OptimizerState> {
-    let path = folder.join(OPTIMIZER);
-    let found = tensors::decode(&path, &checked(&path, &metadata.optimizer)?)?;
-    let mut state = OptimizerState::new(&metadata.optimizer_kind);
-    state.steps.clone_from(&metadata.optimizer_steps);
-    for (name, tensor) in found {
-        let param = name.split_once('.').and_then(|(slot, param)| Some((slot, params.get(param)?)));
-        let Some((slot, param)) = param else {
-            return Err(Error::checkpoint(
-                &path,
-                format!("tensor {name:?} belongs to no parameter of this model"),
-            ));
-        };
-        if tensor.size() != param.global_shape() {
-            let (found, expected) = (tensor.size(), param.global_shape());
-            return Err(Error::checkpoint(
-                &path,
-                format!("tensor {name:?} is {found:?}, expected {expected:?}"),
-            ));
+/// A file that is read block by block, each block checked where its digest is known. Remembers the block read last.
+struct Blocks<'a> {
+    path: &'a Path,
+    file: File,
+    bytes: u64,
+    digest: Option<&'a CheckedDigest>,
+    current: Option<u64>,
+    buffer: Vec<u8>,
+}
+
+impl<'a> Blocks<'a> {
+    fn open(path: &'a Path, digest: Option<&'a CheckedDigest>) -> Result<Self> {
+        let file = File::open(path).map_err(|error| match error.kind() {
+            std::io::ErrorKind::NotFound => Error::checkpoint(path, "torn: it is not there"),
+            _ => Error::Io { action: "open", path: path.to_owned(), source: error },
+        })?;
+        let bytes = file.metadata().at("look at", path)?.len();
+        if let Some(digest) = digest
+            && digest.bytes != bytes
+        {
+            let reason = format!("torn: it has {bytes} bytes, {} were written", digest.bytes);
+            return Err(Error::checkpoint(path, reason));
         }
-        state.tensors.push(StateTensor {
-            slot: slot.to_owned(),
-            param: param.name.clone(),
-            tensor: own_part(&tensor, &param.placement, params.model_group())?,
-            placement: param.placement.clone(),
-        });
+        Ok(Self { path, file, bytes, digest, current: None, buffer: Vec::new() })
     }
-    Ok(state)
-}
 
-fn own_part(whole: &Tensor, placement: &ParamPlacement, group: &Group) -> Result<Tensor> {
-    let ParamPlacement::Shard { dim, sizes } = placement else { return Ok(whole.shallow_clone()) };
-    let dim = wrap_dim(*dim, whole.dim()) as i64;
-    let start: i64 = sizes[..group.rank()].iter().sum();
-    whole.f_narrow(dim, start, sizes[group.rank()]).context(|| "cutting a parameter".to_owned())
-}
-
-fn find<'a>(tensors: &'a [(String, Tensor)], name: &str) -> Option<&'a Tensor> {
-    let at = tensors.binary_search_by(|(n, _)| n.as_str().cmp(name)).ok()?;
-    Some(&tensors[at].1)
-}
-
-/// The first few of a list of problems.
-fn list(problems: &[String]) -> String {
-    const SHOWN: usize = 5;
-    let mut text = problems[..problems.len().min(SHOWN)].join("; ");
-    if problems.len() > SHOWN {
-        text.push_str(&format!("; and {} more", problems.len() - SHOWN));
+    /// The bytes from `offset` on.
+    fn read(&mut self, mut offset: u64, mut target: &mut [u8]) -> Result<()> {
+        while !target.is_empty() {
+            let block = offset / BLOCK;
+            if self.current != Some(block) {
+                self.load(block)?;
+            }
+            let within = (offset % BLOCK) as usize;
+            let here = target.len().min(self.buffer.len().saturating_sub(within));
+            if here == 0 {
+                return Err(Error::checkpoint(self.path, format!("torn: it ends at byte {}", self.bytes)));
+            }
+            let (now, later) = target.split_at_mut(here);
+            now.copy_from_slice(&self.buffer[within..within + here]);
+            (offset, target) = (offset + here as u64, later);
+        }
+        Ok(())
     }
-    text
+
+    fn load(&mut self, block: u64) -> Result<()> {
+        self.current = None;
+        let begin = block * BLOCK;
+        self.buffer.resize(self.bytes.saturating_sub(begin).min(BLOCK) as usize, 0);
+        self.file.read_exact_at(&mut self.buffer, begin).at("read", self.path)?;
+        if let Some(digest) = self.digest
+            && !digest.holds(block, &self.buffer)
+        {
+            let last = begin + self.buffer.len() as u64;
+            let reason =
+                format!("damaged: the BLAKE3 of bytes {begin} to {last} is not that of what was written");
+            return Err(Error::checkpoint(self.path, reason));
+        }
+        self.current = Some(block);
+        Ok(())
+    }
+}
+
+/// The header of a safetensors file may have so many bytes, as in the format's own library.
+const LONGEST_HEADER: u64 = 100_000_000;
+
+/// The tensors of a safetensors file. Reads its header only, and no more than the file has.
+pub(super) fn tensors_of(path: &Path) -> Result<Vec<TensorEntry>> {
+    let refused = |reason: String| Error::checkpoint(path, format!("not a safetensors file: {reason}"));
+    let file = File::open(path).at("open", path)?;
+    let bytes = file.metadata().at("look at", path)?.len();
+    let mut length = [0; 8];
+    if bytes < 8 {
+        return Err(refused(format!("it has {bytes} bytes")));
+    }
+    file.read_exact_at(&mut length, 0).at("read", path)?;
+    let length = u64::from_le_bytes(length);
+    if length > (bytes - 8).min(LONGEST_HEADER) {
+        return Err(refused(format!("its header would have {length} bytes, of {bytes}")));
+    }
+    let mut header = vec![0; length as usize];
+    file.read_exact_at(&mut header, 8).at("read", path)?;
+    let metadata: Metadata = serde_json::from_slice(&header).map_err(|error| refused(error.to_string()))?;
+    let data = 8 + length;
+    if metadata.data_len() as u64 != bytes - data {
+        return Err(refused(format!(
+            "its header tells of {} bytes of data, it has {}",
+            metadata.data_len(),
+            bytes - data
+        )));
+    }
+    let entry = |name: String| -> Option<TensorEntry> {
+        let info = metadata.info(&name)?;
+        let shape: Vec<i64> =
+            info.shape.iter().map(|&extent| i64::try_from(extent).ok()).collect::<Option<_>>()?;
+        let (begin, end) = info.data_offsets;
+        let part = BoxEntry {
+            file: 0,
+            key: name.clone(),
+            region: Region::whole(&shape),
+            bytes: [data + begin as u64, data + end as u64],
+        };
+        let dtype: Dtype = info.dtype;
+        let boxes = if begin == end { Vec::new() } else { vec![part] };
+        Some(TensorEntry { name, dtype, shape, boxes })
+    };
+    Ok(metadata.offset_keys().into_iter().filter_map(entry).collect())
 }

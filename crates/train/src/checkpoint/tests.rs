@@ -1,3 +1,4 @@
+use std::path::PathBuf;
 use std::time::Duration;
 
 use isobar_collectives::threads;
@@ -5,12 +6,12 @@ use rstest::rstest;
 use tch::{Device, Kind, Tensor};
 
 use super::*;
-use crate::optim::{AdamW, AdamWConfig};
-use crate::{Error, Parameter};
+use crate::optim::{AdamW, AdamWConfig, Optimizer};
+use crate::{Error, Parameter, Parameters};
 
 const DEADLINE: Duration = Duration::from_secs(60);
 
-struct Model {
+pub(super) struct Model {
     params: Parameters,
     buffers: Vec<(String, Tensor)>,
     adamw: AdamW,
@@ -22,34 +23,39 @@ impl Model {
         Self { params, buffers: vec![("running_mean".into(), Tensor::from_slice(&[0.5f32]))], adamw }
     }
 
-    fn new(fill: f64) -> Self {
+    pub(super) fn new(fill: f64) -> Self {
         let tensor =
             |shape: &[i64], kind| Tensor::full(shape, fill, (kind, Device::Cpu)).set_requires_grad(true);
         let weight = tensor(&[2, 3], Kind::Float);
         let bias = tensor(&[3], Kind::BFloat16);
         let spectral = tensor(&[2, 2], Kind::ComplexFloat);
-        let named = [("w", weight), ("b", bias), ("s", spectral)];
+        let scalar = tensor(&[], Kind::Double);
+        let named = [("w", weight), ("b", bias), ("s", spectral), ("scale", scalar)];
         Self::of(Parameters::new(named.iter().map(|(n, t)| Parameter::replicated(*n, t)).collect()).unwrap())
     }
 
-    fn contents(&mut self) -> Contents<'_> {
-        Contents { params: &self.params, buffers: &self.buffers, optimizer: &mut self.adamw }
+    pub(super) fn contents(&mut self) -> Contents<'_> {
+        Contents { params: &self.params, buffers: &self.buffers, optimizer: Some(&mut self.adamw) }
     }
 
     fn train(&mut self) {
         for param in &self.params {
             param.tensor.abs().pow_tensor_scalar(2).sum(None).backward();
         }
-        crate::optim::Optimizer::step(&mut self.adamw, 0.1).unwrap();
+        self.adamw.step(0.1).unwrap();
     }
 
-    fn bytes(&self) -> Vec<u8> {
-        let state = crate::optim::Optimizer::state(&self.adamw);
-        let params = self.params.iter().map(|p| (p.name.clone(), p.tensor.shallow_clone()));
-        let slots =
-            state.tensors.iter().map(|t| (format!("{}.{}", t.slot, t.param), t.tensor.shallow_clone()));
-        tensors::encode(&params.chain(slots).collect::<Vec<_>>()).unwrap()
+    /// All values, to the last bit.
+    pub(super) fn bytes(&mut self) -> Vec<u8> {
+        self.contents().pieces().unwrap().iter().flat_map(|piece| values(&piece.tensor)).collect()
     }
+}
+
+fn values(tensor: &Tensor) -> Vec<u8> {
+    let tensor = tensor.detach().contiguous();
+    let mut bytes = vec![0; tensor.numel() * tensor.kind().elt_size_in_bytes()];
+    tensor.copy_data_u8(&mut bytes, tensor.numel());
+    bytes
 }
 
 fn state(step: u64) -> RunState {
@@ -65,132 +71,344 @@ fn state(step: u64) -> RunState {
     }
 }
 
-#[test]
-fn restores_every_bit() {
+fn scored(step: u64, error: f64) -> RunState {
+    RunState { validation_error: Some(error), ..state(step) }
+}
+
+pub(super) fn alone(folder: &Path, keep: Keep) -> Checkpoints {
+    Checkpoints::new(folder, keep, &Group::single())
+}
+
+/// A folder with one checkpoint, and the model that is in it.
+pub(super) fn saved() -> (tempfile::TempDir, PathBuf, Model) {
     let folder = tempfile::tempdir().unwrap();
-    let checkpoints = Checkpoints::new(folder.path(), 0, &Group::single());
     let mut model = Model::new(1.0);
     model.train();
-    let path = checkpoints.save(&mut model.contents(), &state(5), false).unwrap();
-    let mut other = Model::new(7.0);
-    assert_eq!(checkpoints.load(folder.path(), &mut other.contents()).unwrap(), state(5));
-    assert_eq!(other.bytes(), model.bytes());
-    assert_eq!(read_run_state(&path).unwrap(), state(5));
+    let path = alone(folder.path(), Keep::ALL).save(&model.contents(), &state(1)).unwrap();
+    (folder, path, model)
+}
 
+fn names(folder: &Path) -> Vec<String> {
+    let entries = std::fs::read_dir(folder).unwrap();
+    let mut names: Vec<_> = entries.map(|e| e.unwrap().file_name().into_string().unwrap()).collect();
+    names.sort();
+    names
+}
+
+#[test]
+fn restores_every_bit() {
+    let (folder, path, mut model) = saved();
+    let checkpoints = alone(folder.path(), Keep::ALL);
+    for which in [Which::Newest, Which::At(path.clone()), Which::At(folder.path().to_owned())] {
+        let mut other = Model::new(7.0);
+        let loaded = checkpoints.load(&which, &mut other.contents()).unwrap();
+        assert_eq!(loaded, Loaded { path: path.clone(), state: state(1) });
+        assert_eq!(other.bytes(), model.bytes());
+    }
+    assert_eq!(read_run_state(folder.path()).unwrap(), state(1));
+    assert_eq!(names(&path), ["manifest.json", "rank_00000.safetensors"]);
+
+    // Without an optimizer, the weights alone; and what other programs read of the file.
     let third = Model::new(9.0);
-    load_state_dict(&path, &third.params, &third.buffers).unwrap();
-    assert_eq!(third.params.get("w").unwrap().tensor, model.params.get("w").unwrap().tensor);
+    let mut contents = Contents { params: &third.params, buffers: &third.buffers, optimizer: None };
+    checkpoints.load(&Which::Newest, &mut contents).unwrap();
+    let saved = &model.params.get("w").unwrap().tensor;
+    assert_eq!(third.params.get("w").unwrap().tensor, *saved);
+    let file = std::fs::read(path.join("rank_00000.safetensors")).unwrap();
+    let file = safetensors::SafeTensors::deserialize(&file).unwrap();
+    let read = file.tensor("model.w").unwrap();
+    assert_eq!((read.dtype(), read.shape()), (safetensors::Dtype::F32, &[2, 3][..]));
+    assert_eq!(read.data(), values(saved));
 }
 
 #[test]
 fn keeps_the_newest_and_the_best() {
     let folder = tempfile::tempdir().unwrap();
-    let checkpoints = Checkpoints::new(folder.path(), 2, &Group::single());
+    let mut checkpoints = alone(folder.path(), Keep { newest: 2, best: 1 });
     let mut model = Model::new(1.0);
-    std::fs::create_dir_all(folder.path().join(".step_00000001.1.tmp")).unwrap();
-    for step in 1..=5 {
-        checkpoints.save(&mut model.contents(), &state(step), step == 2).unwrap();
+    let left = folder.path().join("step_00000009");
+    std::fs::create_dir_all(&left).unwrap();
+    std::fs::write(left.join("rank_00000.safetensors"), "half").unwrap();
+    let foreign = folder.path().join("step_00000008");
+    std::fs::create_dir_all(&foreign).unwrap();
+    std::fs::write(foreign.join("notes.txt"), "mine").unwrap();
+    for (step, error) in [(1, 0.3), (2, 0.1), (3, 0.2), (4, 0.4), (5, 0.5)] {
+        checkpoints.save(&model.contents(), &scored(step, error)).unwrap();
     }
-    checkpoints.save(&mut model.contents(), &state(5), false).unwrap();
-    let mut names: Vec<_> = std::fs::read_dir(folder.path())
-        .unwrap()
-        .map(|entry| entry.unwrap().file_name().into_string().unwrap())
-        .collect();
-    names.sort();
-    assert_eq!(names, ["best", "latest", "step_00000002", "step_00000004", "step_00000005"]);
-    assert!(checkpoints.latest().unwrap().ends_with("step_00000005"));
-    assert!(checkpoints.best().unwrap().ends_with("step_00000002"));
+    checkpoints.save(&model.contents(), &scored(5, 0.6)).unwrap();
+    assert_eq!(names(folder.path()), ["step_00000002", "step_00000004", "step_00000005", "step_00000008"]);
+    let step = |which| checkpoints.load(&which, &mut Model::new(1.0).contents()).unwrap().state;
+    assert_eq!((step(Which::Newest), step(Which::Best)), (scored(5, 0.6), scored(2, 0.1)));
+    assert_eq!(names(&folder.path().join("step_00000005")).len(), 2, "what was replaced is gone");
+}
+
+#[test]
+fn a_save_in_the_background_is_of_the_moment_when_it_began() {
+    let folder = tempfile::tempdir().unwrap();
+    let mut checkpoints = alone(folder.path(), Keep::ALL);
+    let mut model = Model::new(1.0);
+    let before = model.bytes();
+    checkpoints.save_in_background(&model.contents(), &state(1)).unwrap();
+    model.train();
+    let after = model.bytes();
+    checkpoints.save_in_background(&model.contents(), &state(2)).unwrap();
+    model.train();
+    checkpoints.finish().unwrap();
+    for (step, want) in [(1, before), (2, after)] {
+        let mut found = Model::new(7.0);
+        let path = folder.path().join(folder::step_folder(step));
+        checkpoints.load(&Which::At(path), &mut found.contents()).unwrap();
+        assert_eq!(found.bytes(), want);
+    }
+}
+
+#[test]
+fn a_write_in_the_background_that_fails_is_told_to_all_at_the_next_save_and_at_the_end() {
+    let folder = tempfile::tempdir().unwrap();
+    let errors = threads::run(2, DEADLINE, |world| {
+        // A file where the folder should be.
+        let place = folder.path().join("checkpoints");
+        if world.rank() == 0 {
+            std::fs::write(&place, "").unwrap();
+        }
+        world.barrier().unwrap();
+        let mut checkpoints = Checkpoints::new(&place, Keep::ALL, &world);
+        let mut model = Model::new(1.0);
+        checkpoints.save_in_background(&model.contents(), &state(1)).unwrap();
+        let next = checkpoints.save_in_background(&model.contents(), &state(2)).unwrap_err().to_string();
+        let sync = checkpoints.save(&model.contents(), &state(3)).unwrap_err().to_string();
+        checkpoints.finish().unwrap();
+        (next, sync)
+    });
+    for (next, sync) in errors {
+        assert!(next.contains("could not make the folder"), "{next}");
+        assert!(sync.contains("could not make the folder"), "{sync}");
+    }
 }
 
 #[rstest]
-#[case::cut("model.safetensors", |bytes: &mut Vec<u8>| bytes.truncate(100), "torn: it has 100 bytes")]
-#[case::flipped("model.safetensors", |bytes: &mut Vec<u8>| *bytes.last_mut().unwrap() ^= 1, "damaged: its CRC-32C")]
-#[case::optimizer("optimizer.safetensors", |bytes: &mut Vec<u8>| bytes.push(0), "torn: it has")]
-#[case::metadata("metadata.json", |bytes: &mut Vec<u8>| bytes.truncate(40), "torn or foreign: EOF")]
-#[case::foreign("metadata.json", |bytes: &mut Vec<u8>| *bytes = b"{\"format\": \"x\"}".to_vec(), "its format is Some(\"x\")")]
-#[case::version("metadata.json", |bytes: &mut Vec<u8>| *bytes = replace(bytes, "\"version\": 2", "\"version\": 9"),
-    "its version is 9, this program reads 2")]
+#[case::cut("rank_00000.safetensors", |bytes: &mut Vec<u8>| bytes.truncate(100), "torn: it has 100 bytes")]
+#[case::flipped("rank_00000.safetensors", |bytes: &mut Vec<u8>| *bytes.last_mut().unwrap() ^= 1, "damaged: the BLAKE3 of bytes 0 to")]
+#[case::longer("rank_00000.safetensors", |bytes: &mut Vec<u8>| bytes.push(0), "torn: it has")]
+#[case::manifest("manifest.json", |bytes: &mut Vec<u8>| bytes.truncate(40), "torn or foreign: EOF")]
+#[case::manifest_end("manifest.json", |bytes: &mut Vec<u8>| { bytes.pop(); }, "torn or damaged: its BLAKE3")]
+#[case::foreign("manifest.json", |bytes: &mut Vec<u8>| *bytes = b"{\"format\": \"x\"}".to_vec(), "its format is \"x\"")]
 fn damaged_files_are_refused(#[case] file: &str, #[case] damage: fn(&mut Vec<u8>), #[case] reason: &str) {
-    let folder = tempfile::tempdir().unwrap();
-    let checkpoints = Checkpoints::new(folder.path(), 0, &Group::single());
-    let mut model = Model::new(1.0);
-    let path = checkpoints.save(&mut model.contents(), &state(1), false).unwrap();
+    let (folder, path, _) = saved();
     let mut bytes = std::fs::read(path.join(file)).unwrap();
     damage(&mut bytes);
     std::fs::write(path.join(file), bytes).unwrap();
 
     let mut other = Model::new(7.0);
     let before = other.bytes();
-    let error = checkpoints.load(&path, &mut other.contents()).unwrap_err();
-    assert!(matches!(error, Error::Checkpoint { .. }), "{error}");
-    assert!(error.to_string().contains(reason), "{error}");
-    assert!(error.to_string().contains(file), "{error}");
+    let checkpoints = alone(folder.path(), Keep::ALL);
+    for error in
+        [checkpoints.load(&Which::Newest, &mut other.contents()).unwrap_err(), verify(&path).unwrap_err()]
+    {
+        assert!(matches!(error, Error::Checkpoint { .. }), "{error}");
+        assert!(error.to_string().contains(reason), "{error}");
+        assert!(error.to_string().contains(file), "{error}");
+    }
     assert_eq!(other.bytes(), before, "nothing was changed");
+    let listed = list(folder.path()).unwrap();
+    assert_eq!(listed[0].found.is_err(), !reason.contains("of bytes 0"), "{listed:?}");
 }
 
-fn replace(bytes: &[u8], from: &str, to: &str) -> Vec<u8> {
-    String::from_utf8_lossy(bytes).replace(from, to).into_bytes()
+#[test]
+fn other_versions_are_refused_as_such() {
+    let (folder, path, _) = saved();
+    let manifest = manifest::Manifest::read(&path).unwrap();
+    let next = manifest::Manifest { version: 4, ..manifest }.encode().unwrap();
+    std::fs::write(path.join("manifest.json"), next).unwrap();
+    let load = || alone(folder.path(), Keep::ALL).load(&Which::Newest, &mut Model::new(1.0).contents());
+    assert!(load().unwrap_err().to_string().contains("its version is 4, this program reads 3"));
+    std::fs::remove_file(path.join("manifest.json")).unwrap();
+    std::fs::write(path.join("metadata.json"), "{}").unwrap();
+    assert!(load().unwrap_err().to_string().contains("of an earlier version, this program reads 3"));
+}
+
+/// The newest is torn on all ranks, the one before is damaged where rank 1 reads alone: all take the third.
+#[test]
+fn the_newest_whole_one_is_loaded_by_all_ranks() {
+    let folder = tempfile::tempdir().unwrap();
+    let model = |world: &Group, fill: f64| {
+        let part = Tensor::full([1, 2], fill, (Kind::Float, Device::Cpu)).set_requires_grad(true);
+        let entries = vec![Parameter::sharded("w", &part, 0, vec![1; 2])];
+        Model::of(Parameters::over(entries, world).unwrap())
+    };
+    let found = threads::run(2, DEADLINE, |world| {
+        let mut checkpoints = Checkpoints::new(folder.path(), Keep::ALL, &world);
+        for step in 1..=3 {
+            checkpoints.save(&model(&world, step as f64).contents(), &state(step)).unwrap();
+        }
+        if world.rank() == 0 {
+            std::fs::remove_file(folder.path().join("step_00000003/rank_00001.safetensors")).unwrap();
+            let file = folder.path().join("step_00000002/rank_00001.safetensors");
+            let mut bytes = std::fs::read(&file).unwrap();
+            *bytes.last_mut().unwrap() ^= 1;
+            std::fs::write(&file, bytes).unwrap();
+        }
+        world.barrier().unwrap();
+        let mut fresh = model(&world, 0.0);
+        let loaded = checkpoints.load(&Which::Newest, &mut fresh.contents()).unwrap();
+        (loaded.state.step, fresh.params.get("w").unwrap().tensor.double_value(&[0, 1]))
+    });
+    assert_eq!(found, [(1, 1.0), (1, 1.0)]);
 }
 
 #[test]
 fn another_models_checkpoint_is_refused() {
-    let folder = tempfile::tempdir().unwrap();
-    let checkpoints = Checkpoints::new(folder.path(), 0, &Group::single());
-    checkpoints.save(&mut Model::new(1.0).contents(), &state(1), false).unwrap();
+    let (folder, ..) = saved();
     let tensor = |shape: &[i64]| Tensor::zeros(shape, (Kind::Float, Device::Cpu)).set_requires_grad(true);
     let entries = [("w", tensor(&[2, 4])), ("b", tensor(&[3])), ("new", tensor(&[1]))];
     let entries = entries.iter().map(|(n, t)| Parameter::replicated(*n, t)).collect();
     let mut other = Model::of(Parameters::new(entries).unwrap());
-    let error = checkpoints.load(folder.path(), &mut other.contents()).unwrap_err().to_string();
+    let error = alone(folder.path(), Keep::ALL).load(&Which::Newest, &mut other.contents()).unwrap_err();
+    assert!(matches!(error, Error::CheckpointUnfit { .. }));
+    let error = error.to_string();
     let (_, reason) = error.split_once("refused: ").unwrap();
-    insta::assert_snapshot!(reason, @r#"it is of another model: "w" is Float [2, 3], the model has Float [2, 4]; "b" is BFloat16 [3], the model has Float [3]; "new" is missing; "s" is not of this model"#);
+    insta::assert_snapshot!(reason, @r#"it is of another model: "w" is Float [2, 3], the model has Float [2, 4]; "b" is BFloat16 [3], the model has Float [3]; "new" is missing; "s" is not of this model; "scale" is not of this model; and 6 more"#);
 }
 
 #[test]
 fn an_empty_folder_has_none() {
     let folder = tempfile::tempdir().unwrap();
-    let checkpoints = Checkpoints::new(folder.path(), 0, &Group::single());
-    let error = checkpoints.load(folder.path(), &mut Model::new(1.0).contents()).unwrap_err();
-    assert!(matches!(error, Error::NoCheckpoint { .. }), "{error}");
-    std::fs::write(folder.path().join("latest"), "step_00000009").unwrap();
-    let error = checkpoints.latest().unwrap_err().to_string();
-    assert!(error.contains(r#"it names "step_00000009", which is not there"#), "{error}");
+    let checkpoints = alone(folder.path(), Keep::ALL);
+    for which in [Which::Newest, Which::Best, Which::At(folder.path().to_owned())] {
+        let error = checkpoints.load(&which, &mut Model::new(1.0).contents()).unwrap_err();
+        assert!(matches!(error, Error::NoCheckpoint { .. }), "{error}");
+    }
+    assert!(matches!(list(folder.path()), Err(Error::NoCheckpoint { .. })));
 }
 
-/// Written by 2 data × 2 model ranks, read by 1 and by 3 model ranks.
-#[test]
-fn loads_on_another_number_of_ranks() {
+fn whole() -> Tensor {
+    Tensor::arange(15, (Kind::Float, Device::Cpu)).view([5, 3])
+}
+
+/// A model whose weight is split over `group` along `dim`.
+fn split(group: &Group, dim: i64, fill: f64) -> Model {
+    let sizes = isobar_collectives::balanced(whole().size()[dim as usize], group.size());
+    let start: i64 = sizes[..group.rank()].iter().sum();
+    let part = (whole().narrow(dim, start, sizes[group.rank()]) + fill).contiguous().set_requires_grad(true);
+    let plain = Tensor::from_slice(&[fill as f32]).set_requires_grad(true);
+    let entries = vec![Parameter::sharded("w", &part, dim, sizes), Parameter::replicated("p", &plain)];
+    Model::of(Parameters::over(entries, group).unwrap())
+}
+
+/// Written by 2 data × 2 model ranks, read by one rank, and by 3, 4 and 7 that split it along either dim.
+#[rstest]
+fn loads_on_any_number_of_ranks_and_layout(
+    #[values(1, 3, 4, 7)] ranks: usize,
+    #[values(0, 1)] dim: i64,
+    #[values(None, Some(1), Some(2), Some(5))] resharded: Option<usize>,
+) {
     let folder = tempfile::tempdir().unwrap();
-    let whole = || Tensor::arange(15, (Kind::Float, Device::Cpu)).view([5, 3]);
-    let model = |group: &Group, fill: f64| {
-        let sizes = isobar_collectives::balanced(5, group.size());
-        let start: i64 = sizes[..group.rank()].iter().sum();
-        let part = (whole().narrow(0, start, sizes[group.rank()]) + fill).set_requires_grad(true);
-        let plain = Tensor::from_slice(&[fill as f32]).set_requires_grad(true);
-        let entries = vec![Parameter::sharded("w", &part, 0, sizes), Parameter::replicated("p", &plain)];
-        Model::of(Parameters::over(entries, group).unwrap())
-    };
     threads::run(4, DEADLINE, |world| {
         let pair = world.split("model", Some(world.rank() / 2), world.rank() as i64).unwrap().unwrap();
-        let mut model = model(&pair, 1.0);
+        let mut model = split(&pair, 0, 1.0);
         model.train();
-        Checkpoints::new(folder.path(), 0, &world).save(&mut model.contents(), &state(3), false).unwrap();
+        Checkpoints::new(folder.path(), Keep::ALL, &world).save(&model.contents(), &state(3)).unwrap();
     });
-    let mut expected = model(&Group::single(), 1.0);
-    expected.train();
-    let check = |mut found: Model, world: &Group| {
-        Checkpoints::new(folder.path(), 0, world).load(folder.path(), &mut found.contents()).unwrap();
-        found
+    let mut from = folder.path().join("step_00000003");
+    if let Some(ranks) = resharded {
+        let out = folder.path().join("resharded");
+        reshard(folder.path(), &out, ranks).unwrap();
+        assert_eq!(verify(&out).unwrap().ranks, ranks);
+        let refused = reshard(folder.path(), &out, ranks).unwrap_err().to_string();
+        assert!(refused.contains("is not empty"), "{refused}");
+        from = out;
+    }
+    threads::run(ranks, DEADLINE, |world| {
+        let mut found = split(&world, dim, 0.0);
+        let checkpoints = Checkpoints::new(folder.path(), Keep::ALL, &world);
+        checkpoints.load(&Which::At(from.clone()), &mut found.contents()).unwrap();
+        let mut expected = split(&world, dim, 1.0);
+        expected.train();
+        assert_eq!(found.bytes(), expected.bytes());
+    });
+}
+
+#[test]
+fn weights_go_to_other_programs_and_come_from_them() {
+    let (folder, _, mut model) = saved();
+    let out = folder.path().join("model.safetensors");
+    assert_eq!(export(folder.path(), &out).unwrap(), 5);
+    let bytes = std::fs::read(&out).unwrap();
+    let read = safetensors::SafeTensors::deserialize(&bytes).unwrap();
+    assert_eq!(read.tensor("w").unwrap().data(), values(&model.params.get("w").unwrap().tensor));
+    let mut found = read.names();
+    found.sort_unstable();
+    assert_eq!(found, ["b", "running_mean", "s", "scale", "w"]);
+
+    let mut other = Model::new(7.0);
+    let untrained = other.bytes().len();
+    let load =
+        |contents: &mut Contents<'_>| alone(folder.path(), Keep::ALL).load(&Which::At(out.clone()), contents);
+    load(&mut Contents { params: &other.params, buffers: &other.buffers, optimizer: None }).unwrap();
+    for param in &other.params {
+        assert_eq!(param.tensor, model.params.get(&param.name).unwrap().tensor);
+    }
+    assert_eq!(model.bytes().len(), untrained);
+    let bytes = std::fs::read(&out).unwrap();
+    std::fs::write(&out, &bytes[..bytes.len() - 1]).unwrap();
+    let mut contents = Contents { params: &other.params, buffers: &other.buffers, optimizer: None };
+    let error = load(&mut contents).unwrap_err().to_string();
+    assert!(error.contains("not a safetensors file"), "{error}");
+}
+
+/// Ranks with boxes that are no placement of a parameter: the entry for other layouts.
+#[test]
+fn any_boxes_are_saved_and_loaded() {
+    struct Boxes(Vec<(Region, Tensor)>);
+
+    impl Checkpointed for Boxes {
+        fn pieces(&self) -> Result<Vec<Piece>> {
+            let piece = |(region, tensor): &(Region, Tensor)| Piece {
+                name: "flat".into(),
+                shape: vec![4, 6],
+                region: region.clone(),
+                tensor: tensor.shallow_clone(),
+            };
+            Ok(self.0.iter().map(piece).collect())
+        }
+
+        fn facts(&self) -> Result<serde_json::Value> {
+            Ok(serde_json::json!({"steps": 3}))
+        }
+
+        fn wanted(&self, saved: &Catalogue) -> Result<Vec<Wanted>> {
+            assert_eq!(saved.tensor("flat").unwrap().shape, [4, 6]);
+            Ok(self
+                .0
+                .iter()
+                .map(|(region, _)| Wanted { name: "flat".into(), region: region.clone() })
+                .collect())
+        }
+
+        fn restore(&mut self, facts: Option<&serde_json::Value>, pieces: Vec<Piece>) -> Result<()> {
+            assert_eq!(facts.unwrap()["steps"], 3);
+            self.0 = pieces.into_iter().map(|piece| (piece.region, piece.tensor)).collect();
+            Ok(())
+        }
+    }
+
+    let cut = |start: [i64; 2], shape: [i64; 2]| {
+        let whole = Tensor::arange(24, (Kind::Int64, Device::Cpu)).view([4, 6]);
+        let values = whole.narrow(0, start[0], shape[0]).narrow(1, start[1], shape[1]);
+        (Region { start: start.to_vec(), shape: shape.to_vec() }, values)
     };
-    let single = check(model(&Group::single(), 0.0), &Group::single());
-    assert_eq!(single.bytes(), expected.bytes());
-    threads::run(3, DEADLINE, |world| {
-        let found = check(model(&world, 0.0), &world);
-        let sizes = isobar_collectives::balanced(5, 3);
-        let start: i64 = sizes[..world.rank()].iter().sum();
-        let part = whole().narrow(0, start, sizes[world.rank()]) + 1.0
-            - 0.1
-            - 0.001 * (whole().narrow(0, start, sizes[world.rank()]) + 1.0);
-        assert!(found.params.get("w").unwrap().tensor.allclose(&part, 1e-5, 1e-5, false));
+    let folder = tempfile::tempdir().unwrap();
+    threads::run(2, DEADLINE, |world| {
+        let mut checkpoints = Checkpoints::new(folder.path(), Keep::ALL, &world);
+        // A flat cut after the ninth element, as boxes: a row and a piece, a piece and two rows.
+        let mut own = Boxes(match world.rank() {
+            0 => vec![cut([0, 0], [1, 6]), cut([1, 0], [1, 3])],
+            _ => vec![cut([1, 3], [1, 3]), cut([2, 0], [2, 6])],
+        });
+        checkpoints.save(&own, &state(1)).unwrap();
+        let (region, want) = cut([0, world.rank() as i64], [4, 5]);
+        own.0 = vec![(region, Tensor::new())];
+        checkpoints.load(&Which::Newest, &mut own).unwrap();
+        assert_eq!(own.0[0].1, want);
     });
 }

@@ -1,115 +1,318 @@
-//! Gathering and writing.
+//! Writing: each rank its file and a note that it is whole, then rank 0 the manifest, which makes it a checkpoint.
+//!
+//! Ranks talk through the file system alone, so that all this can go on beside training.
 
 use std::collections::BTreeMap;
-use std::path::Path;
+use std::fs::File;
+use std::io::{BufWriter, Write};
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant, SystemTime};
 
-use isobar_collectives::{Group, start};
-use tch::Tensor;
+use isobar_torch::memory::copy_no_grad;
+use safetensors::tensor::{Dtype, Metadata, TensorInfo};
+use serde::{Deserialize, Serialize};
+use tch::{Device, Kind, Tensor};
 
-use super::{Contents, FORMAT, FileRecord, METADATA, MODEL, Metadata, OPTIMIZER, RunState, VERSION, tensors};
-use crate::error::{Context, IoContext, Result};
+use super::digest::{FileDigest, FileHasher};
+use super::keep::{self, Keep};
+use super::kinds::kind;
+use super::manifest::{FORMAT, FileEntry, MANIFEST, Manifest, VERSION};
+use super::plan::Plan;
+use super::{RunState, folder};
+use crate::error::{Context, Error, IoContext, Result};
 use crate::files;
-use crate::params::ParamPlacement;
 
-/// Whole tensors, on the rank that writes.
-pub(super) struct Gathered {
-    model: Vec<(String, Tensor)>,
-    optimizer: Vec<(String, Tensor)>,
-    optimizer_kind: String,
-    optimizer_steps: BTreeMap<String, u64>,
-    model_parallel_size: usize,
+/// A rank's part of a save.
+pub(super) struct Job {
+    /// The folder of all checkpoints, and that of this one.
+    pub(super) root: PathBuf,
+    pub(super) folder: PathBuf,
+    pub(super) nonce: String,
+    pub(super) suffix: String,
+    pub(super) rank: usize,
+    /// What this rank writes, in the order of the file.
+    pub(super) items: Vec<Item>,
+    /// What rank 0 does besides.
+    pub(super) lead: Option<Lead>,
 }
 
-/// Brings all parts of the model to the world's rank 0; `None` on the others.
-///
-/// Only the model-parallel group that rank 0 belongs to moves data: the others hold copies of the same model.
-pub(super) fn gather(contents: &mut Contents<'_>, world: &Group) -> Result<Option<Gathered>> {
-    let group = contents.params.model_group();
-    let writes = world.rank() == 0;
-    let Some(root) = root(group, world) else { return Ok(None) };
-    let state = contents.optimizer.state();
-    let params = contents.params.iter().map(|p| (p.name.clone(), &p.tensor, &p.placement));
-    let slots = state.tensors.iter().map(|t| (format!("{}.{}", t.slot, t.param), &t.tensor, &t.placement));
-    let mut model = whole(params, root, group)?;
-    let optimizer = whole(slots, root, group)?;
-    for (name, tensor) in contents.buffers {
-        model.push((name.clone(), tensor.shallow_clone()));
-    }
-    Ok(writes.then(|| Gathered {
-        model,
-        optimizer,
-        optimizer_kind: state.kind,
-        optimizer_steps: state.steps,
-        model_parallel_size: group.size(),
-    }))
+/// A box and its values in host memory.
+pub(super) struct Item {
+    pub(super) key: String,
+    pub(super) dtype: Dtype,
+    pub(super) tensor: Tensor,
 }
 
-/// Writes a checkpoint's folder aside and renames it to `path`, replacing one of the same step.
-pub(super) fn write_folder(
-    path: &Path,
-    gathered: &Gathered,
-    state: &RunState,
-    world_size: usize,
-) -> Result<()> {
-    let aside = files::aside(path);
-    if aside.exists() {
-        std::fs::remove_dir_all(&aside).at("remove", &aside)?;
-    }
-    std::fs::create_dir(&aside).at("make the folder", &aside)?;
-    let model = write_tensors(&aside.join(MODEL), &gathered.model)?;
-    let optimizer = write_tensors(&aside.join(OPTIMIZER), &gathered.optimizer)?;
-    let metadata = Metadata {
-        format: FORMAT.to_owned(),
-        version: VERSION,
-        isobar: env!("CARGO_PKG_VERSION").to_owned(),
-        world_size,
-        model_parallel_size: gathered.model_parallel_size,
-        model,
-        optimizer,
-        optimizer_kind: gathered.optimizer_kind.clone(),
-        optimizer_steps: gathered.optimizer_steps.clone(),
-        state: state.clone(),
-    };
-    let json = serde_json::to_vec_pretty(&metadata).map_err(std::io::Error::from);
-    files::write_synced(&aside.join(METADATA), &json.at("encode", &aside.join(METADATA))?)?;
-    files::sync_folder(&aside)?;
-    if path.exists() {
-        std::fs::remove_dir_all(path).at("replace", path)?;
-    }
-    std::fs::rename(&aside, path).at("rename a new checkpoint to", path)?;
-    files::sync_folder(path.parent().unwrap_or(Path::new(".")))
+/// What rank 0 needs to make the manifest.
+pub(super) struct Lead {
+    pub(super) plan: Arc<Plan>,
+    pub(super) world_size: usize,
+    pub(super) facts: serde_json::Value,
+    pub(super) state: RunState,
+    pub(super) keep: Keep,
+    /// How long to wait for the other ranks' notes once its own part is written.
+    pub(super) patience: Duration,
+    /// Set when nobody will come any more: the wait is then short.
+    pub(super) hurry: Arc<AtomicBool>,
 }
 
-/// The rank of the model-parallel group that writes; `None` on ranks whose group has nothing to write.
-fn root(group: &Group, world: &Group) -> Option<usize> {
-    if group.size() == 1 {
-        return (world.rank() == 0).then_some(0);
-    }
-    let first = world.ranks().first()?;
-    group.ranks().iter().position(|rank| rank == first)
+/// How long rank 0 waits where it is told to hurry.
+const HURRIED: Duration = Duration::from_secs(2);
+/// Between two looks for the other ranks' notes.
+const LOOK: Duration = Duration::from_millis(5);
+
+/// A rank's note beside its file: that it is written, or why it is not.
+#[derive(Debug, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Note {
+    nonce: String,
+    file: String,
+    /// Where the tensors' bytes begin in the file.
+    data: u64,
+    written: std::result::Result<FileDigest, String>,
 }
 
-fn whole<'a>(
-    tensors: impl Iterator<Item = (String, &'a Tensor, &'a ParamPlacement)>,
-    root: usize,
-    group: &Group,
-) -> Result<Vec<(String, Tensor)>> {
-    let mut gathered = Vec::new();
-    for (name, tensor, placement) in tensors {
-        let tensor = tensor.f_detach().context(|| format!("reading {name:?}"))?;
-        let tensor = match placement {
-            ParamPlacement::Replicate => tensor,
-            ParamPlacement::Shard { dim, sizes } => {
-                start::gather_v(&tensor, Some(sizes), *dim, root, group)?.wait()?
+impl Job {
+    /// Writes this rank's file and note. A failure is noted too, as far as that is possible.
+    pub(super) fn write_part(&self) -> Result<()> {
+        if self.items.is_empty() && self.lead.is_none() {
+            return Ok(());
+        }
+        std::fs::create_dir_all(&self.folder).at("make the folder", &self.folder)?;
+        if self.items.is_empty() {
+            return Ok(());
+        }
+        let file = folder::rank_file(self.rank, &self.suffix);
+        let note = |data, written| Note { nonce: self.nonce.clone(), file: file.clone(), data, written };
+        match write_tensors(&self.folder.join(&file), &self.items) {
+            Ok((data, digest)) => self.leave(&note(data, Ok(digest))),
+            Err(error) => {
+                let told = self.leave(&note(0, Err(error.to_string())));
+                if let Err(second) = told {
+                    tracing::warn!(
+                        "rank 0 is not told that this rank's part of a checkpoint failed: {second}"
+                    );
+                }
+                Err(error)
             }
-        };
-        gathered.push((name, tensor));
+        }
     }
-    Ok(gathered)
+
+    fn leave(&self, note: &Note) -> Result<()> {
+        let path = self.folder.join(folder::note_file(self.rank));
+        let json = serde_json::to_vec(note).map_err(std::io::Error::from).at("encode", &path)?;
+        files::write_atomically(&path, &json)
+    }
+
+    /// On rank 0, once all parts are written: makes the folder a checkpoint, and removes the others that need not stay.
+    pub(super) fn commit(&self) -> Result<()> {
+        let Some(lead) = &self.lead else { return Ok(()) };
+        folder::sweep(&self.root, Some(&self.folder))?;
+        let notes = self.notes(lead)?;
+        let mut entries = Vec::new();
+        let mut data = BTreeMap::new();
+        for (rank, note) in notes {
+            let digest = note.written.map_err(|reason| self.failed_rank(rank, reason))?;
+            data.insert(rank, (entries.len(), note.data));
+            entries.push(FileEntry { name: note.file, digest });
+        }
+        let now = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
+        let manifest = Manifest {
+            blake3: String::new(),
+            format: FORMAT.to_owned(),
+            version: VERSION,
+            isobar: env!("CARGO_PKG_VERSION").to_owned(),
+            nonce: self.nonce.clone(),
+            saved_at: now.as_secs(),
+            world_size: lead.world_size,
+            files: entries,
+            tensors: lead.plan.entries(&data),
+            facts: lead.facts.clone(),
+            state: lead.state.clone(),
+        };
+        write_manifest(&self.folder, &manifest)?;
+        files::sync_folder(&self.root)?;
+        folder::tidy(&self.folder, &manifest)?;
+        keep::prune(&self.root, lead.keep, &self.folder)
+    }
+
+    /// The writing ranks' notes of this save, in rank order; waits for them.
+    fn notes(&self, lead: &Lead) -> Result<Vec<(usize, Note)>> {
+        let began = Instant::now();
+        let mut notes = Vec::new();
+        for rank in lead.plan.writers() {
+            let path = self.folder.join(folder::note_file(rank));
+            let note = loop {
+                // A file of an earlier save, or none yet, is not what is waited for.
+                let read =
+                    std::fs::read(&path).ok().and_then(|json| serde_json::from_slice::<Note>(&json).ok());
+                if let Some(note) = read.filter(|note| note.nonce == self.nonce) {
+                    break note;
+                }
+                let patience = if lead.hurry.load(Ordering::Relaxed) { HURRIED } else { lead.patience };
+                if began.elapsed() > patience {
+                    let reason = format!(
+                        "its part is not in {} after {patience:?}; checkpoints must be in a folder that all ranks share",
+                        self.folder.display()
+                    );
+                    return Err(self.failed_rank(rank, reason));
+                }
+                std::thread::sleep(LOOK);
+            };
+            notes.push((rank, note));
+        }
+        Ok(notes)
+    }
+
+    fn failed_rank(&self, rank: usize, reason: String) -> Error {
+        if rank == self.rank {
+            return Error::checkpoint(&self.folder, reason);
+        }
+        Error::OtherRank { rank, group: "world".to_owned(), reason }
+    }
 }
 
-fn write_tensors(path: &Path, tensors: &[(String, Tensor)]) -> Result<FileRecord> {
-    let bytes = tensors::encode(tensors)?;
-    files::write_synced(path, &bytes)?;
-    Ok(FileRecord::of(&bytes))
+/// Puts the manifest in its place: from now on the folder is a checkpoint.
+pub(super) fn write_manifest(folder: &Path, manifest: &Manifest) -> Result<()> {
+    let path = folder.join(MANIFEST);
+    let bytes = manifest.encode().at("encode", &path)?;
+    // The entries of the tensors' files, before that of the manifest.
+    files::sync_folder(folder)?;
+    files::write_atomically(&path, &bytes)
+}
+
+/// Writes a safetensors file and waits until it is on disk; where its data begin, and its digest.
+pub(super) fn write_tensors(path: &Path, items: &[Item]) -> Result<(u64, FileDigest)> {
+    let shapes: Vec<(&str, Dtype, Vec<i64>)> =
+        items.iter().map(|item| (item.key.as_str(), item.dtype, item.tensor.size())).collect();
+    let mut writer = TensorWriter::create(path, &shapes)?;
+    for item in items {
+        writer.tensor(&item.key, &item.tensor)?;
+    }
+    writer.finish()
+}
+
+/// A safetensors file that is written tensor by tensor, its digest computed on the way.
+pub(super) struct TensorWriter {
+    path: PathBuf,
+    file: BufWriter<File>,
+    hasher: FileHasher,
+    data: u64,
+    buffer: Vec<u8>,
+}
+
+impl TensorWriter {
+    /// Begins a file of tensors of these names, types and shapes, which must come in this order.
+    pub(super) fn create(path: &Path, tensors: &[(&str, Dtype, Vec<i64>)]) -> Result<Self> {
+        let header = header(tensors)
+            .map_err(|reason| Error::invalid("the tensors of a file", reason, "what safetensors can hold"))?;
+        let file = BufWriter::with_capacity(CHUNK, File::create(path).at("create", path)?);
+        let hasher = FileHasher::new();
+        let data = header.len() as u64;
+        let mut writer = Self { path: path.to_owned(), file, hasher, data, buffer: Vec::new() };
+        writer.bytes(&header)?;
+        Ok(writer)
+    }
+
+    pub(super) fn bytes(&mut self, bytes: &[u8]) -> Result<()> {
+        self.hasher.update(bytes);
+        self.file.write_all(bytes).at("write", &self.path)
+    }
+
+    /// The values of a tensor in host memory, row by row.
+    pub(super) fn tensor(&mut self, name: &str, tensor: &Tensor) -> Result<()> {
+        let context = || format!("writing tensor {name:?}");
+        let width = tensor.kind().elt_size_in_bytes();
+        let (flat, chunk) = (tensor.f_reshape([-1]).context(context)?, (CHUNK / width) as i64);
+        let elements = flat.numel() as i64;
+        let mut buffer = std::mem::take(&mut self.buffer);
+        for start in (0..elements).step_by(chunk as usize) {
+            let part = flat.f_narrow(0, start, chunk.min(elements - start)).context(context)?;
+            buffer.resize(part.numel() * width, 0);
+            part.f_copy_data_u8(&mut buffer, part.numel()).context(context)?;
+            self.bytes(&buffer)?;
+        }
+        self.buffer = buffer;
+        Ok(())
+    }
+
+    /// Waits until the file is on disk.
+    pub(super) fn finish(self) -> Result<(u64, FileDigest)> {
+        let file =
+            self.file.into_inner().map_err(std::io::IntoInnerError::into_error).at("write", &self.path)?;
+        file.sync_all().at("sync", &self.path)?;
+        Ok((self.data, self.hasher.finish()))
+    }
+}
+
+/// Bytes that are copied, hashed and written at a time: so few that they stay in the cache.
+const CHUNK: usize = 1 << 18;
+
+/// Length and header of a safetensors file, padded so that the data are aligned.
+fn header(tensors: &[(&str, Dtype, Vec<i64>)]) -> std::result::Result<Vec<u8>, String> {
+    let mut end = 0;
+    let infos = tensors.iter().map(|(name, dtype, shape)| {
+        let shape: Vec<usize> = shape.iter().map(|&extent| extent as usize).collect();
+        let begin = end;
+        end += shape.iter().product::<usize>() * (dtype.bitsize() / 8);
+        ((*name).to_owned(), TensorInfo { dtype: *dtype, shape, data_offsets: (begin, end) })
+    });
+    let metadata = Metadata::new(None, infos.collect()).map_err(|error| error.to_string())?;
+    let mut json = serde_json::to_vec(&metadata).map_err(|error| error.to_string())?;
+    json.resize(json.len().next_multiple_of(8), b' ');
+    let mut bytes = (json.len() as u64).to_le_bytes().to_vec();
+    bytes.append(&mut json);
+    Ok(bytes)
+}
+
+/// Host memory that a save copies tensors to, kept for the next one.
+#[derive(Default)]
+pub(super) struct Staging(Vec<Tensor>);
+
+impl Staging {
+    /// Copies of tensors, each of the kind and shape of the one before in its place, if possible into its memory. Memory for
+    /// tensors of a GPU is pinned.
+    pub(super) fn copy(&mut self, tensors: &[(String, Tensor)]) -> Result<Vec<Tensor>> {
+        self.0.truncate(tensors.len());
+        for (at, (name, source)) in tensors.iter().enumerate() {
+            let context = || format!("copying {name:?} to host memory");
+            let fits = |old: &Tensor| (old.kind(), old.size()) == (source.kind(), source.size());
+            if !self.0.get(at).is_some_and(fits) {
+                let fresh = Tensor::f_empty(source.size(), (source.kind(), Device::Cpu)).context(context)?;
+                let fresh = match source.device() {
+                    Device::Cpu => fresh,
+                    device => fresh.f_pin_memory(device).context(context)?,
+                };
+                self.0.truncate(at);
+                self.0.push(fresh);
+            }
+            copy_no_grad(&self.0[at], source, false)?;
+        }
+        Ok(self.0.iter().map(Tensor::shallow_clone).collect())
+    }
+}
+
+/// A tensor's values in host memory, row by row; the tensor itself where they lie so.
+pub(super) fn in_host_memory(name: &str, tensor: &Tensor) -> Result<Tensor> {
+    let host = tensor
+        .f_detach()
+        .and_then(|tensor| tensor.f_to_device(Device::Cpu))
+        .and_then(|tensor| tensor.f_resolve_conj())
+        .and_then(|tensor| tensor.f_contiguous());
+    host.context(|| format!("copying {name:?} to host memory"))
+}
+
+/// An item of a box that is in host memory already.
+pub(super) fn item(key: String, dtype: Dtype, tensor: Tensor) -> Result<Item> {
+    let expected: Option<Kind> = kind(dtype);
+    match expected == Some(tensor.kind()) {
+        true => Ok(Item { key, dtype, tensor }),
+        false => Err(Error::invalid(
+            format!("tensor {key:?}"),
+            format!("{:?}", tensor.kind()),
+            format!("{dtype:?}"),
+        )),
+    }
 }

@@ -110,6 +110,11 @@ impl Optimizer for AdamW {
 
     fn load_state(&mut self, state: &OptimizerState) -> Result<()> {
         state.expect_kind(KIND)?;
+        for slot in &self.slots {
+            state.find("exp_avg", &slot.param)?;
+            state.find("exp_avg_sq", &slot.param)?;
+            state.step_of(&slot.param)?;
+        }
         for slot in &mut self.slots {
             let exp_avg = state.find("exp_avg", &slot.param)?;
             let exp_avg_sq = state.find("exp_avg_sq", &slot.param)?;

@@ -84,6 +84,12 @@ impl Optimizer for Sgd {
 
     fn load_state(&mut self, state: &OptimizerState) -> Result<()> {
         state.expect_kind(KIND)?;
+        for slot in &self.slots {
+            if slot.momentum.is_some() {
+                state.find("momentum_buffer", &slot.param)?;
+            }
+            state.step_of(&slot.param)?;
+        }
         for slot in &mut self.slots {
             if let Some(momentum) = &slot.momentum {
                 copy_into(momentum, state.find("momentum_buffer", &slot.param)?, "momentum_buffer")?;

@@ -1,0 +1,140 @@
+//! `isobar checkpoint`: looks at checkpoints, checks them, cuts them anew, and gives their weights away.
+
+use std::path::{Path, PathBuf};
+
+use anyhow::Result;
+use clap::Subcommand;
+use isobar_train::checkpoint::{self, Listed, Summary};
+use time::OffsetDateTime;
+use time::format_description::well_known::Rfc3339;
+
+use crate::exit::Exit;
+use crate::terminal;
+
+/// What `isobar checkpoint` does.
+#[derive(Debug, Subcommand)]
+pub(crate) enum CheckpointCommand {
+    /// List checkpoints, newest first: step, time, size, ranks that wrote it, validation error, and what is wrong with it
+    ///
+    /// Looks at the manifests and at the lengths of files; `verify` reads every byte.
+    Ls {
+        /// A folder of checkpoints, or that of a run
+        #[arg(value_name = "DIR")]
+        folder: PathBuf,
+    },
+    /// Read every byte of a checkpoint, or of all in a folder, and compare it with the digests; exit code 3 where one is not whole
+    Verify {
+        /// A checkpoint's folder, a folder of checkpoints, or that of a run
+        path: PathBuf,
+    },
+    /// Write a checkpoint anew, cut for a number of equal ranks, so that each finds its parts in a file of its own
+    ///
+    /// Any number of ranks reads any checkpoint; this saves them reading many files.
+    Reshard {
+        /// A checkpoint's folder, or a folder of checkpoints, of which the newest is meant
+        path: PathBuf,
+        /// The new checkpoint's folder, which must be empty or not there
+        out: PathBuf,
+        /// The number of ranks
+        #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=99_999))]
+        ranks: u32,
+    },
+    /// Write parameters and buffers, whole, into one safetensors file, which PyTorch loads
+    Export {
+        /// A checkpoint's folder, or a folder of checkpoints, of which the newest is meant
+        path: PathBuf,
+        /// The file to write
+        #[arg(value_name = "OUT.safetensors")]
+        out: PathBuf,
+    },
+}
+
+/// Runs the command.
+pub(crate) fn run(command: &CheckpointCommand) -> Result<Exit> {
+    match command {
+        CheckpointCommand::Ls { folder } => {
+            let listed = checkpoint::list(folder)?;
+            terminal::line(HEAD);
+            listed.iter().for_each(|one| terminal::line(&line(one)));
+        }
+        CheckpointCommand::Verify { path } => return verify(path),
+        CheckpointCommand::Reshard { path, out, ranks } => {
+            checkpoint::reshard(path, out, *ranks as usize)?;
+            terminal::line(&format!("checkpoint  {}", out.display()));
+        }
+        CheckpointCommand::Export { path, out } => {
+            let tensors = checkpoint::export(path, out)?;
+            terminal::line(&format!("{tensors} tensors  {}", out.display()));
+        }
+    }
+    Ok(Exit::Good)
+}
+
+const HEAD: &str = "    step  saved                       size  ranks  validation  state";
+
+fn verify(path: &Path) -> Result<Exit> {
+    let mut exit = Exit::Good;
+    for Listed { path, .. } in checkpoint::list(path)? {
+        match checkpoint::verify(&path) {
+            Ok(_) => terminal::line(&format!("whole       {}", path.display())),
+            Err(error) => {
+                exit = Exit::Data;
+                terminal::line(&format!("not whole   {}: {error}", path.display()));
+            }
+        }
+    }
+    Ok(exit)
+}
+
+fn line(listed: &Listed) -> String {
+    match &listed.found {
+        Ok(Summary { step, saved_at, bytes, ranks, validation_error }) => {
+            let when = OffsetDateTime::from(*saved_at).format(&Rfc3339).unwrap_or_default();
+            let error =
+                validation_error.map_or_else(|| "-".to_owned(), |error| format!("{:.2} %", error * 100.0));
+            format!("{step:>8}  {when:20}  {:>10}  {ranks:>5}  {error:>10}  whole", size(*bytes))
+        }
+        Err(reason) => {
+            let name = listed.path.file_name().unwrap_or_default().to_string_lossy();
+            format!("{:>8}  not usable: {reason}", name.trim_start_matches("step_").trim_start_matches('0'))
+        }
+    }
+}
+
+/// Bytes in the largest unit of which there is one.
+fn size(bytes: u64) -> String {
+    let units = ["B", "KiB", "MiB", "GiB", "TiB"];
+    let mut size = bytes as f64;
+    let mut unit = 0;
+    while size >= 1024.0 && unit + 1 < units.len() {
+        size /= 1024.0;
+        unit += 1;
+    }
+    match unit {
+        0 => format!("{bytes} B"),
+        _ => format!("{size:.1} {}", units[unit]),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::{Duration, SystemTime};
+
+    use super::*;
+
+    #[test]
+    fn lines_fit_the_head() {
+        let summary = Summary {
+            step: 40,
+            saved_at: SystemTime::UNIX_EPOCH + Duration::from_secs(1_700_000_000),
+            bytes: 3 << 20,
+            ranks: 4,
+            validation_error: Some(0.0321),
+        };
+        let listed = Listed { path: "step_00000040".into(), found: Ok(summary) };
+        let line = line(&listed);
+        assert_eq!(line, "      40  2023-11-14T22:13:20Z     3.0 MiB      4      3.21 %  whole");
+        assert_eq!(line.find("whole"), HEAD.find("state"));
+        assert_eq!((size(17), size(1536)), ("17 B".to_owned(), "1.5 KiB".to_owned()));
+    }
+}

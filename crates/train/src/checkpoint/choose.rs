@@ -1,0 +1,174 @@
+//! Which checkpoint to load: the first in order that is whole on all ranks.
+
+use std::path::{Path, PathBuf};
+
+use isobar_collectives::Group;
+use serde::{Deserialize, Serialize};
+
+use super::contents::Checkpointed;
+use super::keep::best_first;
+use super::manifest::Manifest;
+use super::piece::Piece;
+use super::read::Opened;
+use super::{RunState, folder};
+use crate::error::{Error, Result};
+
+/// Which checkpoint is meant.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Which {
+    /// The newest in the run's folder that is whole.
+    Newest,
+    /// The one in the run's folder with the lowest validation error, of those that are whole.
+    Best,
+    /// A checkpoint's folder, or a folder of checkpoints, of which the newest that is whole; or a safetensors file with a
+    /// model's weights, as PyTorch's tools write it.
+    At(PathBuf),
+}
+
+/// A checkpoint that was loaded.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Loaded {
+    /// Its folder.
+    pub path: PathBuf,
+    /// Where its run stood; the default for a file of weights.
+    pub state: RunState,
+}
+
+/// Loads the first checkpoint that is whole on all ranks, and warns of those that are not. All ranks call.
+pub(super) fn load(
+    root: &Path,
+    which: &Which,
+    contents: &mut dyn Checkpointed,
+    world: &Group,
+) -> Result<Loaded> {
+    let (root, candidates) = candidates(root, which, world)?;
+    let mut refusals = Vec::new();
+    for path in &candidates {
+        let own = read(path, contents);
+        match settle(world, own)? {
+            Verdict::Take(read) => {
+                let Read { state, facts, pieces, .. } = *read;
+                crate::agree::agree(world, contents.restore(facts.as_ref(), pieces))?;
+                return Ok(Loaded { path: path.clone(), state });
+            }
+            Verdict::Refuse(own) if candidates.len() == 1 => return Err(own),
+            Verdict::Refuse(own) => {
+                if world.rank() == 0 {
+                    tracing::warn!("{own}; trying the one before");
+                }
+                refusals.push(own.to_string());
+            }
+        }
+    }
+    match refusals.is_empty() {
+        true => Err(Error::NoCheckpoint { path: root }),
+        false => Err(Error::checkpoint(&root, format!("none in it is whole: {}", refusals.join("; ")))),
+    }
+}
+
+/// What rank 0 finds, for all ranks, in the order in which they are tried. All ranks call.
+pub(super) fn candidates(root: &Path, which: &Which, world: &Group) -> Result<(PathBuf, Vec<PathBuf>)> {
+    let root = match which {
+        Which::At(path) => folder::root_of(path),
+        Which::Newest | Which::Best => root.to_owned(),
+    };
+    // Names within the folder, which ranks may see at other places; nothing for the place itself.
+    let found = if world.rank() == 0 { names(&root, which).map_err(|e| e.to_string()) } else { Ok(None) };
+    let bytes = world.broadcast_bytes(&serde_json::to_vec(&found).unwrap_or_default(), 0)?;
+    let told: std::result::Result<Option<Vec<String>>, String> = serde_json::from_slice(&bytes)
+        .map_err(|error| Error::invalid("rank 0's list of checkpoints", error, "this program's words"))?;
+    let names =
+        told.map_err(|reason| Error::OtherRank { rank: 0, group: world.name().to_owned(), reason })?;
+    let paths = match names {
+        None => vec![root.clone()],
+        Some(names) => names.iter().map(|name| root.join(name)).collect(),
+    };
+    Ok((root, paths))
+}
+
+fn names(root: &Path, which: &Which) -> Result<Option<Vec<String>>> {
+    if matches!(which, Which::At(_)) && (root.is_file() || folder::is_checkpoint(root)) {
+        return Ok(None);
+    }
+    let mut found = folder::checkpoints(root)?;
+    if *which == Which::Best {
+        let error = |path: &PathBuf| Some(Manifest::read(path).ok()?.state.validation_error);
+        let errors: Vec<_> = found.iter().map(error).collect();
+        found = best_first(&errors).into_iter().map(|at| found[at].clone()).collect();
+    }
+    let name = |path: &PathBuf| Some(path.file_name()?.to_string_lossy().into_owned());
+    Ok(Some(found.iter().filter_map(name).collect()))
+}
+
+/// What a rank has read.
+struct Read {
+    /// By which ranks see that they read the same.
+    digest: String,
+    state: RunState,
+    facts: Option<serde_json::Value>,
+    pieces: Vec<Piece>,
+}
+
+fn read(path: &Path, contents: &dyn Checkpointed) -> Result<Read> {
+    let opened = if path.is_file() { Opened::weights(path)? } else { Opened::folder(path)? };
+    opened.check_lengths()?;
+    let catalogue = opened.catalogue()?;
+    let pieces = opened.read(&contents.wanted(&catalogue)?)?;
+    let (digest, state) = match opened.manifest {
+        Some(manifest) => (manifest.blake3, manifest.state),
+        None => {
+            let tensors = serde_json::to_vec(&opened.tensors).unwrap_or_default();
+            (blake3::hash(&tensors).to_hex().to_string(), RunState::default())
+        }
+    };
+    Ok(Read { digest, state, facts: catalogue.facts, pieces })
+}
+
+/// What a rank says of a checkpoint.
+#[derive(Debug, Serialize, Deserialize)]
+enum Said {
+    /// It is whole as far as this rank needs it; its digest.
+    Whole(String),
+    /// It is torn or damaged: another one may do.
+    Torn(String),
+    /// No other one would do.
+    Failed(String),
+}
+
+enum Verdict {
+    Take(Box<Read>),
+    /// With this rank's reason, or another's.
+    Refuse(Error),
+}
+
+/// What all ranks make of what each has read. All ranks call.
+fn settle(world: &Group, own: Result<Read>) -> Result<Verdict> {
+    let said = match &own {
+        Ok(read) => Said::Whole(read.digest.clone()),
+        Err(error @ (Error::Checkpoint { .. } | Error::Io { .. })) => Said::Torn(error.to_string()),
+        Err(error) => Said::Failed(error.to_string()),
+    };
+    let all = world.all_gather_bytes(&serde_json::to_vec(&said).unwrap_or_default())?;
+    let mut reason = None;
+    let mut digests = Vec::new();
+    for (rank, bytes) in all.iter().enumerate() {
+        let said: Said = serde_json::from_slice(bytes)
+            .map_err(|error| Error::invalid("another rank's checkpoint", error, "this program's words"))?;
+        match said {
+            Said::Whole(digest) => digests.push(digest),
+            Said::Torn(why) => reason = reason.or(Some((rank, why))),
+            Said::Failed(why) => {
+                own?;
+                return Err(Error::OtherRank { rank, group: world.name().to_owned(), reason: why });
+            }
+        }
+    }
+    if let Some((rank, reason)) = reason {
+        let group = world.name().to_owned();
+        return Ok(Verdict::Refuse(own.err().unwrap_or(Error::OtherRank { rank, group, reason })));
+    }
+    if let Some(rank) = digests.iter().position(|digest| *digest != digests[0]) {
+        return Err(Error::CheckpointsDiffer { group: world.name().to_owned(), rank });
+    }
+    own.map(|read| Verdict::Take(Box::new(read)))
+}

@@ -1,0 +1,215 @@
+//! What a run keeps: parameters, buffers and optimizer state, as boxes of global tensors.
+
+use std::collections::BTreeMap;
+
+use serde::{Deserialize, Serialize};
+use tch::Tensor;
+
+use super::piece::{Piece, placed};
+use super::read::{Catalogue, Wanted};
+use crate::error::{Context, Error, Result};
+use crate::optim::{Optimizer, OptimizerState, StateTensor};
+use crate::params::{ParamPlacement, Parameters};
+
+/// What a checkpoint keeps and gives back: boxes of global tensors, and facts beside them.
+///
+/// [`Contents`] is that of a run of [`fit`](crate::fit). A program whose tensors are laid out in another way implements it
+/// itself: a rank may hold any number of boxes of a tensor, and several ranks the same ones, as long as all together hold
+/// every element. Which boxes a rank wants of a checkpoint has nothing to do with those that were saved.
+pub trait Checkpointed {
+    /// The boxes that this rank holds. Boxes of one tensor may not overlap unless they are the same.
+    ///
+    /// # Errors
+    ///
+    /// A tensor that cannot be read.
+    fn pieces(&self) -> Result<Vec<Piece>>;
+
+    /// What else there is to keep, the same on all ranks.
+    ///
+    /// # Errors
+    ///
+    /// What JSON cannot say.
+    fn facts(&self) -> Result<serde_json::Value>;
+
+    /// The boxes that this rank wants of a checkpoint.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::CheckpointUnfit`] for a checkpoint of something else.
+    fn wanted(&self, saved: &Catalogue) -> Result<Vec<Wanted>>;
+
+    /// Takes over what was read: the wanted boxes in their order.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::CheckpointUnfit`] or [`Error::OptimizerState`] for facts of something else; nothing is changed then.
+    fn restore(&mut self, facts: Option<&serde_json::Value>, pieces: Vec<Piece>) -> Result<()>;
+}
+
+/// What a run saves and restores; the run's own objects.
+pub struct Contents<'a> {
+    /// The parameters.
+    pub params: &'a Parameters,
+    /// Tensors that are no parameters but belong to the state dict (running statistics), by name; the same on all ranks.
+    pub buffers: &'a [(String, Tensor)],
+    /// The optimizer; without it parameters and buffers alone are restored, as for a prediction.
+    pub optimizer: Option<&'a mut dyn Optimizer>,
+}
+
+const MODEL: &str = "model.";
+const BUFFER: &str = "buffer.";
+const OPTIMIZER: &str = "optimizer.";
+
+/// What is kept beside the tensors.
+#[derive(Debug, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Facts {
+    optimizer: Option<OptimizerFacts>,
+}
+
+#[derive(Debug, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct OptimizerFacts {
+    kind: String,
+    steps: BTreeMap<String, u64>,
+}
+
+impl Checkpointed for Contents<'_> {
+    fn pieces(&self) -> Result<Vec<Piece>> {
+        let group = self.params.model_group();
+        let named = |prefix: &str, name: &str| format!("{prefix}{name}");
+        let mut pieces: Vec<Piece> = self
+            .params
+            .iter()
+            .map(|p| Piece::placed(named(MODEL, &p.name), &p.tensor, &p.placement, group))
+            .collect();
+        pieces.extend(self.buffers.iter().map(|(name, t)| Piece::whole(named(BUFFER, name), t)));
+        if let Some(optimizer) = &self.optimizer {
+            pieces.extend(optimizer.state().tensors.iter().map(|t| {
+                let name = format!("{OPTIMIZER}{}.{}", t.slot, t.param);
+                Piece::placed(name, &t.tensor, &t.placement, group)
+            }));
+        }
+        Ok(pieces)
+    }
+
+    fn facts(&self) -> Result<serde_json::Value> {
+        let optimizer = self.optimizer.as_ref().map(|optimizer| {
+            let state = optimizer.state();
+            OptimizerFacts { kind: state.kind, steps: state.steps }
+        });
+        serde_json::to_value(Facts { optimizer })
+            .map_err(|error| Error::invalid("the optimizer's state", error, "what JSON can say"))
+    }
+
+    fn wanted(&self, saved: &Catalogue) -> Result<Vec<Wanted>> {
+        let mut wanted = Vec::new();
+        let mut problems = Vec::new();
+        let group = self.params.model_group();
+        let weights_only = saved.facts.is_none();
+        let prefix = |prefix| if weights_only { "" } else { prefix };
+        let mut want = |full: String, name: &str, tensor: &Tensor, placement: &ParamPlacement| {
+            let (shape, region) = placed(&tensor.size(), placement, group);
+            match saved.tensor(&full) {
+                None => problems.push(format!("{name:?} is missing")),
+                Some(found) if found.shape != shape || found.kind != tensor.kind() => problems.push(format!(
+                    "{name:?} is {:?} {:?}, the model has {:?} {shape:?}",
+                    found.kind,
+                    found.shape,
+                    tensor.kind()
+                )),
+                Some(_) => wanted.push(Wanted { name: full, region }),
+            }
+        };
+        for p in self.params {
+            want(format!("{}{}", prefix(MODEL), p.name), &p.name, &p.tensor, &p.placement);
+        }
+        for (name, tensor) in self.buffers {
+            want(format!("{}{name}", prefix(BUFFER)), name, tensor, &ParamPlacement::Replicate);
+        }
+        let is_buffer = |name: &str| self.buffers.iter().any(|(buffer, _)| buffer == name);
+        for tensor in &saved.tensors {
+            let name = tensor.name.as_str();
+            let known = if weights_only {
+                self.params.get(name).is_some() || is_buffer(name)
+            } else if let Some(slot) = name.strip_prefix(OPTIMIZER) {
+                if self.optimizer.is_none() {
+                    continue;
+                }
+                let param = slot.split_once('.').and_then(|(_, param)| self.params.get(param));
+                match param {
+                    Some(param) if tensor.shape == param.global_shape() => {
+                        let (_, region) = placed(&param.tensor.size(), &param.placement, group);
+                        wanted.push(Wanted { name: name.to_owned(), region });
+                        true
+                    }
+                    _ => false,
+                }
+            } else {
+                name.strip_prefix(MODEL).is_some_and(|name| self.params.get(name).is_some())
+                    || name.strip_prefix(BUFFER).is_some_and(is_buffer)
+            };
+            if !known {
+                let short =
+                    [MODEL, BUFFER].iter().find_map(|prefix| name.strip_prefix(prefix)).unwrap_or(name);
+                problems.push(format!("{short:?} is not of this model"));
+            }
+        }
+        match problems.is_empty() {
+            true => Ok(wanted),
+            false => Err(Error::CheckpointUnfit {
+                path: saved.path.clone(),
+                reason: format!("it is of another model: {}", list(&problems)),
+            }),
+        }
+    }
+
+    fn restore(&mut self, facts: Option<&serde_json::Value>, pieces: Vec<Piece>) -> Result<()> {
+        let model = self.params.len() + self.buffers.len();
+        let mut pieces = pieces.into_iter();
+        let values: Vec<Piece> = pieces.by_ref().take(model).collect();
+        if let (Some(optimizer), Some(facts)) = (&mut self.optimizer, facts) {
+            let refused = |reason: String| Error::OptimizerState { reason };
+            let facts: Facts =
+                serde_json::from_value(facts.clone()).map_err(|error| refused(error.to_string()))?;
+            let saved = facts.optimizer.ok_or_else(|| refused("the checkpoint has none".to_owned()))?;
+            let mut state = OptimizerState::new(&saved.kind);
+            state.steps = saved.steps;
+            for piece in pieces {
+                let name = piece.name.strip_prefix(OPTIMIZER).and_then(|name| name.split_once('.'));
+                let Some((slot, param)) = name else { continue };
+                let placement = self.params.get(param).map(|param| param.placement.clone());
+                state.tensors.push(StateTensor {
+                    slot: slot.to_owned(),
+                    param: param.to_owned(),
+                    tensor: piece.tensor,
+                    placement: placement.unwrap_or(ParamPlacement::Replicate),
+                });
+            }
+            // The optimizer checks everything before it changes anything.
+            optimizer.load_state(&state)?;
+        }
+        let _no_grad = tch::no_grad_guard();
+        let targets = self.params.iter().map(|p| &p.tensor).chain(self.buffers.iter().map(|(_, t)| t));
+        for (target, source) in targets.zip(&values) {
+            let copied = target.shallow_clone().f_copy_(&source.tensor);
+            copied.context(|| format!("loading {:?}", source.name))?;
+        }
+        Ok(())
+    }
+}
+
+/// The first few of a list of problems.
+fn list(problems: &[String]) -> String {
+    const SHOWN: usize = 5;
+    let mut text = problems[..problems.len().min(SHOWN)].join("; ");
+    if problems.len() > SHOWN {
+        text.push_str(&format!("; and {} more", problems.len() - SHOWN));
+    }
+    text
+}
+
+/// The name that a tensor has in a model's state dict, where it belongs to the model.
+pub(super) fn state_dict_name(name: &str) -> Option<&str> {
+    name.strip_prefix(MODEL).or_else(|| name.strip_prefix(BUFFER))
+}

@@ -1,0 +1,109 @@
+//! The folder of a run's checkpoints: its names, what is in it, and what interrupted writes have left.
+
+use std::path::{Path, PathBuf};
+
+use super::manifest::{MANIFEST, METADATA_OF_OLD, Manifest};
+use crate::error::{Error, IoContext, Result};
+
+/// The folder of the checkpoint of a step.
+pub(super) fn step_folder(step: u64) -> String {
+    format!("step_{step:08}")
+}
+
+/// A rank's file of tensors. The suffix keeps those of a save apart from those of the checkpoint that it replaces.
+pub(super) fn rank_file(rank: usize, suffix: &str) -> String {
+    format!("rank_{rank:05}{suffix}.safetensors")
+}
+
+/// A rank's note that its file is written.
+pub(super) fn note_file(rank: usize) -> String {
+    format!("rank_{rank:05}.json")
+}
+
+/// The checkpoints in a folder, newest first: those with a manifest, whole or not, and those of earlier versions.
+pub(super) fn checkpoints(root: &Path) -> Result<Vec<PathBuf>> {
+    let mut found: Vec<(u64, PathBuf)> =
+        steps(root)?.into_iter().filter(|(_, path)| is_checkpoint(path)).collect();
+    found.sort();
+    Ok(found.into_iter().rev().map(|(_, path)| path).collect())
+}
+
+/// Whether a folder says that it is a checkpoint.
+pub(super) fn is_checkpoint(path: &Path) -> bool {
+    [MANIFEST, METADATA_OF_OLD].iter().any(|name| path.join(name).is_file())
+}
+
+/// Where checkpoints are, given a folder of them, or one whose folder `checkpoints` is meant.
+pub(super) fn root_of(path: &Path) -> PathBuf {
+    let inner = path.join("checkpoints");
+    match inner.is_dir() {
+        true => inner,
+        false => path.to_owned(),
+    }
+}
+
+/// Removes what interrupted writes have left, but for `current`, which is being written.
+pub(super) fn sweep(root: &Path, current: Option<&Path>) -> Result<()> {
+    for (_, path) in steps(root)? {
+        if Some(path.as_path()) == current || is_checkpoint(&path) {
+            continue;
+        }
+        // Somebody else's files are not for us to remove.
+        if entries(&path)?.iter().all(|name| is_ours(name)) {
+            std::fs::remove_dir_all(&path).at("remove", &path)?;
+        }
+    }
+    Ok(())
+}
+
+/// Removes what a checkpoint's own folder holds besides what its manifest lists.
+pub(super) fn tidy(folder: &Path, manifest: &Manifest) -> Result<()> {
+    for name in entries(folder)? {
+        let listed = name == MANIFEST || manifest.files.iter().any(|file| file.name == name);
+        if !listed && is_ours(&name) {
+            let path = folder.join(&name);
+            std::fs::remove_file(&path).at("remove", &path)?;
+        }
+    }
+    Ok(())
+}
+
+/// Removes a checkpoint; interrupted, it is none any more, rather than a torn one.
+pub(super) fn remove(folder: &Path) -> Result<()> {
+    for name in [MANIFEST, METADATA_OF_OLD] {
+        let path = folder.join(name);
+        if path.exists() {
+            std::fs::remove_file(&path).at("remove", &path)?;
+        }
+    }
+    std::fs::remove_dir_all(folder).at("remove", folder)
+}
+
+fn steps(root: &Path) -> Result<Vec<(u64, PathBuf)>> {
+    if !root.is_dir() {
+        return Ok(Vec::new());
+    }
+    let step = |name: &String| Some((name.strip_prefix("step_")?.parse().ok()?, root.join(name)));
+    let found = entries(root)?.iter().filter_map(step).collect::<Vec<(u64, PathBuf)>>();
+    Ok(found.into_iter().filter(|(_, path)| path.is_dir()).collect())
+}
+
+fn entries(folder: &Path) -> Result<Vec<String>> {
+    let entries = std::fs::read_dir(folder).at("list", folder)?;
+    entries.map(|entry| Ok(entry.at("list", folder)?.file_name().to_string_lossy().into_owned())).collect()
+}
+
+/// Whether a name is one of those that saving makes.
+fn is_ours(name: &str) -> bool {
+    let plain = name.strip_prefix('.').unwrap_or(name);
+    plain.starts_with("rank_") || plain.starts_with(MANIFEST)
+}
+
+/// The newest checkpoint of a folder, or the one that the folder is.
+pub(super) fn newest(path: &Path) -> Result<PathBuf> {
+    if is_checkpoint(path) {
+        return Ok(path.to_owned());
+    }
+    let root = root_of(path);
+    checkpoints(&root)?.into_iter().next().ok_or(Error::NoCheckpoint { path: root })
+}

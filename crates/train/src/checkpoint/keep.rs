@@ -1,0 +1,97 @@
+//! Which checkpoints stay.
+
+use std::path::{Path, PathBuf};
+
+use super::folder;
+use super::manifest::Manifest;
+use crate::error::Result;
+
+/// How many checkpoints stay: the newest, and those with the lowest validation errors.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Keep {
+    /// How many of the newest; 0 keeps all.
+    pub newest: usize,
+    /// How many of the best besides.
+    pub best: usize,
+}
+
+impl Keep {
+    /// All of them.
+    pub const ALL: Self = Self { newest: 0, best: 0 };
+}
+
+/// Removes the checkpoints of a folder that need not stay. `current` stays in any case. One that is torn counts for nothing,
+/// and goes when enough newer ones are there.
+pub(super) fn prune(root: &Path, keep: Keep, current: &Path) -> Result<()> {
+    let found: Vec<(PathBuf, Option<Manifest>)> = folder::checkpoints(root)?
+        .into_iter()
+        .map(|path| {
+            let manifest = Manifest::read(&path).ok();
+            (path, manifest)
+        })
+        .collect();
+    let errors: Vec<Option<Option<f64>>> =
+        found.iter().map(|(_, manifest)| Some(manifest.as_ref()?.state.validation_error)).collect();
+    for at in superfluous(&errors, keep) {
+        let path = &found[at].0;
+        if path != current {
+            folder::remove(path)?;
+        }
+    }
+    Ok(())
+}
+
+/// Indices of what need not stay, among checkpoints from the newest to the oldest: of each its validation error, if it has
+/// one; `None` where it is torn.
+fn superfluous(errors: &[Option<Option<f64>>], keep: Keep) -> Vec<usize> {
+    if keep.newest == 0 {
+        return Vec::new();
+    }
+    let whole: Vec<usize> = (0..errors.len()).filter(|&at| errors[at].is_some()).collect();
+    let Some(&last) = whole.get(keep.newest - 1) else { return Vec::new() };
+    let best = best_first(errors);
+    (last + 1..errors.len()).filter(|at| !best.iter().take(keep.best).any(|kept| kept == at)).collect()
+}
+
+/// Indices of those with a validation error, the lowest first, of equal ones the newest.
+pub(super) fn best_first(errors: &[Option<Option<f64>>]) -> Vec<usize> {
+    let mut known: Vec<(f64, usize)> = errors
+        .iter()
+        .enumerate()
+        .filter_map(|(at, error)| Some(((*error)??, at)))
+        .filter(|(error, _)| error.is_finite())
+        .collect();
+    known.sort_by(|a, b| a.0.total_cmp(&b.0).then(a.1.cmp(&b.1)));
+    known.into_iter().map(|(_, at)| at).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use rstest::rstest;
+
+    use super::*;
+
+    const OLD: Option<Option<f64>> = Some(None);
+    const TORN: Option<Option<f64>> = None;
+
+    fn error(error: f64) -> Option<Option<f64>> {
+        Some(Some(error))
+    }
+
+    #[rstest]
+    #[case::all(0, 0, &[OLD, OLD, OLD], &[])]
+    #[case::newest(2, 0, &[OLD, OLD, OLD, error(0.1)], &[2, 3])]
+    #[case::best(1, 1, &[error(0.3), error(0.2), error(0.1), error(0.4)], &[1, 3])]
+    #[case::best_is_newest(1, 1, &[error(0.1), error(0.2)], &[1])]
+    #[case::two_best(1, 2, &[OLD, error(0.3), error(f64::NAN), error(0.1), error(0.2)], &[1, 2])]
+    #[case::torn_does_not_count(2, 0, &[TORN, OLD, TORN, OLD, TORN, OLD], &[4, 5])]
+    #[case::too_few(3, 0, &[TORN, OLD, TORN], &[])]
+    fn what_goes(
+        #[case] newest: usize,
+        #[case] best: usize,
+        #[case] errors: &[Option<Option<f64>>],
+        #[case] goes: &[usize],
+    ) {
+        assert_eq!(superfluous(errors, Keep { newest, best }), goes);
+    }
+}

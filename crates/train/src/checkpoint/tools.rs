@@ -1,0 +1,196 @@
+//! Checkpoints on disk, apart from any run: to look at, to check, to cut anew, to give away.
+
+use std::collections::BTreeSet;
+use std::path::{Path, PathBuf};
+use std::time::{Duration, SystemTime};
+
+use isobar_collectives::balanced;
+
+use super::contents::state_dict_name;
+use super::folder;
+use super::manifest::{BoxEntry, FileEntry, Manifest, TensorEntry};
+use super::piece::Region;
+use super::read::{Opened, Wanted};
+use super::write::{TensorWriter, write_manifest};
+use crate::error::{Error, IoContext, Result};
+use crate::files;
+
+/// A checkpoint of a folder.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Listed {
+    /// Its folder.
+    pub path: PathBuf,
+    /// What its manifest says; or why it cannot be used, as far as that shows without reading all of it.
+    pub found: std::result::Result<Summary, String>,
+}
+
+/// What a checkpoint's manifest says.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Summary {
+    /// Steps taken.
+    pub step: u64,
+    /// When it was saved.
+    pub saved_at: SystemTime,
+    /// Bytes of its files of tensors.
+    pub bytes: u64,
+    /// How many ranks saved it.
+    pub ranks: usize,
+    /// The validation error, where it was measured after this step.
+    pub validation_error: Option<f64>,
+}
+
+impl Summary {
+    fn of(manifest: &Manifest) -> Self {
+        Self {
+            step: manifest.state.step,
+            saved_at: SystemTime::UNIX_EPOCH
+                .checked_add(Duration::from_secs(manifest.saved_at))
+                .unwrap_or(SystemTime::UNIX_EPOCH),
+            bytes: manifest.files.iter().map(|file| file.digest.bytes).fold(0, u64::saturating_add),
+            ranks: manifest.world_size,
+            validation_error: manifest.state.validation_error,
+        }
+    }
+}
+
+/// The checkpoints of a folder, or the one that the folder is, newest first. Reads the manifests and looks at the lengths of
+/// the files; [`verify`] reads all.
+///
+/// # Errors
+///
+/// [`Error::NoCheckpoint`] where there is none; a folder that cannot be read.
+pub fn list(path: &Path) -> Result<Vec<Listed>> {
+    let paths = match folder::is_checkpoint(path) {
+        true => vec![path.to_owned()],
+        false => folder::checkpoints(&folder::root_of(path))?,
+    };
+    if paths.is_empty() {
+        return Err(Error::NoCheckpoint { path: path.to_owned() });
+    }
+    let look = |path: PathBuf| {
+        let opened = Opened::folder(&path).and_then(|opened| opened.check_lengths().map(|()| opened));
+        let found = opened.map_err(|error| error.to_string()).and_then(|opened| {
+            opened.manifest.as_ref().map(Summary::of).ok_or_else(|| "it has no manifest".to_owned())
+        });
+        Listed { path, found }
+    };
+    Ok(paths.into_iter().map(look).collect())
+}
+
+/// Reads every byte of a checkpoint and compares it with the digests.
+///
+/// # Errors
+///
+/// [`Error::Checkpoint`] with the file and the bytes that are not what was written.
+///
+/// ```no_run
+/// let summary = isobar_train::checkpoint::verify("runs/run/checkpoints/step_00000040".as_ref())?;
+/// assert_eq!(summary.step, 40);
+/// # Ok::<(), isobar_train::Error>(())
+/// ```
+pub fn verify(path: &Path) -> Result<Summary> {
+    let (opened, manifest) = open(path)?;
+    opened.verify()?;
+    Ok(Summary::of(&manifest))
+}
+
+/// Writes a checkpoint anew into the folder `out`, as `ranks` equal ranks would: of each tensor the rank's part is in the rank's
+/// own file, cut along the dim that was cut before, or the first. Parts are [`balanced`], as those of parameters are.
+/// `path` may be a folder of checkpoints, of which the newest is meant.
+///
+/// # Errors
+///
+/// [`Error::Checkpoint`] for a checkpoint that is torn or damaged; [`Error::Invalid`] for no ranks, or a folder that is not
+/// empty.
+pub fn reshard(path: &Path, out: &Path, ranks: usize) -> Result<()> {
+    if ranks == 0 {
+        return Err(Error::invalid("the number of ranks", 0, "1 or more"));
+    }
+    let (opened, manifest) = open(&folder::newest(path)?)?;
+    if out.exists() && std::fs::read_dir(out).at("list", out)?.next().is_some() {
+        return Err(Error::invalid(format!("the folder {}", out.display()), "not empty", "one of its own"));
+    }
+    std::fs::create_dir_all(out).at("make the folder", out)?;
+    let mut order: Vec<usize> = (0..manifest.tensors.len()).collect();
+    order.sort_by_key(|&at| std::cmp::Reverse(manifest.tensors[at].element_bytes()));
+    let mut files = Vec::new();
+    let mut tensors: Vec<TensorEntry> =
+        manifest.tensors.iter().map(|tensor| TensorEntry { boxes: Vec::new(), ..tensor.clone() }).collect();
+    for rank in 0..ranks {
+        let own: Vec<(usize, Region)> =
+            order.iter().filter_map(|&at| Some((at, part(&manifest.tensors[at], rank, ranks)?))).collect();
+        if own.is_empty() {
+            continue;
+        }
+        let name = folder::rank_file(rank, "");
+        let shapes: Vec<_> = own
+            .iter()
+            .map(|(at, region)| (tensors[*at].name.as_str(), tensors[*at].dtype, region.shape.clone()))
+            .collect();
+        let mut writer = TensorWriter::create(&out.join(&name), &shapes)?;
+        for (at, region) in &own {
+            copy(&opened, &tensors[*at].name, region, &mut writer)?;
+        }
+        let (mut begin, digest) = writer.finish()?;
+        for (at, region) in own {
+            let end = begin + region.elements() as u64 * tensors[at].element_bytes();
+            let key = tensors[at].name.clone();
+            tensors[at].boxes.push(BoxEntry { file: files.len(), key, region, bytes: [begin, end] });
+            begin = end;
+        }
+        files.push(FileEntry { name, digest });
+    }
+    write_manifest(out, &Manifest { world_size: ranks, files, tensors, ..manifest })?;
+    files::sync_folder(&out.canonicalize().at("find", out)?.join(".."))
+}
+
+/// Writes the parameters and buffers of a checkpoint, whole and under their names in the model's state dict, into one
+/// safetensors file, which PyTorch's tools load. `path` may be a folder of checkpoints, of which the newest is meant. Returns the
+/// number of tensors.
+///
+/// # Errors
+///
+/// [`Error::Checkpoint`] for a checkpoint that is torn or damaged; a file that cannot be written.
+pub fn export(path: &Path, out: &Path) -> Result<usize> {
+    let (opened, manifest) = open(&folder::newest(path)?)?;
+    let mut own: Vec<(&str, &TensorEntry)> =
+        manifest.tensors.iter().filter_map(|tensor| Some((state_dict_name(&tensor.name)?, tensor))).collect();
+    own.sort_by_key(|(_, tensor)| std::cmp::Reverse(tensor.element_bytes()));
+    let shapes: Vec<_> =
+        own.iter().map(|(name, tensor)| (*name, tensor.dtype, tensor.shape.clone())).collect();
+    let aside = files::aside(out);
+    let mut writer = TensorWriter::create(&aside, &shapes)?;
+    for (_, tensor) in &own {
+        copy(&opened, &tensor.name, &Region::whole(&tensor.shape), &mut writer)?;
+    }
+    writer.finish()?;
+    std::fs::rename(&aside, out).at("rename a new file to", out)?;
+    Ok(own.len())
+}
+
+fn open(path: &Path) -> Result<(Opened, Manifest)> {
+    let mut opened = Opened::folder(path)?;
+    opened.check_lengths()?;
+    match opened.manifest.take() {
+        Some(manifest) => Ok((opened, manifest)),
+        None => Err(Error::NoCheckpoint { path: path.to_owned() }),
+    }
+}
+
+fn copy(opened: &Opened, name: &str, region: &Region, writer: &mut TensorWriter) -> Result<()> {
+    let wanted = Wanted { name: name.to_owned(), region: region.clone() };
+    opened.read(&[wanted])?.iter().try_for_each(|piece| writer.tensor(name, &piece.tensor))
+}
+
+/// A rank's part of a tensor; nothing where it is empty.
+fn part(tensor: &TensorEntry, rank: usize, ranks: usize) -> Option<Region> {
+    if tensor.shape.is_empty() {
+        return (rank == 0).then(|| Region::whole(&[]));
+    }
+    let starts = |dim: usize| tensor.boxes.iter().map(|part| part.region.start[dim]).collect::<BTreeSet<_>>();
+    // Of equals the first dim.
+    let dim = (0..tensor.shape.len()).rev().max_by_key(|&dim| starts(dim).len()).unwrap_or(0);
+    let sizes = balanced(tensor.shape[dim], ranks);
+    let region = Region::along(&tensor.shape, dim, sizes[..rank].iter().sum(), sizes[rank]);
+    (region.elements() > 0).then_some(region)
+}

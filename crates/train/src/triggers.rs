@@ -1,0 +1,247 @@
+//! What asks a run for a checkpoint, or to stop after one: signals, another part of the program, the clock.
+
+use std::fmt;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant};
+
+use isobar_collectives::Group;
+use signal_hook::consts::{SIGTERM, SIGUSR1};
+
+use crate::error::{Error, Result};
+
+/// Why a run ended before its last step; a checkpoint was written first.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Stop {
+    /// It was asked to stop.
+    Asked,
+    /// It was asked for a checkpoint, to be started again by the batch system.
+    Requeue,
+}
+
+/// Requests to a run from outside: one rank that is asked is enough. They are looked at once a step, in the exchange that
+/// makes the global mean loss, so that all ranks act on them after the same step.
+///
+/// ```
+/// use isobar_train::Signals;
+///
+/// let signals = Signals::install()?; // SIGUSR1: a checkpoint; SIGTERM: a checkpoint, and stop
+/// let asks = signals.clone(); // another part of the program may ask too
+/// asks.ask_to_stop();
+/// # Ok::<(), isobar_train::Error>(())
+/// ```
+#[derive(Clone, Default)]
+pub struct Signals {
+    save: Arc<AtomicBool>,
+    stop: Arc<AtomicBool>,
+    requeue: bool,
+    peers_alive: Option<Arc<dyn Fn() -> bool + Send + Sync>>,
+}
+
+impl fmt::Debug for Signals {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Signals")
+            .field("save", &self.save)
+            .field("stop", &self.stop)
+            .field("requeue", &self.requeue)
+            .finish_non_exhaustive()
+    }
+}
+
+impl Signals {
+    /// Takes over SIGUSR1, which asks for a checkpoint, and SIGTERM, which asks to stop after one; a second SIGTERM ends the
+    /// process at once. For the whole process, so call it once.
+    ///
+    /// # Errors
+    ///
+    /// Where the system refuses.
+    pub fn install() -> Result<Self> {
+        let signals = Self::default();
+        let refused = |error: std::io::Error| Error::invalid("a signal", error, "one that can be handled");
+        signal_hook::flag::register(SIGUSR1, signals.save.clone()).map_err(refused)?;
+        // First what the second one does, as handlers run in the order in which they were registered.
+        signal_hook::flag::register_conditional_default(SIGTERM, signals.stop.clone()).map_err(refused)?;
+        signal_hook::flag::register(SIGTERM, signals.stop.clone()).map_err(refused)?;
+        Ok(signals)
+    }
+
+    /// Whether a checkpoint that is asked for also ends the run ([`Stop::Requeue`]), so that the batch system can start it
+    /// again.
+    #[must_use]
+    pub fn requeue(self, requeue: bool) -> Self {
+        Self { requeue, ..self }
+    }
+
+    /// How to find out whether all other ranks still run. Launchers send SIGTERM also when a rank has died: nobody can write
+    /// a checkpoint then, and the run ends with an error at once. Without it they count as alive.
+    #[must_use]
+    pub fn peers_alive(self, alive: impl Fn() -> bool + Send + Sync + 'static) -> Self {
+        Self { peers_alive: Some(Arc::new(alive)), ..self }
+    }
+
+    /// Asks for a checkpoint after the step under way.
+    pub fn ask_to_save(&self) {
+        self.save.store(true, Ordering::Relaxed);
+    }
+
+    /// Asks to stop after the step under way, with a checkpoint.
+    pub fn ask_to_stop(&self) {
+        self.stop.store(true, Ordering::Relaxed);
+    }
+
+    /// What this rank is asked for now. A checkpoint is asked for once.
+    fn take(&self) -> Result<Asked> {
+        let stop = self.stop.load(Ordering::Relaxed);
+        if stop && self.peers_alive.as_ref().is_some_and(|alive| !alive()) {
+            return Err(Error::PeersLost);
+        }
+        let mut asked = Asked::default();
+        if self.save.swap(false, Ordering::Relaxed) {
+            asked = asked.and(if self.requeue { Asked::REQUEUE } else { Asked::SAVE });
+        }
+        if stop {
+            asked = asked.and(Asked::STOP);
+        }
+        Ok(asked)
+    }
+}
+
+/// What any rank is asked for, as bits.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub(crate) struct Asked(u8);
+
+impl Asked {
+    const SAVE: Self = Self(1);
+    const STOP: Self = Self(2);
+    const REQUEUE: Self = Self(4);
+
+    fn and(self, other: Self) -> Self {
+        Self(self.0 | other.0)
+    }
+
+    fn has(self, other: Self) -> bool {
+        self.0 & other.0 != 0
+    }
+
+    /// Whether there is to be a checkpoint.
+    pub(crate) fn save(self) -> bool {
+        self != Self::default()
+    }
+
+    /// Whether the run is to end after it.
+    pub(crate) fn stop(self) -> Option<Stop> {
+        match () {
+            () if self.has(Self::STOP) => Some(Stop::Asked),
+            () if self.has(Self::REQUEUE) => Some(Stop::Requeue),
+            () => None,
+        }
+    }
+}
+
+/// Signals and the clock.
+pub(crate) struct Triggers {
+    signals: Signals,
+    /// Between two checkpoints, by rank 0's clock.
+    every: Option<Duration>,
+    saved: Instant,
+}
+
+impl Triggers {
+    pub(crate) fn new(signals: &Signals, every_minutes: f64) -> Result<Self> {
+        let every = Duration::try_from_secs_f64(every_minutes * 60.0).map_err(|_| {
+            Error::invalid("checkpoint.every_minutes", every_minutes, "a number of 0 or more")
+        })?;
+        let every = (every > Duration::ZERO).then_some(every);
+        Ok(Self { signals: signals.clone(), every, saved: Instant::now() })
+    }
+
+    /// After a checkpoint.
+    pub(crate) fn saved(&mut self) {
+        self.saved = Instant::now();
+    }
+
+    /// The sum of `value` over the ranks of `data`, in rank order, so that it is the same to the last bit on all; and what any
+    /// rank of the world is asked for. One exchange. All ranks of the world call.
+    pub(crate) fn join(&self, world: &Group, data: &Group, value: f64) -> Result<(f64, Asked)> {
+        let mut own = self.signals.take()?;
+        if world.rank() == 0 && self.every.is_some_and(|every| self.saved.elapsed() >= every) {
+            own = own.and(Asked::SAVE);
+        }
+        if world.size() == 1 {
+            return Ok((value, own));
+        }
+        let mut bytes = value.to_le_bytes().to_vec();
+        bytes.push(own.0);
+        let all = world.all_gather_bytes(&bytes)?;
+        let said: Vec<(f64, u8)> = all
+            .iter()
+            .filter_map(|bytes| {
+                let (value, asked) = bytes.split_first_chunk::<8>()?;
+                Some((f64::from_le_bytes(*value), *asked.first()?))
+            })
+            .collect();
+        let asked = said.iter().fold(Asked::default(), |asked, (_, other)| asked.and(Asked(*other)));
+        if data.size() == 1 {
+            return Ok((value, asked));
+        }
+        let place = |member: &usize| world.ranks().iter().position(|rank| rank == member);
+        let sum = data.ranks().iter().filter_map(place).filter_map(|at| said.get(at)).map(|(value, _)| value);
+        Ok((sum.sum(), asked))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use isobar_collectives::threads;
+
+    use super::*;
+
+    #[test]
+    fn one_rank_that_is_asked_is_enough() {
+        let all = threads::run(3, Duration::from_secs(60), |world| {
+            let signals = Signals::default().requeue(world.rank() == 2);
+            let triggers = Triggers::new(&signals, 0.0).unwrap();
+            let pair = world.split("pair", Some(world.rank() / 2), 0).unwrap().unwrap();
+            let mut seen = vec![triggers.join(&world, &pair, 1.0 + world.rank() as f64).unwrap()];
+            if world.rank() == 2 {
+                signals.ask_to_save();
+            }
+            seen.push(triggers.join(&world, &pair, 1.0).unwrap());
+            if world.rank() == 1 {
+                signals.ask_to_stop();
+                signals.ask_to_save();
+            }
+            seen.push(triggers.join(&world, &pair, 1.0).unwrap());
+            seen
+        });
+        for (rank, seen) in all.iter().enumerate() {
+            // 1 + 2 of the pair, and 3 of the rank alone.
+            assert_eq!(seen[0], (3.0, Asked::default()), "rank {rank}");
+            assert_eq!((seen[1].1.save(), seen[1].1.stop()), (true, Some(Stop::Requeue)));
+            assert_eq!((seen[2].1.save(), seen[2].1.stop()), (true, Some(Stop::Asked)));
+        }
+    }
+
+    #[test]
+    fn the_clock_asks() {
+        let mut triggers = Triggers::new(&Signals::default(), 1e-6).unwrap();
+        std::thread::sleep(Duration::from_millis(1));
+        let asked = |triggers: &Triggers| triggers.join(&Group::single(), &Group::single(), 0.0).unwrap().1;
+        assert_eq!((asked(&triggers).save(), asked(&triggers).stop()), (true, None));
+        triggers.every = Some(Duration::from_secs(1000));
+        triggers.saved();
+        assert!(!asked(&triggers).save());
+        assert!(Triggers::new(&Signals::default(), -1.0).is_err());
+        assert!(Triggers::new(&Signals::default(), f64::NAN).is_err());
+    }
+
+    #[test]
+    fn dead_peers_write_no_checkpoint() {
+        let signals = Signals::default().peers_alive(|| false);
+        let triggers = Triggers::new(&signals, 0.0).unwrap();
+        let join = || triggers.join(&Group::single(), &Group::single(), 0.0);
+        assert!(join().is_ok());
+        signals.ask_to_stop();
+        assert!(matches!(join(), Err(Error::PeersLost)));
+    }
+}

@@ -1,0 +1,332 @@
+//! Checkpoints of real runs: exact resumption, a writer that is killed at any moment, signals, and `isobar checkpoint`.
+#![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
+
+use std::{
+    fs,
+    path::{Path, PathBuf},
+    process::{Command, Output},
+    sync::mpsc,
+    thread,
+    time::Duration,
+};
+
+use isobar_collectives::Group;
+use isobar_harness::{Exit, Launch, output_within, skip, workspace};
+use isobar_tests::full;
+use isobar_train::{
+    Parameter, Parameters,
+    checkpoint::{Checkpoints, Contents, Keep, Which, list, verify},
+    optim::{Optimizer, Sgd, SgdConfig},
+};
+use nix::{
+    sys::{
+        ptrace,
+        signal::{Signal, kill},
+        wait::{WaitStatus, waitpid},
+    },
+    unistd::Pid,
+};
+use rstest::rstest;
+use serde_json::Value;
+use tch::{Device, Kind, Tensor};
+use tempfile::tempdir;
+
+const ISOBAR: &str = env!("CARGO_BIN_EXE_isobar-app");
+const SAVER: &str = env!("CARGO_BIN_EXE_saver");
+
+/// A run of 40 steps on the excerpt of the data set.
+fn train(launch: Launch, output: &Path, sets: &[&str]) -> Launch {
+    let folder = format!("run.output={}", output.display());
+    let small =
+        ["data.path=tests/data/darcy_excerpt.h5", "data.validation_samples=2", "run.name=run", &folder];
+    let more = ["train.epochs=20", "train.batch_size=3", "metrics.every_steps=1", "distributed.timeout_s=60"];
+    let model = ["model.embed_dim=16", "model.depth=1", "model.num_blocks=2", "model.patch_size=[8, 8]"];
+    let sets = small.iter().chain(&more).chain(&model).chain(sets).flat_map(|set| ["--set", set]);
+    let launch = launch.current_dir(workspace()).deadline(Duration::from_secs(120));
+    launch.args(["train", "configs/darcy_afno.toml"]).args(sets)
+}
+
+fn losses(output: &Path) -> Vec<f64> {
+    let text = fs::read_to_string(output.join("run/metrics.jsonl")).unwrap();
+    let records = text.lines().map(|line| serde_json::from_str::<Value>(line).unwrap());
+    records.filter_map(|record| record["loss"].as_f64()).collect()
+}
+
+/// Twenty steps, and twenty more by another start, are forty: to the last bit on the same ranks, and nearly so on others.
+#[rstest]
+#[case::one_rank(1, &[], 1, &[])]
+#[case::data_parallel(2, &[], 2, &[])]
+#[case::domain(2, &["distributed.mesh.names=[\"domain\"]"], 2, &["distributed.mesh.names=[\"domain\"]"])]
+#[case::other_number(2, &[], 3, &[])]
+#[case::other_layout(2, &["distributed.mesh.names=[\"domain\"]"], 4, &["distributed.mesh.names=[\"data\", \"domain\"]", "distributed.mesh.shape=[2, 2]"])]
+fn forty_steps_are_twenty_and_twenty(
+    #[case] ranks: usize,
+    #[case] layout: &[&str],
+    #[case] later: usize,
+    #[case] other: &[&str],
+    #[values("sync", "async")] mode: &str,
+) {
+    let mode = format!("checkpoint.mode={mode}");
+    let [whole, halves] = [(); 2].map(|()| tempdir().unwrap());
+    let run = |ranks: usize, folder: &Path, steps: &str, layout: &[&str], how: &str| {
+        let steps = format!("train.max_steps={steps}");
+        let sets = [&[steps.as_str(), &mode, "checkpoint.every_steps=7"], layout].concat();
+        let launch = train(Launch::plain(ranks, ISOBAR), folder, &sets).arg(how);
+        let _ = launch.run().unwrap().expect_success();
+    };
+    run(ranks, whole.path(), "40", layout, "--resume=never");
+    run(ranks, halves.path(), "20", layout, "--resume=never");
+    run(later, halves.path(), "40", other, "--resume=must");
+    let (want, got) = (losses(whole.path()), losses(halves.path()));
+    assert_eq!((want.len(), got.len()), (40, 40));
+    if (ranks, layout) == (later, other) {
+        assert_eq!(got, want);
+    }
+    for (got, want) in got.iter().zip(&want) {
+        assert!((got - want).abs() <= 1e-5 * want, "{got} instead of {want}");
+    }
+}
+
+/// What became of a writer.
+#[derive(Debug, PartialEq)]
+enum Ended {
+    /// It was killed before its so-manieth system call.
+    Killed,
+    /// It came to its end in so many calls.
+    Done(usize),
+    /// It may not be traced here.
+    Refused,
+}
+
+/// Lets the writer save a first checkpoint, and kills it before system call `at` of the second.
+fn killed_before(at: usize, folder: &Path) -> Ended {
+    let mut child = Command::new(SAVER).arg(folder).env("OMP_NUM_THREADS", "1").spawn().unwrap();
+    let pid = Pid::from_raw(i32::try_from(child.id()).unwrap());
+    // Every test has a deadline: a writer that hangs is killed, and with it the wait below ends.
+    let (done, waits) = mpsc::channel::<()>();
+    let guard = thread::spawn(move || {
+        if waits.recv_timeout(Duration::from_secs(60)) == Err(mpsc::RecvTimeoutError::Timeout) {
+            kill(pid, Signal::SIGKILL).unwrap();
+        }
+    });
+    let mut calls = 0;
+    let mut inside = false;
+    let ended = loop {
+        match waitpid(pid, None).unwrap() {
+            WaitStatus::Exited(_, 77) => break Ended::Refused,
+            WaitStatus::Stopped(_, Signal::SIGSTOP) if calls == 0 => {
+                ptrace::setoptions(pid, ptrace::Options::PTRACE_O_TRACESYSGOOD).unwrap();
+            }
+            // Its second stop: the save is over.
+            WaitStatus::Stopped(_, Signal::SIGSTOP) => break Ended::Done(calls),
+            WaitStatus::PtraceSyscall(_) => {
+                inside = !inside;
+                if inside {
+                    calls += 1;
+                    if calls == at {
+                        break Ended::Killed;
+                    }
+                }
+            }
+            WaitStatus::Stopped(..) => {}
+            other => panic!("{other:?} after {calls} calls"),
+        }
+        ptrace::syscall(pid, None).unwrap();
+    };
+    let traced = ended != Ended::Refused;
+    if traced {
+        kill(pid, Signal::SIGKILL).unwrap();
+    }
+    let waited = child.wait();
+    assert!(waited.is_ok() || !traced, "{waited:?}");
+    done.send(()).unwrap();
+    guard.join().unwrap();
+    ended
+}
+
+/// The step of the newest whole checkpoint of the writer, whose values are all that step.
+fn step_of(folder: &Path) -> u64 {
+    let tensor = |shape: &[i64]| Tensor::zeros(shape, (Kind::Float, Device::Cpu)).set_requires_grad(true);
+    let (weight, bias) = (tensor(&[300, 500]), tensor(&[7]));
+    let entries = vec![Parameter::replicated("weight", &weight), Parameter::replicated("bias", &bias)];
+    let params = Parameters::new(entries).unwrap();
+    let mut sgd = Sgd::new(&params, &SgdConfig { momentum: 0.9, ..Default::default() }).unwrap();
+    let mut contents = Contents { params: &params, buffers: &[], optimizer: Some(&mut sgd) };
+    let checkpoints = Checkpoints::new(folder, Keep::ALL, &Group::single());
+    let loaded = checkpoints.load(&Which::Newest, &mut contents).unwrap();
+    verify(&loaded.path).unwrap();
+    let step = loaded.state.step;
+    let state = sgd.state();
+    assert!(state.steps.values().all(|taken| *taken == step));
+    for tensor in params.iter().map(|p| &p.tensor).chain(state.tensors.iter().map(|t| &t.tensor)) {
+        assert!(bool::try_from(tensor.eq(step as f64).all()).unwrap(), "a value that is not {step}");
+    }
+    step
+}
+
+#[test]
+fn a_writer_killed_between_any_two_system_calls_leaves_a_whole_checkpoint() {
+    let folder = tempdir().unwrap();
+    let calls = match killed_before(usize::MAX, folder.path()) {
+        Ended::Done(calls) => calls,
+        Ended::Refused => return skip("this machine allows no ptrace"),
+        Ended::Killed => unreachable!("it has no so many calls"),
+    };
+    assert_eq!(step_of(folder.path()), 2);
+    assert!(calls > 20, "{calls} calls");
+    let points: Vec<usize> = match full() {
+        true => (1..=calls).collect(),
+        false => (1..=20).map(|point| point * calls / 20).collect(),
+    };
+    let mut steps = Vec::new();
+    for at in points {
+        let folder = tempdir().unwrap();
+        match killed_before(at, folder.path()) {
+            Ended::Killed => steps.push(step_of(folder.path())),
+            // The number of calls may vary by a few.
+            ended => assert!(at + 10 > calls, "{ended:?} before call {at} of {calls}"),
+        }
+    }
+    assert!(steps.contains(&1) && steps.contains(&2), "{steps:?}");
+}
+
+/// Asks a run for a checkpoint, or to stop, by a signal to one of its ranks once it takes steps.
+fn signalled(signal: &str, launch: Launch, output: &Path, sets: &[&str]) -> isobar_harness::Outcome {
+    let script = format!(
+        r#"metrics={}/run/metrics.jsonl
+        if [ "${{RANK:-0}}" = 0 ]; then
+            "$@" & while [ ! -s "$metrics" ] && kill -0 $!; do sleep 0.05; done; kill -{signal} $!; wait $!; echo code $?
+        else
+            "$@"; echo code $?
+        fi"#,
+        output.display()
+    );
+    train(launch.args(["-c", &script, "sh", ISOBAR]), output, sets).run().unwrap()
+}
+
+#[test]
+fn a_run_that_gets_sigterm_leaves_a_checkpoint_and_ends_with_6() {
+    let folder = tempdir().unwrap();
+    let outcome = signalled("TERM", Launch::plain(2, "sh"), folder.path(), &["train.epochs=100000"]);
+    for rank in &outcome.ranks {
+        assert!(rank.stdout.contains("code 6\n"), "{outcome}");
+    }
+    assert!(outcome.ranks[0].stdout.contains("told to stop; `--resume` goes on"), "{outcome}");
+    let steps = losses(folder.path()).len();
+    let listed = list(&folder.path().join("run")).unwrap();
+    assert_eq!(listed[0].found.as_ref().unwrap().step as usize, steps);
+    let more = format!("train.max_steps={}", steps + 2);
+    let rest = train(Launch::plain(2, ISOBAR), folder.path(), &["train.epochs=100000", &more]);
+    let _ = rest.arg("--resume=must").run().unwrap().expect_success();
+    assert_eq!(losses(folder.path()).len(), steps + 2);
+}
+
+#[test]
+fn a_run_that_gets_sigusr1_leaves_a_checkpoint_and_goes_on() {
+    let folder = tempdir().unwrap();
+    let sets =
+        ["train.max_steps=400", "train.epochs=100000", "checkpoint.every_epochs=0", "checkpoint.keep=0"];
+    let last = ["checkpoint.keep_best=0", "train.validate_every=100000"];
+    let outcome = signalled("USR1", Launch::plain(2, "sh"), folder.path(), &[&sets[..], &last].concat());
+    for rank in &outcome.ranks {
+        assert!(rank.stdout.contains("code 0\n"), "{outcome}");
+    }
+    let listed = list(&folder.path().join("run")).unwrap();
+    let steps: Vec<u64> = listed.iter().map(|one| one.found.as_ref().unwrap().step).collect();
+    assert!(steps.len() == 2 && steps[0] == 400 && steps[1] < 400, "{steps:?}");
+}
+
+/// With `checkpoint.requeue`, a job of SLURM that gets SIGUSR1 asks to be queued again.
+#[test]
+fn a_job_is_queued_again() {
+    let folder = tempdir().unwrap();
+    let tools = folder.path().join("tools");
+    fs::create_dir(&tools).unwrap();
+    // SLURM itself has nothing to do with it: what matters is what it is told, by whom, and when.
+    let told = folder.path().join("told");
+    let script = format!("#!/bin/sh\necho \"$@\" >> {}\n", told.display());
+    let scontrol = tools.join("scontrol");
+    fs::write(&scontrol, script).unwrap();
+    fs::set_permissions(&scontrol, std::os::unix::fs::PermissionsExt::from_mode(0o755)).unwrap();
+    let path = format!("{}:{}", tools.display(), std::env::var("PATH").unwrap());
+    let launch = Launch::plain(2, "env").args([&format!("PATH={path}"), "SLURM_JOB_ID=4711", "sh"]);
+    let sets = ["train.epochs=100000", "checkpoint.requeue=true"];
+    let outcome = signalled("USR1", launch, folder.path(), &sets);
+    for rank in &outcome.ranks {
+        assert!(rank.stdout.contains("code 6\n"), "{outcome}");
+    }
+    assert_eq!(fs::read_to_string(told).unwrap(), "requeue 4711\n");
+    assert!(list(&folder.path().join("run")).unwrap()[0].found.is_ok());
+}
+
+fn checkpoint(args: &[&str]) -> Output {
+    let mut command = Command::new(ISOBAR);
+    command.arg("checkpoint").args(args);
+    output_within(&mut command, Duration::from_secs(60)).unwrap().expect("did not end")
+}
+
+#[track_caller]
+fn says(output: &Output, code: i32, words: &[&str]) {
+    let said =
+        format!("{}{}", String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
+    assert_eq!(output.status.code(), Some(code), "{said}");
+    for word in words {
+        assert!(said.contains(word), "no {word:?} in {said}");
+    }
+}
+
+#[test]
+fn the_tools_look_check_cut_and_export() {
+    let folder = tempdir().unwrap();
+    let run = folder.path().join("run");
+    let sets =
+        ["train.max_steps=4", "checkpoint.every_steps=2", "checkpoint.keep=0", "train.validate_every=1"];
+    let _ = train(Launch::plain(2, ISOBAR), folder.path(), &sets).run().unwrap().expect_success();
+    let path = |path: PathBuf| path.to_string_lossy().into_owned();
+    let (whole, newest) = (path(run.clone()), path(run.join("checkpoints/step_00000004")));
+    says(&checkpoint(&["ls", &whole]), 0, &["validation", "       4  20", "       2  20", " %  whole"]);
+    says(&checkpoint(&["verify", &whole]), 0, &["whole", "step_00000002", "step_00000004"]);
+    let out = path(folder.path().join("cut"));
+    says(&checkpoint(&["reshard", &newest, &out, "--ranks", "3"]), 0, &["cut"]);
+    assert_eq!(fs::read_dir(&out).unwrap().count(), 4, "three files and the manifest");
+    says(&checkpoint(&["verify", &out]), 0, &["whole"]);
+    says(&checkpoint(&["reshard", &newest, &out, "--ranks", "3"]), 2, &["not empty"]);
+    says(&checkpoint(&["reshard", &newest, &out, "--ranks", "0"]), 2, &["--ranks"]);
+
+    // The same weights by any way.
+    let [direct, by_way] =
+        ["a", "b"].map(|name| path(folder.path().join(name).with_extension("safetensors")));
+    says(&checkpoint(&["export", &newest, &direct]), 0, &["tensors"]);
+    says(&checkpoint(&["export", &out, &by_way]), 0, &["tensors"]);
+    assert!(fs::read(&direct).unwrap() == fs::read(&by_way).unwrap());
+    let init = format!("checkpoint.init={direct}");
+    let other = tempdir().unwrap();
+    let launch = train(Launch::plain(1, ISOBAR), other.path(), &["train.max_steps=0", &init]);
+    let outcome = launch.run().unwrap().expect_success();
+    let error = |text: &str| text.lines().find(|line| line.contains("relative L2")).unwrap().to_owned();
+    let again = train(Launch::plain(1, ISOBAR), folder.path(), &sets).arg("--resume=must");
+    let again = again.run().unwrap().expect_success();
+    assert_eq!(error(&outcome.ranks[0].stdout), error(&again.ranks[0].stdout));
+
+    let file = PathBuf::from(&newest).join("rank_00001.safetensors");
+    let mut bytes = fs::read(&file).unwrap();
+    let middle = bytes.len() / 2;
+    bytes[middle] ^= 4;
+    fs::write(&file, &bytes).unwrap();
+    says(
+        &checkpoint(&["verify", &whole]),
+        3,
+        &["not whole", "rank_00001.safetensors", "damaged", "whole       "],
+    );
+    says(&checkpoint(&["export", &newest, &direct]), 3, &["damaged"]);
+    fs::remove_file(&file).unwrap();
+    says(&checkpoint(&["ls", &whole]), 0, &["not usable", "is not there"]);
+    says(&checkpoint(&["ls", &path(folder.path().join("none"))]), 3, &["no checkpoint in"]);
+
+    // And the run goes on from the one before.
+    let rest = train(Launch::plain(1, ISOBAR), folder.path(), &sets).arg("--resume=must");
+    let outcome = rest.run().unwrap().expect_success();
+    assert_eq!(outcome.exit, Exit::Code(0));
+    assert_eq!(losses(folder.path()).len(), 4);
+    says(&checkpoint(&["verify", &whole]), 0, &["whole"]);
+}
