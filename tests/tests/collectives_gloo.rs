@@ -22,6 +22,7 @@ fn endings(
         "other-kind",
         "other-shape",
         "pair-mismatch",
+        "compared",
         "absent",
         "dropped"
     )]

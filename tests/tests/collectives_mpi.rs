@@ -44,6 +44,7 @@ fn endings(
         "other-kind",
         "other-shape",
         "pair-mismatch",
+        "compared",
         "absent",
         "dropped"
     )]

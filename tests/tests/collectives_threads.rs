@@ -60,6 +60,11 @@ fn other_calls(
     all_right(threads::run(ranks, SHORT, |group| ending(&group)));
 }
 
+#[rstest]
+fn compared(#[values(2, 3)] ranks: usize) {
+    all_right(threads::run(ranks, SHORT, |group| endings::compared(&group)));
+}
+
 #[test]
 fn pair_mismatch() {
     all_right(threads::run(2, SHORT, |group| endings::pair_mismatch(&group)));

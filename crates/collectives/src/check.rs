@@ -24,10 +24,15 @@ impl Call {
     /// `dim` counted from the front.
     pub(crate) fn dim(&self, tensor: &Tensor, dim: i64) -> Result<usize> {
         self.defined(tensor)?;
+        self.describe(tensor);
         let dims = tensor.dim() as i64;
+        let found = |dim: i64| {
+            self.recorded.along(dim as usize);
+            Ok(dim as usize)
+        };
         match dim {
-            d if (0..dims).contains(&d) => Ok(d as usize),
-            d if (-dims..0).contains(&d) => Ok((d + dims) as usize),
+            d if (0..dims).contains(&d) => found(d),
+            d if (-dims..0).contains(&d) => found(d + dims),
             _ if dims == 0 => {
                 Err(self.refuse(format!("dim {dim} is out of range for a tensor without dims")))
             }
@@ -37,6 +42,13 @@ impl Call {
                 -dims,
                 dims - 1
             ))),
+        }
+    }
+
+    /// Keeps what the operation is of, for whoever asks when it does not end.
+    pub(crate) fn describe(&self, tensor: &Tensor) {
+        if tensor.defined() {
+            self.recorded.describe(tensor.kind(), &tensor.size());
         }
     }
 
@@ -50,6 +62,7 @@ impl Call {
 
     /// A rank that must be in the group.
     pub(crate) fn member(&self, what: &str, rank: usize) -> Result<()> {
+        self.recorded.root(rank);
         match rank < self.group().size() {
             true => Ok(()),
             false => Err(self.refuse(format!("{what} {rank} is not a rank below {}", self.group().size()))),
@@ -72,6 +85,7 @@ impl Call {
         if sizes.iter().try_fold(0_i64, |sum, &size| sum.checked_add(size)).is_none() {
             return Err(self.refuse(format!("the sizes {sizes:?} have no sum that is an extent")));
         }
+        self.recorded.sizes(sizes);
         Ok(sizes.to_vec())
     }
 
@@ -108,6 +122,7 @@ impl Call {
     /// Checks that a tensor's values can be combined by `op`.
     pub(crate) fn reducible(&self, op: ReduceOp, tensor: &Tensor) -> Result<()> {
         self.defined(tensor)?;
+        self.describe(tensor);
         self.reducible_kind(op, tensor.kind())
     }
 

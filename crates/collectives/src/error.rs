@@ -53,14 +53,16 @@ pub enum Error {
     },
     /// The operation did not finish by the group's deadline. The group is dead from here on.
     #[error(
-        "{site}: not finished after {} s: a rank has ended, is stuck, or does not make the same calls in the same order \
-         (the deadline is set by distributed.timeout_s)", after.as_secs_f64()
+        "{site}: not finished after {} s: {} (the deadline is set by distributed.timeout_s)", after.as_secs_f64(),
+        absent(missing)
     )]
     Timeout {
         /// Where.
         site: Site,
         /// How long this rank waited.
         after: Duration,
+        /// The ranks of the world that have not come, where that is known.
+        missing: Vec<usize>,
     },
     /// An earlier failure ended this group.
     #[error("{site}: the group can no longer be used, since {cause}")]
@@ -116,6 +118,14 @@ pub enum Error {
     /// libtorch refused an operation on a local tensor.
     #[error("libtorch: {0}")]
     Torch(String),
+}
+
+fn absent(missing: &[usize]) -> String {
+    match missing {
+        [] => "a rank has ended, is stuck, or does not make the same calls in the same order".to_owned(),
+        [rank] => format!("rank {rank} of the world has not come to it"),
+        ranks => format!("ranks {ranks:?} of the world have not come to it"),
+    }
 }
 
 impl From<tch::TchError> for Error {

@@ -12,8 +12,9 @@ use std::task::Poll;
 use tch::{Device, Kind, Tensor};
 
 use crate::backend::nccl::communicator_for;
-use crate::backend::{Carries, Request, Rows, Transfer};
+use crate::backend::{Carries, Request, Rows, Tag, Transfer};
 use crate::error::Result;
+use crate::fingerprint;
 use crate::group::Call;
 
 /// Blocks to exchange in one step, by ranks of the group.
@@ -21,6 +22,8 @@ pub(crate) struct Exchange<'a> {
     call: &'a Call,
     step: u8,
     fingerprint: u64,
+    /// Whether its messages are taken whatever the operation.
+    anything: bool,
     sends: Vec<Transfer>,
     receives: Vec<Transfer>,
     /// What goes between devices without a detour, by ranks of the group.
@@ -37,6 +40,7 @@ impl<'a> Exchange<'a> {
             call,
             step,
             fingerprint: 0,
+            anything: false,
             sends: vec![],
             receives: vec![],
             device_sends: vec![],
@@ -45,6 +49,18 @@ impl<'a> Exchange<'a> {
             sent: 0,
             received: 0,
         }
+    }
+
+    /// The same, its messages taken by ranks that make another call, too: they find that out by it.
+    pub(crate) fn of_anything(call: &'a Call, step: u8) -> Self {
+        Self { anything: true, ..Self::new(call, step) }
+    }
+
+    /// Starts it, of host memory: neither counted nor compared.
+    pub(crate) fn request(self) -> Result<Box<dyn Request>> {
+        self.call.check_alive()?;
+        let started = self.call.backend().start(self.call.tag(self.step), self.sends, self.receives);
+        started.map_err(|failure| self.call.broken(failure.0))
     }
 
     /// The same, its messages taken only by ranks that have the same fingerprint.
@@ -122,27 +138,34 @@ impl<'a> Exchange<'a> {
         Ok(())
     }
 
-    /// Starts it; what is returned ends when all blocks are where they belong.
+    /// Starts it, once the ranks agree on the operation where they are to; what is returned ends when all blocks are where
+    /// they belong.
     pub(crate) fn start(self) -> Result<impl Future<Output = Result<()>> + Send + use<>> {
-        let call = self.call;
+        let call = self.call.clone();
         call.check_alive()?;
         call.count(self.sent, self.received);
-        let mut requests = Vec::new();
-        if !self.sends.is_empty() || !self.receives.is_empty() {
-            requests.push(call.backend().start(call.tag(self.step), self.sends, self.receives));
+        // Between devices no word goes before the data.
+        let on_host = call.group().device_communicator().is_none();
+        let agreement = if on_host && call.compares() { Some(fingerprint::compare(&call)?) } else { None };
+        let mut blocks = Blocks {
+            tag: call.tag(self.step),
+            sends: self.sends,
+            receives: self.receives,
+            device_sends: self.device_sends,
+            device_receives: self.device_receives,
+        };
+        let mut pending = Vec::new();
+        if agreement.is_none() {
+            pending = std::mem::take(&mut blocks).start(&call)?;
         }
-        if !self.device_sends.is_empty() || !self.device_receives.is_empty() {
-            let communicator = call.group().device_communicator();
-            requests.extend(communicator.map(|c| c.start(self.device_sends, self.device_receives)));
-        }
-        let pending = requests
-            .into_iter()
-            .map(|request| Ok(complete(call.clone(), request.map_err(|failure| call.broken(failure.0))?)))
-            .collect::<Result<Vec<_>>>()?;
         let mut unpack = self.unpack;
         Ok(async move {
+            if let Some(agreement) = agreement {
+                agreement.await?;
+                pending = blocks.start(&call)?;
+            }
             for request in pending {
-                request.await?;
+                complete(call.clone(), request).await?;
             }
             for (staged, block) in &mut unpack {
                 copy(block, staged)?;
@@ -153,6 +176,9 @@ impl<'a> Exchange<'a> {
 
     /// The digest of what the two sides of a message must agree on. (It is the same in all processes of a program.)
     fn label(&self, block: &Tensor) -> u64 {
+        if self.anything {
+            return 0;
+        }
         let mut hasher = DefaultHasher::new();
         (self.call.name_on_both_sides(), self.call.tag(self.step)).hash(&mut hasher);
         (discriminant(&block.kind()), block.size(), self.fingerprint, self.call.fingerprint)
@@ -183,6 +209,30 @@ impl<'a> Exchange<'a> {
             if block.device() == Device::Cpu { staged } else { staged.f_pin_memory(block.device())? };
         self.unpack.push((staged.shallow_clone(), block.shallow_clone()));
         Ok(staged)
+    }
+}
+
+/// What goes out and comes in.
+#[derive(Default)]
+struct Blocks {
+    tag: Tag,
+    sends: Vec<Transfer>,
+    receives: Vec<Transfer>,
+    device_sends: Vec<(usize, Tensor)>,
+    device_receives: Vec<(usize, Tensor)>,
+}
+
+impl Blocks {
+    fn start(self, call: &Call) -> Result<Vec<Box<dyn Request>>> {
+        let mut requests = Vec::new();
+        if !self.sends.is_empty() || !self.receives.is_empty() {
+            requests.push(call.backend().start(self.tag, self.sends, self.receives));
+        }
+        if !self.device_sends.is_empty() || !self.device_receives.is_empty() {
+            let communicator = call.group().device_communicator();
+            requests.extend(communicator.map(|c| c.start(self.device_sends, self.device_receives)));
+        }
+        requests.into_iter().map(|request| request.map_err(|failure| call.broken(failure.0))).collect()
     }
 }
 

@@ -1,13 +1,15 @@
 //! Groups of ranks.
 
 use std::collections::HashMap;
-use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU8, AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use std::time::Duration;
 
 use crate::backend::nccl::DeviceCommunicator;
 use crate::backend::{Backend, BackendKind, MAX_CONTEXTS, Notice, Tag, single::Single};
 use crate::error::{Error, Result, Site};
+use crate::fingerprint::{Comparison, Fingerprints};
+use crate::flight::{Flight, Phase, Place, Recorded};
 use crate::metadata;
 use crate::trace::{Entry, Traces};
 use crate::work::Outstanding;
@@ -23,12 +25,10 @@ use crate::work::Outstanding;
 pub struct Group(Arc<Inner>);
 
 struct Inner {
-    name: String,
-    ranks: Vec<usize>,
+    /// Name, number and ranks, and how many operations were begun.
+    place: Arc<Place>,
     rank: usize,
-    context: u32,
     deadline: Duration,
-    sequence: AtomicU64,
     /// What the ranks have agreed to agree on so far; messages carry it.
     fingerprint: AtomicU64,
     /// How many messages were paired with each rank by `send` and `recv`, which not all ranks join.
@@ -47,6 +47,9 @@ struct World {
     operations: AtomicU64,
     outstanding: Outstanding,
     traces: Traces,
+    flight: Flight,
+    /// Which operations are compared.
+    fingerprints: AtomicU8,
 }
 
 /// Which way a message of a pair goes.
@@ -83,12 +86,14 @@ impl Group {
             operations: AtomicU64::new(0),
             outstanding: Outstanding::default(),
             traces: Traces::default(),
+            flight: Flight::new(),
+            fingerprints: AtomicU8::new(Fingerprints::default().code()),
         };
-        Self::make("world".into(), (0..size).collect(), rank, 0, deadline, Arc::new(world))
+        Self::make("world", (0..size).collect(), rank, 0, deadline, Arc::new(world))
     }
 
     fn make(
-        name: String,
+        name: &str,
         ranks: Vec<usize>,
         rank: usize,
         context: u32,
@@ -96,12 +101,9 @@ impl Group {
         world: Arc<World>,
     ) -> Self {
         Self(Arc::new(Inner {
-            name,
-            ranks,
+            place: world.flight.place(name, context, ranks),
             rank,
-            context,
             deadline,
-            sequence: AtomicU64::new(0),
             fingerprint: AtomicU64::new(0),
             pairs: Mutex::default(),
             failure: OnceLock::new(),
@@ -117,17 +119,17 @@ impl Group {
 
     /// The number of ranks.
     pub fn size(&self) -> usize {
-        self.0.ranks.len()
+        self.0.place.ranks.len()
     }
 
     /// The name given when the group was made; that of all ranks is `world`.
     pub fn name(&self) -> &str {
-        &self.0.name
+        &self.0.place.name
     }
 
     /// The members' ranks in the world, in the group's order.
     pub fn ranks(&self) -> &[usize] {
-        &self.0.ranks
+        &self.0.place.ranks
     }
 
     /// How long a call may take.
@@ -142,7 +144,7 @@ impl Group {
 
     /// The number of calls that were begun; the next one has this number.
     pub fn sequence(&self) -> u64 {
-        self.0.sequence.load(Ordering::Relaxed)
+        self.0.place.begun.load(Ordering::Relaxed)
     }
 
     /// Why the group can no longer be used, where it cannot.
@@ -272,11 +274,33 @@ impl Group {
         let _ = self.0.failure.set(format!("this rank left it: {why}"));
     }
 
+    /// Says what this rank is doing from now on, and in which step: operations are recorded with it. Does not communicate.
+    pub fn mark(&self, phase: Phase, step: u64) {
+        self.0.world.flight.mark(phase, step);
+    }
+
+    /// The last operations of this rank, over all groups of its world.
+    pub fn flight(&self) -> Flight {
+        self.0.world.flight.clone()
+    }
+
+    /// Says which operations the ranks agree on before they exchange data, over all groups of the world, from the next
+    /// operation on. All ranks of the world call, with the same, at the same place among their operations. Does not communicate.
+    pub fn set_fingerprints(&self, fingerprints: Fingerprints) {
+        self.0.world.fingerprints.store(fingerprints.code(), Ordering::Relaxed);
+    }
+
+    /// Which operations the ranks agree on.
+    pub fn fingerprints(&self) -> Fingerprints {
+        Fingerprints::of(self.0.world.fingerprints.load(Ordering::Relaxed))
+    }
+
     /// Begins an operation.
     pub(crate) fn call(&self, operation: &'static str) -> Call {
-        let sequence = self.0.sequence.fetch_add(1, Ordering::Relaxed);
+        let sequence = self.0.place.begun.fetch_add(1, Ordering::Relaxed);
         self.0.world.operations.fetch_add(1, Ordering::Relaxed);
-        let traced = self.0.world.traces.begin(operation, &self.0.name, sequence);
+        let traced = self.0.world.traces.begin(operation, self.name(), sequence);
+        let recorded = self.0.world.flight.begin(operation, &self.0.place, sequence, None);
         Call {
             operation,
             sequence,
@@ -284,12 +308,23 @@ impl Group {
             fingerprint: self.fingerprint(),
             group: self.clone(),
             traced,
+            recorded,
+            comparison: Arc::default(),
         }
     }
 
     /// An operation that stays on this rank: it has no number, and no other rank is told of it.
     pub(crate) fn local_call(&self, operation: &'static str) -> Call {
-        Call { operation, sequence: 0, pair: true, fingerprint: 0, group: self.clone(), traced: vec![] }
+        Call {
+            operation,
+            sequence: 0,
+            pair: true,
+            fingerprint: 0,
+            group: self.clone(),
+            traced: vec![],
+            recorded: Recorded::NOWHERE,
+            comparison: Arc::default(),
+        }
     }
 
     /// Begins a message of a pair of ranks, numbered apart from the operations that all ranks join.
@@ -299,8 +334,20 @@ impl Group {
         let sequence = *next;
         *next += 1;
         self.0.world.operations.fetch_add(1, Ordering::Relaxed);
-        let traced = self.0.world.traces.begin(operation, &self.0.name, sequence);
-        Call { operation, sequence, pair: true, fingerprint: self.fingerprint(), group: self.clone(), traced }
+        drop(pairs);
+        let traced = self.0.world.traces.begin(operation, self.name(), sequence);
+        let peer = self.ranks().get(peer).copied();
+        let recorded = self.0.world.flight.begin(operation, &self.0.place, sequence, peer);
+        Call {
+            operation,
+            sequence,
+            pair: true,
+            fingerprint: self.fingerprint(),
+            group: self.clone(),
+            traced,
+            recorded,
+            comparison: Arc::default(),
+        }
     }
 
     /// What records the operations of this group's world.
@@ -310,7 +357,7 @@ impl Group {
 
     /// This rank's number in the world.
     pub(crate) fn world_rank(&self) -> usize {
-        self.0.ranks[self.0.rank]
+        self.0.place.ranks[self.0.rank]
     }
 
     fn fingerprint(&self) -> u64 {
@@ -330,8 +377,8 @@ impl Group {
 
     fn member(&self, name: &str, ranks: Vec<usize>, context: u32) -> Option<Group> {
         let rank = ranks.iter().position(|&r| r == self.rank())?;
-        let ranks = ranks.into_iter().map(|r| self.0.ranks[r]).collect();
-        Some(Self::make(name.into(), ranks, rank, context, self.0.deadline, self.0.world.clone()))
+        let ranks = ranks.into_iter().map(|r| self.0.place.ranks[r]).collect();
+        Some(Self::make(name, ranks, rank, context, self.0.deadline, self.0.world.clone()))
     }
 
     /// A number for new groups that no group of any of these ranks has, and what each rank gave in `with`.
@@ -357,8 +404,8 @@ impl Group {
     }
 
     fn notify(&self, (context, sequence): (u32, u64), problem: &str) {
-        let from = self.0.ranks[self.rank()];
-        let peers: Vec<usize> = self.0.ranks.iter().copied().filter(|&r| r != from).collect();
+        let from = self.0.place.ranks[self.rank()];
+        let peers: Vec<usize> = self.0.place.ranks.iter().copied().filter(|&r| r != from).collect();
         let notice = Notice { context, sequence, from, problem: problem.into() };
         self.0.world.backend.notify(&peers, &notice);
     }
@@ -389,8 +436,11 @@ pub(crate) struct Call {
     /// The group's, when the operation began.
     pub(crate) fingerprint: u64,
     group: Group,
-    /// Where it is recorded.
+    /// Where it is traced.
     traced: Vec<Entry>,
+    /// Where it is recorded in any case.
+    pub(crate) recorded: Recorded,
+    pub(crate) comparison: Arc<Comparison>,
 }
 
 /// The step that messages of pairs have, which collectives do not reach.
@@ -416,12 +466,21 @@ impl Call {
     }
 
     pub(crate) fn world_rank(&self, rank: usize) -> usize {
-        self.group.0.ranks[rank]
+        self.group.0.place.ranks[rank]
+    }
+
+    /// Whether the ranks are to agree on it now, before its data moves. All ranks of the group find the same.
+    pub(crate) fn compares(&self) -> bool {
+        !self.pair
+            && self.group.size() > 1
+            && self.recorded.is_somewhere()
+            && self.group.fingerprints().compares(self.sequence)
+            && self.comparison.begin()
     }
 
     pub(crate) fn tag(&self, step: u8) -> Tag {
         let step = if self.pair { PAIR_STEP } else { step };
-        Tag { context: self.group.0.context, sequence: self.sequence, step }
+        Tag { context: self.group.0.place.context, sequence: self.sequence, step }
     }
 
     pub(crate) fn site(&self) -> Site {
@@ -436,13 +495,14 @@ impl Call {
 
     /// An error of this call's arguments that every rank finds by itself.
     pub(crate) fn error(&self, problem: String) -> Error {
+        self.recorded.ended(Some(&problem));
         Error::Argument { site: self.site(), problem }
     }
 
     /// An error of this call's arguments; the other ranks are told, in case that they do not find it too.
     pub(crate) fn refuse(&self, problem: String) -> Error {
         if !self.pair {
-            self.group.notify((self.group.0.context, self.sequence), &problem);
+            self.group.notify((self.group.0.place.context, self.sequence), &problem);
         }
         self.error(problem)
     }
@@ -456,7 +516,8 @@ impl Call {
 
     /// The deadline has passed.
     pub(crate) fn late(&self, after: Duration) -> Error {
-        let error = Error::Timeout { site: self.site(), after };
+        let missing = self.comparison.missing().into_iter().map(|rank| self.world_rank(rank)).collect();
+        let error = Error::Timeout { site: self.site(), after, missing };
         self.end(&error);
         error
     }
@@ -472,7 +533,7 @@ impl Call {
     /// What another rank said of this call.
     pub(crate) fn notice(&self) -> Option<Error> {
         let sequence = if self.pair { Notice::NONE } else { self.sequence };
-        let notice = self.backend().notice(self.group.0.context, sequence)?;
+        let notice = self.backend().notice(self.group.0.place.context, sequence)?;
         let ended = notice.ends_group();
         if ended {
             let _ = self
@@ -480,7 +541,9 @@ impl Call {
                 .0
                 .failure
                 .set(format!("rank {} of the world ended it: {}", notice.from, notice.problem));
+            self.group.0.world.flight.troubled(&notice.problem);
         }
+        self.recorded.ended(Some(&notice.problem));
         Some(Error::Peer { site: self.site(), peer: notice.from, ended, problem: notice.problem })
     }
 
@@ -491,8 +554,12 @@ impl Call {
     }
 
     /// The operation has ended, or a part of it.
-    pub(crate) fn ended(&self) {
+    pub(crate) fn ended(&self, error: Option<&Error>) {
         self.traced.iter().for_each(Entry::end);
+        match error {
+            None => self.recorded.ended(None),
+            Some(error) => self.recorded.ended(Some(&error.to_string())),
+        }
     }
 
     #[cfg(test)]
@@ -501,8 +568,11 @@ impl Call {
     }
 
     fn end(&self, error: &Error) {
-        if self.group.0.failure.set(error.to_string()).is_ok() {
-            self.group.notify((self.group.0.context, Notice::LAST), &error.to_string());
+        let text = error.to_string();
+        self.recorded.ended(Some(&text));
+        self.group.0.world.flight.troubled(&text);
+        if self.group.0.failure.set(text.clone()).is_ok() {
+            self.group.notify((self.group.0.place.context, Notice::LAST), &text);
         }
     }
 }

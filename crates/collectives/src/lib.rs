@@ -6,6 +6,7 @@
 //! - [`copy_to_parallel_region`] and its three companions pair global tensors, for models that are split over ranks.
 //! - [`windows`] brings each rank the indices that it needs of a sharded tensor.
 //! - [`trace`] records what is communicated, by operation, group and module.
+//! - [`flight`] keeps the last operations of every rank, for when one is lost.
 //! - [`LinearMap`] and [`differentiable`] make further maps differentiable in the same way.
 //!
 //! # What holds for all of them
@@ -31,6 +32,8 @@ mod backend;
 mod check;
 mod error;
 mod exchange;
+mod fingerprint;
+pub mod flight;
 mod fused;
 mod group;
 mod helpers;
@@ -53,6 +56,7 @@ pub use backend::mpi;
 pub use backend::{BackendKind, gloo, nccl, threads};
 pub use check::ReduceOp;
 pub use error::{Error, Result, Site};
+pub use fingerprint::Fingerprints;
 pub use fused::{Structure, fused_all_reduce};
 pub use group::{Group, Traffic};
 pub use helpers::{PadMode, pad, reduce_loss, truncate};

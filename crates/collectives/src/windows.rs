@@ -82,6 +82,7 @@ impl Transfer {
 pub fn fetch(tensor: &Tensor, transfer: &Transfer, fill: f64, group: &Group) -> Result<Work<Tensor>> {
     let _guard = NoGrad::new();
     let call = if transfer.communicates { group.call("fetch") } else { group.local_call("fetch") };
+    call.describe(tensor);
     if tensor.size() != transfer.input {
         return Err(call.refuse(format!("the tensor is {:?}, expected {:?}", tensor.size(), transfer.input)));
     }
@@ -151,6 +152,7 @@ fn accumulate_in(
 ) -> Result<Work<Tensor>> {
     let _guard = NoGrad::new();
     let call = if transfer.communicates { group.call("accumulate") } else { group.local_call("accumulate") };
+    call.describe(tensor);
     if tensor.size() != transfer.output {
         return Err(call.refuse(format!(
             "the tensor is {:?}, expected {:?}",

@@ -94,9 +94,10 @@ impl<T: Send + 'static> Work<T> {
         let mut state = match call.check_alive() {
             Ok(()) => {
                 let call = call.clone();
+                call.recorded.started();
                 State::Running(Box::pin(async move {
                     let result = future.await;
-                    call.ended();
+                    call.ended(result.as_ref().err());
                     result
                 }))
             }
@@ -143,6 +144,7 @@ impl<T: Send + 'static> Work<T> {
         // The deadline bounds a wait; what a caller does between start and wait is its own affair.
         let since = Instant::now();
         let mut round = 0_u32;
+        let mut recorded = false;
         loop {
             if let Poll::Ready(result) = self.take() {
                 return result;
@@ -150,6 +152,7 @@ impl<T: Send + 'static> Work<T> {
             round = round.wrapping_add(1);
             if round.is_multiple_of(16) {
                 self.look_around(since);
+                recorded = recorded || self.call.recorded.waiting(since.elapsed());
             }
             self.call.outstanding().advance();
             self.call.backend().idle(round);

@@ -2,16 +2,19 @@
 
 use std::time::{Duration, Instant};
 
-use isobar_collectives::{Error, Group, ReduceOp, all_gather_v, all_reduce, broadcast, send_recv, start};
+use isobar_collectives::{
+    Error, Fingerprints, Group, ReduceOp, all_gather_v, all_reduce, broadcast, send_recv, start,
+};
 use tch::{Kind, Tensor};
 
 /// The endings by name, for programs that run one.
-pub const ALL: [(&str, Ending); 8] = [
+pub const ALL: [(&str, Ending); 9] = [
     ("mismatch", mismatch),
     ("other-operation", other_operation),
     ("other-kind", other_kind),
     ("other-shape", other_shape),
     ("pair-mismatch", pair_mismatch),
+    ("compared", compared),
     ("absent", absent),
     ("dropped", dropped),
     ("too-many-groups", too_many_groups),
@@ -26,6 +29,8 @@ pub type Ending = fn(&Group) -> Result<(), String>;
 ///
 /// What went otherwise.
 pub fn mismatch(group: &Group) -> Result<(), String> {
+    // What messages say of themselves must do.
+    group.set_fingerprints(Fingerprints::Off);
     let extent = if group.rank() == 0 { 3 } else { 2 };
     let x = Tensor::ones([extent], (Kind::Double, tch::Device::Cpu));
     match all_gather_v(&x, None, 0, true, group) {
@@ -73,6 +78,7 @@ pub fn other_shape(group: &Group) -> Result<(), String> {
 }
 
 fn foreign(group: &Group, call: impl Fn(&Group) -> Result<Tensor, Error>) -> Result<(), String> {
+    group.set_fingerprints(Fingerprints::Off);
     // A rank that only sends may learn of it with its next call.
     match call(group).and_then(|_| group.barrier()) {
         Ok(()) => Err("a message of another call was taken".into()),
@@ -81,6 +87,48 @@ fn foreign(group: &Group, call: impl Fn(&Group) -> Result<Tensor, Error>) -> Res
         ) if problem.contains("do all ranks make the same call") => is_dead(group),
         Err(error) => Err(format!("not an error of another call: {error}")),
     }
+}
+
+/// A call, and what it is on the rank that makes another.
+type Trial<'a> = (&'a str, Box<dyn Fn() -> Result<Tensor, Error> + 'a>);
+
+/// Where ranks agree on operations first, different ones are an error that names both sides on all ranks, and the group works on.
+///
+/// # Errors
+///
+/// What went otherwise.
+pub fn compared(group: &Group) -> Result<(), String> {
+    group.set_fingerprints(Fingerprints::Always);
+    let last = group.size() - 1;
+    let x = |extent: i64, kind: Kind| Tensor::ones([extent], (kind, tch::Device::Cpu));
+    let other = group.rank() == last;
+    let calls: [Trial<'_>; 3] = [
+        (
+            "broadcast of Double [2]",
+            Box::new(|| match other {
+                true => broadcast(&x(2, Kind::Double), 0, group),
+                false => all_reduce(&x(2, Kind::Double), ReduceOp::Sum, group),
+            }),
+        ),
+        (
+            "all_reduce of Int [2]",
+            Box::new(|| all_reduce(&x(2, if other { Kind::Int } else { Kind::Float }), ReduceOp::Sum, group)),
+        ),
+        (
+            "all_gather_v of Float [3]",
+            Box::new(|| all_gather_v(&x(if other { 3 } else { 2 }, Kind::Float), None, 0, true, group)),
+        ),
+    ];
+    for (named, call) in calls {
+        match call() {
+            Err(Error::Argument { problem, .. })
+                if problem.contains("the ranks make different calls")
+                    && problem.contains(&format!("rank {last} {named}")) => {}
+            answer => return Err(format!("not an error that names {named} of rank {last}: {answer:?}")),
+        }
+        group.barrier().map_err(|error| format!("the group does not work after {named}: {error}"))?;
+    }
+    Ok(())
 }
 
 /// The same of a pair's message.

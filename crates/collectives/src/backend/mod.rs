@@ -60,7 +60,7 @@ pub(crate) enum Carries {
 }
 
 /// Marks which operation a message belongs to: two messages between the same ranks meet when their tags are equal.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
 pub(crate) struct Tag {
     /// The group.
     pub(crate) context: u32,

@@ -26,6 +26,8 @@ pub fn all_to_all_v(
     let dim = call.dim(tensor, dim)?;
     let send_sizes = call.parts(send_sizes, tensor.size()[dim])?;
     let receive_sizes = call.sizes(receive_sizes, send_sizes[group.rank()])?;
+    call.recorded.sizes(&send_sizes);
+    call.recorded.receives(&receive_sizes);
     all_to_all(call, tensor, dim, send_sizes, dim, receive_sizes)
 }
 
@@ -50,6 +52,8 @@ pub fn transpose(
     let split_sizes = call.parts(split_sizes, tensor.size()[split])?;
     let concat_sizes = call.sizes(concat_sizes, tensor.size()[concat])?;
     call.own_extent(tensor, concat, &concat_sizes)?;
+    // All ranks cut, and join, by the same.
+    call.recorded.sizes(&split_sizes);
     all_to_all(call, tensor, split, split_sizes, concat, concat_sizes)
 }
 

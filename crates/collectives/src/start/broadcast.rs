@@ -18,6 +18,7 @@ use crate::work::Work;
 pub fn broadcast(tensor: &Tensor, root: usize, group: &Group) -> Result<Work<Tensor>> {
     let call = group.call("broadcast");
     call.defined(tensor)?;
+    call.describe(tensor);
     call.member("the root", root)?;
     if group.size() == 1 {
         return Ok(done(call, tensor));

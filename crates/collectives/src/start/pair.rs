@@ -17,6 +17,7 @@ pub fn send(tensor: &Tensor, dst: usize, group: &Group) -> Result<Work<()>> {
     let call = group.pair_call("send", dst, Direction::To);
     check_peer(&call, "the destination", dst)?;
     call.defined(tensor)?;
+    call.describe(tensor);
     let mut exchange = Exchange::new(&call, 0);
     exchange.send(dst, &tensor.f_contiguous()?, 0)?;
     let pending = exchange.start()?;
@@ -32,6 +33,7 @@ pub fn recv(like: &Tensor, src: usize, group: &Group) -> Result<Work<Tensor>> {
     let call = group.pair_call("recv", src, Direction::From);
     check_peer(&call, "the source", src)?;
     call.defined(like)?;
+    call.describe(like);
     let output = exchange::empty(&like.size(), like.kind(), like.device())?;
     let mut exchange = Exchange::new(&call, 0);
     exchange.receive(src, &output, 0)?;

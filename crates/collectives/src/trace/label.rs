@@ -65,7 +65,7 @@ impl Drop for LabelGuard {
     }
 }
 
-pub(super) fn current() -> Scope {
+pub(crate) fn current() -> Scope {
     SCOPES.try_with(|scopes| scopes.borrow().last().cloned()).ok().flatten().unwrap_or((None, false))
 }
 

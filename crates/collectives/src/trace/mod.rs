@@ -28,6 +28,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Instant, SystemTime, UNIX_EPOCH};
 
+pub(crate) use label::current as scope;
 pub use label::{Label, LabelGuard, module};
 pub use record::{CommEvent, CommRecord};
 

@@ -1,0 +1,191 @@
+//! What a flight recorder has kept, for files and for other ranks.
+
+use std::backtrace::Backtrace;
+
+use serde::{Deserialize, Serialize};
+
+use super::phase::Phase;
+
+/// How far an operation has come.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+#[non_exhaustive]
+pub enum FlightState {
+    /// Called; nothing was sent yet.
+    Called,
+    /// Under way.
+    Started,
+    /// Under way, and the rank does nothing but wait for it.
+    Waiting,
+    /// Its result is there.
+    Finished,
+    /// It ended with an error.
+    Failed,
+}
+
+/// One of the last operations of a rank.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[non_exhaustive]
+pub struct FlightEntry {
+    /// The operation's number among all operations of the rank.
+    pub number: u64,
+    /// The operation.
+    pub operation: String,
+    /// The group's name.
+    pub group: String,
+    /// The group's number, which its ranks agree on.
+    pub context: u32,
+    /// The operation's number in the group; of messages between two ranks, their number in that direction.
+    pub sequence: u64,
+    /// Of a message between two ranks, the other rank of the world.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub peer: Option<usize>,
+    /// The kind of this rank's elements, where there is a tensor.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub kind: Option<String>,
+    /// The shape of this rank's tensor.
+    #[serde(default)]
+    pub shape: Vec<i64>,
+    /// The dim that is cut or joined, where there is one.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub dim: Option<usize>,
+    /// The sizes of the ranks' parts along it.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub sizes: Vec<i64>,
+    /// Of an exchange, the sizes of what the other ranks send.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub receives: Vec<i64>,
+    /// Of a rooted operation, the rank of the group that sends or receives all.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub root: Option<usize>,
+    /// The module; empty outside of all.
+    #[serde(default)]
+    pub module: String,
+    /// Whether it belongs to a backward pass.
+    #[serde(default)]
+    pub backward: bool,
+    /// How far it has come.
+    pub state: FlightState,
+    /// The phase in which it began.
+    pub phase: Phase,
+    /// The step in which it began.
+    pub step: u64,
+    /// When it began, in nanoseconds since 1970 by the machine's clock.
+    pub begin_ns: u64,
+    /// When it ended; 0 where it has not.
+    #[serde(default)]
+    pub end_ns: u64,
+    /// Why it failed.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub problem: Option<String>,
+    /// Who waits for it, innermost first, where the wait was long.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub stack: Vec<String>,
+}
+
+impl FlightEntry {
+    /// Whether it has neither finished nor failed.
+    pub fn is_open(&self) -> bool {
+        matches!(self.state, FlightState::Called | FlightState::Started | FlightState::Waiting)
+    }
+
+    /// The operation with what it is of: `all_reduce of Float [3, 2]`.
+    pub fn call(&self) -> String {
+        let Some(kind) = &self.kind else { return self.operation.clone() };
+        let mut text = format!("{} of {kind} {:?}", self.operation, self.shape);
+        if let Some(dim) = self.dim {
+            text += &format!(" along dim {dim}");
+        }
+        if !self.sizes.is_empty() {
+            text += &format!(" by sizes {:?}", self.sizes);
+        }
+        if !self.receives.is_empty() && self.receives != self.sizes {
+            text += &format!(" and {:?}", self.receives);
+        }
+        if let Some(root) = self.root {
+            text += &format!(" at rank {root} of the group");
+        }
+        text
+    }
+
+    /// Whether two ranks' calls can belong together, as far as what was recorded says: parts may differ along the dim that
+    /// is cut or joined.
+    pub fn agrees_with(&self, other: &Self) -> bool {
+        if (&self.operation, &self.kind, self.root) != (&other.operation, &other.kind, other.root) {
+            return false;
+        }
+        let without = |entry: &Self| -> Vec<i64> {
+            let mut shape = entry.shape.clone();
+            if let Some(extent) = entry.dim.and_then(|dim| shape.get_mut(dim)) {
+                *extent = -1;
+            }
+            shape
+        };
+        match self.operation.as_str() {
+            "all_reduce" | "reduce" | "broadcast" | "fused_all_reduce" => self.shape == other.shape,
+            // Without sizes, all parts are equal.
+            "all_gather_v" | "gather_v" => {
+                (self.dim, &self.sizes) == (other.dim, &other.sizes)
+                    && without(self) == without(other)
+                    && (!self.sizes.is_empty() || self.shape == other.shape)
+            }
+            "reduce_scatter_v" => {
+                (self.dim, &self.shape, &self.sizes) == (other.dim, &other.shape, &other.sizes)
+            }
+            "all_to_all_v" => self.dim == other.dim && without(self) == without(other),
+            "scatter_v" | "transpose" | "indexed_all_to_all_v" | "indexed_scatter_add_v" => {
+                self.dim == other.dim
+            }
+            _ => true,
+        }
+    }
+
+    /// What the ranks must agree on, without what is each one's own.
+    pub(crate) fn signature(&self) -> Self {
+        Self {
+            number: 0,
+            group: String::new(),
+            module: String::new(),
+            begin_ns: 0,
+            end_ns: 0,
+            problem: None,
+            stack: Vec::new(),
+            ..self.clone()
+        }
+    }
+}
+
+/// A group of a rank, and how far the rank has come in it.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[non_exhaustive]
+pub struct FlightGroup {
+    /// The group's number, which its ranks agree on; a rank has one group of a number.
+    pub context: u32,
+    /// The group's name.
+    pub name: String,
+    /// The members' ranks in the world, in the group's order.
+    pub ranks: Vec<usize>,
+    /// How many operations this rank has begun: those below this number.
+    pub begun: u64,
+}
+
+/// The most frames of a stack that are kept.
+const FRAMES: usize = 40;
+
+/// The frames of a stack, one line each, without those of the recorder itself.
+pub(super) fn frames(stack: &Backtrace) -> Vec<String> {
+    let text = stack.to_string();
+    let mut frames: Vec<String> = Vec::new();
+    for line in text.lines().map(str::trim) {
+        match (line.strip_prefix("at "), frames.last_mut()) {
+            (Some(place), Some(frame)) => *frame = format!("{frame} at {place}"),
+            _ => frames.push(line.split_once(": ").map_or(line, |(_, name)| name).to_owned()),
+        }
+    }
+    let own = |frame: &String| {
+        ["std::backtrace", "isobar_collectives::flight", "isobar_collectives::group::Call"]
+            .iter()
+            .any(|name| frame.starts_with(name) || frame.starts_with(&format!("<{name}")))
+    };
+    frames.into_iter().skip_while(own).take(FRAMES).collect()
+}
