@@ -67,7 +67,7 @@ fn a_killed_rank_ends_the_others_with_4(#[values("4.0", "0.01")] bucket_mb: &str
     let script = script.replace("\"$@\"", &format!("\"$@\" --set data_parallel.bucket_mb={bucket_mb}"));
     let outcome = train(launch(false), output.path(), &script);
     ends_with(&outcome, 1, 137, &[]);
-    ends_with(&outcome, 0, 4, &["rank 0"]);
+    ends_with(&outcome, 0, 4, &["isobar: the job ends", "rank 1 (", "was lost: its connection closed"]);
 }
 
 #[rstest]
@@ -83,7 +83,33 @@ fn a_stopped_rank_ends_the_others_with_4(#[values(false, true)] mpi: bool) {
             "$@"
         fi"#;
     let outcome = train(launch(mpi), output.path(), script);
+    ends_with(&outcome, 0, 4, &["isobar: the job ends", "rank 1 (", "has not been heard of for"]);
+}
+
+/// Without the watchdog the deadline is what ends the wait.
+#[test]
+fn a_stopped_rank_ends_the_others_at_the_deadline() {
+    let output = tempdir().unwrap();
+    let script = r#"
+        if [ $rank = 1 ]; then
+            "$@" & while [ ! -s "$metrics" ] && kill -0 $!; do sleep 0.1; done; kill -STOP $!; sleep 30; kill -KILL $!
+        else
+            "$@"
+        fi"#;
+    let script = script.replace("\"$@\"", "\"$@\" --set distributed.watchdog=false");
+    let outcome = train(launch(false), output.path(), &script);
     ends_with(&outcome, 0, 4, &["rank 0", "after 20"]);
+}
+
+/// What all ranks find by themselves needs no report of a lost one.
+#[test]
+fn ranks_that_end_each_with_an_error_of_their_own_make_no_report() {
+    let output = tempdir().unwrap();
+    let outcome = train(launch(false), output.path(), r#""$@" --set run.seed=$rank"#);
+    for rank in &outcome.ranks {
+        assert!(!rank.stderr.contains("isobar: the job ends"), "{outcome}");
+    }
+    assert!(!output.path().join("darcy_afno/flight").exists(), "{outcome}");
 }
 
 #[rstest]

@@ -133,7 +133,7 @@ pub(crate) fn run(options: &Options) -> Result<()> {
     let mpirun = || {
         let mut command = Command::new("mpirun");
         command.envs([("OMPI_ALLOW_RUN_AS_ROOT", "1"), ("OMPI_ALLOW_RUN_AS_ROOT_CONFIRM", "1")]);
-        command.args(["--oversubscribe", "-n", &ranks]);
+        command.args(["--oversubscribe", "--mca", "odls_base_sigkill_timeout", "5", "-n", &ranks]);
         command
     };
     let peer_run = |script: &str, names: &[&str]| {

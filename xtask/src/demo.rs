@@ -41,7 +41,11 @@ pub(crate) fn run(options: &Options) -> Result<()> {
         mpirun.current_dir(&*ROOT).env("OMP_NUM_THREADS", "1");
         // Open MPI refuses to start ranks as root otherwise, and more ranks than cores.
         mpirun.envs([("OMPI_ALLOW_RUN_AS_ROOT", "1"), ("OMPI_ALLOW_RUN_AS_ROOT_CONFIRM", "1")]);
-        mpirun.args(["--oversubscribe", "-n", &RANKS.to_string()]).arg(program()).args(&arguments);
+        // Between SIGTERM and SIGKILL there is time to save.
+        mpirun
+            .args(["--oversubscribe", "--mca", "odls_base_sigkill_timeout", "5", "-n", &RANKS.to_string()])
+            .arg(program())
+            .args(&arguments);
         run_command(&mut mpirun)
     } else {
         eprintln!("without MPI: {RANKS} plain processes over gloo");

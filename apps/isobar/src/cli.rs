@@ -8,6 +8,7 @@ use crate::config::ConfigCommand;
 use crate::data::DataCommand;
 use crate::exit;
 use crate::predict::PredictArgs;
+use crate::trace::TraceCommand;
 use crate::train::TrainArgs;
 use crate::verify::{RankArgs, VerifyArgs};
 
@@ -63,6 +64,9 @@ pub(crate) enum Command {
     /// repeats. Beside each collective stands the time of one copy of its result into memory that is there already.
     #[command(after_long_help = BENCH_EXAMPLES)]
     Bench(BenchArgs),
+    /// Read what ranks recorded
+    #[command(subcommand)]
+    Trace(TraceCommand),
     /// One rank of `verify`
     #[command(hide = true)]
     VerifyRank(RankArgs),
@@ -112,6 +116,13 @@ Examples:
 
 Exit codes: 0 every case passed on every layout; 1 a case failed, is unsupported, or none was found; 2 wrong command
 line; 3 a case that cannot be read; 4 ranks that cannot start.";
+
+pub(crate) const WHY_EXAMPLES: &str = "\
+Examples:
+  After a job of several ranks ended with exit code 4:
+    isobar trace why runs/darcy_afno/flight
+
+Exit codes: 0 the records were read; 2 wrong command line; 3 there are none, or they cannot be read.";
 
 #[cfg(test)]
 mod tests {

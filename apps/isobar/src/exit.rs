@@ -120,6 +120,7 @@ fn manager(error: &isobar_manager::Error) -> Exit {
         Error::Collective(inner) => collective(inner),
         Error::Disagreement { .. } | Error::ConfigurationsDiffer { .. } => Exit::Mismatch,
         Error::Start { source, .. } => collective(source),
+        Error::FlightRecord { .. } => Exit::Data,
         _ => Exit::Usage,
     }
 }

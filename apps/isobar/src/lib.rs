@@ -11,6 +11,7 @@ mod predict;
 mod run;
 mod start;
 mod terminal;
+mod trace;
 mod train;
 mod verify;
 
@@ -40,6 +41,7 @@ pub fn main() -> ExitCode {
         Command::Checkpoint(command) => checkpoint::run(command),
         Command::Bench(args) => bench::run(args),
         Command::Verify(args) => verify::run(args),
+        Command::Trace(command) => trace::run(command),
         Command::VerifyRank(args) => verify::run_rank(args),
     };
     match result {

@@ -50,7 +50,7 @@ pub(crate) struct PredictArgs {
 pub(crate) fn command(args: &PredictArgs) -> Result<Exit> {
     let resolved = args.config.load(&[])?;
     let config = &resolved.value;
-    let manager = start::with(&config.distributed)?;
+    let manager = start::for_run(&config.distributed, &config.run.folder())?;
     logging::init(&config.distributed.log, manager.rank(), None)?;
     predict(&manager, &resolved, args)?;
     DistributedManager::cleanup(true)?;

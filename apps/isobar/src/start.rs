@@ -1,5 +1,7 @@
 //! What every command that joins a launch does first.
 
+use std::path::Path;
+
 use anyhow::Result;
 use isobar_manager::DistributedManager;
 use isobar_manager::config::DistributedConfig;
@@ -7,6 +9,15 @@ use isobar_manager::config::DistributedConfig;
 /// Joins the ranks that the launcher started, with default settings.
 pub(crate) fn plain() -> Result<DistributedManager> {
     with(&DistributedConfig::default())
+}
+
+/// The same for a run, whose folder takes the flight records unless the configuration names another.
+pub(crate) fn for_run(config: &DistributedConfig, folder: &Path) -> Result<DistributedManager> {
+    let manager = with(config)?;
+    if config.flight_dir.is_none() {
+        manager.set_flight_dir(folder.join("flight"));
+    }
+    Ok(manager)
 }
 
 /// Joins the ranks that the launcher started, and shares the cores of this machine among its ranks.

@@ -45,7 +45,7 @@ pub(crate) fn command(args: &TrainArgs) -> Result<Exit> {
         resume.iter().map(|how| format!("checkpoint.resume={}", how.get_name())).collect();
     let resolved = args.config.load(&overrides)?;
     let config = &resolved.value;
-    let manager = start::with(&config.distributed)?;
+    let manager = start::for_run(&config.distributed, &config.run.folder())?;
     logging::init(&config.distributed.log, manager.rank(), Some(&config.run.folder().join("logs")))?;
     tracing::info!("{manager}");
     tracing::info!("configuration {}", args.config.file().display());

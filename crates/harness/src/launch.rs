@@ -74,6 +74,11 @@ pub struct RankOutput {
     pub stderr: String,
 }
 
+/// Of mpirun: seconds between the SIGTERM that it sends to the ranks that are left when one has died, and SIGKILL. Open MPI's
+/// own default, 1, leaves little time to ranks that write down what they know; it waits for so long twice, whether they end
+/// or not.
+const GRACE: &str = "OMPI_MCA_odls_base_sigkill_timeout";
+
 #[derive(Clone, Debug)]
 enum Launcher {
     Mpirun,
@@ -150,6 +155,9 @@ impl Launch {
                 command.args(["--oversubscribe", "--bind-to", "none", "-n", &self.ranks.to_string()]);
                 // Open MPI refuses to start ranks as root otherwise.
                 command.envs([("OMPI_ALLOW_RUN_AS_ROOT", "1"), ("OMPI_ALLOW_RUN_AS_ROOT_CONFIRM", "1")]);
+                if !self.env.iter().any(|(key, _)| key == GRACE) {
+                    command.env(GRACE, "2");
+                }
                 self.run_launcher(command, outputs.path())?
             }
             Launcher::Srun { mpi } => {

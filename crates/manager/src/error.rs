@@ -1,5 +1,7 @@
 //! The errors of the manager.
 
+use std::path::PathBuf;
+
 use crate::config::ConfigError;
 use crate::launch::LaunchError;
 
@@ -118,6 +120,34 @@ pub enum Error {
         /// The filter.
         filter: String,
         /// What is wrong.
+        problem: String,
+    },
+    /// A flight record that cannot be written or read.
+    #[error("{}: {problem}", path.display())]
+    FlightRecord {
+        /// The file or folder.
+        path: PathBuf,
+        /// What was wrong.
+        problem: String,
+    },
+    /// A network interface without an address.
+    #[error("the network interface \"{name}\" {problem}")]
+    Interface {
+        /// Its name.
+        name: String,
+        /// What was wrong, and which there are.
+        problem: String,
+    },
+    /// A system without random numbers.
+    #[error("the system gives no random numbers: {problem}")]
+    RandomNumbers {
+        /// What it says.
+        problem: String,
+    },
+    /// Signals that cannot be listened for.
+    #[error("cannot listen for SIGTERM: {problem}")]
+    Signals {
+        /// What the system says.
         problem: String,
     },
     /// How the process was started.

@@ -1,12 +1,12 @@
 //! What happens when a program ends without having said so.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::sync::Once;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Mutex, Once, PoisonError};
 
 use crate::manager::DistributedManager;
 
-static MAIN_PANICKED: AtomicBool = AtomicBool::new(false);
+/// The last panic of the main thread, in one line.
+static PANIC: Mutex<Option<String>> = Mutex::new(None);
 
 thread_local! {
     static AT_EXIT: AtExit = const { AtExit };
@@ -26,7 +26,9 @@ pub(crate) fn watch_main_thread() {
     HOOK.call_once(|| {
         let inner = std::panic::take_hook();
         std::panic::set_hook(Box::new(move |panic| {
-            MAIN_PANICKED.fetch_or(is_main_thread(), Ordering::Relaxed);
+            if is_main_thread() {
+                *PANIC.lock().unwrap_or_else(PoisonError::into_inner) = Some(panic.to_string());
+            }
             inner(panic);
         }));
     });
@@ -36,10 +38,10 @@ impl Drop for AtExit {
     fn drop(&mut self) {
         // A panic here would abort the program and hide its exit code.
         let _ = catch_unwind(AssertUnwindSafe(|| {
-            if MAIN_PANICKED.load(Ordering::Relaxed) {
-                DistributedManager::leave("its main thread panicked");
-            } else {
-                let _ = DistributedManager::cleanup(false);
+            let panic = PANIC.lock().unwrap_or_else(PoisonError::into_inner).take();
+            match panic {
+                Some(panic) => DistributedManager::leave_in_panic(&panic),
+                None => drop(DistributedManager::cleanup(false)),
             }
         }));
         let _ = catch_unwind(AssertUnwindSafe(crate::logging::flush));

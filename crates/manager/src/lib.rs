@@ -8,6 +8,7 @@
 //! | [`ProcessGroupConfig`] | trees of process groups |
 //! | [`launch`] | who started this process, and what that says of rank and transport |
 //! | [`config`] | layered configuration files, with places in errors and origins of values |
+//! | [`flight`] | what ranks were doing when a job lost one: records, and who was at fault |
 //! | [`logging`] | messages to the terminal and to a file for each rank |
 //!
 //! This is the only crate that reads environment variables and configuration files. It knows nothing of how tensors are
@@ -29,16 +30,20 @@ pub mod config;
 mod environment;
 mod error;
 mod exit;
+pub mod flight;
 mod groups;
 pub mod launch;
 pub mod logging;
 mod manager;
 mod mesh;
 mod start;
+mod terminate;
 mod tree;
+mod watchdog;
 
 pub use environment::Environment;
 pub use error::{Error, Result};
 pub use manager::{DistributedManager, SetupOptions, ThreadBinding};
 pub use mesh::DeviceMesh;
+pub use terminate::Termination;
 pub use tree::{ProcessGroupConfig, ProcessGroupNode};

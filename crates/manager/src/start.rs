@@ -142,6 +142,7 @@ fn local_rank(world: &Group, told: Option<usize>) -> Result<usize> {
     Ok(all[..world.rank()].iter().filter(|rank| rank.get(1..) == Some(own.as_bytes())).count())
 }
 
-fn host() -> String {
+/// The name of this machine.
+pub(crate) fn host() -> String {
     std::fs::read_to_string("/proc/sys/kernel/hostname").unwrap_or_default()
 }

@@ -4,6 +4,7 @@ use std::path::{Path, PathBuf};
 use std::time::Instant;
 
 use isobar_collectives::Group;
+use isobar_collectives::flight::Phase;
 use isobar_data::{Sampler, part};
 use isobar_manager::DeviceMesh;
 use isobar_shard::Generator;
@@ -193,6 +194,7 @@ impl<'a, T: Task> Run<'a, T> {
         ranks: &'a Ranks,
         config: &'a FitConfig,
     ) -> Result<Self> {
+        ranks.world.mark(Phase::Start, 0);
         let train = &config.train;
         if train.validate_every == 0 {
             return Err(Error::invalid("train.validate_every", 0, "1 or more"));
@@ -344,6 +346,7 @@ impl<'a, T: Task> Run<'a, T> {
 
     /// A step, and what all ranks together are asked for.
     fn step(&mut self, epoch: u64, batch: &[usize]) -> Result<Asked> {
+        self.mark(Phase::Data);
         let data = &self.ranks.data;
         let samples = part(batch, data.rank(), data.size());
         let (local, global) = (samples.len() as u64, batch.len() as u64);
@@ -351,6 +354,7 @@ impl<'a, T: Task> Run<'a, T> {
         let generator = Generator::new(self.state.seed).fork("train").fork(&self.state.step.to_string());
         self.parallel.zero_grad()?;
         self.parallel.sync_buffers()?;
+        self.mark(Phase::Forward);
         let loss = match local {
             0 => None,
             _ => {
@@ -362,7 +366,9 @@ impl<'a, T: Task> Run<'a, T> {
                 Some(loss.map_err(|source| Error::Task { context: "the loss of a step", source })?)
             }
         };
+        self.mark(Phase::Backward);
         self.parallel.backward(loss.as_ref(), local, global)?;
+        self.mark(Phase::Optimizer);
         let norm = match self.config.train.clip_norm {
             Some(limit) => clip_grad_norm(&self.params, limit)?,
             None => grad_norm(&self.params)?,
@@ -426,6 +432,7 @@ impl<'a, T: Task> Run<'a, T> {
         if count == 0 {
             return Ok([None; N]);
         }
+        self.mark(Phase::Validation);
         let data = &self.ranks.data;
         let own: Vec<usize> = share(count, data.rank(), data.size()).collect();
         let at_once = self.config.train.batch_size.div_ceil(data.size()).max(1);
@@ -471,6 +478,7 @@ impl<'a, T: Task> Run<'a, T> {
 
     /// A checkpoint; with `wait` on disk when it returns, whatever the configuration says.
     fn save(&mut self, wait: bool) -> Result<()> {
+        self.mark(Phase::Checkpoint);
         self.metrics.flush()?;
         let contents =
             Contents { params: &self.params, buffers: self.buffers, optimizer: Some(&mut *self.optimizer) };
@@ -483,6 +491,11 @@ impl<'a, T: Task> Run<'a, T> {
         self.saved = Some(self.state.step);
         self.summary.checkpoint = Some(path);
         Ok(())
+    }
+
+    /// Says what this rank is doing, for reports and records.
+    fn mark(&self, phase: Phase) {
+        self.ranks.world.mark(phase, self.state.step);
     }
 
     fn precision(&self) -> Result<Option<Autocast>> {

@@ -1,8 +1,12 @@
 //! The v-collectives. Each case is checked on all ranks before it is timed: every rank makes the whole data, from a seed,
 //! and compares what it got.
 
+use std::time::Instant;
+
 use anyhow::{Result, ensure};
-use isobar_collectives::{Group, all_gather_v, indexed_all_to_all_v, scatter_v};
+use isobar_collectives::{
+    Fingerprints, Group, ReduceOp, all_gather_v, all_reduce, indexed_all_to_all_v, scatter_v,
+};
 use isobar_torch::autograd::{BackwardOptions, grad};
 use tch::{Device, Kind, Tensor};
 
@@ -77,6 +81,38 @@ pub(crate) fn indexed_all_to_all_fwd_bwd(group: &Group) -> Result<Prepared> {
     let times_sent = sent.f_to_kind(Kind::Float)?.f_unsqueeze(1)?.f_expand_as(&gradient)?;
     ensure!(gradient == times_sent, "backward of indexed_all_to_all_v gave a wrong result");
     Ok(prepared(run, received.f_detach()?))
+}
+
+/// What the flight recorder and fingerprints in their default setting add to a collective: 10⁴ calls with, as many without.
+pub(crate) fn recording(group: &Group) -> Result<Prepared> {
+    const CALLS: u32 = 10_000;
+    /// Times do not drift apart when both take turns.
+    const AT_ONCE: u32 = 500;
+    /// Differences below this are noise.
+    const LEAST: f64 = 0.05e-6;
+    let x = Tensor::f_ones([8], FLOAT)?;
+    let want = x.f_mul_scalar(group.size() as i64)?;
+    let group = group.clone();
+    let calls = move |recorded: bool| -> Result<f64> {
+        group.flight().record(recorded);
+        group.set_fingerprints(if recorded { Fingerprints::Sample } else { Fingerprints::Off });
+        group.barrier()?;
+        let begun = Instant::now();
+        for _ in 0..AT_ONCE {
+            let sum = all_reduce(&x, ReduceOp::Sum, &group)?;
+            ensure!(sum == want, "all_reduce gave a wrong result");
+        }
+        Ok(begun.elapsed().as_secs_f64())
+    };
+    let measure = move || -> Result<f64> {
+        let mut added = 0.0;
+        for _ in 0..CALLS / AT_ONCE {
+            added -= calls(false)?;
+            added += calls(true)?;
+        }
+        Ok((added / f64::from(CALLS)).max(LEAST))
+    };
+    Ok(Prepared { timed: Timed::Measured(Box::new(measure)), output: None })
 }
 
 /// A case that was checked: what is timed, and what it gives.

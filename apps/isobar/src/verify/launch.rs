@@ -139,6 +139,8 @@ fn run_mpi(ranks: usize, deadline: Duration, folder: &Path) -> Result<()> {
     if String::from_utf8_lossy(&version.stdout).contains("Open MPI") {
         // More ranks than cores, and as root where that is who runs this: both are refused otherwise.
         command.args(["--oversubscribe", "--bind-to", "none"]);
+        // Ranks that are left when one has died have time to write their records.
+        command.args(["--mca", "odls_base_sigkill_timeout", "5"]);
         command.envs([("OMPI_ALLOW_RUN_AS_ROOT", "1"), ("OMPI_ALLOW_RUN_AS_ROOT_CONFIRM", "1")]);
     }
     command.args(["-n", &ranks.to_string()]).arg(executable()?).args(worker_args(

@@ -2,6 +2,7 @@
 
 use std::path::PathBuf;
 
+use isobar_collectives::Fingerprints;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
@@ -21,12 +22,22 @@ pub struct DistributedConfig {
     /// Port of rank 0, for gloo; by default MASTER_PORT, else one derived from the job's number.
     #[schemars(range(min = 1, max = 65535))]
     pub port: Option<u16>,
-    /// Network interface of the connections between ranks, for gloo (`eth0`); by default GLOO_SOCKET_IFNAME, else that
-    /// on the way to `addr`.
+    /// Network interface of the connections between ranks, of gloo and of the watchdog (`eth0`); by default
+    /// GLOO_SOCKET_IFNAME, else that on the way to the other ranks.
     pub interface: Option<String>,
     /// Seconds that any wait for another rank may take.
     #[schemars(range(min = 0.1, max = 1e9))]
     pub timeout_s: f64,
+    /// Which collectives ranks agree on before they exchange data, so that different calls are an error that names both sides.
+    pub fingerprints: FingerprintChoice,
+    /// Whether ranks watch each other, so that one that is killed or stopped ends the job soon, with a report.
+    pub watchdog: bool,
+    /// Seconds without a sign of life after which a rank is taken for lost; at most `timeout_s` counts.
+    #[schemars(range(min = 1.0, max = 1e9))]
+    pub heartbeat_timeout_s: f64,
+    /// Folder of the flight records that ranks write when one is lost, `flight_rank_<rank>.json`; by default `flight` in the
+    /// folder of the run, and `isobar-flight` without one.
+    pub flight_dir: Option<PathBuf>,
     /// Ranks in a row that share one model: makes the groups `model_parallel` and `data_parallel`, a short form of a
     /// mesh. The variable MODEL_PARALLEL_SIZE ranks above it; a mesh that says otherwise is an error.
     #[schemars(range(min = 1))]
@@ -50,6 +61,10 @@ impl Default for DistributedConfig {
             port: None,
             interface: None,
             timeout_s: 300.0,
+            fingerprints: FingerprintChoice::Sample,
+            watchdog: true,
+            heartbeat_timeout_s: 10.0,
+            flight_dir: None,
             model_parallel_size: None,
             broadcast_buffers: false,
             find_unused_parameters: false,
@@ -74,6 +89,29 @@ pub enum BackendChoice {
     Nccl,
     /// One process alone.
     Single,
+}
+
+/// Which collectives ranks agree on.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "lowercase")]
+pub enum FingerprintChoice {
+    /// None.
+    Off,
+    /// One of every 64 of a group: the cost is not felt.
+    #[default]
+    Sample,
+    /// All: for finding a fault.
+    Always,
+}
+
+impl From<FingerprintChoice> for Fingerprints {
+    fn from(choice: FingerprintChoice) -> Self {
+        match choice {
+            FingerprintChoice::Off => Self::Off,
+            FingerprintChoice::Sample => Self::Sample,
+            FingerprintChoice::Always => Self::Always,
+        }
+    }
 }
 
 /// How a process finds its rank.

@@ -54,7 +54,9 @@ use schemars::JsonSchema;
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 
-pub use distributed::{BackendChoice, DistributedConfig, LogConfig, MeshConfig, MethodChoice};
+pub use distributed::{
+    BackendChoice, DistributedConfig, FingerprintChoice, LogConfig, MeshConfig, MethodChoice,
+};
 pub use error::{ConfigError, Problem};
 pub use layer::Origin;
 pub use render::reference_toml;

@@ -581,14 +581,34 @@ method = "auto"
 # (an integer from 1 to 65535, unset by default)
 # port =
 
-# Network interface of the connections between ranks, for gloo (`eth0`); by default GLOO_SOCKET_IFNAME, else that
-# on the way to `addr`.
+# Network interface of the connections between ranks, of gloo and of the watchdog (`eth0`); by default
+# GLOO_SOCKET_IFNAME, else that on the way to the other ranks.
 # (a string, unset by default)
 # interface =
 
 # Seconds that any wait for another rank may take.
 # (a number from 0.1 to 1000000000)
 timeout_s = 300.0
+
+# Which collectives ranks agree on before they exchange data, so that different calls are an error that names both sides.
+# ("off" | "sample" | "always")
+#   "off": None.
+#   "sample": One of every 64 of a group: the cost is not felt.
+#   "always": All: for finding a fault.
+fingerprints = "sample"
+
+# Whether ranks watch each other, so that one that is killed or stopped ends the job soon, with a report.
+# (true or false)
+watchdog = true
+
+# Seconds without a sign of life after which a rank is taken for lost; at most `timeout_s` counts.
+# (a number from 1 to 1000000000)
+heartbeat_timeout_s = 10.0
+
+# Folder of the flight records that ranks write when one is lost, `flight_rank_<rank>.json`; by default `flight` in the
+# folder of the run, and `isobar-flight` without one.
+# (a string, unset by default)
+# flight_dir =
 
 # Ranks in a row that share one model: makes the groups `model_parallel` and `data_parallel`, a short form of a
 # mesh. The variable MODEL_PARALLEL_SIZE ranks above it; a mesh that says otherwise is an error.

@@ -6,7 +6,7 @@ use std::sync::atomic::AtomicBool;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-use isobar_collectives::{BackendKind, Group};
+use isobar_collectives::{BackendKind, Fingerprints, Group};
 use tch::Device;
 
 use super::{DistributedManager, State};
@@ -15,7 +15,8 @@ use crate::config::{BackendChoice, DistributedConfig};
 use crate::environment::Environment;
 use crate::groups::NamedGroups;
 use crate::launch::{Launch, Method, TransportOptions, detect, forced_method};
-use crate::{Error, Result, exit, logging, start};
+use crate::watchdog::{self, Watchdog};
+use crate::{Error, Result, exit, logging, start, terminate};
 
 /// The manager of this process.
 static PROCESS: Mutex<Option<DistributedManager>> = Mutex::new(None);
@@ -44,6 +45,8 @@ pub struct SetupOptions {
     pub method: Method,
     /// How long any wait for another rank may take.
     pub timeout: Duration,
+    /// Whether ranks watch each other; the same on all.
+    pub watchdog: bool,
 }
 
 impl Default for SetupOptions {
@@ -57,6 +60,7 @@ impl Default for SetupOptions {
             backend: BackendChoice::Auto,
             method: Method::Explicit,
             timeout: Duration::from_secs(300),
+            watchdog: true,
         }
     }
 }
@@ -121,7 +125,9 @@ impl DistributedManager {
             interface: interface.or_else(|| environment.get("GLOO_SOCKET_IFNAME").map(str::to_owned)),
         };
         let size = model_parallel_size(&environment)?.or(config.model_parallel_size.map(i64::from));
-        let manager = Self::start(&launch, &options, timeout, size)?;
+        let watch = config.watchdog.then(|| watch_options(config, &launch, &options, timeout)).transpose()?;
+        let fingerprints = config.fingerprints.into();
+        let manager = Self::start(&launch, &options, timeout, size, watch.as_ref(), fingerprints)?;
         manager.set_broadcast_buffers(config.broadcast_buffers);
         manager.set_find_unused_parameters(config.find_unused_parameters);
         if let Some(size) = size {
@@ -167,7 +173,10 @@ impl DistributedManager {
             process_manager: options.backend == BackendChoice::Mpi,
         };
         let transport = TransportOptions { backend: options.backend, ..TransportOptions::default() };
-        let manager = Self::start(&launch, &transport, options.timeout, None)?;
+        let watch = watch_options(&DistributedConfig::default(), &launch, &transport, options.timeout)?;
+        let watch = options.watchdog.then_some(watch);
+        let manager =
+            Self::start(&launch, &transport, options.timeout, None, watch.as_ref(), Fingerprints::default())?;
         *process = Some(manager.clone());
         Ok(manager)
     }
@@ -204,7 +213,7 @@ impl DistributedManager {
     /// # Ok::<(), isobar_manager::Error>(())
     /// ```
     pub fn bind_thread(world: &Group) -> ThreadBinding {
-        let manager = Self::new(world.clone(), Method::Threads, world.rank(), Device::Cpu, false);
+        let manager = Self::new(world.clone(), Method::Threads, world.rank(), Device::Cpu, false, None);
         BOUND.with(|bound| bound.borrow_mut().push(manager));
         ThreadBinding { not_send: PhantomData }
     }
@@ -237,7 +246,7 @@ impl DistributedManager {
             return if barrier { Ok(bound.0.world.barrier()?) } else { Ok(()) };
         }
         let Some(manager) = process().take() else { return Ok(()) };
-        let world = manager.0.world.clone();
+        let (world, watchdog) = (manager.0.world.clone(), manager.0.watchdog.clone());
         drop(manager);
         let mpi = world.backend() == BackendKind::Mpi;
         let several = world.size() > 1;
@@ -245,6 +254,13 @@ impl DistributedManager {
         let result = if (barrier || mpi) && several { agree(&world, "cleanup", "the end") } else { Ok(()) };
         if let Err(error) = &result {
             world.leave(&error.to_string());
+        }
+        if let Some(watchdog) = watchdog {
+            match &result {
+                Ok(()) => watchdog.stop(),
+                Err(error) => watchdog.fail(&error.to_string(), false),
+            }
+            terminate::forget_watchdog();
         }
         #[cfg(feature = "mpi")]
         if mpi && result.is_ok() {
@@ -255,11 +271,24 @@ impl DistributedManager {
     }
 
     /// Tells all ranks that this one cannot go on, so that their waits end at once with an error that says why, and
-    /// forgets the manager. For the way out after an error; does not wait for anybody.
+    /// forgets the manager. For the way out after an error. Where ranks watch each other it returns once the report of what
+    /// happened is printed, or none is needed, within some seconds; from then on the process has about a second to end.
     pub fn leave(why: &str) {
+        Self::leave_as(why, false);
+    }
+
+    /// The same of a panic, `panicked at …`.
+    pub(crate) fn leave_in_panic(panic: &str) {
+        Self::leave_as(panic, true);
+    }
+
+    fn leave_as(why: &str, panicked: bool) {
         let manager = bound().or_else(|| process().take());
-        if let Some(manager) = manager {
-            manager.0.world.leave(why);
+        let Some(manager) = manager else { return };
+        let said = if panicked { format!("its main thread {why}") } else { why.to_owned() };
+        manager.0.world.leave(&said);
+        if let Some(watchdog) = &manager.0.watchdog {
+            watchdog.fail(why, panicked);
         }
     }
 
@@ -268,6 +297,8 @@ impl DistributedManager {
         options: &TransportOptions,
         timeout: Duration,
         model_parallel_size: Option<i64>,
+        watch: Option<&watchdog::Options>,
+        fingerprints: Fingerprints,
     ) -> Result<Self> {
         exit::watch_main_thread();
         let (world, local_rank) = start::start(launch, options, timeout)?;
@@ -277,14 +308,29 @@ impl DistributedManager {
             || "no model-parallel groups".to_owned(),
             |size| format!("MODEL_PARALLEL_SIZE {size}"),
         );
-        let settings = format!("backend {:?} and {groups}", options.backend);
+        let watched = if watch.is_some() { "a watchdog" } else { "no watchdog" };
+        let settings =
+            format!("backend {:?}, {watched}, fingerprints {fingerprints:?} and {groups}", options.backend);
         agree(&world, "initialize", &settings).inspect_err(leave)?;
+        world.set_fingerprints(fingerprints);
         let device = start::device(local_rank);
         let nccl = start::attach_nccl(&world, device, options.backend).inspect_err(leave)?;
-        Ok(Self::new(world.clone(), launch.method, local_rank, device, nccl))
+        let watchdog =
+            watch.map(|watch| watchdog::start(&world, watch)).transpose().inspect_err(leave)?.flatten();
+        if watchdog.is_some() {
+            terminate::install(watchdog.clone())?;
+        }
+        Ok(Self::new(world.clone(), launch.method, local_rank, device, nccl, watchdog))
     }
 
-    fn new(world: Group, method: Method, local_rank: usize, device: Device, nccl: bool) -> Self {
+    fn new(
+        world: Group,
+        method: Method,
+        local_rank: usize,
+        device: Device,
+        nccl: bool,
+        watchdog: Option<Watchdog>,
+    ) -> Self {
         Self(Arc::new(State {
             world,
             method,
@@ -295,6 +341,7 @@ impl DistributedManager {
             find_unused_parameters: AtomicBool::new(false),
             groups: Mutex::new(NamedGroups::default()),
             mesh: Mutex::new(None),
+            watchdog,
         }))
     }
 
@@ -303,6 +350,31 @@ impl DistributedManager {
         self.create_orthogonal_process_group("data_parallel", "model_parallel", false)?;
         Ok(())
     }
+}
+
+/// Where records go in a program without runs.
+const FLIGHT_DIR: &str = "isobar-flight";
+
+fn watch_options(
+    config: &DistributedConfig,
+    launch: &Launch,
+    transport: &TransportOptions,
+    timeout: Duration,
+) -> Result<watchdog::Options> {
+    let silence = Duration::try_from_secs_f64(config.heartbeat_timeout_s).ok();
+    let silence =
+        silence.filter(|silence| *silence >= Duration::from_secs(1)).ok_or_else(|| Error::Value {
+            name: "distributed.heartbeat_timeout_s",
+            value: config.heartbeat_timeout_s.to_string(),
+            expected: "a number of seconds of at least 1",
+        })?;
+    Ok(watchdog::Options {
+        // A rank sends four signs of life a second.
+        heartbeat_timeout: silence.min(timeout).max(Duration::from_secs(1)),
+        folder: config.flight_dir.clone().unwrap_or_else(|| FLIGHT_DIR.into()),
+        interface: transport.interface.clone(),
+        addr: transport.addr.clone().or_else(|| launch.addr.clone()),
+    })
 }
 
 /// Whether the calling thread is a rank of its own.

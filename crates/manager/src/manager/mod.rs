@@ -5,6 +5,7 @@ mod life;
 mod tests;
 
 use std::fmt;
+use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
@@ -14,6 +15,7 @@ use tch::Device;
 use crate::groups::NamedGroups;
 use crate::launch::Method;
 use crate::tree::ProcessGroupConfig;
+use crate::watchdog::Watchdog;
 use crate::{DeviceMesh, Result};
 
 pub(crate) use life::thread_is_rank;
@@ -40,6 +42,8 @@ struct State {
     find_unused_parameters: AtomicBool,
     groups: Mutex<NamedGroups>,
     mesh: Mutex<Option<DeviceMesh>>,
+    /// Where there are other processes to be watched.
+    watchdog: Option<Watchdog>,
 }
 
 impl DistributedManager {
@@ -118,6 +122,26 @@ impl DistributedManager {
     /// Sets [`Self::find_unused_parameters`].
     pub fn set_find_unused_parameters(&self, on: bool) {
         self.0.find_unused_parameters.store(on, Ordering::Relaxed);
+    }
+
+    /// Whether no other rank was lost or has ended with an error, as far as is known. Always so on ranks that are alone or
+    /// threads, and where `distributed.watchdog` is off. Does not communicate.
+    #[must_use]
+    pub fn peers_alive(&self) -> bool {
+        self.0.watchdog.as_ref().is_none_or(Watchdog::peers_alive)
+    }
+
+    /// Whether ranks watch each other.
+    #[must_use]
+    pub fn watched(&self) -> bool {
+        self.0.watchdog.is_some()
+    }
+
+    /// Where this rank writes its flight record when a rank is lost. Does not communicate.
+    pub fn set_flight_dir(&self, folder: impl Into<PathBuf>) {
+        if let Some(watchdog) = &self.0.watchdog {
+            watchdog.set_folder(folder.into());
+        }
     }
 
     /// The group of a name; the world for none.

@@ -1,0 +1,86 @@
+//! `isobar trace`: what ranks recorded.
+
+use std::path::PathBuf;
+
+use anyhow::Result;
+use clap::Subcommand;
+use isobar_collectives::flight::FlightEntry;
+use isobar_manager::flight::{self, FlightRecord, Records};
+
+use crate::exit::Exit;
+use crate::{cli, terminal};
+
+/// What `isobar trace` does.
+#[derive(Debug, Subcommand)]
+pub(crate) enum TraceCommand {
+    /// Say why a job ended, from the flight records of its ranks
+    ///
+    /// When a rank is lost, every rank that is left writes its last operations into a folder, which the report at the end of
+    /// the job names (`distributed.flight_dir`). This reads them together: which rank was at fault, what the others waited
+    /// for, how far each had come, and who waited, as a stack.
+    #[command(after_long_help = cli::WHY_EXAMPLES)]
+    Why {
+        /// The folder of the records, `flight_rank_00000.json` and so on
+        #[arg(value_name = "DIR")]
+        folder: PathBuf,
+    },
+}
+
+/// Runs the command.
+pub(crate) fn run(command: &TraceCommand) -> Result<Exit> {
+    let TraceCommand::Why { folder } = command;
+    terminal::line(&why(&flight::read(folder)?));
+    Ok(Exit::Good)
+}
+
+fn why(Records { records, older, .. }: &Records) -> String {
+    let of = records.first().map_or(0, |record| record.ranks);
+    let mut text = format!("{} of {of} ranks have left a record", records.len());
+    if *older > 0 {
+        text += &format!("; {older} records of earlier jobs are left aside");
+    }
+    text += &format!("\n\nwhat happened:\n{}\n\n{}", flight::diagnose(records), table(records));
+    for (record, entry) in records.iter().filter_map(|record| Some((record, record.stuck()?))) {
+        if !entry.stack.is_empty() {
+            text += &format!("\n\nrank {} waits in {} here:", record.rank, entry.operation);
+            entry.stack.iter().for_each(|frame| text += &format!("\n  {}", clean(frame)));
+        }
+    }
+    text
+}
+
+/// A line a rank: where it was.
+fn table(records: &[FlightRecord]) -> String {
+    let operation = |entry: Option<&FlightEntry>| {
+        entry.map_or_else(
+            || "-".to_owned(),
+            |entry| format!("{} #{} of {}", entry.operation, entry.sequence, entry.group),
+        )
+    };
+    let head = ["rank", "machine", "process", "phase", "step", "finished last", "in"].map(str::to_owned);
+    let row = |record: &FlightRecord| {
+        [
+            record.rank.to_string(),
+            record.host.clone(),
+            record.pid.to_string(),
+            record.phase.to_string(),
+            record.step.to_string(),
+            operation(record.finished()),
+            operation(record.stuck()),
+        ]
+        .map(|cell| clean(&cell))
+    };
+    let rows: Vec<[String; 7]> = std::iter::once(head).chain(records.iter().map(row)).collect();
+    let width = |column: usize| rows.iter().map(|row| row[column].chars().count()).max().unwrap_or_default();
+    let widths: Vec<usize> = (0..7).map(width).collect();
+    let line = |row: &[String; 7]| {
+        let cells = row.iter().zip(&widths).map(|(cell, &width)| format!("{cell:width$}"));
+        cells.collect::<Vec<_>>().join("  ").trim_end().to_owned()
+    };
+    rows.iter().map(line).collect::<Vec<_>>().join("\n")
+}
+
+/// Files are not trusted to leave the terminal alone.
+fn clean(text: &str) -> String {
+    text.chars().map(|letter| if letter.is_control() { ' ' } else { letter }).collect()
+}

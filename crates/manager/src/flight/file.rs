@@ -1,0 +1,88 @@
+//! Records as files.
+
+use std::fs;
+use std::io::Write;
+use std::path::{Path, PathBuf};
+
+use super::FlightRecord;
+use crate::{Error, Result};
+
+/// A file longer than this is none of ours.
+const LONGEST: u64 = 16 << 20;
+
+/// Writes a rank's record into a folder, which is made where it is not there; gives its path. The file is there whole, or
+/// not at all.
+///
+/// # Errors
+///
+/// What the system says.
+pub fn write(folder: &Path, record: &FlightRecord) -> Result<PathBuf> {
+    let path = folder.join(format!("flight_rank_{:05}.json", record.rank));
+    let failed = |problem: String| Error::FlightRecord { path: path.clone(), problem };
+    let text = serde_json::to_string_pretty(record).map_err(|error| failed(error.to_string()))?;
+    let draft = folder.join(format!(".flight_rank_{:05}.{}", record.rank, record.pid));
+    let written = fs::create_dir_all(folder).and_then(|()| {
+        let mut file = fs::File::create(&draft)?;
+        file.write_all(text.as_bytes())?;
+        file.write_all(b"\n")?;
+        drop(file);
+        fs::rename(&draft, &path)
+    });
+    if let Err(error) = written {
+        let _ = fs::remove_file(&draft);
+        return Err(failed(error.to_string()));
+    }
+    Ok(path)
+}
+
+/// The records of a folder.
+#[derive(Debug, Clone, PartialEq)]
+#[non_exhaustive]
+pub struct Records {
+    /// Those of the last job, by rank.
+    pub records: Vec<FlightRecord>,
+    /// How many are of other jobs.
+    pub older: usize,
+}
+
+/// Reads the records of a folder: those of the job that wrote last.
+///
+/// # Errors
+///
+/// A folder that cannot be read or holds no record; a file that is none.
+pub fn read(folder: &Path) -> Result<Records> {
+    let failed = |path: &Path, problem: String| Error::FlightRecord { path: path.to_owned(), problem };
+    let entries = fs::read_dir(folder).map_err(|error| failed(folder, error.to_string()))?;
+    let mut all = Vec::new();
+    for entry in entries {
+        let path = entry.map_err(|error| failed(folder, error.to_string()))?.path();
+        let name = path.file_name().unwrap_or_default().to_string_lossy().into_owned();
+        if !(name.starts_with("flight_rank_") && name.ends_with(".json")) {
+            continue;
+        }
+        all.push(read_one(&path).map_err(|problem| failed(&path, problem))?);
+    }
+    let last = all.iter().max_by_key(|record| record.time_ns).map(|record| record.job.clone());
+    let Some(last) = last else {
+        let problem = "holds no flight record (flight_rank_00000.json); expected the folder that distributed.flight_dir names";
+        return Err(failed(folder, problem.to_owned()));
+    };
+    let count = all.len();
+    all.retain(|record| record.job == last);
+    all.sort_by_key(|record| record.rank);
+    Ok(Records { older: count - all.len(), records: all })
+}
+
+fn read_one(path: &Path) -> Result<FlightRecord, String> {
+    let length = fs::metadata(path).map_err(|error| error.to_string())?.len();
+    if length > LONGEST {
+        return Err(format!("{length} bytes, expected at most {LONGEST}"));
+    }
+    let text = fs::read(path).map_err(|error| error.to_string())?;
+    let record: FlightRecord =
+        serde_json::from_slice(&text).map_err(|error| format!("not a flight record: {error}"))?;
+    match record.version {
+        super::VERSION => Ok(record),
+        other => Err(format!("a flight record of version {other}, expected {}", super::VERSION)),
+    }
+}

@@ -1,0 +1,164 @@
+//! Flight records: what each rank was doing when a job ended because a rank was lost, as files, and what they say together.
+//!
+//! The watchdog of a [`DistributedManager`](crate::DistributedManager) writes one file a rank, `flight_rank_00003.json`,
+//! where `distributed.flight_dir` says; [`read`] takes them in, and [`diagnose`] finds who was at fault. `isobar trace why`
+//! prints it.
+
+mod diagnosis;
+mod file;
+mod text;
+
+use isobar_collectives::flight::{Flight, FlightEntry, FlightGroup, FlightState, Phase};
+use serde::{Deserialize, Serialize};
+
+pub use diagnosis::{Diagnosis, Finding, Wait, diagnose};
+pub use file::{Records, read, write};
+pub(crate) use text::{plain, report};
+
+/// The version of the files' form.
+const VERSION: u32 = 1;
+
+/// What one rank had to say.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[non_exhaustive]
+pub struct FlightRecord {
+    /// The version of this form: 1.
+    pub version: u32,
+    /// The job: records of other jobs may lie beside it.
+    pub job: String,
+    /// The rank in the world.
+    pub rank: usize,
+    /// The number of ranks.
+    pub ranks: usize,
+    /// The name of its machine.
+    pub host: String,
+    /// Its process.
+    pub pid: u32,
+    /// What it was doing.
+    pub phase: Phase,
+    /// In which step.
+    pub step: u64,
+    /// Why the record was written.
+    pub reason: String,
+    /// When, in nanoseconds since 1970 by the machine's clock.
+    pub time_ns: u64,
+    /// What is known of the ranks that are not well.
+    pub peers: Vec<Peer>,
+    /// The groups of the rank.
+    pub groups: Vec<FlightGroup>,
+    /// The last operations, in the order in which they began.
+    pub entries: Vec<FlightEntry>,
+}
+
+/// What the others know of a rank.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[non_exhaustive]
+pub struct Peer {
+    /// The rank in the world.
+    pub rank: usize,
+    /// The name of its machine.
+    pub host: String,
+    /// Its process.
+    pub pid: u32,
+    /// What it was doing when it was heard of last.
+    pub phase: Phase,
+    /// In which step.
+    pub step: u64,
+    /// Its last operation then.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub last: Option<FlightEntry>,
+    /// What became of it.
+    pub fate: Fate,
+}
+
+/// What became of a rank.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+#[non_exhaustive]
+pub enum Fate {
+    /// Its connection closed without a word: it was killed, or crashed.
+    Closed,
+    /// It has not been heard of for so many seconds: it is stopped, or its machine cannot be reached.
+    Silent(f64),
+    /// Its main thread panicked, and said so.
+    Panicked(String),
+    /// It ended with an error of its own.
+    Failed(String),
+    /// It ended because of other ranks: a deadline, a lost connection.
+    GaveUp(String),
+    /// It ended in good order.
+    Ended,
+}
+
+impl Fate {
+    /// Whether a rank that it befell is at fault, whatever else happened.
+    #[must_use]
+    pub fn is_cause(&self) -> bool {
+        matches!(self, Self::Closed | Self::Silent(_) | Self::Panicked(_) | Self::Failed(_))
+    }
+}
+
+/// Who a record is of.
+#[derive(Debug, Clone)]
+pub(crate) struct Own {
+    pub(crate) job: String,
+    pub(crate) rank: usize,
+    pub(crate) ranks: usize,
+    pub(crate) host: String,
+    pub(crate) pid: u32,
+}
+
+/// A rank's record as of now; at most so many operations, and, with `stacks`, who waits for them.
+pub(crate) fn record(
+    own: &Own,
+    flight: &Flight,
+    reason: &str,
+    peers: &[Peer],
+    most: usize,
+    stacks: bool,
+) -> FlightRecord {
+    let (phase, step) = flight.phase();
+    let now = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).unwrap_or_default();
+    FlightRecord {
+        version: VERSION,
+        job: own.job.clone(),
+        rank: own.rank,
+        ranks: own.ranks,
+        host: own.host.clone(),
+        pid: own.pid,
+        phase,
+        step,
+        reason: reason.to_owned(),
+        time_ns: now.as_nanos() as u64,
+        peers: peers.to_vec(),
+        groups: flight.groups(),
+        entries: flight.entries(most, stacks),
+    }
+}
+
+impl FlightRecord {
+    /// The operation that the rank cannot get past: the last one that failed or that it waits for, else one under way.
+    #[must_use]
+    pub fn stuck(&self) -> Option<&FlightEntry> {
+        let last = |state: FlightState| self.entries.iter().rev().find(|entry| entry.state == state);
+        let failed = last(FlightState::Failed);
+        let waiting = last(FlightState::Waiting);
+        // A failure that was got over is followed by other operations.
+        let failed = failed.filter(|failed| {
+            self.entries
+                .iter()
+                .filter(|later| later.number > failed.number)
+                .all(|later| later.state != FlightState::Finished || later.group != failed.group)
+        });
+        waiting.or(failed).or_else(|| last(FlightState::Started))
+    }
+
+    /// The last operation that finished.
+    #[must_use]
+    pub fn finished(&self) -> Option<&FlightEntry> {
+        self.entries.iter().rev().find(|entry| entry.state == FlightState::Finished)
+    }
+}
+
+#[cfg(test)]
+mod tests;

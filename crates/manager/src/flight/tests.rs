@@ -1,0 +1,176 @@
+//! What records say together, and as files.
+
+use serde_json::{Value, json};
+
+use super::*;
+
+/// A record of a rank of three on one machine, in a group of all and in one of the first two.
+fn record(rank: usize, begun: [u64; 2], entries: &[Value]) -> FlightRecord {
+    let groups = json!([
+        { "context": 0, "name": "world", "ranks": [0, 1, 2], "begun": begun[0] },
+        { "context": 1, "name": "pair", "ranks": [0, 1], "begun": begun[1] },
+    ]);
+    serde_json::from_value(json!({
+        "version": 1, "job": "1a2b", "rank": rank, "ranks": 3, "host": "node7", "pid": 100 + rank,
+        "phase": "backward", "step": 17, "reason": "", "time_ns": 5, "peers": [], "groups": groups,
+        "entries": entries,
+    }))
+    .unwrap()
+}
+
+fn entry(operation: &str, group: u32, sequence: u64, state: &str, shape: &[i64]) -> Value {
+    let name = if group == 0 { "world" } else { "pair" };
+    json!({
+        "number": sequence, "operation": operation, "group": name, "context": group, "sequence": sequence,
+        "kind": "Float", "shape": shape, "state": state, "phase": "backward", "step": 17, "begin_ns": 1,
+    })
+}
+
+fn peer(rank: usize, fate: Fate) -> Peer {
+    let last = serde_json::from_value(entry("all_reduce", 0, 40, "finished", &[8])).ok();
+    Peer { rank, host: "node7".into(), pid: 100 + rank as u32, phase: Phase::Forward, step: 17, last, fate }
+}
+
+fn text(records: &[FlightRecord]) -> String {
+    diagnose(records).to_string()
+}
+
+#[test]
+fn a_lost_rank_is_the_cause_whatever_the_others_say() {
+    let waiting = entry("all_reduce", 0, 41, "waiting", &[8]);
+    let mut records = [0, 1].map(|rank| record(rank, [42, 3], std::slice::from_ref(&waiting)));
+    records[0].peers = vec![peer(1, Fate::GaveUp("not finished".into())), peer(2, Fate::Closed)];
+    insta::assert_snapshot!(report(&diagnose(&records), std::path::Path::new("runs/x/flight")), @r#"
+    isobar: the job ends
+      rank 2 (node7, process 102) was lost: its connection closed without a word, as when a process is killed or crashes; it was in forward of step 17, its last operation all_reduce of Float [8] (number 40 of group "world")
+      ranks 0, 1 wait in all_reduce of Float [8] (number 41 of group "world"), in backward of step 17
+    flight records: runs/x/flight (isobar trace why runs/x/flight)
+    "#);
+}
+
+#[test]
+fn each_fate_has_its_words() {
+    let fates = [
+        Fate::Silent(3.04),
+        Fate::Panicked("panicked at src/main.rs:3:5: no\u{1b}[31m".into()),
+        Fate::Failed("no/such.h5: no such file".into()),
+        Fate::GaveUp("not finished after 3 s".into()),
+        Fate::Ended,
+    ];
+    let lines: Vec<String> =
+        fates.into_iter().map(|fate| plain(&peer(1, fate).to_string())).map(|line| line.replace("; it was in forward of step 17, its last operation all_reduce of Float [8] (number 40 of group \"world\")", " …")).collect();
+    insta::assert_snapshot!(lines.join("\n"), @r"
+    rank 1 (node7, process 101) has not been heard of for 3.0 s: it is stopped, or its machine cannot be reached …
+    rank 1 (node7, process 101) panicked at src/main.rs:3:5: no [31m …
+    rank 1 (node7, process 101) ended with an error: no/such.h5: no such file …
+    rank 1 (node7, process 101) gave up: not finished after 3 s …
+    rank 1 (node7, process 101) has ended in good order
+    ");
+}
+
+#[test]
+fn different_calls_are_named_with_both_sides() {
+    let reduce = |shape: &[i64]| entry("all_reduce", 0, 41, "failed", shape);
+    let records = [
+        record(0, [42, 0], &[reduce(&[8])]),
+        record(1, [42, 0], &[reduce(&[9])]),
+        record(2, [42, 0], &[entry("broadcast", 0, 41, "waiting", &[8])]),
+    ];
+    insta::assert_snapshot!(text(&records), @r#"  ranks make different calls as number 41 of group "world": rank 0 calls all_reduce of Float [8], rank 1 calls all_reduce of Float [9], rank 2 calls broadcast of Float [8]"#);
+}
+
+#[test]
+fn parts_may_differ_along_the_dim_that_is_joined() {
+    let gather = |rank: usize, extent: i64, sizes: &[i64], others: i64| {
+        let mut gather = entry("all_gather_v", 0, 41, "waiting", &[extent, others]);
+        gather["dim"] = json!(0);
+        gather["sizes"] = json!(sizes);
+        record(rank, [42, 0], &[gather])
+    };
+    let same = |records: [FlightRecord; 2]| {
+        !diagnose(&records).findings.iter().any(|finding| matches!(finding, Finding::Mismatch { .. }))
+    };
+    assert!(same([gather(0, 1, &[1, 2], 4), gather(1, 2, &[1, 2], 4)]));
+    assert!(!same([gather(0, 1, &[1, 2], 4), gather(1, 3, &[1, 3], 4)]));
+    assert!(!same([gather(0, 1, &[1, 2], 4), gather(1, 2, &[1, 2], 5)]));
+    assert!(!same([gather(0, 1, &[], 4), gather(1, 2, &[], 4)]));
+}
+
+#[test]
+fn who_waits_for_nobody_is_at_fault() {
+    // Rank 2 waits for rank 0, which waits for rank 1, which does something else.
+    let records = [
+        record(0, [41, 4], &[entry("all_gather_v", 1, 3, "waiting", &[2])]),
+        record(1, [41, 3], &[entry("all_reduce", 0, 40, "finished", &[8])]),
+        record(2, [42, 0], &[entry("all_reduce", 0, 41, "waiting", &[8])]),
+    ];
+    insta::assert_snapshot!(text(&records), @r#"
+      rank 1 (node7, process 101) has not come to all_gather_v of Float [2] (number 3 of group "pair"); it is in backward of step 17, and began all_reduce of Float [8] (number 40 of group "world") last
+      rank 0 waits in all_gather_v of Float [2] (number 3 of group "pair"), in backward of step 17
+      rank 2 waits in all_reduce of Float [8] (number 41 of group "world"), in backward of step 17
+    "#);
+}
+
+#[test]
+fn groups_in_another_order_are_a_ring() {
+    let records = [
+        record(0, [42, 3], &[entry("all_reduce", 0, 41, "waiting", &[8])]),
+        record(1, [41, 4], &[entry("all_reduce", 1, 3, "waiting", &[8])]),
+    ];
+    insta::assert_snapshot!(text(&records), @r#"  ranks wait for each other, since they make their calls in another order: rank 0 in all_reduce of Float [8] (number 41 of group "world"), rank 1 in all_reduce of Float [8] (number 3 of group "pair")"#);
+}
+
+#[test]
+fn a_rank_that_ended_in_good_order_is_named_where_others_wait_for_it() {
+    let mut records = [record(0, [42, 0], &[entry("all_reduce", 0, 41, "failed", &[8])])];
+    records[0].peers = vec![peer(1, Fate::Ended), peer(2, Fate::Ended)];
+    assert!(
+        text(&records).contains("rank 1 (node7, process 101) has ended in good order"),
+        "{}",
+        text(&records)
+    );
+}
+
+#[test]
+fn nothing_is_made_of_nothing() {
+    assert_eq!(diagnose(&[]), Diagnosis::default());
+    assert_eq!(text(&[record(0, [0, 0], &[])]), "  no rank was lost, and none waits for another");
+}
+
+#[test]
+fn files_give_back_what_was_written() {
+    let folder = tempfile::tempdir().unwrap();
+    let flight = folder.path().join("runs/flight");
+    let mut older = record(1, [1, 1], &[]);
+    (older.job, older.time_ns) = ("0000".to_owned(), 4);
+    write(&flight, &older).unwrap();
+    let new = record(2, [42, 0], &[entry("all_reduce", 0, 41, "waiting", &[8])]);
+    write(&flight, &new).unwrap();
+    std::fs::write(flight.join("notes.txt"), "not a record").unwrap();
+    assert_eq!(read(&flight).unwrap(), Records { records: vec![new], older: 1 });
+    let names: Vec<_> = std::fs::read_dir(&flight)
+        .unwrap()
+        .map(|file| file.unwrap().file_name().into_string().unwrap())
+        .collect();
+    assert!(names.iter().all(|name| !name.starts_with('.')), "{names:?}");
+}
+
+#[test]
+fn what_is_no_record_is_an_error_that_names_the_file() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("flight_rank_00000.json");
+    let refused = || read(folder.path()).unwrap_err().to_string();
+    assert!(refused().contains("holds no flight record"), "{}", refused());
+    for (text, word) in [("{", "not a flight record"), ("{\"version\": 1}", "not a flight record")] {
+        std::fs::write(&path, text).unwrap();
+        assert!(refused().contains("flight_rank_00000.json") && refused().contains(word), "{}", refused());
+    }
+    let mut other = serde_json::to_value(record(0, [0, 0], &[])).unwrap();
+    other["version"] = json!(2);
+    std::fs::write(&path, other.to_string()).unwrap();
+    assert!(refused().contains("version 2, expected 1"), "{}", refused());
+    // A folder in the place of the file: the disk's refusal is an error, too.
+    std::fs::remove_file(&path).unwrap();
+    std::fs::create_dir(&path).unwrap();
+    assert!(write(folder.path(), &record(0, [0, 0], &[])).is_err());
+}

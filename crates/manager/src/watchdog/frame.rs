@@ -1,0 +1,205 @@
+//! Messages of the side channel: JSON behind its length, over TCP, without waiting. What comes in is another process's word:
+//! its length is bounded, and what cannot be read closes the connection.
+
+use std::collections::VecDeque;
+use std::io::{ErrorKind, Read, Write};
+use std::net::TcpStream;
+use std::time::{Duration, Instant};
+
+use serde::{Deserialize, Serialize};
+
+use crate::flight::{FlightRecord, Peer};
+
+/// The longest message.
+const LONGEST: usize = 256 << 10;
+
+/// So many bytes that a peer does not take mean that it does not read.
+const BACKLOG: usize = 4 << 20;
+
+/// What ranks tell each other.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub(super) enum Message {
+    /// The first word of who connects: the job's token, its rank, and, where the rank that watched before was lost, how.
+    Hello { token: String, rank: usize, lost: Option<Peer> },
+    /// The answer to it.
+    Welcome,
+    /// All is well; what the rank is doing.
+    Beat(Peer),
+    /// The rank ends, as its fate says.
+    Goodbye(Peer),
+    /// The job ends: write your record, and send it.
+    Gather { reason: String, peers: Vec<Peer> },
+    /// A record.
+    Record(Box<FlightRecord>),
+    /// The report was printed, or none is needed: end.
+    Release,
+}
+
+/// A connection.
+pub(super) struct Line {
+    stream: TcpStream,
+    incoming: Vec<u8>,
+    outgoing: Vec<u8>,
+    /// What has come in and was not asked for yet.
+    messages: VecDeque<Message>,
+    open: bool,
+}
+
+impl Line {
+    pub(super) fn new(stream: TcpStream) -> std::io::Result<Self> {
+        stream.set_nonblocking(true)?;
+        stream.set_nodelay(true)?;
+        let messages = VecDeque::new();
+        Ok(Self { stream, incoming: Vec::new(), outgoing: Vec::new(), messages, open: true })
+    }
+
+    pub(super) fn is_open(&self) -> bool {
+        self.open
+    }
+
+    /// Sends as much as can be sent now; the rest goes with the next call.
+    pub(super) fn send(&mut self, message: &Message) {
+        match serde_json::to_vec(message) {
+            Ok(text) if text.len() <= LONGEST => {
+                self.outgoing.extend((text.len() as u32).to_le_bytes());
+                self.outgoing.extend(text);
+            }
+            Ok(text) => tracing::debug!(bytes = text.len(), "a message of the watchdog is too long"),
+            Err(error) => tracing::debug!(%error, "a message of the watchdog cannot be written"),
+        }
+        self.flush();
+    }
+
+    pub(super) fn flush(&mut self) {
+        while self.open && !self.outgoing.is_empty() {
+            match self.stream.write(&self.outgoing) {
+                Ok(0) => self.open = false,
+                Ok(sent) => drop(self.outgoing.drain(..sent)),
+                Err(error) if error.kind() == ErrorKind::WouldBlock => break,
+                Err(error) if error.kind() == ErrorKind::Interrupted => {}
+                Err(_) => self.open = false,
+            }
+        }
+        if self.outgoing.len() > BACKLOG {
+            self.open = false;
+        }
+    }
+
+    /// All that has come in. What came before the end of a connection is still given.
+    pub(super) fn receive(&mut self) -> Vec<Message> {
+        self.read();
+        self.messages.drain(..).collect()
+    }
+
+    /// The next of what has come in.
+    pub(super) fn next(&mut self) -> Option<Message> {
+        self.read();
+        self.messages.pop_front()
+    }
+
+    fn read(&mut self) {
+        let mut buffer = [0_u8; 16 << 10];
+        while self.open && self.incoming.len() <= LONGEST + 4 {
+            match self.stream.read(&mut buffer) {
+                Ok(0) => self.open = false,
+                Ok(length) => self.incoming.extend(&buffer[..length]),
+                Err(error) if error.kind() == ErrorKind::WouldBlock => break,
+                Err(error) if error.kind() == ErrorKind::Interrupted => {}
+                Err(_) => self.open = false,
+            }
+            if !self.take() {
+                self.open = false;
+            }
+        }
+    }
+
+    /// Whole messages of what has come in; false where it is none of ours.
+    fn take(&mut self) -> bool {
+        loop {
+            let Some((head, rest)) = self.incoming.split_first_chunk::<4>() else { return true };
+            let length = u32::from_le_bytes(*head) as usize;
+            if length > LONGEST {
+                return false;
+            }
+            let Some(text) = rest.get(..length) else { return true };
+            let Ok(message) = serde_json::from_slice(text) else { return false };
+            self.messages.push_back(message);
+            self.incoming.drain(..4 + length);
+        }
+    }
+
+    /// The next message, waited for until `end`.
+    pub(super) fn wait(&mut self, end: Instant) -> Option<Message> {
+        loop {
+            self.flush();
+            if let Some(message) = self.next() {
+                return Some(message);
+            }
+            if !self.open || Instant::now() >= end {
+                return None;
+            }
+            std::thread::sleep(Duration::from_millis(5));
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::net::TcpListener;
+
+    use super::*;
+
+    fn pair() -> (Line, TcpStream) {
+        let listener = TcpListener::bind(("127.0.0.1", 0)).unwrap();
+        let other = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
+        (Line::new(listener.accept().unwrap().0).unwrap(), other)
+    }
+
+    fn end() -> Instant {
+        Instant::now() + Duration::from_secs(20)
+    }
+
+    #[test]
+    fn messages_arrive_whole_and_in_order() {
+        let (mut line, other) = pair();
+        let mut other = Line::new(other).unwrap();
+        let hello = Message::Hello { token: "x".repeat(40_000), rank: 3, lost: None };
+        other.send(&hello);
+        assert_eq!(line.wait(end()), Some(hello));
+        other.send(&Message::Welcome);
+        drop(other);
+        assert_eq!(line.wait(end()), Some(Message::Welcome));
+        assert_eq!((line.wait(end()), line.is_open()), (None, false));
+    }
+
+    #[test]
+    fn what_is_no_message_closes_the_connection() {
+        for bytes in
+            [&[255_u8; 4][..], b"\x02\0\0\0{}", b"\x04\0\0\0\xff\xff\xff\xff", b"GET / HTTP/1.1\r\n\r\n"]
+        {
+            let (mut line, mut other) = pair();
+            other.write_all(bytes).unwrap();
+            assert_eq!((line.wait(end()), line.is_open()), (None, false), "{bytes:?}");
+        }
+    }
+
+    #[test]
+    fn a_message_that_stays_away_does_not_hold_anybody() {
+        let (mut line, mut other) = pair();
+        other.write_all(&[100, 0, 0, 0, b'{']).unwrap();
+        assert_eq!(line.wait(Instant::now() + Duration::from_millis(50)), None);
+        assert!(line.is_open());
+    }
+
+    #[test]
+    fn a_peer_that_does_not_read_is_given_up() {
+        let (mut line, _other) = pair();
+        let message = Message::Hello { token: "x".repeat(200_000), rank: 0, lost: None };
+        let end = end();
+        while line.is_open() && Instant::now() < end {
+            line.send(&message);
+        }
+        assert!(!line.is_open());
+    }
+}

@@ -1,0 +1,166 @@
+//! How the side channel comes to be.
+
+use std::net::{IpAddr, SocketAddr, TcpListener, TcpStream};
+use std::path::PathBuf;
+use std::sync::atomic::AtomicBool;
+use std::sync::{Arc, Condvar, Mutex};
+use std::time::{Duration, Instant};
+
+use isobar_collectives::{BackendKind, Group};
+
+use super::frame::{Line, Message};
+use super::watch::{Channel, Watch};
+use super::{Shared, State, Watchdog, address};
+use crate::flight::Own;
+use crate::{Error, Result};
+
+/// How the watchdog is to work.
+#[derive(Debug, Clone)]
+pub(crate) struct Options {
+    /// How long a rank may be silent.
+    pub(crate) heartbeat_timeout: Duration,
+    /// Where records go.
+    pub(crate) folder: PathBuf,
+    /// The network interface to listen on.
+    pub(crate) interface: Option<String>,
+    /// The host of rank 0, where the launcher told it.
+    pub(crate) addr: Option<String>,
+}
+
+/// How long a rank may take to reach the watching one.
+const CONNECT: Duration = Duration::from_secs(5);
+
+/// Starts the watchdog; nothing where there is nobody to watch: on ranks that are alone or threads. Where the ranks do not
+/// reach each other, it warns and gives nothing: they may train all the same.
+///
+/// All ranks call.
+pub(crate) fn start(world: &Group, options: &Options) -> Result<Option<Watchdog>> {
+    let processes = matches!(world.backend(), BackendKind::Mpi | BackendKind::Gloo);
+    if !processes || world.size() == 1 {
+        return Ok(None);
+    }
+    // What only one rank finds is told at the end, so that all decide alike.
+    let machine = address::machine();
+    let machines = world.all_gather_bytes(machine.as_bytes())?;
+    let machines: Vec<String> =
+        machines.into_iter().map(|name| String::from_utf8_lossy(&name).into_owned()).collect();
+    let token = world.broadcast_bytes(&if world.rank() == 0 { draw()? } else { Vec::new() }, 0)?;
+    let token: String = token.iter().map(|byte| format!("{byte:02x}")).collect();
+    let listening = listen(&machines, world.rank(), options);
+    let own = match &listening {
+        Ok((_, address)) => address.to_string(),
+        Err(problem) => format!("!{problem}"),
+    };
+    let all = world.all_gather_bytes(own.as_bytes())?;
+    let addresses: Vec<Result<SocketAddr, String>> = all.iter().map(|text| address(text)).collect();
+    if let Some((rank, problem)) =
+        addresses.iter().enumerate().find_map(|(rank, address)| Some((rank, address.as_ref().err()?)))
+    {
+        tracing::warn!("no watchdog: rank {rank} cannot be reached: {problem}; set distributed.interface");
+        return Ok(None);
+    }
+    let addresses: Vec<SocketAddr> = addresses.into_iter().flatten().collect();
+    let Ok((listener, _)) = listening else { return Ok(None) };
+    let shared = Arc::new(Shared {
+        own: Own {
+            // The job's name is no secret; the token is.
+            job: token.get(..8).unwrap_or_default().to_owned(),
+            rank: world.rank(),
+            ranks: world.size(),
+            host: crate::start::host().trim().to_owned(),
+            pid: std::process::id(),
+        },
+        flight: world.flight(),
+        folder: Mutex::new(options.folder.clone()),
+        lost: AtomicBool::new(false),
+        state: Mutex::new(State::default()),
+        changed: Condvar::new(),
+    });
+    let channel = Channel {
+        listener,
+        addresses,
+        token: token.get(8..).unwrap_or_default().to_owned(),
+        silence: options.heartbeat_timeout,
+        mpi: world.backend() == BackendKind::Mpi,
+    };
+    let watchdog = Watchdog(shared.clone());
+    let connected = match world.rank() {
+        0 => spawn(Watch::reporter(shared, channel)).map_err(|error| error.to_string()),
+        rank => {
+            let end = Instant::now() + CONNECT.min(world.deadline());
+            connect(&channel, 0, rank, None, end).and_then(|line| {
+                spawn(Watch::follower(shared, channel, line)).map_err(|error| error.to_string())
+            })
+        }
+    };
+    let mine = connected.as_ref().err().map(String::as_str).unwrap_or_default();
+    let problems = world.all_gather_bytes(mine.as_bytes())?;
+    if let Some(rank) = problems.iter().position(|problem| !problem.is_empty()) {
+        let problem = String::from_utf8_lossy(&problems[rank]).into_owned();
+        tracing::warn!("no watchdog: rank {rank} cannot reach rank 0: {problem}; set distributed.interface");
+        watchdog.stop();
+        return Ok(None);
+    }
+    Ok(Some(watchdog))
+}
+
+/// A connection to the rank `to`, which has answered.
+pub(super) fn connect(
+    channel: &Channel,
+    to: usize,
+    rank: usize,
+    lost: Option<crate::flight::Peer>,
+    end: Instant,
+) -> Result<Line, String> {
+    let address = channel.addresses.get(to).ok_or("there is no such rank")?;
+    let left = end.saturating_duration_since(Instant::now()).max(Duration::from_millis(1));
+    let failed = |error: std::io::Error| format!("{address}: {error}");
+    let stream = TcpStream::connect_timeout(address, left).map_err(failed)?;
+    let mut line = Line::new(stream).map_err(failed)?;
+    line.send(&Message::Hello { token: channel.token.clone(), rank, lost });
+    match line.wait(end) {
+        Some(Message::Welcome) => Ok(line),
+        Some(_) => Err(format!("{address}: not the answer of a watchdog")),
+        None => Err(format!("{address}: no answer")),
+    }
+}
+
+fn spawn(watch: Watch) -> std::io::Result<()> {
+    let thread = std::thread::Builder::new().name("isobar-watchdog".to_owned());
+    thread.spawn(move || watch.run()).map(drop)
+}
+
+/// The bytes that tell the ranks of this job from strangers, from the system's own source of random numbers.
+fn draw() -> Result<Vec<u8>> {
+    let mut token = vec![0; 36];
+    getrandom::fill(&mut token).map_err(|error| Error::RandomNumbers { problem: error.to_string() })?;
+    Ok(token)
+}
+
+fn listen(machines: &[String], rank: usize, options: &Options) -> Result<(TcpListener, SocketAddr), String> {
+    let own = &machines[rank];
+    let address: IpAddr = match &options.interface {
+        Some(name) => address::of_interface(name).map_err(|error| error.to_string())?,
+        None => {
+            let names = machines.iter().filter(|other| *other != own);
+            let names: Vec<&str> =
+                names.map(|name| name.split_once(' ').map_or(name.as_str(), |(host, _)| host)).collect();
+            let hosts = options.addr.as_deref().into_iter().chain(names.iter().copied());
+            address::towards(names.is_empty(), hosts)
+                .ok_or("this machine does not find the others by their names")?
+        }
+    };
+    let listener = TcpListener::bind((address, 0)).map_err(|error| format!("{address}: {error}"))?;
+    let bound = listener.local_addr().map_err(|error| error.to_string())?;
+    listener.set_nonblocking(true).map_err(|error| error.to_string())?;
+    Ok((listener, bound))
+}
+
+/// What a rank said of its address.
+fn address(text: &[u8]) -> Result<SocketAddr, String> {
+    let text = String::from_utf8_lossy(text);
+    match text.strip_prefix('!') {
+        Some(problem) => Err(problem.to_owned()),
+        None => text.parse().map_err(|_| format!("\"{text}\" is no address")),
+    }
+}

@@ -1,0 +1,413 @@
+//! The watching thread.
+
+use std::io::Write;
+use std::net::{SocketAddr, TcpListener};
+use std::path::PathBuf;
+use std::sync::atomic::Ordering;
+use std::sync::mpsc::{Receiver, channel};
+use std::sync::{Arc, PoisonError};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use isobar_collectives::flight::Phase;
+
+use super::frame::{Line, Message};
+use super::peers::{Known, Peers};
+use super::{BEAT, Shared, start};
+use crate::flight::{self, Fate, FlightRecord, Peer};
+
+/// The side channel of a rank.
+pub(super) struct Channel {
+    pub(super) listener: TcpListener,
+    /// Where each rank listens.
+    pub(super) addresses: Vec<SocketAddr>,
+    pub(super) token: String,
+    /// How long a rank may be silent.
+    pub(super) silence: Duration,
+    pub(super) mpi: bool,
+}
+
+/// How often connections are looked at.
+const TICK: Duration = Duration::from_millis(20);
+
+/// So soon a rank says that it does something else, where there are few ranks.
+const NEWS: Duration = Duration::from_millis(50);
+const FEW: usize = 64;
+
+/// A thread that slept longer than this was stopped itself, and has nothing to say of others' silence.
+const PAUSE: Duration = Duration::from_secs(1);
+
+/// For so long after it was stopped a rank leaves the report to the others.
+const TOLD: Duration = Duration::from_secs(5);
+
+/// How long one error of a rank's own waits for those of the others: where all have their own, no rank was lost.
+const OWN_ERRORS: Duration = Duration::from_millis(500);
+
+/// How long ranks that gave up because of others wait for a cause to show.
+const CAUSE: Duration = Duration::from_secs(1);
+
+/// From so long a silence on, a rank is taken for stopped where others gave up.
+const SUSPICIOUS: Duration = Duration::from_millis(900);
+
+/// How long records are waited for.
+const RECORDS: Duration = Duration::from_millis(300);
+
+/// How long a candidate may take to take over, and how long it waits for the others.
+const TAKE_OVER: Duration = Duration::from_millis(300);
+
+/// How long a rank may take to look up the names of its stacks, and to end by itself.
+const STACKS: Duration = Duration::from_millis(350);
+const OWN_END: Duration = Duration::from_millis(1500);
+
+/// The most operations of a record that is sent; the file has all.
+const SENT: usize = 32;
+
+/// The exit code of a job that has lost a rank.
+const LOST: i32 = 4;
+
+pub(super) struct Watch {
+    shared: Arc<Shared>,
+    channel: Channel,
+    role: Role,
+    peers: Peers,
+    /// Ranks that watched before, and were lost.
+    gone: Vec<Peer>,
+    took_over: Option<Instant>,
+    /// When this rank said last what it does, and what.
+    beaten: Option<(Instant, (Phase, u64))>,
+    looked: Instant,
+    /// When the first rank turned out to be unwell.
+    trouble: Option<Instant>,
+    /// When this rank was stopped last, for so long that the others took it for lost.
+    stopped: Option<Instant>,
+}
+
+/// Whether a rank is to say what it does: every so often, and of few ranks soon after it does something else.
+fn beats(shared: &Shared, beaten: &mut Option<(Instant, (Phase, u64))>) -> bool {
+    let doing = shared.flight.phase();
+    let due = beaten.is_none_or(|(at, did)| {
+        let news = did != doing && shared.own.ranks <= FEW;
+        at.elapsed() >= if news { NEWS } else { BEAT }
+    });
+    if due {
+        *beaten = Some((Instant::now(), doing));
+    }
+    due
+}
+
+enum Role {
+    Reporter,
+    Follower { of: usize, reporter: Box<Known>, goodbye: bool },
+}
+
+impl Watch {
+    pub(super) fn reporter(shared: Arc<Shared>, channel: Channel) -> Self {
+        Self::new(shared, channel, Role::Reporter)
+    }
+
+    pub(super) fn follower(shared: Arc<Shared>, channel: Channel, line: Line) -> Self {
+        let reporter = Box::new(Known::new(line));
+        Self::new(shared, channel, Role::Follower { of: 0, reporter, goodbye: false })
+    }
+
+    fn new(shared: Arc<Shared>, channel: Channel, role: Role) -> Self {
+        Self {
+            shared,
+            channel,
+            role,
+            peers: Peers::default(),
+            gone: Vec::new(),
+            took_over: None,
+            beaten: None,
+            looked: Instant::now(),
+            trouble: None,
+            stopped: None,
+        }
+    }
+
+    pub(super) fn run(mut self) {
+        loop {
+            self.shared.rest(TICK);
+            if self.looked.elapsed() > self.channel.silence {
+                self.stopped = Some(Instant::now());
+            }
+            let own = &self.shared.own;
+            let said = self.peers.accept(&self.channel.listener, &self.channel.token, own.rank, own.ranks);
+            let over = match &self.role {
+                Role::Reporter => {
+                    self.gone.extend(said.flatten().filter(|peer| self.is_new(peer)));
+                    self.report_round()
+                }
+                // Somebody says that the rank that watches is lost, and means that this one takes over.
+                Role::Follower { of, .. } => {
+                    let of = *of;
+                    match said.flatten().filter(|peer| peer.rank == of) {
+                        Some(lost) => {
+                            self.take_over(lost);
+                            false
+                        }
+                        None => self.follow_round(),
+                    }
+                }
+            };
+            self.looked = Instant::now();
+            if over {
+                self.shared.done();
+                return;
+            }
+        }
+    }
+
+    /// As who is watched by nobody: looks at all others. Says whether the watch is over.
+    fn report_round(&mut self) -> bool {
+        let paused = self.looked.elapsed() > PAUSE;
+        for (&rank, known) in &mut self.peers.known {
+            known.listen(rank);
+            if paused {
+                known.heard = Instant::now();
+            }
+            known.is_silent(self.channel.silence);
+        }
+        if beats(&self.shared, &mut self.beaten) {
+            let beat = Message::Beat(self.shared.peer(Fate::Ended));
+            self.peers.send(&beat);
+        }
+        self.peers.flush();
+        let own = self.shared.leaving();
+        let unwell = self.unwell(own.clone());
+        if unwell.is_empty() {
+            return own.is_some_and(|fate| {
+                let goodbye = Message::Goodbye(self.shared.peer(fate));
+                self.peers.send(&goodbye);
+                true
+            });
+        }
+        self.shared.lost.store(true, Ordering::Relaxed);
+        let since = self.trouble.get_or_insert_with(Instant::now).elapsed();
+        let ended = self.peers.known.values().filter(|known| known.fate.is_some()).count();
+        let all = ended + self.gone.len() + usize::from(own.is_some()) == self.shared.own.ranks;
+        let heard = self.peers.known.len() + self.gone.len() + 1 == self.shared.own.ranks;
+        if self.took_over.is_some_and(|at| at.elapsed() < TAKE_OVER) && !heard {
+            return false;
+        }
+        let is = |wanted: fn(&Fate) -> bool| unwell.iter().any(|peer| wanted(&peer.fate));
+        let failed = is(|fate| matches!(fate, Fate::Failed(_)));
+        let gave_up = is(|fate| matches!(fate, Fate::GaveUp(_)));
+        if is(|fate| matches!(fate, Fate::Closed | Fate::Silent(_) | Fate::Panicked(_))) {
+            self.report(own);
+        } else if failed && all && !gave_up {
+            // Each rank has said on its own what was wrong.
+            self.peers.send(&Message::Release);
+            return true;
+        } else if all || since > if failed { OWN_ERRORS } else { CAUSE } {
+            self.report(own);
+        }
+        false
+    }
+
+    /// Whom something befell, this rank included.
+    fn unwell(&self, own: Option<Fate>) -> Vec<Peer> {
+        let known = self.peers.known.iter();
+        let others = known.filter_map(|(&rank, known)| Some(known.peer(rank, known.fate.clone()?)));
+        let own = own.map(|fate| self.shared.peer(fate));
+        let all = self.gone.iter().cloned().chain(others).chain(own);
+        all.filter(|peer| peer.fate != Fate::Ended).collect()
+    }
+
+    fn is_new(&self, peer: &Peer) -> bool {
+        self.gone.iter().all(|gone| gone.rank != peer.rank) && peer.rank != self.shared.own.rank
+    }
+
+    /// As one of those that are watched. Says whether the watch is over.
+    fn follow_round(&mut self) -> bool {
+        let leaving = self.shared.leaving();
+        let Role::Follower { of, reporter, .. } = &mut self.role else { return false };
+        let of = *of;
+        let paused = self.looked.elapsed() > PAUSE;
+        let said = reporter.listen(of);
+        if paused {
+            reporter.heard = Instant::now();
+        }
+        reporter.is_silent(self.channel.silence);
+        for message in said {
+            match message {
+                Message::Gather { reason, peers } => {
+                    self.gather(&reason, &peers);
+                    return true;
+                }
+                Message::Release => return true,
+                // What is out of place is not acted upon.
+                _ => {}
+            }
+        }
+        let Role::Follower { reporter, goodbye, .. } = &mut self.role else { return false };
+        match reporter.fate.clone() {
+            Some(fate @ (Fate::Closed | Fate::Silent(_))) => {
+                let lost = reporter.peer(of, fate);
+                self.take_over(lost);
+                return false;
+            }
+            // It needs nobody to watch any more.
+            Some(Fate::Ended) => return true,
+            _ => {}
+        }
+        if let Some(fate) = leaving.filter(|_| !*goodbye) {
+            *goodbye = true;
+            let over = fate == Fate::Ended;
+            reporter.line.send(&Message::Goodbye(self.shared.peer(fate)));
+            return over;
+        }
+        if beats(&self.shared, &mut self.beaten) {
+            reporter.line.send(&Message::Beat(self.shared.peer(Fate::Ended)));
+        }
+        reporter.line.flush();
+        false
+    }
+
+    /// The rank that watched is lost: the lowest one that answers takes over.
+    fn take_over(&mut self, lost: Peer) {
+        self.shared.lost.store(true, Ordering::Relaxed);
+        let own = self.shared.own.rank;
+        for candidate in lost.rank + 1..own {
+            let end = Instant::now() + TAKE_OVER;
+            if let Ok(line) = start::connect(&self.channel, candidate, own, Some(lost.clone()), end) {
+                let reporter = Box::new(Known::new(line));
+                self.role = Role::Follower { of: candidate, reporter, goodbye: false };
+                self.beaten = None;
+                return;
+            }
+        }
+        if self.is_new(&lost) {
+            self.gone.push(lost);
+        }
+        self.role = Role::Reporter;
+        self.took_over = Some(Instant::now());
+    }
+
+    /// Asks all for their records, prints the report, and ends the process.
+    fn report(&mut self, own: Option<Fate>) {
+        let unwell = self.unwell(own.clone());
+        let reason = match unwell.iter().find(|peer| peer.fate.is_cause()).or(unwell.first()) {
+            Some(peer) => flight::plain(&peer.to_string()),
+            None => String::new(),
+        };
+        let ask = Message::Gather { reason: reason.clone(), peers: unwell.clone() };
+        self.ask(&ask);
+        self.write(&reason, &unwell);
+        let end = Instant::now() + RECORDS;
+        loop {
+            // Some may come only now, where the rank that watched was lost.
+            self.ask(&ask);
+            let mut missing = false;
+            for (&rank, known) in &mut self.peers.known {
+                known.listen(rank);
+                known.line.flush();
+                let answers = !matches!(known.fate, Some(Fate::Closed | Fate::Silent(_)));
+                missing |= known.record.is_none() && answers;
+            }
+            if !missing || Instant::now() >= end {
+                break;
+            }
+            thread::sleep(Duration::from_millis(5));
+        }
+        for known in self.peers.known.values_mut().filter(|known| known.record.is_none()) {
+            known.is_silent(SUSPICIOUS);
+        }
+        let unwell = self.unwell(own.clone());
+        let others = self.peers.known.values_mut().filter_map(|known| known.record.take());
+        let mut records: Vec<FlightRecord> = others.collect();
+        records.push(self.record(&reason, &unwell, SENT, false));
+        records.sort_by_key(|record| record.rank);
+        let text = flight::report(&flight::diagnose(&records), &self.folder());
+        // The others have ended because of this rank, and have said so.
+        let told = self.stopped.is_some_and(|at| at.elapsed() < TOLD);
+        let stacks = self.write_with_stacks(&reason, &unwell);
+        // Whoever does not read it does not hold the end up: the process ends from another thread then.
+        let stopped = self.peers.known.values().any(|known| matches!(known.fate, Some(Fate::Silent(_))))
+            || self.gone.iter().any(|peer| matches!(peer.fate, Fate::Silent(_)));
+        if !told {
+            let _ = std::io::stderr().lock().write_all(text.as_bytes());
+        }
+        tracing::debug!("{text}");
+        self.peers.send(&Message::Release);
+        self.end(&stacks, stopped);
+    }
+
+    /// Asks those for their records that were not asked yet.
+    fn ask(&mut self, ask: &Message) {
+        let own = &self.shared.own;
+        self.peers.accept(&self.channel.listener, &self.channel.token, own.rank, own.ranks);
+        for known in self.peers.known.values_mut().filter(|known| !known.asked) {
+            known.asked = true;
+            known.line.send(ask);
+        }
+    }
+
+    /// Writes this rank's record, sends it to who asked, and ends the process.
+    fn gather(&mut self, reason: &str, peers: &[Peer]) {
+        self.shared.lost.store(true, Ordering::Relaxed);
+        self.write(reason, peers);
+        let record = self.record(reason, peers, SENT, false);
+        let stacks = self.write_with_stacks(reason, peers);
+        if let Role::Follower { reporter, .. } = &mut self.role {
+            reporter.line.send(&Message::Record(Box::new(record)));
+            // Launchers end a job at once when the first rank has ended badly.
+            reporter.line.wait(Instant::now() + 2 * RECORDS);
+        }
+        self.end(&stacks, false);
+    }
+
+    fn record(&self, reason: &str, peers: &[Peer], most: usize, stacks: bool) -> FlightRecord {
+        flight::record(&self.shared.own, &self.shared.flight, reason, peers, most, stacks)
+    }
+
+    fn folder(&self) -> PathBuf {
+        self.shared.folder.lock().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
+    /// Writes this rank's record; that the disk is full does not keep the job from its end.
+    fn write(&self, reason: &str, peers: &[Peer]) {
+        let record = self.record(reason, peers, usize::MAX, false);
+        if let Err(error) = flight::write(&self.folder(), &record) {
+            tracing::warn!("{error}");
+        }
+    }
+
+    /// The same with who waits for what, whose names take a while to be found: on a thread of its own.
+    fn write_with_stacks(&self, reason: &str, peers: &[Peer]) -> Receiver<()> {
+        let (own, recorder, folder) = (self.shared.own.clone(), self.shared.flight.clone(), self.folder());
+        let (reason, peers) = (reason.to_owned(), peers.to_vec());
+        let (sender, receiver) = channel();
+        thread::spawn(move || {
+            let record = flight::record(&own, &recorder, &reason, &peers, usize::MAX, true);
+            // The record without them is there already.
+            let _ = flight::write(&folder, &record);
+            drop(sender);
+        });
+        receiver
+    }
+
+    /// Ends the process: by itself where the program is about to, else with the code of a job that has lost a rank. Over MPI
+    /// a rank that is stopped ends only if MPI ends the whole job.
+    fn end(&self, stacks: &Receiver<()>, abort: bool) {
+        let leaves = self.shared.leaving().is_some();
+        let last = if leaves { OWN_END + STACKS } else { 2 * STACKS };
+        thread::spawn(move || {
+            thread::sleep(last);
+            signal_hook::low_level::exit(LOST);
+        });
+        let _ = stacks.recv_timeout(STACKS);
+        self.shared.done();
+        if leaves && !abort {
+            thread::sleep(OWN_END);
+        }
+        crate::logging::flush();
+        #[cfg(feature = "mpi")]
+        if abort && self.channel.mpi {
+            isobar_collectives::mpi::abort(LOST);
+        }
+        #[cfg(not(feature = "mpi"))]
+        let _ = (abort, self.channel.mpi);
+        signal_hook::low_level::exit(LOST);
+    }
+}

@@ -1,0 +1,62 @@
+//! The command `isobar`, of which one rank fails where it is told to. `FAULT` is `RANK PHASE STEP HOW MARK`: from which step
+//! on in which phase, how (`kill`, `stop`, `panic`, `hang`, `extra`), and the file that is made just before.
+
+use std::process::{Command, ExitCode};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
+use std::{fs, thread};
+
+use isobar_collectives::flight;
+use isobar_manager::DistributedManager;
+use nix::sys::signal::{Signal, kill};
+use nix::unistd::Pid;
+
+fn main() -> ExitCode {
+    let fault = std::env::var("FAULT").unwrap_or_default();
+    let words: Vec<String> = fault.split_whitespace().map(str::to_owned).collect();
+    if let [rank, phase, step, how, mark] = &words[..] {
+        let [rank, phase, how, mark] = [rank, phase, how, mark].map(Clone::clone);
+        let from: u64 = step.parse().unwrap_or_default();
+        let failed = AtomicBool::new(false);
+        flight::on_phase(move |now, step| {
+            let own = DistributedManager::get().map(|manager| manager.rank().to_string());
+            if now.name() == phase
+                && step >= from
+                && own.is_ok_and(|own| own == rank)
+                && !failed.swap(true, Ordering::Relaxed)
+            {
+                fail(&how, &mark);
+            }
+        });
+    }
+    isobar::main()
+}
+
+fn fail(how: &str, mark: &str) {
+    let own = Pid::this();
+    // Long enough for the others to hear of the phase.
+    thread::sleep(Duration::from_millis(400));
+    let _ = fs::write(mark, own.to_string());
+    match how {
+        "kill" => {
+            let _ = kill(own, Signal::SIGKILL);
+        }
+        "stop" => {
+            // No launcher of plain processes ends one that is stopped.
+            let later = format!("sleep {}; kill -KILL {own}", STOPPED.as_secs_f64());
+            let _ = Command::new("sh").args(["-c", &later]).spawn();
+            let _ = kill(own, Signal::SIGSTOP);
+        }
+        "panic" => panic!("as it was told"),
+        // A collective that the others do not make: they come to no end together.
+        "extra" => {
+            let world = DistributedManager::get().and_then(|manager| manager.group(None));
+            let _ = world.map(|world| world.barrier());
+        }
+        "hang" => thread::sleep(Duration::from_secs(3600)),
+        _ => {}
+    }
+}
+
+/// So long a process stays stopped: longer than the deadline of the tests, shorter than they wait for the job's end.
+const STOPPED: Duration = Duration::from_millis(7500);

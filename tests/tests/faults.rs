@@ -1,0 +1,222 @@
+//! Any rank that is killed, stopped or panics, in any phase, ends the job soon, with one report that names it.
+#![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
+
+use std::fs;
+use std::path::Path;
+use std::process::Command;
+use std::sync::{Mutex, PoisonError};
+use std::time::{Duration, SystemTime};
+
+use isobar_harness::{Exit, Launch, Outcome, output_within, workspace};
+use isobar_tests::{full, has_mpi, has_slurm};
+use rstest::rstest;
+use tempfile::tempdir;
+
+/// The deadline of the runs, in seconds.
+const DEADLINE: f64 = 3.0;
+
+/// How much later than the deadline a job may end.
+const SLACK: f64 = 5.0;
+
+const FAULTS: [&str; 3] = ["kill", "stop", "panic"];
+const PHASES: [&str; 5] = ["start", "forward", "backward", "optimizer", "checkpoint"];
+
+/// Numbers of ranks, and which of them fails.
+const PLACES: [(usize, usize); 5] = [(2, 0), (2, 1), (4, 0), (4, 1), (4, 3)];
+
+#[derive(Debug, Clone, Copy)]
+enum Launcher {
+    Mpirun,
+    Srun,
+    Plain,
+}
+
+const LAUNCHERS: [Launcher; 3] = [Launcher::Mpirun, Launcher::Srun, Launcher::Plain];
+
+#[derive(Debug, Clone, Copy)]
+struct Fault {
+    how: &'static str,
+    phase: &'static str,
+    ranks: usize,
+    victim: usize,
+    launcher: Launcher,
+}
+
+/// Every pair of two properties at least once; with all, every combination.
+fn faults(all: bool) -> Vec<Fault> {
+    let mut faults = Vec::new();
+    for (i, phase) in PHASES.into_iter().enumerate() {
+        for (j, (ranks, victim)) in PLACES.into_iter().enumerate() {
+            for (k, how) in FAULTS.into_iter().enumerate() {
+                for (l, launcher) in LAUNCHERS.into_iter().enumerate() {
+                    if all || (k == (i + j) % 3 && l == (i + 2 * j) % 3) {
+                        faults.push(Fault { how, phase, ranks, victim, launcher });
+                    }
+                }
+            }
+        }
+    }
+    faults
+}
+
+/// One job at a time: the ranks of several would keep each other from the processor, and their deadlines are short.
+static MACHINE: Mutex<()> = Mutex::new(());
+
+#[rstest]
+#[case::mpirun(0)]
+#[case::srun(1)]
+#[case::plain(2)]
+fn a_lost_rank_is_named(#[case] launcher: usize) {
+    let there = match LAUNCHERS[launcher] {
+        Launcher::Mpirun => has_mpi(),
+        Launcher::Srun => has_mpi() && has_slurm(),
+        Launcher::Plain => true,
+    };
+    if !there {
+        return;
+    }
+    let own = faults(full()).into_iter().filter(|fault| fault.launcher as usize == launcher);
+    let problems: Vec<String> = own.filter_map(|fault| check(fault).err()).collect();
+    assert!(problems.is_empty(), "{} failures\n{}", problems.len(), problems.join("\n\n"));
+}
+
+#[test]
+fn the_sample_has_every_pair() {
+    let sample = faults(false);
+    let has = |wanted: &dyn Fn(&Fault) -> bool| assert!(sample.iter().any(wanted));
+    for phase in PHASES {
+        for how in FAULTS {
+            has(&|fault| (fault.phase, fault.how) == (phase, how));
+        }
+        for launcher in 0..3 {
+            has(&|fault| (fault.phase, fault.launcher as usize) == (phase, launcher));
+        }
+        for place in PLACES {
+            has(&|fault| (fault.phase, (fault.ranks, fault.victim)) == (phase, place));
+        }
+    }
+    for launcher in 0..3 {
+        for how in FAULTS {
+            has(&|fault| (fault.launcher as usize, fault.how) == (launcher, how));
+        }
+        for place in PLACES {
+            has(&|fault| (fault.launcher as usize, (fault.ranks, fault.victim)) == (launcher, place));
+        }
+    }
+    for how in FAULTS {
+        for place in PLACES {
+            has(&|fault| (fault.how, (fault.ranks, fault.victim)) == (how, place));
+        }
+    }
+    assert_eq!((sample.len(), faults(true).len()), (25, 225));
+}
+
+/// A rank that goes on living, and never comes to what the others wait in.
+#[test]
+fn a_rank_that_hangs_is_named() {
+    for launcher in [Launcher::Plain, Launcher::Mpirun] {
+        if matches!(launcher, Launcher::Mpirun) && !has_mpi() {
+            continue;
+        }
+        check(Fault { how: "hang", phase: "forward", ranks: 2, victim: 1, launcher }).unwrap();
+    }
+}
+
+/// A rank that makes a call of its own: the ranks wait for each other in two groups, each for what the other does not call.
+#[test]
+fn calls_in_another_order_are_named() {
+    for launcher in [Launcher::Plain, Launcher::Mpirun] {
+        if matches!(launcher, Launcher::Mpirun) && !has_mpi() {
+            continue;
+        }
+        check(Fault { how: "extra", phase: "forward", ranks: 2, victim: 1, launcher }).unwrap();
+    }
+}
+
+/// What is wrong with the end of a run with this fault.
+fn check(fault: Fault) -> Result<(), String> {
+    let _machine = MACHINE.lock().unwrap_or_else(PoisonError::into_inner);
+    let output = tempdir().unwrap();
+    let mark = output.path().join("mark");
+    let outcome = run(fault, output.path(), &mark);
+    let ended = SystemTime::now();
+    let wrong = |what: &str| Err(format!("{fault:?}: {what}\n{outcome}"));
+    let Ok(failed) = fs::metadata(&mark).and_then(|mark| mark.modified()) else {
+        return wrong("the rank did not come to its fault");
+    };
+    let took = ended.duration_since(failed).unwrap_or_default().as_secs_f64();
+    if took > DEADLINE + SLACK {
+        return wrong(&format!("the job ended {took:.1} s after the fault"));
+    }
+    if matches!(outcome.exit, Exit::Code(0) | Exit::Deadline) {
+        return wrong("the job ended as if all were well, or not at all");
+    }
+    let reporter = usize::from(fault.victim == 0);
+    for (rank, said) in outcome.ranks.iter().enumerate() {
+        let reports = said.stderr.matches("isobar: the job ends").count();
+        let expected = usize::from(rank == reporter && (fault.how != "panic" || fault.victim != 0))
+            + usize::from(fault.how == "panic" && fault.victim == 0 && rank == 0);
+        if reports != expected {
+            return wrong(&format!("{reports} reports of rank {rank}, expected {expected}"));
+        }
+    }
+    let reporter = if fault.how == "panic" { 0 } else { reporter };
+    let word = match fault.how {
+        "kill" => "was lost",
+        "stop" => "has not been heard of",
+        "panic" => "panicked at",
+        _ => "has not come to",
+    };
+    let named = |text: &str| {
+        if fault.how == "extra" {
+            let both = ["rank 0 in all_reduce of Float", "rank 1 in barrier (number "];
+            return text.contains("  ranks wait for each other")
+                && both.iter().all(|word| text.contains(word));
+        }
+        text.lines().any(|line| {
+            line.starts_with(&format!("  rank {} (", fault.victim))
+                && line.contains(word)
+                && line.contains(&format!("in {} of step", fault.phase))
+        })
+    };
+    if !named(&outcome.ranks[reporter].stderr) {
+        return wrong("the report does not name the rank, what befell it, and where it was");
+    }
+    let records = output.path().join("darcy_afno/flight");
+    let count = fs::read_dir(&records).map_or(0, |files| {
+        files.flatten().filter(|file| file.file_name().to_string_lossy().starts_with("flight_rank_")).count()
+    });
+    if count < fault.ranks - 1 {
+        return wrong(&format!("{count} flight records"));
+    }
+    let mut command = Command::new(env!("CARGO_BIN_EXE_isobar-app"));
+    let why = output_within(command.args(["trace", "why"]).arg(&records), Duration::from_secs(60));
+    let why = why.unwrap().unwrap();
+    let text = String::from_utf8_lossy(&why.stdout).into_owned();
+    if !why.status.success() || !named(&text) {
+        return wrong(&format!("`isobar trace why` says\n{text}{}", String::from_utf8_lossy(&why.stderr)));
+    }
+    Ok(())
+}
+
+fn run(fault: Fault, output: &Path, mark: &Path) -> Outcome {
+    const PROGRAM: &str = env!("CARGO_BIN_EXE_faulty");
+    let launch = match fault.launcher {
+        Launcher::Mpirun => Launch::mpirun(fault.ranks, PROGRAM),
+        Launcher::Srun => Launch::srun(fault.ranks, "pmix", PROGRAM),
+        Launcher::Plain => Launch::plain(fault.ranks, PROGRAM),
+    };
+    let from = if matches!(fault.phase, "start" | "checkpoint") { 0 } else { 2 };
+    let Fault { victim, phase, how, .. } = fault;
+    launch
+        .current_dir(workspace())
+        .deadline(Duration::from_secs(60))
+        .env("FAULT", format!("{victim} {phase} {from} {how} {}", mark.display()))
+        .args(["train", "configs/darcy_afno.toml", "--set", "data.path=tests/data/darcy_excerpt.h5"])
+        .args(["--set", "data.validation_samples=0", "--set", "checkpoint.every_steps=2"])
+        .args(["--set", &format!("run.output={}", output.display())])
+        .args(["--set", "train.epochs=100000", "--set", "train.batch_size=4"])
+        .args(["--set", &format!("distributed.timeout_s={DEADLINE}")])
+        .run()
+        .unwrap()
+}
