@@ -1,6 +1,8 @@
 //! The manager of a process, from its set-up to its end, and again.
 
-use isobar_manager::{DistributedManager, Error, SetupOptions};
+use std::time::{Duration, Instant};
+
+use isobar_manager::{DistributedManager, Error, SetupOptions, Termination};
 use tch::{Device, Kind, Tensor};
 
 // One test, since the manager is the process's.
@@ -31,4 +33,17 @@ fn is_set_up_once_and_again_after_its_end() {
         assert!(!DistributedManager::is_initialized());
         DistributedManager::cleanup(true).unwrap();
     }
+}
+
+/// SIGTERM sets the flag of who asked to be told, and ends nothing.
+#[test]
+fn a_process_that_is_asked_to_end_hears_of_it() {
+    let termination = Termination::watch().unwrap();
+    assert!(!termination.requested());
+    nix::sys::signal::raise(nix::sys::signal::Signal::SIGTERM).unwrap();
+    let end = Instant::now() + Duration::from_secs(20);
+    while !termination.requested() && Instant::now() < end {
+        std::thread::sleep(Duration::from_millis(5));
+    }
+    assert!(termination.requested());
 }
