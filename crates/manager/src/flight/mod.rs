@@ -137,20 +137,17 @@ pub(crate) fn record(
 }
 
 impl FlightRecord {
-    /// The operation that the rank cannot get past: the last one that failed or that it waits for, else one under way.
+    /// The operation that the rank cannot get past: the last one that it waits for, else the first that failed after the last
+    /// that finished, else the last under way.
     #[must_use]
     pub fn stuck(&self) -> Option<&FlightEntry> {
         let last = |state: FlightState| self.entries.iter().rev().find(|entry| entry.state == state);
-        let failed = last(FlightState::Failed);
-        let waiting = last(FlightState::Waiting);
-        // A failure that was got over is followed by other operations.
-        let failed = failed.filter(|failed| {
-            self.entries
-                .iter()
-                .filter(|later| later.number > failed.number)
-                .all(|later| later.state != FlightState::Finished || later.group != failed.group)
+        let finished = self.finished().map(|entry| entry.number);
+        // Once one has failed, others fail for its sake.
+        let failed = self.entries.iter().find(|entry| {
+            entry.state == FlightState::Failed && finished.is_none_or(|finished| entry.number > finished)
         });
-        waiting.or(failed).or_else(|| last(FlightState::Started))
+        last(FlightState::Waiting).or(failed).or_else(|| last(FlightState::Started))
     }
 
     /// The last operation that finished.

@@ -132,6 +132,20 @@ fn a_rank_that_ended_in_good_order_is_named_where_others_wait_for_it() {
 }
 
 #[test]
+fn the_first_failure_counts_and_not_what_it_brings_with_it() {
+    let failed = |operation: &str, number: u64| entry(operation, 0, number, "failed", &[8]);
+    let entries = [
+        failed("scatter_v", 39),
+        entry("all_reduce", 0, 40, "finished", &[8]),
+        failed("broadcast", 41),
+        failed("barrier", 42),
+    ];
+    let record = record(0, [43, 0], &entries);
+    assert_eq!(record.stuck().map(|entry| entry.operation.as_str()), Some("broadcast"));
+    assert_eq!(record.finished().map(|entry| entry.sequence), Some(40));
+}
+
+#[test]
 fn nothing_is_made_of_nothing() {
     assert_eq!(diagnose(&[]), Diagnosis::default());
     assert_eq!(text(&[record(0, [0, 0], &[])]), "  no rank was lost, and none waits for another");
