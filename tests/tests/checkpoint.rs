@@ -57,6 +57,8 @@ fn losses(output: &Path) -> Vec<f64> {
 #[case::one_rank(1, &[], 1, &[])]
 #[case::data_parallel(2, &[], 2, &[])]
 #[case::domain(2, &["distributed.mesh.names=[\"domain\"]"], 2, &["distributed.mesh.names=[\"domain\"]"])]
+#[case::fully_sharded(2, &["distributed.mesh.names=[\"shard\"]"], 2, &["distributed.mesh.names=[\"shard\"]"])]
+#[case::from_fully_sharded(3, &["distributed.mesh.names=[\"shard\"]"], 2, &[])]
 #[case::other_number(2, &[], 3, &[])]
 #[case::other_layout(2, &["distributed.mesh.names=[\"domain\"]"], 4, &["distributed.mesh.names=[\"data\", \"domain\"]", "distributed.mesh.shape=[2, 2]"])]
 fn forty_steps_are_twenty_and_twenty(

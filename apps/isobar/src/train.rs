@@ -62,13 +62,15 @@ pub(crate) fn command(args: &TrainArgs) -> Result<Exit> {
 /// SLURM's variable with the number of the job.
 const JOB: &str = "SLURM_JOB_ID";
 
-/// What asks this run for checkpoints: SIGUSR1 and SIGTERM.
-fn signals(config: &Config) -> Result<Signals> {
+/// What asks this run for checkpoints: SIGUSR1, and SIGTERM while no rank is lost. (mpirun sends it to those that are left.)
+fn signals(manager: &DistributedManager, config: &Config) -> Result<Signals> {
     let under_slurm = std::env::var_os(JOB).is_some();
     if config.checkpoint.requeue && !under_slurm {
         tracing::warn!("checkpoint.requeue is of no use here: {JOB} is not set, so this is no job of SLURM");
     }
-    Ok(Signals::install()?.requeue(config.checkpoint.requeue && under_slurm))
+    let manager = manager.clone();
+    let signals = Signals::install()?.peers_alive(move || manager.peers_alive());
+    Ok(signals.requeue(config.checkpoint.requeue && under_slurm))
 }
 
 /// Asks SLURM to queue this job again, which ends it.
@@ -87,7 +89,7 @@ fn train(manager: &DistributedManager, resolved: &Resolved<Config>) -> Result<Op
     resolved.agree(&manager.group(None)?, &RANKS_OWN)?;
     let config = &resolved.value;
     let text = resolved.to_toml_with_origins()?;
-    let signals = signals(config)?;
+    let signals = signals(manager, config)?;
     let (summary, baseline, picture) =
         run::with(manager, config, Training { manager, config, text, signals })?;
     if manager.rank() == 0 {

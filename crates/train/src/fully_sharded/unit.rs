@@ -64,7 +64,7 @@ enum State {
     /// The ranks have their parts only.
     Apart,
     /// The parts are on their way.
-    Coming(Work<Tensor>),
+    Coming(Box<Work<Tensor>>),
     /// The values are there.
     Whole,
 }
@@ -103,7 +103,8 @@ impl Unit {
             .collect::<Result<_, _>>()
             .context(packing)?;
         let packed = Tensor::f_cat(&parts, 0).context(packing)?;
-        self.state = State::Coming(start::all_gather_v(&packed, Some(&self.sizes), 0, group)?);
+        let work = start::all_gather_v(&packed, Some(&self.sizes), 0, group)?;
+        self.state = State::Coming(Box::new(work));
         Ok(())
     }
 
