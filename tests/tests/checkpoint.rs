@@ -252,7 +252,7 @@ fn a_job_is_queued_again() {
     fs::set_permissions(&scontrol, std::os::unix::fs::PermissionsExt::from_mode(0o755)).unwrap();
     let path = format!("{}:{}", tools.display(), std::env::var("PATH").unwrap());
     let launch = Launch::plain(2, "env").args([&format!("PATH={path}"), "SLURM_JOB_ID=4711", "sh"]);
-    let sets = ["train.epochs=100000", "checkpoint.requeue=true"];
+    let sets = ["train.epochs=100000", "checkpoint.requeue=true", "checkpoint.resume=auto"];
     let outcome = signalled("USR1", launch, folder.path(), &sets);
     for rank in &outcome.ranks {
         assert!(rank.stdout.contains("code 6\n"), "{outcome}");

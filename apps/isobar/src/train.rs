@@ -5,8 +5,8 @@ use std::path::{Path, PathBuf};
 use anyhow::{Result, bail};
 use clap::{Args, ValueEnum};
 use isobar_manager::config::Resolved;
-use isobar_manager::{DistributedManager, logging};
-use isobar_train::config::{DataFormat, Predict};
+use isobar_manager::{DistributedManager, Termination, logging};
+use isobar_train::config::{DataFormat, Predict, Resume};
 use isobar_train::{
     BoxError, DataParallelConfig, FieldLayout, FieldModel, FieldTask, FitConfig, RolloutError, Signals, Step,
     Stop, Summary, fit,
@@ -64,6 +64,12 @@ const JOB: &str = "SLURM_JOB_ID";
 
 /// What asks this run for checkpoints: SIGUSR1, and SIGTERM while no rank is lost. (mpirun sends it to those that are left.)
 fn signals(manager: &DistributedManager, config: &Config) -> Result<Signals> {
+    if config.checkpoint.requeue && config.checkpoint.resume == Resume::Never {
+        bail!(Exit::Usage.because(
+            "checkpoint.requeue is on and checkpoint.resume is \"never\": the job that is queued again would remove the \
+             checkpoint; give --resume, or set checkpoint.resume = \"auto\""
+        ));
+    }
     let under_slurm = std::env::var_os(JOB).is_some();
     if config.checkpoint.requeue && !under_slurm {
         tracing::warn!("checkpoint.requeue is of no use here: {JOB} is not set, so this is no job of SLURM");
@@ -90,6 +96,8 @@ fn train(manager: &DistributedManager, resolved: &Resolved<Config>) -> Result<Op
     let config = &resolved.value;
     let text = resolved.to_toml_with_origins()?;
     let signals = signals(manager, config)?;
+    // SIGTERM asks for a checkpoint as long as this lives, and does not end the process.
+    let _asked_to_end = Termination::watch()?;
     let (summary, baseline, picture) =
         run::with(manager, config, Training { manager, config, text, signals })?;
     if manager.rank() == 0 {

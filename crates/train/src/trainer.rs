@@ -15,7 +15,8 @@ use tch::Tensor;
 use crate::checkpoint::{Checkpoints, Contents, Keep, Loaded, RunState, Which};
 use crate::clip::{clip_grad_norm, grad_norm};
 use crate::config::{
-    CheckpointConfig, DataParallelConfig, MetricsConfig, OptimizerKind, SaveMode, ScheduleKind, TrainConfig,
+    CheckpointConfig, DataParallelConfig, MetricsConfig, OptimizerKind, Resume, SaveMode, ScheduleKind,
+    TrainConfig,
 };
 use crate::error::{Error, Result};
 use crate::fields::MODEL_AXIS;
@@ -220,6 +221,7 @@ impl<'a, T: Task> Run<'a, T> {
             identity: config.identity.clone(),
             ..Default::default()
         };
+        refuse_init_that_goes(&config.checkpoint, &folder)?;
         let mut contents = Contents { params: &params, buffers, optimizer: Some(&mut *optimizer) };
         let resumed = checkpoints.resume(config.checkpoint.resume, &mut contents)?;
         if let Some(Loaded { path, state }) = &resumed {
@@ -556,5 +558,23 @@ fn differences(key: &str, saved: &Value, now: &Value, found: &mut Vec<String>) {
         }
         _ if saved == now => {}
         _ => found.push(format!("{key} {saved}, this run has {now}")),
+    }
+}
+
+/// Refuses to start from weights that are removed before they are read.
+fn refuse_init_that_goes(config: &CheckpointConfig, folder: &Path) -> Result<()> {
+    let (Resume::Never, Some(init)) = (config.resume, &config.init) else { return Ok(()) };
+    let inside = match (init.canonicalize(), folder.canonicalize()) {
+        (Ok(init), Ok(folder)) => init.starts_with(folder),
+        _ => false,
+    };
+    match inside {
+        false => Ok(()),
+        true => Err(Error::invalid(
+            "checkpoint.init",
+            format!("{}, in the folder of this run", init.display()),
+            "a place elsewhere, as checkpoint.resume = \"never\" removes the checkpoints of that folder; copy it, or give the \
+             run another name",
+        )),
     }
 }

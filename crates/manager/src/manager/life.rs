@@ -133,6 +133,10 @@ impl DistributedManager {
         if let Some(size) = size {
             manager.create_model_parallel_groups(size).inspect_err(|error| {
                 manager.0.world.leave(&error.to_string());
+                if let Some(watchdog) = &manager.0.watchdog {
+                    watchdog.fail(&error.to_string(), false);
+                    terminate::forget_watchdog();
+                }
             })?;
         }
         *process = Some(manager.clone());

@@ -13,6 +13,9 @@ use crate::flight::{FlightRecord, Peer};
 /// The longest message.
 const LONGEST: usize = 256 << 10;
 
+/// Reads of 16 KiB at one look: who sends without end is not listened to without end.
+const AT_ONCE: usize = 64;
+
 /// So many bytes that a peer does not take mean that it does not read.
 const BACKLOG: usize = 4 << 20;
 
@@ -44,6 +47,8 @@ pub(super) struct Line {
     /// What has come in and was not asked for yet.
     messages: VecDeque<Message>,
     open: bool,
+    /// Whether the other side still takes what is sent: what it has said before it left is read in any case.
+    takes: bool,
 }
 
 impl Line {
@@ -51,7 +56,7 @@ impl Line {
         stream.set_nonblocking(true)?;
         stream.set_nodelay(true)?;
         let messages = VecDeque::new();
-        Ok(Self { stream, incoming: Vec::new(), outgoing: Vec::new(), messages, open: true })
+        Ok(Self { stream, incoming: Vec::new(), outgoing: Vec::new(), messages, open: true, takes: true })
     }
 
     pub(super) fn is_open(&self) -> bool {
@@ -72,14 +77,17 @@ impl Line {
     }
 
     pub(super) fn flush(&mut self) {
-        while self.open && !self.outgoing.is_empty() {
+        while self.open && self.takes && !self.outgoing.is_empty() {
             match self.stream.write(&self.outgoing) {
-                Ok(0) => self.open = false,
+                Ok(0) => self.takes = false,
                 Ok(sent) => drop(self.outgoing.drain(..sent)),
                 Err(error) if error.kind() == ErrorKind::WouldBlock => break,
                 Err(error) if error.kind() == ErrorKind::Interrupted => {}
-                Err(_) => self.open = false,
+                Err(_) => self.takes = false,
             }
+        }
+        if !self.takes {
+            self.outgoing.clear();
         }
         if self.outgoing.len() > BACKLOG {
             self.open = false;
@@ -100,7 +108,9 @@ impl Line {
 
     fn read(&mut self) {
         let mut buffer = [0_u8; 16 << 10];
-        while self.open && self.incoming.len() <= LONGEST + 4 {
+        let mut left = AT_ONCE;
+        while self.open && left > 0 && self.incoming.len() <= LONGEST + 4 {
+            left -= 1;
             match self.stream.read(&mut buffer) {
                 Ok(0) => self.open = false,
                 Ok(length) => self.incoming.extend(&buffer[..length]),

@@ -62,6 +62,12 @@ const OWN_END: Duration = Duration::from_millis(1500);
 /// The most operations of a record that is sent; the file has all.
 const SENT: usize = 32;
 
+/// Of so many ranks that are not well the others are told.
+const TOLD_OF: usize = 24;
+
+/// A process that has begun to end its job ends after so long, whatever holds it up.
+const AT_LAST: Duration = Duration::from_secs(4);
+
 /// The exit code of a job that has lost a rank.
 const LOST: i32 = 4;
 
@@ -211,7 +217,13 @@ impl Watch {
         let others = known.filter_map(|(&rank, known)| Some(known.peer(rank, known.fate.clone()?)));
         let own = own.map(|fate| self.shared.peer(fate));
         let all = self.gone.iter().cloned().chain(others).chain(own);
-        all.filter(|peer| peer.fate != Fate::Ended).collect()
+        let mut unwell: Vec<Peer> = all.filter(|peer| peer.fate != Fate::Ended).collect();
+        if unwell.len() > TOLD_OF {
+            // A message holds so many; the causes first.
+            unwell.sort_by_key(|peer| !peer.fate.is_cause());
+            unwell.truncate(TOLD_OF);
+        }
+        unwell
     }
 
     fn is_new(&self, peer: &Peer) -> bool {
@@ -286,6 +298,7 @@ impl Watch {
 
     /// Asks all for their records, prints the report, and ends the process.
     fn report(&mut self, own: Option<Fate>) {
+        ends_at_last();
         let unwell = self.unwell(own.clone());
         let reason = match unwell.iter().find(|peer| peer.fate.is_cause()).or(unwell.first()) {
             Some(peer) => flight::plain(&peer.to_string()),
@@ -322,7 +335,7 @@ impl Watch {
         // The others have ended because of this rank, and have said so.
         let told = self.stopped.is_some_and(|at| at.elapsed() < TOLD);
         let stacks = self.write_with_stacks(&reason, &unwell);
-        // Whoever does not read it does not hold the end up: the process ends from another thread then.
+        // Whoever does not read it does not hold the end up: see `ends_at_last`.
         let stopped = self.peers.known.values().any(|known| matches!(known.fate, Some(Fate::Silent(_))))
             || self.gone.iter().any(|peer| matches!(peer.fate, Fate::Silent(_)));
         if !told {
@@ -346,6 +359,7 @@ impl Watch {
     /// Writes this rank's record, sends it to who asked, and ends the process.
     fn gather(&mut self, reason: &str, peers: &[Peer]) {
         self.shared.lost.store(true, Ordering::Relaxed);
+        ends_at_last();
         self.write(reason, peers);
         let record = self.record(reason, peers, SENT, false);
         let stacks = self.write_with_stacks(reason, peers);
@@ -410,4 +424,12 @@ impl Watch {
         let _ = (abort, self.channel.mpi);
         signal_hook::low_level::exit(LOST);
     }
+}
+
+/// Ends the process from a thread of its own, where the terminal or the disk do not let it go.
+fn ends_at_last() {
+    thread::spawn(|| {
+        thread::sleep(AT_LAST);
+        signal_hook::low_level::exit(LOST);
+    });
 }

@@ -44,8 +44,8 @@ pub struct MeshParams<'a> {
     axis: Option<usize>,
     /// Whether gradients are left to be summed over the mesh.
     pending: bool,
-    /// Who watches the parameters, and how many there are.
-    watch: Option<(Arc<dyn ParameterWatch>, usize)>,
+    /// Who watches the parameters.
+    watch: Option<Arc<dyn ParameterWatch>>,
     /// What the model sees: it computes with global tensors.
     region: ParallelRegion,
 }
@@ -113,14 +113,14 @@ impl<'a> MeshParams<'a> {
     /// store's tensors must see to it that they are there.
     #[must_use]
     pub fn watched(self, by: Arc<dyn ParameterWatch>) -> Self {
-        Self { watch: Some((by, 0)), ..self }
+        Self { watch: Some(by), ..self }
     }
 
-    /// The next parameter, known to who watches it.
-    fn noted(&mut self, mut parameter: ShardTensor) -> ShardTensor {
-        if let Some((by, count)) = &mut self.watch {
-            parameter.watch(Watched { by: by.clone(), parameter: *count });
-            *count += 1;
+    /// The store's latest parameter, known to who watches it.
+    fn noted(&self, mut parameter: ShardTensor) -> ShardTensor {
+        if let Some(by) = &self.watch {
+            let number = self.store.trainable().count().saturating_sub(1);
+            parameter.watch(Watched { by: by.clone(), parameter: number });
         }
         parameter
     }

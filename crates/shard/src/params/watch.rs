@@ -6,11 +6,11 @@ use isobar_torch::autograd::register_hook;
 use isobar_torch::guard::is_grad_enabled;
 use isobar_torch::memory::shares_storage;
 
-use crate::error::Result;
+use crate::error::{Error, Result};
 use crate::tensor::ShardTensor;
 
 /// Who brings the values of parameters before they are used, and may drop them after it: fully sharded training. Parameters
-/// have the numbers in which they were made.
+/// have the numbers that they have among those of their store that are trained.
 pub trait ParameterWatch: Send + Sync {
     /// An operator is about to use these parameters, or views of them; their values stay until [`leave`](Self::leave). Calls
     /// nest. All ranks call in the same order.
@@ -58,15 +58,27 @@ impl Use {
 
     /// Sees to it that backward has them too, and that what is a view of one is known as such.
     pub(crate) fn mark(&self, inputs: &[&ShardTensor], output: &mut ShardTensor) -> Result<()> {
+        let mut is_view = false;
         for input in inputs {
             let Some(watched) = input.watched() else { continue };
             if shares_storage(input.source(), output.local())? {
                 output.watch(watched.clone());
+                is_view = true;
             }
         }
-        if is_grad_enabled() && output.local().requires_grad() {
+        // The backward of a view reads no values.
+        if is_grad_enabled() && output.local().requires_grad() && !is_view {
             let (by, parameters) = (self.by.clone(), self.parameters.clone());
             let _stays = register_hook(output.local(), move |_| {
+                if is_grad_enabled() {
+                    return Err(Error::Argument {
+                        op: "backward",
+                        reason: "gradients of gradients go through parameters that are there only while they are used; train \
+                                 them without the mesh's axis \"shard\""
+                            .into(),
+                    }
+                    .into());
+                }
                 by.recall(&parameters)?;
                 Ok(None)
             })?;

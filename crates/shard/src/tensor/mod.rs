@@ -19,7 +19,7 @@ use isobar_manager::DeviceMesh;
 
 use crate::error::{Error, Result};
 use crate::layout::{Layout, Placement};
-use crate::params::Watched;
+use crate::params::{Use, Watched};
 
 /// A global tensor of which each rank of a mesh has a part.
 ///
@@ -141,6 +141,16 @@ impl ShardTensor {
     ///
     /// Gradient placements that are neither the tensor's own nor `Partial(Sum)` where it is replicated.
     pub fn to_local(&self, grad_placements: Option<&[Placement]>) -> Result<Tensor> {
+        let watched = Use::enter(&[self])?;
+        let part = self.part_with(grad_placements)?;
+        match watched {
+            None => Ok(part),
+            // What is taken stays, where the parameter's values go.
+            Some(_) => crate::ops::torch("to_local", part.f_mul_scalar(1.0)),
+        }
+    }
+
+    fn part_with(&self, grad_placements: Option<&[Placement]>) -> Result<Tensor> {
         let Some(placements) = grad_placements else { return Ok(self.local.shallow_clone()) };
         let mut partial = Vec::new();
         let own = self.layout.of_gradient();

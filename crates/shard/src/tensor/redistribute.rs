@@ -31,6 +31,8 @@ pub struct Pending {
     source: ShardTensor,
     map: Redistribution,
     stage: Stage,
+    /// The parameter that is on its way stays until it has come.
+    values: Option<Use>,
 }
 
 enum Stage {
@@ -100,7 +102,7 @@ impl ShardTensor {
     }
 
     fn begin(&self, map: Redistribution) -> Result<Pending> {
-        let _values = Use::enter(&[self])?;
+        let values = Use::enter(&[self])?;
         let _guard = NoGrad::new();
         let local = self.local.detach();
         let stage = if map.from == map.to {
@@ -111,7 +113,7 @@ impl ShardTensor {
         } else {
             Stage::Last(map.start_exchange(&local)?, local.kind())
         };
-        Ok(Pending { source: self.shallow_clone(), map, stage })
+        Ok(Pending { source: self.shallow_clone(), map, stage, values })
     }
 
     /// The same tensor in this layout.
@@ -207,7 +209,11 @@ impl Pending {
             }
         };
         let to = self.map.to.clone();
-        Ok(ShardTensor::new(attached(self.map, &self.source.local, y)?, to))
+        let mut moved = ShardTensor::new(attached(self.map, &self.source.local, y)?, to);
+        if let Some(values) = self.values {
+            values.mark(&[&self.source], &mut moved)?;
+        }
+        Ok(moved)
     }
 }
 

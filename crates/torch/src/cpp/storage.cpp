@@ -1,6 +1,7 @@
 // The memory of a tensor given back and taken anew, while its shape, its history and all handles to it stay.
 #include <ATen/core/Tensor.h>
 #include <c10/core/Allocator.h>
+#include <c10/core/DeviceGuard.h>
 
 #include "error.h"
 #include "tensor.h"
@@ -31,6 +32,8 @@ void isobar_storage_release(const Tensor* tensor, Error* error) {
 void isobar_storage_restore(const Tensor* tensor, Error* error) {
   guarded(error, [&] {
     auto* storage = storage_of(tensor);
+    // Memory comes from the device that is current.
+    c10::OptionalDeviceGuard here(tensor->device());
     size_t bytes = (tensor->storage_offset() + tensor->numel()) * tensor->element_size();
     storage->set_data_ptr_noswap(c10::GetAllocator(tensor->device().type())->allocate(bytes));
     storage->set_nbytes(bytes);

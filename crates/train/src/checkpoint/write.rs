@@ -109,7 +109,13 @@ impl Job {
     /// On rank 0, once all parts are written: makes the folder a checkpoint, and removes the others that need not stay.
     pub(super) fn commit(&self) -> Result<()> {
         let Some(lead) = &self.lead else { return Ok(()) };
-        folder::sweep(&self.root, Some(&self.folder))?;
+        // What is left of others is no reason to lose this one.
+        let swept = |what: &str, result: Result<()>| {
+            if let Err(error) = result {
+                tracing::warn!("{what}: {error}");
+            }
+        };
+        swept("an interrupted checkpoint stays", folder::sweep(&self.root, Some(&self.folder)));
         let notes = self.notes(lead)?;
         let mut entries = Vec::new();
         let mut data = BTreeMap::new();
@@ -134,8 +140,9 @@ impl Job {
         };
         write_manifest(&self.folder, &manifest)?;
         files::sync_folder(&self.root)?;
-        folder::tidy(&self.folder, &manifest)?;
-        keep::prune(&self.root, lead.keep, &self.folder)
+        swept("files of an earlier save stay", folder::tidy(&self.folder, &manifest));
+        swept("a checkpoint that need not stay does", keep::prune(&self.root, lead.keep, &self.folder));
+        Ok(())
     }
 
     /// The writing ranks' notes of this save, in rank order; waits for them.

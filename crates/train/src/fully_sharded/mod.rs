@@ -5,7 +5,7 @@ mod unit;
 use std::collections::VecDeque;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 
-use isobar_collectives::{Group, ReduceOp, start};
+use isobar_collectives::{Group, ReduceOp, Work, start};
 use isobar_manager::DeviceMesh;
 use isobar_shard::ParameterWatch;
 use isobar_torch::autograd::{self, BackwardOptions, HookHandle};
@@ -16,7 +16,7 @@ use crate::bucket::create_grad;
 use crate::data_parallel::{DataParallelConfig, Overlap, broadcast, compare};
 use crate::error::{Context, Error, Result};
 use crate::fields::{MODEL_AXIS, SHARD_AXIS};
-use crate::params::{ParamPlacement, Parameter, Parameters};
+use crate::params::{Parameter, Parameters};
 
 /// How many units stay whole in a forward pass, the one in use among them.
 const KEPT: usize = 2;
@@ -35,8 +35,11 @@ struct State {
     places: Vec<(usize, usize)>,
     /// Units that are whole, the one that was used last at the end.
     whole: VecDeque<usize>,
+    /// Units whose reduction has not begun in this pass: always those before the others, whichever is complete first, so that
+    /// all ranks begin them in one order.
+    waiting: usize,
     /// Reductions under way, by unit.
-    reductions: Vec<(usize, isobar_collectives::Work<Tensor>)>,
+    reductions: Vec<(usize, Work<Tensor>)>,
     group: Option<Group>,
     prefetch: bool,
     in_backward: bool,
@@ -66,8 +69,9 @@ impl ParameterWatch for ShardedParameters {
         for &unit in &units {
             state.units[unit].users += 1;
         }
-        for &unit in &units {
-            state.bring(unit).map_err(below)?;
+        if let Err(error) = units.iter().try_for_each(|&unit| state.bring(unit)) {
+            units.iter().for_each(|&unit| state.units[unit].users -= 1);
+            return Err(below(error));
         }
         if !state.in_backward {
             state.drop_unused(KEPT).map_err(below)?;
@@ -91,8 +95,8 @@ impl ParameterWatch for ShardedParameters {
         for &unit in &units {
             state.bring(unit).map_err(below)?;
         }
-        match units.first() {
-            Some(&first) if first > 0 => state.prefetch(first - 1).map_err(below),
+        match units.first().and_then(|first| first.checked_sub(1)) {
+            Some(before) if !state.units[before].is_complete() => state.prefetch(before).map_err(below),
             _ => Ok(()),
         }
     }
@@ -156,11 +160,26 @@ impl State {
     /// Runs after a parameter's gradient is complete.
     fn arrived(&mut self, parameter: usize) -> Result<()> {
         let (unit, place) = self.places[parameter];
-        let Some(group) = self.group.clone().filter(|_| self.in_backward) else { return Ok(()) };
-        let members = &mut self.units[unit].members;
-        members[place].arrived = true;
-        if members.iter().all(|member| member.arrived) {
-            self.reduce(unit, &group)?;
+        let gradient = || format!("a gradient of parameter {:?}", self.units[unit].members[place].name);
+        if !self.in_backward {
+            let expected = "backward passes of fully sharded models to be run by FullySharded::backward";
+            return Err(Error::invalid(gradient(), "there", expected));
+        }
+        if unit >= self.waiting {
+            return Err(Error::invalid(
+                gradient(),
+                "there again after its reduction has begun",
+                "to come once a pass; parts that share a parameter cannot be computed again in backward while it is \
+                 fully sharded",
+            ));
+        }
+        self.units[unit].members[place].arrived = true;
+        if self.units[unit].is_complete() {
+            self.whole.retain(|&other| other != unit);
+            self.units[unit].drop_values()?;
+        }
+        while self.waiting > 0 && self.units[self.waiting - 1].is_complete() {
+            self.reduce_next()?;
         }
         // Communication moves when it is polled.
         for (_, work) in &mut self.reductions {
@@ -169,19 +188,13 @@ impl State {
         Ok(())
     }
 
-    fn reduce(&mut self, unit: usize, group: &Group) -> Result<()> {
-        if self.reductions.iter().any(|(begun, _)| *begun == unit) {
-            return Err(Error::invalid(
-                format!("a gradient of parameter {:?}", self.units[unit].members[0].name),
-                "there again after its reduction has begun",
-                "to come once a pass; parts that share a parameter cannot be computed again in backward while it is \
-                 fully sharded",
-            ));
-        }
-        let work = self.units[unit].reduce(group)?;
-        self.reductions.push((unit, work));
-        self.whole.retain(|&other| other != unit);
-        self.units[unit].drop_values()
+    /// Begins the next reduction.
+    fn reduce_next(&mut self) -> Result<()> {
+        let Some(group) = &self.group else { return Ok(()) };
+        self.waiting -= 1;
+        let work = self.units[self.waiting].reduce(group)?;
+        self.reductions.push((self.waiting, work));
+        Ok(())
     }
 }
 
@@ -192,6 +205,10 @@ impl State {
 /// is used, and dropped after it. When all gradients of a unit have come, they are summed over all axes of the mesh, each rank
 /// receiving those of its parts. Parameters are cut along the dim that gives the most equal parts, uneven and empty ones
 /// included. The optimizer, clipping and checkpoints take [`parameters`](Self::parameters): the parts.
+///
+/// The memory of the whole parameters comes and goes: of the store that made them only names and shapes are of use from then on,
+/// and models are used through operators. Weights that an operator casts (mixed precision) or copies stay until backward in that
+/// form. Gradients of gradients are refused.
 ///
 /// Values, gradients and losses are those of [`DataParallel`](crate::DataParallel), but for rounding.
 ///
@@ -259,11 +276,12 @@ impl FullySharded {
             let expected = format!("one with an axis \"{SHARD_AXIS}\"");
             return Err(Error::invalid("the mesh of a fully sharded model", mesh, expected));
         };
-        if let Some(split) = params.iter().find(|param| param.placement != ParamPlacement::Replicate) {
+        let model = names.iter().position(|name| *name == MODEL_AXIS).map_or(1, |axis| mesh.shape()[axis]);
+        if model.max(params.model_group().size()) > 1 {
             return Err(Error::invalid(
-                format!("parameter {:?} of a fully sharded model", split.name),
-                format!("split over group {:?}", params.model_group().name()),
-                format!("whole; use the axis \"{SHARD_AXIS}\" or \"{MODEL_AXIS}\", not both"),
+                "a fully sharded model",
+                format!("shared by {} ranks", model.max(params.model_group().size())),
+                format!("whole on each; use the axis \"{SHARD_AXIS}\" or \"{MODEL_AXIS}\", not both"),
             ));
         }
         let along = |name: &str, axes: Vec<usize>| -> Result<Group> {
@@ -274,10 +292,9 @@ impl FullySharded {
             let ranks: Vec<usize> = (0..group.size()).collect();
             Ok(group.subgroup(name, &ranks)?.unwrap_or(group))
         };
-        let summed = || (0..names.len()).filter(|&axis| names[axis] != MODEL_AXIS);
-        let all = along("gradients", summed().collect())?;
+        let all = along("gradients", (0..names.len()).collect())?;
         let group = along("shard", vec![shard])?;
-        let others = along("gradients/others", summed().filter(|&axis| axis != shard).collect())?;
+        let others = along("gradients/others", (0..names.len()).filter(|&axis| axis != shard).collect())?;
         compare(params, buffers, &all)?;
         broadcast(params.iter().map(|p| (&p.name, &p.tensor)), &all)?;
         broadcast(buffers.iter().map(|(name, tensor)| (name, tensor)), &all)?;
@@ -306,13 +323,24 @@ impl FullySharded {
         &self.params
     }
 
-    /// Sets all gradients to zero: before the first backward pass of a step.
+    /// Sets all gradients to zero: before the forward pass of a step.
     ///
     /// # Errors
     ///
-    /// Where libtorch refuses.
+    /// Where libtorch refuses, or a communication that was under way fails.
     pub fn zero_grad(&self) -> Result<()> {
+        self.changed()?;
         self.params.zero_grad()
+    }
+
+    /// Says that the parts have new values, for instance of a checkpoint: what was gathered before is forgotten. An optimizer
+    /// step between a backward pass and [`zero_grad`](Self::zero_grad) needs no word. All ranks call.
+    ///
+    /// # Errors
+    ///
+    /// Where a communication that was under way fails.
+    pub fn changed(&self) -> Result<()> {
+        lock(&self.sharded.0).drop_all()
     }
 
     /// Replaces the buffers by those of rank 0, where the configuration asks for it: before a forward pass.
@@ -336,14 +364,16 @@ impl FullySharded {
     /// whatever a backward closure or the communication reports. Where the pass itself fails, this rank leaves the group, so
     /// that the others do not wait for it.
     pub fn backward(&self, loss: &Tensor) -> Result<()> {
-        lock(&self.sharded.0).begin();
+        lock(&self.sharded.0).begin()?;
         let done = autograd::backward(&[loss], &[], BackwardOptions::default());
         let done = done.map_err(Error::from).and_then(|()| self.finish());
         let mut state = lock(&self.sharded.0);
         state.in_backward = false;
         if let Err(error) = &done {
             state.reductions.clear();
-            self.all.leave(&error.to_string());
+            if !error.is_shared() {
+                self.all.leave(&error.to_string());
+            }
         }
         done
     }
@@ -353,14 +383,15 @@ impl FullySharded {
         // The ranks run the same operators, and miss the same.
         let missing = state.units.iter().flat_map(|unit| &unit.members).find(|member| !member.arrived);
         if let (Some(missing), false) = (missing, self.find_unused_parameters) {
-            let group = self.all.name().to_owned();
-            return Err(Error::MissingGradient { name: missing.name.clone(), rank: self.all.rank(), group });
-        }
-        let Some(group) = state.group.clone() else { return Ok(()) };
-        for unit in (0..state.units.len()).rev() {
-            if state.units[unit].members.iter().any(|member| !member.arrived) {
-                state.reduce(unit, &group)?;
+            let (name, group) = (missing.name.clone(), self.all.name().to_owned());
+            for (_, work) in std::mem::take(&mut state.reductions) {
+                let _ = work.wait()?;
             }
+            state.drop_all()?;
+            return Err(Error::MissingGradient { name, rank: self.all.rank(), group });
+        }
+        while state.waiting > 0 {
+            state.reduce_next()?;
         }
         state.drop_all()?;
         let mut sums = Vec::with_capacity(state.units.len());
@@ -394,12 +425,16 @@ impl State {
         self.prefetch = prefetch;
     }
 
-    fn begin(&mut self) {
+    fn begin(&mut self) -> Result<()> {
         self.in_backward = true;
         self.reductions.clear();
+        self.waiting = self.units.len();
         for member in self.units.iter_mut().flat_map(|unit| &mut unit.members) {
             member.arrived = false;
+            // What a pass that failed has left.
+            autograd::clear_grad(&member.whole)?;
         }
+        Ok(())
     }
 }
 

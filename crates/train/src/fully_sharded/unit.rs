@@ -90,6 +90,11 @@ impl Unit {
         matches!(self.state, State::Whole)
     }
 
+    /// Whether backward has brought all gradients.
+    pub(super) fn is_complete(&self) -> bool {
+        self.members.iter().all(|member| member.arrived)
+    }
+
     /// Begins to bring the values.
     pub(super) fn start(&mut self, group: &Group) -> Result<()> {
         if !matches!(self.state, State::Apart) {
