@@ -284,7 +284,7 @@ fn predictions_are_the_same_on_any_mesh() {
 #[rstest]
 #[case(&["distributed.mesh.names=[\"field\"]"], 2, "has an axis \"field\"")]
 #[case(&["distributed.mesh.names=[\"domain_z\"]"], 2, "\"domain_z\"")]
-#[case(&["distributed.mesh.names=[\"model\", \"domain\"]", "distributed.mesh.shape=[1, 1]"], 2, "split channels or fields")]
+#[case(&["distributed.mesh.names=[\"model\", \"shard\"]", "distributed.mesh.shape=[1, 1]"], 2, "take one of them")]
 #[case(&["data.fields=[]"], 2, "data.fields names no field")]
 #[case(&["data.fields=[\"heat\"]"], 3, "heat")]
 #[case(&["data.fields=[\"slope\"]"], 2, "the model takes 1 channels and gives 1; the fields of ")]

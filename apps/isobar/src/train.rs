@@ -96,8 +96,8 @@ fn train(manager: &DistributedManager, resolved: &Resolved<Config>) -> Result<Op
     let config = &resolved.value;
     let text = resolved.to_toml_with_origins()?;
     let signals = signals(manager, config)?;
-    // SIGTERM asks for a checkpoint as long as this lives, and does not end the process.
-    let _asked_to_end = Termination::watch()?;
+    // SIGTERM asks for a checkpoint, and does not end the process: also where it comes in the run's last moments, so for good.
+    std::mem::forget(Termination::watch()?);
     let (summary, baseline, picture) =
         run::with(manager, config, Training { manager, config, text, signals })?;
     if manager.rank() == 0 {
