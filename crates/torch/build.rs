@@ -15,6 +15,8 @@ fn main() {
         .pic(true)
         .define("_GLIBCXX_USE_CXX11_ABI", "1")
         .define("USE_C10D_GLOO", None)
+        // As libtorch itself was compiled: its headers check more without.
+        .define("NDEBUG", None)
         .include(Path::new("src/cpp"))
         .include(Path::new("src/cpp/gloo_stubs"))
         // libtorch's own headers are not ours to lint.
@@ -22,7 +24,7 @@ fn main() {
         .flag(format!("-isystem{}", include.join("torch/csrc/api/include").display()))
         .flag("-Wno-unused-parameter")
         .files(
-            ["autocast", "autograd", "c10d", "cuda", "error", "hooks", "memory", "storage"]
+            ["autocast", "autograd", "c10d", "cuda", "error", "hooks", "memory", "observe", "storage"]
                 .map(|name| format!("src/cpp/{name}.cpp")),
         )
         .compile("isobar_torch_shim");

@@ -164,6 +164,8 @@ fn parameters_are_split(#[case] ranks: usize, #[case] shape: &str, #[case] names
 #[rstest]
 #[case("[2, 2]", "[\"domain\", \"model\"]")]
 #[case("[2, 1, 2]", "[\"data\", \"domain_y\", \"model\"]")]
+#[case("[2, 2]", "[\"model\", \"shard\"]")]
+#[case("[1, 2, 2]", "[\"domain\", \"shard\", \"model\"]")]
 fn channels_and_fields_are_split_at_once(#[case] shape: &str, #[case] names: &str) {
     let config = "darcy_distributed_afno";
     let sets = ["data.path=tests/data/darcy_excerpt.h5", "train.max_steps=4"];
@@ -284,7 +286,6 @@ fn predictions_are_the_same_on_any_mesh() {
 #[rstest]
 #[case(&["distributed.mesh.names=[\"field\"]"], 2, "has an axis \"field\"")]
 #[case(&["distributed.mesh.names=[\"domain_z\"]"], 2, "\"domain_z\"")]
-#[case(&["distributed.mesh.names=[\"model\", \"shard\"]", "distributed.mesh.shape=[1, 1]"], 2, "take one of them")]
 #[case(&["data.fields=[]"], 2, "data.fields names no field")]
 #[case(&["data.fields=[\"heat\"]"], 3, "heat")]
 #[case(&["data.fields=[\"slope\"]"], 2, "the model takes 1 channels and gives 1; the fields of ")]

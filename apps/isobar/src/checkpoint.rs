@@ -31,7 +31,7 @@ pub(crate) enum CheckpointCommand {
     ///
     /// Any number of ranks reads any checkpoint; this saves them reading many files.
     Reshard {
-        /// A checkpoint's folder, or a folder of checkpoints, of which the newest is meant
+        /// A checkpoint's folder, or a folder of checkpoints, of which the newest whole one is meant
         path: PathBuf,
         /// The new checkpoint's folder, which must be empty or not there
         out: PathBuf,
@@ -41,7 +41,7 @@ pub(crate) enum CheckpointCommand {
     },
     /// Write parameters and buffers, whole, into one safetensors file, which PyTorch loads
     Export {
-        /// A checkpoint's folder, or a folder of checkpoints, of which the newest is meant
+        /// A checkpoint's folder, or a folder of checkpoints, of which the newest whole one is meant
         path: PathBuf,
         /// The file to write
         #[arg(value_name = "OUT.safetensors")]

@@ -49,6 +49,9 @@ pub(crate) fn command(args: &TrainArgs) -> Result<Exit> {
     logging::init(&config.distributed.log, manager.rank(), Some(&config.run.folder().join("logs")))?;
     tracing::info!("{manager}");
     tracing::info!("configuration {}", args.config.file().display());
+    if config.train.deterministic {
+        isobar_torch::guard::set_deterministic(true)?;
+    }
     let stopped = train(&manager, &resolved)?;
     DistributedManager::cleanup(true)?;
     match stopped {

@@ -147,6 +147,7 @@ impl<T: Send + 'static> Work<T> {
         let mut recorded = false;
         loop {
             if let Poll::Ready(result) = self.take() {
+                self.call.group().flight().has_waited(since.elapsed());
                 return result;
             }
             round = round.wrapping_add(1);

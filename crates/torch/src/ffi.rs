@@ -334,3 +334,22 @@ unsafe extern "C" {
         error: *mut RawError,
     ) -> *mut C_tensor;
 }
+
+/// `Watch` of `observe.cpp`.
+#[repr(C)]
+pub(crate) struct Watch {
+    _opaque: [u8; 0],
+}
+
+unsafe extern "C" {
+    pub(crate) fn isobar_observe_start(
+        marked: *const *const C_tensor,
+        marked_count: usize,
+        found: extern "C" fn(*mut c_void, *const crate::observe::Finding),
+        findings: *mut c_void,
+        error: *mut RawError,
+    ) -> *mut Watch;
+    pub(crate) fn isobar_observe_stop(watch: *mut Watch);
+    pub(crate) fn isobar_set_deterministic(on: bool, error: *mut RawError);
+    pub(crate) fn isobar_is_deterministic() -> bool;
+}

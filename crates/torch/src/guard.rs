@@ -169,6 +169,33 @@ impl Default for EnableGrad {
     }
 }
 
+/// Whether libtorch takes only kernels that give the same result to the last bit whenever they get the same, of the whole
+/// process: operators without such a kernel are errors then. What it costs depends on the operator. On CUDA, cuBLAS needs
+/// `CUBLAS_WORKSPACE_CONFIG=:4096:8` in the environment besides, and says so.
+///
+/// # Errors
+///
+/// Where libtorch refuses.
+///
+/// ```
+/// use isobar_torch::guard::{is_deterministic, set_deterministic};
+///
+/// set_deterministic(true)?;
+/// assert!(is_deterministic());
+/// # set_deterministic(false)?;
+/// # Ok::<(), isobar_torch::Error>(())
+/// ```
+pub fn set_deterministic(on: bool) -> Result<()> {
+    // SAFETY: sets flags of libtorch.
+    call(|error| unsafe { ffi::isobar_set_deterministic(on, error) })
+}
+
+/// What [`set_deterministic`] has set.
+pub fn is_deterministic() -> bool {
+    // SAFETY: reads a flag of libtorch.
+    unsafe { ffi::isobar_is_deterministic() }
+}
+
 /// Whether operations of the calling thread record a graph.
 pub fn is_grad_enabled() -> bool {
     let current = GradMode::set(true);

@@ -3,7 +3,8 @@
 //! | module | is |
 //! |---|---|
 //! | [`autograd`] | custom functions with a Rust closure as backward, `backward` and `grad` with every option, hooks |
-//! | [`guard`] | gradient mode and mixed precision, restored on drop |
+//! | [`guard`] | gradient mode and mixed precision, restored on drop; deterministic kernels |
+//! | [`observe`] | the first result that is not finite |
 //! | [`memory`] | owned memory handed to torch and back, a caching CPU allocator that counts, memory formats |
 //! | [`element`] | Rust's element types as torch kinds, complex and bfloat16 included |
 //! | [`c10d`] | torch's TCP store and gloo group |
@@ -22,6 +23,7 @@ mod error;
 mod ffi;
 pub mod guard;
 pub mod memory;
+pub mod observe;
 
 pub use element::{Complex32, Complex64, Element};
 pub use error::{BoxError, Error, Result};

@@ -58,13 +58,21 @@ pub fn clip_grad_norm(params: &Parameters, max_norm: f64) -> Result<f64> {
     if max_norm.is_nan() || max_norm <= 0.0 {
         return Err(Error::invalid("the norm to clip to", max_norm, "a number above 0"));
     }
-    let norm = grad_norm(params)?;
-    let factor = max_norm / (norm + 1e-6);
-    if factor < 1.0 {
+    unscale_and_clip(params, 1.0, Some(max_norm))
+}
+
+/// Divides all gradients by the `scale` that the loss was multiplied by, and clips them where there is a limit; the norm before
+/// the clipping.
+pub(crate) fn unscale_and_clip(params: &Parameters, scale: f64, limit: Option<f64>) -> Result<f64> {
+    let norm = grad_norm(params)? / scale;
+    let clip = limit.map_or(1.0, |limit| f64::min(1.0, limit / (norm + 1e-6)));
+    let factor = clip / scale;
+    if factor != 1.0 {
         let _no_grad = tch::no_grad_guard();
         for param in params {
             let Some(mut grad) = param.grad() else { continue };
-            let _ = grad.f_mul_scalar_(factor).context(|| format!("clipping parameter {:?}", param.name))?;
+            let _ =
+                grad.f_mul_scalar_(factor).context(|| format!("scaling the gradient of {:?}", param.name))?;
         }
     }
     Ok(norm)
@@ -92,6 +100,7 @@ impl LocalNorm {
             match param.placement {
                 ParamPlacement::Replicate => norm.replicated += square,
                 ParamPlacement::Shard { .. } => norm.sharded += square,
+                ParamPlacement::Part { copies, .. } => norm.sharded += square / copies as f64,
             }
             if !square.is_finite() && norm.not_finite.is_none() {
                 norm.not_finite = Some(param.name.clone());

@@ -141,8 +141,19 @@ pub struct TrainConfig {
     pub loss: Loss,
     /// The kinds of numbers that the network computes in.
     pub precision: Precision,
+    /// Parts that a rank takes its samples of a step in, one after the other, their gradients added up: less memory for the same
+    /// step, but for layers that normalise over the batch.
+    #[schemars(range(min = 1))]
+    pub accumulate: usize,
     /// Largest norm of the gradient of the whole model; larger ones are scaled down to it. Without it none is.
     pub clip_norm: Option<f64>,
+    /// Decay of an exponential moving average of the parameters, in [0, 1), such as 0.999; without it there is none. The averages
+    /// are validated, kept in checkpoints beside the parameters, and used for predictions.
+    pub average_decay: Option<f64>,
+    /// Steps between two comparisons, to the last bit, of parameters that ranks hold copies of; 0 for none.
+    pub check_replicas_every: u64,
+    /// Whether only kernels are used that repeat a result to the last bit; operators without one are errors.
+    pub deterministic: bool,
     /// Epochs between two validations; the last epoch is always followed by one.
     #[schemars(range(min = 1))]
     pub validate_every: u64,
@@ -157,7 +168,11 @@ impl Default for TrainConfig {
             batch_size: 16,
             loss: Loss::default(),
             precision: Precision::default(),
+            accumulate: 1,
             clip_norm: Some(1.0),
+            average_decay: None,
+            check_replicas_every: 0,
+            deterministic: false,
             validate_every: 1,
             max_steps: None,
         }
@@ -174,6 +189,9 @@ pub enum Precision {
     /// Matrix products and convolutions in bfloat16; parameters, gradients, transforms, norms and the loss in single precision.
     #[serde(rename = "bf16-mixed")]
     Bf16Mixed,
+    /// The same in half precision, for devices without bfloat16: with a loss scale.
+    #[serde(rename = "fp16-mixed")]
+    Fp16Mixed,
 }
 
 impl Precision {
@@ -195,6 +213,7 @@ impl Precision {
         match self {
             Self::Float32 => Ok(None),
             Self::Bf16Mixed => Autocast::new(device, Kind::BFloat16).map(Some),
+            Self::Fp16Mixed => Autocast::new(device, Kind::Half).map(Some),
         }
     }
 }

@@ -91,6 +91,52 @@ pub enum Error {
         /// The step, from 0.
         step: u64,
     },
+    /// A value of a step is NaN or infinite, and what made it was found.
+    #[error("step {step}: {what}. The step computed again shows where: {origin}")]
+    NonFinite {
+        /// The step, from 0.
+        step: u64,
+        /// What was noticed first.
+        what: Box<Error>,
+        /// Which operators made such values, on which ranks, at which parameters.
+        origin: String,
+    },
+    /// Gradients overflow half precision whatever the loss is scaled by.
+    #[error(
+        "gradients of step {step} overflow half precision however small the loss scale is; use train.precision = \"bf16-mixed\" or \
+         \"float32\", or look for NaN in the data"
+    )]
+    Overflow {
+        /// The step, from 0.
+        step: u64,
+    },
+    /// Ranks that should hold the same parameters do not.
+    #[error(
+        "parameter {name:?} of ranks {ranks:?} of group {group:?} is not that of its rank 0 to the last bit; go on from the last \
+         checkpoint, and look for code that treats ranks differently, kernels that do not repeat (train.deterministic), or \
+         faulty memory"
+    )]
+    ReplicasDiffer {
+        /// The first such parameter.
+        name: String,
+        /// The ranks, within the group, that differ from its rank 0.
+        ranks: Vec<usize>,
+        /// The group that holds copies.
+        group: String,
+    },
+    /// There is no memory left.
+    #[error(
+        "rank {rank} has no memory left: {source}. The largest of its tensors: {held}. Use more ranks along a domain or shard \
+         axis, model.gradient_checkpointing, train.accumulate, or a smaller batch"
+    )]
+    OutOfMemory {
+        /// The rank.
+        rank: usize,
+        /// The largest tensors and sums.
+        held: String,
+        /// What could not be had.
+        source: Box<Error>,
+    },
     /// An argument or a setting is out of its range.
     #[error("{what} is {found}, expected {expected}")]
     Invalid {
@@ -193,6 +239,9 @@ impl Error {
                 | Self::MissingGradient { .. }
                 | Self::NonFiniteGradient { .. }
                 | Self::NonFiniteLoss { .. }
+                | Self::NonFinite { .. }
+                | Self::Overflow { .. }
+                | Self::ReplicasDiffer { .. }
                 | Self::CheckpointsDiffer { .. }
                 | Self::OtherRank { .. }
         )

@@ -171,6 +171,16 @@ impl ShardedFields {
         &self.mesh
     }
 
+    /// Fields of these extents, `[sample, channel, spatial…]`, in this layout. Communicates where they are in another.
+    pub(crate) fn laid_out(&self, fields: &ShardTensor) -> Result<ShardTensor, BoxError> {
+        let shape = fields.shape();
+        let known = shape.len() == self.extents.len() + 2 && shape[2..] == self.extents[..];
+        let (Some((&samples, _)), true) = (shape.split_first(), known) else {
+            return Err(format!("fields of shape {shape:?} are not of the extents {:?}", self.extents).into());
+        };
+        Ok(fields.to_layout(&self.layout(&self.mesh, samples as usize, shape[1])?)?)
+    }
+
     fn layout(&self, mesh: &DeviceMesh, count: usize, channels: i64) -> Result<Layout> {
         let placement = |name| match DOMAIN_AXES.iter().position(|axis| *axis == name) {
             Some(dim) => Placement::Shard(dim + 2),

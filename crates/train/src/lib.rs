@@ -4,9 +4,12 @@
 //! |---|---|
 //! | [`Parameters`] | names, tensors, and what each is over the model-parallel group |
 //! | [`DataParallel`] | gradients of the mean loss over the global batch, reduced while backward goes on |
-//! | [`optim`] | AdamW and SGD with readable state |
+//! | [`optim`] | AdamW, Lion and SGD with readable state; averages of parameters |
 //! | [`schedule`] | the learning rate over time |
 //! | [`clip_grad_norm`] | clipping by the norm of the whole model's gradient |
+//! | [`check_replicas`] | whether ranks that should hold the same parameters do, to the last bit |
+//! | [`FullySharded`] | parameters, gradients and optimizer state in parts |
+//! | [`wrap_for_fsdp`] | a sharded model among plain tensors |
 //! | [`checkpoint`] | written by all ranks, whole or not at all; loadable on any number of ranks and any layout |
 //! | [`Signals`] | asks a run from outside for a checkpoint, or to stop after one |
 //! | [`metrics`], [`Progress`] | JSON lines, CSV, TensorBoard; a progress bar |
@@ -62,6 +65,7 @@
 //! ```
 
 mod agree;
+mod anomaly;
 mod bucket;
 pub mod checkpoint;
 mod clip;
@@ -72,13 +76,18 @@ mod fields;
 mod files;
 mod fully_sharded;
 pub mod loss;
+mod loss_scale;
 pub mod metrics;
 mod model;
 pub mod optim;
+mod out_of_memory;
 mod parallel;
 mod params;
+mod plain;
 mod progress;
+mod replicas;
 pub mod schedule;
+mod stragglers;
 mod task;
 mod trainer;
 mod triggers;
@@ -91,9 +100,13 @@ pub use self::fields::{
     DATA_AXIS, DOMAIN_AXES, DenseFields, FieldLayout, MODEL_AXIS, SHARD_AXIS, ShardedFields,
 };
 pub use self::fully_sharded::{FullySharded, ShardedParameters};
+pub use self::loss_scale::LossScale;
 pub use self::model::{ModelConfig, Network};
 pub use self::params::{ParamPlacement, Parameter, Parameters};
+pub use self::plain::{distribute_over_domain_for_fsdp, wrap_for_fsdp};
 pub use self::progress::Progress;
+pub use self::replicas::check_replicas;
+pub use self::stragglers::Straggler;
 pub use self::task::{BoxError, FieldModel, FieldTask, RolloutError, Step, Task};
 pub use self::trainer::{FitConfig, Ranks, Summary, fit};
 pub use self::triggers::{Signals, Stop};

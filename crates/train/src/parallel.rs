@@ -1,9 +1,10 @@
 //! How the gradients of a run come together.
 
+use isobar_collectives::Group;
 use tch::Tensor;
 
 use crate::data_parallel::{DataParallel, DataParallelConfig};
-use crate::error::Result;
+use crate::error::{Context, Result};
 use crate::fully_sharded::FullySharded;
 use crate::params::Parameters;
 use crate::trainer::Ranks;
@@ -55,13 +56,49 @@ impl Parallel {
         }
     }
 
-    /// Of the mean loss over this rank's `local` samples of `global`.
-    pub(crate) fn backward(&self, loss: Option<&Tensor>, local: u64, global: u64) -> Result<()> {
-        match (self, loss) {
-            (Self::Replicated(parallel, _), loss) => parallel.backward(loss, local, global),
-            (Self::Sharded(parallel), Some(loss)) => parallel.backward(loss),
-            // A batch of nothing, which no rank has.
-            (Self::Sharded(_), None) => Ok(()),
+    /// Of `factor` times the mean loss over this rank's samples, so many of so many of the batch. Gradients need only be summed
+    /// over the ranks in the `last` pass of a step.
+    pub(crate) fn backward(
+        &self,
+        loss: Option<&Tensor>,
+        (local, global): (usize, usize),
+        factor: f64,
+        last: bool,
+    ) -> Result<()> {
+        let times = |loss: &Tensor, factor: f64| match factor {
+            1.0 => Ok(loss.shallow_clone()),
+            _ => loss.f_mul_scalar(factor).context(|| "scaling the loss".to_owned()),
+        };
+        match self {
+            Self::Replicated(parallel, _) => {
+                let loss = loss.map(|loss| times(loss, factor)).transpose()?;
+                let (local, global) = (local as u64, global as u64);
+                match last {
+                    true => parallel.backward(loss.as_ref(), local, global),
+                    false => parallel.backward_no_sync(loss.as_ref(), local, global),
+                }
+            }
+            // Without samples here there are none on any rank.
+            Self::Sharded(parallel) => match loss {
+                Some(loss) => parallel.backward(&times(loss, factor * local as f64 / global as f64)?),
+                None => Ok(()),
+            },
+        }
+    }
+
+    /// The ranks that hold what this one holds.
+    pub(crate) fn replicas(&self) -> &Group {
+        match self {
+            Self::Replicated(parallel, _) => parallel.group(),
+            Self::Sharded(parallel) => parallel.replicas(),
+        }
+    }
+
+    /// The parameters have new values that are no optimizer step's.
+    pub(crate) fn changed(&self) -> Result<()> {
+        match self {
+            Self::Replicated(..) => Ok(()),
+            Self::Sharded(parallel) => parallel.changed(),
         }
     }
 }

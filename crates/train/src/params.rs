@@ -20,6 +20,35 @@ pub enum ParamPlacement {
         /// The extent of every rank's part along it, in group order; some may be 0.
         sizes: Vec<i64>,
     },
+    /// Cut along several dims, or into parts that several ranks have: the rank holds a box of it.
+    Part {
+        /// The shape of the whole parameter.
+        shape: Vec<i64>,
+        /// Where the rank's part of it begins, along each dim.
+        start: Vec<i64>,
+        /// How many ranks of the group hold this part; the same for all parts.
+        copies: usize,
+    },
+}
+
+impl ParamPlacement {
+    /// The shape of the whole parameter, and where in it the rank's part begins, whose shape this is.
+    pub(crate) fn place(&self, part: &[i64], group: &Group) -> (Vec<i64>, Vec<i64>) {
+        let (mut shape, mut start) = (part.to_vec(), vec![0; part.len()]);
+        match self {
+            Self::Replicate => {}
+            Self::Shard { dim, sizes } => {
+                let dim = wrap_dim(*dim, part.len());
+                shape[dim] = sizes.iter().sum();
+                start[dim] = sizes[..group.rank()].iter().sum();
+            }
+            Self::Part { shape: whole, start: begin, .. } => {
+                shape.clone_from(whole);
+                start.clone_from(begin);
+            }
+        }
+        (shape, start)
+    }
 }
 
 /// A parameter: a leaf tensor that requires gradients, under its state-dict name.
@@ -45,6 +74,17 @@ impl Parameter {
         Self { name: name.into(), tensor: tensor.shallow_clone(), placement }
     }
 
+    /// A parameter of which the rank holds a part: see [`ParamPlacement::Part`].
+    pub fn part(
+        name: impl Into<String>,
+        tensor: &Tensor,
+        (shape, start): (Vec<i64>, Vec<i64>),
+        copies: usize,
+    ) -> Self {
+        let placement = ParamPlacement::Part { shape, start, copies };
+        Self { name: name.into(), tensor: tensor.shallow_clone(), placement }
+    }
+
     /// The gradient, or `None` where there is none yet.
     pub fn grad(&self) -> Option<Tensor> {
         let grad = self.tensor.f_grad().ok()?;
@@ -54,11 +94,15 @@ impl Parameter {
     /// The shape of the whole parameter, all ranks' parts together.
     pub fn global_shape(&self) -> Vec<i64> {
         let mut shape = self.tensor.size();
-        if let ParamPlacement::Shard { dim, sizes } = &self.placement {
-            let dim = wrap_dim(*dim, shape.len());
-            shape[dim] = sizes.iter().sum();
+        match &self.placement {
+            ParamPlacement::Replicate => shape,
+            ParamPlacement::Shard { dim, sizes } => {
+                let dim = wrap_dim(*dim, shape.len());
+                shape[dim] = sizes.iter().sum();
+                shape
+            }
+            ParamPlacement::Part { shape, .. } => shape.clone(),
         }
-        shape
     }
 }
 
@@ -215,8 +259,23 @@ fn check(entry: &Parameter, group: &Group) -> Result<()> {
             "a leaf that requires gradients",
         ));
     }
+    let own = entry.tensor.size();
+    if let ParamPlacement::Part { shape, start, copies } = &entry.placement {
+        let fits = |(dim, extent): (usize, &i64)| {
+            start[dim] >= 0 && start[dim].checked_add(own[dim]).is_some_and(|end| end <= *extent)
+        };
+        let dims = shape.len() == own.len() && start.len() == own.len();
+        return match dims && *copies > 0 && shape.iter().enumerate().all(fits) {
+            true => Ok(()),
+            false => Err(Error::invalid(
+                what(),
+                format!("of shape {own:?} at {start:?} of {shape:?}, on {copies} ranks"),
+                "a box of the whole parameter that a rank or more hold",
+            )),
+        };
+    }
     let ParamPlacement::Shard { dim, sizes } = &entry.placement else { return Ok(()) };
-    let shape = entry.tensor.size();
+    let shape = own;
     let dims = shape.len() as i64;
     if !(-dims..dims).contains(dim) {
         return Err(Error::invalid(

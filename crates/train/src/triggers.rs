@@ -160,34 +160,50 @@ impl Triggers {
         self.saved = Instant::now();
     }
 
-    /// The sum of `value` over the ranks of `data`, in rank order, so that it is the same to the last bit on all; and what any
-    /// rank of the world is asked for. One exchange. All ranks of the world call.
-    pub(crate) fn join(&self, world: &Group, data: &Group, value: f64) -> Result<(f64, Asked)> {
+    /// The sum of `value` over the ranks of `data`, in rank order, so that it is the same to the last bit on all; what any rank of
+    /// the world is asked for; and each rank's `busy` seconds. One exchange. All ranks of the world call.
+    pub(crate) fn join(&self, world: &Group, data: &Group, value: f64, busy: f64) -> Result<Joined> {
         let mut own = self.signals.take()?;
         if world.rank() == 0 && self.every.is_some_and(|every| self.saved.elapsed() >= every) {
             own = own.and(Asked::SAVE);
         }
         if world.size() == 1 {
-            return Ok((value, own));
+            return Ok(Joined { sum: value, finite: value.is_finite(), asked: own, busy: vec![busy] });
         }
         let mut bytes = value.to_le_bytes().to_vec();
+        bytes.extend(busy.to_le_bytes());
         bytes.push(own.0);
         let all = world.all_gather_bytes(&bytes)?;
-        let said: Vec<(f64, u8)> = all
+        let said: Vec<(f64, f64, u8)> = all
             .iter()
             .filter_map(|bytes| {
-                let (value, asked) = bytes.split_first_chunk::<8>()?;
-                Some((f64::from_le_bytes(*value), *asked.first()?))
+                let (value, rest) = bytes.split_first_chunk::<8>()?;
+                let (busy, asked) = rest.split_first_chunk::<8>()?;
+                Some((f64::from_le_bytes(*value), f64::from_le_bytes(*busy), *asked.first()?))
             })
             .collect();
-        let asked = said.iter().fold(Asked::default(), |asked, (_, other)| asked.and(Asked(*other)));
+        let asked = said.iter().fold(Asked::default(), |asked, (_, _, other)| asked.and(Asked(*other)));
+        let finite = said.iter().all(|(value, ..)| value.is_finite());
+        let busy = said.iter().map(|(_, busy, _)| *busy).collect();
         if data.size() == 1 {
-            return Ok((value, asked));
+            return Ok(Joined { sum: value, finite, asked, busy });
         }
         let place = |member: &usize| world.ranks().iter().position(|rank| rank == member);
-        let sum = data.ranks().iter().filter_map(place).filter_map(|at| said.get(at)).map(|(value, _)| value);
-        Ok((sum.sum(), asked))
+        let sum =
+            data.ranks().iter().filter_map(place).filter_map(|at| said.get(at)).map(|(value, ..)| value);
+        Ok(Joined { sum: sum.sum(), finite, asked, busy })
     }
+}
+
+/// What all ranks together have said after a step.
+#[derive(Debug, Clone, PartialEq)]
+pub(crate) struct Joined {
+    pub(crate) sum: f64,
+    /// Whether every rank's value is finite.
+    pub(crate) finite: bool,
+    pub(crate) asked: Asked,
+    /// Seconds of each rank.
+    pub(crate) busy: Vec<f64>,
 }
 
 #[cfg(test)]
@@ -202,16 +218,21 @@ mod tests {
             let signals = Signals::default().requeue(world.rank() == 2);
             let triggers = Triggers::new(&signals, 0.0).unwrap();
             let pair = world.split("pair", Some(world.rank() / 2), 0).unwrap().unwrap();
-            let mut seen = vec![triggers.join(&world, &pair, 1.0 + world.rank() as f64).unwrap()];
+            let join = |value| {
+                let joined = triggers.join(&world, &pair, value, world.rank() as f64).unwrap();
+                assert_eq!((joined.finite, joined.busy), (true, vec![0.0, 1.0, 2.0]));
+                (joined.sum, joined.asked)
+            };
+            let mut seen = vec![join(1.0 + world.rank() as f64)];
             if world.rank() == 2 {
                 signals.ask_to_save();
             }
-            seen.push(triggers.join(&world, &pair, 1.0).unwrap());
+            seen.push(join(1.0));
             if world.rank() == 1 {
                 signals.ask_to_stop();
                 signals.ask_to_save();
             }
-            seen.push(triggers.join(&world, &pair, 1.0).unwrap());
+            seen.push(join(1.0));
             seen
         });
         for (rank, seen) in all.iter().enumerate() {
@@ -226,7 +247,8 @@ mod tests {
     fn the_clock_asks() {
         let mut triggers = Triggers::new(&Signals::default(), 1e-6).unwrap();
         std::thread::sleep(Duration::from_millis(1));
-        let asked = |triggers: &Triggers| triggers.join(&Group::single(), &Group::single(), 0.0).unwrap().1;
+        let asked =
+            |triggers: &Triggers| triggers.join(&Group::single(), &Group::single(), 0.0, 0.0).unwrap().asked;
         assert_eq!((asked(&triggers).save(), asked(&triggers).stop()), (true, None));
         triggers.every = Some(Duration::from_secs(1000));
         triggers.saved();
@@ -239,7 +261,7 @@ mod tests {
     fn dead_peers_write_no_checkpoint() {
         let signals = Signals::default().peers_alive(|| false);
         let triggers = Triggers::new(&signals, 0.0).unwrap();
-        let join = || triggers.join(&Group::single(), &Group::single(), 0.0);
+        let join = || triggers.join(&Group::single(), &Group::single(), 0.0, 0.0);
         assert!(join().is_ok());
         signals.ask_to_stop();
         assert!(matches!(join(), Err(Error::PeersLost)));

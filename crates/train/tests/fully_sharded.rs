@@ -5,16 +5,20 @@ use std::time::Duration;
 
 use isobar_collectives::{Group, threads};
 use isobar_manager::DeviceMesh;
-use isobar_models::{Afno, AfnoConfig, Fno, FnoConfig, Mode, PerDim, UNet, UNetConfig};
+use isobar_models::{
+    Afno, AfnoConfig, DistributedAfno, DistributedAfnoConfig, Fno, FnoConfig, Mode, PerDim, UNet, UNetConfig,
+};
 use isobar_shard::{
-    Generator, MeshParams, ParamStore, Placement, Reduce, ShardTensor, Window, forbid_hidden_communication,
+    Generator, MeshParams, ParallelRegion, ParamStore, Placement, Reduce, ShardTensor, Window,
+    forbid_hidden_communication,
 };
 use isobar_train::optim::{AdamW, AdamWConfig, Optimizer};
 use isobar_train::{
-    DataParallel, DataParallelConfig, FullySharded, Overlap, Parameters, ShardedParameters, clip_grad_norm,
+    DataParallel, DataParallelConfig, FieldLayout, FullySharded, Overlap, Parameters, ShardedFields,
+    ShardedParameters, clip_grad_norm, distribute_over_domain_for_fsdp, grad_norm, wrap_for_fsdp,
 };
 use rstest::rstest;
-use tch::{Device, Kind};
+use tch::{Device, Kind, Tensor};
 
 const DOUBLE: (Kind, Device) = (Kind::Double, Device::Cpu);
 const STEPS: usize = 6;
@@ -23,6 +27,7 @@ const STEPS: usize = 6;
 enum Subject {
     Afno,
     AfnoAgain,
+    DistributedAfno,
     Fno,
     UNet,
 }
@@ -52,6 +57,17 @@ impl Subject {
                 let model = Afno::new(&config, params).unwrap();
                 Box::new(move |x| model.forward(x, Mode::Eval))
             }
+            Self::DistributedAfno => {
+                let config = DistributedAfnoConfig {
+                    patch_size: 2,
+                    embed_dim: 8,
+                    depth: 2,
+                    num_blocks: 4,
+                    ..DistributedAfnoConfig::new([12, 8], 2)
+                };
+                let model = DistributedAfno::new(&config, params).unwrap();
+                Box::new(move |x| model.forward(x, Mode::Eval))
+            }
             Self::Fno => {
                 let config = FnoConfig {
                     latent_channels: 6,
@@ -75,16 +91,11 @@ impl Subject {
 }
 
 /// Losses and norms of gradients of some steps, and the loss of what came of them, without gradients.
-fn train(
-    subject: Subject,
-    group: &Group,
-    mesh: &DeviceMesh,
-    sharded: bool,
-    units: (f64, Overlap),
-) -> Vec<f64> {
+fn train(subject: Subject, mesh: &DeviceMesh, sharded: bool, units: (f64, Overlap)) -> Vec<f64> {
     let names = mesh.names();
     let place = |name: &&str| match *name {
         "domain" => Placement::Shard(2),
+        "model" => Placement::Replicate,
         _ => Placement::Shard(0),
     };
     let places: Vec<Placement> = names.iter().map(place).collect();
@@ -93,13 +104,20 @@ fn train(
         ShardTensor::distribute(&whole, mesh, &places).unwrap()
     };
     let (x, target) = (fields(1), fields(2));
-    let mut store = ParamStore::new(Generator::new(7)).with_options(Kind::Double, Device::Cpu);
+    let splits = names.contains(&"model");
+    let model = if splits { mesh.group("model").unwrap() } else { Group::single() };
+    let store = ParamStore::new(Generator::new(7)).with_options(Kind::Double, Device::Cpu);
+    let mut store = store.with_region(ParallelRegion::new(model.clone()));
     let watch = ShardedParameters::default();
     let params = MeshParams::new(&mut store, mesh).pending();
+    let params = if splits { params.along("model").unwrap() } else { params };
+    let others: Vec<usize> = (0..names.len()).filter(|&axis| names[axis] != "model").collect();
+    let others = mesh.group_along(&others).unwrap();
+    let split = model;
     let model = subject.make(&mut if sharded { params.watched(watch.watch()) } else { params });
-    let (whole, _) = Parameters::from_store(&store, &Group::single()).unwrap();
+    let (whole, _) = Parameters::from_store(&store, &split).unwrap();
     let config = DataParallelConfig { bucket_mb: units.0, overlap: units.1, ..Default::default() };
-    let replicated = (!sharded).then(|| DataParallel::new(&whole, &[], group, &config).unwrap());
+    let replicated = (!sharded).then(|| DataParallel::new(&whole, &[], &others, &config).unwrap());
     let fully = sharded.then(|| FullySharded::new(watch, &whole, &[], mesh, &config).unwrap());
     let params = fully.as_ref().map_or(&whole, FullySharded::parameters);
     let mut adamw = AdamW::new(params, &AdamWConfig { lr: 0.01, ..Default::default() }).unwrap();
@@ -147,13 +165,111 @@ fn losses_are_those_of_data_parallelism(
     let ranks = shape.iter().product::<i64>() as usize;
     threads::run(ranks, Duration::from_secs(120), |group| {
         let mesh = DeviceMesh::new(&group, shape, names).unwrap();
-        let want = train(subject, &group, &mesh, false, units);
-        let got = train(subject, &group, &mesh, true, units);
+        let want = train(subject, &mesh, false, units);
+        let got = train(subject, &mesh, true, units);
         assert_eq!(got.len(), want.len());
         for (got, want) in got.iter().zip(&want) {
             assert!((got - want).abs() < 1e-9 * want.abs(), "{got}, expected {want}");
         }
         assert_eq!(want[want.len() - 1], want[want.len() - 2]);
+    });
+}
+
+/// A model whose channels are split over the axis `model` besides.
+#[rstest]
+#[case::model(&[2, 2], &["model", "shard"])]
+#[case::after(&[3, 2], &["shard", "model"])]
+#[case::all(&[2, 2, 2], &["model", "domain", "shard"])]
+fn parts_of_split_channels_are_split_again(
+    #[case] shape: &[i64],
+    #[case] names: &[&str],
+    #[values(0.001, 4.0)] bucket_mb: f64,
+) {
+    let ranks = shape.iter().product::<i64>() as usize;
+    threads::run(ranks, Duration::from_secs(120), |group| {
+        let mesh = DeviceMesh::new(&group, shape, names).unwrap();
+        let units = (bucket_mb, Overlap::Auto);
+        let want = train(Subject::DistributedAfno, &mesh, false, units);
+        let got = train(Subject::DistributedAfno, &mesh, true, units);
+        for (got, want) in got.iter().zip(&want) {
+            assert!((got - want).abs() < 1e-9 * want.abs(), "{got}, expected {want}");
+        }
+    });
+}
+
+/// A model among plain tensors: this rank's windows in and out, a loss over windows. Gradients are those of the loss over fields.
+#[rstest]
+#[case::shard(&[3], &["shard"])]
+#[case::domain(&[3], &["domain"])]
+#[case::both(&[2, 2], &["shard", "domain"])]
+fn plain_surroundings_get_the_same_gradients(
+    #[values(Subject::Afno, Subject::UNet)] subject: Subject,
+    #[case] shape: &[i64],
+    #[case] names: &[&str],
+) {
+    let ranks = shape.iter().product::<i64>() as usize;
+    threads::run(ranks, Duration::from_secs(120), |group| {
+        let whole =
+            |seed| Generator::new(seed).normal(&Window::whole(subject.shape()), 0.0, 1.0, DOUBLE).unwrap();
+        let (x, target) = (whole(1), whole(2));
+        let elements = x.numel() as f64;
+        let samples = subject.shape()[0] as usize;
+        let all: Vec<usize> = (0..samples).collect();
+        let extents: Vec<usize> = subject.shape()[2..].iter().map(|&extent| extent as usize).collect();
+        let gradients = |mesh: &DeviceMesh| {
+            let fields = ShardedFields::new(mesh, &extents).unwrap();
+            let mut store = ParamStore::new(Generator::new(7)).with_options(Kind::Double, Device::Cpu);
+            let sharded = mesh.names().contains(&"shard");
+            let (mut params, watch) = match sharded {
+                true => distribute_over_domain_for_fsdp(&mut store, mesh),
+                false => (MeshParams::new(&mut store, mesh).pending(), ShardedParameters::default()),
+            };
+            let model = subject.make(&mut params);
+            let model = wrap_for_fsdp(&fields, move |x| Ok(model(x)?));
+            let (params, _) = Parameters::from_store(&store, &Group::single()).unwrap();
+            let own = fields.own(&all).unwrap();
+            let window = fields.window(&extents).unwrap();
+            let part = |field: &Tensor| {
+                let mut part =
+                    field.narrow(0, own.first().map_or(0, |&first| first as i64), own.len() as i64);
+                for (dim, range) in window.iter().enumerate() {
+                    part = part.narrow(dim as i64 + 2, range.start as i64, range.len() as i64);
+                }
+                part.contiguous()
+            };
+            let config = DataParallelConfig::default();
+            let loss = |x: &Tensor| {
+                let y = model(x, samples).unwrap();
+                (y - part(&target)).square().sum(Kind::Double) / elements
+            };
+            let input = part(&x).set_requires_grad(true);
+            let norm = if sharded {
+                let parallel = FullySharded::new(watch, &params, &[], mesh, &config).unwrap();
+                parallel.zero_grad().unwrap();
+                parallel.backward(&loss(&input)).unwrap();
+                grad_norm(parallel.parameters()).unwrap()
+            } else {
+                let parallel = DataParallel::new(
+                    &params,
+                    &[],
+                    &mesh.group_along(&(0..mesh.ndim()).collect::<Vec<_>>()).unwrap(),
+                    &config,
+                )
+                .unwrap();
+                parallel.zero_grad().unwrap();
+                parallel.backward(Some(&loss(&input)), 1, 1).unwrap();
+                grad_norm(&params).unwrap()
+            };
+            (norm, input.grad().square().sum(Kind::Double).double_value(&[]))
+        };
+        let alone = DeviceMesh::new(&Group::single(), &[1], &["domain"]).unwrap();
+        let (want, want_input) = gradients(&alone);
+        let mesh = DeviceMesh::new(&group, shape, names).unwrap();
+        let (got, input) = gradients(&mesh);
+        assert!((got - want).abs() < 1e-9 * want, "{got}, expected {want}");
+        let inputs = group.all_gather_bytes(&input.to_le_bytes()).unwrap();
+        let sum: f64 = inputs.iter().map(|bytes| f64::from_le_bytes(bytes[..].try_into().unwrap())).sum();
+        assert!((sum - want_input).abs() < 1e-9 * want_input, "{sum}, expected {want_input}");
     });
 }
 

@@ -42,11 +42,6 @@ impl Arrangement {
             let made = manager.initialize_mesh(&mesh.shape, &names)?;
             let sharded = |name: &&str| *name == SHARD_AXIS || DOMAIN_AXES.contains(name);
             if names.iter().any(sharded) {
-                if names.contains(&SHARD_AXIS) && names.contains(&MODEL_AXIS) {
-                    bail!(Exit::Usage.because(
-                        "distributed.mesh has the axes \"shard\" and \"model\", which both split parameters; take one of them"
-                    ));
-                }
                 domain = Some(made.clone());
             }
             let axis = |name: &str| -> Result<Group> {

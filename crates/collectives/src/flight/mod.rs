@@ -57,6 +57,7 @@ struct Inner {
     places: Mutex<Vec<Weak<Place>>>,
     /// The first failure that came from other ranks.
     trouble: OnceLock<String>,
+    waited_ns: AtomicU64,
 }
 
 /// A group, as the recorder knows it.
@@ -182,6 +183,7 @@ impl Flight {
             ring: Mutex::new(Ring { slots: vec![Slot::EMPTY; ENTRIES], next: 0 }),
             places: Mutex::default(),
             trouble: OnceLock::new(),
+            waited_ns: AtomicU64::new(0),
         }))
     }
 
@@ -221,6 +223,16 @@ impl Flight {
     /// The first failure that came from other ranks: a deadline, a lost connection, a rank that said that it cannot go on.
     pub fn trouble(&self) -> Option<&str> {
         self.0.trouble.get().map(String::as_str)
+    }
+
+    /// For how long this rank has waited for operations so far, for what their bytes need and for ranks that come later. What
+    /// it computes while they go on is not in it.
+    pub fn waited(&self) -> Duration {
+        Duration::from_nanos(self.0.waited_ns.load(Ordering::Relaxed))
+    }
+
+    pub(crate) fn has_waited(&self, time: Duration) {
+        self.0.waited_ns.fetch_add(time.as_nanos() as u64, Ordering::Relaxed);
     }
 
     pub(crate) fn mark(&self, phase: Phase, step: u64) {

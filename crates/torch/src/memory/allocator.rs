@@ -54,6 +54,12 @@ pub fn cached_bytes() -> u64 {
     blocks().cached() as u64
 }
 
+/// The largest blocks of CPU tensors that are in use, of those of at least 1 MiB, largest first: where they begin, and how many
+/// bytes they were asked for. None where the allocator is not installed.
+pub fn largest_blocks(count: usize) -> Vec<(usize, usize)> {
+    blocks().largest(count)
+}
+
 /// Gives all kept blocks back to the system.
 pub fn empty_cache() {
     let released = blocks().empty();

@@ -45,6 +45,15 @@ impl Blocks {
         }
     }
 
+    /// The largest live blocks, largest first: where they begin, and how many bytes were asked for.
+    pub(super) fn largest(&self, count: usize) -> Vec<(usize, usize)> {
+        let mut live: Vec<(usize, usize)> =
+            self.live.iter().map(|(&address, live)| (address, live.bytes)).collect();
+        live.sort_unstable_by_key(|&(address, bytes)| (Reverse(bytes), address));
+        live.truncate(count);
+        live
+    }
+
     pub(super) fn cached(&self) -> usize {
         self.kept_capacity
     }

@@ -20,7 +20,8 @@ mod storage;
 mod vec;
 
 pub use allocator::{
-    cached_bytes, empty_cache, install_caching_allocator, is_installed, live_bytes, peak_bytes, reset_peak,
+    cached_bytes, empty_cache, install_caching_allocator, is_installed, largest_blocks, live_bytes,
+    peak_bytes, reset_peak,
 };
 pub use layout::{
     MemoryFormat, copy_no_grad, data_ptr, dense, empty_as, empty_like, is_contiguous, memory_format, nbytes,

@@ -8,7 +8,7 @@ use tch::Tensor;
 use super::piece::{Piece, placed};
 use super::read::{Catalogue, Wanted};
 use crate::error::{Context, Error, Result};
-use crate::optim::{Optimizer, OptimizerState, StateTensor};
+use crate::optim::{AVERAGE, Optimizer, OptimizerState, StateTensor};
 use crate::params::{ParamPlacement, Parameters};
 
 /// What a checkpoint keeps and gives back: boxes of global tensors, and facts beside them.
@@ -52,7 +52,8 @@ pub struct Contents<'a> {
     pub params: &'a Parameters,
     /// Tensors that are no parameters but belong to the state dict (running statistics), by name; the same on all ranks.
     pub buffers: &'a [(String, Tensor)],
-    /// The optimizer; without it parameters and buffers alone are restored, as for a prediction.
+    /// The optimizer; without it parameters and buffers alone are restored, as for a prediction: the averages of parameters
+    /// where there are any.
     pub optimizer: Option<&'a mut dyn Optimizer>,
 }
 
@@ -72,6 +73,8 @@ struct Facts {
 struct OptimizerFacts {
     kind: String,
     steps: BTreeMap<String, u64>,
+    #[serde(default)]
+    averaged: Option<u64>,
 }
 
 impl Checkpointed for Contents<'_> {
@@ -96,7 +99,7 @@ impl Checkpointed for Contents<'_> {
     fn facts(&self) -> Result<serde_json::Value> {
         let optimizer = self.optimizer.as_ref().map(|optimizer| {
             let state = optimizer.state();
-            OptimizerFacts { kind: state.kind, steps: state.steps }
+            OptimizerFacts { kind: state.kind, steps: state.steps, averaged: state.averaged }
         });
         serde_json::to_value(Facts { optimizer })
             .map_err(|error| Error::invalid("the optimizer's state", error, "what JSON can say"))
@@ -122,7 +125,12 @@ impl Checkpointed for Contents<'_> {
             }
         };
         for p in self.params {
-            want(format!("{}{}", prefix(MODEL), p.name), &p.name, &p.tensor, &p.placement);
+            let average = average_of(&p.name);
+            let full = match self.optimizer.is_none() && saved.tensor(&average).is_some() {
+                true => average,
+                false => format!("{}{}", prefix(MODEL), p.name),
+            };
+            want(full, &p.name, &p.tensor, &p.placement);
         }
         for (name, tensor) in self.buffers {
             want(format!("{}{name}", prefix(BUFFER)), name, tensor, &ParamPlacement::Replicate);
@@ -175,6 +183,7 @@ impl Checkpointed for Contents<'_> {
             let saved = facts.optimizer.ok_or_else(|| refused("the checkpoint has none".to_owned()))?;
             let mut state = OptimizerState::new(&saved.kind);
             state.steps = saved.steps;
+            state.averaged = saved.averaged;
             for piece in pieces {
                 let name = piece.name.strip_prefix(OPTIMIZER).and_then(|name| name.split_once('.'));
                 let Some((slot, param)) = name else { continue };
@@ -207,6 +216,11 @@ fn list(problems: &[String]) -> String {
         text.push_str(&format!("; and {} more", problems.len() - SHOWN));
     }
     text
+}
+
+/// The name of a parameter's average.
+pub(super) fn average_of(param: &str) -> String {
+    format!("{OPTIMIZER}{AVERAGE}.{param}")
 }
 
 /// The name that a tensor has in a model's state dict, where it belongs to the model.

@@ -4,6 +4,7 @@ use std::path::{Path, PathBuf};
 
 use super::folder;
 use super::manifest::Manifest;
+use super::read::Opened;
 use crate::error::Result;
 
 /// How many checkpoints stay: the newest, and those with the lowest validation errors.
@@ -26,8 +27,8 @@ pub(super) fn prune(root: &Path, keep: Keep, current: &Path) -> Result<()> {
     let found: Vec<(PathBuf, Option<Manifest>)> = folder::checkpoints(root)?
         .into_iter()
         .map(|path| {
-            let manifest = Manifest::read(&path).ok();
-            (path, manifest)
+            let whole = Opened::folder(&path).and_then(|opened| opened.check_lengths().map(|()| opened));
+            (path, whole.ok().and_then(|opened| opened.manifest))
         })
         .collect();
     let errors: Vec<Option<Option<f64>>> =

@@ -49,6 +49,7 @@ use self::write::{Job, Lead, Staging};
 use crate::agree::agree;
 use crate::config::Resume;
 use crate::error::{Error, Result};
+use crate::loss_scale::LossScale;
 
 /// Where a run stands, apart from its tensors. Random numbers follow from the seed and the step, the order of samples from the
 /// seed and the epoch, so that these numbers are the state of both.
@@ -75,6 +76,9 @@ pub struct RunState {
     pub validation_error: Option<f64>,
     /// The lowest validation error so far.
     pub best: Option<f64>,
+    /// That of the next step, where losses are scaled.
+    #[serde(default)]
+    pub loss_scale: Option<LossScale>,
     /// What must be the same for the run to go on: an object, whose differences are told key by key.
     pub identity: serde_json::Value,
     /// The resolved configuration, as TOML.

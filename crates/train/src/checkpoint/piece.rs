@@ -5,7 +5,7 @@ use serde::{Deserialize, Serialize};
 use tch::Tensor;
 
 use crate::error::{Error, Result};
-use crate::params::{ParamPlacement, wrap_dim};
+use crate::params::ParamPlacement;
 
 /// A box of a tensor: its first index and its extent along each dim.
 ///
@@ -133,15 +133,8 @@ impl Piece {
 
 /// The shape of the whole tensor and this rank's box of it, given the shape of its part.
 pub(super) fn placed(part: &[i64], placement: &ParamPlacement, group: &Group) -> (Vec<i64>, Region) {
-    let mut shape = part.to_vec();
-    let ParamPlacement::Shard { dim, sizes } = placement else {
-        let region = Region::whole(&shape);
-        return (shape, region);
-    };
-    let dim = wrap_dim(*dim, shape.len());
-    shape[dim] = sizes.iter().sum();
-    let region = Region::along(&shape, dim, sizes[..group.rank()].iter().sum(), sizes[group.rank()]);
-    (shape, region)
+    let (shape, start) = placement.place(part, group);
+    (shape, Region { start, shape: part.to_vec() })
 }
 
 /// Calls `run(offset in source, offset in target, elements)` for each stretch of `common` that is in one piece in both boxes,

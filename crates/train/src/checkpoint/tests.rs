@@ -356,6 +356,42 @@ fn weights_go_to_other_programs_and_come_from_them() {
     assert!(error.contains("not a safetensors file"), "{error}");
 }
 
+/// Tools take the newest whole one, and leave nothing of what they could not finish; a torn one does not make an older one go.
+#[test]
+fn torn_ones_are_passed_over_by_tools_and_by_pruning() {
+    let (folder, _, mut model) = saved();
+    let old = values(&model.params.get("w").unwrap().tensor);
+    model.train();
+    let mut checkpoints = alone(folder.path(), Keep { newest: 1, best: 0 });
+    let torn = Checkpoints::new(folder.path(), Keep::ALL, &Group::single())
+        .save(&model.contents(), &state(2))
+        .unwrap();
+    let file = torn.join("rank_00000.safetensors");
+    let bytes = std::fs::read(&file).unwrap();
+    std::fs::write(&file, &bytes[..bytes.len() - 1]).unwrap();
+    let out = folder.path().join("model.safetensors");
+    export(folder.path(), &out).unwrap();
+    let written = std::fs::read(&out).unwrap();
+    let exported = safetensors::SafeTensors::deserialize(&written).unwrap();
+    assert_eq!(exported.tensor("w").unwrap().data(), old);
+    // A flipped byte shows only when it is read.
+    let mut flipped = bytes.clone();
+    *flipped.last_mut().unwrap() ^= 1;
+    std::fs::write(&file, flipped).unwrap();
+    let (cut, other) = (folder.path().join("cut"), folder.path().join("other.safetensors"));
+    assert!(reshard(&torn, &cut, 2).is_err() && export(&torn, &other).is_err());
+    let mut left = names(folder.path());
+    assert_eq!(left, ["model.safetensors", "step_00000001", "step_00000002"]);
+    std::fs::write(&file, &bytes[..bytes.len() - 1]).unwrap();
+    checkpoints.save(&model.contents(), &state(1)).unwrap();
+    left = names(folder.path());
+    assert_eq!(
+        left,
+        ["model.safetensors", "step_00000001", "step_00000002"],
+        "the torn one counts for nothing"
+    );
+}
+
 /// Ranks with boxes that are no placement of a parameter: the entry for other layouts.
 #[test]
 fn any_boxes_are_saved_and_loaded() {

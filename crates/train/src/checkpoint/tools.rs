@@ -6,7 +6,7 @@ use std::time::{Duration, SystemTime};
 
 use isobar_collectives::balanced;
 
-use super::contents::state_dict_name;
+use super::contents::{average_of, state_dict_name};
 use super::folder;
 use super::manifest::{BoxEntry, FileEntry, Manifest, TensorEntry};
 use super::piece::Region;
@@ -96,7 +96,7 @@ pub fn verify(path: &Path) -> Result<Summary> {
 
 /// Writes a checkpoint anew into the folder `out`, as `ranks` equal ranks would: of each tensor the rank's part is in the rank's
 /// own file, cut along the dim that was cut before, or the first. Parts are [`balanced`], as those of parameters are.
-/// `path` may be a folder of checkpoints, of which the newest is meant.
+/// `path` may be a folder of checkpoints, of which the newest whole one is meant.
 ///
 /// # Errors
 ///
@@ -106,11 +106,21 @@ pub fn reshard(path: &Path, out: &Path, ranks: usize) -> Result<()> {
     if ranks == 0 {
         return Err(Error::invalid("the number of ranks", 0, "1 or more"));
     }
-    let (opened, manifest) = open(&folder::newest(path)?)?;
+    let (opened, manifest) = open_newest(path)?;
     if out.exists() && std::fs::read_dir(out).at("list", out)?.next().is_some() {
         return Err(Error::invalid(format!("the folder {}", out.display()), "not empty", "one of its own"));
     }
     std::fs::create_dir_all(out).at("make the folder", out)?;
+    let written = cut(&opened, manifest, out, ranks);
+    if written.is_err() {
+        // Nothing of half of it.
+        let _ = std::fs::remove_dir_all(out);
+    }
+    written
+}
+
+/// Writes the files of a checkpoint as `ranks` ranks would.
+fn cut(opened: &Opened, manifest: Manifest, out: &Path, ranks: usize) -> Result<()> {
     let mut order: Vec<usize> = (0..manifest.tensors.len()).collect();
     order.sort_by_key(|&at| std::cmp::Reverse(manifest.tensors[at].element_bytes()));
     let mut files = Vec::new();
@@ -129,7 +139,7 @@ pub fn reshard(path: &Path, out: &Path, ranks: usize) -> Result<()> {
             .collect();
         let mut writer = TensorWriter::create(&out.join(&name), &shapes)?;
         for (at, region) in &own {
-            copy(&opened, &tensors[*at].name, region, &mut writer)?;
+            copy(opened, &tensors[*at].name, region, &mut writer)?;
         }
         let (mut begin, digest) = writer.finish()?;
         for (at, region) in own {
@@ -144,28 +154,56 @@ pub fn reshard(path: &Path, out: &Path, ranks: usize) -> Result<()> {
     files::sync_folder(&out.canonicalize().at("find", out)?.join(".."))
 }
 
-/// Writes the parameters and buffers of a checkpoint, whole and under their names in the model's state dict, into one
-/// safetensors file, which PyTorch's tools load. `path` may be a folder of checkpoints, of which the newest is meant. Returns the
+/// Writes the parameters, or their averages where there are any, and the buffers of a checkpoint, whole and under their names in the model's state dict, into one
+/// safetensors file, which PyTorch's tools load. `path` may be a folder of checkpoints, of which the newest whole one is meant. Returns the
 /// number of tensors.
 ///
 /// # Errors
 ///
 /// [`Error::Checkpoint`] for a checkpoint that is torn or damaged; a file that cannot be written.
 pub fn export(path: &Path, out: &Path) -> Result<usize> {
-    let (opened, manifest) = open(&folder::newest(path)?)?;
+    let (opened, manifest) = open_newest(path)?;
     let mut own: Vec<(&str, &TensorEntry)> =
         manifest.tensors.iter().filter_map(|tensor| Some((state_dict_name(&tensor.name)?, tensor))).collect();
     own.sort_by_key(|(_, tensor)| std::cmp::Reverse(tensor.element_bytes()));
     let shapes: Vec<_> =
         own.iter().map(|(name, tensor)| (*name, tensor.dtype, tensor.shape.clone())).collect();
     let aside = files::aside(out);
-    let mut writer = TensorWriter::create(&aside, &shapes)?;
-    for (_, tensor) in &own {
-        copy(&opened, &tensor.name, &Region::whole(&tensor.shape), &mut writer)?;
+    let written = || {
+        let mut writer = TensorWriter::create(&aside, &shapes)?;
+        for (name, tensor) in &own {
+            let average = average_of(name);
+            let averaged = manifest.tensors.iter().any(|tensor| tensor.name == average);
+            let source = if averaged { &average } else { &tensor.name };
+            let wanted = Wanted { name: source.clone(), region: Region::whole(&tensor.shape) };
+            opened.read(&[wanted])?.iter().try_for_each(|piece| writer.tensor(name, &piece.tensor))?;
+        }
+        writer.finish()?;
+        std::fs::rename(&aside, out).at("rename a new file to", out)
+    };
+    let written = written();
+    if written.is_err() {
+        let _ = std::fs::remove_file(&aside);
     }
-    writer.finish()?;
-    std::fs::rename(&aside, out).at("rename a new file to", out)?;
-    Ok(own.len())
+    written.map(|()| own.len())
+}
+
+/// A checkpoint, or the newest whole one of a folder of them.
+fn open_newest(path: &Path) -> Result<(Opened, Manifest)> {
+    if folder::is_checkpoint(path) {
+        return open(path);
+    }
+    let mut refused = None;
+    for path in folder::checkpoints(&folder::root_of(path))? {
+        match open(&path) {
+            Ok(found) => return Ok(found),
+            Err(error) => {
+                tracing::warn!("{error}; the one before it is taken");
+                refused.get_or_insert(error);
+            }
+        }
+    }
+    Err(refused.unwrap_or(Error::NoCheckpoint { path: path.to_owned() }))
 }
 
 fn open(path: &Path) -> Result<(Opened, Manifest)> {

@@ -16,7 +16,7 @@ use crate::bucket::create_grad;
 use crate::data_parallel::{DataParallelConfig, Overlap, broadcast, compare};
 use crate::error::{Context, Error, Result};
 use crate::fields::{MODEL_AXIS, SHARD_AXIS};
-use crate::params::{Parameter, Parameters};
+use crate::params::{ParamPlacement, Parameter, Parameters};
 
 /// How many units stay whole in a forward pass, the one in use among them.
 const KEPT: usize = 2;
@@ -202,8 +202,8 @@ impl State {
 /// arXiv:1910.02054; PyTorch's `fully_shard`), for models over `ShardTensor`s.
 ///
 /// Units of parameters are gathered before operators use them, in forward and again in backward, the next one while this one
-/// is used, and dropped after it. When all gradients of a unit have come, they are summed over all axes of the mesh, each rank
-/// receiving those of its parts. Parameters are cut along the dim that gives the most equal parts, uneven and empty ones
+/// is used, and dropped after it. When all gradients of a unit have come, they are summed over all axes of the mesh but `model`,
+/// along which a model may be split besides ([`MeshParams::along`](isobar_shard::MeshParams::along)), each rank receiving those of its parts. Parameters are cut along the dim that gives the most equal parts, uneven and empty ones
 /// included. The optimizer, clipping and checkpoints take [`parameters`](Self::parameters): the parts.
 ///
 /// The memory of the whole parameters comes and goes: of the store that made them only names and shapes are of use from then on,
@@ -261,7 +261,7 @@ impl FullySharded {
     ///
     /// # Errors
     ///
-    /// A mesh without the axis `shard`; a model whose parameters are split already; parameters without dims, or that differ
+    /// A mesh without the axis `shard`; a model that is split over other ranks than those along the mesh's axis `model`; parameters without dims, or that differ
     /// between ranks; a setting out of its range; the errors of the communication.
     pub fn new(
         sharded: ShardedParameters,
@@ -276,12 +276,17 @@ impl FullySharded {
             let expected = format!("one with an axis \"{SHARD_AXIS}\"");
             return Err(Error::invalid("the mesh of a fully sharded model", mesh, expected));
         };
-        let model = names.iter().position(|name| *name == MODEL_AXIS).map_or(1, |axis| mesh.shape()[axis]);
-        if model.max(params.model_group().size()) > 1 {
+        let model = names.iter().position(|name| *name == MODEL_AXIS);
+        let sharing = match model {
+            Some(axis) => mesh.group_along(&[axis]).map_err(isobar_shard::Error::from)?,
+            None => Group::single(),
+        };
+        let split = params.model_group();
+        if split.size().max(sharing.size()) > 1 && split.ranks() != sharing.ranks() {
             return Err(Error::invalid(
                 "a fully sharded model",
-                format!("shared by {} ranks", model.max(params.model_group().size())),
-                format!("whole on each; use the axis \"{SHARD_AXIS}\" or \"{MODEL_AXIS}\", not both"),
+                format!("split over the ranks {:?}", split.ranks()),
+                format!("those along the mesh's axis \"{MODEL_AXIS}\": {:?}", sharing.ranks()),
             ));
         }
         let along = |name: &str, axes: Vec<usize>| -> Result<Group> {
@@ -292,19 +297,30 @@ impl FullySharded {
             let ranks: Vec<usize> = (0..group.size()).collect();
             Ok(group.subgroup(name, &ranks)?.unwrap_or(group))
         };
-        let all = along("gradients", (0..names.len()).collect())?;
+        let summed = (0..names.len()).filter(|&axis| Some(axis) != model);
+        let all = along("gradients", summed.clone().collect())?;
         let group = along("shard", vec![shard])?;
-        let others = along("gradients/others", (0..names.len()).filter(|&axis| axis != shard).collect())?;
+        let others = along("gradients/others", summed.filter(|&axis| axis != shard).collect())?;
+        let parts = match model {
+            None => group.clone(),
+            Some(model) => along("parts", vec![shard.min(model), shard.max(model)])?,
+        };
         compare(params, buffers, &all)?;
         broadcast(params.iter().map(|p| (&p.name, &p.tensor)), &all)?;
         broadcast(buffers.iter().map(|(name, tensor)| (name, tensor)), &all)?;
 
         let members = members(params, &group)?;
-        let parts = members.iter().map(|member| {
-            let Cut { dim, sizes } = member.cut.clone();
-            Parameter::sharded(&member.name, &member.part, dim, sizes)
+        let own = members.iter().zip(params).map(|(member, param)| {
+            let (shape, mut start) = param.placement.place(&member.whole.size(), split);
+            start[member.cut.dim as usize] += member.cut.start(group.rank());
+            let copies = match param.placement {
+                ParamPlacement::Replicate => split.size(),
+                ParamPlacement::Shard { .. } => 1,
+                ParamPlacement::Part { copies, .. } => copies,
+            };
+            Parameter::part(&member.name, &member.part, (shape, start), copies)
         });
-        let parts = Parameters::over(parts.collect(), &group)?;
+        let parts = Parameters::over(own.collect(), &parts)?;
         parts.iter().try_for_each(create_grad)?;
         let hooks = register_hooks(&sharded, &members)?;
         let bytes = (config.bucket_mb * 1024.0 * 1024.0) as usize;
@@ -321,6 +337,11 @@ impl FullySharded {
     /// This rank's parts of the parameters.
     pub fn parameters(&self) -> &Parameters {
         &self.params
+    }
+
+    /// The ranks that hold the same parts as this one: those along all other axes of the mesh.
+    pub fn replicas(&self) -> &Group {
+        &self.others
     }
 
     /// Sets all gradients to zero: before the forward pass of a step.

@@ -40,7 +40,7 @@ impl Cut {
         Some(Self { dim: dim as i64, sizes })
     }
 
-    fn start(&self, rank: usize) -> i64 {
+    pub(super) fn start(&self, rank: usize) -> i64 {
         self.sizes[..rank].iter().sum()
     }
 

@@ -1,6 +1,7 @@
 //! Optimizers with readable state, and the rule that says which parameters decay.
 
 mod adamw;
+mod averaged;
 mod lion;
 mod sgd;
 mod state;
@@ -8,6 +9,8 @@ mod state;
 use serde::{Deserialize, Serialize};
 
 pub use self::adamw::{AdamW, AdamWConfig};
+pub(crate) use self::averaged::AVERAGE;
+pub use self::averaged::Averaged;
 pub use self::lion::{Lion, LionConfig};
 pub use self::sgd::{Sgd, SgdConfig};
 pub use self::state::{OptimizerState, StateTensor};

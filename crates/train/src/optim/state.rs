@@ -14,6 +14,8 @@ pub struct OptimizerState {
     pub kind: String,
     /// Steps taken, by parameter name.
     pub steps: BTreeMap<String, u64>,
+    /// Of how many steps the slot `average` is, where parameters are averaged.
+    pub averaged: Option<u64>,
     /// The tensors, in the order of the parameters and within a parameter of its slots. They are second handles, not
     /// copies: they change with the next step.
     pub tensors: Vec<StateTensor>,
@@ -34,7 +36,7 @@ pub struct StateTensor {
 
 impl OptimizerState {
     pub(crate) fn new(kind: &str) -> Self {
-        Self { kind: kind.to_owned(), steps: BTreeMap::new(), tensors: Vec::new() }
+        Self { kind: kind.to_owned(), steps: BTreeMap::new(), averaged: None, tensors: Vec::new() }
     }
 
     pub(crate) fn push(&mut self, slot: &str, param: &Parameter, tensor: &Tensor) {

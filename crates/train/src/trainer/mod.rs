@@ -1,34 +1,39 @@
 //! The engine: epochs of steps, validation, metrics, checkpoints, resumption.
 
-use std::path::{Path, PathBuf};
+mod same_run;
+mod step;
+mod validation;
+
+use std::path::PathBuf;
 use std::time::Instant;
 
 use isobar_collectives::Group;
 use isobar_collectives::flight::Phase;
-use isobar_data::{Sampler, part};
+use isobar_data::Sampler;
 use isobar_manager::DeviceMesh;
-use isobar_shard::Generator;
 use isobar_torch::guard::Autocast;
-use serde_json::Value;
 use tch::Tensor;
 
+use self::same_run::{check_same_run, refuse_init_that_goes};
 use crate::checkpoint::{Checkpoints, Contents, Keep, Loaded, RunState, Which};
-use crate::clip::{clip_grad_norm, grad_norm};
 use crate::config::{
-    CheckpointConfig, DataParallelConfig, MetricsConfig, OptimizerKind, Resume, SaveMode, ScheduleKind,
+    CheckpointConfig, DataParallelConfig, MetricsConfig, OptimizerKind, Precision, SaveMode, ScheduleKind,
     TrainConfig,
 };
 use crate::error::{Error, Result};
 use crate::fields::MODEL_AXIS;
 use crate::fully_sharded::ShardedParameters;
+use crate::loss_scale::LossScale;
 use crate::metrics::MetricSink;
-use crate::optim::Optimizer;
+use crate::optim::Averaged;
+use crate::out_of_memory::{self, Held};
 use crate::parallel::Parallel;
 use crate::params::Parameters;
 use crate::progress::Progress;
 use crate::schedule::Schedule;
-use crate::task::{BoxError, RolloutError, Step, Task, share};
-use crate::triggers::{Asked, Signals, Stop, Triggers};
+use crate::stragglers::{Straggler, Stragglers};
+use crate::task::{RolloutError, Task};
+use crate::triggers::{Signals, Stop, Triggers};
 
 /// How [`fit`] trains.
 #[derive(Debug, Clone, Default)]
@@ -119,6 +124,8 @@ pub struct Summary {
     pub rollout_error: Option<RolloutError>,
     /// The lowest validation error so far.
     pub best_error: Option<f64>,
+    /// The last rank for which the others waited, where there was one. It depends on the machines.
+    pub straggler: Option<Straggler>,
     /// The last checkpoint.
     pub checkpoint: Option<PathBuf>,
     /// Why it ended before its last step, where it did: there was no validation then.
@@ -143,7 +150,11 @@ pub fn fit(
     ranks: &Ranks,
     config: &FitConfig,
 ) -> Result<Summary> {
-    let result = Run::start(task, params, buffers, ranks, config).and_then(Run::go);
+    let rank = ranks.world.rank();
+    let result = match Run::start(task, params, buffers, ranks, config) {
+        Ok(run) => run.go(),
+        Err(error) => Err(out_of_memory::explained(error, rank, &Held { params, buffers, optimizer: None })),
+    };
     if let Err(error) = &result
         && !error.is_shared()
     {
@@ -166,16 +177,20 @@ const COLUMNS: [&str; 8] = [
 
 struct Run<'a, T> {
     task: &'a T,
+    /// What the optimizer steps: whole parameters, or this rank's parts of them.
     params: Parameters,
+    /// What the model uses.
+    whole: Parameters,
     buffers: &'a [(String, Tensor)],
     ranks: &'a Ranks,
     config: &'a FitConfig,
     parallel: Parallel,
-    optimizer: Box<dyn Optimizer>,
+    optimizer: Averaged,
     schedule: Schedule,
     sampler: Sampler,
     checkpoints: Checkpoints,
     triggers: Triggers,
+    stragglers: Stragglers,
     metrics: MetricSink,
     progress: Progress,
     state: RunState,
@@ -200,6 +215,9 @@ impl<'a, T: Task> Run<'a, T> {
         if train.validate_every == 0 {
             return Err(Error::invalid("train.validate_every", 0, "1 or more"));
         }
+        if train.accumulate == 0 {
+            return Err(Error::invalid("train.accumulate", 0, "1 or more"));
+        }
         let sampler =
             Sampler::new(task.train_samples(), train.batch_size, config.seed, true).map_err(|source| {
                 Error::Task { context: "preparing the order of samples", source: source.into() }
@@ -208,8 +226,9 @@ impl<'a, T: Task> Run<'a, T> {
         let schedule =
             Schedule::new(config.schedule.clone(), config.optimizer.lr(), steps_per_epoch, train.epochs)?;
         let parallel = Parallel::new(params, buffers, ranks, &config.data_parallel)?;
+        let whole = params.clone();
         let params = parallel.parameters().clone();
-        let mut optimizer = config.optimizer.build(&params)?;
+        let mut optimizer = Averaged::new(config.optimizer.build(&params)?, &params, train.average_decay)?;
         let folder = config.folder.join("checkpoints");
         let keep = Keep { newest: config.checkpoint.keep, best: config.checkpoint.keep_best };
         let checkpoints = Checkpoints::new(&folder, keep, &ranks.world);
@@ -219,10 +238,11 @@ impl<'a, T: Task> Run<'a, T> {
             samples: task.train_samples() as u64,
             batch_size: train.batch_size as u64,
             identity: config.identity.clone(),
+            loss_scale: scaled(train.precision),
             ..Default::default()
         };
         refuse_init_that_goes(&config.checkpoint, &folder)?;
-        let mut contents = Contents { params: &params, buffers, optimizer: Some(&mut *optimizer) };
+        let mut contents = Contents { params: &params, buffers, optimizer: Some(&mut optimizer) };
         let resumed = checkpoints.resume(config.checkpoint.resume, &mut contents)?;
         if let Some(Loaded { path, state }) = &resumed {
             check_same_run(state, &fresh, path)?;
@@ -234,10 +254,13 @@ impl<'a, T: Task> Run<'a, T> {
         }
         let resume_at = resumed.as_ref().map(|loaded| loaded.state.step);
         let resumed_from = resumed.as_ref().map(|loaded| loaded.path.clone());
+        let state = resumed.map_or(fresh, |loaded| loaded.state);
         let state = RunState {
             config: config.resolved.clone(),
             extra: config.extra.clone(),
-            ..resumed.map_or(fresh, |loaded| loaded.state)
+            // That of a run in another precision is of no use here.
+            loss_scale: scaled(train.precision).map(|fresh| state.loss_scale.unwrap_or(fresh)),
+            ..state
         };
         let rank = ranks.world.rank();
         let metrics = match rank {
@@ -253,6 +276,7 @@ impl<'a, T: Task> Run<'a, T> {
                 validation_error: None,
                 rollout_error: None,
                 best_error: state.best,
+                straggler: None,
                 checkpoint: resumed_from,
                 stopped: None,
                 seconds: 0.0,
@@ -261,6 +285,7 @@ impl<'a, T: Task> Run<'a, T> {
             due: false,
             task,
             params,
+            whole,
             buffers,
             ranks,
             config,
@@ -270,6 +295,7 @@ impl<'a, T: Task> Run<'a, T> {
             sampler,
             checkpoints,
             triggers,
+            stragglers: Stragglers::default(),
             metrics,
             state,
             began: Instant::now(),
@@ -277,18 +303,34 @@ impl<'a, T: Task> Run<'a, T> {
     }
 
     fn go(mut self) -> Result<Summary> {
+        match self.train() {
+            Ok(()) => Ok(self.summary),
+            Err(error) => {
+                let Self { params, buffers, optimizer, ranks, .. } = &self;
+                let held = Held { params, buffers, optimizer: Some(optimizer) };
+                Err(out_of_memory::explained(error, ranks.world.rank(), &held))
+            }
+        }
+    }
+
+    fn train(&mut self) -> Result<()> {
         while self.state.epoch < self.config.train.epochs && !self.ends() {
             self.epoch()?;
         }
         if self.summary.stopped.is_none() {
             if self.summary.validation_error.is_none() {
-                self.state.validation_error = self.validate()?;
-                self.summary.validation_error = self.state.validation_error;
-                self.summary.rollout_error = self.validate_rollouts()?;
+                let (error, rollout) = self.validated()?;
+                self.state.validation_error = error;
+                self.summary.validation_error = error;
+                self.summary.rollout_error = rollout;
             }
             if self.saved != Some(self.state.step) {
                 self.save(false)?;
             }
+        }
+        if self.summary.stopped.is_none() {
+            // What was validated is what the caller finds.
+            self.swap_averages()?;
         }
         self.checkpoints.finish()?;
         self.metrics.flush()?;
@@ -297,7 +339,7 @@ impl<'a, T: Task> Run<'a, T> {
         self.summary.epochs = self.state.epoch;
         self.summary.best_error = self.state.best;
         self.summary.seconds = self.began.elapsed().as_secs_f64();
-        Ok(self.summary)
+        Ok(())
     }
 
     /// What is left of the epoch under way.
@@ -325,8 +367,7 @@ impl<'a, T: Task> Run<'a, T> {
         let loss = self.state.loss_sum / self.state.loss_samples as f64;
         let last = epoch + 1 == self.config.train.epochs;
         let validate = last || (epoch + 1).is_multiple_of(self.config.train.validate_every);
-        let error = if validate { self.validate()? } else { None };
-        let rollout = if validate { self.validate_rollouts()? } else { None };
+        let (error, rollout) = if validate { self.validated()? } else { (None, None) };
         self.state.validation_error = error;
         self.state.epoch += 1;
         self.state.batch = 0;
@@ -346,144 +387,12 @@ impl<'a, T: Task> Run<'a, T> {
         Ok(())
     }
 
-    /// A step, and what all ranks together are asked for.
-    fn step(&mut self, epoch: u64, batch: &[usize]) -> Result<Asked> {
-        self.mark(Phase::Data);
-        let data = &self.ranks.data;
-        let samples = part(batch, data.rank(), data.size());
-        let (local, global) = (samples.len() as u64, batch.len() as u64);
-        // Of the seed and the step alone, so that ranks without samples, which draw nothing, stay in step.
-        let generator = Generator::new(self.state.seed).fork("train").fork(&self.state.step.to_string());
-        self.parallel.zero_grad()?;
-        self.parallel.sync_buffers()?;
-        self.mark(Phase::Forward);
-        let loss = match local {
-            0 => None,
-            _ => {
-                let offset = share(batch.len(), data.rank(), data.size()).start as i64;
-                let step = Step { epoch, offset, total: global as i64, generator: &generator };
-                let precision = self.precision()?;
-                let loss = self.task.loss(step, samples);
-                drop(precision);
-                Some(loss.map_err(|source| Error::Task { context: "the loss of a step", source })?)
-            }
-        };
-        self.mark(Phase::Backward);
-        self.parallel.backward(loss.as_ref(), local, global)?;
-        self.mark(Phase::Optimizer);
-        let norm = match self.config.train.clip_norm {
-            Some(limit) => clip_grad_norm(&self.params, limit)?,
-            None => grad_norm(&self.params)?,
-        };
-        let lr = self.schedule.lr(self.state.step);
-        self.optimizer.step(lr)?;
-
-        let (loss, asked) = self.global_mean(loss.as_ref(), local, global)?;
-        self.checkpoints.poll();
-        self.state.validation_error = None;
-        self.state.step += 1;
-        self.state.batch += 1;
-        self.state.loss_sum += loss * global as f64;
-        self.state.loss_samples += global;
-        self.summary.losses.push(loss);
-        self.progress.step(epoch, loss, global);
-        let every = self.config.metrics.every_steps;
-        if every > 0 && self.state.step.is_multiple_of(every) {
-            let rate = self.progress.rate();
-            let values = [("loss", loss), ("lr", lr), ("grad_norm", norm), ("samples_per_second", rate)];
-            self.metrics.log(self.state.step, epoch, &values)?;
-        }
-        Ok(asked)
-    }
-
-    /// The loss over the global batch, the same on every rank; and what any rank is asked for.
-    fn global_mean(&self, loss: Option<&Tensor>, local: u64, global: u64) -> Result<(f64, Asked)> {
-        let own = loss.map_or(Ok(0.0), |loss| loss.f_double_value(&[]));
-        let own = own.map_err(|source| Error::Tensor { context: "reading the loss".to_owned(), source })?;
-        let (sum, asked) = self.triggers.join(&self.ranks.world, &self.ranks.data, own * local as f64)?;
-        let mean = sum / global as f64;
-        match mean.is_finite() {
-            true => Ok((mean, asked)),
-            false => Err(Error::NonFiniteLoss { value: mean, step: self.state.step }),
-        }
-    }
-
-    /// The mean of the validation samples' errors, over all ranks.
-    fn validate(&self) -> Result<Option<f64>> {
-        let [error] = self.means(self.task.validation_samples(), |samples| {
-            Ok(self.task.errors(samples)?.into_iter().map(|error| [error]).collect())
-        })?;
-        Ok(error)
-    }
-
-    /// The mean of the rollouts' errors, over all ranks.
-    fn validate_rollouts(&self) -> Result<Option<RolloutError>> {
-        let [error, spectrum] = self.means(self.task.rollouts(), |rollouts| {
-            let errors = self.task.rollout_errors(rollouts)?;
-            Ok(errors.into_iter().map(|of| [of.error, of.spectrum]).collect())
-        })?;
-        Ok(error.zip(spectrum).map(|(error, spectrum)| RolloutError { error, spectrum }))
-    }
-
-    /// The means of so many samples' numbers, over all ranks; nothing of no samples.
-    fn means<const N: usize>(
-        &self,
-        count: usize,
-        numbers: impl Fn(&[usize]) -> Result<Vec<[f64; N]>, BoxError>,
-    ) -> Result<[Option<f64>; N]> {
-        if count == 0 {
-            return Ok([None; N]);
-        }
-        self.mark(Phase::Validation);
-        let data = &self.ranks.data;
-        let own: Vec<usize> = share(count, data.rank(), data.size()).collect();
-        let at_once = self.config.train.batch_size.div_ceil(data.size()).max(1);
-        let mut sums = [0.0; N];
-        let _no_grad = tch::no_grad_guard();
-        let _precision = self.precision()?;
-        for samples in own.chunks(at_once) {
-            let all = numbers(samples).map_err(|source| Error::Task { context: "validation", source })?;
-            for sample in all {
-                sums.iter_mut().zip(sample).for_each(|(sum, number)| *sum += number);
-            }
-        }
-        let mut means = [None; N];
-        for (mean, sum) in means.iter_mut().zip(sums) {
-            *mean = Some(sum_over(data, sum)? / count as f64);
-        }
-        Ok(means)
-    }
-
-    fn report(
-        &mut self,
-        epoch: u64,
-        loss: f64,
-        error: Option<f64>,
-        rollout: Option<RolloutError>,
-    ) -> Result<()> {
-        let mut values = vec![("epoch_loss", loss)];
-        let mut line = format!("loss {loss:.4e}");
-        if let Some(error) = error {
-            self.summary.validation_error = Some(error);
-            values.push(("validation_error", error));
-            line.push_str(&format!("  validation error {:.2} %", error * 100.0));
-        }
-        if let Some(RolloutError { error, spectrum }) = rollout {
-            self.summary.rollout_error = rollout;
-            values.extend([("rollout_error", error), ("spectrum_error", spectrum)]);
-            line.push_str(&format!("  rollout {:.2} %, spectrum {:.2} %", error * 100.0, spectrum * 100.0));
-        }
-        self.progress.epoch_end(epoch, &line);
-        self.metrics.log(self.state.step, epoch, &values)?;
-        self.metrics.flush()
-    }
-
     /// A checkpoint; with `wait` on disk when it returns, whatever the configuration says.
     fn save(&mut self, wait: bool) -> Result<()> {
         self.mark(Phase::Checkpoint);
         self.metrics.flush()?;
         let contents =
-            Contents { params: &self.params, buffers: self.buffers, optimizer: Some(&mut *self.optimizer) };
+            Contents { params: &self.params, buffers: self.buffers, optimizer: Some(&mut self.optimizer) };
         let path = match self.config.checkpoint.mode {
             SaveMode::Async if !wait => self.checkpoints.save_in_background(&contents, &self.state)?,
             _ => self.checkpoints.save(&contents, &self.state)?,
@@ -511,70 +420,7 @@ impl<'a, T: Task> Run<'a, T> {
     }
 }
 
-/// A sum in rank order: the same to the last bit on every rank.
-fn sum_over(group: &Group, value: f64) -> Result<f64> {
-    if group.size() == 1 {
-        return Ok(value);
-    }
-    let all = group.all_gather_bytes(&value.to_le_bytes())?;
-    Ok(all.iter().filter_map(|bytes| Some(f64::from_le_bytes(bytes[..].try_into().ok()?))).sum())
-}
-
-/// Refuses to go on with another run: with other global batches than those so far, of which some would be left out or
-/// repeated, or with other fields or another model.
-fn check_same_run(saved: &RunState, now: &RunState, path: &Path) -> Result<()> {
-    let mut found = Vec::new();
-    let pairs = [
-        ("seed", saved.seed, now.seed),
-        ("train.batch_size", saved.batch_size, now.batch_size),
-        ("a number of training samples of", saved.samples, now.samples),
-    ];
-    for (what, saved, now) in pairs.into_iter().filter(|(_, saved, now)| saved != now) {
-        found.push(format!("{what} {saved}, this run has {now}"));
-    }
-    differences("identity", &saved.identity, &now.identity, &mut found);
-    if found.is_empty() {
-        return Ok(());
-    }
-    let reason = format!(
-        "it was trained with {}; give the same, or start anew (another run.name, or checkpoint.resume = \"never\")",
-        found.join("; with ")
-    );
-    Err(Error::CheckpointUnfit { path: path.to_owned(), reason })
-}
-
-/// Where two values differ, key by key.
-fn differences(key: &str, saved: &Value, now: &Value, found: &mut Vec<String>) {
-    match (saved, now) {
-        (Value::Object(a), Value::Object(b)) => {
-            let more = b.keys().filter(|name| !a.contains_key(*name));
-            for name in a.keys().chain(more) {
-                // What it is all called is said only where one side has nothing.
-                let inner = if key == "identity" { name.clone() } else { format!("{key}.{name}") };
-                let of =
-                    |object: &serde_json::Map<String, Value>| object.get(name).cloned().unwrap_or_default();
-                differences(&inner, &of(a), &of(b), found);
-            }
-        }
-        _ if saved == now => {}
-        _ => found.push(format!("{key} {saved}, this run has {now}")),
-    }
-}
-
-/// Refuses to start from weights that are removed before they are read.
-fn refuse_init_that_goes(config: &CheckpointConfig, folder: &Path) -> Result<()> {
-    let (Resume::Never, Some(init)) = (config.resume, &config.init) else { return Ok(()) };
-    let inside = match (init.canonicalize(), folder.canonicalize()) {
-        (Ok(init), Ok(folder)) => init.starts_with(folder),
-        _ => false,
-    };
-    match inside {
-        false => Ok(()),
-        true => Err(Error::invalid(
-            "checkpoint.init",
-            format!("{}, in the folder of this run", init.display()),
-            "a place elsewhere, as checkpoint.resume = \"never\" removes the checkpoints of that folder; copy it, or give the \
-             run another name",
-        )),
-    }
+/// The loss scale that a run begins with, where its precision needs one.
+fn scaled(precision: Precision) -> Option<LossScale> {
+    (precision == Precision::Fp16Mixed).then(LossScale::default)
 }

@@ -1,0 +1,80 @@
+//! Where values that are not finite come from: found by computing a step again under observation.
+
+use isobar_collectives::Group;
+use isobar_collectives::trace::Label;
+use isobar_torch::observe::{NonFinite, first_non_finite};
+use tch::Tensor;
+
+use crate::error::Result;
+use crate::params::Parameters;
+
+/// Runs `again`, which computes what gave values that are not finite, and says on which ranks which operators made them. Every
+/// rank calls, whether it has such values or not. None where nothing is seen this time.
+pub(crate) fn origin(
+    params: &Parameters,
+    world: &Group,
+    again: impl FnOnce() -> Result<()>,
+) -> Option<String> {
+    let marked: Vec<&Tensor> = params.iter().map(|param| &param.tensor).collect();
+    let flight = world.flight();
+    let label = || match Label::current().name() {
+        Some(module) => format!("{}, in {module}", flight.phase().0),
+        None => flight.phase().0.to_string(),
+    };
+    let seen = first_non_finite(&marked, label, again);
+    // A rank that fails has left the group: then the others' exchange fails too.
+    let (done, found) = seen.ok()?;
+    done.ok()?;
+    let own = told(&found, params);
+    let all = world.all_gather_bytes(&own.encode()).ok()?;
+    let all: Vec<(usize, Told)> =
+        all.iter().enumerate().filter_map(|(rank, bytes)| Some((rank, Told::decode(bytes)?))).collect();
+    // Who made them is told, not who was given them.
+    let makers = all.iter().filter(|(_, told)| told.made).collect::<Vec<_>>();
+    let chosen = if makers.is_empty() { all.iter().collect() } else { makers };
+    let mut text: Vec<String> =
+        chosen.iter().take(SHOWN).map(|(rank, told)| format!("rank {rank}: {}", told.text)).collect();
+    if chosen.len() > SHOWN {
+        text.push(format!("and {} ranks more", chosen.len() - SHOWN));
+    }
+    (!text.is_empty()).then(|| text.join("; "))
+}
+
+/// How many ranks are named.
+const SHOWN: usize = 4;
+
+/// What a rank has found.
+struct Told {
+    /// Whether an operator made them of finite values.
+    made: bool,
+    text: String,
+}
+
+impl Told {
+    fn encode(&self) -> Vec<u8> {
+        [&[u8::from(self.made)], self.text.as_bytes()].concat()
+    }
+
+    fn decode(bytes: &[u8]) -> Option<Self> {
+        let (made, text) = bytes.split_first()?;
+        let text = String::from_utf8_lossy(text).into_owned();
+        (!text.is_empty()).then_some(Self { made: *made != 0, text })
+    }
+}
+
+fn told(found: &[NonFinite], params: &Parameters) -> Told {
+    let text: Vec<String> = found.iter().map(|found| line(found, params)).collect();
+    Told { made: found.iter().any(|found| found.inputs_finite), text: text.join(", then ") }
+}
+
+fn line(found: &NonFinite, params: &Parameters) -> String {
+    let NonFinite { operator, shape, count, nan, inputs_finite, marked, label } = found;
+    let what = if *nan { "NaN" } else { "infinities" };
+    let elements: i64 = shape.iter().product();
+    let from = if *inputs_finite { "of finite values" } else { "of values that are not finite already" };
+    let place = match marked.and_then(|at| params.iter().nth(at)) {
+        Some(param) => format!("at parameter {:?}", param.name),
+        None => "before any parameter".to_owned(),
+    };
+    format!("{operator} ({label}, {place}) made {what} {from}: {count} of {elements} elements {shape:?}")
+}

@@ -1,0 +1,157 @@
+//! One step of training.
+
+use std::time::Instant;
+
+use isobar_collectives::flight::Phase;
+use isobar_data::part;
+use isobar_shard::Generator;
+use tch::Tensor;
+
+use super::Run;
+use crate::clip::unscale_and_clip;
+use crate::error::{Context, Error, Result};
+use crate::optim::Optimizer;
+use crate::replicas::check_replicas;
+use crate::task::{Step, Task, share};
+use crate::triggers::Asked;
+
+/// What the passes of a step gave.
+struct Passes {
+    /// Losses of this rank's samples, and how many samples each is the mean of.
+    losses: Vec<(Tensor, usize)>,
+}
+
+impl<T: Task> Run<'_, T> {
+    /// A step, and what all ranks together are asked for.
+    pub(super) fn step(&mut self, epoch: u64, batch: &[usize]) -> Result<Asked> {
+        let (began, waited) = (Instant::now(), self.ranks.world.flight().waited());
+        let factor = self.state.loss_scale.map_or(1.0, |scale| scale.factor());
+        let passes = self.passes(epoch, batch, factor)?;
+        self.mark(Phase::Optimizer);
+        let busy = began.elapsed().saturating_sub(self.ranks.world.flight().waited() - waited);
+        let (loss, asked) = self.global_mean(&passes, batch.len(), busy.as_secs_f64())?;
+        let loss = match loss.is_finite() {
+            true => loss,
+            false => {
+                let error = Error::NonFiniteLoss { value: loss, step: self.state.step };
+                return Err(self.explained(error, epoch, batch));
+            }
+        };
+        let lr = self.schedule.lr(self.state.step);
+        let norm = match unscale_and_clip(&self.params, factor, self.config.train.clip_norm) {
+            Ok(norm) => {
+                self.optimizer.step(lr)?;
+                if let Some(scale) = &mut self.state.loss_scale {
+                    scale.stepped();
+                }
+                norm
+            }
+            Err(Error::NonFiniteGradient { .. }) if self.state.loss_scale.is_some() => {
+                self.overflowed()?;
+                f64::INFINITY
+            }
+            Err(error @ Error::NonFiniteGradient { .. }) => return Err(self.explained(error, epoch, batch)),
+            Err(error) => return Err(error),
+        };
+        self.checkpoints.poll();
+        self.state.validation_error = None;
+        self.state.step += 1;
+        self.state.batch += 1;
+        self.state.loss_sum += loss * batch.len() as f64;
+        self.state.loss_samples += batch.len() as u64;
+        self.summary.losses.push(loss);
+        self.progress.step(epoch, loss, batch.len() as u64);
+        let every = self.config.train.check_replicas_every;
+        if every > 0 && self.state.step.is_multiple_of(every) {
+            check_replicas(&self.params, self.parallel.replicas())?;
+        }
+        let every = self.config.metrics.every_steps;
+        if every > 0 && self.state.step.is_multiple_of(every) {
+            let rate = self.progress.rate();
+            let values = [("loss", loss), ("lr", lr), ("grad_norm", norm), ("samples_per_second", rate)];
+            self.metrics.log(self.state.step, epoch, &values)?;
+        }
+        Ok(asked)
+    }
+
+    /// Leaves out a step whose gradients are too large for 16 bits.
+    fn overflowed(&mut self) -> Result<()> {
+        let step = self.state.step;
+        let Some(scale) = &mut self.state.loss_scale else { return Ok(()) };
+        scale.overflowed(step)?;
+        tracing::info!(
+            step,
+            "gradients overflow: the step is left out, the loss scale is {} now",
+            scale.factor()
+        );
+        Ok(())
+    }
+
+    /// Forward and backward passes over this rank's samples of a batch: one after another over as many parts of them as gradients
+    /// are accumulated over. Gradients are those of the loss times `factor`.
+    fn passes(&self, epoch: u64, batch: &[usize], factor: f64) -> Result<Passes> {
+        self.mark(Phase::Data);
+        let data = &self.ranks.data;
+        let own = part(batch, data.rank(), data.size());
+        let first = share(batch.len(), data.rank(), data.size()).start;
+        // Of the seed and the step alone, so that ranks without samples, which draw nothing, stay in step.
+        let seed = Generator::new(self.state.seed).fork("train");
+        self.parallel.zero_grad()?;
+        self.parallel.sync_buffers()?;
+        let count = self.config.train.accumulate;
+        let mut losses = Vec::with_capacity(count);
+        for pass in 0..count {
+            let range = share(own.len(), pass, count);
+            let samples = &own[range.clone()];
+            self.mark(Phase::Forward);
+            // Random numbers go by a sample's place in the batch, whichever pass it is in.
+            let generator = seed.fork(&self.state.step.to_string());
+            let loss = match samples.is_empty() {
+                true => None,
+                false => {
+                    let offset = (first + range.start) as i64;
+                    let step = Step { epoch, offset, total: batch.len() as i64, generator: &generator };
+                    let _precision = self.precision()?;
+                    let loss = self.task.loss(step, samples);
+                    Some(loss.map_err(|source| Error::Task { context: "the loss of a step", source })?)
+                }
+            };
+            self.mark(Phase::Backward);
+            let last = pass + 1 == count;
+            self.parallel.backward(loss.as_ref(), (samples.len(), batch.len()), factor, last)?;
+            if let Some(loss) = loss {
+                losses.push((loss.f_detach().context(|| "the loss of a step".to_owned())?, samples.len()));
+            }
+        }
+        Ok(Passes { losses })
+    }
+
+    /// The loss over the global batch, the same on every rank; and what any rank is asked for.
+    fn global_mean(&mut self, passes: &Passes, global: usize, busy: f64) -> Result<(f64, Asked)> {
+        let mut own = 0.0;
+        for (loss, samples) in &passes.losses {
+            own += loss.f_double_value(&[]).context(|| "reading the loss".to_owned())? * *samples as f64;
+        }
+        let joined = self.triggers.join(&self.ranks.world, &self.ranks.data, own, busy)?;
+        if let Some(straggler) = self.stragglers.add(&joined.busy) {
+            if self.ranks.world.rank() == 0 {
+                tracing::warn!(step = self.state.step, "{straggler}");
+            }
+            self.summary.straggler = Some(straggler);
+        }
+        // One rank's loss that is not finite is every rank's affair.
+        let sum = if joined.finite { joined.sum } else { f64::NAN };
+        Ok((sum / global as f64, joined.asked))
+    }
+
+    /// Takes the passes of a step that gave values that are not finite once more, to say which rank's operator made them.
+    fn explained(&self, error: Error, epoch: u64, batch: &[usize]) -> Error {
+        let step = self.state.step;
+        let world = &self.ranks.world;
+        let again = || self.passes(epoch, batch, 1.0).map(drop);
+        match crate::anomaly::origin(&self.whole, world, again) {
+            Some(origin) => Error::NonFinite { step, what: Box::new(error), origin },
+            None => error,
+        }
+    }
+}
