@@ -102,7 +102,7 @@ fn line(listed: &Listed) -> String {
 }
 
 /// Bytes in the largest unit of which there is one.
-fn size(bytes: u64) -> String {
+pub(crate) fn size(bytes: u64) -> String {
     let units = ["B", "KiB", "MiB", "GiB", "TiB"];
     let mut size = bytes as f64;
     let mut unit = 0;

@@ -3,10 +3,12 @@
 use clap::{Parser, Subcommand};
 
 use crate::bench::BenchArgs;
+use crate::check::CheckArgs;
 use crate::checkpoint::CheckpointCommand;
 use crate::config::ConfigCommand;
 use crate::data::DataCommand;
 use crate::exit;
+use crate::launch::LaunchArgs;
 use crate::predict::PredictArgs;
 use crate::trace::TraceCommand;
 use crate::train::TrainArgs;
@@ -44,6 +46,20 @@ pub(crate) enum Command {
     /// Show configurations
     #[command(subcommand)]
     Config(ConfigCommand),
+    /// Start ranks on this machine, and on others by ssh, and start them again after a failure
+    ///
+    /// Each rank gets RANK, WORLD_SIZE, LOCAL_RANK, LOCAL_WORLD_SIZE, MASTER_ADDR and MASTER_PORT, by which the ranks of Isobar, and of
+    /// PyTorch, find each other, and a share of the cores (OMP_NUM_THREADS). When one fails, the others end too; the report
+    /// names the one that failed first, how, and its last words. With --max-restarts all are started again where that may help, and
+    /// `isobar train` goes on from its last checkpoint. SIGTERM, SIGINT and SIGUSR1 are passed on to all ranks.
+    #[command(after_long_help = LAUNCH_EXAMPLES)]
+    Launch(LaunchArgs),
+    /// Look for what is wrong with the environment of a job: launchers, devices, cores, clocks, disks
+    ///
+    /// Started as the job would be, by any launcher, it prints a line a rank and what it finds. `isobar train` looks at the same before
+    /// it starts (`distributed.checks`).
+    #[command(after_long_help = CHECK_EXAMPLES)]
+    Check(CheckArgs),
     /// Look at checkpoints, check them, cut them for other numbers of ranks, export their weights
     #[command(subcommand)]
     Checkpoint(CheckpointCommand),
@@ -84,6 +100,28 @@ Examples:
 Exit codes: 0 trained; 1 the loss is not finite, or another error; 2 wrong command line or configuration; 3 data or a
 checkpoint that cannot be used; 4 a rank was lost or timed out; 5 the ranks do not agree; 6 told to stop, and left a
 checkpoint.";
+
+const LAUNCH_EXAMPLES: &str = "\
+Examples:
+  Four ranks on this machine:
+    isobar launch -n 4 -- isobar train configs/darcy_afno.toml
+  Two on each of two hosts that share the file system; started again up to three times:
+    isobar launch --hosts node7:2,node8:2 --max-restarts 3 -- isobar train configs/darcy_afno.toml
+  What the ranks print in files, for a run in the background:
+    isobar launch -n 4 --log-dir logs -- isobar train configs/darcy_afno.toml &
+
+Exit codes: that of the rank that failed first, 128 + the number of the signal that killed it, or 4 where its host was lost; 2
+for a wrong command line. With 2, 3, 5 and 6 (told to stop) nothing is started again.";
+
+const CHECK_EXAMPLES: &str = "\
+Examples:
+  The environment that a run would have, its folder included:
+    srun -n 4 --mpi=pmix isobar check configs/darcy_afno.toml
+  That of two ranks on this machine:
+    isobar launch -n 2 -- isobar check
+
+Exit codes: 0 nothing is wrong, or only what is warned of; 2 something would lose the results, or the ranks cannot start; 4 a
+rank was lost or timed out.";
 
 const PREDICT_EXAMPLES: &str = "\
 Examples:

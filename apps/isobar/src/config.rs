@@ -66,17 +66,26 @@ pub(crate) enum ConfigCommand {
 impl ConfigArgs {
     /// Loads it, with `overrides` above everything else.
     pub(crate) fn load(&self, overrides: &[String]) -> Result<Resolved<Config>> {
-        let mut sources = Sources::from_process().file(&self.file);
-        for assignment in self.set.iter().chain(overrides) {
-            sources = sources.set(assignment);
-        }
-        Ok(config::load(&sources)?)
+        load(Some(&self.file), self.set.iter().chain(overrides))
     }
 
     /// The file.
     pub(crate) fn file(&self) -> &Path {
         &self.file
     }
+}
+
+/// The configuration of a file, or without one, with `sets` above everything else.
+pub(crate) fn load<'a>(
+    file: Option<&Path>,
+    sets: impl IntoIterator<Item = &'a String>,
+) -> Result<Resolved<Config>> {
+    let mut sources = Sources::from_process();
+    if let Some(file) = file {
+        sources = sources.file(file);
+    }
+    let sources = sets.into_iter().fold(sources, |sources, set| sources.set(set));
+    Ok(config::load(&sources)?)
 }
 
 /// Runs the command.

@@ -34,6 +34,12 @@ Exit codes:
   5  the ranks do not agree on what they do
   6  a run was told to stop (SIGTERM, or SIGUSR1 to be queued again), and has left a checkpoint";
 
+/// What a code means, in the words of the table.
+pub(crate) fn meaning(code: u8) -> Option<&'static str> {
+    let code = format!("{code}  ");
+    TABLE.lines().find_map(|line| line.trim_start().strip_prefix(&code))
+}
+
 impl Exit {
     /// An error that ends the command so.
     pub(crate) fn because(self, why: impl fmt::Display) -> Ended {
@@ -195,6 +201,12 @@ mod tests {
             assert_eq!(text(&error).matches("connection closed").count(), 1, "{}", text(&error));
         }
         assert_eq!(of(&in_backward("the moon is full").into()), Exit::Failed);
+    }
+
+    #[test]
+    fn codes_have_meanings() {
+        assert_eq!(meaning(Exit::Lost as u8), Some("a rank was lost or timed out"));
+        assert_eq!(meaning(7), None);
     }
 
     #[rstest]

@@ -2,11 +2,13 @@
 //! its own that a program of yours would want.
 
 mod bench;
+mod check;
 mod checkpoint;
 mod cli;
 mod config;
 mod data;
 mod exit;
+mod launch;
 mod predict;
 mod run;
 mod start;
@@ -33,17 +35,23 @@ pub fn main() -> ExitCode {
             return exit.into();
         }
     };
-    let result = match &cli.command {
-        Command::Train(args) => train::command(args),
-        Command::Predict(args) => predict::command(args),
-        Command::Data(command) => data::run(command),
-        Command::Config(command) => config::run(command),
-        Command::Checkpoint(command) => checkpoint::run(command),
-        Command::Bench(args) => bench::run(args),
-        Command::Verify(args) => verify::run(args),
-        Command::Trace(command) => trace::run(command),
-        Command::VerifyRank(args) => verify::run_rank(args),
-    };
+    match &cli.command {
+        Command::Train(args) => ended(train::command(args)),
+        Command::Predict(args) => ended(predict::command(args)),
+        Command::Data(command) => ended(data::run(command)),
+        Command::Config(command) => ended(config::run(command)),
+        Command::Check(args) => ended(check::run(args)),
+        Command::Checkpoint(command) => ended(checkpoint::run(command)),
+        Command::Bench(args) => ended(bench::run(args)),
+        Command::Launch(args) => ended(launch::run(args)),
+        Command::Verify(args) => ended(verify::run(args)),
+        Command::Trace(command) => ended(trace::run(command)),
+        Command::VerifyRank(args) => ended(verify::run_rank(args)),
+    }
+}
+
+/// The code with which the process ends; an error is told, to the other ranks too.
+fn ended(result: anyhow::Result<impl Into<ExitCode>>) -> ExitCode {
     match result {
         Ok(exit) => exit.into(),
         Err(error) => {

@@ -6,7 +6,7 @@ use anyhow::{Result, bail};
 use clap::{Args, ValueEnum};
 use isobar_manager::config::Resolved;
 use isobar_manager::{DistributedManager, Termination, logging};
-use isobar_train::config::{DataFormat, Predict, Resume};
+use isobar_train::config::{CheckpointConfig, DataFormat, Predict, Resume};
 use isobar_train::{
     BoxError, DataParallelConfig, FieldLayout, FieldModel, FieldTask, FitConfig, RolloutError, Signals, Step,
     Stop, Summary, fit,
@@ -15,7 +15,7 @@ use isobar_train::{
 use crate::config::{Config, ConfigArgs};
 use crate::exit::Exit;
 use crate::run::{self, Fields, Job, Meaning, RANKS_OWN, Run, picture};
-use crate::{start, terminal};
+use crate::{check, start, terminal};
 
 /// What `isobar train` takes.
 #[derive(Debug, Args)]
@@ -45,9 +45,13 @@ pub(crate) fn command(args: &TrainArgs) -> Result<Exit> {
         resume.iter().map(|how| format!("checkpoint.resume={}", how.get_name())).collect();
     let resolved = args.config.load(&overrides)?;
     let config = &resolved.value;
-    let manager = start::for_run(&config.distributed, &config.run.folder())?;
-    logging::init(&config.distributed.log, manager.rank(), Some(&config.run.folder().join("logs")))?;
+    let folder = config.run.folder();
+    let manager = start::for_run(&config.distributed, &folder)?;
+    resolved.agree(&manager.group(None)?, &RANKS_OWN)?;
+    let findings = check::before(&manager, &config.distributed, &folder)?;
+    logging::init(&config.distributed.log, manager.rank(), Some(&folder.join("logs")))?;
     tracing::info!("{manager}");
+    check::warn(&manager, &findings);
     tracing::info!("configuration {}", args.config.file().display());
     if config.train.deterministic {
         isobar_torch::guard::set_deterministic(true)?;
@@ -95,7 +99,6 @@ fn requeue() -> Result<()> {
 
 /// Trains, and says why it ended early, where it did.
 fn train(manager: &DistributedManager, resolved: &Resolved<Config>) -> Result<Option<Stop>> {
-    resolved.agree(&manager.group(None)?, &RANKS_OWN)?;
     let config = &resolved.value;
     let text = resolved.to_toml_with_origins()?;
     let signals = signals(manager, config)?;
@@ -144,6 +147,11 @@ impl Job for Training<'_> {
         if manager.rank() == 0 {
             keep(&folder, &text)?;
         }
+        check::disk(manager, &config.distributed, &folder, (params.elements(), &config.optimizer));
+        let checkpoint = CheckpointConfig {
+            resume: run::resume(&ranks.world, &folder, config.checkpoint.resume)?,
+            ..config.checkpoint.clone()
+        };
         tracing::info!(
             parameters = params.elements(),
             train = task.train.len(),
@@ -157,7 +165,7 @@ impl Job for Training<'_> {
             optimizer: config.optimizer.clone(),
             schedule: config.schedule.clone(),
             data_parallel: data_parallel(manager, config),
-            checkpoint: config.checkpoint.clone(),
+            checkpoint,
             metrics: config.metrics.clone(),
             resolved: text,
             extra: serde_json::to_value(Meaning {

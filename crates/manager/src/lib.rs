@@ -6,6 +6,7 @@
 //! | [`DistributedManager`] | this process's rank, device, groups and mesh: set up once, reached from anywhere |
 //! | [`DeviceMesh`] | ranks arranged along named axes |
 //! | [`ProcessGroupConfig`] | trees of process groups |
+//! | [`checks`] | what is wrong with the environment of a job, before it trains |
 //! | [`launch`] | who started this process, and what that says of rank and transport |
 //! | [`config`] | layered configuration files, with places in errors and origins of values |
 //! | [`flight`] | what ranks were doing when a job lost one: records, and who was at fault |
@@ -26,6 +27,7 @@
 //! ```
 
 mod agree;
+pub mod checks;
 pub mod config;
 mod environment;
 mod error;

@@ -1,5 +1,6 @@
 //! What commands that run a network share: its ranks, its data, itself.
 
+mod again;
 mod fields;
 pub(crate) mod picture;
 mod ranks;
@@ -21,6 +22,7 @@ use isobar_train::{
 use serde::{Deserialize, Serialize};
 use tch::{Device, Kind, Tensor};
 
+pub(crate) use self::again::resume;
 pub(crate) use self::fields::Fields;
 use self::ranks::Arrangement;
 pub(crate) use self::source::Source;

@@ -84,6 +84,19 @@ pub fn library() -> String {
     String::from_utf8_lossy(&text).trim_end_matches('\0').to_string()
 }
 
+/// Whether the MPI library says that it takes pointers to CUDA memory; none where it says nothing of it. Isobar hands it host
+/// memory alone.
+pub fn takes_cuda() -> Option<bool> {
+    // SAFETY: the name ends with a zero, and the search is among the libraries that are loaded already.
+    let found = unsafe { libc::dlsym(libc::RTLD_DEFAULT, c"MPIX_Query_cuda_support".as_ptr()) };
+    if found.is_null() {
+        return None;
+    }
+    // SAFETY: the extension of Open MPI and MPICH of this name is `int MPIX_Query_cuda_support(void)`.
+    let query = unsafe { std::mem::transmute::<*mut c_void, extern "C" fn() -> c_int>(found) };
+    Some(query() != 0)
+}
+
 static LOCK: Mutex<()> = Mutex::new(());
 /// Set where a group has failed.
 static BROKEN: AtomicBool = AtomicBool::new(false);

@@ -38,6 +38,9 @@ pub struct DistributedConfig {
     /// Folder of the flight records that ranks write when one is lost, `flight_rank_<rank>.json`; by default `flight` in the
     /// folder of the run, and `isobar-flight` without one.
     pub flight_dir: Option<PathBuf>,
+    /// What becomes of what is found wrong with the environment before a run: launchers that were mixed up, ranks that share a GPU,
+    /// a folder that not all see.
+    pub checks: CheckChoice,
     /// Ranks in a row that share one model: makes the groups `model_parallel` and `data_parallel`, a short form of a
     /// mesh. The variable MODEL_PARALLEL_SIZE ranks above it; a mesh that says otherwise is an error.
     #[schemars(range(min = 1))]
@@ -65,6 +68,7 @@ impl Default for DistributedConfig {
             watchdog: true,
             heartbeat_timeout_s: 10.0,
             flight_dir: None,
+            checks: CheckChoice::On,
             model_parallel_size: None,
             broadcast_buffers: false,
             find_unused_parameters: false,
@@ -112,6 +116,19 @@ impl From<FingerprintChoice> for Fingerprints {
             FingerprintChoice::Always => Self::Always,
         }
     }
+}
+
+/// What becomes of what is found wrong with the environment.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "lowercase")]
+pub enum CheckChoice {
+    /// What would lose results ends the run before it starts; of the rest it warns.
+    #[default]
+    On,
+    /// It warns of all.
+    Warn,
+    /// Nothing is looked at.
+    Off,
 }
 
 /// How a process finds its rank.

@@ -55,19 +55,21 @@ use serde::Serialize;
 use serde::de::DeserializeOwned;
 
 pub use distributed::{
-    BackendChoice, DistributedConfig, FingerprintChoice, LogConfig, MeshConfig, MethodChoice,
+    BackendChoice, CheckChoice, DistributedConfig, FingerprintChoice, LogConfig, MeshConfig, MethodChoice,
 };
 pub use error::{ConfigError, Problem};
 pub use layer::Origin;
 pub use render::reference_toml;
 
 use crate::environment::Environment;
+use crate::launch::{LAUNCH_ATTEMPT, LAUNCH_ID};
 pub(crate) use check::nearest;
 use layer::{Layer, Place};
 use schema::Schema;
 
 /// Environment variables with the prefix `ISOBAR_` that are not keys of the configuration.
-pub const RESERVED_VARIABLES: [&str; 1] = ["ISOBAR_DISTRIBUTED_INITIALIZATION_METHOD"];
+pub const RESERVED_VARIABLES: [&str; 3] =
+    ["ISOBAR_DISTRIBUTED_INITIALIZATION_METHOD", LAUNCH_ID, LAUNCH_ATTEMPT];
 
 /// Where a configuration comes from, in rising order of rank.
 #[derive(Clone, Debug, Default)]

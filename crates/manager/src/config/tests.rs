@@ -314,6 +314,8 @@ fn reserved_foreign_and_empty_variables_are_left_alone() {
     let run = variables(&[
         ("ISOBAR_DISTRIBUTED_INITIALIZATION_METHOD", "SLURM"),
         ("PHYSICSNEMO_DISTRIBUTED_INITIALIZATION_METHOD", "ENV"),
+        ("ISOBAR_LAUNCH_ID", "5f1c"),
+        ("ISOBAR_LAUNCH_ATTEMPT", "2"),
         ("ISOBAR_NAME", ""),
         ("PATH", "/bin"),
     ]);
@@ -609,6 +611,14 @@ heartbeat_timeout_s = 10.0
 # folder of the run, and `isobar-flight` without one.
 # (a string, unset by default)
 # flight_dir =
+
+# What becomes of what is found wrong with the environment before a run: launchers that were mixed up, ranks that share a GPU,
+# a folder that not all see.
+# ("on" | "warn" | "off")
+#   "on": What would lose results ends the run before it starts; of the rest it warns.
+#   "warn": It warns of all.
+#   "off": Nothing is looked at.
+checks = "on"
 
 # Ranks in a row that share one model: makes the groups `model_parallel` and `data_parallel`, a short form of a
 # mesh. The variable MODEL_PARALLEL_SIZE ranks above it; a mesh that says otherwise is an error.

@@ -56,6 +56,20 @@ pub fn forced_method(environment: &Environment) -> Result<Option<Method>, Launch
     }
 }
 
+/// Whether srun started this process, or something that set srun's variables for it.
+pub(crate) fn in_slurm_step(environment: &Environment) -> bool {
+    let Some(procid) = environment.get("SLURM_PROCID") else { return false };
+    let step = environment.get("SLURM_STEP_ID").or_else(|| environment.get("SLURM_STEPID"));
+    let special =
+        step.and_then(|step| step.parse::<u64>().ok()).is_some_and(|step| step >= FIRST_SPECIAL_STEP);
+    if special {
+        return false;
+    }
+    let in_step = step.is_some() || environment.has("SLURM_LAUNCH_NODE_IPADDR");
+    // The shell of a job has a job's number and is process 0 of no step.
+    in_step || !(procid == "0" && environment.has("SLURM_JOB_ID"))
+}
+
 fn env_mend() -> String {
     format!(
         "set all of RANK, WORLD_SIZE, LOCAL_RANK, MASTER_ADDR and MASTER_PORT, or none; or force another method by {FORCE}"
@@ -74,7 +88,7 @@ impl Reader<'_> {
         if has("RANK") || has("WORLD_SIZE") {
             return Ok(Method::Env);
         }
-        if self.slurm_step()? && !(openmpi && self.openmpi_started()) {
+        if in_slurm_step(self.environment) && !(openmpi && self.openmpi_started()) {
             return Ok(Method::Slurm);
         }
         if openmpi {
@@ -103,20 +117,6 @@ impl Reader<'_> {
             });
         }
         Ok(Method::Single)
-    }
-
-    /// Whether srun started this process, or something that set srun's variables for it.
-    fn slurm_step(&self) -> Result<bool, LaunchError> {
-        let Some(procid) = self.environment.get("SLURM_PROCID") else { return Ok(false) };
-        let step = self.environment.get("SLURM_STEP_ID").or_else(|| self.environment.get("SLURM_STEPID"));
-        let special =
-            step.and_then(|step| step.parse::<u64>().ok()).is_some_and(|step| step >= FIRST_SPECIAL_STEP);
-        if special {
-            return Ok(false);
-        }
-        let in_step = step.is_some() || self.environment.has("SLURM_LAUNCH_NODE_IPADDR");
-        // The shell of a job has a job's number and is process 0 of no step.
-        Ok(in_step || !(procid == "0" && self.environment.has("SLURM_JOB_ID")))
     }
 
     /// Whether, of Open MPI's and SLURM's variables, Open MPI's are of this process and SLURM's of an outer one.
@@ -279,7 +279,7 @@ impl Reader<'_> {
         if self.forced || self.environment.has("TORCHELASTIC_RUN_ID") {
             return Ok(());
         }
-        let slurm = self.slurm_step()?;
+        let slurm = in_slurm_step(self.environment);
         let others = [
             ("OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_RANK", true, Method::OpenMpi),
             ("SLURM_STEP_NUM_TASKS", "SLURM_PROCID", slurm, Method::Slurm),

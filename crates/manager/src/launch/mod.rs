@@ -15,6 +15,7 @@
 //! - **a plain process in a SLURM job** (`sbatch` or `salloc` shell, no srun): a single process. A step of srun is known by
 //!   `SLURM_LAUNCH_NODE_IPADDR` or a `SLURM_STEP_ID` that is not the batch or interactive step's.
 
+mod attempt;
 mod detect;
 mod error;
 #[cfg(test)]
@@ -24,6 +25,8 @@ mod transport;
 use std::fmt;
 use std::str::FromStr;
 
+pub use attempt::{Attempt, LAUNCH_ATTEMPT, LAUNCH_ID, attempt};
+pub(crate) use detect::in_slurm_step;
 pub use detect::{detect, forced_method};
 pub use error::LaunchError;
 pub(crate) use transport::mpi_mend;

@@ -1,0 +1,239 @@
+//! One start of all ranks, to the end of the last.
+
+use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender};
+use std::time::{Duration, Instant};
+
+use anyhow::Result;
+use nix::sys::signal::Signal;
+
+use super::cause::{End, How, Told};
+use super::hosts::Place;
+use super::output::Tail;
+use super::process::{Event, Guard, Rank, Recipe};
+
+/// How long what was killed may take to be gone.
+const GONE: Duration = Duration::from_secs(5);
+
+/// How long the connections to other hosts may take to close, once all there was told to be killed.
+const CLOSED: Duration = Duration::from_secs(2);
+
+/// What came of an attempt.
+pub(super) struct Outcome {
+    pub(super) ends: Vec<End>,
+    /// Of each rank, what is kept of its standard error.
+    pub(super) tails: Vec<Tail>,
+    /// Whether the launcher was asked to end.
+    pub(super) stopped: bool,
+}
+
+/// How far the ranks that are left after a failure have been pressed to end.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd)]
+enum Pressure {
+    /// Nothing has failed.
+    None,
+    /// They have time to end by themselves, as those do that watch each other.
+    Time,
+    /// They were sent SIGTERM.
+    Asked,
+    /// They were sent SIGKILL.
+    Killed,
+    /// The connections to their hosts were cut, too.
+    Cut,
+}
+
+/// The ranks of an attempt while it runs.
+struct Attempt<'a> {
+    recipe: &'a Recipe,
+    number: u32,
+    ranks: Vec<Rank>,
+    ends: Vec<Option<End>>,
+    drained: usize,
+    began: Instant,
+    pressure: Pressure,
+    /// When the pressure rises.
+    rises: Option<Instant>,
+    /// The signals by which the launcher was asked to end.
+    stops: Vec<Signal>,
+}
+
+/// Starts all ranks and waits until they have ended, however that may be.
+///
+/// `variables` gives those of a rank.
+pub(super) fn run(
+    recipe: &Recipe,
+    places: &[Place],
+    variables: impl Fn(&Place) -> Vec<(&'static str, String)>,
+    number: u32,
+    guard: &mut Guard,
+    (events, happens): (&Sender<Event>, &Receiver<Event>),
+) -> Result<Outcome> {
+    let mut attempt = Attempt {
+        recipe,
+        number,
+        ranks: Vec::new(),
+        ends: vec![None; places.len()],
+        drained: 0,
+        began: Instant::now(),
+        pressure: Pressure::None,
+        rises: None,
+        stops: Vec::new(),
+    };
+    for place in places {
+        match Rank::start(recipe, place, &variables(place), number, events) {
+            Ok(rank) => {
+                guard.rank(&rank);
+                attempt.ranks.push(rank);
+            }
+            Err(error) => {
+                attempt.press(Pressure::Killed);
+                attempt.wait(happens);
+                guard.none();
+                return Err(error);
+            }
+        }
+    }
+    attempt.wait(happens);
+    attempt.clear(happens);
+    guard.none();
+    let tails = attempt.ranks.iter().map(|rank| rank.tail.clone()).collect();
+    let ends = attempt.ends.into_iter().flatten().collect();
+    Ok(Outcome { ends, tails, stopped: !attempt.stops.is_empty() })
+}
+
+impl Attempt<'_> {
+    /// Until all ranks have ended, or there is nothing more that could end them.
+    fn wait(&mut self, happens: &Receiver<Event>) {
+        while self.ends.iter().take(self.ranks.len()).any(Option::is_none) {
+            match self.next(happens, self.rises) {
+                Some(event) => self.take(event),
+                None => match self.pressure {
+                    Pressure::None | Pressure::Time => self.press(Pressure::Asked),
+                    Pressure::Asked => self.press(Pressure::Killed),
+                    Pressure::Killed => self.press(Pressure::Cut),
+                    Pressure::Cut => {
+                        for index in 0..self.ranks.len() {
+                            self.ended(index, How::Never);
+                        }
+                    }
+                },
+            }
+        }
+    }
+
+    /// Ends what ranks that have ended themselves have started and left, and waits until all that was written is passed on.
+    fn clear(&mut self, happens: &Receiver<Event>) {
+        let good = self.ends.iter().flatten().all(|end| end.how.is_good());
+        // What reads a rank's output, for instance, may have a little to do yet.
+        let patience = if good { self.recipe.grace } else { CLOSED.min(self.recipe.grace) };
+        self.settle(happens, Instant::now() + patience);
+        for signal in [Signal::SIGTERM, Signal::SIGKILL] {
+            if self.is_clear() {
+                break;
+            }
+            self.ranks.iter_mut().filter(|rank| rank.has_left()).for_each(|rank| rank.signal(signal));
+            self.settle(happens, Instant::now() + CLOSED);
+        }
+        self.ranks.iter_mut().for_each(Rank::let_go);
+        let end = Instant::now() + CLOSED;
+        while self.drained < self.ranks.len() {
+            match self.next(happens, Some(end)) {
+                Some(event) => self.take(event),
+                None => break,
+            }
+        }
+    }
+
+    fn settle(&mut self, happens: &Receiver<Event>, end: Instant) {
+        while !self.is_clear() && Instant::now() < end {
+            // Groups do not tell when they are empty.
+            let soon = Instant::now() + Duration::from_millis(20);
+            if let Some(event) = self.next(happens, Some(soon.min(end))) {
+                self.take(event);
+            }
+        }
+    }
+
+    fn is_clear(&self) -> bool {
+        self.drained == self.ranks.len() && !self.ranks.iter().any(Rank::has_left)
+    }
+
+    /// What happens next; none when the time has come.
+    fn next(&self, happens: &Receiver<Event>, until: Option<Instant>) -> Option<Event> {
+        let Some(until) = until else { return happens.recv().ok() };
+        match happens.recv_timeout(until.saturating_duration_since(Instant::now())) {
+            Ok(event) => Some(event),
+            Err(RecvTimeoutError::Timeout | RecvTimeoutError::Disconnected) => None,
+        }
+    }
+
+    fn take(&mut self, event: Event) {
+        match event {
+            Event::Ended { attempt, rank, how } if attempt == self.number => {
+                self.ended(rank, how);
+                if !how.is_good() && self.pressure == Pressure::None {
+                    self.press(Pressure::Time);
+                }
+            }
+            Event::Drained { attempt } if attempt == self.number => self.drained += 1,
+            // Of an attempt whose ranks could not be ended.
+            Event::Ended { .. } | Event::Drained { .. } => {}
+            Event::Signal(signal) => self.pass_on(signal),
+        }
+    }
+
+    fn ended(&mut self, rank: usize, how: How) {
+        let (Some(end), Some(started)) = (self.ends.get_mut(rank), self.ranks.get(rank)) else { return };
+        if end.is_some() {
+            return;
+        }
+        let place = started.place.clone();
+        let pid = place.here.then_some(started.pid);
+        // So does ssh end when all on its other end is killed.
+        let killed = self.pressure >= Pressure::Killed && how == How::Unreachable;
+        let how = if killed { How::Signal(Signal::SIGKILL as i32) } else { how };
+        let passed_on = |by: i32| self.stops.iter().any(|signal| *signal as i32 == by);
+        let told = match how {
+            How::Signal(by) if passed_on(by) => Told::PassedOn,
+            _ if self.pressure >= Pressure::Asked => Told::Pressed,
+            _ => Told::No,
+        };
+        *end = Some(End { place, pid, how, after: self.began.elapsed(), told });
+    }
+
+    /// Signals to the launcher are for all ranks. The first that asks for the end leaves them all the time that they need, a
+    /// second one does not.
+    fn pass_on(&mut self, signal: Signal) {
+        self.signal(signal);
+        if signal != Signal::SIGUSR1 {
+            self.stops.push(signal);
+            if self.stops.len() > 1 && self.pressure == Pressure::None {
+                self.press(Pressure::Time);
+            }
+        }
+    }
+
+    fn press(&mut self, pressure: Pressure) {
+        let wait = match pressure {
+            Pressure::None | Pressure::Time | Pressure::Asked => self.recipe.grace,
+            Pressure::Killed => CLOSED,
+            Pressure::Cut => GONE,
+        };
+        match pressure {
+            Pressure::None | Pressure::Time => {}
+            Pressure::Asked => self.signal(Signal::SIGTERM),
+            Pressure::Killed => self.signal(Signal::SIGKILL),
+            Pressure::Cut => self.ranks.iter_mut().for_each(Rank::let_go),
+        }
+        self.pressure = pressure;
+        self.rises = Some(Instant::now() + wait);
+    }
+
+    /// To all ranks that have not ended.
+    fn signal(&mut self, signal: Signal) {
+        for (rank, end) in self.ranks.iter_mut().zip(&self.ends) {
+            if end.is_none() {
+                rank.signal(signal);
+            }
+        }
+    }
+}

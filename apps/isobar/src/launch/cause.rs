@@ -1,0 +1,294 @@
+//! How ranks ended, which of them was the cause, and what is said of it.
+
+use std::time::Duration;
+
+use nix::sys::signal::Signal;
+
+use super::hosts::Place;
+use crate::exit::{self, Exit};
+
+/// How a rank ended.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum How {
+    /// With this exit code.
+    Code(u8),
+    /// By this signal.
+    Signal(i32),
+    /// Its host could not be reached, or the connection was lost: ssh ended with 255.
+    Unreachable,
+    /// It was killed, and has not ended.
+    Never,
+}
+
+/// The end of one rank.
+#[derive(Debug, Clone)]
+pub(super) struct End {
+    pub(super) place: Place,
+    /// Its process, where it is one of this machine.
+    pub(super) pid: Option<u32>,
+    pub(super) how: How,
+    /// After the start of all.
+    pub(super) after: Duration,
+    pub(super) told: Told,
+}
+
+/// Whether this launcher had told a rank to end.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Told {
+    No,
+    /// By a signal that it was sent itself, and passed on.
+    PassedOn,
+    /// Since another rank had failed.
+    Pressed,
+}
+
+impl How {
+    /// What a shell says of a command's end, as does ssh.
+    pub(super) fn of_shell(code: u8) -> Self {
+        match code {
+            255 => Self::Unreachable,
+            code if code > SIGNALS => Self::Signal(i32::from(code - SIGNALS)),
+            code => Self::Code(code),
+        }
+    }
+
+    /// Whether it ended as it should: done, or told to stop and saved.
+    pub(super) fn is_good(self) -> bool {
+        matches!(self, Self::Code(code) if code == Exit::Good as u8 || code == Exit::Stopped as u8)
+    }
+
+    /// Whether another attempt may go better.
+    pub(super) fn may_pass(self) -> bool {
+        let lasting = [Exit::Usage, Exit::Data, Exit::Mismatch].map(|exit| exit as u8);
+        match self {
+            // Not found, and no program, as a shell says it.
+            Self::Code(126 | 127) => false,
+            Self::Code(code) => !self.is_good() && !lasting.contains(&code),
+            Self::Signal(_) | Self::Unreachable | Self::Never => true,
+        }
+    }
+
+    /// The code with which the launcher ends for its sake.
+    pub(super) fn code(self) -> u8 {
+        match self {
+            Self::Code(code) => code,
+            Self::Signal(signal) => SIGNALS + signal as u8,
+            Self::Unreachable | Self::Never => Exit::Lost as u8,
+        }
+    }
+
+    /// Of several that ended badly, those of the lowest number are the causes of the others.
+    fn order(self) -> u8 {
+        match self {
+            // By abort a program ends itself, perhaps since it has lost another.
+            Self::Signal(signal) if signal != Signal::SIGABRT as i32 => 0,
+            Self::Code(code) if code == Exit::Lost as u8 => 2,
+            _ => 1,
+        }
+    }
+}
+
+/// What a shell adds to a signal's number.
+const SIGNALS: u8 = 128;
+
+impl std::fmt::Display for How {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            Self::Code(0) => f.write_str("ended well"),
+            Self::Code(code @ (126 | 127)) => {
+                let what = if *code == 126 { "cannot be run" } else { "was not found" };
+                write!(f, "ended with code {code} (the command {what})")
+            }
+            Self::Code(101) => f.write_str("ended with code 101 (it panicked)"),
+            Self::Code(code) if *code > SIGNALS => {
+                let signal = name(i32::from(code - SIGNALS));
+                write!(f, "ended with code {code} (as a shell does after {signal})")
+            }
+            Self::Code(code) => match exit::meaning(*code) {
+                Some(meaning) => write!(f, "ended with code {code} ({meaning})"),
+                None => write!(f, "ended with code {code}"),
+            },
+            Self::Signal(signal) => write!(f, "was killed by signal {signal} ({})", name(*signal)),
+            Self::Unreachable => {
+                f.write_str("was not reached, or its connection was lost (ssh ended with 255)")
+            }
+            Self::Never => f.write_str("was killed, and has not ended"),
+        }
+    }
+}
+
+fn name(signal: i32) -> &'static str {
+    Signal::try_from(signal).map_or("of no name", Signal::as_str)
+}
+
+impl End {
+    /// Whether this is what a failure may come from: not what the launcher did itself.
+    fn is_own(&self) -> bool {
+        self.told == Told::No && !self.how.is_good()
+    }
+
+    fn order(&self) -> (u8, Duration) {
+        let how = match self.how {
+            // A shell around the program says so of its signal.
+            How::Code(code) if code > SIGNALS && code < 255 => How::of_shell(code).order(),
+            how => how.order(),
+        };
+        (how, self.after)
+    }
+}
+
+/// The rank that failed first: one that was killed by a signal before one that had an error, that before one that has lost
+/// another; among equals by time. None where all ended well, or as this launcher told them.
+pub(super) fn root(ends: &[End]) -> Option<&End> {
+    let stopped = ends.iter().any(|end| end.told == Told::PassedOn);
+    // Ranks that have lost one which was told to end are no failure.
+    let follows = |end: &End| stopped && end.how == How::Code(Exit::Lost as u8);
+    ends.iter().filter(|end| end.is_own() && !follows(end)).min_by_key(|end| end.order())
+}
+
+/// The code with which the launcher ends.
+pub(super) fn code(ends: &[End]) -> u8 {
+    let saved = ends.iter().any(|end| end.how == How::Code(Exit::Stopped as u8));
+    let told = ends.iter().find(|end| end.told == Told::PassedOn && !end.how.is_good());
+    match (root(ends), told) {
+        (Some(end), _) => end.how.code(),
+        (None, _) if saved => Exit::Stopped as u8,
+        (None, Some(end)) => end.how.code(),
+        (None, None) => ends.iter().map(|end| end.how.code()).max().unwrap_or_default(),
+    }
+}
+
+/// What happened, root cause first. `tail` gives a rank's last lines, `file` where the rest of them is.
+pub(super) fn report(
+    ends: &[End],
+    tail: impl Fn(usize) -> Vec<String>,
+    file: Option<&str>,
+    records: Option<&str>,
+) -> String {
+    let Some(root) = root(ends) else { return String::new() };
+    let mut text = format!(
+        "isobar launch: {} failed first, after {:.1} s: it {}",
+        who(root),
+        root.after.as_secs_f64(),
+        root.how
+    );
+    let lines = tail(root.place.rank);
+    if lines.is_empty() {
+        text += "\n  it wrote nothing to standard error";
+    } else {
+        let all = file.map_or_else(String::new, |file| format!(" (all of it: {file})"));
+        text += &format!("\n  its last lines on standard error{all}:");
+        lines.iter().for_each(|line| text += &format!("\n    | {line}"));
+    }
+    for end in ends.iter().filter(|end| end.place.rank != root.place.rank) {
+        let told = if end.told == Told::No { "" } else { ", told so by the launcher" };
+        text += &format!("\n  {} {}{told}, after {:.1} s", who(end), end.how, end.after.as_secs_f64());
+    }
+    if let Some(records) = records {
+        text += &format!("\nflight records: {records}");
+    }
+    text
+}
+
+fn who(end: &End) -> String {
+    let Place { rank, host, .. } = &end.place;
+    match end.pid {
+        Some(pid) => format!("rank {rank} ({host}, process {pid})"),
+        None => format!("rank {rank} ({host})"),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use rstest::rstest;
+
+    use super::*;
+
+    /// `how@seconds` of each rank; `!` behind what the launcher told it, `?` behind what it passed on.
+    fn ends(text: &str) -> Vec<End> {
+        let end = |(rank, word): (usize, &str)| {
+            let (how, after) = word.split_once('@').unwrap();
+            let told = match how.chars().last() {
+                Some('!') => Told::Pressed,
+                Some('?') => Told::PassedOn,
+                _ => Told::No,
+            };
+            let how = match how.trim_end_matches(['!', '?']).split_at(1) {
+                ("s", signal) => How::Signal(signal.parse().unwrap()),
+                ("c", code) => How::Code(code.parse().unwrap()),
+                _ => How::Unreachable,
+            };
+            let host = "node7".to_owned();
+            let place = Place { rank, local_rank: rank, local_size: 4, host, here: true };
+            let after = Duration::from_secs_f64(after.parse().unwrap());
+            End { place, pid: Some(42), how, after, told }
+        };
+        text.split_whitespace().enumerate().map(end).collect()
+    }
+
+    #[rstest]
+    #[case::good("c0@1 c0@2", None, 0)]
+    #[case::stopped("c6@1 c6@1", None, 6)]
+    #[case::one_done_one_stopped("c0@1 c6@1", None, 6)]
+    #[case::killed("c4@3.5 s9@3.1 c4@3.4", Some(1), 137)]
+    #[case::seen_late("c4@3.0 s9@3.1 c4@3.4", Some(1), 137)]
+    #[case::panic("c4@2 c101@3", Some(1), 101)]
+    #[case::the_first_of_equals("c1@3 c101@2", Some(1), 101)]
+    #[case::signal_above_error("c1@2 s11@3", Some(1), 139)]
+    #[case::abort_is_an_error("c1@2 s6@3", Some(0), 1)]
+    #[case::by_a_shell("c4@1 c137@2", Some(1), 137)]
+    #[case::only_consequences("c4@2 c4@1", Some(1), 4)]
+    #[case::lost_host("c4@1 u@20", Some(1), 4)]
+    #[case::ours("s15!@12 c3@2 s9!@22", Some(1), 3)]
+    #[case::told_to_end("s15?@2 s15?@2", None, 143)]
+    #[case::interrupted("c4@2 s2?@2 c4!@2", None, 130)]
+    #[case::fails_while_it_stops("c6@2 s11@2", Some(1), 139)]
+    #[case::hangs("c4@2 s15!@12", Some(0), 4)]
+    fn the_root_cause_comes_first(#[case] text: &str, #[case] rank: Option<usize>, #[case] exit: u8) {
+        let ends = ends(text);
+        assert_eq!(root(&ends).map(|end| end.place.rank), rank);
+        assert_eq!(code(&ends), exit);
+    }
+
+    #[rstest]
+    #[case("c0", false)]
+    #[case("c1", true)]
+    #[case("c2", false)]
+    #[case("c3", false)]
+    #[case("c4", true)]
+    #[case("c5", false)]
+    #[case("c6", false)]
+    #[case("c101", true)]
+    #[case("c127", false)]
+    #[case("s9", true)]
+    #[case("u", true)]
+    fn what_may_pass_is_tried_again(#[case] how: &str, #[case] again: bool) {
+        assert_eq!(ends(&format!("{how}@1"))[0].how.may_pass(), again);
+    }
+
+    #[test]
+    fn reports_tell_all() {
+        let report = report(
+            &ends("c4@3.5 s9@3.1 s15!@13.5 c0@1"),
+            |rank| if rank == 1 { vec!["out of memory".to_owned()] } else { Vec::new() },
+            Some("logs/rank_1.err"),
+            Some("runs/x/flight (isobar trace why runs/x/flight)"),
+        );
+        insta::assert_snapshot!(report, @r"
+        isobar launch: rank 1 (node7, process 42) failed first, after 3.1 s: it was killed by signal 9 (SIGKILL)
+          its last lines on standard error (all of it: logs/rank_1.err):
+            | out of memory
+          rank 0 (node7, process 42) ended with code 4 (a rank was lost or timed out), after 3.5 s
+          rank 2 (node7, process 42) was killed by signal 15 (SIGTERM), told so by the launcher, after 13.5 s
+          rank 3 (node7, process 42) ended well, after 1.0 s
+        flight records: runs/x/flight (isobar trace why runs/x/flight)
+        ");
+    }
+
+    #[test]
+    fn what_ssh_says_is_read() {
+        assert_eq!(How::of_shell(255), How::Unreachable);
+        assert_eq!(How::of_shell(137), How::Signal(9));
+        assert_eq!(How::of_shell(4), How::Code(4));
+    }
+}

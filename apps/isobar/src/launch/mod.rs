@@ -1,0 +1,257 @@
+//! `isobar launch`: starts ranks on this machine, and on others by ssh; says which failed first, and starts them again.
+
+mod attempt;
+mod cause;
+mod hosts;
+mod output;
+mod process;
+mod remote;
+
+use std::ffi::OsString;
+use std::hash::{BuildHasher, RandomState};
+use std::net::TcpListener;
+use std::path::PathBuf;
+use std::process::ExitCode;
+use std::sync::mpsc::{Receiver, Sender, channel};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, bail};
+use clap::Args;
+use isobar_manager::Environment;
+use isobar_manager::launch::{LAUNCH_ATTEMPT, LAUNCH_ID, detect};
+use nix::sys::signal::Signal;
+use signal_hook::consts::{SIGINT, SIGTERM, SIGUSR1};
+use signal_hook::iterator::Signals;
+
+use self::attempt::Outcome;
+use self::hosts::Place;
+use self::output::{Outputs, Stream, Tail};
+use self::process::{Event, Guard, Recipe};
+use crate::exit::Exit;
+use crate::terminal;
+
+/// What `isobar launch` takes.
+#[derive(Debug, Args)]
+pub(crate) struct LaunchArgs {
+    /// Number of ranks; by default as many as the hosts take
+    #[arg(short = 'n', long, value_name = "RANKS", value_parser = clap::value_parser!(u32).range(1..=65536))]
+    ranks: Option<u32>,
+    /// Hosts and how many ranks each takes, filled in order: `a:2,b:2`
+    #[arg(long, value_name = "HOST:RANKS,...", conflicts_with = "hostfile")]
+    hosts: Option<String>,
+    /// A file with a host a line: `a:2`, or `a slots=2`
+    #[arg(long, value_name = "FILE")]
+    hostfile: Option<PathBuf>,
+    /// How many times all ranks are started again after a failure that may pass
+    #[arg(long, value_name = "TIMES", default_value_t = 0)]
+    max_restarts: u32,
+    /// Seconds that ranks have to end by themselves when one has failed, and again once they were sent SIGTERM
+    #[arg(long, value_name = "SECONDS", default_value = "10", value_parser = seconds)]
+    grace: Duration,
+    /// Address by which the ranks reach rank 0; by default that of its host
+    #[arg(long, value_name = "HOST")]
+    master_addr: Option<String>,
+    /// Port on which rank 0 listens; by default a free one, another for each attempt
+    #[arg(long, value_name = "PORT", value_parser = clap::value_parser!(u16).range(1..))]
+    master_port: Option<u16>,
+    /// How a command is run on another host: words of a shell, to which host and command are added
+    #[arg(long, value_name = "COMMAND", default_value = "ssh -x -o BatchMode=yes -o ServerAliveInterval=10")]
+    ssh: String,
+    /// A variable for all ranks, those of other hosts too: as it is here, or with this value; may be given several times
+    #[arg(long, value_name = "NAME[=VALUE]")]
+    env: Vec<String>,
+    /// Write what ranks print to files in this folder (`rank_0.out`, `rank_0.err`, ...), and to the terminal rank 0's alone
+    #[arg(long, value_name = "DIR")]
+    log_dir: Option<PathBuf>,
+    /// Lines on the terminal do not say which rank's they are
+    #[arg(long)]
+    no_prefix: bool,
+    /// The program of a rank, and its arguments
+    #[arg(value_name = "COMMAND", required = true, num_args = 1.., trailing_var_arg = true)]
+    command: Vec<OsString>,
+}
+
+/// Variables that ranks on other hosts get from here unasked.
+const PASSED: [&str; 6] = ["ISOBAR_", "PHYSICSNEMO_", "NCCL_", "GLOO_", "OMP_", "RUST_"];
+const PASSED_WHOLE: [&str; 2] = ["MODEL_PARALLEL_SIZE", "NO_COLOR"];
+
+const THREADS: &str = "OMP_NUM_THREADS";
+
+/// The first pause before a restart; each is twice the one before.
+const PAUSE: Duration = Duration::from_secs(1);
+const LONGEST_PAUSE: Duration = Duration::from_secs(30);
+
+/// Runs the command: to the end of the ranks, and to their exit code.
+pub(crate) fn run(args: &LaunchArgs) -> Result<ExitCode> {
+    not_among_others()?;
+    let places = places(args)?;
+    let recipe = recipe(args, places.len())?;
+    let (events, happens) = channel();
+    listen(events.clone())?;
+    let mut guard = Guard::start(args.grace).context("cannot start sh")?;
+    let id =
+        format!("{:016x}", RandomState::new().hash_one((std::process::id(), std::time::SystemTime::now())));
+    let addr = args.master_addr.clone().unwrap_or_else(|| hosts::master(&places));
+    let mut number = 0_u32;
+    loop {
+        number = number.saturating_add(1);
+        let port = args.master_port.map_or_else(free_port, Ok)?;
+        let variables = |place: &Place| {
+            let mut variables = rank_variables(place, places.len());
+            variables.extend([("MASTER_ADDR", addr.clone()), ("MASTER_PORT", port.to_string())]);
+            variables.extend([(LAUNCH_ID, id.clone()), (LAUNCH_ATTEMPT, number.to_string())]);
+            variables.extend(threads(&recipe, place));
+            variables
+        };
+        let outcome = attempt::run(&recipe, &places, variables, number, &mut guard, (&events, &happens))?;
+        let code = cause::code(&outcome.ends);
+        let Some(root) = cause::root(&outcome.ends) else { return Ok(code.into()) };
+        report(&recipe, &outcome, root.place.rank);
+        if outcome.stopped || args.max_restarts == 0 {
+            return Ok(code.into());
+        }
+        if !root.how.may_pass() {
+            terminal::complain("isobar launch: not started again, since it would fail again");
+            return Ok(code.into());
+        }
+        if number > args.max_restarts {
+            terminal::complain(&format!("isobar launch: it has failed after {} restarts", args.max_restarts));
+            return Ok(code.into());
+        }
+        let pause = PAUSE.saturating_mul(1 << (number - 1).min(5)).min(LONGEST_PAUSE);
+        terminal::complain(&format!(
+            "isobar launch: all ranks start again in {} s (restart {number} of {}); a run goes on from its last checkpoint",
+            pause.as_secs(),
+            args.max_restarts
+        ));
+        if asked_to_end_within(pause, &happens) {
+            return Ok(code.into());
+        }
+    }
+}
+
+/// A launcher that is itself one of several ranks would start as many jobs, which know nothing of each other.
+fn not_among_others() -> Result<()> {
+    if let Ok(launch) = detect(&Environment::from_process(), None)
+        && launch.world_size.is_some_and(|size| size > 1)
+    {
+        bail!(Exit::Usage.because(format!(
+            "isobar launch was itself started as one of several ranks (by the variables of {}); start it once, or start the \
+             program itself by that launcher",
+            launch.method
+        )));
+    }
+    Ok(())
+}
+
+fn places(args: &LaunchArgs) -> Result<Vec<Place>> {
+    let hosts = match (&args.hosts, &args.hostfile) {
+        (Some(text), _) => hosts::of_list(text)?,
+        (None, Some(file)) => hosts::of_file(file)?,
+        (None, None) => Vec::new(),
+    };
+    Ok(hosts::places(&hosts, args.ranks.map(|ranks| ranks as usize))?)
+}
+
+fn recipe(args: &LaunchArgs, ranks: usize) -> Result<Recipe> {
+    let outputs = Outputs::new(args.log_dir.as_deref(), ranks > 1 && !args.no_prefix)?;
+    let passed =
+        |name: &str| PASSED.iter().any(|prefix| name.starts_with(prefix)) || PASSED_WHOLE.contains(&name);
+    let mut variables: Vec<(OsString, OsString)> =
+        std::env::vars_os().filter(|(name, _)| passed(&name.to_string_lossy())).collect();
+    for word in &args.env {
+        let (name, value) = match word.split_once('=') {
+            Some((name, value)) => (name, OsString::from(value)),
+            None => (
+                word.as_str(),
+                std::env::var_os(word).ok_or_else(|| wrong_variable(word, "is not set here"))?,
+            ),
+        };
+        let plain = |letter: char| letter.is_ascii_alphanumeric() || letter == '_';
+        if name.is_empty()
+            || name.starts_with(|first: char| first.is_ascii_digit())
+            || !name.chars().all(plain)
+        {
+            bail!(wrong_variable(word, "is no name of a variable"));
+        }
+        variables.push((name.into(), value));
+    }
+    Ok(Recipe {
+        command: args.command.clone(),
+        dir: std::env::current_dir().context("cannot find the current folder")?.into_os_string(),
+        ssh: args.ssh.clone(),
+        variables,
+        grace: args.grace,
+        outputs,
+    })
+}
+
+fn wrong_variable(word: &str, problem: &str) -> crate::exit::Ended {
+    Exit::Usage.because(format!("--env {word}: it {problem}; give NAME, or NAME=VALUE"))
+}
+
+fn rank_variables(place: &Place, ranks: usize) -> Vec<(&'static str, String)> {
+    vec![
+        ("RANK", place.rank.to_string()),
+        ("WORLD_SIZE", ranks.to_string()),
+        ("LOCAL_RANK", place.local_rank.to_string()),
+        ("LOCAL_WORLD_SIZE", place.local_size.to_string()),
+    ]
+}
+
+/// The cores of this machine are shared among its ranks, unless the number of threads is given. On other hosts the keeper does so.
+fn threads(recipe: &Recipe, place: &Place) -> Option<(&'static str, String)> {
+    let given = std::env::var_os(THREADS).is_some_and(|value| !value.is_empty())
+        || recipe.variables.iter().any(|(name, _)| name == THREADS);
+    if given || !place.here {
+        return None;
+    }
+    let cores = thread::available_parallelism().map_or(1, usize::from);
+    Some((THREADS, (cores / place.local_size).max(1).to_string()))
+}
+
+/// A free port below those that systems give to connections, so that none takes it before rank 0 does.
+fn free_port() -> Result<u16> {
+    for attempt in 0..100_u32 {
+        let port = 15_000 + (RandomState::new().hash_one(attempt) % 15_000) as u16;
+        if TcpListener::bind(("0.0.0.0", port)).is_ok() {
+            return Ok(port);
+        }
+    }
+    bail!("no free port between 15000 and 30000; give one with --master-port")
+}
+
+/// Signals to this process become events.
+fn listen(events: Sender<Event>) -> Result<()> {
+    let mut signals = Signals::new([SIGTERM, SIGINT, SIGUSR1]).context("cannot listen for signals")?;
+    thread::spawn(move || {
+        let known = signals.forever().filter_map(|signal| Signal::try_from(signal).ok());
+        known.for_each(|signal| drop(events.send(Event::Signal(signal))));
+    });
+    Ok(())
+}
+
+fn report(recipe: &Recipe, outcome: &Outcome, root: usize) {
+    let tail = |rank: usize| outcome.tails.get(rank).map(Tail::lines).unwrap_or_default();
+    let records = outcome.tails.iter().find_map(Tail::records);
+    let file = recipe.outputs.file(root, Stream::Err).map(|file| file.display().to_string());
+    terminal::complain(&cause::report(&outcome.ends, tail, file.as_deref(), records.as_deref()));
+}
+
+/// Waits before a restart; whether the launcher was asked to end meanwhile.
+fn asked_to_end_within(pause: Duration, happens: &Receiver<Event>) -> bool {
+    let end = Instant::now() + pause;
+    while let Ok(event) = happens.recv_timeout(end.saturating_duration_since(Instant::now())) {
+        if matches!(event, Event::Signal(signal) if signal != Signal::SIGUSR1) {
+            return true;
+        }
+    }
+    false
+}
+
+fn seconds(text: &str) -> Result<Duration, String> {
+    let seconds = text.parse().ok().and_then(|seconds| Duration::try_from_secs_f64(seconds).ok());
+    let seconds = seconds.filter(|seconds| *seconds <= Duration::from_secs(86400));
+    seconds.ok_or_else(|| "expected a number of seconds from 0 to 86400".to_owned())
+}

@@ -1,0 +1,182 @@
+//! What ranks write: to the terminal, line by line, and to files; the last lines are kept for the report.
+
+use std::collections::VecDeque;
+use std::fs::{File, OpenOptions};
+use std::io::{BufRead, BufReader, Read, Write};
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use anyhow::Result;
+
+use crate::exit::Exit;
+
+/// How many of a rank's last lines the report shows.
+const LINES: usize = 12;
+
+/// Longer lines are cut in two.
+const LONGEST: u64 = 64 << 10;
+
+/// What the watchdog of the ranks says before the folder of their records.
+const RECORDS: &str = "flight records: ";
+
+/// Which of the two a rank writes to.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Stream {
+    Out,
+    Err,
+}
+
+/// Where the lines of all ranks go.
+#[derive(Debug, Clone)]
+pub(super) struct Outputs {
+    pub(super) folder: Option<PathBuf>,
+    /// Whether lines on the terminal say whose they are.
+    pub(super) prefix: bool,
+}
+
+/// What is kept of a rank's standard error.
+#[derive(Debug, Clone, Default)]
+pub(super) struct Tail(Arc<Mutex<Kept>>);
+
+#[derive(Debug, Default)]
+struct Kept {
+    lines: VecDeque<String>,
+    records: Option<String>,
+}
+
+impl Outputs {
+    /// The folder is made.
+    pub(super) fn new(folder: Option<&Path>, prefix: bool) -> Result<Self> {
+        if let Some(folder) = folder {
+            let made = std::fs::create_dir_all(folder);
+            made.map_err(|error| Exit::Usage.because(format!("--log-dir {}: {error}", folder.display())))?;
+        }
+        Ok(Self { folder: folder.map(Path::to_owned), prefix })
+    }
+
+    /// The file of a rank's stream, where there are files.
+    pub(super) fn file(&self, rank: usize, stream: Stream) -> Option<PathBuf> {
+        let ending = match stream {
+            Stream::Out => "out",
+            Stream::Err => "err",
+        };
+        self.folder.as_ref().map(|folder| folder.join(format!("rank_{rank}.{ending}")))
+    }
+
+    /// Where the lines of one rank's stream go. Files are continued: what an earlier attempt has written stays.
+    pub(super) fn sink(&self, rank: usize, stream: Stream, tail: &Tail) -> Result<Sink> {
+        let open = |path: PathBuf| {
+            let file = OpenOptions::new().create(true).append(true).open(&path);
+            file.map_err(|error| Exit::Usage.because(format!("--log-dir: {}: {error}", path.display())))
+        };
+        let file = self.file(rank, stream).map(open).transpose()?;
+        let terminal = file.is_none() || rank == 0;
+        let prefix = if self.prefix && file.is_none() { format!("[rank {rank}] ") } else { String::new() };
+        Ok(Sink { stream, terminal, prefix: prefix.into_bytes(), file, tail: tail.clone() })
+    }
+}
+
+/// Takes the lines of one rank's stream.
+pub(super) struct Sink {
+    stream: Stream,
+    terminal: bool,
+    prefix: Vec<u8>,
+    file: Option<File>,
+    tail: Tail,
+}
+
+impl Sink {
+    /// Passes on all that comes, to its end.
+    pub(super) fn take(mut self, from: impl Read) {
+        let mut from = BufReader::with_capacity(LONGEST as usize, from);
+        let mut line = Vec::new();
+        loop {
+            line.clear();
+            match from.by_ref().take(LONGEST).read_until(b'\n', &mut line) {
+                Ok(0) | Err(_) => return,
+                Ok(_) => self.line(&line),
+            }
+        }
+    }
+
+    /// Nobody who reads what ranks write keeps them from going on: what cannot be written is dropped.
+    fn line(&mut self, line: &[u8]) {
+        if let Some(file) = &mut self.file {
+            let _ = file.write_all(line);
+        }
+        if self.stream == Stream::Err {
+            self.tail.keep(&String::from_utf8_lossy(line));
+        }
+        if !self.terminal {
+            return;
+        }
+        let mut whole = Vec::with_capacity(self.prefix.len() + line.len() + 1);
+        whole.extend_from_slice(&self.prefix);
+        whole.extend_from_slice(line);
+        if !self.prefix.is_empty() && !line.ends_with(b"\n") {
+            // Else the next rank's line would begin on this one's.
+            whole.push(b'\n');
+        }
+        let _ = match self.stream {
+            Stream::Out => {
+                let mut out = std::io::stdout().lock();
+                out.write_all(&whole).and_then(|()| out.flush())
+            }
+            Stream::Err => std::io::stderr().lock().write_all(&whole),
+        };
+    }
+}
+
+impl Tail {
+    /// The last lines, the oldest first.
+    pub(super) fn lines(&self) -> Vec<String> {
+        self.kept().lines.iter().cloned().collect()
+    }
+
+    /// The folder of the ranks' flight records, if the rank has named one.
+    pub(super) fn records(&self) -> Option<String> {
+        self.kept().records.clone()
+    }
+
+    fn keep(&self, line: &str) {
+        let mut kept = self.kept();
+        let line: String =
+            line.trim_end().chars().map(|letter| if letter.is_control() { ' ' } else { letter }).collect();
+        if let Some(records) = line.strip_prefix(RECORDS) {
+            kept.records = Some(records.to_owned());
+        }
+        if kept.lines.len() == LINES {
+            kept.lines.pop_front();
+        }
+        kept.lines.push_back(line);
+    }
+
+    fn kept(&self) -> MutexGuard<'_, Kept> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn files_are_continued_and_the_last_lines_kept() {
+        let folder = tempfile::tempdir().unwrap();
+        let logs = folder.path().join("a/b");
+        let outputs = Outputs::new(Some(&logs), true).unwrap();
+        let tail = Tail::default();
+        for _ in 0..2 {
+            let text: String = (0..9).map(|line| format!("line {line}\n")).collect();
+            outputs.sink(3, Stream::Err, &tail).unwrap().take(text.as_bytes());
+        }
+        let more = "flight records: runs/x/flight (isobar trace why runs/x/flight)\nno end";
+        outputs.sink(3, Stream::Err, &tail).unwrap().take(more.as_bytes());
+        let written = std::fs::read_to_string(logs.join("rank_3.err")).unwrap();
+        assert_eq!(written.lines().count(), 20);
+        assert!(written.ends_with("\nno end"));
+        assert_eq!(tail.lines().len(), LINES);
+        assert_eq!(tail.lines().last().unwrap(), "no end");
+        assert_eq!(tail.records().unwrap(), "runs/x/flight (isobar trace why runs/x/flight)");
+    }
+}

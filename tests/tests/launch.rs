@@ -1,0 +1,469 @@
+//! `isobar launch`: ranks here and by ssh, what becomes of them when one fails, restarts, signals; and `isobar check`.
+#![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
+
+use std::collections::BTreeMap;
+use std::fs;
+use std::os::unix::fs::PermissionsExt;
+use std::path::{Path, PathBuf};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use isobar_harness::{Exit, Launch, Outcome, workspace};
+use isobar_tests::has_mpi;
+use rstest::rstest;
+use serde_json::Value;
+use tempfile::{TempDir, tempdir};
+
+const ISOBAR: &str = env!("CARGO_BIN_EXE_isobar-app");
+const FAULTY: &str = env!("CARGO_BIN_EXE_faulty");
+const WHOAMI: &str = env!("CARGO_BIN_EXE_whoami");
+
+/// `isobar launch` with these options and this command.
+fn launch(options: &[&str], command: &[&str]) -> Launch {
+    let launch = Launch::plain(1, ISOBAR).current_dir(workspace()).arg("launch");
+    launch.args(options).arg("--").args(command)
+}
+
+/// A run of 40 steps on the excerpt of the data set, in `output`/run.
+fn train(program: &str, output: &Path, sets: &[&str]) -> Vec<String> {
+    let folder = format!("run.output={}", output.display());
+    let data =
+        ["data.path=tests/data/darcy_excerpt.h5", "data.validation_samples=0", "run.name=run", &folder];
+    let more = ["train.epochs=20", "train.batch_size=4", "metrics.every_steps=1", "distributed.timeout_s=60"];
+    let model = ["model.embed_dim=16", "model.depth=1", "model.num_blocks=2", "model.patch_size=[8, 8]"];
+    let sets = data.iter().chain(&more).chain(&model).chain(sets).flat_map(|set| ["--set", set]);
+    [program, "train", "configs/darcy_afno.toml"].into_iter().chain(sets).map(str::to_owned).collect()
+}
+
+fn losses(output: &Path) -> Vec<f64> {
+    let text = fs::read_to_string(output.join("run/metrics.jsonl")).unwrap();
+    let records = text.lines().map(|line| serde_json::from_str::<Value>(line).unwrap());
+    records.filter_map(|record| record["loss"].as_f64()).collect()
+}
+
+/// `script` in a shell, which sees the words of `command` as `"$@"`.
+fn behind<'a>(script: &'a str, command: &'a [String]) -> Vec<&'a str> {
+    ["sh", "-c", script, "sh"].into_iter().chain(command.iter().map(String::as_str)).collect()
+}
+
+#[track_caller]
+fn ended(launch: &Launch, code: i32, words: &[&str]) -> Outcome {
+    let outcome = launch.run().unwrap();
+    assert_eq!(outcome.exit, Exit::Code(code), "{outcome}");
+    for word in words {
+        let said = &outcome.ranks[0];
+        assert!(said.stderr.contains(word) || said.stdout.contains(word), "no {word:?} in {outcome}");
+    }
+    assert!(!outcome.ranks[0].stderr.contains("panicked at"), "{outcome}");
+    outcome
+}
+
+/// A program in the place of ssh: it notes the host, and hands the command to a shell, as sshd does.
+fn ssh(folder: &Path) -> String {
+    let (script, hosts) = (folder.join("ssh"), folder.join("hosts"));
+    let text = format!("#!/bin/sh\necho \"$1\" >>'{}'\nshift\nexec sh -c \"$*\"\n", hosts.display());
+    fs::write(&script, text).unwrap();
+    fs::set_permissions(&script, fs::Permissions::from_mode(0o755)).unwrap();
+    script.display().to_string()
+}
+
+fn sorted_lines(path: &Path) -> Vec<String> {
+    let mut lines: Vec<String> = fs::read_to_string(path).unwrap().lines().map(str::to_owned).collect();
+    lines.sort();
+    lines
+}
+
+/// The processes whose numbers files in a folder hold; all must end soon.
+#[track_caller]
+fn all_gone(folder: &Path, count: usize) {
+    let files: Vec<PathBuf> = fs::read_dir(folder).unwrap().map(|entry| entry.unwrap().path()).collect();
+    let pids: Vec<String> = files
+        .iter()
+        .filter(|file| file.extension().is_some_and(|ending| ending == "pid"))
+        .map(|file| fs::read_to_string(file).unwrap().trim().to_owned())
+        .collect();
+    assert_eq!(pids.len(), count, "{pids:?}");
+    // A killed orphan is a zombie until init takes it.
+    let gone = |pid: &String| {
+        fs::read_to_string(format!("/proc/{pid}/stat")).map_or(true, |stat| stat.contains(") Z "))
+    };
+    let end = Instant::now() + Duration::from_secs(15);
+    while !pids.iter().all(gone) {
+        assert!(Instant::now() < end, "processes are left: {pids:?}");
+        thread::sleep(Duration::from_millis(20));
+    }
+}
+
+#[test]
+fn four_ranks_train() {
+    let folder = tempdir().unwrap();
+    let command = train(ISOBAR, folder.path(), &["train.max_steps=4"]);
+    let command: Vec<&str> = command.iter().map(String::as_str).collect();
+    let outcome =
+        ended(&launch(&["-n", "4"], &command), 0, &["[rank 0] 4 steps in ", "over gloo, started by ENV"]);
+    assert_eq!(losses(folder.path()).len(), 4, "{outcome}");
+    let said = &outcome.ranks[0].stdout;
+    assert!(said.lines().all(|line| line.starts_with("[rank 0] ")), "rank 0 speaks for all: {outcome}");
+}
+
+/// Killed in the midst of its steps, a run that is started again ends as one that was left alone.
+#[test]
+fn a_killed_run_goes_on_from_its_checkpoint() {
+    let [whole, halves] = [(); 2].map(|()| tempdir().unwrap());
+    let sets = ["checkpoint.every_steps=7"];
+    let command = train(FAULTY, whole.path(), &sets);
+    let command: Vec<&str> = command.iter().map(String::as_str).collect();
+    ended(&launch(&["-n", "4"], &command), 0, &[]);
+
+    let command = train(FAULTY, halves.path(), &sets);
+    let script = format!(
+        r#"if [ "$ISOBAR_LAUNCH_ATTEMPT" = 1 ]; then export FAULT="1 backward 20 kill {}/mark"; fi; exec "$@""#,
+        halves.path().display()
+    );
+    let words = [
+        "isobar launch: rank 1 (localhost, process ",
+        " failed first, after ",
+        ": it was killed by signal 9 (SIGKILL)",
+        " ended with code 4 (a rank was lost or timed out), after ",
+        "flight records: ",
+        "(isobar trace why ",
+        "isobar launch: all ranks start again in 1 s (restart 1 of 1)",
+        "resumed from ",
+    ];
+    ended(&launch(&["-n", "4", "--max-restarts", "1"], &behind(&script, &command)), 0, &words);
+    assert!(halves.path().join("mark").exists());
+    let (want, got) = (losses(whole.path()), losses(halves.path()));
+    assert_eq!(want.len(), 40);
+    assert_eq!(got, want, "to the last bit");
+}
+
+/// What an earlier run has left is not what this one goes on from, even if its first start came to nothing.
+#[test]
+fn a_restart_does_not_go_on_from_an_earlier_run() {
+    let folder = tempdir().unwrap();
+    let run = |seed: &str, script: &str, words: &[&str]| {
+        let command = train(ISOBAR, folder.path(), &["train.max_steps=6", &format!("run.seed={seed}")]);
+        ended(&launch(&["-n", "2", "--max-restarts", "1"], &behind(script, &command)), 0, words);
+        losses(folder.path())
+    };
+    let earlier = run("1", r#"exec "$@""#, &[]);
+    let removed = "checkpoints of an earlier run in ";
+    let script = r#"if [ "$ISOBAR_LAUNCH_ATTEMPT" = 1 ]; then exit 1; fi; exec "$@""#;
+    let later = run("1", script, &["(restart 1 of 1)", removed]);
+    assert_eq!(later, earlier);
+    // Another seed would be refused, were it taken for the same run.
+    run("2", script, &[removed]);
+}
+
+#[rstest]
+#[case::good("exit 0", 0, 1)]
+#[case::failed("exit 1", 1, 3)]
+#[case::usage("exit 2", 2, 1)]
+#[case::data("exit 3", 3, 1)]
+#[case::lost("exit 4", 4, 3)]
+#[case::mismatch("exit 5", 5, 1)]
+#[case::stopped("exit 6", 6, 1)]
+#[case::panic("exit 101", 101, 3)]
+#[case::signal("kill -KILL $$", 137, 3)]
+#[case::no_command("exec /no/such/command", 127, 1)]
+#[case::mended(r#"[ "$ISOBAR_LAUNCH_ATTEMPT" = 2 ] || exit 1"#, 0, 2)]
+fn exit_codes_and_restarts(#[case] script: &str, #[case] code: i32, #[case] starts: usize) {
+    let folder = tempdir().unwrap();
+    let count = folder.path().join("count");
+    let script = format!("echo x >>{}; [ $RANK = 1 ] || exit 0; {script}", count.display());
+    let options = ["-n", "2", "--max-restarts", "2", "--grace", "1"];
+    ended(&launch(&options, &["sh", "-c", &script]), code, &[]);
+    assert_eq!(fs::read_to_string(count).unwrap().lines().count(), 2 * starts);
+}
+
+#[test]
+fn ranks_of_hosts_find_each_other() {
+    let folder = tempdir().unwrap();
+    let ssh = ssh(folder.path());
+    let file = folder.path().join("hostfile");
+    fs::write(&file, "# two\na slots=2\nb:2\n").unwrap();
+    for hosts in [["--hosts", "a:2,b:2"], ["--hostfile", &file.display().to_string()]] {
+        let options = [&hosts[..], &["--ssh", &ssh, "--master-addr", "127.0.0.1"]].concat();
+        let outcome = ended(&launch(&options, &[WHOAMI]), 0, &[]);
+        let lines =
+            outcome.ranks[0].stdout.lines().filter_map(|line| line.strip_prefix("[rank ")?.split_once("] "));
+        let answers: BTreeMap<&str, Value> =
+            lines.map(|(rank, text)| (rank, serde_json::from_str(text).unwrap())).collect();
+        assert_eq!(answers.len(), 4, "{outcome}");
+        for (rank, answer) in &answers {
+            let rank: usize = rank.parse().unwrap();
+            assert_eq!(
+                (&answer["rank"], &answer["local_rank"]),
+                (&rank.into(), &(rank % 2).into()),
+                "{outcome}"
+            );
+            assert_eq!((&answer["world_size"], &answer["sum"]), (&4.into(), &10.into()), "{outcome}");
+        }
+        let hosts = folder.path().join("hosts");
+        assert_eq!(sorted_lines(&hosts), ["a", "a", "b", "b"]);
+        fs::remove_file(hosts).unwrap();
+    }
+}
+
+/// Words with all that shells take for their own, through ssh and not.
+#[rstest]
+fn words_and_variables_arrive_as_they_were(#[values(false, true)] by_ssh: bool) {
+    let folder = tempdir().unwrap();
+    let ssh = ssh(folder.path());
+    let odd = ["two words", "it's", r#""$HOME" `id` \ $(id)"#, "", "*", "--flag=a b", "-n", "ä;|&<>"];
+    let mut options = vec!["-n", "1", "--env", "ODD=it's \"so\" $x", "--env", "EMPTY="];
+    if by_ssh {
+        options.extend(["--hosts", "a:1", "--ssh", &ssh]);
+    }
+    let script =
+        r#"for word; do printf '<%s>\n' "$word"; done; echo "$ODD ${EMPTY-unset} $PWD $RANK of $WORLD_SIZE""#;
+    let command: Vec<&str> = ["sh", "-c", script, "sh"].into_iter().chain(odd).collect();
+    let outcome = ended(&launch(&options, &command), 0, &[]);
+    let mut expected: Vec<String> = odd.iter().map(|word| format!("<{word}>")).collect();
+    expected.push(format!("it's \"so\" $x  {} 0 of 1", workspace().display()));
+    assert_eq!(
+        outcome.ranks[0].stdout.lines().collect::<Vec<_>>(),
+        expected,
+        "a single rank needs no prefix"
+    );
+}
+
+#[rstest]
+fn threads_share_the_cores(#[values(false, true)] by_ssh: bool) {
+    let folder = tempdir().unwrap();
+    let ssh = ssh(folder.path());
+    let command = ["sh", "-c", "echo $OMP_NUM_THREADS"];
+    let options = match by_ssh {
+        true => vec!["--hosts", "a:64", "--ssh", &ssh],
+        false => vec!["-n", "64"],
+    };
+    let run = |environment: &str| {
+        let inner = [&[ISOBAR, "launch"][..], &options[..], &["--no-prefix", "--"], &command[..]].concat();
+        let script = format!("{environment}; exec \"$@\"");
+        let launch = Launch::plain(1, "sh").args(["-c", &script, "sh"]).args(inner);
+        ended(&launch, 0, &[]).ranks[0].stdout.clone()
+    };
+    assert_eq!(run("export OMP_NUM_THREADS=3"), "3\n".repeat(64));
+    let cores = thread::available_parallelism().unwrap().get();
+    assert_eq!(run("unset OMP_NUM_THREADS"), format!("{}\n", (cores / 64).max(1)).repeat(64));
+}
+
+#[rstest]
+fn a_rank_that_fails_ends_the_others_and_all_that_they_started(#[values(false, true)] by_ssh: bool) {
+    let folder = tempdir().unwrap();
+    let ssh = ssh(folder.path());
+    // Deaf to SIGTERM, with a child of its own.
+    let script = format!(
+        r#"echo $$ >{0}/$RANK.pid
+        if [ $RANK = 1 ]; then
+            while [ ! -s {0}/child0.pid ] || [ ! -s {0}/child2.pid ]; do sleep 0.05; done
+            seq 30 >&2; sleep 300 & echo $! >{0}/child1.pid; exit 7
+        fi
+        trap "" TERM; sleep 300 & echo $! >{0}/child$RANK.pid; wait"#,
+        folder.path().display()
+    );
+    let mut options = vec!["-n", "3", "--grace", "1"];
+    if by_ssh {
+        options.extend(["--hosts", "a:2,b:1", "--ssh", &ssh]);
+    }
+    let words = [
+        "failed first, after ",
+        ": it ended with code 7",
+        "    | 30\n",
+        "was killed by signal 9 (SIGKILL), told so by the launcher",
+    ];
+    let outcome = ended(&launch(&options, &["sh", "-c", &script]), 7, &words);
+    assert!(outcome.ranks[0].stderr.contains("isobar launch: rank 1 ("), "{outcome}");
+    assert!(!outcome.ranks[0].stderr.contains("    | 18\n"), "only the last lines: {outcome}");
+    all_gone(folder.path(), 6);
+}
+
+/// Even the launcher's own death leaves nothing behind.
+#[rstest]
+fn a_killed_launcher_leaves_no_rank(#[values(false, true)] by_ssh: bool) {
+    let folder = tempdir().unwrap();
+    let ssh = ssh(folder.path());
+    let rank = format!(
+        r#"echo $$ >{0}/$RANK.pid; trap "" TERM; sleep 300 & echo $! >{0}/child$RANK.pid; wait"#,
+        folder.path().display()
+    );
+    let mut options = vec!["-n", "2", "--grace", "1"];
+    if by_ssh {
+        options.extend(["--hosts", "a:1,b:1", "--ssh", &ssh]);
+    }
+    let script = format!(
+        r#""$@" & pid=$!
+        while [ ! -s {0}/child0.pid ] || [ ! -s {0}/child1.pid ]; do kill -0 $pid || exit 1; sleep 0.05; done
+        kill -KILL $pid; wait $pid; echo code $?"#,
+        folder.path().display()
+    );
+    let inner = [&[ISOBAR, "launch"][..], &options[..], &["--", "sh", "-c", &rank]].concat();
+    let outcome = Launch::plain(1, "sh").args(["-c", &script, "sh"]).args(inner).run().unwrap();
+    assert!(outcome.ranks[0].stdout.contains("code 137"), "{outcome}");
+    all_gone(folder.path(), 4);
+}
+
+/// The launcher of an endless run, which gets a signal once the run takes steps.
+fn signalled(signal: &str, folder: &TempDir, options: &[&str]) -> Outcome {
+    let command = train(ISOBAR, folder.path(), &["train.epochs=100000"]);
+    let rank = format!(r#"echo $$ >{}/$RANK.pid; exec "$@""#, folder.path().display());
+    let script = format!(
+        r#"metrics={}/run/metrics.jsonl
+        "$@" & pid=$!; while [ ! -s "$metrics" ] && kill -0 $pid; do sleep 0.05; done
+        kill -{signal} $pid; wait $pid; echo code $?"#,
+        folder.path().display()
+    );
+    let inner = [&[ISOBAR, "launch", "-n", "2"][..], options, &["--"], &behind(&rank, &command)[..]].concat();
+    let launch = Launch::plain(1, "sh").current_dir(workspace()).args(["-c", &script, "sh"]);
+    launch.args(inner).run().unwrap()
+}
+
+#[test]
+fn sigterm_lets_a_run_save_and_end_with_6() {
+    let folder = tempdir().unwrap();
+    let outcome = signalled("TERM", &folder, &["--max-restarts", "3"]);
+    let said = &outcome.ranks[0];
+    assert!(said.stdout.contains("told to stop; `--resume` goes on"), "{outcome}");
+    assert!(said.stdout.ends_with("code 6\n"), "{outcome}");
+    assert!(!said.stderr.contains("isobar launch:"), "no failure, no restart: {outcome}");
+    assert!(fs::read_dir(folder.path().join("run/checkpoints")).unwrap().count() > 0);
+    all_gone(folder.path(), 2);
+}
+
+#[test]
+fn an_interrupt_ends_all() {
+    let folder = tempdir().unwrap();
+    // In the background a shell lets its commands ignore interrupts: the launcher asks for them nevertheless.
+    let outcome = signalled("INT", &folder, &["--max-restarts", "3", "--grace", "2"]);
+    let said = &outcome.ranks[0];
+    assert!(!said.stdout.ends_with("code 0\n"), "{outcome}");
+    assert!(!said.stderr.contains("start again"), "{outcome}");
+    all_gone(folder.path(), 2);
+}
+
+#[rstest]
+fn sigusr1_is_passed_on(#[values(false, true)] by_ssh: bool) {
+    let folder = tempdir().unwrap();
+    let ssh = ssh(folder.path());
+    let rank = format!(
+        r#"trap 'echo told; exit 0' USR1; : >{}/ready$RANK; while :; do sleep 0.05; done"#,
+        folder.path().display()
+    );
+    let mut options = vec!["-n", "2"];
+    if by_ssh {
+        options.extend(["--hosts", "a:1,b:1", "--ssh", &ssh]);
+    }
+    let script = format!(
+        r#""$@" & pid=$!
+        while [ ! -e {0}/ready0 ] || [ ! -e {0}/ready1 ]; do kill -0 $pid || exit 1; sleep 0.05; done
+        kill -USR1 $pid; wait $pid; echo code $?"#,
+        folder.path().display()
+    );
+    let inner = [&[ISOBAR, "launch"][..], &options[..], &["--", "sh", "-c", &rank]].concat();
+    let outcome = Launch::plain(1, "sh").args(["-c", &script, "sh"]).args(inner).run().unwrap();
+    let said = &outcome.ranks[0].stdout;
+    assert!(said.contains("[rank 0] told\n") && said.contains("[rank 1] told\n"), "{outcome}");
+    assert!(said.ends_with("code 0\n"), "{outcome}");
+}
+
+#[test]
+fn output_goes_to_files() {
+    let folder = tempdir().unwrap();
+    let logs = folder.path().join("logs");
+    let path = logs.display().to_string();
+    let script = "echo out $RANK; echo err $RANK >&2; [ $RANK = 0 ] || exit 3";
+    let options = ["-n", "2", "--log-dir", &path];
+    let words = ["isobar launch: rank 1 (", "/rank_1.err):\n    | err 1"];
+    let outcome = ended(&launch(&options, &["sh", "-c", script]), 3, &words);
+    assert_eq!(outcome.ranks[0].stdout, "out 0\n", "rank 0's alone, without prefix");
+    assert!(outcome.ranks[0].stderr.contains("err 0\n"), "{outcome}");
+    for rank in 0..2 {
+        for stream in ["out", "err"] {
+            let text = fs::read_to_string(logs.join(format!("rank_{rank}.{stream}"))).unwrap();
+            assert_eq!(text, format!("{stream} {rank}\n"));
+        }
+    }
+}
+
+#[rstest]
+#[case::nothing(&[], &[], "required")]
+#[case::no_command(&["-n", "2"], &[], "required")]
+#[case::no_number(&[], &["true"], "give -n RANKS")]
+#[case::no_rank(&["-n", "0"], &["true"], "0 is not in 1..=65536")]
+#[case::too_many(&["-n", "3", "--hosts", "a:2"], &["true"], "3 ranks are asked for, and the hosts take 2")]
+#[case::no_host(&["--hosts", "a:x"], &["true"], "\"x\" is no number of ranks")]
+#[case::an_option_for_ssh(&["--hosts", "-oProxyCommand=x"], &["true"], "no host")]
+#[case::two_lists(&["--hosts", "a", "--hostfile", "b"], &["true"], "cannot be used with")]
+#[case::no_hostfile(&["--hostfile", "no/such"], &["true"], "no/such")]
+#[case::no_program(&["-n", "2"], &["/no/such/program"], "cannot start /no/such/program")]
+#[case::no_grace(&["-n", "1", "--grace", "long"], &["true"], "a number of seconds")]
+#[case::no_variable(&["-n", "1", "--env", "NO_SUCH_VARIABLE"], &["true"], "is not set here")]
+#[case::no_name(&["-n", "1", "--env", "a b=c"], &["true"], "is no name of a variable")]
+#[case::no_folder(&["-n", "1", "--log-dir", "/dev/null/x"], &["true"], "--log-dir")]
+fn wrong_command_lines_end_with_2(#[case] options: &[&str], #[case] command: &[&str], #[case] words: &str) {
+    ended(&launch(options, command), 2, &[words]);
+}
+
+#[test]
+fn one_of_several_ranks_launches_nothing() {
+    let outcome = Launch::plain(2, ISOBAR).args(["launch", "-n", "2", "--", "true"]).run().unwrap();
+    for rank in &outcome.ranks {
+        assert!(rank.stderr.contains("was itself started as one of several ranks"), "{outcome}");
+    }
+    assert_eq!(outcome.exit, Exit::Code(2), "{outcome}");
+}
+
+#[test]
+fn a_check_shows_ranks_and_findings() {
+    let folder = tempdir().unwrap();
+    let output = format!("run.output={}", folder.path().display());
+    let command = [ISOBAR, "check", "configs/darcy_afno.toml", "--set", &output];
+    let outcome = ended(&launch(&["-n", "2", "--no-prefix"], &command), 0, &["threads", "PMIx    not there"]);
+    let lines: Vec<&str> = outcome.ranks[0].stdout.lines().collect();
+    assert!(lines[0].starts_with("rank  host"), "{outcome}");
+    assert!(
+        lines[1].starts_with("0 ") && lines[2].starts_with("1 ") && lines[2].contains(" ENV "),
+        "{outcome}"
+    );
+    let crowded = ended(
+        &launch(&["-n", "2", "--no-prefix", "--env", "OMP_NUM_THREADS=999"], &[ISOBAR, "check"]),
+        0,
+        &["warning: on ", "2 ranks compute with 1998 threads in all"],
+    );
+    assert_eq!(crowded.ranks[0].stdout.matches("warning: on ").count(), 1, "told once: {crowded}");
+}
+
+/// Each of mpirun's ranks was told to be alone.
+#[test]
+fn ranks_that_take_themselves_for_alone_are_found() {
+    if !has_mpi() {
+        return;
+    }
+    let launch =
+        Launch::mpirun(2, ISOBAR).env("ISOBAR_DISTRIBUTED_INITIALIZATION_METHOD", "SINGLE").arg("check");
+    let outcome = launch.run().unwrap().expect_success();
+    for rank in &outcome.ranks {
+        let words = "warning: mpirun started 2 processes (OMPI_COMM_WORLD_SIZE), and each takes itself for the only rank";
+        assert!(rank.stdout.contains(words), "{outcome}");
+    }
+}
+
+/// What would lose the results ends a run before it starts, on all ranks alike.
+#[test]
+fn a_run_whose_folder_cannot_be_used_does_not_start() {
+    let folder = tempdir().unwrap();
+    let file = folder.path().join("file");
+    fs::write(&file, "").unwrap();
+    let command = train(ISOBAR, &file, &[]);
+    let outcome = ended(&launch(&["-n", "2"], &behind(r#"exec "$@""#, &command)), 2, &[]);
+    for rank in 0..2 {
+        let words = format!("[rank {rank}] error: rank 0 (");
+        assert!(outcome.ranks[0].stderr.contains(&words), "{outcome}");
+    }
+    assert!(outcome.ranks[0].stderr.contains(" cannot write to "), "{outcome}");
+
+    let apart = train(ISOBAR, folder.path(), &[]);
+    let script = format!(r#"exec "$@" --set run.output={}/of_$RANK"#, folder.path().display());
+    let words = ["error: rank 1 (", "does not see in ", "into a folder that they share"];
+    ended(&launch(&["-n", "2"], &behind(&script, &apart)), 2, &words);
+}
