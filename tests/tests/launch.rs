@@ -9,7 +9,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use isobar_harness::{Exit, Launch, Outcome, workspace};
-use isobar_tests::has_mpi;
+use isobar_tests::{has_mpi, has_slurm};
 use rstest::rstest;
 use serde_json::Value;
 use tempfile::{TempDir, tempdir};
@@ -392,7 +392,7 @@ fn output_goes_to_files() {
 #[case::no_rank(&["-n", "0"], &["true"], "0 is not in 1..=65536")]
 #[case::too_many(&["-n", "3", "--hosts", "a:2"], &["true"], "3 ranks are asked for, and the hosts take 2")]
 #[case::no_host(&["--hosts", "a:x"], &["true"], "\"x\" is no number of ranks")]
-#[case::an_option_for_ssh(&["--hosts", "-oProxyCommand=x"], &["true"], "no host")]
+#[case::an_option_for_ssh(&["--hosts=-oProxyCommand=x"], &["true"], "no host")]
 #[case::two_lists(&["--hosts", "a", "--hostfile", "b"], &["true"], "cannot be used with")]
 #[case::no_hostfile(&["--hostfile", "no/such"], &["true"], "no/such")]
 #[case::no_program(&["-n", "2"], &["/no/such/program"], "cannot start /no/such/program")]
@@ -425,11 +425,11 @@ fn a_check_shows_ranks_and_findings() {
         lines[1].starts_with("0 ") && lines[2].starts_with("1 ") && lines[2].contains(" ENV "),
         "{outcome}"
     );
-    let crowded = ended(
-        &launch(&["-n", "2", "--no-prefix", "--env", "OMP_NUM_THREADS=999"], &[ISOBAR, "check"]),
-        0,
-        &["warning: on ", "2 ranks compute with 1998 threads in all"],
-    );
+    let cores = thread::available_parallelism().unwrap().get();
+    let (threads, all) =
+        (format!("OMP_NUM_THREADS={cores}"), format!("2 ranks compute with {} threads in all", 2 * cores));
+    let options = ["-n", "2", "--no-prefix", "--env", &threads];
+    let crowded = ended(&launch(&options, &[ISOBAR, "check"]), 0, &["warning: on ", &all]);
     assert_eq!(crowded.ranks[0].stdout.matches("warning: on ").count(), 1, "told once: {crowded}");
 }
 
@@ -445,6 +445,40 @@ fn ranks_that_take_themselves_for_alone_are_found() {
     for rank in &outcome.ranks {
         let words = "warning: mpirun started 2 processes (OMPI_COMM_WORLD_SIZE), and each takes itself for the only rank";
         assert!(rank.stdout.contains(words), "{outcome}");
+    }
+}
+
+#[test]
+fn srun_without_pmix_is_found() {
+    if !has_mpi() || !has_slurm() {
+        return;
+    }
+    let outcome = Launch::srun(2, "none", ISOBAR).arg("check").run().unwrap().expect_code(2);
+    for rank in &outcome.ranks {
+        assert!(rank.stderr.contains("srun started no PMIx server"), "{outcome}");
+    }
+    let alone = Launch::srun(2, "none", ISOBAR).env("ISOBAR_DISTRIBUTED__METHOD", "single").arg("check");
+    for rank in &alone.run().unwrap().expect_success().ranks {
+        let words = "warning: srun started 2 processes (SLURM_STEP_NUM_TASKS), and each takes itself for the only rank";
+        assert!(rank.stdout.contains(words), "{}", rank.stdout);
+    }
+}
+
+/// srun starts two mpiruns, which know nothing of each other.
+#[test]
+fn mpirun_in_each_task_of_srun_is_found() {
+    if !has_mpi() || !has_slurm() {
+        return;
+    }
+    // Each rank's output is its own; that of the inner ones is mpirun's.
+    let script = format!("mpirun --oversubscribe --bind-to none -n 2 {ISOBAR} check");
+    let launch = Launch::srun(2, "none", "sh").args(["-c", &script]);
+    let launch = launch.env("OMPI_ALLOW_RUN_AS_ROOT", "1").env("OMPI_ALLOW_RUN_AS_ROOT_CONFIRM", "1");
+    let outcome = launch.run().unwrap();
+    assert!(matches!(outcome.exit, Exit::Code(2)), "{outcome}");
+    for task in &outcome.ranks {
+        let words = "error: srun started 2 processes, and mpirun in each a job of its own of 2 ranks";
+        assert!(task.stdout.contains(words), "{outcome}");
     }
 }
 

@@ -181,7 +181,14 @@ mod tests {
             folder: Some(FolderFacts { free: Some(123_000_000), ..FolderFacts::default() }),
             ..Facts::default()
         };
-        insta::assert_snapshot!(table(&[rank(0), rank(1)], Some(Path::new("runs/x"))), @"");
+        insta::assert_snapshot!(table(&[rank(0), rank(1)], Some(Path::new("runs/x"))), @"
+        rank  host   local  by       over          device  cores  threads  memory    clock     free
+        0     node7  0      OPENMPI  mpi and nccl  cuda:0  8      4        64.0 GiB  +0.000 s  117.3 MiB
+        1     node7  1      OPENMPI  mpi           cpu     8      4        64.0 GiB  +0.001 s  117.3 MiB
+        MPI     Open MPI v4.1.4, does not take CUDA memory
+        PMIx    there
+        folder  runs/x
+        ");
     }
 
     #[test]

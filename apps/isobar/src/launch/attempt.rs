@@ -1,6 +1,6 @@
 //! One start of all ranks, to the end of the last.
 
-use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender};
+use std::sync::mpsc::{Receiver, Sender};
 use std::time::{Duration, Instant};
 
 use anyhow::Result;
@@ -160,10 +160,8 @@ impl Attempt<'_> {
     /// What happens next; none when the time has come.
     fn next(&self, happens: &Receiver<Event>, until: Option<Instant>) -> Option<Event> {
         let Some(until) = until else { return happens.recv().ok() };
-        match happens.recv_timeout(until.saturating_duration_since(Instant::now())) {
-            Ok(event) => Some(event),
-            Err(RecvTimeoutError::Timeout | RecvTimeoutError::Disconnected) => None,
-        }
+        // The launcher itself keeps a sender, so that an error is the end of the time.
+        happens.recv_timeout(until.saturating_duration_since(Instant::now())).ok()
     }
 
     fn take(&mut self, event: Event) {

@@ -116,7 +116,7 @@ pub(crate) fn run(args: &LaunchArgs) -> Result<ExitCode> {
             return Ok(code.into());
         }
         if number > args.max_restarts {
-            terminal::complain(&format!("isobar launch: it has failed after {} restarts", args.max_restarts));
+            terminal::complain(&format!("isobar launch: no restart is left of {}", args.max_restarts));
             return Ok(code.into());
         }
         let pause = PAUSE.saturating_mul(1 << (number - 1).min(5)).min(LONGEST_PAUSE);

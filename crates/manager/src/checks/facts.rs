@@ -33,6 +33,8 @@ pub struct Facts {
     pub mpi: Option<String>,
     /// Whether that takes pointers to CUDA memory; none where it does not say.
     pub mpi_takes_cuda: Option<bool>,
+    /// Whether Open MPI's mpirun started it.
+    pub mpirun: bool,
     /// Whether a PMIx server started it.
     pub pmix: bool,
     /// Its GPU, by the number that the system gives it; none on the CPU.
@@ -96,6 +98,8 @@ impl Facts {
             nccl: manager.nccl(),
             mpi: mpi.then(mpi_library).flatten(),
             mpi_takes_cuda: mpi.then(mpi_takes_cuda).flatten(),
+            mpirun: environment.has("OMPI_COMM_WORLD_SIZE")
+                && !environment.get("PMIX_NAMESPACE").is_some_and(|name| name.starts_with("slurm.")),
             pmix: environment.has("PMIX_RANK") || environment.has("PMIX_NAMESPACE"),
             gpu: gpu(manager.device(), &environment),
             gpus: cuda::device_count(),

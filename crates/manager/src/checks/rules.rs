@@ -62,7 +62,7 @@ fn own(ranks: &[Facts]) -> Vec<Finding> {
 fn several_launchers(ranks: &[Facts]) -> Option<Finding> {
     let steps: Vec<&StepFacts> = ranks.iter().filter_map(|rank| rank.step.as_ref()).collect();
     let first = steps.first().filter(|_| steps.len() == ranks.len())?;
-    let by_mpirun = ranks.iter().all(|rank| rank.method == "OPENMPI");
+    let by_mpirun = ranks.iter().all(|rank| rank.mpirun);
     let tasks: BTreeSet<usize> = steps.iter().map(|step| step.task).collect();
     let one_step = steps.iter().all(|step| step.name == first.name);
     (by_mpirun && one_step && tasks.len() < first.tasks).then(|| {
