@@ -475,11 +475,10 @@ fn mpirun_in_each_task_of_srun_is_found() {
     let launch = Launch::srun(2, "none", "sh").args(["-c", &script]);
     let launch = launch.env("OMPI_ALLOW_RUN_AS_ROOT", "1").env("OMPI_ALLOW_RUN_AS_ROOT_CONFIRM", "1");
     let outcome = launch.run().unwrap();
-    assert!(matches!(outcome.exit, Exit::Code(2)), "{outcome}");
-    for task in &outcome.ranks {
-        let words = "error: srun started 2 processes, and mpirun in each a job of its own of 2 ranks";
-        assert!(task.stdout.contains(words), "{outcome}");
-    }
+    assert_ne!(outcome.exit, Exit::Code(0), "{outcome}");
+    // The task that ends first has srun end the other, perhaps before it has said so, too.
+    let words = "error: srun started 2 processes, and mpirun in each a job of its own of 2 ranks";
+    assert!(outcome.ranks.iter().any(|task| task.stdout.contains(words)), "{outcome}");
 }
 
 /// What would lose the results ends a run before it starts, on all ranks alike.
