@@ -1,9 +1,9 @@
 //! Every launcher starts ranks that find each other; launches that contradict themselves say so.
 #![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
 
-use std::{collections::BTreeSet, time::Duration};
+use std::collections::BTreeSet;
 
-use isobar_harness::{Exit, Launch, Outcome, skip};
+use isobar_harness::{Exit, Launch, Outcome};
 use isobar_tests::{has_mpi, has_slurm, json_of_ranks};
 use rstest::rstest;
 use serde_json::Value;
@@ -127,117 +127,4 @@ fn failed(launch: &Launch) -> Outcome {
     let outcome = launch.run().unwrap();
     assert!(matches!(outcome.exit, Exit::Code(code) if code != 0), "{outcome}");
     outcome
-}
-
-#[test]
-fn torchrun_like_launch_on_two_hosts() {
-    // Two network namespaces joined by a veth pair stand for two hosts.
-    match namespaces::Pair::new() {
-        Ok(pair) => {
-            pair.check(WHOAMI, "192.168.77.1");
-            // As Debian has it, the host knows its own name by a loopback address.
-            pair.check(WHOAMI, "isobar-host");
-        }
-        Err(reason) => skip(&format!("no network namespaces: {reason}")),
-    }
-}
-
-mod namespaces {
-    //! Two hosts on one machine.
-
-    use std::fs;
-    use std::path::{Path, PathBuf};
-    use std::process::{Child, Command, Stdio};
-
-    use isobar_harness::{output_within, wait_within};
-
-    use super::{Duration, Value};
-
-    const STEP: Duration = Duration::from_secs(20);
-
-    /// Two network namespaces with an address each, removed at the end.
-    pub(super) struct Pair {
-        names: [String; 2],
-    }
-
-    impl Pair {
-        pub(super) fn new() -> Result<Self, String> {
-            let id = std::process::id();
-            let pair = Self { names: [format!("isobar-a-{id}"), format!("isobar-b-{id}")] };
-            let [a, b] = &pair.names;
-            for (name, address) in [(a, "127.0.1.1"), (b, "192.168.77.1")] {
-                let hosts = || -> std::io::Result<()> {
-                    fs::create_dir_all(Self::etc(name))?;
-                    fs::write(
-                        Self::etc(name).join("hosts"),
-                        format!("127.0.0.1 localhost\n{address} isobar-host\n"),
-                    )
-                };
-                hosts().map_err(|error| error.to_string())?;
-            }
-            let (va, vb) = (format!("iva{id}"), format!("ivb{id}"));
-            ip(&["netns", "add", a])?;
-            ip(&["netns", "add", b])?;
-            ip(&["link", "add", &va, "netns", a, "type", "veth", "peer", "name", &vb, "netns", b])?;
-            for (name, link, address) in [(a, &va, "192.168.77.1/24"), (b, &vb, "192.168.77.2/24")] {
-                ip(&["-n", name, "addr", "add", address, "dev", link])?;
-                ip(&["-n", name, "link", "set", link, "up"])?;
-                ip(&["-n", name, "link", "set", "lo", "up"])?;
-            }
-            Ok(pair)
-        }
-
-        /// The files that `ip netns exec` puts in the place of those of `/etc`.
-        fn etc(name: &str) -> PathBuf {
-            Path::new("/etc/netns").join(name)
-        }
-
-        pub(super) fn check(&self, program: &str, addr: &str) {
-            let ranks: Vec<Child> = self
-                .names
-                .iter()
-                .enumerate()
-                .map(|(rank, name)| {
-                    Command::new("ip")
-                        .args(["netns", "exec", name, program])
-                        .env("RANK", rank.to_string())
-                        .env("LOCAL_RANK", "0")
-                        .env("WORLD_SIZE", "2")
-                        .env("MASTER_ADDR", addr)
-                        .env("MASTER_PORT", "29555")
-                        .stdin(Stdio::null())
-                        .stdout(Stdio::piped())
-                        .stderr(Stdio::piped())
-                        .spawn()
-                        .unwrap()
-                })
-                .collect();
-            for (rank, mut child) in ranks.into_iter().enumerate() {
-                let ended = wait_within(&mut child, Duration::from_secs(90)).unwrap();
-                let output = child.wait_with_output().unwrap();
-                let said = String::from_utf8_lossy(&output.stderr);
-                assert!(ended.is_some_and(|status| status.success()), "rank {rank}: {said}");
-                let answer: Value = serde_json::from_slice(&output.stdout).unwrap();
-                assert_eq!((&answer["rank"], &answer["sum"]), (&Value::from(rank), &Value::from(3)));
-            }
-        }
-    }
-
-    impl Drop for Pair {
-        fn drop(&mut self) {
-            for name in &self.names {
-                ip(&["netns", "delete", name]).unwrap_or(());
-                fs::remove_dir_all(Self::etc(name)).unwrap_or(());
-            }
-        }
-    }
-
-    fn ip(args: &[&str]) -> Result<(), String> {
-        match output_within(Command::new("ip").args(args), STEP) {
-            Ok(Some(output)) if output.status.success() => Ok(()),
-            Ok(Some(output)) => Err(String::from_utf8_lossy(&output.stderr).trim().to_owned()),
-            Ok(None) => Err("ip did not end".to_owned()),
-            Err(error) => Err(error.to_string()),
-        }
-    }
 }

@@ -5,7 +5,7 @@ use std::path::Path;
 use hdf5_metno::types::{FixedAscii, FixedUnicode, TypeDescriptor, VarLenAscii, VarLenUnicode};
 use hdf5_metno::{Attribute, Dataset, H5Type, Location};
 
-use crate::layout::{Node, misfit};
+use crate::layout::{Node, misfit, shape_text};
 use crate::{Error, Result};
 
 /// The attributes of one group or dataset. In errors they are called `owner@attribute`, those of the root by their name.
@@ -13,15 +13,18 @@ pub(crate) struct Attributes<'a> {
     path: &'a Path,
     location: &'a Location,
     owner: String,
+    /// Bytes of the file.
+    length: u64,
 }
 
 impl<'a> Attributes<'a> {
     pub(crate) fn of_group(node: &'a Node<'_>) -> Self {
-        Self { path: node.path, location: &node.group, owner: node.name().to_owned() }
+        Self { path: node.path, location: &node.group, owner: node.name().to_owned(), length: node.length }
     }
 
-    pub(crate) fn of_dataset(path: &'a Path, dataset: &'a Dataset, name: &str) -> Self {
-        Self { path, location: dataset, owner: name.to_owned() }
+    /// Those of a dataset of a group.
+    pub(crate) fn of_dataset(node: &'a Node<'_>, dataset: &'a Dataset, name: &str) -> Self {
+        Self { path: node.path, location: dataset, owner: node.full(name), length: node.length }
     }
 
     /// One finite number.
@@ -148,6 +151,13 @@ impl<'a> Attributes<'a> {
             .dtype()
             .and_then(|kind| kind.to_descriptor())
             .map_err(|error| self.unreadable(name, error))?;
+        // Before memory is taken for them. What is packed tightest is a boolean, of a bit.
+        let values =
+            attribute.shape().iter().try_fold(1_u64, |values, &extent| values.checked_mul(extent as u64));
+        if values.is_none_or(|values| values > self.length.saturating_mul(8)) {
+            let found = format!("{} in a file of {} bytes", shape_text(&attribute.shape()), self.length);
+            return Err(self.misfit(name, found, "no more values than the file can hold"));
+        }
         Ok((attribute, kind))
     }
 

@@ -6,8 +6,8 @@ use std::path::Path;
 
 use crate::{Error, Result};
 
-/// Refuses what is missing, of another format, or cut off.
-pub(crate) fn check(path: &Path) -> Result<()> {
+/// Refuses what is missing, of another format, or cut off; gives the file's length.
+pub(crate) fn check(path: &Path) -> Result<u64> {
     let metadata = match std::fs::metadata(path) {
         Ok(metadata) => metadata,
         Err(error) if error.kind() == ErrorKind::NotFound => {
@@ -21,7 +21,8 @@ pub(crate) fn check(path: &Path) -> Result<()> {
     if metadata.is_dir() {
         return Err(Error::io(path, "read it", ErrorKind::IsADirectory.into()));
     }
-    check_whole(path, metadata.len())
+    check_whole(path, metadata.len())?;
+    Ok(metadata.len())
 }
 
 /// The format that the name stands for, where it is not HDF5.
@@ -104,7 +105,7 @@ mod tests {
         head
     }
 
-    fn verdict(content: &[u8]) -> Result<()> {
+    fn verdict(content: &[u8]) -> Result<u64> {
         let file = tempfile::NamedTempFile::new().unwrap();
         std::fs::write(file.path(), content).unwrap();
         check(file.path())

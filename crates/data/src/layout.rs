@@ -16,16 +16,18 @@ pub(crate) struct Node<'a> {
     pub(super) path: &'a Path,
     pub(super) group: Group,
     name: String,
+    /// Bytes of the file.
+    pub(super) length: u64,
 }
 
 impl<'a> Node<'a> {
     /// The root of a file that is there, HDF5 and whole.
     pub(crate) fn open(path: &'a Path) -> Result<Self> {
-        format::check(path)?;
+        let length = format::check(path)?;
         let group = File::open(path)
             .and_then(|file| file.group("/"))
             .map_err(|error| Error::hdf5(path, "open it", error))?;
-        Ok(Self { path, group, name: String::new() })
+        Ok(Self { path, group, name: String::new(), length })
     }
 
     pub(crate) fn has(&self, name: &str) -> bool {
@@ -54,7 +56,7 @@ impl<'a> Node<'a> {
             .group
             .group(name)
             .map_err(|error| Error::hdf5(self.path, format!("open group `{full}`"), error))?;
-        Ok(Self { path: self.path, group, name: full })
+        Ok(Self { path: self.path, group, name: full, length: self.length })
     }
 
     pub(crate) fn dataset(&self, name: &str) -> Result<Dataset> {
@@ -66,9 +68,36 @@ impl<'a> Node<'a> {
                 found: self.members()?,
             });
         }
-        self.group
+        let dataset = self
+            .group
             .dataset(name)
-            .map_err(|error| Error::hdf5(self.path, format!("open dataset `{full}`"), error))
+            .map_err(|error| Error::hdf5(self.path, format!("open dataset `{full}`"), error))?;
+        self.check_size(&dataset, name)?;
+        Ok(dataset)
+    }
+
+    /// Refuses a dataset that claims more values than the file can hold, before anybody takes memory for them.
+    fn check_size(&self, dataset: &Dataset, name: &str) -> Result<()> {
+        let kind = dataset.dtype().map_err(|error| {
+            Error::hdf5(self.path, format!("read the kind of dataset `{}`", self.full(name)), error)
+        })?;
+        let shape = dataset.shape();
+        let chunk = dataset.chunk();
+        let most = match &chunk {
+            Some(_) => self.length.saturating_mul(DEFLATED),
+            None => self.length,
+        };
+        // A chunk is unpacked whole.
+        for extents in [Some(&shape), chunk.as_ref()].into_iter().flatten() {
+            let bytes = extents
+                .iter()
+                .try_fold(kind.size() as u64, |bytes, &extent| bytes.checked_mul(extent as u64));
+            if bytes.is_none_or(|bytes| bytes > most) {
+                let found = format!("{} in a file of {} bytes", shape_text(extents), self.length);
+                return Err(self.misfit(name, found, "no more values than the file can hold"));
+            }
+        }
+        Ok(())
     }
 
     /// A dataset of float32, of either byte order.
@@ -133,6 +162,9 @@ impl<'a> Node<'a> {
         })
     }
 }
+
+/// Bytes that one byte of deflate stands for, at most; other filters of HDF5 pack no tighter in practice.
+const DEFLATED: u64 = 1032;
 
 pub(crate) fn misfit(
     path: &Path,

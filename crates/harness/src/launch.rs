@@ -12,7 +12,7 @@ use std::{
 
 use anyhow::{Context, Result, ensure};
 
-use crate::{process::wait_within, slurm::Slurm};
+use crate::{hosts::Hosts, process::wait_within, slurm::Slurm};
 
 /// A program to start on several ranks.
 ///
@@ -37,6 +37,18 @@ pub struct Launch {
     env: Vec<(OsString, OsString)>,
     folder: Option<PathBuf>,
     deadline: Duration,
+    hosts: Option<Placed>,
+}
+
+/// Ranks on several hosts.
+#[derive(Clone, Debug)]
+struct Placed {
+    /// The words before a command on each.
+    words: [Vec<OsString>; Hosts::COUNT],
+    names: [&'static str; Hosts::COUNT],
+    first: &'static str,
+    interface: &'static str,
+    agent: PathBuf,
 }
 
 /// What became of a [`Launch`].
@@ -103,6 +115,20 @@ impl Launch {
         Self::new(Launcher::Plain, ranks, program.as_ref())
     }
 
+    /// Puts the ranks on both hosts, as many on each; an odd one on the second. The launcher itself is on the first. Not for
+    /// srun, whose daemons are where they are.
+    #[must_use]
+    pub fn on(mut self, hosts: &Hosts) -> Self {
+        self.hosts = Some(Placed {
+            words: [hosts.words(0), hosts.words(1)],
+            names: [hosts.name(0), hosts.name(1)],
+            first: hosts.address(0),
+            interface: hosts.interface(),
+            agent: hosts.agent(),
+        });
+        self
+    }
+
     /// Adds an argument of the program.
     #[must_use]
     pub fn arg(mut self, arg: impl AsRef<OsStr>) -> Self {
@@ -150,7 +176,10 @@ impl Launch {
         let start = Instant::now();
         let exit = match &self.launcher {
             Launcher::Mpirun => {
-                let mut command = self.cleared("mpirun");
+                let mut command = self.cleared_on(0, "mpirun");
+                if let Some(hosts) = &self.hosts {
+                    hosts.tell_mpirun(&mut command, self.ranks);
+                }
                 // Ranks may be more than cores, and several jobs may run at once.
                 command.args(["--oversubscribe", "--bind-to", "none", "-n", &self.ranks.to_string()]);
                 // Open MPI refuses to start ranks as root otherwise.
@@ -195,7 +224,16 @@ impl Launch {
     fn new(launcher: Launcher, ranks: usize, program: &OsStr) -> Self {
         let program = program.to_owned();
         let deadline = Duration::from_secs(120);
-        Self { launcher, ranks, program, args: Vec::new(), env: Vec::new(), folder: None, deadline }
+        Self {
+            launcher,
+            ranks,
+            program,
+            args: Vec::new(),
+            env: Vec::new(),
+            folder: None,
+            deadline,
+            hosts: None,
+        }
     }
 
     fn run_launcher(&self, mut command: Command, outputs: &Path) -> Result<Exit> {
@@ -211,11 +249,20 @@ impl Launch {
         let mut children = Vec::new();
         for rank in 0..self.ranks {
             let words = self.wrapped(outputs);
-            let (rank, ranks) = (rank.to_string(), self.ranks.to_string());
-            let mut command = self.cleared(&words[0]);
+            let (host, local) = match &self.hosts {
+                Some(_) => place(rank, self.ranks),
+                None => (0, rank),
+            };
+            let on_host = match &self.hosts {
+                Some(_) => (0..self.ranks).filter(|&other| place(other, self.ranks).0 == host).count(),
+                None => self.ranks,
+            };
+            let first = self.hosts.as_ref().map_or("127.0.0.1", |hosts| hosts.first);
+            let mut command = self.cleared_on(host, &words[0]);
             command.args(&words[1..]).stdin(Stdio::null());
-            command.envs([("RANK", &rank), ("LOCAL_RANK", &rank), ("WORLD_SIZE", &ranks)]);
-            command.envs([("LOCAL_WORLD_SIZE", ranks.as_str()), ("MASTER_ADDR", "127.0.0.1")]);
+            let numbers = [("RANK", rank), ("LOCAL_RANK", local), ("WORLD_SIZE", self.ranks)];
+            command.envs(numbers.map(|(name, number)| (name, number.to_string())));
+            command.env("LOCAL_WORLD_SIZE", on_host.to_string()).env("MASTER_ADDR", first);
             command.env("MASTER_PORT", &port).envs(self.env.iter().map(|(key, value)| (key, value)));
             children.push(command.spawn().with_context(|| format!("failed to start {self}"))?);
         }
@@ -233,6 +280,15 @@ impl Launch {
             }
         }
         Ok(worst)
+    }
+
+    /// The same on a host, where there are hosts.
+    fn cleared_on(&self, host: usize, program: impl AsRef<OsStr>) -> Command {
+        let Some(hosts) = &self.hosts else { return self.cleared(program) };
+        let words = &hosts.words[host];
+        let mut command = self.cleared(&words[0]);
+        command.args(&words[1..]).arg(program);
+        command
     }
 
     /// A command that inherits nothing of a launcher above.
@@ -273,6 +329,36 @@ impl Launch {
         words.push(self.program.clone());
         words.extend(self.args.iter().cloned());
         words
+    }
+}
+
+/// The host of a rank, and which of that host's ranks it is.
+fn place(rank: usize, ranks: usize) -> (usize, usize) {
+    let on_first = ranks / Hosts::COUNT;
+    if rank < on_first { (0, rank) } else { (1, rank - on_first) }
+}
+
+impl Placed {
+    /// Where the ranks are, and that it is to ask hosts whether they are still there: by default it finds out after minutes.
+    fn tell_mpirun(&self, command: &mut Command, ranks: usize) {
+        let slots = [ranks / Hosts::COUNT, ranks - ranks / Hosts::COUNT];
+        let hosts = self.names.iter().zip(slots).filter(|(_, slots)| *slots > 0);
+        let hosts: Vec<String> = hosts.map(|(name, slots)| format!("{name}:{slots}")).collect();
+        command.args(["-H", &hosts.join(",")]);
+        let agent = self.agent.to_string_lossy();
+        let options = [
+            ("plm_rsh_agent", &*agent),
+            ("pml", "ob1"),
+            ("btl", "tcp,self"),
+            ("btl_tcp_if_include", self.interface),
+            ("oob_tcp_if_include", self.interface),
+            ("oob_tcp_keepalive_time", "1"),
+            ("oob_tcp_keepalive_intvl", "1"),
+            ("oob_tcp_keepalive_probes", "2"),
+        ];
+        for (name, value) in options {
+            command.args(["--mca", name, value]);
+        }
     }
 }
 

@@ -1,15 +1,17 @@
 //! What the tests of all crates and `cargo xtask` share: programs started on several ranks under a real launcher, each
-//! with a deadline ([`Launch`]), a SLURM of one machine ([`Slurm`]), and tests that say that they were skipped
-//! ([`skip`]).
+//! with a deadline ([`Launch`]), on two hosts where they are asked to be ([`Hosts`]), a SLURM of one machine ([`Slurm`]),
+//! and tests that say that they were skipped ([`skip`]).
 //!
 //! It knows nothing of tensors or of Isobar's own crates, so that every one of them can use it in its tests.
 
+mod hosts;
 mod launch;
 mod process;
 mod slurm;
 
 use std::{env, fs::OpenOptions, io::Write, path::PathBuf};
 
+pub use hosts::Hosts;
 pub use launch::{Exit, Launch, Outcome, RankOutput};
 pub use process::{descendants, end_tree, on_path, output_within, wait_within};
 pub use slurm::{Slurm, SlurmState};

@@ -138,6 +138,16 @@ pub enum Error {
         /// What was wrong, and which there are.
         problem: String,
     },
+    /// An address at which rank 0 cannot listen.
+    #[error(
+        "the address of rank 0, {addr}: {problem}; set MASTER_ADDR (or distributed.addr) to an address of rank 0's host, or distributed.interface to the interface by which the others reach it"
+    )]
+    Address {
+        /// The address.
+        addr: String,
+        /// What was wrong.
+        problem: String,
+    },
     /// A system without random numbers.
     #[error("the system gives no random numbers: {problem}")]
     RandomNumbers {

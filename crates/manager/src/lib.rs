@@ -26,6 +26,7 @@
 //! # Ok::<(), isobar_manager::Error>(())
 //! ```
 
+mod address;
 mod agree;
 pub mod checks;
 pub mod config;
@@ -45,6 +46,7 @@ mod watchdog;
 
 pub use environment::Environment;
 pub use error::{Error, Result};
+pub use isobar_torch::c10d::Token;
 pub use manager::{DistributedManager, SetupOptions, ThreadBinding};
 pub use mesh::DeviceMesh;
 pub use terminate::Termination;

@@ -46,7 +46,20 @@ pub fn init(config: &LogConfig, rank: usize, folder: Option<&Path>) -> Result<()
     if tracing_subscriber::registry().with(terminal).with(file).try_init().is_ok() {
         *WRITER.lock().unwrap_or_else(PoisonError::into_inner) = guard;
     }
+    let early = std::mem::take(&mut *EARLY.lock().unwrap_or_else(PoisonError::into_inner));
+    early.into_iter().for_each(|text| tracing::warn!("{text}"));
     Ok(())
+}
+
+/// What is to be warned of before the program has come to [`init`], which needs the rank: it is said then.
+static EARLY: Mutex<Vec<String>> = Mutex::new(Vec::new());
+
+/// A warning of the time in which ranks find each other.
+pub(crate) fn warn_early(text: String) {
+    match tracing::dispatcher::has_been_set() {
+        true => tracing::warn!("{text}"),
+        false => EARLY.lock().unwrap_or_else(PoisonError::into_inner).push(text),
+    }
 }
 
 /// Writes out what the file still lacks and closes it. `DistributedManager::cleanup` and the end of the main thread do so.

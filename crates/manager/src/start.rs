@@ -1,14 +1,15 @@
 //! From a launch to the group of all ranks.
 
+use std::net::IpAddr;
 use std::time::Duration;
 
 use isobar_collectives::{Group, gloo, nccl};
-use isobar_torch::cuda;
+use isobar_torch::{c10d::Token, cuda};
 use tch::Device;
 
 use crate::config::BackendChoice;
-use crate::launch::{Available, Launch, LaunchError, Transport, TransportOptions};
-use crate::{Error, Result};
+use crate::launch::{Available, Launch, LaunchError, TOKEN, Transport, TransportOptions};
+use crate::{Error, Result, address, logging};
 
 /// What this build offers.
 pub(crate) const AVAILABLE: Available = Available { mpi: cfg!(feature = "mpi") };
@@ -17,15 +18,30 @@ pub(crate) const AVAILABLE: Available = Available { mpi: cfg!(feature = "mpi") }
 pub(crate) fn start(
     launch: &Launch,
     options: &TransportOptions,
+    token: Option<&Token>,
     deadline: Duration,
 ) -> Result<(Group, usize)> {
     let transport = crate::launch::transport(launch, options, AVAILABLE)?;
-    let world = connect(launch, &transport, options, deadline).map_err(|source| Error::Start {
-        method: launch.method,
-        rank: launch.rank,
-        ranks: launch.world_size.map_or_else(|| "an unknown number".to_owned(), |size| size.to_string()),
-        source,
-    })?;
+    let listen = match &transport {
+        Transport::Gloo { addr, .. } if launch.rank == 0 => {
+            address::of_rank_zero(addr, options.interface.as_deref())?
+        }
+        _ => Vec::new(),
+    };
+    if token.is_none() && listen.iter().any(|address| !address.is_loopback()) {
+        let listen = listen.iter().map(IpAddr::to_string).collect::<Vec<_>>().join(", ");
+        logging::warn_early(format!(
+            "whoever reaches {listen} may join this job: give all its ranks the same secret by {TOKEN}"
+        ));
+    }
+    let token = token.cloned().unwrap_or_else(Token::none);
+    let world =
+        connect(launch, &transport, options, deadline, listen, token).map_err(|source| Error::Start {
+            method: launch.method,
+            rank: launch.rank,
+            ranks: launch.world_size.map_or_else(|| "an unknown number".to_owned(), |size| size.to_string()),
+            source,
+        })?;
     check_against_launch(launch, &world)?;
     let local_rank = local_rank(&world, launch.local_rank)?;
     Ok((world, local_rank))
@@ -84,6 +100,8 @@ fn connect(
     transport: &Transport,
     options: &TransportOptions,
     deadline: Duration,
+    listen: Vec<IpAddr>,
+    token: Token,
 ) -> isobar_collectives::Result<Group> {
     match transport {
         Transport::Single => Ok(Group::single()),
@@ -91,6 +109,8 @@ fn connect(
         Transport::Gloo { addr, port } => gloo::world(&gloo::Options {
             addr: addr.clone(),
             port: *port,
+            listen,
+            token,
             rank: launch.rank,
             size: launch.world_size.unwrap_or(1),
             deadline,

@@ -5,7 +5,7 @@
 //! time limit: then there is time to save.
 
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
-use std::sync::{Mutex, Once, PoisonError};
+use std::sync::{Mutex, PoisonError};
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -22,7 +22,7 @@ const SHOWS: Duration = Duration::from_millis(300);
 /// By then the watchdog has ended the process.
 const ENDS: Duration = Duration::from_secs(4);
 
-static INSTALLED: Once = Once::new();
+static INSTALLED: Mutex<bool> = Mutex::new(false);
 static WATCHDOG: Mutex<Option<Watchdog>> = Mutex::new(None);
 static INTERESTED: AtomicUsize = AtomicUsize::new(0);
 static REQUESTED: AtomicBool = AtomicBool::new(false);
@@ -73,20 +73,21 @@ impl Drop for Termination {
     }
 }
 
-/// Listens for the signal from now on, beside this watchdog if there is one.
+/// Listens for the signal from now on, beside this watchdog if there is one. After an error nothing is changed.
 pub(crate) fn install(watchdog: Option<Watchdog>) -> Result<()> {
-    if watchdog.is_some() {
-        *WATCHDOG.lock().unwrap_or_else(PoisonError::into_inner) = watchdog;
-    }
-    let mut result = Ok(());
-    INSTALLED.call_once(|| {
+    let mut installed = INSTALLED.lock().unwrap_or_else(PoisonError::into_inner);
+    if !*installed {
         let listening = Signals::new([SIGTERM]).and_then(|mut signals| {
             let thread = thread::Builder::new().name("isobar-signals".to_owned());
             thread.spawn(move || signals.forever().for_each(|_| asked()))
         });
-        result = listening.map(drop).map_err(|error| Error::Signals { problem: error.to_string() });
-    });
-    result
+        listening.map_err(|error| Error::Signals { problem: error.to_string() })?;
+        *installed = true;
+    }
+    if watchdog.is_some() {
+        *WATCHDOG.lock().unwrap_or_else(PoisonError::into_inner) = watchdog;
+    }
+    Ok(())
 }
 
 /// The watchdog has ended its watch.
@@ -97,6 +98,7 @@ pub(crate) fn forget_watchdog() {
 fn asked() {
     let watchdog = WATCHDOG.lock().unwrap_or_else(PoisonError::into_inner).clone();
     if let Some(watchdog) = watchdog {
+        watchdog.set_asked(true);
         let begun = Instant::now();
         while begun.elapsed() < SHOWS && watchdog.peers_alive() {
             thread::sleep(Duration::from_millis(10));
@@ -105,6 +107,7 @@ fn asked() {
             thread::sleep(ENDS);
             end();
         }
+        watchdog.set_asked(false);
     }
     let first = !REQUESTED.swap(true, Ordering::SeqCst);
     if INTERESTED.load(Ordering::SeqCst) == 0 || !first {

@@ -42,6 +42,14 @@ pub enum Error {
         /// The panic's message.
         message: String,
     },
+    /// The store at which ranks meet.
+    #[error("the store at {address}: {problem}")]
+    Store {
+        /// Where it is.
+        address: String,
+        /// What was wrong.
+        problem: String,
+    },
     /// An argument does not fit.
     #[error("{0}")]
     Argument(String),

@@ -171,11 +171,24 @@ unsafe extern "C" {
     );
 }
 
-/// A reference to a `c10d::TCPStore`.
+/// Bytes of C++'s; `isobar::Bytes`.
+#[derive(Clone, Copy)]
 #[repr(C)]
-pub(crate) struct Store {
-    _opaque: [u8; 0],
+pub(crate) struct Bytes {
+    pub(crate) data: *const u8,
+    pub(crate) size: usize,
 }
+
+pub(crate) type Ask = extern "C" fn(
+    boxed: *mut c_void,
+    kind: u8,
+    number: i64,
+    parts: *const Bytes,
+    part_count: usize,
+    target: *mut c_void,
+    receive: extern "C" fn(target: *mut c_void, data: *const u8, size: usize),
+    failure: *mut RawFailure,
+) -> i64;
 
 /// A reference to a `c10d::ProcessGroupGloo`.
 #[repr(C)]
@@ -190,54 +203,10 @@ pub(crate) struct Work {
 }
 
 unsafe extern "C" {
-    pub(crate) fn isobar_store_new(
-        host: *const c_char,
-        port: u16,
-        is_server: bool,
-        world_size: usize,
-        timeout_ms: i64,
-        error: *mut RawError,
-    ) -> *mut Store;
-    pub(crate) fn isobar_store_free(store: *mut Store);
-    pub(crate) fn isobar_store_port(store: *const Store) -> u16;
-    pub(crate) fn isobar_store_set(
-        store: *const Store,
-        key: *const c_char,
-        data: *const u8,
-        size: usize,
-        error: *mut RawError,
-    );
-    pub(crate) fn isobar_store_get(
-        store: *const Store,
-        key: *const c_char,
-        timeout_ms: i64,
-        target: *mut c_void,
-        receive: extern "C" fn(target: *mut c_void, data: *const u8, size: usize),
-        error: *mut RawError,
-    );
-    pub(crate) fn isobar_store_add(
-        store: *const Store,
-        key: *const c_char,
-        amount: i64,
-        error: *mut RawError,
-    ) -> i64;
-    pub(crate) fn isobar_store_wait(
-        store: *const Store,
-        keys: *const *const c_char,
-        count: usize,
-        timeout_ms: i64,
-        error: *mut RawError,
-    );
-    pub(crate) fn isobar_store_check(
-        store: *const Store,
-        keys: *const *const c_char,
-        count: usize,
-        error: *mut RawError,
-    ) -> bool;
-    pub(crate) fn isobar_store_delete(store: *const Store, key: *const c_char, error: *mut RawError) -> bool;
-
     pub(crate) fn isobar_gloo_new(
-        store: *const Store,
+        store: *mut c_void,
+        drop: Drop,
+        ask: Ask,
         prefix: *const c_char,
         rank: c_int,
         size: c_int,

@@ -1,5 +1,6 @@
 //! The command `isobar`, of which one rank fails where it is told to. `FAULT` is `RANK PHASE STEP HOW MARK`: from which step
-//! on in which phase, how (`kill`, `stop`, `panic`, `hang`, `extra`), and the file that is made just before.
+//! on in which phase, how (`kill`, `stop`, `panic`, `hang`, `extra`, or `command`: by what a shell makes of `FAULT_COMMAND`), and
+//! the file that is made just before.
 
 use std::process::{Command, ExitCode};
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -46,6 +47,10 @@ fn fail(how: &str, mark: &str) {
             let later = format!("sleep {}; kill -KILL {own}", STOPPED.as_secs_f64());
             let _ = Command::new("sh").args(["-c", &later]).spawn();
             let _ = kill(own, Signal::SIGSTOP);
+        }
+        "command" => {
+            let line = std::env::var("FAULT_COMMAND").unwrap_or_default();
+            let _ = Command::new("sh").args(["-c", &line]).status();
         }
         "panic" => panic!("as it was told"),
         // A collective that the others do not make: they come to no end together.

@@ -61,8 +61,14 @@ fn join(backend: &str, deadline: Duration, numbers: &[usize]) -> Result<Group> {
             Ok(mpi::world(options)?)
         }
         "gloo" => {
+            use std::net::Ipv4Addr;
+
             use isobar_collectives::gloo;
+            use isobar_torch::c10d::Token;
+
             let options = gloo::Options {
+                listen: vec![Ipv4Addr::LOCALHOST.into()],
+                token: Token::none(),
                 addr: variable("MASTER_ADDR")?,
                 port: variable("MASTER_PORT")?.parse()?,
                 rank: variable("RANK")?.parse()?,

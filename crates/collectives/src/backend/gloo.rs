@@ -6,7 +6,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use isobar_torch::c10d::{Gloo, GlooOptions, TcpStore, Work};
+use isobar_torch::c10d::{Gloo, GlooOptions, TcpStore, Token, Work};
 use tch::{Device, Tensor};
 
 use super::{Backend, BackendKind, Carries, Failure, Notice, Request, Tag, Transfer};
@@ -20,6 +20,10 @@ pub struct Options {
     pub addr: String,
     /// The store's port there.
     pub port: u16,
+    /// The addresses of rank 0's host at which the store listens, `addr` among them or on the way to it. Of rank 0 only.
+    pub listen: Vec<IpAddr>,
+    /// What the ranks of this job know, and no other process: the store lets in nobody else.
+    pub token: Token,
     /// This process's rank.
     pub rank: usize,
     /// The number of ranks.
@@ -35,16 +39,17 @@ pub struct Options {
 ///
 /// # Errors
 ///
-/// A port that is taken, a rank that does not come by the deadline, or an interface that there is not.
+/// A port that is taken, ranks with different tokens, a rank that does not come by the deadline, or an interface that there
+/// is not.
 pub fn world(options: &Options) -> Result<Group> {
-    let Options { addr, port, rank, size, deadline, interface } = options;
+    let Options { addr, port, listen, token, rank, size, deadline, interface } = options;
     let failed = |problem: String| Error::Start { backend: "gloo", problem };
     if rank >= size {
         return Err(failed(format!("rank {rank} is not below the number of ranks, {size}")));
     }
     let store = match rank {
-        0 => TcpStore::server(addr, *port, *deadline),
-        _ => TcpStore::client(addr, *port, *deadline),
+        0 => TcpStore::server(listen, *port, token, *deadline),
+        _ => TcpStore::client(addr, *port, token, *deadline),
     };
     let store = store.map_err(|error| {
         failed(format!(
@@ -63,6 +68,7 @@ pub fn world(options: &Options) -> Result<Group> {
         GlooOptions { timeout: deadline.saturating_mul(2), interface: interface.clone(), host };
     let gloo = Gloo::new(&store, "isobar", *rank, *size, &gloo_options)
         .map_err(|error| failed(format!("rank {rank} of {size} could not connect to the others: {error}")))?;
+    let store = store.with_timeout(NOTICE);
     let mailbox = Mailbox { store, read: 0, looked: Instant::now(), notices: Vec::new() };
     let backend = GlooBackend { gloo: Arc::new(gloo), rank: *rank, mailbox: Mutex::new(mailbox) };
     Ok(Group::world(Box::new(backend), *rank, *size, *deadline))
@@ -120,6 +126,9 @@ const TAG_BITS: u32 = 30;
 
 /// How often a waiting rank asks the store for notices.
 const LOOK_EVERY: Duration = Duration::from_millis(50);
+
+/// How long the store may take to answer: a rank that waits for others does not wait for it.
+const NOTICE: Duration = Duration::from_millis(200);
 
 /// For how many rounds a wait stays ready to go on at once.
 const SPIN_ROUNDS: u32 = 64;

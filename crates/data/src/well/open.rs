@@ -20,13 +20,18 @@ pub(super) fn open(path: &Path) -> Result<WellFile> {
     let grid_type = attributes.text(GRID_TYPE)?;
     let dims = attributes.count(SPATIAL_DIMS_COUNT, 1, 3)?;
     let trajectories = attributes.count(TRAJECTORIES, 1, usize::MAX)?;
+    // Each has at least a value of its own, or they are all the same one.
+    if trajectories as u64 > root.length.saturating_mul(8) {
+        let found = format!("{trajectories} in a file of {} bytes", root.length);
+        return Err(attributes.misfit(TRAJECTORIES, found, "no more than the file can hold"));
+    }
     let parameters = parameters(&attributes)?;
 
     let spatial_dims = spatial_dims(&dimensions, dims)?;
-    let times = constant_coordinates(path, &dimensions, TIME, &[SAMPLE_VARYING])?;
+    let times = constant_coordinates(&dimensions, TIME, &[SAMPLE_VARYING])?;
     let coordinates = spatial_dims
         .iter()
-        .map(|dim| constant_coordinates(path, &dimensions, dim, &[SAMPLE_VARYING, TIME_VARYING]))
+        .map(|dim| constant_coordinates(&dimensions, dim, &[SAMPLE_VARYING, TIME_VARYING]))
         .collect::<Result<Vec<_>>>()?;
     let grid: Vec<usize> = coordinates.iter().map(Vec::len).collect();
     let periodic = periodic(&root.group(BOUNDARY_CONDITIONS)?, &spatial_dims)?;
@@ -38,7 +43,7 @@ pub(super) fn open(path: &Path) -> Result<WellFile> {
         if order < 2 || root.has(name) {
             let group = root.group(name)?;
             for field in Attributes::of_group(&group).texts(FIELD_NAMES)? {
-                fields.push(open_field(path, &group, field, order, &extents)?);
+                fields.push(open_field(&group, field, order, &extents)?);
             }
         }
     }
@@ -85,10 +90,9 @@ fn spatial_dims(dimensions: &Node<'_>, dims: usize) -> Result<Vec<String>> {
     Ok(names)
 }
 
-fn constant_coordinates(path: &Path, dimensions: &Node<'_>, name: &str, flags: &[&str]) -> Result<Vec<f64>> {
+fn constant_coordinates(dimensions: &Node<'_>, name: &str, flags: &[&str]) -> Result<Vec<f64>> {
     let dataset = dimensions.dataset(name)?;
-    let full = dimensions.full(name);
-    let attributes = Attributes::of_dataset(path, &dataset, &full);
+    let attributes = Attributes::of_dataset(dimensions, &dataset, name);
     for flag in flags {
         if attributes.flag(flag)? {
             return Err(attributes.misfit(
@@ -119,16 +123,9 @@ fn periodic(conditions: &Node<'_>, spatial_dims: &[String]) -> Result<Vec<bool>>
     Ok(periodic)
 }
 
-fn open_field(
-    path: &Path,
-    group: &Node<'_>,
-    name: String,
-    order: usize,
-    extents: &[usize],
-) -> Result<WellField> {
+fn open_field(group: &Node<'_>, name: String, order: usize, extents: &[usize]) -> Result<WellField> {
     let dataset = group.field(&name)?;
-    let place = group.full(&name);
-    let attributes = Attributes::of_dataset(path, &dataset, &place);
+    let attributes = Attributes::of_dataset(group, &dataset, &name);
     let mut varying = vec![attributes.flag(SAMPLE_VARYING)?, attributes.flag(TIME_VARYING)?];
     varying.extend(attributes.flags(DIM_VARYING)?);
     let dims = extents.len() - 2;
@@ -143,6 +140,7 @@ fn open_field(
         let expected = format!("{} to agree with `{DIMENSIONS}` and `{TRAJECTORIES}`", shape_text(&expected));
         return Err(group.misfit(&name, shape_text(&shape), expected));
     }
+    let place = group.full(&name);
     Ok(WellField { name, order, components: dims.pow(order as u32), varying, dataset, place })
 }
 

@@ -22,8 +22,8 @@ pub struct DistributedConfig {
     /// Port of rank 0, for gloo; by default MASTER_PORT, else one derived from the job's number.
     #[schemars(range(min = 1, max = 65535))]
     pub port: Option<u16>,
-    /// Network interface of the connections between ranks, of gloo and of the watchdog (`eth0`); by default
-    /// GLOO_SOCKET_IFNAME, else that on the way to the other ranks.
+    /// Network interface of the connections between ranks, of gloo, of the store at which its ranks meet and of the watchdog
+    /// (`eth0`); by default GLOO_SOCKET_IFNAME, else that on the way to the other ranks.
     pub interface: Option<String>,
     /// Seconds that any wait for another rank may take.
     #[schemars(range(min = 0.1, max = 1e9))]

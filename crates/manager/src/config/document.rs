@@ -1,5 +1,7 @@
 //! Reading of TOML files and of the files that they include.
 
+use std::fs::File;
+use std::io::Read;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
@@ -9,6 +11,12 @@ use super::error::{ConfigError, Problem, Problems};
 use super::layer::{Entry, Kind, Layer, Place, SourceFile, entries};
 
 const INCLUDE: &str = "include";
+
+/// Bytes of the longest file.
+const LONGEST: u64 = 4 << 20;
+
+/// Files, with all that they include: those that include others twice would be read ever more often.
+const MOST_FILES: usize = 256;
 
 /// A file as layers: what it includes first, in order, then itself.
 pub(super) fn read(path: &Path) -> Result<Vec<Layer>, ConfigError> {
@@ -26,12 +34,21 @@ struct Reader {
 impl Reader {
     fn read(&mut self, path: &Path, from: Option<&Path>) -> Result<(), ConfigError> {
         let from = from.map(Path::to_owned);
-        let text = std::fs::read_to_string(path).map_err(|source| match source.kind() {
+        if self.layers.len() + self.open.len() >= MOST_FILES {
+            let path = from.unwrap_or_else(|| path.to_owned());
+            return Err(ConfigError::TooManyFiles { path, most: MOST_FILES });
+        }
+        let mut text = String::new();
+        let read = File::open(path).and_then(|file| file.take(LONGEST + 1).read_to_string(&mut text));
+        read.map_err(|source| match source.kind() {
             std::io::ErrorKind::NotFound => {
                 ConfigError::NotFound { path: path.to_owned(), from: from.clone() }
             }
             _ => ConfigError::Read { path: path.to_owned(), from: from.clone(), source },
         })?;
+        if text.len() as u64 > LONGEST {
+            return Err(ConfigError::TooLong { path: path.to_owned(), from, most: LONGEST });
+        }
         let real = std::fs::canonicalize(path).map_err(|source| ConfigError::Read {
             path: path.to_owned(),
             from,

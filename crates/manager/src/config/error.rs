@@ -33,6 +33,24 @@ pub enum ConfigError {
         /// The files, from the first to its repetition.
         files: Vec<PathBuf>,
     },
+    /// A file that is too long to be a configuration.
+    #[error("configuration file {} is longer than {most} bytes{}", path.display(), included(from))]
+    TooLong {
+        /// The file.
+        path: PathBuf,
+        /// The file that includes it.
+        from: Option<PathBuf>,
+        /// What is read at most.
+        most: u64,
+    },
+    /// Files that include ever more files.
+    #[error("more than {most} configuration files are included, the last by {}; include each once", path.display())]
+    TooManyFiles {
+        /// The file that includes one more.
+        path: PathBuf,
+        /// How many are read at most.
+        most: usize,
+    },
     /// Everything that was found wrong in the layers.
     #[error("{problems}")]
     Invalid {

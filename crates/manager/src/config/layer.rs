@@ -16,6 +16,9 @@ use crate::environment::Environment;
 
 const PREFIX: &str = "ISOBAR_";
 
+/// Tables within tables, at most: no configuration has nearly so many, and each costs stack.
+const DEEPEST: usize = 32;
+
 /// Where a value came from.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Origin {
@@ -303,6 +306,11 @@ pub(super) fn command_line(sets: &[String], problems: &mut Vec<Problem>) -> Laye
 fn assign(layer: &mut Layer, path: &[&str], raw: &str, place: Place, problems: &mut Vec<Problem>) {
     if path.iter().any(|key| key.is_empty()) {
         let message = format!("`{}` is not a key: a part of it is empty", path.join("."));
+        problems.push(Problem { message, place, help: None });
+        return;
+    }
+    if path.len() > DEEPEST {
+        let message = format!("a key of {} parts, expected at most {DEEPEST}", path.len());
         problems.push(Problem { message, place, help: None });
         return;
     }

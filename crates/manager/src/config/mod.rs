@@ -40,6 +40,8 @@ mod check;
 mod distributed;
 mod document;
 mod error;
+#[cfg(test)]
+mod fuzz;
 mod layer;
 mod render;
 mod schema;
@@ -68,8 +70,8 @@ use layer::{Layer, Place};
 use schema::Schema;
 
 /// Environment variables with the prefix `ISOBAR_` that are not keys of the configuration.
-pub const RESERVED_VARIABLES: [&str; 3] =
-    ["ISOBAR_DISTRIBUTED_INITIALIZATION_METHOD", LAUNCH_ID, LAUNCH_ATTEMPT];
+pub const RESERVED_VARIABLES: [&str; 4] =
+    ["ISOBAR_DISTRIBUTED_INITIALIZATION_METHOD", crate::launch::TOKEN, LAUNCH_ID, LAUNCH_ATTEMPT];
 
 /// Where a configuration comes from, in rising order of rank.
 #[derive(Clone, Debug, Default)]

@@ -9,7 +9,7 @@ use super::*;
 /// A run.
 #[derive(Clone, Debug, PartialEq, Default, Serialize, Deserialize, JsonSchema)]
 #[serde(default)]
-struct Run {
+pub(super) struct Run {
     /// Name of the run.
     name: String,
     /// How it trains.
@@ -92,7 +92,7 @@ struct Set {
     path: String,
 }
 
-fn in_folder(files: &[(&str, &str)]) -> tempfile::TempDir {
+pub(super) fn in_folder(files: &[(&str, &str)]) -> tempfile::TempDir {
     let folder = tempfile::tempdir().unwrap();
     for (name, text) in files {
         let path = folder.path().join(name);
@@ -583,8 +583,8 @@ method = "auto"
 # (an integer from 1 to 65535, unset by default)
 # port =
 
-# Network interface of the connections between ranks, of gloo and of the watchdog (`eth0`); by default
-# GLOO_SOCKET_IFNAME, else that on the way to the other ranks.
+# Network interface of the connections between ranks, of gloo, of the store at which its ranks meet and of the watchdog
+# (`eth0`); by default GLOO_SOCKET_IFNAME, else that on the way to the other ranks.
 # (a string, unset by default)
 # interface =
 

@@ -134,7 +134,7 @@ impl Reader<'_> {
         let (rank, size) = self.rank_and_size(method, "RANK", "WORLD_SIZE", &mend)?;
         self.other_launchers_agree(rank, size)?;
         let addr = self.environment.get("MASTER_ADDR").map(str::to_owned);
-        let port = self.port(method)?;
+        let port = self.port(method)?.map(|port| self.port_beside_agent().unwrap_or(port));
         if size > 1 {
             for (variable, missing) in [("MASTER_ADDR", addr.is_none()), ("MASTER_PORT", port.is_none())] {
                 if missing {
@@ -317,6 +317,14 @@ impl Reader<'_> {
                 expected: "a port from 1 to 65535",
             }),
         }
+    }
+
+    /// torchrun's agent keeps a store of its own at `MASTER_PORT`, and says so: ranks meet at another port then.
+    fn port_beside_agent(&self) -> Option<u16> {
+        let agent = self.environment.get("TORCHELASTIC_USE_AGENT_STORE");
+        agent.filter(|agent| agent.eq_ignore_ascii_case("true"))?;
+        let job = ["TORCHELASTIC_RUN_ID", "TORCHELASTIC_RESTART_COUNT", "MASTER_ADDR", "MASTER_PORT"];
+        self.derived_port(&job)
     }
 
     /// A port below the ephemeral ones that two jobs on one host seldom share; none where no variable names the job.

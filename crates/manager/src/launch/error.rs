@@ -96,6 +96,17 @@ pub enum LaunchError {
         /// The value of PhysicsNeMo's variable.
         physicsnemo: String,
     },
+    /// A secret that can be guessed. It is not shown.
+    #[error(
+        "{} has {characters} characters, expected at least {shortest}; draw one by `openssl rand -hex 32` and give it to all ranks",
+        super::TOKEN
+    )]
+    Token {
+        /// The number of its characters.
+        characters: usize,
+        /// The fewest that are taken.
+        shortest: usize,
+    },
     /// MPI counts other ranks than the launcher.
     #[error("this is {launched} by the {method} launch, but rank {mpi_rank} of {mpi} by MPI; {mend}")]
     WorldSize {

@@ -20,6 +20,7 @@ mod detect;
 mod error;
 #[cfg(test)]
 mod tests;
+mod token;
 mod transport;
 
 use std::fmt;
@@ -29,6 +30,7 @@ pub use attempt::{Attempt, LAUNCH_ATTEMPT, LAUNCH_ID, attempt};
 pub(crate) use detect::in_slurm_step;
 pub use detect::{detect, forced_method};
 pub use error::LaunchError;
+pub use token::{TOKEN, token};
 pub(crate) use transport::mpi_mend;
 pub use transport::{Available, Transport, TransportOptions, transport};
 

@@ -230,3 +230,18 @@ fn the_mend_for_srun_names_pmix() {
     let error = transport(&found(SLURM).unwrap(), &options, Available { mpi: true }).unwrap_err();
     insta::assert_snapshot!(error, @"backend mpi cannot be used under a SLURM launch of 4 ranks: srun started no PMIx server (no PMIX_ variables are set), and every rank would think it is alone; start with `srun --mpi=pmix` (see `srun --mpi=list`), or set distributed.backend to \"gloo\"");
 }
+
+#[test]
+fn a_port_that_torchruns_agent_keeps_is_left_to_it() {
+    let port = |more: &str| {
+        let variables =
+            format!("RANK=1 WORLD_SIZE=2 MASTER_ADDR=x MASTER_PORT=29500 TORCHELASTIC_RUN_ID=a {more}");
+        found(&variables).unwrap().port.unwrap()
+    };
+    assert_eq!((port(""), port("TORCHELASTIC_USE_AGENT_STORE=False")), (29500, 29500));
+    let beside = port("TORCHELASTIC_USE_AGENT_STORE=True LOCAL_RANK=1");
+    assert_ne!(beside, 29500);
+    // The same on all ranks, and another one after a restart.
+    assert_eq!(beside, port("TORCHELASTIC_USE_AGENT_STORE=True LOCAL_RANK=0"));
+    assert_ne!(beside, port("TORCHELASTIC_USE_AGENT_STORE=True TORCHELASTIC_RESTART_COUNT=1"));
+}

@@ -7,6 +7,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use isobar_collectives::{BackendKind, Fingerprints, Group};
+use isobar_torch::c10d::Token;
 use tch::Device;
 
 use super::{DistributedManager, State};
@@ -14,7 +15,7 @@ use crate::agree::agree;
 use crate::config::{BackendChoice, DistributedConfig};
 use crate::environment::Environment;
 use crate::groups::NamedGroups;
-use crate::launch::{Launch, Method, TransportOptions, detect, forced_method};
+use crate::launch::{Launch, Method, TransportOptions, detect, forced_method, token};
 use crate::watchdog::{self, Watchdog};
 use crate::{Error, Result, exit, logging, start, terminate};
 
@@ -47,6 +48,8 @@ pub struct SetupOptions {
     pub timeout: Duration,
     /// Whether ranks watch each other; the same on all.
     pub watchdog: bool,
+    /// What the ranks of the job know and no other process, for gloo; that of ISOBAR_DISTRIBUTED_TOKEN where not given.
+    pub token: Option<Token>,
 }
 
 impl Default for SetupOptions {
@@ -61,6 +64,7 @@ impl Default for SetupOptions {
             method: Method::Explicit,
             timeout: Duration::from_secs(300),
             watchdog: true,
+            token: None,
         }
     }
 }
@@ -127,7 +131,9 @@ impl DistributedManager {
         let size = model_parallel_size(&environment)?.or(config.model_parallel_size.map(i64::from));
         let watch = config.watchdog.then(|| watch_options(config, &launch, &options, timeout)).transpose()?;
         let fingerprints = config.fingerprints.into();
-        let manager = Self::start(&launch, &options, timeout, size, watch.as_ref(), fingerprints)?;
+        let token = token(&environment)?;
+        let manager =
+            Self::start(&launch, &options, token.as_ref(), timeout, size, watch.as_ref(), fingerprints)?;
         manager.set_broadcast_buffers(config.broadcast_buffers);
         manager.set_find_unused_parameters(config.find_unused_parameters);
         if let Some(size) = size {
@@ -179,8 +185,13 @@ impl DistributedManager {
         let transport = TransportOptions { backend: options.backend, ..TransportOptions::default() };
         let watch = watch_options(&DistributedConfig::default(), &launch, &transport, options.timeout)?;
         let watch = options.watchdog.then_some(watch);
+        let (timeout, fingerprints) = (options.timeout, Fingerprints::default());
+        let token = match options.token {
+            Some(token) => Some(token),
+            None => token(&Environment::from_process())?,
+        };
         let manager =
-            Self::start(&launch, &transport, options.timeout, None, watch.as_ref(), Fingerprints::default())?;
+            Self::start(&launch, &transport, token.as_ref(), timeout, None, watch.as_ref(), fingerprints)?;
         *process = Some(manager.clone());
         Ok(manager)
     }
@@ -299,13 +310,14 @@ impl DistributedManager {
     fn start(
         launch: &Launch,
         options: &TransportOptions,
+        token: Option<&Token>,
         timeout: Duration,
         model_parallel_size: Option<i64>,
         watch: Option<&watchdog::Options>,
         fingerprints: Fingerprints,
     ) -> Result<Self> {
         exit::watch_main_thread();
-        let (world, local_rank) = start::start(launch, options, timeout)?;
+        let (world, local_rank) = start::start(launch, options, token, timeout)?;
         let leave = |error: &Error| world.leave(&error.to_string());
         // What follows is made by all ranks alike.
         let groups = model_parallel_size.map_or_else(
@@ -321,8 +333,12 @@ impl DistributedManager {
         let nccl = start::attach_nccl(&world, device, options.backend).inspect_err(leave)?;
         let watchdog =
             watch.map(|watch| watchdog::start(&world, watch)).transpose().inspect_err(leave)?.flatten();
-        if watchdog.is_some() {
-            terminate::install(watchdog.clone())?;
+        if let Some(watchdog) = &watchdog {
+            terminate::install(Some(watchdog.clone())).inspect_err(|error| {
+                leave(error);
+                watchdog.fail(&error.to_string(), false);
+                terminate::forget_watchdog();
+            })?;
         }
         Ok(Self::new(world.clone(), launch.method, local_rank, device, nccl, watchdog))
     }

@@ -6,6 +6,7 @@ use std::io::{ErrorKind, Read, Write};
 use std::net::TcpStream;
 use std::time::{Duration, Instant};
 
+use isobar_torch::c10d::Nonce;
 use serde::{Deserialize, Serialize};
 
 use crate::flight::{FlightRecord, Peer};
@@ -23,10 +24,13 @@ const BACKLOG: usize = 4 << 20;
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub(super) enum Message {
-    /// The first word of who connects: the job's token, its rank, and, where the rank that watched before was lost, how.
-    Hello { token: String, rank: usize, lost: Option<Peer> },
-    /// The answer to it.
-    Welcome,
+    /// The first word, to who connects.
+    Challenge { nonce: Nonce },
+    /// The answer to it: a proof that the job's token is known, the rank, and, where the rank that watched before was lost,
+    /// how.
+    Hello { nonce: Nonce, proof: [u8; 32], rank: usize, lost: Option<Peer> },
+    /// The answer to that, with the same proof of the other side.
+    Welcome { proof: [u8; 32] },
     /// All is well; what the rank is doing.
     Beat(Peer),
     /// The rank ends, as its fate says.
@@ -158,6 +162,8 @@ impl Line {
 mod tests {
     use std::net::TcpListener;
 
+    use proptest::prelude::*;
+
     use super::*;
 
     fn pair() -> (Line, TcpStream) {
@@ -174,12 +180,12 @@ mod tests {
     fn messages_arrive_whole_and_in_order() {
         let (mut line, other) = pair();
         let mut other = Line::new(other).unwrap();
-        let hello = Message::Hello { token: "x".repeat(40_000), rank: 3, lost: None };
-        other.send(&hello);
-        assert_eq!(line.wait(end()), Some(hello));
-        other.send(&Message::Welcome);
+        let gather = Message::Gather { reason: "x".repeat(40_000), peers: Vec::new() };
+        other.send(&gather);
+        assert_eq!(line.wait(end()), Some(gather));
+        other.send(&Message::Release);
         drop(other);
-        assert_eq!(line.wait(end()), Some(Message::Welcome));
+        assert_eq!(line.wait(end()), Some(Message::Release));
         assert_eq!((line.wait(end()), line.is_open()), (None, false));
     }
 
@@ -205,11 +211,68 @@ mod tests {
     #[test]
     fn a_peer_that_does_not_read_is_given_up() {
         let (mut line, _other) = pair();
-        let message = Message::Hello { token: "x".repeat(200_000), rank: 0, lost: None };
+        let message = Message::Gather { reason: "x".repeat(200_000), peers: Vec::new() };
         let end = end();
         while line.is_open() && Instant::now() < end {
             line.send(&message);
         }
         assert!(!line.is_open());
+    }
+
+    fn message() -> impl Strategy<Value = Vec<u8>> {
+        let json = prop::sample::select(vec![
+            r#"{"challenge":{"nonce":[0,1,2]}}"#,
+            r#"{"hello":{"nonce":[],"proof":[],"rank":18446744073709551616,"lost":null}}"#,
+            r#"{"gather":{"reason":"\ud800","peers":[]}}"#,
+            r#"{"record":null}"#,
+            r#""release""#,
+            r#"{"release":null}"#,
+        ]);
+        prop_oneof![
+            prop::collection::vec(any::<u8>(), 0..40),
+            json.prop_map(|text| text.as_bytes().to_vec()),
+            // A text of JSON with a byte of it changed.
+            (any::<prop::sample::Index>(), any::<u8>()).prop_map(|(at, byte)| {
+                let peers = Vec::new();
+                let mut text =
+                    serde_json::to_vec(&Message::Gather { reason: "why".to_owned(), peers }).unwrap();
+                let at = at.index(text.len());
+                text[at] = byte;
+                text
+            }),
+        ]
+    }
+
+    proptest! {
+        /// Whatever comes in, in pieces: messages or the end of the connection, and no more memory than what came.
+        #[test]
+        fn no_bytes_make_a_line_panic(messages in prop::collection::vec((message(), -1_i64..2), 0..6)) {
+            let (mut line, mut other) = pair();
+            for (text, error) in &messages {
+                // A length that is right, or is not.
+                let length = (text.len() as i64 + error).clamp(0, u32::MAX.into()) as u32;
+                let sent = other.write_all(&length.to_le_bytes()).and_then(|()| other.write_all(text));
+                line.receive();
+                prop_assert!(line.incoming.capacity() <= 64 << 10);
+                if sent.is_err() {
+                    break;
+                }
+            }
+            drop(other);
+            while line.wait(end()).is_some() {}
+            prop_assert!(!line.is_open());
+        }
+    }
+
+    /// Lists within lists would need as much stack as they are deep.
+    #[test]
+    fn what_is_nested_without_end_closes_the_connection() {
+        let (mut line, mut other) = pair();
+        let text = [br#"{"gather":{"reason":"","peers":"#.to_vec(), vec![b'['; LONGEST / 2]].concat();
+        other.write_all(&(text.len() as u32).to_le_bytes()).unwrap();
+        let writing = std::thread::spawn(move || other.write_all(&text));
+        assert_eq!((line.wait(end()), line.is_open()), (None, false));
+        drop(line);
+        let _ = writing.join().unwrap();
     }
 }

@@ -9,7 +9,6 @@
 //!
 //! A rank that moves on, however slowly, is never at fault.
 
-mod address;
 mod frame;
 mod peers;
 mod start;
@@ -46,6 +45,8 @@ struct Shared {
     folder: Mutex<PathBuf>,
     /// Whether a rank was lost, or has ended with an error.
     lost: AtomicBool,
+    /// Whether this process was asked to end, and does not know yet why.
+    asked: AtomicBool,
     state: Mutex<State>,
     changed: Condvar,
 }
@@ -62,6 +63,12 @@ impl Watchdog {
     /// Whether no rank was lost.
     pub(crate) fn peers_alive(&self) -> bool {
         !self.0.lost.load(Ordering::Relaxed)
+    }
+
+    /// This process was asked to end: by somebody outside, or by a launcher that knows of a loss before the ranks do. Until it
+    /// is known, less silence than otherwise means a loss.
+    pub(crate) fn set_asked(&self, asked: bool) {
+        self.0.asked.store(asked, Ordering::Relaxed);
     }
 
     /// Where records go.

@@ -5,8 +5,10 @@ use std::net::TcpListener;
 use std::time::{Duration, Instant};
 
 use isobar_collectives::flight::Phase;
+use isobar_torch::c10d::{Nonce, Proof, Token};
 
 use super::frame::{Line, Message};
+use super::start::role;
 use crate::flight::{Fate, FlightRecord, Peer};
 
 /// How long a stranger may take to say who it is.
@@ -80,7 +82,15 @@ impl Known {
 #[derive(Default)]
 pub(super) struct Peers {
     pub(super) known: BTreeMap<usize, Known>,
-    strangers: Vec<(Line, Instant)>,
+    strangers: Vec<Stranger>,
+}
+
+/// Who has connected, and has not said who it is.
+struct Stranger {
+    line: Line,
+    since: Instant,
+    /// What it was sent.
+    nonce: Nonce,
 }
 
 impl Peers {
@@ -88,27 +98,32 @@ impl Peers {
     pub(super) fn accept(
         &mut self,
         listener: &TcpListener,
-        token: &str,
+        token: &Token,
         own: usize,
         ranks: usize,
     ) -> Option<Option<Peer>> {
         while self.strangers.len() < STRANGERS + ranks {
             let Ok((stream, _)) = listener.accept() else { break };
-            let Ok(line) = Line::new(stream) else { continue };
-            self.strangers.push((line, Instant::now()));
+            let (Ok(mut line), Ok(nonce)) = (Line::new(stream), Token::nonce()) else { continue };
+            line.send(&Message::Challenge { nonce });
+            self.strangers.push(Stranger { line, since: Instant::now(), nonce });
         }
         let mut said = None;
-        for (mut line, since) in std::mem::take(&mut self.strangers) {
-            match line.next() {
-                Some(Message::Hello { token: theirs, rank, lost })
-                    if same(&theirs, token) && rank < ranks && rank != own =>
-                {
-                    line.send(&Message::Welcome);
-                    self.known.insert(rank, Known::new(line));
+        for mut stranger in std::mem::take(&mut self.strangers) {
+            stranger.line.flush();
+            match stranger.line.next() {
+                Some(Message::Hello { nonce, proof, rank, lost }) if rank < ranks && rank != own => {
+                    let nonces = [nonce, stranger.nonce];
+                    if Proof::from_bytes(proof) != token.proof(&role(rank, own), &nonces) {
+                        continue;
+                    }
+                    let proof = token.proof(&role(own, rank), &nonces).to_bytes();
+                    stranger.line.send(&Message::Welcome { proof });
+                    self.known.insert(rank, Known::new(stranger.line));
                     said = Some(said.flatten().or(lost));
                 }
-                None if line.is_open() && since.elapsed() < INTRODUCTION => {
-                    self.strangers.push((line, since))
+                None if stranger.line.is_open() && stranger.since.elapsed() < INTRODUCTION => {
+                    self.strangers.push(stranger);
                 }
                 _ => {}
             }
@@ -125,12 +140,6 @@ impl Peers {
     }
 }
 
-/// Whether two tokens are the same, in a time that does not tell where they differ.
-fn same(one: &str, other: &str) -> bool {
-    let different = one.bytes().zip(other.bytes()).fold(0, |sum, (a, b)| sum | (a ^ b));
-    one.len() == other.len() && different == 0
-}
-
 #[cfg(test)]
 mod tests {
     use std::net::TcpStream;
@@ -139,35 +148,53 @@ mod tests {
 
     const RANKS: usize = 3;
 
-    /// What becomes of somebody who introduces itself so to rank 0: whether it is known, and whether it is answered.
-    fn introduced(token: &str, rank: usize) -> (bool, bool) {
+    const TOKEN: &[u8] = b"the token";
+
+    /// What becomes of somebody who introduces itself to rank 0 with such an answer to its challenge: whether it is known,
+    /// and whether it is answered.
+    fn introduced(rank: usize, hello: impl Fn(Nonce) -> Message) -> (bool, bool) {
         let listener = TcpListener::bind(("127.0.0.1", 0)).unwrap();
         listener.set_nonblocking(true).unwrap();
         let mut stranger = Line::new(TcpStream::connect(listener.local_addr().unwrap()).unwrap()).unwrap();
-        stranger.send(&Message::Hello { token: token.to_owned(), rank, lost: None });
         let mut peers = Peers::default();
         let end = Instant::now() + Duration::from_secs(20);
-        let mut answer = None;
-        while stranger.is_open() && answer.is_none() && Instant::now() < end {
-            peers.accept(&listener, "the token", 0, RANKS);
-            answer = stranger.wait(Instant::now() + Duration::from_millis(10));
+        let mut welcome = false;
+        while stranger.is_open() && !welcome && Instant::now() < end {
+            peers.accept(&listener, &Token::new(TOKEN), 0, RANKS);
+            match stranger.wait(Instant::now() + Duration::from_millis(10)) {
+                Some(Message::Challenge { nonce }) => stranger.send(&hello(nonce)),
+                answer => welcome = matches!(answer, Some(Message::Welcome { .. })),
+            }
         }
-        (peers.known.contains_key(&rank), answer == Some(Message::Welcome))
+        (peers.known.contains_key(&rank), welcome)
+    }
+
+    fn hello(token: &[u8], rank: usize, role: &str) -> impl Fn(Nonce) -> Message {
+        let (token, role) = (Token::new(token), role.to_owned());
+        move |theirs| {
+            let nonce = [7; 32];
+            let proof = token.proof(&role, &[nonce, theirs]).to_bytes();
+            Message::Hello { nonce, proof, rank, lost: None }
+        }
     }
 
     #[test]
     fn who_knows_the_token_gets_in() {
-        assert_eq!(introduced("the token", 2), (true, true));
+        assert_eq!(introduced(2, hello(TOKEN, 2, &role(2, 0))), (true, true));
     }
 
     #[test]
     fn who_does_not_is_turned_away() {
-        for token in ["the tokem", "the token ", "the toke", ""] {
-            assert_eq!(introduced(token, 2), (false, false), "{token:?}");
+        for token in [&b"the tokem"[..], b"the token ", b""] {
+            assert_eq!(introduced(2, hello(token, 2, &role(2, 0))), (false, false), "{token:?}");
         }
-        // The own rank, and one that there is not.
-        assert_eq!(introduced("the token", 0), (false, false));
-        assert_eq!(introduced("the token", RANKS), (false, false));
+        // The own rank, one that there is not, and the proof of another rank.
+        assert_eq!(introduced(0, hello(TOKEN, 0, &role(0, 0))), (false, false));
+        assert_eq!(introduced(RANKS, hello(TOKEN, RANKS, &role(RANKS, 0))), (false, false));
+        assert_eq!(introduced(2, hello(TOKEN, 2, &role(1, 0))), (false, false));
+        // A proof that was heard elsewhere.
+        let heard = hello(TOKEN, 2, &role(2, 0))([1; 32]);
+        assert_eq!(introduced(2, |_| heard.clone()), (false, false));
     }
 
     #[test]
@@ -177,7 +204,7 @@ mod tests {
         let mut known = Known::new(Line::new(listener.accept().unwrap().0).unwrap());
         let goodbye = |of: usize| Message::Goodbye(known_peer(of));
         rank.send(&goodbye(2));
-        rank.send(&Message::Welcome);
+        rank.send(&Message::Release);
         let end = Instant::now() + Duration::from_secs(20);
         let mut rest = Vec::new();
         while rest.len() < 2 && Instant::now() < end {

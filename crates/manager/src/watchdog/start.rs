@@ -7,12 +7,13 @@ use std::sync::{Arc, Condvar, Mutex};
 use std::time::{Duration, Instant};
 
 use isobar_collectives::{BackendKind, Group};
+use isobar_torch::c10d::{Proof, Token};
 
 use super::frame::{Line, Message};
 use super::watch::{Channel, Watch};
-use super::{Shared, State, Watchdog, address};
+use super::{Shared, State, Watchdog};
 use crate::flight::Own;
-use crate::{Error, Result};
+use crate::{Error, Result, address, logging};
 
 /// How the watchdog is to work.
 #[derive(Debug, Clone)]
@@ -44,8 +45,9 @@ pub(crate) fn start(world: &Group, options: &Options) -> Result<Option<Watchdog>
     let machines = world.all_gather_bytes(machine.as_bytes())?;
     let machines: Vec<String> =
         machines.into_iter().map(|name| String::from_utf8_lossy(&name).into_owned()).collect();
-    let token = world.broadcast_bytes(&if world.rank() == 0 { draw()? } else { Vec::new() }, 0)?;
-    let token: String = token.iter().map(|byte| format!("{byte:02x}")).collect();
+    let secret = world.broadcast_bytes(&if world.rank() == 0 { draw()? } else { Vec::new() }, 0)?;
+    // The job's name is no secret; the token is.
+    let (job, secret) = secret.split_at_checked(NAME).unwrap_or_default();
     let listening = listen(&machines, world.rank(), options);
     let own = match &listening {
         Ok((_, address)) => address.to_string(),
@@ -56,15 +58,16 @@ pub(crate) fn start(world: &Group, options: &Options) -> Result<Option<Watchdog>
     if let Some((rank, problem)) =
         addresses.iter().enumerate().find_map(|(rank, address)| Some((rank, address.as_ref().err()?)))
     {
-        tracing::warn!("no watchdog: rank {rank} cannot be reached: {problem}; set distributed.interface");
+        logging::warn_early(format!(
+            "no watchdog: rank {rank} cannot be reached: {problem}; set distributed.interface"
+        ));
         return Ok(None);
     }
     let addresses: Vec<SocketAddr> = addresses.into_iter().flatten().collect();
     let Ok((listener, _)) = listening else { return Ok(None) };
     let shared = Arc::new(Shared {
         own: Own {
-            // The job's name is no secret; the token is.
-            job: token.get(..8).unwrap_or_default().to_owned(),
+            job: job.iter().map(|byte| format!("{byte:02x}")).collect(),
             rank: world.rank(),
             ranks: world.size(),
             host: crate::start::host().trim().to_owned(),
@@ -73,13 +76,14 @@ pub(crate) fn start(world: &Group, options: &Options) -> Result<Option<Watchdog>
         flight: world.flight(),
         folder: Mutex::new(options.folder.clone()),
         lost: AtomicBool::new(false),
+        asked: AtomicBool::new(false),
         state: Mutex::new(State::default()),
         changed: Condvar::new(),
     });
     let channel = Channel {
         listener,
         addresses,
-        token: token.get(8..).unwrap_or_default().to_owned(),
+        token: Token::new(secret),
         silence: options.heartbeat_timeout,
         mpi: world.backend() == BackendKind::Mpi,
     };
@@ -97,7 +101,9 @@ pub(crate) fn start(world: &Group, options: &Options) -> Result<Option<Watchdog>
     let problems = world.all_gather_bytes(mine.as_bytes())?;
     if let Some(rank) = problems.iter().position(|problem| !problem.is_empty()) {
         let problem = String::from_utf8_lossy(&problems[rank]).into_owned();
-        tracing::warn!("no watchdog: rank {rank} cannot reach rank 0: {problem}; set distributed.interface");
+        logging::warn_early(format!(
+            "no watchdog: rank {rank} cannot reach rank 0: {problem}; set distributed.interface"
+        ));
         watchdog.stop();
         return Ok(None);
     }
@@ -117,12 +123,23 @@ pub(super) fn connect(
     let failed = |error: std::io::Error| format!("{address}: {error}");
     let stream = TcpStream::connect_timeout(address, left).map_err(failed)?;
     let mut line = Line::new(stream).map_err(failed)?;
-    line.send(&Message::Hello { token: channel.token.clone(), rank, lost });
-    match line.wait(end) {
-        Some(Message::Welcome) => Ok(line),
-        Some(_) => Err(format!("{address}: not the answer of a watchdog")),
-        None => Err(format!("{address}: no answer")),
+    let answer = |line: &mut Line| line.wait(end).ok_or_else(|| format!("{address}: no answer"));
+    let foreign = || format!("{address}: not the answer of a watchdog of this job");
+    let Message::Challenge { nonce } = answer(&mut line)? else { return Err(foreign()) };
+    let own = Token::nonce().map_err(|error| error.to_string())?;
+    let nonces = [own, nonce];
+    let proof = channel.token.proof(&role(rank, to), &nonces).to_bytes();
+    line.send(&Message::Hello { nonce: own, proof, rank, lost });
+    let Message::Welcome { proof } = answer(&mut line)? else { return Err(foreign()) };
+    match Proof::from_bytes(proof) == channel.token.proof(&role(to, rank), &nonces) {
+        true => Ok(line),
+        false => Err(foreign()),
     }
+}
+
+/// As whom a rank proves to another that it is of this job.
+pub(super) fn role(rank: usize, to: usize) -> String {
+    format!("watchdog of rank {rank} to rank {to}")
 }
 
 fn spawn(watch: Watch) -> std::io::Result<()> {
@@ -130,17 +147,20 @@ fn spawn(watch: Watch) -> std::io::Result<()> {
     thread.spawn(move || watch.run()).map(drop)
 }
 
-/// The bytes that tell the ranks of this job from strangers, from the system's own source of random numbers.
+/// A name of the job, and the bytes that tell its ranks from strangers, from the system's own source of random numbers.
 fn draw() -> Result<Vec<u8>> {
-    let mut token = vec![0; 36];
-    getrandom::fill(&mut token).map_err(|error| Error::RandomNumbers { problem: error.to_string() })?;
-    Ok(token)
+    let mut bytes = vec![0; NAME + 32];
+    getrandom::fill(&mut bytes).map_err(|error| Error::RandomNumbers { problem: error.to_string() })?;
+    Ok(bytes)
 }
+
+/// Bytes of the job's name.
+const NAME: usize = 4;
 
 fn listen(machines: &[String], rank: usize, options: &Options) -> Result<(TcpListener, SocketAddr), String> {
     let own = &machines[rank];
     let address: IpAddr = match &options.interface {
-        Some(name) => address::of_interface(name).map_err(|error| error.to_string())?,
+        Some(name) => address::of_interface(name).map_err(|error| error.to_string())?[0],
         None => {
             let names = machines.iter().filter(|other| *other != own);
             let names: Vec<&str> =

@@ -10,6 +10,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use isobar_collectives::flight::Phase;
+use isobar_torch::c10d::Token;
 
 use super::frame::{Line, Message};
 use super::peers::{Known, Peers};
@@ -21,7 +22,7 @@ pub(super) struct Channel {
     pub(super) listener: TcpListener,
     /// Where each rank listens.
     pub(super) addresses: Vec<SocketAddr>,
-    pub(super) token: String,
+    pub(super) token: Token,
     /// How long a rank may be silent.
     pub(super) silence: Duration,
     pub(super) mpi: bool,
@@ -48,6 +49,9 @@ const CAUSE: Duration = Duration::from_secs(1);
 
 /// From so long a silence on, a rank is taken for stopped where others gave up.
 const SUSPICIOUS: Duration = Duration::from_millis(900);
+
+/// From so long a silence on, a rank is taken for lost once this process was asked to end: launchers leave little time then.
+const ASKED: Duration = Duration::from_secs(2);
 
 /// How long records are waited for.
 const RECORDS: Duration = Duration::from_millis(300);
@@ -166,13 +170,13 @@ impl Watch {
 
     /// As who is watched by nobody: looks at all others. Says whether the watch is over.
     fn report_round(&mut self) -> bool {
-        let paused = self.looked.elapsed() > PAUSE;
+        let (paused, silence) = (self.looked.elapsed() > PAUSE, self.silence());
         for (&rank, known) in &mut self.peers.known {
             known.listen(rank);
             if paused {
                 known.heard = Instant::now();
             }
-            known.is_silent(self.channel.silence);
+            known.is_silent(silence);
         }
         if beats(&self.shared, &mut self.beaten) {
             let beat = Message::Beat(self.shared.peer(Fate::Ended));
@@ -211,6 +215,14 @@ impl Watch {
         false
     }
 
+    /// How long a rank may be silent.
+    fn silence(&self) -> Duration {
+        match self.shared.asked.load(Ordering::Relaxed) {
+            true => self.channel.silence.min(ASKED),
+            false => self.channel.silence,
+        }
+    }
+
     /// Whom something befell, this rank included.
     fn unwell(&self, own: Option<Fate>) -> Vec<Peer> {
         let known = self.peers.known.iter();
@@ -232,7 +244,7 @@ impl Watch {
 
     /// As one of those that are watched. Says whether the watch is over.
     fn follow_round(&mut self) -> bool {
-        let leaving = self.shared.leaving();
+        let (leaving, silence) = (self.shared.leaving(), self.silence());
         let Role::Follower { of, reporter, .. } = &mut self.role else { return false };
         let of = *of;
         let paused = self.looked.elapsed() > PAUSE;
@@ -240,7 +252,7 @@ impl Watch {
         if paused {
             reporter.heard = Instant::now();
         }
-        reporter.is_silent(self.channel.silence);
+        reporter.is_silent(silence);
         for message in said {
             match message {
                 Message::Gather { reason, peers } => {

@@ -6,8 +6,8 @@ use std::time::Duration;
 
 use tch::Tensor;
 
-use super::{TcpStore, milliseconds, text};
-use crate::error::{Error, RawError, Result, call};
+use super::{TcpStore, milliseconds, store, text};
+use crate::error::{Error, RawError, Result, call, drop_box};
 use crate::ffi;
 
 /// How a rank reaches its peers.
@@ -91,11 +91,13 @@ impl Gloo {
         let host = options.host.as_deref().map(|name| text("host", name)).transpose()?;
         let [interface, host] = [&interface, &host].map(|name| optional(name.as_ref()));
         let [rank_number, size_number] = [number("rank", rank)?, number("size", size)?];
-        // SAFETY: the store lives, and the texts are C strings or null, during the call.
+        let boxed = Box::into_raw(Box::new(store.clone())).cast();
+        let (timeout, prefix) = (milliseconds(options.timeout), prefix.as_ptr());
+        // SAFETY: the shim owns the store in every case, and the texts are C strings or null during the call.
         let group = call(|error| unsafe {
-            let timeout = milliseconds(options.timeout);
-            let (prefix, store) = (prefix.as_ptr(), store.store);
-            ffi::isobar_gloo_new(store, prefix, rank_number, size_number, timeout, interface, host, error)
+            let (drop, ask) = (drop_box::<TcpStore>, store::ask);
+            let (rank, size) = (rank_number, size_number);
+            ffi::isobar_gloo_new(boxed, drop, ask, prefix, rank, size, timeout, interface, host, error)
         })?;
         Ok(Self { group: Mutex::new(Handle(group)), rank, size })
     }

@@ -1,13 +1,13 @@
-// torch's TCP store and gloo group.
+// torch's gloo group.
 #include <condition_variable>
 #include <cstring>
 #include <thread>
 
 #include <torch/csrc/distributed/c10d/PrefixStore.hpp>
 #include <torch/csrc/distributed/c10d/ProcessGroupGloo.hpp>
-#include <torch/csrc/distributed/c10d/TCPStore.hpp>
 
 #include "error.h"
+#include "store.h"
 #include "tensor.h"
 
 using at::Tensor;
@@ -15,7 +15,6 @@ using std::chrono::milliseconds;
 
 namespace isobar {
 
-using Store = c10::intrusive_ptr<c10d::TCPStore>;
 using Gloo = c10::intrusive_ptr<c10d::ProcessGroupGloo>;
 
 // An operation under way.
@@ -85,10 +84,6 @@ class Work {
   std::exception_ptr error_;
 };
 
-static std::vector<std::string> strings(const char* const* list, size_t count) {
-  return std::vector<std::string>(list, list + count);
-}
-
 static std::shared_ptr<::gloo::transport::Device> device(const char* interface, const char* host) {
   if (interface) return c10d::ProcessGroupGloo::createDeviceForInterface(interface);
   if (host) return c10d::ProcessGroupGloo::createDeviceForHostname(host);
@@ -107,66 +102,16 @@ using namespace isobar;
 
 extern "C" {
 
-Store* isobar_store_new(
-    const char* host, uint16_t port, bool is_server, size_t world_size, int64_t timeout_ms, Error* error) {
-  return guarded(error, [&]() -> Store* {
-    c10d::TCPStoreOptions options;
-    options.port = port;
-    options.isServer = is_server;
-    if (world_size) options.numWorkers = world_size;
-    // The first key that a rank asks of another one is where they wait for each other.
-    options.waitWorkers = false;
-    options.timeout = milliseconds(timeout_ms);
-    return new Store(c10::make_intrusive<c10d::TCPStore>(host, options));
-  });
-}
-
-void isobar_store_free(Store* store) {
-  delete store;
-}
-
-uint16_t isobar_store_port(const Store* store) {
-  return (*store)->getPort();
-}
-
-void isobar_store_set(const Store* store, const char* key, const uint8_t* data, size_t size, Error* error) {
-  guarded(error, [&] { (*store)->set(key, std::vector<uint8_t>(data, data + size)); });
-}
-
-// Waits for the key; hands its bytes to `receive`.
-void isobar_store_get(
-    const Store* store, const char* key, int64_t timeout_ms, void* target,
-    void (*receive)(void* target, const uint8_t* data, size_t size), Error* error) {
-  guarded(error, [&] {
-    (*store)->wait({key}, milliseconds(timeout_ms));
-    auto value = (*store)->get(key);
-    receive(target, value.data(), value.size());
-  });
-}
-
-int64_t isobar_store_add(const Store* store, const char* key, int64_t amount, Error* error) {
-  return guarded(error, [&] { return (*store)->add(key, amount); });
-}
-
-void isobar_store_wait(const Store* store, const char* const* keys, size_t count, int64_t timeout_ms, Error* error) {
-  guarded(error, [&] { (*store)->wait(strings(keys, count), milliseconds(timeout_ms)); });
-}
-
-bool isobar_store_check(const Store* store, const char* const* keys, size_t count, Error* error) {
-  return guarded(error, [&] { return (*store)->check(strings(keys, count)); });
-}
-
-bool isobar_store_delete(const Store* store, const char* key, Error* error) {
-  return guarded(error, [&] { return (*store)->deleteKey(key); });
-}
-
+// Owns the boxed store in every case.
 Gloo* isobar_gloo_new(
-    const Store* store, const char* prefix, int rank, int size, int64_t timeout_ms, const char* interface,
-    const char* host, Error* error) {
+    void* store, void (*drop)(void*), Ask ask, const char* prefix, int rank, int size, int64_t timeout_ms,
+    const char* interface, const char* host, Error* error) {
   return guarded(error, [&]() -> Gloo* {
-    auto options = c10d::ProcessGroupGloo::Options::create(milliseconds(timeout_ms));
+    auto timeout = milliseconds(timeout_ms);
+    auto owned = c10::make_intrusive<RustStore>(store, drop, ask, timeout);
+    auto options = c10d::ProcessGroupGloo::Options::create(timeout);
     options->devices.push_back(device(interface, host));
-    auto prefixed = c10::make_intrusive<c10d::PrefixStore>(prefix, *store);
+    auto prefixed = c10::make_intrusive<c10d::PrefixStore>(prefix, owned);
     return new Gloo(c10::make_intrusive<c10d::ProcessGroupGloo>(prefixed, rank, size, options));
   });
 }

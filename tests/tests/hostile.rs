@@ -1,0 +1,102 @@
+//! Data sets with bytes changed at random: values or an error, in bounded memory and time.
+#![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
+
+use std::fs::{self, File};
+use std::os::unix::process::ExitStatusExt;
+use std::path::Path;
+use std::process::{Command, Stdio};
+use std::time::Duration;
+
+use isobar_data::{DarcyWriter, WellDim, WellMeta, WellWriter};
+use isobar_harness::wait_within;
+use rstest::rstest;
+use tch::{Device, Kind, Tensor};
+use tempfile::tempdir;
+
+const READER: &str = env!("CARGO_BIN_EXE_reader");
+
+/// Copies that are read by one process.
+const BATCH: u64 = 512;
+
+/// How long that may take: some seconds, where HDF5 does not go round for ever.
+const LONGEST: Duration = Duration::from_secs(30);
+
+/// What a process that reads may have, in KiB: libtorch has most of it. The files are of some KiB.
+const MEMORY: u64 = 1 << 20;
+
+/// Small, so that most of its bytes say what the others are.
+fn darcy(path: &Path) {
+    let mut writer = DarcyWriter::create(path, 3, 4, 1.0).unwrap();
+    for _ in 0..3 {
+        writer.append(&[12.0; 16], &[0.5; 16]).unwrap();
+    }
+    writer.finish().unwrap();
+}
+
+fn well(path: &Path) {
+    let dim = |name: &str| WellDim {
+        name: name.to_owned(),
+        coordinates: (0..3).map(f64::from).collect(),
+        periodic: true,
+    };
+    let meta = WellMeta {
+        name: "small".to_owned(),
+        trajectories: 1,
+        times: vec![0.0, 1.0],
+        dims: vec![dim("x"), dim("y")],
+        fields: vec![("density".to_owned(), 0), ("velocity".to_owned(), 1)],
+        parameters: vec![("viscosity".to_owned(), 0.5)],
+        ..WellMeta::default()
+    };
+    let mut writer = WellWriter::create(path, &meta).unwrap();
+    for (field, components) in [("density", 1), ("velocity", 2)] {
+        let values = Tensor::zeros([2, components, 3, 3], (Kind::Float, Device::Cpu));
+        writer.write(field, 0, 0, &values).unwrap();
+    }
+    writer.finish().unwrap();
+}
+
+/// Whatever is damaged, Isobar's own code neither panics nor takes memory without bound. HDF5 itself is in C, and some
+/// damage makes it crash or go round for ever: that it does so seldom is all that can be held here.
+#[rstest]
+#[case::darcy("darcy", darcy)]
+#[case::well("well", well)]
+fn damaged_files_are_values_or_errors(#[case] kind: &str, #[case] write: fn(&Path)) {
+    let folder = tempdir().unwrap();
+    let (path, log) = (folder.path().join("whole.h5"), folder.path().join("log"));
+    write(&path);
+    let count = std::env::var("PROPTEST_CASES").map_or(BATCH, |cases| cases.parse().unwrap());
+    let (mut problems, mut below) = (Vec::new(), Vec::new());
+    let mut from = 0;
+    while from < count {
+        let to = (from + BATCH).min(count);
+        let mut command = Command::new(READER);
+        command
+            .arg(kind)
+            .arg(&path)
+            .args(["1", &from.to_string(), &to.to_string()])
+            .env("OMP_NUM_THREADS", "1");
+        command.stdout(File::create(&log).unwrap()).stderr(Stdio::null());
+        let status = wait_within(&mut command.spawn().unwrap(), LONGEST).unwrap();
+        let said = fs::read_to_string(&log).unwrap();
+        let last: Vec<&str> = said.lines().last().unwrap_or_default().split(' ').collect();
+        match (status, &last[..]) {
+            (Some(status), ["read", _, "memory", memory]) if status.success() => {
+                let memory: u64 = memory.parse().unwrap();
+                if memory > MEMORY {
+                    problems.push(format!("the copies from {from} to {to} took {memory} KiB"));
+                }
+                from = to;
+            }
+            (status, [number]) => {
+                let crashed = status.is_none_or(|status| matches!(status.signal(), Some(7 | 8 | 11)));
+                let list = if crashed { &mut below } else { &mut problems };
+                list.push(format!("copy {number}: {status:?}"));
+                from = number.parse::<u64>().unwrap() + 1;
+            }
+            _ => panic!("{status:?}: {said}"),
+        }
+    }
+    assert!(problems.is_empty(), "{} of {count}\n{}", problems.len(), problems.join("\n"));
+    assert!(below.len() as u64 * 20 <= count, "{} of {count}\n{}", below.len(), below.join("\n"));
+}
