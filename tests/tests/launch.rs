@@ -171,7 +171,7 @@ fn exit_codes_and_restarts(#[case] script: &str, #[case] code: i32, #[case] star
     let folder = tempdir().unwrap();
     let count = folder.path().join("count");
     let script = format!("echo x >>{}; [ $RANK = 1 ] || exit 0; {script}", count.display());
-    let options = ["-n", "2", "--max-restarts", "2", "--grace", "1"];
+    let options = ["-n", "2", "--max-restarts", "2"];
     ended(&launch(&options, &["sh", "-c", &script]), code, &[]);
     assert_eq!(fs::read_to_string(count).unwrap().lines().count(), 2 * starts);
 }

@@ -22,16 +22,29 @@ pub(crate) fn origin(
         None => flight.phase().0.to_string(),
     };
     let seen = first_non_finite(&marked, label, again);
-    // A rank that fails has left the group: then the others' exchange fails too.
-    let (done, found) = seen.ok()?;
-    done.ok()?;
+    // Others wait for a rank that fails alone.
+    let (done, found) = match seen {
+        Ok(seen) => seen,
+        Err(error) => {
+            world.leave(&error.to_string());
+            return None;
+        }
+    };
+    if let Err(error) = done {
+        if !error.is_shared() {
+            world.leave(&error.to_string());
+        }
+        return None;
+    }
     let own = told(&found, params);
     let all = world.all_gather_bytes(&own.encode()).ok()?;
     let all: Vec<(usize, Told)> =
         all.iter().enumerate().filter_map(|(rank, bytes)| Some((rank, Told::decode(bytes)?))).collect();
     // Who made them is told, not who was given them.
     let makers = all.iter().filter(|(_, told)| told.made).collect::<Vec<_>>();
-    let chosen = if makers.is_empty() { all.iter().collect() } else { makers };
+    let mut chosen = if makers.is_empty() { all.iter().collect() } else { makers };
+    // Infinities may be meant.
+    chosen.sort_by_key(|(_, told)| !told.nan);
     let mut text: Vec<String> =
         chosen.iter().take(SHOWN).map(|(rank, told)| format!("rank {rank}: {}", told.text)).collect();
     if chosen.len() > SHOWN {
@@ -47,24 +60,27 @@ const SHOWN: usize = 4;
 struct Told {
     /// Whether an operator made them of finite values.
     made: bool,
+    /// Whether there is NaN among them, not infinities alone.
+    nan: bool,
     text: String,
 }
 
 impl Told {
     fn encode(&self) -> Vec<u8> {
-        [&[u8::from(self.made)], self.text.as_bytes()].concat()
+        [&[u8::from(self.made), u8::from(self.nan)], self.text.as_bytes()].concat()
     }
 
     fn decode(bytes: &[u8]) -> Option<Self> {
-        let (made, text) = bytes.split_first()?;
+        let ([made, nan], text) = bytes.split_first_chunk()?;
         let text = String::from_utf8_lossy(text).into_owned();
-        (!text.is_empty()).then_some(Self { made: *made != 0, text })
+        (!text.is_empty()).then_some(Self { made: *made != 0, nan: *nan != 0, text })
     }
 }
 
 fn told(found: &[NonFinite], params: &Parameters) -> Told {
     let text: Vec<String> = found.iter().map(|found| line(found, params)).collect();
-    Told { made: found.iter().any(|found| found.inputs_finite), text: text.join(", then ") }
+    let (made, nan) = (found.iter().any(|found| found.inputs_finite), found.iter().any(|found| found.nan));
+    Told { made, nan, text: text.join(", then ") }
 }
 
 fn line(found: &NonFinite, params: &Parameters) -> String {

@@ -104,6 +104,11 @@ impl Reducer {
         });
     }
 
+    /// Whether a gradient has come since the last [`Reducer::zero`].
+    pub(crate) fn has_seen_any(&self) -> bool {
+        lock(&self.shared).seen.contains(&true)
+    }
+
     /// Gives up a pass that failed.
     pub(crate) fn abandon(&self) {
         lock(&self.shared).pass = None;

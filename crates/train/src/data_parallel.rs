@@ -170,7 +170,7 @@ impl DataParallel {
         }
         let check = !self.find_unused_parameters;
         // A rank without samples has no say in which parameters are used.
-        match self.reducer.finish(check && local > 0, check)? {
+        match self.reducer.finish(check && (local > 0 || self.reducer.has_seen_any()), check)? {
             None => Ok(()),
             Some(unused) => self.report_missing(unused.first()),
         }

@@ -241,7 +241,6 @@ impl Error {
                 | Self::NonFiniteLoss { .. }
                 | Self::NonFinite { .. }
                 | Self::Overflow { .. }
-                | Self::ReplicasDiffer { .. }
                 | Self::CheckpointsDiffer { .. }
                 | Self::OtherRank { .. }
         )

@@ -2,8 +2,9 @@
 
 use std::fmt::Write;
 
+use isobar_collectives::Group;
 use isobar_torch::memory;
-use tch::Tensor;
+use tch::{Device, Tensor};
 
 use crate::error::Error;
 use crate::optim::Optimizer;
@@ -23,10 +24,12 @@ fn says_so(error: &Error) -> bool {
 }
 
 /// Adds to an error of a rank without memory left what holds it; other errors stay as they are.
-pub(crate) fn explained(error: Error, rank: usize, held: &Held<'_>) -> Error {
-    match error.is_shared() || !says_so(&error) {
+pub(crate) fn explained(error: Error, world: &Group, held: &Held<'_>) -> Error {
+    // What another rank has said of its own memory is no word of this one's.
+    let others = error.is_shared() || world.flight().trouble().is_some();
+    match others || !says_so(&error) {
         true => error,
-        false => Error::OutOfMemory { rank, held: held.text(), source: Box::new(error) },
+        false => Error::OutOfMemory { rank: world.rank(), held: held.text(), source: Box::new(error) },
     }
 }
 
@@ -62,7 +65,9 @@ impl Held<'_> {
             .collect();
         let begins: Vec<usize> =
             named.iter().filter_map(|(_, t)| Some(memory::data_ptr(t).ok()?.addr())).collect();
-        let blocks = memory::largest_blocks(SHOWN + begins.len());
+        // The allocator knows those in host memory.
+        let on_host = self.params.iter().all(|param| param.tensor.device() == Device::Cpu);
+        let blocks = if on_host { memory::largest_blocks(SHOWN + begins.len()) } else { Vec::new() };
         let unnamed = blocks.iter().filter(|(begin, bytes)| {
             // A block of several named tensors (gradients are views of one) is not without a name.
             !begins.iter().any(|at| (*begin..begin + bytes).contains(at))

@@ -80,6 +80,8 @@ impl How {
     /// Of several that ended badly, those of the lowest number are the causes of the others.
     fn order(self) -> u8 {
         match self {
+            // A pipe breaks where another has ended.
+            Self::Signal(signal) if signal == Signal::SIGPIPE as i32 => 2,
             // By abort a program ends itself, perhaps since it has lost another.
             Self::Signal(signal) if signal != Signal::SIGABRT as i32 => 0,
             Self::Code(code) if code == Exit::Lost as u8 => 2,

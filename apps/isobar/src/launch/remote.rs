@@ -61,7 +61,8 @@ pub(super) fn command_line(
 fn quoted(word: &OsStr) -> Vec<u8> {
     let plain = |byte: &u8| byte.is_ascii_alphanumeric() || b"-_./=:,@%+".contains(byte);
     let bytes = word.as_bytes();
-    if !bytes.is_empty() && bytes.iter().all(plain) {
+    // (A word that begins with `=` is another's path to zsh.)
+    if bytes.first().is_some_and(|first| *first != b'=') && bytes.iter().all(plain) {
         return bytes.to_vec();
     }
     let mut quoted = vec![b'\''];

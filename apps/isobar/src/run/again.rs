@@ -52,8 +52,19 @@ pub(crate) fn resume(world: &Group, folder: &Path, told: Resume) -> Result<Resum
 fn decide(folder: &Path, attempt: &Attempt) -> Result<bool> {
     let there = saved(folder)?;
     let file = folder.join(FILE);
-    let begun: Option<Begun> =
-        std::fs::read(&file).ok().and_then(|bytes| serde_json::from_slice(&bytes).ok());
+    let refused = |error: &dyn std::fmt::Display| {
+        Exit::Data.because(format!(
+            "cannot read {}, which says whose checkpoints these are: {error}; remove it to begin anew",
+            file.display()
+        ))
+    };
+    let begun: Option<Begun> = match std::fs::read(&file) {
+        Err(error) if error.kind() == std::io::ErrorKind::NotFound => None,
+        Err(error) => return Err(refused(&error).into()),
+        // Of another job it does not matter what is in it.
+        Ok(bytes) if attempt.number == 1 => serde_json::from_slice(&bytes).ok(),
+        Ok(bytes) => Some(serde_json::from_slice(&bytes).map_err(|error| refused(&error))?),
+    };
     if let Some(begun) = begun.filter(|begun| begun.id == attempt.id && attempt.number > 1) {
         return Ok(!there.iter().any(|saved| begun.earlier.contains(saved)));
     }

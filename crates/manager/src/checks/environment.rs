@@ -42,6 +42,11 @@ pub fn environment(
     let several = launchers.into_iter().find_map(|(by, variable, ranks)| {
         ranks.filter(|&ranks| ranks > 1).map(|ranks| (by, variable, ranks))
     });
+    // A launcher of PyTorch's kind, whose variables a method that was chosen leaves aside.
+    let several = several.or_else(|| {
+        let ranks = number("WORLD_SIZE").filter(|&ranks| ranks > 1 && world_size == 1 && !torchruns)?;
+        Some(("a launcher", "WORLD_SIZE", ranks))
+    });
     match several {
         Some((by, variable, ranks)) if torchruns => found.push(Finding::error(format!(
             "{by} started {ranks} processes ({variable}), and torchrun in each a job of its own of {world_size} ranks, which all \

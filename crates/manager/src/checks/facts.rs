@@ -33,7 +33,7 @@ pub struct Facts {
     pub mpi: Option<String>,
     /// Whether that takes pointers to CUDA memory; none where it does not say.
     pub mpi_takes_cuda: Option<bool>,
-    /// Whether Open MPI's mpirun started it.
+    /// Whether Open MPI's mpirun started it, itself and not by a daemon.
     pub mpirun: bool,
     /// Whether a PMIx server started it.
     pub pmix: bool,
@@ -99,6 +99,7 @@ impl Facts {
             mpi: mpi.then(mpi_library).flatten(),
             mpi_takes_cuda: mpi.then(mpi_takes_cuda).flatten(),
             mpirun: environment.has("OMPI_COMM_WORLD_SIZE")
+                && !by_daemon()
                 && !environment.get("PMIX_NAMESPACE").is_some_and(|name| name.starts_with("slurm.")),
             pmix: environment.has("PMIX_RANK") || environment.has("PMIX_NAMESPACE"),
             gpu: gpu(manager.device(), &environment),
@@ -208,4 +209,23 @@ pub(super) fn ahead_of_first(world: &Group) -> Result<f64> {
         }
     }
     Ok(if world.rank() == 0 { 0.0 } else { best.1 })
+}
+/// Whether a daemon of mpirun's, of which it starts one on each machine, is among the processes that started this one.
+fn by_daemon() -> bool {
+    let mut process = nix::unistd::getppid().as_raw();
+    for _ in 0..8 {
+        let of = |file: &str| std::fs::read_to_string(format!("/proc/{process}/{file}")).unwrap_or_default();
+        match of("comm").trim() {
+            "orted" | "prted" => return true,
+            "mpirun" | "mpiexec" | "orterun" | "prterun" => return false,
+            _ => {}
+        }
+        let status = of("status");
+        let parent = status.lines().find_map(|line| line.strip_prefix("PPid:")?.trim().parse().ok());
+        match parent {
+            Some(parent) if parent > 1 => process = parent,
+            _ => return false,
+        }
+    }
+    false
 }

@@ -20,8 +20,8 @@ pub(super) struct Token {
 }
 
 /// How often a file is looked for that is not seen: network file systems may be late.
-const LOOKS: usize = 4;
-const PAUSE: Duration = Duration::from_millis(50);
+const LOOKS: u32 = 8;
+const PAUSE: Duration = Duration::from_millis(20);
 
 impl Token {
     /// All ranks call.
@@ -66,7 +66,9 @@ impl Token {
         let file = self.folder.join(name);
         (0..LOOKS).any(|look| {
             if look > 0 {
-                std::thread::sleep(PAUSE);
+                // Up to 2.5 s in all. Opening a folder makes NFS ask its server again.
+                std::thread::sleep(PAUSE * 2_u32.pow(look - 1));
+                let _ = fs::read_dir(&self.folder);
             }
             file.exists()
         })

@@ -135,5 +135,6 @@ pub fn examine(
 #[must_use]
 pub fn free_space(folder: &Path) -> Option<u64> {
     let disk = nix::sys::statvfs::statvfs(folder).ok()?;
-    Some(disk.blocks_available() * disk.fragment_size())
+    // Of file systems without such numbers all are zero.
+    (disk.blocks() > 0).then(|| disk.blocks_available() * disk.fragment_size())
 }

@@ -24,6 +24,9 @@ impl Keep {
 /// Removes the checkpoints of a folder that need not stay. `current` stays in any case. One that is torn counts for nothing,
 /// and goes when enough newer ones are there.
 pub(super) fn prune(root: &Path, keep: Keep, current: &Path) -> Result<()> {
+    if keep.newest == 0 {
+        return Ok(());
+    }
     let found: Vec<(PathBuf, Option<Manifest>)> = folder::checkpoints(root)?
         .into_iter()
         .map(|path| {

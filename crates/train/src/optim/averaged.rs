@@ -69,9 +69,9 @@ impl Averaged {
         Ok(Self { inner, average: Some(Average { decay, taken: 0, slots, swapped: false }) })
     }
 
-    /// Whether parameters are averaged.
+    /// Whether there are averages: after the first step that is averaged.
     pub fn averages(&self) -> bool {
-        self.average.is_some()
+        self.average.as_ref().is_some_and(Average::begun)
     }
 
     /// Exchanges the parameters and their averages, for a validation; once more puts them back. Where there are no averages,
@@ -81,7 +81,7 @@ impl Averaged {
     ///
     /// Where libtorch refuses.
     pub fn swap(&mut self) -> Result<()> {
-        let Some(average) = &mut self.average else { return Ok(()) };
+        let Some(average) = self.average.as_mut().filter(|average| average.begun()) else { return Ok(()) };
         let _no_grad = tch::no_grad_guard();
         for (param, average) in &average.slots {
             let swap = || {
@@ -114,7 +114,8 @@ impl Optimizer for Averaged {
 
     fn state(&self) -> OptimizerState {
         let mut state = self.inner.state();
-        if let Some(average) = &self.average {
+        // Before the first step the averages are of nothing.
+        if let Some(average) = self.average.as_ref().filter(|average| average.begun()) {
             state.averaged = Some(average.taken);
             average.slots.iter().for_each(|(param, tensor)| state.push(AVERAGE, param, tensor));
         }
@@ -140,6 +141,10 @@ impl Optimizer for Averaged {
 }
 
 impl Average {
+    fn begun(&self) -> bool {
+        self.taken > 0
+    }
+
     fn take(&mut self) -> Result<()> {
         let _no_grad = tch::no_grad_guard();
         self.taken += 1;
@@ -221,6 +226,7 @@ mod tests {
         without.swap().unwrap();
         step(&y, &mut without);
         with.load_state(&without.state()).unwrap();
+        assert!(!with.averages() && with.state().averaged.is_none());
         step(&x, &mut with);
         with.swap().unwrap();
         // The first step after it begins them anew.

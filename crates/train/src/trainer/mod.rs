@@ -150,10 +150,10 @@ pub fn fit(
     ranks: &Ranks,
     config: &FitConfig,
 ) -> Result<Summary> {
-    let rank = ranks.world.rank();
+    let world = &ranks.world;
     let result = match Run::start(task, params, buffers, ranks, config) {
         Ok(run) => run.go(),
-        Err(error) => Err(out_of_memory::explained(error, rank, &Held { params, buffers, optimizer: None })),
+        Err(error) => Err(out_of_memory::explained(error, world, &Held { params, buffers, optimizer: None })),
     };
     if let Err(error) = &result
         && !error.is_shared()
@@ -214,6 +214,9 @@ impl<'a, T: Task> Run<'a, T> {
         let train = &config.train;
         if train.validate_every == 0 {
             return Err(Error::invalid("train.validate_every", 0, "1 or more"));
+        }
+        if let Some(norm) = train.clip_norm.filter(|norm| norm.is_nan() || *norm <= 0.0) {
+            return Err(Error::invalid("train.clip_norm", norm, "a number above 0"));
         }
         if train.accumulate == 0 {
             return Err(Error::invalid("train.accumulate", 0, "1 or more"));
@@ -308,7 +311,7 @@ impl<'a, T: Task> Run<'a, T> {
             Err(error) => {
                 let Self { params, buffers, optimizer, ranks, .. } = &self;
                 let held = Held { params, buffers, optimizer: Some(optimizer) };
-                Err(out_of_memory::explained(error, ranks.world.rank(), &held))
+                Err(out_of_memory::explained(error, &ranks.world, &held))
             }
         }
     }

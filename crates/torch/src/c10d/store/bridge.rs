@@ -8,7 +8,6 @@ use crate::error::{RawFailure, catch};
 use crate::ffi;
 
 /// Answers one request of libtorch's: the number, with the value given to `receive` where there is one.
-#[expect(clippy::too_many_arguments, reason = "as C++ calls it")]
 pub(in crate::c10d) extern "C" fn ask(
     store: *mut c_void,
     kind: u8,

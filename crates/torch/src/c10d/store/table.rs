@@ -81,7 +81,7 @@ impl Table {
         let longest = Duration::from_millis(milliseconds.try_into().unwrap_or_default());
         loop {
             let mut state = self.state();
-            let Some(missing) = keys.iter().find(|key| !state.values.contains_key(*key)) else { return None };
+            let missing = keys.iter().find(|key| !state.values.contains_key(*key))?;
             if state.closed {
                 return Some(refused("the store has closed"));
             }
