@@ -33,7 +33,7 @@ const FIRST: &str = "isobar-first";
 /// // Where namespaces may be made.
 /// if let Ok(hosts) = Hosts::new() {
 ///     let name = hosts.command(1, "cat").arg("/proc/sys/kernel/hostname").output()?;
-///     assert_eq!(name.stdout, b"host-b");
+///     assert_eq!(name.stdout, b"host-b\n");
 /// }
 /// # Ok::<(), anyhow::Error>(())
 /// ```
