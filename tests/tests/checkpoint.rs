@@ -209,7 +209,9 @@ fn signalled(signal: &str, launch: Launch, output: &Path, sets: &[&str]) -> isob
 #[test]
 fn a_run_that_gets_sigterm_leaves_a_checkpoint_and_ends_with_6() {
     let folder = tempdir().unwrap();
-    let outcome = signalled("TERM", Launch::plain(2, "sh"), folder.path(), &["train.epochs=100000"]);
+    // As when all processes of a job are told, and their launcher tells its ranks too.
+    let twice = "TERM $!; sleep 0.1; kill -TERM";
+    let outcome = signalled(twice, Launch::plain(2, "sh"), folder.path(), &["train.epochs=100000"]);
     for rank in &outcome.ranks {
         assert!(rank.stdout.contains("code 6\n"), "{outcome}");
     }

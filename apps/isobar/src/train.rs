@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 use anyhow::{Result, bail};
 use clap::{Args, ValueEnum};
 use isobar_manager::config::Resolved;
-use isobar_manager::{DistributedManager, Termination, logging};
+use isobar_manager::{DistributedManager, logging};
 use isobar_train::config::{CheckpointConfig, DataFormat, Predict, Resume};
 use isobar_train::{
     BoxError, DataParallelConfig, FieldLayout, FieldModel, FieldTask, FitConfig, RolloutError, Signals, Step,
@@ -102,8 +102,6 @@ fn train(manager: &DistributedManager, resolved: &Resolved<Config>) -> Result<Op
     let config = &resolved.value;
     let text = resolved.to_toml_with_origins()?;
     let signals = signals(manager, config)?;
-    // SIGTERM asks for a checkpoint, and does not end the process: also where it comes in the run's last moments, so for good.
-    std::mem::forget(Termination::watch()?);
     let (summary, baseline, picture) =
         run::with(manager, config, Training { manager, config, text, signals })?;
     if manager.rank() == 0 {

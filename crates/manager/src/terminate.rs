@@ -5,7 +5,7 @@
 //! time limit: then there is time to save.
 
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
-use std::sync::{Mutex, PoisonError};
+use std::sync::{Mutex, OnceLock, PoisonError};
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -19,6 +19,10 @@ use crate::{Error, Result};
 /// For so long a lost rank may show after the signal.
 const SHOWS: Duration = Duration::from_millis(300);
 
+/// Signals that come so soon after the first are the same request: a service manager tells all processes of a job, and their
+/// launcher passes it on.
+const SAME: Duration = Duration::from_secs(2);
+
 /// By then the watchdog has ended the process.
 const ENDS: Duration = Duration::from_secs(4);
 
@@ -26,9 +30,10 @@ static INSTALLED: Mutex<bool> = Mutex::new(false);
 static WATCHDOG: Mutex<Option<Watchdog>> = Mutex::new(None);
 static INTERESTED: AtomicUsize = AtomicUsize::new(0);
 static REQUESTED: AtomicBool = AtomicBool::new(false);
+static FIRST: OnceLock<Instant> = OnceLock::new();
 
 /// Asks to be told, instead of ended, when this process is to end while all ranks are alive: while it lives, SIGTERM sets
-/// [`requested`](Self::requested). A second SIGTERM ends the process.
+/// [`requested`](Self::requested). Another SIGTERM, two seconds later or more, ends the process.
 ///
 /// What the signal reaches is one process: ranks that want to end together agree on it, for instance by the largest of what
 /// each was asked.
@@ -96,6 +101,10 @@ pub(crate) fn forget_watchdog() {
 }
 
 fn asked() {
+    let again = REQUESTED.load(Ordering::SeqCst);
+    if again && FIRST.get().is_some_and(|first| first.elapsed() < SAME) {
+        return;
+    }
     let watchdog = WATCHDOG.lock().unwrap_or_else(PoisonError::into_inner).clone();
     if let Some(watchdog) = watchdog {
         watchdog.set_asked(true);
@@ -109,10 +118,11 @@ fn asked() {
         }
         watchdog.set_asked(false);
     }
-    let first = !REQUESTED.swap(true, Ordering::SeqCst);
-    if INTERESTED.load(Ordering::SeqCst) == 0 || !first {
+    if INTERESTED.load(Ordering::SeqCst) == 0 || again {
         end();
     }
+    let _ = FIRST.set(Instant::now());
+    REQUESTED.store(true, Ordering::SeqCst);
     tracing::warn!("asked to end (SIGTERM): the run is saved at the next step, and ends");
 }
 

@@ -242,6 +242,25 @@ fn only_the_modes_that_are_kept_travel() {
     });
 }
 
+/// Each rank makes the points that it has of a field that is split otherwise than evenly.
+#[test]
+fn points_are_made_where_a_field_lies() {
+    on_mesh(&[2], |mesh| {
+        let _guard = forbid_hidden_communication();
+        let whole = numbers(&[3, 32, 40], 1);
+        let sizes = Sizes::Explicit(vec![(1, vec![20, 12])]);
+        let layout = Layout::new(mesh, &[Placement::Shard(1)], &whole.size(), &sizes).unwrap();
+        let x = leaf(&whole, &layout);
+        let kept = [vec![0..4, 28..32], vec![0..4]];
+        let modes = x.rfftn_modes(&[1, 2], &kept, FftNorm::Ortho).unwrap();
+        let trace = CommTrace::start(&mesh.group_along(&[0]).unwrap());
+        let back = modes.irfftn_modes_as(&x, &[1, 2], &kept, FftNorm::Ortho).unwrap();
+        assert_eq!(back.layout(), x.layout());
+        // The modes that the rank has not: of complex numbers of 16 bytes, half of them.
+        assert_eq!(trace.received(), 3 * 8 * 4 / 2 * 16);
+    });
+}
+
 #[test]
 fn wrong_arguments_are_errors() {
     on_mesh(&[2], |mesh| {
@@ -257,6 +276,8 @@ fn wrong_arguments_are_errors() {
         let modes = Modes { rows: 0..1, columns: 0..1 };
         assert!(error(x.rfft2_modes(-1, &modes, norm)).contains("dim 2 of a tensor with 2 dims"));
         assert!(error(x.irfft2_modes(1, [4, 6], &modes, norm)).contains("dim 3 of a tensor with 2 dims"));
+        let shape = error(spectrum.irfftn_modes_as(&x.narrow(0, 0, 3).unwrap(), &[1], &[vec![0..4]], norm));
+        assert!(shape.contains("cannot be laid out like"), "{shape}");
         let kept = [vec![0..1, 2..3]];
         assert!(error(x.irfftn_modes(&[6], &[1], &kept, norm)).contains("expected complex modes"));
         assert!(error(spectrum.irfftn_modes(&[], &[1], &kept, norm)).contains("expected complex modes"));
@@ -408,6 +429,24 @@ fn some_modes(#[values(1, 2, 3, 4)] mesh: usize) {
                 &[(&x, &layout)],
                 1e-10,
                 |t| t[0].view_as_complex()?.irfftn_modes(&points, &asked.dims, &kept, asked.norm),
+                |t| {
+                    let pairs = Convert::view_as_complex(&t[0]);
+                    let field = pairs.and_then(|x| x.irfftn_modes(&points, &asked.dims, &kept, asked.norm));
+                    field.map_err(|e| TchError::Torch(e.to_string()))
+                },
+            );
+            let place = dice.layout(mesh, &asked.shape, &all);
+            let field = ShardTensor::distribute_as(&numbers(&asked.shape, 3), &place).unwrap();
+            same(
+                &format!("irfftn_modes_as {what}"),
+                &[(&x, &layout)],
+                1e-10,
+                |t| {
+                    let modes = t[0].view_as_complex()?;
+                    let back = modes.irfftn_modes_as(&field, &asked.dims, &kept, asked.norm)?;
+                    assert_eq!(back.layout(), &place);
+                    Ok(back)
+                },
                 |t| {
                     let pairs = Convert::view_as_complex(&t[0]);
                     let field = pairs.and_then(|x| x.irfftn_modes(&points, &asked.dims, &kept, asked.norm));

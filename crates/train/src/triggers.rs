@@ -6,7 +6,8 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use isobar_collectives::Group;
-use signal_hook::consts::{SIGTERM, SIGUSR1};
+use isobar_manager::Termination;
+use signal_hook::consts::SIGUSR1;
 
 use crate::error::{Error, Result};
 
@@ -34,6 +35,7 @@ pub enum Stop {
 pub struct Signals {
     save: Arc<AtomicBool>,
     stop: Arc<AtomicBool>,
+    termination: Option<Arc<Termination>>,
     requeue: bool,
     peers_alive: Option<Arc<dyn Fn() -> bool + Send + Sync>>,
 }
@@ -42,27 +44,29 @@ impl fmt::Debug for Signals {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Signals")
             .field("save", &self.save)
-            .field("stop", &self.stop)
+            .field("stop", &self.is_to_stop())
             .field("requeue", &self.requeue)
             .finish_non_exhaustive()
     }
 }
 
 impl Signals {
-    /// Takes over SIGUSR1, which asks for a checkpoint, and SIGTERM, which asks to stop after one; a second SIGTERM ends the
-    /// process at once. For the whole process, so call it once.
+    /// Takes over SIGUSR1, which asks for a checkpoint, and SIGTERM, which asks to stop after one, as [`Termination`] hears
+    /// it. For the rest of the process, so call it once.
     ///
     /// # Errors
     ///
     /// Where the system refuses.
     pub fn install() -> Result<Self> {
         let signals = Self::default();
-        let refused = |error: std::io::Error| Error::invalid("a signal", error, "one that can be handled");
+        fn refused(error: impl fmt::Display) -> Error {
+            Error::invalid("a signal", error, "one that can be handled")
+        }
         signal_hook::flag::register(SIGUSR1, signals.save.clone()).map_err(refused)?;
-        // First what the second one does, as handlers run in the order in which they were registered.
-        signal_hook::flag::register_conditional_default(SIGTERM, signals.stop.clone()).map_err(refused)?;
-        signal_hook::flag::register(SIGTERM, signals.stop.clone()).map_err(refused)?;
-        Ok(signals)
+        let termination = Arc::new(Termination::watch().map_err(refused)?);
+        // The signal does not end the process in the run's last moments either.
+        std::mem::forget(termination.clone());
+        Ok(Self { termination: Some(termination), ..signals })
     }
 
     /// Whether a checkpoint that is asked for also ends the run ([`Stop::Requeue`]), so that the batch system can start it
@@ -89,9 +93,14 @@ impl Signals {
         self.stop.store(true, Ordering::Relaxed);
     }
 
+    fn is_to_stop(&self) -> bool {
+        let told = self.termination.as_ref().is_some_and(|termination| termination.requested());
+        told || self.stop.load(Ordering::Relaxed)
+    }
+
     /// What this rank is asked for now. A checkpoint is asked for once.
     fn take(&self) -> Result<Asked> {
-        let stop = self.stop.load(Ordering::Relaxed);
+        let stop = self.is_to_stop();
         if stop && self.peers_alive.as_ref().is_some_and(|alive| !alive()) {
             return Err(Error::PeersLost);
         }

@@ -76,7 +76,7 @@ impl<A: Array> Block<A> {
     /// For `x` `[h, w, batch, features]`, modulated by `modulation` `[batch, features]`.
     pub(crate) fn forward(&self, x: &A, modulation: Option<&A>, mode: Mode<'_>) -> Result<A> {
         let u = self.norm1.layer_norm(x)?;
-        let x = self.filter.forward(&u, modulation)?.laid_out_as(&u)?.add(&u)?.add(x)?;
+        let x = self.filter.forward(&u, modulation)?.add(&u)?.add(x)?;
         let hidden = self.fc1.linear(&self.norm2.layer_norm(&x)?)?;
         let hidden = match (&self.scale_shift, modulation) {
             (Some(scale_shift), Some(modulation)) => scale_shift.apply(&hidden, modulation)?,

@@ -104,7 +104,7 @@ impl<A: Array> Filter<A> {
         let x = in_full_precision(x.device(), || x.batched_matmul(&w2, Some(&b2)))?;
         let x = x.unary(Unary::Softshrink(self.lambda))?.reshape(&[groups, batch, modes, 2, size])?;
         let spectrum = x.permute(&[3, 2, 1, 0, 4])?.reshape(&shape)?;
-        Ok(self.transform_back(&spectrum)?.to_kind(kind)?)
+        Ok(self.transform_back(&spectrum, u)?.to_kind(kind)?)
     }
 
     /// From `[h, w, batch, features]` to `[2, rows, columns, batch, features]`.
@@ -117,12 +117,15 @@ impl<A: Array> Filter<A> {
         })
     }
 
-    fn transform_back(&self, spectrum: &A) -> Result<A> {
+    /// Back to where `u` lies.
+    fn transform_back(&self, spectrum: &A, u: &A) -> Result<A> {
         Ok(match &self.window {
-            ModeWindow::Block(modes) => spectrum.irfft2_modes(0, self.grid, modes, FftNorm::Ortho)?,
+            ModeWindow::Block(modes) => {
+                spectrum.irfft2_modes(0, self.grid, modes, FftNorm::Ortho)?.laid_out_as(u)?
+            }
             ModeWindow::Ranges(kept) => {
                 let pairs = spectrum.permute(&[1, 2, 3, 4, 0])?.view_as_complex()?;
-                pairs.irfftn_modes(&self.grid, &[0, 1], kept, FftNorm::Ortho)?
+                pairs.irfftn_modes_as(u, &[0, 1], kept, FftNorm::Ortho)?
             }
         })
     }

@@ -56,7 +56,7 @@ impl<A: Array> SpectralConv<A> {
         let wide = if kind == Kind::Double { Kind::Double } else { Kind::Float };
         let spectrum = x.to_kind(wide)?.rfftn_modes(&dims, &kept, FftNorm::Backward)?;
         let mixed = self.mixed(&spectrum, 0, 0, wide)?;
-        let back = mixed.irfftn_modes(extents, &dims, &kept, FftNorm::Backward)?;
+        let back = mixed.irfftn_modes_as(x, &dims, &kept, FftNorm::Backward)?;
         Ok(back.to_kind(kind)?)
     }
 

@@ -124,6 +124,21 @@ pub trait Spectral: Sized {
     /// The real inverse of [`rfftn_modes`](Self::rfftn_modes), of extents `s` along `dims`: modes that are not kept are zero,
     /// those kept several times are added, and imaginary parts are dropped as [`irfft2`](Self::irfft2) drops them.
     fn irfftn_modes(&self, s: &[i64], dims: &[i64], kept: &[Vec<Range<i64>>], norm: FftNorm) -> Result<Self>;
+
+    /// [`irfftn_modes`](Self::irfftn_modes) to the shape of `field`; where ranks have parts, each makes those that it has of
+    /// `field`, so that the two can be added where they lie.
+    fn irfftn_modes_as(
+        &self,
+        field: &Self,
+        dims: &[i64],
+        kept: &[Vec<Range<i64>>],
+        norm: FftNorm,
+    ) -> Result<Self>;
+}
+
+/// The extents of a field along the dims of a transform.
+pub(crate) fn points_of(op: &'static str, shape: &[i64], dims: &[i64]) -> Result<Vec<i64>> {
+    dims.iter().map(|&dim| Ok(shape[resolve(op, dim, shape.len())?])).collect()
 }
 
 impl Spectral for Tensor {
@@ -195,6 +210,16 @@ impl Spectral for Tensor {
 
     fn irfftn_modes(&self, s: &[i64], dims: &[i64], kept: &[Vec<Range<i64>>], norm: FftNorm) -> Result<Self> {
         in_full_precision(Tensor::device(self), || modes::inverse(self, s, dims, kept, norm))
+    }
+
+    fn irfftn_modes_as(
+        &self,
+        field: &Self,
+        dims: &[i64],
+        kept: &[Vec<Range<i64>>],
+        norm: FftNorm,
+    ) -> Result<Self> {
+        self.irfftn_modes(&points_of("irfftn_modes", &field.size(), dims)?, dims, kept, norm)
     }
 }
 

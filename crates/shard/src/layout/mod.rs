@@ -421,6 +421,15 @@ impl Layout {
         self.with_dims(dims)
     }
 
+    /// The same with the parts of another layout along a dim, if both split as many elements over the same axes.
+    pub(crate) fn with_parts_of(&self, other: &Self, dim: usize) -> Self {
+        let (own, parts) = (&self.dims()[dim], &other.dims()[dim]);
+        match own.axes == parts.axes && own.extent() == parts.extent() {
+            true => self.with_dim(dim, parts.clone()),
+            false => self.clone(),
+        }
+    }
+
     /// The same with one dim another.
     pub(crate) fn with_dim(&self, dim: usize, parts: Dim) -> Self {
         let mut dims = self.0.dims.clone();

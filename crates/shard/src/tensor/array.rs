@@ -8,7 +8,7 @@ use super::ShardTensor;
 use crate::array::fourier;
 use crate::array::{
     Array, Attrs, Conv2d, Convert, Elementwise, FftNorm, Linear, Local, Make, Modes, Parallel, RandomOps,
-    Reduce, Reduction, Shape, Spectral, Windowed, resolve,
+    Reduce, Reduction, Shape, Spectral, Windowed, points_of, resolve,
 };
 use crate::error::{Error, Result};
 use crate::layout::{Dim, Layout};
@@ -312,11 +312,24 @@ impl Spectral for ShardTensor {
     }
 
     fn rfftn_modes(&self, dims: &[i64], kept: &[Vec<Range<i64>>], norm: FftNorm) -> Result<Self> {
-        self.fourier_modes("rfftn_modes", fourier::Kind::Real, &[], dims, kept, norm)
+        self.fourier_modes("rfftn_modes", fourier::Kind::Real, None, &[], (dims, kept), norm)
     }
 
     fn irfftn_modes(&self, s: &[i64], dims: &[i64], kept: &[Vec<Range<i64>>], norm: FftNorm) -> Result<Self> {
-        self.fourier_modes("irfftn_modes", fourier::Kind::InverseReal, s, dims, kept, norm)
+        self.fourier_modes("irfftn_modes", fourier::Kind::InverseReal, None, s, (dims, kept), norm)
+    }
+
+    fn irfftn_modes_as(
+        &self,
+        field: &Self,
+        dims: &[i64],
+        kept: &[Vec<Range<i64>>],
+        norm: FftNorm,
+    ) -> Result<Self> {
+        const OP: &str = "irfftn_modes";
+        let s = points_of(OP, ShardTensor::shape(field), dims)?;
+        let to = field.layout().of_gradient();
+        self.fourier_modes(OP, fourier::Kind::InverseReal, Some(&to), &s, (dims, kept), norm)
     }
 }
 

@@ -29,6 +29,19 @@ fn own_indices(layout: &Layout, dim: usize) -> Vec<i64> {
     layout.intervals()[dim].iter().flat_map(|own| own.start..own.end()).collect()
 }
 
+/// Refuses a result that cannot be laid out like that.
+fn check_result(op: &'static str, x: &ShardTensor, transform: &Transform, to: &Layout) -> Result<()> {
+    let extent = |dim| match transform.dims.contains(&dim) {
+        true => transform.result_extent(dim),
+        false => x.shape()[dim],
+    };
+    let shape: Vec<i64> = (0..x.ndim()).map(extent).collect();
+    match shape == to.shape() && x.layout().mesh() == to.mesh() {
+        true => Ok(()),
+        false => refuse(op, format!("a result of shape {shape:?} cannot be laid out like {to}")),
+    }
+}
+
 impl ShardTensor {
     /// A transform over dims, of which some may be split.
     pub(crate) fn fourier(
@@ -41,18 +54,19 @@ impl ShardTensor {
     ) -> Result<Self> {
         operator(op, &[self], args!("s": s, "dim": dims, "norm": norm.name()), || {
             let transform = Transform::new(op, kind, self.kind(), self.shape(), s, dims)?;
-            self.transformed(op, &transform, norm)
+            self.transformed(op, &transform, None, norm)
         })
     }
 
-    /// The real transform, or its inverse to the extents `s`, with only these modes.
+    /// The real transform, or its inverse to the extents `s`, over dims of which only these modes are kept; the result laid out
+    /// like `to`.
     pub(crate) fn fourier_modes(
         &self,
         op: &'static str,
         kind: Kind,
+        to: Option<&Layout>,
         s: &[i64],
-        dims: &[i64],
-        kept: &[Vec<Range<i64>>],
+        (dims, kept): (&[i64], &[Vec<Range<i64>>]),
         norm: FftNorm,
     ) -> Result<Self> {
         let ranges = || -> Vec<Vec<[i64; 2]>> {
@@ -69,12 +83,21 @@ impl ShardTensor {
                 return refuse(op, reason);
             }
             let transform = Transform::new(op, kind, self.kind(), self.shape(), s, dims)?;
-            self.transformed(op, &transform.keeping(op, kept, self.shape())?, norm)
+            self.transformed(op, &transform.keeping(op, kept, self.shape())?, to, norm)
         })
     }
 
-    fn transformed(&self, op: &'static str, transform: &Transform, norm: FftNorm) -> Result<Self> {
+    fn transformed(
+        &self,
+        op: &'static str,
+        transform: &Transform,
+        to: Option<&Layout>,
+        norm: FftNorm,
+    ) -> Result<Self> {
         let mut x = self.resolved()?;
+        if let Some(to) = to {
+            check_result(op, &x, transform, to)?;
+        }
         // What is not read need not travel.
         for &dim in &transform.dims {
             let read = transform.read_extent(dim);
@@ -84,7 +107,10 @@ impl ShardTensor {
         }
         let mut steps = steps(x.layout(), transform, x.kind().elt_size_in_bytes())?.into_iter().peekable();
         while let Some(step) = steps.next() {
-            let after = step.layout(x.layout(), transform);
+            let mut after = step.layout(x.layout(), transform);
+            if let (Some(to), Step::Turn(_, dim) | Step::Spread(_, dim)) = (to, &step) {
+                after = after.with_parts_of(to, *dim);
+            }
             if let (Step::Turn(..), Some(Step::Transform(dims))) = (&step, steps.peek())
                 && let Some(pieces) = Pieces::of(&x, &after, dims)
             {
@@ -111,7 +137,7 @@ impl ShardTensor {
                 }
             };
         }
-        Ok(x)
+        to.map_or(Ok(x.shallow_clone()), |to| x.to_layout(to))
     }
 
     /// The tensor with these dims whole; what split them splits that other dim for which a rank receives the fewest bytes. Of
