@@ -7,12 +7,12 @@ use std::{
     process::{Command, Output},
     sync::mpsc,
     thread,
-    time::Duration,
+    time::{Duration, Instant},
 };
 
 use isobar_collectives::Group;
-use isobar_harness::{Exit, Launch, output_within, skip, workspace};
-use isobar_tests::full;
+use isobar_harness::{Exit, Launch, Slurm, output_within, skip, workspace};
+use isobar_tests::{full, has_slurm};
 use isobar_train::{
     Parameter, Parameters,
     checkpoint::{Checkpoints, Contents, Keep, Which, list, verify},
@@ -261,6 +261,55 @@ fn a_job_is_queued_again() {
     }
     assert_eq!(fs::read_to_string(told).unwrap(), "requeue 4711\n");
     assert!(list(&folder.path().join("run")).unwrap()[0].found.is_ok());
+}
+
+/// SLURM itself starts the job again, which goes on, and ends.
+#[test]
+fn a_job_of_slurm_comes_again() {
+    if !has_slurm() {
+        return;
+    }
+    let slurm = Slurm::of_workspace();
+    slurm.start().unwrap();
+    let folder = tempdir().unwrap();
+    let (script, log) = (folder.path().join("job"), folder.path().join("log"));
+    let lines = format!(
+        r#"#!/bin/sh
+        trap : USR1
+        steps=100000; [ -z "$SLURM_RESTART_COUNT" ] || steps=$(($(wc -l <{output}/run/metrics.jsonl) + 5))
+        {ISOBAR} train configs/darcy_afno.toml --set data.path=tests/data/darcy_excerpt.h5 \
+            --set data.validation_samples=2 --set train.batch_size=3 \
+            --set run.output={output} --set run.name=run --set train.epochs=100000 --set train.max_steps=$steps \
+            --set metrics.every_steps=1 --set checkpoint.requeue=true --set checkpoint.resume=auto
+        echo start "${{SLURM_RESTART_COUNT:-0}}" ended with code $?
+        "#,
+        output = folder.path().display()
+    );
+    fs::write(&script, lines).unwrap();
+    let said = |command: &mut Command| {
+        let output = output_within(command, Duration::from_secs(30)).unwrap().expect("did not end");
+        assert!(output.status.success(), "{command:?}: {output:?}");
+        String::from_utf8(output.stdout).unwrap().trim().to_owned()
+    };
+    let mut sbatch = slurm.command("sbatch");
+    sbatch.args(["--parsable", "--requeue", "--open-mode=append", "--ntasks=1"]).env("OMP_NUM_THREADS", "1");
+    sbatch.arg("--output").arg(&log).arg("--chdir").arg(workspace()).arg(&script);
+    let job = said(&mut sbatch);
+    let waits = |what: &dyn Fn() -> bool| {
+        let end = Instant::now() + Duration::from_secs(90);
+        while !what() {
+            let text = fs::read_to_string(&log).unwrap_or_default();
+            assert!(Instant::now() < end, "job {job}: {text}");
+            thread::sleep(Duration::from_millis(50));
+        }
+    };
+    let metrics = folder.path().join("run/metrics.jsonl");
+    waits(&|| fs::metadata(&metrics).is_ok_and(|file| file.len() > 0));
+    said(slurm.command("scancel").args(["--full", "--signal=USR1", &job]));
+    waits(&|| fs::read_to_string(&log).is_ok_and(|log| log.contains("start 1 ended with code 0")));
+    let listed = list(&folder.path().join("run")).unwrap();
+    let newest = listed[0].found.as_ref().unwrap().step as usize;
+    assert_eq!(losses(folder.path()).len(), newest, "no step twice, and none left out");
 }
 
 fn checkpoint(args: &[&str]) -> Output {

@@ -9,7 +9,7 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant, SystemTime};
 
 use isobar_harness::{Exit, Hosts, Launch, Outcome, output_within, skip, wait_within, workspace};
-use isobar_tests::{has_mpi, json_of_ranks};
+use isobar_tests::{has_mpi, has_slurm, json_of_ranks};
 use isobar_train::checkpoint::{list, verify};
 use rstest::rstest;
 use serde_json::Value;
@@ -46,13 +46,31 @@ fn hosts() -> Option<(Hosts, MutexGuard<'static, ()>)> {
 #[derive(Debug, Clone, Copy, PartialEq)]
 enum Launcher {
     Mpirun,
+    /// Over MPI.
+    Srun,
+    /// Over gloo.
+    SrunGloo,
     Plain,
 }
 
 impl Launcher {
+    /// Whether this machine has it; notes the calling test as skipped where not.
+    fn is_there(self) -> bool {
+        match self {
+            Self::Mpirun => has_mpi(),
+            Self::Srun => has_mpi() && has_slurm(),
+            Self::SrunGloo => has_slurm(),
+            Self::Plain => true,
+        }
+    }
+
     fn launch(self, ranks: usize, program: &str, hosts: &Hosts) -> Launch {
         match self {
             Self::Mpirun => Launch::mpirun(ranks, program).on(hosts),
+            Self::Srun => Launch::srun(ranks, "pmix", program).on(hosts),
+            Self::SrunGloo => {
+                Launch::srun(ranks, "none", program).on(hosts).env("ISOBAR_DISTRIBUTED__BACKEND", "gloo")
+            }
             Self::Plain => Launch::plain(ranks, program).on(hosts),
         }
     }
@@ -106,6 +124,9 @@ fn ranks_of(host: usize, ranks: usize) -> std::ops::Range<usize> {
 #[case::mpi_cut(Launcher::Mpirun, 2, Trouble::Cut, 1, "backward")]
 #[case::mpi_halt(Launcher::Mpirun, 4, Trouble::Halt, 1, "forward")]
 #[case::mpi_kill(Launcher::Mpirun, 2, Trouble::Kill, 1, "optimizer")]
+#[case::srun_cut(Launcher::Srun, 4, Trouble::Cut, 1, "forward")]
+#[case::srun_halt(Launcher::SrunGloo, 4, Trouble::Halt, 1, "backward")]
+#[case::srun_kill(Launcher::Srun, 2, Trouble::Kill, 1, "backward")]
 fn a_lost_host_is_named_and_its_run_goes_on_elsewhere(
     #[case] launcher: Launcher,
     #[case] ranks: usize,
@@ -113,7 +134,7 @@ fn a_lost_host_is_named_and_its_run_goes_on_elsewhere(
     #[case] host: usize,
     #[case] phase: &str,
 ) {
-    if launcher == Launcher::Mpirun && !has_mpi() {
+    if !launcher.is_there() {
         return;
     }
     let Some((hosts, _machine)) = hosts() else { return };
@@ -222,9 +243,14 @@ fn ranks_on_two_hosts_find_each_other() {
             assert_eq!((&seen["sum"], &seen["local_rank"]), (&Value::from(3), &Value::from(0)), "{addr}");
         }
     }
-    if has_mpi() {
-        let seen = json_of_ranks(&Launch::mpirun(4, WHOAMI).on(&hosts));
-        assert_eq!(seen.iter().map(|rank| &rank["local_rank"]).collect::<Vec<_>>(), [0, 1, 0, 1]);
+    for launcher in [Launcher::Mpirun, Launcher::Srun, Launcher::SrunGloo] {
+        if launcher.is_there() {
+            let launch = launcher.launch(4, WHOAMI, &hosts);
+            let gloo = launcher == Launcher::SrunGloo;
+            let seen = json_of_ranks(&if gloo { launch.args(["gloo", "60"]) } else { launch });
+            let local: Vec<&Value> = seen.iter().map(|rank| &rank["local_rank"]).collect();
+            assert_eq!(local, [0, 1, 0, 1], "{launcher:?}");
+        }
     }
 }
 

@@ -228,6 +228,32 @@ fn words_and_variables_arrive_as_they_were(#[values(false, true)] by_ssh: bool) 
     );
 }
 
+/// The ranks of a job have one secret, which is part of no command line: that which is given, or one that no other job has.
+#[rstest]
+fn ranks_share_a_secret(#[values(false, true)] by_ssh: bool) {
+    let folder = tempdir().unwrap();
+    let ssh = ssh(folder.path());
+    let mut options = vec!["-n", "2", "--no-prefix"];
+    if by_ssh {
+        options.extend(["--hosts", "a:1,b:1", "--ssh", &ssh]);
+    }
+    let lines = folder.path().join("lines");
+    let script = format!(
+        r#"echo "$ISOBAR_DISTRIBUTED_TOKEN"; tr '\0' ' ' <"/proc/$PPID/cmdline" >>'{}'"#,
+        lines.display()
+    );
+    let secret = |more: &[&str]| {
+        let outcome = ended(&launch(&[&options, more].concat(), &["sh", "-c", &script]), 0, &[]);
+        let said: Vec<&str> = outcome.ranks[0].stdout.lines().collect();
+        assert!(said.len() == 2 && said[0] == said[1], "{outcome}");
+        assert!(!fs::read_to_string(&lines).unwrap().contains(said[0]) || !more.is_empty(), "{outcome}");
+        said[0].to_owned()
+    };
+    let (one, other) = (secret(&[]), secret(&[]));
+    assert!(one.len() == 64 && one != other, "{one} {other}");
+    assert_eq!(secret(&["--env", "ISOBAR_DISTRIBUTED_TOKEN=that which is given"]), "that which is given");
+}
+
 #[rstest]
 fn threads_share_the_cores(#[values(false, true)] by_ssh: bool) {
     let folder = tempdir().unwrap();

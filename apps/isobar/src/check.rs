@@ -4,12 +4,11 @@ use std::path::{Path, PathBuf};
 
 use anyhow::{Result, bail};
 use clap::Args;
-use isobar_manager::DistributedManager;
 use isobar_manager::checks::{self, Facts, Finding, Options, Report, Severity};
 use isobar_manager::config::{CheckChoice, DistributedConfig};
+use isobar_manager::{DistributedManager, format_bytes};
 use isobar_train::optim::OptimizerKind;
 
-use crate::checkpoint::size;
 use crate::config;
 use crate::exit::Exit;
 use crate::run::RANKS_OWN;
@@ -138,7 +137,7 @@ fn table(ranks: &[Facts], folder: Option<&Path>) -> String {
 
 fn row(rank: &Facts) -> [String; 11] {
     let folder = rank.folder.as_ref();
-    let bytes = |count: Option<u64>| count.map_or_else(|| "-".to_owned(), size);
+    let bytes = |count: Option<u64>| count.map_or_else(|| "-".to_owned(), format_bytes);
     [
         rank.rank.to_string(),
         rank.host.clone(),

@@ -4,6 +4,7 @@ use std::path::{Path, PathBuf};
 
 use anyhow::Result;
 use clap::Subcommand;
+use isobar_manager::format_bytes;
 use isobar_train::checkpoint::{self, Listed, Summary};
 use time::OffsetDateTime;
 use time::format_description::well_known::Rfc3339;
@@ -92,27 +93,12 @@ fn line(listed: &Listed) -> String {
             let when = OffsetDateTime::from(*saved_at).format(&Rfc3339).unwrap_or_default();
             let error =
                 validation_error.map_or_else(|| "-".to_owned(), |error| format!("{:.2} %", error * 100.0));
-            format!("{step:>8}  {when:20}  {:>10}  {ranks:>5}  {error:>10}  whole", size(*bytes))
+            format!("{step:>8}  {when:20}  {:>10}  {ranks:>5}  {error:>10}  whole", format_bytes(*bytes))
         }
         Err(reason) => {
             let name = listed.path.file_name().unwrap_or_default().to_string_lossy();
             format!("{:>8}  not usable: {reason}", name.trim_start_matches("step_").trim_start_matches('0'))
         }
-    }
-}
-
-/// Bytes in the largest unit of which there is one.
-pub(crate) fn size(bytes: u64) -> String {
-    let units = ["B", "KiB", "MiB", "GiB", "TiB"];
-    let mut size = bytes as f64;
-    let mut unit = 0;
-    while size >= 1024.0 && unit + 1 < units.len() {
-        size /= 1024.0;
-        unit += 1;
-    }
-    match unit {
-        0 => format!("{bytes} B"),
-        _ => format!("{size:.1} {}", units[unit]),
     }
 }
 
@@ -135,6 +121,5 @@ mod tests {
         let line = line(&listed);
         assert_eq!(line, "      40  2023-11-14T22:13:20Z     3.0 MiB      4      3.21 %  whole");
         assert_eq!(line.find("whole"), HEAD.find("state"));
-        assert_eq!((size(17), size(1536)), ("17 B".to_owned(), "1.5 KiB".to_owned()));
     }
 }

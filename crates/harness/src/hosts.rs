@@ -101,11 +101,15 @@ impl Hosts {
     /// The words before a command that make it one of a host.
     #[must_use]
     pub fn words(&self, host: usize) -> Vec<OsString> {
-        const NAMED: &str = "printf %s \"$1\" >/proc/sys/kernel/hostname; shift; exec \"$@\"";
-        let space = self.spaces[host].as_str();
+        // (`ip netns exec` would hide the control groups, which SLURM does not start without.)
+        const NAMED: &str =
+            "printf %s \"$1\" >/proc/sys/kernel/hostname && mount --bind \"$2\" /etc/hosts || exit
+            shift 2; exec \"$@\"";
+        let space = &self.spaces[host];
+        let (net, known) = (format!("--net=/var/run/netns/{space}"), self.known(host));
         let words =
-            ["ip", "netns", "exec", space, "unshare", "--uts", "sh", "-c", NAMED, "sh", self.name(host)];
-        words.map(OsString::from).into()
+            ["nsenter", &net, "unshare", "--uts", "--mount", "sh", "-c", NAMED, "sh", self.name(host)];
+        words.map(OsString::from).into_iter().chain([known.into()]).collect()
     }
 
     /// A line for a shell, on any host, that pulls a host's cable: the host goes on, and nothing reaches it, nor leaves it.
@@ -121,6 +125,16 @@ impl Hosts {
         format!(
             "for pid in $(ip netns pids {space}); do [ $pid = $$ ] || kill -{signal} $pid 2>/dev/null; done"
         )
+    }
+
+    /// What stands in the place of `/etc/hosts`.
+    fn known(&self, host: usize) -> PathBuf {
+        self.folder().join(format!("hosts-of-{}", self.name(host)))
+    }
+
+    /// A folder that goes with the hosts.
+    pub(crate) fn folder(&self) -> &Path {
+        self.folder.path()
     }
 
     /// A program that starts a command on a host as `ssh` would: `AGENT HOST COMMAND…`.
@@ -145,8 +159,7 @@ impl Hosts {
             let first = ["127.0.1.1", self.address(0)][host];
             let known = (0..Self::COUNT).map(|host| format!("{} {}\n", self.address(host), self.name(host)));
             let known: String = known.collect();
-            fs::create_dir_all(etc(space))?;
-            fs::write(etc(space).join("hosts"), format!("127.0.0.1 localhost\n{first} {FIRST}\n{known}"))?;
+            fs::write(self.known(host), format!("127.0.0.1 localhost\n{first} {FIRST}\n{known}"))?;
             let words: Vec<String> =
                 self.words(host).iter().map(|word| format!("'{}'", word.display())).collect();
             agent += &format!("{}) exec {} sh -c \"$*\";;\n", self.name(host), words.join(" "));
@@ -164,7 +177,6 @@ impl Drop for Hosts {
         }
         for space in self.spaces.iter().chain([&self.switch]) {
             ip(&["netns", "delete", space]).unwrap_or(());
-            fs::remove_dir_all(etc(space)).unwrap_or(());
         }
     }
 }
@@ -172,11 +184,6 @@ impl Drop for Hosts {
 /// The switch's end of a host's cable.
 fn port(host: usize) -> &'static str {
     ["port-a", "port-b"][host]
-}
-
-/// The files that `ip netns exec` puts in the place of those of `/etc`.
-fn etc(space: &str) -> PathBuf {
-    Path::new("/etc/netns").join(space)
 }
 
 fn ip(args: &[&str]) -> Result<()> {

@@ -49,6 +49,7 @@ struct Placed {
     first: &'static str,
     interface: &'static str,
     agent: PathBuf,
+    slurm: Slurm,
 }
 
 /// What became of a [`Launch`].
@@ -115,8 +116,8 @@ impl Launch {
         Self::new(Launcher::Plain, ranks, program.as_ref())
     }
 
-    /// Puts the ranks on both hosts, as many on each; an odd one on the second. The launcher itself is on the first. Not for
-    /// srun, whose daemons are where they are.
+    /// Puts the ranks on both hosts, as many on each; an odd one on the second, which srun cannot do. The launcher itself is on
+    /// the first. A SLURM of these hosts is started for srun, and ends with them.
     #[must_use]
     pub fn on(mut self, hosts: &Hosts) -> Self {
         self.hosts = Some(Placed {
@@ -125,6 +126,7 @@ impl Launch {
             first: hosts.address(0),
             interface: hosts.interface(),
             agent: hosts.agent(),
+            slurm: Slurm::of_hosts(hosts),
         });
         self
     }
@@ -190,10 +192,15 @@ impl Launch {
                 self.run_launcher(command, outputs.path())?
             }
             Launcher::Srun { mpi } => {
-                let slurm = Slurm::of_workspace();
+                let slurm = self.hosts.as_ref().map_or_else(Slurm::of_workspace, |hosts| hosts.slurm.clone());
                 slurm.start()?;
                 let job = format!("isobar-{}", outputs.path().file_name().unwrap_or_default().display());
-                let mut command = self.cleared("srun");
+                let mut command = self.cleared_on(0, "srun");
+                if let Some(hosts) = &self.hosts {
+                    let on_each = self.ranks / Hosts::COUNT;
+                    command.args([format!("-N{}", Hosts::COUNT), format!("--ntasks-per-node={on_each}")]);
+                    hosts.tell_open_mpi(&mut command);
+                }
                 command.env("SLURM_CONF", slurm.configuration());
                 command.args(["--overcommit", "--kill-on-bad-exit=1", &format!("--mpi={mpi}")]);
                 command.args([&format!("--job-name={job}"), "-n", &self.ranks.to_string()]);
@@ -339,6 +346,12 @@ fn place(rank: usize, ranks: usize) -> (usize, usize) {
 }
 
 impl Placed {
+    /// How ranks that no mpirun has started reach each other.
+    fn tell_open_mpi(&self, command: &mut Command) {
+        command.envs([("OMPI_MCA_pml", "ob1"), ("OMPI_MCA_btl", "tcp,self")]);
+        command.env("OMPI_MCA_btl_tcp_if_include", self.interface);
+    }
+
     /// Where the ranks are, and that it is to ask hosts whether they are still there: by default it finds out after minutes.
     fn tell_mpirun(&self, command: &mut Command, ranks: usize) {
         let slots = [ranks / Hosts::COUNT, ranks - ranks / Hosts::COUNT];

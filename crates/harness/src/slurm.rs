@@ -1,13 +1,15 @@
-//! A SLURM of one machine: munge, controller and node daemon with a configuration, state and ports of their own.
+//! A SLURM of one machine, or of two hosts on it: munge, controller and node daemons with a configuration, state and ports of
+//! their own.
 
 use std::{
+    ffi::OsString,
     fmt,
     fs::{self, File},
     hash::{DefaultHasher, Hash, Hasher},
     io::Read,
     net::TcpListener,
     os::unix::fs::PermissionsExt,
-    path::{Path, PathBuf},
+    path::PathBuf,
     process::Command,
     thread,
     time::{Duration, Instant},
@@ -20,12 +22,20 @@ use nix::{
 };
 
 use crate::{
+    hosts::Hosts,
     process::{on_path, output_within},
     workspace,
 };
 
 const DAEMONS: [&str; 3] = ["munged", "slurmctld", "slurmd"];
+
+/// The ports of a SLURM of two hosts, whose network is its own.
+const PORTS: [u16; 2] = [6817, 6818];
+
 const STEP: Duration = Duration::from_secs(20);
+
+/// How long credentials hold, in seconds: a job that is queued again waits for those of its last start to expire.
+const CREDENTIALS_S: u32 = 10;
 
 /// The SLURM of one machine, by the folder that holds its configuration, state and logs.
 ///
@@ -35,6 +45,29 @@ pub struct Slurm {
     folder: PathBuf,
     /// Apart from the folder, whose path may be too long for a socket or closed to others, which munge refuses.
     sockets: PathBuf,
+    nodes: Vec<Node>,
+}
+
+/// What runs jobs.
+#[derive(Clone, Debug)]
+struct Node {
+    /// Up to the first dot of the host's name.
+    name: String,
+    host: String,
+    address: String,
+    cpus: usize,
+    /// The words before a command that make it one of this host.
+    words: Vec<OsString>,
+}
+
+impl Node {
+    /// The command on this host.
+    fn command(&self, program: impl Into<OsString>) -> Command {
+        let mut words = self.words.iter().cloned().chain([program.into()]);
+        let mut command = Command::new(words.next().unwrap_or_default());
+        command.args(words);
+        command
+    }
 }
 
 /// Whether the SLURM of this machine takes jobs.
@@ -58,7 +91,29 @@ impl Slurm {
         let mut hasher = DefaultHasher::new();
         folder.hash(&mut hasher);
         let sockets = PathBuf::from(format!("/tmp/isobar-slurm-{}-{:x}", Uid::current(), hasher.finish()));
-        Self { folder, sockets }
+        let host = gethostname().map(|host| host.to_string_lossy().into_owned()).unwrap_or_default();
+        let node = Node {
+            name: host.split('.').next().unwrap_or(&host).to_owned(),
+            host,
+            address: "127.0.0.1".to_owned(),
+            cpus: thread::available_parallelism().map_or(1, usize::from),
+            words: Vec::new(),
+        };
+        Self { folder, sockets, nodes: vec![node] }
+    }
+
+    /// One of two hosts, its controller on the first. It ends with them.
+    pub fn of_hosts(hosts: &Hosts) -> Self {
+        let node = |host: usize| Node {
+            name: hosts.name(host).to_owned(),
+            host: hosts.name(host).to_owned(),
+            address: hosts.address(host).to_owned(),
+            cpus: 2,
+            words: hosts.words(host),
+        };
+        let folder = hosts.folder().join("slurm");
+        let sockets = folder.join("sockets");
+        Self { folder, sockets, nodes: (0..Hosts::COUNT).map(node).collect() }
     }
 
     /// The file that `SLURM_CONF` names for `srun`, `sinfo` and the rest.
@@ -66,9 +121,9 @@ impl Slurm {
         self.folder.join("slurm.conf")
     }
 
-    /// A command of SLURM that speaks to this one.
+    /// A command of SLURM that speaks to this one, on its first host.
     pub fn command(&self, program: &str) -> Command {
-        let mut command = Command::new(program);
+        let mut command = self.nodes[0].command(program);
         command.env("SLURM_CONF", self.configuration());
         command
     }
@@ -114,19 +169,20 @@ impl Slurm {
 
     /// Whether it takes jobs.
     pub fn state(&self) -> SlurmState {
-        let down: Vec<_> = DAEMONS.into_iter().filter(|daemon| self.running(daemon).is_none()).collect();
+        let down: Vec<String> =
+            self.daemons().into_iter().filter(|daemon| self.running(daemon).is_none()).collect();
         if !down.is_empty() {
             return SlurmState::Down(format!("not running: {}", down.join(", ")));
         }
-        let asked = output_within(self.command("sinfo").args(["--noheader", "--format=%T"]), STEP);
+        let asked = output_within(self.command("sinfo").args(["--noheader", "--Node", "--format=%T"]), STEP);
         match asked {
             Ok(Some(output)) if output.status.success() => {
-                let state = String::from_utf8_lossy(&output.stdout).trim().to_owned();
+                let states = String::from_utf8_lossy(&output.stdout).into_owned();
                 // A trailing mark (`idle*`, `down~`) is a node that does not answer, or is powered down.
-                if ["idle", "mixed", "allocated", "completing"].contains(&state.as_str()) {
-                    SlurmState::Up
-                } else {
-                    SlurmState::Down(format!("the node is {state}"))
+                let takes = |state: &str| ["idle", "mixed", "allocated", "completing"].contains(&state);
+                match states.lines().map(str::trim).find(|state| !takes(state)) {
+                    None => SlurmState::Up,
+                    Some(state) => SlurmState::Down(format!("a node is {state}")),
                 }
             }
             Ok(Some(output)) => SlurmState::Down(String::from_utf8_lossy(&output.stderr).trim().to_owned()),
@@ -147,6 +203,11 @@ impl Slurm {
         Ok(())
     }
 
+    /// That of the daemon of a node, beside which it finds what is its own.
+    fn configuration_of(&self, node: &Node) -> PathBuf {
+        self.folder.join("nodes").join(&node.name).join("slurm.conf")
+    }
+
     fn write_files(&self) -> Result<()> {
         for folder in ["state", "spool"] {
             let folder = self.folder.join(folder);
@@ -154,6 +215,9 @@ impl Slurm {
                 fs::remove_dir_all(&folder)?;
             }
             fs::create_dir_all(&folder)?;
+        }
+        for node in &self.nodes {
+            fs::create_dir(self.folder.join("spool").join(&node.name))?;
         }
         fs::create_dir_all(&self.sockets)?;
         fs::set_permissions(&self.sockets, fs::Permissions::from_mode(0o755))?;
@@ -164,35 +228,48 @@ impl Slurm {
             fs::write(&key, bytes)?;
             fs::set_permissions(&key, fs::Permissions::from_mode(0o600))?;
         }
-        fs::write(self.configuration(), self.configuration_text()?)?;
+        let text = self.configuration_text()?;
+        for node in &self.nodes {
+            let file = self.configuration_of(node);
+            let folder = file.parent().unwrap_or(&self.folder);
+            fs::create_dir_all(folder)?;
+            fs::write(&file, &text)?;
+            if self.nodes.len() > 1 {
+                // Hosts that share a `/tmp` would take each other's files for their own.
+                fs::write(folder.join("mpi.conf"), format!("PMIxCliTmpDirBase={}\n", folder.display()))?;
+            }
+        }
+        fs::write(self.configuration(), text)?;
         Ok(())
     }
 
     fn configuration_text(&self) -> Result<String> {
-        let host = gethostname()?.to_string_lossy().into_owned();
-        let short = host.split('.').next().unwrap_or(&host);
         let user = User::from_uid(Uid::current())?.context("this user has no name")?.name;
-        let cpus = thread::available_parallelism()?;
-        // Bound together, so that they differ.
-        let ports = [TcpListener::bind(("127.0.0.1", 0))?, TcpListener::bind(("127.0.0.1", 0))?];
-        let [controller, node] = [ports[0].local_addr()?.port(), ports[1].local_addr()?.port()];
-        let (folder, sockets) = (self.folder.display(), self.sockets.display());
-        Ok(format!(
+        let [controller, node] = match &self.nodes[..] {
+            [_] => {
+                // Bound together, so that they differ.
+                let ports = [TcpListener::bind(("127.0.0.1", 0))?, TcpListener::bind(("127.0.0.1", 0))?];
+                [ports[0].local_addr()?.port(), ports[1].local_addr()?.port()]
+            }
+            _ => PORTS,
+        };
+        let (folder, sockets, first) = (self.folder.display(), self.sockets.display(), &self.nodes[0]);
+        let mut text = format!(
             "ClusterName=isobar
-SlurmctldHost={short}(127.0.0.1)
+SlurmctldHost={}({})
 SlurmctldPort={controller}
 SlurmdPort={node}
 SlurmUser={user}
 SlurmdUser={user}
 AuthType=auth/munge
 CredType=cred/munge
-AuthInfo=socket={sockets}/munge
+AuthInfo=socket={sockets}/munge,cred_expire={CREDENTIALS_S}
 StateSaveLocation={folder}/state
-SlurmdSpoolDir={folder}/spool
+SlurmdSpoolDir={folder}/spool/%n
 SlurmctldPidFile={folder}/slurmctld.pid
-SlurmdPidFile={folder}/slurmd.pid
+SlurmdPidFile={folder}/slurmd.%n.pid
 SlurmctldLogFile={folder}/slurmctld.log
-SlurmdLogFile={folder}/slurmd.log
+SlurmdLogFile={folder}/slurmd.%n.log
 ProctrackType=proctrack/linuxproc
 TaskPlugin=task/none
 JobAcctGatherType=jobacct_gather/none
@@ -202,22 +279,36 @@ SlurmdParameters=config_overrides
 MpiDefault=none
 ReturnToService=2
 SwitchType=switch/none
-KillWait=5
-NodeName={short} NodeHostname={host} NodeAddr=127.0.0.1 CPUs={cpus} State=UNKNOWN
 PartitionName=all Nodes=ALL Default=YES MaxTime=INFINITE State=UP OverSubscribe=FORCE:8
-"
-        ))
+",
+            first.name, first.address
+        );
+        // Where a host may be lost, SLURM is to find out as soon as its ranks do.
+        text += match &self.nodes[..] {
+            [_] => "KillWait=5\n",
+            _ => "KillWait=1\nMessageTimeout=3\nTCPTimeout=1\nSlurmdTimeout=4\n",
+        };
+        for Node { name, host, address, cpus, .. } in &self.nodes {
+            let node = format!("NodeName={name} NodeHostname={host} NodeAddr={address} CPUs={cpus}");
+            text += &format!("{node} State=UNKNOWN\n");
+        }
+        Ok(text)
+    }
+
+    /// The names of the daemons' files.
+    fn daemons(&self) -> Vec<String> {
+        let nodes = self.nodes.iter().map(|node| format!("slurmd.{}", node.name));
+        ["munged", "slurmctld"].map(str::to_owned).into_iter().chain(nodes).collect()
     }
 
     fn start_daemons(&self) -> Result<()> {
-        let file = |name: &str| self.folder.join(name).into_os_string();
         let munged = |flag: &str, value: PathBuf| format!("--{flag}={}", value.display());
-        let daemon = |name: &str| Command::new(on_path(name).unwrap_or_else(|| name.into()));
-        let folder = &self.folder;
+        let daemon = |node: &Node, name: &str| node.command(on_path(name).unwrap_or_else(|| name.into()));
+        let (folder, first) = (&self.folder, &self.nodes[0]);
         self.start_daemon(
             "munged",
             // munge wants every folder above its files to be another's to read only; this key guards nothing.
-            daemon("munged").args([
+            daemon(first, "munged").args([
                 "--force".to_owned(),
                 munged("key-file", folder.join("munge.key")),
                 munged("socket", self.sockets.join("munge")),
@@ -227,10 +318,13 @@ PartitionName=all Nodes=ALL Default=YES MaxTime=INFINITE State=UP OverSubscribe=
             ]),
         )?;
         let configuration = self.configuration();
-        self.start_daemon("slurmctld", daemon("slurmctld").arg("-c").arg("-f").arg(&configuration))?;
-        self.start_daemon("slurmd", daemon("slurmd").arg("-f").arg(&configuration))?;
-        // The daemons append to their logs; the start is what matters after a failure.
-        ensure!(Path::new(&file("slurmd.log")).exists(), "slurmd wrote no log");
+        self.start_daemon("slurmctld", daemon(first, "slurmctld").arg("-c").arg("-f").arg(&configuration))?;
+        for node in &self.nodes {
+            let name = format!("slurmd.{}", node.name);
+            self.start_daemon(&name, daemon(node, "slurmd").arg("-f").arg(self.configuration_of(node)))?;
+            // The daemons append to their logs; the start is what matters after a failure.
+            ensure!(folder.join(format!("{name}.log")).exists(), "slurmd wrote no log");
+        }
         Ok(())
     }
 
@@ -256,7 +350,7 @@ PartitionName=all Nodes=ALL Default=YES MaxTime=INFINITE State=UP OverSubscribe=
             match self.state() {
                 SlurmState::Up => return Ok(()),
                 SlurmState::Down(why) if Instant::now() >= end => {
-                    let logs: Vec<_> = DAEMONS.into_iter().map(|daemon| self.tail(daemon)).collect();
+                    let logs: Vec<_> = self.daemons().iter().map(|daemon| self.tail(daemon)).collect();
                     bail!("SLURM did not come up ({why})\n{}", logs.join("\n"))
                 }
                 SlurmState::Down(_) => thread::sleep(Duration::from_millis(200)),
@@ -265,7 +359,7 @@ PartitionName=all Nodes=ALL Default=YES MaxTime=INFINITE State=UP OverSubscribe=
     }
 
     fn stop_daemons(&self) -> Result<()> {
-        for daemon in DAEMONS.into_iter().rev() {
+        for daemon in self.daemons().iter().rev() {
             let Some(pid) = self.running(daemon) else { continue };
             let end = Instant::now() + STEP;
             kill(pid, Signal::SIGTERM).with_context(|| format!("failed to stop {daemon}"))?;
@@ -290,7 +384,8 @@ PartitionName=all Nodes=ALL Default=YES MaxTime=INFINITE State=UP OverSubscribe=
         let name = fs::read_to_string(format!("/proc/{pid}/comm")).ok()?;
         let words = fs::read(format!("/proc/{pid}/cmdline")).ok()?;
         let ours = String::from_utf8_lossy(&words).contains(&*self.folder.to_string_lossy());
-        (name.trim() == daemon && ours).then(|| Pid::from_raw(pid))
+        let program = daemon.split('.').next().unwrap_or(daemon);
+        (name.trim() == program && ours).then(|| Pid::from_raw(pid))
     }
 
     fn tail(&self, daemon: &str) -> String {

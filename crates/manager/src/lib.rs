@@ -34,6 +34,7 @@ mod environment;
 mod error;
 mod exit;
 pub mod flight;
+mod format;
 mod groups;
 pub mod launch;
 pub mod logging;
@@ -46,6 +47,7 @@ mod watchdog;
 
 pub use environment::Environment;
 pub use error::{Error, Result};
+pub use format::format_bytes;
 pub use isobar_torch::c10d::Token;
 pub use manager::{DistributedManager, SetupOptions, ThreadBinding};
 pub use mesh::DeviceMesh;

@@ -3,6 +3,7 @@
 use std::fmt::Write;
 
 use isobar_collectives::Group;
+use isobar_manager::format_bytes;
 use isobar_torch::memory;
 use tch::{Device, Tensor};
 
@@ -76,21 +77,22 @@ impl Held<'_> {
         largest.sort_by(|a, b| b.0.cmp(&a.0).then_with(|| a.1.cmp(&b.1)));
         let mut text = String::new();
         for (bytes, what) in largest.iter().take(SHOWN) {
-            let _ = write!(text, "{}{} {what}", if text.is_empty() { "" } else { "; " }, size(*bytes));
+            let _ = write!(
+                text,
+                "{}{} {what}",
+                if text.is_empty() { "" } else { "; " },
+                format_bytes(*bytes as u64)
+            );
         }
         let live = memory::live_bytes() as usize;
-        let _ = write!(text, "; parameters, gradients and optimizer state together {}", size(total));
+        let _ = write!(
+            text,
+            "; parameters, gradients and optimizer state together {}",
+            format_bytes(total as u64)
+        );
         if live > 0 {
-            let _ = write!(text, ", all tensors in host memory {}", size(live));
+            let _ = write!(text, ", all tensors in host memory {}", format_bytes(live as u64));
         }
         text
-    }
-}
-
-fn size(bytes: usize) -> String {
-    match bytes {
-        0..0x10_0000 => format!("{:.1} KiB", bytes as f64 / 1024.0),
-        0x10_0000..0x4000_0000 => format!("{:.1} MiB", bytes as f64 / 1_048_576.0),
-        _ => format!("{:.1} GiB", bytes as f64 / 1_073_741_824.0),
     }
 }

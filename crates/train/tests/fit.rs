@@ -552,3 +552,27 @@ fn weights_to_start_from() {
     std::fs::write(&file, "weights").unwrap();
     assert!(matches!(start(file), Err(Error::Checkpoint { .. })));
 }
+
+/// A path that means another file on one host, alike but for its numbers.
+#[test]
+fn weights_that_differ_between_ranks_are_found_out() {
+    let folders = [(); 2].map(|()| tempfile::tempdir().unwrap());
+    let files = [7, 8].map(|seed| {
+        let folder = &folders[seed as usize - 7];
+        let config = FitConfig { seed, ..config(folder.path()) };
+        run(&Group::single(), &config).unwrap();
+        let file = folder.path().join("weights.safetensors");
+        export(folder.path(), &file).unwrap();
+        file
+    });
+    let folder = tempfile::tempdir().unwrap();
+    let errors = threads::run(3, DEADLINE, |world| {
+        let mut config = config(folder.path());
+        config.checkpoint.init = Some(files[usize::from(world.rank() == 1)].clone());
+        run(&world, &config).unwrap_err()
+    });
+    for error in errors {
+        assert!(matches!(&error, Error::ReplicasDiffer { ranks, .. } if *ranks == [1]), "{error}");
+        assert!(error.to_string().contains("another one on another host"), "{error}");
+    }
+}

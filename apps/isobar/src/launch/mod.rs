@@ -6,6 +6,7 @@ mod hosts;
 mod output;
 mod process;
 mod remote;
+mod secret;
 
 use std::ffi::OsString;
 use std::hash::{BuildHasher, RandomState};
@@ -28,6 +29,7 @@ use self::attempt::Outcome;
 use self::hosts::Place;
 use self::output::{Outputs, Stream, Tail};
 use self::process::{Event, Guard, Recipe};
+use self::secret::Secret;
 use crate::exit::Exit;
 use crate::terminal;
 
@@ -177,11 +179,13 @@ fn recipe(args: &LaunchArgs, ranks: usize) -> Result<Recipe> {
         }
         variables.push((name.into(), value));
     }
+    let secret = Secret::taken_from(&mut variables)?;
     Ok(Recipe {
         command: args.command.clone(),
         dir: std::env::current_dir().context("cannot find the current folder")?.into_os_string(),
         ssh: args.ssh.clone(),
         variables,
+        secret,
         grace: args.grace,
         outputs,
     })

@@ -2,6 +2,7 @@
 
 use std::ffi::{OsStr, OsString};
 use std::io::Write;
+use std::os::unix::ffi::OsStrExt;
 use std::os::unix::process::{CommandExt, ExitStatusExt};
 use std::process::{Child, ChildStdin, Command, ExitStatus, Stdio};
 use std::sync::mpsc::Sender;
@@ -9,6 +10,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use anyhow::Result;
+use isobar_manager::launch::TOKEN;
 use nix::errno::Errno;
 use nix::sys::signal::{Signal, killpg};
 use nix::unistd::Pid;
@@ -17,6 +19,7 @@ use super::cause::How;
 use super::hosts::Place;
 use super::output::{Outputs, Stream, Tail};
 use super::remote;
+use super::secret::Secret;
 use crate::exit::Exit;
 
 /// How ranks are started.
@@ -29,6 +32,8 @@ pub(super) struct Recipe {
     pub(super) ssh: String,
     /// Variables for all ranks, those of other hosts too.
     pub(super) variables: Vec<(OsString, OsString)>,
+    /// And the one that nobody else may see.
+    pub(super) secret: Secret,
     pub(super) grace: Duration,
     pub(super) outputs: Outputs,
 }
@@ -75,7 +80,11 @@ impl Rank {
             let program = recipe.command.first().map(|word| word.display().to_string()).unwrap_or_default();
             Exit::Usage.because(format!("cannot start {program}: {error}"))
         })?;
-        let (pid, control) = (child.id(), child.stdin.take());
+        let (pid, mut control) = (child.id(), child.stdin.take());
+        if let Some(control) = &mut control {
+            // Where ssh has ended at once, its end says so.
+            let _ = control.write_all(&[recipe.secret.value().as_bytes(), b"\n"].concat());
+        }
         let (stdout, stderr) = (child.stdout.take(), child.stderr.take());
         let (rank, here, events) = (place.rank, place.here, events.clone());
         thread::spawn(move || {
@@ -127,6 +136,7 @@ fn here(recipe: &Recipe, variables: &[(&str, String)]) -> Command {
     let mut command = Command::new(words.next().map_or(OsStr::new(""), OsString::as_os_str));
     command.args(words).stdin(Stdio::null());
     command.envs(recipe.variables.iter().map(|(name, value)| (name, value)));
+    command.env(TOKEN, recipe.secret.value());
     command.envs(variables.iter().map(|(name, value)| (name, value)));
     command
 }

@@ -3,14 +3,16 @@
 use std::ffi::{OsStr, OsString};
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
 
-/// Stays beside the rank on its host. It is told by its standard input, which is ssh's, which signals to send: to the rank and to
-/// all that it has started, for they are one process group. When the input ends, because the launcher or the connection has, they
+/// Stays beside the rank on its host. The first line of its standard input, which is ssh's, is the secret of the job; the others say
+/// which signals to send, to the rank and to all that it has started, for they are one process group. When the input ends, because the launcher or the connection has, they
 /// are asked to end, and killed some seconds later.
 ///
 /// The words after it: the folder, the seconds, the command.
 const KEEPER: &str = r#"dir=$1 grace=$2
 shift 2
 cd -- "$dir" || exit 2
+IFS= read -r ISOBAR_DISTRIBUTED_TOKEN || exit 2
+export ISOBAR_DISTRIBUTED_TOKEN
 if [ -z "$OMP_NUM_THREADS" ]; then
     cores=$(nproc 2>/dev/null || getconf _NPROCESSORS_ONLN 2>/dev/null || echo 1)
     OMP_NUM_THREADS=$((cores / LOCAL_WORLD_SIZE))
@@ -78,6 +80,7 @@ fn quoted(word: &OsStr) -> Vec<u8> {
 
 #[cfg(test)]
 mod tests {
+    use std::io::Write;
     use std::os::unix::process::CommandExt;
     use std::process::{Command, Stdio};
 
@@ -92,8 +95,12 @@ mod tests {
     fn words_arrive_as_they_were() {
         let odd =
             ["two words", "it's", "\"$HOME\" `id` \\ $(id)", "", "a\nb", "*", "~", "#x", "é", "-n", "!x"];
-        let mut command =
-            words(&["sh", "-c", r#"for word; do printf '<%s>' "$word"; done; printf '%s' "$ODD""#, "sh"]);
+        let mut command = words(&[
+            "sh",
+            "-c",
+            r#"for word; do printf '<%s>' "$word"; done; printf '%s' "$ODD$ISOBAR_DISTRIBUTED_TOKEN""#,
+            "sh",
+        ]);
         command.extend(words(&odd));
         let variables = [("ODD", "it's \"so\" $x\n"), ("LOCAL_WORLD_SIZE", "1")]
             .map(|(name, value)| (name.into(), value.into()));
@@ -102,11 +109,12 @@ mod tests {
         // The keeper signals its whole process group.
         shell.arg("-c").arg(line).process_group(0);
         let mut child = shell.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().unwrap();
-        let input = child.stdin.take();
+        let mut input = child.stdin.take().unwrap();
+        input.write_all(b"the secret\n").unwrap();
         let output = child.wait_with_output().unwrap();
         drop(input);
         let expected: String = odd.iter().map(|word| format!("<{word}>")).collect();
-        assert_eq!(String::from_utf8(output.stdout).unwrap(), expected + "it's \"so\" $x\n");
+        assert_eq!(String::from_utf8(output.stdout).unwrap(), expected + "it's \"so\" $x\nthe secret");
         assert!(output.status.success());
     }
 

@@ -3,6 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use super::{Facts, Finding, StepFacts};
+use crate::format_bytes;
 
 /// Seconds by which clocks may differ.
 const CLOCKS: f64 = 1.0;
@@ -34,8 +35,8 @@ pub fn disk_space(folder: &str, free: u64, needed: u64) -> Option<Finding> {
         Finding::warning(format!(
             "{folder}: {} are free on its disk, and a checkpoint of this run needs {}: two that stay and one that is being written \
              need three times that",
-            bytes(free),
-            bytes(needed)
+            format_bytes(free),
+            format_bytes(needed)
         ))
     })
 }
@@ -225,19 +226,4 @@ fn list(ranks: &[usize]) -> String {
     let noun = if ranks.len() == 1 { "rank" } else { "ranks" };
     let numbers: Vec<String> = ranks.iter().map(usize::to_string).collect();
     format!("{noun} {}", numbers.join(", "))
-}
-
-/// Bytes in the largest unit of which there is one.
-pub(super) fn bytes(count: u64) -> String {
-    let units = ["B", "KiB", "MiB", "GiB", "TiB"];
-    let mut size = count as f64;
-    let mut unit = 0;
-    while size >= 1024.0 && unit + 1 < units.len() {
-        size /= 1024.0;
-        unit += 1;
-    }
-    match unit {
-        0 => format!("{count} B"),
-        _ => format!("{size:.1} {}", units[unit]),
-    }
 }

@@ -31,11 +31,12 @@ impl Background {
         Ok(())
     }
 
-    /// Warns of a write that has failed. Does not wait.
-    pub(super) fn poll(&mut self) {
+    /// Warns of a write that has failed. Does not wait; whether one is under way.
+    pub(super) fn poll(&mut self) -> bool {
         if self.thread.as_ref().is_some_and(JoinHandle::is_finished) {
             self.join();
         }
+        self.thread.is_some()
     }
 
     /// Waits for the write under way; why it, or one before, failed.

@@ -115,7 +115,12 @@ pub struct Checkpoints {
     plan: Option<(Vec<String>, Arc<Plan>)>,
     staging: Staging,
     background: Background,
+    /// How many writes in the background have failed one after the other.
+    failures: u32,
 }
+
+/// So many writes that fail in a row are an error: a run whose state is never saved is not worth its time.
+const FAILURES: u32 = 2;
 
 impl Checkpoints {
     /// Checkpoints in `folder`, which the first save makes. `world` is the group of all ranks of the run.
@@ -127,6 +132,7 @@ impl Checkpoints {
             plan: None,
             staging: Staging::default(),
             background: Background::default(),
+            failures: 0,
         }
     }
 
@@ -135,8 +141,8 @@ impl Checkpoints {
     ///
     /// # Errors
     ///
-    /// On every rank where any failed, also in a background write before: the disk is full, a tensor's kind has no place in
-    /// safetensors, the ranks together do not hold all of a tensor, the folder is not shared, a rank is lost.
+    /// On every rank where any failed: the disk is full, a tensor's kind has no place in safetensors, the ranks together do not
+    /// hold all of a tensor, the folder is not shared, a rank is lost. That a write in the background before failed is warned of.
     pub fn save(&mut self, contents: &dyn Checkpointed, state: &RunState) -> Result<PathBuf> {
         let job = self.job(contents, state, false);
         let job = agree(&self.world, job)?;
@@ -150,8 +156,9 @@ impl Checkpoints {
     ///
     /// # Errors
     ///
-    /// Those of [`Checkpoints::save`] before anything is written, and of the write before. What goes wrong with this one is
-    /// warned of when [`Checkpoints::poll`] sees it, and is the error of the next save or of [`Checkpoints::finish`].
+    /// Those of [`Checkpoints::save`] before anything is written; and on every rank where the last two writes in the background
+    /// have failed. What goes wrong with this one is warned of when [`Checkpoints::poll`] sees it, or by the next save, and is
+    /// the error of [`Checkpoints::finish`].
     pub fn save_in_background(&mut self, contents: &dyn Checkpointed, state: &RunState) -> Result<PathBuf> {
         let job = self.job(contents, state, true)?;
         let folder = job.folder.clone();
@@ -161,7 +168,7 @@ impl Checkpoints {
 
     /// Warns of a write in the background that has failed. Does not wait, and is for this rank alone.
     pub fn poll(&mut self) {
-        self.background.poll();
+        let _ = self.background.poll();
     }
 
     /// Waits for the write in the background. Every rank calls.
@@ -217,7 +224,7 @@ impl Checkpoints {
 
     /// What this rank has to write. Every rank calls.
     fn job(&mut self, contents: &dyn Checkpointed, state: &RunState, copies: bool) -> Result<Job> {
-        let failed = self.background.wait();
+        let unwritten = self.background.wait();
         let pieces = contents.pieces();
         let (pieces, declared) = match pieces {
             Ok(pieces) => {
@@ -229,7 +236,19 @@ impl Checkpoints {
         let target = self.folder.join(folder::step_folder(state.step));
         let nonce = nonce();
         let suffix = if folder::is_checkpoint(&target) { format!(".{nonce}") } else { String::new() };
-        let agreed = plan::open(&self.world, &declared, failed, (nonce, suffix))?;
+        let agreed = plan::open(&self.world, &declared, unwritten, (nonce, suffix))?;
+        self.failures = if agreed.unwritten.is_some() { self.failures + 1 } else { 0 };
+        if let Some((rank, reason)) = &agreed.unwritten {
+            if copies && self.failures >= FAILURES {
+                let reason = format!("{reason}; {FAILURES} writes in a row have failed");
+                return Err(Error::OtherRank { rank: *rank, group: self.world.name().to_owned(), reason });
+            }
+            if self.world.rank() == 0 {
+                tracing::warn!(
+                    "rank {rank} has not written the last checkpoint: {reason}; the next one is tried"
+                );
+            }
+        }
         let plan = match self.plan.take() {
             Some((digests, plan)) if digests == agreed.digests => plan,
             _ => Arc::new(plan::exchange(&self.world, &declared?)?),

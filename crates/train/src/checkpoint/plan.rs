@@ -203,8 +203,10 @@ impl Plan {
 struct Opening {
     /// Of what it declares.
     digest: String,
-    /// Why its last save, in the background, failed.
+    /// Why it cannot go on.
     failed: Option<String>,
+    /// Why its last write, in the background, failed.
+    unwritten: Option<String>,
     /// What rank 0 decides for all: the save's nonce, and the ending of the files' names.
     nonce: String,
     suffix: String,
@@ -217,28 +219,32 @@ pub(super) struct Agreed {
     pub(super) suffix: String,
     /// Of what all ranks declare, by rank: where it is what it was, so is the plan.
     pub(super) digests: Vec<String>,
+    /// The first rank whose last write, in the background, failed, and why.
+    pub(super) unwritten: Option<(usize, String)>,
 }
 
-/// The first exchange of a save. All ranks call with why they cannot go on, where they cannot.
+/// The first exchange of a save. All ranks call, with why their last write failed, where it did.
 pub(super) fn open(
     world: &Group,
     declared: &Result<Vec<Declared>>,
-    failed: Option<String>,
+    unwritten: Option<String>,
     (nonce, suffix): (String, String),
 ) -> Result<Agreed> {
-    let failed = failed.or_else(|| declared.as_ref().err().map(ToString::to_string));
+    let failed = declared.as_ref().err().map(ToString::to_string);
     let bytes = declared.as_ref().map(|own| serde_json::to_vec(own).unwrap_or_default()).unwrap_or_default();
     let digest = blake3::hash(&bytes).to_hex().to_string();
-    let own = encode(&Opening { digest, failed, nonce, suffix })?;
+    let own = encode(&Opening { digest, failed, unwritten, nonce, suffix })?;
     let all = world.all_gather_bytes(&own)?;
     let all: Vec<Opening> = all.iter().map(|bytes| decode(bytes)).collect::<Result<_>>()?;
-    if let Some((rank, reason)) =
-        all.iter().enumerate().find_map(|(rank, said)| Some((rank, said.failed.clone()?)))
-    {
+    let first = |reason: fn(&Opening) -> &Option<String>| {
+        all.iter().enumerate().find_map(|(rank, said)| Some((rank, reason(said).clone()?)))
+    };
+    if let Some((rank, reason)) = first(|said| &said.failed) {
         return Err(Error::OtherRank { rank, group: world.name().to_owned(), reason });
     }
+    let unwritten = first(|said| &said.unwritten);
     let (nonce, suffix) = (all[0].nonce.clone(), all[0].suffix.clone());
-    Ok(Agreed { nonce, suffix, digests: all.into_iter().map(|said| said.digest).collect() })
+    Ok(Agreed { nonce, suffix, unwritten, digests: all.into_iter().map(|said| said.digest).collect() })
 }
 
 /// The second exchange, where the ranks do not hold what they held at the last save. All ranks call.

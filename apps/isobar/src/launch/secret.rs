@@ -1,0 +1,41 @@
+//! The secret by which the ranks of a job know each other.
+
+use std::ffi::{OsStr, OsString};
+use std::fmt;
+
+use anyhow::{Result, bail};
+use isobar_manager::launch::TOKEN;
+use isobar_torch::c10d::Token;
+
+use crate::exit::Exit;
+
+/// What the ranks get in [`TOKEN`]: on other hosts by the standard input of their keepers, since all users of a host may read a
+/// command line. Its `Debug` form does not show it.
+pub(super) struct Secret(OsString);
+
+impl Secret {
+    /// The one that was given, which leaves the variables; a fresh one where none was.
+    pub(super) fn taken_from(variables: &mut Vec<(OsString, OsString)>) -> Result<Self> {
+        let given = variables.extract_if(.., |(name, _)| name == TOKEN).last();
+        match given.map(|(_, value)| value).filter(|value| !value.is_empty()) {
+            Some(value) if value.as_encoded_bytes().contains(&b'\n') => {
+                bail!(
+                    Exit::Usage
+                        .because(format!("{TOKEN} has more than one line; give a line of random characters"))
+                )
+            }
+            Some(value) => Ok(Self(value)),
+            None => Ok(Self(Token::nonce()?.map(|byte| format!("{byte:02x}")).concat().into())),
+        }
+    }
+
+    pub(super) fn value(&self) -> &OsStr {
+        &self.0
+    }
+}
+
+impl fmt::Debug for Secret {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("Secret(…)")
+    }
+}

@@ -1,0 +1,10 @@
+// All of the shim as one unit: libtorch's headers, which take most of the compiler's time, are read once.
+#include "autocast.cpp"
+#include "autograd.cpp"
+#include "c10d.cpp"
+#include "cuda.cpp"
+#include "error.cpp"
+#include "hooks.cpp"
+#include "memory.cpp"
+#include "observe.cpp"
+#include "storage.cpp"
