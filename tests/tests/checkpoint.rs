@@ -263,15 +263,25 @@ fn a_job_is_queued_again() {
     assert!(list(&folder.path().join("run")).unwrap()[0].found.is_ok());
 }
 
+/// A SLURM that ends with its test, and its job with it.
+struct OwnSlurm(Slurm);
+
+impl Drop for OwnSlurm {
+    fn drop(&mut self) {
+        let _ = self.0.cancel("job");
+        let _ = self.0.stop();
+    }
+}
+
 /// SLURM itself starts the job again, which goes on, and ends.
 #[test]
 fn a_job_of_slurm_comes_again() {
     if !has_slurm() {
         return;
     }
-    let slurm = Slurm::of_workspace();
-    slurm.start().unwrap();
     let folder = tempdir().unwrap();
+    let slurm = OwnSlurm(Slurm::in_folder(folder.path().join("slurm")).with_credentials_for(10));
+    slurm.0.start().unwrap();
     let (script, log) = (folder.path().join("job"), folder.path().join("log"));
     let lines = format!(
         r#"#!/bin/sh
@@ -291,7 +301,12 @@ fn a_job_of_slurm_comes_again() {
         assert!(output.status.success(), "{command:?}: {output:?}");
         String::from_utf8(output.stdout).unwrap().trim().to_owned()
     };
-    let mut sbatch = slurm.command("sbatch");
+    let mut sbatch = slurm.0.command("sbatch");
+    for (name, _) in std::env::vars() {
+        if ["ISOBAR_", "OMPI_", "PMIX_", "SBATCH_"].iter().any(|prefix| name.starts_with(prefix)) {
+            sbatch.env_remove(name);
+        }
+    }
     sbatch.args(["--parsable", "--requeue", "--open-mode=append", "--ntasks=1"]).env("OMP_NUM_THREADS", "1");
     sbatch.arg("--output").arg(&log).arg("--chdir").arg(workspace()).arg(&script);
     let job = said(&mut sbatch);
@@ -305,7 +320,7 @@ fn a_job_of_slurm_comes_again() {
     };
     let metrics = folder.path().join("run/metrics.jsonl");
     waits(&|| fs::metadata(&metrics).is_ok_and(|file| file.len() > 0));
-    said(slurm.command("scancel").args(["--full", "--signal=USR1", &job]));
+    said(slurm.0.command("scancel").args(["--full", "--signal=USR1", &job]));
     waits(&|| fs::read_to_string(&log).is_ok_and(|log| log.contains("start 1 ended with code 0")));
     let listed = list(&folder.path().join("run")).unwrap();
     let newest = listed[0].found.as_ref().unwrap().step as usize;
@@ -382,4 +397,32 @@ fn the_tools_look_check_cut_and_export() {
     assert_eq!(outcome.exit, Exit::Code(0));
     assert_eq!(losses(folder.path()).len(), 4);
     says(&checkpoint(&["verify", &whole]), 0, &["whole"]);
+}
+
+/// What PhysicsNeMo's own models have saved is loaded by name, on whatever ranks, and goes back as it came, to the last bit.
+#[rstest]
+#[case::afno("afno", &["model.embed_dim=16", "model.depth=1", "model.num_blocks=2", "model.patch_size=[8, 8]"])]
+#[case::fno("fno", &["model.latent_channels=8", "model.num_fno_layers=2", "model.num_fno_modes=4"])]
+fn weights_of_pytorch_come_and_go(
+    #[case] model: &str,
+    #[case] sizes: &[&str],
+    #[values("data", "domain", "shard")] axis: &str,
+) {
+    let file = workspace().join(format!("tests/data/{model}_of_pytorch.safetensors"));
+    let folder = tempdir().unwrap();
+    let mesh = format!("distributed.mesh.names=[\"{axis}\"]");
+    let [init, output] = [("checkpoint.init", &file), ("run.output", &folder.path().to_owned())]
+        .map(|(key, path)| format!("{key}={}", path.display()));
+    let data = ["data.path=tests/data/darcy_excerpt.h5", "data.validation_samples=2", "train.batch_size=3"];
+    let run = ["run.name=run", "train.max_steps=0", &init, &output, &mesh];
+    let sets = data.iter().chain(&run).chain(sizes).flat_map(|set| ["--set", set]);
+    let launch = Launch::plain(2, ISOBAR).current_dir(workspace()).arg("train");
+    let _ = launch.arg(format!("configs/darcy_{model}.toml")).args(sets).run().unwrap().expect_success();
+    let out = folder.path().join("out.safetensors");
+    let [run, path] = [&folder.path().join("run"), &out].map(|path| path.display().to_string());
+    says(&checkpoint(&["export", &run, &path]), 0, &["16 tensors"]);
+    let [mut came, mut goes] = [&file, &out].map(|path| Tensor::read_safetensors(path).unwrap());
+    came.sort_by(|(a, _), (b, _)| a.cmp(b));
+    goes.sort_by(|(a, _), (b, _)| a.cmp(b));
+    assert_eq!(came, goes);
 }

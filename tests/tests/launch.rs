@@ -58,10 +58,14 @@ fn ended(launch: &Launch, code: i32, words: &[&str]) -> Outcome {
     outcome
 }
 
-/// A program in the place of ssh: it notes the host, and hands the command to a shell, as sshd does.
+/// A program in the place of ssh: it notes the host and the command, which it hands to a shell, as sshd does.
 fn ssh(folder: &Path) -> String {
-    let (script, hosts) = (folder.join("ssh"), folder.join("hosts"));
-    let text = format!("#!/bin/sh\necho \"$1\" >>'{}'\nshift\nexec sh -c \"$*\"\n", hosts.display());
+    let [script, hosts, commands] = ["ssh", "hosts", "commands"].map(|name| folder.join(name));
+    let text = format!(
+        "#!/bin/sh\necho \"$1\" >>'{}'\necho \"$*\" >>'{}'\nshift\nexec sh -c \"$*\"\n",
+        hosts.display(),
+        commands.display()
+    );
     fs::write(&script, text).unwrap();
     fs::set_permissions(&script, fs::Permissions::from_mode(0o755)).unwrap();
     script.display().to_string()
@@ -237,21 +241,23 @@ fn ranks_share_a_secret(#[values(false, true)] by_ssh: bool) {
     if by_ssh {
         options.extend(["--hosts", "a:1,b:1", "--ssh", &ssh]);
     }
-    let lines = folder.path().join("lines");
-    let script = format!(
-        r#"echo "$ISOBAR_DISTRIBUTED_TOKEN"; tr '\0' ' ' <"/proc/$PPID/cmdline" >>'{}'"#,
-        lines.display()
-    );
-    let secret = |more: &[&str]| {
-        let outcome = ended(&launch(&[&options, more].concat(), &["sh", "-c", &script]), 0, &[]);
+    let secret = |given: Option<&str>| {
+        let launch = launch(&options, &["sh", "-c", "echo $ISOBAR_DISTRIBUTED_TOKEN"]);
+        let launch = given.map_or(launch.clone(), |given| launch.env("ISOBAR_DISTRIBUTED_TOKEN", given));
+        let outcome = ended(&launch, 0, &[]);
         let said: Vec<&str> = outcome.ranks[0].stdout.lines().collect();
         assert!(said.len() == 2 && said[0] == said[1], "{outcome}");
-        assert!(!fs::read_to_string(&lines).unwrap().contains(said[0]) || !more.is_empty(), "{outcome}");
         said[0].to_owned()
     };
-    let (one, other) = (secret(&[]), secret(&[]));
-    assert!(one.len() == 64 && one != other, "{one} {other}");
-    assert_eq!(secret(&["--env", "ISOBAR_DISTRIBUTED_TOKEN=that which is given"]), "that which is given");
+    let secrets = [None, None, Some(" "), Some("of-twenty-characters\n")].map(secret);
+    assert!(secrets[..3].iter().all(|secret| secret.len() == 64), "{secrets:?}");
+    assert!(secrets[0] != secrets[1] && secrets[1] != secrets[2], "{secrets:?}");
+    assert_eq!(secrets[3], "of-twenty-characters");
+    if by_ssh {
+        let commands = fs::read_to_string(folder.path().join("commands")).unwrap();
+        assert!(commands.contains("LOCAL_WORLD_SIZE=1"), "{commands}");
+        assert!(!secrets.iter().any(|secret| commands.contains(secret)), "{commands}");
+    }
 }
 
 #[rstest]

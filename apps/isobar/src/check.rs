@@ -96,7 +96,7 @@ pub(crate) fn disk(
         return;
     }
     let moments = match optimizer {
-        OptimizerKind::AdamW(_) => 2,
+        OptimizerKind::AdamW(_) | OptimizerKind::Adam(_) => 2,
         OptimizerKind::Lion(_) => 1,
         OptimizerKind::Sgd(sgd) => u64::from(sgd.momentum != 0.0),
     };

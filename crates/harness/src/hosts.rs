@@ -23,7 +23,8 @@ const FIRST: &str = "isobar-first";
 
 /// Two hosts, `host-a` and `host-b`, that share this machine's files, and nothing of its network.
 ///
-/// They are taken away with all their processes when this is dropped. Needs root, and `ip` of the package iproute2.
+/// They are taken away with all their processes when this is dropped. Needs root, `ip` of the package iproute2, and
+/// `nsenter` and `unshare` of util-linux.
 ///
 /// # Examples
 ///

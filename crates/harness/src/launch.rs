@@ -105,7 +105,7 @@ impl Launch {
         Self::new(Launcher::Mpirun, ranks, program.as_ref())
     }
 
-    /// `srun -n RANKS --overcommit --mpi=MPI PROGRAM` on the SLURM of this machine, which is started where it is not
+    /// `srun -n RANKS --overcommit --mpi=MPI PROGRAM` on the SLURM of this workspace, which is started where it is not
     /// running. `mpi` is a plugin: `pmix` for Open MPI programs, `none` for ranks that MPI is to know nothing of.
     pub fn srun(ranks: usize, mpi: &str, program: impl AsRef<OsStr>) -> Self {
         Self::new(Launcher::Srun { mpi: mpi.to_owned() }, ranks, program.as_ref())
@@ -198,6 +198,12 @@ impl Launch {
                 let mut command = self.cleared_on(0, "srun");
                 if let Some(hosts) = &self.hosts {
                     let on_each = self.ranks / Hosts::COUNT;
+                    ensure!(
+                        on_each > 0 && self.ranks.is_multiple_of(Hosts::COUNT),
+                        "srun puts as many ranks on each of {} hosts, got {}",
+                        Hosts::COUNT,
+                        self.ranks
+                    );
                     command.args([format!("-N{}", Hosts::COUNT), format!("--ntasks-per-node={on_each}")]);
                     hosts.tell_open_mpi(&mut command);
                 }

@@ -34,10 +34,7 @@ const PORTS: [u16; 2] = [6817, 6818];
 
 const STEP: Duration = Duration::from_secs(20);
 
-/// How long credentials hold, in seconds: a job that is queued again waits for those of its last start to expire.
-const CREDENTIALS_S: u32 = 10;
-
-/// The SLURM of one machine, by the folder that holds its configuration, state and logs.
+/// A SLURM of this machine, or of two hosts on it, by the folder that holds its configuration, state and logs.
 ///
 /// It uses nothing of a SLURM that the machine may have already, needs no systemd, and runs as whoever starts it.
 #[derive(Clone, Debug)]
@@ -46,7 +43,11 @@ pub struct Slurm {
     /// Apart from the folder, whose path may be too long for a socket or closed to others, which munge refuses.
     sockets: PathBuf,
     nodes: Vec<Node>,
+    credentials_s: u32,
 }
+
+/// How long credentials hold where nothing else is said, in seconds: SLURM's own default.
+const CREDENTIALS_S: u32 = 120;
 
 /// What runs jobs.
 #[derive(Clone, Debug)]
@@ -99,7 +100,13 @@ impl Slurm {
             cpus: thread::available_parallelism().map_or(1, usize::from),
             words: Vec::new(),
         };
-        Self { folder, sockets, nodes: vec![node] }
+        Self { folder, sockets, nodes: vec![node], credentials_s: CREDENTIALS_S }
+    }
+
+    /// The same, where what was started must run within so many seconds. A job that is queued again waits for so long.
+    #[must_use]
+    pub fn with_credentials_for(self, seconds: u32) -> Self {
+        Self { credentials_s: seconds, ..self }
     }
 
     /// One of two hosts, its controller on the first. It ends with them.
@@ -113,7 +120,7 @@ impl Slurm {
         };
         let folder = hosts.folder().join("slurm");
         let sockets = folder.join("sockets");
-        Self { folder, sockets, nodes: (0..Hosts::COUNT).map(node).collect() }
+        Self { folder, sockets, nodes: (0..Hosts::COUNT).map(node).collect(), credentials_s: CREDENTIALS_S }
     }
 
     /// The file that `SLURM_CONF` names for `srun`, `sinfo` and the rest.
@@ -181,7 +188,8 @@ impl Slurm {
                 // A trailing mark (`idle*`, `down~`) is a node that does not answer, or is powered down.
                 let takes = |state: &str| ["idle", "mixed", "allocated", "completing"].contains(&state);
                 match states.lines().map(str::trim).find(|state| !takes(state)) {
-                    None => SlurmState::Up,
+                    None if states.lines().count() == self.nodes.len() => SlurmState::Up,
+                    None => SlurmState::Down("it does not know all of its nodes".to_owned()),
                     Some(state) => SlurmState::Down(format!("a node is {state}")),
                 }
             }
@@ -263,7 +271,7 @@ SlurmUser={user}
 SlurmdUser={user}
 AuthType=auth/munge
 CredType=cred/munge
-AuthInfo=socket={sockets}/munge,cred_expire={CREDENTIALS_S}
+AuthInfo=socket={sockets}/munge,cred_expire={}
 StateSaveLocation={folder}/state
 SlurmdSpoolDir={folder}/spool/%n
 SlurmctldPidFile={folder}/slurmctld.pid
@@ -281,7 +289,7 @@ ReturnToService=2
 SwitchType=switch/none
 PartitionName=all Nodes=ALL Default=YES MaxTime=INFINITE State=UP OverSubscribe=FORCE:8
 ",
-            first.name, first.address
+            first.name, first.address, self.credentials_s
         );
         // Where a host may be lost, SLURM is to find out as soon as its ranks do.
         text += match &self.nodes[..] {

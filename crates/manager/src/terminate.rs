@@ -102,9 +102,7 @@ pub(crate) fn forget_watchdog() {
 
 fn asked() {
     let again = REQUESTED.load(Ordering::SeqCst);
-    if again && FIRST.get().is_some_and(|first| first.elapsed() < SAME) {
-        return;
-    }
+    let same = FIRST.get().is_some_and(|first| first.elapsed() < SAME);
     let watchdog = WATCHDOG.lock().unwrap_or_else(PoisonError::into_inner).clone();
     if let Some(watchdog) = watchdog {
         watchdog.set_asked(true);
@@ -118,8 +116,11 @@ fn asked() {
         }
         watchdog.set_asked(false);
     }
-    if INTERESTED.load(Ordering::SeqCst) == 0 || again {
+    if INTERESTED.load(Ordering::SeqCst) == 0 || (again && !same) {
         end();
+    }
+    if again {
+        return;
     }
     let _ = FIRST.set(Instant::now());
     REQUESTED.store(true, Ordering::SeqCst);

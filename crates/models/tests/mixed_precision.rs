@@ -8,7 +8,7 @@ use isobar_models::{
     Afno, AfnoConfig, Fno, FnoConfig, Mode, Normalization, PerDim, Result, UNet, UNetConfig, Upsampling,
 };
 use isobar_shard::{
-    Array, Generator, MeshParams, ParamStore, Params, Placement, ShardTensor, Window,
+    Array, Generator, Layout, MeshParams, ParamStore, Params, Placement, ShardTensor, Sizes, Window,
     forbid_hidden_communication,
 };
 use isobar_torch::guard::Autocast;
@@ -123,10 +123,18 @@ fn dense(subject: Subject, bf16: bool) -> (Vec<f64>, Vec<Tensor>) {
     })
 }
 
-fn sharded(subject: Subject, mesh: &DeviceMesh, placements: &[Placement]) -> (Vec<f64>, Vec<Tensor>) {
+fn sharded(
+    subject: Subject,
+    mesh: &DeviceMesh,
+    placements: &[Placement],
+    sizes: &Sizes,
+) -> (Vec<f64>, Vec<Tensor>) {
     let mut store = ParamStore::new(Generator::new(7));
     let model = subject.make(&mut MeshParams::new(&mut store, mesh));
-    let [x, target] = fields().map(|field| ShardTensor::distribute(&field, mesh, placements).unwrap());
+    let [x, target] = fields().map(|field| {
+        let layout = Layout::new(mesh, placements, &field.size(), sizes).unwrap();
+        ShardTensor::distribute_as(&field, &layout).unwrap()
+    });
     train(&store, || {
         let _forbidden = forbid_hidden_communication();
         let precision = mixed(true);
@@ -164,19 +172,25 @@ fn near_single_precision(
     assert!(apart < limit, "gradients differ by {apart}");
 }
 
+/// Ranks along each axis with the dim that it splits, and the parts of the rows where they are not of a size.
+const SPLITS: [(&[(i64, usize)], &[i64]); 4] =
+    [(&[(2, 2)], &[]), (&[(4, 3)], &[]), (&[(2, 0), (2, 2)], &[]), (&[(3, 2)], &[10, 0, 6])];
+
 #[rstest]
 fn sharded_as_dense(
     #[values(Subject::Afno, Subject::Fno, Subject::UNet, Subject::BatchNormUNet, Subject::CheckpointedUNet)]
     subject: Subject,
-    #[values(&[(2, 2)], &[(4, 3)], &[(2, 0), (2, 2)])] axes: &[(i64, usize)],
+    #[values(0, 1, 2, 3)] split: usize,
 ) {
     let (want, want_grads) = dense(subject, true);
+    let (axes, parts) = SPLITS[split];
     let (mesh_shape, placements): (Vec<i64>, Vec<Placement>) =
         axes.iter().map(|&(ranks, dim)| (ranks, Placement::Shard(dim))).unzip();
+    let sizes = if parts.is_empty() { Sizes::Chunk } else { Sizes::Explicit(vec![(2, parts.to_vec())]) };
     let ranks = mesh_shape.iter().product::<i64>() as usize;
     let runs = isobar_collectives::threads::run(ranks, Duration::from_secs(60), move |group| {
         let mesh = DeviceMesh::new(&group, &mesh_shape, &["a", "b"][..mesh_shape.len()]).unwrap();
-        sharded(subject, &mesh, &placements)
+        sharded(subject, &mesh, &placements, &sizes)
     });
     for (got, got_grads) in runs {
         for (got, want) in got.iter().zip(&want) {

@@ -113,8 +113,8 @@ pub enum Error {
     /// Ranks that should hold the same parameters do not.
     #[error(
         "parameter {name:?} of ranks {ranks:?} of group {group:?} is not that of its rank 0 to the last bit; go on from the last \
-         checkpoint, and look for code that treats ranks differently, kernels that do not repeat (train.deterministic), \
-         faulty memory, or, when a run begins, a file of weights that is another one on another host"
+         checkpoint, and look for code that treats ranks differently, kernels that do not repeat (train.deterministic), or \
+         faulty memory"
     )]
     ReplicasDiffer {
         /// The first such parameter.

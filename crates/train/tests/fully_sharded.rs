@@ -1,6 +1,7 @@
 //! Fully sharded training against data parallelism: values, losses, memory.
 #![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
 
+use std::path::Path;
 use std::time::Duration;
 
 use isobar_collectives::{Group, threads};
@@ -12,6 +13,7 @@ use isobar_shard::{
     Generator, MeshParams, ParallelRegion, ParamStore, Placement, Reduce, ShardTensor, Window,
     forbid_hidden_communication,
 };
+use isobar_train::checkpoint::{Checkpoints, Contents, Keep, RunState, Which};
 use isobar_train::optim::{AdamW, AdamWConfig, Optimizer};
 use isobar_train::{
     DataParallel, DataParallelConfig, FieldLayout, FullySharded, Overlap, Parameters, ShardedFields,
@@ -90,8 +92,50 @@ impl Subject {
     }
 }
 
+/// What happens to a run halfway.
+#[derive(Debug, Clone, Copy)]
+enum Halfway<'a> {
+    Nothing,
+    /// Its state is written to a folder.
+    Saved(&'a Path),
+    /// Its state is lost, and comes from what another run has saved.
+    Loaded(&'a Path),
+}
+
+impl Halfway<'_> {
+    fn happens(self, params: &Parameters, adamw: AdamW, world: &Group) -> AdamW {
+        let checkpoints = |folder| Checkpoints::new(folder, Keep::ALL, world);
+        match self {
+            Self::Nothing => adamw,
+            Self::Saved(folder) => {
+                let mut adamw = adamw;
+                let contents = Contents { params, buffers: &[], optimizer: Some(&mut adamw) };
+                checkpoints(folder).save(&contents, &RunState::default()).unwrap();
+                adamw
+            }
+            Self::Loaded(folder) => {
+                tch::no_grad(|| params.iter().for_each(|param| drop(param.tensor.shallow_clone().zero_())));
+                let mut adamw = AdamW::new(params, &AdamWConfig { lr: 0.01, ..Default::default() }).unwrap();
+                let mut contents = Contents { params, buffers: &[], optimizer: Some(&mut adamw) };
+                checkpoints(folder).load(&Which::Newest, &mut contents).unwrap();
+                adamw
+            }
+        }
+    }
+}
+
 /// Losses and norms of gradients of some steps, and the loss of what came of them, without gradients.
 fn train(subject: Subject, mesh: &DeviceMesh, sharded: bool, units: (f64, Overlap)) -> Vec<f64> {
+    train_on(subject, mesh, sharded, units, Halfway::Nothing)
+}
+
+fn train_on(
+    subject: Subject,
+    mesh: &DeviceMesh,
+    sharded: bool,
+    units: (f64, Overlap),
+    halfway: Halfway<'_>,
+) -> Vec<f64> {
     let names = mesh.names();
     let place = |name: &&str| match *name {
         "domain" => Placement::Shard(2),
@@ -124,7 +168,11 @@ fn train(subject: Subject, mesh: &DeviceMesh, sharded: bool, units: (f64, Overla
     let _guard = forbid_hidden_communication();
     let loss_of = || model(&x).unwrap().mse_loss(&target).unwrap().full_tensor(None).unwrap();
     let mut found = Vec::new();
-    for _ in 0..STEPS {
+    for step in 0..STEPS {
+        if step == STEPS / 2 {
+            let all: Vec<usize> = (0..names.len()).collect();
+            adamw = halfway.happens(params, adamw, &mesh.group_along(&all).unwrap());
+        }
         let loss = loss_of();
         match (&replicated, &fully) {
             (Some(parallel), _) => {
@@ -191,6 +239,33 @@ fn parts_of_split_channels_are_split_again(
         let units = (bucket_mb, Overlap::Auto);
         let want = train(Subject::DistributedAfno, &mesh, false, units);
         let got = train(Subject::DistributedAfno, &mesh, true, units);
+        for (got, want) in got.iter().zip(&want) {
+            assert!((got - want).abs() < 1e-9 * want.abs(), "{got}, expected {want}");
+        }
+    });
+}
+
+/// A run on split channels and shards goes on from what it has saved as if nothing had been, and so do others elsewhere.
+#[rstest]
+#[case::same(&[2, 2], &["model", "shard"])]
+#[case::turned(&[2, 2], &["shard", "model"])]
+#[case::channels_together(&[4], &["shard"])]
+#[case::channels_further_apart(&[1, 4], &["data", "model"])]
+#[case::domain(&[2, 2], &["domain", "shard"])]
+fn split_channels_go_on_from_a_checkpoint(#[case] shape: &[i64], #[case] names: &[&str]) {
+    let folder = tempfile::tempdir().unwrap();
+    threads::run(4, Duration::from_secs(120), |group| {
+        let [first, then] = [(&[2, 2][..], &["model", "shard"][..]), (shape, names)]
+            .map(|(shape, names)| DeviceMesh::new(&group, shape, names).unwrap());
+        let train = |mesh: &DeviceMesh, halfway| {
+            let sharded = mesh.names().contains(&"shard");
+            train_on(Subject::DistributedAfno, mesh, sharded, (0.001, Overlap::Auto), halfway)
+        };
+        let want = train(&first, Halfway::Saved(folder.path()));
+        let got = train(&then, Halfway::Loaded(folder.path()));
+        if first.names() == then.names() {
+            assert_eq!(got, want);
+        }
         for (got, want) in got.iter().zip(&want) {
             assert!((got - want).abs() < 1e-9 * want.abs(), "{got}, expected {want}");
         }

@@ -17,6 +17,10 @@ const GONE: Duration = Duration::from_secs(5);
 /// How long the connections to other hosts may take to close, once all there was told to be killed.
 const CLOSED: Duration = Duration::from_secs(2);
 
+/// Signals that come so soon after the first are the same request, as for the ranks: a service manager tells all processes of a
+/// job, and a script around the launcher passes its own on.
+const SAME: Duration = Duration::from_secs(2);
+
 /// What came of an attempt.
 pub(super) struct Outcome {
     pub(super) ends: Vec<End>,
@@ -54,6 +58,8 @@ struct Attempt<'a> {
     rises: Option<Instant>,
     /// The signals by which the launcher was asked to end.
     stops: Vec<Signal>,
+    /// When that was first.
+    asked: Option<Instant>,
 }
 
 /// Starts all ranks and waits until they have ended, however that may be.
@@ -77,6 +83,7 @@ pub(super) fn run(
         pressure: Pressure::None,
         rises: None,
         stops: Vec::new(),
+        asked: None,
     };
     for place in places {
         match Rank::start(recipe, place, &variables(place), number, events) {
@@ -199,12 +206,14 @@ impl Attempt<'_> {
     }
 
     /// Signals to the launcher are for all ranks. The first that asks for the end leaves them all the time that they need, a
-    /// second one does not.
+    /// second one does not, unless it comes with the first.
     fn pass_on(&mut self, signal: Signal) {
         self.signal(signal);
         if signal != Signal::SIGUSR1 {
+            let asked = *self.asked.get_or_insert_with(Instant::now);
+            let again = !self.stops.is_empty() && asked.elapsed() > SAME;
             self.stops.push(signal);
-            if self.stops.len() > 1 && self.pressure == Pressure::None {
+            if again && self.pressure == Pressure::None {
                 self.press(Pressure::Time);
             }
         }

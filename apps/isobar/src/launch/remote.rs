@@ -11,7 +11,10 @@ use std::os::unix::ffi::{OsStrExt, OsStringExt};
 const KEEPER: &str = r#"dir=$1 grace=$2
 shift 2
 cd -- "$dir" || exit 2
-IFS= read -r ISOBAR_DISTRIBUTED_TOKEN || exit 2
+IFS= read -r ISOBAR_DISTRIBUTED_TOKEN || {
+    echo "isobar launch: no secret came on standard input, which the command of --ssh must pass on" >&2
+    exit 2
+}
 export ISOBAR_DISTRIBUTED_TOKEN
 if [ -z "$OMP_NUM_THREADS" ]; then
     cores=$(nproc 2>/dev/null || getconf _NPROCESSORS_ONLN 2>/dev/null || echo 1)

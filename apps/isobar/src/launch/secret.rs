@@ -1,6 +1,6 @@
 //! The secret by which the ranks of a job know each other.
 
-use std::ffi::{OsStr, OsString};
+use std::ffi::OsString;
 use std::fmt;
 
 use anyhow::{Result, bail};
@@ -11,25 +11,25 @@ use crate::exit::Exit;
 
 /// What the ranks get in [`TOKEN`]: on other hosts by the standard input of their keepers, since all users of a host may read a
 /// command line. Its `Debug` form does not show it.
-pub(super) struct Secret(OsString);
+pub(super) struct Secret(String);
 
 impl Secret {
     /// The one that was given, which leaves the variables; a fresh one where none was.
     pub(super) fn taken_from(variables: &mut Vec<(OsString, OsString)>) -> Result<Self> {
         let given = variables.extract_if(.., |(name, _)| name == TOKEN).last();
-        match given.map(|(_, value)| value).filter(|value| !value.is_empty()) {
-            Some(value) if value.as_encoded_bytes().contains(&b'\n') => {
-                bail!(
-                    Exit::Usage
-                        .because(format!("{TOKEN} has more than one line; give a line of random characters"))
-                )
+        // As ranks read it.
+        let given = given.map(|(_, value)| value.to_string_lossy().trim().to_owned());
+        match given.filter(|value| !value.is_empty()) {
+            Some(value) if value.contains('\n') => {
+                let problem = format!("{TOKEN} has more than one line; give a line of random characters");
+                bail!(Exit::Usage.because(problem))
             }
             Some(value) => Ok(Self(value)),
-            None => Ok(Self(Token::nonce()?.map(|byte| format!("{byte:02x}")).concat().into())),
+            None => Ok(Self(Token::nonce()?.map(|byte| format!("{byte:02x}")).concat())),
         }
     }
 
-    pub(super) fn value(&self) -> &OsStr {
+    pub(super) fn value(&self) -> &str {
         &self.0
     }
 }

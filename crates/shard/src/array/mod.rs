@@ -37,7 +37,7 @@ pub use reduce::{Reduce, Reduction};
 pub(crate) use registry::is_registered;
 pub use registry::{Attrs, register_op, registered_ops};
 pub use shape::Shape;
-pub(crate) use spectral::points_of;
+pub(crate) use spectral::points_like;
 pub use spectral::{FftNorm, Modes, Spectral};
 pub use windowed::Windowed;
 

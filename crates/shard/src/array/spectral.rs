@@ -136,9 +136,24 @@ pub trait Spectral: Sized {
     ) -> Result<Self>;
 }
 
-/// The extents of a field along the dims of a transform.
-pub(crate) fn points_of(op: &'static str, shape: &[i64], dims: &[i64]) -> Result<Vec<i64>> {
-    dims.iter().map(|&dim| Ok(shape[resolve(op, dim, shape.len())?])).collect()
+/// The extents of a field along the dims of a transform; along all others it must be as the spectrum.
+pub(crate) fn points_like(
+    op: &'static str,
+    spectrum: &[i64],
+    field: &[i64],
+    dims: &[i64],
+) -> Result<Vec<i64>> {
+    let mut shape = spectrum.to_vec();
+    let mut points = Vec::with_capacity(dims.len());
+    for &dim in dims {
+        let dim = resolve(op, dim, spectrum.len())?;
+        points.push(field.get(dim).copied().unwrap_or_default());
+        shape[dim] = points[points.len() - 1];
+    }
+    match shape == field {
+        true => Ok(points),
+        false => Err(argument(op, format!("modes {spectrum:?} over dims {dims:?} give no field {field:?}"))),
+    }
 }
 
 impl Spectral for Tensor {
@@ -219,7 +234,8 @@ impl Spectral for Tensor {
         kept: &[Vec<Range<i64>>],
         norm: FftNorm,
     ) -> Result<Self> {
-        self.irfftn_modes(&points_of("irfftn_modes", &field.size(), dims)?, dims, kept, norm)
+        let points = points_like("irfftn_modes", &self.size(), &field.size(), dims)?;
+        self.irfftn_modes(&points, dims, kept, norm)
     }
 }
 

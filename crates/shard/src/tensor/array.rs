@@ -8,7 +8,7 @@ use super::ShardTensor;
 use crate::array::fourier;
 use crate::array::{
     Array, Attrs, Conv2d, Convert, Elementwise, FftNorm, Linear, Local, Make, Modes, Parallel, RandomOps,
-    Reduce, Reduction, Shape, Spectral, Windowed, points_of, resolve,
+    Reduce, Reduction, Shape, Spectral, Windowed, points_like, resolve,
 };
 use crate::error::{Error, Result};
 use crate::layout::{Dim, Layout};
@@ -327,9 +327,9 @@ impl Spectral for ShardTensor {
         norm: FftNorm,
     ) -> Result<Self> {
         const OP: &str = "irfftn_modes";
-        let s = points_of(OP, ShardTensor::shape(field), dims)?;
+        let s = points_like(OP, ShardTensor::shape(self), ShardTensor::shape(field), dims)?;
         let to = field.layout().of_gradient();
-        self.fourier_modes(OP, fourier::Kind::InverseReal, Some(&to), &s, (dims, kept), norm)
+        self.fourier_modes(OP, fourier::Kind::InverseReal, Some(&to), &s, (dims, kept), norm)?.to_layout(&to)
     }
 }
 

@@ -1,5 +1,7 @@
 //! Which checkpoint to load: the first in order that is whole on all ranks.
 
+use std::fs::{self, File};
+use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
 use isobar_collectives::Group;
@@ -11,7 +13,7 @@ use super::manifest::Manifest;
 use super::piece::Piece;
 use super::read::Opened;
 use super::{RunState, folder};
-use crate::error::{Error, Result};
+use crate::error::{Error, IoContext, Result};
 
 /// Which checkpoint is meant.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -104,9 +106,35 @@ fn names(root: &Path, which: &Which) -> Result<Option<Vec<String>>> {
 struct Read {
     /// By which ranks see that they read the same.
     digest: String,
+    /// A file of weights, which tells less of itself than a manifest: its tensors alone are in the digest.
+    weights: Option<Weights>,
     state: RunState,
     facts: Option<serde_json::Value>,
     pieces: Vec<Piece>,
+}
+
+/// A file of weights.
+struct Weights {
+    path: PathBuf,
+    /// What differs between two files, on whatever hosts, and is the same for all that see one.
+    identity: [i64; 4],
+}
+
+impl Weights {
+    fn of(path: &Path) -> Result<Self> {
+        let about = fs::metadata(path).at("look at", path)?;
+        let identity =
+            [about.ino().cast_signed(), about.size().cast_signed(), about.mtime(), about.mtime_nsec()];
+        Ok(Self { path: path.to_owned(), identity })
+    }
+
+    /// Of all its bytes.
+    fn digest(&self) -> Result<String> {
+        let file = File::open(&self.path).at("open", &self.path)?;
+        let mut hasher = blake3::Hasher::new();
+        hasher.update_reader(file).at("read", &self.path)?;
+        Ok(hasher.finalize().to_hex().to_string())
+    }
 }
 
 fn read(path: &Path, contents: &dyn Checkpointed) -> Result<Read> {
@@ -114,21 +142,22 @@ fn read(path: &Path, contents: &dyn Checkpointed) -> Result<Read> {
     opened.check_lengths()?;
     let catalogue = opened.catalogue()?;
     let pieces = opened.read(&contents.wanted(&catalogue)?)?;
-    let (digest, state) = match opened.manifest {
-        Some(manifest) => (manifest.blake3, manifest.state),
+    let (digest, weights, state) = match opened.manifest {
+        Some(manifest) => (manifest.blake3, None, manifest.state),
         None => {
             let tensors = serde_json::to_vec(&opened.tensors).unwrap_or_default();
-            (blake3::hash(&tensors).to_hex().to_string(), RunState::default())
+            let digest = blake3::hash(&tensors).to_hex().to_string();
+            (digest, Some(Weights::of(path)?), RunState::default())
         }
     };
-    Ok(Read { digest, state, facts: catalogue.facts, pieces })
+    Ok(Read { digest, weights, state, facts: catalogue.facts, pieces })
 }
 
 /// What a rank says of a checkpoint.
 #[derive(Debug, Serialize, Deserialize)]
 enum Said {
-    /// It is whole as far as this rank needs it; its digest.
-    Whole(String),
+    /// It is whole as far as this rank needs it; its digest, and which file of weights it is.
+    Whole(String, Option<[i64; 4]>),
     /// It is torn or damaged: another one may do.
     Torn(String),
     /// No other one would do.
@@ -144,18 +173,18 @@ enum Verdict {
 /// What all ranks make of what each has read. All ranks call.
 fn settle(world: &Group, own: Result<Read>) -> Result<Verdict> {
     let said = match &own {
-        Ok(read) => Said::Whole(read.digest.clone()),
+        Ok(read) => Said::Whole(read.digest.clone(), read.weights.as_ref().map(|weights| weights.identity)),
         Err(error @ (Error::Checkpoint { .. } | Error::Io { .. })) => Said::Torn(error.to_string()),
         Err(error) => Said::Failed(error.to_string()),
     };
     let all = world.all_gather_bytes(&serde_json::to_vec(&said).unwrap_or_default())?;
     let mut reason = None;
-    let mut digests = Vec::new();
+    let mut found = Vec::new();
     for (rank, bytes) in all.iter().enumerate() {
         let said: Said = serde_json::from_slice(bytes)
             .map_err(|error| Error::invalid("another rank's checkpoint", error, "this program's words"))?;
         match said {
-            Said::Whole(digest) => digests.push(digest),
+            Said::Whole(digest, identity) => found.push((digest, identity)),
             Said::Torn(why) => reason = reason.or(Some((rank, why))),
             Said::Failed(why) => {
                 own?;
@@ -167,8 +196,19 @@ fn settle(world: &Group, own: Result<Read>) -> Result<Verdict> {
         let group = world.name().to_owned();
         return Ok(Verdict::Refuse(own.err().unwrap_or(Error::OtherRank { rank, group, reason })));
     }
-    if let Some(rank) = digests.iter().position(|digest| *digest != digests[0]) {
-        return Err(Error::CheckpointsDiffer { group: world.name().to_owned(), rank });
+    let own = own?;
+    let differs = |rank| Error::CheckpointsDiffer { group: world.name().to_owned(), rank };
+    if let Some(rank) = found.iter().position(|(digest, _)| *digest != found[0].0) {
+        return Err(differs(rank));
     }
-    own.map(|read| Verdict::Take(Box::new(read)))
+    if let Some(weights) = own.weights.as_ref().filter(|_| found.iter().any(|one| *one != found[0])) {
+        // Several files, of which each host may have its own: they must be copies.
+        let digest = weights.digest();
+        let all = world.all_gather_bytes(digest.as_deref().unwrap_or_default().as_bytes())?;
+        digest?;
+        if let Some(rank) = all.iter().position(|digest| *digest != all[0]) {
+            return Err(differs(rank));
+        }
+    }
+    Ok(Verdict::Take(Box::new(own)))
 }

@@ -1,6 +1,6 @@
 //! Optimizers with readable state, and the rule that says which parameters decay.
 
-mod adamw;
+mod adam;
 mod averaged;
 mod lion;
 mod sgd;
@@ -8,7 +8,7 @@ mod state;
 
 use serde::{Deserialize, Serialize};
 
-pub use self::adamw::{AdamW, AdamWConfig};
+pub use self::adam::{Adam, AdamConfig, AdamW, AdamWConfig};
 pub(crate) use self::averaged::AVERAGE;
 pub use self::averaged::Averaged;
 pub use self::lion::{Lion, LionConfig};
@@ -46,6 +46,8 @@ pub trait Optimizer: Send {
 pub enum OptimizerKind {
     /// Adam with decoupled weight decay.
     AdamW(AdamWConfig),
+    /// Adam, whose weight decay is part of the gradient.
+    Adam(AdamConfig),
     /// The sign of a momentum: half of the state of AdamW.
     Lion(LionConfig),
     /// Stochastic gradient descent with momentum.
@@ -62,6 +64,7 @@ impl OptimizerKind {
     /// The learning rate at its highest.
     pub fn lr(&self) -> f64 {
         match self {
+            Self::Adam(config) => config.lr,
             Self::AdamW(config) => config.lr,
             Self::Lion(config) => config.lr,
             Self::Sgd(config) => config.lr,
@@ -75,6 +78,7 @@ impl OptimizerKind {
     /// Where a setting is out of its range or the state can't be allocated.
     pub fn build(&self, params: &Parameters) -> Result<Box<dyn Optimizer>> {
         Ok(match self {
+            Self::Adam(config) => Box::new(Adam::new(params, config)?),
             Self::AdamW(config) => Box::new(AdamW::new(params, config)?),
             Self::Lion(config) => Box::new(Lion::new(params, config)?),
             Self::Sgd(config) => Box::new(Sgd::new(params, config)?),

@@ -106,6 +106,34 @@ fn adamw_treats_complex_elements_as_pairs() {
     close(&values(&complex.view_as_real()), &values(&real), 0.0);
 }
 
+/// As AdamW without decay, of gradients with the penalty's.
+#[test]
+fn adam_follows_its_definition() {
+    let config = AdamConfig { beta1: 0.8, beta2: 0.95, eps: 1e-6, weight_decay: 0.1, ..Default::default() };
+    let plain = AdamWConfig { beta1: 0.8, beta2: 0.95, eps: 1e-6, weight_decay: 0.0, ..Default::default() };
+    let weight = leaf(&[1.0, -2.0, 0.5, 3.0], &[2, 2]);
+    let bias = leaf(&[0.25, -0.75], &[2]);
+    let mut adam = Adam::new(&params(&[("l.weight", &weight), ("l.bias", &bias)]), &config).unwrap();
+    let mut expected = [1.0, -2.0, 0.5, 3.0, 0.25, -0.75];
+    let mut reference: Vec<Reference> = expected.iter().map(|_| Reference { m: 0.0, v: 0.0, t: 0 }).collect();
+    for step in 0..7 {
+        let lr = 0.1 / (1.0 + step as f64);
+        let grads: Vec<f64> = (0..6).map(|i| ((i * 7 + step * 3) as f64).sin() * 2.0).collect();
+        set_grad(&weight, &Tensor::from_slice(&grads[..4]).view([2, 2]));
+        set_grad(&bias, &Tensor::from_slice(&grads[4..]));
+        adam.step(lr).unwrap();
+        for (i, r) in reference.iter_mut().enumerate() {
+            let penalty = if i < 4 { config.weight_decay * expected[i] } else { 0.0 };
+            expected[i] = r.step(expected[i], grads[i] + penalty, lr, &plain, 0.0);
+        }
+        close(&values(&weight), &expected[..4], 1e-13);
+        close(&values(&bias), &expected[4..], 1e-13);
+    }
+    let mut adamw = AdamW::new(&params(&[("l.weight", &weight), ("l.bias", &bias)]), &plain).unwrap();
+    let refused = adamw.load_state(&adam.state()).unwrap_err().to_string();
+    assert!(refused.contains("adamw"), "{refused}");
+}
+
 #[test]
 fn lion_follows_its_definition() {
     let config = LionConfig { beta1: 0.8, beta2: 0.95, weight_decay: 0.1, ..Default::default() };
@@ -167,6 +195,7 @@ fn a_parameter_without_a_gradient_stays() {
 
 #[rstest]
 #[case::adamw(OptimizerKind::AdamW(AdamWConfig::default()))]
+#[case::adam(OptimizerKind::Adam(AdamConfig { weight_decay: 0.1, ..Default::default() }))]
 #[case::sgd(OptimizerKind::Sgd(SgdConfig::default()))]
 fn state_puts_back_bitwise(#[case] kind: OptimizerKind) {
     let run = |from: i64, to: i64, x: &Tensor, optimizer: &mut dyn Optimizer| {

@@ -30,7 +30,6 @@ use crate::out_of_memory::{self, Held};
 use crate::parallel::Parallel;
 use crate::params::Parameters;
 use crate::progress::Progress;
-use crate::replicas::check_replicas;
 use crate::schedule::Schedule;
 use crate::stragglers::{Straggler, Stragglers};
 use crate::task::{RolloutError, Task};
@@ -255,10 +254,6 @@ impl<'a, T: Task> Run<'a, T> {
             let mut weights = Contents { params: &params, buffers, optimizer: None };
             let loaded = checkpoints.load(&Which::At(path.clone()), &mut weights)?;
             tracing::info!("weights are those of {}", loaded.path.display());
-        }
-        if resumed.is_some() || config.checkpoint.init.is_some() {
-            // A path may mean another file on another host.
-            check_replicas(&params, parallel.replicas())?;
         }
         let resume_at = resumed.as_ref().map(|loaded| loaded.state.step);
         let resumed_from = resumed.as_ref().map(|loaded| loaded.path.clone());

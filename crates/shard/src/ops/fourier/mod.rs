@@ -29,19 +29,6 @@ fn own_indices(layout: &Layout, dim: usize) -> Vec<i64> {
     layout.intervals()[dim].iter().flat_map(|own| own.start..own.end()).collect()
 }
 
-/// Refuses a result that cannot be laid out like that.
-fn check_result(op: &'static str, x: &ShardTensor, transform: &Transform, to: &Layout) -> Result<()> {
-    let extent = |dim| match transform.dims.contains(&dim) {
-        true => transform.result_extent(dim),
-        false => x.shape()[dim],
-    };
-    let shape: Vec<i64> = (0..x.ndim()).map(extent).collect();
-    match shape == to.shape() && x.layout().mesh() == to.mesh() {
-        true => Ok(()),
-        false => refuse(op, format!("a result of shape {shape:?} cannot be laid out like {to}")),
-    }
-}
-
 impl ShardTensor {
     /// A transform over dims, of which some may be split.
     pub(crate) fn fourier(
@@ -58,8 +45,8 @@ impl ShardTensor {
         })
     }
 
-    /// The real transform, or its inverse to the extents `s`, over dims of which only these modes are kept; the result laid out
-    /// like `to`.
+    /// The real transform, or its inverse to the extents `s`, over dims of which only these modes are kept. What is split anew is
+    /// split like `to`.
     pub(crate) fn fourier_modes(
         &self,
         op: &'static str,
@@ -95,9 +82,6 @@ impl ShardTensor {
         norm: FftNorm,
     ) -> Result<Self> {
         let mut x = self.resolved()?;
-        if let Some(to) = to {
-            check_result(op, &x, transform, to)?;
-        }
         // What is not read need not travel.
         for &dim in &transform.dims {
             let read = transform.read_extent(dim);
@@ -137,7 +121,7 @@ impl ShardTensor {
                 }
             };
         }
-        to.map_or(Ok(x.shallow_clone()), |to| x.to_layout(to))
+        Ok(x)
     }
 
     /// The tensor with these dims whole; what split them splits that other dim for which a rank receives the fewest bytes. Of

@@ -1,4 +1,5 @@
-//! AdamW (Loshchilov and Hutter, "Decoupled Weight Decay Regularization", 2019), with PyTorch's arithmetic.
+//! Adam (Kingma and Ba, "Adam: A Method for Stochastic Optimization", 2015) and AdamW (Loshchilov and Hutter, "Decoupled Weight
+//! Decay Regularization", 2019), with PyTorch's arithmetic.
 
 use serde::{Deserialize, Serialize};
 use tch::{TchError, Tensor};
@@ -39,6 +40,79 @@ impl Default for AdamWConfig {
     }
 }
 
+/// Settings of [`Adam`].
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, schemars::JsonSchema)]
+#[serde(deny_unknown_fields, default)]
+pub struct AdamConfig {
+    /// Learning rate at its highest; `schedule` says how it changes.
+    pub lr: f64,
+    /// Decay rate of the running mean of gradients, in [0, 1).
+    pub beta1: f64,
+    /// Decay rate of the running mean of squared gradients, in [0, 1).
+    pub beta2: f64,
+    /// Added to the denominator, against division by zero.
+    pub eps: f64,
+    /// Penalty on the square of weights: its gradient, weight_decay · w, is added to theirs.
+    pub weight_decay: f64,
+    /// Last components of the names of parameters that do not decay; those of one dim never do.
+    pub no_decay: Vec<String>,
+}
+
+impl Default for AdamConfig {
+    fn default() -> Self {
+        let AdamWConfig { lr, beta1, beta2, eps, no_decay, .. } = AdamWConfig::default();
+        Self { lr, beta1, beta2, eps, weight_decay: 0.0, no_decay }
+    }
+}
+
+/// Adam. Its weight decay goes through the running means, as the gradient of a penalty; [`AdamW`]'s does not.
+///
+/// With gradient g of the loss, which weight decay makes g + wd·p, and otherwise as [`AdamW`]: m ← m + (1 − β₁)(g − m);
+/// v ← β₂ v + (1 − β₂) g²; p ← p − lr/(1 − β₁ᵗ) · m / (√v / √(1 − β₂ᵗ) + ε).
+///
+/// ```
+/// use isobar_train::optim::{Adam, AdamConfig, Optimizer};
+/// use isobar_train::{Parameter, Parameters};
+/// use tch::Tensor;
+///
+/// let x = Tensor::f_from_slice(&[1.0f64, -2.0])?.f_set_requires_grad(true)?;
+/// let params = Parameters::new(vec![Parameter::replicated("x", &x)])?;
+/// let mut adam = Adam::new(&params, &AdamConfig::default())?;
+/// x.f_square()?.f_sum(None)?.f_backward()?;
+/// adam.step(0.1)?;
+/// assert!((x.f_double_value(&[0])? - 0.9).abs() < 1e-6); // the first step moves by lr against the sign
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
+#[derive(Debug)]
+pub struct Adam(Moments);
+
+impl Adam {
+    /// An optimizer of these parameters, its state at zero.
+    ///
+    /// # Errors
+    ///
+    /// Where a setting is out of its range or the state can't be allocated.
+    pub fn new(params: &Parameters, config: &AdamConfig) -> Result<Self> {
+        let AdamConfig { lr, beta1, beta2, eps, weight_decay, no_decay } = config.clone();
+        let settings = AdamWConfig { lr, beta1, beta2, eps, weight_decay, no_decay };
+        Ok(Self(Moments::new(params, settings, Decay::OfGradient)?))
+    }
+}
+
+impl Optimizer for Adam {
+    fn step(&mut self, lr: f64) -> Result<()> {
+        self.0.step(lr)
+    }
+
+    fn state(&self) -> OptimizerState {
+        self.0.state()
+    }
+
+    fn load_state(&mut self, state: &OptimizerState) -> Result<()> {
+        self.0.load_state(state)
+    }
+}
+
 /// Adam with decoupled weight decay.
 ///
 /// With gradient g, step t (from 1) and learning rate lr: p ← p (1 − lr·wd); m ← m + (1 − β₁)(g − m);
@@ -59,8 +133,32 @@ impl Default for AdamWConfig {
 /// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
 #[derive(Debug)]
-pub struct AdamW {
+pub struct AdamW(Moments);
+
+/// Where weight decay goes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Decay {
+    /// To the gradient, and with it into the running means.
+    OfGradient,
+    /// To the weights, beside the step.
+    OfWeights,
+}
+
+impl Decay {
+    /// The kind of optimizer that has it so.
+    fn kind(self) -> &'static str {
+        match self {
+            Self::OfGradient => "adam",
+            Self::OfWeights => "adamw",
+        }
+    }
+}
+
+/// Running means of gradients and their squares, and the steps by them.
+#[derive(Debug)]
+struct Moments {
     config: AdamWConfig,
+    decay: Decay,
     slots: Vec<Slot>,
 }
 
@@ -80,26 +178,44 @@ impl AdamW {
     ///
     /// Where a setting is out of its range or the state can't be allocated.
     pub fn new(params: &Parameters, config: &AdamWConfig) -> Result<Self> {
-        check(config)?;
-        let slots = params.iter().map(|p| Slot::new(p, config)).collect::<Result<_>>()?;
-        Ok(Self { config: config.clone(), slots })
+        Ok(Self(Moments::new(params, config.clone(), Decay::OfWeights)?))
     }
 }
 
 impl Optimizer for AdamW {
     fn step(&mut self, lr: f64) -> Result<()> {
+        self.0.step(lr)
+    }
+
+    fn state(&self) -> OptimizerState {
+        self.0.state()
+    }
+
+    fn load_state(&mut self, state: &OptimizerState) -> Result<()> {
+        self.0.load_state(state)
+    }
+}
+
+impl Moments {
+    fn new(params: &Parameters, config: AdamWConfig, decay: Decay) -> Result<Self> {
+        check(&config)?;
+        let slots = params.iter().map(|p| Slot::new(p, &config)).collect::<Result<_>>()?;
+        Ok(Self { config, decay, slots })
+    }
+
+    fn step(&mut self, lr: f64) -> Result<()> {
         let _no_grad = tch::no_grad_guard();
         for slot in &mut self.slots {
             let Some(grad) = slot.param.grad() else { continue };
             slot.step += 1;
-            slot.update(&grad, lr, &self.config)
-                .context(|| format!("the AdamW step of parameter {:?}", slot.param.name))?;
+            slot.update(&grad, lr, &self.config, self.decay)
+                .context(|| format!("the {} step of parameter {:?}", self.decay.kind(), slot.param.name))?;
         }
         Ok(())
     }
 
     fn state(&self) -> OptimizerState {
-        let mut state = OptimizerState::new(KIND);
+        let mut state = OptimizerState::new(self.decay.kind());
         for slot in &self.slots {
             state.steps.insert(slot.param.name.clone(), slot.step);
             state.push("exp_avg", &slot.param, &slot.exp_avg);
@@ -109,7 +225,7 @@ impl Optimizer for AdamW {
     }
 
     fn load_state(&mut self, state: &OptimizerState) -> Result<()> {
-        state.expect_kind(KIND)?;
+        state.expect_kind(self.decay.kind())?;
         for slot in &self.slots {
             state.find("exp_avg", &slot.param)?;
             state.find("exp_avg_sq", &slot.param)?;
@@ -126,8 +242,6 @@ impl Optimizer for AdamW {
     }
 }
 
-const KIND: &str = "adamw";
-
 impl Slot {
     fn new(param: &Parameter, config: &AdamWConfig) -> Result<Self> {
         let zeros = || {
@@ -143,9 +257,19 @@ impl Slot {
         })
     }
 
-    fn update(&self, grad: &Tensor, lr: f64, config: &AdamWConfig) -> std::result::Result<(), TchError> {
+    fn update(
+        &self,
+        grad: &Tensor,
+        lr: f64,
+        config: &AdamWConfig,
+        decay: Decay,
+    ) -> std::result::Result<(), TchError> {
+        let of = |one: Decay, factor: f64| {
+            (self.decays && config.weight_decay != 0.0 && decay == one).then_some(factor)
+        };
         let rule = Rule {
-            decay: (self.decays && config.weight_decay != 0.0).then_some(1.0 - lr * config.weight_decay),
+            decay: of(Decay::OfWeights, 1.0 - lr * config.weight_decay),
+            penalty: of(Decay::OfGradient, config.weight_decay),
             beta1: config.beta1,
             beta2: config.beta2,
             eps: config.eps,
@@ -174,7 +298,10 @@ const CHUNK: i64 = 1 << 15;
 
 /// The numbers of one parameter's step.
 struct Rule {
+    /// The weights are multiplied by it.
     decay: Option<f64>,
+    /// So many weights are added to the gradient.
+    penalty: Option<f64>,
     beta1: f64,
     beta2: f64,
     eps: f64,
@@ -191,6 +318,9 @@ impl Rule {
         if let Some(decay) = self.decay {
             let _ = param.f_mul_scalar_(decay)?;
         }
+        let penalized = self.penalty.map(|penalty| param.f_mul_scalar(penalty)?.f_add_(grad));
+        let penalized = penalized.transpose()?;
+        let grad = penalized.as_ref().unwrap_or(grad);
         let _ = exp_avg.f_lerp_(grad, 1.0 - self.beta1)?;
         let scratch = grad.f_mul_scalar(1.0 - self.beta2)?;
         let _ = exp_avg_sq.f_mul_scalar_(self.beta2)?.f_addcmul_(&scratch, grad)?;
