@@ -172,8 +172,11 @@ fn near_single_precision(
     assert!(apart < limit, "gradients differ by {apart}");
 }
 
-/// Ranks along each axis with the dim that it splits, and the parts of the rows where they are not of a size.
-const SPLITS: [(&[(i64, usize)], &[i64]); 4] =
+/// Ranks along each axis with the dim that it splits.
+type Axes = &'static [(i64, usize)];
+
+/// With the parts of the rows, where they are not of a size.
+const SPLITS: [(Axes, &[i64]); 4] =
     [(&[(2, 2)], &[]), (&[(4, 3)], &[]), (&[(2, 0), (2, 2)], &[]), (&[(3, 2)], &[10, 0, 6])];
 
 #[rstest]
