@@ -47,12 +47,14 @@ impl Reference {
     }
 }
 
-#[test]
-fn adamw_follows_its_definition() {
-    let config = AdamWConfig { beta1: 0.8, beta2: 0.95, eps: 1e-6, weight_decay: 0.1, ..Default::default() };
+/// Takes some steps, beside `next`, which makes a number of its gradient and learning rate; whether it decays.
+fn follows(
+    make: impl Fn(&Parameters) -> Box<dyn Optimizer>,
+    next: impl Fn(&mut Reference, f64, f64, f64, bool) -> f64,
+) -> Box<dyn Optimizer> {
     let weight = leaf(&[1.0, -2.0, 0.5, 3.0], &[2, 2]);
     let bias = leaf(&[0.25, -0.75], &[2]);
-    let mut adamw = AdamW::new(&params(&[("l.weight", &weight), ("l.bias", &bias)]), &config).unwrap();
+    let mut optimizer = make(&params(&[("l.weight", &weight), ("l.bias", &bias)]));
     let mut expected = [1.0, -2.0, 0.5, 3.0, 0.25, -0.75];
     let mut reference: Vec<Reference> = expected.iter().map(|_| Reference { m: 0.0, v: 0.0, t: 0 }).collect();
     for step in 0..7 {
@@ -60,14 +62,23 @@ fn adamw_follows_its_definition() {
         let grads: Vec<f64> = (0..6).map(|i| ((i * 7 + step * 3) as f64).sin() * 2.0).collect();
         set_grad(&weight, &Tensor::from_slice(&grads[..4]).view([2, 2]));
         set_grad(&bias, &Tensor::from_slice(&grads[4..]));
-        adamw.step(lr).unwrap();
+        optimizer.step(lr).unwrap();
         for (i, r) in reference.iter_mut().enumerate() {
-            let decay = if i < 4 { config.weight_decay } else { 0.0 };
-            expected[i] = r.step(expected[i], grads[i], lr, &config, decay);
+            expected[i] = next(r, expected[i], grads[i], lr, i < 4);
         }
         close(&values(&weight), &expected[..4], 1e-13);
         close(&values(&bias), &expected[4..], 1e-13);
     }
+    optimizer
+}
+
+#[test]
+fn adamw_follows_its_definition() {
+    let config = AdamWConfig { beta1: 0.8, beta2: 0.95, eps: 1e-6, weight_decay: 0.1, ..Default::default() };
+    let _ = follows(
+        |params| Box::new(AdamW::new(params, &config).unwrap()),
+        |r, p, g, lr, decays| r.step(p, g, lr, &config, if decays { config.weight_decay } else { 0.0 }),
+    );
 }
 
 #[test]
@@ -111,26 +122,15 @@ fn adamw_treats_complex_elements_as_pairs() {
 fn adam_follows_its_definition() {
     let config = AdamConfig { beta1: 0.8, beta2: 0.95, eps: 1e-6, weight_decay: 0.1, ..Default::default() };
     let plain = AdamWConfig { beta1: 0.8, beta2: 0.95, eps: 1e-6, weight_decay: 0.0, ..Default::default() };
-    let weight = leaf(&[1.0, -2.0, 0.5, 3.0], &[2, 2]);
-    let bias = leaf(&[0.25, -0.75], &[2]);
-    let mut adam = Adam::new(&params(&[("l.weight", &weight), ("l.bias", &bias)]), &config).unwrap();
-    let mut expected = [1.0, -2.0, 0.5, 3.0, 0.25, -0.75];
-    let mut reference: Vec<Reference> = expected.iter().map(|_| Reference { m: 0.0, v: 0.0, t: 0 }).collect();
-    for step in 0..7 {
-        let lr = 0.1 / (1.0 + step as f64);
-        let grads: Vec<f64> = (0..6).map(|i| ((i * 7 + step * 3) as f64).sin() * 2.0).collect();
-        set_grad(&weight, &Tensor::from_slice(&grads[..4]).view([2, 2]));
-        set_grad(&bias, &Tensor::from_slice(&grads[4..]));
-        adam.step(lr).unwrap();
-        for (i, r) in reference.iter_mut().enumerate() {
-            let penalty = if i < 4 { config.weight_decay * expected[i] } else { 0.0 };
-            expected[i] = r.step(expected[i], grads[i] + penalty, lr, &plain, 0.0);
-        }
-        close(&values(&weight), &expected[..4], 1e-13);
-        close(&values(&bias), &expected[4..], 1e-13);
-    }
-    let mut adamw = AdamW::new(&params(&[("l.weight", &weight), ("l.bias", &bias)]), &plain).unwrap();
-    let refused = adamw.load_state(&adam.state()).unwrap_err().to_string();
+    let adam = follows(
+        |params| Box::new(Adam::new(params, &config).unwrap()),
+        |r, p, g, lr, decays| {
+            let penalty = if decays { config.weight_decay * p } else { 0.0 };
+            r.step(p, g + penalty, lr, &plain, 0.0)
+        },
+    );
+    let other = params(&[("l.weight", &leaf(&[0.0; 4], &[2, 2])), ("l.bias", &leaf(&[0.0; 2], &[2]))]);
+    let refused = AdamW::new(&other, &plain).unwrap().load_state(&adam.state()).unwrap_err().to_string();
     assert!(refused.contains("adamw"), "{refused}");
 }
 
