@@ -3,9 +3,9 @@
 use std::ffi::{OsStr, OsString};
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
 
-/// Stays beside the rank on its host. The first line of its standard input, which is ssh's, is the secret of the job; the others say
-/// which signals to send, to the rank and to all that it has started, for they are one process group. When the input ends, because the launcher or the connection has, they
-/// are asked to end, and killed some seconds later.
+/// Stays beside the rank on its host. The first line of its standard input, which is ssh's, is the secret of the job; the others
+/// say which signals to send, to the rank and to all that it has started, for they are one process group. When the input ends,
+/// because the launcher or the connection has, they are asked to end, and killed some seconds later.
 ///
 /// The words after it: the folder, the seconds, the command.
 const KEEPER: &str = r#"dir=$1 grace=$2
