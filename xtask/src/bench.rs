@@ -106,6 +106,15 @@ struct Rounds {
     memcpy: Vec<f64>,
 }
 
+impl Rounds {
+    /// What our program has measured of the case.
+    fn take(&mut self, ours: &Value, case: &str) -> Result<()> {
+        self.ours.push(seconds(ours, case, "Isobar")?);
+        self.memcpy.extend(ours["cases"][case]["memcpy_ratio"].as_f64());
+        Ok(())
+    }
+}
+
 pub(crate) fn run(options: &Options) -> Result<()> {
     let machine = setup::run(&options.setup)?;
     ensure!(machine.mpi, "the benchmark runs on mpirun, and MPI is not installed");
@@ -142,15 +151,10 @@ pub(crate) fn run(options: &Options) -> Result<()> {
         command.arg(ROOT.join(script)).args(asked(names));
         command
     };
-    let our_run = || {
+    let our_run = |names: &[&str]| {
         let mut command = mpirun();
-        command.arg(ROOT.join("target/release/isobar"));
-        let companions = chosen.iter().filter_map(|(_, peer)| match peer {
-            Peer::Alone(case) => Some(*case),
-            _ => None,
-        });
-        let cases: Vec<&str> = chosen.iter().map(|(name, _)| *name).chain(companions).collect();
-        command.args(["bench", "--json"]).args(asked(&cases));
+        command.arg(ROOT.join("target/release/isobar")).args(["bench", "--json"]);
+        command.args(asked(names));
         command
     };
     let mut rounds: BTreeMap<String, Rounds> = BTreeMap::new();
@@ -179,14 +183,22 @@ pub(crate) fn run(options: &Options) -> Result<()> {
                 entry.peer.push(seconds(&times, peer.case(name), peer.name())?);
             }
         }
-        let ours = times(&mut our_run())?;
-        for &(name, peer) in &chosen {
+        // Cases that are compared with each other in turns, all others in one process, like the peers'.
+        let (pairs, rest): (Vec<_>, Vec<_>) =
+            chosen.iter().partition(|(_, peer)| matches!(peer, Peer::Alone(_)));
+        for &(name, peer) in pairs {
+            let alone = peer.case(name);
+            let ours = times(our_run(&[name, alone]).arg("--in-turns"))?;
             let entry = rounds.entry(name.to_owned()).or_default();
-            if let Peer::Alone(case) = peer {
-                entry.peer.push(seconds(&ours, case, "Isobar")?);
+            entry.peer.push(seconds(&ours, alone, "Isobar")?);
+            entry.take(&ours, name)?;
+        }
+        let rest: Vec<&str> = rest.into_iter().map(|(name, _)| *name).collect();
+        if !rest.is_empty() {
+            let ours = times(&mut our_run(&rest))?;
+            for name in rest {
+                rounds.entry(name.to_owned()).or_default().take(&ours, name)?;
             }
-            entry.ours.push(seconds(&ours, name, "Isobar")?);
-            entry.memcpy.extend(ours["cases"][name]["memcpy_ratio"].as_f64());
         }
     }
     let names: Vec<&str> = chosen.iter().map(|(name, _)| *name).collect();

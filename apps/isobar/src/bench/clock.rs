@@ -7,7 +7,7 @@ use isobar_collectives::{Group, ReduceOp, all_reduce};
 use serde::Serialize;
 use tch::Tensor;
 
-use super::Timed;
+use super::{Prepared, Timed};
 
 /// Rounds before the first that counts.
 const WARM_UPS: u32 = 2;
@@ -26,34 +26,54 @@ pub(crate) struct Times {
     pub(crate) memcpy_ratio: Option<f64>,
 }
 
-/// Times what is `timed`, and beside it, in each round, a copy of `output`. All ranks call.
-pub(crate) fn time(group: &Group, repeats: u32, timed: &mut Timed, output: Option<&Tensor>) -> Result<Times> {
-    let mut target = output.map(Tensor::f_zeros_like).transpose()?;
-    let mut steps = Vec::new();
-    let mut copies = Vec::new();
+/// What was measured of a case so far.
+#[derive(Default)]
+struct Taken {
+    /// Where copies of the output go.
+    target: Option<Tensor>,
+    steps: Vec<f64>,
+    copies: Vec<f64>,
+}
+
+/// Times cases in turns, so that what else the machine does meets all of them: each in each round, and beside it a copy of
+/// its output. All ranks call.
+pub(crate) fn time(group: &Group, repeats: u32, cases: &mut [Prepared]) -> Result<Vec<Times>> {
+    let mut all = Vec::new();
+    for case in cases.iter() {
+        let target = case.output.as_ref().map(Tensor::f_zeros_like).transpose()?;
+        all.push(Taken { target, ..Taken::default() });
+    }
     for round in 0..repeats + WARM_UPS {
-        let step_time = match timed {
-            Timed::Step(step) => slowest(group, &mut || seconds_of(step))?,
-            Timed::Measured(measure) => slowest(group, measure)?,
-        };
-        let mut copy_time = None;
-        if let (Some(output), Some(target)) = (output, &mut target) {
-            copy_time = Some(slowest(group, &mut || seconds_of(&mut || Ok(target.f_copy_(output)?)))?);
-        }
-        if round >= WARM_UPS {
-            steps.push(step_time);
-            copies.extend(copy_time);
+        for (case, taken) in cases.iter_mut().zip(&mut all) {
+            let step_time = match &mut case.timed {
+                Timed::Step(step) => slowest(group, &mut || seconds_of(step))?,
+                Timed::Measured(measure) => slowest(group, measure)?,
+            };
+            let mut copy_time = None;
+            if let (Some(output), Some(target)) = (&case.output, &mut taken.target) {
+                copy_time = Some(slowest(group, &mut || seconds_of(&mut || Ok(target.f_copy_(output)?)))?);
+            }
+            if round >= WARM_UPS {
+                taken.steps.push(step_time);
+                taken.copies.extend(copy_time);
+            }
         }
     }
-    let median_s = median(&mut steps);
-    let memcpy_s = (!copies.is_empty()).then(|| median(&mut copies));
-    Ok(Times {
-        median_s,
-        min_s: steps[0],
-        max_s: steps[steps.len() - 1],
-        memcpy_s,
-        memcpy_ratio: memcpy_s.map(|copy| median_s / copy),
-    })
+    Ok(all.iter_mut().map(Taken::times).collect())
+}
+
+impl Taken {
+    fn times(&mut self) -> Times {
+        let median_s = median(&mut self.steps);
+        let memcpy_s = (!self.copies.is_empty()).then(|| median(&mut self.copies));
+        Times {
+            median_s,
+            min_s: self.steps[0],
+            max_s: self.steps[self.steps.len() - 1],
+            memcpy_s,
+            memcpy_ratio: memcpy_s.map(|copy| median_s / copy),
+        }
+    }
 }
 
 /// The time of one call.
@@ -79,7 +99,7 @@ pub(crate) fn median(times: &mut [f64]) -> f64 {
 
 #[cfg(test)]
 mod tests {
-    use std::cell::Cell;
+    use std::cell::RefCell;
     use std::rc::Rc;
 
     use super::*;
@@ -91,24 +111,28 @@ mod tests {
     }
 
     #[test]
-    fn every_round_runs_and_the_copy_is_timed_beside() {
-        let calls = Rc::new(Cell::new(0));
-        let output = Tensor::zeros([4], tch::kind::FLOAT_CPU);
-        let counted = calls.clone();
-        let mut step = Timed::Step(Box::new(move || {
-            counted.set(counted.get() + 1);
-            Ok(())
-        }));
-        let times = time(&Group::single(), 3, &mut step, Some(&output)).unwrap();
-        assert_eq!(calls.get(), 5);
-        assert!(times.min_s <= times.median_s && times.median_s <= times.max_s);
-        assert!(times.memcpy_s.is_some());
+    fn every_round_runs_in_turns_and_the_copy_is_timed_beside() {
+        let calls = Rc::new(RefCell::new(Vec::new()));
+        let case = |name: char| {
+            let calls = calls.clone();
+            let step = move || {
+                calls.borrow_mut().push(name);
+                Ok(())
+            };
+            let output = (name == 'a').then(|| Tensor::zeros([4], tch::kind::FLOAT_CPU));
+            Prepared { timed: Timed::Step(Box::new(step)), output }
+        };
+        let times = time(&Group::single(), 2, &mut [case('a'), case('b')]).unwrap();
+        assert_eq!(calls.take(), "abababab".chars().collect::<Vec<_>>());
+        let [a, b] = &times[..] else { panic!("{times:?}") };
+        assert!(a.min_s <= a.median_s && a.median_s <= a.max_s);
+        assert!(a.memcpy_s.is_some() && b.memcpy_s.is_none());
     }
 
     #[test]
     fn what_a_case_measures_itself_is_taken() {
-        let mut measured = Timed::Measured(Box::new(|| Ok(0.25)));
-        let times = time(&Group::single(), 2, &mut measured, None).unwrap();
-        assert_eq!((times.median_s, times.max_s), (0.25, 0.25));
+        let case = Prepared { timed: Timed::Measured(Box::new(|| Ok(0.25))), output: None };
+        let times = time(&Group::single(), 2, &mut [case]).unwrap();
+        assert_eq!((times[0].median_s, times[0].max_s), (0.25, 0.25));
     }
 }

@@ -31,6 +31,9 @@ pub(crate) struct BenchArgs {
     /// How often each case is timed, after two rounds that do not count
     #[arg(long, default_value_t = 7, value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
     repeats: u32,
+    /// Make all cases ready, then time them in turns: for cases that are compared with each other
+    #[arg(long)]
+    in_turns: bool,
     /// Print one JSON object, and nothing else, to standard output
     #[arg(long)]
     json: bool,
@@ -120,10 +123,10 @@ pub(crate) fn run(args: &BenchArgs) -> Result<Exit> {
     let manager = start::plain()?;
     let world = manager.group(None)?;
     let mut report = Report { system: system(&world), world: world.size(), cases: IndexMap::new() };
-    for case in cases {
-        let mut prepared = (case.prepare)(&world)?;
-        let times = clock::time(&world, args.repeats, &mut prepared.timed, prepared.output.as_ref())?;
-        report.cases.insert(case.name, times);
+    for cases in cases.chunks(if args.in_turns { cases.len() } else { 1 }) {
+        let prepared = cases.iter().map(|case| (case.prepare)(&world));
+        let times = clock::time(&world, args.repeats, &mut prepared.collect::<Result<Vec<_>>>()?)?;
+        report.cases.extend(cases.iter().map(|case| case.name).zip(times));
     }
     if world.rank() == 0 {
         terminal::line(&if args.json { serde_json::to_string_pretty(&report)? } else { report.table() });
