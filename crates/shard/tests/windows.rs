@@ -119,7 +119,8 @@ fn transposed_convolution(#[values(1, 2, 3, 4)] mesh: usize, #[values(1, 2, 3)] 
             let stride = list(&mut dice, spatial, 1, 3);
             let dilation = list(&mut dice, spatial, 1, 2);
             let padding = list(&mut dice, spatial, 0, 2);
-            let extra: Vec<i64> = stride.iter().map(|&s| dice.roll(0, s - 1)).collect();
+            let steps = stride.iter().zip(&dilation);
+            let extra: Vec<i64> = steps.map(|(&s, &d)| dice.roll(0, s.max(d) - 1)).collect();
             let layout = dice.layout(mesh, &shape, &splittable(spatial));
             let weight_shape = [&[shape[1], 3][..], &kernel].concat();
             let (x, weight, bias) =
@@ -369,13 +370,19 @@ fn padding_rolling_flipping(#[values(1, 2, 3, 4)] mesh: usize) {
 fn halo_convolutions_pass_twice_and_have_second_gradients(
     #[case] shape: &'static [i64],
     #[case] other: Placement,
+    #[values((5, 1), (3, 1), (3, 2), (2, 2), (4, 2))] (points, dilation): (i64, i64),
 ) {
     on_mesh(shape, move |mesh| {
-        let (image, kernel) = (numbers(&[2, 4, 5, 9], 1), numbers(&[6, 2, 3, 5], 2));
+        let (image, kernel) = (numbers(&[2, 4, 5, 9], 1), numbers(&[6, 2, 3, points], 2));
         let bias = numbers(&[6], 3);
-        let (pads, steps) = ([2, 2], [2, 1]);
-        let conv =
-            Conv { stride: vec![2, 1], padding: Padding::Each(vec![2, 2]), groups: 2, ..Conv::default() };
+        let (steps, pads, dilations) = ([2, 1], [2, dilation * (points - 1) / 2], [1, dilation]);
+        let conv = Conv {
+            stride: steps.to_vec(),
+            padding: Padding::Each(pads.to_vec()),
+            dilation: dilations.to_vec(),
+            groups: 2,
+            ..Conv::default()
+        };
         let placements: Vec<Placement> =
             if shape.len() == 1 { vec![Placement::Shard(3)] } else { vec![other, Placement::Shard(3)] };
         let split = Layout::new(mesh, &placements, &[2, 4, 5, 9], &Sizes::Balanced).unwrap();
@@ -384,13 +391,13 @@ fn halo_convolutions_pass_twice_and_have_second_gradients(
         };
         for (of_image, of_kernel) in [(true, true), (true, false), (false, true)] {
             let x = leaf(&image, &split).set_requires_grad(of_image).unwrap();
-            let w = leaf(&kernel, &whole(&[6, 2, 3, 5])).set_requires_grad(of_kernel).unwrap();
+            let w = leaf(&kernel, &whole(&[6, 2, 3, points])).set_requires_grad(of_kernel).unwrap();
             let b = leaf(&bias, &whole(&[6]));
             let dense: Vec<Tensor> = [(&image, of_image), (&kernel, of_kernel), (&bias, true)]
                 .map(|(whole, needs)| whole.copy().set_requires_grad(needs))
                 .into();
             let y = x.conv(&w, Some(&b), &conv).unwrap();
-            let want = dense[0].conv2d(&dense[1], Some(&dense[2]), steps, pads, [1, 1], 2);
+            let want = dense[0].conv2d(&dense[1], Some(&dense[2]), steps, pads, dilations, 2);
             let (y, want) = (y.mul(&y).unwrap(), &want * &want);
             let leaves: Vec<&ShardTensor> = [&x, &w, &b].into_iter().filter(|t| t.requires_grad()).collect();
             let wholes: Vec<&Tensor> = dense.iter().filter(|t| t.requires_grad()).collect();

@@ -185,9 +185,9 @@ impl ShardTensor {
                     let need = crate::window::Need { axes: parts.axes.clone(), parts: pieces.collect() };
                     windows = windows.with(dim, need);
                     let own = super::part_of(&parts, layout);
-                    let first = back.cover(own).0 * stride - padding;
-                    cuts.push((dim as i64, if own.len == 0 { 0 } else { own.start - first }, own.len));
-                    (steps.padding[index], steps.extra[index]) = (0, 0);
+                    let cut = back.cut(own, steps.dilation[index]);
+                    (steps.padding[index], steps.extra[index]) = (cut.padding, cut.extra);
+                    cuts.push((dim as i64, cut.start, own.len));
                     moved = true;
                 }
                 results.push(parts);
@@ -211,12 +211,27 @@ struct Back {
     extent: i64,
 }
 
+/// What is taken of the results of a cover.
+struct Cut {
+    /// Cut off at both ends by the dense operator.
+    padding: i64,
+    /// Not cut off at the end by it.
+    extra: i64,
+    /// Cut off at the start after it.
+    start: i64,
+}
+
 impl Back {
-    /// Inputs whose outputs cover the interval; they may lie beyond the ends.
-    fn cover(&self, own: Interval) -> (i64, i64) {
-        let first = (own.start + self.padding - self.reach).div_euclid(self.stride);
-        let last = -(-(own.end() - 1 + self.padding)).div_euclid(self.stride);
-        (first, last + 1)
+    /// Inputs whose results cover the interval, as first and behind the last; then those of them that exist and reach into
+    /// it. In the place of the others stand zeros.
+    fn cover(&self, own: Interval) -> [(i64, i64); 2] {
+        let Self { stride, padding, reach, extent } = *self;
+        let (start, last) = (own.start + padding, own.end() - 1 + padding);
+        let needed = (-(reach - start).div_euclid(stride)).clamp(0, extent);
+        let needed_end = (last.div_euclid(stride) + 1).clamp(needed, extent);
+        let first = needed.min(start.div_euclid(stride));
+        let end = needed_end.max(1 - (reach - last).div_euclid(stride));
+        [(first, end), (needed, needed_end)]
     }
 
     fn pieces(&self, part: &[Interval]) -> Vec<Piece> {
@@ -224,19 +239,26 @@ impl Back {
         if own.len == 0 {
             return vec![Piece::Fill(1)];
         }
-        let (first, end) = self.cover(own);
-        // Those that reach into it; the others of the cover are zeros.
-        let needed = -(-(own.start + self.padding - self.reach)).div_euclid(self.stride);
-        let needed = needed.clamp(first, end).max(0);
-        let needed_end = ((own.end() - 1 + self.padding).div_euclid(self.stride) + 1).min(self.extent);
-        let needed_end = needed_end.max(needed);
+        let [(first, end), (needed, needed_end)] = self.cover(own);
         let pieces = [
-            Piece::Fill(needed.min(end) - first),
+            Piece::Fill(needed - first),
             Piece::Take { start: needed, len: needed_end - needed, step: 1 },
             Piece::Fill(end - needed_end),
         ];
         let any = |piece: &Piece| !matches!(piece, Piece::Fill(0) | Piece::Take { len: 0, .. });
         pieces.into_iter().filter(any).collect()
+    }
+
+    fn cut(&self, own: Interval, dilation: i64) -> Cut {
+        if own.len == 0 {
+            return Cut { padding: 0, extra: 0, start: 0 };
+        }
+        let [(first, end), _] = self.cover(own);
+        let before = own.start + self.padding - first * self.stride;
+        let after = (end - 1) * self.stride + self.reach + 1 - (own.end() + self.padding);
+        // libtorch takes an output padding below the stride or the dilation.
+        let padding = before.min(after + self.stride.max(dilation) - 1);
+        Cut { padding, extra: (padding - after).max(0), start: before - padding }
     }
 }
 

@@ -52,18 +52,12 @@ pub(super) struct Native {
 }
 
 impl Native {
-    fn convolve(
-        &self,
-        padding: &[i64],
-        x: &Tensor,
-        w: &Tensor,
-        b: Option<&Tensor>,
-    ) -> Result<Tensor, TchError> {
+    fn convolve(&self, x: &Tensor, w: &Tensor, b: Option<&Tensor>) -> Result<Tensor, TchError> {
         let steps = Steps {
             stride: self.stride.clone(),
-            padding: padding.to_vec(),
+            padding: self.padding.clone(),
             dilation: self.dilation.clone(),
-            extra: vec![0; padding.len()],
+            extra: vec![0; self.padding.len()],
         };
         steps.convolve(x, w, b, self.groups, false)
     }
@@ -123,7 +117,7 @@ impl Halo {
         let leaves: Vec<Tensor> = inputs.iter().map(|input| leaf(input)).collect();
         let own = {
             let _grad = records.then(EnableGrad::new);
-            torch(OP, native.convolve(&native.padding, &leaves[0], &leaves[1], leaves.get(2)))?
+            torch(OP, native.convolve(&leaves[0], &leaves[1], leaves.get(2)))?
         };
         let halo = work.wait()?.set_requires_grad(leaves[0].requires_grad());
         let mut inner = Inner { leaves, halo, own, ends: [None, None] };
@@ -174,27 +168,43 @@ impl Halo {
         [0, x.size()[self.dim as usize] - self.width].into_iter()
     }
 
-    /// What the halo adds at the two ends.
+    /// What the halo adds at the two ends, by the elements of the kernel that reach it.
     fn of_ends(
         &self,
         native: &Native,
         halo: &Tensor,
         weight: &Tensor,
     ) -> Result<[Option<Tensor>; 2], TchError> {
-        let mut padding = native.padding.clone();
-        padding[self.dim as usize - 2] = 0;
+        let (dim, spatial) = (self.dim, self.dim as usize - 2);
+        let dilation = native.dilation[spatial];
+        let kernel = weight.size()[dim as usize];
+        let reaching = (self.width - 1) / dilation + 1;
+        // A halo of one element, which one of the kernel's reaches, is a thing of one dim fewer.
+        let thin = self.width == 1 && halo.dim() > 3;
+        let mut native = native.clone();
+        native.padding[spatial] = 0;
+        if thin {
+            for steps in [&mut native.stride, &mut native.padding, &mut native.dilation] {
+                steps.remove(spatial);
+            }
+        }
+        // In the place of the part's own elements that these see: zeros.
+        let own = dilation * (reaching - 1);
         let mut at = 0;
         let mut end = |side: usize| -> Result<Option<Tensor>, TchError> {
             if !self.sides[side] {
                 return Ok(None);
             }
-            let part = halo.f_narrow(self.dim, at, self.width)?;
+            let part = halo.f_narrow(dim, at, self.width)?;
             at += self.width;
-            // In the place of the part's own elements that these results see: zeros.
-            let own = 2 * self.width;
-            let mut around = vec![0; 2 * (halo.dim() - self.dim as usize - 1)];
+            let weight = weight.f_narrow(dim, if side == 0 { 0 } else { kernel - reaching }, reaching)?;
+            if thin {
+                let y = native.convolve(&part.f_squeeze_dim(dim)?, &weight.f_squeeze_dim(dim)?, None)?;
+                return y.f_unsqueeze(dim).map(Some);
+            }
+            let mut around = vec![0; 2 * (halo.dim() - dim as usize - 1)];
             around.extend(if side == 0 { [0, own] } else { [own, 0] });
-            native.convolve(&padding, &part.f_constant_pad_nd(around)?, weight, None).map(Some)
+            native.convolve(&part.f_constant_pad_nd(around)?, &weight, None).map(Some)
         };
         Ok([end(0)?, end(1)?])
     }
@@ -254,7 +264,7 @@ impl Halo {
         };
         let (x, weight, halo) = (leaf(0)?, leaf(1)?, leaf(2)?);
         let bias = native.bias.then(|| leaf(3)).transpose()?;
-        let own = native.convolve(&native.padding, &x, &weight, bias.as_ref())?;
+        let own = native.convolve(&x, &weight, bias.as_ref())?;
         let ends = self.of_ends(native, &halo, &weight)?;
         Ok(Inner { leaves: [x, weight].into_iter().chain(bias).collect(), halo, own, ends })
     }
@@ -273,7 +283,7 @@ impl Halo {
         let share = self.share.clone();
         let fetch = Fetch { forward: share.clone(), back: share, group: self.group.clone(), hidden: false };
         let halo = windows::fetch_window(&self.ends(&x)?, fetch, 0.0)?;
-        let mut y = native.convolve(&native.padding, &x, &weight, bias.as_ref())?;
+        let mut y = native.convolve(&x, &weight, bias.as_ref())?;
         let extent = y.size()[self.dim as usize];
         for (start, end) in self.starts(&y).zip(self.of_ends(native, &halo, &weight)?) {
             if let Some(end) = end {
