@@ -4,6 +4,7 @@ use std::ops::Range;
 
 use tch::{Kind as Element, TchError, Tensor};
 
+use super::spectral::left_product;
 use super::{FftNorm, Spectral, argument, named, resolve, tables};
 use crate::error::Result;
 
@@ -149,26 +150,22 @@ impl Transform {
         (dim, own): (usize, &[i64]),
         norm: FftNorm,
     ) -> Result<Tensor> {
-        let (points, kind) = (self.points_of(dim), real_kind(x.kind()));
-        let modes = self.kept_of(dim).map_or(&[][..], Vec::as_slice);
-        let scale = norm.scale(points, false);
-        let at = |matrix: Tensor| named(op, &[x], columns(&matrix, points, own, x));
-        let product = || {
-            let last = x.f_transpose(dim as i64, -1)?;
-            match x.is_complex() {
-                true => last.f_contiguous()?.f_view_as_real()?.f_flatten(-2, -1),
-                false => Ok(last),
-            }
-        };
-        let matrix = match x.is_complex() {
-            true => at(tables::complex_forward(points, modes, scale, kind)?)?,
-            false => at(tables::real_forward(points, modes, scale, kind)?)?,
-        };
+        let matrix = self.waves(op, x, (dim, own), norm.scale(self.points_of(dim), false))?;
         let sums = || {
-            let parts = product()?.f_matmul(&matrix.f_transpose(0, 1)?)?;
-            let count = count(modes);
-            let (re, im) = (parts.f_narrow(-1, 0, count)?, parts.f_narrow(-1, count, count)?);
-            Tensor::f_complex(&re.f_contiguous()?, &im.f_contiguous()?)?.f_transpose(dim as i64, -1)
+            let (mut shape, modes) = (x.size(), matrix.size()[0] / 2);
+            shape[dim] = modes;
+            let products = left_product(&matrix, &lines(x, dim)?)?;
+            let (cos, sin) = (products.f_narrow(1, 0, modes)?, products.f_narrow(1, modes, modes)?);
+            let (re, im) = match x.is_complex() {
+                true => {
+                    let part = |pairs: &Tensor, at| pairs.f_unflatten(-1, [-1, 2])?.f_select(-1, at);
+                    // (cos + i sin)(re + i im)
+                    let re = part(&cos, 0)?.f_sub(&part(&sin, 1)?)?;
+                    (re, part(&cos, 1)?.f_add(&part(&sin, 0)?)?)
+                }
+                false => (cos.f_contiguous()?, sin.f_contiguous()?),
+            };
+            Tensor::f_complex(&re, &im)?.f_reshape(shape)
         };
         named(op, &[x], sums())
     }
@@ -181,17 +178,27 @@ impl Transform {
         (dim, own): (usize, &[i64]),
         norm: FftNorm,
     ) -> Result<Tensor> {
-        let points = self.points_of(dim);
-        let modes = self.kept_of(dim).map_or(&[][..], Vec::as_slice);
-        let matrix = tables::complex_forward(points, modes, norm.scale(points, true), real_kind(x.kind()))?;
+        let matrix = self.waves(op, x, (dim, own), norm.scale(self.points_of(dim), true))?;
         let values = || {
-            let last = x.f_transpose(dim as i64, -1)?;
-            let parts = Tensor::f_cat(&[&last.f_real()?, &last.f_imag()?], -1)?;
-            let pairs = parts.f_matmul(&columns(&matrix, points, own, x)?)?;
-            let pairs = pairs.f_unflatten(-1, [own.len() as i64, 2])?;
-            pairs.f_view_as_complex()?.f_transpose(dim as i64, -1)
+            let mut shape = x.size();
+            shape[dim] = own.len() as i64;
+            // The matrix is conjugate to the one back: it takes cos · z and −sin · (−i z).
+            let turned = Tensor::f_complex(&x.f_imag()?, &x.f_real()?.f_neg()?)?;
+            let both = lines(&Tensor::f_cat(&[x, &turned], dim as i64)?, dim)?;
+            let pairs = left_product(&matrix.f_transpose(0, 1)?, &both)?;
+            shape.push(2);
+            pairs.f_reshape(shape)?.f_view_as_complex()
         };
         named(op, &[x], values())
+    }
+
+    /// Of the modes there are along the dim, cosines, then sines with their sign forward, at the points `own`:
+    /// `[2 modes, own]`.
+    fn waves(&self, op: &'static str, x: &Tensor, (dim, own): (usize, &[i64]), scale: f64) -> Result<Tensor> {
+        let modes = self.kept_of(dim).map_or(&[][..], Vec::as_slice);
+        let matrix = tables::real_forward(self.points_of(dim), modes, scale, real_kind(x.kind()))?;
+        let columns = || matrix.f_index_select(1, &Tensor::f_from_slice(own)?)?.f_to_device(x.device());
+        named(op, &[x], columns())
     }
 
     /// A step of it over dims that are whole.
@@ -253,12 +260,12 @@ impl Transform {
 /// A point's product with the matrix of more modes costs more than its part of a fast transform.
 const FEW_MODES: i64 = 128;
 
-/// Of a matrix `[…, points]` or `[…, (points, 2)]` the columns of these points.
-fn columns(matrix: &Tensor, points: i64, own: &[i64], like: &Tensor) -> Result<Tensor, TchError> {
-    let shape = matrix.size();
-    let own = Tensor::f_from_slice(own)?;
-    let chosen = matrix.f_reshape([shape[0], points, shape[1] / points])?.f_index_select(1, &own)?;
-    chosen.f_flatten(1, 2)?.f_to_device(like.device())
+/// `x` as `[before, dim, after]`, complex numbers as pairs behind each other.
+fn lines(x: &Tensor, dim: usize) -> Result<Tensor, TchError> {
+    let shape = x.size();
+    let extents = [shape[..dim].iter().product(), shape[dim], shape[dim + 1..].iter().product()];
+    let x = x.f_reshape(extents)?;
+    if x.is_complex() { x.f_resolve_conj()?.f_view_as_real()?.f_flatten(-2, -1) } else { Ok(x) }
 }
 
 fn real_kind(kind: Element) -> Element {

@@ -190,7 +190,7 @@ impl<'a> Plan<'a> {
                 false => tables::complex_forward(extent, ranges, scale, self.kind)?,
             };
             let parts = if halved { extent } else { 2 * extent };
-            y = named(op, &[x], product(&matrix, &y, [lines, parts, inner]))?;
+            y = named(op, &[x], y.f_reshape([lines, parts, inner]).and_then(|y| left_product(&matrix, &y)))?;
             inner *= self.counts[index];
         }
         let shape = [before, &self.counts, after].concat();
@@ -228,7 +228,11 @@ impl<'a> Plan<'a> {
                     named(op, &[x], forward.f_transpose(0, 1))?
                 }
             };
-            y = named(op, &[x], product(&matrix, &y, [lines, 2 * self.counts[index], inner]))?;
+            y = named(
+                op,
+                &[x],
+                y.f_reshape([lines, 2 * self.counts[index], inner]).and_then(|y| left_product(&matrix, &y)),
+            )?;
             lines *= extent;
         }
         named(op, &[x], y.f_reshape([before, self.extents, after].concat()))
@@ -259,16 +263,6 @@ impl<'a> Plan<'a> {
         }
         Ok(y)
     }
-}
-
-/// `matrix` times `x` as `[n, j, k]`.
-fn product(matrix: &Tensor, x: &Tensor, shape: [i64; 3]) -> Result<Tensor, TchError> {
-    let [lines, rows, inner] = shape;
-    if inner == 1 {
-        // Rows behind each other, which one product takes.
-        return x.f_reshape([lines, rows])?.f_matmul(&matrix.f_transpose(0, 1)?);
-    }
-    left_product(matrix, &x.f_reshape(shape)?)
 }
 
 /// The modes of the ranges along `dim`.

@@ -333,11 +333,7 @@ impl<'a> Plan<'a> {
             tables::complex_forward(self.height, rows, norm.scale(self.height, false), self.kind)?;
         let lines = self.outer * self.height;
         let product = || {
-            let half = if self.inner == 1 {
-                x.f_reshape([lines, self.width])?.f_matmul(&along_width.f_transpose(0, 1)?)?
-            } else {
-                left_product(&along_width, &x.f_reshape([lines, self.width, self.inner])?)?
-            };
+            let half = left_product(&along_width, &x.f_reshape([lines, self.width, self.inner])?)?;
             let columns = half.f_reshape([self.outer, 2 * self.height, self.columns() * self.inner])?;
             left_product(&along_height, &columns)
         };
@@ -354,11 +350,7 @@ impl<'a> Plan<'a> {
         let product = || {
             let columns = x.f_reshape([self.outer, 2 * self.rows(), self.columns() * self.inner])?;
             let half = left_product(&along_height.f_transpose(0, 1)?, &columns)?;
-            if self.inner == 1 {
-                half.f_reshape([lines, 2 * self.columns()])?.f_matmul(&along_width.f_transpose(0, 1)?)
-            } else {
-                left_product(&along_width, &half.f_reshape([lines, 2 * self.columns(), self.inner])?)
-            }
+            left_product(&along_width, &half.f_reshape([lines, 2 * self.columns(), self.inner])?)
         };
         named("irfft2_modes", &[x], product())
     }
@@ -408,6 +400,10 @@ pub(super) fn complex(kind: Kind) -> Kind {
 /// One matrix `[i, j]` times each of a batch `[n, j, k]`.
 pub(super) fn left_product(matrix: &Tensor, batch: &Tensor) -> Result<Tensor, TchError> {
     let ((count, inner, columns), (height, width)) = (batch.size3()?, matrix.size2()?);
+    if columns == 1 {
+        // Rows behind each other, which one product takes.
+        return batch.f_reshape([count, inner])?.f_matmul(&matrix.f_transpose(0, 1)?)?.f_unsqueeze(-1);
+    }
     if count == 1 {
         return matrix.f_matmul(&batch.f_select(0, 0)?)?.f_unsqueeze(0);
     }
