@@ -133,6 +133,41 @@ fn calls_in_another_order_are_named() {
     }
 }
 
+/// All ranks are inside of MPI, which returns to none of them: nobody is lost, and nobody can look at a deadline.
+#[test]
+fn mpi_that_does_not_return_ends_the_job() {
+    if !has_mpi() {
+        return;
+    }
+    let _machine = MACHINE.lock().unwrap_or_else(PoisonError::into_inner);
+    let output = tempdir().unwrap();
+    let [source, library, mark] = ["hang.c", "hang.so", "mark"].map(|name| output.path().join(name));
+    fs::write(&source, HANGING_MPI).unwrap();
+    let mut compile = Command::new("mpicc");
+    let built = compile.args(["-shared", "-fPIC", "-o"]).args([&library, &source]).status().unwrap();
+    assert!(built.success());
+    let fault = Fault { how: "nothing", phase: "forward", ranks: 2, victim: 1, launcher: Launcher::Mpirun };
+    let with = |launch: Launch| launch.env("LD_PRELOAD", &library).env("HANG_MARK", &mark);
+    let outcome = run_with(fault, output.path(), &mark, with);
+    let took = fs::metadata(&mark).unwrap().modified().unwrap().elapsed().unwrap().as_secs_f64();
+    assert!(took <= DEADLINE + SLACK, "the job ended {took:.1} s after the fault\n{outcome}");
+    assert!(!matches!(outcome.exit, Exit::Code(0) | Exit::Deadline), "{outcome}");
+    let report = &outcome.ranks[0].stderr;
+    assert!(report.contains("isobar: the job ends"), "{outcome}");
+    assert!(report.contains(", from which the transport does not return; it was in "), "{outcome}");
+}
+
+/// An MPI that hangs once a file is there.
+const HANGING_MPI: &str = "
+#include <mpi.h>
+#include <stdlib.h>
+#include <unistd.h>
+int MPI_Test(MPI_Request *request, int *flag, MPI_Status *status) {
+    while (access(getenv(\"HANG_MARK\"), F_OK) == 0) pause();
+    return PMPI_Test(request, flag, status);
+}
+";
+
 /// What is wrong with the end of a run with this fault.
 fn check(fault: Fault) -> Result<(), String> {
     let _machine = MACHINE.lock().unwrap_or_else(PoisonError::into_inner);
@@ -200,6 +235,10 @@ fn check(fault: Fault) -> Result<(), String> {
 }
 
 fn run(fault: Fault, output: &Path, mark: &Path) -> Outcome {
+    run_with(fault, output, mark, |launch| launch)
+}
+
+fn run_with(fault: Fault, output: &Path, mark: &Path, with: impl FnOnce(Launch) -> Launch) -> Outcome {
     const PROGRAM: &str = env!("CARGO_BIN_EXE_faulty");
     let launch = match fault.launcher {
         Launcher::Mpirun => Launch::mpirun(fault.ranks, PROGRAM),
@@ -208,7 +247,7 @@ fn run(fault: Fault, output: &Path, mark: &Path) -> Outcome {
     };
     let from = if matches!(fault.phase, "start" | "checkpoint") { 0 } else { 2 };
     let Fault { victim, phase, how, .. } = fault;
-    launch
+    with(launch)
         .current_dir(workspace())
         .deadline(Duration::from_secs(60))
         .env("FAULT", format!("{victim} {phase} {from} {how} {}", mark.display()))

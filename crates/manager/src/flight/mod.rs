@@ -84,6 +84,8 @@ pub enum Fate {
     Panicked(String),
     /// It ended with an error of its own.
     Failed(String),
+    /// An operation is over its deadline, and the transport does not return to the program.
+    Held(String),
     /// It ended because of other ranks: a deadline, a lost connection.
     GaveUp(String),
     /// It ended in good order.
@@ -94,7 +96,7 @@ impl Fate {
     /// Whether a rank that it befell is at fault, whatever else happened.
     #[must_use]
     pub fn is_cause(&self) -> bool {
-        matches!(self, Self::Closed | Self::Silent(_) | Self::Panicked(_) | Self::Failed(_))
+        matches!(self, Self::Closed | Self::Silent(_) | Self::Panicked(_) | Self::Failed(_) | Self::Held(_))
     }
 }
 

@@ -88,6 +88,10 @@ impl Display for Peer {
                 write!(f, "ended with an error: {why}")?;
                 true
             }
+            Fate::Held(operation) => {
+                write!(f, "is over its deadline in {operation}, from which the transport does not return")?;
+                true
+            }
             Fate::GaveUp(why) => {
                 write!(f, "gave up: {why}")?;
                 true

@@ -53,6 +53,9 @@ const SUSPICIOUS: Duration = Duration::from_millis(900);
 /// From so long a silence on, a rank is taken for lost once this process was asked to end: launchers leave little time then.
 const ASKED: Duration = Duration::from_secs(2);
 
+/// How long after its deadline an operation may return to the program, which gives it up, and how often that is looked at.
+const OVERDUE: Duration = Duration::from_millis(500);
+
 /// How long records are waited for.
 const RECORDS: Duration = Duration::from_millis(300);
 
@@ -86,6 +89,8 @@ pub(super) struct Watch {
     /// When this rank said last what it does, and what.
     beaten: Option<(Instant, (Phase, u64))>,
     looked: Instant,
+    /// When this rank's own operations were looked at last.
+    checked: Instant,
     /// When the first rank turned out to be unwell.
     trouble: Option<Instant>,
     /// When this rank was stopped last, for so long that the others took it for lost.
@@ -130,6 +135,7 @@ impl Watch {
             took_over: None,
             beaten: None,
             looked: Instant::now(),
+            checked: Instant::now(),
             trouble: None,
             stopped: None,
         }
@@ -140,6 +146,10 @@ impl Watch {
             self.shared.rest(TICK);
             if self.looked.elapsed() > self.channel.silence {
                 self.stopped = Some(Instant::now());
+            }
+            if self.checked.elapsed() > OVERDUE {
+                self.checked = Instant::now();
+                self.shared.check_transport(OVERDUE);
             }
             let own = &self.shared.own;
             let said = self.peers.accept(&self.channel.listener, &self.channel.token, own.rank, own.ranks);
@@ -416,7 +426,7 @@ impl Watch {
     /// Ends the process: by itself where the program is about to, else with the code of a job that has lost a rank. Over MPI
     /// a rank that is stopped ends only if MPI ends the whole job.
     fn end(&self, stacks: &Receiver<()>, abort: bool) {
-        let leaves = self.shared.leaving().is_some();
+        let leaves = self.shared.leaving().is_some_and(|fate| !matches!(fate, Fate::Held(_)));
         let last = if leaves { OWN_END + STACKS } else { 2 * STACKS };
         thread::spawn(move || {
             thread::sleep(last);
