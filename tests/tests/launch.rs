@@ -209,6 +209,29 @@ fn ranks_of_hosts_find_each_other() {
     }
 }
 
+/// An sshd takes ten connections at once whose users it does not know yet, and of more it drops some.
+#[test]
+fn many_ranks_of_a_host_are_connected_a_few_at_a_time() {
+    let folder = tempdir().unwrap();
+    let [script, strangers] = ["ssh", "strangers"].map(|name| folder.path().join(name));
+    fs::create_dir(&strangers).unwrap();
+    let text = format!(
+        "#!/bin/sh\ncd '{}' && touch $$\n[ $(ls | wc -l) -le 10 ] || exit 255\nsleep 0.2\nrm $$\nshift\nexec sh -c \"$*\"\n",
+        strangers.display()
+    );
+    fs::write(&script, text).unwrap();
+    fs::set_permissions(&script, fs::Permissions::from_mode(0o755)).unwrap();
+    let options = ["--hosts", "a:30", "--ssh", &script.display().to_string()];
+    let outcome = ended(&launch(&options, &["sh", "-c", "echo $RANK"]), 0, &[]);
+    let ranks: BTreeMap<&str, &str> = outcome.ranks[0]
+        .stdout
+        .lines()
+        .filter_map(|line| line.strip_prefix("[rank ")?.split_once("] "))
+        .collect();
+    assert_eq!(ranks.len(), 30, "{outcome}");
+    assert!(ranks.iter().all(|(rank, said)| rank == said), "{outcome}");
+}
+
 /// Words with all that shells take for their own, through ssh and not.
 #[rstest]
 fn words_and_variables_arrive_as_they_were(#[values(false, true)] by_ssh: bool) {

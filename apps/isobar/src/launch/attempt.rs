@@ -17,6 +17,9 @@ const GONE: Duration = Duration::from_secs(5);
 /// How long the connections to other hosts may take to close, once all there was told to be killed.
 const CLOSED: Duration = Duration::from_secs(2);
 
+/// To so many ranks of a host connections are made at once: sshd refuses some of more than ten (`MaxStartups`).
+const AT_ONCE: usize = 8;
+
 /// Signals that come so soon after the first are the same request, as for the ranks: a service manager tells all processes of a
 /// job, and a script around the launcher passes its own on.
 const SAME: Duration = Duration::from_secs(2);
@@ -86,6 +89,10 @@ pub(super) fn run(
         asked: None,
     };
     for place in places {
+        attempt.make_room(&place.host, happens);
+        if attempt.pressure != Pressure::None || !attempt.stops.is_empty() {
+            break;
+        }
         match Rank::start(recipe, place, &variables(place), number, events) {
             Ok(rank) => {
                 guard.rank(&rank);
@@ -108,6 +115,21 @@ pub(super) fn run(
 }
 
 impl Attempt<'_> {
+    /// Until few connections to the host are being made, or something fails.
+    fn make_room(&mut self, host: &str, happens: &Receiver<Event>) {
+        let waits = |attempt: &Self| {
+            let of_host = attempt.ranks.iter().zip(&attempt.ends).filter(|(rank, _)| rank.place.host == host);
+            let connecting = of_host.filter(|(rank, end)| !rank.connected && end.is_none()).count();
+            connecting >= AT_ONCE && attempt.pressure == Pressure::None && attempt.stops.is_empty()
+        };
+        while waits(self) {
+            match self.next(happens, None) {
+                Some(event) => self.take(event),
+                None => break,
+            }
+        }
+    }
+
     /// Until all ranks have ended, or there is nothing more that could end them.
     fn wait(&mut self, happens: &Receiver<Event>) {
         while self.ends.iter().take(self.ranks.len()).any(Option::is_none) {
@@ -180,8 +202,13 @@ impl Attempt<'_> {
                 }
             }
             Event::Drained { attempt } if attempt == self.number => self.drained += 1,
+            Event::Connected { attempt, rank } if attempt == self.number => {
+                if let Some(rank) = self.ranks.get_mut(rank) {
+                    rank.connected = true;
+                }
+            }
             // Of an attempt whose ranks could not be ended.
-            Event::Ended { .. } | Event::Drained { .. } => {}
+            Event::Connected { .. } | Event::Ended { .. } | Event::Drained { .. } => {}
             Event::Signal(signal) => self.pass_on(signal),
         }
     }

@@ -72,7 +72,8 @@ impl Outputs {
         let file = self.file(rank, stream).map(open).transpose()?;
         let terminal = file.is_none() || rank == 0;
         let prefix = if self.prefix && file.is_none() { format!("[rank {rank}] ") } else { String::new() };
-        Ok(Sink { stream, terminal, prefix: prefix.into_bytes(), file, tail: tail.clone() })
+        let (prefix, tail) = (prefix.into_bytes(), tail.clone());
+        Ok(Sink { stream, terminal, prefix, file, tail, greeting: None })
     }
 }
 
@@ -83,9 +84,22 @@ pub(super) struct Sink {
     prefix: Vec<u8>,
     file: Option<File>,
     tail: Tail,
+    greeting: Option<Greeting>,
+}
+
+/// A line that is not passed on, and what is done when it comes.
+struct Greeting {
+    line: &'static str,
+    then: Box<dyn FnOnce() + Send>,
 }
 
 impl Sink {
+    /// Does something when that line comes for the first time, which is not passed on.
+    pub(super) fn greeted(mut self, line: &'static str, then: impl FnOnce() + Send + 'static) -> Self {
+        self.greeting = Some(Greeting { line, then: Box::new(then) });
+        self
+    }
+
     /// Passes on all that comes, to its end.
     pub(super) fn take(mut self, from: impl Read) {
         let mut from = BufReader::with_capacity(LONGEST as usize, from);
@@ -94,9 +108,16 @@ impl Sink {
             line.clear();
             match from.by_ref().take(LONGEST).read_until(b'\n', &mut line) {
                 Ok(0) | Err(_) => return,
+                Ok(_) if self.is_greeting(&line) => {
+                    self.greeting.take().into_iter().for_each(|greeting| (greeting.then)());
+                }
                 Ok(_) => self.line(&line),
             }
         }
+    }
+
+    fn is_greeting(&self, line: &[u8]) -> bool {
+        self.greeting.as_ref().is_some_and(|greeting| line.trim_ascii_end() == greeting.line.as_bytes())
     }
 
     /// Nobody who reads what ranks write keeps them from going on: what cannot be written is dropped.

@@ -40,6 +40,8 @@ pub(super) struct Recipe {
 /// What happens to ranks and to the launcher.
 #[derive(Debug)]
 pub(super) enum Event {
+    /// The host of a rank of an attempt was reached.
+    Connected { attempt: u32, rank: usize },
     /// A rank of an attempt has ended.
     Ended { attempt: u32, rank: usize, how: How },
     /// All that it wrote, and all that its children wrote, has been passed on.
@@ -53,6 +55,8 @@ pub(super) struct Rank {
     pub(super) place: Place,
     pub(super) pid: u32,
     pub(super) tail: Tail,
+    /// Whether its host was reached.
+    pub(super) connected: bool,
     /// Where the keeper of a rank on another host is told what to do.
     control: Option<ChildStdin>,
 }
@@ -67,7 +71,11 @@ impl Rank {
         events: &Sender<Event>,
     ) -> Result<Self> {
         let tail = Tail::default();
-        let out = recipe.outputs.sink(place.rank, Stream::Out, &tail)?;
+        let (rank, connected) = (place.rank, events.clone());
+        let out = recipe.outputs.sink(rank, Stream::Out, &tail)?.greeted(remote::HERE, move || {
+            // The launcher is there as long as its ranks; if not, nobody wants to know.
+            let _ = connected.send(Event::Connected { attempt, rank });
+        });
         let err = recipe.outputs.sink(place.rank, Stream::Err, &tail)?;
         let mut command = match place.here {
             true => here(recipe, variables),
@@ -85,19 +93,18 @@ impl Rank {
             let _ = control.write_all(&[recipe.secret.value().as_bytes(), b"\n"].concat());
         }
         let (stdout, stderr) = (child.stdout.take(), child.stderr.take());
-        let (rank, here, events) = (place.rank, place.here, events.clone());
+        let (here, events) = (place.here, events.clone());
         thread::spawn(move || {
             let readers = [
                 stdout.map(|stdout| thread::spawn(move || out.take(stdout))),
                 stderr.map(|stderr| thread::spawn(move || err.take(stderr))),
             ];
             let how = wait(&mut child, here);
-            // The launcher is there as long as its ranks; if not, nobody wants to know.
             let _ = events.send(Event::Ended { attempt, rank, how });
             readers.into_iter().flatten().for_each(|reader| drop(reader.join()));
             let _ = events.send(Event::Drained { attempt });
         });
-        Ok(Self { place: place.clone(), pid, tail, control })
+        Ok(Self { place: place.clone(), pid, tail, connected: place.here, control })
     }
 
     /// Sends a signal to the rank and to all that it has started.

@@ -3,13 +3,17 @@
 use std::ffi::{OsStr, OsString};
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
 
+/// What the keeper writes first, so that the launcher knows that the connection is made. Nobody else sees it.
+pub(super) const HERE: &str = "isobar launch: the rank's host is there";
+
 /// Stays beside the rank on its host. The first line of its standard input, which is ssh's, is the secret of the job; the others
 /// say which signals to send, to the rank and to all that it has started, for they are one process group. When the input ends,
 /// because the launcher or the connection has, they are asked to end, and killed some seconds later.
 ///
-/// The words after it: the folder, the seconds, the command.
-const KEEPER: &str = r#"dir=$1 grace=$2
-shift 2
+/// The words after it: what it writes first, the folder, the seconds, the command.
+const KEEPER: &str = r#"printf '%s\n' "$1"
+dir=$2 grace=$3
+shift 3
 cd -- "$dir" || exit 2
 IFS= read -r ISOBAR_DISTRIBUTED_TOKEN || {
     echo "isobar launch: no secret came on standard input, which the command of --ssh must pass on" >&2
@@ -51,7 +55,7 @@ pub(super) fn command_line(
         word.push(value);
         word
     }));
-    words.extend(["sh", "-c", KEEPER, "isobar-launch"].map(OsString::from));
+    words.extend(["sh", "-c", KEEPER, "isobar-launch", HERE].map(OsString::from));
     words.extend([dir.to_owned(), grace_s.to_string().into()]);
     words.extend(command.iter().cloned());
     let mut line = b"exec".to_vec();
@@ -117,7 +121,10 @@ mod tests {
         let output = child.wait_with_output().unwrap();
         drop(input);
         let expected: String = odd.iter().map(|word| format!("<{word}>")).collect();
-        assert_eq!(String::from_utf8(output.stdout).unwrap(), expected + "it's \"so\" $x\nthe secret");
+        assert_eq!(
+            String::from_utf8(output.stdout).unwrap(),
+            HERE.to_owned() + "\n" + &expected + "it's \"so\" $x\nthe secret"
+        );
         assert!(output.status.success());
     }
 
