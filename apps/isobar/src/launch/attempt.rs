@@ -20,6 +20,9 @@ const CLOSED: Duration = Duration::from_secs(2);
 /// To so many ranks of a host connections are made at once: sshd refuses some of more than ten (`MaxStartups`).
 const AT_ONCE: usize = 8;
 
+/// After so long a connection is taken for made, or for one that others need not wait for.
+const CONNECTED: Duration = Duration::from_secs(5);
+
 /// Signals that come so soon after the first are the same request, as for the ranks: a service manager tells all processes of a
 /// job, and a script around the launcher passes its own on.
 const SAME: Duration = Duration::from_secs(2);
@@ -89,7 +92,9 @@ pub(super) fn run(
         asked: None,
     };
     for place in places {
-        attempt.make_room(&place.host, happens);
+        if !place.here {
+            attempt.make_room(&place.host, happens);
+        }
         if attempt.pressure != Pressure::None || !attempt.stops.is_empty() {
             break;
         }
@@ -117,15 +122,14 @@ pub(super) fn run(
 impl Attempt<'_> {
     /// Until few connections to the host are being made, or something fails.
     fn make_room(&mut self, host: &str, happens: &Receiver<Event>) {
-        let waits = |attempt: &Self| {
-            let of_host = attempt.ranks.iter().zip(&attempt.ends).filter(|(rank, _)| rank.place.host == host);
-            let connecting = of_host.filter(|(rank, end)| !rank.connected && end.is_none()).count();
-            connecting >= AT_ONCE && attempt.pressure == Pressure::None && attempt.stops.is_empty()
-        };
-        while waits(self) {
-            match self.next(happens, None) {
-                Some(event) => self.take(event),
-                None => break,
+        while self.pressure == Pressure::None && self.stops.is_empty() {
+            let of_host = self.ranks.iter().zip(&self.ends).filter(|(rank, _)| rank.place.host == host);
+            let connecting = of_host
+                .filter(|(rank, end)| !rank.connected && end.is_none() && rank.began.elapsed() < CONNECTED);
+            let began: Vec<Instant> = connecting.map(|(rank, _)| rank.began).collect();
+            let Some(first) = began.first().filter(|_| began.len() >= AT_ONCE) else { return };
+            if let Some(event) = self.next(happens, Some(*first + CONNECTED)) {
+                self.take(event);
             }
         }
     }

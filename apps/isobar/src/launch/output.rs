@@ -108,16 +108,25 @@ impl Sink {
             line.clear();
             match from.by_ref().take(LONGEST).read_until(b'\n', &mut line) {
                 Ok(0) | Err(_) => return,
-                Ok(_) if self.is_greeting(&line) => {
-                    self.greeting.take().into_iter().for_each(|greeting| (greeting.then)());
-                }
-                Ok(_) => self.line(&line),
+                Ok(_) => match self.before_greeting(&line) {
+                    None => self.line(&line),
+                    Some(before) => {
+                        self.greeting.take().into_iter().for_each(|greeting| (greeting.then)());
+                        if before > 0 {
+                            line.truncate(before);
+                            line.push(b'\n');
+                            self.line(&line);
+                        }
+                    }
+                },
             }
         }
     }
 
-    fn is_greeting(&self, line: &[u8]) -> bool {
-        self.greeting.as_ref().is_some_and(|greeting| line.trim_ascii_end() == greeting.line.as_bytes())
+    /// How much comes before the greeting, where the line ends in it: a shell may have said something without an end of line.
+    fn before_greeting(&self, line: &[u8]) -> Option<usize> {
+        let greeting = self.greeting.as_ref()?;
+        line.trim_ascii_end().strip_suffix(greeting.line.as_bytes()).map(<[u8]>::len)
     }
 
     /// Nobody who reads what ranks write keeps them from going on: what cannot be written is dropped.

@@ -57,6 +57,7 @@ pub(super) struct Rank {
     pub(super) tail: Tail,
     /// Whether its host was reached.
     pub(super) connected: bool,
+    pub(super) began: Instant,
     /// Where the keeper of a rank on another host is told what to do.
     control: Option<ChildStdin>,
 }
@@ -104,7 +105,7 @@ impl Rank {
             readers.into_iter().flatten().for_each(|reader| drop(reader.join()));
             let _ = events.send(Event::Drained { attempt });
         });
-        Ok(Self { place: place.clone(), pid, tail, connected: place.here, control })
+        Ok(Self { place: place.clone(), pid, tail, connected: place.here, began: Instant::now(), control })
     }
 
     /// Sends a signal to the rank and to all that it has started.

@@ -7,7 +7,7 @@
 //! records, finds out who was at fault ([`crate::flight::diagnose`]), prints one report, and all end. Where the watching rank
 //! itself is lost, the others connect to the lowest rank that answers, which takes over.
 //!
-//! A call of MPI that does not return keeps the program from looking at its deadline: then this thread gives up for it.
+//! A wait inside of MPI that does not return keeps the program from looking at its deadline: then this thread gives up for it.
 //!
 //! A rank that moves on, however slowly, is never at fault.
 
@@ -127,13 +127,6 @@ impl Shared {
         } else {
             drop(state);
             std::thread::sleep(longest.min(Duration::from_millis(10)));
-        }
-    }
-
-    /// Gives up for the program where the transport has not let go of it for so long after a deadline.
-    fn check_transport(&self, grace: Duration) {
-        if let Some(entry) = self.flight.overdue(grace) {
-            self.state().leaving.get_or_insert(Fate::Held(crate::flight::plain(&entry.call())));
         }
     }
 

@@ -53,8 +53,10 @@ const SUSPICIOUS: Duration = Duration::from_millis(900);
 /// From so long a silence on, a rank is taken for lost once this process was asked to end: launchers leave little time then.
 const ASKED: Duration = Duration::from_secs(2);
 
-/// How long after its deadline an operation may return to the program, which gives it up, and how often that is looked at.
-const OVERDUE: Duration = Duration::from_millis(500);
+/// So long after its deadline an operation is taken for one that the transport holds: long after the program would have given
+/// it up, and told why, in every other case. And how often that is looked at.
+const OVERDUE: Duration = Duration::from_secs(8);
+const LOOK: Duration = Duration::from_secs(1);
 
 /// How long records are waited for.
 const RECORDS: Duration = Duration::from_millis(300);
@@ -91,6 +93,8 @@ pub(super) struct Watch {
     looked: Instant,
     /// When this rank's own operations were looked at last.
     checked: Instant,
+    /// The number of the one that was overdue then.
+    overdue: Option<u64>,
     /// When the first rank turned out to be unwell.
     trouble: Option<Instant>,
     /// When this rank was stopped last, for so long that the others took it for lost.
@@ -136,6 +140,7 @@ impl Watch {
             beaten: None,
             looked: Instant::now(),
             checked: Instant::now(),
+            overdue: None,
             trouble: None,
             stopped: None,
         }
@@ -147,9 +152,9 @@ impl Watch {
             if self.looked.elapsed() > self.channel.silence {
                 self.stopped = Some(Instant::now());
             }
-            if self.checked.elapsed() > OVERDUE {
+            if self.checked.elapsed() > LOOK {
                 self.checked = Instant::now();
-                self.shared.check_transport(OVERDUE);
+                self.check_transport();
             }
             let own = &self.shared.own;
             let said = self.peers.accept(&self.channel.listener, &self.channel.token, own.rank, own.ranks);
@@ -176,6 +181,17 @@ impl Watch {
                 return;
             }
         }
+    }
+
+    /// Gives up for the program where the transport does not let go of it. Seen twice, so that a program that was stopped has
+    /// time to go on.
+    fn check_transport(&mut self) {
+        let entry = self.shared.flight.overdue(OVERDUE);
+        let number = entry.as_ref().map(|entry| entry.number);
+        if let Some(entry) = entry.filter(|_| self.overdue == number) {
+            self.shared.state().leaving.get_or_insert(Fate::Held(flight::plain(&entry.call())));
+        }
+        self.overdue = number;
     }
 
     /// As who is watched by nobody: looks at all others. Says whether the watch is over.
@@ -212,7 +228,7 @@ impl Watch {
         }
         let is = |wanted: fn(&Fate) -> bool| unwell.iter().any(|peer| wanted(&peer.fate));
         let failed = is(|fate| matches!(fate, Fate::Failed(_)));
-        let gave_up = is(|fate| matches!(fate, Fate::GaveUp(_)));
+        let gave_up = is(|fate| matches!(fate, Fate::GaveUp(_) | Fate::Held(_)));
         if is(|fate| matches!(fate, Fate::Closed | Fate::Silent(_) | Fate::Panicked(_))) {
             self.report(own);
         } else if failed && all && !gave_up {
