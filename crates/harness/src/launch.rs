@@ -186,6 +186,8 @@ impl Launch {
                 command.args(["--oversubscribe", "--bind-to", "none", "-n", &self.ranks.to_string()]);
                 // Open MPI refuses to start ranks as root otherwise.
                 command.envs([("OMPI_ALLOW_RUN_AS_ROOT", "1"), ("OMPI_ALLOW_RUN_AS_ROOT_CONFIRM", "1")]);
+                // Of jobs that share a folder, one that ends removes it from under one that begins.
+                command.env("OMPI_MCA_orte_tmpdir_base", outputs.path());
                 if !self.env.iter().any(|(key, _)| key == GRACE) {
                     command.env(GRACE, "2");
                 }
