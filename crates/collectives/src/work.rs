@@ -103,9 +103,7 @@ impl<T: Send + 'static> Work<T> {
             }
             Err(error) => State::Done(Err(error)),
         };
-        call.recorded.held(Some(call.group().deadline()));
         let done = state.advance();
-        call.recorded.held(None);
         let state = Arc::new(Mutex::new(state));
         let work: Arc<Mutex<dyn Advance>> = state.clone();
         if !done {
@@ -147,10 +145,8 @@ impl<T: Send + 'static> Work<T> {
         let since = Instant::now();
         let mut round = 0_u32;
         let mut recorded = false;
-        self.call.recorded.held(Some(self.call.group().deadline()));
         loop {
             if let Poll::Ready(result) = self.take() {
-                self.call.recorded.held(None);
                 self.call.group().flight().has_waited(since.elapsed());
                 return result;
             }

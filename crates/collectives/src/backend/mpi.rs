@@ -4,7 +4,7 @@
 
 use std::collections::VecDeque;
 use std::ffi::{CStr, c_int, c_void};
-use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
@@ -45,9 +45,8 @@ pub fn world(options: Options) -> Result<Group> {
 
 /// Whether MPI was initialised in this process and has not ended.
 pub fn is_running() -> bool {
-    let _lock = lock();
     let (mut begun, mut ended): (c_int, c_int) = (0, 0);
-    // SAFETY: both calls may be made at any time and write one int.
+    // SAFETY: both calls may be made at any time, by any thread and beside any other call, and write one int.
     unsafe {
         ffi::MPI_Initialized(&mut begun);
         ffi::MPI_Finalized(&mut ended);
@@ -68,10 +67,17 @@ pub fn finalize() {
 /// Ends all processes of the job with an exit code.
 pub fn abort(code: i32) -> ! {
     if is_running() {
-        // SAFETY: MPI runs; the call does not return. It is made without the lock, since a stuck thread may hold it.
+        // SAFETY: MPI runs; the call does not return. Neither takes the lock, which a stuck thread may hold.
         unsafe { ffi::MPI_Abort(ffi::RSMPI_COMM_WORLD, code) };
     }
     std::process::exit(code)
+}
+
+/// The number of the visit to MPI that a thread is on, where one is: of a few calls, which do not block once MPI has begun. One
+/// that keeps its number for long does not return.
+pub fn call_under_way() -> Option<u64> {
+    let number = CALLS.load(Ordering::Relaxed);
+    (!number.is_multiple_of(2)).then_some(number)
 }
 
 /// The version line of the MPI library.
@@ -98,6 +104,8 @@ pub fn takes_cuda() -> Option<bool> {
 }
 
 static LOCK: Mutex<()> = Mutex::new(());
+/// How often the lock was taken, and given back: odd while a thread has it.
+static CALLS: AtomicU64 = AtomicU64::new(0);
 /// Set where a group has failed.
 static BROKEN: AtomicBool = AtomicBool::new(false);
 /// What was given up and MPI has not let go of yet: sends to ranks that refused to receive.
@@ -105,8 +113,19 @@ static GIVEN_UP: Mutex<Vec<Pending>> = Mutex::new(Vec::new());
 /// The communicators of each world of the process, in the order in which they were made.
 static COMMUNICATORS: Mutex<Vec<Communicators>> = Mutex::new(Vec::new());
 
-fn lock() -> MutexGuard<'static, ()> {
-    LOCK.lock().unwrap_or_else(PoisonError::into_inner)
+/// The right to call MPI.
+struct Lock(#[expect(dead_code, reason = "held for its drop")] MutexGuard<'static, ()>);
+
+fn lock() -> Lock {
+    let guard = LOCK.lock().unwrap_or_else(PoisonError::into_inner);
+    CALLS.fetch_add(1, Ordering::Relaxed);
+    Lock(guard)
+}
+
+impl Drop for Lock {
+    fn drop(&mut self) {
+        CALLS.fetch_add(1, Ordering::Relaxed);
+    }
 }
 
 /// A world's two communicators.

@@ -94,8 +94,6 @@ struct Slot {
     marker: u64,
     begin_ns: u64,
     end_ns: u64,
-    /// When a call of the transport that is under way is to be over; 0 where there is none.
-    due_ns: u64,
     problem: Option<Arc<str>>,
     stack: Option<Arc<Backtrace>>,
 }
@@ -141,7 +139,6 @@ impl Slot {
         marker: 0,
         begin_ns: 0,
         end_ns: 0,
-        due_ns: 0,
         problem: None,
         stack: None,
     };
@@ -226,16 +223,6 @@ impl Flight {
     /// The first failure that came from other ranks: a deadline, a lost connection, a rank that said that it cannot go on.
     pub fn trouble(&self) -> Option<&str> {
         self.0.trouble.get().map(String::as_str)
-    }
-
-    /// An operation whose deadline has passed by `grace`, and that still does not return to the program, which would give it up:
-    /// the transport does not let go of it.
-    pub fn overdue(&self, grace: Duration) -> Option<FlightEntry> {
-        let late = self.now().saturating_sub(nanoseconds(grace));
-        let ring = self.ring();
-        let slot = ring.slots.iter().find(|slot| slot.due_ns != 0 && slot.due_ns < late).cloned();
-        drop(ring);
-        slot?.entry(false)
     }
 
     /// For how long this rank has waited for operations so far, for what their bytes need and for ranks that come later. What
@@ -389,13 +376,6 @@ impl Recorded {
         });
     }
 
-    /// The transport has the thread, and is to give it back within `deadline`; none: it has given it back.
-    pub(crate) fn held(&self, deadline: Option<Duration>) {
-        let Some(flight) = &self.flight else { return };
-        let due = deadline.map_or(0, |deadline| flight.now().saturating_add(nanoseconds(deadline)));
-        self.change(|slot| slot.due_ns = due);
-    }
-
     /// The rank waits for it, since `waited`. Says whether that is all there is to record.
     pub(crate) fn waiting(&self, waited: Duration) -> bool {
         let long = waited >= LONG;
@@ -430,10 +410,6 @@ impl Recorded {
     fn look<T>(&self, look: impl FnOnce(&mut Slot) -> T) -> Option<T> {
         self.flight.as_ref().and_then(|flight| flight.change(self.number, look))
     }
-}
-
-fn nanoseconds(time: Duration) -> u64 {
-    u64::try_from(time.as_nanos()).unwrap_or(u64::MAX)
 }
 
 impl std::fmt::Debug for Recorded {

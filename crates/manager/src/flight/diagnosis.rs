@@ -99,27 +99,28 @@ pub struct Wait {
     pub step: u64,
 }
 
-/// Finds who was at fault: ranks that were lost or failed; else calls that differ; else ranks that wait for each other;
-/// else those that have not come to the operation in which the others wait.
+/// Finds who was at fault: ranks that were lost or failed; else calls that differ; else ranks that the transport does not
+/// return to; else ranks that wait for each other; else those that have not come to the operation in which the others wait.
 #[must_use]
 pub fn diagnose(records: &[FlightRecord]) -> Diagnosis {
     let peers = peers(records);
-    let mut findings: Vec<Finding> = peers
-        .values()
-        .filter(|peer| peer.fate.is_cause())
-        .cloned()
-        .map(Box::new)
-        .map(Finding::Rank)
-        .collect();
+    let of = |wanted: fn(&Fate) -> bool| -> Vec<Finding> {
+        let peers = peers.values().filter(|peer| wanted(&peer.fate)).cloned();
+        peers.map(Box::new).map(Finding::Rank).collect()
+    };
+    let mut findings = of(Fate::is_cause);
     if findings.is_empty() {
         findings = mismatches(records);
+    }
+    if findings.is_empty() {
+        findings = of(|fate| matches!(fate, Fate::Held(_)));
     }
     if findings.is_empty() {
         findings = absent(records, &peers);
     }
     if findings.is_empty() {
         // Nothing better is known than who gave up.
-        findings = peers.values().cloned().map(Box::new).map(Finding::Rank).collect();
+        findings = of(|_| true);
     }
     let culprits: Vec<usize> = findings.iter().flat_map(Finding::ranks).collect();
     let of_rank = matches!(findings.first(), Some(Finding::Mismatch { .. } | Finding::Ring { .. }));
@@ -145,7 +146,7 @@ fn peers(records: &[FlightRecord]) -> BTreeMap<usize, Peer> {
     let mut all: BTreeMap<usize, Peer> = BTreeMap::new();
     for peer in records.iter().flat_map(|record| &record.peers) {
         match all.get(&peer.rank) {
-            Some(known) if known.fate.is_cause() || !peer.fate.is_cause() => {}
+            Some(known) if known.fate.weight() >= peer.fate.weight() => {}
             _ => drop(all.insert(peer.rank, peer.clone())),
         }
     }

@@ -13,6 +13,7 @@ use serde::{Deserialize, Serialize};
 
 pub use diagnosis::{Diagnosis, Finding, Wait, diagnose};
 pub use file::{Records, read, write};
+pub use text::ranks;
 pub(crate) use text::{plain, report};
 
 /// The version of the files' form.
@@ -84,7 +85,7 @@ pub enum Fate {
     Panicked(String),
     /// It ended with an error of its own.
     Failed(String),
-    /// An operation is over its deadline, and the transport does not return to the program.
+    /// A call of the transport, in this operation, has taken longer than the deadline and does not return to the program.
     Held(String),
     /// It ended because of other ranks: a deadline, a lost connection.
     GaveUp(String),
@@ -96,7 +97,16 @@ impl Fate {
     /// Whether a rank that it befell is at fault, whatever else happened.
     #[must_use]
     pub fn is_cause(&self) -> bool {
-        matches!(self, Self::Closed | Self::Silent(_) | Self::Panicked(_) | Self::Failed(_) | Self::Held(_))
+        matches!(self, Self::Closed | Self::Silent(_) | Self::Panicked(_) | Self::Failed(_))
+    }
+
+    /// How much it says about who is at fault: a transport that does not return may wait for a rank that was lost.
+    pub(crate) fn weight(&self) -> u8 {
+        match self {
+            fate if fate.is_cause() => 2,
+            Self::Held(_) => 1,
+            _ => 0,
+        }
     }
 }
 

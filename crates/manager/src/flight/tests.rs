@@ -49,6 +49,24 @@ fn a_lost_rank_is_the_cause_whatever_the_others_say() {
 }
 
 #[test]
+fn a_transport_that_does_not_return_is_the_cause_where_nothing_better_is_known() {
+    let waiting = |rank: usize, entry: &Value| record(rank, [42, 3], std::slice::from_ref(entry));
+    let all_reduce = entry("all_reduce", 0, 41, "waiting", &[8]);
+    let found = |records: &[FlightRecord]| -> Vec<usize> {
+        diagnose(records).findings.iter().flat_map(Finding::ranks).collect()
+    };
+    let mut records = [0, 1, 2].map(|rank| waiting(rank, &all_reduce));
+    records[0].peers =
+        vec![peer(0, Fate::GaveUp("not finished".into())), peer(1, Fate::Held("all_reduce".into()))];
+    assert_eq!(found(&records), [1]);
+    // It may wait for a rank that was lost, or that made another call.
+    records[2].peers = vec![peer(2, Fate::Silent(3.1)), peer(1, Fate::GaveUp("not finished".into()))];
+    assert_eq!(found(&records), [2]);
+    records[2] = waiting(2, &entry("barrier", 0, 41, "waiting", &[]));
+    assert_eq!(found(&records), [0, 1, 2]);
+}
+
+#[test]
 fn each_fate_has_its_words() {
     let fates = [
         Fate::Silent(3.04),

@@ -111,8 +111,15 @@ impl Display for Peer {
     }
 }
 
-/// `rank 3` or `ranks 0 to 2, 5`, with the verb that goes with it.
-fn ranks<'a>(ranks: &[usize], one: &'a str, several: &'a str) -> (String, &'a str) {
+/// Ranks, in ascending order, in words: `rank 3` or `ranks 0 to 2, 5`, with the verb that goes with it.
+///
+/// ```
+/// use isobar_manager::flight::ranks;
+///
+/// assert_eq!(ranks(&[3], "waits", "wait"), ("rank 3".to_owned(), "waits"));
+/// assert_eq!(ranks(&[0, 1, 2, 5], "waits", "wait"), ("ranks 0 to 2, 5".to_owned(), "wait"));
+/// ```
+pub fn ranks<'a>(ranks: &[usize], one: &'a str, several: &'a str) -> (String, &'a str) {
     let mut runs: Vec<(usize, usize)> = Vec::new();
     for &rank in ranks {
         match runs.last_mut() {

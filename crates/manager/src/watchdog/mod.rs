@@ -7,7 +7,7 @@
 //! records, finds out who was at fault ([`crate::flight::diagnose`]), prints one report, and all end. Where the watching rank
 //! itself is lost, the others connect to the lowest rank that answers, which takes over.
 //!
-//! A wait inside of MPI that does not return keeps the program from looking at its deadline: then this thread gives up for it.
+//! A call of MPI that does not return keeps the program from looking at its deadline: then this thread gives up for it.
 //!
 //! A rank that moves on, however slowly, is never at fault.
 

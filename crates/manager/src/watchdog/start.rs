@@ -86,6 +86,7 @@ pub(crate) fn start(world: &Group, options: &Options) -> Result<Option<Watchdog>
         token: Token::new(secret),
         silence: options.heartbeat_timeout,
         mpi: world.backend() == BackendKind::Mpi,
+        deadline: world.deadline(),
     };
     let watchdog = Watchdog(shared.clone());
     let connected = match world.rank() {

@@ -1,5 +1,6 @@
 //! The watching thread.
 
+use std::cmp::Reverse;
 use std::io::Write;
 use std::net::{SocketAddr, TcpListener};
 use std::path::PathBuf;
@@ -9,7 +10,7 @@ use std::sync::{Arc, PoisonError};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use isobar_collectives::flight::Phase;
+use isobar_collectives::flight::{FlightEntry, FlightState, Phase};
 use isobar_torch::c10d::Token;
 
 use super::frame::{Line, Message};
@@ -26,6 +27,19 @@ pub(super) struct Channel {
     /// How long a rank may be silent.
     pub(super) silence: Duration,
     pub(super) mpi: bool,
+    /// How long operations may take.
+    pub(super) deadline: Duration,
+}
+
+impl Channel {
+    /// The call of MPI that a thread of the program is in.
+    fn call_under_way(&self) -> Option<u64> {
+        #[cfg(feature = "mpi")]
+        if self.mpi {
+            return isobar_collectives::mpi::call_under_way();
+        }
+        None
+    }
 }
 
 /// How often connections are looked at.
@@ -53,10 +67,9 @@ const SUSPICIOUS: Duration = Duration::from_millis(900);
 /// From so long a silence on, a rank is taken for lost once this process was asked to end: launchers leave little time then.
 const ASKED: Duration = Duration::from_secs(2);
 
-/// So long after its deadline an operation is taken for one that the transport holds: long after the program would have given
-/// it up, and told why, in every other case. And how often that is looked at.
-const OVERDUE: Duration = Duration::from_secs(8);
-const LOOK: Duration = Duration::from_secs(1);
+/// A call of MPI that takes as long as operations may, and at least so long, does not return; where another rank gave up, one
+/// that takes so long.
+const HELD: Duration = Duration::from_secs(2);
 
 /// How long records are waited for.
 const RECORDS: Duration = Duration::from_millis(300);
@@ -91,10 +104,8 @@ pub(super) struct Watch {
     /// When this rank said last what it does, and what.
     beaten: Option<(Instant, (Phase, u64))>,
     looked: Instant,
-    /// When this rank's own operations were looked at last.
-    checked: Instant,
-    /// The number of the one that was overdue then.
-    overdue: Option<u64>,
+    /// The call of MPI that the program is in, and since when it was seen there.
+    call: Option<(u64, Instant)>,
     /// When the first rank turned out to be unwell.
     trouble: Option<Instant>,
     /// When this rank was stopped last, for so long that the others took it for lost.
@@ -116,7 +127,13 @@ fn beats(shared: &Shared, beaten: &mut Option<(Instant, (Phase, u64))>) -> bool 
 
 enum Role {
     Reporter,
-    Follower { of: usize, reporter: Box<Known>, goodbye: bool },
+    Follower {
+        of: usize,
+        reporter: Box<Known>,
+        goodbye: bool,
+    },
+    /// Who watched has ended in good order: only this rank's own end is waited for.
+    Alone,
 }
 
 impl Watch {
@@ -139,8 +156,7 @@ impl Watch {
             took_over: None,
             beaten: None,
             looked: Instant::now(),
-            checked: Instant::now(),
-            overdue: None,
+            call: None,
             trouble: None,
             stopped: None,
         }
@@ -152,13 +168,11 @@ impl Watch {
             if self.looked.elapsed() > self.channel.silence {
                 self.stopped = Some(Instant::now());
             }
-            if self.checked.elapsed() > LOOK {
-                self.checked = Instant::now();
-                self.check_transport();
-            }
+            self.check_transport();
             let own = &self.shared.own;
             let said = self.peers.accept(&self.channel.listener, &self.channel.token, own.rank, own.ranks);
             let over = match &self.role {
+                Role::Alone => self.alone_round(),
                 Role::Reporter => {
                     self.gone.extend(said.flatten().filter(|peer| self.is_new(peer)));
                     self.report_round()
@@ -183,15 +197,27 @@ impl Watch {
         }
     }
 
-    /// Gives up for the program where the transport does not let go of it. Seen twice, so that a program that was stopped has
-    /// time to go on.
+    /// Gives up for the program where MPI does not return to it.
     fn check_transport(&mut self) {
-        let entry = self.shared.flight.overdue(OVERDUE);
-        let number = entry.as_ref().map(|entry| entry.number);
-        if let Some(entry) = entry.filter(|_| self.overdue == number) {
-            self.shared.state().leaving.get_or_insert(Fate::Held(flight::plain(&entry.call())));
+        let call = self.channel.call_under_way();
+        // Whoever was stopped itself has not seen how long it took.
+        let seen = self.call.filter(|&(seen, _)| Some(seen) == call && self.looked.elapsed() <= PAUSE);
+        self.call = seen.or(call.map(|call| (call, Instant::now())));
+        if self.shared.leaving().is_none()
+            && let Some(fate) = self.held_for(self.channel.deadline.max(HELD))
+        {
+            self.shared.state().leaving.get_or_insert(fate);
         }
-        self.overdue = number;
+    }
+
+    /// That the program has been in one call of MPI for so long.
+    fn held_for(&self, longest: Duration) -> Option<Fate> {
+        self.call.filter(|(_, since)| since.elapsed() > longest)?;
+        let record = self.record("", &[], usize::MAX, false);
+        let called = record.entries.iter().rev().find(|entry| entry.state == FlightState::Called);
+        let operation =
+            called.or(record.stuck()).map_or_else(|| "a call of MPI".to_owned(), FlightEntry::call);
+        Some(Fate::Held(flight::plain(&operation)))
     }
 
     /// As who is watched by nobody: looks at all others. Says whether the watch is over.
@@ -256,9 +282,10 @@ impl Watch {
         let own = own.map(|fate| self.shared.peer(fate));
         let all = self.gone.iter().cloned().chain(others).chain(own);
         let mut unwell: Vec<Peer> = all.filter(|peer| peer.fate != Fate::Ended).collect();
+        // The causes first.
+        unwell.sort_by_key(|peer| Reverse(peer.fate.weight()));
         if unwell.len() > TOLD_OF {
-            // A message holds so many; the causes first.
-            unwell.sort_by_key(|peer| !peer.fate.is_cause());
+            // A message holds so many.
             unwell.truncate(TOLD_OF);
         }
         unwell
@@ -298,7 +325,10 @@ impl Watch {
                 return false;
             }
             // It needs nobody to watch any more.
-            Some(Fate::Ended) => return true,
+            Some(Fate::Ended) => {
+                self.role = Role::Alone;
+                return false;
+            }
             _ => {}
         }
         if let Some(fate) = leaving.filter(|_| !*goodbye) {
@@ -312,6 +342,17 @@ impl Watch {
         }
         reporter.line.flush();
         false
+    }
+
+    /// As one that nobody watches any more. Says whether the watch is over.
+    fn alone_round(&mut self) -> bool {
+        match self.shared.leaving() {
+            Some(fate @ Fate::Held(_)) => {
+                self.report(Some(fate));
+                false
+            }
+            leaving => leaving.is_some(),
+        }
     }
 
     /// The rank that watched is lost: the lowest one that answers takes over.
@@ -337,11 +378,9 @@ impl Watch {
     /// Asks all for their records, prints the report, and ends the process.
     fn report(&mut self, own: Option<Fate>) {
         ends_at_last();
+        let own = own.or_else(|| self.held_for(HELD));
         let unwell = self.unwell(own.clone());
-        let reason = match unwell.iter().find(|peer| peer.fate.is_cause()).or(unwell.first()) {
-            Some(peer) => flight::plain(&peer.to_string()),
-            None => String::new(),
-        };
+        let reason = unwell.first().map(|peer| flight::plain(&peer.to_string())).unwrap_or_default();
         let ask = Message::Gather { reason: reason.clone(), peers: unwell.clone() };
         self.ask(&ask);
         self.write(&reason, &unwell);
@@ -398,6 +437,9 @@ impl Watch {
     fn gather(&mut self, reason: &str, peers: &[Peer]) {
         self.shared.lost.store(true, Ordering::Relaxed);
         ends_at_last();
+        // Another rank has given up first: this one says why it could not do its part.
+        let held = self.held_for(HELD).map(|fate| self.shared.peer(fate));
+        let peers = &peers.iter().cloned().chain(held).collect::<Vec<_>>()[..];
         self.write(reason, peers);
         let record = self.record(reason, peers, SENT, false);
         let stacks = self.write_with_stacks(reason, peers);
