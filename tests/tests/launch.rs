@@ -209,19 +209,21 @@ fn ranks_of_hosts_find_each_other() {
     }
 }
 
-/// An sshd takes ten connections at once whose users it does not know yet, and of more it drops some.
+/// An sshd takes ten connections at once whose users it does not know yet, and of more it drops some. Hosts do not wait for each
+/// other.
 #[test]
 fn many_ranks_of_a_host_are_connected_a_few_at_a_time() {
     let folder = tempdir().unwrap();
     let [script, strangers] = ["ssh", "strangers"].map(|name| folder.path().join(name));
     fs::create_dir(&strangers).unwrap();
     let text = format!(
-        "#!/bin/sh\ncd '{}' && touch $$\n[ $(ls | wc -l) -le 10 ] || exit 255\nsleep 0.2\nrm $$\nshift\nprintf 'motd> '\nexec sh -c \"$*\"\n",
+        "#!/bin/sh\ncd '{}' && echo $1 >> order && mkdir -p $1 && cd $1 && touch $$\n\
+         [ $(ls | wc -l) -le 10 ] || exit 255\nsleep 0.2\nrm $$\nshift\nprintf 'motd> '\nexec sh -c \"$*\"\n",
         strangers.display()
     );
     fs::write(&script, text).unwrap();
     fs::set_permissions(&script, fs::Permissions::from_mode(0o755)).unwrap();
-    let options = ["--hosts", "a:30", "--ssh", &script.display().to_string()];
+    let options = ["--hosts", "a:15,b:15", "--ssh", &script.display().to_string()];
     let outcome = ended(&launch(&options, &["sh", "-c", "echo $RANK"]), 0, &[]);
     let ranks: BTreeMap<&str, &str> = outcome.ranks[0]
         .stdout
@@ -231,6 +233,8 @@ fn many_ranks_of_a_host_are_connected_a_few_at_a_time() {
         .collect();
     assert_eq!(ranks.len(), 30, "{outcome}");
     assert!(ranks.iter().all(|(rank, said)| rank == said), "{outcome}");
+    let order = fs::read_to_string(strangers.join("order")).unwrap();
+    assert!(order.find('b') < order.rfind('a'), "{order}");
 }
 
 /// Words with all that shells take for their own, through ssh and not.

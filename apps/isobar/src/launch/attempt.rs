@@ -1,5 +1,6 @@
 //! One start of all ranks, to the end of the last.
 
+use std::collections::VecDeque;
 use std::sync::mpsc::{Receiver, Sender};
 use std::time::{Duration, Instant};
 
@@ -30,10 +31,12 @@ const SAME: Duration = Duration::from_secs(2);
 /// What came of an attempt.
 pub(super) struct Outcome {
     pub(super) ends: Vec<End>,
-    /// Of each rank, what is kept of its standard error.
-    pub(super) tails: Vec<Tail>,
-    /// Whether the launcher was asked to end.
-    pub(super) stopped: bool,
+    /// Of each rank that was started, what is kept of its standard error.
+    pub(super) tails: Vec<(usize, Tail)>,
+    /// The ranks that were not started, since others had failed before, or the launcher was asked to end.
+    pub(super) left_out: Vec<usize>,
+    /// The signal by which the launcher was asked to end.
+    pub(super) stopped: Option<Signal>,
 }
 
 /// How far the ranks that are left after a failure have been pressed to end.
@@ -55,7 +58,8 @@ enum Pressure {
 struct Attempt<'a> {
     recipe: &'a Recipe,
     number: u32,
-    ranks: Vec<Rank>,
+    /// By their numbers, those that were started.
+    ranks: Vec<Option<Rank>>,
     ends: Vec<Option<End>>,
     drained: usize,
     began: Instant,
@@ -82,7 +86,7 @@ pub(super) fn run(
     let mut attempt = Attempt {
         recipe,
         number,
-        ranks: Vec::new(),
+        ranks: places.iter().map(|_| None).collect(),
         ends: vec![None; places.len()],
         drained: 0,
         began: Instant::now(),
@@ -91,17 +95,12 @@ pub(super) fn run(
         stops: Vec::new(),
         asked: None,
     };
-    for place in places {
-        if !place.here {
-            attempt.make_room(&place.host, happens);
-        }
-        if attempt.pressure != Pressure::None || !attempt.stops.is_empty() {
-            break;
-        }
+    let mut queues = queues(places);
+    while let Some(place) = attempt.next_place(&mut queues, happens) {
         match Rank::start(recipe, place, &variables(place), number, events) {
             Ok(rank) => {
                 guard.rank(&rank);
-                attempt.ranks.push(rank);
+                attempt.ranks[place.rank] = Some(rank);
             }
             Err(error) => {
                 attempt.press(Pressure::Killed);
@@ -114,29 +113,83 @@ pub(super) fn run(
     attempt.wait(happens);
     attempt.clear(happens);
     guard.none();
-    let tails = attempt.ranks.iter().map(|rank| rank.tail.clone()).collect();
+    let tails = attempt.started().map(|rank| (rank.place.rank, rank.tail.clone())).collect();
+    let left_out = (0..places.len()).filter(|&rank| attempt.ranks[rank].is_none()).collect();
     let ends = attempt.ends.into_iter().flatten().collect();
-    Ok(Outcome { ends, tails, stopped: !attempt.stops.is_empty() })
+    Ok(Outcome { ends, tails, left_out, stopped: attempt.stops.first().copied() })
+}
+
+/// The ranks of a host that are still to be started, and those to which connections are being made.
+struct Queue<'a> {
+    waiting: VecDeque<&'a Place>,
+    connecting: Vec<usize>,
+}
+
+fn queues(places: &[Place]) -> Vec<Queue<'_>> {
+    let mut queues: Vec<Queue<'_>> = Vec::new();
+    for place in places {
+        // The ranks of a host follow each other.
+        match queues.last_mut().filter(|queue| queue.waiting[0].host == place.host) {
+            Some(queue) => queue.waiting.push_back(place),
+            None => queues.push(Queue { waiting: [place].into(), connecting: Vec::new() }),
+        }
+    }
+    queues
 }
 
 impl Attempt<'_> {
-    /// Until few connections to the host are being made, or something fails.
-    fn make_room(&mut self, host: &str, happens: &Receiver<Event>) {
-        while self.pressure == Pressure::None && self.stops.is_empty() {
-            let of_host = self.ranks.iter().zip(&self.ends).filter(|(rank, _)| rank.place.host == host);
-            let connecting = of_host
-                .filter(|(rank, end)| !rank.connected && end.is_none() && rank.began.elapsed() < CONNECTED);
-            let began: Vec<Instant> = connecting.map(|(rank, _)| rank.began).collect();
-            let Some(first) = began.first().filter(|_| began.len() >= AT_ONCE) else { return };
-            if let Some(event) = self.next(happens, Some(*first + CONNECTED)) {
+    /// The rank to be started next, once its host takes one more connection; none where all are started, or something failed.
+    fn next_place<'a>(
+        &mut self,
+        queues: &mut Vec<Queue<'a>>,
+        happens: &Receiver<Event>,
+    ) -> Option<&'a Place> {
+        loop {
+            while let Ok(event) = happens.try_recv() {
+                self.take(event);
+            }
+            if self.pressure != Pressure::None || !self.stops.is_empty() {
+                return None;
+            }
+            queues.retain(|queue| !queue.waiting.is_empty());
+            let mut soonest: Option<Instant> = None;
+            for queue in &mut *queues {
+                queue.connecting.retain(|&rank| self.connecting_since(rank).is_some());
+                let first = queue.connecting.first().filter(|_| queue.connecting.len() >= AT_ONCE);
+                match first.and_then(|&rank| self.connecting_since(rank)) {
+                    Some(since) => soonest = Some(soonest.map_or(since, |soonest| soonest.min(since))),
+                    None => {
+                        let place = queue.waiting.pop_front()?;
+                        queue.connecting.push(place.rank);
+                        return Some(place);
+                    }
+                }
+            }
+            // Where none waits any more, all are started.
+            if let Some(event) = self.next(happens, Some(soonest? + CONNECTED)) {
                 self.take(event);
             }
         }
     }
 
+    /// Since when a connection to a rank's host is being made, where one is.
+    fn connecting_since(&self, rank: usize) -> Option<Instant> {
+        let (rank, end) = (self.ranks[rank].as_ref()?, &self.ends[rank]);
+        let connecting = !rank.connected && end.is_none() && rank.began.elapsed() < CONNECTED;
+        connecting.then_some(rank.began)
+    }
+
+    fn started(&self) -> impl Iterator<Item = &Rank> {
+        self.ranks.iter().flatten()
+    }
+
+    fn started_mut(&mut self) -> impl Iterator<Item = &mut Rank> {
+        self.ranks.iter_mut().flatten()
+    }
+
     /// Until all ranks have ended, or there is nothing more that could end them.
     fn wait(&mut self, happens: &Receiver<Event>) {
-        while self.ends.iter().take(self.ranks.len()).any(Option::is_none) {
+        while self.ranks.iter().zip(&self.ends).any(|(rank, end)| rank.is_some() && end.is_none()) {
             match self.next(happens, self.rises) {
                 Some(event) => self.take(event),
                 None => match self.pressure {
@@ -163,12 +216,12 @@ impl Attempt<'_> {
             if self.is_clear() {
                 break;
             }
-            self.ranks.iter_mut().filter(|rank| rank.has_left()).for_each(|rank| rank.signal(signal));
+            self.started_mut().filter(|rank| rank.has_left()).for_each(|rank| rank.signal(signal));
             self.settle(happens, Instant::now() + CLOSED);
         }
-        self.ranks.iter_mut().for_each(Rank::let_go);
+        self.started_mut().for_each(Rank::let_go);
         let end = Instant::now() + CLOSED;
-        while self.drained < self.ranks.len() {
+        while self.drained < self.started().count() {
             match self.next(happens, Some(end)) {
                 Some(event) => self.take(event),
                 None => break,
@@ -187,7 +240,7 @@ impl Attempt<'_> {
     }
 
     fn is_clear(&self) -> bool {
-        self.drained == self.ranks.len() && !self.ranks.iter().any(Rank::has_left)
+        self.drained == self.started().count() && !self.started().any(Rank::has_left)
     }
 
     /// What happens next; none when the time has come.
@@ -207,7 +260,7 @@ impl Attempt<'_> {
             }
             Event::Drained { attempt } if attempt == self.number => self.drained += 1,
             Event::Connected { attempt, rank } if attempt == self.number => {
-                if let Some(rank) = self.ranks.get_mut(rank) {
+                if let Some(Some(rank)) = self.ranks.get_mut(rank) {
                     rank.connected = true;
                 }
             }
@@ -218,7 +271,9 @@ impl Attempt<'_> {
     }
 
     fn ended(&mut self, rank: usize, how: How) {
-        let (Some(end), Some(started)) = (self.ends.get_mut(rank), self.ranks.get(rank)) else { return };
+        let (Some(end), Some(Some(started))) = (self.ends.get_mut(rank), self.ranks.get(rank)) else {
+            return;
+        };
         if end.is_some() {
             return;
         }
@@ -260,7 +315,7 @@ impl Attempt<'_> {
             Pressure::None | Pressure::Time => {}
             Pressure::Asked => self.signal(Signal::SIGTERM),
             Pressure::Killed => self.signal(Signal::SIGKILL),
-            Pressure::Cut => self.ranks.iter_mut().for_each(Rank::let_go),
+            Pressure::Cut => self.started_mut().for_each(Rank::let_go),
         }
         self.pressure = pressure;
         self.rises = Some(Instant::now() + wait);
@@ -269,7 +324,7 @@ impl Attempt<'_> {
     /// To all ranks that have not ended.
     fn signal(&mut self, signal: Signal) {
         for (rank, end) in self.ranks.iter_mut().zip(&self.ends) {
-            if end.is_none() {
+            if let (Some(rank), None) = (rank, end) {
                 rank.signal(signal);
             }
         }

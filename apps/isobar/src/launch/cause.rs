@@ -2,6 +2,7 @@
 
 use std::time::Duration;
 
+use isobar_manager::flight;
 use nix::sys::signal::Signal;
 
 use super::hosts::Place;
@@ -160,9 +161,11 @@ pub(super) fn code(ends: &[End]) -> u8 {
     }
 }
 
-/// What happened, root cause first. `tail` gives a rank's last lines, `file` where the rest of them is.
+/// What happened, root cause first. `left_out` were not started; `tail` gives a rank's last lines, `file` where the rest of them
+/// is.
 pub(super) fn report(
     ends: &[End],
+    left_out: &[usize],
     tail: impl Fn(usize) -> Vec<String>,
     file: Option<&str>,
     records: Option<&str>,
@@ -185,6 +188,10 @@ pub(super) fn report(
     for end in ends.iter().filter(|end| end.place.rank != root.place.rank) {
         let told = if end.told == Told::No { "" } else { ", told so by the launcher" };
         text += &format!("\n  {} {}{told}, after {:.1} s", who(end), end.how, end.after.as_secs_f64());
+    }
+    if !left_out.is_empty() {
+        let (ranks, were) = flight::ranks(left_out, "was", "were");
+        text += &format!("\n  {ranks} {were} not started");
     }
     if let Some(records) = records {
         text += &format!("\nflight records: {records}");
@@ -272,6 +279,7 @@ mod tests {
     fn reports_tell_all() {
         let report = report(
             &ends("c4@3.5 s9@3.1 s15!@13.5 c0@1"),
+            &[4, 5, 6, 9],
             |rank| if rank == 1 { vec!["out of memory".to_owned()] } else { Vec::new() },
             Some("logs/rank_1.err"),
             Some("runs/x/flight (isobar trace why runs/x/flight)"),
@@ -283,6 +291,7 @@ mod tests {
           rank 0 (node7, process 42) ended with code 4 (a rank was lost or timed out), after 3.5 s
           rank 2 (node7, process 42) was killed by signal 15 (SIGTERM), told so by the launcher, after 13.5 s
           rank 3 (node7, process 42) ended well, after 1.0 s
+          ranks 4 to 6, 9 were not started
         flight records: runs/x/flight (isobar trace why runs/x/flight)
         ");
     }

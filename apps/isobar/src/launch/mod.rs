@@ -19,15 +19,16 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail};
 use clap::Args;
-use isobar_manager::Environment;
 use isobar_manager::launch::{LAUNCH_ATTEMPT, LAUNCH_ID, detect};
+use isobar_manager::{Environment, flight};
 use nix::sys::signal::Signal;
 use signal_hook::consts::{SIGINT, SIGTERM, SIGUSR1};
 use signal_hook::iterator::Signals;
 
 use self::attempt::Outcome;
+use self::cause::How;
 use self::hosts::Place;
-use self::output::{Outputs, Stream, Tail};
+use self::output::{Outputs, Stream};
 use self::process::{Event, Guard, Recipe};
 use self::secret::Secret;
 use crate::exit::Exit;
@@ -108,9 +109,9 @@ pub(crate) fn run(args: &LaunchArgs) -> Result<ExitCode> {
         };
         let outcome = attempt::run(&recipe, &places, variables, number, &mut guard, (&events, &happens))?;
         let code = cause::code(&outcome.ends);
-        let Some(root) = cause::root(&outcome.ends) else { return Ok(code.into()) };
+        let Some(root) = cause::root(&outcome.ends) else { return Ok(ended(&outcome, code).into()) };
         report(&recipe, &outcome, root.place.rank);
-        if outcome.stopped || args.max_restarts == 0 {
+        if outcome.stopped.is_some() || args.max_restarts == 0 {
             return Ok(code.into());
         }
         if !root.how.may_pass() {
@@ -236,11 +237,26 @@ fn listen(events: Sender<Event>) -> Result<()> {
     Ok(())
 }
 
+/// The code of an attempt in which no rank failed: a job of which a part was never started has not ended well.
+fn ended(outcome: &Outcome, code: u8) -> u8 {
+    let Some(signal) = outcome.stopped.filter(|_| !outcome.left_out.is_empty()) else { return code };
+    let (ranks, were) = flight::ranks(&outcome.left_out, "was", "were");
+    terminal::complain(&format!("isobar launch: asked to end by {signal}; {ranks} {were} not started"));
+    if code == Exit::Good as u8 { How::Signal(signal as i32).code() } else { code }
+}
+
 fn report(recipe: &Recipe, outcome: &Outcome, root: usize) {
-    let tail = |rank: usize| outcome.tails.get(rank).map(Tail::lines).unwrap_or_default();
-    let records = outcome.tails.iter().find_map(Tail::records);
+    let of = |rank: usize| outcome.tails.iter().find(|(of, _)| *of == rank);
+    let tail = |rank: usize| of(rank).map(|(_, tail)| tail.lines()).unwrap_or_default();
+    let records = outcome.tails.iter().find_map(|(_, tail)| tail.records());
     let file = recipe.outputs.file(root, Stream::Err).map(|file| file.display().to_string());
-    terminal::complain(&cause::report(&outcome.ends, tail, file.as_deref(), records.as_deref()));
+    terminal::complain(&cause::report(
+        &outcome.ends,
+        &outcome.left_out,
+        tail,
+        file.as_deref(),
+        records.as_deref(),
+    ));
 }
 
 /// Waits before a restart; whether the launcher was asked to end meanwhile.
@@ -258,4 +274,21 @@ fn seconds(text: &str) -> Result<Duration, String> {
     let seconds = text.parse().ok().and_then(|seconds| Duration::try_from_secs_f64(seconds).ok());
     let seconds = seconds.filter(|seconds| *seconds <= Duration::from_secs(86400));
     seconds.ok_or_else(|| "expected a number of seconds from 0 to 86400".to_owned())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_was_never_started_has_not_ended_well() {
+        let of = |left_out: &[usize], stopped| {
+            let outcome =
+                Outcome { ends: Vec::new(), tails: Vec::new(), left_out: left_out.to_vec(), stopped };
+            [0, 6].map(|code| ended(&outcome, code))
+        };
+        assert_eq!(of(&[], None), [0, 6]);
+        assert_eq!(of(&[], Some(Signal::SIGTERM)), [0, 6]);
+        assert_eq!(of(&[3, 4], Some(Signal::SIGTERM)), [143, 6]);
+    }
 }
