@@ -96,7 +96,8 @@ pub(crate) fn disk(
         return;
     }
     let moments = match optimizer {
-        OptimizerKind::AdamW(_) | OptimizerKind::Adam(_) => 2,
+        // Muon's at most: which of its parameters are matrices is not asked here.
+        OptimizerKind::AdamW(_) | OptimizerKind::Adam(_) | OptimizerKind::Muon(_) => 2,
         OptimizerKind::Lion(_) => 1,
         OptimizerKind::Sgd(sgd) => u64::from(sgd.momentum != 0.0),
     };

@@ -4,7 +4,7 @@
 //! |---|---|
 //! | [`Parameters`] | names, tensors, and what each is over the model-parallel group |
 //! | [`DataParallel`] | gradients of the mean loss over the global batch, reduced while backward goes on |
-//! | [`optim`] | Adam, AdamW, Lion and SGD with readable state; averages of parameters |
+//! | [`optim`] | Adam, AdamW, Lion, Muon and SGD with readable state; averages of parameters |
 //! | [`schedule`] | the learning rate over time |
 //! | [`clip_grad_norm`] | clipping by the norm of the whole model's gradient |
 //! | [`check_replicas`] | whether ranks that should hold the same parameters do, to the last bit |

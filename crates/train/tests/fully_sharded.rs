@@ -14,7 +14,7 @@ use isobar_shard::{
     forbid_hidden_communication,
 };
 use isobar_train::checkpoint::{Checkpoints, Contents, Keep, RunState, Which};
-use isobar_train::optim::{AdamW, AdamWConfig, Optimizer};
+use isobar_train::optim::{AdamW, AdamWConfig, MuonConfig, Optimizer, OptimizerKind};
 use isobar_train::{
     DataParallel, DataParallelConfig, FieldLayout, FullySharded, Overlap, Parameters, ShardedFields,
     ShardedParameters, clip_grad_norm, distribute_over_domain_for_fsdp, grad_norm, wrap_for_fsdp,
@@ -103,30 +103,43 @@ enum Halfway<'a> {
 }
 
 impl Halfway<'_> {
-    fn happens(self, params: &Parameters, adamw: AdamW, world: &Group) -> AdamW {
+    fn happens(
+        self,
+        params: &Parameters,
+        kind: &OptimizerKind,
+        mut optimizer: Box<dyn Optimizer>,
+        world: &Group,
+    ) -> Box<dyn Optimizer> {
         let checkpoints = |folder| Checkpoints::new(folder, Keep::ALL, world);
         match self {
-            Self::Nothing => adamw,
+            Self::Nothing => optimizer,
             Self::Saved(folder) => {
-                let mut adamw = adamw;
-                let contents = Contents { params, buffers: &[], optimizer: Some(&mut adamw) };
+                let contents = Contents { params, buffers: &[], optimizer: Some(&mut *optimizer) };
                 checkpoints(folder).save(&contents, &RunState::default()).unwrap();
-                adamw
+                optimizer
             }
             Self::Loaded(folder) => {
                 tch::no_grad(|| params.iter().for_each(|param| drop(param.tensor.shallow_clone().zero_())));
-                let mut adamw = AdamW::new(params, &AdamWConfig { lr: 0.01, ..Default::default() }).unwrap();
-                let mut contents = Contents { params, buffers: &[], optimizer: Some(&mut adamw) };
+                let mut optimizer = kind.build(params).unwrap();
+                let mut contents = Contents { params, buffers: &[], optimizer: Some(&mut *optimizer) };
                 checkpoints(folder).load(&Which::Newest, &mut contents).unwrap();
-                adamw
+                optimizer
             }
         }
     }
 }
 
+fn adamw() -> OptimizerKind {
+    OptimizerKind::AdamW(AdamWConfig { lr: 0.01, ..Default::default() })
+}
+
+fn muon() -> OptimizerKind {
+    OptimizerKind::Muon(MuonConfig { lr: 0.01, ..Default::default() })
+}
+
 /// Losses and norms of gradients of some steps, and the loss of what came of them, without gradients.
 fn train(subject: Subject, mesh: &DeviceMesh, sharded: bool, units: (f64, Overlap)) -> Vec<f64> {
-    train_on(subject, mesh, sharded, units, Halfway::Nothing)
+    train_on(subject, mesh, sharded, units, &adamw(), Halfway::Nothing)
 }
 
 fn train_on(
@@ -134,6 +147,7 @@ fn train_on(
     mesh: &DeviceMesh,
     sharded: bool,
     units: (f64, Overlap),
+    kind: &OptimizerKind,
     halfway: Halfway<'_>,
 ) -> Vec<f64> {
     let names = mesh.names();
@@ -164,14 +178,14 @@ fn train_on(
     let replicated = (!sharded).then(|| DataParallel::new(&whole, &[], &others, &config).unwrap());
     let fully = sharded.then(|| FullySharded::new(watch, &whole, &[], mesh, &config).unwrap());
     let params = fully.as_ref().map_or(&whole, FullySharded::parameters);
-    let mut adamw = AdamW::new(params, &AdamWConfig { lr: 0.01, ..Default::default() }).unwrap();
+    let mut optimizer = kind.build(params).unwrap();
     let _guard = forbid_hidden_communication();
     let loss_of = || model(&x).unwrap().mse_loss(&target).unwrap().full_tensor(None).unwrap();
     let mut found = Vec::new();
     for step in 0..STEPS {
         if step == STEPS / 2 {
             let all: Vec<usize> = (0..names.len()).collect();
-            adamw = halfway.happens(params, adamw, &mesh.group_along(&all).unwrap());
+            optimizer = halfway.happens(params, kind, optimizer, &mesh.group_along(&all).unwrap());
         }
         let loss = loss_of();
         match (&replicated, &fully) {
@@ -187,7 +201,7 @@ fn train_on(
         }
         found.push(loss.double_value(&[]));
         found.push(clip_grad_norm(params, 0.1).unwrap());
-        adamw.step(0.01).unwrap();
+        optimizer.step(0.01).unwrap();
     }
     found.push(tch::no_grad(|| loss_of().double_value(&[])));
     found.push(tch::no_grad(|| loss_of().double_value(&[])));
@@ -231,14 +245,16 @@ fn losses_are_those_of_data_parallelism(
 fn parts_of_split_channels_are_split_again(
     #[case] shape: &[i64],
     #[case] names: &[&str],
-    #[values(0.001, 4.0)] bucket_mb: f64,
+    #[values((adamw(), 0.001), (adamw(), 4.0), (muon(), 0.001))] (kind, bucket_mb): (OptimizerKind, f64),
 ) {
     let ranks = shape.iter().product::<i64>() as usize;
     threads::run(ranks, Duration::from_secs(120), |group| {
         let mesh = DeviceMesh::new(&group, shape, names).unwrap();
-        let units = (bucket_mb, Overlap::Auto);
-        let want = train(Subject::DistributedAfno, &mesh, false, units);
-        let got = train(Subject::DistributedAfno, &mesh, true, units);
+        let train = |sharded| {
+            let units = (bucket_mb, Overlap::Auto);
+            train_on(Subject::DistributedAfno, &mesh, sharded, units, &kind, Halfway::Nothing)
+        };
+        let (want, got) = (train(false), train(true));
         for (got, want) in got.iter().zip(&want) {
             assert!((got - want).abs() < 1e-9 * want.abs(), "{got}, expected {want}");
         }
@@ -252,14 +268,18 @@ fn parts_of_split_channels_are_split_again(
 #[case::channels_together(&[4], &["shard"])]
 #[case::channels_further_apart(&[1, 4], &["data", "model"])]
 #[case::domain(&[2, 2], &["domain", "shard"])]
-fn split_channels_go_on_from_a_checkpoint(#[case] shape: &[i64], #[case] names: &[&str]) {
+fn split_channels_go_on_from_a_checkpoint(
+    #[case] shape: &[i64],
+    #[case] names: &[&str],
+    #[values(adamw(), muon())] kind: OptimizerKind,
+) {
     let folder = tempfile::tempdir().unwrap();
     threads::run(4, Duration::from_secs(120), |group| {
         let [first, then] = [(&[2, 2][..], &["model", "shard"][..]), (shape, names)]
             .map(|(shape, names)| DeviceMesh::new(&group, shape, names).unwrap());
         let train = |mesh: &DeviceMesh, halfway| {
             let sharded = mesh.names().contains(&"shard");
-            train_on(Subject::DistributedAfno, mesh, sharded, (0.001, Overlap::Auto), halfway)
+            train_on(Subject::DistributedAfno, mesh, sharded, (0.001, Overlap::Auto), &kind, halfway)
         };
         let want = train(&first, Halfway::Saved(folder.path()));
         let got = train(&then, Halfway::Loaded(folder.path()));

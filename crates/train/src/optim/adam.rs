@@ -137,7 +137,7 @@ pub struct AdamW(Moments);
 
 /// Where weight decay goes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Decay {
+pub(super) enum Decay {
     /// To the gradient, and with it into the running means.
     OfGradient,
     /// To the weights, beside the step.
@@ -156,7 +156,7 @@ impl Decay {
 
 /// Running means of gradients and their squares, and the steps by them.
 #[derive(Debug)]
-struct Moments {
+pub(super) struct Moments {
     config: AdamWConfig,
     decay: Decay,
     slots: Vec<Slot>,
@@ -197,13 +197,17 @@ impl Optimizer for AdamW {
 }
 
 impl Moments {
-    fn new(params: &Parameters, config: AdamWConfig, decay: Decay) -> Result<Self> {
+    pub(super) fn new<'a>(
+        params: impl IntoIterator<Item = &'a Parameter>,
+        config: AdamWConfig,
+        decay: Decay,
+    ) -> Result<Self> {
         check(&config)?;
-        let slots = params.iter().map(|p| Slot::new(p, &config)).collect::<Result<_>>()?;
+        let slots = params.into_iter().map(|p| Slot::new(p, &config)).collect::<Result<_>>()?;
         Ok(Self { config, decay, slots })
     }
 
-    fn step(&mut self, lr: f64) -> Result<()> {
+    pub(super) fn step(&mut self, lr: f64) -> Result<()> {
         let _no_grad = tch::no_grad_guard();
         for slot in &mut self.slots {
             let Some(grad) = slot.param.grad() else { continue };
@@ -216,16 +220,24 @@ impl Moments {
 
     fn state(&self) -> OptimizerState {
         let mut state = OptimizerState::new(self.decay.kind());
+        self.add_to(&mut state);
+        state
+    }
+
+    pub(super) fn add_to(&self, state: &mut OptimizerState) {
         for slot in &self.slots {
             state.steps.insert(slot.param.name.clone(), slot.step);
             state.push("exp_avg", &slot.param, &slot.exp_avg);
             state.push("exp_avg_sq", &slot.param, &slot.exp_avg_sq);
         }
-        state
     }
 
     fn load_state(&mut self, state: &OptimizerState) -> Result<()> {
         state.expect_kind(self.decay.kind())?;
+        self.load(state)
+    }
+
+    pub(super) fn load(&mut self, state: &OptimizerState) -> Result<()> {
         for slot in &self.slots {
             state.find("exp_avg", &slot.param)?;
             state.find("exp_avg_sq", &slot.param)?;

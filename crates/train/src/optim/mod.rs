@@ -3,8 +3,10 @@
 mod adam;
 mod averaged;
 mod lion;
+mod muon;
 mod sgd;
 mod state;
+mod wholes;
 
 use serde::{Deserialize, Serialize};
 
@@ -12,6 +14,7 @@ pub use self::adam::{Adam, AdamConfig, AdamW, AdamWConfig};
 pub(crate) use self::averaged::AVERAGE;
 pub use self::averaged::Averaged;
 pub use self::lion::{Lion, LionConfig};
+pub use self::muon::{Muon, MuonConfig};
 pub use self::sgd::{Sgd, SgdConfig};
 pub use self::state::{OptimizerState, StateTensor};
 use crate::error::Result;
@@ -20,13 +23,15 @@ use crate::params::{Parameter, Parameters};
 /// What turns gradients into new parameters.
 ///
 /// Every rank of the model-parallel and data-parallel groups steps with the same `lr` and, over the data-parallel
-/// group, the same gradients; the parameters then stay equal without any communication.
+/// group, the same gradients; the parameters then stay equal over it without any communication ([`Muon`], which multiplies
+/// matrices: on processors and numbers of threads that are alike).
 pub trait Optimizer: Send {
-    /// One step with the learning rate `lr`. A parameter without a gradient is left as it is, its step count too.
+    /// One step with the learning rate `lr`. A parameter without a gradient is left as it is, its step count too. All ranks of the
+    /// parameters' group call, with gradients of the same parameters.
     ///
     /// # Errors
     ///
-    /// Where libtorch refuses, for instance since a gradient is on another device.
+    /// Where libtorch refuses, for instance since a gradient is on another device; the errors of the communication.
     fn step(&mut self, lr: f64) -> Result<()>;
 
     /// Everything that must be saved to go on bitwise as if there had been no interruption.
@@ -50,6 +55,8 @@ pub enum OptimizerKind {
     Adam(AdamConfig),
     /// The sign of a momentum: half of the state of AdamW.
     Lion(LionConfig),
+    /// Momenta made orthogonal for matrices, with half of AdamW's state; AdamW for the rest.
+    Muon(MuonConfig),
     /// Stochastic gradient descent with momentum.
     Sgd(SgdConfig),
 }
@@ -67,20 +74,22 @@ impl OptimizerKind {
             Self::Adam(config) => config.lr,
             Self::AdamW(config) => config.lr,
             Self::Lion(config) => config.lr,
+            Self::Muon(config) => config.lr,
             Self::Sgd(config) => config.lr,
         }
     }
 
-    /// Makes the optimizer for these parameters.
+    /// Makes the optimizer for these parameters. All ranks of their group call.
     ///
     /// # Errors
     ///
-    /// Where a setting is out of its range or the state can't be allocated.
+    /// Where a setting is out of its range or the state can't be allocated; the errors of the communication.
     pub fn build(&self, params: &Parameters) -> Result<Box<dyn Optimizer>> {
         Ok(match self {
             Self::Adam(config) => Box::new(Adam::new(params, config)?),
             Self::AdamW(config) => Box::new(AdamW::new(params, config)?),
             Self::Lion(config) => Box::new(Lion::new(params, config)?),
+            Self::Muon(config) => Box::new(Muon::new(params, config)?),
             Self::Sgd(config) => Box::new(Sgd::new(params, config)?),
         })
     }

@@ -16,7 +16,7 @@ pub struct OptimizerState {
     pub steps: BTreeMap<String, u64>,
     /// Of how many steps the slot `average` is, where parameters are averaged.
     pub averaged: Option<u64>,
-    /// The tensors, in the order of the parameters and within a parameter of its slots. They are second handles, not
+    /// The tensors, those of a parameter one after another. They are second handles, not
     /// copies: they change with the next step.
     pub tensors: Vec<StateTensor>,
 }

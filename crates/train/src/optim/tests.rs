@@ -166,6 +166,136 @@ fn lion_follows_its_definition() {
     assert_eq!(refused, "optimizer.beta2 is 1, expected a number in [0, 1)");
 }
 
+/// What makes a matrix orthogonal, by its singular values.
+fn polar(update: &Tensor, iterations: i32) -> Tensor {
+    let (u, s, v) = (update / update.norm()).svd(true, true);
+    let quintic = |s: Tensor| &s * 3.4445 - s.pow_tensor_scalar(3) * 4.7750 + s.pow_tensor_scalar(5) * 2.0315;
+    let s = (0..iterations).fold(s, |s, _| quintic(s));
+    u.matmul(&s.diag(0)).matmul(&v.tr())
+}
+
+#[rstest]
+#[case::wide(&[2, 3], true)]
+#[case::tall(&[5, 2], false)]
+#[case::kernel(&[3, 2, 2], true)]
+fn muon_follows_its_definition(#[case] shape: &[i64], #[case] nesterov: bool) {
+    let config =
+        MuonConfig { momentum: 0.8, nesterov, weight_decay: 0.1, iterations: 3, ..Default::default() };
+    let count: i64 = shape.iter().product();
+    let ramp =
+        |from: f64| (Tensor::arange(count, (Kind::Double, tch::Device::Cpu)) * 1.7 + from).sin().view(shape);
+    let weight = ramp(0.5).set_requires_grad(true);
+    let bias = leaf(&[0.25, -0.75], &[2]);
+    let mut muon = Muon::new(&params(&[("l.weight", &weight), ("l.bias", &bias)]), &config).unwrap();
+    let (mut expected, mut momentum) = (weight.detach().copy(), ramp(0.0) * 0.0);
+    let adamw = AdamWConfig::default();
+    let mut reference = Reference { m: 0.0, v: 0.0, t: 0 };
+    let mut number = 0.25;
+    for step in 0..4 {
+        let (lr, grad) = (0.1 / f64::from(step + 1), ramp(0.3 * f64::from(step)));
+        set_grad(&weight, &grad);
+        set_grad(&bias, &Tensor::from_slice(&[0.5, 0.0]));
+        muon.step(lr).unwrap();
+        momentum = &momentum * 0.8 + &grad * 0.2;
+        let update = if nesterov { &grad * 0.2 + &momentum * 0.8 } else { momentum.shallow_clone() };
+        let direction = polar(&update.view([shape[0], -1]), 3).view(shape);
+        let size = 0.2 * (shape[0].max(count / shape[0]) as f64).sqrt();
+        expected = &expected * (1.0 - lr * 0.1) - direction * (lr * size);
+        close(&values(&weight), &values(&expected), 1e-12);
+        number = reference.step(number, 0.5, lr, &adamw, 0.0);
+        close(&values(&bias)[..1], &[number], 1e-13);
+    }
+    assert_eq!(
+        muon.state().tensors.iter().map(|t| &t.slot[..]).collect::<Vec<_>>(),
+        ["momentum_buffer", "exp_avg", "exp_avg_sq"]
+    );
+    let again = weight.detach().copy().set_requires_grad(true);
+    let mut other = Muon::new(&params(&[("l.weight", &again), ("l.bias", &bias)]), &config).unwrap();
+    other.load_state(&muon.state()).unwrap();
+    for (leaf, muon) in [(&weight, &mut muon), (&again, &mut other)] {
+        set_grad(leaf, &ramp(0.9));
+        muon.step(0.1).unwrap();
+    }
+    assert_eq!(values(&again), values(&weight));
+    let wrong = MuonConfig { adamw: vec!["head".to_owned()], ..config.clone() };
+    let refused = Muon::new(&params(&[("l.weight", &weight)]), &wrong).unwrap_err().to_string();
+    assert_eq!(refused, r#"optimizer.adamw is "head", expected names of parameters, or their beginnings"#);
+    let wrong = MuonConfig { momentum: 1.0, ..config };
+    let refused = Muon::new(&params(&[("l.weight", &weight)]), &wrong).unwrap_err().to_string();
+    assert_eq!(refused, "optimizer.momentum is 1, expected a number in [0, 1)");
+}
+
+#[test]
+fn muon_leaves_what_is_no_matrix_to_adamw() {
+    let tensor = |shape: &[i64]| Tensor::ones(shape, (Kind::Float, tch::Device::Cpu)).set_requires_grad(true);
+    let entries = [
+        ("fc1.weight", tensor(&[2, 3])),
+        ("conv.weight", tensor(&[2, 3, 3, 3])),
+        ("fc1.bias", tensor(&[2])),
+        ("norm1.weight", tensor(&[4, 4])),
+        ("row.weight", tensor(&[1, 9])),
+        ("filter.w1", tensor(&[2, 4, 8])),
+        ("head.weight", tensor(&[2, 3])),
+        ("headroom.weight", tensor(&[2, 3])),
+    ];
+    let named: Vec<(&str, &Tensor)> = entries.iter().map(|(name, tensor)| (*name, tensor)).collect();
+    let config = MuonConfig { adamw: vec!["head".to_owned()], ..Default::default() };
+    let state = Muon::new(&params(&named), &config).unwrap().state();
+    let matrices = state.tensors.iter().filter(|t| t.slot == "momentum_buffer").map(|t| &t.param[..]);
+    assert_eq!(matrices.collect::<Vec<_>>(), ["fc1.weight", "conv.weight", "headroom.weight"]);
+}
+
+/// Matrices in parts, some of them empty or on two ranks, move as on one rank.
+#[test]
+fn muon_steps_parts_like_wholes() {
+    let tensor = |shape: &[i64], phase: f64| {
+        let count: i64 = shape.iter().product();
+        (Tensor::arange(count, (Kind::Double, tch::Device::Cpu)) * 1.3 + phase).sin().view(shape)
+    };
+    let config = MuonConfig::default();
+    let names = ["rows.weight", "columns.weight", "boxes.weight", "all.weight", "rows.bias"];
+    let shapes: [&[i64]; 5] = [&[5, 4], &[3, 6], &[4, 2, 3], &[3, 3], &[5]];
+    let run = |made: &Parameters, cut: &dyn Fn(usize, Tensor) -> Tensor| {
+        let mut muon = OptimizerKind::Muon(config.clone()).build(made).unwrap();
+        for step in 0..3 {
+            for (index, param) in made.iter().enumerate() {
+                let grad = tensor(shapes[index], f64::from(step) + index as f64 * 0.1);
+                set_grad(&param.tensor, &cut(index, grad));
+            }
+            muon.step(0.05).unwrap();
+        }
+    };
+    let wholes: Vec<Tensor> = shapes.iter().map(|shape| tensor(shape, 0.7).set_requires_grad(true)).collect();
+    let named: Vec<(&str, &Tensor)> = names.into_iter().zip(&wholes).collect();
+    run(&params(&named), &|_, grad| grad);
+    let expected: Vec<Vec<f64>> = wholes.iter().map(values).collect();
+    isobar_collectives::threads::run(3, std::time::Duration::from_secs(60), |group| {
+        let rank = group.rank();
+        let own = |index: usize, whole: Tensor| match index {
+            0 | 4 => whole.narrow(0, [0, 3, 3][rank], [3, 0, 2][rank]),
+            1 => whole.narrow(1, [0, 1, 3][rank], [1, 2, 3][rank]),
+            // Two ranks have the same part.
+            2 => whole.narrow(1, (rank / 2) as i64, 1),
+            _ => whole,
+        };
+        let entries = names.iter().enumerate().map(|(index, name)| {
+            let part = own(index, tensor(shapes[index], 0.7)).copy().set_requires_grad(true);
+            match index {
+                0 | 4 => Parameter::sharded(*name, &part, 0, vec![3, 0, 2]),
+                1 => Parameter::sharded(*name, &part, 1, vec![1, 2, 3]),
+                2 => Parameter::part(*name, &part, (shapes[2].to_vec(), vec![0, (rank / 2) as i64, 0]), 2),
+                _ => Parameter::replicated(*name, &part),
+            }
+        });
+        let made = Parameters::over(entries.collect(), &group).unwrap();
+        run(&made, &own);
+        for (index, param) in made.iter().enumerate() {
+            let whole = Tensor::from_slice(&expected[index]).view(shapes[index]);
+            close(&values(&param.tensor), &values(&own(index, whole)), 1e-12);
+        }
+    });
+}
+
 #[rstest]
 // torch.optim.SGD's rule by hand: g = 1 throughout, p from 1, lr 0.1.
 #[case::plain(SgdConfig { momentum: 0.0, ..Default::default() }, [0.9, 0.8, 0.7])]
@@ -196,6 +326,7 @@ fn a_parameter_without_a_gradient_stays() {
 #[rstest]
 #[case::adamw(OptimizerKind::AdamW(AdamWConfig::default()))]
 #[case::adam(OptimizerKind::Adam(AdamConfig { weight_decay: 0.1, ..Default::default() }))]
+#[case::lion(OptimizerKind::Lion(LionConfig::default()))]
 #[case::sgd(OptimizerKind::Sgd(SgdConfig::default()))]
 fn state_puts_back_bitwise(#[case] kind: OptimizerKind) {
     let run = |from: i64, to: i64, x: &Tensor, optimizer: &mut dyn Optimizer| {
