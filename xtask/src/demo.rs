@@ -32,6 +32,8 @@ pub(crate) fn run(options: &Options) -> Result<()> {
     let data = data()?;
     let mut arguments = vec!["train".to_owned(), CONFIGURATION.to_owned()];
     arguments.extend(["--set".to_owned(), format!("data.path={}", data.display())]);
+    // Shorter than the configuration, to show what it does.
+    arguments.extend(["--set", "train.epochs=60"].map(str::to_owned));
     // In a folder of its own: an interrupted demo goes on from its last checkpoint, and one that is done shows its results
     // again; `--resume=never` after `--` ranks above it.
     arguments.extend(["--set", "run.name=demo", "--set", "checkpoint.resume=auto"].map(str::to_owned));
