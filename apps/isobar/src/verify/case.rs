@@ -86,6 +86,14 @@ impl Case {
         self.tensors.get(name)
     }
 
+    /// The name under which the tensor `name` is saved: that of another where several names stand for one tensor.
+    pub(crate) fn saved<'a>(&'a self, name: &'a str) -> &'a str {
+        match self.get(name) {
+            Some(_) => name,
+            None => self.header.attrs["tied"][name].as_str().unwrap_or(name),
+        }
+    }
+
     /// The names of all results: outputs, and gradients of inputs and weights. What a header or a file names beyond what
     /// an operator gives was asked for too.
     pub(crate) fn results(&self) -> BTreeSet<&str> {

@@ -6,7 +6,7 @@ use std::path::Path;
 
 use anyhow::{Context, Result, ensure};
 use isobar_collectives::gather_v;
-use isobar_torch::autograd::{BackwardOptions, grad};
+use isobar_torch::autograd::{self, BackwardOptions};
 use serde::{Deserialize, Serialize};
 use tch::{Kind, Tensor};
 
@@ -135,11 +135,10 @@ fn backward(rank: &Rank, case: &Case, outputs: &[Held], leaves: &[Held]) -> Resu
     if roots.is_empty() || wanted.is_empty() {
         return Ok(Vec::new());
     }
-    let inputs: Vec<&Tensor> = wanted.iter().map(|leaf| &leaf.tensor).collect();
-    let options = BackwardOptions { allow_unused: true, ..BackwardOptions::default() };
-    let gradients = grad(&roots, &inputs, &cotangents, options)?;
-    let named = wanted.into_iter().zip(gradients).map(|(leaf, gradient)| {
-        let tensor = gradient.map_or_else(|| leaf.tensor.f_zeros_like(), Ok)?;
+    autograd::backward(&roots, &cotangents, BackwardOptions::default())?;
+    let named = wanted.into_iter().map(|leaf| {
+        let gradient = leaf.tensor.f_grad()?;
+        let tensor = if gradient.defined() { gradient } else { leaf.tensor.f_zeros_like()? };
         Ok(Held { name: format!("grad.{}", leaf.name), tensor, part: leaf.part.clone() })
     });
     named.collect()

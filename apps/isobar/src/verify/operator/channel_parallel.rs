@@ -1,10 +1,10 @@
 //! The model whose channels are split over ranks: its layouts are sizes of the group `model_parallel`.
 
 use anyhow::{Context, Result};
-use isobar_models::{DistributedAfno as Model, DistributedAfnoConfig, Error, Mode};
+use isobar_models::{DistributedAfno as Model, DistributedAfnoConfig, Error};
 use isobar_shard::{Generator, ParallelRegion, ParamStore, Placement as ParamPlacement};
 
-use super::{Forward, Held, Operator, Part, Rank, bytes, config, parameters};
+use super::{Forward, Held, Operator, Part, Pass, Rank, bytes, config, parameters};
 use crate::verify::case::{Case, Header};
 use crate::verify::layout::{Layout, Placement, Sizes};
 use crate::verify::mesh::Mesh;
@@ -52,7 +52,7 @@ impl Operator for DistributedAfno {
             Err(error) => return Err(error.into()),
         };
         store.load(&case.params()?)?;
-        let output = model.forward(&input.tensor, Mode::Eval)?;
+        let output = model.forward(&input.tensor, Pass::of(&case.header).mode())?;
 
         let places = along_model(layout, channels(config.channel_parallel_outputs));
         let parts = layout.parts(&case.tensor(OUTPUT)?.size(), &places);

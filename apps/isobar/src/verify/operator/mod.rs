@@ -9,7 +9,8 @@ mod v_collectives;
 use anyhow::{Context, Result};
 use isobar_collectives::Group;
 use isobar_manager::DeviceMesh;
-use isobar_shard::{ParamStore, Parameter};
+use isobar_models::Mode;
+use isobar_shard::{Generator, ParamStore, Parameter};
 use serde::de::DeserializeOwned;
 use tch::Tensor;
 
@@ -152,6 +153,21 @@ fn config<T: DeserializeOwned>(header: &Header) -> Result<T> {
         arguments.remove("training");
     }
     serde_json::from_value(arguments).with_context(|| format!("`attrs` are no arguments of {}", header.op))
+}
+
+/// What the pass of a case is for.
+struct Pass(Option<Generator>);
+
+impl Pass {
+    fn of(header: &Header) -> Self {
+        let training = header.attrs["training"].as_bool().unwrap_or_default();
+        // Nothing in a case is random.
+        Self(training.then(|| Generator::new(0)))
+    }
+
+    fn mode(&self) -> Mode<'_> {
+        self.0.as_ref().map_or(Mode::Eval, Mode::train)
+    }
 }
 
 /// The parameters of a model whose gradients the case has.

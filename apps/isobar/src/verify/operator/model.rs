@@ -3,12 +3,12 @@
 use std::collections::BTreeMap;
 
 use anyhow::{Context, Result, bail};
-use isobar_models::{Afno, Fno, FullyConnected, ModAfno, Mode, SrResNet, UNet};
+use isobar_models::{Afno, Fno, FullyConnected, ModAfno, SrResNet, UNet};
 use isobar_shard::{
     Error, Init, ParallelRegion, Params, Placement, ShardTensor, forbid_hidden_communication,
 };
 
-use super::{Forward, Held, Operator, Part, Rank, config};
+use super::{Forward, Held, Operator, Part, Pass, Rank, config};
 use crate::verify::case::{Case, Header};
 use crate::verify::layout::{Layout, Parts};
 
@@ -32,15 +32,17 @@ pub(crate) static ALL: [Model; 6] = [
     Model {
         name: "afno",
         make: |header, params| {
-            let model = Afno::new(&config(header)?, params)?;
-            Ok(Box::new(move |inputs| Ok(model.forward(inputs.get("input")?, Mode::Eval)?)))
+            let (model, pass) = (Afno::new(&config(header)?, params)?, Pass::of(header));
+            Ok(Box::new(move |inputs| Ok(model.forward(inputs.get("input")?, pass.mode())?)))
         },
     },
     Model {
         name: "mod_afno",
         make: |header, params| {
-            let model = ModAfno::new(&config(header)?, params)?;
-            Ok(Box::new(move |inputs| Ok(model.forward(inputs.get("x")?, inputs.get("mod")?, Mode::Eval)?)))
+            let (model, pass) = (ModAfno::new(&config(header)?, params)?, Pass::of(header));
+            Ok(Box::new(move |inputs| {
+                Ok(model.forward(inputs.get("x")?, inputs.get("mod")?, pass.mode())?)
+            }))
         },
     },
     Model {
@@ -53,15 +55,15 @@ pub(crate) static ALL: [Model; 6] = [
     Model {
         name: "unet",
         make: |header, params| {
-            let model = UNet::new(&config(header)?, params)?;
-            Ok(Box::new(move |inputs| Ok(model.forward(inputs.get("input")?, Mode::Eval)?)))
+            let (model, pass) = (UNet::new(&config(header)?, params)?, Pass::of(header));
+            Ok(Box::new(move |inputs| Ok(model.forward(inputs.get("input")?, pass.mode())?)))
         },
     },
     Model {
         name: "sr_res_net",
         make: |header, params| {
-            let model = SrResNet::new(&config(header)?, params)?;
-            Ok(Box::new(move |inputs| Ok(model.forward(inputs.get("input")?, Mode::Eval)?)))
+            let (model, pass) = (SrResNet::new(&config(header)?, params)?, Pass::of(header));
+            Ok(Box::new(move |inputs| Ok(model.forward(inputs.get("input")?, pass.mode())?)))
         },
     },
 ];
@@ -120,11 +122,13 @@ struct Supplier<'a> {
 }
 
 impl Supplier<'_> {
-    /// The case's tensor of that name.
+    /// The case's tensor of that name, which may be a further one of a tensor that several names stand for.
     fn take(&mut self, name: &str) -> Result<ShardTensor> {
-        let shape = self.case.tensor(name)?.size();
+        let case = self.case;
+        let name = case.saved(name);
+        let shape = case.tensor(name)?.size();
         let parts = self.layout.parts(&shape, &self.layout.of(name));
-        let leaf = Held::leaf(self.rank, self.case, name, parts)?;
+        let leaf = Held::leaf(self.rank, case, name, parts)?;
         let tensor =
             ShardTensor::from_parts(&leaf.tensor, &self.layout.shard(name, &shape, &self.rank.mesh)?)?;
         self.leaves.push(leaf);
