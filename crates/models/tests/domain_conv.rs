@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use isobar_manager::DeviceMesh;
 use isobar_models::{
-    Activation, Mode, Normalization, NormalizationArgs, PaddingMode, Pooling, Result, SrResNet,
+    Activation, Mode, Normalization, NormalizationArgs, PaddingMode, PerDim, Pooling, Result, SrResNet,
     SrResNetConfig, UNet, UNetConfig, Upsampling,
 };
 use isobar_shard::{
@@ -23,6 +23,7 @@ const STEPS: usize = 20;
 type Axes = &'static [(i64, usize)];
 
 #[derive(Debug, Clone)]
+#[expect(clippy::large_enum_variant, reason = "there are few of them")]
 enum Config {
     UNet(UNetConfig),
     SrResNet(SrResNetConfig),
@@ -238,6 +239,17 @@ fn check(case: &Case, axes: Axes) {
     attn_intermediate_channels: Some(2),
     ..volumes()
 })]
+#[case::flat_kernels_plain_groups_reflect(UNetConfig {
+    model_depth: 2,
+    feature_map_channels: vec![4, 4, 6, 6],
+    kernel_size: PerDim::Each(vec![3, 1, 5]),
+    padding: PerDim::Each(vec![1, 0, 2]),
+    padding_mode: PaddingMode::Reflect,
+    conv_activation: Activation::Mish,
+    conv_transpose_activation: Activation::Hardswish,
+    normalization_args: Some(NormalizationArgs { num_groups: 2, affine: false, ..Default::default() }),
+    ..volumes()
+})]
 fn unet_of_volumes(
     #[case] config: UNetConfig,
     #[values(&[(2, 2)], &[(3, 2)], &[(4, 2)], &[(2, 3)], &[(2, 2), (2, 3)], &[(2, 0), (2, 4)])] axes: Axes,
@@ -248,7 +260,7 @@ fn unet_of_volumes(
 #[rstest]
 #[case::transposed_groups(UNetConfig {
     feature_map_channels: vec![4, 4, 6, 6, 8, 8],
-    normalization_args: Some(NormalizationArgs { num_groups: 2, eps: 1e-3 }),
+    normalization_args: Some(NormalizationArgs { num_groups: 2, eps: 1e-3, ..Default::default() }),
     ..images()
 })]
 #[case::nearest_batch_norm_circular(UNetConfig {

@@ -3,8 +3,8 @@
 
 use isobar_models::{
     Activation, Afno, AfnoConfig, DistributedAfno, DistributedAfnoConfig, FullyConnected,
-    FullyConnectedConfig, Mode, Normalization, NormalizationArgs, Pooling, SrResNet, SrResNetConfig, UNet,
-    UNetConfig, Upsampling,
+    FullyConnectedConfig, Mode, Normalization, NormalizationArgs, PaddingMode, PerDim, Pooling, SrResNet,
+    SrResNetConfig, UNet, UNetConfig, Upsampling,
 };
 use isobar_shard::{Generator, ParamStore, Window};
 use rstest::rstest;
@@ -75,11 +75,19 @@ fn unet() -> UNetConfig {
     UNetConfig { model_depth: 2, feature_map_channels: vec![4, 4, 6, 6], ..UNetConfig::new(2, 3) }
 }
 
+fn group_norm(args: NormalizationArgs) -> UNetConfig {
+    UNetConfig { normalization_args: Some(args), ..unet() }
+}
+
 #[rstest]
 #[case(UNetConfig { dimension: 1, ..unet() }, "dimension is 1, expected 2 or 3")]
-#[case(UNetConfig { kernel_size: 4, ..unet() }, "kernel_size is 4, expected an odd number")]
-#[case(UNetConfig { kernel_size: 5, ..unet() }, "padding is 1, a kernel of 5 needs 2")]
-#[case(UNetConfig { stride: 2, ..unet() }, "stride is 2, expected 1")]
+#[case(UNetConfig { kernel_size: PerDim::All(4), ..unet() }, "kernel_size is 4, expected an odd number")]
+#[case(UNetConfig { kernel_size: PerDim::All(5), ..unet() }, "padding is 1, a kernel of 5 needs 2")]
+#[case(UNetConfig { kernel_size: PerDim::Each(vec![3, 3, 1]), ..unet() }, "padding is 1, a kernel of 1 needs 0")]
+#[case(UNetConfig { kernel_size: PerDim::Each(vec![3, 3]), ..unet() }, "kernel_size has 2 entries, dimension is 3")]
+#[case(UNetConfig { padding: PerDim::Each(vec![1; 4]), ..unet() }, "padding has 4 entries, dimension is 3")]
+#[case(UNetConfig { stride: PerDim::All(2), ..unet() }, "stride is 2, expected 1")]
+#[case(UNetConfig { stride: PerDim::Each(vec![1, 3, 1]), ..unet() }, "stride is 3, expected 1")]
 #[case(UNetConfig { num_conv_blocks: 3, ..unet() }, "num_conv_blocks is 3, expected 1 or 2")]
 #[case(UNetConfig { pool_size: 3, ..unet() }, "pool_size is 3, transposed convolutions need 2")]
 #[case(UNetConfig { model_depth: 40, ..unet() }, "model_depth is 40, too many for pool_size 2")]
@@ -93,19 +101,23 @@ fn unet() -> UNetConfig {
 )]
 #[case(
     UNetConfig { conv_activation: Activation::Squareplus, ..unet() },
-    "conv_activation is Squareplus, which torch.nn.functional does not have"
+    "conv_activation is Squareplus, which torch.nn.functional does not have, or not without arguments"
 )]
 #[case(
-    UNetConfig { normalization_args: Some(NormalizationArgs { num_groups: 4, eps: 0.1 }), ..unet() },
+    UNetConfig { conv_transpose_activation: Activation::Prelu, ..unet() },
+    "conv_transpose_activation is Prelu, which torch.nn.functional does not have, or not without arguments"
+)]
+#[case(
+    group_norm(NormalizationArgs { num_groups: 4, ..Default::default() }),
     "an entry of feature_map_channels, 6 is not divisible by num_groups 4"
 )]
 #[case(
-    UNetConfig {
-        normalization: Normalization::BatchNorm,
-        normalization_args: Some(NormalizationArgs::default()),
-        ..unet()
-    },
-    "normalization_args are given, which only groupnorm has"
+    group_norm(NormalizationArgs { num_channels: Some(4), ..Default::default() }),
+    "num_channels is 4, feature_map_channels are not all 4"
+)]
+#[case(
+    group_norm(NormalizationArgs { others: ["momentum".into()].into(), ..Default::default() }),
+    "normalization_args has {\"momentum\"}, which are no arguments of groupnorm"
 )]
 #[case(UNetConfig { use_attn_gate: true, ..unet() }, "use_attn_gate needs attn_intermediate_channels")]
 #[case(
@@ -158,6 +170,144 @@ fn unet_names_its_layers() {
     let last = ["decoder.layers.2.conv2d", "decoder.layers.3.conv2d"];
     let want = [&names[..], &more, &last].concat();
     assert_eq!(transposed, want.into_iter().flat_map(plain).collect::<Vec<_>>());
+}
+
+/// What torch.nn.functional has under the activation's name.
+type Function = fn(&Tensor) -> Tensor;
+
+/// A U-Net of one level, its layers in plain operators of libtorch.
+#[rstest]
+#[case(Activation::Relu, Tensor::relu)]
+#[case(Activation::LeakyRelu, Tensor::leaky_relu)]
+#[case(Activation::Rrelu, |x: &Tensor| x.clamp_min(0.0) + x.clamp_max(0.0) * ((1.0 / 8.0 + 1.0 / 3.0) / 2.0))]
+#[case(Activation::Relu6, Tensor::relu6)]
+#[case(Activation::Elu, Tensor::elu)]
+#[case(Activation::Celu, Tensor::celu)]
+#[case(Activation::Selu, Tensor::selu)]
+#[case(Activation::Silu, Tensor::silu)]
+#[case(Activation::Gelu, |x: &Tensor| x.gelu("none"))]
+#[case(Activation::Mish, Tensor::mish)]
+#[case(Activation::Sigmoid, Tensor::sigmoid)]
+#[case(Activation::LogSigmoid, Tensor::log_sigmoid)]
+#[case(Activation::Hardsigmoid, Tensor::hardsigmoid)]
+#[case(Activation::Hardswish, Tensor::hardswish)]
+#[case(Activation::Hardtanh, Tensor::hardtanh)]
+#[case(Activation::Hardshrink, Tensor::hardshrink)]
+#[case(Activation::Softshrink, Tensor::softshrink)]
+#[case(Activation::Softplus, Tensor::softplus)]
+#[case(Activation::Softsign, |x: &Tensor| x / (x.abs() + 1.0))]
+#[case(Activation::Tanh, Tensor::tanh)]
+#[case(Activation::Tanhshrink, |x: &Tensor| x - x.tanh())]
+#[case(Activation::Identity, Tensor::shallow_clone)]
+fn unet_of_one_level(
+    #[case] conv_activation: Activation,
+    #[case] function: Function,
+    #[values(true, false)] affine: bool,
+) {
+    let config = UNetConfig {
+        model_depth: 1,
+        num_conv_blocks: 1,
+        feature_map_channels: vec![4],
+        kernel_size: PerDim::Each(vec![3, 5, 1]),
+        padding: PerDim::Each(vec![1, 2, 0]),
+        stride: PerDim::Each(vec![1; 3]),
+        conv_activation,
+        normalization_args: Some(NormalizationArgs {
+            num_groups: 2,
+            eps: 1e-3,
+            affine,
+            num_channels: Some(4),
+            ..Default::default()
+        }),
+        ..unet()
+    };
+    let mut params = store().with_options(Kind::Double, Device::Cpu);
+    let model = UNet::new(&config, &mut params).unwrap();
+    let names: Vec<&str> = params.parameters().iter().map(|parameter| parameter.name.as_str()).collect();
+    let norm = ["encoder.layers.0.norm.weight", "encoder.layers.0.norm.bias"];
+    let conv = ["encoder.layers.0.conv3d.weight", "encoder.layers.0.conv3d.bias"];
+    let last = ["decoder.layers.0.conv3d.weight", "decoder.layers.0.conv3d.bias"];
+    assert_eq!(names, [&conv[..], if affine { &norm } else { &[] }, &last].concat());
+
+    // Parameters of no special values, and inputs that reach all branches of the activation.
+    let value = |name: &str| params.get(name).map(|parameter| &parameter.tensor);
+    tch::no_grad(|| {
+        for tensor in norm.into_iter().filter_map(value) {
+            tensor.shallow_clone().copy_(&(random(&[4], Kind::Double) * 3.0));
+        }
+    });
+    let x = (random(&[2, 2, 4, 6, 3], Kind::Double) * 2.0).set_requires_grad(true);
+    let convolve = |x: &Tensor, [weight, bias]: [&str; 2]| {
+        x.conv3d(value(weight).unwrap(), value(bias), [1, 1, 1], [1, 2, 0], [1, 1, 1], 1)
+    };
+    let normed = convolve(&x, conv).group_norm(2, value(norm[0]), value(norm[1]), 1e-3, false);
+    let want = convolve(&function(&normed), last);
+    let got = model.forward(&x, Mode::Eval).unwrap();
+    assert!(max_error(&got, &want) < 1e-12);
+    let grad = |y: &Tensor| Tensor::run_backward(&[y.square().sum(Kind::Double)], &[&x], false, false);
+    // libtorch takes the sixth of hardsigmoid in single precision.
+    assert!(max_error(&grad(&got)[0], &grad(&want)[0]) < 1e-7);
+}
+
+/// Kernels of one extent for each dim, down and up.
+#[rstest]
+#[case(PaddingMode::Zeros, "constant")]
+#[case(PaddingMode::Circular, "circular")]
+#[case(PaddingMode::Reflect, "reflect")]
+#[case(PaddingMode::Replicate, "replicate")]
+fn unet_of_two_levels_with_flat_kernels(#[case] padding_mode: PaddingMode, #[case] mode: &str) {
+    let config = UNetConfig {
+        num_conv_blocks: 1,
+        feature_map_channels: vec![4, 6],
+        kernel_size: PerDim::Each(vec![3, 3, 1]),
+        padding: PerDim::Each(vec![1, 1, 0]),
+        padding_mode,
+        conv_activation: Activation::Mish,
+        conv_transpose_activation: Activation::Hardswish,
+        normalization: Normalization::None,
+        ..unet()
+    };
+    let mut params = store().with_options(Kind::Double, Device::Cpu);
+    let model = UNet::new(&config, &mut params).unwrap();
+    let value = |layer: &str, part: &str| &params.get(&format!("{layer}.{part}")).unwrap().tensor;
+    let convolve = |x: &Tensor, layer: &str| {
+        let layer = format!("{layer}.conv3d");
+        let padded = x.f_pad([0, 0, 1, 1, 1, 1], mode, None).unwrap();
+        let (weight, bias) = (value(&layer, "weight"), value(&layer, "bias"));
+        padded.conv3d(weight, Some(bias), [1, 1, 1], [0, 0, 0], [1, 1, 1], 1)
+    };
+    let x = random(&[2, 2, 4, 6, 2], Kind::Double);
+    let skip = convolve(&x, "encoder.layers.0").mish();
+    let below = skip.max_pool3d([2, 2, 2], [2, 2, 2], [0, 0, 0], [1, 1, 1], false);
+    let below = convolve(&below, "encoder.layers.2").mish();
+    let up = "decoder.layers.0.conv3d_transpose";
+    let (weight, bias) = (value(up, "weight"), value(up, "bias"));
+    let one = [1, 1, 1];
+    let up = below.conv_transpose3d(weight, Some(bias), [2, 2, 2], one, one, 1, one).hardswish();
+    let joined = convolve(&Tensor::cat(&[up, skip], 1), "decoder.layers.1").mish();
+    let want = convolve(&joined, "decoder.layers.2");
+    assert!(max_error(&model.forward(&x, Mode::Eval).unwrap(), &want) < 1e-12);
+}
+
+/// PhysicsNeMo gives them to the group norm alone.
+#[rstest]
+fn other_norms_ignore_normalization_args(#[values("batchnorm", "layernorm")] normalization: &str) {
+    let read = |args: &str| -> UNetConfig {
+        let text = format!(
+            r#"{{"in_channels": 2, "out_channels": 3, "model_depth": 2, "feature_map_channels": [4, 4, 6, 6],
+                "normalization": "{normalization}"{args}}}"#
+        );
+        serde_json::from_str(&text).unwrap()
+    };
+    let args = r#", "normalization_args": {"num_groups": 5, "eps": -1, "affine": false, "momentum": 0.5}"#;
+    let (plain, given) = (read(""), read(args));
+    let all = given.normalization_args.as_ref().unwrap();
+    assert_eq!((all.num_groups, all.affine, all.others.len()), (5, false, 1));
+    let x = random(&[2, 2, 4, 4, 4], Kind::Float);
+    let forward = |config: &UNetConfig| {
+        UNet::new(config, &mut store()).unwrap().forward(&x, Mode::train(&Generator::new(1))).unwrap()
+    };
+    assert_eq!(forward(&given), forward(&plain));
 }
 
 /// The norm over one channel leaves a gate nothing but a constant: half of the skip at first.
@@ -270,6 +420,22 @@ fn configurations_are_read_strictly() {
     .unwrap();
     assert_eq!((config.pooling_type, config.normalization), (Pooling::Avg, Normalization::BatchNorm));
     assert_eq!(toml::from_str::<UNetConfig>(&toml::to_string(&config).unwrap()).unwrap(), config);
+    let config: UNetConfig = toml::from_str(
+        "in_channels = 1\nout_channels = 1\nkernel_size = [3, 3, 1]\npadding = [1, 1, 0]\nstride = 1\n\
+         conv_activation = \"mish\"\nconv_transpose_activation = \"hardsigmoid\"\n\
+         normalization_args = { affine = false, num_groups = 4 }",
+    )
+    .unwrap();
+    let want = UNetConfig {
+        kernel_size: PerDim::Each(vec![3, 3, 1]),
+        padding: PerDim::Each(vec![1, 1, 0]),
+        conv_activation: Activation::Mish,
+        conv_transpose_activation: Activation::Hardsigmoid,
+        normalization_args: Some(NormalizationArgs { num_groups: 4, affine: false, ..Default::default() }),
+        ..UNetConfig::new(1, 1)
+    };
+    assert_eq!(config, want);
+    assert_eq!(toml::from_str::<UNetConfig>(&toml::to_string(&config).unwrap()).unwrap(), config);
     let written = toml::to_string(&small()).unwrap();
     assert_eq!(toml::from_str::<AfnoConfig>(&written).unwrap(), small());
 }
@@ -286,6 +452,9 @@ fn configurations_are_read_strictly() {
 #[case(Activation::Identity, |x: f64| x)]
 #[case(Activation::Sin, f64::sin)]
 #[case(Activation::Tanhshrink, |x: f64| x - x.tanh())]
+#[case(Activation::Mish, |x: f64| x * x.exp().ln_1p().tanh())]
+#[case(Activation::Hardswish, |x: f64| x * (x / 6.0 + 0.5).clamp(0.0, 1.0))]
+#[case(Activation::Hardshrink, |x: f64| if x.abs() > 0.5 { x } else { 0.0 })]
 #[case(Activation::Softshrink, |x: f64| x.signum() * (x.abs() - 0.5).max(0.0))]
 fn activations(#[case] activation: Activation, #[case] function: fn(f64) -> f64) {
     // One feature, one hidden layer, unit weights: the network is the activation.

@@ -5,7 +5,7 @@ use isobar_models::{
     Activation, EmbedMethod, Factorization, Fno, FnoConfig, ModAfno, ModAfnoConfig, ModEmbedConfig, Mode,
     PaddingType, PerDim, ScaleShiftMode,
 };
-use isobar_shard::{Generator, ParamStore, Window};
+use isobar_shard::{Generator, ParamStore, StateDict, Window};
 use rstest::rstest;
 use tch::{Device, Kind, Tensor};
 
@@ -74,10 +74,7 @@ fn mod_afno_refuses(#[case] config: ModAfnoConfig, #[case] reason: &str) {
     FnoConfig { num_fno_modes: PerDim::Each(vec![3, 0]), ..fourier() },
     "an entry of num_fno_modes is 0, expected 1 to 2147483647"
 )]
-#[case(
-    FnoConfig { padding: PerDim::Each(vec![1, 2, 3]), ..fourier() },
-    "padding has 3 entries, dimension is 2"
-)]
+#[case(FnoConfig { num_fno_modes: PerDim::Each(vec![]), ..fourier() }, "num_fno_modes has 0 entries, dimension is 2")]
 #[case(FnoConfig { num_fno_layers: 0, ..fourier() }, "num_fno_layers is 0, expected 1 to 2147483647")]
 #[case(FnoConfig { rank: 0.0, ..fourier() }, "rank is 0, expected above 0, at most 1")]
 #[case(
@@ -309,13 +306,55 @@ fn factored_weights(
     assert!(max_error(&whole.forward(&x).unwrap(), &got) < 1e-11);
 }
 
-#[test]
-fn an_activation_with_parameters_is_shared() {
-    let config = FnoConfig { activation_fn: Activation::Prelu, ..fourier() };
+/// PhysicsNeMo gives its activation to the encoder, and this to the lift.
+#[rstest]
+#[case(Activation::Prelu, "weight", true)]
+#[case(Activation::CappedGelu, "cap", false)]
+fn an_activation_with_state_is_shared(
+    #[case] activation_fn: Activation,
+    #[case] part: &str,
+    #[case] trained: bool,
+) {
     let mut params = store();
-    Fno::new(&config, &mut params).unwrap();
-    let tied = params.tied();
-    assert_eq!(tied["spec_encoder.lift_network.1.weight"], "spec_encoder.activation_fn.weight");
+    let model = Fno::new(&FnoConfig { activation_fn, ..fourier() }, &mut params).unwrap();
+    let name = format!("activation_fn.{part}");
+    let first = &params.parameters()[0];
+    assert_eq!((&first.name, first.trainable), (&name, trained));
+    let aliases = ["spec_encoder.activation_fn", "spec_encoder.lift_network.1"];
+    let aliases = aliases.map(|alias| format!("{alias}.{part}"));
+    assert_eq!(*params.tied(), aliases.clone().map(|alias| (alias, name.clone())).into());
+
+    let x = random(&[2, 2, 9, 8]);
+    let before = model.forward(&x).unwrap();
+    let value = params.get(&name).unwrap().tensor.detach() * 0.5;
+    let whole: StateDict =
+        params.state_dict().unwrap().into_iter().map(|(name, tensor)| (name, tensor.copy())).collect();
+    for names in [&[name.clone(), aliases[0].clone(), aliases[1].clone()][..], &[name], &aliases[1..]] {
+        let mut state: StateDict =
+            whole.iter().map(|(name, tensor)| (name.clone(), tensor.shallow_clone())).collect();
+        state.retain(|name, _| !name.ends_with(&format!("activation_fn.{part}")) && !aliases.contains(name));
+        state.extend(names.iter().map(|name| (name.clone(), value.shallow_clone())));
+        params.load(&whole).unwrap();
+        params.load(&state).unwrap();
+        assert_eq!(max_error(&model.forward(&x).unwrap(), &before) > 1e-6, trained);
+    }
+}
+
+#[test]
+fn entries_beyond_the_dims_do_not_count() {
+    let forward = |num_fno_modes, padding| {
+        let config = FnoConfig { num_fno_modes, padding, ..fourier() };
+        Fno::new(&config, &mut store()).unwrap().forward(&random(&[2, 2, 9, 8])).unwrap()
+    };
+    let want = forward(PerDim::Each(vec![3, 2]), PerDim::Each(vec![2, 1]));
+    let got = forward(PerDim::Each(vec![3, 2, 0, 9]), PerDim::Each(vec![2, 1, 7]));
+    assert_eq!(got, want);
+}
+
+#[test]
+fn spectral_weights_start_between_zero_and_their_scale() {
+    let mut params = store();
+    Fno::new(&fourier(), &mut params).unwrap();
     let spectral = &params.get("spec_encoder.spconv_layers.0.weights1").unwrap().tensor;
     assert!(spectral.min().double_value(&[]) >= 0.0 && spectral.max().double_value(&[]) <= 1.0 / 16.0);
 }

@@ -58,7 +58,6 @@ impl ModelConfig {
 }
 
 /// A network of a [`ModelConfig`].
-#[expect(clippy::large_enum_variant, reason = "a program has one network, not many")]
 pub enum Network<A = Tensor> {
     /// See [`Afno`].
     Afno(Afno<A>),

@@ -6,7 +6,7 @@ use serde::{Deserialize, Serialize};
 
 use super::MODEL;
 use crate::error::{Checker, Result};
-use crate::layers::Activation;
+use crate::layers::{Activation, PerDim};
 
 /// Arguments of [`Fno`](crate::Fno), by PhysicsNeMo's names.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
@@ -34,11 +34,12 @@ pub struct FnoConfig {
     /// Number of Fourier layers.
     #[serde(default = "four")]
     pub num_fno_layers: usize,
-    /// Fourier modes that are kept along each dim: a number for all, or a list. Along all dims but the last these are of the
-    /// lowest frequencies of either sign, so twice as many.
+    /// Fourier modes that are kept along each dim: a number for all, or a list, whose first `dimension` entries count. Along
+    /// all dims but the last these are of the lowest frequencies of either sign, so twice as many.
     #[serde(default = "modes")]
     pub num_fno_modes: PerDim,
-    /// Points that are put behind the end of each dim: a number for all, or a list, in which missing ones are 0.
+    /// Points that are put behind the end of each dim: a number for all, or a list, whose first `dimension` entries count and
+    /// in which missing ones are 0.
     #[serde(default = "padding")]
     pub padding: PerDim,
     /// What stands there.
@@ -60,16 +61,6 @@ pub struct FnoConfig {
     /// not depend on it.
     #[serde(default)]
     pub gradient_checkpointing: bool,
-}
-
-/// One number for all dims, or one for each.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
-#[serde(untagged, expecting = "expected a number, or a list of one for each dim")]
-pub enum PerDim {
-    /// For all dims.
-    All(usize),
-    /// For each dim, the first first.
-    Each(Vec<usize>),
 }
 
 /// What stands behind the end of a field.
@@ -195,24 +186,17 @@ impl Sizes {
         let dims = config.dimension;
         check.ensure((1..=4).contains(&dims), || format!("dimension is {dims}, expected 1 to 4"))?;
         check.extent("num_fno_layers", config.num_fno_layers)?;
-        let modes = match &config.num_fno_modes {
-            PerDim::All(modes) => vec![*modes; dims],
-            PerDim::Each(modes) => modes.clone(),
-        };
-        check.ensure(modes.len() == dims, || {
+        // Of longer lists the rest does not count, as in PhysicsNeMo.
+        let modes = config.num_fno_modes.list(dims);
+        check.ensure(modes.len() >= dims, || {
             format!("num_fno_modes has {} entries, dimension is {dims}", modes.len())
         })?;
         let modes = modes
             .into_iter()
+            .take(dims)
             .map(|modes| check.extent("an entry of num_fno_modes", modes))
             .collect::<Result<_>>()?;
-        let mut padding = match &config.padding {
-            PerDim::All(padding) => vec![*padding; dims],
-            PerDim::Each(padding) => padding.clone(),
-        };
-        check.ensure(padding.len() <= dims, || {
-            format!("padding has {} entries, dimension is {dims}", padding.len())
-        })?;
+        let mut padding = config.padding.list(dims);
         padding.resize(dims, 0);
         let top = i32::MAX as usize;
         check.ensure(padding.iter().all(|&points| points <= top), || {

@@ -9,10 +9,11 @@ use tch::Tensor;
 
 use crate::error::{Error, Result};
 use crate::fully_connected::{FullyConnected, FullyConnectedConfig};
+pub use crate::layers::PerDim;
 use crate::layers::{ActivationLayer, Recompute};
 use crate::mode::Mode;
 use config::Sizes;
-pub use config::{Factorization, FnoConfig, PaddingType, PerDim};
+pub use config::{Factorization, FnoConfig, PaddingType};
 use spectral::SpectralConv;
 
 const MODEL: &str = "fno";
@@ -40,7 +41,7 @@ const MODEL: &str = "fno";
 /// `spconv_layers.{k}.weights{n}` with (re, im) as the last dim, `conv_layers.{k}.{weight,bias}`; in four dimensions
 /// `lift_network.{0,2}.conv.conv.{weight,bias}` and `conv_layers.{k}.conv.{weight,bias}`. Factored weights are
 /// `weights{n}.core` and `weights{n}.factors.{i}`, for the dims in, out, modes. What the activation has is under
-/// `activation_fn`, and again under `lift_network.1`.
+/// `activation_fn`, tied to `spec_encoder.activation_fn` and `spec_encoder.lift_network.1`.
 #[derive(Debug)]
 pub struct Fno<A = Tensor> {
     sizes: Sizes,
@@ -73,12 +74,17 @@ impl<A: Array> Fno<A> {
     ///
     /// # Errors
     ///
-    /// A size is 0, or `latent_channels` 1; `dimension` is not 1 to 4; `num_fno_modes` is a list of another length than
-    /// `dimension`, or `padding` of a greater one; `activation_fn` is `stan`; `rank` is outside (0, 1]; the decoder's
-    /// arguments are not those of a [`FullyConnected`]; or `params` refuses a parameter.
+    /// A size is 0, or `latent_channels` 1; `dimension` is not 1 to 4; `num_fno_modes` is a list of fewer; `activation_fn`
+    /// is `stan`; `rank` is outside (0, 1]; the decoder's arguments are not those of a [`FullyConnected`]; or `params` refuses
+    /// a parameter.
     pub fn new(config: &FnoConfig, params: &mut impl Params<Array = A>) -> Result<Self> {
+        const ACTIVATION: &str = "activation_fn";
         let sizes = Sizes::new(config)?;
         let (dims, latent) = (config.dimension, sizes.latent);
+        let activation = ActivationLayer::new(config.activation_fn, &mut params.scope(ACTIVATION))?;
+        for alias in ["spec_encoder.activation_fn", "spec_encoder.lift_network.1"] {
+            activation.tie(alias, ACTIVATION, params)?;
+        }
         let decoder = FullyConnectedConfig {
             in_features: config.latent_channels,
             layer_size: config.decoder_layer_size,
@@ -90,8 +96,6 @@ impl<A: Array> Fno<A> {
         let decoder = FullyConnected::new(&decoder, &mut params.scope("decoder_net"))?;
 
         let params = &mut params.scope("spec_encoder");
-        let activation = ActivationLayer::new(config.activation_fn, &mut params.scope("activation_fn"))?;
-        activation.tie("lift_network.1", "activation_fn", params)?;
         let inputs = sizes.inputs + if config.coord_features { dims as i64 } else { 0 };
         let lift = |index: usize, inputs, outputs, params: &mut Scope<'_, A>| {
             let scope = &mut params.scope(&format!("lift_network.{index}.conv"));

@@ -8,7 +8,8 @@ use serde::{Deserialize, Serialize};
 
 use crate::error::Result;
 
-/// A function between the layers of a network.
+/// A function between the layers of a network. PhysicsNeMo takes `mish`, `rrelu` and the `hard…` ones but `hardtanh` in the
+/// U-Net alone.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum Activation {
@@ -51,6 +52,16 @@ pub enum Activation {
     Threshold,
     /// x cut to [−1, 1]
     Hardtanh,
+    /// x, or 11/48 x below 0: the mean slope of PyTorch's randomised leaky ReLU, which is its slope outside training
+    Rrelu,
+    /// x · tanh(ln(1 + eˣ))
+    Mish,
+    /// x cut to [−3, 3], from there to [0, 1]
+    Hardsigmoid,
+    /// x · hardsigmoid(x)
+    Hardswish,
+    /// x, or 0 where it is at most 0.5 from 0
+    Hardshrink,
     /// x
     Identity,
     /// tanh(x) (1 + β x) with a trained β, for layers of width 1 (Gnanasambandam et al., arXiv:2204.12589)
@@ -64,14 +75,46 @@ pub enum Activation {
 }
 
 impl Activation {
-    /// The function of that name in `torch.nn.functional`, with its defaults; `None` where there is none, or
-    /// none without further arguments.
-    pub(crate) fn functional(self) -> Option<Unary> {
+    /// The function of that name in `torch.nn.functional`, with its defaults, or the identity; `None` where there
+    /// is none, or none without further arguments.
+    pub(crate) fn functional(self) -> Option<Functional> {
         match self {
-            Self::LeakyRelu => Some(Unary::LeakyRelu(0.01)),
-            Self::Sin | Self::Threshold => None,
-            other => other.unary(),
+            Self::Prelu
+            | Self::Sin
+            | Self::Threshold
+            | Self::Stan
+            | Self::Squareplus
+            | Self::CappekLeakyRelu
+            | Self::CappedGelu => None,
+            other => Some(Functional(other)),
         }
+    }
+
+    /// What it does to `x`, where it has nothing that is trained.
+    fn of<A: Array>(self, x: &A) -> Result<A> {
+        if let Some(function) = self.unary() {
+            return Ok(x.unary(function)?);
+        }
+        let cap = |x: A| x.unary(Unary::Clamp { min: f64::NEG_INFINITY, max: 1.0 });
+        Ok(match self {
+            Self::Squareplus => {
+                let root = x.unary(Unary::Square)?.add_scalar(4.0)?.unary(Unary::Sqrt)?;
+                x.add(&root)?.mul_scalar(0.5)?
+            }
+            Self::CappedGelu => cap(x.gelu()?)?,
+            Self::CappekLeakyRelu => cap(x.unary(Unary::LeakyRelu(0.01))?)?,
+            Self::Mish => x.mul(&x.unary(Unary::Softplus)?.tanh()?)?,
+            Self::Hardsigmoid => {
+                let cut = Unary::Clamp { min: 0.0, max: 6.0 };
+                x.add_scalar(3.0)?.unary(cut)?.mul_scalar(1.0 / 6.0)?
+            }
+            Self::Hardswish => x.mul(&Self::Hardsigmoid.of(x)?)?,
+            Self::Hardshrink => {
+                let above = |x: &A| x.unary(Unary::Threshold { threshold: 0.5, value: 0.0 });
+                above(x)?.sub(&above(&x.unary(Unary::Neg)?)?)?
+            }
+            _ => x.shallow_clone(),
+        })
     }
 
     /// What it does to a number, where one function of [`Unary`] is all.
@@ -79,6 +122,7 @@ impl Activation {
         Some(match self {
             Self::Relu => Unary::Relu,
             Self::LeakyRelu => Unary::LeakyRelu(0.1),
+            Self::Rrelu => Unary::LeakyRelu(11.0 / 48.0),
             Self::Relu6 => Unary::Clamp { min: 0.0, max: 6.0 },
             Self::Elu => Unary::Elu,
             Self::Celu => Unary::Celu,
@@ -96,6 +140,10 @@ impl Activation {
             Self::Threshold => Unary::Threshold { threshold: 1.0, value: 1.0 },
             Self::Hardtanh => Unary::Clamp { min: -1.0, max: 1.0 },
             Self::Prelu
+            | Self::Mish
+            | Self::Hardsigmoid
+            | Self::Hardswish
+            | Self::Hardshrink
             | Self::Identity
             | Self::Stan
             | Self::Squareplus
@@ -112,6 +160,19 @@ impl Activation {
             // The cap is in the state dict of the reference, and always 1.
             Self::CappedGelu | Self::CappekLeakyRelu => Some("cap"),
             _ => None,
+        }
+    }
+}
+
+/// A function of `torch.nn.functional` with its defaults, or the identity.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Functional(Activation);
+
+impl Functional {
+    pub(crate) fn of<A: Array>(self, x: &A) -> Result<A> {
+        match self.0 {
+            Activation::LeakyRelu => Ok(x.unary(Unary::LeakyRelu(0.01))?),
+            other => other.of(x),
         }
     }
 }
@@ -154,24 +215,10 @@ impl<A: Array> ActivationLayer<A> {
     }
 
     pub(crate) fn forward(&self, x: &A) -> Result<A> {
-        if let Some(trained) = &self.trained {
-            return Ok(match self.activation {
-                Activation::Stan => x.tanh()?.mul(&trained.mul(x)?.add_scalar(1.0)?)?,
-                _ => x.prelu(trained)?,
-            });
-        }
-        let cap = |x: A| x.unary(Unary::Clamp { min: f64::NEG_INFINITY, max: 1.0 });
-        if let Some(function) = self.activation.unary() {
-            return Ok(x.unary(function)?);
-        }
-        match self.activation {
-            Activation::Squareplus => {
-                let root = x.unary(Unary::Square)?.add_scalar(4.0)?.unary(Unary::Sqrt)?;
-                Ok(x.add(&root)?.mul_scalar(0.5)?)
-            }
-            Activation::CappedGelu => Ok(cap(x.gelu()?)?),
-            Activation::CappekLeakyRelu => Ok(cap(x.unary(Unary::LeakyRelu(0.01))?)?),
-            _ => Ok(x.shallow_clone()),
+        match (&self.trained, self.activation) {
+            (None, activation) => activation.of(x),
+            (Some(beta), Activation::Stan) => Ok(x.tanh()?.mul(&beta.mul(x)?.add_scalar(1.0)?)?),
+            (Some(slope), _) => Ok(x.prelu(slope)?),
         }
     }
 }

@@ -1,12 +1,15 @@
 //! Arguments of the U-Net.
 
-use isobar_shard::{Interpolation, PadMode, Unary};
+use std::collections::{BTreeMap, BTreeSet};
+
+use isobar_shard::{Interpolation, PadMode};
 use schemars::JsonSchema;
+use serde::de::IgnoredAny;
 use serde::{Deserialize, Deserializer, Serialize};
 
 use super::MODEL;
 use crate::error::{Checker, Error, Result};
-use crate::layers::Activation;
+use crate::layers::{Activation, Functional, PerDim};
 
 /// Arguments of [`UNet`](crate::UNet), by PhysicsNeMo's names, and two more: `dimension` and `upsampling`.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
@@ -19,12 +22,12 @@ pub struct UNetConfig {
     /// Number of spatial dims, 2 or 3.
     #[serde(default = "dimension")]
     pub dimension: usize,
-    /// Extent of the convolutions' kernels, an odd number.
+    /// Extent of the convolutions' kernels, odd: a number for all spatial dims, or a list of one for each.
     #[serde(default = "kernel_size")]
-    pub kernel_size: usize,
-    /// Step of the convolutions. Only 1 fits.
+    pub kernel_size: PerDim,
+    /// Step of the convolutions, as `kernel_size`. Only 1 fits.
     #[serde(default = "stride")]
-    pub stride: usize,
+    pub stride: PerDim,
     /// Number of levels.
     #[serde(default = "model_depth")]
     pub model_depth: usize,
@@ -35,18 +38,18 @@ pub struct UNetConfig {
     /// Number of convolutions in a level, 1 or 2.
     #[serde(default = "num_conv_blocks")]
     pub num_conv_blocks: usize,
-    /// The activation after convolutions: a function of `torch.nn.functional` (its leaky ReLU has the slope
-    /// 0.01), or `identity`.
+    /// The activation after convolutions: a function of `torch.nn.functional` that needs no further argument
+    /// (its leaky ReLU has the slope 0.01), or `identity`.
     #[serde(default = "conv_activation", deserialize_with = "null_is_identity")]
     #[schemars(with = "Option<Activation>")]
     pub conv_activation: Activation,
-    /// The activation after upsampling.
+    /// The activation after upsampling, one of the same.
     #[serde(default = "conv_transpose_activation", deserialize_with = "null_is_identity")]
     #[schemars(with = "Option<Activation>")]
     pub conv_transpose_activation: Activation,
-    /// Elements around the input of the convolutions: half the kernel.
+    /// Elements around the input of the convolutions, as `kernel_size`: half of it, rounded down.
     #[serde(default = "padding")]
-    pub padding: usize,
+    pub padding: PerDim,
     /// What these elements are. Transposed convolutions pad with zeros whatever it says.
     #[serde(default)]
     pub padding_mode: PaddingMode,
@@ -60,7 +63,7 @@ pub struct UNetConfig {
     #[serde(default = "normalization", deserialize_with = "null_is_none")]
     #[schemars(with = "Option<Normalization>")]
     pub normalization: Normalization,
-    /// Arguments of the group norm.
+    /// Arguments of the group norm; other norms ignore them.
     #[serde(default)]
     pub normalization_args: Option<NormalizationArgs>,
     /// Whether what skips the lower levels passes a gate.
@@ -127,14 +130,23 @@ pub enum Normalization {
     None,
 }
 
-/// Arguments of a group norm.
-#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize, JsonSchema)]
-#[serde(deny_unknown_fields, default)]
+/// Arguments of a group norm; other norms ignore them.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[serde(default)]
+#[schemars(extend("additionalProperties" = true))]
 pub struct NormalizationArgs {
     /// Number of groups; it divides all of `feature_map_channels`.
     pub num_groups: usize,
     /// What is added to variances.
     pub eps: f64,
+    /// Whether each channel is then scaled by a trained weight and shifted by a trained bias.
+    pub affine: bool,
+    /// Number of channels, which follows from `feature_map_channels`: where it is given, all of these must be it.
+    pub num_channels: Option<usize>,
+    /// Names of further arguments. A group norm refuses them.
+    #[serde(flatten, skip_serializing, deserialize_with = "names")]
+    #[schemars(skip)]
+    pub others: BTreeSet<String>,
 }
 
 /// What goes up from a level to the one above.
@@ -185,13 +197,7 @@ impl UNetConfig {
         check.ensure(matches!(self.dimension, 2 | 3), || {
             format!("dimension is {}, expected 2 or 3", self.dimension)
         })?;
-        let kernel = check.extent("kernel_size", self.kernel_size)?;
-        check.ensure(kernel % 2 == 1, || format!("kernel_size is {kernel}, expected an odd number"))?;
-        let padding = kernel / 2;
-        check.ensure(self.padding as i64 == padding, || {
-            format!("padding is {}, a kernel of {kernel} needs {padding}", self.padding)
-        })?;
-        check.ensure(self.stride == 1, || format!("stride is {}, expected 1", self.stride))?;
+        let kernel = self.kernel(&check)?;
         check.ensure(matches!(self.num_conv_blocks, 1 | 2), || {
             format!("num_conv_blocks is {}, expected 1 or 2", self.num_conv_blocks)
         })?;
@@ -205,7 +211,7 @@ impl UNetConfig {
         let Some(factor) = factor else {
             return Err(refuse(format!("model_depth is {depth}, too many for pool_size {pool}")));
         };
-        let group_norm = self.groups(&check)?;
+        let group_norm = self.group_norm(&check)?;
         Ok(Plan {
             spatial: self.dimension,
             inputs: check.extent("in_channels", self.in_channels)?,
@@ -219,6 +225,30 @@ impl UNetConfig {
             up_activation: function("conv_transpose_activation", self.conv_transpose_activation)?,
             group_norm,
         })
+    }
+
+    /// The kernel's extents. The convolutions keep those of the field: with others a skip does not fit what comes up
+    /// from below.
+    fn kernel(&self, check: &Checker) -> Result<Vec<i64>> {
+        let dims = self.dimension;
+        let each = |name: &str, given: &PerDim| -> Result<Vec<usize>> {
+            let list = given.list(dims);
+            check.ensure(list.len() == dims, || {
+                format!("{name} has {} entries, dimension is {dims}", list.len())
+            })?;
+            Ok(list)
+        };
+        let (kernel, stride) = (each("kernel_size", &self.kernel_size)?, each("stride", &self.stride)?);
+        let padding = each("padding", &self.padding)?;
+        for (&kernel, (&padding, &stride)) in kernel.iter().zip(padding.iter().zip(&stride)) {
+            check.extent("kernel_size", kernel)?;
+            check.ensure(kernel % 2 == 1, || format!("kernel_size is {kernel}, expected an odd number"))?;
+            check.ensure(padding == kernel / 2, || {
+                format!("padding is {padding}, a kernel of {kernel} needs {}", kernel / 2)
+            })?;
+            check.ensure(stride == 1, || format!("stride is {stride}, expected 1"))?;
+        }
+        Ok(kernel.into_iter().map(|kernel| kernel as i64).collect())
     }
 
     /// The channels of each convolution, level by level.
@@ -249,20 +279,28 @@ impl UNetConfig {
         Ok(extents.chunks(count).map(<[i64]>::to_vec).collect())
     }
 
-    /// Number of groups and eps of the group norm.
-    fn groups(&self, check: &Checker) -> Result<(i64, f64)> {
-        let given = self.normalization_args.is_some();
-        check.ensure(!given || self.normalization == Normalization::GroupNorm, || {
-            "normalization_args are given, which only groupnorm has".into()
+    /// What the group norm is, where there is one.
+    fn group_norm(&self, check: &Checker) -> Result<GroupNorm> {
+        let given =
+            self.normalization_args.as_ref().filter(|_| self.normalization == Normalization::GroupNorm);
+        let NormalizationArgs { num_groups, eps, affine, num_channels, others } =
+            given.cloned().unwrap_or_default();
+        check.ensure(others.is_empty(), || {
+            format!("normalization_args has {others:?}, which are no arguments of groupnorm")
         })?;
-        let NormalizationArgs { num_groups, eps } = self.normalization_args.unwrap_or_default();
         let groups = check.extent("num_groups", num_groups)?;
         check.ensure(eps >= 0.0, || format!("eps is {eps}, expected 0 or more"))?;
-        for &channels in &self.feature_map_channels {
+        let features = &self.feature_map_channels;
+        for &channels in features {
             check
                 .divisible(("an entry of feature_map_channels,", channels as i64), ("num_groups", groups))?;
         }
-        Ok((groups, eps))
+        if let Some(channels) = num_channels {
+            check.ensure(features.iter().all(|&own| own == channels), || {
+                format!("num_channels is {channels}, feature_map_channels are not all {channels}")
+            })?;
+        }
+        Ok(GroupNorm { groups, eps, affine })
     }
 
     /// Channels inside the gates, which get `below` and let `skips` pass, where there are gates.
@@ -294,15 +332,23 @@ pub(super) struct Plan {
     pub(super) inputs: i64,
     pub(super) outputs: i64,
     pub(super) levels: Vec<Vec<i64>>,
-    pub(super) kernel: i64,
+    /// One for each spatial dim.
+    pub(super) kernel: Vec<i64>,
     pub(super) pool: i64,
     /// What the field's extents are divisible by.
     pub(super) factor: i64,
     pub(super) padding_mode: PadMode,
-    pub(super) activation: Option<Unary>,
-    pub(super) up_activation: Option<Unary>,
-    /// Number of groups, and eps.
-    pub(super) group_norm: (i64, f64),
+    pub(super) activation: Functional,
+    pub(super) up_activation: Functional,
+    pub(super) group_norm: GroupNorm,
+}
+
+#[derive(Debug, Clone, Copy)]
+pub(super) struct GroupNorm {
+    pub(super) groups: i64,
+    pub(super) eps: f64,
+    /// Whether it has a weight and a bias.
+    pub(super) affine: bool,
 }
 
 fn refuse(reason: String) -> Error {
@@ -310,12 +356,12 @@ fn refuse(reason: String) -> Error {
 }
 
 /// The function that an activation is here.
-fn function(name: &str, activation: Activation) -> Result<Option<Unary>> {
-    let none = || refuse(format!("{name} is {activation:?}, which torch.nn.functional does not have"));
-    match activation {
-        Activation::Identity => Ok(None),
-        activation => activation.functional().map(Some).ok_or_else(none),
-    }
+fn function(name: &str, activation: Activation) -> Result<Functional> {
+    activation.functional().ok_or_else(|| {
+        refuse(format!(
+            "{name} is {activation:?}, which torch.nn.functional does not have, or not without arguments"
+        ))
+    })
 }
 
 impl From<PaddingMode> for PadMode {
@@ -342,8 +388,12 @@ impl Upsampling {
 
 impl Default for NormalizationArgs {
     fn default() -> Self {
-        Self { num_groups: 1, eps: 1e-5 }
+        Self { num_groups: 1, eps: 1e-5, affine: true, num_channels: None, others: BTreeSet::new() }
     }
+}
+
+fn names<'de, D: Deserializer<'de>>(deserializer: D) -> Result<BTreeSet<String>, D::Error> {
+    Ok(BTreeMap::<String, IgnoredAny>::deserialize(deserializer)?.into_keys().collect())
 }
 
 /// PhysicsNeMo writes `None`.
@@ -360,12 +410,12 @@ fn dimension() -> usize {
     3
 }
 
-fn kernel_size() -> usize {
-    3
+fn kernel_size() -> PerDim {
+    PerDim::All(3)
 }
 
-fn stride() -> usize {
-    1
+fn stride() -> PerDim {
+    PerDim::All(1)
 }
 
 fn model_depth() -> usize {
@@ -388,8 +438,8 @@ fn conv_transpose_activation() -> Activation {
     Activation::Identity
 }
 
-fn padding() -> usize {
-    1
+fn padding() -> PerDim {
+    PerDim::All(1)
 }
 
 fn pool_size() -> usize {

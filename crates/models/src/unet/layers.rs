@@ -2,9 +2,9 @@
 
 use isobar_shard::{Array, Conv, Interpolation, PadMode, Padding, Params, Resize, Scope, Unary};
 
-use super::config::{Normalization, Plan, UNetConfig};
+use super::config::{GroupNorm, Normalization, Plan, UNetConfig};
 use crate::error::Result;
-use crate::layers::{Affine, BatchNorm, ConvLayer, ConvTransposeLayer};
+use crate::layers::{Affine, BatchNorm, ConvLayer, ConvTransposeLayer, Functional};
 use crate::mode::Mode;
 
 /// A convolution, a normalisation, an activation.
@@ -12,12 +12,12 @@ use crate::mode::Mode;
 pub(super) struct Block<A> {
     conv: ConvLayer<A>,
     norm: Norm<A>,
-    activation: Option<Unary>,
+    activation: Option<Functional>,
 }
 
 #[derive(Debug)]
 enum Norm<A> {
-    Group { affine: Affine<A>, groups: i64, eps: f64 },
+    Group { affine: Option<Affine<A>>, groups: i64, eps: f64 },
     Batch(BatchNorm<A>),
     Layer(Affine<A>),
     None,
@@ -35,14 +35,15 @@ impl<A: Array> Block<A> {
         let mut norm_params = params.scope("norm");
         let norm = match config.normalization {
             Normalization::GroupNorm => {
-                let (groups, eps) = plan.group_norm;
-                Norm::Group { affine: Affine::new(channels[1], &mut norm_params)?, groups, eps }
+                let GroupNorm { groups, eps, affine } = plan.group_norm;
+                let affine = affine.then(|| Affine::new(channels[1], &mut norm_params)).transpose()?;
+                Norm::Group { affine, groups, eps }
             }
             Normalization::BatchNorm => Norm::Batch(BatchNorm::new(channels[1], &mut norm_params)?),
             Normalization::LayerNorm => Norm::Layer(Affine::new(channels[1], &mut norm_params)?),
             Normalization::None => Norm::None,
         };
-        Ok(Self { conv, norm, activation: plan.activation })
+        Ok(Self { conv, norm, activation: Some(plan.activation) })
     }
 
     /// A convolution alone.
@@ -53,12 +54,13 @@ impl<A: Array> Block<A> {
     pub(super) fn forward(&self, x: &A, mode: Mode<'_>) -> Result<A> {
         let x = self.conv.forward(x)?;
         let x = match &self.norm {
-            Norm::Group { affine, groups, eps } => affine.group_norm(&x, *groups, *eps)?,
+            Norm::Group { affine: Some(affine), groups, eps } => affine.group_norm(&x, *groups, *eps)?,
+            Norm::Group { affine: None, groups, eps } => x.group_norm(*groups, None, None, *eps)?,
             Norm::Batch(norm) => norm.forward(&x, mode)?,
             Norm::Layer(affine) => affine.layer_norm(&x)?,
             Norm::None => x,
         };
-        activate(x, self.activation)
+        self.activation.map_or_else(|| Ok(x.shallow_clone()), |activation| activation.of(&x))
     }
 }
 
@@ -66,7 +68,7 @@ impl<A: Array> Block<A> {
 #[derive(Debug)]
 pub(super) struct Upsample<A> {
     conv: Way<A>,
-    activation: Option<Unary>,
+    activation: Functional,
 }
 
 #[derive(Debug)]
@@ -108,7 +110,7 @@ impl<A: Array> Upsample<A> {
                 conv.forward(&x.interpolate(&Resize::Scale(vec![*scale]), *mode, false)?)?
             }
         };
-        activate(x, self.activation)
+        self.activation.of(&x)
     }
 }
 
@@ -160,16 +162,10 @@ impl<A: Array> Point<A> {
 
 /// A convolution that keeps the extents.
 fn same_conv<A: Array>(plan: &Plan, channels: [i64; 2], params: &mut Scope<'_, A>) -> Result<ConvLayer<A>> {
-    let padding = Padding::Each(vec![plan.kernel / 2]);
-    let padding_mode = if plan.kernel == 1 { PadMode::Constant } else { plan.padding_mode };
-    let conv = Conv { padding, padding_mode, ..Conv::default() };
+    let padding: Vec<i64> = plan.kernel.iter().map(|kernel| kernel / 2).collect();
+    let none = padding.iter().all(|&elements| elements == 0);
+    let padding_mode = if none { PadMode::Constant } else { plan.padding_mode };
+    let conv = Conv { padding: Padding::Each(padding), padding_mode, ..Conv::default() };
     let mut params = params.scope(&format!("conv{}d", plan.spatial));
-    ConvLayer::new(channels, &vec![plan.kernel; plan.spatial], conv, &mut params)
-}
-
-fn activate<A: Array>(x: A, activation: Option<Unary>) -> Result<A> {
-    match activation {
-        Some(function) => Ok(x.unary(function)?),
-        None => Ok(x),
-    }
+    ConvLayer::new(channels, &plan.kernel, conv, &mut params)
 }
