@@ -20,7 +20,9 @@ fn whole_suite(#[values(1, 2, 3, 4)] ranks: usize) {
 
 /// A sharded step on four ranks needs at most three tenths of the dense one's memory, of models four tenths.
 #[rstest]
-fn memory_of_a_sharded_step(#[values("convolutions", "afno", "fno", "unet")] model: &str) {
+fn memory_of_a_sharded_step(
+    #[values("convolutions", "afno", "mod_afno", "fno", "unet", "sr_res_net")] model: &str,
+) {
     if has_mpi() {
         let outcome = run(4, &["mpi", &format!("memory-{model}")]).expect_success();
         assert!(outcome.ranks.iter().all(|rank| rank.stdout.starts_with("ok")), "{outcome}");

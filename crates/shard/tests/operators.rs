@@ -3,7 +3,7 @@
 mod common;
 
 use common::{Dice, MESHES, numbers, on_mesh, same};
-use isobar_shard::{Binary, Elementwise, ShardTensor, Statistic, Unary};
+use isobar_shard::{Binary, Elementwise, Generator, RandomOps, ShardTensor, Statistic, Unary, Window};
 use rstest::rstest;
 use tch::{Kind, Tensor};
 
@@ -619,6 +619,27 @@ fn fields_over_array_are_the_same_dense_and_sharded(#[values(1, 2, 3, 4)] mesh: 
                 |t| fields(&t[0], &t[1..]),
                 |t| fields(&t[0], &t[1..]).map_err(|e| tch::TchError::Torch(e.to_string())),
             );
+        }
+    });
+}
+
+/// A tensor that is some rows of a larger one, as a part of a batch is, loses those elements that the larger one loses there.
+#[rstest]
+fn dropout_of_a_part_is_that_of_the_whole(
+    #[values(1, 2, 3, 4)] mesh: usize,
+    #[values([5, 4, 3], [5, 1, 3])] mask: [i64; 3],
+) {
+    on_mesh(MESHES[mesh], move |mesh| {
+        let mut dice = Dice(5);
+        for _ in 0..ROUNDS / 4 {
+            let (first, rows) = (dice.roll(0, 2), dice.roll(1, 3));
+            let shape = [rows, 4, 3];
+            let layout = dice.layout(mesh, &shape, &dims(3));
+            let window = Window::whole(&mask).narrow(0, first, rows).unwrap();
+            let dropped = |x: &ShardTensor| RandomOps::dropout(x, 0.4, &Generator::new(7), &window);
+            let dense = |x: &Tensor| Ok(RandomOps::dropout(x, 0.4, &Generator::new(7), &window).unwrap());
+            let x = numbers(&shape, 2);
+            same("dropout", &[(&x, &layout)], NEAR, |t| dropped(&t[0]), |t| dense(&t[0]));
         }
     });
 }

@@ -2,7 +2,10 @@
 
 use isobar_collectives::Group;
 use isobar_manager::DeviceMesh;
-use isobar_models::{Afno, AfnoConfig, Fno, FnoConfig, Mode, PerDim, UNet, UNetConfig};
+use isobar_models::{
+    Afno, AfnoConfig, Fno, FnoConfig, ModAfno, ModAfnoConfig, ModEmbedConfig, Mode, PerDim, SrResNet,
+    SrResNetConfig, UNet, UNetConfig,
+};
 use isobar_shard::{Conv, Elementwise, Generator, MeshParams, Padding, ParamStore, Placement, ShardTensor};
 use isobar_torch::memory;
 use tch::{Device, Kind, Tensor};
@@ -13,7 +16,7 @@ const OPTIONS: (Kind, Device) = (Kind::Float, Device::Cpu);
 
 /// Compares the peak of bytes live in libtorch's allocator in the third step of a model: dense, and sharded along the height over
 /// all ranks. Weights and inputs count. Of the dense peak, a rank of four may have three tenths for `convolutions`, and four
-/// for `afno`, `fno` and `unet`.
+/// for the models.
 ///
 /// # Errors
 ///
@@ -23,7 +26,9 @@ pub fn run(model: &str, group: &Group) -> Result<String, String> {
     let (limit, prepare): (f64, Prepare) = match model {
         "convolutions" => (0.3, convolutions),
         "afno" => (0.4, afno),
+        "mod_afno" => (0.4, mod_afno),
         "fno" => (0.4, fno),
+        "sr_res_net" => (0.4, sr_res_net),
         "unet" => (0.4, unet),
         other => return Err(format!("there is no model {other}")),
     };
@@ -99,6 +104,34 @@ fn afno(mesh: &DeviceMesh) -> Result<Step, Failure> {
     let sizes = AfnoConfig::new([256, 256], 2, 2);
     let config = AfnoConfig { patch_size: [4, 4], embed_dim: 64, depth: 4, num_blocks: 8, ..sizes };
     of_model(mesh, &[1, 2, 256, 256], |p| Afno::new(&config, p), |model, x| model.forward(x, Mode::Eval))
+}
+
+/// One group of features and one sample: only the modes can be split.
+fn mod_afno(mesh: &DeviceMesh) -> Result<Step, Failure> {
+    let embed_model = ModEmbedConfig { dim: 64, ..ModEmbedConfig::default() };
+    let sizes =
+        ModAfnoConfig { patch_size: [4, 4], embed_dim: 64, mod_dim: 64, ..ModAfnoConfig::new([256, 256]) };
+    let config =
+        ModAfnoConfig { in_channels: 2, out_channels: 2, depth: 4, num_blocks: 1, embed_model, ..sizes };
+    let placements = vec![Placement::Replicate; mesh.ndim()];
+    let time = ShardTensor::distribute(&Tensor::f_ones([1, 1], OPTIONS)?, mesh, &placements)?;
+    of_model(
+        mesh,
+        &[1, 2, 256, 256],
+        |p| Ok((ModAfno::new(&config, p)?, time)),
+        |(model, time), x| model.forward(x, time, Mode::Eval),
+    )
+}
+
+fn sr_res_net(mesh: &DeviceMesh) -> Result<Step, Failure> {
+    let sizes = SrResNetConfig { conv_layer_size: 8, large_kernel_size: 3, ..SrResNetConfig::new(2, 2) };
+    let config = SrResNetConfig { n_resid_blocks: 2, scaling_factor: 2, ..sizes };
+    of_model(
+        mesh,
+        &[2, 2, 32, 24, 24],
+        |p| SrResNet::new(&config, p),
+        |model, x| model.forward(x, Mode::Eval),
+    )
 }
 
 fn fno(mesh: &DeviceMesh) -> Result<Step, Failure> {

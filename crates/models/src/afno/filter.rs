@@ -51,6 +51,25 @@ impl ModeWindow {
         let columns = 0..kept(width);
         Self::Ranges([vec![0..low, mirrored], vec![columns]])
     }
+
+    /// As ranges along rows and columns.
+    fn ranges(&self) -> [Vec<Range<i64>>; 2] {
+        match self {
+            Self::Block(modes) => [vec![modes.rows.clone()], vec![modes.columns.clone()]],
+            Self::Ranges(kept) => kept.clone(),
+        }
+    }
+
+    /// The rectangle, where whole fields of tokens `[h, w, batch, features]` are transformed at once: on one rank, and on several
+    /// where their samples or groups of features can be split in place of the grid. Else the transform is split over the modes:
+    /// so each rank has work, and what is cut off does not travel.
+    fn beside<A: Array>(&self, u: &A, groups: i64) -> Option<&Modes> {
+        let Self::Block(modes) = self else { return None };
+        let (ranks, shape) = (u.split_over(&[0, 1]) as i64, u.shape());
+        let whole = groups % ranks == 0 || shape[2] % ranks == 0;
+        let travels_less = 8 * (modes.columns.end - modes.columns.start) < 3 * shape[1];
+        (ranks == 1 || whole && !travels_less).then_some(modes)
+    }
 }
 
 impl<A: Array> Filter<A> {
@@ -107,25 +126,25 @@ impl<A: Array> Filter<A> {
         Ok(self.transform_back(&spectrum, u)?.to_kind(kind)?)
     }
 
-    /// From `[h, w, batch, features]` to `[2, rows, columns, batch, features]`.
+    /// From `[h, w, batch, features]` to `[2, …, batch, features]`, with rows and columns of modes between.
     fn transform(&self, u: &A) -> Result<A> {
-        Ok(match &self.window {
-            ModeWindow::Block(modes) => u.rfft2_modes(0, modes, FftNorm::Ortho)?,
-            ModeWindow::Ranges(kept) => {
-                u.rfftn_modes(&[0, 1], kept, FftNorm::Ortho)?.view_as_real()?.permute(&[4, 0, 1, 2, 3])?
+        Ok(match self.window.beside(u, self.groups) {
+            Some(modes) => u.rfft2_modes(0, modes, FftNorm::Ortho)?,
+            // Columns first: where they are split, each rank has some whole ones.
+            None => {
+                let kept = self.window.ranges();
+                u.rfftn_modes(&[0, 1], &kept, FftNorm::Ortho)?.view_as_real()?.permute(&[4, 1, 0, 2, 3])?
             }
         })
     }
 
     /// Back to where `u` lies.
     fn transform_back(&self, spectrum: &A, u: &A) -> Result<A> {
-        Ok(match &self.window {
-            ModeWindow::Block(modes) => {
-                spectrum.irfft2_modes(0, self.grid, modes, FftNorm::Ortho)?.laid_out_as(u)?
-            }
-            ModeWindow::Ranges(kept) => {
-                let pairs = spectrum.permute(&[1, 2, 3, 4, 0])?.view_as_complex()?;
-                pairs.irfftn_modes_as(u, &[0, 1], kept, FftNorm::Ortho)?
+        Ok(match self.window.beside(u, self.groups) {
+            Some(modes) => spectrum.irfft2_modes(0, self.grid, modes, FftNorm::Ortho)?.laid_out_as(u)?,
+            None => {
+                let pairs = spectrum.permute(&[2, 1, 3, 4, 0])?.view_as_complex()?;
+                pairs.irfftn_modes_as(u, &[0, 1], &self.window.ranges(), FftNorm::Ortho)?
             }
         })
     }

@@ -22,6 +22,9 @@ pub trait Parallel: Sized {
     /// to where its input lies.
     fn laid_out_as(&self, other: &Self) -> Result<Self>;
 
+    /// Among how many ranks these dims are split: 1 where each rank has them whole.
+    fn split_over(&self, dims: &[usize]) -> usize;
+
     /// The whole of the array, on every rank: where a program goes on with it outside the model. Backward takes the own part.
     fn whole(&self) -> Result<Tensor>;
 
@@ -63,6 +66,10 @@ pub trait Parallel: Sized {
 impl Parallel for Tensor {
     fn laid_out_as(&self, _other: &Self) -> Result<Self> {
         Ok(self.shallow_clone())
+    }
+
+    fn split_over(&self, _dims: &[usize]) -> usize {
+        1
     }
 
     fn whole(&self) -> Result<Tensor> {

@@ -13,7 +13,7 @@ use crate::ops::elementwise::Comparison;
 use crate::ops::norm::RunningStats;
 use crate::ops::reduce::Statistic;
 use crate::promote::operand;
-use crate::random::Generator;
+use crate::random::{Generator, Window};
 use crate::tensor::ShardTensor;
 
 /// Runs the built-in operator of that name; `None` where there is none.
@@ -502,10 +502,25 @@ impl<'a> Call<'a> {
     fn dropout(&self) -> Result<ShardTensor> {
         let p = self.or("p", 0.5)?;
         match self.generator()? {
-            Some(generator) => self.input(0)?.dropout(p, &generator),
+            Some(generator) => self.input(0)?.dropout_of(p, &generator, &self.window()?),
             None if p == 0.0 => Ok(self.input(0)?.shallow_clone()),
             None => refuse("dropout", "the argument \"generator\", its seed and draws, is missing"),
         }
+    }
+
+    /// Which part the input is of a larger tensor, where it is one.
+    fn window(&self) -> Result<Window> {
+        let shape = self.input(0)?.shape();
+        let Some((global, offset)) = self.optional::<(Vec<i64>, Vec<i64>)>("window")? else {
+            return Ok(Window::whole(shape));
+        };
+        if global.len() != shape.len() || offset.len() != shape.len() {
+            return refuse("dropout", format!("a window of {} dims for {} dims", global.len(), shape.len()));
+        }
+        let place = offset.into_iter().zip(shape).enumerate();
+        place.into_iter().try_fold(Window::whole(&global), |window, (dim, (offset, &extent))| {
+            window.narrow(dim, offset, extent)
+        })
     }
 
     fn ball_query(&self) -> Result<Vec<ShardTensor>> {

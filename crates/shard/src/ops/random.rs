@@ -51,6 +51,17 @@ fn fill(
     generator: &Generator,
     draw: impl Fn(&Generator, &Window) -> Result<Tensor>,
 ) -> Result<ShardTensor> {
+    fill_window(op, (layout, Window::whole(layout.shape())), options, generator, draw)
+}
+
+/// The same of a tensor that is itself the window of a larger one.
+fn fill_window(
+    op: &'static str,
+    (layout, window): (&Layout, Window),
+    options: (Kind, Device),
+    generator: &Generator,
+    draw: impl Fn(&Generator, &Window) -> Result<Tensor>,
+) -> Result<ShardTensor> {
     if layout.is_partial() {
         return refuse(
             op,
@@ -61,7 +72,7 @@ fn fill(
     let at = generator.clone();
     generator.next_u64();
     let blocks = layout.intervals().into_iter().try_fold(
-        vec![(Window::whole(layout.shape()), Vec::<i64>::new())],
+        vec![(window, Vec::<i64>::new())],
         |windows, part| -> Result<Vec<_>> {
             let mut cut = Vec::new();
             for (window, place) in windows {
@@ -105,13 +116,22 @@ impl ShardTensor {
     ///
     /// `p` outside [0, 1); a kind that is not floating.
     pub fn dropout(&self, p: f64, generator: &Generator) -> Result<Self> {
-        operator("dropout", &[self], args!("p": p, "generator": (p > 0.0).then(|| drawn(generator))), || {
+        self.dropout_of(p, generator, &Window::whole(self.shape()))
+    }
+
+    /// The same of a tensor that is the `window`, of its shape, of a larger one: as that one's elements there.
+    pub(crate) fn dropout_of(&self, p: f64, generator: &Generator, window: &Window) -> Result<Self> {
+        let part = (window.global() != window.shape()).then(|| (window.global(), window.offset()));
+        let args = args!("p": p, "generator": (p > 0.0).then(|| drawn(generator)), "window": part);
+        operator("dropout", &[self], args, || {
             let x = self.resolved()?;
             if p == 0.0 {
                 return Ok(x);
             }
             let options = (x.kind(), x.device());
-            let mask = fill("dropout", x.layout(), options, generator, |g, w| g.dropout_mask(w, p, options))?;
+            let mask = fill_window("dropout", (x.layout(), window.clone()), options, generator, |g, w| {
+                g.dropout_mask(w, p, options)
+            })?;
             Ok(Self::new(torch("dropout", x.local().f_mul(mask.local()))?, x.layout().clone()))
         })
     }

@@ -11,7 +11,7 @@ use crate::array::{
     Reduce, Reduction, Shape, Spectral, Windowed, points_like, resolve,
 };
 use crate::error::{Error, Result};
-use crate::layout::{Dim, Layout};
+use crate::layout::{Dim, Layout, Placement};
 use crate::ops::norm::RunningStats;
 use crate::ops::reduce::Statistic;
 use crate::ops::rule;
@@ -385,25 +385,25 @@ impl Windowed for ShardTensor {
 }
 
 impl RandomOps for ShardTensor {
-    /// `window` is the whole tensor, or has an extent of 1 along dims that are dropped together.
+    /// `window` is that of all ranks' parts together; it has an extent of 1 along dims that are dropped together.
     fn dropout(&self, p: f64, generator: &Generator, window: &Window) -> Result<Self> {
         let shape = ShardTensor::shape(self);
-        let fits = window.global() == window.shape()
-            && window.shape().len() == shape.len()
+        let fits = window.shape().len() == shape.len()
             && shape.iter().zip(window.shape()).all(|(&extent, &mask)| extent == mask || mask == 1);
         if !fits {
-            let reason = format!("window {window:?} is not of all of {shape:?}, or of extent 1 along a dim");
+            let reason =
+                format!("window {window:?} is not of the shape {shape:?}, or of extent 1 along a dim");
             return Err(Error::Argument { op: "dropout", reason });
         }
         if window.shape() == shape || p == 0.0 {
-            return ShardTensor::dropout(self, p, generator);
+            return self.dropout_of(p, generator, window);
         }
         let mask_dim =
             |(dim, &mask): (&Dim, &i64)| if dim.extent() == mask { dim.clone() } else { Dim::whole(mask) };
         let dims = self.layout().dims().iter().zip(window.shape()).map(mask_dim).collect();
         let layout: Layout = self.layout().of_gradient().with_dims(dims);
         let ones = Self::ones(&layout, self.kind(), self.device())?;
-        self.mul(&ShardTensor::dropout(&ones, p, generator)?)
+        self.mul(&ones.dropout_of(p, generator, window)?)
     }
 }
 
@@ -416,6 +416,12 @@ impl Parallel for ShardTensor {
             return Err(Error::Argument { op: "laid_out_as", reason });
         }
         self.to_layout(&to)
+    }
+
+    fn split_over(&self, dims: &[usize]) -> usize {
+        let split = |placement: &Placement| matches!(placement, Placement::Shard(dim) if dims.contains(dim));
+        let axes = self.layout().placements().iter().zip(self.layout().mesh().shape());
+        axes.filter_map(|(placement, ranks)| split(placement).then_some(ranks)).product()
     }
 
     fn whole(&self) -> Result<Tensor> {
