@@ -33,11 +33,14 @@ pub(crate) fn run(command: &TraceCommand) -> Result<Exit> {
     Ok(Exit::Good)
 }
 
-fn why(Records { records, older, .. }: &Records) -> String {
+fn why(Records { records, older, unreadable, .. }: &Records) -> String {
     let of = records.first().map_or(0, |record| record.ranks);
     let mut text = format!("{} of {of} ranks have left a record", records.len());
     if *older > 0 {
         text += &format!("; {older} records of earlier jobs are left aside");
+    }
+    for (path, problem) in unreadable {
+        text += &format!("\n{} cannot be read: {}", path.display(), clean(problem));
     }
     text += &format!("\n\nwhat happened:\n{}\n\n{}", flight::diagnose(records), table(records));
     for (record, entry) in records.iter().filter_map(|record| Some((record, record.stuck()?))) {

@@ -219,6 +219,24 @@ mod tests {
         })
     }
 
+    /// Of many ranks, too, though not all of their sizes are kept.
+    #[test]
+    fn the_sizes_of_all_ranks_are_compared() {
+        const MANY: usize = 20;
+        let answers = threads::run(MANY, Duration::from_secs(60), |group| {
+            group.set_fingerprints(Fingerprints::Always);
+            let mut sizes = vec![1; MANY];
+            if group.rank() == 3 {
+                sizes[18] = 2;
+            }
+            all_gather_v(&ones(&[1], Kind::Float), Some(&sizes), 0, true, &group)
+        });
+        for answer in answers {
+            let text = answer.expect_err("different sizes were taken").to_string();
+            assert!(text.contains("rank 3 all_gather_v"), "{text}");
+        }
+    }
+
     #[rstest]
     #[case::shape("rank 2 all_reduce of Float [9]", |group: &Group, other: bool| {
         all_reduce(&ones(&[if other { 9 } else { 8 }], Kind::Float), ReduceOp::Sum, group)

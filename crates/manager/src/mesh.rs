@@ -193,7 +193,7 @@ impl DeviceMesh {
     ///
     /// # Errors
     ///
-    /// An axis that there is not, or none; a rank outside the mesh; more than four axes, of which one or all are not
+    /// An axis that there is not, or none; a rank outside the mesh; more than six axes, of which one or all are not
     /// asked for.
     pub fn group_along(&self, axes: &[usize]) -> Result<Group> {
         let mut of = Vec::with_capacity(axes.len());
@@ -318,9 +318,12 @@ impl Root {
     }
 }
 
-/// The sets of axes along which a mesh has groups: all there are, and of more than four axes each and all together.
+/// So many axes at most have groups along all sets of them; the sets double with each.
+const AXES: usize = 6;
+
+/// The sets of axes along which a mesh has groups: all there are, and of more than [`AXES`] axes each and all together.
 fn axis_sets(axes: usize) -> Vec<Vec<usize>> {
-    if axes > 4 {
+    if axes > AXES {
         let single = (0..axes).map(|axis| vec![axis]);
         return single.chain([(0..axes).collect()]).collect();
     }

@@ -20,8 +20,10 @@
 
 mod phase;
 mod record;
+mod runs;
 
 use std::backtrace::Backtrace;
+use std::hash::{DefaultHasher, Hash, Hasher};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, Weak};
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
@@ -103,21 +105,35 @@ struct Slot {
 struct Few<const N: usize> {
     numbers: [i64; N],
     length: usize,
+    /// A digest of the others; 0 where there is none.
+    others: u64,
 }
 
 impl<const N: usize> Few<N> {
-    const NONE: Self = Self { numbers: [0; N], length: 0 };
+    const NONE: Self = Self { numbers: [0; N], length: 0, others: 0 };
 
     fn of(numbers: &[i64]) -> Self {
         let mut few = Self::NONE;
         few.length = numbers.len().min(N);
         few.numbers[..few.length].copy_from_slice(&numbers[..few.length]);
+        few.others = digest(&numbers[few.length..]);
         few
     }
 
     fn to_vec(&self) -> Vec<i64> {
         self.numbers[..self.length].to_vec()
     }
+}
+
+/// A number that stands for these, and is not 0; 0 for none.
+fn digest(numbers: &[i64]) -> u64 {
+    if numbers.is_empty() {
+        return 0;
+    }
+    // Its keys are fixed, so that the ranks, which run one program, agree.
+    let mut hasher = DefaultHasher::new();
+    numbers.hash(&mut hasher);
+    hasher.finish().max(1)
 }
 
 impl Slot {
@@ -158,6 +174,7 @@ impl Slot {
             dim: self.dim,
             sizes: self.sizes.to_vec(),
             receives: self.receives.to_vec(),
+            other_sizes: self.sizes.others,
             root: self.root,
             module: self.module.as_deref().unwrap_or_default().to_owned(),
             backward: self.backward,

@@ -52,6 +52,9 @@ pub struct FlightEntry {
     /// The sizes of the ranks' parts along it.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub sizes: Vec<i64>,
+    /// A digest of the sizes from the 17th on, which are not kept; 0 where there are none.
+    #[serde(default, skip_serializing_if = "is_none")]
+    pub other_sizes: u64,
     /// Of an exchange, the sizes of what the other ranks send.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub receives: Vec<i64>,
@@ -83,6 +86,11 @@ pub struct FlightEntry {
     pub stack: Vec<String>,
 }
 
+#[expect(clippy::trivially_copy_pass_by_ref, reason = "serde gives a reference")]
+fn is_none(digest: &u64) -> bool {
+    *digest == 0
+}
+
 impl FlightEntry {
     /// Whether it has neither finished nor failed.
     pub fn is_open(&self) -> bool {
@@ -98,6 +106,9 @@ impl FlightEntry {
         }
         if !self.sizes.is_empty() {
             text += &format!(" by sizes {:?}", self.sizes);
+            if self.other_sizes != 0 {
+                text += &format!(" and others (digest {:x})", self.other_sizes);
+            }
         }
         if !self.receives.is_empty() && self.receives != self.sizes {
             text += &format!(" and {:?}", self.receives);
@@ -125,12 +136,13 @@ impl FlightEntry {
             "all_reduce" | "reduce" | "broadcast" | "fused_all_reduce" => self.shape == other.shape,
             // Without sizes, all parts are equal.
             "all_gather_v" | "gather_v" => {
-                (self.dim, &self.sizes) == (other.dim, &other.sizes)
+                (self.dim, &self.sizes, self.other_sizes) == (other.dim, &other.sizes, other.other_sizes)
                     && without(self) == without(other)
                     && (!self.sizes.is_empty() || self.shape == other.shape)
             }
             "reduce_scatter_v" => {
-                (self.dim, &self.shape, &self.sizes) == (other.dim, &other.shape, &other.sizes)
+                (self.dim, &self.shape, &self.sizes, self.other_sizes)
+                    == (other.dim, &other.shape, &other.sizes, other.other_sizes)
             }
             "all_to_all_v" => self.dim == other.dim && without(self) == without(other),
             "scatter_v" | "transpose" | "indexed_all_to_all_v" | "indexed_scatter_add_v" => {
@@ -163,7 +175,9 @@ pub struct FlightGroup {
     pub context: u32,
     /// The group's name.
     pub name: String,
-    /// The members' ranks in the world, in the group's order.
+    /// The members' ranks in the world, in the group's order. Evenly spaced ones are written as a first rank, a distance and a
+    /// count: of thousands of ranks, each group of a mesh is a few bytes.
+    #[serde(with = "super::runs")]
     pub ranks: Vec<usize>,
     /// How many operations this rank has begun: those below this number.
     pub begun: u64,

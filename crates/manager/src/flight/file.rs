@@ -43,34 +43,44 @@ pub struct Records {
     pub records: Vec<FlightRecord>,
     /// How many are of other jobs.
     pub older: usize,
+    /// The files that could not be read, and why: a rank may have been lost while it wrote, and the others' records still say
+    /// what happened.
+    pub unreadable: Vec<(PathBuf, String)>,
 }
 
 /// Reads the records of a folder: those of the job that wrote last.
 ///
 /// # Errors
 ///
-/// A folder that cannot be read or holds no record; a file that is none.
+/// A folder that cannot be read or holds no record that can.
 pub fn read(folder: &Path) -> Result<Records> {
     let failed = |path: &Path, problem: String| Error::FlightRecord { path: path.to_owned(), problem };
     let entries = fs::read_dir(folder).map_err(|error| failed(folder, error.to_string()))?;
-    let mut all = Vec::new();
+    let (mut all, mut unreadable) = (Vec::new(), Vec::new());
     for entry in entries {
         let path = entry.map_err(|error| failed(folder, error.to_string()))?.path();
         let name = path.file_name().unwrap_or_default().to_string_lossy().into_owned();
         if !(name.starts_with("flight_rank_") && name.ends_with(".json")) {
             continue;
         }
-        all.push(read_one(&path).map_err(|problem| failed(&path, problem))?);
+        match read_one(&path) {
+            Ok(record) => all.push(record),
+            Err(problem) => unreadable.push((path, problem)),
+        }
     }
     let last = all.iter().max_by_key(|record| record.time_ns).map(|record| record.job.clone());
     let Some(last) = last else {
+        if let Some((path, problem)) = unreadable.pop() {
+            return Err(failed(&path, problem));
+        }
         let problem = "holds no flight record (flight_rank_00000.json); expected the folder that distributed.flight_dir names";
         return Err(failed(folder, problem.to_owned()));
     };
     let count = all.len();
     all.retain(|record| record.job == last);
     all.sort_by_key(|record| record.rank);
-    Ok(Records { older: count - all.len(), records: all })
+    unreadable.sort();
+    Ok(Records { older: count - all.len(), records: all, unreadable })
 }
 
 fn read_one(path: &Path) -> Result<FlightRecord, String> {

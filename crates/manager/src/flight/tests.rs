@@ -181,7 +181,13 @@ fn files_give_back_what_was_written() {
     let new = record(2, [42, 0], &[entry("all_reduce", 0, 41, "waiting", &[8])]);
     write(&flight, &new).unwrap();
     std::fs::write(flight.join("notes.txt"), "not a record").unwrap();
-    assert_eq!(read(&flight).unwrap(), Records { records: vec![new], older: 1 });
+    let expected = Records { records: vec![new], older: 1, unreadable: Vec::new() };
+    assert_eq!(read(&flight).unwrap(), expected);
+    // One that was cut off keeps nobody from the others.
+    let torn = flight.join("flight_rank_00000.json");
+    std::fs::write(&torn, "{\"version\": 1, \"job").unwrap();
+    let found = read(&flight).unwrap();
+    assert_eq!((&found.records, &found.unreadable[0].0), (&expected.records, &torn));
     let names: Vec<_> = std::fs::read_dir(&flight)
         .unwrap()
         .map(|file| file.unwrap().file_name().into_string().unwrap())
