@@ -15,7 +15,7 @@ use isobar_harness::{Exit, Launch, Slurm, output_within, skip, workspace};
 use isobar_tests::{full, has_slurm};
 use isobar_train::{
     Parameter, Parameters,
-    checkpoint::{Checkpoints, Contents, Keep, Which, list, verify},
+    checkpoint::{Checkpoints, Contents, Keep, Which, list, read_run_state, verify},
     optim::{Optimizer, Sgd, SgdConfig},
 };
 use nix::{
@@ -59,6 +59,9 @@ fn losses(output: &Path) -> Vec<f64> {
 #[case::domain(2, &["distributed.mesh.names=[\"domain\"]"], 2, &["distributed.mesh.names=[\"domain\"]"])]
 #[case::fully_sharded(2, &["distributed.mesh.names=[\"shard\"]"], 2, &["distributed.mesh.names=[\"shard\"]"])]
 #[case::from_fully_sharded(3, &["distributed.mesh.names=[\"shard\"]"], 2, &[])]
+#[case::fully_sharded_on_more(2, &["distributed.mesh.names=[\"shard\"]"], 3, &["distributed.mesh.names=[\"shard\"]"])]
+#[case::domain_on_more(2, &["distributed.mesh.names=[\"domain\"]"], 3, &["distributed.mesh.names=[\"domain\"]"])]
+#[case::loss_scale(2, &["distributed.mesh.names=[\"shard\"]", "train.precision=fp16-mixed"], 2, &["distributed.mesh.names=[\"shard\"]", "train.precision=fp16-mixed"])]
 #[case::other_number(2, &[], 3, &[])]
 #[case::other_layout(2, &["distributed.mesh.names=[\"domain\"]"], 4, &["distributed.mesh.names=[\"data\", \"domain\"]", "distributed.mesh.shape=[2, 2]"])]
 fn forty_steps_are_twenty_and_twenty(
@@ -81,6 +84,8 @@ fn forty_steps_are_twenty_and_twenty(
     run(later, halves.path(), "40", other, "--resume=must");
     let (want, got) = (losses(whole.path()), losses(halves.path()));
     assert_eq!((want.len(), got.len()), (40, 40));
+    let scale = |folder: &Path| read_run_state(&folder.join("run")).unwrap().loss_scale;
+    assert_eq!(scale(halves.path()), scale(whole.path()));
     if (ranks, layout) == (later, other) {
         assert_eq!(got, want);
     }

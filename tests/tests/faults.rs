@@ -1,4 +1,5 @@
-//! Any rank that is killed, stopped or panics, in any phase, ends the job soon, with one report that names it.
+//! Any rank that is killed, stopped or panics, in any phase, ends the job soon, with one report that names it; the newest
+//! checkpoint is whole.
 #![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
 
 use std::fs;
@@ -9,6 +10,7 @@ use std::time::{Duration, SystemTime};
 
 use isobar_harness::{Exit, Launch, Outcome, output_within, workspace};
 use isobar_tests::{full, has_mpi, has_slurm};
+use isobar_train::checkpoint::{list, verify};
 use rstest::rstest;
 use tempfile::tempdir;
 
@@ -217,6 +219,16 @@ fn check(fault: Fault) -> Result<(), String> {
     if !named(&outcome.ranks[reporter].stderr) {
         return wrong("the report does not name the rank, what befell it, and where it was");
     }
+    let listed = list(&output.path().join("darcy_afno"));
+    match listed.as_deref().map(|listed| &listed[0]) {
+        Err(_) if fault.phase == "start" => {}
+        Err(error) => return wrong(&error.to_string()),
+        Ok(newest) => {
+            if let Err(error) = verify(&newest.path) {
+                return wrong(&format!("the newest checkpoint is not whole: {error}"));
+            }
+        }
+    }
     let records = output.path().join("darcy_afno/flight");
     let count = fs::read_dir(&records).map_or(0, |files| {
         files.flatten().filter(|file| file.file_name().to_string_lossy().starts_with("flight_rank_")).count()
@@ -245,7 +257,8 @@ fn run_with(fault: Fault, output: &Path, mark: &Path, with: impl FnOnce(Launch) 
         Launcher::Srun => Launch::srun(fault.ranks, "pmix", PROGRAM),
         Launcher::Plain => Launch::plain(fault.ranks, PROGRAM),
     };
-    let from = if matches!(fault.phase, "start" | "checkpoint") { 0 } else { 2 };
+    // So late that a checkpoint is whole: those of two steps later do not begin before.
+    let from = if fault.phase == "start" { 0 } else { 6 };
     let Fault { victim, phase, how, .. } = fault;
     with(launch)
         .current_dir(workspace())

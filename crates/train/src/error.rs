@@ -112,16 +112,16 @@ pub enum Error {
     },
     /// Ranks that should hold the same parameters do not.
     #[error(
-        "parameter {name:?} of ranks {ranks:?} of group {group:?} is not that of its rank 0 to the last bit; go on from the last \
-         checkpoint, and look for code that treats ranks differently, kernels that do not repeat (train.deterministic), or \
-         faulty memory"
+        "parameter {name:?} of ranks {ranks:?} of group {group:?} is not that of the first rank with a copy, to the last bit; go \
+         on from the last checkpoint, and look for code that treats ranks differently, kernels that do not repeat \
+         (train.deterministic), or faulty memory"
     )]
     ReplicasDiffer {
         /// The first such parameter.
         name: String,
-        /// The ranks, within the group, that differ from its rank 0.
+        /// The ranks, within the group, that differ from the first with the same part.
         ranks: Vec<usize>,
-        /// The group that holds copies.
+        /// The group that compared.
         group: String,
     },
     /// There is no memory left.

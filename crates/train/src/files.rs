@@ -26,6 +26,15 @@ pub(crate) fn sync_folder(folder: &Path) -> Result<()> {
     File::open(folder).and_then(|f| f.sync_all()).at("sync", folder)
 }
 
+/// Waits until a folder's entries are on disk, and then those of the folders above it: whoever made one of them may not have
+/// waited for it. What this user may not read, it has not made.
+pub(crate) fn sync_folders(folder: &Path) -> Result<()> {
+    sync_folder(folder)?;
+    let path = folder.canonicalize().at("find", folder)?;
+    path.ancestors().skip(1).for_each(|above| drop(sync_folder(above)));
+    Ok(())
+}
+
 /// Makes `path` hold `bytes`, atomically, and opens it to append more.
 pub(crate) fn replace_and_append(path: &Path, bytes: &[u8]) -> Result<File> {
     write_atomically(path, bytes)?;

@@ -1,12 +1,11 @@
 //! How the gradients of a run come together.
 
-use isobar_collectives::Group;
 use tch::Tensor;
 
-use crate::data_parallel::{DataParallel, DataParallelConfig};
+use crate::data_parallel::{DataParallel, DataParallelConfig, broadcast, compare};
 use crate::error::{Context, Result};
 use crate::fully_sharded::FullySharded;
-use crate::params::Parameters;
+use crate::params::{ParamPlacement, Parameters};
 use crate::trainer::Ranks;
 
 /// Whole parameters on each rank, or parts of them.
@@ -23,6 +22,7 @@ impl Parallel {
         ranks: &Ranks,
         config: &DataParallelConfig,
     ) -> Result<Self> {
+        make_alike(params)?;
         Ok(match &ranks.shards {
             None => {
                 let parallel = DataParallel::new(params, buffers, &ranks.gradients, config)?;
@@ -86,14 +86,6 @@ impl Parallel {
         }
     }
 
-    /// The ranks that hold what this one holds.
-    pub(crate) fn replicas(&self) -> &Group {
-        match self {
-            Self::Replicated(parallel, _) => parallel.group(),
-            Self::Sharded(parallel) => parallel.replicas(),
-        }
-    }
-
     /// The parameters have new values that are no optimizer step's.
     pub(crate) fn changed(&self) -> Result<()> {
         match self {
@@ -101,4 +93,13 @@ impl Parallel {
             Self::Sharded(parallel) => parallel.changed(),
         }
     }
+}
+
+/// Makes the parameters that a split model has on all of its ranks equal to those of the first.
+fn make_alike(params: &Parameters) -> Result<()> {
+    let group = params.model_group();
+    let common = params.iter().filter(|param| param.placement == ParamPlacement::Replicate);
+    let common = Parameters::over(common.cloned().collect(), group)?;
+    compare(&common, &[], group)?;
+    broadcast(common.iter().map(|param| (&param.name, &param.tensor)), group)
 }

@@ -1,13 +1,16 @@
 //! Whether ranks that should hold the same parameters do.
 
+use std::collections::HashMap;
+
 use isobar_collectives::Group;
 use tch::{Device, Kind, Tensor};
 
 use crate::error::{Context, Error, Result};
 use crate::params::{Parameter, Parameters};
 
-/// Compares parameters between the ranks of a group that hold copies of them, to the last bit: by digests, of which each rank
-/// sends one a parameter. Every rank of the group calls. It reads every parameter once.
+/// Compares parameters between the ranks of a group that hold copies of them, or of the same part of them, to the last bit: by
+/// digests, of which each rank sends two a parameter, of its part's place and of its values. Every rank of the group calls. It
+/// reads every parameter once.
 ///
 /// Copies stay equal as long as every rank's optimizer does the same with the same gradients. A rank that fails to (a kernel whose
 /// order of sums varies, faulty memory, code that treats ranks differently) trains another model from then on, and nothing else
@@ -15,8 +18,8 @@ use crate::params::{Parameter, Parameters};
 ///
 /// # Errors
 ///
-/// [`Error::ReplicasDiffer`] on every rank, with the first parameter and the ranks that differ from the first; the errors of the
-/// communication.
+/// [`Error::ReplicasDiffer`] on every rank, with the first parameter and the ranks that differ from the first with the same part;
+/// the errors of the communication.
 ///
 /// ```
 /// use isobar_collectives::threads;
@@ -34,13 +37,19 @@ pub fn check_replicas(params: &Parameters, group: &Group) -> Result<()> {
     if group.size() == 1 {
         return Ok(());
     }
-    let digests = params.iter().map(digest).collect::<Result<Vec<_>>>();
+    let digests = params.iter().map(|param| digest(param, params.model_group())).collect::<Result<Vec<_>>>();
     let own = digests.as_ref().map(|digests| digests.concat()).unwrap_or_default();
     let all = group.all_gather_bytes(&own)?;
     digests?;
-    let of = |rank: usize, at: usize| all[rank].get(at * DIGEST..(at + 1) * DIGEST);
     for (at, param) in params.iter().enumerate() {
-        let ranks: Vec<usize> = (0..all.len()).filter(|&rank| of(rank, at) != of(0, at)).collect();
+        // By the place of a part, the values of the first rank that has it.
+        let mut first = HashMap::new();
+        let mut differs = |rank: usize| {
+            let Some(digests) = all[rank].get(at * DIGESTS..(at + 1) * DIGESTS) else { return true };
+            let (place, values) = digests.split_at(DIGEST);
+            *first.entry(place).or_insert(values) != values
+        };
+        let ranks: Vec<usize> = (0..all.len()).filter(|&rank| differs(rank)).collect();
         if !ranks.is_empty() {
             let (name, group) = (param.name.clone(), group.name().to_owned());
             return Err(Error::ReplicasDiffer { name, ranks, group });
@@ -52,7 +61,12 @@ pub fn check_replicas(params: &Parameters, group: &Group) -> Result<()> {
 /// Enough of it that equal ones are no chance.
 const DIGEST: usize = 16;
 
-fn digest(param: &Parameter) -> Result<[u8; DIGEST]> {
+/// That of a part's place in the whole parameter, and that of its values.
+const DIGESTS: usize = 2 * DIGEST;
+
+fn digest(param: &Parameter, model: &Group) -> Result<[u8; DIGESTS]> {
+    let size = param.tensor.size();
+    let place = format!("{:?} {size:?}", param.placement.place(&size, model));
     let _no_grad = tch::no_grad_guard();
     let bytes = || {
         let host = param.tensor.f_detach()?.f_to_device(Device::Cpu)?.f_contiguous()?.f_view(-1)?;
@@ -69,8 +83,9 @@ fn digest(param: &Parameter) -> Result<[u8; DIGEST]> {
         part.f_copy_data_u8(&mut block[..length], length).context(|| param.name.clone())?;
         hasher.update(&block[..length]);
     }
-    let mut digest = [0; DIGEST];
-    digest.copy_from_slice(&hasher.finalize().as_bytes()[..DIGEST]);
+    let mut digest = [0; DIGESTS];
+    digest[..DIGEST].copy_from_slice(&blake3::hash(place.as_bytes()).as_bytes()[..DIGEST]);
+    digest[DIGEST..].copy_from_slice(&hasher.finalize().as_bytes()[..DIGEST]);
     Ok(digest)
 }
 

@@ -2,11 +2,16 @@
 #![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
 
 use std::cell::RefCell;
+use std::fs::File;
 use std::path::{Path, PathBuf};
-use std::time::Duration;
+use std::process::Command;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Barrier, mpsc};
+use std::time::{Duration, Instant};
 
 use isobar_collectives::{Group, threads};
 use isobar_shard::Window;
+use isobar_torch::guard::{is_deterministic, set_deterministic};
 use isobar_train::checkpoint::{Checkpoints, Contents, Keep, Which, export, read_run_state, verify};
 use isobar_train::config::{CheckpointConfig, MetricsConfig, Resume, SaveMode, TrainConfig};
 use isobar_train::{
@@ -64,7 +69,11 @@ impl Square {
             // Not `+=`: it would change in place what the backward pass of tanh needs.
             hidden = hidden.f_add(&step.generator.normal(&window, 0.0, 0.01, OPTIONS)?)?;
         }
-        Ok((hidden.linear::<Tensor>(get("b"), None), x.square()))
+        let mut prediction = hidden.linear::<Tensor>(get("b"), None);
+        if let Some(part) = self.params.get("part") {
+            prediction = prediction.f_add(&part.tensor.f_sum(Kind::Double)?.f_mul_scalar(0.0)?)?;
+        }
+        Ok((prediction, x.square()))
     }
 }
 
@@ -233,7 +242,7 @@ fn resuming_needs_a_checkpoint_of_the_same_steps() {
 fn a_rank_that_fails_alone_ends_the_run() {
     let folder = tempfile::tempdir().unwrap();
     let config = config(folder.path());
-    let began = std::time::Instant::now();
+    let began = Instant::now();
     let errors = threads::run(2, Duration::from_secs(300), |world| {
         let mut task = Square::new();
         task.fails_at = (world.rank() == 1).then_some(1);
@@ -242,6 +251,42 @@ fn a_rank_that_fails_alone_ends_the_run() {
     assert_eq!(errors[1], "the loss of a step failed: the disk is gone");
     assert!(errors[0].contains("the disk is gone"), "{errors:?}");
     assert!(began.elapsed() < Duration::from_secs(100), "well before the deadline");
+}
+
+/// A rank that fails still writes its part of a checkpoint to its end; the others hear of it before.
+#[test]
+fn nobody_waits_for_the_disk_of_a_rank_that_failed() {
+    let folder = tempfile::tempdir().unwrap();
+    let mut config = config(folder.path());
+    config.checkpoint.mode = SaveMode::Async;
+    let (released, ended) = (AtomicBool::new(false), Barrier::new(2));
+    let errors = threads::run(2, DEADLINE, |world| {
+        // A pipe, whose writer waits for somebody to read.
+        let pipe = folder.path().join("checkpoints/step_00000003/rank_00001.safetensors");
+        let own = pipe.clone();
+        let slow = Square::asking(0, move || {
+            std::fs::create_dir_all(own.parent().unwrap()).unwrap();
+            assert!(Command::new("mkfifo").arg(&own).status().unwrap().success());
+        });
+        let task = match world.rank() {
+            0 => Square::new(),
+            _ => Square { fails_at: Some(1), ..slow },
+        };
+        let began = Instant::now();
+        let ranks = Ranks::data_parallel(&world);
+        let error = fit(&task, &task.params, &[], &ranks, &config).unwrap_err().to_string();
+        if world.rank() == 0 {
+            assert!(began.elapsed() < DEADLINE / 3, "after {:?}: {error}", began.elapsed());
+            released.store(true, Ordering::Relaxed);
+            let _reader = File::options().read(true).write(true).open(&pipe).unwrap();
+            ended.wait();
+        } else {
+            assert!(released.load(Ordering::Relaxed), "the write was to wait");
+            ended.wait();
+        }
+        error
+    });
+    assert!(errors.iter().all(|error| error.contains("the disk is gone")), "{errors:?}");
 }
 
 #[test]
@@ -388,6 +433,60 @@ fn ranks_whose_parameters_drift_apart_are_found_out() {
             "{error}"
         );
     }
+}
+
+/// Two samples' groups of a model over two ranks: what both have is made alike at the start and compared, their parts are not.
+#[test]
+fn what_ranks_of_a_split_model_share_is_compared() {
+    let folder = tempfile::tempdir().unwrap();
+    let mut config = config(folder.path());
+    config.train.check_replicas_every = 2;
+    let run = |drifts: bool| {
+        threads::run(4, DEADLINE, |world| {
+            let split = |name, colour| world.split(name, Some(colour), world.rank() as i64).unwrap().unwrap();
+            let (model, data) = (split("model", world.rank() / 2), split("data", world.rank() % 2));
+            let task = Square::new();
+            let b = task.params.get("b").unwrap().tensor.shallow_clone();
+            let shift = move |factor: f64| tch::no_grad(|| drop(b.shallow_clone().f_mul_scalar_(factor)));
+            shift(1.0 + world.rank() as f64);
+            let part = Tensor::full([1], world.rank() as f64, OPTIONS).set_requires_grad(true);
+            let mut entries: Vec<Parameter> = task.params.iter().cloned().collect();
+            entries.push(Parameter::sharded("part", &part, 0, vec![1; 2]));
+            let params = Parameters::over(entries, &model).unwrap();
+            // Whoever has the same samples drifts the same way.
+            let ask: Ask = (3, Box::new(move || shift(1.0 + 1e-15)));
+            let asks = RefCell::new((drifts && model.rank() == 1).then_some(ask));
+            let task = Square { params: params.clone(), asks, ..task };
+            let ranks = Ranks { world: world.clone(), data: data.clone(), gradients: data, shards: None };
+            let ended = fit(&task, &params, &[], &ranks, &config);
+            (ended.map(|summary| summary.losses), part.double_value(&[0]))
+        })
+    };
+    let fine = run(false);
+    let values: Vec<_> = fine.iter().map(|(losses, part)| (losses.as_ref().unwrap(), *part)).collect();
+    assert!(values.iter().all(|(losses, _)| *losses == values[0].0), "{values:?}");
+    assert!(values[0].1 == values[2].1 && values[1].1 == values[3].1 && values[0].1 != values[1].1);
+    for (ended, _) in run(true) {
+        let error = ended.unwrap_err();
+        let found =
+            matches!(&error, Error::ReplicasDiffer { name, ranks, .. } if name == "b" && *ranks == [1, 3]);
+        assert!(found, "{error}");
+    }
+}
+
+#[test]
+fn kernels_are_deterministic_where_that_is_asked_for() {
+    let folder = tempfile::tempdir().unwrap();
+    let mut config = config(folder.path());
+    let [before, during] = [false, true].map(|deterministic| {
+        config.train.deterministic = deterministic;
+        let (told, asked) = mpsc::channel();
+        let task = Square::asking(0, move || told.send(is_deterministic()).unwrap());
+        fit(&task, &task.params, &[], &Ranks::data_parallel(&Group::single()), &config).unwrap();
+        asked.recv().unwrap()
+    });
+    set_deterministic(false).unwrap();
+    assert!(!before && during);
 }
 
 #[test]

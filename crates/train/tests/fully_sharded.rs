@@ -2,7 +2,7 @@
 #![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
 
 use std::path::Path;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use isobar_collectives::{Group, threads};
 use isobar_manager::DeviceMesh;
@@ -10,14 +10,15 @@ use isobar_models::{
     Afno, AfnoConfig, DistributedAfno, DistributedAfnoConfig, Fno, FnoConfig, Mode, PerDim, UNet, UNetConfig,
 };
 use isobar_shard::{
-    Generator, MeshParams, ParallelRegion, ParamStore, Placement, Reduce, ShardTensor, Window,
-    forbid_hidden_communication,
+    Conv2d, Generator, Init, Linear, MeshParams, ParallelRegion, ParamStore, Params, Placement, Reduce,
+    ShardTensor, Window, forbid_hidden_communication,
 };
 use isobar_train::checkpoint::{Checkpoints, Contents, Keep, RunState, Which};
 use isobar_train::optim::{AdamW, AdamWConfig, MuonConfig, Optimizer, OptimizerKind};
 use isobar_train::{
-    DataParallel, DataParallelConfig, FieldLayout, FullySharded, Overlap, Parameters, ShardedFields,
-    ShardedParameters, clip_grad_norm, distribute_over_domain_for_fsdp, grad_norm, wrap_for_fsdp,
+    DataParallel, DataParallelConfig, FieldLayout, FullySharded, Overlap, Parameters, Precision,
+    ShardedFields, ShardedParameters, clip_grad_norm, distribute_over_domain_for_fsdp, grad_norm,
+    wrap_for_fsdp,
 };
 use rstest::rstest;
 use tch::{Device, Kind, Tensor};
@@ -365,6 +366,164 @@ fn plain_surroundings_get_the_same_gradients(
         let inputs = group.all_gather_bytes(&input.to_le_bytes()).unwrap();
         let sum: f64 = inputs.iter().map(|bytes| f64::from_le_bytes(bytes[..].try_into().unwrap())).sum();
         assert!((sum - want_input).abs() < 1e-9 * want_input, "{sum}, expected {want_input}");
+    });
+}
+
+/// Several passes a step, and a parameter that no loss knows.
+#[rstest]
+#[case::shard(&[3], &["shard"])]
+#[case::both(&[2, 2], &["data", "shard"])]
+fn passes_add_up_and_unused_parameters_count_as_zero(
+    #[case] shape: &[i64],
+    #[case] names: &[&str],
+    #[values(1e-9, 4.0)] bucket_mb: f64,
+) {
+    let ranks = shape.iter().product::<i64>() as usize;
+    threads::run(ranks, Duration::from_secs(120), |group| {
+        let mesh = DeviceMesh::new(&group, shape, names).unwrap();
+        let layout = vec![Placement::Shard(0); names.len()];
+        let subject = Subject::Afno;
+        let fields = |seed| {
+            let window = Window::whole(subject.shape());
+            let whole = Generator::new(seed).normal(&window, 0.0, 1.0, DOUBLE).unwrap();
+            ShardTensor::distribute(&whole, &mesh, &layout).unwrap()
+        };
+        let passes = [(fields(1), fields(2)), (fields(3), fields(4))];
+        let train = |sharded: bool| {
+            let mut store = ParamStore::new(Generator::new(7)).with_options(Kind::Double, Device::Cpu);
+            let watch = ShardedParameters::default();
+            let params = MeshParams::new(&mut store, &mesh).pending();
+            let mut params = if sharded { params.watched(watch.watch()) } else { params };
+            let _unused = params.param("unused", &[5, 3], Init::Constant(2.0), Placement::Replicate).unwrap();
+            let model = subject.make(&mut params);
+            let (whole, _) = Parameters::from_store(&store, &Group::single()).unwrap();
+            let config = DataParallelConfig { bucket_mb, find_unused_parameters: true, ..Default::default() };
+            let replicated = (!sharded).then(|| DataParallel::new(&whole, &[], &group, &config).unwrap());
+            let fully = sharded.then(|| FullySharded::new(watch, &whole, &[], &mesh, &config).unwrap());
+            let params = fully.as_ref().map_or(&whole, FullySharded::parameters);
+            let mut optimizer = adamw().build(params).unwrap();
+            let mut found = Vec::new();
+            for _ in 0..3 {
+                replicated.iter().for_each(|parallel| parallel.zero_grad().unwrap());
+                fully.iter().for_each(|parallel| parallel.zero_grad().unwrap());
+                for (pass, (x, target)) in passes.iter().enumerate() {
+                    let loss = model(x).unwrap().mse_loss(target).unwrap().full_tensor(None).unwrap();
+                    found.push(loss.double_value(&[]));
+                    match (&replicated, &fully) {
+                        (Some(parallel), _) if pass == 0 => parallel.backward_no_sync(Some(&loss), 1, 2),
+                        (Some(parallel), _) => parallel.backward(Some(&loss), 1, 2),
+                        (_, Some(parallel)) => parallel.backward(&(loss * 0.5)),
+                        _ => unreachable!(),
+                    }
+                    .unwrap();
+                }
+                found.push(grad_norm(params).unwrap());
+                optimizer.step(0.01).unwrap();
+            }
+            // The decay of weights is all that becomes of it.
+            let unused = params.get("unused").unwrap();
+            assert_eq!(unused.grad().unwrap().abs().sum(Kind::Double).double_value(&[]), 0.0);
+            found.extend((unused.tensor.numel() > 0).then(|| unused.tensor.max().double_value(&[])));
+            found
+        };
+        let (want, got) = (train(false), train(true));
+        assert!(want[9] < 2.0 && want[9] > 1.9, "{want:?}");
+        assert!(got.len() >= 9);
+        for (got, want) in got.iter().zip(&want) {
+            assert!((got - want).abs() < 1e-9 * want.abs(), "{got}, expected {want}");
+        }
+    });
+}
+
+/// Networks of which one's gradient is missing in the loss of one rank, or of all.
+#[rstest]
+fn a_parameter_that_a_loss_leaves_out_is_named(
+    #[values(Some(0), Some(2), None)] rank: Option<usize>,
+    #[values(0, 1, 4)] left_out: usize,
+    #[values(1e-9, 4.0)] bucket_mb: f64,
+) {
+    const DEADLINE: Duration = Duration::from_secs(120);
+    let began = Instant::now();
+    let errors = threads::run(3, DEADLINE, |group| {
+        let mesh = DeviceMesh::new(&group, &[3], &["shard"]).unwrap();
+        let mut store = ParamStore::new(Generator::new(7));
+        let (mut params, watch) = distribute_over_domain_for_fsdp(&mut store, &mesh);
+        let fields = ShardedFields::new(&mesh, &[4, 4]).unwrap();
+        let networks: Vec<_> = (0..5)
+            .map(|network| {
+                let name = format!("weight_{network}");
+                let weight = params.param(&name, &[3, 3, 1, 1], Init::XavierUniform, Placement::Replicate);
+                let weight = weight.unwrap();
+                let forward = move |x: &ShardTensor| Ok(x.conv2d(&weight, None, &Conv2d::default())?);
+                wrap_for_fsdp(&fields, forward)
+            })
+            .collect();
+        let (params, _) = Parameters::from_store(&store, &Group::single()).unwrap();
+        let config = DataParallelConfig { bucket_mb, ..Default::default() };
+        let parallel = FullySharded::new(watch, &params, &[], &mesh, &config).unwrap();
+        parallel.zero_grad().unwrap();
+        let x = Tensor::ones([1, 3, 4, 4], (Kind::Float, Device::Cpu));
+        let outputs: Vec<Tensor> = networks.iter().map(|network| network(&x, 3).unwrap()).collect();
+        let mine = rank.is_none_or(|rank| rank == group.rank());
+        let used = outputs.iter().enumerate().filter(|(at, _)| !mine || *at != left_out);
+        let loss: Tensor = used.map(|(_, y)| y.sum(Kind::Float)).sum();
+        parallel.backward(&loss).unwrap_err()
+    });
+    assert!(began.elapsed() < DEADLINE / 4, "well before the deadline");
+    let own = |at: usize| rank.is_none_or(|rank| rank == at);
+    for (at, error) in errors.iter().enumerate() {
+        let named = error.to_string().contains(&format!("\"weight_{left_out}\" got no gradient"));
+        // What is gathered again in backward, the others alone gather: they find that out before.
+        let gathered = rank.is_some() && left_out == 4 && bucket_mb < 1.0;
+        assert!(
+            named || gathered,
+            "rank {at}, which {}: {error}",
+            if own(at) { "misses it" } else { "does not" }
+        );
+    }
+}
+
+/// Parameters in single precision, products in bfloat16.
+#[test]
+fn mixed_precision_is_near_single_precision() {
+    threads::run(2, Duration::from_secs(120), |group| {
+        let mesh = DeviceMesh::new(&group, &[2], &["shard"]).unwrap();
+        let fields = |seed| {
+            let window = Window::whole(Subject::Afno.shape());
+            let whole = Generator::new(seed).normal(&window, 0.0, 1.0, (Kind::Float, Device::Cpu)).unwrap();
+            ShardTensor::distribute(&whole, &mesh, &[Placement::Shard(0)]).unwrap()
+        };
+        let (x, target) = (fields(1), fields(2));
+        let train = |precision: Precision| {
+            let mut store = ParamStore::new(Generator::new(7));
+            let watch = ShardedParameters::default();
+            let params = MeshParams::new(&mut store, &mesh).pending();
+            let model = Subject::Afno.make(&mut params.watched(watch.watch()));
+            let (whole, _) = Parameters::from_store(&store, &Group::single()).unwrap();
+            let config = DataParallelConfig { bucket_mb: 0.001, ..Default::default() };
+            let parallel = FullySharded::new(watch, &whole, &[], &mesh, &config).unwrap();
+            let mut optimizer = adamw().build(parallel.parameters()).unwrap();
+            let step = |_| {
+                parallel.zero_grad().unwrap();
+                let loss = {
+                    let _precision = precision.enter(Device::Cpu).unwrap();
+                    let y = model(&x).unwrap().to_kind(Kind::Float).unwrap();
+                    y.mse_loss(&target).unwrap().full_tensor(None).unwrap()
+                };
+                parallel.backward(&loss).unwrap();
+                optimizer.step(0.01).unwrap();
+                loss.double_value(&[])
+            };
+            let losses: Vec<f64> = (0..2 * STEPS).map(step).collect();
+            assert!(parallel.parameters().iter().all(|param| param.tensor.kind() == Kind::Float));
+            losses
+        };
+        let (single, mixed) = (train(Precision::Float32), train(Precision::Bf16Mixed));
+        assert_ne!(mixed, single);
+        assert!(single[2 * STEPS - 1] < 0.9 * single[0], "{single:?}");
+        for (got, want) in mixed.iter().zip(&single) {
+            assert!((got - want).abs() < 0.02 * want, "{mixed:?}, expected {single:?}");
+        }
     });
 }
 

@@ -46,7 +46,8 @@ pub trait Checkpointed {
     fn restore(&mut self, facts: Option<&serde_json::Value>, pieces: Vec<Piece>) -> Result<()>;
 }
 
-/// What a run saves and restores; the run's own objects.
+/// What a run saves and restores; the run's own objects. A file of weights must hold the parameters and buffers and nothing
+/// else, but for the counts `num_batches_tracked` of PyTorch's batch norms, which are left out.
 pub struct Contents<'a> {
     /// The parameters.
     pub params: &'a Parameters,
@@ -60,6 +61,9 @@ pub struct Contents<'a> {
 const MODEL: &str = "model.";
 const BUFFER: &str = "buffer.";
 const OPTIMIZER: &str = "optimizer.";
+
+/// How PyTorch's batch norms name a count of theirs, which no forward pass here uses.
+const BATCHES: &str = "num_batches_tracked";
 
 /// What is kept beside the tensors.
 #[derive(Debug, Serialize, Deserialize)]
@@ -139,7 +143,7 @@ impl Checkpointed for Contents<'_> {
         for tensor in &saved.tensors {
             let name = tensor.name.as_str();
             let known = if weights_only {
-                self.params.get(name).is_some() || is_buffer(name)
+                self.params.get(name).is_some() || is_buffer(name) || name.ends_with(BATCHES)
             } else if let Some(slot) = name.strip_prefix(OPTIMIZER) {
                 if self.optimizer.is_none() {
                     continue;

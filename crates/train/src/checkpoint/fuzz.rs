@@ -1,11 +1,18 @@
 //! Nothing that a file may hold makes a reader panic, take what was not written, or want more memory than the file is large.
 
+use std::fs::File;
+use std::os::unix::fs::FileExt;
+use std::time::Duration;
+
+use isobar_collectives::threads;
 use proptest::prelude::*;
 use safetensors::tensor::Dtype;
+use tch::{Device, Kind, Tensor};
 
 use super::manifest::{BoxEntry, FileEntry, Manifest, TensorEntry};
 use super::tests::{Model, alone, saved};
 use super::*;
+use crate::{Parameter, Parameters};
 
 /// A sample of positions of every file, a flip of every bit at each: `verify` finds all of them, and `load` gives what was
 /// saved or nothing.
@@ -34,6 +41,47 @@ fn every_flipped_bit_is_found() {
         std::fs::write(&file, &good).unwrap();
     }
     verify(&path).unwrap();
+}
+
+/// The same of the files of two ranks, of several blocks each, at both sides of their limits and between: all that is read whole
+/// is found.
+#[test]
+fn every_flipped_bit_is_found_in_large_files() {
+    let (rows, columns) = (2, 3 * digest::BLOCK as i64 / 16);
+    let model = |world: &Group, fill: f64| {
+        let mine = rows / world.size() as i64;
+        let part = Tensor::full([mine, columns], fill, (Kind::Float, Device::Cpu)).set_requires_grad(true);
+        let entry = Parameter::sharded("w", &part, 0, vec![mine; world.size()]);
+        Model::of(Parameters::over(vec![entry], world).unwrap())
+    };
+    let folder = tempfile::tempdir().unwrap();
+    let path = threads::run(2, Duration::from_secs(60), |world| {
+        let mut model = model(&world, 1.0 + world.rank() as f64);
+        model.train();
+        let mut checkpoints = Checkpoints::new(folder.path(), Keep::ALL, &world);
+        checkpoints.save(&model.contents(), &RunState::default()).unwrap()
+    })
+    .remove(0);
+    let (checkpoints, mut found) = (alone(folder.path(), Keep::ALL), model(&Group::single(), 7.0));
+    let before = found.bytes();
+    for name in ["manifest.json", "rank_00000.safetensors", "rank_00001.safetensors"] {
+        let file = File::options().read(true).write(true).open(path.join(name)).unwrap();
+        let bytes = file.metadata().unwrap().len();
+        let limits = (1..=bytes / digest::BLOCK).map(|block| block * digest::BLOCK);
+        assert_eq!(name != "manifest.json", limits.clone().count() > 1, "{name} has {bytes} bytes");
+        let places = limits.flat_map(|limit| [limit - 1, limit]).chain((0..8).map(|part| part * bytes / 8));
+        for (count, at) in places.chain([7, 8, bytes - 1]).filter(|at| *at < bytes).enumerate() {
+            let mut byte = [0];
+            file.read_exact_at(&mut byte, at).unwrap();
+            file.write_all_at(&[byte[0] ^ (1 << (count % 8))], at).unwrap();
+            assert!(verify(&path).is_err(), "byte {at} of {name}");
+            assert!(checkpoints.load(&Which::Newest, &mut found.contents()).is_err(), "byte {at} of {name}");
+            file.write_all_at(&byte, at).unwrap();
+        }
+    }
+    assert!(found.bytes() == before, "nothing was changed");
+    verify(&path).unwrap();
+    checkpoints.load(&Which::Newest, &mut found.contents()).unwrap();
 }
 
 /// What a manifest may say that no save would, with a digest that is right.

@@ -18,7 +18,7 @@ pub(super) struct Model {
 }
 
 impl Model {
-    fn of(params: Parameters) -> Self {
+    pub(super) fn of(params: Parameters) -> Self {
         let adamw = AdamW::new(&params, &AdamWConfig::default()).unwrap();
         Self { params, buffers: vec![("running_mean".into(), Tensor::from_slice(&[0.5f32]))], adamw }
     }
@@ -38,7 +38,7 @@ impl Model {
         Contents { params: &self.params, buffers: &self.buffers, optimizer: Some(&mut self.adamw) }
     }
 
-    fn train(&mut self) {
+    pub(super) fn train(&mut self) {
         for param in &self.params {
             param.tensor.abs().pow_tensor_scalar(2).sum(None).backward();
         }
@@ -368,6 +368,27 @@ fn weights_go_to_other_programs_and_come_from_them() {
     let mut contents = Contents { params: &other.params, buffers: &other.buffers, optimizer: None };
     let error = load(&mut contents).unwrap_err().to_string();
     assert!(error.contains("not a safetensors file"), "{error}");
+}
+
+/// Of what PyTorch's batch norms keep, the count of batches alone is passed over.
+#[rstest]
+#[case::count("norm.num_batches_tracked", true)]
+#[case::other("norm.running_var", false)]
+fn counts_of_batches_are_left_out(#[case] name: &str, #[case] fits: bool) {
+    let folder = tempfile::tempdir().unwrap();
+    let file = folder.path().join("weights.safetensors");
+    let (saved, count) = (Tensor::from_slice(&[1.0f32, 2.0]), Tensor::from(5_i64));
+    Tensor::write_safetensors(&[("w", &saved), (name, &count)], &file).unwrap();
+    let weight = saved.zeros_like().set_requires_grad(true);
+    let params = Parameters::new(vec![Parameter::replicated("w", &weight)]).unwrap();
+    let mut contents = Contents { params: &params, buffers: &[], optimizer: None };
+    let loaded = alone(folder.path(), Keep::ALL).load(&Which::At(file), &mut contents);
+    match loaded {
+        Ok(_) => assert!(fits && weight.detach() == saved),
+        Err(error) => {
+            assert!(!fits && error.to_string().contains("\"norm.running_var\" is not of this model"))
+        }
+    }
 }
 
 /// Tools take the newest whole one, and leave nothing of what they could not finish; a torn one does not make an older one go.

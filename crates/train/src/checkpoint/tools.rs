@@ -151,7 +151,7 @@ fn cut(opened: &Opened, manifest: Manifest, out: &Path, ranks: usize) -> Result<
         files.push(FileEntry { name, digest });
     }
     write_manifest(out, &Manifest { world_size: ranks, files, tensors, ..manifest })?;
-    files::sync_folder(&out.canonicalize().at("find", out)?.join(".."))
+    files::sync_folders(out)
 }
 
 /// Writes the parameters, or their averages where there are any, and the buffers of a checkpoint, whole and under their names in the model's state dict, into one

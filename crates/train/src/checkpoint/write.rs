@@ -139,7 +139,7 @@ impl Job {
             state: lead.state.clone(),
         };
         write_manifest(&self.folder, &manifest)?;
-        files::sync_folder(&self.root)?;
+        files::sync_folders(&self.root)?;
         swept("files of an earlier save stay", folder::tidy(&self.folder, &manifest));
         swept("a checkpoint that need not stay does", keep::prune(&self.root, lead.keep, &self.folder));
         Ok(())

@@ -339,11 +339,6 @@ impl FullySharded {
         &self.params
     }
 
-    /// The ranks that hold the same parts as this one: those along all other axes of the mesh.
-    pub fn replicas(&self) -> &Group {
-        &self.others
-    }
-
     /// Sets all gradients to zero: before the forward pass of a step.
     ///
     /// # Errors
@@ -381,9 +376,9 @@ impl FullySharded {
     ///
     /// # Errors
     ///
-    /// [`Error::MissingGradient`] on all ranks where a parameter took no part in the loss and `find_unused_parameters` is off;
-    /// whatever a backward closure or the communication reports. Where the pass itself fails, this rank leaves the group, so
-    /// that the others do not wait for it.
+    /// [`Error::MissingGradient`] where a parameter took no part in the loss on this rank and `find_unused_parameters` is off;
+    /// whatever a backward closure or the communication reports. In all these cases this rank leaves the group, so that the
+    /// others do not wait for it: their error then is what it says.
     pub fn backward(&self, loss: &Tensor) -> Result<()> {
         lock(&self.sharded.0).begin()?;
         let done = autograd::backward(&[loss], &[], BackwardOptions::default());
@@ -392,7 +387,7 @@ impl FullySharded {
         state.in_backward = false;
         if let Err(error) = &done {
             state.reductions.clear();
-            if !error.is_shared() {
+            if !error.is_shared() || matches!(error, Error::MissingGradient { .. }) {
                 self.all.leave(&error.to_string());
             }
         }
@@ -401,14 +396,10 @@ impl FullySharded {
 
     fn finish(&self) -> Result<()> {
         let mut state = lock(&self.sharded.0);
-        // The ranks run the same operators, and miss the same.
+        // Others may not miss it, where ranks have losses of their own; nothing can be waited for then.
         let missing = state.units.iter().flat_map(|unit| &unit.members).find(|member| !member.arrived);
         if let (Some(missing), false) = (missing, self.find_unused_parameters) {
             let (name, group) = (missing.name.clone(), self.all.name().to_owned());
-            for (_, work) in std::mem::take(&mut state.reductions) {
-                let _ = work.wait()?;
-            }
-            state.drop_all()?;
             return Err(Error::MissingGradient { name, rank: self.all.rank(), group });
         }
         while state.waiting > 0 {

@@ -11,7 +11,7 @@ use isobar_collectives::Group;
 use isobar_collectives::flight::Phase;
 use isobar_data::Sampler;
 use isobar_manager::DeviceMesh;
-use isobar_torch::guard::Autocast;
+use isobar_torch::guard::{Autocast, set_deterministic};
 use tch::Tensor;
 
 use self::same_run::{check_same_run, refuse_init_that_goes};
@@ -137,7 +137,8 @@ pub struct Summary {
 /// Trains `task` from where its folder's checkpoints say, or from the start. Every rank calls.
 ///
 /// The global batches, the augmentation and dropout are the same on any number of ranks, and so is the loss curve but for
-/// rounding; a resumed run on the same layout repeats it bitwise.
+/// rounding; a resumed run on the same layout repeats it bitwise. Deterministic kernels, where they are asked for, are the
+/// process's from then on.
 ///
 /// # Errors
 ///
@@ -151,14 +152,18 @@ pub fn fit(
     config: &FitConfig,
 ) -> Result<Summary> {
     let world = &ranks.world;
-    let result = match Run::start(task, params, buffers, ranks, config) {
-        Ok(run) => run.go(),
-        Err(error) => Err(out_of_memory::explained(error, world, &Held { params, buffers, optimizer: None })),
+    let (result, _run) = match Run::start(task, params, buffers, ranks, config) {
+        Ok(mut run) => (run.go(), Some(run)),
+        Err(error) => {
+            let held = Held { params, buffers, optimizer: None };
+            (Err(out_of_memory::explained(error, world, &held)), None)
+        }
     };
+    // Before the run is dropped, which waits for a checkpoint under way: the others do not.
     if let Err(error) = &result
         && !error.is_shared()
     {
-        ranks.world.leave(&error.to_string());
+        world.leave(&error.to_string());
     }
     result
 }
@@ -228,6 +233,9 @@ impl<'a, T: Task> Run<'a, T> {
         let steps_per_epoch = sampler.batches_per_epoch() as u64;
         let schedule =
             Schedule::new(config.schedule.clone(), config.optimizer.lr(), steps_per_epoch, train.epochs)?;
+        if train.deterministic {
+            set_deterministic(true)?;
+        }
         let parallel = Parallel::new(params, buffers, ranks, &config.data_parallel)?;
         let whole = params.clone();
         let params = parallel.parameters().clone();
@@ -305,11 +313,11 @@ impl<'a, T: Task> Run<'a, T> {
         })
     }
 
-    fn go(mut self) -> Result<Summary> {
+    fn go(&mut self) -> Result<Summary> {
         match self.train() {
-            Ok(()) => Ok(self.summary),
+            Ok(()) => Ok(self.summary.clone()),
             Err(error) => {
-                let Self { params, buffers, optimizer, ranks, .. } = &self;
+                let Self { params, buffers, optimizer, ranks, .. } = self;
                 let held = Held { params, buffers, optimizer: Some(optimizer) };
                 Err(out_of_memory::explained(error, &ranks.world, &held))
             }

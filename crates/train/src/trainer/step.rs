@@ -63,7 +63,7 @@ impl<T: Task> Run<'_, T> {
         self.progress.step(epoch, loss, batch.len() as u64);
         let every = self.config.train.check_replicas_every;
         if every > 0 && self.state.step.is_multiple_of(every) {
-            check_replicas(&self.params, self.parallel.replicas())?;
+            check_replicas(&self.params, &self.ranks.world)?;
         }
         let every = self.config.metrics.every_steps;
         if every > 0 && self.state.step.is_multiple_of(every) {
