@@ -25,6 +25,8 @@ enum Peer {
     Fftw,
     /// The same work of ranks that go on alone, all at the same time: this case of ours.
     Alone(&'static str),
+    /// This case of ours, of which the other may take a part.
+    Of(&'static str),
 }
 
 impl Peer {
@@ -34,13 +36,14 @@ impl Peer {
             Self::DTensor => "DTensor",
             Self::Fftw => "FFTW-MPI",
             Self::Alone(_) => "alone",
+            Self::Of(_) => "Isobar",
         }
     }
 
     /// Its name for a case of ours.
     fn case(self, name: &'static str) -> &'static str {
         match self {
-            Self::PhysicsNemoCase(case) | Self::Alone(case) => case,
+            Self::PhysicsNemoCase(case) | Self::Alone(case) | Self::Of(case) => case,
             Self::Fftw => "fft/rfft2_irfft2",
             Self::PhysicsNemo | Self::DTensor => name,
         }
@@ -48,7 +51,7 @@ impl Peer {
 }
 
 /// Cases, in the order of the table, each with its peer and the least ratio that the project asks of itself, if any.
-const CASES: [(&str, Peer, Option<f64>); 26] = [
+const CASES: [(&str, Peer, Option<f64>); 28] = [
     ("all_gather_v/dim0", Peer::PhysicsNemo, Some(4.0)),
     ("all_gather_v/dim1", Peer::PhysicsNemo, Some(3.5)),
     ("all_gather_v/fwd_bwd", Peer::PhysicsNemo, Some(5.0)),
@@ -75,6 +78,8 @@ const CASES: [(&str, Peer, Option<f64>); 26] = [
     ("unet/domain_step", Peer::Alone("unet/one_rank_domain_step"), Some(1.0 / 0.6)),
     ("attention/ring_4096", Peer::Alone("attention/one_rank_4096"), Some(1.0 / 0.58)),
     ("attention/ring_16384", Peer::Alone("attention/one_rank_16384"), Some(1.0 / 0.58)),
+    ("overhead/recording", Peer::Of("overhead/step_a_collective"), Some(100.0)),
+    ("checkpoint/async", Peer::Of("checkpoint/sync"), Some(10.0)),
 ];
 
 #[derive(Args)]
@@ -185,7 +190,7 @@ pub(crate) fn run(options: &Options) -> Result<()> {
         }
         // Cases that are compared with each other in turns, all others in one process, like the peers'.
         let (pairs, rest): (Vec<_>, Vec<_>) =
-            chosen.iter().partition(|(_, peer)| matches!(peer, Peer::Alone(_)));
+            chosen.iter().partition(|(_, peer)| matches!(peer, Peer::Alone(_) | Peer::Of(_)));
         for &(name, peer) in pairs {
             let alone = peer.case(name);
             let ours = times(our_run(&[name, alone]).arg("--in-turns"))?;

@@ -1,6 +1,8 @@
 //! Training steps of models whose fields are split along their height over all ranks.
 
-use anyhow::{Result, ensure};
+use std::time::Instant;
+
+use anyhow::{Result, bail, ensure};
 use isobar_collectives::Group;
 use isobar_manager::DeviceMesh;
 use isobar_models::{Afno, AfnoConfig, Fno, FnoConfig, Mode, UNet, UNetConfig};
@@ -34,6 +36,20 @@ pub(crate) const FNO: Case =
 /// A U-Net of three levels.
 pub(crate) const UNET: Case =
     Case { shape: &[1, 2, 64, 64, 64], dense: |params| unet(params), sharded: |params| unet(params) };
+
+/// The model and the batch of `configs/darcy_afno.toml`.
+const DEMO: Case =
+    Case { shape: &[8, 1, 64, 64], dense: |params| demo(params), sharded: |params| demo(params) };
+
+fn demo<P: Params>(params: &mut P) -> Result<Pass<P::Array>>
+where
+    P::Array: 'static,
+{
+    let sizes = AfnoConfig::new([64, 64], 1, 1);
+    let config = AfnoConfig { patch_size: [4, 4], embed_dim: 128, depth: 4, num_blocks: 8, ..sizes };
+    let model = Afno::new(&config, params)?;
+    Ok(Box::new(move |x| model.forward(x, Mode::Eval)))
+}
 
 fn afno<P: Params>(params: &mut P) -> Result<Pass<P::Array>>
 where
@@ -96,4 +112,20 @@ pub(crate) fn step(group: &Group, case: &Case, alone: bool) -> Result<Prepared> 
         Ok(())
     };
     Ok(Prepared { timed: Timed::Step(Box::new(step)), output: None })
+}
+
+/// How long a step of the demo's model takes for each collective of it, with its fields split: the most that it has.
+pub(crate) fn step_for_each_collective(group: &Group) -> Result<Prepared> {
+    let Timed::Step(mut step) = step(group, &DEMO, false)?.timed else { bail!("a step is timed as one") };
+    let group = group.clone();
+    let begun = move || group.flight().entries(1, false).last().map_or(0, |entry| entry.number);
+    let measure = move || {
+        let (before, start) = (begun(), Instant::now());
+        step()?;
+        let seconds = start.elapsed().as_secs_f64();
+        let collectives = begun() - before;
+        ensure!(collectives > 0, "a step has no collective; expected more ranks than one");
+        Ok(seconds / collectives as f64)
+    };
+    Ok(Prepared { timed: Timed::Measured(Box::new(measure)), output: None })
 }

@@ -64,7 +64,7 @@ const REPLICATE: Placement = Placement::Replicate;
 const ROWS: Placement = Placement::Shard(0);
 const COLUMNS: Placement = Placement::Shard(1);
 
-const CASES: [Case; 36] = [
+const CASES: [Case; 37] = [
     Case { name: "all_gather_v/dim0", prepare: |group| collectives::all_gather(group, 0) },
     Case { name: "all_gather_v/dim1", prepare: |group| collectives::all_gather(group, 1) },
     Case { name: "all_gather_v/fwd_bwd", prepare: collectives::all_gather_fwd_bwd },
@@ -72,6 +72,7 @@ const CASES: [Case; 36] = [
     Case { name: "indexed_all_to_all_v/fwd_bwd", prepare: collectives::indexed_all_to_all_fwd_bwd },
     Case { name: "afno/train_step", prepare: afno::train_step },
     Case { name: "overhead/recording", prepare: collectives::recording },
+    Case { name: "overhead/step_a_collective", prepare: domain::step_for_each_collective },
     Case { name: "overhead/mul", prepare: shard::mul },
     Case { name: "overhead/linear", prepare: shard::linear },
     Case { name: "overhead/from_local", prepare: shard::from_local },
