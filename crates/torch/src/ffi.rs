@@ -34,6 +34,8 @@ pub(crate) struct HookSlot {
 unsafe extern "C" {
     pub(crate) fn isobar_free_text(text: *mut c_char);
 
+    pub(crate) fn isobar_libtorch_version() -> *const c_char;
+
     pub(crate) fn isobar_function_apply(
         name: *const c_char,
         inputs: *const *const C_tensor,

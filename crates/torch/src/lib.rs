@@ -27,3 +27,14 @@ pub mod observe;
 
 pub use element::{Complex32, Complex64, Element};
 pub use error::{BoxError, Error, Result};
+
+/// The version of libtorch, as `2.11.0`.
+///
+/// ```
+/// assert_eq!(isobar_torch::libtorch_version().split('.').count(), 3);
+/// ```
+pub fn libtorch_version() -> String {
+    // SAFETY: a text of the library's own, that ends with 0 and stays.
+    let text = unsafe { std::ffi::CStr::from_ptr(ffi::isobar_libtorch_version()) };
+    text.to_string_lossy().into_owned()
+}

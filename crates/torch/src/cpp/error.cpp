@@ -4,6 +4,7 @@
 #include <cstring>
 
 #include <c10/util/Exception.h>
+#include <torch/version.h>
 
 namespace isobar {
 
@@ -33,4 +34,8 @@ void report_current_exception(Error* error) noexcept {
 
 extern "C" void isobar_free_text(char* text) {
   std::free(text);
+}
+
+extern "C" const char* isobar_libtorch_version() {
+  return TORCH_VERSION;
 }

@@ -138,6 +138,7 @@ proptest! {
             format: manifest::FORMAT.into(),
             version: manifest::VERSION,
             isobar: String::new(),
+            libtorch: String::new(),
             nonce: String::new(),
             saved_at: u64::MAX,
             world_size: 1,

@@ -130,6 +130,7 @@ impl Job {
             format: FORMAT.to_owned(),
             version: VERSION,
             isobar: env!("CARGO_PKG_VERSION").to_owned(),
+            libtorch: isobar_torch::libtorch_version(),
             nonce: self.nonce.clone(),
             saved_at: now.as_secs(),
             world_size: lead.world_size,
