@@ -91,7 +91,9 @@ fn isobar(launch: Launch, command: &str, config: &str, output: &Path, sets: &[&s
         "navier_stokes_fno" => {
             &["model.latent_channels=8", "model.num_fno_layers=2", "model.num_fno_modes=4"]
         }
-        "darcy_distributed_afno" => &["model.embed_dim=16", "model.depth=2", "data.validation_steps=1"],
+        "darcy_afno" | "darcy_distributed_afno" => {
+            &["model.embed_dim=16", "model.depth=2", "data.validation_steps=1"]
+        }
         _ => &["model.model_depth=2", "model.feature_map_channels=[4, 4, 8, 8]"],
     };
     let small = ["run.name=run", "data.validation_samples=2", "data.validation_steps=3", "train.epochs=2"];
@@ -121,10 +123,15 @@ fn records(output: &Path) -> Vec<(String, f64)> {
 
 #[track_caller]
 fn alike(got: &[(String, f64)], want: &[(String, f64)]) {
+    alike_within(1e-3, got, want);
+}
+
+#[track_caller]
+fn alike_within(tolerance: f64, got: &[(String, f64)], want: &[(String, f64)]) {
     assert_eq!(got.len(), want.len());
     for ((key, got), (of, want)) in got.iter().zip(want) {
         assert_eq!(key, of);
-        assert!((got - want).abs() <= 1e-3 * want.abs(), "{key}: {got} instead of {want}");
+        assert!((got - want).abs() <= tolerance * want.abs(), "{key}: {got} instead of {want}");
     }
 }
 
@@ -174,6 +181,29 @@ fn channels_and_fields_are_split_at_once(#[case] shape: &str, #[case] names: &st
     let [shape, names] = mesh(shape, names);
     let split = train(Launch::plain(4, ISOBAR), config, &[&sets[..], &[&shape, &names]].concat());
     alike(&split, &whole);
+}
+
+/// Dropout draws for the samples of a step, whichever of them, and of their fields, a rank has at a time.
+#[rstest]
+#[case::rows("darcy_afno", 2, "[2]", "[\"domain\"]")]
+#[case::samples_and_columns("darcy_afno", 4, "[2, 2]", "[\"data\", \"domain_y\"]")]
+#[case::rows_of_the_other("darcy_distributed_afno", 2, "[2]", "[\"domain\"]")]
+fn parts_of_a_step_drop_what_the_step_drops(
+    #[case] config: &str,
+    #[case] ranks: usize,
+    #[case] shape: &str,
+    #[case] names: &str,
+) {
+    let run = |ranks: usize, mesh: [String; 2], more: &[&str]| {
+        let sets = ["data.path=tests/data/darcy_excerpt.h5", "train.max_steps=4", "train.batch_size=5"];
+        let sets = [&sets[..], &mesh.each_ref().map(String::as_str), more].concat();
+        train(Launch::plain(ranks, ISOBAR), config, &sets)
+    };
+    let one = || mesh("[1]", "[\"data\"]");
+    let whole = run(1, one(), &["model.drop_rate=0.1"]);
+    assert_ne!(whole, run(1, one(), &[]));
+    let parts = ["model.drop_rate=0.1", "train.accumulate=2"];
+    alike_within(1e-5, &run(ranks, mesh(shape, names), &parts), &whole);
 }
 
 #[rstest]

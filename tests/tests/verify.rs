@@ -10,6 +10,9 @@ const ISOBAR: &str = env!("CARGO_BIN_EXE_isobar-app");
 const OPS: &str =
     "all_gather_v,gather_v,scatter_v,indexed_all_to_all_v,fully_connected,afno,distributed_afno";
 
+/// Transforms, and models that are made of them.
+const SPECTRAL: &str = "rfft2,irfft2,rfftn,mod_afno,fno";
+
 const SHARDED: &[&str] = &[
     "adaptive_avg_pool2d",
     "add",
@@ -109,6 +112,32 @@ fn sharded_operators_pass(#[values("threads", "mpi")] backend: &str) {
     let complained = String::from_utf8_lossy(&output.stderr);
     assert!(output.status.success(), "{said}\n{complained}");
     assert!(!said.contains("unsupported"), "{said}");
+}
+
+/// Every case on every layout of some meshes; of all with `--full`.
+#[rstest]
+fn spectral_operators_pass(#[values("threads", "mpi")] backend: &str) {
+    if backend == "mpi" && !has_mpi() {
+        return;
+    }
+    let ranks = match (backend, full()) {
+        ("mpi", false) => "2",
+        ("mpi", true) => "2,4",
+        (_, false) => "3,2x2",
+        (_, true) => "1,2,3,4,2x2",
+    };
+    let mut verify = Command::new(ISOBAR);
+    verify.args(["verify", "--backend", backend, "--ops", SPECTRAL, "--ranks", ranks]).arg(golden());
+    verify.env("OMP_NUM_THREADS", "1");
+    let output = output_within(&mut verify, Duration::from_secs(300)).unwrap().expect("did not end");
+    let said = String::from_utf8_lossy(&output.stdout);
+    let complained = String::from_utf8_lossy(&output.stderr);
+    assert!(output.status.success(), "{said}\n{complained}");
+    assert!(!said.contains("unsupported"), "{said}");
+    // Every operator asked for was found.
+    for op in SPECTRAL.split(',') {
+        assert!(said.lines().any(|line| line.contains(op)), "no line for {op}\n{said}");
+    }
 }
 
 #[test]

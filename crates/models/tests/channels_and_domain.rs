@@ -89,6 +89,16 @@ fn the_same_as_on_one_rank(
     #[case] names: &[&str],
     #[values(false, true)] pending: bool,
 ) {
+    check(config(), (shape, names), pending);
+}
+
+#[test]
+fn what_is_computed_again_is_the_same() {
+    let config = DistributedAfnoConfig { gradient_checkpointing: true, ..config() };
+    check(config, (&[2, 2], &["domain", "model"]), true);
+}
+
+fn check(config: DistributedAfnoConfig, (shape, names): (&[i64], &[&str]), pending: bool) {
     let ranks = shape.iter().product::<i64>() as usize;
     isobar_collectives::threads::run(ranks, Duration::from_secs(120), |group| {
         let (output, grads, losses) = dense();
@@ -97,7 +107,7 @@ fn the_same_as_on_one_rank(
         let mut store = store().with_region(ParallelRegion::new(along.clone()));
         let params = MeshParams::new(&mut store, &mesh).along("model").unwrap();
         let model =
-            DistributedAfno::new(&config(), &mut if pending { params.pending() } else { params }).unwrap();
+            DistributedAfno::new(&config, &mut if pending { params.pending() } else { params }).unwrap();
         let x = ShardTensor::distribute(&random(1), &mesh, &places).unwrap();
         let target = ShardTensor::distribute(&random(2), &mesh, &places).unwrap();
         let others: Vec<usize> = (0..names.len()).filter(|&axis| names[axis] != "model").collect();

@@ -1,7 +1,9 @@
 //! What computing again saves of memory. A binary of its own: peaks are those of the process.
 #![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
 
-use isobar_models::{Afno, AfnoConfig, Fno, FnoConfig, Mode, PerDim, Result};
+use isobar_models::{
+    Afno, AfnoConfig, DistributedAfno, DistributedAfnoConfig, Fno, FnoConfig, Mode, PerDim, Result,
+};
 use isobar_shard::{Generator, ParamStore};
 use isobar_torch::memory;
 use tch::{Device, Kind, Tensor};
@@ -36,6 +38,20 @@ fn deep_models_need_less() {
             Box::new(move |x| model.forward(x, Mode::Eval))
         })
     };
+    let distributed_afno = |gradient_checkpointing| {
+        peak(&[1, 2, 128, 128], |store| {
+            let sizes = DistributedAfnoConfig::new([128, 128], 2);
+            let config = DistributedAfnoConfig {
+                patch_size: 4,
+                embed_dim: 32,
+                depth: 12,
+                gradient_checkpointing,
+                ..sizes
+            };
+            let model = DistributedAfno::new(&config, store).unwrap();
+            Box::new(move |x| model.forward(x, Mode::Eval))
+        })
+    };
     let fno = |gradient_checkpointing| {
         peak(&[1, 2, 128, 128], |store| {
             let modes = PerDim::All(4);
@@ -49,7 +65,11 @@ fn deep_models_need_less() {
             Box::new(move |x| model.forward(x))
         })
     };
-    for (name, peak, limit) in [("afno", &afno as &dyn Fn(bool) -> u64, 0.4), ("fno", &fno, 0.7)] {
+    for (name, peak, limit) in [
+        ("afno", &afno as &dyn Fn(bool) -> u64, 0.4),
+        ("distributed_afno", &distributed_afno, 0.4),
+        ("fno", &fno, 0.7),
+    ] {
         let [without, with] = [false, true].map(peak);
         let ratio = with as f64 / without as f64;
         assert!(

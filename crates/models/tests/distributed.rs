@@ -105,6 +105,32 @@ fn expect_refusal(config: &DistributedAfnoConfig, ranks: usize) {
     }
 }
 
+/// With its collectives, in the order of the forward pass.
+#[rstest]
+#[case::all_channels(config())]
+#[case::own_channels_dropped(DistributedAfnoConfig {
+    channel_parallel_inputs: true,
+    channel_parallel_outputs: true,
+    drop_rate: 0.2,
+    drop_path_rate: 0.5,
+    ..config()
+})]
+fn what_is_computed_again_is_the_same(#[case] config: DistributedAfnoConfig, #[values(1, 2)] ranks: usize) {
+    isobar_collectives::threads::run(ranks, Duration::from_secs(60), move |group| {
+        let region = ParallelRegion::new(group);
+        let kept = step(&config, region.clone(), true);
+        let again = DistributedAfnoConfig { gradient_checkpointing: true, ..config.clone() };
+        let again = step(&again, region, true);
+        assert_eq!(again.output, kept.output);
+        assert!(max_error(&again.input_grad, &kept.input_grad) < 1e-12);
+        assert_eq!(again.grads.len(), kept.grads.len());
+        for (got, want) in again.grads.iter().zip(&kept.grads) {
+            let error = max_error(&got.3, &want.3);
+            assert!(error < 1e-12, "gradient of {} differs by {error}", got.0);
+        }
+    });
+}
+
 #[test]
 fn training_keeps_replicated_parameters_bitwise_equal() {
     let states = isobar_collectives::threads::run(2, Duration::from_secs(60), |group| {

@@ -278,6 +278,19 @@ fn unet_of_volumes(
     padding_mode: PaddingMode::Reflect,
     ..images()
 })]
+#[case::wide_kernel_replicate(UNetConfig {
+    model_depth: 2,
+    feature_map_channels: vec![3, 4, 5, 5],
+    kernel_size: PerDim::All(5),
+    padding: PerDim::All(2),
+    padding_mode: PaddingMode::Replicate,
+    ..images()
+})]
+#[case::gates_of_two_convolutions(UNetConfig {
+    use_attn_gate: true,
+    attn_intermediate_channels: Some(3),
+    ..images()
+})]
 fn unet_of_images(
     #[case] config: UNetConfig,
     #[values(&[(2, 2)], &[(3, 3)], &[(4, 2)], &[(2, 2), (2, 3)])] axes: Axes,

@@ -9,7 +9,10 @@ use isobar_models::{
     Afno, AfnoConfig, Factorization, Fno, FnoConfig, ModAfno, ModAfnoConfig, ModEmbedConfig, Mode,
     PaddingType, PerDim,
 };
-use isobar_shard::{Array, Generator, MeshParams, ParamStore, Params, Placement, ShardTensor, Window};
+use isobar_shard::{
+    Array, CommTrace, Generator, Layout, MeshParams, ParamStore, Params, Placement, ShardTensor, Sizes,
+    Window,
+};
 use rstest::rstest;
 use tch::{Device, Kind, Tensor};
 
@@ -25,6 +28,7 @@ enum Subject {
     Fno,
     CircularFno,
     TuckerFno,
+    CpFno,
     Fno1d,
     CpFno1d,
     Fno3d,
@@ -76,6 +80,7 @@ impl Subject {
             }
             Self::CircularFno => FnoConfig { padding_type: PaddingType::Circular, ..fno },
             Self::TuckerFno => FnoConfig { factorization: Factorization::Tucker, rank: 0.5, ..fno },
+            Self::CpFno => FnoConfig { factorization: Factorization::Cp, rank: 0.5, ..fno },
             Self::Fno1d => FnoConfig { dimension: 1, ..fno },
             Self::CpFno1d => FnoConfig { dimension: 1, factorization: Factorization::Cp, rank: 0.5, ..fno },
             Self::Fno3d => FnoConfig { dimension: 3, num_fno_modes: PerDim::All(2), ..fno },
@@ -168,20 +173,64 @@ fn dense(subject: Subject, kind: Kind) -> (Run, Tensor) {
     (run, first.into_inner().unwrap())
 }
 
-fn sharded((subject, kind): (Subject, Kind), mesh: &DeviceMesh, placements: &[Placement]) -> (Run, Tensor) {
+/// How the extents of split dims are.
+#[derive(Debug, Clone, Copy)]
+enum Parts {
+    Equal,
+    /// As 1 : 2 : …
+    Growing,
+    /// The second has nothing.
+    Hole,
+}
+
+impl Parts {
+    fn sizes(self, extent: i64, parts: i64) -> Vec<i64> {
+        match self {
+            Self::Equal => isobar_collectives::chunk(extent, parts as usize),
+            Self::Growing => {
+                let boundary = |part: i64| extent * part * (part + 1) / (parts * (parts + 1));
+                (0..parts).map(|part| boundary(part + 1) - boundary(part)).collect()
+            }
+            Self::Hole => {
+                let mut sizes = isobar_collectives::chunk(extent, parts as usize - 1);
+                sizes.insert(1, 0);
+                sizes
+            }
+        }
+    }
+
+    /// Of a tensor of which each axis of the mesh splits another dim.
+    fn layout(self, mesh: &DeviceMesh, placements: &[Placement], shape: &[i64]) -> Layout {
+        let axes = placements.iter().zip(mesh.shape());
+        let sizes = axes.filter_map(|(placement, ranks)| {
+            placement.dim().map(|dim| (dim, self.sizes(shape[dim], ranks as i64)))
+        });
+        Layout::new(mesh, placements, shape, &Sizes::Explicit(sizes.collect())).unwrap()
+    }
+}
+
+fn sharded(
+    (subject, kind): (Subject, Kind),
+    mesh: &DeviceMesh,
+    placements: &[Placement],
+    parts: Parts,
+) -> (Run, Tensor) {
     let Data { x, modulation, target } = Data::new(subject, kind);
     let mut store = store(kind);
     let model = subject.make(&mut MeshParams::new(&mut store, mesh));
-    let whole = ShardTensor::distribute(&x, mesh, placements).unwrap();
+    let distribute = |whole: &Tensor, placements: &[Placement]| {
+        ShardTensor::distribute_as(whole, &parts.layout(mesh, placements, &whole.size())).unwrap()
+    };
+    let whole = distribute(&x, placements);
     let leaf = whole.local().detach().copy().set_requires_grad(true);
     let x = ShardTensor::from_parts(&leaf, whole.layout()).unwrap();
-    let target = ShardTensor::distribute(&target, mesh, placements).unwrap();
+    let target = distribute(&target, placements);
     // The modulation lies beside the batch.
     let of_batch: Vec<Placement> = placements
         .iter()
         .map(|placement| if *placement == Placement::Shard(0) { *placement } else { Placement::Replicate })
         .collect();
-    let modulation = ShardTensor::distribute(&modulation, mesh, &of_batch).unwrap();
+    let modulation = distribute(&modulation, &of_batch);
     let first = std::cell::RefCell::new(None);
     let run = train(&store, || {
         let output = model(&x, &modulation).unwrap();
@@ -210,6 +259,7 @@ fn runs(
     kind: Kind,
     mesh_shape: &[i64],
     placements: &[Placement],
+    parts: Parts,
 ) -> ((Run, Tensor), Vec<(Run, Tensor)>) {
     let want = dense(subject, kind);
     assert!(want.0.losses[STEPS - 1] < want.0.losses[0], "{:?}", want.0.losses);
@@ -218,13 +268,17 @@ fn runs(
     let ranks = mesh_shape.iter().product::<i64>() as usize;
     let runs = isobar_collectives::threads::run(ranks, Duration::from_secs(120), move |group| {
         let mesh = DeviceMesh::new(&group, &mesh_shape, &["a", "b"][..mesh_shape.len()]).unwrap();
-        sharded((subject, kind), &mesh, &placed)
+        sharded((subject, kind), &mesh, &placed, parts)
     });
     (want, runs)
 }
 
 fn check(subject: Subject, mesh_shape: &[i64], placements: &[Placement]) {
-    let ((want, want_x), runs) = runs(subject, Kind::Double, mesh_shape, placements);
+    check_parts(subject, mesh_shape, placements, Parts::Equal);
+}
+
+fn check_parts(subject: Subject, mesh_shape: &[i64], placements: &[Placement], parts: Parts) {
+    let ((want, want_x), runs) = runs(subject, Kind::Double, mesh_shape, placements, parts);
     for (got, got_x) in &runs {
         assert_close("output", &got.output, &want.output);
         assert_close("gradient of the field", got_x, &want_x);
@@ -262,6 +316,52 @@ fn along_two_axes(
     #[values([2, 3], [3, 2], [0, 2], [0, 3])] dims: [usize; 2],
 ) {
     check(subject, &[2, 2], &dims.map(Placement::Shard));
+}
+
+/// On 32 × 32 tokens of 8 features, split by rows, half of each exchange: modes where few columns are kept, else whole fields; in
+/// the corrected window always modes.
+#[rstest]
+#[case::few(0.25, false, 8 * 4 * 8 * 16)]
+#[case::all(1.0, false, 32 * 16 * 8 * 8)]
+#[case::few_of_the_lowest(0.25, true, 7 * 4 * 8 * 16)]
+#[case::all_of_the_lowest(1.0, true, 32 * 17 * 8 * 16 / 2)]
+fn afno_exchanges(#[case] fraction: f64, #[case] corrected_modes: bool, #[case] bytes: u64) {
+    isobar_collectives::threads::run(2, Duration::from_secs(60), |group| {
+        let config = AfnoConfig {
+            patch_size: [1, 1],
+            embed_dim: 8,
+            depth: 1,
+            num_blocks: 2,
+            hard_thresholding_fraction: fraction,
+            corrected_modes,
+            ..AfnoConfig::new([32, 32], 2, 2)
+        };
+        let mesh = DeviceMesh::new(&group, &[2], &["domain"]).unwrap();
+        let mut store = store(Kind::Double);
+        let model = Afno::new(&config, &mut MeshParams::new(&mut store, &mesh)).unwrap();
+        let x = Tensor::ones([1, 2, 32, 32], DOUBLE);
+        let x = ShardTensor::distribute(&x, &mesh, &[Placement::Shard(2)]).unwrap();
+        let trace = CommTrace::start(&group);
+        let _ = model.forward(&x, Mode::Eval).unwrap();
+        assert_eq!(trace.received(), bytes, "{}", trace.record());
+    });
+}
+
+#[rstest]
+fn factored_along_two_axes(#[values(Subject::TuckerFno, Subject::CpFno)] subject: Subject) {
+    check(subject, &[2, 2], &[2, 3].map(Placement::Shard));
+}
+
+/// Parts cut through patches, and ranks without any.
+#[rstest]
+fn of_unequal_parts(
+    #[values(Subject::Afno, Subject::CorrectedAfno, Subject::Fno)] subject: Subject,
+    #[values(&[(3, 2)], &[(2, 2), (2, 3)], &[(2, 0), (2, 2)])] axes: &[(i64, usize)],
+    #[values(Parts::Growing, Parts::Hole)] parts: Parts,
+) {
+    let (mesh_shape, placements): (Vec<i64>, Vec<Placement>) =
+        axes.iter().map(|&(ranks, dim)| (ranks, Placement::Shard(dim))).unzip();
+    check_parts(subject, &mesh_shape, &placements, parts);
 }
 
 #[rstest]
@@ -304,7 +404,7 @@ fn losses_in_single_precision_of_lines(
 fn check_losses(subject: Subject, axes: &[(i64, usize)]) {
     let (mesh_shape, placements): (Vec<i64>, Vec<Placement>) =
         axes.iter().map(|&(ranks, dim)| (ranks, Placement::Shard(dim))).unzip();
-    let ((want, _), runs) = runs(subject, Kind::Float, &mesh_shape, &placements);
+    let ((want, _), runs) = runs(subject, Kind::Float, &mesh_shape, &placements, Parts::Equal);
     for (got, _) in runs {
         for (step, (got, want)) in got.losses.iter().zip(&want.losses).enumerate() {
             assert!((got - want).abs() <= 1e-4 * want.abs(), "step {step}: {got}, dense {want}");

@@ -5,6 +5,7 @@ use isobar_shard::{Array, Init, ParallelRegion, Params, Placement, Scope};
 use super::filter::Filter;
 use super::{BATCH_DIM, CHANNEL_DIM};
 use crate::error::Result;
+use crate::layers::Recompute;
 use crate::mode::{Mode, Part};
 
 /// Hidden features per channel.
@@ -15,15 +16,35 @@ const EPS: f64 = 1e-6;
 pub(super) struct Block<A> {
     /// Weights and biases `[h, w]` of both norms, replicated.
     norms: [A; 4],
+    /// `[channels]`, replicated.
+    b2: A,
+    split: Recompute<Split<A>>,
+}
+
+/// What of a block is split over the ranks.
+#[derive(Debug)]
+struct Split<A> {
     filter: Filter<A>,
     /// The rank's part of the hidden features: `[hidden, channels, 1, 1]`, `[hidden]`, `[channels, hidden, 1, 1]`.
     w1: A,
     b1: A,
     w2: A,
-    /// `[channels]`, replicated.
-    b2: A,
     drop_rate: f64,
     drop_path: f64,
+}
+
+/// What a block is made from.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct BlockConfig {
+    /// Extents of the grid of tokens.
+    pub(super) grid: [i64; 2],
+    /// Channels of a token, all ranks' together.
+    pub(super) width: i64,
+    /// Independent groups of channels in the spectral weights.
+    pub(super) groups: i64,
+    pub(super) drop_rate: f64,
+    pub(super) drop_path: f64,
+    pub(super) gradient_checkpointing: bool,
 }
 
 /// A block's replicated parameters, as this rank uses them in the region.
@@ -57,14 +78,8 @@ impl<A: Array> Shared<A> {
 }
 
 impl<A: Array> Block<A> {
-    /// The block of tokens of `width` channels on `grid`; `rates` are those of dropout and drop-path.
-    pub(super) fn new(
-        grid: [i64; 2],
-        width: i64,
-        groups: i64,
-        [drop_rate, drop_path]: [f64; 2],
-        params: &mut Scope<'_, A>,
-    ) -> Result<Self> {
+    pub(super) fn new(config: BlockConfig, params: &mut Scope<'_, A>) -> Result<Self> {
+        let BlockConfig { grid, width, groups, drop_rate, drop_path, gradient_checkpointing } = config;
         let whole = Placement::Replicate;
         let [norm1_weight, norm1_bias] = norm(&mut params.scope("norm1"), grid)?;
         let filter = Filter::new(grid, width, groups, &mut params.scope("filter"))?;
@@ -73,15 +88,18 @@ impl<A: Array> Block<A> {
         let hidden = MLP_RATIO * width;
         let small = || Init::TruncNormal { std: 0.02 };
         let zero = || Init::Constant(0.0);
-        Ok(Self {
-            norms: [norm1_weight, norm1_bias, norm2_weight, norm2_bias],
+        let split = Split {
             filter,
             w1: mlp.param("w1", &[hidden, width, 1, 1], small(), Placement::Shard(0))?,
             b1: mlp.param("b1", &[hidden], zero(), Placement::Shard(0))?,
             w2: mlp.param("w2", &[width, hidden, 1, 1], small(), Placement::Shard(1))?,
-            b2: mlp.param("b2", &[width], zero(), whole)?,
             drop_rate,
             drop_path,
+        };
+        Ok(Self {
+            norms: [norm1_weight, norm1_bias, norm2_weight, norm2_bias],
+            b2: mlp.param("b2", &[width], zero(), whole)?,
+            split: Recompute::new(split, gradient_checkpointing),
         })
     }
 
@@ -94,15 +112,35 @@ impl<A: Array> Block<A> {
         mode: Mode<'_>,
     ) -> Result<A> {
         let [weight1, bias1, weight2, bias2] = &shared.norms;
-        let grid = weight1.shape();
-        let u = x.layer_norm(&grid, Some(weight1), Some(bias1), EPS)?;
+        let region = region.clone();
+        let inputs = [x, weight1, bias1, weight2, bias2, &shared.b2];
+        self.split.forward(&inputs, mode, move |split, inputs, mode| {
+            let norms = [[&inputs[1], &inputs[2]], [&inputs[3], &inputs[4]]];
+            split.forward(&inputs[0], norms, &inputs[5], &region, mode)
+        })
+    }
+}
+
+impl<A: Array> Split<A> {
+    /// `norms` are the weight and the bias of each, `b2` the part of the rank's channels.
+    fn forward(
+        &self,
+        x: &A,
+        norms: [[&A; 2]; 2],
+        b2: &A,
+        region: &ParallelRegion,
+        mode: Mode<'_>,
+    ) -> Result<A> {
+        let norm = |x: &A, [weight, bias]: [&A; 2]| -> Result<A> {
+            Ok(x.layer_norm(&weight.shape(), Some(weight), Some(bias), EPS)?)
+        };
+        let u = norm(x, norms[0])?;
         let x = self.filter.forward(&u)?.add(&u)?.add(x)?;
-        let u = x.layer_norm(&grid, Some(weight2), Some(bias2), EPS)?;
-        let update = self.mix_channels(&u, shared, region, mode)?;
+        let update = self.mix_channels(&norm(&x, norms[1])?, b2, region, mode)?;
         Ok(mode.drop_path(&update, self.drop_path, BATCH_DIM)?.add(&x)?)
     }
 
-    fn mix_channels(&self, u: &A, shared: &Shared<A>, region: &ParallelRegion, mode: Mode<'_>) -> Result<A> {
+    fn mix_channels(&self, u: &A, b2: &A, region: &ParallelRegion, mode: Mode<'_>) -> Result<A> {
         let shape = u.shape();
         let (batch, own, points) = (shape[0], shape[1], shape[2] * shape[3]);
         let (ranks, rank) = (region.size() as i64, region.rank() as i64);
@@ -119,7 +157,7 @@ impl<A: Array> Block<A> {
         let w2 = self.w2.reshape(&[1, own * ranks, hidden])?.transpose(1, 2)?;
         let w2 = w2.expand(&[batch, hidden, own * ranks])?;
         let x = x.batched_matmul(&w2, None)?.transpose(1, 2)?;
-        let x = x.reduce_scatter(CHANNEL_DIM as i64, None, region)?.add(&shared.b2)?;
+        let x = x.reduce_scatter(CHANNEL_DIM as i64, None, region)?.add(b2)?;
         Ok(mode.dropout(&x, self.drop_rate, BATCH_DIM, &[part(CHANNEL_DIM, own)])?.reshape(&shape)?)
     }
 }

@@ -10,7 +10,7 @@ use tch::Tensor;
 
 use crate::error::{Checker, Error, Result};
 use crate::mode::{Mode, Part};
-use block::{Block, MLP_RATIO, Shared};
+use block::{Block, BlockConfig, MLP_RATIO, Shared};
 
 const MODEL: &str = "distributed_afno";
 const BATCH_DIM: usize = 0;
@@ -52,6 +52,10 @@ pub struct DistributedAfnoConfig {
     /// Probability that the last block's second half is left out for a sample; it grows linearly from 0 at the first.
     #[serde(default)]
     pub drop_path_rate: f64,
+    /// Keep nothing of the blocks' insides for backward, which computes them again, communication included: less memory, about a
+    /// third more time. The numbers do not depend on it.
+    #[serde(default)]
+    pub gradient_checkpointing: bool,
 }
 
 impl DistributedAfnoConfig {
@@ -69,6 +73,7 @@ impl DistributedAfnoConfig {
             channel_parallel_outputs: false,
             drop_rate: 0.0,
             drop_path_rate: 0.0,
+            gradient_checkpointing: false,
         }
     }
 }
@@ -177,9 +182,15 @@ impl<A: Array> DistributedAfno<A> {
         let last = config.depth.saturating_sub(1).max(1) as f64;
         let blocks = (0..config.depth)
             .map(|i| {
-                let drop_path = config.drop_path_rate * i as f64 / last;
-                let rates = [config.drop_rate, drop_path];
-                Block::new(grid, width, groups, rates, &mut params.scope(&format!("blocks.{i}")))
+                let block = BlockConfig {
+                    grid,
+                    width,
+                    groups,
+                    drop_rate: config.drop_rate,
+                    drop_path: config.drop_path_rate * i as f64 / last,
+                    gradient_checkpointing: config.gradient_checkpointing,
+                };
+                Block::new(block, &mut params.scope(&format!("blocks.{i}")))
             })
             .collect::<Result<_>>()?;
         let head_shape = [outputs * patch * patch, width, 1, 1];
