@@ -40,7 +40,7 @@ fn why(Records { records, older, unreadable, .. }: &Records) -> String {
         text += &format!("; {older} records of earlier jobs are left aside");
     }
     for (path, problem) in unreadable {
-        text += &format!("\n{} cannot be read: {}", path.display(), clean(problem));
+        text += &format!("\n{} cannot be read: {}", clean(&path.display().to_string()), clean(problem));
     }
     text += &format!("\n\nwhat happened:\n{}\n\n{}", flight::diagnose(records), table(records));
     for (record, entry) in records.iter().filter_map(|record| Some((record, record.stuck()?))) {

@@ -28,7 +28,7 @@ pub mod observe;
 pub use element::{Complex32, Complex64, Element};
 pub use error::{BoxError, Error, Result};
 
-/// The version of libtorch, as `2.11.0`.
+/// The version of libtorch that this was built with, as `2.11.0`.
 ///
 /// ```
 /// assert_eq!(isobar_torch::libtorch_version().split('.').count(), 3);

@@ -237,6 +237,7 @@ impl Error {
             Self::Collectives(_)
                 | Self::ParametersDiffer { .. }
                 | Self::MissingGradient { .. }
+                | Self::ReplicasDiffer { .. }
                 | Self::NonFiniteGradient { .. }
                 | Self::NonFiniteLoss { .. }
                 | Self::NonFinite { .. }

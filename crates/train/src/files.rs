@@ -1,8 +1,10 @@
 //! Files that are written aside, synced and renamed, so that no reader ever sees half of one.
 
+use std::collections::BTreeSet;
 use std::fs::{File, OpenOptions};
 use std::io::Write;
 use std::path::{Path, PathBuf};
+use std::sync::{Mutex, PoisonError};
 
 use crate::error::{IoContext, Result};
 
@@ -26,12 +28,16 @@ pub(crate) fn sync_folder(folder: &Path) -> Result<()> {
     File::open(folder).and_then(|f| f.sync_all()).at("sync", folder)
 }
 
-/// Waits until a folder's entries are on disk, and then those of the folders above it: whoever made one of them may not have
-/// waited for it. What this user may not read, it has not made.
+/// Waits until a folder's entries are on disk, and the first time also those of the folders above it: whoever made one of them
+/// may not have waited for it. Those that cannot be read, as another user's may be, are passed over.
 pub(crate) fn sync_folders(folder: &Path) -> Result<()> {
+    static DONE: Mutex<BTreeSet<PathBuf>> = Mutex::new(BTreeSet::new());
     sync_folder(folder)?;
-    let path = folder.canonicalize().at("find", folder)?;
-    path.ancestors().skip(1).for_each(|above| drop(sync_folder(above)));
+    if let Ok(path) = folder.canonicalize()
+        && DONE.lock().unwrap_or_else(PoisonError::into_inner).insert(path.clone())
+    {
+        path.ancestors().skip(1).for_each(|above| drop(sync_folder(above)));
+    }
     Ok(())
 }
 

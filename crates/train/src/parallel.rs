@@ -22,7 +22,11 @@ impl Parallel {
         ranks: &Ranks,
         config: &DataParallelConfig,
     ) -> Result<Self> {
-        make_alike(params)?;
+        if let Err(error) = make_alike(params) {
+            // Ranks with other parts of other data would wait.
+            ranks.world.leave(&error.to_string());
+            return Err(error);
+        }
         Ok(match &ranks.shards {
             None => {
                 let parallel = DataParallel::new(params, buffers, &ranks.gradients, config)?;

@@ -36,8 +36,8 @@ pub(super) fn deserialize<'de, D: Deserializer<'de>>(deserializer: D) -> Result<
             Item::Rank(rank) => (rank, 0, 1),
             Item::Run([first, distance, count]) => (first, distance, count),
         };
-        if count > MOST - ranks.len() {
-            return Err(D::Error::custom(format!("more than {MOST} ranks")));
+        if count > MOST - ranks.len() || (count > 1 && distance == 0) {
+            return Err(D::Error::custom(format!("more than {MOST} ranks, or one twice")));
         }
         for index in 0..count {
             let rank = distance.checked_mul(index).and_then(|far| first.checked_add(far));
@@ -70,7 +70,9 @@ mod tests {
 
     #[rstest]
     #[case("[[0,1,18446744073709551615]]")]
-    #[case("[[0,0,1048576],[0,0,1]]")]
+    #[case("[[0,1,1048576],[1048576]]")]
+    #[case("[[0,1,1048576],1048576]")]
+    #[case("[[5,0,4]]")]
     #[case("[[1,18446744073709551615,3]]")]
     #[case("[[0,1]]")]
     #[case("[-1]")]

@@ -68,10 +68,11 @@ pub fn read(folder: &Path) -> Result<Records> {
             Err(problem) => unreadable.push((path, problem)),
         }
     }
+    unreadable.sort();
     let last = all.iter().max_by_key(|record| record.time_ns).map(|record| record.job.clone());
     let Some(last) = last else {
-        if let Some((path, problem)) = unreadable.pop() {
-            return Err(failed(&path, problem));
+        if let Some((path, problem)) = unreadable.first() {
+            return Err(failed(path, problem.clone()));
         }
         let problem = "holds no flight record (flight_rank_00000.json); expected the folder that distributed.flight_dir names";
         return Err(failed(folder, problem.to_owned()));
@@ -79,7 +80,6 @@ pub fn read(folder: &Path) -> Result<Records> {
     let count = all.len();
     all.retain(|record| record.job == last);
     all.sort_by_key(|record| record.rank);
-    unreadable.sort();
     Ok(Records { older: count - all.len(), records: all, unreadable })
 }
 

@@ -8,7 +8,10 @@ mod diagnosis;
 mod file;
 mod text;
 
+use std::fmt;
+
 use isobar_collectives::flight::{Flight, FlightEntry, FlightGroup, FlightState, Phase};
+use serde::de::{Deserializer, Error as _, SeqAccess, Visitor};
 use serde::{Deserialize, Serialize};
 
 pub use diagnosis::{Diagnosis, Finding, Wait, diagnose};
@@ -46,9 +49,37 @@ pub struct FlightRecord {
     /// What is known of the ranks that are not well.
     pub peers: Vec<Peer>,
     /// The groups of the rank.
+    #[serde(deserialize_with = "groups")]
     pub groups: Vec<FlightGroup>,
     /// The last operations, in the order in which they began.
     pub entries: Vec<FlightEntry>,
+}
+
+/// The most ranks that the groups of a record have together: what a file says may not take more memory than a job could.
+const MOST_RANKS: usize = 1 << 22;
+
+fn groups<'de, D: Deserializer<'de>>(deserializer: D) -> std::result::Result<Vec<FlightGroup>, D::Error> {
+    struct Groups;
+    impl<'de> Visitor<'de> for Groups {
+        type Value = Vec<FlightGroup>;
+
+        fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+            f.write_str("a list of groups")
+        }
+
+        fn visit_seq<A: SeqAccess<'de>>(self, mut list: A) -> std::result::Result<Self::Value, A::Error> {
+            let (mut groups, mut ranks) = (Vec::new(), 0);
+            while let Some(group) = list.next_element::<FlightGroup>()? {
+                ranks += group.ranks.len();
+                if ranks > MOST_RANKS {
+                    return Err(A::Error::custom(format!("groups of more than {MOST_RANKS} ranks together")));
+                }
+                groups.push(group);
+            }
+            Ok(groups)
+        }
+    }
+    deserializer.deserialize_seq(Groups)
 }
 
 /// What the others know of a rank.

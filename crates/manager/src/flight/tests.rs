@@ -205,6 +205,11 @@ fn what_is_no_record_is_an_error_that_names_the_file() {
         std::fs::write(&path, text).unwrap();
         assert!(refused().contains("flight_rank_00000.json") && refused().contains(word), "{}", refused());
     }
+    let mut large = serde_json::to_value(record(0, [0, 0], &[])).unwrap();
+    let group = json!({ "context": 0, "name": "", "ranks": [[0, 1, 1 << 20]], "begun": 0 });
+    large["groups"] = vec![group; 5].into();
+    std::fs::write(&path, large.to_string()).unwrap();
+    assert!(refused().contains("more than 4194304 ranks together"), "{}", refused());
     let mut other = serde_json::to_value(record(0, [0, 0], &[])).unwrap();
     other["version"] = json!(2);
     std::fs::write(&path, other.to_string()).unwrap();

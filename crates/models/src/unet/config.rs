@@ -286,7 +286,7 @@ impl UNetConfig {
         let NormalizationArgs { num_groups, eps, affine, num_channels, others } =
             given.cloned().unwrap_or_default();
         check.ensure(others.is_empty(), || {
-            format!("normalization_args has {others:?}, which are no arguments of groupnorm")
+            format!("normalization_args has {others:?}, which groupnorm does not take here")
         })?;
         let groups = check.extent("num_groups", num_groups)?;
         check.ensure(eps >= 0.0, || format!("eps is {eps}, expected 0 or more"))?;

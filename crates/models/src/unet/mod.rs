@@ -44,7 +44,8 @@ const MODEL: &str = "unet";
 /// counting blocks, poolings and upsamplings, with `conv3d.{weight,bias}` and `norm.{weight,bias}` (of group
 /// norm where it is `affine`), for batch norm also `norm.{running_mean,running_var}`;
 /// `decoder.layers.{j}.conv3d_transpose.{weight,bias}`, or `conv3d` after an interpolation;
-/// `attention_blocks.{l}.{W_g,W_x,psi}.{0,1}.{weight,bias}`, the lowest level first. PhysicsNeMo's further `num_batches_tracked` of batch norms is not there.
+/// `attention_blocks.{l}.{W_g,W_x,psi}.{0,1}.{weight,bias}`, the lowest level first. PhysicsNeMo's further
+/// `num_batches_tracked` of batch norms is not there.
 ///
 /// ```
 /// use isobar_models::{Mode, UNet, UNetConfig};

@@ -517,8 +517,8 @@ impl<'a> Call<'a> {
         if global.len() != shape.len() || offset.len() != shape.len() {
             return refuse("dropout", format!("a window of {} dims for {} dims", global.len(), shape.len()));
         }
-        let place = offset.into_iter().zip(shape).enumerate();
-        place.into_iter().try_fold(Window::whole(&global), |window, (dim, (offset, &extent))| {
+        let mut place = offset.into_iter().zip(shape).enumerate();
+        place.try_fold(Window::whole(&global), |window, (dim, (offset, &extent))| {
             window.narrow(dim, offset, extent)
         })
     }

@@ -143,7 +143,7 @@ impl Checkpointed for Contents<'_> {
         for tensor in &saved.tensors {
             let name = tensor.name.as_str();
             let known = if weights_only {
-                self.params.get(name).is_some() || is_buffer(name) || name.ends_with(BATCHES)
+                self.params.get(name).is_some() || is_buffer(name) || name.rsplit('.').next() == Some(BATCHES)
             } else if let Some(slot) = name.strip_prefix(OPTIMIZER) {
                 if self.optimizer.is_none() {
                     continue;

@@ -31,7 +31,7 @@ pub(super) struct Manifest {
     pub(super) version: u64,
     /// The version of this crate that wrote it.
     pub(super) isobar: String,
-    /// The version of libtorch that it ran on.
+    /// The version of libtorch that it was built with.
     #[serde(default)]
     pub(super) libtorch: String,
     /// Drawn anew for each save: tells files of one save from those of another.

@@ -250,6 +250,8 @@ pub struct FullySharded {
     others: Group,
     /// All ranks whose gradients are summed.
     all: Group,
+    /// All ranks of the mesh.
+    mesh: Group,
     find_unused_parameters: bool,
     broadcast_buffers: bool,
     hooks: Vec<HookHandle>,
@@ -297,6 +299,8 @@ impl FullySharded {
             let ranks: Vec<usize> = (0..group.size()).collect();
             Ok(group.subgroup(name, &ranks)?.unwrap_or(group))
         };
+        let everybody: Vec<usize> = (0..names.len()).collect();
+        let everybody = mesh.group_along(&everybody).map_err(isobar_shard::Error::from)?;
         let summed = (0..names.len()).filter(|&axis| Some(axis) != model);
         let all = along("gradients", summed.clone().collect())?;
         let group = along("shard", vec![shard])?;
@@ -331,7 +335,18 @@ impl FullySharded {
         let buffers = buffers.iter().map(|(name, tensor)| (name.clone(), tensor.shallow_clone())).collect();
         let DataParallelConfig { find_unused_parameters, broadcast_buffers, .. } = *config;
         let params = parts;
-        Ok(Self { sharded, params, buffers, others, all, find_unused_parameters, broadcast_buffers, hooks })
+        let mesh = everybody;
+        Ok(Self {
+            sharded,
+            params,
+            buffers,
+            others,
+            all,
+            mesh,
+            find_unused_parameters,
+            broadcast_buffers,
+            hooks,
+        })
     }
 
     /// This rank's parts of the parameters.
@@ -388,7 +403,7 @@ impl FullySharded {
         if let Err(error) = &done {
             state.reductions.clear();
             if !error.is_shared() || matches!(error, Error::MissingGradient { .. }) {
-                self.all.leave(&error.to_string());
+                self.mesh.leave(&error.to_string());
             }
         }
         done
