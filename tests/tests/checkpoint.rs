@@ -12,7 +12,7 @@ use std::{
 
 use isobar_collectives::Group;
 use isobar_harness::{Exit, Launch, Slurm, output_within, skip, workspace};
-use isobar_tests::{full, has_slurm};
+use isobar_tests::{full, has_mpi, has_slurm};
 use isobar_train::{
     Parameter, Parameters,
     checkpoint::{Checkpoints, Contents, Keep, Which, list, read_run_state, verify},
@@ -197,6 +197,116 @@ fn a_writer_killed_between_any_two_system_calls_leaves_a_whole_checkpoint() {
     assert!(steps.contains(&1) && steps.contains(&2), "{steps:?}");
 }
 
+/// A library that ends a rank before a call that changes the second checkpoint's folder, or in the middle of one that writes:
+/// `KILL` is the rank and the number of the call, whichever thread makes it. Other ranks say how many there were.
+const KILLING_CALLS: &str = r#"
+#define _GNU_SOURCE
+#include <dlfcn.h>
+#include <fcntl.h>
+#include <signal.h>
+#include <stdarg.h>
+#include <stdatomic.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/types.h>
+#include <unistd.h>
+#define NEXT(name) __typeof__(name) *next = (__typeof__(name) *)dlsym(RTLD_NEXT, #name)
+static atomic_int begun, calls;
+static int dies(const char *path) {
+    int rank, at;
+    const char *folder = getenv("KILL_FOLDER"), *own = getenv("RANK"), *kill = getenv("KILL");
+    if (!folder || !own || strncmp(path, folder, strlen(folder))) return 0;
+    if (strstr(path, "step_00000002")) begun = 1;
+    if (!begun || !kill || sscanf(kill, "%d %d", &rank, &at) != 2) return 0;
+    return ++calls == at && rank == atoi(own);
+}
+static int dies_at(int fd) {
+    char link[64], path[4096] = "";
+    snprintf(link, sizeof link, "/proc/self/fd/%d", fd);
+    return readlink(link, path, sizeof path - 1) > 0 && dies(path);
+}
+static void ends(int dies) { if (dies) kill(getpid(), SIGKILL); }
+__attribute__((destructor)) static void says(void) { if (calls) fprintf(stderr, "calls %d\n", calls); }
+ssize_t write(int fd, const void *bytes, size_t count) {
+    NEXT(write);
+    int half = dies_at(fd);
+    if (half) next(fd, bytes, count / 2);
+    ends(half);
+    return next(fd, bytes, count);
+}
+int fsync(int fd) { NEXT(fsync); ends(dies_at(fd)); return next(fd); }
+int fdatasync(int fd) { NEXT(fdatasync); ends(dies_at(fd)); return next(fd); }
+int mkdir(const char *path, mode_t mode) {
+    int (*next)(const char *, mode_t) = dlsym(RTLD_NEXT, "mkdir");
+    ends(dies(path));
+    return next(path, mode);
+}
+int unlink(const char *path) { NEXT(unlink); ends(dies(path)); return next(path); }
+int rename(const char *from, const char *to) { NEXT(rename); ends(dies(to)); return next(from, to); }
+int unlinkat(int fd, const char *path, int flags) {
+    NEXT(unlinkat);
+    ends(path[0] == '/' ? dies(path) : dies_at(fd));
+    return next(fd, path, flags);
+}
+int open64(const char *path, int flags, ...) {
+    va_list more;
+    va_start(more, flags);
+    mode_t mode = va_arg(more, mode_t);
+    va_end(more);
+    NEXT(open64);
+    ends((flags & O_CREAT) && dies(path));
+    return next(path, flags, mode);
+}
+"#;
+
+/// Two ranks write, and one of them is killed in some call: between its file, its note and the manifest, in the midst of each,
+/// and while rank 0 removes the checkpoint before.
+#[rstest]
+fn a_rank_killed_while_two_write_leaves_a_whole_checkpoint(
+    #[values(0, 1)] rank: usize,
+    #[values("sync", "async")] mode: &str,
+) {
+    let tools = tempdir().unwrap();
+    let [source, library] = ["calls.c", "calls.so"].map(|name| tools.path().join(name));
+    fs::write(&source, KILLING_CALLS).unwrap();
+    let mut compile = Command::new("cc");
+    let built = compile.args(["-shared", "-fPIC", "-o"]).args([&library, &source]).status().unwrap();
+    assert!(built.success());
+    let save = |at: usize, folder: &Path| {
+        let launch = Launch::plain(2, SAVER).args([&folder.display().to_string(), mode]);
+        let launch = launch.env("LD_PRELOAD", &library).env("KILL", format!("{rank} {at}"));
+        launch.env("KILL_FOLDER", folder).deadline(Duration::from_secs(60)).run().unwrap()
+    };
+    let folder = tempdir().unwrap();
+    let outcome = save(usize::MAX >> 40, folder.path()).expect_success();
+    assert_eq!(step_of(folder.path()), 2);
+    let said = outcome.ranks[rank].stderr.lines().find_map(|line| line.strip_prefix("calls "));
+    let calls: usize = said.unwrap().parse().unwrap();
+    assert!(calls > 5, "{outcome}");
+    let points: Vec<usize> = match full() {
+        true => (1..=calls).collect(),
+        false => (1..=8).map(|point| point * calls / 8).collect(),
+    };
+    let killed = &|at: usize| {
+        let folder = tempdir().unwrap();
+        let outcome = save(at, folder.path());
+        assert!(!matches!(outcome.exit, Exit::Code(0) | Exit::Deadline), "call {at} of {calls}: {outcome}");
+        step_of(folder.path())
+    };
+    // The ranks that are left do little but wait.
+    let several = |points: &[usize]| -> Vec<u64> {
+        thread::scope(|scope| {
+            let jobs: Vec<_> = points.iter().map(|&at| scope.spawn(move || killed(at))).collect();
+            jobs.into_iter().map(|job| job.join().unwrap()).collect()
+        })
+    };
+    let steps: Vec<u64> = points.chunks(4).flat_map(several).collect();
+    assert!(steps.contains(&1), "{steps:?}");
+    // What comes after the manifest is rank 0's.
+    assert!(rank != 0 || steps.contains(&2), "{steps:?}");
+}
+
 /// Asks a run for a checkpoint, or to stop, by a signal to one of its ranks once it takes steps.
 fn signalled(signal: &str, launch: Launch, output: &Path, sets: &[&str]) -> isobar_harness::Outcome {
     let script = format!(
@@ -228,6 +338,32 @@ fn a_run_that_gets_sigterm_leaves_a_checkpoint_and_ends_with_6() {
     let rest = train(Launch::plain(2, ISOBAR), folder.path(), &["train.epochs=100000", &more]);
     let _ = rest.arg("--resume=must").run().unwrap().expect_success();
     assert_eq!(losses(folder.path()).len(), steps + 2);
+}
+
+/// A scheduler signals mpirun, which passes it on.
+#[test]
+fn a_job_whose_mpirun_gets_sigterm_leaves_a_checkpoint() {
+    if !has_mpi() {
+        return;
+    }
+    let folder = tempdir().unwrap();
+    let script = format!(
+        r#"if [ $OMPI_COMM_WORLD_RANK = 0 ]; then
+            (while [ ! -s {}/run/metrics.jsonl ]; do sleep 0.05; done; kill -TERM $PPID) &
+        fi
+        exec "$@""#,
+        folder.path().display()
+    );
+    let launch = Launch::mpirun(2, "sh").args(["-c", &script, "sh", ISOBAR]);
+    let outcome = train(launch, folder.path(), &["train.epochs=100000"]).run().unwrap();
+    // mpirun itself ends with a code of its own.
+    assert!(!matches!(outcome.exit, Exit::Code(0) | Exit::Deadline), "{outcome}");
+    for rank in &outcome.ranks {
+        assert!(!rank.stderr.contains("isobar: the job ends"), "{outcome}");
+    }
+    assert!(outcome.ranks[0].stdout.contains("told to stop; `--resume` goes on"), "{outcome}");
+    let listed = list(&folder.path().join("run")).unwrap();
+    assert_eq!(listed[0].found.as_ref().unwrap().step as usize, losses(folder.path()).len());
 }
 
 #[test]

@@ -21,10 +21,19 @@ fn whole_suite(#[values(1, 2, 3, 4)] ranks: usize) {
 /// A sharded step on four ranks needs at most three tenths of the dense one's memory, of models four tenths.
 #[rstest]
 fn memory_of_a_sharded_step(
-    #[values("convolutions", "afno", "mod_afno", "fno", "unet", "sr_res_net")] model: &str,
+    #[values("convolutions", "afno", "mod_afno", "fno", "unet", "unet2d", "sr_res_net")] model: &str,
 ) {
     if has_mpi() {
         let outcome = run(4, &["mpi", &format!("memory-{model}")]).expect_success();
+        assert!(outcome.ranks.iter().all(|rank| rank.stdout.starts_with("ok")), "{outcome}");
+    }
+}
+
+/// Fully sharded AdamW on four ranks needs at most three tenths of what data parallelism does.
+#[test]
+fn memory_of_fully_sharded_training() {
+    if has_mpi() {
+        let outcome = run(4, &["mpi", "memory-training"]).expect_success();
         assert!(outcome.ranks.iter().all(|rank| rank.stdout.starts_with("ok")), "{outcome}");
     }
 }

@@ -20,6 +20,10 @@ const DEADLINE: f64 = 3.0;
 /// How much later than the deadline a job may end.
 const SLACK: f64 = 5.0;
 
+/// How soon the ranks that are left have written their records once one was killed, whatever its launcher sends them: half a
+/// second where each has a core of its own.
+const SOON: f64 = 2.0;
+
 const FAULTS: [&str; 3] = ["kill", "stop", "panic"];
 const PHASES: [&str; 5] = ["start", "forward", "backward", "optimizer", "checkpoint"];
 
@@ -135,6 +139,23 @@ fn calls_in_another_order_are_named() {
     }
 }
 
+/// The same in a group in which the others make another call, where all calls are compared.
+#[test]
+fn another_call_is_an_error_of_all_ranks_where_all_are_compared() {
+    let _machine = MACHINE.lock().unwrap_or_else(PoisonError::into_inner);
+    let output = tempdir().unwrap();
+    let fault = Fault { how: "extra", phase: "optimizer", ranks: 2, victim: 1, launcher: Launcher::Plain };
+    let outcome = run_with(fault, output.path(), &output.path().join("mark"), |launch| {
+        launch.env("ISOBAR_DISTRIBUTED__FINGERPRINTS", "always")
+    });
+    assert_eq!(outcome.exit, Exit::Code(5), "{outcome}");
+    for rank in &outcome.ranks {
+        let error = rank.stderr.lines().find(|line| line.starts_with("error: ")).unwrap_or_default();
+        let both = ["the ranks make different calls: rank 0 ", ", rank 1 barrier"];
+        assert!(both.iter().all(|side| error.contains(side)), "{outcome}");
+    }
+}
+
 /// All ranks are inside of MPI, which returns to none of them: nobody is lost, and nobody can look at a deadline.
 #[test]
 fn mpi_that_does_not_return_ends_the_job() {
@@ -230,11 +251,21 @@ fn check(fault: Fault) -> Result<(), String> {
         }
     }
     let records = output.path().join("darcy_afno/flight");
-    let count = fs::read_dir(&records).map_or(0, |files| {
-        files.flatten().filter(|file| file.file_name().to_string_lossy().starts_with("flight_rank_")).count()
-    });
+    let written: Vec<SystemTime> = fs::read_dir(&records).map_or_else(
+        |_| Vec::new(),
+        |files| {
+            let own =
+                files.flatten().filter(|file| file.file_name().to_string_lossy().starts_with("flight_rank_"));
+            own.filter_map(|file| file.metadata().ok()?.modified().ok()).collect()
+        },
+    );
+    let count = written.len();
     if count < fault.ranks - 1 {
         return wrong(&format!("{count} flight records"));
+    }
+    let last = written.into_iter().filter_map(|time| time.duration_since(failed).ok()).max();
+    if let Some(last) = last.filter(|last| fault.how == "kill" && last.as_secs_f64() > SOON) {
+        return wrong(&format!("the last flight record is of {last:?} after the fault"));
     }
     let mut command = Command::new(env!("CARGO_BIN_EXE_isobar-app"));
     let why = output_within(command.args(["trace", "why"]).arg(&records), Duration::from_secs(60));

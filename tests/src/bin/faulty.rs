@@ -1,6 +1,7 @@
 //! The command `isobar`, of which one rank fails where it is told to. `FAULT` is `RANK PHASE STEP HOW MARK`: from which step
 //! on in which phase, how (`kill`, `stop`, `panic`, `hang`, `extra`, or `command`: by what a shell makes of `FAULT_COMMAND`), and
 //! the file that is made just before.
+#![expect(clippy::print_stderr, reason = "a program of tests, read by them")]
 
 use std::process::{Command, ExitCode};
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -56,7 +57,9 @@ fn fail(how: &str, mark: &str) {
         // A collective that the others do not make: they come to no end together.
         "extra" => {
             let world = DistributedManager::get().and_then(|manager| manager.group(None));
-            let _ = world.map(|world| world.barrier());
+            if let Ok(Err(error)) = world.map(|world| world.barrier()) {
+                eprintln!("error: {error}");
+            }
             // Further calls would be of a rank that knows already that the others have gone.
             thread::sleep(Duration::from_secs(3600));
         }

@@ -38,6 +38,7 @@ fn run(args: &[String]) -> Result<()> {
     let report = match (what.as_str(), ending) {
         ("all", _) => suite::run(&group, &Options::default()).map(|report| format!("{report:?}")),
         ("errors", _) => suite::errors::run(&group, &Options::default()).map(|report| format!("{report:?}")),
+        ("memory-training", _) => suite::memory::training(&group),
         (memory, _) if memory.starts_with("memory-") => {
             suite::memory::run(memory.trim_start_matches("memory-"), &group)
         }
