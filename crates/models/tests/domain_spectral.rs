@@ -344,6 +344,8 @@ fn afno_exchanges(#[case] fraction: f64, #[case] corrected_modes: bool, #[case] 
         let trace = CommTrace::start(&group);
         let _ = model.forward(&x, Mode::Eval).unwrap();
         assert_eq!(trace.received(), bytes, "{}", trace.record());
+        // All of it in the block, which records and errors name.
+        assert_eq!(trace.record().of_module("blocks.0").received(), bytes, "{}", trace.record());
     });
 }
 

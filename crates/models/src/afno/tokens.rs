@@ -97,8 +97,9 @@ impl<A: Array> Tokens<A> {
         };
         let blocks = (0..config.depth)
             .map(|i| {
-                let block = Block::new(block(), &mut params.scope(&format!("blocks.{i}")))?;
-                Ok(Recompute::new(block, config.gradient_checkpointing))
+                let name = format!("blocks.{i}");
+                let block = Block::new(block(), &mut params.scope(&name))?;
+                Ok(Recompute::new(&name, block, config.gradient_checkpointing))
             })
             .collect::<Result<_>>()?;
         let head = params.param("head.weight", &[outputs * area, width], small(), whole)?;

@@ -78,7 +78,7 @@ impl<A: Array> Shared<A> {
 }
 
 impl<A: Array> Block<A> {
-    pub(super) fn new(config: BlockConfig, params: &mut Scope<'_, A>) -> Result<Self> {
+    pub(super) fn new(name: &str, config: BlockConfig, params: &mut Scope<'_, A>) -> Result<Self> {
         let BlockConfig { grid, width, groups, drop_rate, drop_path, gradient_checkpointing } = config;
         let whole = Placement::Replicate;
         let [norm1_weight, norm1_bias] = norm(&mut params.scope("norm1"), grid)?;
@@ -99,7 +99,7 @@ impl<A: Array> Block<A> {
         Ok(Self {
             norms: [norm1_weight, norm1_bias, norm2_weight, norm2_bias],
             b2: mlp.param("b2", &[width], zero(), whole)?,
-            split: Recompute::new(split, gradient_checkpointing),
+            split: Recompute::new(name, split, gradient_checkpointing),
         })
     }
 

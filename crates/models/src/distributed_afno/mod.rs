@@ -190,7 +190,8 @@ impl<A: Array> DistributedAfno<A> {
                     drop_path: config.drop_path_rate * i as f64 / last,
                     gradient_checkpointing: config.gradient_checkpointing,
                 };
-                Block::new(block, &mut params.scope(&format!("blocks.{i}")))
+                let name = format!("blocks.{i}");
+                Block::new(&name, block, &mut params.scope(&name))
             })
             .collect::<Result<_>>()?;
         let head_shape = [outputs * patch * patch, width, 1, 1];

@@ -117,7 +117,8 @@ impl<A: Array> Fno<A> {
         let count = spectral.len();
         let layers = spectral.into_iter().zip(pointwise).enumerate().map(|(k, (spectral, pointwise))| {
             let activation = (k + 1 < count).then(|| activation.shallow_clone());
-            Recompute::new(Layer { spectral, pointwise, activation }, config.gradient_checkpointing)
+            let layer = Layer { spectral, pointwise, activation };
+            Recompute::new(&format!("spec_encoder.layers.{k}"), layer, config.gradient_checkpointing)
         });
         let layers = layers.collect();
         Ok(Self {

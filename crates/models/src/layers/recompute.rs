@@ -2,22 +2,25 @@
 
 use std::sync::{Arc, Mutex, PoisonError};
 
+use isobar_shard::trace::module;
 use isobar_shard::{Array, checkpoint};
 
 use crate::error::Result;
 use crate::mode::Mode;
 
-/// A part of a model; with `gradient_checkpointing`, none of what it computes on the way is kept for backward.
+/// A part of a model, under whose name its communication and its errors are recorded; with `gradient_checkpointing`, none of what
+/// it computes on the way is kept for backward.
 #[derive(Debug)]
 pub(crate) struct Recompute<T> {
+    name: Arc<str>,
     /// Backward, which may run on another thread, has it too.
     part: Arc<Mutex<T>>,
     enabled: bool,
 }
 
 impl<T: Send + 'static> Recompute<T> {
-    pub(crate) fn new(part: T, enabled: bool) -> Self {
-        Self { part: Arc::new(Mutex::new(part)), enabled }
+    pub(crate) fn new(name: &str, part: T, enabled: bool) -> Self {
+        Self { name: name.into(), part: Arc::new(Mutex::new(part)), enabled }
     }
 
     /// What `forward` of the part makes of `inputs`.
@@ -27,9 +30,10 @@ impl<T: Send + 'static> Recompute<T> {
         mode: Mode<'_>,
         forward: impl Fn(&T, &[A], Mode<'_>) -> Result<A> + Send + 'static,
     ) -> Result<A> {
-        let part = self.part.clone();
+        let (name, part) = (self.name.clone(), self.part.clone());
         // A panic leaves the part as it was: nothing changes it.
         let run = move |inputs: &[A], mode: Mode<'_>| {
+            let _module = module(&name);
             forward(&part.lock().unwrap_or_else(PoisonError::into_inner), inputs, mode)
         };
         if !self.enabled {

@@ -177,7 +177,11 @@ impl<A: Array> SrResNet<A> {
                 |j: usize| Normed::new(width, small, &mut params.scope(&format!("{}.conv_block", name(j))));
             let block =
                 Residual { first: layer(0)?, activation: activation.shallow_clone(), second: layer(1)? };
-            residual.push(Recompute::new(block, config.gradient_checkpointing));
+            residual.push(Recompute::new(
+                &format!("residual_blocks.{i}"),
+                block,
+                config.gradient_checkpointing,
+            ));
             activation.tie(&format!("{}.activation_fn", name(0)), ACTIVATION, params)?;
         }
         let middle = Normed::new(width, small, &mut params.scope("conv_block2.conv_block"))?;

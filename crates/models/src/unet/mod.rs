@@ -100,7 +100,7 @@ impl<A: Array> UNet<A> {
                 // The poolings have numbers too.
                 let name = format!("encoder.layers.{}", level * (count + 1) + i);
                 let block = Block::new(config, &plan, [features, next], &mut params.scope(&name))?;
-                blocks.push(Recompute::new(block, config.gradient_checkpointing));
+                blocks.push(Recompute::new(&name, block, config.gradient_checkpointing));
                 features = next;
             }
             down.push(blocks);
@@ -112,8 +112,9 @@ impl<A: Array> UNet<A> {
             features += skip;
             let mut blocks = Vec::with_capacity(count);
             for (i, &next) in channels.iter().rev().enumerate() {
-                let block = Block::new(config, &plan, [features, next], &mut params.scope(&name(i + 1)))?;
-                blocks.push(Recompute::new(block, config.gradient_checkpointing));
+                let name = name(i + 1);
+                let block = Block::new(config, &plan, [features, next], &mut params.scope(&name))?;
+                blocks.push(Recompute::new(&name, block, config.gradient_checkpointing));
                 features = next;
             }
             up.push((upsample, blocks));
