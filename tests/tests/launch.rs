@@ -513,10 +513,11 @@ fn srun_without_pmix_is_found() {
     if !has_mpi() || !has_slurm() {
         return;
     }
-    let outcome = Launch::srun(2, "none", ISOBAR).arg("check").run().unwrap().expect_code(2);
-    for rank in &outcome.ranks {
-        assert!(rank.stderr.contains("srun started no PMIx server"), "{outcome}");
-    }
+    let outcome = Launch::srun(2, "none", ISOBAR).arg("check").run().unwrap();
+    assert_ne!(outcome.exit, Exit::Code(0), "{outcome}");
+    // The task that ends first has srun end the other, perhaps before it has said so, too.
+    let words = "srun started no PMIx server";
+    assert!(outcome.ranks.iter().any(|rank| rank.stderr.contains(words)), "{outcome}");
     let alone = Launch::srun(2, "none", ISOBAR).env("ISOBAR_DISTRIBUTED__METHOD", "single").arg("check");
     for rank in &alone.run().unwrap().expect_success().ranks {
         let words = "warning: srun started 2 processes (SLURM_STEP_NUM_TASKS), and each takes itself for the only rank";

@@ -117,7 +117,7 @@ fn group_norm(args: NormalizationArgs) -> UNetConfig {
 )]
 #[case(
     group_norm(NormalizationArgs { others: ["momentum".into()].into(), ..Default::default() }),
-    "normalization_args has {\"momentum\"}, which are no arguments of groupnorm"
+    "normalization_args has {\"momentum\"}, which groupnorm does not take here"
 )]
 #[case(UNetConfig { use_attn_gate: true, ..unet() }, "use_attn_gate needs attn_intermediate_channels")]
 #[case(
