@@ -3,7 +3,7 @@
 use std::path::Path;
 
 use hdf5_metno::types::{FixedAscii, FixedUnicode, TypeDescriptor, VarLenAscii, VarLenUnicode};
-use hdf5_metno::{Attribute, Dataset, H5Type, Location};
+use hdf5_metno::{Attribute, Dataset, H5Type, Location, MinorErrorCode};
 
 use crate::layout::{Node, misfit, shape_text};
 use crate::{Error, Result};
@@ -134,19 +134,14 @@ impl<'a> Attributes<'a> {
     }
 
     fn find(&self, name: &str) -> Result<(Attribute, TypeDescriptor)> {
-        let names = self.location.attr_names().map_err(|error| {
-            let action = if self.owner.is_empty() {
-                "list its attributes".to_owned()
-            } else {
-                format!("list the attributes of `{}`", self.owner)
-            };
-            Error::hdf5(self.path, action, error)
+        // Opened rather than looked for in a list: the crate's listing takes each name's encoding from the file as it stands,
+        // and a damaged one is no value of its enum.
+        let attribute = self.location.attr(name).map_err(|error| match error {
+            error if error.contains_minor(MinorErrorCode::NotFound) => {
+                Error::MissingAttribute { path: self.path.to_owned(), attribute: self.full(name) }
+            }
+            error => self.unreadable(name, error),
         })?;
-        if !names.iter().any(|found| found == name) {
-            let (path, attribute) = (self.path.to_owned(), self.full(name));
-            return Err(Error::MissingAttribute { path, attribute });
-        }
-        let attribute = self.location.attr(name).map_err(|error| self.unreadable(name, error))?;
         let kind = attribute
             .dtype()
             .and_then(|kind| kind.to_descriptor())

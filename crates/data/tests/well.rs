@@ -292,3 +292,38 @@ fn a_field_that_does_not_vary_is_repeated() {
     let statistics = file.statistics(&["mask"], 1..3).unwrap()[0];
     assert_eq!((statistics.count, statistics.mean), (2 * 4 * 12, 5.5));
 }
+
+/// Of a name, HDF5 takes the encoding as the file has it: 255 is none.
+#[test]
+fn attributes_with_names_of_no_known_encoding_are_read_by_their_names() {
+    let (_folder, path) = written(&[4, 3]);
+    let mut bytes = std::fs::read(&path).unwrap();
+    let mut damaged = 0;
+    for name in [&b"\x01n_trajectories\0"[..], b"\x01bc_type\0", b"\x01sample_varying\0"] {
+        for at in 0..bytes.len() - name.len() {
+            if bytes[at..].starts_with(name) {
+                bytes[at] = 255;
+                damaged += 1;
+            }
+        }
+    }
+    assert!(damaged > 3, "{damaged}");
+    std::fs::write(&path, bytes).unwrap();
+    assert_eq!(WellFile::open(&path).unwrap().trajectories(), 3);
+}
+
+#[test]
+fn an_attribute_that_is_not_there_is_named() {
+    let (_folder, path) = written(&[4, 3]);
+    let file = hdf5_metno::File::open_rw(&path).unwrap();
+    file.dataset("t0_fields/density").unwrap().delete_attr("time_varying").unwrap();
+    drop(file);
+    let error = WellFile::open(&path).unwrap_err().to_string();
+    let shown = path.display();
+    assert_eq!(error, format!("{shown}: the attribute `t0_fields/density@time_varying` is missing"));
+    let file = hdf5_metno::File::open_rw(&path).unwrap();
+    file.delete_attr("n_trajectories").unwrap();
+    drop(file);
+    let error = WellFile::open(&path).unwrap_err().to_string();
+    assert_eq!(error, format!("{shown}: the root attribute `n_trajectories` is missing"));
+}
