@@ -54,24 +54,28 @@ static WAVES: LazyLock<PathBuf> = LazyLock::new(|| {
 });
 
 /// A wave in a box that is closed at its ends.
-static VOLUMES: LazyLock<PathBuf> = LazyLock::new(|| {
-    let path = Path::new(env!("CARGO_TARGET_TMPDIR")).join("volumes.h5");
-    let extents = [8_i64, 6, 5];
+static VOLUMES: LazyLock<PathBuf> = LazyLock::new(|| wave("volumes", &[8, 6, 5]));
+
+/// A wave along a line.
+static LINES: LazyLock<PathBuf> = LazyLock::new(|| wave("lines", &[16]));
+
+fn wave(name: &str, extents: &[i64]) -> PathBuf {
+    let path = Path::new(env!("CARGO_TARGET_TMPDIR")).join(format!("{name}.h5"));
     let dim = |(name, &extent): (&str, &i64)| {
         let coordinates = (0..extent).map(|point| point as f64).collect();
         WellDim { name: name.to_owned(), coordinates, periodic: false }
     };
     let meta = WellMeta {
-        name: "volumes".to_owned(),
+        name: name.to_owned(),
         trajectories: 4,
         times: vec![0.0, 1.0, 2.0],
-        dims: ["x", "y", "z"].into_iter().zip(&extents).map(dim).collect(),
+        dims: ["x", "y", "z"].into_iter().zip(extents).map(dim).collect(),
         fields: vec![("height".to_owned(), 0)],
         ..WellMeta::default()
     };
     let count = extents.iter().product::<i64>();
-    let line =
-        Tensor::arange(count, (Kind::Double, Device::Cpu)).view([1, 1, extents[0], extents[1], extents[2]]);
+    let shape = [&[1, 1], extents].concat();
+    let line = Tensor::arange(count, (Kind::Double, Device::Cpu)).view(&shape[..]);
     let mut writer = WellWriter::create(&path, &meta).unwrap();
     for trajectory in 0..meta.trajectories {
         for frame in 0..3 {
@@ -81,7 +85,7 @@ static VOLUMES: LazyLock<PathBuf> = LazyLock::new(|| {
     }
     writer.finish().unwrap();
     path
-});
+}
 
 /// `command` with a configuration of the project, cut to the size of a test.
 fn isobar(launch: Launch, command: &str, config: &str, output: &Path, sets: &[&str]) -> Launch {
@@ -311,6 +315,42 @@ fn predictions_are_the_same_on_any_mesh() {
     assert_eq!(frames.size()[..2], [1, 8]);
     let times = WellFile::open(folder.path().join("out/2.h5")).unwrap().times().to_vec();
     assert_eq!((times[0], times[1], times[7]), (2.0, 2.5, 5.5));
+}
+
+/// Pictures too: of a line over the steps, of a volume its middle.
+#[rstest]
+#[case::lines(&*LINES, 1)]
+#[case::volumes(&*VOLUMES, 3)]
+fn lines_and_volumes_are_predicted(#[case] data: &Path, #[case] dims: usize) {
+    let folder = tempdir().unwrap();
+    let (data, dimension) = (format!("data.path={}", data.display()), format!("model.dimension={dims}"));
+    let sets = ["data.fields=[\"height\"]", &data, &dimension, "model.num_fno_modes=2"];
+    let sets = [&sets[..], &["data.validation_steps=2"]].concat();
+    let run = |ranks: usize, command: &str, mesh: &[String], args: &[&str]| -> Outcome {
+        let sets: Vec<&str> = sets.iter().copied().chain(mesh.iter().map(String::as_str)).collect();
+        let launch = isobar(Launch::plain(ranks, ISOBAR), command, "navier_stokes_fno", folder.path(), &sets);
+        launch.args(args).run().unwrap().expect_success()
+    };
+    let _ = run(1, "train", &[], &[]);
+    assert!(folder.path().join("run/prediction.png").exists());
+    let predict = |ranks: usize, mesh: &[String]| {
+        // Beyond what there is to compare with.
+        let out = folder.path().join(format!("{ranks}.h5"));
+        let outcome = run(ranks, "predict", mesh, &["--steps", "4", "--out", out.to_str().unwrap()]);
+        assert!(out.with_extension("png").exists(), "{outcome}");
+        let file = WellFile::open(&out).unwrap();
+        let window: Vec<_> = file.grid().iter().map(|&points| 0..points).collect();
+        file.read(&["height"], 1, 0..file.frames(), &window).unwrap()
+    };
+    let whole = predict(1, &[]);
+    assert_eq!(whole.size()[0], 5);
+    let split = predict(2, &mesh("[2]", "[\"domain\"]"));
+    assert!(split.allclose(&whole, 1e-4, 1e-4, false));
+    // From the last frame on, there is no truth to show.
+    let out = folder.path().join("beyond.h5");
+    let args = ["--start", "2", "--steps", "3", "--out", out.to_str().unwrap()];
+    let _ = run(1, "predict", &[], &args);
+    assert!(out.with_extension("png").exists());
 }
 
 #[rstest]

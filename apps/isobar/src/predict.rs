@@ -142,9 +142,8 @@ impl Job for Prediction<'_> {
         if writes {
             said.push(format!("prediction  {}", out.display()));
             let picture = out.with_extension("png");
-            if let Some((truth, steps)) = &outcome.first
-                && picture::of_prediction(truth, steps, matches!(source, Source::Well { .. }), &picture)?
-            {
+            if let Some((truth, steps)) = &outcome.first {
+                picture::of_prediction(truth, steps, matches!(source, Source::Well { .. }), &picture)?;
                 said.push(format!("picture     {}", picture.display()));
             }
         }
