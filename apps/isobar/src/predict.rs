@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 use anyhow::{Result, bail};
 use clap::Args;
 use isobar_collectives::Group;
-use isobar_data::{Batch, DarcyFields, DarcyFile, DarcyWriter, WellFile, WellWriter};
+use isobar_data::{DarcyFields, DarcyFile, DarcyWriter, WellFile, WellWriter};
 use isobar_manager::config::Resolved;
 use isobar_manager::{DistributedManager, logging};
 use isobar_shard::Parallel;
@@ -19,7 +19,8 @@ use tch::{Device, Kind, Tensor};
 
 use crate::config::{Config, ConfigArgs};
 use crate::exit::Exit;
-use crate::run::{self, Job, Meaning, RANKS_OWN, Run, Source, picture};
+use crate::run::picture::Shown;
+use crate::run::{self, Job, Meaning, RANKS_OWN, Run, Source};
 use crate::{start, terminal};
 
 /// What `isobar predict` takes.
@@ -76,8 +77,8 @@ struct Prediction<'a> {
 /// What is predicted, and how far it is from the truth.
 #[derive(Default)]
 struct Outcome {
-    /// The first sample, and what was made of it: what a picture shows.
-    first: Option<(Batch, Vec<Tensor>)>,
+    /// Of the first sample, what a picture shows.
+    first: Option<Shown>,
     /// For each step the errors of the samples whose truth is known.
     errors: Vec<Vec<f64>>,
 }
@@ -142,8 +143,8 @@ impl Job for Prediction<'_> {
         if writes {
             said.push(format!("prediction  {}", out.display()));
             let picture = out.with_extension("png");
-            if let Some((truth, steps)) = &outcome.first {
-                picture::of_prediction(truth, steps, matches!(source, Source::Well { .. }), &picture)?;
+            if let Some(shown) = &outcome.first {
+                shown.draw(matches!(source, Source::Well { .. }), &picture)?;
                 said.push(format!("picture     {}", picture.display()));
             }
         }
@@ -250,23 +251,21 @@ impl Rollout<'_> {
             let frame =
                 |at: usize| -> Result<Tensor> { Ok(frames.f_narrow(0, at as i64, 1)?.f_narrow(0, 0, own)?) };
             let predicted = boxed(model.roll_out(&frame(0)?, 1, self.steps))?;
-            let mut whole = vec![model.layout.array(&frame(0)?, 1)?.whole()?];
-            let mut truth = Batch { input: whole[0].shallow_clone(), targets: Vec::new() };
-            for (step, prediction) in predicted.iter().enumerate() {
-                if step < known {
-                    let target = model.layout.array(&frame(step + 1)?, 1)?;
-                    outcome.errors[step].extend(relative_l2_errors(prediction, &target)?);
-                    if index == 0 {
-                        truth.targets.push(target.whole()?);
-                    }
-                }
-                whole.push(prediction.whole()?);
-            }
-            if let Some(writer) = &mut writer {
-                self.write(writer, index, &Tensor::f_cat(&whole, 0)?)?;
+            let array = |at: usize| -> Result<L::Array> { Ok(model.layout.array(&frame(at)?, 1)?) };
+            let input = array(0)?;
+            let truth: Vec<L::Array> = (1..=known).map(array).collect::<Result<_>>()?;
+            for ((prediction, target), errors) in predicted.iter().zip(&truth).zip(&mut outcome.errors) {
+                errors.extend(relative_l2_errors(prediction, target)?);
             }
             if index == 0 {
-                outcome.first = Some((truth, whole.split_off(1)));
+                outcome.first = Some(Shown::of(&input, &truth, &predicted)?);
+            }
+            // A frame at a time is whole.
+            for (at, fields) in std::iter::once(&input).chain(&predicted).enumerate() {
+                let whole = fields.whole()?;
+                if let Some(writer) = &mut writer {
+                    self.write(writer, (index, at), &whole)?;
+                }
             }
         }
         if let Some(writer) = writer {
@@ -295,12 +294,12 @@ impl Rollout<'_> {
         Ok(WellWriter::create(path, &meta)?)
     }
 
-    /// Writes the frames `[frame, channel, spatial…]` of a trajectory, a field after the other.
-    fn write(&self, writer: &mut WellWriter, trajectory: usize, frames: &Tensor) -> Result<()> {
+    /// Writes a frame `[1, channel, spatial…]` of a trajectory, a field after the other.
+    fn write(&self, writer: &mut WellWriter, (trajectory, at): (usize, usize), frame: &Tensor) -> Result<()> {
         let mut first = 0;
         for name in self.names {
             let components = self.file.field(name)?.components() as i64;
-            writer.write(name, trajectory, 0, &frames.f_narrow(1, first, components)?)?;
+            writer.write(name, trajectory, at, &frame.f_narrow(1, first, components)?)?;
             first += components;
         }
         Ok(())
@@ -333,15 +332,14 @@ where
         let DarcyFields { nu, u } = file.read(own, window[0].clone(), window[1].clone())?;
         let (nu, u) = (nu.f_to_device(device)?, u.f_to_device(device)?);
         let predicted = boxed(model.roll_out(&nu, 1, 1))?;
-        let target = model.layout.array(&u, 1)?;
+        let (coefficient, target) = (model.layout.array(&nu, 1)?, model.layout.array(&u, 1)?);
         outcome.errors[0].extend(relative_l2_errors(&predicted[0], &target)?);
-        let (coefficient, solution) = (model.layout.array(&nu, 1)?.whole()?, predicted[0].whole()?);
+        if index == 0 {
+            outcome.first = Some(Shown::of(&coefficient, &[target], &predicted)?);
+        }
+        let (coefficient, solution) = (coefficient.whole()?, predicted[0].whole()?);
         if let Some(writer) = &mut writer {
             writer.append(&numbers(&coefficient)?, &numbers(&solution)?)?;
-        }
-        if index == 0 {
-            let truth = Batch { input: coefficient, targets: vec![target.whole()?] };
-            outcome.first = Some((truth, vec![solution]));
         }
     }
     if let Some(writer) = writer {

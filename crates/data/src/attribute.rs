@@ -136,11 +136,9 @@ impl<'a> Attributes<'a> {
     fn find(&self, name: &str) -> Result<(Attribute, TypeDescriptor)> {
         // Opened rather than looked for in a list: the crate's listing takes each name's encoding from the file as it stands,
         // and a damaged one is no value of its enum.
-        let attribute = self.location.attr(name).map_err(|error| match error {
-            error if error.contains_minor(MinorErrorCode::NotFound) => {
-                Error::MissingAttribute { path: self.path.to_owned(), attribute: self.full(name) }
-            }
-            error => self.unreadable(name, error),
+        let attribute = self.location.attr(name).map_err(|error| match is_missing(&error) {
+            true => Error::MissingAttribute { path: self.path.to_owned(), attribute: self.full(name) },
+            false => self.unreadable(name, error),
         })?;
         let kind = attribute
             .dtype()
@@ -165,9 +163,47 @@ impl<'a> Attributes<'a> {
     }
 }
 
+/// Whether an attribute was searched for and is not there. What fails in a search has a cause below.
+fn is_missing(error: &hdf5_metno::Error) -> bool {
+    error.stack().is_some_and(|stack| stack.minor_codes().next_back() == Some(MinorErrorCode::NotFound))
+}
+
 /// Bytes of the longest string of fixed length that is read.
 const LONGEST_TEXT: usize = 256;
 
 fn texts<T>(values: Vec<T>, bytes: impl Fn(&T) -> &[u8]) -> Vec<Vec<u8>> {
     values.iter().map(|value| bytes(value).to_vec()).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// More attributes than an object's header holds have an index of their own, with sums of its bytes.
+    #[test]
+    fn a_damaged_index_of_attributes_is_not_taken_for_one_without_them() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("attributes.h5");
+        let options = hdf5_metno::File::with_options().with_fapl(|access| access.libver_latest()).clone();
+        let file = options.create(&path).unwrap();
+        for at in 0..20 {
+            let attribute = file.new_attr::<f64>().create(format!("a{at}").as_str()).unwrap();
+            attribute.write_scalar(&f64::from(at)).unwrap();
+        }
+        drop(file);
+        let number = |name: &str| {
+            let node = Node::open(&path).unwrap();
+            Attributes::of_group(&node).number(name)
+        };
+        assert_eq!(number("a7").unwrap(), 7.0);
+        assert!(matches!(number("a20"), Err(Error::MissingAttribute { .. })));
+
+        let mut bytes = std::fs::read(&path).unwrap();
+        let leaf = bytes.windows(4).position(|window| window == b"BTLF").unwrap();
+        bytes[leaf + 8] ^= 1;
+        std::fs::write(&path, bytes).unwrap();
+        let error = number("a7").unwrap_err();
+        assert!(!matches!(error, Error::MissingAttribute { .. }), "{error}");
+        assert!(error.to_string().contains("read attribute `a7`"), "{error}");
+    }
 }

@@ -2,7 +2,7 @@
 
 use std::ops::Range;
 
-use isobar_data::{Augment, Batch, InMemory, Normalizer};
+use isobar_data::{Augment, InMemory, Normalizer};
 use isobar_shard::{Array, Convert, Elementwise, Generator, Parallel, Shape};
 use tch::Tensor;
 
@@ -178,34 +178,33 @@ where
     L: FieldLayout,
     F: Fn(&L::Array, Option<Step<'_>>) -> Result<L::Array, BoxError>,
 {
-    /// What comes of samples of `data` after each step, whole and on physical values, without a graph.
+    /// What comes of samples of `data` after each step, on physical values, in the layout of the fields, without a graph.
     ///
     /// All ranks of the layout call.
     ///
     /// # Errors
     ///
     /// Whatever the network reports; samples that are not there.
-    pub fn predict(&self, data: &InMemory, samples: &[usize]) -> Result<Vec<Tensor>, BoxError> {
+    pub fn predict(&self, data: &InMemory, samples: &[usize]) -> Result<Vec<L::Array>, BoxError> {
         let _no_grad = tch::no_grad_guard();
         let batch = data.batch(self.model.layout.own(samples)?)?;
-        let steps = self.model.roll_out(&batch.input, samples.len(), batch.targets.len())?;
-        steps.iter().map(|step| Ok(step.whole()?)).collect()
+        self.model.roll_out(&batch.input, samples.len(), batch.targets.len())
     }
 
-    /// Inputs and what truly comes of them after each step, whole and on physical values.
+    /// Inputs and what truly comes of them after each step, on physical values, in the layout of the fields.
     ///
     /// All ranks of the layout call.
     ///
     /// # Errors
     ///
     /// Samples that are not there; what an exchange reports.
-    pub fn truth(&self, data: &InMemory, samples: &[usize]) -> Result<Batch, BoxError> {
+    pub fn truth(&self, data: &InMemory, samples: &[usize]) -> Result<(L::Array, Vec<L::Array>), BoxError> {
         let batch = data.batch(self.model.layout.own(samples)?)?;
-        let whole = |part: &Tensor| -> Result<Tensor, BoxError> {
-            Ok(self.model.layout.array(part, samples.len())?.whole()?)
+        let array = |part: &Tensor| -> Result<L::Array, BoxError> {
+            Ok(self.model.layout.array(part, samples.len())?)
         };
-        let targets = batch.targets.iter().map(whole).collect::<Result<_, _>>()?;
-        Ok(Batch { input: whole(&batch.input)?, targets })
+        let targets = batch.targets.iter().map(array).collect::<Result<_, _>>()?;
+        Ok((array(&batch.input)?, targets))
     }
 
     /// The validation error of a model that has learnt nothing, what a model must beat: of trajectories that of persistence,

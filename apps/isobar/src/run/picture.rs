@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 
 use anyhow::Result;
 use isobar_collectives::Group;
-use isobar_data::{Batch, InMemory};
+use isobar_shard::Array;
 use isobar_torch::memory::to_vec;
 use isobar_train::loss::relative_l2_errors;
 use isobar_train::{BoxError, FieldLayout, FieldTask, Step};
@@ -18,8 +18,117 @@ use crate::exit::Exit;
 const SAMPLES: usize = 3;
 /// How many frames of a rollout are shown, one a column.
 const FRAMES: usize = 5;
-/// Dims of `[sample, channel, x]`.
-const LINE: usize = 3;
+/// How many steps of a line are shown, one below the other.
+const LINES: usize = 256;
+
+/// What a picture shows of a prediction: planes, on the CPU.
+pub(crate) struct Shown {
+    input: Tensor,
+    frames: Vec<Frame>,
+}
+
+/// A step of a rollout.
+struct Frame {
+    /// The first is 1.
+    step: usize,
+    prediction: Tensor,
+    /// What truly came, and the error of each sample; nothing beyond the data.
+    truth: Option<(Tensor, Vec<f64>)>,
+}
+
+impl Shown {
+    /// Of samples `[sample, channel, spatial…]`, what truly came of them after each step, as far as it is known, and what a
+    /// network made of them. All ranks that share the fields call; what they exchange are the planes that are shown.
+    pub(crate) fn of<A: Array>(input: &A, truth: &[A], prediction: &[A]) -> Result<Self> {
+        let steps = prediction.len();
+        let shown = steps.min(if is_line(&input.shape()) { LINES } else { FRAMES });
+        let frame = |count: usize| -> Result<Frame> {
+            let step = (count * steps).div_ceil(shown);
+            let predicted = &prediction[step - 1];
+            let compare =
+                |target: &A| -> Result<_> { Ok((plane(target)?, relative_l2_errors(predicted, target)?)) };
+            let truth = truth.get(step - 1).map(compare).transpose()?;
+            Ok(Frame { step, prediction: plane(predicted)?, truth })
+        };
+        Ok(Self { input: plane(input)?, frames: (1..=shown).map(frame).collect::<Result<_>>()? })
+    }
+
+    /// Draws the first sample: frames of a trajectory, or a pair's input, truth, prediction and error.
+    pub(crate) fn draw(&self, frames: bool, path: &Path) -> Result<()> {
+        let rows = match frames {
+            true => self.strip()?,
+            false => vec![self.row(0)?],
+        };
+        save(&rows, path)
+    }
+
+    /// A sample of a network that maps one field to another.
+    fn row(&self, sample: usize) -> Result<Vec<Panel>> {
+        let mut panels = vec![field(&self.input, sample)?.panel("coefficient a", Palette::Greys)];
+        for Frame { prediction, truth, .. } in &self.frames {
+            let predicted = field(prediction, sample)?;
+            let Some((target, errors)) = truth else { continue };
+            let solution = field(target, sample)?;
+            let range = solution.range_with(&predicted);
+            panels.push(solution.panel("solution u, truth", Palette::Viridis).over(range));
+            panels.push(predicted.panel("prediction", Palette::Viridis).over(range));
+            let difference = field(&prediction.f_sub(target)?.f_abs()?, sample)?;
+            panels.push(difference.panel(&percent(errors[sample]), Palette::Magma));
+        }
+        Ok(panels)
+    }
+
+    /// The first rollout: the truth, the prediction, and their difference.
+    fn strip(&self) -> Result<Vec<Vec<Panel>>> {
+        if self.input.dim() == 2 {
+            return self.lines();
+        }
+        let mut rows = [const { Vec::new() }; 3];
+        for Frame { step, prediction, truth } in &self.frames {
+            let predicted = field(prediction, 0)?;
+            let Some((target, errors)) = truth else {
+                rows[1].push(predicted.panel(&format!("prediction, step {step}"), Palette::Viridis));
+                continue;
+            };
+            let frame = field(target, 0)?;
+            let range = frame.range_with(&predicted);
+            let difference = field(&prediction.f_sub(target)?.f_abs()?, 0)?;
+            rows[0].push(frame.panel(&format!("truth, step {step}"), Palette::Viridis).over(range));
+            rows[1].push(predicted.panel("prediction", Palette::Viridis).over(range));
+            rows[2].push(difference.panel(&percent(errors[0]), Palette::Magma));
+        }
+        Ok(rows.into_iter().filter(|row| !row.is_empty()).collect())
+    }
+
+    /// The same of lines, of which each step is one: as far as the truth is known, and then the prediction to its end.
+    fn lines(&self) -> Result<Vec<Vec<Panel>>> {
+        let (mut rows, mut known, mut last) = (Vec::new(), [const { Vec::new() }; 3], None);
+        for Frame { step, prediction, truth } in &self.frames {
+            if let Some((target, errors)) = truth {
+                let difference = prediction.f_sub(target)?.f_abs()?;
+                let line = [target.shallow_clone(), prediction.shallow_clone(), difference];
+                known.iter_mut().zip(line).for_each(|(lines, line)| lines.push(line));
+                last = Some((step, errors[0]));
+            }
+        }
+        if let Some((step, error)) = last {
+            let [frames, predicted, difference] = known.each_ref().map(|lines| over_steps(lines));
+            let (frames, predicted) = (frames?, predicted?);
+            let range = frames.range_with(&predicted);
+            rows.push(vec![
+                frames.panel(&format!("truth, down to step {step}"), Palette::Viridis).over(range),
+                predicted.panel("prediction", Palette::Viridis).over(range),
+                difference?.panel(&format!("{} at step {step}", percent(error)), Palette::Magma),
+            ]);
+        }
+        if let Some(end) = self.frames.last().filter(|end| end.truth.is_none()) {
+            let all: Vec<Tensor> = self.frames.iter().map(|frame| frame.prediction.shallow_clone()).collect();
+            let title = format!("prediction, down to step {}", end.step);
+            rows.push(vec![over_steps(&all)?.panel(&title, Palette::Viridis)]);
+        }
+        Ok(rows)
+    }
+}
 
 /// Draws validation samples into `folder`, on rank 0: of Darcy flow coefficient, solution, prediction and error of the first
 /// ones, of trajectories frames of the first rollout. All ranks call, since they may share the model or the fields. Nothing
@@ -35,123 +144,59 @@ where
     if samples.is_empty() {
         return Ok(None);
     }
-    let (prediction, truth) = both(task, data, &samples).map_err(anyhow::Error::from_boxed)?;
+    let prediction = task.predict(data, &samples).map_err(anyhow::Error::from_boxed)?;
+    let (input, truth) = task.truth(data, &samples).map_err(anyhow::Error::from_boxed)?;
+    let shown = Shown::of(&input, &truth, &prediction)?;
     if world.rank() > 0 {
         return Ok(None);
     }
     let rows = match task.persists() {
-        true => strip(&truth, &prediction)?,
-        false => samples.iter().map(|&sample| row(&truth, &prediction, sample)).collect::<Result<_>>()?,
+        true => shown.strip()?,
+        false => samples.iter().map(|&sample| shown.row(sample)).collect::<Result<_>>()?,
     };
-    save(&rows, &folder.join("prediction.png")).map(Some)
-}
-
-/// Draws a first sample and what was made of it: frames of a trajectory, or a pair's input, truth, prediction and error.
-pub(crate) fn of_prediction(truth: &Batch, steps: &[Tensor], frames: bool, path: &Path) -> Result<()> {
-    let rows = if frames { strip(truth, steps)? } else { vec![row(truth, steps, 0)?] };
-    save(&rows, path)?;
-    Ok(())
-}
-
-fn both<L, F>(
-    task: &FieldTask<L, F>,
-    data: &InMemory,
-    samples: &[usize],
-) -> Result<(Vec<Tensor>, Batch), BoxError>
-where
-    L: FieldLayout,
-    F: Fn(&L::Array, Option<Step<'_>>) -> Result<L::Array, BoxError>,
-{
-    Ok((task.predict(data, samples)?, task.truth(data, samples)?))
+    let path = folder.join("prediction.png");
+    save(&rows, &path)?;
+    Ok(Some(path))
 }
 
 /// Writes rows of panels.
-fn save(rows: &[Vec<Panel>], path: &Path) -> Result<PathBuf> {
+fn save(rows: &[Vec<Panel>], path: &Path) -> Result<()> {
     let saved = Canvas::of(rows).save(path);
-    saved.map_err(|error| Exit::Data.because(format!("cannot write {}: {error}", path.display())))?;
-    Ok(path.to_owned())
-}
-
-/// A sample of a network that maps one field to another.
-fn row(truth: &Batch, prediction: &[Tensor], sample: usize) -> Result<Vec<Panel>> {
-    let (target, prediction) = (&truth.targets[0], &prediction[0]);
-    let of = |fields: &Tensor| field(fields, sample);
-    let error = relative_l2_errors(prediction, target)?[sample];
-    let (solution, predicted) = (of(target)?, of(prediction)?);
-    let range = solution.range_with(&predicted);
-    Ok(vec![
-        of(&truth.input)?.panel("coefficient a", Palette::Greys),
-        solution.panel("solution u, truth", Palette::Viridis).over(range),
-        predicted.panel("prediction", Palette::Viridis).over(range),
-        of(&prediction.f_sub(target)?.f_abs()?)?.panel(&percent(error), Palette::Magma),
-    ])
-}
-
-/// Frames of the first rollout: the truth, the prediction, and their difference.
-fn strip(truth: &Batch, prediction: &[Tensor]) -> Result<Vec<Vec<Panel>>> {
-    if truth.input.dim() == LINE {
-        return Ok(vec![over_steps(truth, prediction)?]);
-    }
-    let steps = prediction.len();
-    let columns = steps.min(FRAMES);
-    let mut rows = [const { Vec::new() }; 3];
-    for column in 1..=columns {
-        let step = (column * steps).div_ceil(columns) - 1;
-        let predicted = field(&prediction[step], 0)?;
-        let Some(target) = truth.targets.get(step) else {
-            rows[1].push(predicted.panel(&format!("prediction, step {}", step + 1), Palette::Viridis));
-            continue;
-        };
-        let frame = field(target, 0)?;
-        let range = frame.range_with(&predicted);
-        let error = relative_l2_errors(&prediction[step], target)?[0];
-        let difference = field(&prediction[step].f_sub(target)?.f_abs()?, 0)?;
-        rows[0].push(frame.panel(&format!("truth, step {}", step + 1), Palette::Viridis).over(range));
-        rows[1].push(predicted.panel("prediction", Palette::Viridis).over(range));
-        rows[2].push(difference.panel(&percent(error), Palette::Magma));
-    }
-    Ok(rows.into_iter().filter(|row| !row.is_empty()).collect())
-}
-
-/// Lines of the first rollout, one below the other: the truth, the prediction, and their difference.
-fn over_steps(truth: &Batch, prediction: &[Tensor]) -> Result<Vec<Panel>> {
-    let points = truth.input.size()[2];
-    // About a square, of all steps.
-    let thick = (points / prediction.len() as i64).max(1);
-    let lines = |lines: &[Tensor]| -> Result<Field> {
-        let plane = Tensor::f_cat(&lines.iter().map(|line| line.narrow(0, 0, 1)).collect::<Vec<_>>(), 2)?;
-        let plane = plane.f_view([1, -1, lines.len() as i64, points]);
-        field(&plane?.f_repeat_interleave_self_int(thick, 2, None)?, 0)
-    };
-    let known = truth.targets.len().min(prediction.len());
-    if known == 0 {
-        return Ok(vec![lines(prediction)?.panel("prediction", Palette::Viridis)]);
-    }
-    let (frames, predicted) = (lines(&truth.targets[..known])?, lines(prediction)?);
-    let range = frames.range_with(&predicted);
-    let last = known - 1;
-    let error = relative_l2_errors(&prediction[last], &truth.targets[last])?[0];
-    let pairs = prediction.iter().zip(&truth.targets);
-    let differences: Vec<Tensor> =
-        pairs.map(|(got, want)| Ok(got.f_sub(want)?.f_abs()?)).collect::<Result<_>>()?;
-    Ok(vec![
-        frames.panel(&format!("truth, steps 1 to {known} down"), Palette::Viridis).over(range),
-        predicted.panel(&format!("prediction, to {}", prediction.len()), Palette::Viridis).over(range),
-        lines(&differences)?.panel(&percent(error), Palette::Magma),
-    ])
+    saved.map_err(|error| Exit::Data.because(format!("cannot write {}: {error}", path.display())).into())
 }
 
 fn percent(error: f64) -> String {
     format!("error, {:.1} % in L2", error * 100.0)
 }
 
-/// The first channel of one sample of `[sample, channel, spatial…]`, on the CPU.
-fn field(fields: &Tensor, sample: usize) -> Result<Field> {
-    let mut field = fields.f_select(0, sample as i64)?.f_select(0, 0)?;
-    while field.dim() > 2 {
-        field = field.f_select(0, field.size()[0] / 2)?;
+/// Whether fields `[sample, channel, spatial…]` have one spatial dim.
+fn is_line(shape: &[i64]) -> bool {
+    shape.len() == 3
+}
+
+/// Of fields `[sample, channel, spatial…]` what is shown, whole: `[sample, rows, cols]`, or `[sample, points]`.
+fn plane<A: Array>(fields: &A) -> Result<Tensor> {
+    let mut plane = fields.narrow(1, 0, 1)?;
+    let shape = fields.shape();
+    let shown = if is_line(&shape) { 1 } else { 2 };
+    let (before, shown) = shape.split_at(shape.len() - shown);
+    for (dim, extent) in before.iter().enumerate().skip(2) {
+        plane = plane.narrow(dim as i64, extent / 2, 1)?;
     }
-    let field = field.f_to_device(Device::Cpu)?.f_to_kind(Kind::Double)?.f_contiguous()?;
+    let whole = plane.whole()?.f_to_device(Device::Cpu)?.f_to_kind(Kind::Double)?;
+    Ok(whole.f_reshape([&shape[..1], shown].concat())?)
+}
+
+/// One sample of planes.
+fn field(planes: &Tensor, sample: usize) -> Result<Field> {
+    let field = planes.f_select(0, sample as i64)?.f_contiguous()?;
     let (rows, cols) = field.size2()?;
     Ok(Field { rows: rows as usize, cols: cols as usize, values: to_vec(&field)? })
+}
+
+/// The first sample of lines, one below the other, so thick that they are about a square.
+fn over_steps(lines: &[Tensor]) -> Result<Field> {
+    let lines = Tensor::f_stack(lines, 1)?;
+    let (_, steps, points) = lines.size3()?;
+    field(&lines.f_repeat_interleave_self_int((points / steps).max(1), 1, None)?, 0)
 }

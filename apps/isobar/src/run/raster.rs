@@ -129,7 +129,10 @@ impl Canvas {
         self.text(&panel.title, left, top);
         let top = top + 2 * LETTER - LETTER / 2;
         let (low, high) = panel.range;
-        let scaled = |value: f64| if high > low { (value - low) / (high - low) } else { 0.5 };
+        let scaled = |value: f64| match high > low || !value.is_finite() {
+            true => (value - low) / (high - low),
+            false => 0.5,
+        };
         for row in 0..field.rows {
             for col in 0..field.cols {
                 let colour = panel.palette.at(scaled(field.values[row * field.cols + col]));
