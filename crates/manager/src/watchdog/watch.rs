@@ -165,7 +165,7 @@ impl Watch {
     pub(super) fn run(mut self) {
         loop {
             self.shared.rest(TICK);
-            if self.looked.elapsed() > self.channel.silence {
+            if self.looked.elapsed() > self.noticed() {
                 self.stopped = Some(Instant::now());
             }
             self.check_transport();
@@ -195,6 +195,12 @@ impl Watch {
                 return;
             }
         }
+    }
+
+    /// For how long this rank may be stopped before the others take it for lost: they count from its last beat.
+    fn noticed(&self) -> Duration {
+        let silence = self.channel.silence;
+        silence.saturating_sub(2 * BEAT).max(silence.min(PAUSE))
     }
 
     /// Gives up for the program where MPI does not return to it.
