@@ -11,7 +11,7 @@ use std::{
 };
 
 use isobar_collectives::Group;
-use isobar_harness::{Exit, Launch, Slurm, output_within, skip, workspace};
+use isobar_harness::{Exit, Launch, Slurm, THREADS, output_within, skip, threads, workspace};
 use isobar_tests::{full, has_mpi, has_slurm};
 use isobar_train::{
     Parameter, Parameters,
@@ -107,7 +107,7 @@ enum Ended {
 
 /// Lets the writer save a first checkpoint, and kills it before system call `at` of the second.
 fn killed_before(at: usize, folder: &Path) -> Ended {
-    let mut child = Command::new(SAVER).arg(folder).env("OMP_NUM_THREADS", "1").spawn().unwrap();
+    let mut child = Command::new(SAVER).arg(folder).env(THREADS, threads()).spawn().unwrap();
     let pid = Pid::from_raw(i32::try_from(child.id()).unwrap());
     // Every test has a deadline: a writer that hangs is killed, and with it the wait below ends.
     let (done, waits) = mpsc::channel::<()>();
@@ -448,7 +448,7 @@ fn a_job_of_slurm_comes_again() {
             sbatch.env_remove(name);
         }
     }
-    sbatch.args(["--parsable", "--requeue", "--open-mode=append", "--ntasks=1"]).env("OMP_NUM_THREADS", "1");
+    sbatch.args(["--parsable", "--requeue", "--open-mode=append", "--ntasks=1"]).env(THREADS, threads());
     sbatch.arg("--output").arg(&log).arg("--chdir").arg(workspace()).arg(&script);
     let job = said(&mut sbatch);
     let waits = |what: &dyn Fn() -> bool| {

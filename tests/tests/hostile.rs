@@ -8,7 +8,7 @@ use std::process::Command;
 use std::time::Duration;
 
 use isobar_data::{DarcyWriter, WellDim, WellMeta, WellWriter};
-use isobar_harness::wait_within;
+use isobar_harness::{THREADS, threads, wait_within};
 use rstest::rstest;
 use tch::{Device, Kind, Tensor};
 use tempfile::tempdir;
@@ -71,11 +71,7 @@ fn damaged_files_are_values_or_errors(#[case] kind: &str, #[case] write: fn(&Pat
     while from < count {
         let to = (from + BATCH).min(count);
         let mut command = Command::new(READER);
-        command
-            .arg(kind)
-            .arg(&path)
-            .args(["1", &from.to_string(), &to.to_string()])
-            .env("OMP_NUM_THREADS", "1");
+        command.arg(kind).arg(&path).args(["1", &from.to_string(), &to.to_string()]).env(THREADS, threads());
         command.stdout(File::create(&log).unwrap()).stderr(File::create(&errors).unwrap());
         let status = wait_within(&mut command.spawn().unwrap(), LONGEST).unwrap();
         let said = fs::read_to_string(&log).unwrap();

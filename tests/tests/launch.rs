@@ -485,6 +485,7 @@ fn a_check_shows_ranks_and_findings() {
         lines[1].starts_with("0 ") && lines[2].starts_with("1 ") && lines[2].contains(" ENV "),
         "{outcome}"
     );
+    assert!(lines.iter().any(|line| line.starts_with("torch   libtorch 2.")), "{outcome}");
     let cores = thread::available_parallelism().unwrap().get();
     let (threads, all) =
         (format!("OMP_NUM_THREADS={cores}"), format!("2 ranks compute with {} threads in all", 2 * cores));

@@ -2,7 +2,7 @@
 
 use std::{process::Command, time::Duration};
 
-use isobar_harness::output_within;
+use isobar_harness::{THREADS, output_within, threads};
 use isobar_tests::{full, golden, has_mpi};
 use rstest::rstest;
 
@@ -81,7 +81,7 @@ fn public_cases_pass(#[values("threads", "mpi", "gloo")] backend: &str) {
         return;
     }
     let mut verify = Command::new(ISOBAR);
-    verify.args(["verify", "--backend", backend, "--ops", OPS]).arg(golden()).env("OMP_NUM_THREADS", "1");
+    verify.args(["verify", "--backend", backend, "--ops", OPS]).arg(golden()).env(THREADS, threads());
     if full() && backend == "threads" {
         verify.args(["--ranks", "1,2,3,4,5,6,8,2x2,2x3,3x2,2x2x2"]);
     }
@@ -104,9 +104,7 @@ fn sharded_operators_pass(#[values("threads", "mpi")] backend: &str) {
     }
     let mut verify = Command::new(ISOBAR);
     verify.args(["verify", "--backend", backend, "--ops", &SHARDED.join(",")]).arg(golden());
-    verify
-        .args(["--ranks", if backend == "mpi" { "2,4" } else { "1,2,3,4,2x2" }])
-        .env("OMP_NUM_THREADS", "1");
+    verify.args(["--ranks", if backend == "mpi" { "2,4" } else { "1,2,3,4,2x2" }]).env(THREADS, threads());
     let output = output_within(&mut verify, Duration::from_secs(900)).unwrap().expect("did not end");
     let said = String::from_utf8_lossy(&output.stdout);
     let complained = String::from_utf8_lossy(&output.stderr);
@@ -128,7 +126,7 @@ fn spectral_operators_pass(#[values("threads", "mpi")] backend: &str) {
     };
     let mut verify = Command::new(ISOBAR);
     verify.args(["verify", "--backend", backend, "--ops", SPECTRAL, "--ranks", ranks]).arg(golden());
-    verify.env("OMP_NUM_THREADS", "1");
+    verify.env(THREADS, threads());
     let output = output_within(&mut verify, Duration::from_secs(300)).unwrap().expect("did not end");
     let said = String::from_utf8_lossy(&output.stdout);
     let complained = String::from_utf8_lossy(&output.stderr);

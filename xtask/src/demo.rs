@@ -2,7 +2,7 @@
 
 use std::{
     net::TcpListener,
-    path::PathBuf,
+    path::{Path, PathBuf},
     process::{Child, Command},
 };
 
@@ -16,6 +16,10 @@ use crate::{
 
 const RANKS: usize = 2;
 const CONFIGURATION: &str = "configs/darcy_afno.toml";
+/// The program in the profile of the tests, whose artefacts it shares.
+const PROGRAM: &str = "target/debug/isobar";
+/// The name of the run.
+const NAME: &str = "demo";
 
 #[derive(Args)]
 pub(crate) struct Options {
@@ -28,7 +32,7 @@ pub(crate) struct Options {
 
 pub(crate) fn run(options: &Options) -> Result<()> {
     let machine = setup::run(&options.setup)?;
-    run_command(&mut machine.cargo(&["build", "--release", "--package", "isobar"]))?;
+    run_command(&mut machine.cargo(&["build", "--package", "isobar"]))?;
     let data = data()?;
     let mut arguments = vec!["train".to_owned(), CONFIGURATION.to_owned()];
     arguments.extend(["--set".to_owned(), format!("data.path={}", data.display())]);
@@ -36,7 +40,8 @@ pub(crate) fn run(options: &Options) -> Result<()> {
     arguments.extend(["--set", "train.epochs=60"].map(str::to_owned));
     // In a folder of its own: an interrupted demo goes on from its last checkpoint, and one that is done shows its results
     // again; `--resume=never` after `--` ranks above it.
-    arguments.extend(["--set", "run.name=demo", "--set", "checkpoint.resume=auto"].map(str::to_owned));
+    let name = format!("run.name={NAME}");
+    arguments.extend(["--set", &name, "--set", "checkpoint.resume=auto"].map(str::to_owned));
     arguments.extend(options.train.iter().cloned());
     if machine.mpi {
         let mut mpirun = Command::new("mpirun");
@@ -48,11 +53,13 @@ pub(crate) fn run(options: &Options) -> Result<()> {
             .args(["--oversubscribe", "--mca", "odls_base_sigkill_timeout", "5", "-n", &RANKS.to_string()])
             .arg(program())
             .args(&arguments);
-        run_command(&mut mpirun)
+        run_command(&mut mpirun)?;
     } else {
         eprintln!("without MPI: {RANKS} plain processes over gloo");
-        run_plain(&arguments)
+        run_plain(&arguments)?;
     }
+    print_next_steps(&data);
+    Ok(())
 }
 
 /// The data set beside the project where it is there, else one solved here, once.
@@ -91,5 +98,17 @@ fn run_plain(arguments: &[String]) -> Result<()> {
 }
 
 fn program() -> PathBuf {
-    ROOT.join("target/release/isobar")
+    ROOT.join(PROGRAM)
+}
+
+/// Prints commands that go on from here, all of which work in the root of the workspace.
+fn print_next_steps(data: &Path) {
+    let data = data.display();
+    println!(
+        "\nnext, in {}:\n  \
+         {PROGRAM} predict {CONFIGURATION} --set data.path={data} --set run.name={NAME}    # fields of the best checkpoint\n  \
+         {PROGRAM} checkpoint ls runs/{NAME}\n  \
+         cargo build --release -p isobar    # target/release/isobar, fully optimized: for runs of your own",
+        ROOT.display()
+    );
 }

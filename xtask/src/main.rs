@@ -2,13 +2,12 @@
 #![expect(clippy::print_stdout, clippy::print_stderr, reason = "a program of the terminal")]
 
 mod bench;
-mod check;
 mod demo;
 mod libtorch;
 mod packages;
 mod run;
 mod setup;
-mod summary;
+mod test;
 
 use std::{ffi::OsString, process::ExitCode};
 
@@ -31,7 +30,7 @@ enum Task {
     /// Set up, build, and train a neural operator on two ranks
     Demo(demo::Options),
     /// Set up, then everything that CI runs
-    Test(check::Options),
+    Test(test::Options),
     /// Time Isobar beside PhysicsNeMo and DTensor, and print the table of ratios
     Bench(bench::Options),
     /// A SLURM of this one machine, in target/slurm
@@ -62,7 +61,7 @@ fn main() -> ExitCode {
     let done = match Cli::parse().task {
         Task::Setup(options) => setup::run(&options).map(|_| ExitCode::SUCCESS),
         Task::Demo(options) => demo::run(&options).map(|()| ExitCode::SUCCESS),
-        Task::Test(options) => check::run(&options),
+        Task::Test(options) => test::run(&options),
         Task::Bench(options) => bench::run(&options).map(|()| ExitCode::SUCCESS),
         Task::Slurm { action } => slurm(&action),
     };

@@ -36,6 +36,11 @@ pub(crate) fn run(args: &CheckArgs) -> Result<Exit> {
         checks::examine(&manager, &config.distributed, &Options { folder: folder.clone(), clocks: true })?;
     if manager.rank() == 0 {
         terminal::line(&table(&report.ranks, folder.as_deref()));
+        terminal::line(&format!(
+            "torch   libtorch {}, CPU kernels for {}",
+            isobar_torch::libtorch_version(),
+            isobar_torch::cpu_capability()
+        ));
         for finding in &report.findings {
             let kind = match finding.severity {
                 Severity::Error => "error",

@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
 use std::time::Duration;
 
-use isobar_harness::{output_within, workspace};
+use isobar_harness::{THREADS, output_within, threads, workspace};
 use rstest::rstest;
 use safetensors::SafeTensors;
 use safetensors::tensor::{Dtype, TensorView, serialize_to_file};
@@ -18,7 +18,7 @@ fn golden(case: &str) -> PathBuf {
 
 fn verify(args: &[&str], paths: &[&Path]) -> Output {
     let mut command = Command::new(env!("CARGO_BIN_EXE_isobar"));
-    command.arg("verify").args(args).args(paths).env("OMP_NUM_THREADS", "1");
+    command.arg("verify").args(args).args(paths).env(THREADS, threads());
     output_within(&mut command, Duration::from_secs(120)).unwrap().expect("did not end")
 }
 

@@ -12,12 +12,13 @@ use std::{
 
 use anyhow::{Context, Result, ensure};
 
-use crate::{hosts::Hosts, process::wait_within, slurm::Slurm};
+use crate::{THREADS, hosts::Hosts, process::wait_within, slurm::Slurm, threads};
 
 /// A program to start on several ranks.
 ///
 /// The ranks see the caller's environment less everything by which a launcher speaks to its ranks, so that a test means
-/// the same inside a job of SLURM as outside, with `OMP_NUM_THREADS=1`. Each rank's output is kept apart.
+/// the same inside a job of SLURM as outside, with `OMP_NUM_THREADS=1` unless the caller's environment sets it. Each rank's
+/// output is kept apart.
 ///
 /// # Examples
 ///
@@ -326,7 +327,7 @@ impl Launch {
                 command.env_remove(&key);
             }
         }
-        command.env("OMP_NUM_THREADS", "1");
+        command.env(THREADS, threads());
         command.envs(self.env.iter().map(|(key, value)| (key, value)));
         if let Some(folder) = &self.folder {
             command.current_dir(folder);

@@ -50,6 +50,17 @@ pub fn skip(reason: &str) {
     }
 }
 
+/// Environment variable for the number of threads that a rank computes with.
+pub const THREADS: &str = "OMP_NUM_THREADS";
+
+/// Returns the number of threads that ranks of tests compute with: `OMP_NUM_THREADS` where it is set, else 1.
+///
+/// `cargo xtask test --processors` runs numeric tests with several values.
+#[must_use]
+pub fn threads() -> String {
+    env::var(THREADS).unwrap_or_else(|_| "1".to_owned())
+}
+
 /// The root of the workspace that this crate was built in.
 pub fn workspace() -> PathBuf {
     let root = concat!(env!("CARGO_MANIFEST_DIR"), "/../..");

@@ -38,3 +38,15 @@ pub fn libtorch_version() -> String {
     let text = unsafe { std::ffi::CStr::from_ptr(ffi::isobar_libtorch_version()) };
     text.to_string_lossy().into_owned()
 }
+
+/// Returns the instruction set that libtorch's own CPU kernels use here, as `AVX512`, `AVX2` or `DEFAULT`: the best that
+/// the processor has, or what the environment variable `ATEN_CPU_CAPABILITY` limits it to.
+///
+/// ```
+/// assert!(!isobar_torch::cpu_capability().is_empty());
+/// ```
+pub fn cpu_capability() -> String {
+    // SAFETY: a text with static lifetime that ends with 0.
+    let text = unsafe { std::ffi::CStr::from_ptr(ffi::isobar_cpu_capability()) };
+    text.to_string_lossy().into_owned()
+}

@@ -159,3 +159,21 @@ fn parse(path: &Path, bytes: &[u8]) -> Result<(String, Header)> {
 fn unreadable(path: &Path) -> String {
     format!("cannot read the case {}", path.display())
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Also those whose operator Isobar lacks, which are answered as unsupported.
+    #[test]
+    fn every_golden_case_can_be_read() {
+        let golden = PathBuf::from(concat!(env!("CARGO_MANIFEST_DIR"), "/../../tests/golden"));
+        for path in files(&[golden]).unwrap() {
+            let case = Case::read(&path).unwrap_or_else(|error| panic!("{}: {error:#}", path.display()));
+            let header = &case.header;
+            for name in header.inputs.iter().chain(&header.params).chain(&header.outputs) {
+                assert!(case.get(case.saved(name)).is_some(), "{}: no {name}", case.name);
+            }
+        }
+    }
+}

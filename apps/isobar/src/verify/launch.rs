@@ -211,7 +211,9 @@ fn rank_command(program: OsString, args: &[OsString]) -> Command {
             command.env_remove(&key);
         }
     }
-    command.env("OMP_NUM_THREADS", "1");
+    if std::env::var_os(super::THREADS).is_none() {
+        command.env(super::THREADS, "1");
+    }
     command
 }
 

@@ -26,6 +26,9 @@ use self::worker::{Event, Job, Task};
 use crate::exit::{self, Exit};
 use crate::terminal;
 
+/// Environment variable for the number of threads of each rank; 1 where it is not set.
+const THREADS: &str = "OMP_NUM_THREADS";
+
 /// What `isobar verify` takes.
 #[derive(Debug, Args)]
 pub(crate) struct VerifyArgs {
@@ -65,7 +68,9 @@ pub(crate) struct RankArgs {
 
 /// Runs the command.
 pub(crate) fn run(args: &VerifyArgs) -> Result<Exit> {
-    tch::set_num_threads(1);
+    if std::env::var_os(THREADS).is_none() {
+        tch::set_num_threads(1);
+    }
     let mut cases = select(args)?;
     let deadline = Duration::from_secs_f64(args.timeout);
     let spinner = ProgressBar::new_spinner();

@@ -2,7 +2,9 @@
 
 #include <cstdlib>
 #include <cstring>
+#include <string>
 
+#include <ATen/Version.h>
 #include <c10/util/Exception.h>
 #include <torch/version.h>
 
@@ -38,4 +40,15 @@ extern "C" void isobar_free_text(char* text) {
 
 extern "C" const char* isobar_libtorch_version() {
   return TORCH_VERSION;
+}
+
+extern "C" const char* isobar_cpu_capability() {
+  static const std::string capability = [] {
+    try {
+      return at::get_cpu_capability();
+    } catch (...) {
+      return std::string("unknown");
+    }
+  }();
+  return capability.c_str();
 }

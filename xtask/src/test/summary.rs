@@ -1,46 +1,59 @@
-//! What was run, what failed, what was skipped: read from cargo's output.
+//! What was run, what failed, what was skipped.
 
-use std::{fs, path::Path};
+use std::{fmt, fs, path::Path};
 
 /// Counts of a run of the tests and checks.
 #[derive(Debug, Default, PartialEq, Eq)]
-pub(crate) struct Summary {
-    pub(crate) passed: usize,
-    pub(crate) failed: usize,
-    /// Names of failed tests and checks.
-    pub(crate) failures: Vec<String>,
+pub(super) struct Summary {
+    pub(super) passed: usize,
+    pub(super) failed: usize,
+    /// Tests and checks that failed.
+    pub(super) failures: Vec<Failure>,
     /// `test: reason`, one a skipped test.
-    pub(crate) skips: Vec<String>,
+    pub(super) skips: Vec<String>,
+}
+
+/// A test or check that failed.
+#[derive(Debug, PartialEq, Eq)]
+pub(super) struct Failure {
+    pub(super) name: String,
+    /// The command that runs it again; empty where none does.
+    repeat: String,
+}
+
+impl fmt::Display for Failure {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.name)?;
+        if self.repeat.is_empty() { Ok(()) } else { write!(f, "\n       {}", self.repeat) }
+    }
 }
 
 impl Summary {
-    /// Counts one line that `cargo test` printed.
-    pub(crate) fn read_line(&mut self, line: &str) {
-        let line = line.trim_end();
-        if let Some(counts) = line.strip_prefix("test result: ") {
-            self.passed += count(counts, "passed");
-            self.failed += count(counts, "failed");
-        } else if let Some(test) = line.strip_prefix("test ") {
-            if let Some(name) = test.strip_suffix(" ... FAILED") {
-                self.failures.push(name.to_owned());
-            } else if let Some((name, _)) = test.split_once(" ... ignored") {
-                self.skips.push(format!("{name}: ignored"));
-            }
-        }
+    /// Adds the counts of a test program's result, `ok. 5 passed; 0 failed; …`; returns how many failed.
+    pub(super) fn count(&mut self, counts: &str) -> usize {
+        let failed = number(counts, "failed");
+        self.passed += number(counts, "passed");
+        self.failed += failed;
+        failed
+    }
+
+    /// Names a test whose failure is counted already.
+    pub(super) fn name_failure(&mut self, name: &str, repeat: &str) {
+        self.failures.push(Failure { name: name.to_owned(), repeat: repeat.to_owned() });
     }
 
     /// Counts a check that is not a test.
-    pub(crate) fn check(&mut self, name: &str, passed: bool) {
+    pub(super) fn check(&mut self, name: &str, repeat: &str, passed: bool) {
         if passed {
             self.passed += 1;
         } else {
             self.failed += 1;
-            self.failures.push(name.to_owned());
+            self.name_failure(name, repeat);
         }
     }
 
     /// Takes the tests that noted themselves as skipped in `file`; to cargo they passed.
-    pub(crate) fn read_skips(&mut self, file: &Path) {
+    pub(super) fn read_skips(&mut self, file: &Path) {
         let text = fs::read_to_string(file).unwrap_or_default();
         let mut noted: Vec<_> = text.lines().map(str::to_owned).collect();
         noted.sort();
@@ -53,18 +66,18 @@ impl Summary {
     }
 
     /// Turns skips for other reasons than a missing GPU or network namespaces into failures.
-    pub(crate) fn forbid_skips(&mut self) {
+    pub(super) fn forbid_skips(&mut self) {
         let may_skip =
             |skip: &String| ["GPU", "network namespace"].iter().any(|reason| skip.contains(reason));
         let (allowed, forbidden) = std::mem::take(&mut self.skips).into_iter().partition(may_skip);
         self.skips = allowed;
         for skip in forbidden {
-            self.check(&format!("{skip} (skipped, which CI does not allow)"), false);
+            self.check(&format!("{skip} (skipped, which CI does not allow)"), "", false);
         }
     }
 
     /// The last line: counts and nothing else.
-    pub(crate) fn line(&self) -> String {
+    pub(super) fn line(&self) -> String {
         let tests = self.skips.iter().filter_map(|skip| skip.split_once(": ")).map(|(test, _)| test);
         let mut skipped: Vec<_> = tests.collect();
         skipped.sort_unstable();
@@ -74,7 +87,7 @@ impl Summary {
 }
 
 /// The number before `what` in `ok. 5 passed; 0 failed; …`.
-fn count(counts: &str, what: &str) -> usize {
+fn number(counts: &str, what: &str) -> usize {
     let words: Vec<_> = counts.split_whitespace().collect();
     let place = words.iter().position(|word| word.trim_end_matches(';') == what);
     place.and_then(|place| words.get(place.checked_sub(1)?)?.parse().ok()).unwrap_or(0)
@@ -84,25 +97,15 @@ fn count(counts: &str, what: &str) -> usize {
 mod tests {
     use super::*;
 
-    fn read(lines: &str) -> Summary {
-        let mut summary = Summary::default();
-        lines.lines().for_each(|line| summary.read_line(line));
-        summary
-    }
-
     #[test]
-    fn counts_are_added_up() {
-        let summary = read(
-            "running 2 tests\n\
-             test a::b ... ok\n\
-             test a::c ... FAILED\n\
-             test d ... ignored, slow\n\
-             test result: FAILED. 1 passed; 1 failed; 1 ignored; 0 measured; 0 filtered out; finished in 0.33s\n\
-             test result: ok. 7 passed; 0 failed; 0 ignored; 0 measured; 0 filtered out; finished in 0.33s\n",
-        );
-        assert_eq!(summary.failures, ["a::c"]);
-        assert_eq!(summary.skips, ["d: ignored"]);
-        assert_eq!(summary.line(), "8 passed, 1 failed, 1 skipped");
+    fn results_are_counted() {
+        let mut summary = Summary::default();
+        assert_eq!(summary.count("FAILED. 12 passed; 3 failed; 1 ignored; finished in 1.20s"), 3);
+        assert_eq!(summary.count("ok. 5 passed; 0 failed; 0 ignored"), 0);
+        summary.check("format", "cargo fmt", true);
+        summary.check("lints", "cargo clippy", false);
+        assert_eq!(summary.line(), "18 passed, 4 failed, 0 skipped");
+        assert_eq!(summary.failures[0].to_string(), "lints\n       cargo clippy");
     }
 
     #[test]
@@ -115,6 +118,6 @@ mod tests {
         assert_eq!(summary.line(), "7 passed, 0 failed, 3 skipped");
         summary.forbid_skips();
         assert_eq!(summary.line(), "7 passed, 1 failed, 2 skipped");
-        assert_eq!(summary.failures, ["srun: no SLURM (skipped, which CI does not allow)"]);
+        assert_eq!(summary.failures[0].to_string(), "srun: no SLURM (skipped, which CI does not allow)");
     }
 }

@@ -1,0 +1,189 @@
+//! `cargo xtask test`: everything that CI runs.
+
+mod processors;
+mod reader;
+mod report;
+mod stream;
+mod stress;
+mod suites;
+mod summary;
+
+use std::{
+    env,
+    process::{Command, ExitCode},
+    time::{Duration, Instant},
+};
+
+use anyhow::{Context, Result};
+use clap::Args;
+use isobar_harness::{SKIPS, THREADS};
+
+use self::{reader::Reader, report::Times, suites::Suites, summary::Summary};
+use crate::{
+    run::{cargo, line},
+    setup::{self, Machine},
+};
+
+#[derive(Args)]
+pub(crate) struct Options {
+    #[command(flatten)]
+    setup: setup::Options,
+    /// The tests alone: no format, lints, documentation, or build without default features
+    #[arg(long, conflicts_with = "full")]
+    quick: bool,
+    /// Tests on more ranks and meshes, with many more random cases, and on emulated processors, too
+    #[arg(long)]
+    full: bool,
+    /// The numeric tests alone, on emulated processors: fewer vector instructions, other numbers of threads
+    #[arg(long, conflicts_with_all = ["quick", "full"])]
+    processors: bool,
+    /// All tests, so many times, while every core is kept busy
+    #[arg(
+        long, value_name = "N", num_args = 0..=1, default_missing_value = "5",
+        value_parser = clap::value_parser!(u32).range(1..),
+        conflicts_with_all = ["quick", "full", "processors"],
+    )]
+    stress: Option<u32>,
+    /// End everything after so many minutes; each round of --stress
+    #[arg(long, default_value_t = 90)]
+    minutes: u64,
+}
+
+pub(crate) fn run(options: &Options) -> Result<ExitCode> {
+    let machine = setup::run(&options.setup)?;
+    setup::components()?;
+    let limit = Duration::from_secs(60 * options.minutes);
+    let mut session = Session::new(&machine, limit);
+    if !options.quick && !options.processors && options.stress.is_none() {
+        session.checks()?;
+    }
+    if let Some(suites) = session.build()? {
+        match options.stress {
+            Some(rounds) => stress::run(&mut session, &suites, rounds, limit)?,
+            None if options.processors => processors::run(&mut session, &suites)?,
+            None => {
+                session.test(&Tests::all(options.full), &suites)?;
+                if options.full {
+                    processors::run(&mut session, &suites)?;
+                }
+            }
+        }
+        report::processor(suites.isobar.as_deref()).iter().for_each(|text| println!("{text}"));
+    }
+    if env::var("CI").is_ok_and(|ci| ci == "true") {
+        session.summary.forbid_skips();
+    }
+    print!("{}", session.times);
+    let summary = session.summary;
+    summary.skips.iter().for_each(|skip| println!("skipped {skip}"));
+    summary.failures.iter().for_each(|failure| println!("failed {failure}"));
+    println!("{}", summary.line());
+    Ok(if summary.failed == 0 { ExitCode::SUCCESS } else { ExitCode::FAILURE })
+}
+
+/// Tests for cargo to run.
+struct Tests {
+    /// Words before each name in the report; empty for the usual run.
+    label: String,
+    /// Arguments of `cargo test` that choose them.
+    chosen: Vec<String>,
+    /// Environment variables they run with.
+    variables: Vec<(&'static str, String)>,
+}
+
+impl Tests {
+    /// The whole workspace; `full`, with more ranks, meshes and random cases.
+    fn all(full: bool) -> Self {
+        let mut variables = vec![(THREADS, "1".to_owned())];
+        if full {
+            variables
+                .extend([("XTASK_FULL", "1"), ("PROPTEST_CASES", "2000")].map(|(k, v)| (k, v.to_owned())));
+        }
+        Self { label: String::new(), chosen: vec!["--workspace".to_owned()], variables }
+    }
+}
+
+/// One run of this task.
+struct Session<'a> {
+    machine: &'a Machine,
+    end: Instant,
+    summary: Summary,
+    times: Times,
+}
+
+impl<'a> Session<'a> {
+    fn new(machine: &'a Machine, limit: Duration) -> Self {
+        Self { machine, end: Instant::now() + limit, summary: Summary::default(), times: Times::default() }
+    }
+
+    /// Format, lints, documentation, and a build without MPI.
+    fn checks(&mut self) -> Result<()> {
+        for (name, mut command) in checks(self.machine) {
+            let begun = Instant::now();
+            let passed = stream::finish(&mut command, self.end)?;
+            self.times.add(name, begun.elapsed());
+            self.summary.check(name, &line(&command), passed);
+        }
+        Ok(())
+    }
+
+    /// Builds all tests; none if that fails.
+    fn build(&mut self) -> Result<Option<Suites>> {
+        let words = ["test", "--workspace", "--no-run", "--message-format=json-render-diagnostics"];
+        let command = self.machine.cargo(&words);
+        let repeat = line(&self.machine.cargo(&words[..3]));
+        let mut suites = Suites::default();
+        let begun = Instant::now();
+        let passed = stream::read_output(command, self.end, |text| suites.read_message(text))?;
+        self.times.add("build of the tests", begun.elapsed());
+        if !passed {
+            self.summary.check("build of the tests", &repeat, false);
+        }
+        Ok(passed.then_some(suites))
+    }
+
+    /// Runs tests, and takes what they print into the summary.
+    fn test(&mut self, tests: &Tests, suites: &Suites) -> Result<()> {
+        let skips = tempfile::NamedTempFile::new().context("failed to make a file for skips")?;
+        let mut command = self.machine.cargo(&["test"]);
+        command.args(&tests.chosen).arg("--no-fail-fast");
+        command.env(SKIPS, skips.path()).envs(tests.variables.iter().map(|(key, value)| (key, value)));
+        let variables = tests.variables.iter().map(|(key, value)| format!("{key}={value} "));
+        let prefix = variables.collect::<String>() + &line(&self.machine.cargo(&["test"]));
+        let mut reader = Reader::new(suites, &prefix, &tests.label);
+        let failed_before = self.summary.failed;
+        let words = line(&command);
+        let summary = &mut self.summary;
+        let passed =
+            stream::show_and_read(command, self.end, |text| reader.read_line(text, Instant::now(), summary))?;
+        reader
+            .finish(Instant::now(), summary)
+            .into_iter()
+            .for_each(|(name, took)| self.times.add(&name, took));
+        self.summary.read_skips(skips.path());
+        if !passed && self.summary.failed == failed_before {
+            // A build script or a deadline ended it before any test could fail.
+            self.summary.check(&format!("{}{words}", tests.label), &words, false);
+        }
+        Ok(())
+    }
+}
+
+fn checks(machine: &Machine) -> Vec<(&'static str, Command)> {
+    let mut clippy = machine.cargo(&["clippy", "--workspace", "--all-targets"]);
+    clippy.args(["--", "-D", "warnings"]);
+    // Joined to the flags of .cargo/config.toml, which RUSTDOCFLAGS would replace. Programs are named like libraries,
+    // whose pages they would take.
+    let deny = "build.rustdocflags=['-D', 'warnings']";
+    let doc = ["doc", "--workspace", "--no-deps", "--lib", "--config", deny];
+    let mut checks = vec![
+        ("format", cargo(&["fmt", "--all", "--check"])),
+        ("lints", clippy),
+        ("documentation", machine.cargo(&doc)),
+    ];
+    if machine.mpi {
+        let check = machine.cargo_without_default_features(&["check", "--workspace"]);
+        checks.push(("build without default features", check));
+    }
+    checks
+}

@@ -1,0 +1,104 @@
+//! What is printed at the end beside the counts: where the time went, and on which processor.
+
+use std::{fmt, fs, path::Path, process::Command, thread, time::Duration};
+
+use isobar_harness::output_within;
+
+/// How long each step took, in the order of the first of each name.
+#[derive(Default)]
+pub(super) struct Times(Vec<(String, Duration)>);
+
+impl Times {
+    /// Adds to the time of a step.
+    pub(super) fn add(&mut self, name: &str, took: Duration) {
+        match self.0.iter_mut().find(|(known, _)| known == name) {
+            Some((_, total)) => *total += took,
+            None => self.0.push((name.to_owned(), took)),
+        }
+    }
+}
+
+impl fmt::Display for Times {
+    /// The longest first.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let mut steps: Vec<_> = self.0.iter().collect();
+        steps.sort_by_key(|(_, took)| std::cmp::Reverse(*took));
+        writeln!(f, "where the time went, in seconds:")?;
+        steps.iter().try_for_each(|(name, took)| writeln!(f, "{:9.1}  {name}", took.as_secs_f64()))?;
+        let all: Duration = steps.iter().map(|(_, took)| took).sum();
+        writeln!(f, "{:9.1}  in all", all.as_secs_f64())
+    }
+}
+
+/// Describes the processor, and which of its instruction sets libtorch uses, by the `isobar` program.
+pub(super) fn processor(isobar: Option<&Path>) -> Vec<String> {
+    let text = fs::read_to_string("/proc/cpuinfo").unwrap_or_default();
+    let cores = thread::available_parallelism().map_or(1, usize::from);
+    let (model, sets) = describe(&text);
+    let mut lines = vec![format!("processor: {model}, {cores} cores, {sets}")];
+    lines.extend(isobar.and_then(|program| libtorch(program, &[])));
+    lines
+}
+
+/// What `isobar check` says of libtorch with these environment variables.
+pub(super) fn libtorch(isobar: &Path, variables: &[(&str, String)]) -> Option<String> {
+    let mut check = Command::new(isobar);
+    check.arg("check").env("ISOBAR_DISTRIBUTED_INITIALIZATION_METHOD", "SINGLE");
+    check.envs(variables.iter().map(|(key, value)| (key, value)));
+    let output = output_within(&mut check, Duration::from_secs(60)).ok()??;
+    let text = String::from_utf8_lossy(&output.stdout).into_owned();
+    text.lines().find_map(|line| line.strip_prefix("torch ")).map(|line| line.trim().to_owned())
+}
+
+/// Instruction sets by which numeric libraries choose their kernels.
+const SETS: [&str; 14] = [
+    "sse4_1",
+    "sse4_2",
+    "avx",
+    "fma",
+    "avx2",
+    "avx_vnni",
+    "avx512f",
+    "avx512bw",
+    "avx512vl",
+    "avx512_bf16",
+    "amx_bf16",
+    "asimd",
+    "sve",
+    "bf16",
+];
+
+/// The model and the instruction sets of the first processor in the text of `/proc/cpuinfo`.
+pub(super) fn describe(cpuinfo: &str) -> (String, String) {
+    let field = |names: &[&str]| {
+        let mut pairs = cpuinfo.lines().filter_map(|line| line.split_once(':'));
+        pairs.find(|(name, _)| names.contains(&name.trim())).map(|(_, value)| value.trim())
+    };
+    let model = field(&["model name", "CPU part"]).unwrap_or(std::env::consts::ARCH).to_owned();
+    let flags: Vec<_> = field(&["flags", "Features"]).unwrap_or_default().split_whitespace().collect();
+    let sets: Vec<_> = SETS.into_iter().filter(|set| flags.contains(set)).collect();
+    (model, if sets.is_empty() { "unknown instruction sets".to_owned() } else { sets.join(" ") })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn times_of_a_name_are_added_and_the_longest_come_first() {
+        let mut times = Times::default();
+        for (name, took) in [("build", 20), ("a", 15), ("b", 3), ("a", 10)] {
+            times.add(name, Duration::from_secs(took));
+        }
+        let names: Vec<_> = times.to_string().lines().skip(1).map(|line| line.trim().to_owned()).collect();
+        assert_eq!(names, ["25.0  a", "20.0  build", "3.0  b", "48.0  in all"]);
+    }
+
+    #[test]
+    fn processors_are_described() {
+        let text =
+            "processor\t: 0\nmodel name\t: A Processor\nflags\t\t: fpu sse4_2 avx avx2\n\nmodel name\t: B\n";
+        assert_eq!(describe(text), ("A Processor".to_owned(), "sse4_2 avx avx2".to_owned()));
+        assert_eq!(describe("").1, "unknown instruction sets");
+    }
+}
