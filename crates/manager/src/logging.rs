@@ -46,9 +46,46 @@ pub fn init(config: &LogConfig, rank: usize, folder: Option<&Path>) -> Result<()
     if tracing_subscriber::registry().with(terminal).with(file).try_init().is_ok() {
         *WRITER.lock().unwrap_or_else(PoisonError::into_inner) = guard;
     }
+    say_early();
+    Ok(())
+}
+
+/// Sends messages of the calling thread to the terminal (standard error, rank 0 only) while the guard lives, where nobody has set up
+/// logging: for a function that runs long in a program which may never call [`init`]. `RUST_LOG` says which messages, `info` and
+/// above without it; one that cannot be read is warned of. Nothing of the process changes, so that the program may call [`init`], or
+/// install a subscriber of its own, before and after it.
+///
+/// Returns `None` on other ranks, on a rank that is a thread, and where messages go somewhere already.
+#[must_use = "messages are shown only while this lives"]
+pub fn show_where_nobody_does(rank: usize) -> Option<Shown> {
+    let goes_nowhere = tracing::dispatcher::get_default(|current| current.is::<tracing::subscriber::NoSubscriber>());
+    if rank != 0 || thread_is_rank() || !goes_nowhere {
+        return None;
+    }
+    let environment = Environment::from_process();
+    let config = LogConfig::default();
+    let (layer, refused) = match terminal_layer(&config, &environment) {
+        Ok(layer) => (layer, None),
+        // The variable is what can be wrong.
+        Err(error) => (terminal_layer(&config, &Environment::default()).ok()?, Some(error)),
+    };
+    let shown = Shown { _guard: tracing_subscriber::registry().with(layer).set_default() };
+    if let Some(error) = refused {
+        tracing::warn!("{error}");
+    }
+    say_early();
+    Some(shown)
+}
+
+/// Shows messages while it lives: see [`show_where_nobody_does`].
+#[derive(Debug)]
+pub struct Shown {
+    _guard: tracing::subscriber::DefaultGuard,
+}
+
+fn say_early() {
     let early = std::mem::take(&mut *EARLY.lock().unwrap_or_else(PoisonError::into_inner));
     early.into_iter().for_each(|text| tracing::warn!("{text}"));
-    Ok(())
 }
 
 /// What is to be warned of before the program has come to [`init`], which needs the rank: it is said then.
@@ -145,6 +182,20 @@ mod tests {
             (&lines[1]["fields"]["message"], &lines[1]["span"]["bytes"]),
             (&"close".into(), &8.into())
         );
+    }
+
+    #[test]
+    fn messages_are_shown_where_nobody_does() {
+        let nowhere = || tracing::dispatcher::get_default(|now| now.is::<tracing::subscriber::NoSubscriber>());
+        assert!(nowhere() && show_where_nobody_does(1).is_none());
+        let shown = show_where_nobody_does(0);
+        assert!(shown.is_some() && !nowhere(), "rank 0 has the terminal");
+        assert!(show_where_nobody_does(0).is_none(), "it goes somewhere already");
+        drop(shown);
+        assert!(nowhere(), "and the program may still call `init`");
+        tracing::subscriber::with_default(tracing_subscriber::registry(), || {
+            assert!(show_where_nobody_does(0).is_none(), "the program's own subscriber stays");
+        });
     }
 
     #[test]

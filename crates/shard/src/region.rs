@@ -55,7 +55,8 @@ impl ParallelRegion {
         (sizes[..self.rank()].iter().sum(), sizes[self.rank()])
     }
 
-    pub(crate) fn group(&self) -> &Group {
+    /// The group of its ranks.
+    pub fn group(&self) -> &Group {
         &self.group
     }
 }

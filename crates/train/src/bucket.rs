@@ -20,6 +20,24 @@ pub(crate) struct Reducer {
     hooks: Vec<HookHandle>,
 }
 
+/// What this rank tells the others beside its gradients.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Word {
+    /// Whether it complains of parameters without gradients.
+    pub(crate) complains: bool,
+    /// Its share of the batch.
+    pub(crate) share: f64,
+}
+
+/// What the ranks have told each other.
+#[derive(Debug)]
+pub(crate) struct Heard {
+    /// Where a rank complains, the names of this rank's own parameters without gradients.
+    pub(crate) missing: Option<Vec<String>>,
+    /// The sum of the shares, and how far it may be from what it should be in the kind that it was summed in.
+    pub(crate) shares: (f64, f64),
+}
+
 struct Shared {
     group: Group,
     params: Vec<Parameter>,
@@ -30,6 +48,8 @@ struct Shared {
     seen: Vec<bool>,
     overlap: bool,
     pass: Option<Pass>,
+    /// Whether gradients have been reduced since the last `zero`.
+    reduced: bool,
 }
 
 /// A backward pass under way whose gradients are to be reduced.
@@ -42,7 +62,7 @@ struct Pass {
 }
 
 struct Bucket {
-    /// All gradients one after the other, and one element more for [`Reducer::finish`]'s flag.
+    /// All gradients one after the other, and [`WORDS`] elements more for what [`Reducer::finish`] tells other ranks.
     flat: Tensor,
     members: Vec<Member>,
 }
@@ -53,6 +73,9 @@ struct Member {
     start: i64,
     view: Tensor,
 }
+
+/// A flag and a share.
+const WORDS: i64 = 2;
 
 impl Reducer {
     /// Replaces the gradients of `params` by zeros in buckets of about `bucket_bytes`. With `overlap`, reductions begin
@@ -73,11 +96,12 @@ impl Reducer {
             buckets.push(Bucket::new(&params, &members)?);
         }
         let seen = vec![false; params.len()];
-        let shared = Shared { group: group.clone(), params, buckets, places, seen, overlap, pass: None };
+        let shared = Shared { group: group.clone(), params, buckets, places, seen, overlap, pass: None, reduced: false };
         for (index, param) in shared.params.iter().enumerate() {
             create_grad(param)?;
             shared.attach(index)?;
         }
+        shared.params.iter().for_each(|param| param.gradient.take());
         let shared = Arc::new(Mutex::new(shared));
         let hooks = register_hooks(&shared)?;
         Ok(Self { shared, hooks })
@@ -88,6 +112,8 @@ impl Reducer {
         let _no_grad = tch::no_grad_guard();
         let mut shared = lock(&self.shared);
         shared.seen.fill(false);
+        shared.reduced = false;
+        shared.params.iter().for_each(|param| param.gradient.summed());
         for bucket in &mut shared.buckets {
             let _ = bucket.flat.f_zero_().context(|| "zeroing gradients".to_owned())?;
         }
@@ -95,13 +121,15 @@ impl Reducer {
     }
 
     /// From here to [`Reducer::finish`] gradients are reduced as they come.
-    pub(crate) fn begin(&self) {
+    pub(crate) fn begin(&self) -> Result<()> {
         let mut shared = lock(&self.shared);
+        shared.refuse_reduced()?;
         shared.pass = Some(Pass {
             arrived: vec![false; shared.params.len()],
             missing: shared.buckets.iter().map(|bucket| bucket.members.len()).collect(),
             works: Vec::new(),
         });
+        Ok(())
     }
 
     /// Whether a gradient has come since the last [`Reducer::zero`].
@@ -114,38 +142,45 @@ impl Reducer {
         lock(&self.shared).pass = None;
     }
 
-    /// Reduces what has not been begun and waits for all. With `complain` this rank tells the others, in an element of
-    /// the last bucket, that it has seen no gradient of some parameter since the last [`Reducer::zero`]. With `look`
-    /// the result is `None` where no rank complains, else the names of this rank's own such parameters.
-    pub(crate) fn finish(&self, complain: bool, look: bool) -> Result<Option<Vec<String>>> {
+    /// Reduces what has not been begun and waits for all. With `complains` this rank tells the others, in an element of
+    /// the last bucket, that it has seen no gradient of some parameter since the last [`Reducer::zero`]; in another one it
+    /// tells its share of the batch.
+    pub(crate) fn finish(&self, word: Word) -> Result<Heard> {
         let _no_grad = tch::no_grad_guard();
         let mut shared = lock(&self.shared);
-        let Some(mut pass) = shared.pass.take() else { return Ok(None) };
-        let unseen = match complain {
+        let Some(mut pass) = shared.pass.take() else {
+            return Ok(Heard { missing: None, shares: (word.share, 0.0) });
+        };
+        let unseen = match word.complains {
             true => shared.unseen(),
             false => Vec::new(),
         };
-        if !unseen.is_empty() {
-            shared.raise_flag()?;
-        }
+        shared.tell(!unseen.is_empty(), word.share)?;
         shared.start(&mut pass, shared.buckets.len())?;
         for (index, work) in pass.works.into_iter().enumerate() {
             let reduced = work.wait()?;
             shared.replace(index, reduced)?;
         }
-        Ok((look && shared.flag_is_up()?).then_some(unseen))
+        shared.reduced = true;
+        shared.params.iter().for_each(|param| param.gradient.summed());
+        if shared.group.size() == 1 {
+            return Ok(Heard { missing: (!unseen.is_empty()).then_some(unseen), shares: (word.share, 1e-9) });
+        }
+        let (flag, shares) = shared.told()?;
+        Ok(Heard { missing: (flag != 0.0).then_some(unseen), shares })
     }
 }
 
 impl Drop for Reducer {
     fn drop(&mut self) {
         self.hooks.drain(..).for_each(HookHandle::remove);
+        lock(&self.shared).params.iter().for_each(|param| param.gradient.release());
     }
 }
 
 impl std::fmt::Debug for Shared {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        let sizes: Vec<usize> = self.buckets.iter().map(|bucket| bucket.flat.numel() - 1).collect();
+        let sizes: Vec<usize> = self.buckets.iter().map(|bucket| bucket.flat.numel() - WORDS as usize).collect();
         f.debug_struct("Shared").field("group", &self.group).field("bucket_elements", &sizes).finish()
     }
 }
@@ -155,6 +190,9 @@ impl Shared {
     fn arrived(&mut self, param: usize) -> Result<()> {
         let _no_grad = tch::no_grad_guard();
         self.seen[param] = true;
+        if self.group.size() > 1 {
+            self.params[param].gradient.arrived();
+        }
         self.attach(param)?;
         let (bucket, _) = self.places[param];
         let Some(mut pass) = self.pass.take() else { return Ok(()) };
@@ -227,33 +265,68 @@ impl Shared {
         Ok(())
     }
 
-    fn raise_flag(&self) -> Result<()> {
-        let marked = self.flag().and_then(|mut flag| flag.f_fill_(1.0));
-        marked.map(drop).context(|| "marking a gradient as missing".to_owned())
-    }
-
-    fn flag_is_up(&self) -> Result<bool> {
-        let flag = self.flag().and_then(|flag| match flag.f_is_complex()? {
-            true => flag.f_real(),
-            false => Ok(flag),
-        });
-        let value = flag.and_then(|flag| flag.f_double_value(&[0]));
-        Ok(value.context(|| "asking whether a gradient is missing".to_owned())? != 0.0)
-    }
-
-    fn flag(&self) -> std::result::Result<Tensor, TchError> {
-        match self.buckets.last() {
-            Some(bucket) => bucket.flat.f_narrow(0, bucket.flat.numel() as i64 - 1, 1),
-            None => Tensor::f_zeros([1], (Kind::Float, Device::Cpu)),
+    /// Refuses gradients that were reduced before: once more they would be summed again.
+    fn refuse_reduced(&self) -> Result<()> {
+        if !self.reduced || self.group.size() == 1 {
+            return Ok(());
         }
+        // Whoever zeroed them by another way is right.
+        let is_zero = |bucket: &Bucket| {
+            let gradients = bucket.flat.f_narrow(0, 0, bucket.flat.numel() as i64 - WORDS)?;
+            Ok(gradients.f_count_nonzero(None::<i64>)?.f_int64_value(&[])? == 0)
+        };
+        let zero = self.buckets.iter().map(is_zero).collect::<std::result::Result<Vec<bool>, TchError>>();
+        if zero.context(|| "looking for gradients of the last step".to_owned())?.contains(&false) {
+            return Err(Error::WrongGradients {
+                problem: "the gradients of an earlier `DataParallel::backward` would be summed over the ranks again".to_owned(),
+                call: "call `zero_grad` before each step, and `backward_no_sync` for all passes of a step but the last".to_owned(),
+            });
+        }
+        Ok(())
     }
+
+    /// What this rank tells the others.
+    fn tell(&self, flag: bool, share: f64) -> Result<()> {
+        let Some(words) = self.words() else { return Ok(()) };
+        let told = words.and_then(|words| {
+            let _flag = words.f_narrow(0, 0, 1)?.f_fill_(f64::from(u8::from(flag)))?;
+            words.f_narrow(0, 1, 1)?.f_fill_(share)
+        });
+        told.map(drop).context(|| "what a rank says beside its gradients".to_owned())
+    }
+
+    /// The sum of all ranks' flags; that of their shares, and how far it may be off by rounding.
+    fn told(&self) -> Result<(f64, (f64, f64))> {
+        // Without parameters there is nothing to be wrong.
+        let Some(words) = self.words() else { return Ok((0.0, (1.0, 0.0))) };
+        let read = words.and_then(|words| Ok((numbers(&words)?, words.kind())));
+        let (words, kind) = read.context(|| "what ranks say beside their gradients".to_owned())?;
+        let off = match kind {
+            Kind::Double | Kind::ComplexDouble => 1e-9,
+            Kind::Float | Kind::ComplexFloat => 1e-4,
+            _ => 3e-2,
+        };
+        Ok((words[0], (words[1], off)))
+    }
+
+    /// The elements of the last bucket that are no gradients.
+    fn words(&self) -> Option<std::result::Result<Tensor, TchError>> {
+        let last = &self.buckets.last()?.flat;
+        Some(last.f_narrow(0, last.numel() as i64 - WORDS, WORDS))
+    }
+}
+
+/// The elements on the host; of complex ones the real parts.
+fn numbers(words: &Tensor) -> std::result::Result<Vec<f64>, TchError> {
+    let real = if words.f_is_complex()? { words.f_real()? } else { words.shallow_clone() };
+    Vec::<f64>::try_from(real.f_to_device_(Device::Cpu, Kind::Double, false, true)?)
 }
 
 impl Bucket {
     fn new(params: &[Parameter], members: &[usize]) -> Result<Self> {
         let first = &params[members[0]].tensor;
         let elements: usize = members.iter().map(|&param| params[param].tensor.numel()).sum();
-        let flat = Tensor::f_zeros([elements as i64 + 1], (first.kind(), first.device()))
+        let flat = Tensor::f_zeros([elements as i64 + WORDS], (first.kind(), first.device()))
             .context(|| format!("a gradient bucket of {elements} elements"))?;
         let mut start = 0;
         let members = members.iter().map(|&param| {

@@ -3,6 +3,7 @@
 use tch::{Kind, TchError, Tensor};
 
 use crate::error::{Context, Error, Result};
+use crate::gradients::refuse_unsummed;
 use crate::optim::as_real;
 use crate::params::{ParamPlacement, Parameter, Parameters};
 
@@ -13,8 +14,10 @@ use crate::params::{ParamPlacement, Parameter, Parameters};
 ///
 /// # Errors
 ///
-/// [`Error::NonFiniteGradient`] on every rank of the group where any gradient holds NaN or infinity.
+/// [`Error::NonFiniteGradient`] on every rank of the group where any gradient holds NaN or infinity; [`Error::WrongGradients`] where
+/// they are still to be summed over ranks.
 pub fn grad_norm(params: &Parameters) -> Result<f64> {
+    refuse_unsummed(params)?;
     let local = LocalNorm::of(params)?;
     let group = params.model_group();
     let all = match group.size() {

@@ -1,12 +1,15 @@
 //! Data parallelism: every rank has the whole model (or its part of it) and some of the samples.
 
+use std::sync::{Mutex, PoisonError};
+
 use isobar_collectives::{Group, start};
 use isobar_torch::autograd::{self, BackwardOptions};
 use serde::{Deserialize, Serialize};
 use tch::Tensor;
 
-use crate::bucket::Reducer;
+use crate::bucket::{Reducer, Word};
 use crate::error::{Context, Error, Result};
+use crate::gradients::check_group;
 use crate::params::Parameters;
 
 /// Settings of [`DataParallel`]. The last two are no keys of its section of a configuration: the manager has them, under
@@ -88,6 +91,10 @@ pub struct DataParallel {
     reducer: Reducer,
     buffers: Vec<(String, Tensor)>,
     group: Group,
+    /// With how many ranks each computes one loss, of whose gradients each has a contribution.
+    summands: usize,
+    /// The share of the batch that this rank's passes have had since gradients were summed.
+    share: Mutex<f64>,
     find_unused_parameters: bool,
     broadcast_buffers: bool,
 }
@@ -97,6 +104,8 @@ impl DataParallel {
     ///
     /// # Errors
     ///
+    /// [`Error::WrongGradients`] where the sum over the group is not the gradient: backward has summed those of a
+    /// [`MeshParams`](isobar_shard::MeshParams) already, or leaves them pending on ranks outside the group.
     /// [`Error::ParametersDiffer`] where ranks hold parameters of different names, shapes, kinds or placements; where
     /// a setting is out of its range; where a communication fails.
     pub fn new(
@@ -110,6 +119,7 @@ impl DataParallel {
         let all: Vec<usize> = (0..group.size()).collect();
         let name = format!("{}/gradients", group.name());
         let group = group.subgroup(&name, &all)?.unwrap_or_else(|| group.clone());
+        let summands = check_group(params, &group)?;
         compare(params, buffers, &group)?;
         let bucket_bytes = (config.bucket_mb * 1024.0 * 1024.0) as usize;
         let reducer = Reducer::new(params, &group, bucket_bytes, config.overlap != Overlap::Off)?;
@@ -117,6 +127,8 @@ impl DataParallel {
             reducer,
             buffers: buffers.iter().map(|(name, tensor)| (name.clone(), tensor.shallow_clone())).collect(),
             group,
+            summands,
+            share: Mutex::default(),
             find_unused_parameters: config.find_unused_parameters,
             broadcast_buffers: config.broadcast_buffers,
         };
@@ -136,6 +148,7 @@ impl DataParallel {
     ///
     /// Where libtorch refuses.
     pub fn zero_grad(&self) -> Result<()> {
+        *lock(&self.share) = 0.0;
         self.reducer.zero()
     }
 
@@ -159,20 +172,44 @@ impl DataParallel {
     /// # Errors
     ///
     /// [`Error::MissingGradient`] on all ranks where a parameter took no part in the loss on one and
-    /// `find_unused_parameters` is off; whatever a backward closure or the communication reports. Where the pass
+    /// `find_unused_parameters` is off; [`Error::WrongGradients`] where the shares of the batch that the ranks have had do not
+    /// make one batch, or gradients that were summed before would be summed again; whatever a backward closure or the communication reports. Where the pass
     /// itself fails, this rank leaves the group, so that the others do not wait for it.
     pub fn backward(&self, loss: Option<&Tensor>, local: u64, global: u64) -> Result<()> {
-        self.reducer.begin();
+        self.reducer.begin()?;
         if let Err(error) = self.backward_no_sync(loss, local, global) {
             self.reducer.abandon();
             self.group.leave(&error.to_string());
             return Err(error);
         }
-        let check = !self.find_unused_parameters;
+        let share = std::mem::take(&mut *lock(&self.share)) / self.summands as f64;
         // A rank without samples has no say in which parameters are used.
-        match self.reducer.finish(check && (local > 0 || self.reducer.has_seen_any()), check)? {
-            None => Ok(()),
-            Some(unused) => self.report_missing(unused.first()),
+        let complains = !self.find_unused_parameters && (local > 0 || self.reducer.has_seen_any());
+        let heard = self.reducer.finish(Word { complains, share })?;
+        if let Some(unused) = heard.missing {
+            self.report_missing(unused.first())?;
+        }
+        let (sum, off) = heard.shares;
+        match (sum - 1.0).abs() <= off {
+            true => Ok(()),
+            false => Err(self.other_batch(sum)),
+        }
+    }
+
+    fn other_batch(&self, sum: f64) -> Error {
+        let ranks = match self.group.size() {
+            1 => "this rank".to_owned(),
+            ranks => format!("{ranks} ranks"),
+        };
+        Error::WrongGradients {
+            problem: format!("the samples of this step's passes on {ranks} make {sum:.4} of its batch"),
+            call: match self.summands {
+                1 => "call `backward(loss, local, global)` with the number of the rank's own samples and that of the samples of all \
+                      ranks"
+                    .to_owned(),
+                _ => "call `backward(Some(&loss), 1, 1)` with the loss of all samples, which the ranks of the mesh compute together"
+                    .to_owned(),
+            },
         }
     }
 
@@ -200,6 +237,7 @@ impl DataParallel {
         };
         let weight = loss.f_full_like(local as f64 / global as f64);
         let weight = weight.context(|| "the weight of a rank's loss".to_owned())?;
+        *lock(&self.share) += local as f64 / global as f64;
         Ok(autograd::backward(&[loss], &[Some(weight)], BackwardOptions::default())?)
     }
 
@@ -217,10 +255,20 @@ impl DataParallel {
     }
 }
 
+fn lock(share: &Mutex<f64>) -> std::sync::MutexGuard<'_, f64> {
+    share.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
 /// Refuses parameters and buffers that are not alike on all ranks.
 pub(crate) fn compare(params: &Parameters, buffers: &[(String, Tensor)], group: &Group) -> Result<()> {
     let describe = |name: &str, tensor: &Tensor| format!("{name:?} {:?} {:?}", tensor.kind(), tensor.size());
-    let params = params.iter().map(|p| format!("{} {:?}", describe(&p.name, &p.tensor), p.placement));
+    let params = params.iter().map(|p| {
+        let described = format!("{} {:?}", describe(&p.name, &p.tensor), p.placement);
+        match p.source().mesh() {
+            None => described,
+            Some(_) => format!("{described}, its gradient {}", p.source()),
+        }
+    });
     let buffers = buffers.iter().map(|(name, tensor)| format!("buffer {}", describe(name, tensor)));
     let mine = params.chain(buffers).collect::<Vec<_>>().join("\n");
     let all = group.all_gather_bytes(mine.as_bytes())?;

@@ -57,6 +57,14 @@ pub enum Error {
         /// What this rank has there.
         found: String,
     },
+    /// How the parameters were made, the ranks and the fields do not go together.
+    #[error("gradients would not be those of the loss: {problem}; {call}")]
+    WrongGradients {
+        /// What does not go together.
+        problem: String,
+        /// The call that is right.
+        call: String,
+    },
     /// A parameter took no part in the loss.
     #[error(
         "parameter {name:?} got no gradient in this backward pass on rank {rank} of group {group:?}; \
@@ -236,6 +244,7 @@ impl Error {
             self,
             Self::Collectives(_)
                 | Self::ParametersDiffer { .. }
+                | Self::WrongGradients { .. }
                 | Self::MissingGradient { .. }
                 | Self::ReplicasDiffer { .. }
                 | Self::NonFiniteGradient { .. }

@@ -16,6 +16,11 @@ pub trait FieldLayout {
     /// What the model computes with.
     type Array: Array;
 
+    /// The mesh over which fields are split; `None` where each rank has whole fields.
+    fn mesh(&self) -> Option<&DeviceMesh> {
+        None
+    }
+
     /// The part of every field that this rank reads, a range for each spatial dim of `extents`.
     ///
     /// # Errors
@@ -204,6 +209,10 @@ fn range(layout: &Layout, dim: usize) -> Range<usize> {
 
 impl FieldLayout for ShardedFields {
     type Array = ShardTensor;
+
+    fn mesh(&self) -> Option<&DeviceMesh> {
+        Some(&self.mesh)
+    }
 
     fn window(&self, extents: &[usize]) -> Result<Vec<Range<usize>>> {
         let layout = self.layout(&self.mesh, 1, 1)?;

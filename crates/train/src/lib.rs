@@ -37,7 +37,7 @@
 //!     let mut store = ParamStore::new(Generator::new(0));
 //!     let sizes = FullyConnectedConfig { in_features: 1, out_features: 1, layer_size: 16, num_layers: 1, ..Default::default() };
 //!     let model = FullyConnected::new(&sizes, &mut store)?;
-//!     let (params, buffers) = Parameters::from_store(&store, &Group::single())?;
+//!     let (params, buffers) = Parameters::of(&store)?;
 //!     let parallel = DataParallel::new(&params, &buffers, group, &DataParallelConfig::default())?;
 //!     let mut adamw = AdamW::new(&params, &AdamWConfig::default())?;
 //!     let sampler = Sampler::new(64, 10, 0, true)?;
@@ -75,6 +75,7 @@ mod error;
 mod fields;
 mod files;
 mod fully_sharded;
+mod gradients;
 pub mod loss;
 mod loss_scale;
 pub mod metrics;

@@ -1,11 +1,14 @@
 //! How the gradients of a run come together.
 
+use isobar_manager::DeviceMesh;
 use tch::Tensor;
 
 use crate::data_parallel::{DataParallel, DataParallelConfig, broadcast, compare};
-use crate::error::{Context, Result};
+use crate::error::{Context, Error, Result};
 use crate::fully_sharded::FullySharded;
+use crate::gradients::{check_run, classes};
 use crate::params::{ParamPlacement, Parameters};
+use crate::replicas::check_replicas;
 use crate::trainer::Ranks;
 
 /// Whole parameters on each rank, or parts of them.
@@ -19,10 +22,11 @@ impl Parallel {
     pub(crate) fn new(
         params: &Parameters,
         buffers: &[(String, Tensor)],
-        ranks: &Ranks,
+        (ranks, fields): (&Ranks, Option<&DeviceMesh>),
         config: &DataParallelConfig,
     ) -> Result<Self> {
-        if let Err(error) = make_alike(params) {
+        check_run(params, ranks, fields)?;
+        if let Err(error) = make_alike(params, buffers) {
             // Ranks with other parts of other data would wait.
             ranks.world.leave(&error.to_string());
             return Err(error);
@@ -30,6 +34,7 @@ impl Parallel {
         Ok(match &ranks.shards {
             None => {
                 let parallel = DataParallel::new(params, buffers, &ranks.gradients, config)?;
+                refuse_other_weights(params, ranks)?;
                 Self::Replicated(parallel, params.clone())
             }
             Some((sharded, mesh)) => {
@@ -99,8 +104,28 @@ impl Parallel {
     }
 }
 
-/// Makes the parameters that a split model has on all of its ranks equal to those of the first.
-fn make_alike(params: &Parameters) -> Result<()> {
+/// Refuses ranks whose parameters differ where no group of the run makes them alike.
+fn refuse_other_weights(params: &Parameters, ranks: &Ranks) -> Result<()> {
+    if ranks.gradients.size() * params.model_group().size() >= ranks.world.size() {
+        return Ok(());
+    }
+    match check_replicas(params, &ranks.world) {
+        Err(Error::ReplicasDiffer { name, ranks, .. }) => Err(Error::WrongGradients {
+            problem: format!("parameter {name:?} of the ranks {ranks:?} begins with other values than that of the first rank"),
+            call: "give every rank one seed: `ParamStore::new(Generator::new(seed))`".to_owned(),
+        }),
+        other => other,
+    }
+}
+
+/// Makes the parameters that a split model has on all of its ranks equal to those of the first, and those whose gradients backward
+/// sums over a mesh.
+fn make_alike(params: &Parameters, buffers: &[(String, Tensor)]) -> Result<()> {
+    for class in classes(params)?.iter().filter(|class| !class.source.is_pending()) {
+        let Some(copies) = class.source.copies()?.filter(|copies| copies.size() > 1) else { continue };
+        broadcast(class.params.iter().map(|param| (&param.name, &param.tensor)), &copies)?;
+        broadcast(buffers.iter().map(|(name, tensor)| (name, tensor)), &copies)?;
+    }
     let group = params.model_group();
     let common = params.iter().filter(|param| param.placement == ParamPlacement::Replicate);
     let common = Parameters::over(common.cloned().collect(), group)?;

@@ -1,12 +1,14 @@
 //! The parameters that training works on: names, tensors and what each is over the model-parallel group.
 
 use std::collections::HashSet;
+use std::sync::Arc;
 
 use isobar_collectives::Group;
-use isobar_shard::{ParamStore, Placement};
+use isobar_shard::{GradientSource, ParamStore, Params, Placement};
 use tch::{Kind, Tensor};
 
 use crate::error::{Context, Error, Result};
+use crate::gradients::Gradient;
 
 /// What a parameter is over the model-parallel group.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -60,18 +62,24 @@ pub struct Parameter {
     pub tensor: Tensor,
     /// What the tensor is over the model-parallel group.
     pub placement: ParamPlacement,
+    /// What is known of its gradient.
+    pub(crate) gradient: Arc<Gradient>,
 }
 
 impl Parameter {
-    /// A parameter that every rank holds whole.
+    fn new(name: String, tensor: &Tensor, placement: ParamPlacement) -> Self {
+        Self { name, tensor: tensor.shallow_clone(), placement, gradient: Arc::default() }
+    }
+
+    /// A parameter that every rank holds whole. Its gradient counts as that of this rank's own loss, unless
+    /// [`with_source`](Self::with_source) says otherwise.
     pub fn replicated(name: impl Into<String>, tensor: &Tensor) -> Self {
-        Self { name: name.into(), tensor: tensor.shallow_clone(), placement: ParamPlacement::Replicate }
+        Self::new(name.into(), tensor, ParamPlacement::Replicate)
     }
 
     /// A parameter that is cut along `dim` into parts of the extents `sizes` over the model-parallel group.
     pub fn sharded(name: impl Into<String>, tensor: &Tensor, dim: i64, sizes: Vec<i64>) -> Self {
-        let placement = ParamPlacement::Shard { dim, sizes };
-        Self { name: name.into(), tensor: tensor.shallow_clone(), placement }
+        Self::new(name.into(), tensor, ParamPlacement::Shard { dim, sizes })
     }
 
     /// A parameter of which the rank holds a part: see [`ParamPlacement::Part`].
@@ -81,8 +89,18 @@ impl Parameter {
         (shape, start): (Vec<i64>, Vec<i64>),
         copies: usize,
     ) -> Self {
-        let placement = ParamPlacement::Part { shape, start, copies };
-        Self { name: name.into(), tensor: tensor.shallow_clone(), placement }
+        Self::new(name.into(), tensor, ParamPlacement::Part { shape, start, copies })
+    }
+
+    /// The same parameter, of whose gradient this is said. Those of a store say it themselves.
+    #[must_use]
+    pub fn with_source(self, source: GradientSource) -> Self {
+        Self { gradient: Arc::new(Gradient::of(source)), ..self }
+    }
+
+    /// What backward leaves in its gradient.
+    pub fn source(&self) -> &GradientSource {
+        self.gradient.source()
     }
 
     /// The gradient, or `None` where there is none yet.
@@ -113,6 +131,7 @@ impl Clone for Parameter {
             name: self.name.clone(),
             tensor: self.tensor.shallow_clone(),
             placement: self.placement.clone(),
+            gradient: self.gradient.clone(),
         }
     }
 }
@@ -162,26 +181,73 @@ impl Parameters {
         Ok(Self { entries, model_group: model_group.clone() })
     }
 
-    /// The trained parameters of a store whose region is `model_group`, and its buffers by name.
+    /// The trained parameters of a store, split over the ranks of its region or whole on each rank, and its buffers by name.
+    ///
+    /// # Errors
+    ///
+    /// As for [`Parameters::over`].
+    ///
+    /// ```
+    /// use isobar_shard::{Generator, Init, ParamStore, Params, Placement};
+    /// use isobar_train::Parameters;
+    ///
+    /// let mut store = ParamStore::new(Generator::new(1));
+    /// store.param("weight", &[4, 3], Init::XavierUniform, Placement::Replicate)?;
+    /// let (params, buffers) = Parameters::of(&store)?;
+    /// assert!(params.get("weight").is_some() && buffers.is_empty());
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    pub fn of(store: &ParamStore) -> Result<(Self, Vec<(String, Tensor)>)> {
+        Self::from_store(store, store.region().group())
+    }
+
+    /// As [`Parameters::of`], where `model_group` has the ranks of the store's region: `Group::single()` for a store without one.
     ///
     /// # Errors
     ///
     /// As for [`Parameters::over`].
     pub fn from_store(store: &ParamStore, model_group: &Group) -> Result<(Self, Vec<(String, Tensor)>)> {
         let sizes = |extent| isobar_shard::ParallelRegion::new(model_group.clone()).sizes(extent);
-        let entries = store.trainable().map(|p| match p.placement {
-            Placement::Replicate => Ok(Parameter::replicated(&p.name, &p.tensor)),
-            Placement::Shard(dim) => {
-                Ok(Parameter::sharded(&p.name, &p.tensor, dim as i64, sizes(p.shape[dim])))
-            }
-            other => {
-                let what = format!("the placement of parameter {:?}", p.name);
-                Err(Error::invalid(what, format!("{other:?}"), "Replicate or Shard"))
-            }
+        let entries = store.trainable().map(|p| {
+            let parameter = match p.placement {
+                Placement::Replicate => Ok(Parameter::replicated(&p.name, &p.tensor)),
+                Placement::Shard(dim) => {
+                    Ok(Parameter::sharded(&p.name, &p.tensor, dim as i64, sizes(p.shape[dim])))
+                }
+                other => {
+                    let what = format!("the placement of parameter {:?}", p.name);
+                    Err(Error::invalid(what, format!("{other:?}"), "Replicate or Shard"))
+                }
+            };
+            Ok(parameter?.with_source(p.gradient.clone()))
         });
         let params = Self::over(entries.collect::<Result<_>>()?, model_group)?;
         let buffers = store.parameters().iter().filter(|p| !p.trainable);
         Ok((params, buffers.map(|p| (p.name.clone(), p.tensor.shallow_clone())).collect()))
+    }
+
+    /// The same parameters, of whose gradients this is said: of those that were not made by a store, or whose gradients the program
+    /// itself sums over ranks (then [`GradientSource::summed`]).
+    ///
+    /// ```
+    /// use isobar_collectives::Group;
+    /// use isobar_manager::DeviceMesh;
+    /// use isobar_shard::GradientSource;
+    /// use isobar_train::{Parameter, Parameters};
+    /// use tch::Tensor;
+    ///
+    /// let mesh = DeviceMesh::new(&Group::single(), &[1], &["domain"])?;
+    /// let weight = Tensor::f_from_slice(&[1.0f32])?.f_set_requires_grad(true)?;
+    /// let params = Parameters::new(vec![Parameter::replicated("weight", &weight)])?;
+    /// // Each rank of the mesh uses the weight with its own part of a field.
+    /// let params = params.with_source(&GradientSource::pending(&mesh));
+    /// assert!(params.iter().all(|param| param.source().is_pending()));
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    #[must_use]
+    pub fn with_source(self, source: &GradientSource) -> Self {
+        let entries = self.entries.into_iter().map(|entry| entry.with_source(source.clone())).collect();
+        Self { entries, ..self }
     }
 
     /// The group over which placements are meant.
@@ -225,6 +291,7 @@ impl Parameters {
             if let Some(mut grad) = entry.grad() {
                 let _ = grad.f_zero_().context(|| format!("zeroing the gradient of {}", entry.name))?;
             }
+            entry.gradient.summed();
         }
         Ok(())
     }

@@ -3,6 +3,7 @@
 use std::ops::Range;
 
 use isobar_data::{Augment, InMemory, Normalizer};
+use isobar_manager::DeviceMesh;
 use isobar_shard::{Array, Convert, Elementwise, Generator, Parallel, Shape};
 use tch::Tensor;
 
@@ -34,6 +35,12 @@ pub trait Task {
 
     /// Number of validation samples; 0 for none.
     fn validation_samples(&self) -> usize;
+
+    /// The mesh over whose ranks the arrays of a loss are split, where the task knows it. [`fit`](crate::fit) compares it with that
+    /// of the parameters; without it, it goes by the parameters alone.
+    fn mesh(&self) -> Option<&DeviceMesh> {
+        None
+    }
 
     /// The mean loss over these training samples, of which there is at least one, on the graph of the parameters.
     ///
@@ -248,6 +255,10 @@ where
 
     fn validation_samples(&self) -> usize {
         self.validation.len()
+    }
+
+    fn mesh(&self) -> Option<&DeviceMesh> {
+        self.model.layout.mesh()
     }
 
     fn loss(&self, step: Step<'_>, samples: &[usize]) -> Result<Tensor, BoxError> {

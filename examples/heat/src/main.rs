@@ -11,7 +11,6 @@
 use std::f64::consts::TAU;
 use std::ops::Range;
 
-use isobar_collectives::Group;
 use isobar_data::{Augment, InMemory, Normalizer};
 use isobar_manager::DistributedManager;
 use isobar_shard::{Array, Conv, Generator, Init, MeshParams, PadMode, Padding};
@@ -82,7 +81,7 @@ fn main() -> Result<(), BoxError> {
 
     let mut store = ParamStore::new(Generator::new(7));
     let network = Cooler::new(&[1, 8, 8, 1], &mut MeshParams::new(&mut store, &mesh).pending())?;
-    let (params, buffers) = Parameters::from_store(&store, &Group::single())?;
+    let (params, buffers) = Parameters::of(&store)?;
     let same = Normalizer::new(0.0, 1.0)?;
     let forward = |x: &ShardTensor, _: Option<Step<'_>>| -> Result<_, BoxError> { Ok(network.forward(x)?) };
     let task = FieldTask {

@@ -6,7 +6,7 @@ use isobar_manager::DeviceMesh;
 use isobar_torch::guard::EnableGrad;
 use tch::Tensor;
 
-use super::{Init, ParamStore, ParameterWatch, Params, Placement, Watched};
+use super::{GradientSource, Init, ParamStore, ParameterWatch, Params, Placement, Watched};
 use crate::error::{Error, Result};
 use crate::layout::{Layout, Sizes};
 use crate::region::ParallelRegion;
@@ -14,10 +14,12 @@ use crate::tensor::ShardTensor;
 
 /// The supplier of a model over [`ShardTensor`]s: the parameters of a [`ParamStore`] on a mesh.
 ///
-/// They are replicated: each rank's store has the whole of them, with gradients that are whole and the same on all ranks, so
-/// that optimizers and checkpoints go on with the store as if there were one rank; unless gradients are left
-/// [`pending`](Self::pending). Where the store is split over a [region](ParamStore::with_region), its sharded parameters are so
-/// along the axis of the mesh that [`along`](Self::along) names.
+/// They are replicated: each rank's store has the whole of them. Backward sums their gradients over the mesh at each use, so that
+/// optimizers and checkpoints take the store as if there were one rank. For training, leave the gradients
+/// [`pending`](Self::pending): they are summed once a step, by `isobar_train`'s `fit`, `DataParallel` or `FullySharded`, which refuse
+/// gradients that backward has summed already. The store records which it is
+/// ([`Parameter::gradient`](super::Parameter::gradient)). Where the store is split over a [region](ParamStore::with_region), its
+/// sharded parameters are so along the axis of the mesh that [`along`](Self::along) names.
 ///
 /// ```
 /// use isobar_collectives::threads;
@@ -125,6 +127,15 @@ impl<'a> MeshParams<'a> {
         parameter
     }
 
+    /// What backward leaves in the gradients of its parameters.
+    fn gradient(&self) -> GradientSource {
+        let source = match self.pending {
+            true => GradientSource::pending(&self.mesh),
+            false => GradientSource::summed(&self.mesh),
+        };
+        source.along_axis(self.axis).watched(self.watch.clone())
+    }
+
     fn layout(&self, shape: &[i64], placement: Placement) -> Result<Layout> {
         let mut placements = vec![Placement::Replicate; self.mesh.ndim()];
         let mut sizes = Sizes::Chunk;
@@ -160,6 +171,7 @@ impl Params for MeshParams<'_> {
         placement: Placement,
     ) -> Result<ShardTensor> {
         let part = self.store.param(name, shape, local(&init), placement)?;
+        self.store.record_gradient(self.gradient());
         let shared = self.shared(&part, shape, placement)?;
         if !self.pending {
             return Ok(self.noted(shared));

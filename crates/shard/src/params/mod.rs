@@ -3,6 +3,7 @@
 mod init;
 mod mesh;
 mod scope;
+mod source;
 mod state;
 mod store;
 mod watch;
@@ -10,6 +11,7 @@ mod watch;
 pub use init::Init;
 pub use mesh::MeshParams;
 pub use scope::Scope;
+pub use source::GradientSource;
 pub use state::{StateDict, read_safetensors};
 pub use store::{ParamStore, Parameter};
 pub use watch::ParameterWatch;

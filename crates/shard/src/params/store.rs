@@ -7,7 +7,7 @@ use tch::{Device, Kind, Tensor};
 
 use isobar_torch::guard::NoGrad;
 
-use super::{Init, Params, Placement, StateDict, read_safetensors};
+use super::{GradientSource, Init, Params, Placement, StateDict, read_safetensors};
 use crate::error::{Error, Result};
 use crate::random::{Generator, Window};
 use crate::region::ParallelRegion;
@@ -25,6 +25,8 @@ pub struct Parameter {
     pub placement: Placement,
     /// Whether it is trained; a buffer is not.
     pub trainable: bool,
+    /// What backward leaves in its gradient.
+    pub gradient: GradientSource,
 }
 
 /// The parameters of a model on one rank, in the order in which they were made.
@@ -283,8 +285,16 @@ impl ParamStore {
             shape: shape.to_vec(),
             placement,
             trainable,
+            gradient: GradientSource::in_region(self.region.group()),
         });
         Ok(tensor)
+    }
+
+    /// Records what backward leaves in the gradient of the latest parameter.
+    pub(super) fn record_gradient(&mut self, source: GradientSource) {
+        if let Some(latest) = self.parameters.last_mut() {
+            latest.gradient = source;
+        }
     }
 
     fn convert(&mut self, kind: Kind, device: Device) -> Result<()> {

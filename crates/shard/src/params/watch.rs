@@ -12,6 +12,11 @@ use crate::tensor::ShardTensor;
 /// Who brings the values of parameters before they are used, and may drop them after it: fully sharded training. Parameters
 /// have the numbers that they have among those of their store that are trained.
 pub trait ParameterWatch: Send + Sync {
+    /// What tells this one from others: handles to the same have the same.
+    fn identity(&self) -> Option<usize> {
+        None
+    }
+
     /// An operator is about to use these parameters, or views of them; their values stay until [`leave`](Self::leave). Calls
     /// nest. All ranks call in the same order.
     ///

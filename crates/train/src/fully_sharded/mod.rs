@@ -16,6 +16,7 @@ use crate::bucket::create_grad;
 use crate::data_parallel::{DataParallelConfig, Overlap, broadcast, compare};
 use crate::error::{Context, Error, Result};
 use crate::fields::{MODEL_AXIS, SHARD_AXIS};
+use crate::gradients::check_fully_sharded;
 use crate::params::{ParamPlacement, Parameter, Parameters};
 
 /// How many units stay whole in a forward pass, the one in use among them.
@@ -63,6 +64,10 @@ impl std::fmt::Debug for ShardedParameters {
 }
 
 impl ParameterWatch for ShardedParameters {
+    fn identity(&self) -> Option<usize> {
+        Some(Arc::as_ptr(&self.0) as usize)
+    }
+
     fn enter(&self, parameters: &[usize]) -> isobar_shard::Result<()> {
         let mut state = lock(&self.0);
         let units = state.units_of(parameters);
@@ -309,6 +314,7 @@ impl FullySharded {
             None => group.clone(),
             Some(model) => along("parts", vec![shard.min(model), shard.max(model)])?,
         };
+        check_fully_sharded(params, &sharded, &all)?;
         compare(params, buffers, &all)?;
         broadcast(params.iter().map(|p| (&p.name, &p.tensor)), &all)?;
         broadcast(buffers.iter().map(|(name, tensor)| (name, tensor)), &all)?;
@@ -332,6 +338,7 @@ impl FullySharded {
         state.fill(units(members, bytes, group.size()), group, config.overlap != Overlap::Off);
         state.drop_all()?;
         drop(state);
+        params.iter().for_each(|param| param.gradient.part());
         let buffers = buffers.iter().map(|(name, tensor)| (name.clone(), tensor.shallow_clone())).collect();
         let DataParallelConfig { find_unused_parameters, broadcast_buffers, .. } = *config;
         let params = parts;

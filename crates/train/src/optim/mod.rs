@@ -31,7 +31,8 @@ pub trait Optimizer: Send {
     ///
     /// # Errors
     ///
-    /// Where libtorch refuses, for instance since a gradient is on another device; the errors of the communication.
+    /// Where libtorch refuses, for instance since a gradient is on another device; the errors of the communication;
+    /// [`Error::WrongGradients`](crate::Error::WrongGradients) where gradients are still to be summed over ranks.
     fn step(&mut self, lr: f64) -> Result<()>;
 
     /// Everything that must be saved to go on bitwise as if there had been no interruption.

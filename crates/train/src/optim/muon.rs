@@ -9,6 +9,7 @@ use super::state::copy_into;
 use super::wholes::Wholes;
 use super::{Optimizer, OptimizerState, decays, default_no_decay};
 use crate::error::{Context, Error, Result};
+use crate::gradients::refuse_unsummed;
 use crate::params::{Parameter, Parameters};
 
 /// Settings of [`Muon`].
@@ -133,6 +134,7 @@ impl Muon {
 
 impl Optimizer for Muon {
     fn step(&mut self, lr: f64) -> Result<()> {
+        refuse_unsummed(self.slots.iter().map(|slot| &slot.param))?;
         let _no_grad = tch::no_grad_guard();
         let MuonConfig { iterations, weight_decay, .. } = self.config;
         let mut in_parts = Vec::new();

@@ -6,6 +6,7 @@ use tch::{TchError, Tensor};
 use super::state::copy_into;
 use super::{Optimizer, OptimizerState, as_real, decays, default_no_decay};
 use crate::error::{Context, Error, Result};
+use crate::gradients::refuse_unsummed;
 use crate::params::{Parameter, Parameters};
 
 /// Settings of [`Sgd`].
@@ -61,6 +62,7 @@ impl Sgd {
 
 impl Optimizer for Sgd {
     fn step(&mut self, lr: f64) -> Result<()> {
+        refuse_unsummed(self.slots.iter().map(|slot| &slot.param))?;
         let _no_grad = tch::no_grad_guard();
         for slot in &mut self.slots {
             let Some(grad) = slot.param.grad() else { continue };

@@ -7,10 +7,11 @@ mod validation;
 use std::path::PathBuf;
 use std::time::Instant;
 
-use isobar_collectives::Group;
 use isobar_collectives::flight::Phase;
+use isobar_collectives::{BackendKind, Group};
 use isobar_data::Sampler;
-use isobar_manager::DeviceMesh;
+use isobar_manager::logging::{Shown, show_where_nobody_does};
+use isobar_manager::{DeviceMesh, DistributedManager};
 use isobar_torch::guard::{Autocast, set_deterministic};
 use tch::Tensor;
 
@@ -64,7 +65,7 @@ pub struct FitConfig {
     pub signals: Signals,
 }
 
-/// The ranks of a run.
+/// The ranks of a run. [`fit`] compares them with the parameters and the fields, and refuses those whose gradients would be wrong.
 #[derive(Debug, Clone)]
 pub struct Ranks {
     /// All of them.
@@ -140,8 +141,15 @@ pub struct Summary {
 /// rounding; a resumed run on the same layout repeats it bitwise. Deterministic kernels, where they are asked for, are the
 /// process's from then on.
 ///
+/// Before the first step it compares what backward leaves in the gradients of the parameters ([`Parameter::source`](crate::Parameter::source)) with the ranks that
+/// share samples, those over which gradients are summed and the [mesh](Task::mesh) of the fields.
+///
+/// Where the program has not set up logging, messages are shown on the terminal of rank 0 meanwhile, as
+/// [`logging::init`](isobar_manager::logging::init) would by default.
+///
 /// # Errors
 ///
+/// [`Error::WrongGradients`] on all ranks where the gradients would not be those of the loss, with the call that is right.
 /// Whatever the task, the communication or the disk reports, and losses or gradients that are not finite. A rank that
 /// fails alone tells the others, whose call then fails too.
 pub fn fit(
@@ -152,6 +160,7 @@ pub fn fit(
     config: &FitConfig,
 ) -> Result<Summary> {
     let world = &ranks.world;
+    let _shown = shown(world);
     let (result, _run) = match Run::start(task, params, buffers, ranks, config) {
         Ok(mut run) => (run.go(), Some(run)),
         Err(error) => {
@@ -166,6 +175,13 @@ pub fn fit(
         world.leave(&error.to_string());
     }
     result
+}
+
+/// Shows messages while a run goes on where nobody has set up logging, on the first rank of the program.
+fn shown(world: &Group) -> Option<Shown> {
+    let threads = world.backend() == BackendKind::Threads;
+    let rank = DistributedManager::get().map_or(world.rank(), |manager| manager.rank());
+    (!threads).then(|| show_where_nobody_does(rank)).flatten()
 }
 
 /// The metrics that a run records.
@@ -236,7 +252,7 @@ impl<'a, T: Task> Run<'a, T> {
         if train.deterministic {
             set_deterministic(true)?;
         }
-        let parallel = Parallel::new(params, buffers, ranks, &config.data_parallel)?;
+        let parallel = Parallel::new(params, buffers, (ranks, task.mesh()), &config.data_parallel)?;
         let whole = params.clone();
         let params = parallel.parameters().clone();
         let mut optimizer = Averaged::new(config.optimizer.build(&params)?, &params, train.average_decay)?;

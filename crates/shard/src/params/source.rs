@@ -1,0 +1,153 @@
+//! What backward leaves in the gradient of a parameter, and over which ranks it is still to be summed.
+
+use std::fmt;
+use std::sync::Arc;
+
+use isobar_collectives::Group;
+use isobar_manager::DeviceMesh;
+
+use super::ParameterWatch;
+use crate::error::{Error, Result};
+
+/// What backward leaves in a parameter's gradient: the gradient of this rank's own loss, the whole gradient of a loss that the
+/// ranks of a mesh compute together, or this rank's contribution to it.
+///
+/// The supplier of a parameter records it ([`ParamStore`](super::ParamStore): local; [`MeshParams`](super::MeshParams): summed, or
+/// pending). Training compares it with the ranks over which it sums gradients, and refuses what would give a wrong one.
+///
+/// ```
+/// use isobar_collectives::Group;
+/// use isobar_manager::DeviceMesh;
+/// use isobar_shard::{Generator, Init, MeshParams, ParamStore, Params, Placement};
+///
+/// let mesh = DeviceMesh::new(&Group::single(), &[1], &["domain"])?;
+/// let mut store = ParamStore::new(Generator::new(1));
+/// let mut params = MeshParams::new(&mut store, &mesh).pending();
+/// params.param("weight", &[3], Init::Constant(1.0), Placement::Replicate)?;
+/// assert!(store.parameters()[0].gradient.is_pending());
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
+#[derive(Clone, Default)]
+pub struct GradientSource {
+    /// The ranks of a store's region, which compute a loss together.
+    region: Option<Group>,
+    /// The mesh whose ranks compute a loss together.
+    mesh: Option<DeviceMesh>,
+    pending: bool,
+    /// The axis of the mesh along which the parameter is split.
+    along: Option<usize>,
+    watch: Option<Arc<dyn ParameterWatch>>,
+}
+
+impl GradientSource {
+    /// The gradient of this rank's own loss.
+    pub fn local() -> Self {
+        Self::default()
+    }
+
+    /// The gradient of a loss that the ranks of a region compute together, each with its part of the model.
+    pub(crate) fn in_region(region: &Group) -> Self {
+        Self { region: Some(region.clone()), ..Self::default() }
+    }
+
+    /// The whole gradient of a loss that all ranks of the mesh compute together: backward has summed it.
+    pub fn summed(mesh: &DeviceMesh) -> Self {
+        Self { mesh: Some(mesh.clone()), ..Self::default() }
+    }
+
+    /// This rank's contribution to the gradient of a loss that all ranks of the mesh compute together. The gradient is the sum of
+    /// the contributions of all of them.
+    pub fn pending(mesh: &DeviceMesh) -> Self {
+        Self { pending: true, ..Self::summed(mesh) }
+    }
+
+    /// The same of parameters that are split along an axis of the mesh, over whose ranks nothing is summed.
+    ///
+    /// # Errors
+    ///
+    /// An axis that the mesh lacks; a gradient that is local.
+    pub fn along(self, axis: &str) -> Result<Self> {
+        let names = self.mesh.as_ref().map(DeviceMesh::names).unwrap_or_default();
+        match names.iter().position(|name| *name == axis) {
+            Some(along) => Ok(Self { along: Some(along), ..self }),
+            None => Err(Error::Argument {
+                op: "along",
+                reason: format!("there is no axis \"{axis}\" among {names:?}, the axes of the gradient's mesh"),
+            }),
+        }
+    }
+
+    pub(super) fn along_axis(self, along: Option<usize>) -> Self {
+        Self { along, ..self }
+    }
+
+    pub(super) fn watched(self, watch: Option<Arc<dyn ParameterWatch>>) -> Self {
+        Self { watch, ..self }
+    }
+
+    /// The mesh whose ranks compute a loss together; `None` where each rank, or each region of ranks, computes its own.
+    pub fn mesh(&self) -> Option<&DeviceMesh> {
+        self.mesh.as_ref()
+    }
+
+    /// The name of the axis along which the parameter is split.
+    pub fn along_name(&self) -> Option<&str> {
+        self.mesh.as_ref()?.names().get(self.along?).copied()
+    }
+
+    /// Whether the gradient is a contribution, which is still to be summed over ranks.
+    pub fn is_pending(&self) -> bool {
+        self.pending
+    }
+
+    /// Who watches the parameter.
+    pub fn watch(&self) -> Option<&Arc<dyn ParameterWatch>> {
+        self.watch.as_ref()
+    }
+
+    /// The ranks that compute a loss together, by their numbers in the world; none where each computes its own.
+    pub fn together(&self) -> Vec<usize> {
+        match (&self.mesh, &self.region) {
+            (Some(mesh), _) => mesh.ranks(),
+            (None, Some(region)) => region.ranks().to_vec(),
+            (None, None) => Vec::new(),
+        }
+    }
+
+    /// The ranks that hold the same parameter, or the same part of it, as this one: those along all axes of the mesh but the one
+    /// along which it is split. Where the gradient is pending, it is to be summed over them. `None` where there is no mesh, or no
+    /// other axis. Does not communicate.
+    ///
+    /// # Errors
+    ///
+    /// A rank outside the mesh.
+    pub fn copies(&self) -> Result<Option<Group>> {
+        let Some(mesh) = &self.mesh else { return Ok(None) };
+        let axes: Vec<usize> = (0..mesh.ndim()).filter(|axis| Some(*axis) != self.along).collect();
+        match axes.is_empty() {
+            true => Ok(None),
+            false => Ok(Some(mesh.group_along(&axes)?)),
+        }
+    }
+}
+
+impl fmt::Display for GradientSource {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match (&self.mesh, self.pending) {
+            (None, _) => write!(f, "local to a rank"),
+            (Some(mesh), false) => write!(f, "summed over {mesh}"),
+            (Some(mesh), true) => write!(f, "pending on {mesh}"),
+        }?;
+        match (&self.mesh, self.along) {
+            (Some(mesh), Some(along)) => write!(f, " along all axes but \"{}\"", mesh.names()[along]),
+            _ => Ok(()),
+        }
+    }
+}
+
+impl fmt::Debug for GradientSource {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let watched = if self.watch.is_some() { ", watched" } else { "" };
+        write!(f, "GradientSource({self} of ranks {:?}{watched})", self.together())
+    }
+}

@@ -1,0 +1,121 @@
+//! What is known of gradients: what backward leaves in them, and whether they have been summed over ranks since.
+
+mod checks;
+mod run;
+mod set;
+
+use std::sync::atomic::{AtomicU8, Ordering};
+
+use isobar_shard::GradientSource;
+
+pub(crate) use self::checks::{check_fully_sharded, check_group, classes};
+pub(crate) use self::run::check_run;
+use crate::error::{Error, Result};
+use crate::params::Parameter;
+
+/// What is known of the gradient of a parameter. Clones of the parameter share it.
+#[derive(Debug, Default)]
+pub(crate) struct Gradient {
+    source: GradientSource,
+    state: AtomicU8,
+}
+
+/// Nobody sums it over ranks.
+const FREE: u8 = 0;
+/// A `DataParallel` sums it over ranks, and has summed all that has arrived.
+const SUMMED: u8 = 1;
+/// A `DataParallel` sums it over ranks, but not what has arrived since.
+const UNSUMMED: u8 = 2;
+/// A `FullySharded` keeps parts of the parameter, and has their gradients.
+const PARTED: u8 = 3;
+
+impl Gradient {
+    pub(crate) fn of(source: GradientSource) -> Self {
+        Self { source, state: AtomicU8::new(FREE) }
+    }
+
+    pub(crate) fn source(&self) -> &GradientSource {
+        &self.source
+    }
+
+    /// A `DataParallel` sums it from now on.
+    pub(crate) fn take(&self) {
+        self.state.store(SUMMED, Ordering::Relaxed);
+    }
+
+    /// Its `DataParallel` is no more.
+    pub(crate) fn release(&self) {
+        self.state.store(FREE, Ordering::Relaxed);
+    }
+
+    /// Something was added on this rank.
+    pub(crate) fn arrived(&self) {
+        self.state.store(UNSUMMED, Ordering::Relaxed);
+    }
+
+    /// All that was added has been summed over ranks, or is zero.
+    pub(crate) fn summed(&self) {
+        let _ = self.state.compare_exchange(UNSUMMED, SUMMED, Ordering::Relaxed, Ordering::Relaxed);
+    }
+
+    /// A `FullySharded` keeps parts of the parameter.
+    pub(crate) fn part(&self) {
+        self.state.store(PARTED, Ordering::Relaxed);
+    }
+}
+
+/// Refuses parameters whose gradients somebody else sums over ranks.
+pub(crate) fn refuse_taken<'a>(params: impl IntoIterator<Item = &'a Parameter>) -> Result<()> {
+    for param in params {
+        match param.gradient.state.load(Ordering::Relaxed) {
+            FREE => {}
+            PARTED => return Err(parted(param)),
+            _ => {
+                return Err(Error::WrongGradients {
+                    problem: format!(
+                        "another DataParallel sums the gradient of parameter {:?} over ranks",
+                        param.name
+                    ),
+                    call: "drop it before you make one more".to_owned(),
+                });
+            }
+        }
+    }
+    Ok(())
+}
+
+/// Refuses gradients that are not yet those of the loss: before an optimizer or a norm uses them.
+pub(crate) fn refuse_unsummed<'a>(params: impl IntoIterator<Item = &'a Parameter>) -> Result<()> {
+    params.into_iter().try_for_each(|param| match param.gradient.state.load(Ordering::Relaxed) {
+        SUMMED => Ok(()),
+        UNSUMMED => Err(Error::WrongGradients {
+            problem: format!("the gradient of parameter {:?} has not been summed over the ranks", param.name),
+            call: "call `DataParallel::backward` in the last pass of a step, instead of `backward_no_sync` or a tensor's \
+                   own `backward`"
+                .to_owned(),
+        }),
+        PARTED => Err(parted(param)),
+        _ => refuse_pending(param),
+    })
+}
+
+fn refuse_pending(param: &Parameter) -> Result<()> {
+    let source = &param.gradient.source;
+    let several = |group: &isobar_collectives::Group| group.size() > 1;
+    if !source.is_pending() || !source.copies()?.as_ref().is_some_and(several) {
+        return Ok(());
+    }
+    Err(Error::WrongGradients {
+        problem: format!("the gradient of parameter {:?} is {source}, and nobody sums it over the ranks", param.name),
+        call: "train with `fit` and `Ranks::sharded(&world, &mesh)`, or keep a `DataParallel::new(&params, &buffers, &group, \
+               &config)` over the group of the mesh's ranks and call its `backward(Some(&loss), 1, 1)`"
+            .to_owned(),
+    })
+}
+
+fn parted(param: &Parameter) -> Error {
+    Error::WrongGradients {
+        problem: format!("a FullySharded keeps parts of parameter {:?} and of its gradient", param.name),
+        call: "give `FullySharded::parameters()` to the optimizer, the clipping and the checkpoints".to_owned(),
+    }
+}
