@@ -58,7 +58,8 @@ pub fn init(config: &LogConfig, rank: usize, folder: Option<&Path>) -> Result<()
 /// Returns `None` on other ranks, on a rank that is a thread, and where messages go somewhere already.
 #[must_use = "messages are shown only while this lives"]
 pub fn show_where_nobody_does(rank: usize) -> Option<Shown> {
-    let goes_nowhere = tracing::dispatcher::get_default(|current| current.is::<tracing::subscriber::NoSubscriber>());
+    let goes_nowhere =
+        tracing::dispatcher::get_default(|current| current.is::<tracing::subscriber::NoSubscriber>());
     if rank != 0 || thread_is_rank() || !goes_nowhere {
         return None;
     }
@@ -186,7 +187,8 @@ mod tests {
 
     #[test]
     fn messages_are_shown_where_nobody_does() {
-        let nowhere = || tracing::dispatcher::get_default(|now| now.is::<tracing::subscriber::NoSubscriber>());
+        let nowhere =
+            || tracing::dispatcher::get_default(|now| now.is::<tracing::subscriber::NoSubscriber>());
         assert!(nowhere() && show_where_nobody_does(1).is_none());
         let shown = show_where_nobody_does(0);
         assert!(shown.is_some() && !nowhere(), "rank 0 has the terminal");

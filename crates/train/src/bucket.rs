@@ -96,7 +96,16 @@ impl Reducer {
             buckets.push(Bucket::new(&params, &members)?);
         }
         let seen = vec![false; params.len()];
-        let shared = Shared { group: group.clone(), params, buckets, places, seen, overlap, pass: None, reduced: false };
+        let shared = Shared {
+            group: group.clone(),
+            params,
+            buckets,
+            places,
+            seen,
+            overlap,
+            pass: None,
+            reduced: false,
+        };
         for (index, param) in shared.params.iter().enumerate() {
             create_grad(param)?;
             shared.attach(index)?;
@@ -180,7 +189,8 @@ impl Drop for Reducer {
 
 impl std::fmt::Debug for Shared {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        let sizes: Vec<usize> = self.buckets.iter().map(|bucket| bucket.flat.numel() - WORDS as usize).collect();
+        let sizes: Vec<usize> =
+            self.buckets.iter().map(|bucket| bucket.flat.numel() - WORDS as usize).collect();
         f.debug_struct("Shared").field("group", &self.group).field("bucket_elements", &sizes).finish()
     }
 }

@@ -111,7 +111,9 @@ fn refuse_other_weights(params: &Parameters, ranks: &Ranks) -> Result<()> {
     }
     match check_replicas(params, &ranks.world) {
         Err(Error::ReplicasDiffer { name, ranks, .. }) => Err(Error::WrongGradients {
-            problem: format!("parameter {name:?} of the ranks {ranks:?} begins with other values than that of the first rank"),
+            problem: format!(
+                "parameter {name:?} of the ranks {ranks:?} begins with other values than that of the first rank"
+            ),
             call: "give every rank one seed: `ParamStore::new(Generator::new(seed))`".to_owned(),
         }),
         other => other,

@@ -1,7 +1,6 @@
 //! The parameters that training works on: names, tensors and what each is over the model-parallel group.
 
 use std::collections::HashSet;
-use std::sync::Arc;
 
 use isobar_collectives::Group;
 use isobar_shard::{GradientSource, ParamStore, Params, Placement};
@@ -63,12 +62,12 @@ pub struct Parameter {
     /// What the tensor is over the model-parallel group.
     pub placement: ParamPlacement,
     /// What is known of its gradient.
-    pub(crate) gradient: Arc<Gradient>,
+    pub(crate) gradient: Gradient,
 }
 
 impl Parameter {
     fn new(name: String, tensor: &Tensor, placement: ParamPlacement) -> Self {
-        Self { name, tensor: tensor.shallow_clone(), placement, gradient: Arc::default() }
+        Self { name, tensor: tensor.shallow_clone(), placement, gradient: Gradient::default() }
     }
 
     /// A parameter that every rank holds whole. Its gradient counts as that of this rank's own loss, unless
@@ -95,7 +94,7 @@ impl Parameter {
     /// The same parameter, of whose gradient this is said. Those of a store say it themselves.
     #[must_use]
     pub fn with_source(self, source: GradientSource) -> Self {
-        Self { gradient: Arc::new(Gradient::of(source)), ..self }
+        Self { gradient: self.gradient.with_source(source), ..self }
     }
 
     /// What backward leaves in its gradient.
@@ -219,7 +218,7 @@ impl Parameters {
                     Err(Error::invalid(what, format!("{other:?}"), "Replicate or Shard"))
                 }
             };
-            Ok(parameter?.with_source(p.gradient.clone()))
+            Ok(Parameter { gradient: Gradient::new(p.gradient.clone(), p.state.clone()), ..parameter? })
         });
         let params = Self::over(entries.collect::<Result<_>>()?, model_group)?;
         let buffers = store.parameters().iter().filter(|p| !p.trainable);

@@ -25,3 +25,19 @@ fn one_answer_on_every_mesh() {
         );
     }
 }
+
+/// The program sets up no logging: `fit` shows its messages all the same, on rank 0, as `RUST_LOG` says.
+#[test]
+fn messages_are_shown() {
+    let says = |filter: &str| {
+        let folder = tempfile::tempdir().unwrap();
+        let launch = Launch::plain(2, HEAT).current_dir(folder.path()).arg("1").env("RUST_LOG", filter);
+        launch.run().unwrap().expect_success().ranks.into_iter().map(|rank| rank.stderr).collect::<Vec<_>>()
+    };
+    let shown = says("info");
+    assert!(shown[0].contains("epoch 8/8") && !shown[1].contains("epoch"), "{shown:?}");
+    let silent = says("off");
+    assert!(!silent.concat().contains("epoch"), "{silent:?}");
+    let refused = says("isobar=loud");
+    assert!(refused[0].contains("log filter") && refused[0].contains("epoch 8/8"), "{refused:?}");
+}

@@ -11,7 +11,7 @@ mod watch;
 pub use init::Init;
 pub use mesh::MeshParams;
 pub use scope::Scope;
-pub use source::GradientSource;
+pub use source::{GradientSource, GradientState};
 pub use state::{StateDict, read_safetensors};
 pub use store::{ParamStore, Parameter};
 pub use watch::ParameterWatch;

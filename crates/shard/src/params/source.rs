@@ -2,6 +2,7 @@
 
 use std::fmt;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU8, Ordering};
 
 use isobar_collectives::Group;
 use isobar_manager::DeviceMesh;
@@ -72,7 +73,9 @@ impl GradientSource {
             Some(along) => Ok(Self { along: Some(along), ..self }),
             None => Err(Error::Argument {
                 op: "along",
-                reason: format!("there is no axis \"{axis}\" among {names:?}, the axes of the gradient's mesh"),
+                reason: format!(
+                    "there is no axis \"{axis}\" among {names:?}, the axes of the gradient's mesh"
+                ),
             }),
         }
     }
@@ -128,6 +131,28 @@ impl GradientSource {
             true => Ok(None),
             false => Ok(Some(mesh.group_along(&axes)?)),
         }
+    }
+}
+
+/// What has become of a gradient since backward: a number that training keeps with a parameter, the same for all handles to it. 0
+/// at first.
+#[derive(Debug, Clone, Default)]
+pub struct GradientState(Arc<AtomicU8>);
+
+impl GradientState {
+    /// The number.
+    pub fn get(&self) -> u8 {
+        self.0.load(Ordering::Relaxed)
+    }
+
+    /// Replaces the number.
+    pub fn set(&self, state: u8) {
+        self.0.store(state, Ordering::Relaxed);
+    }
+
+    /// Replaces the number where it is `from`.
+    pub fn change(&self, from: u8, to: u8) {
+        let _ = self.0.compare_exchange(from, to, Ordering::Relaxed, Ordering::Relaxed);
     }
 }
 

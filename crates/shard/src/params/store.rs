@@ -7,7 +7,7 @@ use tch::{Device, Kind, Tensor};
 
 use isobar_torch::guard::NoGrad;
 
-use super::{GradientSource, Init, Params, Placement, StateDict, read_safetensors};
+use super::{GradientSource, GradientState, Init, Params, Placement, StateDict, read_safetensors};
 use crate::error::{Error, Result};
 use crate::random::{Generator, Window};
 use crate::region::ParallelRegion;
@@ -27,6 +27,8 @@ pub struct Parameter {
     pub trainable: bool,
     /// What backward leaves in its gradient.
     pub gradient: GradientSource,
+    /// What has become of its gradient since.
+    pub state: GradientState,
 }
 
 /// The parameters of a model on one rank, in the order in which they were made.
@@ -286,6 +288,7 @@ impl ParamStore {
             placement,
             trainable,
             gradient: GradientSource::in_region(self.region.group()),
+            state: GradientState::default(),
         });
         Ok(tensor)
     }

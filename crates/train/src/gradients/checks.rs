@@ -3,8 +3,8 @@
 use isobar_collectives::Group;
 use isobar_shard::{GradientSource, ParameterWatch};
 
-use super::set::RankSet;
 use super::refuse_taken;
+use super::set::RankSet;
 use crate::agree::agree;
 use crate::error::{Error, Result};
 use crate::fully_sharded::ShardedParameters;
@@ -56,7 +56,8 @@ fn summands(params: &Parameters, group: &Group) -> Result<usize> {
     let classes = classes(params)?;
     for class in &classes {
         let (name, source) = (class.name(), class.source);
-        let own = class.summands.as_ref().map_or_else(|| RankSet::of(&[], me), |own| RankSet::of_group(own, me));
+        let own =
+            class.summands.as_ref().map_or_else(|| RankSet::of(&[], me), |own| RankSet::of_group(own, me));
         let (all, owned) = (gradients.ranks(), own.ranks());
         let together = RankSet::of(&source.together(), me).ranks();
         let among = all.intersection(&together).count();
@@ -77,7 +78,8 @@ fn summands(params: &Parameters, group: &Group) -> Result<usize> {
                         "ranks that hold parts of one model, of parameter {name:?} too, are among the {gradients} over which \
                          DataParallel sums gradients"
                     ),
-                    call: "give `DataParallel::new` the group of the ranks that hold the same part".to_owned(),
+                    call: "give `DataParallel::new` the group of the ranks that hold the same part"
+                        .to_owned(),
                 },
             });
         }
@@ -109,7 +111,11 @@ pub(super) fn twice(name: &str, mesh: &str, again: &RankSet) -> Error {
 }
 
 /// Refuses parameters whose gradients are wrong once a `FullySharded` has summed them over the ranks of `all`. All of them call.
-pub(crate) fn check_fully_sharded(params: &Parameters, sharded: &ShardedParameters, all: &Group) -> Result<()> {
+pub(crate) fn check_fully_sharded(
+    params: &Parameters,
+    sharded: &ShardedParameters,
+    all: &Group,
+) -> Result<()> {
     agree(all, refuse_taken(params).and_then(|()| watched(params, sharded, all)))
 }
 
@@ -128,7 +134,8 @@ fn watched(params: &Parameters, sharded: &ShardedParameters, all: &Group) -> Res
                 "parameter {name:?} is not watched by the ShardedParameters that FullySharded is given"
             )));
         }
-        let own = class.summands.as_ref().map_or_else(|| RankSet::of(&[], me), |own| RankSet::of_group(own, me));
+        let own =
+            class.summands.as_ref().map_or_else(|| RankSet::of(&[], me), |own| RankSet::of_group(own, me));
         let all = RankSet::of_group(all, me);
         if own != all {
             return Err(problem(format!(
@@ -138,4 +145,3 @@ fn watched(params: &Parameters, sharded: &ShardedParameters, all: &Group) -> Res
     }
     Ok(())
 }
-

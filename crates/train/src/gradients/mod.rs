@@ -4,20 +4,18 @@ mod checks;
 mod run;
 mod set;
 
-use std::sync::atomic::{AtomicU8, Ordering};
-
-use isobar_shard::GradientSource;
+use isobar_shard::{GradientSource, GradientState};
 
 pub(crate) use self::checks::{check_fully_sharded, check_group, classes};
 pub(crate) use self::run::check_run;
 use crate::error::{Error, Result};
 use crate::params::Parameter;
 
-/// What is known of the gradient of a parameter. Clones of the parameter share it.
-#[derive(Debug, Default)]
+/// What is known of the gradient of a parameter. All handles to the parameter share the state.
+#[derive(Debug, Clone, Default)]
 pub(crate) struct Gradient {
     source: GradientSource,
-    state: AtomicU8,
+    state: GradientState,
 }
 
 /// Nobody sums it over ranks.
@@ -30,8 +28,12 @@ const UNSUMMED: u8 = 2;
 const PARTED: u8 = 3;
 
 impl Gradient {
-    pub(crate) fn of(source: GradientSource) -> Self {
-        Self { source, state: AtomicU8::new(FREE) }
+    pub(crate) fn new(source: GradientSource, state: GradientState) -> Self {
+        Self { source, state }
+    }
+
+    pub(crate) fn with_source(&self, source: GradientSource) -> Self {
+        Self { source, state: self.state.clone() }
     }
 
     pub(crate) fn source(&self) -> &GradientSource {
@@ -40,34 +42,34 @@ impl Gradient {
 
     /// A `DataParallel` sums it from now on.
     pub(crate) fn take(&self) {
-        self.state.store(SUMMED, Ordering::Relaxed);
+        self.state.set(SUMMED);
     }
 
     /// Its `DataParallel` is no more.
     pub(crate) fn release(&self) {
-        self.state.store(FREE, Ordering::Relaxed);
+        self.state.set(FREE);
     }
 
     /// Something was added on this rank.
     pub(crate) fn arrived(&self) {
-        self.state.store(UNSUMMED, Ordering::Relaxed);
+        self.state.set(UNSUMMED);
     }
 
     /// All that was added has been summed over ranks, or is zero.
     pub(crate) fn summed(&self) {
-        let _ = self.state.compare_exchange(UNSUMMED, SUMMED, Ordering::Relaxed, Ordering::Relaxed);
+        self.state.change(UNSUMMED, SUMMED);
     }
 
     /// A `FullySharded` keeps parts of the parameter.
     pub(crate) fn part(&self) {
-        self.state.store(PARTED, Ordering::Relaxed);
+        self.state.set(PARTED);
     }
 }
 
 /// Refuses parameters whose gradients somebody else sums over ranks.
 pub(crate) fn refuse_taken<'a>(params: impl IntoIterator<Item = &'a Parameter>) -> Result<()> {
     for param in params {
-        match param.gradient.state.load(Ordering::Relaxed) {
+        match param.gradient.state.get() {
             FREE => {}
             PARTED => return Err(parted(param)),
             _ => {
@@ -86,7 +88,7 @@ pub(crate) fn refuse_taken<'a>(params: impl IntoIterator<Item = &'a Parameter>) 
 
 /// Refuses gradients that are not yet those of the loss: before an optimizer or a norm uses them.
 pub(crate) fn refuse_unsummed<'a>(params: impl IntoIterator<Item = &'a Parameter>) -> Result<()> {
-    params.into_iter().try_for_each(|param| match param.gradient.state.load(Ordering::Relaxed) {
+    params.into_iter().try_for_each(|param| match param.gradient.state.get() {
         SUMMED => Ok(()),
         UNSUMMED => Err(Error::WrongGradients {
             problem: format!("the gradient of parameter {:?} has not been summed over the ranks", param.name),
@@ -116,6 +118,7 @@ fn refuse_pending(param: &Parameter) -> Result<()> {
 fn parted(param: &Parameter) -> Error {
     Error::WrongGradients {
         problem: format!("a FullySharded keeps parts of parameter {:?} and of its gradient", param.name),
-        call: "give `FullySharded::parameters()` to the optimizer, the clipping and the checkpoints".to_owned(),
+        call: "give `FullySharded::parameters()` to the optimizer, the clipping and the checkpoints"
+            .to_owned(),
     }
 }

@@ -44,12 +44,14 @@ fn gather<T: Serialize + serde::de::DeserializeOwned>(
     world: &isobar_collectives::Group,
     own: &impl Serialize,
 ) -> Result<Vec<T>> {
-    let failed = |error: serde_json::Error| Error::invalid("what a rank says of its gradients", error, "JSON");
+    let failed =
+        |error: serde_json::Error| Error::invalid("what a rank says of its gradients", error, "JSON");
     let all = world.all_gather_bytes(&serde_json::to_vec(own).map_err(failed)?)?;
     all.iter().map(|bytes| serde_json::from_slice(bytes).map_err(failed)).collect()
 }
 
-const MESH_OF_ALL: &str = "make the mesh of all ranks of the run, and give `fit` their group as `Ranks::world`";
+const MESH_OF_ALL: &str =
+    "make the mesh of all ranks of the run, and give `fit` their group as `Ranks::world`";
 
 /// What a rank has.
 #[derive(Debug, Serialize, Deserialize)]
@@ -100,7 +102,10 @@ impl Record {
             let source = class.source;
             let mesh = source.mesh();
             let split = source.along_name() == Some(MODEL_AXIS);
-            let summands = class.summands.as_ref().map_or_else(|| RankSet::of(&[], me), |own| RankSet::of_group(own, me));
+            let summands = class
+                .summands
+                .as_ref()
+                .map_or_else(|| RankSet::of(&[], me), |own| RankSet::of_group(own, me));
             told.push(Told {
                 name: class.name().to_owned(),
                 source: source.to_string(),
@@ -129,7 +134,10 @@ impl Record {
         let world = self.world.ranks();
         for (what, set) in [("data", &self.data), ("gradients", &self.gradients)] {
             if !set.ranks().is_subset(&world) {
-                return refuse(format!("`Ranks::{what}` has the {set}, and the run has the {}", self.world), MESH_OF_ALL);
+                return refuse(
+                    format!("`Ranks::{what}` has the {set}, and the run has the {}", self.world),
+                    MESH_OF_ALL,
+                );
             }
         }
         (0..self.classes.len()).try_for_each(|index| self.check_class(index, all))
@@ -141,7 +149,9 @@ impl Record {
         if !together.is_subset(&self.world.ranks()) {
             let (name, of, world) = (&class.name, &class.together, &self.world);
             return refuse(
-                format!("the {of} compute the loss together, with parameter {name:?}, and the run has the {world}"),
+                format!(
+                    "the {of} compute the loss together, with parameter {name:?}, and the run has the {world}"
+                ),
                 MESH_OF_ALL,
             );
         }
@@ -160,7 +170,8 @@ impl Record {
             return Ok(());
         }
         let (name, source) = (&class.name, &class.source);
-        let found = format!("the fields are split over {fields}, and the gradient of parameter {name:?} is {source}");
+        let found =
+            format!("the fields are split over {fields}, and the gradient of parameter {name:?} is {source}");
         match &class.mesh {
             None => refuse(found, format!("{PENDING}, and train with `Ranks::sharded(&world, &mesh)`")),
             Some(_) => {
@@ -168,7 +179,10 @@ impl Record {
                     true => String::new(),
                     false => format!("; those are the {on}, these the {}", class.together),
                 };
-                refuse(found + &ranks, "give one mesh to `ShardedFields::new`, `MeshParams::new` and `Ranks::sharded`")
+                refuse(
+                    found + &ranks,
+                    "give one mesh to `ShardedFields::new`, `MeshParams::new` and `Ranks::sharded`",
+                )
             }
         }
     }
@@ -178,7 +192,8 @@ impl Record {
         let together = class.together.ranks();
         let shared = self.data.ranks().intersection(&together).count() > 1;
         let other = together.iter().filter_map(|rank| all.get(rank));
-        let elsewhere = other.clone().any(|other| (other.place, other.data.len()) != (self.place, self.data.len()));
+        let elsewhere =
+            other.clone().any(|other| (other.place, other.data.len()) != (self.place, self.data.len()));
         if shared || elsewhere {
             let (name, of, data) = (&class.name, &class.together, &self.data);
             let found = format!(
@@ -186,9 +201,14 @@ impl Record {
                  those of a batch are shared by the {data}"
             );
             return match &class.mesh {
-                None => refuse(found, format!("let ranks with the same part of the model share the samples: {BY_HAND}")),
+                None => refuse(
+                    found,
+                    format!("let ranks with the same part of the model share the samples: {BY_HAND}"),
+                ),
                 Some(_) if class.pending => refuse(found, "train with `Ranks::sharded(&world, &mesh)`"),
-                Some(_) => refuse(found, format!("{PENDING}, and train with `Ranks::sharded(&world, &mesh)`")),
+                Some(_) => {
+                    refuse(found, format!("{PENDING}, and train with `Ranks::sharded(&world, &mesh)`"))
+                }
             };
         }
         let alike = |other: &Self| {
@@ -207,7 +227,9 @@ impl Record {
     fn is_summed_in_parts(&self, class: &Told) -> Result<()> {
         let (name, source) = (&class.name, &class.source);
         if !class.watched {
-            let found = format!("parameter {name:?} is not watched by the ShardedParameters of `Ranks::fully_sharded`");
+            let found = format!(
+                "parameter {name:?} is not watched by the ShardedParameters of `Ranks::fully_sharded`"
+            );
             return refuse(found, WATCHED);
         }
         if self.data.len() > 1 || class.summands != self.gradients {
@@ -215,7 +237,10 @@ impl Record {
                 "the gradient of parameter {name:?} is {source}, a sum over the {}, and `Ranks::fully_sharded` sums over the {}",
                 class.summands, self.gradients
             );
-            return refuse(found, format!("{WATCHED}, of the mesh of `Ranks::fully_sharded(&world, &mesh, &sharded)`"));
+            return refuse(
+                found,
+                format!("{WATCHED}, of the mesh of `Ranks::fully_sharded(&world, &mesh, &sharded)`"),
+            );
         }
         Ok(())
     }
@@ -237,7 +262,9 @@ impl Record {
         match &class.mesh {
             Some(mesh) if !class.pending && needed.is_subset(&summed) => Err(twice(name, mesh, gradients)),
             Some(_) if class.pending && class.idle_model_axis => refuse(
-                format!("the gradient of parameter {name:?} is {source}, and gradients are summed over the {gradients}"),
+                format!(
+                    "the gradient of parameter {name:?} is {source}, and gradients are summed over the {gradients}"
+                ),
                 "split the model along the axis \"model\" (`ParamStore::with_region` of its ranks, `MeshParams::along(\"model\")`), or \
                  use a mesh without it",
             ),
@@ -249,7 +276,9 @@ impl Record {
                         _ => format!("of those that share the samples of a batch, the {}", self.data),
                     }
                 ),
-                format!("train with `Ranks::data_parallel(&world)`, or, where fields are split over a mesh, {PENDING}"),
+                format!(
+                    "train with `Ranks::data_parallel(&world)`, or, where fields are split over a mesh, {PENDING}"
+                ),
             ),
             Some(_) => {
                 let needed = RankSet::from(needed);
@@ -259,7 +288,9 @@ impl Record {
                 );
                 match class.pending {
                     true => refuse(found, "train with `Ranks::sharded(&world, &mesh)` of the model's mesh"),
-                    false => refuse(found, format!("{PENDING}, and train with `Ranks::sharded(&world, &mesh)`")),
+                    false => {
+                        refuse(found, format!("{PENDING}, and train with `Ranks::sharded(&world, &mesh)`"))
+                    }
                 }
             }
         }

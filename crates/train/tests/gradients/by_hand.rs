@@ -8,8 +8,8 @@ use isobar_manager::DeviceMesh;
 use isobar_shard::{GradientSource, ShardTensor};
 use isobar_train::optim::{AdamWConfig, LionConfig, MuonConfig, OptimizerKind, SgdConfig};
 use isobar_train::{
-    DataParallel, DataParallelConfig, Error, FullySharded, Parameter, Parameters, ShardedParameters, clip_grad_norm,
-    grad_norm,
+    DataParallel, DataParallelConfig, Error, FullySharded, Parameter, Parameters, ShardedParameters,
+    clip_grad_norm, grad_norm,
 };
 use rstest::rstest;
 use tch::{Kind, Tensor};
@@ -107,7 +107,8 @@ fn gradients(
         Samples::OfData => on.data.clone(),
     };
     // Ranks of a mesh with other numbers of samples would make other calls: they have one each then.
-    let in_mesh = sharing.size() > 1 && on.mesh.ranks().iter().filter(|rank| sharing.ranks().contains(rank)).count() > 1;
+    let in_mesh = sharing.size() > 1
+        && on.mesh.ranks().iter().filter(|rank| sharing.ranks().contains(rank)).count() > 1;
     let (own, total) = match in_mesh && supplier != Supplier::Store {
         true => (&all[sharing.rank()..=sharing.rank()], sharing.size()),
         false => (part(&all, sharing.rank(), sharing.size()), SAMPLES),
@@ -133,7 +134,9 @@ fn is_right(plan: &Plan, supplier: Supplier, over: Over, samples: Samples) -> bo
         _ => 1,
     };
     // Ranks of a mesh have the same samples.
-    let apart = supplier == Supplier::Store || shared_by == 1 || (samples == Samples::OfData && plan.extent("data") == 1);
+    let apart = supplier == Supplier::Store
+        || shared_by == 1
+        || (samples == Samples::OfData && plan.extent("data") == 1);
     apart && summands * shared_by == over.ranks(plan) && {
         // As many ranks, but others: along `data`, or in the mesh.
         let along_data = shared_by > 1 && summands == 1;
@@ -173,7 +176,10 @@ fn data_parallel_has_the_dense_gradient_or_refuses(
                     let want: Vec<f64> = Vec::try_from(gradient[&name].flatten(0, -1)).unwrap();
                     // A part of what is split is somewhere in the whole.
                     let fits = |part: &[f64]| part.iter().zip(&found).all(|(a, b)| (a - b).abs() < 1e-9);
-                    assert!(want.windows(found.len()).any(fits), "{what}: {name}: {found:?}, expected {want:?}");
+                    assert!(
+                        want.windows(found.len()).any(fits),
+                        "{what}: {name}: {found:?}, expected {want:?}"
+                    );
                 }
             }
         }
@@ -212,7 +218,8 @@ fn contributions_are_not_stepped() {
         let own = params.with_source(&GradientSource::summed(&on.mesh));
         for param in &own {
             let grad = param.grad().unwrap();
-            let sum = isobar_collectives::all_reduce(&grad, isobar_collectives::ReduceOp::Sum, &world).unwrap();
+            let sum =
+                isobar_collectives::all_reduce(&grad, isobar_collectives::ReduceOp::Sum, &world).unwrap();
             param.grad().unwrap().copy_(&sum);
         }
         (texts, grad_norm(&own).unwrap())
@@ -259,7 +266,8 @@ fn a_loop_that_leaves_out_the_sum_is_refused() {
         params.iter().for_each(|param| param.tensor.shallow_clone().zero_grad());
         pass(true).unwrap();
         grad_norm(&params).unwrap();
-        let other = refusal(DataParallel::new(&params, &[], &world, &DataParallelConfig::default()).map(drop));
+        let other =
+            refusal(DataParallel::new(&params, &[], &world, &DataParallelConfig::default()).map(drop));
         (texts, twice, other)
     });
     let (texts, twice, other) = &refusals[0];
@@ -322,4 +330,24 @@ fn fully_sharded_takes_watched_contributions_only() {
     let texts = &refusals[0].0;
     assert!(texts[..5].iter().all(|text| text.contains(".pending().watched(sharded.watch())")), "{texts:?}");
     assert!(texts[5..].iter().all(|text| text.contains("FullySharded::parameters()")), "{texts:?}");
+}
+
+/// A program may ask the store for its parameters more than once.
+#[test]
+fn all_handles_to_a_parameter_know_the_same() {
+    threads::run(2, DEADLINE, |world| {
+        let on = Arrangement::new(&world, &PLANS[2]);
+        let mut store = Supplier::Pending.store(&on, SEED);
+        let net = Net::new(&mut Supplier::Pending.on_mesh(&mut store, &on, &ShardedParameters::default()));
+        let [reduced, stepped] = [(); 2].map(|()| Parameters::of(&store).unwrap().0);
+        let mut optimizer = OptimizerKind::default().build(&stepped).unwrap();
+        let parallel = DataParallel::new(&reduced, &[], &world, &DataParallelConfig::default()).unwrap();
+        refusal(DataParallel::new(&stepped, &[], &world, &DataParallelConfig::default()));
+        let all: Vec<usize> = (0..SAMPLES).collect();
+        parallel.zero_grad().unwrap();
+        parallel.backward(Some(&loss_of(&on, &Model::OnMesh(net), &all)), 1, 1).unwrap();
+        optimizer.step(0.1).unwrap();
+        drop(parallel);
+        refusal(optimizer.step(0.1));
+    });
 }

@@ -2,8 +2,8 @@
 
 use isobar_collectives::Group;
 use isobar_shard::{
-    Array, Conv, Generator, Init, MeshParams, PadMode, Padding, ParallelRegion, ParamStore, Params, Placement,
-    StateDict,
+    Array, Conv, Generator, Init, MeshParams, PadMode, Padding, ParallelRegion, ParamStore, Params,
+    Placement, StateDict,
 };
 use isobar_train::ShardedParameters;
 use tch::{Device, Kind, Tensor};
@@ -37,7 +37,8 @@ impl<A: Array> Net<A> {
     }
 
     pub(crate) fn forward(&self, x: &A) -> isobar_shard::Result<A> {
-        let conv = Conv { padding: Padding::Each(vec![1]), padding_mode: PadMode::Circular, ..Conv::default() };
+        let conv =
+            Conv { padding: Padding::Each(vec![1]), padding_mode: PadMode::Circular, ..Conv::default() };
         let hidden = x.conv(&self.conv, Some(&self.bias), &conv)?.tanh()?.permute(&[0, 2, 3, 1])?;
         hidden.linear(&self.up, None)?.tanh()?.linear(&self.down, None)?.permute(&[0, 3, 1, 2])
     }

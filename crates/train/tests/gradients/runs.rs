@@ -11,8 +11,8 @@ use isobar_train::checkpoint::export;
 use isobar_train::config::{OptimizerKind, ScheduleKind, TrainConfig};
 use isobar_train::optim::SgdConfig;
 use isobar_train::{
-    BoxError, DenseFields, Error, FieldLayout, FieldModel, FieldTask, FitConfig, Parameters, Ranks, ShardedFields,
-    ShardedParameters, Step, fit, loss::Loss,
+    BoxError, DenseFields, Error, FieldLayout, FieldModel, FieldTask, FitConfig, Parameters, Ranks,
+    ShardedFields, ShardedParameters, Step, fit, loss::Loss,
 };
 use rstest::rstest;
 use tch::{Tensor, no_grad};
@@ -235,17 +235,23 @@ fn a_run_has_the_dense_gradient_or_is_refused(
                 let what = format!("{plan:?}, {supplier:?}, {sharing:?}, {fields:?}");
                 match is_right(plan, supplier, sharing, fields) {
                     true => {
-                        let checkpoint = ended.into_iter().next().unwrap().unwrap_or_else(|e| panic!("{what}: {e}"));
+                        let checkpoint =
+                            ended.into_iter().next().unwrap().unwrap_or_else(|e| panic!("{what}: {e}"));
                         expect_step(&checkpoint, &start, &gradient, &what);
                         right += 1;
                     }
                     false => {
                         let errors = ended.iter().map(|ended| match ended {
-                            Err(error @ Error::WrongGradients { call, .. }) => (error.to_string(), call.contains('`')),
+                            Err(error @ Error::WrongGradients { call, .. }) => {
+                                (error.to_string(), call.contains('`'))
+                            }
                             other => panic!("{what}: {other:?}"),
                         });
                         let errors: Vec<(String, bool)> = errors.collect();
-                        assert!(errors.iter().all(|error| *error == errors[0] && error.1), "{what}: {errors:?}");
+                        assert!(
+                            errors.iter().all(|error| *error == errors[0] && error.1),
+                            "{what}: {errors:?}"
+                        );
                         refused += 1;
                     }
                 }
@@ -299,6 +305,24 @@ fn ranks_have_one_models_weights(
             }
             (other, _) => panic!("{other:?}"),
         }
+    }
+}
+
+/// A run that leaves out ranks of its mesh.
+#[test]
+fn a_run_has_all_ranks_of_its_mesh() {
+    let folder = tempfile::tempdir().unwrap();
+    let ended = threads::run(2, DEADLINE, |world| {
+        let on = Arrangement { world: Group::single(), ..Arrangement::new(&world, &PLANS[2]) };
+        let folder = folder.path().join(world.rank().to_string());
+        combination(&on, (Supplier::Pending, Sharing::DataParallel, Fields::Sharded), SEED, &folder)
+    });
+    for ended in ended {
+        let error = ended.unwrap_err();
+        assert!(
+            matches!(&error, Error::WrongGradients { call, .. } if call.contains("Ranks::world")),
+            "{error}"
+        );
     }
 }
 
