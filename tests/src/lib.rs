@@ -1,5 +1,6 @@
 //! What the runs across crates and ranks share, over [`isobar_harness`].
 
+pub mod runs;
 pub mod suite;
 
 use std::{env, path::PathBuf};

@@ -1,4 +1,5 @@
-//! Training and prediction of fields that are split over ranks: the same as of whole ones.
+//! Training and prediction of fields that are split over ranks: the same as of whole ones, to nine digits in double precision and
+//! as far as rounding lets them in single precision.
 #![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
 
 use std::{
@@ -9,8 +10,8 @@ use std::{
 };
 
 use isobar_data::{WellDim, WellFile, WellMeta, WellWriter};
-use isobar_harness::{Exit, Launch, Outcome, workspace};
-use isobar_tests::{has_mpi, has_slurm};
+use isobar_harness::{Exit, Launch, Outcome, curve::assert_same_run, workspace};
+use isobar_tests::{has_mpi, has_slurm, runs::single_run};
 use rstest::rstest;
 use serde_json::Value;
 use tch::{Device, Kind, Tensor};
@@ -87,7 +88,7 @@ fn wave(name: &str, extents: &[i64]) -> PathBuf {
     path
 }
 
-/// `command` with a configuration of the project, cut to the size of a test.
+/// `command` with a configuration of the project, cut to the size of a test and in double precision.
 fn isobar(launch: Launch, command: &str, config: &str, output: &Path, sets: &[&str]) -> Launch {
     let data = format!("data.path={}", WAVES.display());
     let output = format!("run.output={}", output.display());
@@ -101,7 +102,14 @@ fn isobar(launch: Launch, command: &str, config: &str, output: &Path, sets: &[&s
         _ => &["model.model_depth=2", "model.feature_map_channels=[4, 4, 8, 8]"],
     };
     let small = ["run.name=run", "data.validation_samples=2", "data.validation_steps=3", "train.epochs=2"];
-    let more = ["train.batch_size=3", "metrics.every_steps=1", "distributed.timeout_s=60", &data, &output];
+    let more = [
+        "train.precision=float64",
+        "train.batch_size=3",
+        "metrics.every_steps=1",
+        "distributed.timeout_s=60",
+        &data,
+        &output,
+    ];
     let all = small.iter().chain(&more).chain(model).chain(sets).flat_map(|set| ["--set", set]);
     let file = format!("configs/{config}.toml");
     launch.current_dir(workspace()).deadline(Duration::from_secs(120)).args([command, &file]).args(all)
@@ -125,18 +133,16 @@ fn records(output: &Path) -> Vec<(String, f64)> {
     found
 }
 
+/// The numbers of two runs, of the same keys one after the other.
 #[track_caller]
 fn alike(got: &[(String, f64)], want: &[(String, f64)]) {
-    alike_within(1e-3, got, want);
+    let keys = |records: &[(String, f64)]| records.iter().map(|(key, _)| key.clone()).collect::<Vec<_>>();
+    assert_eq!(keys(got), keys(want));
+    assert_same_run(&numbers(got), &numbers(want));
 }
 
-#[track_caller]
-fn alike_within(tolerance: f64, got: &[(String, f64)], want: &[(String, f64)]) {
-    assert_eq!(got.len(), want.len());
-    for ((key, got), (of, want)) in got.iter().zip(want) {
-        assert_eq!(key, of);
-        assert!((got - want).abs() <= tolerance * want.abs(), "{key}: {got} instead of {want}");
-    }
+fn numbers(records: &[(String, f64)]) -> Vec<f64> {
+    records.iter().map(|(_, number)| *number).collect()
 }
 
 fn train(launch: Launch, config: &str, sets: &[&str]) -> Vec<(String, f64)> {
@@ -207,7 +213,7 @@ fn parts_of_a_step_drop_what_the_step_drops(
     let whole = run(1, one(), &["model.drop_rate=0.1"]);
     assert_ne!(whole, run(1, one(), &[]));
     let parts = ["model.drop_rate=0.1", "train.accumulate=2"];
-    alike_within(1e-5, &run(ranks, mesh(shape, names), &parts), &whole);
+    alike(&run(ranks, mesh(shape, names), &parts), &whole);
 }
 
 #[rstest]
@@ -234,6 +240,42 @@ fn split_fields_train_as_whole_ones(#[case] config: &str, #[case] sets: &[&str])
     if has_mpi() && has_slurm() {
         alike(&train(Launch::srun(2, "pmix", ISOBAR), config, &sets), &whole);
     }
+}
+
+/// Where rounding is all that differs, and what it becomes is measured.
+#[rstest]
+#[case::fno("navier_stokes_fno", &["data.fields=[\"height\"]", "data.train_steps=2"], "[2, 2]", "[\"domain\", \"shard\"]")]
+#[case::unet(
+    "navier_stokes_unet",
+    &["data.fields=[\"height\", \"slope\"]", "model.in_channels=7", "model.out_channels=3"],
+    "[2, 2]",
+    "[\"data\", \"domain\"]"
+)]
+#[case::distributed_afno(
+    "darcy_distributed_afno",
+    &["data.path=tests/data/darcy_excerpt.h5", "train.max_steps=12", "train.epochs=20"],
+    "[2, 2]",
+    "[\"domain\", \"model\"]"
+)]
+fn in_single_precision(
+    #[case] config: &str,
+    #[case] sets: &[&str],
+    #[case] shape: &str,
+    #[case] names: &str,
+) {
+    let single = [&["train.precision=float32"], sets].concat();
+    let on = |ranks: usize, [shape, names]: [String; 2], output: &Path, more: &[&str]| {
+        let sets = [&single[..], &[shape.as_str(), &names], more].concat();
+        let _ = isobar(Launch::plain(ranks, ISOBAR), "train", config, output, &sets)
+            .run()
+            .unwrap()
+            .expect_success();
+    };
+    let alone = |output: &Path, more: &[&str]| on(1, mesh("[1]", "[\"data\"]"), output, more);
+    let whole = single_run(ISOBAR, "run", alone, |output| numbers(&records(output)));
+    let folder = tempdir().unwrap();
+    on(4, mesh(shape, names), folder.path(), &[]);
+    whole.assert_same(&numbers(&records(folder.path())));
 }
 
 /// Three dims, the last of them split, and nothing kept for validation.
@@ -275,6 +317,38 @@ fn memory_and_precision_are_chosen_by_keys() {
     }
 }
 
+/// A run in double precision resumes as one; its weights serve in single precision too.
+#[test]
+fn precision_is_kept_and_weights_are_converted() {
+    let folder = tempdir().unwrap();
+    let run = |command: &str, sets: &[&str]| {
+        let sets = [&["data.fields=[\"height\"]"], sets].concat();
+        isobar(Launch::plain(1, ISOBAR), command, "navier_stokes_fno", folder.path(), &sets).run().unwrap()
+    };
+    let single = "train.precision=float32";
+    let _ = run("train", &[]).expect_success();
+    let refused = run("train", &[single, "checkpoint.resume=must"]);
+    assert_eq!(refused.exit, Exit::Code(3), "{refused}");
+    let words = "its parameters are Double, those of this run Float; resume with the same train.precision";
+    assert!(refused.ranks[0].stderr.contains(words), "{refused}");
+
+    let error = |outcome: Outcome| -> f64 {
+        let said = outcome.expect_success().ranks[0].stdout.clone();
+        said.strip_prefix("relative L2 error ").unwrap().split_once(' ').unwrap().0.parse().unwrap()
+    };
+    let errors = [error(run("predict", &[])), error(run("predict", &[single]))];
+    // In hundredths of a percent, rounded.
+    assert!((errors[0] - errors[1]).abs() < 0.02, "{errors:?}");
+    let init = format!("checkpoint.init={}", folder.path().join("run").display());
+    let _ = run("train", &[single, &init, "run.name=other", "train.max_steps=1"]).expect_success();
+}
+
+/// Whether fields of two files are the same, which hold them in single precision: rounded once, maybe to the other side.
+fn same_in_file(got: &Tensor, want: &Tensor) -> bool {
+    let last_place = f64::from(f32::EPSILON);
+    got.allclose(want, last_place, last_place * want.abs().max().double_value(&[]), false)
+}
+
 /// The same error, file and picture, however the fields lie.
 #[test]
 fn predictions_are_the_same_on_any_mesh() {
@@ -305,9 +379,9 @@ fn predictions_are_the_same_on_any_mesh() {
 
     let (split, frames) = predict(3, &mesh("[3]", "[\"domain\"]"), &[]);
     assert_eq!(first_line(&split), first_line(&outcome));
-    assert!(frames.allclose(&whole, 1e-4, 1e-4, false));
+    assert!(same_in_file(&frames, &whole));
     let (_, frames) = predict(4, &mesh("[2, 2]", "[\"data\", \"domain\"]"), &["--samples", "4,3"]);
-    assert!(frames.flip([0]).allclose(&whole, 1e-4, 1e-4, false));
+    assert!(same_in_file(&frames.flip([0]), &whole));
 
     // Beyond the last frame of the data.
     let (_, frames) =
@@ -345,7 +419,7 @@ fn lines_and_volumes_are_predicted(#[case] data: &Path, #[case] dims: usize) {
     let whole = predict(1, &[]);
     assert_eq!(whole.size()[0], 5);
     let split = predict(2, &mesh("[2]", "[\"domain\"]"));
-    assert!(split.allclose(&whole, 1e-4, 1e-4, false));
+    assert!(same_in_file(&split, &whole));
     // From the last frame on, there is no truth to show.
     let out = folder.path().join("beyond.h5");
     let args = ["--start", "2", "--steps", "3", "--out", out.to_str().unwrap()];

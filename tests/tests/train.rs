@@ -10,7 +10,7 @@ use std::{
 };
 
 use isobar_data::DarcyFile;
-use isobar_harness::{Launch, Outcome, output_within, workspace};
+use isobar_harness::{Launch, Outcome, curve::assert_same_run, output_within, workspace};
 use isobar_train::checkpoint::list;
 use rstest::rstest;
 use serde_json::Value;
@@ -128,15 +128,14 @@ fn a_model_split_over_ranks_trains_as_a_whole_one() {
         let config = "configs/darcy_distributed_afno.toml";
         let launch = small(Launch::plain(ranks, ISOBAR), config, "4", folder.path());
         let mesh = format!("distributed.mesh.shape=[-1, {ranks}]");
-        let outcome = launch.args(["--set", &mesh]).run().unwrap().expect_success();
+        let sets = ["--set", &mesh, "--set", "train.precision=float64"];
+        let outcome = launch.args(sets).run().unwrap().expect_success();
         assert!(outcome.ranks[0].stdout.contains("validation relative L2 error"), "{outcome}");
         losses(folder.path())
     };
     let (whole, split) = (train(1), train(2));
     assert_eq!(whole.len(), 6);
-    for (got, want) in split.iter().zip(&whole) {
-        assert!((got - want).abs() <= 1e-4 * want, "{split:?} against {whole:?}");
-    }
+    assert_same_run(&split, &whole);
 }
 
 #[test]

@@ -8,6 +8,7 @@ use isobar_manager::checks::{self, Facts, Finding, Options, Report, Severity};
 use isobar_manager::config::{CheckChoice, DistributedConfig};
 use isobar_manager::{DistributedManager, format_bytes};
 use isobar_train::optim::OptimizerKind;
+use tch::Kind;
 
 use crate::config;
 use crate::exit::Exit;
@@ -95,7 +96,7 @@ pub(crate) fn disk(
     manager: &DistributedManager,
     config: &DistributedConfig,
     folder: &Path,
-    (elements, optimizer): (i64, &OptimizerKind),
+    (elements, kind, optimizer): (i64, Kind, &OptimizerKind),
 ) {
     if config.checks == CheckChoice::Off || manager.rank() != 0 {
         return;
@@ -106,7 +107,7 @@ pub(crate) fn disk(
         OptimizerKind::Lion(_) => 1,
         OptimizerKind::Sgd(sgd) => u64::from(sgd.momentum != 0.0),
     };
-    let needed = elements.unsigned_abs() * (1 + moments) * size_of::<f32>() as u64;
+    let needed = elements.unsigned_abs() * (1 + moments) * kind.elt_size_in_bytes() as u64;
     let found = checks::free_space(folder)
         .and_then(|free| checks::disk_space(&folder.display().to_string(), free, needed));
     warn(manager, found.as_slice());

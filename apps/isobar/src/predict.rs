@@ -116,12 +116,13 @@ impl Job for Prediction<'_> {
         }
         let out = args.out.clone().unwrap_or_else(|| config.run.folder().join("prediction.h5"));
         let writes = ranks.world.rank() == 0;
+        let options = (config.train.precision.kind(), device);
         let outcome = match &source {
             Source::Darcy(file) => {
                 if args.start != 0 || args.steps.is_some_and(|steps| steps != 1) {
                     bail!(Exit::Usage.because("Darcy flow has no steps: leave --start and --steps away"));
                 }
-                darcy(&model, file, &samples, (&window, device), writes.then_some(&out))?
+                darcy(&model, file, &samples, (&window, options), writes.then_some(&out))?
             }
             Source::Well { file, fields } => {
                 let (start, last) = (args.start, file.frames() - 1);
@@ -136,7 +137,7 @@ impl Job for Prediction<'_> {
                 let names: Vec<&str> = fields.iter().map(String::as_str).collect();
                 let rollout = Rollout { file, names: &names, samples: &samples, start, steps };
                 let name = format!("{} by {}", file.name(), config.run.name);
-                rollout.predict(&model, (&window, device), writes.then_some((&out, name)))?
+                rollout.predict(&model, (&window, options), writes.then_some((&out, name)))?
             }
         };
         let mut said = outcome.said();
@@ -232,7 +233,7 @@ impl Rollout<'_> {
     fn predict<L, F>(
         &self,
         model: &FieldModel<L, F>,
-        (window, device): (&[Range<usize>], Device),
+        (window, (kind, device)): (&[Range<usize>], (Kind, Device)),
         out: Option<(&PathBuf, String)>,
     ) -> Result<Outcome>
     where
@@ -246,7 +247,7 @@ impl Rollout<'_> {
             // All ranks read their windows of what there is to start from and to compare with.
             let frames =
                 self.file.read(self.names, trajectory, self.start..self.start + known + 1, window)?;
-            let frames = frames.f_to_device(device)?;
+            let frames = frames.f_to_device(device)?.f_to_kind(kind)?;
             let own = model.layout.own(&[0])?.len() as i64;
             let frame =
                 |at: usize| -> Result<Tensor> { Ok(frames.f_narrow(0, at as i64, 1)?.f_narrow(0, 0, own)?) };
@@ -311,7 +312,7 @@ fn darcy<L, F>(
     model: &FieldModel<L, F>,
     file: &DarcyFile,
     samples: &[usize],
-    (window, device): (&[Range<usize>], Device),
+    (window, (kind, device)): (&[Range<usize>], (Kind, Device)),
     out: Option<&PathBuf>,
 ) -> Result<Outcome>
 where
@@ -330,7 +331,8 @@ where
     for (index, &sample) in samples.iter().enumerate() {
         let own = &[sample][..model.layout.own(&[0])?.len()];
         let DarcyFields { nu, u } = file.read(own, window[0].clone(), window[1].clone())?;
-        let (nu, u) = (nu.f_to_device(device)?, u.f_to_device(device)?);
+        let there = |field: Tensor| field.f_to_device(device)?.f_to_kind(kind);
+        let (nu, u) = (there(nu)?, there(u)?);
         let predicted = boxed(model.roll_out(&nu, 1, 1))?;
         let (coefficient, target) = (model.layout.array(&nu, 1)?, model.layout.array(&u, 1)?);
         outcome.errors[0].extend(relative_l2_errors(&predicted[0], &target)?);

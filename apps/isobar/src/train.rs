@@ -129,7 +129,8 @@ impl Job for Training<'_> {
     {
         let Self { manager, config, text, signals } = self;
         let Run { source, layout, window, positions, forward, params, buffers, ranks, device } = run;
-        let fields = Fields::read_alike(&source, &config.data, &window, device, &ranks.world)?;
+        let options = (config.train.precision.kind(), device);
+        let fields = Fields::read_alike(&source, &config.data, &window, options, &ranks.world)?;
         let (input, target) = (fields.input, fields.target);
         let residual = config.data.predict == Predict::Change;
         let task = FieldTask {
@@ -145,7 +146,8 @@ impl Job for Training<'_> {
         if manager.rank() == 0 {
             keep(&folder, &text)?;
         }
-        check::disk(manager, &config.distributed, &folder, (params.elements(), &config.optimizer));
+        let kept = (params.elements(), config.train.precision.kind(), &config.optimizer);
+        check::disk(manager, &config.distributed, &folder, kept);
         let checkpoint = CheckpointConfig {
             resume: run::resume(&ranks.world, &folder, config.checkpoint.resume)?,
             ..config.checkpoint.clone()

@@ -1,9 +1,10 @@
 //! What the tests of all crates and `cargo xtask` share: programs started on several ranks under a real launcher, each
 //! with a deadline ([`Launch`]), on two hosts where they are asked to be ([`Hosts`]), a SLURM of one machine or two hosts
-//! ([`Slurm`]), and tests that say that they were skipped ([`skip`]).
+//! ([`Slurm`]), tests that say that they were skipped ([`skip`]), and runs that must be the same but for rounding ([`curve`]).
 //!
 //! It knows nothing of tensors or of Isobar's own crates, so that every one of them can use it in its tests.
 
+pub mod curve;
 mod hosts;
 mod launch;
 mod process;

@@ -186,6 +186,9 @@ pub enum Precision {
     #[default]
     #[serde(rename = "float32")]
     Float32,
+    /// Double precision throughout: parameters, gradients, optimizer state and activations. Twice the memory.
+    #[serde(rename = "float64")]
+    Float64,
     /// Matrix products and convolutions in bfloat16; parameters, gradients, transforms, norms and the loss in single precision.
     #[serde(rename = "bf16-mixed")]
     Bf16Mixed,
@@ -195,7 +198,23 @@ pub enum Precision {
 }
 
 impl Precision {
-    /// Mixed precision of the calling thread, while the guard lives; none in single precision.
+    /// The dtype of parameters, and of the data that the network sees.
+    ///
+    /// ```
+    /// use isobar_train::Precision;
+    /// use tch::Kind;
+    ///
+    /// assert_eq!(Precision::Bf16Mixed.kind(), Kind::Float);
+    /// assert_eq!(Precision::Float64.kind(), Kind::Double);
+    /// ```
+    pub fn kind(self) -> Kind {
+        match self {
+            Self::Float32 | Self::Bf16Mixed | Self::Fp16Mixed => Kind::Float,
+            Self::Float64 => Kind::Double,
+        }
+    }
+
+    /// Mixed precision of the calling thread, while the guard lives; none in single and double precision.
     ///
     /// # Errors
     ///
@@ -211,7 +230,7 @@ impl Precision {
     /// ```
     pub fn enter(self, device: Device) -> isobar_torch::Result<Option<Autocast>> {
         match self {
-            Self::Float32 => Ok(None),
+            Self::Float32 | Self::Float64 => Ok(None),
             Self::Bf16Mixed => Autocast::new(device, Kind::BFloat16).map(Some),
             Self::Fp16Mixed => Autocast::new(device, Kind::Half).map(Some),
         }
@@ -239,7 +258,8 @@ pub struct CheckpointConfig {
     /// What to do where the run's folder holds checkpoints.
     pub resume: Resume,
     /// Weights to start from where nothing is resumed: a checkpoint's folder, or a safetensors file with the model's names and
-    /// shapes, as PyTorch's tools write it.
+    /// shapes, as PyTorch's tools write it; converted where they are in single precision and the run in double, or the other way
+    /// round.
     pub init: Option<PathBuf>,
     /// Under SLURM: whether SIGUSR1 (`sbatch --signal=USR1@120`) asks not for a checkpoint alone, but to end after it and be queued
     /// again.

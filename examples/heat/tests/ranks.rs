@@ -2,27 +2,32 @@
 #![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
 
 use isobar_harness::Launch;
+use isobar_harness::curve::assert_same_run;
+use serde_json::Value;
 
 const HEAT: &str = env!("CARGO_BIN_EXE_isobar-heat");
 
-/// What it prints, in a folder of its own.
-fn says(launch: Launch, sharing_samples: &str) -> String {
+/// What it prints, in a folder of its own, and what it records: losses, and errors of validations.
+fn run(launch: Launch, sharing_samples: &str) -> (String, Vec<f64>) {
     let folder = tempfile::tempdir().unwrap();
     let outcome = launch.current_dir(folder.path()).arg(sharing_samples).run().unwrap().expect_success();
-    outcome.ranks[0].stdout.clone()
+    let text = std::fs::read_to_string(folder.path().join("runs/heat/metrics.jsonl")).unwrap();
+    let records = text.lines().map(|line| serde_json::from_str::<Value>(line).unwrap());
+    let keys = ["loss", "grad_norm", "epoch_loss", "validation_error"];
+    let numbers = records.flat_map(|record| keys.map(|key| record[key].as_f64())).flatten().collect();
+    (outcome.ranks[0].stdout.clone(), numbers)
 }
 
 #[test]
 fn one_answer_on_every_mesh() {
-    let alone = says(Launch::plain(1, HEAT), "1");
+    let (alone, numbers) = run(Launch::plain(1, HEAT), "1");
     let error: f64 = alone.split_whitespace().nth(2).unwrap().parse().unwrap();
     assert!(error < 10.0, "{alone}");
+    assert!(numbers.len() >= 16, "{numbers:?}");
     for (ranks, sharing_samples) in [(2, "1"), (3, "1"), (4, "2")] {
-        assert_eq!(
-            says(Launch::plain(ranks, HEAT), sharing_samples),
-            alone,
-            "{ranks} ranks, {sharing_samples}"
-        );
+        let (said, got) = run(Launch::plain(ranks, HEAT), sharing_samples);
+        assert_same_run(&got, &numbers);
+        assert_eq!(said, alone, "{ranks} ranks, {sharing_samples}");
     }
 }
 

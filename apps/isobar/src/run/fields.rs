@@ -34,10 +34,10 @@ impl Fields {
         source: &Source,
         config: &DataConfig,
         window: &[Range<usize>],
-        device: Device,
+        options: (Kind, Device),
         world: &Group,
     ) -> Result<Self> {
-        let own = Self::read(source, config, window, device);
+        let own = Self::read(source, config, window, options);
         let own =
             own.and_then(|fields| Ok((serde_json::to_vec(&fields.fingerprint(&source.extents())?)?, fields)));
         let (fields, all) = alike(world, own)?;
@@ -56,7 +56,12 @@ impl Fields {
         )))
     }
 
-    fn read(source: &Source, config: &DataConfig, window: &[Range<usize>], device: Device) -> Result<Self> {
+    fn read(
+        source: &Source,
+        config: &DataConfig,
+        window: &[Range<usize>],
+        (kind, device): (Kind, Device),
+    ) -> Result<Self> {
         let (mut train, validation) = split_validation(source.samples(), config.validation_samples)?;
         if let Some(asked) = config.train_samples {
             if asked == 0 || asked > train.end {
@@ -76,7 +81,7 @@ impl Fields {
                 let load = |samples: Range<usize>| -> Result<InMemory> {
                     let samples: Vec<usize> = samples.collect();
                     let DarcyFields { nu, u } = file.read(&samples, window[0].clone(), window[1].clone())?;
-                    Ok(InMemory::pairs(nu, u)?.to(device, Kind::Float)?)
+                    Ok(InMemory::pairs(nu, u)?.to(device, kind)?)
                 };
                 Ok(Self {
                     input: Normalizer::from_statistics(&statistics.nu)?,
@@ -95,9 +100,9 @@ impl Fields {
                     let all = trajectories.map(read).collect::<isobar_data::Result<Vec<_>>>()?;
                     if all.is_empty() {
                         let none = read(0)?.f_unsqueeze(0)?.f_narrow(0, 0, 0)?;
-                        return Ok(none.f_to_device(device)?);
+                        return Ok(none.f_to_device(device)?.f_to_kind(kind)?);
                     }
-                    Ok(Tensor::f_stack(&all, 0)?.f_to_device(device)?)
+                    Ok(Tensor::f_stack(&all, 0)?.f_to_device(device)?.f_to_kind(kind)?)
                 };
                 let (train, validation) = (load(train)?, load(validation)?);
                 let steps = config.validation_steps;
@@ -121,7 +126,7 @@ impl Fields {
         for field in [train.inputs(), train.targets(), validation.inputs(), validation.targets()] {
             for row in 0..field.size().first().copied().unwrap_or(0) {
                 let row = field.f_select(0, row)?.f_to_device(Device::Cpu)?.f_contiguous()?;
-                let mut bytes = vec![0; row.numel() * Kind::Float.elt_size_in_bytes()];
+                let mut bytes = vec![0; row.numel() * row.kind().elt_size_in_bytes()];
                 row.f_copy_data_u8(&mut bytes, row.numel())?;
                 hasher.write(&bytes);
             }

@@ -20,7 +20,7 @@ use isobar_train::{
     ShardedParameters, Step,
 };
 use serde::{Deserialize, Serialize};
-use tch::{Device, Kind, Tensor};
+use tch::{Device, Tensor};
 
 pub(crate) use self::again::resume;
 pub(crate) use self::fields::Fields;
@@ -97,7 +97,8 @@ pub(crate) trait Job {
 pub(crate) fn with<J: Job>(manager: &DistributedManager, config: &Config, job: J) -> Result<J::Out> {
     let Arrangement { ranks, model, domain } = Arrangement::new(manager, config)?;
     let device = manager.device();
-    let store = ParamStore::new(Generator::new(config.run.seed)).with_options(Kind::Float, device);
+    let store =
+        ParamStore::new(Generator::new(config.run.seed)).with_options(config.train.precision.kind(), device);
     let mut store = store.with_region(ParallelRegion::new(model.clone()));
     match domain {
         None => {
@@ -137,7 +138,9 @@ fn made<L: FieldLayout, F>(
         let layout = lay_out(&source.extents())?;
         let window = layout.window(&source.extents())?;
         let positions = config.data.positions.then(|| source.positions(&window)).transpose()?;
-        let positions = positions.map(|positions| positions.f_to_device(device)).transpose()?;
+        let kind = config.train.precision.kind();
+        let positions =
+            positions.map(|positions| positions.f_to_device(device)?.f_to_kind(kind)).transpose()?;
         Ok((Vec::new(), (source, layout, window, positions)))
     });
     let ((source, layout, window, positions), _) = alike(&ranks.world, opened)?;

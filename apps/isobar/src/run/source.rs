@@ -106,13 +106,13 @@ impl Source {
     }
 
     /// Where the points of a window are, `[channel, spatial…]`: for each dim the sine and cosine of the way round where its ends
-    /// meet, else a number from -1 to 1.
+    /// meet, else a number from -1 to 1. In double precision.
     pub(crate) fn positions(&self, window: &[Range<usize>]) -> Result<Tensor> {
         let shape: Vec<i64> = window.iter().map(|part| part.len() as i64).collect();
         let mut channels = Vec::new();
         for (dim, (part, extent)) in window.iter().zip(self.extents()).enumerate() {
             let mut add = |place: &dyn Fn(f64) -> f64| -> Result<()> {
-                let line: Vec<f32> = part.clone().map(|point| place(point as f64) as f32).collect();
+                let line: Vec<f64> = part.clone().map(|point| place(point as f64)).collect();
                 let mut view = vec![1; shape.len()];
                 view[dim] = shape[dim];
                 channels.push(Tensor::f_from_slice(&line)?.f_view(&view[..])?.f_expand(&shape[..], false)?);

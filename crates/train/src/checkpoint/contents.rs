@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 
 use serde::{Deserialize, Serialize};
-use tch::Tensor;
+use tch::{Kind, Tensor};
 
 use super::piece::{Piece, placed};
 use super::read::{Catalogue, Wanted};
@@ -47,7 +47,8 @@ pub trait Checkpointed {
 }
 
 /// What a run saves and restores; the run's own objects. A file of weights must hold the parameters and buffers and nothing
-/// else, but for the counts `num_batches_tracked` of PyTorch's batch norms, which are left out.
+/// else, but for the counts `num_batches_tracked` of PyTorch's batch norms, which are left out. Without an optimizer, weights
+/// in single precision are converted for a model in double precision, and the other way round.
 pub struct Contents<'a> {
     /// The parameters.
     pub params: &'a Parameters,
@@ -115,10 +116,16 @@ impl Checkpointed for Contents<'_> {
         let group = self.params.model_group();
         let weights_only = saved.facts.is_none();
         let prefix = |prefix| if weights_only { "" } else { prefix };
+        // Weights alone are converted between single and double precision; a run that resumes must keep its own.
+        let mut other_precision = None;
         let mut want = |full: String, name: &str, tensor: &Tensor, placement: &ParamPlacement| {
             let (shape, region) = placed(&tensor.size(), placement, group);
             match saved.tensor(&full) {
                 None => problems.push(format!("{name:?} is missing")),
+                Some(found) if found.shape == shape && convertible(found.kind, tensor.kind()) => {
+                    other_precision = other_precision.or(Some((found.kind, tensor.kind())));
+                    wanted.push(Wanted { name: full, region });
+                }
                 Some(found) if found.shape != shape || found.kind != tensor.kind() => problems.push(format!(
                     "{name:?} is {:?} {:?}, the model has {:?} {shape:?}",
                     found.kind,
@@ -167,13 +174,15 @@ impl Checkpointed for Contents<'_> {
                 problems.push(format!("{short:?} is not of this model"));
             }
         }
-        match problems.is_empty() {
-            true => Ok(wanted),
-            false => Err(Error::CheckpointUnfit {
-                path: saved.path.clone(),
-                reason: format!("it is of another model: {}", list(&problems)),
-            }),
-        }
+        let reason = match (problems.is_empty(), other_precision.filter(|_| self.optimizer.is_some())) {
+            (true, None) => return Ok(wanted),
+            (true, Some((saved, own))) => format!(
+                "its parameters are {saved:?}, those of this run {own:?}; resume with the same train.precision, or start a new run \
+                 from these weights with checkpoint.init"
+            ),
+            (false, _) => format!("it is of another model: {}", list(&problems)),
+        };
+        Err(Error::CheckpointUnfit { path: saved.path.clone(), reason })
     }
 
     fn restore(&mut self, facts: Option<&serde_json::Value>, pieces: Vec<Piece>) -> Result<()> {
@@ -210,6 +219,11 @@ impl Checkpointed for Contents<'_> {
         }
         Ok(())
     }
+}
+
+/// Whether values of one kind are converted to the other where weights are loaded.
+fn convertible(saved: Kind, own: Kind) -> bool {
+    matches!((saved, own), (Kind::Float, Kind::Double) | (Kind::Double, Kind::Float))
 }
 
 /// The first few of a list of problems.

@@ -483,3 +483,36 @@ fn any_boxes_are_saved_and_loaded() {
         assert_eq!(own.0[0].1, want);
     });
 }
+
+/// A model in single or double precision, of one parameter.
+fn model_in(kind: Kind, fill: f64) -> Model {
+    let weight = Tensor::full([5, 3], fill, (kind, Device::Cpu)).set_requires_grad(true);
+    Model::of(Parameters::new(vec![Parameter::replicated("w", &weight)]).unwrap())
+}
+
+#[rstest]
+#[case(Kind::Float, Kind::Double)]
+#[case(Kind::Double, Kind::Float)]
+fn weights_are_converted_and_runs_resume_in_their_precision(#[case] saved: Kind, #[case] own: Kind) {
+    let folder = tempfile::tempdir().unwrap();
+    let checkpoints = alone(folder.path(), Keep::ALL);
+    checkpoints.save(&model_in(saved, 0.3).contents(), &state(1)).unwrap();
+
+    let mut model = model_in(own, 0.0);
+    let mut weights = Contents { optimizer: None, ..model.contents() };
+    checkpoints.load(&Which::Newest, &mut weights).unwrap();
+    let loaded = &model.params.get("w").unwrap().tensor;
+    assert_eq!((loaded.kind(), loaded.double_value(&[4, 2])), (own, f64::from(0.3f32)));
+
+    let mut resumed = model_in(own, 0.0);
+    let error = checkpoints.load(&Which::Newest, &mut resumed.contents()).unwrap_err().to_string();
+    let (_, reason) = error.split_once("refused: ").unwrap();
+    assert_eq!(
+        reason,
+        format!(
+            "its parameters are {saved:?}, those of this run {own:?}; resume with the same train.precision, or start a new \
+             run from these weights with checkpoint.init"
+        )
+    );
+    assert_eq!(resumed.params.get("w").unwrap().tensor.double_value(&[0, 0]), 0.0, "nothing was loaded");
+}

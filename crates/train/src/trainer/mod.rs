@@ -138,7 +138,7 @@ pub struct Summary {
 /// Trains `task` from where its folder's checkpoints say, or from the start. Every rank calls.
 ///
 /// The global batches, the augmentation and dropout are the same on any number of ranks, and so is the loss curve but for
-/// rounding; a resumed run on the same layout repeats it bitwise. Deterministic kernels, where they are asked for, are the
+/// rounding; a resumed run on the same layout and processor repeats it bitwise. Deterministic kernels, where they are asked for, are the
 /// process's from then on.
 ///
 /// Before the first step it compares what backward leaves in the gradients of the parameters ([`Parameter::source`](crate::Parameter::source)) with the ranks that

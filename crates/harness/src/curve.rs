@@ -1,0 +1,139 @@
+//! Whether two training runs are the same but for rounding, on any processor.
+
+/// How far a number of a run in double precision may be from that of another layout, relative to it.
+pub const DOUBLE: f64 = 1e-9;
+
+/// The same of the first steps in single precision.
+pub const SINGLE: f64 = 1e-5;
+
+/// How many steps are the first ones.
+const FIRST: usize = 4;
+
+/// How many times as far as a run whose start is perturbed a run on another layout may be. A perturbation of the start is rounded
+/// once, a run in every operator of every step, and in another direction.
+const FACTOR: f64 = 30.0;
+
+/// Compares the numbers of two runs in double precision: losses, norms or errors, however many steps apart from the start.
+///
+/// Rounding grows with training at a speed that depends on the model and on the processor, but from 10⁻¹⁶ it has far to go.
+///
+/// # Panics
+///
+/// When two numbers differ by more than [`DOUBLE`], relatively, or one run has more of them.
+#[track_caller]
+pub fn assert_same_run(got: &[f64], want: &[f64]) {
+    assert_eq!(got.len(), want.len(), "numbers of two runs");
+    for (at, (got, want)) in got.iter().zip(want).enumerate() {
+        assert!(within(DOUBLE, *got, *want), "number {at}: {got} instead of {want}");
+    }
+}
+
+/// The numbers of a run in single precision, and how far rounding may take another run from them.
+///
+/// The first steps are the same to [`SINGLE`]. Later ones are compared with what becomes of a perturbation: the same run on the
+/// same processor from weights that are one unit in the last place away. How fast rounding grows is so measured, not assumed.
+#[derive(Clone, Debug)]
+pub struct SingleRun {
+    numbers: Vec<f64>,
+    allowed: Vec<f64>,
+}
+
+impl SingleRun {
+    /// A run, and the same from perturbed starts, of which one or more are given.
+    ///
+    /// # Panics
+    ///
+    /// When there is no perturbed run, one has not as many numbers, or one is the same as the run to the last bit.
+    #[track_caller]
+    pub fn new(numbers: Vec<f64>, perturbed: &[Vec<f64>]) -> Self {
+        assert!(!perturbed.is_empty(), "no perturbed run");
+        let mut grown = 0.0;
+        let mut allowed = Vec::with_capacity(numbers.len());
+        for other in perturbed {
+            assert_eq!(other.len(), numbers.len(), "numbers of a perturbed run");
+            assert_ne!(*other, numbers, "the perturbation changes nothing");
+        }
+        for (at, number) in numbers.iter().enumerate() {
+            let far = perturbed.iter().map(|other| difference(other[at], *number));
+            grown = far.fold(grown, f64::max);
+            allowed.push(if at < FIRST { SINGLE } else { f64::max(SINGLE, FACTOR * grown) });
+        }
+        Self { numbers, allowed }
+    }
+
+    /// The numbers.
+    pub fn numbers(&self) -> &[f64] {
+        &self.numbers
+    }
+
+    /// Compares another run's numbers with them.
+    ///
+    /// # Panics
+    ///
+    /// When one is further away than rounding explains, or one run has more of them.
+    #[track_caller]
+    pub fn assert_same(&self, got: &[f64]) {
+        assert_eq!(got.len(), self.numbers.len(), "numbers of two runs");
+        for (at, ((got, want), allowed)) in got.iter().zip(&self.numbers).zip(&self.allowed).enumerate() {
+            assert!(
+                within(*allowed, *got, *want),
+                "number {at}: {got} instead of {want}, of which rounding explains a share of {allowed:.1e}"
+            );
+        }
+    }
+}
+
+fn within(tolerance: f64, got: f64, want: f64) -> bool {
+    got == want || difference(got, want) <= tolerance
+}
+
+fn difference(got: f64, want: f64) -> f64 {
+    (got - want).abs() / want.abs()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    #[should_panic(expected = "number 1: 2.00000001 instead of 2")]
+    fn runs_in_double_precision_are_the_same_to_nine_digits() {
+        assert_same_run(&[1.0, 2.0 + 1e-9, 0.0], &[1.0 + 1e-12, 2.0, 0.0]);
+        assert_same_run(&[1.0, 2.0 + 1e-8], &[1.0, 2.0]);
+    }
+
+    /// Of a run whose perturbation grows tenfold a step.
+    fn run() -> SingleRun {
+        let numbers = vec![1.0; 8];
+        let perturbed = (0..8).map(|step| 1.0 + 1e-8 * 10f64.powi(step)).collect();
+        SingleRun::new(numbers, &[perturbed])
+    }
+
+    fn at(step: usize, difference: f64) -> Vec<f64> {
+        (0..8).map(|at| if at == step { 1.0 + difference } else { 1.0 }).collect()
+    }
+
+    #[test]
+    fn later_steps_may_differ_as_rounding_grows() {
+        run().assert_same(&at(0, 0.9e-5));
+        run().assert_same(&at(7, 1e-8 * 1e7 * 29.0));
+    }
+
+    #[test]
+    #[should_panic(expected = "number 3: ")]
+    fn first_steps_may_not() {
+        run().assert_same(&at(3, 1.1e-5));
+    }
+
+    #[test]
+    #[should_panic(expected = "number 6: ")]
+    fn nor_may_steps_differ_by_more() {
+        run().assert_same(&at(6, 1e-8 * 1e6 * 31.0));
+    }
+
+    #[test]
+    #[should_panic(expected = "changes nothing")]
+    fn a_perturbation_must_be_one() {
+        let _ = SingleRun::new(vec![1.0], &[vec![1.0]]);
+    }
+}
