@@ -17,7 +17,7 @@ fn isobar(args: &[&str]) -> Output {
     for (name, _) in std::env::vars_os().filter(|(name, _)| name.to_string_lossy().starts_with("ISOBAR_")) {
         command.env_remove(name);
     }
-    output_within(&mut command, Duration::from_secs(120)).unwrap().expect("did not end")
+    output_within(&mut command, Duration::from_secs(300)).unwrap().expect("did not end")
 }
 
 fn stdout(output: &Output) -> String {

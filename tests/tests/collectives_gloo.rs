@@ -35,5 +35,5 @@ fn endings(
 }
 
 fn run(ranks: usize, what: &str) -> Outcome {
-    Launch::plain(ranks, SUITE).args(["gloo", what]).deadline(Duration::from_secs(100)).run().unwrap()
+    Launch::plain(ranks, SUITE).args(["gloo", what]).deadline(Duration::from_secs(300)).run().unwrap()
 }

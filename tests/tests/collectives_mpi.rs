@@ -71,5 +71,5 @@ fn endings(
 }
 
 fn run(ranks: usize, args: &[&str]) -> Outcome {
-    Launch::mpirun(ranks, SUITE).args(args).deadline(Duration::from_secs(100)).run().unwrap()
+    Launch::mpirun(ranks, SUITE).args(args).deadline(Duration::from_secs(300)).run().unwrap()
 }

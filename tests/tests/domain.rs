@@ -112,7 +112,7 @@ fn isobar(launch: Launch, command: &str, config: &str, output: &Path, sets: &[&s
     ];
     let all = small.iter().chain(&more).chain(model).chain(sets).flat_map(|set| ["--set", set]);
     let file = format!("configs/{config}.toml");
-    launch.current_dir(workspace()).deadline(Duration::from_secs(120)).args([command, &file]).args(all)
+    launch.current_dir(workspace()).deadline(Duration::from_secs(300)).args([command, &file]).args(all)
 }
 
 /// What a mesh is set by.

@@ -18,7 +18,7 @@ fn train(launch: Launch, output: &Path, script: &str) -> Outcome {
     );
     launch
         .current_dir(workspace())
-        .deadline(Duration::from_secs(100))
+        .deadline(Duration::from_secs(300))
         .args(["-c", &script, "sh", env!("CARGO_BIN_EXE_isobar-app"), "train", "configs/darcy_afno.toml"])
         .args(["--set", "data.path=tests/data/darcy_excerpt.h5", "--set", "data.validation_samples=0"])
         .args(["--set", &format!("run.output={}", output.display()), "--set", "metrics.every_steps=1"])

@@ -34,7 +34,7 @@ static DATA: LazyLock<PathBuf> = LazyLock::new(|| {
 fn data(args: &[&str], out: &Path) -> Output {
     let mut command = Command::new(ISOBAR);
     command.args(["data", "darcy", "--out"]).arg(out).args(args);
-    output_within(&mut command, Duration::from_secs(100)).unwrap().expect("did not end")
+    output_within(&mut command, Duration::from_secs(300)).unwrap().expect("did not end")
 }
 
 /// A configuration of the project, of a size for tests; its run is in `output`/run.

@@ -127,7 +127,7 @@ fn spectral_operators_pass(#[values("threads", "mpi")] backend: &str) {
     let mut verify = Command::new(ISOBAR);
     verify.args(["verify", "--backend", backend, "--ops", SPECTRAL, "--ranks", ranks]).arg(golden());
     verify.env(THREADS, threads());
-    let output = output_within(&mut verify, Duration::from_secs(300)).unwrap().expect("did not end");
+    let output = output_within(&mut verify, Duration::from_secs(900)).unwrap().expect("did not end");
     let said = String::from_utf8_lossy(&output.stdout);
     let complained = String::from_utf8_lossy(&output.stderr);
     assert!(output.status.success(), "{said}\n{complained}");

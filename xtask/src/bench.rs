@@ -21,6 +21,10 @@ enum Peer {
     /// Of PhysicsNeMo, this case, which does the same work in another way.
     PhysicsNemoCase(&'static str),
     DTensor,
+    /// PyTorch on all ranks, with a halo exchange written by hand.
+    ByHand,
+    /// PyTorch on one process, beside this case of ours on one rank.
+    OneProcess(&'static str),
     /// FFTW on MPI, in one process a rank.
     Fftw,
     /// The same work of ranks that go on alone, all at the same time: this case of ours.
@@ -34,6 +38,8 @@ impl Peer {
         match self {
             Self::PhysicsNemo | Self::PhysicsNemoCase(_) => "PhysicsNeMo",
             Self::DTensor => "DTensor",
+            Self::ByHand => "PyTorch halo",
+            Self::OneProcess(_) => "PyTorch",
             Self::Fftw => "FFTW-MPI",
             Self::Alone(_) => "alone",
             Self::Of(_) => "Isobar",
@@ -43,15 +49,29 @@ impl Peer {
     /// Its name for a case of ours.
     fn case(self, name: &'static str) -> &'static str {
         match self {
-            Self::PhysicsNemoCase(case) | Self::Alone(case) | Self::Of(case) => case,
+            Self::PhysicsNemoCase(case) | Self::Alone(case) | Self::Of(case) | Self::OneProcess(case) => case,
             Self::Fftw => "fft/rfft2_irfft2",
-            Self::PhysicsNemo | Self::DTensor => name,
+            Self::PhysicsNemo | Self::DTensor | Self::ByHand => name,
+        }
+    }
+
+    /// Its script, run by torchrun on all ranks, if that is how it is run.
+    fn script(self) -> Option<&'static str> {
+        match self {
+            Self::PhysicsNemo | Self::PhysicsNemoCase(_) | Self::ByHand => {
+                Some("benches/peers/physicsnemo_bench.py")
+            }
+            Self::DTensor => Some("benches/peers/dtensor_bench.py"),
+            Self::Fftw | Self::OneProcess(_) | Self::Alone(_) | Self::Of(_) => None,
         }
     }
 }
 
+/// The script of PyTorch on one process.
+const ONE_PROCESS: &str = "benches/peers/pytorch_step_bench.py";
+
 /// Cases, in the order of the table, each with its peer and the least ratio that the project asks of itself, if any.
-const CASES: [(&str, Peer, Option<f64>); 28] = [
+const CASES: [(&str, Peer, Option<f64>); 31] = [
     ("all_gather_v/dim0", Peer::PhysicsNemo, Some(4.0)),
     ("all_gather_v/dim1", Peer::PhysicsNemo, Some(3.5)),
     ("all_gather_v/fwd_bwd", Peer::PhysicsNemo, Some(5.0)),
@@ -67,7 +87,7 @@ const CASES: [(&str, Peer, Option<f64>); 28] = [
     ("redistribute/s0_s1_64MiB", Peer::DTensor, Some(3.0)),
     ("redistribute/r_s0_64MiB", Peer::DTensor, Some(3.0)),
     ("overhead/reshape", Peer::DTensor, None),
-    ("shard/conv2d_fwd_bwd", Peer::PhysicsNemo, Some(1.0)),
+    ("shard/conv2d_fwd_bwd", Peer::ByHand, Some(1.0)),
     ("shard/conv2d_exchange", Peer::Alone("shard/conv2d_no_exchange"), Some(1.0 / 1.1)),
     ("fft/rfft2_irfft2", Peer::PhysicsNemo, Some(7.0)),
     ("fft/rfft2_irfft2_transposed", Peer::Fftw, Some(1.0 / 1.15)),
@@ -76,6 +96,9 @@ const CASES: [(&str, Peer, Option<f64>); 28] = [
     ("afno/domain_step_scaling", Peer::Alone("afno/one_rank_domain_step"), Some(1.0 / 0.6)),
     ("fno/domain_step", Peer::Alone("fno/one_rank_domain_step"), Some(1.0 / 0.6)),
     ("unet/domain_step", Peer::Alone("unet/one_rank_domain_step"), Some(1.0 / 0.6)),
+    ("afno/step_on_one_rank", Peer::OneProcess("afno/domain_step"), None),
+    ("fno/step_on_one_rank", Peer::OneProcess("fno/domain_step"), None),
+    ("unet/step_on_one_rank", Peer::OneProcess("unet/domain_step"), None),
     ("attention/ring_4096", Peer::Alone("attention/one_rank_4096"), Some(1.0 / 0.58)),
     ("attention/ring_16384", Peer::Alone("attention/one_rank_16384"), Some(1.0 / 0.58)),
     ("overhead/recording", Peer::Of("overhead/step_a_collective"), Some(100.0)),
@@ -136,18 +159,17 @@ pub(crate) fn run(options: &Options) -> Result<()> {
     let asked = |names: &[&str]| {
         ["--cases".to_owned(), names.join(","), "--repeats".to_owned(), options.repeats.to_string()]
     };
-    let of_system = |system: &str| -> Vec<(&'static str, Peer)> {
-        chosen.iter().copied().filter(|(_, peer)| peer.name() == system).collect()
+    let rows = |wanted: &dyn Fn(Peer) -> bool| -> Vec<(&'static str, Peer)> {
+        chosen.iter().copied().filter(|&(_, peer)| wanted(peer)).collect()
     };
-    let fftw = match of_system(Peer::Fftw.name()).is_empty() {
-        true => None,
-        false => Some(build_fftw()?),
-    };
+    let of_fftw = rows(&|peer| peer == Peer::Fftw);
+    let of_one = rows(&|peer| matches!(peer, Peer::OneProcess(_)));
+    let fftw = if of_fftw.is_empty() { None } else { Some(build_fftw()?) };
     let ranks = options.ranks.to_string();
-    let mpirun = || {
+    let mpirun = |ranks: &str| {
         let mut command = Command::new("mpirun");
         command.envs([("OMPI_ALLOW_RUN_AS_ROOT", "1"), ("OMPI_ALLOW_RUN_AS_ROOT_CONFIRM", "1")]);
-        command.args(["--oversubscribe", "--mca", "odls_base_sigkill_timeout", "5", "-n", &ranks]);
+        command.args(["--oversubscribe", "--mca", "odls_base_sigkill_timeout", "5", "-n", ranks]);
         command
     };
     let peer_run = |script: &str, names: &[&str]| {
@@ -156,8 +178,8 @@ pub(crate) fn run(options: &Options) -> Result<()> {
         command.arg(ROOT.join(script)).args(asked(names));
         command
     };
-    let our_run = |names: &[&str]| {
-        let mut command = mpirun();
+    let our_run = |ranks: &str, names: &[&str]| {
+        let mut command = mpirun(ranks);
         command.arg(ROOT.join("target/release/isobar")).args(["bench", "--json"]);
         command.args(asked(names));
         command
@@ -165,13 +187,10 @@ pub(crate) fn run(options: &Options) -> Result<()> {
     let mut rounds: BTreeMap<String, Rounds> = BTreeMap::new();
     for round in 1..=options.rounds {
         eprintln!("round {round} of {}", options.rounds);
-        let scripts = [
-            (Peer::PhysicsNemo.name(), "benches/peers/physicsnemo_bench.py"),
-            (Peer::DTensor.name(), "benches/peers/dtensor_bench.py"),
-        ];
+        let scripts = [Peer::PhysicsNemo, Peer::DTensor].into_iter().filter_map(Peer::script);
         let mut theirs = Vec::new();
-        for (system, script) in scripts {
-            let rows = of_system(system);
+        for script in scripts {
+            let rows = rows(&|peer| peer.script() == Some(script));
             let mut cases: Vec<&str> = rows.iter().map(|(name, peer)| peer.case(name)).collect();
             cases.sort_unstable();
             cases.dedup();
@@ -180,7 +199,7 @@ pub(crate) fn run(options: &Options) -> Result<()> {
             }
         }
         if let Some(program) = &fftw {
-            theirs.push((of_system(Peer::Fftw.name()), times(mpirun().arg(program))?));
+            theirs.push((of_fftw.clone(), times(mpirun(&ranks).arg(program))?));
         }
         for (rows, times) in theirs {
             for (name, peer) in rows {
@@ -188,19 +207,28 @@ pub(crate) fn run(options: &Options) -> Result<()> {
                 entry.peer.push(seconds(&times, peer.case(name), peer.name())?);
             }
         }
+        for &(name, peer) in &of_one {
+            let case = peer.case(name);
+            let mut python = Command::new(peers.join("bin/python"));
+            python.env("TORCHDYNAMO_DISABLE", "1").arg(ROOT.join(ONE_PROCESS)).args(asked(&[case]));
+            let theirs = times(&mut python)?;
+            let entry = rounds.entry(name.to_owned()).or_default();
+            entry.peer.push(seconds(&theirs, case, peer.name())?);
+            entry.take(&times(&mut our_run("1", &[case]))?, case)?;
+        }
         // Cases that are compared with each other in turns, all others in one process, like the peers'.
-        let (pairs, rest): (Vec<_>, Vec<_>) =
-            chosen.iter().partition(|(_, peer)| matches!(peer, Peer::Alone(_) | Peer::Of(_)));
-        for &(name, peer) in pairs {
+        let pairs = rows(&|peer| matches!(peer, Peer::Alone(_) | Peer::Of(_)));
+        for &(name, peer) in &pairs {
             let alone = peer.case(name);
-            let ours = times(our_run(&[name, alone]).arg("--in-turns"))?;
+            let ours = times(our_run(&ranks, &[name, alone]).arg("--in-turns"))?;
             let entry = rounds.entry(name.to_owned()).or_default();
             entry.peer.push(seconds(&ours, alone, "Isobar")?);
             entry.take(&ours, name)?;
         }
-        let rest: Vec<&str> = rest.into_iter().map(|(name, _)| *name).collect();
+        let apart = |name: &str| pairs.iter().chain(&of_one).any(|&(other, _)| other == name);
+        let rest: Vec<&str> = chosen.iter().map(|&(name, _)| name).filter(|name| !apart(name)).collect();
         if !rest.is_empty() {
-            let ours = times(&mut our_run(&rest))?;
+            let ours = times(&mut our_run(&ranks, &rest))?;
             for name in rest {
                 rounds.entry(name.to_owned()).or_default().take(&ours, name)?;
             }
@@ -299,6 +327,15 @@ fn median(mut values: Vec<f64>) -> f64 {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    /// Every script that is run is there.
+    #[test]
+    fn scripts_are_there() {
+        let scripts = CASES.iter().filter_map(|(_, peer, _)| peer.script()).chain([ONE_PROCESS]);
+        for script in scripts {
+            assert!(ROOT.join(script).is_file(), "{script}");
+        }
+    }
 
     #[test]
     fn short_times_keep_their_digits() {

@@ -19,7 +19,7 @@ fn golden(case: &str) -> PathBuf {
 fn verify(args: &[&str], paths: &[&Path]) -> Output {
     let mut command = Command::new(env!("CARGO_BIN_EXE_isobar"));
     command.arg("verify").args(args).args(paths).env(THREADS, threads());
-    output_within(&mut command, Duration::from_secs(120)).unwrap().expect("did not end")
+    output_within(&mut command, Duration::from_secs(300)).unwrap().expect("did not end")
 }
 
 #[track_caller]

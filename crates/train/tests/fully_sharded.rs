@@ -2,7 +2,7 @@
 #![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
 
 use std::path::Path;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use isobar_collectives::{Group, threads};
 use isobar_manager::DeviceMesh;
@@ -443,7 +443,6 @@ fn a_parameter_that_a_loss_leaves_out_is_named(
     #[values(1e-9, 4.0)] bucket_mb: f64,
 ) {
     const DEADLINE: Duration = Duration::from_secs(120);
-    let began = Instant::now();
     let errors = threads::run(3, DEADLINE, |group| {
         let mesh = DeviceMesh::new(&group, &[3], &["shard"]).unwrap();
         let mut store = ParamStore::new(Generator::new(7));
@@ -469,12 +468,12 @@ fn a_parameter_that_a_loss_leaves_out_is_named(
         let loss: Tensor = used.map(|(_, y)| y.sum(Kind::Float)).sum();
         parallel.backward(&loss).unwrap_err()
     });
-    assert!(began.elapsed() < DEADLINE / 4, "well before the deadline");
     let own = |at: usize| rank.is_none_or(|rank| rank == at);
     for (at, error) in errors.iter().enumerate() {
         let named = error.to_string().contains(&format!("\"weight_{left_out}\" got no gradient"));
         // What is gathered again in backward, the others alone gather: they find that out before.
-        let gathered = rank.is_some() && left_out == 4 && bucket_mb < 1.0;
+        let in_time = !error.to_string().contains("not finished after");
+        let gathered = in_time && rank.is_some() && left_out == 4 && bucket_mb < 1.0;
         assert!(
             named || gathered,
             "rank {at}, which {}: {error}",

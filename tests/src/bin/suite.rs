@@ -12,7 +12,7 @@ use isobar_collectives::Group;
 use isobar_tests::suite::{self, Options, endings};
 
 /// Endings wait for their deadline.
-const SHORT: Duration = Duration::from_secs(2);
+const SHORT: Duration = Duration::from_secs(4);
 const LONG: Duration = Duration::from_secs(30);
 
 fn main() -> ExitCode {

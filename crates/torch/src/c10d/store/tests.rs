@@ -145,9 +145,10 @@ fn who_does_not_know_the_token_is_turned_away_at_once() {
     let store = server();
     for wrong in [Token::new(b"the token of that job"), Token::none()] {
         let begun = Instant::now();
-        let error = TcpStore::client("127.0.0.1", store.port(), &wrong, TIMEOUT).unwrap_err().to_string();
+        let error =
+            TcpStore::client("127.0.0.1", store.port(), &wrong, 10 * TIMEOUT).unwrap_err().to_string();
         assert!(error.contains("does not know this rank's token"), "{error}");
-        assert!(begun.elapsed() < TIMEOUT / 2);
+        assert!(begun.elapsed() < 5 * TIMEOUT, "it was turned away after {:?}", begun.elapsed());
     }
     // A server that does not know it is told nothing, and is not believed.
     let open = TcpStore::server(&[HERE], 0, &Token::none(), TIMEOUT).unwrap();
@@ -188,7 +189,8 @@ fn strangers_who_say_nothing_hold_nobody_up() {
     let strangers: Vec<_> = (0..20).map(|_| TcpStream::connect((HERE, store.port())).unwrap()).collect();
     let begun = Instant::now();
     client(&store).set("key", b"value").unwrap();
-    assert!(begun.elapsed() < Duration::from_secs(4), "a friend waited {:?}", begun.elapsed());
+    // One after the other they would hold it up for twenty times the time of an introduction.
+    assert!(begun.elapsed() < Duration::from_secs(50), "a friend waited {:?}", begun.elapsed());
     // After a while they are sent away.
     for stranger in strangers {
         let mut line = wire::Until { stream: &stranger, end: end(TIMEOUT) };
