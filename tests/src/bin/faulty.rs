@@ -37,7 +37,7 @@ fn main() -> ExitCode {
 fn fail(how: &str, mark: &str) {
     let own = Pid::this();
     // Long enough for the others to hear of the phase.
-    thread::sleep(Duration::from_millis(400));
+    thread::sleep(Duration::from_secs(1));
     let _ = fs::write(mark, own.to_string());
     match how {
         "kill" => {

@@ -36,7 +36,7 @@ fn the_store_keeps_counts_and_forgets() {
     assert!(other.check(&["key", "n"]).unwrap());
     assert!(other.delete("key").unwrap() && !store.delete("key").unwrap());
     assert!(!store.check(&["key", "n"]).unwrap());
-    other.wait(&["n", "empty"], SHORT).unwrap();
+    other.wait(&["n", "empty"], TIMEOUT).unwrap();
     let large = vec![7; 3 << 20];
     other.set("large", &large).unwrap();
     assert_eq!(other.get("large", TIMEOUT).unwrap(), large);
