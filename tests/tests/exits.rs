@@ -153,3 +153,40 @@ fn a_rank_that_does_not_come_ends_the_others_with_4() {
     let outcome = train(launch(false), output.path(), script);
     ends_with(&outcome, 0, 4, &["waited 2 s in vain for ranks [1]"]);
 }
+
+/// Fields that are split over ranks are turned at random by exchanges between these: an error of the data that is none.
+#[test]
+fn a_rank_lost_while_fields_are_augmented_ends_the_others_with_4() {
+    let output = tempdir().unwrap();
+    let fault = format!("3 data 2 kill {}", output.path().join("mark").display());
+    let outcome = Launch::plain(4, "sh")
+        .current_dir(workspace())
+        .deadline(Duration::from_secs(150))
+        .env("FAULT", fault)
+        .args(["-c", r#""$@"; echo code $?"#, "sh", env!("CARGO_BIN_EXE_faulty"), "train"])
+        .args(["configs/darcy_afno.toml", "--set", "data.path=tests/data/darcy_excerpt.h5"])
+        .args(["--set", "data.validation_samples=0", "--set", "data.augment=square"])
+        .args(["--set", "distributed.mesh.shape=[2, 2]", "--set", "distributed.mesh.names=[\"domain\", \"domain_y\"]"])
+        .args(["--set", &format!("run.output={}", output.path().display())])
+        .args(["--set", "train.epochs=100000", "--set", "train.batch_size=4"])
+        .args(["--set", "distributed.timeout_s=60", "--set", "distributed.watchdog=false"])
+        .run()
+        .unwrap();
+    ends_with(&outcome, 3, 137, &[]);
+    for rank in 0..3 {
+        ends_with(&outcome, rank, 4, &["error: "]);
+    }
+}
+
+/// Rank 0 keeps the place where the ranks meet: it never comes, or is killed while others wait there for the last.
+#[rstest]
+#[case::never_comes("true", "true")]
+#[case::is_killed(r#""$@" & sleep 3; kill -KILL $!; wait $!"#, "sleep 6")]
+fn a_rank_0_that_is_lost_at_the_start_ends_the_others_with_4(#[case] rank_0: &str, #[case] rank_2: &str) {
+    let output = tempdir().unwrap();
+    let script = format!(
+        r#"case $rank in 0) {rank_0};; 2) {rank_2};; *) "$@" --set distributed.timeout_s=5;; esac"#
+    );
+    let outcome = train(Launch::plain(3, "sh"), output.path(), &script);
+    ends_with(&outcome, 1, 4, &["gloo could not start: rank 1 of 3 "]);
+}

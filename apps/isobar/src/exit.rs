@@ -3,6 +3,8 @@
 use std::fmt;
 use std::process::ExitCode;
 
+use isobar_manager::ExitReason;
+
 /// How the command ends.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[repr(u8)]
@@ -81,139 +83,44 @@ pub(crate) fn text(error: &anyhow::Error) -> String {
     text
 }
 
-/// The exit that an error asks for: that of the first cause that is of a known kind.
+/// The exit that an error asks for: that of this application's own error, else that of the root cause.
 pub(crate) fn of(error: &anyhow::Error) -> Exit {
-    error.chain().find_map(known).unwrap_or(Exit::Failed)
+    let own = error.chain().find_map(|cause| cause.downcast_ref::<Ended>());
+    own.map_or_else(|| isobar_train::exit_reason(error.as_ref()).into(), |ended| ended.exit)
 }
 
-fn known(cause: &(dyn std::error::Error + 'static)) -> Option<Exit> {
-    if let Some(ended) = cause.downcast_ref::<Ended>() {
-        return Some(ended.exit);
-    }
-    if cause.is::<isobar_data::Error>() {
-        return Some(Exit::Data);
-    }
-    if cause.is::<isobar_manager::config::ConfigError>() {
-        return Some(Exit::Usage);
-    }
-    // Errors that are transparent for those of a crate below hide these from the chain, so each is asked. What failed
-    // inside a backward pass is the source of the pass's error.
-    (cause.downcast_ref().map(collective))
-        .or_else(|| cause.downcast_ref().map(manager))
-        .or_else(|| cause.downcast_ref().and_then(train))
-        .or_else(|| cause.downcast_ref().and_then(model))
-        .or_else(|| cause.downcast_ref().and_then(shard))
-}
-
-fn collective(error: &isobar_collectives::Error) -> Exit {
-    use isobar_collectives::Error;
-    match error {
-        // Another rank that says it cannot go on is lost, however this one learns of it: by the transport or by its word.
-        Error::Timeout { .. }
-        | Error::Dead { .. }
-        | Error::Backend { .. }
-        | Error::Absent { .. }
-        | Error::Peer { ended: true, .. } => Exit::Lost,
-        Error::Argument { .. } | Error::Peer { ended: false, .. } => Exit::Mismatch,
-        Error::Start { .. } => Exit::Usage,
-        _ => Exit::Failed,
-    }
-}
-
-fn manager(error: &isobar_manager::Error) -> Exit {
-    use isobar_manager::Error;
-    match error {
-        Error::Collective(inner) => collective(inner),
-        Error::Disagreement { .. } | Error::ConfigurationsDiffer { .. } => Exit::Mismatch,
-        Error::Start { source, .. } => collective(source),
-        Error::FlightRecord { .. } => Exit::Data,
-        _ => Exit::Usage,
-    }
-}
-
-fn shard(error: &isobar_shard::Error) -> Option<Exit> {
-    match error {
-        isobar_shard::Error::Communication(inner) => Some(collective(inner)),
-        isobar_shard::Error::StateDict { .. } | isobar_shard::Error::File { .. } => Some(Exit::Data),
-        _ => None,
-    }
-}
-
-fn model(error: &isobar_models::Error) -> Option<Exit> {
-    match error {
-        isobar_models::Error::Config { .. } => Some(Exit::Usage),
-        isobar_models::Error::Shard(inner) => shard(inner),
-        _ => None,
-    }
-}
-
-fn train(error: &isobar_train::Error) -> Option<Exit> {
-    use isobar_train::Error;
-    match error {
-        Error::Collectives(inner) => Some(collective(inner)),
-        Error::Shard(inner) => shard(inner),
-        Error::ParametersDiffer { .. } | Error::CheckpointsDiffer { .. } => Some(Exit::Mismatch),
-        Error::Invalid { .. } => Some(Exit::Usage),
-        Error::Io { .. }
-        | Error::Checkpoint { .. }
-        | Error::CheckpointUnfit { .. }
-        | Error::NoCheckpoint { .. }
-        | Error::OptimizerState { .. }
-        | Error::MetricsFile { .. } => Some(Exit::Data),
-        Error::OtherRank { .. } | Error::PeersLost => Some(Exit::Lost),
-        _ => None,
+impl From<ExitReason> for Exit {
+    fn from(reason: ExitReason) -> Self {
+        match reason {
+            ExitReason::Good => Self::Good,
+            ExitReason::Failed => Self::Failed,
+            ExitReason::Usage => Self::Usage,
+            ExitReason::Data => Self::Data,
+            ExitReason::Lost => Self::Lost,
+            ExitReason::Mismatch => Self::Mismatch,
+            ExitReason::Stopped => Self::Stopped,
+        }
     }
 }
 
 #[cfg(test)]
 mod tests {
-    use isobar_collectives::Site;
-    use rstest::rstest;
-
     use super::*;
 
-    fn peer(ended: bool) -> isobar_collectives::Error {
-        let problem = "no space".to_owned();
-        isobar_collectives::Error::Peer { site: site(), peer: 1, ended, problem }
-    }
-
-    fn site() -> Site {
-        Site { operation: "all_reduce", group: "data".to_owned(), rank: 0, size: 2, sequence: 7 }
-    }
-
-    fn lost() -> isobar_collectives::Error {
-        isobar_collectives::Error::Backend {
-            site: site(),
-            backend: "gloo",
-            problem: "connection closed".to_owned(),
-        }
-    }
-
-    fn in_backward(error: impl Into<isobar_torch::BoxError>) -> isobar_train::Error {
-        isobar_torch::Error::Closure { what: "a hook".to_owned(), error: error.into() }.into()
-    }
-
+    /// Whatever another error wraps around it, as where random numbers of split fields are drawn together.
     #[test]
-    fn a_rank_lost_inside_backward_is_lost() {
-        for error in [in_backward(lost()), in_backward(isobar_train::Error::from(lost()))] {
-            let error = anyhow::Error::from(error);
-            assert_eq!(of(&error), Exit::Lost, "{error:?}");
-            assert_eq!(text(&error).matches("connection closed").count(), 1, "{}", text(&error));
-        }
-        assert_eq!(of(&in_backward("the moon is full").into()), Exit::Failed);
+    fn a_rank_lost_inside_of_data_is_lost() {
+        let problem = "the store is gone".to_owned();
+        let lost = isobar_collectives::Error::LostAtStart { backend: "gloo", problem };
+        let data = isobar_data::Error::Random(isobar_shard::Error::Communication(lost));
+        let error = anyhow::Error::from(data).context("the training data");
+        assert_eq!(of(&error), Exit::Lost, "{error:?}");
+        assert_eq!(text(&error).matches("the store is gone").count(), 1, "{}", text(&error));
     }
 
     #[test]
     fn codes_have_meanings() {
         assert_eq!(meaning(Exit::Lost as u8), Some("a rank was lost or timed out"));
         assert_eq!(meaning(7), None);
-    }
-
-    #[rstest]
-    #[case(peer(true), Exit::Lost)]
-    #[case(peer(false), Exit::Mismatch)]
-    #[case(isobar_collectives::Error::Argument { site: site(), problem: "sizes".to_owned() }, Exit::Mismatch)]
-    fn what_another_rank_says(#[case] error: isobar_collectives::Error, #[case] exit: Exit) {
-        assert_eq!(of(&error.into()), exit);
     }
 }

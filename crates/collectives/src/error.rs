@@ -107,6 +107,14 @@ pub enum Error {
         /// How long this rank waited.
         after: Duration,
     },
+    /// Another rank was lost, or could not be reached, while a backend started.
+    #[error("{backend} could not start: {problem}")]
+    LostAtStart {
+        /// The backend's name.
+        backend: &'static str,
+        /// What failed, and between which ranks.
+        problem: String,
+    },
     /// An argument of a function of one rank that cannot be.
     #[error("{operation}: {problem}")]
     Input {

@@ -154,6 +154,14 @@ pub enum Error {
         /// What it says.
         problem: String,
     },
+    /// A thread that the system does not start.
+    #[error("cannot start a thread to {purpose}: {problem}; raise the limit of processes (ulimit -u, or pids of the cgroup)")]
+    Thread {
+        /// The thread's purpose.
+        purpose: &'static str,
+        /// What the system says.
+        problem: String,
+    },
     /// Signals that cannot be listened for.
     #[error("cannot listen for SIGTERM: {problem}")]
     Signals {

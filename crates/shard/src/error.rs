@@ -126,9 +126,19 @@ pub enum Error {
 impl Error {
     /// As an error of a collective, which adjoints give.
     pub(crate) fn into_communication(self) -> isobar_collectives::Error {
+        match self.communication() {
+            Some(error) => error.clone(),
+            None => isobar_collectives::Error::Torch(self.to_string()),
+        }
+    }
+
+    /// The failed communication at the bottom of this error, whatever operator met it.
+    #[must_use]
+    pub fn communication(&self) -> Option<&isobar_collectives::Error> {
         match self {
-            Self::Communication(error) => error,
-            other => isobar_collectives::Error::Torch(other.to_string()),
+            Self::Communication(error) | Self::Mesh(isobar_manager::Error::Collective(error)) => Some(error),
+            Self::Sharded { source, .. } => source.communication(),
+            _ => None,
         }
     }
 }

@@ -61,6 +61,14 @@ pub enum Error {
     },
 }
 
+impl Error {
+    /// Whether a store did not answer in time, or nobody kept one there.
+    #[must_use]
+    pub fn is_timeout(&self) -> bool {
+        matches!(self, Self::Store { problem, .. } if problem.starts_with("timeout: "))
+    }
+}
+
 /// An error and its causes on one line.
 fn chain(error: &(dyn std::error::Error + 'static)) -> String {
     let mut text = error.to_string();

@@ -72,6 +72,7 @@ mod clip;
 pub mod config;
 mod data_parallel;
 mod error;
+mod exit_reason;
 mod fields;
 mod files;
 mod fully_sharded;
@@ -97,6 +98,7 @@ pub use self::clip::{clip_grad_norm, grad_norm};
 pub use self::config::Precision;
 pub use self::data_parallel::{DataParallel, DataParallelConfig, Overlap};
 pub use self::error::{Error, Result};
+pub use self::exit_reason::exit_reason;
 pub use self::fields::{
     DATA_AXIS, DOMAIN_AXES, DenseFields, FieldLayout, MODEL_AXIS, SHARD_AXIS, ShardedFields,
 };

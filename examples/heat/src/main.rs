@@ -7,10 +7,11 @@
 //!
 //! It computes in double precision, so that the loss and the error are the same on any number of ranks, and on any mesh of them,
 //! to nine digits and more.
-#![expect(clippy::print_stdout, reason = "a program talks to its user")]
+#![expect(clippy::print_stdout, clippy::print_stderr, reason = "a program talks to its user")]
 
 use std::f64::consts::TAU;
 use std::ops::Range;
+use std::process::ExitCode;
 
 use isobar_data::{Augment, InMemory, Normalizer};
 use isobar_manager::DistributedManager;
@@ -18,7 +19,7 @@ use isobar_shard::{Array, Conv, Generator, Init, MeshParams, PadMode, Padding};
 use isobar_shard::{ParamStore, Params, Placement, ShardTensor};
 use isobar_train::config::{OptimizerKind, TrainConfig};
 use isobar_train::{BoxError, FieldLayout, FieldModel, FieldTask, FitConfig, Parameters, Ranks};
-use isobar_train::{ShardedFields, Step, fit, loss::Loss, optim::AdamWConfig};
+use isobar_train::{ShardedFields, Step, exit_reason, fit, loss::Loss, optim::AdamWConfig};
 use tch::{Device, Kind, Tensor};
 
 const POINTS: usize = 48;
@@ -73,7 +74,18 @@ fn waves(samples: Range<u64>, window: &[Range<usize>]) -> Result<InMemory, BoxEr
     Ok(InMemory::pairs(field(&hot)?, field(&cool)?)?)
 }
 
-fn main() -> Result<(), BoxError> {
+fn main() -> ExitCode {
+    match train() {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("error: {error}");
+            DistributedManager::leave(&error.to_string()); // the other ranks learn why
+            exit_reason(error.as_ref()).into()
+        }
+    }
+}
+
+fn train() -> Result<(), BoxError> {
     let manager = DistributedManager::initialize()?; // mpirun, srun, torchrun, or alone
     let sharing_samples: i64 = std::env::args().nth(1).map_or(Ok(1), |ranks| ranks.parse())?;
     let mesh = manager.initialize_mesh(&[sharing_samples, -1], &["data", "domain"])?;

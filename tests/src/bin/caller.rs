@@ -1,7 +1,7 @@
 //! A rank of a job whose last rank calls otherwise than the others: `caller WHAT [SET...]`. What is `shape`, `kind`, `count`,
 //! `operation`, `order` or `absent`, or several of them joined by commas; each SET an assignment to the configuration.
 //!
-//! Prints what each call came to, and ends with the first error that ends the group.
+//! Prints what each call came to, and ends with the first error that ends the group, and with its code.
 #![expect(clippy::print_stderr, reason = "a program of tests, read by them")]
 
 use std::collections::BTreeMap;
@@ -11,8 +11,8 @@ use std::time::Duration;
 
 use anyhow::{Context, Result, bail};
 use isobar_collectives::{Error, Group, ReduceOp, all_gather_v, all_reduce, broadcast};
-use isobar_manager::DistributedManager;
 use isobar_manager::config::{self, DistributedConfig, Sources};
+use isobar_manager::{DistributedManager, ExitReason};
 use tch::{Device, Kind, Tensor};
 
 fn main() -> ExitCode {
@@ -22,7 +22,7 @@ fn main() -> ExitCode {
             let text = format!("{error:#}");
             eprintln!("error: {text}");
             DistributedManager::leave(&text);
-            ExitCode::FAILURE
+            ExitReason::of(error.as_ref()).unwrap_or(ExitReason::Failed).into()
         }
     }
 }

@@ -2,6 +2,7 @@
 //! which the ranks meet carries notices.
 
 use std::net::{IpAddr, UdpSocket};
+use std::path::Path;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::thread;
 use std::time::{Duration, Instant};
@@ -44,6 +45,7 @@ pub struct Options {
 pub fn world(options: &Options) -> Result<Group> {
     let Options { addr, port, listen, token, rank, size, deadline, interface } = options;
     let failed = |problem: String| Error::Start { backend: "gloo", problem };
+    let lost = |problem: String| Error::LostAtStart { backend: "gloo", problem };
     if rank >= size {
         return Err(failed(format!("rank {rank} is not below the number of ranks, {size}")));
     }
@@ -52,12 +54,14 @@ pub fn world(options: &Options) -> Result<Group> {
         _ => TcpStore::client(addr, *port, token, *deadline),
     };
     let store = store.map_err(|error| {
-        failed(format!(
+        let problem = format!(
             "rank {rank} of {size} could not reach the store of rank 0 at {addr}:{port} (MASTER_ADDR, MASTER_PORT): {error}"
-        ))
+        );
+        // Rank 0 itself cannot listen there; another rank that was let in by nobody has lost rank 0.
+        if *rank > 0 && error.is_timeout() { lost(problem) } else { failed(problem) }
     })?;
     let towards_store = address_towards(addr, *port);
-    meet(&store, options, towards_store.as_deref().unwrap_or_default())?;
+    meet(&store, options, towards_store.as_deref().unwrap_or_default(), &lost)?;
     let host = match towards_store {
         _ if interface.is_some() => None,
         Some(own) if is_loopback(&own) => Some(address_towards_others(&store, options).unwrap_or(own)),
@@ -66,8 +70,12 @@ pub fn world(options: &Options) -> Result<Group> {
     // gloo's clock runs longer than that of waits, which know what they wait for.
     let gloo_options =
         GlooOptions { timeout: deadline.saturating_mul(2), interface: interface.clone(), host };
-    let gloo = Gloo::new(&store, "isobar", *rank, *size, &gloo_options)
-        .map_err(|error| failed(format!("rank {rank} of {size} could not connect to the others: {error}")))?;
+    let gloo = Gloo::new(&store, "isobar", *rank, *size, &gloo_options).map_err(|error| {
+        let problem = format!("rank {rank} of {size} could not connect to the others: {error}");
+        // All ranks have come: a rank that is not reached any more is lost.
+        let known = |name: &String| Path::new("/sys/class/net").join(name).exists();
+        if interface.as_ref().is_none_or(known) { lost(problem) } else { failed(problem) }
+    })?;
     let store = store.with_timeout(NOTICE);
     let mailbox = Mailbox { store, read: 0, looked: Instant::now(), notices: Vec::new() };
     let backend = GlooBackend { gloo: Arc::new(gloo), rank: *rank, mailbox: Mutex::new(mailbox) };
@@ -80,16 +88,24 @@ fn key(rank: usize) -> String {
 }
 
 /// Waits at the store until all ranks have come, and have left their addresses.
-fn meet(store: &TcpStore, Options { rank, size, deadline, .. }: &Options, own: &str) -> Result<()> {
-    store.set(&key(*rank), own.as_bytes())?;
-    if store.add("isobar/come", 1)? == *size as i64 {
-        store.set("isobar/all", &[])?;
+fn meet(
+    store: &TcpStore,
+    Options { rank, size, deadline, .. }: &Options,
+    own: &str,
+    lost: impl Fn(String) -> Error,
+) -> Result<()> {
+    let left = |error: isobar_torch::Error| {
+        lost(format!("rank {rank} of {size} lost rank 0, which keeps the store where ranks meet: {error}"))
+    };
+    store.set(&key(*rank), own.as_bytes()).map_err(left)?;
+    if store.add("isobar/come", 1).map_err(left)? == *size as i64 {
+        store.set("isobar/all", &[]).map_err(left)?;
     }
     let Err(error) = store.wait(&["isobar/all"], *deadline) else { return Ok(()) };
     let missing: Vec<usize> =
         (0..*size).filter(|&rank| store.check(&[&key(rank)]).is_ok_and(|here| !here)).collect();
     match missing.is_empty() {
-        true => Err(error.into()),
+        true => Err(left(error)),
         false => Err(Error::Absent { backend: "gloo", rank: *rank, size: *size, missing, after: *deadline }),
     }
 }

@@ -170,7 +170,8 @@ impl Mpi {
         }
         initialise().map_err(failed)?;
         let end = Instant::now() + options.deadline;
-        let duplicate = || duplicate(end).map_err(|f| failed(f.0));
+        let lost = |failure: Failure| Error::LostAtStart { backend: "mpi", problem: failure.0 };
+        let duplicate = || duplicate(end).map_err(lost);
         let (data, control) = (duplicate()?, duplicate()?);
         COMMUNICATORS.lock().unwrap_or_else(PoisonError::into_inner).push(Communicators { data, control });
         let _lock = lock();

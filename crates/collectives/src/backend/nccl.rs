@@ -60,7 +60,8 @@ pub fn attach(group: &Group, device: usize) -> Result<()> {
     let (rank, size) = (group.rank() as c_int, group.size() as c_int);
     // Off this thread, since the call waits for all ranks without a deadline.
     let (sender, receiver) = channel();
-    std::thread::spawn(move || {
+    let thread = std::thread::Builder::new().name("isobar-nccl".to_owned());
+    let spawned = thread.spawn(move || {
         let made = Stream::from_pool(device, true).map_err(|error| error.to_string()).and_then(|stream| {
             let _on_device = StreamGuard::new(&stream).map_err(|error| error.to_string())?;
             let mut handle = std::ptr::null_mut();
@@ -72,10 +73,14 @@ pub fn attach(group: &Group, device: usize) -> Result<()> {
         // Where nobody listens any more, the communicator is dropped here.
         drop(sender.send(made));
     });
-    let made = match receiver.recv_timeout(group.deadline()) {
-        Ok(made) => made.map_err(failed),
-        Err(RecvTimeoutError::Timeout | RecvTimeoutError::Disconnected) => {
-            Err(failed(format!("no communicator for group \"{}\" by the deadline", group.name())))
+    // The others learn of it below.
+    let spawned = spawned.map_err(|error| failed(format!("cannot start a thread to connect the ranks: {error}")));
+    let made = match spawned.map(|_| receiver.recv_timeout(group.deadline())) {
+        Err(error) => Err(error),
+        Ok(Ok(made)) => made.map_err(failed),
+        Ok(Err(RecvTimeoutError::Timeout | RecvTimeoutError::Disconnected)) => {
+            let lost = |problem: String| Error::LostAtStart { backend: "nccl", problem };
+            Err(lost(format!("no communicator for group \"{}\" by the deadline", group.name())))
         }
     };
     // All use it, or none.

@@ -1,0 +1,148 @@
+//! Which exit code an error of training ends a rank with.
+
+use std::error::Error as StdError;
+
+use isobar_manager::ExitReason;
+
+use crate::Error;
+
+/// Returns the reason, and so the exit code, with which an error ends a rank: that of a lost rank or of ranks that do not agree
+/// wherever it is among the causes, else that of the first cause of a known type, else [`ExitReason::Failed`].
+///
+/// `isobar` ends with these codes. A program of your own does the same by ending its `main` so:
+///
+/// ```
+/// use std::process::ExitCode;
+///
+/// use isobar_manager::DistributedManager;
+///
+/// fn main() -> ExitCode {
+///     match run() {
+///         Ok(()) => ExitCode::SUCCESS,
+///         Err(error) => {
+///             eprintln!("error: {error}");
+///             DistributedManager::leave(&error.to_string()); // the other ranks learn why
+///             isobar_train::exit_reason(error.as_ref()).into()
+///         }
+///     }
+/// }
+///
+/// fn run() -> Result<(), Box<dyn std::error::Error>> {
+///     // DistributedManager::initialize()?, and training
+///     Ok(())
+/// }
+/// ```
+#[must_use]
+pub fn exit_reason(error: &(dyn StdError + 'static)) -> ExitReason {
+    ExitReason::of_chain(error, of_one).unwrap_or(ExitReason::Failed)
+}
+
+/// Errors that are transparent for those of a crate below hide these from the chain, so each is asked. What failed inside a
+/// backward pass is the source of the pass's error.
+fn of_one(cause: &(dyn StdError + 'static)) -> Option<ExitReason> {
+    (cause.downcast_ref().and_then(train))
+        .or_else(|| cause.downcast_ref().and_then(data))
+        .or_else(|| cause.downcast_ref().and_then(model))
+        .or_else(|| cause.downcast_ref().and_then(shard))
+        .or_else(|| ExitReason::of(cause))
+}
+
+/// An error of data is of its file, but for those of the tensors and random numbers below it.
+fn data(error: &isobar_data::Error) -> Option<ExitReason> {
+    use isobar_data::Error;
+    match error {
+        Error::Random(inner) => shard(inner),
+        Error::Tensor(_) | Error::Memory(_) => None,
+        _ => Some(ExitReason::Data),
+    }
+}
+
+fn shard(error: &isobar_shard::Error) -> Option<ExitReason> {
+    use isobar_shard::Error;
+    if let Some(error) = error.communication() {
+        return Some(ExitReason::of_collective(error));
+    }
+    match error {
+        Error::Mesh(inner) => Some(ExitReason::of_manager(inner)),
+        Error::Sharded { source, .. } => shard(source),
+        Error::StateDict { .. } | Error::File { .. } => Some(ExitReason::Data),
+        _ => None,
+    }
+}
+
+fn model(error: &isobar_models::Error) -> Option<ExitReason> {
+    match error {
+        isobar_models::Error::Config { .. } => Some(ExitReason::Usage),
+        isobar_models::Error::Shard(inner) => shard(inner),
+        _ => None,
+    }
+}
+
+fn train(error: &Error) -> Option<ExitReason> {
+    match error {
+        Error::Collectives(inner) => Some(ExitReason::of_collective(inner)),
+        Error::Shard(inner) => shard(inner),
+        Error::ParametersDiffer { .. } | Error::CheckpointsDiffer { .. } => Some(ExitReason::Mismatch),
+        Error::Invalid { .. } => Some(ExitReason::Usage),
+        Error::Io { .. }
+        | Error::Checkpoint { .. }
+        | Error::CheckpointUnfit { .. }
+        | Error::NoCheckpoint { .. }
+        | Error::OptimizerState { .. }
+        | Error::MetricsFile { .. } => Some(ExitReason::Data),
+        Error::OtherRank { .. } | Error::PeersLost => Some(ExitReason::Lost),
+        _ => None,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use isobar_collectives::{Error as Collective, Site};
+    use isobar_shard::Error as Shard;
+
+    use super::*;
+
+    fn lost() -> Collective {
+        let group = "data".to_owned();
+        let site = Site { operation: "all_reduce", group, rank: 0, size: 2, sequence: 7 };
+        Collective::Backend { site, backend: "gloo", problem: "connection closed".to_owned() }
+    }
+
+    fn in_backward(error: impl Into<isobar_torch::BoxError>) -> Error {
+        isobar_torch::Error::Closure { what: "a hook".to_owned(), error: error.into() }.into()
+    }
+
+    fn in_operator(source: Shard) -> Shard {
+        Shard::Sharded { op: "roll".to_owned(), layouts: Vec::new(), source: Box::new(source) }
+    }
+
+    fn in_data(error: Shard) -> isobar_data::Error {
+        isobar_data::Error::Random(error)
+    }
+
+    #[test]
+    fn a_lost_rank_is_lost_whatever_meets_it() {
+        let task = |error: isobar_data::Error| Error::Task { context: "the data", source: error.into() };
+        let errors = [
+            in_backward(lost()),
+            in_backward(Error::from(lost())),
+            in_backward(in_operator(lost().into())),
+            in_operator(in_operator(lost().into())).into(),
+            Shard::from(isobar_manager::Error::from(lost())).into(),
+            task(in_data(lost().into())),
+            task(in_data(in_operator(lost().into()))),
+        ];
+        for error in errors {
+            assert_eq!(exit_reason(&error), ExitReason::Lost, "{error:?}");
+        }
+    }
+
+    #[test]
+    fn other_causes_keep_their_codes() {
+        let missing = isobar_data::Error::Missing { path: "x.h5".into() };
+        assert_eq!(exit_reason(&missing), ExitReason::Data);
+        let argument = Shard::Argument { op: "roll", reason: "no dim 5".to_owned() };
+        assert_eq!(exit_reason(&in_data(argument)), ExitReason::Failed);
+        assert_eq!(exit_reason(&in_backward("the moon is full")), ExitReason::Failed);
+    }
+}
