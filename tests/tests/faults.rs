@@ -3,7 +3,8 @@
 #![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
 
 use std::fs;
-use std::path::Path;
+use std::os::unix::fs::PermissionsExt;
+use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
@@ -166,11 +167,7 @@ fn mpi_that_does_not_return_ends_the_job() {
     }
     let _machine = MACHINE.lock().unwrap_or_else(PoisonError::into_inner);
     let output = tempdir().unwrap();
-    let [source, library, mark] = ["hang.c", "hang.so", "mark"].map(|name| output.path().join(name));
-    fs::write(&source, HANGING_MPI).unwrap();
-    let mut compile = Command::new("mpicc");
-    let built = compile.args(["-shared", "-fPIC", "-o"]).args([&library, &source]).status().unwrap();
-    assert!(built.success());
+    let (library, mark) = (compiled(HANGING_MPI, output.path()), output.path().join("mark"));
     let fault = Fault { how: "nothing", phase: "forward", ranks: 2, victim: 1, launcher: Launcher::Mpirun };
     let with = |launch: Launch| launch.env("LD_PRELOAD", &library).env("HANG_MARK", &mark);
     let outcome = run_with(fault, output.path(), &mark, with);
@@ -180,6 +177,115 @@ fn mpi_that_does_not_return_ends_the_job() {
     assert!(report.contains("isobar: the job ends"), "{outcome}");
     assert!(report.contains(", from which the transport does not return; it was in "), "{outcome}");
 }
+
+/// A rank that is stopped when all have done their work, and its process has not ended.
+#[rstest]
+fn a_rank_that_is_stopped_at_its_very_end_is_named(#[values(false, true)] mpi: bool) {
+    if mpi && !has_mpi() {
+        return;
+    }
+    let launcher = if mpi { Launcher::Mpirun } else { Launcher::Plain };
+    let fault = Fault { how: "stop", phase: "end", ranks: 3, victim: 1, launcher };
+    let _machine = MACHINE.lock().unwrap_or_else(PoisonError::into_inner);
+    let output = tempdir().unwrap();
+    let mark = output.path().join("mark");
+    let outcome = run_with(fault, output.path(), &mark, |launch| launch.env("ISOBAR_TRAIN__MAX_STEPS", "2"));
+    assert!(mark.exists(), "{outcome}");
+    // Rank 0 comes first.
+    assert_eq!(outcome.exit, Exit::Code(4), "{outcome}");
+    let report = &outcome.ranks[0].stderr;
+    assert!(report.contains("isobar: the job ends\n  rank 1 ("), "{outcome}");
+    assert!(report.contains("has not been heard of for"), "{outcome}");
+}
+
+/// The end of MPI waits for all ranks, and has no deadline.
+#[test]
+fn an_end_of_mpi_that_does_not_return_ends_the_job() {
+    if !has_mpi() {
+        return;
+    }
+    let _machine = MACHINE.lock().unwrap_or_else(PoisonError::into_inner);
+    let output = tempdir().unwrap();
+    let library = compiled(HANGING_END, output.path());
+    let fault = Fault { how: "nothing", phase: "none", ranks: 2, victim: 1, launcher: Launcher::Mpirun };
+    let outcome = run_with(fault, output.path(), &output.path().join("mark"), |launch| {
+        launch.env("LD_PRELOAD", &library).env("ISOBAR_TRAIN__MAX_STEPS", "2")
+    });
+    assert!(!matches!(outcome.exit, Exit::Code(0) | Exit::Deadline), "{outcome}");
+    let report = &outcome.ranks[0].stderr;
+    assert!(report.contains("isobar: the job ends"), "{outcome}");
+    assert!(report.contains(", from which the transport does not return; it was in "), "{outcome}");
+}
+
+/// Before ranks can watch each other: a rank that is stopped before it comes to MPI keeps the others in its start.
+#[test]
+fn a_start_of_mpi_that_does_not_return_ends_the_job() {
+    if !has_mpi() {
+        return;
+    }
+    let output = tempdir().unwrap();
+    let script = r#"if [ $OMPI_COMM_WORLD_RANK = 1 ]; then kill -STOP $$; fi; exec "$@""#;
+    let outcome = Launch::mpirun(2, "sh")
+        .current_dir(workspace())
+        .deadline(Duration::from_secs(60))
+        .args(["-c", script, "sh", env!("CARGO_BIN_EXE_isobar-app"), "train", "configs/darcy_afno.toml"])
+        .args(["--set", "data.path=tests/data/darcy_excerpt.h5"])
+        .args(["--set", &format!("run.output={}", output.path().display())])
+        .args(["--set", &format!("distributed.timeout_s={DEADLINE}")])
+        .run()
+        .unwrap();
+    assert_eq!(outcome.exit, Exit::Code(4), "{outcome}");
+    let words = "waits in the start of MPI, which has not returned for 20 s";
+    assert!(outcome.ranks[0].stderr.contains(words), "{outcome}");
+}
+
+/// A process that has come to its limit of processes gets no further thread, and needs none to end its job.
+#[test]
+fn a_rank_that_gets_no_thread_ends_its_job_all_the_same() {
+    let _machine = MACHINE.lock().unwrap_or_else(PoisonError::into_inner);
+    let output = tempdir().unwrap();
+    // Limits are not those of root, who becomes another user for this.
+    fs::set_permissions(output.path(), fs::Permissions::from_mode(0o777)).unwrap();
+    let folder = output.path().display();
+    let script = format!(
+        r#"if [ $(id -u) = 0 ]; then set -- setpriv --reuid 65534 --regid 65534 --clear-groups "$@"; fi
+        echo $$ >{folder}/pid.$RANK; exec "$@""#
+    );
+    let limit = format!("prlimit --nproc=1:1 --pid $(cat {folder}/pid.0) && kill -KILL $(cat {folder}/pid.1)");
+    let outcome = Launch::plain(2, "sh")
+        .current_dir(workspace())
+        .deadline(Duration::from_secs(60))
+        .env("FAULT", format!("1 forward 2 command {folder}/mark"))
+        .env("FAULT_COMMAND", limit)
+        .args(["-c", &script, "sh", env!("CARGO_BIN_EXE_faulty"), "train", "configs/darcy_afno.toml"])
+        .args(["--set", "data.path=tests/data/darcy_excerpt.h5", "--set", "data.validation_samples=0"])
+        .args(["--set", &format!("run.output={folder}"), "--set", "train.epochs=100000"])
+        .args(["--set", "train.batch_size=4", "--set", "distributed.timeout_s=20"])
+        .run()
+        .unwrap();
+    assert!(output.path().join("mark").exists(), "{outcome}");
+    assert_eq!(outcome.exit, Exit::Code(4), "{outcome}");
+    let said = &outcome.ranks[0].stderr;
+    assert!(said.contains("isobar: the job ends\n  rank 1 (") && !said.contains("panicked"), "{outcome}");
+}
+
+/// A library of this C code.
+fn compiled(code: &str, folder: &Path) -> PathBuf {
+    let [source, library] = ["hang.c", "hang.so"].map(|name| folder.join(name));
+    fs::write(&source, code).unwrap();
+    let mut compile = Command::new("mpicc");
+    let built = compile.args(["-shared", "-fPIC", "-o"]).args([&library, &source]).status().unwrap();
+    assert!(built.success());
+    library
+}
+
+/// An MPI whose end does not come.
+const HANGING_END: &str = "
+#include <unistd.h>
+int MPI_Finalize(void) {
+    while (1) pause();
+}
+";
 
 /// An MPI that hangs once a file is there.
 const HANGING_MPI: &str = "

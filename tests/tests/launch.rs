@@ -98,6 +98,21 @@ fn all_gone(folder: &Path, count: usize) {
     }
 }
 
+/// A rank that is stopped is at fault, and not those that end because of it; nor is there a wait for one that is stopped when
+/// the others have ended well.
+#[rstest]
+#[case::at_work("1 forward 2", "isobar launch: rank 1 (", " failed first: it has not been heard of for ")]
+#[case::at_its_end("1 end 0", "isobar launch: rank 1 (", " failed first: it has not been heard of for ")]
+#[case::rank_0_at_its_end("0 end 0", "isobar launch: rank 0 (", "it was stopped while others had ended, and was killed by signal 9")]
+fn a_stopped_rank_is_named_and_ended(#[case] fault: &str, #[case] who: &str, #[case] what: &str) {
+    let folder = tempdir().unwrap();
+    let command = train(FAULTY, folder.path(), &["distributed.timeout_s=3", "train.max_steps=4"]);
+    let command: Vec<&str> = command.iter().map(String::as_str).collect();
+    let launch = launch(&["-n", "2", "--grace", "1"], &command);
+    let fault = format!("{fault} stop {}", folder.path().join("mark").display());
+    ended(&launch.env("FAULT", fault), 4, &[who, what]);
+}
+
 #[test]
 fn four_ranks_train() {
     let folder = tempdir().unwrap();

@@ -43,6 +43,7 @@ impl Drop for AtExit {
                 Some(panic) => DistributedManager::leave_in_panic(&panic),
                 None => drop(DistributedManager::cleanup(false)),
             }
+            crate::watchdog::at_exit();
         }));
         let _ = catch_unwind(AssertUnwindSafe(crate::logging::flush));
     }

@@ -9,10 +9,21 @@ use tch::Device;
 
 use crate::config::BackendChoice;
 use crate::launch::{Available, Launch, LaunchError, TOKEN, Transport, TransportOptions};
+use crate::watchdog::StartGuard;
 use crate::{Error, Result, address, logging};
 
 /// What this build offers.
 pub(crate) const AVAILABLE: Available = Available { mpi: cfg!(feature = "mpi") };
+
+/// Watches the start of the transport, where that may wait for other processes without a deadline of its own.
+pub(crate) fn guard(
+    launch: &Launch,
+    options: &TransportOptions,
+    deadline: Duration,
+) -> Result<Option<StartGuard>> {
+    let waits = matches!(crate::launch::transport(launch, options, AVAILABLE), Ok(Transport::Mpi));
+    waits.then(|| StartGuard::start(launch.rank, deadline)).transpose()
+}
 
 /// The group of all ranks of a launch, and this rank's place on its host.
 pub(crate) fn start(

@@ -1,5 +1,5 @@
 //! The command `isobar`, of which one rank fails where it is told to. `FAULT` is `RANK PHASE STEP HOW MARK`: from which step
-//! on in which phase, how (`kill`, `stop`, `panic`, `hang`, `extra`, or `command`: by what a shell makes of `FAULT_COMMAND`), and
+//! on in which phase (`end`: when the command has done its work, and its process has not ended), how (`kill`, `stop`, `panic`, `hang`, `extra`, or `command`: by what a shell makes of `FAULT_COMMAND`), and
 //! the file that is made just before.
 #![expect(clippy::print_stderr, reason = "a program of tests, read by them")]
 
@@ -31,7 +31,14 @@ fn main() -> ExitCode {
             }
         });
     }
-    isobar::main()
+    let code = isobar::main();
+    if let [rank, "end", _, how, mark] = &words.iter().map(String::as_str).collect::<Vec<_>>()[..] {
+        let own = ["RANK", "OMPI_COMM_WORLD_RANK"].iter().find_map(|name| std::env::var(name).ok());
+        if own.as_deref() == Some(*rank) {
+            fail(how, mark);
+        }
+    }
+    code
 }
 
 fn fail(how: &str, mark: &str) {

@@ -1,6 +1,6 @@
 //! One start of all ranks, to the end of the last.
 
-use std::collections::VecDeque;
+use std::collections::{BTreeMap, VecDeque};
 use std::sync::mpsc::{Receiver, Sender};
 use std::time::{Duration, Instant};
 
@@ -27,6 +27,21 @@ const CONNECTED: Duration = Duration::from_secs(5);
 /// Signals that come so soon after the first are the same request, as for the ranks: a service manager tells all processes of a
 /// job, and a script around the launcher passes its own on.
 const SAME: Duration = Duration::from_secs(2);
+
+/// How often ranks are looked at once others have ended.
+const LOOK: Duration = Duration::from_millis(500);
+
+/// Whether a process of a rank's group is stopped by a signal.
+fn is_stopped(group: u32) -> bool {
+    let processes = std::fs::read_dir("/proc").into_iter().flatten().flatten();
+    let numbers = processes.filter(|entry| entry.file_name().as_encoded_bytes().iter().all(u8::is_ascii_digit));
+    numbers.filter_map(|entry| std::fs::read_to_string(entry.path().join("stat")).ok()).any(|stat| {
+        // The name, in parentheses, may hold anything; state, parent and group follow it.
+        let fields = stat.rsplit_once(')').map(|(_, rest)| rest.split_whitespace());
+        let mut fields = fields.into_iter().flatten();
+        fields.next() == Some("T") && fields.nth(1).and_then(|number| number.parse().ok()) == Some(group)
+    })
+}
 
 /// What came of an attempt.
 pub(super) struct Outcome {
@@ -70,6 +85,8 @@ struct Attempt<'a> {
     stops: Vec<Signal>,
     /// When that was first.
     asked: Option<Instant>,
+    /// Ranks that are stopped while others have ended well, and since when.
+    stopped: BTreeMap<usize, Instant>,
 }
 
 /// Starts all ranks and waits until they have ended, however that may be.
@@ -94,6 +111,7 @@ pub(super) fn run(
         rises: None,
         stops: Vec::new(),
         asked: None,
+        stopped: BTreeMap::new(),
     };
     let mut queues = queues(places);
     while let Some(place) = attempt.next_place(&mut queues, happens) {
@@ -190,8 +208,10 @@ impl Attempt<'_> {
     /// Until all ranks have ended, or there is nothing more that could end them.
     fn wait(&mut self, happens: &Receiver<Event>) {
         while self.ranks.iter().zip(&self.ends).any(|(rank, end)| rank.is_some() && end.is_none()) {
-            match self.next(happens, self.rises) {
+            let rises = self.rises.or_else(|| self.look_for_stopped());
+            match self.next(happens, rises) {
                 Some(event) => self.take(event),
+                None if self.rises.is_none() => {}
                 None => match self.pressure {
                     Pressure::None | Pressure::Time => self.press(Pressure::Asked),
                     Pressure::Asked => self.press(Pressure::Killed),
@@ -204,6 +224,26 @@ impl Attempt<'_> {
                 },
             }
         }
+    }
+
+    /// Where ranks of this machine have ended well and another one is stopped (SIGSTOP), nobody else may see that it never
+    /// ends: after the grace it is made to. Gives the time of the next look.
+    fn look_for_stopped(&mut self) -> Option<Instant> {
+        if !self.ends.iter().flatten().any(|end| end.how.is_good()) {
+            return None;
+        }
+        let left = self.ranks.iter().flatten().filter(|rank| self.ends[rank.place.rank].is_none());
+        let stopped: Vec<usize> =
+            left.filter(|rank| rank.place.here && is_stopped(rank.pid)).map(|rank| rank.place.rank).collect();
+        self.stopped.retain(|rank, _| stopped.contains(rank));
+        for rank in stopped {
+            self.stopped.entry(rank).or_insert_with(Instant::now);
+        }
+        if self.stopped.values().any(|since| since.elapsed() >= self.recipe.grace) {
+            self.press(Pressure::Asked);
+            return self.rises;
+        }
+        Some(Instant::now() + LOOK)
     }
 
     /// Ends what ranks that have ended themselves have started and left, and waits until all that was written is passed on.
@@ -285,6 +325,7 @@ impl Attempt<'_> {
         let passed_on = |by: i32| self.stops.iter().any(|signal| *signal as i32 == by);
         let told = match how {
             How::Signal(by) if passed_on(by) => Told::PassedOn,
+            _ if self.pressure >= Pressure::Asked && self.stopped.contains_key(&rank) => Told::Stopped,
             _ if self.pressure >= Pressure::Asked => Told::Pressed,
             _ => Told::No,
         };

@@ -41,6 +41,14 @@ pub(super) enum Told {
     PassedOn,
     /// Since another rank had failed.
     Pressed,
+    /// Since it was stopped, and others had ended well.
+    Stopped,
+}
+
+impl Told {
+    fn words(self) -> &'static str {
+        if self == Self::No { "" } else { ", told so by the launcher" }
+    }
 }
 
 impl How {
@@ -127,7 +135,7 @@ fn name(signal: i32) -> &'static str {
 impl End {
     /// Whether this is what a failure may come from: not what the launcher did itself.
     fn is_own(&self) -> bool {
-        self.told == Told::No && !self.how.is_good()
+        matches!(self.told, Told::No | Told::Stopped) && !self.how.is_good()
     }
 
     fn order(&self) -> (u8, Duration) {
@@ -142,7 +150,29 @@ impl End {
 
 /// The rank that failed first: one that was killed by a signal before one that had an error, that before one that has lost
 /// another; among equals by time. None where all ended well, or as this launcher told them.
-pub(super) fn root(ends: &[End]) -> Option<&End> {
+///
+/// Ranks that have only lost another know better which: what their report, `finding`, says first names it.
+pub(super) fn root<'a>(ends: &'a [End], finding: Option<&'a str>) -> Option<Root<'a>> {
+    let end = first(ends)?;
+    let finding = finding.filter(|_| end.how == How::Code(Exit::Lost as u8));
+    let named = finding.and_then(|finding| {
+        let (rank, what) = finding.strip_prefix("rank ")?.split_once(") ")?;
+        let rank: usize = rank.split(' ').next()?.parse().ok()?;
+        Some(Root { end: ends.iter().find(|end| end.place.rank == rank)?, finding: Some(what) })
+    });
+    Some(named.unwrap_or(Root { end, finding: None }))
+}
+
+/// The cause of a failure.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Root<'a> {
+    /// The end of the rank at fault.
+    pub(super) end: &'a End,
+    /// What the other ranks say of it.
+    finding: Option<&'a str>,
+}
+
+fn first(ends: &[End]) -> Option<&End> {
     let stopped = ends.iter().any(|end| end.told == Told::PassedOn);
     // Ranks that have lost one which was told to end are no failure.
     let follows = |end: &End| stopped && end.how == How::Code(Exit::Lost as u8);
@@ -153,7 +183,8 @@ pub(super) fn root(ends: &[End]) -> Option<&End> {
 pub(super) fn code(ends: &[End]) -> u8 {
     let saved = ends.iter().any(|end| end.how == How::Code(Exit::Stopped as u8));
     let told = ends.iter().find(|end| end.told == Told::PassedOn && !end.how.is_good());
-    match (root(ends), told) {
+    match (first(ends), told) {
+        (Some(End { told: Told::Stopped, .. }), _) => Exit::Lost as u8,
         (Some(end), _) => end.how.code(),
         (None, _) if saved => Exit::Stopped as u8,
         (None, Some(end)) => end.how.code(),
@@ -164,19 +195,26 @@ pub(super) fn code(ends: &[End]) -> u8 {
 /// What happened, root cause first. `left_out` were not started; `tail` gives a rank's last lines, `file` where the rest of them
 /// is.
 pub(super) fn report(
+    root: &Root<'_>,
     ends: &[End],
     left_out: &[usize],
     tail: impl Fn(usize) -> Vec<String>,
     file: Option<&str>,
     records: Option<&str>,
 ) -> String {
-    let Some(root) = root(ends) else { return String::new() };
-    let mut text = format!(
-        "isobar launch: {} failed first, after {:.1} s: it {}",
-        who(root),
-        root.after.as_secs_f64(),
-        root.how
-    );
+    let Root { end: root, finding } = root;
+    let (who_failed, after, how) = (who(root), root.after.as_secs_f64(), root.how);
+    let mut text = match finding {
+        // When it failed is not when it ended.
+        Some(finding) => {
+            let told = root.told.words();
+            format!("isobar launch: {who_failed} failed first: it {finding}\n  it {how}{told}, after {after:.1} s")
+        }
+        None => {
+            let stopped = if root.told == Told::Stopped { "was stopped while others had ended, and " } else { "" };
+            format!("isobar launch: {who_failed} failed first, after {after:.1} s: it {stopped}{how}")
+        }
+    };
     let lines = tail(root.place.rank);
     if lines.is_empty() {
         text += "\n  it wrote nothing to standard error";
@@ -186,7 +224,7 @@ pub(super) fn report(
         lines.iter().for_each(|line| text += &format!("\n    | {line}"));
     }
     for end in ends.iter().filter(|end| end.place.rank != root.place.rank) {
-        let told = if end.told == Told::No { "" } else { ", told so by the launcher" };
+        let told = end.told.words();
         text += &format!("\n  {} {}{told}, after {:.1} s", who(end), end.how, end.after.as_secs_f64());
     }
     if !left_out.is_empty() {
@@ -255,7 +293,7 @@ mod tests {
     #[case::hangs("c4@2 s15!@12", Some(0), 4)]
     fn the_root_cause_comes_first(#[case] text: &str, #[case] rank: Option<usize>, #[case] exit: u8) {
         let ends = ends(text);
-        assert_eq!(root(&ends).map(|end| end.place.rank), rank);
+        assert_eq!(root(&ends, None).map(|root| root.end.place.rank), rank);
         assert_eq!(code(&ends), exit);
     }
 
@@ -277,8 +315,10 @@ mod tests {
 
     #[test]
     fn reports_tell_all() {
+        let ends = ends("c4@3.5 s9@3.1 s15!@13.5 c0@1");
         let report = report(
-            &ends("c4@3.5 s9@3.1 s15!@13.5 c0@1"),
+            &root(&ends, None).unwrap(),
+            &ends,
             &[4, 5, 6, 9],
             |rank| if rank == 1 { vec!["out of memory".to_owned()] } else { Vec::new() },
             Some("logs/rank_1.err"),
@@ -294,6 +334,51 @@ mod tests {
           ranks 4 to 6, 9 were not started
         flight records: runs/x/flight (isobar trace why runs/x/flight)
         ");
+    }
+
+    const SILENT: &str = "rank 1 (node7, process 42) has not been heard of for 8.0 s: it is stopped";
+
+    /// Ranks that end because of another know which; not those that have an error of their own, and nobody named who is not there.
+    #[rstest]
+    #[case("c4@8 s9!@28 c4@8", SILENT, 1, 4)]
+    #[case("c4@8 c4@9", SILENT, 1, 4)]
+    #[case("c3@8 s9!@28 c4@8", SILENT, 0, 3)]
+    #[case("c4@8", SILENT, 0, 4)]
+    #[case("c4@8 s9!@28", "ranks wait for each other: rank 0 in all_reduce", 0, 4)]
+    #[case("c4@8 s9!@28", "rank ", 0, 4)]
+    fn the_report_names_the_cause(
+        #[case] text: &str,
+        #[case] finding: &str,
+        #[case] rank: usize,
+        #[case] exit: u8,
+    ) {
+        let ends = ends(text);
+        assert_eq!(root(&ends, Some(finding)).unwrap().end.place.rank, rank);
+        assert_eq!(code(&ends), exit);
+    }
+
+    #[test]
+    fn a_stopped_rank_is_named_by_what_others_say() {
+        let ends = ends("c4@8.5 s9!@28.1");
+        let root = root(&ends, Some(SILENT)).unwrap();
+        insta::assert_snapshot!(report(&root, &ends, &[], |_| Vec::new(), None, None), @r"
+        isobar launch: rank 1 (node7, process 42) failed first: it has not been heard of for 8.0 s: it is stopped
+          it was killed by signal 9 (SIGKILL), told so by the launcher, after 28.1 s
+          it wrote nothing to standard error
+          rank 0 (node7, process 42) ended with code 4 (a rank was lost or timed out), after 8.5 s
+        ");
+    }
+
+    #[test]
+    fn a_rank_that_was_stopped_when_others_had_ended_is_a_failure() {
+        let mut ends = ends("c0@8 s9!@28");
+        ends[1].told = Told::Stopped;
+        let root = root(&ends, None).unwrap();
+        assert_eq!((root.end.place.rank, code(&ends)), (1, 4));
+        let report = report(&root, &ends, &[], |_| Vec::new(), None, None);
+        let headline = "rank 1 (node7, process 42) failed first, after 28.0 s: it was stopped while others had ended, and was \
+                        killed by signal 9 (SIGKILL)";
+        assert!(report.contains(headline), "{report}");
     }
 
     #[test]

@@ -26,7 +26,7 @@ use signal_hook::consts::{SIGINT, SIGTERM, SIGUSR1};
 use signal_hook::iterator::Signals;
 
 use self::attempt::Outcome;
-use self::cause::How;
+use self::cause::{How, Root};
 use self::hosts::Place;
 use self::output::{Outputs, Stream};
 use self::process::{Event, Guard, Recipe};
@@ -109,12 +109,15 @@ pub(crate) fn run(args: &LaunchArgs) -> Result<ExitCode> {
         };
         let outcome = attempt::run(&recipe, &places, variables, number, &mut guard, (&events, &happens))?;
         let code = cause::code(&outcome.ends);
-        let Some(root) = cause::root(&outcome.ends) else { return Ok(ended(&outcome, code).into()) };
-        report(&recipe, &outcome, root.place.rank);
+        let finding = outcome.tails.iter().find_map(|(_, tail)| tail.finding());
+        let Some(root) = cause::root(&outcome.ends, finding.as_deref()) else {
+            return Ok(ended(&outcome, code).into());
+        };
+        report(&recipe, &outcome, &root);
         if outcome.stopped.is_some() || args.max_restarts == 0 {
             return Ok(code.into());
         }
-        if !root.how.may_pass() {
+        if !root.end.how.may_pass() {
             terminal::complain("isobar launch: not started again, since it would fail again");
             return Ok(code.into());
         }
@@ -230,11 +233,12 @@ fn free_port() -> Result<u16> {
 /// Signals to this process become events.
 fn listen(events: Sender<Event>) -> Result<()> {
     let mut signals = Signals::new([SIGTERM, SIGINT, SIGUSR1]).context("cannot listen for signals")?;
-    thread::spawn(move || {
+    let thread = thread::Builder::new().name("isobar-signals".to_owned());
+    let spawned = thread.spawn(move || {
         let known = signals.forever().filter_map(|signal| Signal::try_from(signal).ok());
         known.for_each(|signal| drop(events.send(Event::Signal(signal))));
     });
-    Ok(())
+    spawned.map(drop).context("cannot start a thread to listen for signals")
 }
 
 /// The code of an attempt in which no rank failed: a job of which a part was never started has not ended well.
@@ -245,12 +249,13 @@ fn ended(outcome: &Outcome, code: u8) -> u8 {
     if code == Exit::Good as u8 { How::Signal(signal as i32).code() } else { code }
 }
 
-fn report(recipe: &Recipe, outcome: &Outcome, root: usize) {
+fn report(recipe: &Recipe, outcome: &Outcome, root: &Root<'_>) {
     let of = |rank: usize| outcome.tails.iter().find(|(of, _)| *of == rank);
     let tail = |rank: usize| of(rank).map(|(_, tail)| tail.lines()).unwrap_or_default();
     let records = outcome.tails.iter().find_map(|(_, tail)| tail.records());
-    let file = recipe.outputs.file(root, Stream::Err).map(|file| file.display().to_string());
+    let file = recipe.outputs.file(root.end.place.rank, Stream::Err).map(|file| file.display().to_string());
     terminal::complain(&cause::report(
+        root,
         &outcome.ends,
         &outcome.left_out,
         tail,

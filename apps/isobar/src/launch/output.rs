@@ -26,6 +26,9 @@ pub(super) enum Stream {
     Err,
 }
 
+/// What it says first, before what it has found.
+const REPORT: &str = "isobar: the job ends";
+
 /// Where the lines of all ranks go.
 #[derive(Debug, Clone)]
 pub(super) struct Outputs {
@@ -42,6 +45,8 @@ pub(super) struct Tail(Arc<Mutex<Kept>>);
 struct Kept {
     lines: VecDeque<String>,
     records: Option<String>,
+    /// What the watchdog has found first; empty where it is the next line.
+    finding: Option<String>,
 }
 
 impl Outputs {
@@ -168,12 +173,22 @@ impl Tail {
         self.kept().records.clone()
     }
 
+    /// What the ranks' own report says first, if this rank has printed it.
+    pub(super) fn finding(&self) -> Option<String> {
+        self.kept().finding.clone().filter(|finding| !finding.is_empty())
+    }
+
     fn keep(&self, line: &str) {
         let mut kept = self.kept();
         let line: String =
             line.trim_end().chars().map(|letter| if letter.is_control() { ' ' } else { letter }).collect();
         if let Some(records) = line.strip_prefix(RECORDS) {
             kept.records = Some(records.to_owned());
+        }
+        match &kept.finding {
+            None if line == REPORT => kept.finding = Some(String::new()),
+            Some(finding) if finding.is_empty() => kept.finding = Some(line.trim_start().to_owned()),
+            _ => {}
         }
         if kept.lines.len() == LINES {
             kept.lines.pop_front();
@@ -189,6 +204,19 @@ impl Tail {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn the_first_finding_of_a_report_is_kept() {
+        let tail = Tail::default();
+        tail.keep("  rank 3 is no finding");
+        assert_eq!(tail.finding(), None);
+        tail.keep("isobar: the job ends\n");
+        assert_eq!(tail.finding(), None);
+        ["  rank 1 (here) is stopped\n", "  rank 0 waits\n", "isobar: the job ends\n", "  rank 0\n"]
+            .iter()
+            .for_each(|line| tail.keep(line));
+        assert_eq!(tail.finding().as_deref(), Some("rank 1 (here) is stopped"));
+    }
 
     #[test]
     fn files_are_continued_and_the_last_lines_kept() {

@@ -250,7 +250,8 @@ impl DistributedManager {
     /// process). With `barrier` only after all ranks have come here; over MPI that is always so. Nothing where no
     /// manager is set up. On a thread that is a rank only the barrier is made.
     ///
-    /// The end of the main thread does it where the program did not.
+    /// The end of the main thread does it where the program did not. Where ranks watch each other, the end of rank 0's process
+    /// then waits until those of the others have ended, at most about twice as long as the deadline.
     ///
     /// # Errors
     ///
@@ -317,6 +318,7 @@ impl DistributedManager {
         fingerprints: Fingerprints,
     ) -> Result<Self> {
         exit::watch_main_thread();
+        let _guard = start::guard(launch, options, timeout)?;
         let (world, local_rank) = start::start(launch, options, token, timeout)?;
         let leave = |error: &Error| world.leave(&error.to_string());
         // What follows is made by all ranks alike.

@@ -9,9 +9,14 @@
 //!
 //! A call of MPI that does not return keeps the program from looking at its deadline: then this thread gives up for it.
 //!
+//! The watch lasts as long as the process. A rank that ends in good order says so, and goes on sending signs of life until its
+//! process has ended and its connection closes: a process that is stopped on its way out is noticed as any other. Rank 0 ends
+//! last, once all other connections have closed.
+//!
 //! A rank that moves on, however slowly, is never at fault.
 
 mod frame;
+mod last_resort;
 mod peers;
 mod start;
 mod watch;
@@ -25,6 +30,7 @@ use isobar_collectives::flight::Flight;
 
 use crate::flight::{Fate, Own, Peer};
 
+pub(crate) use last_resort::StartGuard;
 pub(crate) use start::{Options, start};
 
 /// How often ranks tell that they are well.
@@ -44,6 +50,8 @@ pub(crate) struct Watchdog(Arc<Shared>);
 struct Shared {
     own: Own,
     flight: Flight,
+    /// How long operations may take, and the way out of the process.
+    deadline: Duration,
     folder: Mutex<PathBuf>,
     /// Whether a rank was lost, or has ended with an error.
     lost: AtomicBool,
@@ -57,8 +65,14 @@ struct Shared {
 struct State {
     /// How this rank ends, once it does.
     leaving: Option<Fate>,
-    /// Whether the watching thread has done what there was to do.
+    /// Whether whoever waits in [`Watchdog::leave`] may go on: the report is printed, or none is needed.
     done: bool,
+    /// Whether this rank has heard of the end of all that it watches.
+    over: bool,
+    /// Whether another watchdog has taken this one's place in the process, or the ranks do without.
+    closed: bool,
+    /// Since when the main thread is on its way out of the process.
+    exiting: Option<Instant>,
 }
 
 impl Watchdog {
@@ -90,9 +104,36 @@ impl Watchdog {
         self.leave(fate, FAREWELL);
     }
 
-    /// This rank ends in good order.
+    /// This rank ends in good order. It is watched, and watches, until its process has ended.
     pub(crate) fn stop(&self) {
         self.leave(Fate::Ended, GOODBYE);
+    }
+
+    /// Ends the watch at once.
+    fn close(&self) {
+        self.0.state().closed = true;
+        self.0.changed.notify_all();
+    }
+
+    /// The process is about to end. Rank 0 waits until all others have ended, or have taken twice as long as the deadline: who is
+    /// stopped on its way out would be watched by nobody else.
+    fn see_out(&self) {
+        let shared = &self.0;
+        let mut state = shared.state();
+        if state.closed || state.leaving != Some(Fate::Ended) {
+            return;
+        }
+        let now = Instant::now();
+        state.exiting = Some(now);
+        while shared.own.rank == 0 && !state.over && !state.closed {
+            // Where a rank was lost, the watching thread ends the process itself.
+            let left = shared.longest_exit().saturating_sub(now.elapsed());
+            if left.is_zero() {
+                break;
+            }
+            let left = left.min(FAREWELL);
+            state = shared.changed.wait_timeout(state, left).unwrap_or_else(PoisonError::into_inner).0;
+        }
     }
 
     fn leave(&self, fate: Fate, longest: Duration) {
@@ -110,6 +151,23 @@ impl Watchdog {
     }
 }
 
+/// The watchdog that this process has, or had last.
+static LAST: Mutex<Option<Watchdog>> = Mutex::new(None);
+
+/// Gives the process this watchdog, in the place of one whose watch has ended.
+fn replace(watchdog: Option<Watchdog>) {
+    let mut last = LAST.lock().unwrap_or_else(PoisonError::into_inner);
+    if let Some(last) = std::mem::replace(&mut *last, watchdog) {
+        last.close();
+    }
+}
+
+/// The main thread is about to end the process: after what ranks say to each other, and before all else.
+pub(crate) fn at_exit() {
+    let last = LAST.lock().unwrap_or_else(PoisonError::into_inner).clone();
+    last.iter().for_each(Watchdog::see_out);
+}
+
 impl Shared {
     fn state(&self) -> MutexGuard<'_, State> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
@@ -122,17 +180,32 @@ impl Shared {
     /// Sleeps a little, or until the program says that it leaves.
     fn rest(&self, longest: Duration) {
         let state = self.state();
-        if state.leaving.is_none() && !state.done {
+        let (leaving, done) = (state.leaving.is_some(), state.done);
+        if !leaving && !done {
             drop(self.changed.wait_timeout(state, longest));
         } else {
             drop(state);
-            std::thread::sleep(longest.min(Duration::from_millis(10)));
+            std::thread::sleep(if done { longest } else { longest.min(Duration::from_millis(10)) });
         }
     }
 
     /// There is nothing left to do; whoever waits in [`Watchdog::leave`] goes on.
     fn done(&self) {
         self.state().done = true;
+        self.changed.notify_all();
+    }
+
+    /// How long the way out of the process may take. Rank 0 waits for others that may take as long themselves, or be lost.
+    fn longest_exit(&self) -> Duration {
+        let longest = self.deadline.max(Duration::from_secs(2));
+        if self.own.rank == 0 { longest.saturating_mul(2).saturating_add(FAREWELL * 2) } else { longest }
+    }
+
+    /// All that this rank watches has ended.
+    fn over(&self) {
+        let mut state = self.state();
+        (state.done, state.over) = (true, true);
+        drop(state);
         self.changed.notify_all();
     }
 

@@ -42,7 +42,10 @@ impl Known {
             match message {
                 Message::Beat(peer) if peer.rank == rank => self.last = Some(peer),
                 Message::Goodbye(peer) if peer.rank == rank => {
-                    self.fate.get_or_insert(peer.fate.clone());
+                    // A rank that has ended well may come to grief on its way out.
+                    if matches!(self.fate, None | Some(Fate::Ended)) {
+                        self.fate = Some(peer.fate.clone());
+                    }
                     self.last = Some(peer);
                 }
                 Message::Record(record) if record.rank == rank => self.record = Some(*record),
@@ -55,10 +58,11 @@ impl Known {
         rest
     }
 
-    /// A rank that has been silent for so long is lost.
+    /// A rank that has been silent for so long is lost; also one that has said goodbye, as long as its process has not ended.
     pub(super) fn is_silent(&mut self, longest: Duration) {
         let silent = self.heard.elapsed();
-        if silent > longest && self.fate.is_none() {
+        let watched = matches!(self.fate, None | Some(Fate::Ended)) && self.line.is_open();
+        if silent > longest && watched {
             self.fate = Some(Fate::Silent(silent.as_secs_f64()));
         }
     }
@@ -218,6 +222,47 @@ mod tests {
         }
         // Who has said goodbye is not lost.
         assert_eq!(known.fate, Some(Fate::Failed("no such file".to_owned())));
+    }
+
+    /// A rank whose connection is listened to until it has said `goodbye`.
+    fn heard(goodbye: &[Fate]) -> (Known, Line) {
+        let listener = TcpListener::bind(("127.0.0.1", 0)).unwrap();
+        let mut rank = Line::new(TcpStream::connect(listener.local_addr().unwrap()).unwrap()).unwrap();
+        let mut known = Known::new(Line::new(listener.accept().unwrap().0).unwrap());
+        for fate in goodbye {
+            rank.send(&Message::Goodbye(Peer { fate: fate.clone(), ..known_peer(1) }));
+        }
+        let end = Instant::now() + Duration::from_secs(20);
+        while known.fate.as_ref() != goodbye.last() && Instant::now() < end {
+            known.listen(1);
+        }
+        (known, rank)
+    }
+
+    #[test]
+    fn a_rank_that_has_said_goodbye_is_watched_until_its_connection_closes() {
+        let (mut known, _rank) = heard(&[Fate::Ended]);
+        known.is_silent(Duration::from_secs(60));
+        assert_eq!(known.fate, Some(Fate::Ended));
+        known.is_silent(Duration::ZERO);
+        assert!(matches!(known.fate, Some(Fate::Silent(_))), "{:?}", known.fate);
+
+        let (mut known, rank) = heard(&[Fate::Ended]);
+        drop(rank);
+        let end = Instant::now() + Duration::from_secs(20);
+        while known.line.is_open() && Instant::now() < end {
+            known.listen(1);
+        }
+        known.is_silent(Duration::ZERO);
+        assert_eq!(known.fate, Some(Fate::Ended));
+    }
+
+    #[test]
+    fn a_rank_that_has_ended_well_may_come_to_grief_on_its_way_out() {
+        let held = Fate::Held("a call of MPI".to_owned());
+        assert_eq!(heard(&[Fate::Ended, held.clone()]).0.fate, Some(held));
+        let failed = known_peer(1).fate;
+        assert_eq!(heard(&[failed.clone()]).0.fate, Some(failed));
     }
 
     fn known_peer(rank: usize) -> Peer {

@@ -10,8 +10,9 @@ use isobar_collectives::{BackendKind, Group};
 use isobar_torch::c10d::{Proof, Token};
 
 use super::frame::{Line, Message};
+use super::last_resort::Reaper;
 use super::watch::{Channel, Watch};
-use super::{Shared, State, Watchdog};
+use super::{Shared, State, Watchdog, replace};
 use crate::flight::Own;
 use crate::{Error, Result, address, logging};
 
@@ -36,6 +37,8 @@ const CONNECT: Duration = Duration::from_secs(5);
 ///
 /// All ranks call.
 pub(crate) fn start(world: &Group, options: &Options) -> Result<Option<Watchdog>> {
+    // The watch of an earlier manager ends with the first call that the ranks make together again.
+    replace(None);
     let processes = matches!(world.backend(), BackendKind::Mpi | BackendKind::Gloo);
     if !processes || world.size() == 1 {
         return Ok(None);
@@ -74,6 +77,7 @@ pub(crate) fn start(world: &Group, options: &Options) -> Result<Option<Watchdog>
             pid: std::process::id(),
         },
         flight: world.flight(),
+        deadline: world.deadline(),
         folder: Mutex::new(options.folder.clone()),
         lost: AtomicBool::new(false),
         asked: AtomicBool::new(false),
@@ -89,25 +93,27 @@ pub(crate) fn start(world: &Group, options: &Options) -> Result<Option<Watchdog>
         deadline: world.deadline(),
     };
     let watchdog = Watchdog(shared.clone());
-    let connected = match world.rank() {
-        0 => spawn(Watch::reporter(shared, channel)).map_err(|error| error.to_string()),
+    let no_thread = |error: std::io::Error| {
+        format!("cannot start a thread for it: {error}; raise the limit of processes (ulimit -u, or pids of the cgroup)")
+    };
+    let connected = Reaper::start().map_err(no_thread).and_then(|reaper| match world.rank() {
+        0 => spawn(Watch::reporter(shared, channel, reaper)).map_err(no_thread),
         rank => {
             let end = Instant::now() + CONNECT.min(world.deadline());
-            connect(&channel, 0, rank, None, end).and_then(|line| {
-                spawn(Watch::follower(shared, channel, line)).map_err(|error| error.to_string())
-            })
+            let line = connect(&channel, 0, rank, None, end)
+                .map_err(|problem| format!("cannot reach rank 0: {problem}; set distributed.interface"))?;
+            spawn(Watch::follower(shared, channel, reaper, line)).map_err(no_thread)
         }
-    };
+    });
     let mine = connected.as_ref().err().map(String::as_str).unwrap_or_default();
     let problems = world.all_gather_bytes(mine.as_bytes())?;
     if let Some(rank) = problems.iter().position(|problem| !problem.is_empty()) {
         let problem = String::from_utf8_lossy(&problems[rank]).into_owned();
-        logging::warn_early(format!(
-            "no watchdog: rank {rank} cannot reach rank 0: {problem}; set distributed.interface"
-        ));
-        watchdog.stop();
+        logging::warn_early(format!("no watchdog: rank {rank} {problem}"));
+        watchdog.close();
         return Ok(None);
     }
+    replace(Some(watchdog.clone()));
     Ok(Some(watchdog))
 }
 

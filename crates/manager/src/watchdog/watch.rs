@@ -14,8 +14,9 @@ use isobar_collectives::flight::{FlightEntry, FlightState, Phase};
 use isobar_torch::c10d::Token;
 
 use super::frame::{Line, Message};
+use super::last_resort::Reaper;
 use super::peers::{Known, Peers};
-use super::{BEAT, Shared, start};
+use super::{BEAT, FAREWELL, Shared, start};
 use crate::flight::{self, Fate, FlightRecord, Peer};
 
 /// The side channel of a rank.
@@ -50,7 +51,7 @@ const NEWS: Duration = Duration::from_millis(50);
 const FEW: usize = 64;
 
 /// A thread that slept longer than this was stopped itself, and has nothing to say of others' silence.
-const PAUSE: Duration = Duration::from_secs(1);
+pub(super) const PAUSE: Duration = Duration::from_secs(1);
 
 /// For so long after it was stopped a rank leaves the report to the others.
 const TOLD: Duration = Duration::from_secs(5);
@@ -69,7 +70,7 @@ const ASKED: Duration = Duration::from_secs(2);
 
 /// A call of MPI that takes as long as operations may, and at least so long, does not return; where another rank gave up, one
 /// that takes so long.
-const HELD: Duration = Duration::from_secs(2);
+pub(super) const HELD: Duration = Duration::from_secs(2);
 
 /// How long records are waited for.
 const RECORDS: Duration = Duration::from_millis(300);
@@ -91,11 +92,12 @@ const TOLD_OF: usize = 24;
 const AT_LAST: Duration = Duration::from_secs(4);
 
 /// The exit code of a job that has lost a rank.
-const LOST: i32 = 4;
+pub(super) const LOST: i32 = crate::ExitReason::Lost as i32;
 
 pub(super) struct Watch {
     shared: Arc<Shared>,
     channel: Channel,
+    reaper: Reaper,
     role: Role,
     peers: Peers,
     /// Ranks that watched before, and were lost.
@@ -132,24 +134,25 @@ enum Role {
         reporter: Box<Known>,
         goodbye: bool,
     },
-    /// Who watched has ended in good order: only this rank's own end is waited for.
+    /// The rank that watched has ended in good order: only this rank's own end is waited for.
     Alone,
 }
 
 impl Watch {
-    pub(super) fn reporter(shared: Arc<Shared>, channel: Channel) -> Self {
-        Self::new(shared, channel, Role::Reporter)
+    pub(super) fn reporter(shared: Arc<Shared>, channel: Channel, reaper: Reaper) -> Self {
+        Self::new(shared, channel, reaper, Role::Reporter)
     }
 
-    pub(super) fn follower(shared: Arc<Shared>, channel: Channel, line: Line) -> Self {
+    pub(super) fn follower(shared: Arc<Shared>, channel: Channel, reaper: Reaper, line: Line) -> Self {
         let reporter = Box::new(Known::new(line));
-        Self::new(shared, channel, Role::Follower { of: 0, reporter, goodbye: false })
+        Self::new(shared, channel, reaper, Role::Follower { of: 0, reporter, goodbye: false })
     }
 
-    fn new(shared: Arc<Shared>, channel: Channel, role: Role) -> Self {
+    fn new(shared: Arc<Shared>, channel: Channel, reaper: Reaper, role: Role) -> Self {
         Self {
             shared,
             channel,
+            reaper,
             role,
             peers: Peers::default(),
             gone: Vec::new(),
@@ -165,6 +168,10 @@ impl Watch {
     pub(super) fn run(mut self) {
         loop {
             self.shared.rest(TICK);
+            if self.shared.state().closed {
+                self.shared.over();
+                return;
+            }
             if self.looked.elapsed() > self.noticed() {
                 self.stopped = Some(Instant::now());
             }
@@ -190,10 +197,38 @@ impl Watch {
                 }
             };
             self.looked = Instant::now();
+            self.check_exit();
             if over {
-                self.shared.done();
-                return;
+                self.shared.over();
+                break;
             }
+        }
+        // The connections close; the way out of the process is watched to its end.
+        (self.role, self.peers) = (Role::Alone, Peers::default());
+        while self.shared.leaving() == Some(Fate::Ended) && !self.shared.state().closed {
+            thread::sleep(BEAT);
+            self.check_transport();
+            self.looked = Instant::now();
+            self.check_exit();
+        }
+        if let Some(fate @ Fate::Held(_)) = self.shared.leaving() {
+            self.report(Some(fate));
+        }
+    }
+
+    /// Gives up where the main thread has begun to end the process, and it does not end.
+    fn check_exit(&self) {
+        let exiting = self.shared.state().exiting;
+        // Rank 0 goes on by itself once it has waited for the others so long.
+        let waits = self.shared.longest_exit().saturating_add(FAREWELL);
+        if exiting.is_some_and(|since| since.elapsed() > waits) {
+            let text = format!(
+                "isobar: rank {} has done its work, and its process has not ended for {} s (distributed.timeout_s)\n",
+                self.shared.own.rank,
+                waits.as_secs_f64()
+            );
+            let _ = std::io::stderr().lock().write_all(text.as_bytes());
+            signal_hook::low_level::exit(LOST);
         }
     }
 
@@ -209,10 +244,14 @@ impl Watch {
         // Whoever was stopped itself has not seen how long it took.
         let seen = self.call.filter(|&(seen, _)| Some(seen) == call && self.looked.elapsed() <= PAUSE);
         self.call = seen.or(call.map(|call| (call, Instant::now())));
-        if self.shared.leaving().is_none()
+        // The end of MPI may not return either.
+        if matches!(self.shared.leaving(), None | Some(Fate::Ended))
             && let Some(fate) = self.held_for(self.channel.deadline.max(HELD))
         {
-            self.shared.state().leaving.get_or_insert(fate);
+            self.shared.state().leaving = Some(fate);
+            if let Role::Follower { goodbye, .. } = &mut self.role {
+                *goodbye = false;
+            }
         }
     }
 
@@ -226,7 +265,7 @@ impl Watch {
         Some(Fate::Held(flight::plain(&operation)))
     }
 
-    /// As who is watched by nobody: looks at all others. Says whether the watch is over.
+    /// Looks at all others, as the rank that watches. Says whether the watch is over: once all others have ended, too.
     fn report_round(&mut self) -> bool {
         let (paused, silence) = (self.looked.elapsed() > PAUSE, self.silence());
         for (&rank, known) in &mut self.peers.known {
@@ -244,11 +283,13 @@ impl Watch {
         let own = self.shared.leaving();
         let unwell = self.unwell(own.clone());
         if unwell.is_empty() {
-            return own.is_some_and(|fate| {
+            let Some(fate) = own else { return false };
+            if !self.shared.state().done {
                 let goodbye = Message::Goodbye(self.shared.peer(fate));
                 self.peers.send(&goodbye);
-                true
-            });
+                self.shared.done();
+            }
+            return self.peers.known.values().all(|known| !known.line.is_open());
         }
         self.shared.lost.store(true, Ordering::Relaxed);
         let since = self.trouble.get_or_insert_with(Instant::now).elapsed();
@@ -330,8 +371,8 @@ impl Watch {
                 self.take_over(lost);
                 return false;
             }
-            // It needs nobody to watch any more.
-            Some(Fate::Ended) => {
+            // It has ended; until then it is watched, whatever it has said.
+            Some(Fate::Ended) if !reporter.line.is_open() => {
                 self.role = Role::Alone;
                 return false;
             }
@@ -339,9 +380,11 @@ impl Watch {
         }
         if let Some(fate) = leaving.filter(|_| !*goodbye) {
             *goodbye = true;
-            let over = fate == Fate::Ended;
+            if fate == Fate::Ended {
+                self.shared.done();
+            }
             reporter.line.send(&Message::Goodbye(self.shared.peer(fate)));
-            return over;
+            return false;
         }
         if beats(&self.shared, &mut self.beaten) {
             reporter.line.send(&Message::Beat(self.shared.peer(Fate::Ended)));
@@ -383,7 +426,7 @@ impl Watch {
 
     /// Asks all for their records, prints the report, and ends the process.
     fn report(&mut self, own: Option<Fate>) {
-        ends_at_last();
+        self.reaper.end_within(AT_LAST);
         let own = own.or_else(|| self.held_for(HELD));
         let unwell = self.unwell(own.clone());
         let reason = unwell.first().map(|peer| flight::plain(&peer.to_string())).unwrap_or_default();
@@ -418,7 +461,7 @@ impl Watch {
         // The others have ended because of this rank, and have said so.
         let told = self.stopped.is_some_and(|at| at.elapsed() < TOLD);
         let stacks = self.write_with_stacks(&reason, &unwell);
-        // Whoever does not read it does not hold the end up: see `ends_at_last`.
+        // Whoever does not read it does not hold the end up: see [`Reaper`].
         let stopped = self.peers.known.values().any(|known| matches!(known.fate, Some(Fate::Silent(_))))
             || self.gone.iter().any(|peer| matches!(peer.fate, Fate::Silent(_)));
         if !told {
@@ -442,7 +485,7 @@ impl Watch {
     /// Writes this rank's record, sends it to who asked, and ends the process.
     fn gather(&mut self, reason: &str, peers: &[Peer]) {
         self.shared.lost.store(true, Ordering::Relaxed);
-        ends_at_last();
+        self.reaper.end_within(AT_LAST);
         // Another rank has given up first: this one says why it could not do its part.
         let held = self.held_for(HELD).map(|fate| self.shared.peer(fate));
         let peers = &peers.iter().cloned().chain(held).collect::<Vec<_>>()[..];
@@ -478,7 +521,9 @@ impl Watch {
         let (own, recorder, folder) = (self.shared.own.clone(), self.shared.flight.clone(), self.folder());
         let (reason, peers) = (reason.to_owned(), peers.to_vec());
         let (sender, receiver) = channel();
-        thread::spawn(move || {
+        let thread = thread::Builder::new().name("isobar-stacks".to_owned());
+        // Without a thread the record stays as it is.
+        let _ = thread.spawn(move || {
             let record = flight::record(&own, &recorder, &reason, &peers, usize::MAX, true);
             // The record without them is there already.
             let _ = flight::write(&folder, &record);
@@ -492,10 +537,7 @@ impl Watch {
     fn end(&self, stacks: &Receiver<()>, abort: bool) {
         let leaves = self.shared.leaving().is_some_and(|fate| !matches!(fate, Fate::Held(_)));
         let last = if leaves { OWN_END + STACKS } else { 2 * STACKS };
-        thread::spawn(move || {
-            thread::sleep(last);
-            signal_hook::low_level::exit(LOST);
-        });
+        self.reaper.end_within(last);
         let _ = stacks.recv_timeout(STACKS);
         self.shared.done();
         if leaves && !abort {
@@ -510,12 +552,4 @@ impl Watch {
         let _ = (abort, self.channel.mpi);
         signal_hook::low_level::exit(LOST);
     }
-}
-
-/// Ends the process from a thread of its own, where the terminal or the disk do not let it go.
-fn ends_at_last() {
-    thread::spawn(|| {
-        thread::sleep(AT_LAST);
-        signal_hook::low_level::exit(LOST);
-    });
 }
