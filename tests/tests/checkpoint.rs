@@ -324,16 +324,19 @@ fn signalled(signal: &str, launch: Launch, output: &Path, sets: &[&str]) -> isob
     train(launch.args(["-c", &script, "sh", ISOBAR]), output, sets).run().unwrap()
 }
 
-#[test]
-fn a_run_that_gets_sigterm_leaves_a_checkpoint_and_ends_with_6() {
+/// SIGINT is what Ctrl-C sends.
+#[rstest]
+fn a_run_that_is_told_to_end_leaves_a_checkpoint_and_ends_with_6(#[values("TERM", "INT")] signal: &str) {
     let folder = tempdir().unwrap();
     // As when all processes of a job are told, and their launcher tells its ranks too.
-    let twice = "TERM $!; sleep 0.1; kill -TERM";
-    let outcome = signalled(twice, Launch::plain(2, "sh"), folder.path(), &["train.epochs=100000"]);
+    let twice = format!("{signal} $!; sleep 0.1; kill -{signal}");
+    let outcome = signalled(&twice, Launch::plain(2, "sh"), folder.path(), &["train.epochs=100000"]);
     for rank in &outcome.ranks {
         assert!(rank.stdout.contains("code 6\n"), "{outcome}");
     }
     assert!(outcome.ranks[0].stdout.contains("told to stop; `--resume` goes on"), "{outcome}");
+    let words = format!("asked to end (SIG{signal})");
+    assert!(outcome.ranks[0].stderr.contains(&words), "{outcome}");
     let steps = losses(folder.path()).len();
     let listed = list(&folder.path().join("run")).unwrap();
     assert_eq!(listed[0].found.as_ref().unwrap().step as usize, steps);
@@ -343,16 +346,37 @@ fn a_run_that_gets_sigterm_leaves_a_checkpoint_and_ends_with_6() {
     assert_eq!(losses(folder.path()).len(), steps + 2);
 }
 
-/// A scheduler signals mpirun, which passes it on.
+/// A run that cannot come to the end of its step ends when it is told a second time.
 #[test]
-fn a_job_whose_mpirun_gets_sigterm_leaves_a_checkpoint() {
+fn a_second_interrupt_ends_a_run_at_once() {
+    let folder = tempdir().unwrap();
+    // Rank 1 is stopped, so that rank 0 waits for it.
+    let script = format!(
+        r#"folder={}; ready() {{ while [ ! -e "$1" ]; do sleep 0.05; done; }}
+        if [ "$RANK" = 1 ]; then
+            "$@" & ready $folder/run/metrics.jsonl; kill -STOP $!; : >$folder/stopped; ready $folder/ended; kill -KILL $!
+        else
+            "$@" & ready $folder/stopped; sleep 0.5; kill -INT $!; sleep 2.5; kill -INT $!; wait $!; echo code $?; : >$folder/ended
+        fi"#,
+        folder.path().display()
+    );
+    let launch = Launch::plain(2, "sh").args(["-c", &script, "sh", ISOBAR]);
+    let sets = ["train.epochs=100000", "distributed.watchdog=false"];
+    let outcome = train(launch, folder.path(), &sets).run().unwrap();
+    assert!(outcome.ranks[0].stdout.contains("code 130\n"), "{outcome}");
+    assert!(outcome.ranks[0].stderr.contains("asked to end once more (SIGINT)"), "{outcome}");
+}
+
+/// A scheduler, or Ctrl-C, signals mpirun, which sends SIGTERM to its ranks.
+#[rstest]
+fn a_job_whose_mpirun_is_told_to_end_leaves_a_checkpoint(#[values("TERM", "INT")] signal: &str) {
     if !has_mpi() {
         return;
     }
     let folder = tempdir().unwrap();
     let script = format!(
         r#"if [ $OMPI_COMM_WORLD_RANK = 0 ]; then
-            (while [ ! -s {}/run/metrics.jsonl ]; do sleep 0.05; done; kill -TERM $PPID) &
+            (while [ ! -s {}/run/metrics.jsonl ]; do sleep 0.05; done; kill -{signal} $PPID) &
         fi
         exec "$@""#,
         folder.path().display()

@@ -5,6 +5,7 @@ use std::collections::BTreeSet;
 
 use isobar_harness::{Exit, Launch, Outcome};
 use isobar_tests::{has_mpi, has_slurm, json_of_ranks};
+use nix::sys::signal::Signal;
 use rstest::rstest;
 use serde_json::Value;
 
@@ -67,6 +68,16 @@ fn srun_without_pmix_says_the_mend(#[values("auto", "mpi")] backend: &str) {
 fn plain(#[values(1, 2, 4)] ranks: usize) {
     let backend = if ranks == 1 { "single" } else { "gloo" };
     check(&Launch::plain(ranks, WHOAMI), ranks, "ENV", backend);
+}
+
+/// A program that does not ask to be told of the end is ended by Ctrl-C as any other.
+#[test]
+fn ctrl_c_is_left_to_programs_that_do_not_ask() {
+    for answer in json_of_ranks(&Launch::plain(2, WHOAMI)) {
+        let caught = answer["caught_signals"].as_u64().unwrap();
+        let has = |signal: Signal| caught & (1 << (signal as u32 - 1)) != 0;
+        assert!(has(Signal::SIGTERM) && !has(Signal::SIGINT), "{caught:x}");
+    }
 }
 
 #[test]

@@ -163,7 +163,7 @@ pub enum Error {
         problem: String,
     },
     /// Signals that cannot be listened for.
-    #[error("cannot listen for SIGTERM: {problem}")]
+    #[error("cannot listen for SIGTERM and SIGINT: {problem}")]
     Signals {
         /// What the system says.
         problem: String,

@@ -1,4 +1,4 @@
-//! A process that is asked to end.
+//! A process that is asked to end, by SIGTERM or SIGINT (Ctrl-C).
 //!
 //! SIGTERM has two meanings. When a rank has died, launchers send it to those that are left: then the watchdog writes its
 //! record and ends the process. When all ranks are alive, somebody outside wants the job to end, for instance SLURM at its
@@ -9,9 +9,9 @@ use std::sync::{Mutex, OnceLock, PoisonError};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use signal_hook::consts::SIGTERM;
-use signal_hook::iterator::Signals;
-use signal_hook::low_level::emulate_default_handler;
+use signal_hook::consts::{SIGINT, SIGTERM};
+use signal_hook::iterator::{Handle, Signals};
+use signal_hook::low_level::{emulate_default_handler, signal_name};
 
 use crate::watchdog::Watchdog;
 use crate::{Error, Result};
@@ -26,14 +26,17 @@ const SAME: Duration = Duration::from_secs(2);
 /// By then the watchdog has ended the process.
 const ENDS: Duration = Duration::from_secs(4);
 
-static INSTALLED: Mutex<bool> = Mutex::new(false);
+/// Adds signals to those that the thread listens for.
+static LISTENER: Mutex<Option<Handle>> = Mutex::new(None);
 static WATCHDOG: Mutex<Option<Watchdog>> = Mutex::new(None);
 static INTERESTED: AtomicUsize = AtomicUsize::new(0);
 static REQUESTED: AtomicBool = AtomicBool::new(false);
 static FIRST: OnceLock<Instant> = OnceLock::new();
 
-/// Asks to be told, instead of ended, when this process is to end while all ranks are alive: while it lives, SIGTERM sets
-/// [`requested`](Self::requested). Another SIGTERM, two seconds later or more, ends the process.
+/// Asks to be told, instead of ended, when this process is to end while all ranks are alive: while it lives, SIGTERM and SIGINT
+/// (Ctrl-C) set [`requested`](Self::requested). Another of them, two seconds later or more, ends the process.
+///
+/// Takes SIGINT over even where it is ignored, as shells let commands in the background ignore it.
 ///
 /// What the signal reaches is one process: ranks that want to end together agree on it, for instance by the largest of what
 /// each was asked.
@@ -50,7 +53,7 @@ static FIRST: OnceLock<Instant> = OnceLock::new();
 /// # Ok::<(), isobar_manager::Error>(())
 /// ```
 #[derive(Debug)]
-#[must_use = "the signal ends the process once this is dropped"]
+#[must_use = "the signals end the process once this is dropped"]
 pub struct Termination(());
 
 impl Termination {
@@ -61,6 +64,10 @@ impl Termination {
     /// What the system says.
     pub fn watch() -> Result<Self> {
         install(None)?;
+        // A program that does not watch is ended by Ctrl-C as any other.
+        if let Some(listener) = LISTENER.lock().unwrap_or_else(PoisonError::into_inner).as_ref() {
+            listener.add_signal(SIGINT).map_err(refused)?;
+        }
         INTERESTED.fetch_add(1, Ordering::SeqCst);
         Ok(Self(()))
     }
@@ -78,17 +85,18 @@ impl Drop for Termination {
     }
 }
 
-/// Listens for the signal from now on, beside this watchdog if there is one. After an error nothing is changed.
+/// Listens for SIGTERM from now on, beside this watchdog if there is one. After an error nothing is changed.
 pub(crate) fn install(watchdog: Option<Watchdog>) -> Result<()> {
-    let mut installed = INSTALLED.lock().unwrap_or_else(PoisonError::into_inner);
-    if !*installed {
+    let mut listener = LISTENER.lock().unwrap_or_else(PoisonError::into_inner);
+    if listener.is_none() {
         let listening = Signals::new([SIGTERM]).and_then(|mut signals| {
+            let handle = signals.handle();
             let thread = thread::Builder::new().name("isobar-signals".to_owned());
-            thread.spawn(move || signals.forever().for_each(|_| asked()))
+            thread.spawn(move || signals.forever().for_each(asked)).map(|_| handle)
         });
-        listening.map_err(|error| Error::Signals { problem: error.to_string() })?;
-        *installed = true;
+        *listener = Some(listening.map_err(refused)?);
     }
+    drop(listener);
     if watchdog.is_some() {
         *WATCHDOG.lock().unwrap_or_else(PoisonError::into_inner) = watchdog;
     }
@@ -100,7 +108,12 @@ pub(crate) fn forget_watchdog() {
     *WATCHDOG.lock().unwrap_or_else(PoisonError::into_inner) = None;
 }
 
-fn asked() {
+#[expect(clippy::needless_pass_by_value, reason = "the shape that map_err takes")]
+fn refused(error: std::io::Error) -> Error {
+    Error::Signals { problem: error.to_string() }
+}
+
+fn asked(signal: i32) {
     let again = REQUESTED.load(Ordering::SeqCst);
     let same = FIRST.get().is_some_and(|first| first.elapsed() < SAME);
     let watchdog = WATCHDOG.lock().unwrap_or_else(PoisonError::into_inner).clone();
@@ -112,22 +125,30 @@ fn asked() {
         }
         if !watchdog.peers_alive() {
             thread::sleep(ENDS);
-            end();
+            end(signal);
         }
         watchdog.set_asked(false);
     }
-    if INTERESTED.load(Ordering::SeqCst) == 0 || (again && !same) {
-        end();
+    if INTERESTED.load(Ordering::SeqCst) == 0 {
+        end(signal);
+    }
+    let name = signal_name(signal).unwrap_or("a signal");
+    if again && !same {
+        tracing::warn!("asked to end once more ({name}): ends at once, without a checkpoint");
+        crate::logging::flush();
+        end(signal);
     }
     if again {
         return;
     }
     let _ = FIRST.set(Instant::now());
     REQUESTED.store(true, Ordering::SeqCst);
-    tracing::warn!("asked to end (SIGTERM): the run is saved at the next step, and ends");
+    tracing::warn!(
+        "asked to end ({name}): the run is saved after the step under way, and ends; once more ends it at once"
+    );
 }
 
-fn end() {
+fn end(signal: i32) {
     // What the signal does to a program that knows nothing of it.
-    let _ = emulate_default_handler(SIGTERM);
+    let _ = emulate_default_handler(signal);
 }

@@ -26,7 +26,7 @@ pub enum Stop {
 /// ```
 /// use isobar_train::Signals;
 ///
-/// let signals = Signals::install()?; // SIGUSR1: a checkpoint; SIGTERM: a checkpoint, and stop
+/// let signals = Signals::install()?; // SIGUSR1: a checkpoint; SIGTERM, SIGINT: a checkpoint, and stop
 /// let asks = signals.clone(); // another part of the program may ask too
 /// asks.ask_to_stop();
 /// # Ok::<(), isobar_train::Error>(())
@@ -51,8 +51,8 @@ impl fmt::Debug for Signals {
 }
 
 impl Signals {
-    /// Takes over SIGUSR1, which asks for a checkpoint, and SIGTERM, which asks to stop after one, as [`Termination`] hears
-    /// it. For the rest of the process, so call it once.
+    /// Takes over SIGUSR1, which asks for a checkpoint, and SIGTERM and SIGINT (Ctrl-C), which ask to stop after one, as
+    /// [`Termination`] hears them. For the rest of the process, so call it once.
     ///
     /// # Errors
     ///

@@ -37,8 +37,16 @@ fn main() -> Result<()> {
             "backend": manager.backend().name(),
             "sum": sum,
             "model_parallel": manager.group_size(Some("model_parallel")).ok(),
+            "caught_signals": caught_signals(),
         })
     );
     DistributedManager::cleanup(true)?;
     Ok(())
+}
+
+/// Signals for which this process has a handler, as the bits of a mask.
+fn caught_signals() -> Option<u64> {
+    let status = std::fs::read_to_string("/proc/self/status").ok()?;
+    let mask = status.lines().find_map(|line| line.strip_prefix("SigCgt:"))?;
+    u64::from_str_radix(mask.trim(), 16).ok()
 }

@@ -243,7 +243,14 @@ fn listen(events: Sender<Event>) -> Result<()> {
 
 /// The code of an attempt in which no rank failed: a job of which a part was never started has not ended well.
 fn ended(outcome: &Outcome, code: u8) -> u8 {
-    let Some(signal) = outcome.stopped.filter(|_| !outcome.left_out.is_empty()) else { return code };
+    let Some(signal) = outcome.stopped else { return code };
+    if outcome.left_out.is_empty() {
+        // Ranks that save say so themselves.
+        if code == How::Signal(signal as i32).code() {
+            terminal::complain(&format!("isobar launch: {signal} was passed on, and has ended the ranks"));
+        }
+        return code;
+    }
     let (ranks, were) = flight::ranks(&outcome.left_out, "was", "were");
     terminal::complain(&format!("isobar launch: asked to end by {signal}; {ranks} {were} not started"));
     if code == Exit::Good as u8 { How::Signal(signal as i32).code() } else { code }
