@@ -160,18 +160,20 @@ fn a_killed_run_goes_on_from_its_checkpoint() {
 #[test]
 fn a_restart_does_not_go_on_from_an_earlier_run() {
     let folder = tempdir().unwrap();
-    let run = |seed: &str, script: &str, words: &[&str]| {
+    let run = |seed: &str, script: &str, code: i32, words: &[&str]| {
         let command = train(ISOBAR, folder.path(), &["train.max_steps=6", &format!("run.seed={seed}")]);
-        ended(&launch(&["-n", "2", "--max-restarts", "1"], &behind(script, &command)), 0, words);
+        ended(&launch(&["-n", "2", "--max-restarts", "1"], &behind(script, &command)), code, words);
         losses(folder.path())
     };
-    let earlier = run("1", r#"exec "$@""#, &[]);
-    let removed = "checkpoints of an earlier run in ";
+    let earlier = run("1", r#"exec "$@""#, 0, &[]);
     let script = r#"if [ "$ISOBAR_LAUNCH_ATTEMPT" = 1 ]; then exit 1; fi; exec "$@""#;
-    let later = run("1", script, &["(restart 1 of 1)", removed]);
-    assert_eq!(later, earlier);
+    let refused = ["(restart 1 of 1)", "holds checkpoints and metrics of an earlier run"];
+    assert_eq!(run("1", script, 2, &refused), earlier);
+    let overwriting = r#"if [ "$ISOBAR_LAUNCH_ATTEMPT" = 1 ]; then exit 1; fi; exec "$@" --overwrite"#;
+    let replaced = "are removed then";
+    assert_eq!(run("1", overwriting, 0, &["(restart 1 of 1)", replaced]), earlier);
     // Another seed would be refused, were it taken for the same run.
-    run("2", script, &[removed]);
+    run("2", overwriting, 0, &[replaced]);
 }
 
 #[rstest]
@@ -393,10 +395,15 @@ fn signalled(signal: &str, folder: &TempDir, options: &[&str]) -> Outcome {
     launch.args(inner).run().unwrap()
 }
 
-#[test]
-fn sigterm_lets_a_run_save_and_end_with_6() {
+#[rstest]
+#[case::term("TERM")]
+// In the background a shell lets its commands ignore interrupts: the launcher and its ranks ask for them nevertheless.
+#[case::interrupt("INT")]
+// As where the launcher's ranks are told, too.
+#[case::twice("INT $pid; sleep 0.1; kill -INT")]
+fn a_run_that_is_told_to_end_saves_and_ends_with_6(#[case] signal: &str) {
     let folder = tempdir().unwrap();
-    let outcome = signalled("TERM", &folder, &["--max-restarts", "3"]);
+    let outcome = signalled(signal, &folder, &["--max-restarts", "3"]);
     let said = &outcome.ranks[0];
     assert!(said.stdout.contains("told to stop; `--resume` goes on"), "{outcome}");
     assert!(said.stdout.ends_with("code 6\n"), "{outcome}");
@@ -405,14 +412,26 @@ fn sigterm_lets_a_run_save_and_end_with_6() {
     all_gone(folder.path(), 2);
 }
 
+/// Programs that ask for nothing are ended by it, and the launcher says so.
 #[test]
-fn an_interrupt_ends_all() {
+fn an_interrupt_ends_other_programs() {
     let folder = tempdir().unwrap();
-    // In the background a shell lets its commands ignore interrupts: the launcher asks for them nevertheless.
-    let outcome = signalled("INT", &folder, &["--max-restarts", "3", "--grace", "2"]);
-    let said = &outcome.ranks[0];
-    assert!(!said.stdout.ends_with("code 0\n"), "{outcome}");
-    assert!(!said.stderr.contains("start again"), "{outcome}");
+    let script = format!(
+        r#""$@" & pid=$!
+        while [ ! -e {0}/0.pid ] || [ ! -e {0}/1.pid ]; do kill -0 $pid || exit 1; sleep 0.05; done
+        kill -INT $pid; wait $pid; echo code $?"#,
+        folder.path().display()
+    );
+    // Not deaf to interrupts, as what a shell starts in the background is.
+    let rank = format!(
+        "import os, signal, time; signal.signal(signal.SIGINT, signal.SIG_DFL); \
+         open('{}/' + os.environ['RANK'] + '.pid', 'w').write(str(os.getpid())); time.sleep(300)",
+        folder.path().display()
+    );
+    let inner = [ISOBAR, "launch", "-n", "2", "--max-restarts", "3", "--", "python3", "-c", &rank];
+    let outcome = Launch::plain(1, "sh").args(["-c", &script, "sh"]).args(inner).run().unwrap();
+    assert!(outcome.ranks[0].stdout.ends_with("code 130\n"), "{outcome}");
+    assert!(outcome.ranks[0].stderr.contains("isobar launch: SIGINT was passed on"), "{outcome}");
     all_gone(folder.path(), 2);
 }
 

@@ -39,7 +39,7 @@ pub(crate) fn run(options: &Options) -> Result<()> {
     // Shorter than the configuration, to show what it does.
     arguments.extend(["--set", "train.epochs=60"].map(str::to_owned));
     // In a folder of its own: an interrupted demo goes on from its last checkpoint, and one that is done shows its results
-    // again; `--resume=never` after `--` ranks above it.
+    // again; `--overwrite` after `--` ranks above it.
     let name = format!("run.name={NAME}");
     arguments.extend(["--set", &name, "--set", "checkpoint.resume=auto"].map(str::to_owned));
     arguments.extend(options.train.iter().cloned());

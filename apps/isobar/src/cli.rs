@@ -94,11 +94,13 @@ Examples:
     isobar train configs/darcy_afno.toml
   On two, with other settings than the file's:
     mpirun -n 2 isobar train configs/darcy_afno.toml --set train.epochs=20 --set optimizer.lr=5e-4
-  Go on after an interruption:
+  Resume after an interruption:
     srun -n 4 --mpi=pmix isobar train configs/darcy_afno.toml --resume
+  Replace the results of an earlier run, once this one has a checkpoint:
+    isobar train configs/darcy_afno.toml --overwrite
 
-Exit codes: 0 trained; 1 the loss is not finite, or another error; 2 wrong command line or configuration; 3 data or a
-checkpoint that cannot be used; 4 a rank was lost or timed out; 5 the ranks do not agree; 6 told to stop, and left a
+Exit codes: 0 trained; 1 the loss is not finite, or another error; 2 wrong command line or configuration, or a folder that
+another run uses or has results in; 3 data or a checkpoint that cannot be used, files that cannot be written; 4 a rank was lost or timed out; 5 the ranks do not agree; 6 told to stop, and left a
 checkpoint.";
 
 const LAUNCH_EXAMPLES: &str = "\

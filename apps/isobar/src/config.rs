@@ -85,7 +85,9 @@ pub(crate) fn load<'a>(
         sources = sources.file(file);
     }
     let sources = sets.into_iter().fold(sources, |sources, set| sources.set(set));
-    Ok(config::load(&sources)?)
+    let resolved: Resolved<Config> = config::load(&sources)?;
+    resolved.value.run.check()?;
+    Ok(resolved)
 }
 
 /// Runs the command.

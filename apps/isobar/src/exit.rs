@@ -34,7 +34,7 @@ Exit codes:
   3  data or a checkpoint that cannot be used
   4  a rank was lost or timed out
   5  the ranks do not agree on what they do
-  6  a run was told to stop (SIGTERM, or SIGUSR1 to be queued again), and has left a checkpoint";
+  6  a run was told to stop (SIGTERM, SIGINT, or SIGUSR1 to be queued again), and has left a checkpoint";
 
 /// What a code means, in the words of the table.
 pub(crate) fn meaning(code: u8) -> Option<&'static str> {

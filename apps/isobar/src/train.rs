@@ -1,6 +1,7 @@
 //! `isobar train`: a configuration becomes ranks, data, a model and a run.
 
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 
 use anyhow::{Result, bail};
 use clap::{Args, ValueEnum};
@@ -8,8 +9,8 @@ use isobar_manager::config::Resolved;
 use isobar_manager::{DistributedManager, logging};
 use isobar_train::config::{CheckpointConfig, DataFormat, Predict, Resume};
 use isobar_train::{
-    BoxError, DataParallelConfig, FieldLayout, FieldModel, FieldTask, FitConfig, RolloutError, Signals, Step,
-    Stop, Summary, fit,
+    BoxError, DataParallelConfig, FieldLayout, FieldModel, FieldTask, FitConfig, RolloutError, RunFolder,
+    Signals, Step, Stop, Summary, fit,
 };
 
 use crate::config::{Config, ConfigArgs};
@@ -22,33 +23,40 @@ use crate::{check, start, terminal};
 pub(crate) struct TrainArgs {
     #[command(flatten)]
     config: ConfigArgs,
-    /// Go on from the newest whole checkpoint of the run; `must` is an error where there is none
+    /// Resume from the newest complete checkpoint of the run; `must` is an error where there is none
     #[arg(long, value_enum, value_name = "HOW", num_args = 0..=1, default_missing_value = "auto", require_equals = true)]
     resume: Option<ResumeArg>,
+    /// Start from the beginning, and replace the results of an earlier run in the folder once there is a checkpoint
+    #[arg(long, conflicts_with = "resume")]
+    overwrite: bool,
 }
 
 /// What to do where the run has checkpoints; without it what the configuration says.
 #[derive(Debug, Clone, Copy, ValueEnum)]
 enum ResumeArg {
-    /// Go on from the newest that is whole; start anew where there is none
+    /// Resume from the newest complete one; start from the beginning where there is none
     Auto,
-    /// Go on from the newest that is whole; fail where there is none
+    /// Resume from the newest complete one; fail where there is none
     Must,
-    /// Start anew
+    /// Start from the beginning; fail where the folder holds results of an earlier run
     Never,
 }
 
 /// Runs the command.
 pub(crate) fn command(args: &TrainArgs) -> Result<Exit> {
     let resume = args.resume.and_then(|resume| resume.to_possible_value());
-    let overrides: Vec<String> =
+    let mut overrides: Vec<String> =
         resume.iter().map(|how| format!("checkpoint.resume={}", how.get_name())).collect();
+    if args.overwrite {
+        overrides.extend(["checkpoint.resume=never", "checkpoint.overwrite=true"].map(str::to_owned));
+    }
     let resolved = args.config.load(&overrides)?;
     let config = &resolved.value;
     let folder = config.run.folder();
     let manager = start::for_run(&config.distributed, &folder)?;
     resolved.agree(&manager.group(None)?, &RANKS_OWN)?;
     let findings = check::before(&manager, &config.distributed, &folder)?;
+    let (claimed, checkpoint) = run::claim(&manager.group(None)?, &folder, &config.checkpoint)?;
     logging::init(&config.distributed.log, manager.rank(), Some(&folder.join("logs")))?;
     tracing::info!("{manager}");
     check::warn(&manager, &findings);
@@ -56,7 +64,10 @@ pub(crate) fn command(args: &TrainArgs) -> Result<Exit> {
     if config.train.deterministic {
         isobar_torch::guard::set_deterministic(true)?;
     }
-    let stopped = train(&manager, &resolved)?;
+    if checkpoint.resume != config.checkpoint.resume && manager.rank() == 0 {
+        tracing::info!("this job is started again: the run resumes from its last checkpoint, if it has one");
+    }
+    let stopped = train(&manager, &resolved, Arc::new(claimed), checkpoint)?;
     DistributedManager::cleanup(true)?;
     match stopped {
         None => return Ok(Exit::Good),
@@ -69,11 +80,12 @@ pub(crate) fn command(args: &TrainArgs) -> Result<Exit> {
 /// SLURM's variable with the number of the job.
 const JOB: &str = "SLURM_JOB_ID";
 
-/// What asks this run for checkpoints: SIGUSR1, and SIGTERM while no rank is lost. (mpirun sends it to those that are left.)
+/// What asks this run for checkpoints: SIGUSR1, and SIGTERM and SIGINT while no rank is lost. (mpirun sends SIGTERM to
+/// those that are left.)
 fn signals(manager: &DistributedManager, config: &Config) -> Result<Signals> {
     if config.checkpoint.requeue && config.checkpoint.resume == Resume::Never {
         bail!(Exit::Usage.because(
-            "checkpoint.requeue is on and checkpoint.resume is \"never\": the job that is queued again would remove the \
+            "checkpoint.requeue is on and checkpoint.resume is \"never\": the job that is queued again would not resume its \
              checkpoint; give --resume, or set checkpoint.resume = \"auto\""
         ));
     }
@@ -98,12 +110,17 @@ fn requeue() -> Result<()> {
 }
 
 /// Trains, and says why it ended early, where it did.
-fn train(manager: &DistributedManager, resolved: &Resolved<Config>) -> Result<Option<Stop>> {
+fn train(
+    manager: &DistributedManager,
+    resolved: &Resolved<Config>,
+    claimed: Arc<RunFolder>,
+    checkpoint: CheckpointConfig,
+) -> Result<Option<Stop>> {
     let config = &resolved.value;
     let text = resolved.to_toml_with_origins()?;
     let signals = signals(manager, config)?;
     let (summary, baseline, picture) =
-        run::with(manager, config, Training { manager, config, text, signals })?;
+        run::with(manager, config, Training { manager, config, text, signals, claimed, checkpoint })?;
     if manager.rank() == 0 {
         report(config, &summary, baseline, picture.as_deref());
     }
@@ -116,6 +133,8 @@ struct Training<'a> {
     config: &'a Config,
     text: String,
     signals: Signals,
+    claimed: Arc<RunFolder>,
+    checkpoint: CheckpointConfig,
 }
 
 impl Job for Training<'_> {
@@ -127,7 +146,7 @@ impl Job for Training<'_> {
         L: FieldLayout,
         F: Fn(&L::Array, Option<Step<'_>>) -> Result<L::Array, BoxError>,
     {
-        let Self { manager, config, text, signals } = self;
+        let Self { manager, config, text, signals, claimed, checkpoint } = self;
         let Run { source, layout, window, positions, forward, params, buffers, ranks, device } = run;
         let options = (config.train.precision.kind(), device);
         let fields = Fields::read_alike(&source, &config.data, &window, options, &ranks.world)?;
@@ -143,15 +162,8 @@ impl Job for Training<'_> {
             seed: config.run.seed,
         };
         let folder = config.run.folder();
-        if manager.rank() == 0 {
-            keep(&folder, &text)?;
-        }
         let kept = (params.elements(), config.train.precision.kind(), &config.optimizer);
         check::disk(manager, &config.distributed, &folder, kept);
-        let checkpoint = CheckpointConfig {
-            resume: run::resume(&ranks.world, &folder, config.checkpoint.resume)?,
-            ..config.checkpoint.clone()
-        };
         tracing::info!(
             parameters = params.elements(),
             train = task.train.len(),
@@ -160,6 +172,7 @@ impl Job for Training<'_> {
         );
         let fit_config = FitConfig {
             folder: folder.clone(),
+            claimed: Some(claimed),
             seed: config.run.seed,
             train: config.train.clone(),
             optimizer: config.optimizer.clone(),
@@ -210,13 +223,6 @@ fn data_parallel(manager: &DistributedManager, config: &Config) -> DataParallelC
         find_unused_parameters: manager.find_unused_parameters(),
         ..config.data_parallel.clone()
     }
-}
-
-/// Leaves the resolved configuration beside the run.
-fn keep(folder: &Path, text: &str) -> Result<()> {
-    let file = folder.join("config.toml");
-    let written = std::fs::create_dir_all(folder).and_then(|()| std::fs::write(&file, text));
-    written.map_err(|error| Exit::Data.because(format!("cannot write {}: {error}", file.display())).into())
 }
 
 fn report(config: &Config, summary: &Summary, baseline: Option<f64>, picture: Option<&Path>) {

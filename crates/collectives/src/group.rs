@@ -71,9 +71,14 @@ pub struct Traffic {
 }
 
 impl Group {
-    /// A group of one rank, for programs that run alone.
+    /// A group of one rank, for programs that run alone, with a deadline of 300 s.
     pub fn single() -> Self {
-        Self::world(Box::new(Single), 0, 1, Duration::from_secs(300))
+        Self::single_with(Duration::from_secs(300))
+    }
+
+    /// A group of one rank with this deadline, which bounds what its owner waits for outside the group, such as locks.
+    pub fn single_with(deadline: Duration) -> Self {
+        Self::world(Box::new(Single), 0, 1, deadline)
     }
 
     /// The group of all ranks over a backend.

@@ -115,7 +115,7 @@ fn connect(
     token: Token,
 ) -> isobar_collectives::Result<Group> {
     match transport {
-        Transport::Single => Ok(Group::single()),
+        Transport::Single => Ok(Group::single_with(deadline)),
         Transport::Mpi => mpi_world(deadline),
         Transport::Gloo { addr, port } => gloo::world(&gloo::Options {
             addr: addr.clone(),

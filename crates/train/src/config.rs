@@ -9,17 +9,22 @@ use serde::{Deserialize, Serialize};
 use tch::{Device, Kind};
 
 pub use crate::data_parallel::DataParallelConfig;
+use crate::error::{Error, Result};
 use crate::loss::Loss;
 pub use crate::metrics::MetricsConfig;
 pub use crate::model::ModelConfig;
 pub use crate::optim::OptimizerKind;
 pub use crate::schedule::ScheduleKind;
 
+/// Bytes that file systems take as a name.
+const LONGEST_NAME: usize = 255;
+
 /// `[run]`: its name, its folder, its seed.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields, default)]
 pub struct RunConfig {
-    /// Name of the run; its files are in the folder of that name under `output`.
+    /// Name of the run; its files are in the folder of that name under `output`. A plain name: no `/`, no `.` or `..`, no control
+    /// characters, at most 255 bytes.
     pub name: String,
     /// Folder of all runs.
     pub output: PathBuf,
@@ -37,6 +42,42 @@ impl RunConfig {
     /// The run's own folder.
     pub fn folder(&self) -> PathBuf {
         self.output.join(&self.name)
+    }
+
+    /// Checks that the name is one of a folder in `output`, not of a place elsewhere.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Invalid`] otherwise.
+    ///
+    /// ```
+    /// use isobar_train::config::RunConfig;
+    ///
+    /// let named = |name: &str| RunConfig { name: name.into(), ..RunConfig::default() };
+    /// assert!(named("darcy afno, lr=1e-3").check().is_ok());
+    /// assert!(named("../x").check().is_err());
+    /// ```
+    pub fn check(&self) -> Result<()> {
+        let name = self.name.as_str();
+        let problem = match () {
+            () if name.is_empty() => "empty",
+            () if name == "." || name == ".." => "no name of a folder of its own",
+            () if name.contains('/') => "a path",
+            () if name.contains(char::is_control) => "a name with control characters",
+            () if name.len() > LONGEST_NAME => "too long",
+            () => return Ok(()),
+        };
+        // Shown in part where it is long.
+        let shown: String = name.chars().take(40).collect();
+        let dots = if shown.len() < name.len() { "…" } else { "" };
+        Err(Error::invalid(
+            "run.name",
+            format!("{:?}, which is {problem}", format!("{shown}{dots}")),
+            format!(
+                "a plain name of at most {LONGEST_NAME} bytes without \"/\", as in --set run.name=darcy_2; run.output is the folder \
+                 that holds the runs"
+            ),
+        ))
     }
 }
 
@@ -257,6 +298,9 @@ pub struct CheckpointConfig {
     pub mode: SaveMode,
     /// What to do where the run's folder holds checkpoints.
     pub resume: Resume,
+    /// Whether a run that starts from the beginning may replace the results of an earlier run in its folder. They are kept aside,
+    /// and removed once the new run has a checkpoint. Without it such a folder is an error.
+    pub overwrite: bool,
     /// Weights to start from where nothing is resumed: a checkpoint's folder, or a safetensors file with the model's names and
     /// shapes, as PyTorch's tools write it; converted where they are in single precision and the run in double, or the other way
     /// round.
@@ -276,6 +320,7 @@ impl Default for CheckpointConfig {
             keep_best: 1,
             mode: SaveMode::Sync,
             resume: Resume::Never,
+            overwrite: false,
             init: None,
             requeue: false,
         }
@@ -297,11 +342,11 @@ pub enum SaveMode {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "lowercase")]
 pub enum Resume {
-    /// Start anew; they are removed.
+    /// Start from the beginning: results in the folder are an error, unless `checkpoint.overwrite` lets the run replace them.
     #[default]
     Never,
-    /// Go on from the newest that is whole; start anew where there is none.
+    /// Resume from the newest complete one; start from the beginning where there is none.
     Auto,
-    /// Go on from the newest that is whole; fail where there is none.
+    /// Resume from the newest complete one; fail where there is none.
     Must,
 }

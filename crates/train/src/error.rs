@@ -187,6 +187,39 @@ pub enum Error {
         "told to stop while other ranks are lost, so that no checkpoint can be written; go on from the newest one"
     )]
     PeersLost,
+    /// Another process uses the run's folder.
+    #[error(
+        "run folder {} is in use by {holder}; wait until that run has ended, end it, or choose another run.name",
+        path.display()
+    )]
+    RunLocked {
+        /// The folder.
+        path: PathBuf,
+        /// The process, its host, and since when it uses the folder.
+        holder: String,
+    },
+    /// The run's folder holds results of another run.
+    #[error(
+        "run folder {} holds {found} of an earlier run; resume it (--resume, or checkpoint.resume = \"auto\"), choose another \
+         run.name, or replace its results (--overwrite, or checkpoint.overwrite = true)",
+        path.display()
+    )]
+    HoldsResults {
+        /// The folder.
+        path: PathBuf,
+        /// What it holds.
+        found: String,
+    },
+    /// The run's folder is not there any more.
+    #[error(
+        "run folder {} was removed or replaced while the run used it: what was written there is lost; start again, and leave the \
+         folder and its run.lock where they are",
+        path.display()
+    )]
+    FolderGone {
+        /// The folder.
+        path: PathBuf,
+    },
     /// There is nothing to resume from.
     #[error("no checkpoint in {}; start without resuming, or name the folder that holds `step_<number>`", path.display())]
     NoCheckpoint {
@@ -227,6 +260,16 @@ pub enum Error {
         /// What it said.
         reason: String,
     },
+    /// Another rank could not read or write its files in a step that all take together.
+    #[error("rank {rank} of group {group:?} failed: {reason}")]
+    OtherRankFile {
+        /// The rank, within the group.
+        rank: usize,
+        /// The group.
+        group: String,
+        /// What it said.
+        reason: String,
+    },
     /// What the caller supplied (a model, a data source) failed.
     #[error("{context} failed: {source}")]
     Task {
@@ -253,6 +296,23 @@ impl Error {
                 | Self::Overflow { .. }
                 | Self::CheckpointsDiffer { .. }
                 | Self::OtherRank { .. }
+                | Self::OtherRankFile { .. }
+                | Self::RunLocked { .. }
+                | Self::HoldsResults { .. }
+        )
+    }
+
+    /// Whether files are the reason: they cannot be read or written, or hold something else than they should.
+    pub(crate) fn is_of_files(&self) -> bool {
+        matches!(
+            self,
+            Self::Io { .. }
+                | Self::Checkpoint { .. }
+                | Self::CheckpointUnfit { .. }
+                | Self::NoCheckpoint { .. }
+                | Self::FolderGone { .. }
+                | Self::MetricsFile { .. }
+                | Self::OtherRankFile { .. }
         )
     }
 

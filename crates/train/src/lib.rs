@@ -11,6 +11,7 @@
 //! | [`FullySharded`] | parameters, gradients and optimizer state in parts |
 //! | [`wrap_for_fsdp`] | a sharded model among plain tensors |
 //! | [`checkpoint`] | written by all ranks, whole or not at all; loadable on any number of ranks and any layout |
+//! | [`RunFolder`] | a run's folder, locked while it is used; results of another run are not lost by mistake |
 //! | [`Signals`] | asks a run from outside for a checkpoint, or to stop after one |
 //! | [`metrics`], [`Progress`] | JSON lines, CSV, TensorBoard; a progress bar |
 //! | [`loss`] | losses, and the error of a prediction |
@@ -88,6 +89,7 @@ mod params;
 mod plain;
 mod progress;
 mod replicas;
+mod run_folder;
 pub mod schedule;
 mod stragglers;
 mod task;
@@ -109,6 +111,7 @@ pub use self::params::{ParamPlacement, Parameter, Parameters};
 pub use self::plain::{distribute_over_domain_for_fsdp, wrap_for_fsdp};
 pub use self::progress::Progress;
 pub use self::replicas::check_replicas;
+pub use self::run_folder::RunFolder;
 pub use self::stragglers::Straggler;
 pub use self::task::{BoxError, FieldModel, FieldTask, RolloutError, Step, Task};
 pub use self::trainer::{FitConfig, Ranks, Summary, fit};

@@ -116,7 +116,8 @@ fn config(folder: &Path) -> FitConfig {
         seed: 3,
         // The last batch of an epoch has 3 samples: one of 4 ranks gets none.
         train: TrainConfig { epochs: 4, batch_size: 10, ..Default::default() },
-        checkpoint: CheckpointConfig { every_epochs: 1, ..Default::default() },
+        // Some tests train several times in one folder.
+        checkpoint: CheckpointConfig { every_epochs: 1, overwrite: true, ..Default::default() },
         metrics: MetricsConfig { every_steps: 1, ..Default::default() },
         ..Default::default()
     }
@@ -189,21 +190,6 @@ fn a_resumed_run_repeats_bitwise(
         lines.lines().map(|line| line.split(',').take(5).collect::<Vec<_>>().join(",")).collect::<Vec<_>>()
     };
     assert_eq!(losses(resumed.path()), losses(whole.path()), "no record is missing or twice");
-}
-
-#[test]
-fn a_fresh_run_removes_what_an_earlier_one_left() {
-    let folder = tempfile::tempdir().unwrap();
-    let mut long = config(folder.path());
-    run(&Group::single(), &long).unwrap();
-    long.train.max_steps = Some(1);
-    run(&Group::single(), &long).unwrap();
-    let names: Vec<_> = std::fs::read_dir(folder.path().join("checkpoints"))
-        .unwrap()
-        .map(|e| e.unwrap().file_name())
-        .collect();
-    assert_eq!(names, ["step_00000001"]);
-    assert_eq!(read(folder.path(), "metrics.csv").lines().count(), 2);
 }
 
 #[test]
@@ -603,6 +589,7 @@ fn the_clock_and_the_count_of_steps_ask_for_checkpoints() {
         every_steps: 6, // the last step of an epoch each time
         keep: 0,
         keep_best: 0,
+        overwrite: true,
         ..Default::default()
     };
     run(&Group::single(), &config).unwrap();

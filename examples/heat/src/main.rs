@@ -17,7 +17,7 @@ use isobar_data::{Augment, InMemory, Normalizer};
 use isobar_manager::DistributedManager;
 use isobar_shard::{Array, Conv, Generator, Init, MeshParams, PadMode, Padding};
 use isobar_shard::{ParamStore, Params, Placement, ShardTensor};
-use isobar_train::config::{OptimizerKind, TrainConfig};
+use isobar_train::config::{CheckpointConfig, OptimizerKind, TrainConfig};
 use isobar_train::{BoxError, FieldLayout, FieldModel, FieldTask, FitConfig, Parameters, Ranks};
 use isobar_train::{ShardedFields, Step, exit_reason, fit, loss::Loss, optim::AdamWConfig};
 use tch::{Device, Kind, Tensor};
@@ -117,6 +117,7 @@ fn train() -> Result<(), BoxError> {
         folder: "runs/heat".into(),
         train: TrainConfig { epochs: 8, batch_size: 8, ..TrainConfig::default() },
         optimizer: OptimizerKind::AdamW(AdamWConfig { lr: 3e-3, ..AdamWConfig::default() }),
+        checkpoint: CheckpointConfig { overwrite: true, ..CheckpointConfig::default() }, // run again, it replaces its results
         ..FitConfig::default()
     };
     let ranks = Ranks::sharded(&manager.group(None)?, &mesh)?;

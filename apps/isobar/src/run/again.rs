@@ -1,15 +1,15 @@
-//! Whether a run that is started again goes on from what it has saved.
+//! Whether a run that its launcher starts again resumes what it has saved.
 
 use std::path::Path;
-use std::time::UNIX_EPOCH;
+use std::time::{Duration, UNIX_EPOCH};
 
 use anyhow::Result;
 use isobar_collectives::Group;
 use isobar_manager::Environment;
 use isobar_manager::launch::{Attempt, attempt};
-use isobar_train::Error;
 use isobar_train::checkpoint::list;
-use isobar_train::config::Resume;
+use isobar_train::config::{CheckpointConfig, Resume};
+use isobar_train::{Error, RunFolder};
 use serde::{Deserialize, Serialize};
 
 use crate::exit::Exit;
@@ -17,64 +17,87 @@ use crate::exit::Exit;
 /// The file in a run's folder that says which job began it.
 const FILE: &str = "launch.json";
 
+/// How long a start of a job that is not its first waits for the lock of the one before, whose host may have been lost.
+const GRACE: Duration = Duration::from_secs(30);
+
 /// A checkpoint: its folder's name, and when it was saved, in seconds since 1970.
 type Saved = (String, u64);
 
-/// What a job found when it began a run anew.
+/// What a job found when it began a run.
 #[derive(Debug, PartialEq, Eq, Serialize, Deserialize)]
 struct Begun {
     /// The job.
     id: String,
-    /// The checkpoints of earlier runs, which it removes.
+    /// The checkpoints of earlier runs, which its own first checkpoint replaces.
     earlier: Vec<Saved>,
 }
 
-/// What a run does about checkpoints: as it was `told`, but for one that begins anew and is started again by its launcher: that goes
-/// on from what its own job has saved. Checkpoints of an earlier run, which its first start did not come to remove, are none of
-/// its own.
+/// Locks the run's folder, and refuses one that holds results of another run. Returns the settings with which this start
+/// trains: as they were given, but for a run that starts from the beginning and is started again by its launcher, which
+/// resumes what its own job has saved. Checkpoints of an earlier run, which the job was told to overwrite and has not replaced
+/// yet, are none of its own.
 ///
 /// All ranks call.
-pub(crate) fn resume(world: &Group, folder: &Path, told: Resume) -> Result<Resume> {
-    let Some(attempt) = attempt(&Environment::from_process())? else { return Ok(told) };
-    if told != Resume::Never {
-        return Ok(told);
+pub(crate) fn claim(
+    world: &Group,
+    folder: &Path,
+    config: &CheckpointConfig,
+) -> Result<(RunFolder, CheckpointConfig)> {
+    let environment = Environment::from_process();
+    let attempt = attempt(&environment)?.or_else(|| of_slurm(&environment));
+    let again = attempt.as_ref().is_some_and(|attempt| attempt.number > 1);
+    let claimed = RunFolder::claim(folder, world, if again { GRACE } else { Duration::ZERO })?;
+    let mut config = config.clone();
+    if let Some(attempt) = &attempt
+        && config.resume == Resume::Never
+    {
+        let own = if world.rank() == 0 { resumes(folder, attempt) } else { Ok(false) };
+        let (_, said) = super::alike(world, own.map(|resumes| (vec![u8::from(resumes)], ())))?;
+        if said.first().is_some_and(|said| said == &[1]) {
+            config.resume = Resume::Auto;
+        }
     }
-    let own = if world.rank() == 0 { decide(folder, &attempt) } else { Ok(false) };
-    let (_, said) = super::alike(world, own.map(|goes_on| (vec![u8::from(goes_on)], ())))?;
-    let goes_on = said.first().is_some_and(|said| said == &[1]);
-    if goes_on && world.rank() == 0 {
-        tracing::info!("start {} of this job: the run goes on from its last checkpoint", attempt.number);
-    }
-    Ok(if goes_on { Resume::Auto } else { Resume::Never })
+    claimed.check(&config, world)?;
+    let noted = match (&attempt, config.resume) {
+        (Some(attempt), Resume::Never) if world.rank() == 0 => note(&claimed, attempt),
+        _ => Ok(()),
+    };
+    super::alike(world, noted.map(|()| (Vec::new(), ())))?;
+    Ok((claimed, config))
 }
 
-/// Whether the run goes on; notes that it begins where it does not.
-fn decide(folder: &Path, attempt: &Attempt) -> Result<bool> {
-    let there = saved(folder)?;
+/// The start of a job of SLURM, which queues it again where it was asked to or a host was lost.
+fn of_slurm(environment: &Environment) -> Option<Attempt> {
+    let job = environment.get("SLURM_JOB_ID")?;
+    let restarts: u32 = environment.get("SLURM_RESTART_COUNT").unwrap_or("0").parse().ok()?;
+    Some(Attempt { id: format!("slurm-{job}"), number: restarts.saturating_add(1) })
+}
+
+/// Whether what is in the folder was left by earlier starts of the same job.
+fn resumes(folder: &Path, attempt: &Attempt) -> Result<bool> {
+    if attempt.number == 1 {
+        return Ok(false);
+    }
     let file = folder.join(FILE);
     let refused = |error: &dyn std::fmt::Display| {
         Exit::Data.because(format!(
-            "cannot read {}, which says whose checkpoints these are: {error}; remove it to begin anew",
+            "cannot read {}, which says whose checkpoints these are: {error}; remove it to start from the beginning",
             file.display()
         ))
     };
-    let begun: Option<Begun> = match std::fs::read(&file) {
-        Err(error) if error.kind() == std::io::ErrorKind::NotFound => None,
+    let begun: Begun = match std::fs::read(&file) {
+        Err(error) if error.kind() == std::io::ErrorKind::NotFound => return Ok(false),
         Err(error) => return Err(refused(&error).into()),
-        // Of another job it does not matter what is in it.
-        Ok(bytes) if attempt.number == 1 => serde_json::from_slice(&bytes).ok(),
-        Ok(bytes) => Some(serde_json::from_slice(&bytes).map_err(|error| refused(&error))?),
+        Ok(bytes) => serde_json::from_slice(&bytes).map_err(|error| refused(&error))?,
     };
-    if let Some(begun) = begun.filter(|begun| begun.id == attempt.id && attempt.number > 1) {
-        return Ok(!there.iter().any(|saved| begun.earlier.contains(saved)));
-    }
-    let begun = serde_json::to_vec(&Begun { id: attempt.id.clone(), earlier: there })?;
-    let part = folder.join(format!("{FILE}.part"));
-    let written = std::fs::create_dir_all(folder)
-        .and_then(|()| std::fs::write(&part, begun))
-        .and_then(|()| std::fs::rename(&part, &file));
-    written.map_err(|error| Exit::Data.because(format!("cannot write {}: {error}", file.display())))?;
-    Ok(false)
+    let there = saved(folder)?;
+    Ok(begun.id == attempt.id && !there.iter().any(|saved| begun.earlier.contains(saved)))
+}
+
+/// Notes that a job begins a run here.
+fn note(folder: &RunFolder, attempt: &Attempt) -> Result<()> {
+    let begun = Begun { id: attempt.id.clone(), earlier: saved(folder.path())? };
+    Ok(folder.write(FILE, &serde_json::to_vec(&begun)?)?)
 }
 
 /// The checkpoints of a run.

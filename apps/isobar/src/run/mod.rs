@@ -22,7 +22,7 @@ use isobar_train::{
 use serde::{Deserialize, Serialize};
 use tch::{Device, Tensor};
 
-pub(crate) use self::again::resume;
+pub(crate) use self::again::claim;
 pub(crate) use self::fields::Fields;
 use self::ranks::Arrangement;
 pub(crate) use self::source::Source;

@@ -155,6 +155,11 @@ where
         false => samples.iter().map(|&sample| shown.row(sample)).collect::<Result<_>>()?,
     };
     let path = folder.join("prediction.png");
+    if path.is_symlink() {
+        // Not through it: what it points to is not the run's.
+        std::fs::remove_file(&path)
+            .map_err(|error| Exit::Data.because(format!("cannot replace {}: {error}", path.display())))?;
+    }
     save(&rows, &path)?;
     Ok(Some(path))
 }

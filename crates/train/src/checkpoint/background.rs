@@ -1,33 +1,71 @@
-//! The thread that writes a checkpoint while training goes on.
+//! The thread that writes a checkpoint while training goes on, and what it learns meanwhile.
 
-use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, PoisonError, mpsc};
 use std::thread::JoinHandle;
+use std::time::Instant;
 
 use super::write::Job;
 use crate::error::{IoContext, Result};
+
+/// What rank 0 knows of the other ranks' parts of a save.
+#[derive(Debug, Clone, Default)]
+pub(super) enum Parts {
+    /// They may still be written.
+    #[default]
+    Pending,
+    /// All ranks have said, at this time, that they have written theirs.
+    Written(Instant),
+    /// A rank has said that it could not.
+    Failed {
+        /// The rank.
+        rank: usize,
+        /// What it said.
+        reason: String,
+    },
+    /// The run ends with an error: nothing will be heard of ranks that have not written yet.
+    Abandoned(Instant),
+}
+
+/// [`Parts`], as told to the thread that waits for them.
+#[derive(Debug, Clone, Default)]
+pub(super) struct News(Arc<Mutex<Parts>>);
+
+impl News {
+    pub(super) fn tell(&self, parts: Parts) {
+        *self.0.lock().unwrap_or_else(PoisonError::into_inner) = parts;
+    }
+
+    pub(super) fn get(&self) -> Parts {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+}
 
 /// At most one write at a time.
 #[derive(Default)]
 pub(super) struct Background {
     thread: Option<JoinHandle<Result<()>>>,
+    /// Says how this rank's own part of the write ended.
+    part: Option<mpsc::Receiver<std::result::Result<(), String>>>,
     /// Why the last write failed, until somebody is told.
     failed: Option<String>,
-    /// Tells rank 0's thread that the other ranks' parts come soon or never.
-    hurry: Arc<AtomicBool>,
+    news: News,
 }
 
 impl Background {
-    pub(super) fn hurry(&self) -> Arc<AtomicBool> {
-        self.hurry.clone()
-    }
-
     /// Starts to write; the write before must have ended.
     pub(super) fn start(&mut self, job: Job) -> Result<()> {
         let folder = job.folder.clone();
-        let write = move || job.write_part().and_then(|()| job.commit());
+        let (ended, part) = mpsc::channel();
+        self.news = job.lead.as_ref().map(|lead| lead.news.clone()).unwrap_or_default();
+        let write = move || {
+            let written = job.write_part();
+            // Nobody listens where the run has ended with an error.
+            let _ = ended.send(written.as_ref().map(|()| ()).map_err(ToString::to_string));
+            written.and_then(|()| job.commit())
+        };
         let thread = std::thread::Builder::new().name("checkpoint".to_owned()).spawn(write);
         self.thread = Some(thread.at("start a thread to write", &folder)?);
+        self.part = Some(part);
         Ok(())
     }
 
@@ -37,6 +75,20 @@ impl Background {
             self.join();
         }
         self.thread.is_some()
+    }
+
+    /// Waits until this rank's own part is written; why it could not be. On rank 0 the write goes on.
+    pub(super) fn part(&mut self) -> Option<String> {
+        match self.part.take()?.recv() {
+            Ok(Ok(())) => None,
+            Ok(Err(reason)) => Some(reason),
+            Err(mpsc::RecvError) => Some("the thread that writes it panicked".to_owned()),
+        }
+    }
+
+    /// Tells the thread of rank 0 what the ranks have said of their parts.
+    pub(super) fn tell(&self, parts: Parts) {
+        self.news.tell(parts);
     }
 
     /// Waits for the write under way; why it, or one before, failed.
@@ -57,7 +109,7 @@ impl Background {
 
 impl Drop for Background {
     fn drop(&mut self) {
-        self.hurry.store(true, Ordering::Relaxed);
+        self.news.tell(Parts::Abandoned(Instant::now()));
         self.join();
     }
 }

@@ -72,7 +72,7 @@ pub(super) fn load(
 pub(super) fn candidates(root: &Path, which: &Which, world: &Group) -> Result<(PathBuf, Vec<PathBuf>)> {
     let root = match which {
         Which::At(path) => folder::root_of(path),
-        Which::Newest | Which::Best => root.to_owned(),
+        Which::Newest | Which::Best => folder::root_or_earlier(root),
     };
     // Names within the folder, which ranks may see at other places; nothing for the place itself.
     let found = if world.rank() == 0 { names(&root, which).map_err(|e| e.to_string()) } else { Ok(None) };

@@ -1,9 +1,11 @@
-//! The folder of a run's checkpoints: its names, what is in it, and what interrupted writes have left.
+//! The folder of a run's checkpoints: its names, what is in it, and what interrupted writes have left. Symbolic links may be
+//! read; nothing is removed or written behind them.
 
 use std::path::{Path, PathBuf};
 
 use super::manifest::{MANIFEST, METADATA_OF_OLD, Manifest};
 use crate::error::{Error, IoContext, Result};
+use crate::{files, run_folder};
 
 /// The folder of the checkpoint of a step.
 pub(super) fn step_folder(step: u64) -> String {
@@ -28,24 +30,31 @@ pub(super) fn checkpoints(root: &Path) -> Result<Vec<PathBuf>> {
     Ok(found.into_iter().rev().map(|(_, path)| path).collect())
 }
 
+/// Whether a folder holds checkpoints, complete or not.
+pub(crate) fn any_in(root: &Path) -> Result<bool> {
+    Ok(!checkpoints(root)?.is_empty())
+}
+
 /// Whether a folder says that it is a checkpoint.
 pub(super) fn is_checkpoint(path: &Path) -> bool {
     [MANIFEST, METADATA_OF_OLD].iter().any(|name| path.join(name).is_file())
 }
 
-/// Where checkpoints are, given a folder of them, or one whose folder `checkpoints` is meant.
+/// Folder of the checkpoints, given that folder or a run's.
 pub(super) fn root_of(path: &Path) -> PathBuf {
-    let inner = path.join("checkpoints");
-    match inner.is_dir() {
-        true => inner,
-        false => path.to_owned(),
-    }
+    run_folder::checkpoints_of(path).unwrap_or_else(|| path.to_owned())
+}
+
+/// A run's folder of checkpoints, or that of the earlier run where the new one has none yet.
+pub(super) fn root_or_earlier(root: &Path) -> PathBuf {
+    let run = root.parent().filter(|_| root.file_name().is_some_and(|name| name == run_folder::CHECKPOINTS));
+    run.and_then(run_folder::checkpoints_of).unwrap_or_else(|| root.to_owned())
 }
 
 /// Removes what interrupted writes have left, but for `current`, which is being written.
 pub(super) fn sweep(root: &Path, current: Option<&Path>) -> Result<()> {
     for (_, path) in steps(root)? {
-        if Some(path.as_path()) == current || is_checkpoint(&path) {
+        if Some(path.as_path()) == current || is_checkpoint(&path) || path.is_symlink() {
             continue;
         }
         // Somebody else's files are not for us to remove.
@@ -70,13 +79,23 @@ pub(super) fn tidy(folder: &Path, manifest: &Manifest) -> Result<()> {
 
 /// Removes a checkpoint; interrupted, it is none any more, rather than a torn one.
 pub(super) fn remove(folder: &Path) -> Result<()> {
-    for name in [MANIFEST, METADATA_OF_OLD] {
-        let path = folder.join(name);
-        if path.exists() {
-            std::fs::remove_file(&path).at("remove", &path)?;
+    if !folder.is_symlink() {
+        for name in [MANIFEST, METADATA_OF_OLD] {
+            files::remove(&folder.join(name))?;
         }
     }
-    std::fs::remove_dir_all(folder).at("remove", folder)
+    files::remove(folder)
+}
+
+/// Refuses to write a checkpoint behind a symbolic link.
+pub(super) fn refuse_link(folder: &Path) -> Result<()> {
+    match folder.is_symlink() {
+        false => Ok(()),
+        true => Err(Error::checkpoint(
+            folder,
+            "it is a symbolic link, and is not written through; remove the link",
+        )),
+    }
 }
 
 fn steps(root: &Path) -> Result<Vec<(u64, PathBuf)>> {

@@ -32,14 +32,15 @@ use std::collections::HashMap;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::time::SystemTime;
+use std::time::{Instant, SystemTime};
 
 use isobar_collectives::Group;
 use serde::{Deserialize, Serialize};
 
-use self::background::Background;
+use self::background::{Background, News, Parts};
 pub use self::choose::{Loaded, Which};
 pub use self::contents::{Checkpointed, Contents};
+pub(crate) use self::folder::any_in;
 pub use self::keep::Keep;
 pub use self::piece::{Piece, Region};
 use self::plan::{Declared, Plan};
@@ -50,6 +51,7 @@ use crate::agree::agree;
 use crate::config::Resume;
 use crate::error::{Error, Result};
 use crate::loss_scale::LossScale;
+use crate::run_folder::Earlier;
 
 /// Where a run stands, apart from its tensors. Random numbers follow from the seed and the step, the order of samples from the
 /// seed and the epoch, so that these numbers are the state of both.
@@ -115,6 +117,10 @@ pub struct Checkpoints {
     plan: Option<(Vec<String>, Arc<Plan>)>,
     staging: Staging,
     background: Background,
+    /// Whether a write in the background has begun whose end the ranks have not agreed on; the same on all ranks.
+    in_flight: bool,
+    /// Results of an earlier run, which the first checkpoint replaces; on rank 0.
+    earlier: Option<Arc<Earlier>>,
     /// How many writes in the background have failed one after the other.
     failures: u32,
 }
@@ -132,8 +138,15 @@ impl Checkpoints {
             plan: None,
             staging: Staging::default(),
             background: Background::default(),
+            in_flight: false,
+            earlier: None,
             failures: 0,
         }
+    }
+
+    /// The first checkpoint removes these results.
+    pub(crate) fn replacing(&mut self, earlier: Option<Arc<Earlier>>) {
+        self.earlier = earlier;
     }
 
     /// Writes a checkpoint and returns its folder when it is on disk. Every rank calls, and writes its part; what several hold
@@ -147,6 +160,9 @@ impl Checkpoints {
         let job = self.job(contents, state, false);
         let job = agree(&self.world, job)?;
         agree(&self.world, job.write_part())?;
+        if let Some(lead) = &job.lead {
+            lead.news.tell(Parts::Written(Instant::now()));
+        }
         agree(&self.world, job.commit())?;
         Ok(job.folder)
     }
@@ -163,6 +179,7 @@ impl Checkpoints {
         let job = self.job(contents, state, true)?;
         let folder = job.folder.clone();
         self.background.start(job)?;
+        self.in_flight = true;
         Ok(folder)
     }
 
@@ -177,11 +194,33 @@ impl Checkpoints {
     ///
     /// On every rank where the write failed on any.
     pub fn finish(&mut self) -> Result<()> {
-        let ended = match self.background.wait() {
+        let failed = self.settle()?;
+        let unwritten = self.background.wait();
+        if let Some((rank, reason)) = failed {
+            return Err(Error::OtherRankFile { rank, group: self.world.name().to_owned(), reason });
+        }
+        let ended = match unwritten {
             None => Ok(()),
             Some(reason) => Err(Error::checkpoint(&self.folder, reason)),
         };
         agree(&self.world, ended)
+    }
+
+    /// Tells all ranks how each one's part of the write in the background ended; the first that could not be written. The
+    /// ranks talk to each other here, and not by files alone: a rank whose disk is full cannot leave a note. Every rank calls.
+    fn settle(&mut self) -> Result<Option<(usize, String)>> {
+        if !std::mem::take(&mut self.in_flight) {
+            return Ok(None);
+        }
+        let own = self.background.part().unwrap_or_default();
+        let all = self.world.all_gather_bytes(own.as_bytes())?;
+        let failed = all.iter().enumerate().find(|(_, reason)| !reason.is_empty());
+        let failed = failed.map(|(rank, reason)| (rank, String::from_utf8_lossy(reason).into_owned()));
+        self.background.tell(match failed.clone() {
+            None => Parts::Written(Instant::now()),
+            Some((rank, reason)) => Parts::Failed { rank, reason },
+        });
+        Ok(failed)
     }
 
     /// Puts a checkpoint back into what it was made of, whatever number of ranks wrote it. Every rank calls, and reads what it
@@ -196,35 +235,34 @@ impl Checkpoints {
         choose::load(&self.folder, which, contents, &self.world)
     }
 
-    /// Loads the newest whole checkpoint where `resume` says so; removes them all where it says to start anew. Every rank calls.
+    /// Loads the newest complete checkpoint where `resume` says so. Where it says to start from the beginning, the folder must
+    /// hold none. Every rank calls.
     ///
     /// # Errors
     ///
-    /// As [`Checkpoints::load`]; [`Error::NoCheckpoint`] where there must be one and is none.
+    /// As [`Checkpoints::load`]; [`Error::NoCheckpoint`] where there must be one and is none; [`Error::HoldsResults`] where there
+    /// must be none: nothing is removed.
     pub fn resume(&self, resume: Resume, contents: &mut dyn Checkpointed) -> Result<Option<Loaded>> {
         let (_, found) = choose::candidates(&self.folder, &Which::Newest, &self.world)?;
         match resume {
-            Resume::Never => {
-                let removed = if self.world.rank() == 0 { self.clear(&found) } else { Ok(()) };
-                agree(&self.world, removed).map(|()| None)
+            Resume::Never if !found.is_empty() => {
+                Err(Error::HoldsResults { path: self.folder.clone(), found: "checkpoints".to_owned() })
             }
+            Resume::Never => Ok(None),
             Resume::Auto if found.is_empty() => Ok(None),
             Resume::Auto | Resume::Must => self.load(&Which::Newest, contents).map(Some),
         }
     }
 
-    /// Removes all checkpoints.
-    fn clear(&self, found: &[PathBuf]) -> Result<()> {
-        if !found.is_empty() {
-            tracing::warn!("checkpoints of an earlier run in {} are removed", self.folder.display());
-        }
-        found.iter().try_for_each(|path| folder::remove(path))?;
-        folder::sweep(&self.folder, None)
-    }
-
     /// What this rank has to write. Every rank calls.
     fn job(&mut self, contents: &dyn Checkpointed, state: &RunState, copies: bool) -> Result<Job> {
+        let failed = self.settle()?;
         let unwritten = self.background.wait();
+        let unwritten = match failed {
+            None => unwritten,
+            // Said by the rank itself, and not by rank 0 as well, which has heard of it.
+            Some((rank, reason)) => (rank == self.world.rank()).then_some(reason),
+        };
         let pieces = contents.pieces();
         let (pieces, declared) = match pieces {
             Ok(pieces) => {
@@ -240,8 +278,12 @@ impl Checkpoints {
         self.failures = if agreed.unwritten.is_some() { self.failures + 1 } else { 0 };
         if let Some((rank, reason)) = &agreed.unwritten {
             if copies && self.failures >= FAILURES {
-                let reason = format!("{reason}; {FAILURES} writes in a row have failed");
-                return Err(Error::OtherRank { rank: *rank, group: self.world.name().to_owned(), reason });
+                let reason = format!("{reason}; {FAILURES} checkpoints in a row could not be written");
+                return Err(Error::OtherRankFile {
+                    rank: *rank,
+                    group: self.world.name().to_owned(),
+                    reason,
+                });
             }
             if self.world.rank() == 0 {
                 tracing::warn!(
@@ -275,8 +317,9 @@ impl Checkpoints {
                 facts: contents.facts()?,
                 state: state.clone(),
                 keep: self.keep,
-                patience: self.world.deadline(),
-                hurry: self.background.hurry(),
+                timeout: self.world.deadline(),
+                news: News::default(),
+                earlier: self.earlier.clone(),
             })
         });
         Ok(Job {

@@ -195,7 +195,7 @@ fn writes_in_the_background_that_fail_are_tried_again_and_told_to_all() {
         [third, sync, last]
     });
     for errors in errors {
-        assert!(errors[0].contains("2 writes in a row have failed"), "{errors:?}");
+        assert!(errors[0].contains("2 checkpoints in a row could not be written"), "{errors:?}");
         assert!(errors.iter().all(|error| error.contains("could not make the folder")), "{errors:?}");
     }
 }

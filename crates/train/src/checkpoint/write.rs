@@ -7,14 +7,14 @@ use std::fs::File;
 use std::io::{BufWriter, Write};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
-use std::time::{Duration, Instant, SystemTime};
+use std::time::{Duration, SystemTime};
 
 use isobar_torch::memory::copy_no_grad;
 use safetensors::tensor::{Dtype, Metadata, TensorInfo};
 use serde::{Deserialize, Serialize};
 use tch::{Device, Kind, Tensor};
 
+use super::background::{News, Parts};
 use super::digest::{FileDigest, FileHasher};
 use super::keep::{self, Keep};
 use super::kinds::kind;
@@ -23,6 +23,7 @@ use super::plan::Plan;
 use super::{RunState, folder};
 use crate::error::{Context, Error, IoContext, Result};
 use crate::files;
+use crate::run_folder::Earlier;
 
 /// A rank's part of a save.
 pub(super) struct Job {
@@ -52,14 +53,16 @@ pub(super) struct Lead {
     pub(super) facts: serde_json::Value,
     pub(super) state: RunState,
     pub(super) keep: Keep,
-    /// How long to wait for the other ranks' notes once its own part is written.
-    pub(super) patience: Duration,
-    /// Set when nobody will come any more: the wait is then short.
-    pub(super) hurry: Arc<AtomicBool>,
+    /// Time for the other ranks' notes to be seen once all ranks have said that they have written them.
+    pub(super) timeout: Duration,
+    /// What the ranks have said.
+    pub(super) news: News,
+    /// Results of an earlier run, which this checkpoint replaces.
+    pub(super) earlier: Option<Arc<Earlier>>,
 }
 
-/// How long rank 0 waits where it is told to hurry.
-const HURRIED: Duration = Duration::from_secs(2);
+/// Time for the other ranks' notes where the run ends with an error.
+const ABANDONED: Duration = Duration::from_secs(2);
 /// Between two looks for the other ranks' notes.
 const LOOK: Duration = Duration::from_millis(5);
 
@@ -80,6 +83,7 @@ impl Job {
         if self.items.is_empty() && self.lead.is_none() {
             return Ok(());
         }
+        folder::refuse_link(&self.folder)?;
         std::fs::create_dir_all(&self.folder).at("make the folder", &self.folder)?;
         if self.items.is_empty() {
             return Ok(());
@@ -141,6 +145,9 @@ impl Job {
         };
         write_manifest(&self.folder, &manifest)?;
         files::sync_folders(&self.root)?;
+        if let Some(earlier) = &lead.earlier {
+            swept("results of an earlier run stay", earlier.remove());
+        }
         swept("files of an earlier save stay", folder::tidy(&self.folder, &manifest));
         swept("a checkpoint that need not stay does", keep::prune(&self.root, lead.keep, &self.folder));
         Ok(())
@@ -148,25 +155,19 @@ impl Job {
 
     /// The writing ranks' notes of this save, in rank order; waits for them.
     fn notes(&self, lead: &Lead) -> Result<Vec<(usize, Note)>> {
-        let began = Instant::now();
         let mut notes = Vec::new();
         for rank in lead.plan.writers() {
             let path = self.folder.join(folder::note_file(rank));
             let note = loop {
+                // Asked before the look, so that a note that was written before it is seen.
+                let news = lead.news.get();
                 // A file of an earlier save, or none yet, is not what is waited for.
                 let read =
                     std::fs::read(&path).ok().and_then(|json| serde_json::from_slice::<Note>(&json).ok());
                 if let Some(note) = read.filter(|note| note.nonce == self.nonce) {
                     break note;
                 }
-                let patience = if lead.hurry.load(Ordering::Relaxed) { HURRIED } else { lead.patience };
-                if began.elapsed() > patience {
-                    let reason = format!(
-                        "its part is not in {} after {patience:?}; checkpoints must be in a folder that all ranks share",
-                        self.folder.display()
-                    );
-                    return Err(self.failed_rank(rank, reason));
-                }
+                self.still_expected(rank, &news, lead.timeout)?;
                 std::thread::sleep(LOOK);
             };
             notes.push((rank, note));
@@ -174,11 +175,30 @@ impl Job {
         Ok(notes)
     }
 
+    /// Whether a rank's note may still come, given what the ranks have said.
+    fn still_expected(&self, rank: usize, news: &Parts, timeout: Duration) -> Result<()> {
+        match news {
+            Parts::Failed { rank, reason } => Err(self.failed_rank(*rank, reason.clone())),
+            Parts::Written(since) if since.elapsed() > timeout => Err(self.failed_rank(
+                rank,
+                format!(
+                    "it has written its part, which rank 0 does not see in {} after {timeout:?}; checkpoints must be in a folder \
+                     that all ranks share",
+                    self.folder.display()
+                ),
+            )),
+            Parts::Abandoned(since) if since.elapsed() > ABANDONED => {
+                Err(self.failed_rank(rank, "the run ended before its part was written".to_owned()))
+            }
+            _ => Ok(()),
+        }
+    }
+
     fn failed_rank(&self, rank: usize, reason: String) -> Error {
         if rank == self.rank {
             return Error::checkpoint(&self.folder, reason);
         }
-        Error::OtherRank { rank, group: "world".to_owned(), reason }
+        Error::OtherRankFile { rank, group: "world".to_owned(), reason }
     }
 }
 
@@ -216,7 +236,7 @@ impl TensorWriter {
     pub(super) fn create(path: &Path, tensors: &[(&str, Dtype, Vec<i64>)]) -> Result<Self> {
         let header = header(tensors)
             .map_err(|reason| Error::invalid("the tensors of a file", reason, "what safetensors can hold"))?;
-        let file = BufWriter::with_capacity(CHUNK, File::create(path).at("create", path)?);
+        let file = BufWriter::with_capacity(CHUNK, files::create(path)?);
         let hasher = FileHasher::new();
         let data = header.len() as u64;
         let mut writer = Self { path: path.to_owned(), file, hasher, data, buffer: Vec::new() };

@@ -1,7 +1,7 @@
 //! `metrics.csv`: a column for each metric, empty where a record has no value of it.
 
 use std::fs::File;
-use std::io::{BufWriter, Write};
+use std::io::{BufRead, BufReader, BufWriter, Write};
 use std::path::{Path, PathBuf};
 
 use super::{Record, Writer};
@@ -42,6 +42,13 @@ impl Writer for CsvFile {
     fn flush(&mut self) -> Result<()> {
         self.file.flush().at("write", &self.path)
     }
+}
+
+/// Whether the file holds more than a header.
+pub(super) fn has_records(path: &Path) -> std::io::Result<bool> {
+    let mut lines = BufReader::new(File::open(path)?).split(b'\n');
+    lines.next().transpose()?;
+    Ok(lines.next().transpose()?.is_some())
 }
 
 fn kept(path: &Path, header: &str, last_step: u64) -> Result<String> {

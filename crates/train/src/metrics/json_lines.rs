@@ -44,6 +44,11 @@ impl Writer for JsonLines {
     }
 }
 
+/// Whether the file holds anything.
+pub(super) fn has_records(path: &Path) -> std::io::Result<bool> {
+    Ok(std::fs::metadata(path)?.len() > 0)
+}
+
 fn kept(path: &Path, last_step: u64) -> Result<String> {
     let text = std::fs::read_to_string(path).at("read", path)?;
     let refused = |number: usize, reason: String| Error::MetricsFile {

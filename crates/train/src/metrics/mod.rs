@@ -4,6 +4,7 @@ mod csv;
 mod json_lines;
 mod tensorboard;
 
+use std::io::ErrorKind;
 use std::path::Path;
 
 use serde::{Deserialize, Serialize};
@@ -73,11 +74,12 @@ impl MetricSink {
 
     /// Opens the files of `config` in `folder`, which is made where it is missing. `columns` names every metric that
     /// will be logged. With `resume_at`, a step, existing files are continued: records after that step are dropped
-    /// first, so that none occurs twice; without it they are started anew.
+    /// first, so that none occurs twice. Without it the folder must hold no records of an earlier run.
     ///
     /// # Errors
     ///
-    /// Where a file can't be written, or one to continue has other columns or is not a metrics file.
+    /// Where a file can't be written, or one to continue has other columns or is not a metrics file; without `resume_at`
+    /// [`Error::HoldsResults`] where there are records, which stay.
     pub fn open(
         folder: &Path,
         config: &MetricsConfig,
@@ -85,6 +87,9 @@ impl MetricSink {
         resume_at: Option<u64>,
     ) -> Result<Self> {
         std::fs::create_dir_all(folder).at("make the folder", folder)?;
+        if resume_at.is_none() && any_in(folder)? {
+            return Err(Error::HoldsResults { path: folder.to_owned(), found: "metrics".to_owned() });
+        }
         let columns: Vec<String> = columns.iter().map(|c| (*c).to_owned()).collect();
         let mut writers: Vec<Box<dyn Writer>> = Vec::new();
         if config.json_lines {
@@ -123,6 +128,25 @@ impl MetricSink {
     pub fn flush(&mut self) -> Result<()> {
         self.writers.iter_mut().try_for_each(|writer| writer.flush())
     }
+}
+
+/// Whether metrics files in a folder hold records. Files that were opened only, as by a start that failed, hold none.
+pub(crate) fn any_in(folder: &Path) -> Result<bool> {
+    let found = [
+        json_lines::has_records(&folder.join("metrics.jsonl")),
+        csv::has_records(&folder.join("metrics.csv")),
+        tensorboard::has_records(&folder.join("tensorboard")),
+    ];
+    for found in found {
+        match found {
+            Ok(false) => {}
+            // A folder in the place of a file, for instance: nothing that this run may replace.
+            Ok(true) => return Ok(true),
+            Err(error) if matches!(error.kind(), ErrorKind::NotFound | ErrorKind::NotADirectory) => {}
+            Err(error) => return Err(error).at("look for metrics in", folder),
+        }
+    }
+    Ok(false)
 }
 
 impl Drop for MetricSink {

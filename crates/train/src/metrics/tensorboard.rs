@@ -27,7 +27,7 @@ impl EventFile {
         let (path, start) = match (resume_at, existing.last()) {
             (Some(step), Some(path)) => (path.clone(), kept(path, step)?),
             _ => {
-                // A new run in an old folder would be drawn over the old curves.
+                // Those of starts that failed, which hold no curves.
                 for path in &existing {
                     std::fs::remove_file(path).at("remove", path)?;
                 }
@@ -50,12 +50,28 @@ impl Writer for EventFile {
     }
 }
 
+/// Whether an event file in the folder holds more than its first record, which each begins with.
+pub(super) fn has_records(folder: &Path) -> std::io::Result<bool> {
+    let empty = frame(&version()).len() as u64;
+    for entry in std::fs::read_dir(folder)? {
+        let entry = entry?;
+        if is_event_file(&entry.file_name().to_string_lossy()) && entry.metadata()?.len() > empty {
+            return Ok(true);
+        }
+    }
+    Ok(false)
+}
+
+fn is_event_file(name: &str) -> bool {
+    name.starts_with("events.out.tfevents.")
+}
+
 fn event_files(folder: &Path) -> Result<Vec<PathBuf>> {
     let mut found = Vec::new();
     for entry in std::fs::read_dir(folder).at("list", folder)? {
         let path = entry.at("list", folder)?.path();
         let name = path.file_name().unwrap_or_default().to_string_lossy().into_owned();
-        if name.starts_with("events.out.tfevents.") {
+        if is_event_file(&name) {
             found.push(path);
         }
     }

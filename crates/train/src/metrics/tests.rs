@@ -58,10 +58,18 @@ fn resuming_leaves_no_record_twice_and_no_half_record() {
 }
 
 #[test]
-fn a_new_run_starts_new_files() {
+fn a_new_run_starts_new_files_where_there_are_no_records() {
     let folder = tempfile::tempdir().unwrap();
-    run(folder.path(), None, 1..5);
+    run(folder.path(), None, 1..1);
     run(folder.path(), None, 1..2);
+    let found = MetricSink::open(folder.path(), &MetricsConfig::default(), &COLUMNS, None);
+    assert!(matches!(found, Err(Error::HoldsResults { .. })), "{found:?}");
+    for kept in ["metrics.jsonl", "metrics.csv", "tensorboard"] {
+        let other = tempfile::tempdir().unwrap();
+        std::fs::rename(folder.path().join(kept), other.path().join(kept)).unwrap();
+        assert!(any_in(other.path()).unwrap(), "{kept}");
+        std::fs::rename(other.path().join(kept), folder.path().join(kept)).unwrap();
+    }
     assert_eq!(read(folder.path(), "metrics.csv").lines().count(), 2);
     assert_eq!(decode(&event_file(folder.path())).len(), 2);
 }

@@ -5,7 +5,8 @@ mod step;
 mod validation;
 
 use std::path::PathBuf;
-use std::time::Instant;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
 
 use isobar_collectives::flight::Phase;
 use isobar_collectives::{BackendKind, Group};
@@ -15,11 +16,12 @@ use isobar_manager::{DeviceMesh, DistributedManager};
 use isobar_torch::guard::{Autocast, set_deterministic};
 use tch::Tensor;
 
-use self::same_run::{check_same_run, refuse_init_that_goes};
+use self::same_run::check_same_run;
+use crate::agree::agree;
 use crate::checkpoint::{Checkpoints, Contents, Keep, Loaded, RunState, Which};
 use crate::config::{
-    CheckpointConfig, DataParallelConfig, MetricsConfig, OptimizerKind, Precision, SaveMode, ScheduleKind,
-    TrainConfig,
+    CheckpointConfig, DataParallelConfig, MetricsConfig, OptimizerKind, Precision, Resume, SaveMode,
+    ScheduleKind, TrainConfig,
 };
 use crate::error::{Error, Result};
 use crate::fields::MODEL_AXIS;
@@ -31,6 +33,7 @@ use crate::out_of_memory::{self, Held};
 use crate::parallel::Parallel;
 use crate::params::Parameters;
 use crate::progress::Progress;
+use crate::run_folder::{CHECKPOINTS, Earlier, RunFolder};
 use crate::schedule::Schedule;
 use crate::stragglers::{Straggler, Stragglers};
 use crate::task::{RolloutError, Task};
@@ -39,8 +42,10 @@ use crate::triggers::{Signals, Stop, Triggers};
 /// How [`fit`] trains.
 #[derive(Debug, Clone, Default)]
 pub struct FitConfig {
-    /// Where metrics and checkpoints go.
+    /// Folder of the run's metrics and checkpoints. It belongs to one run at a time: see [`RunFolder`].
     pub folder: PathBuf,
+    /// The folder where the caller has claimed it already; without it [`fit`] claims it while it trains.
+    pub claimed: Option<Arc<RunFolder>>,
     /// Seed of sample order and dropout.
     pub seed: u64,
     /// The loop.
@@ -55,7 +60,7 @@ pub struct FitConfig {
     pub checkpoint: CheckpointConfig,
     /// What to record.
     pub metrics: MetricsConfig,
-    /// The resolved configuration as TOML, kept in every checkpoint.
+    /// The resolved configuration as TOML, kept in every checkpoint and, unless it is empty, in `config.toml` in the folder.
     pub resolved: String,
     /// What else a checkpoint should carry, for instance the normalizers.
     pub extra: serde_json::Value,
@@ -137,6 +142,9 @@ pub struct Summary {
 
 /// Trains `task` from where its folder's checkpoints say, or from the start. Every rank calls.
 ///
+/// The folder is locked meanwhile, and results of another run in it are an error unless `config.checkpoint` says to resume or
+/// to overwrite them.
+///
 /// The global batches, the augmentation and dropout are the same on any number of ranks, and so is the loss curve but for
 /// rounding; a resumed run on the same layout and processor repeats it bitwise. Deterministic kernels, where they are asked for, are the
 /// process's from then on.
@@ -213,6 +221,12 @@ struct Run<'a, T> {
     triggers: Triggers,
     stragglers: Stragglers,
     metrics: MetricSink,
+    /// Why a record could not be written, until the ranks have agreed to end.
+    unrecorded: Option<Error>,
+    /// Results of an earlier run, which go with the first checkpoint. Dropped after what writes to the folder, and before its
+    /// lock.
+    _earlier: Option<Arc<Earlier>>,
+    folder: Arc<RunFolder>,
     progress: Progress,
     state: RunState,
     /// The step of the last checkpoint.
@@ -232,6 +246,12 @@ impl<'a, T: Task> Run<'a, T> {
         config: &'a FitConfig,
     ) -> Result<Self> {
         ranks.world.mark(Phase::Start, 0);
+        let folder = match &config.claimed {
+            Some(claimed) => claimed.clone(),
+            None => Arc::new(RunFolder::claim(&config.folder, &ranks.world, Duration::ZERO)?),
+        };
+        folder.log_state();
+        folder.check(&config.checkpoint, &ranks.world)?;
         let train = &config.train;
         if train.validate_every == 0 {
             return Err(Error::invalid("train.validate_every", 0, "1 or more"));
@@ -256,9 +276,8 @@ impl<'a, T: Task> Run<'a, T> {
         let whole = params.clone();
         let params = parallel.parameters().clone();
         let mut optimizer = Averaged::new(config.optimizer.build(&params)?, &params, train.average_decay)?;
-        let folder = config.folder.join("checkpoints");
         let keep = Keep { newest: config.checkpoint.keep, best: config.checkpoint.keep_best };
-        let checkpoints = Checkpoints::new(&folder, keep, &ranks.world);
+        let mut checkpoints = Checkpoints::new(&config.folder.join(CHECKPOINTS), keep, &ranks.world);
         let triggers = Triggers::new(&config.signals, config.checkpoint.every_minutes)?;
         let fresh = RunState {
             seed: config.seed,
@@ -268,9 +287,11 @@ impl<'a, T: Task> Run<'a, T> {
             loss_scale: scaled(train.precision),
             ..Default::default()
         };
-        refuse_init_that_goes(&config.checkpoint, &folder)?;
         let mut contents = Contents { params: &params, buffers, optimizer: Some(&mut optimizer) };
-        let resumed = checkpoints.resume(config.checkpoint.resume, &mut contents)?;
+        let resumed = match config.checkpoint.resume {
+            Resume::Never => None,
+            resume => checkpoints.resume(resume, &mut contents)?,
+        };
         if let Some(Loaded { path, state }) = &resumed {
             check_same_run(state, &fresh, path)?;
             tracing::info!(step = state.step, epoch = state.epoch, "resumed from {}", path.display());
@@ -290,6 +311,15 @@ impl<'a, T: Task> Run<'a, T> {
             ..state
         };
         let rank = ranks.world.rank();
+        // Weights to start from may have been in the folder: they are loaded by now.
+        let earlier = match resume_at {
+            None => folder.begin(&config.checkpoint, &ranks.world)?.map(Arc::new),
+            Some(_) => None,
+        };
+        checkpoints.replacing(earlier.clone());
+        if rank == 0 && !config.resolved.is_empty() {
+            folder.write("config.toml", config.resolved.as_bytes())?;
+        }
         let metrics = match rank {
             0 => MetricSink::open(&config.folder, &config.metrics, &COLUMNS, resume_at)?,
             _ => MetricSink::none(),
@@ -324,6 +354,9 @@ impl<'a, T: Task> Run<'a, T> {
             triggers,
             stragglers: Stragglers::default(),
             metrics,
+            unrecorded: None,
+            _earlier: earlier,
+            folder,
             state,
             began: Instant::now(),
         })
@@ -360,7 +393,7 @@ impl<'a, T: Task> Run<'a, T> {
             self.swap_averages()?;
         }
         self.checkpoints.finish()?;
-        self.metrics.flush()?;
+        self.flush()?;
         self.progress.finish();
         self.summary.steps = self.state.step;
         self.summary.epochs = self.state.epoch;
@@ -401,6 +434,7 @@ impl<'a, T: Task> Run<'a, T> {
         self.state.loss_sum = 0.0;
         self.state.loss_samples = 0;
         self.report(epoch, loss, error, rollout)?;
+        self.flush()?;
         let better =
             error.is_some_and(|error| error.is_finite() && self.state.best.is_none_or(|best| error < best));
         if better {
@@ -417,7 +451,7 @@ impl<'a, T: Task> Run<'a, T> {
     /// A checkpoint; with `wait` on disk when it returns, whatever the configuration says.
     fn save(&mut self, wait: bool) -> Result<()> {
         self.mark(Phase::Checkpoint);
-        self.metrics.flush()?;
+        self.flush()?;
         let contents =
             Contents { params: &self.params, buffers: self.buffers, optimizer: Some(&mut self.optimizer) };
         let path = match self.config.checkpoint.mode {
@@ -429,6 +463,27 @@ impl<'a, T: Task> Run<'a, T> {
         self.saved = Some(self.state.step);
         self.summary.checkpoint = Some(path);
         Ok(())
+    }
+
+    /// Hands all metrics to the system, and sees that the run's folder is still there; an error on all ranks where not.
+    fn flush(&mut self) -> Result<()> {
+        let own = match self.unrecorded.take() {
+            Some(error) => Err(error),
+            None => self.metrics.flush(),
+        };
+        // Where the folder is gone, other errors follow from that.
+        agree(&self.ranks.world, self.folder.check_in_place().and(own))
+    }
+
+    /// Records metrics. That a file cannot be written is an error of all ranks at the next [`Run::flush`].
+    fn record(&mut self, epoch: u64, values: &[(&str, f64)]) -> Result<()> {
+        match self.metrics.log(self.state.step, epoch, values) {
+            Err(error) if error.is_of_files() => {
+                self.unrecorded.get_or_insert(error);
+                Ok(())
+            }
+            logged => logged,
+        }
     }
 
     /// Says what this rank is doing, for reports and records.

@@ -1,11 +1,10 @@
-//! What a run refuses to go on with, or to start from.
+//! What a run refuses to resume.
 
 use std::path::Path;
 
 use serde_json::Value;
 
 use crate::checkpoint::RunState;
-use crate::config::{CheckpointConfig, Resume};
 use crate::error::{Error, Result};
 
 /// Refuses to go on with another run: with other global batches than those so far, of which some would be left out or
@@ -25,7 +24,7 @@ pub(super) fn check_same_run(saved: &RunState, now: &RunState, path: &Path) -> R
         return Ok(());
     }
     let reason = format!(
-        "it was trained with {}; give the same, or start anew (another run.name, or checkpoint.resume = \"never\")",
+        "it was trained with {}; give the same, choose another run.name, or start from the beginning in its place (--overwrite)",
         found.join("; with ")
     );
     Err(Error::CheckpointUnfit { path: path.to_owned(), reason })
@@ -46,23 +45,5 @@ fn differences(key: &str, saved: &Value, now: &Value, found: &mut Vec<String>) {
         }
         _ if saved == now => {}
         _ => found.push(format!("{key} {saved}, this run has {now}")),
-    }
-}
-
-/// Refuses to start from weights that are removed before they are read.
-pub(super) fn refuse_init_that_goes(config: &CheckpointConfig, folder: &Path) -> Result<()> {
-    let (Resume::Never, Some(init)) = (config.resume, &config.init) else { return Ok(()) };
-    let inside = match (init.canonicalize(), folder.canonicalize()) {
-        (Ok(init), Ok(folder)) => init.starts_with(folder),
-        _ => false,
-    };
-    match inside {
-        false => Ok(()),
-        true => Err(Error::invalid(
-            "checkpoint.init",
-            format!("{}, in the folder of this run", init.display()),
-            "a place elsewhere, as checkpoint.resume = \"never\" removes the checkpoints of that folder; copy it, or give the \
-             run another name",
-        )),
     }
 }

@@ -69,7 +69,7 @@ impl<T: Task> Run<'_, T> {
         if every > 0 && self.state.step.is_multiple_of(every) {
             let rate = self.progress.rate();
             let values = [("loss", loss), ("lr", lr), ("grad_norm", norm), ("samples_per_second", rate)];
-            self.metrics.log(self.state.step, epoch, &values)?;
+            self.record(epoch, &values)?;
         }
         Ok(asked)
     }

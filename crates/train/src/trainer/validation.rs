@@ -91,8 +91,7 @@ impl<T: Task> Run<'_, T> {
             line.push_str(&format!("  rollout {:.2} %, spectrum {:.2} %", error * 100.0, spectrum * 100.0));
         }
         self.progress.epoch_end(epoch, &line);
-        self.metrics.log(self.state.step, epoch, &values)?;
-        self.metrics.flush()
+        self.record(epoch, &values)
     }
 }
 
