@@ -18,10 +18,9 @@ pub(crate) fn check(path: &Path) -> Result<u64> {
     if let Some(format) = other_format(path) {
         return Err(Error::Unsupported { path: path.to_owned(), format });
     }
-    if metadata.is_dir() {
-        return Err(Error::io(path, "read it", ErrorKind::IsADirectory.into()));
-    }
-    check_whole(path, metadata.len())?;
+    // HDF5 opens the file by its name and waits for ever on a FIFO.
+    let mut file = isobar_files::open(path).map_err(|error| Error::io(path, "open it", error))?;
+    check_whole(path, &mut file, metadata.len())?;
     Ok(metadata.len())
 }
 
@@ -41,12 +40,11 @@ const SIGNATURE: [u8; 8] = *b"\x89HDF\r\n\x1a\n";
 const HEAD: usize = 56;
 
 /// Compares the length with the end-of-file address in the superblock (HDF5 File Format Specification, section II.A).
-fn check_whole(path: &Path, found: u64) -> Result<()> {
-    let mut file = File::open(path).map_err(|error| Error::io(path, "open it", error))?;
+fn check_whole(path: &Path, file: &mut File, found: u64) -> Result<()> {
     // The superblock stands at the start, or after a user block of 512, 1024, 2048, … bytes.
     let mut offset = 0;
     while offset + SIGNATURE.len() as u64 <= found {
-        let head = read_at(&mut file, offset).map_err(|error| Error::io(path, "read it", error))?;
+        let head = read_at(file, offset).map_err(|error| Error::io(path, "read it", error))?;
         if head.starts_with(&SIGNATURE) {
             return match end_of_file(&head) {
                 Some(expected) if expected > found => {

@@ -36,7 +36,7 @@ pub(super) fn of_list(text: &str) -> Result<Vec<Host>> {
 /// The hosts of a file: one a line, as `a:2`, `a slots=2` or `a`; what follows `#` is not read.
 pub(super) fn of_file(path: &Path) -> Result<Vec<Host>> {
     let wrong = |what: String| Exit::Usage.because(format!("{}: {what}", path.display()));
-    let text = std::fs::read_to_string(path).map_err(|error| wrong(error.to_string()))?;
+    let text = isobar_files::read_to_string(path, LONGEST).map_err(|error| wrong(error.to_string()))?;
     let mut hosts = Vec::new();
     for (number, line) in text.lines().enumerate() {
         let line = line.split('#').next().unwrap_or_default().trim();
@@ -114,6 +114,9 @@ fn host(word: &str) -> Result<Host> {
     };
     Ok(Host { name: name.to_owned(), ranks })
 }
+
+/// Bytes of the longest file of hosts.
+const LONGEST: u64 = 4 << 20;
 
 /// More ranks than this on a host are a mistake.
 const MOST: usize = 4096;

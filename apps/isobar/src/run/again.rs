@@ -20,6 +20,9 @@ const FILE: &str = "launch.json";
 /// How long a start of a job that is not its first waits for the lock of the one before, whose host may have been lost.
 const GRACE: Duration = Duration::from_secs(30);
 
+/// Bytes of the longest such file.
+const LONGEST: u64 = 16 << 20;
+
 /// A checkpoint: its folder's name, and when it was saved, in seconds since 1970.
 type Saved = (String, u64);
 
@@ -85,7 +88,7 @@ fn resumes(folder: &Path, attempt: &Attempt) -> Result<bool> {
             file.display()
         ))
     };
-    let begun: Begun = match std::fs::read(&file) {
+    let begun: Begun = match isobar_files::read(&file, LONGEST) {
         Err(error) if error.kind() == std::io::ErrorKind::NotFound => return Ok(false),
         Err(error) => return Err(refused(&error).into()),
         Ok(bytes) => serde_json::from_slice(&bytes).map_err(|error| refused(&error))?,

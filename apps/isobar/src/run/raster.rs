@@ -1,11 +1,11 @@
 //! Fields as panels with a title and a colour bar, drawn into pixels. Text is in a font of 8 x 8 dots, which needs no font
 //! of the machine.
 
-use std::fs::File;
 use std::io::BufWriter;
 use std::path::Path;
 
 use font8x8::UnicodeFonts;
+use isobar_files::NewFile;
 
 /// Values on a grid, row by row; the first row is drawn at the top.
 pub(crate) struct Field {
@@ -115,13 +115,15 @@ impl Canvas {
 
     /// Writes it as PNG.
     pub(crate) fn save(&self, path: &Path) -> Result<(), png::EncodingError> {
+        let mut file = NewFile::create(path)?;
         let mut encoder =
-            png::Encoder::new(BufWriter::new(File::create(path)?), self.width as u32, self.height as u32);
+            png::Encoder::new(BufWriter::new(file.file()), self.width as u32, self.height as u32);
         encoder.set_color(png::ColorType::Rgb);
         encoder.set_depth(png::BitDepth::Eight);
         let mut writer = encoder.write_header()?;
         writer.write_image_data(self.pixels.as_flattened())?;
-        writer.finish()
+        writer.finish()?;
+        Ok(file.finish()?)
     }
 
     fn panel(&mut self, panel: &Panel, left: usize, top: usize) {

@@ -142,8 +142,12 @@ pub(crate) fn name(path: &Path) -> String {
     path.file_stem().unwrap_or_default().to_string_lossy().into_owned()
 }
 
+/// Bytes of the longest case. Golden cases are small, and are kept in memory.
+const LONGEST: u64 = 1 << 30;
+
 fn read(path: &Path) -> Result<Vec<u8>> {
-    fs::read(path).map_err(|error| Exit::Data.because(format!("{}: {error}", unreadable(path))).into())
+    isobar_files::read(path, LONGEST)
+        .map_err(|error| Exit::Data.because(format!("{}: {error}", unreadable(path))).into())
 }
 
 fn parse(path: &Path, bytes: &[u8]) -> Result<(String, Header)> {

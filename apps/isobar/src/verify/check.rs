@@ -367,5 +367,5 @@ fn write(
     let tensors: Vec<(&str, &Tensor)> =
         gathered.iter().map(|(name, tensor)| (name.as_str(), tensor)).collect();
     let bytes = pack(&tensors, Some(("case", &case.text)))?;
-    fs::write(&file, bytes).with_context(|| format!("cannot write {}", file.display()))
+    isobar_files::write(&file, bytes).with_context(|| format!("cannot write {}", file.display()))
 }

@@ -89,7 +89,7 @@ pub(crate) fn run(args: &VerifyArgs) -> Result<Exit> {
     terminal::line(&report.summary());
     if let Some(file) = &args.json {
         let text = serde_json::to_string_pretty(&report)? + "\n";
-        std::fs::write(file, text).with_context(|| format!("cannot write {}", file.display()))?;
+        isobar_files::write(file, text).with_context(|| format!("cannot write {}", file.display()))?;
     }
     Ok(if report.failed == 0 { Exit::Good } else { Exit::Failed })
 }

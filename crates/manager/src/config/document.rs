@@ -1,7 +1,6 @@
 //! Reading of TOML files and of the files that they include.
 
-use std::fs::File;
-use std::io::Read;
+use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
@@ -38,17 +37,13 @@ impl Reader {
             let path = from.unwrap_or_else(|| path.to_owned());
             return Err(ConfigError::TooManyFiles { path, most: MOST_FILES });
         }
-        let mut text = String::new();
-        let read = File::open(path).and_then(|file| file.take(LONGEST + 1).read_to_string(&mut text));
-        read.map_err(|source| match source.kind() {
-            std::io::ErrorKind::NotFound => {
-                ConfigError::NotFound { path: path.to_owned(), from: from.clone() }
+        let text = isobar_files::read_to_string(path, LONGEST).map_err(|source| match source.kind() {
+            ErrorKind::NotFound => ConfigError::NotFound { path: path.to_owned(), from: from.clone() },
+            ErrorKind::FileTooLarge => {
+                ConfigError::TooLong { path: path.to_owned(), from: from.clone(), most: LONGEST }
             }
             _ => ConfigError::Read { path: path.to_owned(), from: from.clone(), source },
         })?;
-        if text.len() as u64 > LONGEST {
-            return Err(ConfigError::TooLong { path: path.to_owned(), from, most: LONGEST });
-        }
         let real = std::fs::canonicalize(path).map_err(|source| ConfigError::Read {
             path: path.to_owned(),
             from,

@@ -84,11 +84,7 @@ pub fn read(folder: &Path) -> Result<Records> {
 }
 
 fn read_one(path: &Path) -> Result<FlightRecord, String> {
-    let length = fs::metadata(path).map_err(|error| error.to_string())?.len();
-    if length > LONGEST {
-        return Err(format!("{length} bytes, expected at most {LONGEST}"));
-    }
-    let text = fs::read(path).map_err(|error| error.to_string())?;
+    let text = isobar_files::read(path, LONGEST).map_err(|error| error.to_string())?;
     let record: FlightRecord =
         serde_json::from_slice(&text).map_err(|error| format!("not a flight record: {error}"))?;
     match record.version {

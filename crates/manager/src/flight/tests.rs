@@ -219,3 +219,19 @@ fn what_is_no_record_is_an_error_that_names_the_file() {
     std::fs::create_dir(&path).unwrap();
     assert!(write(folder.path(), &record(0, [0, 0], &[])).is_err());
 }
+
+/// Beside a good record, of which all the same is said.
+#[test]
+fn records_that_are_no_regular_files_are_left_aside() {
+    let folder = tempfile::tempdir().unwrap();
+    write(folder.path(), &record(0, [42, 0], &[])).unwrap();
+    let path = |rank: usize| folder.path().join(format!("flight_rank_{rank:05}.json"));
+    nix::unistd::mkfifo(&path(1), nix::sys::stat::Mode::from_bits_truncate(0o600)).unwrap();
+    std::os::unix::fs::symlink("/dev/zero", path(2)).unwrap();
+    std::fs::File::create(path(3)).unwrap().set_len(1 << 40).unwrap();
+    let found = read(folder.path()).unwrap();
+    assert_eq!(found.records.len(), 1);
+    let problems: Vec<&str> = found.unreadable.iter().map(|(_, problem)| problem.as_str()).collect();
+    let long = "it has 1099511627776 bytes, expected at most 16777216";
+    assert_eq!(problems, ["it is a FIFO, expected a regular file", "it is a device, expected a regular file", long]);
+}

@@ -17,6 +17,9 @@ pub type StateDict = BTreeMap<String, Tensor>;
 /// The file is missing, broken, or holds a kind that libtorch lacks.
 pub fn read_safetensors(path: impl AsRef<Path>) -> Result<StateDict> {
     let path = path.as_ref();
+    // The next reads by name and would wait for ever on a FIFO.
+    isobar_files::open(path)
+        .map_err(|source| Error::File { path: path.display().to_string(), source: source.into() })?;
     let tensors = Tensor::read_safetensors(path)
         .map_err(|source| Error::File { path: path.display().to_string(), source })?;
     Ok(tensors.into_iter().collect())

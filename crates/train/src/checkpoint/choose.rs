@@ -1,6 +1,6 @@
 //! Which checkpoint to load: the first in order that is whole on all ranks.
 
-use std::fs::{self, File};
+use std::fs;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
@@ -130,7 +130,7 @@ impl Weights {
 
     /// Of all its bytes.
     fn digest(&self) -> Result<String> {
-        let file = File::open(&self.path).at("open", &self.path)?;
+        let file = isobar_files::open(&self.path).at("open", &self.path)?;
         let mut hasher = blake3::Hasher::new();
         hasher.update_reader(file).at("read", &self.path)?;
         Ok(hasher.finalize().to_hex().to_string())

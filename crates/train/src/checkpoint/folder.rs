@@ -12,6 +12,11 @@ pub(super) fn step_folder(step: u64) -> String {
     format!("step_{step:08}")
 }
 
+/// The step that a folder's name says, where it is the name of a checkpoint.
+pub(super) fn step_of(folder: &Path) -> Option<u64> {
+    folder.file_name()?.to_str()?.strip_prefix("step_")?.parse().ok()
+}
+
 /// A rank's file of tensors. The suffix keeps those of a save apart from those of the checkpoint that it replaces.
 pub(super) fn rank_file(rank: usize, suffix: &str) -> String {
     format!("rank_{rank:05}{suffix}.safetensors")

@@ -2,21 +2,25 @@
 //! of all files, its own included.
 
 use std::collections::HashSet;
+use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
 
 use safetensors::tensor::Dtype;
 use serde::{Deserialize, Serialize};
 
-use super::RunState;
 use super::digest::FileDigest;
 use super::piece::{Region, check_tiling};
-use crate::error::{Error, IoContext, Result};
+use super::{RunState, folder};
+use crate::error::{Error, Result};
 
 pub(super) const MANIFEST: &str = "manifest.json";
 pub(super) const FORMAT: &str = "isobar-checkpoint";
 pub(super) const VERSION: u64 = 3;
 /// By which folders of versions before 3 are known.
 pub(super) const METADATA_OF_OLD: &str = "metadata.json";
+
+/// Bytes of the longest manifest: two million boxes of tensors have about as many.
+const LONGEST: u64 = 512 << 20;
 
 /// What the file begins with; the digits of its own digest follow.
 const PREFIX: &[u8] = br#"{"blake3":""#;
@@ -84,10 +88,14 @@ impl TensorEntry {
 }
 
 impl Manifest {
-    /// The file's bytes, its digest included.
+    /// The file's bytes, its digest included; refuses more than [`Manifest::read`] takes.
     pub(super) fn encode(&self) -> std::io::Result<Vec<u8>> {
         let unsealed = Self { blake3: "0".repeat(DIGITS), ..self.clone() };
         let mut bytes = serde_json::to_vec(&unsealed)?;
+        if bytes.len() as u64 > LONGEST {
+            let reason = format!("{} bytes, of at most {LONGEST}; write from fewer ranks", bytes.len());
+            return Err(std::io::Error::new(ErrorKind::FileTooLarge, reason));
+        }
         let digest = blake3::hash(&bytes).to_hex();
         bytes[PREFIX.len()..PREFIX.len() + DIGITS].copy_from_slice(digest.as_bytes());
         Ok(bytes)
@@ -102,7 +110,19 @@ impl Manifest {
             );
             return Err(Error::checkpoint(folder, reason));
         }
-        Self::decode(&path, &std::fs::read(&path).at("read", &path)?)
+        let bytes = isobar_files::read(&path, LONGEST).map_err(|error| match error.kind() {
+            ErrorKind::FileTooLarge => Error::checkpoint(&path, error.to_string()),
+            _ => Error::Io { action: "read", path: path.clone(), source: error },
+        })?;
+        let manifest = Self::decode(&path, &bytes)?;
+        let step = manifest.state.step;
+        match folder::step_of(folder).filter(|&named| named != step) {
+            None => Ok(manifest),
+            Some(_) => {
+                let expected = folder::step_folder(step);
+                Err(Error::checkpoint(folder, format!("it is of step {step}; expected the name {expected}")))
+            }
+        }
     }
 
     pub(super) fn decode(path: &Path, bytes: &[u8]) -> Result<Self> {
@@ -111,9 +131,9 @@ impl Manifest {
         if !bytes.starts_with(PREFIX) || bytes.len() < digits.end {
             return Err(refused(foreign(bytes)));
         }
-        let mut unsealed = bytes.to_vec();
-        unsealed[digits.clone()].fill(b'0');
-        if blake3::hash(&unsealed).to_hex().as_bytes() != &bytes[digits] {
+        let mut hasher = blake3::Hasher::new();
+        hasher.update(PREFIX).update(&[b'0'; DIGITS]).update(&bytes[digits.end..]);
+        if hasher.finalize().to_hex().as_bytes() != &bytes[digits] {
             return Err(refused("torn or damaged: its BLAKE3 is not that of what was written".to_owned()));
         }
         let head: Head = serde_json::from_slice(bytes).map_err(|e| refused(format!("foreign: {e}")))?;

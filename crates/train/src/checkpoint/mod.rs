@@ -356,4 +356,6 @@ fn nonce() -> String {
 #[cfg(test)]
 mod fuzz;
 #[cfg(test)]
+mod special;
+#[cfg(test)]
 mod tests;

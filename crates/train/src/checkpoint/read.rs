@@ -190,7 +190,7 @@ struct Blocks<'a> {
 
 impl<'a> Blocks<'a> {
     fn open(path: &'a Path, digest: Option<&'a CheckedDigest>) -> Result<Self> {
-        let file = File::open(path).map_err(|error| match error.kind() {
+        let file = isobar_files::open(path).map_err(|error| match error.kind() {
             std::io::ErrorKind::NotFound => Error::checkpoint(path, "torn: it is not there"),
             _ => Error::Io { action: "open", path: path.to_owned(), source: error },
         })?;
@@ -247,7 +247,7 @@ const LONGEST_HEADER: u64 = 100_000_000;
 /// The tensors of a safetensors file. Reads its header only, and no more than the file has.
 pub(super) fn tensors_of(path: &Path) -> Result<Vec<TensorEntry>> {
     let refused = |reason: String| Error::checkpoint(path, format!("not a safetensors file: {reason}"));
-    let file = File::open(path).at("open", path)?;
+    let file = isobar_files::open(path).at("open", path)?;
     let bytes = file.metadata().at("look at", path)?.len();
     let mut length = [0; 8];
     if bytes < 8 {

@@ -5,6 +5,7 @@ use std::path::{Path, PathBuf};
 use std::time::{Duration, SystemTime};
 
 use isobar_collectives::balanced;
+use isobar_files::NewFile;
 
 use super::contents::{average_of, state_dict_name};
 use super::folder;
@@ -107,6 +108,15 @@ pub fn reshard(path: &Path, out: &Path, ranks: usize) -> Result<()> {
         return Err(Error::invalid("the number of ranks", 0, "1 or more"));
     }
     let (opened, manifest) = open_newest(path)?;
+    let step = manifest.state.step;
+    if let Some(named) = folder::step_of(out).filter(|&named| named != step) {
+        let expected = format!("step {step}; call it {}", folder::step_folder(step));
+        return Err(Error::invalid(
+            format!("the name of {}", out.display()),
+            format!("step {named}"),
+            expected,
+        ));
+    }
     if out.exists() && std::fs::read_dir(out).at("list", out)?.next().is_some() {
         return Err(Error::invalid(format!("the folder {}", out.display()), "not empty", "one of its own"));
     }
@@ -168,24 +178,18 @@ pub fn export(path: &Path, out: &Path) -> Result<usize> {
     own.sort_by_key(|(_, tensor)| std::cmp::Reverse(tensor.element_bytes()));
     let shapes: Vec<_> =
         own.iter().map(|(name, tensor)| (*name, tensor.dtype, tensor.shape.clone())).collect();
-    let aside = files::aside(out);
-    let written = || {
-        let mut writer = TensorWriter::create(&aside, &shapes)?;
-        for (name, tensor) in &own {
-            let average = average_of(name);
-            let averaged = manifest.tensors.iter().any(|tensor| tensor.name == average);
-            let source = if averaged { &average } else { &tensor.name };
-            let wanted = Wanted { name: source.clone(), region: Region::whole(&tensor.shape) };
-            opened.read(&[wanted])?.iter().try_for_each(|piece| writer.tensor(name, &piece.tensor))?;
-        }
-        writer.finish()?;
-        std::fs::rename(&aside, out).at("rename a new file to", out)
-    };
-    let written = written();
-    if written.is_err() {
-        let _ = std::fs::remove_file(&aside);
+    let new = NewFile::create(out).at("create", out)?;
+    let mut writer = TensorWriter::create(new.path(), &shapes)?;
+    for (name, tensor) in &own {
+        let average = average_of(name);
+        let averaged = manifest.tensors.iter().any(|tensor| tensor.name == average);
+        let source = if averaged { &average } else { &tensor.name };
+        let wanted = Wanted { name: source.clone(), region: Region::whole(&tensor.shape) };
+        opened.read(&[wanted])?.iter().try_for_each(|piece| writer.tensor(name, &piece.tensor))?;
     }
-    written.map(|()| own.len())
+    writer.finish()?;
+    new.finish().at("rename a new file to", out)?;
+    Ok(own.len())
 }
 
 /// A checkpoint, or the newest whole one of a folder of them.

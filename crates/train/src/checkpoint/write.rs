@@ -63,6 +63,8 @@ pub(super) struct Lead {
 
 /// Time for the other ranks' notes where the run ends with an error.
 const ABANDONED: Duration = Duration::from_secs(2);
+/// Bytes of the longest note that is read: it holds 67 bytes for each MiB of a rank's file.
+const LONGEST_NOTE: u64 = 1 << 30;
 /// Between two looks for the other ranks' notes.
 const LOOK: Duration = Duration::from_millis(5);
 
@@ -162,8 +164,8 @@ impl Job {
                 // Asked before the look, so that a note that was written before it is seen.
                 let news = lead.news.get();
                 // A file of an earlier save, or none yet, is not what is waited for.
-                let read =
-                    std::fs::read(&path).ok().and_then(|json| serde_json::from_slice::<Note>(&json).ok());
+                let read = isobar_files::read(&path, LONGEST_NOTE).ok();
+                let read = read.and_then(|json| serde_json::from_slice::<Note>(&json).ok());
                 if let Some(note) = read.filter(|note| note.nonce == self.nonce) {
                     break note;
                 }

@@ -81,7 +81,7 @@ fn event_files(folder: &Path) -> Result<Vec<PathBuf>> {
 
 /// The bytes of all whole events up to `last_step`.
 fn kept(path: &Path, last_step: u64) -> Result<Vec<u8>> {
-    let bytes = std::fs::read(path).at("read", path)?;
+    let bytes = isobar_files::read(path, u64::MAX).at("read", path)?;
     let mut kept = Vec::new();
     let mut rest = bytes.as_slice();
     while let Some((record, data, after)) = next_record(rest) {

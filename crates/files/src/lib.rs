@@ -1,0 +1,40 @@
+//! Files that the user names, read and written so that a special file in their place does no harm.
+//!
+//! | | |
+//! |---|---|
+//! | [`open`], [`read`], [`read_to_string`] | read regular files; refuse FIFOs, devices, sockets and folders without blocking |
+//! | [`NewFile`], [`write`](write()) | write a file beside its target and rename it; refuse a target that is not a regular file |
+//!
+//! Reading follows symbolic links, as data sets are often links; writing does not. Errors are [`std::io::Error`]s whose text
+//! names what was found, but not the path: the caller adds it.
+
+mod read;
+mod write;
+
+pub use read::{open, read, read_to_string};
+pub use write::{NewFile, write};
+
+use std::fs::FileType;
+use std::io::{Error, ErrorKind};
+use std::os::unix::fs::FileTypeExt;
+
+/// Refuses all but a regular file.
+fn check_regular(kind: FileType) -> std::io::Result<()> {
+    if kind.is_file() {
+        return Ok(());
+    }
+    let (error, found) = if kind.is_dir() {
+        (ErrorKind::IsADirectory, "a directory")
+    } else if kind.is_fifo() {
+        (ErrorKind::InvalidInput, "a FIFO")
+    } else if kind.is_socket() {
+        (ErrorKind::InvalidInput, "a socket")
+    } else if kind.is_char_device() || kind.is_block_device() {
+        (ErrorKind::InvalidInput, "a device")
+    } else if kind.is_symlink() {
+        (ErrorKind::InvalidInput, "a symbolic link")
+    } else {
+        (ErrorKind::InvalidInput, "a special file")
+    };
+    Err(Error::new(error, format!("it is {found}, expected a regular file")))
+}

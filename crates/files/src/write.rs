@@ -1,0 +1,111 @@
+//! Writing of files that appear complete or not at all.
+
+use std::ffi::OsString;
+use std::fs::{File, Permissions};
+use std::io::{Error, ErrorKind, Result, Write};
+use std::os::unix::fs::PermissionsExt;
+use std::path::{Path, PathBuf};
+
+use tempfile::TempPath;
+
+use crate::check_regular;
+
+/// A file that is written under a temporary name beside its target and renamed by [`NewFile::finish`]. Nobody sees a partial
+/// file, and one that is not finished is removed when dropped.
+///
+/// The target must be absent or a regular file, so that a program with many rights never replaces a device such as
+/// `/dev/full`, and never writes through a symbolic link.
+///
+/// ```
+/// use std::io::Write;
+///
+/// let folder = tempfile::tempdir()?;
+/// let mut file = isobar_files::NewFile::create(folder.path().join("result.txt"))?;
+/// file.file().write_all(b"42\n")?;
+/// file.finish()?;
+/// assert_eq!(std::fs::read(folder.path().join("result.txt"))?, b"42\n");
+/// # Ok::<(), std::io::Error>(())
+/// ```
+#[derive(Debug)]
+pub struct NewFile {
+    target: PathBuf,
+    path: TempPath,
+    file: File,
+}
+
+impl NewFile {
+    /// Creates the temporary file.
+    ///
+    /// # Errors
+    ///
+    /// The target is not a regular file, or has no name; its folder is missing or may not be written.
+    pub fn create(target: impl AsRef<Path>) -> Result<Self> {
+        let target = target.as_ref();
+        let Some(name) = target.file_name() else { return Err(ErrorKind::IsADirectory.into()) };
+        check_target(target)?;
+        let folder = match target.parent() {
+            Some(folder) if !folder.as_os_str().is_empty() => folder,
+            _ => Path::new("."),
+        };
+        let mut prefix = OsString::from(".");
+        prefix.push(name);
+        let file = tempfile::Builder::new()
+            .prefix(&prefix)
+            .suffix(".partial")
+            // The mode of any new file, less the umask: results are shared.
+            .permissions(Permissions::from_mode(0o666))
+            .tempfile_in(folder)
+            // The error of the crate names the temporary file, which nobody asked for.
+            .map_err(|error| {
+                error.raw_os_error().map_or(Error::from(error.kind()), Error::from_raw_os_error)
+            })?;
+        let (file, path) = file.into_parts();
+        Ok(Self { target: target.to_owned(), path, file })
+    }
+
+    /// The file to write.
+    pub fn file(&mut self) -> &mut File {
+        &mut self.file
+    }
+
+    /// Its temporary name, for libraries that open files by name.
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+
+    /// The name that it will have.
+    pub fn target(&self) -> &Path {
+        &self.target
+    }
+
+    /// Waits until the file is on disk and renames it to its target, replacing a regular file of that name.
+    ///
+    /// # Errors
+    ///
+    /// The disk is full; something other than a regular file has taken the target's name.
+    pub fn finish(self) -> Result<()> {
+        self.file.sync_all()?;
+        check_target(&self.target)?;
+        self.path.persist(&self.target).map_err(|error| error.error)
+    }
+}
+
+/// Writes `bytes` to `target`, all or nothing: see [`NewFile`].
+///
+/// # Errors
+///
+/// Those of [`NewFile`].
+pub fn write(target: impl AsRef<Path>, bytes: impl AsRef<[u8]>) -> Result<()> {
+    let mut file = NewFile::create(target)?;
+    file.file().write_all(bytes.as_ref())?;
+    file.finish()
+}
+
+/// Refuses a target that is there and is not a regular file itself.
+fn check_target(target: &Path) -> Result<()> {
+    match std::fs::symlink_metadata(target) {
+        Ok(found) => check_regular(found.file_type()),
+        Err(error) if error.kind() == ErrorKind::NotFound => Ok(()),
+        Err(error) => Err(error),
+    }
+}
