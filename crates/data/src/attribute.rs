@@ -13,18 +13,16 @@ pub(crate) struct Attributes<'a> {
     path: &'a Path,
     location: &'a Location,
     owner: String,
-    /// Bytes of the file.
-    length: u64,
 }
 
 impl<'a> Attributes<'a> {
     pub(crate) fn of_group(node: &'a Node<'_>) -> Self {
-        Self { path: node.path, location: &node.group, owner: node.name().to_owned(), length: node.length }
+        Self { path: node.path, location: &node.group, owner: node.name().to_owned() }
     }
 
     /// Those of a dataset of a group.
     pub(crate) fn of_dataset(node: &'a Node<'_>, dataset: &'a Dataset, name: &str) -> Self {
-        Self { path: node.path, location: dataset, owner: node.full(name), length: node.length }
+        Self { path: node.path, location: dataset, owner: node.full(name) }
     }
 
     /// One finite number.
@@ -144,12 +142,11 @@ impl<'a> Attributes<'a> {
             .dtype()
             .and_then(|kind| kind.to_descriptor())
             .map_err(|error| self.unreadable(name, error))?;
-        // Before memory is taken for them. What is packed tightest is a boolean, of a bit.
-        let values =
-            attribute.shape().iter().try_fold(1_u64, |values, &extent| values.checked_mul(extent as u64));
-        if values.is_none_or(|values| values > self.length.saturating_mul(8)) {
-            let found = format!("{} in a file of {} bytes", shape_text(&attribute.shape()), self.length);
-            return Err(self.misfit(name, found, "no more values than the file can hold"));
+        // Before memory is allocated for them. Each text may be the same one of the file, as long as the file itself.
+        let values = attribute.shape().iter().try_fold(1_usize, |values, &extent| values.checked_mul(extent));
+        if values.is_none_or(|values| values > MOST_VALUES) {
+            let expected = format!("at most {MOST_VALUES} values");
+            return Err(self.misfit(name, shape_text(&attribute.shape()), expected));
         }
         Ok((attribute, kind))
     }
@@ -167,6 +164,9 @@ impl<'a> Attributes<'a> {
 fn is_missing(error: &hdf5_metno::Error) -> bool {
     error.stack().is_some_and(|stack| stack.minor_codes().next_back() == Some(MinorErrorCode::NotFound))
 }
+
+/// Values of an attribute that is read, at most.
+const MOST_VALUES: usize = 1024;
 
 /// Bytes of the longest string of fixed length that is read.
 const LONGEST_TEXT: usize = 256;

@@ -3,13 +3,13 @@
 use std::ops::Range;
 use std::path::{Path, PathBuf};
 
-use hdf5_metno::Dataset;
 use isobar_torch::memory::from_vec;
 use tch::Tensor;
 
 use crate::attribute::Attributes;
 use crate::layout::{self, Node, check_range, shape_text};
 use crate::stats::Accumulator;
+use crate::storage::Stored;
 use crate::{Error, Result, Statistics};
 
 /// A data set of 2-D Darcy flow, −∇·(a ∇u) = β on the unit square with u = 0 on its boundary, in one HDF5 file.
@@ -23,8 +23,8 @@ use crate::{Error, Result, Statistics};
 /// | `x-coordinate`, `y-coordinate` | `[x]`, `[y]` | float | the points of the grid, ascending |
 /// | `beta` | root attribute | number | the constant source β |
 ///
-/// Any storage is read: contiguous or in chunks, with the filters that the HDF5 library has (shuffle and gzip among
-/// them). [`DarcyFile::open`] checks the whole layout; values are checked when they are read. The file stays open and
+/// Values may be contiguous or in chunks of at most 1 GiB, packed by shuffle, gzip and Fletcher32. They must be in the
+/// file itself: external storage, virtual datasets and links to other files are refused. [`DarcyFile::open`] checks the whole layout; values are checked when they are read. The file stays open and
 /// is only read, so any number of ranks may share it. Nothing here is collective: each rank reads what it needs.
 ///
 /// ```
@@ -45,8 +45,8 @@ use crate::{Error, Result, Statistics};
 #[derive(Debug)]
 pub struct DarcyFile {
     path: PathBuf,
-    nu: Dataset,
-    tensor: Dataset,
+    nu: Stored,
+    tensor: Stored,
     samples: usize,
     x: Vec<f64>,
     y: Vec<f64>,
@@ -86,7 +86,7 @@ impl DarcyFile {
             return Err(Error::OtherLayout { path, found: layout::WELL, expected: layout::DARCY });
         }
         let nu = root.field(NU)?;
-        let shape = nu.shape();
+        let shape = nu.dataset.shape();
         let &[samples, rows, cols] = shape.as_slice() else {
             return Err(root.misfit(NU, shape_text(&shape), "of shape [sample, x, y]"));
         };
@@ -95,9 +95,9 @@ impl DarcyFile {
         }
         let tensor = root.field(TENSOR)?;
         let expected = [samples, 1, rows, cols];
-        if tensor.shape() != expected {
+        if tensor.dataset.shape() != expected {
             let expected = format!("{} to agree with `{NU}`", shape_text(&expected));
-            return Err(root.misfit(TENSOR, shape_text(&tensor.shape()), expected));
+            return Err(root.misfit(TENSOR, shape_text(&tensor.dataset.shape()), expected));
         }
         let x = root.coordinates(X, Some((rows, NU)))?;
         let y = root.coordinates(Y, Some((cols, NU)))?;
@@ -180,12 +180,13 @@ impl DarcyFile {
 
     fn field_statistics(
         &self,
-        dataset: &Dataset,
+        dataset: &Stored,
         name: &'static str,
         samples: Range<usize>,
     ) -> Result<Statistics> {
         // Whole chunks at a time, so that none is decompressed twice.
-        let step = dataset.chunk().map_or(STATISTICS_SAMPLES, |chunk| chunk[0].max(1));
+        let step = dataset.chunk().map_or(STATISTICS_SAMPLES, |chunk| chunk[0]);
+        let step = layout::portion(step, self.rows() * self.cols() * size_of::<f32>());
         let mut accumulator = Accumulator::default();
         let mut start = samples.start;
         while start < samples.end {
@@ -197,7 +198,7 @@ impl DarcyFile {
         accumulator.finish()
     }
 
-    fn read_field(&self, dataset: &Dataset, name: &'static str, window: &Window<'_>) -> Result<Tensor> {
+    fn read_field(&self, dataset: &Stored, name: &'static str, window: &Window<'_>) -> Result<Tensor> {
         let (rows, cols) = (window.rows.len(), window.cols.len());
         let area = rows * cols;
         let mut values = vec![0.0; window.samples.len() * area];
@@ -216,13 +217,13 @@ impl DarcyFile {
     /// The finite values of consecutive samples in the order of `[sample, x, y]`.
     fn read_slab(
         &self,
-        dataset: &Dataset,
+        dataset: &Stored,
         name: &'static str,
         samples: Range<usize>,
         rows: Range<usize>,
         cols: Range<usize>,
     ) -> Result<Vec<f32>> {
-        if dataset.ndim() == 4 {
+        if dataset.dataset.ndim() == 4 {
             layout::read_finite(&self.path, dataset, name, &[samples, 0..1, rows, cols])
         } else {
             layout::read_finite(&self.path, dataset, name, &[samples, rows, cols])

@@ -8,6 +8,7 @@ use hdf5_metno::types::{FloatSize, TypeDescriptor};
 use hdf5_metno::{Dataset, File, Group, Hyperslab, SliceOrIndex};
 use ndarray::IxDyn;
 
+use crate::storage::{self, DEFLATED, LARGEST_CHUNK, Stored};
 use crate::{Error, Result, format};
 
 /// A group of an open file. Names in errors are paths from the root, such as `t0_fields/vorticity`.
@@ -27,6 +28,7 @@ impl<'a> Node<'a> {
         let group = File::open(path)
             .and_then(|file| file.group("/"))
             .map_err(|error| Error::hdf5(path, "open it", error))?;
+        storage::check_links(path, &group)?;
         Ok(Self { path, group, name: String::new(), length })
     }
 
@@ -72,6 +74,7 @@ impl<'a> Node<'a> {
             .group
             .dataset(name)
             .map_err(|error| Error::hdf5(self.path, format!("open dataset `{full}`"), error))?;
+        storage::check_place(self.path, &dataset, &full)?;
         self.check_size(&dataset, name)?;
         Ok(dataset)
     }
@@ -97,14 +100,22 @@ impl<'a> Node<'a> {
                 return Err(self.misfit(name, found, "no more values than the file can hold"));
             }
         }
-        Ok(())
+        let unpacked = |chunk: &Vec<usize>| chunk.iter().product::<usize>() as u64 * kind.size() as u64;
+        match chunk.as_ref().map(unpacked).filter(|&bytes| bytes > LARGEST_CHUNK) {
+            None => Ok(()),
+            Some(bytes) => {
+                let expected =
+                    format!("chunks of at most {LARGEST_CHUNK} bytes; repack the file (h5repack -l)");
+                Err(self.misfit(name, format!("in chunks of {bytes} bytes"), expected))
+            }
+        }
     }
 
     /// A dataset of float32, of either byte order.
-    pub(crate) fn field(&self, name: &str) -> Result<Dataset> {
+    pub(crate) fn field(&self, name: &str) -> Result<Stored> {
         let dataset = self.dataset(name)?;
         match self.kind(&dataset, name)? {
-            TypeDescriptor::Float(FloatSize::U4) => Ok(dataset),
+            TypeDescriptor::Float(FloatSize::U4) => Ok(Stored::new(self.path, dataset, self.full(name))),
             other => Err(self.misfit(name, format!("of kind {other}"), "float32")),
         }
     }
@@ -122,12 +133,17 @@ impl<'a> Node<'a> {
             None if shape.len() != 1 || shape.contains(&0) => {
                 return Err(self.misfit(name, shape_text(&shape), "a list of at least one point"));
             }
+            _ if shape[0] > MOST_POINTS => {
+                let expected = format!("at most {MOST_POINTS} points");
+                return Err(self.misfit(name, shape_text(&shape), expected));
+            }
             _ => (),
         }
         let kind = self.kind(&dataset, name)?;
         if !matches!(kind, TypeDescriptor::Float(_)) {
             return Err(self.misfit(name, format!("of kind {kind}"), "floating-point numbers"));
         }
+        Stored::new(self.path, dataset.clone(), self.full(name)).check(&[0..shape[0]])?;
         let values = dataset
             .read_raw::<f64>()
             .map_err(|error| Error::hdf5(self.path, format!("read dataset `{}`", self.full(name)), error))?;
@@ -163,8 +179,8 @@ impl<'a> Node<'a> {
     }
 }
 
-/// Bytes that one byte of deflate stands for, at most; other filters of HDF5 pack no tighter in practice.
-const DEFLATED: u64 = 1032;
+/// Points along one dim, at most: more than any grid has.
+const MOST_POINTS: usize = 1 << 24;
 
 pub(crate) fn misfit(
     path: &Path,
@@ -179,6 +195,15 @@ pub(crate) fn shape_text(shape: &[usize]) -> String {
     format!("of shape {shape:?}")
 }
 
+/// Steps along an axis to read at a time, so that no chunk is unpacked twice as long as that takes bounded memory.
+/// `step_bytes` is the size of one step.
+pub(crate) fn portion(chunk: usize, step_bytes: usize) -> usize {
+    chunk.min(PORTION / step_bytes.max(1)).max(1)
+}
+
+/// Bytes that are read at a time for statistics, at most, unless one step has more.
+const PORTION: usize = 256 << 20;
+
 pub(crate) fn check_range(what: impl Into<String>, range: &Range<usize>, available: usize) -> Result<()> {
     if range.start > range.end || range.end > available {
         return Err(Error::OutOfRange { what: what.into(), asked: format!("{range:?}"), available });
@@ -189,13 +214,15 @@ pub(crate) fn check_range(what: impl Into<String>, range: &Range<usize>, availab
 /// The values of a window, one range a dim of the dataset, in the dataset's order; all finite.
 pub(crate) fn read_finite(
     path: &Path,
-    dataset: &Dataset,
+    stored: &Stored,
     name: &str,
     window: &[Range<usize>],
 ) -> Result<Vec<f32>> {
     if window.iter().any(Range::is_empty) {
         return Ok(Vec::new());
     }
+    stored.check(window)?;
+    let dataset = &stored.dataset;
     let values = if window.is_empty() {
         dataset.read_raw::<f32>()
     } else {

@@ -32,6 +32,7 @@ pub mod generate;
 mod layout;
 mod sampler;
 mod stats;
+mod storage;
 mod well;
 mod writer;
 

@@ -3,12 +3,12 @@
 use std::ops::Range;
 use std::path::Path;
 
-use hdf5_metno::Dataset;
 use isobar_torch::memory::from_vec;
 use tch::Tensor;
 
-use crate::layout::read_finite;
+use crate::layout::{portion, read_finite};
 use crate::stats::Accumulator;
+use crate::storage::Stored;
 use crate::{Result, Statistics};
 
 /// A field of a [`WellFile`](super::WellFile).
@@ -19,7 +19,7 @@ pub struct WellField {
     pub(super) components: usize,
     /// Of the trajectories, the times and the spatial dims.
     pub(super) varying: Vec<bool>,
-    pub(super) dataset: Dataset,
+    pub(super) dataset: Stored,
     /// The dataset's path from the root.
     pub(super) place: String,
 }
@@ -45,6 +45,11 @@ impl WellField {
         let dims = axes.len() - 2;
         let varying = axes.iter().zip(&self.varying).filter(|(_, varying)| **varying);
         varying.map(|(range, _)| range.clone()).chain((0..self.order).map(|_| 0..dims)).collect()
+    }
+
+    /// Stored dims before the spatial ones.
+    fn leading(&self) -> usize {
+        self.varying[..2].iter().filter(|varying| **varying).count()
     }
 
     /// `[frame, component, x, …]` of one trajectory; `axes` are ranges of trajectories, frames and points, none empty,
@@ -73,13 +78,17 @@ impl WellField {
         // Whole chunks at a time, so that none is decompressed twice.
         let step = |axis: usize, otherwise: usize| {
             let stored = self.varying[..axis].iter().filter(|varying| **varying).count();
-            chunk.as_ref().and_then(|chunk| chunk.get(stored)).map_or(otherwise, |&length| length.max(1))
+            chunk.and_then(|chunk| chunk.get(stored)).map_or(otherwise, |&length| length)
         };
+        let frame: usize = self.stored(whole).iter().skip(self.leading()).map(Range::len).product();
+        let frame = frame * size_of::<f32>();
+        let frames_at_once = portion(step(1, STATISTICS_FRAMES), frame);
+        let trajectories_at_once = portion(step(0, 1), frame.saturating_mul(frames_at_once));
         // What does not vary is read once, and counted as often as it stands for.
         let once =
             |axis: usize| if self.varying[axis] { whole[axis].clone() } else { 0..whole[axis].len().min(1) };
-        for trajectories in portions(once(0), step(0, 1)) {
-            for frames in portions(once(1), step(1, STATISTICS_FRAMES)) {
+        for trajectories in portions(once(0), trajectories_at_once) {
+            for frames in portions(once(1), frames_at_once) {
                 let axes = [&[trajectories.clone(), frames], &whole[2..]].concat();
                 let values = read_finite(path, &self.dataset, &self.place, &self.stored(&axes))?;
                 for (component, accumulator) in accumulators.iter_mut().enumerate() {

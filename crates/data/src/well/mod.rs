@@ -33,7 +33,7 @@ use crate::{Error, Result, Statistics};
 /// A field that does not vary between trajectories, in time or along a dim (attributes `sample_varying`, `time_varying`,
 /// `dim_varying`) is stored without it, and repeated when read.
 ///
-/// [`WellFile::open`] checks the whole layout; values are checked when they are read. Coordinates that vary between
+/// Storage is limited as that of [`DarcyFile`](crate::DarcyFile). [`WellFile::open`] checks the whole layout; values are checked when they are read. Coordinates that vary between
 /// trajectories or in time are refused. The file stays open and is only read, so any number of ranks may share it. Nothing
 /// here is collective: each rank reads what it needs.
 ///

@@ -125,7 +125,7 @@ fn periodic(conditions: &Node<'_>, spatial_dims: &[String]) -> Result<Vec<bool>>
 
 fn open_field(group: &Node<'_>, name: String, order: usize, extents: &[usize]) -> Result<WellField> {
     let dataset = group.field(&name)?;
-    let attributes = Attributes::of_dataset(group, &dataset, &name);
+    let attributes = Attributes::of_dataset(group, &dataset.dataset, &name);
     let mut varying = vec![attributes.flag(SAMPLE_VARYING)?, attributes.flag(TIME_VARYING)?];
     varying.extend(attributes.flags(DIM_VARYING)?);
     let dims = extents.len() - 2;
@@ -135,7 +135,7 @@ fn open_field(group: &Node<'_>, name: String, order: usize, extents: &[usize]) -
     }
     let stored = extents.iter().zip(&varying).filter(|(_, varying)| **varying).map(|(&extent, _)| extent);
     let expected: Vec<usize> = stored.chain((0..order).map(|_| dims)).collect();
-    let shape = dataset.shape();
+    let shape = dataset.dataset.shape();
     if shape != expected {
         let expected = format!("{} to agree with `{DIMENSIONS}` and `{TRAJECTORIES}`", shape_text(&expected));
         return Err(group.misfit(&name, shape_text(&shape), expected));
