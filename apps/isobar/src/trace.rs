@@ -45,7 +45,7 @@ fn why(Records { records, older, unreadable, .. }: &Records) -> String {
     text += &format!("\n\nwhat happened:\n{}\n\n{}", flight::diagnose(records), table(records));
     for (record, entry) in records.iter().filter_map(|record| Some((record, record.stuck()?))) {
         if !entry.stack.is_empty() {
-            text += &format!("\n\nrank {} waits in {} here:", record.rank, entry.operation);
+            text += &format!("\n\nrank {} waits in {} here:", record.rank, clean(&entry.operation));
             entry.stack.iter().for_each(|frame| text += &format!("\n  {}", clean(frame)));
         }
     }

@@ -44,6 +44,11 @@ impl LossScale {
         self.factor
     }
 
+    /// Returns whether a run can have come to it.
+    pub(crate) fn is_possible(&self) -> bool {
+        self.factor >= LEAST && self.factor <= MOST && self.steps < STEPS
+    }
+
     /// After a step whose gradients are finite.
     pub fn stepped(&mut self) {
         self.steps += 1;

@@ -16,7 +16,7 @@ use isobar_manager::{DeviceMesh, DistributedManager};
 use isobar_torch::guard::{Autocast, set_deterministic};
 use tch::Tensor;
 
-use self::same_run::check_same_run;
+use self::same_run::{check_counts, check_same_run};
 use crate::agree::agree;
 use crate::checkpoint::{Checkpoints, Contents, Keep, Loaded, RunState, Which};
 use crate::config::{
@@ -294,6 +294,7 @@ impl<'a, T: Task> Run<'a, T> {
         };
         if let Some(Loaded { path, state }) = &resumed {
             check_same_run(state, &fresh, path)?;
+            check_counts(state, steps_per_epoch, path)?;
             tracing::info!(step = state.step, epoch = state.epoch, "resumed from {}", path.display());
         } else if let Some(path) = &config.checkpoint.init {
             let mut weights = Contents { params: &params, buffers, optimizer: None };

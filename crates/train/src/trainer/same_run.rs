@@ -30,6 +30,27 @@ pub(super) fn check_same_run(saved: &RunState, now: &RunState, path: &Path) -> R
     Err(Error::CheckpointUnfit { path: path.to_owned(), reason })
 }
 
+/// Refuses counts that no run of epochs of `batches` batches has: their digest says that they were written so, not that they
+/// make sense.
+pub(super) fn check_counts(saved: &RunState, batches: u64, path: &Path) -> Result<()> {
+    let RunState { step, epoch, batch, loss_samples, .. } = *saved;
+    let steps = epoch.checked_mul(batches).and_then(|steps| steps.checked_add(batch));
+    let samples = batch.saturating_mul(saved.batch_size).min(saved.samples);
+    let problem = if batch > batches {
+        format!("batch {batch} of epoch {epoch}, but an epoch has {batches} batches")
+    } else if steps != Some(step) {
+        format!("step {step}, but batch {batch} of epoch {epoch} with {batches} batches an epoch")
+    } else if loss_samples != samples {
+        format!("losses of {loss_samples} samples, but {samples} samples in {batch} batches")
+    } else if saved.loss_scale.is_some_and(|scale| !scale.is_possible()) {
+        format!("the loss scale {:?}", saved.loss_scale)
+    } else {
+        return Ok(());
+    };
+    let reason = format!("it contradicts itself: it has {problem}; resume from another checkpoint");
+    Err(Error::checkpoint(path, reason))
+}
+
 /// Where two values differ, key by key.
 fn differences(key: &str, saved: &Value, now: &Value, found: &mut Vec<String>) {
     match (saved, now) {
@@ -45,5 +66,44 @@ fn differences(key: &str, saved: &Value, now: &Value, found: &mut Vec<String>) {
         }
         _ if saved == now => {}
         _ => found.push(format!("{key} {saved}, this run has {now}")),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use rstest::rstest;
+
+    use super::*;
+    use crate::loss_scale::LossScale;
+
+    /// Ten samples in batches of four: three batches an epoch, the last of two samples.
+    fn state(epoch: u64, batch: u64, loss_samples: u64) -> RunState {
+        let step = epoch * 3 + batch;
+        RunState { step, epoch, batch, loss_samples, samples: 10, batch_size: 4, ..RunState::default() }
+    }
+
+    #[rstest]
+    #[case::fresh(0, 0, 0)]
+    #[case::within(2, 2, 8)]
+    #[case::at_the_end_of_an_epoch(1, 3, 10)]
+    fn counts_of_runs_are_taken(#[case] epoch: u64, #[case] batch: u64, #[case] losses: u64) {
+        let state = RunState { loss_scale: Some(LossScale::default()), ..state(epoch, batch, losses) };
+        check_counts(&state, 3, Path::new("step")).unwrap();
+    }
+
+    #[rstest]
+    #[case::endless_batch(|s: &mut RunState| s.batch = u64::MAX, "batch 18446744073709551615 of epoch 1")]
+    #[case::endless_epoch(|s: &mut RunState| s.epoch = u64::MAX, "step 5, but batch 2 of epoch 18446744073709551615")]
+    #[case::step(|s: &mut RunState| s.step = 4, "step 4, but batch 2 of epoch 1 with 3 batches")]
+    #[case::no_losses(|s: &mut RunState| s.loss_samples = 0, "losses of 0 samples, but 8 samples in 2 batches")]
+    #[case::scale(
+        |s: &mut RunState| s.loss_scale = serde_json::from_str(r#"{"factor": 1e300, "steps": 0}"#).unwrap(),
+        "the loss scale"
+    )]
+    fn counts_that_no_run_has_are_refused(#[case] change: fn(&mut RunState), #[case] words: &str) {
+        let mut state = state(1, 2, 8);
+        change(&mut state);
+        let error = check_counts(&state, 3, Path::new("step")).unwrap_err().to_string();
+        assert!(error.contains("it contradicts itself") && error.contains(words), "{error}");
     }
 }
