@@ -432,8 +432,8 @@ fn lines_and_volumes_are_predicted(#[case] data: &Path, #[case] dims: usize) {
 #[case(&["distributed.mesh.names=[\"domain_z\"]"], 2, "\"domain_z\"")]
 #[case(&["data.fields=[]"], 2, "data.fields names no field")]
 #[case(&["data.fields=[\"heat\"]"], 3, "heat")]
-#[case(&["data.fields=[\"slope\"]"], 2, "the model takes 1 channels and gives 1; the fields of ")]
-#[case(&["data.train_steps=9"], 3, "expected 1 to 5 steps")]
+#[case(&["data.fields=[\"slope\"]"], 2, "model.in_channels is 1 and model.out_channels is 1, but the inputs of ")]
+#[case(&["data.train_steps=9"], 2, "data.train_steps is 9, expected 1 to 5: trajectories of ")]
 #[case(&["data.format=darcy"], 2, "Darcy flow has no steps")]
 #[case(&["data.augment=square", "data.fields=[\"slope\"]"], 2, "turns places, not the components of vectors")]
 fn what_does_not_fit_is_one_clear_error(#[case] sets: &[&str], #[case] code: i32, #[case] words: &str) {

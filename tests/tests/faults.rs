@@ -251,7 +251,8 @@ fn a_rank_that_gets_no_thread_ends_its_job_all_the_same() {
         r#"if [ $(id -u) = 0 ]; then set -- setpriv --reuid 65534 --regid 65534 --clear-groups "$@"; fi
         echo $$ >{folder}/pid.$RANK; exec "$@""#
     );
-    let limit = format!("prlimit --nproc=1:1 --pid $(cat {folder}/pid.0) && kill -KILL $(cat {folder}/pid.1)");
+    let limit =
+        format!("prlimit --nproc=1:1 --pid $(cat {folder}/pid.0) && kill -KILL $(cat {folder}/pid.1)");
     let outcome = Launch::plain(2, "sh")
         .current_dir(workspace())
         .deadline(Duration::from_secs(60))

@@ -103,7 +103,11 @@ fn all_gone(folder: &Path, count: usize) {
 #[rstest]
 #[case::at_work("1 forward 2", "isobar launch: rank 1 (", " failed first: it has not been heard of for ")]
 #[case::at_its_end("1 end 0", "isobar launch: rank 1 (", " failed first: it has not been heard of for ")]
-#[case::rank_0_at_its_end("0 end 0", "isobar launch: rank 0 (", "it was stopped while others had ended, and was killed by signal 9")]
+#[case::rank_0_at_its_end(
+    "0 end 0",
+    "isobar launch: rank 0 (",
+    "it was stopped while others had ended, and was killed by signal 9"
+)]
 fn a_stopped_rank_is_named_and_ended(#[case] fault: &str, #[case] who: &str, #[case] what: &str) {
     let folder = tempdir().unwrap();
     let command = train(FAULTY, folder.path(), &["distributed.timeout_s=3", "train.max_steps=4"]);

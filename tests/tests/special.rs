@@ -129,7 +129,6 @@ fn with_counts(manifest: &Path, change: &[(&str, u64)]) {
     fs::write(manifest, zeros.replacen(&"0".repeat(64), digest.as_str(), 1)).unwrap();
 }
 
-
 #[rstest]
 #[case::batch("batch", u64::MAX, "but an epoch has 2 batches")]
 #[case::epoch("epoch", 1 << 40, "with 2 batches an epoch")]

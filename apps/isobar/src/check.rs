@@ -7,8 +7,6 @@ use clap::Args;
 use isobar_manager::checks::{self, Facts, Finding, Options, Report, Severity};
 use isobar_manager::config::{CheckChoice, DistributedConfig};
 use isobar_manager::{DistributedManager, format_bytes};
-use isobar_train::optim::OptimizerKind;
-use tch::Kind;
 
 use crate::config;
 use crate::exit::Exit;
@@ -89,28 +87,6 @@ pub(crate) fn warn(manager: &DistributedManager, findings: &[Finding]) {
     if manager.rank() == 0 {
         findings.iter().for_each(|finding| tracing::warn!("{finding}"));
     }
-}
-
-/// Once the size of the model is known: whether its checkpoints have room. Does not communicate.
-pub(crate) fn disk(
-    manager: &DistributedManager,
-    config: &DistributedConfig,
-    folder: &Path,
-    (elements, kind, optimizer): (i64, Kind, &OptimizerKind),
-) {
-    if config.checks == CheckChoice::Off || manager.rank() != 0 {
-        return;
-    }
-    let moments = match optimizer {
-        // Muon's at most: which of its parameters are matrices is not asked here.
-        OptimizerKind::AdamW(_) | OptimizerKind::Adam(_) | OptimizerKind::Muon(_) => 2,
-        OptimizerKind::Lion(_) => 1,
-        OptimizerKind::Sgd(sgd) => u64::from(sgd.momentum != 0.0),
-    };
-    let needed = elements.unsigned_abs() * (1 + moments) * kind.elt_size_in_bytes() as u64;
-    let found = checks::free_space(folder)
-        .and_then(|free| checks::disk_space(&folder.display().to_string(), free, needed));
-    warn(manager, found.as_slice());
 }
 
 /// A line a rank, and what is beside it.

@@ -5,6 +5,7 @@ use std::path::{Path, PathBuf};
 use anyhow::Result;
 use clap::{Args, Subcommand};
 use isobar_manager::config::{self, DistributedConfig, Resolved, Sources, reference_toml};
+use isobar_train::FitConfig;
 use isobar_train::config::{
     CheckpointConfig, DataConfig, DataParallelConfig, MetricsConfig, ModelConfig, OptimizerKind, RunConfig,
     ScheduleKind, TrainConfig,
@@ -41,6 +42,21 @@ pub(crate) struct Config {
     pub metrics: MetricsConfig,
     /// How ranks find each other and what they are arranged in.
     pub distributed: DistributedConfig,
+}
+
+impl Config {
+    /// Checks the settings of a training run that need no data, model or ranks.
+    pub(crate) fn check(&self) -> Result<()> {
+        let settings = FitConfig {
+            train: self.train.clone(),
+            optimizer: self.optimizer.clone(),
+            schedule: self.schedule.clone(),
+            data_parallel: self.data_parallel.clone(),
+            checkpoint: self.checkpoint.clone(),
+            ..FitConfig::default()
+        };
+        Ok(settings.check()?)
+    }
 }
 
 /// Where a configuration comes from, on the command line.

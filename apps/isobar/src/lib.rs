@@ -20,6 +20,7 @@ mod verify;
 use std::process::ExitCode;
 
 use clap::Parser;
+use isobar_manager::printable;
 
 use cli::{Cli, Command};
 use exit::Exit;
@@ -29,10 +30,15 @@ pub fn main() -> ExitCode {
     let cli = match Cli::try_parse() {
         Ok(cli) => cli,
         Err(error) => {
-            // Help and version are no errors.
-            let exit = if error.use_stderr() { Exit::Usage } else { Exit::Good };
-            let _ = error.print();
-            return exit.into();
+            if !error.use_stderr() {
+                // Help and version are no errors.
+                let _ = error.print();
+                return Exit::Good.into();
+            }
+            let text = error.to_string();
+            let shown = if terminal::colours() { error.render().ansi().to_string() } else { text.clone() };
+            told(shown.trim_end(), text.trim_end(), joins());
+            return Exit::Usage.into();
         }
     };
     match &cli.command {
@@ -50,15 +56,32 @@ pub fn main() -> ExitCode {
     }
 }
 
-/// The code with which the process ends; an error is told, to the other ranks too.
+/// Commands of one process, whoever started it: they join no ranks.
+const ALONE: [&str; 6] = ["checkpoint", "config", "data", "launch", "trace", "verify"];
+
+/// Whether the command of this process joins the ranks of its launch.
+fn joins() -> bool {
+    let command = std::env::args().nth(1);
+    command.is_none_or(|command| !ALONE.contains(&command.as_str()))
+}
+
+/// The code with which the process ends; an error is printed, once for all ranks that end with the same.
 fn ended(result: anyhow::Result<impl Into<ExitCode>>) -> ExitCode {
     match result {
         Ok(exit) => exit.into(),
         Err(error) => {
             let text = exit::text(&error);
-            terminal::complain(&format!("error: {text}"));
-            isobar_manager::DistributedManager::leave(&text);
+            told(&format!("error: {}", printable(&text)), &text, joins());
             exit::of(&error).into()
         }
+    }
+}
+
+/// Prints an error and tells the other ranks, where the command has some.
+fn told(shown: &str, text: &str, joins: bool) {
+    if joins {
+        isobar_manager::report_text(shown, text);
+    } else {
+        terminal::complain(shown);
     }
 }

@@ -1,48 +1,21 @@
 //! Lines for standard output and standard error.
 
-use std::borrow::Cow;
-use std::io::Write;
+use std::io::{IsTerminal, Write};
+
+use isobar_manager::printable;
 
 /// Writes a line to standard output. Nobody reads on after `| head`: that is no error.
 pub(crate) fn line(text: &str) {
-    let _ = writeln!(std::io::stdout().lock(), "{}", harmless(text));
+    let _ = writeln!(std::io::stdout().lock(), "{}", printable(text));
 }
 
-/// Writes a line to standard error.
+/// Writes a line to standard error, colours included: what comes from files is made [`printable`] before.
 pub(crate) fn complain(text: &str) {
-    let _ = writeln!(std::io::stderr().lock(), "{}", harmless(text));
+    // One write, so that lines of several processes do not mix.
+    let _ = std::io::stderr().lock().write_all(format!("{text}\n").as_bytes());
 }
 
-/// Escapes what would act on a terminal: names and words of files and of other ranks may hold anything.
-fn harmless(text: &str) -> Cow<'_, str> {
-    let acts = |letter: char| (letter.is_control() && !matches!(letter, '\n' | '\t')) || reorders(letter);
-    if !text.contains(acts) {
-        return Cow::Borrowed(text);
-    }
-    let mut escaped = String::with_capacity(text.len());
-    for letter in text.chars() {
-        match acts(letter) {
-            true => escaped.extend(letter.escape_default()),
-            false => escaped.push(letter),
-        }
-    }
-    Cow::Owned(escaped)
-}
-
-/// Returns whether a character changes the order in which others are shown.
-fn reorders(letter: char) -> bool {
-    matches!(letter, '\u{61c}' | '\u{200e}' | '\u{200f}' | '\u{202a}'..='\u{202e}' | '\u{2066}'..='\u{2069}')
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn what_acts_on_a_terminal_is_escaped() {
-        let plain = "two lines\n\tof `größe` 1×2 → ∇u";
-        assert!(matches!(harmless(plain), Cow::Borrowed(same) if same == plain));
-        assert_eq!(harmless("a\u{1b}[2Jb\u{7}\r"), "a\\u{1b}[2Jb\\u{7}\\r");
-        assert_eq!(harmless("\u{9b}31m\u{202e}txt"), "\\u{9b}31m\\u{202e}txt");
-    }
+/// Whether standard error takes colours.
+pub(crate) fn colours() -> bool {
+    std::io::stderr().is_terminal() && std::env::var_os("NO_COLOR").is_none_or(|value| value.is_empty())
 }

@@ -55,6 +55,7 @@ pub(crate) fn command(args: &TrainArgs) -> Result<Exit> {
     let folder = config.run.folder();
     let manager = start::for_run(&config.distributed, &folder)?;
     resolved.agree(&manager.group(None)?, &RANKS_OWN)?;
+    config.check()?;
     let findings = check::before(&manager, &config.distributed, &folder)?;
     let (claimed, checkpoint) = run::claim(&manager.group(None)?, &folder, &config.checkpoint)?;
     logging::init(&config.distributed.log, manager.rank(), Some(&folder.join("logs")))?;
@@ -162,8 +163,6 @@ impl Job for Training<'_> {
             seed: config.run.seed,
         };
         let folder = config.run.folder();
-        let kept = (params.elements(), config.train.precision.kind(), &config.optimizer);
-        check::disk(manager, &config.distributed, &folder, kept);
         tracing::info!(
             parameters = params.elements(),
             train = task.train.len(),
@@ -190,6 +189,7 @@ impl Job for Training<'_> {
             })?,
             identity: identity(config)?,
             signals,
+            checks: config.distributed.checks,
         };
         let summary = fit(&task, &params, &buffers, &ranks, &fit_config)?;
         if summary.stopped.is_some() {

@@ -95,7 +95,10 @@ fn virtual_datasets_are_refused() {
         file.unlink("nu").unwrap();
         let (source, shape) = (folder.join("other.h5").display().to_string(), (2, 3, 3));
         let builder = file.new_dataset::<f32>().shape(shape);
-        builder.virtual_map(&source, "nu", shape, Selection::All, shape, Selection::All).create("nu").unwrap();
+        builder
+            .virtual_map(&source, "nu", shape, Selection::All, shape, Selection::All)
+            .create("nu")
+            .unwrap();
     });
     refused(&path, &["`nu` is a virtual dataset", "expected values in the file itself"]);
 }

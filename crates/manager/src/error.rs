@@ -155,7 +155,9 @@ pub enum Error {
         problem: String,
     },
     /// A thread that the system does not start.
-    #[error("cannot start a thread to {purpose}: {problem}; raise the limit of processes (ulimit -u, or pids of the cgroup)")]
+    #[error(
+        "cannot start a thread to {purpose}: {problem}; raise the limit of processes (ulimit -u, or pids of the cgroup)"
+    )]
     Thread {
         /// The thread's purpose.
         purpose: &'static str,

@@ -1,4 +1,6 @@
-//! Numbers as people read them.
+//! Numbers and values as people read them.
+
+use std::borrow::Cow;
 
 /// Bytes in the largest unit of which there is one.
 ///
@@ -9,7 +11,7 @@
 /// ```
 #[must_use]
 pub fn format_bytes(count: u64) -> String {
-    let units = ["B", "KiB", "MiB", "GiB", "TiB"];
+    let units = ["B", "KiB", "MiB", "GiB", "TiB", "PiB", "EiB"];
     let mut size = count as f64;
     let mut unit = 0;
     while size >= 1024.0 && unit + 1 < units.len() {
@@ -19,5 +21,27 @@ pub fn format_bytes(count: u64) -> String {
     match unit {
         0 => format!("{count} B"),
         _ => format!("{size:.1} {}", units[unit]),
+    }
+}
+
+/// Characters of a value that a message shows.
+const SHOWN: usize = 100;
+
+/// A value as messages show it: its beginning, and its length, where it is long.
+pub(crate) fn shorten(text: &str) -> Cow<'_, str> {
+    match text.char_indices().nth(SHOWN) {
+        None => Cow::Borrowed(text),
+        Some((end, _)) => Cow::Owned(format!("{}… ({} bytes)", &text[..end], text.len())),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn long_values_are_cut() {
+        assert_eq!(shorten(&"é".repeat(SHOWN)), "é".repeat(SHOWN));
+        assert_eq!(shorten(&"é".repeat(50_000)), format!("{}… (100000 bytes)", "é".repeat(SHOWN)));
     }
 }

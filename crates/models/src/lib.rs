@@ -36,6 +36,7 @@ mod fully_connected;
 mod layers;
 mod mod_afno;
 mod mode;
+mod size;
 mod sr_res_net;
 mod unet;
 
@@ -47,5 +48,6 @@ pub use fully_connected::{FullyConnected, FullyConnectedConfig};
 pub use layers::Activation;
 pub use mod_afno::{EmbedMethod, ModAfno, ModAfnoConfig, ModEmbedConfig, ScaleShiftMode};
 pub use mode::{BatchPart, Mode};
+pub use size::CountParams;
 pub use sr_res_net::{SrResNet, SrResNetConfig};
 pub use unet::{Normalization, NormalizationArgs, PaddingMode, Pooling, UNet, UNetConfig, Upsampling};

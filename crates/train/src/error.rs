@@ -145,6 +145,12 @@ pub enum Error {
         /// What could not be had.
         source: Box<Error>,
     },
+    /// The disk of a run's folder cannot hold one checkpoint.
+    #[error("{text}")]
+    DiskSpace {
+        /// What is free, what is needed, and what to do.
+        text: String,
+    },
     /// An argument or a setting is out of its range.
     #[error("{what} is {found}, expected {expected}")]
     Invalid {
@@ -295,6 +301,7 @@ impl Error {
                 | Self::NonFinite { .. }
                 | Self::Overflow { .. }
                 | Self::CheckpointsDiffer { .. }
+                | Self::DiskSpace { .. }
                 | Self::OtherRank { .. }
                 | Self::OtherRankFile { .. }
                 | Self::RunLocked { .. }

@@ -2,7 +2,7 @@
 
 use std::ops::Range;
 
-use isobar_collectives::balanced;
+use isobar_collectives::{balanced, chunk};
 use isobar_data::Augment;
 use isobar_manager::DeviceMesh;
 use isobar_shard::{Array, Layout, Placement, ShardTensor, Sizes};
@@ -34,6 +34,16 @@ pub trait FieldLayout {
     ///
     /// None so far.
     fn own<'a>(&self, samples: &'a [usize]) -> Result<&'a [usize]>;
+
+    /// Number of ranks that share the samples of a batch.
+    fn sharing_ranks(&self) -> usize {
+        1
+    }
+
+    /// Warnings about ranks that have no part of the fields, an axis each.
+    fn idle_ranks(&self) -> Vec<String> {
+        Vec::new()
+    }
 
     /// The batch of `count` samples, of which `local` is this rank's window of its own, `[sample, channel, spatial…]`.
     ///
@@ -202,6 +212,19 @@ impl ShardedFields {
     }
 }
 
+/// A warning about ranks of an axis that have nothing of a dim of `extent` points, or tokens.
+pub(crate) fn idle(axis: &str, ranks: usize, dim: usize, extent: i64, of: &str) -> Option<String> {
+    let parts = chunk(extent, ranks);
+    let busy = parts.iter().filter(|&&part| part > 0).count();
+    (busy < ranks).then(|| {
+        format!(
+            "{} of the {ranks} ranks along the axis \"{axis}\" have no rows and compute nothing: there are {extent} {of} along \
+             dim {dim}; use {busy} ranks along it (distributed.mesh.shape)",
+            ranks - busy
+        )
+    })
+}
+
 /// The one range of a rank along a dim that is not strided.
 fn range(layout: &Layout, dim: usize) -> Range<usize> {
     layout.intervals()[dim].first().map_or(0..0, |part| part.start as usize..(part.start + part.len) as usize)
@@ -228,6 +251,22 @@ impl FieldLayout for ShardedFields {
 
     fn own<'a>(&self, samples: &'a [usize]) -> Result<&'a [usize]> {
         Ok(&samples[range(&self.layout(&self.mesh, samples.len(), 1)?, 0)])
+    }
+
+    fn sharing_ranks(&self) -> usize {
+        let names = self.mesh.names();
+        let axes = names.iter().zip(self.mesh.shape());
+        axes.filter(|(name, _)| [DATA_AXIS, SHARD_AXIS].contains(*name)).map(|(_, ranks)| ranks).product()
+    }
+
+    fn idle_ranks(&self) -> Vec<String> {
+        let names = self.mesh.names();
+        let axes = names.iter().zip(self.mesh.shape());
+        let idle = axes.filter_map(|(name, ranks)| {
+            let dim = DOMAIN_AXES.iter().position(|axis| axis == name)?;
+            idle(name, ranks, dim, *self.extents.get(dim)?, "points")
+        });
+        idle.collect()
     }
 
     fn array(&self, local: &Tensor, count: usize) -> Result<ShardTensor> {

@@ -1,14 +1,15 @@
 //! `[model]`: which network, and with which sizes.
 
 use isobar_models::{
-    Afno, AfnoConfig, DistributedAfno, DistributedAfnoConfig, Fno, FnoConfig, FullyConnected,
+    Afno, AfnoConfig, CountParams, DistributedAfno, DistributedAfnoConfig, Fno, FnoConfig, FullyConnected,
     FullyConnectedConfig, Mode, UNet, UNetConfig,
 };
-use isobar_shard::{Array, Params};
+use isobar_shard::{Array, ModelSize, ParamCount, Params};
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use tch::Tensor;
 
+use crate::fields::{DOMAIN_AXES, idle};
 use crate::task::{BoxError, Step};
 
 /// The network of a run.
@@ -40,6 +41,35 @@ impl Default for ModelConfig {
 }
 
 impl ModelConfig {
+    /// Checks that the network takes fields of these spatial extents, without making it.
+    ///
+    /// # Errors
+    ///
+    /// Sizes that do not fit together, or do not fit the fields, with the setting that fits.
+    pub fn check_extents(&self, extents: &[usize]) -> Result<(), isobar_models::Error> {
+        match self {
+            Self::Fno(config) => config.check_extents(extents),
+            Self::UNet(config) => config.check_extents(extents),
+            // These name their extents, or take any.
+            Self::Afno(_) | Self::DistributedAfno(_) | Self::FullyConnected(_) => Ok(()),
+        }
+    }
+
+    /// Warnings about ranks of an axis that have no tokens of the network, for fields split along the first dims by so many
+    /// ranks each.
+    pub fn idle_ranks(&self, axes: &[(&str, usize)]) -> Vec<String> {
+        let tokens = match self {
+            Self::Afno(config) => [0, 1].map(|dim| config.inp_shape[dim] / config.patch_size[dim].max(1)),
+            Self::DistributedAfno(config) => config.inp_shape.map(|extent| extent / config.patch_size.max(1)),
+            Self::Fno(_) | Self::UNet(_) | Self::FullyConnected(_) => return Vec::new(),
+        };
+        let along = axes.iter().filter_map(|(name, ranks)| {
+            let dim = DOMAIN_AXES.iter().position(|axis| axis == name)?;
+            idle(name, *ranks, dim, *tokens.get(dim)? as i64, "tokens")
+        });
+        along.collect()
+    }
+
     /// Makes the network; its parameters come from `params`: a [`ParamStore`](isobar_shard::ParamStore), whose region is the
     /// model-parallel group, or [`MeshParams`](isobar_shard::MeshParams) for a network over sharded fields. All ranks call.
     ///
@@ -54,6 +84,19 @@ impl ModelConfig {
             Self::UNet(config) => Network::UNet(UNet::new(config, params)?),
             Self::FullyConnected(config) => Network::FullyConnected(FullyConnected::new(config, params)?),
         })
+    }
+}
+
+impl CountParams for ModelConfig {
+    fn count(&self, count: &dyn Fn() -> ParamCount) -> Result<ModelSize, isobar_models::Error> {
+        let config: &dyn CountParams = match self {
+            Self::Afno(config) => config,
+            Self::DistributedAfno(config) => config,
+            Self::Fno(config) => config,
+            Self::UNet(config) => config,
+            Self::FullyConnected(config) => config,
+        };
+        config.count(count)
     }
 }
 

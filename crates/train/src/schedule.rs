@@ -82,11 +82,9 @@ impl Schedule {
     ///
     /// Where a time is negative or not finite, a factor is out of its range, or `base` is not positive.
     pub fn new(kind: ScheduleKind, base: f64, steps_per_epoch: u64, epochs: u64) -> Result<Self> {
-        if !(base.is_finite() && base > 0.0) {
-            return Err(Error::invalid("optimizer.lr", base, "a finite number above 0"));
-        }
-        check(&kind)?;
-        Ok(Self { kind, base, steps_per_epoch, total: (steps_per_epoch * epochs) as f64 })
+        check_lr(base)?;
+        kind.check()?;
+        Ok(Self { kind, base, steps_per_epoch, total: steps_per_epoch as f64 * epochs as f64 })
     }
 
     /// The learning rate of step `step`, from 0.
@@ -119,12 +117,30 @@ impl Schedule {
 }
 
 impl ScheduleKind {
-    fn warmup_epochs(&self) -> f64 {
+    /// Checks that times and factors are in their ranges.
+    pub(crate) fn check(&self) -> Result<()> {
+        check(self)
+    }
+
+    /// Epochs of linear warm-up.
+    pub(crate) fn warmup_epochs(&self) -> f64 {
         match *self {
             Self::Constant { warmup_epochs }
             | Self::Cosine { warmup_epochs, .. }
             | Self::Step { warmup_epochs, .. }
             | Self::WarmupStableDecay { warmup_epochs, .. } => warmup_epochs,
+        }
+    }
+}
+
+/// Checks the learning rate at its highest.
+pub(crate) fn check_lr(lr: f64) -> Result<()> {
+    match lr.is_finite() && lr > 0.0 {
+        true => Ok(()),
+        false => {
+            let usual = if lr.is_finite() && lr < 0.0 { -lr } else { 1e-3 };
+            let expected = format!("a finite number above 0; for instance --set optimizer.lr={usual}");
+            Err(Error::invalid("optimizer.lr", lr, expected))
         }
     }
 }

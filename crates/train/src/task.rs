@@ -56,6 +56,16 @@ pub trait Task {
     /// Whatever the model or the data reports.
     fn errors(&self, samples: &[usize]) -> Result<Vec<f64>, BoxError>;
 
+    /// Number of ranks that share the samples of a batch within the task, where its own arrays are split over ranks.
+    fn sharing_ranks(&self) -> usize {
+        1
+    }
+
+    /// Warnings about ranks that have no part of the task's fields.
+    fn idle_ranks(&self) -> Vec<String> {
+        Vec::new()
+    }
+
     /// Number of rollouts that are validated, several steps each; 0 for none.
     fn rollouts(&self) -> usize {
         0
@@ -285,6 +295,14 @@ where
             errors = relative_l2_errors(prediction, &self.model.layout.array(target, samples.len())?)?;
         }
         Ok(errors)
+    }
+
+    fn sharing_ranks(&self) -> usize {
+        self.model.layout.sharing_ranks()
+    }
+
+    fn idle_ranks(&self) -> Vec<String> {
+        self.model.layout.idle_ranks()
     }
 
     fn rollouts(&self) -> usize {

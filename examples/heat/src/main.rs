@@ -78,8 +78,7 @@ fn main() -> ExitCode {
     match train() {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
-            eprintln!("error: {error}");
-            DistributedManager::leave(&error.to_string()); // the other ranks learn why
+            isobar_manager::report_error(&*error); // once, for all ranks that end with the same
             exit_reason(error.as_ref()).into()
         }
     }

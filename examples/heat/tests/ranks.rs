@@ -46,3 +46,15 @@ fn messages_are_shown() {
     let refused = says("isobar=loud");
     assert!(refused[0].contains("log filter") && refused[0].contains("epoch 8/8"), "{refused:?}");
 }
+
+/// The mesh does not fit the ranks: all of them find it, and one says it, in words.
+#[test]
+fn an_error_of_all_ranks_is_printed_once() {
+    let folder = tempfile::tempdir().unwrap();
+    let launch = Launch::plain(2, HEAT).current_dir(folder.path()).arg("3");
+    let outcome = launch.run().unwrap();
+    assert_eq!(outcome.exit, isobar_harness::Exit::Code(1), "{outcome}");
+    let said: String = outcome.ranks.iter().map(|rank| rank.stderr.as_str()).collect();
+    assert_eq!(said.matches("error: ").count(), 1, "{outcome}");
+    assert!(!said.contains("Error:") && !said.contains("panicked"), "{outcome}");
+}

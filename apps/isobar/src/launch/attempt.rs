@@ -34,7 +34,8 @@ const LOOK: Duration = Duration::from_millis(500);
 /// Whether a process of a rank's group is stopped by a signal.
 fn is_stopped(group: u32) -> bool {
     let processes = std::fs::read_dir("/proc").into_iter().flatten().flatten();
-    let numbers = processes.filter(|entry| entry.file_name().as_encoded_bytes().iter().all(u8::is_ascii_digit));
+    let numbers =
+        processes.filter(|entry| entry.file_name().as_encoded_bytes().iter().all(u8::is_ascii_digit));
     numbers.filter_map(|entry| std::fs::read_to_string(entry.path().join("stat")).ok()).any(|stat| {
         // The name, in parentheses, may hold anything; state, parent and group follow it.
         let fields = stat.rsplit_once(')').map(|(_, rest)| rest.split_whitespace());

@@ -208,10 +208,13 @@ pub(super) fn report(
         // When it failed is not when it ended.
         Some(finding) => {
             let told = root.told.words();
-            format!("isobar launch: {who_failed} failed first: it {finding}\n  it {how}{told}, after {after:.1} s")
+            format!(
+                "isobar launch: {who_failed} failed first: it {finding}\n  it {how}{told}, after {after:.1} s"
+            )
         }
         None => {
-            let stopped = if root.told == Told::Stopped { "was stopped while others had ended, and " } else { "" };
+            let stopped =
+                if root.told == Told::Stopped { "was stopped while others had ended, and " } else { "" };
             format!("isobar launch: {who_failed} failed first, after {after:.1} s: it {stopped}{how}")
         }
     };

@@ -64,16 +64,7 @@ impl Fields {
     ) -> Result<Self> {
         let (mut train, validation) = split_validation(source.samples(), config.validation_samples)?;
         if let Some(asked) = config.train_samples {
-            if asked == 0 || asked > train.end {
-                bail!(Exit::Usage.because(format!(
-                    "data.train_samples is {asked}, expected 1 to {}: {} has {} samples, of which {} are for validation",
-                    train.end,
-                    source.path(),
-                    source.samples(),
-                    validation.len()
-                )));
-            }
-            train.end = asked;
+            train.end = asked.min(train.end);
         }
         match source {
             Source::Darcy(file) => {

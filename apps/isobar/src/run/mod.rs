@@ -5,6 +5,7 @@ mod fields;
 pub(crate) mod picture;
 mod ranks;
 mod raster;
+mod room;
 mod source;
 
 use std::ops::Range;
@@ -95,8 +96,27 @@ pub(crate) trait Job {
 
 /// Arranges the ranks, opens the data, makes the network, and does the job. All ranks call.
 pub(crate) fn with<J: Job>(manager: &DistributedManager, config: &Config, job: J) -> Result<J::Out> {
-    let Arrangement { ranks, model, domain } = Arrangement::new(manager, config)?;
+    let arrangement = Arrangement::new(manager, config)?;
     let device = manager.device();
+    let world = manager.group(None)?;
+    // From the configuration and the file's header, before anything is made or read.
+    let opened = Source::open(&config.data).and_then(|source| {
+        source.fits(config)?;
+        if J::TRAINS {
+            source.has_samples(&config.data)?;
+        }
+        Ok((Vec::new(), source))
+    });
+    let (source, _) = alike(&world, opened)?;
+    room::check(&world, &arrangement, config, device, J::TRAINS)?;
+    let Arrangement { ranks, model, domain } = arrangement;
+    if let Some(mesh) = &domain
+        && J::TRAINS
+        && world.rank() == 0
+    {
+        let axes: Vec<(&str, usize)> = mesh.names().into_iter().zip(mesh.shape()).collect();
+        config.model.idle_ranks(&axes).iter().for_each(|warning| tracing::warn!("{warning}"));
+    }
     let store =
         ParamStore::new(Generator::new(config.run.seed)).with_options(config.train.precision.kind(), device);
     let mut store = store.with_region(ParallelRegion::new(model.clone()));
@@ -104,7 +124,8 @@ pub(crate) fn with<J: Job>(manager: &DistributedManager, config: &Config, job: J
         None => {
             let network = config.model.build(&mut store)?;
             let forward = move |x: &Tensor, step: Option<Step<'_>>| network.forward(x, step);
-            job.run(made((config, device), (ranks, &model), &store, |_| Ok(DenseFields), forward)?)
+            let of = (config, device, source);
+            job.run(made(of, (ranks, &model), &store, |_| Ok(DenseFields), forward)?)
         }
         Some(mesh) => {
             // Gradients are summed over the mesh in buckets, while backward goes on.
@@ -120,30 +141,28 @@ pub(crate) fn with<J: Job>(manager: &DistributedManager, config: &Config, job: J
             let network = config.model.build(&mut params)?;
             let forward = move |x: &ShardTensor, step: Option<Step<'_>>| network.forward(x, step);
             let lay_out = |extents: &[usize]| Ok(ShardedFields::new(&mesh, extents)?);
-            job.run(made((config, device), (ranks, &model), &store, lay_out, forward)?)
+            job.run(made((config, device, source), (ranks, &model), &store, lay_out, forward)?)
         }
     }
 }
 
 fn made<L: FieldLayout, F>(
-    (config, device): (&Config, Device),
+    (config, device, source): (&Config, Device, Source),
     (ranks, model): (Ranks, &Group),
     store: &ParamStore,
     lay_out: impl FnOnce(&[usize]) -> Result<L>,
     forward: F,
 ) -> Result<Run<L, F>> {
     let (params, buffers) = Parameters::from_store(store, model)?;
-    let opened = Source::open(&config.data).and_then(|source| {
-        source.fits(config)?;
-        let layout = lay_out(&source.extents())?;
+    let laid_out = lay_out(&source.extents()).and_then(|layout| {
         let window = layout.window(&source.extents())?;
         let positions = config.data.positions.then(|| source.positions(&window)).transpose()?;
         let kind = config.train.precision.kind();
         let positions =
             positions.map(|positions| positions.f_to_device(device)?.f_to_kind(kind)).transpose()?;
-        Ok((Vec::new(), (source, layout, window, positions)))
+        Ok((Vec::new(), (layout, window, positions)))
     });
-    let ((source, layout, window, positions), _) = alike(&ranks.world, opened)?;
+    let ((layout, window, positions), _) = alike(&ranks.world, laid_out)?;
     Ok(Run { source, layout, window, positions, forward, params, buffers, ranks, device })
 }
 

@@ -13,6 +13,9 @@ use tch::Tensor;
 use crate::config::Config;
 use crate::exit::Exit;
 
+/// Keys of the channels of most models.
+const CHANNELS: [&str; 2] = ["in_channels", "out_channels"];
+
 /// An open data file.
 pub(crate) enum Source {
     Darcy(DarcyFile),
@@ -133,38 +136,96 @@ impl Source {
     pub(crate) fn fits(&self, config: &Config) -> Result<()> {
         let (path, extents) = (self.path(), self.extents());
         let own = &extents[..];
-        let (shape, channels) = match &config.model {
-            ModelConfig::Afno(afno) => (&afno.inp_shape[..], [afno.in_channels, afno.out_channels]),
+        let (shape, channels, names) = match &config.model {
+            ModelConfig::Afno(afno) => (&afno.inp_shape[..], [afno.in_channels, afno.out_channels], CHANNELS),
             ModelConfig::DistributedAfno(afno) => {
-                (&afno.inp_shape[..], [afno.in_channels, afno.out_channels.unwrap_or(afno.in_channels)])
+                let outputs = afno.out_channels.unwrap_or(afno.in_channels);
+                (&afno.inp_shape[..], [afno.in_channels, outputs], CHANNELS)
             }
             ModelConfig::Fno(FnoConfig { dimension, .. })
             | ModelConfig::UNet(UNetConfig { dimension, .. })
                 if *dimension != extents.len() =>
             {
                 bail!(Exit::Usage.because(format!(
-                    "model.dimension is {dimension}, but the fields of {path} have {0}; set model.dimension={0}",
+                    "model.dimension is {dimension}, but the fields of {path} have {0}; --set model.dimension={0}",
                     extents.len()
                 )))
             }
-            ModelConfig::Fno(fno) => (own, [fno.in_channels, fno.out_channels]),
-            ModelConfig::UNet(unet) => (own, [unet.in_channels, unet.out_channels]),
-            ModelConfig::FullyConnected(network) => (own, [network.in_features, network.out_features]),
+            ModelConfig::Fno(fno) => (own, [fno.in_channels, fno.out_channels], CHANNELS),
+            ModelConfig::UNet(unet) => (own, [unet.in_channels, unet.out_channels], CHANNELS),
+            ModelConfig::FullyConnected(network) => {
+                (own, [network.in_features, network.out_features], ["in_features", "out_features"])
+            }
         };
         if shape != own {
             bail!(Exit::Usage.because(format!(
-                "model.inp_shape is {shape:?}, but the fields of {path} are {own:?}; set model.inp_shape={own:?}"
+                "model.inp_shape is {shape:?}, but the fields of {path} are {own:?}; --set 'model.inp_shape={own:?}'"
             )));
         }
         let [inputs, outputs] = self.channels()?;
         let positions = if config.data.positions { self.position_channels() } else { 0 };
         if channels != [inputs + positions, outputs] {
-            let beside =
-                if positions > 0 { format!(", with {positions} of positions,") } else { String::new() };
+            let beside = if positions > 0 {
+                format!(", and {positions} more for positions (data.positions)")
+            } else {
+                String::new()
+            };
+            let mend: Vec<String> = names
+                .iter()
+                .zip(channels.iter().zip([inputs + positions, outputs]))
+                .filter(|(_, (given, there))| **given != *there)
+                .map(|(name, (_, there))| format!("--set model.{name}={there}"))
+                .collect();
             bail!(Exit::Usage.because(format!(
-                "the model takes {} channels and gives {}; the fields of {path} have {inputs}{beside} and {outputs}",
-                channels[0], channels[1]
+                "model.{} is {} and model.{} is {}, but the inputs of {path} have {inputs} channels{beside}, and the targets \
+                 {outputs}; {}",
+                names[0],
+                channels[0],
+                names[1],
+                channels[1],
+                mend.join(" ")
             )));
+        }
+        Ok(config.model.check_extents(&extents)?)
+    }
+
+    /// Checks that the file has the samples and steps that a run trains on and validates, before anything is read.
+    pub(crate) fn has_samples(&self, config: &DataConfig) -> Result<()> {
+        let (path, samples) = (self.path(), self.samples());
+        let (what, frames) = match self {
+            Self::Darcy(_) => ("samples", None),
+            Self::Well { file, .. } => ("trajectories", Some(file.frames())),
+        };
+        if samples == 0 {
+            bail!(Exit::Data.because(format!("{path} has no {what}")));
+        }
+        let validation = config.validation_samples;
+        if validation >= samples {
+            bail!(Exit::Usage.because(format!(
+                "data.validation_samples is {validation}, but {path} has {samples} {what}, which leaves none for training; \
+                 --set data.validation_samples={}",
+                samples / 5
+            )));
+        }
+        let most = samples - validation;
+        if let Some(asked) = config.train_samples.filter(|asked| !(1..=most).contains(asked)) {
+            bail!(Exit::Usage.because(format!(
+                "data.train_samples is {asked}, expected 1 to {most}: {path} has {samples} {what}, of which {validation} are for \
+                 validation; --set data.train_samples={most}"
+            )));
+        }
+        let Some(frames) = frames else { return Ok(()) };
+        for (key, steps) in
+            [("train_steps", config.train_steps), ("validation_steps", config.validation_steps)]
+        {
+            let most = frames.saturating_sub(1);
+            if !(1..=most).contains(&steps) {
+                bail!(Exit::Usage.because(format!(
+                    "data.{key} is {steps}, expected 1 to {most}: trajectories of {path} have {frames} frames; \
+                     --set data.{key}={}",
+                    steps.clamp(1, most.max(1))
+                )));
+            }
         }
         Ok(())
     }

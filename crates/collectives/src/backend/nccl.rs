@@ -74,7 +74,8 @@ pub fn attach(group: &Group, device: usize) -> Result<()> {
         drop(sender.send(made));
     });
     // The others learn of it below.
-    let spawned = spawned.map_err(|error| failed(format!("cannot start a thread to connect the ranks: {error}")));
+    let spawned =
+        spawned.map_err(|error| failed(format!("cannot start a thread to connect the ranks: {error}")));
     let made = match spawned.map(|_| receiver.recv_timeout(group.deadline())) {
         Err(error) => Err(error),
         Ok(Ok(made)) => made.map_err(failed),

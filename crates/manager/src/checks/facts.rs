@@ -7,7 +7,7 @@ use isobar_torch::cuda;
 use serde::{Deserialize, Serialize};
 use tch::Device;
 
-use super::{Finding, environment};
+use super::{Finding, environment, memory};
 use crate::config::DistributedConfig;
 use crate::environment::Environment;
 use crate::launch::{forced_method, in_slurm_step};
@@ -106,7 +106,7 @@ impl Facts {
             gpus: cuda::device_count(),
             cores: cores(),
             threads: usize::try_from(tch::get_num_threads()).unwrap_or(1),
-            memory: memory(),
+            memory: memory::available().map(|(free, _)| free),
             clock_ahead_s: None,
             folder: None,
             step: step(&environment),
@@ -171,12 +171,6 @@ pub(super) fn numbers(list: &str) -> Vec<usize> {
         Some(first.trim().parse().ok()?..=last.trim().parse::<usize>().ok()?)
     };
     list.split(',').filter_map(range).flatten().collect()
-}
-
-fn memory() -> Option<u64> {
-    let told = std::fs::read_to_string("/proc/meminfo").ok()?;
-    let line = told.lines().find_map(|line| line.strip_prefix("MemAvailable:"))?;
-    line.trim().trim_end_matches("kB").trim().parse::<u64>().ok().map(|kib| kib * 1024)
 }
 
 fn step(environment: &Environment) -> Option<StepFacts> {

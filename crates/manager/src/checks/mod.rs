@@ -8,6 +8,7 @@
 mod environment;
 mod facts;
 mod folder;
+mod memory;
 mod rules;
 #[cfg(test)]
 mod tests;
@@ -22,6 +23,7 @@ use crate::{DistributedManager, Result};
 
 pub use environment::environment;
 pub use facts::{Facts, FolderFacts, StepFacts};
+pub use memory::{Memory, memory};
 pub use rules::{disk_space, findings};
 
 /// How bad a finding is.

@@ -31,6 +31,14 @@ pub fn disk_space(folder: &str, free: u64, needed: u64) -> Option<Finding> {
             "{folder}: nothing is free on its disk, so that no checkpoint can be written; make room, or set run.output to another"
         )));
     }
+    if free < needed {
+        return Some(Finding::error(format!(
+            "{folder}: {} are free on its disk, and one checkpoint of this run needs {}, so that none can be written; make room, or set \
+             run.output to a folder on another disk",
+            format_bytes(free),
+            format_bytes(needed)
+        )));
+    }
     (free < needed.saturating_mul(3)).then(|| {
         Finding::warning(format!(
             "{folder}: {} are free on its disk, and a checkpoint of this run needs {}: two that stay and one that is being written \

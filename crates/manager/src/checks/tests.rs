@@ -187,6 +187,12 @@ fn disks_have_room_for_three_checkpoints() {
         "{short}"
     );
     assert_eq!(disk_space("runs/x", 0, 0).unwrap().severity, Severity::Error);
+    let none = disk_space("runs/x", 3 << 20, 27 << 20).unwrap();
+    assert_eq!(none.severity, Severity::Error);
+    assert!(
+        none.text.contains("3.0 MiB are free on its disk, and one checkpoint of this run needs 27.0 MiB"),
+        "{none}"
+    );
     assert!(free_space(Path::new("/")).is_some());
     assert_eq!(free_space(Path::new("/no/such")), None);
 }

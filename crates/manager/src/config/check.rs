@@ -5,6 +5,7 @@ use serde_json::Value;
 use super::error::Problem;
 use super::layer::{Kind, Layer, Node, Place};
 use super::schema::{Schema, Shape, tag};
+use crate::shorten;
 
 /// What a check found.
 #[derive(Default)]
@@ -82,7 +83,7 @@ impl<'a> Check<'a> {
     fn not_allowed(&mut self, key: &str, text: &str, allowed: &[&str], place: &Place) {
         let help = nearest(text, allowed.iter().copied()).map(|name| format!("did you mean \"{name}\"?"));
         let quoted: Vec<_> = allowed.iter().map(|value| format!("\"{value}\"")).collect();
-        let message = format!("`{key}` is \"{text}\", expected {}", quoted.join(" | "));
+        let message = format!("`{key}` is \"{}\", expected {}", shorten(text), quoted.join(" | "));
         self.problem(message, place, help);
     }
 
@@ -198,7 +199,7 @@ impl<'a> Check<'a> {
             let names: Vec<_> = shape.properties.iter().map(|(name, _)| *name).collect();
             (!names.is_empty()).then(|| format!("the keys here are {}", names.join(", ")))
         });
-        self.problem(format!("unknown key `{wrong}`"), place, help);
+        self.problem(format!("unknown key `{}`", shorten(&wrong)), place, help);
     }
 
     fn problem(&mut self, message: String, place: &Place, help: Option<String>) {
@@ -254,7 +255,7 @@ fn words(kind: &Kind) -> String {
         Kind::Boolean(value) => format!("{value}"),
         Kind::Integer(value) => format!("the integer {value}"),
         Kind::Float(value) => format!("the number {value:?}"),
-        Kind::Text(text) => format!("the string {text:?}"),
+        Kind::Text(text) => format!("the string {:?}", shorten(text)),
         Kind::List(_) => "a list".to_owned(),
         Kind::Table(_) => "a table".to_owned(),
     }

@@ -4,6 +4,11 @@ use std::fmt;
 use std::path::PathBuf;
 
 use super::layer::Place;
+use crate::shorten;
+
+/// Characters of a file's line that are shown, and of these before the place.
+const WIDEST: usize = 160;
+const BEFORE: usize = 80;
 
 /// A configuration that cannot be used.
 #[derive(Debug, thiserror::Error)]
@@ -117,13 +122,22 @@ impl fmt::Display for Problem {
                     .map_or(1, |spanned| spanned.lines().next().unwrap_or_default().chars().count());
                 let width = width.clamp(1, (text.chars().count() + 1).saturating_sub(column - 1).max(1));
                 let gutter = " ".repeat(line.to_string().len());
+                // Of a long line, what stands around the place.
+                let skipped = if column > BEFORE { column - BEFORE } else { 0 };
+                let shown: String = text.chars().skip(skipped).take(WIDEST).collect();
+                let cut = if text.chars().count() > skipped + WIDEST { "…" } else { "" };
+                let text = format!("{}{shown}{cut}", if skipped > 0 { "…" } else { "" });
+                let column_shown = column - skipped + usize::from(skipped > 0);
+                let width = width.min((WIDEST + 1).saturating_sub(column_shown).max(1));
                 let indent: String =
-                    text.chars().take(column - 1).map(|c| if c == '\t' { '\t' } else { ' ' }).collect();
+                    text.chars().take(column_shown - 1).map(|c| if c == '\t' { '\t' } else { ' ' }).collect();
                 write!(f, "\n{gutter}--> {}:{line}:{column}", file.path.display())?;
                 write!(f, "\n{gutter} |\n{line} | {text}\n{gutter} | {indent}{}", "^".repeat(width))?;
             }
-            Place::Variable { name, raw } => write!(f, "\n--> environment variable {name}={raw}")?,
-            Place::Flag { raw } => write!(f, "\n--> command line --set {raw}")?,
+            Place::Variable { name, raw } => {
+                write!(f, "\n--> environment variable {}={}", shorten(name), shorten(raw))?;
+            }
+            Place::Flag { raw } => write!(f, "\n--> command line --set {}", shorten(raw))?,
         }
         match &self.help {
             Some(help) => write!(f, "\nhelp: {help}"),

@@ -131,6 +131,14 @@ impl Fate {
         matches!(self, Self::Closed | Self::Silent(_) | Self::Panicked(_) | Self::Failed(_))
     }
 
+    /// What the rank said itself.
+    pub(crate) fn text(&self) -> Option<&str> {
+        match self {
+            Self::Panicked(text) | Self::Failed(text) | Self::GaveUp(text) => Some(text),
+            Self::Closed | Self::Silent(_) | Self::Held(_) | Self::Ended => None,
+        }
+    }
+
     /// How much it says about who is at fault: a transport that does not return may wait for a rank that was lost.
     pub(crate) fn weight(&self) -> u8 {
         match self {

@@ -233,5 +233,8 @@ fn records_that_are_no_regular_files_are_left_aside() {
     assert_eq!(found.records.len(), 1);
     let problems: Vec<&str> = found.unreadable.iter().map(|(_, problem)| problem.as_str()).collect();
     let long = "it has 1099511627776 bytes, expected at most 16777216";
-    assert_eq!(problems, ["it is a FIFO, expected a regular file", "it is a device, expected a regular file", long]);
+    assert_eq!(
+        problems,
+        ["it is a FIFO, expected a regular file", "it is a device, expected a regular file", long]
+    );
 }

@@ -2,7 +2,7 @@
 
 use std::cell::RefCell;
 use std::marker::PhantomData;
-use std::sync::atomic::AtomicBool;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
@@ -21,6 +21,9 @@ use crate::{Error, Result, exit, logging, start, terminate};
 
 /// The manager of this process.
 static PROCESS: Mutex<Option<DistributedManager>> = Mutex::new(None);
+
+/// Whether this process has tried to join other ranks.
+static TRIED: AtomicBool = AtomicBool::new(false);
 
 thread_local! {
     /// The managers of this thread where it is a rank, the innermost last.
@@ -140,7 +143,7 @@ impl DistributedManager {
             manager.create_model_parallel_groups(size).inspect_err(|error| {
                 manager.0.world.leave(&error.to_string());
                 if let Some(watchdog) = &manager.0.watchdog {
-                    watchdog.fail(&error.to_string(), false);
+                    let _ = watchdog.fail(&error.to_string(), false);
                     terminate::forget_watchdog();
                 }
             })?;
@@ -274,7 +277,7 @@ impl DistributedManager {
         if let Some(watchdog) = watchdog {
             match &result {
                 Ok(()) => watchdog.stop(),
-                Err(error) => watchdog.fail(&error.to_string(), false),
+                Err(error) => drop(watchdog.fail(&error.to_string(), false)),
             }
             terminate::forget_watchdog();
         }
@@ -289,23 +292,29 @@ impl DistributedManager {
     /// Tells all ranks that this one cannot go on, so that their waits end at once with an error that says why, and
     /// forgets the manager. For the way out after an error. Where ranks watch each other it returns once the report of what
     /// happened is printed, or none is needed, within some seconds; from then on the process has about a second to end.
-    pub fn leave(why: &str) {
-        Self::leave_as(why, false);
+    ///
+    /// Returns whether another rank has printed the same error, or a report that says why this rank gave up: this one needs
+    /// to print nothing then. [`report_error`](crate::report_error) does all of it.
+    pub fn leave(why: &str) -> bool {
+        Self::leave_as(why, false)
     }
 
     /// The same of a panic, `panicked at …`.
     pub(crate) fn leave_in_panic(panic: &str) {
-        Self::leave_as(panic, true);
+        let _ = Self::leave_as(panic, true);
     }
 
-    fn leave_as(why: &str, panicked: bool) {
+    fn leave_as(why: &str, panicked: bool) -> bool {
         let manager = bound().or_else(|| process().take());
-        let Some(manager) = manager else { return };
+        let Some(manager) = manager else { return false };
         let said = if panicked { format!("its main thread {why}") } else { why.to_owned() };
         manager.0.world.leave(&said);
-        if let Some(watchdog) = &manager.0.watchdog {
-            watchdog.fail(why, panicked);
-        }
+        manager.0.watchdog.as_ref().is_some_and(|watchdog| watchdog.fail(why, panicked))
+    }
+
+    /// Whether this process has tried to join other ranks.
+    pub(crate) fn has_tried() -> bool {
+        TRIED.load(Ordering::Relaxed)
     }
 
     fn start(
@@ -317,6 +326,7 @@ impl DistributedManager {
         watch: Option<&watchdog::Options>,
         fingerprints: Fingerprints,
     ) -> Result<Self> {
+        TRIED.store(true, Ordering::Relaxed);
         exit::watch_main_thread();
         let _guard = start::guard(launch, options, timeout)?;
         let (world, local_rank) = start::start(launch, options, token, timeout)?;
@@ -338,7 +348,7 @@ impl DistributedManager {
         if let Some(watchdog) = &watchdog {
             terminate::install(Some(watchdog.clone())).inspect_err(|error| {
                 leave(error);
-                watchdog.fail(&error.to_string(), false);
+                let _ = watchdog.fail(&error.to_string(), false);
                 terminate::forget_watchdog();
             })?;
         }

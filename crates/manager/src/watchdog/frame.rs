@@ -39,6 +39,8 @@ pub(super) enum Message {
     Gather { reason: String, peers: Vec<Peer> },
     /// A record.
     Record(Box<FlightRecord>),
+    /// The error that the rank that watches has printed of itself.
+    Said { text: String },
     /// The report was printed, or none is needed: end.
     Release,
 }

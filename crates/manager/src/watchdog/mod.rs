@@ -73,6 +73,10 @@ struct State {
     closed: bool,
     /// Since when the main thread is on its way out of the process.
     exiting: Option<Instant>,
+    /// The error that the rank that watches ended with, once it is known.
+    said: Option<String>,
+    /// Whether that rank prints a report.
+    reported: bool,
 }
 
 impl Watchdog {
@@ -93,15 +97,21 @@ impl Watchdog {
     }
 
     /// This rank ends because of an error or a panic: the others are told, and it returns when the report was printed, or
-    /// none is needed, in bounded time.
-    pub(crate) fn fail(&self, why: &str, panicked: bool) {
+    /// none is needed, in bounded time. Returns whether another rank has printed the same error, or a report that says why
+    /// this one gave up.
+    pub(crate) fn fail(&self, why: &str, panicked: bool) -> bool {
         let why = crate::flight::plain(why);
         let fate = match (panicked, self.0.flight.trouble()) {
             (true, _) => Fate::Panicked(why),
             (false, Some(_)) => Fate::GaveUp(why),
             (false, None) => Fate::Failed(why),
         };
+        let gave_up = matches!(fate, Fate::GaveUp(_));
+        let own = fate.text().map(str::to_owned);
         self.leave(fate, FAREWELL);
+        let state = self.0.state();
+        let same = own.is_some() && state.said == own;
+        same || (gave_up && state.reported)
     }
 
     /// This rank ends in good order. It is watched, and watches, until its process has ended.

@@ -94,7 +94,9 @@ pub(crate) fn start(world: &Group, options: &Options) -> Result<Option<Watchdog>
     };
     let watchdog = Watchdog(shared.clone());
     let no_thread = |error: std::io::Error| {
-        format!("cannot start a thread for it: {error}; raise the limit of processes (ulimit -u, or pids of the cgroup)")
+        format!(
+            "cannot start a thread for it: {error}; raise the limit of processes (ulimit -u, or pids of the cgroup)"
+        )
     };
     let connected = Reaper::start().map_err(no_thread).and_then(|reaper| match world.rank() {
         0 => spawn(Watch::reporter(shared, channel, reaper)).map_err(no_thread),

@@ -305,7 +305,10 @@ impl Watch {
         if is(|fate| matches!(fate, Fate::Closed | Fate::Silent(_) | Fate::Panicked(_))) {
             self.report(own);
         } else if failed && all && !gave_up {
-            // Each rank has said on its own what was wrong.
+            // Each rank has an error of its own, which it prints where it is not this rank's.
+            if let Some(text) = own.as_ref().and_then(Fate::text) {
+                self.peers.send(&Message::Said { text: text.to_owned() });
+            }
             self.peers.send(&Message::Release);
             return true;
         } else if all || since > if failed { OWN_ERRORS } else { CAUSE } {
@@ -359,6 +362,7 @@ impl Watch {
                     self.gather(&reason, &peers);
                     return true;
                 }
+                Message::Said { text } => self.shared.state().said = Some(text),
                 Message::Release => return true,
                 // What is out of place is not acted upon.
                 _ => {}
@@ -486,6 +490,12 @@ impl Watch {
     fn gather(&mut self, reason: &str, peers: &[Peer]) {
         self.shared.lost.store(true, Ordering::Relaxed);
         self.reaper.end_within(AT_LAST);
+        if let Role::Follower { of, .. } = &self.role {
+            let reporter = peers.iter().find(|peer| peer.rank == *of);
+            let mut state = self.shared.state();
+            state.said = reporter.and_then(|peer| peer.fate.text()).map(str::to_owned);
+            state.reported = true;
+        }
         // Another rank has given up first: this one says why it could not do its part.
         let held = self.held_for(HELD).map(|fate| self.shared.peer(fate));
         let peers = &peers.iter().cloned().chain(held).collect::<Vec<_>>()[..];

@@ -87,7 +87,7 @@ impl<A: Array> Tokens<A> {
         let small = || Init::TruncNormal { std: 0.02 };
         let pos_embed = params.param("pos_embed", &[1, grid[0] * grid[1], width], small(), whole)?;
         let proj_shape = [width, inputs, patch[0], patch[1]];
-        let fan = inputs * area;
+        let fan = inputs.saturating_mul(area);
         let proj_weight = params.param("patch_embed.proj.weight", &proj_shape, Init::FanIn(fan), whole)?;
         let proj_bias = params.param("patch_embed.proj.bias", &[width], Init::FanIn(fan), whole)?;
         let block = || {
@@ -102,7 +102,7 @@ impl<A: Array> Tokens<A> {
                 Ok(Recompute::new(&name, block, config.gradient_checkpointing))
             })
             .collect::<Result<_>>()?;
-        let head = params.param("head.weight", &[outputs * area, width], small(), whole)?;
+        let head = params.param("head.weight", &[outputs.saturating_mul(area), width], small(), whole)?;
         let channels = [inputs, outputs];
         let (model, drop_rate) = (config.model, config.drop_rate);
         Ok(Self {

@@ -194,7 +194,7 @@ impl<A: Array> DistributedAfno<A> {
                 Block::new(&name, block, &mut params.scope(&name))
             })
             .collect::<Result<_>>()?;
-        let head_shape = [outputs * patch * patch, width, 1, 1];
+        let head_shape = [outputs.saturating_mul(patch * patch), width, 1, 1];
         let head = params.param("head.weight", &head_shape, small(), Placement::Replicate)?;
         Ok(Self {
             fields,

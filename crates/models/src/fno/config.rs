@@ -5,7 +5,7 @@ use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 use super::MODEL;
-use crate::error::{Checker, Result};
+use crate::error::{Checker, Error, Result};
 use crate::layers::{Activation, PerDim};
 
 /// Arguments of [`Fno`](crate::Fno), by PhysicsNeMo's names.
@@ -103,6 +103,52 @@ pub enum Factorization {
 }
 
 impl FnoConfig {
+    /// Checks that the model takes fields of these spatial extents, without making it.
+    ///
+    /// # Errors
+    ///
+    /// Arguments that no such model has; more modes than points, or more padding than its type can have, with the setting
+    /// that fits.
+    pub fn check_extents(&self, extents: &[usize]) -> Result<()> {
+        let (sizes, check) = (Sizes::new(self)?, Checker(MODEL));
+        check.ensure(extents.len() == self.dimension, || {
+            let dims = extents.len();
+            format!(
+                "dimension is {}, but the fields have {dims}; --set model.dimension={dims}",
+                self.dimension
+            )
+        })?;
+        let extents: Vec<i64> =
+            extents.iter().map(|&extent| i64::try_from(extent).unwrap_or(i64::MAX)).collect();
+        let Some((dim, misfit)) = sizes.misfit(self.padding_type.mode(), &extents) else { return Ok(()) };
+        let (points, padding) = (extents[dim], sizes.padding[dim]);
+        let set = |key: &str, given: &PerDim, most: &dyn Fn(usize) -> i64| {
+            let mut values = given.list(self.dimension);
+            values.resize(self.dimension, 0);
+            let least = values.iter().enumerate().map(|(dim, &value)| value.min(most(dim) as usize));
+            let values: Vec<usize> = least.collect();
+            match given {
+                PerDim::All(_) => format!("--set model.{key}={}", values.iter().min().unwrap_or(&1)),
+                PerDim::Each(_) => format!("--set 'model.{key}={values:?}'"),
+            }
+        };
+        let reason = match misfit {
+            Misfit::Modes(_) => format!(
+                "num_fno_modes is {} along dim {dim}, but a field of {points} points there, with {padding} of padding, has {} at \
+                 most; {}",
+                sizes.modes[dim],
+                sizes.most_modes(dim, points),
+                set("num_fno_modes", &self.num_fno_modes, &|dim| sizes.most_modes(dim, extents[dim]).max(1))
+            ),
+            Misfit::Padding(most) => format!(
+                "padding is {padding} along dim {dim}, but of type {:?} it is {most} at most for a field of {points} points; {}",
+                self.padding_type,
+                set("padding", &self.padding, &|dim| widest(self.padding_type.mode(), extents[dim]).max(0))
+            ),
+        };
+        Err(Error::Config { model: MODEL, reason })
+    }
+
     /// The defaults for the given channels.
     pub fn new(in_channels: usize, out_channels: usize) -> Self {
         Self {
@@ -208,5 +254,44 @@ impl Sizes {
         let rank = config.rank;
         check.ensure(rank > 0.0 && rank <= 1.0, || format!("rank is {rank}, expected above 0, at most 1"))?;
         Ok(Self { inputs, latent, modes, padding })
+    }
+}
+
+/// Why a model does not take fields of some extents.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Misfit {
+    /// Too few points for the modes; the least that would do.
+    Modes(i64),
+    /// Too few points for the padding; the widest that would do.
+    Padding(i64),
+}
+
+/// The widest padding behind the end of so many points.
+fn widest(mode: PadMode, points: i64) -> i64 {
+    match mode {
+        PadMode::Reflect => points - 1,
+        PadMode::Circular => points,
+        _ => i64::MAX,
+    }
+}
+
+impl Sizes {
+    /// The first dim of a field of these extents that does not fit, and why.
+    pub(super) fn misfit(&self, mode: PadMode, extents: &[i64]) -> Option<(usize, Misfit)> {
+        extents.iter().enumerate().find_map(|(dim, &extent)| {
+            let (modes, padding) = (self.modes[dim], self.padding[dim]);
+            if extent < 1 || modes > self.most_modes(dim, extent) {
+                let least = if dim + 1 == self.modes.len() { (2 * (modes - 1)).max(1) } else { modes };
+                return Some((dim, Misfit::Modes((least - padding).max(1))));
+            }
+            let most = widest(mode, extent);
+            (padding > most).then_some((dim, Misfit::Padding(most)))
+        })
+    }
+
+    /// The most modes along a dim of so many points.
+    fn most_modes(&self, dim: usize, points: i64) -> i64 {
+        let padded = points.saturating_add(self.padding[dim]);
+        if dim + 1 == self.modes.len() { padded / 2 + 1 } else { padded }
     }
 }

@@ -12,8 +12,8 @@ use crate::fully_connected::{FullyConnected, FullyConnectedConfig};
 pub use crate::layers::PerDim;
 use crate::layers::{ActivationLayer, Recompute};
 use crate::mode::Mode;
-use config::Sizes;
 pub use config::{Factorization, FnoConfig, PaddingType};
+use config::{Misfit, Sizes};
 use spectral::SpectralConv;
 
 const MODEL: &str = "fno";
@@ -176,26 +176,16 @@ impl<A: Array> Fno<A> {
             return Err(refuse(format!("[batch, {inputs}, and {count} extents]")));
         }
         let extents = &shape[2..];
-        for (dim, (&extent, (&modes, &points))) in extents.iter().zip(modes.iter().zip(padding)).enumerate() {
-            let least = if dim + 1 == count { (2 * (modes - 1)).max(1) } else { modes };
-            if extent < 1 || extent + points < least {
-                return Err(refuse(format!(
-                    "spatial extent {dim} to be {} or more, for {modes} modes",
-                    (least - points).max(1)
-                )));
+        match self.sizes.misfit(self.pad_mode, extents) {
+            None => Ok(extents.to_vec()),
+            Some((dim, Misfit::Modes(least))) => {
+                Err(refuse(format!("spatial extent {dim} to be {least} or more, for {} modes", modes[dim])))
             }
-            let widest = match self.pad_mode {
-                PadMode::Reflect => extent - 1,
-                PadMode::Circular => extent,
-                _ => i64::MAX,
-            };
-            if points > widest {
-                return Err(refuse(format!(
-                    "spatial extent {dim} to be wide enough for a padding of {points}"
-                )));
-            }
+            Some((dim, Misfit::Padding(_))) => Err(refuse(format!(
+                "spatial extent {dim} to be wide enough for a padding of {}",
+                padding[dim]
+            ))),
         }
-        Ok(extents.to_vec())
     }
 
     /// `x` `[extents…, batch, channels]` with a channel for each dim behind its own.

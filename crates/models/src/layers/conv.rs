@@ -21,7 +21,7 @@ impl<A: Array> ConvLayer<A> {
         params: &mut impl Params<Array = A>,
     ) -> Result<Self> {
         let shape = [&[outputs, inputs], kernel].concat();
-        let fan = inputs * kernel.iter().product::<i64>();
+        let fan = fan(inputs, kernel);
         let weight = params.param("weight", &shape, Init::FanIn(fan), Placement::Replicate)?;
         let bias = params.param("bias", &[outputs], Init::FanIn(fan), Placement::Replicate)?;
         Ok(Self { weight, bias, conv })
@@ -50,7 +50,7 @@ impl<A: Array> ConvTransposeLayer<A> {
         params: &mut impl Params<Array = A>,
     ) -> Result<Self> {
         let shape = [&[inputs, outputs], kernel].concat();
-        let fan = outputs * kernel.iter().product::<i64>();
+        let fan = fan(outputs, kernel);
         let weight = params.param("weight", &shape, Init::FanIn(fan), Placement::Replicate)?;
         let bias = params.param("bias", &[outputs], Init::FanIn(fan), Placement::Replicate)?;
         Ok(Self { weight, bias, conv, output_padding })
@@ -59,4 +59,9 @@ impl<A: Array> ConvTransposeLayer<A> {
     pub(crate) fn forward(&self, x: &A) -> Result<A> {
         Ok(x.conv_transpose(&self.weight, Some(&self.bias), &self.conv, &[self.output_padding])?)
     }
+}
+
+/// Number of inputs of an output element. Saturates: kernels that large are refused for their memory.
+fn fan(channels: i64, kernel: &[i64]) -> i64 {
+    kernel.iter().fold(channels, |fan, &extent| fan.saturating_mul(extent))
 }

@@ -191,6 +191,35 @@ impl UNetConfig {
         }
     }
 
+    /// Checks that the model takes fields of these spatial extents, without making it.
+    ///
+    /// # Errors
+    ///
+    /// Arguments that do not fit each other; extents that the levels do not divide, with the setting that fits.
+    pub fn check_extents(&self, extents: &[usize]) -> Result<()> {
+        let plan = self.plan()?;
+        let check = Checker(MODEL);
+        check.ensure(extents.len() == self.dimension, || {
+            let dims = extents.len();
+            format!(
+                "dimension is {}, but the fields have {dims}; --set model.dimension={dims}",
+                self.dimension
+            )
+        })?;
+        let divides =
+            |factor: usize| extents.iter().all(|&extent| extent > 0 && extent.is_multiple_of(factor));
+        let (depth, pool, factor) = (self.model_depth, self.pool_size, plan.factor);
+        check.ensure(divides(factor as usize), || {
+            let fits = (1..depth).rev().find(|&less| divides(pool.pow(less as u32 - 1))).unwrap_or(1);
+            let channels = &self.feature_map_channels[..fits * self.num_conv_blocks];
+            format!(
+                "model_depth {depth} pools fields of {extents:?} {} times by pool_size {pool}, expected multiples of {factor}; \
+                 --set model.model_depth={fits} --set 'model.feature_map_channels={channels:?}'",
+                depth - 1
+            )
+        })
+    }
+
     /// What does not depend on the parameters' names, checked.
     pub(super) fn plan(&self) -> Result<Plan> {
         let check = Checker(MODEL);

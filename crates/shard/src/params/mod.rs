@@ -1,5 +1,6 @@
 //! Parameters: what a model asks for by name, and who supplies them.
 
+mod count;
 mod init;
 mod mesh;
 mod scope;
@@ -8,6 +9,7 @@ mod state;
 mod store;
 mod watch;
 
+pub use count::{ModelSize, ParamCount};
 pub use init::Init;
 pub use mesh::MeshParams;
 pub use scope::Scope;

@@ -83,6 +83,9 @@ pub struct RunState {
     pub loss_scale: Option<LossScale>,
     /// What must be the same for the run to go on: an object, whose differences are told key by key.
     pub identity: serde_json::Value,
+    /// Settings that a resumed run may change, and that it is warned of: an object.
+    #[serde(default)]
+    pub settings: serde_json::Value,
     /// The resolved configuration, as TOML.
     pub config: String,
     /// What else the program needs to use the model, for instance the normalizer's statistics.

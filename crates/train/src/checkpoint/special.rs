@@ -94,7 +94,9 @@ fn special_files_are_refused(
         // A folder whose manifest is no file is none of a checkpoint.
         assert!(error.contains(words) || error.contains("no checkpoint in"), "{error}");
     }
-    assert!(name == "manifest.json" || errors(folder.path(), &path).iter().all(|error| error.contains(words)));
+    assert!(
+        name == "manifest.json" || errors(folder.path(), &path).iter().all(|error| error.contains(words))
+    );
 }
 
 #[test]

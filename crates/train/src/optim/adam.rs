@@ -59,6 +59,14 @@ pub struct AdamConfig {
     pub no_decay: Vec<String>,
 }
 
+impl AdamConfig {
+    /// The same numbers for AdamW.
+    pub(super) fn into_adamw(self) -> AdamWConfig {
+        let Self { lr, beta1, beta2, eps, weight_decay, no_decay } = self;
+        AdamWConfig { lr, beta1, beta2, eps, weight_decay, no_decay }
+    }
+}
+
 impl Default for AdamConfig {
     fn default() -> Self {
         let AdamWConfig { lr, beta1, beta2, eps, no_decay, .. } = AdamWConfig::default();
@@ -94,9 +102,7 @@ impl Adam {
     ///
     /// Where a setting is out of its range or the state can't be allocated.
     pub fn new(params: &Parameters, config: &AdamConfig) -> Result<Self> {
-        let AdamConfig { lr, beta1, beta2, eps, weight_decay, no_decay } = config.clone();
-        let settings = AdamWConfig { lr, beta1, beta2, eps, weight_decay, no_decay };
-        Ok(Self(Moments::new(params, settings, Decay::OfGradient)?))
+        Ok(Self(Moments::new(params, config.clone().into_adamw(), Decay::OfGradient)?))
     }
 }
 
@@ -345,7 +351,7 @@ impl Rule {
     }
 }
 
-fn check(config: &AdamWConfig) -> Result<()> {
+pub(super) fn check(config: &AdamWConfig) -> Result<()> {
     let unit = |name: &str, value: f64| match (0.0..1.0).contains(&value) {
         true => Ok(()),
         false => Err(Error::invalid(format!("optimizer.{name}"), value, "a number in [0, 1)")),

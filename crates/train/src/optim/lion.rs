@@ -116,7 +116,7 @@ impl Slot {
     }
 }
 
-fn check(config: &LionConfig) -> Result<()> {
+pub(super) fn check(config: &LionConfig) -> Result<()> {
     for (name, beta) in [("optimizer.beta1", config.beta1), ("optimizer.beta2", config.beta2)] {
         if !(0.0..1.0).contains(&beta) {
             return Err(Error::invalid(name, beta, "a number in [0, 1)"));

@@ -80,6 +80,27 @@ impl OptimizerKind {
         }
     }
 
+    /// Checks that settings are in their ranges.
+    pub(crate) fn check(&self) -> Result<()> {
+        match self {
+            Self::Adam(config) => adam::check(&config.clone().into_adamw()),
+            Self::AdamW(config) => adam::check(config),
+            Self::Lion(config) => lion::check(config),
+            Self::Muon(config) => muon::check(config),
+            Self::Sgd(config) => sgd::check(config),
+        }
+    }
+
+    /// Number of elements of state for each element of a parameter, at most.
+    pub fn moments(&self) -> u64 {
+        match self {
+            // Muon has two for parameters that are no matrices.
+            Self::AdamW(_) | Self::Adam(_) | Self::Muon(_) => 2,
+            Self::Lion(_) => 1,
+            Self::Sgd(sgd) => u64::from(sgd.momentum != 0.0),
+        }
+    }
+
     /// Makes the optimizer for these parameters. All ranks of their group call.
     ///
     /// # Errors

@@ -265,7 +265,7 @@ const QUINTIC: [f64; 3] = [3.4445, -4.7750, 2.0315];
 /// Against division by zero.
 const SMALLEST: f64 = 1e-7;
 
-fn check(config: &MuonConfig) -> Result<()> {
+pub(super) fn check(config: &MuonConfig) -> Result<()> {
     if !(0.0..1.0).contains(&config.momentum) {
         return Err(Error::invalid("optimizer.momentum", config.momentum, "a number in [0, 1)"));
     }

@@ -139,7 +139,7 @@ impl Slot {
     }
 }
 
-fn check(config: &SgdConfig) -> Result<()> {
+pub(super) fn check(config: &SgdConfig) -> Result<()> {
     if !(0.0..1.0).contains(&config.momentum) {
         return Err(Error::invalid("optimizer.momentum", config.momentum, "a number in [0, 1)"));
     }

@@ -1,8 +1,11 @@
 //! The engine: epochs of steps, validation, metrics, checkpoints, resumption.
 
+mod disk;
 mod same_run;
+mod settings;
 mod step;
 mod validation;
+mod warnings;
 
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -11,12 +14,14 @@ use std::time::{Duration, Instant};
 use isobar_collectives::flight::Phase;
 use isobar_collectives::{BackendKind, Group};
 use isobar_data::Sampler;
+use isobar_manager::config::CheckChoice;
 use isobar_manager::logging::{Shown, show_where_nobody_does};
 use isobar_manager::{DeviceMesh, DistributedManager};
 use isobar_torch::guard::{Autocast, set_deterministic};
 use tch::Tensor;
 
 use self::same_run::{check_counts, check_same_run};
+use self::warnings::Extent;
 use crate::agree::agree;
 use crate::checkpoint::{Checkpoints, Contents, Keep, Loaded, RunState, Which};
 use crate::config::{
@@ -68,6 +73,8 @@ pub struct FitConfig {
     pub identity: serde_json::Value,
     /// What asks the run for checkpoints from outside.
     pub signals: Signals,
+    /// What becomes of a disk without room for checkpoints.
+    pub checks: CheckChoice,
 }
 
 /// The ranks of a run. [`fit`] compares them with the parameters and the fields, and refuses those whose gradients would be wrong.
@@ -246,6 +253,7 @@ impl<'a, T: Task> Run<'a, T> {
         config: &'a FitConfig,
     ) -> Result<Self> {
         ranks.world.mark(Phase::Start, 0);
+        config.check()?;
         let folder = match &config.claimed {
             Some(claimed) => claimed.clone(),
             None => Arc::new(RunFolder::claim(&config.folder, &ranks.world, Duration::ZERO)?),
@@ -253,15 +261,7 @@ impl<'a, T: Task> Run<'a, T> {
         folder.log_state();
         folder.check(&config.checkpoint, &ranks.world)?;
         let train = &config.train;
-        if train.validate_every == 0 {
-            return Err(Error::invalid("train.validate_every", 0, "1 or more"));
-        }
-        if let Some(norm) = train.clip_norm.filter(|norm| norm.is_nan() || *norm <= 0.0) {
-            return Err(Error::invalid("train.clip_norm", norm, "a number above 0"));
-        }
-        if train.accumulate == 0 {
-            return Err(Error::invalid("train.accumulate", 0, "1 or more"));
-        }
+        let settings = warnings::settings(config);
         let sampler =
             Sampler::new(task.train_samples(), train.batch_size, config.seed, true).map_err(|source| {
                 Error::Task { context: "preparing the order of samples", source: source.into() }
@@ -284,6 +284,7 @@ impl<'a, T: Task> Run<'a, T> {
             samples: task.train_samples() as u64,
             batch_size: train.batch_size as u64,
             identity: config.identity.clone(),
+            settings: settings.clone(),
             loss_scale: scaled(train.precision),
             ..Default::default()
         };
@@ -301,11 +302,27 @@ impl<'a, T: Task> Run<'a, T> {
             let loaded = checkpoints.load(&Which::At(path.clone()), &mut weights)?;
             tracing::info!("weights are those of {}", loaded.path.display());
         }
+        let extent = Extent {
+            samples: task.train_samples(),
+            sharing: ranks.data.size().saturating_mul(task.sharing_ranks()),
+        };
+        let mut found = warnings::warnings(config, extent);
+        found.extend(task.idle_ranks());
+        if let Some(Loaded { path, state }) = &resumed {
+            found.extend(warnings::resumed(state, config, &settings, path));
+        }
+        if ranks.world.rank() == 0 {
+            found.iter().for_each(|warning| tracing::warn!("{warning}"));
+        }
+        if resumed.as_ref().is_none_or(|loaded| !warnings::is_finished(&loaded.state, config)) {
+            disk::check(&ranks.world, &params, buffers, config)?;
+        }
         let resume_at = resumed.as_ref().map(|loaded| loaded.state.step);
         let resumed_from = resumed.as_ref().map(|loaded| loaded.path.clone());
         let state = resumed.map_or(fresh, |loaded| loaded.state);
         let state = RunState {
             config: config.resolved.clone(),
+            settings,
             extra: config.extra.clone(),
             // That of a run in another precision is of no use here.
             loss_scale: scaled(train.precision).map(|fresh| state.loss_scale.unwrap_or(fresh)),

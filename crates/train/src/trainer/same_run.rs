@@ -52,13 +52,14 @@ pub(super) fn check_counts(saved: &RunState, batches: u64, path: &Path) -> Resul
 }
 
 /// Where two values differ, key by key.
-fn differences(key: &str, saved: &Value, now: &Value, found: &mut Vec<String>) {
+pub(super) fn differences(key: &str, saved: &Value, now: &Value, found: &mut Vec<String>) {
     match (saved, now) {
         (Value::Object(a), Value::Object(b)) => {
             let more = b.keys().filter(|name| !a.contains_key(*name));
             for name in a.keys().chain(more) {
                 // What it is all called is said only where one side has nothing.
-                let inner = if key == "identity" { name.clone() } else { format!("{key}.{name}") };
+                let inner =
+                    if matches!(key, "" | "identity") { name.clone() } else { format!("{key}.{name}") };
                 let of =
                     |object: &serde_json::Map<String, Value>| object.get(name).cloned().unwrap_or_default();
                 differences(&inner, &of(a), &of(b), found);

@@ -1,0 +1,103 @@
+//! Whether the machines of a run can hold its network.
+
+use anyhow::{Result, bail};
+use isobar_collectives::Group;
+use isobar_manager::DeviceMesh;
+use isobar_manager::checks;
+use isobar_manager::config::CheckChoice;
+use isobar_models::CountParams;
+use isobar_shard::{ModelSize, ParallelRegion, ParamCount};
+use isobar_train::SHARD_AXIS;
+use tch::{Device, Kind};
+
+use super::ranks::Arrangement;
+use crate::config::Config;
+use crate::exit::Exit;
+
+/// Bytes that a tensor takes besides its elements: handles, names, nodes of the graph.
+const TENSOR: u128 = 1 << 10;
+
+/// Refuses a network that the machines cannot hold, before it is made. Counts parameters, gradients and the optimizer's state:
+/// the least that a run needs. All ranks call.
+pub(super) fn check(
+    world: &Group,
+    arrangement: &Arrangement,
+    config: &Config,
+    device: Device,
+    trains: bool,
+) -> Result<()> {
+    let Arrangement { model, domain, .. } = arrangement;
+    let region = || ParallelRegion::new(model.clone());
+    let count = || match domain {
+        Some(_) => ParamCount::on_mesh(region()),
+        None => ParamCount::new(region()),
+    };
+    // Wrong arguments of the model are found here, too.
+    let size = config.model.count(&count)?;
+    let choice = config.distributed.checks;
+    if choice == CheckChoice::Off {
+        return Ok(());
+    }
+    let copies = match trains {
+        // Values, gradients, moments, averages.
+        true => 2 + u128::from(config.optimizer.moments()) + u128::from(config.train.average_decay.is_some()),
+        false => 1,
+    };
+    let shards = domain.as_ref().filter(|_| trains).map_or(1, shards);
+    let bytes = needed(size, copies, shards, (config.train.precision.kind(), device));
+    let what = format!(
+        "{} the network, which has {} parameters on a rank,",
+        if trains { "training" } else { "predicting with" },
+        number(size.trained)
+    );
+    let mend = "make it smaller (the keys of [model]), or split it over more ranks (the axes \"shard\" or \"model\" of \
+                distributed.mesh); --set distributed.checks=warn tries all the same";
+    match checks::memory(world, bytes, &what, mend)? {
+        Some(lack) if choice == CheckChoice::On => bail!(Exit::Usage.because(lack)),
+        Some(lack) if world.rank() == 0 => tracing::warn!("{lack}"),
+        _ => {}
+    }
+    Ok(())
+}
+
+/// Ranks over which parameters are split.
+fn shards(mesh: &DeviceMesh) -> u128 {
+    let axes = mesh.names().into_iter().zip(mesh.shape());
+    axes.filter(|(name, _)| *name == SHARD_AXIS).map(|(_, ranks)| ranks as u128).product()
+}
+
+/// Bytes of host memory that one rank needs at least.
+fn needed(size: ModelSize, copies: u128, shards: u128, (kind, device): (Kind, Device)) -> u64 {
+    let element = kind.elt_size_in_bytes() as u128;
+    // Parameters are made whole, and then cut.
+    let trained = size.trained.max((size.trained / shards.max(1)).saturating_mul(copies));
+    let elements = match device {
+        Device::Cpu => trained.saturating_add(size.buffers).saturating_mul(element),
+        _ => 0,
+    };
+    let bytes = elements.saturating_add(size.tensors.saturating_mul(TENSOR).saturating_mul(copies));
+    u64::try_from(bytes).unwrap_or(u64::MAX)
+}
+
+/// A number that may have many digits.
+fn number(count: u128) -> String {
+    if count < 1_000_000 { count.to_string() } else { format!("{:.2e}", count as f64) }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn gradients_and_moments_count_and_shards_divide() {
+        let size = ModelSize { trained: 1000, buffers: 10, tensors: 2 };
+        assert_eq!(needed(size, 1, 1, (Kind::Float, Device::Cpu)), 4 * 1010 + 2048);
+        assert_eq!(needed(size, 4, 1, (Kind::Float, Device::Cpu)), 4 * 4010 + 4 * 2048);
+        assert_eq!(needed(size, 4, 2, (Kind::Float, Device::Cpu)), 4 * 2010 + 4 * 2048);
+        assert_eq!(needed(size, 4, 8, (Kind::Float, Device::Cpu)), 4 * 1010 + 4 * 2048);
+        assert_eq!(needed(size, 4, 1, (Kind::Float, Device::Cuda(0))), 4 * 2048);
+        let huge = ModelSize { trained: u128::MAX, buffers: u128::MAX, tensors: u128::MAX };
+        assert_eq!(needed(huge, 4, 1, (Kind::Float, Device::Cpu)), u64::MAX);
+        assert_eq!([number(999_999), number(82_000_000_000_000)], ["999999", "8.20e13"]);
+    }
+}

@@ -1,0 +1,158 @@
+//! Models counted from their configurations: as many parameters as are made, at once for any number of layers.
+#![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
+
+use isobar_models::{
+    Activation, Afno, AfnoConfig, CountParams, DistributedAfno, DistributedAfnoConfig, Factorization, Fno,
+    FnoConfig, FullyConnected, FullyConnectedConfig, ModAfno, ModAfnoConfig, PerDim, SrResNet,
+    SrResNetConfig, UNet, UNetConfig, Upsampling,
+};
+use isobar_shard::{Generator, ModelSize, ParamCount, ParamStore};
+use rstest::rstest;
+
+/// What was made.
+fn made(store: &ParamStore) -> ModelSize {
+    let elements = |trainable: bool| {
+        let of = store.parameters().iter().filter(|p| p.trainable == trainable);
+        of.map(|p| p.tensor.numel() as u128).sum()
+    };
+    let tensors = store.parameters().len() as u128;
+    ModelSize { trained: elements(true), buffers: elements(false), tensors }
+}
+
+fn store() -> ParamStore {
+    ParamStore::new(Generator::new(1))
+}
+
+#[track_caller]
+fn counts(config: &dyn CountParams, build: impl FnOnce(&mut ParamStore)) {
+    let mut store = store();
+    build(&mut store);
+    assert_eq!(config.count(&ParamCount::default).unwrap(), made(&store));
+}
+
+/// Numbers of layers: fewer and more than are built to count them.
+#[rstest]
+fn a_model_has_as_many_parameters_as_were_counted(#[values(0, 1, 2, 3, 7)] layers: usize) {
+    let small = |inp_shape| AfnoConfig {
+        patch_size: [4, 4],
+        embed_dim: 8,
+        num_blocks: 2,
+        depth: layers,
+        ..AfnoConfig::new(inp_shape, 2, 3)
+    };
+    let config = small([8, 12]);
+    counts(&config, |store| drop(Afno::new(&config, store).unwrap()));
+
+    let config = DistributedAfnoConfig {
+        patch_size: 4,
+        embed_dim: 8,
+        num_blocks: 2,
+        depth: layers,
+        ..DistributedAfnoConfig::new([8, 12], 2)
+    };
+    counts(&config, |store| drop(DistributedAfno::new(&config, store).unwrap()));
+
+    let mut config = ModAfnoConfig {
+        in_channels: 2,
+        out_channels: 3,
+        patch_size: [4, 4],
+        embed_dim: 8,
+        mod_dim: 6,
+        depth: layers,
+        ..ModAfnoConfig::new([8, 12])
+    };
+    (config.embed_model.dim, config.embed_model.depth) = (6, layers + 1);
+    counts(&config, |store| drop(ModAfno::new(&config, store).unwrap()));
+
+    let config = SrResNetConfig { n_resid_blocks: layers, conv_layer_size: 4, ..SrResNetConfig::new(1, 2) };
+    counts(&config, |store| drop(SrResNet::new(&config, store).unwrap()));
+
+    // These have a layer at least.
+    for (dimension, factorization) in
+        [(1, Factorization::None), (2, Factorization::Tucker), (4, Factorization::Cp)]
+    {
+        let config = FnoConfig {
+            dimension,
+            factorization,
+            rank: 0.5,
+            latent_channels: 4,
+            num_fno_layers: layers + 1,
+            decoder_layers: layers + 2,
+            num_fno_modes: PerDim::All(3),
+            ..FnoConfig::new(1, 2)
+        };
+        counts(&config, |store| drop(Fno::new(&config, store).unwrap()));
+    }
+    for (weight_norm, weight_fact) in [(false, false), (true, false), (false, true)] {
+        let config = FullyConnectedConfig {
+            in_features: 2,
+            layer_size: 5,
+            out_features: 3,
+            num_layers: layers + 1,
+            // Two of them have a parameter.
+            activation_fn: vec![Activation::Prelu, Activation::Relu, Activation::Prelu],
+            adaptive_activations: true,
+            weight_norm,
+            weight_fact,
+            ..FullyConnectedConfig::default()
+        };
+        counts(&config, |store| drop(FullyConnected::new(&config, store).unwrap()));
+    }
+    let upsampling = if layers % 2 == 0 { Upsampling::Transposed } else { Upsampling::Linear };
+    let config = UNetConfig {
+        dimension: 2,
+        model_depth: layers + 1,
+        feature_map_channels: [vec![4; 2 * layers], vec![8; 2]].concat(),
+        use_attn_gate: true,
+        attn_intermediate_channels: Some(3),
+        upsampling,
+        ..UNetConfig::new(1, 2)
+    };
+    counts(&config, |store| drop(UNet::new(&config, store).unwrap()));
+}
+
+#[test]
+fn absurd_models_are_counted_at_once() {
+    let size = |config: &dyn CountParams| config.count(&ParamCount::default).unwrap().trained;
+    let deep = AfnoConfig { depth: 1_000_000_000, ..AfnoConfig::new([64, 64], 1, 1) };
+    assert!(size(&deep) > 500_000_000_000_000);
+    let wide =
+        FnoConfig { num_fno_modes: PerDim::All(i32::MAX as usize), dimension: 4, ..FnoConfig::new(1, 1) };
+    assert!(size(&wide) > 1 << 100);
+    let both = FullyConnectedConfig {
+        num_layers: i32::MAX as usize,
+        layer_size: i32::MAX as usize,
+        ..FullyConnectedConfig::default()
+    };
+    assert!(size(&both) > 1 << 90);
+    let kernel = UNetConfig {
+        kernel_size: PerDim::All(i32::MAX as usize),
+        padding: PerDim::All(i32::MAX as usize / 2),
+        ..UNetConfig::new(1, 1)
+    };
+    assert!(size(&kernel) > 1 << 90);
+}
+
+#[test]
+fn fields_are_compared_with_the_configuration_alone() {
+    let fno = FnoConfig { num_fno_modes: PerDim::All(100), ..FnoConfig::new(1, 1) };
+    let error = fno.check_extents(&[64, 64]).unwrap_err().to_string();
+    assert!(
+        error.starts_with("fno: num_fno_modes is 100 along dim 0, but a field of 64 points there"),
+        "{error}"
+    );
+    assert!(error.ends_with("--set model.num_fno_modes=37"), "{error}");
+    let mended = FnoConfig { num_fno_modes: PerDim::All(37), ..fno };
+    mended.check_extents(&[64, 64]).unwrap();
+    let listed = FnoConfig { num_fno_modes: PerDim::Each(vec![72, 38]), ..mended };
+    let error = listed.check_extents(&[64, 64]).unwrap_err().to_string();
+    assert!(error.ends_with("--set 'model.num_fno_modes=[72, 37]'"), "{error}");
+    let error = listed.check_extents(&[64]).unwrap_err().to_string();
+    assert!(error.ends_with("--set model.dimension=1"), "{error}");
+
+    let unet = UNetConfig { dimension: 2, ..UNetConfig::new(1, 1) };
+    unet.check_extents(&[64, 32]).unwrap();
+    let error = unet.check_extents(&[64, 36]).unwrap_err().to_string();
+    let mend = "--set model.model_depth=3 --set 'model.feature_map_channels=[64, 64, 128, 128, 256, 256]'";
+    assert!(error.contains("expected multiples of 16") && error.ends_with(mend), "{error}");
+}

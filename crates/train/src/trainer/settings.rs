@@ -1,0 +1,97 @@
+//! Settings of a run, checked from themselves alone.
+
+use super::FitConfig;
+use crate::config::TrainConfig;
+use crate::error::{Error, Result};
+use crate::schedule::check_lr;
+
+impl FitConfig {
+    /// Checks all settings that can be checked without data, model or ranks. [`fit`](super::fit) does so first; a program that
+    /// reads data before it calls `fit` checks earlier by this.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Invalid`] for the first setting that is out of its range, with one that is not.
+    ///
+    /// ```
+    /// use isobar_train::{FitConfig, config::TrainConfig};
+    ///
+    /// let train = TrainConfig { batch_size: 8, accumulate: 9, ..TrainConfig::default() };
+    /// let error = FitConfig { train, ..FitConfig::default() }.check().unwrap_err();
+    /// assert!(error.to_string().starts_with("train.accumulate is 9, expected 1 to 8"));
+    /// ```
+    pub fn check(&self) -> Result<()> {
+        train(&self.train)?;
+        check_lr(self.optimizer.lr())?;
+        self.optimizer.check()?;
+        self.schedule.check()?;
+        self.data_parallel.check()?;
+        let minutes = self.checkpoint.every_minutes;
+        match std::time::Duration::try_from_secs_f64(minutes * 60.0) {
+            Ok(_) => Ok(()),
+            Err(_) => Err(Error::invalid("checkpoint.every_minutes", minutes, "a number of 0 or more")),
+        }
+    }
+}
+
+fn train(train: &TrainConfig) -> Result<()> {
+    for (key, value) in
+        [("train.batch_size", train.batch_size as u64), ("train.validate_every", train.validate_every)]
+    {
+        if value == 0 {
+            return Err(Error::invalid(key, 0, format!("1 or more; --set {key}=1")));
+        }
+    }
+    if !(1..=train.batch_size).contains(&train.accumulate) {
+        let most = train.batch_size;
+        let expected = format!(
+            "1 to {most}, as a micro-batch has a sample of the batch at least (train.batch_size); --set train.accumulate={}",
+            train.accumulate.clamp(1, most)
+        );
+        return Err(Error::invalid("train.accumulate", train.accumulate, expected));
+    }
+    if let Some(norm) = train.clip_norm.filter(|norm| norm.is_nan() || *norm <= 0.0) {
+        return Err(Error::invalid("train.clip_norm", norm, "a number above 0; --set train.clip_norm=1.0"));
+    }
+    if let Some(decay) = train.average_decay.filter(|decay| !(0.0..1.0).contains(decay)) {
+        let expected = "a number in [0, 1); --set train.average_decay=0.999";
+        return Err(Error::invalid("train.average_decay", decay, expected));
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use rstest::rstest;
+
+    use super::*;
+    use crate::config::OptimizerKind;
+    use crate::optim::{LionConfig, SgdConfig};
+    use crate::schedule::ScheduleKind;
+
+    #[rstest]
+    #[case::accumulate(|c: &mut FitConfig| c.train.accumulate = usize::MAX, "--set train.accumulate=16")]
+    #[case::no_accumulation(|c: &mut FitConfig| c.train.accumulate = 0, "--set train.accumulate=1")]
+    #[case::batch(|c: &mut FitConfig| c.train.batch_size = 0, "train.batch_size is 0")]
+    #[case::validation(|c: &mut FitConfig| c.train.validate_every = 0, "train.validate_every is 0")]
+    #[case::clip(|c: &mut FitConfig| c.train.clip_norm = Some(-1.0), "--set train.clip_norm=1.0")]
+    #[case::averages(|c: &mut FitConfig| c.train.average_decay = Some(1.0), "--set train.average_decay=0.999")]
+    #[case::rate(
+        |c: &mut FitConfig| c.optimizer = OptimizerKind::Sgd(SgdConfig { lr: -0.001, ..SgdConfig::default() }),
+        "optimizer.lr is -0.001, expected a finite number above 0; for instance --set optimizer.lr=0.001"
+    )]
+    #[case::beta(
+        |c: &mut FitConfig| c.optimizer = OptimizerKind::Lion(LionConfig { beta1: 1.5, ..LionConfig::default() }),
+        "optimizer.beta1 is 1.5"
+    )]
+    #[case::warm_up(|c: &mut FitConfig| c.schedule = ScheduleKind::Constant { warmup_epochs: f64::NAN }, "schedule.warmup_epochs is NaN")]
+    #[case::buckets(|c: &mut FitConfig| c.data_parallel.bucket_mb = 0.0, "bucket_mb is 0")]
+    #[case::minutes(|c: &mut FitConfig| c.checkpoint.every_minutes = 1e300, "checkpoint.every_minutes is 1")]
+    fn settings_out_of_range(#[case] change: fn(&mut FitConfig), #[case] words: &str) {
+        let mut config = FitConfig::default();
+        config.check().unwrap();
+        change(&mut config);
+        let error = config.check().unwrap_err().to_string();
+        assert!(error.contains(words), "{error}");
+    }
+}

@@ -1,0 +1,190 @@
+//! Mistakes that cost a run its point, and are no errors: one line each, by rank 0.
+
+use std::path::Path;
+
+use serde_json::{Value, json};
+
+use super::FitConfig;
+use crate::checkpoint::RunState;
+
+/// Settings that change what a resumed run learns, and that it may change.
+pub(super) fn settings(config: &FitConfig) -> Value {
+    let train = &config.train;
+    json!({
+        "train": {
+            "loss": train.loss,
+            "precision": train.precision,
+            "clip_norm": train.clip_norm,
+            "average_decay": train.average_decay,
+        },
+        "optimizer": config.optimizer,
+        "schedule": config.schedule,
+    })
+}
+
+/// Sizes of a run.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Extent {
+    /// Training samples.
+    pub(super) samples: usize,
+    /// Ranks that share the samples of a batch.
+    pub(super) sharing: usize,
+}
+
+/// Warnings about the settings of a run, for the sizes that it has.
+pub(super) fn warnings(config: &FitConfig, extent: Extent) -> Vec<String> {
+    let mut found = Vec::new();
+    let train = &config.train;
+    let Extent { samples, sharing } = extent;
+    let (warmup, epochs) = (config.schedule.warmup_epochs(), train.epochs);
+    if epochs > 0 && warmup > epochs as f64 {
+        found.push(format!(
+            "the warm-up of {warmup} epochs (schedule.warmup_epochs) is longer than the run of {epochs} (train.epochs): the \
+             learning rate comes to {:.0} % of optimizer.lr only; set schedule.warmup_epochs below {epochs}",
+            100.0 * epochs as f64 / warmup
+        ));
+    }
+    let batch = train.batch_size.min(samples);
+    if train.batch_size > samples {
+        found.push(format!(
+            "train.batch_size is {}, but there are {samples} training samples: an epoch is one step; set train.batch_size to \
+             {samples} or less",
+            train.batch_size
+        ));
+    }
+    if batch < sharing {
+        found.push(format!(
+            "a batch has {batch} samples (train.batch_size {}), but {sharing} ranks share them: {} of them compute nothing in a \
+             step; set train.batch_size to {sharing} or more, or use fewer ranks along the axes data and shard",
+            train.batch_size,
+            sharing - batch
+        ));
+    }
+    let own = batch.div_ceil(sharing.max(1));
+    if train.accumulate > own {
+        found.push(format!(
+            "train.accumulate is {}, but a rank takes {own} samples of a batch at most: {} of its micro-batches are empty; set \
+             train.accumulate={own}",
+            train.accumulate,
+            train.accumulate - own
+        ));
+    }
+    found
+}
+
+/// Whether a run at this state has nothing left to train.
+pub(super) fn is_finished(state: &RunState, config: &FitConfig) -> bool {
+    let train = &config.train;
+    state.epoch >= train.epochs || train.max_steps.is_some_and(|limit| state.step >= limit)
+}
+
+/// Warnings about going on from a checkpoint with these settings.
+pub(super) fn resumed(state: &RunState, config: &FitConfig, now: &Value, path: &Path) -> Vec<String> {
+    let mut found = Vec::new();
+    let mut differing = Vec::new();
+    // Checkpoints of earlier versions do not say.
+    if !state.settings.is_null() {
+        super::same_run::differences("", &state.settings, now, &mut differing);
+    }
+    if !differing.is_empty() {
+        found.push(format!(
+            "{} was trained with {}; the run continues with its own settings",
+            path.display(),
+            differing.join("; with ")
+        ));
+    }
+    let train = &config.train;
+    if let Some(limit) = train.max_steps.filter(|limit| state.step >= *limit) {
+        found.push(format!(
+            "this run is finished already: {} is of step {}, and train.max_steps is {limit}; nothing is trained: set \
+             train.max_steps above {} to continue",
+            path.display(),
+            state.step,
+            state.step
+        ));
+    } else if is_finished(state, config) {
+        found.push(format!(
+            "this run is finished already: {} is of epoch {}, step {}, and train.epochs is {}; nothing is trained: set \
+             train.epochs above {} to continue",
+            path.display(),
+            state.epoch,
+            state.step,
+            train.epochs,
+            state.epoch
+        ));
+    }
+    found
+}
+
+#[cfg(test)]
+mod tests {
+    use rstest::rstest;
+
+    use super::*;
+    use crate::config::{OptimizerKind, TrainConfig};
+    use crate::loss::Loss;
+    use crate::optim::AdamWConfig;
+    use crate::schedule::ScheduleKind;
+
+    fn config(epochs: u64, batch_size: usize, accumulate: usize, warmup_epochs: f64) -> FitConfig {
+        FitConfig {
+            train: TrainConfig { epochs, batch_size, accumulate, ..TrainConfig::default() },
+            schedule: ScheduleKind::Constant { warmup_epochs },
+            ..FitConfig::default()
+        }
+    }
+
+    #[rstest]
+    #[case::well(config(10, 16, 2, 10.0), 2, &[])]
+    #[case::warm_up(config(2, 16, 1, 4.0), 1, &["the warm-up of 4 epochs (schedule.warmup_epochs) is longer than the run of 2 (train.epochs): the learning rate comes to 50 %"])]
+    #[case::batch(config(10, 500, 1, 1.0), 1, &["train.batch_size is 500, but there are 224 training samples"])]
+    #[case::ranks(config(10, 1, 1, 1.0), 4, &["a batch has 1 samples (train.batch_size 1), but 4 ranks share them: 3 of them compute nothing"])]
+    #[case::passes(config(10, 8, 8, 1.0), 2, &["train.accumulate is 8, but a rank takes 4 samples of a batch at most: 4 of its micro-batches are empty; set train.accumulate=4"])]
+    #[case::all(config(1, 300, 300, 3.0), 300, &["the warm-up of 3", "train.batch_size is 300", "a batch has 224 samples", "train.accumulate is 300"])]
+    fn mistakes_get_a_line_each(#[case] config: FitConfig, #[case] sharing: usize, #[case] words: &[&str]) {
+        let found = warnings(&config, Extent { samples: 224, sharing });
+        assert_eq!(found.len(), words.len(), "{found:?}");
+        for (found, words) in found.iter().zip(words) {
+            assert!(found.starts_with(words), "{found}");
+        }
+    }
+
+    #[test]
+    fn what_a_resumed_run_changes_is_told() {
+        let before = config(10, 16, 1, 1.0);
+        let saved = RunState { step: 84, epoch: 6, settings: settings(&before), ..RunState::default() };
+        let path = Path::new("step_00000084");
+        let say = |now: &FitConfig| resumed(&saved, now, &settings(now), path);
+        assert_eq!(say(&before), [""; 0]);
+        let mut now = before.clone();
+        now.train.loss = Loss::RelativeL2;
+        now.optimizer = OptimizerKind::AdamW(AdamWConfig { lr: 0.5, ..AdamWConfig::default() });
+        let found = say(&now);
+        assert_eq!(found.len(), 1, "{found:?}");
+        for words in [
+            "step_00000084 was trained with",
+            "optimizer.lr 0.001, this run has 0.5",
+            "train.loss \"mse\", this run has \"relative_l2\"",
+        ] {
+            assert!(found[0].contains(words), "{found:?}");
+        }
+        // Of an earlier version.
+        let old = RunState { settings: Value::Null, ..saved };
+        assert_eq!(resumed(&old, &now, &settings(&now), path), [""; 0]);
+    }
+
+    #[test]
+    fn a_finished_run_says_so() {
+        let at = |epoch, step| RunState { epoch, step, ..RunState::default() };
+        let say =
+            |state: &RunState, config: &FitConfig| resumed(state, config, &Value::Null, Path::new("step_84"));
+        let mut config = config(6, 16, 1, 1.0);
+        assert!(
+            say(&at(6, 84), &config)[0]
+                .contains("step_84 is of epoch 6, step 84, and train.epochs is 6; nothing is trained")
+        );
+        assert_eq!(say(&at(5, 84), &config), [""; 0]);
+        config.train.max_steps = Some(84);
+        assert!(say(&at(5, 84), &config)[0].contains("train.max_steps is 84"));
+    }
+}
