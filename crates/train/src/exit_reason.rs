@@ -89,6 +89,7 @@ fn train(error: &Error) -> Option<ExitReason> {
         Error::Io { .. }
         | Error::FolderGone { .. }
         | Error::OtherRankFile { .. }
+        | Error::DiskSpace { .. }
         | Error::Checkpoint { .. }
         | Error::CheckpointUnfit { .. }
         | Error::NoCheckpoint { .. }

@@ -495,7 +495,7 @@ fn model_in(kind: Kind, fill: f64) -> Model {
 #[case(Kind::Double, Kind::Float)]
 fn weights_are_converted_and_runs_resume_in_their_precision(#[case] saved: Kind, #[case] own: Kind) {
     let folder = tempfile::tempdir().unwrap();
-    let checkpoints = alone(folder.path(), Keep::ALL);
+    let mut checkpoints = alone(folder.path(), Keep::ALL);
     checkpoints.save(&model_in(saved, 0.3).contents(), &state(1)).unwrap();
 
     let mut model = model_in(own, 0.0);
