@@ -69,6 +69,64 @@ fn configuration_errors_end_with_2() {
     assert!(said.contains("run.toml") && said.contains('2') && said.contains('^'), "{said}");
 }
 
+/// Keys that are given as options, or with one underscore, are answered with how they are set.
+#[test]
+fn keys_in_other_clothes_are_recognised() {
+    let config = "configs/darcy_afno.toml";
+    for (option, tip) in [
+        (&["--epochs", "3"][..], "--set train.epochs=3"),
+        (&["--epochs=3"], "--set train.epochs=3"),
+        (&["--batch-size", "8"], "--set train.batch_size=8"),
+        (&["--optimizer.lr"], "--set optimizer.lr=VALUE"),
+    ] {
+        let output = isobar(&[&["train", config], option].concat());
+        ends(&output, 2);
+        let said = stderr(&output);
+        assert!(said.contains(tip) && !said.contains("-- --"), "no {tip} in {said}");
+    }
+    let mut command = Command::new(env!("CARGO_BIN_EXE_isobar-app"));
+    command.current_dir(workspace()).args(["config", "show", config]).env("ISOBAR_TRAIN_EPOCHS", "3");
+    let output = output_within(&mut command, Duration::from_secs(120)).unwrap().expect("did not end");
+    ends(&output, 2);
+    assert!(stderr(&output).contains("did you mean ISOBAR_TRAIN__EPOCHS?"), "{}", stderr(&output));
+}
+
+/// Commands take the folder of a run, wherever it lies, and say what a folder lacks in their own words.
+#[test]
+fn commands_take_the_folder_of_a_run() {
+    let runs = tempfile::tempdir().unwrap();
+    let run = runs.path().join("first");
+    fs::create_dir(&run).unwrap();
+    fs::write(run.join("config.toml"), "[run]\nname = \"elsewhere\"\nseed = 7\n[data]\npath = \"tests/data/darcy_excerpt.h5\"\n")
+        .unwrap();
+    let (runs, run) = (runs.path().to_string_lossy().into_owned(), run.to_string_lossy().into_owned());
+
+    let shown = isobar(&["config", "show", &run]);
+    ends(&shown, 0);
+    let said = stdout(&shown);
+    assert!(said.contains("seed = 7") && said.contains("name = \"first\""), "{said}");
+    let named = stdout(&isobar(&["config", "show", &run, "--set", "run.name=second"]));
+    assert!(named.contains("name = \"second\""), "{named}");
+
+    let refused = |args: &[&str], code: i32, words: &[&str]| {
+        let output = isobar(args);
+        ends(&output, code);
+        let said = stderr(&output);
+        words.iter().for_each(|word| assert!(said.contains(word), "no {word:?} in {said}"));
+    };
+    refused(&["config", "show", &runs], 2, &["is a folder without a config.toml", "such as", "first"]);
+    refused(&["predict", &run], 3, &["no checkpoint in ", &run]);
+    refused(&["checkpoint", "ls", &runs], 3, &["holds runs, not checkpoints; give the folder of one: ", &run]);
+    refused(&["checkpoint", "ls", &run], 3, &["has left no checkpoint so far"]);
+    refused(&["checkpoint", "export", &runs, "out.safetensors"], 3, &["holds runs, not checkpoints"]);
+    for folder in [run.clone(), format!("{run}/flight")] {
+        let why = isobar(&["trace", "why", &folder]);
+        ends(&why, 0);
+        assert_eq!(stdout(&why), "no rank was lost in this run: it has left no records\n");
+    }
+    refused(&["trace", "why", &format!("{runs}/none")], 3, &["none"]);
+}
+
 #[test]
 fn data_errors_end_with_3() {
     let file = tempfile::NamedTempFile::new().unwrap();

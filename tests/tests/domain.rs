@@ -371,16 +371,19 @@ fn predictions_are_the_same_on_any_mesh() {
     };
     let (outcome, whole) = predict(1, &[], &[]);
     assert_eq!(whole.size(), [2, FRAMES as i64, 1, POINTS as i64, POINTS as i64]);
-    let first_line = |outcome: &Outcome| outcome.ranks[0].stdout.lines().next().unwrap().to_owned();
-    assert!(first_line(&outcome).ends_with(" % after 5"), "{outcome}");
+    let forecast = |outcome: &Outcome| {
+        let line = outcome.ranks[0].stdout.lines().find(|line| line.starts_with("forecast ")).unwrap();
+        line.to_owned()
+    };
+    assert!(forecast(&outcome).contains(" % after 5 steps; predicting no change gives "), "{outcome}");
     let truth = WellFile::open(&*WAVES).unwrap();
     let start = truth.read(&["height"], 3, 0..1, &[0..POINTS, 0..POINTS]).unwrap();
     assert_eq!(whole.select(0, 0).narrow(0, 0, 1), start, "the first frame is the data's");
 
     let (split, frames) = predict(3, &mesh("[3]", "[\"domain\"]"), &[]);
-    assert_eq!(first_line(&split), first_line(&outcome));
+    assert_eq!(forecast(&split), forecast(&outcome));
     assert!(same_in_file(&frames, &whole));
-    let (_, frames) = predict(4, &mesh("[2, 2]", "[\"data\", \"domain\"]"), &["--samples", "4,3"]);
+    let (_, frames) = predict(4, &mesh("[2, 2]", "[\"data\", \"domain\"]"), &["--samples", "4,3-3"]);
     assert!(same_in_file(&frames.flip([0]), &whole));
 
     // Beyond the last frame of the data.
@@ -406,7 +409,7 @@ fn lines_and_volumes_are_predicted(#[case] data: &Path, #[case] dims: usize) {
         launch.args(args).run().unwrap().expect_success()
     };
     let _ = run(1, "train", &[], &[]);
-    assert!(folder.path().join("run/prediction.png").exists());
+    assert!(folder.path().join("run/validation.png").exists());
     let predict = |ranks: usize, mesh: &[String]| {
         // Beyond what there is to compare with.
         let out = folder.path().join(format!("{ranks}.h5"));
@@ -447,6 +450,8 @@ fn what_does_not_fit_is_one_clear_error(#[case] sets: &[&str], #[case] code: i32
 
 #[rstest]
 #[case(&["--samples", "7"], 2, "sample 7 is asked for; ")]
+#[case(&["--samples", "0-3-5"], 2, "or a range such as 0-3")]
+#[case(&["--out", "errors.csv"], 2, "errors.csv would be one of these")]
 #[case(&["--start", "6"], 2, "has the frames 0 to 5")]
 #[case(&["--set", "data.predict=frame"], 2, "was trained with data.predict = Change")]
 #[case(&["--checkpoint", "best"], 3, "no checkpoint in ")]

@@ -92,7 +92,7 @@ fn a_run_shows_its_results() {
     }
 
     let run = folder.path().join("run");
-    let picture = fs::read(run.join("prediction.png")).unwrap();
+    let picture = fs::read(run.join("validation.png")).unwrap();
     assert_eq!(&picture[..8], b"\x89PNG\r\n\x1a\n");
     let side = |at: usize| u32::from_be_bytes(picture[at..at + 4].try_into().unwrap());
     assert!(side(16) > side(20) && side(20) > 100, "{} x {}", side(16), side(20));
@@ -116,7 +116,7 @@ fn results(outcome: &Outcome, folder: &Path) -> Vec<String> {
     let lines: Vec<String> = outcome.ranks[0].stdout.lines().skip(1).map(str::to_owned).collect();
     assert!(lines[0].starts_with("validation relative L2 error "), "{outcome}");
     let run = folder.join("run");
-    assert_eq!(lines[1], format!("picture     {}", run.join("prediction.png").display()));
+    assert_eq!(lines[1], format!("picture     {}", run.join("validation.png").display()));
     assert_eq!(lines[2], format!("checkpoint  {}", run.join("checkpoints/step_00000006").display()));
     lines
 }

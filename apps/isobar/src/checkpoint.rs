@@ -5,10 +5,12 @@ use std::path::{Path, PathBuf};
 use anyhow::Result;
 use clap::Subcommand;
 use isobar_manager::format_bytes;
+use isobar_train::Error;
 use isobar_train::checkpoint::{self, Listed, Summary};
 use time::OffsetDateTime;
 use time::format_description::well_known::Rfc3339;
 
+use crate::config::{is_run, runs_in};
 use crate::exit::Exit;
 use crate::terminal;
 
@@ -32,7 +34,7 @@ pub(crate) enum CheckpointCommand {
     ///
     /// Any number of ranks reads any checkpoint; this saves them reading many files.
     Reshard {
-        /// A checkpoint's folder, or a folder of checkpoints, of which the newest whole one is meant
+        /// A checkpoint's folder, a folder of checkpoints or that of a run; of several the newest valid one is taken
         path: PathBuf,
         /// The new checkpoint's folder, which must be empty or not there
         out: PathBuf,
@@ -42,7 +44,7 @@ pub(crate) enum CheckpointCommand {
     },
     /// Write parameters and buffers, whole, into one safetensors file, which PyTorch loads
     Export {
-        /// A checkpoint's folder, or a folder of checkpoints, of which the newest whole one is meant
+        /// A checkpoint's folder, a folder of checkpoints or that of a run; of several the newest valid one is taken
         path: PathBuf,
         /// The file to write
         #[arg(value_name = "OUT.safetensors")]
@@ -54,28 +56,51 @@ pub(crate) enum CheckpointCommand {
 pub(crate) fn run(command: &CheckpointCommand) -> Result<Exit> {
     match command {
         CheckpointCommand::Ls { folder } => {
-            let listed = checkpoint::list(folder)?;
+            let listed = listed(folder)?;
             terminal::line(HEAD);
             listed.iter().for_each(|one| terminal::line(&line(one)));
         }
         CheckpointCommand::Verify { path } => return verify(path),
         CheckpointCommand::Reshard { path, out, ranks } => {
-            checkpoint::reshard(path, out, *ranks as usize)?;
+            checkpoint::reshard(path, out, *ranks as usize).map_err(|error| explained(error, path))?;
             terminal::line(&format!("checkpoint  {}", out.display()));
         }
         CheckpointCommand::Export { path, out } => {
-            let tensors = checkpoint::export(path, out)?;
+            let tensors = checkpoint::export(path, out).map_err(|error| explained(error, path))?;
             terminal::line(&format!("{tensors} tensors  {}", out.display()));
         }
     }
     Ok(Exit::Good)
 }
 
+/// The checkpoints of a folder.
+fn listed(folder: &Path) -> Result<Vec<Listed>> {
+    checkpoint::list(folder).map_err(|error| explained(error, folder))
+}
+
+/// Says what a folder is that has no checkpoints.
+fn explained(error: Error, folder: &Path) -> anyhow::Error {
+    let Error::NoCheckpoint { .. } = error else { return error.into() };
+    let shown = folder.display();
+    let runs = runs_in(folder);
+    let why = if !folder.exists() {
+        format!("{shown} does not exist; expected a checkpoint's folder, a folder of checkpoints, or that of a run")
+    } else if !runs.is_empty() {
+        let names: Vec<String> = runs.iter().map(|run| run.display().to_string()).collect();
+        format!("{shown} holds runs, not checkpoints; give the folder of one: {}", names.join(", "))
+    } else if is_run(folder) {
+        format!("the run in {shown} has left no checkpoint so far")
+    } else {
+        format!("{shown} holds no checkpoint; expected a checkpoint's folder, a folder of checkpoints, or that of a run")
+    };
+    Exit::Data.because(why).into()
+}
+
 const HEAD: &str = "    step  saved                       size  ranks  validation  state";
 
 fn verify(path: &Path) -> Result<Exit> {
     let mut exit = Exit::Good;
-    for Listed { path, .. } in checkpoint::list(path)? {
+    for Listed { path, .. } in listed(path)? {
         match checkpoint::verify(&path) {
             Ok(_) => terminal::line(&format!("whole       {}", path.display())),
             Err(error) => {

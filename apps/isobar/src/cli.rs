@@ -1,11 +1,15 @@
 //! The command line.
 
+use std::ffi::OsString;
+
+use clap::error::{ContextKind, ContextValue, ErrorKind};
 use clap::{Parser, Subcommand};
+use isobar_manager::config::meant_key;
 
 use crate::bench::BenchArgs;
 use crate::check::CheckArgs;
 use crate::checkpoint::CheckpointCommand;
-use crate::config::ConfigCommand;
+use crate::config::{Config, ConfigCommand};
 use crate::data::DataCommand;
 use crate::exit;
 use crate::launch::LaunchArgs;
@@ -29,15 +33,16 @@ pub(crate) enum Command {
     /// Train a model
     ///
     /// Reads the configuration, joins the ranks that mpirun, srun or a torchrun-like launcher started (or runs alone),
-    /// trains, and prints the validation error beside that of a model that has learnt nothing. The run's folder gets the resolved
+    /// trains, and prints the validation error of each variable beside that of a model that has learnt nothing. The run's folder gets the resolved
     /// configuration, metrics, logs, checkpoints and a picture. The loss curve is the same on any number of ranks.
     #[command(after_long_help = TRAIN_EXAMPLES)]
     Train(TrainArgs),
     /// Predict fields with a trained model
     ///
-    /// Reads the configuration that the model was trained with, and its checkpoint, on any number of ranks and any mesh. Of
+    /// Reads the configuration that the model was trained with, and its checkpoint, on any number of ranks and any mesh. For
     /// trajectories each prediction is the start of the next, step after step. Writes HDF5 in the layout of the data (The Well's
-    /// schema, or PDEBench's Darcy flow) and a picture, and prints the error where the file has the truth.
+    /// schema, or PDEBench's Darcy flow), whose attributes name the checkpoint and the samples, a picture, and a table of the
+    /// errors of each variable after each step (CSV) where the file has the truth.
     #[command(after_long_help = PREDICT_EXAMPLES)]
     Predict(PredictArgs),
     /// Make data sets
@@ -88,6 +93,36 @@ pub(crate) enum Command {
     VerifyRank(RankArgs),
 }
 
+impl Cli {
+    /// Reads a command line, its first word being the program. An option that is a key of the configuration is answered with
+    /// how keys are set.
+    pub(crate) fn read(words: &[OsString]) -> Result<Self, clap::Error> {
+        Self::try_parse_from(words).map_err(|error| with_key(error, words))
+    }
+}
+
+fn with_key(mut error: clap::Error, words: &[OsString]) -> clap::Error {
+    let takes_keys = ["train", "predict", "check", "config"];
+    if error.kind() != ErrorKind::UnknownArgument
+        || !words.get(1).is_some_and(|command| takes_keys.iter().any(|name| command == *name))
+    {
+        return error;
+    }
+    let Some(ContextValue::String(option)) = error.get(ContextKind::InvalidArg).cloned() else { return error };
+    let option = option.split('=').next().unwrap_or_default();
+    let key = option.strip_prefix("--").and_then(meant_key::<Config>);
+    let Some(key) = key else { return error };
+    let words: Vec<_> = words.iter().map(|word| word.to_string_lossy()).collect();
+    let at = words.iter().position(|word| word.split('=').next() == Some(option));
+    let value = at.and_then(|at| match words[at].split_once('=') {
+        Some((_, value)) => Some(value),
+        None => words.get(at + 1).map(|next| &**next).filter(|next| !next.starts_with('-')),
+    });
+    let tip = format!("to set a key of the configuration, use '--set {key}={}'", value.unwrap_or("VALUE"));
+    error.insert(ContextKind::Suggested, ContextValue::StyledStrs(vec![tip.into()]));
+    error
+}
+
 const TRAIN_EXAMPLES: &str = "\
 Examples:
   On one rank:
@@ -128,7 +163,7 @@ rank was lost or timed out.";
 const PREDICT_EXAMPLES: &str = "\
 Examples:
   From the first frame of the validation trajectories to the last:
-    isobar predict configs/navier_stokes_fno.toml
+    isobar predict runs/navier_stokes_fno
   Thirty steps from frame 4 of trajectory 21, its fields split over four ranks:
     mpirun -n 4 isobar predict configs/navier_stokes_fno.toml --samples 21 --start 4 --steps 30 \\
       --set distributed.mesh.names='[\"domain\"]' --out runs/trajectory21.h5
@@ -160,9 +195,10 @@ line; 3 a case that cannot be read; 4 ranks that cannot start.";
 pub(crate) const WHY_EXAMPLES: &str = "\
 Examples:
   After a job of several ranks ended with exit code 4:
-    isobar trace why runs/darcy_afno/flight
+    isobar trace why runs/darcy_afno
 
-Exit codes: 0 the records were read; 2 wrong command line; 3 there are none, or they cannot be read.";
+Exit codes: 0 the records were read, or the run has lost no rank; 2 wrong command line; 3 there are none, or they cannot be
+read.";
 
 #[cfg(test)]
 mod tests {

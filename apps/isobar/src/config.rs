@@ -62,7 +62,7 @@ impl Config {
 /// Where a configuration comes from, on the command line.
 #[derive(Debug, Args)]
 pub(crate) struct ConfigArgs {
-    /// A TOML file; see `isobar config reference` for its keys
+    /// A TOML file, or the folder of a run, which holds its configuration; see `isobar config reference` for the keys
     #[arg(value_name = "CONFIG")]
     file: PathBuf,
     /// Set a key, whatever the file says; may be given several times
@@ -91,19 +91,73 @@ impl ConfigArgs {
     }
 }
 
-/// The configuration of a file, or without one, with `sets` above everything else.
+/// The configuration of a file or the folder of a run, or without one, with `sets` above everything else.
 pub(crate) fn load<'a>(
     file: Option<&Path>,
     sets: impl IntoIterator<Item = &'a String>,
 ) -> Result<Resolved<Config>> {
+    let sets: Vec<&String> = sets.into_iter().collect();
+    let folder = file.filter(|path| path.is_dir());
+    let resolved = match (file, folder) {
+        (_, Some(folder)) => from_sources(Some(&of_run(folder)?), &sets)?,
+        (file, None) => from_sources(file, &sets)?,
+    };
+    let Some(folder) = folder else { return Ok(resolved) };
+    let here = folder.canonicalize().map_err(|error| unreadable(folder, &error))?;
+    if resolved.value.run.folder().canonicalize().is_ok_and(|own| own == here) {
+        return Ok(resolved);
+    }
+    // A run whose folder was moved or copied: its files are here.
+    let (Some(output), Some(name)) = (here.parent(), here.file_name()) else { return Ok(resolved) };
+    let moved = [("output", output.to_string_lossy()), ("name", name.to_string_lossy())]
+        .map(|(key, value)| format!("run.{key}={}", serde_json::Value::from(value)));
+    let sets: Vec<&String> = moved.iter().chain(sets).collect();
+    from_sources(Some(&of_run(folder)?), &sets)
+}
+
+fn from_sources(file: Option<&Path>, sets: &[&String]) -> Result<Resolved<Config>> {
     let mut sources = Sources::from_process();
     if let Some(file) = file {
         sources = sources.file(file);
     }
-    let sources = sets.into_iter().fold(sources, |sources, set| sources.set(set));
+    let sources = sets.iter().fold(sources, |sources, set| sources.set(set.as_str()));
     let resolved: Resolved<Config> = config::load(&sources)?;
     resolved.value.run.check()?;
     Ok(resolved)
+}
+
+/// The configuration that a run has left in its folder.
+fn of_run(folder: &Path) -> Result<PathBuf> {
+    let file = folder.join("config.toml");
+    if file.is_file() {
+        return Ok(file);
+    }
+    let runs = runs_in(folder);
+    let hint = runs.first().map(|run| format!(", such as {}", run.display())).unwrap_or_default();
+    Err(Exit::Usage
+        .because(format!(
+            "{} is a folder without a config.toml: expected a TOML file, or the folder of a run{hint}",
+            folder.display()
+        ))
+        .into())
+}
+
+/// The folders of runs in a folder, by name.
+pub(crate) fn runs_in(folder: &Path) -> Vec<PathBuf> {
+    let entries = std::fs::read_dir(folder).into_iter().flatten().flatten();
+    let mut runs: Vec<PathBuf> =
+        entries.map(|entry| entry.path()).filter(|path| is_run(path)).collect();
+    runs.sort();
+    runs
+}
+
+/// Whether a folder is that of a run.
+pub(crate) fn is_run(folder: &Path) -> bool {
+    folder.join("config.toml").is_file()
+}
+
+fn unreadable(folder: &Path, error: &std::io::Error) -> anyhow::Error {
+    Exit::Usage.because(format!("cannot read the folder {}: {error}", folder.display())).into()
 }
 
 /// Runs the command.

@@ -19,7 +19,6 @@ mod verify;
 
 use std::process::ExitCode;
 
-use clap::Parser;
 use isobar_manager::printable;
 
 use cli::{Cli, Command};
@@ -27,7 +26,7 @@ use exit::Exit;
 
 /// Runs the command line of this process.
 pub fn main() -> ExitCode {
-    let cli = match Cli::try_parse() {
+    let cli = match Cli::read(&std::env::args_os().collect::<Vec<_>>()) {
         Ok(cli) => cli,
         Err(error) => {
             if !error.use_stderr() {

@@ -1,12 +1,13 @@
 //! `isobar trace`: what ranks recorded.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use anyhow::Result;
 use clap::Subcommand;
 use isobar_collectives::flight::FlightEntry;
 use isobar_manager::flight::{self, FlightRecord, Records};
 
+use crate::config::is_run;
 use crate::exit::Exit;
 use crate::{cli, terminal};
 
@@ -20,7 +21,7 @@ pub(crate) enum TraceCommand {
     /// for, how far each had come, and who waited, as a stack.
     #[command(after_long_help = cli::WHY_EXAMPLES)]
     Why {
-        /// The folder of the records, `flight_rank_00000.json` and so on
+        /// The folder of a run, or of the records: `flight_rank_00000.json` and so on
         #[arg(value_name = "DIR")]
         folder: PathBuf,
     },
@@ -29,8 +30,28 @@ pub(crate) enum TraceCommand {
 /// Runs the command.
 pub(crate) fn run(command: &TraceCommand) -> Result<Exit> {
     let TraceCommand::Why { folder } = command;
-    terminal::line(&why(&flight::read(folder)?));
+    match records(folder) {
+        Some(folder) => terminal::line(&why(&flight::read(&folder)?)),
+        None => terminal::line("no rank was lost in this run: it has left no records"),
+    }
     Ok(Exit::Good)
+}
+
+/// Where records are, given their folder or that of a run; nothing where a run has none.
+fn records(folder: &Path) -> Option<PathBuf> {
+    let inner = folder.join("flight");
+    if inner.is_dir() {
+        return Some(inner);
+    }
+    let of_run = is_run(folder) && !has_records(folder);
+    let missing = !folder.exists() && folder.file_name().is_some_and(|name| name == "flight");
+    let of_parent = missing && folder.parent().is_some_and(is_run);
+    (!of_run && !of_parent).then(|| folder.to_owned())
+}
+
+fn has_records(folder: &Path) -> bool {
+    let entries = std::fs::read_dir(folder).into_iter().flatten().flatten();
+    entries.into_iter().any(|entry| entry.file_name().to_string_lossy().starts_with("flight_rank_"))
 }
 
 fn why(Records { records, older, unreadable, .. }: &Records) -> String {

@@ -7,14 +7,15 @@ use anyhow::{Result, bail};
 use clap::{Args, ValueEnum};
 use isobar_manager::config::Resolved;
 use isobar_manager::{DistributedManager, logging};
-use isobar_train::config::{CheckpointConfig, DataFormat, Predict, Resume};
+use isobar_train::config::{CheckpointConfig, Predict, Resume};
 use isobar_train::{
-    BoxError, DataParallelConfig, FieldLayout, FieldModel, FieldTask, FitConfig, RolloutError, RunFolder,
-    Signals, Step, Stop, Summary, fit,
+    BoxError, DataParallelConfig, FieldLayout, FieldModel, FieldTask, FitConfig, ProgressMode, RunFolder,
+    Signals, Step, Stop, Summary, Variable, VariableError, fit, percent,
 };
 
 use crate::config::{Config, ConfigArgs};
 use crate::exit::Exit;
+use crate::run::errors::{self, Compared};
 use crate::run::{self, Fields, Job, Meaning, RANKS_OWN, Run, picture};
 use crate::{check, start, terminal};
 
@@ -29,6 +30,30 @@ pub(crate) struct TrainArgs {
     /// Start from the beginning, and replace the results of an earlier run in the folder once there is a checkpoint
     #[arg(long, conflicts_with = "resume")]
     overwrite: bool,
+    /// How rank 0 shows progress; by default a bar where it writes to a terminal or `isobar launch` does, else lines
+    #[arg(long, value_enum, value_name = "HOW")]
+    progress: Option<ProgressArg>,
+}
+
+/// How progress is shown.
+#[derive(Debug, Clone, Copy, ValueEnum)]
+enum ProgressArg {
+    /// A bar, also through a launcher such as mpirun, which passes it on to a terminal
+    Bar,
+    /// A line after every tenth of an epoch, and every 30 seconds
+    Lines,
+    /// A line at the end of each epoch
+    Off,
+}
+
+impl From<ProgressArg> for ProgressMode {
+    fn from(how: ProgressArg) -> Self {
+        match how {
+            ProgressArg::Bar => Self::Bar,
+            ProgressArg::Lines => Self::Lines,
+            ProgressArg::Off => Self::Off,
+        }
+    }
 }
 
 /// What to do where the run has checkpoints; without it what the configuration says.
@@ -68,7 +93,8 @@ pub(crate) fn command(args: &TrainArgs) -> Result<Exit> {
     if checkpoint.resume != config.checkpoint.resume && manager.rank() == 0 {
         tracing::info!("this job is started again: the run resumes from its last checkpoint, if it has one");
     }
-    let stopped = train(&manager, &resolved, Arc::new(claimed), checkpoint)?;
+    let progress = args.progress.map_or(ProgressMode::Auto, Into::into);
+    let stopped = train(&manager, &resolved, Arc::new(claimed), checkpoint, progress)?;
     DistributedManager::cleanup(true)?;
     match stopped {
         None => return Ok(Exit::Good),
@@ -116,19 +142,31 @@ fn train(
     resolved: &Resolved<Config>,
     claimed: Arc<RunFolder>,
     checkpoint: CheckpointConfig,
+    progress: ProgressMode,
 ) -> Result<Option<Stop>> {
     let config = &resolved.value;
     let text = resolved.to_toml_with_origins()?;
     let signals = signals(manager, config)?;
-    let (summary, baseline, picture) =
-        run::with(manager, config, Training { manager, config, text, signals, claimed, checkpoint })?;
+    let training = Training { manager, config, text, signals, claimed, checkpoint, progress };
+    let trained = run::with(manager, config, training)?;
     if manager.rank() == 0 {
-        report(config, &summary, baseline, picture.as_deref());
+        report(config, &trained);
     }
-    Ok(summary.stopped)
+    Ok(trained.summary.stopped)
 }
 
-/// Training, which gives what came of it, the error of a model that has learnt nothing, and a picture.
+/// What came of a training run.
+struct Trained {
+    summary: Summary,
+    variables: Vec<Variable>,
+    /// Validation errors of a model that has learnt nothing, in each variable.
+    baseline: Vec<VariableError>,
+    /// The same of rollouts.
+    rollout_baseline: Vec<VariableError>,
+    picture: Option<PathBuf>,
+}
+
+/// Trains.
 struct Training<'a> {
     manager: &'a DistributedManager,
     config: &'a Config,
@@ -136,10 +174,11 @@ struct Training<'a> {
     signals: Signals,
     claimed: Arc<RunFolder>,
     checkpoint: CheckpointConfig,
+    progress: ProgressMode,
 }
 
 impl Job for Training<'_> {
-    type Out = (Summary, Option<f64>, Option<PathBuf>);
+    type Out = Trained;
     const TRAINS: bool = true;
 
     fn run<L, F>(self, run: Run<L, F>) -> Result<Self::Out>
@@ -147,14 +186,14 @@ impl Job for Training<'_> {
         L: FieldLayout,
         F: Fn(&L::Array, Option<Step<'_>>) -> Result<L::Array, BoxError>,
     {
-        let Self { manager, config, text, signals, claimed, checkpoint } = self;
+        let Self { manager, config, text, signals, claimed, checkpoint, progress } = self;
         let Run { source, layout, window, positions, forward, params, buffers, ranks, device } = run;
         let options = (config.train.precision.kind(), device);
         let fields = Fields::read_alike(&source, &config.data, &window, options, &ranks.world)?;
         let (input, target) = (fields.input, fields.target);
-        let residual = config.data.predict == Predict::Change;
+        let (change, variables) = (fields.change, source.variables()?);
         let task = FieldTask {
-            model: FieldModel { forward, layout, positions, residual, input, target },
+            model: FieldModel { forward, layout, positions, change, input, target, variables },
             train: fields.train,
             validation: fields.validation,
             rollouts: fields.rollouts,
@@ -169,6 +208,9 @@ impl Job for Training<'_> {
             validation = task.validation.len(),
             "training starts"
         );
+        let boxed = anyhow::Error::from_boxed;
+        let baseline = task.baseline().map_err(boxed)?;
+        let rollout_baseline = task.rollout_baseline().map_err(boxed)?;
         let fit_config = FitConfig {
             folder: folder.clone(),
             claimed: Some(claimed),
@@ -179,6 +221,7 @@ impl Job for Training<'_> {
             data_parallel: data_parallel(manager, config),
             checkpoint,
             metrics: config.metrics.clone(),
+            progress,
             resolved: text,
             extra: serde_json::to_value(Meaning {
                 input: task.model.input.clone(),
@@ -186,19 +229,22 @@ impl Job for Training<'_> {
                 fields: config.data.fields.clone(),
                 predict: config.data.predict,
                 positions: config.data.positions,
+                change: task.model.change.clone(),
+                variables: task.model.variables.clone(),
+                baseline: baseline.clone(),
             })?,
             identity: identity(config)?,
             signals,
             checks: config.distributed.checks,
         };
         let summary = fit(&task, &params, &buffers, &ranks, &fit_config)?;
-        if summary.stopped.is_some() {
+        let variables = task.model.variables.clone();
+        let picture = match summary.stopped {
+            None => picture::draw(&task, &ranks.world, &folder)?,
             // Who stops a run gives it little time.
-            return Ok((summary, None, None));
-        }
-        let picture = picture::draw(&task, &ranks.world, &folder)?;
-        let baseline = (!task.validation.is_empty()).then(|| task.baseline_error()).transpose();
-        Ok((summary, baseline.map_err(anyhow::Error::from_boxed)?, picture))
+            Some(_) => None,
+        };
+        Ok(Trained { summary, variables, baseline, rollout_baseline, picture })
     }
 }
 
@@ -210,10 +256,15 @@ fn identity(config: &Config) -> Result<serde_json::Value> {
         model.remove("gradient_checkpointing");
     }
     let data = &config.data;
-    Ok(serde_json::json!({
+    let mut identity = serde_json::json!({
         "data": { "format": data.format, "fields": data.fields, "predict": data.predict, "positions": data.positions },
         "model": model,
-    }))
+    });
+    if data.predict == Predict::Change {
+        // Earlier versions divided changes by the deviation of the fields; a network cannot go on with another scale.
+        identity["data"]["changes"] = "divided by their root mean square".into();
+    }
+    Ok(identity)
 }
 
 /// The settings of the section, and those that the manager has.
@@ -225,30 +276,31 @@ fn data_parallel(manager: &DistributedManager, config: &Config) -> DataParallelC
     }
 }
 
-fn report(config: &Config, summary: &Summary, baseline: Option<f64>, picture: Option<&Path>) {
-    let percent = |error: f64| format!("{:.2} %", error * 100.0);
+fn report(config: &Config, trained: &Trained) {
+    let Trained { summary, variables, baseline, rollout_baseline, picture } = trained;
     terminal::line(&format!("{} steps in {:.0} s", summary.steps, summary.seconds));
     if summary.stopped.is_some() {
         terminal::line("told to stop; `--resume` goes on");
     }
-    if let (Some(error), Some(baseline)) = (summary.validation_error, baseline) {
-        let nothing_learnt = match config.data.format {
-            DataFormat::Darcy => "predicting the mean field",
-            DataFormat::TheWell => "predicting no change",
-        };
-        terminal::line(&format!(
-            "validation relative L2 error {}; {nothing_learnt} gives {}",
-            percent(error),
-            percent(baseline)
-        ));
+    let nothing_learnt = errors::baseline_name(config.data.format);
+    let mut warnings = Vec::new();
+    if !summary.variable_errors.is_empty() && summary.stopped.is_none() {
+        let one_step = Compared { errors: &summary.variable_errors, baseline };
+        terminal::line(&format!("validation {}", one_step.summary(variables, nothing_learnt)));
+        one_step.table(variables).iter().for_each(|line| terminal::line(line));
+        warnings.extend(one_step.no_better(variables, "on the validation samples", nothing_learnt));
     }
-    if let Some(RolloutError { error, spectrum }) = summary.rollout_error {
+    if let Some(rollout) = summary.rollout_error.as_ref().filter(|_| summary.stopped.is_none()) {
+        let steps = config.data.validation_steps;
+        let over_steps = Compared { errors: &rollout.variables, baseline: rollout_baseline };
         terminal::line(&format!(
-            "rollouts of {} steps: relative L2 error {}, of the energy spectrum after the last {}",
-            config.data.validation_steps,
-            percent(error),
-            percent(spectrum)
+            "rollouts of {steps} steps: {}; error of the energy spectrum after the last {}",
+            over_steps.summary(variables, nothing_learnt),
+            percent(rollout.spectrum)
         ));
+        over_steps.table(variables).iter().for_each(|line| terminal::line(line));
+        let what = format!("over rollouts of {steps} steps");
+        warnings.extend(over_steps.no_better(variables, &what, nothing_learnt));
     }
     if let Some(picture) = picture {
         terminal::line(&format!("picture     {}", picture.display()));
@@ -256,6 +308,7 @@ fn report(config: &Config, summary: &Summary, baseline: Option<f64>, picture: Op
     if let Some(checkpoint) = &summary.checkpoint {
         terminal::line(&format!("checkpoint  {}", checkpoint.display()));
     }
+    warnings.iter().for_each(|warning| tracing::warn!("{warning}"));
 }
 
 #[cfg(test)]

@@ -102,6 +102,18 @@ impl Normalizer {
         Ok(Self { mean, std })
     }
 
+    /// Divides each channel by a scale and leaves its mean: for changes, where zero means that nothing changes.
+    ///
+    /// # Errors
+    /// When there are no scales, or one of them is not finite and positive.
+    pub fn of_scales(scales: &[f64]) -> Result<Self> {
+        if scales.is_empty() {
+            return Err(Error::Invalid("there is no channel to normalise".to_owned()));
+        }
+        let each = scales.iter().map(|&scale| Self::new(0.0, scale)).collect::<Result<Vec<_>>>()?;
+        Ok(Self { mean: vec![0.0; each.len()], std: scales.to_vec() })
+    }
+
     /// From the training part itself.
     ///
     /// # Errors

@@ -7,6 +7,7 @@ use ndarray::{ArrayView3, ArrayView4, s};
 
 use crate::aside::Aside;
 use crate::darcy::{BETA, NU, TENSOR, X, Y};
+use crate::well::write_attribute;
 use crate::{Error, Result};
 
 /// Writes a data set that [`DarcyFile`](crate::DarcyFile) reads, some samples at a time.
@@ -56,6 +57,14 @@ impl DarcyWriter {
         let (nu, tensor) = lay_out(aside.file(), samples, size, beta)
             .map_err(|error| Error::hdf5(aside.target(), "write its layout", error))?;
         Ok(Self { aside, nu, tensor, samples, size, written: 0 })
+    }
+
+    /// Writes an attribute of the file that says where its values come from. Readers of PDEBench's layout pass over it.
+    ///
+    /// # Errors
+    /// When there is an attribute of that name, or the text has a zero byte.
+    pub fn attribute(&self, name: &str, value: &str) -> Result<()> {
+        write_attribute(&self.aside, name, value)
     }
 
     /// Adds one or more samples: both slices are `[sample, x, y]`, flattened.

@@ -327,3 +327,44 @@ fn an_attribute_that_is_not_there_is_named() {
     let error = WellFile::open(&path).unwrap_err().to_string();
     assert_eq!(error, format!("{shown}: the root attribute `n_trajectories` is missing"));
 }
+
+/// Names as The Well has them, units where the file says them, and how much each channel changes from frame to frame.
+#[test]
+fn channels_have_names_units_and_changes() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("units.h5");
+    let units = vec![("density".to_owned(), "kg m-3".to_owned())];
+    let meta = WellMeta { units, ..meta(&[3, 2]) };
+    let mut writer = WellWriter::create(&path, &meta).unwrap();
+    let mut all = Vec::new();
+    for (at, (name, _)) in meta.fields.iter().enumerate() {
+        for trajectory in 0..meta.trajectories {
+            let values = numbers(&meta, at, trajectory).square();
+            writer.write(name, trajectory, 0, &values).unwrap();
+            if name == "velocity" && trajectory < 2 {
+                all.push(values);
+            }
+        }
+    }
+    writer.attribute("isobar_checkpoint", "step 7").unwrap();
+    writer.finish().unwrap();
+
+    let file = WellFile::open(&path).unwrap();
+    let channels = file.channels(&["velocity", "density", "stress"]).unwrap();
+    let names: Vec<&str> = channels.iter().map(|(name, _)| &**name).collect();
+    let stress = ["stress_xx", "stress_xy", "stress_yx", "stress_yy"];
+    assert_eq!(names, [&["velocity_x", "velocity_y", "density"][..], &stress].concat());
+    let units: Vec<_> = channels.iter().filter_map(|(_, unit)| unit.as_deref()).collect();
+    assert_eq!((units, channels[2].1.as_deref()), (vec!["kg m-3"], Some("kg m-3")));
+    assert_eq!(file.meta().units, meta.units);
+
+    let changes = file.change_statistics(&["velocity"], 0..2).unwrap();
+    let frames = Tensor::stack(&all, 0).to_kind(Kind::Double);
+    let differences = frames.narrow(1, 1, 3) - frames.narrow(1, 0, 3);
+    for (component, found) in changes.iter().enumerate() {
+        let own = differences.select(2, component as i64);
+        assert_eq!(found.count, own.numel() as u64);
+        assert!((found.mean - own.mean(None).double_value(&[])).abs() <= 1e-9 * found.mean.abs());
+        assert!((found.std - own.std(false).double_value(&[])).abs() <= 1e-9 * found.std);
+    }
+}

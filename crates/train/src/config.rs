@@ -145,7 +145,7 @@ pub enum Predict {
     /// The next frame.
     #[default]
     Frame,
-    /// The change to the next frame.
+    /// The change to the next frame, divided by the root mean square of such changes, per variable.
     Change,
 }
 
@@ -292,7 +292,7 @@ pub struct CheckpointConfig {
     pub every_minutes: f64,
     /// How many of the newest stay; 0 keeps all.
     pub keep: usize,
-    /// How many stay besides, of those with the lowest validation errors.
+    /// How many stay besides, of those with the lowest validation errors: means over variables of relative L2 errors.
     pub keep_best: usize,
     /// Whether training waits until a checkpoint is on disk.
     pub mode: SaveMode,

@@ -95,6 +95,7 @@ mod stragglers;
 mod task;
 mod trainer;
 mod triggers;
+mod variables;
 
 pub use self::clip::{clip_grad_norm, grad_norm};
 pub use self::config::Precision;
@@ -109,11 +110,14 @@ pub use self::loss_scale::LossScale;
 pub use self::model::{ModelConfig, Network};
 pub use self::params::{ParamPlacement, Parameter, Parameters};
 pub use self::plain::{distribute_over_domain_for_fsdp, wrap_for_fsdp};
-pub use self::progress::Progress;
+pub use self::progress::{Bar, Progress, ProgressMode, ProgressPlan, ProgressRecord};
 pub use self::replicas::check_replicas;
 pub use self::run_folder::RunFolder;
 pub use self::stragglers::Straggler;
 pub use self::task::{BoxError, FieldModel, FieldTask, RolloutError, Step, Task};
 pub use self::trainer::{FitConfig, Ranks, Summary, fit};
 pub use self::triggers::{Signals, Stop};
+pub use self::variables::{
+    Variable, VariableError, errors_line, mean_errors, mean_relative, percent, significant,
+};
 pub use isobar_collectives::reduce_loss;

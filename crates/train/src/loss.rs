@@ -5,6 +5,7 @@ use serde::{Deserialize, Serialize};
 use tch::{Kind, Tensor};
 
 use crate::error::{Context, Error, Result};
+use crate::variables::VariableError;
 
 /// What training minimises; both are means over samples, so that ranks' losses can be weighted by their sample counts.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize, schemars::JsonSchema)]
@@ -55,6 +56,54 @@ pub fn relative_l2_errors<A: Array>(prediction: &A, target: &A) -> Result<Vec<f6
     numbers(&relative_l2(&prediction.to_kind(Kind::Double)?, &target.to_kind(Kind::Double)?)?)
 }
 
+/// Errors of each sample of `[sample, channel, spatial…]` in each variable, which is a channel, in float64: ‖p − t‖ / ‖t‖ over
+/// its points, and the root mean square error in its unit. A target of zero gives an infinite relative error. Of sharded fields
+/// all ranks of their mesh call, and each has the errors of all samples, the same to the last bit.
+///
+/// # Errors
+///
+/// Where the shapes differ or have no spatial dim, or an exchange fails.
+///
+/// ```
+/// use tch::Tensor;
+///
+/// // One sample of two variables on two points.
+/// let target = Tensor::f_from_slice(&[3000.0f32, 4000.0, 1.0, 0.0])?.f_view([1, 2, 2])?;
+/// let prediction = Tensor::f_from_slice(&[3000.0f32, 4000.5, 0.0, 0.0])?.f_view([1, 2, 2])?;
+/// let errors = isobar_train::loss::variable_errors(&prediction, &target)?;
+/// assert_eq!(errors[0].iter().map(|error| error.relative).collect::<Vec<_>>(), [0.0001, 1.0]);
+/// assert_eq!(errors[0][1].rmse, 0.5f64.sqrt());
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
+pub fn variable_errors<A: Array>(prediction: &A, target: &A) -> Result<Vec<Vec<VariableError>>> {
+    let _no_grad = tch::no_grad_guard();
+    same_shape(prediction, target)?;
+    let shape = target.shape();
+    let &[_, channels, ref extents @ ..] = &shape[..] else { return Err(no_points(&shape)) };
+    if extents.is_empty() {
+        return Err(no_points(&shape));
+    }
+    let dims: Vec<i64> = (2..shape.len() as i64).collect();
+    let norms = |x: &A| numbers(&x.reduce(Reduction::Norm, &dims, false)?);
+    let target = target.to_kind(Kind::Double)?;
+    let differences = norms(&prediction.to_kind(Kind::Double)?.sub(&target)?)?;
+    let targets = norms(&target)?;
+    let points = extents.iter().product::<i64>() as f64;
+    let errors: Vec<VariableError> = differences
+        .iter()
+        .zip(&targets)
+        .map(|(difference, target)| VariableError {
+            relative: difference / target,
+            rmse: difference / points.sqrt(),
+        })
+        .collect();
+    Ok(errors.chunks(channels.max(1) as usize).map(<[VariableError]>::to_vec).collect())
+}
+
+fn no_points(shape: &[i64]) -> Error {
+    Error::invalid("the shape of a forecast", format!("{shape:?}"), "[sample, channel, spatial…]")
+}
+
 /// Σ |E(p) − E(t)| / Σ E(t) of each sample of `[sample, channel, spatial…]`, the mean over its channels, where E are the
 /// [energy spectra](periodic::energy_spectrum) of the fields along their spatial dims, in float64. Of sharded fields all ranks
 /// of their mesh call, and each has the errors of all samples.
@@ -91,9 +140,9 @@ fn relative_l2<A: Array>(prediction: &A, target: &A) -> isobar_shard::Result<A> 
     norm(&prediction.sub(target)?)?.div(&norm(target)?)
 }
 
-/// The numbers of a vector, on every rank.
-fn numbers<A: Array>(vector: &A) -> Result<Vec<f64>> {
-    let whole = vector.whole()?.f_to_device(tch::Device::Cpu);
+/// The numbers of an array, row by row, on every rank.
+fn numbers<A: Array>(array: &A) -> Result<Vec<f64>> {
+    let whole = array.whole()?.f_to_device(tch::Device::Cpu).and_then(|all: Tensor| all.f_reshape([-1]));
     whole.and_then(|all: Tensor| Vec::<f64>::try_from(all)).context(|| "reading errors".to_owned())
 }
 

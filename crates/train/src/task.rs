@@ -9,7 +9,8 @@ use tch::Tensor;
 
 use crate::error::Result;
 use crate::fields::FieldLayout;
-use crate::loss::{Loss, relative_l2_errors, spectrum_errors};
+use crate::loss::{Loss, spectrum_errors, variable_errors};
+use crate::variables::{Variable, VariableError, mean_errors, mean_relative};
 
 /// An error of the code that a task calls.
 pub type BoxError = Box<dyn std::error::Error + Send + Sync>;
@@ -49,12 +50,18 @@ pub trait Task {
     /// Whatever the model or the data reports.
     fn loss(&self, step: Step<'_>, samples: &[usize]) -> Result<Tensor, BoxError>;
 
-    /// The error of each of these validation samples, of which there is at least one. Gradients are off.
+    /// The variables that errors are of, the same on every rank; by default one without a name.
+    fn variables(&self) -> Vec<Variable> {
+        vec![Variable::default()]
+    }
+
+    /// Errors of each of these validation samples, of which there is at least one, in each of the [variables](Task::variables).
+    /// Gradients are off.
     ///
     /// # Errors
     ///
     /// Whatever the model or the data reports.
-    fn errors(&self, samples: &[usize]) -> Result<Vec<f64>, BoxError>;
+    fn errors(&self, samples: &[usize]) -> Result<Vec<Vec<VariableError>>, BoxError>;
 
     /// Number of ranks that share the samples of a batch within the task, where its own arrays are split over ranks.
     fn sharing_ranks(&self) -> usize {
@@ -82,13 +89,20 @@ pub trait Task {
 }
 
 /// How far a rollout is from the truth.
-#[derive(Debug, Clone, Copy, PartialEq)]
+#[derive(Debug, Clone, PartialEq)]
 pub struct RolloutError {
-    /// The mean over the steps of ‖p − t‖ / ‖t‖.
-    pub error: f64,
+    /// Errors of each variable over all steps: the mean of the relative errors, and the RMSE.
+    pub variables: Vec<VariableError>,
     /// Σ |E(p) − E(t)| / Σ E(t) of the energy spectra E after the last step, the mean over channels; see
     /// [`periodic::energy_spectrum`](isobar_shard::periodic::energy_spectrum).
     pub spectrum: f64,
+}
+
+impl RolloutError {
+    /// Mean over the variables, and over the steps, of the relative errors.
+    pub fn error(&self) -> f64 {
+        mean_relative(&self.variables)
+    }
 }
 
 /// A network that maps one field to the next: from an input to a target, or from a frame of a trajectory to the following one,
@@ -101,18 +115,22 @@ pub struct FieldModel<L, F> {
     pub layout: L,
     /// Channels behind those of every input, `[channel, x, y]`: this rank's window of where the points are.
     pub positions: Option<Tensor>,
-    /// Whether the network gives the change from its input, in the input's scale, instead of what follows.
-    pub residual: bool,
+    /// How the network's outputs are normalised where they are changes from the input; `None` where they are the fields
+    /// that follow. See [`Normalizer::of_scales`].
+    pub change: Option<Normalizer>,
     /// How inputs are normalised.
     pub input: Normalizer,
-    /// How targets are normalised; with `residual` as inputs are.
+    /// How targets are normalised; with `change` as inputs are.
     pub target: Normalizer,
+    /// The variables that the channels of targets are.
+    pub variables: Vec<Variable>,
 }
 
 /// A [`FieldModel`] with its data in memory.
 ///
-/// The loss, the mean over the steps of a sample, is taken on normalised values, the validation errors (relative L2) on physical
-/// ones.
+/// The loss, the mean over the steps of a sample, is taken on normalised values; where the network gives changes, the
+/// difference from the target is in units of each variable's changes. Validation errors are of each variable, on physical
+/// values.
 pub struct FieldTask<L, F> {
     /// The network.
     pub model: FieldModel<L, F>,
@@ -157,7 +175,7 @@ where
         steps: usize,
         step: Option<Step<'_>>,
     ) -> Result<Vec<L::Array>, BoxError> {
-        if (steps > 1 || self.residual) && self.input != self.target {
+        if (steps > 1 || self.change.is_some()) && self.input != self.target {
             return Err("several steps, or changes, need inputs and targets that are normalised alike".into());
         }
         let mut x = self.layout.array(input, count)?;
@@ -176,17 +194,61 @@ where
             // In mixed precision the network's output may be of 16 bits; what it is added to and compared with is not.
             let y = y.to_kind(x.kind())?;
             let y = if y.shape() == x.shape() { y.laid_out_as(&x)? } else { y };
-            if (steps > 1 || self.residual) && y.shape() != x.shape() {
+            if (steps > 1 || self.change.is_some()) && y.shape() != x.shape() {
                 let (from, to) = (x.shape(), y.shape());
                 return Err(format!(
                     "several steps, or changes, need outputs as inputs, not {to:?} of {from:?}"
                 )
                 .into());
             }
-            x = if self.residual { x.add(&y)? } else { y };
+            x = match &self.change {
+                Some(change) => x.add(&self.scaled(&y, change.std(), self.input.std())?)?,
+                None => y,
+            };
             outputs.push(x.shallow_clone());
         }
         Ok(outputs)
+    }
+
+    /// Fields whose channels are multiplied with `by` and divided by `of`: one number for each channel, or for all.
+    fn scaled(&self, fields: &L::Array, by: &[f64], of: &[f64]) -> Result<L::Array, BoxError> {
+        let channels = by.len().max(of.len());
+        let at = |all: &[f64], channel: usize| all.get(channel).or(all.first()).copied().unwrap_or(1.0);
+        let factors: Vec<f64> = (0..channels).map(|channel| at(by, channel) / at(of, channel)).collect();
+        if factors.iter().all(|factor| *factor == 1.0) {
+            return Ok(fields.shallow_clone());
+        }
+        let scale = Normalizer::of_scales(&factors)?;
+        self.layout.map(fields, |part| Ok(scale.decode(part)?))
+    }
+
+    /// What the loss compares with a target, both normalised. Where the network gives changes, the difference is in units of
+    /// each variable's changes: else variables that change slowly would not count.
+    fn weighted(&self, output: &L::Array, target: &L::Array) -> Result<L::Array, BoxError> {
+        let Some(change) = &self.change else { return Ok(output.shallow_clone()) };
+        if change.std() == self.target.std() {
+            return Ok(output.shallow_clone());
+        }
+        let difference = self.scaled(&output.sub(target)?, self.target.std(), change.std())?;
+        Ok(target.add(&difference)?)
+    }
+
+    /// Errors of predictions in each variable.
+    fn errors_of(
+        &self,
+        prediction: &L::Array,
+        target: &L::Array,
+    ) -> Result<Vec<Vec<VariableError>>, BoxError> {
+        let channels = target.shape().get(1).copied().unwrap_or(0);
+        if self.variables.len() as i64 != channels {
+            let names: Vec<&str> = self.variables.iter().map(|variable| &*variable.name).collect();
+            return Err(format!(
+                "the targets have {channels} channels, but {} variables are named: {names:?}; name each channel",
+                names.len()
+            )
+            .into());
+        }
+        Ok(variable_errors(prediction, target)?)
     }
 }
 
@@ -224,28 +286,51 @@ where
         Ok((array(&batch.input)?, targets))
     }
 
-    /// The validation error of a model that has learnt nothing, what a model must beat: of trajectories that of persistence,
-    /// which predicts that nothing changes, else that of the mean of the training targets everywhere alike.
+    /// Validation errors of a model that has learnt nothing, in each variable, which a model must beat: for trajectories those
+    /// of persistence, which predicts no change, else those of the mean over the training targets at each point. Empty where
+    /// there are no validation samples.
     ///
     /// All ranks of the layout call.
     ///
     /// # Errors
     ///
-    /// Where there are no validation samples or libtorch refuses.
-    pub fn baseline_error(&self) -> Result<f64, BoxError> {
+    /// What libtorch or an exchange reports.
+    pub fn baseline(&self) -> Result<Vec<VariableError>, BoxError> {
+        Ok(self.baselines(&self.validation)?.into_iter().next().unwrap_or_default())
+    }
+
+    /// The same of rollouts, over all their steps. Empty where there are none.
+    ///
+    /// # Errors
+    ///
+    /// What libtorch or an exchange reports.
+    pub fn rollout_baseline(&self) -> Result<Vec<VariableError>, BoxError> {
+        let Some(data) = &self.rollouts else { return Ok(Vec::new()) };
+        Ok(mean_errors(&self.baselines(data)?))
+    }
+
+    /// Errors of the baseline after each step, over all samples of `data`.
+    fn baselines(&self, data: &InMemory) -> Result<Vec<Vec<VariableError>>, BoxError> {
         let _no_grad = tch::no_grad_guard();
-        let samples: Vec<usize> = (0..self.validation.len()).collect();
-        let batch = self.validation.batch(self.model.layout.own(&samples)?)?;
-        let target = batch.targets.first().ok_or("a sample has no target")?;
-        let prediction = match self.persists() {
-            true => batch.input.shallow_clone(),
-            false => self.train.targets().f_mean_dim(0, true, None)?.f_expand_as(target)?,
+        let layout = &self.model.layout;
+        let mean = match self.persists() || data.is_empty() {
+            true => None,
+            false => Some(self.train.targets().f_mean_dim(0, true, None)?),
         };
-        let errors = relative_l2_errors(
-            &self.model.layout.array(&prediction, samples.len())?,
-            &self.model.layout.array(target, samples.len())?,
-        )?;
-        Ok(errors.iter().sum::<f64>() / errors.len() as f64)
+        let all: Vec<usize> = (0..data.len()).collect();
+        let mut errors: Vec<Vec<Vec<VariableError>>> = vec![Vec::new(); data.steps()];
+        for samples in all.chunks(BASELINE_SAMPLES) {
+            let batch = data.batch(layout.own(samples)?)?;
+            for (target, errors) in batch.targets.iter().zip(&mut errors) {
+                let prediction = match &mean {
+                    Some(mean) => mean.f_expand_as(target)?,
+                    None => batch.input.shallow_clone(),
+                };
+                let array = |part: &Tensor| layout.array(part, samples.len());
+                errors.extend(self.model.errors_of(&array(&prediction)?, &array(target)?)?);
+            }
+        }
+        Ok(errors.iter().map(mean_errors).filter(|errors| !errors.is_empty()).collect())
     }
 
     /// Whether inputs and targets are of one kind, frames of trajectories.
@@ -280,19 +365,24 @@ where
         let outputs = self.model.steps(&input, samples.len(), batch.targets.len(), Some(step))?;
         let losses = outputs.iter().zip(&batch.targets).map(|(output, target)| {
             let target = self.model.target.encode(&turned(target)?)?;
-            Ok(self.loss.of(output, &self.model.layout.array(&target, samples.len())?)?.whole()?)
+            let target = self.model.layout.array(&target, samples.len())?;
+            Ok(self.loss.of(&self.model.weighted(output, &target)?, &target)?.whole()?)
         });
         let losses = losses.collect::<Result<Vec<Tensor>, BoxError>>()?;
         Ok(Tensor::f_stack(&losses, 0)?.f_mean(None)?)
     }
 
-    fn errors(&self, samples: &[usize]) -> Result<Vec<f64>, BoxError> {
+    fn variables(&self) -> Vec<Variable> {
+        self.model.variables.clone()
+    }
+
+    fn errors(&self, samples: &[usize]) -> Result<Vec<Vec<VariableError>>, BoxError> {
         let batch = self.validation.batch(self.model.layout.own(samples)?)?;
         let prediction = self.model.roll_out(&batch.input, samples.len(), 1)?;
         let pairs = prediction.iter().zip(&batch.targets);
         let mut errors = Vec::new();
         for (prediction, target) in pairs {
-            errors = relative_l2_errors(prediction, &self.model.layout.array(target, samples.len())?)?;
+            errors = self.model.errors_of(prediction, &self.model.layout.array(target, samples.len())?)?;
         }
         Ok(errors)
     }
@@ -314,21 +404,25 @@ where
         let batch = data.batch(self.model.layout.own(rollouts)?)?;
         let steps = batch.targets.len();
         let predictions = self.model.roll_out(&batch.input, rollouts.len(), steps)?;
-        let mut errors = vec![RolloutError { error: 0.0, spectrum: 0.0 }; rollouts.len()];
+        let mut of_steps = vec![Vec::with_capacity(steps); rollouts.len()];
+        let mut spectra = Vec::new();
         for (index, (prediction, target)) in predictions.iter().zip(&batch.targets).enumerate() {
             let target = self.model.layout.array(target, rollouts.len())?;
-            for (sum, error) in errors.iter_mut().zip(relative_l2_errors(prediction, &target)?) {
-                sum.error += error / steps as f64;
-            }
+            let errors = self.model.errors_of(prediction, &target)?;
+            of_steps.iter_mut().zip(errors).for_each(|(all, error)| all.push(error));
             if index + 1 == steps {
-                for (sum, error) in errors.iter_mut().zip(spectrum_errors(prediction, &target)?) {
-                    sum.spectrum = error;
-                }
+                spectra = spectrum_errors(prediction, &target)?;
             }
         }
-        Ok(errors)
+        let errors = of_steps.iter().zip(spectra);
+        Ok(errors
+            .map(|(steps, spectrum)| RolloutError { variables: mean_errors(steps), spectrum })
+            .collect())
     }
 }
+
+/// Samples that a baseline is computed for at a time: as many on every rank, since they may share fields.
+const BASELINE_SAMPLES: usize = 64;
 
 /// A rank's share of `count` samples: a contiguous range; the first ranks take one more where it does not come out even.
 pub(crate) fn share(count: usize, rank: usize, ranks: usize) -> Range<usize> {

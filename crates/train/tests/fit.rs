@@ -16,7 +16,7 @@ use isobar_train::checkpoint::{Checkpoints, Contents, Keep, Which, export, read_
 use isobar_train::config::{CheckpointConfig, MetricsConfig, Resume, SaveMode, TrainConfig};
 use isobar_train::{
     BoxError, Error, FitConfig, Parameter, Parameters, Precision, Ranks, Signals, Step, Stop, Summary, Task,
-    fit,
+    VariableError, fit,
 };
 use rstest::rstest;
 use tch::{Device, Kind, Tensor};
@@ -103,10 +103,11 @@ impl Task for Square {
         Ok((prediction - target).square().mean(Kind::Double))
     }
 
-    fn errors(&self, samples: &[usize]) -> Result<Vec<f64>, BoxError> {
+    fn errors(&self, samples: &[usize]) -> Result<Vec<Vec<VariableError>>, BoxError> {
         let (prediction, target) =
             self.forward(&samples.iter().map(|i| 100 + i).collect::<Vec<_>>(), None)?;
-        Ok(Vec::try_from((prediction - target).abs().view(-1))?)
+        let errors: Vec<f64> = Vec::try_from((prediction - target).abs().view(-1))?;
+        Ok(errors.into_iter().map(|error| vec![VariableError { relative: error, rmse: error }]).collect())
     }
 }
 
@@ -384,7 +385,7 @@ fn averaged_parameters_are_validated_and_saved() {
     let mut contents = Contents { params: &task.params, buffers: &[], optimizer: None };
     Checkpoints::new(&saved, Keep::ALL, &group).load(&Which::Newest, &mut contents).unwrap();
     let errors = tch::no_grad(|| task.errors(&[0, 1, 2, 3, 4]).unwrap());
-    let mean = errors.iter().sum::<f64>() / errors.len() as f64;
+    let mean = errors.iter().map(|error| error[0].relative).sum::<f64>() / errors.len() as f64;
     assert!((mean - all[0].validation_error.unwrap()).abs() < 1e-12, "{mean}");
     let out = parts.path().join("model.safetensors");
     export(&saved, &out).unwrap();

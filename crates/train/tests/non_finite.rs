@@ -10,7 +10,9 @@ use isobar_manager::DeviceMesh;
 use isobar_models::{Afno, AfnoConfig, Mode};
 use isobar_shard::{Generator, MeshParams, ParamStore, Placement, Reduce, ShardTensor, Window};
 use isobar_train::config::TrainConfig;
-use isobar_train::{BoxError, Error, FitConfig, Parameters, Ranks, ShardedParameters, Step, Task, fit};
+use isobar_train::{
+    BoxError, Error, FitConfig, Parameters, Ranks, ShardedParameters, Step, Task, VariableError, fit,
+};
 use rstest::rstest;
 use tch::{Device, Kind, Tensor};
 
@@ -54,7 +56,7 @@ impl Task for Fields {
         Ok(y.mse_loss(&self.x)?.full_tensor(None)?)
     }
 
-    fn errors(&self, _: &[usize]) -> Result<Vec<f64>, BoxError> {
+    fn errors(&self, _: &[usize]) -> Result<Vec<Vec<VariableError>>, BoxError> {
         Ok(Vec::new())
     }
 }

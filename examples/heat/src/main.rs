@@ -19,7 +19,7 @@ use isobar_shard::{Array, Conv, Generator, Init, MeshParams, PadMode, Padding};
 use isobar_shard::{ParamStore, Params, Placement, ShardTensor};
 use isobar_train::config::{CheckpointConfig, OptimizerKind, TrainConfig};
 use isobar_train::{BoxError, FieldLayout, FieldModel, FieldTask, FitConfig, Parameters, Ranks};
-use isobar_train::{ShardedFields, Step, exit_reason, fit, loss::Loss, optim::AdamWConfig};
+use isobar_train::{ShardedFields, Step, Variable, exit_reason, fit, loss::Loss, optim::AdamWConfig};
 use tch::{Device, Kind, Tensor};
 
 const POINTS: usize = 48;
@@ -101,9 +101,10 @@ fn train() -> Result<(), BoxError> {
             forward,
             layout,
             positions: None,
-            residual: false,
+            change: None,
             input: same.clone(),
             target: same,
+            variables: vec![Variable::new("height")],
         },
         train: waves(0..96, &window)?,
         validation: waves(96..120, &window)?,

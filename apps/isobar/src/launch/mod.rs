@@ -6,6 +6,7 @@ mod hosts;
 mod output;
 mod process;
 mod remote;
+mod screen;
 mod secret;
 
 use std::ffi::OsString;

@@ -7,7 +7,9 @@ use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use anyhow::Result;
+use isobar_train::ProgressRecord;
 
+use super::screen::Screen;
 use crate::exit::Exit;
 
 /// How many of a rank's last lines the report shows.
@@ -35,6 +37,8 @@ pub(super) struct Outputs {
     pub(super) folder: Option<PathBuf>,
     /// Whether lines on the terminal say whose they are.
     pub(super) prefix: bool,
+    /// The terminal.
+    pub(super) screen: Screen,
 }
 
 /// What is kept of a rank's standard error.
@@ -56,7 +60,7 @@ impl Outputs {
             let made = std::fs::create_dir_all(folder);
             made.map_err(|error| Exit::Usage.because(format!("--log-dir {}: {error}", folder.display())))?;
         }
-        Ok(Self { folder: folder.map(Path::to_owned), prefix })
+        Ok(Self { folder: folder.map(Path::to_owned), prefix, screen: Screen::new() })
     }
 
     /// The file of a rank's stream, where there are files.
@@ -78,7 +82,18 @@ impl Outputs {
         let terminal = file.is_none() || rank == 0;
         let prefix = if self.prefix && file.is_none() { format!("[rank {rank}] ") } else { String::new() };
         let (prefix, tail) = (prefix.into_bytes(), tail.clone());
-        Ok(Sink { stream, terminal, prefix, file, tail, greeting: None })
+        // The bar is that of rank 0.
+        let progress = rank == 0 && stream == Stream::Err && self.screen.draws();
+        Ok(Sink {
+            stream,
+            terminal,
+            prefix,
+            file,
+            tail,
+            greeting: None,
+            screen: self.screen.clone(),
+            progress,
+        })
     }
 }
 
@@ -90,6 +105,9 @@ pub(super) struct Sink {
     file: Option<File>,
     tail: Tail,
     greeting: Option<Greeting>,
+    screen: Screen,
+    /// Whether records of progress are drawn.
+    progress: bool,
 }
 
 /// A line that is not passed on, and what is done when it comes.
@@ -112,7 +130,8 @@ impl Sink {
         loop {
             line.clear();
             match from.by_ref().take(LONGEST).read_until(b'\n', &mut line) {
-                Ok(0) | Err(_) => return,
+                Ok(0) | Err(_) => break,
+                Ok(_) if self.drawn(&line) => {}
                 Ok(_) => match self.before_greeting(&line) {
                     None => self.line(&line),
                     Some(before) => {
@@ -126,6 +145,15 @@ impl Sink {
                 },
             }
         }
+        if self.progress {
+            self.screen.clear();
+        }
+    }
+
+    /// Draws what is a record of progress.
+    fn drawn(&self, line: &[u8]) -> bool {
+        let record = if self.progress { ProgressRecord::parse(line) } else { None };
+        record.map(|record| self.screen.record(record)).is_some()
     }
 
     /// How much comes before the greeting, where the line ends in it: a shell may have said something without an end of line.
@@ -134,7 +162,7 @@ impl Sink {
         line.trim_ascii_end().strip_suffix(greeting.line.as_bytes()).map(<[u8]>::len)
     }
 
-    /// Nobody who reads what ranks write keeps them from going on: what cannot be written is dropped.
+    /// Passes on a line.
     fn line(&mut self, line: &[u8]) {
         if let Some(file) = &mut self.file {
             let _ = file.write_all(line);
@@ -152,13 +180,7 @@ impl Sink {
             // Else the next rank's line would begin on this one's.
             whole.push(b'\n');
         }
-        let _ = match self.stream {
-            Stream::Out => {
-                let mut out = std::io::stdout().lock();
-                out.write_all(&whole).and_then(|()| out.flush())
-            }
-            Stream::Err => std::io::stderr().lock().write_all(&whole),
-        };
+        self.screen.write(self.stream, &whole);
     }
 }
 

@@ -1,7 +1,9 @@
 //! Ranks as processes: started here or by ssh, signalled with all that they have started, and never left behind.
 
 use std::ffi::{OsStr, OsString};
-use std::io::Write;
+use std::fs::File;
+use std::io::{PipeReader, Read, Write};
+use std::os::fd::OwnedFd;
 use std::os::unix::process::{CommandExt, ExitStatusExt};
 use std::process::{Child, ChildStdin, Command, ExitStatus, Stdio};
 use std::sync::mpsc::Sender;
@@ -9,7 +11,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use anyhow::Result;
-use isobar_manager::launch::TOKEN;
+use isobar_manager::launch::{LAUNCH_PROGRESS, TOKEN, pipe_identity};
 use nix::errno::Errno;
 use nix::sys::signal::{Signal, killpg};
 use nix::unistd::Pid;
@@ -84,6 +86,11 @@ impl Rank {
         };
         // A process group of its own: a signal to it reaches all that the rank has started.
         command.process_group(0).stdout(Stdio::piped()).stderr(Stdio::piped());
+        let progress = if rank == 0 && place.here && recipe.outputs.screen.draws() {
+            Some(progress_pipe(&mut command)?)
+        } else {
+            None
+        };
         let mut child = command.spawn().map_err(|error| {
             let program = recipe.command.first().map(|word| word.display().to_string()).unwrap_or_default();
             Exit::Usage.because(format!("cannot start {program}: {error}"))
@@ -93,7 +100,13 @@ impl Rank {
             // Where ssh has ended at once, its end says so.
             let _ = control.write_all(&[recipe.secret.value().as_bytes(), b"\n"].concat());
         }
-        let (stdout, stderr) = (child.stdout.take(), child.stderr.take());
+        // The command holds the pipe open for writing.
+        drop(command);
+        let stdout = child.stdout.take();
+        let stderr: Option<Box<dyn Read + Send>> = match (progress, child.stderr.take()) {
+            (Some(pipe), _) => Some(Box::new(pipe)),
+            (None, stderr) => stderr.map(|stderr| Box::new(stderr) as _),
+        };
         let (here, events) = (place.here, events.clone());
         thread::spawn(move || {
             let readers = [
@@ -136,6 +149,14 @@ impl Rank {
     fn group(&self) -> Pid {
         Pid::from_raw(self.pid.cast_signed())
     }
+}
+
+/// Gives a command's standard error a pipe that it knows by its number: records of progress that come through it are drawn.
+fn progress_pipe(command: &mut Command) -> Result<PipeReader> {
+    let (reader, writer) = std::io::pipe()?;
+    let writer = File::from(OwnedFd::from(writer));
+    command.env(LAUNCH_PROGRESS, pipe_identity(&writer.metadata()?)).stderr(writer);
+    Ok(reader)
 }
 
 fn here(recipe: &Recipe, variables: &[(&str, String)]) -> Command {

@@ -5,8 +5,8 @@ use std::ops::Range;
 
 use anyhow::{Result, bail};
 use isobar_collectives::Group;
-use isobar_data::{DarcyFields, InMemory, Normalizer, split_validation};
-use isobar_train::config::DataConfig;
+use isobar_data::{DarcyFields, InMemory, Normalizer, Statistics, split_validation};
+use isobar_train::config::{DataConfig, Predict};
 use serde::{Deserialize, Serialize};
 use tch::{Device, Kind, Tensor};
 
@@ -24,6 +24,8 @@ pub(crate) struct Fields {
     pub(crate) input: Normalizer,
     /// Of the targets, over the training samples.
     pub(crate) target: Normalizer,
+    /// Of changes from frame to frame, over the training samples, where the network gives changes.
+    pub(crate) change: Option<Normalizer>,
     /// The window, a range for each spatial dim.
     window: Vec<Range<usize>>,
 }
@@ -80,12 +82,19 @@ impl Fields {
                     train: load(train)?,
                     validation: load(validation)?,
                     rollouts: None,
+                    change: None,
                     window: window.to_vec(),
                 })
             }
             Source::Well { file, fields } => {
                 let names: Vec<&str> = fields.iter().map(String::as_str).collect();
                 let normalizer = Normalizer::of_channels(&file.statistics(&names, train.clone())?)?;
+                let change = match config.predict {
+                    Predict::Frame => None,
+                    Predict::Change => {
+                        Some(change_scales(&file.change_statistics(&names, train.clone())?, &normalizer)?)
+                    }
+                };
                 let load = |trajectories: Range<usize>| -> Result<Tensor> {
                     let read = |trajectory| file.read(&names, trajectory, 0..file.frames(), window);
                     let all = trajectories.map(read).collect::<isobar_data::Result<Vec<_>>>()?;
@@ -105,6 +114,7 @@ impl Fields {
                     train: InMemory::rollouts(&train, config.train_steps, 1)?,
                     validation: InMemory::rollouts(&validation, 1, 1)?,
                     rollouts,
+                    change,
                     window: window.to_vec(),
                 })
             }
@@ -132,6 +142,17 @@ impl Fields {
         );
         Ok(Fingerprint { words, window: self.window.clone(), digest: hasher.finish() })
     }
+}
+
+/// By what changes from frame to frame are divided: in each channel their root mean square, so that they are of about one, and
+/// zero is no change. A channel that never changes keeps the deviation of its values.
+fn change_scales(changes: &[Statistics], values: &Normalizer) -> Result<Normalizer> {
+    let scale = |(change, std): (&Statistics, &f64)| match change.mean.hypot(change.std) {
+        scale if scale > 0.0 => scale,
+        _ => *std,
+    };
+    let scales: Vec<f64> = changes.iter().zip(values.std()).map(scale).collect();
+    Ok(Normalizer::of_scales(&scales)?)
 }
 
 /// Samples in words, and a number that tells the values of a window apart.

@@ -1,6 +1,7 @@
 //! What commands that run a network share: its ranks, its data, itself.
 
 mod again;
+pub(crate) mod errors;
 mod fields;
 pub(crate) mod picture;
 mod ranks;
@@ -18,7 +19,7 @@ use isobar_shard::{Generator, MeshParams, ParallelRegion, ParamStore, ShardTenso
 use isobar_train::config::Predict;
 use isobar_train::{
     BoxError, DenseFields, FieldLayout, MODEL_AXIS, Parameters, Ranks, SHARD_AXIS, ShardedFields,
-    ShardedParameters, Step,
+    ShardedParameters, Step, Variable, VariableError,
 };
 use serde::{Deserialize, Serialize};
 use tch::{Device, Tensor};
@@ -77,6 +78,29 @@ pub(crate) struct Meaning {
     pub(crate) predict: Predict,
     /// Whether it is told where points are.
     pub(crate) positions: bool,
+    /// By what changes are divided, where its outputs are changes. Checkpoints of earlier versions have none: theirs are
+    /// divided by the deviation of the inputs.
+    #[serde(default)]
+    pub(crate) change: Option<Normalizer>,
+    /// The variables that its output channels are; none in checkpoints of earlier versions.
+    #[serde(default)]
+    pub(crate) variables: Vec<Variable>,
+    /// Validation errors of a model that has learnt nothing, in each variable.
+    #[serde(default)]
+    pub(crate) baseline: Vec<VariableError>,
+}
+
+impl Meaning {
+    /// By what changes are divided, where outputs are changes.
+    pub(crate) fn change(&self) -> Result<Option<Normalizer>> {
+        match self.predict {
+            Predict::Frame => Ok(None),
+            Predict::Change => Ok(Some(match &self.change {
+                Some(change) => change.clone(),
+                None => Normalizer::of_scales(self.input.std())?,
+            })),
+        }
+    }
 }
 
 /// What is to be done with a [`Run`], whether its fields are whole on a rank or split.
@@ -177,4 +201,27 @@ pub(crate) fn alike<T>(world: &Group, own: Result<(Vec<u8>, T)>) -> Result<(T, V
         words.push(other.map_err(|error| Exit::Lost.because(format!("rank {rank} cannot go on: {error}")))?);
     }
     Ok((made, words))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Checkpoints of earlier versions say nothing of how changes are scaled: by the deviation of the inputs.
+    #[test]
+    fn checkpoints_of_earlier_versions_mean_what_they_meant() {
+        let normalizer = serde_json::json!({ "mean": [0.0, 9800.0], "std": [4.0, 130.0] });
+        let mut saved = serde_json::json!({
+            "input": normalizer, "target": normalizer, "fields": ["u", "h"], "predict": "change", "positions": false,
+        });
+        let meaning: Meaning = serde_json::from_value(saved.clone()).unwrap();
+        assert_eq!(meaning.change().unwrap(), Some(Normalizer::of_scales(&[4.0, 130.0]).unwrap()));
+        assert!(meaning.variables.is_empty() && meaning.baseline.is_empty());
+        saved["change"] = serde_json::json!({ "mean": [0.0, 0.0], "std": [0.5, 2.0] });
+        let meaning: Meaning = serde_json::from_value(saved.clone()).unwrap();
+        assert_eq!(meaning.change().unwrap(), Some(Normalizer::of_scales(&[0.5, 2.0]).unwrap()));
+        saved["predict"] = "frame".into();
+        let meaning: Meaning = serde_json::from_value(saved).unwrap();
+        assert_eq!(meaning.change().unwrap(), None);
+    }
 }

@@ -154,7 +154,7 @@ where
         true => shown.strip()?,
         false => samples.iter().map(|&sample| shown.row(sample)).collect::<Result<_>>()?,
     };
-    let path = folder.join("prediction.png");
+    let path = folder.join("validation.png");
     if path.is_symlink() {
         // Not through it: what it points to is not the run's.
         std::fs::remove_file(&path)

@@ -6,8 +6,8 @@ use std::ops::Range;
 use anyhow::{Result, bail};
 use isobar_data::{DarcyFile, WellFile};
 use isobar_models::{FnoConfig, UNetConfig};
-use isobar_train::ModelConfig;
 use isobar_train::config::{AugmentConfig, DataConfig, DataFormat, Predict};
+use isobar_train::{ModelConfig, Variable};
 use tch::Tensor;
 
 use crate::config::Config;
@@ -92,6 +92,18 @@ impl Source {
                     channels += file.field(name)?.components();
                 }
                 Ok([channels; 2])
+            }
+        }
+    }
+
+    /// The variables that a network predicts: one for each channel of its output.
+    pub(crate) fn variables(&self) -> Result<Vec<Variable>> {
+        match self {
+            Self::Darcy(_) => Ok(vec![Variable::new("u")]),
+            Self::Well { file, fields } => {
+                let names: Vec<&str> = fields.iter().map(String::as_str).collect();
+                let channels = file.channels(&names)?.into_iter();
+                Ok(channels.map(|(name, unit)| Variable { name, unit }).collect())
             }
         }
     }

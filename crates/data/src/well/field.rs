@@ -19,6 +19,8 @@ pub struct WellField {
     pub(super) components: usize,
     /// Of the trajectories, the times and the spatial dims.
     pub(super) varying: Vec<bool>,
+    /// The dataset's attribute `units`.
+    pub(super) unit: Option<String>,
     pub(super) dataset: Stored,
     /// The dataset's path from the root.
     pub(super) place: String,
@@ -38,6 +40,22 @@ impl WellField {
     /// Numbers at a point: 1, d or d², with d spatial dims.
     pub fn components(&self) -> usize {
         self.components
+    }
+
+    /// The unit of its values, by the dataset's attribute `units`, where there is one.
+    pub fn unit(&self) -> Option<&str> {
+        self.unit.as_deref()
+    }
+
+    /// Names of its components, in the order of channels: those of a vector or tensor end in the dims that they are of, as
+    /// `velocity_x` and `stress_xy`.
+    pub(super) fn component_names(&self, dims: &[String]) -> Vec<String> {
+        let mut ends = vec![String::new()];
+        for _ in 0..self.order {
+            ends = ends.iter().flat_map(|end| dims.iter().map(move |dim| format!("{end}{dim}"))).collect();
+        }
+        let name = |end: &String| if end.is_empty() { self.name.clone() } else { format!("{}_{end}", self.name) };
+        ends.iter().map(name).collect()
     }
 
     /// Of trajectories, times and spatial dims, those that the dataset has; and its components.
@@ -74,16 +92,7 @@ impl WellField {
     pub(super) fn statistics(&self, path: &Path, whole: &[Range<usize>]) -> Result<Vec<Statistics>> {
         let mut accumulators: Vec<Accumulator> =
             (0..self.components).map(|_| Accumulator::default()).collect();
-        let chunk = self.dataset.chunk();
-        // Whole chunks at a time, so that none is decompressed twice.
-        let step = |axis: usize, otherwise: usize| {
-            let stored = self.varying[..axis].iter().filter(|varying| **varying).count();
-            chunk.and_then(|chunk| chunk.get(stored)).map_or(otherwise, |&length| length)
-        };
-        let frame: usize = self.stored(whole).iter().skip(self.leading()).map(Range::len).product();
-        let frame = frame * size_of::<f32>();
-        let frames_at_once = portion(step(1, STATISTICS_FRAMES), frame);
-        let trajectories_at_once = portion(step(0, 1), frame.saturating_mul(frames_at_once));
+        let (trajectories_at_once, frames_at_once) = self.at_once(whole);
         // What does not vary is read once, and counted as often as it stands for.
         let once =
             |axis: usize| if self.varying[axis] { whole[axis].clone() } else { 0..whole[axis].len().min(1) };
@@ -102,6 +111,60 @@ impl WellField {
             .into_iter()
             .map(|accumulator| Ok(Statistics { count, ..accumulator.finish()? }))
             .collect()
+    }
+}
+
+impl WellField {
+    /// Statistics of each component's changes from frame to frame, over ranges of trajectories, frames and points.
+    pub(super) fn change_statistics(&self, path: &Path, whole: &[Range<usize>]) -> Result<Vec<Statistics>> {
+        let count = |frames: usize| -> u64 {
+            let points: u64 = whole[2..].iter().map(|range| range.len() as u64).product();
+            whole[0].len() as u64 * frames as u64 * points
+        };
+        let count = count(whole[1].len().saturating_sub(1));
+        if !self.varying[1] {
+            let none = Statistics { count, mean: 0.0, std: 0.0, min: 0.0, max: 0.0 };
+            return Ok(vec![none; self.components]);
+        }
+        let mut accumulators: Vec<Accumulator> =
+            (0..self.components).map(|_| Accumulator::default()).collect();
+        let all = if self.varying[0] { whole[0].clone() } else { 0..whole[0].len().min(1) };
+        let (trajectories_at_once, frames_at_once) = self.at_once(whole);
+        for trajectories in portions(all, trajectories_at_once) {
+            let mut last: Vec<Vec<f32>> = vec![Vec::new(); trajectories.len()];
+            for frames in portions(whole[1].clone(), frames_at_once) {
+                let axes = [&[trajectories.clone(), frames.clone()], &whole[2..]].concat();
+                let values = read_finite(path, &self.dataset, &self.place, &self.stored(&axes))?;
+                let frame = (values.len() / (trajectories.len() * frames.len())).max(1);
+                for (last, own) in last.iter_mut().zip(values.chunks(frame * frames.len())) {
+                    for now in own.chunks(frame) {
+                        for (component, accumulator) in accumulators.iter_mut().enumerate() {
+                            let pairs = now.iter().zip(&*last).skip(component).step_by(self.components);
+                            accumulator.push(pairs.map(|(&now, &last)| f64::from(now) - f64::from(last)));
+                        }
+                        last.clear();
+                        last.extend_from_slice(now);
+                    }
+                }
+            }
+        }
+        accumulators
+            .into_iter()
+            .map(|accumulator| Ok(Statistics { count, ..accumulator.finish()? }))
+            .collect()
+    }
+
+    /// Trajectories and frames to read at a time for statistics: whole chunks, so that none is decompressed twice.
+    fn at_once(&self, whole: &[Range<usize>]) -> (usize, usize) {
+        let chunk = self.dataset.chunk();
+        let step = |axis: usize, otherwise: usize| {
+            let stored = self.varying[..axis].iter().filter(|varying| **varying).count();
+            chunk.and_then(|chunk| chunk.get(stored)).map_or(otherwise, |&length| length)
+        };
+        let frame: usize = self.stored(whole).iter().skip(self.leading()).map(Range::len).product();
+        let frame = frame * size_of::<f32>();
+        let frames = portion(step(1, STATISTICS_FRAMES), frame);
+        (portion(step(0, 1), frame.saturating_mul(frames)), frames)
     }
 }
 

@@ -39,6 +39,8 @@ pub struct WellMeta {
     pub fields: Vec<(String, usize)>,
     /// The simulation's parameters.
     pub parameters: Vec<(String, f64)>,
+    /// Units of fields that have one, by the fields' names.
+    pub units: Vec<(String, String)>,
 }
 
 /// A spatial dim of a [`WellMeta`].
@@ -63,6 +65,7 @@ impl Default for WellMeta {
             dims: Vec::new(),
             fields: Vec::new(),
             parameters: Vec::new(),
+            units: Vec::new(),
         }
     }
 }
@@ -97,6 +100,14 @@ impl WellMeta {
             return Err(Error::Invalid("a name holds a zero byte".to_owned()));
         }
         names("spatial dim", self.dims.iter().map(|dim| &*dim.name), &[TIME])?;
+        let unknown = |name: &str| !self.fields.iter().any(|(field, _)| field == name);
+        if let Some((name, unit)) =
+            self.units.iter().find(|(name, unit)| unknown(name) || unit.contains('\0'))
+        {
+            return Err(Error::Invalid(format!(
+                "the unit {unit:?} of `{name}` can't be written: expected a text without zero bytes, for one of the fields"
+            )));
+        }
         names("field", self.fields.iter().map(|(name, _)| &**name), &[])?;
         let taken = [DATASET_NAME, GRID_TYPE, SPATIAL_DIMS_COUNT, TRAJECTORIES, PARAMETERS];
         names("parameter", self.parameters.iter().map(|(name, _)| &**name), &taken)

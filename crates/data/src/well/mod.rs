@@ -8,6 +8,7 @@ mod writer;
 pub use field::WellField;
 pub use meta::{WellDim, WellMeta};
 pub use writer::WellWriter;
+pub(crate) use writer::write_attribute;
 
 use std::ops::Range;
 use std::path::{Path, PathBuf};
@@ -29,6 +30,8 @@ use crate::{Error, Result, Statistics};
 /// | `t0_fields/…` | `[trajectory, time, x, …]` | scalars, float32; the attribute `field_names` lists them |
 /// | `t1_fields/…` | `[trajectory, time, x, …, d]` | vectors |
 /// | `t2_fields/…` | `[trajectory, time, x, …, d, d]` | tensors |
+///
+/// A field's attribute `units`, which The Well's own files lack, is the unit of its values.
 ///
 /// A field that does not vary between trajectories, in time or along a dim (attributes `sample_varying`, `time_varying`,
 /// `dim_varying`) is stored without it, and repeated when read.
@@ -171,6 +174,11 @@ impl WellFile {
                 .collect(),
             fields: self.fields.iter().map(|field| (field.name.clone(), field.order)).collect(),
             parameters: self.parameters.clone(),
+            units: self
+                .fields
+                .iter()
+                .filter_map(|field| Some((field.name.clone(), field.unit.clone()?)))
+                .collect(),
         }
     }
 
@@ -262,6 +270,41 @@ impl WellFile {
             statistics.extend(field.statistics(&self.path, &whole)?);
         }
         Ok(statistics)
+    }
+
+    /// Statistics of each channel's changes from one frame to the next, like [`WellFile::statistics`]: of a field that does not
+    /// vary in time, zeros.
+    ///
+    /// # Errors
+    /// As [`WellFile::statistics`], and for a single frame.
+    pub fn change_statistics(
+        &self,
+        fields: &[&str],
+        trajectories: Range<usize>,
+    ) -> Result<Vec<Statistics>> {
+        let fields = self.chosen(fields)?;
+        check_range("trajectory range", &trajectories, self.trajectories)?;
+        let points = self.grid.iter().map(|&points| 0..points);
+        let whole: Vec<Range<usize>> = [trajectories, 0..self.frames()].into_iter().chain(points).collect();
+        let mut statistics = Vec::new();
+        for field in fields {
+            statistics.extend(field.change_statistics(&self.path, &whole)?);
+        }
+        Ok(statistics)
+    }
+
+    /// Name and unit of each channel, as [`WellFile::read`] orders them: a scalar's own name, and of a vector or tensor a name
+    /// for each component, as The Well has them: `velocity_x`, `stress_xy`.
+    ///
+    /// # Errors
+    /// When no field is asked for or one is not there.
+    pub fn channels(&self, fields: &[&str]) -> Result<Vec<(String, Option<String>)>> {
+        let mut channels = Vec::new();
+        for field in self.chosen(fields)? {
+            let names = field.component_names(&self.spatial_dims);
+            channels.extend(names.into_iter().map(|name| (name, field.unit.clone())));
+        }
+        Ok(channels)
     }
 
     fn chosen(&self, names: &[&str]) -> Result<Vec<&WellField>> {

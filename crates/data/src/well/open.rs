@@ -141,7 +141,20 @@ fn open_field(group: &Node<'_>, name: String, order: usize, extents: &[usize]) -
         return Err(group.misfit(&name, shape_text(&shape), expected));
     }
     let place = group.full(&name);
-    Ok(WellField { name, order, components: dims.pow(order as u32), varying, dataset, place })
+    let unit = unit(&attributes)?;
+    Ok(WellField { name, order, components: dims.pow(order as u32), varying, unit, dataset, place })
+}
+
+/// The unit of a field; an attribute that is no text is no reason to refuse a file.
+fn unit(attributes: &Attributes<'_>) -> Result<Option<String>> {
+    match attributes.text(UNITS) {
+        Ok(unit) => {
+            let unit: String = unit.chars().map(|letter| if letter.is_control() { ' ' } else { letter }).collect();
+            Ok(Some(unit.trim().to_owned()).filter(|unit| !unit.is_empty()))
+        }
+        Err(Error::Layout { .. } | Error::MissingAttribute { .. }) => Ok(None),
+        Err(error) => Err(error),
+    }
 }
 
 pub(super) const DATASET_NAME: &str = "dataset_name";
@@ -165,4 +178,5 @@ pub(super) const FIELDS: [&str; 3] = ["t0_fields", "t1_fields", "t2_fields"];
 pub(super) const FIELD_NAMES: &str = "field_names";
 pub(super) const SAMPLE_VARYING: &str = "sample_varying";
 pub(super) const TIME_VARYING: &str = "time_varying";
+pub(super) const UNITS: &str = "units";
 pub(super) const DIM_VARYING: &str = "dim_varying";

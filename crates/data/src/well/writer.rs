@@ -13,7 +13,7 @@ use super::WellMeta;
 use super::open::{
     ASSOCIATED_DIMS, ASSOCIATED_FIELDS, BC_TYPE, BOUNDARY_CONDITIONS, DATASET_NAME, DIM_VARYING, DIMENSIONS,
     FIELD_NAMES, FIELDS, GRID_TYPE, MASK, PARAMETERS, PERIODIC, SAMPLE_VARYING, SCALARS, SPATIAL_DIMS,
-    SPATIAL_DIMS_COUNT, TIME, TIME_VARYING, TRAJECTORIES, VALUES,
+    SPATIAL_DIMS_COUNT, TIME, TIME_VARYING, TRAJECTORIES, UNITS, VALUES,
 };
 use crate::aside::Aside;
 use crate::layout::{check_finite, check_range, hyperslab};
@@ -83,6 +83,14 @@ impl WellWriter {
             .map_err(|error| Error::hdf5(aside.target(), "write its layout", error))?;
         let grid = meta.dims.iter().map(|dim| dim.coordinates.len()).collect();
         Ok(Self { aside, trajectories: meta.trajectories, frames: meta.times.len(), grid, fields })
+    }
+
+    /// Writes an attribute of the file that says where its values come from. Readers of The Well's schema pass over it.
+    ///
+    /// # Errors
+    /// When there is an attribute of that name, or the text has a zero byte.
+    pub fn attribute(&self, name: &str, value: &str) -> Result<()> {
+        write_attribute(&self.aside, name, value)
     }
 
     /// Writes consecutive frames of one field and trajectory, from `first` on. `values` is `[frame, channel, x, …]` with
@@ -163,6 +171,12 @@ impl WellWriter {
     }
 }
 
+/// Writes a text as an attribute of the file.
+pub(crate) fn write_attribute(aside: &Aside, name: &str, value: &str) -> Result<()> {
+    text(aside.file(), name, value)
+        .map_err(|error| Error::hdf5(aside.target(), format!("write the attribute `{name}`"), error))
+}
+
 fn lay_out(file: &File, meta: &WellMeta) -> hdf5_metno::Result<Vec<Field>> {
     text(file, DATASET_NAME, &meta.name)?;
     text(file, GRID_TYPE, &meta.grid_type)?;
@@ -207,6 +221,9 @@ fn lay_out(file: &File, meta: &WellMeta) -> hdf5_metno::Result<Vec<Field>> {
             let dataset = plain(&group).empty::<f32>().shape(shape).create(name)?;
             varying(&dataset, true, true)?;
             dataset.new_attr::<bool>().shape(dims).create(DIM_VARYING)?.write_raw(&vec![true; dims])?;
+            if let Some((_, unit)) = meta.units.iter().find(|(field, _)| field == name) {
+                text(&dataset, UNITS, unit)?;
+            }
             let written = vec![false; meta.trajectories * meta.times.len()];
             fields.push(Field { name: name.to_owned(), order, dataset, written });
         }

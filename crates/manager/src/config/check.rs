@@ -184,6 +184,12 @@ impl<'a> Check<'a> {
     }
 
     fn unknown(&mut self, shape: &Shape<'a>, key: &str, place: &Place) {
+        if let Place::Variable { name, .. } = place
+            && let Some(meant) = self.underscores(name)
+        {
+            let help = format!("did you mean {meant}? Two underscores go between a table and its key");
+            return self.problem(format!("unknown key `{}`", self.join(key)), place, Some(help));
+        }
         let near = nearest(key, shape.properties.iter().map(|(name, _)| *name)).map(|name| self.join(name));
         let wrong = self.join(key);
         let near =
@@ -200,6 +206,14 @@ impl<'a> Check<'a> {
             (!names.is_empty()).then(|| format!("the keys here are {}", names.join(", ")))
         });
         self.problem(format!("unknown key `{}`", shorten(&wrong)), place, help);
+    }
+
+    /// The variable of the key that another variable names but for the number of underscores.
+    fn underscores(&self, variable: &str) -> Option<String> {
+        let (prefix, plain) = (super::layer::PREFIX, |name: &str| name.replace(['.', '_'], ""));
+        let name = variable.strip_prefix(prefix)?.to_ascii_lowercase();
+        let key = keys(self.schema).into_iter().find(|key| plain(key) == plain(&name))?;
+        Some(format!("{prefix}{}", key.to_ascii_uppercase().replace('.', "__")))
     }
 
     fn problem(&mut self, message: String, place: &Place, help: Option<String>) {
@@ -220,6 +234,44 @@ pub(crate) fn nearest<'a>(name: &str, known: impl Iterator<Item = &'a str>) -> O
     let distance = |other: &str| strsim::damerau_levenshtein(&name.to_lowercase(), &other.to_lowercase());
     let best = known.map(|other| (distance(other), other)).min_by_key(|(distance, _)| *distance)?;
     (best.0 <= name.chars().count().div_ceil(3)).then_some(best.1)
+}
+
+/// The full names of all keys, tables too, those of a table after those above it.
+fn keys(schema: &Schema) -> Vec<String> {
+    let mut found: Vec<String> = Vec::new();
+    let mut level = vec![(String::new(), schema.root())];
+    for _ in 0..DEEPEST_KEY {
+        let mut next = Vec::new();
+        for (prefix, node) in level {
+            for (name, child) in schema.shapes(node).iter().flat_map(|shape| shape.properties.iter()) {
+                let key = if prefix.is_empty() { (*name).to_owned() } else { format!("{prefix}.{name}") };
+                if !found.contains(&key) {
+                    found.push(key.clone());
+                }
+                next.push((key, *child));
+            }
+        }
+        level = next;
+    }
+    found
+}
+
+/// Ends schemas that contain themselves.
+const DEEPEST_KEY: usize = 5;
+
+/// The key that a word is meant for: its full name, the last part of one, or what is spelled nearly so.
+pub(super) fn meant(schema: &Schema, word: &str) -> Option<String> {
+    let word = word.to_ascii_lowercase().replace('-', "_");
+    let mut keys = keys(schema);
+    let tables: Vec<String> = keys.iter().filter_map(|key| Some(key.rsplit_once('.')?.0.to_owned())).collect();
+    keys.retain(|key| !tables.contains(key));
+    let last = |key: &str| key.rsplit('.').next().unwrap_or_default().to_owned();
+    if let Some(key) = keys.iter().find(|key| **key == word || last(key) == word) {
+        return Some(key.clone());
+    }
+    let names: Vec<String> = keys.iter().map(|key| last(key)).collect();
+    let near = nearest(&word, names.iter().map(String::as_str))?;
+    keys.iter().find(|key| last(key) == near).cloned()
 }
 
 /// The full name of a key that stands in another table.

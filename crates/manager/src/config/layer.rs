@@ -14,7 +14,7 @@ use super::error::{ConfigError, Problem};
 use super::{RESERVED_VARIABLES, to_value};
 use crate::environment::Environment;
 
-const PREFIX: &str = "ISOBAR_";
+pub(super) const PREFIX: &str = "ISOBAR_";
 
 /// Tables within tables, at most: no configuration has nearly so many, and each costs stack.
 const DEEPEST: usize = 32;

@@ -64,14 +64,19 @@ pub use layer::Origin;
 pub use render::reference_toml;
 
 use crate::environment::Environment;
-use crate::launch::{LAUNCH_ATTEMPT, LAUNCH_ID};
+use crate::launch::{LAUNCH_ATTEMPT, LAUNCH_ID, LAUNCH_PROGRESS};
 pub(crate) use check::nearest;
 use layer::{Layer, Place};
 use schema::Schema;
 
 /// Environment variables with the prefix `ISOBAR_` that are not keys of the configuration.
-pub const RESERVED_VARIABLES: [&str; 4] =
-    ["ISOBAR_DISTRIBUTED_INITIALIZATION_METHOD", crate::launch::TOKEN, LAUNCH_ID, LAUNCH_ATTEMPT];
+pub const RESERVED_VARIABLES: [&str; 5] = [
+    "ISOBAR_DISTRIBUTED_INITIALIZATION_METHOD",
+    crate::launch::TOKEN,
+    LAUNCH_ID,
+    LAUNCH_ATTEMPT,
+    LAUNCH_PROGRESS,
+];
 
 /// Where a configuration comes from, in rising order of rank.
 #[derive(Clone, Debug, Default)]
@@ -174,6 +179,20 @@ where
         Ok(value) => Ok(Resolved { value, layers }),
         Err(errors) => Err(extraction_error(errors, &layers)),
     }
+}
+
+/// The key of a configuration that a word is meant for: its full name, the last part of one, or one that is spelled nearly so.
+/// For help with options that are keys.
+///
+/// ```
+/// use isobar_manager::config::{DistributedConfig, meant_key};
+///
+/// assert_eq!(meant_key::<DistributedConfig>("timeout-s").as_deref(), Some("timeout_s"));
+/// assert_eq!(meant_key::<DistributedConfig>("learning-rate"), None);
+/// ```
+#[must_use]
+pub fn meant_key<T: JsonSchema>(word: &str) -> Option<String> {
+    check::meant(&Schema::of::<T>(), word)
 }
 
 /// What the schema could not see, such as a key without default or a value that the type itself refuses.

@@ -290,6 +290,30 @@ fn the_same_file_may_be_included_by_two() {
 }
 
 #[test]
+fn a_variable_with_one_underscore_too_few_or_many_is_told_the_right_name() {
+    insta::assert_snapshot!(
+        variables(&[("ISOBAR_TRAIN_EPOCHS", "3"), ("ISOBAR__TRAIN__RATE_", "1")]).unwrap_err(),
+        @r###"
+unknown key `train_epochs`
+--> environment variable ISOBAR_TRAIN_EPOCHS=3
+help: did you mean ISOBAR_TRAIN__EPOCHS? Two underscores go between a table and its key
+
+`.train.rate_` is not a key: a part of it is empty
+--> environment variable ISOBAR__TRAIN__RATE_=1
+"###
+    );
+}
+
+#[test]
+fn words_are_taken_for_keys() {
+    let meant = |word: &str| meant_key::<Run>(word);
+    for word in ["epochs", "train.epochs", "EPOCHS", "epoch"] {
+        assert_eq!(meant(word).as_deref(), Some("train.epochs"), "{word}");
+    }
+    assert_eq!(meant("no-such-option"), None);
+}
+
+#[test]
 fn variables_are_checked_like_files() {
     insta::assert_snapshot!(
         variables(&[("ISOBAR_TRAIN__EPOCS", "3"), ("ISOBAR_TRAIN__RATE", "fast"), ("ISOBAR_TRIAN__EPOCHS", "3")])

@@ -18,6 +18,7 @@
 mod attempt;
 mod detect;
 mod error;
+mod progress;
 #[cfg(test)]
 mod tests;
 mod token;
@@ -30,6 +31,7 @@ pub use attempt::{Attempt, LAUNCH_ATTEMPT, LAUNCH_ID, attempt};
 pub(crate) use detect::in_slurm_step;
 pub use detect::{detect, forced_method};
 pub use error::LaunchError;
+pub use progress::{LAUNCH_PROGRESS, draws_progress, identity as pipe_identity};
 pub use token::{TOKEN, token};
 pub(crate) use transport::mpi_mend;
 pub use transport::{Available, Transport, TransportOptions, transport};

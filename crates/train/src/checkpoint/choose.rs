@@ -8,7 +8,7 @@ use isobar_collectives::Group;
 use serde::{Deserialize, Serialize};
 
 use super::contents::Checkpointed;
-use super::keep::best_first;
+use super::keep::{best_first, comparable};
 use super::manifest::Manifest;
 use super::piece::Piece;
 use super::read::Opened;
@@ -94,8 +94,9 @@ fn names(root: &Path, which: &Which) -> Result<Option<Vec<String>>> {
     }
     let mut found = folder::checkpoints(root)?;
     if *which == Which::Best {
-        let error = |path: &PathBuf| Some(Manifest::read(path).ok()?.state.validation_error);
-        let errors: Vec<_> = found.iter().map(error).collect();
+        let states: Vec<Option<RunState>> =
+            found.iter().map(|path| Some(Manifest::read(path).ok()?.state)).collect();
+        let errors = comparable(states.iter().map(Option::as_ref));
         found = best_first(&errors).into_iter().map(|at| found[at].clone()).collect();
     }
     let name = |path: &PathBuf| Some(path.file_name()?.to_string_lossy().into_owned());

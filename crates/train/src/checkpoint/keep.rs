@@ -2,7 +2,7 @@
 
 use std::path::{Path, PathBuf};
 
-use super::folder;
+use super::{RunState, folder};
 use super::manifest::Manifest;
 use super::read::Opened;
 use crate::error::Result;
@@ -34,8 +34,7 @@ pub(super) fn prune(root: &Path, keep: Keep, current: &Path) -> Result<()> {
             (path, whole.ok().and_then(|opened| opened.manifest))
         })
         .collect();
-    let errors: Vec<Option<Option<f64>>> =
-        found.iter().map(|(_, manifest)| Some(manifest.as_ref()?.state.validation_error)).collect();
+    let errors = comparable(found.iter().map(|(_, manifest)| manifest.as_ref().map(|of| &of.state)));
     for at in superfluous(&errors, keep) {
         let path = &found[at].0;
         if path != current {
@@ -55,6 +54,16 @@ fn superfluous(errors: &[Option<Option<f64>>], keep: Keep) -> Vec<usize> {
     let Some(&last) = whole.get(keep.newest - 1) else { return Vec::new() };
     let best = best_first(errors);
     (last + 1..errors.len()).filter(|at| !best.iter().take(keep.best).any(|kept| kept == at)).collect()
+}
+
+/// Validation errors of checkpoints from the newest to the oldest, of the newest one's metric: others are left out, as they
+/// are not comparable. `None` for a checkpoint that cannot be read.
+pub(super) fn comparable<'a>(states: impl Iterator<Item = Option<&'a RunState>>) -> Vec<Option<Option<f64>>> {
+    let states: Vec<_> = states.collect();
+    let measured = states.iter().flatten().find(|state| state.validation_error.is_some());
+    let metric = measured.map(|state| &state.validation_metric);
+    let error = |state: &RunState| state.validation_error.filter(|_| Some(&state.validation_metric) == metric);
+    states.into_iter().map(|state| state.map(error)).collect()
 }
 
 /// Indices of those with a validation error, the lowest first, of equal ones the newest.
@@ -80,6 +89,20 @@ mod tests {
 
     fn error(error: f64) -> Option<Option<f64>> {
         Some(Some(error))
+    }
+
+    #[test]
+    fn errors_of_another_metric_are_not_compared() {
+        let state = |error: Option<f64>, metric: Option<&str>| RunState {
+            validation_error: error,
+            validation_metric: metric.map(str::to_owned),
+            ..RunState::default()
+        };
+        let states =
+            [state(None, None), state(Some(0.6), Some("mean")), state(Some(0.01), None)].map(Some);
+        let errors = comparable(states.iter().map(Option::as_ref).chain([None]));
+        assert_eq!(errors, [OLD, error(0.6), OLD, TORN]);
+        assert_eq!(best_first(&errors), [1]);
     }
 
     #[rstest]

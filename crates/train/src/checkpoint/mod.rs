@@ -74,8 +74,12 @@ pub struct RunState {
     pub loss_sum: f64,
     /// See `loss_sum`.
     pub loss_samples: u64,
-    /// The validation error after this step, where it was measured.
+    /// The validation error after this step, where it was measured: the mean over variables of relative errors.
     pub validation_error: Option<f64>,
+    /// What `validation_error` and `best` measure, where they are of several variables. Errors of different metrics are not
+    /// compared: earlier versions took one norm over all variables.
+    #[serde(default)]
+    pub validation_metric: Option<String>,
     /// The lowest validation error so far.
     pub best: Option<f64>,
     /// That of the next step, where losses are scaled.

@@ -16,16 +16,24 @@ pub(super) struct CsvFile {
 }
 
 impl CsvFile {
+    /// Opens the file: to continue, without the records after `resume_at`, and with the columns that are new in this run
+    /// behind those that it has.
     pub(super) fn open(path: &Path, columns: &[String], resume_at: Option<u64>) -> Result<Self> {
-        let header = format!("step,epoch,{}\n", columns.join(","));
-        let start = match resume_at {
-            Some(step) if path.exists() => kept(path, &header, step)?,
-            _ => header,
+        let (columns, start) = match resume_at {
+            Some(step) if path.exists() => kept(path, columns, step)?,
+            _ => (columns.to_vec(), header(columns)),
         };
         let file = files::replace_and_append(path, start.as_bytes())?;
-        Ok(Self { path: path.to_owned(), columns: columns.to_vec(), file: BufWriter::new(file) })
+        Ok(Self { path: path.to_owned(), columns, file: BufWriter::new(file) })
     }
 }
+
+fn header(columns: &[String]) -> String {
+    format!("{FIRST}{}\n", columns.join(","))
+}
+
+/// Begins every header.
+const FIRST: &str = "step,epoch,";
 
 impl Writer for CsvFile {
     fn write(&mut self, record: &Record<'_>) -> Result<()> {
@@ -51,28 +59,28 @@ pub(super) fn has_records(path: &Path) -> std::io::Result<bool> {
     Ok(lines.next().transpose()?.is_some())
 }
 
-fn kept(path: &Path, header: &str, last_step: u64) -> Result<String> {
+fn kept(path: &Path, columns: &[String], last_step: u64) -> Result<(Vec<String>, String)> {
     let text = isobar_files::read_to_string(path, u64::MAX).at("read", path)?;
     let refused = |reason: String| Error::MetricsFile { path: path.to_owned(), reason };
     let mut lines = text.split_inclusive('\n');
     let found = lines.next().unwrap_or_default();
-    if found != header {
-        return Err(refused(format!(
-            "its header is {:?}, expected {:?}",
-            found.trim_end(),
-            header.trim_end()
-        )));
-    }
-    let mut kept = header.to_owned();
+    let Some(names) = found.strip_suffix('\n').and_then(|line| line.strip_prefix(FIRST)) else {
+        return Err(refused(format!("its header is {:?}, expected \"{FIRST}…\"", found.trim_end())));
+    };
+    let mut all: Vec<String> = names.split(',').map(str::to_owned).collect();
+    let new: Vec<String> = columns.iter().filter(|column| !all.contains(column)).cloned().collect();
+    let empty = ",".repeat(new.len());
+    all.extend(new);
+    let mut kept = header(&all);
     for (number, line) in lines.enumerate() {
-        if !line.ends_with('\n') {
-            break; // cut off by an interruption
-        }
+        let Some(line) = line.strip_suffix('\n') else { break }; // cut off by an interruption
         let step = line.split(',').next().and_then(|s| s.parse::<u64>().ok());
         let step = step.ok_or_else(|| refused(format!("line {} does not begin with a step", number + 2)))?;
         if step <= last_step {
             kept.push_str(line);
+            kept.push_str(&empty);
+            kept.push('\n');
         }
     }
-    Ok(kept)
+    Ok((all, kept))
 }

@@ -74,23 +74,24 @@ impl MetricSink {
 
     /// Opens the files of `config` in `folder`, which is made where it is missing. `columns` names every metric that
     /// will be logged. With `resume_at`, a step, existing files are continued: records after that step are dropped
-    /// first, so that none occurs twice. Without it the folder must hold no records of an earlier run.
+    /// first, so that none occurs twice. Without it the folder must hold no records of an earlier run. A CSV file to continue
+    /// gets columns that are new behind those that it has.
     ///
     /// # Errors
     ///
-    /// Where a file can't be written, or one to continue has other columns or is not a metrics file; without `resume_at`
+    /// Where a file can't be written, or one to continue is not a metrics file; without `resume_at`
     /// [`Error::HoldsResults`] where there are records, which stay.
     pub fn open(
         folder: &Path,
         config: &MetricsConfig,
-        columns: &[&str],
+        columns: &[impl AsRef<str>],
         resume_at: Option<u64>,
     ) -> Result<Self> {
         std::fs::create_dir_all(folder).at("make the folder", folder)?;
         if resume_at.is_none() && any_in(folder)? {
             return Err(Error::HoldsResults { path: folder.to_owned(), found: "metrics".to_owned() });
         }
-        let columns: Vec<String> = columns.iter().map(|c| (*c).to_owned()).collect();
+        let columns: Vec<String> = columns.iter().map(|c| c.as_ref().to_owned()).collect();
         let mut writers: Vec<Box<dyn Writer>> = Vec::new();
         if config.json_lines {
             writers.push(Box::new(JsonLines::open(&folder.join("metrics.jsonl"), resume_at)?));

@@ -95,8 +95,26 @@ fn errors_say_what_is_wrong() {
     let error = sink.log(1, 0, &[("los", 1.0)]).unwrap_err().to_string();
     insta::assert_snapshot!(error, @r#"metric "los" is not among the declared columns ["loss"]; declare it when the sink is opened"#);
     drop(sink);
+    std::fs::write(folder.path().join("metrics.csv"), "step,loss\n").unwrap();
     let error = MetricSink::open(folder.path(), &config, &["loss", "lr"], Some(1)).unwrap_err().to_string();
-    assert!(error.contains(r#"its header is "step,epoch,loss", expected "step,epoch,loss,lr""#), "{error}");
+    assert!(error.contains(r#"its header is "step,loss", expected "step,epoch,…""#), "{error}");
+}
+
+/// A file of a version that recorded less goes on with the new columns behind its own.
+#[test]
+fn resuming_adds_columns() {
+    let folder = tempfile::tempdir().unwrap();
+    run(folder.path(), None, 1..4);
+    let config = MetricsConfig::default();
+    let mut sink = MetricSink::open(folder.path(), &config, &["lr", "loss", "error/u"], Some(2)).unwrap();
+    sink.log(3, 1, &[("error/u", 0.5), ("loss", 0.25)]).unwrap();
+    drop(sink);
+    insta::assert_snapshot!(read(folder.path(), "metrics.csv"), @r"
+    step,epoch,loss,valid/error,lr,error/u
+    1,0,1,,,
+    2,1,0.5,,,
+    3,1,0.25,,,0.5
+    ");
 }
 
 #[test]

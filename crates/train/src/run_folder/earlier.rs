@@ -13,8 +13,15 @@ use crate::files;
 pub(crate) const CHECKPOINTS: &str = "checkpoints";
 
 /// Results of a run: files and folders that a new run makes anew.
-const RESULTS: [&str; 6] =
-    [CHECKPOINTS, "metrics.jsonl", "metrics.csv", "tensorboard", "config.toml", "prediction.png"];
+const RESULTS: [&str; 7] = [
+    CHECKPOINTS,
+    "metrics.jsonl",
+    "metrics.csv",
+    "tensorboard",
+    "config.toml",
+    "validation.png",
+    "prediction.png",
+];
 
 /// Folder for the results of the earlier run.
 pub(super) const EARLIER: &str = "earlier";

@@ -21,6 +21,7 @@ use isobar_torch::guard::{Autocast, set_deterministic};
 use tch::Tensor;
 
 use self::same_run::{check_counts, check_same_run};
+use self::validation::{Validation, metric_columns};
 use self::warnings::Extent;
 use crate::agree::agree;
 use crate::checkpoint::{Checkpoints, Contents, Keep, Loaded, RunState, Which};
@@ -37,12 +38,13 @@ use crate::optim::Averaged;
 use crate::out_of_memory::{self, Held};
 use crate::parallel::Parallel;
 use crate::params::Parameters;
-use crate::progress::Progress;
+use crate::progress::{Progress, ProgressMode, ProgressPlan};
 use crate::run_folder::{CHECKPOINTS, Earlier, RunFolder};
 use crate::schedule::Schedule;
 use crate::stragglers::{Straggler, Stragglers};
 use crate::task::{RolloutError, Task};
 use crate::triggers::{Signals, Stop, Triggers};
+use crate::variables::{self, Variable, VariableError};
 
 /// How [`fit`] trains.
 #[derive(Debug, Clone, Default)]
@@ -65,6 +67,8 @@ pub struct FitConfig {
     pub checkpoint: CheckpointConfig,
     /// What to record.
     pub metrics: MetricsConfig,
+    /// How progress is shown.
+    pub progress: ProgressMode,
     /// The resolved configuration as TOML, kept in every checkpoint and, unless it is empty, in `config.toml` in the folder.
     pub resolved: String,
     /// What else a checkpoint should carry, for instance the normalizers.
@@ -131,9 +135,12 @@ pub struct Summary {
     pub epochs: u64,
     /// The loss of each step of this call, over the global batch.
     pub losses: Vec<f64>,
-    /// The mean over the validation samples of their errors, after the last step.
+    /// The validation error after the last step: the mean over the variables, and over the validation samples, of the
+    /// relative errors.
     pub validation_error: Option<f64>,
-    /// The same of rollouts.
+    /// Errors of each variable over the validation samples; empty where there are none.
+    pub variable_errors: Vec<VariableError>,
+    /// Errors of rollouts.
     pub rollout_error: Option<RolloutError>,
     /// The lowest validation error so far.
     pub best_error: Option<f64>,
@@ -235,6 +242,8 @@ struct Run<'a, T> {
     _earlier: Option<Arc<Earlier>>,
     folder: Arc<RunFolder>,
     progress: Progress,
+    /// The variables that errors are of.
+    variables: Vec<Variable>,
     state: RunState,
     /// The step of the last checkpoint.
     saved: Option<u64>,
@@ -320,7 +329,18 @@ impl<'a, T: Task> Run<'a, T> {
         let resume_at = resumed.as_ref().map(|loaded| loaded.state.step);
         let resumed_from = resumed.as_ref().map(|loaded| loaded.path.clone());
         let state = resumed.map_or(fresh, |loaded| loaded.state);
+        let variables = task.variables();
+        let metric = variables::metric(variables.len());
+        let best = state.best.filter(|_| state.validation_metric == metric);
+        if best != state.best {
+            tracing::warn!(
+                "the lowest validation error so far is left out: it is another metric, not the {}",
+                metric.as_deref().unwrap_or("relative L2 error")
+            );
+        }
         let state = RunState {
+            best,
+            validation_metric: metric,
             config: config.resolved.clone(),
             settings,
             extra: config.extra.clone(),
@@ -338,17 +358,25 @@ impl<'a, T: Task> Run<'a, T> {
         if rank == 0 && !config.resolved.is_empty() {
             folder.write("config.toml", config.resolved.as_bytes())?;
         }
+        let columns = metric_columns(&variables, task.rollouts() > 0);
         let metrics = match rank {
-            0 => MetricSink::open(&config.folder, &config.metrics, &COLUMNS, resume_at)?,
+            0 => MetricSink::open(&config.folder, &config.metrics, &columns, resume_at)?,
             _ => MetricSink::none(),
         };
+        let plan = ProgressPlan {
+            epochs: train.epochs,
+            steps_per_epoch,
+            max_steps: train.max_steps,
+            done: state.step,
+        };
         Ok(Self {
-            progress: Progress::new(rank, train.epochs, steps_per_epoch, state.step),
+            progress: Progress::new(config.progress, rank, plan),
             summary: Summary {
                 steps: state.step,
                 epochs: state.epoch,
                 losses: Vec::new(),
                 validation_error: None,
+                variable_errors: Vec::new(),
                 rollout_error: None,
                 best_error: state.best,
                 straggler: None,
@@ -375,6 +403,7 @@ impl<'a, T: Task> Run<'a, T> {
             unrecorded: None,
             _earlier: earlier,
             folder,
+            variables,
             state,
             began: Instant::now(),
         })
@@ -397,10 +426,7 @@ impl<'a, T: Task> Run<'a, T> {
         }
         if self.summary.stopped.is_none() {
             if self.summary.validation_error.is_none() {
-                let (error, rollout) = self.validated()?;
-                self.state.validation_error = error;
-                self.summary.validation_error = error;
-                self.summary.rollout_error = rollout;
+                self.state.validation_error = self.validated()?.error();
             }
             if self.saved != Some(self.state.step) {
                 self.save(false)?;
@@ -445,13 +471,14 @@ impl<'a, T: Task> Run<'a, T> {
         let loss = self.state.loss_sum / self.state.loss_samples as f64;
         let last = epoch + 1 == self.config.train.epochs;
         let validate = last || (epoch + 1).is_multiple_of(self.config.train.validate_every);
-        let (error, rollout) = if validate { self.validated()? } else { (None, None) };
+        let validation = if validate { self.validated()? } else { Validation::default() };
+        let error = validation.error();
         self.state.validation_error = error;
         self.state.epoch += 1;
         self.state.batch = 0;
         self.state.loss_sum = 0.0;
         self.state.loss_samples = 0;
-        self.report(epoch, loss, error, rollout)?;
+        self.report(epoch, loss, &validation)?;
         self.flush()?;
         let better =
             error.is_some_and(|error| error.is_finite() && self.state.best.is_none_or(|best| error < best));

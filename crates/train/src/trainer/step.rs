@@ -60,7 +60,7 @@ impl<T: Task> Run<'_, T> {
         self.state.loss_sum += loss * batch.len() as f64;
         self.state.loss_samples += batch.len() as u64;
         self.summary.losses.push(loss);
-        self.progress.step(epoch, loss, batch.len() as u64);
+        self.progress.step(epoch, loss, lr, batch.len() as u64);
         let every = self.config.train.check_replicas_every;
         if every > 0 && self.state.step.is_multiple_of(every) {
             check_replicas(&self.params, &self.ranks.world)?;

@@ -6,14 +6,49 @@ use isobar_collectives::flight::Phase;
 use super::Run;
 use crate::error::{Error, Result};
 use crate::task::{BoxError, RolloutError, Task, share};
+use crate::variables::{Variable, VariableError, columns, errors_line, mean_relative, means, moments, percent, significant};
+
+/// Errors after an epoch, over all ranks.
+#[derive(Debug, Clone, Default)]
+pub(super) struct Validation {
+    /// Of the validation samples, by variable.
+    pub(super) errors: Option<Vec<VariableError>>,
+    /// Of the rollouts.
+    pub(super) rollout: Option<RolloutError>,
+}
+
+impl Validation {
+    /// The number that checkpoints are compared by.
+    pub(super) fn error(&self) -> Option<f64> {
+        self.errors.as_deref().map(mean_relative)
+    }
+}
+
+/// Names of all metrics of a run of these variables, validated with or without rollouts.
+pub(super) fn metric_columns(variables: &[Variable], rollouts: bool) -> Vec<String> {
+    let fixed = super::COLUMNS.map(str::to_owned).into_iter();
+    let kinds = if rollouts { &["validation", "rollout"][..] } else { &["validation"] };
+    let each = kinds.iter().flat_map(|kind| columns(kind, variables).flatten());
+    let mut names: Vec<String> = Vec::new();
+    for name in fixed.chain(each) {
+        // Two variables of one name share a column.
+        if !names.contains(&name) {
+            names.push(name);
+        }
+    }
+    names
+}
 
 impl<T: Task> Run<'_, T> {
-    /// Both errors, of the averaged parameters where they are averaged.
-    pub(super) fn validated(&mut self) -> Result<(Option<f64>, Option<RolloutError>)> {
+    /// Validates the averaged parameters where they are averaged, and keeps what comes of it.
+    pub(super) fn validated(&mut self) -> Result<Validation> {
         self.swap_averages()?;
-        let errors = (self.validate()?, self.validate_rollouts()?);
+        let validation = Validation { errors: self.validate()?, rollout: self.validate_rollouts()? };
         self.swap_averages()?;
-        Ok(errors)
+        self.summary.validation_error = validation.error();
+        self.summary.variable_errors = validation.errors.clone().unwrap_or_default();
+        self.summary.rollout_error = validation.rollout.clone();
+        Ok(validation)
     }
 
     /// Exchanges parameters and their averages.
@@ -25,81 +60,104 @@ impl<T: Task> Run<'_, T> {
         self.parallel.changed()
     }
 
-    /// The mean of the validation samples' errors, over all ranks.
-    fn validate(&self) -> Result<Option<f64>> {
-        let [error] = self.means(self.task.validation_samples(), |samples| {
-            Ok(self.task.errors(samples)?.into_iter().map(|error| [error]).collect())
+    /// Means of the validation samples' errors, over all ranks.
+    fn validate(&mut self) -> Result<Option<Vec<VariableError>>> {
+        let samples = self.task.validation_samples();
+        let width = 2 * self.variables.len();
+        let task = self.task;
+        let sums = self.sums(samples, width, |samples| {
+            let errors = task.errors(samples)?;
+            Ok(errors.iter().map(|sample| moments(sample).collect()).collect())
         })?;
-        Ok(error)
+        Ok(sums.map(|sums| means(&sums, samples)))
     }
 
-    /// The mean of the rollouts' errors, over all ranks.
-    fn validate_rollouts(&self) -> Result<Option<RolloutError>> {
-        let [error, spectrum] = self.means(self.task.rollouts(), |rollouts| {
-            let errors = self.task.rollout_errors(rollouts)?;
-            Ok(errors.into_iter().map(|of| [of.error, of.spectrum]).collect())
+    /// Means of the rollouts' errors, over all ranks.
+    fn validate_rollouts(&mut self) -> Result<Option<RolloutError>> {
+        let rollouts = self.task.rollouts();
+        let width = 2 * self.variables.len();
+        let task = self.task;
+        let sums = self.sums(rollouts, width + 1, |rollouts| {
+            let errors = task.rollout_errors(rollouts)?;
+            let numbers = |of: &RolloutError| moments(&of.variables).chain([of.spectrum]).collect();
+            Ok(errors.iter().map(numbers).collect())
         })?;
-        Ok(error.zip(spectrum).map(|(error, spectrum)| RolloutError { error, spectrum }))
+        Ok(sums.map(|sums| RolloutError {
+            variables: means(&sums[..width], rollouts),
+            spectrum: sums[width] / rollouts as f64,
+        }))
     }
 
-    /// The means of so many samples' numbers, over all ranks; nothing of no samples.
-    fn means<const N: usize>(
-        &self,
+    /// Sums of `width` numbers of each sample, over all ranks; nothing of no samples.
+    fn sums(
+        &mut self,
         count: usize,
-        numbers: impl Fn(&[usize]) -> Result<Vec<[f64; N]>, BoxError>,
-    ) -> Result<[Option<f64>; N]> {
+        width: usize,
+        numbers: impl Fn(&[usize]) -> Result<Vec<Vec<f64>>, BoxError>,
+    ) -> Result<Option<Vec<f64>>> {
         if count == 0 {
-            return Ok([None; N]);
+            return Ok(None);
         }
         self.mark(Phase::Validation);
-        let data = &self.ranks.data;
+        let data = &self.ranks.data.clone();
         let own: Vec<usize> = share(count, data.rank(), data.size()).collect();
         let at_once = self.config.train.batch_size.div_ceil(data.size()).max(1);
-        let mut sums = [0.0; N];
+        let mut sums = vec![0.0; width];
         let _no_grad = tch::no_grad_guard();
         let _precision = self.precision()?;
-        for samples in own.chunks(at_once) {
+        for (index, samples) in own.chunks(at_once).enumerate() {
+            self.progress.validation(index * at_once, own.len());
             let all = numbers(samples).map_err(|source| Error::Task { context: "validation", source })?;
+            if let Some(sample) = all.iter().find(|sample| sample.len() != width) {
+                return Err(Error::invalid(
+                    "the number of errors of a sample",
+                    format!("{} numbers", sample.len()),
+                    format!("{width}: two for each variable of `Task::variables`, and the spectrum of a rollout"),
+                ));
+            }
             for sample in all {
                 sums.iter_mut().zip(sample).for_each(|(sum, number)| *sum += number);
             }
         }
-        let mut means = [None; N];
-        for (mean, sum) in means.iter_mut().zip(sums) {
-            *mean = Some(sum_over(data, sum)? / count as f64);
-        }
-        Ok(means)
+        Ok(Some(sums_over(data, sums)?))
     }
 
-    pub(super) fn report(
-        &mut self,
-        epoch: u64,
-        loss: f64,
-        error: Option<f64>,
-        rollout: Option<RolloutError>,
-    ) -> Result<()> {
-        let mut values = vec![("epoch_loss", loss)];
-        let mut line = format!("loss {loss:.4e}");
-        if let Some(error) = error {
-            self.summary.validation_error = Some(error);
-            values.push(("validation_error", error));
-            line.push_str(&format!("  validation error {:.2} %", error * 100.0));
+    pub(super) fn report(&mut self, epoch: u64, loss: f64, validation: &Validation) -> Result<()> {
+        let mut values = vec![("epoch_loss".to_owned(), loss)];
+        let mut line = format!("loss {}", significant(loss));
+        let named = |kind: &'static str, errors: &[VariableError]| -> Vec<(String, f64)> {
+            let named = self.variables.iter().zip(errors).filter(|(variable, _)| !variable.name.is_empty());
+            let numbers = named.map(|(_, error)| [error.relative, error.rmse]);
+            columns(kind, &self.variables).flatten().zip(numbers.flatten()).collect()
+        };
+        if let Some(errors) = &validation.errors {
+            values.push(("validation_error".to_owned(), mean_relative(errors)));
+            values.extend(named("validation", errors));
+            line.push_str(&format!("  validation error {}", errors_line(&self.variables, errors)));
         }
-        if let Some(RolloutError { error, spectrum }) = rollout {
-            self.summary.rollout_error = rollout;
-            values.extend([("rollout_error", error), ("spectrum_error", spectrum)]);
-            line.push_str(&format!("  rollout {:.2} %, spectrum {:.2} %", error * 100.0, spectrum * 100.0));
+        if let Some(rollout) = &validation.rollout {
+            values.push(("rollout_error".to_owned(), rollout.error()));
+            values.push(("spectrum_error".to_owned(), rollout.spectrum));
+            values.extend(named("rollout", &rollout.variables));
+            let errors = errors_line(&self.variables, &rollout.variables);
+            line.push_str(&format!("  rollout {errors}, spectrum {}", percent(rollout.spectrum)));
         }
         self.progress.epoch_end(epoch, &line);
+        let values: Vec<(&str, f64)> = values.iter().map(|(name, value)| (name.as_str(), *value)).collect();
         self.record(epoch, &values)
     }
 }
 
-/// A sum in rank order: the same to the last bit on every rank.
-fn sum_over(group: &Group, value: f64) -> Result<f64> {
+/// Sums in rank order: the same to the last bit on every rank.
+fn sums_over(group: &Group, own: Vec<f64>) -> Result<Vec<f64>> {
     if group.size() == 1 {
-        return Ok(value);
+        return Ok(own);
     }
-    let all = group.all_gather_bytes(&value.to_le_bytes())?;
-    Ok(all.iter().filter_map(|bytes| Some(f64::from_le_bytes(bytes[..].try_into().ok()?))).sum())
+    let bytes: Vec<u8> = own.iter().flat_map(|number| number.to_le_bytes()).collect();
+    let mut sums = vec![0.0; own.len()];
+    for bytes in group.all_gather_bytes(&bytes)? {
+        let numbers = bytes.chunks_exact(8).filter_map(|chunk| Some(f64::from_le_bytes(chunk.try_into().ok()?)));
+        sums.iter_mut().zip(numbers).for_each(|(sum, number)| *sum += number);
+    }
+    Ok(sums)
 }

@@ -1,0 +1,228 @@
+//! `isobar predict`: what a trained network makes of the fields of a data set.
+
+mod fields;
+mod origin;
+mod outcome;
+mod samples;
+
+use std::ops::RangeInclusive;
+use std::path::{Path, PathBuf};
+
+use anyhow::{Result, bail};
+use clap::Args;
+use isobar_collectives::Group;
+use isobar_manager::config::Resolved;
+use isobar_manager::{DistributedManager, logging};
+use isobar_train::checkpoint::{Checkpoints, Contents, Keep, Loaded, Which};
+use isobar_train::{BoxError, Error, FieldLayout, FieldModel, Parameters, Step};
+use tch::Tensor;
+
+use self::fields::{Place, Rollout};
+use self::origin::Origin;
+use crate::config::{Config, ConfigArgs};
+use crate::exit::Exit;
+use crate::run::{self, Job, Meaning, RANKS_OWN, Run, Source};
+use crate::{start, terminal};
+
+/// What `isobar predict` takes.
+#[derive(Debug, Args)]
+pub(crate) struct PredictArgs {
+    #[command(flatten)]
+    config: ConfigArgs,
+    /// `best`, `latest`, or a checkpoint's folder; by default the best there is, else the latest. Of these that are torn are
+    /// passed over
+    #[arg(long, value_name = "WHICH")]
+    checkpoint: Option<String>,
+    /// Numbers of samples or trajectories of the data file, from 0, as `0,3,5` or `0-3,7`; by default those kept for validation
+    #[arg(long, value_name = "NUMBERS", value_delimiter = ',', value_parser = samples::parse)]
+    samples: Option<Vec<RangeInclusive<usize>>>,
+    /// Of trajectories: the frame to start from
+    #[arg(long, default_value_t = 0, value_name = "FRAME")]
+    start: usize,
+    /// Of trajectories: how many steps to go; by default to the file's last frame. There may be more
+    #[arg(long, value_name = "STEPS")]
+    steps: Option<usize>,
+    /// The HDF5 file to write, in the layout of the data; by default prediction.h5 in the folder of the run. A picture and a
+    /// table of the errors after each step (CSV) get the same name
+    #[arg(long, value_name = "FILE")]
+    out: Option<PathBuf>,
+}
+
+/// Runs the command.
+pub(crate) fn command(args: &PredictArgs) -> Result<Exit> {
+    let resolved = args.config.load(&[])?;
+    let config = &resolved.value;
+    let manager = start::for_run(&config.distributed, &config.run.folder())?;
+    logging::init(&config.distributed.log, manager.rank(), None)?;
+    predict(&manager, &resolved, args)?;
+    DistributedManager::cleanup(true)?;
+    Ok(Exit::Good)
+}
+
+fn predict(manager: &DistributedManager, resolved: &Resolved<Config>, args: &PredictArgs) -> Result<()> {
+    resolved.agree(&manager.group(None)?, &RANKS_OWN)?;
+    let config = &resolved.value;
+    let said = run::with(manager, config, Prediction { config, args })?;
+    if manager.rank() == 0 {
+        said.iter().for_each(|line| terminal::line(line));
+    }
+    Ok(())
+}
+
+/// Prediction, which gives what there is to say of it.
+struct Prediction<'a> {
+    config: &'a Config,
+    args: &'a PredictArgs,
+}
+
+impl Job for Prediction<'_> {
+    type Out = Vec<String>;
+    const TRAINS: bool = false;
+
+    fn run<L, F>(self, run: Run<L, F>) -> Result<Self::Out>
+    where
+        L: FieldLayout,
+        F: Fn(&L::Array, Option<Step<'_>>) -> Result<L::Array, BoxError>,
+    {
+        let Self { config, args } = self;
+        let Run { source, layout, window, positions, forward, params, buffers, ranks, device } = run;
+        let (meaning, origin) = self.load(&params, &buffers, &ranks.world)?;
+        let (change, variables) = (meaning.change()?, source.variables()?);
+        let Meaning { input, target, baseline, .. } = meaning;
+        let names = variables.clone();
+        let model = FieldModel { forward, layout, positions, change, input, target, variables: names };
+
+        let samples = self.samples(&source)?;
+        let out = args.out.clone().unwrap_or_else(|| config.run.folder().join("prediction.h5"));
+        if ["csv", "png"].iter().any(|other| out.extension().is_some_and(|own| own == *other)) {
+            let beside = "--out names an HDF5 file, beside which a picture (.png) and errors (.csv) are written";
+            bail!(Exit::Usage.because(format!("{beside}; {} would be one of these", out.display())));
+        }
+        let writes = ranks.world.rank() == 0;
+        let mut attributes = origin.attributes();
+        attributes.push(("isobar_data", source.path().to_string()));
+        attributes.push(("isobar_samples", samples::text(&samples)));
+        let place = Place { window: &window, options: (config.train.precision.kind(), device) };
+        let mut said = vec![origin.line()];
+        let (outcome, times, (lines, warning)) = match &source {
+            Source::Darcy(file) => {
+                if args.start != 0 || args.steps.is_some_and(|steps| steps != 1) {
+                    bail!(Exit::Usage.because("Darcy flow has no steps: leave --start and --steps away"));
+                }
+                let out = writes.then_some((&*out, &attributes[..]));
+                let outcome = fields::darcy(&model, file, &samples, &place, out)?;
+                said.push(format!("samples     {}", samples::text(&samples)));
+                let lines = outcome.mapping(&variables, &baseline);
+                (outcome, Vec::new(), lines)
+            }
+            Source::Well { file, fields } => {
+                let (start, last) = (args.start, file.frames() - 1);
+                let steps = args.steps.unwrap_or(last.saturating_sub(start));
+                if start > last || steps == 0 {
+                    bail!(Exit::Usage.because(format!(
+                        "{steps} steps from frame {start} are asked for; {} has the frames 0 to {last}: start earlier, or \
+                         say --steps",
+                        source.path()
+                    )));
+                }
+                let names: Vec<&str> = fields.iter().map(String::as_str).collect();
+                let name = format!("{} by {}", file.name(), config.run.name);
+                let rollout = Rollout { file, names: &names, samples: &samples, start, steps, name };
+                attributes.push(("isobar_start_frame", start.to_string()));
+                attributes.push(("isobar_steps", steps.to_string()));
+                let out = writes.then_some((&*out, &attributes[..]));
+                let outcome = rollout.predict(&model, &place, out)?;
+                said.push(format!(
+                    "samples     trajectories {}, {steps} steps from frame {start}",
+                    samples::text(&samples)
+                ));
+                let lines = outcome.forecast(&variables);
+                (outcome, rollout.times(), lines)
+            }
+        };
+        said.extend(lines);
+        if writes {
+            warning.iter().for_each(|warning| tracing::warn!("{warning}"));
+            said.push(format!("prediction  {}", out.display()));
+            let errors = out.with_extension("csv");
+            outcome.write_csv(&errors, &variables, &times)?;
+            said.push(format!("errors      {}", errors.display()));
+            let picture = out.with_extension("png");
+            if let Some(shown) = &outcome.first {
+                shown.draw(matches!(source, Source::Well { .. }), &picture)?;
+                said.push(format!("picture     {}", picture.display()));
+            }
+        }
+        Ok(said)
+    }
+}
+
+impl Prediction<'_> {
+    /// The samples that are asked for, or those kept for validation.
+    fn samples(&self, source: &Source) -> Result<Vec<usize>> {
+        let there = source.samples();
+        let Some(ranges) = &self.args.samples else {
+            let kept: Vec<usize> = (there.saturating_sub(self.config.data.validation_samples)..there).collect();
+            if kept.is_empty() {
+                bail!(Exit::Usage.because("there is no sample to predict: name some with --samples"));
+            }
+            return Ok(kept);
+        };
+        if let Some(range) = ranges.iter().find(|range| *range.end() >= there) {
+            bail!(Exit::Usage.because(format!(
+                "sample {} is asked for; {} has {there}, from 0 to {}",
+                range.end(),
+                source.path(),
+                there.saturating_sub(1)
+            )));
+        }
+        Ok(ranges.iter().cloned().flatten().collect())
+    }
+
+    /// Puts the checkpoint into the network. All ranks call.
+    fn load(
+        &self,
+        params: &Parameters,
+        buffers: &[(String, Tensor)],
+        world: &Group,
+    ) -> Result<(Meaning, Origin)> {
+        let checkpoints = Checkpoints::new(&self.config.run.folder().join("checkpoints"), Keep::ALL, world);
+        let mut contents = Contents { params, buffers, optimizer: None };
+        let mut load = |which: Which| Ok::<_, Error>((checkpoints.load(&which, &mut contents)?, which));
+        let (Loaded { path, state }, which) = match self.args.checkpoint.as_deref() {
+            Some("best") => load(Which::Best)?,
+            Some("latest") => load(Which::Newest)?,
+            Some(path) => load(Which::At(PathBuf::from(path)))?,
+            None => match load(Which::Best) {
+                Err(Error::NoCheckpoint { .. }) => load(Which::Newest)?,
+                loaded => loaded?,
+            },
+        };
+        let origin = Origin::new(path.clone(), which, &state);
+        let meaning: Meaning = serde_json::from_value(state.extra).map_err(|error| {
+            Exit::Data.because(format!(
+                "{} does not say what its network's numbers mean ({error}); train it with `isobar train`",
+                path.display()
+            ))
+        })?;
+        self.means_the_same(&path, &meaning)?;
+        Ok((meaning, origin))
+    }
+
+    /// Refuses a network that was trained on other fields, or to give something else.
+    fn means_the_same(&self, folder: &Path, trained: &Meaning) -> Result<()> {
+        let data = &self.config.data;
+        let pairs = [
+            ("fields", format!("{:?}", trained.fields), format!("{:?}", data.fields)),
+            ("predict", format!("{:?}", trained.predict), format!("{:?}", data.predict)),
+            ("positions", trained.positions.to_string(), data.positions.to_string()),
+        ];
+        match pairs.iter().find(|(_, trained, now)| trained != now) {
+            None => Ok(()),
+            Some((key, trained, now)) => bail!(Exit::Usage.because(format!(
+                "{} was trained with data.{key} = {trained}, and is to predict with {now}; set data.{key} as it was",
+                folder.display()
+            ))),
+        }
+    }
+}

@@ -1,0 +1,63 @@
+//! What a prediction was made with: the checkpoint, and what the file says of it.
+
+use std::path::PathBuf;
+
+use isobar_train::checkpoint::{RunState, Which};
+use isobar_train::percent;
+
+/// The checkpoint that a network's parameters come from.
+pub(super) struct Origin {
+    pub(super) path: PathBuf,
+    pub(super) which: Which,
+    pub(super) step: u64,
+    pub(super) epoch: u64,
+    pub(super) validation_error: Option<f64>,
+    /// What the error measures, where it is of several variables.
+    pub(super) metric: Option<String>,
+}
+
+impl Origin {
+    pub(super) fn new(path: PathBuf, which: Which, state: &RunState) -> Self {
+        Self {
+            path,
+            which,
+            step: state.step,
+            epoch: state.epoch,
+            validation_error: state.validation_error,
+            metric: state.validation_metric.clone(),
+        }
+    }
+
+    /// A line for a person.
+    pub(super) fn line(&self) -> String {
+        let mut text = format!("checkpoint  {} (step {}, epoch {}", self.path.display(), self.step, self.epoch);
+        if let Some(error) = self.validation_error {
+            text += &format!(", validation error {}", percent(error));
+            if let Some(metric) = &self.metric {
+                text += &format!(": {metric}");
+            }
+        }
+        text += match self.which {
+            Which::Best => "; the lowest validation error)",
+            Which::Newest => "; the latest)",
+            Which::At(_) => ")",
+        };
+        text
+    }
+
+    /// Attributes of the file, besides those of its schema.
+    pub(super) fn attributes(&self) -> Vec<(&'static str, String)> {
+        let mut attributes = vec![
+            ("isobar_version", env!("CARGO_PKG_VERSION").to_owned()),
+            ("isobar_checkpoint", self.path.display().to_string()),
+            ("isobar_step", self.step.to_string()),
+            ("isobar_epoch", self.epoch.to_string()),
+        ];
+        if let Some(error) = self.validation_error {
+            attributes.push(("isobar_validation_error", error.to_string()));
+            let metric = self.metric.clone().unwrap_or_else(|| "relative L2 error".to_owned());
+            attributes.push(("isobar_validation_metric", metric));
+        }
+        attributes
+    }
+}

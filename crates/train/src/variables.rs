@@ -1,0 +1,221 @@
+//! The variables of a forecast, and its error in each of them.
+
+use serde::{Deserialize, Serialize};
+
+/// A variable that a model predicts: one channel of its output.
+///
+/// Components of a vector or tensor field are variables of their own, named as The Well names them: `velocity_x`,
+/// `stress_xy`. An error over variables of different magnitudes says nothing of the small ones.
+#[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
+pub struct Variable {
+    /// Its name, which reports and columns of metrics have.
+    pub name: String,
+    /// Its unit, where the data say one.
+    #[serde(default)]
+    pub unit: Option<String>,
+}
+
+impl Variable {
+    /// A variable without a unit.
+    pub fn new(name: impl Into<String>) -> Self {
+        Self { name: name.into(), unit: None }
+    }
+
+    /// A number of this variable with its unit, of four significant digits.
+    ///
+    /// ```
+    /// use isobar_train::Variable;
+    ///
+    /// let height = Variable { name: "height".into(), unit: Some("m".into()) };
+    /// assert_eq!(height.quantity(136.52), "136.5 m");
+    /// assert_eq!(Variable::new("u").quantity(0.25), "0.2500");
+    /// ```
+    pub fn quantity(&self, value: f64) -> String {
+        match &self.unit {
+            Some(unit) => format!("{} {unit}", significant(value)),
+            None => significant(value),
+        }
+    }
+
+    /// The name as a part of a metric's name: without what separates columns of CSV or lines.
+    pub(crate) fn key(&self) -> String {
+        let plain = |letter: char| match letter {
+            ',' | '"' | '\'' => '_',
+            letter if letter.is_control() => '_',
+            letter => letter,
+        };
+        self.name.chars().map(plain).collect()
+    }
+}
+
+/// The error of a forecast in one variable: of a sample, or the mean over samples.
+#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
+pub struct VariableError {
+    /// ‖p − t‖ / ‖t‖ over the points of a sample; of several samples the mean of that.
+    pub relative: f64,
+    /// Root mean square error in the unit of the variable: over the points of a sample, or over those of all samples.
+    pub rmse: f64,
+}
+
+impl VariableError {
+    /// Whether this error is lower than that of a baseline. Compares relative errors, or RMSEs where the truth is zero and
+    /// relative errors are infinite.
+    pub fn beats(&self, baseline: &Self) -> bool {
+        match self.relative.is_finite() && baseline.relative.is_finite() {
+            true => self.relative < baseline.relative,
+            false => self.rmse < baseline.rmse,
+        }
+    }
+}
+
+/// Mean over variables of their relative errors: the validation error, by which the best checkpoint is chosen. NaN for no
+/// variables.
+///
+/// ```
+/// use isobar_train::{VariableError, mean_relative};
+///
+/// let errors = [0.01, 1.29].map(|relative| VariableError { relative, rmse: 1.0 });
+/// assert_eq!(mean_relative(&errors), 0.65);
+/// ```
+pub fn mean_relative(errors: &[VariableError]) -> f64 {
+    errors.iter().map(|error| error.relative).sum::<f64>() / errors.len() as f64
+}
+
+/// Errors of each variable over several samples: the mean of the relative errors, and the RMSE over all points. Samples have
+/// equally many points. Empty for no samples.
+pub fn mean_errors<'a>(samples: impl IntoIterator<Item = &'a Vec<VariableError>>) -> Vec<VariableError> {
+    let mut count = 0;
+    let mut sums: Vec<f64> = Vec::new();
+    for sample in samples {
+        count += 1;
+        sums.resize(sample.len() * 2, 0.0);
+        sums.iter_mut().zip(moments(sample)).for_each(|(sum, number)| *sum += number);
+    }
+    means(&sums, count)
+}
+
+/// What adds up over samples: the relative error and the mean square of each variable.
+pub(crate) fn moments(errors: &[VariableError]) -> impl Iterator<Item = f64> + '_ {
+    errors.iter().flat_map(|error| [error.relative, error.rmse * error.rmse])
+}
+
+/// Errors over `count` samples from the sums of their [`moments`].
+pub(crate) fn means(sums: &[f64], count: usize) -> Vec<VariableError> {
+    let mean = |pair: &[f64]| VariableError {
+        relative: pair[0] / count as f64,
+        rmse: (pair[1] / count as f64).sqrt(),
+    };
+    sums.chunks_exact(2).map(mean).collect()
+}
+
+/// The metric that a validation error is, where it is of several variables.
+pub(crate) fn metric(variables: usize) -> Option<String> {
+    (variables > 1).then(|| format!("mean over {variables} variables of the relative L2 error"))
+}
+
+/// Columns of metrics for the errors of each variable; none for a variable without a name.
+pub(crate) fn columns<'a>(
+    kind: &'static str,
+    variables: &'a [Variable],
+) -> impl Iterator<Item = [String; 2]> + 'a {
+    let named = variables.iter().filter(|variable| !variable.name.is_empty());
+    named.map(move |variable| {
+        let key = variable.key();
+        [format!("{kind}_error/{key}"), format!("{kind}_rmse/{key}")]
+    })
+}
+
+/// Relative errors for a line: of one variable its own; of a few the mean and each; of many the mean and the worst.
+///
+/// ```
+/// use isobar_train::{Variable, VariableError, errors_line};
+///
+/// let variables = ["u", "v"].map(Variable::new);
+/// let errors = [0.01, 1.29].map(|relative| VariableError { relative, rmse: 1.0 });
+/// assert_eq!(errors_line(&variables, &errors), "65.00 % (mean of u 1.00 %, v 129.00 %)");
+/// assert_eq!(errors_line(&variables[..1], &errors[..1]), "1.00 %");
+/// ```
+pub fn errors_line(variables: &[Variable], errors: &[VariableError]) -> String {
+    let mean = percent(mean_relative(errors));
+    let named = |(variable, error): (&Variable, &VariableError)| {
+        format!("{} {}", variable.name, percent(error.relative))
+    };
+    let pairs = || variables.iter().zip(errors);
+    match errors.len() {
+        0 | 1 => mean,
+        2..=FEW => format!("{mean} (mean of {})", pairs().map(named).collect::<Vec<_>>().join(", ")),
+        count => {
+            let worst = pairs().max_by(|a, b| a.1.relative.total_cmp(&b.1.relative));
+            format!("{mean} (mean of {count} variables, worst {})", worst.map(named).unwrap_or_default())
+        }
+    }
+}
+
+/// How many variables are named on one line.
+const FEW: usize = 4;
+
+/// A relative error in percent.
+pub fn percent(error: f64) -> String {
+    format!("{:.2} %", error * 100.0)
+}
+
+/// A number of four significant digits: in fixed point from 0.001 to 99999, else with an exponent.
+///
+/// ```
+/// use isobar_train::significant;
+///
+/// assert_eq!([0.99286, 12.5, 9800.4, 0.0].map(significant), ["0.9929", "12.50", "9800", "0.0000"]);
+/// assert_eq!([2.1e-5, 3.0e7, f64::NAN].map(significant), ["2.100e-5", "3.000e7", "NaN"]);
+/// ```
+pub fn significant(value: f64) -> String {
+    let size = value.abs();
+    if size == 0.0 {
+        return "0.0000".to_owned();
+    }
+    if !size.is_finite() || !(1e-3..1e5).contains(&size) {
+        return format!("{value:.3e}");
+    }
+    let decimals = (3.0 - size.log10().floor()).clamp(0.0, 6.0) as usize;
+    format!("{value:.decimals$}")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn error(relative: f64, rmse: f64) -> VariableError {
+        VariableError { relative, rmse }
+    }
+
+    #[test]
+    fn means_are_of_relative_errors_and_of_squares() {
+        let samples = [vec![error(0.1, 3.0), error(1.0, 0.0)], vec![error(0.3, 4.0), error(0.0, 0.0)]];
+        let mean = mean_errors(&samples);
+        assert_eq!(mean[0], error(0.2, (12.5f64).sqrt()));
+        assert_eq!(mean[1], error(0.5, 0.0));
+        assert_eq!(mean_relative(&mean), 0.35);
+        assert!(mean_errors(&[]).is_empty());
+    }
+
+    #[test]
+    fn a_baseline_is_beaten_by_less_only() {
+        assert!(error(0.1, 1.0).beats(&error(0.2, 0.5)));
+        assert!(!error(0.2, 1.0).beats(&error(0.2, 1.0)));
+        assert!(!error(f64::NAN, f64::NAN).beats(&error(0.2, 1.0)));
+        assert!(error(f64::INFINITY, 1.0).beats(&error(f64::INFINITY, 2.0)));
+    }
+
+    #[test]
+    fn many_variables_are_the_mean_and_the_worst() {
+        let variables: Vec<Variable> = (0..6).map(|at| Variable::new(format!("q{at}"))).collect();
+        let errors: Vec<VariableError> = (0..6).map(|at| error(f64::from(at) * 0.1, 1.0)).collect();
+        assert_eq!(errors_line(&variables, &errors), "25.00 % (mean of 6 variables, worst q5 50.00 %)");
+    }
+
+    #[test]
+    fn names_cannot_tear_columns() {
+        let variables = [Variable::new("a,b\n\"c\""), Variable::default()];
+        let found: Vec<_> = columns("validation", &variables).collect();
+        assert_eq!(found, [["validation_error/a_b__c_", "validation_rmse/a_b__c_"].map(str::to_owned)]);
+    }
+}
