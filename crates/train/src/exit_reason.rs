@@ -83,7 +83,10 @@ fn train(error: &Error) -> Option<ExitReason> {
         Error::Collectives(inner) => Some(ExitReason::of_collective(inner)),
         Error::Shard(inner) => shard(inner),
         Error::ParametersDiffer { .. } | Error::CheckpointsDiffer { .. } => Some(ExitReason::Mismatch),
-        Error::Invalid { .. } | Error::RunLocked { .. } | Error::HoldsResults { .. } => {
+        Error::Invalid { .. }
+        | Error::WrongGradients { .. }
+        | Error::RunLocked { .. }
+        | Error::HoldsResults { .. } => {
             Some(ExitReason::Usage)
         }
         Error::Io { .. }
