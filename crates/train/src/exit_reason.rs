@@ -86,9 +86,7 @@ fn train(error: &Error) -> Option<ExitReason> {
         Error::Invalid { .. }
         | Error::WrongGradients { .. }
         | Error::RunLocked { .. }
-        | Error::HoldsResults { .. } => {
-            Some(ExitReason::Usage)
-        }
+        | Error::HoldsResults { .. } => Some(ExitReason::Usage),
         Error::Io { .. }
         | Error::FolderGone { .. }
         | Error::OtherRankFile { .. }
