@@ -2,8 +2,10 @@
 #![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
 
 use std::{
-    fs,
+    collections::BTreeSet,
+    env, fs,
     path::{Path, PathBuf},
+    process::Command,
 };
 
 use isobar_harness::workspace;
@@ -134,4 +136,44 @@ fn markdown_links_lead_somewhere() {
             assert!(workspace().join(folder).join(file).exists(), "{}: no {target}", page.display());
         }
     }
+}
+
+/// What `cargo test -p PACKAGE` and `cargo build -p PACKAGE` compile has the features that it has in a build of the whole
+/// workspace: else cargo would compile it once more.
+#[test]
+fn all_builds_share_their_dependencies() {
+    // Crates that build scripts use, too, may have other features there.
+    for with_build in [true, false] {
+        let all = features(&["--workspace"], with_build, true);
+        let own = |line: &&String| line.contains(&format!("({}", workspace().display()));
+        let packages: Vec<&str> = all.iter().filter(own).filter_map(|line| line.split(' ').next()).collect();
+        assert!(packages.contains(&"isobar-shard") && packages.contains(&"xtask"), "{packages:?}");
+        for package in packages {
+            for tests in [true, false] {
+                let others: Vec<_> =
+                    features(&["-p", package], with_build, tests).difference(&all).cloned().collect();
+                assert!(
+                    others.is_empty(),
+                    "-p {package} (tests: {tests}) compiles these again, with fewer features than the workspace; add \
+                     theirs to crates/features/Cargo.toml, or to the default features of the package: {others:#?}"
+                );
+            }
+        }
+    }
+}
+
+/// The packages that cargo compiles for a choice of packages, with their features, a line each.
+fn features(chosen: &[&str], with_build: bool, with_tests: bool) -> BTreeSet<String> {
+    let mut tree = Command::new(env::var_os("CARGO").unwrap_or_else(|| "cargo".into()));
+    tree.current_dir(workspace()).args(["tree", "--frozen", "--prefix", "none", "--format", "{p} {f}"]);
+    let kinds = [("normal", true), ("build", with_build), ("dev", with_tests)];
+    let kinds: Vec<&str> = kinds.into_iter().filter(|(_, with)| *with).map(|(kind, _)| kind).collect();
+    tree.args(chosen).args(["--edges", &kinds.join(",")]);
+    if cfg!(not(feature = "mpi")) {
+        tree.arg("--no-default-features");
+    }
+    let output = tree.output().unwrap();
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    let text = String::from_utf8(output.stdout).unwrap();
+    text.lines().map(|line| line.trim_end_matches(" (*)").trim_end().to_owned()).collect()
 }
