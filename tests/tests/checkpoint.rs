@@ -557,7 +557,11 @@ fn the_tools_look_check_cut_and_export() {
     says(&checkpoint(&["export", &newest, &direct]), 3, &["damaged"]);
     fs::remove_file(&file).unwrap();
     says(&checkpoint(&["ls", &whole]), 0, &["not usable", "is not there"]);
-    says(&checkpoint(&["ls", &path(folder.path().join("none"))]), 3, &["none does not exist; expected a checkpoint's"]);
+    says(
+        &checkpoint(&["ls", &path(folder.path().join("none"))]),
+        3,
+        &["none does not exist; expected a checkpoint's"],
+    );
 
     // And the run goes on from the one before.
     let rest = train(Launch::plain(1, ISOBAR), folder.path(), &sets).arg("--resume=must");

@@ -97,8 +97,11 @@ fn commands_take_the_folder_of_a_run() {
     let runs = tempfile::tempdir().unwrap();
     let run = runs.path().join("first");
     fs::create_dir(&run).unwrap();
-    fs::write(run.join("config.toml"), "[run]\nname = \"elsewhere\"\nseed = 7\n[data]\npath = \"tests/data/darcy_excerpt.h5\"\n")
-        .unwrap();
+    fs::write(
+        run.join("config.toml"),
+        "[run]\nname = \"elsewhere\"\nseed = 7\n[data]\npath = \"tests/data/darcy_excerpt.h5\"\n",
+    )
+    .unwrap();
     let (runs, run) = (runs.path().to_string_lossy().into_owned(), run.to_string_lossy().into_owned());
 
     let shown = isobar(&["config", "show", &run]);
@@ -116,7 +119,11 @@ fn commands_take_the_folder_of_a_run() {
     };
     refused(&["config", "show", &runs], 2, &["is a folder without a config.toml", "such as", "first"]);
     refused(&["predict", &run], 3, &["no checkpoint in ", &run]);
-    refused(&["checkpoint", "ls", &runs], 3, &["holds runs, not checkpoints; give the folder of one: ", &run]);
+    refused(
+        &["checkpoint", "ls", &runs],
+        3,
+        &["holds runs, not checkpoints; give the folder of one: ", &run],
+    );
     refused(&["checkpoint", "ls", &run], 3, &["has left no checkpoint so far"]);
     refused(&["checkpoint", "export", &runs, "out.safetensors"], 3, &["holds runs, not checkpoints"]);
     for folder in [run.clone(), format!("{run}/flight")] {

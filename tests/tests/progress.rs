@@ -43,7 +43,13 @@ fn words(output: &Path, more: &[&str]) -> Vec<String> {
     let output = format!("run.output={}", output.display());
     let model = ["model.type=fno", "model.dimension=1", "model.in_channels=1", "model.out_channels=1"];
     let sizes = ["model.latent_channels=2", "model.num_fno_layers=1", "model.num_fno_modes=1"];
-    let sets = ["data.format=the_well", "data.fields=[\"u\"]", "data.validation_samples=0", "run.name=run", "data.augment=none"];
+    let sets = [
+        "data.format=the_well",
+        "data.fields=[\"u\"]",
+        "data.validation_samples=0",
+        "run.name=run",
+        "data.augment=none",
+    ];
     let rest = ["train.batch_size=2", "train.epochs=2", "metrics.every_steps=0", "distributed.timeout_s=60"];
     let sets = model.iter().chain(&sizes).chain(&sets).chain(&rest).chain(more).copied();
     let sets = sets.chain([&*data, &*output]).flat_map(|set| ["--set", set]);
@@ -93,7 +99,8 @@ fn ranks_without_a_terminal_write_lines() {
     let launched: Vec<String> = launched.into_iter().chain(train.iter().cloned()).skip(1).collect();
     has_steps(&until("  step ", &[&[ISOBAR.to_owned()][..], &launched].concat()));
     if has_mpi() {
-        let mpirun = ["mpirun", "--allow-run-as-root", "--oversubscribe", "-n", "2", ISOBAR].map(str::to_owned);
+        let mpirun =
+            ["mpirun", "--allow-run-as-root", "--oversubscribe", "-n", "2", ISOBAR].map(str::to_owned);
         let train = words(folder.path().join("mpi").as_path(), &[]);
         has_steps(&until("  step ", &[&mpirun[..], &train].concat()));
     }
@@ -117,7 +124,9 @@ fn launch_draws_the_bar_on_its_terminal() {
         outcome.ranks[0].stdout.replace('\r', "\n")
     };
     let seen = typescript(&[], &train);
-    for part in ["█", "300/300  epoch ", "  loss ", "  lr ", " samples/s  ", " left", "[rank 0] 300 steps in "] {
+    for part in
+        ["█", "300/300  epoch ", "  loss ", "  lr ", " samples/s  ", " left", "[rank 0] 300 steps in "]
+    {
         assert!(seen.contains(part), "no {part:?} in {seen}");
     }
     assert!(!seen.contains('\u{1e}') && !seen.contains("\"done\""), "{seen}");

@@ -26,7 +26,8 @@ const VARIABLES: [&str; 3] = ["u", "v", "h"];
 static WATER: LazyLock<PathBuf> = LazyLock::new(|| {
     let path = Path::new(env!("CARGO_TARGET_TMPDIR")).join("shallow_water.h5");
     let coordinates: Vec<f64> = (0..POINTS).map(|point| point as f64).collect();
-    let dim = |name: &str| WellDim { name: name.to_owned(), coordinates: coordinates.clone(), periodic: true };
+    let dim =
+        |name: &str| WellDim { name: name.to_owned(), coordinates: coordinates.clone(), periodic: true };
     let meta = WellMeta {
         name: "shallow_water".to_owned(),
         trajectories: TRAJECTORIES,
@@ -187,7 +188,9 @@ fn forecasts_have_the_errors_of_their_fields() {
         }
     }
     let said = &outcome.ranks[0].stdout;
-    for part in ["forecast    relative L2 error ", " after 1 step, ", " after 5 steps, mean over 3 variables; "] {
+    for part in
+        ["forecast    relative L2 error ", " after 1 step, ", " after 5 steps, mean over 3 variables; "]
+    {
         assert!(said.contains(part), "no {part:?} in {outcome}");
     }
     let meshes = [

@@ -84,14 +84,18 @@ fn explained(error: Error, folder: &Path) -> anyhow::Error {
     let shown = folder.display();
     let runs = runs_in(folder);
     let why = if !folder.exists() {
-        format!("{shown} does not exist; expected a checkpoint's folder, a folder of checkpoints, or that of a run")
+        format!(
+            "{shown} does not exist; expected a checkpoint's folder, a folder of checkpoints, or that of a run"
+        )
     } else if !runs.is_empty() {
         let names: Vec<String> = runs.iter().map(|run| run.display().to_string()).collect();
         format!("{shown} holds runs, not checkpoints; give the folder of one: {}", names.join(", "))
     } else if is_run(folder) {
         format!("the run in {shown} has left no checkpoint so far")
     } else {
-        format!("{shown} holds no checkpoint; expected a checkpoint's folder, a folder of checkpoints, or that of a run")
+        format!(
+            "{shown} holds no checkpoint; expected a checkpoint's folder, a folder of checkpoints, or that of a run"
+        )
     };
     Exit::Data.because(why).into()
 }

@@ -108,7 +108,9 @@ fn with_key(mut error: clap::Error, words: &[OsString]) -> clap::Error {
     {
         return error;
     }
-    let Some(ContextValue::String(option)) = error.get(ContextKind::InvalidArg).cloned() else { return error };
+    let Some(ContextValue::String(option)) = error.get(ContextKind::InvalidArg).cloned() else {
+        return error;
+    };
     let option = option.split('=').next().unwrap_or_default();
     let key = option.strip_prefix("--").and_then(meant_key::<Config>);
     let Some(key) = key else { return error };

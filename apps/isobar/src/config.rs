@@ -145,8 +145,7 @@ fn of_run(folder: &Path) -> Result<PathBuf> {
 /// The folders of runs in a folder, by name.
 pub(crate) fn runs_in(folder: &Path) -> Vec<PathBuf> {
     let entries = std::fs::read_dir(folder).into_iter().flatten().flatten();
-    let mut runs: Vec<PathBuf> =
-        entries.map(|entry| entry.path()).filter(|path| is_run(path)).collect();
+    let mut runs: Vec<PathBuf> = entries.map(|entry| entry.path()).filter(|path| is_run(path)).collect();
     runs.sort();
     runs
 }

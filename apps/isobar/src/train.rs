@@ -1,6 +1,6 @@
 //! `isobar train`: a configuration becomes ranks, data, a model and a run.
 
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::sync::Arc;
 
 use anyhow::{Result, bail};

@@ -415,9 +415,7 @@ where
             }
         }
         let errors = of_steps.iter().zip(spectra);
-        Ok(errors
-            .map(|(steps, spectrum)| RolloutError { variables: mean_errors(steps), spectrum })
-            .collect())
+        Ok(errors.map(|(steps, spectrum)| RolloutError { variables: mean_errors(steps), spectrum }).collect())
     }
 }
 

@@ -93,7 +93,8 @@ fn the_deviation_of_values_is_the_scale_of_earlier_versions() {
     let encoded = |at| values.encode(&frames().select(1, at)).unwrap();
     let wanted = [0, 1].map(|at| {
         let (prediction, target) = (encoded(at) + 1.0, encoded(at + 1));
-        ((prediction - &target).square().sum(None).sqrt() / target.square().sum(None).sqrt()).double_value(&[])
+        ((prediction - &target).square().sum(None).sqrt() / target.square().sum(None).sqrt())
+            .double_value(&[])
     });
     assert!((loss(&ones) - (wanted[0] + wanted[1]) / 2.0).abs() < 1e-12);
 }
@@ -103,8 +104,5 @@ fn every_channel_needs_a_name() {
     let mut unnamed = task(0.0, None, Loss::Mse);
     unnamed.model.variables.pop();
     let error = unnamed.errors(&[0]).unwrap_err().to_string();
-    assert_eq!(
-        error,
-        "the targets have 2 channels, but 1 variables are named: [\"u\"]; name each channel"
-    );
+    assert_eq!(error, "the targets have 2 channels, but 1 variables are named: [\"u\"]; name each channel");
 }

@@ -54,7 +54,7 @@ impl Task for Shrink {
         Ok(sums.reduce(|a, b| a.f_add(&b).unwrap()).unwrap())
     }
 
-    fn errors(&self, _: &[usize]) -> Result<Vec<f64>, BoxError> {
+    fn errors(&self, _: &[usize]) -> Result<Vec<Vec<isobar_train::VariableError>>, BoxError> {
         Ok(Vec::new())
     }
 }

@@ -95,7 +95,8 @@ impl Job for Prediction<'_> {
         let samples = self.samples(&source)?;
         let out = args.out.clone().unwrap_or_else(|| config.run.folder().join("prediction.h5"));
         if ["csv", "png"].iter().any(|other| out.extension().is_some_and(|own| own == *other)) {
-            let beside = "--out names an HDF5 file, beside which a picture (.png) and errors (.csv) are written";
+            let beside =
+                "--out names an HDF5 file, beside which a picture (.png) and errors (.csv) are written";
             bail!(Exit::Usage.because(format!("{beside}; {} would be one of these", out.display())));
         }
         let writes = ranks.world.rank() == 0;
@@ -162,7 +163,8 @@ impl Prediction<'_> {
     fn samples(&self, source: &Source) -> Result<Vec<usize>> {
         let there = source.samples();
         let Some(ranges) = &self.args.samples else {
-            let kept: Vec<usize> = (there.saturating_sub(self.config.data.validation_samples)..there).collect();
+            let kept: Vec<usize> =
+                (there.saturating_sub(self.config.data.validation_samples)..there).collect();
             if kept.is_empty() {
                 bail!(Exit::Usage.because("there is no sample to predict: name some with --samples"));
             }

@@ -30,7 +30,8 @@ impl Origin {
 
     /// A line for a person.
     pub(super) fn line(&self) -> String {
-        let mut text = format!("checkpoint  {} (step {}, epoch {}", self.path.display(), self.step, self.epoch);
+        let mut text =
+            format!("checkpoint  {} (step {}, epoch {}", self.path.display(), self.step, self.epoch);
         if let Some(error) = self.validation_error {
             text += &format!(", validation error {}", percent(error));
             if let Some(metric) = &self.metric {

@@ -58,14 +58,19 @@ impl Outcome {
         let mut lines = vec![format!(
             "forecast    relative L2 error {}{}; predicting no change gives {}",
             each(&|step| format!("{} {}", percent(mean_relative(&step.errors)), after(step))),
-            if variables.len() > 1 { format!(", mean over {} variables", variables.len()) } else { String::new() },
+            if variables.len() > 1 {
+                format!(", mean over {} variables", variables.len())
+            } else {
+                String::new()
+            },
             each(&|step| percent(mean_relative(&step.persistence))),
         )];
         let over_all = |of: fn(&Step) -> Vec<VariableError>| {
             // Each step has as many samples.
             mean_errors(&steps.iter().map(of).collect::<Vec<_>>())
         };
-        let (errors, baseline) = (over_all(|step| step.errors.clone()), over_all(|step| step.persistence.clone()));
+        let (errors, baseline) =
+            (over_all(|step| step.errors.clone()), over_all(|step| step.persistence.clone()));
         let compared = Compared { errors: &errors, baseline: &baseline };
         if variables.len() > 1 {
             lines.extend(table(variables, &ends, &after, &compared));
@@ -76,7 +81,11 @@ impl Outcome {
     }
 
     /// Errors of samples that are no trajectories.
-    pub(super) fn mapping(&self, variables: &[Variable], mean_field: &[VariableError]) -> (Vec<String>, Option<String>) {
+    pub(super) fn mapping(
+        &self,
+        variables: &[Variable],
+        mean_field: &[VariableError],
+    ) -> (Vec<String>, Option<String>) {
         let Some(Step { errors, .. }) = self.steps().into_iter().next() else { return (Vec::new(), None) };
         let compared = Compared { errors: &errors, baseline: mean_field };
         let baseline = "predicting the mean field of the training samples";
@@ -92,11 +101,13 @@ impl Outcome {
         for Step { step, errors, persistence } in self.steps() {
             let time = times.get(step).map(f64::to_string).unwrap_or_default();
             for (at, (variable, error)) in variables.iter().zip(&errors).enumerate() {
-                let (name, unit) = (quoted(&variable.name), quoted(variable.unit.as_deref().unwrap_or_default()));
+                let (name, unit) =
+                    (quoted(&variable.name), quoted(variable.unit.as_deref().unwrap_or_default()));
                 let baseline = persistence
                     .get(at)
                     .map_or_else(|| ",".to_owned(), |of| format!("{},{}", of.relative, of.rmse));
-                text += &format!("{step},{time},{name},{unit},{},{},{baseline}\n", error.relative, error.rmse);
+                text +=
+                    &format!("{step},{time},{name},{unit},{},{},{baseline}\n", error.relative, error.rmse);
             }
         }
         std::fs::write(path, text)
@@ -133,7 +144,9 @@ fn table(
         ]);
     }
     match ends {
-        [_] => aligned(&rows.iter().map(|[a, b, c, _, _, d, e]| [a, b, c, d, e].map(Clone::clone)).collect::<Vec<_>>()),
+        [_] => aligned(
+            &rows.iter().map(|[a, b, c, _, _, d, e]| [a, b, c, d, e].map(Clone::clone)).collect::<Vec<_>>(),
+        ),
         _ => aligned(&rows),
     }
 }

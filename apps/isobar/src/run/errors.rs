@@ -46,7 +46,8 @@ impl Compared<'_> {
                 percent(error.relative),
                 baseline.map_or_else(|| "-".to_owned(), |baseline| percent(baseline.relative)),
                 variable.quantity(error.rmse),
-                if baseline.is_some_and(|baseline| !error.beats(baseline)) { "no better" } else { "" }.to_owned(),
+                if baseline.is_some_and(|baseline| !error.beats(baseline)) { "no better" } else { "" }
+                    .to_owned(),
             ]);
         }
         aligned(&rows)
@@ -58,7 +59,12 @@ impl Compared<'_> {
         let worse: Vec<String> = pairs
             .filter(|(_, (error, baseline))| !error.beats(baseline))
             .map(|(variable, (error, baseline))| {
-                format!("{} ({} against {})", variable.name, percent(error.relative), percent(baseline.relative))
+                format!(
+                    "{} ({} against {})",
+                    variable.name,
+                    percent(error.relative),
+                    percent(baseline.relative)
+                )
             })
             .collect();
         (!worse.is_empty()).then(|| format!("no better than {baseline}, {what}: {}", worse.join(", ")))

@@ -54,7 +54,8 @@ impl WellField {
         for _ in 0..self.order {
             ends = ends.iter().flat_map(|end| dims.iter().map(move |dim| format!("{end}{dim}"))).collect();
         }
-        let name = |end: &String| if end.is_empty() { self.name.clone() } else { format!("{}_{end}", self.name) };
+        let name =
+            |end: &String| if end.is_empty() { self.name.clone() } else { format!("{}_{end}", self.name) };
         ends.iter().map(name).collect()
     }
 

@@ -277,11 +277,7 @@ impl WellFile {
     ///
     /// # Errors
     /// As [`WellFile::statistics`], and for a single frame.
-    pub fn change_statistics(
-        &self,
-        fields: &[&str],
-        trajectories: Range<usize>,
-    ) -> Result<Vec<Statistics>> {
+    pub fn change_statistics(&self, fields: &[&str], trajectories: Range<usize>) -> Result<Vec<Statistics>> {
         let fields = self.chosen(fields)?;
         check_range("trajectory range", &trajectories, self.trajectories)?;
         let points = self.grid.iter().map(|&points| 0..points);

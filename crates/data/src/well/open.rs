@@ -149,7 +149,8 @@ fn open_field(group: &Node<'_>, name: String, order: usize, extents: &[usize]) -
 fn unit(attributes: &Attributes<'_>) -> Result<Option<String>> {
     match attributes.text(UNITS) {
         Ok(unit) => {
-            let unit: String = unit.chars().map(|letter| if letter.is_control() { ' ' } else { letter }).collect();
+            let unit: String =
+                unit.chars().map(|letter| if letter.is_control() { ' ' } else { letter }).collect();
             Ok(Some(unit.trim().to_owned()).filter(|unit| !unit.is_empty()))
         }
         Err(Error::Layout { .. } | Error::MissingAttribute { .. }) => Ok(None),

@@ -263,7 +263,8 @@ const DEEPEST_KEY: usize = 5;
 pub(super) fn meant(schema: &Schema, word: &str) -> Option<String> {
     let word = word.to_ascii_lowercase().replace('-', "_");
     let mut keys = keys(schema);
-    let tables: Vec<String> = keys.iter().filter_map(|key| Some(key.rsplit_once('.')?.0.to_owned())).collect();
+    let tables: Vec<String> =
+        keys.iter().filter_map(|key| Some(key.rsplit_once('.')?.0.to_owned())).collect();
     keys.retain(|key| !tables.contains(key));
     let last = |key: &str| key.rsplit('.').next().unwrap_or_default().to_owned();
     if let Some(key) = keys.iter().find(|key| **key == word || last(key) == word) {

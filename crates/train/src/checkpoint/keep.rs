@@ -2,9 +2,9 @@
 
 use std::path::{Path, PathBuf};
 
-use super::{RunState, folder};
 use super::manifest::Manifest;
 use super::read::Opened;
+use super::{RunState, folder};
 use crate::error::Result;
 
 /// How many checkpoints stay: the newest, and those with the lowest validation errors.
@@ -62,7 +62,8 @@ pub(super) fn comparable<'a>(states: impl Iterator<Item = Option<&'a RunState>>)
     let states: Vec<_> = states.collect();
     let measured = states.iter().flatten().find(|state| state.validation_error.is_some());
     let metric = measured.map(|state| &state.validation_metric);
-    let error = |state: &RunState| state.validation_error.filter(|_| Some(&state.validation_metric) == metric);
+    let error =
+        |state: &RunState| state.validation_error.filter(|_| Some(&state.validation_metric) == metric);
     states.into_iter().map(|state| state.map(error)).collect()
 }
 
@@ -98,8 +99,7 @@ mod tests {
             validation_metric: metric.map(str::to_owned),
             ..RunState::default()
         };
-        let states =
-            [state(None, None), state(Some(0.6), Some("mean")), state(Some(0.01), None)].map(Some);
+        let states = [state(None, None), state(Some(0.6), Some("mean")), state(Some(0.01), None)].map(Some);
         let errors = comparable(states.iter().map(Option::as_ref).chain([None]));
         assert_eq!(errors, [OLD, error(0.6), OLD, TORN]);
         assert_eq!(best_first(&errors), [1]);

@@ -91,9 +91,7 @@ impl Progress {
             ProgressMode::Lines => lines(),
             _ if draws_progress() => Shown::Records(Records::default()),
             ProgressMode::Auto => Bar::on_terminal().map_or_else(lines, Shown::Bar),
-            ProgressMode::Bar => {
-                Bar::on_terminal().or_else(Bar::forced).map_or_else(lines, Shown::Bar)
-            }
+            ProgressMode::Bar => Bar::on_terminal().or_else(Bar::forced).map_or_else(lines, Shown::Bar),
         };
         Self { shown, rank, plan, done: plan.done, meter: Meter::new(), began: Instant::now() }
     }

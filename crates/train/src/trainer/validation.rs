@@ -6,7 +6,9 @@ use isobar_collectives::flight::Phase;
 use super::Run;
 use crate::error::{Error, Result};
 use crate::task::{BoxError, RolloutError, Task, share};
-use crate::variables::{Variable, VariableError, columns, errors_line, mean_relative, means, moments, percent, significant};
+use crate::variables::{
+    Variable, VariableError, columns, errors_line, mean_relative, means, moments, percent, significant,
+};
 
 /// Errors after an epoch, over all ranks.
 #[derive(Debug, Clone, Default)]
@@ -112,7 +114,9 @@ impl<T: Task> Run<'_, T> {
                 return Err(Error::invalid(
                     "the number of errors of a sample",
                     format!("{} numbers", sample.len()),
-                    format!("{width}: two for each variable of `Task::variables`, and the spectrum of a rollout"),
+                    format!(
+                        "{width}: two for each variable of `Task::variables`, and the spectrum of a rollout"
+                    ),
                 ));
             }
             for sample in all {
@@ -156,7 +160,8 @@ fn sums_over(group: &Group, own: Vec<f64>) -> Result<Vec<f64>> {
     let bytes: Vec<u8> = own.iter().flat_map(|number| number.to_le_bytes()).collect();
     let mut sums = vec![0.0; own.len()];
     for bytes in group.all_gather_bytes(&bytes)? {
-        let numbers = bytes.chunks_exact(8).filter_map(|chunk| Some(f64::from_le_bytes(chunk.try_into().ok()?)));
+        let numbers =
+            bytes.chunks_exact(8).filter_map(|chunk| Some(f64::from_le_bytes(chunk.try_into().ok()?)));
         sums.iter_mut().zip(numbers).for_each(|(sum, number)| *sum += number);
     }
     Ok(sums)
