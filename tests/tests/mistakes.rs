@@ -65,12 +65,12 @@ fn a_resumed_run_says_what_is_new_and_when_nothing_is_left() {
     let _ = afno(1, output.path(), &[]).run().unwrap().expect_success();
     let again =
         |sets: &[&str]| afno(1, output.path(), sets).arg("--resume=must").run().unwrap().expect_success();
-    let said = again(&["train.epochs=2", "train.loss=relative_l2", "optimizer.lr=0.5"]);
+    let said = again(&["train.epochs=2", "train.loss=mse", "optimizer.lr=0.5"]);
     let found = warnings(&said).join("\n");
-    for words in ["was trained with", "this run has 0.5", "train.loss ", "this run has \"relative_l2\""] {
+    for words in ["was trained with", "this run has 0.5", "train.loss ", "this run has \"mse\""] {
         assert_eq!(found.matches(words).count(), 1, "{words}: {said}");
     }
-    let said = again(&["train.epochs=2", "train.loss=relative_l2", "optimizer.lr=0.5"]);
+    let said = again(&["train.epochs=2", "train.loss=mse", "optimizer.lr=0.5"]);
     let found = warnings(&said).join("\n");
     assert!(
         found.contains("this run is finished already") && found.contains("set train.epochs above 2"),
@@ -123,7 +123,7 @@ fn a_wrong_configuration_names_the_setting_that_mends_it(
 #[case::depth("configs/darcy_afno.toml", &["model.depth=1000000000"])]
 #[case::narrow_and_deep("configs/darcy_afno.toml", &["model.depth=1000000000", "model.embed_dim=1", "model.num_blocks=1", "model.mlp_ratio=1.0"])]
 #[case::connected("configs/darcy_afno.toml", &["model.type=fully_connected", "model.in_features=1", "model.out_features=1", "model.num_layers=1000000000"])]
-#[case::distributed("configs/darcy_distributed_afno.toml", &["model.depth=1000000000"])]
+#[case::distributed("configs/darcy_distributed_afno.toml", &["model.depth=1000000000", "distributed.mesh.shape=[-1]", "distributed.mesh.names=[\"model\"]"])]
 fn what_no_machine_can_hold_is_refused(
     #[case] config: &str,
     #[case] sets: &[&str],

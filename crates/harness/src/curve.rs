@@ -43,7 +43,7 @@ impl SingleRun {
     ///
     /// # Panics
     ///
-    /// When there is no perturbed run, one has not as many numbers, or one is the same as the run to the last bit.
+    /// When there is no perturbed run, or one has another number of numbers.
     #[track_caller]
     pub fn new(numbers: Vec<f64>, perturbed: &[Vec<f64>]) -> Self {
         assert!(!perturbed.is_empty(), "no perturbed run");
@@ -51,7 +51,6 @@ impl SingleRun {
         let mut allowed = Vec::with_capacity(numbers.len());
         for other in perturbed {
             assert_eq!(other.len(), numbers.len(), "numbers of a perturbed run");
-            assert_ne!(*other, numbers, "the perturbation changes nothing");
         }
         for (at, number) in numbers.iter().enumerate() {
             let far = perturbed.iter().map(|other| difference(other[at], *number));
@@ -131,9 +130,12 @@ mod tests {
         run().assert_same(&at(6, 1e-8 * 1e6 * 31.0));
     }
 
+    /// A small model may round the perturbation away: the bound of the first steps holds throughout.
     #[test]
-    #[should_panic(expected = "changes nothing")]
-    fn a_perturbation_must_be_one() {
-        let _ = SingleRun::new(vec![1.0], &[vec![1.0]]);
+    #[should_panic(expected = "number 6: ")]
+    fn a_perturbation_that_changes_nothing_allows_nothing_more() {
+        let run = SingleRun::new(vec![1.0; 8], &[vec![1.0; 8]]);
+        run.assert_same(&at(7, 0.9e-5));
+        run.assert_same(&at(6, 1.1e-5));
     }
 }

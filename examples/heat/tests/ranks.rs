@@ -53,7 +53,7 @@ fn an_error_of_all_ranks_is_printed_once() {
     let folder = tempfile::tempdir().unwrap();
     let launch = Launch::plain(2, HEAT).current_dir(folder.path()).arg("3");
     let outcome = launch.run().unwrap();
-    assert_eq!(outcome.exit, isobar_harness::Exit::Code(1), "{outcome}");
+    assert_eq!(outcome.exit, isobar_harness::Exit::Code(2), "{outcome}");
     let said: String = outcome.ranks.iter().map(|rank| rank.stderr.as_str()).collect();
     assert_eq!(said.matches("error: ").count(), 1, "{outcome}");
     assert!(!said.contains("Error:") && !said.contains("panicked"), "{outcome}");

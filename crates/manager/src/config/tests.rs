@@ -298,8 +298,9 @@ unknown key `train_epochs`
 --> environment variable ISOBAR_TRAIN_EPOCHS=3
 help: did you mean ISOBAR_TRAIN__EPOCHS? Two underscores go between a table and its key
 
-`.train.rate_` is not a key: a part of it is empty
+unknown key `_train`
 --> environment variable ISOBAR__TRAIN__RATE_=1
+help: did you mean ISOBAR_TRAIN__RATE? Two underscores go between a table and its key
 "###
     );
 }
