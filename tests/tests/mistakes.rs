@@ -1,6 +1,5 @@
 //! Mistakes that no longer pass in silence: warnings of `isobar train`, and configurations that are refused before data are read
 //! or memory is taken.
-#![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
 
 use std::path::Path;
 use std::time::Duration;

@@ -61,7 +61,7 @@ fn until(pattern: &str, command: &[String]) -> Outcome {
     let folder = tempdir().unwrap();
     let log = folder.path().join("log");
     let script = format!(
-        r#"log={}; "$@" 2> "$log" &
+        r#"log={}; unset RANK WORLD_SIZE LOCAL_RANK LOCAL_WORLD_SIZE MASTER_ADDR MASTER_PORT; "$@" 2> "$log" &
         until grep -qE '{pattern}' "$log" || ! kill -0 $! 2>/dev/null; do sleep 0.2; done
         kill -TERM $!; wait $!; echo code $?; cat "$log" >&2"#,
         log.display()

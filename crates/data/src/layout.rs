@@ -143,7 +143,8 @@ impl<'a> Node<'a> {
         if !matches!(kind, TypeDescriptor::Float(_)) {
             return Err(self.misfit(name, format!("of kind {kind}"), "floating-point numbers"));
         }
-        Stored::new(self.path, dataset.clone(), self.full(name)).check(&[0..shape[0]])?;
+        Stored::new(self.path, dataset.clone(), self.full(name))
+            .check(std::slice::from_ref(&(0..shape[0])))?;
         let values = dataset
             .read_raw::<f64>()
             .map_err(|error| Error::hdf5(self.path, format!("read dataset `{}`", self.full(name)), error))?;

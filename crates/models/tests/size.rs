@@ -98,7 +98,7 @@ fn a_model_has_as_many_parameters_as_were_counted(#[values(0, 1, 2, 3, 7)] layer
         };
         counts(&config, |store| drop(FullyConnected::new(&config, store).unwrap()));
     }
-    let upsampling = if layers % 2 == 0 { Upsampling::Transposed } else { Upsampling::Linear };
+    let upsampling = if layers.is_multiple_of(2) { Upsampling::Transposed } else { Upsampling::Linear };
     let config = UNetConfig {
         dimension: 2,
         model_depth: layers + 1,

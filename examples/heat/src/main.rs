@@ -7,7 +7,7 @@
 //!
 //! It computes in double precision, so that the loss and the error are the same on any number of ranks, and on any mesh of them,
 //! to nine digits and more.
-#![expect(clippy::print_stdout, clippy::print_stderr, reason = "a program talks to its user")]
+#![expect(clippy::print_stdout, reason = "a program talks to its user")]
 
 use std::f64::consts::TAU;
 use std::ops::Range;

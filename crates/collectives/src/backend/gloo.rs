@@ -61,7 +61,7 @@ pub fn world(options: &Options) -> Result<Group> {
         if *rank > 0 && error.is_timeout() { lost(problem) } else { failed(problem) }
     })?;
     let towards_store = address_towards(addr, *port);
-    meet(&store, options, towards_store.as_deref().unwrap_or_default(), &lost)?;
+    meet(&store, options, towards_store.as_deref().unwrap_or_default(), lost)?;
     let host = match towards_store {
         _ if interface.is_some() => None,
         Some(own) if is_loopback(&own) => Some(address_towards_others(&store, options).unwrap_or(own)),

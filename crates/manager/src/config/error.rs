@@ -123,7 +123,7 @@ impl fmt::Display for Problem {
                 let width = width.clamp(1, (text.chars().count() + 1).saturating_sub(column - 1).max(1));
                 let gutter = " ".repeat(line.to_string().len());
                 // Of a long line, what stands around the place.
-                let skipped = if column > BEFORE { column - BEFORE } else { 0 };
+                let skipped = column.saturating_sub(BEFORE);
                 let shown: String = text.chars().skip(skipped).take(WIDEST).collect();
                 let cut = if text.chars().count() > skipped + WIDEST { "…" } else { "" };
                 let text = format!("{}{shown}{cut}", if skipped > 0 { "…" } else { "" });

@@ -262,7 +262,7 @@ mod tests {
         let held = Fate::Held("a call of MPI".to_owned());
         assert_eq!(heard(&[Fate::Ended, held.clone()]).0.fate, Some(held));
         let failed = known_peer(1).fate;
-        assert_eq!(heard(&[failed.clone()]).0.fate, Some(failed));
+        assert_eq!(heard(std::slice::from_ref(&failed)).0.fate, Some(failed));
     }
 
     fn known_peer(rank: usize) -> Peer {

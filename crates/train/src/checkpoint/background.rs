@@ -60,7 +60,7 @@ impl Background {
         let write = move || {
             let written = job.write_part();
             // Nobody listens where the run has ended with an error.
-            let _ = ended.send(written.as_ref().map(|()| ()).map_err(ToString::to_string));
+            let _ = ended.send(written.as_ref().copied().map_err(ToString::to_string));
             written.and_then(|()| job.commit())
         };
         let thread = std::thread::Builder::new().name("checkpoint".to_owned()).spawn(write);

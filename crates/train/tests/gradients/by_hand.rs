@@ -79,6 +79,7 @@ fn loss_of(on: &Arrangement, net: &Model, samples: &[usize]) -> Tensor {
     }
 }
 
+#[expect(clippy::large_enum_variant, reason = "one at a time")]
 enum Model {
     Plain(Net<Tensor>),
     OnMesh(Net<ShardTensor>),
