@@ -14,21 +14,18 @@ use crate::Error;
 /// ```
 /// use std::process::ExitCode;
 ///
-/// use isobar_manager::DistributedManager;
-///
 /// fn main() -> ExitCode {
 ///     match run() {
 ///         Ok(()) => ExitCode::SUCCESS,
 ///         Err(error) => {
-///             eprintln!("error: {error}");
-///             DistributedManager::leave(&error.to_string()); // the other ranks learn why
+///             isobar_manager::report_error(&*error); // once for all ranks, which learn why
 ///             isobar_train::exit_reason(error.as_ref()).into()
 ///         }
 ///     }
 /// }
 ///
 /// fn run() -> Result<(), Box<dyn std::error::Error>> {
-///     // DistributedManager::initialize()?, and training
+///     // isobar_manager::DistributedManager::initialize()?, and training
 ///     Ok(())
 /// }
 /// ```

@@ -219,12 +219,19 @@ pub(super) fn report(
         }
     };
     let lines = tail(root.place.rank);
-    if lines.is_empty() {
-        text += "\n  it wrote nothing to standard error";
-    } else {
+    // An error that all ranks have is printed by one of them.
+    let alike = ends.iter().filter(|end| end.is_own() && end.how == root.how);
+    let mut alike =
+        alike.map(|end| (end.place.rank, tail(end.place.rank))).filter(|(_, lines)| !lines.is_empty());
+    if !lines.is_empty() {
         let all = file.map_or_else(String::new, |file| format!(" (all of it: {file})"));
         text += &format!("\n  its last lines on standard error{all}:");
         lines.iter().for_each(|line| text += &format!("\n    | {line}"));
+    } else if let Some((rank, lines)) = alike.next() {
+        text += &format!("\n  the last lines of rank {rank}, which ended alike, on standard error:");
+        lines.iter().for_each(|line| text += &format!("\n    | {line}"));
+    } else {
+        text += "\n  it wrote nothing to standard error";
     }
     for end in ends.iter().filter(|end| end.place.rank != root.place.rank) {
         let told = end.told.words();
@@ -382,6 +389,16 @@ mod tests {
         let headline = "rank 1 (node7, process 42) failed first, after 28.0 s: it was stopped while others had ended, and was \
                         killed by signal 9 (SIGKILL)";
         assert!(report.contains(headline), "{report}");
+    }
+
+    #[test]
+    fn of_ranks_that_end_alike_the_one_that_says_why_is_shown() {
+        let tail = |rank| if rank == 0 { vec!["error: unknown key".to_owned()] } else { Vec::new() };
+        let ends = ends("c2@1.1 c2@1.0");
+        let report = report(&root(&ends, None).unwrap(), &ends, &[], tail, None, None);
+        let lines =
+            "the last lines of rank 0, which ended alike, on standard error:\n    | error: unknown key";
+        assert!(report.starts_with("isobar launch: rank 1 ") && report.contains(lines), "{report}");
     }
 
     #[test]
