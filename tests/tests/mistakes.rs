@@ -152,3 +152,15 @@ fn long_values_are_cut() {
     let said = &outcome.ranks[0].stderr;
     assert!(said.len() < 2_000 && said.contains("xxx…"), "{} bytes", said.len());
 }
+
+/// More passes than a batch has samples are no passes, however many the configuration asks for.
+#[test]
+fn accumulation_over_a_huge_batch_costs_nothing() {
+    let output = tempdir().unwrap();
+    for count in ["4294967296", "9223372036854775807"] {
+        let sets = [format!("train.batch_size={count}"), format!("train.accumulate={count}")];
+        let run = format!("run.name=of_{count}");
+        let outcome = afno(1, output.path(), &[&sets[0], &sets[1], &run]).run().unwrap().expect_success();
+        assert!(!outcome.ranks[0].stderr.contains("panicked"), "{outcome}");
+    }
+}

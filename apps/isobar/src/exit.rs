@@ -72,15 +72,7 @@ impl std::error::Error for Ended {}
 
 /// An error and its causes on one line.
 pub(crate) fn text(error: &anyhow::Error) -> String {
-    let mut text = error.to_string();
-    for cause in error.chain().skip(1) {
-        let part = cause.to_string();
-        // Some errors repeat their cause in their own text.
-        if !text.ends_with(&part) {
-            text = format!("{text}: {part}");
-        }
-    }
-    text
+    isobar_manager::error_text(error.as_ref())
 }
 
 /// The exit that an error asks for: that of this application's own error, else that of the root cause.

@@ -93,7 +93,8 @@ pub fn variable_errors<A: Array>(prediction: &A, target: &A) -> Result<Vec<Vec<V
         .iter()
         .zip(&targets)
         .map(|(difference, target)| VariableError {
-            relative: difference / target,
+            // A zero field that is forecast exactly has no error.
+            relative: if *difference == 0.0 { 0.0 } else { difference / target },
             rmse: difference / points.sqrt(),
         })
         .collect();

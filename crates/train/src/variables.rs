@@ -1,6 +1,6 @@
 //! The variables of a forecast, and its error in each of them.
 
-use serde::{Deserialize, Serialize};
+use serde::{Deserialize, Deserializer, Serialize};
 
 /// A variable that a model predicts: one channel of its output.
 ///
@@ -51,10 +51,17 @@ impl Variable {
 /// The error of a forecast in one variable: of a sample, or the mean over samples.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
 pub struct VariableError {
-    /// ‖p − t‖ / ‖t‖ over the points of a sample; of several samples the mean of that.
+    /// ‖p − t‖ / ‖t‖ over the points of a sample; of several samples the mean of that. Infinite where only the truth is zero.
+    #[serde(deserialize_with = "number_or_nan")]
     pub relative: f64,
     /// Root mean square error in the unit of the variable: over the points of a sample, or over those of all samples.
+    #[serde(deserialize_with = "number_or_nan")]
     pub rmse: f64,
+}
+
+/// Reads a number that JSON holds as `null` where it is not finite.
+fn number_or_nan<'de, D: Deserializer<'de>>(deserializer: D) -> Result<f64, D::Error> {
+    Ok(Option::<f64>::deserialize(deserializer)?.unwrap_or(f64::NAN))
 }
 
 impl VariableError {
@@ -68,8 +75,9 @@ impl VariableError {
     }
 }
 
-/// Mean over variables of their relative errors: the validation error, by which the best checkpoint is chosen. NaN for no
-/// variables.
+/// Mean over variables of their relative errors: the validation error, by which the best checkpoint is chosen. Variables whose
+/// truth is zero in a sample are left out, since their relative error is infinite. NaN where no variable is left, and where
+/// an RMSE is not finite.
 ///
 /// ```
 /// use isobar_train::{VariableError, mean_relative};
@@ -78,7 +86,12 @@ impl VariableError {
 /// assert_eq!(mean_relative(&errors), 0.65);
 /// ```
 pub fn mean_relative(errors: &[VariableError]) -> f64 {
-    errors.iter().map(|error| error.relative).sum::<f64>() / errors.len() as f64
+    if errors.iter().any(|error| !error.rmse.is_finite()) {
+        return f64::NAN;
+    }
+    let relative = errors.iter().map(|error| error.relative).filter(|error| error.is_finite());
+    let (sum, count) = relative.fold((0.0, 0), |(sum, count), error| (sum + error, count + 1));
+    sum / f64::from(count)
 }
 
 /// Errors of each variable over several samples: the mean of the relative errors, and the RMSE over all points. Samples have
@@ -217,5 +230,18 @@ mod tests {
         let variables = [Variable::new("a,b\n\"c\""), Variable::default()];
         let found: Vec<_> = columns("validation", &variables).collect();
         assert_eq!(found, [["validation_error/a_b__c_", "validation_rmse/a_b__c_"].map(str::to_owned)]);
+    }
+
+    #[test]
+    fn errors_that_are_not_finite_survive_json_and_leave_the_mean() {
+        let errors = [error(f64::INFINITY, 0.5), error(0.2, 1.0), error(f64::NAN, 0.0)];
+        assert_eq!(mean_relative(&errors), 0.2);
+        assert!(
+            mean_relative(&[error(0.2, f64::NAN), error(0.1, 1.0)]).is_nan(),
+            "a forecast that is not finite"
+        );
+        assert!(mean_relative(&errors[..1]).is_nan());
+        let read: Vec<VariableError> = serde_json::from_value(serde_json::to_value(errors).unwrap()).unwrap();
+        assert!(read[0].relative.is_nan() && read[0].rmse == 0.5 && read[1] == errors[1]);
     }
 }

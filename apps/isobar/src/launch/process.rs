@@ -2,7 +2,7 @@
 
 use std::ffi::{OsStr, OsString};
 use std::fs::File;
-use std::io::{PipeReader, Read, Write};
+use std::io::{self, PipeReader, Read, Write};
 use std::os::fd::OwnedFd;
 use std::os::unix::process::{CommandExt, ExitStatusExt};
 use std::process::{Child, ChildStdin, Command, ExitStatus, Stdio};
@@ -10,7 +10,7 @@ use std::sync::mpsc::Sender;
 use std::thread;
 use std::time::{Duration, Instant};
 
-use anyhow::Result;
+use anyhow::{Result, bail};
 use isobar_manager::launch::{LAUNCH_PROGRESS, TOKEN, pipe_identity};
 use nix::errno::Errno;
 use nix::sys::signal::{Signal, killpg};
@@ -108,16 +108,24 @@ impl Rank {
             (None, stderr) => stderr.map(|stderr| Box::new(stderr) as _),
         };
         let (here, events) = (place.here, events.clone());
-        thread::spawn(move || {
+        let started = || -> io::Result<()> {
             let readers = [
-                stdout.map(|stdout| thread::spawn(move || out.take(stdout))),
-                stderr.map(|stderr| thread::spawn(move || err.take(stderr))),
+                stdout.map(|stdout| thread::Builder::new().spawn(move || out.take(stdout))).transpose()?,
+                stderr.map(|stderr| thread::Builder::new().spawn(move || err.take(stderr))).transpose()?,
             ];
-            let how = wait(&mut child, here);
-            let _ = events.send(Event::Ended { attempt, rank, how });
-            readers.into_iter().flatten().for_each(|reader| drop(reader.join()));
-            let _ = events.send(Event::Drained { attempt });
-        });
+            let waits = move || {
+                let how = wait(&mut child, here);
+                let _ = events.send(Event::Ended { attempt, rank, how });
+                readers.into_iter().flatten().for_each(|reader| drop(reader.join()));
+                let _ = events.send(Event::Drained { attempt });
+            };
+            thread::Builder::new().spawn(waits).map(drop)
+        };
+        if let Err(error) = started() {
+            // Nobody would notice the end of the rank.
+            let _ = killpg(Pid::from_raw(pid.cast_signed()), Signal::SIGKILL);
+            bail!("rank {rank} is not started, since no thread can be made to watch it: {error}");
+        }
         Ok(Self { place: place.clone(), pid, tail, connected: place.here, began: Instant::now(), control })
     }
 

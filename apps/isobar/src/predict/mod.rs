@@ -99,6 +99,14 @@ impl Job for Prediction<'_> {
                 "--out names an HDF5 file, beside which a picture (.png) and errors (.csv) are written";
             bail!(Exit::Usage.because(format!("{beside}; {} would be one of these", out.display())));
         }
+        let own =
+            ["metrics", "validation"].iter().any(|name| out.file_stem().is_some_and(|stem| stem == *name));
+        if own && out.parent() == Some(config.run.folder().as_path()) {
+            let problem = "the files beside it would replace the metrics or the picture of the training run";
+            bail!(
+                Exit::Usage.because(format!("--out is {}: {problem}; give it another name", out.display()))
+            );
+        }
         let writes = ranks.world.rank() == 0;
         let mut attributes = origin.attributes();
         attributes.push(("isobar_data", source.path().to_string()));

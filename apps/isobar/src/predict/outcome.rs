@@ -110,7 +110,7 @@ impl Outcome {
                     &format!("{step},{time},{name},{unit},{},{},{baseline}\n", error.relative, error.rmse);
             }
         }
-        std::fs::write(path, text)
+        isobar_files::write(path, text)
             .map_err(|error| Exit::Data.because(format!("cannot write {}: {error}", path.display())).into())
     }
 }

@@ -227,6 +227,12 @@ impl Source {
             )));
         }
         let Some(frames) = frames else { return Ok(()) };
+        if frames < 2 {
+            bail!(
+                Exit::Data
+                    .because(format!("trajectories of {path} have {frames} frames, expected 2 or more"))
+            );
+        }
         for (key, steps) in
             [("train_steps", config.train_steps), ("validation_steps", config.validation_steps)]
         {

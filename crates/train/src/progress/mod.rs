@@ -45,7 +45,7 @@ pub struct ProgressPlan {
 
 impl ProgressPlan {
     fn total(&self) -> u64 {
-        let all = self.epochs * self.steps_per_epoch;
+        let all = self.epochs.saturating_mul(self.steps_per_epoch);
         self.max_steps.map_or(all, |most| most.min(all)).max(self.done)
     }
 }

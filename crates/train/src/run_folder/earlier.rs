@@ -65,12 +65,19 @@ impl Earlier {
         }
         let aside = folder.join(EARLIER);
         fs::create_dir_all(&aside).at("make the folder", &aside)?;
-        for name in RESULTS {
-            move_entry(&folder.join(name), &aside.join(name))?;
+        let moved = || -> Result<()> {
+            for name in RESULTS {
+                move_entry(&folder.join(name), &aside.join(name))?;
+            }
+            files::write_synced(&aside.join(COMPLETE), b"")?;
+            files::sync_folder(&aside)?;
+            files::sync_folder(folder)
+        };
+        if let Err(error) = moved() {
+            // The next start tries again where this fails, too.
+            let _ = recover(folder);
+            return Err(error);
         }
-        files::write_synced(&aside.join(COMPLETE), b"")?;
-        files::sync_folder(&aside)?;
-        files::sync_folder(folder)?;
         Ok(Self { folder: folder.to_owned(), removed: AtomicBool::new(false) })
     }
 

@@ -187,7 +187,7 @@ fn decide<T>(world: &Group, own: impl FnOnce() -> Result<T>) -> Result<Option<T>
     });
     let bytes = world.broadcast_bytes(&serde_json::to_vec(&refusal).unwrap_or_default(), 0)?;
     if let Some(mine) = mine {
-        return mine.map(Some);
+        return mine.map(Some).map_err(|error| as_told(error, world));
     }
     let refusal: Option<Refusal> = serde_json::from_slice(&bytes).map_err(|error| {
         Error::invalid("rank 0's word on the run's folder", error, "this program's words")
@@ -199,6 +199,14 @@ fn decide<T>(world: &Group, own: impl FnOnce() -> Result<T>) -> Result<Option<T>
         Some(Refusal::Failed(reason)) => {
             Err(Error::OtherRankFile { rank: 0, group: world.name().to_owned(), reason })
         }
+    }
+}
+
+/// Rank 0's error as the other ranks have it, so that all ranks end alike.
+fn as_told(error: Error, world: &Group) -> Error {
+    match error {
+        Error::RunLocked { .. } | Error::HoldsResults { .. } => error,
+        other => Error::OtherRankFile { rank: 0, group: world.name().to_owned(), reason: other.to_string() },
     }
 }
 

@@ -98,8 +98,9 @@ impl<T: Task> Run<'_, T> {
         let seed = Generator::new(self.state.seed).fork("train");
         self.parallel.zero_grad()?;
         self.parallel.sync_buffers()?;
-        let count = self.config.train.accumulate;
-        let mut losses = Vec::with_capacity(count);
+        // More passes than samples have nothing to do.
+        let count = self.config.train.accumulate.min(batch.len().max(1));
+        let mut losses = Vec::with_capacity(count.min(own.len()));
         for pass in 0..count {
             let range = share(own.len(), pass, count);
             let samples = &own[range.clone()];

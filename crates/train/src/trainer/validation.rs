@@ -47,10 +47,27 @@ impl<T: Task> Run<'_, T> {
         self.swap_averages()?;
         let validation = Validation { errors: self.validate()?, rollout: self.validate_rollouts()? };
         self.swap_averages()?;
+        if self.summary.variable_errors.is_empty() {
+            self.warn_of_zero_truth(validation.errors.as_deref().unwrap_or_default());
+        }
         self.summary.validation_error = validation.error();
         self.summary.variable_errors = validation.errors.clone().unwrap_or_default();
         self.summary.rollout_error = validation.rollout.clone();
         Ok(validation)
+    }
+
+    /// Names the variables that the mean over variables leaves out.
+    fn warn_of_zero_truth(&self, errors: &[VariableError]) {
+        let named = self.variables.iter().zip(errors);
+        let zero = named.filter(|(_, error)| !error.relative.is_finite() && error.rmse.is_finite());
+        let names: Vec<&str> = zero.map(|(variable, _)| &*variable.name).collect();
+        if self.ranks.world.rank() == 0 && !names.is_empty() {
+            tracing::warn!(
+                "relative errors of {} are infinite, since a validation sample is zero there: the validation error leaves \
+                 them out; see their RMSE",
+                names.join(", ")
+            );
+        }
     }
 
     /// Exchanges parameters and their averages.
