@@ -1,4 +1,4 @@
-//! Training runs that are compared with each other.
+//! Comparison of training runs.
 #![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
 
 use std::{
@@ -11,7 +11,7 @@ use isobar_harness::{curve::SingleRun, output_within};
 use tch::{Kind, Tensor};
 use tempfile::tempdir;
 
-/// How many perturbed starts a run in single precision is compared with.
+/// Number of perturbed starts that a run in single precision is compared with.
 const STARTS: u64 = 2;
 
 /// A training run in single precision on one layout, and how fast rounding grows in it: what runs on other layouts are compared

@@ -346,7 +346,7 @@ fn a_run_that_is_told_to_end_leaves_a_checkpoint_and_ends_with_6(#[values("TERM"
     assert_eq!(losses(folder.path()).len(), steps + 2);
 }
 
-/// A run that cannot come to the end of its step ends when it is told a second time.
+/// A run that cannot finish its step ends at the second signal.
 #[test]
 fn a_second_interrupt_ends_a_run_at_once() {
     let folder = tempdir().unwrap();

@@ -1,5 +1,5 @@
-//! The same loss curve on any number of ranks, under every launcher, and across an interruption: in double precision to nine
-//! digits over all steps, in single precision as far as rounding lets it.
+//! Loss curves agree on any number of ranks, under every launcher, and across an interruption: to nine digits
+//! over all steps in double precision, up to rounding in single precision.
 #![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
 
 use std::{

@@ -1,5 +1,5 @@
-//! Training and prediction of fields that are split over ranks: the same as of whole ones, to nine digits in double precision and
-//! as far as rounding lets them in single precision.
+//! Training and prediction with sharded fields agree with dense ones: to nine digits in double precision, up
+//! to rounding in single precision.
 #![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
 
 use std::{
@@ -242,7 +242,7 @@ fn split_fields_train_as_whole_ones(#[case] config: &str, #[case] sets: &[&str])
     }
 }
 
-/// Where rounding is all that differs, and what it becomes is measured.
+/// Runs differ by rounding only, whose growth is measured.
 #[rstest]
 #[case::fno("navier_stokes_fno", &["data.fields=[\"height\"]", "data.train_steps=2"], "[2, 2]", "[\"domain\", \"shard\"]")]
 #[case::unet(
@@ -344,7 +344,7 @@ fn precision_is_kept_and_weights_are_converted() {
     let _ = run("train", &[single, &init, "run.name=other", "train.max_steps=1"]).expect_success();
 }
 
-/// Whether fields of two files are the same, which hold them in single precision: rounded once, maybe to the other side.
+/// Returns whether the single-precision fields of two files agree up to one rounding.
 fn same_in_file(got: &Tensor, want: &Tensor) -> bool {
     let last_place = f64::from(f32::EPSILON);
     got.allclose(want, last_place, last_place * want.abs().max().double_value(&[]), false)

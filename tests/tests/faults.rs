@@ -1,5 +1,5 @@
-//! Any rank that is killed, stopped or panics, in any phase, ends the job without a wait for the deadline, with one report
-//! that names it; the newest checkpoint is whole.
+//! A rank that is killed, is stopped or panics in any phase ends the job before the deadline, with one report
+//! that names it; the newest checkpoint is complete.
 #![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
 
 use std::fs;
@@ -21,7 +21,7 @@ const DEADLINE: f64 = 10.0;
 /// Seconds without a sign of life after which a stopped rank is lost.
 const SILENCE: f64 = 4.0;
 
-/// Seconds that no job takes. A job that ends although its deadline is this noticed the fault by other means.
+/// Deadline that no job reaches, in seconds: a job that ends earlier noticed the fault by other means.
 const NEVER: f64 = 1000.0;
 
 /// Time after which a job counts as hanging, in all.

@@ -19,7 +19,7 @@ const ISOBAR: &str = env!("CARGO_BIN_EXE_isobar-app");
 const FAULTY: &str = env!("CARGO_BIN_EXE_faulty");
 const WHOAMI: &str = env!("CARGO_BIN_EXE_whoami");
 
-/// Deadline of the runs in seconds, which no run comes to: lost hosts are noticed by other means.
+/// Deadline of the runs in seconds, which no run reaches: lost hosts are noticed by other means.
 const DEADLINE: f64 = 1000.0;
 
 /// Seconds without a sign of life after which a rank is lost.

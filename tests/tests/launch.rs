@@ -426,7 +426,7 @@ fn an_interrupt_ends_other_programs() {
         kill -INT $pid; wait $pid; echo code $?"#,
         folder.path().display()
     );
-    // Not deaf to interrupts, as what a shell starts in the background is.
+    // Does not ignore SIGINT, unlike commands that a shell starts in the background.
     let rank = format!(
         "import os, signal, time; signal.signal(signal.SIGINT, signal.SIG_DFL); \
          open('{}/' + os.environ['RANK'] + '.pid', 'w').write(str(os.getpid())); time.sleep(300)",

@@ -70,7 +70,7 @@ fn plain(#[values(1, 2, 4)] ranks: usize) {
     check(&Launch::plain(ranks, WHOAMI), ranks, "ENV", backend);
 }
 
-/// A program that does not ask to be told of the end is ended by Ctrl-C as any other.
+/// Ctrl-C ends a program that does not watch for signals.
 #[test]
 fn ctrl_c_is_left_to_programs_that_do_not_ask() {
     for answer in json_of_ranks(&Launch::plain(2, WHOAMI)) {

@@ -14,7 +14,7 @@ use tempfile::tempdir;
 /// The deadline of the runs, in seconds.
 const DEADLINE: u64 = 2;
 
-/// After so long a job hangs.
+/// Time after which a job counts as hanging.
 const HANG: Duration = Duration::from_secs(120);
 
 fn launch(mpi: bool, ranks: usize) -> Launch {
@@ -108,7 +108,7 @@ fn both_ranks_end_with_4_whoever_is_first(
         return;
     }
     let records = tempdir().unwrap();
-    // mpirun leaves alone who is left: what ends each rank is its own affair here.
+    // mpirun does not end the remaining ranks here: each must end by itself.
     let script = format!(
         r#"rank=${{RANK:-$OMPI_COMM_WORLD_RANK}}; trap : TERM
         if [ $rank = {first} ]; then set -- "$@" distributed.timeout_s={DEADLINE}; fi

@@ -1,5 +1,5 @@
-//! Mistakes that no longer pass in silence: warnings of `isobar train`, and configurations that are refused before data are read
-//! or memory is taken.
+//! Early detection of mistakes: warnings of `isobar train`, and configurations that are rejected before data
+//! are read or memory is allocated.
 
 use std::path::Path;
 use std::time::Duration;
@@ -78,8 +78,8 @@ fn a_resumed_run_says_what_is_new_and_when_nothing_is_left() {
     assert!(!found.contains("was trained with"), "{said}");
 }
 
-/// What is wrong with the configuration is said before data are read, a folder is made, or memory is taken; and with the
-/// setting that is named, the run goes through.
+/// Errors of the configuration are reported before data are read, a folder is created, or memory is
+/// allocated; with the suggested setting, the run succeeds.
 #[rstest]
 #[case::rate("configs/darcy_afno.toml", &["optimizer.lr=-0.001"], "optimizer.lr is -0.001, expected a finite number above 0")]
 #[case::modes("configs/darcy_fno.toml", &["model.num_fno_modes=100", "model.latent_channels=4"], "num_fno_modes is 100 along dim 0")]
@@ -114,7 +114,7 @@ fn a_wrong_configuration_names_the_setting_that_mends_it(
     let _ = mended.args(["--set", "train.max_steps=1"]).run().unwrap().expect_success();
 }
 
-/// Absurd sizes cost neither memory nor time, and the error says how much it would be.
+/// Absurd sizes cost neither memory nor time, and the error gives the memory they would need.
 #[rstest]
 #[case::modes("configs/darcy_fno.toml", &["model.num_fno_modes=1000000000", "model.padding=2147483647"])]
 #[case::layers("configs/darcy_fno.toml", &["model.num_fno_layers=1000000000"])]

@@ -1,4 +1,4 @@
-//! An error that all ranks have is printed once, whoever started them; one that a single rank has is not lost.
+//! An error that all ranks share is printed once under every launcher; an error of a single rank is not lost.
 #![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
 
 use std::path::Path;
@@ -11,7 +11,7 @@ use tempfile::tempdir;
 
 const ISOBAR: &str = env!("CARGO_BIN_EXE_isobar-app");
 
-/// Who starts the ranks.
+/// Launcher of the ranks.
 #[derive(Debug, Clone, Copy, PartialEq)]
 enum By {
     Plain,

@@ -75,7 +75,7 @@ pub(crate) fn text(error: &anyhow::Error) -> String {
     isobar_manager::error_text(error.as_ref())
 }
 
-/// The exit that an error asks for: that of this application's own error, else that of the root cause.
+/// Returns the exit for an error: that of this application's own error, else that of the root cause.
 pub(crate) fn of(error: &anyhow::Error) -> Exit {
     let own = error.chain().find_map(|cause| cause.downcast_ref::<Ended>());
     own.map_or_else(|| isobar_train::exit_reason(error.as_ref()).into(), |ended| ended.exit)

@@ -55,7 +55,7 @@ pub fn main() -> ExitCode {
     }
 }
 
-/// Commands of one process, whoever started it: they join no ranks.
+/// Single-process commands, which join no ranks.
 const ALONE: [&str; 6] = ["checkpoint", "config", "data", "launch", "trace", "verify"];
 
 /// Whether the command of this process joins the ranks of its launch.
@@ -64,7 +64,7 @@ fn joins() -> bool {
     command.is_none_or(|command| !ALONE.contains(&command.as_str()))
 }
 
-/// The code with which the process ends; an error is printed, once for all ranks that end with the same.
+/// Returns the exit code of the process; prints an error once for all ranks that share it.
 fn ended(result: anyhow::Result<impl Into<ExitCode>>) -> ExitCode {
     match result {
         Ok(exit) => exit.into(),
@@ -76,7 +76,7 @@ fn ended(result: anyhow::Result<impl Into<ExitCode>>) -> ExitCode {
     }
 }
 
-/// Prints an error and tells the other ranks, where the command has some.
+/// Prints an error, and sends it to the other ranks if the command has any.
 fn told(shown: &str, text: &str, joins: bool) {
     if joins {
         isobar_manager::report_text(shown, text);

@@ -107,8 +107,8 @@ pub(crate) fn command(args: &TrainArgs) -> Result<Exit> {
 /// SLURM's variable with the number of the job.
 const JOB: &str = "SLURM_JOB_ID";
 
-/// What asks this run for checkpoints: SIGUSR1, and SIGTERM and SIGINT while no rank is lost. (mpirun sends SIGTERM to
-/// those that are left.)
+/// Signals that request a checkpoint: SIGUSR1, and SIGTERM and SIGINT while no rank is lost. (After a loss,
+/// mpirun sends SIGTERM to the remaining ranks.)
 fn signals(manager: &DistributedManager, config: &Config) -> Result<Signals> {
     if config.checkpoint.requeue && config.checkpoint.resume == Resume::Never {
         bail!(Exit::Usage.because(
@@ -155,13 +155,13 @@ fn train(
     Ok(trained.summary.stopped)
 }
 
-/// What came of a training run.
+/// Result of a training run.
 struct Trained {
     summary: Summary,
     variables: Vec<Variable>,
-    /// Validation errors of a model that has learnt nothing, in each variable.
+    /// Validation errors of the baseline, per variable.
     baseline: Vec<VariableError>,
-    /// The same of rollouts.
+    /// Baseline errors of rollouts, per variable.
     rollout_baseline: Vec<VariableError>,
     picture: Option<PathBuf>,
 }
@@ -261,7 +261,8 @@ fn identity(config: &Config) -> Result<serde_json::Value> {
         "model": model,
     });
     if data.predict == Predict::Change {
-        // Earlier versions divided changes by the deviation of the fields; a network cannot go on with another scale.
+        // Earlier versions divided changes by the deviation of the fields; a network cannot resume with
+        // another scale.
         identity["data"]["changes"] = "divided by their root mean square".into();
     }
     Ok(identity)

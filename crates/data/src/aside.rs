@@ -1,4 +1,4 @@
-//! HDF5 files that are written under a temporary name and renamed when they are complete.
+//! HDF5 files written under a temporary name and renamed when they are complete.
 
 use std::path::Path;
 

@@ -142,7 +142,8 @@ impl<'a> Attributes<'a> {
             .dtype()
             .and_then(|kind| kind.to_descriptor())
             .map_err(|error| self.unreadable(name, error))?;
-        // Before memory is allocated for them. Each text may be the same one of the file, as long as the file itself.
+        // Checked before memory is allocated: each string may refer to the same text, as long as the file
+        // itself.
         let values = attribute.shape().iter().try_fold(1_usize, |values, &extent| values.checked_mul(extent));
         if values.is_none_or(|values| values > MOST_VALUES) {
             let expected = format!("at most {MOST_VALUES} values");
@@ -165,7 +166,7 @@ fn is_missing(error: &hdf5_metno::Error) -> bool {
     error.stack().is_some_and(|stack| stack.minor_codes().next_back() == Some(MinorErrorCode::NotFound))
 }
 
-/// Values of an attribute that is read, at most.
+/// Largest number of values of an attribute.
 const MOST_VALUES: usize = 1024;
 
 /// Bytes of the longest string of fixed length that is read.

@@ -18,7 +18,7 @@ pub(crate) fn check(path: &Path) -> Result<u64> {
     if let Some(format) = other_format(path) {
         return Err(Error::Unsupported { path: path.to_owned(), format });
     }
-    // HDF5 opens the file by its name and waits for ever on a FIFO.
+    // HDF5 opens the file by its name and would block on a FIFO.
     let mut file = isobar_files::open(path).map_err(|error| Error::io(path, "open it", error))?;
     check_whole(path, &mut file, metadata.len())?;
     Ok(metadata.len())

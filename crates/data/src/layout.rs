@@ -180,7 +180,7 @@ impl<'a> Node<'a> {
     }
 }
 
-/// Points along one dim, at most: more than any grid has.
+/// Largest number of points along one dim: more than any grid has.
 const MOST_POINTS: usize = 1 << 24;
 
 pub(crate) fn misfit(
@@ -196,13 +196,13 @@ pub(crate) fn shape_text(shape: &[usize]) -> String {
     format!("of shape {shape:?}")
 }
 
-/// Steps along an axis to read at a time, so that no chunk is unpacked twice as long as that takes bounded memory.
-/// `step_bytes` is the size of one step.
+/// Returns the number of steps along an axis to read at a time, so that no chunk is decompressed twice unless
+/// that would take too much memory. `step_bytes` is the size of one step.
 pub(crate) fn portion(chunk: usize, step_bytes: usize) -> usize {
     chunk.min(PORTION / step_bytes.max(1)).max(1)
 }
 
-/// Bytes that are read at a time for statistics, at most, unless one step has more.
+/// Largest number of bytes that are read at a time for statistics, unless one step has more.
 const PORTION: usize = 256 << 20;
 
 pub(crate) fn check_range(what: impl Into<String>, range: &Range<usize>, available: usize) -> Result<()> {

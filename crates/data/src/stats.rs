@@ -102,10 +102,10 @@ impl Normalizer {
         Ok(Self { mean, std })
     }
 
-    /// Divides each channel by a scale and leaves its mean: for changes, where zero means that nothing changes.
+    /// Divides each channel by a scale without subtracting its mean: for changes, where zero means no change.
     ///
     /// # Errors
-    /// When there are no scales, or one of them is not finite and positive.
+    /// When there are no scales, or one is not finite and positive.
     pub fn of_scales(scales: &[f64]) -> Result<Self> {
         if scales.is_empty() {
             return Err(Error::Invalid("there is no channel to normalise".to_owned()));

@@ -16,20 +16,20 @@ use hdf5_metno::{Dataset, Group, IndexType, IterationOrder, LinkType};
 use crate::layout::misfit;
 use crate::{Error, Result};
 
-/// Bytes of the largest chunk that is read.
+/// Largest size of a chunk that is read, in bytes.
 pub(crate) const LARGEST_CHUNK: u64 = 1 << 30;
 
-/// Bytes that one byte of deflate unpacks to, at most.
+/// Largest number of bytes that one byte of deflate expands to.
 pub(crate) const DEFLATED: u64 = 1032;
 
-/// Links in a file that is read, at most.
+/// Largest number of links in a file.
 const MOST_LINKS: usize = 1 << 17;
 
-/// Chunks of a dataset that are looked at one by one, at most: HDF5 1.10 searches from the first for each.
+/// Largest number of chunks of a dataset that are checked one by one: HDF5 1.10 searches linearly for each.
 const MOST_CHUNKS: usize = 4096;
 
-/// Refuses a file with links to other files: whoever opens what they lead to opens that file. Soft links stay within the file
-/// once there are no others.
+/// Rejects a file with links to other files, since opening their target would open that file. Without such
+/// links, soft links stay within the file.
 pub(crate) fn check_links(path: &Path, root: &Group) -> Result<()> {
     let mut left = MOST_LINKS;
     let mut seen = HashSet::new();
@@ -44,7 +44,7 @@ pub(crate) fn check_links(path: &Path, root: &Group) -> Result<()> {
                     "a dataset or group of the file itself; copy what it leads to into the file (h5copy)";
                 return Err(misfit(path, full, "a link to another file", expected));
             }
-            // A name with a slash would be searched as a path.
+            // A name with a slash would be looked up as a path.
             if link.is_empty() || link == "." || link.contains('/') {
                 return Err(misfit(path, full, "the name of a link", "a name without slashes"));
             }
@@ -65,8 +65,8 @@ pub(crate) fn check_links(path: &Path, root: &Group) -> Result<()> {
     Ok(())
 }
 
-/// Refuses a dataset whose values lie in other files, or are packed by filters whose results have no bound. Comes before the
-/// shape is asked for: that of a virtual dataset may be looked up in its sources.
+/// Rejects a dataset whose values are in other files, or compressed by filters with unbounded output. Runs
+/// before the shape is read, since HDF5 may open the sources of a virtual dataset for it.
 pub(crate) fn check_place(path: &Path, dataset: &Dataset, name: &str) -> Result<()> {
     let failed = |error| Error::hdf5(path, format!("read the properties of dataset `{name}`"), error);
     let properties = dataset.dcpl().map_err(failed)?;
@@ -83,7 +83,7 @@ pub(crate) fn check_place(path: &Path, dataset: &Dataset, name: &str) -> Result<
     if layout != Layout::Chunked {
         return Ok(());
     }
-    // The crate reads 32 parameters of a filter and panics where the file says more.
+    // The crate reads 32 parameters of a filter and panics if the file has more.
     let filters = catch_unwind(AssertUnwindSafe(|| properties.get_filters()))
         .unwrap_or_else(|_| Err("a filter has too many parameters".into()))
         .map_err(failed)?;
@@ -104,7 +104,7 @@ pub(crate) fn check_place(path: &Path, dataset: &Dataset, name: &str) -> Result<
     Ok(())
 }
 
-/// A dataset whose values are read, and which of its chunks might unpack to more than they should.
+/// Dataset to read, with those of its chunks that might expand to more than their shape.
 #[derive(Debug)]
 pub(crate) struct Stored {
     pub(crate) dataset: Dataset,
@@ -140,7 +140,8 @@ impl Stored {
         (!self.chunk.is_empty()).then_some(&self.chunk)
     }
 
-    /// Refuses a window that meets a chunk which unpacks to more than its shape takes. HDF5 would unpack it all.
+    /// Rejects a window that overlaps a chunk which expands to more than its shape. HDF5 would decompress all
+    /// of it.
     pub(crate) fn check(&self, window: &[Range<usize>]) -> Result<()> {
         let mut suspects = self.suspects.lock().unwrap_or_else(PoisonError::into_inner);
         if suspects.is_empty() {
@@ -160,15 +161,15 @@ impl Stored {
         Ok(())
     }
 
-    /// Unpacks a chunk without keeping it.
+    /// Decompresses a chunk without storing the result.
     fn count(&self, file: &mut File, info: &ChunkInfo) -> Result<()> {
-        // Addresses count from the end of the user block, of which the library's answer may or may not know.
+        // Addresses count from the end of the user block, which the library's answer may or may not include.
         let base = self.dataset.file().map_or(0, |file| file.userblock());
         for address in [Some(info.addr), Some(info.addr.saturating_add(base)).filter(|_| base > 0)] {
             let Some(address) = address else { continue };
             file.seek(SeekFrom::Start(address)).map_err(|error| self.unreadable(error))?;
             let packed = Read::by_ref(file).take(info.size);
-            // Checksums before compression take 4 bytes. What does not unpack is for the library to refuse.
+            // Checksums before compression take 4 bytes. The library rejects invalid compressed data.
             let most = self.bytes.saturating_add(4);
             let mut unpacked = ZlibDecoder::new(packed).take(most.saturating_add(1));
             let count = count_bytes(&mut unpacked);

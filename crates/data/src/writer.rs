@@ -59,10 +59,11 @@ impl DarcyWriter {
         Ok(Self { aside, nu, tensor, samples, size, written: 0 })
     }
 
-    /// Writes an attribute of the file that says where its values come from. Readers of PDEBench's layout pass over it.
+    /// Writes an attribute of the file, for example the origin of its values. Readers of PDEBench's layout
+    /// ignore it.
     ///
     /// # Errors
-    /// When there is an attribute of that name, or the text has a zero byte.
+    /// When an attribute of that name exists, or the text has a zero byte.
     pub fn attribute(&self, name: &str, value: &str) -> Result<()> {
         write_attribute(&self.aside, name, value)
     }

@@ -1,12 +1,12 @@
-//! Files that the user names, read and written so that a special file in their place does no harm.
+//! Reading and writing of files that the user names, safe against special files in their place.
 //!
 //! | | |
 //! |---|---|
 //! | [`open`], [`read`], [`read_to_string`] | read regular files; refuse FIFOs, devices, sockets and folders without blocking |
 //! | [`NewFile`], [`write`](write()) | write a file beside its target and rename it; refuse a target that is not a regular file |
 //!
-//! Reading follows symbolic links, as data sets are often links; writing does not. Errors are [`std::io::Error`]s whose text
-//! names what was found, but not the path: the caller adds it.
+//! Reading follows symbolic links, since data sets are often links; writing does not. Errors are
+//! [`std::io::Error`]s whose text names the kind of file found, but not the path, which the caller adds.
 
 mod read;
 mod write;

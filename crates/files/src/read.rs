@@ -19,7 +19,7 @@ use crate::check_regular;
 /// The path is missing or may not be read, or leads to something other than a regular file.
 pub fn open(path: impl AsRef<Path>) -> Result<File> {
     let path = path.as_ref();
-    // First by name, since to open a device may change its state.
+    // First by name, since opening a device may change its state.
     check_regular(std::fs::metadata(path)?.file_type())?;
     let file = OpenOptions::new().read(true).custom_flags(libc::O_NONBLOCK | libc::O_NOCTTY).open(path)?;
     // Again by handle: another file may have taken the name.
@@ -44,7 +44,7 @@ pub fn read(path: impl AsRef<Path>, limit: u64) -> Result<Vec<u8>> {
     }
     let mut bytes = Vec::new();
     bytes.try_reserve_exact(length as usize).map_err(|_| Error::from(ErrorKind::OutOfMemory))?;
-    // The file may have grown, or be one of the kernel's, whose length is 0.
+    // The file may have grown, or be a kernel file (such as in `/proc`), whose length is 0.
     let read = file.take(limit.saturating_add(1)).read_to_end(&mut bytes)? as u64;
     if read > limit { Err(too_long(read)) } else { Ok(bytes) }
 }

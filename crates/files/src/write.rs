@@ -10,10 +10,10 @@ use tempfile::TempPath;
 
 use crate::check_regular;
 
-/// A file that is written under a temporary name beside its target and renamed by [`NewFile::finish`]. Nobody sees a partial
-/// file, and one that is not finished is removed when dropped.
+/// File that is written under a temporary name next to its target and renamed by [`NewFile::finish`]. No
+/// reader sees a partial file; a file that is not finished is removed on drop.
 ///
-/// The target must be absent or a regular file, so that a program with many rights never replaces a device such as
+/// The target must be absent or a regular file, so that a privileged program never replaces a device such as
 /// `/dev/full`, and never writes through a symbolic link.
 ///
 /// ```
@@ -52,10 +52,10 @@ impl NewFile {
         let file = tempfile::Builder::new()
             .prefix(&prefix)
             .suffix(".partial")
-            // The mode of any new file, less the umask: results are shared.
+            // The default mode of new files, less the umask, so that others can read results.
             .permissions(Permissions::from_mode(0o666))
             .tempfile_in(folder)
-            // The error of the crate names the temporary file, which nobody asked for.
+            // The crate's error names the temporary file, which the user does not know.
             .map_err(|error| {
                 error.raw_os_error().map_or(Error::from(error.kind()), Error::from_raw_os_error)
             })?;
@@ -101,7 +101,7 @@ pub fn write(target: impl AsRef<Path>, bytes: impl AsRef<[u8]>) -> Result<()> {
     file.finish()
 }
 
-/// Refuses a target that is there and is not a regular file itself.
+/// Rejects a target that exists and is not a regular file.
 fn check_target(target: &Path) -> Result<()> {
     match std::fs::symlink_metadata(target) {
         Ok(found) => check_regular(found.file_type()),

@@ -1,25 +1,25 @@
-//! Whether two training runs are the same but for rounding, on any processor.
+//! Comparison of training runs that must agree up to rounding, on any processor.
 
-/// How far a number of a run in double precision may be from that of another layout, relative to it.
+/// Relative tolerance between runs on two layouts in double precision.
 pub const DOUBLE: f64 = 1e-9;
 
-/// The same of the first steps in single precision.
+/// Relative tolerance of the first steps in single precision.
 pub const SINGLE: f64 = 1e-5;
 
-/// How many steps are the first ones.
+/// Number of first steps, which are compared with [`SINGLE`] alone.
 const FIRST: usize = 4;
 
-/// How many times as far as a run whose start is perturbed a run on another layout may be. A perturbation of the start is rounded
-/// once, a run in every operator of every step, and in another direction.
+/// Largest ratio of the deviation of a run on another layout to that of a perturbed run. A perturbed run
+/// differs by one rounding of its start, another layout by roundings in every operator of every step.
 const FACTOR: f64 = 30.0;
 
-/// Compares the numbers of two runs in double precision: losses, norms or errors, however many steps apart from the start.
+/// Compares the losses, norms or errors of two runs in double precision, after any number of steps.
 ///
-/// Rounding grows with training at a speed that depends on the model and on the processor, but from 10⁻¹⁶ it has far to go.
+/// Rounding differences grow at a rate that depends on the model and the processor, but they start at 10⁻¹⁶.
 ///
 /// # Panics
 ///
-/// When two numbers differ by more than [`DOUBLE`], relatively, or one run has more of them.
+/// When two numbers differ by more than [`DOUBLE`], relatively, or the runs have different lengths.
 #[track_caller]
 pub fn assert_same_run(got: &[f64], want: &[f64]) {
     assert_eq!(got.len(), want.len(), "numbers of two runs");
@@ -28,10 +28,10 @@ pub fn assert_same_run(got: &[f64], want: &[f64]) {
     }
 }
 
-/// The numbers of a run in single precision, and how far rounding may take another run from them.
+/// Numbers of a run in single precision, with the deviation that rounding explains.
 ///
-/// The first steps are the same to [`SINGLE`]. Later ones are compared with what becomes of a perturbation: the same run on the
-/// same processor from weights that are one unit in the last place away. How fast rounding grows is so measured, not assumed.
+/// The first steps agree to [`SINGLE`]. The tolerance of later steps is measured, not assumed: it follows
+/// from runs on the same processor whose initial weights are perturbed by one unit in the last place.
 #[derive(Clone, Debug)]
 pub struct SingleRun {
     numbers: Vec<f64>,
@@ -39,11 +39,11 @@ pub struct SingleRun {
 }
 
 impl SingleRun {
-    /// A run, and the same from perturbed starts, of which one or more are given.
+    /// Takes the numbers of a run, and those of one or more runs from perturbed initial weights.
     ///
     /// # Panics
     ///
-    /// When there is no perturbed run, or one has another number of numbers.
+    /// When there is no perturbed run, or one has a different length.
     #[track_caller]
     pub fn new(numbers: Vec<f64>, perturbed: &[Vec<f64>]) -> Self {
         assert!(!perturbed.is_empty(), "no perturbed run");
@@ -65,11 +65,11 @@ impl SingleRun {
         &self.numbers
     }
 
-    /// Compares another run's numbers with them.
+    /// Compares another run with this one.
     ///
     /// # Panics
     ///
-    /// When one is further away than rounding explains, or one run has more of them.
+    /// When a number deviates by more than rounding explains, or the runs have different lengths.
     #[track_caller]
     pub fn assert_same(&self, got: &[f64]) {
         assert_eq!(got.len(), self.numbers.len(), "numbers of two runs");

@@ -154,20 +154,20 @@ pub enum Error {
         /// What it says.
         problem: String,
     },
-    /// A thread that the system does not start.
+    /// The system could not start a thread.
     #[error(
         "cannot start a thread to {purpose}: {problem}; raise the limit of processes (ulimit -u, or pids of the cgroup)"
     )]
     Thread {
         /// The thread's purpose.
         purpose: &'static str,
-        /// What the system says.
+        /// Error message of the system.
         problem: String,
     },
     /// Signals that cannot be listened for.
     #[error("cannot listen for SIGTERM and SIGINT: {problem}")]
     Signals {
-        /// What the system says.
+        /// Error message of the system.
         problem: String,
     },
     /// How the process was started.

@@ -1,4 +1,4 @@
-//! Numbers and values as people read them.
+//! Numbers and values formatted for people.
 
 use std::borrow::Cow;
 
@@ -24,10 +24,10 @@ pub fn format_bytes(count: u64) -> String {
     }
 }
 
-/// Characters of a value that a message shows.
+/// Largest number of characters of a value in a message.
 const SHOWN: usize = 100;
 
-/// A value as messages show it: its beginning, and its length, where it is long.
+/// Shortens a long value for a message to its beginning and its length.
 pub(crate) fn shorten(text: &str) -> Cow<'_, str> {
     match text.char_indices().nth(SHOWN) {
         None => Cow::Borrowed(text),

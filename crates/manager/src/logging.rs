@@ -50,12 +50,13 @@ pub fn init(config: &LogConfig, rank: usize, folder: Option<&Path>) -> Result<()
     Ok(())
 }
 
-/// Sends messages of the calling thread to the terminal (standard error, rank 0 only) while the guard lives, where nobody has set up
-/// logging: for a function that runs long in a program which may never call [`init`]. `RUST_LOG` says which messages, `info` and
-/// above without it; one that cannot be read is warned of. Nothing of the process changes, so that the program may call [`init`], or
-/// install a subscriber of its own, before and after it.
+/// Sends messages of the calling thread to the terminal (standard error, rank 0 only) while the guard lives,
+/// if the program has not set up logging: for a long-running function in a program that may never call
+/// [`init`]. `RUST_LOG` selects the messages, by default `info` and above; an invalid value gives a warning.
+/// No global state changes, so that the program may call [`init`], or install its own subscriber, before and
+/// after it.
 ///
-/// Returns `None` on other ranks, on a rank that is a thread, and where messages go somewhere already.
+/// Returns `None` on other ranks, on a rank that is a thread, and if a subscriber is already installed.
 #[must_use = "messages are shown only while this lives"]
 pub fn show_where_nobody_does(rank: usize) -> Option<Shown> {
     let goes_nowhere =
@@ -67,7 +68,7 @@ pub fn show_where_nobody_does(rank: usize) -> Option<Shown> {
     let config = LogConfig::default();
     let (layer, refused) = match terminal_layer(&config, &environment) {
         Ok(layer) => (layer, None),
-        // The variable is what can be wrong.
+        // Only the environment variable can be wrong.
         Err(error) => (terminal_layer(&config, &Environment::default()).ok()?, Some(error)),
     };
     let shown = Shown { _guard: tracing_subscriber::registry().with(layer).set_default() };
@@ -78,7 +79,7 @@ pub fn show_where_nobody_does(rank: usize) -> Option<Shown> {
     Some(shown)
 }
 
-/// Shows messages while it lives: see [`show_where_nobody_does`].
+/// Guard that shows messages while it lives: see [`show_where_nobody_does`].
 #[derive(Debug)]
 pub struct Shown {
     _guard: tracing::subscriber::DefaultGuard,

@@ -1,8 +1,8 @@
-//! Text that comes from files and from other ranks, made safe for a terminal.
+//! Escaping of text from files and other ranks before it reaches a terminal.
 
 use std::borrow::Cow;
 
-/// Escapes characters that would act on a terminal: names and messages of files and of other ranks may hold anything.
+/// Escapes control characters: text from files and other ranks may contain anything.
 #[must_use]
 pub fn printable(text: &str) -> Cow<'_, str> {
     let acts = |letter: char| (letter.is_control() && !matches!(letter, '\n' | '\t')) || reorders(letter);
@@ -19,7 +19,7 @@ pub fn printable(text: &str) -> Cow<'_, str> {
     Cow::Owned(escaped)
 }
 
-/// Returns whether a character changes the order in which others are shown.
+/// Returns whether a character changes the direction of text.
 fn reorders(letter: char) -> bool {
     matches!(letter, '\u{61c}' | '\u{200e}' | '\u{200f}' | '\u{202a}'..='\u{202e}' | '\u{2066}'..='\u{2069}')
 }

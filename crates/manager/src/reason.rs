@@ -1,40 +1,41 @@
-//! Why a rank ends, and with which exit code.
+//! Reasons for the end of a rank, and their exit codes.
 
 use std::error::Error as StdError;
 use std::process::ExitCode;
 
-/// The reason for the end of a rank's process, by its exit code: the same for `isobar` and for a program that maps its errors
-/// with [`ExitReason::of`].
+/// Reason for the end of a rank's process, which decides its exit code. `isobar` and programs that map their
+/// errors with [`ExitReason::of`] use the same codes.
 ///
-/// The root cause decides, and not the order in which ranks notice it: of ranks that no longer make the same calls, the one
-/// whose deadline passes first and those that it tells both end as [`Lost`](Self::Lost).
+/// The root cause decides, not the order in which ranks notice it. When ranks issue different calls, the rank
+/// that times out first and the ranks that it notifies all end as [`Lost`](Self::Lost).
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 #[repr(u8)]
 pub enum ExitReason {
-    /// All good.
+    /// Success.
     Good = 0,
     /// A case or a threshold failed, or an error of no other kind.
     Failed = 1,
     /// A wrong command line or configuration.
     Usage = 2,
-    /// Data or a checkpoint that cannot be used.
+    /// Unusable data or checkpoint.
     Data = 3,
     /// A rank was lost or timed out.
     Lost = 4,
-    /// The ranks do not agree.
+    /// Ranks disagree, for example about the configuration.
     Mismatch = 5,
-    /// A run was asked to stop, and has left a checkpoint.
+    /// A run stopped on request, after writing a checkpoint.
     Stopped = 6,
 }
 
 impl ExitReason {
-    /// The exit code.
+    /// Returns the exit code.
     #[must_use]
     pub fn code(self) -> u8 {
         self as u8
     }
 
-    /// The reason that an error and its causes give, where one of them is an error of this crate or of collectives.
+    /// Returns the reason of an error, if it or one of its causes is an error of this crate or of
+    /// collectives.
     /// `isobar_train::exit_reason` knows the errors of all crates.
     ///
     /// ```
@@ -55,8 +56,8 @@ impl ExitReason {
         Self::of_chain(error, of_one)
     }
 
-    /// The reason that a chain of causes gives: a lost rank or a mismatch wherever it is in the chain, else the first cause
-    /// with a reason.
+    /// Returns the reason of a chain of causes: a lost rank or a mismatch anywhere in the chain, else that of
+    /// the first cause that has one.
     #[must_use]
     pub fn of_chain(
         error: &(dyn StdError + 'static),
@@ -79,7 +80,8 @@ impl ExitReason {
     pub fn of_collective(error: &isobar_collectives::Error) -> Self {
         use isobar_collectives::Error;
         match error {
-            // Another rank that cannot continue is lost, however this one learns of it: by the transport or by its word.
+            // A rank that cannot continue counts as lost, whether the transport or the rank itself reports
+            // it.
             Error::Timeout { .. }
             | Error::Dead { .. }
             | Error::Backend { .. }
@@ -129,7 +131,7 @@ mod tests {
         "no space".to_owned()
     }
 
-    /// Ranks that wait for each other end alike, whether a rank's own deadline passes or a neighbour's.
+    /// Ranks that wait for each other end with the same code, whichever deadline passes first.
     #[rstest]
     #[case(Timeout { site: site(), after: std::time::Duration::from_secs(2), missing: vec![1] }, ExitReason::Lost)]
     #[case(Peer { site: site(), peer: 1, ended: true, problem: said() }, ExitReason::Lost)]

@@ -1,4 +1,4 @@
-//! The error that ends a program of several ranks, printed once.
+//! Printing of errors that several ranks share, once.
 
 use std::error::Error;
 use std::io::Write;
@@ -8,19 +8,20 @@ use crate::environment::Environment;
 use crate::launch::{Launch, detect, forced_method};
 use crate::{DistributedManager, printable, start};
 
-/// Seconds in which ranks that fail before they have joined the others join them to say so.
+/// Seconds within which ranks that fail early join the others to report their error.
 const JOIN_S: f64 = 10.0;
 
-/// Characters of an error that are printed.
+/// Largest number of characters of an error that are printed.
 const LONGEST: usize = 8 << 10;
 
-/// Prints an error that ends this process on standard error, once for all ranks that end with the same one, and tells the other
-/// ranks. Call it last, on every rank that fails.
+/// Prints the error that ends this process to standard error, once for all ranks with the same error, and
+/// sends it to the other ranks. Call it last, on every rank that fails.
 ///
-/// Rank 0 prints at once. The others tell rank 0 theirs and print it, with their rank, where rank 0 has not printed the same
-/// text or a report about it. Ranks that have not joined each other yet, because a command line or a file was wrong, join
-/// for this, within seconds; those that do not fail learn why they are alone. Where ranks cannot reach each other, or
-/// `distributed.watchdog` is off, each prints its own. Each message is one write, so that lines of several ranks do not mix.
+/// Rank 0 prints at once. Each other rank sends its error to rank 0, and prints it with its rank unless rank
+/// 0 has printed the same text or a report about it. Ranks that fail before they have joined each other, for
+/// example because of a wrong command line, join within seconds to compare errors; ranks without an error
+/// learn why the others failed. If ranks cannot reach each other, or `distributed.watchdog` is off, each
+/// prints its own error. Each message is a single write, so that lines of several ranks do not mix.
 ///
 /// ```no_run
 /// use std::process::ExitCode;
@@ -46,7 +47,7 @@ pub fn report_error(error: &(dyn Error + 'static)) {
     report_text(&format!("error: {}", printable(&text)), &text);
 }
 
-/// An error and its causes on one line; a cause that the error's own text ends with is not repeated.
+/// Formats an error and its causes on one line, without repeating a cause that the error's text ends with.
 #[must_use]
 pub fn error_text(error: &(dyn Error + 'static)) -> String {
     let mut text = error.to_string();
@@ -61,7 +62,7 @@ pub fn error_text(error: &(dyn Error + 'static)) -> String {
     text
 }
 
-/// As [`report_error`], for an error that is text: `shown` is printed, and `text` is told to the other ranks.
+/// Does the work of [`report_error`] for text: prints `shown`, and sends `text` to the other ranks.
 pub fn report_text(shown: &str, text: &str) {
     let manager = DistributedManager::get().ok();
     let launch = if manager.is_none() { several() } else { None };
@@ -72,7 +73,7 @@ pub fn report_text(shown: &str, text: &str) {
     }
     if launch.is_some() && !DistributedManager::has_tried() {
         let config = DistributedConfig { timeout_s: JOIN_S, ..DistributedConfig::default() };
-        // Ranks that cannot reach each other print each its own.
+        // Ranks that cannot reach each other each print their own error.
         let _ = DistributedManager::initialize_with(&config);
     }
     if !DistributedManager::leave(text) && rank > 0 {

@@ -1,4 +1,4 @@
-//! A process that is asked to end, by SIGTERM or SIGINT (Ctrl-C).
+//! Requests to stop this process, by SIGTERM or SIGINT (Ctrl-C).
 //!
 //! SIGTERM has two meanings. When a rank has died, launchers send it to those that are left: then the watchdog writes its
 //! record and ends the process. When all ranks are alive, somebody outside wants the job to end, for instance SLURM at its
@@ -19,8 +19,8 @@ use crate::{Error, Result};
 /// For so long a lost rank may show after the signal.
 const SHOWS: Duration = Duration::from_millis(300);
 
-/// Signals that come so soon after the first are the same request: a service manager tells all processes of a job, and their
-/// launcher passes it on.
+/// Signals within this time of the first are the same request: a service manager signals all processes of a
+/// job, and their launcher forwards its own signal.
 const SAME: Duration = Duration::from_secs(2);
 
 /// By then the watchdog has ended the process.
@@ -33,10 +33,11 @@ static INTERESTED: AtomicUsize = AtomicUsize::new(0);
 static REQUESTED: AtomicBool = AtomicBool::new(false);
 static FIRST: OnceLock<Instant> = OnceLock::new();
 
-/// Asks to be told, instead of ended, when this process is to end while all ranks are alive: while it lives, SIGTERM and SIGINT
-/// (Ctrl-C) set [`requested`](Self::requested). Another of them, two seconds later or more, ends the process.
+/// Handler for SIGTERM and SIGINT (Ctrl-C) while all ranks are alive. While this value lives, these signals
+/// set [`requested`](Self::requested) instead of ending the process. A second signal, at least two seconds
+/// later, ends it.
 ///
-/// Takes SIGINT over even where it is ignored, as shells let commands in the background ignore it.
+/// SIGINT is handled even if it was ignored before, since shells make background commands ignore it.
 ///
 /// What the signal reaches is one process: ranks that want to end together agree on it, for instance by the largest of what
 /// each was asked.
@@ -64,7 +65,7 @@ impl Termination {
     /// What the system says.
     pub fn watch() -> Result<Self> {
         install(None)?;
-        // A program that does not watch is ended by Ctrl-C as any other.
+        // Ctrl-C ends a program that does not watch, as usual.
         if let Some(listener) = LISTENER.lock().unwrap_or_else(PoisonError::into_inner).as_ref() {
             listener.add_signal(SIGINT).map_err(refused)?;
         }

@@ -1,7 +1,8 @@
 //! Sizes of models, counted from their configurations alone.
 //!
-//! A model is built from a [`ParamCount`] at most twice for each kind of layer, with few layers: beyond these, one more adds
-//! as much as the one before. So a configuration of 10⁹ layers is counted as fast as one of two, and nothing is allocated.
+//! A model is built from a [`ParamCount`] at most twice for each kind of layer, with few layers; each further
+//! layer adds the same amount. A configuration of 10⁹ layers is thus counted as fast as one of two, and
+//! nothing is allocated.
 
 use isobar_shard::{ModelSize, ParamCount};
 
@@ -11,14 +12,14 @@ use crate::{
     FullyConnectedConfig, ModAfno, ModAfnoConfig, SrResNet, SrResNetConfig, UNet, UNetConfig,
 };
 
-/// A configuration whose model can be counted without being made.
+/// Configuration whose model's parameters can be counted without building it.
 pub trait CountParams {
     /// Counts the parameters and buffers of one rank. `count` makes an empty [`ParamCount`] for the ranks that share the
     /// model. Does not communicate.
     ///
     /// # Errors
     ///
-    /// Arguments that no such model has.
+    /// Invalid arguments of the model.
     ///
     /// ```
     /// use isobar_models::{CountParams, FnoConfig, PerDim};

@@ -62,7 +62,7 @@ pub enum Error {
 }
 
 impl Error {
-    /// Whether a store did not answer in time, or nobody kept one there.
+    /// Returns whether a store did not answer in time, or none was there.
     #[must_use]
     pub fn is_timeout(&self) -> bool {
         matches!(self, Self::Store { problem, .. } if problem.starts_with("timeout: "))

@@ -4,7 +4,7 @@ use isobar_collectives::Group;
 
 use crate::error::{Error, Result};
 
-/// First letter of what a rank says that failed: whether its files are the reason.
+/// First letter of a failed rank's message: whether its files are the cause.
 const FILES: char = 'f';
 const OTHER: char = 'o';
 

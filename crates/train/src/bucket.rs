@@ -20,7 +20,7 @@ pub(crate) struct Reducer {
     hooks: Vec<HookHandle>,
 }
 
-/// What this rank tells the others beside its gradients.
+/// Values that this rank sends along with its gradients.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Word {
     /// Whether it complains of parameters without gradients.
@@ -29,7 +29,7 @@ pub(crate) struct Word {
     pub(crate) share: f64,
 }
 
-/// What the ranks have told each other.
+/// Values that the ranks have exchanged.
 #[derive(Debug)]
 pub(crate) struct Heard {
     /// Where a rank complains, the names of this rank's own parameters without gradients.
@@ -280,7 +280,7 @@ impl Shared {
         if !self.reduced || self.group.size() == 1 {
             return Ok(());
         }
-        // Whoever zeroed them by another way is right.
+        // Gradients zeroed in another way are fine.
         let is_zero = |bucket: &Bucket| {
             let gradients = bucket.flat.f_narrow(0, 0, bucket.flat.numel() as i64 - WORDS)?;
             Ok(gradients.f_count_nonzero(None::<i64>)?.f_int64_value(&[])? == 0)
@@ -295,7 +295,7 @@ impl Shared {
         Ok(())
     }
 
-    /// What this rank tells the others.
+    /// Values that this rank sends.
     fn tell(&self, flag: bool, share: f64) -> Result<()> {
         let Some(words) = self.words() else { return Ok(()) };
         let told = words.and_then(|words| {
@@ -307,7 +307,7 @@ impl Shared {
 
     /// The sum of all ranks' flags; that of their shares, and how far it may be off by rounding.
     fn told(&self) -> Result<(f64, (f64, f64))> {
-        // Without parameters there is nothing to be wrong.
+        // Without parameters nothing can be wrong.
         let Some(words) = self.words() else { return Ok((0.0, (1.0, 0.0))) };
         let read = words.and_then(|words| Ok((numbers(&words)?, words.kind())));
         let (words, kind) = read.context(|| "what ranks say beside their gradients".to_owned())?;

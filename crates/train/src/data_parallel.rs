@@ -91,9 +91,9 @@ pub struct DataParallel {
     reducer: Reducer,
     buffers: Vec<(String, Tensor)>,
     group: Group,
-    /// With how many ranks each computes one loss, of whose gradients each has a contribution.
+    /// Number of ranks that compute one loss together, each with a contribution to the gradients.
     summands: usize,
-    /// The share of the batch that this rank's passes have had since gradients were summed.
+    /// Share of the batch in this rank's passes since gradients were last summed.
     share: Mutex<f64>,
     find_unused_parameters: bool,
     broadcast_buffers: bool,

@@ -57,12 +57,12 @@ pub enum Error {
         /// What this rank has there.
         found: String,
     },
-    /// How the parameters were made, the ranks and the fields do not go together.
+    /// Parameters, ranks and fields of a run do not fit each other, so that gradients would be wrong.
     #[error("gradients would not be those of the loss: {problem}; {call}")]
     WrongGradients {
-        /// What does not go together.
+        /// Description of the misfit.
         problem: String,
-        /// The call that is right.
+        /// The correct call.
         call: String,
     },
     /// A parameter took no part in the loss.
@@ -148,7 +148,7 @@ pub enum Error {
     /// The disk of a run's folder cannot hold one checkpoint.
     #[error("{text}")]
     DiskSpace {
-        /// What is free, what is needed, and what to do.
+        /// Free space, required space, and how to fix it.
         text: String,
     },
     /// An argument or a setting is out of its range.
@@ -201,7 +201,7 @@ pub enum Error {
     RunLocked {
         /// The folder.
         path: PathBuf,
-        /// The process, its host, and since when it uses the folder.
+        /// The process, its host, and when it locked the folder.
         holder: String,
     },
     /// The run's folder holds results of another run.
@@ -216,7 +216,7 @@ pub enum Error {
         /// What it holds.
         found: String,
     },
-    /// The run's folder is not there any more.
+    /// The run's folder no longer exists.
     #[error(
         "run folder {} was removed or replaced while the run used it: what was written there is lost; start again, and leave the \
          folder and its run.lock where they are",
@@ -266,7 +266,7 @@ pub enum Error {
         /// What it said.
         reason: String,
     },
-    /// Another rank could not read or write its files in a step that all take together.
+    /// Another rank could not read or write its files in a collective step.
     #[error("rank {rank} of group {group:?} failed: {reason}")]
     OtherRankFile {
         /// The rank, within the group.
@@ -309,7 +309,7 @@ impl Error {
         )
     }
 
-    /// Whether files are the reason: they cannot be read or written, or hold something else than they should.
+    /// Returns whether files are the cause: they cannot be read or written, or have the wrong content.
     pub(crate) fn is_of_files(&self) -> bool {
         matches!(
             self,

@@ -1,4 +1,4 @@
-//! Which exit code an error of training ends a rank with.
+//! Exit codes for errors of training.
 
 use std::error::Error as StdError;
 
@@ -6,10 +6,11 @@ use isobar_manager::ExitReason;
 
 use crate::Error;
 
-/// Returns the reason, and so the exit code, with which an error ends a rank: that of a lost rank or of ranks that do not agree
-/// wherever it is among the causes, else that of the first cause of a known type, else [`ExitReason::Failed`].
+/// Returns the reason, and so the exit code, for an error that ends a rank. A lost rank or a mismatch between
+/// ranks anywhere among the causes takes precedence, then the first cause of a known type, then
+/// [`ExitReason::Failed`].
 ///
-/// `isobar` ends with these codes. A program of your own does the same by ending its `main` so:
+/// `isobar` exits with these codes. Your own program does the same with this `main`:
 ///
 /// ```
 /// use std::process::ExitCode;

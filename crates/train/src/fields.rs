@@ -16,7 +16,7 @@ pub trait FieldLayout {
     /// What the model computes with.
     type Array: Array;
 
-    /// The mesh over which fields are split; `None` where each rank has whole fields.
+    /// Returns the mesh over which fields are sharded; `None` if each rank has full fields.
     fn mesh(&self) -> Option<&DeviceMesh> {
         None
     }
@@ -40,7 +40,7 @@ pub trait FieldLayout {
         1
     }
 
-    /// Warnings about ranks that have no part of the fields, an axis each.
+    /// Warnings about ranks without points of the fields, one for each axis.
     fn idle_ranks(&self) -> Vec<String> {
         Vec::new()
     }
@@ -212,7 +212,7 @@ impl ShardedFields {
     }
 }
 
-/// A warning about ranks of an axis that have nothing of a dim of `extent` points, or tokens.
+/// Warning about ranks of an axis without any of the `extent` points, or tokens, of a dim.
 pub(crate) fn idle(axis: &str, ranks: usize, dim: usize, extent: i64, of: &str) -> Option<String> {
     let parts = chunk(extent, ranks);
     let busy = parts.iter().filter(|&&part| part > 0).count();

@@ -1,5 +1,5 @@
-//! Files that are written aside, synced and renamed, so that no reader ever sees half of one. Symbolic links in the place of a
-//! run's files are replaced or refused, never followed.
+//! Files written under a temporary name, synced and renamed, so that no reader sees a partial file. Symbolic
+//! links in the place of a run's files are replaced or rejected, never followed.
 
 use std::collections::BTreeSet;
 use std::fs::{File, OpenOptions};

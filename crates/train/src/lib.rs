@@ -11,7 +11,7 @@
 //! | [`FullySharded`] | parameters, gradients and optimizer state in parts |
 //! | [`wrap_for_fsdp`] | a sharded model among plain tensors |
 //! | [`checkpoint`] | written by all ranks, whole or not at all; loadable on any number of ranks and any layout |
-//! | [`RunFolder`] | a run's folder, locked while it is used; results of another run are not lost by mistake |
+//! | [`RunFolder`] | a run's folder, locked while in use; results of another run are never lost by mistake |
 //! | [`Signals`] | asks a run from outside for a checkpoint, or to stop after one |
 //! | [`metrics`], [`Progress`] | JSON lines, CSV, TensorBoard; a progress bar |
 //! | [`loss`] | losses, and the error of a prediction |

@@ -56,9 +56,10 @@ pub fn relative_l2_errors<A: Array>(prediction: &A, target: &A) -> Result<Vec<f6
     numbers(&relative_l2(&prediction.to_kind(Kind::Double)?, &target.to_kind(Kind::Double)?)?)
 }
 
-/// Errors of each sample of `[sample, channel, spatial…]` in each variable, which is a channel, in float64: ‖p − t‖ / ‖t‖ over
-/// its points, and the root mean square error in its unit. A target of zero gives an infinite relative error. Of sharded fields
-/// all ranks of their mesh call, and each has the errors of all samples, the same to the last bit.
+/// Returns the errors of each sample of `[sample, channel, spatial…]` per channel (variable), in float64: ‖p
+/// − t‖ / ‖t‖ over its points, and the root mean square error in its unit. A target of zero gives an infinite
+/// relative error. For sharded fields all ranks of the mesh call, and each gets the errors of all samples,
+/// bitwise the same.
 ///
 /// # Errors
 ///
@@ -141,7 +142,7 @@ fn relative_l2<A: Array>(prediction: &A, target: &A) -> isobar_shard::Result<A> 
     norm(&prediction.sub(target)?)?.div(&norm(target)?)
 }
 
-/// The numbers of an array, row by row, on every rank.
+/// Returns the elements of an array, row by row, on every rank.
 fn numbers<A: Array>(array: &A) -> Result<Vec<f64>> {
     let whole = array.whole()?.f_to_device(tch::Device::Cpu).and_then(|all: Tensor| all.f_reshape([-1]));
     whole.and_then(|all: Tensor| Vec::<f64>::try_from(all)).context(|| "reading errors".to_owned())

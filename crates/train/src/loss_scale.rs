@@ -44,7 +44,7 @@ impl LossScale {
         self.factor
     }
 
-    /// Returns whether a run can have come to it.
+    /// Returns whether a run can have reached this state.
     pub(crate) fn is_possible(&self) -> bool {
         self.factor >= LEAST && self.factor <= MOST && self.steps < STEPS
     }

@@ -41,11 +41,11 @@ impl Default for ModelConfig {
 }
 
 impl ModelConfig {
-    /// Checks that the network takes fields of these spatial extents, without making it.
+    /// Checks that the network accepts fields of these spatial extents, without building it.
     ///
     /// # Errors
     ///
-    /// Sizes that do not fit together, or do not fit the fields, with the setting that fits.
+    /// Sizes that do not fit each other or the fields, with a setting that fits.
     pub fn check_extents(&self, extents: &[usize]) -> Result<(), isobar_models::Error> {
         match self {
             Self::Fno(config) => config.check_extents(extents),
@@ -55,8 +55,8 @@ impl ModelConfig {
         }
     }
 
-    /// Warnings about ranks of an axis that have no tokens of the network, for fields split along the first dims by so many
-    /// ranks each.
+    /// Warnings about ranks of an axis without tokens of the network, for fields sharded along the first dims
+    /// over these numbers of ranks.
     pub fn idle_ranks(&self, axes: &[(&str, usize)]) -> Vec<String> {
         let tokens = match self {
             Self::Afno(config) => [0, 1].map(|dim| config.inp_shape[dim] / config.patch_size[dim].max(1)),

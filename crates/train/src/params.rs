@@ -61,7 +61,7 @@ pub struct Parameter {
     pub tensor: Tensor,
     /// What the tensor is over the model-parallel group.
     pub placement: ParamPlacement,
-    /// What is known of its gradient.
+    /// State of its gradient.
     pub(crate) gradient: Gradient,
 }
 
@@ -70,8 +70,8 @@ impl Parameter {
         Self { name, tensor: tensor.shallow_clone(), placement, gradient: Gradient::default() }
     }
 
-    /// A parameter that every rank holds whole. Its gradient counts as that of this rank's own loss, unless
-    /// [`with_source`](Self::with_source) says otherwise.
+    /// Makes a parameter that every rank holds in full. Its gradient counts as that of this rank's own loss,
+    /// unless changed by [`with_source`](Self::with_source).
     pub fn replicated(name: impl Into<String>, tensor: &Tensor) -> Self {
         Self::new(name.into(), tensor, ParamPlacement::Replicate)
     }
@@ -91,13 +91,13 @@ impl Parameter {
         Self::new(name.into(), tensor, ParamPlacement::Part { shape, start, copies })
     }
 
-    /// The same parameter, of whose gradient this is said. Those of a store say it themselves.
+    /// Sets the source of the parameter's gradient. Parameters of a store have it set already.
     #[must_use]
     pub fn with_source(self, source: GradientSource) -> Self {
         Self { gradient: self.gradient.with_source(source), ..self }
     }
 
-    /// What backward leaves in its gradient.
+    /// Returns the content of its gradient after backward.
     pub fn source(&self) -> &GradientSource {
         self.gradient.source()
     }
@@ -180,7 +180,8 @@ impl Parameters {
         Ok(Self { entries, model_group: model_group.clone() })
     }
 
-    /// The trained parameters of a store, split over the ranks of its region or whole on each rank, and its buffers by name.
+    /// Returns the trained parameters of a store, sharded over the ranks of its region or replicated, and its
+    /// buffers by name.
     ///
     /// # Errors
     ///
@@ -200,7 +201,8 @@ impl Parameters {
         Self::from_store(store, store.region().group())
     }
 
-    /// As [`Parameters::of`], where `model_group` has the ranks of the store's region: `Group::single()` for a store without one.
+    /// Does the same as [`Parameters::of`] for a `model_group` with the ranks of the store's region:
+    /// `Group::single()` for a store without one.
     ///
     /// # Errors
     ///
@@ -225,8 +227,8 @@ impl Parameters {
         Ok((params, buffers.map(|p| (p.name.clone(), p.tensor.shallow_clone())).collect()))
     }
 
-    /// The same parameters, of whose gradients this is said: of those that were not made by a store, or whose gradients the program
-    /// itself sums over ranks (then [`GradientSource::summed`]).
+    /// Sets the source of the gradients, for parameters that were not made by a store, or whose gradients the
+    /// program itself sums over ranks ([`GradientSource::summed`]).
     ///
     /// ```
     /// use isobar_collectives::Group;

@@ -37,8 +37,9 @@ pub trait Task {
     /// Number of validation samples; 0 for none.
     fn validation_samples(&self) -> usize;
 
-    /// The mesh over whose ranks the arrays of a loss are split, where the task knows it. [`fit`](crate::fit) compares it with that
-    /// of the parameters; without it, it goes by the parameters alone.
+    /// Returns the mesh over which the arrays of a loss are sharded, if the task knows it.
+    /// [`fit`](crate::fit) compares it with the mesh of the parameters; without it, `fit` relies on the
+    /// parameters alone.
     fn mesh(&self) -> Option<&DeviceMesh> {
         None
     }
@@ -50,13 +51,14 @@ pub trait Task {
     /// Whatever the model or the data reports.
     fn loss(&self, step: Step<'_>, samples: &[usize]) -> Result<Tensor, BoxError>;
 
-    /// The variables that errors are of, the same on every rank; by default one without a name.
+    /// Returns the variables for which errors are reported, the same on every rank; by default one without a
+    /// name.
     fn variables(&self) -> Vec<Variable> {
         vec![Variable::default()]
     }
 
-    /// Errors of each of these validation samples, of which there is at least one, in each of the [variables](Task::variables).
-    /// Gradients are off.
+    /// Returns the errors of each of these validation samples (at least one), per
+    /// [variable](Task::variables). Gradients are off.
     ///
     /// # Errors
     ///
@@ -115,22 +117,22 @@ pub struct FieldModel<L, F> {
     pub layout: L,
     /// Channels behind those of every input, `[channel, x, y]`: this rank's window of where the points are.
     pub positions: Option<Tensor>,
-    /// How the network's outputs are normalised where they are changes from the input; `None` where they are the fields
-    /// that follow. See [`Normalizer::of_scales`].
+    /// Normalisation of the network's outputs if they are changes from the input; `None` if they are the next
+    /// fields. See [`Normalizer::of_scales`].
     pub change: Option<Normalizer>,
     /// How inputs are normalised.
     pub input: Normalizer,
-    /// How targets are normalised; with `change` as inputs are.
+    /// Normalisation of targets; with `change`, that of the inputs.
     pub target: Normalizer,
-    /// The variables that the channels of targets are.
+    /// Variables of the channels of targets.
     pub variables: Vec<Variable>,
 }
 
 /// A [`FieldModel`] with its data in memory.
 ///
-/// The loss, the mean over the steps of a sample, is taken on normalised values; where the network gives changes, the
-/// difference from the target is in units of each variable's changes. Validation errors are of each variable, on physical
-/// values.
+/// The loss is the mean over the steps of a sample, on normalised values; if the network predicts changes,
+/// the difference from the target is in units of each variable's changes. Validation errors are per variable,
+/// on physical values.
 pub struct FieldTask<L, F> {
     /// The network.
     pub model: FieldModel<L, F>,
@@ -210,7 +212,7 @@ where
         Ok(outputs)
     }
 
-    /// Fields whose channels are multiplied with `by` and divided by `of`: one number for each channel, or for all.
+    /// Scales the channels of fields by `by` / `of`: one number for each channel, or for all.
     fn scaled(&self, fields: &L::Array, by: &[f64], of: &[f64]) -> Result<L::Array, BoxError> {
         let channels = by.len().max(of.len());
         let at = |all: &[f64], channel: usize| all.get(channel).or(all.first()).copied().unwrap_or(1.0);
@@ -222,8 +224,9 @@ where
         self.layout.map(fields, |part| Ok(scale.decode(part)?))
     }
 
-    /// What the loss compares with a target, both normalised. Where the network gives changes, the difference is in units of
-    /// each variable's changes: else variables that change slowly would not count.
+    /// Returns the output that the loss compares with the normalised target. If the network predicts changes,
+    /// the difference is in units of each variable's changes, since slowly changing variables would not count
+    /// otherwise.
     fn weighted(&self, output: &L::Array, target: &L::Array) -> Result<L::Array, BoxError> {
         let Some(change) = &self.change else { return Ok(output.shallow_clone()) };
         if change.std() == self.target.std() {
@@ -233,7 +236,7 @@ where
         Ok(target.add(&difference)?)
     }
 
-    /// Errors of predictions in each variable.
+    /// Returns the errors of predictions, per variable.
     fn errors_of(
         &self,
         prediction: &L::Array,
@@ -286,24 +289,23 @@ where
         Ok((array(&batch.input)?, targets))
     }
 
-    /// Validation errors of a model that has learnt nothing, in each variable, which a model must beat: for trajectories those
-    /// of persistence, which predicts no change, else those of the mean over the training targets at each point. Empty where
-    /// there are no validation samples.
+    /// Returns the validation errors of the baseline, per variable: persistence (no change) for trajectories,
+    /// otherwise the mean of the training targets at each point. Empty without validation samples.
     ///
     /// All ranks of the layout call.
     ///
     /// # Errors
     ///
-    /// What libtorch or an exchange reports.
+    /// An error of libtorch or of the communication.
     pub fn baseline(&self) -> Result<Vec<VariableError>, BoxError> {
         Ok(self.baselines(&self.validation)?.into_iter().next().unwrap_or_default())
     }
 
-    /// The same of rollouts, over all their steps. Empty where there are none.
+    /// Returns the baseline's errors of rollouts, over all their steps. Empty without rollouts.
     ///
     /// # Errors
     ///
-    /// What libtorch or an exchange reports.
+    /// An error of libtorch or of the communication.
     pub fn rollout_baseline(&self) -> Result<Vec<VariableError>, BoxError> {
         let Some(data) = &self.rollouts else { return Ok(Vec::new()) };
         Ok(mean_errors(&self.baselines(data)?))
@@ -419,7 +421,8 @@ where
     }
 }
 
-/// Samples that a baseline is computed for at a time: as many on every rank, since they may share fields.
+/// Number of samples for which a baseline is computed at a time: the same on every rank, since ranks may
+/// share fields.
 const BASELINE_SAMPLES: usize = 64;
 
 /// A rank's share of `count` samples: a contiguous range; the first ranks take one more where it does not come out even.

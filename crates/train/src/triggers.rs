@@ -51,8 +51,9 @@ impl fmt::Debug for Signals {
 }
 
 impl Signals {
-    /// Takes over SIGUSR1, which asks for a checkpoint, and SIGTERM and SIGINT (Ctrl-C), which ask to stop after one, as
-    /// [`Termination`] hears them. For the rest of the process, so call it once.
+    /// Handles SIGUSR1, which requests a checkpoint, and SIGTERM and SIGINT (Ctrl-C), which request a
+    /// checkpoint and a stop, through [`Termination`]. The handlers stay until the process ends, so call it
+    /// once.
     ///
     /// # Errors
     ///

@@ -1,16 +1,16 @@
-//! The variables of a forecast, and its error in each of them.
+//! Variables of a forecast, and errors per variable.
 
 use serde::{Deserialize, Deserializer, Serialize};
 
-/// A variable that a model predicts: one channel of its output.
+/// Variable that a model predicts: one channel of its output.
 ///
-/// Components of a vector or tensor field are variables of their own, named as The Well names them: `velocity_x`,
-/// `stress_xy`. An error over variables of different magnitudes says nothing of the small ones.
+/// Each component of a vector or tensor field is a variable of its own, named as in The Well: `velocity_x`,
+/// `stress_xy`. A single error over variables of different magnitudes would hide the small ones.
 #[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
 pub struct Variable {
-    /// Its name, which reports and columns of metrics have.
+    /// Name in reports and in columns of metrics.
     pub name: String,
-    /// Its unit, where the data say one.
+    /// Unit, if the data have one.
     #[serde(default)]
     pub unit: Option<String>,
 }
@@ -51,7 +51,7 @@ impl Variable {
 /// The error of a forecast in one variable: of a sample, or the mean over samples.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
 pub struct VariableError {
-    /// ‖p − t‖ / ‖t‖ over the points of a sample; of several samples the mean of that. Infinite where only the truth is zero.
+    /// ‖p − t‖ / ‖t‖ over the points of a sample, averaged over samples. Infinite where only the truth is zero.
     #[serde(deserialize_with = "number_or_nan")]
     pub relative: f64,
     /// Root mean square error in the unit of the variable: over the points of a sample, or over those of all samples.
@@ -107,7 +107,7 @@ pub fn mean_errors<'a>(samples: impl IntoIterator<Item = &'a Vec<VariableError>>
     means(&sums, count)
 }
 
-/// What adds up over samples: the relative error and the mean square of each variable.
+/// Returns the summands over samples: relative error and mean square error of each variable.
 pub(crate) fn moments(errors: &[VariableError]) -> impl Iterator<Item = f64> + '_ {
     errors.iter().flat_map(|error| [error.relative, error.rmse * error.rmse])
 }
@@ -121,7 +121,7 @@ pub(crate) fn means(sums: &[f64], count: usize) -> Vec<VariableError> {
     sums.chunks_exact(2).map(mean).collect()
 }
 
-/// The metric that a validation error is, where it is of several variables.
+/// Name of the validation metric for several variables.
 pub(crate) fn metric(variables: usize) -> Option<String> {
     (variables > 1).then(|| format!("mean over {variables} variables of the relative L2 error"))
 }
@@ -138,7 +138,8 @@ pub(crate) fn columns<'a>(
     })
 }
 
-/// Relative errors for a line: of one variable its own; of a few the mean and each; of many the mean and the worst.
+/// Formats relative errors for one line: that of a single variable; of a few the mean and each; of many the
+/// mean and the worst.
 ///
 /// ```
 /// use isobar_train::{Variable, VariableError, errors_line};
@@ -164,7 +165,7 @@ pub fn errors_line(variables: &[Variable], errors: &[VariableError]) -> String {
     }
 }
 
-/// How many variables are named on one line.
+/// Largest number of variables named on one line.
 const FEW: usize = 4;
 
 /// A relative error in percent.

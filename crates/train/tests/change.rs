@@ -1,4 +1,4 @@
-//! Networks that predict changes: by what these are scaled, and what their loss is.
+//! Networks that predict changes: scales and loss.
 #![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
 
 use isobar_data::{Augment, InMemory, Normalizer};

@@ -131,7 +131,7 @@ fn results_of_another_run_are_refused_on_all_ranks_and_stay(#[values(1, 2)] rank
     assert!(matches!(plain(&config(folder.path())), Err(Error::HoldsResults { .. })));
 }
 
-/// What loops of one's own call is as safe.
+/// The functions for your own training loops are as safe.
 #[test]
 fn the_parts_of_the_engine_remove_nothing_either() {
     let folder = tempfile::tempdir().unwrap();
@@ -178,7 +178,7 @@ fn an_overwrite_keeps_the_old_results_until_the_first_checkpoint(
                     snapshot(&path.join("earlier")).iter().filter(|file| old.contains(file)).count()
                         == old.len()
                 );
-                // Whoever reads the run finds them.
+                // Readers of the run find them.
                 assert_eq!(steps(&path), [6, 4, 2]);
             }
             Ok(())

@@ -28,7 +28,7 @@ const CONNECTED: Duration = Duration::from_secs(5);
 /// job, and a script around the launcher passes its own on.
 const SAME: Duration = Duration::from_secs(2);
 
-/// How often ranks are looked at once others have ended.
+/// Interval at which ranks are checked once others have ended.
 const LOOK: Duration = Duration::from_millis(500);
 
 /// Whether a process of a rank's group is stopped by a signal.
@@ -86,7 +86,7 @@ struct Attempt<'a> {
     stops: Vec<Signal>,
     /// When that was first.
     asked: Option<Instant>,
-    /// Ranks that are stopped while others have ended well, and since when.
+    /// Ranks that are stopped after others have succeeded, and since when.
     stopped: BTreeMap<usize, Instant>,
 }
 
@@ -227,8 +227,8 @@ impl Attempt<'_> {
         }
     }
 
-    /// Where ranks of this machine have ended well and another one is stopped (SIGSTOP), nobody else may see that it never
-    /// ends: after the grace it is made to. Gives the time of the next look.
+    /// Ends a rank of this machine that is stopped (SIGSTOP) after others have succeeded, once the grace
+    /// period is over: no other process may notice that it never exits. Returns the time of the next check.
     fn look_for_stopped(&mut self) -> Option<Instant> {
         if !self.ends.iter().flatten().any(|end| end.how.is_good()) {
             return None;

@@ -151,7 +151,7 @@ impl End {
 /// The rank that failed first: one that was killed by a signal before one that had an error, that before one that has lost
 /// another; among equals by time. None where all ended well, or as this launcher told them.
 ///
-/// Ranks that have only lost another know better which: what their report, `finding`, says first names it.
+/// If all ranks only lost another, the first line of their report, `finding`, names the one at fault.
 pub(super) fn root<'a>(ends: &'a [End], finding: Option<&'a str>) -> Option<Root<'a>> {
     let end = first(ends)?;
     let finding = finding.filter(|_| end.how == How::Code(Exit::Lost as u8));
@@ -168,7 +168,7 @@ pub(super) fn root<'a>(ends: &'a [End], finding: Option<&'a str>) -> Option<Root
 pub(super) struct Root<'a> {
     /// The end of the rank at fault.
     pub(super) end: &'a End,
-    /// What the other ranks say of it.
+    /// Report of the other ranks about it.
     finding: Option<&'a str>,
 }
 

@@ -159,7 +159,8 @@ impl Rank {
     }
 }
 
-/// Gives a command's standard error a pipe that it knows by its number: records of progress that come through it are drawn.
+/// Makes a pipe the command's standard error and passes its identity on; progress records from it
+/// are drawn.
 fn progress_pipe(command: &mut Command) -> Result<PipeReader> {
     let (reader, writer) = std::io::pipe()?;
     let writer = File::from(OwnedFd::from(writer));

@@ -41,8 +41,8 @@ impl Screen {
         self.bar().and_then(|mut bar| bar.take()).map(Bar::clear);
     }
 
-    /// Writes whole lines above the bar. What cannot be written is dropped: nobody who reads what ranks write keeps them from
-    /// going on.
+    /// Writes full lines above the bar. Output that cannot be written is dropped, so that no reader of the
+    /// output blocks the ranks.
     pub(super) fn write(&self, stream: Stream, lines: &[u8]) {
         let write = || {
             let _ = match stream {

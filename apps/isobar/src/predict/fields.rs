@@ -22,7 +22,7 @@ pub(super) struct Rollout<'a> {
     pub(super) samples: &'a [usize],
     pub(super) start: usize,
     pub(super) steps: usize,
-    /// What the predicted data set is called.
+    /// Name of the predicted data set.
     pub(super) name: String,
 }
 
@@ -53,7 +53,7 @@ impl Rollout<'_> {
         let none = || vec![Vec::new(); self.steps];
         let mut outcome = Outcome { first: None, errors: none(), persistence: none() };
         for (index, &trajectory) in self.samples.iter().enumerate() {
-            // All ranks read their windows of what there is to start from and to compare with.
+            // All ranks read their windows of the initial frame and of the frames to compare with.
             let frames =
                 self.file.read(self.names, trajectory, self.start..self.start + known + 1, place.window)?;
             let frames = frames.f_to_device(device)?.f_to_kind(kind)?;
@@ -71,7 +71,7 @@ impl Rollout<'_> {
             if index == 0 {
                 outcome.first = Some(Shown::of(&input, &truth, &predicted)?);
             }
-            // A frame at a time is whole.
+            // Only one frame at a time is gathered in full.
             for (at, fields) in std::iter::once(&input).chain(&predicted).enumerate() {
                 let whole = fields.whole()?;
                 if let Some(writer) = &mut writer {

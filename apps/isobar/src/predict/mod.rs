@@ -1,4 +1,4 @@
-//! `isobar predict`: what a trained network makes of the fields of a data set.
+//! `isobar predict`: predictions of a trained network for the fields of a data set.
 
 mod fields;
 mod origin;
@@ -24,7 +24,7 @@ use crate::exit::Exit;
 use crate::run::{self, Job, Meaning, RANKS_OWN, Run, Source};
 use crate::{start, terminal};
 
-/// What `isobar predict` takes.
+/// Arguments of `isobar predict`.
 #[derive(Debug, Args)]
 pub(crate) struct PredictArgs {
     #[command(flatten)]
@@ -69,7 +69,7 @@ fn predict(manager: &DistributedManager, resolved: &Resolved<Config>, args: &Pre
     Ok(())
 }
 
-/// Prediction, which gives what there is to say of it.
+/// Predicts, and returns the lines to print.
 struct Prediction<'a> {
     config: &'a Config,
     args: &'a PredictArgs,
@@ -219,7 +219,7 @@ impl Prediction<'_> {
         Ok((meaning, origin))
     }
 
-    /// Refuses a network that was trained on other fields, or to give something else.
+    /// Rejects a network that was trained on other fields, or to predict something else.
     fn means_the_same(&self, folder: &Path, trained: &Meaning) -> Result<()> {
         let data = &self.config.data;
         let pairs = [

@@ -1,4 +1,4 @@
-//! What a prediction was made with: the checkpoint, and what the file says of it.
+//! Origin of a prediction: its checkpoint, and the attributes of the file.
 
 use std::path::PathBuf;
 
@@ -12,7 +12,7 @@ pub(super) struct Origin {
     pub(super) step: u64,
     pub(super) epoch: u64,
     pub(super) validation_error: Option<f64>,
-    /// What the error measures, where it is of several variables.
+    /// Name of the metric, if it covers several variables.
     pub(super) metric: Option<String>,
 }
 
@@ -28,7 +28,7 @@ impl Origin {
         }
     }
 
-    /// A line for a person.
+    /// Returns the line that is printed.
     pub(super) fn line(&self) -> String {
         let mut text =
             format!("checkpoint  {} (step {}, epoch {}", self.path.display(), self.step, self.epoch);

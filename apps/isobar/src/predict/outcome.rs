@@ -1,4 +1,4 @@
-//! How far a prediction is from the truth, in words and in a file.
+//! Errors of a prediction, as text and as a CSV file.
 
 use std::path::Path;
 
@@ -9,14 +9,14 @@ use crate::exit::Exit;
 use crate::run::errors::{Compared, aligned};
 use crate::run::picture::Shown;
 
-/// What was predicted, and how far it is from the truth.
+/// Prediction and its errors.
 #[derive(Default)]
 pub(super) struct Outcome {
-    /// Of the first sample, what a picture shows.
+    /// Fields of the first sample, for the picture.
     pub(super) first: Option<Shown>,
-    /// For each step the errors of the samples whose truth is known, in each variable.
+    /// For each step, errors per variable of the samples whose truth is known.
     pub(super) errors: Vec<Vec<Vec<VariableError>>>,
-    /// The same of persistence, for trajectories.
+    /// Errors of persistence per step, for trajectories.
     pub(super) persistence: Vec<Vec<Vec<VariableError>>>,
 }
 

@@ -1,4 +1,4 @@
-//! Whether a run that its launcher starts again resumes what it has saved.
+//! Resumption of a run that its launcher restarts.
 
 use std::path::Path;
 use std::time::{Duration, UNIX_EPOCH};
@@ -17,16 +17,16 @@ use crate::exit::Exit;
 /// The file in a run's folder that says which job began it.
 const FILE: &str = "launch.json";
 
-/// How long a start of a job that is not its first waits for the lock of the one before, whose host may have been lost.
+/// Time that a restart waits for the lock of the previous start, whose host may have been lost.
 const GRACE: Duration = Duration::from_secs(30);
 
-/// Bytes of the longest such file.
+/// Largest size of `launch.json`, in bytes.
 const LONGEST: u64 = 16 << 20;
 
 /// A checkpoint: its folder's name, and when it was saved, in seconds since 1970.
 type Saved = (String, u64);
 
-/// What a job found when it began a run.
+/// State of the folder when a job began a run.
 #[derive(Debug, PartialEq, Eq, Serialize, Deserialize)]
 struct Begun {
     /// The job.
@@ -35,10 +35,9 @@ struct Begun {
     earlier: Vec<Saved>,
 }
 
-/// Locks the run's folder, and refuses one that holds results of another run. Returns the settings with which this start
-/// trains: as they were given, but for a run that starts from the beginning and is started again by its launcher, which
-/// resumes what its own job has saved. Checkpoints of an earlier run, which the job was told to overwrite and has not replaced
-/// yet, are none of its own.
+/// Locks the run's folder, and rejects one that holds results of another run. Returns the settings for this
+/// start: those given, except that a run restarted by its launcher resumes from the checkpoints of its own
+/// job. Checkpoints of an earlier run that the job is to overwrite do not count as its own.
 ///
 /// All ranks call.
 pub(crate) fn claim(
@@ -69,14 +68,14 @@ pub(crate) fn claim(
     Ok((claimed, config))
 }
 
-/// The start of a job of SLURM, which queues it again where it was asked to or a host was lost.
+/// Returns the start of a SLURM job, which SLURM requeues on request or after the loss of a host.
 fn of_slurm(environment: &Environment) -> Option<Attempt> {
     let job = environment.get("SLURM_JOB_ID")?;
     let restarts: u32 = environment.get("SLURM_RESTART_COUNT").unwrap_or("0").parse().ok()?;
     Some(Attempt { id: format!("slurm-{job}"), number: restarts.saturating_add(1) })
 }
 
-/// Whether what is in the folder was left by earlier starts of the same job.
+/// Returns whether the folder's contents are from earlier starts of the same job.
 fn resumes(folder: &Path, attempt: &Attempt) -> Result<bool> {
     if attempt.number == 1 {
         return Ok(false);
@@ -97,7 +96,7 @@ fn resumes(folder: &Path, attempt: &Attempt) -> Result<bool> {
     Ok(begun.id == attempt.id && !there.iter().any(|saved| begun.earlier.contains(saved)))
 }
 
-/// Notes that a job begins a run here.
+/// Records that a job begins a run in this folder.
 fn note(folder: &RunFolder, attempt: &Attempt) -> Result<()> {
     let begun = Begun { id: attempt.id.clone(), earlier: saved(folder.path())? };
     Ok(folder.write(FILE, &serde_json::to_vec(&begun)?)?)

@@ -1,10 +1,10 @@
-//! Errors of a forecast in words: a line for a single variable, a table for several, and a warning where a model is no better
-//! than a baseline.
+//! Text for forecast errors: a line for a single variable, a table for several, and a warning if a model is
+//! no better than a baseline.
 
 use isobar_train::config::DataFormat;
 use isobar_train::{Variable, VariableError, mean_relative, percent};
 
-/// The model that has learnt nothing, which a network must beat.
+/// Name of the baseline that a network must beat.
 pub(crate) fn baseline_name(format: DataFormat) -> &'static str {
     match format {
         DataFormat::Darcy => "predicting the mean field",
@@ -33,7 +33,7 @@ impl Compared<'_> {
         text
     }
 
-    /// A line for each variable with its error, that of the baseline, and its RMSE; nothing for a single variable.
+    /// A line for each variable with its error, the baseline's, and its RMSE; nothing for a single variable.
     pub(crate) fn table(&self, variables: &[Variable]) -> Vec<String> {
         if variables.len() < 2 {
             return Vec::new();
@@ -53,7 +53,7 @@ impl Compared<'_> {
         aligned(&rows)
     }
 
-    /// Names the variables that are predicted no better than by the baseline; nothing where there are none.
+    /// Names the variables that are predicted no better than by the baseline; `None` if there are none.
     pub(crate) fn no_better(&self, variables: &[Variable], what: &str, baseline: &str) -> Option<String> {
         let pairs = variables.iter().zip(self.errors.iter().zip(self.baseline));
         let worse: Vec<String> = pairs
@@ -71,7 +71,7 @@ impl Compared<'_> {
     }
 }
 
-/// Rows with their columns one below the other, the first to the left and numbers to the right.
+/// Aligns columns, the first to the left and numbers to the right.
 pub(crate) fn aligned<const N: usize>(rows: &[[String; N]]) -> Vec<String> {
     let width = |column: usize| rows.iter().map(|row| row[column].chars().count()).max().unwrap_or_default();
     let widths: [usize; N] = std::array::from_fn(width);

@@ -24,7 +24,7 @@ pub(crate) struct Fields {
     pub(crate) input: Normalizer,
     /// Of the targets, over the training samples.
     pub(crate) target: Normalizer,
-    /// Of changes from frame to frame, over the training samples, where the network gives changes.
+    /// Scales of changes from frame to frame, over the training samples, if the network predicts changes.
     pub(crate) change: Option<Normalizer>,
     /// The window, a range for each spatial dim.
     window: Vec<Range<usize>>,
@@ -144,8 +144,8 @@ impl Fields {
     }
 }
 
-/// By what changes from frame to frame are divided: in each channel their root mean square, so that they are of about one, and
-/// zero is no change. A channel that never changes keeps the deviation of its values.
+/// Returns the scales of changes from frame to frame: the root mean square of each channel's changes, so that
+/// zero means no change. A channel that never changes gets the deviation of its values.
 fn change_scales(changes: &[Statistics], values: &Normalizer) -> Result<Normalizer> {
     let scale = |(change, std): (&Statistics, &f64)| match change.mean.hypot(change.std) {
         scale if scale > 0.0 => scale,

@@ -78,20 +78,20 @@ pub(crate) struct Meaning {
     pub(crate) predict: Predict,
     /// Whether it is told where points are.
     pub(crate) positions: bool,
-    /// By what changes are divided, where its outputs are changes. Checkpoints of earlier versions have none: theirs are
-    /// divided by the deviation of the inputs.
+    /// Scales of changes, if its outputs are changes. Missing in checkpoints of earlier versions, which
+    /// divide by the deviation of the inputs.
     #[serde(default)]
     pub(crate) change: Option<Normalizer>,
-    /// The variables that its output channels are; none in checkpoints of earlier versions.
+    /// Variables of its output channels; empty in checkpoints of earlier versions.
     #[serde(default)]
     pub(crate) variables: Vec<Variable>,
-    /// Validation errors of a model that has learnt nothing, in each variable.
+    /// Validation errors of the baseline, per variable.
     #[serde(default)]
     pub(crate) baseline: Vec<VariableError>,
 }
 
 impl Meaning {
-    /// By what changes are divided, where outputs are changes.
+    /// Scales of changes, if outputs are changes.
     pub(crate) fn change(&self) -> Result<Option<Normalizer>> {
         match self.predict {
             Predict::Frame => Ok(None),
@@ -123,7 +123,7 @@ pub(crate) fn with<J: Job>(manager: &DistributedManager, config: &Config, job: J
     let arrangement = Arrangement::new(manager, config)?;
     let device = manager.device();
     let world = manager.group(None)?;
-    // From the configuration and the file's header, before anything is made or read.
+    // From the configuration and the file's header, before anything is allocated or read.
     let opened = Source::open(&config.data).and_then(|source| {
         source.fits(config)?;
         if J::TRAINS {
@@ -207,7 +207,7 @@ pub(crate) fn alike<T>(world: &Group, own: Result<(Vec<u8>, T)>) -> Result<(T, V
 mod tests {
     use super::*;
 
-    /// Checkpoints of earlier versions say nothing of how changes are scaled: by the deviation of the inputs.
+    /// Checkpoints of earlier versions do not record the scales of changes: the deviation of the inputs.
     #[test]
     fn checkpoints_of_earlier_versions_mean_what_they_meant() {
         let normalizer = serde_json::json!({ "mean": [0.0, 9800.0], "std": [4.0, 130.0] });

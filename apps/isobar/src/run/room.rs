@@ -1,4 +1,4 @@
-//! Whether the machines of a run can hold its network.
+//! Check that the network of a run fits into memory.
 
 use anyhow::{Result, bail};
 use isobar_collectives::Group;
@@ -14,11 +14,11 @@ use super::ranks::Arrangement;
 use crate::config::Config;
 use crate::exit::Exit;
 
-/// Bytes that a tensor takes besides its elements: handles, names, nodes of the graph.
+/// Bytes of overhead per tensor: handles, names, nodes of the graph.
 const TENSOR: u128 = 1 << 10;
 
-/// Refuses a network that the machines cannot hold, before it is made. Counts parameters, gradients and the optimizer's state:
-/// the least that a run needs. All ranks call.
+/// Rejects a network that does not fit into memory, before it is allocated. Counts parameters, gradients and
+/// optimizer state, the least that a run needs. All ranks call.
 pub(super) fn check(
     world: &Group,
     arrangement: &Arrangement,
@@ -69,7 +69,7 @@ fn shards(mesh: &DeviceMesh) -> u128 {
 /// Bytes of host memory that one rank needs at least.
 fn needed(size: ModelSize, copies: u128, shards: u128, (kind, device): (Kind, Device)) -> u64 {
     let element = kind.elt_size_in_bytes() as u128;
-    // Parameters are made whole, and then cut.
+    // Parameters are created in full, then sharded.
     let trained = size.trained.max((size.trained / shards.max(1)).saturating_mul(copies));
     let elements = match device {
         Device::Cpu => trained.saturating_add(size.buffers).saturating_mul(element),
@@ -79,7 +79,7 @@ fn needed(size: ModelSize, copies: u128, shards: u128, (kind, device): (Kind, De
     u64::try_from(bytes).unwrap_or(u64::MAX)
 }
 
-/// A number that may have many digits.
+/// Formats a number that may have many digits.
 fn number(count: u128) -> String {
     if count < 1_000_000 { count.to_string() } else { format!("{:.2e}", count as f64) }
 }

@@ -57,7 +57,7 @@ pub fn world(options: &Options) -> Result<Group> {
         let problem = format!(
             "rank {rank} of {size} could not reach the store of rank 0 at {addr}:{port} (MASTER_ADDR, MASTER_PORT): {error}"
         );
-        // Rank 0 itself cannot listen there; another rank that was let in by nobody has lost rank 0.
+        // Rank 0 itself cannot listen there; any other rank that found no store has lost rank 0.
         if *rank > 0 && error.is_timeout() { lost(problem) } else { failed(problem) }
     })?;
     let towards_store = address_towards(addr, *port);
@@ -72,7 +72,7 @@ pub fn world(options: &Options) -> Result<Group> {
         GlooOptions { timeout: deadline.saturating_mul(2), interface: interface.clone(), host };
     let gloo = Gloo::new(&store, "isobar", *rank, *size, &gloo_options).map_err(|error| {
         let problem = format!("rank {rank} of {size} could not connect to the others: {error}");
-        // All ranks have come: a rank that is not reached any more is lost.
+        // All ranks have joined: a rank that can no longer be reached is lost.
         let known = |name: &String| Path::new("/sys/class/net").join(name).exists();
         if interface.as_ref().is_none_or(known) { lost(problem) } else { failed(problem) }
     })?;

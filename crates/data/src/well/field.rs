@@ -42,12 +42,12 @@ impl WellField {
         self.components
     }
 
-    /// The unit of its values, by the dataset's attribute `units`, where there is one.
+    /// Unit of its values, from the dataset's attribute `units`, if there is one.
     pub fn unit(&self) -> Option<&str> {
         self.unit.as_deref()
     }
 
-    /// Names of its components, in the order of channels: those of a vector or tensor end in the dims that they are of, as
+    /// Names of its components, in the order of channels: those of a vector or tensor end in their dims, as
     /// `velocity_x` and `stress_xy`.
     pub(super) fn component_names(&self, dims: &[String]) -> Vec<String> {
         let mut ends = vec![String::new()];
@@ -155,7 +155,8 @@ impl WellField {
             .collect()
     }
 
-    /// Trajectories and frames to read at a time for statistics: whole chunks, so that none is decompressed twice.
+    /// Numbers of trajectories and frames to read at a time for statistics: full chunks, so that none is
+    /// decompressed twice.
     fn at_once(&self, whole: &[Range<usize>]) -> (usize, usize) {
         let chunk = self.dataset.chunk();
         let step = |axis: usize, otherwise: usize| {

@@ -272,11 +272,11 @@ impl WellFile {
         Ok(statistics)
     }
 
-    /// Statistics of each channel's changes from one frame to the next, like [`WellFile::statistics`]: of a field that does not
-    /// vary in time, zeros.
+    /// Computes statistics of each channel's changes from one frame to the next, like
+    /// [`WellFile::statistics`]; zeros for a field that does not vary in time.
     ///
     /// # Errors
-    /// As [`WellFile::statistics`], and for a single frame.
+    /// Those of [`WellFile::statistics`]; a file with a single frame.
     pub fn change_statistics(&self, fields: &[&str], trajectories: Range<usize>) -> Result<Vec<Statistics>> {
         let fields = self.chosen(fields)?;
         check_range("trajectory range", &trajectories, self.trajectories)?;
@@ -289,11 +289,11 @@ impl WellFile {
         Ok(statistics)
     }
 
-    /// Name and unit of each channel, as [`WellFile::read`] orders them: a scalar's own name, and of a vector or tensor a name
-    /// for each component, as The Well has them: `velocity_x`, `stress_xy`.
+    /// Returns the name and unit of each channel, in the order of [`WellFile::read`]. A scalar has its own
+    /// name; each component of a vector or tensor is named as in The Well: `velocity_x`, `stress_xy`.
     ///
     /// # Errors
-    /// When no field is asked for or one is not there.
+    /// When no field is requested, or one does not exist.
     pub fn channels(&self, fields: &[&str]) -> Result<Vec<(String, Option<String>)>> {
         let mut channels = Vec::new();
         for field in self.chosen(fields)? {

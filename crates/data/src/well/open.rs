@@ -145,7 +145,7 @@ fn open_field(group: &Node<'_>, name: String, order: usize, extents: &[usize]) -
     Ok(WellField { name, order, components: dims.pow(order as u32), varying, unit, dataset, place })
 }
 
-/// The unit of a field; an attribute that is no text is no reason to refuse a file.
+/// Returns the unit of a field; ignores an attribute that is no text.
 fn unit(attributes: &Attributes<'_>) -> Result<Option<String>> {
     match attributes.text(UNITS) {
         Ok(unit) => {

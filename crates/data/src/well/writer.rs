@@ -85,10 +85,11 @@ impl WellWriter {
         Ok(Self { aside, trajectories: meta.trajectories, frames: meta.times.len(), grid, fields })
     }
 
-    /// Writes an attribute of the file that says where its values come from. Readers of The Well's schema pass over it.
+    /// Writes an attribute of the file, for example the origin of its values. Readers of The Well's schema
+    /// ignore it.
     ///
     /// # Errors
-    /// When there is an attribute of that name, or the text has a zero byte.
+    /// When an attribute of that name exists, or the text has a zero byte.
     pub fn attribute(&self, name: &str, value: &str) -> Result<()> {
         write_attribute(&self.aside, name, value)
     }

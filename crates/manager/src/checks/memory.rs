@@ -1,4 +1,4 @@
-//! Memory that a process can still have, and whether what all ranks need fits.
+//! Available memory, and the check that the needs of all ranks fit into it.
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -9,18 +9,18 @@ use serde::{Deserialize, Serialize};
 use super::Finding;
 use crate::{Result, format_bytes};
 
-/// Memory that a process can still have.
+/// Memory available to a process.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct Memory {
-    /// Bytes that the host has to give, swap included.
+    /// Bytes available on the host, swap included.
     pub host: Option<u64>,
-    /// The control group with the tightest limit (SLURM and containers set such limits), and the bytes left of it.
+    /// Control group with the tightest limit, as SLURM and containers set them, and the bytes left in it.
     pub limit: Option<(String, u64)>,
 }
 
 impl Memory {
-    /// The memory of this process. Does not communicate.
+    /// Returns the memory available to this process. Does not communicate.
     #[must_use]
     pub fn of_process() -> Self {
         Self { host: available().map(|(free, swap)| free.saturating_add(swap)), limit: limit() }
@@ -61,7 +61,7 @@ fn limit() -> Option<(String, u64)> {
         .min_by_key(|(_, left)| *left)
 }
 
-/// The bytes left of a control group and of each that holds it. The cache of files is given back when it is needed.
+/// Returns the bytes left in a control group and in each of its ancestors. The page cache counts as free.
 fn limits(root: &Path, path: &str, [most, used, cache]: [&str; 3]) -> Vec<(String, u64)> {
     let path = PathBuf::from(path.trim_start_matches('/'));
     let left = |group: &Path| {
@@ -69,7 +69,7 @@ fn limits(root: &Path, path: &str, [most, used, cache]: [&str; 3]) -> Vec<(Strin
         let number = |file: &str| std::fs::read_to_string(folder.join(file)).ok()?.trim().parse::<u64>().ok();
         let statistics = std::fs::read_to_string(folder.join("memory.stat")).unwrap_or_default();
         let cached = statistics.lines().find_map(|line| line.strip_prefix(cache)?.trim().parse().ok());
-        // Without a limit `memory.max` is a word.
+        // Without a limit, `memory.max` is the word `max`.
         let most = number(most)?;
         let used = number(used)?.saturating_sub(cached.unwrap_or(0));
         Some((group.display().to_string(), most.saturating_sub(used)))
@@ -77,7 +77,7 @@ fn limits(root: &Path, path: &str, [most, used, cache]: [&str; 3]) -> Vec<(Strin
     path.ancestors().filter_map(left).collect()
 }
 
-/// A rank's need, as the others are told of it.
+/// Memory that a rank needs, as sent to the other ranks.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
 struct Need {
@@ -86,8 +86,8 @@ struct Need {
     memory: Memory,
 }
 
-/// Compares what all ranks need with what their machines have, `bytes` on this rank; the same finding on all ranks. `what`
-/// begins the message, and `mend` ends it.
+/// Compares the memory that all ranks need (`bytes` on this rank) with that of their machines; all ranks get
+/// the same finding. Its message begins with `what` and ends with `mend`.
 ///
 /// All ranks call.
 ///
@@ -103,7 +103,7 @@ pub fn memory(world: &Group, bytes: u64, what: &str, mend: &str) -> Result<Optio
     Ok(lacking(&needs).map(|lack| Finding::error(format!("{what} {lack}; {mend}"))))
 }
 
-/// What is lacking, in words.
+/// Describes the missing memory.
 fn lacking(needs: &[Need]) -> Option<String> {
     let mut hosts: BTreeMap<&str, (u64, u64, usize)> = BTreeMap::new();
     let mut limits: BTreeMap<(&str, &str), (u64, u64, usize)> = BTreeMap::new();

@@ -208,7 +208,7 @@ impl<'a> Check<'a> {
         self.problem(format!("unknown key `{}`", shorten(&wrong)), place, help);
     }
 
-    /// The variable of the key that another variable names but for the number of underscores.
+    /// Returns the variable of the key that another variable names up to the number of underscores.
     fn underscores(&self, variable: &str) -> Option<String> {
         let (prefix, plain) = (super::layer::PREFIX, |name: &str| name.replace(['.', '_'], ""));
         let name = variable.strip_prefix(prefix)?.to_ascii_lowercase();
@@ -236,7 +236,7 @@ pub(crate) fn nearest<'a>(name: &str, known: impl Iterator<Item = &'a str>) -> O
     (best.0 <= name.chars().count().div_ceil(3)).then_some(best.1)
 }
 
-/// The full names of all keys, tables too, those of a table after those above it.
+/// Returns the full names of all keys and tables, a table's keys after those of its parents.
 fn keys(schema: &Schema) -> Vec<String> {
     let mut found: Vec<String> = Vec::new();
     let mut level = vec![(String::new(), schema.root())];
@@ -256,10 +256,10 @@ fn keys(schema: &Schema) -> Vec<String> {
     found
 }
 
-/// Ends schemas that contain themselves.
+/// Bounds the recursion for schemas that contain themselves.
 const DEEPEST_KEY: usize = 5;
 
-/// The key that a word is meant for: its full name, the last part of one, or what is spelled nearly so.
+/// Returns the key that a word probably means: a full name, the last part of one, or a similar spelling.
 pub(super) fn meant(schema: &Schema, word: &str) -> Option<String> {
     let word = word.to_ascii_lowercase().replace('-', "_");
     let mut keys = keys(schema);

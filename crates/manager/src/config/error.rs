@@ -6,7 +6,7 @@ use std::path::PathBuf;
 use super::layer::Place;
 use crate::shorten;
 
-/// Characters of a file's line that are shown, and of these before the place.
+/// Number of characters of a line that are shown, and how many of these precede the error.
 const WIDEST: usize = 160;
 const BEFORE: usize = 80;
 
@@ -122,7 +122,7 @@ impl fmt::Display for Problem {
                     .map_or(1, |spanned| spanned.lines().next().unwrap_or_default().chars().count());
                 let width = width.clamp(1, (text.chars().count() + 1).saturating_sub(column - 1).max(1));
                 let gutter = " ".repeat(line.to_string().len());
-                // Of a long line, what stands around the place.
+                // Only the surroundings of the error in a long line.
                 let skipped = column.saturating_sub(BEFORE);
                 let shown: String = text.chars().skip(skipped).take(WIDEST).collect();
                 let cut = if text.chars().count() > skipped + WIDEST { "…" } else { "" };

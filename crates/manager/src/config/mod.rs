@@ -181,8 +181,8 @@ where
     }
 }
 
-/// The key of a configuration that a word is meant for: its full name, the last part of one, or one that is spelled nearly so.
-/// For help with options that are keys.
+/// Returns the configuration key that a word probably means: a full name, the last part of one, or a similar
+/// spelling. For error messages about options that are keys.
 ///
 /// ```
 /// use isobar_manager::config::{DistributedConfig, meant_key};

@@ -1,15 +1,15 @@
-//! Who draws the progress bar of a rank.
+//! Agreement between a rank and `isobar launch` about the progress bar.
 
 use std::os::unix::fs::MetadataExt;
 
 use crate::environment::Environment;
 
-/// The variable by which `isobar launch`, on a terminal, tells rank 0 that it draws a bar of the records that come through this
-/// pipe: the pipe's device and inode.
+/// Environment variable with the device and inode of the pipe from which `isobar launch`, on a terminal,
+/// reads rank 0's progress records to draw a bar.
 pub const LAUNCH_PROGRESS: &str = "ISOBAR_LAUNCH_PROGRESS";
 
-/// Whether `isobar launch` reads this process's standard error and draws a progress bar of the records in it. It does not where
-/// standard error goes elsewhere, as behind a shell's redirection.
+/// Returns whether `isobar launch` reads this process's standard error and draws a progress bar from its
+/// records. False if standard error was redirected.
 ///
 /// ```
 /// // Tests are not started by `isobar launch`.
@@ -22,7 +22,7 @@ pub fn draws_progress() -> bool {
     std::fs::metadata("/proc/self/fd/2").is_ok_and(|about| told == identity(&about))
 }
 
-/// A pipe's value of [`LAUNCH_PROGRESS`].
+/// Returns the value of [`LAUNCH_PROGRESS`] for a pipe.
 #[must_use]
 pub fn identity(about: &std::fs::Metadata) -> String {
     format!("{}:{}", about.dev(), about.ino())

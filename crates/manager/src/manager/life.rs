@@ -253,8 +253,8 @@ impl DistributedManager {
     /// process). With `barrier` only after all ranks have come here; over MPI that is always so. Nothing where no
     /// manager is set up. On a thread that is a rank only the barrier is made.
     ///
-    /// The end of the main thread does it where the program did not. Where ranks watch each other, the end of rank 0's process
-    /// then waits until those of the others have ended, at most about twice as long as the deadline.
+    /// If the program does not call it, it runs when the main thread ends. With the watchdog, rank 0's
+    /// process waits at its end until the other processes have exited, for at most about twice the deadline.
     ///
     /// # Errors
     ///
@@ -293,8 +293,8 @@ impl DistributedManager {
     /// forgets the manager. For the way out after an error. Where ranks watch each other it returns once the report of what
     /// happened is printed, or none is needed, within some seconds; from then on the process has about a second to end.
     ///
-    /// Returns whether another rank has printed the same error, or a report that says why this rank gave up: this one needs
-    /// to print nothing then. [`report_error`](crate::report_error) does all of it.
+    /// Returns whether another rank has printed the same error, or a report that says why this rank gave up;
+    /// this rank then need not print anything. [`report_error`](crate::report_error) includes this call.
     pub fn leave(why: &str) -> bool {
         Self::leave_as(why, false)
     }

@@ -1,4 +1,4 @@
-//! Ends of the process that depend on nothing else: not on memory for another thread, nor on MPI to return.
+//! Ways to end the process that need neither a new thread nor MPI to return.
 
 use std::io::Write;
 use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
@@ -8,8 +8,8 @@ use std::time::{Duration, Instant};
 use super::watch::{LOST, PAUSE};
 use crate::{Error, Result};
 
-/// A thread that ends the process once it is asked to. It is there before anything has gone wrong: a process that has come to
-/// its limit of threads gets no other then.
+/// Thread that ends the process on request. It is started before anything goes wrong, because a process at
+/// its limit of threads could not start one then.
 pub(super) struct Reaper(Sender<Duration>);
 
 impl Reaper {
@@ -19,9 +19,9 @@ impl Reaper {
         Ok(Self(sender))
     }
 
-    /// Ends the process after so long, whatever holds it up; the earliest of several ends counts.
+    /// Ends the process after this time, whatever blocks it; the earliest of several requests counts.
     pub(super) fn end_within(&self, longest: Duration) {
-        // The thread ends with the process only, or with this value.
+        // The thread lives as long as the process or this value.
         let _ = self.0.send(longest);
     }
 }
@@ -42,20 +42,21 @@ fn reap(asked: &Receiver<Duration>) {
     signal_hook::low_level::exit(LOST);
 }
 
-/// The start of MPI may take so long in any case: it loads libraries and talks to daemons, on a machine that may be busy.
+/// Least time allowed for the start of MPI: it loads libraries and contacts daemons on a machine that may be
+/// busy.
 const START: Duration = Duration::from_secs(20);
 
-/// Watches the start of MPI, before ranks can watch each other: a call of MPI that takes longer than the deadline ends the
-/// process. `MPI_Init` itself waits for all processes without one.
+/// Watchdog for the start of MPI, before ranks can watch each other: an MPI call that takes longer than the
+/// deadline ends the process. `MPI_Init` itself waits for all processes without a deadline.
 #[derive(Debug)]
 pub(crate) struct StartGuard(#[expect(dead_code, reason = "the thread ends when it is dropped")] Sender<()>);
 
 impl StartGuard {
-    /// Begins to watch, until this is dropped.
+    /// Starts watching until this value is dropped.
     ///
     /// # Errors
     ///
-    /// A system that starts no thread.
+    /// The system cannot start a thread.
     pub(crate) fn start(rank: usize, deadline: Duration) -> Result<Self> {
         let (sender, receiver) = channel();
         let thread = thread::Builder::new().name("isobar-start".to_owned());
@@ -74,7 +75,7 @@ fn watch_start(rank: usize, longest: Duration, ended: &Receiver<()>) {
     let mut looked = Instant::now();
     while ended.recv_timeout(Duration::from_millis(50)) == Err(RecvTimeoutError::Timeout) {
         let call = call_under_way();
-        // A process that was stopped itself has not seen how long the call took.
+        // A process that was itself stopped cannot tell how long the call took.
         let same = seen.filter(|&(number, _)| Some(number) == call && looked.elapsed() <= PAUSE);
         seen = same.or(call.map(|call| (call, Instant::now())));
         looked = Instant::now();

@@ -9,9 +9,9 @@
 //!
 //! A call of MPI that does not return keeps the program from looking at its deadline: then this thread gives up for it.
 //!
-//! The watch lasts as long as the process. A rank that ends in good order says so, and goes on sending signs of life until its
-//! process has ended and its connection closes: a process that is stopped on its way out is noticed as any other. Rank 0 ends
-//! last, once all other connections have closed.
+//! The watchdog runs as long as the process. A rank that ends normally announces it, and keeps sending
+//! heartbeats until its process exits and its connection closes, so that a process stopped during its exit is
+//! noticed too. Rank 0 ends last, once all other connections have closed.
 //!
 //! A rank that moves on, however slowly, is never at fault.
 
@@ -50,7 +50,7 @@ pub(crate) struct Watchdog(Arc<Shared>);
 struct Shared {
     own: Own,
     flight: Flight,
-    /// How long operations may take, and the way out of the process.
+    /// Time that an operation, or the exit of the process, may take.
     deadline: Duration,
     folder: Mutex<PathBuf>,
     /// Whether a rank was lost, or has ended with an error.
@@ -65,13 +65,13 @@ struct Shared {
 struct State {
     /// How this rank ends, once it does.
     leaving: Option<Fate>,
-    /// Whether whoever waits in [`Watchdog::leave`] may go on: the report is printed, or none is needed.
+    /// Whether [`Watchdog::leave`] may return: the report is printed, or none is needed.
     done: bool,
     /// Whether this rank has heard of the end of all that it watches.
     over: bool,
     /// Whether another watchdog has taken this one's place in the process, or the ranks do without.
     closed: bool,
-    /// Since when the main thread is on its way out of the process.
+    /// Time at which the main thread began to end the process.
     exiting: Option<Instant>,
     /// The error that the rank that watches ended with, once it is known.
     said: Option<String>,
@@ -114,19 +114,19 @@ impl Watchdog {
         same || (gave_up && state.reported)
     }
 
-    /// This rank ends in good order. It is watched, and watches, until its process has ended.
+    /// Announces that this rank ends normally. It watches and is watched until its process has exited.
     pub(crate) fn stop(&self) {
         self.leave(Fate::Ended, GOODBYE);
     }
 
-    /// Ends the watch at once.
+    /// Stops the watchdog at once.
     fn close(&self) {
         self.0.state().closed = true;
         self.0.changed.notify_all();
     }
 
-    /// The process is about to end. Rank 0 waits until all others have ended, or have taken twice as long as the deadline: who is
-    /// stopped on its way out would be watched by nobody else.
+    /// Prepares the end of the process. Rank 0 waits until all others have exited, for at most twice the
+    /// deadline: no other process would notice a rank that is stopped during its exit.
     fn see_out(&self) {
         let shared = &self.0;
         let mut state = shared.state();
@@ -172,7 +172,7 @@ fn replace(watchdog: Option<Watchdog>) {
     }
 }
 
-/// The main thread is about to end the process: after what ranks say to each other, and before all else.
+/// Runs when the main thread is about to end the process, after the ranks' last messages.
 pub(crate) fn at_exit() {
     let last = LAST.lock().unwrap_or_else(PoisonError::into_inner).clone();
     last.iter().for_each(Watchdog::see_out);

@@ -42,7 +42,7 @@ impl Known {
             match message {
                 Message::Beat(peer) if peer.rank == rank => self.last = Some(peer),
                 Message::Goodbye(peer) if peer.rank == rank => {
-                    // A rank that has ended well may come to grief on its way out.
+                    // A rank that has ended normally may still fail during its exit.
                     if matches!(self.fate, None | Some(Fate::Ended)) {
                         self.fate = Some(peer.fate.clone());
                     }
@@ -58,7 +58,7 @@ impl Known {
         rest
     }
 
-    /// A rank that has been silent for so long is lost; also one that has said goodbye, as long as its process has not ended.
+    /// A rank silent for this long is lost, even after its goodbye, as long as its process has not exited.
     pub(super) fn is_silent(&mut self, longest: Duration) {
         let silent = self.heard.elapsed();
         let watched = matches!(self.fate, None | Some(Fate::Ended)) && self.line.is_open();

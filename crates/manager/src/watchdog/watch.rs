@@ -465,7 +465,7 @@ impl Watch {
         // The others have ended because of this rank, and have said so.
         let told = self.stopped.is_some_and(|at| at.elapsed() < TOLD);
         let stacks = self.write_with_stacks(&reason, &unwell);
-        // Whoever does not read it does not hold the end up: see [`Reaper`].
+        // A blocked reader does not delay the end: see [`Reaper`].
         let stopped = self.peers.known.values().any(|known| matches!(known.fate, Some(Fate::Silent(_))))
             || self.gone.iter().any(|peer| matches!(peer.fate, Fate::Silent(_)));
         if !told {

@@ -103,12 +103,12 @@ pub enum Factorization {
 }
 
 impl FnoConfig {
-    /// Checks that the model takes fields of these spatial extents, without making it.
+    /// Checks that the model accepts fields of these spatial extents, without building it.
     ///
     /// # Errors
     ///
-    /// Arguments that no such model has; more modes than points, or more padding than its type can have, with the setting
-    /// that fits.
+    /// Invalid arguments; more modes than points, or more padding than its type allows, with a setting that
+    /// fits.
     pub fn check_extents(&self, extents: &[usize]) -> Result<()> {
         let (sizes, check) = (Sizes::new(self)?, Checker(MODEL));
         check.ensure(extents.len() == self.dimension, || {
@@ -257,7 +257,7 @@ impl Sizes {
     }
 }
 
-/// Why a model does not take fields of some extents.
+/// Reason why a model does not accept fields of some extents.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Misfit {
     /// Too few points for the modes; the least that would do.
@@ -266,7 +266,7 @@ pub(super) enum Misfit {
     Padding(i64),
 }
 
-/// The widest padding behind the end of so many points.
+/// Returns the widest padding for this number of points.
 fn widest(mode: PadMode, points: i64) -> i64 {
     match mode {
         PadMode::Reflect => points - 1,
@@ -276,7 +276,7 @@ fn widest(mode: PadMode, points: i64) -> i64 {
 }
 
 impl Sizes {
-    /// The first dim of a field of these extents that does not fit, and why.
+    /// Returns the first dim of a field of these extents that does not fit, and the reason.
     pub(super) fn misfit(&self, mode: PadMode, extents: &[i64]) -> Option<(usize, Misfit)> {
         extents.iter().enumerate().find_map(|(dim, &extent)| {
             let (modes, padding) = (self.modes[dim], self.padding[dim]);
@@ -289,7 +289,7 @@ impl Sizes {
         })
     }
 
-    /// The most modes along a dim of so many points.
+    /// Returns the largest number of modes along a dim of this many points.
     fn most_modes(&self, dim: usize, points: i64) -> i64 {
         let padded = points.saturating_add(self.padding[dim]);
         if dim + 1 == self.modes.len() { padded / 2 + 1 } else { padded }

@@ -191,11 +191,11 @@ impl UNetConfig {
         }
     }
 
-    /// Checks that the model takes fields of these spatial extents, without making it.
+    /// Checks that the model accepts fields of these spatial extents, without building it.
     ///
     /// # Errors
     ///
-    /// Arguments that do not fit each other; extents that the levels do not divide, with the setting that fits.
+    /// Inconsistent arguments; extents that the levels do not divide, with a setting that fits.
     pub fn check_extents(&self, extents: &[usize]) -> Result<()> {
         let plan = self.plan()?;
         let check = Checker(MODEL);

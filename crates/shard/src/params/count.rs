@@ -1,4 +1,4 @@
-//! Parameters that are counted and not made.
+//! Parameter counting without allocation.
 
 use std::ops::{Add, Mul, Sub};
 
@@ -53,8 +53,8 @@ impl Mul<u128> for ModelSize {
     }
 }
 
-/// A supplier that counts parameters instead of making them: a model built from it holds empty tensors and cannot run.
-/// Does not communicate.
+/// Supplier that counts parameters instead of allocating them: a model built from it holds empty tensors and
+/// cannot run. Does not communicate.
 ///
 /// ```
 /// use isobar_shard::{Init, ParamCount, Params, Placement};
@@ -81,7 +81,7 @@ impl Default for ParamCount {
 }
 
 impl ParamCount {
-    /// Counts the part of this rank of `region`, over which sharded parameters are split.
+    /// Counts this rank's shards of parameters that are split over `region`.
     pub fn new(region: ParallelRegion) -> Self {
         Self { size: ModelSize::default(), split: region.clone(), region }
     }
@@ -97,7 +97,7 @@ impl ParamCount {
         self.size
     }
 
-    /// Number of elements of this rank's part.
+    /// Number of elements of this rank's shard.
     fn elements(&self, name: &str, shape: &[i64], placement: Placement) -> Result<u128> {
         let mut shape = shape.to_vec();
         if let Some(dim) = placement.dim() {

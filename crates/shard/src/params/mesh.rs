@@ -14,12 +14,13 @@ use crate::tensor::ShardTensor;
 
 /// The supplier of a model over [`ShardTensor`]s: the parameters of a [`ParamStore`] on a mesh.
 ///
-/// They are replicated: each rank's store has the whole of them. Backward sums their gradients over the mesh at each use, so that
-/// optimizers and checkpoints take the store as if there were one rank. For training, leave the gradients
-/// [`pending`](Self::pending): they are summed once a step, by `isobar_train`'s `fit`, `DataParallel` or `FullySharded`, which refuse
-/// gradients that backward has summed already. The store records which it is
-/// ([`Parameter::gradient`](super::Parameter::gradient)). Where the store is split over a [region](ParamStore::with_region), its
-/// sharded parameters are so along the axis of the mesh that [`along`](Self::along) names.
+/// They are replicated: each rank's store holds them in full. Backward sums their gradients over the mesh at
+/// each use, so that optimizers and checkpoints treat the store as on a single rank. For training, leave the
+/// gradients [`pending`](Self::pending): `fit`, `DataParallel` or `FullySharded` of `isobar_train` sum them
+/// once a step, and reject gradients that backward has already summed. The store records which applies
+/// ([`Parameter::gradient`](super::Parameter::gradient)). If the store is split over a
+/// [region](ParamStore::with_region), its sharded parameters are split along the axis of the mesh that
+/// [`along`](Self::along) names.
 ///
 /// ```
 /// use isobar_collectives::threads;
@@ -127,7 +128,7 @@ impl<'a> MeshParams<'a> {
         parameter
     }
 
-    /// What backward leaves in the gradients of its parameters.
+    /// Content of its parameters' gradients after backward.
     fn gradient(&self) -> GradientSource {
         let source = match self.pending {
             true => GradientSource::pending(&self.mesh),

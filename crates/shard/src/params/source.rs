@@ -1,4 +1,4 @@
-//! What backward leaves in the gradient of a parameter, and over which ranks it is still to be summed.
+//! Content of a parameter's gradient after backward, and the ranks over which it must still be summed.
 
 use std::fmt;
 use std::sync::Arc;
@@ -10,11 +10,12 @@ use isobar_manager::DeviceMesh;
 use super::ParameterWatch;
 use crate::error::{Error, Result};
 
-/// What backward leaves in a parameter's gradient: the gradient of this rank's own loss, the whole gradient of a loss that the
-/// ranks of a mesh compute together, or this rank's contribution to it.
+/// Content of a parameter's gradient after backward: the gradient of this rank's own loss, the complete
+/// gradient of a loss that the ranks of a mesh compute together, or this rank's contribution to it.
 ///
-/// The supplier of a parameter records it ([`ParamStore`](super::ParamStore): local; [`MeshParams`](super::MeshParams): summed, or
-/// pending). Training compares it with the ranks over which it sums gradients, and refuses what would give a wrong one.
+/// [`ParamStore`](super::ParamStore) records local gradients, [`MeshParams`](super::MeshParams) summed or
+/// pending ones. Training compares this with the ranks over which it sums gradients, and rejects combinations
+/// that would give a wrong gradient.
 ///
 /// ```
 /// use isobar_collectives::Group;
@@ -46,12 +47,12 @@ impl GradientSource {
         Self::default()
     }
 
-    /// The gradient of a loss that the ranks of a region compute together, each with its part of the model.
+    /// The gradient of a loss that the ranks of a region compute together, each with its shard of the model.
     pub(crate) fn in_region(region: &Group) -> Self {
         Self { region: Some(region.clone()), ..Self::default() }
     }
 
-    /// The whole gradient of a loss that all ranks of the mesh compute together: backward has summed it.
+    /// The complete gradient of a loss that all ranks of the mesh compute together: backward has summed it.
     pub fn summed(mesh: &DeviceMesh) -> Self {
         Self { mesh: Some(mesh.clone()), ..Self::default() }
     }
@@ -62,7 +63,7 @@ impl GradientSource {
         Self { pending: true, ..Self::summed(mesh) }
     }
 
-    /// The same of parameters that are split along an axis of the mesh, over whose ranks nothing is summed.
+    /// Marks the parameter as sharded along an axis of the mesh, over whose ranks gradients are not summed.
     ///
     /// # Errors
     ///
@@ -108,7 +109,7 @@ impl GradientSource {
         self.watch.as_ref()
     }
 
-    /// The ranks that compute a loss together, by their numbers in the world; none where each computes its own.
+    /// The world ranks that compute a loss together; empty if each rank computes its own.
     pub fn together(&self) -> Vec<usize> {
         match (&self.mesh, &self.region) {
             (Some(mesh), _) => mesh.ranks(),
@@ -117,9 +118,9 @@ impl GradientSource {
         }
     }
 
-    /// The ranks that hold the same parameter, or the same part of it, as this one: those along all axes of the mesh but the one
-    /// along which it is split. Where the gradient is pending, it is to be summed over them. `None` where there is no mesh, or no
-    /// other axis. Does not communicate.
+    /// The ranks that hold the same shard of the parameter as this one: those along all axes of the mesh
+    /// except the one along which it is split. A pending gradient must be summed over them. `None` without a
+    /// mesh, or if it has no other axis. Does not communicate.
     ///
     /// # Errors
     ///
@@ -134,13 +135,13 @@ impl GradientSource {
     }
 }
 
-/// What has become of a gradient since backward: a number that training keeps with a parameter, the same for all handles to it. 0
-/// at first.
+/// State of a gradient since backward: a number that training stores with a parameter, shared by all handles
+/// to it. Initially 0.
 #[derive(Debug, Clone, Default)]
 pub struct GradientState(Arc<AtomicU8>);
 
 impl GradientState {
-    /// The number.
+    /// Returns the number.
     pub fn get(&self) -> u8 {
         self.0.load(Ordering::Relaxed)
     }
@@ -150,7 +151,7 @@ impl GradientState {
         self.0.store(state, Ordering::Relaxed);
     }
 
-    /// Replaces the number where it is `from`.
+    /// Replaces the number if it is `from`.
     pub fn change(&self, from: u8, to: u8) {
         let _ = self.0.compare_exchange(from, to, Ordering::Relaxed, Ordering::Relaxed);
     }

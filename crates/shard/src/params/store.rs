@@ -25,9 +25,9 @@ pub struct Parameter {
     pub placement: Placement,
     /// Whether it is trained; a buffer is not.
     pub trainable: bool,
-    /// What backward leaves in its gradient.
+    /// Content of its gradient after backward.
     pub gradient: GradientSource,
-    /// What has become of its gradient since.
+    /// State of its gradient since backward.
     pub state: GradientState,
 }
 

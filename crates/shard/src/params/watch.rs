@@ -12,7 +12,7 @@ use crate::tensor::ShardTensor;
 /// Who brings the values of parameters before they are used, and may drop them after it: fully sharded training. Parameters
 /// have the numbers that they have among those of their store that are trained.
 pub trait ParameterWatch: Send + Sync {
-    /// What tells this one from others: handles to the same have the same.
+    /// Identity of the watch: handles to the same watch return the same value.
     fn identity(&self) -> Option<usize> {
         None
     }

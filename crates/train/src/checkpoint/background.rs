@@ -1,4 +1,4 @@
-//! The thread that writes a checkpoint while training goes on, and what it learns meanwhile.
+//! Thread that writes a checkpoint while training continues, and its messages.
 
 use std::sync::{Arc, Mutex, PoisonError, mpsc};
 use std::thread::JoinHandle;
@@ -7,26 +7,26 @@ use std::time::Instant;
 use super::write::Job;
 use crate::error::{IoContext, Result};
 
-/// What rank 0 knows of the other ranks' parts of a save.
+/// State of the other ranks' parts of a save, as known to rank 0.
 #[derive(Debug, Clone, Default)]
 pub(super) enum Parts {
     /// They may still be written.
     #[default]
     Pending,
-    /// All ranks have said, at this time, that they have written theirs.
+    /// All ranks reported at this time that they have written theirs.
     Written(Instant),
-    /// A rank has said that it could not.
+    /// A rank reported that it could not.
     Failed {
         /// The rank.
         rank: usize,
-        /// What it said.
+        /// Its error message.
         reason: String,
     },
-    /// The run ends with an error: nothing will be heard of ranks that have not written yet.
+    /// The run ends with an error: ranks that have not written yet will not report.
     Abandoned(Instant),
 }
 
-/// [`Parts`], as told to the thread that waits for them.
+/// [`Parts`], as sent to the thread that waits for them.
 #[derive(Debug, Clone, Default)]
 pub(super) struct News(Arc<Mutex<Parts>>);
 
@@ -44,7 +44,7 @@ impl News {
 #[derive(Default)]
 pub(super) struct Background {
     thread: Option<JoinHandle<Result<()>>>,
-    /// Says how this rank's own part of the write ended.
+    /// Reports the result of this rank's own part of the write.
     part: Option<mpsc::Receiver<std::result::Result<(), String>>>,
     /// Why the last write failed, until somebody is told.
     failed: Option<String>,
@@ -59,7 +59,7 @@ impl Background {
         self.news = job.lead.as_ref().map(|lead| lead.news.clone()).unwrap_or_default();
         let write = move || {
             let written = job.write_part();
-            // Nobody listens where the run has ended with an error.
+            // The receiver is gone if the run has ended with an error.
             let _ = ended.send(written.as_ref().copied().map_err(ToString::to_string));
             written.and_then(|()| job.commit())
         };
@@ -77,7 +77,8 @@ impl Background {
         self.thread.is_some()
     }
 
-    /// Waits until this rank's own part is written; why it could not be. On rank 0 the write goes on.
+    /// Waits until this rank's own part is written, and returns its error, if any. On rank 0 the write
+    /// continues.
     pub(super) fn part(&mut self) -> Option<String> {
         match self.part.take()?.recv() {
             Ok(Ok(())) => None,
@@ -86,7 +87,7 @@ impl Background {
         }
     }
 
-    /// Tells the thread of rank 0 what the ranks have said of their parts.
+    /// Sends the ranks' reports about their parts to the thread of rank 0.
     pub(super) fn tell(&self, parts: Parts) {
         self.news.tell(parts);
     }

@@ -221,7 +221,7 @@ impl Checkpointed for Contents<'_> {
     }
 }
 
-/// Whether values of one kind are converted to the other where weights are loaded.
+/// Returns whether values of one dtype are converted to the other when weights are loaded.
 fn convertible(saved: Kind, own: Kind) -> bool {
     matches!((saved, own), (Kind::Float, Kind::Double) | (Kind::Double, Kind::Float))
 }

@@ -1,5 +1,5 @@
-//! The folder of a run's checkpoints: its names, what is in it, and what interrupted writes have left. Symbolic links may be
-//! read; nothing is removed or written behind them.
+//! Folder of a run's checkpoints: names, contents, and remains of interrupted writes. Symbolic links are
+//! followed for reading, never for removing or writing.
 
 use std::path::{Path, PathBuf};
 
@@ -12,7 +12,7 @@ pub(super) fn step_folder(step: u64) -> String {
     format!("step_{step:08}")
 }
 
-/// The step that a folder's name says, where it is the name of a checkpoint.
+/// Returns the step in a folder's name, if it is the name of a checkpoint.
 pub(super) fn step_of(folder: &Path) -> Option<u64> {
     folder.file_name()?.to_str()?.strip_prefix("step_")?.parse().ok()
 }

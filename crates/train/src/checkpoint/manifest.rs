@@ -88,7 +88,7 @@ impl TensorEntry {
 }
 
 impl Manifest {
-    /// The file's bytes, its digest included; refuses more than [`Manifest::read`] takes.
+    /// Returns the file's bytes with its digest; rejects more than [`Manifest::read`] accepts.
     pub(super) fn encode(&self) -> std::io::Result<Vec<u8>> {
         let unsealed = Self { blake3: "0".repeat(DIGITS), ..self.clone() };
         let mut bytes = serde_json::to_vec(&unsealed)?;

@@ -87,7 +87,7 @@ pub struct RunState {
     pub loss_scale: Option<LossScale>,
     /// What must be the same for the run to go on: an object, whose differences are told key by key.
     pub identity: serde_json::Value,
-    /// Settings that a resumed run may change, and that it is warned of: an object.
+    /// Settings that a resumed run may change with a warning: a JSON object.
     #[serde(default)]
     pub settings: serde_json::Value,
     /// The resolved configuration, as TOML.
@@ -126,7 +126,7 @@ pub struct Checkpoints {
     background: Background,
     /// Whether a write in the background has begun whose end the ranks have not agreed on; the same on all ranks.
     in_flight: bool,
-    /// Results of an earlier run, which the first checkpoint replaces; on rank 0.
+    /// Results of an earlier run, which the first checkpoint replaces; only on rank 0.
     earlier: Option<Arc<Earlier>>,
     /// How many writes in the background have failed one after the other.
     failures: u32,
@@ -213,8 +213,9 @@ impl Checkpoints {
         agree(&self.world, ended)
     }
 
-    /// Tells all ranks how each one's part of the write in the background ended; the first that could not be written. The
-    /// ranks talk to each other here, and not by files alone: a rank whose disk is full cannot leave a note. Every rank calls.
+    /// Exchanges the results of the background write, and returns the first part that could not be written.
+    /// The ranks use a collective and not only files, since a rank whose disk is full cannot leave a note.
+    /// Every rank calls.
     fn settle(&mut self) -> Result<Option<(usize, String)>> {
         if !std::mem::take(&mut self.in_flight) {
             return Ok(None);
@@ -242,13 +243,13 @@ impl Checkpoints {
         choose::load(&self.folder, which, contents, &self.world)
     }
 
-    /// Loads the newest complete checkpoint where `resume` says so. Where it says to start from the beginning, the folder must
-    /// hold none. Every rank calls.
+    /// Loads the newest complete checkpoint if `resume` asks for it. To start from the beginning, the folder
+    /// must not hold any. Every rank calls.
     ///
     /// # Errors
     ///
-    /// As [`Checkpoints::load`]; [`Error::NoCheckpoint`] where there must be one and is none; [`Error::HoldsResults`] where there
-    /// must be none: nothing is removed.
+    /// Those of [`Checkpoints::load`]; [`Error::NoCheckpoint`] if one is required and missing;
+    /// [`Error::HoldsResults`] if there must not be any. Nothing is removed.
     pub fn resume(&self, resume: Resume, contents: &mut dyn Checkpointed) -> Result<Option<Loaded>> {
         let (_, found) = choose::candidates(&self.folder, &Which::Newest, &self.world)?;
         match resume {
@@ -267,7 +268,7 @@ impl Checkpoints {
         let unwritten = self.background.wait();
         let unwritten = match failed {
             None => unwritten,
-            // Said by the rank itself, and not by rank 0 as well, which has heard of it.
+            // The rank reports it itself; rank 0 need not repeat it.
             Some((rank, reason)) => (rank == self.world.rank()).then_some(reason),
         };
         let pieces = contents.pieces();

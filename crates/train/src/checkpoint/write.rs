@@ -53,9 +53,9 @@ pub(super) struct Lead {
     pub(super) facts: serde_json::Value,
     pub(super) state: RunState,
     pub(super) keep: Keep,
-    /// Time for the other ranks' notes to be seen once all ranks have said that they have written them.
+    /// Time for the other ranks' notes to become visible once all ranks have reported that they wrote them.
     pub(super) timeout: Duration,
-    /// What the ranks have said.
+    /// Reports of the ranks.
     pub(super) news: News,
     /// Results of an earlier run, which this checkpoint replaces.
     pub(super) earlier: Option<Arc<Earlier>>,
@@ -161,7 +161,7 @@ impl Job {
         for rank in lead.plan.writers() {
             let path = self.folder.join(folder::note_file(rank));
             let note = loop {
-                // Asked before the look, so that a note that was written before it is seen.
+                // Read before looking, so that a note written before the report is seen.
                 let news = lead.news.get();
                 // A file of an earlier save, or none yet, is not what is waited for.
                 let read = isobar_files::read(&path, LONGEST_NOTE).ok();
@@ -177,7 +177,7 @@ impl Job {
         Ok(notes)
     }
 
-    /// Whether a rank's note may still come, given what the ranks have said.
+    /// Returns whether a rank's note may still come, given the ranks' reports.
     fn still_expected(&self, rank: usize, news: &Parts, timeout: Duration) -> Result<()> {
         match news {
             Parts::Failed { rank, reason } => Err(self.failed_rank(*rank, reason.clone())),

@@ -1,4 +1,4 @@
-//! Whether gradients are summed over the right ranks: for one group of ranks.
+//! Checks that a wrapper sums gradients over the right group of ranks.
 
 use isobar_collectives::Group;
 use isobar_shard::{GradientSource, ParameterWatch};
@@ -10,7 +10,7 @@ use crate::error::{Error, Result};
 use crate::fully_sharded::ShardedParameters;
 use crate::params::{Parameter, Parameters};
 
-/// Parameters whose gradients come about alike.
+/// Parameters with the same gradient source.
 #[derive(Debug)]
 pub(crate) struct Class<'a> {
     pub(crate) source: &'a GradientSource,
@@ -25,7 +25,7 @@ impl Class<'_> {
     }
 }
 
-/// The parameters by what backward leaves in their gradients, in the order in which each is met first.
+/// Groups the parameters by gradient source, in order of first occurrence.
 pub(crate) fn classes(params: &Parameters) -> Result<Vec<Class<'_>>> {
     let mut classes: Vec<(String, Class<'_>)> = Vec::new();
     for param in params {

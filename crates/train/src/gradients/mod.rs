@@ -1,4 +1,4 @@
-//! What is known of gradients: what backward leaves in them, and whether they have been summed over ranks since.
+//! State of gradients: their content after backward, and whether they have been summed over ranks since.
 
 mod checks;
 mod run;
@@ -11,20 +11,20 @@ pub(crate) use self::run::check_run;
 use crate::error::{Error, Result};
 use crate::params::Parameter;
 
-/// What is known of the gradient of a parameter. All handles to the parameter share the state.
+/// State of a parameter's gradient, shared by all handles to the parameter.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct Gradient {
     source: GradientSource,
     state: GradientState,
 }
 
-/// Nobody sums it over ranks.
+/// The gradient is not summed over ranks.
 const FREE: u8 = 0;
-/// A `DataParallel` sums it over ranks, and has summed all that has arrived.
+/// A `DataParallel` sums the gradient over ranks, and has summed everything accumulated so far.
 const SUMMED: u8 = 1;
-/// A `DataParallel` sums it over ranks, but not what has arrived since.
+/// A `DataParallel` sums the gradient over ranks, and more has been accumulated since its last sum.
 const UNSUMMED: u8 = 2;
-/// A `FullySharded` keeps parts of the parameter, and has their gradients.
+/// A `FullySharded` owns shards of the parameter and of its gradient.
 const PARTED: u8 = 3;
 
 impl Gradient {
@@ -40,33 +40,33 @@ impl Gradient {
         &self.source
     }
 
-    /// A `DataParallel` sums it from now on.
+    /// Registers a `DataParallel` that sums the gradient.
     pub(crate) fn take(&self) {
         self.state.set(SUMMED);
     }
 
-    /// Its `DataParallel` is no more.
+    /// Records that its `DataParallel` was dropped.
     pub(crate) fn release(&self) {
         self.state.set(FREE);
     }
 
-    /// Something was added on this rank.
+    /// Records that this rank accumulated a gradient.
     pub(crate) fn arrived(&self) {
         self.state.set(UNSUMMED);
     }
 
-    /// All that was added has been summed over ranks, or is zero.
+    /// Records that the gradient has been summed over ranks, or is zero.
     pub(crate) fn summed(&self) {
         self.state.change(UNSUMMED, SUMMED);
     }
 
-    /// A `FullySharded` keeps parts of the parameter.
+    /// Records that a `FullySharded` owns shards of the parameter.
     pub(crate) fn part(&self) {
         self.state.set(PARTED);
     }
 }
 
-/// Refuses parameters whose gradients somebody else sums over ranks.
+/// Rejects parameters whose gradients another wrapper sums over ranks.
 pub(crate) fn refuse_taken<'a>(params: impl IntoIterator<Item = &'a Parameter>) -> Result<()> {
     for param in params {
         match param.gradient.state.get() {
@@ -86,7 +86,7 @@ pub(crate) fn refuse_taken<'a>(params: impl IntoIterator<Item = &'a Parameter>) 
     Ok(())
 }
 
-/// Refuses gradients that are not yet those of the loss: before an optimizer or a norm uses them.
+/// Rejects gradients that are not yet those of the loss, before an optimizer or a norm uses them.
 pub(crate) fn refuse_unsummed<'a>(params: impl IntoIterator<Item = &'a Parameter>) -> Result<()> {
     params.into_iter().try_for_each(|param| match param.gradient.state.get() {
         SUMMED => Ok(()),

@@ -1,4 +1,4 @@
-//! Whether the parameters, the ranks and the fields of a run go together.
+//! Checks that the parameters, ranks and fields of a run fit each other.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -13,9 +13,9 @@ use crate::fields::MODEL_AXIS;
 use crate::params::Parameters;
 use crate::trainer::Ranks;
 
-/// Refuses a run whose gradients would not be those of its loss: from what backward leaves in the gradients of the parameters, the
-/// ranks that share samples, those over which gradients are summed, and the mesh over which fields are split, where the task says
-/// it. All ranks of the run call, and all get the same error.
+/// Rejects a run whose gradients would not be those of its loss. Compares the gradient sources of the
+/// parameters, the ranks that share samples, the ranks over which gradients are summed, and the task's mesh,
+/// if it has one. All ranks of the run call, and all get the same error.
 pub(crate) fn check_run(params: &Parameters, ranks: &Ranks, fields: Option<&DeviceMesh>) -> Result<()> {
     let world = &ranks.world;
     let own = Record::new(params, ranks, fields);
@@ -53,7 +53,7 @@ fn gather<T: Serialize + serde::de::DeserializeOwned>(
 const MESH_OF_ALL: &str =
     "make the mesh of all ranks of the run, and give `fit` their group as `Ranks::world`";
 
-/// What a rank has.
+/// Arrangement of one rank.
 #[derive(Debug, Serialize, Deserialize)]
 struct Record {
     me: usize,
@@ -69,7 +69,7 @@ struct Record {
     classes: Vec<Told>,
 }
 
-/// Of parameters whose gradients come about alike.
+/// Parameters with the same gradient source.
 #[derive(Debug, Serialize, Deserialize)]
 struct Told {
     /// The first of them.
@@ -81,9 +81,9 @@ struct Told {
     idle_model_axis: bool,
     /// The ranks that compute a loss together.
     together: RankSet,
-    /// Those with which this one sums contributions.
+    /// The ranks with which this one sums contributions.
     summands: RankSet,
-    /// Whether those who bring the parts of parameters watch them.
+    /// Whether the parameters are watched, as fully sharded training needs.
     watched: bool,
     /// Whether the fields are on the same mesh.
     with_fields: bool,

@@ -6,11 +6,11 @@ use std::fmt;
 use isobar_collectives::Group;
 use serde::{Deserialize, Serialize};
 
-/// A set of ranks by their numbers in the world, as few numbers where they are evenly spaced.
+/// Set of world ranks, stored compactly if they are evenly spaced.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) struct RankSet(Vec<Stretch>);
 
-/// Ranks first, first + step, …, so many.
+/// First rank, step and count.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 struct Stretch {
     first: usize,
@@ -57,7 +57,7 @@ impl From<BTreeSet<usize>> for RankSet {
     }
 }
 
-/// As many as a message shows.
+/// Largest number of ranks in a message.
 const SHOWN: usize = 16;
 
 impl fmt::Display for RankSet {

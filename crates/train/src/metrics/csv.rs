@@ -16,8 +16,8 @@ pub(super) struct CsvFile {
 }
 
 impl CsvFile {
-    /// Opens the file: to continue, without the records after `resume_at`, and with the columns that are new in this run
-    /// behind those that it has.
+    /// Opens the file. To continue, removes the records after `resume_at`, and appends this run's new columns
+    /// behind the existing ones.
     pub(super) fn open(path: &Path, columns: &[String], resume_at: Option<u64>) -> Result<Self> {
         let (columns, start) = match resume_at {
             Some(step) if path.exists() => kept(path, columns, step)?,

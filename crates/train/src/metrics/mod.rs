@@ -74,8 +74,8 @@ impl MetricSink {
 
     /// Opens the files of `config` in `folder`, which is made where it is missing. `columns` names every metric that
     /// will be logged. With `resume_at`, a step, existing files are continued: records after that step are dropped
-    /// first, so that none occurs twice. Without it the folder must hold no records of an earlier run. A CSV file to continue
-    /// gets columns that are new behind those that it has.
+    /// first, so that none occurs twice. Without it, the folder must hold no records of an earlier run. New
+    /// columns of a CSV file are appended behind the existing ones.
     ///
     /// # Errors
     ///
@@ -141,7 +141,7 @@ pub(crate) fn any_in(folder: &Path) -> Result<bool> {
     for found in found {
         match found {
             Ok(false) => {}
-            // A folder in the place of a file, for instance: nothing that this run may replace.
+            // For example a folder in the place of a file, which this run must not replace.
             Ok(true) => return Ok(true),
             Err(error) if matches!(error.kind(), ErrorKind::NotFound | ErrorKind::NotADirectory) => {}
             Err(error) => return Err(error).at("look for metrics in", folder),

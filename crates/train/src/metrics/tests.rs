@@ -100,7 +100,7 @@ fn errors_say_what_is_wrong() {
     assert!(error.contains(r#"its header is "step,loss", expected "step,epoch,…""#), "{error}");
 }
 
-/// A file of a version that recorded less goes on with the new columns behind its own.
+/// A file of an earlier version with fewer columns continues with the new columns behind its own.
 #[test]
 fn resuming_adds_columns() {
     let folder = tempfile::tempdir().unwrap();

@@ -91,7 +91,7 @@ impl OptimizerKind {
         }
     }
 
-    /// Number of elements of state for each element of a parameter, at most.
+    /// Largest number of state elements per parameter element.
     pub fn moments(&self) -> u64 {
         match self {
             // Muon has two for parameters that are no matrices.

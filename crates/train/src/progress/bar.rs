@@ -10,12 +10,13 @@ use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle, TermLike};
 pub struct Bar(ProgressBar);
 
 impl Bar {
-    /// A bar on standard error; `None` where that is no terminal.
+    /// Makes a bar on standard error; `None` if that is no terminal.
     pub fn on_terminal() -> Option<Self> {
         Self::on(ProgressDrawTarget::stderr_with_hz(4))
     }
 
-    /// A bar on standard error, whatever that is: for launchers that pass on what a terminal needs.
+    /// Makes a bar on standard error even if that is no terminal: for launchers that forward escape sequences
+    /// to one.
     pub(super) fn forced() -> Option<Self> {
         Self::on(ProgressDrawTarget::term_like_with_hz(Box::new(Escapes), 4))
     }

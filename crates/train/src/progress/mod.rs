@@ -30,7 +30,7 @@ pub enum ProgressMode {
     Off,
 }
 
-/// Steps of a run.
+/// Number of steps of a run.
 #[derive(Debug, Clone, Copy)]
 pub struct ProgressPlan {
     /// Passes over the samples.
@@ -96,7 +96,7 @@ impl Progress {
         Self { shown, rank, plan, done: plan.done, meter: Meter::new(), began: Instant::now() }
     }
 
-    /// After a step in `epoch`, from 0, of `samples` samples over all ranks.
+    /// Records a step in `epoch`, from 0, of `samples` samples over all ranks.
     pub fn step(&mut self, epoch: u64, loss: f64, lr: f64, samples: u64) {
         self.meter.add(samples);
         self.done += 1;
@@ -119,7 +119,7 @@ impl Progress {
         }
     }
 
-    /// After `done` of `total` samples of this rank are validated.
+    /// Records that `done` of `total` samples of this rank are validated.
     pub fn validation(&mut self, done: usize, total: usize) {
         if let Shown::Lines(pace) = &mut self.shown
             && pace.late(Instant::now())
@@ -133,7 +133,7 @@ impl Progress {
         self.meter.rate()
     }
 
-    /// After an epoch, from 0: `summary` is a line above the bar, or of the log.
+    /// Records the end of an epoch, from 0; `summary` is printed above the bar, or logged.
     pub fn epoch_end(&mut self, epoch: u64, summary: &str) {
         if self.rank != 0 {
             return;
@@ -149,7 +149,7 @@ impl Progress {
             }
             Shown::Epochs => tracing::info!("{line}"),
         }
-        // What comes between epochs (validation, a checkpoint) is no part of the speed.
+        // Work between epochs (validation, a checkpoint) does not count towards the speed.
         self.meter.pause();
     }
 
@@ -189,7 +189,8 @@ impl Pace {
         Self { last: now, tenths: 0 }
     }
 
-    /// Whether a line is due after `done` steps, which is taken for written then. The end of an epoch has a line of its own.
+    /// Returns whether a line is due after `done` steps, and then counts it as written. The end of an epoch
+    /// has its own line.
     fn due(&mut self, now: Instant, done: u64, steps_per_epoch: u64) -> bool {
         let steps = steps_per_epoch.max(1);
         let tenths = done.saturating_mul(10) / steps;
@@ -201,7 +202,7 @@ impl Pace {
         false
     }
 
-    /// Whether there was no line for long; one is taken for written then.
+    /// Returns whether the last line is too long ago, and then counts a new one as written.
     fn late(&mut self, now: Instant) -> bool {
         let late = now - self.last >= LONGEST;
         if late {

@@ -18,12 +18,12 @@ pub struct ProgressRecord {
     pub done: u64,
     /// Steps of the whole run; 0 at the end of the run, where the bar goes.
     pub total: u64,
-    /// What stands behind the bar.
+    /// Text behind the bar.
     pub text: String,
 }
 
 impl ProgressRecord {
-    /// Reads a line of a rank's standard error; `None` where it is no record.
+    /// Parses a line of a rank's standard error; `None` if it is no record.
     ///
     /// ```
     /// use isobar_train::ProgressRecord;
@@ -59,7 +59,7 @@ impl Records {
         write(&ProgressRecord { done, total, text: text() }.line());
     }
 
-    /// Says that the bar is to go.
+    /// Writes the record that removes the bar.
     pub(super) fn finish(&self) {
         write(&ProgressRecord { done: 0, total: 0, text: String::new() }.line());
     }

@@ -1,4 +1,4 @@
-//! Results of an earlier run, kept aside until the run that replaces them has a checkpoint.
+//! Results of an earlier run, kept until the run that replaces them has a checkpoint.
 
 use std::fs;
 use std::io::ErrorKind;
@@ -12,7 +12,7 @@ use crate::files;
 /// Name of the folder of checkpoints.
 pub(crate) const CHECKPOINTS: &str = "checkpoints";
 
-/// Results of a run: files and folders that a new run makes anew.
+/// Results of a run: files and folders that a new run would replace.
 const RESULTS: [&str; 7] = [
     CHECKPOINTS,
     "metrics.jsonl",
@@ -26,13 +26,13 @@ const RESULTS: [&str; 7] = [
 /// Folder for the results of the earlier run.
 pub(super) const EARLIER: &str = "earlier";
 
-/// Folder for what a run has left that ended before its first checkpoint.
+/// Folder for the results of a run that ended before its first checkpoint.
 const UNFINISHED: &str = "unfinished";
 
-/// File in `earlier` that says that all results are there.
+/// Marker file in `earlier`: all results are there.
 const COMPLETE: &str = ".complete";
 
-/// What was done about results that an interrupted overwrite had left aside.
+/// Action taken on results that an interrupted overwrite had left in `earlier`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Recovered {
     /// They were removed: the run that replaces them has a checkpoint.
@@ -41,7 +41,7 @@ pub(super) enum Recovered {
     PutBack,
 }
 
-/// The results of an earlier run, while they are kept aside. Dropped before [`Earlier::remove`], they are put back.
+/// Results of an earlier run in `earlier`. If dropped before [`Earlier::remove`], they are moved back.
 #[derive(Debug)]
 pub(crate) struct Earlier {
     folder: PathBuf,
@@ -109,7 +109,7 @@ impl Drop for Earlier {
     }
 }
 
-/// Finishes what a run that was killed has left half done. The folder is locked.
+/// Finishes an overwrite that a killed run has left half done. The folder is locked.
 pub(super) fn recover(folder: &Path) -> Result<Option<Recovered>> {
     let aside = folder.join(EARLIER);
     let ours = RESULTS.iter().chain([&COMPLETE]).any(|name| exists(&aside.join(name)));
@@ -132,8 +132,8 @@ fn remove_aside(folder: &Path) -> Result<()> {
     remove_if_empty(&aside)
 }
 
-/// Puts the earlier results back, and what the new run has left into a folder of its own. Interrupted at any point, it can be
-/// repeated.
+/// Moves the earlier results back, and those of the new run to `unfinished`. Can be repeated after an
+/// interruption at any point.
 fn put_back(folder: &Path) -> Result<()> {
     let aside = folder.join(EARLIER);
     let complete = aside.join(COMPLETE);

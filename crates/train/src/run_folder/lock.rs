@@ -1,4 +1,4 @@
-//! The lock of a run's folder: held by one process, released by the system when that ends, however it does.
+//! Lock of a run's folder: held by one process, and released by the system when that process ends.
 
 use std::fmt;
 use std::fs::{File, Metadata, TryLockError};
@@ -24,11 +24,11 @@ const NAMING: Duration = Duration::from_secs(1);
 pub(super) struct Lock {
     path: PathBuf,
     file: File,
-    /// What the file system says where it has no locks.
+    /// Error of a file system without locks.
     unsupported: Option<String>,
 }
 
-/// The process that holds a lock, as the lock file says.
+/// Process that holds a lock, as recorded in the lock file.
 #[derive(Debug, Clone, PartialEq, Eq)]
 struct Holder {
     host: String,
@@ -41,7 +41,7 @@ struct Holder {
 }
 
 impl Lock {
-    /// Locks a folder, which is made where it is missing; waits for another holder at most `wait`.
+    /// Locks a folder, and creates it if it is missing; waits at most `wait` for another holder.
     pub(super) fn take(folder: &Path, wait: Duration) -> Result<Self> {
         std::fs::create_dir_all(folder).at("make the folder", folder)?;
         let path = folder.join(FILE);
@@ -52,7 +52,7 @@ impl Lock {
             let file = files::no_follow(&mut options).open(&path).at("open", &path)?;
             let mut lock = Self { path: path.clone(), file, unsupported: None };
             match lock.try_lock()? {
-                // Whoever removed the file while it was opened has left a lock that nobody else sees.
+                // If the file was removed while it was opened, no other process would see this lock.
                 true if lock.in_place()? => {
                     lock.sign()?;
                     return Ok(lock);
@@ -126,7 +126,7 @@ impl Drop for Lock {
     }
 }
 
-/// Whether an error says that the file system knows no locks.
+/// Returns whether an error means that the file system has no locks.
 fn has_no_locks(error: &std::io::Error) -> bool {
     use nix::errno::Errno;
     let code = error.raw_os_error().map(Errno::from_raw);

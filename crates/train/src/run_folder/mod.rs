@@ -1,4 +1,4 @@
-//! The folder of a run: it belongs to one run at a time, and results of another are never lost by mistake.
+//! Folder of a run, used by one run at a time, so that results of another are never lost by mistake.
 //!
 //! Rank 0 locks the folder while the run uses it ([`RunFolder::claim`]). The lock is the system's, on the file `run.lock`,
 //! which names the process that has it: it ends with its process, however that ends. A folder that holds results of another
@@ -47,7 +47,7 @@ pub struct RunFolder {
     recovered: Option<Recovered>,
 }
 
-/// An answer of rank 0 that all ranks report in the same words.
+/// Result of rank 0, as sent to all ranks so that they report the same error.
 #[derive(Debug, Serialize, Deserialize)]
 enum Refusal {
     Locked { path: PathBuf, holder: String },
@@ -56,11 +56,11 @@ enum Refusal {
 }
 
 impl RunFolder {
-    /// Locks a folder, which is made where it is missing, and finishes what an interrupted run has left half done there.
-    /// Waits at most `wait` for another process that has the lock, for instance for an earlier start of the same job. All
-    /// ranks call; rank 0 takes the lock.
+    /// Locks a folder, creates it if it is missing, and finishes what an interrupted run has left half done
+    /// in it. Waits at most `wait` for another process that holds the lock, for example an earlier start of
+    /// the same job. All ranks call; rank 0 takes the lock.
     ///
-    /// File systems without locks: a warning, and only other processes of the same host are found.
+    /// On file systems without locks, it warns, and detects only other processes of the same host.
     ///
     /// # Errors
     ///
@@ -100,7 +100,7 @@ impl RunFolder {
     ///
     /// # Errors
     ///
-    /// What the system says.
+    /// The error of the system.
     pub fn write(&self, name: &str, bytes: &[u8]) -> Result<()> {
         files::write_atomically(&self.path.join(name), bytes)
     }
@@ -172,7 +172,7 @@ impl RunFolder {
     }
 }
 
-/// Does `own` on rank 0, and makes its error that of all ranks. All ranks call; the others get `None`.
+/// Runs `own` on rank 0, and returns its error on all ranks. All ranks call; the others get `None`.
 fn decide<T>(world: &Group, own: impl FnOnce() -> Result<T>) -> Result<Option<T>> {
     let mine = (world.rank() == 0).then(own);
     if world.size() == 1 {

@@ -23,8 +23,8 @@ fn needed(params: &Parameters, buffers: &[(String, Tensor)], config: &FitConfig)
     params.chain(buffers).fold(0, u64::saturating_add)
 }
 
-/// Refuses a run whose disk cannot hold one checkpoint, on all ranks, and warns where it holds fewer than are kept. Rank 0
-/// looks. All ranks call.
+/// Rejects a run on all ranks if the disk cannot hold one checkpoint, and warns if it holds fewer than are
+/// kept. Rank 0 queries the disk. All ranks call.
 pub(super) fn check(
     world: &Group,
     params: &Parameters,

@@ -51,7 +51,7 @@ use crate::variables::{self, Variable, VariableError};
 pub struct FitConfig {
     /// Folder of the run's metrics and checkpoints. It belongs to one run at a time: see [`RunFolder`].
     pub folder: PathBuf,
-    /// The folder where the caller has claimed it already; without it [`fit`] claims it while it trains.
+    /// Folder that the caller has already claimed; otherwise [`fit`] claims it while it trains.
     pub claimed: Option<Arc<RunFolder>>,
     /// Seed of sample order and dropout.
     pub seed: u64,
@@ -77,11 +77,12 @@ pub struct FitConfig {
     pub identity: serde_json::Value,
     /// What asks the run for checkpoints from outside.
     pub signals: Signals,
-    /// What becomes of a disk without room for checkpoints.
+    /// Reaction to a disk without room for checkpoints.
     pub checks: CheckChoice,
 }
 
-/// The ranks of a run. [`fit`] compares them with the parameters and the fields, and refuses those whose gradients would be wrong.
+/// The ranks of a run. [`fit`] compares them with the parameters and the fields, and rejects combinations
+/// whose gradients would be wrong.
 #[derive(Debug, Clone)]
 pub struct Ranks {
     /// All of them.
@@ -135,8 +136,8 @@ pub struct Summary {
     pub epochs: u64,
     /// The loss of each step of this call, over the global batch.
     pub losses: Vec<f64>,
-    /// The validation error after the last step: the mean over the variables, and over the validation samples, of the
-    /// relative errors.
+    /// The validation error after the last step: the mean of the relative errors over variables and
+    /// validation samples.
     pub validation_error: Option<f64>,
     /// Errors of each variable over the validation samples; empty where there are none.
     pub variable_errors: Vec<VariableError>,
@@ -156,8 +157,8 @@ pub struct Summary {
 
 /// Trains `task` from where its folder's checkpoints say, or from the start. Every rank calls.
 ///
-/// The folder is locked meanwhile, and results of another run in it are an error unless `config.checkpoint` says to resume or
-/// to overwrite them.
+/// The folder is locked during training; results of another run in it are an error unless `config.checkpoint`
+/// resumes or overwrites them.
 ///
 /// The global batches, the augmentation and dropout are the same on any number of ranks, and so is the loss curve but for
 /// rounding; a resumed run on the same layout and processor repeats it bitwise. Deterministic kernels, where they are asked for, are the
@@ -166,12 +167,13 @@ pub struct Summary {
 /// Before the first step it compares what backward leaves in the gradients of the parameters ([`Parameter::source`](crate::Parameter::source)) with the ranks that
 /// share samples, those over which gradients are summed and the [mesh](Task::mesh) of the fields.
 ///
-/// Where the program has not set up logging, messages are shown on the terminal of rank 0 meanwhile, as
-/// [`logging::init`](isobar_manager::logging::init) would by default.
+/// If the program has not set up logging, messages are shown on the terminal of rank 0, like the default of
+/// [`logging::init`](isobar_manager::logging::init).
 ///
 /// # Errors
 ///
-/// [`Error::WrongGradients`] on all ranks where the gradients would not be those of the loss, with the call that is right.
+/// [`Error::WrongGradients`] on all ranks if the gradients would not be those of the loss; it names the
+/// correct call.
 /// Whatever the task, the communication or the disk reports, and losses or gradients that are not finite. A rank that
 /// fails alone tells the others, whose call then fails too.
 pub fn fit(
@@ -199,7 +201,7 @@ pub fn fit(
     result
 }
 
-/// Shows messages while a run goes on where nobody has set up logging, on the first rank of the program.
+/// Shows messages during a run on the program's first rank, if logging has not been set up.
 fn shown(world: &Group) -> Option<Shown> {
     let threads = world.backend() == BackendKind::Threads;
     let rank = DistributedManager::get().map_or(world.rank(), |manager| manager.rank());
@@ -235,14 +237,14 @@ struct Run<'a, T> {
     triggers: Triggers,
     stragglers: Stragglers,
     metrics: MetricSink,
-    /// Why a record could not be written, until the ranks have agreed to end.
+    /// Error of a record that could not be written, until the ranks agree to end.
     unrecorded: Option<Error>,
-    /// Results of an earlier run, which go with the first checkpoint. Dropped after what writes to the folder, and before its
-    /// lock.
+    /// Results of an earlier run, which the first checkpoint replaces. Dropped after everything that writes
+    /// to the folder, and before its lock.
     _earlier: Option<Arc<Earlier>>,
     folder: Arc<RunFolder>,
     progress: Progress,
-    /// The variables that errors are of.
+    /// Variables for which errors are reported.
     variables: Vec<Variable>,
     state: RunState,
     /// The step of the last checkpoint.
@@ -349,7 +351,7 @@ impl<'a, T: Task> Run<'a, T> {
             ..state
         };
         let rank = ranks.world.rank();
-        // Weights to start from may have been in the folder: they are loaded by now.
+        // Weights to start from may have been in the folder; they have been loaded by now.
         let earlier = match resume_at {
             None => folder.begin(&config.checkpoint, &ranks.world)?.map(Arc::new),
             Some(_) => None,
@@ -510,17 +512,17 @@ impl<'a, T: Task> Run<'a, T> {
         Ok(())
     }
 
-    /// Hands all metrics to the system, and sees that the run's folder is still there; an error on all ranks where not.
+    /// Flushes all metrics and checks that the run's folder still exists; fails on all ranks otherwise.
     fn flush(&mut self) -> Result<()> {
         let own = match self.unrecorded.take() {
             Some(error) => Err(error),
             None => self.metrics.flush(),
         };
-        // Where the folder is gone, other errors follow from that.
+        // A missing folder is the root cause of other errors.
         agree(&self.ranks.world, self.folder.check_in_place().and(own))
     }
 
-    /// Records metrics. That a file cannot be written is an error of all ranks at the next [`Run::flush`].
+    /// Records metrics. If a file cannot be written, all ranks fail at the next [`Run::flush`].
     fn record(&mut self, epoch: u64, values: &[(&str, f64)]) -> Result<()> {
         match self.metrics.log(self.state.step, epoch, values) {
             Err(error) if error.is_of_files() => {

@@ -1,4 +1,4 @@
-//! What a run refuses to resume.
+//! Checks that a run may resume a checkpoint.
 
 use std::path::Path;
 
@@ -30,8 +30,8 @@ pub(super) fn check_same_run(saved: &RunState, now: &RunState, path: &Path) -> R
     Err(Error::CheckpointUnfit { path: path.to_owned(), reason })
 }
 
-/// Refuses counts that no run of epochs of `batches` batches has: their digest says that they were written so, not that they
-/// make sense.
+/// Rejects counts that are impossible for epochs of `batches` batches: a digest shows that they were written
+/// like this, not that they are consistent.
 pub(super) fn check_counts(saved: &RunState, batches: u64, path: &Path) -> Result<()> {
     let RunState { step, epoch, batch, loss_samples, .. } = *saved;
     let steps = epoch.checked_mul(batches).and_then(|steps| steps.checked_add(batch));

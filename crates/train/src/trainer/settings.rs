@@ -1,4 +1,4 @@
-//! Settings of a run, checked from themselves alone.
+//! Checks of a run's settings that need nothing else.
 
 use super::FitConfig;
 use crate::config::TrainConfig;
@@ -6,12 +6,12 @@ use crate::error::{Error, Result};
 use crate::schedule::check_lr;
 
 impl FitConfig {
-    /// Checks all settings that can be checked without data, model or ranks. [`fit`](super::fit) does so first; a program that
-    /// reads data before it calls `fit` checks earlier by this.
+    /// Checks all settings that can be checked without data, model or ranks. [`fit`](super::fit) calls it
+    /// first; a program that reads data before `fit` can call it earlier.
     ///
     /// # Errors
     ///
-    /// [`Error::Invalid`] for the first setting that is out of its range, with one that is not.
+    /// [`Error::Invalid`] for the first setting out of its range, with a valid value.
     ///
     /// ```
     /// use isobar_train::{FitConfig, config::TrainConfig};

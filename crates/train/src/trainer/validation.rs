@@ -13,14 +13,14 @@ use crate::variables::{
 /// Errors after an epoch, over all ranks.
 #[derive(Debug, Clone, Default)]
 pub(super) struct Validation {
-    /// Of the validation samples, by variable.
+    /// Errors of the validation samples, by variable.
     pub(super) errors: Option<Vec<VariableError>>,
-    /// Of the rollouts.
+    /// Errors of the rollouts, by variable.
     pub(super) rollout: Option<RolloutError>,
 }
 
 impl Validation {
-    /// The number that checkpoints are compared by.
+    /// Number by which checkpoints are compared.
     pub(super) fn error(&self) -> Option<f64> {
         self.errors.as_deref().map(mean_relative)
     }
@@ -42,7 +42,7 @@ pub(super) fn metric_columns(variables: &[Variable], rollouts: bool) -> Vec<Stri
 }
 
 impl<T: Task> Run<'_, T> {
-    /// Validates the averaged parameters where they are averaged, and keeps what comes of it.
+    /// Validates the averaged parameters if averaging is on, and stores the errors.
     pub(super) fn validated(&mut self) -> Result<Validation> {
         self.swap_averages()?;
         let validation = Validation { errors: self.validate()?, rollout: self.validate_rollouts()? };

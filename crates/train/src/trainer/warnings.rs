@@ -1,4 +1,4 @@
-//! Mistakes that cost a run its point, and are no errors: one line each, by rank 0.
+//! Warnings about probable mistakes that are not errors: one line each, by rank 0.
 
 use std::path::Path;
 
@@ -7,7 +7,7 @@ use serde_json::{Value, json};
 use super::FitConfig;
 use crate::checkpoint::RunState;
 
-/// Settings that change what a resumed run learns, and that it may change.
+/// Settings that a resumed run may change although they influence training.
 pub(super) fn settings(config: &FitConfig) -> Value {
     let train = &config.train;
     json!({
@@ -78,7 +78,7 @@ pub(super) fn is_finished(state: &RunState, config: &FitConfig) -> bool {
     state.epoch >= train.epochs || train.max_steps.is_some_and(|limit| state.step >= limit)
 }
 
-/// Warnings about going on from a checkpoint with these settings.
+/// Warnings about resuming a checkpoint with these settings.
 pub(super) fn resumed(state: &RunState, config: &FitConfig, now: &Value, path: &Path) -> Vec<String> {
     let mut found = Vec::new();
     let mut differing = Vec::new();

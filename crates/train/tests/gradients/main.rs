@@ -1,5 +1,5 @@
-//! Every combination of a supplier of parameters, ranks and a layout of fields gives the dense gradient, or is refused on all ranks
-//! with the call that is right.
+//! Every combination of parameter supplier, ranks and field layout gives the dense gradient, or is rejected
+//! on all ranks with an error that names the correct call.
 #![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
 
 mod arrangement;

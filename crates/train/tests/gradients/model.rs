@@ -63,7 +63,7 @@ pub(crate) fn dense() -> (StateDict, StateDict) {
     (by_name(|tensor| tensor.grad().copy()), by_name(|tensor| tensor.detach().copy()))
 }
 
-/// Who supplies the parameters.
+/// Supplier of the parameters.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Supplier {
     /// A store: plain tensors.

@@ -327,7 +327,7 @@ fn a_run_has_all_ranks_of_its_mesh() {
     }
 }
 
-/// Both slips that cost a user a day, and what is said of them.
+/// Two likely mistakes, and their error messages.
 #[test]
 fn the_call_that_is_right_is_named() {
     let said = |sharing, supplier, fields| {
