@@ -34,7 +34,8 @@ pub(crate) enum CheckpointCommand {
     ///
     /// Any number of ranks reads any checkpoint; this saves them reading many files.
     Reshard {
-        /// A checkpoint's folder, a folder of checkpoints or that of a run; of several the newest valid one is taken
+        /// Folder of a checkpoint, of checkpoints or of a run; of several checkpoints the newest valid one is
+        /// used
         path: PathBuf,
         /// The new checkpoint's folder, which must be empty or not there
         out: PathBuf,
@@ -44,7 +45,8 @@ pub(crate) enum CheckpointCommand {
     },
     /// Write parameters and buffers, whole, into one safetensors file, which PyTorch loads
     Export {
-        /// A checkpoint's folder, a folder of checkpoints or that of a run; of several the newest valid one is taken
+        /// Folder of a checkpoint, of checkpoints or of a run; of several checkpoints the newest valid one is
+        /// used
         path: PathBuf,
         /// The file to write
         #[arg(value_name = "OUT.safetensors")]
@@ -78,7 +80,7 @@ fn listed(folder: &Path) -> Result<Vec<Listed>> {
     checkpoint::list(folder).map_err(|error| explained(error, folder))
 }
 
-/// Says what a folder is that has no checkpoints.
+/// Describes a folder without checkpoints.
 fn explained(error: Error, folder: &Path) -> anyhow::Error {
     let Error::NoCheckpoint { .. } = error else { return error.into() };
     let shown = folder.display();

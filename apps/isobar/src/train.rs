@@ -27,10 +27,12 @@ pub(crate) struct TrainArgs {
     /// Resume from the newest complete checkpoint of the run; `must` is an error where there is none
     #[arg(long, value_enum, value_name = "HOW", num_args = 0..=1, default_missing_value = "auto", require_equals = true)]
     resume: Option<ResumeArg>,
-    /// Start from the beginning, and replace the results of an earlier run in the folder once there is a checkpoint
+    /// Start from the beginning, and replace the results of an earlier run in the folder once the new run has
+    /// a checkpoint
     #[arg(long, conflicts_with = "resume")]
     overwrite: bool,
-    /// How rank 0 shows progress; by default a bar where it writes to a terminal or `isobar launch` does, else lines
+    /// Progress display of rank 0; by default a bar if rank 0 or `isobar launch` writes to a terminal, else
+    /// lines
     #[arg(long, value_enum, value_name = "HOW")]
     progress: Option<ProgressArg>,
 }
@@ -38,7 +40,7 @@ pub(crate) struct TrainArgs {
 /// How progress is shown.
 #[derive(Debug, Clone, Copy, ValueEnum)]
 enum ProgressArg {
-    /// A bar, also through a launcher such as mpirun, which passes it on to a terminal
+    /// A bar even without a terminal, for launchers such as mpirun that forward it to one
     Bar,
     /// A line after every tenth of an epoch, and every 30 seconds
     Lines,

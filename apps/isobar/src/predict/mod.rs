@@ -29,17 +29,17 @@ use crate::{start, terminal};
 pub(crate) struct PredictArgs {
     #[command(flatten)]
     config: ConfigArgs,
-    /// `best`, `latest`, or a checkpoint's folder; by default the best there is, else the latest. Of these that are torn are
-    /// passed over
+    /// `best`, `latest`, or a checkpoint's folder; by default the best, or the latest if there is no best.
+    /// `best` and `latest` skip incomplete checkpoints
     #[arg(long, value_name = "WHICH")]
     checkpoint: Option<String>,
     /// Numbers of samples or trajectories of the data file, from 0, as `0,3,5` or `0-3,7`; by default those kept for validation
     #[arg(long, value_name = "NUMBERS", value_delimiter = ',', value_parser = samples::parse)]
     samples: Option<Vec<RangeInclusive<usize>>>,
-    /// Of trajectories: the frame to start from
+    /// Initial frame, for trajectories
     #[arg(long, default_value_t = 0, value_name = "FRAME")]
     start: usize,
-    /// Of trajectories: how many steps to go; by default to the file's last frame. There may be more
+    /// Number of steps, for trajectories; by default up to the file's last frame. May be larger
     #[arg(long, value_name = "STEPS")]
     steps: Option<usize>,
     /// The HDF5 file to write, in the layout of the data; by default prediction.h5 in the folder of the run. A picture and a
