@@ -73,7 +73,7 @@ pub fn relative_l2_errors<A: Array>(prediction: &A, target: &A) -> Result<Vec<f6
 /// let prediction = Tensor::f_from_slice(&[3000.0f32, 4000.5, 0.0, 0.0])?.f_view([1, 2, 2])?;
 /// let errors = isobar_train::loss::variable_errors(&prediction, &target)?;
 /// assert_eq!(errors[0].iter().map(|error| error.relative).collect::<Vec<_>>(), [0.0001, 1.0]);
-/// assert_eq!(errors[0][1].rmse, 0.5f64.sqrt());
+/// assert!((errors[0][1].rmse - 0.5f64.sqrt()).abs() < 1e-12);
 /// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
 pub fn variable_errors<A: Array>(prediction: &A, target: &A) -> Result<Vec<Vec<VariableError>>> {

@@ -157,14 +157,14 @@ mod tests {
         let say = |now: &FitConfig| resumed(&saved, now, &settings(now), path);
         assert_eq!(say(&before), [""; 0]);
         let mut now = before.clone();
-        now.train.loss = Loss::RelativeL2;
+        now.train.loss = Loss::Mse;
         now.optimizer = OptimizerKind::AdamW(AdamWConfig { lr: 0.5, ..AdamWConfig::default() });
         let found = say(&now);
         assert_eq!(found.len(), 1, "{found:?}");
         for words in [
             "step_00000084 was trained with",
             "optimizer.lr 0.001, this run has 0.5",
-            "train.loss \"mse\", this run has \"relative_l2\"",
+            "train.loss \"relative_l2\", this run has \"mse\"",
         ] {
             assert!(found[0].contains(words), "{found:?}");
         }
