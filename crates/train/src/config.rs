@@ -145,7 +145,7 @@ pub enum Predict {
     /// The next frame.
     #[default]
     Frame,
-    /// The change to the next frame, divided by the root mean square of such changes, per variable.
+    /// The change to the next frame, scaled so that the changes of all variables count alike.
     Change,
 }
 

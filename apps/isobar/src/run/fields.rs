@@ -144,14 +144,16 @@ impl Fields {
     }
 }
 
-/// Returns the scales of changes from frame to frame: the root mean square of each channel's changes, so that
-/// zero means no change. A channel that never changes gets the deviation of its values.
+/// Returns the scales of changes from frame to frame. Each channel's changes are measured by their root mean square, in
+/// units of the deviation of its values; the channel that changes most keeps the scale of its values, and the others are
+/// scaled up to it. So all changes count alike, and one channel alone is scaled as its values are. A channel that never
+/// changes keeps the scale of its values.
 fn change_scales(changes: &[Statistics], values: &Normalizer) -> Result<Normalizer> {
-    let scale = |(change, std): (&Statistics, &f64)| match change.mean.hypot(change.std) {
-        scale if scale > 0.0 => scale,
-        _ => *std,
-    };
-    let scales: Vec<f64> = changes.iter().zip(values.std()).map(scale).collect();
+    let rate = |(change, std): (&Statistics, &f64)| change.mean.hypot(change.std) / std;
+    let rates: Vec<f64> = changes.iter().zip(values.std()).map(rate).collect();
+    let fastest = rates.iter().copied().fold(0.0, f64::max);
+    let scale = |(rate, std): (&f64, &f64)| if *rate > 0.0 { std * (rate / fastest) } else { *std };
+    let scales: Vec<f64> = rates.iter().zip(values.std()).map(scale).collect();
     Ok(Normalizer::of_scales(&scales)?)
 }
 
@@ -166,5 +168,21 @@ struct Fingerprint {
 impl Fingerprint {
     fn agrees_with(&self, other: &Self) -> bool {
         self.words == other.words && (self.window != other.window || self.digest == other.digest)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn changes_of_all_channels_count_alike() {
+        let values = Normalizer::of_scales(&[2.0, 100.0, 5.0]).unwrap();
+        let changes = [(0.0, 0.5), (3.0, 4.0), (0.0, 0.0)];
+        let changes = changes.map(|(mean, std)| Statistics { count: 8, mean, std, min: 0.0, max: 1.0 });
+        // A quarter of the deviation, a twentieth, and none.
+        assert_eq!(change_scales(&changes, &values).unwrap().std(), [2.0, 20.0, 5.0]);
+        let one = Normalizer::of_scales(&[2.0]).unwrap();
+        assert_eq!(change_scales(&changes[..1], &one).unwrap().std(), [2.0], "as its values");
     }
 }
