@@ -4,6 +4,7 @@
 //! |---|---|
 //! | [`open`], [`read`], [`read_to_string`] | read regular files; refuse FIFOs, devices, sockets and folders without blocking |
 //! | [`NewFile`], [`write`](write()) | write a file beside its target and rename it; refuse a target that is not a regular file |
+//! | [`append`] | open a file to append to, made where it is missing; refuse symbolic links and special files |
 //!
 //! Reading follows symbolic links, since data sets are often links; writing does not. Errors are
 //! [`std::io::Error`]s whose text names the kind of file found, but not the path, which the caller adds.
@@ -12,7 +13,7 @@ mod read;
 mod write;
 
 pub use read::{open, read, read_to_string};
-pub use write::{NewFile, write};
+pub use write::{NewFile, append, write};
 
 use std::fs::FileType;
 use std::io::{Error, ErrorKind};

@@ -1,9 +1,9 @@
 //! Writing of files that appear complete or not at all.
 
 use std::ffi::OsString;
-use std::fs::{File, Permissions};
+use std::fs::{File, OpenOptions, Permissions};
 use std::io::{Error, ErrorKind, Result, Write};
-use std::os::unix::fs::PermissionsExt;
+use std::os::unix::fs::{OpenOptionsExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 
 use tempfile::TempPath;
@@ -99,6 +99,32 @@ pub fn write(target: impl AsRef<Path>, bytes: impl AsRef<[u8]>) -> Result<()> {
     let mut file = NewFile::create(target)?;
     file.file().write_all(bytes.as_ref())?;
     file.finish()
+}
+
+/// Opens a file to append to, which is made where it is missing. Does not block, and does not follow a symbolic link.
+///
+/// ```
+/// use std::io::Write;
+///
+/// let folder = tempfile::tempdir()?;
+/// let path = folder.path().join("log");
+/// isobar_files::append(&path)?.write_all(b"one\n")?;
+/// isobar_files::append(&path)?.write_all(b"two\n")?;
+/// assert_eq!(std::fs::read(&path)?, b"one\ntwo\n");
+/// # Ok::<(), std::io::Error>(())
+/// ```
+///
+/// # Errors
+///
+/// The path names something other than a regular file, or cannot be opened.
+pub fn append(path: impl AsRef<Path>) -> Result<File> {
+    let path = path.as_ref();
+    check_target(path)?;
+    let flags = libc::O_NOFOLLOW | libc::O_NONBLOCK | libc::O_NOCTTY;
+    let file = OpenOptions::new().create(true).append(true).custom_flags(flags).open(path)?;
+    // The path may have changed since.
+    check_regular(file.metadata()?.file_type())?;
+    Ok(file)
 }
 
 /// Rejects a target that exists and is not a regular file.

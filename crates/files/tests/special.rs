@@ -7,7 +7,7 @@ use std::os::unix::fs::{FileTypeExt, symlink};
 use std::os::unix::net::UnixListener;
 use std::path::{Path, PathBuf};
 
-use isobar_files::{NewFile, open, read, read_to_string, write};
+use isobar_files::{NewFile, append, open, read, read_to_string, write};
 use nix::sys::stat::Mode;
 use rstest::rstest;
 use tempfile::{TempDir, tempdir};
@@ -55,8 +55,9 @@ fn special_files_are_not_read(#[case] make: fn(&Path), #[case] kind: &str) {
 fn special_files_are_not_replaced(#[case] make: fn(&Path), #[case] kind: &str) {
     let (folder, path) = made(make);
     let before = std::fs::symlink_metadata(&path).unwrap().file_type();
-    let error = write(&path, "text").unwrap_err();
-    assert_eq!(error.to_string(), format!("it is {kind}, expected a regular file"));
+    for error in [write(&path, "text").unwrap_err(), append(&path).unwrap_err()] {
+        assert_eq!(error.to_string(), format!("it is {kind}, expected a regular file"));
+    }
     assert_eq!(std::fs::symlink_metadata(&path).unwrap().file_type(), before);
     assert_eq!(std::fs::read_dir(folder.path()).unwrap().count(), 1);
 

@@ -130,7 +130,7 @@ where
     };
     std::fs::create_dir_all(folder).map_err(failed)?;
     let path = folder.join(format!("rank-{rank}.jsonl"));
-    let file = std::fs::OpenOptions::new().create(true).append(true).open(path).map_err(failed)?;
+    let file = isobar_files::append(path).map_err(failed)?;
     let (writer, guard) = tracing_appender::non_blocking(file);
     let layer = fmt::layer()
         .json()

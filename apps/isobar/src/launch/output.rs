@@ -1,7 +1,7 @@
 //! What ranks write: to the terminal, line by line, and to files; the last lines are kept for the report.
 
 use std::collections::VecDeque;
-use std::fs::{File, OpenOptions};
+use std::fs::File;
 use std::io::{BufRead, BufReader, Read, Write};
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -10,7 +10,7 @@ use anyhow::Result;
 use isobar_train::ProgressRecord;
 
 use super::screen::Screen;
-use crate::exit::Exit;
+use crate::exit::{Because, Exit};
 
 /// How many of a rank's last lines the report shows.
 const LINES: usize = 12;
@@ -28,7 +28,7 @@ pub(super) enum Stream {
     Err,
 }
 
-/// What it says first, before what it has found.
+/// First words of the watchdog's report, before its finding.
 const REPORT: &str = "isobar: the job ends";
 
 /// Where the lines of all ranks go.
@@ -49,7 +49,7 @@ pub(super) struct Tail(Arc<Mutex<Kept>>);
 struct Kept {
     lines: VecDeque<String>,
     records: Option<String>,
-    /// What the watchdog has found first; empty where it is the next line.
+    /// First finding of the watchdog; empty if it is on the next line.
     finding: Option<String>,
 }
 
@@ -75,8 +75,8 @@ impl Outputs {
     /// Where the lines of one rank's stream go. Files are continued: what an earlier attempt has written stays.
     pub(super) fn sink(&self, rank: usize, stream: Stream, tail: &Tail) -> Result<Sink> {
         let open = |path: PathBuf| {
-            let file = OpenOptions::new().create(true).append(true).open(&path);
-            file.map_err(|error| Exit::Usage.because(format!("--log-dir: {}: {error}", path.display())))
+            isobar_files::append(&path)
+                .map_err(|error| Exit::Usage.because(format!("--log-dir: {}: {error}", path.display())))
         };
         let file = self.file(rank, stream).map(open).transpose()?;
         let terminal = file.is_none() || rank == 0;
@@ -106,7 +106,7 @@ pub(super) struct Sink {
     tail: Tail,
     greeting: Option<Greeting>,
     screen: Screen,
-    /// Whether records of progress are drawn.
+    /// True if records of progress are drawn.
     progress: bool,
 }
 
@@ -195,7 +195,7 @@ impl Tail {
         self.kept().records.clone()
     }
 
-    /// What the ranks' own report says first, if this rank has printed it.
+    /// Returns the first finding of the ranks' own report, if this rank has printed it.
     pub(super) fn finding(&self) -> Option<String> {
         self.kept().finding.clone().filter(|finding| !finding.is_empty())
     }
