@@ -64,7 +64,7 @@ fn curve(launch: Launch, sets: &[&str]) -> Vec<f64> {
     losses(folder.path())
 }
 
-/// The same in double precision, which must be the reference's.
+/// Compares a curve in double precision with the reference.
 #[track_caller]
 fn same_curve(launch: Launch, sets: &[&str]) {
     assert_same_run(&curve(launch, &[DOUBLE, sets].concat()), &REFERENCE);

@@ -82,7 +82,7 @@ fn where_all_calls_are_compared_who_does_not_come_is_named(
     }
 }
 
-/// Whether the error of one of three ranks, of which the last calls otherwise, names who does not come: from its own wait, or
+/// Returns whether the error of a rank names the missing one of three ranks, the last of which calls otherwise: from its own wait, or
 /// from that of another rank, whose deadline has passed first.
 fn names_the_missing(line: &str, rank: usize) -> bool {
     let of_others = "rank 2 of the world has not come to it";
@@ -103,7 +103,7 @@ fn both_ranks_end_with_4_whoever_is_first(
     #[values("sample", "always")] fingerprints: &str,
     #[values(false, true)] mpi: bool,
 ) {
-    // Where all calls are compared, other calls are an error that ends nothing.
+    // If all calls are compared, other calls are an error that ends nothing.
     if (mpi && !has_mpi()) || (fingerprints == "always" && what != "order") {
         return;
     }

@@ -17,7 +17,7 @@ use tempfile::tempdir;
 
 const ISOBAR: &str = env!("CARGO_BIN_EXE_isobar-app");
 
-/// What starts a run of 6 steps on the excerpt of the data set, in `output`/run.
+/// Returns the command line of a run of 6 steps on the excerpt of the data set, in `output`/run.
 fn words(output: &Path, sets: &[&str]) -> Vec<String> {
     let folder = format!("run.output={}", output.display());
     let data =
@@ -208,7 +208,7 @@ fn toml_string(text: &str) -> String {
     format!("\"{}\"", text.replace('\n', "\\n"))
 }
 
-/// What was written there is lost: no run may end well.
+/// Its results are lost, so the run must not end with 0.
 #[rstest]
 fn a_folder_that_is_removed_ends_the_run_with_3(
     #[values(1, 2)] ranks: usize,

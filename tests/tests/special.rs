@@ -141,7 +141,7 @@ fn counts_that_no_run_has_are_refused(#[case] key: &str, #[case] count: u64, #[c
     ends(&output, 3, &["it contradicts itself", words]);
 }
 
-/// What a record says is shown, but moves no cursor and rings no bell.
+/// Text of a record is shown, but moves no cursor and rings no bell.
 #[test]
 fn records_leave_the_terminal_alone() {
     let folder = tempdir().unwrap();

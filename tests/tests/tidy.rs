@@ -138,7 +138,7 @@ fn markdown_links_lead_somewhere() {
     }
 }
 
-/// What `cargo test -p PACKAGE` and `cargo build -p PACKAGE` compile has the features that it has in a build of the whole
+/// Dependencies that `cargo test -p PACKAGE` and `cargo build -p PACKAGE` compile have the features of a build of the whole
 /// workspace: else cargo would compile it once more.
 #[test]
 fn all_builds_share_their_dependencies() {

@@ -75,7 +75,7 @@ fn mesh(shape: &str, names: &str) -> [String; 2] {
     [format!("distributed.mesh.shape={shape}"), format!("distributed.mesh.names={names}")]
 }
 
-/// What is recorded at the end of the last epoch.
+/// Returns the metrics of the end of the last epoch.
 fn last_epoch(output: &Path) -> Value {
     let text = fs::read_to_string(output.join("run/metrics.jsonl")).unwrap();
     let records: Vec<Value> = text.lines().map(|line| serde_json::from_str(line).unwrap()).collect();
@@ -102,7 +102,7 @@ fn table(csv: &Path) -> BTreeMap<(usize, String), [f64; 4]> {
     lines.map(row).collect()
 }
 
-/// The same from the fields themselves: of predictions, or of the first frame as the prediction of all.
+/// Computes the errors from the fields themselves: of predictions, or of the first frame as the prediction of all.
 fn computed(prediction: &Path, step: usize, variable: &str) -> [f64; 4] {
     let (file, truth) = (WellFile::open(prediction).unwrap(), WellFile::open(&*WATER).unwrap());
     let window = [0..POINTS, 0..POINTS];
@@ -255,7 +255,7 @@ fn a_variable_that_is_no_better_than_no_change_is_named() {
     assert!(!outcome.ranks[0].stderr.contains("no better"), "{outcome}");
 }
 
-/// What a prediction was made with is on the terminal and in its file; the picture of training stays.
+/// A prediction names its checkpoint and samples on the terminal and in its file; the picture of training stays.
 #[test]
 fn a_prediction_says_what_it_was_made_with() {
     let folder = tempdir().unwrap();

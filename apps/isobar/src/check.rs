@@ -9,7 +9,7 @@ use isobar_manager::config::{CheckChoice, DistributedConfig};
 use isobar_manager::{DistributedManager, format_bytes};
 
 use crate::config;
-use crate::exit::Exit;
+use crate::exit::{Because, Exit};
 use crate::run::RANKS_OWN;
 use crate::{start, terminal};
 

@@ -11,7 +11,7 @@ use time::OffsetDateTime;
 use time::format_description::well_known::Rfc3339;
 
 use crate::config::{is_run, runs_in};
-use crate::exit::Exit;
+use crate::exit::{Because, Exit};
 use crate::terminal;
 
 /// What `isobar checkpoint` does.

@@ -13,7 +13,7 @@ use isobar_train::config::{
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
-use crate::exit::Exit;
+use crate::exit::{Because, Exit};
 use crate::terminal;
 
 /// Configuration of `isobar train`: every key, its default and its meaning.
@@ -150,7 +150,7 @@ pub(crate) fn runs_in(folder: &Path) -> Vec<PathBuf> {
     runs
 }
 
-/// Whether a folder is that of a run.
+/// Returns whether a folder is that of a run.
 pub(crate) fn is_run(folder: &Path) -> bool {
     folder.join("config.toml").is_file()
 }

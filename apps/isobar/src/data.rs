@@ -8,7 +8,7 @@ use indicatif::{ProgressBar, ProgressStyle};
 use isobar_data::DarcyFile;
 use isobar_data::generate::{DarcyOptions, darcy};
 
-use crate::exit::Exit;
+use crate::exit::{Because, Exit};
 use crate::terminal;
 
 /// The data sets.

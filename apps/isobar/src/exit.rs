@@ -1,29 +1,9 @@
 //! Exit codes, and which error ends in which.
 
 use std::fmt;
-use std::process::ExitCode;
 
-use isobar_manager::ExitReason;
-
-/// How the command ends.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-#[repr(u8)]
-pub(crate) enum Exit {
-    /// All good.
-    Good = 0,
-    /// A case or a threshold failed.
-    Failed = 1,
-    /// A wrong command line or configuration.
-    Usage = 2,
-    /// Data or a checkpoint that cannot be used.
-    Data = 3,
-    /// A rank was lost or timed out.
-    Lost = 4,
-    /// The ranks do not agree.
-    Mismatch = 5,
-    /// A run was told to stop, and has left a checkpoint.
-    Stopped = 6,
-}
+/// Reason for the end of the command.
+pub(crate) use isobar_manager::ExitReason as Exit;
 
 /// What the codes mean, for the help text.
 pub(crate) const TABLE: &str = "\
@@ -42,16 +22,15 @@ pub(crate) fn meaning(code: u8) -> Option<&'static str> {
     TABLE.lines().find_map(|line| line.trim_start().strip_prefix(&code))
 }
 
-impl Exit {
-    /// An error that ends the command so.
-    pub(crate) fn because(self, why: impl fmt::Display) -> Ended {
-        Ended { exit: self, why: why.to_string() }
-    }
+/// Errors of the application itself.
+pub(crate) trait Because {
+    /// Makes an error that ends the command for this reason.
+    fn because(self, why: impl fmt::Display) -> Ended;
 }
 
-impl From<Exit> for ExitCode {
-    fn from(exit: Exit) -> Self {
-        ExitCode::from(exit as u8)
+impl Because for Exit {
+    fn because(self, why: impl fmt::Display) -> Ended {
+        Ended { exit: self, why: why.to_string() }
     }
 }
 
@@ -78,21 +57,7 @@ pub(crate) fn text(error: &anyhow::Error) -> String {
 /// Returns the exit for an error: that of this application's own error, else that of the root cause.
 pub(crate) fn of(error: &anyhow::Error) -> Exit {
     let own = error.chain().find_map(|cause| cause.downcast_ref::<Ended>());
-    own.map_or_else(|| isobar_train::exit_reason(error.as_ref()).into(), |ended| ended.exit)
-}
-
-impl From<ExitReason> for Exit {
-    fn from(reason: ExitReason) -> Self {
-        match reason {
-            ExitReason::Good => Self::Good,
-            ExitReason::Failed => Self::Failed,
-            ExitReason::Usage => Self::Usage,
-            ExitReason::Data => Self::Data,
-            ExitReason::Lost => Self::Lost,
-            ExitReason::Mismatch => Self::Mismatch,
-            ExitReason::Stopped => Self::Stopped,
-        }
-    }
+    own.map_or_else(|| isobar_train::exit_reason(error.as_ref()), |ended| ended.exit)
 }
 
 #[cfg(test)]

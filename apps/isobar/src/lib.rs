@@ -58,7 +58,7 @@ pub fn main() -> ExitCode {
 /// Single-process commands, which join no ranks.
 const ALONE: [&str; 6] = ["checkpoint", "config", "data", "launch", "trace", "verify"];
 
-/// Whether the command of this process joins the ranks of its launch.
+/// Returns whether the command of this process joins the ranks of its launch.
 fn joins() -> bool {
     let command = std::env::args().nth(1);
     command.is_none_or(|command| !ALONE.contains(&command.as_str()))

@@ -15,7 +15,7 @@ pub(crate) fn complain(text: &str) {
     let _ = std::io::stderr().lock().write_all(format!("{text}\n").as_bytes());
 }
 
-/// Whether standard error takes colours.
+/// Returns whether standard error takes colours.
 pub(crate) fn colours() -> bool {
     std::io::stderr().is_terminal() && std::env::var_os("NO_COLOR").is_none_or(|value| value.is_empty())
 }

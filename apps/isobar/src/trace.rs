@@ -37,7 +37,7 @@ pub(crate) fn run(command: &TraceCommand) -> Result<Exit> {
     Ok(Exit::Good)
 }
 
-/// Where records are, given their folder or that of a run; nothing where a run has none.
+/// Finds the folder of records, given that folder or that of a run; `None` for a run without records.
 fn records(folder: &Path) -> Option<PathBuf> {
     let inner = folder.join("flight");
     if inner.is_dir() {

@@ -14,7 +14,7 @@ use isobar_train::{
 };
 
 use crate::config::{Config, ConfigArgs};
-use crate::exit::Exit;
+use crate::exit::{Because, Exit};
 use crate::run::errors::{self, Compared};
 use crate::run::{self, Fields, Job, Meaning, RANKS_OWN, Run, picture};
 use crate::{check, start, terminal};
@@ -37,7 +37,7 @@ pub(crate) struct TrainArgs {
     progress: Option<ProgressArg>,
 }
 
-/// How progress is shown.
+/// Display of progress.
 #[derive(Debug, Clone, Copy, ValueEnum)]
 enum ProgressArg {
     /// A bar even without a terminal, for launchers such as mpirun that forward it to one

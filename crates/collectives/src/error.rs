@@ -112,7 +112,7 @@ pub enum Error {
     LostAtStart {
         /// The backend's name.
         backend: &'static str,
-        /// What failed, and between which ranks.
+        /// The failure, and the ranks between which it happened.
         problem: String,
     },
     /// An argument of a function of one rank that cannot be.

@@ -79,7 +79,7 @@ fn external_links_are_refused(#[case] target: &str, #[values("tensor", "group/te
         file.unlink("tensor").unwrap();
         if let Some((group, link)) = name.split_once('/') {
             file.create_group(group).unwrap().link_external(&target, "tensor", link).unwrap();
-            // What looks like a link within the file leads out of it.
+            // A link within the file that leads to one out of it.
             file.link_soft(name, "tensor").unwrap();
         } else {
             file.link_external(&target, "tensor", name).unwrap();

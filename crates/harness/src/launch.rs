@@ -160,7 +160,7 @@ impl Launch {
         self
     }
 
-    /// How long the whole may take; five minutes if not given.
+    /// Sets the time limit of the whole launch; five minutes by default.
     #[must_use]
     pub fn deadline(mut self, deadline: Duration) -> Self {
         self.deadline = deadline;

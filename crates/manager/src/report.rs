@@ -3,6 +3,8 @@
 use std::error::Error;
 use std::io::Write;
 
+use isobar_torch::error_text;
+
 use crate::config::DistributedConfig;
 use crate::environment::Environment;
 use crate::launch::{Launch, detect, forced_method};
@@ -47,21 +49,6 @@ pub fn report_error(error: &(dyn Error + 'static)) {
     report_text(&format!("error: {}", printable(&text)), &text);
 }
 
-/// Formats an error and its causes on one line, without repeating a cause that the error's text ends with.
-#[must_use]
-pub fn error_text(error: &(dyn Error + 'static)) -> String {
-    let mut text = error.to_string();
-    let mut cause = error.source();
-    while let Some(error) = cause {
-        let part = error.to_string();
-        if !text.ends_with(&part) {
-            text = format!("{text}: {part}");
-        }
-        cause = error.source();
-    }
-    text
-}
-
 /// Does the work of [`report_error`] for text: prints `shown`, and sends `text` to the other ranks.
 pub fn report_text(shown: &str, text: &str) {
     let manager = DistributedManager::get().ok();
@@ -81,7 +68,7 @@ pub fn report_text(shown: &str, text: &str) {
     }
 }
 
-/// What the launcher says of this process, where it has started several.
+/// Returns the launcher's description of this process, if the launcher has started several.
 fn several() -> Option<Launch> {
     let environment = Environment::from_process();
     let launch = detect(&environment, forced_method(&environment).ok()?).ok()?;

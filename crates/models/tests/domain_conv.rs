@@ -2,6 +2,8 @@
 //! of training in double precision, the losses of these in single precision as far as rounding lets them.
 #![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
 
+mod common;
+
 use std::time::Duration;
 
 use isobar_harness::curve::SingleRun;
@@ -16,6 +18,8 @@ use isobar_shard::{
 };
 use rstest::rstest;
 use tch::{Device, Kind, Tensor};
+
+use common::nudge;
 
 const DOUBLE: (Kind, Device) = (Kind::Double, Device::Cpu);
 const STEPS: usize = 20;
@@ -141,17 +145,6 @@ fn train(store: &ParamStore, mut pass: impl FnMut() -> (Tensor, f64)) -> Run {
     let (output, grads) = first.unwrap();
     let state = store.parameters().iter().map(|p| (p.name.clone(), p.tensor.detach().copy())).collect();
     Run { output, grads, losses, state }
-}
-
-/// Moves every parameter up or down by one unit in the last place.
-fn nudge(store: &ParamStore, seed: u64) {
-    let generator = Generator::new(seed);
-    for parameter in store.trainable() {
-        let mut tensor = parameter.tensor.detach();
-        let far = generator.normal(&Window::whole(&tensor.size()), 0.0, 1e30, (Kind::Float, Device::Cpu));
-        let moved = tensor.nextafter(&far.unwrap());
-        tensor.copy_(&moved);
-    }
 }
 
 fn dense(case: &Case) -> Run {

@@ -2,6 +2,8 @@
 //! the losses of 20 steps in single precision.
 #![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
 
+mod common;
+
 use std::time::Duration;
 
 use isobar_harness::curve::SingleRun;
@@ -16,6 +18,8 @@ use isobar_shard::{
 };
 use rstest::rstest;
 use tch::{Device, Kind, Tensor};
+
+use common::nudge;
 
 const DOUBLE: (Kind, Device) = (Kind::Double, Device::Cpu);
 const STEPS: usize = 20;
@@ -154,17 +158,6 @@ impl Data {
             modulation: random(2, &[2, 1]),
             target: random(3, subject.shape()),
         }
-    }
-}
-
-/// Moves every parameter up or down by one unit in the last place.
-fn nudge(store: &ParamStore, seed: u64) {
-    let generator = Generator::new(seed);
-    for parameter in store.trainable() {
-        let mut tensor = parameter.tensor.detach();
-        let far = generator.normal(&Window::whole(&tensor.size()), 0.0, 1e30, (Kind::Float, Device::Cpu));
-        let moved = tensor.nextafter(&far.unwrap());
-        tensor.copy_(&moved);
     }
 }
 

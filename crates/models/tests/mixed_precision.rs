@@ -179,7 +179,7 @@ type Axes = &'static [(i64, usize)];
 const SPLITS: [(Axes, &[i64]); 4] =
     [(&[(2, 2)], &[]), (&[(4, 3)], &[]), (&[(2, 0), (2, 2)], &[]), (&[(3, 2)], &[10, 0, 6])];
 
-/// How many times as far from each other runs in mixed precision may be as from one in single precision: each is rounded once.
+/// Allowed distance between two runs in mixed precision, in units of their distance from one in single precision.
 const FACTOR: f64 = 3.0;
 
 #[rstest]
@@ -189,7 +189,7 @@ fn sharded_as_dense(
     #[values(0, 1, 2, 3)] split: usize,
 ) {
     let (want, want_grads) = dense(subject, true);
-    // How far rounding to bfloat16 takes these numbers on this processor.
+    // Effect of rounding to bfloat16 on these numbers on this processor.
     let (single, single_grads) = dense(subject, false);
     let off = want.iter().zip(&single).map(|(mixed, single)| (mixed - single).abs() / single);
     let off = off.fold(0.0, f64::max);

@@ -9,7 +9,7 @@ use isobar_models::{
 use isobar_shard::{Generator, ModelSize, ParamCount, ParamStore};
 use rstest::rstest;
 
-/// What was made.
+/// Counts the parameters of a store.
 fn made(store: &ParamStore) -> ModelSize {
     let elements = |trainable: bool| {
         let of = store.parameters().iter().filter(|p| p.trainable == trainable);

@@ -26,7 +26,7 @@ pub enum Error {
     #[error(transparent)]
     Tch(#[from] tch::TchError),
     /// A closure that ran inside backward returned an error.
-    #[error("{what} failed: {}", chain(error.as_ref()))]
+    #[error("{what} failed: {}", error_text(error.as_ref()))]
     Closure {
         /// Which closure: the function's backward, or a hook.
         what: String,
@@ -69,8 +69,9 @@ impl Error {
     }
 }
 
-/// An error and its causes on one line.
-fn chain(error: &(dyn std::error::Error + 'static)) -> String {
+/// Formats an error and its causes on one line, without repeating a cause that the error's text ends with.
+#[must_use]
+pub fn error_text(error: &(dyn std::error::Error + 'static)) -> String {
     let mut text = error.to_string();
     let mut cause = error.source();
     while let Some(error) = cause {

@@ -26,7 +26,7 @@ pub mod memory;
 pub mod observe;
 
 pub use element::{Complex32, Complex64, Element};
-pub use error::{BoxError, Error, Result};
+pub use error::{BoxError, Error, Result, error_text};
 
 /// The version of libtorch that this was built with, as `2.11.0`.
 ///

@@ -23,7 +23,7 @@ pub(crate) struct Reducer {
 /// Values that this rank sends along with its gradients.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Word {
-    /// Whether it complains of parameters without gradients.
+    /// True if the rank reports parameters without gradients.
     pub(crate) complains: bool,
     /// Its share of the batch.
     pub(crate) share: f64,
@@ -32,7 +32,7 @@ pub(crate) struct Word {
 /// Values that the ranks have exchanged.
 #[derive(Debug)]
 pub(crate) struct Heard {
-    /// Where a rank complains, the names of this rank's own parameters without gradients.
+    /// Names of this rank's own parameters without gradients, if any rank reports some.
     pub(crate) missing: Option<Vec<String>>,
     /// The sum of the shares, and how far it may be from what it should be in the kind that it was summed in.
     pub(crate) shares: (f64, f64),
@@ -48,7 +48,7 @@ struct Shared {
     seen: Vec<bool>,
     overlap: bool,
     pass: Option<Pass>,
-    /// Whether gradients have been reduced since the last `zero`.
+    /// True if gradients have been reduced since the last `zero`.
     reduced: bool,
 }
 

@@ -292,13 +292,13 @@ pub struct CheckpointConfig {
     pub every_minutes: f64,
     /// How many of the newest stay; 0 keeps all.
     pub keep: usize,
-    /// How many stay besides, of those with the lowest validation errors: means over variables of relative L2 errors.
+    /// Number of checkpoints kept besides, those with the lowest validation errors: means over variables of relative L2 errors.
     pub keep_best: usize,
     /// Whether training waits until a checkpoint is on disk.
     pub mode: SaveMode,
     /// What to do where the run's folder holds checkpoints.
     pub resume: Resume,
-    /// Whether a run that starts from the beginning may replace the results of an earlier run in its folder. They are kept aside,
+    /// Lets a run that starts from the beginning replace the results of an earlier run in its folder. They are kept aside,
     /// and removed once the new run has a checkpoint. Without it such a folder is an error.
     pub overwrite: bool,
     /// Weights to start from where nothing is resumed: a checkpoint's folder, or a safetensors file with the model's names and

@@ -213,7 +213,7 @@ pub enum Error {
     HoldsResults {
         /// The folder.
         path: PathBuf,
-        /// What it holds.
+        /// Results in it.
         found: String,
     },
     /// The run's folder no longer exists.
@@ -263,7 +263,7 @@ pub enum Error {
         rank: usize,
         /// The group.
         group: String,
-        /// What it said.
+        /// Error of that rank.
         reason: String,
     },
     /// Another rank could not read or write its files in a collective step.

@@ -65,7 +65,7 @@ fn number_or_nan<'de, D: Deserializer<'de>>(deserializer: D) -> Result<f64, D::E
 }
 
 impl VariableError {
-    /// Whether this error is lower than that of a baseline. Compares relative errors, or RMSEs where the truth is zero and
+    /// Returns whether this error is below that of a baseline. Compares relative errors, or RMSEs where the truth is zero and
     /// relative errors are infinite.
     pub fn beats(&self, baseline: &Self) -> bool {
         match self.relative.is_finite() && baseline.relative.is_finite() {

@@ -306,7 +306,7 @@ fn two_runs_do_not_use_a_folder_at_once(#[values(1, 2)] ranks: usize) {
     assert!(plain(&resumed).is_ok(), "the lock is free");
 }
 
-/// What the caller has claimed is not claimed again.
+/// A folder that the caller has claimed is not claimed again.
 #[test]
 fn a_claimed_folder_is_used() {
     let folder = tempfile::tempdir().unwrap();

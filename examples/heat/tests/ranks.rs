@@ -7,7 +7,7 @@ use serde_json::Value;
 
 const HEAT: &str = env!("CARGO_BIN_EXE_isobar-heat");
 
-/// What it prints, in a folder of its own, and what it records: losses, and errors of validations.
+/// Runs the program in a folder of its own; returns its output, and the losses and validation errors that it records.
 fn run(launch: Launch, sharing_samples: &str) -> (String, Vec<f64>) {
     let folder = tempfile::tempdir().unwrap();
     let outcome = launch.current_dir(folder.path()).arg(sharing_samples).run().unwrap().expect_success();

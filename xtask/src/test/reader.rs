@@ -27,7 +27,7 @@ struct Current {
     failed: BTreeSet<String>,
     /// Tests that failed by the counts of its results.
     counted: usize,
-    /// Whether it printed a result.
+    /// True if it printed a result.
     ended: bool,
     section: Section,
 }
@@ -37,7 +37,7 @@ struct Current {
 enum Section {
     /// A line for each test.
     Tests,
-    /// What the failed tests printed.
+    /// Output of the failed tests.
     Captured,
     /// The names of the failed tests.
     Names,

@@ -1,10 +1,10 @@
-//! What is printed at the end beside the counts: where the time went, and on which processor.
+//! Report at the end beside the counts: times, and the processor.
 
 use std::{fmt, fs, path::Path, process::Command, thread, time::Duration};
 
 use isobar_harness::output_within;
 
-/// How long each step took, in the order of the first of each name.
+/// Duration of each step, in the order of the first of each name.
 #[derive(Default)]
 pub(super) struct Times(Vec<(String, Duration)>);
 
@@ -40,7 +40,7 @@ pub(super) fn processor(isobar: Option<&Path>) -> Vec<String> {
     lines
 }
 
-/// What `isobar check` says of libtorch with these environment variables.
+/// Returns the line of `isobar check` about libtorch with these environment variables.
 pub(super) fn libtorch(isobar: &Path, variables: &[(&str, String)]) -> Option<String> {
     let mut check = Command::new(isobar);
     check.arg("check").env("ISOBAR_DISTRIBUTED_INITIALIZATION_METHOD", "SINGLE");

@@ -1,4 +1,4 @@
-//! What was run, what failed, what was skipped.
+//! Counts of a run of the tests: passed, failed, skipped.
 
 use std::{fmt, fs, path::Path};
 

@@ -19,7 +19,7 @@ use serde::Serialize;
 use tch::Tensor;
 
 use self::clock::Times;
-use crate::exit::Exit;
+use crate::exit::{Because, Exit};
 use crate::{start, terminal};
 
 /// What `isobar bench` takes.

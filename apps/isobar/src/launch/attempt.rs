@@ -31,7 +31,7 @@ const SAME: Duration = Duration::from_secs(2);
 /// Interval at which ranks are checked once others have ended.
 const LOOK: Duration = Duration::from_millis(500);
 
-/// Whether a process of a rank's group is stopped by a signal.
+/// Returns whether a signal has stopped a process of a rank's group.
 fn is_stopped(group: u32) -> bool {
     let processes = std::fs::read_dir("/proc").into_iter().flatten().flatten();
     let numbers =

@@ -4,7 +4,7 @@ use std::path::Path;
 
 use anyhow::{Context, Result, bail};
 
-use crate::exit::{Ended, Exit};
+use crate::exit::{Because, Ended, Exit};
 
 /// A host, and how many ranks it takes.
 #[derive(Debug, Clone, PartialEq, Eq)]

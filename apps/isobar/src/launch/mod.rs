@@ -32,7 +32,7 @@ use self::hosts::Place;
 use self::output::{Outputs, Stream};
 use self::process::{Event, Guard, Recipe};
 use self::secret::Secret;
-use crate::exit::Exit;
+use crate::exit::{Because, Exit};
 use crate::terminal;
 
 /// What `isobar launch` takes.

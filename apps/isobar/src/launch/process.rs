@@ -21,7 +21,7 @@ use super::hosts::Place;
 use super::output::{Outputs, Stream, Tail};
 use super::remote;
 use super::secret::Secret;
-use crate::exit::Exit;
+use crate::exit::{Because, Exit};
 
 /// How ranks are started.
 #[derive(Debug)]

@@ -16,7 +16,7 @@ impl Screen {
         Self(std::io::stderr().is_terminal().then(Arc::default))
     }
 
-    /// Whether there is a terminal to draw a bar on.
+    /// Returns whether there is a terminal to draw a bar on.
     pub(super) fn draws(&self) -> bool {
         self.0.is_some()
     }

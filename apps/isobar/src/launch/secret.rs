@@ -7,7 +7,7 @@ use anyhow::{Result, bail};
 use isobar_manager::launch::TOKEN;
 use isobar_torch::c10d::Token;
 
-use crate::exit::Exit;
+use crate::exit::{Because, Exit};
 
 /// What the ranks get in [`TOKEN`]: on other hosts by the standard input of their keepers, since all users of a host may read a
 /// command line. Its `Debug` form does not show it.

@@ -12,7 +12,7 @@ use isobar_train::{BoxError, FieldLayout, FieldModel, Step};
 use tch::{Device, Kind, Tensor};
 
 use super::outcome::Outcome;
-use crate::exit::Exit;
+use crate::exit::{Because, Exit};
 use crate::run::picture::Shown;
 
 /// Steps from a frame of some trajectories on.

@@ -20,7 +20,7 @@ use tch::Tensor;
 use self::fields::{Place, Rollout};
 use self::origin::Origin;
 use crate::config::{Config, ConfigArgs};
-use crate::exit::Exit;
+use crate::exit::{Because, Exit};
 use crate::run::{self, Job, Meaning, RANKS_OWN, Run, Source};
 use crate::{start, terminal};
 

@@ -5,7 +5,7 @@ use std::path::Path;
 use anyhow::Result;
 use isobar_train::{Variable, VariableError, mean_errors, mean_relative, percent};
 
-use crate::exit::Exit;
+use crate::exit::{Because, Exit};
 use crate::run::errors::{Compared, aligned};
 use crate::run::picture::Shown;
 

@@ -12,7 +12,7 @@ use tch::{Device, Kind, Tensor};
 
 use super::alike;
 use super::source::Source;
-use crate::exit::Exit;
+use crate::exit::{Because, Exit};
 
 /// Samples in memory: this rank's window of them.
 pub(crate) struct Fields {

@@ -29,7 +29,7 @@ pub(crate) use self::fields::Fields;
 use self::ranks::Arrangement;
 pub(crate) use self::source::Source;
 use crate::config::Config;
-use crate::exit::{self, Exit};
+use crate::exit::{self, Because, Exit};
 
 /// What each rank may set for itself: where it finds the others, what it says, and paths of its own machine.
 pub(crate) const RANKS_OWN: [&str; 8] = [

@@ -12,7 +12,7 @@ use isobar_train::{BoxError, FieldLayout, FieldTask, Step};
 use tch::{Device, Kind, Tensor};
 
 use super::raster::{Canvas, Field, Palette, Panel};
-use crate::exit::Exit;
+use crate::exit::{Because, Exit};
 
 /// How many validation samples are shown, one a row.
 const SAMPLES: usize = 3;

@@ -7,7 +7,7 @@ use isobar_manager::{DeviceMesh, DistributedManager};
 use isobar_train::{DATA_AXIS, DOMAIN_AXES, MODEL_AXIS, ModelConfig, Ranks, SHARD_AXIS};
 
 use crate::config::Config;
-use crate::exit::Exit;
+use crate::exit::{Because, Exit};
 
 /// How the ranks are arranged.
 pub(crate) struct Arrangement {

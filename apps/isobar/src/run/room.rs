@@ -12,7 +12,7 @@ use tch::{Device, Kind};
 
 use super::ranks::Arrangement;
 use crate::config::Config;
-use crate::exit::Exit;
+use crate::exit::{Because, Exit};
 
 /// Bytes of overhead per tensor: handles, names, nodes of the graph.
 const TENSOR: u128 = 1 << 10;

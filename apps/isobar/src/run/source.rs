@@ -11,7 +11,7 @@ use isobar_train::{ModelConfig, Variable};
 use tch::Tensor;
 
 use crate::config::Config;
-use crate::exit::Exit;
+use crate::exit::{Because, Exit};
 
 /// Keys of the channels of most models.
 const CHANNELS: [&str; 2] = ["in_channels", "out_channels"];

@@ -11,7 +11,7 @@ use serde_json::Value;
 use tch::Tensor;
 
 use super::bytes::unpack;
-use crate::exit::Exit;
+use crate::exit::{Because, Exit};
 
 /// The header of a case: the JSON text under the key `case`.
 #[derive(Debug, Clone, Deserialize)]

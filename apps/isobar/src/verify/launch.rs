@@ -17,7 +17,7 @@ use isobar_manager::DistributedManager;
 use isobar_manager::config::{BackendChoice, DistributedConfig};
 
 use super::worker::{self, Event, Job};
-use crate::exit::Exit;
+use crate::exit::{Because, Exit};
 
 /// What carries the messages between the ranks.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]

@@ -23,7 +23,7 @@ use self::launch::Backend;
 use self::mesh::Mesh;
 use self::report::{CaseReport, LayoutReport, Report, Verdict};
 use self::worker::{Event, Job, Task};
-use crate::exit::{self, Exit};
+use crate::exit::{self, Because, Exit};
 use crate::terminal;
 
 /// Environment variable for the number of threads of each rank; 1 where it is not set.

@@ -22,7 +22,7 @@ pub fn write(folder: &Path, record: &FlightRecord) -> Result<PathBuf> {
     let text = serde_json::to_string_pretty(record).map_err(|error| failed(error.to_string()))?;
     let draft = folder.join(format!(".flight_rank_{:05}.{}", record.rank, record.pid));
     let written = fs::create_dir_all(folder).and_then(|()| {
-        // What another process has left there is not written through.
+        // A link or file that another process has left there is not written through.
         let _ = fs::remove_file(&draft);
         let mut file = fs::OpenOptions::new().write(true).create_new(true).open(&draft)?;
         file.write_all(text.as_bytes())?;

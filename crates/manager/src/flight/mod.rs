@@ -131,7 +131,7 @@ impl Fate {
         matches!(self, Self::Closed | Self::Silent(_) | Self::Panicked(_) | Self::Failed(_))
     }
 
-    /// What the rank said itself.
+    /// Returns the rank's own words.
     pub(crate) fn text(&self) -> Option<&str> {
         match self {
             Self::Panicked(text) | Self::Failed(text) | Self::GaveUp(text) => Some(text),

@@ -22,7 +22,7 @@ use crate::{Error, Result, exit, logging, start, terminate};
 /// The manager of this process.
 static PROCESS: Mutex<Option<DistributedManager>> = Mutex::new(None);
 
-/// Whether this process has tried to join other ranks.
+/// True once this process has tried to join other ranks.
 static TRIED: AtomicBool = AtomicBool::new(false);
 
 thread_local! {
@@ -312,7 +312,7 @@ impl DistributedManager {
         manager.0.watchdog.as_ref().is_some_and(|watchdog| watchdog.fail(why, panicked))
     }
 
-    /// Whether this process has tried to join other ranks.
+    /// Returns whether this process has tried to join other ranks.
     pub(crate) fn has_tried() -> bool {
         TRIED.load(Ordering::Relaxed)
     }

@@ -65,17 +65,17 @@ struct Shared {
 struct State {
     /// How this rank ends, once it does.
     leaving: Option<Fate>,
-    /// Whether [`Watchdog::leave`] may return: the report is printed, or none is needed.
+    /// True if [`Watchdog::leave`] may return: the report is printed, or none is needed.
     done: bool,
-    /// Whether this rank has heard of the end of all that it watches.
+    /// True once all ranks that this one watches have ended.
     over: bool,
-    /// Whether another watchdog has taken this one's place in the process, or the ranks do without.
+    /// True if another watchdog has replaced this one in the process, or the ranks have none.
     closed: bool,
     /// Time at which the main thread began to end the process.
     exiting: Option<Instant>,
     /// The error that the rank that watches ended with, once it is known.
     said: Option<String>,
-    /// Whether that rank prints a report.
+    /// True if that rank prints a report.
     reported: bool,
 }
 
@@ -136,7 +136,7 @@ impl Watchdog {
         let now = Instant::now();
         state.exiting = Some(now);
         while shared.own.rank == 0 && !state.over && !state.closed {
-            // Where a rank was lost, the watching thread ends the process itself.
+            // If a rank is lost, the watching thread ends the process itself.
             let left = shared.longest_exit().saturating_sub(now.elapsed());
             if left.is_zero() {
                 break;
@@ -205,7 +205,7 @@ impl Shared {
         self.changed.notify_all();
     }
 
-    /// How long the way out of the process may take. Rank 0 waits for others that may take as long themselves, or be lost.
+    /// Returns the time limit of the end of the process. Rank 0 waits for others that may need as long, or be lost.
     fn longest_exit(&self) -> Duration {
         let longest = self.deadline.max(Duration::from_secs(2));
         if self.own.rank == 0 { longest.saturating_mul(2).saturating_add(FAREWELL * 2) } else { longest }

@@ -99,12 +99,12 @@ impl GradientSource {
         self.mesh.as_ref()?.names().get(self.along?).copied()
     }
 
-    /// Whether the gradient is a contribution, which is still to be summed over ranks.
+    /// Returns whether the gradient is a contribution that is still to be summed over ranks.
     pub fn is_pending(&self) -> bool {
         self.pending
     }
 
-    /// Who watches the parameter.
+    /// Returns the watch on the parameter, if there is one.
     pub fn watch(&self) -> Option<&Arc<dyn ParameterWatch>> {
         self.watch.as_ref()
     }

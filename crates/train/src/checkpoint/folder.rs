@@ -35,7 +35,7 @@ pub(super) fn checkpoints(root: &Path) -> Result<Vec<PathBuf>> {
     Ok(found.into_iter().rev().map(|(_, path)| path).collect())
 }
 
-/// Whether a folder holds checkpoints, complete or not.
+/// Returns whether a folder holds checkpoints, complete or not.
 pub(crate) fn any_in(root: &Path) -> Result<bool> {
     Ok(!checkpoints(root)?.is_empty())
 }

@@ -76,7 +76,7 @@ pub struct RunState {
     pub loss_samples: u64,
     /// The validation error after this step, where it was measured: the mean over variables of relative errors.
     pub validation_error: Option<f64>,
-    /// What `validation_error` and `best` measure, where they are of several variables. Errors of different metrics are not
+    /// Metric of `validation_error` and `best`, for several variables. Errors of different metrics are not
     /// compared: earlier versions took one norm over all variables.
     #[serde(default)]
     pub validation_metric: Option<String>,
@@ -124,7 +124,7 @@ pub struct Checkpoints {
     plan: Option<(Vec<String>, Arc<Plan>)>,
     staging: Staging,
     background: Background,
-    /// Whether a write in the background has begun whose end the ranks have not agreed on; the same on all ranks.
+    /// True while the ranks have not agreed on the end of a write in the background; the same on all ranks.
     in_flight: bool,
     /// Results of an earlier run, which the first checkpoint replaces; only on rank 0.
     earlier: Option<Arc<Earlier>>,

@@ -119,7 +119,7 @@ pub(crate) fn check_fully_sharded(
     agree(all, refuse_taken(params).and_then(|()| watched(params, sharded, all)))
 }
 
-/// What a model that is trained fully sharded is made with.
+/// Call that makes a model for fully sharded training.
 pub(super) const WATCHED: &str = "make the model with `MeshParams::new(&mut store, &mesh).pending().watched(sharded.watch())`, or with \
                                   `distribute_over_domain_for_fsdp(&mut store, &mesh)`";
 

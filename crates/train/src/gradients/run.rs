@@ -77,15 +77,15 @@ struct Told {
     source: String,
     mesh: Option<String>,
     pending: bool,
-    /// Whether the mesh has an axis for channels along which they are not split.
+    /// True if the mesh has a model axis along which no parameter is split.
     idle_model_axis: bool,
     /// The ranks that compute a loss together.
     together: RankSet,
     /// The ranks with which this one sums contributions.
     summands: RankSet,
-    /// Whether the parameters are watched, as fully sharded training needs.
+    /// True if the parameters are watched, as fully sharded training needs.
     watched: bool,
-    /// Whether the fields are on the same mesh.
+    /// True if the fields are on the same mesh.
     with_fields: bool,
 }
 
@@ -297,7 +297,7 @@ impl Record {
     }
 }
 
-/// How the parameters of a model over split fields are made.
+/// Call that makes the parameters of a model over split fields.
 const PENDING: &str = "make the model with `MeshParams::new(&mut store, &mesh).pending()`";
 const BY_HAND: &str = "`Ranks { data: group.clone(), gradients: group, .. }` with the group of these ranks";
 

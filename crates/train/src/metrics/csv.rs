@@ -52,7 +52,7 @@ impl Writer for CsvFile {
     }
 }
 
-/// Whether the file holds more than a header.
+/// Returns whether the file holds more than a header.
 pub(super) fn has_records(path: &Path) -> std::io::Result<bool> {
     let mut lines = BufReader::new(isobar_files::open(path)?).split(b'\n');
     lines.next().transpose()?;

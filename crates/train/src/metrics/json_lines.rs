@@ -44,7 +44,7 @@ impl Writer for JsonLines {
     }
 }
 
-/// Whether the file holds anything.
+/// Returns whether the file holds anything.
 pub(super) fn has_records(path: &Path) -> std::io::Result<bool> {
     Ok(std::fs::metadata(path)?.len() > 0)
 }

@@ -131,7 +131,7 @@ impl MetricSink {
     }
 }
 
-/// Whether metrics files in a folder hold records. Files that were opened only, as by a start that failed, hold none.
+/// Returns whether metrics files in a folder hold records. Files that a failed start has opened hold none.
 pub(crate) fn any_in(folder: &Path) -> Result<bool> {
     let found = [
         json_lines::has_records(&folder.join("metrics.jsonl")),

@@ -50,7 +50,7 @@ impl Writer for EventFile {
     }
 }
 
-/// Whether an event file in the folder holds more than its first record, which each begins with.
+/// Returns whether an event file in the folder holds more than its header record.
 pub(super) fn has_records(folder: &Path) -> std::io::Result<bool> {
     let empty = frame(&version()).len() as u64;
     for entry in std::fs::read_dir(folder)? {

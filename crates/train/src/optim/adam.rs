@@ -60,7 +60,7 @@ pub struct AdamConfig {
 }
 
 impl AdamConfig {
-    /// The same numbers for AdamW.
+    /// Converts to AdamW without weight decay.
     pub(super) fn into_adamw(self) -> AdamWConfig {
         let Self { lr, beta1, beta2, eps, weight_decay, no_decay } = self;
         AdamWConfig { lr, beta1, beta2, eps, weight_decay, no_decay }

@@ -15,7 +15,7 @@ pub use self::record::ProgressRecord;
 use self::record::{Records, write};
 use crate::variables::significant;
 
-/// How rank 0 shows the progress of a run.
+/// Display of a run's progress by rank 0.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum ProgressMode {
     /// A bar where standard error is a terminal or `isobar launch` draws it, else lines.
@@ -71,7 +71,7 @@ pub struct Progress {
     began: Instant,
 }
 
-/// Where progress is shown.
+/// Target of the display.
 #[derive(Debug)]
 enum Shown {
     Bar(Bar),

@@ -11,7 +11,7 @@ const SEPARATOR: char = '\u{1e}';
 /// The time between two records, at least.
 const PAUSE: Duration = Duration::from_millis(250);
 
-/// How far a run has come, for a launcher that draws the bar on the terminal: one line of standard error.
+/// Progress of a run as one line of standard error, for a launcher that draws the bar on the terminal.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ProgressRecord {
     /// Steps taken.

@@ -66,7 +66,7 @@ impl Lock {
         }
     }
 
-    /// Whether this process has the lock now.
+    /// Tries to take the lock, and returns whether this process has it now.
     fn try_lock(&mut self) -> Result<bool> {
         match self.file.try_lock() {
             Ok(()) => Ok(true),
@@ -80,7 +80,7 @@ impl Lock {
         }
     }
 
-    /// Whether the lock file is still where it was.
+    /// Returns whether the lock file is still at its path.
     pub(super) fn in_place(&self) -> Result<bool> {
         let identity = |about: &Metadata| (about.dev(), about.ino());
         let own = self.file.metadata().at("look at", &self.path)?;
@@ -91,7 +91,7 @@ impl Lock {
         }
     }
 
-    /// What the file system says where it has no locks, so that only processes of this host are noticed.
+    /// Returns the error of a file system without locks, on which only processes of this host are noticed.
     pub(super) fn unsupported(&self) -> Option<&str> {
         self.unsupported.as_deref()
     }
@@ -167,7 +167,7 @@ impl Holder {
         })
     }
 
-    /// Whether the process is another one of this host that still runs.
+    /// Returns whether the holder is another process of this host that still runs.
     fn lives_here(&self) -> bool {
         self.host == host()
             && self.boot == boot()

@@ -67,7 +67,7 @@ pub struct FitConfig {
     pub checkpoint: CheckpointConfig,
     /// What to record.
     pub metrics: MetricsConfig,
-    /// How progress is shown.
+    /// Display of progress.
     pub progress: ProgressMode,
     /// The resolved configuration as TOML, kept in every checkpoint and, unless it is empty, in `config.toml` in the folder.
     pub resolved: String,

@@ -72,7 +72,7 @@ pub(super) fn warnings(config: &FitConfig, extent: Extent) -> Vec<String> {
     found
 }
 
-/// Whether a run at this state has nothing left to train.
+/// Returns whether a run at this state has nothing left to train.
 pub(super) fn is_finished(state: &RunState, config: &FitConfig) -> bool {
     let train = &config.train;
     state.epoch >= train.epochs || train.max_steps.is_some_and(|limit| state.step >= limit)

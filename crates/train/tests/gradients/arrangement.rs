@@ -76,7 +76,7 @@ impl Arrangement {
         Self { world: world.clone(), mesh, other, data }
     }
 
-    /// How fields are placed on the mesh.
+    /// Placements of fields on the mesh.
     pub(crate) fn placements(&self) -> Vec<Placement> {
         let place = |name: &str| match name {
             "domain" => Placement::Shard(2),

@@ -203,7 +203,7 @@ fn refusal<T: std::fmt::Debug>(result: Result<T, Error>) -> String {
     }
 }
 
-/// What nobody has summed is neither stepped nor clipped.
+/// Gradients that are not yet summed are neither stepped nor clipped.
 #[test]
 fn contributions_are_not_stepped() {
     let refusals = threads::run(2, DEADLINE, |world| {

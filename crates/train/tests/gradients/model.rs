@@ -93,7 +93,7 @@ impl Supplier {
             .with_region(ParallelRegion::new(region))
     }
 
-    /// What supplies the parameters on the mesh.
+    /// Supplier of the parameters on the mesh.
     pub(crate) fn on_mesh<'a>(
         self,
         store: &'a mut ParamStore,

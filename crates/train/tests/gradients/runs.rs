@@ -78,7 +78,7 @@ impl Sharing {
     }
 }
 
-/// How fields are laid out.
+/// Layout of the fields.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Fields {
     Dense,
@@ -128,7 +128,7 @@ fn is_right(plan: &Plan, supplier: Supplier, sharing: Sharing, fields: Fields) -
     }
 }
 
-/// What a run's checkpoint is after a step with a rate of 1 without momentum.
+/// Trains one step with a learning rate of 1 and no momentum, and returns the checkpoint.
 fn run<L: FieldLayout>(
     layout: L,
     forward: impl Fn(&L::Array, Option<Step<'_>>) -> Result<L::Array, BoxError>,

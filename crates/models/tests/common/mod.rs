@@ -1,0 +1,15 @@
+//! Tools that tests of several models share.
+
+use isobar_shard::{Generator, ParamStore, Window};
+use tch::{Device, Kind};
+
+/// Moves every parameter up or down by one unit in the last place.
+pub(crate) fn nudge(store: &ParamStore, seed: u64) {
+    let generator = Generator::new(seed);
+    for parameter in store.trainable() {
+        let mut tensor = parameter.tensor.detach();
+        let far = generator.normal(&Window::whole(&tensor.size()), 0.0, 1e30, (Kind::Float, Device::Cpu));
+        let moved = tensor.nextafter(&far.unwrap());
+        tensor.copy_(&moved);
+    }
+}
