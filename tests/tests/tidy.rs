@@ -85,6 +85,33 @@ fn nothing_is_left_unfinished() {
     }
 }
 
+/// Integration tests of a package are modules of `tests/main.rs`, or programs that `Cargo.toml` names: a file that is neither
+/// would never run.
+#[test]
+fn every_test_file_is_compiled() {
+    let mut programs = 0;
+    for main in files(&["rs"]).into_iter().filter(|path| path.ends_with("tests/main.rs")) {
+        programs += 1;
+        let (modules, folder) = (read(&main), main.parent().unwrap());
+        let manifest = read(&folder.parent().unwrap().join("Cargo.toml"));
+        for entry in fs::read_dir(workspace().join(folder)).unwrap().flatten() {
+            let path = entry.path();
+            let name = path.file_stem().unwrap().to_str().unwrap();
+            let is_module = modules.contains(&format!("\nmod {name};\n"));
+            let is_program = manifest.contains(&format!("path = \"tests/{name}.rs\""));
+            let has_code =
+                path.extension().is_some_and(|ending| ending == "rs") || path.join("mod.rs").exists();
+            assert!(
+                !has_code || is_module != is_program,
+                "{} needs a line in {}",
+                path.display(),
+                main.display()
+            );
+        }
+    }
+    assert!(programs >= 5, "{programs} programs of integration tests");
+}
+
 #[test]
 fn golden_cases_are_the_shared_ones() {
     compare("tests/golden", "../shared/golden");

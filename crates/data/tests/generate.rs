@@ -2,8 +2,7 @@
 
 #![expect(clippy::unwrap_used, reason = "a test helper fails by panicking, as the tests do")]
 
-mod common;
-
+use crate::common;
 use isobar_data::generate::{DarcyOptions, DarcySolver, darcy};
 use isobar_data::{DarcyFile, Error};
 use tch::{Kind, Tensor};

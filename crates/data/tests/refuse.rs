@@ -2,8 +2,7 @@
 
 #![expect(clippy::unwrap_used, reason = "a test helper fails by panicking, as the tests do")]
 
-mod common;
-
+use crate::common;
 use std::path::{Path, PathBuf};
 
 use hdf5_metno::File;

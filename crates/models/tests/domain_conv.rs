@@ -2,8 +2,6 @@
 //! of training in double precision, the losses of these in single precision as far as rounding lets them.
 #![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
 
-mod common;
-
 use std::time::Duration;
 
 use isobar_harness::curve::SingleRun;
@@ -19,7 +17,7 @@ use isobar_shard::{
 use rstest::rstest;
 use tch::{Device, Kind, Tensor};
 
-use common::nudge;
+use crate::common::nudge;
 
 const DOUBLE: (Kind, Device) = (Kind::Double, Device::Cpu);
 const STEPS: usize = 20;

@@ -2,8 +2,6 @@
 //! the losses of 20 steps in single precision.
 #![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
 
-mod common;
-
 use std::time::Duration;
 
 use isobar_harness::curve::SingleRun;
@@ -19,7 +17,7 @@ use isobar_shard::{
 use rstest::rstest;
 use tch::{Device, Kind, Tensor};
 
-use common::nudge;
+use crate::common::nudge;
 
 const DOUBLE: (Kind, Device) = (Kind::Double, Device::Cpu);
 const STEPS: usize = 20;

@@ -1,8 +1,6 @@
 //! Linear operators and their gradients are adjoint: ⟨F x, y⟩ = ⟨x, F* y⟩ over global tensors, on random layouts.
 
-mod common;
-
-use common::{Dice, MESHES, leaf, numbers, on_mesh};
+use crate::common::{Dice, MESHES, leaf, numbers, on_mesh};
 use isobar_shard::{
     Conv, Interpolation, PadMode, Padding, Placement, Pool, Resize, Result, ShardTensor, Statistic, grad,
 };

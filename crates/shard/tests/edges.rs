@@ -1,8 +1,6 @@
 //! Corners: rows of −∞, parts of several pieces, transposed meshes, mixed partial sums, 16 bits, empty parts, disagreement.
 
-mod common;
-
-use common::{Split, difference, leaf, numbers, on_mesh, same};
+use crate::common::{Split, difference, leaf, numbers, on_mesh, same};
 use isobar_collectives::ReduceOp;
 use isobar_shard::rules::{LocalMap, LocalOutput, local_map};
 use isobar_shard::{Conv, Elementwise, Layout, Padding, Placement, ShardTensor, Sizes, Statistic};

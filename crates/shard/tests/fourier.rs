@@ -1,8 +1,6 @@
 //! Fourier transforms of sharded tensors against the dense ones.
 
-mod common;
-
-use common::{Dice, MESHES, SPLITS, difference, leaf, numbers, on_mesh, same};
+use crate::common::{Dice, MESHES, SPLITS, difference, leaf, numbers, on_mesh, same};
 use isobar_collectives::threads;
 use isobar_shard::{
     CommTrace, Convert, DistributedIrfft2, DistributedRfft2, FftNorm, Layout, Modes, Placement, ShardTensor,

@@ -2,11 +2,9 @@
 
 #![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
 
-mod common;
-
 use std::ops::Range;
 
-use common::{Dice, MESHES, SPLITS, leaf, numbers, on_mesh, same};
+use crate::common::{Dice, MESHES, SPLITS, leaf, numbers, on_mesh, same};
 use isobar_collectives::Group;
 use isobar_shard::{
     CommTrace, Convert, Error, FftNorm, Layout, Modes, Placement, ShardTensor, Sizes, Spectral,

@@ -1,8 +1,6 @@
 //! Parameters laid out by a declaration, and plain tensors that meet sharded ones.
 
-mod common;
-
-use common::{difference, numbers, on_mesh};
+use crate::common::{difference, numbers, on_mesh};
 use isobar_shard::{
     Conv, Padding, ParameterLayouts, Placement, Promotion, PromotionGuard, ShardTensor, Source, StateDict,
 };

@@ -2,9 +2,7 @@
 
 #![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
 
-mod common;
-
-use common::{MESHES, difference, layouts, leaf, numbers, on_mesh};
+use crate::common::{MESHES, difference, layouts, leaf, numbers, on_mesh};
 use isobar_manager::DeviceMesh;
 use isobar_shard::{Layout, Placement, ShardTensor, Sizes, grad};
 use isobar_torch::autograd::BackwardOptions;

@@ -3,9 +3,7 @@
 
 #![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
 
-mod common;
-
-use common::{Dice, Split, difference, leaf, numbers, on_mesh, same};
+use crate::common::{Dice, Split, difference, leaf, numbers, on_mesh, same};
 use isobar_collectives::ReduceOp;
 use isobar_manager::DeviceMesh;
 use isobar_shard::{
@@ -352,7 +350,7 @@ fn random_numbers_on_cpu_are_those_of_one_rank() {
     let mask = alone.dropout_mask(&window, 0.4, options).unwrap();
     let order = alone.randperm(35, Device::Cpu).unwrap();
     let wholes = [uniform, normal, whole_numbers, mask, order];
-    for mesh in common::MESHES {
+    for mesh in crate::common::MESHES {
         let wholes: Vec<Tensor> = wholes.iter().map(Tensor::copy).collect();
         let wholes = std::sync::Mutex::new(wholes);
         on_mesh(mesh, move |mesh| {
@@ -391,7 +389,7 @@ fn random_numbers_on_cpu_are_those_of_one_rank() {
 fn slices_and_selections_of_a_sharded_dim_on_two_axes() {
     on_mesh(&[2, 2], |mesh| {
         let mut dice = Dice(9);
-        for split in common::SPLITS {
+        for split in crate::common::SPLITS {
             let layout = split.layout(mesh, &[Placement::Shard(1), Placement::Shard(0)], &[5, 8]);
             let x = numbers(&[5, 8], dice.roll(0, 9));
             same(

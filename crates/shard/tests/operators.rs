@@ -1,8 +1,6 @@
 //! Operators without windows against the dense ones, over random shapes and layouts.
 
-mod common;
-
-use common::{Dice, MESHES, numbers, on_mesh, same};
+use crate::common::{Dice, MESHES, numbers, on_mesh, same};
 use isobar_shard::{Binary, Elementwise, Generator, RandomOps, ShardTensor, Statistic, Unary, Window};
 use rstest::rstest;
 use tch::{Kind, Tensor};

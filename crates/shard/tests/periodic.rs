@@ -2,11 +2,9 @@
 
 #![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
 
-mod common;
-
 use std::f64::consts::TAU;
 
-use common::{MESHES, difference, layouts, numbers, on_mesh};
+use crate::common::{MESHES, difference, layouts, numbers, on_mesh};
 use isobar_shard::periodic::{
     Domain, derivative, energy_spectrum, inverse_laplacian, laplacian, low_pass, resample,
 };

@@ -1,8 +1,6 @@
 //! Redistribution between any two layouts: values, gradients, gradients of gradients.
 
-mod common;
-
-use common::{MESHES, difference, layouts, leaf, numbers, on_mesh};
+use crate::common::{MESHES, difference, layouts, leaf, numbers, on_mesh};
 use isobar_collectives::ReduceOp;
 use isobar_shard::{CurrentMesh, Elementwise, Layout, Placement, Redistribute, ShardTensor, Sizes, grad};
 use isobar_torch::autograd::BackwardOptions;

@@ -2,12 +2,10 @@
 
 #![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
 
-mod common;
-
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-use common::{MESHES, difference, layouts, leaf, numbers, on_mesh};
+use crate::common::{MESHES, difference, layouts, leaf, numbers, on_mesh};
 use isobar_collectives::ReduceOp;
 use isobar_shard::rules::{
     LocalMap, LocalOutput, Sharding, Shardings, local_map, register_sharded_op, register_sharding,

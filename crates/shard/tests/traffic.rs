@@ -2,9 +2,7 @@
 
 #![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
 
-mod common;
-
-use common::{leaf, numbers, on_mesh};
+use crate::common::{leaf, numbers, on_mesh};
 use isobar_collectives::trace::CommTrace;
 use isobar_manager::DeviceMesh;
 use isobar_shard::{Conv, Elementwise, Layout, Padding, Placement, ShardTensor, Sizes};

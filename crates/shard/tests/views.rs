@@ -2,9 +2,7 @@
 
 #![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
 
-mod common;
-
-use common::{leaf, numbers, on_mesh};
+use crate::common::{leaf, numbers, on_mesh};
 use isobar_collectives::ReduceOp;
 use isobar_shard::{CommTrace, Layout, Placement, Sizes, trace, visualize_sharding};
 use tch::Kind;

@@ -2,9 +2,7 @@
 
 #![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
 
-mod common;
-
-use common::{Dice, MESHES, difference, leaf, numbers, on_mesh, same};
+use crate::common::{Dice, MESHES, difference, leaf, numbers, on_mesh, same};
 use isobar_shard::{
     Conv, Interpolation, Layout, PadMode, Padding, Placement, Pool, Resize, ShardTensor, Sizes, grad,
 };

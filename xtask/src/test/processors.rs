@@ -32,7 +32,7 @@ const PROCESSORS: [Processor; 4] = [
 /// Packages all of whose tests compute.
 const PACKAGES: [&str; 3] = ["isobar-shard", "isobar-models", "isobar-train"];
 
-/// Test programs of whole runs that compare numbers.
+/// Modules of `isobar-tests` with whole runs that compare numbers.
 const RUNS: [&str; 4] = ["curves", "domain", "train", "verify"];
 
 /// Runs the numeric tests on each of the emulated processors.
@@ -62,8 +62,8 @@ fn packages() -> Vec<String> {
 }
 
 fn runs() -> Vec<String> {
-    let programs = RUNS.iter().flat_map(|program| ["--test", program]);
-    ["-p", "isobar-tests"].into_iter().chain(programs).map(str::to_owned).collect()
+    let modules = RUNS.iter().map(|module| format!("{module}::"));
+    ["-p", "isobar-tests", "--test", "main"].map(str::to_owned).into_iter().chain(modules).collect()
 }
 
 impl Processor {
@@ -77,12 +77,12 @@ impl Processor {
 mod tests {
     use super::*;
 
-    /// The names of packages and programs here are those of the workspace.
+    /// The names of packages and modules here are those of the workspace.
     #[test]
     fn what_is_chosen_exists() {
         let root = isobar_harness::workspace();
-        for program in RUNS {
-            assert!(root.join("tests/tests").join(program).with_extension("rs").exists(), "{program}");
+        for module in RUNS {
+            assert!(root.join("tests/tests").join(module).with_extension("rs").exists(), "{module}");
         }
         for package in PACKAGES {
             assert!(

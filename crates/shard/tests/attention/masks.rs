@@ -6,7 +6,7 @@ use isobar_torch::autograd::BackwardOptions;
 use rstest::rstest;
 use tch::Tensor;
 
-use crate::case::{Case, triples};
+use super::case::{Case, triples};
 use crate::common::{MESHES, SPLITS, difference, leaf, numbers, on_mesh, placements};
 
 #[rstest]

@@ -5,7 +5,7 @@ use isobar_torch::autograd::BackwardOptions;
 use rstest::rstest;
 use tch::{Kind, Tensor};
 
-use crate::case::{Case, triples};
+use super::case::{Case, triples};
 use crate::common::{MESHES, Split, difference, leaf, numbers, on_mesh};
 
 /// d²/dx² of a sum of powers of the result, against libtorch's dense operator.

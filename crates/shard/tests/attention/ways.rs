@@ -4,7 +4,7 @@ use isobar_shard::{AttentionOptions, AttentionStrategy, Placement, ShardTensor};
 use isobar_torch::autograd::BackwardOptions;
 use rstest::rstest;
 
-use crate::case::Case;
+use super::case::Case;
 use crate::common::{SPLITS, Split, difference, leaf, numbers, on_mesh, placements};
 
 #[test]

@@ -14,8 +14,8 @@ use isobar_train::{
 use rstest::rstest;
 use tch::{Kind, Tensor};
 
-use crate::arrangement::{Arrangement, PLANS, Plan};
-use crate::model::{Net, OPTIONS, SAMPLES, SEED, Supplier, dense, fields};
+use super::arrangement::{Arrangement, PLANS, Plan};
+use super::model::{Net, OPTIONS, SAMPLES, SEED, Supplier, dense, fields};
 
 const DEADLINE: Duration = Duration::from_secs(60);
 

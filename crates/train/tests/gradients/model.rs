@@ -8,7 +8,7 @@ use isobar_shard::{
 use isobar_train::ShardedParameters;
 use tch::{Device, Kind, Tensor};
 
-use crate::arrangement::Arrangement;
+use super::arrangement::Arrangement;
 
 pub(crate) const OPTIONS: (Kind, Device) = (Kind::Double, Device::Cpu);
 pub(crate) const EXTENTS: [usize; 2] = [8, 6];

@@ -17,8 +17,8 @@ use isobar_train::{
 use rstest::rstest;
 use tch::{Tensor, no_grad};
 
-use crate::arrangement::{Arrangement, PLANS, Plan};
-use crate::model::{EXTENTS, Net, SAMPLES, SEED, Supplier, dense, fields};
+use super::arrangement::{Arrangement, PLANS, Plan};
+use super::model::{EXTENTS, Net, SAMPLES, SEED, Supplier, dense, fields};
 
 const DEADLINE: Duration = Duration::from_secs(60);
 

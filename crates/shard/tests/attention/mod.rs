@@ -3,14 +3,12 @@
 #![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
 
 mod case;
-#[path = "../common/mod.rs"]
-mod common;
 mod masks;
 mod more;
 mod ways;
 
+use crate::common::{MESHES, SPLITS, Split, difference, leaf, numbers, on_mesh};
 use case::{Case, triples};
-use common::{MESHES, SPLITS, Split, difference, leaf, numbers, on_mesh};
 use isobar_shard::{AttentionOptions, AttentionStrategy, Placement, ShardTensor, context_parallel};
 use isobar_torch::autograd::BackwardOptions;
 use rstest::rstest;

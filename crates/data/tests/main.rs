@@ -1,0 +1,9 @@
+//! Readers, writers and generators of data sets.
+
+mod common;
+mod generate;
+mod read;
+mod refuse;
+mod storage;
+mod well;
+mod well_refuse;

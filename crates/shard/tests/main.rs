@@ -1,0 +1,20 @@
+//! Sharded tensors on every layout against dense ones.
+
+mod adjoints;
+mod attention;
+mod checkpoint;
+mod common;
+mod edges;
+mod fourier;
+mod fourier_gradients;
+mod fourier_modes;
+mod module;
+mod neighbours;
+mod never_wrong;
+mod operators;
+mod periodic;
+mod redistribute;
+mod rules;
+mod traffic;
+mod views;
+mod windows;

@@ -1,0 +1,9 @@
+//! Training: gradients, the loop, run folders, and parameters in shards.
+
+mod change;
+mod data_parallel;
+mod fit;
+mod fully_sharded;
+mod gradients;
+mod non_finite;
+mod run_folder;
