@@ -27,7 +27,6 @@
 //! ```
 
 mod address;
-mod agree;
 pub mod checks;
 pub mod config;
 mod environment;
@@ -35,29 +34,25 @@ mod error;
 mod exit;
 pub mod flight;
 mod format;
-mod groups;
 pub mod launch;
 pub mod logging;
 mod manager;
-mod mesh;
 mod printable;
 mod reason;
 mod report;
 mod start;
 mod terminate;
-mod tree;
 mod watchdog;
 
 pub use environment::Environment;
 pub use error::{Error, Result};
 pub use format::format_bytes;
 pub(crate) use format::shorten;
+pub use isobar_mesh::{DeviceMesh, ProcessGroupConfig, ProcessGroupNode};
 pub use isobar_torch::c10d::Token;
 pub use isobar_torch::error_text;
 pub use manager::{DistributedManager, SetupOptions, ThreadBinding};
-pub use mesh::DeviceMesh;
 pub use printable::printable;
 pub use reason::ExitReason;
 pub use report::{report_error, report_text};
 pub use terminate::Termination;
-pub use tree::{ProcessGroupConfig, ProcessGroupNode};

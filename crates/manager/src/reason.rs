@@ -50,6 +50,7 @@ impl ExitReason {
     pub fn of(error: &(dyn StdError + 'static)) -> Option<Self> {
         let of_one = |cause: &(dyn StdError + 'static)| {
             (cause.downcast_ref().map(Self::of_collective))
+                .or_else(|| cause.downcast_ref().map(Self::of_mesh))
                 .or_else(|| cause.downcast_ref().map(Self::of_manager))
                 .or_else(|| cause.is::<crate::config::ConfigError>().then_some(Self::Usage))
         };
@@ -94,13 +95,25 @@ impl ExitReason {
         }
     }
 
+    /// The reason of an error of meshes and groups.
+    #[must_use]
+    pub fn of_mesh(error: &isobar_mesh::Error) -> Self {
+        use isobar_mesh::Error;
+        match error {
+            Error::Collective(inner) => Self::of_collective(inner),
+            Error::Disagreement { .. } => Self::Mismatch,
+            _ => Self::Usage,
+        }
+    }
+
     /// The reason of an error of this crate.
     #[must_use]
     pub fn of_manager(error: &crate::Error) -> Self {
         use crate::Error;
         match error {
             Error::Collective(inner) => Self::of_collective(inner),
-            Error::Disagreement { .. } | Error::ConfigurationsDiffer { .. } => Self::Mismatch,
+            Error::Mesh(inner) => Self::of_mesh(inner),
+            Error::ConfigurationsDiffer { .. } => Self::Mismatch,
             Error::Start { source, .. } => Self::of_collective(source),
             Error::FlightRecord { .. } => Self::Data,
             Error::RandomNumbers { .. } | Error::Signals { .. } | Error::Thread { .. } => Self::Failed,

@@ -4,7 +4,7 @@
 use std::time::Duration;
 
 use isobar_collectives::{Group, ReduceOp, start};
-use isobar_manager::DeviceMesh;
+use isobar_mesh::DeviceMesh;
 use isobar_models::{DistributedAfno, DistributedAfnoConfig, Mode};
 use isobar_shard::{
     Generator, MeshParams, ParallelRegion, ParamStore, Placement, Reduce, ShardTensor, Window,

@@ -4,7 +4,7 @@
 
 use std::time::Duration;
 
-use isobar_manager::DeviceMesh;
+use isobar_mesh::DeviceMesh;
 use isobar_models::{
     Afno, AfnoConfig, Fno, FnoConfig, ModAfno, ModAfnoConfig, ModEmbedConfig, Mode, Normalization, PerDim,
     Result, SrResNet, SrResNetConfig, UNet, UNetConfig,

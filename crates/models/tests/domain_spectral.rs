@@ -5,7 +5,7 @@
 use std::time::Duration;
 
 use isobar_harness::curve::SingleRun;
-use isobar_manager::DeviceMesh;
+use isobar_mesh::DeviceMesh;
 use isobar_models::{
     Afno, AfnoConfig, Factorization, Fno, FnoConfig, ModAfno, ModAfnoConfig, ModEmbedConfig, Mode,
     PaddingType, PerDim,

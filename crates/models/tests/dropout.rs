@@ -4,7 +4,7 @@
 
 use std::time::Duration;
 
-use isobar_manager::DeviceMesh;
+use isobar_mesh::DeviceMesh;
 use isobar_models::{Afno, AfnoConfig, DistributedAfno, DistributedAfnoConfig, Mode, Result};
 use isobar_shard::{
     Array, Generator, MeshParams, ParallelRegion, ParamStore, Params, Placement, ShardTensor, Window,

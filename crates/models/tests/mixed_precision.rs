@@ -3,7 +3,7 @@
 
 use std::time::Duration;
 
-use isobar_manager::DeviceMesh;
+use isobar_mesh::DeviceMesh;
 use isobar_models::{
     Afno, AfnoConfig, Fno, FnoConfig, Mode, Normalization, PerDim, Result, UNet, UNetConfig, Upsampling,
 };

@@ -4,7 +4,7 @@
 use std::time::Duration;
 
 use isobar_collectives::{Group, ReduceOp, start};
-use isobar_manager::DeviceMesh;
+use isobar_mesh::DeviceMesh;
 use isobar_models::{Afno, AfnoConfig, Fno, FnoConfig, Mode, PerDim, UNet, UNetConfig};
 use isobar_shard::{Generator, MeshParams, ParamStore, Placement, Reduce, ShardTensor, Window};
 use rstest::rstest;

@@ -144,7 +144,7 @@ impl Drop for Recomputing {
 
 /// What held for the thread of the forward pass; backward may run on another one.
 struct Surroundings {
-    mesh: Option<isobar_manager::DeviceMesh>,
+    mesh: Option<isobar_mesh::DeviceMesh>,
     promotion: crate::context::Promotion,
     forbidden: bool,
     label: Label,

@@ -4,7 +4,7 @@
 use std::cell::{Cell, RefCell};
 use std::marker::PhantomData;
 
-use isobar_manager::DeviceMesh;
+use isobar_mesh::DeviceMesh;
 
 use crate::error::{Error, Result};
 

@@ -114,7 +114,7 @@ pub enum Error {
     },
     /// A mesh refused.
     #[error(transparent)]
-    Mesh(#[from] isobar_manager::Error),
+    Mesh(#[from] isobar_mesh::Error),
     /// The communication under an operator failed.
     #[error(transparent)]
     Communication(#[from] isobar_collectives::Error),
@@ -136,7 +136,7 @@ impl Error {
     #[must_use]
     pub fn communication(&self) -> Option<&isobar_collectives::Error> {
         match self {
-            Self::Communication(error) | Self::Mesh(isobar_manager::Error::Collective(error)) => Some(error),
+            Self::Communication(error) | Self::Mesh(isobar_mesh::Error::Collective(error)) => Some(error),
             Self::Sharded { source, .. } => source.communication(),
             _ => None,
         }

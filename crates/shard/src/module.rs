@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use isobar_manager::DeviceMesh;
+use isobar_mesh::DeviceMesh;
 use tch::Tensor;
 
 use crate::error::{Error, Result};
@@ -28,7 +28,7 @@ pub enum Source {
 ///
 /// ```
 /// use isobar_collectives::Group;
-/// use isobar_manager::DeviceMesh;
+/// use isobar_mesh::DeviceMesh;
 /// use isobar_shard::{ParameterLayouts, Placement, Source, StateDict};
 /// use tch::{Kind, Tensor};
 ///

@@ -14,7 +14,7 @@ use crate::tensor::ShardTensor;
 ///
 /// ```
 /// use isobar_collectives::Group;
-/// use isobar_manager::DeviceMesh;
+/// use isobar_mesh::DeviceMesh;
 /// use isobar_shard::{Placement, Promotion, PromotionGuard, ShardTensor};
 /// use tch::Tensor;
 ///

@@ -30,7 +30,7 @@ pub struct ShardingView {
 ///
 /// ```
 /// use isobar_collectives::Group;
-/// use isobar_manager::DeviceMesh;
+/// use isobar_mesh::DeviceMesh;
 /// use isobar_shard::{Layout, Placement, Sizes, visualize_sharding};
 ///
 /// let mesh = DeviceMesh::new(&Group::single(), &[1], &["domain"])?;

@@ -4,7 +4,7 @@
 #![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
 
 use crate::common::{Dice, MESHES, difference, leaf, numbers, on_mesh, same};
-use isobar_manager::DeviceMesh;
+use isobar_mesh::DeviceMesh;
 use isobar_shard::{
     Convert, FftNorm, Layout, Placement, ShardTensor, Sizes, Spectral, forbid_hidden_communication, grad,
 };

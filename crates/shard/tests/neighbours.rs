@@ -3,7 +3,7 @@
 #![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
 
 use crate::common::{MESHES, difference, layouts, leaf, numbers, on_mesh};
-use isobar_manager::DeviceMesh;
+use isobar_mesh::DeviceMesh;
 use isobar_shard::{Layout, Placement, ShardTensor, Sizes, grad};
 use isobar_torch::autograd::BackwardOptions;
 use rstest::rstest;

@@ -5,7 +5,7 @@
 
 use crate::common::{Dice, Split, difference, leaf, numbers, on_mesh, same};
 use isobar_collectives::ReduceOp;
-use isobar_manager::DeviceMesh;
+use isobar_mesh::DeviceMesh;
 use isobar_shard::{
     Conv, Generator, Interpolation, Layout, PadMode, Padding, Placement, Pool, Resize, ShardTensor, Sizes,
     Statistic,

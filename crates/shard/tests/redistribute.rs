@@ -130,7 +130,7 @@ fn to_another_mesh_of_the_same_ranks() {
     on_mesh(&[4], |line| {
         let group = line.group("a").unwrap();
         let square =
-            isobar_manager::DeviceMesh::with_ranks(&group, &[3, 1, 0, 2], &[2, 2], &["x", "y"]).unwrap();
+            isobar_mesh::DeviceMesh::with_ranks(&group, &[3, 1, 0, 2], &[2, 2], &["x", "y"]).unwrap();
         let whole = numbers(&[7, 6], 5);
         for from in layouts(line, &[7, 6]).iter().step_by(2) {
             for to in layouts(&square, &[7, 6]).iter().step_by(7) {

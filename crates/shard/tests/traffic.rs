@@ -4,7 +4,7 @@
 
 use crate::common::{leaf, numbers, on_mesh};
 use isobar_collectives::trace::CommTrace;
-use isobar_manager::DeviceMesh;
+use isobar_mesh::DeviceMesh;
 use isobar_shard::{Conv, Elementwise, Layout, Padding, Placement, ShardTensor, Sizes};
 use tch::Tensor;
 

@@ -27,7 +27,7 @@ fn splittable(spatial: usize) -> Vec<usize> {
     std::iter::once(0).chain(2..spatial + 2).collect()
 }
 
-fn replicated(mesh: &isobar_manager::DeviceMesh, shape: &[i64]) -> Layout {
+fn replicated(mesh: &isobar_mesh::DeviceMesh, shape: &[i64]) -> Layout {
     let placements = vec![Placement::Replicate; mesh.ndim()];
     Layout::new(mesh, &placements, shape, &Sizes::Chunk).unwrap()
 }

@@ -61,7 +61,7 @@ fn shard(error: &isobar_shard::Error) -> Option<ExitReason> {
         return Some(ExitReason::of_collective(error));
     }
     match error {
-        Error::Mesh(inner) => Some(ExitReason::of_manager(inner)),
+        Error::Mesh(inner) => Some(ExitReason::of_mesh(inner)),
         Error::Sharded { source, .. } => shard(source),
         Error::StateDict { .. } | Error::File { .. } => Some(ExitReason::Data),
         _ => None,
@@ -132,7 +132,7 @@ mod tests {
             in_backward(Error::from(lost())),
             in_backward(in_operator(lost().into())),
             in_operator(in_operator(lost().into())).into(),
-            Shard::from(isobar_manager::Error::from(lost())).into(),
+            Shard::from(isobar_mesh::Error::from(lost())).into(),
             task(in_data(lost().into())),
             task(in_data(in_operator(lost().into()))),
         ];

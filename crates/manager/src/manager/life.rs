@@ -11,10 +11,10 @@ use isobar_torch::c10d::Token;
 use tch::Device;
 
 use super::{DistributedManager, State};
-use crate::agree::agree;
+use isobar_mesh::agree;
 use crate::config::{BackendChoice, DistributedConfig};
 use crate::environment::Environment;
-use crate::groups::NamedGroups;
+use isobar_mesh::NamedGroups;
 use crate::launch::{Launch, Method, TransportOptions, detect, forced_method, token};
 use crate::watchdog::{self, Watchdog};
 use crate::{Error, Result, exit, logging, start, terminate};
@@ -270,7 +270,7 @@ impl DistributedManager {
         let mpi = world.backend() == BackendKind::Mpi;
         let several = world.size() > 1;
         // Agreement, and not a barrier, which would meet one that another rank makes in the midst of its work.
-        let result = if (barrier || mpi) && several { agree(&world, "cleanup", "the end") } else { Ok(()) };
+        let result = if (barrier || mpi) && several { agree(&world, "cleanup", "the end").map_err(Error::from) } else { Ok(()) };
         if let Err(error) = &result {
             world.leave(&error.to_string());
         }
@@ -339,7 +339,7 @@ impl DistributedManager {
         let watched = if watch.is_some() { "a watchdog" } else { "no watchdog" };
         let settings =
             format!("backend {:?}, {watched}, fingerprints {fingerprints:?} and {groups}", options.backend);
-        agree(&world, "initialize", &settings).inspect_err(leave)?;
+        agree(&world, "initialize", &settings).map_err(Error::from).inspect_err(leave)?;
         world.set_fingerprints(fingerprints);
         let device = start::device(local_rank);
         let nccl = start::attach_nccl(&world, device, options.backend).inspect_err(leave)?;

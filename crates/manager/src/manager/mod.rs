@@ -12,9 +12,9 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use isobar_collectives::{BackendKind, Group, nccl};
 use tch::Device;
 
-use crate::groups::NamedGroups;
+use isobar_mesh::NamedGroups;
 use crate::launch::Method;
-use crate::tree::ProcessGroupConfig;
+use isobar_mesh::ProcessGroupConfig;
 use crate::watchdog::Watchdog;
 use crate::{DeviceMesh, Result};
 
@@ -148,10 +148,10 @@ impl DistributedManager {
     ///
     /// # Errors
     ///
-    /// [`UndefinedGroup`](crate::Error::UndefinedGroup) for a name that no group has.
+    /// [`UndefinedGroup`](isobar_mesh::Error::UndefinedGroup) for a name that no group has.
     pub fn group(&self, name: Option<&str>) -> Result<Group> {
         match name {
-            Some(name) => self.groups().get(name),
+            Some(name) => Ok(self.groups().get(name)?),
             None => Ok(self.0.world.clone()),
         }
     }
@@ -166,7 +166,7 @@ impl DistributedManager {
     ///
     /// # Errors
     ///
-    /// [`UndefinedGroup`](crate::Error::UndefinedGroup) for a name that no group has.
+    /// [`UndefinedGroup`](isobar_mesh::Error::UndefinedGroup) for a name that no group has.
     pub fn group_size(&self, name: Option<&str>) -> Result<usize> {
         self.group(name).map(|group| group.size())
     }
@@ -175,7 +175,7 @@ impl DistributedManager {
     ///
     /// # Errors
     ///
-    /// [`UndefinedGroup`](crate::Error::UndefinedGroup) for a name that no group has.
+    /// [`UndefinedGroup`](isobar_mesh::Error::UndefinedGroup) for a name that no group has.
     pub fn group_rank(&self, name: Option<&str>) -> Result<usize> {
         self.group(name).map(|group| group.rank())
     }
@@ -296,7 +296,7 @@ impl DistributedManager {
     /// An axis that the mesh does not have.
     pub fn mesh(&self, name: Option<&str>) -> Result<DeviceMesh> {
         match name {
-            Some(name) => self.global_mesh().slice(&[name]),
+            Some(name) => Ok(self.global_mesh().slice(&[name])?),
             None => Ok(self.global_mesh()),
         }
     }

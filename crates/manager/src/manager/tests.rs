@@ -135,10 +135,10 @@ fn wrong_groups_are_refused_on_all_ranks() {
         assert!(cut("many", 4, Some("two")).contains("from group \"two\" of 2 ranks"));
         assert_eq!(cut("two", 2, None), "there is already a group \"two\"; choose another name");
         assert_eq!(cut("x", 1, Some("tow")), "there is no group \"tow\"; expected one of two");
-        assert!(matches!(manager.group(Some("tow")), Err(Error::UndefinedGroup { .. })));
+        assert!(matches!(manager.group(Some("tow")), Err(Error::Mesh(isobar_mesh::Error::UndefinedGroup { .. }))));
         assert!(matches!(
             manager.create_orthogonal_process_group("x", "tow", false),
-            Err(Error::UndefinedGroup { .. })
+            Err(Error::Mesh(isobar_mesh::Error::UndefinedGroup { .. }))
         ));
         // All refused alike, and the world goes on.
         assert_eq!(sum_of_ranks(&manager, &manager.group(None).unwrap()), 6);
@@ -193,7 +193,7 @@ fn trees_make_siblings_orthogonal() {
 fn a_tree_of_a_smaller_world_is_refused() {
     on_ranks(6, |manager| {
         let config = tree(&[("spatial", 2), ("channel", 2), ("data_parallel", -1)]);
-        assert!(matches!(manager.create_groups_from_config(&config, false), Err(Error::GroupTree(_))));
+        assert!(matches!(manager.create_groups_from_config(&config, false), Err(Error::Mesh(isobar_mesh::Error::GroupTree(_)))));
     });
 }
 
@@ -327,8 +327,8 @@ fn axes_are_checked() {
     on_ranks(4, |manager| {
         let mesh = manager.initialize_mesh(&[2, 2], &["a", "b"]).unwrap();
         assert_eq!(mesh.group("c").unwrap_err().to_string(), "mesh (a=2, b=2) has no axis \"c\"");
-        assert!(matches!(mesh.slice(&[]), Err(Error::Mesh { .. })));
-        assert!(matches!(mesh.slice(&["a", "a"]), Err(Error::Mesh { .. })));
-        assert!(matches!(manager.mesh(Some("c")), Err(Error::UnknownAxis { .. })));
+        assert!(matches!(mesh.slice(&[]), Err(isobar_mesh::Error::Mesh { .. })));
+        assert!(matches!(mesh.slice(&["a", "a"]), Err(isobar_mesh::Error::Mesh { .. })));
+        assert!(matches!(manager.mesh(Some("c")), Err(Error::Mesh(isobar_mesh::Error::UnknownAxis { .. }))));
     });
 }

@@ -9,7 +9,7 @@ use std::hash::{DefaultHasher, Hash, Hasher};
 use std::sync::{Arc, OnceLock};
 
 use isobar_collectives::{Group, ReduceOp};
-use isobar_manager::DeviceMesh;
+use isobar_mesh::DeviceMesh;
 
 pub use parts::Interval;
 pub(crate) use parts::{Dim, join, length};
@@ -24,7 +24,7 @@ use crate::error::{Error, Result};
 ///
 /// ```
 /// use isobar_collectives::Group;
-/// use isobar_manager::DeviceMesh;
+/// use isobar_mesh::DeviceMesh;
 /// use isobar_shard::{Layout, Placement, Sizes};
 ///
 /// let mesh = DeviceMesh::new(&Group::single(), &[1], &["domain"])?;

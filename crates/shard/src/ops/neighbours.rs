@@ -83,7 +83,7 @@ impl ShardTensor {
     ///
     /// ```
     /// use isobar_collectives::Group;
-    /// use isobar_manager::DeviceMesh;
+    /// use isobar_mesh::DeviceMesh;
     /// use isobar_shard::{Placement, ShardTensor};
     /// use tch::Tensor;
     ///

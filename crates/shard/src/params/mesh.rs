@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use isobar_manager::DeviceMesh;
+use isobar_mesh::DeviceMesh;
 use isobar_torch::guard::EnableGrad;
 use tch::Tensor;
 
@@ -24,7 +24,7 @@ use crate::tensor::ShardTensor;
 ///
 /// ```
 /// use isobar_collectives::threads;
-/// use isobar_manager::DeviceMesh;
+/// use isobar_mesh::DeviceMesh;
 /// use isobar_shard::{Generator, Init, MeshParams, ParamStore, Params, Placement, ShardTensor};
 /// use tch::{Device, Kind, Tensor};
 ///
@@ -89,7 +89,7 @@ impl<'a> MeshParams<'a> {
     ///
     /// ```
     /// use isobar_collectives::threads;
-    /// use isobar_manager::DeviceMesh;
+    /// use isobar_mesh::DeviceMesh;
     /// use isobar_shard::{Generator, Init, MeshParams, ParamStore, Params, Placement, ShardTensor};
     /// use tch::{Device, Kind, Tensor};
     ///

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU8, Ordering};
 
 use isobar_collectives::Group;
-use isobar_manager::DeviceMesh;
+use isobar_mesh::DeviceMesh;
 
 use super::ParameterWatch;
 use crate::error::{Error, Result};
@@ -19,7 +19,7 @@ use crate::error::{Error, Result};
 ///
 /// ```
 /// use isobar_collectives::Group;
-/// use isobar_manager::DeviceMesh;
+/// use isobar_mesh::DeviceMesh;
 /// use isobar_shard::{Generator, Init, MeshParams, ParamStore, Params, Placement};
 ///
 /// let mesh = DeviceMesh::new(&Group::single(), &[1], &["domain"])?;

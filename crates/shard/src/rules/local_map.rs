@@ -1,7 +1,7 @@
 //! A function of the ranks' local parts as an operator.
 
 use isobar_collectives::ReduceOp;
-use isobar_manager::DeviceMesh;
+use isobar_mesh::DeviceMesh;
 use tch::Tensor;
 
 use super::Failure;
@@ -71,7 +71,7 @@ impl LocalOutput {
 ///
 /// ```
 /// use isobar_collectives::{Group, ReduceOp};
-/// use isobar_manager::DeviceMesh;
+/// use isobar_mesh::DeviceMesh;
 /// use isobar_shard::rules::{LocalMap, LocalOutput, local_map};
 /// use isobar_shard::{Placement, ShardTensor};
 /// use tch::{Kind, Tensor};

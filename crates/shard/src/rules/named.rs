@@ -41,7 +41,7 @@ thread_local! {
 ///
 /// ```
 /// use isobar_collectives::Group;
-/// use isobar_manager::DeviceMesh;
+/// use isobar_mesh::DeviceMesh;
 /// use isobar_shard::rules::register_sharded_op;
 /// use isobar_shard::{Elementwise, Placement, ShardTensor};
 /// use tch::Tensor;

@@ -72,7 +72,7 @@ static RULES: RwLock<BTreeMap<String, Arc<Rule>>> = RwLock::new(BTreeMap::new())
 ///
 /// ```
 /// use isobar_collectives::Group;
-/// use isobar_manager::DeviceMesh;
+/// use isobar_mesh::DeviceMesh;
 /// use isobar_shard::rules::{Sharding, Shardings, register_sharding};
 /// use isobar_shard::{Placement, ShardTensor, register_op};
 /// use tch::Tensor;

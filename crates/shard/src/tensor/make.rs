@@ -1,7 +1,7 @@
 //! Making sharded tensors.
 
 use isobar_collectives::windows::{Transfer, fetch};
-use isobar_manager::DeviceMesh;
+use isobar_mesh::DeviceMesh;
 use tch::{Device, Kind, Tensor};
 
 use super::ShardTensor;

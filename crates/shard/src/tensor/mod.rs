@@ -15,7 +15,7 @@ pub use gradient::grad;
 pub(crate) use redistribute::reduction;
 pub use redistribute::{Pending, Redistribute};
 
-use isobar_manager::DeviceMesh;
+use isobar_mesh::DeviceMesh;
 
 use crate::error::{Error, Result};
 use crate::layout::{Layout, Placement};
@@ -29,7 +29,7 @@ use crate::params::{Use, Watched};
 ///
 /// ```
 /// use isobar_collectives::threads;
-/// use isobar_manager::DeviceMesh;
+/// use isobar_mesh::DeviceMesh;
 /// use isobar_shard::{Elementwise, Placement, ShardTensor};
 /// use tch::{Device, Kind, Tensor};
 ///

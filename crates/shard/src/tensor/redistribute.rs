@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use isobar_collectives::{LinearMap, ReduceOp, Work, attach, start, windows};
-use isobar_manager::DeviceMesh;
+use isobar_mesh::DeviceMesh;
 use isobar_torch::guard::{NoGrad, is_grad_enabled};
 use tch::{Kind, Tensor};
 

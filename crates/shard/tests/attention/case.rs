@@ -1,6 +1,6 @@
 //! One attention, dense and on layouts.
 
-use isobar_manager::DeviceMesh;
+use isobar_mesh::DeviceMesh;
 use isobar_shard::{AttentionOptions, Layout, Placement, ShardTensor, grad};
 use isobar_torch::autograd::BackwardOptions;
 use tch::Tensor;

@@ -1,6 +1,6 @@
 //! Masks, with and without gradients, and dropout.
 
-use isobar_manager::DeviceMesh;
+use isobar_mesh::DeviceMesh;
 use isobar_shard::{AttentionOptions, AttentionStrategy, Generator, Layout, ShardTensor, grad};
 use isobar_torch::autograd::BackwardOptions;
 use rstest::rstest;

@@ -6,7 +6,7 @@
 use std::time::Duration;
 
 use isobar_collectives::{Group, balanced, threads};
-use isobar_manager::DeviceMesh;
+use isobar_mesh::DeviceMesh;
 use isobar_shard::{Layout, Placement, ShardTensor, Sizes};
 use tch::{Device, Kind, Tensor};
 

@@ -100,7 +100,7 @@ impl ShardTensor {
     ///
     /// ```
     /// use isobar_collectives::Group;
-    /// use isobar_manager::DeviceMesh;
+    /// use isobar_mesh::DeviceMesh;
     /// use isobar_shard::{AttentionOptions, Placement, ShardTensor};
     /// use tch::{Device, Kind, Tensor};
     ///

@@ -30,7 +30,7 @@ const LEAST_BYTES: i64 = 1 << 20;
 ///
 /// ```
 /// use isobar_collectives::threads;
-/// use isobar_manager::DeviceMesh;
+/// use isobar_mesh::DeviceMesh;
 /// use isobar_shard::{FftNorm, Placement, ShardTensor, Spectral, TransformPieces};
 /// use tch::{Device, Kind, Tensor};
 ///

@@ -86,7 +86,7 @@ impl ShardTensor {
     ///
     /// ```
     /// use isobar_collectives::threads;
-    /// use isobar_manager::DeviceMesh;
+    /// use isobar_mesh::DeviceMesh;
     /// use isobar_shard::{Conv, Padding, Placement, ShardTensor};
     /// use tch::{Device, Kind, Tensor};
     ///

@@ -16,12 +16,12 @@ use crate::{Error, Result};
 ///
 /// ```
 /// use isobar_collectives::Group;
-/// use isobar_manager::DeviceMesh;
+/// use isobar_mesh::DeviceMesh;
 ///
 /// let mesh = DeviceMesh::new(&Group::single(), &[1, -1], &["data", "model"])?;
 /// assert_eq!(mesh.to_string(), "mesh (data=1, model=1)");
 /// assert_eq!(mesh.slice(&["model"])?.group("model")?.size(), 1);
-/// # Ok::<(), isobar_manager::Error>(())
+/// # Ok::<(), isobar_mesh::Error>(())
 /// ```
 #[derive(Clone)]
 pub struct DeviceMesh {
@@ -96,7 +96,8 @@ impl DeviceMesh {
     }
 
     /// All ranks of a group along the single axis `world`. Does not communicate.
-    pub(crate) fn world(makers: &Group) -> Self {
+    #[must_use]
+    pub fn world(makers: &Group) -> Self {
         let root = Arc::new(Root {
             makers: makers.clone(),
             ranks: makers.ranks().to_vec(),

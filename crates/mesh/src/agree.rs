@@ -4,8 +4,14 @@ use isobar_collectives::Group;
 
 use crate::{Error, Result};
 
-/// Checks that all ranks of a group describe a call in the same words; all get the same verdict.
-pub(crate) fn agree(group: &Group, operation: &'static str, description: &str) -> Result<()> {
+/// Checks that all ranks of a group describe a call in the same words, and returns the same verdict on all of them.
+///
+/// All ranks of the group call.
+///
+/// # Errors
+///
+/// [`Error::Disagreement`] where descriptions differ; a failed exchange.
+pub fn agree(group: &Group, operation: &'static str, description: &str) -> Result<()> {
     let all = group.all_gather_bytes(description.as_bytes())?;
     let mut said: Vec<(String, Vec<String>)> = Vec::new();
     for (rank, bytes) in all.iter().enumerate() {

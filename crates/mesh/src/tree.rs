@@ -27,7 +27,7 @@ impl ProcessGroupNode {
 /// other: ranks of the first are in a row, those of the following ones are strided.
 ///
 /// ```
-/// use isobar_manager::{ProcessGroupConfig, ProcessGroupNode};
+/// use isobar_mesh::{ProcessGroupConfig, ProcessGroupNode};
 ///
 /// let mut config = ProcessGroupConfig::new(ProcessGroupNode::new("world"));
 /// config.add_node(ProcessGroupNode::new("model_parallel"), "world")?;
@@ -36,7 +36,7 @@ impl ProcessGroupNode {
 /// let sized = config.resolve(8)?;
 /// assert_eq!(sized.get_node("data_parallel")?.size, Some(4));
 /// assert_eq!(sized.get_node("world")?.size, Some(8));
-/// # Ok::<(), isobar_manager::Error>(())
+/// # Ok::<(), isobar_mesh::Error>(())
 /// ```
 #[derive(Clone, Debug)]
 pub struct ProcessGroupConfig {

@@ -1,4 +1,4 @@
-//! Named groups of a manager.
+//! Groups of ranks, by name.
 
 use std::collections::BTreeMap;
 
@@ -7,12 +7,13 @@ use isobar_collectives::Group;
 use crate::agree::agree;
 use crate::{Error, Result};
 
-/// The named groups that a manager has made.
-#[derive(Default)]
-pub(crate) struct NamedGroups {
+/// Groups cut from a world, by name. Methods that make a group are called by all ranks of the world, in the same order.
+#[derive(Default, Debug)]
+pub struct NamedGroups {
     groups: BTreeMap<String, NamedGroup>,
 }
 
+#[derive(Debug)]
 struct NamedGroup {
     /// The instance that holds this rank.
     own: Group,
@@ -21,20 +22,34 @@ struct NamedGroup {
 }
 
 impl NamedGroups {
-    pub(crate) fn names(&self) -> Vec<String> {
+    /// The names of all groups, in alphabetical order.
+    #[must_use]
+    pub fn names(&self) -> Vec<String> {
         self.groups.keys().cloned().collect()
     }
 
-    pub(crate) fn get(&self, name: &str) -> Result<Group> {
+    /// The instance of a group that holds this rank.
+    ///
+    /// # Errors
+    ///
+    /// A name that no group has.
+    pub fn get(&self, name: &str) -> Result<Group> {
         self.find(name).map(|group| group.own.clone())
     }
 
-    pub(crate) fn name_of(&self, group: &Group) -> Option<&str> {
+    /// The name of a group; none for one that was not made here.
+    #[must_use]
+    pub fn name_of(&self, group: &Group) -> Option<&str> {
         self.groups.iter().find(|(_, named)| named.own == *group).map(|(name, _)| name.as_str())
     }
 
     /// Cuts every instance of the parent (the world where none is named) into blocks of `size` consecutive members.
-    pub(crate) fn cut(
+    ///
+    /// # Errors
+    ///
+    /// A name that is taken, an unknown parent, a size that does not divide the parent's; ranks that do not agree; a
+    /// failed exchange.
+    pub fn cut(
         &mut self,
         world: &Group,
         name: &str,
@@ -62,8 +77,12 @@ impl NamedGroups {
         self.make(world, name, blocks.collect())
     }
 
-    /// The k-th members of every instance of a group are the k-th instance of the new one.
-    pub(crate) fn cross(&mut self, world: &Group, name: &str, of: &str) -> Result<Group> {
+    /// Makes the group whose k-th instance has the k-th members of every instance of the group `of`.
+    ///
+    /// # Errors
+    ///
+    /// A name that is taken, an unknown group; ranks that do not agree; a failed exchange.
+    pub fn cross(&mut self, world: &Group, name: &str, of: &str) -> Result<Group> {
         agree(world, "create_orthogonal_process_group", &format!("\"{name}\" orthogonal to \"{of}\""))?;
         self.check_new(name)?;
         let base = &self.find(of)?.instances;
@@ -71,8 +90,12 @@ impl NamedGroups {
         self.make(world, name, across.collect())
     }
 
-    /// The ranks of every instance, for messages.
-    pub(crate) fn instances(&self, name: &str) -> Result<&[Vec<usize>]> {
+    /// The ranks of every instance of a group.
+    ///
+    /// # Errors
+    ///
+    /// A name that no group has.
+    pub fn instances(&self, name: &str) -> Result<&[Vec<usize>]> {
         self.find(name).map(|group| group.instances.as_slice())
     }
 
