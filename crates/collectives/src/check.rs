@@ -5,7 +5,7 @@ use tch::{Kind, Tensor};
 use crate::error::Result;
 use crate::group::Call;
 
-/// How ranks' values are combined.
+/// Reduction of values over ranks.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum ReduceOp {
     /// The sum.
@@ -126,7 +126,7 @@ impl Call {
         self.reducible_kind(op, tensor.kind())
     }
 
-    /// The same of a kind.
+    /// Checks that a dtype supports a reduction.
     pub(crate) fn reducible_kind(&self, op: ReduceOp, kind: Kind) -> Result<()> {
         let complex = matches!(kind, Kind::ComplexHalf | Kind::ComplexFloat | Kind::ComplexDouble);
         let float = matches!(kind, Kind::Half | Kind::BFloat16 | Kind::Float | Kind::Double) || complex;

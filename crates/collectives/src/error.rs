@@ -1,11 +1,11 @@
-//! What can go wrong in a collective, as one enum.
+//! Errors of collectives.
 
 use std::time::Duration;
 
 /// The result of everything in this crate.
 pub type Result<T, E = Error> = std::result::Result<T, E>;
 
-/// Where an error happened: the operation, the group and this process's place in it.
+/// Context of an error: the operation, the group, and this process's rank in it.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Site {
     /// The operation's name, such as `all_gather_v`.
@@ -36,7 +36,7 @@ pub enum Error {
     Argument {
         /// Where.
         site: Site,
-        /// What was wrong and what was expected.
+        /// Description of the error and the expected value.
         problem: String,
     },
     /// Another rank could not take part in this operation, and said why.
@@ -46,9 +46,9 @@ pub enum Error {
         site: Site,
         /// The rank of the world that says so.
         peer: usize,
-        /// Whether the group has ended; else the rank refused this operation only, and the group stays usable.
+        /// True if the group has ended; otherwise the rank rejected this operation only, and the group stays usable.
         ended: bool,
-        /// What it said.
+        /// Message of that rank.
         problem: String,
     },
     /// The operation did not finish by the group's deadline. The group is dead from here on.
@@ -59,7 +59,7 @@ pub enum Error {
     Timeout {
         /// Where.
         site: Site,
-        /// How long this rank waited.
+        /// Time that this rank waited.
         after: Duration,
         /// The ranks of the world that have not come, where that is known.
         missing: Vec<usize>,
@@ -79,7 +79,7 @@ pub enum Error {
         site: Site,
         /// The backend's name.
         backend: &'static str,
-        /// What it said.
+        /// Message of that rank.
         problem: String,
     },
     /// A backend could not start.
@@ -87,7 +87,7 @@ pub enum Error {
     Start {
         /// The backend's name.
         backend: &'static str,
-        /// What was wrong, and the mend.
+        /// Description of the error and its remedy.
         problem: String,
     },
     /// Ranks did not come to the start of a backend by the deadline.
@@ -104,7 +104,7 @@ pub enum Error {
         size: usize,
         /// The ranks that are missing.
         missing: Vec<usize>,
-        /// How long this rank waited.
+        /// Time that this rank waited.
         after: Duration,
     },
     /// Another rank was lost, or could not be reached, while a backend started.
@@ -120,7 +120,7 @@ pub enum Error {
     Input {
         /// The function's name.
         operation: &'static str,
-        /// What was wrong and what was expected.
+        /// Description of the error and the expected value.
         problem: String,
     },
     /// libtorch refused an operation on a local tensor.

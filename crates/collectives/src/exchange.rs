@@ -1,8 +1,8 @@
 //! One step of an operation: blocks of tensors that go to and come from other ranks, all at once.
 //!
-//! What travels of a block is its elements in row-major order, whatever its strides in memory: as they lie where the
-//! backend can carry that, else packed. Which of the two is decided from the block's shape alone, so that both sides
-//! agree without a word.
+//! A block is sent as its elements in row-major order, whatever its strides: directly from its memory if the backend
+//! supports that, otherwise packed. The choice depends on the block's shape alone, so both sides agree without
+//! communication.
 
 use std::future::poll_fn;
 use std::hash::{DefaultHasher, Hash, Hasher};
@@ -22,11 +22,11 @@ pub(crate) struct Exchange<'a> {
     call: &'a Call,
     step: u8,
     fingerprint: u64,
-    /// Whether its messages are taken whatever the operation.
+    /// True if messages of any operation are accepted.
     anything: bool,
     sends: Vec<Transfer>,
     receives: Vec<Transfer>,
-    /// What goes between devices without a detour, by ranks of the group.
+    /// Tensors sent directly between devices, with the receiver's rank in the group.
     device_sends: Vec<(usize, Tensor)>,
     device_receives: Vec<(usize, Tensor)>,
     unpack: Vec<(Tensor, Tensor)>,
@@ -212,7 +212,7 @@ impl<'a> Exchange<'a> {
     }
 }
 
-/// What goes out and comes in.
+/// Sends and receives of an exchange.
 #[derive(Default)]
 struct Blocks {
     tag: Tag,
@@ -251,7 +251,7 @@ enum Form {
     Packed,
 }
 
-/// Where the rows of `block` from `row_dim` on lie in its memory; `None` where a row is not in one piece.
+/// Returns the memory ranges of the rows of `block` from `row_dim` on; `None` if a row is not contiguous.
 fn rows(block: &Tensor, row_dim: usize) -> Option<Rows> {
     let (shape, strides) = (block.size(), block.stride());
     let mut run = 1;
@@ -316,7 +316,7 @@ pub(crate) fn output_like(tensor: &Tensor, shape: &[i64]) -> Result<Tensor> {
     Ok(empty(&in_memory, tensor.kind(), tensor.device())?.f_permute(back)?)
 }
 
-/// Whether a tensor of 4 or 5 dims lies in memory with its dim 1 innermost, and could not as well be contiguous.
+/// Returns whether a tensor of 4 or 5 dims is stored channels-last (dim 1 innermost), and not contiguous too.
 pub(crate) fn is_channels_last(tensor: &Tensor) -> bool {
     let (shape, strides) = (tensor.size(), tensor.stride());
     if !(4..=5).contains(&shape.len()) || tensor.is_contiguous() {

@@ -1,8 +1,8 @@
-//! Whether the ranks of a group mean the same operation, found out before its data moves.
+//! Fingerprints: compare the operations of a group's ranks before data moves.
 //!
-//! Messages carry a label, so that no rank takes what belongs to another call. A fingerprint says more: each rank tells all
-//! others what it calls, and each finds by itself who calls something else, and what. A rank that has not said a word by the
-//! deadline is named too.
+//! Messages carry a label, so no rank accepts data of another call. A fingerprint says more: each rank sends a description
+//! of its call to all others, and each finds out which ranks make another call, and which. A rank that has sent nothing by
+//! the deadline is named too.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -29,7 +29,7 @@ pub enum Fingerprints {
     Always,
 }
 
-/// Of a sample, every so many operations are compared.
+/// Interval between compared operations if only a sample is compared.
 const EVERY: u64 = 64;
 
 impl Fingerprints {
@@ -46,7 +46,7 @@ impl Fingerprints {
         }
     }
 
-    /// Whether the operation of this number is compared.
+    /// Returns whether the operation with this sequence number is compared.
     pub(crate) fn compares(self, sequence: u64) -> bool {
         match self {
             Self::Off => false,
@@ -56,7 +56,7 @@ impl Fingerprints {
     }
 }
 
-/// What has become of an operation's comparison.
+/// State of an operation's comparison.
 #[derive(Debug, Default)]
 pub(crate) struct Comparison {
     begun: AtomicBool,
@@ -65,7 +65,7 @@ pub(crate) struct Comparison {
 }
 
 impl Comparison {
-    /// Whether this is the first to ask.
+    /// Returns true for the first caller only.
     pub(crate) fn begin(&self) -> bool {
         !self.begun.swap(true, Ordering::Relaxed)
     }
@@ -133,7 +133,7 @@ pub(crate) fn compare(call: &Call) -> Result<impl Future<Output = Result<()>> + 
     })
 }
 
-/// What each rank calls, where that is not the same.
+/// Describes the call of each rank; `None` if all are the same.
 fn differences(calls: &[(usize, Option<FlightEntry>)]) -> Option<String> {
     let mut kinds: Vec<(&Option<FlightEntry>, Vec<usize>)> = Vec::new();
     for (rank, call) in calls {
@@ -168,7 +168,7 @@ fn differences(calls: &[(usize, Option<FlightEntry>)]) -> Option<String> {
     Some(words.collect::<Vec<_>>().join(", "))
 }
 
-/// Whether what each sends the other is what the other expects of it, where both say.
+/// Returns whether the sizes that two ranks send each other are those that the other expects, if both are known.
 fn sizes_agree(one: &FlightEntry, rank: usize, other: &FlightEntry, other_rank: usize) -> bool {
     let pair = |from: &FlightEntry, to: usize, at: &FlightEntry, of: usize| match (
         from.sizes.get(to),
@@ -219,7 +219,7 @@ mod tests {
         })
     }
 
-    /// Of many ranks, too, though not all of their sizes are kept.
+    /// Works for many ranks too, although not all of their sizes are kept.
     #[test]
     fn the_sizes_of_all_ranks_are_compared() {
         const MANY: usize = 20;

@@ -16,7 +16,7 @@ pub trait Structure: Sized {
     /// Its tensors, in order.
     fn leaves(&self) -> Vec<&Tensor>;
 
-    /// The same structure of other tensors, taken from `leaves` in order.
+    /// Rebuilds the structure with other tensors, taken from `leaves` in order.
     fn rebuild(&self, leaves: &mut dyn Iterator<Item = Tensor>) -> Option<Self>;
 }
 
@@ -163,7 +163,7 @@ pub(crate) fn start_in(
     }))
 }
 
-/// Whether values of one kind have no counterpart in another: a fraction among integers, an imaginary part among reals.
+/// Returns whether a conversion loses a fraction (float to integer) or an imaginary part (complex to real).
 fn loses(from: Kind, to: Kind) -> bool {
     let complex = |kind| matches!(kind, Kind::ComplexHalf | Kind::ComplexFloat | Kind::ComplexDouble);
     let float = |kind| matches!(kind, Kind::Half | Kind::BFloat16 | Kind::Float | Kind::Double);

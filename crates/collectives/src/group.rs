@@ -29,16 +29,16 @@ struct Inner {
     place: Arc<Place>,
     rank: usize,
     deadline: Duration,
-    /// What the ranks have agreed to agree on so far; messages carry it.
+    /// Running digest of what the ranks have agreed on; part of each message's label.
     fingerprint: AtomicU64,
-    /// How many messages were paired with each rank by `send` and `recv`, which not all ranks join.
+    /// Number of messages exchanged with each rank by `send` and `recv`, which are not collective.
     pairs: Mutex<HashMap<(usize, Direction), u64>>,
     failure: OnceLock<String>,
     device: OnceLock<DeviceCommunicator>,
     world: Arc<World>,
 }
 
-/// What all groups of a world share.
+/// State shared by all groups of a world.
 struct World {
     backend: Box<dyn Backend>,
     next_context: AtomicU32,
@@ -59,7 +59,7 @@ pub(crate) enum Direction {
     From,
 }
 
-/// What a rank has exchanged with others since its world was made, over all groups.
+/// Data that a rank has exchanged since its world was created, over all groups.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Traffic {
     /// Collectives and messages begun.
@@ -137,12 +137,12 @@ impl Group {
         &self.0.place.ranks
     }
 
-    /// How long a call may take.
+    /// Timeout of a call.
     pub fn deadline(&self) -> Duration {
         self.0.deadline
     }
 
-    /// What carries host memory between the ranks.
+    /// Returns the backend that carries host memory.
     pub fn backend(&self) -> BackendKind {
         self.0.world.backend.kind()
     }
@@ -157,7 +157,7 @@ impl Group {
         self.0.failure.get().map(String::as_str)
     }
 
-    /// What this rank has exchanged so far, over all groups of its world.
+    /// Returns the data exchanged by this rank so far, over all groups of its world.
     pub fn traffic(&self) -> Traffic {
         let World { sent, received, operations, .. } = &*self.0.world;
         Traffic {
@@ -240,7 +240,7 @@ impl Group {
         metadata::all_gather(self.call("barrier"), &[])?.wait().map(drop)
     }
 
-    /// What every rank holds of a few bytes of host memory, in rank order. The lengths may differ.
+    /// Gathers a few bytes of host memory from every rank, in rank order. The lengths may differ.
     ///
     /// All ranks call.
     ///
@@ -355,7 +355,7 @@ impl Group {
         }
     }
 
-    /// What records the operations of this group's world.
+    /// Returns the traces attached to this group's world.
     pub(crate) fn traces(&self) -> &Traces {
         &self.0.world.traces
     }
@@ -424,7 +424,7 @@ impl std::fmt::Debug for Group {
 }
 
 impl PartialEq for Group {
-    /// Whether both are the same group, not only of the same ranks.
+    /// Compares identity: groups of the same ranks may be different groups.
     fn eq(&self, other: &Self) -> bool {
         Arc::ptr_eq(&self.0, &other.0)
     }
@@ -441,9 +441,9 @@ pub(crate) struct Call {
     /// The group's, when the operation began.
     pub(crate) fingerprint: u64,
     group: Group,
-    /// Where it is traced.
+    /// Entries in the attached traces.
     traced: Vec<Entry>,
-    /// Where it is recorded in any case.
+    /// Entry in the flight recorder.
     pub(crate) recorded: Recorded,
     pub(crate) comparison: Arc<Comparison>,
 }
@@ -465,7 +465,7 @@ impl Call {
         &self.group.0.world.outstanding
     }
 
-    /// What both sides of a message call the operation.
+    /// Returns the name of the operation that both sides of a message use.
     pub(crate) fn name_on_both_sides(&self) -> &'static str {
         if self.pair { "send and recv" } else { self.operation }
     }
@@ -474,9 +474,9 @@ impl Call {
         self.group.0.place.ranks[rank]
     }
 
-    /// Whether the ranks are to agree on it now, before its data moves. All ranks of the group find the same. Windows are not
-    /// compared: a rank that neither sends nor needs anything takes no part in them, and the labels of their messages tell one
-    /// layout from another.
+    /// Returns whether the ranks compare this operation before its data moves; the same on all ranks of the group. Windows are
+    /// not compared, because ranks that neither send nor receive do not join them; the labels of their messages tell layouts
+    /// apart.
     pub(crate) fn compares(&self) -> bool {
         !self.pair
             && !["fetch", "accumulate"].contains(&self.operation)
@@ -538,7 +538,7 @@ impl Call {
         }
     }
 
-    /// What another rank said of this call.
+    /// Returns the error that another rank has reported for this call.
     pub(crate) fn notice(&self) -> Option<Error> {
         let sequence = if self.pair { Notice::NONE } else { self.sequence };
         let notice = self.backend().notice(self.group.0.place.context, sequence)?;

@@ -7,7 +7,7 @@ use crate::error::{Error, Result};
 use crate::group::Group;
 use crate::start;
 
-/// What [`pad`] fills with.
+/// Fill values of [`pad`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum PadMode {
     /// Zeros.

@@ -30,7 +30,7 @@ pub trait LinearMap: Send + Sync + 'static {
 
 /// The value of `map` at `x`, attached to autograd.
 ///
-/// Whether `x` requires a gradient must be the same on all ranks, and all must call backward: the adjoint is a
+/// Returns whether `x` requires a gradient must be the same on all ranks, and all must call backward: the adjoint is a
 /// collective too.
 ///
 /// # Errors
@@ -54,7 +54,7 @@ pub fn differentiable(map: Arc<dyn LinearMap>, x: &Tensor) -> Result<Tensor> {
 ///
 /// # Errors
 ///
-/// What libtorch refuses.
+/// An error of libtorch.
 pub fn attach(map: Arc<dyn LinearMap>, x: &Tensor, y: Tensor) -> Result<Tensor> {
     let label = Label::current();
     let mut outputs = Function::new(map.name()).apply(&[x], vec![y], move |context, gradients| {
@@ -66,7 +66,7 @@ pub fn attach(map: Arc<dyn LinearMap>, x: &Tensor, y: Tensor) -> Result<Tensor> 
     outputs.pop().ok_or_else(|| Error::Torch("a custom function lost its output".into()))
 }
 
-/// Whether what is computed from `tensor` is to be attached to autograd.
+/// Returns whether results computed from `tensor` must be attached to autograd.
 pub(crate) fn records(tensor: &Tensor) -> bool {
     is_grad_enabled() && tensor.defined() && tensor.requires_grad()
 }

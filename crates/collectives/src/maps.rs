@@ -269,7 +269,7 @@ pub(crate) struct Broadcast {
     pub(crate) group: Group,
     pub(crate) root: usize,
     pub(crate) shape: Vec<i64>,
-    /// Whether the other ranks' tensors are empty, as the results of `reduce` are there.
+    /// True if the other ranks' tensors are empty, like the results of `reduce`.
     pub(crate) from_empty: bool,
 }
 

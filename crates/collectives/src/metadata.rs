@@ -7,7 +7,7 @@ use crate::exchange::Exchange;
 use crate::group::Call;
 use crate::work::Work;
 
-/// What every rank holds: first the lengths travel, then the bytes.
+/// Gathers the bytes of every rank: first their lengths, then the bytes.
 pub(crate) fn all_gather(call: Call, bytes: &[u8]) -> Result<Work<Vec<Vec<u8>>>> {
     let mine = to_tensor(bytes)?;
     let length = to_tensor(&(bytes.len() as u64).to_le_bytes())?;
@@ -20,7 +20,7 @@ pub(crate) fn all_gather(call: Call, bytes: &[u8]) -> Result<Work<Vec<Vec<u8>>>>
     }))
 }
 
-/// What `root` holds.
+/// Broadcasts the bytes of `root`.
 pub(crate) fn broadcast(call: Call, bytes: &[u8], root: usize) -> Result<Work<Vec<u8>>> {
     if root >= call.group().size() {
         return Err(call.refuse(format!("the root {root} is not a rank below {}", call.group().size())));

@@ -368,7 +368,7 @@ fn keep(tensor: &Tensor, result: Tensor) -> Tensor {
     }
 }
 
-/// Whether `op` divides; an error where it is not linear.
+/// Returns whether `op` divides by the number of ranks; an error if `op` is not linear.
 fn linear(op: ReduceOp, operation: &'static str, group: &Group) -> Result<bool> {
     match op {
         ReduceOp::Sum => Ok(false),

@@ -18,7 +18,7 @@ use crate::{exchange, fused};
 pub struct SharedOptions {
     /// Gradients are summed in buckets of about this many bytes, each begun as soon as it is full.
     pub bucket_bytes: usize,
-    /// Whether gradients of 16-bit kinds are summed in fp32.
+    /// True if gradients of 16-bit dtypes are summed in fp32.
     pub use_fp32: bool,
 }
 
@@ -164,7 +164,7 @@ impl Drop for OpenPass {
 /// A backward pass under way.
 struct Pass {
     gradients: Vec<Option<Tensor>>,
-    /// What earlier passes have left.
+    /// Results of earlier passes.
     left: Vec<Option<Tensor>>,
     works: Vec<Work<Vec<Tensor>>>,
 }

@@ -49,7 +49,7 @@ pub fn balanced(size: i64, parts: usize) -> Vec<i64> {
     (0..parts as i64).map(|i| size / count + i64::from(i < size % count)).collect()
 }
 
-/// Where each part begins: the running sums of `sizes`, without the last.
+/// Returns the offset of each shard: the running sums of `sizes`, without the last.
 pub(crate) fn offsets(sizes: &[i64]) -> Vec<i64> {
     sizes
         .iter()

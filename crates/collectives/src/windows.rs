@@ -19,7 +19,7 @@ use crate::work::Work;
 pub struct Run {
     /// The first index.
     pub start: i64,
-    /// How many.
+    /// Number of indices.
     pub len: i64,
     /// From one to the next.
     pub step: i64,
@@ -31,39 +31,39 @@ pub type Region = Vec<Run>;
 /// A region of one rank's tensor that is a region of another's.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub struct Block {
-    /// Of this rank's tensor.
+    /// Region of this rank's tensor.
     pub region: Region,
     /// The dim from which on the memory of both sides is in one piece: the last along which either is cut.
     pub row_dim: usize,
 }
 
-/// What one rank gives and takes in an exchange.
+/// Regions that one rank sends and receives in an exchange.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Hash)]
 pub struct Transfer {
     /// The shape of this rank's part before.
     pub input: Vec<i64>,
     /// The shape of what it gets.
     pub output: Vec<i64>,
-    /// What stays: regions of the input, and of the output.
+    /// Regions copied locally, from the input to the output.
     pub own: Vec<(Region, Region)>,
     /// Blocks of the input that go to a rank of the group, by rank; both sides list them in the same order.
     pub sends: Vec<(usize, Vec<Block>)>,
     /// Blocks of the output that come from a rank, by rank.
     pub receives: Vec<(usize, Vec<Block>)>,
-    /// Whether any rank sends anything: the same on all ranks. Where not, nobody communicates.
+    /// True if any rank sends anything; the same on all ranks.
     pub communicates: bool,
-    /// What all ranks must agree on beyond shapes, such as a digest of their layouts.
+    /// Digest of what all ranks must agree on besides shapes, such as their layouts.
     pub fingerprint: u64,
 }
 
 impl Transfer {
-    /// Whether the output is one region of the input as it lies there.
+    /// Returns whether the output is a view of one region of the input.
     fn is_view(&self) -> bool {
         let [(from, to)] = &self.own[..] else { return false };
         self.receives.is_empty() && covers(to, &self.output) && from.iter().all(|run| run.step > 0)
     }
 
-    /// Whether every element of the output comes from somewhere. (No element comes twice.)
+    /// Returns whether every element of the output is written. (None is written twice.)
     fn fills(&self) -> bool {
         let own = self.own.iter().map(|(_, to)| numel(to));
         let received = self.receives.iter().flat_map(|(_, blocks)| blocks).map(|block| numel(&block.region));
@@ -226,14 +226,14 @@ fn accumulate_in(
 /// A window fetch as a linear map. `back` is the transfer that the adjoint takes: the same, or, where the output is
 /// replicated and counts once, its part that reaches every element of the input once.
 pub struct Fetch {
-    /// What each rank gets.
+    /// Transfer of the forward pass.
     pub forward: Arc<Transfer>,
-    /// What goes back.
+    /// Transfer of the backward pass.
     pub back: Arc<Transfer>,
     /// The ranks.
     pub group: Group,
-    /// Whether nobody else sees what is fetched, so that its gradient is nobody else's either: the adjoint may then add up in the
-    /// gradient's memory, unless gradients of gradients are asked for.
+    /// True if the fetched tensor is not visible to the caller. Its gradient then has no other user, and the adjoint may
+    /// accumulate in the gradient's memory, unless second derivatives are needed.
     pub hidden: bool,
 }
 
@@ -375,7 +375,7 @@ fn ascending(region: &[Run]) -> bool {
     region.iter().all(|run| run.step > 0 || run.len <= 1)
 }
 
-/// Whether a region is all of a tensor of that shape, in order.
+/// Returns whether a region covers a tensor of this shape, in order.
 fn covers(region: &[Run], shape: &[i64]) -> bool {
     region.iter().zip(shape).all(|(run, &extent)| run.len == extent && (run.step == 1 || run.len <= 1))
 }

@@ -65,7 +65,7 @@ impl Outstanding {
         let dropped = std::mem::take(&mut *lock(&self.dropped));
         let mut left = Vec::new();
         for (call, work) in dropped {
-            // What the others do not take part in will not end.
+            // Work that the others have not joined does not end.
             let over = lock(&work).advance() || call.check_alive().is_err() || call.notice().is_some();
             if !over {
                 left.push((call, work));
@@ -112,11 +112,11 @@ impl<T: Send + 'static> Work<T> {
         Self { call: call.clone(), state, _rest: Rest { call, work } }
     }
 
-    /// Whether it is done; moves it on. Does not wait.
+    /// Makes progress and returns whether the work is done. Does not wait.
     ///
     /// # Errors
     ///
-    /// Where it has failed; [`Work::wait`] gives the same error.
+    /// The work has failed; [`Work::wait`] returns the same error.
     pub fn poll(&mut self) -> Result<bool> {
         if !lock(&self.state).advance() {
             self.look_around(Instant::now());
@@ -160,7 +160,7 @@ impl<T: Send + 'static> Work<T> {
         }
     }
 
-    /// The same work, its result put through `f`.
+    /// Applies `f` to the result of the work.
     pub(crate) fn map<U: Send + 'static>(self, f: impl FnOnce(T) -> Result<U> + Send + 'static) -> Work<U> {
         Work::start(self.call.clone(), async move { f(self.result().await?) })
     }

@@ -14,7 +14,7 @@ use super::{Backend, BackendKind, Carries, Failure, Notice, Request, Tag, Transf
 use crate::exchange::nbytes;
 use crate::{Error, Group, Result};
 
-/// Where the ranks meet, and who this one is.
+/// Address of the rendezvous, and this process's rank.
 #[derive(Debug, Clone)]
 pub struct Options {
     /// The host of rank 0, whose process keeps the store.
@@ -23,13 +23,13 @@ pub struct Options {
     pub port: u16,
     /// The addresses of rank 0's host at which the store listens, `addr` among them or on the way to it. Of rank 0 only.
     pub listen: Vec<IpAddr>,
-    /// What the ranks of this job know, and no other process: the store lets in nobody else.
+    /// Shared secret of this job's ranks; the store rejects all other processes.
     pub token: Token,
     /// This process's rank.
     pub rank: usize,
     /// The number of ranks.
     pub size: usize,
-    /// How long a call may take, and meeting.
+    /// Timeout of a call, and of the rendezvous.
     pub deadline: Duration,
     /// The network interface for the connections between ranks (`eth0`); `None`: the one on the way
     /// to `addr`.
@@ -140,10 +140,10 @@ fn address_towards(host: &str, port: u16) -> Option<String> {
 /// gloo's tags are 32 bits; those of c10d are positive; one bit tells lengths from bodies.
 const TAG_BITS: u32 = 30;
 
-/// How often a waiting rank asks the store for notices.
+/// Interval at which a waiting rank polls the store for notices.
 const LOOK_EVERY: Duration = Duration::from_millis(50);
 
-/// How long the store may take to answer: a rank that waits for others does not wait for it.
+/// Timeout of a query for notices, short because the rank is already waiting for others.
 const NOTICE: Duration = Duration::from_millis(200);
 
 /// For how many rounds a wait stays ready to go on at once.
@@ -288,7 +288,7 @@ impl Request for Pending {
         for Receive { transfer, stage } in &mut self.receives {
             let peer = transfer.peer;
             if let Stage::Head(work, head) = stage {
-                // What a peer sends under one tag is received in order.
+                // Messages of a peer with the same tag are received in order.
                 if waiting.contains(&peer) || !is_done(work)? {
                     waiting.push(peer);
                     continue;

@@ -1,4 +1,4 @@
-//! What carries bytes between ranks.
+//! Backends, which carry bytes between ranks.
 //!
 //! A backend does one thing: it starts a set of sends and receives between pairs of ranks of the world, without
 //! waiting. Every collective of this crate is composed of such sets, once, for all backends, so that their results do
@@ -47,7 +47,7 @@ impl std::fmt::Display for BackendKind {
     }
 }
 
-/// What a backend can carry without a copy.
+/// Memory that a backend sends and receives without a copy.
 #[derive(Debug, Clone, Copy)]
 #[cfg_attr(not(feature = "mpi"), expect(dead_code, reason = "MPI alone carries rows"))]
 pub(crate) enum Carries {
@@ -93,11 +93,11 @@ pub(crate) const MAX_CONTEXTS: u32 = 1 << CONTEXT_BITS;
 pub(crate) struct Transfer {
     /// The other side's rank in the world.
     pub(crate) peer: usize,
-    /// What is read from or written to.
+    /// Tensor that is read or written.
     pub(crate) tensor: Tensor,
     /// For a strided tensor over a backend that carries rows: where each row starts and how long it is, in bytes.
     pub(crate) rows: Option<Rows>,
-    /// What both sides must agree on: the operation and its number, the kind and the shape.
+    /// Digest of what both sides must agree on: operation, sequence number, dtype and shape.
     pub(crate) label: u64,
 }
 
@@ -130,7 +130,7 @@ pub(crate) struct Rows {
 #[error("{0}")]
 pub(crate) struct Failure(pub(crate) String);
 
-/// What a rank tells the others of a group when it cannot take part in an operation.
+/// Message from a rank that cannot take part in an operation to the others of the group.
 #[derive(Debug, Clone)]
 pub(crate) struct Notice {
     pub(crate) context: u32,
@@ -150,7 +150,7 @@ impl Notice {
     /// A sequence that no operation has: only what ends the group concerns it.
     pub(crate) const NONE: u64 = u64::MAX - 1;
 
-    /// Whether the group of whoever gets it has ended.
+    /// Returns whether the group of whoever gets it has ended.
     pub(crate) fn ends_group(&self) -> bool {
         self.sequence == Self::LAST
     }
@@ -182,7 +182,7 @@ impl Notice {
 
 /// Sends and receives under way. Dropped unfinished, it leaves its buffers to the backend.
 pub(crate) trait Request: Send {
-    /// Whether all of it is done; moves it on.
+    /// Makes progress, and returns whether all transfers are complete.
     fn poll(&mut self) -> Result<bool, Failure>;
 }
 

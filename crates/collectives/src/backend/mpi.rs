@@ -12,10 +12,10 @@ use super::{Backend, BackendKind, Carries, Failure, Notice, Request, Rows, Tag, 
 use crate::{Error, Group, Result};
 use ::mpi::ffi;
 
-/// How MPI is used.
+/// Options of the MPI backend.
 #[derive(Debug, Clone)]
 pub struct Options {
-    /// How long a call may take.
+    /// Timeout of a call.
     pub deadline: Duration,
     /// Messages longer than this are cut, in bytes; at most 2³¹ − 1.
     pub max_message: usize,
@@ -43,7 +43,7 @@ pub fn world(options: Options) -> Result<Group> {
     Ok(Group::world(Box::new(Arc::new(mpi)), rank, size, options.deadline))
 }
 
-/// Whether MPI was initialised in this process and has not ended.
+/// Returns whether MPI is initialised in this process, and not finalised.
 pub fn is_running() -> bool {
     let (mut begun, mut ended): (c_int, c_int) = (0, 0);
     // SAFETY: both calls may be made at any time, by any thread and beside any other call, and write one int.
@@ -90,8 +90,8 @@ pub fn library() -> String {
     String::from_utf8_lossy(&text).trim_end_matches('\0').to_string()
 }
 
-/// Whether the MPI library says that it takes pointers to CUDA memory; none where it says nothing of it. Isobar hands it host
-/// memory alone.
+/// Returns whether the MPI library claims to accept CUDA pointers; `None` if it does not say. Isobar passes it host memory
+/// only.
 pub fn takes_cuda() -> Option<bool> {
     // SAFETY: the name ends with a zero, and the search is among the libraries that are loaded already.
     let found = unsafe { libc::dlsym(libc::RTLD_DEFAULT, c"MPIX_Query_cuda_support".as_ptr()) };
@@ -104,11 +104,11 @@ pub fn takes_cuda() -> Option<bool> {
 }
 
 static LOCK: Mutex<()> = Mutex::new(());
-/// How often the lock was taken, and given back: odd while a thread has it.
+/// Number of times the lock was taken and released: odd while a thread holds it.
 static CALLS: AtomicU64 = AtomicU64::new(0);
 /// Set where a group has failed.
 static BROKEN: AtomicBool = AtomicBool::new(false);
-/// What was given up and MPI has not let go of yet: sends to ranks that refused to receive.
+/// Abandoned requests that MPI has not released yet: sends to ranks that refused to receive.
 static GIVEN_UP: Mutex<Vec<Pending>> = Mutex::new(Vec::new());
 /// The communicators of each world of the process, in the order in which they were made.
 static COMMUNICATORS: Mutex<Vec<Communicators>> = Mutex::new(Vec::new());
@@ -351,7 +351,7 @@ enum Way {
     Receive,
 }
 
-/// What goes before a transfer's bytes: their number, and the label.
+/// Header of a transfer: number of bytes, and label.
 type Head = [u64; 2];
 
 struct Posted {
@@ -359,13 +359,13 @@ struct Posted {
     awaits: Awaits,
 }
 
-/// What a message must be.
+/// Expected message.
 enum Awaits {
     /// It is sent.
     Nothing,
     /// The head of this transfer.
     Head(usize),
-    /// So many bytes.
+    /// A message of this many bytes.
     Bytes { length: usize, peer: usize },
 }
 
@@ -458,7 +458,7 @@ fn given_up() -> MutexGuard<'static, Vec<Pending>> {
     GIVEN_UP.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// How long processes wait for each other before they end MPI.
+/// Time that processes wait for each other before they finalise MPI.
 const SETTLE: Duration = Duration::from_secs(10);
 
 /// Takes in, on all processes, what was sent and nobody received, until no send is under way; says whether it came to

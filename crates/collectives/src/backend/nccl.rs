@@ -20,7 +20,7 @@ use crate::exchange::{self, nbytes};
 use crate::group::{Call, Group};
 use crate::work::Work;
 
-/// Whether NCCL and a GPU can be used in this process.
+/// Returns whether NCCL and a GPU are available in this process.
 pub fn is_available() -> bool {
     // SAFETY: tries to load the library, which has no effect but that.
     cuda::is_available() && unsafe { sys::is_culib_present() }
@@ -70,7 +70,7 @@ pub fn attach(group: &Group, device: usize) -> Result<()> {
                 .map_err(|error| format!("{:?}", error.0))?;
             Ok(DeviceCommunicator { handle: Mutex::new(Handle(handle)), stream })
         });
-        // Where nobody listens any more, the communicator is dropped here.
+        // If the receiver is gone, the communicator is dropped here.
         drop(sender.send(made));
     });
     // The others learn of it below.
@@ -90,7 +90,7 @@ pub fn attach(group: &Group, device: usize) -> Result<()> {
     if let Some(rank) = all?.iter().position(|ok| *ok != [1]) {
         return Err(failed(format!("rank {rank} of group \"{}\" got no communicator", group.name())));
     }
-    // Where another thread was faster, its communicator stays.
+    // If another thread was faster, its communicator is kept.
     drop(group.set_device_communicator(made));
     Ok(())
 }
@@ -230,7 +230,7 @@ impl Request for Pending {
     }
 }
 
-/// Where memory of a device can go between ranks without leaving it.
+/// Returns the communicator of a device tensor that can be sent directly between devices.
 pub(crate) fn communicator_for<'a>(call: &'a Call, tensor: &Tensor) -> Option<&'a DeviceCommunicator> {
     match tensor.device() {
         Device::Cuda(_) => call.group().device_communicator(),

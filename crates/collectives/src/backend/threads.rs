@@ -19,7 +19,7 @@ use crate::exchange::nbytes;
 ///
 /// # Panics
 ///
-/// Where a rank's body panics, with that rank's panic, once all others have ended (their waits end by an error).
+/// Panics if a rank's body panics, with the same payload, once all other ranks have ended (their waits fail).
 ///
 /// ```
 /// use std::time::Duration;
@@ -65,7 +65,7 @@ pub fn world(ranks: usize, deadline: Duration) -> Vec<Group> {
         .collect()
 }
 
-/// What the ranks of one world share.
+/// State shared by the ranks of one world.
 #[derive(Default)]
 struct Hub {
     posts: Mutex<HashMap<(usize, usize, Tag), VecDeque<Post>>>,
@@ -213,7 +213,7 @@ impl Request for Pending {
                     self.hub.changed.notify_all();
                     *slot = None;
                 }
-                // What a peer sends under one tag is received in order.
+                // Messages of a peer with the same tag are received in order.
                 None => blocked.push(receive.peer),
             }
         }
@@ -223,7 +223,7 @@ impl Request for Pending {
 
 impl Drop for Pending {
     fn drop(&mut self) {
-        // What nobody took stays for those who will, unless they were told that they will not.
+        // A message that was not received stays for a later receive, unless its receiver has given up.
         let Tag { context, sequence, .. } = self.tag;
         let untaken = self.taken.iter().any(|taken| !taken.load(Ordering::Acquire));
         if untaken && self.hub.notice(self.rank, context, sequence).is_some() {

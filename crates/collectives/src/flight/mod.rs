@@ -36,7 +36,7 @@ use phase::Marker;
 pub use phase::{Phase, on_phase};
 pub use record::{FlightEntry, FlightGroup, FlightState};
 
-/// How many operations are kept.
+/// Number of operations that are kept.
 const ENTRIES: usize = 256;
 
 /// The most dims, and the most sizes, of an operation that are kept.
@@ -67,7 +67,7 @@ pub(crate) struct Place {
     pub(crate) context: u32,
     pub(crate) name: Arc<str>,
     pub(crate) ranks: Vec<usize>,
-    /// How many operations this rank has begun.
+    /// Number of operations that this rank has begun.
     pub(crate) begun: AtomicU64,
 }
 
@@ -214,8 +214,8 @@ impl Flight {
         slots.into_iter().skip(older).filter_map(|slot| slot.entry(stacks)).collect()
     }
 
-    /// Whether operations are recorded, as they are unless told otherwise, for measurements of what that costs. What is not
-    /// recorded has no fingerprint either: all ranks of the world call, at the same place among their operations.
+    /// Switches the recording of operations on (the default) or off, to measure its cost. Operations that are not recorded have
+    /// no fingerprint either, so all ranks of the world must call this at the same place among their operations.
     pub fn record(&self, on: bool) {
         self.0.on.store(on, Ordering::Relaxed);
     }
@@ -232,7 +232,7 @@ impl Flight {
         places.iter().map(group).collect()
     }
 
-    /// What the rank is doing, and in which step; see [`Group::mark`](crate::Group::mark).
+    /// Returns the rank's current phase and step; see [`Group::mark`](crate::Group::mark).
     pub fn phase(&self) -> (Phase, u64) {
         phase::read(self.0.marker.word())
     }
@@ -343,20 +343,20 @@ pub(crate) struct Recorded {
 }
 
 impl Recorded {
-    /// That of an operation that is not recorded.
+    /// Entry of an operation that is not recorded.
     pub(crate) const NOWHERE: Self = Self { flight: None, number: 0 };
 
-    /// Whether it is recorded.
+    /// Returns whether the operation is recorded.
     pub(crate) fn is_somewhere(&self) -> bool {
         self.flight.is_some()
     }
 
-    /// What was recorded so far.
+    /// Returns the record so far.
     pub(crate) fn entry(&self) -> Option<FlightEntry> {
         self.look(|slot| slot.clone().entry(false)).flatten()
     }
 
-    /// What the operation is of.
+    /// Records dtype and shape of the operation.
     pub(crate) fn describe(&self, kind: Kind, shape: &[i64]) {
         self.change(|slot| (slot.kind, slot.shape) = (Some(kind), Few::of(shape)));
     }
@@ -375,7 +375,7 @@ impl Recorded {
         });
     }
 
-    /// What the other ranks send, of exchanges.
+    /// Records the sizes that the other ranks send, for exchanges.
     pub(crate) fn receives(&self, sizes: &[i64]) {
         self.change(|slot| slot.receives = Few::of(sizes));
     }
@@ -413,7 +413,7 @@ impl Recorded {
         let state = if problem.is_some() { FlightState::Failed } else { FlightState::Finished };
         let problem: Option<Arc<str>> = problem.map(Into::into);
         self.change(|slot| {
-            // What failed once stays so.
+            // A failed operation stays failed.
             if slot.state != FlightState::Failed {
                 (slot.state, slot.end_ns, slot.problem) = (state, now, problem);
             }

@@ -1,4 +1,4 @@
-//! What a rank is doing, in one word.
+//! Phase of a rank, packed into one word.
 
 use std::fmt;
 use std::sync::OnceLock;
@@ -92,7 +92,7 @@ impl Marker {
     }
 }
 
-/// What a marker's word says.
+/// Unpacks phase and step.
 pub(super) fn read(word: u64) -> (Phase, u64) {
     let phase = Phase::ALL.get((word >> STEP_BITS) as usize).copied().unwrap_or_default();
     (phase, word & ((1 << STEP_BITS) - 1))

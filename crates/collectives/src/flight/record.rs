@@ -1,4 +1,4 @@
-//! What a flight recorder has kept, for files and for other ranks.
+//! Record of a flight recorder, for files and for other ranks.
 
 use std::backtrace::Backtrace;
 
@@ -6,7 +6,7 @@ use serde::{Deserialize, Serialize};
 
 use super::phase::Phase;
 
-/// How far an operation has come.
+/// State of an operation.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 #[non_exhaustive]
@@ -37,7 +37,7 @@ pub struct FlightEntry {
     pub context: u32,
     /// The operation's number in the group; of messages between two ranks, their number in that direction.
     pub sequence: u64,
-    /// Of a message between two ranks, the other rank of the world.
+    /// Peer in the world, for a message between two ranks.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub peer: Option<usize>,
     /// The kind of this rank's elements, where there is a tensor.
@@ -55,19 +55,19 @@ pub struct FlightEntry {
     /// A digest of the sizes from the 17th on, which are not kept; 0 where there are none.
     #[serde(default, skip_serializing_if = "is_none")]
     pub other_sizes: u64,
-    /// Of an exchange, the sizes of what the other ranks send.
+    /// Sizes that the other ranks send, for an exchange.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub receives: Vec<i64>,
-    /// Of a rooted operation, the rank of the group that sends or receives all.
+    /// Root in the group, for a rooted operation.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub root: Option<usize>,
     /// The module; empty outside of all.
     #[serde(default)]
     pub module: String,
-    /// Whether it belongs to a backward pass.
+    /// True if it belongs to a backward pass.
     #[serde(default)]
     pub backward: bool,
-    /// How far it has come.
+    /// State of the operation.
     pub state: FlightState,
     /// The phase in which it began.
     pub phase: Phase,
@@ -81,7 +81,7 @@ pub struct FlightEntry {
     /// Why it failed.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub problem: Option<String>,
-    /// Who waits for it, innermost first, where the wait was long.
+    /// Stack of a long wait, innermost frame first.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub stack: Vec<String>,
 }
@@ -92,7 +92,7 @@ fn is_none(digest: &u64) -> bool {
 }
 
 impl FlightEntry {
-    /// Whether it has neither finished nor failed.
+    /// Returns whether it has neither finished nor failed.
     pub fn is_open(&self) -> bool {
         matches!(self.state, FlightState::Called | FlightState::Started | FlightState::Waiting)
     }
@@ -119,8 +119,8 @@ impl FlightEntry {
         text
     }
 
-    /// Whether two ranks' calls can belong together, as far as what was recorded says: parts may differ along the dim that
-    /// is cut or joined.
+    /// Returns whether two ranks' recorded calls are compatible: shards may differ along the dim that is split or
+    /// concatenated.
     pub fn agrees_with(&self, other: &Self) -> bool {
         if (&self.operation, &self.kind, self.root) != (&other.operation, &other.kind, other.root) {
             return false;
@@ -152,7 +152,7 @@ impl FlightEntry {
         }
     }
 
-    /// What the ranks must agree on, without what is each one's own.
+    /// Returns the fields that all ranks must agree on.
     pub(crate) fn signature(&self) -> Self {
         Self {
             number: 0,
@@ -179,7 +179,7 @@ pub struct FlightGroup {
     /// count: of thousands of ranks, each group of a mesh is a few bytes.
     #[serde(with = "super::runs")]
     pub ranks: Vec<usize>,
-    /// How many operations this rank has begun: those below this number.
+    /// Number of operations that this rank has begun.
     pub begun: u64,
 }
 

@@ -1,4 +1,4 @@
-//! What is kept of operations that end, fail, or do not end.
+//! Records of operations that complete, fail, or stay incomplete.
 
 use std::time::Duration;
 

@@ -69,7 +69,7 @@ pub(crate) fn all_reduce_in(
     all_reduce_as(group.call("all_reduce"), tensor, op, use_fp32)
 }
 
-/// The same as part of an operation that has begun.
+/// Starts an all-reduce as part of an operation that has begun.
 pub(crate) fn all_reduce_as(
     call: Call,
     tensor: &Tensor,

@@ -48,7 +48,7 @@ impl Label {
         self.0.as_deref()
     }
 
-    /// What the calling thread communicates while the guard lives belongs to the backward pass of this label.
+    /// Attributes communication of the calling thread to the backward pass of this label, while the guard lives.
     pub fn backward(&self) -> LabelGuard {
         enter((self.0.clone(), true))
     }

@@ -1,4 +1,4 @@
-//! What was communicated: every collective and message that a rank begins, while somebody looks.
+//! Traces of communication: every collective and message that a rank begins while a trace is attached.
 //!
 //! A [`CommTrace`] is attached to a group's world, and records the operations of all groups of that world; a [`module`]
 //! label says for which part of a model they were. Where none is attached, an operation pays one atomic load.
@@ -67,13 +67,13 @@ impl CommTrace {
         self.group.traces().detach(&self.recorder);
     }
 
-    /// What was recorded so far.
+    /// Returns the record so far.
     pub fn record(&self) -> CommRecord {
         let state = lock(&self.recorder.state);
         CommRecord::new(state.events.clone(), state.dropped)
     }
 
-    /// How many operations of that name were begun.
+    /// Returns the number of operations with this name.
     pub fn count(&self, operation: &str) -> usize {
         self.record().count(operation)
     }

@@ -1,4 +1,4 @@
-//! What a trace has recorded.
+//! Record of a trace.
 
 use serde::{Deserialize, Serialize};
 use tch::Tensor;
@@ -21,7 +21,7 @@ pub struct CommEvent {
     pub sequence: u64,
     /// The module; empty outside of all.
     pub module: String,
-    /// Whether it belongs to a backward pass.
+    /// True if it belongs to a backward pass.
     pub backward: bool,
     /// Bytes that this rank has sent to others.
     pub sent: u64,
@@ -53,22 +53,22 @@ impl CommRecord {
         &self.events
     }
 
-    /// How many operations were not kept, because there were too many.
+    /// Returns the number of operations that were dropped because there were too many.
     pub fn dropped(&self) -> u64 {
         self.dropped
     }
 
-    /// How many operations of that name were begun.
+    /// Returns the number of operations with this name.
     pub fn count(&self, operation: &str) -> usize {
         self.events.iter().filter(|event| event.operation == operation).count()
     }
 
-    /// How many operations there are.
+    /// Returns the number of operations.
     pub fn len(&self) -> usize {
         self.events.len()
     }
 
-    /// Whether there are none.
+    /// Returns whether the record is empty.
     pub fn is_empty(&self) -> bool {
         self.events.is_empty()
     }
@@ -156,7 +156,7 @@ impl CommRecord {
         let read = |&size: &i64| {
             let (own, others) = rest.split_at((size.max(0) as usize).min(rest.len()));
             rest = others;
-            // What cannot be read is of another version of this program, and stays out.
+            // An unreadable record comes from another version of this program, and is left out.
             serde_json::from_slice(own).unwrap_or_default()
         };
         Ok(Some(Self::merge(sizes.iter().map(read).collect::<Vec<Self>>())))

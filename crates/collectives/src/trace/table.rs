@@ -7,7 +7,7 @@ use serde_json::{Value, json};
 
 use super::{CommEvent, CommRecord};
 
-/// What a row of the table adds up.
+/// Sums of one row of the table.
 #[derive(Default)]
 struct Sums {
     calls: u64,
