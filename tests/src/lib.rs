@@ -1,4 +1,4 @@
-//! What the runs across crates and ranks share, over [`isobar_harness`].
+//! Helpers of the tests that run across crates and ranks, over [`isobar_harness`].
 
 pub mod runs;
 pub mod suite;
@@ -14,13 +14,13 @@ pub fn golden() -> PathBuf {
     workspace().join("tests/golden")
 }
 
-/// Whether the longer form of a test was asked for, by `cargo xtask test --full`.
+/// Returns whether the longer form of a test was asked for, by `cargo xtask test --full`.
 #[must_use]
 pub fn full() -> bool {
     env::var_os("XTASK_FULL").is_some()
 }
 
-/// Whether `mpirun` can start ranks that find each other; notes the calling test as skipped otherwise.
+/// Returns whether `mpirun` can start ranks that find each other; notes the calling test as skipped otherwise.
 #[must_use]
 pub fn has_mpi() -> bool {
     let has = cfg!(feature = "mpi") && on_path("mpirun").is_some();
@@ -30,7 +30,7 @@ pub fn has_mpi() -> bool {
     has
 }
 
-/// Whether `srun` can start ranks here; notes the calling test as skipped otherwise.
+/// Returns whether `srun` can start ranks here; notes the calling test as skipped otherwise.
 #[must_use]
 pub fn has_slurm() -> bool {
     let has = ["munged", "slurmctld", "slurmd", "srun"].into_iter().all(|name| on_path(name).is_some());

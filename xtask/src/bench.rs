@@ -14,7 +14,7 @@ use crate::{
 
 const PEERS: [&str; 2] = ["torch==2.11.0", "nvidia-physicsnemo==2.2.2"];
 
-/// What Isobar is compared with.
+/// Peers that Isobar is compared with.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Peer {
     PhysicsNemo,
@@ -27,7 +27,7 @@ enum Peer {
     OneProcess(&'static str),
     /// FFTW on MPI, in one process a rank.
     Fftw,
-    /// The same work of ranks that go on alone, all at the same time: this case of ours.
+    /// One-rank runs of this case, all at the same time.
     Alone(&'static str),
     /// This case of ours, of which the other may take a part.
     Of(&'static str),
@@ -109,10 +109,10 @@ const CASES: [(&str, Peer, Option<f64>); 31] = [
 pub(crate) struct Options {
     #[command(flatten)]
     setup: setup::Options,
-    /// How often both are run, in turn
+    /// Number of rounds, in which both are run in turn
     #[arg(long, default_value_t = 3)]
     rounds: usize,
-    /// How often a case is repeated in a run
+    /// Number of repeats of a case in a run
     #[arg(long, default_value_t = 7)]
     repeats: usize,
     /// Only these cases, comma-separated
@@ -135,7 +135,7 @@ struct Rounds {
 }
 
 impl Rounds {
-    /// What our program has measured of the case.
+    /// Takes our measurement of the case.
     fn take(&mut self, ours: &Value, case: &str) -> Result<()> {
         self.ours.push(seconds(ours, case, "Isobar")?);
         self.memcpy.extend(ours["cases"][case]["memcpy_ratio"].as_f64());

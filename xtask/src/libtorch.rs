@@ -11,7 +11,7 @@ use anyhow::{Context, Result, bail, ensure};
 use crate::run::{ROOT, pip, run};
 
 const TORCH: &str = "torch==2.11.0";
-/// What `libtorch_cpu.so` needs to be loaded; the versions are those that this PyTorch asks for.
+/// Packages without which `libtorch_cpu.so` does not load; their versions are those that this PyTorch requires.
 const NEEDED_TO_LOAD: [&str; 2] = ["nvidia-cuda-runtime==13.0.96", "nvidia-cuda-cupti==13.0.85"];
 /// One wheel serves whatever Python is here, since no Python runs in the end.
 const PYTHON: &str = "312";
@@ -19,7 +19,7 @@ const PYTHON: &str = "312";
 /// Which libraries.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Set {
-    /// What CPU ranks need.
+    /// Libraries for CPU ranks.
     Cpu,
     /// The CUDA libraries too, 4.7 GB.
     Cuda,
@@ -35,7 +35,7 @@ impl Set {
         packages
     }
 
-    /// What stands in the stamp of a whole installation.
+    /// Returns the stamp of a complete installation.
     fn stamp(self) -> String {
         let set = match self {
             Self::Cpu => "cpu",

@@ -7,7 +7,7 @@ use isobar_harness::on_path;
 
 use crate::run::run;
 
-/// What a package is for.
+/// Purpose of a package.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Use {
     Build,
@@ -31,7 +31,7 @@ const PACKAGES: [(&str, Use); 11] = [
     ("python3-venv", Use::Test),
 ];
 
-/// What the machine has of the parts that can be left out.
+/// Optional parts that the machine has.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Available {
     /// Open MPI and what its binding needs to be built.

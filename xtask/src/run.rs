@@ -37,7 +37,7 @@ pub(crate) fn run(command: &mut Command) -> Result<()> {
     Ok(())
 }
 
-/// What `command` prints, or an error with what it says.
+/// Runs `command` and returns its output, or an error with its messages.
 pub(crate) fn output(command: &mut Command) -> Result<String> {
     let line = line(command);
     let output = command.output().with_context(|| format!("failed to start `{line}`"))?;

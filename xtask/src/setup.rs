@@ -29,11 +29,11 @@ pub(crate) struct Options {
 
 /// A machine on which the workspace builds.
 pub(crate) struct Machine {
-    /// Whether the MPI backend is built.
+    /// True if the MPI backend is built.
     pub(crate) mpi: bool,
     /// The features that every cargo command needs here.
     features: Vec<&'static str>,
-    /// Where a CMake of our own is, if the machine's is missing or too old to build HDF5.
+    /// Path of our own CMake, if the machine's is missing or too old to build HDF5.
     cmake: Option<PathBuf>,
 }
 

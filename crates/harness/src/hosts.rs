@@ -12,7 +12,7 @@ use anyhow::{Context, Result, bail};
 
 use crate::process::{on_path, output_within};
 
-/// How long one call of `ip` may take.
+/// Timeout of one call of `ip`.
 const STEP: Duration = Duration::from_secs(20);
 
 /// The network interface of each host.
@@ -47,14 +47,14 @@ pub struct Hosts {
 }
 
 impl Hosts {
-    /// How many.
+    /// Number of hosts.
     pub const COUNT: usize = 2;
 
     /// Makes them.
     ///
     /// # Errors
     ///
-    /// Where this user may not, or `ip` is missing: a test is skipped then.
+    /// The user lacks permission, or `ip` is missing; tests are then skipped.
     pub fn new() -> Result<Self> {
         static MADE: AtomicUsize = AtomicUsize::new(0);
         on_path("ip").context("no `ip`")?;
@@ -128,7 +128,7 @@ impl Hosts {
         )
     }
 
-    /// What stands in the place of `/etc/hosts`.
+    /// Returns the file that replaces `/etc/hosts`.
     fn known(&self, host: usize) -> PathBuf {
         self.folder().join(format!("hosts-of-{}", self.name(host)))
     }

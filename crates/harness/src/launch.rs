@@ -53,22 +53,22 @@ struct Placed {
     slurm: Slurm,
 }
 
-/// What became of a [`Launch`].
+/// Outcome of a [`Launch`].
 #[derive(Clone, Debug)]
 pub struct Outcome {
     /// The command line, for messages.
     pub command: String,
-    /// How the launcher ended; of plain processes, how the first rank to end badly ended.
+    /// Exit of the launcher; for plain processes, of the first rank that failed.
     pub exit: Exit,
-    /// What each rank printed, by rank. Ranks that never started are left out at the end.
+    /// Output of each rank, by rank. Ranks that never started are missing at the end.
     pub ranks: Vec<RankOutput>,
-    /// What the launcher itself printed.
+    /// Output of the launcher itself.
     pub launcher: String,
     /// From the start of the launcher to its end.
     pub wall: Duration,
 }
 
-/// How a program ended.
+/// Exit of a program.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Exit {
     /// By itself, with this code.
@@ -79,7 +79,7 @@ pub enum Exit {
     Deadline,
 }
 
-/// What one rank printed.
+/// Output of one rank.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct RankOutput {
     /// Its standard output.
@@ -298,7 +298,7 @@ impl Launch {
         Ok(worst)
     }
 
-    /// The same on a host, where there are hosts.
+    /// Returns the command with a cleared environment, on the given host if there are hosts.
     fn cleared_on(&self, host: usize, program: impl AsRef<OsStr>) -> Command {
         let Some(hosts) = &self.hosts else { return self.cleared(program) };
         let words = &hosts.words[host];
@@ -355,13 +355,13 @@ fn place(rank: usize, ranks: usize) -> (usize, usize) {
 }
 
 impl Placed {
-    /// How ranks that no mpirun has started reach each other.
+    /// Sets the variables by which ranks that no mpirun has started reach each other.
     fn tell_open_mpi(&self, command: &mut Command) {
         command.envs([("OMPI_MCA_pml", "ob1"), ("OMPI_MCA_btl", "tcp,self")]);
         command.env("OMPI_MCA_btl_tcp_if_include", self.interface);
     }
 
-    /// Where the ranks are, and that it is to ask hosts whether they are still there: by default it finds out after minutes.
+    /// Passes mpirun the ranks' hosts, and makes it probe them: by default it notices a lost host after minutes.
     fn tell_mpirun(&self, command: &mut Command, ranks: usize) {
         let slots = [ranks / Hosts::COUNT, ranks - ranks / Hosts::COUNT];
         let hosts = self.names.iter().zip(slots).filter(|(_, slots)| *slots > 0);
@@ -397,7 +397,7 @@ impl fmt::Display for Launch {
 }
 
 impl Outcome {
-    /// Whether every rank ended with code 0.
+    /// Returns whether every rank ended with code 0.
     pub fn success(&self) -> bool {
         self.exit == Exit::Code(0)
     }

@@ -1,6 +1,6 @@
-//! What the tests of all crates and `cargo xtask` share: programs started on several ranks under a real launcher, each
-//! with a deadline ([`Launch`]), on two hosts where they are asked to be ([`Hosts`]), a SLURM of one machine or two hosts
-//! ([`Slurm`]), tests that say that they were skipped ([`skip`]), and runs that must be the same but for rounding ([`curve`]).
+//! Helpers for the tests of all crates and for `cargo xtask`: launches of programs on several ranks under a real launcher,
+//! each with a deadline ([`Launch`]), two hosts on one machine ([`Hosts`]), a SLURM of one machine or two hosts ([`Slurm`]),
+//! reports of skipped tests ([`skip`]), and comparisons of training runs ([`curve`]).
 //!
 //! It knows nothing of tensors or of Isobar's own crates, so that every one of them can use it in its tests.
 

@@ -16,7 +16,7 @@ use nix::{
 };
 
 const POLL: Duration = Duration::from_millis(10);
-/// How long a process may take to end after it was asked to, before it is killed.
+/// Time for a process to end after a request, before it is killed.
 const GRACE: Duration = Duration::from_secs(5);
 
 /// Waits for `child`; at the deadline ends it and all that it started, and returns `None`.
@@ -101,7 +101,7 @@ pub fn descendants(pid: u32) -> Vec<(u32, u64)> {
     found
 }
 
-/// Where the program `name` is, by the `PATH`.
+/// Finds the program `name` on the `PATH`.
 pub fn on_path(name: &str) -> Option<PathBuf> {
     let path = env::var_os("PATH")?;
     // Daemons live in sbin, which is not on the path of every user.

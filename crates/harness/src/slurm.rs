@@ -46,10 +46,10 @@ pub struct Slurm {
     credentials_s: u32,
 }
 
-/// How long credentials hold where nothing else is said, in seconds: SLURM's own default.
+/// Default lifetime of credentials in seconds, as in SLURM.
 const CREDENTIALS_S: u32 = 120;
 
-/// What runs jobs.
+/// Node that runs jobs.
 #[derive(Clone, Debug)]
 struct Node {
     /// Up to the first dot of the host's name.
@@ -71,7 +71,7 @@ impl Node {
     }
 }
 
-/// Whether the SLURM of this machine takes jobs.
+/// State of this machine's SLURM.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum SlurmState {
     /// It takes jobs.
@@ -174,7 +174,7 @@ impl Slurm {
         self.stop_daemons()
     }
 
-    /// Whether it takes jobs.
+    /// Returns whether it accepts jobs.
     pub fn state(&self) -> SlurmState {
         let down: Vec<String> =
             self.daemons().into_iter().filter(|daemon| self.running(daemon).is_none()).collect();
@@ -291,7 +291,7 @@ PartitionName=all Nodes=ALL Default=YES MaxTime=INFINITE State=UP OverSubscribe=
 ",
             first.name, first.address, self.credentials_s
         );
-        // Where a host may be lost, SLURM is to find out as soon as its ranks do.
+        // If hosts may be lost, SLURM should notice as soon as its ranks do.
         text += match &self.nodes[..] {
             [_] => "KillWait=5\n",
             _ => "KillWait=1\nMessageTimeout=3\nTCPTimeout=1\nSlurmdTimeout=4\n",

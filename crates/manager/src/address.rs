@@ -27,9 +27,9 @@ pub(crate) fn of_interface(name: &str) -> Result<Vec<IpAddr>> {
     Ok(addresses)
 }
 
-/// Where rank 0 listens for the others, who know its host as `addr`: at the addresses of the interface where one is given,
-/// else at those that `addr` means. Where it means a loopback address, as a host may know its own name, that too; and
-/// without an interface all, since then nothing says by which of them the others come.
+/// Returns the addresses on which rank 0 listens, if the other ranks know its host as `addr`: those of the interface if
+/// one is given, otherwise those that `addr` resolves to. If `addr` resolves to a loopback address, as a host's own name
+/// may, and no interface is given, rank 0 listens on all addresses, since the other ranks may come by any of them.
 pub(crate) fn of_rank_zero(addr: &str, interface: Option<&str>) -> Result<Vec<IpAddr>> {
     let unknown = |problem: String| Error::Address { addr: addr.to_owned(), problem };
     let mut named: Vec<IpAddr> = Vec::new();
@@ -67,7 +67,7 @@ fn text(addresses: &[IpAddr]) -> String {
     addresses.iter().map(IpAddr::to_string).collect::<Vec<_>>().join(", ")
 }
 
-/// What tells machines apart: name and network.
+/// Returns an identifier of this machine, from its name and network namespace.
 pub(crate) fn machine() -> String {
     let network = std::fs::read_link("/proc/self/ns/net").unwrap_or_default();
     format!("{} {}", crate::start::host().trim(), network.display())

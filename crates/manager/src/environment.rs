@@ -20,7 +20,7 @@ impl Environment {
         self.0.get(name).map(|value| value.trim()).filter(|value| !value.is_empty())
     }
 
-    /// Whether a variable is set and not empty.
+    /// Returns whether a variable is set and not empty.
     #[must_use]
     pub fn has(&self, name: &str) -> bool {
         self.get(name).is_some()

@@ -8,7 +8,7 @@ use crate::launch::LaunchError;
 /// The result of everything in this crate.
 pub type Result<T, E = Error> = std::result::Result<T, E>;
 
-/// What can go wrong when ranks, groups and meshes are set up.
+/// Errors in setting up ranks, groups and meshes.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
@@ -29,11 +29,11 @@ pub enum Error {
     /// A value that is out of range.
     #[error("{name} is {value}, expected {expected}")]
     Value {
-        /// What it is of.
+        /// Name of the value.
         name: &'static str,
         /// The value.
         value: String,
-        /// What was expected.
+        /// Expected value.
         expected: &'static str,
     },
     /// Something that changes the whole process, asked for by a rank that is a thread of it.
@@ -44,7 +44,7 @@ pub enum Error {
     Log {
         /// The folder.
         folder: String,
-        /// What the system said.
+        /// Error of the system.
         problem: String,
     },
     /// A filter of messages that cannot be read.
@@ -52,7 +52,7 @@ pub enum Error {
     LogFilter {
         /// The filter.
         filter: String,
-        /// What is wrong.
+        /// Description of the problem.
         problem: String,
     },
     /// A flight record that cannot be written or read.
@@ -60,7 +60,7 @@ pub enum Error {
     FlightRecord {
         /// The file or folder.
         path: PathBuf,
-        /// What was wrong.
+        /// Description of the problem.
         problem: String,
     },
     /// A network interface without an address.
@@ -68,7 +68,7 @@ pub enum Error {
     Interface {
         /// Its name.
         name: String,
-        /// What was wrong, and which there are.
+        /// Description of the problem, with the existing names.
         problem: String,
     },
     /// An address at which rank 0 cannot listen.
@@ -78,13 +78,13 @@ pub enum Error {
     Address {
         /// The address.
         addr: String,
-        /// What was wrong.
+        /// Description of the problem.
         problem: String,
     },
     /// A system without random numbers.
     #[error("the system gives no random numbers: {problem}")]
     RandomNumbers {
-        /// What it says.
+        /// Text of the variable.
         problem: String,
     },
     /// The system could not start a thread.
@@ -106,7 +106,7 @@ pub enum Error {
     /// A mesh or a group of ranks.
     #[error(transparent)]
     Mesh(#[from] isobar_mesh::Error),
-    /// How the process was started.
+    /// Wrong launch variables.
     #[error(transparent)]
     Launch(#[from] LaunchError),
     /// The configuration.
@@ -115,13 +115,13 @@ pub enum Error {
     /// The start of a transport between ranks.
     #[error("{method} launch, rank {rank} of {ranks}: {source}")]
     Start {
-        /// How the process was started.
+        /// Wrong launch variables.
         method: crate::launch::Method,
         /// Its rank.
         rank: usize,
         /// The number of ranks, in words.
         ranks: String,
-        /// What the transport said.
+        /// Error of the transport.
         source: isobar_collectives::Error,
     },
     /// Communication.

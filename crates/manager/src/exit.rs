@@ -1,4 +1,4 @@
-//! What happens when a program ends without having said so.
+//! Handling of programs that exit without leaving the job properly.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::{Mutex, Once, PoisonError};

@@ -15,7 +15,7 @@ use crate::environment::Environment;
 use crate::manager::thread_is_rank;
 use crate::{Error, Result};
 
-/// What keeps the writer of the file alive; dropping it writes out what is left.
+/// Guard of the file's writer; dropping it flushes the file.
 static WRITER: Mutex<Option<WorkerGuard>> = Mutex::new(None);
 
 /// Sends messages of `tracing` to the terminal (standard error, rank 0 only) and to `rank-<rank>.jsonl` in a folder
@@ -24,7 +24,7 @@ static WRITER: Mutex<Option<WorkerGuard>> = Mutex::new(None);
 /// `RUST_LOG` ranks above `config.terminal`; `NO_COLOR` and a standard error that is no terminal turn colours off.
 /// `folder` is used where `config.folder` is unset; without either no files are written.
 ///
-/// Where the program has installed a subscriber of its own already, that one stays, and this does nothing.
+/// Does nothing if the program has already installed a subscriber of its own.
 ///
 /// # Errors
 ///
@@ -90,7 +90,7 @@ fn say_early() {
     early.into_iter().for_each(|text| tracing::warn!("{text}"));
 }
 
-/// What is to be warned of before the program has come to [`init`], which needs the rank: it is said then.
+/// Warnings issued before [`init`], which needs the rank; `init` prints them.
 static EARLY: Mutex<Vec<String>> = Mutex::new(Vec::new());
 
 /// A warning of the time in which ranks find each other.

@@ -12,7 +12,7 @@ use crate::launch::{Available, Launch, LaunchError, TOKEN, Transport, TransportO
 use crate::watchdog::StartGuard;
 use crate::{Error, Result, address, logging};
 
-/// What this build offers.
+/// Transports available in this build.
 pub(crate) const AVAILABLE: Available = Available { mpi: cfg!(feature = "mpi") };
 
 /// Watches the start of the transport, where that may wait for other processes without a deadline of its own.

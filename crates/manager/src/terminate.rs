@@ -39,8 +39,8 @@ static FIRST: OnceLock<Instant> = OnceLock::new();
 ///
 /// SIGINT is handled even if it was ignored before, since shells make background commands ignore it.
 ///
-/// What the signal reaches is one process: ranks that want to end together agree on it, for instance by the largest of what
-/// each was asked.
+/// A signal reaches one process: ranks that should end together must agree, for instance by an all-reduce (max) of their
+/// requests.
 ///
 /// ```
 /// use isobar_manager::Termination;
@@ -62,7 +62,7 @@ impl Termination {
     ///
     /// # Errors
     ///
-    /// What the system says.
+    /// An error of the system.
     pub fn watch() -> Result<Self> {
         install(None)?;
         // Ctrl-C ends a program that does not watch, as usual.
@@ -73,7 +73,7 @@ impl Termination {
         Ok(Self(()))
     }
 
-    /// Whether this process was asked to end while all ranks were alive.
+    /// Returns whether this process was asked to end while all ranks were alive.
     #[must_use]
     pub fn requested(&self) -> bool {
         REQUESTED.load(Ordering::Relaxed)
@@ -150,6 +150,6 @@ fn asked(signal: i32) {
 }
 
 fn end(signal: i32) {
-    // What the signal does to a program that knows nothing of it.
+    // Default action of the signal.
     let _ = emulate_default_handler(signal);
 }

@@ -43,7 +43,7 @@ pub enum Error {
     Disagreement {
         /// The call.
         operation: &'static str,
-        /// Who said what.
+        /// Values of the ranks.
         differences: String,
     },
     /// A mesh that cannot be.
@@ -53,7 +53,7 @@ pub enum Error {
         shape: Vec<i64>,
         /// The axes' names.
         names: Vec<String>,
-        /// What is wrong.
+        /// Description of the problem.
         problem: String,
     },
     /// An axis that a mesh does not have.

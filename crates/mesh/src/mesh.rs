@@ -235,7 +235,7 @@ impl DeviceMesh {
         Ok(Self { root: Arc::clone(&self.root), axes: chosen })
     }
 
-    /// The same ranks along one axis. Its group is made once and kept.
+    /// Flattens the mesh to one axis over the same ranks. Its group is created once and kept.
     ///
     /// All ranks that made the mesh call.
     ///
@@ -278,7 +278,7 @@ impl fmt::Debug for DeviceMesh {
 }
 
 impl PartialEq for DeviceMesh {
-    /// Whether both arrange the same ranks along the same axes.
+    /// Compares the arrangement: the same ranks along the same axes.
     fn eq(&self, other: &Self) -> bool {
         (Arc::ptr_eq(&self.root, &other.root) && self.axes == other.axes)
             || self.shape() == other.shape() && self.names() == other.names() && self.ranks() == other.ranks()

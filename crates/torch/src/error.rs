@@ -12,7 +12,7 @@ pub type BoxError = Box<dyn std::error::Error + Send + Sync + 'static>;
 /// The result of this crate's functions.
 pub type Result<T, E = Error> = std::result::Result<T, E>;
 
-/// What can go wrong at the border to libtorch.
+/// Errors at the border to libtorch.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
@@ -30,7 +30,7 @@ pub enum Error {
     Closure {
         /// Which closure: the function's backward, or a hook.
         what: String,
-        /// What it returned, also the source; downcast it to tell errors apart.
+        /// Returned error, also the source; downcast it to tell errors apart.
         #[source]
         error: BoxError,
     },
@@ -45,9 +45,9 @@ pub enum Error {
     /// The store at which ranks meet.
     #[error("the store at {address}: {problem}")]
     Store {
-        /// Where it is.
+        /// Address.
         address: String,
-        /// What was wrong.
+        /// Description of the problem.
         problem: String,
     },
     /// An argument does not fit.
@@ -56,7 +56,7 @@ pub enum Error {
     /// CUDA was asked for where it cannot be had.
     #[error("CUDA is not available: {reason}")]
     NoCuda {
-        /// What is missing, and the mend.
+        /// Missing part, and the remedy.
         reason: String,
     },
 }
@@ -85,7 +85,7 @@ pub fn error_text(error: &(dyn std::error::Error + 'static)) -> String {
     text
 }
 
-/// What a shim function reports; `isobar::Error` in C++.
+/// Error report of a shim function; `isobar::Error` in C++.
 #[repr(C)]
 pub(crate) struct RawError {
     message: *mut c_char,
@@ -117,7 +117,7 @@ struct Parcel {
     text: CString,
 }
 
-/// Where a callback leaves its error; `isobar::Failure` in C++.
+/// Slot for a callback's error; `isobar::Failure` in C++.
 #[repr(C)]
 pub(crate) struct RawFailure {
     boxed: *mut c_void,

@@ -79,7 +79,7 @@ impl Autocast {
     ///
     /// # Errors
     ///
-    /// Where libtorch refuses.
+    /// An error of libtorch.
     pub fn off(device: Device) -> Result<Self> {
         Self::set(device_type(device).unwrap_or(0), |before| AutocastState { enabled: false, ..before })
     }
@@ -95,7 +95,7 @@ impl Autocast {
 
 impl Drop for Autocast {
     fn drop(&mut self) {
-        // What it was before can be set again.
+        // The previous value can always be restored.
         // SAFETY: as in `set`.
         let _ = call(|error| unsafe { ffi::isobar_autocast_set(self.device, &self.before, error) });
     }
@@ -169,13 +169,13 @@ impl Default for EnableGrad {
     }
 }
 
-/// Whether libtorch takes only kernels that give the same result to the last bit whenever they get the same, of the whole
-/// process: operators without such a kernel are errors then. What it costs depends on the operator. On CUDA, cuBLAS needs
-/// `CUBLAS_WORKSPACE_CONFIG=:4096:8` in the environment besides, and says so.
+/// Restricts libtorch to kernels that are bitwise reproducible, for the whole process; operators without such a kernel
+/// become errors. The cost depends on the operator. On CUDA, cuBLAS also needs `CUBLAS_WORKSPACE_CONFIG=:4096:8` in the
+/// environment, and says so.
 ///
 /// # Errors
 ///
-/// Where libtorch refuses.
+/// An error of libtorch.
 ///
 /// ```
 /// use isobar_torch::guard::{is_deterministic, set_deterministic};
@@ -190,13 +190,13 @@ pub fn set_deterministic(on: bool) -> Result<()> {
     call(|error| unsafe { ffi::isobar_set_deterministic(on, error) })
 }
 
-/// What [`set_deterministic`] has set.
+/// Returns the setting of [`set_deterministic`].
 pub fn is_deterministic() -> bool {
     // SAFETY: reads a flag of libtorch.
     unsafe { ffi::isobar_is_deterministic() }
 }
 
-/// Whether operations of the calling thread record a graph.
+/// Returns whether operations of the calling thread record a graph.
 pub fn is_grad_enabled() -> bool {
     let current = GradMode::set(true);
     current.before

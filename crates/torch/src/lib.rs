@@ -1,4 +1,4 @@
-//! What [`tch`] lacks and the rest of Isobar needs of libtorch: a narrow C++ shim and its safe face.
+//! Parts of libtorch that Isobar needs and [`tch`] lacks: a narrow C++ shim and its safe interface.
 //!
 //! | module | is |
 //! |---|---|

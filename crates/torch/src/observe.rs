@@ -1,4 +1,4 @@
-//! Where a value that is not finite came from.
+//! Search for the operator that produced a value that is not finite.
 
 use std::ffi::{CStr, c_char, c_void};
 use std::sync::{Mutex, PoisonError};
@@ -15,15 +15,15 @@ pub struct NonFinite {
     pub operator: String,
     /// The shape of its result.
     pub shape: Vec<i64>,
-    /// How many elements of it are NaN, or infinite.
+    /// Number of elements that are NaN or infinite.
     pub count: i64,
-    /// Whether they are NaN; else they are infinite.
+    /// True if some are NaN; otherwise they are infinite.
     pub nan: bool,
-    /// Whether all that the operator was given is finite, so that it made them.
+    /// True if all inputs of the operator are finite, so that it produced the values.
     pub inputs_finite: bool,
     /// The marked tensor that an operator was given last, itself included: about where in the model it is.
     pub marked: Option<usize>,
-    /// What `label` said then.
+    /// Value of `label` at that time.
     pub label: String,
 }
 
@@ -36,7 +36,7 @@ pub struct NonFinite {
 ///
 /// # Errors
 ///
-/// Where libtorch refuses to be watched.
+/// libtorch refuses the observer.
 ///
 /// ```
 /// use isobar_torch::observe::first_non_finite;

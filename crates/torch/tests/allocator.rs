@@ -21,7 +21,7 @@ fn it_counts_keeps_and_gives_back() {
     memory::install_caching_allocator();
     assert!(memory::is_installed());
 
-    // What existed before is freed as it was made, and not counted.
+    // Memory allocated before the installation is freed by its own allocator, and not counted.
     let live = memory::live_bytes();
     drop(before);
     assert_eq!((memory::live_bytes(), memory::cached_bytes()), (live, 0));

@@ -42,7 +42,7 @@ fn run() -> Result<()> {
         world.barrier()?;
     }
     for what in what.split(',') {
-        // Who only sends may learn of it by the next call.
+        // A rank that only sends may get the error in its next call.
         match call(what, &world, &other).and_then(|()| world.barrier()) {
             Ok(()) => eprintln!("{what}: nothing is wrong"),
             Err(error @ (Error::Argument { .. } | Error::Peer { ended: false, .. })) => {
@@ -78,7 +78,7 @@ fn call(what: &str, world: &Group, other: &Group) -> Result<(), Error> {
             let _ = all_reduce(&ones(8, Kind::Float)?, ReduceOp::Sum, first)?;
             all_reduce(&ones(8, Kind::Float)?, ReduceOp::Sum, second)?
         }
-        // What ends it is the others' watchdog.
+        // The watchdog of the other ranks ends it.
         _ if differs => {
             thread::sleep(Duration::from_secs(3600));
             return Ok(());

@@ -355,7 +355,7 @@ fn without(suite: &mut Suite<'_>) -> Result<(), Error> {
     Ok(())
 }
 
-/// What ranks that receive nothing get is attached, and all call backward.
+/// Results on ranks that receive nothing are attached to the graph, and all ranks call backward.
 fn rooted(suite: &mut Suite<'_>) -> Result<(), Error> {
     let (rank, ranks) = (suite.rank(), suite.ranks());
     let id = suite.fresh();

@@ -20,7 +20,7 @@ pub(crate) const KINDS: [Kind; 12] = [
     Kind::Int64,
 ];
 
-/// How a tensor lies in memory.
+/// Memory formats of tensors.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Memory {
     Contiguous,
@@ -127,7 +127,7 @@ pub(crate) fn laid_out(tensor: &Tensor, memory: Memory) -> Tensor {
     }
 }
 
-/// Whether a tensor of 4 or 5 dims lies with its dim 1 innermost, and does not lie in row-major order.
+/// Returns whether a tensor of 4 or 5 dims is stored channels-last, and not in row-major order.
 pub(crate) fn is_channels_last(tensor: &Tensor) -> bool {
     let dims = tensor.dim() as i64;
     let mut order: Vec<i64> = (0..dims).filter(|&d| d != 1).collect();
@@ -146,7 +146,7 @@ pub(crate) fn splits(ranks: usize) -> [Vec<i64>; 4] {
     ]
 }
 
-/// The same index tensor for each of `count` ranks.
+/// Returns the same index tensor for each of `count` ranks.
 pub(crate) fn repeated(rows: &[i64], count: usize) -> Vec<Tensor> {
     (0..count).map(|_| Tensor::from_slice(rows)).collect()
 }

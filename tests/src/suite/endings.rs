@@ -1,4 +1,4 @@
-//! What ends a group, or may: each needs a world of its own, with a deadline of a second or two.
+//! Errors that end a group, or may: each test needs its own world, with a deadline of a second or two.
 
 use std::time::Instant;
 
@@ -27,9 +27,9 @@ pub type Ending = fn(&Group) -> Result<(), String>;
 ///
 /// # Errors
 ///
-/// What went otherwise.
+/// A description of the deviation.
 pub fn mismatch(group: &Group) -> Result<(), String> {
-    // What messages say of themselves must do.
+    // Only the labels of messages detect it.
     group.set_fingerprints(Fingerprints::Off);
     let extent = if group.rank() == 0 { 3 } else { 2 };
     let x = Tensor::ones([extent], (Kind::Double, tch::Device::Cpu));
@@ -46,7 +46,7 @@ pub fn mismatch(group: &Group) -> Result<(), String> {
 ///
 /// # Errors
 ///
-/// What went otherwise.
+/// A description of the deviation.
 pub fn other_operation(group: &Group) -> Result<(), String> {
     let (x, last) = (Tensor::from_slice(&[1.0]), group.size() - 1);
     foreign(group, |group| match group.rank() == last {
@@ -55,22 +55,22 @@ pub fn other_operation(group: &Group) -> Result<(), String> {
     })
 }
 
-/// The same of another kind of elements.
+/// Ranks call with different dtypes.
 ///
 /// # Errors
 ///
-/// What went otherwise.
+/// A description of the deviation.
 pub fn other_kind(group: &Group) -> Result<(), String> {
     let kind = if group.rank() == 0 { Kind::Float } else { Kind::Int };
     let x = Tensor::ones([2], (kind, tch::Device::Cpu));
     foreign(group, |group| all_reduce(&x, ReduceOp::Sum, group))
 }
 
-/// The same of another shape.
+/// Ranks call with different shapes.
 ///
 /// # Errors
 ///
-/// What went otherwise.
+/// A description of the deviation.
 pub fn other_shape(group: &Group) -> Result<(), String> {
     let shape = if group.rank() == 0 { [2, 3] } else { [3, 2] };
     let x = Tensor::ones(shape, (Kind::Double, tch::Device::Cpu));
@@ -92,11 +92,11 @@ fn foreign(group: &Group, call: impl Fn(&Group) -> Result<Tensor, Error>) -> Res
 /// A call, and what it is on the rank that makes another.
 type Trial<'a> = (&'a str, Box<dyn Fn() -> Result<Tensor, Error> + 'a>);
 
-/// Where ranks agree on operations first, different ones are an error that names both sides on all ranks, and the group works on.
+/// With fingerprints, different operations are an error that names both sides on all ranks, and the group stays usable.
 ///
 /// # Errors
 ///
-/// What went otherwise.
+/// A description of the deviation.
 pub fn compared(group: &Group) -> Result<(), String> {
     group.set_fingerprints(Fingerprints::Always);
     let last = group.size() - 1;
@@ -131,11 +131,11 @@ pub fn compared(group: &Group) -> Result<(), String> {
     Ok(())
 }
 
-/// The same of a pair's message.
+/// A message between two ranks has the wrong label.
 ///
 /// # Errors
 ///
-/// What went otherwise.
+/// A description of the deviation.
 pub fn pair_mismatch(group: &Group) -> Result<(), String> {
     let x = Tensor::ones([3], (Kind::Double, tch::Device::Cpu));
     match group.rank() {
@@ -166,7 +166,7 @@ fn names_both(problem: &str) -> Result<(), String> {
 ///
 /// # Errors
 ///
-/// What went otherwise.
+/// A description of the deviation.
 pub fn absent(group: &Group) -> Result<(), String> {
     if group.rank() + 1 == group.size() {
         // Longer than the others need to come here and to wait for their deadline.
@@ -187,7 +187,7 @@ pub fn absent(group: &Group) -> Result<(), String> {
 ///
 /// # Errors
 ///
-/// What went otherwise.
+/// A description of the deviation.
 pub fn dropped(group: &Group) -> Result<(), String> {
     let x = Tensor::full([1000], group.rank() as f64, (Kind::Double, tch::Device::Cpu));
     let large = x.repeat([100]);
@@ -231,7 +231,7 @@ pub fn dropped(group: &Group) -> Result<(), String> {
 ///
 /// # Errors
 ///
-/// What went otherwise.
+/// A description of the deviation.
 pub fn too_many_groups(group: &Group) -> Result<(), String> {
     let all: Vec<usize> = (0..group.size()).collect();
     for made in 0..5000 {
@@ -249,7 +249,7 @@ pub fn too_many_groups(group: &Group) -> Result<(), String> {
 /// Calls fail at once, and say why.
 fn is_dead(group: &Group) -> Result<(), String> {
     let begun = Instant::now();
-    // What ended the group elsewhere may still be on its way.
+    // The notice that ends the group may still be in flight.
     while group.failure().is_none() && begun.elapsed() < group.deadline() {
         if group.barrier().is_ok() {
             return Err("a barrier passed in a group that has ended".into());

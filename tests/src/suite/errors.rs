@@ -1,5 +1,5 @@
-//! What must be refused: with an error that says what was wrong, on every rank that depends on it, and with a group that
-//! works on afterwards.
+//! Calls that must be rejected, with an error that describes the problem on every affected rank, and with a group that
+//! stays usable.
 
 use isobar_collectives::{
     Error, PadMode, ReduceOp, all_gather_v, all_reduce, all_to_all_v, broadcast, fused_all_reduce,
@@ -145,7 +145,7 @@ fn sizes(suite: &mut Suite<'_>) -> Result<(), Error> {
         refused(suite, "unequal parts", all_to_all_v(&x, None, None, 1, group), "equal parts")?;
         refused(suite, "unequal parts", transpose(&x, 1, None, 0, None, group), "equal parts")?;
         refused(suite, "unequal parts", scatter_to_parallel_region(&x, 1, None, group), "equal parts")?;
-        // What a rank sends itself is what it expects of itself.
+        // A rank must expect from itself what it sends itself.
         let mut other = vec![2; count];
         other[suite.rank()] = 1;
         let x = floats(&[2 * count as i64]);

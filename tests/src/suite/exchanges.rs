@@ -125,7 +125,7 @@ fn transposes(suite: &mut Suite<'_>) -> Result<(), Error> {
     Ok(())
 }
 
-/// What every rank sends to every other: `rows[from][to]`.
+/// Rows that every rank sends to every other: `rows[from][to]`.
 struct Rows {
     rows: Vec<Vec<Vec<i64>>>,
     sizes: Vec<Vec<i64>>,

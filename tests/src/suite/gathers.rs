@@ -100,7 +100,7 @@ fn scatter(suite: &mut Suite<'_>) -> Result<(), Error> {
         let id = suite.fresh();
         let whole = suite.data(id, 0, &with_extent(&shape, dim, sizes.iter().sum()), kind);
         let whole = laid_out(&whole, memory);
-        // What the others pass says the kind and the other extents only.
+        // The other ranks' tensors only give the dtype and the other extents.
         let input = match suite.rank() == src {
             true => whole.shallow_clone(),
             false => laid_out(&suite.data(id, 7, &with_extent(&shape, dim, n as i64 % 3), kind), memory),
@@ -118,7 +118,7 @@ fn scatter(suite: &mut Suite<'_>) -> Result<(), Error> {
     Ok(())
 }
 
-/// Whether the order of memory shows in the shape at all.
+/// Returns whether the memory order is visible in the shape.
 fn shows_order(tensor: &Tensor) -> bool {
     let shape = tensor.size();
     shape[1] != 1 && shape[2..].iter().any(|&extent| extent != 1)

@@ -1,4 +1,4 @@
-//! What a step of a sharded model needs of memory, beside the dense one; and one of fully sharded training, beside data parallelism.
+//! Memory of a step of a sharded model, compared with the dense one, and of fully sharded with data-parallel training.
 
 use isobar_collectives::Group;
 use isobar_manager::DeviceMesh;

@@ -21,7 +21,7 @@ use isobar_collectives::{Error, Group};
 use isobar_torch::guard::NoGrad;
 use tch::{Kind, Tensor};
 
-/// What of the suite is run.
+/// Selection of the suite's tests.
 #[derive(Debug, Clone)]
 pub struct Options {
     /// Only the cases whose name contains this.
@@ -36,7 +36,7 @@ impl Default for Options {
     }
 }
 
-/// What a rank has found right.
+/// Results of a rank.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Report {
     /// Cases run.
@@ -51,7 +51,7 @@ type Case = (&'static str, fn(&mut Suite<'_>) -> Result<(), Error>);
 ///
 /// # Errors
 ///
-/// What was wrong on this rank, a line a finding; at most 20 of them.
+/// The failures on this rank, one line each, at most 20.
 pub fn run(group: &Group, options: &Options) -> Result<Report, String> {
     let cases = [
         gathers::CASES,
@@ -129,7 +129,7 @@ impl Suite<'_> {
         }
     }
 
-    /// Whether `got` has the kind, the shape and the bits of `want`.
+    /// Checks that `got` has the dtype, shape and bits of `want`.
     fn same(&mut self, what: &str, got: &Tensor, want: &Tensor) {
         let alike = got.kind() == want.kind() && got.size() == want.size();
         let problem = match alike {
@@ -145,7 +145,7 @@ impl Suite<'_> {
         self.check(false, || format!("{what} {problem}"));
     }
 
-    /// Whether `got` is near `want`, element by element, relative to the largest.
+    /// Checks that `got` is near `want`, element by element, relative to the largest.
     fn near(&mut self, what: &str, got: &Tensor, want: &Tensor, tolerance: f64) {
         if got.size() != want.size() || got.kind() != want.kind() {
             self.same(what, got, want);
@@ -162,7 +162,7 @@ impl Suite<'_> {
         });
     }
 
-    /// Whether all ranks hold the same bits.
+    /// Checks that all ranks hold the same bits.
     fn same_everywhere(&mut self, what: &str, tensor: &Tensor) -> Result<(), Error> {
         let all = self.group.all_gather_bytes(&bytes(tensor))?;
         self.check(all.iter().all(|one| *one == all[0]), || format!("{what} differs between ranks"));

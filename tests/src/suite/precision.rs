@@ -1,4 +1,4 @@
-//! Where sums of 16-bit floats are taken in fp32, and where not: 2048 + 1 is 2048 in half precision.
+//! Sums of 16-bit floats with and without fp32 accumulation: 2048 + 1 is 2048 in half precision.
 
 use isobar_collectives::{
     Error, ReduceOp, all_gather_v, all_reduce, indexed_all_to_all_v, reduce, reduce_scatter_v,

@@ -22,7 +22,7 @@ pub(crate) const CASES: &[Case] = &[
 
 const OPS: [ReduceOp; 5] = [ReduceOp::Sum, ReduceOp::Avg, ReduceOp::Min, ReduceOp::Max, ReduceOp::Product];
 
-/// Whether values of `kind` have the reduction.
+/// Returns whether values of `kind` have the reduction.
 pub(crate) fn reducible(op: ReduceOp, kind: Kind) -> bool {
     let complex = matches!(kind, Kind::ComplexFloat | Kind::ComplexDouble);
     let float = complex || matches!(kind, Kind::Half | Kind::BFloat16 | Kind::Float | Kind::Double);
@@ -149,7 +149,7 @@ fn broadcasts(suite: &mut Suite<'_>) -> Result<(), Error> {
                 format!("{what}: channels-last was lost")
             });
             if suite.ranks() > 1 && memory != Memory::Expanded {
-                // What is done to the result is not done to the input, on the root neither.
+                // Changing the result does not change the input, on the root either.
                 suite.unchanged(&[own], |_| {
                     let _: () = drop(got.fill_(1));
                     Ok(())
@@ -238,8 +238,8 @@ fn fused_exact(suite: &mut Suite<'_>) -> Result<(), Error> {
 }
 
 impl Suite<'_> {
-    /// Whether `got` has the bits of `want`; products of complex numbers, which are rounded otherwise element by element
-    /// than several at a time, nearly.
+    /// Checks that `got` has the bits of `want`. Products of complex numbers are compared approximately, since vectorised
+    /// code rounds them differently.
     pub(crate) fn same_reduction(&mut self, what: &str, op: ReduceOp, got: &Tensor, want: &Tensor) {
         match (op, want.kind()) {
             (ReduceOp::Product, Kind::ComplexFloat) => self.near(what, got, want, 1e-5),

@@ -22,7 +22,7 @@ pub(crate) const CASES: &[Case] = &[
 
 const TOLERANCE: f64 = 1e-12;
 
-/// What each rank holds, different ones.
+/// Returns a different tensor for each rank.
 fn every(suite: &mut Suite<'_>, shape: &[i64]) -> Vec<Tensor> {
     let id = suite.fresh();
     (0..suite.ranks()).map(|rank| suite.data(id, rank, shape, Kind::Double)).collect()

@@ -26,7 +26,7 @@ fn module(suite: &mut Suite<'_>) -> (Vec<Tensor>, Vec<Vec<Tensor>>) {
     (parameters, (0..suite.ranks()).map(of).collect())
 }
 
-/// What this rank computes: its gradients are its factors.
+/// Computes this rank's loss, whose gradients are its factors.
 fn loss(parameters: &[Tensor], factors: &[Tensor]) -> Tensor {
     let terms = parameters.iter().zip(factors).map(|(p, x)| (p * x).sum(Kind::Double));
     terms.reduce(|sum, term| sum + term).unwrap_or_default()

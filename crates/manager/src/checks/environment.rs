@@ -1,4 +1,4 @@
-//! What one process's variables say of launchers that were mixed up.
+//! Detection of mixed-up launchers, from the environment variables of one process.
 
 use super::Finding;
 use crate::environment::Environment;

@@ -1,4 +1,4 @@
-//! What each rank knows of its process and its machine.
+//! Facts that each rank collects about its process and machine.
 
 use std::time::{SystemTime, UNIX_EPOCH};
 
@@ -13,7 +13,7 @@ use crate::environment::Environment;
 use crate::launch::{forced_method, in_slurm_step};
 use crate::{DistributedManager, Result};
 
-/// What is known of a rank and its machine.
+/// Facts about a rank and its machine.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct Facts {
@@ -23,23 +23,23 @@ pub struct Facts {
     pub local_rank: usize,
     /// The name of its host.
     pub host: String,
-    /// How it learnt its rank.
+    /// Method by which it found its rank.
     pub method: String,
-    /// What carries host memory between ranks.
+    /// Backend that carries host memory between ranks.
     pub backend: String,
-    /// Whether CUDA tensors go over NCCL.
+    /// True if CUDA tensors go over NCCL.
     pub nccl: bool,
     /// The MPI library, where ranks talk over MPI.
     pub mpi: Option<String>,
-    /// Whether that takes pointers to CUDA memory; none where it does not say.
+    /// True if MPI accepts CUDA pointers; `None` if it does not say.
     pub mpi_takes_cuda: Option<bool>,
-    /// Whether Open MPI's mpirun started it, itself and not by a daemon.
+    /// True if Open MPI's mpirun started it directly, not through a daemon.
     pub mpirun: bool,
-    /// Whether a PMIx server started it.
+    /// True if a PMIx server started it.
     pub pmix: bool,
     /// Its GPU, by the number that the system gives it; none on the CPU.
     pub gpu: Option<String>,
-    /// How many GPUs it sees.
+    /// Number of visible GPUs.
     pub gpus: usize,
     /// The cores on which it may run.
     pub cores: Vec<usize>,
@@ -53,11 +53,11 @@ pub struct Facts {
     pub folder: Option<FolderFacts>,
     /// The step of SLURM that it is in.
     pub step: Option<StepFacts>,
-    /// What its variables say that is wrong.
+    /// Problems found in its own variables.
     pub own: Vec<Finding>,
 }
 
-/// What a rank sees of the folder of the run.
+/// A rank's view of the run's folder.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct FolderFacts {
@@ -65,7 +65,7 @@ pub struct FolderFacts {
     pub path: String,
     /// Why it cannot be written to.
     pub problem: Option<String>,
-    /// Whether what rank 0 writes is seen there.
+    /// True if this rank sees the files that rank 0 writes.
     pub shared: bool,
     /// Bytes that are free.
     pub free: Option<u64>,
@@ -79,7 +79,7 @@ pub struct StepFacts {
     pub name: String,
     /// The number of the task.
     pub task: usize,
-    /// How many tasks it has.
+    /// Number of tasks.
     pub tasks: usize,
 }
 
@@ -184,7 +184,7 @@ fn step(environment: &Environment) -> Option<StepFacts> {
     Some(StepFacts { name, task: number("SLURM_PROCID")?, tasks })
 }
 
-/// How often clocks are compared.
+/// Number of rounds in which clocks are compared.
 const ROUNDS: usize = 3;
 
 /// By how many seconds this rank's clock is ahead of rank 0's: rank 0's word against the middle of the shortest of some exchanges.
@@ -204,7 +204,7 @@ pub(super) fn ahead_of_first(world: &Group) -> Result<f64> {
     }
     Ok(if world.rank() == 0 { 0.0 } else { best.1 })
 }
-/// Whether a daemon of mpirun's, of which it starts one on each machine, is among the processes that started this one.
+/// Returns whether a daemon of mpirun (one per machine) is an ancestor of this process.
 fn by_daemon() -> bool {
     let mut process = nix::unistd::getppid().as_raw();
     for _ in 0..8 {

@@ -1,4 +1,4 @@
-//! Whether all ranks see the same folder, and may write to it.
+//! Check that all ranks see the same folder, and can write to it.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -19,7 +19,7 @@ pub(super) struct Token {
     problem: Option<String>,
 }
 
-/// How often a file is looked for that is not seen: network file systems may be late.
+/// Number of attempts to find a file, since network file systems may be late.
 const LOOKS: u32 = 8;
 const PAUSE: Duration = Duration::from_millis(20);
 
@@ -42,12 +42,12 @@ impl Token {
         Ok(token)
     }
 
-    /// What this rank sees; the first rank of a host tries to write, too.
+    /// Collects this rank's view; the first rank of each host also tries to write.
     pub(super) fn look(&self, local_rank: usize) -> FolderFacts {
         let mut facts = FolderFacts {
             path: self.folder.display().to_string(),
             problem: self.problem.clone(),
-            // Where rank 0 cannot write there is nothing to be seen.
+            // If rank 0 cannot write, there is no file to see.
             shared: true,
             free: free_space(&self.folder),
         };

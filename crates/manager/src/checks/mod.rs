@@ -1,5 +1,5 @@
-//! What is wrong with the environment of a job, before it trains: launchers that were mixed up, ranks that share a GPU while
-//! others are free, more threads than cores, clocks that differ, a folder that cannot take the results.
+//! Checks of a job's environment before training: mixed-up launchers, ranks that share a GPU while others are free, more
+//! threads than cores, clocks that differ, a folder that cannot hold the results.
 //!
 //! [`examine`] gathers the [`Facts`] of all ranks, so that all come to the same [`Report`]. The rules themselves are functions
 //! of what was found: [`environment`] of one process's variables, [`findings`] of the facts of all ranks, [`disk_space`] of a
@@ -26,7 +26,7 @@ pub use facts::{Facts, FolderFacts, StepFacts};
 pub use memory::{Memory, memory};
 pub use rules::{disk_space, findings};
 
-/// How bad a finding is.
+/// Severity of a finding.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Severity {
@@ -39,9 +39,9 @@ pub enum Severity {
 /// Something that is wrong.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Finding {
-    /// How bad it is.
+    /// Severity of the finding.
     pub severity: Severity,
-    /// What it is, where, and what to do about it.
+    /// Description: the problem, its place, and the remedy.
     pub text: String,
 }
 
@@ -61,22 +61,22 @@ impl fmt::Display for Finding {
     }
 }
 
-/// What [`examine`] is to look at, besides what costs nothing.
+/// Optional checks of [`examine`].
 #[derive(Clone, Debug, Default)]
 pub struct Options {
     /// The folder of the run, which is made if it is not there; ranks may name it by paths of their own.
     pub folder: Option<PathBuf>,
-    /// Whether clocks are compared where all ranks are on one host, too.
+    /// True if clocks are compared even if all ranks are on one host.
     pub clocks: bool,
 }
 
-/// What was found; the same on all ranks.
+/// Findings; the same on all ranks.
 #[derive(Clone, Debug, PartialEq)]
 #[non_exhaustive]
 pub struct Report {
     /// Of each rank.
     pub ranks: Vec<Facts>,
-    /// What is wrong, the worst first.
+    /// Findings, the most severe first.
     pub findings: Vec<Finding>,
 }
 

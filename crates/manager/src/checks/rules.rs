@@ -1,4 +1,4 @@
-//! What the facts of all ranks say that is wrong.
+//! Rules that find problems in the facts of all ranks.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -8,7 +8,7 @@ use crate::format_bytes;
 /// Seconds by which clocks may differ.
 const CLOCKS: f64 = 1.0;
 
-/// What is wrong with a job whose ranks these are, in rank order.
+/// Finds the problems of a job with these ranks, in rank order.
 #[must_use]
 pub fn findings(ranks: &[Facts]) -> Vec<Finding> {
     let mut found = own(ranks);
@@ -23,7 +23,7 @@ pub fn findings(ranks: &[Facts]) -> Vec<Finding> {
     found
 }
 
-/// What a folder's disk lacks for three checkpoints of `needed` bytes, where `free` bytes are free.
+/// Finds whether a disk with `free` bytes has too little room for three checkpoints of `needed` bytes.
 #[must_use]
 pub fn disk_space(folder: &str, free: u64, needed: u64) -> Option<Finding> {
     if free == 0 {
@@ -49,7 +49,7 @@ pub fn disk_space(folder: &str, free: u64, needed: u64) -> Option<Finding> {
     })
 }
 
-/// What the ranks have found for themselves, each once.
+/// Collects the ranks' own findings, without duplicates.
 fn own(ranks: &[Facts]) -> Vec<Finding> {
     let mut found: Vec<(&Finding, Vec<usize>)> = Vec::new();
     for rank in ranks {

@@ -171,7 +171,7 @@ fn what_ranks_together_show(#[case] change: fn(&mut Vec<Facts>), #[case] expecte
     for (found, expected) in found.iter().zip(expected) {
         assert!(found.starts_with(expected), "{found}\ninstead of\n{expected}");
     }
-    // What one rank has seen is what the others are told; clocks are compared later.
+    // Facts are sent to the other ranks before clocks are compared.
     ranks.iter_mut().for_each(|rank| rank.clock_ahead_s = None);
     let again: Vec<Facts> = ranks.iter().map(|rank| Facts::from_bytes(&rank.to_bytes())).collect();
     assert_eq!(again, ranks);

@@ -1,4 +1,4 @@
-//! The same configuration on all ranks.
+//! Check that all ranks have the same configuration.
 
 use std::collections::BTreeMap;
 

@@ -7,7 +7,7 @@ use super::layer::{Kind, Layer, Node, Place};
 use super::schema::{Schema, Shape, tag};
 use crate::shorten;
 
-/// What a check found.
+/// Result of a check.
 #[derive(Default)]
 pub(super) struct Found {
     pub(super) problems: Vec<Problem>,

@@ -8,13 +8,13 @@ use serde::{Deserialize, Serialize};
 
 use crate::launch::Method;
 
-/// How ranks find each other and what they are arranged in.
+/// Rendezvous of the ranks, and their mesh.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(default, deny_unknown_fields)]
 pub struct DistributedConfig {
-    /// How ranks communicate.
+    /// Transport between ranks.
     pub backend: BackendChoice,
-    /// How a process finds its rank. The variable ISOBAR_DISTRIBUTED_INITIALIZATION_METHOD ranks above it.
+    /// Method by which a process finds its rank. The variable ISOBAR_DISTRIBUTED_INITIALIZATION_METHOD overrides it.
     pub method: MethodChoice,
     /// Address of rank 0, for gloo; by default what the launcher says (MASTER_ADDR, SLURM_LAUNCH_NODE_IPADDR), else
     /// 127.0.0.1 where all ranks are on one host.
@@ -30,7 +30,7 @@ pub struct DistributedConfig {
     pub timeout_s: f64,
     /// Which collectives ranks agree on before they exchange data, so that different calls are an error that names both sides.
     pub fingerprints: FingerprintChoice,
-    /// Whether ranks watch each other, so that one that is killed or stopped ends the job soon, with a report.
+    /// Lets ranks watch each other, so that a killed or stopped rank soon ends the job, with a report.
     pub watchdog: bool,
     /// Seconds without a sign of life after which a rank is taken for lost; at most `timeout_s` counts.
     #[schemars(range(min = 1.0, max = 1e9))]
@@ -38,16 +38,16 @@ pub struct DistributedConfig {
     /// Folder of the flight records that ranks write when one is lost, `flight_rank_<rank>.json`; by default `flight` in the
     /// folder of the run, and `isobar-flight` without one.
     pub flight_dir: Option<PathBuf>,
-    /// What becomes of what is found wrong with the environment before a run: launchers that were mixed up, ranks that share a GPU,
-    /// a folder that not all see.
+    /// Reaction to problems of the environment before a run: mixed-up launchers, ranks that share a GPU, a folder that not all
+    /// ranks see.
     pub checks: CheckChoice,
     /// Ranks in a row that share one model: makes the groups `model_parallel` and `data_parallel`, a short form of a
-    /// mesh. The variable MODEL_PARALLEL_SIZE ranks above it; a mesh that says otherwise is an error.
+    /// mesh. The variable MODEL_PARALLEL_SIZE overrides it; a mesh that contradicts it is an error.
     #[schemars(range(min = 1))]
     pub model_parallel_size: Option<u32>,
-    /// Whether data parallel replaces buffers (running statistics) by those of rank 0 before each forward pass.
+    /// Data parallel broadcasts buffers (running statistics) from rank 0 before each forward pass.
     pub broadcast_buffers: bool,
-    /// Whether parameters that take no part in the loss count as having gradients of zero, instead of being an error.
+    /// Parameters that the loss does not use get zero gradients; otherwise they are an error.
     pub find_unused_parameters: bool,
     /// The mesh of all ranks.
     pub mesh: MeshConfig,
@@ -78,7 +78,7 @@ impl Default for DistributedConfig {
     }
 }
 
-/// How ranks communicate.
+/// Transport between ranks.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "lowercase")]
 pub enum BackendChoice {
@@ -118,20 +118,20 @@ impl From<FingerprintChoice> for Fingerprints {
     }
 }
 
-/// What becomes of what is found wrong with the environment.
+/// Reaction to problems of the environment.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "lowercase")]
 pub enum CheckChoice {
-    /// What would lose results ends the run before it starts; of the rest it warns.
+    /// Problems that would lose results end the run before it starts; the others are warnings.
     #[default]
     On,
-    /// It warns of all.
+    /// All problems are warnings.
     Warn,
     /// Nothing is looked at.
     Off,
 }
 
-/// How a process finds its rank.
+/// Method by which a process finds its rank.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "lowercase")]
 pub enum MethodChoice {
@@ -194,9 +194,9 @@ impl Default for MeshConfig {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(default, deny_unknown_fields)]
 pub struct LogConfig {
-    /// What rank 0 writes to the terminal, as in RUST_LOG, which ranks above it: `info`, `isobar_collectives=debug`.
+    /// Log filter of rank 0's terminal, in the syntax of RUST_LOG, which overrides it: `info`, `isobar_collectives=debug`.
     pub terminal: String,
-    /// What every rank writes to its own file of JSON lines.
+    /// Log filter of each rank's own file of JSON lines.
     pub file: String,
     /// Folder of the files `rank-<rank>.jsonl`; by default `logs` in the folder of the run, and no files without one.
     pub folder: Option<PathBuf>,

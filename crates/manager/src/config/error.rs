@@ -1,4 +1,4 @@
-//! What can be wrong with a configuration, and how it is shown.
+//! Errors in a configuration, and their display.
 
 use std::fmt;
 use std::path::PathBuf;
@@ -29,7 +29,7 @@ pub enum ConfigError {
         path: PathBuf,
         /// The file that includes it.
         from: Option<PathBuf>,
-        /// What the system said.
+        /// Error of the system.
         source: std::io::Error,
     },
     /// A file that includes itself, by way of others or at once.
@@ -45,7 +45,7 @@ pub enum ConfigError {
         path: PathBuf,
         /// The file that includes it.
         from: Option<PathBuf>,
-        /// What is read at most.
+        /// Limit on the bytes read.
         most: u64,
     },
     /// Files that include ever more files.
@@ -53,7 +53,7 @@ pub enum ConfigError {
     TooManyFiles {
         /// The file that includes one more.
         path: PathBuf,
-        /// How many are read at most.
+        /// Limit on the number of files read.
         most: usize,
     },
     /// Everything that was found wrong in the layers.
@@ -65,7 +65,7 @@ pub enum ConfigError {
     /// A type that is no table of values.
     #[error("the configuration type cannot be written as TOML: {message}")]
     Serialize {
-        /// What serialisation said.
+        /// Message of the serialiser.
         message: String,
     },
 }
@@ -101,9 +101,9 @@ impl fmt::Display for Problems {
 /// One thing that is wrong, and where.
 #[derive(Clone, Debug)]
 pub struct Problem {
-    /// What is wrong and what was expected.
+    /// The problem and the expected value.
     pub message: String,
-    /// What to do about it.
+    /// Remedy.
     pub help: Option<String>,
     pub(super) place: Place,
 }

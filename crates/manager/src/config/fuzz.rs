@@ -119,7 +119,7 @@ proptest! {
     }
 }
 
-/// What would need as much stack as it is deep.
+/// Deeply nested input, which would overflow the stack.
 #[test]
 fn what_is_nested_without_end_is_refused() {
     let deep = 100_000;

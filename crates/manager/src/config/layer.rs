@@ -19,7 +19,7 @@ pub(super) const PREFIX: &str = "ISOBAR_";
 /// Tables within tables, at most: no configuration has nearly so many, and each costs stack.
 const DEEPEST: usize = 32;
 
-/// Where a value came from.
+/// Origin of a value.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Origin {
     /// No layer set it.
@@ -70,7 +70,7 @@ impl SourceFile {
     }
 }
 
-/// Where a key or value stands.
+/// Place of a key or value.
 #[derive(Clone, Debug)]
 pub(super) enum Place {
     Default,
@@ -121,7 +121,7 @@ pub(super) struct Node {
     pub(super) kind: Kind,
 }
 
-/// What a value is.
+/// Kind of a value.
 #[derive(Clone, Debug)]
 pub(super) enum Kind {
     Boolean(bool),

@@ -78,7 +78,7 @@ pub const RESERVED_VARIABLES: [&str; 5] = [
     LAUNCH_PROGRESS,
 ];
 
-/// Where a configuration comes from, in rising order of rank.
+/// Sources of a configuration, in rising order of priority.
 #[derive(Clone, Debug, Default)]
 pub struct Sources {
     files: Vec<PathBuf>,
@@ -124,7 +124,7 @@ pub struct Resolved<T> {
 }
 
 impl<T: Serialize + JsonSchema> Resolved<T> {
-    /// Where the value of a key such as `train.epochs` came from; [`Origin::Default`] where no layer set it.
+    /// Returns the origin of a key's value, such as `train.epochs`; [`Origin::Default`] if no layer set it.
     #[must_use]
     pub fn origin(&self, key: &str) -> Origin {
         let path: Vec<&str> = key.split('.').collect();
@@ -137,7 +137,7 @@ impl<T: Serialize + JsonSchema> Resolved<T> {
     ///
     /// # Errors
     ///
-    /// Where the type does not serialise to a table of TOML values.
+    /// The type does not serialise to a table of TOML values.
     pub fn to_toml_with_origins(&self) -> Result<String, ConfigError> {
         render::resolved_toml(&self.value, &|key| self.origin(key))
     }
@@ -195,7 +195,7 @@ pub fn meant_key<T: JsonSchema>(word: &str) -> Option<String> {
     check::meant(&Schema::of::<T>(), word)
 }
 
-/// What the schema could not see, such as a key without default or a value that the type itself refuses.
+/// Converts an error that the schema cannot detect, such as a missing key or a value that the type itself rejects.
 fn extraction_error(errors: figment::Error, layers: &[Layer]) -> ConfigError {
     let problems = errors.into_iter().map(|error| {
         let mut path: Vec<&str> = error.path.iter().map(String::as_str).collect();

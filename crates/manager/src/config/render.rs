@@ -20,7 +20,7 @@ const MAX_DEPTH: usize = 8;
 ///
 /// # Errors
 ///
-/// Where `T` does not serialise to a table of TOML values.
+/// `T` does not serialise to a table of TOML values.
 pub fn reference_toml<T>() -> Result<String, ConfigError>
 where
     T: Serialize + JsonSchema + Default,
@@ -88,7 +88,7 @@ fn resolved_table(
 struct Reference<'a> {
     schema: &'a Schema,
     out: String,
-    /// Whether lines are written as comments, for what the default does not hold.
+    /// True if lines are written as comments, for keys that are unset by default.
     commented: bool,
 }
 

@@ -58,7 +58,7 @@ impl Schema {
         shapes
     }
 
-    /// Whether a schema also allows the option to be unset.
+    /// Returns whether a schema also allows the option to be unset.
     pub(super) fn nullable(&self, schema: &Value) -> bool {
         self.expand(schema).iter().any(|shape| shape.types.contains(&"null"))
     }
@@ -154,7 +154,7 @@ impl<'a> Shape<'a> {
         self.property(key)?.get("const")?.as_str()
     }
 
-    /// What a value of this form is, in words.
+    /// Describes values of this form in words.
     pub(super) fn words(&self) -> String {
         if !self.allowed.is_empty() {
             let allowed: Vec<_> = self.allowed.iter().map(|(value, _)| format!("\"{value}\"")).collect();

@@ -12,11 +12,11 @@ use super::*;
 pub(super) struct Run {
     /// Name of the run.
     name: String,
-    /// How it trains.
+    /// Training.
     train: Train,
     /// The model.
     model: Model,
-    /// Where to stop.
+    /// End of the run.
     stop: Stop,
     /// Weights of the losses, by name.
     weights: BTreeMap<String, f64>,

@@ -1,4 +1,4 @@
-//! Who is at fault, from what the ranks recorded.
+//! Diagnosis: finds the ranks at fault from the flight records.
 
 use std::collections::BTreeMap;
 
@@ -6,13 +6,13 @@ use isobar_collectives::flight::{FlightEntry, FlightState, Phase};
 
 use super::{Fate, FlightRecord, Peer};
 
-/// What the records say together.
+/// Diagnosis of a set of records.
 #[derive(Debug, Clone, PartialEq, Default)]
 #[non_exhaustive]
 pub struct Diagnosis {
-    /// What went wrong: the causes first.
+    /// Findings, causes first.
     pub findings: Vec<Finding>,
-    /// What the other ranks could not get past.
+    /// Operations that the other ranks wait in.
     pub waits: Vec<Wait>,
 }
 
@@ -28,7 +28,7 @@ pub enum Finding {
         group: String,
         /// The operation's number in it.
         sequence: u64,
-        /// What was called, and by which ranks.
+        /// Calls, with the ranks that made them.
         calls: Vec<(String, Vec<usize>)>,
     },
     /// Ranks wait for each other, each in another operation.
@@ -44,7 +44,7 @@ pub enum Finding {
         host: String,
         /// Its process.
         pid: u32,
-        /// What it is doing.
+        /// Current phase.
         phase: Phase,
         /// In which step.
         step: u64,
@@ -61,7 +61,7 @@ pub enum Finding {
         host: String,
         /// Its process.
         pid: u32,
-        /// What it is doing.
+        /// Current phase.
         phase: Phase,
         /// In which step.
         step: u64,
@@ -85,7 +85,7 @@ impl Finding {
     }
 }
 
-/// What some ranks could not get past.
+/// Operation that some ranks wait in.
 #[derive(Debug, Clone, PartialEq)]
 #[non_exhaustive]
 pub struct Wait {
@@ -93,7 +93,7 @@ pub struct Wait {
     pub ranks: Vec<usize>,
     /// The operation.
     pub operation: String,
-    /// What they were doing.
+    /// Their phase.
     pub phase: Phase,
     /// In which step.
     pub step: u64,
@@ -153,7 +153,7 @@ fn peers(records: &[FlightRecord]) -> BTreeMap<usize, Peer> {
     all
 }
 
-/// Where an operation is: `all_reduce of Float [3] (number 41 of group "data")`.
+/// Describes an operation: `all_reduce of Float [3] (number 41 of group "data")`.
 pub(super) fn place(entry: &FlightEntry) -> String {
     match entry.peer {
         Some(peer) => format!("{} (message {} with rank {peer})", entry.call(), entry.sequence),

@@ -15,7 +15,7 @@ const LONGEST: u64 = 16 << 20;
 ///
 /// # Errors
 ///
-/// What the system says.
+/// An error of the system.
 pub fn write(folder: &Path, record: &FlightRecord) -> Result<PathBuf> {
     let path = folder.join(format!("flight_rank_{:05}.json", record.rank));
     let failed = |problem: String| Error::FlightRecord { path: path.clone(), problem };
@@ -43,7 +43,7 @@ pub fn write(folder: &Path, record: &FlightRecord) -> Result<PathBuf> {
 pub struct Records {
     /// Those of the last job, by rank.
     pub records: Vec<FlightRecord>,
-    /// How many are of other jobs.
+    /// Number of records of other jobs.
     pub older: usize,
     /// The files that could not be read, and why: a rank may have been lost while it wrote, and the others' records still say
     /// what happened.

@@ -22,7 +22,7 @@ pub(crate) use text::{plain, report};
 /// The version of the files' form.
 const VERSION: u32 = 1;
 
-/// What one rank had to say.
+/// Flight record of one rank.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[non_exhaustive]
 pub struct FlightRecord {
@@ -38,7 +38,7 @@ pub struct FlightRecord {
     pub host: String,
     /// Its process.
     pub pid: u32,
-    /// What it was doing.
+    /// Its phase.
     pub phase: Phase,
     /// In which step.
     pub step: u64,
@@ -46,7 +46,7 @@ pub struct FlightRecord {
     pub reason: String,
     /// When, in nanoseconds since 1970 by the machine's clock.
     pub time_ns: u64,
-    /// What is known of the ranks that are not well.
+    /// Known state of the ranks with a problem.
     pub peers: Vec<Peer>,
     /// The groups of the rank.
     #[serde(deserialize_with = "groups")]
@@ -82,7 +82,7 @@ fn groups<'de, D: Deserializer<'de>>(deserializer: D) -> std::result::Result<Vec
     deserializer.deserialize_seq(Groups)
 }
 
-/// What the others know of a rank.
+/// State of a rank as known to the others.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[non_exhaustive]
 pub struct Peer {
@@ -92,18 +92,18 @@ pub struct Peer {
     pub host: String,
     /// Its process.
     pub pid: u32,
-    /// What it was doing when it was heard of last.
+    /// Phase in its last message.
     pub phase: Phase,
     /// In which step.
     pub step: u64,
     /// Its last operation then.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub last: Option<FlightEntry>,
-    /// What became of it.
+    /// Its fate.
     pub fate: Fate,
 }
 
-/// What became of a rank.
+/// Fate of a rank.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 #[non_exhaustive]
@@ -125,7 +125,7 @@ pub enum Fate {
 }
 
 impl Fate {
-    /// Whether a rank that it befell is at fault, whatever else happened.
+    /// Returns whether a rank with this fate is a cause, whatever else happened.
     #[must_use]
     pub fn is_cause(&self) -> bool {
         matches!(self, Self::Closed | Self::Silent(_) | Self::Panicked(_) | Self::Failed(_))
@@ -139,7 +139,7 @@ impl Fate {
         }
     }
 
-    /// How much it says about who is at fault: a transport that does not return may wait for a rank that was lost.
+    /// Returns the weight of this fate as a cause: a transport that does not return may be waiting for a lost rank.
     pub(crate) fn weight(&self) -> u8 {
         match self {
             fate if fate.is_cause() => 2,
@@ -149,7 +149,7 @@ impl Fate {
     }
 }
 
-/// Who a record is of.
+/// Identity of a record's rank.
 #[derive(Debug, Clone)]
 pub(crate) struct Own {
     pub(crate) job: String,

@@ -1,4 +1,4 @@
-//! What records say together, and as files.
+//! Diagnosis of records, and their files.
 
 use serde_json::{Value, json};
 

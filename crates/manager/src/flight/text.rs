@@ -1,4 +1,4 @@
-//! What people read.
+//! Text of a diagnosis for the terminal.
 
 use std::fmt::{self, Display};
 use std::path::Path;

@@ -56,7 +56,7 @@ pub fn forced_method(environment: &Environment) -> Result<Option<Method>, Launch
     }
 }
 
-/// Whether srun started this process, or something that set srun's variables for it.
+/// Returns whether srun, or a program that sets srun's variables, started this process.
 pub(crate) fn in_slurm_step(environment: &Environment) -> bool {
     let Some(procid) = environment.get("SLURM_PROCID") else { return false };
     let step = environment.get("SLURM_STEP_ID").or_else(|| environment.get("SLURM_STEPID"));

@@ -15,7 +15,7 @@ pub enum LaunchError {
         present: String,
         /// The one that is not.
         missing: &'static str,
-        /// What to do.
+        /// Remedy.
         mend: String,
     },
     /// None of a forced method's variables is there.
@@ -25,7 +25,7 @@ pub enum LaunchError {
         method: Method,
         /// The first variable that it needs.
         missing: &'static str,
-        /// What to do.
+        /// Remedy.
         mend: String,
     },
     /// A variable that is no number where one is needed.
@@ -37,7 +37,7 @@ pub enum LaunchError {
         variable: &'static str,
         /// Its value.
         value: String,
-        /// What it must be.
+        /// Expected value.
         expected: &'static str,
     },
     /// A rank that is not below the number of ranks.
@@ -73,7 +73,7 @@ pub enum LaunchError {
         other: String,
         /// Its value.
         other_value: String,
-        /// What to do.
+        /// Remedy.
         mend: String,
     },
     /// A forced method that does not exist.
@@ -118,7 +118,7 @@ pub enum LaunchError {
         mpi_rank: usize,
         /// The number of ranks by MPI.
         mpi: usize,
-        /// What to do.
+        /// Remedy.
         mend: String,
     },
     /// A backend that cannot serve this launch.
@@ -132,7 +132,7 @@ pub enum LaunchError {
         ranks: String,
         /// Why not.
         why: String,
-        /// What to do.
+        /// Remedy.
         mend: String,
     },
 }

@@ -1,4 +1,4 @@
-//! How this process was started: its rank, the number of ranks, and by what transport they reach each other.
+//! Launch of this process: its rank, the number of ranks, and their transport.
 //!
 //! [`detect`] is a pure function of the environment. Methods are tried in the order of [`Method`]; the first whose
 //! variables are there is taken, and if those are incomplete or contradict each other the answer is an error that says
@@ -36,7 +36,7 @@ pub use token::{TOKEN, token};
 pub(crate) use transport::mpi_mend;
 pub use transport::{Available, Transport, TransportOptions, transport};
 
-/// How a process learnt its rank, in the order in which the methods are tried.
+/// Methods by which a process finds its rank, in the order in which they are tried.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Method {
     /// `RANK`, `WORLD_SIZE`, `LOCAL_RANK`, `MASTER_ADDR`, `MASTER_PORT`, as torchrun sets them.
@@ -106,10 +106,10 @@ impl FromStr for Method {
     }
 }
 
-/// What the launcher said of this process.
+/// Description of this process by its launcher.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Launch {
-    /// Who said it.
+    /// Method by which it was found.
     pub method: Method,
     /// This process's rank.
     pub rank: usize,
@@ -121,7 +121,7 @@ pub struct Launch {
     pub addr: Option<String>,
     /// The port on which rank 0 may listen, where it is known.
     pub port: Option<u16>,
-    /// Whether a process manager that MPI can talk to started this process.
+    /// True if a process manager that MPI can talk to started this process.
     pub process_manager: bool,
 }
 

@@ -241,7 +241,7 @@ fn a_port_that_torchruns_agent_keeps_is_left_to_it() {
     assert_eq!((port(""), port("TORCHELASTIC_USE_AGENT_STORE=False")), (29500, 29500));
     let beside = port("TORCHELASTIC_USE_AGENT_STORE=True LOCAL_RANK=1");
     assert_ne!(beside, 29500);
-    // The same on all ranks, and another one after a restart.
+    // The port is the same on all ranks, and differs after a restart.
     assert_eq!(beside, port("TORCHELASTIC_USE_AGENT_STORE=True LOCAL_RANK=0"));
     assert_ne!(beside, port("TORCHELASTIC_USE_AGENT_STORE=True TORCHELASTIC_RESTART_COUNT=1"));
 }

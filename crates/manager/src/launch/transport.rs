@@ -23,7 +23,7 @@ pub enum Transport {
     },
 }
 
-/// What the configuration says of the transport.
+/// Transport options of the configuration.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct TransportOptions {
     /// The backend asked for.
@@ -36,7 +36,7 @@ pub struct TransportOptions {
     pub interface: Option<String>,
 }
 
-/// What this build and machine offer.
+/// Transports available in this build and on this machine.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Available {
     /// Built with the feature `mpi`.
@@ -79,7 +79,7 @@ pub fn transport(
     }
 }
 
-/// What to do where MPI counts other ranks than the launcher.
+/// Returns the remedy if MPI and the launcher disagree on the number of ranks.
 pub(crate) fn mpi_mend(method: Method, mpi_size: usize) -> &'static str {
     match method {
         Method::Slurm => {

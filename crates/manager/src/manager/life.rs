@@ -1,4 +1,4 @@
-//! How a manager comes to be, is found, and ends.
+//! Life cycle of a manager: creation, lookup and cleanup.
 
 use std::cell::RefCell;
 use std::marker::PhantomData;
@@ -30,7 +30,7 @@ thread_local! {
     static BOUND: RefCell<Vec<DistributedManager>> = const { RefCell::new(Vec::new()) };
 }
 
-/// What a program that knows its rank says of it.
+/// Options of a program that knows its rank.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct SetupOptions {
     /// This rank in the world.
@@ -43,15 +43,15 @@ pub struct SetupOptions {
     pub addr: String,
     /// Port of rank 0, for gloo.
     pub port: u16,
-    /// How ranks communicate.
+    /// Transport between ranks.
     pub backend: BackendChoice,
-    /// How the rank was learnt, for messages.
+    /// Method by which the rank was found, for messages.
     pub method: Method,
-    /// How long any wait for another rank may take.
+    /// Timeout of waits for other ranks.
     pub timeout: Duration,
-    /// Whether ranks watch each other; the same on all.
+    /// True if ranks watch each other; the same on all ranks.
     pub watchdog: bool,
-    /// What the ranks of the job know and no other process, for gloo; that of ISOBAR_DISTRIBUTED_TOKEN where not given.
+    /// Shared secret of the job's ranks, for gloo; by default the value of ISOBAR_DISTRIBUTED_TOKEN.
     pub token: Option<Token>,
 }
 
@@ -210,7 +210,7 @@ impl DistributedManager {
         bound().or_else(|| process().clone()).ok_or(Error::Uninitialized)
     }
 
-    /// Whether [`Self::get`] would find a manager.
+    /// Returns whether [`Self::get`] would find a manager.
     #[must_use]
     pub fn is_initialized() -> bool {
         Self::get().is_ok()
@@ -299,7 +299,7 @@ impl DistributedManager {
         Self::leave_as(why, false)
     }
 
-    /// The same of a panic, `panicked at …`.
+    /// Leaves the job because of a panic, `panicked at …`.
     pub(crate) fn leave_in_panic(panic: &str) {
         let _ = Self::leave_as(panic, true);
     }
@@ -331,7 +331,7 @@ impl DistributedManager {
         let _guard = start::guard(launch, options, timeout)?;
         let (world, local_rank) = start::start(launch, options, token, timeout)?;
         let leave = |error: &Error| world.leave(&error.to_string());
-        // What follows is made by all ranks alike.
+        // All ranks create the following in the same order.
         let groups = model_parallel_size.map_or_else(
             || "no model-parallel groups".to_owned(),
             |size| format!("MODEL_PARALLEL_SIZE {size}"),
@@ -384,7 +384,7 @@ impl DistributedManager {
     }
 }
 
-/// Where records go in a program without runs.
+/// Folder of flight records in a program without run folders.
 const FLIGHT_DIR: &str = "isobar-flight";
 
 fn watch_options(
@@ -409,7 +409,7 @@ fn watch_options(
     })
 }
 
-/// Whether the calling thread is a rank of its own.
+/// Returns whether the calling thread is a rank of its own.
 pub(crate) fn thread_is_rank() -> bool {
     bound().is_some()
 }

@@ -36,13 +36,13 @@ struct State {
     method: Method,
     local_rank: usize,
     device: Device,
-    /// Whether groups have NCCL for CUDA tensors.
+    /// True if groups have NCCL for CUDA tensors.
     nccl: bool,
     broadcast_buffers: AtomicBool,
     find_unused_parameters: AtomicBool,
     groups: Mutex<NamedGroups>,
     mesh: Mutex<Option<DeviceMesh>>,
-    /// Where there are other processes to be watched.
+    /// Watchdog, if there are other processes.
     watchdog: Option<Watchdog>,
 }
 
@@ -72,37 +72,37 @@ impl DistributedManager {
         self.0.device
     }
 
-    /// Whether there are other ranks.
+    /// Returns whether there are other ranks.
     #[must_use]
     pub fn distributed(&self) -> bool {
         self.world_size() > 1
     }
 
-    /// Whether the device is a GPU.
+    /// Returns whether the device is a GPU.
     #[must_use]
     pub fn cuda(&self) -> bool {
         self.0.device.is_cuda()
     }
 
-    /// What carries host memory between ranks.
+    /// Backend that carries host memory between ranks.
     #[must_use]
     pub fn backend(&self) -> BackendKind {
         self.0.world.backend()
     }
 
-    /// Whether CUDA tensors go over NCCL, and not through host memory.
+    /// Returns whether CUDA tensors go over NCCL, and not through host memory.
     #[must_use]
     pub fn nccl(&self) -> bool {
         self.0.nccl
     }
 
-    /// How this process learnt its rank.
+    /// Returns the method by which this process found its rank.
     #[must_use]
     pub fn method(&self) -> Method {
         self.0.method
     }
 
-    /// Whether data parallel sends rank 0's buffers to all ranks before each forward pass.
+    /// Returns whether data parallel sends rank 0's buffers to all ranks before each forward pass.
     #[must_use]
     pub fn broadcast_buffers(&self) -> bool {
         self.0.broadcast_buffers.load(Ordering::Relaxed)
@@ -113,7 +113,7 @@ impl DistributedManager {
         self.0.broadcast_buffers.store(on, Ordering::Relaxed);
     }
 
-    /// Whether data parallel looks for parameters that took no part in a forward pass.
+    /// Returns whether data parallel accepts parameters that a forward pass did not use.
     #[must_use]
     pub fn find_unused_parameters(&self) -> bool {
         self.0.find_unused_parameters.load(Ordering::Relaxed)
@@ -124,20 +124,20 @@ impl DistributedManager {
         self.0.find_unused_parameters.store(on, Ordering::Relaxed);
     }
 
-    /// Whether no other rank was lost or has ended with an error, as far as is known. Always so on ranks that are alone or
-    /// threads, and where `distributed.watchdog` is off. Does not communicate.
+    /// Returns whether no other rank is known to be lost or to have ended with an error. Always true for a single rank, for
+    /// thread ranks, and if `distributed.watchdog` is off. Does not communicate.
     #[must_use]
     pub fn peers_alive(&self) -> bool {
         self.0.watchdog.as_ref().is_none_or(Watchdog::peers_alive)
     }
 
-    /// Whether ranks watch each other.
+    /// Returns whether ranks watch each other.
     #[must_use]
     pub fn watched(&self) -> bool {
         self.0.watchdog.is_some()
     }
 
-    /// Where this rank writes its flight record when a rank is lost. Does not communicate.
+    /// Sets the folder in which this rank writes its flight record when a rank is lost. Does not communicate.
     pub fn set_flight_dir(&self, folder: impl Into<PathBuf>) {
         if let Some(watchdog) = &self.0.watchdog {
             watchdog.set_folder(folder.into());

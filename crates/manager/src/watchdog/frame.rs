@@ -20,7 +20,7 @@ const AT_ONCE: usize = 64;
 /// So many bytes that a peer does not take mean that it does not read.
 const BACKLOG: usize = 4 << 20;
 
-/// What ranks tell each other.
+/// Messages between ranks.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub(super) enum Message {
@@ -50,10 +50,10 @@ pub(super) struct Line {
     stream: TcpStream,
     incoming: Vec<u8>,
     outgoing: Vec<u8>,
-    /// What has come in and was not asked for yet.
+    /// Received messages that were not read yet.
     messages: VecDeque<Message>,
     open: bool,
-    /// Whether the other side still takes what is sent: what it has said before it left is read in any case.
+    /// True if the other side still accepts messages; messages that it sent before it left are read in any case.
     takes: bool,
 }
 

@@ -1,5 +1,5 @@
-//! Who tells a dead or stuck rank from a slow one: a thread in each process, on connections of its own beside those of the
-//! backend, so that it works when the backend does not.
+//! Watchdog: tells a dead or stuck rank from a slow one. It is a thread in each process with its own connections, so it
+//! works when the backend does not.
 //!
 //! All ranks send what they are doing to one of them, rank 0, every quarter of a second, and it to them. A connection that
 //! closes without a goodbye is a rank that was killed or crashed; one that is silent for `distributed.heartbeat_timeout_s`
@@ -33,29 +33,29 @@ use crate::flight::{Fate, Own, Peer};
 pub(crate) use last_resort::StartGuard;
 pub(crate) use start::{Options, start};
 
-/// How often ranks tell that they are well.
+/// Interval of heartbeats.
 const BEAT: Duration = Duration::from_millis(250);
 
-/// How long a rank that ends with an error waits for the report to be printed.
+/// Time that a rank which ends with an error waits for the report to be printed.
 const FAREWELL: Duration = Duration::from_millis(2500);
 
-/// How long a rank that ends in good order waits for its goodbye to be sent.
+/// Time that a rank which ends normally waits for its goodbye to be sent.
 const GOODBYE: Duration = Duration::from_secs(1);
 
 /// The watchdog of this process.
 #[derive(Clone)]
 pub(crate) struct Watchdog(Arc<Shared>);
 
-/// What the program and the watching thread share.
+/// State shared by the program and the watchdog thread.
 struct Shared {
     own: Own,
     flight: Flight,
     /// Time that an operation, or the exit of the process, may take.
     deadline: Duration,
     folder: Mutex<PathBuf>,
-    /// Whether a rank was lost, or has ended with an error.
+    /// True if a rank was lost, or has ended with an error.
     lost: AtomicBool,
-    /// Whether this process was asked to end, and does not know yet why.
+    /// True if this process was asked to end, for a reason that it does not know yet.
     asked: AtomicBool,
     state: Mutex<State>,
     changed: Condvar,
@@ -63,7 +63,7 @@ struct Shared {
 
 #[derive(Default)]
 struct State {
-    /// How this rank ends, once it does.
+    /// Fate of this rank, once it ends.
     leaving: Option<Fate>,
     /// True if [`Watchdog::leave`] may return: the report is printed, or none is needed.
     done: bool,
@@ -80,7 +80,7 @@ struct State {
 }
 
 impl Watchdog {
-    /// Whether no rank was lost.
+    /// Returns whether no rank was lost.
     pub(crate) fn peers_alive(&self) -> bool {
         !self.0.lost.load(Ordering::Relaxed)
     }
@@ -91,7 +91,7 @@ impl Watchdog {
         self.0.asked.store(asked, Ordering::Relaxed);
     }
 
-    /// Where records go.
+    /// Folder of flight records.
     pub(crate) fn set_folder(&self, folder: PathBuf) {
         *self.0.folder.lock().unwrap_or_else(PoisonError::into_inner) = folder;
     }
@@ -219,7 +219,7 @@ impl Shared {
         self.changed.notify_all();
     }
 
-    /// What this rank is doing.
+    /// Returns the state of this rank.
     fn peer(&self, fate: Fate) -> Peer {
         let (phase, step) = self.flight.phase();
         Peer {

@@ -11,7 +11,7 @@ use super::frame::{Line, Message};
 use super::start::role;
 use crate::flight::{Fate, FlightRecord, Peer};
 
-/// How long a stranger may take to say who it is.
+/// Timeout of an unknown peer's introduction.
 const INTRODUCTION: Duration = Duration::from_secs(2);
 
 /// More connections than so many beyond the ranks are not taken.
@@ -21,11 +21,11 @@ const STRANGERS: usize = 16;
 pub(super) struct Known {
     pub(super) line: Line,
     pub(super) heard: Instant,
-    /// What it said last of itself; its fate where it has one.
+    /// Its last message about itself; its fate, if it has ended.
     pub(super) last: Option<Peer>,
     pub(super) fate: Option<Fate>,
     pub(super) record: Option<FlightRecord>,
-    /// Whether it was asked for its record.
+    /// True if it was asked for its record.
     pub(super) asked: bool,
 }
 
@@ -89,11 +89,11 @@ pub(super) struct Peers {
     strangers: Vec<Stranger>,
 }
 
-/// Who has connected, and has not said who it is.
+/// Connection that has not introduced itself yet.
 struct Stranger {
     line: Line,
     since: Instant,
-    /// What it was sent.
+    /// Challenge that it was sent.
     nonce: Nonce,
 }
 
@@ -154,8 +154,8 @@ mod tests {
 
     const TOKEN: &[u8] = b"the token";
 
-    /// What becomes of somebody who introduces itself to rank 0 with such an answer to its challenge: whether it is known,
-    /// and whether it is answered.
+    /// Connects to rank 0 and answers its challenge with `hello`; returns whether the peer was accepted, and whether it got
+    /// a reply.
     fn introduced(rank: usize, hello: impl Fn(Nonce) -> Message) -> (bool, bool) {
         let listener = TcpListener::bind(("127.0.0.1", 0)).unwrap();
         listener.set_nonblocking(true).unwrap();
@@ -220,7 +220,7 @@ mod tests {
         while known.line.is_open() && Instant::now() < end {
             known.listen(1);
         }
-        // Who has said goodbye is not lost.
+        // A rank that has said goodbye is not lost.
         assert_eq!(known.fate, Some(Fate::Failed("no such file".to_owned())));
     }
 

@@ -1,4 +1,4 @@
-//! How the side channel comes to be.
+//! Setup of the watchdog's connections.
 
 use std::net::{IpAddr, SocketAddr, TcpListener, TcpStream};
 use std::path::PathBuf;
@@ -16,12 +16,12 @@ use super::{Shared, State, Watchdog, replace};
 use crate::flight::Own;
 use crate::{Error, Result, address, logging};
 
-/// How the watchdog is to work.
+/// Options of the watchdog.
 #[derive(Debug, Clone)]
 pub(crate) struct Options {
-    /// How long a rank may be silent.
+    /// Silence after which a rank counts as lost.
     pub(crate) heartbeat_timeout: Duration,
-    /// Where records go.
+    /// Folder of flight records.
     pub(crate) folder: PathBuf,
     /// The network interface to listen on.
     pub(crate) interface: Option<String>,
@@ -29,7 +29,7 @@ pub(crate) struct Options {
     pub(crate) addr: Option<String>,
 }
 
-/// How long a rank may take to reach the watching one.
+/// Timeout of a rank's connection to rank 0.
 const CONNECT: Duration = Duration::from_secs(5);
 
 /// Starts the watchdog; nothing where there is nobody to watch: on ranks that are alone or threads. Where the ranks do not
@@ -43,7 +43,7 @@ pub(crate) fn start(world: &Group, options: &Options) -> Result<Option<Watchdog>
     if !processes || world.size() == 1 {
         return Ok(None);
     }
-    // What only one rank finds is told at the end, so that all decide alike.
+    // Errors of single ranks are shared at the end, so that all ranks decide alike.
     let machine = address::machine();
     let machines = world.all_gather_bytes(machine.as_bytes())?;
     let machines: Vec<String> =
@@ -185,7 +185,7 @@ fn listen(machines: &[String], rank: usize, options: &Options) -> Result<(TcpLis
     Ok((listener, bound))
 }
 
-/// What a rank said of its address.
+/// Parses the address that a rank has sent.
 fn address(text: &[u8]) -> Result<SocketAddr, String> {
     let text = String::from_utf8_lossy(text);
     match text.strip_prefix('!') {

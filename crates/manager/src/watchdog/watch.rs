@@ -22,13 +22,13 @@ use crate::flight::{self, Fate, FlightRecord, Peer};
 /// The side channel of a rank.
 pub(super) struct Channel {
     pub(super) listener: TcpListener,
-    /// Where each rank listens.
+    /// Listening address of each rank.
     pub(super) addresses: Vec<SocketAddr>,
     pub(super) token: Token,
-    /// How long a rank may be silent.
+    /// Silence after which a rank counts as lost.
     pub(super) silence: Duration,
     pub(super) mpi: bool,
-    /// How long operations may take.
+    /// Timeout of operations.
     pub(super) deadline: Duration,
 }
 
@@ -43,7 +43,7 @@ impl Channel {
     }
 }
 
-/// How often connections are looked at.
+/// Polling interval of the connections.
 const TICK: Duration = Duration::from_millis(20);
 
 /// So soon a rank says that it does something else, where there are few ranks.
@@ -56,10 +56,10 @@ pub(super) const PAUSE: Duration = Duration::from_secs(1);
 /// For so long after it was stopped a rank leaves the report to the others.
 const TOLD: Duration = Duration::from_secs(5);
 
-/// How long one error of a rank's own waits for those of the others: where all have their own, no rank was lost.
+/// Time that an error of one rank waits for errors of the others: if all ranks have one, no rank was lost.
 const OWN_ERRORS: Duration = Duration::from_millis(500);
 
-/// How long ranks that gave up because of others wait for a cause to show.
+/// Time that ranks which gave up because of others wait for a cause to appear.
 const CAUSE: Duration = Duration::from_secs(1);
 
 /// From so long a silence on, a rank is taken for stopped where others gave up.
@@ -72,13 +72,13 @@ const ASKED: Duration = Duration::from_secs(2);
 /// that takes so long.
 pub(super) const HELD: Duration = Duration::from_secs(2);
 
-/// How long records are waited for.
+/// Time to wait for records.
 const RECORDS: Duration = Duration::from_millis(300);
 
-/// How long a candidate may take to take over, and how long it waits for the others.
+/// Time for a candidate to take over, and to wait for the others.
 const TAKE_OVER: Duration = Duration::from_millis(300);
 
-/// How long a rank may take to look up the names of its stacks, and to end by itself.
+/// Time for a rank to resolve the symbols of its stacks, and to end by itself.
 const STACKS: Duration = Duration::from_millis(350);
 const OWN_END: Duration = Duration::from_millis(1500);
 
@@ -114,7 +114,7 @@ pub(super) struct Watch {
     stopped: Option<Instant>,
 }
 
-/// Whether a rank is to say what it does: every so often, and of few ranks soon after it does something else.
+/// Returns whether to send a heartbeat: at regular intervals, and in small jobs soon after a change of phase.
 fn beats(shared: &Shared, beaten: &mut Option<(Instant, (Phase, u64))>) -> bool {
     let doing = shared.flight.phase();
     let due = beaten.is_none_or(|(at, did)| {
@@ -317,7 +317,7 @@ impl Watch {
         false
     }
 
-    /// How long a rank may be silent.
+    /// Silence after which a rank counts as lost.
     fn silence(&self) -> Duration {
         match self.shared.asked.load(Ordering::Relaxed) {
             true => self.channel.silence.min(ASKED),
@@ -364,7 +364,7 @@ impl Watch {
                 }
                 Message::Said { text } => self.shared.state().said = Some(text),
                 Message::Release => return true,
-                // What is out of place is not acted upon.
+                // Unexpected messages are ignored.
                 _ => {}
             }
         }
@@ -526,7 +526,7 @@ impl Watch {
         }
     }
 
-    /// The same with who waits for what, whose names take a while to be found: on a thread of its own.
+    /// Writes the record with the stacks of waiting threads. Runs on its own thread, since resolving symbols takes a while.
     fn write_with_stacks(&self, reason: &str, peers: &[Peer]) -> Receiver<()> {
         let (own, recorder, folder) = (self.shared.own.clone(), self.shared.flight.clone(), self.folder());
         let (reason, peers) = (reason.to_owned(), peers.to_vec());

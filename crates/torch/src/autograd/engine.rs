@@ -6,7 +6,7 @@ use super::{handles, optional_handles, take};
 use crate::error::{Error, Result, call};
 use crate::ffi;
 
-/// How a backward pass treats its graph. The default frees the graph and makes no new one.
+/// Options of a backward pass. The default frees the graph and creates no new one.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct BackwardOptions {
     /// Keeps the graph, so that it can be gone through again. Implied by `create_graph`.
@@ -144,7 +144,7 @@ fn root_grads(tensors: &[&Tensor], grads: &[Option<Tensor>]) -> Vec<*const ffi::
 ///
 /// # Errors
 ///
-/// Where libtorch refuses.
+/// An error of libtorch.
 pub fn clear_grad(leaf: &Tensor) -> Result<()> {
     // SAFETY: the handle is valid during the call.
     call(|error| unsafe { ffi::isobar_clear_grad(leaf.as_ptr(), error) })

@@ -82,7 +82,7 @@ impl Function {
     }
 }
 
-/// What a backward closure may ask of its node, valid during the call.
+/// Context of a backward closure, valid during the call.
 pub struct Context<'a> {
     node: *const ffi::Node,
     _during_call: PhantomData<&'a ffi::Node>,
@@ -109,7 +109,7 @@ impl Context<'_> {
         Ok(unsafe { Tensor::from_ptr(handle) })
     }
 
-    /// Whether the pass that is running needs the gradient of this input; `false` if there is no such input.
+    /// Returns whether the running pass needs the gradient of this input; `false` if there is no such input.
     pub fn needs_input_grad(&self, index: usize) -> bool {
         // SAFETY: the node is alive during the call.
         unsafe { ffi::isobar_node_needs_input_grad(self.node, index) }

@@ -37,9 +37,9 @@ impl Drop for HookHandle {
 
 /// Calls `hook` with the gradient of `tensor` in each backward pass that computes it.
 ///
-/// What the hook returns replaces the gradient; `None` leaves it. Hooks run in the order of registration, before the
-/// gradient goes on or is added to `grad`, possibly on another thread. A hook that keeps its own tensor alive makes
-/// a reference cycle. An error or panic in a hook is the error of the pass.
+/// The hook's result replaces the gradient; `None` keeps it. Hooks run in the order of registration, before the
+/// gradient is passed on or accumulated into `grad`, possibly on another thread. A hook that keeps its own tensor alive
+/// makes a reference cycle. An error or panic in a hook is the error of the pass.
 ///
 /// # Errors
 ///

@@ -46,7 +46,7 @@ fn handles<'a>(tensors: impl IntoIterator<Item = &'a Tensor>) -> Vec<*const C_te
     tensors.into_iter().map(Tensor::as_ptr).collect()
 }
 
-/// The same with null for an absent tensor.
+/// Returns the handles, with null for an absent tensor.
 fn optional_handles(tensors: &[Option<Tensor>]) -> Vec<*const C_tensor> {
     tensors.iter().map(|tensor| tensor.as_ref().map_or(std::ptr::null(), Tensor::as_ptr)).collect()
 }

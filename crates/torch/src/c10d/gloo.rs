@@ -10,10 +10,10 @@ use super::{TcpStore, milliseconds, store, text};
 use crate::error::{Error, RawError, Result, call, drop_box};
 use crate::ffi;
 
-/// How a rank reaches its peers.
+/// Options by which a rank reaches its peers.
 #[derive(Debug, Clone)]
 pub struct GlooOptions {
-    /// How long operations may take, and connecting.
+    /// Timeout of operations, and of connecting.
     pub timeout: Duration,
     /// The network interface to use (`eth0`).
     pub interface: Option<String>,
@@ -29,7 +29,7 @@ impl GlooOptions {
     }
 }
 
-/// What [`Gloo::all_reduce`] does to the elements of all ranks.
+/// Reductions of [`Gloo::all_reduce`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[repr(i32)]
 pub enum ReduceOp {
@@ -225,7 +225,7 @@ pub struct Work {
 unsafe impl Send for Work {}
 
 impl Work {
-    /// Whether the operation is done or has failed; [`wait`](Self::wait) tells which. Does not block.
+    /// Returns whether the operation has completed or failed; [`wait`](Self::wait) tells which. Does not block.
     ///
     /// # Errors
     ///

@@ -1,10 +1,10 @@
-//! What the processes of a job know, and no other does.
+//! Shared secret of a job's processes.
 
 use std::fmt;
 
 use crate::error::{Error, Result};
 
-/// What each side draws anew for each meeting, so that an old proof proves nothing.
+/// Random bytes that each side draws for each handshake, to prevent replays.
 pub type Nonce = [u8; 32];
 
 /// A secret by which the processes of a job know each other.
@@ -87,7 +87,7 @@ impl Proof {
         *self.0.as_bytes()
     }
 
-    /// What another side has sent.
+    /// Wraps the bytes that the other side has sent.
     #[must_use]
     pub fn from_bytes(bytes: [u8; 32]) -> Self {
         Self(blake3::Hash::from_bytes(bytes))

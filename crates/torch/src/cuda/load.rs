@@ -30,7 +30,7 @@ pub fn load() -> Result<bool> {
     loaded.clone().map_err(|reason| Error::NoCuda { reason })
 }
 
-/// Whether there is a GPU that torch can use.
+/// Returns whether there is a GPU that torch can use.
 pub fn is_available() -> bool {
     matches!(load(), Ok(true)) && tch::Cuda::is_available()
 }

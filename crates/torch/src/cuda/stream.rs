@@ -58,7 +58,7 @@ impl Stream {
         call(|error| unsafe { ffi::isobar_cuda_stream_handle(self.id, self.device, error) })
     }
 
-    /// Whether all its work is done.
+    /// Returns whether all its work is done.
     ///
     /// # Errors
     ///
@@ -158,7 +158,7 @@ impl Event {
         call(|error| unsafe { ffi::isobar_cuda_event_block(self.event, stream.id, stream.device, error) })
     }
 
-    /// Whether the work before the mark is done; `true` without a mark.
+    /// Returns whether the work before the mark is done; `true` without a mark.
     ///
     /// # Errors
     ///

@@ -28,7 +28,7 @@ pub fn install_caching_allocator() {
     });
 }
 
-/// Whether [`install_caching_allocator`] was called.
+/// Returns whether [`install_caching_allocator`] was called.
 pub fn is_installed() -> bool {
     INSTALLED.load(Ordering::Acquire)
 }
@@ -142,7 +142,7 @@ fn allocate_large(bytes: usize) -> *mut c_void {
     std::ptr::with_exposed_provenance_mut(address)
 }
 
-/// What libtorch's own allocator aligns to, for its vector instructions.
+/// Alignment of libtorch's own allocator, for vector instructions.
 const ALIGNMENT: usize = 64;
 /// A small block's size is kept before it; as long as the alignment, to keep that.
 const HEADER: usize = ALIGNMENT;

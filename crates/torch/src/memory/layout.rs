@@ -1,4 +1,4 @@
-//! How a tensor lies in memory.
+//! Memory formats of tensors.
 
 use std::ffi::{c_int, c_void};
 
@@ -54,7 +54,7 @@ pub fn storage_offset(tensor: &Tensor) -> Result<i64> {
     call(|error| unsafe { ffi::isobar_storage_offset(tensor.as_ptr(), error) })
 }
 
-/// Whether the tensor's elements lie without gaps in the order of `format`.
+/// Returns whether the tensor is contiguous in the order of `format`.
 ///
 /// # Errors
 ///

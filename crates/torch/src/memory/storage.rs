@@ -44,7 +44,7 @@ pub fn restore(tensor: &Tensor) -> Result<()> {
     call(|error| unsafe { ffi::isobar_storage_restore(tensor.as_ptr(), error) })
 }
 
-/// Whether both are views of the same memory.
+/// Returns whether both are views of the same memory.
 ///
 /// # Errors
 ///

@@ -8,13 +8,13 @@ use std::time::{Duration, Instant};
 use super::wire::{self, Message, Met, Until};
 use crate::c10d::token::Token;
 
-/// How long one try to connect may take: a machine that is starting up may not answer at all.
+/// Timeout of one attempt to connect: a machine that is starting may not answer at all.
 const TRY: Duration = Duration::from_secs(3);
 
-/// How long a server may take to answer who introduces itself.
+/// Timeout of the server's answer to an introduction.
 const INTRODUCTION: Duration = Duration::from_secs(10);
 
-/// How long to wait before the next try, at first and at most.
+/// First and longest pause between attempts.
 const PAUSE: [Duration; 2] = [Duration::from_millis(10), Duration::from_millis(500)];
 
 #[derive(Debug)]

@@ -21,7 +21,7 @@ use crate::error::{Error, Result};
 
 pub(super) use bridge::ask;
 
-/// How much later than the time that it was given the server's word that a key did not come may arrive.
+/// Grace for the server's timeout message to arrive after its timeout.
 const GRACE: Duration = Duration::from_secs(2);
 
 /// A key-value store that ranks reach over TCP; one of them serves it.
@@ -75,8 +75,8 @@ impl TcpStore {
         }
     }
 
-    /// The same store, whose calls through this value may take so long where they are given no time of their own. It was
-    /// the timeout of [`server`](Self::server) or [`client`](Self::client).
+    /// Returns a handle of the same store with another default timeout. Initially it is the timeout given to
+    /// [`server`](Self::server) or [`client`](Self::client).
     #[must_use]
     pub fn with_timeout(self, timeout: Duration) -> Self {
         Self { timeout, ..self }
@@ -130,7 +130,7 @@ impl TcpStore {
         self.ask(&Message::new(Kind::Wait, milliseconds(timeout), &keys), Some(timeout)).map(drop)
     }
 
-    /// Whether all keys are set now.
+    /// Returns whether all keys are set now.
     ///
     /// # Errors
     ///
@@ -149,7 +149,7 @@ impl TcpStore {
         Ok(self.ask(&Message::new(Kind::Delete, 0, &[key.as_bytes()]), None)?.number == 1)
     }
 
-    /// What the store says to a request, which may wait for so long by itself.
+    /// Sends a request, which may itself wait for `waits`, and returns the store's answer.
     fn ask(&self, request: &Message, waits: Option<Duration>) -> Result<Message> {
         let address = || match &*self.link {
             Link::Server(server) => format!("port {} of this process", server.port),

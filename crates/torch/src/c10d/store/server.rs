@@ -12,13 +12,13 @@ use super::table::Table;
 use super::wire::{self, LONGEST, Message, Met, Until};
 use crate::c10d::token::Token;
 
-/// How long a stranger may take to say who it is.
+/// Timeout of a new connection's introduction.
 const INTRODUCTION: Duration = Duration::from_secs(5);
 
 /// More strangers at a time are sent away; friends among them come back.
 const STRANGERS: usize = 256;
 
-/// What a connection's thread needs is little, and there is one for each rank.
+/// Small stack, since there is one thread per connection, that is, per rank.
 const STACK: usize = 256 << 10;
 
 /// Serves a store until it is dropped.

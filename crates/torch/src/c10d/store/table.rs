@@ -1,4 +1,4 @@
-//! What the store holds, and who waits for what.
+//! Contents of the store, and its waiting requests.
 
 use std::collections::BTreeMap;
 use std::sync::{Mutex, MutexGuard, PoisonError};

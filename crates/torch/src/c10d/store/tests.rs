@@ -156,7 +156,7 @@ fn who_does_not_know_the_token_is_turned_away_at_once() {
     assert!(!format!("{:?}", token()).contains("job"));
 }
 
-/// What was heard of a meeting proves nothing in another.
+/// A recorded handshake cannot be replayed.
 #[test]
 fn a_meeting_cannot_be_played_again() {
     let store = server();

@@ -1,4 +1,4 @@
-//! What goes over the connections of the store: an introduction, then messages behind their length.
+//! Wire format of the store: an introduction, then messages with a length prefix.
 
 use std::io::{self, ErrorKind, Read, Write};
 use std::net::TcpStream;
@@ -12,7 +12,7 @@ pub(super) const LONGEST: usize = 16 << 20;
 /// The first word of who connects.
 const MAGIC: &[u8; 16] = b"isobar-store-001";
 
-/// What a message asks for, or answers.
+/// Kinds of requests and answers.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[repr(u8)]
 pub(super) enum Kind {
@@ -28,7 +28,7 @@ pub(super) enum Kind {
     Check,
     /// A key to be forgotten.
     Delete,
-    /// How many keys there are.
+    /// Number of keys.
     Count,
     /// The answer: a number, and a value where one was asked for.
     Done,
@@ -162,7 +162,7 @@ fn timed_out(error: io::Error) -> io::Error {
     }
 }
 
-/// How a meeting ended.
+/// Result of a handshake.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Met {
     Friend,
