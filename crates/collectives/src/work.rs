@@ -4,10 +4,20 @@ use std::future::{Future, poll_fn};
 use std::pin::Pin;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::task::{Context, Poll, Waker};
-use std::time::Instant;
+use std::thread;
+use std::time::{Duration, Instant};
 
 use crate::error::Result;
 use crate::group::Call;
+
+/// Length of a wait after which a rank polls seldom, and leaves its processor to others.
+const LONG: Duration = Duration::from_millis(50);
+
+/// Returns the pause before the next poll of a wait that has lasted for `waited`; none while it is short, where every
+/// microsecond counts. A pause is a small share of the wait, and so is what it adds.
+fn pause(waited: Duration) -> Option<Duration> {
+    (waited >= LONG).then(|| (waited / 256).min(Duration::from_millis(1)))
+}
 
 /// A collective that has begun: its result is there once it has been waited for.
 ///
@@ -144,6 +154,7 @@ impl<T: Send + 'static> Work<T> {
         // The deadline bounds a wait; what a caller does between start and wait is its own affair.
         let since = Instant::now();
         let mut round = 0_u32;
+        let mut waited = Duration::ZERO;
         let mut recorded = false;
         loop {
             if let Poll::Ready(result) = self.take() {
@@ -153,10 +164,14 @@ impl<T: Send + 'static> Work<T> {
             round = round.wrapping_add(1);
             if round.is_multiple_of(16) {
                 self.look_around(since);
-                recorded = recorded || self.call.recorded.waiting(since.elapsed());
+                waited = since.elapsed();
+                recorded = recorded || self.call.recorded.waiting(waited);
             }
             self.call.outstanding().advance();
-            self.call.backend().idle(round);
+            match pause(waited) {
+                Some(pause) => thread::sleep(pause),
+                None => self.call.backend().idle(round),
+            }
         }
     }
 
@@ -231,5 +246,40 @@ impl<T> std::fmt::Debug for Work<T> {
             State::Done(_) | State::Taken => "done",
         };
         write!(f, "{} ({state})", self.call.site())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{ReduceOp, all_reduce, threads};
+
+    #[test]
+    fn pauses_are_a_small_share_of_long_waits() {
+        assert_eq!(pause(LONG - Duration::from_nanos(1)), None);
+        for waited in [LONG, 2 * LONG, Duration::from_secs(3)] {
+            let pause = pause(waited).unwrap();
+            assert!(pause > Duration::ZERO && 200 * pause <= waited && pause <= Duration::from_millis(1));
+        }
+    }
+
+    /// Time that this thread has had a processor.
+    fn busy() -> Duration {
+        let text = std::fs::read_to_string("/proc/thread-self/schedstat").unwrap();
+        Duration::from_nanos(text.split(' ').next().unwrap().parse().unwrap())
+    }
+
+    #[test]
+    fn a_rank_that_waits_for_long_leaves_the_processor() {
+        let shares = threads::run(2, Duration::from_secs(60), |group| {
+            let x = tch::Tensor::from_slice(&[1.0]);
+            if group.rank() == 1 {
+                thread::sleep(Duration::from_secs(1));
+            }
+            let (begun, before) = (Instant::now(), busy());
+            let _ = all_reduce(&x, ReduceOp::Sum, &group).unwrap();
+            (busy() - before).as_secs_f64() / begun.elapsed().as_secs_f64()
+        });
+        assert!(shares[0] < 0.5, "{shares:?}");
     }
 }

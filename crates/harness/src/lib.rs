@@ -7,13 +7,16 @@
 pub mod curve;
 mod hosts;
 mod launch;
+mod memo;
 mod process;
+mod room;
 mod slurm;
 
 use std::{env, fs::OpenOptions, io::Write, path::PathBuf};
 
 pub use hosts::Hosts;
 pub use launch::{Exit, Launch, Outcome, RankOutput};
+pub use memo::Memo;
 pub use process::{descendants, end_tree, on_path, output_within, wait_within};
 pub use slurm::{Slurm, SlurmState};
 

@@ -4,7 +4,7 @@
 
 use std::time::Duration;
 
-use isobar_harness::curve::SingleRun;
+use isobar_harness::{Memo, curve::SingleRun};
 use isobar_mesh::DeviceMesh;
 use isobar_models::{
     Afno, AfnoConfig, Factorization, Fno, FnoConfig, ModAfno, ModAfnoConfig, ModEmbedConfig, Mode,
@@ -108,6 +108,9 @@ fn store(kind: Kind) -> ParamStore {
     ParamStore::new(Generator::new(7)).with_options(kind, Device::Cpu)
 }
 
+/// Trainings on one rank, with the field's gradient after the first step.
+static DENSE: Memo<(Run, Tensor)> = Memo::new();
+
 /// What a training gave, of global tensors.
 struct Run {
     output: Tensor,
@@ -159,13 +162,14 @@ impl Data {
     }
 }
 
-/// On one rank; the field's gradient besides, after the first step.
-fn dense(subject: Subject, kind: Kind) -> (Run, Tensor) {
-    dense_from(subject, kind, None)
+/// Gives `read` the training on one rank, from parameters that are nudged where there is a seed, and the field's gradient
+/// after the first step.
+fn dense<R>(subject: Subject, kind: Kind, seed: Option<u64>, read: impl FnOnce(&Run, &Tensor) -> R) -> R {
+    let name = format!("{subject:?} {kind:?} {seed:?}");
+    DENSE.with(name, || run_dense(subject, kind, seed), |(run, gradient)| read(run, gradient))
 }
 
-/// From parameters that are nudged, where there is a seed.
-fn dense_from(subject: Subject, kind: Kind, seed: Option<u64>) -> (Run, Tensor) {
+fn run_dense(subject: Subject, kind: Kind, seed: Option<u64>) -> (Run, Tensor) {
     let Data { x, modulation, target } = Data::new(subject, kind);
     let mut store = store(kind);
     let model = subject.make(&mut store);
@@ -262,24 +266,25 @@ fn assert_close(what: &str, got: &Tensor, want: &Tensor) {
     assert!(error < 1e-10, "{what} differs by {error}");
 }
 
-/// On one rank, and on every rank of a mesh.
+/// Trains on every rank of a mesh.
 fn runs(
     subject: Subject,
     kind: Kind,
     mesh_shape: &[i64],
     placements: &[Placement],
     parts: Parts,
-) -> ((Run, Tensor), Vec<(Run, Tensor)>) {
-    let want = dense(subject, kind);
-    assert!(want.0.losses[STEPS - 1] < want.0.losses[0], "{:?}", want.0.losses);
+) -> Vec<(Run, Tensor)> {
     let placed = placements.to_vec();
     let mesh_shape = mesh_shape.to_vec();
     let ranks = mesh_shape.iter().product::<i64>() as usize;
-    let runs = isobar_collectives::threads::run(ranks, Duration::from_secs(120), move |group| {
+    isobar_collectives::threads::run(ranks, Duration::from_secs(120), move |group| {
         let mesh = DeviceMesh::new(&group, &mesh_shape, &["a", "b"][..mesh_shape.len()]).unwrap();
         sharded((subject, kind), &mesh, &placed, parts)
-    });
-    (want, runs)
+    })
+}
+
+fn assert_learns(run: &Run) {
+    assert!(run.losses[STEPS - 1] < run.losses[0], "{:?}", run.losses);
 }
 
 fn check(subject: Subject, mesh_shape: &[i64], placements: &[Placement]) {
@@ -287,18 +292,22 @@ fn check(subject: Subject, mesh_shape: &[i64], placements: &[Placement]) {
 }
 
 fn check_parts(subject: Subject, mesh_shape: &[i64], placements: &[Placement], parts: Parts) {
-    let ((want, want_x), runs) = runs(subject, Kind::Double, mesh_shape, placements, parts);
-    for (got, got_x) in &runs {
-        assert_close("output", &got.output, &want.output);
-        assert_close("gradient of the field", got_x, &want_x);
-        for ((name, got), (_, want)) in got.grads.iter().zip(&want.grads) {
-            assert_close(&format!("gradient of {name}"), got, want);
+    let runs = runs(subject, Kind::Double, mesh_shape, placements, parts);
+    dense(subject, Kind::Double, None, |want, want_x| {
+        assert_learns(want);
+        for (got, got_x) in &runs {
+            assert_close("output", &got.output, &want.output);
+            assert_close("gradient of the field", got_x, want_x);
+            for ((name, got), (_, want)) in got.grads.iter().zip(&want.grads) {
+                assert_close(&format!("gradient of {name}"), got, want);
+            }
+            assert_close("losses", &Tensor::from_slice(&got.losses), &Tensor::from_slice(&want.losses));
+            for ((name, _), (got, want)) in got.grads.iter().zip(got.parameters.iter().zip(&want.parameters))
+            {
+                assert_close(&format!("{name} after {STEPS} steps"), got, want);
+            }
         }
-        assert_close("losses", &Tensor::from_slice(&got.losses), &Tensor::from_slice(&want.losses));
-        for ((name, _), (got, want)) in got.grads.iter().zip(got.parameters.iter().zip(&want.parameters)) {
-            assert_close(&format!("{name} after {STEPS} steps"), got, want);
-        }
-    }
+    });
 }
 
 #[rstest]
@@ -415,10 +424,13 @@ fn losses_in_single_precision_of_lines(
 fn check_losses(subject: Subject, axes: &[(i64, usize)]) {
     let (mesh_shape, placements): (Vec<i64>, Vec<Placement>) =
         axes.iter().map(|&(ranks, dim)| (ranks, Placement::Shard(dim))).unzip();
-    let ((want, _), runs) = runs(subject, Kind::Float, &mesh_shape, &placements, Parts::Equal);
-    let perturbed = [1, 2].map(|seed| dense_from(subject, Kind::Float, Some(seed)).0.losses);
-    let want = SingleRun::new(want.losses, &perturbed);
-    for (got, _) in runs {
+    let want = dense(subject, Kind::Float, None, |want, _| {
+        assert_learns(want);
+        want.losses.clone()
+    });
+    let near = [1, 2].map(|seed| dense(subject, Kind::Float, Some(seed), |run, _| run.losses.clone()));
+    let want = SingleRun::new(want, &near);
+    for (got, _) in runs(subject, Kind::Float, &mesh_shape, &placements, Parts::Equal) {
         want.assert_same(&got.losses);
     }
 }

@@ -11,6 +11,7 @@ mod summary;
 use std::{
     env,
     process::{Command, ExitCode},
+    thread,
     time::{Duration, Instant},
 };
 
@@ -62,7 +63,7 @@ pub(crate) fn run(options: &Options) -> Result<ExitCode> {
             Some(rounds) => stress::run(&mut session, &suites, rounds, limit)?,
             None if options.processors => processors::run(&mut session, &suites)?,
             None => {
-                session.test(&Tests::all(options.full), &suites)?;
+                session.test_all(options.full, &suites)?;
                 if options.full {
                     processors::run(&mut session, &suites)?;
                 }
@@ -89,17 +90,27 @@ struct Tests {
     chosen: Vec<String>,
     /// Environment variables they run with.
     variables: Vec<(&'static str, String)>,
+    /// Number of tests that run at once, for each core.
+    at_once: usize,
 }
+
+/// The package whose tests start programs, and often wait for them.
+const RUNS: &str = "isobar-tests";
 
 impl Tests {
     /// The whole workspace; `full`, with more ranks, meshes and random cases.
-    fn all(full: bool) -> Self {
+    fn all(full: bool) -> [Self; 2] {
         let mut variables = vec![(THREADS, "1".to_owned())];
         if full {
             variables
                 .extend([("XTASK_FULL", "1"), ("PROPTEST_CASES", "2000")].map(|(k, v)| (k, v.to_owned())));
         }
-        Self { label: String::new(), chosen: vec!["--workspace".to_owned()], variables }
+        let chosen: [&[&str]; 2] = [&["--workspace", "--exclude", RUNS], &["--package", RUNS]];
+        let [crates, runs] = chosen.map(|words| words.iter().map(|word| (*word).to_owned()).collect());
+        [
+            Self { label: String::new(), chosen: crates, variables: variables.clone(), at_once: 1 },
+            Self { label: String::new(), chosen: runs, variables, at_once: 2 },
+        ]
     }
 }
 
@@ -142,12 +153,19 @@ impl<'a> Session<'a> {
         Ok(passed.then_some(suites))
     }
 
+    /// Runs the tests of the whole workspace.
+    fn test_all(&mut self, full: bool, suites: &Suites) -> Result<()> {
+        Tests::all(full).iter().try_for_each(|tests| self.test(tests, suites))
+    }
+
     /// Runs tests, and takes what they print into the summary.
     fn test(&mut self, tests: &Tests, suites: &Suites) -> Result<()> {
         let skips = tempfile::NamedTempFile::new().context("failed to make a file for skips")?;
         let mut command = self.machine.cargo(&["test"]);
         command.args(&tests.chosen).arg("--no-fail-fast");
         command.env(SKIPS, skips.path()).envs(tests.variables.iter().map(|(key, value)| (key, value)));
+        let cores = thread::available_parallelism().map_or(1, usize::from);
+        command.env("RUST_TEST_THREADS", (tests.at_once * cores).to_string());
         let variables = tests.variables.iter().map(|(key, value)| format!("{key}={value} "));
         let prefix = variables.collect::<String>() + &line(&self.machine.cargo(&["test"]));
         let mut reader = Reader::new(suites, &prefix, &tests.label);

@@ -10,6 +10,9 @@ use super::{
     summary::Summary,
 };
 
+/// The program of all integration tests of a package, whose modules are timed one by one.
+const MODULES: &str = "--test main";
+
 /// State while the lines of one `cargo test` are read.
 pub(super) struct Reader<'a> {
     suites: &'a Suites,
@@ -23,7 +26,10 @@ pub(super) struct Reader<'a> {
 /// The program that runs.
 struct Current {
     suite: Suite,
-    begun: Instant,
+    /// Time of each of its parts: its modules, or the program alone.
+    times: Vec<(String, Duration)>,
+    /// When the last test ended, or the program began.
+    last: Instant,
     failed: BTreeSet<String>,
     /// Tests that failed by the counts of its results.
     counted: usize,
@@ -54,7 +60,9 @@ impl<'a> Reader<'a> {
         if let Some(suite) = self.suites.started(line) {
             self.end_current(now, summary);
             let (failed, section) = (BTreeSet::new(), Section::Tests);
-            self.current = Some(Current { suite, begun: now, failed, counted: 0, ended: false, section });
+            let times = Vec::new();
+            self.current =
+                Some(Current { suite, times, last: now, failed, counted: 0, ended: false, section });
             return;
         }
         let Some(current) = &mut self.current else { return };
@@ -70,6 +78,7 @@ impl<'a> Reader<'a> {
                     current.counted += summary.count(counts);
                     (current.ended, current.section) = (true, Section::Tests);
                 } else if let Some(test) = line.strip_prefix("test ") {
+                    current.took(test, now);
                     if let Some(name) = test.strip_suffix(" ... FAILED") {
                         current.failed.insert(plain_name(name).to_owned());
                     } else if let Some((name, _)) = test.split_once(" ... ignored") {
@@ -87,7 +96,8 @@ impl<'a> Reader<'a> {
     }
 
     fn end_current(&mut self, now: Instant, summary: &mut Summary) {
-        let Some(current) = self.current.take() else { return };
+        let Some(mut current) = self.current.take() else { return };
+        current.ended_at(now);
         let title = format!("{}{}", self.label, current.suite.title());
         let command = format!("{} -p {} {}", self.cargo, current.suite.package, current.suite.chosen);
         let named = current.failed.len();
@@ -102,7 +112,36 @@ impl<'a> Reader<'a> {
         } else if named < current.counted {
             summary.name_failure(&format!("{title}: {} more", current.counted - named), &command);
         }
-        self.times.push((title, now.duration_since(current.begun)));
+        let named = |part: String| if part.is_empty() { title.clone() } else { format!("{title} {part}") };
+        self.times.extend(current.times.into_iter().map(|(part, took)| (named(part), took)));
+    }
+}
+
+impl Current {
+    /// Counts the time since the last test ended as that of the module of `test`, a line of a test's result. Where tests run
+    /// side by side each module has its share, and all together have the time of the program.
+    fn took(&mut self, test: &str, now: Instant) {
+        let module = test.split(" ... ").next().unwrap_or(test).split_once("::");
+        let part = match module {
+            Some((module, _)) if self.suite.chosen == MODULES => module,
+            _ => "",
+        };
+        self.add(part.to_owned(), now);
+    }
+
+    /// Counts the time since the last test with what came last.
+    fn ended_at(&mut self, now: Instant) {
+        let part = self.times.last().map(|(part, _)| part.clone()).unwrap_or_default();
+        self.add(part, now);
+    }
+
+    fn add(&mut self, part: String, now: Instant) {
+        let took = now.duration_since(self.last);
+        self.last = now;
+        match self.times.iter_mut().find(|(known, _)| *known == part) {
+            Some((_, total)) => *total += took,
+            None => self.times.push((part, took)),
+        }
     }
 }
 
@@ -184,6 +223,31 @@ mod tests {
         assert_eq!(summary.skips, ["d: ignored"]);
         assert_eq!(summary.line(), "8 passed, 2 failed, 1 skipped");
         assert_eq!(times, ["isobar-shard --lib 0", "isobar-tests --test faults 2"]);
+    }
+
+    #[test]
+    fn modules_have_their_times() {
+        let (suites, mut summary, begun) = (example(), Summary::default(), Instant::now());
+        let mut reader = Reader::new(&suites, "cargo test", "");
+        let lines = [
+            ("     Running tests/main.rs (target/debug/deps/main-4d)", 0),
+            ("test cli::a ... ok", 1),
+            ("test faults::a ... ok", 3),
+            ("test cli::b::c ... FAILED", 6),
+            ("test faults::b ... ok", 10),
+            (SHARD.trim_end(), 15),
+            ("test a::b ... ok", 17),
+        ];
+        let at = |seconds| begun + Duration::from_secs(seconds);
+        lines.iter().for_each(|(line, seconds)| reader.read_line(line, at(*seconds), &mut summary));
+        let times = reader.finish(at(20), &mut summary);
+        let times: Vec<_> =
+            times.into_iter().map(|(name, took)| format!("{name} {}", took.as_secs())).collect();
+        let main = "isobar-tests --test main";
+        assert_eq!(
+            times,
+            [format!("{main} cli 4"), format!("{main} faults 11"), "isobar-shard --lib 5".into()]
+        );
     }
 
     /// A line of a process that a test started can break that of the test; the list at the end has its name.

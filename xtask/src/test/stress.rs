@@ -12,7 +12,7 @@ use std::{
 
 use anyhow::Result;
 
-use super::{Session, Tests, suites::Suites};
+use super::{Session, suites::Suites};
 
 /// Runs all tests `rounds` times, each for at most `limit`.
 pub(super) fn run(session: &mut Session<'_>, suites: &Suites, rounds: u32, limit: Duration) -> Result<()> {
@@ -22,7 +22,7 @@ pub(super) fn run(session: &mut Session<'_>, suites: &Suites, rounds: u32, limit
         session.end = Instant::now() + limit;
         {
             let _busy = Busy::start(thread::available_parallelism().map_or(2, usize::from));
-            session.test(&Tests::all(false), suites)?;
+            session.test_all(false, suites)?;
         }
         let summary = &mut session.summary;
         lines.push(format!("round {round} of {rounds}: {} failed", summary.failed - failed));

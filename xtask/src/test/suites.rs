@@ -121,6 +121,7 @@ pub(super) mod tests {
                 Some("/w/deps/isobar_shard-1a"),
             ),
             artifact("tests#isobar-tests@0.1.0", "test", "faults", true, Some("/w/deps/faults-2b")),
+            artifact("tests#isobar-tests@0.1.0", "test", "main", true, Some("/w/deps/main-4d")),
             artifact("apps/isobar#0.1.0", "bin", "isobar", false, Some("/w/isobar")),
             artifact("apps/isobar#0.1.0", "bin", "isobar", true, Some("/w/deps/isobar-3c")),
             json!({ "reason": "build-finished", "success": true }),
