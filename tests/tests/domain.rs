@@ -10,7 +10,7 @@ use std::{
 };
 
 use isobar_data::{WellDim, WellFile, WellMeta, WellWriter};
-use isobar_harness::{Exit, Launch, Outcome, curve::assert_same_run, workspace};
+use isobar_harness::{Exit, Launch, Memo, Outcome, curve::assert_same_run, workspace};
 use isobar_tests::{has_mpi, has_slurm, runs::single_run};
 use rstest::rstest;
 use serde_json::Value;
@@ -151,6 +151,13 @@ fn train(launch: Launch, config: &str, sets: &[&str]) -> Vec<(String, f64)> {
     records(folder.path())
 }
 
+/// Trains on one rank; each run is taken once, and compared with those on many layouts.
+fn on_one_rank(config: &str, sets: &[&str]) -> Vec<(String, f64)> {
+    static RUNS: Memo<Vec<(String, f64)>> = Memo::new();
+    let run = || train(Launch::plain(1, ISOBAR), config, sets);
+    RUNS.with(format!("{config} {sets:?}"), run, Clone::clone)
+}
+
 /// Parameters, gradients and the optimizer's state in parts, beside samples and fields; resumed besides.
 #[rstest]
 #[case(2, "[2]", "[\"shard\"]")]
@@ -159,7 +166,7 @@ fn train(launch: Launch, config: &str, sets: &[&str]) -> Vec<(String, f64)> {
 fn parameters_are_split(#[case] ranks: usize, #[case] shape: &str, #[case] names: &str) {
     let config = "navier_stokes_fno";
     let sets = ["data.fields=[\"height\"]", "data_parallel.bucket_mb=0.01"];
-    let whole = train(Launch::plain(1, ISOBAR), config, &sets);
+    let whole = on_one_rank(config, &sets);
     let [shape, names] = mesh(shape, names);
     let all = [&sets[..], &[&shape, &names]].concat();
     alike(&train(Launch::plain(ranks, ISOBAR), config, &all), &whole);
@@ -187,7 +194,7 @@ fn channels_and_fields_are_split_at_once(#[case] shape: &str, #[case] names: &st
     let config = "darcy_distributed_afno";
     let sets = ["data.path=tests/data/darcy_excerpt.h5", "train.max_steps=4"];
     let [one, data] = mesh("[1]", "[\"data\"]");
-    let whole = train(Launch::plain(1, ISOBAR), config, &[&sets[..], &[&one, &data]].concat());
+    let whole = on_one_rank(config, &[&sets[..], &[&one, &data]].concat());
     let [shape, names] = mesh(shape, names);
     let split = train(Launch::plain(4, ISOBAR), config, &[&sets[..], &[&shape, &names]].concat());
     alike(&split, &whole);
@@ -207,6 +214,9 @@ fn parts_of_a_step_drop_what_the_step_drops(
     let run = |ranks: usize, mesh: [String; 2], more: &[&str]| {
         let sets = ["data.path=tests/data/darcy_excerpt.h5", "train.max_steps=4", "train.batch_size=5"];
         let sets = [&sets[..], &mesh.each_ref().map(String::as_str), more].concat();
+        if ranks == 1 {
+            return on_one_rank(config, &sets);
+        }
         train(Launch::plain(ranks, ISOBAR), config, &sets)
     };
     let one = || mesh("[1]", "[\"data\"]");
@@ -220,7 +230,7 @@ fn parts_of_a_step_drop_what_the_step_drops(
 #[case::fno("navier_stokes_fno", &["data.fields=[\"height\"]", "data.train_steps=2"])]
 #[case::unet("navier_stokes_unet", &["data.fields=[\"height\", \"slope\"]", "model.in_channels=7", "model.out_channels=3"])]
 fn split_fields_train_as_whole_ones(#[case] config: &str, #[case] sets: &[&str]) {
-    let whole = train(Launch::plain(1, ISOBAR), config, sets);
+    let whole = on_one_rank(config, sets);
     assert_eq!(whole.iter().filter(|(key, _)| key == "rollout_error").count(), 1, "{whole:?}");
     let layouts = [
         (2, mesh("[2]", "[\"domain\"]")),

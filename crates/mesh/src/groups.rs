@@ -49,13 +49,7 @@ impl NamedGroups {
     ///
     /// A name that is taken, an unknown parent, a size that does not divide the parent's; ranks that do not agree; a
     /// failed exchange.
-    pub fn cut(
-        &mut self,
-        world: &Group,
-        name: &str,
-        size: i64,
-        parent: Option<&str>,
-    ) -> Result<Group> {
+    pub fn cut(&mut self, world: &Group, name: &str, size: i64, parent: Option<&str>) -> Result<Group> {
         agree(world, "create_process_subgroup", &format!("\"{name}\" of {size} ranks in {parent:?}"))?;
         self.check_new(name)?;
         let parents = match parent {

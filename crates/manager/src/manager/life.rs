@@ -11,13 +11,13 @@ use isobar_torch::c10d::Token;
 use tch::Device;
 
 use super::{DistributedManager, State};
-use isobar_mesh::agree;
 use crate::config::{BackendChoice, DistributedConfig};
 use crate::environment::Environment;
-use isobar_mesh::NamedGroups;
 use crate::launch::{Launch, Method, TransportOptions, detect, forced_method, token};
 use crate::watchdog::{self, Watchdog};
 use crate::{Error, Result, exit, logging, start, terminate};
+use isobar_mesh::NamedGroups;
+use isobar_mesh::agree;
 
 /// The manager of this process.
 static PROCESS: Mutex<Option<DistributedManager>> = Mutex::new(None);
@@ -270,7 +270,11 @@ impl DistributedManager {
         let mpi = world.backend() == BackendKind::Mpi;
         let several = world.size() > 1;
         // Agreement, and not a barrier, which would meet one that another rank makes in the midst of its work.
-        let result = if (barrier || mpi) && several { agree(&world, "cleanup", "the end").map_err(Error::from) } else { Ok(()) };
+        let result = if (barrier || mpi) && several {
+            agree(&world, "cleanup", "the end").map_err(Error::from)
+        } else {
+            Ok(())
+        };
         if let Err(error) = &result {
             world.leave(&error.to_string());
         }

@@ -12,11 +12,11 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use isobar_collectives::{BackendKind, Group, nccl};
 use tch::Device;
 
-use isobar_mesh::NamedGroups;
 use crate::launch::Method;
-use isobar_mesh::ProcessGroupConfig;
 use crate::watchdog::Watchdog;
 use crate::{DeviceMesh, Result};
+use isobar_mesh::NamedGroups;
+use isobar_mesh::ProcessGroupConfig;
 
 pub(crate) use life::thread_is_rank;
 pub use life::{SetupOptions, ThreadBinding};

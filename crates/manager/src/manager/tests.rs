@@ -135,7 +135,10 @@ fn wrong_groups_are_refused_on_all_ranks() {
         assert!(cut("many", 4, Some("two")).contains("from group \"two\" of 2 ranks"));
         assert_eq!(cut("two", 2, None), "there is already a group \"two\"; choose another name");
         assert_eq!(cut("x", 1, Some("tow")), "there is no group \"tow\"; expected one of two");
-        assert!(matches!(manager.group(Some("tow")), Err(Error::Mesh(isobar_mesh::Error::UndefinedGroup { .. }))));
+        assert!(matches!(
+            manager.group(Some("tow")),
+            Err(Error::Mesh(isobar_mesh::Error::UndefinedGroup { .. }))
+        ));
         assert!(matches!(
             manager.create_orthogonal_process_group("x", "tow", false),
             Err(Error::Mesh(isobar_mesh::Error::UndefinedGroup { .. }))
@@ -193,7 +196,10 @@ fn trees_make_siblings_orthogonal() {
 fn a_tree_of_a_smaller_world_is_refused() {
     on_ranks(6, |manager| {
         let config = tree(&[("spatial", 2), ("channel", 2), ("data_parallel", -1)]);
-        assert!(matches!(manager.create_groups_from_config(&config, false), Err(Error::Mesh(isobar_mesh::Error::GroupTree(_)))));
+        assert!(matches!(
+            manager.create_groups_from_config(&config, false),
+            Err(Error::Mesh(isobar_mesh::Error::GroupTree(_)))
+        ));
     });
 }
 
