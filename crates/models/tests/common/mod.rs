@@ -1,4 +1,5 @@
 //! Tools that tests of several models share.
+#![expect(clippy::unwrap_used, reason = "a test helper fails by panicking, as the tests do")]
 
 use isobar_shard::{Generator, ParamStore, Window};
 use tch::{Device, Kind};
