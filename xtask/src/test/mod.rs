@@ -10,6 +10,7 @@ mod summary;
 
 use std::{
     env,
+    path::Path,
     process::{Command, ExitCode},
     thread,
     time::{Duration, Instant},
@@ -21,7 +22,7 @@ use isobar_harness::{SKIPS, THREADS};
 
 use self::{reader::Reader, report::Times, suites::Suites, summary::Summary};
 use crate::{
-    run::{cargo, line},
+    run::{ROOT, cargo, line},
     setup::{self, Machine},
 };
 
@@ -129,10 +130,15 @@ impl<'a> Session<'a> {
 
     /// Format, lints, documentation, and a build without MPI.
     fn checks(&mut self) -> Result<()> {
+        let mut linted = false;
         for (name, mut command) in checks(self.machine) {
             let begun = Instant::now();
+            if name == DOCUMENTATION && linted {
+                share_with_lints(&mut command);
+            }
             let passed = stream::finish(&mut command, self.end)?;
             self.times.add(name, begun.elapsed());
+            linted |= name == LINTS && passed;
             self.summary.check(name, &line(&command), passed);
         }
         Ok(())
@@ -187,21 +193,54 @@ impl<'a> Session<'a> {
     }
 }
 
+const LINTS: &str = "lints";
+const DOCUMENTATION: &str = "documentation";
+const DENY_WARNINGS: [&str; 2] = ["-D", "warnings"];
+
+/// Lets `command` use what the lints have compiled of the workspace: cargo keeps it apart by compiler, clippy's arguments included.
+/// Where clippy's driver is elsewhere, it is compiled once more.
+fn share_with_lints(command: &mut Command) {
+    let sysroot = Command::new("rustc").args(["--print", "sysroot"]).current_dir(&*ROOT).output();
+    let Ok(sysroot) = sysroot else { return };
+    let driver = Path::new(String::from_utf8_lossy(&sysroot.stdout).trim()).join("bin/clippy-driver");
+    if driver.exists() {
+        let words = DENY_WARNINGS.map(|word| format!("{word}__CLIPPY_HACKERY__"));
+        command.env("RUSTC_WORKSPACE_WRAPPER", driver).env("CLIPPY_ARGS", words.concat());
+    }
+}
+
 fn checks(machine: &Machine) -> Vec<(&'static str, Command)> {
     let mut clippy = machine.cargo(&["clippy", "--workspace", "--all-targets"]);
-    clippy.args(["--", "-D", "warnings"]);
+    clippy.arg("--").args(DENY_WARNINGS);
     // Joined to the flags of .cargo/config.toml, which RUSTDOCFLAGS would replace. Programs are named like libraries,
     // whose pages they would take.
     let deny = "build.rustdocflags=['-D', 'warnings']";
     let doc = ["doc", "--workspace", "--no-deps", "--lib", "--config", deny];
     let mut checks = vec![
         ("format", cargo(&["fmt", "--all", "--check"])),
-        ("lints", clippy),
-        ("documentation", machine.cargo(&doc)),
+        (LINTS, clippy),
+        (DOCUMENTATION, machine.cargo(&doc)),
     ];
     if machine.mpi {
         let check = machine.cargo_without_default_features(&["check", "--workspace"]);
         checks.push(("build without default features", check));
     }
     checks
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Cargo takes up what clippy compiled only where the words are those that `cargo clippy` gives its driver.
+    #[test]
+    fn documentation_shares_with_lints() {
+        let mut command = Command::new("cargo");
+        share_with_lints(&mut command);
+        let words = command.get_envs().find(|(key, _)| *key == "CLIPPY_ARGS").and_then(|(_, words)| words);
+        assert!(
+            words.is_none_or(|words| words == "-D__CLIPPY_HACKERY__warnings__CLIPPY_HACKERY__"),
+            "{words:?}"
+        );
+    }
 }
