@@ -2,13 +2,16 @@
 #![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
 
 use std::fs::{self, File};
+use std::io::Write;
 use std::os::unix::process::ExitStatusExt;
 use std::path::Path;
 use std::process::Command;
 use std::time::Duration;
 
+use flate2::Compression;
+use flate2::write::ZlibEncoder;
 use isobar_data::{DarcyWriter, WellDim, WellMeta, WellWriter};
-use isobar_harness::{THREADS, threads, wait_within};
+use isobar_harness::{THREADS, output_within, threads, wait_within, workspace};
 use rstest::rstest;
 use tch::{Device, Kind, Tensor};
 use tempfile::tempdir;
@@ -103,4 +106,82 @@ fn damaged_files_are_values_or_errors(#[case] kind: &str, #[case] write: fn(&Pat
     }
     assert!(problems.is_empty(), "{} of {count}\n{}", problems.len(), problems.join("\n"));
     assert!(below.len() as u64 * 20 <= count, "{} of {count}\n{}", below.len(), below.join("\n"));
+}
+
+/// Bytes of deflate, without its end, that unpack to 1.2 GB of zeros.
+fn bomb() -> Vec<u8> {
+    let piece = vec![0; 16 << 20];
+    let mut encoder = ZlibEncoder::new(Vec::new(), Compression::best());
+    let mut ends = [0; 2];
+    for end in &mut ends {
+        encoder.write_all(&piece).unwrap();
+        encoder.flush().unwrap();
+        *end = encoder.get_ref().len();
+    }
+    let all = encoder.get_ref();
+    let mut bomb = all[..ends[0]].to_vec();
+    (0..75).for_each(|_| bomb.extend(&all[ends[0]..ends[1]]));
+    bomb
+}
+
+/// A file of 5000 samples, each in a chunk of its own, of which one unpacks to 1.2 GB. `chunk` is the number of that one.
+fn with_bomb(path: &Path, chunk: u64) {
+    const SAMPLES: usize = 5000;
+    let mut writer = DarcyWriter::create(path, SAMPLES, 4, 1.0).unwrap();
+    writer.append(&vec![12.0; SAMPLES * 16], &vec![0.5; SAMPLES * 16]).unwrap();
+    writer.finish().unwrap();
+    let file = hdf5_metno::File::open_rw(path).unwrap();
+    file.unlink("nu").unwrap();
+    let values = vec![12.0_f32; SAMPLES * 16];
+    let builder = file.new_dataset::<f32>().shape((SAMPLES, 4, 4)).chunk((1, 4, 4)).deflate(1);
+    let dataset = builder.create("nu").unwrap();
+    dataset.write_raw(&values).unwrap();
+    let info = (0..).map(|at| dataset.chunk_info(at).unwrap()).find(|info| info.offset[0] == chunk).unwrap();
+    drop((dataset, file));
+
+    let mut bytes = fs::read(path).unwrap();
+    // In the tree of chunks the key of a chunk, its packed size, filters and offset, stands before its address.
+    let key = [
+        &(info.size as u32).to_le_bytes()[..],
+        &[0; 4],
+        &chunk.to_le_bytes(),
+        &[0; 24],
+        &info.addr.to_le_bytes(),
+    ];
+    let key = key.concat();
+    let at = bytes.windows(key.len()).position(|window| window == key).unwrap();
+    let (bomb, end) = (bomb(), bytes.len() as u64);
+    bytes[at..at + 4].copy_from_slice(&(bomb.len() as u32).to_le_bytes());
+    bytes[at + key.len() - 8..at + key.len()].copy_from_slice(&end.to_le_bytes());
+    bytes.extend(&bomb);
+    // The end of the file, in its superblock.
+    let length = bytes.len() as u64;
+    bytes[40..48].copy_from_slice(&length.to_le_bytes());
+    fs::write(path, bytes).unwrap();
+}
+
+/// However many chunks a data set has, one that unpacks to more than it should is refused before it is unpacked.
+#[test]
+fn a_bomb_among_thousands_of_chunks_is_refused() {
+    let folder = tempdir().unwrap();
+    let path = folder.path().join("bomb.h5");
+    with_bomb(&path, 4321);
+    let [data, output] =
+        [format!("data.path={}", path.display()), format!("run.output={}", folder.path().display())];
+    let sets = [&data, &output, "data.validation_samples=0", "train.epochs=1", "model.patch_size=[2, 2]"];
+    let mut command = Command::new(env!("CARGO_BIN_EXE_isobar-app"));
+    command.current_dir(workspace()).args(["train", "configs/darcy_afno.toml"]).env(THREADS, threads());
+    command.args(sets.iter().flat_map(|set| ["--set", set]));
+    let output = output_within(&mut command, Duration::from_secs(120)).unwrap().expect("did not end");
+    let said = String::from_utf8_lossy(&output.stderr);
+    assert_eq!(output.status.code(), Some(3), "{said}");
+    assert!(
+        said.contains("`nu` is in a chunk at [4321, 0, 0] of ") && said.contains("more than its 64 bytes"),
+        "{said}"
+    );
+
+    // The others are good.
+    let file = isobar_data::DarcyFile::open(&path).unwrap();
+    file.read(&[4320, 0], 0..4, 0..4).unwrap();
+    assert!(file.read(&[4321], 0..4, 0..4).is_err());
 }

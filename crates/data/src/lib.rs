@@ -25,6 +25,7 @@ mod aside;
 mod attribute;
 mod augment;
 mod batch;
+mod chunks;
 mod darcy;
 mod error;
 mod format;

@@ -9,10 +9,11 @@ use std::path::{Path, PathBuf};
 use std::sync::{Mutex, PoisonError};
 
 use flate2::read::ZlibDecoder;
-use hdf5_metno::dataset::{ChunkInfo, Layout};
+use hdf5_metno::dataset::Layout;
 use hdf5_metno::filters::Filter;
 use hdf5_metno::{Dataset, Group, IndexType, IterationOrder, LinkType};
 
+use crate::chunks::{self, Packed};
 use crate::layout::misfit;
 use crate::{Error, Result};
 
@@ -24,9 +25,6 @@ pub(crate) const DEFLATED: u64 = 1032;
 
 /// Largest number of links in a file.
 const MOST_LINKS: usize = 1 << 17;
-
-/// Largest number of chunks of a dataset that are checked one by one: HDF5 1.10 searches linearly for each.
-const MOST_CHUNKS: usize = 4096;
 
 /// Rejects a file with links to other files, since opening their target would open that file. Without such
 /// links, soft links stay within the file.
@@ -104,7 +102,8 @@ pub(crate) fn check_place(path: &Path, dataset: &Dataset, name: &str) -> Result<
     Ok(())
 }
 
-/// Dataset to read, with those of its chunks that might expand to more than their shape.
+/// Dataset to read. Its chunks are checked as they are read: before memory is taken for one, it must not
+/// unpack to more than its shape.
 #[derive(Debug)]
 pub(crate) struct Stored {
     pub(crate) dataset: Dataset,
@@ -113,26 +112,20 @@ pub(crate) struct Stored {
     chunk: Vec<usize>,
     /// Bytes of an unpacked chunk.
     bytes: u64,
-    /// Chunks that have not been checked.
-    suspects: Mutex<Vec<ChunkInfo>>,
+    /// Whether any chunk can be large enough to unpack to more than [`LARGEST_CHUNK`].
+    suspicious: bool,
+    /// Linear indices of the large chunks that were checked: at most one for each MiB of the file.
+    checked: Mutex<HashSet<u64>>,
 }
 
 impl Stored {
-    /// Lists the chunks that are packed and large enough to unpack to more than [`LARGEST_CHUNK`].
     pub(crate) fn new(path: &Path, dataset: Dataset, name: String) -> Self {
         let chunk = dataset.chunk().unwrap_or_default();
         let width = dataset.dtype().map_or(0, |kind| kind.size());
         let bytes = chunk.iter().fold(width as u64, |bytes, &extent| bytes.saturating_mul(extent as u64));
-        let stored = dataset.storage_size();
-        let chunks = match chunk.is_empty() || stored.saturating_mul(DEFLATED) <= LARGEST_CHUNK {
-            true => 0,
-            false => dataset.num_chunks().unwrap_or(0),
-        };
-        let suspect = |info: &ChunkInfo| info.size.saturating_mul(DEFLATED) > LARGEST_CHUNK;
-        let listed =
-            (0..chunks).take_while(|_| chunks <= MOST_CHUNKS).filter_map(|at| dataset.chunk_info(at));
-        let suspects = Mutex::new(listed.filter(suspect).collect());
-        Self { dataset, path: path.to_owned(), name, chunk, bytes, suspects }
+        let suspicious = !chunk.is_empty() && may_be_bomb(dataset.storage_size());
+        let checked = Mutex::default();
+        Self { dataset, path: path.to_owned(), name, chunk, bytes, suspicious, checked }
     }
 
     /// Shape of its chunks, where it has any.
@@ -143,32 +136,68 @@ impl Stored {
     /// Rejects a window that overlaps a chunk which expands to more than its shape. HDF5 would decompress all
     /// of it.
     pub(crate) fn check(&self, window: &[Range<usize>]) -> Result<()> {
-        let mut suspects = self.suspects.lock().unwrap_or_else(PoisonError::into_inner);
-        if suspects.is_empty() {
+        if !self.suspicious || window.iter().any(Range::is_empty) || window.len() != self.chunk.len() {
             return Ok(());
         }
-        let mut file = isobar_files::open(&self.path).map_err(|error| self.unreadable(error))?;
-        let meets = |info: &ChunkInfo| {
-            window.iter().zip(&self.chunk).zip(&info.offset).all(|((range, &extent), &offset)| {
-                range.start < (offset as usize).saturating_add(extent) && offset < range.end as u64
-            })
-        };
-        let (now, later): (Vec<_>, Vec<_>) = suspects.drain(..).partition(meets);
-        *suspects = later;
-        for info in now {
-            self.count(&mut file, &info).inspect_err(|_| suspects.push(info.clone()))?;
+        let shape = self.dataset.shape();
+        let chunks: Vec<Range<usize>> = window
+            .iter()
+            .zip(&self.chunk)
+            .map(|(range, &extent)| range.start / extent..range.end.div_ceil(extent))
+            .collect();
+        let mut at: Vec<usize> = chunks.iter().map(|range| range.start).collect();
+        loop {
+            let index =
+                at.iter().zip(&shape).zip(&self.chunk).fold(0_u64, |index, ((&at, &size), &extent)| {
+                    index.saturating_mul(size.div_ceil(extent) as u64).saturating_add(at as u64)
+                });
+            let offset: Vec<u64> =
+                at.iter().zip(&self.chunk).map(|(&at, &extent)| (at * extent) as u64).collect();
+            self.check_chunk(index, &offset)?;
+            // The next chunk, the last dim first.
+            let Some(dim) = (0..at.len()).rev().find(|&dim| at[dim] + 1 < chunks[dim].end) else {
+                return Ok(());
+            };
+            at[dim] += 1;
+            (dim + 1..at.len()).for_each(|dim| at[dim] = chunks[dim].start);
         }
+    }
+
+    /// Checks one chunk. HDF5 finds the size of a chunk by its index (a tree), but its address by a linear
+    /// search, which only large chunks need.
+    fn check_chunk(&self, index: u64, offset: &[u64]) -> Result<()> {
+        let failed = |error| Error::hdf5(&self.path, format!("look up a chunk of `{}`", self.name), error);
+        let size = chunks::stored_size(&self.dataset, offset).map_err(failed)?;
+        if !may_be_bomb(size) {
+            return Ok(());
+        }
+        if size > largest_packed(self.bytes) {
+            let found = format!(
+                "in a chunk at {offset:?} of {size} packed bytes, more than its {} bytes",
+                self.bytes
+            );
+            let expected = "chunks that are not larger packed; the file is damaged or made to exhaust memory";
+            return Err(misfit(&self.path, self.name.clone(), found, expected));
+        }
+        let known = |checked: &HashSet<u64>| checked.contains(&index);
+        if known(&self.checked.lock().unwrap_or_else(PoisonError::into_inner)) {
+            return Ok(());
+        }
+        let packed = chunks::find(&self.dataset, offset).map_err(failed)?;
+        let mut file = isobar_files::open(&self.path).map_err(|error| self.unreadable(error))?;
+        self.count(&mut file, &packed, offset)?;
+        self.checked.lock().unwrap_or_else(PoisonError::into_inner).insert(index);
         Ok(())
     }
 
     /// Decompresses a chunk without storing the result.
-    fn count(&self, file: &mut File, info: &ChunkInfo) -> Result<()> {
+    fn count(&self, file: &mut File, chunk: &Packed, offset: &[u64]) -> Result<()> {
         // Addresses count from the end of the user block, which the library's answer may or may not include.
         let base = self.dataset.file().map_or(0, |file| file.userblock());
-        for address in [Some(info.addr), Some(info.addr.saturating_add(base)).filter(|_| base > 0)] {
+        for address in [Some(chunk.address), Some(chunk.address.saturating_add(base)).filter(|_| base > 0)] {
             let Some(address) = address else { continue };
             file.seek(SeekFrom::Start(address)).map_err(|error| self.unreadable(error))?;
-            let packed = Read::by_ref(file).take(info.size);
+            let packed = Read::by_ref(file).take(chunk.size);
             // Checksums before compression take 4 bytes. The library rejects invalid compressed data.
             let most = self.bytes.saturating_add(4);
             let mut unpacked = ZlibDecoder::new(packed).take(most.saturating_add(1));
@@ -177,10 +206,7 @@ impl Stored {
                 return Err(misfit(
                     &self.path,
                     self.name.clone(),
-                    format!(
-                        "in a chunk at {:?} that unpacks to more than its {} bytes",
-                        info.offset, self.bytes
-                    ),
+                    format!("in a chunk at {offset:?} that unpacks to more than its {} bytes", self.bytes),
                     "chunks that unpack to their shape; the file is damaged or made to exhaust memory",
                 ));
             }
@@ -191,6 +217,17 @@ impl Stored {
     fn unreadable(&self, error: std::io::Error) -> Error {
         Error::io(&self.path, "read a chunk of it", error)
     }
+}
+
+/// Returns whether so many packed bytes may unpack to more than [`LARGEST_CHUNK`].
+fn may_be_bomb(packed: u64) -> bool {
+    packed.saturating_mul(DEFLATED) > LARGEST_CHUNK
+}
+
+/// Returns the largest size of a packed chunk of so many bytes: deflate adds at most a thousandth and a header, and two
+/// checksums take 8 bytes.
+fn largest_packed(bytes: u64) -> u64 {
+    bytes.saturating_add(bytes / 512).saturating_add(1024)
 }
 
 /// Bytes up to the end or the first error.

@@ -8,6 +8,7 @@ pub mod curve;
 mod hosts;
 mod launch;
 mod memo;
+mod mounts;
 mod process;
 mod room;
 mod slurm;
@@ -17,6 +18,7 @@ use std::{env, fs::OpenOptions, io::Write, path::PathBuf};
 pub use hosts::Hosts;
 pub use launch::{Exit, Launch, Outcome, RankOutput};
 pub use memo::Memo;
+pub use mounts::Mounts;
 pub use process::{descendants, end_tree, on_path, output_within, wait_within};
 pub use slurm::{Slurm, SlurmState};
 

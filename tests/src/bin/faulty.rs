@@ -1,5 +1,5 @@
 //! The command `isobar`, of which one rank fails where it is told to. `FAULT` is `RANK PHASE STEP HOW MARK`: from which step
-//! on in which phase (`end`: when the command has done its work, and its process has not ended), how (`kill`, `stop`, `panic`, `hang`, `extra`, or `command`: by what a shell makes of `FAULT_COMMAND`), and
+//! on in which phase (`end`: when the command has done its work, and its process has not ended), how (`kill`, `stop`, `panic`, `hang`, `extra`, `eat`: takes memory until it is killed, or `command`: by what a shell makes of `FAULT_COMMAND`), and
 //! the file that is made just before.
 #![expect(clippy::print_stderr, reason = "a program of tests, read by them")]
 
@@ -70,10 +70,23 @@ fn fail(how: &str, mark: &str) {
             // Further calls would be of a rank that knows already that the others have gone.
             thread::sleep(Duration::from_secs(3600));
         }
+        "eat" => eat(),
         "hang" => thread::sleep(Duration::from_secs(3600)),
         _ => {}
     }
 }
+
+/// Takes memory until the process is killed, or has so much that no limit holds it.
+fn eat() {
+    let mut taken = Vec::new();
+    while taken.len() < MOST_PIECES {
+        taken.push(vec![1_u8; 16 << 20]);
+    }
+    eprintln!("took {} pieces of memory, and lives", taken.len());
+}
+
+/// 4 GiB in pieces of 16 MiB.
+const MOST_PIECES: usize = 256;
 
 /// Time that a process stays stopped: longer than the silence by which the tests notice it, with room for a loaded machine.
 const STOPPED: Duration = Duration::from_secs(15);

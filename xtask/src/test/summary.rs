@@ -65,10 +65,10 @@ impl Summary {
         self.skips.extend(noted);
     }
 
-    /// Turns skips for other reasons than a missing GPU or network namespaces into failures.
+    /// Turns skips for other reasons than a missing GPU, namespaces or control groups into failures.
     pub(super) fn forbid_skips(&mut self) {
-        let may_skip =
-            |skip: &String| ["GPU", "network namespace"].iter().any(|reason| skip.contains(reason));
+        const ALLOWED: [&str; 4] = ["GPU", "network namespace", "mount namespace", "control group"];
+        let may_skip = |skip: &String| ALLOWED.iter().any(|reason| skip.contains(reason));
         let (allowed, forbidden) = std::mem::take(&mut self.skips).into_iter().partition(may_skip);
         self.skips = allowed;
         for skip in forbidden {

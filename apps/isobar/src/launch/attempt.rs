@@ -9,6 +9,7 @@ use nix::sys::signal::Signal;
 
 use super::cause::{End, How, Told};
 use super::hosts::Place;
+use super::out_of_memory::OomCounters;
 use super::output::Tail;
 use super::process::{Event, Guard, Rank, Recipe};
 
@@ -88,6 +89,8 @@ struct Attempt<'a> {
     asked: Option<Instant>,
     /// Ranks that are stopped after others have succeeded, and since when.
     stopped: BTreeMap<usize, Instant>,
+    /// The kernel's counters of out-of-memory kills at the start.
+    kills: OomCounters,
 }
 
 /// Starts all ranks and waits until they have ended, however that may be.
@@ -113,6 +116,7 @@ pub(super) fn run(
         stops: Vec::new(),
         asked: None,
         stopped: BTreeMap::new(),
+        kills: OomCounters::read(),
     };
     let mut queues = queues(places);
     while let Some(place) = attempt.next_place(&mut queues, happens) {
@@ -330,7 +334,9 @@ impl Attempt<'_> {
             _ if self.pressure >= Pressure::Asked => Told::Pressed,
             _ => Told::No,
         };
-        *end = Some(End { place, pid, how, after: self.began.elapsed(), told });
+        let killed = place.here && told == Told::No && how.is_kill();
+        let oom = if killed { self.kills.kill_since() } else { None };
+        *end = Some(End { place, pid, how, after: self.began.elapsed(), told, oom });
     }
 
     /// Signals to the launcher are for all ranks. The first that asks for the end leaves them all the time that they need, a

@@ -6,6 +6,7 @@ use isobar_manager::flight;
 use nix::sys::signal::Signal;
 
 use super::hosts::Place;
+use super::out_of_memory::OomKill;
 use crate::exit::{self, Exit};
 
 /// How a rank ended.
@@ -31,6 +32,8 @@ pub(super) struct End {
     /// After the start of all.
     pub(super) after: Duration,
     pub(super) told: Told,
+    /// Evidence that the kernel killed it because memory was used up.
+    pub(super) oom: Option<OomKill>,
 }
 
 /// Whether this launcher had told a rank to end.
@@ -64,6 +67,16 @@ impl How {
     /// Whether it ended as it should: done, or told to stop and saved.
     pub(super) fn is_good(self) -> bool {
         matches!(self, Self::Code(code) if code == Exit::Good as u8 || code == Exit::Stopped as u8)
+    }
+
+    /// Whether it was killed by SIGKILL, itself or inside a shell.
+    pub(super) fn is_kill(self) -> bool {
+        let kill = Signal::SIGKILL as i32;
+        match self {
+            Self::Signal(signal) => signal == kill,
+            Self::Code(code) => i32::from(code) == i32::from(SIGNALS) + kill,
+            Self::Unreachable | Self::Never => false,
+        }
     }
 
     /// Whether another attempt may go better.
@@ -215,9 +228,13 @@ pub(super) fn report(
         None => {
             let stopped =
                 if root.told == Told::Stopped { "was stopped while others had ended, and " } else { "" };
-            format!("isobar launch: {who_failed} failed first, after {after:.1} s: it {stopped}{how}")
+            let oom = root.oom.as_ref().map(OomKill::words).unwrap_or_default();
+            format!("isobar launch: {who_failed} failed first, after {after:.1} s: it {stopped}{how}{oom}")
         }
     };
+    if root.oom.is_some() {
+        text += &format!("\n  {}", OomKill::MEND);
+    }
     let lines = tail(root.place.rank);
     // An error that all ranks have is printed by one of them.
     let alike = ends.iter().filter(|end| end.is_own() && end.how == root.how);
@@ -235,7 +252,8 @@ pub(super) fn report(
     }
     for end in ends.iter().filter(|end| end.place.rank != root.place.rank) {
         let told = end.told.words();
-        text += &format!("\n  {} {}{told}, after {:.1} s", who(end), end.how, end.after.as_secs_f64());
+        let oom = end.oom.as_ref().map(OomKill::words).unwrap_or_default();
+        text += &format!("\n  {} {}{oom}{told}, after {:.1} s", who(end), end.how, end.after.as_secs_f64());
     }
     if !left_out.is_empty() {
         let (ranks, were) = flight::ranks(left_out, "was", "were");
@@ -278,7 +296,7 @@ mod tests {
             let host = "node7".to_owned();
             let place = Place { rank, local_rank: rank, local_size: 4, host, here: true };
             let after = Duration::from_secs_f64(after.parse().unwrap());
-            End { place, pid: Some(42), how, after, told }
+            End { place, pid: Some(42), how, after, told, oom: None }
         };
         text.split_whitespace().enumerate().map(end).collect()
     }
@@ -389,6 +407,23 @@ mod tests {
         let headline = "rank 1 (node7, process 42) failed first, after 28.0 s: it was stopped while others had ended, and was \
                         killed by signal 9 (SIGKILL)";
         assert!(report.contains(headline), "{report}");
+    }
+
+    #[test]
+    fn an_out_of_memory_kill_is_named() {
+        let mut ends = ends("c4@3.5 s9@3.1 c137@3.2");
+        for (rank, kill) in [(1, OomKill::Group("/job".to_owned())), (2, OomKill::Machine)] {
+            assert!(ends[rank].how.is_kill());
+            ends[rank].oom = Some(kill);
+        }
+        let root = root(&ends, None).unwrap();
+        insta::assert_snapshot!(report(&root, &ends, &[], |_| Vec::new(), None, None), @r"
+        isobar launch: rank 1 (node7, process 42) failed first, after 3.1 s: it was killed by signal 9 (SIGKILL), by the kernel's out-of-memory killer: the memory limit of control group /job was reached
+          raise the memory limit of the job or container, start fewer ranks on this host, or lower train.batch_size or raise train.accumulate (smaller micro-batches)
+          it wrote nothing to standard error
+          rank 0 (node7, process 42) ended with code 4 (a rank was lost or timed out), after 3.5 s
+          rank 2 (node7, process 42) ended with code 137 (as a shell does after SIGKILL), by the kernel's out-of-memory killer (this machine counts a new kill), after 3.2 s
+        ");
     }
 
     #[test]

@@ -3,6 +3,7 @@
 mod attempt;
 mod cause;
 mod hosts;
+mod out_of_memory;
 mod output;
 mod process;
 mod remote;

@@ -1,6 +1,6 @@
 //! Facts that each rank collects about its process and machine.
 
-use std::time::{SystemTime, UNIX_EPOCH};
+use std::time::{Instant, SystemTime, UNIX_EPOCH};
 
 use isobar_collectives::{BackendKind, Group};
 use isobar_torch::cuda;
@@ -194,12 +194,13 @@ pub(super) fn ahead_of_first(world: &Group) -> Result<f64> {
     let now = || SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_secs_f64();
     let mut best = (f64::INFINITY, 0.0);
     for _ in 0..ROUNDS {
-        let before = now();
+        // The clock under test may jump meanwhile.
+        let (before, began) = (now(), Instant::now());
         let all = world.all_gather_bytes(&before.to_le_bytes())?;
-        let after = now();
+        let took = began.elapsed().as_secs_f64();
         let first = all.into_iter().next().and_then(|bytes| bytes.try_into().ok()).map(f64::from_le_bytes);
-        if let Some(first) = first.filter(|_| after - before < best.0) {
-            best = (after - before, f64::midpoint(before, after) - first);
+        if let Some(first) = first.filter(|_| took < best.0) {
+            best = (took, before + took / 2.0 - first);
         }
     }
     Ok(if world.rank() == 0 { 0.0 } else { best.1 })

@@ -14,6 +14,9 @@ use crate::flight::{FlightRecord, Peer};
 /// The longest message.
 const LONGEST: usize = 256 << 10;
 
+/// Longest message of a peer that has not proved who it is: many of them must fit into memory.
+const LONGEST_INTRODUCTION: usize = 16 << 10;
+
 /// Reads of 16 KiB at one look: who sends without end is not listened to without end.
 const AT_ONCE: usize = 64;
 
@@ -53,6 +56,8 @@ pub(super) struct Line {
     /// Received messages that were not read yet.
     messages: VecDeque<Message>,
     open: bool,
+    /// Largest length of an incoming message, in bytes.
+    longest: usize,
     /// True if the other side still accepts messages; messages that it sent before it left are read in any case.
     takes: bool,
 }
@@ -61,8 +66,25 @@ impl Line {
     pub(super) fn new(stream: TcpStream) -> std::io::Result<Self> {
         stream.set_nonblocking(true)?;
         stream.set_nodelay(true)?;
-        let messages = VecDeque::new();
-        Ok(Self { stream, incoming: Vec::new(), outgoing: Vec::new(), messages, open: true, takes: true })
+        Ok(Self {
+            stream,
+            incoming: Vec::new(),
+            outgoing: Vec::new(),
+            messages: VecDeque::new(),
+            open: true,
+            longest: LONGEST,
+            takes: true,
+        })
+    }
+
+    /// A connection whose other side has not proved who it is: long messages close it.
+    pub(super) fn of_stranger(stream: TcpStream) -> std::io::Result<Self> {
+        Ok(Self { longest: LONGEST_INTRODUCTION, ..Self::new(stream)? })
+    }
+
+    /// Accepts messages of any kind from now on: the other side has proved who it is.
+    pub(super) fn trust(&mut self) {
+        self.longest = LONGEST;
     }
 
     pub(super) fn is_open(&self) -> bool {
@@ -115,7 +137,7 @@ impl Line {
     fn read(&mut self) {
         let mut buffer = [0_u8; 16 << 10];
         let mut left = AT_ONCE;
-        while self.open && left > 0 && self.incoming.len() <= LONGEST + 4 {
+        while self.open && left > 0 && self.incoming.len() <= self.longest + 4 {
             left -= 1;
             match self.stream.read(&mut buffer) {
                 Ok(0) => self.open = false,
@@ -135,7 +157,7 @@ impl Line {
         loop {
             let Some((head, rest)) = self.incoming.split_first_chunk::<4>() else { return true };
             let length = u32::from_le_bytes(*head) as usize;
-            if length > LONGEST {
+            if length > self.longest {
                 return false;
             }
             let Some(text) = rest.get(..length) else { return true };

@@ -14,8 +14,12 @@ use crate::flight::{Fate, FlightRecord, Peer};
 /// Timeout of an unknown peer's introduction.
 const INTRODUCTION: Duration = Duration::from_secs(2);
 
-/// More connections than so many beyond the ranks are not taken.
-const STRANGERS: usize = 16;
+/// Largest number of connections, beyond one for each rank, that have not introduced themselves. One more
+/// closes the oldest, so that a flood of silent connections does not keep ranks out.
+const STRANGERS: usize = 256;
+
+/// Largest number of connections that are accepted at a time, so that a flood does not hold up the watch.
+const AT_ONCE: usize = 64;
 
 /// A rank, as another hears of it.
 pub(super) struct Known {
@@ -106,9 +110,9 @@ impl Peers {
         own: usize,
         ranks: usize,
     ) -> Option<Option<Peer>> {
-        while self.strangers.len() < STRANGERS + ranks {
+        for _ in 0..AT_ONCE.max(ranks) {
             let Ok((stream, _)) = listener.accept() else { break };
-            let (Ok(mut line), Ok(nonce)) = (Line::new(stream), Token::nonce()) else { continue };
+            let (Ok(mut line), Ok(nonce)) = (Line::of_stranger(stream), Token::nonce()) else { continue };
             line.send(&Message::Challenge { nonce });
             self.strangers.push(Stranger { line, since: Instant::now(), nonce });
         }
@@ -123,6 +127,7 @@ impl Peers {
                     }
                     let proof = token.proof(&role(own, rank), &nonces).to_bytes();
                     stranger.line.send(&Message::Welcome { proof });
+                    stranger.line.trust();
                     self.known.insert(rank, Known::new(stranger.line));
                     said = Some(said.flatten().or(lost));
                 }
@@ -132,6 +137,8 @@ impl Peers {
                 _ => {}
             }
         }
+        let surplus = self.strangers.len().saturating_sub(STRANGERS + ranks);
+        drop(self.strangers.drain(..surplus));
         said
     }
 
@@ -146,6 +153,7 @@ impl Peers {
 
 #[cfg(test)]
 mod tests {
+    use std::io::Write;
     use std::net::TcpStream;
 
     use super::*;
@@ -199,6 +207,39 @@ mod tests {
         // A proof that was heard elsewhere.
         let heard = hello(TOKEN, 2, &role(2, 0))([1; 32]);
         assert_eq!(introduced(2, |_| heard.clone()), (false, false));
+    }
+
+    /// A flood of connections that say nothing, or announce much and send it slowly.
+    #[test]
+    fn a_flood_of_strangers_keeps_no_rank_out() {
+        let listener = TcpListener::bind(("127.0.0.1", 0)).unwrap();
+        listener.set_nonblocking(true).unwrap();
+        let address = listener.local_addr().unwrap();
+        let (mut peers, token) = (Peers::default(), Token::new(TOKEN));
+        let mut flood = Vec::new();
+        let mut connect = |peers: &mut Peers, count: usize| {
+            for at in 0..count {
+                let mut stream = TcpStream::connect(address).unwrap();
+                if at % 2 == 0 {
+                    stream.write_all(&[0, 0, 1, 0, b'{']).unwrap();
+                }
+                flood.push(stream);
+                peers.accept(&listener, &token, 0, RANKS);
+            }
+        };
+        connect(&mut peers, 2 * STRANGERS);
+        assert!(peers.strangers.len() <= STRANGERS + RANKS);
+        let mut rank = Line::new(TcpStream::connect(address).unwrap()).unwrap();
+        let hello = hello(TOKEN, 2, &role(2, 0));
+        let end = Instant::now() + Duration::from_secs(20);
+        while !peers.known.contains_key(&2) && rank.is_open() && Instant::now() < end {
+            connect(&mut peers, 20);
+            if let Some(Message::Challenge { nonce }) = rank.next() {
+                rank.send(&hello(nonce));
+            }
+        }
+        assert!(peers.known.contains_key(&2));
+        assert!(peers.strangers.len() <= STRANGERS + RANKS);
     }
 
     #[test]

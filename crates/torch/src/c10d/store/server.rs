@@ -1,10 +1,11 @@
 //! The process that keeps the store: a thread for each of its addresses, and one for each connection.
 
+use std::collections::VecDeque;
 use std::io::{self, Read, Write};
 use std::net::{IpAddr, Shutdown, SocketAddr, TcpListener, TcpStream};
 use std::os::fd::AsRawFd;
-use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex, PoisonError, Weak};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
@@ -15,7 +16,8 @@ use crate::c10d::token::Token;
 /// Timeout of a new connection's introduction.
 const INTRODUCTION: Duration = Duration::from_secs(5);
 
-/// More strangers at a time are sent away; friends among them come back.
+/// Largest number of connections that have not introduced themselves. One more closes the oldest: a rank
+/// introduces itself within milliseconds, so that a flood of silent connections does not keep it out.
 const STRANGERS: usize = 256;
 
 /// Small stack, since there is one thread per connection, that is, per rank.
@@ -34,7 +36,8 @@ struct Shared {
     table: Table,
     token: Token,
     closed: AtomicBool,
-    strangers: AtomicUsize,
+    /// Connections that have not introduced themselves, oldest first.
+    strangers: Mutex<VecDeque<Arc<TcpStream>>>,
     /// To be closed at the end.
     connections: Mutex<Vec<Weak<TcpStream>>>,
 }
@@ -46,7 +49,7 @@ impl Server {
             table: Table::default(),
             token: token.clone(),
             closed: AtomicBool::new(false),
-            strangers: AtomicUsize::new(0),
+            strangers: Mutex::default(),
             connections: Mutex::new(Vec::new()),
         });
         let mut server = Self { shared, listeners: Vec::new(), port };
@@ -93,21 +96,43 @@ impl Shared {
     fn accept(self: Arc<Self>, listener: &TcpListener) {
         while !self.closed.load(Ordering::SeqCst) {
             match listener.accept() {
-                Ok((stream, _)) if self.strangers.load(Ordering::SeqCst) < STRANGERS => {
-                    self.strangers.fetch_add(1, Ordering::SeqCst);
+                Ok((stream, _)) => {
                     let (shared, stream) = (self.clone(), Arc::new(stream));
                     self.keep(&stream);
+                    self.admit(&stream);
                     let thread = thread::Builder::new().name("isobar-store".to_owned()).stack_size(STACK);
-                    let begun = thread.spawn(move || shared.attend(&stream));
-                    if begun.is_err() {
-                        self.strangers.fetch_sub(1, Ordering::SeqCst);
+                    let attended = stream.clone();
+                    if thread.spawn(move || shared.attend(&attended)).is_err() {
+                        self.dismiss(&stream);
                     }
                 }
-                Ok(_) => {}
                 // Closed, or no descriptors for now.
                 Err(_) => thread::sleep(Duration::from_millis(10)),
             }
         }
+    }
+
+    /// Adds a stranger. If there are too many, closes the oldest, whose thread then ends.
+    fn admit(&self, stream: &Arc<TcpStream>) {
+        let mut strangers = self.strangers();
+        strangers.push_back(stream.clone());
+        if strangers.len() > STRANGERS
+            && let Some(oldest) = strangers.pop_front()
+        {
+            // It may have closed by itself.
+            let _ = oldest.shutdown(Shutdown::Both);
+        }
+    }
+
+    /// Removes a stranger; false if it was closed in favour of a newer one.
+    fn dismiss(&self, stream: &Arc<TcpStream>) -> bool {
+        let mut strangers = self.strangers();
+        let at = strangers.iter().position(|other| Arc::ptr_eq(other, stream));
+        at.and_then(|at| strangers.remove(at)).is_some()
+    }
+
+    fn strangers(&self) -> MutexGuard<'_, VecDeque<Arc<TcpStream>>> {
+        self.strangers.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     fn keep(&self, stream: &Arc<TcpStream>) {
@@ -119,8 +144,8 @@ impl Shared {
     fn attend(&self, stream: &Arc<TcpStream>) {
         let line = Until { stream, end: Instant::now() + INTRODUCTION };
         let met = stream.set_nodelay(true).and_then(|()| wire::receive(line, &self.token));
-        self.strangers.fetch_sub(1, Ordering::SeqCst);
-        if matches!(met, Ok(Met::Friend)) && !self.closed.load(Ordering::SeqCst) {
+        let stays = self.dismiss(stream);
+        if stays && matches!(met, Ok(Met::Friend)) && !self.closed.load(Ordering::SeqCst) {
             // The end of a connection is no error of the store.
             let _ = self.serve(stream);
         }

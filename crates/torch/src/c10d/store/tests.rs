@@ -198,6 +198,25 @@ fn strangers_who_say_nothing_hold_nobody_up() {
     }
 }
 
+/// More of them than the server keeps, all open, and more while a friend comes.
+#[test]
+fn a_flood_of_strangers_keeps_no_friend_out() {
+    let store = server();
+    let address = (HERE, store.port());
+    let mut flood: Vec<_> = (0..600).map(|_| TcpStream::connect(address).unwrap()).collect();
+    let (done, goes_on) = mpsc::channel::<()>();
+    let flooding = thread::spawn(move || {
+        while goes_on.recv_timeout(Duration::from_millis(2)) == Err(mpsc::RecvTimeoutError::Timeout) {
+            flood.extend(TcpStream::connect(address));
+        }
+    });
+    for _ in 0..20 {
+        client(&store).set("key", b"value").unwrap();
+    }
+    done.send(()).unwrap();
+    flooding.join().unwrap();
+}
+
 #[test]
 fn what_is_no_request_ends_its_connection_alone() {
     let store = server();
