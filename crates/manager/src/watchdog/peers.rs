@@ -230,7 +230,8 @@ mod tests {
         connect(&mut peers, 2 * STRANGERS);
         assert!(peers.strangers.len() <= STRANGERS + RANKS);
         let mut rank = Line::new(TcpStream::connect(address).unwrap()).unwrap();
-        let hello = hello(TOKEN, 2, &role(2, 0));
+        let of_rank = role(2, 0);
+        let hello = hello(TOKEN, 2, &of_rank);
         let end = Instant::now() + Duration::from_secs(20);
         while !peers.known.contains_key(&2) && rank.is_open() && Instant::now() < end {
             connect(&mut peers, 20);
