@@ -136,6 +136,10 @@ fn with_bomb(path: &Path, chunk: u64) {
     let builder = file.new_dataset::<f32>().shape((SAMPLES, 4, 4)).chunk((1, 4, 4)).deflate(1);
     let dataset = builder.create("nu").unwrap();
     dataset.write_raw(&values).unwrap();
+    drop((dataset, file));
+    // Chunks have places once they are written.
+    let file = hdf5_metno::File::open(path).unwrap();
+    let dataset = file.dataset("nu").unwrap();
     let info = (0..).map(|at| dataset.chunk_info(at).unwrap()).find(|info| info.offset[0] == chunk).unwrap();
     drop((dataset, file));
 

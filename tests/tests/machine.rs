@@ -108,7 +108,7 @@ impl Drop for MemoryGroup {
 }
 
 /// More than two ranks need, and less than the failing rank takes.
-const MEMORY: u64 = 640 << 20;
+const MEMORY: u64 = 448 << 20;
 
 /// The kernel kills a rank whose control group has no memory left: the other is told which it was.
 #[rstest]
@@ -201,8 +201,8 @@ const EXT4_STOPS: &str = "echo 1 >/sys/fs/ext4/$(basename $(findmnt -n -o SOURCE
 
 /// A tmpfs that becomes read-only for all files that are not open.
 const TMPFS: &str = "mount -t tmpfs -o size=64m none \"$1\"";
-const TMPFS_STOPS: &str =
-    "mount --bind $(realpath $run/..) $(realpath $run/..) && mount -o remount,bind,ro $(realpath $run/..)";
+const TMPFS_STOPS: &str = "top=$(realpath $run/..) && mkdir $top/../ro && mount --bind $top $top/../ro &&
+    mount -o remount,bind,ro $top/../ro && mount --move $top/../ro $top";
 
 /// A file system that becomes read-only: the truth on every rank, and earlier checkpoints stay good.
 #[rstest]

@@ -80,7 +80,10 @@ fn fail(how: &str, mark: &str) {
 fn eat() {
     let mut taken = Vec::new();
     while taken.len() < MOST_PIECES {
-        taken.push(vec![1_u8; 16 << 20]);
+        let mut piece = vec![0_u8; 16 << 20];
+        // The system gives a page once something is written to it.
+        piece.iter_mut().step_by(4096).for_each(|byte| *byte = 1);
+        taken.push(piece);
     }
     eprintln!("took {} pieces of memory, and lives", taken.len());
 }
