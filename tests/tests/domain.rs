@@ -60,6 +60,9 @@ static VOLUMES: LazyLock<PathBuf> = LazyLock::new(|| wave("volumes", &[8, 6, 5])
 /// A wave along a line.
 static LINES: LazyLock<PathBuf> = LazyLock::new(|| wave("lines", &[16]));
 
+/// A wave in a box whose sides can be halved.
+static BOXES: LazyLock<PathBuf> = LazyLock::new(|| wave("boxes", &[8, 4, 4]));
+
 fn wave(name: &str, extents: &[i64]) -> PathBuf {
     let path = Path::new(env!("CARGO_TARGET_TMPDIR")).join(format!("{name}.h5"));
     let dim = |(name, &extent): (&str, &i64)| {
@@ -98,6 +101,17 @@ fn isobar(launch: Launch, command: &str, config: &str, output: &Path, sets: &[&s
         }
         "darcy_afno" | "darcy_distributed_afno" => {
             &["model.embed_dim=16", "model.depth=2", "data.validation_steps=1"]
+        }
+        "navier_stokes_mod_afno" => &[
+            "model.inp_shape=[16, 16]",
+            "model.embed_dim=8",
+            "model.embed_model.dim=4",
+            "model.mod_dim=4",
+            "model.depth=2",
+            "model.num_blocks=2",
+        ],
+        "boxes_sr_res_net" => {
+            &["model.conv_layer_size=4", "model.n_resid_blocks=1", "model.large_kernel_size=3"]
         }
         _ => &["model.model_depth=2", "model.feature_map_channels=[4, 4, 8, 8]"],
     };
@@ -286,6 +300,32 @@ fn in_single_precision(
     let folder = tempdir().unwrap();
     on(4, mesh(shape, names), folder.path(), &[]);
     whole.assert_same(&numbers(&records(folder.path())));
+}
+
+/// A network that reads the time of each frame.
+#[test]
+fn a_network_reads_the_time_of_its_frames() {
+    let run = |ranks: usize, mesh: [String; 2], more: &[&str]| {
+        let sets =
+            ["data.fields=[\"height\"]", "data.train_steps=2", "train.max_steps=4", &mesh[0], &mesh[1]];
+        train(Launch::plain(ranks, ISOBAR), "navier_stokes_mod_afno", &[&sets[..], more].concat())
+    };
+    let whole = run(1, mesh("[1]", "[\"data\"]"), &[]);
+    assert_ne!(whole, run(1, mesh("[1]", "[\"data\"]"), &["model.embed_model.max_time=3.0"]));
+    alike(&run(2, mesh("[2]", "[\"domain\"]"), &[]), &whole);
+    alike(&run(4, mesh("[2, 2]", "[\"data\", \"domain\"]"), &[]), &whole);
+}
+
+/// A network whose outputs are on a finer grid than its inputs.
+#[test]
+fn a_network_refines_its_fields() {
+    let data = format!("data.path={}", BOXES.display());
+    let run = |ranks: usize, mesh: [String; 2]| {
+        let sets = ["data.fields=[\"height\"]", &data, "data.validation_steps=2", &mesh[0], &mesh[1]];
+        train(Launch::plain(ranks, ISOBAR), "boxes_sr_res_net", &sets)
+    };
+    let whole = run(1, mesh("[1]", "[\"data\"]"));
+    alike(&run(2, mesh("[2]", "[\"domain\"]")), &whole);
 }
 
 /// Three dims, the last of them split, and nothing kept for validation.

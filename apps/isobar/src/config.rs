@@ -5,10 +5,11 @@ use std::path::{Path, PathBuf};
 use anyhow::Result;
 use clap::{Args, Subcommand};
 use isobar_manager::config::{self, DistributedConfig, Resolved, Sources, reference_toml};
+use isobar_models::ModelConfig;
 use isobar_train::FitConfig;
 use isobar_train::config::{
-    CheckpointConfig, DataConfig, DataParallelConfig, MetricsConfig, ModelConfig, OptimizerKind, RunConfig,
-    ScheduleKind, TrainConfig,
+    CheckpointConfig, DataConfig, DataParallelConfig, MetricsConfig, OptimizerKind, RunConfig, ScheduleKind,
+    TrainConfig,
 };
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};

@@ -20,12 +20,41 @@ mod verify;
 use std::process::ExitCode;
 
 use isobar_manager::printable;
+use isobar_models::Architecture;
 
 use cli::{Cli, Command};
 use exit::Exit;
 
-/// Runs the command line of this process.
-pub fn main() -> ExitCode {
+/// The command line as a library: the command `isobar` with models of a program's own, which its TOML files name.
+///
+/// ```no_run
+/// fn main() -> std::process::ExitCode {
+///     isobar::App::new().main()
+/// }
+/// ```
+#[derive(Debug, Default)]
+pub struct App(());
+
+impl App {
+    /// Makes the command with the built-in models, and those that linked crates register.
+    pub fn new() -> Self {
+        Self::default()
+    }
+
+    /// Adds a model. One that registers itself (`isobar_models::register!`) need not be added.
+    #[must_use]
+    pub fn model<C: Architecture>(self) -> Self {
+        isobar_models::register::<C>();
+        self
+    }
+
+    /// Runs the command line of this process.
+    pub fn main(self) -> ExitCode {
+        run_command()
+    }
+}
+
+fn run_command() -> ExitCode {
     let cli = match Cli::read(&std::env::args_os().collect::<Vec<_>>()) {
         Ok(cli) => cli,
         Err(error) => {

@@ -1,5 +1,5 @@
 //! The command `isobar`; everything is in the library beside it.
 
 fn main() -> std::process::ExitCode {
-    isobar::main()
+    isobar::App::new().main()
 }

@@ -9,8 +9,8 @@ use isobar_manager::config::Resolved;
 use isobar_manager::{DistributedManager, logging};
 use isobar_train::config::{CheckpointConfig, Predict, Resume};
 use isobar_train::{
-    BoxError, DataParallelConfig, FieldLayout, FieldModel, FieldTask, FitConfig, ProgressMode, RunFolder,
-    Signals, Step, Stop, Summary, Variable, VariableError, fit, percent,
+    DataParallelConfig, FieldLayout, FieldModel, FieldTask, FitConfig, Forward, ProgressMode, RunFolder,
+    Signals, Stop, Summary, Variable, VariableError, fit, percent,
 };
 
 use crate::config::{Config, ConfigArgs};
@@ -186,7 +186,7 @@ impl Job for Training<'_> {
     fn run<L, F>(self, run: Run<L, F>) -> Result<Self::Out>
     where
         L: FieldLayout,
-        F: Fn(&L::Array, Option<Step<'_>>) -> Result<L::Array, BoxError>,
+        F: Forward<L::Array>,
     {
         let Self { manager, config, text, signals, claimed, checkpoint, progress } = self;
         let Run { source, layout, window, positions, forward, params, buffers, ranks, device } = run;

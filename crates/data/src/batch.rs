@@ -14,6 +14,8 @@ pub struct Batch {
     /// The field after each step of a rollout, each `[sample, channel, x, y]`; a single one where the network maps one field
     /// to another.
     pub targets: Vec<Tensor>,
+    /// For each step the times of the fields that it starts from, one for each sample; empty for data without times.
+    pub times: Vec<Vec<f64>>,
 }
 
 /// A part of a data set that fits in memory, or a rank's window of it, loaded once.
@@ -39,6 +41,8 @@ pub struct InMemory {
     rows: Vec<(i64, i64)>,
     steps: usize,
     of_trajectories: bool,
+    /// Times of the frames of a trajectory; empty for data without times.
+    times: Vec<f64>,
 }
 
 impl InMemory {
@@ -64,7 +68,7 @@ impl InMemory {
             )));
         }
         let rows = (0..from[0]).map(|row| (row, row)).collect();
-        Ok(Self { inputs, targets, rows, steps: 1, of_trajectories: false })
+        Ok(Self { inputs, targets, rows, steps: 1, of_trajectories: false, times: Vec::new() })
     }
 
     /// Pieces of trajectories `[trajectory, frame, channel, x, y]`: a frame and the `steps` that follow it, one beginning at
@@ -87,7 +91,23 @@ impl InMemory {
         };
         let rows = (0..shape[0]).flat_map(first).map(|row| (row, row + 1)).collect();
         let all = trajectories.f_flatten(0, 1)?;
-        Ok(Self { inputs: all.shallow_clone(), targets: all, rows, steps, of_trajectories: true })
+        let times = Vec::new();
+        Ok(Self { inputs: all.shallow_clone(), targets: all, rows, steps, of_trajectories: true, times })
+    }
+
+    /// Adds the times of the frames, one for each frame of a trajectory.
+    ///
+    /// # Errors
+    /// When the samples are no trajectories of so many frames.
+    pub fn with_times(self, times: &[f64]) -> Result<Self> {
+        let frames = self.inputs.size().first().copied().unwrap_or(0) as usize;
+        if !self.of_trajectories || times.is_empty() || !frames.is_multiple_of(times.len()) {
+            return Err(Error::Invalid(format!(
+                "{} times do not fit {frames} frames: expected one for each frame of a trajectory",
+                times.len()
+            )));
+        }
+        Ok(Self { times: times.to_vec(), ..self })
     }
 
     /// On a device, in a kind.
@@ -106,6 +126,7 @@ impl InMemory {
             rows: self.rows.clone(),
             steps: self.steps,
             of_trajectories: self.of_trajectories,
+            times: self.times.clone(),
         })
     }
 
@@ -161,7 +182,14 @@ impl InMemory {
         let targets = (0..self.steps as i64)
             .map(|step| select(&self.targets, rows.iter().map(|(_, first)| first + step).collect()))
             .collect::<Result<_, _>>()?;
-        Ok(Batch { input, targets })
+        let at = |row: i64| self.times[row as usize % self.times.len()];
+        let times = match self.times.is_empty() {
+            true => Vec::new(),
+            false => (0..self.steps as i64)
+                .map(|step| rows.iter().map(|(input, _)| at(input + step)).collect())
+                .collect(),
+        };
+        Ok(Batch { input, targets, times })
     }
 }
 
@@ -205,6 +233,19 @@ mod tests {
         assert_eq!(targets, [[1.0, 3.0, 6.0, 8.0], [2.0, 4.0, 7.0, 9.0]]);
         let error = InMemory::rollouts(&frames, 5, 1).unwrap_err().to_string();
         assert!(error.contains("expected 1 to 4 steps"), "{error}");
+    }
+
+    #[test]
+    fn each_step_has_the_time_of_its_frame() {
+        let frames = Tensor::arange(10, (Kind::Float, Device::Cpu)).view([2, 5, 1, 1, 1]);
+        let data = InMemory::rollouts(&frames, 2, 2).unwrap();
+        assert!(data.batch(&[0]).unwrap().times.is_empty());
+        let data = data.with_times(&[0.0, 0.5, 1.0, 1.5, 2.0]).unwrap();
+        let batch = data.batch(&[1, 2]).unwrap();
+        assert_eq!(values(&batch.input), [2.0, 5.0]);
+        assert_eq!(batch.times, [[1.0, 0.0], [1.5, 0.5]]);
+        let error = InMemory::rollouts(&frames, 2, 2).unwrap().with_times(&[0.0, 1.0, 2.0]).unwrap_err();
+        assert!(error.to_string().contains("3 times do not fit 10 frames"), "{error}");
     }
 
     #[test]

@@ -22,6 +22,16 @@ pub enum Error {
         /// The shape that the model takes.
         want: String,
     },
+    /// A batch that lacks an array.
+    #[error("{model}: the batch has no array {name:?}, only {given:?}; add it with `Batch::with`")]
+    Missing {
+        /// The model.
+        model: &'static str,
+        /// The array.
+        name: String,
+        /// The arrays that the batch has.
+        given: Vec<String>,
+    },
     /// A parameter or an operator failed.
     #[error(transparent)]
     Shard(#[from] isobar_shard::Error),

@@ -11,5 +11,6 @@ mod golden;
 mod mixed_precision;
 mod models;
 mod pending;
+mod registry;
 mod size;
 mod spectral;

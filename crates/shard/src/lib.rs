@@ -58,7 +58,7 @@ pub use ops::norm::RunningStats;
 pub use ops::reduce::Statistic;
 pub use ops::windowed::{Conv, Interpolation, PadMode, Padding, Pool, Resize};
 pub use params::{
-    GradientSource, GradientState, Init, MeshParams, ModelSize, ParamCount, ParamStore, Parameter,
+    GradientSource, GradientState, Init, MeshParams, MeshShard, ModelSize, ParamCount, ParamStore, Parameter,
     ParameterWatch, Params, Scope, StateDict, read_safetensors,
 };
 pub use precision::in_full_precision;

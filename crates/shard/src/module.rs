@@ -2,6 +2,7 @@
 
 use std::collections::BTreeMap;
 
+use isobar_collectives::chunk;
 use isobar_mesh::DeviceMesh;
 use tch::Tensor;
 
@@ -46,7 +47,16 @@ pub enum Source {
 /// ```
 #[derive(Debug, Clone, Default)]
 pub struct ParameterLayouts {
-    rows: Vec<(String, Vec<(String, Placement)>)>,
+    rows: Vec<Row>,
+}
+
+/// Placements of the parameters whose names match a pattern.
+#[derive(Debug, Clone)]
+struct Row {
+    pattern: String,
+    placements: Vec<(String, Placement)>,
+    /// Indices along a sharded dim that stay together.
+    block: i64,
 }
 
 impl ParameterLayouts {
@@ -57,10 +67,43 @@ impl ParameterLayouts {
 
     /// The same, and parameters whose names match `pattern` are so placed.
     #[must_use]
-    pub fn with(mut self, pattern: &str, placements: &[(&str, Placement)]) -> Self {
-        let placements = placements.iter().map(|(axis, placement)| ((*axis).to_owned(), *placement));
-        self.rows.push((pattern.to_owned(), placements.collect()));
+    pub fn with(self, pattern: &str, placements: &[(&str, Placement)]) -> Self {
+        self.with_blocks(pattern, placements, 1)
+    }
+
+    /// Adds a pattern whose sharded dims are cut at multiples of `block` only: positions of a grid in whole rows.
+    #[must_use]
+    pub fn with_blocks(mut self, pattern: &str, placements: &[(&str, Placement)], block: i64) -> Self {
+        let placements =
+            placements.iter().map(|(axis, placement)| ((*axis).to_owned(), *placement)).collect();
+        self.rows.push(Row { pattern: pattern.to_owned(), placements, block: block.max(1) });
         self
+    }
+
+    /// Returns the patterns.
+    pub fn patterns(&self) -> impl Iterator<Item = &str> {
+        self.rows.iter().map(|row| &*row.pattern)
+    }
+
+    /// Returns the index of the first pattern that a name matches.
+    pub fn matching(&self, name: &str) -> Option<usize> {
+        self.rows.iter().position(|row| matches(&row.pattern, name))
+    }
+
+    /// Returns the layout of one parameter on a mesh. Axes that the mesh lacks are ignored: a declaration for all meshes.
+    /// Does not communicate.
+    ///
+    /// # Errors
+    ///
+    /// Placements that do not fit the shape, or are partial.
+    pub fn layout_of(&self, name: &str, shape: &[i64], mesh: &DeviceMesh) -> Result<Layout> {
+        let Some(row) = self.matching(name).map(|row| &self.rows[row]) else {
+            return Layout::new(mesh, &vec![Placement::Replicate; mesh.ndim()], shape, &Sizes::Chunk);
+        };
+        let names = mesh.names();
+        let known = row.placements.iter().filter(|(axis, _)| names.contains(&axis.as_str())).cloned();
+        let row = Row { placements: known.collect(), ..row.clone() };
+        row.layout(&along_axes(&row, mesh)?, shape, mesh).map_err(|error| parameter(name, error.to_string()))
     }
 
     /// The layout of each parameter of these names and shapes; sharded dims are chunked. Does not communicate.
@@ -81,18 +124,19 @@ impl ParameterLayouts {
         let mut names = Vec::new();
         for (name, shape) in shapes {
             let matching: Vec<usize> =
-                (0..rows.len()).filter(|&row| matches(&self.rows[row].0, name)).collect();
+                (0..rows.len()).filter(|&row| matches(&self.rows[row].pattern, name)).collect();
             matching.iter().for_each(|&row| used[row] = true);
-            let replicated = vec![Placement::Replicate; mesh.ndim()];
-            let placements = matching.first().map_or(&replicated, |&row| &rows[row]);
-            let layout = Layout::new(mesh, placements, shape, &Sizes::Chunk)
-                .map_err(|error| parameter(name, error.to_string()))?;
+            let layout = match matching.first() {
+                Some(&row) => self.rows[row].layout(&rows[row], shape, mesh),
+                None => Layout::new(mesh, &vec![Placement::Replicate; mesh.ndim()], shape, &Sizes::Chunk),
+            };
+            let layout = layout.map_err(|error| parameter(name, error.to_string()))?;
             found.insert(name.to_owned(), layout);
             names.push(name);
         }
         if let Some(unused) = used.iter().position(|used| !used) {
             let reason = format!("this pattern matches no name; the names are {}", names.join(", "));
-            return Err(parameter(&self.rows[unused].0, reason));
+            return Err(parameter(&self.rows[unused].pattern, reason));
         }
         Ok(found)
     }
@@ -140,6 +184,27 @@ impl ParameterLayouts {
     }
 }
 
+impl Row {
+    /// The layout of a parameter with these placements; sharded dims are cut into chunks of whole blocks.
+    fn layout(&self, placements: &[Placement], shape: &[i64], mesh: &DeviceMesh) -> Result<Layout> {
+        let mut sizes = Vec::new();
+        for dim in placements.iter().filter_map(|place| place.dim()).filter(|_| self.block > 1) {
+            let ranks =
+                mesh.shape().into_iter().zip(placements).filter(|(_, place)| place.dim() == Some(dim));
+            let extent = shape.get(dim).copied().unwrap_or(0);
+            let mut parts = chunk(extent.div_euclid(self.block), ranks.map(|(ranks, _)| ranks).product());
+            parts.iter_mut().for_each(|part| *part *= self.block);
+            if let Some(last) = parts.last_mut() {
+                *last += extent.rem_euclid(self.block);
+            }
+            sizes.retain(|(other, _)| *other != dim);
+            sizes.push((dim, parts));
+        }
+        let sizes = if sizes.is_empty() { Sizes::Chunk } else { Sizes::Explicit(sizes) };
+        Layout::new(mesh, placements, shape, &sizes)
+    }
+}
+
 /// The names and shapes that the source has, and whether gradients are required, on every rank.
 fn tell(state: &StateDict, mesh: &DeviceMesh, src: usize) -> Result<Vec<(String, Vec<i64>, bool)>> {
     let group = mesh.group_along(&(0..mesh.ndim()).collect::<Vec<_>>())?;
@@ -165,10 +230,8 @@ fn tell(state: &StateDict, mesh: &DeviceMesh, src: usize) -> Result<Vec<(String,
 }
 
 /// A row's placements, one for each axis of the mesh.
-fn along_axes(
-    (pattern, row): &(String, Vec<(String, Placement)>),
-    mesh: &DeviceMesh,
-) -> Result<Vec<Placement>> {
+fn along_axes(row: &Row, mesh: &DeviceMesh) -> Result<Vec<Placement>> {
+    let Row { pattern, placements: row, .. } = row;
     let names = mesh.names();
     let mut placements = vec![None; names.len()];
     for (axis, placement) in row {

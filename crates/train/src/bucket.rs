@@ -6,6 +6,7 @@ use isobar_collectives::{Group, ReduceOp, Work, start};
 use isobar_torch::autograd::{self, BackwardOptions, HookHandle};
 use tch::{Device, Kind, TchError, Tensor};
 
+use crate::data_parallel::SummandGroups;
 use crate::error::{Context, Error, Result};
 use crate::params::{Parameter, Parameters};
 
@@ -39,6 +40,7 @@ pub(crate) struct Heard {
 }
 
 struct Shared {
+    /// All ranks, whose words are summed beside the gradients.
     group: Group,
     params: Vec<Parameter>,
     buckets: Vec<Bucket>,
@@ -57,14 +59,16 @@ struct Pass {
     arrived: Vec<bool>,
     /// Gradients still to come, by bucket.
     missing: Vec<usize>,
-    /// Reductions begun, in bucket order.
-    works: Vec<Work<Tensor>>,
+    /// Reductions begun, in bucket order; none where there is nothing to sum.
+    works: Vec<Option<Work<Tensor>>>,
 }
 
 struct Bucket {
     /// All gradients one after the other, and [`WORDS`] elements more for what [`Reducer::finish`] tells other ranks.
     flat: Tensor,
     members: Vec<Member>,
+    /// The ranks over which it is summed.
+    group: Group,
 }
 
 struct Member {
@@ -82,22 +86,27 @@ impl Reducer {
     /// while backward goes on, else after it.
     pub(crate) fn new(
         params: &Parameters,
-        group: &Group,
+        summands: &SummandGroups,
         bucket_bytes: usize,
         overlap: bool,
     ) -> Result<Self> {
         let params: Vec<Parameter> = params.iter().cloned().collect();
         let mut places = vec![(0, 0); params.len()];
         let mut buckets = Vec::new();
-        for (index, members) in plan(&params, bucket_bytes).into_iter().enumerate() {
+        for (index, members) in plan(&params, bucket_bytes, &summands.of).into_iter().enumerate() {
             for (place, &param) in members.iter().enumerate() {
                 places[param] = (index, place);
             }
-            buckets.push(Bucket::new(&params, &members)?);
+            buckets.push(Bucket::new(&params, &members, &summands.groups[summands.of[members[0]]])?);
+        }
+        // The last bucket carries what ranks tell all others.
+        let last = params.first().filter(|_| summands.of.first().is_some_and(|of| *of != 0));
+        if let Some(param) = last {
+            buckets.push(Bucket::empty(param, &summands.groups[0])?);
         }
         let seen = vec![false; params.len()];
         let shared = Shared {
-            group: group.clone(),
+            group: summands.groups[0].clone(),
             params,
             buckets,
             places,
@@ -167,8 +176,10 @@ impl Reducer {
         shared.tell(!unseen.is_empty(), word.share)?;
         shared.start(&mut pass, shared.buckets.len())?;
         for (index, work) in pass.works.into_iter().enumerate() {
-            let reduced = work.wait()?;
-            shared.replace(index, reduced)?;
+            if let Some(work) = work {
+                let reduced = work.wait()?;
+                shared.replace(index, reduced)?;
+            }
         }
         shared.reduced = true;
         shared.params.iter().for_each(|param| param.gradient.summed());
@@ -221,7 +232,7 @@ impl Shared {
             let whole = pass.missing.iter().take_while(|missing| **missing == 0).count();
             self.start(&mut pass, whole.min(self.buckets.len() - 1))?;
             // Communication moves when it is polled.
-            for work in &mut pass.works {
+            for work in pass.works.iter_mut().flatten() {
                 work.poll()?;
             }
         }
@@ -252,7 +263,10 @@ impl Shared {
             return Ok(());
         }
         for bucket in &self.buckets[pass.works.len().min(count)..count] {
-            pass.works.push(start::all_reduce(&bucket.flat, ReduceOp::Sum, &self.group)?);
+            pass.works.push(match bucket.group.size() {
+                1 => None,
+                _ => Some(start::all_reduce(&bucket.flat, ReduceOp::Sum, &bucket.group)?),
+            });
         }
         Ok(())
     }
@@ -333,7 +347,14 @@ fn numbers(words: &Tensor) -> std::result::Result<Vec<f64>, TchError> {
 }
 
 impl Bucket {
-    fn new(params: &[Parameter], members: &[usize]) -> Result<Self> {
+    /// A bucket without gradients, for what ranks tell each other.
+    fn empty(like: &Parameter, group: &Group) -> Result<Self> {
+        let options = (like.tensor.kind(), like.tensor.device());
+        let flat = Tensor::f_zeros([WORDS], options).context(|| "an empty gradient bucket".to_owned())?;
+        Ok(Self { flat, members: Vec::new(), group: group.clone() })
+    }
+
+    fn new(params: &[Parameter], members: &[usize], group: &Group) -> Result<Self> {
         let first = &params[members[0]].tensor;
         let elements: usize = members.iter().map(|&param| params[param].tensor.numel()).sum();
         let flat = Tensor::f_zeros([elements as i64 + WORDS], (first.kind(), first.device()))
@@ -347,12 +368,12 @@ impl Bucket {
             Ok(member)
         });
         let members = members.collect::<Result<_>>()?;
-        Ok(Self { flat, members })
+        Ok(Self { flat, members, group: group.clone() })
     }
 }
 
 /// Which parameters share a bucket: in reverse order of creation, of one kind and device, about `bucket_bytes` each.
-pub(crate) fn plan(params: &[Parameter], bucket_bytes: usize) -> Vec<Vec<usize>> {
+pub(crate) fn plan(params: &[Parameter], bucket_bytes: usize, classes: &[usize]) -> Vec<Vec<usize>> {
     let mut buckets: Vec<Vec<usize>> = Vec::new();
     let mut bytes = 0;
     for (index, param) in params.iter().enumerate().rev() {
@@ -360,7 +381,8 @@ pub(crate) fn plan(params: &[Parameter], bucket_bytes: usize) -> Vec<Vec<usize>>
         let own = tensor.numel() * tensor.kind().elt_size_in_bytes();
         let fits = |bucket: &Vec<usize>| {
             let first = &params[bucket[0]].tensor;
-            first.kind() == tensor.kind() && first.device() == tensor.device() && bytes + own <= bucket_bytes
+            let alike = first.kind() == tensor.kind() && first.device() == tensor.device();
+            alike && classes[bucket[0]] == classes[index] && bytes + own <= bucket_bytes
         };
         match buckets.last_mut().filter(|bucket| fits(bucket)) {
             Some(bucket) => {

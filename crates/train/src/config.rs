@@ -12,7 +12,6 @@ pub use crate::data_parallel::DataParallelConfig;
 use crate::error::{Error, Result};
 use crate::loss::Loss;
 pub use crate::metrics::MetricsConfig;
-pub use crate::model::ModelConfig;
 pub use crate::optim::OptimizerKind;
 pub use crate::schedule::ScheduleKind;
 

@@ -9,8 +9,8 @@ use tch::Tensor;
 
 use crate::bucket::{Reducer, Word};
 use crate::error::{Context, Error, Result};
-use crate::gradients::check_group;
-use crate::params::Parameters;
+use crate::gradients::{check_group, classes};
+use crate::params::{ParamPlacement, Parameters};
 
 /// Settings of [`DataParallel`]. The last two are no keys of its section of a configuration: the manager has them, under
 /// `[distributed]`, and an application hands them on.
@@ -122,7 +122,8 @@ impl DataParallel {
         let summands = check_group(params, &group)?;
         compare(params, buffers, &group)?;
         let bucket_bytes = (config.bucket_mb * 1024.0 * 1024.0) as usize;
-        let reducer = Reducer::new(params, &group, bucket_bytes, config.overlap != Overlap::Off)?;
+        let summands_of = summand_groups(params, &group)?;
+        let reducer = Reducer::new(params, &summands_of, bucket_bytes, config.overlap != Overlap::Off)?;
         let parallel = Self {
             reducer,
             buffers: buffers.iter().map(|(name, tensor)| (name.clone(), tensor.shallow_clone())).collect(),
@@ -132,7 +133,10 @@ impl DataParallel {
             find_unused_parameters: config.find_unused_parameters,
             broadcast_buffers: config.broadcast_buffers,
         };
-        broadcast(params.iter().map(|p| (&p.name, &p.tensor)), &parallel.group)?;
+        for (index, group) in summands_of.groups.iter().enumerate() {
+            let own = params.iter().zip(&summands_of.of).filter(|(_, of)| **of == index);
+            broadcast(own.map(|(p, _)| (&p.name, &p.tensor)), group)?;
+        }
         broadcast(parallel.buffers.iter().map(|(name, tensor)| (name, tensor)), &parallel.group)?;
         Ok(parallel)
     }
@@ -255,6 +259,38 @@ impl DataParallel {
     }
 }
 
+/// The ranks over which each parameter's gradient is summed.
+#[derive(Debug, Clone)]
+pub(crate) struct SummandGroups {
+    /// The first is that of all ranks.
+    pub(crate) groups: Vec<Group>,
+    /// For each parameter, the index of its group.
+    pub(crate) of: Vec<usize>,
+}
+
+/// Of parameters that are split over axes of their mesh, the ranks that hold the same part; of others all ranks of `group`.
+fn summand_groups(params: &Parameters, group: &Group) -> Result<SummandGroups> {
+    let mut found = SummandGroups { groups: vec![group.clone()], of: vec![0; params.len()] };
+    for class in classes(params)?.iter().filter(|class| class.source.is_pending() && class.source.is_split())
+    {
+        let own = match &class.summands {
+            Some(own) => {
+                let ranks: Vec<usize> = (0..own.size()).collect();
+                own.subgroup("gradients/split", &ranks)?.unwrap_or_else(|| own.clone())
+            }
+            None => Group::single(),
+        };
+        let index = found.groups.len();
+        found.groups.push(own);
+        for (of, param) in found.of.iter_mut().zip(params) {
+            if class.params.iter().any(|own| own.name == param.name) {
+                *of = index;
+            }
+        }
+    }
+    Ok(found)
+}
+
 fn lock(share: &Mutex<f64>) -> std::sync::MutexGuard<'_, f64> {
     share.lock().unwrap_or_else(PoisonError::into_inner)
 }
@@ -263,7 +299,18 @@ fn lock(share: &Mutex<f64>) -> std::sync::MutexGuard<'_, f64> {
 pub(crate) fn compare(params: &Parameters, buffers: &[(String, Tensor)], group: &Group) -> Result<()> {
     let describe = |name: &str, tensor: &Tensor| format!("{name:?} {:?} {:?}", tensor.kind(), tensor.size());
     let params = params.iter().map(|p| {
-        let described = format!("{} {:?}", describe(&p.name, &p.tensor), p.placement);
+        let described = match p.placement {
+            // Ranks hold other boxes of the same parameter.
+            ParamPlacement::Part { copies, .. } => {
+                format!(
+                    "{:?} {:?} part of {:?}, on {copies} ranks",
+                    p.name,
+                    p.tensor.kind(),
+                    p.global_shape()
+                )
+            }
+            _ => format!("{} {:?}", describe(&p.name, &p.tensor), p.placement),
+        };
         match p.source().mesh() {
             None => described,
             Some(_) => format!("{described}, its gradient {}", p.source()),

@@ -52,6 +52,13 @@ pub trait FieldLayout {
     /// A part of another shape than the rank's.
     fn array(&self, local: &Tensor, count: usize) -> Result<Self::Array>;
 
+    /// Numbers of each sample, `[sample, feature]`, for a batch of `count` samples, of which `local` has this rank's own.
+    ///
+    /// # Errors
+    ///
+    /// Another number of samples than the rank's.
+    fn per_sample(&self, local: &Tensor, count: usize) -> Result<Self::Array>;
+
     /// `change` of this rank's part, element by element.
     ///
     /// # Errors
@@ -93,6 +100,10 @@ impl FieldLayout for DenseFields {
     }
 
     fn array(&self, local: &Tensor, _count: usize) -> Result<Tensor> {
+        Ok(local.shallow_clone())
+    }
+
+    fn per_sample(&self, local: &Tensor, _count: usize) -> Result<Tensor> {
         Ok(local.shallow_clone())
     }
 
@@ -212,8 +223,19 @@ impl ShardedFields {
     }
 }
 
+/// Returns warnings about ranks of domain axes without any of the `of` (points, tokens) along the first spatial dims.
+pub fn idle_ranks(mesh: &DeviceMesh, extents: &[usize], of: &str) -> Vec<String> {
+    let names = mesh.names();
+    let axes = names.iter().zip(mesh.shape());
+    let idle = axes.filter_map(|(name, ranks)| {
+        let dim = DOMAIN_AXES.iter().position(|axis| axis == name)?;
+        idle(name, ranks, dim, *extents.get(dim)? as i64, of)
+    });
+    idle.collect()
+}
+
 /// Warning about ranks of an axis without any of the `extent` points, or tokens, of a dim.
-pub(crate) fn idle(axis: &str, ranks: usize, dim: usize, extent: i64, of: &str) -> Option<String> {
+fn idle(axis: &str, ranks: usize, dim: usize, extent: i64, of: &str) -> Option<String> {
     let parts = chunk(extent, ranks);
     let busy = parts.iter().filter(|&&part| part > 0).count();
     (busy < ranks).then(|| {
@@ -260,18 +282,24 @@ impl FieldLayout for ShardedFields {
     }
 
     fn idle_ranks(&self) -> Vec<String> {
-        let names = self.mesh.names();
-        let axes = names.iter().zip(self.mesh.shape());
-        let idle = axes.filter_map(|(name, ranks)| {
-            let dim = DOMAIN_AXES.iter().position(|axis| axis == name)?;
-            idle(name, ranks, dim, *self.extents.get(dim)?, "points")
-        });
-        idle.collect()
+        let extents: Vec<usize> = self.extents.iter().map(|&extent| extent as usize).collect();
+        idle_ranks(&self.mesh, &extents, "points")
     }
 
     fn array(&self, local: &Tensor, count: usize) -> Result<ShardTensor> {
         let channels = local.size().get(1).copied().unwrap_or(0);
         Ok(ShardTensor::from_parts(local, &self.layout(&self.mesh, count, channels)?)?)
+    }
+
+    fn per_sample(&self, local: &Tensor, count: usize) -> Result<ShardTensor> {
+        let shared = |name: &str| name == DATA_AXIS || name == SHARD_AXIS;
+        let names = self.mesh.names();
+        let place = |name: &&str| if shared(name) { Placement::Shard(0) } else { Placement::Replicate };
+        let placements: Vec<Placement> = names.iter().map(place).collect();
+        let features = local.size().get(1).copied().unwrap_or(0);
+        let sizes = Sizes::Explicit(vec![(0, balanced(count as i64, self.sharing_ranks()))]);
+        let layout = Layout::new(&self.mesh, &placements, &[count as i64, features], &sizes)?;
+        Ok(ShardTensor::from_parts(local, &layout)?)
     }
 
     fn map(

@@ -103,11 +103,11 @@ pub use self::data_parallel::{DataParallel, DataParallelConfig, Overlap};
 pub use self::error::{Error, Result};
 pub use self::exit_reason::exit_reason;
 pub use self::fields::{
-    DATA_AXIS, DOMAIN_AXES, DenseFields, FieldLayout, MODEL_AXIS, SHARD_AXIS, ShardedFields,
+    DATA_AXIS, DOMAIN_AXES, DenseFields, FieldLayout, MODEL_AXIS, SHARD_AXIS, ShardedFields, idle_ranks,
 };
 pub use self::fully_sharded::{FullySharded, ShardedParameters};
 pub use self::loss_scale::LossScale;
-pub use self::model::{ModelConfig, Network};
+pub use self::model::{Forward, Network};
 pub use self::params::{ParamPlacement, Parameter, Parameters};
 pub use self::plain::{distribute_over_domain_for_fsdp, wrap_for_fsdp};
 pub use self::progress::{Bar, Progress, ProgressMode, ProgressPlan, ProgressRecord};

@@ -3,10 +3,12 @@
 use std::collections::HashSet;
 
 use isobar_collectives::Group;
+use isobar_manager::DeviceMesh;
 use isobar_shard::{GradientSource, ParamStore, Params, Placement};
 use tch::{Kind, Tensor};
 
 use crate::error::{Context, Error, Result};
+use crate::fields::DOMAIN_AXES;
 use crate::gradients::Gradient;
 
 /// What a parameter is over the model-parallel group.
@@ -211,6 +213,7 @@ impl Parameters {
         let sizes = |extent| isobar_shard::ParallelRegion::new(model_group.clone()).sizes(extent);
         let entries = store.trainable().map(|p| {
             let parameter = match p.placement {
+                _ if p.shard.is_some() => Self::part_of(p, model_group),
                 Placement::Replicate => Ok(Parameter::replicated(&p.name, &p.tensor)),
                 Placement::Shard(dim) => {
                     Ok(Parameter::sharded(&p.name, &p.tensor, dim as i64, sizes(p.shape[dim])))
@@ -225,6 +228,41 @@ impl Parameters {
         let params = Self::over(entries.collect::<Result<_>>()?, model_group)?;
         let buffers = store.parameters().iter().filter(|p| !p.trainable);
         Ok((params, buffers.map(|p| (p.name.clone(), p.tensor.shallow_clone())).collect()))
+    }
+
+    /// A parameter that is split over axes of a mesh whose ranks `group` has.
+    fn part_of(p: &isobar_shard::Parameter, group: &Group) -> Result<Parameter> {
+        let (start, count) = p.shard.as_ref().map_or((Vec::new(), 1), |s| (s.start.clone(), s.count));
+        if group.size() < count || !group.size().is_multiple_of(count) {
+            let what = format!("the group over which parameter {:?} is split", p.name);
+            return Err(Error::invalid(
+                what,
+                format!("of {} ranks", group.size()),
+                format!(
+                    "the ranks of the mesh's axes that split parameters, a multiple of {count}: `Parameters::on_mesh(&store, &mesh)`"
+                ),
+            ));
+        }
+        Ok(Parameter::part(&p.name, &p.tensor, (p.shape.clone(), start), group.size() / count))
+    }
+
+    /// Does the same as [`Parameters::of`] for a store whose parameters are on a mesh: some may be split over its axes, as a
+    /// model declares.
+    ///
+    /// # Errors
+    ///
+    /// As for [`Parameters::over`]; a rank outside the mesh.
+    pub fn on_mesh(store: &ParamStore, mesh: &DeviceMesh) -> Result<(Self, Vec<(String, Tensor)>)> {
+        if store.parameters().iter().all(|p| p.shard.is_none()) {
+            return Self::of(store);
+        }
+        let names = mesh.names();
+        let axes: Vec<usize> = (0..mesh.ndim()).filter(|&axis| DOMAIN_AXES.contains(&names[axis])).collect();
+        let group = mesh.group_along(&axes).map_err(isobar_shard::Error::from)?;
+        // Of its own: its collectives run beside those of the model.
+        let ranks: Vec<usize> = (0..group.size()).collect();
+        let group = group.subgroup("parameters", &ranks)?.unwrap_or(group);
+        Self::from_store(store, &group)
     }
 
     /// Sets the source of the gradients, for parameters that were not made by a store, or whose gradients the

@@ -4,12 +4,14 @@ use std::ops::Range;
 
 use isobar_data::{Augment, InMemory, Normalizer};
 use isobar_manager::DeviceMesh;
+use isobar_models::Batch;
 use isobar_shard::{Array, Convert, Elementwise, Generator, Parallel, Shape};
 use tch::Tensor;
 
 use crate::error::Result;
 use crate::fields::FieldLayout;
 use crate::loss::{Loss, spectrum_errors, variable_errors};
+use crate::model::Forward;
 use crate::variables::{Variable, VariableError, mean_errors, mean_relative};
 
 /// An error of the code that a task calls.
@@ -153,7 +155,7 @@ pub struct FieldTask<L, F> {
 impl<L, F> FieldModel<L, F>
 where
     L: FieldLayout,
-    F: Fn(&L::Array, Option<Step<'_>>) -> Result<L::Array, BoxError>,
+    F: Forward<L::Array>,
 {
     /// What the network makes of inputs in so many steps, each from the one before, on physical values and without a graph:
     /// this rank's `input` of its own of `count` samples. Several steps need outputs of as many channels as inputs.
@@ -164,8 +166,24 @@ where
     ///
     /// Whatever the network reports.
     pub fn roll_out(&self, input: &Tensor, count: usize, steps: usize) -> Result<Vec<L::Array>, BoxError> {
+        self.roll_out_at(input, count, steps, &[])
+    }
+
+    /// Does the same as [`roll_out`](Self::roll_out) for a network that reads the time: `times` has, for each step, the times
+    /// of this rank's samples.
+    ///
+    /// # Errors
+    ///
+    /// Whatever the network reports.
+    pub fn roll_out_at(
+        &self,
+        input: &Tensor,
+        count: usize,
+        steps: usize,
+        times: &[Vec<f64>],
+    ) -> Result<Vec<L::Array>, BoxError> {
         let _no_grad = tch::no_grad_guard();
-        let outputs = self.steps(&self.input.encode(input)?, count, steps, None)?;
+        let outputs = self.steps(&self.input.encode(input)?, count, (steps, times), None)?;
         outputs.iter().map(|y| self.layout.map(y, |part| Ok(self.target.decode(part)?))).collect()
     }
 
@@ -174,7 +192,7 @@ where
         &self,
         input: &Tensor,
         count: usize,
-        steps: usize,
+        (steps, times): (usize, &[Vec<f64>]),
         step: Option<Step<'_>>,
     ) -> Result<Vec<L::Array>, BoxError> {
         if (steps > 1 || self.change.is_some()) && self.input != self.target {
@@ -188,11 +206,18 @@ where
         });
         let positions = positions.transpose()?;
         let mut outputs = Vec::with_capacity(steps);
-        for _ in 0..steps {
-            let y = match &positions {
-                Some(positions) => (self.forward)(&L::Array::cat(&[&x, positions], 1)?, step)?,
-                None => (self.forward)(&x, step)?,
+        for at in 0..steps {
+            let fields = match &positions {
+                Some(positions) => L::Array::cat(&[&x, positions], 1)?,
+                None => x.shallow_clone(),
             };
+            let mut batch = Batch::of_fields(fields);
+            if let Some(times) = times.get(at) {
+                let times = Tensor::f_from_slice(times)?.f_view([-1, 1])?;
+                let times = times.f_to_device(input.device())?.f_to_kind(input.kind())?;
+                batch = batch.with(Batch::<L::Array>::TIME, self.layout.per_sample(&times, count)?);
+            }
+            let y = self.forward.forward(batch, step)?;
             // In mixed precision the network's output may be of 16 bits; what it is added to and compared with is not.
             let y = y.to_kind(x.kind())?;
             let y = if y.shape() == x.shape() { y.laid_out_as(&x)? } else { y };
@@ -258,7 +283,7 @@ where
 impl<L, F> FieldTask<L, F>
 where
     L: FieldLayout,
-    F: Fn(&L::Array, Option<Step<'_>>) -> Result<L::Array, BoxError>,
+    F: Forward<L::Array>,
 {
     /// What comes of samples of `data` after each step, on physical values, in the layout of the fields, without a graph.
     ///
@@ -270,7 +295,7 @@ where
     pub fn predict(&self, data: &InMemory, samples: &[usize]) -> Result<Vec<L::Array>, BoxError> {
         let _no_grad = tch::no_grad_guard();
         let batch = data.batch(self.model.layout.own(samples)?)?;
-        self.model.roll_out(&batch.input, samples.len(), batch.targets.len())
+        self.model.roll_out_at(&batch.input, samples.len(), batch.targets.len(), &batch.times)
     }
 
     /// Inputs and what truly comes of them after each step, on physical values, in the layout of the fields.
@@ -344,7 +369,7 @@ where
 impl<L, F> Task for FieldTask<L, F>
 where
     L: FieldLayout,
-    F: Fn(&L::Array, Option<Step<'_>>) -> Result<L::Array, BoxError>,
+    F: Forward<L::Array>,
 {
     fn train_samples(&self) -> usize {
         self.train.len()
@@ -364,7 +389,8 @@ where
         let turned =
             |field: &Tensor| self.model.layout.augmented(field, (self.augment, self.seed), step.epoch, own);
         let input = self.model.input.encode(&turned(&batch.input)?)?;
-        let outputs = self.model.steps(&input, samples.len(), batch.targets.len(), Some(step))?;
+        let steps = (batch.targets.len(), &batch.times[..]);
+        let outputs = self.model.steps(&input, samples.len(), steps, Some(step))?;
         let losses = outputs.iter().zip(&batch.targets).map(|(output, target)| {
             let target = self.model.target.encode(&turned(target)?)?;
             let target = self.model.layout.array(&target, samples.len())?;
@@ -380,7 +406,7 @@ where
 
     fn errors(&self, samples: &[usize]) -> Result<Vec<Vec<VariableError>>, BoxError> {
         let batch = self.validation.batch(self.model.layout.own(samples)?)?;
-        let prediction = self.model.roll_out(&batch.input, samples.len(), 1)?;
+        let prediction = self.model.roll_out_at(&batch.input, samples.len(), 1, &batch.times)?;
         let pairs = prediction.iter().zip(&batch.targets);
         let mut errors = Vec::new();
         for (prediction, target) in pairs {
@@ -405,7 +431,7 @@ where
         let Some(data) = &self.rollouts else { return Ok(Vec::new()) };
         let batch = data.batch(self.model.layout.own(rollouts)?)?;
         let steps = batch.targets.len();
-        let predictions = self.model.roll_out(&batch.input, rollouts.len(), steps)?;
+        let predictions = self.model.roll_out_at(&batch.input, rollouts.len(), steps, &batch.times)?;
         let mut of_steps = vec![Vec::with_capacity(steps); rollouts.len()];
         let mut spectra = Vec::new();
         for (index, (prediction, target)) in predictions.iter().zip(&batch.targets).enumerate() {

@@ -8,7 +8,7 @@ use isobar_data::{DarcyFields, DarcyFile, DarcyWriter, WellFile, WellWriter};
 use isobar_shard::Parallel;
 use isobar_torch::memory::to_vec;
 use isobar_train::loss::variable_errors;
-use isobar_train::{BoxError, FieldLayout, FieldModel, Step};
+use isobar_train::{BoxError, FieldLayout, FieldModel, Forward};
 use tch::{Device, Kind, Tensor};
 
 use super::outcome::Outcome;
@@ -45,7 +45,7 @@ impl Rollout<'_> {
     ) -> Result<Outcome>
     where
         L: FieldLayout,
-        F: Fn(&L::Array, Option<Step<'_>>) -> Result<L::Array, BoxError>,
+        F: Forward<L::Array>,
     {
         let known = self.steps.min(self.file.frames() - 1 - self.start);
         let (kind, device) = place.options;
@@ -60,7 +60,8 @@ impl Rollout<'_> {
             let own = model.layout.own(&[0])?.len() as i64;
             let frame =
                 |at: usize| -> Result<Tensor> { Ok(frames.f_narrow(0, at as i64, 1)?.f_narrow(0, 0, own)?) };
-            let predicted = boxed(model.roll_out(&frame(0)?, 1, self.steps))?;
+            let times: Vec<Vec<f64>> = self.times().iter().map(|time| vec![*time; own as usize]).collect();
+            let predicted = boxed(model.roll_out_at(&frame(0)?, 1, self.steps, &times))?;
             let array = |at: usize| -> Result<L::Array> { Ok(model.layout.array(&frame(at)?, 1)?) };
             let input = array(0)?;
             let truth: Vec<L::Array> = (1..=known).map(array).collect::<Result<_>>()?;
@@ -135,7 +136,7 @@ pub(super) fn darcy<L, F>(
 ) -> Result<Outcome>
 where
     L: FieldLayout,
-    F: Fn(&L::Array, Option<Step<'_>>) -> Result<L::Array, BoxError>,
+    F: Forward<L::Array>,
 {
     let mut writer = None;
     if let Some((path, attributes)) = out {

@@ -14,7 +14,7 @@ use isobar_collectives::Group;
 use isobar_manager::config::Resolved;
 use isobar_manager::{DistributedManager, logging};
 use isobar_train::checkpoint::{Checkpoints, Contents, Keep, Loaded, Which};
-use isobar_train::{BoxError, Error, FieldLayout, FieldModel, Parameters, Step};
+use isobar_train::{Error, FieldLayout, FieldModel, Forward, Parameters};
 use tch::Tensor;
 
 use self::fields::{Place, Rollout};
@@ -82,7 +82,7 @@ impl Job for Prediction<'_> {
     fn run<L, F>(self, run: Run<L, F>) -> Result<Self::Out>
     where
         L: FieldLayout,
-        F: Fn(&L::Array, Option<Step<'_>>) -> Result<L::Array, BoxError>,
+        F: Forward<L::Array>,
     {
         let Self { config, args } = self;
         let Run { source, layout, window, positions, forward, params, buffers, ranks, device } = run;

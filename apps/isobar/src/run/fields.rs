@@ -106,13 +106,14 @@ impl Fields {
                 };
                 let (train, validation) = (load(train)?, load(validation)?);
                 let steps = config.validation_steps;
-                let rollouts =
-                    (steps > 1).then(|| InMemory::rollouts(&validation, steps, steps)).transpose()?;
+                let rollouts = (steps > 1)
+                    .then(|| InMemory::rollouts(&validation, steps, steps)?.with_times(file.times()))
+                    .transpose()?;
                 Ok(Self {
                     input: normalizer.clone(),
                     target: normalizer,
-                    train: InMemory::rollouts(&train, config.train_steps, 1)?,
-                    validation: InMemory::rollouts(&validation, 1, 1)?,
+                    train: InMemory::rollouts(&train, config.train_steps, 1)?.with_times(file.times())?,
+                    validation: InMemory::rollouts(&validation, 1, 1)?.with_times(file.times())?,
                     rollouts,
                     change,
                     window: window.to_vec(),

@@ -11,15 +11,15 @@ mod source;
 
 use std::ops::Range;
 
-use anyhow::Result;
+use anyhow::{Result, bail};
 use isobar_collectives::Group;
 use isobar_data::Normalizer;
 use isobar_manager::DistributedManager;
-use isobar_shard::{Generator, MeshParams, ParallelRegion, ParamStore, ShardTensor};
+use isobar_shard::{Generator, MeshParams, ParallelRegion, ParamStore};
 use isobar_train::config::Predict;
 use isobar_train::{
-    BoxError, DenseFields, FieldLayout, MODEL_AXIS, Parameters, Ranks, SHARD_AXIS, ShardedFields,
-    ShardedParameters, Step, Variable, VariableError,
+    DenseFields, FieldLayout, Forward, MODEL_AXIS, Network, Parameters, Ranks, SHARD_AXIS, ShardedFields,
+    ShardedParameters, Variable, VariableError, idle_ranks,
 };
 use serde::{Deserialize, Serialize};
 use tch::{Device, Tensor};
@@ -115,7 +115,7 @@ pub(crate) trait Job {
     fn run<L, F>(self, run: Run<L, F>) -> Result<Self::Out>
     where
         L: FieldLayout,
-        F: Fn(&L::Array, Option<Step<'_>>) -> Result<L::Array, BoxError>;
+        F: Forward<L::Array>;
 }
 
 /// Arranges the ranks, opens the data, makes the network, and does the job. All ranks call.
@@ -125,7 +125,7 @@ pub(crate) fn with<J: Job>(manager: &DistributedManager, config: &Config, job: J
     let world = manager.group(None)?;
     // From the configuration and the file's header, before anything is allocated or read.
     let opened = Source::open(&config.data).and_then(|source| {
-        source.fits(config)?;
+        config.model.check(&source.spec(&config.data)?)?;
         if J::TRAINS {
             source.has_samples(&config.data)?;
         }
@@ -138,18 +138,17 @@ pub(crate) fn with<J: Job>(manager: &DistributedManager, config: &Config, job: J
         && J::TRAINS
         && world.rank() == 0
     {
-        let axes: Vec<(&str, usize)> = mesh.names().into_iter().zip(mesh.shape()).collect();
-        config.model.idle_ranks(&axes).iter().for_each(|warning| tracing::warn!("{warning}"));
+        let warnings = idle_ranks(mesh, config.model.sharding().grid(), "tokens");
+        warnings.iter().for_each(|warning| tracing::warn!("{warning}"));
     }
     let store =
         ParamStore::new(Generator::new(config.run.seed)).with_options(config.train.precision.kind(), device);
     let mut store = store.with_region(ParallelRegion::new(model.clone()));
     match domain {
         None => {
-            let network = config.model.build(&mut store)?;
-            let forward = move |x: &Tensor, step: Option<Step<'_>>| network.forward(x, step);
-            let of = (config, device, source);
-            job.run(made(of, (ranks, &model), &store, |_| Ok(DenseFields), forward)?)
+            let forward = Network::new(config.model.build(&mut store)?).refining(config.model.refinement());
+            let parameters = Parameters::from_store(&store, &model)?;
+            job.run(made((config, device, source), ranks, parameters, |_| Ok(DenseFields), forward)?)
         }
         Some(mesh) => {
             // Gradients are summed over the mesh in buckets, while backward goes on.
@@ -157,27 +156,37 @@ pub(crate) fn with<J: Job>(manager: &DistributedManager, config: &Config, job: J
             let params = if mesh.names().contains(&MODEL_AXIS) { params.along(MODEL_AXIS)? } else { params };
             let mut params = params.pending();
             let mut ranks = ranks;
+            // Along the axis "shard" parameters are split in parts of their own.
+            if !mesh.names().contains(&SHARD_AXIS) {
+                params = params.laid_out(config.model.sharding().parameter_layouts());
+            }
             if J::TRAINS && mesh.names().contains(&SHARD_AXIS) {
                 let sharded = ShardedParameters::default();
                 params = params.watched(sharded.watch());
                 ranks = Ranks::fully_sharded(&ranks.world, &mesh, &sharded)?;
             }
-            let network = config.model.build(&mut params)?;
-            let forward = move |x: &ShardTensor, step: Option<Step<'_>>| network.forward(x, step);
+            let forward = Network::new(config.model.build(&mut params)?).refining(config.model.refinement());
+            if let Some(pattern) = params.unmatched().first() {
+                bail!(Exit::Usage.because(format!(
+                    "the sharding of model.type = {:?} names parameters {pattern:?}, which the model does not have; mend its \
+                     `Architecture::sharding`",
+                    config.model.name()
+                )));
+            }
             let lay_out = |extents: &[usize]| Ok(ShardedFields::new(&mesh, extents)?);
-            job.run(made((config, device, source), (ranks, &model), &store, lay_out, forward)?)
+            let parameters = Parameters::on_mesh(&store, &mesh)?;
+            job.run(made((config, device, source), ranks, parameters, lay_out, forward)?)
         }
     }
 }
 
 fn made<L: FieldLayout, F>(
     (config, device, source): (&Config, Device, Source),
-    (ranks, model): (Ranks, &Group),
-    store: &ParamStore,
+    ranks: Ranks,
+    (params, buffers): (Parameters, Vec<(String, Tensor)>),
     lay_out: impl FnOnce(&[usize]) -> Result<L>,
     forward: F,
 ) -> Result<Run<L, F>> {
-    let (params, buffers) = Parameters::from_store(store, model)?;
     let laid_out = lay_out(&source.extents()).and_then(|layout| {
         let window = layout.window(&source.extents())?;
         let positions = config.data.positions.then(|| source.positions(&window)).transpose()?;

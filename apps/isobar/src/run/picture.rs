@@ -8,7 +8,7 @@ use isobar_collectives::Group;
 use isobar_shard::Array;
 use isobar_torch::memory::to_vec;
 use isobar_train::loss::relative_l2_errors;
-use isobar_train::{BoxError, FieldLayout, FieldTask, Step};
+use isobar_train::{FieldLayout, FieldTask, Forward};
 use tch::{Device, Kind, Tensor};
 
 use super::raster::{Canvas, Field, Palette, Panel};
@@ -136,7 +136,7 @@ impl Shown {
 pub(crate) fn draw<L, F>(task: &FieldTask<L, F>, world: &Group, folder: &Path) -> Result<Option<PathBuf>>
 where
     L: FieldLayout,
-    F: Fn(&L::Array, Option<Step<'_>>) -> Result<L::Array, BoxError>,
+    F: Forward<L::Array>,
 {
     let data = task.rollouts.as_ref().unwrap_or(&task.validation);
     let most = if task.persists() { 1 } else { SAMPLES };

@@ -4,7 +4,7 @@ use anyhow::{Result, bail};
 use isobar_collectives::Group;
 use isobar_manager::config::MeshConfig;
 use isobar_manager::{DeviceMesh, DistributedManager};
-use isobar_train::{DATA_AXIS, DOMAIN_AXES, MODEL_AXIS, ModelConfig, Ranks, SHARD_AXIS};
+use isobar_train::{DATA_AXIS, DOMAIN_AXES, MODEL_AXIS, Ranks, SHARD_AXIS};
 
 use crate::config::Config;
 use crate::exit::{Because, Exit};
@@ -62,11 +62,32 @@ impl Arrangement {
                 model.ranks()
             )));
         }
-        if model.size() > 1 && !matches!(config.model, ModelConfig::DistributedAfno(_)) {
+        if model.size() > 1 && !config.model.model_parallel() {
+            let all = isobar_models::registered();
+            let others: Vec<String> = all
+                .iter()
+                .filter(|entry| entry.model_parallel())
+                .map(|entry| format!("{:?}", entry.name()))
+                .collect();
             bail!(Exit::Usage.because(format!(
-                "{} ranks are to share a model, but the model of this configuration is whole on every rank; choose \
-                 model.type = \"distributed_afno\", or a mesh with the axis \"data\" only",
-                model.size()
+                "model parallelism over {} ranks is not supported by model.type = {:?}; choose model.type = {}, or a mesh with \
+                 the axis \"data\" only",
+                model.size(),
+                config.model.name(),
+                others.join(" or ")
+            )));
+        }
+        let split = domain.as_ref().and_then(|mesh| {
+            mesh.names()
+                .into_iter()
+                .zip(mesh.shape())
+                .find(|(name, ranks)| *ranks > 1 && DOMAIN_AXES.contains(name))
+        });
+        if let Some((axis, _)) = split.filter(|_| !config.model.sharding().splits_fields()) {
+            bail!(Exit::Usage.because(format!(
+                "distributed.mesh splits fields along \"{axis}\", but model.type = {:?} computes with full fields only; use a \
+                 mesh with the axes \"data\" or \"shard\"",
+                config.model.name()
             )));
         }
         let ranks = match &domain {
@@ -82,7 +103,7 @@ mod tests {
     use std::time::Duration;
 
     use isobar_collectives::threads;
-    use isobar_models::DistributedAfnoConfig;
+    use isobar_models::{DistributedAfnoConfig, ModelConfig};
     use rstest::rstest;
 
     use super::*;
@@ -109,7 +130,7 @@ mod tests {
         let errors = on_ranks(4, |manager| {
             manager.create_process_subgroup("model_parallel", 2, None, false).unwrap();
             manager.create_orthogonal_process_group("data_parallel", "model_parallel", false).unwrap();
-            let model = ModelConfig::DistributedAfno(DistributedAfnoConfig::new([64, 64], 1));
+            let model = ModelConfig::new(DistributedAfnoConfig::new([64, 64], 1));
             let mut config = Config { model, ..Config::default() };
             config.distributed.mesh.shape = shape.to_vec();
             config.distributed.mesh.names = names.iter().map(|&name| name.to_owned()).collect();

@@ -5,7 +5,6 @@ use isobar_collectives::Group;
 use isobar_manager::DeviceMesh;
 use isobar_manager::checks;
 use isobar_manager::config::CheckChoice;
-use isobar_models::CountParams;
 use isobar_shard::{ModelSize, ParallelRegion, ParamCount};
 use isobar_train::SHARD_AXIS;
 use tch::{Device, Kind};

@@ -5,16 +5,12 @@ use std::ops::Range;
 
 use anyhow::{Result, bail};
 use isobar_data::{DarcyFile, WellFile};
-use isobar_models::{FnoConfig, UNetConfig};
+use isobar_models::{Batch, FieldSpec};
+use isobar_train::Variable;
 use isobar_train::config::{AugmentConfig, DataConfig, DataFormat, Predict};
-use isobar_train::{ModelConfig, Variable};
 use tch::Tensor;
 
-use crate::config::Config;
 use crate::exit::{Because, Exit};
-
-/// Keys of the channels of most models.
-const CHANNELS: [&str; 2] = ["in_channels", "out_channels"];
 
 /// An open data file.
 pub(crate) enum Source {
@@ -144,61 +140,20 @@ impl Source {
         Ok(Tensor::f_stack(&channels, 0)?)
     }
 
-    /// Checks that the model takes the file's fields, before anything is made.
-    pub(crate) fn fits(&self, config: &Config) -> Result<()> {
-        let (path, extents) = (self.path(), self.extents());
-        let own = &extents[..];
-        let (shape, channels, names) = match &config.model {
-            ModelConfig::Afno(afno) => (&afno.inp_shape[..], [afno.in_channels, afno.out_channels], CHANNELS),
-            ModelConfig::DistributedAfno(afno) => {
-                let outputs = afno.out_channels.unwrap_or(afno.in_channels);
-                (&afno.inp_shape[..], [afno.in_channels, outputs], CHANNELS)
-            }
-            ModelConfig::Fno(FnoConfig { dimension, .. })
-            | ModelConfig::UNet(UNetConfig { dimension, .. })
-                if *dimension != extents.len() =>
-            {
-                bail!(Exit::Usage.because(format!(
-                    "model.dimension is {dimension}, but the fields of {path} have {0}; --set model.dimension={0}",
-                    extents.len()
-                )))
-            }
-            ModelConfig::Fno(fno) => (own, [fno.in_channels, fno.out_channels], CHANNELS),
-            ModelConfig::UNet(unet) => (own, [unet.in_channels, unet.out_channels], CHANNELS),
-            ModelConfig::FullyConnected(network) => {
-                (own, [network.in_features, network.out_features], ["in_features", "out_features"])
-            }
-        };
-        if shape != own {
-            bail!(Exit::Usage.because(format!(
-                "model.inp_shape is {shape:?}, but the fields of {path} are {own:?}; --set 'model.inp_shape={own:?}'"
-            )));
-        }
-        let [inputs, outputs] = self.channels()?;
-        let positions = if config.data.positions { self.position_channels() } else { 0 };
-        if channels != [inputs + positions, outputs] {
-            let beside = if positions > 0 {
-                format!(", and {positions} more for positions (data.positions)")
-            } else {
-                String::new()
-            };
-            let mend: Vec<String> = names
-                .iter()
-                .zip(channels.iter().zip([inputs + positions, outputs]))
-                .filter(|(_, (given, there))| **given != *there)
-                .map(|(name, (_, there))| format!("--set model.{name}={there}"))
-                .collect();
-            bail!(Exit::Usage.because(format!(
-                "model.{} is {} and model.{} is {}, but the inputs of {path} have {inputs} channels{beside}, and the targets \
-                 {outputs}; {}",
-                names[0],
-                channels[0],
-                names[1],
-                channels[1],
-                mend.join(" ")
-            )));
-        }
-        Ok(config.model.check_extents(&extents)?)
+    /// Shape of the samples: what a model's configuration is checked against.
+    pub(crate) fn spec(&self, config: &DataConfig) -> Result<FieldSpec> {
+        let [in_channels, out_channels] = self.channels()?;
+        Ok(FieldSpec {
+            source: self.path().to_string(),
+            extents: self.extents(),
+            in_channels,
+            position_channels: if config.positions { self.position_channels() } else { 0 },
+            out_channels,
+            arrays: match self {
+                Self::Darcy(_) => Vec::new(),
+                Self::Well { .. } => vec![Batch::<Tensor>::TIME.to_owned()],
+            },
+        })
     }
 
     /// Checks that the file has the samples and steps that a run trains on and validates, before anything is read.

@@ -1,12 +1,16 @@
 //! Arguments of the Fourier Neural Operator.
 
-use isobar_shard::PadMode;
+use isobar_shard::{Array, ModelSize, PadMode, ParamCount, Scope};
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
-use super::MODEL;
+use super::{Fno, MODEL};
 use crate::error::{Checker, Error, Result};
+use crate::fields::FieldSpec;
 use crate::layers::{Activation, PerDim};
+use crate::model::{Architecture, Model};
+use crate::sharding::Sharding;
+use crate::size::{built, extrapolate};
 
 /// Arguments of [`Fno`](crate::Fno), by PhysicsNeMo's names.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
@@ -171,6 +175,40 @@ impl FnoConfig {
         }
     }
 }
+
+impl Architecture for FnoConfig {
+    const NAME: &'static str = MODEL;
+    const SUMMARY: Option<&'static str> = Some("Fourier neural operator.");
+
+    fn build<A: Array>(&self, params: &mut Scope<'_, A>) -> Result<Box<dyn Model<A>>> {
+        Ok(Box::new(Fno::new(self, params)?))
+    }
+
+    fn check(&self, fields: &FieldSpec) -> Result<()> {
+        fields.check_dimension(MODEL, self.dimension)?;
+        fields.check_channels(
+            MODEL,
+            ("in_channels", self.in_channels),
+            ("out_channels", self.out_channels),
+        )?;
+        self.check_extents(&fields.extents)
+    }
+
+    fn count(&self, count: &dyn Fn() -> ParamCount) -> Result<ModelSize> {
+        extrapolate(self.num_fno_layers, 1, |num_fno_layers| {
+            extrapolate(self.decoder_layers, 1, |decoder_layers| {
+                let config = Self { num_fno_layers, decoder_layers, ..self.clone() };
+                built(count, |params| Fno::new(&config, params))
+            })
+        })
+    }
+
+    fn sharding(&self) -> Sharding {
+        super::sharding::declare(self)
+    }
+}
+
+crate::register!(FnoConfig);
 
 fn one() -> usize {
     1

@@ -2,14 +2,17 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use isobar_shard::{Interpolation, PadMode};
+use isobar_shard::{Array, Interpolation, ModelSize, PadMode, ParamCount, Scope};
 use schemars::JsonSchema;
 use serde::de::IgnoredAny;
 use serde::{Deserialize, Deserializer, Serialize};
 
-use super::MODEL;
+use super::{MODEL, UNet};
 use crate::error::{Checker, Error, Result};
+use crate::fields::FieldSpec;
 use crate::layers::{Activation, Functional, PerDim};
+use crate::model::{Architecture, Model};
+use crate::size::built;
 
 /// Arguments of [`UNet`](crate::UNet), by PhysicsNeMo's names, and two more: `dimension` and `upsampling`.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
@@ -354,6 +357,32 @@ impl UNetConfig {
         check.extent("attn_intermediate_channels", inner).map(Some)
     }
 }
+
+impl Architecture for UNetConfig {
+    const NAME: &'static str = MODEL;
+    const SUMMARY: Option<&'static str> = Some("U-Net.");
+
+    fn build<A: Array>(&self, params: &mut Scope<'_, A>) -> Result<Box<dyn Model<A>>> {
+        Ok(Box::new(UNet::new(self, params)?))
+    }
+
+    fn check(&self, fields: &FieldSpec) -> Result<()> {
+        fields.check_dimension(MODEL, self.dimension)?;
+        fields.check_channels(
+            MODEL,
+            ("in_channels", self.in_channels),
+            ("out_channels", self.out_channels),
+        )?;
+        self.check_extents(&fields.extents)
+    }
+
+    fn count(&self, count: &dyn Fn() -> ParamCount) -> Result<ModelSize> {
+        // Every level is listed in `feature_map_channels`.
+        built(count, |params| UNet::new(self, params))
+    }
+}
+
+crate::register!(UNetConfig);
 
 /// What a configuration says, checked.
 pub(super) struct Plan {

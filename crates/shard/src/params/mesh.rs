@@ -9,6 +9,8 @@ use tch::Tensor;
 use super::{GradientSource, Init, ParamStore, ParameterWatch, Params, Placement, Watched};
 use crate::error::{Error, Result};
 use crate::layout::{Layout, Sizes};
+use crate::module::ParameterLayouts;
+use crate::random::Window;
 use crate::region::ParallelRegion;
 use crate::tensor::ShardTensor;
 
@@ -49,6 +51,10 @@ pub struct MeshParams<'a> {
     pending: bool,
     /// Who watches the parameters.
     watch: Option<Arc<dyn ParameterWatch>>,
+    /// Which parameters are split over further axes.
+    layouts: ParameterLayouts,
+    /// For each pattern of `layouts`: whether a parameter has matched it.
+    matched: Vec<bool>,
     /// What the model sees: it computes with global tensors.
     region: ParallelRegion,
 }
@@ -57,7 +63,44 @@ impl<'a> MeshParams<'a> {
     /// The store's parameters, replicated on the mesh.
     pub fn new(store: &'a mut ParamStore, mesh: &DeviceMesh) -> Self {
         let region = ParallelRegion::single();
-        Self { store, mesh: mesh.clone(), axis: None, pending: false, watch: None, region }
+        Self {
+            store,
+            mesh: mesh.clone(),
+            axis: None,
+            pending: false,
+            watch: None,
+            layouts: ParameterLayouts::new(),
+            matched: Vec::new(),
+            region,
+        }
+    }
+
+    /// Splits parameters as a declaration says, over axes of the mesh along which their gradients then need no sum. Each rank
+    /// holds its box only. Parameters that the store's region splits already stay as they are.
+    ///
+    /// ```
+    /// use isobar_collectives::threads;
+    /// use isobar_mesh::DeviceMesh;
+    /// use isobar_shard::{Generator, Init, MeshParams, ParamStore, ParameterLayouts, Params, Placement};
+    ///
+    /// threads::run(2, std::time::Duration::from_secs(30), |group| {
+    ///     let mesh = DeviceMesh::new(&group, &[2], &["domain"]).unwrap();
+    ///     let layouts = ParameterLayouts::new().with("positions", &[("domain", Placement::Shard(0))]);
+    ///     let mut store = ParamStore::new(Generator::new(1));
+    ///     let mut params = MeshParams::new(&mut store, &mesh).laid_out(&layouts).pending();
+    ///     let all = params.param("positions", &[6, 2], Init::XavierUniform, Placement::Replicate).unwrap();
+    ///     assert_eq!((all.shape(), store.parameters()[0].tensor.size()), (&[6, 2][..], vec![3, 2]));
+    /// });
+    /// ```
+    #[must_use]
+    pub fn laid_out(self, layouts: &ParameterLayouts) -> Self {
+        Self { layouts: layouts.clone(), matched: vec![false; layouts.patterns().count()], ..self }
+    }
+
+    /// Returns the patterns of the declaration that no parameter has matched so far: mistakes, once the model is made.
+    pub fn unmatched(&self) -> Vec<&str> {
+        let patterns = self.layouts.patterns().zip(&self.matched);
+        patterns.filter(|(_, matched)| !**matched).map(|(pattern, _)| pattern).collect()
     }
 
     /// The same, with what the store's region splits sharded along an axis of the mesh.
@@ -128,6 +171,36 @@ impl<'a> MeshParams<'a> {
         parameter
     }
 
+    /// The layout that the declaration gives a parameter, and the axes over which it is split; `None` for one that is not.
+    fn declared(&self, name: &str, shape: &[i64]) -> Result<Option<(Layout, Vec<usize>)>> {
+        if self.store.region().size() > 1 || self.layouts.matching(name).is_none() {
+            return Ok(None);
+        }
+        let layout = self.layouts.layout_of(name, shape, &self.mesh)?;
+        let ranks = self.mesh.shape();
+        let split: Vec<usize> = layout.sharding_axes().into_iter().filter(|&axis| ranks[axis] > 1).collect();
+        Ok((!split.is_empty()).then_some((layout, split)))
+    }
+
+    /// A parameter of which this rank holds a box.
+    fn split_param(
+        &mut self,
+        name: &str,
+        init: &Init<ShardTensor>,
+        (layout, split): (Layout, Vec<usize>),
+    ) -> Result<ShardTensor> {
+        let count = split.iter().map(|&axis| self.mesh.shape()[axis]).product();
+        let part = self.store.insert_shard(name, &local(init), &window(&layout)?, count)?;
+        self.store.record_gradient(self.gradient().split_over(split.clone()));
+        if !self.pending {
+            return Ok(self.noted(ShardTensor::from_parts(&part, &layout)?));
+        }
+        let axes: Vec<usize> =
+            (0..self.mesh.ndim()).filter(|axis| Some(*axis) != self.axis && !split.contains(axis)).collect();
+        let _grad = EnableGrad::new();
+        Ok(self.noted(ShardTensor::contributed(part, layout, &axes)?))
+    }
+
     /// Content of its parameters' gradients after backward.
     fn gradient(&self) -> GradientSource {
         let source = match self.pending {
@@ -156,6 +229,16 @@ impl<'a> MeshParams<'a> {
     }
 }
 
+/// The box of a tensor that this rank has.
+fn window(layout: &Layout) -> Result<Window> {
+    let mut window = Window::whole(layout.shape());
+    for (dim, parts) in layout.intervals().iter().enumerate() {
+        let (start, extent) = parts.first().map_or((0, 0), |part| (part.start, part.len));
+        window = window.narrow(dim, start, extent)?;
+    }
+    Ok(window)
+}
+
 /// This rank's part of given values.
 fn local(init: &Init<ShardTensor>) -> Init<Tensor> {
     init.with(|values| values.local().shallow_clone())
@@ -171,6 +254,12 @@ impl Params for MeshParams<'_> {
         init: Init<ShardTensor>,
         placement: Placement,
     ) -> Result<ShardTensor> {
+        if let Some(row) = self.layouts.matching(name) {
+            self.matched[row] = true;
+        }
+        if let Some(declared) = self.declared(name, shape)? {
+            return self.split_param(name, &init, declared);
+        }
         let part = self.store.param(name, shape, local(&init), placement)?;
         self.store.record_gradient(self.gradient());
         let shared = self.shared(&part, shape, placement)?;
@@ -201,6 +290,10 @@ impl Params for MeshParams<'_> {
         init: &Init<ShardTensor>,
         placement: Placement,
     ) -> Result<ShardTensor> {
+        if let Some((layout, _)) = self.declared(name, shape)? {
+            let part = self.store.draw_window(name, &local(init), &window(&layout)?)?;
+            return ShardTensor::from_parts(&part, &layout);
+        }
         let part = self.store.draw(name, shape, &local(init), placement)?;
         self.shared(&part, shape, placement)
     }

@@ -15,7 +15,7 @@ pub use mesh::MeshParams;
 pub use scope::Scope;
 pub use source::{GradientSource, GradientState};
 pub use state::{StateDict, read_safetensors};
-pub use store::{ParamStore, Parameter};
+pub use store::{MeshShard, ParamStore, Parameter};
 pub use watch::ParameterWatch;
 pub(crate) use watch::{Use, Watched};
 

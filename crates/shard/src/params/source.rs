@@ -38,6 +38,8 @@ pub struct GradientSource {
     pending: bool,
     /// The axis of the mesh along which the parameter is split.
     along: Option<usize>,
+    /// Further axes over which the model's declaration splits the parameter.
+    split: Vec<usize>,
     watch: Option<Arc<dyn ParameterWatch>>,
 }
 
@@ -85,6 +87,16 @@ impl GradientSource {
         Self { along, ..self }
     }
 
+    pub(super) fn split_over(self, split: Vec<usize>) -> Self {
+        Self { split, ..self }
+    }
+
+    /// Returns whether a declaration splits the parameter over axes of the mesh. Other parameters of the model may be
+    /// replicated along these: each is then summed over ranks of its own.
+    pub fn is_split(&self) -> bool {
+        !self.split.is_empty()
+    }
+
     pub(super) fn watched(self, watch: Option<Arc<dyn ParameterWatch>>) -> Self {
         Self { watch, ..self }
     }
@@ -118,6 +130,10 @@ impl GradientSource {
         }
     }
 
+    fn sharding_axes(&self) -> Vec<usize> {
+        self.along.iter().chain(&self.split).copied().collect()
+    }
+
     /// The ranks that hold the same shard of the parameter as this one: those along all axes of the mesh
     /// except the one along which it is split. A pending gradient must be summed over them. `None` without a
     /// mesh, or if it has no other axis. Does not communicate.
@@ -127,7 +143,7 @@ impl GradientSource {
     /// A rank outside the mesh.
     pub fn copies(&self) -> Result<Option<Group>> {
         let Some(mesh) = &self.mesh else { return Ok(None) };
-        let axes: Vec<usize> = (0..mesh.ndim()).filter(|axis| Some(*axis) != self.along).collect();
+        let axes: Vec<usize> = (0..mesh.ndim()).filter(|axis| !self.sharding_axes().contains(axis)).collect();
         match axes.is_empty() {
             true => Ok(None),
             false => Ok(Some(mesh.group_along(&axes)?)),
@@ -164,10 +180,11 @@ impl fmt::Display for GradientSource {
             (Some(mesh), false) => write!(f, "summed over {mesh}"),
             (Some(mesh), true) => write!(f, "pending on {mesh}"),
         }?;
-        match (&self.mesh, self.along) {
-            (Some(mesh), Some(along)) => write!(f, " along all axes but \"{}\"", mesh.names()[along]),
-            _ => Ok(()),
-        }
+        let (Some(mesh), [first, others @ ..]) = (&self.mesh, &self.sharding_axes()[..]) else {
+            return Ok(());
+        };
+        write!(f, " along all axes but \"{}\"", mesh.names()[*first])?;
+        others.iter().try_for_each(|axis| write!(f, " and \"{}\"", mesh.names()[*axis]))
     }
 }
 

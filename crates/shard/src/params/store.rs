@@ -23,12 +23,23 @@ pub struct Parameter {
     pub shape: Vec<i64>,
     /// What it is along the `model_parallel` axis.
     pub placement: Placement,
+    /// The box that the rank holds, if the parameter is split over axes of a mesh.
+    pub shard: Option<MeshShard>,
     /// Whether it is trained; a buffer is not.
     pub trainable: bool,
     /// Content of its gradient after backward.
     pub gradient: GradientSource,
     /// State of its gradient since backward.
     pub state: GradientState,
+}
+
+/// A rank's box of a parameter that is split over axes of a mesh.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct MeshShard {
+    /// The first index of the box along each dim of the whole parameter.
+    pub start: Vec<i64>,
+    /// Number of boxes that the parameter is cut into.
+    pub count: usize,
 }
 
 /// The parameters of a model on one rank, in the order in which they were made.
@@ -224,6 +235,13 @@ impl ParamStore {
         if shape == own {
             return Ok(value.shallow_clone());
         }
+        if let Some(shard) = parameter.shard.as_ref().filter(|_| shape == parameter.shape) {
+            let mut along = shard.start.iter().zip(&own).enumerate();
+            let part = along.try_fold(value.shallow_clone(), |part, (dim, (&start, &extent))| {
+                part.f_narrow(dim as i64, start, extent)
+            });
+            return part.map_err(|error| error.to_string());
+        }
         match parameter.placement {
             Placement::Shard(dim) if shape == parameter.shape => {
                 let (start, extent) = self.region.part(parameter.shape[dim]);
@@ -275,6 +293,37 @@ impl ParamStore {
     ) -> Result<Tensor> {
         self.check_new(name)?;
         let values = self.draw(name, shape, &init, placement)?;
+        self.keep(name, shape, values, (placement, None), trainable)
+    }
+
+    /// The trained parameter of which this rank holds the box `window`, one of `count`.
+    pub(super) fn insert_shard(
+        &mut self,
+        name: &str,
+        init: &Init<Tensor>,
+        window: &Window,
+        count: usize,
+    ) -> Result<Tensor> {
+        self.check_new(name)?;
+        let values = self.draw_window(name, init, window)?;
+        let shard = MeshShard { start: window.offset().to_vec(), count };
+        self.keep(name, window.global(), values, (Placement::Replicate, Some(shard)), true)
+    }
+
+    /// What the box `window` of a parameter starts with.
+    pub(super) fn draw_window(&self, name: &str, init: &Init<Tensor>, window: &Window) -> Result<Tensor> {
+        let values = init.values(&self.generator.fork(name), window, self.options);
+        values.map_err(|error| parameter_error(name, error.to_string()))
+    }
+
+    fn keep(
+        &mut self,
+        name: &str,
+        shape: &[i64],
+        values: Tensor,
+        (placement, shard): (Placement, Option<MeshShard>),
+        trainable: bool,
+    ) -> Result<Tensor> {
         let tensor = if trainable {
             values.f_set_requires_grad(true).map_err(|source| refused("requires_grad", name, source))?
         } else {
@@ -286,6 +335,7 @@ impl ParamStore {
             tensor: tensor.shallow_clone(),
             shape: shape.to_vec(),
             placement,
+            shard,
             trainable,
             gradient: GradientSource::in_region(self.region.group()),
             state: GradientState::default(),
@@ -343,9 +393,7 @@ impl Params for ParamStore {
     }
 
     fn draw(&self, name: &str, shape: &[i64], init: &Init<Tensor>, placement: Placement) -> Result<Tensor> {
-        let window = self.window(name, shape, placement)?;
-        init.values(&self.generator.fork(name), &window, self.options)
-            .map_err(|error| parameter_error(name, error.to_string()))
+        self.draw_window(name, init, &self.window(name, shape, placement)?)
     }
 
     fn tie(&mut self, alias: &str, name: &str) -> Result<()> {

@@ -53,6 +53,8 @@ fn summands(params: &Parameters, group: &Group) -> Result<usize> {
     let me = group.ranks()[group.rank()];
     let gradients = RankSet::of_group(group, me);
     let mut first: Option<(&str, &GradientSource, RankSet)> = None;
+    // Ranks that compute one loss together.
+    let mut computing = 1;
     let classes = classes(params)?;
     for class in &classes {
         let (name, source) = (class.name(), class.source);
@@ -61,6 +63,11 @@ fn summands(params: &Parameters, group: &Group) -> Result<usize> {
         let (all, owned) = (gradients.ranks(), own.ranks());
         let together = RankSet::of(&source.together(), me).ranks();
         let among = all.intersection(&together).count();
+        // Of a split parameter each part is summed over the ranks that hold it.
+        if source.is_pending() && source.is_split() && owned.is_subset(&all) {
+            computing = computing.max(among);
+            continue;
+        }
         if !owned.is_subset(&all) || (source.is_pending() && among > owned.len()) {
             return Err(Error::WrongGradients {
                 problem: format!(
@@ -97,7 +104,7 @@ fn summands(params: &Parameters, group: &Group) -> Result<usize> {
             None => first = Some((name, source, own)),
         }
     }
-    Ok(first.map_or(1, |(_, _, own)| own.len()))
+    Ok(first.map_or(computing, |(_, _, own)| own.len()))
 }
 
 /// Of a gradient that backward has summed over a mesh, and that is summed over some of its ranks again.

@@ -83,6 +83,8 @@ struct Told {
     together: RankSet,
     /// The ranks with which this one sums contributions.
     summands: RankSet,
+    /// True if a declaration splits the parameters over axes of the mesh.
+    split: bool,
     /// True if the parameters are watched, as fully sharded training needs.
     watched: bool,
     /// True if the fields are on the same mesh.
@@ -114,6 +116,7 @@ impl Record {
                 idle_model_axis: !split && mesh.is_some_and(|mesh| mesh.names().contains(&MODEL_AXIS)),
                 together: RankSet::of(&source.together(), me),
                 summands,
+                split: source.is_split(),
                 watched: fully.is_some() && source.watch().and_then(|watch| watch.identity()) == fully,
                 with_fields: mesh == fields,
             });
@@ -255,7 +258,7 @@ impl Record {
         let needed: BTreeSet<usize> = parts().flat_map(RankSet::ranks).collect();
         let apart = parts().map(RankSet::len).sum::<usize>() == needed.len();
         let summed = self.gradients.ranks();
-        if apart && needed == summed {
+        if apart && (needed == summed || class.split && class.pending && needed.is_subset(&summed)) {
             return Ok(());
         }
         let (name, source, gradients) = (&class.name, &class.source, &self.gradients);

@@ -1,64 +1,14 @@
 //! The fully connected network.
 
 use isobar_shard::{Array, Init, Params, Placement, Reduction, Scope};
-use schemars::JsonSchema;
-use serde::{Deserialize, Serialize};
 use tch::Tensor;
 
+use super::{FullyConnectedConfig, MODEL};
+use crate::batch::Batch;
 use crate::error::{Checker, Error, Result};
-use crate::layers::{Activation, ActivationLayer, one_or_many};
-
-const MODEL: &str = "fully_connected";
-
-/// Arguments of [`FullyConnected`], by PhysicsNeMo's names.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
-#[serde(deny_unknown_fields, default)]
-pub struct FullyConnectedConfig {
-    /// Features of the input.
-    pub in_features: usize,
-    /// Width of every hidden layer.
-    pub layer_size: usize,
-    /// Features of the output.
-    pub out_features: usize,
-    /// Number of hidden layers.
-    pub num_layers: usize,
-    /// The activation of the hidden layers: a name, or a list whose last entry serves all further layers.
-    #[serde(deserialize_with = "one_or_many")]
-    #[schemars(with = "OneOrMany")]
-    pub activation_fn: Vec<Activation>,
-    /// Add to the output of every second hidden layer what the one two before it gave.
-    pub skip_connections: bool,
-    /// Scale the input of all activations by one trained number.
-    pub adaptive_activations: bool,
-    /// Split each row of a weight into length and direction (Salimans and Kingma, arXiv:1602.07868).
-    pub weight_norm: bool,
-    /// Split each row of a weight into a factor and the rest (Wang et al., arXiv:2210.01274).
-    pub weight_fact: bool,
-}
-
-#[derive(JsonSchema)]
-#[serde(untagged)]
-#[expect(dead_code, reason = "names the two forms for the configuration's schema")]
-enum OneOrMany {
-    One(Activation),
-    Many(Vec<Activation>),
-}
-
-impl Default for FullyConnectedConfig {
-    fn default() -> Self {
-        Self {
-            in_features: 512,
-            layer_size: 512,
-            out_features: 512,
-            num_layers: 6,
-            activation_fn: vec![Activation::Silu],
-            skip_connections: false,
-            adaptive_activations: false,
-            weight_norm: false,
-            weight_fact: false,
-        }
-    }
-}
+use crate::layers::{Activation, ActivationLayer};
+use crate::mode::Mode;
+use crate::model::Model;
 
 /// A fully connected network: h ← σ(a (W h + b)) for each hidden layer, then W h + b.
 ///
@@ -158,6 +108,18 @@ impl<A: Array> FullyConnected<A> {
             }
         }
         self.last.forward(&x)
+    }
+}
+
+impl<A: Array> Model<A> for FullyConnected<A> {
+    fn forward(&self, batch: &Batch<A>, _mode: Mode<'_>) -> Result<Batch<A>> {
+        // The channels of fields are the features.
+        let x = batch.require(MODEL, Batch::<A>::FIELDS)?;
+        let last = x.shape().len() as i64 - 1;
+        let channels_last: Vec<i64> = [0].into_iter().chain(2..=last).chain([1]).collect();
+        let channels_first: Vec<i64> = [0, last].into_iter().chain(1..last).collect();
+        let y = self.forward(&x.permute(&channels_last)?)?;
+        Ok(Batch::of_fields(y.permute(&channels_first)?))
     }
 }
 

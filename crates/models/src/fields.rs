@@ -1,0 +1,109 @@
+//! Description of the data that a model is trained on, and checks against it.
+
+use crate::error::{Error, Result};
+
+/// Shape of a data set's samples: what [`Architecture::check`](crate::Architecture::check) compares a configuration with.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct FieldSpec {
+    /// Name of the data set in error messages, such as its path.
+    pub source: String,
+    /// Number of points along each spatial dim.
+    pub extents: Vec<usize>,
+    /// Channels of the inputs that come from the data.
+    pub in_channels: usize,
+    /// Further input channels with the positions of the points.
+    pub position_channels: usize,
+    /// Channels of the targets.
+    pub out_channels: usize,
+    /// Names of the arrays that a batch has besides the fields, such as `time`.
+    pub arrays: Vec<String>,
+}
+
+impl FieldSpec {
+    /// Checks a model's number of spatial dims.
+    ///
+    /// # Errors
+    ///
+    /// Another number than the fields', with the setting that fits.
+    pub fn check_dimension(&self, model: &'static str, dimension: usize) -> Result<()> {
+        let dims = self.extents.len();
+        ensure(model, dimension == dims, || {
+            format!(
+                "model.dimension is {dimension}, but the fields of {} have {dims}; --set model.dimension={dims}",
+                self.source
+            )
+        })
+    }
+
+    /// Checks the key that says for which extents a model is made.
+    ///
+    /// # Errors
+    ///
+    /// Other extents than the fields', with the setting that fits.
+    pub fn check_extents(&self, model: &'static str, key: &str, extents: &[usize]) -> Result<()> {
+        let own = &self.extents;
+        ensure(model, extents == own, || {
+            format!(
+                "model.{key} is {extents:?}, but the fields of {} are {own:?}; --set 'model.{key}={own:?}'",
+                self.source
+            )
+        })
+    }
+
+    /// Checks the numbers of channels, each given with its key.
+    ///
+    /// # Errors
+    ///
+    /// Other numbers than the data's, with the settings that fit.
+    pub fn check_channels(
+        &self,
+        model: &'static str,
+        inputs: (&str, usize),
+        outputs: (&str, usize),
+    ) -> Result<()> {
+        let wanted = [self.in_channels + self.position_channels, self.out_channels];
+        let given = [inputs, outputs];
+        ensure(model, inputs.1 == wanted[0] && outputs.1 == wanted[1], || {
+            let positions = match self.position_channels {
+                0 => String::new(),
+                channels => format!(", and {channels} more for positions (data.positions)"),
+            };
+            let differing = given.iter().zip(wanted).filter(|((_, given), wanted)| given != wanted);
+            let settings: Vec<String> =
+                differing.map(|((key, _), wanted)| format!("--set model.{key}={wanted}")).collect();
+            format!(
+                "model.{} is {} and model.{} is {}, but the inputs of {} have {} channels{positions}, and the targets {}; {}",
+                inputs.0,
+                inputs.1,
+                outputs.0,
+                outputs.1,
+                self.source,
+                self.in_channels,
+                self.out_channels,
+                settings.join(" ")
+            )
+        })
+    }
+
+    /// Checks that batches have an array that the model reads.
+    ///
+    /// # Errors
+    ///
+    /// Data without such an array.
+    pub fn check_array(&self, model: &'static str, name: &str) -> Result<()> {
+        ensure(model, self.arrays.iter().any(|array| array == name), || {
+            let there = match self.arrays.as_slice() {
+                [] => "have nothing besides fields".to_owned(),
+                arrays => format!("have {}", arrays.join(", ")),
+            };
+            format!(
+                "the model reads the array \"{name}\", but the samples of {} {there}; choose other data or another model.type",
+                self.source
+            )
+        })
+    }
+}
+
+fn ensure(model: &'static str, holds: bool, reason: impl FnOnce() -> String) -> Result<()> {
+    if holds { Ok(()) } else { Err(Error::Config { model, reason: reason() }) }
+}

@@ -1,0 +1,9 @@
+//! The fully connected network.
+
+mod config;
+mod model;
+
+pub use config::FullyConnectedConfig;
+pub use model::FullyConnected;
+
+const MODEL: &str = "fully_connected";

@@ -1,0 +1,9 @@
+//! How the modulated AFNO is split over a mesh.
+
+use super::ModAfnoConfig;
+use crate::afno::positions;
+use crate::sharding::Sharding;
+
+pub(super) fn declare(config: &ModAfnoConfig) -> Sharding {
+    positions(config.inp_shape, config.patch_size)
+}

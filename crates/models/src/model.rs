@@ -1,0 +1,130 @@
+//! What a training program needs of a model.
+
+use std::fmt::Debug;
+
+use isobar_shard::{Array, ModelSize, ParamCount, Scope};
+use schemars::JsonSchema;
+use serde::Serialize;
+use serde::de::DeserializeOwned;
+
+use crate::batch::Batch;
+use crate::error::Result;
+use crate::fields::FieldSpec;
+use crate::mode::Mode;
+use crate::sharding::Sharding;
+
+/// A model with its parameters, ready to run.
+pub trait Model<A: Array> {
+    /// Computes the outputs for a batch. The fields of the result may have other channels than those of the input, and be on
+    /// another grid.
+    ///
+    /// # Errors
+    ///
+    /// A missing array, one of another shape than the configuration says, or an operator that fails.
+    fn forward(&self, batch: &Batch<A>, mode: Mode<'_>) -> Result<Batch<A>>;
+}
+
+/// Configuration of a model that a TOML file can name: `[model] type = "NAME"`, the other keys being the fields of the type.
+///
+/// [`register!`](crate::register) makes it known to every program that is linked with the crate it stands in. Keys, defaults
+/// and their meanings in `reference.toml` come from the type's schema and doc comments.
+///
+/// ```
+/// use isobar_models::{Architecture, Batch, FieldSpec, Mode, Model, ModelConfig, Result};
+/// use isobar_shard::{Array, Init, Params, Placement, Scope};
+/// use schemars::JsonSchema;
+/// use serde::{Deserialize, Serialize};
+///
+/// /// One factor for each channel.
+/// #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
+/// #[serde(deny_unknown_fields)]
+/// struct GainConfig {
+///     /// Channels of the fields.
+///     channels: usize,
+/// }
+///
+/// struct Gain<A>(A);
+///
+/// impl<A: Array> Model<A> for Gain<A> {
+///     fn forward(&self, batch: &Batch<A>, _mode: Mode<'_>) -> Result<Batch<A>> {
+///         let x = batch.require(GainConfig::NAME, Batch::<A>::FIELDS)?;
+///         Ok(Batch::of_fields(x.mul(&self.0)?))
+///     }
+/// }
+///
+/// impl Architecture for GainConfig {
+///     const NAME: &'static str = "gain";
+///
+///     fn build<A: Array>(&self, params: &mut Scope<'_, A>) -> Result<Box<dyn Model<A>>> {
+///         let shape = [self.channels as i64, 1, 1];
+///         Ok(Box::new(Gain(params.param("weight", &shape, Init::Constant(1.0), Placement::Replicate)?)))
+///     }
+///
+///     fn check(&self, fields: &FieldSpec) -> Result<()> {
+///         fields.check_channels(Self::NAME, ("channels", self.channels), ("channels", self.channels))
+///     }
+/// }
+///
+/// isobar_models::register!(GainConfig);
+///
+/// let config: ModelConfig = serde_json::from_str(r#"{ "type": "gain", "channels": 3 }"#)?;
+/// assert_eq!((config.name(), config.count(&Default::default)?.trained), ("gain", 3));
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
+pub trait Architecture:
+    Clone + PartialEq + Debug + Serialize + DeserializeOwned + JsonSchema + Send + Sync + 'static
+{
+    /// Value of `model.type`.
+    const NAME: &'static str;
+
+    /// One sentence on the model in `reference.toml`; by default the doc comment of the type.
+    const SUMMARY: Option<&'static str> = None;
+
+    /// Whether the model's channels can be split over the ranks of the mesh's axis `model`.
+    const MODEL_PARALLEL: bool = false;
+
+    /// Makes the model; its parameters come from `params`. All ranks call.
+    ///
+    /// # Errors
+    ///
+    /// Sizes that do not fit together, or a parameter that cannot be made.
+    fn build<A: Array>(&self, params: &mut Scope<'_, A>) -> Result<Box<dyn Model<A>>>;
+
+    /// Checks that the model accepts the fields of a data set, without building it.
+    ///
+    /// # Errors
+    ///
+    /// A key that does not fit, with the `--set` that mends it.
+    fn check(&self, fields: &FieldSpec) -> Result<()>;
+
+    /// Counts the parameters and buffers of one rank. `count` makes an empty counter for the ranks that share the model.
+    /// By default the model is built from such a counter. Does not communicate.
+    ///
+    /// # Errors
+    ///
+    /// Invalid arguments of the model.
+    ///
+    /// ```
+    /// use isobar_models::{Architecture, FnoConfig, PerDim};
+    /// use isobar_shard::ParamCount;
+    ///
+    /// let config = FnoConfig { num_fno_modes: PerDim::All(100_000), ..FnoConfig::new(1, 1) };
+    /// let size = config.count(&ParamCount::default)?;
+    /// assert!(size.trained > 80_000_000_000_000); // and none of them was made
+    /// # Ok::<(), isobar_models::Error>(())
+    /// ```
+    fn count(&self, count: &dyn Fn() -> ParamCount) -> Result<ModelSize> {
+        crate::size::built(count, |params| self.build(&mut Scope::new(params, "")))
+    }
+
+    /// Declares how parameters and inputs are split over the axes of a mesh.
+    fn sharding(&self) -> Sharding {
+        Sharding::new()
+    }
+
+    /// Factor by which the grid of the outputs is finer than that of the inputs, along every spatial dim. Training gives such
+    /// a model the means of the data's fields over cells of so many points.
+    fn refinement(&self) -> usize {
+        1
+    }
+}

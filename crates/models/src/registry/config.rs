@@ -1,0 +1,199 @@
+//! `[model]`: the configuration of any registered model.
+
+use std::fmt;
+
+use isobar_shard::{ModelSize, ParamCount, Params, Scope};
+use schemars::{JsonSchema, Schema, SchemaGenerator, json_schema};
+use serde::de::Error as _;
+use serde::{Deserialize, Deserializer, Serialize, Serializer};
+use serde_json::{Map, Value};
+
+use super::{AnyArchitecture, Entry, ModelArray, find, registered};
+use crate::error::{Error, Result};
+use crate::fields::FieldSpec;
+use crate::model::Model;
+use crate::sharding::Sharding;
+
+/// Key of the table that names the model.
+const TYPE: &str = "type";
+/// The name of the configurations of models in errors.
+const TABLE: &str = "model";
+
+/// The model of a run: a table with the key `type`, and the keys of the model that it names.
+///
+/// ```
+/// use isobar_models::{Batch, Mode, ModelConfig};
+/// use isobar_shard::{Generator, ParamStore};
+/// use tch::{Device, Kind, Tensor};
+///
+/// let table = r#"{ "type": "fno", "in_channels": 1, "out_channels": 2, "num_fno_modes": 4, "latent_channels": 4 }"#;
+/// let config: ModelConfig = serde_json::from_str(table)?;
+/// let model = config.build::<Tensor>(&mut ParamStore::new(Generator::new(1)))?;
+/// let x = Tensor::zeros([2, 1, 8, 8], (Kind::Float, Device::Cpu));
+/// let y = model.forward(&Batch::of_fields(x), Mode::Eval)?;
+/// assert_eq!(y.get("fields").map(Tensor::size), Some(vec![2, 2, 8, 8]));
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
+pub struct ModelConfig(Box<dyn AnyArchitecture>);
+
+impl ModelConfig {
+    /// Wraps a model's own configuration.
+    pub fn new(config: impl crate::Architecture) -> Self {
+        Self(Box::new(config))
+    }
+
+    /// Reads the keys of the registered model `name`.
+    ///
+    /// # Errors
+    ///
+    /// A name that is not registered, with all that are; keys that the model does not have, or values of another type.
+    pub fn named(name: &str, table: Value) -> Result<Self> {
+        let entry = find(name).ok_or_else(|| unknown(name))?;
+        let read = (entry.read)(table);
+        Ok(Self(read.map_err(|error| Error::Config { model: entry.name, reason: error.to_string() })?))
+    }
+
+    /// Value of `type`.
+    pub fn name(&self) -> &'static str {
+        self.0.name()
+    }
+
+    /// Makes the model; its parameters come from `params`: a [`ParamStore`](isobar_shard::ParamStore), whose region is the
+    /// model-parallel group, or [`MeshParams`](isobar_shard::MeshParams) for a model over sharded fields. All ranks call.
+    ///
+    /// # Errors
+    ///
+    /// Sizes that do not fit together, or a parameter that cannot be made.
+    pub fn build<A: ModelArray>(&self, params: &mut impl Params<Array = A>) -> Result<Box<dyn Model<A>>> {
+        A::build(&*self.0, &mut Scope::new(params, ""))
+    }
+
+    /// Checks that the model accepts the fields of a data set, without building it.
+    ///
+    /// # Errors
+    ///
+    /// A key that does not fit, with the `--set` that mends it.
+    pub fn check(&self, fields: &FieldSpec) -> Result<()> {
+        self.0.check(fields)
+    }
+
+    /// Counts the parameters and buffers of one rank: see [`Architecture::count`](crate::Architecture::count).
+    ///
+    /// # Errors
+    ///
+    /// Invalid arguments of the model.
+    pub fn count(&self, count: &dyn Fn() -> ParamCount) -> Result<ModelSize> {
+        self.0.count(count)
+    }
+
+    /// The declaration of how parameters and inputs are split.
+    pub fn sharding(&self) -> Sharding {
+        self.0.sharding()
+    }
+
+    /// Factor by which the grid of the outputs is finer than that of the inputs.
+    pub fn refinement(&self) -> usize {
+        self.0.refinement().max(1)
+    }
+
+    /// Returns whether the model's channels can be split over the axis `model`.
+    pub fn model_parallel(&self) -> bool {
+        self.0.model_parallel()
+    }
+
+    fn table(&self) -> serde_json::Result<Map<String, Value>> {
+        let mut table = Map::from_iter([(TYPE.to_owned(), self.name().into())]);
+        match self.0.table()? {
+            Value::Object(keys) => table.extend(keys),
+            other => {
+                let message = format!("the configuration of {:?} is {other}, expected a table", self.name());
+                return Err(<serde_json::Error as serde::ser::Error>::custom(message));
+            }
+        }
+        Ok(table)
+    }
+}
+
+fn unknown(name: &str) -> Error {
+    let names: Vec<&str> = registered().iter().map(Entry::name).collect();
+    let near = names.iter().map(|known| (strsim::damerau_levenshtein(name, known), known)).min();
+    let meant = match near.filter(|(distance, _)| *distance <= name.chars().count().div_ceil(3)) {
+        Some((_, near)) => format!("did you mean \"{near}\"? "),
+        None => String::new(),
+    };
+    let shown: String = name.chars().take(40).collect();
+    let reason = format!(
+        "no model is called {shown:?}; {meant}the registered models are {}. A model of your own is registered by \
+         `isobar_models::register!`",
+        names.join(", ")
+    );
+    Error::Config { model: TABLE, reason }
+}
+
+impl Clone for ModelConfig {
+    fn clone(&self) -> Self {
+        Self(self.0.copied())
+    }
+}
+
+impl fmt::Debug for ModelConfig {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.0.fmt(f)
+    }
+}
+
+impl PartialEq for ModelConfig {
+    fn eq(&self, other: &Self) -> bool {
+        matches!((self.table(), other.table()), (Ok(own), Ok(other)) if own == other)
+    }
+}
+
+impl Serialize for ModelConfig {
+    fn serialize<S: Serializer>(&self, serializer: S) -> std::result::Result<S::Ok, S::Error> {
+        self.table().map_err(<S::Error as serde::ser::Error>::custom)?.serialize(serializer)
+    }
+}
+
+impl<'de> Deserialize<'de> for ModelConfig {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> std::result::Result<Self, D::Error> {
+        let mut table = Map::deserialize(deserializer)?;
+        let name = match table.shift_remove(TYPE) {
+            Some(Value::String(name)) => name,
+            Some(other) => return Err(D::Error::custom(format!("{TYPE} is {other}, expected a string"))),
+            None => return Err(D::Error::missing_field(TYPE)),
+        };
+        Self::named(&name, Value::Object(table)).map_err(D::Error::custom)
+    }
+}
+
+impl JsonSchema for ModelConfig {
+    fn schema_name() -> std::borrow::Cow<'static, str> {
+        "ModelConfig".into()
+    }
+
+    fn json_schema(generator: &mut SchemaGenerator) -> Schema {
+        let forms: Vec<Value> = registered().iter().map(|entry| form(entry, generator)).collect();
+        json_schema!({ "description": "The network of a run.", "oneOf": forms })
+    }
+}
+
+/// Schema of the table that names a model: the key `type`, then the model's own.
+fn form(entry: &Entry, generator: &mut SchemaGenerator) -> Value {
+    let mut form = (entry.schema)(generator).to_value();
+    let Some(table) = form.as_object_mut() else { return form };
+    if let Some(summary) = entry.summary {
+        table.insert("description".to_owned(), summary.into());
+    }
+    let mut properties = Map::from_iter([(TYPE.to_owned(), serde_json::json!({ "const": entry.name }))]);
+    if let Some(Value::Object(own)) = table.remove("properties") {
+        properties.extend(own);
+    }
+    let mut required = vec![Value::from(TYPE)];
+    if let Some(Value::Array(own)) = table.remove("required") {
+        required.extend(own);
+    }
+    table.insert("type".to_owned(), "object".into());
+    table.insert("properties".to_owned(), properties.into());
+    table.insert("required".to_owned(), required.into());
+    form
+}

@@ -1,0 +1,180 @@
+//! The models that a configuration can name, from this crate and from all others that are linked into the program.
+//!
+//! A model registers in its own folder, with one line: `register!(MyConfig)`. The entries are collected at link time
+//! (`inventory`), so that there is no list to keep, and a model of a user's crate is on the same footing as a built-in one.
+
+mod config;
+
+use std::sync::{PoisonError, RwLock};
+
+use isobar_shard::{Array, ModelSize, ParamCount, Scope, ShardTensor};
+use schemars::{Schema, SchemaGenerator};
+use serde_json::Value;
+use tch::Tensor;
+
+pub use self::config::ModelConfig;
+use crate::error::Result;
+use crate::fields::FieldSpec;
+use crate::model::{Architecture, Model};
+use crate::sharding::Sharding;
+
+/// Registers a configuration type as a model: see [`Architecture`].
+#[macro_export]
+macro_rules! register {
+    ($config:ty) => {
+        $crate::inventory::submit! { $crate::Entry::of::<$config>() }
+    };
+}
+
+/// Entry of the registry.
+#[derive(Clone, Copy)]
+pub struct Entry {
+    name: &'static str,
+    summary: Option<&'static str>,
+    model_parallel: bool,
+    schema: fn(&mut SchemaGenerator) -> Schema,
+    read: fn(Value) -> serde_json::Result<Box<dyn AnyArchitecture>>,
+}
+
+inventory::collect!(Entry);
+
+/// Models that were registered while the program runs.
+static ADDED: RwLock<Vec<Entry>> = RwLock::new(Vec::new());
+
+impl Entry {
+    /// Makes the entry of a configuration type.
+    pub const fn of<C: Architecture>() -> Self {
+        Self {
+            name: C::NAME,
+            summary: C::SUMMARY,
+            model_parallel: C::MODEL_PARALLEL,
+            schema: C::json_schema,
+            read: |table| Ok(Box::new(serde_json::from_value::<C>(table)?)),
+        }
+    }
+
+    /// Value of `model.type`.
+    pub fn name(&self) -> &'static str {
+        self.name
+    }
+
+    /// Returns whether the model's channels can be split over the axis `model`.
+    pub fn model_parallel(&self) -> bool {
+        self.model_parallel
+    }
+}
+
+/// Registers a model at run time, before a configuration is read: for programs that name their models in `main` instead of
+/// with [`register!`](crate::register). A model that is registered already stays.
+pub fn register<C: Architecture>() {
+    let mut added = ADDED.write().unwrap_or_else(PoisonError::into_inner);
+    if !entries(&added).iter().any(|entry| entry.name == C::NAME) {
+        added.push(Entry::of::<C>());
+    }
+}
+
+/// Returns all registered models, sorted by name.
+///
+/// ```
+/// let names: Vec<&str> = isobar_models::registered().iter().map(|entry| entry.name()).collect();
+/// assert!(names.contains(&"afno") && names.contains(&"sr_res_net"));
+/// ```
+pub fn registered() -> Vec<Entry> {
+    entries(&ADDED.read().unwrap_or_else(PoisonError::into_inner))
+}
+
+fn entries(added: &[Entry]) -> Vec<Entry> {
+    let mut all: Vec<Entry> = inventory::iter::<Entry>().copied().collect();
+    all.extend_from_slice(added);
+    all.sort_by_key(|entry| entry.name);
+    all
+}
+
+fn find(name: &str) -> Option<Entry> {
+    registered().into_iter().find(|entry| entry.name == name)
+}
+
+/// An [`Architecture`] of any type.
+pub(crate) trait AnyArchitecture: std::fmt::Debug + Send + Sync {
+    fn name(&self) -> &'static str;
+    fn model_parallel(&self) -> bool;
+    fn table(&self) -> serde_json::Result<Value>;
+    fn copied(&self) -> Box<dyn AnyArchitecture>;
+    fn build_dense(&self, params: &mut Scope<'_, Tensor>) -> Result<Box<dyn Model<Tensor>>>;
+    fn build_sharded(&self, params: &mut Scope<'_, ShardTensor>) -> Result<Box<dyn Model<ShardTensor>>>;
+    fn check(&self, fields: &FieldSpec) -> Result<()>;
+    fn count(&self, count: &dyn Fn() -> ParamCount) -> Result<ModelSize>;
+    fn sharding(&self) -> Sharding;
+    fn refinement(&self) -> usize;
+}
+
+impl<C: Architecture> AnyArchitecture for C {
+    fn name(&self) -> &'static str {
+        C::NAME
+    }
+
+    fn model_parallel(&self) -> bool {
+        C::MODEL_PARALLEL
+    }
+
+    fn table(&self) -> serde_json::Result<Value> {
+        serde_json::to_value(self)
+    }
+
+    fn copied(&self) -> Box<dyn AnyArchitecture> {
+        Box::new(self.clone())
+    }
+
+    fn build_dense(&self, params: &mut Scope<'_, Tensor>) -> Result<Box<dyn Model<Tensor>>> {
+        Architecture::build(self, params)
+    }
+
+    fn build_sharded(&self, params: &mut Scope<'_, ShardTensor>) -> Result<Box<dyn Model<ShardTensor>>> {
+        Architecture::build(self, params)
+    }
+
+    fn check(&self, fields: &FieldSpec) -> Result<()> {
+        Architecture::check(self, fields)
+    }
+
+    fn count(&self, count: &dyn Fn() -> ParamCount) -> Result<ModelSize> {
+        Architecture::count(self, count)
+    }
+
+    fn sharding(&self) -> Sharding {
+        Architecture::sharding(self)
+    }
+
+    fn refinement(&self) -> usize {
+        Architecture::refinement(self)
+    }
+}
+
+/// Arrays that registered models are built for: `tch::Tensor` and `ShardTensor`.
+pub trait ModelArray: Array + sealed::Build {}
+
+impl ModelArray for Tensor {}
+impl ModelArray for ShardTensor {}
+
+mod sealed {
+    use super::*;
+
+    pub trait Build: Array {
+        #[expect(private_interfaces, reason = "no one outside this crate calls it")]
+        fn build(config: &dyn AnyArchitecture, params: &mut Scope<'_, Self>) -> Result<Box<dyn Model<Self>>>;
+    }
+
+    #[expect(private_interfaces, reason = "no one outside this crate calls it")]
+    impl Build for Tensor {
+        fn build(config: &dyn AnyArchitecture, params: &mut Scope<'_, Self>) -> Result<Box<dyn Model<Self>>> {
+            config.build_dense(params)
+        }
+    }
+
+    #[expect(private_interfaces, reason = "no one outside this crate calls it")]
+    impl Build for ShardTensor {
+        fn build(config: &dyn AnyArchitecture, params: &mut Scope<'_, Self>) -> Result<Box<dyn Model<Self>>> {
+            config.build_sharded(params)
+        }
+    }
+}

@@ -1,0 +1,125 @@
+//! Arguments of the super-resolution residual network.
+
+use isobar_shard::{Array, ModelSize, ParamCount, Scope};
+use schemars::JsonSchema;
+use serde::{Deserialize, Serialize};
+
+use super::{MODEL, SPATIAL, SrResNet};
+use crate::error::Checker;
+use crate::error::Result;
+use crate::fields::FieldSpec;
+use crate::layers::Activation;
+use crate::model::{Architecture, Model};
+use crate::size::{built, extrapolate};
+
+/// Arguments of [`SrResNet`](crate::SrResNet), by PhysicsNeMo's names.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+pub struct SrResNetConfig {
+    /// Channels of the input.
+    pub in_channels: usize,
+    /// Channels of the output.
+    pub out_channels: usize,
+    /// Extent of the first and the last kernel, an odd number.
+    #[serde(default = "large_kernel_size")]
+    pub large_kernel_size: usize,
+    /// Extent of the other kernels, an odd number.
+    #[serde(default = "small_kernel_size")]
+    pub small_kernel_size: usize,
+    /// Channels between.
+    #[serde(default = "conv_layer_size")]
+    pub conv_layer_size: usize,
+    /// Number of residual blocks.
+    #[serde(default = "n_resid_blocks")]
+    pub n_resid_blocks: usize,
+    /// The output's extents, in those of the input: 2, 4 or 8.
+    #[serde(default = "scaling_factor")]
+    pub scaling_factor: usize,
+    /// The activation of the first convolution and of the residual blocks, one for all; any but `stan`.
+    #[serde(default = "activation_fn")]
+    pub activation_fn: Activation,
+    /// Keep nothing of the residual blocks' insides for backward, which computes them again: less memory, about a third more time. The numbers do
+    /// not depend on it.
+    #[serde(default)]
+    pub gradient_checkpointing: bool,
+}
+
+impl SrResNetConfig {
+    /// The defaults for fields with the given channels.
+    pub fn new(in_channels: usize, out_channels: usize) -> Self {
+        Self {
+            in_channels,
+            out_channels,
+            large_kernel_size: large_kernel_size(),
+            small_kernel_size: small_kernel_size(),
+            conv_layer_size: conv_layer_size(),
+            n_resid_blocks: n_resid_blocks(),
+            scaling_factor: scaling_factor(),
+            activation_fn: activation_fn(),
+            gradient_checkpointing: false,
+        }
+    }
+}
+
+impl Architecture for SrResNetConfig {
+    const NAME: &'static str = MODEL;
+    const SUMMARY: Option<&'static str> =
+        Some("Super-resolution residual network of three dimensions: its outputs are on a finer grid.");
+
+    fn build<A: Array>(&self, params: &mut Scope<'_, A>) -> Result<Box<dyn Model<A>>> {
+        Ok(Box::new(SrResNet::new(self, params)?))
+    }
+
+    fn check(&self, fields: &FieldSpec) -> Result<()> {
+        fields.check_dimension(MODEL, SPATIAL)?;
+        let (factor, extents) = (self.scaling_factor.max(1), &fields.extents);
+        Checker(MODEL).ensure(extents.iter().all(|extent| extent % factor == 0), || {
+            let fits = [8, 4, 2].into_iter().find(|fits| extents.iter().all(|extent| extent % fits == 0));
+            let setting = fits.map_or_else(
+                || "fields of even extents are needed".to_owned(),
+                |fits| format!("--set model.scaling_factor={fits}"),
+            );
+            format!(
+                "scaling_factor is {factor}, but the fields of {} are {extents:?}; {setting}",
+                fields.source
+            )
+        })?;
+        fields.check_channels(MODEL, ("in_channels", self.in_channels), ("out_channels", self.out_channels))
+    }
+
+    fn count(&self, count: &dyn Fn() -> ParamCount) -> Result<ModelSize> {
+        extrapolate(self.n_resid_blocks, 1, |n_resid_blocks| {
+            built(count, |params| SrResNet::new(&Self { n_resid_blocks, ..self.clone() }, params))
+        })
+    }
+
+    fn refinement(&self) -> usize {
+        self.scaling_factor
+    }
+}
+
+crate::register!(SrResNetConfig);
+
+fn large_kernel_size() -> usize {
+    7
+}
+
+fn small_kernel_size() -> usize {
+    3
+}
+
+fn conv_layer_size() -> usize {
+    32
+}
+
+fn n_resid_blocks() -> usize {
+    8
+}
+
+fn scaling_factor() -> usize {
+    8
+}
+
+fn activation_fn() -> Activation {
+    Activation::Prelu
+}
