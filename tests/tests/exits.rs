@@ -8,13 +8,18 @@ use isobar_tests::has_mpi;
 use rstest::rstest;
 use tempfile::tempdir;
 
+/// A function of the shell that waits until the program of another rank has ended, for at most two minutes.
+const UNTIL_ENDED: &str =
+    "until_ended() { for _ in $(seq 1200); do [ ! -e $ended.$1 ] || return 0; sleep 0.1; done; }";
+
 /// Two ranks of a run on the excerpt of the data set, each behind `script`, which sees the program and its arguments as
 /// `"$@"` and the rank as `$rank`, and says in the end with which code the program ended.
 fn train(launch: Launch, output: &Path, script: &str) -> Outcome {
     let metrics = output.join("darcy_afno/metrics.jsonl");
     let script = format!(
-        "rank=${{RANK:-$OMPI_COMM_WORLD_RANK}}; metrics={}; {script}; echo code $?",
-        metrics.display()
+        "rank=${{RANK:-$OMPI_COMM_WORLD_RANK}}; metrics={}; ended={}; {UNTIL_ENDED}; {script}; echo code $?; touch $ended.$rank",
+        metrics.display(),
+        output.join("ended").display()
     );
     launch
         .current_dir(workspace())
@@ -80,7 +85,8 @@ fn a_stopped_rank_ends_the_others_with_4(#[values(false, true)] mpi: bool) {
     let output = tempdir().unwrap();
     let script = r#"
         if [ $rank = 1 ]; then
-            "$@" & while [ ! -s "$metrics" ] && kill -0 $!; do sleep 0.1; done; kill -STOP $!; sleep 40; kill -KILL $!
+            "$@" & while [ ! -s "$metrics" ] && kill -0 $!; do sleep 0.1; done; kill -STOP $!
+            until_ended 0; kill -KILL $!
         else
             "$@"
         fi"#;
@@ -94,7 +100,8 @@ fn a_stopped_rank_ends_the_others_at_the_deadline() {
     let output = tempdir().unwrap();
     let script = r#"
         if [ $rank = 1 ]; then
-            "$@" & while [ ! -s "$metrics" ] && kill -0 $!; do sleep 0.1; done; kill -STOP $!; sleep 30; kill -KILL $!
+            "$@" & while [ ! -s "$metrics" ] && kill -0 $!; do sleep 0.1; done; kill -STOP $!
+            until_ended 0; kill -KILL $!
         else
             "$@"
         fi"#;
