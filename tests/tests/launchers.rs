@@ -2,6 +2,9 @@
 #![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
 
 use std::collections::BTreeSet;
+use std::io::Write;
+use std::net::TcpListener;
+use std::time::Duration;
 
 use isobar_harness::{Exit, Launch, Outcome};
 use isobar_tests::{has_mpi, has_slurm, json_of_ranks};
@@ -106,9 +109,8 @@ fn model_parallel_groups_come_from_the_environment() {
     for (size, needle) in
         [("three", "a number of ranks"), ("3", "4"), ("$((RANK / 2 + 1))", "MODEL_PARALLEL_SIZE 1")]
     {
-        for rank in failed(&launch(size)).ranks {
-            assert!(rank.stderr.contains(needle), "size {size}: {}", rank.stderr);
-        }
+        let outcome = failed(&launch(size));
+        assert!(outcome.ranks.iter().any(|rank| rank.stderr.contains(needle)), "size {size}: {outcome}");
     }
 }
 
@@ -120,6 +122,36 @@ fn ranks_that_never_come_are_an_error() {
     let said = &outcome.ranks[0].stderr;
     assert!(!said.contains("panicked"), "{outcome}");
     assert!(said.contains("waited 5 s in vain for ranks [1]"), "{outcome}");
+}
+
+/// Another program keeps the port: rank 0 ends at once, and the other rank long before its timeout.
+#[rstest]
+#[case::accepts_and_says_nothing(true, b"")]
+#[case::sends_garbage(true, b"HTTP/1.1 400 Bad Request\r\n\r\n")]
+#[case::accepts_nothing(false, b"")]
+fn a_port_of_another_program_is_an_error(#[case] accepts: bool, #[case] answer: &'static [u8]) {
+    let listener = TcpListener::bind(("127.0.0.1", 0)).unwrap();
+    let port = listener.local_addr().unwrap().port();
+    let _kept = (!accepts).then(|| listener.try_clone().unwrap());
+    if accepts {
+        std::thread::spawn(move || {
+            let mut connections = Vec::new();
+            while let Ok((mut stream, _)) = listener.accept() {
+                let _ = stream.write_all(answer);
+                connections.push(stream);
+            }
+        });
+    }
+    let script = format!("MASTER_PORT={port} exec \"$0\" gloo 3600; ");
+    let launch = Launch::plain(2, "sh").args(["-c", &script, WHOAMI]).deadline(Duration::from_secs(180));
+    let outcome = failed(&launch);
+    let [zero, one] = &outcome.ranks[..] else { panic!("{outcome}") };
+    assert!(zero.stderr.contains("Address already in use"), "{outcome}");
+    assert!(one.stderr.contains("another program seems to use this port"), "{outcome}");
+    for rank in &outcome.ranks {
+        let errors = rank.stderr.lines().filter(|line| line.contains(&format!("127.0.0.1:{port}")));
+        assert_eq!(errors.count(), 1, "{outcome}");
+    }
 }
 
 #[test]

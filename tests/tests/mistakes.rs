@@ -72,7 +72,7 @@ fn a_resumed_run_says_what_is_new_and_when_nothing_is_left() {
     let said = again(&["train.epochs=2", "train.loss=mse", "optimizer.lr=0.5"]);
     let found = warnings(&said).join("\n");
     assert!(
-        found.contains("this run is finished already") && found.contains("set train.epochs above 2"),
+        found.contains("this run is finished already") && found.contains("--set train.epochs=4"),
         "{said}"
     );
     assert!(!found.contains("was trained with"), "{said}");
@@ -87,6 +87,11 @@ fn a_resumed_run_says_what_is_new_and_when_nothing_is_left() {
 #[case::dimension("configs/darcy_fno.toml", &["model.dimension=4", "model.latent_channels=64"], "model.dimension is 4, but the fields of")]
 #[case::shape("configs/darcy_afno.toml", &["model.inp_shape=[32, 32]", "model.embed_dim=16"], "model.inp_shape is [32, 32]")]
 #[case::validation("configs/darcy_afno.toml", &["data.validation_samples=8"], "which leaves none for training")]
+#[case::warm_up("configs/darcy_afno.toml", &["schedule.warmup_epochs=-1.0"], "schedule.warmup_epochs is -1")]
+#[case::beta("configs/darcy_afno.toml", &["optimizer.beta2=1.5"], "optimizer.beta2 is 1.5")]
+#[case::buckets("configs/darcy_afno.toml", &["data_parallel.bucket_mb=0.0"], "data_parallel.bucket_mb is 0")]
+#[case::minutes("configs/darcy_afno.toml", &["checkpoint.every_minutes=-1.0"], "checkpoint.every_minutes is -1")]
+#[case::mesh("configs/darcy_afno.toml", &["distributed.mesh.names=[\"dat\"]"], "distributed.mesh has an axis \"dat\"")]
 #[case::accumulate("configs/darcy_afno.toml", &["train.accumulate=9223372036854775807"], "expected 1 to 4")]
 #[case::accumulate_2_32("configs/darcy_afno.toml", &["train.accumulate=4294967296"], "expected 1 to 4")]
 fn a_wrong_configuration_names_the_setting_that_mends_it(

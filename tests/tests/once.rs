@@ -85,6 +85,23 @@ fn an_error_of_all_ranks_is_printed_once(
     once(&launch.run().unwrap(), words, code);
 }
 
+/// Variables that contradict each other: the process that they call rank 0 says so.
+#[rstest]
+#[case::no_size(By::Plain, "unset WORLD_SIZE", "RANK is set but WORLD_SIZE is not")]
+#[case::no_number(By::Plain, "WORLD_SIZE=two", "WORLD_SIZE=two is not a number")]
+#[case::another_launcher(By::Mpirun, "export RANK=0 WORLD_SIZE=1", "two launchers disagree")]
+#[case::ranks(By::Mpirun, "export RANK=0 WORLD_SIZE=2", "two launchers disagree")]
+fn an_error_of_the_launch_is_printed_once(#[case] by: By, #[case] script: &str, #[case] words: &str) {
+    if by == By::Mpirun && !has_mpi() {
+        return;
+    }
+    let script = format!("{script}; \"$@\"");
+    let outcome = by.launch(&script).args(["train", "no/such.toml"]).run().unwrap();
+    let said = said(&outcome);
+    assert_eq!(said.matches(words).count(), 1, "{outcome}");
+    assert!(said.contains("code 2\n") && !said.contains("panicked"), "{outcome}");
+}
+
 /// A checkpoint of something else: found by all ranks together, in the library.
 #[test]
 fn an_error_of_training_is_printed_once() {

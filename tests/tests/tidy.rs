@@ -42,6 +42,25 @@ fn read(path: &Path) -> String {
     fs::read_to_string(workspace().join(path)).unwrap()
 }
 
+/// `main` that returns a `Result` prints an error in Debug form, on each rank.
+#[test]
+fn programs_print_their_errors_once() {
+    let mut programs: Vec<PathBuf> = ["README.md", "examples/heat/src/main.rs"].map(PathBuf::from).into();
+    for folder in ["docs", "crates/manager/examples", "crates/data/examples"] {
+        let found = fs::read_dir(workspace().join(folder)).unwrap().map(|entry| entry.unwrap().path());
+        programs.extend(found.filter(|path| path.is_file()));
+    }
+    assert!(programs.len() > 8, "{programs:?}");
+    for program in programs {
+        let text = read(&program);
+        assert!(
+            !text.contains("fn main() -> Result"),
+            "{}: `isobar_manager::main` runs it",
+            program.display()
+        );
+    }
+}
+
 #[test]
 fn files_are_short() {
     let long: Vec<_> = files(&["rs", "cpp", "h"])
@@ -57,7 +76,7 @@ fn files_are_short() {
 fn the_readmes_program_has_its_dependencies() {
     let (readme, page) = (read(Path::new("README.md")), read(Path::new("docs/getting-started.md")));
     let used = readme.lines().filter_map(|line| line.strip_prefix("use ")?.split("::").next());
-    let used: Vec<String> = used.map(|name| name.replace('_', "-")).collect();
+    let used: Vec<String> = used.filter(|name| *name != "std").map(|name| name.replace('_', "-")).collect();
     assert!(used.contains(&"tch".to_owned()), "{used:?}");
     let dependencies = page.split("[dependencies]").nth(1).unwrap().split("```").next().unwrap();
     for name in used {

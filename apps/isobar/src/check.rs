@@ -78,7 +78,7 @@ fn refuse(report: &Report, choice: CheckChoice) -> Result<()> {
     }
     bail!(
         Exit::Usage
-            .because(format!("{} (distributed.checks = \"warn\" goes on all the same)", errors.join("; ")))
+            .because(format!("{} (--set distributed.checks=warn continues all the same)", errors.join("; ")))
     )
 }
 

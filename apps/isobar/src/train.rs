@@ -10,7 +10,7 @@ use isobar_manager::{DistributedManager, logging};
 use isobar_train::config::{CheckpointConfig, Predict, Resume};
 use isobar_train::{
     DataParallelConfig, FieldLayout, FieldModel, FieldTask, FitConfig, Forward, ProgressMode, RunFolder,
-    Signals, Stop, Summary, Variable, VariableError, fit, percent,
+    Signals, Stop, Summary, Variable, VariableError, fit, spectra_line,
 };
 
 use crate::config::{Config, ConfigArgs};
@@ -115,12 +115,14 @@ fn signals(manager: &DistributedManager, config: &Config) -> Result<Signals> {
     if config.checkpoint.requeue && config.checkpoint.resume == Resume::Never {
         bail!(Exit::Usage.because(
             "checkpoint.requeue is on and checkpoint.resume is \"never\": the job that is queued again would not resume its \
-             checkpoint; give --resume, or set checkpoint.resume = \"auto\""
+             checkpoint; give --resume, or --set checkpoint.resume=auto"
         ));
     }
     let under_slurm = std::env::var_os(JOB).is_some();
     if config.checkpoint.requeue && !under_slurm {
-        tracing::warn!("checkpoint.requeue is of no use here: {JOB} is not set, so this is no job of SLURM");
+        tracing::warn!(
+            "checkpoint.requeue is of no use here: {JOB} is not set, so this is no job of SLURM; --set checkpoint.requeue=false"
+        );
     }
     let manager = manager.clone();
     let signals = Signals::install()?.peers_alive(move || manager.peers_alive());
@@ -286,12 +288,10 @@ fn report(config: &Config, trained: &Trained) {
         terminal::line("told to stop; `--resume` goes on");
     }
     let nothing_learnt = errors::baseline_name(config.data.format);
-    let mut warnings = Vec::new();
     if !summary.variable_errors.is_empty() && summary.stopped.is_none() {
         let one_step = Compared { errors: &summary.variable_errors, baseline };
         terminal::line(&format!("validation {}", one_step.summary(variables, nothing_learnt)));
         one_step.table(variables).iter().for_each(|line| terminal::line(line));
-        warnings.extend(one_step.no_better(variables, "on the validation samples", nothing_learnt));
     }
     if let Some(rollout) = summary.rollout_error.as_ref().filter(|_| summary.stopped.is_none()) {
         let steps = config.data.validation_steps;
@@ -299,11 +299,9 @@ fn report(config: &Config, trained: &Trained) {
         terminal::line(&format!(
             "rollouts of {steps} steps: {}; error of the energy spectrum after the last {}",
             over_steps.summary(variables, nothing_learnt),
-            percent(rollout.spectrum)
+            spectra_line(variables, &rollout.spectra)
         ));
         over_steps.table(variables).iter().for_each(|line| terminal::line(line));
-        let what = format!("over rollouts of {steps} steps");
-        warnings.extend(over_steps.no_better(variables, &what, nothing_learnt));
     }
     if let Some(picture) = picture {
         terminal::line(&format!("picture     {}", picture.display()));
@@ -311,7 +309,6 @@ fn report(config: &Config, trained: &Trained) {
     if let Some(checkpoint) = &summary.checkpoint {
         terminal::line(&format!("checkpoint  {}", checkpoint.display()));
     }
-    warnings.iter().for_each(|warning| tracing::warn!("{warning}"));
 }
 
 #[cfg(test)]

@@ -2,12 +2,24 @@
 //!
 //! `cargo run --release -p isobar-data --example darcy`
 
-#![expect(clippy::print_stdout, reason = "an example talks to its reader")]
+#![expect(clippy::print_stdout, clippy::print_stderr, reason = "an example talks to its reader")]
+
+use std::process::ExitCode;
 
 use isobar_data::generate::{DarcyOptions, darcy};
 use isobar_data::{Augment, DarcyFile, InMemory, Normalizer, Sampler, part, split};
 
-fn main() -> Result<(), Box<dyn std::error::Error>> {
+fn main() -> ExitCode {
+    match run() {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("error: {}", isobar_torch::error_text(&*error));
+            ExitCode::FAILURE
+        }
+    }
+}
+
+fn run() -> Result<(), isobar_torch::BoxError> {
     let folder = tempfile::tempdir()?;
     let path = folder.path().join("darcy_32.h5");
     let options = DarcyOptions { samples: 40, size: 32, seed: 7, ..DarcyOptions::default() };

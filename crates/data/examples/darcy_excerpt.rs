@@ -3,11 +3,23 @@
 //!
 //! `cargo run --release -p isobar-data --example darcy_excerpt -- ../shared/data/darcy_64.h5 tests/data/darcy_excerpt.h5 0 1 2 100 101 200 254 255`
 
-#![expect(clippy::print_stdout, reason = "an example talks to its reader")]
+#![expect(clippy::print_stdout, clippy::print_stderr, reason = "an example talks to its reader")]
+
+use std::process::ExitCode;
 
 use isobar_data::{DarcyFile, DarcyWriter};
 
-fn main() -> Result<(), Box<dyn std::error::Error>> {
+fn main() -> ExitCode {
+    match run() {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("error: {}", isobar_torch::error_text(&*error));
+            ExitCode::FAILURE
+        }
+    }
+}
+
+fn run() -> Result<(), isobar_torch::BoxError> {
     let arguments: Vec<String> = std::env::args().skip(1).collect();
     let [source, target, samples @ ..] = arguments.as_slice() else {
         return Err("expected: SOURCE TARGET SAMPLE…".into());

@@ -2,13 +2,13 @@
 //!
 //! `mpirun -n 4 target/release/examples/whoami`, `srun -n 4 --mpi=pmix …`, or four processes with `RANK`,
 //! `WORLD_SIZE`, `LOCAL_RANK`, `MASTER_ADDR` and `MASTER_PORT`.
-#![expect(clippy::print_stdout, clippy::print_stderr, reason = "the example's purpose is to print")]
+#![expect(clippy::print_stdout, reason = "the example's purpose is to print")]
 
 use std::process::ExitCode;
 
 use isobar_collectives::{ReduceOp, all_reduce};
 use isobar_manager::config::{self, DistributedConfig, Sources};
-use isobar_manager::{DistributedManager, logging};
+use isobar_manager::{BoxError, DistributedManager, logging};
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use tch::Tensor;
@@ -20,17 +20,10 @@ struct Config {
 }
 
 fn main() -> ExitCode {
-    match run() {
-        Ok(()) => ExitCode::SUCCESS,
-        Err(error) => {
-            DistributedManager::leave(&error.to_string());
-            eprintln!("error: {error}");
-            ExitCode::FAILURE
-        }
-    }
+    isobar_manager::main(run)
 }
 
-fn run() -> Result<(), Box<dyn std::error::Error>> {
+fn run() -> Result<(), BoxError> {
     let sources = std::env::args().skip(1).fold(Sources::from_process(), Sources::set);
     let config = config::load::<Config>(&sources)?.value.distributed;
     let manager = DistributedManager::initialize_with(&config)?;

@@ -73,7 +73,7 @@ pub enum Error {
     },
     /// An address at which rank 0 cannot listen.
     #[error(
-        "the address of rank 0, {addr}: {problem}; set MASTER_ADDR (or distributed.addr) to an address of rank 0's host, or distributed.interface to the interface by which the others reach it"
+        "the address of rank 0, {addr}: {problem}; set MASTER_ADDR to an address of rank 0's host (or --set distributed.addr=ADDRESS), or name the interface by which the others reach it (--set distributed.interface=NAME)"
     )]
     Address {
         /// The address.

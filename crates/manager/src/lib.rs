@@ -10,6 +10,7 @@
 //! | [`launch`] | who started this process, and what that says of rank and transport |
 //! | [`config`] | layered configuration files, with places in errors and origins of values |
 //! | [`flight`] | what ranks were doing when a job lost one: records, and who was at fault |
+//! | [`main`] | the `main` of a program: an error is printed once, with the right exit code |
 //! | [`logging`] | messages to the terminal and to a file for each rank |
 //!
 //! This is the only crate that reads environment variables and configuration files. It knows nothing of how tensors are
@@ -38,6 +39,7 @@ pub mod launch;
 pub mod logging;
 mod manager;
 mod printable;
+mod program;
 mod reason;
 mod report;
 mod start;
@@ -50,9 +52,10 @@ pub use format::format_bytes;
 pub(crate) use format::shorten;
 pub use isobar_mesh::{DeviceMesh, ProcessGroupConfig, ProcessGroupNode};
 pub use isobar_torch::c10d::Token;
-pub use isobar_torch::error_text;
+pub use isobar_torch::{BoxError, error_text};
 pub use manager::{DistributedManager, SetupOptions, ThreadBinding};
 pub use printable::printable;
+pub use program::{main, main_with};
 pub use reason::ExitReason;
 pub use report::{report_error, report_text};
 pub use terminate::Termination;

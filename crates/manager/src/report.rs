@@ -7,7 +7,7 @@ use isobar_torch::error_text;
 
 use crate::config::DistributedConfig;
 use crate::environment::Environment;
-use crate::launch::{Launch, detect, forced_method};
+use crate::launch::{Launch, detect, forced_method, reports};
 use crate::{DistributedManager, printable, start};
 
 /// Seconds within which ranks that fail early join the others to report their error.
@@ -23,27 +23,10 @@ const LONGEST: usize = 8 << 10;
 /// 0 has printed the same text or a report about it. Ranks that fail before they have joined each other, for
 /// example because of a wrong command line, join within seconds to compare errors; ranks without an error
 /// learn why the others failed. If ranks cannot reach each other, or `distributed.watchdog` is off, each
-/// prints its own error. Each message is a single write, so that lines of several ranks do not mix.
+/// prints its own error. If the launcher's variables contradict each other, the process that they call rank 0
+/// prints. Each message is a single write, so that lines of several ranks do not mix.
 ///
-/// ```no_run
-/// use std::process::ExitCode;
-///
-/// fn run() -> Result<(), Box<dyn std::error::Error>> {
-///     let manager = isobar_manager::DistributedManager::initialize()?;
-///     // train
-///     Ok(isobar_manager::DistributedManager::cleanup(true)?)
-/// }
-///
-/// fn main() -> ExitCode {
-///     match run() {
-///         Ok(()) => ExitCode::SUCCESS,
-///         Err(error) => {
-///             isobar_manager::report_error(&*error);
-///             ExitCode::FAILURE
-///         }
-///     }
-/// }
-/// ```
+/// [`main`](crate::main) does all of this for a program's `main`.
 pub fn report_error(error: &(dyn Error + 'static)) {
     let text = error_text(error);
     report_text(&format!("error: {}", printable(&text)), &text);
@@ -51,14 +34,19 @@ pub fn report_error(error: &(dyn Error + 'static)) {
 
 /// Does the work of [`report_error`] for text: prints `shown`, and sends `text` to the other ranks.
 pub fn report_text(shown: &str, text: &str) {
-    let manager = DistributedManager::get().ok();
-    let launch = if manager.is_none() { several() } else { None };
-    let rank =
-        manager.map(|manager| manager.rank()).or(launch.as_ref().map(|launch| launch.rank)).unwrap_or(0);
-    if rank == 0 {
+    let (rank, joins, reports) = match DistributedManager::get() {
+        Ok(manager) => (manager.rank(), false, true),
+        Err(_) => match Launched::from_process() {
+            Launched::Alone => (0, false, true),
+            Launched::Several(launch) => (launch.rank, !DistributedManager::has_tried(), true),
+            // Nobody can be asked; the environment alone says which process prints.
+            Launched::Unclear { reports } => (0, false, reports),
+        },
+    };
+    if rank == 0 && reports {
         print(shown);
     }
-    if launch.is_some() && !DistributedManager::has_tried() {
+    if joins {
         let config = DistributedConfig { timeout_s: JOIN_S, ..DistributedConfig::default() };
         // Ranks that cannot reach each other each print their own error.
         let _ = DistributedManager::initialize_with(&config);
@@ -68,11 +56,25 @@ pub fn report_text(shown: &str, text: &str) {
     }
 }
 
-/// Returns the launcher's description of this process, if the launcher has started several.
-fn several() -> Option<Launch> {
-    let environment = Environment::from_process();
-    let launch = detect(&environment, forced_method(&environment).ok()?).ok()?;
-    (launch.world_size != Some(1)).then_some(launch)
+/// Launcher's description of this process.
+enum Launched {
+    Alone,
+    Several(Launch),
+    /// The environment contradicts itself.
+    Unclear {
+        reports: bool,
+    },
+}
+
+impl Launched {
+    fn from_process() -> Self {
+        let environment = Environment::from_process();
+        match forced_method(&environment).and_then(|forced| detect(&environment, forced)) {
+            Ok(launch) if launch.world_size == Some(1) => Self::Alone,
+            Ok(launch) => Self::Several(launch),
+            Err(error) => Self::Unclear { reports: reports(&environment, &error) },
+        }
+    }
 }
 
 /// Writes a message to standard error at once.

@@ -113,10 +113,10 @@ pub enum Error {
         bytes: i64,
     },
     /// A mesh refused.
-    #[error(transparent)]
+    #[error("{0}")]
     Mesh(#[from] isobar_mesh::Error),
     /// The communication under an operator failed.
-    #[error(transparent)]
+    #[error("{0}")]
     Communication(#[from] isobar_collectives::Error),
     /// The shim refused.
     #[error(transparent)]

@@ -223,8 +223,8 @@ impl Shared {
             return Err(Error::invalid(
                 format!("a gradient of parameter {:?}", self.params[param].name),
                 "there again after its reduction has begun",
-                "to come once a pass; where parts that share a parameter are computed again in backward, set \
-                 data_parallel.overlap = \"off\"",
+                "to come once a pass; where parts that share a parameter are recomputed in backward: \
+                 --set data_parallel.overlap=off",
             ));
         }
         if self.overlap {

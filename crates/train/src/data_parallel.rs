@@ -44,7 +44,12 @@ impl DataParallelConfig {
     pub(crate) fn check(&self) -> Result<()> {
         match self.bucket_mb.is_finite() && self.bucket_mb > 0.0 {
             true => Ok(()),
-            false => Err(Error::invalid("bucket_mb", self.bucket_mb, "a finite number of MiB above 0")),
+            false => Err(Error::setting(
+                "data_parallel.bucket_mb",
+                self.bucket_mb,
+                "a finite number of MiB above 0",
+                Self::default().bucket_mb,
+            )),
         }
     }
 }

@@ -68,7 +68,7 @@ pub enum Error {
     /// A parameter took no part in the loss.
     #[error(
         "parameter {name:?} got no gradient in this backward pass on rank {rank} of group {group:?}; \
-         use it in the loss, or set distributed.find_unused_parameters to count such gradients as zeros"
+         use it in the loss, or count such gradients as zeros: --set distributed.find_unused_parameters=true"
     )]
     MissingGradient {
         /// The parameter.
@@ -111,8 +111,8 @@ pub enum Error {
     },
     /// Gradients overflow half precision whatever the loss is scaled by.
     #[error(
-        "gradients of step {step} overflow half precision however small the loss scale is; use train.precision = \"bf16-mixed\" or \
-         \"float32\", or look for NaN in the data"
+        "gradients of step {step} overflow half precision however small the loss scale is; --set train.precision=bf16-mixed or \
+         --set train.precision=float32, or look for NaN in the data"
     )]
     Overflow {
         /// The step, from 0.
@@ -122,7 +122,7 @@ pub enum Error {
     #[error(
         "parameter {name:?} of ranks {ranks:?} of group {group:?} is not that of the first rank with a copy, to the last bit; go \
          on from the last checkpoint, and look for code that treats ranks differently, kernels that do not repeat \
-         (train.deterministic), or faulty memory"
+         (--set train.deterministic=true), or faulty memory"
     )]
     ReplicasDiffer {
         /// The first such parameter.
@@ -135,7 +135,8 @@ pub enum Error {
     /// There is no memory left.
     #[error(
         "rank {rank} has no memory left: {source}. The largest of its tensors: {held}. Use more ranks along a domain or shard \
-         axis, model.gradient_checkpointing, train.accumulate, or a smaller batch"
+         axis (distributed.mesh), or --set model.gradient_checkpointing=true, more micro-batches (as in --set train.accumulate=2), or \
+         a smaller train.batch_size (as in --set train.batch_size=1)"
     )]
     OutOfMemory {
         /// The rank.
@@ -149,6 +150,12 @@ pub enum Error {
     #[error("{text}")]
     DiskSpace {
         /// Free space, required space, and how to fix it.
+        text: String,
+    },
+    /// The hosts of the ranks lack memory for gradients and the optimizer's state.
+    #[error("{text}")]
+    HostMemory {
+        /// Required memory, free memory, and how to fix it.
         text: String,
     },
     /// An argument or a setting is out of its range.
@@ -180,7 +187,7 @@ pub enum Error {
     /// The ranks of a run see different checkpoints.
     #[error(
         "ranks 0 and {rank} of group {group:?} found different checkpoints; keep them in a folder that all ranks share, and \
-         give all ranks the same run.output"
+         give all ranks the same folder (--set run.output=FOLDER)"
     )]
     CheckpointsDiffer {
         /// The group of all ranks.
@@ -195,7 +202,7 @@ pub enum Error {
     PeersLost,
     /// Another process uses the run's folder.
     #[error(
-        "run folder {} is in use by {holder}; wait until that run has ended, end it, or choose another run.name",
+        "run folder {} is in use by {holder}; wait until that run has ended, end it, or choose another name (--set run.name=NAME)",
         path.display()
     )]
     RunLocked {
@@ -206,8 +213,8 @@ pub enum Error {
     },
     /// The run's folder holds results of another run.
     #[error(
-        "run folder {} holds {found} of an earlier run; resume it (--resume, or checkpoint.resume = \"auto\"), choose another \
-         run.name, or replace its results (--overwrite, or checkpoint.overwrite = true)",
+        "run folder {} holds {found} of an earlier run; resume it (--resume, or --set checkpoint.resume=auto), choose another \
+         name (--set run.name=NAME), or replace its results (--overwrite, or --set checkpoint.overwrite=true)",
         path.display()
     )]
     HoldsResults {
@@ -302,6 +309,7 @@ impl Error {
                 | Self::Overflow { .. }
                 | Self::CheckpointsDiffer { .. }
                 | Self::DiskSpace { .. }
+                | Self::HostMemory { .. }
                 | Self::OtherRank { .. }
                 | Self::OtherRankFile { .. }
                 | Self::RunLocked { .. }
@@ -321,6 +329,16 @@ impl Error {
                 | Self::MetricsFile { .. }
                 | Self::OtherRankFile { .. }
         )
+    }
+
+    /// Error of a configuration key, with a value that works.
+    pub(crate) fn setting(
+        key: &str,
+        found: impl std::fmt::Display,
+        expected: &str,
+        works: impl std::fmt::Display,
+    ) -> Self {
+        Self::invalid(key, found, format!("{expected}; --set {key}={works}"))
     }
 
     pub(crate) fn invalid(

@@ -1,38 +1,41 @@
 //! Exit codes for errors of training.
 
 use std::error::Error as StdError;
+use std::process::{ExitCode, Termination};
 
 use isobar_manager::ExitReason;
 
-use crate::Error;
+use crate::{BoxError, Error};
 
 /// Returns the reason, and so the exit code, for an error that ends a rank. A lost rank or a mismatch between
 /// ranks anywhere among the causes takes precedence, then the first cause of a known type, then
 /// [`ExitReason::Failed`].
 ///
-/// `isobar` exits with these codes. Your own program does the same with this `main`:
+/// `isobar` exits with these codes. [`main`](crate::main) does the same for your own program.
+#[must_use]
+pub fn exit_reason(error: &(dyn StdError + 'static)) -> ExitReason {
+    ExitReason::of_chain(error, of_one).unwrap_or(ExitReason::Failed)
+}
+
+/// Runs the body of a program's `main`, and returns its exit code: [`isobar_manager::main`] with the reasons of
+/// [`exit_reason`]. Every rank calls.
 ///
 /// ```
 /// use std::process::ExitCode;
 ///
+/// use isobar_train::BoxError;
+///
 /// fn main() -> ExitCode {
-///     match run() {
-///         Ok(()) => ExitCode::SUCCESS,
-///         Err(error) => {
-///             isobar_manager::report_error(&*error); // once for all ranks, which learn why
-///             isobar_train::exit_reason(error.as_ref()).into()
-///         }
-///     }
+///     isobar_train::main(train)
 /// }
 ///
-/// fn run() -> Result<(), Box<dyn std::error::Error>> {
+/// fn train() -> Result<(), BoxError> {
 ///     // isobar_manager::DistributedManager::initialize()?, and training
 ///     Ok(())
 /// }
 /// ```
-#[must_use]
-pub fn exit_reason(error: &(dyn StdError + 'static)) -> ExitReason {
-    ExitReason::of_chain(error, of_one).unwrap_or(ExitReason::Failed)
+pub fn main<T: Termination, E: Into<BoxError>>(body: impl FnOnce() -> Result<T, E>) -> ExitCode {
+    isobar_manager::main_with(body, exit_reason)
 }
 
 /// Errors that are transparent for those of a crate below hide these from the chain, so each is asked. What failed inside a
@@ -83,6 +86,7 @@ fn train(error: &Error) -> Option<ExitReason> {
         Error::ParametersDiffer { .. } | Error::CheckpointsDiffer { .. } => Some(ExitReason::Mismatch),
         Error::Invalid { .. }
         | Error::WrongGradients { .. }
+        | Error::HostMemory { .. }
         | Error::RunLocked { .. }
         | Error::HoldsResults { .. } => Some(ExitReason::Usage),
         Error::Io { .. }

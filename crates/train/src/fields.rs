@@ -241,7 +241,7 @@ fn idle(axis: &str, ranks: usize, dim: usize, extent: i64, of: &str) -> Option<S
     (busy < ranks).then(|| {
         format!(
             "{} of the {ranks} ranks along the axis \"{axis}\" have no rows and compute nothing: there are {extent} {of} along \
-             dim {dim}; use {busy} ranks along it (distributed.mesh.shape)",
+             dim {dim}; use {busy} ranks along it (--set distributed.mesh.shape=[…])",
             ranks - busy
         )
     })

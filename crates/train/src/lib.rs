@@ -101,7 +101,7 @@ pub use self::clip::{clip_grad_norm, grad_norm};
 pub use self::config::Precision;
 pub use self::data_parallel::{DataParallel, DataParallelConfig, Overlap};
 pub use self::error::{Error, Result};
-pub use self::exit_reason::exit_reason;
+pub use self::exit_reason::{exit_reason, main};
 pub use self::fields::{
     DATA_AXIS, DOMAIN_AXES, DenseFields, FieldLayout, MODEL_AXIS, SHARD_AXIS, ShardedFields, idle_ranks,
 };
@@ -118,6 +118,7 @@ pub use self::task::{BoxError, FieldModel, FieldTask, RolloutError, Step, Task};
 pub use self::trainer::{FitConfig, Ranks, Summary, fit};
 pub use self::triggers::{Signals, Stop};
 pub use self::variables::{
-    Variable, VariableError, errors_line, mean_errors, mean_relative, percent, significant,
+    Variable, VariableError, errors_line, mean_errors, mean_relative, mean_spectrum, no_better_than, percent,
+    significant, spectra_line, unique_names,
 };
 pub use isobar_collectives::reduce_loss;

@@ -106,9 +106,9 @@ fn no_points(shape: &[i64]) -> Error {
     Error::invalid("the shape of a forecast", format!("{shape:?}"), "[sample, channel, spatial…]")
 }
 
-/// Σ |E(p) − E(t)| / Σ E(t) of each sample of `[sample, channel, spatial…]`, the mean over its channels, where E are the
+/// Σ |E(p) − E(t)| / Σ E(t) of each sample of `[sample, channel, spatial…]` and of each of its channels, where E are the
 /// [energy spectra](periodic::energy_spectrum) of the fields along their spatial dims, in float64. Of sharded fields all ranks
-/// of their mesh call, and each has the errors of all samples.
+/// of their mesh call, and each has the errors of all samples. A target of zero gives an infinite error.
 ///
 /// # Errors
 ///
@@ -121,19 +121,26 @@ fn no_points(shape: &[i64]) -> Error {
 /// let x = Tensor::arange(16, (Kind::Double, Device::Cpu)) * (std::f64::consts::TAU / 16.0);
 /// let wave = x.sin().view([1, 1, 16]);
 /// // Moved along, a wave has the same spectrum; of twice the height it has four times the energy.
-/// assert!(spectrum_errors(&wave.roll([3], [2]), &wave)?[0] < 1e-12);
-/// assert!((spectrum_errors(&(&wave * 2.0), &wave)?[0] - 3.0).abs() < 1e-12);
+/// assert!(spectrum_errors(&wave.roll([3], [2]), &wave)?[0][0] < 1e-12);
+/// assert!((spectrum_errors(&(&wave * 2.0), &wave)?[0][0] - 3.0).abs() < 1e-12);
 /// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
-pub fn spectrum_errors<A: Array>(prediction: &A, target: &A) -> Result<Vec<f64>> {
+pub fn spectrum_errors<A: Array>(prediction: &A, target: &A) -> Result<Vec<Vec<f64>>> {
     let _no_grad = tch::no_grad_guard();
     same_shape(prediction, target)?;
     let dims: Vec<i64> = (2..prediction.shape().len() as i64).collect();
     let spectrum = |field: &A| periodic::energy_spectrum(&field.to_kind(Kind::Double)?, &dims);
     let (of_prediction, of_target) = (spectrum(prediction)?, spectrum(target)?);
     let sum = |x: &A| x.reduce(Reduction::Sum, &[-1], false);
-    let difference = sum(&of_prediction.sub(&of_target)?.unary(Unary::Abs)?)?;
-    numbers(&difference.div(&sum(&of_target)?)?.reduce(Reduction::Mean, &[1], false)?)
+    let differences = numbers(&sum(&of_prediction.sub(&of_target)?.unary(Unary::Abs)?)?)?;
+    let targets = numbers(&sum(&of_target)?)?;
+    let errors: Vec<f64> = differences
+        .iter()
+        .zip(&targets)
+        .map(|(difference, target)| if *difference == 0.0 { 0.0 } else { difference / target })
+        .collect();
+    let channels = prediction.shape().get(1).map_or(1, |&channels| channels.max(1) as usize);
+    Ok(errors.chunks(channels).map(<[f64]>::to_vec).collect())
 }
 
 fn relative_l2<A: Array>(prediction: &A, target: &A) -> isobar_shard::Result<A> {

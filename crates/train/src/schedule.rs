@@ -155,13 +155,18 @@ fn check(kind: &ScheduleKind) -> Result<()> {
         if value.is_finite() && value >= 0.0 && (value > 0.0 || !positive) {
             return Ok(());
         }
-        let expected =
-            if positive { "a finite number of epochs above 0" } else { "a finite number of epochs" };
-        Err(Error::invalid(format!("schedule.{name}"), value, expected))
+        let (expected, works) = match positive {
+            true => ("a finite number of epochs above 0", "10.0"),
+            false => ("a finite number of epochs, 0 or more", "0.0"),
+        };
+        Err(Error::setting(&format!("schedule.{name}"), value, expected, works))
     };
     let share = |name: &str, value: f64| match (0.0..=1.0).contains(&value) {
         true => Ok(()),
-        false => Err(Error::invalid(format!("schedule.{name}"), value, "a share from 0 to 1")),
+        false => {
+            let works = if value > 1.0 { "1.0" } else { "0.0" };
+            Err(Error::setting(&format!("schedule.{name}"), value, "a share from 0 to 1", works))
+        }
     };
     time("warmup_epochs", kind.warmup_epochs(), false)?;
     match *kind {

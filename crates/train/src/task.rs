@@ -12,7 +12,7 @@ use crate::error::Result;
 use crate::fields::FieldLayout;
 use crate::loss::{Loss, spectrum_errors, variable_errors};
 use crate::model::Forward;
-use crate::variables::{Variable, VariableError, mean_errors, mean_relative};
+use crate::variables::{Variable, VariableError, mean_errors, mean_relative, mean_spectrum};
 
 /// An error of the code that a task calls.
 pub type BoxError = Box<dyn std::error::Error + Send + Sync>;
@@ -54,7 +54,7 @@ pub trait Task {
     fn loss(&self, step: Step<'_>, samples: &[usize]) -> Result<Tensor, BoxError>;
 
     /// Returns the variables for which errors are reported, the same on every rank; by default one without a
-    /// name.
+    /// name. Variables of one name are reported as `u`, `u_2`, ….
     fn variables(&self) -> Vec<Variable> {
         vec![Variable::default()]
     }
@@ -90,6 +90,16 @@ pub trait Task {
     fn rollout_errors(&self, _rollouts: &[usize]) -> Result<Vec<RolloutError>, BoxError> {
         Ok(Vec::new())
     }
+
+    /// Returns the errors of a baseline. At the end of a run [`fit`](crate::fit) warns of variables that are
+    /// predicted no better than by it. All ranks call; by default there is none.
+    ///
+    /// # Errors
+    ///
+    /// Whatever the data reports.
+    fn baseline_errors(&self) -> Result<Option<Baseline>, BoxError> {
+        Ok(None)
+    }
 }
 
 /// How far a rollout is from the truth.
@@ -97,9 +107,9 @@ pub trait Task {
 pub struct RolloutError {
     /// Errors of each variable over all steps: the mean of the relative errors, and the RMSE.
     pub variables: Vec<VariableError>,
-    /// Σ |E(p) − E(t)| / Σ E(t) of the energy spectra E after the last step, the mean over channels; see
+    /// Σ |E(p) − E(t)| / Σ E(t) of the energy spectra E of each variable after the last step; see
     /// [`periodic::energy_spectrum`](isobar_shard::periodic::energy_spectrum).
-    pub spectrum: f64,
+    pub spectra: Vec<f64>,
 }
 
 impl RolloutError {
@@ -107,6 +117,22 @@ impl RolloutError {
     pub fn error(&self) -> f64 {
         mean_relative(&self.variables)
     }
+
+    /// Mean over the variables of the errors of their energy spectra.
+    pub fn spectrum(&self) -> f64 {
+        mean_spectrum(&self.spectra)
+    }
+}
+
+/// Errors of a forecast without a model, which a model should beat.
+#[derive(Debug, Clone, PartialEq, Default)]
+pub struct Baseline {
+    /// Description, such as "predicting no change".
+    pub name: String,
+    /// Errors of the validation samples, per variable; empty if they are unknown.
+    pub validation: Vec<VariableError>,
+    /// Errors of the rollouts, per variable, over all steps; empty if they are unknown.
+    pub rollouts: Vec<VariableError>,
 }
 
 /// A network that maps one field to the next: from an input to a target, or from a frame of a trajectory to the following one,
@@ -427,6 +453,12 @@ where
         self.rollouts.as_ref().map_or(0, InMemory::len)
     }
 
+    fn baseline_errors(&self) -> Result<Option<Baseline>, BoxError> {
+        let name = if self.persists() { "predicting no change" } else { "predicting the mean field" };
+        let (validation, rollouts) = (self.baseline()?, self.rollout_baseline()?);
+        Ok(Some(Baseline { name: name.to_owned(), validation, rollouts }))
+    }
+
     fn rollout_errors(&self, rollouts: &[usize]) -> Result<Vec<RolloutError>, BoxError> {
         let Some(data) = &self.rollouts else { return Ok(Vec::new()) };
         let batch = data.batch(self.model.layout.own(rollouts)?)?;
@@ -443,7 +475,7 @@ where
             }
         }
         let errors = of_steps.iter().zip(spectra);
-        Ok(errors.map(|(steps, spectrum)| RolloutError { variables: mean_errors(steps), spectrum }).collect())
+        Ok(errors.map(|(steps, spectra)| RolloutError { variables: mean_errors(steps), spectra }).collect())
     }
 }
 

@@ -159,7 +159,7 @@ pub(crate) struct Triggers {
 impl Triggers {
     pub(crate) fn new(signals: &Signals, every_minutes: f64) -> Result<Self> {
         let every = Duration::try_from_secs_f64(every_minutes * 60.0).map_err(|_| {
-            Error::invalid("checkpoint.every_minutes", every_minutes, "a number of 0 or more")
+            Error::setting("checkpoint.every_minutes", every_minutes, "a number of 0 or more", 30)
         })?;
         let every = (every > Duration::ZERO).then_some(every);
         Ok(Self { signals: signals.clone(), every, saved: Instant::now() })

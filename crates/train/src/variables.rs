@@ -1,5 +1,7 @@
 //! Variables of a forecast, and errors per variable.
 
+use std::collections::BTreeSet;
+
 use serde::{Deserialize, Deserializer, Serialize};
 
 /// Variable that a model predicts: one channel of its output.
@@ -46,6 +48,28 @@ impl Variable {
         };
         self.name.chars().map(plain).collect()
     }
+}
+
+/// Gives variables of one name, which would share a column of metrics, names of their own: `u`, `u_2`, `u_3`.
+///
+/// ```
+/// use isobar_train::{Variable, unique_names};
+///
+/// let variables = ["u", "v", "u"].map(Variable::new).to_vec();
+/// let names: Vec<String> = unique_names(variables).into_iter().map(|variable| variable.name).collect();
+/// assert_eq!(names, ["u", "v", "u_2"]);
+/// ```
+pub fn unique_names(mut variables: Vec<Variable>) -> Vec<Variable> {
+    let mut keys = BTreeSet::new();
+    for variable in variables.iter_mut().filter(|variable| !variable.name.is_empty()) {
+        let name = variable.name.clone();
+        let mut number = 1;
+        while !keys.insert(variable.key()) {
+            number += 1;
+            variable.name = format!("{name}_{number}");
+        }
+    }
+    variables
 }
 
 /// The error of a forecast in one variable: of a sample, or the mean over samples.
@@ -138,6 +162,12 @@ pub(crate) fn columns<'a>(
     })
 }
 
+/// Columns of metrics for the spectrum error of each variable; none for a variable without a name.
+pub(crate) fn spectrum_columns(variables: &[Variable]) -> impl Iterator<Item = String> + '_ {
+    let named = variables.iter().filter(|variable| !variable.name.is_empty());
+    named.map(|variable| format!("spectrum_error/{}", variable.key()))
+}
+
 /// Formats relative errors for one line: that of a single variable; of a few the mean and each; of many the
 /// mean and the worst.
 ///
@@ -150,19 +180,76 @@ pub(crate) fn columns<'a>(
 /// assert_eq!(errors_line(&variables[..1], &errors[..1]), "1.00 %");
 /// ```
 pub fn errors_line(variables: &[Variable], errors: &[VariableError]) -> String {
-    let mean = percent(mean_relative(errors));
-    let named = |(variable, error): (&Variable, &VariableError)| {
-        format!("{} {}", variable.name, percent(error.relative))
-    };
+    let relative: Vec<f64> = errors.iter().map(|error| error.relative).collect();
+    mean_and_each(variables, mean_relative(errors), &relative)
+}
+
+/// Formats errors of energy spectra for one line, as [`errors_line`] does relative errors.
+///
+/// ```
+/// use isobar_train::{Variable, spectra_line};
+///
+/// let variables = ["u", "v"].map(Variable::new);
+/// assert_eq!(spectra_line(&variables, &[0.01, 0.03]), "2.00 % (mean of u 1.00 %, v 3.00 %)");
+/// ```
+pub fn spectra_line(variables: &[Variable], errors: &[f64]) -> String {
+    mean_and_each(variables, mean_spectrum(errors), errors)
+}
+
+/// Mean over variables of the errors of their energy spectra. Variables whose truth is zero are left out, since
+/// their error is infinite; NaN where no variable is left, and where an error is NaN.
+pub fn mean_spectrum(errors: &[f64]) -> f64 {
+    let finite = errors.iter().filter(|error| !error.is_infinite());
+    let (sum, count) = finite.fold((0.0, 0), |(sum, count), error| (sum + error, count + 1));
+    sum / f64::from(count)
+}
+
+fn mean_and_each(variables: &[Variable], mean: f64, errors: &[f64]) -> String {
+    let mean = percent(mean);
+    let named = |(variable, error): (&Variable, &f64)| format!("{} {}", variable.name, percent(*error));
     let pairs = || variables.iter().zip(errors);
     match errors.len() {
         0 | 1 => mean,
         2..=FEW => format!("{mean} (mean of {})", pairs().map(named).collect::<Vec<_>>().join(", ")),
         count => {
-            let worst = pairs().max_by(|a, b| a.1.relative.total_cmp(&b.1.relative));
+            let worst = pairs().max_by(|a, b| a.1.total_cmp(b.1));
             format!("{mean} (mean of {count} variables, worst {})", worst.map(named).unwrap_or_default())
         }
     }
+}
+
+/// Names the variables that are predicted no better than by a baseline, which is described in words (such as "predicting no
+/// change"), as is what was predicted; `None` if there are none.
+///
+/// ```
+/// use isobar_train::{Variable, VariableError, no_better_than};
+///
+/// let variables = ["u", "v"].map(Variable::new);
+/// let errors = |relative: [f64; 2]| relative.map(|relative| VariableError { relative, rmse: relative });
+/// assert_eq!(
+///     no_better_than(&variables, &errors([0.01, 1.29]), &errors([1.0, 1.0]), "predicting no change", "one step ahead"),
+///     Some("no better than predicting no change, one step ahead: v (129.00 % against 100.00 %)".to_owned())
+/// );
+/// ```
+pub fn no_better_than(
+    variables: &[Variable],
+    errors: &[VariableError],
+    of_baseline: &[VariableError],
+    baseline: &str,
+    what: &str,
+) -> Option<String> {
+    let pairs = variables.iter().zip(errors.iter().zip(of_baseline));
+    let worse: Vec<String> = pairs
+        .filter(|(_, (error, baseline))| !error.beats(baseline))
+        .map(|(variable, (error, baseline))| {
+            let numbers = format!("{} against {}", percent(error.relative), percent(baseline.relative));
+            match variable.name.is_empty() {
+                true => numbers,
+                false => format!("{} ({numbers})", variable.name),
+            }
+        })
+        .collect();
+    (!worse.is_empty()).then(|| format!("no better than {baseline}, {what}: {}", worse.join(", ")))
 }
 
 /// Largest number of variables named on one line.
@@ -224,6 +311,20 @@ mod tests {
         let variables: Vec<Variable> = (0..6).map(|at| Variable::new(format!("q{at}"))).collect();
         let errors: Vec<VariableError> = (0..6).map(|at| error(f64::from(at) * 0.1, 1.0)).collect();
         assert_eq!(errors_line(&variables, &errors), "25.00 % (mean of 6 variables, worst q5 50.00 %)");
+    }
+
+    #[test]
+    fn variables_of_one_name_get_columns_of_their_own() {
+        let names = ["u", "u", "u_2", "", "", "a,b", "a_b"];
+        let variables = unique_names(names.map(Variable::new).to_vec());
+        let names: Vec<&str> = variables.iter().map(|variable| &*variable.name).collect();
+        assert_eq!(names, ["u", "u_2", "u_2_2", "", "", "a,b", "a_b_2"]);
+    }
+
+    #[test]
+    fn spectra_of_zero_leave_the_mean() {
+        assert_eq!(mean_spectrum(&[0.25, f64::INFINITY, 0.75]), 0.5);
+        assert!(mean_spectrum(&[f64::NAN, 0.5]).is_nan() && mean_spectrum(&[f64::INFINITY]).is_nan());
     }
 
     #[test]

@@ -19,7 +19,7 @@ use isobar_shard::{Array, Conv, Generator, Init, MeshParams, PadMode, Padding};
 use isobar_shard::{ParamStore, Params, Placement, ShardTensor};
 use isobar_train::config::{CheckpointConfig, OptimizerKind, TrainConfig};
 use isobar_train::{BoxError, FieldLayout, FieldModel, FieldTask, FitConfig, Parameters, Ranks};
-use isobar_train::{ShardedFields, Step, Variable, exit_reason, fit, loss::Loss, optim::AdamWConfig};
+use isobar_train::{ShardedFields, Step, Variable, fit, loss::Loss, optim::AdamWConfig};
 use tch::{Device, Kind, Tensor};
 
 const POINTS: usize = 48;
@@ -75,13 +75,7 @@ fn waves(samples: Range<u64>, window: &[Range<usize>]) -> Result<InMemory, BoxEr
 }
 
 fn main() -> ExitCode {
-    match train() {
-        Ok(()) => ExitCode::SUCCESS,
-        Err(error) => {
-            isobar_manager::report_error(&*error); // once, for all ranks that end with the same
-            exit_reason(error.as_ref()).into()
-        }
-    }
+    isobar_train::main(train) // prints an error once for all ranks; its cause decides the exit code
 }
 
 fn train() -> Result<(), BoxError> {

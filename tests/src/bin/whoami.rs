@@ -1,6 +1,7 @@
 //! A rank that says who it is, and whether it can talk to the others: `whoami [BACKEND [SECONDS]]`.
 #![expect(clippy::print_stdout, reason = "a program of tests, read by them")]
 
+use std::process::ExitCode;
 use std::{env, time::Duration};
 
 use anyhow::{Context, Result, bail};
@@ -12,7 +13,11 @@ use isobar_manager::{
 use serde_json::json;
 use tch::Tensor;
 
-fn main() -> Result<()> {
+fn main() -> ExitCode {
+    isobar_manager::main(run)
+}
+
+fn run() -> Result<()> {
     let backend = match env::args().nth(1).as_deref() {
         None | Some("auto") => BackendChoice::Auto,
         Some("mpi") => BackendChoice::Mpi,

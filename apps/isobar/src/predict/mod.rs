@@ -14,6 +14,7 @@ use isobar_collectives::Group;
 use isobar_manager::config::Resolved;
 use isobar_manager::{DistributedManager, logging};
 use isobar_train::checkpoint::{Checkpoints, Contents, Keep, Loaded, Which};
+use isobar_train::config::Predict;
 use isobar_train::{Error, FieldLayout, FieldModel, Forward, Parameters};
 use tch::Tensor;
 
@@ -222,15 +223,20 @@ impl Prediction<'_> {
     /// Rejects a network that was trained on other fields, or to predict something else.
     fn means_the_same(&self, folder: &Path, trained: &Meaning) -> Result<()> {
         let data = &self.config.data;
+        // As in a configuration file.
+        let word = |predict: Predict| match predict {
+            Predict::Frame => "frame".to_owned(),
+            Predict::Change => "change".to_owned(),
+        };
         let pairs = [
             ("fields", format!("{:?}", trained.fields), format!("{:?}", data.fields)),
-            ("predict", format!("{:?}", trained.predict), format!("{:?}", data.predict)),
+            ("predict", word(trained.predict), word(data.predict)),
             ("positions", trained.positions.to_string(), data.positions.to_string()),
         ];
         match pairs.iter().find(|(_, trained, now)| trained != now) {
             None => Ok(()),
             Some((key, trained, now)) => bail!(Exit::Usage.because(format!(
-                "{} was trained with data.{key} = {trained}, and is to predict with {now}; set data.{key} as it was",
+                "{} was trained with data.{key} = {trained}, and is to predict with {now}; --set 'data.{key}={trained}'",
                 folder.display()
             ))),
         }

@@ -2,7 +2,7 @@
 //! no better than a baseline.
 
 use isobar_train::config::DataFormat;
-use isobar_train::{Variable, VariableError, mean_relative, percent};
+use isobar_train::{Variable, VariableError, mean_relative, no_better_than, percent};
 
 /// Name of the baseline that a network must beat.
 pub(crate) fn baseline_name(format: DataFormat) -> &'static str {
@@ -55,19 +55,7 @@ impl Compared<'_> {
 
     /// Names the variables that are predicted no better than by the baseline; `None` if there are none.
     pub(crate) fn no_better(&self, variables: &[Variable], what: &str, baseline: &str) -> Option<String> {
-        let pairs = variables.iter().zip(self.errors.iter().zip(self.baseline));
-        let worse: Vec<String> = pairs
-            .filter(|(_, (error, baseline))| !error.beats(baseline))
-            .map(|(variable, (error, baseline))| {
-                format!(
-                    "{} ({} against {})",
-                    variable.name,
-                    percent(error.relative),
-                    percent(baseline.relative)
-                )
-            })
-            .collect();
-        (!worse.is_empty()).then(|| format!("no better than {baseline}, {what}: {}", worse.join(", ")))
+        no_better_than(variables, self.errors, self.baseline, baseline, what)
     }
 }
 

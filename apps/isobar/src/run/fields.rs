@@ -53,7 +53,7 @@ impl Fields {
             false => format!("{own} here, {words} there"),
         };
         bail!(Exit::Mismatch.because(format!(
-            "ranks {} and {rank} read different data: {difference}; give all ranks the same file as data.path",
+            "ranks {} and {rank} read different data: {difference}; give all ranks the same file (--set data.path=FILE)",
             world.rank()
         )))
     }

@@ -36,7 +36,8 @@ impl Arrangement {
             };
             if let Some(other) = names.iter().find(|name| !known(name)) {
                 bail!(Exit::Usage.because(format!(
-                    "distributed.mesh has an axis \"{other}\"; training knows the axes \"data\", \"shard\" and \"model\", and {DOMAIN_AXES:?}"
+                    "distributed.mesh has an axis \"{other}\"; training knows the axes \"data\", \"shard\" and \"model\", and {DOMAIN_AXES:?}; \
+                     for instance --set 'distributed.mesh.names=[\"data\"]'"
                 )));
             }
             let made = manager.initialize_mesh(&mesh.shape, &names)?;
@@ -57,7 +58,8 @@ impl Arrangement {
         {
             bail!(Exit::Usage.because(format!(
                 "distributed.model_parallel_size (or MODEL_PARALLEL_SIZE) lets ranks {:?} share a model, and distributed.mesh \
-                 ranks {:?}; set one of them, or both alike",
+                 ranks {:?}; set one of them, or both alike; for the \
+                 first alone, --set 'distributed.mesh.names=[\"data\"]' --set 'distributed.mesh.shape=[-1]'",
                 own.ranks(),
                 model.ranks()
             )));
@@ -67,11 +69,11 @@ impl Arrangement {
             let others: Vec<String> = all
                 .iter()
                 .filter(|entry| entry.model_parallel())
-                .map(|entry| format!("{:?}", entry.name()))
+                .map(|entry| format!("--set model.type={}", entry.name()))
                 .collect();
             bail!(Exit::Usage.because(format!(
-                "model parallelism over {} ranks is not supported by model.type = {:?}; choose model.type = {}, or a mesh with \
-                 the axis \"data\" only",
+                "model parallelism over {} ranks is not supported by model.type = {:?}; {}, or \
+                 --set 'distributed.mesh.names=[\"data\"]' --set 'distributed.mesh.shape=[-1]'",
                 model.size(),
                 config.model.name(),
                 others.join(" or ")

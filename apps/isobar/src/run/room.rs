@@ -49,8 +49,8 @@ pub(super) fn check(
         if trains { "training" } else { "predicting with" },
         number(size.trained)
     );
-    let mend = "make it smaller (the keys of [model]), or split it over more ranks (the axes \"shard\" or \"model\" of \
-                distributed.mesh); --set distributed.checks=warn tries all the same";
+    let mend = "make it smaller (the keys of [model]), or split it over more ranks (as in --set 'distributed.mesh.names=[\"shard\"]'); \
+                --set distributed.checks=warn tries all the same";
     match checks::memory(world, bytes, &what, mend)? {
         Some(lack) if choice == CheckChoice::On => bail!(Exit::Usage.because(lack)),
         Some(lack) if world.rank() == 0 => tracing::warn!("{lack}"),

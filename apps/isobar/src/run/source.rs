@@ -6,7 +6,7 @@ use std::ops::Range;
 use anyhow::{Result, bail};
 use isobar_data::{DarcyFile, WellFile};
 use isobar_models::{Batch, FieldSpec};
-use isobar_train::Variable;
+use isobar_train::{Variable, unique_names};
 use isobar_train::config::{AugmentConfig, DataConfig, DataFormat, Predict};
 use tch::Tensor;
 
@@ -25,8 +25,8 @@ impl Source {
             DataFormat::Darcy => {
                 if (config.train_steps, config.validation_steps, config.predict) != (1, 1, Predict::Frame) {
                     bail!(Exit::Usage.because(format!(
-                        "data.train_steps is {} and data.validation_steps {}, but Darcy flow has no steps; set both to 1, and \
-                         data.predict to \"frame\"",
+                        "data.train_steps is {} and data.validation_steps {}, but Darcy flow has no steps; --set data.train_steps=1 \
+                         --set data.validation_steps=1 --set data.predict=frame",
                         config.train_steps, config.validation_steps
                     )));
                 }
@@ -37,8 +37,20 @@ impl Source {
                 if config.fields.is_empty() {
                     let there: Vec<&str> = file.fields().iter().map(|field| field.name()).collect();
                     bail!(Exit::Usage.because(format!(
-                        "data.fields names no field; {} has {there:?}",
+                        "data.fields names no field; {} has {there:?}; --set 'data.fields={there:?}'",
                         file.path().display()
+                    )));
+                }
+                let mut names: Vec<&str> = Vec::new();
+                for name in &config.fields {
+                    if !names.contains(&name.as_str()) {
+                        names.push(name);
+                    }
+                }
+                if names.len() < config.fields.len() {
+                    bail!(Exit::Usage.because(format!(
+                        "data.fields names a field twice: {:?}; --set 'data.fields={names:?}'",
+                        config.fields
                     )));
                 }
                 if config.augment == AugmentConfig::Square {
@@ -46,7 +58,7 @@ impl Source {
                     if config.positions || config.fields.iter().any(has_direction) {
                         bail!(Exit::Usage.because(
                             "data.augment = \"square\" turns places, not the components of vectors or what says where points \
-                             are; set data.augment = \"none\""
+                             are; --set data.augment=none"
                         ));
                     }
                 }
@@ -99,7 +111,7 @@ impl Source {
             Self::Well { file, fields } => {
                 let names: Vec<&str> = fields.iter().map(String::as_str).collect();
                 let channels = file.channels(&names)?.into_iter();
-                Ok(channels.map(|(name, unit)| Variable { name, unit }).collect())
+                Ok(unique_names(channels.map(|(name, unit)| Variable { name, unit }).collect()))
             }
         }
     }

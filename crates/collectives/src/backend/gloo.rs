@@ -54,8 +54,9 @@ pub fn world(options: &Options) -> Result<Group> {
         _ => TcpStore::client(addr, *port, token, *deadline),
     };
     let store = store.map_err(|error| {
+        let what = if *rank == 0 { "open the store" } else { "reach the store of rank 0" };
         let problem = format!(
-            "rank {rank} of {size} could not reach the store of rank 0 at {addr}:{port} (MASTER_ADDR, MASTER_PORT): {error}"
+            "rank {rank} of {size} could not {what} at {addr}:{port} (MASTER_ADDR, MASTER_PORT): {error}"
         );
         // Rank 0 itself cannot listen there; any other rank that found no store has lost rank 0.
         if *rank > 0 && error.is_timeout() { lost(problem) } else { failed(problem) }

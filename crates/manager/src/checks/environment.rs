@@ -59,7 +59,7 @@ pub fn environment(
             );
             found.push(if forced {
                 Finding::warning(format!(
-                    "{text}; if they are one job, unset distributed.method and ISOBAR_DISTRIBUTED_INITIALIZATION_METHOD"
+                    "{text}; if they are one job, --set distributed.method=auto and unset ISOBAR_DISTRIBUTED_INITIALIZATION_METHOD"
                 ))
             } else {
                 Finding::error(format!("{text}; start them by one launcher, or one of them alone"))

@@ -28,13 +28,14 @@ pub fn findings(ranks: &[Facts]) -> Vec<Finding> {
 pub fn disk_space(folder: &str, free: u64, needed: u64) -> Option<Finding> {
     if free == 0 {
         return Some(Finding::error(format!(
-            "{folder}: nothing is free on its disk, so that no checkpoint can be written; make room, or set run.output to another"
+            "{folder}: nothing is free on its disk, so that no checkpoint can be written; make room, or use another disk \
+             (--set run.output=FOLDER)"
         )));
     }
     if free < needed {
         return Some(Finding::error(format!(
-            "{folder}: {} are free on its disk, and one checkpoint of this run needs {}, so that none can be written; make room, or set \
-             run.output to a folder on another disk",
+            "{folder}: {} are free on its disk, and one checkpoint of this run needs {}, so that none can be written; make room, or \
+             use another disk (--set run.output=FOLDER)",
             format_bytes(free),
             format_bytes(needed)
         )));
@@ -91,7 +92,7 @@ fn folders(ranks: &[Facts]) -> Vec<Finding> {
         let Some(folder) = &rank.folder else { continue };
         if let Some(problem) = &folder.problem {
             found.push(Finding::error(format!(
-                "{} ({}) cannot write to {}: {problem}; set run.output to a folder that it can write to",
+                "{} ({}) cannot write to {}: {problem}; --set run.output=FOLDER to one that it can write to",
                 list(&[rank.rank]),
                 rank.host,
                 folder.path
@@ -109,7 +110,7 @@ fn folders(ranks: &[Facts]) -> Vec<Finding> {
         let do_not = if of.len() == 1 { "does not" } else { "do not" };
         found.push(Finding::error(format!(
             "{} ({}) {do_not} see in {path} what rank 0 ({}) writes there: all ranks write parts of a checkpoint, into a folder that \
-             they share; set run.output to one",
+             they share; --set run.output=FOLDER to one",
             list(&of),
             one.host,
             first.host
@@ -145,8 +146,8 @@ fn staging(ranks: &[Facts]) -> Option<Finding> {
     };
     (ranks.len() > 1).then(|| {
         Finding::warning(format!(
-            "tensors on GPUs travel through pinned host memory, over {library}{cannot}; where each rank has a GPU of its own, set \
-             distributed.backend to \"nccl\""
+            "tensors on GPUs travel through pinned host memory, over {library}{cannot}; where each rank has a GPU of its own, \
+             --set distributed.backend=nccl"
         ))
     })
 }

@@ -19,6 +19,7 @@ mod attempt;
 mod detect;
 mod error;
 mod progress;
+mod reporter;
 #[cfg(test)]
 mod tests;
 mod token;
@@ -32,6 +33,7 @@ pub(crate) use detect::in_slurm_step;
 pub use detect::{detect, forced_method};
 pub use error::LaunchError;
 pub use progress::{LAUNCH_PROGRESS, draws_progress, identity as pipe_identity};
+pub(crate) use reporter::reports;
 pub use token::{TOKEN, token};
 pub(crate) use transport::mpi_mend;
 pub use transport::{Available, Transport, TransportOptions, transport};

@@ -228,7 +228,7 @@ fn takes_the_transport(
 fn the_mend_for_srun_names_pmix() {
     let options = TransportOptions { backend: BackendChoice::Mpi, ..TransportOptions::default() };
     let error = transport(&found(SLURM).unwrap(), &options, Available { mpi: true }).unwrap_err();
-    insta::assert_snapshot!(error, @"backend mpi cannot be used under a SLURM launch of 4 ranks: srun started no PMIx server (no PMIX_ variables are set), and every rank would think it is alone; start with `srun --mpi=pmix` (see `srun --mpi=list`), or set distributed.backend to \"gloo\"");
+    insta::assert_snapshot!(error, @"backend mpi cannot be used under a SLURM launch of 4 ranks: srun started no PMIx server (no PMIX_ variables are set), and every rank would think it is alone; start with `srun --mpi=pmix` (see `srun --mpi=list`), or --set distributed.backend=gloo");
 }
 
 #[test]

@@ -64,7 +64,7 @@ pub fn transport(
             "single",
             launch,
             "each would train alone",
-            "set distributed.backend to \"auto\", or distributed.method to \"single\"",
+            "--set distributed.backend=auto, or --set distributed.method=single",
         )),
         BackendChoice::Single => Ok(Transport::Single),
         BackendChoice::Mpi => mpi(launch, available),
@@ -83,13 +83,13 @@ pub fn transport(
 pub(crate) fn mpi_mend(method: Method, mpi_size: usize) -> &'static str {
     match method {
         Method::Slurm => {
-            "start with a process manager that MPI knows, `srun --mpi=pmix` (see `srun --mpi=list`), or set distributed.backend to \"gloo\""
+            "start with a process manager that MPI knows, `srun --mpi=pmix` (see `srun --mpi=list`), or --set distributed.backend=gloo"
         }
         Method::Mpich | Method::IntelMpi | Method::Pmi if mpi_size == 1 => {
-            "this program is linked with another MPI than the launcher's: use that one's mpirun, or set distributed.backend to \"gloo\""
+            "this program is linked with another MPI than the launcher's: use that one's mpirun, or --set distributed.backend=gloo"
         }
         _ => {
-            "start all ranks by one `mpirun -n RANKS program` of the MPI that this program is linked with, or set distributed.backend to \"gloo\""
+            "start all ranks by one `mpirun -n RANKS program` of the MPI that this program is linked with, or --set distributed.backend=gloo"
         }
     }
 }
@@ -97,18 +97,18 @@ pub(crate) fn mpi_mend(method: Method, mpi_size: usize) -> &'static str {
 fn mpi(launch: &Launch, available: Available) -> Result<Transport, LaunchError> {
     let several = launch.world_size != Some(1);
     if !available.mpi {
-        let mend = "build with the feature `mpi`, or set distributed.backend to \"gloo\"";
+        let mend = "build with the feature `mpi`, or --set distributed.backend=gloo";
         return Err(refuse("mpi", launch, "this program was built without MPI", mend));
     }
     if several && !launch.process_manager {
         let (why, mend) = match launch.method {
             Method::Slurm => (
                 "srun started no PMIx server (no PMIX_ variables are set), and every rank would think it is alone",
-                "start with `srun --mpi=pmix` (see `srun --mpi=list`), or set distributed.backend to \"gloo\"",
+                "start with `srun --mpi=pmix` (see `srun --mpi=list`), or --set distributed.backend=gloo",
             ),
             _ => (
                 "no MPI process manager started it, and every rank would think it is alone",
-                "start the ranks by `mpirun -n RANKS program`, or set distributed.backend to \"gloo\"",
+                "start the ranks by `mpirun -n RANKS program`, or --set distributed.backend=gloo",
             ),
         };
         return Err(refuse("mpi", launch, why, mend));
@@ -123,7 +123,7 @@ fn gloo(launch: &Launch, options: &TransportOptions) -> Result<Transport, Launch
     };
     let addr = options.addr.as_ref().or(launch.addr.as_ref()).cloned();
     let Some(addr) = addr.or_else(|| (size == 1).then(|| "127.0.0.1".to_owned())) else {
-        let mend = "set MASTER_ADDR (or distributed.addr) to the host of rank 0";
+        let mend = "set MASTER_ADDR to the host of rank 0, or --set distributed.addr=HOST";
         return Err(refuse("gloo", launch, "the address of rank 0 is not known", mend));
     };
     let port = options.port.or(launch.port).unwrap_or(DEFAULT_PORT);

@@ -62,7 +62,7 @@ pub(crate) fn start(world: &Group, options: &Options) -> Result<Option<Watchdog>
         addresses.iter().enumerate().find_map(|(rank, address)| Some((rank, address.as_ref().err()?)))
     {
         logging::warn_early(format!(
-            "no watchdog: rank {rank} cannot be reached: {problem}; set distributed.interface"
+            "no watchdog: rank {rank} cannot be reached: {problem}; --set distributed.interface=NAME"
         ));
         return Ok(None);
     }
@@ -102,8 +102,9 @@ pub(crate) fn start(world: &Group, options: &Options) -> Result<Option<Watchdog>
         0 => spawn(Watch::reporter(shared, channel, reaper)).map_err(no_thread),
         rank => {
             let end = Instant::now() + CONNECT.min(world.deadline());
-            let line = connect(&channel, 0, rank, None, end)
-                .map_err(|problem| format!("cannot reach rank 0: {problem}; set distributed.interface"))?;
+            let line = connect(&channel, 0, rank, None, end).map_err(|problem| {
+                format!("cannot reach rank 0: {problem}; --set distributed.interface=NAME")
+            })?;
             spawn(Watch::follower(shared, channel, reaper, line)).map_err(no_thread)
         }
     });

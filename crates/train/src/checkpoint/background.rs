@@ -57,11 +57,15 @@ impl Background {
         let folder = job.folder.clone();
         let (ended, part) = mpsc::channel();
         self.news = job.lead.as_ref().map(|lead| lead.news.clone()).unwrap_or_default();
+        // Messages of the thread go where those of the caller go, which may be shown for its thread alone.
+        let messages = tracing::dispatcher::get_default(Clone::clone);
         let write = move || {
-            let written = job.write_part();
-            // The receiver is gone if the run has ended with an error.
-            let _ = ended.send(written.as_ref().copied().map_err(ToString::to_string));
-            written.and_then(|()| job.commit())
+            tracing::dispatcher::with_default(&messages, || {
+                let written = job.write_part();
+                // The receiver is gone if the run has ended with an error.
+                let _ = ended.send(written.as_ref().copied().map_err(ToString::to_string));
+                written.and_then(|()| job.commit())
+            })
         };
         let thread = std::thread::Builder::new().name("checkpoint".to_owned()).spawn(write);
         self.thread = Some(thread.at("start a thread to write", &folder)?);

@@ -176,10 +176,17 @@ impl Checkpointed for Contents<'_> {
         }
         let reason = match (problems.is_empty(), other_precision.filter(|_| self.optimizer.is_some())) {
             (true, None) => return Ok(wanted),
-            (true, Some((saved, own))) => format!(
-                "its parameters are {saved:?}, those of this run {own:?}; resume with the same train.precision, or start a new run \
-                 from these weights with checkpoint.init"
-            ),
+            (true, Some((saved, own))) => {
+                let precision = match saved {
+                    Kind::Double => "float64",
+                    _ => "float32",
+                };
+                format!(
+                    "its parameters are {saved:?}, those of this run {own:?}; resume in the same precision (--set \
+                     train.precision={precision}), or start a new run from these weights (--set run.name=NAME --set \
+                     checkpoint.init=CHECKPOINT)"
+                )
+            }
             (false, _) => format!("it is of another model: {}", list(&problems)),
         };
         Err(Error::CheckpointUnfit { path: saved.path.clone(), reason })

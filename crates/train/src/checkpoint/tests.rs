@@ -491,9 +491,13 @@ fn model_in(kind: Kind, fill: f64) -> Model {
 }
 
 #[rstest]
-#[case(Kind::Float, Kind::Double)]
-#[case(Kind::Double, Kind::Float)]
-fn weights_are_converted_and_runs_resume_in_their_precision(#[case] saved: Kind, #[case] own: Kind) {
+#[case(Kind::Float, Kind::Double, "float32")]
+#[case(Kind::Double, Kind::Float, "float64")]
+fn weights_are_converted_and_runs_resume_in_their_precision(
+    #[case] saved: Kind,
+    #[case] own: Kind,
+    #[case] precision: &str,
+) {
     let folder = tempfile::tempdir().unwrap();
     let mut checkpoints = alone(folder.path(), Keep::ALL);
     checkpoints.save(&model_in(saved, 0.3).contents(), &state(1)).unwrap();
@@ -510,8 +514,9 @@ fn weights_are_converted_and_runs_resume_in_their_precision(#[case] saved: Kind,
     assert_eq!(
         reason,
         format!(
-            "its parameters are {saved:?}, those of this run {own:?}; resume with the same train.precision, or start a new \
-             run from these weights with checkpoint.init"
+            "its parameters are {saved:?}, those of this run {own:?}; resume in the same precision (--set \
+             train.precision={precision}), or start a new run from these weights (--set run.name=NAME --set \
+             checkpoint.init=CHECKPOINT)"
         )
     );
     assert_eq!(resumed.params.get("w").unwrap().tensor.double_value(&[0, 0]), 0.0, "nothing was loaded");

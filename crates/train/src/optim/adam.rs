@@ -352,15 +352,17 @@ impl Rule {
 }
 
 pub(super) fn check(config: &AdamWConfig) -> Result<()> {
-    let unit = |name: &str, value: f64| match (0.0..1.0).contains(&value) {
-        true => Ok(()),
-        false => Err(Error::invalid(format!("optimizer.{name}"), value, "a number in [0, 1)")),
-    };
-    unit("beta1", config.beta1)?;
-    unit("beta2", config.beta2)?;
-    for (name, value) in [("eps", config.eps), ("weight_decay", config.weight_decay)] {
+    let betas = [("optimizer.beta1", config.beta1, 0.9), ("optimizer.beta2", config.beta2, 0.999)];
+    for (name, beta, usual) in betas {
+        if !(0.0..1.0).contains(&beta) {
+            return Err(Error::setting(name, beta, "a number in [0, 1)", usual));
+        }
+    }
+    let others =
+        [("optimizer.eps", config.eps, "1e-8"), ("optimizer.weight_decay", config.weight_decay, "0.0")];
+    for (name, value, usual) in others {
         if !(value.is_finite() && value >= 0.0) {
-            return Err(Error::invalid(format!("optimizer.{name}"), value, "a finite number of 0 or more"));
+            return Err(Error::setting(name, value, "a finite number of 0 or more", usual));
         }
     }
     Ok(())

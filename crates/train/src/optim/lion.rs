@@ -117,15 +117,17 @@ impl Slot {
 }
 
 pub(super) fn check(config: &LionConfig) -> Result<()> {
-    for (name, beta) in [("optimizer.beta1", config.beta1), ("optimizer.beta2", config.beta2)] {
+    let betas = [("optimizer.beta1", config.beta1, 0.9), ("optimizer.beta2", config.beta2, 0.99)];
+    for (name, beta, usual) in betas {
         if !(0.0..1.0).contains(&beta) {
-            return Err(Error::invalid(name, beta, "a number in [0, 1)"));
+            return Err(Error::setting(name, beta, "a number in [0, 1)", usual));
         }
     }
     match config.weight_decay.is_finite() && config.weight_decay >= 0.0 {
         true => Ok(()),
         false => {
-            Err(Error::invalid("optimizer.weight_decay", config.weight_decay, "a finite number of 0 or more"))
+            let expected = "a finite number of 0 or more";
+            Err(Error::setting("optimizer.weight_decay", config.weight_decay, expected, "0.0"))
         }
     }
 }

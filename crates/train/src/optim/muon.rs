@@ -114,11 +114,11 @@ impl Muon {
         if let Some(name) =
             config.adamw.iter().find(|name| !params.iter().any(|p| begins_with(&p.name, name)))
         {
-            return Err(Error::invalid(
-                "optimizer.adamw",
-                format!("{name:?}"),
-                "names of parameters, or their beginnings",
-            ));
+            let mut expected = "names of parameters, or their beginnings".to_owned();
+            if let Some(param) = params.iter().next() {
+                expected += &format!("; for instance --set 'optimizer.adamw=[{:?}]'", param.name);
+            }
+            return Err(Error::invalid("optimizer.adamw", format!("{name:?}"), expected));
         }
         let (matrices, others): (Vec<_>, Vec<_>) = params.iter().partition(|p| is_matrix(p, &config.adamw));
         let MuonConfig { lr, beta1, beta2, eps, weight_decay, ref no_decay, .. } = *config;
@@ -267,10 +267,10 @@ const SMALLEST: f64 = 1e-7;
 
 pub(super) fn check(config: &MuonConfig) -> Result<()> {
     if !(0.0..1.0).contains(&config.momentum) {
-        return Err(Error::invalid("optimizer.momentum", config.momentum, "a number in [0, 1)"));
+        return Err(Error::setting("optimizer.momentum", config.momentum, "a number in [0, 1)", 0.95));
     }
     if config.iterations == 0 {
-        return Err(Error::invalid("optimizer.iterations", config.iterations, "at least 1"));
+        return Err(Error::setting("optimizer.iterations", config.iterations, "at least 1", 5));
     }
     Ok(())
 }

@@ -141,17 +141,14 @@ impl Slot {
 
 pub(super) fn check(config: &SgdConfig) -> Result<()> {
     if !(0.0..1.0).contains(&config.momentum) {
-        return Err(Error::invalid("optimizer.momentum", config.momentum, "a number in [0, 1)"));
+        return Err(Error::setting("optimizer.momentum", config.momentum, "a number in [0, 1)", 0.9));
     }
     if !(config.weight_decay.is_finite() && config.weight_decay >= 0.0) {
-        return Err(Error::invalid(
-            "optimizer.weight_decay",
-            config.weight_decay,
-            "a finite number of 0 or more",
-        ));
+        let expected = "a finite number of 0 or more";
+        return Err(Error::setting("optimizer.weight_decay", config.weight_decay, expected, "0.0"));
     }
     if config.nesterov && config.momentum == 0.0 {
-        return Err(Error::invalid("optimizer.nesterov", true, "false where `optimizer.momentum` is 0"));
+        return Err(Error::setting("optimizer.nesterov", true, "false if optimizer.momentum is 0", false));
     }
     Ok(())
 }

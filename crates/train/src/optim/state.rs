@@ -80,8 +80,8 @@ impl OptimizerState {
         }
         Err(Error::OptimizerState {
             reason: format!(
-                "it was written by {:?}, this run uses {kind:?}; set `optimizer.type`",
-                self.kind
+                "it was written by {:?}, this run uses {kind:?}; --set optimizer.type={}",
+                self.kind, self.kind
             ),
         })
     }

@@ -219,7 +219,8 @@ fn muon_follows_its_definition(#[case] shape: &[i64], #[case] nesterov: bool) {
     assert_eq!(values(&again), values(&weight));
     let wrong = MuonConfig { adamw: vec!["head".to_owned()], ..config.clone() };
     let refused = Muon::new(&params(&[("l.weight", &weight)]), &wrong).unwrap_err().to_string();
-    assert_eq!(refused, r#"optimizer.adamw is "head", expected names of parameters, or their beginnings"#);
+    let words = r#"optimizer.adamw is "head", expected names of parameters, or their beginnings; for instance --set 'optimizer.adamw=["l.weight"]'"#;
+    assert_eq!(refused, words);
     let wrong = MuonConfig { momentum: 1.0, ..config };
     let refused = Muon::new(&params(&[("l.weight", &weight)]), &wrong).unwrap_err().to_string();
     assert_eq!(refused, "optimizer.momentum is 1, expected a number in [0, 1)");
@@ -354,7 +355,7 @@ fn foreign_state_is_refused() {
     let mut adamw = AdamW::new(&params(&[("x", &x)]), &AdamWConfig::default()).unwrap();
     let sgd = Sgd::new(&params(&[("x", &x)]), &SgdConfig::default()).unwrap();
     let error = adamw.load_state(&sgd.state()).unwrap_err().to_string();
-    insta::assert_snapshot!(error, @r#"optimizer state is refused: it was written by "sgd", this run uses "adamw"; set `optimizer.type`"#);
+    insta::assert_snapshot!(error, @r#"optimizer state is refused: it was written by "sgd", this run uses "adamw"; --set optimizer.type=sgd"#);
     let other = leaf(&[1.0, 2.0], &[1, 2]);
     let state = AdamW::new(&params(&[("x", &other)]), &AdamWConfig::default()).unwrap().state();
     let error = adamw.load_state(&state).unwrap_err().to_string();

@@ -2,17 +2,22 @@
 
 mod bar;
 mod meter;
+mod pace;
 mod record;
+mod watch;
 
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use indicatif::HumanDuration;
+use isobar_collectives::flight::Phase;
 use isobar_manager::launch::draws_progress;
 
 pub use self::bar::Bar;
 use self::meter::Meter;
+use self::pace::LONGEST;
 pub use self::record::ProgressRecord;
 use self::record::{Records, write};
+use self::watch::Watch;
 use crate::variables::significant;
 
 /// Display of a run's progress by rank 0.
@@ -23,8 +28,8 @@ pub enum ProgressMode {
     Auto,
     /// A bar, also where standard error is no terminal: for launchers that pass on what a terminal needs.
     Bar,
-    /// Lines of the log: after every tenth of an epoch, two seconds apart at least, and after every step that ends 30 seconds
-    /// or more after the last line.
+    /// Lines of the log: after every tenth of an epoch, two seconds apart at least, and every 30 seconds, also during a step
+    /// that takes longer.
     Lines,
     /// A line of the log at the end of each epoch.
     Off,
@@ -77,14 +82,14 @@ enum Shown {
     Bar(Bar),
     /// To the launcher.
     Records(Records),
-    Lines(Pace),
+    Lines(Watch),
     Epochs,
 }
 
 impl Progress {
     /// Progress of a run, which rank 0 shows.
     pub fn new(mode: ProgressMode, rank: usize, plan: ProgressPlan) -> Self {
-        let lines = || Shown::Lines(Pace::new(Instant::now()));
+        let lines = || Shown::Lines(Watch::start(plan, LONGEST));
         let shown = match mode {
             _ if rank != 0 => Shown::Epochs,
             ProgressMode::Off => Shown::Epochs,
@@ -110,8 +115,8 @@ impl Progress {
         match &mut self.shown {
             Shown::Bar(bar) => bar.set(done, total, format!("{epoch}  {}", text())),
             Shown::Records(records) => records.set(done, total, || format!("{epoch}  {}", text())),
-            Shown::Lines(pace) => {
-                if pace.due(Instant::now(), done, self.plan.steps_per_epoch) {
+            Shown::Lines(watch) => {
+                if watch.stepped(done) {
                     tracing::info!("{epoch}  step {done}/{total}  {}", text());
                 }
             }
@@ -121,10 +126,17 @@ impl Progress {
 
     /// Records that `done` of `total` samples of this rank are validated.
     pub fn validation(&mut self, done: usize, total: usize) {
-        if let Shown::Lines(pace) = &mut self.shown
-            && pace.late(Instant::now())
+        if let Shown::Lines(watch) = &mut self.shown
+            && watch.validated()
         {
             tracing::info!("validation: {done} of {total} samples");
+        }
+    }
+
+    /// Records the phase that a run enters, which is named if it takes long.
+    pub fn phase(&self, phase: Phase) {
+        if let Shown::Lines(watch) = &self.shown {
+            watch.entered(phase);
         }
     }
 
@@ -143,8 +155,8 @@ impl Progress {
         match &mut self.shown {
             Shown::Bar(bar) => bar.println(&line),
             Shown::Records(_) => write(&format!("{line}\n")),
-            Shown::Lines(pace) => {
-                pace.spoken(Instant::now());
+            Shown::Lines(watch) => {
+                watch.spoken();
                 tracing::info!("{line}");
             }
             Shown::Epochs => tracing::info!("{line}"),
@@ -170,57 +182,11 @@ impl Drop for Progress {
     }
 }
 
-/// When a line of the log is due.
-#[derive(Debug)]
-struct Pace {
-    /// The last line.
-    last: Instant,
-    /// Tenths of epochs that had passed then.
-    tenths: u64,
-}
-
-/// The time between two lines, at least.
-const SHORTEST: Duration = Duration::from_secs(2);
-/// The time after which a line is due in any case.
-const LONGEST: Duration = Duration::from_secs(30);
-
-impl Pace {
-    fn new(now: Instant) -> Self {
-        Self { last: now, tenths: 0 }
-    }
-
-    /// Returns whether a line is due after `done` steps, and then counts it as written. The end of an epoch
-    /// has its own line.
-    fn due(&mut self, now: Instant, done: u64, steps_per_epoch: u64) -> bool {
-        let steps = steps_per_epoch.max(1);
-        let tenths = done.saturating_mul(10) / steps;
-        let tenth = tenths > self.tenths && now - self.last >= SHORTEST && !done.is_multiple_of(steps);
-        if tenth || now - self.last >= LONGEST {
-            (self.last, self.tenths) = (now, tenths);
-            return true;
-        }
-        false
-    }
-
-    /// Returns whether the last line is too long ago, and then counts a new one as written.
-    fn late(&mut self, now: Instant) -> bool {
-        let late = now - self.last >= LONGEST;
-        if late {
-            self.last = now;
-        }
-        late
-    }
-
-    /// Another line was written.
-    fn spoken(&mut self, now: Instant) {
-        self.last = now;
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use std::io;
     use std::sync::{Arc, Mutex};
+    use std::time::Duration;
 
     use indicatif::{ProgressDrawTarget, TermLike};
 
@@ -290,31 +256,6 @@ mod tests {
         for part in ["6/10", "epoch 2/2  loss 0.2500  lr 2.1e-3  ", " samples/s", " left"] {
             assert!(text.contains(part), "no {part:?} in {text:?}");
         }
-    }
-
-    /// A tenth of an epoch, but no two lines within two seconds; 30 seconds, however far that is.
-    #[test]
-    fn lines_are_due_after_tenths_and_after_half_a_minute() {
-        let start = Instant::now();
-        let at = |seconds: f64| start + Duration::from_secs_f64(seconds);
-        // Steps of a second, 100 an epoch.
-        let mut pace = Pace::new(start);
-        let due: Vec<u64> = (1..=100).filter(|&step| pace.due(at(step as f64), step, 100)).collect();
-        assert_eq!(due, [10, 20, 30, 40, 50, 60, 70, 80, 90]);
-        pace.spoken(at(101.0));
-        assert!(!pace.due(at(102.0), 101, 100) && pace.due(at(111.0), 110, 100));
-        // Steps of a minute.
-        let mut pace = Pace::new(start);
-        assert!((1..=5).all(|step| pace.due(at(step as f64 * 60.0), step, 5)));
-        // Of a fifth of a second, in epochs of ten: only every eleventh, once two seconds have passed.
-        let mut pace = Pace::new(start);
-        let due: Vec<u64> = (1..=40).filter(|&step| pace.due(at(step as f64 * 0.2), step, 10)).collect();
-        assert_eq!(due, [11, 21, 31]);
-        // An epoch of hours.
-        let mut pace = Pace::new(start);
-        let due = (1..=100).filter(|&step| pace.due(at(step as f64 * 10.0), step, 100_000)).count();
-        assert_eq!(due, 33);
-        assert!(!pace.late(at(1000.0)) && pace.late(at(1030.0)));
     }
 
     #[test]

@@ -59,7 +59,7 @@ impl Earlier {
                     path.display().to_string(),
                     "a symbolic link to a folder",
                     "a folder of the run's own, as a run does not replace what lies elsewhere; remove the link, or choose \
-                     another run.name",
+                     another name (--set run.name=NAME)",
                 ));
             }
         }

@@ -24,6 +24,8 @@ const NAMING: Duration = Duration::from_secs(1);
 pub(super) struct Lock {
     path: PathBuf,
     file: File,
+    /// Whether this process has the lock.
+    held: bool,
     /// Error of a file system without locks.
     unsupported: Option<String>,
 }
@@ -50,10 +52,11 @@ impl Lock {
             let mut options = File::options();
             options.read(true).write(true).create(true).truncate(false);
             let file = files::no_follow(&mut options).open(&path).at("open", &path)?;
-            let mut lock = Self { path: path.clone(), file, unsupported: None };
+            let mut lock = Self { path: path.clone(), file, held: false, unsupported: None };
             match lock.try_lock()? {
                 // If the file was removed while it was opened, no other process would see this lock.
                 true if lock.in_place()? => {
+                    lock.held = true;
                     lock.sign()?;
                     return Ok(lock);
                 }
@@ -104,11 +107,12 @@ impl Lock {
         written.and_then(|()| self.file.sync_data()).at("write", &self.path)
     }
 
-    /// The holder of a lock that another process has.
+    /// The holder of a lock that another process has. A holder before it that was killed has left its name, until the new
+    /// one has written its own.
     fn holder(&mut self) -> String {
         let began = Instant::now();
         loop {
-            match Holder::read(&mut self.file) {
+            match Holder::read(&mut self.file).filter(|holder| !holder.has_ended()) {
                 Some(Holder { host, process, since, .. }) => {
                     return format!("process {process} on host {host} since {since}");
                 }
@@ -121,6 +125,10 @@ impl Lock {
 
 impl Drop for Lock {
     fn drop(&mut self) {
+        if self.held {
+            // The next holder must not be taken for this one while it writes its name. It does so itself where this fails.
+            let _ = self.file.set_len(0);
+        }
         // Not by closing the file alone: a child that is being started has it open until it runs its own program.
         let _ = self.file.unlock();
     }
@@ -169,10 +177,17 @@ impl Holder {
 
     /// Returns whether the holder is another process of this host that still runs.
     fn lives_here(&self) -> bool {
-        self.host == host()
-            && self.boot == boot()
-            && self.process != std::process::id()
-            && started(self.process).is_some_and(|started| started == self.started)
+        self.process != std::process::id() && self.host == host() && self.boot == boot() && self.runs()
+    }
+
+    /// Returns whether the holder was a process of this host that has ended.
+    fn has_ended(&self) -> bool {
+        self.host == host() && !self.boot.is_empty() && (self.boot != boot() || !self.runs())
+    }
+
+    /// Returns whether this host has a process with the holder's number and start.
+    fn runs(&self) -> bool {
+        started(self.process).is_some_and(|started| started == self.started)
     }
 }
 
@@ -258,6 +273,28 @@ mod tests {
         assert!(Command::new("kill").arg("-KILL").args(all).status().unwrap().success());
         holder.wait().unwrap();
         Lock::take(folder.path(), Duration::from_secs(60)).unwrap();
+    }
+
+    /// Between the lock and the name of its new holder the file does not name the holder before.
+    #[test]
+    fn a_holder_that_has_ended_is_not_named() {
+        let folder = tempfile::tempdir().unwrap();
+        let file = folder.path().join(FILE);
+        drop(Lock::take(folder.path(), Duration::ZERO).unwrap());
+        assert_eq!(std::fs::read_to_string(&file).unwrap(), "");
+        let mut child = Command::new("sleep").arg("300").spawn().unwrap();
+        let of_child =
+            Holder { process: child.id(), started: started(child.id()).unwrap(), ..Holder::this_process() };
+        // Another process has locked the file, and has not written its name yet.
+        let locked = File::options().create(true).append(true).open(&file).unwrap();
+        locked.lock().unwrap();
+        std::fs::write(&file, of_child.to_string()).unwrap();
+        let said = refused(folder.path(), Duration::ZERO);
+        assert!(said.contains(&format!("process {} on host", child.id())), "{said}");
+        child.kill().unwrap();
+        child.wait().unwrap();
+        let said = refused(folder.path(), Duration::ZERO);
+        assert!(said.contains("a process that has not named itself"), "{said}");
     }
 
     #[test]

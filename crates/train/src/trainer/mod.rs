@@ -1,6 +1,7 @@
 //! The engine: epochs of steps, validation, metrics, checkpoints, resumption.
 
 mod disk;
+mod memory;
 mod same_run;
 mod settings;
 mod step;
@@ -77,7 +78,7 @@ pub struct FitConfig {
     pub identity: serde_json::Value,
     /// What asks the run for checkpoints from outside.
     pub signals: Signals,
-    /// Reaction to a disk without room for checkpoints.
+    /// Reaction to a disk without room for checkpoints, and to hosts without memory for gradients and the optimizer's state.
     pub checks: CheckChoice,
 }
 
@@ -166,6 +167,8 @@ pub struct Summary {
 ///
 /// Before the first step it compares what backward leaves in the gradients of the parameters ([`Parameter::source`](crate::Parameter::source)) with the ranks that
 /// share samples, those over which gradients are summed and the [mesh](Task::mesh) of the fields.
+///
+/// At the end it warns of variables that are predicted no better than by the task's [baseline](Task::baseline_errors).
 ///
 /// If the program has not set up logging, messages are shown on the terminal of rank 0, like the default of
 /// [`logging::init`](isobar_manager::logging::init).
@@ -283,6 +286,7 @@ impl<'a, T: Task> Run<'a, T> {
         if train.deterministic {
             set_deterministic(true)?;
         }
+        memory::check(params, ranks, config)?;
         let parallel = Parallel::new(params, buffers, (ranks, task.mesh()), &config.data_parallel)?;
         let whole = params.clone();
         let params = parallel.parameters().clone();
@@ -331,7 +335,7 @@ impl<'a, T: Task> Run<'a, T> {
         let resume_at = resumed.as_ref().map(|loaded| loaded.state.step);
         let resumed_from = resumed.as_ref().map(|loaded| loaded.path.clone());
         let state = resumed.map_or(fresh, |loaded| loaded.state);
-        let variables = task.variables();
+        let variables = named(task.variables(), &ranks.world);
         let metric = variables::metric(variables.len());
         let best = state.best.filter(|_| state.validation_metric == metric);
         if best != state.best {
@@ -437,6 +441,7 @@ impl<'a, T: Task> Run<'a, T> {
         if self.summary.stopped.is_none() {
             // What was validated is what the caller finds.
             self.swap_averages()?;
+            self.warn_of_baseline()?;
         }
         self.checkpoints.finish()?;
         self.flush()?;
@@ -536,6 +541,7 @@ impl<'a, T: Task> Run<'a, T> {
     /// Says what this rank is doing, for reports and records.
     fn mark(&self, phase: Phase) {
         self.ranks.world.mark(phase, self.state.step);
+        self.progress.phase(phase);
     }
 
     fn precision(&self) -> Result<Option<Autocast>> {
@@ -547,6 +553,16 @@ impl<'a, T: Task> Run<'a, T> {
         self.summary.stopped.is_some()
             || self.config.train.max_steps.is_some_and(|limit| self.state.step >= limit)
     }
+}
+
+/// The variables under names of their own; rank 0 says which were renamed.
+fn named(variables: Vec<Variable>, world: &Group) -> Vec<Variable> {
+    let renamed = variables::unique_names(variables.clone());
+    let changed = variables.iter().zip(&renamed).filter(|(old, new)| old.name != new.name);
+    for (old, new) in changed.filter(|_| world.rank() == 0) {
+        tracing::warn!("another variable is named like \"{}\": it is reported as \"{}\"", old.name, new.name);
+    }
+    renamed
 }
 
 /// The loss scale that a run begins with, where its precision needs one.

@@ -24,7 +24,7 @@ pub(super) fn check_same_run(saved: &RunState, now: &RunState, path: &Path) -> R
         return Ok(());
     }
     let reason = format!(
-        "it was trained with {}; give the same, choose another run.name, or start from the beginning in its place (--overwrite)",
+        "it was trained with {}; give the same, choose another name (--set run.name=NAME), or start from the beginning in its place (--overwrite)",
         found.join("; with ")
     );
     Err(Error::CheckpointUnfit { path: path.to_owned(), reason })

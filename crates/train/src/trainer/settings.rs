@@ -29,7 +29,7 @@ impl FitConfig {
         let minutes = self.checkpoint.every_minutes;
         match std::time::Duration::try_from_secs_f64(minutes * 60.0) {
             Ok(_) => Ok(()),
-            Err(_) => Err(Error::invalid("checkpoint.every_minutes", minutes, "a number of 0 or more")),
+            Err(_) => Err(Error::setting("checkpoint.every_minutes", minutes, "a number of 0 or more", 30)),
         }
     }
 }
@@ -82,11 +82,19 @@ mod tests {
     )]
     #[case::beta(
         |c: &mut FitConfig| c.optimizer = OptimizerKind::Lion(LionConfig { beta1: 1.5, ..LionConfig::default() }),
-        "optimizer.beta1 is 1.5"
+        "optimizer.beta1 is 1.5, expected a number in [0, 1); --set optimizer.beta1=0.9"
     )]
-    #[case::warm_up(|c: &mut FitConfig| c.schedule = ScheduleKind::Constant { warmup_epochs: f64::NAN }, "schedule.warmup_epochs is NaN")]
-    #[case::buckets(|c: &mut FitConfig| c.data_parallel.bucket_mb = 0.0, "bucket_mb is 0")]
-    #[case::minutes(|c: &mut FitConfig| c.checkpoint.every_minutes = 1e300, "checkpoint.every_minutes is 1")]
+    #[case::warm_up(|c: &mut FitConfig| c.schedule = ScheduleKind::Constant { warmup_epochs: f64::NAN }, "schedule.warmup_epochs is NaN, expected a finite number of epochs, 0 or more; --set schedule.warmup_epochs=0.0")]
+    #[case::buckets(|c: &mut FitConfig| c.data_parallel.bucket_mb = 0.0, "data_parallel.bucket_mb is 0, expected a finite number of MiB above 0; --set data_parallel.bucket_mb=4")]
+    #[case::minutes(|c: &mut FitConfig| c.checkpoint.every_minutes = 1e300, "--set checkpoint.every_minutes=30")]
+    #[case::decay(
+        |c: &mut FitConfig| c.optimizer = OptimizerKind::Sgd(SgdConfig { weight_decay: -1.0, ..SgdConfig::default() }),
+        "--set optimizer.weight_decay=0.0"
+    )]
+    #[case::share(
+        |c: &mut FitConfig| c.schedule = ScheduleKind::Cosine { warmup_epochs: 0.0, min_factor: 2.0 },
+        "--set schedule.min_factor=1.0"
+    )]
     fn settings_out_of_range(#[case] change: fn(&mut FitConfig), #[case] words: &str) {
         let mut config = FitConfig::default();
         config.check().unwrap();

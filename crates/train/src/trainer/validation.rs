@@ -7,7 +7,8 @@ use super::Run;
 use crate::error::{Error, Result};
 use crate::task::{BoxError, RolloutError, Task, share};
 use crate::variables::{
-    Variable, VariableError, columns, errors_line, mean_relative, means, moments, percent, significant,
+    Variable, VariableError, columns, errors_line, mean_relative, means, moments, no_better_than, percent,
+    significant, spectrum_columns,
 };
 
 /// Errors after an epoch, over all ranks.
@@ -31,14 +32,8 @@ pub(super) fn metric_columns(variables: &[Variable], rollouts: bool) -> Vec<Stri
     let fixed = super::COLUMNS.map(str::to_owned).into_iter();
     let kinds = if rollouts { &["validation", "rollout"][..] } else { &["validation"] };
     let each = kinds.iter().flat_map(|kind| columns(kind, variables).flatten());
-    let mut names: Vec<String> = Vec::new();
-    for name in fixed.chain(each) {
-        // Two variables of one name share a column.
-        if !names.contains(&name) {
-            names.push(name);
-        }
-    }
-    names
+    let spectra = spectrum_columns(variables).filter(|_| rollouts);
+    fixed.chain(each).chain(spectra).collect()
 }
 
 impl<T: Task> Run<'_, T> {
@@ -70,6 +65,24 @@ impl<T: Task> Run<'_, T> {
         }
     }
 
+    /// Warns of variables that are predicted no better than by the task's baseline. All ranks call.
+    pub(super) fn warn_of_baseline(&self) -> Result<()> {
+        let failed = |source| Error::Task { context: "the baseline", source };
+        let Some(baseline) = self.task.baseline_errors().map_err(failed)? else { return Ok(()) };
+        let rollout = self.summary.rollout_error.as_ref().map_or(&[][..], |rollout| &rollout.variables[..]);
+        let pairs = [
+            (&self.summary.variable_errors[..], &baseline.validation, "on the validation samples"),
+            (rollout, &baseline.rollouts, "over the rollouts"),
+        ];
+        for (errors, of_baseline, what) in pairs {
+            let found = no_better_than(&self.variables, errors, of_baseline, &baseline.name, what);
+            if let Some(warning) = found.filter(|_| self.ranks.world.rank() == 0) {
+                tracing::warn!("{warning}");
+            }
+        }
+        Ok(())
+    }
+
     /// Exchanges parameters and their averages.
     pub(super) fn swap_averages(&mut self) -> Result<()> {
         if !self.optimizer.averages() {
@@ -96,14 +109,15 @@ impl<T: Task> Run<'_, T> {
         let rollouts = self.task.rollouts();
         let width = 2 * self.variables.len();
         let task = self.task;
-        let sums = self.sums(rollouts, width + 1, |rollouts| {
+        let sums = self.sums(rollouts, width + width / 2, |rollouts| {
             let errors = task.rollout_errors(rollouts)?;
-            let numbers = |of: &RolloutError| moments(&of.variables).chain([of.spectrum]).collect();
+            let numbers =
+                |of: &RolloutError| moments(&of.variables).chain(of.spectra.iter().copied()).collect();
             Ok(errors.iter().map(numbers).collect())
         })?;
         Ok(sums.map(|sums| RolloutError {
             variables: means(&sums[..width], rollouts),
-            spectrum: sums[width] / rollouts as f64,
+            spectra: sums[width..].iter().map(|sum| sum / rollouts as f64).collect(),
         }))
     }
 
@@ -132,7 +146,7 @@ impl<T: Task> Run<'_, T> {
                     "the number of errors of a sample",
                     format!("{} numbers", sample.len()),
                     format!(
-                        "{width}: two for each variable of `Task::variables`, and the spectrum of a rollout"
+                        "{width}: two for each variable of `Task::variables`, and one more for its spectrum in a rollout"
                     ),
                 ));
             }
@@ -158,10 +172,13 @@ impl<T: Task> Run<'_, T> {
         }
         if let Some(rollout) = &validation.rollout {
             values.push(("rollout_error".to_owned(), rollout.error()));
-            values.push(("spectrum_error".to_owned(), rollout.spectrum));
+            values.push(("spectrum_error".to_owned(), rollout.spectrum()));
             values.extend(named("rollout", &rollout.variables));
+            let spectra = self.variables.iter().zip(&rollout.spectra);
+            let spectra = spectra.filter(|(variable, _)| !variable.name.is_empty()).map(|(_, error)| *error);
+            values.extend(spectrum_columns(&self.variables).zip(spectra));
             let errors = errors_line(&self.variables, &rollout.variables);
-            line.push_str(&format!("  rollout {errors}, spectrum {}", percent(rollout.spectrum)));
+            line.push_str(&format!("  rollout {errors}, spectrum {}", percent(rollout.spectrum())));
         }
         self.progress.epoch_end(epoch, &line);
         let values: Vec<(&str, f64)> = values.iter().map(|(name, value)| (name.as_str(), *value)).collect();

@@ -40,22 +40,24 @@ pub(super) fn warnings(config: &FitConfig, extent: Extent) -> Vec<String> {
     if epochs > 0 && warmup > epochs as f64 {
         found.push(format!(
             "the warm-up of {warmup} epochs (schedule.warmup_epochs) is longer than the run of {epochs} (train.epochs): the \
-             learning rate comes to {:.0} % of optimizer.lr only; set schedule.warmup_epochs below {epochs}",
-            100.0 * epochs as f64 / warmup
+             learning rate comes to {:.0} % of optimizer.lr only; --set schedule.warmup_epochs={}",
+            100.0 * epochs as f64 / warmup,
+            epochs as f64 / 10.0
         ));
     }
     let batch = train.batch_size.min(samples);
     if train.batch_size > samples {
         found.push(format!(
-            "train.batch_size is {}, but there are {samples} training samples: an epoch is one step; set train.batch_size to \
-             {samples} or less",
-            train.batch_size
+            "train.batch_size is {}, but there are {samples} training samples: an epoch is one step; --set \
+             train.batch_size={}",
+            train.batch_size,
+            samples.max(1)
         ));
     }
     if batch < sharing {
         found.push(format!(
             "a batch has {batch} samples (train.batch_size {}), but {sharing} ranks share them: {} of them compute nothing in a \
-             step; set train.batch_size to {sharing} or more, or use fewer ranks along the axes data and shard",
+             step; --set train.batch_size={sharing}, or use fewer ranks along the axes data and shard",
             train.batch_size,
             sharing - batch
         ));
@@ -63,10 +65,11 @@ pub(super) fn warnings(config: &FitConfig, extent: Extent) -> Vec<String> {
     let own = batch.div_ceil(sharing.max(1));
     if train.accumulate > own {
         found.push(format!(
-            "train.accumulate is {}, but a rank takes {own} samples of a batch at most: {} of its micro-batches are empty; set \
-             train.accumulate={own}",
+            "train.accumulate is {}, but a rank takes {own} samples of a batch at most: {} of its micro-batches are empty; --set \
+             train.accumulate={}",
             train.accumulate,
-            train.accumulate - own
+            train.accumulate - own,
+            own.max(1)
         ));
     }
     found
@@ -96,21 +99,21 @@ pub(super) fn resumed(state: &RunState, config: &FitConfig, now: &Value, path: &
     let train = &config.train;
     if let Some(limit) = train.max_steps.filter(|limit| state.step >= *limit) {
         found.push(format!(
-            "this run is finished already: {} is of step {}, and train.max_steps is {limit}; nothing is trained: set \
-             train.max_steps above {} to continue",
+            "this run is finished already: {} is of step {}, and train.max_steps is {limit}; nothing is trained; to continue, --set \
+             train.max_steps={}",
             path.display(),
             state.step,
-            state.step
+            state.step.max(1) * 2
         ));
     } else if is_finished(state, config) {
         found.push(format!(
-            "this run is finished already: {} is of epoch {}, step {}, and train.epochs is {}; nothing is trained: set \
-             train.epochs above {} to continue",
+            "this run is finished already: {} is of epoch {}, step {}, and train.epochs is {}; nothing is trained; to continue, --set \
+             train.epochs={}",
             path.display(),
             state.epoch,
             state.step,
             train.epochs,
-            state.epoch
+            state.epoch.max(1) * 2
         ));
     }
     found
@@ -139,7 +142,7 @@ mod tests {
     #[case::warm_up(config(2, 16, 1, 4.0), 1, &["the warm-up of 4 epochs (schedule.warmup_epochs) is longer than the run of 2 (train.epochs): the learning rate comes to 50 %"])]
     #[case::batch(config(10, 500, 1, 1.0), 1, &["train.batch_size is 500, but there are 224 training samples"])]
     #[case::ranks(config(10, 1, 1, 1.0), 4, &["a batch has 1 samples (train.batch_size 1), but 4 ranks share them: 3 of them compute nothing"])]
-    #[case::passes(config(10, 8, 8, 1.0), 2, &["train.accumulate is 8, but a rank takes 4 samples of a batch at most: 4 of its micro-batches are empty; set train.accumulate=4"])]
+    #[case::passes(config(10, 8, 8, 1.0), 2, &["train.accumulate is 8, but a rank takes 4 samples of a batch at most: 4 of its micro-batches are empty; --set train.accumulate=4"])]
     #[case::all(config(1, 300, 300, 3.0), 300, &["the warm-up of 3", "train.batch_size is 300", "a batch has 224 samples", "train.accumulate is 300"])]
     fn mistakes_get_a_line_each(#[case] config: FitConfig, #[case] sharing: usize, #[case] words: &[&str]) {
         let found = warnings(&config, Extent { samples: 224, sharing });

@@ -14,6 +14,12 @@ const TRY: Duration = Duration::from_secs(3);
 /// Timeout of the server's answer to an introduction.
 const INTRODUCTION: Duration = Duration::from_secs(10);
 
+/// Time for which a port may give wrong answers: another program may be about to leave it.
+const WRONG_ANSWER: Duration = Duration::from_secs(5);
+
+/// Time for which a port may accept connections without an answer: the server may be under load, or have too many connections.
+const NO_ANSWER: Duration = Duration::from_secs(20);
+
 /// First and longest pause between attempts.
 const PAUSE: [Duration; 2] = [Duration::from_millis(10), Duration::from_millis(500)];
 
@@ -27,6 +33,20 @@ pub(super) struct Client {
     broken: Option<String>,
 }
 
+/// Outcome of one try to connect.
+enum Attempt {
+    Connected(Client),
+    /// The server does not know the token.
+    Refused,
+    /// Something listens that is no store, and is borne with for `patience`.
+    Foreign {
+        problem: String,
+        patience: Duration,
+    },
+    /// Nothing listens, so that the server may still come.
+    Absent(String),
+}
+
 /// Why there is no answer.
 pub(super) enum NoAnswer {
     /// None yet. The connection goes on: the answer is passed over when it comes.
@@ -36,38 +56,82 @@ pub(super) enum NoAnswer {
 }
 
 impl Client {
-    /// Connects, waiting until `end` for a server to appear.
+    /// Connects, waiting until `end` for a server to appear. Gives up earlier where another program keeps the port.
     pub(super) fn connect(host: &str, port: u16, token: &Token, end: Instant) -> Result<Self, String> {
         let mut pause = PAUSE[0];
+        let mut foreign_since = None;
         loop {
+            let begun = Instant::now();
             let problem = match Self::try_all(host, port, token, end) {
-                Ok(Some(client)) => return Ok(client),
-                Ok(None) => return Err(REFUSED.to_owned()),
-                Err(problem) => problem,
+                Attempt::Connected(client) => return Ok(client),
+                Attempt::Refused => return Err(REFUSED.to_owned()),
+                Attempt::Foreign { problem, patience } => {
+                    let since = *foreign_since.get_or_insert(begun);
+                    if since.elapsed() >= patience {
+                        return Err(format!("{problem}; {FOREIGN}"));
+                    }
+                    problem
+                }
+                Attempt::Absent(problem) => {
+                    foreign_since = None;
+                    problem
+                }
             };
             let left = end.saturating_duration_since(Instant::now());
             if left <= pause {
-                return Err(format!("timeout: {problem}"));
+                let hint = foreign_since.map_or_else(String::new, |_| format!("; {FOREIGN}"));
+                return Err(format!("timeout: {problem}{hint}"));
             }
             thread::sleep(pause);
             pause = (pause * 2).min(PAUSE[1]);
         }
     }
 
-    /// One try at each address of the host; none where a server does not know the token.
-    fn try_all(host: &str, port: u16, token: &Token, end: Instant) -> Result<Option<Self>, String> {
-        let addresses = (host, port).to_socket_addrs().map_err(|error| error.to_string())?;
-        let mut problem = "the host has no address".to_owned();
+    /// Tries each address of the host once. The server listens at all of them, so a foreign program at one of them keeps it
+    /// from starting.
+    fn try_all(host: &str, port: u16, token: &Token, end: Instant) -> Attempt {
+        let addresses = match (host, port).to_socket_addrs() {
+            Ok(addresses) => addresses,
+            Err(error) => return Attempt::Absent(error.to_string()),
+        };
+        let mut worst = Attempt::Absent("the host has no address".to_owned());
         for address in addresses {
-            match Self::try_one(&address, token, end) {
-                Ok(client) => return Ok(client),
-                Err(error) => problem = format!("{address}: {error}"),
+            let attempt = Self::try_one(&address, token, end);
+            match (&attempt, &worst) {
+                (Attempt::Connected(_), _) => return attempt,
+                (Attempt::Absent(_), Attempt::Absent(_)) | (Attempt::Refused, _) => worst = attempt,
+                (Attempt::Foreign { .. }, Attempt::Absent(_)) => worst = attempt,
+                _ => {}
             }
         }
-        Err(problem)
+        worst
     }
 
-    fn try_one(address: &SocketAddr, token: &Token, end: Instant) -> std::io::Result<Option<Self>> {
+    fn try_one(address: &SocketAddr, token: &Token, end: Instant) -> Attempt {
+        let absent = |error: std::io::Error| Attempt::Absent(format!("{address}: {error}"));
+        let stream = match Self::dial(address, end) {
+            Ok(stream) => stream,
+            Err(error) => return absent(error),
+        };
+        let line = Until { stream: &stream, end: end.min(Instant::now() + INTRODUCTION) };
+        let foreign = |what: &str, patience| Attempt::Foreign {
+            problem: format!("{address} is open, but {what}"),
+            patience,
+        };
+        match wire::introduce(line, token) {
+            Ok(Met::Friend) => {
+                Attempt::Connected(Self { stream, incoming: Vec::new(), owed: 0, broken: None })
+            }
+            Ok(Met::Stranger) => Attempt::Refused,
+            Err(error) if error.kind() == ErrorKind::InvalidData => {
+                foreign("what answers there is no store of Isobar", WRONG_ANSWER)
+            }
+            Err(error) if error.kind() == ErrorKind::TimedOut => foreign("nothing answers there", NO_ANSWER),
+            Err(error) => foreign(&format!("the connection ends at once ({error})"), NO_ANSWER),
+        }
+    }
+
+    fn dial(address: &SocketAddr, end: Instant) -> std::io::Result<TcpStream> {
         let left = end.saturating_duration_since(Instant::now()).max(Duration::from_millis(1));
         let stream = TcpStream::connect_timeout(address, left.min(TRY))?;
         // A connection of this machine to a port that nobody listens at may be one to itself.
@@ -75,11 +139,7 @@ impl Client {
             return Err(ErrorKind::ConnectionRefused.into());
         }
         stream.set_nodelay(true)?;
-        let line = Until { stream: &stream, end: end.min(Instant::now() + INTRODUCTION) };
-        Ok(match wire::introduce(line, token)? {
-            Met::Friend => Some(Self { stream, incoming: Vec::new(), owed: 0, broken: None }),
-            Met::Stranger => None,
-        })
+        Ok(stream)
     }
 
     /// Sends a request, and waits for its answer until `end`.
@@ -132,3 +192,5 @@ impl Client {
 
 const REFUSED: &str =
     "it does not know this rank's token; give all ranks of a job the same ISOBAR_DISTRIBUTED_TOKEN";
+
+const FOREIGN: &str = "another program seems to use this port: choose another port for the store";

@@ -54,7 +54,12 @@ impl TcpStore {
         }
         let server = Server::listen(addresses, port, token).map_err(|error| Error::Store {
             address: format!("port {port}"),
-            problem: format!("cannot listen on {error}"),
+            problem: match error.kind() {
+                std::io::ErrorKind::AddrInUse => {
+                    format!("cannot listen on {error}: another process uses this port; choose another")
+                }
+                _ => format!("cannot listen on {error}"),
+            },
         })?;
         Ok(Self { link: Arc::new(Link::Server(server)), timeout })
     }
@@ -63,7 +68,8 @@ impl TcpStore {
     ///
     /// # Errors
     ///
-    /// If there is no server within `timeout`; at once, if there is one that does not know `token`.
+    /// If there is no server within `timeout`; within seconds, if another program listens there; at once, if there is a server
+    /// that does not know `token`.
     pub fn client(host: &str, port: u16, token: &Token, timeout: Duration) -> Result<Self> {
         let address = format!("{host}:{port}");
         match Client::connect(host, port, token, end(timeout)) {

@@ -161,13 +161,14 @@ fn who_does_not_know_the_token_is_turned_away_at_once() {
 fn a_meeting_cannot_be_played_again() {
     let store = server();
     let stream = TcpStream::connect((HERE, store.port())).unwrap();
-    let mut heard = b"isobar-store-001".to_vec();
+    let mut heard = b"isobar-store-002".to_vec();
     let own = Token::nonce().unwrap();
     heard.extend(own);
     let mut line = wire::Until { stream: &stream, end: end(TIMEOUT) };
     line.write_all(&heard).unwrap();
-    let mut theirs = [0; 32];
-    line.read_exact(&mut theirs).unwrap();
+    let mut answer = [0; 48];
+    line.read_exact(&mut answer).unwrap();
+    let theirs: [u8; 32] = answer.strip_prefix(b"isobar-store-002").unwrap().try_into().unwrap();
     let proof = token().proof("client of the store", &[own, theirs]).to_bytes();
     line.write_all(&proof).unwrap();
     let mut verdict = [0];
@@ -176,11 +177,47 @@ fn a_meeting_cannot_be_played_again() {
     let again = TcpStream::connect((HERE, store.port())).unwrap();
     let mut line = wire::Until { stream: &again, end: end(TIMEOUT) };
     line.write_all(&heard).unwrap();
-    line.read_exact(&mut theirs).unwrap();
+    line.read_exact(&mut answer).unwrap();
     line.write_all(&proof).unwrap();
     let mut rest = Vec::new();
     line.read_to_end(&mut rest).unwrap();
     assert_eq!(rest, [0]);
+}
+
+/// A port that another program keeps ends the wait long before the timeout.
+#[test]
+fn a_port_of_another_program_is_an_error() {
+    type Answer = fn(&mut TcpStream);
+    let answers: [(Answer, &str); 3] = [
+        (|_| {}, "nothing answers there"),
+        (
+            |stream| drop(stream.write_all(b"SSH-2.0-OpenSSH_9.2p1 Debian-2+deb12u3\r\n")),
+            "what answers there is no store of Isobar",
+        ),
+        (|stream| drop(stream.shutdown(Shutdown::Both)), "the connection ends at once"),
+    ];
+    let waiting = answers.map(|(answer, words)| {
+        let listener = std::net::TcpListener::bind((HERE, 0)).unwrap();
+        let port = listener.local_addr().unwrap().port();
+        thread::spawn(move || {
+            let mut kept = Vec::new();
+            while let Ok((mut stream, _)) = listener.accept() {
+                answer(&mut stream);
+                kept.push(stream);
+            }
+        });
+        thread::spawn(move || {
+            let begun = Instant::now();
+            let error = TcpStore::client("127.0.0.1", port, &token(), 10 * TIMEOUT).unwrap_err().to_string();
+            let parts = [words, "another program seems to use this port", &format!("127.0.0.1:{port}")];
+            assert!(parts.iter().all(|part| error.contains(part)), "{error}");
+            assert!(!error.contains("timeout"), "{error}");
+            assert!(begun.elapsed() < 5 * TIMEOUT, "it ended after {:?}", begun.elapsed());
+        })
+    });
+    for waiting in waiting {
+        waiting.join().unwrap();
+    }
 }
 
 #[test]
@@ -221,11 +258,12 @@ fn a_flood_of_strangers_keeps_no_friend_out() {
 fn what_is_no_request_ends_its_connection_alone() {
     let store = server();
     let bytes: [&[u8]; 4] =
-        [b"GET / HTTP/1.1\r\n\r\n", &[0; 200], &[255; 200], b"isobar-store-002 and more of it ............."];
+        [b"GET / HTTP/1.1\r\n\r\n", &[0; 200], &[255; 200], b"isobar-store-001 and more of it ............."];
     for bytes in bytes {
         let mut stranger = TcpStream::connect((HERE, store.port())).unwrap();
         stranger.write_all(bytes).unwrap();
-        stranger.shutdown(Shutdown::Write).unwrap();
+        // The store may have ended the connection already.
+        let _ = stranger.shutdown(Shutdown::Write);
         let mut line = wire::Until { stream: &stranger, end: end(TIMEOUT) };
         let _ = line.read_to_end(&mut Vec::new());
     }

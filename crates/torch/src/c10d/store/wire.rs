@@ -9,8 +9,8 @@ use crate::c10d::token::{Proof, Token};
 /// The longest message: who claims more is not listened to.
 pub(super) const LONGEST: usize = 16 << 20;
 
-/// The first word of who connects.
-const MAGIC: &[u8; 16] = b"isobar-store-001";
+/// First word of both sides of a connection.
+const MAGIC: &[u8; 16] = b"isobar-store-002";
 
 /// Kinds of requests and answers.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -171,10 +171,15 @@ pub(super) enum Met {
 }
 
 /// Introduces this side to a server. Who connects shows first that it knows the token: so nobody gets a proof to work
-/// on by asking for it.
+/// on by asking for it. An answer of anything but a store is [`ErrorKind::InvalidData`].
 pub(super) fn introduce(mut line: Until<'_>, token: &Token) -> io::Result<Met> {
     let own = Token::nonce().map_err(io::Error::other)?;
     line.write_all(&[MAGIC.as_slice(), own.as_slice()].concat())?;
+    let mut magic = [0; MAGIC.len()];
+    line.read_exact(&mut magic)?;
+    if magic != *MAGIC {
+        return Err(foreign());
+    }
     let mut theirs = [0; 32];
     line.read_exact(&mut theirs)?;
     let nonces = [own, theirs];
@@ -200,7 +205,7 @@ pub(super) fn receive(mut line: Until<'_>, token: &Token) -> io::Result<Met> {
         return Ok(Met::Stranger);
     };
     let own = Token::nonce().map_err(io::Error::other)?;
-    line.write_all(&own)?;
+    line.write_all(&[MAGIC.as_slice(), own.as_slice()].concat())?;
     let nonces = [theirs, own];
     let mut proof = [0; 32];
     line.read_exact(&mut proof)?;
