@@ -1,11 +1,18 @@
 //! Networks that predict changes: scales and loss.
 #![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
 
+use std::io;
+use std::path::Path;
+use std::sync::{Arc, Mutex};
+
+use isobar_collectives::Group;
 use isobar_data::{Augment, InMemory, Normalizer};
 use isobar_shard::Generator;
+use isobar_train::config::{CheckpointConfig, SaveMode, TrainConfig};
 use isobar_train::loss::Loss;
 use isobar_train::{BoxError, DenseFields, FieldModel, FieldTask, Step, Task, Variable, mean_errors};
-use tch::Tensor;
+use isobar_train::{Error, FitConfig, Parameter, Parameters, Ranks, fit};
+use tch::{Device, Kind, Tensor};
 
 /// Two variables, one trajectory: the first grows by 0.5 a step, the second by 30 of 9800.
 fn frames() -> Tensor {
@@ -105,4 +112,119 @@ fn every_channel_needs_a_name() {
     unnamed.model.variables.pop();
     let error = unnamed.errors(&[0]).unwrap_err().to_string();
     assert_eq!(error, "the targets have 2 channels, but 1 variables are named: [\"u\"]; name each channel");
+}
+
+/// Keeps the messages of this thread, and of threads that hand them on.
+#[derive(Debug, Clone, Default)]
+struct Paper(Arc<Mutex<Vec<u8>>>);
+
+impl io::Write for Paper {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        self.0.lock().unwrap().write(bytes)
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        Ok(())
+    }
+}
+
+impl Paper {
+    fn collect() -> (Self, tracing::subscriber::DefaultGuard) {
+        let paper = Self::default();
+        let writer = paper.clone();
+        let subscriber = tracing_subscriber::fmt().with_ansi(false).with_writer(move || writer.clone());
+        (paper, tracing::subscriber::set_default(subscriber.finish()))
+    }
+
+    fn text(&self) -> String {
+        String::from_utf8(self.0.lock().unwrap().clone()).unwrap()
+    }
+}
+
+/// Trains a network whose output is a parameter of this value, for one step at a rate that changes nothing.
+fn trained(folder: &Path, output: f64, names: [&str; 2], mode: SaveMode) -> String {
+    let (paper, _messages) = Paper::collect();
+    let weight = Tensor::from(output).to_kind(Kind::Double).set_requires_grad(true);
+    let params = Parameters::new(vec![Parameter::replicated("output", &weight)]).unwrap();
+    let FieldTask { model, train, validation, rollouts, augment, loss, seed } =
+        task(output, Some(Normalizer::of_scales(&[0.5, 30.0]).unwrap()), Loss::Mse);
+    let model = FieldModel {
+        forward: |x: &Tensor, _: Option<Step<'_>>| Ok(x.zeros_like() + &weight),
+        layout: model.layout,
+        positions: None,
+        change: model.change,
+        input: model.input,
+        target: model.target,
+        variables: names.map(Variable::new).to_vec(),
+    };
+    let task = FieldTask { model, train, validation, rollouts, augment, loss, seed };
+    let mut optimizer = isobar_train::config::OptimizerKind::default();
+    if let isobar_train::config::OptimizerKind::AdamW(adamw) = &mut optimizer {
+        adamw.lr = 1e-12;
+    }
+    let config = FitConfig {
+        folder: folder.to_owned(),
+        optimizer,
+        train: TrainConfig { epochs: 1, batch_size: 2, ..TrainConfig::default() },
+        checkpoint: CheckpointConfig { mode, ..CheckpointConfig::default() },
+        ..FitConfig::default()
+    };
+    fit(&task, &params, &[], &Ranks::data_parallel(&Group::single()), &config).unwrap();
+    paper.text()
+}
+
+/// A program of one's own learns at the end of `fit` what is no better than the baseline.
+#[test]
+fn fit_names_variables_that_are_no_better_than_the_baseline() {
+    let folder = tempfile::tempdir().unwrap();
+    let said = trained(&folder.path().join("no change"), 0.0, ["u", "h"], SaveMode::Sync);
+    for what in ["on the validation samples", "over the rollouts"] {
+        let warning = format!("no better than predicting no change, {what}: u (");
+        assert_eq!(said.matches(&warning).count(), 1, "{said}");
+    }
+    let said = trained(&folder.path().join("typical change"), 1.0, ["u", "h"], SaveMode::Sync);
+    assert!(!said.contains("no better"), "{said}");
+}
+
+/// Two variables of one name have columns of their own.
+#[test]
+fn variables_of_one_name_have_columns_of_their_own() {
+    let folder = tempfile::tempdir().unwrap();
+    let said = trained(folder.path(), 0.0, ["u", "u"], SaveMode::Sync);
+    assert!(said.contains("reported as \"u_2\""), "{said}");
+    let csv = std::fs::read_to_string(folder.path().join("metrics.csv")).unwrap();
+    let columns: Vec<&str> = csv.lines().next().unwrap().split(',').collect();
+    for kind in ["validation_error", "validation_rmse", "rollout_error", "rollout_rmse", "spectrum_error"] {
+        for name in ["u", "u_2"] {
+            let key = format!("{kind}/{name}");
+            let at = columns.iter().position(|column| *column == key);
+            let value = csv.lines().last().unwrap().split(',').nth(at.unwrap()).unwrap();
+            assert!(value.parse::<f64>().unwrap() >= 0.0, "{key}: {csv}");
+        }
+    }
+}
+
+/// The thread that writes a checkpoint cannot remove what is left of an interrupted one, and warns.
+#[test]
+fn warnings_of_the_thread_that_writes_checkpoints_are_shown() {
+    let folder = tempfile::tempdir().unwrap();
+    // A folder where a file was expected.
+    std::fs::create_dir_all(folder.path().join("checkpoints/step_00000001/rank_00009.json")).unwrap();
+    let said = trained(folder.path(), 0.0, ["u", "h"], SaveMode::Async);
+    assert!(said.contains("WARN") && said.contains("rank_00009.json"), "{said}");
+}
+
+/// More than any machine has: an error before gradients and the optimizer's state are allocated.
+#[test]
+fn a_run_that_memory_cannot_hold_is_an_error() {
+    let folder = tempfile::tempdir().unwrap();
+    // A view of one number, so that the parameter itself takes no memory.
+    let huge = Tensor::zeros([1], (Kind::Float, Device::Cpu)).expand([1 << 45], false).detach();
+    let params = Parameters::new(vec![Parameter::replicated("huge", &huge.set_requires_grad(true))]).unwrap();
+    let task = task(0.0, None, Loss::Mse);
+    let config = FitConfig { folder: folder.path().join("run"), ..FitConfig::default() };
+    let error = fit(&task, &params, &[], &Ranks::data_parallel(&Group::single()), &config).unwrap_err();
+    assert!(matches!(error, Error::HostMemory { .. }), "{error}");
+    let said = error.to_string();
+    assert!(said.contains("of memory") && said.contains("--set distributed.checks=warn"), "{said}");
 }

@@ -35,7 +35,11 @@ pub(super) fn check(params: &Parameters, ranks: &Ranks, config: &FitConfig) -> R
     let mend = "train a smaller model, or on more ranks along an axis that splits it (shard, model); \
                 --set distributed.checks=warn tries all the same";
     let found = checks::memory(&ranks.world, needed(params, ranks, config), &what, mend);
-    match found.map_err(isobar_shard::Error::from)? {
+    let found = found.map_err(|error| match error {
+        isobar_manager::Error::Collective(error) => Error::Collectives(error),
+        error => Error::Task { context: "the check of memory", source: error.into() },
+    });
+    match found? {
         Some(lack) if config.checks == CheckChoice::On => Err(Error::HostMemory { text: lack.text }),
         Some(lack) if ranks.world.rank() == 0 => {
             tracing::warn!("{lack}");
