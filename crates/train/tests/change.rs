@@ -177,7 +177,7 @@ fn trained(folder: &Path, output: f64, names: [&str; 2], mode: SaveMode) -> Stri
 #[test]
 fn fit_names_variables_that_are_no_better_than_the_baseline() {
     let folder = tempfile::tempdir().unwrap();
-    let said = trained(&folder.path().join("no change"), 0.0, ["u", "h"], SaveMode::Sync);
+    let said = trained(&folder.path().join("wrong way"), -1.0, ["u", "h"], SaveMode::Sync);
     for what in ["on the validation samples", "over the rollouts"] {
         let warning = format!("no better than predicting no change, {what}: u (");
         assert_eq!(said.matches(&warning).count(), 1, "{said}");

@@ -163,7 +163,7 @@ fn lion_follows_its_definition() {
     assert_eq!(other.state().steps, state.steps);
     let wrong = LionConfig { beta2: 1.0, ..config };
     let refused = Lion::new(&params(&[("w", &weight)]), &wrong).unwrap_err().to_string();
-    assert_eq!(refused, "optimizer.beta2 is 1, expected a number in [0, 1)");
+    assert_eq!(refused, "optimizer.beta2 is 1, expected a number in [0, 1); --set optimizer.beta2=0.99");
 }
 
 /// What makes a matrix orthogonal, by its singular values.
@@ -223,7 +223,10 @@ fn muon_follows_its_definition(#[case] shape: &[i64], #[case] nesterov: bool) {
     assert_eq!(refused, words);
     let wrong = MuonConfig { momentum: 1.0, ..config };
     let refused = Muon::new(&params(&[("l.weight", &weight)]), &wrong).unwrap_err().to_string();
-    assert_eq!(refused, "optimizer.momentum is 1, expected a number in [0, 1)");
+    assert_eq!(
+        refused,
+        "optimizer.momentum is 1, expected a number in [0, 1); --set optimizer.momentum=0.95"
+    );
 }
 
 #[test]
@@ -377,8 +380,8 @@ fn biases_and_norms_do_not_decay(#[case] name: &str, #[case] shape: &[i64], #[ca
 fn settings_out_of_range_are_refused() {
     let config = AdamWConfig { beta2: 1.0, ..Default::default() };
     let error = AdamW::new(&params(&[]), &config).unwrap_err().to_string();
-    insta::assert_snapshot!(error, @"optimizer.beta2 is 1, expected a number in [0, 1)");
+    insta::assert_snapshot!(error, @"optimizer.beta2 is 1, expected a number in [0, 1); --set optimizer.beta2=0.999");
     let config = SgdConfig { nesterov: true, momentum: 0.0, ..Default::default() };
     let error = Sgd::new(&params(&[]), &config).unwrap_err().to_string();
-    insta::assert_snapshot!(error, @"optimizer.nesterov is true, expected false where `optimizer.momentum` is 0");
+    insta::assert_snapshot!(error, @"optimizer.nesterov is true, expected false if optimizer.momentum is 0; --set optimizer.nesterov=false");
 }
