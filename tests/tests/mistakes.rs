@@ -90,7 +90,6 @@ fn a_resumed_run_says_what_is_new_and_when_nothing_is_left() {
 #[case::warm_up("configs/darcy_afno.toml", &["schedule.warmup_epochs=-1.0"], "schedule.warmup_epochs is -1")]
 #[case::beta("configs/darcy_afno.toml", &["optimizer.beta2=1.5"], "optimizer.beta2 is 1.5")]
 #[case::buckets("configs/darcy_afno.toml", &["data_parallel.bucket_mb=0.0"], "data_parallel.bucket_mb is 0")]
-#[case::minutes("configs/darcy_afno.toml", &["checkpoint.every_minutes=-1.0"], "checkpoint.every_minutes is -1")]
 #[case::mesh("configs/darcy_afno.toml", &["distributed.mesh.names=[\"dat\"]"], "distributed.mesh has an axis \"dat\"")]
 #[case::accumulate("configs/darcy_afno.toml", &["train.accumulate=9223372036854775807"], "expected 1 to 4")]
 #[case::accumulate_2_32("configs/darcy_afno.toml", &["train.accumulate=4294967296"], "expected 1 to 4")]
