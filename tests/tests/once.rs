@@ -96,7 +96,10 @@ fn an_error_of_the_launch_is_printed_once(#[case] by: By, #[case] script: &str, 
         return;
     }
     let script = format!("{script}; \"$@\"");
-    let outcome = by.launch(&script).args(["train", "no/such.toml"]).run().unwrap();
+    let output = tempdir().unwrap();
+    let sets = sets(output.path());
+    let launch = by.launch(&script).args(["train", "configs/darcy_afno.toml"]);
+    let outcome = launch.args(sets.iter().flat_map(|set| ["--set", set])).run().unwrap();
     let said = said(&outcome);
     assert_eq!(said.matches(words).count(), 1, "{outcome}");
     assert!(said.contains("code 2\n") && !said.contains("panicked"), "{outcome}");
