@@ -6,8 +6,8 @@ use std::ops::Range;
 use anyhow::{Result, bail};
 use isobar_data::{DarcyFile, WellFile};
 use isobar_models::{Batch, FieldSpec};
-use isobar_train::{Variable, unique_names};
 use isobar_train::config::{AugmentConfig, DataConfig, DataFormat, Predict};
+use isobar_train::{Variable, unique_names};
 use tch::Tensor;
 
 use crate::exit::{Because, Exit};
