@@ -58,6 +58,17 @@ fn ended(launch: &Launch, code: i32, words: &[&str]) -> Outcome {
     outcome
 }
 
+/// No report of the ranks names one that is stopped before the others can watch it; the launcher sees it.
+#[rstest]
+fn a_rank_that_is_stopped_before_it_joins_the_others_is_named(#[values(0, 2)] victim: usize) {
+    let output = tempdir().unwrap();
+    let command = train(ISOBAR, output.path(), &["distributed.timeout_s=5"]);
+    let script = format!(r#"[ $RANK != {victim} ] || kill -STOP $$; exec "$@""#);
+    let headline = format!("isobar launch: rank {victim} (");
+    let words = [headline.as_str(), "it was stopped while others had ended"];
+    ended(&launch(&["-n", "3", "--grace", "1"], &behind(&script, &command)), 4, &words);
+}
+
 /// A program in the place of ssh: it notes the host and the command, which it hands to a shell, as sshd does.
 fn ssh(folder: &Path) -> String {
     let [script, hosts, commands] = ["ssh", "hosts", "commands"].map(|name| folder.join(name));

@@ -12,6 +12,7 @@ use super::hosts::Place;
 use super::out_of_memory::OomCounters;
 use super::output::Tail;
 use super::process::{Event, Guard, Rank, Recipe};
+use crate::exit::Exit;
 
 /// How long what was killed may take to be gone.
 const GONE: Duration = Duration::from_secs(5);
@@ -87,7 +88,7 @@ struct Attempt<'a> {
     stops: Vec<Signal>,
     /// When that was first.
     asked: Option<Instant>,
-    /// Ranks that are stopped after others have succeeded, and since when.
+    /// Ranks that are stopped after others have ended, and since when.
     stopped: BTreeMap<usize, Instant>,
     /// The kernel's counters of out-of-memory kills at the start.
     kills: OomCounters,
@@ -218,7 +219,10 @@ impl Attempt<'_> {
                 Some(event) => self.take(event),
                 None if self.rises.is_none() => {}
                 None => match self.pressure {
-                    Pressure::None | Pressure::Time => self.press(Pressure::Asked),
+                    Pressure::None | Pressure::Time => {
+                        self.note_stopped();
+                        self.press(Pressure::Asked);
+                    }
                     Pressure::Asked => self.press(Pressure::Killed),
                     Pressure::Killed => self.press(Pressure::Cut),
                     Pressure::Cut => {
@@ -231,15 +235,30 @@ impl Attempt<'_> {
         }
     }
 
+    /// Records the ranks of this machine that are stopped when the grace period is over. Ranks that were stopped before
+    /// the others could watch them are named by nobody else: where all others have only lost a rank, these are the cause.
+    fn note_stopped(&mut self) {
+        let lost = How::Code(Exit::Lost as u8);
+        if self.ends.iter().flatten().all(|end| end.how.is_good() || end.how == lost) {
+            for rank in self.stopped_ranks() {
+                self.stopped.entry(rank).or_insert_with(Instant::now);
+            }
+        }
+    }
+
+    /// Returns the running ranks of this machine that are stopped.
+    fn stopped_ranks(&self) -> Vec<usize> {
+        let left = self.started().filter(|rank| self.ends[rank.place.rank].is_none());
+        left.filter(|rank| rank.place.here && is_stopped(rank.pid)).map(|rank| rank.place.rank).collect()
+    }
+
     /// Ends a rank of this machine that is stopped (SIGSTOP) after others have succeeded, once the grace
     /// period is over: no other process may notice that it never exits. Returns the time of the next check.
     fn look_for_stopped(&mut self) -> Option<Instant> {
         if !self.ends.iter().flatten().any(|end| end.how.is_good()) {
             return None;
         }
-        let left = self.ranks.iter().flatten().filter(|rank| self.ends[rank.place.rank].is_none());
-        let stopped: Vec<usize> =
-            left.filter(|rank| rank.place.here && is_stopped(rank.pid)).map(|rank| rank.place.rank).collect();
+        let stopped = self.stopped_ranks();
         self.stopped.retain(|rank, _| stopped.contains(rank));
         for rank in stopped {
             self.stopped.entry(rank).or_insert_with(Instant::now);

@@ -44,7 +44,7 @@ pub(super) enum Told {
     PassedOn,
     /// Since another rank had failed.
     Pressed,
-    /// Since it was stopped, and others had ended well.
+    /// Since it was stopped, and others had ended: well, or because they had lost a rank.
     Stopped,
 }
 
@@ -167,7 +167,7 @@ impl End {
 /// If all ranks only lost another, the first line of their report, `finding`, names the one at fault.
 pub(super) fn root<'a>(ends: &'a [End], finding: Option<&'a str>) -> Option<Root<'a>> {
     let end = first(ends)?;
-    let finding = finding.filter(|_| end.how == How::Code(Exit::Lost as u8));
+    let finding = finding.filter(|_| end.how == How::Code(Exit::Lost as u8) || end.told == Told::Stopped);
     let named = finding.and_then(|finding| {
         let (rank, what) = finding.strip_prefix("rank ")?.split_once(") ")?;
         let rank: usize = rank.split(' ').next()?.parse().ok()?;
@@ -407,6 +407,23 @@ mod tests {
         let headline = "rank 1 (node7, process 42) failed first, after 28.0 s: it was stopped while others had ended, and was \
                         killed by signal 9 (SIGKILL)";
         assert!(report.contains(headline), "{report}");
+    }
+
+    /// A rank that was stopped before the others could watch it is named by no report.
+    #[rstest]
+    #[case("c4@8 c4@9 s9!@28", None, 2, 4)]
+    #[case("c4@8 c4@9 s15!@18", None, 2, 4)]
+    #[case("c4@8 c4@9 s9!@28", Some(SILENT), 1, 4)]
+    fn a_stopped_rank_is_the_cause_where_others_lost_one(
+        #[case] text: &str,
+        #[case] finding: Option<&str>,
+        #[case] rank: usize,
+        #[case] exit: u8,
+    ) {
+        let mut ends = ends(text);
+        ends[2].told = Told::Stopped;
+        assert_eq!(root(&ends, finding).unwrap().end.place.rank, rank);
+        assert_eq!(code(&ends), exit);
     }
 
     #[test]
