@@ -519,11 +519,11 @@ fn the_reference_names_every_key_and_loads_to_the_defaults() {
 # (a string)
 name = ""
 
-# Where to stop.
+# End of the run.
 # (a table or "never")
 stop = "never"
 
-# How it trains.
+# Training.
 [train]
 # Passes over the data.
 # (an integer of at least 0)
@@ -575,9 +575,9 @@ depth = 4
 # (a string)
 # path =
 
-# How ranks find each other and what they are arranged in.
+# Rendezvous of the ranks, and their mesh.
 [distributed]
-# How ranks communicate.
+# Transport between ranks.
 # ("auto" | "mpi" | "gloo" | "nccl" | "single")
 #   "auto": MPI where an MPI launcher started the ranks, gloo elsewhere, none for a single process.
 #   "mpi": MPI.
@@ -586,7 +586,7 @@ depth = 4
 #   "single": One process alone.
 backend = "auto"
 
-# How a process finds its rank. The variable ISOBAR_DISTRIBUTED_INITIALIZATION_METHOD ranks above it.
+# Method by which a process finds its rank. The variable ISOBAR_DISTRIBUTED_INITIALIZATION_METHOD overrides it.
 # ("auto" | "env" | "slurm" | "openmpi" | "pmix" | "intelmpi" | "mpich" | "pmi" | "single")
 #   "auto": The first of env, slurm, openmpi, pmix, intelmpi, mpich and pmi whose variables are there, else single.
 #   "env": RANK, WORLD_SIZE, LOCAL_RANK, MASTER_ADDR and MASTER_PORT, as torchrun sets them.
@@ -624,7 +624,7 @@ timeout_s = 300.0
 #   "always": All: for finding a fault.
 fingerprints = "sample"
 
-# Whether ranks watch each other, so that one that is killed or stopped ends the job soon, with a report.
+# Lets ranks watch each other, so that a killed or stopped rank soon ends the job, with a report.
 # (true or false)
 watchdog = true
 
@@ -637,24 +637,24 @@ heartbeat_timeout_s = 10.0
 # (a string, unset by default)
 # flight_dir =
 
-# What becomes of what is found wrong with the environment before a run: launchers that were mixed up, ranks that share a GPU,
-# a folder that not all see.
+# Reaction to problems of the environment before a run: mixed-up launchers, ranks that share a GPU, a folder that not all
+# ranks see.
 # ("on" | "warn" | "off")
-#   "on": What would lose results ends the run before it starts; of the rest it warns.
-#   "warn": It warns of all.
+#   "on": Problems that would lose results end the run before it starts; the others are warnings.
+#   "warn": All problems are warnings.
 #   "off": Nothing is looked at.
 checks = "on"
 
 # Ranks in a row that share one model: makes the groups `model_parallel` and `data_parallel`, a short form of a
-# mesh. The variable MODEL_PARALLEL_SIZE ranks above it; a mesh that says otherwise is an error.
+# mesh. The variable MODEL_PARALLEL_SIZE overrides it; a mesh that contradicts it is an error.
 # (an integer of at least 1, unset by default)
 # model_parallel_size =
 
-# Whether data parallel replaces buffers (running statistics) by those of rank 0 before each forward pass.
+# Data parallel broadcasts buffers (running statistics) from rank 0 before each forward pass.
 # (true or false)
 broadcast_buffers = false
 
-# Whether parameters that take no part in the loss count as having gradients of zero, instead of being an error.
+# Parameters that the loss does not use get zero gradients; otherwise they are an error.
 # (true or false)
 find_unused_parameters = false
 
@@ -670,11 +670,11 @@ names = ["data"]
 
 # Messages to the terminal and to files.
 [distributed.log]
-# What rank 0 writes to the terminal, as in RUST_LOG, which ranks above it: `info`, `isobar_collectives=debug`.
+# Log filter of rank 0's terminal, in the syntax of RUST_LOG, which overrides it: `info`, `isobar_collectives=debug`.
 # (a string)
 terminal = "info"
 
-# What every rank writes to its own file of JSON lines.
+# Log filter of each rank's own file of JSON lines.
 # (a string)
 file = "debug"
 
