@@ -180,7 +180,7 @@ mod tests {
         report.findings = vec![finding(Severity::Error), finding(Severity::Warning)];
         let error = refuse(&report, CheckChoice::On).unwrap_err();
         assert_eq!(crate::exit::of(&error), Exit::Usage);
-        assert!(error.to_string().starts_with("it rains (distributed.checks"), "{error}");
+        assert!(error.to_string().starts_with("it rains (--set distributed.checks=warn"), "{error}");
         assert!(refuse(&report, CheckChoice::Warn).is_ok());
         report.findings.remove(0);
         assert!(refuse(&report, CheckChoice::On).is_ok());
