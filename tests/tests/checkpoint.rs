@@ -289,7 +289,7 @@ fn a_rank_killed_while_two_write_leaves_a_whole_checkpoint(
     let save = |at: usize, folder: &Path| {
         let launch = Launch::plain(2, SAVER).args([&folder.display().to_string(), mode]);
         let launch = launch.env("LD_PRELOAD", &library).env("KILL", format!("{rank} {at}"));
-        launch.env("KILL_FOLDER", folder).deadline(Duration::from_secs(60)).run().unwrap()
+        launch.env("KILL_FOLDER", folder).deadline(Duration::from_secs(180)).run().unwrap()
     };
     let folder = tempdir().unwrap();
     let outcome = save(usize::MAX >> 40, folder.path()).expect_success();
@@ -305,6 +305,7 @@ fn a_rank_killed_while_two_write_leaves_a_whole_checkpoint(
         let folder = tempdir().unwrap();
         let outcome = save(at, folder.path());
         assert!(!matches!(outcome.exit, Exit::Code(0) | Exit::Deadline), "call {at} of {calls}: {outcome}");
+        println!("call {at} of {calls}: {outcome}"); // shown where the test fails
         step_of(folder.path())
     };
     // The ranks that are left do little but wait.

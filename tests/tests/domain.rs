@@ -379,7 +379,7 @@ fn precision_is_kept_and_weights_are_converted() {
     let _ = run("train", &[]).expect_success();
     let refused = run("train", &[single, "checkpoint.resume=must"]);
     assert_eq!(refused.exit, Exit::Code(3), "{refused}");
-    let words = "its parameters are Double, those of this run Float; resume with the same train.precision";
+    let words = "its parameters are Double, those of this run Float; resume in the same precision (--set train.precision=float64)";
     assert!(refused.ranks[0].stderr.contains(words), "{refused}");
 
     let error = |outcome: Outcome| -> f64 {
@@ -504,7 +504,7 @@ fn what_does_not_fit_is_one_clear_error(#[case] sets: &[&str], #[case] code: i32
 #[case(&["--samples", "0-3-5"], 2, "or a range such as 0-3")]
 #[case(&["--out", "errors.csv"], 2, "errors.csv would be one of these")]
 #[case(&["--start", "6"], 2, "has the frames 0 to 5")]
-#[case(&["--set", "data.predict=frame"], 2, "was trained with data.predict = Change")]
+#[case(&["--set", "data.predict=frame"], 2, "was trained with data.predict = change")]
 #[case(&["--checkpoint", "best"], 3, "no checkpoint in ")]
 fn predictions_of_nothing_are_refused(#[case] args: &[&str], #[case] code: i32, #[case] words: &str) {
     let folder = tempdir().unwrap();

@@ -22,7 +22,7 @@ const ISOBAR: &str = env!("CARGO_BIN_EXE_isobar-app");
 const TOKEN: &str = "0123456789abcdef0123456789abcdef";
 
 /// The first words of a rank at the store.
-const MAGIC: &[u8] = b"isobar-store-001";
+const MAGIC: &[u8] = b"isobar-store-002";
 
 /// Connections that an outsider holds open at a time.
 const HELD: usize = 600;
@@ -336,7 +336,8 @@ fn replay(port: u16, recorded: impl Fn() -> Vec<Vec<u8>>, over: &AtomicBool) -> 
         for said in recorded() {
             let Ok(mut stream) = TcpStream::connect(("127.0.0.1", port)) else { continue };
             stream.set_read_timeout(Some(Duration::from_secs(5))).unwrap();
-            let mut challenge = [0; 32];
+            // The store says the same word first, then its challenge.
+            let mut challenge = [0; MAGIC.len() + 32];
             let (hello, rest) = said.split_at(MAGIC.len() + 32);
             if stream.write_all(hello).is_err() || stream.read_exact(&mut challenge).is_err() {
                 continue;

@@ -6,6 +6,7 @@ use std::io::Write;
 use std::os::unix::process::ExitStatusExt;
 use std::path::Path;
 use std::process::Command;
+use std::thread;
 use std::time::Duration;
 
 use flate2::Compression;
@@ -124,24 +125,35 @@ fn bomb() -> Vec<u8> {
     bomb
 }
 
+/// Opens a file again. A program that another test has started meanwhile may have inherited the lock of the first handle.
+fn unlocked(open: impl Fn() -> hdf5_metno::Result<hdf5_metno::File>) -> hdf5_metno::File {
+    for _ in 0..600 {
+        match open() {
+            Err(error) if error.to_string().contains("unable to lock") => {
+                thread::sleep(Duration::from_millis(100));
+            }
+            opened => return opened.unwrap(),
+        }
+    }
+    panic!("the file stays locked");
+}
+
 /// A file of 5000 samples, each in a chunk of its own, of which one unpacks to 1.2 GB. `chunk` is the number of that one.
 fn with_bomb(path: &Path, chunk: u64) {
     const SAMPLES: usize = 5000;
     let mut writer = DarcyWriter::create(path, SAMPLES, 4, 1.0).unwrap();
     writer.append(&vec![12.0; SAMPLES * 16], &vec![0.5; SAMPLES * 16]).unwrap();
     writer.finish().unwrap();
-    let file = hdf5_metno::File::open_rw(path).unwrap();
-    file.unlink("nu").unwrap();
-    let values = vec![12.0_f32; SAMPLES * 16];
-    let builder = file.new_dataset::<f32>().shape((SAMPLES, 4, 4)).chunk((1, 4, 4)).deflate(1);
-    let dataset = builder.create("nu").unwrap();
-    dataset.write_raw(&values).unwrap();
-    drop((dataset, file));
-    // Chunks have places once they are written.
-    let file = hdf5_metno::File::open(path).unwrap();
-    let dataset = file.dataset("nu").unwrap();
-    let info = (0..).map(|at| dataset.chunk_info(at).unwrap()).find(|info| info.offset[0] == chunk).unwrap();
-    drop((dataset, file));
+    let info = {
+        let file = unlocked(|| hdf5_metno::File::open_rw(path));
+        file.unlink("nu").unwrap();
+        let builder = file.new_dataset::<f32>().shape((SAMPLES, 4, 4)).chunk((1, 4, 4)).deflate(1);
+        let dataset = builder.create("nu").unwrap();
+        dataset.write_raw(&vec![12.0_f32; SAMPLES * 16]).unwrap();
+        // Chunks have places once they are written.
+        file.flush().unwrap();
+        (0..).map(|at| dataset.chunk_info(at).unwrap()).find(|info| info.offset[0] == chunk).unwrap()
+    }; // The file is complete on disk when its last handle is closed.
 
     let mut bytes = fs::read(path).unwrap();
     // In the tree of chunks the key of a chunk, its packed size, filters and offset, stands before its address.
@@ -172,7 +184,14 @@ fn a_bomb_among_thousands_of_chunks_is_refused() {
     with_bomb(&path, 4321);
     let [data, output] =
         [format!("data.path={}", path.display()), format!("run.output={}", folder.path().display())];
-    let sets = [&data, &output, "data.validation_samples=0", "train.epochs=1", "model.patch_size=[2, 2]"];
+    let sets = [
+        &data,
+        &output,
+        "data.validation_samples=0",
+        "train.epochs=1",
+        "model.inp_shape=[4, 4]",
+        "model.patch_size=[2, 2]",
+    ];
     let mut command = Command::new(env!("CARGO_BIN_EXE_isobar-app"));
     command.current_dir(workspace()).args(["train", "configs/darcy_afno.toml"]).env(THREADS, threads());
     command.args(sets.iter().flat_map(|set| ["--set", set]));

@@ -26,7 +26,7 @@ pub trait Model<A: Array> {
 
 /// Configuration of a model that a TOML file can name: `[model] type = "NAME"`, the other keys being the fields of the type.
 ///
-/// [`register!`](crate::register) makes it known to every program that is linked with the crate it stands in. Keys, defaults
+/// [`register!`](macro@crate::register) makes it known to every program that is linked with the crate it stands in. Keys, defaults
 /// and their meanings in `reference.toml` come from the type's schema and doc comments.
 ///
 /// ```

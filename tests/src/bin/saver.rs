@@ -23,7 +23,7 @@ fn main() -> Result<ExitCode> {
     let folder = PathBuf::from(std::env::args().nth(1).context("usage: saver FOLDER [MODE]")?);
     let keep = Keep { newest: 1, best: 0 };
     if let Some(mode) = std::env::args().nth(2) {
-        let config = DistributedConfig { timeout_s: 20.0, ..Default::default() };
+        let config = DistributedConfig { timeout_s: 60.0, ..Default::default() };
         let world = DistributedManager::initialize_with(&config)?.group(None)?;
         let mut checkpoints = Checkpoints::new(&folder, keep, &world);
         save(&mut checkpoints, 1, false)?;

@@ -65,7 +65,7 @@ impl Entry {
 }
 
 /// Registers a model at run time, before a configuration is read: for programs that name their models in `main` instead of
-/// with [`register!`](crate::register). A model that is registered already stays.
+/// with [`register!`](macro@crate::register). A model that is registered already stays.
 pub fn register<C: Architecture>() {
     let mut added = ADDED.write().unwrap_or_else(PoisonError::into_inner);
     if !entries(&added).iter().any(|entry| entry.name == C::NAME) {
