@@ -203,11 +203,16 @@ fn documentation_names_every_command_and_key() {
 
 /// Keys with their tables and defaults; those of other variants, and without a default, are commented out.
 fn keys(reference: &str) -> Vec<(String, Option<String>)> {
-    let mut table = String::new();
+    let (mut table, mut section) = (String::new(), String::new());
     let mut keys = Vec::new();
     for line in reference.lines() {
-        if let Some(name) = line.strip_prefix('[').and_then(|line| line.split_once(']')) {
-            table = format!("{}.", name.0);
+        let header = |line: &str| Some(format!("{}.", line.strip_prefix('[')?.strip_suffix(']')?));
+        if let Some(name) = header(line) {
+            (table, section) = (name.clone(), name);
+        } else if let Some(name) = line.strip_prefix("# ").and_then(header) {
+            table = name;
+        } else if line.starts_with("# With ") {
+            table.clone_from(&section);
         } else if let Some((key, value)) = line.trim_start_matches("# ").split_once(" =") {
             let plain = |c: char| c.is_ascii_lowercase() || c.is_ascii_digit() || c == '_';
             if key.chars().all(plain) {

@@ -10,6 +10,7 @@ mod domain;
 mod exits;
 mod faults;
 mod floods;
+mod formats;
 mod hostile;
 mod hosts;
 mod launch;

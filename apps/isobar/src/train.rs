@@ -168,6 +168,8 @@ struct Trained {
     /// Baseline errors of rollouts, per variable.
     rollout_baseline: Vec<VariableError>,
     picture: Option<PathBuf>,
+    /// Whether the samples are trajectories.
+    has_steps: bool,
 }
 
 /// Trains.
@@ -195,7 +197,7 @@ impl Job for Training<'_> {
         let options = (config.train.precision.kind(), device);
         let fields = Fields::read_alike(&source, &config.data, &window, options, &ranks.world)?;
         let (input, target) = (fields.input, fields.target);
-        let (change, variables) = (fields.change, source.variables()?);
+        let (change, variables, titles) = (fields.change, source.variables()?, source.titles()?);
         let task = FieldTask {
             model: FieldModel { forward, layout, positions, change, input, target, variables },
             train: fields.train,
@@ -231,6 +233,8 @@ impl Job for Training<'_> {
                 input: task.model.input.clone(),
                 target: task.model.target.clone(),
                 fields: config.data.fields.clone(),
+                inputs: config.data.inputs.clone(),
+                targets: config.data.targets.clone(),
                 predict: config.data.predict,
                 positions: config.data.positions,
                 change: task.model.change.clone(),
@@ -244,11 +248,11 @@ impl Job for Training<'_> {
         let summary = fit(&task, &params, &buffers, &ranks, &fit_config)?;
         let variables = task.model.variables.clone();
         let picture = match summary.stopped {
-            None => picture::draw(&task, &ranks.world, &folder)?,
+            None => picture::draw(&task, &ranks.world, &folder, &titles)?,
             // Who stops a run gives it little time.
             Some(_) => None,
         };
-        Ok(Trained { summary, variables, baseline, rollout_baseline, picture })
+        Ok(Trained { summary, variables, baseline, rollout_baseline, picture, has_steps: source.has_steps() })
     }
 }
 
@@ -264,6 +268,12 @@ fn identity(config: &Config) -> Result<serde_json::Value> {
         "data": { "format": data.format, "fields": data.fields, "predict": data.predict, "positions": data.positions },
         "model": model,
     });
+    // Only where they are set, so that runs of earlier versions resume.
+    for (key, names) in [("inputs", &data.inputs), ("targets", &data.targets)] {
+        if !names.is_empty() {
+            identity["data"][key] = serde_json::json!(names);
+        }
+    }
     if data.predict == Predict::Change {
         // Earlier versions divided changes by the deviation of the fields; a network cannot resume with
         // another scale.
@@ -282,12 +292,12 @@ fn data_parallel(manager: &DistributedManager, config: &Config) -> DataParallelC
 }
 
 fn report(config: &Config, trained: &Trained) {
-    let Trained { summary, variables, baseline, rollout_baseline, picture } = trained;
+    let Trained { summary, variables, baseline, rollout_baseline, picture, .. } = trained;
     terminal::line(&format!("{} steps in {:.0} s", summary.steps, summary.seconds));
     if summary.stopped.is_some() {
         terminal::line("told to stop; `--resume` goes on");
     }
-    let nothing_learnt = errors::baseline_name(config.data.format);
+    let nothing_learnt = errors::baseline_name(trained.has_steps);
     if !summary.variable_errors.is_empty() && summary.stopped.is_none() {
         let one_step = Compared { errors: &summary.variable_errors, baseline };
         terminal::line(&format!("validation {}", one_step.summary(variables, nothing_learnt)));

@@ -22,13 +22,22 @@ pub enum Error {
         /// The system's reason.
         source: std::io::Error,
     },
-    /// A format that has no reader yet.
-    #[error("{}: {format} files are unsupported for now; expected HDF5", path.display())]
-    Unsupported {
+    /// The extension of the file is that of another format.
+    #[error("{}: this is the name of a file of another format; --set data.format={format}", path.display())]
+    OtherFormat {
         /// The file.
         path: PathBuf,
-        /// The format, by its name.
+        /// Name of the format that reads such files.
         format: &'static str,
+    },
+    /// A setting of `[data]` that does not fit the data, or cannot be.
+    #[error("{0}")]
+    Config(String),
+    /// The file lacks the magic bytes of NumPy's formats.
+    #[error("{}: neither a .npy nor a .npz file (no magic bytes of NumPy or ZIP)", path.display())]
+    NotNumpy {
+        /// The file.
+        path: PathBuf,
     },
     /// The file lacks HDF5's signature.
     #[error("{}: not an HDF5 file (no HDF5 signature)", path.display())]
@@ -130,6 +139,16 @@ pub enum Error {
         index: Vec<usize>,
         /// The value.
         value: f64,
+    },
+    /// An array marks a value as missing.
+    #[error("{}: `{dataset}` has a missing value (its fill value) at index {index:?}; fill it before training", path.display())]
+    MissingValue {
+        /// The file.
+        path: PathBuf,
+        /// The array.
+        dataset: String,
+        /// Index of the first such value, one number for each axis.
+        index: Vec<usize>,
     },
     /// An index or range reaches outside what there is.
     #[error("{what} {asked} is out of range: there are {available}")]

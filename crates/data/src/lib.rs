@@ -3,6 +3,8 @@
 //!
 //! | | |
 //! |---|---|
+//! | [`Dataset`], [`Format`], [`register!`] | the interface of every format, and how one registers itself by name |
+//! | [`DataConfig`] | `[data]` of a configuration, which opens a data set |
 //! | [`DarcyFile`] | reads 2-D Darcy flow in PDEBench's HDF5 layout, by windows; refuses what is damaged |
 //! | [`DarcyWriter`] | writes that layout |
 //! | [`WellFile`] | reads a file of The Well's HDF5 schema, by trajectory, frames and windows |
@@ -21,27 +23,33 @@
 //! HDF5 is linked from the system; the feature `hdf5-static` builds it in (needs CMake 3.26 or later). The HDF5 library
 //! is called by one thread at a time, and its messages come as [`Error`]s, not on the terminal.
 
-mod aside;
-mod attribute;
+mod arrays;
 mod augment;
 mod batch;
-mod chunks;
-mod darcy;
+mod config;
+mod dataset;
+mod dtype;
 mod error;
 mod format;
 pub mod generate;
-mod layout;
+mod grid;
+mod hdf5;
+mod registry;
+mod runs;
 mod sampler;
 mod stats;
-mod storage;
-mod well;
-mod writer;
 
+pub use arrays::{ArrayDataset, ArrayInfo, ArrayOptions, Arrays, Values, VariableOptions, VariableTable};
 pub use augment::Augment;
 pub use batch::{Batch, InMemory};
-pub use darcy::{DarcyFields, DarcyFile, DarcyStatistics};
+pub use config::{AugmentConfig, DataConfig, FormatName, FormatTables, Predict};
+pub use dataset::{Dataset, DatasetWriter, Window, check_window, choose};
 pub use error::{Error, Result};
+pub use format::darcy::{DarcyFields, DarcyFile, DarcyStatistics, DarcyWriter};
+pub use format::the_well::{WellDim, WellField, WellFile, WellMeta, WellWriter};
+pub use grid::{DataVariable, Dim, PredictionMeta};
+#[doc(hidden)]
+pub use inventory;
+pub use registry::{DataSource, Entry, Format, NoOptions, register, registered};
 pub use sampler::{Sampler, part, split, split_validation};
 pub use stats::{Normalizer, Statistics};
-pub use well::{WellDim, WellField, WellFile, WellMeta, WellWriter};
-pub use writer::DarcyWriter;

@@ -237,6 +237,32 @@ impl Accumulator {
     }
 }
 
+/// Running statistics of each channel of `[frame, channel, x, …]`.
+#[derive(Default)]
+pub(crate) struct ChannelStatistics(Vec<Accumulator>);
+
+impl ChannelStatistics {
+    pub(crate) fn push(&mut self, values: &Tensor) -> Result<()> {
+        let channels = values.size().get(1).copied().unwrap_or(0);
+        if self.0.is_empty() {
+            self.0 = (0..channels).map(|_| Accumulator::default()).collect();
+        }
+        for (channel, all) in self.0.iter_mut().enumerate() {
+            let own = values.f_select(1, channel as i64)?.f_to_kind(Kind::Double)?.f_reshape([-1])?;
+            let own: Vec<f64> = isobar_torch::memory::to_vec(&own.f_contiguous()?)?;
+            all.push(own.iter().copied());
+        }
+        Ok(())
+    }
+
+    pub(crate) fn finish(self) -> Result<Vec<Statistics>> {
+        if self.0.is_empty() {
+            return Err(Error::Invalid("there are no values to take statistics of".to_owned()));
+        }
+        self.0.into_iter().map(Accumulator::finish).collect()
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

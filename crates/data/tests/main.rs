@@ -1,6 +1,7 @@
 //! Readers, writers and generators of data sets.
 
 mod common;
+mod formats;
 mod generate;
 mod read;
 mod refuse;

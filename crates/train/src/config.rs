@@ -2,11 +2,12 @@
 
 use std::path::PathBuf;
 
-use isobar_data::Augment;
 use isobar_torch::guard::Autocast;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use tch::{Device, Kind};
+
+pub use isobar_data::{AugmentConfig, DataConfig, FormatName, FormatTables, Predict};
 
 pub use crate::data_parallel::DataParallelConfig;
 use crate::error::{Error, Result};
@@ -77,94 +78,6 @@ impl RunConfig {
                  that holds the runs"
             ),
         ))
-    }
-}
-
-/// `[data]`: which samples.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
-#[serde(deny_unknown_fields, default)]
-pub struct DataConfig {
-    /// The HDF5 file, relative to the working folder.
-    pub path: PathBuf,
-    /// What the file holds.
-    pub format: DataFormat,
-    /// Of The Well: the fields that the network maps from frame to frame, by name; their components are its channels.
-    pub fields: Vec<String>,
-    /// How many of the last samples (of The Well: trajectories) are kept for validation.
-    pub validation_samples: usize,
-    /// How many of the first samples (trajectories) are trained on; without it all that are not for validation.
-    pub train_samples: Option<usize>,
-    /// Of The Well: what the network's output is.
-    pub predict: Predict,
-    /// Of The Well: steps of a training sample. Each output is the next input, and the loss is the mean over the steps.
-    #[schemars(range(min = 1))]
-    pub train_steps: usize,
-    /// Of The Well: steps of the rollouts that are validated besides single steps; 1 for none.
-    #[schemars(range(min = 1))]
-    pub validation_steps: usize,
-    /// Whether the network is told where points are, in channels behind those of the input: for each dim the sine and cosine of
-    /// the way round where its ends meet, else one number from -1 to 1.
-    pub positions: bool,
-    /// What is done at random to training samples.
-    pub augment: AugmentConfig,
-}
-
-impl Default for DataConfig {
-    fn default() -> Self {
-        Self {
-            path: "data/darcy.h5".into(),
-            format: DataFormat::Darcy,
-            fields: Vec::new(),
-            validation_samples: 32,
-            train_samples: None,
-            predict: Predict::Frame,
-            train_steps: 1,
-            validation_steps: 1,
-            positions: false,
-            augment: AugmentConfig::default(),
-        }
-    }
-}
-
-/// What a data file holds.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize, JsonSchema)]
-#[serde(rename_all = "snake_case")]
-pub enum DataFormat {
-    /// Darcy flow as PDEBench stores it: the network maps the coefficient to the solution.
-    #[default]
-    Darcy,
-    /// Trajectories as The Well stores them: the network maps a frame to the next.
-    TheWell,
-}
-
-/// What a network's output is.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize, JsonSchema)]
-#[serde(rename_all = "snake_case")]
-pub enum Predict {
-    /// The next frame.
-    #[default]
-    Frame,
-    /// The change to the next frame, scaled so that the changes of all variables count alike.
-    Change,
-}
-
-/// What is done at random to training samples.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize, JsonSchema)]
-#[serde(rename_all = "snake_case")]
-pub enum AugmentConfig {
-    /// Nothing.
-    #[default]
-    None,
-    /// One of the eight symmetries of the square: flips and transposition.
-    Square,
-}
-
-impl From<AugmentConfig> for Augment {
-    fn from(config: AugmentConfig) -> Self {
-        match config {
-            AugmentConfig::None => Self::None,
-            AugmentConfig::Square => Self::Square,
-        }
     }
 }
 

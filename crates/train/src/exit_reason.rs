@@ -54,6 +54,7 @@ fn data(error: &isobar_data::Error) -> Option<ExitReason> {
     match error {
         Error::Random(inner) => shard(inner),
         Error::Tensor(_) | Error::Memory(_) => None,
+        Error::Config(_) => Some(ExitReason::Usage),
         _ => Some(ExitReason::Data),
     }
 }

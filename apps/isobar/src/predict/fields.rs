@@ -3,10 +3,9 @@
 use std::ops::Range;
 use std::path::Path;
 
-use anyhow::{Result, bail};
-use isobar_data::{DarcyFields, DarcyFile, DarcyWriter, WellFile, WellWriter};
+use anyhow::Result;
+use isobar_data::{DatasetWriter, PredictionMeta, Window};
 use isobar_shard::Parallel;
-use isobar_torch::memory::to_vec;
 use isobar_train::loss::variable_errors;
 use isobar_train::{BoxError, FieldLayout, FieldModel, Forward};
 use tch::{Device, Kind, Tensor};
@@ -14,11 +13,11 @@ use tch::{Device, Kind, Tensor};
 use super::outcome::Outcome;
 use crate::exit::{Because, Exit};
 use crate::run::picture::Shown;
+use crate::run::{Source, as_str};
 
-/// Steps from a frame of some trajectories on.
-pub(super) struct Rollout<'a> {
-    pub(super) file: &'a WellFile,
-    pub(super) names: &'a [&'a str],
+/// Samples to predict: steps from a frame of some trajectories on, or outputs of samples without time.
+pub(super) struct Prediction<'a> {
+    pub(super) source: &'a Source,
     pub(super) samples: &'a [usize],
     pub(super) start: usize,
     pub(super) steps: usize,
@@ -35,9 +34,9 @@ pub(super) struct Place<'a> {
 /// The file to write, and its attributes besides those of its schema; on rank 0.
 type Out<'a> = Option<(&'a Path, &'a [(&'static str, String)])>;
 
-impl Rollout<'_> {
+impl Prediction<'_> {
     /// Predicts and writes trajectory by trajectory.
-    pub(super) fn predict<L, F>(
+    pub(super) fn of_trajectories<L, F>(
         &self,
         model: &FieldModel<L, F>,
         place: &Place<'_>,
@@ -47,15 +46,17 @@ impl Rollout<'_> {
         L: FieldLayout,
         F: Forward<L::Array>,
     {
-        let known = self.steps.min(self.file.frames() - 1 - self.start);
+        let source = self.source;
+        let frames = source.data.times().map_or(1, <[f64]>::len);
+        let known = self.steps.min(frames - 1 - self.start);
         let (kind, device) = place.options;
-        let mut writer = out.map(|out| self.writer(out)).transpose()?;
+        let mut writer = out.map(|out| self.writer(out, &source.targets)).transpose()?;
         let none = || vec![Vec::new(); self.steps];
         let mut outcome = Outcome { first: None, errors: none(), persistence: none() };
         for (index, &trajectory) in self.samples.iter().enumerate() {
             // All ranks read their windows of the initial frame and of the frames to compare with.
-            let frames =
-                self.file.read(self.names, trajectory, self.start..self.start + known + 1, place.window)?;
+            let window = Window { frames: self.start..self.start + known + 1, points: place.window.to_vec() };
+            let frames = source.data.read(&window, &[trajectory], &as_str(&source.inputs))?.f_select(0, 0)?;
             let frames = frames.f_to_device(device)?.f_to_kind(kind)?;
             let own = model.layout.own(&[0])?.len() as i64;
             let frame =
@@ -76,7 +77,7 @@ impl Rollout<'_> {
             for (at, fields) in std::iter::once(&input).chain(&predicted).enumerate() {
                 let whole = fields.whole()?;
                 if let Some(writer) = &mut writer {
-                    self.write(writer, (index, at), &whole)?;
+                    self.write(&mut **writer, (index, at), &source.targets, &whole)?;
                 }
             }
         }
@@ -86,23 +87,73 @@ impl Rollout<'_> {
         Ok(outcome)
     }
 
-    /// A file like the one that was read, of the frames from the first one on.
-    fn writer(&self, (path, attributes): (&Path, &[(&'static str, String)])) -> Result<WellWriter> {
-        let mut meta = self.file.meta();
-        meta.name = self.name.clone();
-        meta.trajectories = self.samples.len();
-        meta.times = self.times();
-        meta.fields.retain(|(field, _)| self.names.contains(&field.as_str()));
-        meta.units.retain(|(field, _)| self.names.contains(&field.as_str()));
+    /// Predicts the outputs of samples without time, and writes them with their inputs.
+    pub(super) fn of_pairs<L, F>(
+        &self,
+        model: &FieldModel<L, F>,
+        place: &Place<'_>,
+        out: Out<'_>,
+    ) -> Result<Outcome>
+    where
+        L: FieldLayout,
+        F: Forward<L::Array>,
+    {
+        let source = self.source;
+        let both = [&source.inputs[..], &source.targets[..]].concat();
+        let mut writer = out.map(|out| self.writer(out, &both)).transpose()?;
+        let (kind, device) = place.options;
+        let mut outcome = Outcome { errors: vec![Vec::new()], ..Outcome::default() };
+        for (index, &sample) in self.samples.iter().enumerate() {
+            let own = &[sample][..model.layout.own(&[0])?.len()];
+            let read = |names: &[String]| -> Result<Tensor> {
+                let fields = source.data.read(&Window::still(place.window), own, &as_str(names))?;
+                Ok(fields.f_select(1, 0)?.f_to_device(device)?.f_to_kind(kind)?)
+            };
+            let (from, to) = (read(&source.inputs)?, read(&source.targets)?);
+            let predicted = boxed(model.roll_out(&from, 1, 1))?;
+            let (input, target) = (model.layout.array(&from, 1)?, model.layout.array(&to, 1)?);
+            outcome.errors[0].extend(variable_errors(&predicted[0], &target)?);
+            if index == 0 {
+                outcome.first = Some(Shown::of(&input, &[target], &predicted)?);
+            }
+            let (input, output) = (input.whole()?, predicted[0].whole()?);
+            if let Some(writer) = &mut writer {
+                self.write(&mut **writer, (index, 0), &source.inputs, &input)?;
+                self.write(&mut **writer, (index, 0), &source.targets, &output)?;
+            }
+        }
+        if let Some(writer) = writer {
+            writer.finish()?;
+        }
+        Ok(outcome)
+    }
+
+    /// A file like the data set that was read; of trajectories, of the frames from the first one on.
+    fn writer(
+        &self,
+        (path, attributes): (&Path, &[(&'static str, String)]),
+        variables: &[String],
+    ) -> Result<Box<dyn DatasetWriter>> {
         make_folder(path)?;
-        let writer = WellWriter::create(path, &meta)?;
-        attributes.iter().try_for_each(|(name, text)| writer.attribute(name, text))?;
-        Ok(writer)
+        let mut names: Vec<String> = Vec::new();
+        variables.iter().for_each(|name| {
+            if !names.contains(name) {
+                names.push(name.clone());
+            }
+        });
+        let meta = PredictionMeta {
+            name: self.name.clone(),
+            variables: names,
+            samples: self.samples.len(),
+            times: self.times(),
+            attributes: attributes.iter().map(|(name, text)| ((*name).to_owned(), text.clone())).collect(),
+        };
+        Ok(self.source.data.create(path, &meta)?)
     }
 
     /// Times of the frame to start from and of each step; those beyond the data are as far apart as the last two.
     pub(super) fn times(&self) -> Vec<f64> {
-        let times = self.file.times();
+        let Some(times) = self.source.data.times() else { return Vec::new() };
         let interval = match times {
             [.., before, last] => last - before,
             _ => 1.0,
@@ -114,65 +165,22 @@ impl Rollout<'_> {
         (self.start..=self.start + self.steps).map(time).collect()
     }
 
-    /// Writes a frame `[1, channel, spatial…]` of a trajectory, a field after the other.
-    fn write(&self, writer: &mut WellWriter, (trajectory, at): (usize, usize), frame: &Tensor) -> Result<()> {
+    /// Writes a frame `[1, channel, spatial…]` of a sample, a variable after the other.
+    fn write(
+        &self,
+        writer: &mut dyn DatasetWriter,
+        (sample, at): (usize, usize),
+        variables: &[String],
+        frame: &Tensor,
+    ) -> Result<()> {
         let mut first = 0;
-        for name in self.names {
-            let components = self.file.field(name)?.components() as i64;
-            writer.write(name, trajectory, at, &frame.f_narrow(1, first, components)?)?;
-            first += components;
+        for variable in self.source.chosen(variables)? {
+            let channels = variable.channels.len() as i64;
+            writer.write(&variable.name, sample, at, &frame.f_narrow(1, first, channels)?)?;
+            first += channels;
         }
         Ok(())
     }
-}
-
-/// Predicts the solutions of samples of Darcy flow, and writes them with their coefficients.
-pub(super) fn darcy<L, F>(
-    model: &FieldModel<L, F>,
-    file: &DarcyFile,
-    samples: &[usize],
-    place: &Place<'_>,
-    out: Out<'_>,
-) -> Result<Outcome>
-where
-    L: FieldLayout,
-    F: Forward<L::Array>,
-{
-    let mut writer = None;
-    if let Some((path, attributes)) = out {
-        if file.rows() != file.cols() {
-            bail!(Exit::Data.because(format!("{} is not of square fields", file.path().display())));
-        }
-        make_folder(path)?;
-        let created = DarcyWriter::create(path, samples.len(), file.rows(), file.beta())?;
-        attributes.iter().try_for_each(|(name, text)| created.attribute(name, text))?;
-        writer = Some(created);
-    }
-    let mut outcome = Outcome { errors: vec![Vec::new()], ..Outcome::default() };
-    for (index, &sample) in samples.iter().enumerate() {
-        let own = &[sample][..model.layout.own(&[0])?.len()];
-        let DarcyFields { nu, u } = file.read(own, place.window[0].clone(), place.window[1].clone())?;
-        let there = |field: Tensor| field.f_to_device(place.options.1)?.f_to_kind(place.options.0);
-        let (nu, u) = (there(nu)?, there(u)?);
-        let predicted = boxed(model.roll_out(&nu, 1, 1))?;
-        let (coefficient, target) = (model.layout.array(&nu, 1)?, model.layout.array(&u, 1)?);
-        outcome.errors[0].extend(variable_errors(&predicted[0], &target)?);
-        if index == 0 {
-            outcome.first = Some(Shown::of(&coefficient, &[target], &predicted)?);
-        }
-        let (coefficient, solution) = (coefficient.whole()?, predicted[0].whole()?);
-        if let Some(writer) = &mut writer {
-            writer.append(&numbers(&coefficient)?, &numbers(&solution)?)?;
-        }
-    }
-    if let Some(writer) = writer {
-        writer.finish()?;
-    }
-    Ok(outcome)
-}
-
-fn numbers(field: &Tensor) -> Result<Vec<f32>> {
-    Ok(to_vec(&field.f_to_device(Device::Cpu)?.f_to_kind(Kind::Float)?.f_contiguous()?)?)
 }
 
 fn boxed<T>(result: Result<T, BoxError>) -> Result<T> {

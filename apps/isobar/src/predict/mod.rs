@@ -18,7 +18,7 @@ use isobar_train::config::Predict;
 use isobar_train::{Error, FieldLayout, FieldModel, Forward, Parameters};
 use tch::Tensor;
 
-use self::fields::{Place, Rollout};
+use self::fields::Place;
 use self::origin::Origin;
 use crate::config::{Config, ConfigArgs};
 use crate::exit::{Because, Exit};
@@ -114,42 +114,26 @@ impl Job for Prediction<'_> {
         attributes.push(("isobar_samples", samples::text(&samples)));
         let place = Place { window: &window, options: (config.train.precision.kind(), device) };
         let mut said = vec![origin.line()];
-        let (outcome, times, (lines, warning)) = match &source {
-            Source::Darcy(file) => {
-                if args.start != 0 || args.steps.is_some_and(|steps| steps != 1) {
-                    bail!(Exit::Usage.because("Darcy flow has no steps: leave --start and --steps away"));
-                }
-                let out = writes.then_some((&*out, &attributes[..]));
-                let outcome = fields::darcy(&model, file, &samples, &place, out)?;
-                said.push(format!("samples     {}", samples::text(&samples)));
-                let lines = outcome.mapping(&variables, &baseline);
-                (outcome, Vec::new(), lines)
-            }
-            Source::Well { file, fields } => {
-                let (start, last) = (args.start, file.frames() - 1);
-                let steps = args.steps.unwrap_or(last.saturating_sub(start));
-                if start > last || steps == 0 {
-                    bail!(Exit::Usage.because(format!(
-                        "{steps} steps from frame {start} are asked for; {} has the frames 0 to {last}: start earlier, or \
-                         say --steps",
-                        source.path()
-                    )));
-                }
-                let names: Vec<&str> = fields.iter().map(String::as_str).collect();
-                let name = format!("{} by {}", file.name(), config.run.name);
-                let rollout = Rollout { file, names: &names, samples: &samples, start, steps, name };
-                attributes.push(("isobar_start_frame", start.to_string()));
-                attributes.push(("isobar_steps", steps.to_string()));
-                let out = writes.then_some((&*out, &attributes[..]));
-                let outcome = rollout.predict(&model, &place, out)?;
-                said.push(format!(
-                    "samples     trajectories {}, {steps} steps from frame {start}",
-                    samples::text(&samples)
-                ));
-                let lines = outcome.forecast(&variables);
-                (outcome, rollout.times(), lines)
-            }
+        let name = format!("{} by {}", source.data.name(), config.run.name);
+        let steps = self.steps(&source)?;
+        let prediction =
+            fields::Prediction { source: &source, samples: &samples, start: args.start, steps, name };
+        let numbers = samples::text(&samples);
+        let outcome;
+        let (lines, warning) = if source.has_steps() {
+            attributes.push(("isobar_start_frame", args.start.to_string()));
+            attributes.push(("isobar_steps", steps.to_string()));
+            let out = writes.then_some((&*out, &attributes[..]));
+            outcome = prediction.of_trajectories(&model, &place, out)?;
+            said.push(format!("samples     trajectories {numbers}, {steps} steps from frame {}", args.start));
+            outcome.forecast(&variables)
+        } else {
+            let out = writes.then_some((&*out, &attributes[..]));
+            outcome = prediction.of_pairs(&model, &place, out)?;
+            said.push(format!("samples     {numbers}"));
+            outcome.mapping(&variables, &baseline)
         };
+        let times = prediction.times();
         said.extend(lines);
         if writes {
             warning.iter().for_each(|warning| tracing::warn!("{warning}"));
@@ -159,7 +143,7 @@ impl Job for Prediction<'_> {
             said.push(format!("errors      {}", errors.display()));
             let picture = out.with_extension("png");
             if let Some(shown) = &outcome.first {
-                shown.draw(matches!(source, Source::Well { .. }), &picture)?;
+                shown.draw(source.has_steps(), &source.titles()?, &picture)?;
                 said.push(format!("picture     {}", picture.display()));
             }
         }
@@ -188,6 +172,30 @@ impl Prediction<'_> {
             )));
         }
         Ok(ranges.iter().cloned().flatten().collect())
+    }
+
+    /// Number of steps to predict; 0 for samples without time.
+    fn steps(&self, source: &Source) -> Result<usize> {
+        let args = self.args;
+        let Some(times) = source.data.times() else {
+            if args.start != 0 || args.steps.is_some_and(|steps| steps != 1) {
+                bail!(Exit::Usage.because(format!(
+                    "samples of {} have no steps: leave --start and --steps away",
+                    source.path()
+                )));
+            }
+            return Ok(0);
+        };
+        let (start, last) = (args.start, times.len() - 1);
+        let steps = args.steps.unwrap_or(last.saturating_sub(start));
+        if start > last || steps == 0 {
+            bail!(Exit::Usage.because(format!(
+                "{steps} steps from frame {start} are asked for; {} has the frames 0 to {last}: start earlier, or \
+                 say --steps",
+                source.path()
+            )));
+        }
+        Ok(steps)
     }
 
     /// Puts the checkpoint into the network. All ranks call.
@@ -230,6 +238,8 @@ impl Prediction<'_> {
         };
         let pairs = [
             ("fields", format!("{:?}", trained.fields), format!("{:?}", data.fields)),
+            ("inputs", format!("{:?}", trained.inputs), format!("{:?}", data.inputs)),
+            ("targets", format!("{:?}", trained.targets), format!("{:?}", data.targets)),
             ("predict", word(trained.predict), word(data.predict)),
             ("positions", trained.positions.to_string(), data.positions.to_string()),
         ];

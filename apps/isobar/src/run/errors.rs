@@ -1,15 +1,11 @@
 //! Text for forecast errors: a line for a single variable, a table for several, and a warning if a model is
 //! no better than a baseline.
 
-use isobar_train::config::DataFormat;
 use isobar_train::{Variable, VariableError, mean_relative, no_better_than, percent};
 
-/// Name of the baseline that a network must beat.
-pub(crate) fn baseline_name(format: DataFormat) -> &'static str {
-    match format {
-        DataFormat::Darcy => "predicting the mean field",
-        DataFormat::TheWell => "predicting no change",
-    }
+/// Name of the baseline that a network must beat, for trajectories or for samples without time.
+pub(crate) fn baseline_name(has_steps: bool) -> &'static str {
+    if has_steps { "predicting no change" } else { "predicting the mean field" }
 }
 
 /// Errors of a network and of its baseline at one lead time.

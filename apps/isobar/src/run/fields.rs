@@ -5,13 +5,13 @@ use std::ops::Range;
 
 use anyhow::{Result, bail};
 use isobar_collectives::Group;
-use isobar_data::{DarcyFields, InMemory, Normalizer, Statistics, split_validation};
+use isobar_data::{InMemory, Normalizer, Statistics, Window, split_validation};
 use isobar_train::config::{DataConfig, Predict};
 use serde::{Deserialize, Serialize};
 use tch::{Device, Kind, Tensor};
 
 use super::alike;
-use super::source::Source;
+use super::source::{Source, as_str};
 use crate::exit::{Because, Exit};
 
 /// Samples in memory: this rank's window of them.
@@ -68,58 +68,55 @@ impl Fields {
         if let Some(asked) = config.train_samples {
             train.end = asked.min(train.end);
         }
-        match source {
-            Source::Darcy(file) => {
-                let statistics = file.statistics(train.clone())?;
-                let load = |samples: Range<usize>| -> Result<InMemory> {
-                    let samples: Vec<usize> = samples.collect();
-                    let DarcyFields { nu, u } = file.read(&samples, window[0].clone(), window[1].clone())?;
-                    Ok(InMemory::pairs(nu, u)?.to(device, kind)?)
+        let (inputs, targets) = (as_str(&source.inputs), as_str(&source.targets));
+        let normalizer = |names: &[&str]| -> Result<Normalizer> {
+            Ok(Normalizer::of_channels(&source.data.statistics(names, train.clone())?)?)
+        };
+        let input = normalizer(&inputs)?;
+        let Some(times) = source.data.times() else {
+            let load = |samples: &Range<usize>| -> Result<InMemory> {
+                let samples: Vec<usize> = samples.clone().collect();
+                let read = |names: &[&str]| -> Result<Tensor> {
+                    Ok(source.data.read(&Window::still(window), &samples, names)?.f_select(1, 0)?)
                 };
-                Ok(Self {
-                    input: Normalizer::from_statistics(&statistics.nu)?,
-                    target: Normalizer::from_statistics(&statistics.u)?,
-                    train: load(train)?,
-                    validation: load(validation)?,
-                    rollouts: None,
-                    change: None,
-                    window: window.to_vec(),
-                })
+                Ok(InMemory::pairs(read(&inputs)?, read(&targets)?)?.to(device, kind)?)
+            };
+            return Ok(Self {
+                input,
+                target: normalizer(&targets)?,
+                train: load(&train)?,
+                validation: load(&validation)?,
+                rollouts: None,
+                change: None,
+                window: window.to_vec(),
+            });
+        };
+        let change = match config.predict {
+            Predict::Frame => None,
+            Predict::Change => {
+                Some(change_scales(&source.data.change_statistics(&inputs, train.clone())?, &input)?)
             }
-            Source::Well { file, fields } => {
-                let names: Vec<&str> = fields.iter().map(String::as_str).collect();
-                let normalizer = Normalizer::of_channels(&file.statistics(&names, train.clone())?)?;
-                let change = match config.predict {
-                    Predict::Frame => None,
-                    Predict::Change => {
-                        Some(change_scales(&file.change_statistics(&names, train.clone())?, &normalizer)?)
-                    }
-                };
-                let load = |trajectories: Range<usize>| -> Result<Tensor> {
-                    let read = |trajectory| file.read(&names, trajectory, 0..file.frames(), window);
-                    let all = trajectories.map(read).collect::<isobar_data::Result<Vec<_>>>()?;
-                    if all.is_empty() {
-                        let none = read(0)?.f_unsqueeze(0)?.f_narrow(0, 0, 0)?;
-                        return Ok(none.f_to_device(device)?.f_to_kind(kind)?);
-                    }
-                    Ok(Tensor::f_stack(&all, 0)?.f_to_device(device)?.f_to_kind(kind)?)
-                };
-                let (train, validation) = (load(train)?, load(validation)?);
-                let steps = config.validation_steps;
-                let rollouts = (steps > 1)
-                    .then(|| InMemory::rollouts(&validation, steps, steps)?.with_times(file.times()))
-                    .transpose()?;
-                Ok(Self {
-                    input: normalizer.clone(),
-                    target: normalizer,
-                    train: InMemory::rollouts(&train, config.train_steps, 1)?.with_times(file.times())?,
-                    validation: InMemory::rollouts(&validation, 1, 1)?.with_times(file.times())?,
-                    rollouts,
-                    change,
-                    window: window.to_vec(),
-                })
-            }
-        }
+        };
+        let load = |trajectories: Range<usize>| -> Result<Tensor> {
+            let trajectories: Vec<usize> = trajectories.collect();
+            let window = Window { frames: 0..times.len(), points: window.to_vec() };
+            let all = source.data.read(&window, &trajectories, &inputs)?;
+            Ok(all.f_to_device(device)?.f_to_kind(kind)?)
+        };
+        let (train, validation) = (load(train)?, load(validation)?);
+        let steps = config.validation_steps;
+        let rollouts = (steps > 1)
+            .then(|| InMemory::rollouts(&validation, steps, steps)?.with_times(times))
+            .transpose()?;
+        Ok(Self {
+            target: input.clone(),
+            input,
+            train: InMemory::rollouts(&train, config.train_steps, 1)?.with_times(times)?,
+            validation: InMemory::rollouts(&validation, 1, 1)?.with_times(times)?,
+            rollouts,
+            change,
+            window: window.to_vec(),
+        })
     }
 
     fn fingerprint(&self, extents: &[usize]) -> Result<Fingerprint> {

@@ -27,7 +27,7 @@ use tch::{Device, Tensor};
 pub(crate) use self::again::claim;
 pub(crate) use self::fields::Fields;
 use self::ranks::Arrangement;
-pub(crate) use self::source::Source;
+pub(crate) use self::source::{Source, as_str};
 use crate::config::Config;
 use crate::exit::{self, Because, Exit};
 
@@ -74,6 +74,12 @@ pub(crate) struct Meaning {
     pub(crate) target: Normalizer,
     /// The fields that its channels are.
     pub(crate) fields: Vec<String>,
+    /// Variables of its inputs, if the configuration names them.
+    #[serde(default)]
+    pub(crate) inputs: Vec<String>,
+    /// Variables of its outputs, if the configuration names them.
+    #[serde(default)]
+    pub(crate) targets: Vec<String>,
     /// What its outputs are.
     pub(crate) predict: Predict,
     /// Whether it is told where points are.

@@ -54,23 +54,21 @@ impl Shown {
     }
 
     /// Draws the first sample: frames of a trajectory, or a pair's input, truth, prediction and error.
-    pub(crate) fn draw(&self, frames: bool, path: &Path) -> Result<()> {
-        let rows = match frames {
-            true => self.strip()?,
-            false => vec![self.row(0)?],
-        };
+    /// `titles` are those of the input and the target of a pair.
+    pub(crate) fn draw(&self, frames: bool, titles: &[String; 2], path: &Path) -> Result<()> {
+        let rows = if frames { self.strip()? } else { vec![self.row(0, titles)?] };
         save(&rows, path)
     }
 
     /// A sample of a network that maps one field to another.
-    fn row(&self, sample: usize) -> Result<Vec<Panel>> {
-        let mut panels = vec![field(&self.input, sample)?.panel("coefficient a", Palette::Greys)];
+    fn row(&self, sample: usize, [from, to]: &[String; 2]) -> Result<Vec<Panel>> {
+        let mut panels = vec![field(&self.input, sample)?.panel(from, Palette::Greys)];
         for Frame { prediction, truth, .. } in &self.frames {
             let predicted = field(prediction, sample)?;
             let Some((target, errors)) = truth else { continue };
             let solution = field(target, sample)?;
             let range = solution.range_with(&predicted);
-            panels.push(solution.panel("solution u, truth", Palette::Viridis).over(range));
+            panels.push(solution.panel(&format!("{to}, truth"), Palette::Viridis).over(range));
             panels.push(predicted.panel("prediction", Palette::Viridis).over(range));
             let difference = field(&prediction.f_sub(target)?.f_abs()?, sample)?;
             panels.push(difference.panel(&percent(errors[sample]), Palette::Magma));
@@ -130,10 +128,15 @@ impl Shown {
     }
 }
 
-/// Draws validation samples into `folder`, on rank 0: of Darcy flow coefficient, solution, prediction and error of the first
+/// Draws validation samples into `folder`, on rank 0: of pairs input, target, prediction and error of the first
 /// ones, of trajectories frames of the first rollout. All ranks call, since they may share the model or the fields. Nothing
 /// where there are no such samples.
-pub(crate) fn draw<L, F>(task: &FieldTask<L, F>, world: &Group, folder: &Path) -> Result<Option<PathBuf>>
+pub(crate) fn draw<L, F>(
+    task: &FieldTask<L, F>,
+    world: &Group,
+    folder: &Path,
+    titles: &[String; 2],
+) -> Result<Option<PathBuf>>
 where
     L: FieldLayout,
     F: Forward<L::Array>,
@@ -152,7 +155,7 @@ where
     }
     let rows = match task.persists() {
         true => shown.strip()?,
-        false => samples.iter().map(|&sample| shown.row(sample)).collect::<Result<_>>()?,
+        false => samples.iter().map(|&sample| shown.row(sample, titles)).collect::<Result<_>>()?,
     };
     let path = folder.join("validation.png");
     if path.is_symlink() {

@@ -4,124 +4,94 @@ use std::f64::consts::TAU;
 use std::ops::Range;
 
 use anyhow::{Result, bail};
-use isobar_data::{DarcyFile, WellFile};
+use isobar_data::{DataVariable, Dataset, choose};
 use isobar_models::{Batch, FieldSpec};
-use isobar_train::config::{AugmentConfig, DataConfig, DataFormat, Predict};
+use isobar_train::config::{AugmentConfig, DataConfig, Predict};
 use isobar_train::{Variable, unique_names};
 use tch::Tensor;
 
 use crate::exit::{Because, Exit};
 
-/// An open data file.
-pub(crate) enum Source {
-    Darcy(DarcyFile),
-    Well { file: WellFile, fields: Vec<String> },
+/// An open data set, and which of its variables a network maps to which.
+pub(crate) struct Source {
+    pub(crate) data: Box<dyn Dataset>,
+    /// Names of the variables of the input.
+    pub(crate) inputs: Vec<String>,
+    /// Names of the variables of the output; of trajectories those of the input.
+    pub(crate) targets: Vec<String>,
 }
 
 impl Source {
-    /// Opens the file that the configuration names.
+    /// Opens the data set that the configuration names.
     pub(crate) fn open(config: &DataConfig) -> Result<Self> {
-        Ok(match config.format {
-            DataFormat::Darcy => {
-                if (config.train_steps, config.validation_steps, config.predict) != (1, 1, Predict::Frame) {
-                    bail!(Exit::Usage.because(format!(
-                        "data.train_steps is {} and data.validation_steps {}, but Darcy flow has no steps; --set data.train_steps=1 \
-                         --set data.validation_steps=1 --set data.predict=frame",
-                        config.train_steps, config.validation_steps
-                    )));
-                }
-                Self::Darcy(DarcyFile::open(&config.path)?)
-            }
-            DataFormat::TheWell => {
-                let file = WellFile::open(&config.path)?;
-                if config.fields.is_empty() {
-                    let there: Vec<&str> = file.fields().iter().map(|field| field.name()).collect();
-                    bail!(Exit::Usage.because(format!(
-                        "data.fields names no field; {} has {there:?}; --set 'data.fields={there:?}'",
-                        file.path().display()
-                    )));
-                }
-                let mut names: Vec<&str> = Vec::new();
-                for name in &config.fields {
-                    if !names.contains(&name.as_str()) {
-                        names.push(name);
-                    }
-                }
-                if names.len() < config.fields.len() {
-                    bail!(Exit::Usage.because(format!(
-                        "data.fields names a field twice: {:?}; --set 'data.fields={names:?}'",
-                        config.fields
-                    )));
-                }
-                if config.augment == AugmentConfig::Square {
-                    let has_direction = |name: &String| file.field(name).is_ok_and(|field| field.order() > 0);
-                    if config.positions || config.fields.iter().any(has_direction) {
-                        bail!(Exit::Usage.because(
-                            "data.augment = \"square\" turns places, not the components of vectors or what says where points \
-                             are; --set data.augment=none"
-                        ));
-                    }
-                }
-                Self::Well { file, fields: config.fields.clone() }
-            }
-        })
+        let data = config.open()?;
+        let (inputs, targets) = match data.times() {
+            Some(_) => steps(&*data, config)?,
+            None => pair(&*data, config)?,
+        };
+        let source = Self { data, inputs, targets };
+        let variables = source.chosen(&source.inputs)?.into_iter().chain(source.chosen(&source.targets)?);
+        let mut has_direction = variables.map(|variable| variable.has_direction);
+        if config.augment == AugmentConfig::Square && (config.positions || has_direction.any(|has| has)) {
+            bail!(Exit::Usage.because(
+                "data.augment = \"square\" turns places, not the components of vectors or what says where points \
+                 are; --set data.augment=none"
+            ));
+        }
+        Ok(source)
     }
 
     /// Points along each spatial dim.
     pub(crate) fn extents(&self) -> Vec<usize> {
-        match self {
-            Self::Darcy(file) => vec![file.rows(), file.cols()],
-            Self::Well { file, .. } => file.grid().to_vec(),
-        }
+        self.data.dims().iter().map(|dim| dim.coordinates.len()).collect()
     }
 
     pub(crate) fn path(&self) -> std::path::Display<'_> {
-        match self {
-            Self::Darcy(file) => file.path().display(),
-            Self::Well { file, .. } => file.path().display(),
-        }
+        self.data.path().display()
     }
 
     /// Samples, or trajectories.
     pub(crate) fn samples(&self) -> usize {
-        match self {
-            Self::Darcy(file) => file.len(),
-            Self::Well { file, .. } => file.trajectories(),
-        }
+        self.data.samples()
+    }
+
+    /// Whether the samples are trajectories, of which a network predicts the next frame.
+    pub(crate) fn has_steps(&self) -> bool {
+        self.data.times().is_some()
+    }
+
+    /// Variables by their names.
+    pub(crate) fn chosen(&self, names: &[String]) -> Result<Vec<DataVariable>> {
+        Ok(choose(&*self.data, &as_str(names))?)
     }
 
     /// Channels in and out.
     fn channels(&self) -> Result<[usize; 2]> {
-        match self {
-            Self::Darcy(_) => Ok([1, 1]),
-            Self::Well { file, fields } => {
-                let mut channels = 0;
-                for name in fields {
-                    channels += file.field(name)?.components();
-                }
-                Ok([channels; 2])
-            }
-        }
+        let count = |names: &[String]| -> Result<usize> {
+            Ok(self.chosen(names)?.iter().map(|variable| variable.channels.len()).sum())
+        };
+        Ok([count(&self.inputs)?, count(&self.targets)?])
     }
 
     /// The variables that a network predicts: one for each channel of its output.
     pub(crate) fn variables(&self) -> Result<Vec<Variable>> {
-        match self {
-            Self::Darcy(_) => Ok(vec![Variable::new("u")]),
-            Self::Well { file, fields } => {
-                let names: Vec<&str> = fields.iter().map(String::as_str).collect();
-                let channels = file.channels(&names)?.into_iter();
-                Ok(unique_names(channels.map(|(name, unit)| Variable { name, unit }).collect()))
-            }
-        }
+        let channels = |variable: DataVariable| {
+            let unit = variable.unit;
+            variable.channels.into_iter().map(move |name| Variable { name, unit: unit.clone() })
+        };
+        Ok(unique_names(self.chosen(&self.targets)?.into_iter().flat_map(channels).collect()))
+    }
+
+    /// Titles of the first input and target in pictures.
+    pub(crate) fn titles(&self) -> Result<[String; 2]> {
+        let first =
+            |names: &[String]| -> Result<String> { Ok(self.chosen(&names[..1])?[0].title().to_owned()) };
+        Ok([first(&self.inputs)?, first(&self.targets)?])
     }
 
     /// Whether the ends of a spatial dim meet.
     fn is_periodic(&self, dim: usize) -> bool {
-        match self {
-            Self::Darcy(_) => false,
-            Self::Well { file, .. } => file.is_periodic(dim),
-        }
+        self.data.dims()[dim].periodic
     }
 
     fn position_channels(&self) -> usize {
@@ -161,20 +131,15 @@ impl Source {
             in_channels,
             position_channels: if config.positions { self.position_channels() } else { 0 },
             out_channels,
-            arrays: match self {
-                Self::Darcy(_) => Vec::new(),
-                Self::Well { .. } => vec![Batch::<Tensor>::TIME.to_owned()],
-            },
+            arrays: self.data.times().map(|_| Batch::<Tensor>::TIME.to_owned()).into_iter().collect(),
         })
     }
 
     /// Checks that the file has the samples and steps that a run trains on and validates, before anything is read.
     pub(crate) fn has_samples(&self, config: &DataConfig) -> Result<()> {
         let (path, samples) = (self.path(), self.samples());
-        let (what, frames) = match self {
-            Self::Darcy(_) => ("samples", None),
-            Self::Well { file, .. } => ("trajectories", Some(file.frames())),
-        };
+        let frames = self.data.times().map(<[f64]>::len);
+        let what = if frames.is_some() { "trajectories" } else { "samples" };
         if samples == 0 {
             bail!(Exit::Data.because(format!("{path} has no {what}")));
         }
@@ -214,4 +179,82 @@ impl Source {
         }
         Ok(())
     }
+}
+
+/// Names as `data` takes them.
+pub(crate) fn as_str(names: &[String]) -> Vec<&str> {
+    names.iter().map(String::as_str).collect()
+}
+
+/// Describes the variables that there are for `key`, with a setting that works.
+fn known(data: &dyn Dataset, key: &str) -> String {
+    let names: Vec<&str> = data.variables().iter().map(|variable| variable.name.as_str()).collect();
+    format!("{} has {names:?}; --set 'data.{key}={names:?}'", data.path().display())
+}
+
+/// Rejects a list that names a variable twice.
+fn check_unique(key: &str, what: &str, names: &[String]) -> Result<()> {
+    let mut unique: Vec<&str> = Vec::new();
+    for name in as_str(names) {
+        if !unique.contains(&name) {
+            unique.push(name);
+        }
+    }
+    if unique.len() < names.len() {
+        bail!(
+            Exit::Usage.because(format!(
+                "data.{key} names a {what} twice: {names:?}; --set 'data.{key}={unique:?}'"
+            ))
+        );
+    }
+    Ok(())
+}
+
+/// The variables that a network maps from frame to frame.
+fn steps(data: &dyn Dataset, config: &DataConfig) -> Result<(Vec<String>, Vec<String>)> {
+    for (key, names) in [("inputs", &config.inputs), ("targets", &config.targets)] {
+        if !names.is_empty() {
+            bail!(Exit::Usage.because(format!(
+                "data.{key} is for samples without time, but {} holds trajectories; name the variables that are mapped from \
+                 frame to frame in data.fields: --set 'data.{key}=[]' --set 'data.fields={names:?}'",
+                data.path().display()
+            )));
+        }
+    }
+    if config.fields.is_empty() {
+        bail!(Exit::Usage.because(format!("data.fields names no field; {}", known(data, "fields"))));
+    }
+    check_unique("fields", "field", &config.fields)?;
+    Ok((config.fields.clone(), config.fields.clone()))
+}
+
+/// The variables that a network maps from and to.
+fn pair(data: &dyn Dataset, config: &DataConfig) -> Result<(Vec<String>, Vec<String>)> {
+    if (config.train_steps, config.validation_steps, config.predict) != (1, 1, Predict::Frame) {
+        bail!(Exit::Usage.because(format!(
+            "data.train_steps is {} and data.validation_steps {}, but samples of {} have no steps; --set data.train_steps=1 \
+             --set data.validation_steps=1 --set data.predict=frame",
+            config.train_steps,
+            config.validation_steps,
+            data.path().display()
+        )));
+    }
+    if !config.fields.is_empty() && !(config.inputs.is_empty() && config.targets.is_empty()) {
+        bail!(Exit::Usage.because(format!(
+            "data.fields is for trajectories, but samples of {} have no times and data.inputs and data.targets name what is \
+             mapped; --set 'data.fields=[]'",
+            data.path().display()
+        )));
+    }
+    let default = data.default_pair().map(|pair| pair.map(|name| vec![name.to_owned()]));
+    let [from, to] = default.unwrap_or_default();
+    let or = |own: &[String], default: Vec<String>| if own.is_empty() { default } else { own.to_vec() };
+    let (inputs, targets) = (or(&config.inputs, from), or(&config.targets, to));
+    for (key, names) in [("inputs", &inputs), ("targets", &targets)] {
+        if names.is_empty() {
+            bail!(Exit::Usage.because(format!("data.{key} names no variable; {}", known(data, key))));
+        }
+        check_unique(key, "variable", names)?;
+    }
+    Ok((inputs, targets))
 }

@@ -8,7 +8,7 @@ use std::sync::mpsc;
 
 use super::field::GaussianField;
 use super::solver::DarcySolver;
-use crate::writer::{CHUNK, DarcyWriter};
+use crate::format::darcy::{CHUNK, DarcyWriter};
 use crate::{Error, Result};
 
 /// What [`darcy`] generates.

@@ -1,35 +1,66 @@
 //! Checks of what an HDF5 file holds, shared by the readers. Whatever is wrong becomes one error that names the file, the
 //! dataset and the cause.
 
+use std::collections::HashSet;
 use std::ops::Range;
 use std::path::Path;
 
 use hdf5_metno::types::{FloatSize, TypeDescriptor};
-use hdf5_metno::{Dataset, File, Group, Hyperslab, SliceOrIndex};
+use hdf5_metno::{Dataset, File, Group, H5Type, Hyperslab, LocationType, SliceOrIndex};
 use ndarray::IxDyn;
 
-use crate::storage::{self, DEFLATED, LARGEST_CHUNK, Stored};
-use crate::{Error, Result, format};
+use super::whole;
+use crate::hdf5::storage::{self, DEFLATED, LARGEST_CHUNK, Stored};
+use crate::{Error, Result};
 
 /// A group of an open file. Names in errors are paths from the root, such as `t0_fields/vorticity`.
 #[derive(Debug)]
 pub(crate) struct Node<'a> {
-    pub(super) path: &'a Path,
-    pub(super) group: Group,
+    pub(crate) path: &'a Path,
+    pub(crate) group: Group,
     name: String,
     /// Bytes of the file.
-    pub(super) length: u64,
+    pub(crate) length: u64,
 }
 
 impl<'a> Node<'a> {
     /// The root of a file that is there, HDF5 and whole.
     pub(crate) fn open(path: &'a Path) -> Result<Self> {
-        let length = format::check(path)?;
+        let length = whole::check(path)?;
         let group = File::open(path)
             .and_then(|file| file.group("/"))
             .map_err(|error| Error::hdf5(path, "open it", error))?;
         storage::check_links(path, &group)?;
         Ok(Self { path, group, name: String::new(), length })
+    }
+
+    /// The root of a file that was opened before.
+    pub(crate) fn root(path: &'a Path, group: Group, length: u64) -> Self {
+        Self { path, group, name: String::new(), length }
+    }
+
+    /// Paths of all datasets below the group, in order.
+    pub(crate) fn dataset_names(&self) -> Result<Vec<String>> {
+        let failed = |error| Error::hdf5(self.path, "list its datasets", error);
+        let mut names = Vec::new();
+        let mut seen = HashSet::new();
+        let mut groups = vec![(String::new(), self.group.clone())];
+        while let Some((prefix, group)) = groups.pop() {
+            for link in group.member_names().map_err(failed)? {
+                // A soft link may lead nowhere.
+                let Ok(info) = group.loc_info_by_name(&link) else { continue };
+                let full = format!("{prefix}{link}");
+                match info.loc_type {
+                    LocationType::Dataset => names.push(full),
+                    LocationType::Group if seen.insert(format!("{:?}", info.token)) => {
+                        groups.push((format!("{full}/"), group.group(&link).map_err(failed)?));
+                    }
+                    _ => (),
+                }
+            }
+        }
+        names.sort();
+        Ok(names)
     }
 
     pub(crate) fn has(&self, name: &str) -> bool {
@@ -173,7 +204,7 @@ impl<'a> Node<'a> {
         misfit(self.path, self.full(name), found, expected)
     }
 
-    fn kind(&self, dataset: &Dataset, name: &str) -> Result<TypeDescriptor> {
+    pub(crate) fn kind(&self, dataset: &Dataset, name: &str) -> Result<TypeDescriptor> {
         dataset.dtype().and_then(|kind| kind.to_descriptor()).map_err(|error| {
             Error::hdf5(self.path, format!("read the kind of dataset `{}`", self.full(name)), error)
         })
@@ -222,18 +253,26 @@ pub(crate) fn read_finite(
     if window.iter().any(Range::is_empty) {
         return Ok(Vec::new());
     }
+    let values = read_window(path, stored, name, window)?;
+    check_finite(path, name, window, &values)?;
+    Ok(values)
+}
+
+/// The values of a window with no empty range, in the dataset's order.
+pub(crate) fn read_window<T: H5Type>(
+    path: &Path,
+    stored: &Stored,
+    name: &str,
+    window: &[Range<usize>],
+) -> Result<Vec<T>> {
     stored.check(window)?;
     let dataset = &stored.dataset;
     let values = if window.is_empty() {
-        dataset.read_raw::<f32>()
+        dataset.read_raw::<T>()
     } else {
-        dataset
-            .read_slice::<f32, _, IxDyn>(hyperslab(window))
-            .map(|values| values.into_raw_vec_and_offset().0)
+        dataset.read_slice::<T, _, IxDyn>(hyperslab(window)).map(|values| values.into_raw_vec_and_offset().0)
     };
-    let values = values.map_err(|error| Error::hdf5(path, format!("read dataset `{name}`"), error))?;
-    check_finite(path, name, window, &values)?;
-    Ok(values)
+    values.map_err(|error| Error::hdf5(path, format!("read dataset `{name}`"), error))
 }
 
 pub(crate) fn hyperslab(window: &[Range<usize>]) -> Hyperslab {
@@ -260,16 +299,24 @@ pub(crate) fn check_finite(path: &Path, name: &str, window: &[Range<usize>], val
     Err(Error::NotFinite { path: path.to_owned(), dataset: name.to_owned(), index, value })
 }
 
-/// The layouts that this crate reads, by what a file holds, for errors about one that was taken for another.
-pub(crate) fn recognise(root: &Node<'_>) -> Option<&'static str> {
-    if root.has("dimensions") && (root.has("t0_fields") || root.has("t1_fields")) {
-        Some(WELL)
-    } else if root.has("nu") && root.has("tensor") {
-        Some(DARCY)
-    } else {
-        None
-    }
+/// A layout of HDF5 files that a format reads, registered beside the format.
+pub(crate) struct Hdf5Layout {
+    /// Name in errors.
+    pub(crate) name: &'static str,
+    /// Returns whether a file has it, from the names at its root.
+    pub(crate) recognise: fn(&Node<'_>) -> bool,
 }
 
-pub(crate) const WELL: &str = "The Well's schema";
-pub(crate) const DARCY: &str = "PDEBench's Darcy layout";
+inventory::collect!(Hdf5Layout);
+
+/// Rejects a file of another registered layout, with the name of both.
+pub(crate) fn check_layout(root: &Node<'_>, expected: &'static str) -> Result<()> {
+    let others = inventory::iter::<Hdf5Layout>.into_iter().filter(|layout| layout.name != expected);
+    match others.into_iter().find(|layout| (layout.recognise)(root)) {
+        Some(other) => {
+            let path = root.path.to_owned();
+            Err(Error::OtherLayout { path, found: other.name, expected })
+        }
+        None => Ok(()),
+    }
+}

@@ -13,8 +13,8 @@ use hdf5_metno::dataset::Layout;
 use hdf5_metno::filters::Filter;
 use hdf5_metno::{Dataset, Group, IndexType, IterationOrder, LinkType};
 
-use crate::chunks::{self, Packed};
-use crate::layout::misfit;
+use crate::hdf5::chunks::{self, Packed};
+use crate::hdf5::layout::misfit;
 use crate::{Error, Result};
 
 /// Largest size of a chunk that is read, in bytes.

@@ -6,10 +6,11 @@ use std::path::{Path, PathBuf};
 use isobar_torch::memory::from_vec;
 use tch::Tensor;
 
-use crate::attribute::Attributes;
-use crate::layout::{self, Node, check_range, shape_text};
+use crate::hdf5::attribute::Attributes;
+use crate::hdf5::layout::{self, Node, check_range, shape_text};
+use crate::hdf5::storage::Stored;
+use crate::registry::check_extension;
 use crate::stats::Accumulator;
-use crate::storage::Stored;
 use crate::{Error, Result, Statistics};
 
 /// A data set of 2-D Darcy flow, −∇·(a ∇u) = β on the unit square with u = 0 on its boundary, in one HDF5 file.
@@ -76,15 +77,13 @@ impl DarcyFile {
     /// shapes that agree, and coordinates that are finite and ascending.
     ///
     /// # Errors
-    /// When the file is missing, of another format (NetCDF, Zarr and NumPy are unsupported for now), not HDF5,
+    /// When the file is missing, of another format, not HDF5,
     /// truncated, or of another layout; the error names the file, the dataset and the cause.
     pub fn open(path: impl AsRef<Path>) -> Result<Self> {
         let path = path.as_ref();
+        check_extension(path, "darcy")?;
         let root = Node::open(path)?;
-        if layout::recognise(&root) == Some(layout::WELL) {
-            let path = path.to_owned();
-            return Err(Error::OtherLayout { path, found: layout::WELL, expected: layout::DARCY });
-        }
+        layout::check_layout(&root, LAYOUT)?;
         let nu = root.field(NU)?;
         let shape = nu.dataset.shape();
         let &[samples, rows, cols] = shape.as_slice() else {
@@ -149,6 +148,28 @@ impl DarcyFile {
     /// When an index is out of range, the file can't be read, or a value in the window is not finite; the error names
     /// the dataset and the index of the first such value.
     pub fn read(&self, samples: &[usize], rows: Range<usize>, cols: Range<usize>) -> Result<DarcyFields> {
+        Ok(DarcyFields {
+            nu: self.read_nu(samples, rows.clone(), cols.clone())?,
+            u: self.read_u(samples, rows, cols)?,
+        })
+    }
+
+    /// Reads the coefficient alone, like [`DarcyFile::read`].
+    pub(super) fn read_nu(
+        &self,
+        samples: &[usize],
+        rows: Range<usize>,
+        cols: Range<usize>,
+    ) -> Result<Tensor> {
+        self.read_field(&self.nu, NU, &self.window(samples, rows, cols)?)
+    }
+
+    /// Reads the solution alone, like [`DarcyFile::read`].
+    pub(super) fn read_u(&self, samples: &[usize], rows: Range<usize>, cols: Range<usize>) -> Result<Tensor> {
+        self.read_field(&self.tensor, TENSOR, &self.window(samples, rows, cols)?)
+    }
+
+    fn window<'a>(&self, samples: &'a [usize], rows: Range<usize>, cols: Range<usize>) -> Result<Window<'a>> {
         if let Some(sample) = samples.iter().find(|&&sample| sample >= self.samples) {
             return Err(Error::OutOfRange {
                 what: "sample".to_owned(),
@@ -158,11 +179,7 @@ impl DarcyFile {
         }
         check_range("row range", &rows, self.rows())?;
         check_range("column range", &cols, self.cols())?;
-        let window = Window { samples, rows, cols };
-        Ok(DarcyFields {
-            nu: self.read_field(&self.nu, NU, &window)?,
-            u: self.read_field(&self.tensor, TENSOR, &window)?,
-        })
+        Ok(Window { samples, rows, cols })
     }
 
     /// Statistics of both fields over a range of samples, in float64, reading a few samples at a time. Over `0..len`
@@ -171,11 +188,17 @@ impl DarcyFile {
     /// # Errors
     /// As [`DarcyFile::read`], and when the range is empty.
     pub fn statistics(&self, samples: Range<usize>) -> Result<DarcyStatistics> {
-        check_range("sample range", &samples, self.samples)?;
-        Ok(DarcyStatistics {
-            nu: self.field_statistics(&self.nu, NU, samples.clone())?,
-            u: self.field_statistics(&self.tensor, TENSOR, samples)?,
-        })
+        Ok(DarcyStatistics { nu: self.statistics_of_nu(samples.clone())?, u: self.statistics_of_u(samples)? })
+    }
+
+    /// Computes statistics of the coefficient alone, like [`DarcyFile::statistics`].
+    pub(super) fn statistics_of_nu(&self, samples: Range<usize>) -> Result<Statistics> {
+        self.field_statistics(&self.nu, NU, samples)
+    }
+
+    /// Computes statistics of the solution alone, like [`DarcyFile::statistics`].
+    pub(super) fn statistics_of_u(&self, samples: Range<usize>) -> Result<Statistics> {
+        self.field_statistics(&self.tensor, TENSOR, samples)
     }
 
     fn field_statistics(
@@ -184,6 +207,7 @@ impl DarcyFile {
         name: &'static str,
         samples: Range<usize>,
     ) -> Result<Statistics> {
+        check_range("sample range", &samples, self.samples)?;
         // Whole chunks at a time, so that none is decompressed twice.
         let step = dataset.chunk().map_or(STATISTICS_SAMPLES, |chunk| chunk[0]);
         let step = layout::portion(step, self.rows() * self.cols() * size_of::<f32>());
@@ -229,6 +253,13 @@ impl DarcyFile {
             layout::read_finite(&self.path, dataset, name, &[samples, rows, cols])
         }
     }
+}
+
+/// Name of the layout in errors.
+const LAYOUT: &str = "PDEBench's Darcy layout";
+
+inventory::submit! {
+    layout::Hdf5Layout { name: LAYOUT, recognise: |root| root.has(NU) && root.has(TENSOR) }
 }
 
 pub(crate) const NU: &str = "nu";

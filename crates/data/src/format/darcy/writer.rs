@@ -5,9 +5,9 @@ use std::path::Path;
 use hdf5_metno::{Dataset, File};
 use ndarray::{ArrayView3, ArrayView4, s};
 
-use crate::aside::Aside;
-use crate::darcy::{BETA, NU, TENSOR, X, Y};
-use crate::well::write_attribute;
+use super::file::{BETA, NU, TENSOR, X, Y};
+use crate::hdf5::aside::Aside;
+use crate::hdf5::write_attribute;
 use crate::{Error, Result};
 
 /// Writes a data set that [`DarcyFile`](crate::DarcyFile) reads, some samples at a time.

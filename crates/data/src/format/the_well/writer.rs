@@ -3,20 +3,20 @@
 use std::ops::Range;
 use std::path::Path;
 
-use hdf5_metno::types::VarLenUnicode;
-use hdf5_metno::{Dataset, File, Group, H5Type, Location};
+use hdf5_metno::{Dataset, File, Group, Location};
 use isobar_torch::memory;
 use ndarray::ArrayView;
 use tch::{Device, Kind, Tensor};
 
-use super::WellMeta;
+use super::meta::WellMeta;
 use super::open::{
     ASSOCIATED_DIMS, ASSOCIATED_FIELDS, BC_TYPE, BOUNDARY_CONDITIONS, DATASET_NAME, DIM_VARYING, DIMENSIONS,
     FIELD_NAMES, FIELDS, GRID_TYPE, MASK, PARAMETERS, PERIODIC, SAMPLE_VARYING, SCALARS, SPATIAL_DIMS,
     SPATIAL_DIMS_COUNT, TIME, TIME_VARYING, TRAJECTORIES, UNITS, VALUES,
 };
-use crate::aside::Aside;
-use crate::layout::{check_finite, check_range, hyperslab};
+use crate::hdf5::aside::Aside;
+use crate::hdf5::layout::{check_finite, check_range, hyperslab};
+use crate::hdf5::{number, text, texts, write_attribute};
 use crate::{Error, Result};
 
 /// Writes a file that [`WellFile`](crate::WellFile) reads, some frames of a field at a time, in any order.
@@ -172,12 +172,6 @@ impl WellWriter {
     }
 }
 
-/// Writes a text as an attribute of the file.
-pub(crate) fn write_attribute(aside: &Aside, name: &str, value: &str) -> Result<()> {
-    text(aside.file(), name, value)
-        .map_err(|error| Error::hdf5(aside.target(), format!("write the attribute `{name}`"), error))
-}
-
 fn lay_out(file: &File, meta: &WellMeta) -> hdf5_metno::Result<Vec<Field>> {
     text(file, DATASET_NAME, &meta.name)?;
     text(file, GRID_TYPE, &meta.grid_type)?;
@@ -259,26 +253,4 @@ fn periodic(conditions: &Group, dim: &str, points: usize) -> hdf5_metno::Result<
 fn varying(location: &Location, between_samples: bool, in_time: bool) -> hdf5_metno::Result<()> {
     number(location, SAMPLE_VARYING, between_samples)?;
     number(location, TIME_VARYING, in_time)
-}
-
-fn number<T: H5Type>(location: &Location, name: &str, value: T) -> hdf5_metno::Result<()> {
-    location.new_attr::<T>().create(name)?.write_scalar(&value)
-}
-
-fn text(location: &Location, name: &str, value: &str) -> hdf5_metno::Result<()> {
-    number(location, name, variable(value)?)
-}
-
-fn texts<'a>(
-    location: &Location,
-    name: &str,
-    values: impl Iterator<Item = &'a str>,
-) -> hdf5_metno::Result<()> {
-    let values = values.map(variable).collect::<hdf5_metno::Result<Vec<_>>>()?;
-    let attribute = location.new_attr::<VarLenUnicode>().shape(values.len()).create(name)?;
-    if values.is_empty() { Ok(()) } else { attribute.write_raw(&values) }
-}
-
-fn variable(text: &str) -> hdf5_metno::Result<VarLenUnicode> {
-    text.parse().map_err(|error| hdf5_metno::Error::from(format!("{error}")))
 }

@@ -2,10 +2,14 @@
 
 use std::path::Path;
 
-use hdf5_metno::types::{FixedAscii, FixedUnicode, TypeDescriptor, VarLenAscii, VarLenUnicode};
-use hdf5_metno::{Attribute, Dataset, H5Type, Location, MinorErrorCode};
+use hdf5_metno::types::{
+    FixedAscii, FixedUnicode, Reference, TypeDescriptor, VarLenArray, VarLenAscii, VarLenUnicode,
+};
+use hdf5_metno::{
+    Attribute, Dataset, Group, H5Type, Location, MinorErrorCode, ObjectReference1, ReferencedObject,
+};
 
-use crate::layout::{Node, misfit, shape_text};
+use crate::hdf5::layout::{Node, misfit, shape_text};
 use crate::{Error, Result};
 
 /// The attributes of one group or dataset. In errors they are called `owner@attribute`, those of the root by their name.
@@ -40,6 +44,34 @@ impl<'a> Attributes<'a> {
             [value] => Err(self.misfit(name, value.to_string(), "a finite number")),
             _ => Err(self.misfit(name, format!("{} numbers", values.len()), "one number")),
         }
+    }
+
+    /// Numbers, of any count.
+    pub(crate) fn numbers(&self, name: &str) -> Result<Vec<f64>> {
+        let (attribute, kind) = self.find(name)?;
+        match kind {
+            TypeDescriptor::Float(_) => self.values::<f64>(&attribute, name),
+            TypeDescriptor::Integer(_) | TypeDescriptor::Unsigned(_) => {
+                Ok(self.values::<i64>(&attribute, name)?.into_iter().map(|value| value as f64).collect())
+            }
+            other => Err(self.misfit(name, format!("of kind {other}"), "numbers")),
+        }
+    }
+
+    /// Names of the datasets that are the scales of each dim of a dataset, without their groups; empty where one has none.
+    pub(crate) fn dimension_scales(&self, root: &Group) -> Result<Vec<String>> {
+        let (attribute, kind) = self.find(DIMENSION_LIST)?;
+        let object = Box::new(TypeDescriptor::Reference(Reference::Object));
+        if kind != TypeDescriptor::VarLenArray(object) {
+            return Err(self.misfit(DIMENSION_LIST, format!("of kind {kind}"), "lists of references"));
+        }
+        let lists = self.values::<VarLenArray<ObjectReference1>>(&attribute, DIMENSION_LIST)?;
+        let name = |list: &VarLenArray<ObjectReference1>| {
+            let scale = list.first().map(|reference| root.dereference(reference));
+            let Some(Ok(ReferencedObject::Dataset(dataset))) = scale else { return String::new() };
+            dataset.name().rsplit('/').next().unwrap_or_default().to_owned()
+        };
+        Ok(lists.iter().map(name).collect())
     }
 
     /// One whole number in a range.
@@ -165,6 +197,9 @@ impl<'a> Attributes<'a> {
 fn is_missing(error: &hdf5_metno::Error) -> bool {
     error.stack().is_some_and(|stack| stack.minor_codes().next_back() == Some(MinorErrorCode::NotFound))
 }
+
+/// HDF5's attribute of a dataset whose dims have scales.
+const DIMENSION_LIST: &str = "DIMENSION_LIST";
 
 /// Largest number of values of an attribute.
 const MOST_VALUES: usize = 1024;

@@ -6,9 +6,9 @@ use std::path::Path;
 use isobar_torch::memory::from_vec;
 use tch::Tensor;
 
-use crate::layout::{portion, read_finite};
+use crate::hdf5::layout::{portion, read_finite};
+use crate::hdf5::storage::Stored;
 use crate::stats::Accumulator;
-use crate::storage::Stored;
 use crate::{Result, Statistics};
 
 /// A field of a [`WellFile`](super::WellFile).

@@ -1,21 +1,15 @@
 //! Files of The Well's HDF5 schema.
 
-mod field;
-mod meta;
-mod open;
-mod writer;
-
-pub use field::WellField;
-pub use meta::{WellDim, WellMeta};
-pub use writer::WellWriter;
-pub(crate) use writer::write_attribute;
-
 use std::ops::Range;
 use std::path::{Path, PathBuf};
 
 use tch::{Device, Kind, Tensor};
 
-use crate::layout::check_range;
+use super::field::WellField;
+use super::meta::{WellDim, WellMeta};
+use super::open;
+use crate::hdf5::layout::check_range;
+use crate::registry::check_extension;
 use crate::{Error, Result, Statistics};
 
 /// Trajectories of a simulation in one HDF5 file of The Well's schema.
@@ -72,17 +66,17 @@ use crate::{Error, Result, Statistics};
 /// ```
 #[derive(Debug)]
 pub struct WellFile {
-    path: PathBuf,
-    name: String,
-    grid_type: String,
-    trajectories: usize,
-    times: Vec<f64>,
-    spatial_dims: Vec<String>,
-    coordinates: Vec<Vec<f64>>,
-    grid: Vec<usize>,
-    periodic: Vec<bool>,
-    parameters: Vec<(String, f64)>,
-    fields: Vec<WellField>,
+    pub(super) path: PathBuf,
+    pub(super) name: String,
+    pub(super) grid_type: String,
+    pub(super) trajectories: usize,
+    pub(super) times: Vec<f64>,
+    pub(super) spatial_dims: Vec<String>,
+    pub(super) coordinates: Vec<Vec<f64>>,
+    pub(super) grid: Vec<usize>,
+    pub(super) periodic: Vec<bool>,
+    pub(super) parameters: Vec<(String, f64)>,
+    pub(super) fields: Vec<WellField>,
 }
 
 impl WellFile {
@@ -90,9 +84,10 @@ impl WellFile {
     /// shapes that agree, and times and coordinates that are finite and ascending.
     ///
     /// # Errors
-    /// When the file is missing, of another format (NetCDF, Zarr and NumPy are unsupported for now), not HDF5,
+    /// When the file is missing, of another format, not HDF5,
     /// truncated, or of another layout; the error names the file, the dataset and the cause.
     pub fn open(path: impl AsRef<Path>) -> Result<Self> {
+        check_extension(path.as_ref(), "the_well")?;
         open::open(path.as_ref())
     }
 
@@ -303,7 +298,7 @@ impl WellFile {
         Ok(channels)
     }
 
-    fn chosen(&self, names: &[&str]) -> Result<Vec<&WellField>> {
+    pub(super) fn chosen(&self, names: &[&str]) -> Result<Vec<&WellField>> {
         if names.is_empty() {
             return Err(Error::Invalid("at least one field must be asked for".to_owned()));
         }

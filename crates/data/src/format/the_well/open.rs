@@ -2,17 +2,25 @@
 
 use std::path::Path;
 
-use super::{WellField, WellFile};
-use crate::attribute::Attributes;
-use crate::layout::{self, Node, shape_text};
+use super::field::WellField;
+use super::file::WellFile;
+use crate::hdf5::attribute::Attributes;
+use crate::hdf5::layout::{Hdf5Layout, Node, check_layout, shape_text};
 use crate::{Error, Result};
+
+/// Name of the layout in errors.
+const LAYOUT: &str = "The Well's schema";
+
+inventory::submit! {
+    Hdf5Layout {
+        name: LAYOUT,
+        recognise: |root| root.has(DIMENSIONS) && (root.has(FIELDS[0]) || root.has(FIELDS[1])),
+    }
+}
 
 pub(super) fn open(path: &Path) -> Result<WellFile> {
     let root = Node::open(path)?;
-    if layout::recognise(&root) == Some(layout::DARCY) {
-        let path = path.to_owned();
-        return Err(Error::OtherLayout { path, found: layout::DARCY, expected: layout::WELL });
-    }
+    check_layout(&root, LAYOUT)?;
     // The groups before the attributes: a file of something else lacks both, and groups say what it has.
     let dimensions = root.group(DIMENSIONS)?;
     let attributes = Attributes::of_group(&root);

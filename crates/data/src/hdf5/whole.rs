@@ -6,7 +6,7 @@ use std::path::Path;
 
 use crate::{Error, Result};
 
-/// Refuses what is missing, of another format, or cut off; gives the file's length.
+/// Rejects what is missing, not HDF5, or cut off; returns the file's length.
 pub(crate) fn check(path: &Path) -> Result<u64> {
     let metadata = match std::fs::metadata(path) {
         Ok(metadata) => metadata,
@@ -15,24 +15,10 @@ pub(crate) fn check(path: &Path) -> Result<u64> {
         }
         Err(error) => return Err(Error::io(path, "look at it", error)),
     };
-    if let Some(format) = other_format(path) {
-        return Err(Error::Unsupported { path: path.to_owned(), format });
-    }
     // HDF5 opens the file by its name and would block on a FIFO.
     let mut file = isobar_files::open(path).map_err(|error| Error::io(path, "open it", error))?;
     check_whole(path, &mut file, metadata.len())?;
     Ok(metadata.len())
-}
-
-/// The format that the name stands for, where it is not HDF5.
-fn other_format(path: &Path) -> Option<&'static str> {
-    match path.extension()?.to_str()?.to_ascii_lowercase().as_str() {
-        "nc" | "nc4" | "cdf" => Some("NetCDF"),
-        "zarr" => Some("Zarr"),
-        "npy" | "npz" => Some("NumPy"),
-        "grib" | "grib2" | "grb" | "grb2" => Some("GRIB"),
-        _ => None,
-    }
 }
 
 const SIGNATURE: [u8; 8] = *b"\x89HDF\r\n\x1a\n";

@@ -1,0 +1,229 @@
+//! Named arrays as a data set.
+
+use std::ops::Range;
+use std::path::Path;
+
+use isobar_torch::memory::from_vec;
+use tch::{Device, Kind, Tensor};
+
+use super::layout::{Layout, Reader, Role, Variable};
+use super::{ArrayOptions, Arrays, Values};
+use crate::dataset::{Dataset, Window, check_window, choose};
+use crate::grid::{DataVariable, Dim};
+use crate::registry::DataSource;
+use crate::{Error, Result};
+
+/// A [`Dataset`] of named [`Arrays`]: what formats of plain arrays open.
+///
+/// Arrays whose axes lack one, such as static fields without time, are repeated along it.
+#[derive(Debug)]
+pub struct ArrayDataset {
+    arrays: Box<dyn Arrays>,
+    layout: Layout,
+    /// Pieces of a stored trajectory, and frames of each.
+    pieces: usize,
+    /// Steps of a piece, if trajectories are cut.
+    cut: Option<usize>,
+    /// Times of a trajectory or piece.
+    times: Option<Vec<f64>>,
+}
+
+impl ArrayDataset {
+    /// Finds the variables that a run names among the arrays, described by the table `[data.<format>]`.
+    ///
+    /// # Errors
+    /// Options that do not fit the arrays, variables that do not exist or disagree in shape, and coordinates that are not
+    /// finite and in one order.
+    pub fn open(
+        arrays: Box<dyn Arrays>,
+        source: &DataSource<'_>,
+        options: ArrayOptions,
+    ) -> Result<Box<dyn Dataset>> {
+        let table = format!("data.{}", source.format());
+        let reader = Reader { arrays: &*arrays, options: &options, table: table.clone() };
+        let layout = reader.layout(source.variables())?;
+        let frames = layout.times.as_ref().map_or(1, Vec::len);
+        if let Some(cut) = options.cut.filter(|cut| *cut == 0 || *cut >= frames) {
+            return Err(Error::Config(format!(
+                "{table}.cut is {cut}, expected 1 to {}: trajectories of {} have {frames} frames",
+                frames.saturating_sub(1),
+                arrays.path().display()
+            )));
+        }
+        let pieces = options.cut.map_or(1, |cut| (frames - 1) / cut);
+        let times = match options.cut {
+            Some(cut) => layout.times.as_ref().map(|times| times[..=cut].to_vec()),
+            None => layout.times.clone(),
+        };
+        Ok(Box::new(Self { arrays, layout, pieces, cut: options.cut, times }))
+    }
+
+    /// Reads consecutive stored samples of a variable: `[sample, frame, channel, x, …]`.
+    fn slab(
+        &self,
+        variable: &Variable,
+        samples: &Range<usize>,
+        frames: &Range<usize>,
+        points: &[Range<usize>],
+    ) -> Result<Tensor> {
+        let range = |role: &Role| match role {
+            Role::Sample => samples.clone(),
+            Role::Time => frames.clone(),
+            Role::Channel => 0..variable.channels,
+            Role::Space(dim) => points[*dim].clone(),
+        };
+        let window: Vec<Range<usize>> = variable.roles.iter().map(range).collect();
+        let expected: usize = window.iter().map(Range::len).product();
+        let values = self.arrays.read(&variable.path, &window)?;
+        if values.len() != expected {
+            return Err(Error::Invalid(format!(
+                "{}: {} values of `{}` were read where the window has {expected}",
+                self.arrays.path().display(),
+                values.len(),
+                variable.path
+            )));
+        }
+        let values = self.decode(variable, &window, values)?;
+        let stored: Vec<i64> = window.iter().map(|range| range.len() as i64).collect();
+        let tensor = from_vec(values, &stored)?;
+        // Stored axes in the order of roles, and those that are missing of extent 1.
+        let target: Vec<Role> = [Role::Sample, Role::Time, Role::Channel]
+            .into_iter()
+            .chain((0..points.len()).map(Role::Space))
+            .collect();
+        let place = |role: &Role| variable.roles.iter().position(|own| own == role);
+        let order: Vec<i64> = target.iter().filter_map(place).map(|at| at as i64).collect();
+        let extents: Vec<i64> = target.iter().map(|role| place(role).map_or(1, |at| stored[at])).collect();
+        let tensor = tensor.f_permute(order)?.f_reshape(extents)?;
+        let full: Vec<i64> = [samples.len(), frames.len(), variable.channels]
+            .into_iter()
+            .chain(points.iter().map(Range::len))
+            .map(|extent| extent as i64)
+            .collect();
+        Ok(tensor.f_expand(full, false)?)
+    }
+
+    /// Unpacks stored numbers; refuses missing values and those that are not finite.
+    fn decode(&self, variable: &Variable, window: &[Range<usize>], values: Values) -> Result<Vec<f32>> {
+        let info = &variable.info;
+        let missing = |value: f64| info.missing.contains(&value);
+        let packed = (info.scale, info.offset) != (1.0, 0.0);
+        let found = match &values {
+            _ if info.missing.is_empty() => None,
+            Values::F32(values) => values.iter().position(|&value| missing(f64::from(value))),
+            Values::F64(values) => values.iter().position(|&value| missing(value)),
+        };
+        if let Some(at) = found {
+            let path = self.arrays.path().to_owned();
+            return Err(Error::MissingValue {
+                path,
+                dataset: variable.path.clone(),
+                index: index(window, at),
+            });
+        }
+        let values: Vec<f32> = match values {
+            Values::F32(values) if !packed => values,
+            values => {
+                values.into_f64().into_iter().map(|value| (value * info.scale + info.offset) as f32).collect()
+            }
+        };
+        match values.iter().position(|value| !value.is_finite()) {
+            None => Ok(values),
+            Some(at) => Err(Error::NotFinite {
+                path: self.arrays.path().to_owned(),
+                dataset: variable.path.clone(),
+                index: index(window, at),
+                value: f64::from(values[at]),
+            }),
+        }
+    }
+
+    /// Samples in ascending runs of consecutive stored ones, so that a chunk is decompressed once; with the frames of each.
+    fn runs(&self, sorted: &[usize], frames: &Range<usize>) -> Vec<(Range<usize>, Range<usize>)> {
+        let mut runs: Vec<(Range<usize>, Range<usize>)> = Vec::new();
+        for &sample in sorted {
+            let (stored, first) = (sample / self.pieces, sample % self.pieces * self.cut.unwrap_or(0));
+            let frames = first + frames.start..first + frames.end;
+            match runs.last_mut() {
+                Some((run, own)) if run.end == stored && *own == frames => run.end += 1,
+                _ => runs.push((stored..stored + 1, frames)),
+            }
+        }
+        runs
+    }
+}
+
+impl Dataset for ArrayDataset {
+    fn path(&self) -> &Path {
+        self.arrays.path()
+    }
+
+    fn samples(&self) -> usize {
+        self.layout.samples * self.pieces
+    }
+
+    fn dims(&self) -> &[Dim] {
+        &self.layout.dims
+    }
+
+    fn times(&self) -> Option<&[f64]> {
+        self.times.as_deref()
+    }
+
+    fn variables(&self) -> &[DataVariable] {
+        &self.layout.described
+    }
+
+    fn read(&self, window: &Window, samples: &[usize], variables: &[&str]) -> Result<Tensor> {
+        let chosen = choose(self, variables)?;
+        check_window(self, window, samples)?;
+        let empty =
+            samples.is_empty() || window.frames.is_empty() || window.points.iter().any(Range::is_empty);
+        if empty {
+            let channels: usize = chosen.iter().map(|variable| variable.channels.len()).sum();
+            let shape: Vec<i64> = [samples.len(), window.frames.len(), channels]
+                .into_iter()
+                .chain(window.points.iter().map(Range::len))
+                .map(|extent| extent as i64)
+                .collect();
+            return Ok(Tensor::f_zeros(shape, (Kind::Float, Device::Cpu))?);
+        }
+        let mut sorted = samples.to_vec();
+        sorted.sort_unstable();
+        sorted.dedup();
+        let runs = self.runs(&sorted, &window.frames);
+        let read = |described: &DataVariable| -> Result<Tensor> {
+            let known = self.layout.described.iter().position(|known| known.name == described.name);
+            let variable = &self.layout.variables[known.unwrap_or_default()];
+            let slabs = runs
+                .iter()
+                .map(|(samples, frames)| self.slab(variable, samples, frames, &window.points))
+                .collect::<Result<Vec<Tensor>>>()?;
+            Ok(Tensor::f_cat(&slabs, 0)?)
+        };
+        let parts = chosen.iter().map(read).collect::<Result<Vec<Tensor>>>()?;
+        let all = Tensor::f_cat(&parts, 2)?;
+        if sorted == samples {
+            return Ok(all);
+        }
+        let rows: Vec<i64> =
+            samples.iter().map(|sample| sorted.partition_point(|other| other < sample) as i64).collect();
+        Ok(all.f_index_select(0, &Tensor::f_from_slice(&rows)?)?)
+    }
+}
+
+/// The index in the array of a value of a window.
+fn index(window: &[Range<usize>], at: usize) -> Vec<usize> {
+    let mut left = at;
+    let mut index: Vec<usize> = window
+        .iter()
+        .rev()
+        .map(|range| {
+            let place = range.start + left % range.len();
+            left /= range.len();
+            place
+        })
+        .collect();
+    index.reverse();
+    index
+}

@@ -1,0 +1,356 @@
+//! The layout of a data set of named arrays, checked when it is opened.
+
+use super::{ArrayInfo, ArrayOptions, Arrays};
+use crate::grid::{DataVariable, Dim};
+use crate::{Error, Result};
+
+/// Largest number of points along one dim or of times: more than any grid has.
+const MOST_POINTS: usize = 1 << 24;
+
+/// An array that is a variable.
+#[derive(Debug)]
+pub(super) struct Variable {
+    pub(super) path: String,
+    pub(super) info: ArrayInfo,
+    /// The role of each stored axis.
+    pub(super) roles: Vec<Role>,
+    pub(super) channels: usize,
+}
+
+/// Meaning of an axis.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Role {
+    Sample,
+    Time,
+    Channel,
+    /// A spatial dim, by number.
+    Space(usize),
+}
+
+#[derive(Debug)]
+pub(super) struct Layout {
+    pub(super) variables: Vec<Variable>,
+    pub(super) described: Vec<DataVariable>,
+    pub(super) dims: Vec<Dim>,
+    /// Stored samples.
+    pub(super) samples: usize,
+    /// Stored times.
+    pub(super) times: Option<Vec<f64>>,
+}
+
+/// Finds out a layout: of the variables that a run names.
+pub(super) struct Reader<'a> {
+    pub(super) arrays: &'a dyn Arrays,
+    pub(super) options: &'a ArrayOptions,
+    /// Name of the options' table in messages.
+    pub(super) table: String,
+}
+
+impl Reader<'_> {
+    pub(super) fn layout(&self, wanted: &[String]) -> Result<Layout> {
+        if wanted.is_empty() {
+            return Err(Error::Config(format!(
+                "data.fields (or data.inputs and data.targets) names no field; {} has {:?}; --set 'data.fields={:?}'",
+                self.arrays.path().display(),
+                self.known(),
+                self.likely()
+            )));
+        }
+        let mut opened = Vec::new();
+        for name in wanted {
+            if !opened.iter().any(|(known, ..): &(&String, String, ArrayInfo, Vec<String>)| *known == name) {
+                let (path, info, axes) = self.variable(name)?;
+                opened.push((name, path, info, axes));
+            }
+        }
+        let dims = self.dims(&opened[0].1, opened.iter().map(|(_, path, info, axes)| (path, info, axes)))?;
+        let samples = self.extent(&self.options.sample, &opened)?;
+        let frames = self.extent(&self.options.time, &opened)?;
+        let first = opened[0].1.clone();
+        let times = frames.map(|frames| self.times(&first, frames)).transpose()?;
+        let (mut variables, mut described) = (Vec::new(), Vec::new());
+        for (name, path, info, axes) in opened {
+            let roles: Vec<Role> = axes.iter().map(|axis| self.role(axis, &dims)).collect();
+            let channel = roles.iter().position(|role| *role == Role::Channel);
+            let channels = channel.map(|at| info.shape[at]);
+            let names = match channels {
+                Some(count) if count > 1 => self.channel_names(name, &path, count),
+                _ => vec![name.clone()],
+            };
+            let unit = self.options.variables.get(name).and_then(|own| own.unit()).map(str::to_owned);
+            described.push(DataVariable {
+                name: name.clone(),
+                unit: unit.or_else(|| info.unit.clone()),
+                // They may be components of a vector: nothing says that they are not.
+                has_direction: names.len() > 1,
+                channels: names,
+                title: None,
+            });
+            variables.push(Variable { path, info, roles, channels: channels.unwrap_or(1) });
+        }
+        Ok(Layout { variables, described, dims, samples: samples.unwrap_or(1), times })
+    }
+
+    /// Names of variables: those in the options, and all other arrays.
+    fn known(&self) -> Vec<String> {
+        let own = &self.options.variables;
+        own.keys()
+            .cloned()
+            .chain(self.arrays.names().into_iter().filter(|name| !own.contains_key(name)))
+            .collect()
+    }
+
+    /// Names of the arrays with the most axes: variables rather than coordinates.
+    fn likely(&self) -> Vec<String> {
+        let names = self.arrays.names();
+        let axes = |name: &String| self.arrays.info(name).map_or(0, |info| info.shape.len());
+        let axes: Vec<usize> = names.iter().map(axes).collect();
+        let most = axes.iter().max();
+        names.into_iter().zip(&axes).filter(|(_, axes)| Some(*axes) == most).map(|(name, _)| name).collect()
+    }
+
+    /// The array of a variable, and the names of its axes.
+    fn variable(&self, name: &str) -> Result<(String, ArrayInfo, Vec<String>)> {
+        let own = self.options.variables.get(name);
+        let path = own.map_or(name, |own| own.path()).to_owned();
+        if own.is_none() && !self.arrays.names().contains(&path) {
+            let file = self.arrays.path().to_owned();
+            let found = self.known();
+            return Err(Error::MissingField { path: file, field: name.to_owned(), found });
+        }
+        let info = self.arrays.info(&path)?;
+        if info.shape.contains(&0) {
+            return Err(self.misfit(&path, shape(&info.shape), "at least one value"));
+        }
+        let ndim = info.shape.len();
+        let given = own.and_then(|own| own.axes()).map(<[String]>::to_vec);
+        let general = Some(self.options.axes.clone()).filter(|axes| !axes.is_empty());
+        let stored = info.axes.clone();
+        let axes = given.or(stored).or(general);
+        match axes {
+            Some(axes) if axes.len() == ndim => {
+                let unique = axes.iter().enumerate().all(|(at, axis)| !axes[..at].contains(axis));
+                if unique {
+                    return Ok((path, info, axes));
+                }
+                Err(self.misfit(&path, format!("along the axes {axes:?}"), "axes of different names"))
+            }
+            Some(axes) => Err(Error::Config(format!(
+                "{}: `{path}` is {}, but its axes are {axes:?}; name {ndim} axes in {}.variables.{name} = \
+                 {{ path = \"{path}\", axes = […] }}",
+                self.arrays.path().display(),
+                shape(&info.shape),
+                self.table
+            ))),
+            None => Err(Error::Config(format!(
+                "{}: nothing says what the axes of `{path}`, {}, mean; name them, for example --set '{}.axes={:?}'",
+                self.arrays.path().display(),
+                shape(&info.shape),
+                self.table,
+                example_axes(ndim)
+            ))),
+        }
+    }
+
+    fn is_spatial(&self, axis: &str) -> bool {
+        ![&self.options.sample, &self.options.time, &self.options.channel].iter().any(|role| *role == axis)
+    }
+
+    fn role(&self, axis: &str, dims: &[Dim]) -> Role {
+        match axis {
+            _ if axis == self.options.sample => Role::Sample,
+            _ if axis == self.options.time => Role::Time,
+            _ if axis == self.options.channel => Role::Channel,
+            _ => Role::Space(dims.iter().position(|dim| dim.name == axis).unwrap_or(0)),
+        }
+    }
+
+    /// The spatial dims of all variables.
+    fn dims<'a>(
+        &self,
+        first: &str,
+        all: impl Iterator<Item = (&'a String, &'a ArrayInfo, &'a Vec<String>)>,
+    ) -> Result<Vec<Dim>> {
+        let mut found: Vec<(&str, usize, &str)> = Vec::new();
+        for (path, info, axes) in all {
+            for (axis, &extent) in axes.iter().zip(&info.shape).filter(|(axis, _)| self.is_spatial(axis)) {
+                match found.iter().find(|(known, ..)| known == axis) {
+                    None => found.push((axis, extent, path)),
+                    Some((_, known, other)) if *known != extent => {
+                        let expected = format!("{known} to agree with `{other}`");
+                        return Err(self.misfit(path, format!("of {extent} points along {axis}"), expected));
+                    }
+                    Some(_) => (),
+                }
+            }
+        }
+        if !(1..=3).contains(&found.len()) {
+            let names: Vec<&str> = found.iter().map(|(axis, ..)| *axis).collect();
+            return Err(Error::Config(format!(
+                "{}: the variables have the spatial dims {names:?}, expected 1 to 3; say which axes are samples, times and \
+                 channels with {table}.sample, {table}.time and {table}.channel",
+                self.arrays.path().display(),
+                table = self.table
+            )));
+        }
+        let unknown = |name: &&String| !found.iter().any(|(axis, ..)| axis == *name);
+        if let Some(name) = self.options.periodic.iter().find(unknown) {
+            let names: Vec<&str> = found.iter().map(|(axis, ..)| *axis).collect();
+            return Err(Error::Config(format!(
+                "{}.periodic names {name:?}, expected of the spatial dims {names:?}",
+                self.table
+            )));
+        }
+        found.into_iter().map(|(axis, extent, _)| self.dim(first, axis, extent)).collect()
+    }
+
+    fn dim(&self, beside: &str, name: &str, extent: usize) -> Result<Dim> {
+        let asked = self.options.periodic.iter().any(|periodic| periodic == name);
+        let Some((path, info)) = self.coordinate(beside, name, extent)? else {
+            let coordinates = (0..extent).map(|point| point as f64).collect();
+            return Ok(Dim { name: name.to_owned(), unit: None, coordinates, periodic: asked });
+        };
+        let coordinates = self.line(&path, &info)?;
+        let ascending = coordinates.windows(2).all(|pair| pair[0] < pair[1]);
+        let descending = coordinates.windows(2).all(|pair| pair[0] > pair[1]);
+        if !ascending && !descending {
+            let found = "neither ascending nor descending";
+            return Err(self.misfit(&path, found, "coordinates in one order, all different"));
+        }
+        let east =
+            info.unit.as_deref().is_some_and(|unit| unit.starts_with("degree") && unit.contains("east"));
+        let periodic = asked || info.periodic || (east && goes_around(&coordinates));
+        Ok(Dim { name: name.to_owned(), unit: info.unit, coordinates, periodic })
+    }
+
+    /// The array of an axis's coordinates: as named in the options, or of the axis's name, beside a variable or at the root.
+    fn coordinate(&self, beside: &str, axis: &str, extent: usize) -> Result<Option<(String, ArrayInfo)>> {
+        if let Some(path) = self.options.coordinates.get(axis) {
+            let info = self.arrays.info(path)?;
+            if info.shape != [extent] {
+                let expected = format!("{} to agree with the axis `{axis}`", shape(&[extent]));
+                return Err(self.misfit(path, shape(&info.shape), expected));
+            }
+            return Ok(Some((path.clone(), info)));
+        }
+        let sibling = beside.rsplit_once('/').map(|(group, _)| format!("{group}/{axis}"));
+        let names = self.arrays.names();
+        for path in sibling.into_iter().chain([axis.to_owned()]) {
+            if names.contains(&path) {
+                let info = self.arrays.info(&path)?;
+                if info.shape == [extent] {
+                    return Ok(Some((path, info)));
+                }
+            }
+        }
+        Ok(None)
+    }
+
+    fn times(&self, beside: &str, frames: usize) -> Result<Vec<f64>> {
+        let Some((path, info)) = self.coordinate(beside, &self.options.time, frames)? else {
+            return Ok((0..frames).map(|frame| frame as f64).collect());
+        };
+        let times = self.line(&path, &info)?;
+        match times.windows(2).position(|pair| pair[0] >= pair[1]) {
+            None => Ok(times),
+            Some(at) => {
+                let found = format!("{} at index {at} and {} at the next", times[at], times[at + 1]);
+                Err(self.misfit(&path, found, "ascending"))
+            }
+        }
+    }
+
+    /// Names of channels: by their coordinates, such as pressure levels, or their numbers.
+    fn channel_names(&self, name: &str, path: &str, count: usize) -> Vec<String> {
+        let found = self.coordinate(path, &self.options.channel, count).ok().flatten();
+        let levels = found.and_then(|(path, info)| self.line(&path, &info).ok());
+        match levels {
+            Some(levels) => levels.iter().map(|level| format!("{name}_{level}")).collect(),
+            None => (0..count).map(|channel| format!("{name}_{channel}")).collect(),
+        }
+    }
+
+    /// A list of finite coordinates.
+    fn line(&self, path: &str, info: &ArrayInfo) -> Result<Vec<f64>> {
+        let points = info.shape[0];
+        if points > MOST_POINTS {
+            return Err(self.misfit(path, shape(&info.shape), format!("at most {MOST_POINTS} points")));
+        }
+        let values = self.arrays.read(path, std::slice::from_ref(&(0..points)))?.into_f64();
+        let values: Vec<f64> = values.into_iter().map(|value| value * info.scale + info.offset).collect();
+        match values.iter().position(|value| !value.is_finite()) {
+            None => Ok(values),
+            Some(at) => {
+                let (file, value) = (self.arrays.path().to_owned(), values[at]);
+                Err(Error::NotFinite { path: file, dataset: path.to_owned(), index: vec![at], value })
+            }
+        }
+    }
+
+    /// The extent along an axis, the same for all variables that have it.
+    fn extent(&self, axis: &str, all: &[(&String, String, ArrayInfo, Vec<String>)]) -> Result<Option<usize>> {
+        let mut known: Option<(usize, &str)> = None;
+        for (_, path, info, axes) in all {
+            let Some(at) = axes.iter().position(|name| name == axis) else { continue };
+            let extent = info.shape[at];
+            match known {
+                Some((other, of)) if other != extent => {
+                    let expected = format!("{other} to agree with `{of}`");
+                    return Err(self.misfit(path, format!("of {extent} along {axis}"), expected));
+                }
+                _ => known = Some((extent, path)),
+            }
+        }
+        Ok(known.map(|(extent, _)| extent))
+    }
+
+    fn misfit(&self, name: &str, found: impl Into<String>, expected: impl Into<String>) -> Error {
+        let path = self.arrays.path().to_owned();
+        Error::Layout { path, name: name.to_owned(), found: found.into(), expected: expected.into() }
+    }
+}
+
+/// Returns whether longitudes go around the globe: a step after the last comes the first again.
+fn goes_around(longitudes: &[f64]) -> bool {
+    let [first, .., last] = longitudes else { return false };
+    let step = (last - first) / (longitudes.len() - 1) as f64;
+    ((last + step - first).abs() - 360.0).abs() < 0.01 * step.abs()
+}
+
+/// Names of so many axes, for an error.
+fn example_axes(ndim: usize) -> Vec<&'static str> {
+    let [samples, dims] = [&["sample", "time"][..], &["x", "y", "z"]];
+    let spatial = ndim.saturating_sub(samples.len()).clamp(ndim.min(2), dims.len());
+    let leading = &samples[..ndim.saturating_sub(spatial).min(samples.len())];
+    [leading, &dims[..spatial]].concat()
+}
+
+fn shape(extents: &[usize]) -> String {
+    format!("of shape {extents:?}")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn examples_of_axes() {
+        assert_eq!(example_axes(2), ["x", "y"]);
+        assert_eq!(example_axes(3), ["sample", "x", "y"]);
+        assert_eq!(example_axes(4), ["sample", "time", "x", "y"]);
+        assert_eq!(example_axes(5), ["sample", "time", "x", "y", "z"]);
+    }
+
+    #[test]
+    fn longitudes_around_the_globe_are_periodic() {
+        let line = |first: f64, step: f64, count: u32| -> Vec<f64> {
+            (0..count).map(|at| first + step * f64::from(at)).collect()
+        };
+        assert!(goes_around(&line(0.0, 3.75, 96)));
+        assert!(goes_around(&line(-180.0, 1.0, 360)));
+        assert!(goes_around(&line(179.5, -1.0, 360)));
+        assert!(!goes_around(&line(0.0, 3.75, 95)), "a gap");
+        assert!(!goes_around(&line(0.0, 1.0, 361)), "the first point twice");
+        assert!(!goes_around(&[0.0]));
+    }
+}

@@ -1,0 +1,101 @@
+//! Data sets made of named arrays, such as files of plain HDF5, NumPy and Zarr: which array is which variable, and the
+//! meaning of each axis.
+//!
+//! A format of named arrays implements [`Arrays`]; this module makes a [`Dataset`](crate::Dataset) of it. It knows no
+//! format.
+
+mod dataset;
+mod layout;
+mod options;
+
+use std::fmt::Debug;
+use std::ops::Range;
+use std::path::Path;
+
+use crate::Result;
+
+pub use self::dataset::ArrayDataset;
+pub use self::options::{ArrayOptions, VariableOptions, VariableTable};
+
+/// A file or folder of named arrays.
+pub trait Arrays: Debug + Send + Sync {
+    /// Path of the file or folder, as given.
+    fn path(&self) -> &Path;
+
+    /// Names of the arrays of numbers, as [`Arrays::info`] takes them.
+    fn names(&self) -> Vec<String>;
+
+    /// Describes an array from its metadata.
+    ///
+    /// # Errors
+    /// No array of that name, or one that this format cannot read: damaged, of another dtype, or larger than its file can
+    /// hold.
+    fn info(&self, name: &str) -> Result<ArrayInfo>;
+
+    /// Reads a window of an array, one range for each axis and none empty, in C order.
+    ///
+    /// # Errors
+    /// Data that cannot be read.
+    fn read(&self, name: &str, window: &[Range<usize>]) -> Result<Values>;
+}
+
+/// Metadata of an array.
+#[derive(Clone, Debug, PartialEq)]
+pub struct ArrayInfo {
+    /// Extent of each axis.
+    pub shape: Vec<usize>,
+    /// Names of the axes, if the format stores them.
+    pub axes: Option<Vec<String>>,
+    /// Unit of the values.
+    pub unit: Option<String>,
+    /// Values are what is stored times this, plus `offset`.
+    pub scale: f64,
+    /// See `scale`.
+    pub offset: f64,
+    /// Stored numbers that stand for missing values.
+    pub missing: Vec<f64>,
+    /// Whether, as coordinates, they say that the first point follows the last.
+    pub periodic: bool,
+    /// Extent of its chunks along each axis, if it is stored in chunks.
+    pub chunk: Option<Vec<usize>>,
+}
+
+impl ArrayInfo {
+    /// An array of this shape, without names or attributes.
+    pub fn of_shape(shape: Vec<usize>) -> Self {
+        let (axes, unit, chunk) = (None, None, None);
+        Self { shape, axes, unit, scale: 1.0, offset: 0.0, missing: Vec::new(), periodic: false, chunk }
+    }
+}
+
+/// Numbers that were read, in the smaller of two types that holds them exactly.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Values {
+    /// Of float32 and float16, and integers of at most 16 bits.
+    F32(Vec<f32>),
+    /// Of other dtypes.
+    F64(Vec<f64>),
+}
+
+impl Values {
+    /// Number of values.
+    pub fn len(&self) -> usize {
+        match self {
+            Self::F32(values) => values.len(),
+            Self::F64(values) => values.len(),
+        }
+    }
+
+    /// Returns whether there are none.
+    pub fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+
+    /// The numbers in double precision.
+    pub fn into_f64(self) -> Vec<f64> {
+        match self {
+            Self::F32(values) => values.into_iter().map(f64::from).collect(),
+            Self::F64(values) => values,
+        }
+    }
+}

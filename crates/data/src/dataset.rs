@@ -1,0 +1,232 @@
+//! The face that every data format has.
+
+use std::fmt::Debug;
+use std::ops::Range;
+use std::path::Path;
+
+use tch::{Kind, Tensor};
+
+use crate::grid::{DataVariable, Dim, PredictionMeta};
+use crate::hdf5::plain::PlainWriter;
+use crate::stats::ChannelStatistics;
+use crate::{Error, Result, Statistics};
+
+/// A part of each sample to read.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Window {
+    /// Frames of each trajectory; `0..1` for samples without time.
+    pub frames: Range<usize>,
+    /// Points along each spatial dim.
+    pub points: Vec<Range<usize>>,
+}
+
+impl Window {
+    /// One frame of a range of points along each spatial dim, for samples without time.
+    pub fn still(points: &[Range<usize>]) -> Self {
+        Self { frames: 0..1, points: points.to_vec() }
+    }
+}
+
+/// Samples on a grid, in a file or a folder: pairs of fields, or trajectories of frames.
+///
+/// What a [`Format`](crate::Format) opens; training, prediction and pictures know nothing else of the format.
+/// [`open`](crate::DataConfig::open) finds it by `data.format`.
+///
+/// Nothing here is collective: each rank opens the data set and reads its own window. Whatever is wrong must be an error
+/// that names the file, the variable and the cause. Metadata is checked when a data set is opened, values when they are
+/// read.
+pub trait Dataset: Debug + Send + Sync {
+    /// Path of the file or folder, as given.
+    fn path(&self) -> &Path;
+
+    /// Name of the data set.
+    fn name(&self) -> String {
+        self.path().file_stem().map_or_else(String::new, |stem| stem.to_string_lossy().into_owned())
+    }
+
+    /// Number of samples or trajectories, at least 1.
+    fn samples(&self) -> usize;
+
+    /// Spatial dims, 1 to 3, in the order in which fields have them.
+    fn dims(&self) -> &[Dim];
+
+    /// Times of the frames, the same for each trajectory; `None` for samples without time.
+    fn times(&self) -> Option<&[f64]> {
+        None
+    }
+
+    /// Variables that can be read.
+    fn variables(&self) -> &[DataVariable];
+
+    /// Names of the variables that a network maps from and to if `data.inputs` and `data.targets` name none, for samples
+    /// without time.
+    fn default_pair(&self) -> Option<[&str; 2]> {
+        None
+    }
+
+    /// Reads a window of some samples, in the order requested, as float32 on the CPU: `[sample, frame, channel, x, …]`.
+    /// The channels are those of the variables, one variable after the other. Reads no other part of the data, except the
+    /// rest of compressed chunks that the window touches. Any range may be empty, as a rank's part may be.
+    ///
+    /// # Errors
+    /// A variable, sample or range that does not exist, data that cannot be read, or a value in the window that is not
+    /// finite: the error names the variable and the index of the first such value.
+    fn read(&self, window: &Window, samples: &[usize], variables: &[&str]) -> Result<Tensor>;
+
+    /// Computes statistics of each channel over all frames and points of a range of samples, in float64, with bounded
+    /// memory.
+    ///
+    /// # Errors
+    /// Those of [`Dataset::read`], and an empty range.
+    fn statistics(&self, variables: &[&str], samples: Range<usize>) -> Result<Vec<Statistics>> {
+        let mut all = ChannelStatistics::default();
+        for (samples, frames) in portions(self, &samples, variables)? {
+            let window = Window { frames, points: full(self) };
+            all.push(&self.read(&window, &samples, variables)?.f_flatten(0, 1)?)?;
+        }
+        all.finish()
+    }
+
+    /// Computes statistics of each channel's changes from one frame to the next, like [`Dataset::statistics`].
+    ///
+    /// # Errors
+    /// Those of [`Dataset::statistics`], and trajectories with a single frame.
+    fn change_statistics(&self, variables: &[&str], samples: Range<usize>) -> Result<Vec<Statistics>> {
+        let mut all = ChannelStatistics::default();
+        for (samples, frames) in portions(self, &samples, variables)? {
+            // One frame more: the changes to the first frame of the next portion belong to this one.
+            let end = (frames.end + 1).min(frame_count(self));
+            let window = Window { frames: frames.start..end, points: full(self) };
+            let values = self.read(&window, &samples, variables)?.f_to_kind(Kind::Double)?;
+            let steps = (end - frames.start - 1) as i64;
+            let changes = values.f_narrow(1, 1, steps)?.f_sub(&values.f_narrow(1, 0, steps)?)?;
+            all.push(&changes.f_flatten(0, 1)?)?;
+        }
+        all.finish()
+    }
+
+    /// Creates an HDF5 file of predictions like this data set. The default is a plain one, which the format `hdf5` reads:
+    /// a dataset for each variable, with the names of its axes and its unit as attributes.
+    ///
+    /// # Errors
+    /// Content that the layout cannot hold, or a file that cannot be created.
+    fn create(&self, path: &Path, meta: &PredictionMeta) -> Result<Box<dyn DatasetWriter>> {
+        let names: Vec<&str> = meta.variables.iter().map(String::as_str).collect();
+        let variables = choose(self, &names)?;
+        Ok(Box::new(PlainWriter::create(path, meta, self.dims(), &variables)?))
+    }
+}
+
+/// A file of predictions.
+pub trait DatasetWriter {
+    /// Writes consecutive frames of one variable and sample, from `first` on: `[frame, channel, x, …]`. Samples come in
+    /// ascending order.
+    ///
+    /// # Errors
+    /// A variable, sample or frame that the file does not have, another shape, or a full disk.
+    fn write(&mut self, variable: &str, sample: usize, first: usize, values: &Tensor) -> Result<()>;
+
+    /// Puts the file in its place.
+    ///
+    /// # Errors
+    /// Values that were not written, or a full disk.
+    fn finish(self: Box<Self>) -> Result<()>;
+}
+
+impl DatasetWriter for PlainWriter {
+    fn write(&mut self, variable: &str, sample: usize, first: usize, values: &Tensor) -> Result<()> {
+        Self::write(self, variable, sample, first, values)
+    }
+
+    fn finish(self: Box<Self>) -> Result<()> {
+        Self::finish(*self)
+    }
+}
+
+/// Finds variables by their names.
+///
+/// # Errors
+/// No name, or one that the data set does not have; the error lists those that it has.
+pub fn choose(data: &(impl Dataset + ?Sized), names: &[&str]) -> Result<Vec<DataVariable>> {
+    if names.is_empty() {
+        return Err(Error::Invalid("at least one field must be asked for".to_owned()));
+    }
+    let find = |name: &&str| {
+        let found = data.variables().iter().find(|variable| variable.name == *name).cloned();
+        found.ok_or_else(|| Error::MissingField {
+            path: data.path().to_owned(),
+            field: (*name).to_owned(),
+            found: data.variables().iter().map(|variable| variable.name.clone()).collect(),
+        })
+    };
+    names.iter().map(find).collect()
+}
+
+/// Checks a window against the extents of a data set.
+///
+/// # Errors
+/// Another number of ranges than spatial dims, or a range or sample that does not exist.
+pub fn check_window(data: &(impl Dataset + ?Sized), window: &Window, samples: &[usize]) -> Result<()> {
+    let available = data.samples();
+    let what = if data.times().is_some() { "trajectory" } else { "sample" };
+    if let Some(sample) = samples.iter().find(|&&sample| sample >= available) {
+        return Err(Error::OutOfRange { what: what.to_owned(), asked: sample.to_string(), available });
+    }
+    check_range("frame range", &window.frames, frame_count(data))?;
+    let dims = data.dims();
+    if window.points.len() != dims.len() {
+        let names: Vec<&str> = dims.iter().map(|dim| dim.name.as_str()).collect();
+        return Err(Error::Invalid(format!(
+            "a window of {} ranges was asked for where there are {} spatial dims: {}",
+            window.points.len(),
+            dims.len(),
+            names.join(", ")
+        )));
+    }
+    for (dim, range) in dims.iter().zip(&window.points) {
+        check_range(&format!("{} range", dim.name), range, dim.coordinates.len())?;
+    }
+    Ok(())
+}
+
+fn check_range(what: &str, range: &Range<usize>, available: usize) -> Result<()> {
+    if range.start > range.end || range.end > available {
+        return Err(Error::OutOfRange { what: what.to_owned(), asked: format!("{range:?}"), available });
+    }
+    Ok(())
+}
+
+/// Number of frames of each trajectory; 1 without time.
+fn frame_count(data: &(impl Dataset + ?Sized)) -> usize {
+    data.times().map_or(1, <[f64]>::len)
+}
+
+/// All points.
+fn full(data: &(impl Dataset + ?Sized)) -> Vec<Range<usize>> {
+    data.dims().iter().map(|dim| 0..dim.coordinates.len()).collect()
+}
+
+/// Samples and frames to read at a time for statistics.
+fn portions(
+    data: &(impl Dataset + ?Sized),
+    samples: &Range<usize>,
+    variables: &[&str],
+) -> Result<Vec<(Vec<usize>, Range<usize>)>> {
+    check_range("sample range", samples, data.samples())?;
+    let channels: usize = choose(data, variables)?.iter().map(|variable| variable.channels.len()).sum();
+    let points: usize = data.dims().iter().map(|dim| dim.coordinates.len()).product();
+    let frame = channels.saturating_mul(points).saturating_mul(size_of::<f32>()).max(1);
+    let frames = frame_count(data);
+    let step = (PORTION / frame).clamp(1, frames.max(1));
+    let together = (PORTION / frame.saturating_mul(step)).max(1);
+    let mut portions = Vec::new();
+    for first in samples.clone().step_by(together) {
+        let samples: Vec<usize> = (first..samples.end.min(first + together)).collect();
+        let starts = (0..frames).step_by(step);
+        portions.extend(starts.map(|start| (samples.clone(), start..(start + step).min(frames))));
+    }
+    Ok(portions)
+}
+
+/// Bytes read at a time for statistics, about.
+const PORTION: usize = 64 << 20;

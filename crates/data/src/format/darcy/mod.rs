@@ -1,0 +1,173 @@
+//! Darcy flow as PDEBench stores it.
+
+mod file;
+mod writer;
+
+use std::ops::Range;
+use std::path::Path;
+
+use tch::{Device, Kind, Tensor};
+
+pub use self::file::{DarcyFields, DarcyFile, DarcyStatistics};
+pub(crate) use self::writer::CHUNK;
+pub use self::writer::DarcyWriter;
+use crate::dataset::{Dataset, DatasetWriter, Window, check_window, choose};
+use crate::grid::{DataVariable, Dim, PredictionMeta};
+use crate::registry::{DataSource, Format, NoOptions};
+use crate::{Error, Result, Statistics, register};
+
+register!(Darcy);
+
+impl Format for Darcy {
+    const NAME: &'static str = "darcy";
+    const SUMMARY: &'static str =
+        "Darcy flow as PDEBench stores it: the network maps the coefficient to the solution.";
+    const EXTENSIONS: &'static [&'static str] = &["h5", "hdf5"];
+    type Options = NoOptions;
+
+    fn open(source: &DataSource<'_>, _options: NoOptions) -> Result<Box<dyn Dataset>> {
+        source.without_time("Darcy flow")?;
+        Ok(Box::new(Self::new(DarcyFile::open(source.path())?)))
+    }
+}
+
+/// Name of the coefficient.
+const COEFFICIENT: &str = "nu";
+/// Name of the solution.
+const SOLUTION: &str = "u";
+
+/// A file of Darcy flow as a data set.
+#[derive(Debug)]
+struct Darcy {
+    file: DarcyFile,
+    dims: Vec<Dim>,
+    variables: Vec<DataVariable>,
+}
+
+impl Darcy {
+    fn new(file: DarcyFile) -> Self {
+        let dim = |name: &str, points: &[f64]| Dim {
+            name: name.to_owned(),
+            unit: None,
+            coordinates: points.to_vec(),
+            periodic: false,
+        };
+        let dims = vec![dim("x", file.x()), dim("y", file.y())];
+        let titled =
+            |name, title: &str| DataVariable { title: Some(title.to_owned()), ..DataVariable::scalar(name) };
+        let variables = vec![titled(COEFFICIENT, "coefficient a"), titled(SOLUTION, "solution u")];
+        Self { file, dims, variables }
+    }
+}
+
+impl Dataset for Darcy {
+    fn path(&self) -> &Path {
+        self.file.path()
+    }
+
+    fn samples(&self) -> usize {
+        self.file.len()
+    }
+
+    fn dims(&self) -> &[Dim] {
+        &self.dims
+    }
+
+    fn variables(&self) -> &[DataVariable] {
+        &self.variables
+    }
+
+    fn default_pair(&self) -> Option<[&str; 2]> {
+        Some([COEFFICIENT, SOLUTION])
+    }
+
+    fn read(&self, window: &Window, samples: &[usize], variables: &[&str]) -> Result<Tensor> {
+        let chosen = choose(self, variables)?;
+        check_window(self, window, samples)?;
+        let [rows, cols] = [window.points[0].clone(), window.points[1].clone()];
+        if window.frames.is_empty() {
+            let shape = [samples.len(), 0, chosen.len(), rows.len(), cols.len()].map(|extent| extent as i64);
+            return Ok(Tensor::f_zeros(shape, (Kind::Float, Device::Cpu))?);
+        }
+        let read = |variable: &DataVariable| match variable.name.as_str() {
+            COEFFICIENT => self.file.read_nu(samples, rows.clone(), cols.clone()),
+            _ => self.file.read_u(samples, rows.clone(), cols.clone()),
+        };
+        let parts = chosen.iter().map(read).collect::<Result<Vec<Tensor>>>()?;
+        Ok(Tensor::f_cat(&parts, 1)?.f_unsqueeze(1)?)
+    }
+
+    fn statistics(&self, variables: &[&str], samples: Range<usize>) -> Result<Vec<Statistics>> {
+        let one = |variable: DataVariable| match variable.name.as_str() {
+            COEFFICIENT => self.file.statistics_of_nu(samples.clone()),
+            _ => self.file.statistics_of_u(samples.clone()),
+        };
+        choose(self, variables)?.into_iter().map(one).collect()
+    }
+
+    fn create(&self, path: &Path, meta: &PredictionMeta) -> Result<Box<dyn DatasetWriter>> {
+        let file = &self.file;
+        if file.rows() != file.cols() {
+            return Err(Error::Invalid(format!("{} is not of square fields", file.path().display())));
+        }
+        let predicted = |name: &&str| meta.variables.iter().any(|own| own == name);
+        if let Some(missing) = [COEFFICIENT, SOLUTION].iter().find(|name| !predicted(name)) {
+            return Err(Error::Invalid(format!(
+                "a file of Darcy flow holds both `{COEFFICIENT}` and `{SOLUTION}`, but `{missing}` is not predicted from or to"
+            )));
+        }
+        let writer = DarcyWriter::create(path, meta.samples, file.rows(), file.beta())?;
+        meta.attributes.iter().try_for_each(|(name, text)| writer.attribute(name, text))?;
+        Ok(Box::new(Writer { writer, pending: [None, None], sample: 0 }))
+    }
+}
+
+/// Writes the two fields of a sample together, in any order.
+struct Writer {
+    writer: DarcyWriter,
+    /// Coefficient and solution of the sample.
+    pending: [Option<Vec<f32>>; 2],
+    sample: usize,
+}
+
+impl Writer {
+    fn flush(&mut self) -> Result<()> {
+        match std::mem::take(&mut self.pending) {
+            [Some(coefficient), Some(solution)] => self.writer.append(&coefficient, &solution),
+            [coefficient, _] => {
+                let missing = if coefficient.is_none() { COEFFICIENT } else { SOLUTION };
+                Err(Error::Invalid(format!("`{missing}` of sample {} was not written", self.sample)))
+            }
+        }
+    }
+}
+
+impl DatasetWriter for Writer {
+    fn write(&mut self, variable: &str, sample: usize, first: usize, values: &Tensor) -> Result<()> {
+        let place = [COEFFICIENT, SOLUTION].iter().position(|name| *name == variable);
+        let Some(place) = place.filter(|_| first == 0) else {
+            return Err(Error::Invalid(format!(
+                "frame {first} of `{variable}` is written to a file of Darcy flow, expected frame 0 of `{COEFFICIENT}` or \
+                 `{SOLUTION}`"
+            )));
+        };
+        if sample == self.sample + 1 {
+            self.flush()?;
+            self.sample = sample;
+        }
+        if sample != self.sample {
+            return Err(Error::Invalid(format!(
+                "sample {sample} is written after sample {}, expected ascending order",
+                self.sample
+            )));
+        }
+        let values = values.f_to_device(Device::Cpu)?.f_to_kind(Kind::Float)?.f_contiguous()?;
+        self.pending[place] = Some(isobar_torch::memory::to_vec(&values)?);
+        Ok(())
+    }
+
+    fn finish(mut self: Box<Self>) -> Result<()> {
+        self.flush()?;
+        self.writer.finish()
+    }
+}

@@ -1,0 +1,187 @@
+//! Datasets of an HDF5 file as named arrays, with the attributes that NetCDF and CF define.
+
+use std::collections::BTreeMap;
+use std::ops::Range;
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, Mutex, PoisonError};
+
+use hdf5_metno::Group;
+use hdf5_metno::types::{FloatSize, IntSize, TypeDescriptor};
+
+use crate::arrays::{ArrayInfo, Arrays, Values};
+use crate::hdf5::attribute::Attributes;
+use crate::hdf5::layout::{Node, read_window};
+use crate::hdf5::plain::{AXES, PERIODIC, UNITS};
+use crate::hdf5::storage::Stored;
+use crate::{Error, Result};
+
+/// Attribute of netCDF-4: numbers of the dimensions of a variable.
+const COORDINATES: &str = "_Netcdf4Coordinates";
+/// Attribute of netCDF-4: number of the dimension that a dataset stands for.
+const DIMENSION: &str = "_Netcdf4Dimid";
+
+/// An HDF5 file of named arrays.
+#[derive(Debug)]
+pub(crate) struct Hdf5Arrays {
+    path: PathBuf,
+    root: Group,
+    length: u64,
+    names: Vec<String>,
+    /// Names of netCDF-4's dimensions by number.
+    dimensions: BTreeMap<usize, String>,
+    /// Datasets that were read, by name: their chunks are checked once.
+    opened: Mutex<BTreeMap<String, Opened>>,
+}
+
+/// A dataset and the type of its values.
+type Opened = Arc<(Stored, TypeDescriptor)>;
+
+impl Hdf5Arrays {
+    pub(crate) fn open(path: &Path) -> Result<Self> {
+        let root = Node::open(path)?;
+        let names = root.dataset_names()?;
+        let mut dimensions = BTreeMap::new();
+        for name in &names {
+            // Of a dataset that no run names nothing is checked but this attribute: it may be of any kind and place.
+            let Ok(dataset) = root.group.dataset(name) else { continue };
+            if let Some(id) = optional(Attributes::of_dataset(&root, &dataset, name).number(DIMENSION))? {
+                dimensions.insert(id as usize, last(name).to_owned());
+            }
+        }
+        let (group, length) = (root.group.clone(), root.length);
+        let opened = Mutex::default();
+        Ok(Self { path: path.to_owned(), root: group, length, names, dimensions, opened })
+    }
+
+    fn root(&self) -> Node<'_> {
+        Node::root(&self.path, self.root.clone(), self.length)
+    }
+
+    /// The name without what users may write before it.
+    fn known<'a>(&self, name: &'a str) -> Result<&'a str> {
+        let name = name.trim_start_matches('/');
+        if self.names.iter().any(|known| known == name) {
+            return Ok(name);
+        }
+        let (path, found) = (self.path.clone(), self.names.clone());
+        Err(Error::MissingDataset { path, dataset: name.to_owned(), found })
+    }
+
+    fn opened(&self, name: &str) -> Result<Opened> {
+        let mut opened = self.opened.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(known) = opened.get(name) {
+            return Ok(Arc::clone(known));
+        }
+        let root = self.root();
+        let dataset = root.dataset(name)?;
+        let kind = root.kind(&dataset, name)?;
+        let new = Arc::new((Stored::new(&self.path, dataset, name.to_owned()), kind));
+        opened.insert(name.to_owned(), Arc::clone(&new));
+        Ok(new)
+    }
+
+    /// Names of the axes: as a plain file stores them, or by netCDF's dimensions, or by HDF5's dimension scales and labels.
+    fn axes(&self, attributes: &Attributes<'_>, name: &str, ndim: usize) -> Result<Option<Vec<String>>> {
+        let complete = |axes: &Vec<String>| axes.len() == ndim && axes.iter().all(|axis| !axis.is_empty());
+        if let Some(axes) = optional(attributes.texts(AXES))?.filter(complete) {
+            return Ok(Some(axes));
+        }
+        if let Some(ids) = optional(attributes.numbers(COORDINATES))? {
+            let named = ids.iter().map(|&id| self.dimensions.get(&(id as usize)).cloned());
+            if let Some(axes) = named.collect::<Option<Vec<String>>>().filter(complete) {
+                return Ok(Some(axes));
+            }
+        }
+        if let Some(axes) = optional(attributes.dimension_scales(&self.root))?.filter(complete) {
+            return Ok(Some(axes));
+        }
+        if let Some(axes) = optional(attributes.texts("DIMENSION_LABELS"))?.filter(complete) {
+            return Ok(Some(axes));
+        }
+        let is_scale =
+            ndim == 1 && optional(attributes.text("CLASS"))?.is_some_and(|class| class == "DIMENSION_SCALE");
+        Ok(is_scale.then(|| vec![last(name).to_owned()]))
+    }
+}
+
+/// A value, or nothing where the attribute is missing or of another kind.
+fn optional<T>(found: Result<T>) -> Result<Option<T>> {
+    match found {
+        Ok(value) => Ok(Some(value)),
+        Err(Error::MissingAttribute { .. } | Error::Layout { .. }) => Ok(None),
+        Err(error) => Err(error),
+    }
+}
+
+fn last(path: &str) -> &str {
+    path.rsplit('/').next().unwrap_or(path)
+}
+
+impl Arrays for Hdf5Arrays {
+    fn path(&self) -> &Path {
+        &self.path
+    }
+
+    fn names(&self) -> Vec<String> {
+        self.names.clone()
+    }
+
+    fn info(&self, name: &str) -> Result<ArrayInfo> {
+        let (root, name) = (self.root(), self.known(name)?);
+        let dataset = root.dataset(name)?;
+        let attributes = Attributes::of_dataset(&root, &dataset, name);
+        let shape = dataset.shape();
+        let axes = self.axes(&attributes, name, shape.len())?;
+        let number = |attribute: &str| optional(attributes.number(attribute));
+        let missing = [number("_FillValue")?, number("missing_value")?].into_iter().flatten().collect();
+        let unit =
+            optional(attributes.text(UNITS))?.map(|unit| plain_text(&unit)).filter(|unit| !unit.is_empty());
+        Ok(ArrayInfo {
+            axes,
+            unit,
+            scale: number("scale_factor")?.unwrap_or(1.0),
+            offset: number("add_offset")?.unwrap_or(0.0),
+            missing,
+            periodic: optional(attributes.flag(PERIODIC))?.unwrap_or(false),
+            chunk: dataset.chunk(),
+            ..ArrayInfo::of_shape(shape)
+        })
+    }
+
+    fn read(&self, name: &str, window: &[Range<usize>]) -> Result<Values> {
+        let name = self.known(name)?;
+        let opened = self.opened(name)?;
+        let (stored, kind) = &*opened;
+        let path = &self.path;
+        Ok(match kind {
+            TypeDescriptor::Float(FloatSize::U8) => Values::F64(read_window(path, stored, name, window)?),
+            TypeDescriptor::Float(_) => Values::F32(read_window(path, stored, name, window)?),
+            TypeDescriptor::Boolean => {
+                let values: Vec<i8> = read_window(path, stored, name, window)?;
+                Values::F32(values.into_iter().map(f32::from).collect())
+            }
+            TypeDescriptor::Integer(IntSize::U1 | IntSize::U2)
+            | TypeDescriptor::Unsigned(IntSize::U1 | IntSize::U2) => {
+                let values: Vec<i32> = read_window(path, stored, name, window)?;
+                Values::F32(values.into_iter().map(|value| value as f32).collect())
+            }
+            TypeDescriptor::Integer(_) => {
+                let values: Vec<i64> = read_window(path, stored, name, window)?;
+                Values::F64(values.into_iter().map(|value| value as f64).collect())
+            }
+            TypeDescriptor::Unsigned(_) => {
+                let values: Vec<u64> = read_window(path, stored, name, window)?;
+                Values::F64(values.into_iter().map(|value| value as f64).collect())
+            }
+            other => {
+                return Err(self.root().misfit(name, format!("of kind {other}"), "real numbers or booleans"));
+            }
+        })
+    }
+}
+
+/// A text without control characters, which would change the terminal that shows it.
+fn plain_text(text: &str) -> String {
+    let plain: String = text.chars().map(|letter| if letter.is_control() { ' ' } else { letter }).collect();
+    plain.trim().to_owned()
+}

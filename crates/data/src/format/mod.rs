@@ -1,0 +1,10 @@
+//! Data formats, each in a folder that registers it.
+//!
+//! A folder knows its own format; nothing outside it does.
+
+pub(crate) mod darcy;
+mod hdf5;
+mod netcdf;
+mod npy;
+mod safetensors;
+pub(crate) mod the_well;

@@ -1,0 +1,34 @@
+//! NetCDF files: NetCDF-4, which is HDF5, and the classic formats.
+
+mod classic;
+
+use crate::arrays::{ArrayDataset, ArrayOptions, Arrays};
+use crate::dataset::Dataset;
+use crate::format::hdf5::Hdf5Arrays;
+use crate::registry::{DataSource, Format};
+use crate::{Error, Result, register};
+
+/// The format `netcdf`.
+struct NetCdf;
+
+register!(NetCdf);
+
+impl Format for NetCdf {
+    const NAME: &'static str = "netcdf";
+    const SUMMARY: &'static str = "NetCDF-4 and classic NetCDF, with units, packing and fill values of CF.";
+    const EXTENSIONS: &'static [&'static str] = &["nc", "nc4", "cdf"];
+    type Options = ArrayOptions;
+
+    fn open(source: &DataSource<'_>, options: ArrayOptions) -> Result<Box<dyn Dataset>> {
+        let path = source.path();
+        let file = isobar_files::open(path).map_err(|error| match error.kind() {
+            std::io::ErrorKind::NotFound => Error::Missing { path: path.to_owned() },
+            _ => Error::io(path, "open it", error),
+        })?;
+        let arrays: Box<dyn Arrays> = match classic::Classic::open(path, file)? {
+            Some(classic) => Box::new(classic),
+            None => Box::new(Hdf5Arrays::open(path)?),
+        };
+        ArrayDataset::open(arrays, source, options)
+    }
+}

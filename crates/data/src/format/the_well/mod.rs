@@ -1,0 +1,137 @@
+//! Trajectories as The Well stores them.
+
+mod field;
+mod file;
+mod meta;
+mod open;
+mod writer;
+
+use std::ops::Range;
+use std::path::Path;
+
+use tch::{Device, Kind, Tensor};
+
+pub use self::field::WellField;
+pub use self::file::WellFile;
+pub use self::meta::{WellDim, WellMeta};
+pub use self::writer::WellWriter;
+use crate::dataset::{Dataset, DatasetWriter, Window, check_window, choose};
+use crate::grid::{DataVariable, Dim, PredictionMeta};
+use crate::registry::{DataSource, Format, NoOptions};
+use crate::{Result, Statistics, register};
+
+register!(Well);
+
+impl Format for Well {
+    const NAME: &'static str = "the_well";
+    const SUMMARY: &'static str =
+        "Trajectories as The Well stores them: the network maps a frame to the next.";
+    const EXTENSIONS: &'static [&'static str] = &["h5", "hdf5"];
+    type Options = NoOptions;
+
+    fn open(source: &DataSource<'_>, _options: NoOptions) -> Result<Box<dyn Dataset>> {
+        Ok(Box::new(Self::new(WellFile::open(source.path())?)))
+    }
+}
+
+/// A file of The Well's schema as a data set.
+#[derive(Debug)]
+struct Well {
+    file: WellFile,
+    dims: Vec<Dim>,
+    variables: Vec<DataVariable>,
+}
+
+impl Well {
+    fn new(file: WellFile) -> Self {
+        let dim = |(at, name): (usize, &String)| Dim {
+            name: name.clone(),
+            unit: None,
+            coordinates: file.coordinates(at).to_vec(),
+            periodic: file.is_periodic(at),
+        };
+        let dims = file.spatial_dims().iter().enumerate().map(dim).collect();
+        let variable = |field: &WellField| DataVariable {
+            name: field.name().to_owned(),
+            unit: field.unit().map(str::to_owned),
+            channels: field.component_names(file.spatial_dims()),
+            has_direction: field.order() > 0,
+            title: None,
+        };
+        let variables = file.fields().iter().map(variable).collect();
+        Self { file, dims, variables }
+    }
+}
+
+impl Dataset for Well {
+    fn path(&self) -> &Path {
+        self.file.path()
+    }
+
+    fn name(&self) -> String {
+        self.file.name().to_owned()
+    }
+
+    fn samples(&self) -> usize {
+        self.file.trajectories()
+    }
+
+    fn dims(&self) -> &[Dim] {
+        &self.dims
+    }
+
+    fn times(&self) -> Option<&[f64]> {
+        Some(self.file.times())
+    }
+
+    fn variables(&self) -> &[DataVariable] {
+        &self.variables
+    }
+
+    fn read(&self, window: &Window, samples: &[usize], variables: &[&str]) -> Result<Tensor> {
+        let read = |&sample: &usize| self.file.read(variables, sample, window.frames.clone(), &window.points);
+        let parts = samples.iter().map(read).collect::<Result<Vec<Tensor>>>()?;
+        if parts.is_empty() {
+            check_window(self, window, samples)?;
+            let channels: usize = choose(self, variables)?.iter().map(|chosen| chosen.channels.len()).sum();
+            let points = window.points.iter().map(Range::len);
+            let shape: Vec<i64> = [0, window.frames.len(), channels]
+                .into_iter()
+                .chain(points)
+                .map(|extent| extent as i64)
+                .collect();
+            return Ok(Tensor::f_zeros(shape, (Kind::Float, Device::Cpu))?);
+        }
+        Ok(Tensor::f_stack(&parts, 0)?)
+    }
+
+    fn statistics(&self, variables: &[&str], samples: Range<usize>) -> Result<Vec<Statistics>> {
+        self.file.statistics(variables, samples)
+    }
+
+    fn change_statistics(&self, variables: &[&str], samples: Range<usize>) -> Result<Vec<Statistics>> {
+        self.file.change_statistics(variables, samples)
+    }
+
+    fn create(&self, path: &Path, meta: &PredictionMeta) -> Result<Box<dyn DatasetWriter>> {
+        let mut well = self.file.meta();
+        well.name = meta.name.clone();
+        well.trajectories = meta.samples;
+        well.times = meta.times.clone();
+        well.fields.retain(|(field, _)| meta.variables.contains(field));
+        well.units.retain(|(field, _)| meta.variables.contains(field));
+        let writer = WellWriter::create(path, &well)?;
+        meta.attributes.iter().try_for_each(|(name, text)| writer.attribute(name, text))?;
+        Ok(Box::new(writer))
+    }
+}
+
+impl DatasetWriter for WellWriter {
+    fn write(&mut self, variable: &str, sample: usize, first: usize, values: &Tensor) -> Result<()> {
+        Self::write(self, variable, sample, first, values)
+    }
+
+    fn finish(self: Box<Self>) -> Result<()> {
+        Self::finish(*self)
+    }
+}

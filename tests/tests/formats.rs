@@ -1,0 +1,151 @@
+//! Runs on data of formats of named arrays, which TOML describes.
+#![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
+
+use std::{
+    path::{Path, PathBuf},
+    time::Duration,
+};
+
+use isobar_harness::{Exit, Launch, Outcome, curve::assert_same_run, workspace};
+use isobar_tests::has_mpi;
+use rstest::rstest;
+use serde_json::Value;
+use tempfile::tempdir;
+
+const ISOBAR: &str = env!("CARGO_BIN_EXE_isobar-app");
+
+fn fixture(name: &str) -> PathBuf {
+    workspace().join("tests/data/formats").join(name)
+}
+
+/// Settings of a small network on the fixtures of `make.py`.
+fn launch(launch: Launch, command: &str, output: &Path, data: &Path, sets: &[&str]) -> Launch {
+    let (data, output) =
+        (format!("data.path={}", data.display()), format!("run.output={}", output.display()));
+    let common = [
+        "run.name=run",
+        "data.fields=[\"u\"]",
+        "data.predict=frame",
+        "data.validation_samples=1",
+        "data.validation_steps=1",
+        "model.latent_channels=4",
+        "model.num_fno_layers=2",
+        "model.num_fno_modes=2",
+        "train.epochs=1",
+        "train.batch_size=2",
+        "train.precision=float64",
+        "metrics.every_steps=1",
+        "schedule.warmup_epochs=0",
+        "distributed.timeout_s=60",
+        &data,
+        &output,
+    ];
+    let all = common.iter().chain(sets).flat_map(|set| ["--set", set]);
+    launch
+        .current_dir(workspace())
+        .deadline(Duration::from_secs(300))
+        .args([command, "configs/navier_stokes_fno.toml"])
+        .args(all)
+}
+
+/// The losses of a run.
+fn losses(output: &Path) -> Vec<f64> {
+    let text = std::fs::read_to_string(output.join("run/metrics.jsonl")).unwrap();
+    let records = text.lines().map(|line| serde_json::from_str::<Value>(line).unwrap());
+    records.filter_map(|record| record["loss"].as_f64()).collect()
+}
+
+fn good(launch: Launch) -> Outcome {
+    launch.run().unwrap().expect_success()
+}
+
+/// The same trajectories in five formats train the same network, on one rank and on split fields; and what is predicted is
+/// read by its own description.
+#[test]
+fn formats_train_alike_and_predictions_are_data() {
+    let own = |format: &str| {
+        let sets = ["axes=[\"sample\", \"time\", \"lat\", \"lon\"]", "periodic=[\"lon\"]"];
+        sets.map(|set| format!("data.{format}.{set}")).to_vec()
+    };
+    let folder = tempdir().unwrap();
+    let run = |name: &str, file: &str, format: &str, sets: &[String], ranks: usize| {
+        let output = folder.path().join(name);
+        let sets: Vec<String> = sets.iter().cloned().chain([format!("data.format={format}")]).collect();
+        let mut sets: Vec<&str> = sets.iter().map(String::as_str).collect();
+        if ranks > 1 {
+            sets.extend(["distributed.mesh.shape=[2]", "distributed.mesh.names=[\"domain\"]"]);
+        }
+        let ranks = if ranks == 1 { Launch::plain(1, ISOBAR) } else { Launch::mpirun(ranks, ISOBAR) };
+        let _ = good(launch(ranks, "train", &output, &fixture(file), &sets));
+        losses(&output)
+    };
+    let first = run("netcdf", "netcdf4.nc", "netcdf", &[], 1);
+    let mut plain = own("hdf5");
+    plain.push("data.hdf5.variables={ u = \"run/u\" }".to_owned());
+    let mut others = vec![
+        run("classic", "classic.nc", "netcdf", &[], 1),
+        run("npy", "deflated.npz", "npy", &own("npy"), 1),
+        run("safetensors", "arrays.safetensors", "safetensors", &own("safetensors"), 1),
+        run("hdf5", "plain.h5", "hdf5", &plain, 1),
+    ];
+    if has_mpi() {
+        others.push(run("split", "classic.nc", "netcdf", &[], 2));
+    }
+    others.iter().for_each(|other| assert_same_run(&first, other));
+    let output = folder.path().join("netcdf");
+    let prediction = output.join("run/prediction.h5");
+    let _ = good(launch(
+        Launch::plain(1, ISOBAR),
+        "predict",
+        &output,
+        &fixture("netcdf4.nc"),
+        &["data.format=netcdf"],
+    ));
+    // One trajectory of its own, cut in two for training and validation.
+    let sets = ["data.format=hdf5", "data.hdf5.cut=2"];
+    let _ = good(launch(Launch::plain(1, ISOBAR), "train", &folder.path().join("again"), &prediction, &sets));
+}
+
+/// Pairs of fields that are named in TOML: coefficient and solution of Darcy flow, as any HDF5 file.
+#[test]
+fn pairs_are_named_in_toml() {
+    let folder = tempdir().unwrap();
+    let sets = [
+        "data.format=hdf5",
+        "data.fields=[]",
+        "data.inputs=[\"a\"]",
+        "data.targets=[\"u\"]",
+        "data.hdf5.axes=[\"sample\", \"x-coordinate\", \"y-coordinate\"]",
+        "data.hdf5.variables={ a = \"nu\", u = { path = \"tensor\", axes = [\"sample\", \"channel\", \"x-coordinate\", \
+         \"y-coordinate\"] } }",
+    ];
+    let data = workspace().join("tests/data/darcy_excerpt.h5");
+    let train = good(launch(Launch::plain(1, ISOBAR), "train", folder.path(), &data, &sets));
+    assert!(train.ranks[0].stdout.contains("predicting the mean field"), "{train}");
+    let _ = good(launch(Launch::plain(1, ISOBAR), "predict", folder.path(), &data, &sets));
+    let swapped = sets.map(|set| {
+        set.replace("inputs=[\"a\"]", "inputs=[\"u\"]").replace("targets=[\"u\"]", "targets=[\"a\"]")
+    });
+    let swapped = swapped.each_ref().map(String::as_str);
+    let outcome = launch(Launch::plain(1, ISOBAR), "predict", folder.path(), &data, &swapped).run().unwrap();
+    assert_eq!(outcome.exit, Exit::Code(2), "{outcome}");
+    assert!(outcome.ranks[0].stderr.contains("was trained with data.inputs = [\"a\"]"), "{outcome}");
+}
+
+#[rstest]
+#[case(&["data.format=netcfd"], 2, "did you mean \"netcdf\"?")]
+#[case(&["data.format=netcdf", "data.netcdf.axis=[]"], 2, "unknown key `data.netcdf.axis`")]
+#[case(&["data.format=netcdf", "data.fields=[]"], 2, "names no field")]
+#[case(&["data.format=netcdf", "data.inputs=[\"u\"]"], 2, "holds trajectories; name the variables")]
+#[case(&["data.format=netcdf", "data.fields=[\"wind\"]"], 3, "there is no field `wind`")]
+#[case(&["data.format=netcdf", "data.netcdf.variables={ u = { path = \"u\", axis = [] } }"], 2, "axis")]
+#[case(&["data.format=netcdf", "data.netcdf.time=\"frame\"", "data.inputs=[\"u\"]"], 2, "--set 'data.fields=[]'")]
+#[case(&["data.format=netcdf", "data.netcdf.time=\"frame\"", "data.fields=[]", "data.inputs=[\"u\"]"], 2, "data.targets names no variable")]
+#[case(&["data.format=npy"], 3, "neither a .npy nor a .npz file")]
+fn what_does_not_fit_is_one_clear_error(#[case] sets: &[&str], #[case] code: i32, #[case] words: &str) {
+    let folder = tempdir().unwrap();
+    let launch = launch(Launch::plain(1, ISOBAR), "train", folder.path(), &fixture("classic.nc"), sets);
+    let outcome = launch.run().unwrap();
+    assert_eq!(outcome.exit, Exit::Code(code), "{outcome}");
+    assert!(outcome.ranks[0].stderr.contains(words), "{outcome}");
+}
