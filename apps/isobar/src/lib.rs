@@ -19,13 +19,15 @@ mod verify;
 
 use std::process::ExitCode;
 
+use isobar_data::Format;
 use isobar_manager::printable;
 use isobar_models::Architecture;
 
 use cli::{Cli, Command};
 use exit::Exit;
 
-/// The command line as a library: the command `isobar` with models of a program's own, which its TOML files name.
+/// The command line as a library: the command `isobar` with models and data formats of a program's own, which its TOML files
+/// name.
 ///
 /// ```no_run
 /// fn main() -> std::process::ExitCode {
@@ -36,7 +38,7 @@ use exit::Exit;
 pub struct App(());
 
 impl App {
-    /// Makes the command with the built-in models, and those that linked crates register.
+    /// Makes the command with the built-in models and data formats, and those that linked crates register.
     pub fn new() -> Self {
         Self::default()
     }
@@ -45,6 +47,13 @@ impl App {
     #[must_use]
     pub fn model<C: Architecture>(self) -> Self {
         isobar_models::register::<C>();
+        self
+    }
+
+    /// Adds a data format. One that registers itself (`isobar_data::register!`) need not be added.
+    #[must_use]
+    pub fn dataset<F: Format>(self) -> Self {
+        isobar_data::register::<F>();
         self
     }
 
