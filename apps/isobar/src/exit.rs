@@ -69,7 +69,7 @@ mod tests {
     fn a_rank_lost_inside_of_data_is_lost() {
         let problem = "the store is gone".to_owned();
         let lost = isobar_collectives::Error::LostAtStart { backend: "gloo", problem };
-        let data = isobar_data::Error::Random(isobar_shard::Error::Communication(lost));
+        let data = isobar_data::Error::Random(isobar_shard::Error::Communication(lost).into());
         let error = anyhow::Error::from(data).context("the training data");
         assert_eq!(of(&error), Exit::Lost, "{error:?}");
         assert_eq!(text(&error).matches("the store is gone").count(), 1, "{}", text(&error));

@@ -1,7 +1,6 @@
 //! Random symmetries of training samples.
 
-use isobar_shard::random::philox4x32;
-use isobar_shard::{Array, Generator};
+use isobar_array::{Array, Generator, random::philox4x32};
 use serde::{Deserialize, Serialize};
 
 use crate::{Error, Result};
@@ -62,7 +61,7 @@ impl Augment {
             let own = fields.narrow(0, at, 1)?;
             Symmetry::drawn(seed, epoch, sample as u64).turn(&own)?.laid_out_as(&own)
         });
-        let turned = turned.collect::<isobar_shard::Result<Vec<_>>>()?;
+        let turned = turned.collect::<isobar_array::Result<Vec<_>>>()?;
         Ok(A::cat(&turned.iter().collect::<Vec<_>>(), 0)?)
     }
 }
@@ -76,7 +75,7 @@ impl Symmetry {
     }
 
     /// Bit 0 flips x, bit 1 flips y, bit 2 swaps x and y afterwards: all eight symmetries, each once.
-    fn turn<A: Array>(self, field: &A) -> isobar_shard::Result<A> {
+    fn turn<A: Array>(self, field: &A) -> isobar_array::Result<A> {
         let flips: Vec<i64> = [-2, -1]
             .into_iter()
             .zip([1, 2])

@@ -174,7 +174,7 @@ pub enum Error {
     Memory(#[from] isobar_torch::Error),
     /// Random numbers could not be drawn.
     #[error("could not draw random numbers: {0}")]
-    Random(#[from] isobar_shard::Error),
+    Random(#[from] isobar_array::Error),
 }
 
 /// Result of this crate's functions.

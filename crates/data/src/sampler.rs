@@ -2,7 +2,7 @@
 
 use std::ops::Range;
 
-use isobar_shard::Generator;
+use isobar_array::Generator;
 
 use crate::{Error, Result};
 

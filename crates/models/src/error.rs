@@ -37,6 +37,12 @@ pub enum Error {
     Shard(#[from] isobar_shard::Error),
 }
 
+impl From<isobar_array::Error> for Error {
+    fn from(error: isobar_array::Error) -> Self {
+        Self::Shard(error.into())
+    }
+}
+
 /// Result of this crate.
 pub type Result<T, E = Error> = std::result::Result<T, E>;
 

@@ -1,4 +1,4 @@
-//! Models, written once over [`isobar_shard::Array`], with the architectures and state-dict names of PhysicsNeMo.
+//! Models, written once over [`isobar_array::Array`], with the architectures and state-dict names of PhysicsNeMo.
 //!
 //! | model | configuration | is |
 //! |---|---|---|
@@ -20,7 +20,8 @@
 //!
 //! ```
 //! use isobar_models::{Afno, AfnoConfig, Mode};
-//! use isobar_shard::{Generator, ParamStore};
+//! use isobar_array::Generator;
+//! use isobar_shard::ParamStore;
 //! use tch::{Device, Kind, Tensor};
 //!
 //! let config = AfnoConfig { patch_size: [4, 4], embed_dim: 32, num_blocks: 4, ..AfnoConfig::new([16, 24], 3, 2) };

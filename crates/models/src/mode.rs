@@ -1,6 +1,6 @@
 //! Training or evaluation.
 
-use isobar_shard::{Array, Generator, Window};
+use isobar_array::{Array, Generator, Window};
 
 use crate::error::Result;
 

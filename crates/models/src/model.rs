@@ -2,7 +2,8 @@
 
 use std::fmt::Debug;
 
-use isobar_shard::{Array, ModelSize, ParamCount, Scope};
+use isobar_array::Array;
+use isobar_shard::{ModelSize, ParamCount, Scope};
 use schemars::JsonSchema;
 use serde::Serialize;
 use serde::de::DeserializeOwned;
@@ -11,6 +12,7 @@ use crate::batch::Batch;
 use crate::error::Result;
 use crate::fields::FieldSpec;
 use crate::mode::Mode;
+use crate::registry::ModelArray;
 use crate::sharding::Sharding;
 
 /// A model with its parameters, ready to run.
@@ -31,7 +33,8 @@ pub trait Model<A: Array> {
 ///
 /// ```
 /// use isobar_models::{Architecture, Batch, FieldSpec, Mode, Model, ModelConfig, Result};
-/// use isobar_shard::{Array, Init, Params, Placement, Scope};
+/// use isobar_array::Array;
+/// use isobar_shard::{Init, Params, Placement, Scope};
 /// use schemars::JsonSchema;
 /// use serde::{Deserialize, Serialize};
 ///
@@ -88,7 +91,7 @@ pub trait Architecture:
     /// # Errors
     ///
     /// Sizes that do not fit together, or a parameter that cannot be made.
-    fn build<A: Array>(&self, params: &mut Scope<'_, A>) -> Result<Box<dyn Model<A>>>;
+    fn build<A: ModelArray>(&self, params: &mut Scope<'_, A>) -> Result<Box<dyn Model<A>>>;
 
     /// Checks that the model accepts the fields of a data set, without building it.
     ///

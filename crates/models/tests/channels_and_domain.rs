@@ -3,12 +3,12 @@
 
 use std::time::Duration;
 
+use isobar_array::{Generator, Reduce, Window};
 use isobar_collectives::{Group, ReduceOp, start};
 use isobar_mesh::DeviceMesh;
 use isobar_models::{DistributedAfno, DistributedAfnoConfig, Mode};
 use isobar_shard::{
-    Generator, MeshParams, ParallelRegion, ParamStore, Placement, Reduce, ShardTensor, Window,
-    forbid_hidden_communication,
+    MeshParams, ParallelRegion, ParamStore, Placement, ShardTensor, forbid_hidden_communication,
 };
 use rstest::rstest;
 use tch::{Device, Kind, Tensor};

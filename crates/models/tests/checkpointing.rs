@@ -4,15 +4,13 @@
 
 use std::time::Duration;
 
+use isobar_array::{Array, Generator, Reduce, Window};
 use isobar_mesh::DeviceMesh;
 use isobar_models::{
     Afno, AfnoConfig, Fno, FnoConfig, ModAfno, ModAfnoConfig, ModEmbedConfig, Mode, Normalization, PerDim,
     Result, SrResNet, SrResNetConfig, UNet, UNetConfig,
 };
-use isobar_shard::{
-    Array, Generator, MeshParams, ParamStore, Params, Placement, Reduce, ShardTensor, Window,
-    forbid_hidden_communication,
-};
+use isobar_shard::{MeshParams, ParamStore, Params, Placement, ShardTensor, forbid_hidden_communication};
 use rstest::rstest;
 use tch::{Device, Kind, Tensor};
 

@@ -1,10 +1,11 @@
 //! What computing again saves of memory. A binary of its own: peaks are those of the process.
 #![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
 
+use isobar_array::Generator;
 use isobar_models::{
     Afno, AfnoConfig, DistributedAfno, DistributedAfnoConfig, Fno, FnoConfig, Mode, PerDim, Result,
 };
-use isobar_shard::{Generator, ParamStore};
+use isobar_shard::ParamStore;
 use isobar_torch::memory;
 use tch::{Device, Kind, Tensor};
 

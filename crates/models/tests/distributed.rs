@@ -3,8 +3,9 @@
 
 use std::time::Duration;
 
+use isobar_array::{Generator, Window};
 use isobar_models::{DistributedAfno, DistributedAfnoConfig, Mode};
-use isobar_shard::{Generator, ParallelRegion, ParamStore, Placement, Window};
+use isobar_shard::{ParallelRegion, ParamStore, Placement};
 use rstest::rstest;
 use tch::{Device, Kind, Tensor};
 

@@ -4,6 +4,7 @@
 
 use std::time::Duration;
 
+use isobar_array::{Array, Generator, Window};
 use isobar_harness::{Memo, curve::SingleRun};
 use isobar_mesh::DeviceMesh;
 use isobar_models::{
@@ -11,8 +12,7 @@ use isobar_models::{
     SrResNetConfig, UNet, UNetConfig, Upsampling,
 };
 use isobar_shard::{
-    Array, Generator, Layout, MeshParams, ParamStore, Params, Placement, ShardTensor, Sizes, Window,
-    forbid_hidden_communication,
+    Layout, MeshParams, ParamStore, Params, Placement, ShardTensor, Sizes, forbid_hidden_communication,
 };
 use rstest::rstest;
 use tch::{Device, Kind, Tensor};
@@ -177,7 +177,7 @@ fn sharded(case: &Case, mesh: &DeviceMesh, axes: Axes) -> Run {
     train(&params, || {
         let _guard = forbid_hidden_communication();
         let y = model.forward(&x, Mode::train(&generator)).unwrap();
-        let loss = isobar_shard::Reduce::mse_loss(&y, &target).unwrap();
+        let loss = isobar_array::Reduce::mse_loss(&y, &target).unwrap();
         loss.backward().unwrap();
         (y.full_tensor(None).unwrap().detach(), loss.full_tensor(None).unwrap().double_value(&[]))
     })

@@ -4,16 +4,14 @@
 
 use std::time::Duration;
 
+use isobar_array::{Array, Generator, Window};
 use isobar_harness::{Memo, curve::SingleRun};
 use isobar_mesh::DeviceMesh;
 use isobar_models::{
     Afno, AfnoConfig, Factorization, Fno, FnoConfig, ModAfno, ModAfnoConfig, ModEmbedConfig, Mode,
     PaddingType, PerDim,
 };
-use isobar_shard::{
-    Array, CommTrace, Generator, Layout, MeshParams, ParamStore, Params, Placement, ShardTensor, Sizes,
-    Window,
-};
+use isobar_shard::{CommTrace, Layout, MeshParams, ParamStore, Params, Placement, ShardTensor, Sizes};
 use rstest::rstest;
 use tch::{Device, Kind, Tensor};
 
@@ -247,7 +245,7 @@ fn sharded(
     let first = std::cell::RefCell::new(None);
     let run = train(&store, || {
         let output = model(&x, &modulation).unwrap();
-        let loss = isobar_shard::Reduce::mse_loss(&output, &target).unwrap();
+        let loss = isobar_array::Reduce::mse_loss(&output, &target).unwrap();
         loss.backward().unwrap();
         first.borrow_mut().get_or_insert_with(|| {
             let grad = ShardTensor::from_parts(&leaf.grad().copy(), whole.layout()).unwrap();

@@ -4,10 +4,11 @@
 
 use std::time::Duration;
 
+use isobar_array::{Array, Generator, Window};
 use isobar_mesh::DeviceMesh;
 use isobar_models::{Afno, AfnoConfig, DistributedAfno, DistributedAfnoConfig, Mode, Result};
 use isobar_shard::{
-    Array, Generator, MeshParams, ParallelRegion, ParamStore, Params, Placement, ShardTensor, Window,
+    MeshParams, Parallel, ParallelRegion, ParamStore, Params, Placement, ShardTensor,
     forbid_hidden_communication,
 };
 use rstest::rstest;
@@ -27,7 +28,11 @@ enum Subject {
 type Forward<A> = Box<dyn Fn(&A, Mode<'_>) -> Result<A>>;
 
 impl Subject {
-    fn make<A: Array>(self, gradient_checkpointing: bool, params: &mut impl Params<Array = A>) -> Forward<A> {
+    fn make<A: Array + Parallel>(
+        self,
+        gradient_checkpointing: bool,
+        params: &mut impl Params<Array = A>,
+    ) -> Forward<A> {
         match self {
             Self::Afno => {
                 let config = AfnoConfig {

@@ -3,13 +3,13 @@
 
 use std::time::Duration;
 
+use isobar_array::{Array, Generator, Window};
 use isobar_mesh::DeviceMesh;
 use isobar_models::{
     Afno, AfnoConfig, Fno, FnoConfig, Mode, Normalization, PerDim, Result, UNet, UNetConfig, Upsampling,
 };
 use isobar_shard::{
-    Array, Generator, Layout, MeshParams, ParamStore, Params, Placement, ShardTensor, Sizes, Window,
-    forbid_hidden_communication,
+    Layout, MeshParams, ParamStore, Params, Placement, ShardTensor, Sizes, forbid_hidden_communication,
 };
 use isobar_torch::guard::Autocast;
 use rstest::rstest;
@@ -140,7 +140,7 @@ fn sharded(
         let precision = mixed(true);
         let y = model(&x).unwrap();
         assert_eq!(y.kind(), Kind::BFloat16);
-        let loss = isobar_shard::Reduce::mse_loss(&y.to_kind(Kind::Float).unwrap(), &target).unwrap();
+        let loss = isobar_array::Reduce::mse_loss(&y.to_kind(Kind::Float).unwrap(), &target).unwrap();
         assert_eq!(loss.kind(), Kind::Float);
         drop(precision);
         loss.backward().unwrap();

@@ -1,12 +1,13 @@
 //! Configurations, errors, dropout, kinds and starting values.
 #![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
 
+use isobar_array::{Generator, Window};
 use isobar_models::{
     Activation, Afno, AfnoConfig, DistributedAfno, DistributedAfnoConfig, FullyConnected,
     FullyConnectedConfig, Mode, Normalization, NormalizationArgs, PaddingMode, PerDim, Pooling, SrResNet,
     SrResNetConfig, UNet, UNetConfig, Upsampling,
 };
-use isobar_shard::{Generator, ParamStore, Window};
+use isobar_shard::ParamStore;
 use rstest::rstest;
 use tch::{Device, Kind, Tensor};
 

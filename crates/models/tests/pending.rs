@@ -3,10 +3,11 @@
 
 use std::time::Duration;
 
+use isobar_array::{Generator, Reduce, Window};
 use isobar_collectives::{Group, ReduceOp, start};
 use isobar_mesh::DeviceMesh;
 use isobar_models::{Afno, AfnoConfig, Fno, FnoConfig, Mode, PerDim, UNet, UNetConfig};
-use isobar_shard::{Generator, MeshParams, ParamStore, Placement, Reduce, ShardTensor, Window};
+use isobar_shard::{MeshParams, ParamStore, Placement, ShardTensor};
 use rstest::rstest;
 use tch::{Device, Kind, Tensor};
 

@@ -2,15 +2,14 @@
 
 use std::time::Duration;
 
+use isobar_array::{Array, Generator, Window};
 use isobar_collectives::threads;
 use isobar_mesh::DeviceMesh;
 use isobar_models::{
     AfnoConfig, Architecture, Batch, FieldSpec, FnoConfig, ModAfnoConfig, Mode, Model, ModelConfig, PerDim,
     Result, SrResNetConfig, registered,
 };
-use isobar_shard::{
-    Array, Generator, Init, MeshParams, ParamCount, ParamStore, Params, Placement, Scope, ShardTensor, Window,
-};
+use isobar_shard::{Init, MeshParams, ParamCount, ParamStore, Params, Placement, Scope, ShardTensor};
 use rstest::rstest;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};

@@ -1,12 +1,13 @@
 //! Models counted from their configurations: as many parameters as are made, at once for any number of layers.
 #![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
 
+use isobar_array::Generator;
 use isobar_models::{
     Activation, Afno, AfnoConfig, Architecture, DistributedAfno, DistributedAfnoConfig, Factorization, Fno,
     FnoConfig, FullyConnected, FullyConnectedConfig, ModAfno, ModAfnoConfig, PerDim, SrResNet,
     SrResNetConfig, UNet, UNetConfig, Upsampling,
 };
-use isobar_shard::{Generator, ModelSize, ParamCount, ParamStore};
+use isobar_shard::{ModelSize, ParamCount, ParamStore};
 use rstest::rstest;
 
 /// Counts the parameters of a store.

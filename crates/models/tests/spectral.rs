@@ -1,11 +1,12 @@
 //! The modulated AFNO and the FNO: configurations, errors, starting values, and what the golden cases do not reach.
 #![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
 
+use isobar_array::{Generator, Window};
 use isobar_models::{
     Activation, EmbedMethod, Factorization, Fno, FnoConfig, ModAfno, ModAfnoConfig, ModEmbedConfig, Mode,
     PaddingType, PerDim, ScaleShiftMode,
 };
-use isobar_shard::{Generator, ParamStore, StateDict, Window};
+use isobar_shard::{ParamStore, StateDict};
 use rstest::rstest;
 use tch::{Device, Kind, Tensor};
 

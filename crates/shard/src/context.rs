@@ -43,10 +43,13 @@ impl CurrentMesh {
     }
 
     pub(crate) fn or_given(mesh: Option<&DeviceMesh>) -> Result<DeviceMesh> {
-        let none = || Error::Argument {
-            op: "mesh",
-            reason: "no mesh was given, and none is current; give one, or enter one with CurrentMesh::enter"
-                .into(),
+        let none = || {
+            Error::from(isobar_array::Error::Argument {
+                op: "mesh",
+                reason:
+                    "no mesh was given, and none is current; give one, or enter one with CurrentMesh::enter"
+                        .into(),
+            })
         };
         mesh.cloned().or_else(Self::get).ok_or_else(none)
     }

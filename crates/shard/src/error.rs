@@ -6,40 +6,9 @@ use tch::TchError;
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
-    /// An operator of libtorch refused its arguments.
-    #[error("{op} of {shapes} failed: {source}")]
-    Operator {
-        /// The operator's name.
-        op: &'static str,
-        /// Kinds and shapes of its tensors.
-        shapes: String,
-        /// What libtorch says.
-        source: TchError,
-    },
-    /// An argument that an operator cannot take, found before libtorch is asked.
-    #[error("{op}: {reason}")]
-    Argument {
-        /// The operator's name.
-        op: &'static str,
-        /// What was given, what was expected.
-        reason: String,
-    },
-    /// `Array::op` was asked for a name that nobody registered.
-    #[error("unknown operator \"{name}\"; registered are {}; add it with register_op", list(known))]
-    UnknownOperator {
-        /// The name asked for.
-        name: String,
-        /// All registered names.
-        known: Vec<String>,
-    },
-    /// A registered operator failed.
-    #[error("operator \"{name}\" failed: {source}")]
-    Registered {
-        /// Its name in the registry.
-        name: String,
-        /// What it returned.
-        source: Box<dyn std::error::Error + Send + Sync>,
-    },
+    /// A dense operator, an argument or a random number.
+    #[error(transparent)]
+    Array(isobar_array::Error),
     /// A parameter that cannot be made.
     #[error("parameter \"{name}\": {reason}")]
     Parameter {
@@ -60,14 +29,6 @@ pub enum Error {
         unused: Vec<String>,
         /// Tensors of another shape or kind, one sentence each.
         wrong: Vec<String>,
-    },
-    /// A random tensor that was asked for with bad arguments.
-    #[error("random {what}: {reason}")]
-    Random {
-        /// The distribution.
-        what: &'static str,
-        /// What is wrong.
-        reason: String,
     },
     /// A file of tensors could not be read.
     #[error("cannot read tensors from {path}: {source}")]
@@ -146,10 +107,6 @@ impl Error {
 /// Result of this crate.
 pub type Result<T, E = Error> = std::result::Result<T, E>;
 
-fn list(names: &[String]) -> String {
-    if names.is_empty() { "none".into() } else { names.join(", ") }
-}
-
 fn differences(missing: &[String], unused: &[String], wrong: &[String]) -> String {
     let mut parts = Vec::new();
     for (what, names) in [("missing", missing), ("not of this model", unused)] {
@@ -159,4 +116,26 @@ fn differences(missing: &[String], unused: &[String], wrong: &[String]) -> Strin
     }
     parts.extend(wrong.iter().cloned());
     parts.join("; ")
+}
+
+impl From<isobar_array::Error> for Error {
+    /// Unwraps an error of this crate that went through a method of `Array`.
+    fn from(error: isobar_array::Error) -> Self {
+        match error {
+            isobar_array::Error::Implementation(inner) => match inner.downcast() {
+                Ok(own) => *own,
+                Err(other) => Self::Array(isobar_array::Error::Implementation(other)),
+            },
+            error => Self::Array(error),
+        }
+    }
+}
+
+impl From<Error> for isobar_array::Error {
+    fn from(error: Error) -> Self {
+        match error {
+            Error::Array(error) => error,
+            error => Self::Implementation(Box::new(error)),
+        }
+    }
 }

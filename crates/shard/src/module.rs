@@ -211,21 +211,25 @@ fn tell(state: &StateDict, mesh: &DeviceMesh, src: usize) -> Result<Vec<(String,
     let ranks = mesh.ranks();
     let root = ranks.get(src).and_then(|rank| group.ranks().iter().position(|r| r == rank));
     let Some(root) = root else {
-        return Err(Error::Argument {
+        return Err(Error::from(isobar_array::Error::Argument {
             op: "distribute",
             reason: format!("the source {src} is not a rank of {mesh}"),
-        });
+        }));
     };
     let mine: Vec<(&str, Vec<i64>, bool)> =
         state.iter().map(|(name, tensor)| (&name[..], tensor.size(), tensor.requires_grad())).collect();
-    let bytes = serde_json::to_vec(&mine).map_err(|error| Error::Argument {
-        op: "distribute",
-        reason: format!("the names of the parameters cannot be told to other ranks: {error}"),
+    let bytes = serde_json::to_vec(&mine).map_err(|error| {
+        Error::from(isobar_array::Error::Argument {
+            op: "distribute",
+            reason: format!("the names of the parameters cannot be told to other ranks: {error}"),
+        })
     })?;
     let told = group.broadcast_bytes(&bytes, root)?;
-    serde_json::from_slice(&told).map_err(|error| Error::Argument {
-        op: "distribute",
-        reason: format!("what rank {src} of {mesh} told of its parameters cannot be read: {error}"),
+    serde_json::from_slice(&told).map_err(|error| {
+        Error::from(isobar_array::Error::Argument {
+            op: "distribute",
+            reason: format!("what rank {src} of {mesh} told of its parameters cannot be read: {error}"),
+        })
     })
 }
 

@@ -76,7 +76,7 @@ impl Operand for Tensor {
             Promotion::Off => {
                 let met = format!("a plain tensor of shape {shape:?} meets {}", x.layout());
                 let reason = format!("{op}: {met}; distribute it, or allow promotion");
-                return Err(Error::Argument { op: "promotion", reason });
+                return Err(Error::from(isobar_array::Error::Argument { op: "promotion", reason }));
             }
         }
         let layout = x.layout().replicated_shape(&shape);

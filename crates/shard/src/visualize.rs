@@ -42,13 +42,13 @@ pub struct ShardingView {
 /// ```
 pub fn visualize_sharding(layout: &Layout) -> Result<ShardingView> {
     if layout.ndim() > MOST_DIMS {
-        return Err(Error::Argument {
+        return Err(Error::from(isobar_array::Error::Argument {
             op: "visualize_sharding",
             reason: format!(
                 "{layout} has {} dims, of which at most {MOST_DIMS} can be shown; show a layout of the dims that are split",
                 layout.ndim()
             ),
-        });
+        }));
     }
     let mesh = layout.mesh_shape();
     let cells: Vec<Vec<Range<i64>>> = layout.dims().iter().map(uncut).collect();

@@ -1,11 +1,11 @@
 //! Linear operators and their gradients are adjoint: ⟨F x, y⟩ = ⟨x, F* y⟩ over global tensors, on random layouts.
 
-use crate::common::{Dice, MESHES, leaf, numbers, on_mesh};
-use isobar_shard::{
-    Conv, Interpolation, PadMode, Padding, Placement, Pool, Resize, Result, ShardTensor, Statistic, grad,
-};
+use isobar_array::{Conv, Interpolation, PadMode, Padding, Pool, Resize, Statistic};
+use isobar_shard::{Placement, Result, ShardTensor, grad};
 use rstest::rstest;
 use tch::Tensor;
+
+use crate::common::{Dice, MESHES, leaf, numbers, on_mesh};
 
 /// A linear map of a `[2, 4, 9, 6]` tensor.
 type Map = (&'static str, fn(&ShardTensor) -> Result<ShardTensor>);

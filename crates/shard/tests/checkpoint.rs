@@ -4,8 +4,9 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
+use isobar_array::{Elementwise, Generator, RandomOps, Window, is_recomputing};
 use isobar_collectives::{SharedOptions, mark_module_as_shared, threads};
-use isobar_shard::{Elementwise, Error, Generator, RandomOps, Window, checkpoint, is_recomputing};
+use isobar_shard::{Error, checkpoint};
 use isobar_torch::autograd::{self, BackwardOptions};
 use isobar_torch::guard::NoGrad;
 use tch::{Device, Kind, Tensor};
@@ -61,8 +62,8 @@ fn without_gradients_it_is_a_call() {
 fn errors_of_backward_say_what_failed() {
     let x = leaf(&[2.0]);
     let y = checkpoint(&[&x], None, |inputs, _| match is_recomputing() {
-        true => Err(Error::Argument { op: "test", reason: "out of luck".into() }),
-        false => inputs[0].mul_scalar(2.0),
+        true => Err(Error::from(isobar_array::Error::Argument { op: "test", reason: "out of luck".into() })),
+        false => Ok(inputs[0].mul_scalar(2.0)?),
     });
     let told = autograd::backward(&[&y.unwrap()], &[], BackwardOptions::default()).unwrap_err();
     assert_eq!(told.to_string(), "backward of 'checkpoint' failed: test: out of luck");

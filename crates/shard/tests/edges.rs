@@ -1,11 +1,13 @@
 //! Corners: rows of −∞, parts of several pieces, transposed meshes, mixed partial sums, 16 bits, empty parts, disagreement.
 
-use crate::common::{Split, difference, leaf, numbers, on_mesh, same};
+use isobar_array::{Conv, Elementwise, Padding, Statistic};
 use isobar_collectives::ReduceOp;
 use isobar_shard::rules::{LocalMap, LocalOutput, local_map};
-use isobar_shard::{Conv, Elementwise, Layout, Padding, Placement, ShardTensor, Sizes, Statistic};
+use isobar_shard::{Layout, Placement, ShardTensor, Sizes};
 use rstest::rstest;
 use tch::{Device, Kind, Tensor};
+
+use crate::common::{Split, difference, leaf, numbers, on_mesh, same};
 
 const SHARD: [Placement; 1] = [Placement::Shard(0)];
 
@@ -231,7 +233,7 @@ fn wide_borders_are_few_pieces() {
         let x = numbers(&[1, 1, 6, 5], 1);
         let layout = Split::Uneven.layout(mesh, &[Placement::Shard(2)], &[1, 1, 6, 5]);
         let widths = [400, 300, 500, 200];
-        let pad = |t: &[ShardTensor]| t[0].pad_mode(&widths, isobar_shard::PadMode::Replicate, 0.0);
+        let pad = |t: &[ShardTensor]| t[0].pad_mode(&widths, isobar_array::PadMode::Replicate, 0.0);
         same("pad", &[(&x, &layout)], 1e-9, pad, |t| t[0].f_pad(widths, "replicate", None));
     });
 }

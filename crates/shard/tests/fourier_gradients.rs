@@ -3,14 +3,14 @@
 
 #![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
 
-use crate::common::{Dice, MESHES, difference, leaf, numbers, on_mesh, same};
+use isobar_array::{Convert, FftNorm, Spectral};
 use isobar_mesh::DeviceMesh;
-use isobar_shard::{
-    Convert, FftNorm, Layout, Placement, ShardTensor, Sizes, Spectral, forbid_hidden_communication, grad,
-};
+use isobar_shard::{Layout, Placement, ShardTensor, Sizes, forbid_hidden_communication, grad};
 use isobar_torch::autograd::{self, BackwardOptions};
 use rstest::rstest;
 use tch::{Kind, Tensor};
+
+use crate::common::{Dice, MESHES, difference, leaf, numbers, on_mesh, same};
 
 const NORMS: [FftNorm; 3] = [FftNorm::Backward, FftNorm::Ortho, FftNorm::Forward];
 
@@ -37,7 +37,7 @@ impl Transform {
         !matches!(self, Self::RealFftn | Self::Rfft2)
     }
 
-    fn sharded(self, x: &ShardTensor, norm: FftNorm) -> isobar_shard::Result<ShardTensor> {
+    fn sharded(self, x: &ShardTensor, norm: FftNorm) -> isobar_array::Result<ShardTensor> {
         let complex = || if self.is_of_pairs() { x.view_as_complex() } else { Ok(x.shallow_clone()) };
         match self {
             Self::Fftn | Self::RealFftn => complex()?.fftn(&[], &[1, 2], norm)?.view_as_real(),
@@ -127,8 +127,8 @@ fn complex_transforms_of_real_numbers(#[values(1, 2, 3, 4)] mesh: usize) {
                     &[(&numbers(&shape, 1), &layout)],
                     1e-10,
                     |t| match inverse {
-                        false => t[0].fftn(&points, &dims, norm)?.view_as_real(),
-                        true => t[0].ifftn(&points, &dims, norm)?.view_as_real(),
+                        false => Ok(t[0].fftn(&points, &dims, norm)?.view_as_real()?),
+                        true => Ok(t[0].ifftn(&points, &dims, norm)?.view_as_real()?),
                     },
                     |t| match inverse {
                         false => t[0].f_fft_fftn(&points[..], &dims[..], norm.name())?.f_view_as_real(),

@@ -4,14 +4,13 @@
 
 use std::ops::Range;
 
-use crate::common::{Dice, MESHES, SPLITS, leaf, numbers, on_mesh, same};
+use isobar_array::{Convert, FftNorm, Modes, Spectral};
 use isobar_collectives::Group;
-use isobar_shard::{
-    CommTrace, Convert, Error, FftNorm, Layout, Modes, Placement, ShardTensor, Sizes, Spectral,
-    forbid_hidden_communication,
-};
+use isobar_shard::{CommTrace, Layout, Placement, ShardTensor, Sizes, forbid_hidden_communication};
 use rstest::rstest;
 use tch::TchError;
+
+use crate::common::{Dice, MESHES, SPLITS, leaf, numbers, on_mesh, same};
 
 const NORMS: [FftNorm; 3] = [FftNorm::Backward, FftNorm::Ortho, FftNorm::Forward];
 const EXTENTS: [i64; 6] = [1, 2, 5, 6, 7, 11];
@@ -22,7 +21,7 @@ fn range(dice: &mut Dice, modes: i64) -> Range<i64> {
     start..dice.roll(start + 1, modes)
 }
 
-fn dense<T>(result: Result<T, Error>) -> Result<T, TchError> {
+fn dense<T>(result: isobar_array::Result<T>) -> Result<T, TchError> {
     result.map_err(|e| TchError::Torch(e.to_string()))
 }
 
@@ -49,7 +48,7 @@ fn a_rectangle_of_modes(#[values(1, 2, 3, 4)] mesh: usize, #[values(0, 1, 2)] no
                 &format!("rfft2_modes {what}"),
                 &[(&numbers(&field, 1), &layout)],
                 1e-10,
-                |t| t[0].rfft2_modes(at, &modes, norm),
+                |t| Ok(t[0].rfft2_modes(at, &modes, norm)?),
                 |t| dense(t[0].rfft2_modes(at, &modes, norm)),
             );
             let rows = modes.rows.end - modes.rows.start;
@@ -59,7 +58,7 @@ fn a_rectangle_of_modes(#[values(1, 2, 3, 4)] mesh: usize, #[values(0, 1, 2)] no
                 &format!("irfft2_modes {what}"),
                 &[(&numbers(&pairs, 2), &layout)],
                 1e-10,
-                |t| t[0].irfft2_modes(at, [height, width], &modes, norm),
+                |t| Ok(t[0].irfft2_modes(at, [height, width], &modes, norm)?),
                 |t| dense(t[0].irfft2_modes(at, [height, width], &modes, norm)),
             );
         }

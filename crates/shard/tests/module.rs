@@ -1,11 +1,10 @@
 //! Parameters laid out by a declaration, and plain tensors that meet sharded ones.
 
-use crate::common::{difference, numbers, on_mesh};
-use isobar_shard::{
-    Conv, Padding, ParameterLayouts, Placement, Promotion, PromotionGuard, ShardTensor, Source, StateDict,
-};
-
+use isobar_array::{Conv, Padding};
+use isobar_shard::{ParameterLayouts, Placement, Promotion, PromotionGuard, ShardTensor, Source, StateDict};
 use tch::{Kind, Tensor};
+
+use crate::common::{difference, numbers, on_mesh};
 
 const R: Placement = Placement::Replicate;
 

@@ -3,15 +3,14 @@
 
 #![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
 
-use crate::common::{Dice, Split, difference, leaf, numbers, on_mesh, same};
+use isobar_array::{Conv, Generator, Interpolation, PadMode, Padding, Pool, Resize, Statistic};
 use isobar_collectives::ReduceOp;
 use isobar_mesh::DeviceMesh;
-use isobar_shard::{
-    Conv, Generator, Interpolation, Layout, PadMode, Padding, Placement, Pool, Resize, ShardTensor, Sizes,
-    Statistic,
-};
+use isobar_shard::{Layout, Placement, ShardTensor, Sizes};
 use rstest::rstest;
 use tch::{Device, Kind, Tensor};
+
+use crate::common::{Dice, Split, difference, leaf, numbers, on_mesh, same};
 
 const NEAR: f64 = 1e-9;
 
@@ -343,7 +342,7 @@ fn convolution_sharded_on_height_and_on_two_axes() {
 fn random_numbers_on_cpu_are_those_of_one_rank() {
     let alone = Generator::new(5);
     let options = (Kind::Float, Device::Cpu);
-    let window = isobar_shard::Window::whole(&[7, 5]);
+    let window = isobar_array::Window::whole(&[7, 5]);
     let uniform = alone.uniform(&window, 0.0, 1.0, options).unwrap();
     let normal = alone.normal(&window, 0.0, 1.0, options).unwrap();
     let whole_numbers = alone.randint(&window, -3, 9, Device::Cpu).unwrap();

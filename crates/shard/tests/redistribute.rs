@@ -1,11 +1,13 @@
 //! Redistribution between any two layouts: values, gradients, gradients of gradients.
 
-use crate::common::{MESHES, difference, layouts, leaf, numbers, on_mesh};
+use isobar_array::Elementwise;
 use isobar_collectives::ReduceOp;
-use isobar_shard::{CurrentMesh, Elementwise, Layout, Placement, Redistribute, ShardTensor, Sizes, grad};
+use isobar_shard::{CurrentMesh, Layout, Placement, Redistribute, ShardTensor, Sizes, grad};
 use isobar_torch::autograd::BackwardOptions;
 use rstest::rstest;
 use tch::{Kind, Tensor};
+
+use crate::common::{MESHES, difference, layouts, leaf, numbers, on_mesh};
 
 #[rstest]
 fn any_to_any(#[values(0, 1, 2, 3, 4)] mesh: usize) {

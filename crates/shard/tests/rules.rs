@@ -5,18 +5,19 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-use crate::common::{MESHES, difference, layouts, leaf, numbers, on_mesh};
+use isobar_array::{Attrs, register_op};
 use isobar_collectives::ReduceOp;
 use isobar_shard::rules::{
     LocalMap, LocalOutput, Sharding, Shardings, local_map, register_sharded_op, register_sharding,
 };
 use isobar_shard::{
-    Attrs, CommTrace, Error, Layout, Placement, ShardTensor, Sizes, forbid_hidden_communication, grad,
-    register_op,
+    CommTrace, Error, Layout, Placement, ShardTensor, Sizes, forbid_hidden_communication, grad,
 };
 use isobar_torch::autograd::BackwardOptions;
 use rstest::rstest;
 use tch::{Kind, Tensor};
+
+use crate::common::{MESHES, difference, layouts, leaf, numbers, on_mesh};
 
 const SUM: Placement = Placement::Partial(ReduceOp::Sum);
 

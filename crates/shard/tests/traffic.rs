@@ -2,11 +2,13 @@
 
 #![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
 
-use crate::common::{leaf, numbers, on_mesh};
+use isobar_array::{Conv, Elementwise, Padding};
 use isobar_collectives::trace::CommTrace;
 use isobar_mesh::DeviceMesh;
-use isobar_shard::{Conv, Elementwise, Layout, Padding, Placement, ShardTensor, Sizes};
+use isobar_shard::{Layout, Placement, ShardTensor, Sizes};
 use tch::Tensor;
+
+use crate::common::{leaf, numbers, on_mesh};
 
 fn sharded(mesh: &DeviceMesh, shape: &[i64], dim: usize) -> ShardTensor {
     let layout = Layout::new(mesh, &[Placement::Shard(dim)], shape, &Sizes::Chunk).unwrap();
@@ -103,7 +105,7 @@ fn backward_is_counted_under_the_module_that_ran_forward() {
                 let _module = isobar_collectives::trace::module("head");
                 x.softmax(0).unwrap().layer_norm(&[6, 8], None, None, 1e-5).unwrap()
             };
-            y.statistic(isobar_shard::Statistic::Max, &[0], false)
+            y.statistic(isobar_array::Statistic::Max, &[0], false)
                 .unwrap()
                 .sum()
                 .unwrap()

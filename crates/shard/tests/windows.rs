@@ -2,13 +2,13 @@
 
 #![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
 
-use crate::common::{Dice, MESHES, difference, leaf, numbers, on_mesh, same};
-use isobar_shard::{
-    Conv, Interpolation, Layout, PadMode, Padding, Placement, Pool, Resize, ShardTensor, Sizes, grad,
-};
+use isobar_array::{Conv, Interpolation, PadMode, Padding, Pool, Resize};
+use isobar_shard::{Layout, Placement, ShardTensor, Sizes, grad};
 use isobar_torch::autograd::{self, BackwardOptions};
 use rstest::rstest;
 use tch::{Kind, Tensor};
+
+use crate::common::{Dice, MESHES, difference, leaf, numbers, on_mesh, same};
 
 const ROUNDS: usize = 60;
 
@@ -440,7 +440,7 @@ fn second_gradients_of_what_was_computed_from_the_input() {
         let split = Layout::new(mesh, &[Placement::Shard(2)], &[1, 3, 8], &Sizes::Balanced).unwrap();
         let (x, dense) = (leaf(&image, &split), image.copy().set_requires_grad(true));
         let (w, whole) = (leaf(&kernel, &replicated(mesh, &[3, 3, 3])), kernel.copy());
-        let of_x = x.mul(&x).unwrap().statistic(isobar_shard::Statistic::Sum, &[0, 2], false).unwrap();
+        let of_x = x.mul(&x).unwrap().statistic(isobar_array::Statistic::Sum, &[0, 2], false).unwrap();
         let y = x.conv(&w, Some(&of_x), &conv).unwrap();
         let want = dense.conv1d(
             &whole,

@@ -293,6 +293,12 @@ pub enum Error {
     },
 }
 
+impl From<isobar_array::Error> for Error {
+    fn from(error: isobar_array::Error) -> Self {
+        Self::Shard(error.into())
+    }
+}
+
 impl Error {
     /// Whether every rank of the group reports it, so that nobody needs to be told.
     pub(crate) fn is_shared(&self) -> bool {

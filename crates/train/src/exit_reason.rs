@@ -45,6 +45,7 @@ fn of_one(cause: &(dyn StdError + 'static)) -> Option<ExitReason> {
         .or_else(|| cause.downcast_ref().and_then(data))
         .or_else(|| cause.downcast_ref().and_then(model))
         .or_else(|| cause.downcast_ref().and_then(shard))
+        .or_else(|| cause.downcast_ref().and_then(array))
         .or_else(|| ExitReason::of(cause))
 }
 
@@ -52,7 +53,7 @@ fn of_one(cause: &(dyn StdError + 'static)) -> Option<ExitReason> {
 fn data(error: &isobar_data::Error) -> Option<ExitReason> {
     use isobar_data::Error;
     match error {
-        Error::Random(inner) => shard(inner),
+        Error::Random(inner) => array(inner),
         Error::Tensor(_) | Error::Memory(_) => None,
         Error::Config(_) => Some(ExitReason::Usage),
         _ => Some(ExitReason::Data),
@@ -68,6 +69,14 @@ fn shard(error: &isobar_shard::Error) -> Option<ExitReason> {
         Error::Mesh(inner) => Some(ExitReason::of_mesh(inner)),
         Error::Sharded { source, .. } => shard(source),
         Error::StateDict { .. } | Error::File { .. } => Some(ExitReason::Data),
+        _ => None,
+    }
+}
+
+/// An error of a sharded tensor that went through a method of `Array`.
+fn array(error: &isobar_array::Error) -> Option<ExitReason> {
+    match error {
+        isobar_array::Error::Implementation(inner) => inner.downcast_ref().and_then(shard),
         _ => None,
     }
 }
@@ -126,7 +135,7 @@ mod tests {
     }
 
     fn in_data(error: Shard) -> isobar_data::Error {
-        isobar_data::Error::Random(error)
+        isobar_data::Error::Random(error.into())
     }
 
     #[test]
@@ -137,6 +146,8 @@ mod tests {
             in_backward(Error::from(lost())),
             in_backward(in_operator(lost().into())),
             in_operator(in_operator(lost().into())).into(),
+            Error::from(isobar_array::Error::from(in_operator(lost().into()))),
+            task(isobar_data::Error::from(isobar_array::Error::from(in_operator(lost().into())))),
             Shard::from(isobar_mesh::Error::from(lost())).into(),
             task(in_data(lost().into())),
             task(in_data(in_operator(lost().into()))),
@@ -150,7 +161,8 @@ mod tests {
     fn other_causes_keep_their_codes() {
         let missing = isobar_data::Error::Missing { path: "x.h5".into() };
         assert_eq!(exit_reason(&missing), ExitReason::Data);
-        let argument = Shard::Argument { op: "roll", reason: "no dim 5".to_owned() };
+        let argument =
+            Shard::from(isobar_array::Error::Argument { op: "roll", reason: "no dim 5".to_owned() });
         assert_eq!(exit_reason(&in_data(argument)), ExitReason::Failed);
         assert_eq!(exit_reason(&in_backward("the moon is full")), ExitReason::Failed);
     }

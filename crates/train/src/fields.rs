@@ -2,10 +2,11 @@
 
 use std::ops::Range;
 
+use isobar_array::Array;
 use isobar_collectives::{balanced, chunk};
 use isobar_data::Augment;
 use isobar_manager::DeviceMesh;
-use isobar_shard::{Array, Layout, Placement, ShardTensor, Sizes};
+use isobar_shard::{Layout, Placement, ShardTensor, Sizes};
 use tch::Tensor;
 
 use crate::error::{Error, Result};

@@ -28,7 +28,8 @@
 //! use isobar_collectives::Group;
 //! use isobar_data::{Sampler, part};
 //! use isobar_models::{FullyConnected, FullyConnectedConfig};
-//! use isobar_shard::{Generator, ParamStore};
+//! use isobar_array::Generator;
+//! use isobar_shard::ParamStore;
 //! use isobar_train::optim::{AdamW, AdamWConfig, Optimizer};
 //! use isobar_train::schedule::{Schedule, ScheduleKind};
 //! use isobar_train::{DataParallel, DataParallelConfig, Parameters, clip_grad_norm, loss::Loss};

@@ -1,6 +1,6 @@
 //! Losses and errors of fields `[sample, …]`.
 
-use isobar_shard::{Array, Reduction, Unary, periodic};
+use isobar_array::{Array, Reduction, Unary, periodic};
 use serde::{Deserialize, Serialize};
 use tch::{Kind, Tensor};
 
@@ -143,7 +143,7 @@ pub fn spectrum_errors<A: Array>(prediction: &A, target: &A) -> Result<Vec<Vec<f
     Ok(errors.chunks(channels).map(<[f64]>::to_vec).collect())
 }
 
-fn relative_l2<A: Array>(prediction: &A, target: &A) -> isobar_shard::Result<A> {
+fn relative_l2<A: Array>(prediction: &A, target: &A) -> isobar_array::Result<A> {
     let dims: Vec<i64> = (1..prediction.shape().len() as i64).collect();
     let norm = |x: &A| x.reduce(Reduction::Norm, &dims, false);
     norm(&prediction.sub(target)?)?.div(&norm(target)?)

@@ -1,7 +1,7 @@
 //! The network of a run, as the engine calls it.
 
+use isobar_array::{Array, Pool};
 use isobar_models::{Batch, Mode, Model};
-use isobar_shard::{Array, Pool};
 
 use crate::task::{BoxError, Step};
 

@@ -190,7 +190,8 @@ impl Parameters {
     /// As for [`Parameters::over`].
     ///
     /// ```
-    /// use isobar_shard::{Generator, Init, ParamStore, Params, Placement};
+    /// use isobar_array::Generator;
+    /// use isobar_shard::{Init, ParamStore, Params, Placement};
     /// use isobar_train::Parameters;
     ///
     /// let mut store = ParamStore::new(Generator::new(1));

@@ -1,7 +1,8 @@
 //! Sharded models among plain tensors.
 
+use isobar_array::Local;
 use isobar_manager::DeviceMesh;
-use isobar_shard::{MeshParams, Parallel, ParamStore, ShardTensor};
+use isobar_shard::{MeshParams, ParamStore, ShardTensor};
 use tch::Tensor;
 
 use crate::fields::{FieldLayout, ShardedFields};
@@ -33,7 +34,8 @@ pub fn distribute_over_domain_for_fsdp<'a>(
 /// ```
 /// use isobar_collectives::{Group, threads};
 /// use isobar_manager::DeviceMesh;
-/// use isobar_shard::{Conv2d, Generator, Init, Linear, ParamStore, Params, Placement, ShardTensor};
+/// use isobar_array::{Conv2d, Generator, Linear};
+/// use isobar_shard::{Init, ParamStore, Params, Placement, ShardTensor};
 /// use isobar_train::{
 ///     DataParallelConfig, FullySharded, Parameters, ShardedFields, distribute_over_domain_for_fsdp, wrap_for_fsdp,
 /// };

@@ -2,10 +2,10 @@
 
 use std::ops::Range;
 
+use isobar_array::{Array, Convert, Elementwise, Generator, Local, Shape};
 use isobar_data::{Augment, InMemory, Normalizer};
 use isobar_manager::DeviceMesh;
 use isobar_models::Batch;
-use isobar_shard::{Array, Convert, Elementwise, Generator, Parallel, Shape};
 use tch::Tensor;
 
 use crate::error::Result;
@@ -108,7 +108,7 @@ pub struct RolloutError {
     /// Errors of each variable over all steps: the mean of the relative errors, and the RMSE.
     pub variables: Vec<VariableError>,
     /// Σ |E(p) − E(t)| / Σ E(t) of the energy spectra E of each variable after the last step; see
-    /// [`periodic::energy_spectrum`](isobar_shard::periodic::energy_spectrum).
+    /// [`periodic::energy_spectrum`](isobar_array::periodic::energy_spectrum).
     pub spectra: Vec<f64>,
 }
 

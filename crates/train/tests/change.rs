@@ -5,9 +5,9 @@ use std::io;
 use std::path::Path;
 use std::sync::{Arc, Mutex};
 
+use isobar_array::Generator;
 use isobar_collectives::Group;
 use isobar_data::{Augment, InMemory, Normalizer};
-use isobar_shard::Generator;
 use isobar_train::config::{CheckpointConfig, SaveMode, TrainConfig};
 use isobar_train::loss::Loss;
 use isobar_train::{BoxError, DenseFields, FieldModel, FieldTask, Step, Task, Variable, mean_errors};

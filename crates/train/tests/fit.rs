@@ -9,8 +9,8 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Barrier, mpsc};
 use std::time::Duration;
 
+use isobar_array::Window;
 use isobar_collectives::{Group, threads};
-use isobar_shard::Window;
 use isobar_torch::guard::{is_deterministic, set_deterministic};
 use isobar_train::checkpoint::{Checkpoints, Contents, Keep, Which, export, read_run_state, verify};
 use isobar_train::config::{CheckpointConfig, MetricsConfig, Resume, SaveMode, TrainConfig};

@@ -4,14 +4,14 @@
 use std::path::Path;
 use std::time::Duration;
 
+use isobar_array::{Conv2d, Generator, Linear, Reduce, Window};
 use isobar_collectives::{Group, threads};
 use isobar_manager::DeviceMesh;
 use isobar_models::{
     Afno, AfnoConfig, DistributedAfno, DistributedAfnoConfig, Fno, FnoConfig, Mode, PerDim, UNet, UNetConfig,
 };
 use isobar_shard::{
-    Conv2d, Generator, Init, Linear, MeshParams, ParallelRegion, ParamStore, Params, Placement, Reduce,
-    ShardTensor, Window, forbid_hidden_communication,
+    Init, MeshParams, ParallelRegion, ParamStore, Params, Placement, ShardTensor, forbid_hidden_communication,
 };
 use isobar_train::checkpoint::{Checkpoints, Contents, Keep, RunState, Which};
 use isobar_train::optim::{AdamW, AdamWConfig, MuonConfig, Optimizer, OptimizerKind};

@@ -5,10 +5,11 @@
 use std::path::Path;
 use std::time::Duration;
 
+use isobar_array::{Generator, Reduce, Window};
 use isobar_collectives::{Group, threads, trace};
 use isobar_manager::DeviceMesh;
 use isobar_models::{Afno, AfnoConfig, Mode};
-use isobar_shard::{Generator, MeshParams, ParamStore, Placement, Reduce, ShardTensor, Window};
+use isobar_shard::{MeshParams, ParamStore, Placement, ShardTensor};
 use isobar_train::config::TrainConfig;
 use isobar_train::{
     BoxError, Error, FitConfig, Parameters, Ranks, ShardedParameters, Step, Task, VariableError, fit,

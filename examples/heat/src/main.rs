@@ -13,9 +13,10 @@ use std::f64::consts::TAU;
 use std::ops::Range;
 use std::process::ExitCode;
 
+use isobar_array::{Array, Conv, Generator, PadMode, Padding};
 use isobar_data::{Augment, InMemory, Normalizer};
 use isobar_manager::DistributedManager;
-use isobar_shard::{Array, Conv, Generator, Init, MeshParams, PadMode, Padding};
+use isobar_shard::{Init, MeshParams};
 use isobar_shard::{ParamStore, Params, Placement, ShardTensor};
 use isobar_train::config::{CheckpointConfig, OptimizerKind, TrainConfig};
 use isobar_train::{BoxError, FieldLayout, FieldModel, FieldTask, FitConfig, Parameters, Ranks};
@@ -41,7 +42,7 @@ impl<A: Array> Cooler<A> {
         Ok(Self { weights, conv: Conv { padding, padding_mode: PadMode::Circular, ..Conv::default() } })
     }
 
-    fn forward(&self, field: &A) -> isobar_shard::Result<A> {
+    fn forward(&self, field: &A) -> isobar_array::Result<A> {
         let mut x = field.shallow_clone();
         for (index, weight) in self.weights.iter().enumerate() {
             x = x.conv(weight, None, &self.conv)?;

@@ -8,11 +8,12 @@
 
 use std::error::Error;
 
+use isobar_array::{Attrs, register_op};
 use isobar_collectives::ReduceOp;
 use isobar_shard::rules::{
     LocalMap, LocalOutput, Sharding, Shardings, local_map, register_sharded_op, register_sharding,
 };
-use isobar_shard::{Attrs, Layout, Placement, ShardTensor, register_op};
+use isobar_shard::{Layout, Placement, ShardTensor};
 use tch::{Kind, Tensor};
 
 /// What a handler may fail with.

@@ -4,9 +4,10 @@
 
 use std::time::Duration;
 
+use isobar_array::Attrs;
 use isobar_collectives::{Group, threads};
 use isobar_mesh::DeviceMesh;
-use isobar_shard::{Attrs, Placement, ShardTensor, forbid_hidden_communication, grad};
+use isobar_shard::{Placement, ShardTensor, forbid_hidden_communication, grad};
 use isobar_torch::autograd::BackwardOptions;
 use tch::{Device, Kind, Tensor};
 

@@ -1,14 +1,13 @@
 //! Memory of a step of a sharded model, compared with the dense one, and of fully sharded with data-parallel training.
 
+use isobar_array::{Conv, Elementwise, Generator, Padding, Reduce};
 use isobar_collectives::Group;
 use isobar_manager::DeviceMesh;
 use isobar_models::{
     Afno, AfnoConfig, Fno, FnoConfig, FullyConnected, FullyConnectedConfig, ModAfno, ModAfnoConfig,
     ModEmbedConfig, Mode, PerDim, SrResNet, SrResNetConfig, UNet, UNetConfig,
 };
-use isobar_shard::{
-    Conv, Elementwise, Generator, MeshParams, Padding, ParamStore, Placement, Reduce, ShardTensor,
-};
+use isobar_shard::{MeshParams, ParamStore, Placement, ShardTensor};
 use isobar_torch::memory;
 use isobar_train::optim::{AdamW, AdamWConfig, Optimizer};
 use isobar_train::{DataParallel, DataParallelConfig, FullySharded, Parameters, ShardedParameters};

@@ -1,9 +1,10 @@
 //! A training step of the channel-parallel AFNO over all ranks.
 
 use anyhow::{Result, ensure};
+use isobar_array::Generator;
 use isobar_collectives::Group;
 use isobar_models::{DistributedAfno, DistributedAfnoConfig, Mode};
-use isobar_shard::{Generator, ParallelRegion, ParamStore};
+use isobar_shard::{ParallelRegion, ParamStore};
 use isobar_torch::guard::NoGrad;
 use isobar_torch::{autograd, autograd::BackwardOptions};
 use isobar_train::Parameters;

@@ -3,10 +3,11 @@
 use std::time::Instant;
 
 use anyhow::{Result, bail, ensure};
+use isobar_array::{Generator, Local, Reduce};
 use isobar_collectives::Group;
 use isobar_manager::DeviceMesh;
 use isobar_models::{Afno, AfnoConfig, Fno, FnoConfig, Mode, UNet, UNetConfig};
-use isobar_shard::{Generator, MeshParams, Parallel, ParamStore, Params, Placement, Reduce, ShardTensor};
+use isobar_shard::{MeshParams, ParamStore, Params, Placement, ShardTensor};
 use isobar_torch::guard::NoGrad;
 use isobar_train::optim::{AdamW, AdamWConfig, Optimizer};
 use isobar_train::{DataParallel, DataParallelConfig, Parameters};

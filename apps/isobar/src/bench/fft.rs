@@ -1,11 +1,10 @@
 //! A real transform over two dims of a `[1, 32, 720, 1440]` field, and back.
 
 use anyhow::{Result, ensure};
+use isobar_array::{FftNorm, Spectral};
 use isobar_collectives::{Group, balanced};
 use isobar_manager::DeviceMesh;
-use isobar_shard::{
-    DistributedIrfft2, DistributedRfft2, FftNorm, Placement, ShardTensor, Spectral, TransformPieces,
-};
+use isobar_shard::{DistributedIrfft2, DistributedRfft2, Placement, ShardTensor, TransformPieces};
 use tch::{Device, Kind, Tensor};
 
 use super::{Prepared, Timed};

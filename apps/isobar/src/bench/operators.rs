@@ -1,11 +1,10 @@
 //! Sharded operators, each beside the same work without the other ranks.
 
 use anyhow::{Result, ensure};
+use isobar_array::{Conv, Elementwise, Padding, Statistic};
 use isobar_collectives::Group;
 use isobar_manager::DeviceMesh;
-use isobar_shard::{
-    AttentionOptions, Conv, Elementwise, Layout, Padding, Placement, ShardTensor, Sizes, Statistic,
-};
+use isobar_shard::{AttentionOptions, Layout, Placement, ShardTensor, Sizes};
 use tch::{Device, Kind, Tensor};
 
 use super::{Prepared, Timed};

@@ -5,7 +5,7 @@ use std::path::Path;
 
 use anyhow::Result;
 use isobar_data::{DatasetWriter, PredictionMeta, Window};
-use isobar_shard::Parallel;
+use isobar_array::Local;
 use isobar_train::loss::variable_errors;
 use isobar_train::{BoxError, FieldLayout, FieldModel, Forward};
 use tch::{Device, Kind, Tensor};

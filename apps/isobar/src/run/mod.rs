@@ -12,10 +12,11 @@ mod source;
 use std::ops::Range;
 
 use anyhow::{Result, bail};
+use isobar_array::Generator;
 use isobar_collectives::Group;
 use isobar_data::Normalizer;
 use isobar_manager::DistributedManager;
-use isobar_shard::{Generator, MeshParams, ParallelRegion, ParamStore};
+use isobar_shard::{MeshParams, ParallelRegion, ParamStore};
 use isobar_train::config::Predict;
 use isobar_train::{
     DenseFields, FieldLayout, Forward, MODEL_AXIS, Network, Parameters, Ranks, SHARD_AXIS, ShardedFields,

@@ -4,8 +4,8 @@
 use std::path::{Path, PathBuf};
 
 use anyhow::Result;
+use isobar_array::Array;
 use isobar_collectives::Group;
-use isobar_shard::Array;
 use isobar_torch::memory::to_vec;
 use isobar_train::loss::relative_l2_errors;
 use isobar_train::{FieldLayout, FieldTask, Forward};

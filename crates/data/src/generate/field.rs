@@ -2,7 +2,7 @@
 
 use faer::linalg::matmul::matmul;
 use faer::{Accum, Mat, Par};
-use isobar_shard::{Generator, Window};
+use isobar_array::{Generator, Window};
 use tch::{Device, Kind};
 
 use crate::Result;

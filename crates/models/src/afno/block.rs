@@ -1,6 +1,7 @@
 //! One block: a spectral mixing of tokens, then a mixing of features.
 
-use isobar_shard::{Array, Init, Params, Placement, Scope};
+use isobar_array::Array;
+use isobar_shard::{Init, Params, Placement, Scope};
 
 use super::BATCH_DIM;
 use super::filter::{Filter, FilterConfig};

@@ -1,6 +1,7 @@
 //! Arguments of the Adaptive Fourier Neural Operator.
 
-use isobar_shard::{Array, ModelSize, ParamCount, Scope};
+use isobar_array::Array;
+use isobar_shard::{ModelSize, ParamCount, Scope};
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 

@@ -2,7 +2,8 @@
 
 use std::ops::Range;
 
-use isobar_shard::{Array, FftNorm, Init, Modes, Params, Placement, Scope, Unary, in_full_precision};
+use isobar_array::{Array, FftNorm, Modes, Unary, in_full_precision};
+use isobar_shard::{Init, Params, Placement, Scope};
 use tch::Kind;
 
 use super::scale_shift::ScaleShift;

@@ -1,6 +1,7 @@
 //! The Adaptive Fourier Neural Operator.
 
-use isobar_shard::{Array, Params};
+use isobar_array::Array;
+use isobar_shard::Params;
 use tch::Tensor;
 
 use super::filter::{ModeWindow, kept_modes};

@@ -1,6 +1,7 @@
 //! Modulation: a scale and a shift of features, made from a vector by a small network.
 
-use isobar_shard::{Array, Init, Params, Scope};
+use isobar_array::Array;
+use isobar_shard::{Init, Params, Scope};
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use tch::Kind;

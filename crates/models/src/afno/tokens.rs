@@ -1,6 +1,7 @@
 //! What AFNO and its modulated kin have in common: patches that become tokens, blocks, and a head.
 
-use isobar_shard::{Array, Init, Params, Placement};
+use isobar_array::Array;
+use isobar_shard::{Init, Params, Placement};
 
 use super::BATCH_DIM;
 use super::block::{Block, BlockConfig, Modulated};

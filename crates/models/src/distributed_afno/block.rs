@@ -1,6 +1,7 @@
 //! One block: a spectral mixing of tokens, then a mixing of channels.
 
-use isobar_shard::{Array, Init, ParallelRegion, Params, Placement, Scope};
+use isobar_array::Array;
+use isobar_shard::{Init, Parallel, ParallelRegion, Params, Placement, Scope};
 
 use super::filter::Filter;
 use super::{BATCH_DIM, CHANNEL_DIM};
@@ -54,7 +55,7 @@ pub(super) struct Shared<A> {
     b2: A,
 }
 
-impl<A: Array> Shared<A> {
+impl<A: Array + Parallel> Shared<A> {
     /// Takes those of all blocks into the region at once, so that backward sums their gradients in one reduction.
     pub(super) fn enter_all(blocks: &[Block<A>], region: &ParallelRegion) -> Result<Vec<Self>> {
         if blocks.is_empty() {
@@ -77,7 +78,7 @@ impl<A: Array> Shared<A> {
     }
 }
 
-impl<A: Array> Block<A> {
+impl<A: Array + Parallel> Block<A> {
     pub(super) fn new(name: &str, config: BlockConfig, params: &mut Scope<'_, A>) -> Result<Self> {
         let BlockConfig { grid, width, groups, drop_rate, drop_path, gradient_checkpointing } = config;
         let whole = Placement::Replicate;
@@ -121,7 +122,7 @@ impl<A: Array> Block<A> {
     }
 }
 
-impl<A: Array> Split<A> {
+impl<A: Array + Parallel> Split<A> {
     /// `norms` are the weight and the bias of each, `b2` the part of the rank's channels.
     fn forward(
         &self,

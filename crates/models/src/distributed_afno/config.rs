@@ -1,6 +1,6 @@
 //! Arguments of the channel-parallel Adaptive Fourier Neural Operator.
 
-use isobar_shard::{Array, ModelSize, ParamCount, Scope};
+use isobar_shard::{ModelSize, ParamCount, Scope};
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
@@ -8,6 +8,7 @@ use super::{DistributedAfno, MODEL};
 use crate::error::Result;
 use crate::fields::FieldSpec;
 use crate::model::{Architecture, Model};
+use crate::registry::ModelArray;
 use crate::sharding::Sharding;
 use crate::size::{built, extrapolate};
 
@@ -79,7 +80,7 @@ impl Architecture for DistributedAfnoConfig {
         Some("Adaptive Fourier neural operator with its channels over the model-parallel group.");
     const MODEL_PARALLEL: bool = true;
 
-    fn build<A: Array>(&self, params: &mut Scope<'_, A>) -> Result<Box<dyn Model<A>>> {
+    fn build<A: ModelArray>(&self, params: &mut Scope<'_, A>) -> Result<Box<dyn Model<A>>> {
         Ok(Box::new(DistributedAfno::new(self, params)?))
     }
 

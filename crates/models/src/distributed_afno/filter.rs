@@ -1,6 +1,7 @@
 //! The spectral layer on the rank's groups of channels.
 
-use isobar_shard::{Array, FftNorm, Init, Modes, Params, Placement, Scope, Unary};
+use isobar_array::{Array, FftNorm, Modes, Unary};
+use isobar_shard::{Init, Params, Placement, Scope};
 use tch::Kind;
 
 use crate::afno::filter::kept_modes;

@@ -1,6 +1,7 @@
 //! The Adaptive Fourier Neural Operator with its channels split over ranks.
 
-use isobar_shard::{Array, Init, ParallelRegion, Params, Placement};
+use isobar_array::Array;
+use isobar_shard::{Init, Parallel, ParallelRegion, Params, Placement};
 use tch::Tensor;
 
 use super::block::{Block, BlockConfig, MLP_RATIO, Shared};
@@ -48,7 +49,7 @@ pub struct DistributedAfno<A = Tensor> {
     head: A,
 }
 
-impl<A: Array> DistributedAfno<A> {
+impl<A: Array + Parallel> DistributedAfno<A> {
     /// Makes the model over the region of `params`. Every rank of it calls.
     ///
     /// # Errors
@@ -195,7 +196,7 @@ impl<A: Array> DistributedAfno<A> {
     }
 }
 
-impl<A: Array> Model<A> for DistributedAfno<A> {
+impl<A: Array + Parallel> Model<A> for DistributedAfno<A> {
     fn forward(&self, batch: &Batch<A>, mode: Mode<'_>) -> Result<Batch<A>> {
         let x = batch.require(MODEL, Batch::<A>::FIELDS)?;
         Ok(Batch::of_fields(self.forward(x, mode)?))

@@ -1,6 +1,7 @@
 //! Arguments of the Fourier Neural Operator.
 
-use isobar_shard::{Array, ModelSize, PadMode, ParamCount, Scope};
+use isobar_array::{Array, PadMode};
+use isobar_shard::{ModelSize, ParamCount, Scope};
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 

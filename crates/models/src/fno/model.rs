@@ -1,6 +1,7 @@
 //! The Fourier Neural Operator.
 
-use isobar_shard::{Array, Init, PadMode, Params, Placement, Scope};
+use isobar_array::{Array, PadMode};
+use isobar_shard::{Init, Params, Placement, Scope};
 use tch::Tensor;
 
 use super::config::{Misfit, Sizes};

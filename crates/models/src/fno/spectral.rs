@@ -2,7 +2,8 @@
 
 use std::ops::Range;
 
-use isobar_shard::{Array, FftNorm, Scope, in_full_precision};
+use isobar_array::{Array, FftNorm, in_full_precision};
+use isobar_shard::Scope;
 use tch::Kind;
 
 use super::config::{Factorization, Sizes};

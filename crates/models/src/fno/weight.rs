@@ -1,6 +1,7 @@
 //! Spectral weights, whole or made of factors.
 
-use isobar_shard::{Array, Init, Params, Placement, Scope};
+use isobar_array::Array;
+use isobar_shard::{Init, Params, Placement, Scope};
 use tch::Kind;
 
 use super::config::Factorization;

@@ -1,6 +1,7 @@
 //! The fully connected network.
 
-use isobar_shard::{Array, Init, Params, Placement, Reduction, Scope};
+use isobar_array::{Array, Reduction};
+use isobar_shard::{Init, Params, Placement, Scope};
 use tch::Tensor;
 
 use super::{FullyConnectedConfig, MODEL};

@@ -1,6 +1,7 @@
 //! Activation functions by the names of PhysicsNeMo's table.
 
-use isobar_shard::{Array, Init, Params, Placement, Unary};
+use isobar_array::{Array, Unary};
+use isobar_shard::{Init, Params, Placement};
 use schemars::JsonSchema;
 use serde::de::value::{SeqAccessDeserializer, StrDeserializer};
 use serde::de::{Deserializer, SeqAccess, Visitor};

@@ -1,6 +1,7 @@
 //! Convolutions with their weights.
 
-use isobar_shard::{Array, Conv, Init, Params, Placement};
+use isobar_array::{Array, Conv};
+use isobar_shard::{Init, Params, Placement};
 
 use crate::error::Result;
 

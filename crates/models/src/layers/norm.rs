@@ -1,6 +1,7 @@
 //! Normalisations with their weights.
 
-use isobar_shard::{Array, Init, Params, Placement, RunningStats, is_recomputing};
+use isobar_array::{Array, RunningStats, is_recomputing};
+use isobar_shard::{Init, Params, Placement};
 
 use crate::error::Result;
 use crate::mode::Mode;

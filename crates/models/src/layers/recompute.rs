@@ -2,8 +2,9 @@
 
 use std::sync::{Arc, Mutex, PoisonError};
 
+use isobar_array::Array;
+use isobar_shard::checkpoint;
 use isobar_shard::trace::module;
-use isobar_shard::{Array, checkpoint};
 
 use crate::error::Result;
 use crate::mode::Mode;

@@ -2,7 +2,8 @@
 
 use std::f64::consts::PI;
 
-use isobar_shard::{Array, Init, Params, Placement, Unary};
+use isobar_array::{Array, Unary};
+use isobar_shard::{Init, Params, Placement};
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 

@@ -1,6 +1,7 @@
 //! The Adaptive Fourier Neural Operator, modulated by a number for each sample.
 
-use isobar_shard::{Array, Init, Params};
+use isobar_array::Array;
+use isobar_shard::{Init, Params};
 use tch::Tensor;
 
 use super::embed::Embedding;

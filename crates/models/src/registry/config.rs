@@ -23,7 +23,8 @@ const TABLE: &str = "model";
 ///
 /// ```
 /// use isobar_models::{Batch, Mode, ModelConfig};
-/// use isobar_shard::{Generator, ParamStore};
+/// use isobar_array::Generator;
+/// use isobar_shard::ParamStore;
 /// use tch::{Device, Kind, Tensor};
 ///
 /// let table = r#"{ "type": "fno", "in_channels": 1, "out_channels": 2, "num_fno_modes": 4, "latent_channels": 4 }"#;

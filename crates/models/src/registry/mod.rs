@@ -7,7 +7,8 @@ mod config;
 
 use std::sync::{PoisonError, RwLock};
 
-use isobar_shard::{Array, ModelSize, ParamCount, Scope, ShardTensor};
+use isobar_array::Array;
+use isobar_shard::{ModelSize, Parallel, ParamCount, Scope, ShardTensor};
 use schemars::{Schema, SchemaGenerator};
 use serde_json::Value;
 use tch::Tensor;
@@ -151,7 +152,7 @@ impl<C: Architecture> AnyArchitecture for C {
 }
 
 /// Arrays that registered models are built for: `tch::Tensor` and `ShardTensor`.
-pub trait ModelArray: Array + sealed::Build {}
+pub trait ModelArray: Array + Parallel + sealed::Build {}
 
 impl ModelArray for Tensor {}
 impl ModelArray for ShardTensor {}

@@ -1,6 +1,7 @@
 //! What the network is made of.
 
-use isobar_shard::{Array, Conv, Padding, Params, Scope};
+use isobar_array::{Array, Conv, Padding};
+use isobar_shard::{Params, Scope};
 
 use super::SPATIAL;
 use crate::error::Result;

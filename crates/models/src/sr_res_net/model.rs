@@ -1,6 +1,7 @@
 //! The super-resolution residual network.
 
-use isobar_shard::{Array, Params};
+use isobar_array::Array;
+use isobar_shard::Params;
 use tch::Tensor;
 
 use super::layers::{Normed, Residual, Shuffle, conv};
@@ -37,7 +38,8 @@ use crate::model::Model;
 ///
 /// ```
 /// use isobar_models::{Mode, SrResNet, SrResNetConfig};
-/// use isobar_shard::{Generator, ParamStore};
+/// use isobar_array::Generator;
+/// use isobar_shard::ParamStore;
 /// use tch::{Device, Kind, Tensor};
 ///
 /// let config = SrResNetConfig {

@@ -2,7 +2,8 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use isobar_shard::{Array, Interpolation, ModelSize, PadMode, ParamCount, Scope};
+use isobar_array::{Array, Interpolation, PadMode};
+use isobar_shard::{ModelSize, ParamCount, Scope};
 use schemars::JsonSchema;
 use serde::de::IgnoredAny;
 use serde::{Deserialize, Deserializer, Serialize};

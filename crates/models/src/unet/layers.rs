@@ -1,6 +1,7 @@
 //! What a level of the U-Net is made of.
 
-use isobar_shard::{Array, Conv, Interpolation, PadMode, Padding, Params, Resize, Scope, Unary};
+use isobar_array::{Array, Conv, Interpolation, PadMode, Padding, Resize, Unary};
+use isobar_shard::{Params, Scope};
 
 use super::config::{GroupNorm, Normalization, Plan, UNetConfig};
 use crate::error::Result;

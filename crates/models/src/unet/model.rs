@@ -1,6 +1,7 @@
 //! The U-Net.
 
-use isobar_shard::{Array, Params, Pool};
+use isobar_array::{Array, Pool};
+use isobar_shard::Params;
 use tch::Tensor;
 
 use super::layers::{Block, Gate, Upsample};
@@ -45,7 +46,8 @@ use crate::model::Model;
 ///
 /// ```
 /// use isobar_models::{Mode, UNet, UNetConfig};
-/// use isobar_shard::{Generator, ParamStore};
+/// use isobar_array::Generator;
+/// use isobar_shard::ParamStore;
 /// use tch::{Device, Kind, Tensor};
 ///
 /// let config =

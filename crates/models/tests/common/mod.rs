@@ -1,7 +1,8 @@
 //! Tools that tests of several models share.
 #![expect(clippy::unwrap_used, reason = "a test helper fails by panicking, as the tests do")]
 
-use isobar_shard::{Generator, ParamStore, Window};
+use isobar_array::{Generator, Window};
+use isobar_shard::ParamStore;
 use tch::{Device, Kind};
 
 /// Moves every parameter up or down by one unit in the last place.

@@ -5,15 +5,15 @@ mod cases;
 
 use std::time::Duration;
 
+use cases::Golden;
+use isobar_array::Generator;
 use isobar_models::{
     Afno, AfnoConfig, DistributedAfno, DistributedAfnoConfig, Fno, FnoConfig, FullyConnected,
     FullyConnectedConfig, ModAfno, ModAfnoConfig, Mode, SrResNet, SrResNetConfig, UNet, UNetConfig,
 };
-use isobar_shard::{Generator, ParallelRegion, ParamStore, Params, Placement};
+use isobar_shard::{ParallelRegion, ParamStore, Params, Placement};
 use rstest::rstest;
 use tch::{Kind, Tensor};
-
-use cases::Golden;
 
 fn store() -> ParamStore {
     ParamStore::new(Generator::new(1))

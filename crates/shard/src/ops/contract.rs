@@ -2,15 +2,15 @@
 
 use std::collections::BTreeMap;
 
+use isobar_array::kernel::lowered;
 use isobar_collectives::ReduceOp;
 use tch::{TchError, Tensor};
 
 use super::align::same_mesh;
 use super::{operator, refuse, rule};
-use crate::array::named;
+use crate::dense::named;
 use crate::error::Result;
 use crate::layout::{Dim, Layout, Placement};
-use crate::precision::lowered;
 use crate::promote::{Operand, beside};
 use crate::rules::is_anything_registered;
 use crate::tensor::ShardTensor;

@@ -1,11 +1,11 @@
 //! Functions of each element.
 
+use isobar_array::{Binary, Comparison, Elementwise, Unary};
 use isobar_collectives::ReduceOp;
 use tch::{Kind, Scalar, Tensor};
 
 use super::align::align;
 use super::{operator, rule, torch};
-use crate::array::{Binary, Elementwise, Unary};
 use crate::error::Result;
 use crate::layout::{Dim, Placement};
 use crate::promote::Operand;
@@ -20,21 +20,21 @@ fn adds(x: &ShardTensor) -> bool {
 }
 
 impl Elementwise for ShardTensor {
-    fn unary(&self, function: Unary) -> Result<Self> {
+    fn unary(&self, function: Unary) -> isobar_array::Result<Self> {
         let linear = matches!(function, Unary::Neg | Unary::MulScalar(_));
         let at_once = |x: &Self| Ok(Self::new(x.local().unary(function)?, x.layout().clone()));
         let args = || function.args();
-        operator(function.name(), &[self], args, || {
+        Ok(operator(function.name(), &[self], args, || {
             match !self.layout().is_partial() || (linear && adds(self)) {
                 true => at_once(self),
                 false => at_once(&self.resolved()?),
             }
-        })
+        })?)
     }
 
-    fn binary(&self, function: Binary, other: &Self) -> Result<Self> {
+    fn binary(&self, function: Binary, other: &Self) -> isobar_array::Result<Self> {
         let op = function.name();
-        operator(op, &[self, other], args!(), || {
+        Ok(operator(op, &[self, other], args!(), || {
             let linear = matches!(function, Binary::Add | Binary::Sub);
             // The common case, without a detour.
             if self.layout() == other.layout() && (!self.layout().is_partial() || (linear && adds(self))) {
@@ -42,18 +42,18 @@ impl Elementwise for ShardTensor {
             }
             let (layout, locals) = align(op, &[self, other])?;
             Ok(Self::new(locals[0].binary(function, &locals[1])?, layout))
-        })
+        })?)
     }
 
-    fn select_where(&self, on_true: &Self, on_false: &Self) -> Result<Self> {
-        operator("where", &[self, on_true, on_false], args!(), || {
+    fn select_where(&self, on_true: &Self, on_false: &Self) -> isobar_array::Result<Self> {
+        Ok(operator("where", &[self, on_true, on_false], args!(), || {
             let (layout, locals) = align("where", &[self, on_true, on_false])?;
             Ok(Self::new(locals[0].select_where(&locals[1], &locals[2])?, layout))
-        })
+        })?)
     }
 
-    fn prelu(&self, weight: &Self) -> Result<Self> {
-        operator("prelu", &[self, weight], args!(), || {
+    fn prelu(&self, weight: &Self) -> isobar_array::Result<Self> {
+        Ok(operator("prelu", &[self, weight], args!(), || {
             let x = self.resolved()?;
             // One weight for each channel stands along dim 1.
             let weight = weight.resolved()?;
@@ -70,25 +70,8 @@ impl Elementwise for ShardTensor {
             let negative = torch("prelu", x.f_clamp_max(0.0).and_then(|low| low.f_mul(weight)))?;
             let y = torch("prelu", x.f_relu().and_then(|high| high.f_add(&negative)))?;
             Ok(Self::new(y, layout))
-        })
+        })?)
     }
-}
-
-/// A comparison of two tensors, element by element.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Comparison {
-    /// a = b
-    Eq,
-    /// a ≠ b
-    Ne,
-    /// a < b
-    Lt,
-    /// a ≤ b
-    Le,
-    /// a > b
-    Gt,
-    /// a ≥ b
-    Ge,
 }
 
 #[expect(
@@ -98,7 +81,7 @@ pub enum Comparison {
 impl ShardTensor {
     /// `function` of the elements of both, whose shapes are broadcast to each other.
     pub fn binary(&self, function: Binary, other: &dyn Operand) -> Result<Self> {
-        Elementwise::binary(self, function, &*other.beside(function.name(), self)?)
+        Ok(Elementwise::binary(self, function, &*other.beside(function.name(), self)?)?)
     }
 
     /// The sum.
@@ -124,24 +107,7 @@ impl ShardTensor {
     /// The elements of `on_true` where this boolean tensor is true, else those of `on_false`.
     pub fn select_where(&self, on_true: &dyn Operand, on_false: &dyn Operand) -> Result<Self> {
         let (on_true, on_false) = (on_true.beside("where", self)?, on_false.beside("where", self)?);
-        Elementwise::select_where(self, &*on_true, &*on_false)
-    }
-}
-
-impl Comparison {
-    /// All of them.
-    pub(crate) const ALL: [Self; 6] = [Self::Eq, Self::Ne, Self::Lt, Self::Le, Self::Gt, Self::Ge];
-
-    /// PyTorch's name for it.
-    pub fn name(self) -> &'static str {
-        match self {
-            Self::Eq => "eq",
-            Self::Ne => "ne",
-            Self::Lt => "lt",
-            Self::Le => "le",
-            Self::Gt => "gt",
-            Self::Ge => "ge",
-        }
+        Ok(Elementwise::select_where(self, &*on_true, &*on_false)?)
     }
 }
 
@@ -189,7 +155,7 @@ impl ShardTensor {
     pub fn masked_fill(&self, mask: &dyn Operand, value: impl Into<Scalar>) -> Result<Self> {
         let (mask, value) = (&*mask.beside("masked_fill", self)?, value.into());
         let number = f64::from(&value);
-        operator("masked_fill", &[self, mask], args!("value": super::number(number)), || {
+        operator("masked_fill", &[self, mask], args!("value": isobar_array::kernel::number(number)), || {
             let (layout, locals) = align("masked_fill", &[self, mask])?;
             Ok(Self::new(torch("masked_fill", locals[0].f_masked_fill(&locals[1], value))?, layout))
         })

@@ -181,7 +181,11 @@ impl Norm {
         let flat = gradient.f_contiguous()?.f_view(x.size().as_slice())?;
         let found = autograd::grad(&[&inner.y], &leaves, &[Some(flat)], BackwardOptions::default())?;
         let [Some(of_x), Some(of_scale), Some(of_shift)] = &found[..] else {
-            return Err(Error::Argument { op: OP, reason: "a gradient is missing".into() }.into());
+            return Err(Error::from(isobar_array::Error::Argument {
+                op: OP,
+                reason: "a gradient is missing".into(),
+            })
+            .into());
         };
         let _guard = NoGrad::new();
         // What the statistics' own gradients take away: the means of the gradient, and of it times the standard values.

@@ -19,13 +19,13 @@ pub(crate) mod reduce;
 pub(crate) mod view;
 pub(crate) mod windowed;
 
+use isobar_array::Attrs;
+use isobar_array::kernel::Inside;
 use tch::{TchError, Tensor};
 
-use crate::array::Attrs;
 use crate::error::{Error, Result};
 use crate::layout::{Layout, Placement};
 use crate::params::Use;
-use crate::precision::Inside;
 use crate::rules;
 use crate::tensor::ShardTensor;
 
@@ -40,16 +40,6 @@ pub(crate) fn operator<T: Outputs>(
     match rules::replacement(op, inputs, args) {
         Some(outputs) => T::of(op, outputs?),
         None => rule(op, inputs, run),
-    }
-}
-
-/// A number as a handler's argument: those that JSON lacks by their names.
-pub(crate) fn number(value: f64) -> serde_json::Value {
-    match value {
-        value if value.is_nan() => "nan".into(),
-        f64::INFINITY => "inf".into(),
-        f64::NEG_INFINITY => "-inf".into(),
-        value => value.into(),
     }
 }
 
@@ -74,9 +64,11 @@ impl Outputs for Vec<ShardTensor> {
 
 impl<const N: usize> Outputs for [ShardTensor; N] {
     fn of(op: &str, outputs: Vec<ShardTensor>) -> Result<Self> {
-        outputs.try_into().map_err(|outputs: Vec<ShardTensor>| Error::Argument {
-            op: "register_sharded_op",
-            reason: format!("what is registered as {op} gave {} tensors, expected {N}", outputs.len()),
+        outputs.try_into().map_err(|outputs: Vec<ShardTensor>| {
+            Error::from(isobar_array::Error::Argument {
+                op: "register_sharded_op",
+                reason: format!("what is registered as {op} gave {} tensors, expected {N}", outputs.len()),
+            })
         })
     }
 
@@ -112,13 +104,13 @@ pub(crate) fn rule<T: Outputs>(
     run: impl FnOnce() -> Result<T>,
 ) -> Result<T> {
     if let Some(outside) = inputs.iter().find(|input| input.layout().coordinates().is_none()) {
-        return Err(Error::Argument {
+        return Err(Error::from(isobar_array::Error::Argument {
             op: "operator",
             reason: format!(
                 "{op}: this rank is outside of {}; ranks outside take no part",
                 outside.device_mesh()
             ),
-        });
+        }));
     }
     let device = inputs.first().map_or(tch::Device::Cpu, |input| input.device());
     let inside = Inside::enter(device)?;
@@ -141,17 +133,17 @@ pub(crate) fn rule<T: Outputs>(
 
 /// What libtorch says of an operator on local tensors.
 pub(crate) fn torch<T>(op: &'static str, result: Result<T, TchError>) -> Result<T> {
-    crate::array::named(op, &[], result)
+    crate::dense::named(op, &[], result)
 }
 
 /// An argument that an operator cannot take.
 pub(crate) fn refuse<T>(op: &'static str, reason: impl Into<String>) -> Result<T> {
-    Err(crate::array::argument(op, reason))
+    Err(crate::dense::argument(op, reason))
 }
 
 /// `dim` counted from the front.
 pub(crate) fn resolve(op: &'static str, dim: i64, dims: usize) -> Result<usize> {
-    crate::array::resolve(op, dim, dims)
+    crate::dense::resolve(op, dim, dims)
 }
 
 impl ShardTensor {
@@ -164,7 +156,7 @@ impl ShardTensor {
     ) -> Result<Self> {
         operator(op, &[self], args, || {
             let x = self.resolved()?;
-            let y = crate::array::named(op, &[x.local()], f(x.local()))?;
+            let y = crate::dense::named(op, &[x.local()], f(x.local()))?;
             Ok(Self::new(y, x.layout().clone()))
         })
     }

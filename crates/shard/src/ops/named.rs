@@ -1,19 +1,17 @@
 //! The built-in operators by name, with arguments by PyTorch's names.
 
+use isobar_array::{
+    Attrs, Binary, Comparison, Conv, Elementwise, FftNorm, Generator, Interpolation, PadMode, Padding, Pool,
+    Resize, RunningStats, Spectral, Statistic, Unary, Window,
+};
 use serde::Deserialize;
 use serde::de::DeserializeOwned;
 use serde_json::Value;
 
 use super::attention::AttentionOptions;
-use super::windowed::{Conv, Interpolation, PadMode, Padding, Pool, Resize};
-use super::{number, refuse};
-use crate::array::{Attrs, Binary, Elementwise, FftNorm, Spectral, Unary};
+use super::refuse;
 use crate::error::Result;
-use crate::ops::elementwise::Comparison;
-use crate::ops::norm::RunningStats;
-use crate::ops::reduce::Statistic;
 use crate::promote::operand;
-use crate::random::{Generator, Window};
 use crate::tensor::ShardTensor;
 
 /// Runs the built-in operator of that name; `None` where there is none.
@@ -23,7 +21,7 @@ pub(crate) fn builtin(
     attrs: &Attrs,
 ) -> Option<Result<Vec<ShardTensor>>> {
     let call = Call { inputs, attrs };
-    let found = call.unary(name).map(|function| call.input(0)?.unary(function?).map(one));
+    let found = call.unary(name).map(|function| Ok(one(call.input(0)?.unary(function?)?)));
     let found = found.or_else(|| call.binary(name).map(|result| result.map(one)));
     let found = found.or_else(|| call.compare(name).map(|result| result.map(one)));
     let found = found.or_else(|| call.statistic(name).map(|result| result.map(one)));
@@ -79,25 +77,6 @@ const STATISTICS: [Statistic; 11] = [
     Statistic::Any,
     Statistic::All,
 ];
-
-impl Unary {
-    /// Its arguments by PyTorch's names.
-    pub(super) fn args(self) -> Attrs {
-        match self {
-            Self::LeakyRelu(slope) => args!("negative_slope": slope)(),
-            Self::Gelu => args!("approximate": "none")(),
-            Self::GeluTanh => args!("approximate": "tanh")(),
-            Self::Softshrink(lambda) => args!("lambd": lambda)(),
-            Self::Threshold { threshold, value } => {
-                args!("threshold": number(threshold), "value": number(value))()
-            }
-            Self::Clamp { min, max } => args!("min": number(min), "max": number(max))(),
-            Self::AddScalar(c) | Self::MulScalar(c) => args!("other": number(c))(),
-            Self::PowScalar(c) => args!("exponent": number(c))(),
-            _ => Attrs::new(),
-        }
-    }
-}
 
 /// A call of an operator by name.
 struct Call<'a> {
@@ -225,13 +204,14 @@ impl<'a> Call<'a> {
 
     fn fourier(&self, name: &str) -> Option<Result<ShardTensor>> {
         let transform = name.trim_end_matches(['2', 'n']);
-        let run: fn(&ShardTensor, &[i64], &[i64], FftNorm) -> Result<ShardTensor> = match transform {
-            "fft" => Spectral::fftn,
-            "ifft" => Spectral::ifftn,
-            "rfft" => Spectral::rfftn,
-            "irfft" => Spectral::irfftn,
-            _ => return None,
-        };
+        let run: fn(&ShardTensor, &[i64], &[i64], FftNorm) -> isobar_array::Result<ShardTensor> =
+            match transform {
+                "fft" => Spectral::fftn,
+                "ifft" => Spectral::ifftn,
+                "rfft" => Spectral::rfftn,
+                "irfft" => Spectral::irfftn,
+                _ => return None,
+            };
         // Where no dims are named: the last, the last two, or all.
         let default = match &name[transform.len()..] {
             "" => vec![-1],
@@ -249,7 +229,7 @@ impl<'a> Call<'a> {
             let points = if name == transform { "n" } else { "s" };
             let points = if self.attrs.contains_key(points) { points } else { "s" };
             let dims = self.list("dim", default)?;
-            run(self.input(0)?, &self.list::<i64>(points, Vec::new())?, &dims, norm)
+            Ok(run(self.input(0)?, &self.list::<i64>(points, Vec::new())?, &dims, norm)?)
         };
         Some(call())
     }
@@ -367,7 +347,7 @@ impl<'a> Call<'a> {
                 }
                 "where" => self.with_two(|c, a| c.select_where(a, self.input(2)?).map(one)),
                 "scaled_dot_product_attention" => self.attention().map(one),
-                "prelu" => self.with_two(|x, weight| Elementwise::prelu(x, weight).map(one)),
+                "prelu" => self.with_two(|x, weight| Ok(one(Elementwise::prelu(x, weight)?))),
                 "masked_fill" => {
                     self.with_two(|x, mask| x.masked_fill(mask, self.needed_number("value")?).map(one))
                 }
@@ -518,9 +498,10 @@ impl<'a> Call<'a> {
             return refuse("dropout", format!("a window of {} dims for {} dims", global.len(), shape.len()));
         }
         let mut place = offset.into_iter().zip(shape).enumerate();
-        place.try_fold(Window::whole(&global), |window, (dim, (offset, &extent))| {
+        let window = place.try_fold(Window::whole(&global), |window, (dim, (offset, &extent))| {
             window.narrow(dim, offset, extent)
-        })
+        });
+        Ok(window?)
     }
 
     fn ball_query(&self) -> Result<Vec<ShardTensor>> {

@@ -1,5 +1,7 @@
 //! Normalisation: to mean 0 and variance 1 over some dims, then scaled and shifted.
 
+use isobar_array::kernel::full;
+use isobar_array::{Elementwise, RunningStats};
 use isobar_collectives::trace::Label;
 use isobar_collectives::{copy_to_parallel_region, reduce_from_parallel_region};
 use isobar_torch::autograd::Function;
@@ -9,23 +11,10 @@ use tch::{Kind, Tensor};
 use super::align::same_mesh;
 use super::reduce::{Over, welford};
 use super::{grouped, operator, refuse, torch};
-use crate::array::{Elementwise, named};
+use crate::dense::named;
 use crate::error::Result;
-use crate::precision::full;
 use crate::promote::{Operand, beside};
 use crate::tensor::ShardTensor;
-
-/// The running statistics of a batch norm, `[channel]`, replicated; training updates them in place, which
-/// every handle on them sees.
-#[derive(Debug)]
-pub struct RunningStats<'a, A = ShardTensor> {
-    /// Of the mean.
-    pub mean: &'a A,
-    /// Of the unbiased variance.
-    pub var: &'a A,
-    /// What part of the new statistics goes in.
-    pub momentum: f64,
-}
 
 /// A tensor of mean 0 and variance 1, and the statistics that were taken out, with the dims kept.
 pub(super) struct Standard {
@@ -178,14 +167,14 @@ impl ShardTensor {
         &self,
         weight: Option<&dyn Operand>,
         bias: Option<&dyn Operand>,
-        running: Option<RunningStats<'_>>,
+        running: Option<RunningStats<'_, Self>>,
         training: bool,
         eps: f64,
     ) -> Result<Self> {
         const OP: &str = "batch_norm";
         let (weight, bias) = (beside(OP, self, weight)?, beside(OP, self, bias)?);
         let (weight, bias) = (weight.as_deref(), bias.as_deref());
-        let stats = |running: &RunningStats<'_>| [running.mean, running.var].map(Self::shallow_clone);
+        let stats = |running: &RunningStats<'_, Self>| [running.mean, running.var].map(Self::shallow_clone);
         let (stats, momentum) =
             (running.as_ref().map(stats), running.as_ref().map(|running| running.momentum));
         let inputs: Vec<&Self> =
@@ -208,7 +197,7 @@ impl ShardTensor {
                         [running.mean, running.var].map(|stat| along_channels(Some(stat), x.ndim()));
                     let (Some(mean), Some(var)) = (mean?, var?) else { return refuse(OP, "no statistics") };
                     let scale =
-                        var.unary(crate::array::Unary::AddScalar(eps))?.unary(crate::array::Unary::Rsqrt)?;
+                        var.unary(isobar_array::Unary::AddScalar(eps))?.unary(isobar_array::Unary::Rsqrt)?;
                     let y = affine(x.sub(&mean)?.mul(&scale)?, weight.as_ref(), bias.as_ref())?;
                     return y.to_kind(x.kind());
                 }

@@ -1,11 +1,11 @@
 //! Random tensors: the values of the global tensor, whatever the layout.
 
+use isobar_array::{Generator, Window};
 use tch::{Device, Kind, Tensor};
 
 use super::{operator, refuse, torch};
 use crate::error::Result;
 use crate::layout::Layout;
-use crate::random::{Generator, Window};
 use crate::tensor::ShardTensor;
 
 /// Uniform numbers of `low..high`.
@@ -17,7 +17,9 @@ pub(crate) fn uniform(
     device: Device,
     generator: &Generator,
 ) -> Result<ShardTensor> {
-    fill("rand", layout, (kind, device), generator, |g, window| g.uniform(window, low, high, (kind, device)))
+    fill("rand", layout, (kind, device), generator, |g, window| {
+        Ok(g.uniform(window, low, high, (kind, device))?)
+    })
 }
 
 /// Standard normal numbers.
@@ -27,7 +29,9 @@ pub(crate) fn normal(
     device: Device,
     generator: &Generator,
 ) -> Result<ShardTensor> {
-    fill("randn", layout, (kind, device), generator, |g, window| g.normal(window, 0.0, 1.0, (kind, device)))
+    fill("randn", layout, (kind, device), generator, |g, window| {
+        Ok(g.normal(window, 0.0, 1.0, (kind, device))?)
+    })
 }
 
 /// Whole numbers of `low..high`.
@@ -39,7 +43,7 @@ pub(crate) fn integers(
     generator: &Generator,
 ) -> Result<ShardTensor> {
     fill("randint", layout, (Kind::Int64, device), generator, |g, window| {
-        g.randint(window, low, high, device)
+        Ok(g.randint(window, low, high, device)?)
     })
 }
 
@@ -130,7 +134,7 @@ impl ShardTensor {
             }
             let options = (x.kind(), x.device());
             let mask = fill_window("dropout", (x.layout(), window.clone()), options, generator, |g, w| {
-                g.dropout_mask(w, p, options)
+                Ok(g.dropout_mask(w, p, options)?)
             })?;
             Ok(Self::new(torch("dropout", x.local().f_mul(mask.local()))?, x.layout().clone()))
         })

@@ -114,7 +114,9 @@ impl ParamCount {
 
 fn empty() -> Result<Tensor> {
     let made = Tensor::f_empty([0], (Kind::Float, Device::Cpu));
-    made.map_err(|source| Error::Operator { op: "empty", shapes: "[0]".to_owned(), source })
+    made.map_err(|source| {
+        Error::from(isobar_array::Error::Operator { op: "empty", shapes: "[0]".to_owned(), source })
+    })
 }
 
 impl Params for ParamCount {

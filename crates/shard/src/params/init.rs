@@ -1,9 +1,9 @@
 //! What parameters start with.
 
+use isobar_array::{Generator, Window};
 use tch::{Device, Kind, Tensor};
 
 use crate::error::{Error, Result};
-use crate::random::{Generator, Window};
 
 /// The values that a parameter starts with. Fans are of the global shape: `[out, in, kernel…]`.
 #[derive(Debug)]
@@ -77,21 +77,23 @@ impl Init<Tensor> {
         window: &Window,
         options: (Kind, Device),
     ) -> Result<Tensor> {
-        let uniform = |bound: f64| generator.uniform(window, -bound, bound, options);
+        let uniform = |bound: f64| Ok(generator.uniform(window, -bound, bound, options)?);
 
         match *self {
             Init::Constant(value) => {
                 let shape = window.shape();
                 Tensor::f_full(shape, value, options).map_err(|source| refused("full", shape, source))
             }
-            Init::Uniform { low, high } => generator.uniform(window, low, high, options),
+            Init::Uniform { low, high } => Ok(generator.uniform(window, low, high, options)?),
             Init::FanIn(fan) => uniform((fan as f64).sqrt().recip()),
             Init::XavierUniform => {
                 let (fan_in, fan_out) = fans(window.global())?;
                 uniform((6.0 / (fan_in + fan_out) as f64).sqrt())
             }
-            Init::Normal { mean, std } => generator.normal(window, mean, std, options),
-            Init::TruncNormal { std } => generator.trunc_normal(window, (0.0, std), (-2.0, 2.0), options),
+            Init::Normal { mean, std } => Ok(generator.normal(window, mean, std, options)?),
+            Init::TruncNormal { std } => {
+                Ok(generator.trunc_normal(window, (0.0, std), (-2.0, 2.0), options)?)
+            }
             Init::LogNormal { mean, std } => {
                 let normal = generator.normal(window, mean, std, options)?;
                 normal.f_exp().map_err(|source| refused("exp", window.shape(), source))
@@ -112,7 +114,7 @@ impl Init<Tensor> {
                 let shape = window.shape();
                 if values.size() != shape {
                     let reason = format!("values of shape {:?} for a part of {shape:?}", values.size());
-                    return Err(Error::Argument { op: "init", reason });
+                    return Err(Error::from(isobar_array::Error::Argument { op: "init", reason }));
                 }
                 let copy = values.f_detach().and_then(|v| v.f_to_device_(options.1, options.0, false, true));
                 copy.map_err(|source| refused("copy", shape, source))
@@ -124,12 +126,12 @@ impl Init<Tensor> {
 fn fans(shape: &[i64]) -> Result<(i64, i64)> {
     let [out, input, kernel @ ..] = shape else {
         let reason = format!("a shape of two dims or more is needed, not {shape:?}");
-        return Err(Error::Argument { op: "xavier_uniform", reason });
+        return Err(Error::from(isobar_array::Error::Argument { op: "xavier_uniform", reason }));
     };
     let area: i64 = kernel.iter().product();
     Ok((input * area, out * area))
 }
 
 fn refused(op: &'static str, shape: &[i64], source: tch::TchError) -> Error {
-    Error::Operator { op, shapes: format!("{shape:?}"), source }
+    Error::from(isobar_array::Error::Operator { op, shapes: format!("{shape:?}"), source })
 }

@@ -2,6 +2,7 @@
 
 use std::sync::Arc;
 
+use isobar_array::Window;
 use isobar_mesh::DeviceMesh;
 use isobar_torch::guard::EnableGrad;
 use tch::Tensor;
@@ -10,7 +11,6 @@ use super::{GradientSource, Init, ParamStore, ParameterWatch, Params, Placement,
 use crate::error::{Error, Result};
 use crate::layout::{Layout, Sizes};
 use crate::module::ParameterLayouts;
-use crate::random::Window;
 use crate::region::ParallelRegion;
 use crate::tensor::ShardTensor;
 
@@ -27,7 +27,8 @@ use crate::tensor::ShardTensor;
 /// ```
 /// use isobar_collectives::threads;
 /// use isobar_mesh::DeviceMesh;
-/// use isobar_shard::{Generator, Init, MeshParams, ParamStore, Params, Placement, ShardTensor};
+/// use isobar_array::Generator;
+/// use isobar_shard::{Init, MeshParams, ParamStore, Params, Placement, ShardTensor};
 /// use tch::{Device, Kind, Tensor};
 ///
 /// threads::run(2, std::time::Duration::from_secs(30), |group| {
@@ -81,7 +82,8 @@ impl<'a> MeshParams<'a> {
     /// ```
     /// use isobar_collectives::threads;
     /// use isobar_mesh::DeviceMesh;
-    /// use isobar_shard::{Generator, Init, MeshParams, ParamStore, ParameterLayouts, Params, Placement};
+    /// use isobar_array::Generator;
+    /// use isobar_shard::{Init, MeshParams, ParamStore, ParameterLayouts, Params, Placement};
     ///
     /// threads::run(2, std::time::Duration::from_secs(30), |group| {
     ///     let mesh = DeviceMesh::new(&group, &[2], &["domain"]).unwrap();
@@ -133,7 +135,8 @@ impl<'a> MeshParams<'a> {
     /// ```
     /// use isobar_collectives::threads;
     /// use isobar_mesh::DeviceMesh;
-    /// use isobar_shard::{Generator, Init, MeshParams, ParamStore, Params, Placement, ShardTensor};
+    /// use isobar_array::Generator;
+    /// use isobar_shard::{Init, MeshParams, ParamStore, Params, Placement, ShardTensor};
     /// use tch::{Device, Kind, Tensor};
     ///
     /// threads::run(2, std::time::Duration::from_secs(30), |group| {
@@ -308,5 +311,5 @@ impl Params for MeshParams<'_> {
 }
 
 fn refuse(reason: String) -> Error {
-    Error::Argument { op: "mesh_params", reason }
+    Error::from(isobar_array::Error::Argument { op: "mesh_params", reason })
 }

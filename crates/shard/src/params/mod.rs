@@ -19,7 +19,8 @@ pub use store::{MeshShard, ParamStore, Parameter};
 pub use watch::ParameterWatch;
 pub(crate) use watch::{Use, Watched};
 
-use crate::array::Array;
+use isobar_array::Array;
+
 use crate::error::Result;
 pub use crate::layout::Placement;
 use crate::region::ParallelRegion;

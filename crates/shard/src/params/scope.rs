@@ -1,7 +1,8 @@
 //! Names under a prefix.
 
+use isobar_array::Array;
+
 use super::{Init, Params, Placement};
-use crate::array::Array;
 use crate::error::Result;
 use crate::region::ParallelRegion;
 

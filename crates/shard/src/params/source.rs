@@ -20,7 +20,8 @@ use crate::error::{Error, Result};
 /// ```
 /// use isobar_collectives::Group;
 /// use isobar_mesh::DeviceMesh;
-/// use isobar_shard::{Generator, Init, MeshParams, ParamStore, Params, Placement};
+/// use isobar_array::Generator;
+/// use isobar_shard::{Init, MeshParams, ParamStore, Params, Placement};
 ///
 /// let mesh = DeviceMesh::new(&Group::single(), &[1], &["domain"])?;
 /// let mut store = ParamStore::new(Generator::new(1));
@@ -74,12 +75,12 @@ impl GradientSource {
         let names = self.mesh.as_ref().map(DeviceMesh::names).unwrap_or_default();
         match names.iter().position(|name| *name == axis) {
             Some(along) => Ok(Self { along: Some(along), ..self }),
-            None => Err(Error::Argument {
+            None => Err(Error::from(isobar_array::Error::Argument {
                 op: "along",
                 reason: format!(
                     "there is no axis \"{axis}\" among {names:?}, the axes of the gradient's mesh"
                 ),
-            }),
+            })),
         }
     }
 

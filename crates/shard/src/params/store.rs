@@ -3,13 +3,12 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
 
-use tch::{Device, Kind, Tensor};
-
+use isobar_array::{Generator, Window};
 use isobar_torch::guard::NoGrad;
+use tch::{Device, Kind, Tensor};
 
 use super::{GradientSource, GradientState, Init, Params, Placement, StateDict, read_safetensors};
 use crate::error::{Error, Result};
-use crate::random::{Generator, Window};
 use crate::region::ParallelRegion;
 
 /// One parameter or buffer of a [`ParamStore`].
@@ -48,7 +47,8 @@ pub struct MeshShard {
 /// every mesh. A state dict is loaded afterwards.
 ///
 /// ```
-/// use isobar_shard::{Generator, Init, ParamStore, Params, Placement};
+/// use isobar_array::Generator;
+/// use isobar_shard::{Init, ParamStore, Params, Placement};
 ///
 /// let mut store = ParamStore::new(Generator::new(1));
 /// let weight = store.param("fc.weight", &[4, 3], Init::XavierUniform, Placement::Replicate)?;
@@ -139,10 +139,10 @@ impl ParamStore {
     /// The kind is not floating.
     pub fn set_kind(&mut self, kind: Kind) -> Result<()> {
         if !matches!(kind, Kind::Half | Kind::BFloat16 | Kind::Float | Kind::Double) {
-            return Err(Error::Argument {
+            return Err(Error::from(isobar_array::Error::Argument {
                 op: "set_kind",
                 reason: format!("{kind:?} is not a floating kind"),
-            });
+            }));
         }
         self.convert(kind, self.options.1)
     }
@@ -267,7 +267,7 @@ impl ParamStore {
                     return Err(parameter_error(name, format!("shape {shape:?} has no dim {dim} to shard")));
                 };
                 let (start, extent) = self.region.part(extent);
-                whole.narrow(dim, start, extent)
+                Ok(whole.narrow(dim, start, extent)?)
             }
             other => Err(parameter_error(
                 name,
@@ -419,7 +419,7 @@ fn parameter_error(name: &str, reason: String) -> Error {
 }
 
 fn refused(op: &'static str, name: &str, source: tch::TchError) -> Error {
-    Error::Operator { op, shapes: format!("\"{name}\""), source }
+    Error::from(isobar_array::Error::Operator { op, shapes: format!("\"{name}\""), source })
 }
 
 #[cfg(test)]

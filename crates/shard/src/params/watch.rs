@@ -76,12 +76,12 @@ impl Use {
             let (by, parameters) = (self.by.clone(), self.parameters.clone());
             let _stays = register_hook(output.local(), move |_| {
                 if is_grad_enabled() {
-                    return Err(Error::Argument {
+                    return Err(Error::from(isobar_array::Error::Argument {
                         op: "backward",
                         reason: "gradients of gradients go through parameters that are there only while they are used; train \
                                  them without the mesh's axis \"shard\""
                             .into(),
-                    }
+                    })
                     .into());
                 }
                 by.recall(&parameters)?;

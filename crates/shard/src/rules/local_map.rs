@@ -97,7 +97,7 @@ pub fn local_map(
 ) -> Result<Vec<ShardTensor>> {
     let name = if options.name.is_empty() { "local_map" } else { &options.name };
     rule(name, inputs, || {
-        let refuse = |reason: String| Error::Argument { op: "local_map", reason };
+        let refuse = |reason: String| Error::from(isobar_array::Error::Argument { op: "local_map", reason });
         let Some(first) = inputs.first() else {
             return Err(refuse("no tensors were given".into()));
         };
@@ -172,5 +172,5 @@ pub(super) fn run<T>(
     f: impl FnOnce(&[Tensor]) -> Result<T, Failure>,
     parts: &[Tensor],
 ) -> Result<T> {
-    f(parts).map_err(|source| Error::Registered { name: name.to_owned(), source })
+    f(parts).map_err(|source| Error::from(isobar_array::Error::Registered { name: name.to_owned(), source }))
 }

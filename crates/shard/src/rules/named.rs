@@ -5,10 +5,11 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError, RwLock};
 
+use isobar_array::kernel::is_registered;
+use isobar_array::{Array, Attrs, registered_ops};
 use tch::Tensor;
 
 use super::{Failure, cost, sharding};
-use crate::array::{Array, Attrs, is_registered, registered_ops};
 use crate::context::is_hidden_communication_forbidden;
 use crate::error::{Error, Result};
 use crate::layout::Layout;
@@ -43,7 +44,8 @@ thread_local! {
 /// use isobar_collectives::Group;
 /// use isobar_mesh::DeviceMesh;
 /// use isobar_shard::rules::register_sharded_op;
-/// use isobar_shard::{Elementwise, Placement, ShardTensor};
+/// use isobar_array::Elementwise;
+/// use isobar_shard::{Placement, ShardTensor};
 /// use tch::Tensor;
 ///
 /// register_sharded_op("cubed", |inputs, _| Ok(vec![inputs[0].mul(inputs[0])?.mul(inputs[0])?]));
@@ -88,7 +90,8 @@ pub(crate) fn replacement(
     let Some(handler) = handler else { return sharding::run(name, inputs, args) };
     let _running = Running::new(name);
     Some(crate::ops::rule(name, inputs, || {
-        handler(inputs, &args()).map_err(|source| Error::Registered { name: name.to_owned(), source })
+        handler(inputs, &args())
+            .map_err(|source| Error::from(isobar_array::Error::Registered { name: name.to_owned(), source }))
     }))
 }
 
@@ -136,7 +139,7 @@ impl ShardTensor {
             known.extend(registered_sharded_ops());
             known.sort_unstable();
             known.dedup();
-            return Err(Error::UnknownOperator { name: name.to_owned(), known });
+            return Err(Error::from(isobar_array::Error::UnknownOperator { name: name.to_owned(), known }));
         }
         crate::ops::rule(name, inputs, || on_whole_tensors(name, inputs, attrs))
     }
@@ -145,10 +148,10 @@ impl ShardTensor {
 /// The fallback: every rank gathers the inputs, and computes everything.
 fn on_whole_tensors(name: &str, inputs: &[&ShardTensor], attrs: &Attrs) -> Result<Vec<ShardTensor>> {
     let Some(first) = inputs.first() else {
-        return Err(Error::Argument {
+        return Err(Error::from(isobar_array::Error::Argument {
             op: "op",
             reason: format!("{name}: no tensors were given, which say the mesh"),
-        });
+        }));
     };
     same_mesh("op", inputs)?;
     for input in inputs {

@@ -3,12 +3,12 @@
 use std::collections::BTreeMap;
 use std::sync::{Arc, PoisonError, RwLock};
 
+use isobar_array::{Array, Attrs};
 use tch::Tensor;
 
 use super::local_map::{added_up, differing};
 use super::named::something_is_registered;
 use super::{Failure, cost};
-use crate::array::{Array, Attrs};
 use crate::error::{Error, Result};
 use crate::layout::{Dim, Layout, Placement, Sizes, listed};
 use crate::ops::align::same_mesh;
@@ -74,7 +74,8 @@ static RULES: RwLock<BTreeMap<String, Arc<Rule>>> = RwLock::new(BTreeMap::new())
 /// use isobar_collectives::Group;
 /// use isobar_mesh::DeviceMesh;
 /// use isobar_shard::rules::{Sharding, Shardings, register_sharding};
-/// use isobar_shard::{Placement, ShardTensor, register_op};
+/// use isobar_array::register_op;
+/// use isobar_shard::{Placement, ShardTensor};
 /// use tch::Tensor;
 ///
 /// register_op("halved", |x, _| Ok(vec![x[0].f_mul_scalar(0.5)?]));
@@ -116,8 +117,9 @@ pub(super) fn run(
             inputs.iter().map(|input| input.consecutive()).collect::<Result<_>>()?;
         let inputs: &[&ShardTensor] = &joined.iter().collect::<Vec<_>>();
         let layouts: Vec<&Layout> = inputs.iter().map(|input| input.layout()).collect();
-        let shardings =
-            rule(&layouts, attrs).map_err(|source| Error::Registered { name: name.to_owned(), source })?;
+        let shardings = rule(&layouts, attrs).map_err(|source| {
+            Error::from(isobar_array::Error::Registered { name: name.to_owned(), source })
+        })?;
         let plan = cheapest(inputs, &shardings)?;
         apply(name, inputs, attrs, &plan, shardings.shapes.as_deref())
     }))
@@ -263,5 +265,5 @@ fn output_layout(inputs: &[Layout], placements: Vec<Placement>, shape: &[i64]) -
 }
 
 fn refuse(reason: String) -> Error {
-    Error::Argument { op: "register_sharding", reason }
+    Error::from(isobar_array::Error::Argument { op: "register_sharding", reason })
 }

@@ -2,22 +2,21 @@
 
 use std::ops::Range;
 
+use isobar_array::kernel::points_like;
+use isobar_array::{
+    Array, Attrs, Conv, Conv2d, Convert, Elementwise, FftNorm, Generator, Interpolation, Linear, Local, Make,
+    Modes, PadMode, Padding, Pool, RandomOps, Reduce, Reduction, Resize, RunningStats, Shape, Spectral,
+    Statistic, Window, Windowed, kernel,
+};
 use tch::{Device, Tensor};
 
 use super::ShardTensor;
-use crate::array::fourier;
-use crate::array::{
-    Array, Attrs, Conv2d, Convert, Elementwise, FftNorm, Linear, Local, Make, Modes, Parallel, RandomOps,
-    Reduce, Reduction, Shape, Spectral, Windowed, points_like, resolve,
-};
+use crate::dense::resolve;
 use crate::error::{Error, Result};
 use crate::layout::{Dim, Layout, Placement};
-use crate::ops::norm::RunningStats;
-use crate::ops::reduce::Statistic;
 use crate::ops::rule;
-use crate::ops::windowed::{Conv, Interpolation, PadMode, Padding, Pool, Resize};
+use crate::parallel::Parallel;
 use crate::promote::operand;
-use crate::random::{Generator, Window};
 use crate::region::ParallelRegion;
 use crate::rules;
 
@@ -34,21 +33,40 @@ impl Array for ShardTensor {
         ShardTensor::device(self)
     }
 
-    fn op(name: &str, inputs: &[&Self], attrs: &Attrs) -> Result<Vec<Self>> {
-        ShardTensor::op(name, inputs, attrs)
+    fn op(name: &str, inputs: &[&Self], attrs: &Attrs) -> isobar_array::Result<Vec<Self>> {
+        Ok(ShardTensor::op(name, inputs, attrs)?)
     }
 }
 
 impl Local for ShardTensor {
     type Layout = Layout;
 
-    fn take_apart(&self) -> Result<(tch::Tensor, Layout)> {
+    fn take_apart(&self) -> isobar_array::Result<(tch::Tensor, Layout)> {
         let whole = self.resolved()?;
         Ok((whole.local, whole.layout))
     }
 
     fn put_together(part: tch::Tensor, layout: &Layout) -> Self {
         Self::new(part, layout.clone())
+    }
+
+    fn laid_out_as(&self, other: &Self) -> isobar_array::Result<Self> {
+        let to = other.layout().of_gradient();
+        if ShardTensor::shape(self) != to.shape() {
+            let reason = format!("{self} and {other} differ in shape");
+            return kernel::refuse("laid_out_as", reason);
+        }
+        Ok(self.to_layout(&to)?)
+    }
+
+    fn split_over(&self, dims: &[usize]) -> usize {
+        let split = |placement: &Placement| matches!(placement, Placement::Shard(dim) if dims.contains(dim));
+        let axes = self.layout().placements().iter().zip(self.layout().mesh().shape());
+        axes.filter_map(|(placement, ranks)| split(placement).then_some(ranks)).product()
+    }
+
+    fn whole(&self) -> isobar_array::Result<Tensor> {
+        Ok(self.full_tensor(None)?)
     }
 }
 
@@ -57,60 +75,60 @@ impl Convert for ShardTensor {
         ShardTensor::shallow_clone(self)
     }
 
-    fn to_kind(&self, kind: tch::Kind) -> Result<Self> {
-        ShardTensor::to_kind(self, kind)
+    fn to_kind(&self, kind: tch::Kind) -> isobar_array::Result<Self> {
+        Ok(ShardTensor::to_kind(self, kind)?)
     }
 
-    fn to_device(&self, device: Device) -> Result<Self> {
-        self.map("to_device", args!("device": format!("{device:?}")), |x| x.f_to(device))
+    fn to_device(&self, device: Device) -> isobar_array::Result<Self> {
+        Ok(self.map("to_device", args!("device": format!("{device:?}")), |x| x.f_to(device))?)
     }
 
-    fn detach(&self) -> Result<Self> {
+    fn detach(&self) -> isobar_array::Result<Self> {
         Ok(ShardTensor::detach(self))
     }
 
-    fn constant(&self, plain: &tch::Tensor) -> Result<Self> {
-        let here = crate::array::named("constant", &[plain], plain.f_to(self.device()))?;
+    fn constant(&self, plain: &tch::Tensor) -> isobar_array::Result<Self> {
+        let here = crate::dense::named("constant", &[plain], plain.f_to(self.device()))?;
         Ok(Self::new(here, self.layout().replicated_shape(&plain.size())))
     }
 
-    fn contiguous(&self) -> Result<Self> {
-        self.map("contiguous", args!(), tch::Tensor::f_contiguous)
+    fn contiguous(&self) -> isobar_array::Result<Self> {
+        Ok(self.map("contiguous", args!(), tch::Tensor::f_contiguous)?)
     }
 
-    fn view_as_real(&self) -> Result<Self> {
-        rule("view_as_real", &[self], || {
+    fn view_as_real(&self) -> isobar_array::Result<Self> {
+        Ok(rule("view_as_real", &[self], || {
             let x = self.resolved()?;
             let dims = [x.layout().dims(), &[Dim::whole(2)]].concat();
             Ok(Self::new(Convert::view_as_real(x.local())?, x.layout().with_dims(dims)))
-        })
+        })?)
     }
 
-    fn view_as_complex(&self) -> Result<Self> {
-        rule("view_as_complex", &[self], || {
+    fn view_as_complex(&self) -> isobar_array::Result<Self> {
+        Ok(rule("view_as_complex", &[self], || {
             let last = self.ndim().saturating_sub(1);
             let x = self.resolved()?.gathered(|dim| dim == last)?;
             let mut dims = x.layout().dims().to_vec();
             dims.pop();
-            x.viewed("view_as_complex", x.layout().with_dims(dims), crate::array::as_complex)
-        })
+            x.viewed("view_as_complex", x.layout().with_dims(dims), isobar_array::kernel::as_complex)
+        })?)
     }
 }
 
 impl Linear for ShardTensor {
-    fn linear(&self, weight: &Self, bias: Option<&Self>) -> Result<Self> {
-        ShardTensor::linear(self, weight, operand(bias))
+    fn linear(&self, weight: &Self, bias: Option<&Self>) -> isobar_array::Result<Self> {
+        Ok(ShardTensor::linear(self, weight, operand(bias))?)
     }
 
-    fn matmul(&self, other: &Self) -> Result<Self> {
-        ShardTensor::matmul(self, other)
+    fn matmul(&self, other: &Self) -> isobar_array::Result<Self> {
+        Ok(ShardTensor::matmul(self, other)?)
     }
 
-    fn batched_matmul(&self, other: &Self, bias: Option<&Self>) -> Result<Self> {
-        self.bmm(other, operand(bias))
+    fn batched_matmul(&self, other: &Self, bias: Option<&Self>) -> isobar_array::Result<Self> {
+        Ok(self.bmm(other, operand(bias))?)
     }
 
-    fn conv2d(&self, weight: &Self, bias: Option<&Self>, conv: &Conv2d) -> Result<Self> {
+    fn conv2d(&self, weight: &Self, bias: Option<&Self>, conv: &Conv2d) -> isobar_array::Result<Self> {
         let Conv2d { stride, padding, dilation, groups } = *conv;
         let conv = Conv {
             stride: stride.to_vec(),
@@ -119,7 +137,7 @@ impl Linear for ShardTensor {
             groups,
             ..Conv::default()
         };
-        self.conv(weight, operand(bias), &conv)
+        Ok(self.conv(weight, operand(bias), &conv)?)
     }
 
     fn layer_norm(
@@ -128,26 +146,26 @@ impl Linear for ShardTensor {
         weight: Option<&Self>,
         bias: Option<&Self>,
         eps: f64,
-    ) -> Result<Self> {
-        ShardTensor::layer_norm(self, normalized, operand(weight), operand(bias), eps)
+    ) -> isobar_array::Result<Self> {
+        Ok(ShardTensor::layer_norm(self, normalized, operand(weight), operand(bias), eps)?)
     }
 
-    fn softmax(&self, dim: i64) -> Result<Self> {
-        ShardTensor::softmax(self, dim)
+    fn softmax(&self, dim: i64) -> isobar_array::Result<Self> {
+        Ok(ShardTensor::softmax(self, dim)?)
     }
 }
 
 impl Make for ShardTensor {
-    fn linspace_along(&self, dim: i64, start: f64, end: f64) -> Result<Self> {
+    fn linspace_along(&self, dim: i64, start: f64, end: f64) -> isobar_array::Result<Self> {
         let dim = self.layout().dims()[resolve("linspace", dim, self.ndim())?].clone();
         let step = (end - start) / (dim.extent() - 1).max(1) as f64;
         let layout = self.layout().of_gradient().with_dims(vec![dim]);
-        Self::arange(&layout, start, step, self.kind(), self.device())
+        Ok(Self::arange(&layout, start, step, self.kind(), self.device())?)
     }
 }
 
 impl Reduce for ShardTensor {
-    fn reduce(&self, statistic: Reduction, dims: &[i64], keepdim: bool) -> Result<Self> {
+    fn reduce(&self, statistic: Reduction, dims: &[i64], keepdim: bool) -> isobar_array::Result<Self> {
         let statistic = match statistic {
             Reduction::Sum => Statistic::Sum,
             Reduction::Mean => Statistic::Mean,
@@ -155,73 +173,73 @@ impl Reduce for ShardTensor {
             Reduction::Min => Statistic::Min,
             Reduction::Norm => Statistic::Norm,
         };
-        self.statistic(statistic, dims, keepdim)
+        Ok(self.statistic(statistic, dims, keepdim)?)
     }
 
-    fn index_add(&self, dim: i64, index: &Self, source: &Self) -> Result<Self> {
-        ShardTensor::index_add(self, dim, index, source)
+    fn index_add(&self, dim: i64, index: &Self, source: &Self) -> isobar_array::Result<Self> {
+        Ok(ShardTensor::index_add(self, dim, index, source)?)
     }
 
-    fn mse_loss(&self, target: &Self) -> Result<Self> {
+    fn mse_loss(&self, target: &Self) -> isobar_array::Result<Self> {
         if ShardTensor::shape(self) != ShardTensor::shape(target) {
             let reason = format!("input {self} and target {target} differ in shape");
-            return Err(Error::Argument { op: "mse_loss", reason });
+            return kernel::refuse("mse_loss", reason);
         }
-        self.sub(target)?.unary(crate::array::Unary::Square)?.statistic(Statistic::Mean, &[], false)
+        Ok(self.sub(target)?.unary(isobar_array::Unary::Square)?.statistic(Statistic::Mean, &[], false)?)
     }
 }
 
 impl Shape for ShardTensor {
-    fn reshape(&self, shape: &[i64]) -> Result<Self> {
-        ShardTensor::reshape(self, shape)
+    fn reshape(&self, shape: &[i64]) -> isobar_array::Result<Self> {
+        Ok(ShardTensor::reshape(self, shape)?)
     }
 
-    fn permute(&self, order: &[i64]) -> Result<Self> {
-        ShardTensor::permute(self, order)
+    fn permute(&self, order: &[i64]) -> isobar_array::Result<Self> {
+        Ok(ShardTensor::permute(self, order)?)
     }
 
-    fn transpose(&self, dim0: i64, dim1: i64) -> Result<Self> {
-        ShardTensor::transpose(self, dim0, dim1)
+    fn transpose(&self, dim0: i64, dim1: i64) -> isobar_array::Result<Self> {
+        Ok(ShardTensor::transpose(self, dim0, dim1)?)
     }
 
-    fn narrow(&self, dim: i64, start: i64, length: i64) -> Result<Self> {
-        ShardTensor::narrow(self, dim, start, length)
+    fn narrow(&self, dim: i64, start: i64, length: i64) -> isobar_array::Result<Self> {
+        Ok(ShardTensor::narrow(self, dim, start, length)?)
     }
 
-    fn split(&self, sizes: &[i64], dim: i64) -> Result<Vec<Self>> {
-        ShardTensor::split(self, sizes, dim)
+    fn split(&self, sizes: &[i64], dim: i64) -> isobar_array::Result<Vec<Self>> {
+        Ok(ShardTensor::split(self, sizes, dim)?)
     }
 
-    fn select(&self, dim: i64, index: i64) -> Result<Self> {
-        ShardTensor::select(self, dim, index)
+    fn select(&self, dim: i64, index: i64) -> isobar_array::Result<Self> {
+        Ok(ShardTensor::select(self, dim, index)?)
     }
 
-    fn index_select(&self, dim: i64, index: &Self) -> Result<Self> {
-        ShardTensor::index_select(self, dim, index)
+    fn index_select(&self, dim: i64, index: &Self) -> isobar_array::Result<Self> {
+        Ok(ShardTensor::index_select(self, dim, index)?)
     }
 
-    fn cat(arrays: &[&Self], dim: i64) -> Result<Self> {
-        ShardTensor::cat(arrays, dim)
+    fn cat(arrays: &[&Self], dim: i64) -> isobar_array::Result<Self> {
+        Ok(ShardTensor::cat(arrays, dim)?)
     }
 
-    fn stack(arrays: &[&Self], dim: i64) -> Result<Self> {
-        ShardTensor::stack(arrays, dim)
+    fn stack(arrays: &[&Self], dim: i64) -> isobar_array::Result<Self> {
+        Ok(ShardTensor::stack(arrays, dim)?)
     }
 
-    fn expand(&self, shape: &[i64]) -> Result<Self> {
-        ShardTensor::expand(self, shape)
+    fn expand(&self, shape: &[i64]) -> isobar_array::Result<Self> {
+        Ok(ShardTensor::expand(self, shape)?)
     }
 
-    fn unsqueeze(&self, dim: i64) -> Result<Self> {
-        ShardTensor::unsqueeze(self, dim)
+    fn unsqueeze(&self, dim: i64) -> isobar_array::Result<Self> {
+        Ok(ShardTensor::unsqueeze(self, dim)?)
     }
 
-    fn pad(&self, pairs: &[i64], value: f64) -> Result<Self> {
-        self.pad_mode(pairs, PadMode::Constant, value)
+    fn pad(&self, pairs: &[i64], value: f64) -> isobar_array::Result<Self> {
+        Ok(self.pad_mode(pairs, PadMode::Constant, value)?)
     }
 
-    fn flip(&self, dims: &[i64]) -> Result<Self> {
-        ShardTensor::flip(self, dims)
+    fn flip(&self, dims: &[i64]) -> isobar_array::Result<Self> {
+        Ok(ShardTensor::flip(self, dims)?)
     }
 }
 
@@ -241,55 +259,55 @@ impl ShardTensor {
 
 /// Dims that are split are made whole by exchanges for others.
 impl Spectral for ShardTensor {
-    fn fftn(&self, s: &[i64], dims: &[i64], norm: FftNorm) -> Result<Self> {
-        self.fourier("fftn", fourier::Kind::Forward, s, dims, norm)
+    fn fftn(&self, s: &[i64], dims: &[i64], norm: FftNorm) -> isobar_array::Result<Self> {
+        Ok(self.fourier("fftn", kernel::Kind::Forward, s, dims, norm)?)
     }
 
-    fn ifftn(&self, s: &[i64], dims: &[i64], norm: FftNorm) -> Result<Self> {
-        self.fourier("ifftn", fourier::Kind::Inverse, s, dims, norm)
+    fn ifftn(&self, s: &[i64], dims: &[i64], norm: FftNorm) -> isobar_array::Result<Self> {
+        Ok(self.fourier("ifftn", kernel::Kind::Inverse, s, dims, norm)?)
     }
 
-    fn rfftn(&self, s: &[i64], dims: &[i64], norm: FftNorm) -> Result<Self> {
-        self.fourier("rfftn", fourier::Kind::Real, s, dims, norm)
+    fn rfftn(&self, s: &[i64], dims: &[i64], norm: FftNorm) -> isobar_array::Result<Self> {
+        Ok(self.fourier("rfftn", kernel::Kind::Real, s, dims, norm)?)
     }
 
-    fn irfftn(&self, s: &[i64], dims: &[i64], norm: FftNorm) -> Result<Self> {
-        self.fourier("irfftn", fourier::Kind::InverseReal, s, dims, norm)
+    fn irfftn(&self, s: &[i64], dims: &[i64], norm: FftNorm) -> isobar_array::Result<Self> {
+        Ok(self.fourier("irfftn", kernel::Kind::InverseReal, s, dims, norm)?)
     }
 
-    fn fft(&self, n: Option<i64>, dim: i64, norm: FftNorm) -> Result<Self> {
-        self.fourier("fft", fourier::Kind::Forward, n.as_slice(), &[dim], norm)
+    fn fft(&self, n: Option<i64>, dim: i64, norm: FftNorm) -> isobar_array::Result<Self> {
+        Ok(self.fourier("fft", kernel::Kind::Forward, n.as_slice(), &[dim], norm)?)
     }
 
-    fn ifft(&self, n: Option<i64>, dim: i64, norm: FftNorm) -> Result<Self> {
-        self.fourier("ifft", fourier::Kind::Inverse, n.as_slice(), &[dim], norm)
+    fn ifft(&self, n: Option<i64>, dim: i64, norm: FftNorm) -> isobar_array::Result<Self> {
+        Ok(self.fourier("ifft", kernel::Kind::Inverse, n.as_slice(), &[dim], norm)?)
     }
 
-    fn rfft(&self, n: Option<i64>, dim: i64, norm: FftNorm) -> Result<Self> {
-        self.fourier("rfft", fourier::Kind::Real, n.as_slice(), &[dim], norm)
+    fn rfft(&self, n: Option<i64>, dim: i64, norm: FftNorm) -> isobar_array::Result<Self> {
+        Ok(self.fourier("rfft", kernel::Kind::Real, n.as_slice(), &[dim], norm)?)
     }
 
-    fn irfft(&self, n: Option<i64>, dim: i64, norm: FftNorm) -> Result<Self> {
-        self.fourier("irfft", fourier::Kind::InverseReal, n.as_slice(), &[dim], norm)
+    fn irfft(&self, n: Option<i64>, dim: i64, norm: FftNorm) -> isobar_array::Result<Self> {
+        Ok(self.fourier("irfft", kernel::Kind::InverseReal, n.as_slice(), &[dim], norm)?)
     }
 
-    fn fft2(&self, dims: [i64; 2], norm: FftNorm) -> Result<Self> {
-        self.fourier("fft2", fourier::Kind::Forward, &[], &dims, norm)
+    fn fft2(&self, dims: [i64; 2], norm: FftNorm) -> isobar_array::Result<Self> {
+        Ok(self.fourier("fft2", kernel::Kind::Forward, &[], &dims, norm)?)
     }
 
-    fn ifft2(&self, dims: [i64; 2], norm: FftNorm) -> Result<Self> {
-        self.fourier("ifft2", fourier::Kind::Inverse, &[], &dims, norm)
+    fn ifft2(&self, dims: [i64; 2], norm: FftNorm) -> isobar_array::Result<Self> {
+        Ok(self.fourier("ifft2", kernel::Kind::Inverse, &[], &dims, norm)?)
     }
 
-    fn rfft2(&self, dims: [i64; 2], norm: FftNorm) -> Result<Self> {
-        self.fourier("rfft2", fourier::Kind::Real, &[], &dims, norm)
+    fn rfft2(&self, dims: [i64; 2], norm: FftNorm) -> isobar_array::Result<Self> {
+        Ok(self.fourier("rfft2", kernel::Kind::Real, &[], &dims, norm)?)
     }
 
-    fn irfft2(&self, size: [i64; 2], dims: [i64; 2], norm: FftNorm) -> Result<Self> {
-        self.fourier("irfft2", fourier::Kind::InverseReal, &size, &dims, norm)
+    fn irfft2(&self, size: [i64; 2], dims: [i64; 2], norm: FftNorm) -> isobar_array::Result<Self> {
+        Ok(self.fourier("irfft2", kernel::Kind::InverseReal, &size, &dims, norm)?)
     }
 
-    fn rfft2_modes(&self, dim: i64, modes: &Modes, norm: FftNorm) -> Result<Self> {
+    fn rfft2_modes(&self, dim: i64, modes: &Modes, norm: FftNorm) -> isobar_array::Result<Self> {
         let at = resolve("rfft2_modes", dim, self.ndim())?;
         let _ = resolve("rfft2_modes", at as i64 + 1, self.ndim())?;
         let x = self.turned_aside(&[at, at + 1])?;
@@ -301,7 +319,13 @@ impl Spectral for ShardTensor {
         Ok(Self::new(y, x.layout().with_dims(parts)))
     }
 
-    fn irfft2_modes(&self, dim: i64, size: [i64; 2], modes: &Modes, norm: FftNorm) -> Result<Self> {
+    fn irfft2_modes(
+        &self,
+        dim: i64,
+        size: [i64; 2],
+        modes: &Modes,
+        norm: FftNorm,
+    ) -> isobar_array::Result<Self> {
         let at = resolve("irfft2_modes", dim, self.ndim())?;
         let _ = resolve("irfft2_modes", at as i64 + 2, self.ndim())?;
         let x = self.turned_aside(&[at, at + 1, at + 2])?;
@@ -311,12 +335,23 @@ impl Spectral for ShardTensor {
         Ok(Self::new(y, x.layout().with_dims(parts)))
     }
 
-    fn rfftn_modes(&self, dims: &[i64], kept: &[Vec<Range<i64>>], norm: FftNorm) -> Result<Self> {
-        self.fourier_modes("rfftn_modes", fourier::Kind::Real, None, &[], (dims, kept), norm)
+    fn rfftn_modes(
+        &self,
+        dims: &[i64],
+        kept: &[Vec<Range<i64>>],
+        norm: FftNorm,
+    ) -> isobar_array::Result<Self> {
+        Ok(self.fourier_modes("rfftn_modes", kernel::Kind::Real, None, &[], (dims, kept), norm)?)
     }
 
-    fn irfftn_modes(&self, s: &[i64], dims: &[i64], kept: &[Vec<Range<i64>>], norm: FftNorm) -> Result<Self> {
-        self.fourier_modes("irfftn_modes", fourier::Kind::InverseReal, None, s, (dims, kept), norm)
+    fn irfftn_modes(
+        &self,
+        s: &[i64],
+        dims: &[i64],
+        kept: &[Vec<Range<i64>>],
+        norm: FftNorm,
+    ) -> isobar_array::Result<Self> {
+        Ok(self.fourier_modes("irfftn_modes", kernel::Kind::InverseReal, None, s, (dims, kept), norm)?)
     }
 
     fn irfftn_modes_as(
@@ -325,17 +360,19 @@ impl Spectral for ShardTensor {
         dims: &[i64],
         kept: &[Vec<Range<i64>>],
         norm: FftNorm,
-    ) -> Result<Self> {
+    ) -> isobar_array::Result<Self> {
         const OP: &str = "irfftn_modes";
         let s = points_like(OP, ShardTensor::shape(self), ShardTensor::shape(field), dims)?;
         let to = field.layout().of_gradient();
-        self.fourier_modes(OP, fourier::Kind::InverseReal, Some(&to), &s, (dims, kept), norm)?.to_layout(&to)
+        Ok(self
+            .fourier_modes(OP, kernel::Kind::InverseReal, Some(&to), &s, (dims, kept), norm)?
+            .to_layout(&to)?)
     }
 }
 
 impl Windowed for ShardTensor {
-    fn conv(&self, weight: &Self, bias: Option<&Self>, conv: &Conv) -> Result<Self> {
-        ShardTensor::conv(self, weight, operand(bias), conv)
+    fn conv(&self, weight: &Self, bias: Option<&Self>, conv: &Conv) -> isobar_array::Result<Self> {
+        Ok(ShardTensor::conv(self, weight, operand(bias), conv)?)
     }
 
     fn conv_transpose(
@@ -344,32 +381,48 @@ impl Windowed for ShardTensor {
         bias: Option<&Self>,
         conv: &Conv,
         output_padding: &[i64],
-    ) -> Result<Self> {
-        ShardTensor::conv_transpose(self, weight, operand(bias), conv, output_padding)
+    ) -> isobar_array::Result<Self> {
+        Ok(ShardTensor::conv_transpose(self, weight, operand(bias), conv, output_padding)?)
     }
 
-    fn max_pool(&self, spatial: usize, pool: &Pool) -> Result<(Self, Self)> {
-        ShardTensor::max_pool(self, spatial, pool)
+    fn max_pool(&self, spatial: usize, pool: &Pool) -> isobar_array::Result<(Self, Self)> {
+        Ok(ShardTensor::max_pool(self, spatial, pool)?)
     }
 
-    fn avg_pool(&self, spatial: usize, pool: &Pool) -> Result<Self> {
-        ShardTensor::avg_pool(self, spatial, pool)
+    fn avg_pool(&self, spatial: usize, pool: &Pool) -> isobar_array::Result<Self> {
+        Ok(ShardTensor::avg_pool(self, spatial, pool)?)
     }
 
-    fn interpolate(&self, resize: &Resize, mode: Interpolation, align_corners: bool) -> Result<Self> {
-        ShardTensor::interpolate(self, resize, mode, align_corners)
+    fn interpolate(
+        &self,
+        resize: &Resize,
+        mode: Interpolation,
+        align_corners: bool,
+    ) -> isobar_array::Result<Self> {
+        Ok(ShardTensor::interpolate(self, resize, mode, align_corners)?)
     }
 
-    fn pad_mode(&self, pairs: &[i64], mode: PadMode, value: f64) -> Result<Self> {
-        ShardTensor::pad_mode(self, pairs, mode, value)
+    fn pad_mode(&self, pairs: &[i64], mode: PadMode, value: f64) -> isobar_array::Result<Self> {
+        Ok(ShardTensor::pad_mode(self, pairs, mode, value)?)
     }
 
-    fn group_norm(&self, groups: i64, weight: Option<&Self>, bias: Option<&Self>, eps: f64) -> Result<Self> {
-        ShardTensor::group_norm(self, groups, operand(weight), operand(bias), eps)
+    fn group_norm(
+        &self,
+        groups: i64,
+        weight: Option<&Self>,
+        bias: Option<&Self>,
+        eps: f64,
+    ) -> isobar_array::Result<Self> {
+        Ok(ShardTensor::group_norm(self, groups, operand(weight), operand(bias), eps)?)
     }
 
-    fn instance_norm(&self, weight: Option<&Self>, bias: Option<&Self>, eps: f64) -> Result<Self> {
-        ShardTensor::instance_norm(self, operand(weight), operand(bias), eps)
+    fn instance_norm(
+        &self,
+        weight: Option<&Self>,
+        bias: Option<&Self>,
+        eps: f64,
+    ) -> isobar_array::Result<Self> {
+        Ok(ShardTensor::instance_norm(self, operand(weight), operand(bias), eps)?)
     }
 
     fn batch_norm(
@@ -379,55 +432,36 @@ impl Windowed for ShardTensor {
         running: Option<RunningStats<'_, Self>>,
         training: bool,
         eps: f64,
-    ) -> Result<Self> {
-        ShardTensor::batch_norm(self, operand(weight), operand(bias), running, training, eps)
+    ) -> isobar_array::Result<Self> {
+        Ok(ShardTensor::batch_norm(self, operand(weight), operand(bias), running, training, eps)?)
     }
 }
 
 impl RandomOps for ShardTensor {
     /// `window` is that of all ranks' parts together; it has an extent of 1 along dims that are dropped together.
-    fn dropout(&self, p: f64, generator: &Generator, window: &Window) -> Result<Self> {
+    fn dropout(&self, p: f64, generator: &Generator, window: &Window) -> isobar_array::Result<Self> {
         let shape = ShardTensor::shape(self);
         let fits = window.shape().len() == shape.len()
             && shape.iter().zip(window.shape()).all(|(&extent, &mask)| extent == mask || mask == 1);
         if !fits {
             let reason =
                 format!("window {window:?} is not of the shape {shape:?}, or of extent 1 along a dim");
-            return Err(Error::Argument { op: "dropout", reason });
+            return kernel::refuse("dropout", reason);
         }
         if window.shape() == shape || p == 0.0 {
-            return self.dropout_of(p, generator, window);
+            return Ok(self.dropout_of(p, generator, window)?);
         }
         let mask_dim =
             |(dim, &mask): (&Dim, &i64)| if dim.extent() == mask { dim.clone() } else { Dim::whole(mask) };
         let dims = self.layout().dims().iter().zip(window.shape()).map(mask_dim).collect();
         let layout: Layout = self.layout().of_gradient().with_dims(dims);
         let ones = Self::ones(&layout, self.kind(), self.device())?;
-        self.mul(&ones.dropout_of(p, generator, window)?)
+        Ok(self.mul(&ones.dropout_of(p, generator, window)?)?)
     }
 }
 
 /// A sharded tensor is split over a region's ranks by its layout: regions of one rank are the identity, and others refuse.
 impl Parallel for ShardTensor {
-    fn laid_out_as(&self, other: &Self) -> Result<Self> {
-        let to = other.layout().of_gradient();
-        if ShardTensor::shape(self) != to.shape() {
-            let reason = format!("{self} and {other} differ in shape");
-            return Err(Error::Argument { op: "laid_out_as", reason });
-        }
-        self.to_layout(&to)
-    }
-
-    fn split_over(&self, dims: &[usize]) -> usize {
-        let split = |placement: &Placement| matches!(placement, Placement::Shard(dim) if dims.contains(dim));
-        let axes = self.layout().placements().iter().zip(self.layout().mesh().shape());
-        axes.filter_map(|(placement, ranks)| split(placement).then_some(ranks)).product()
-    }
-
-    fn whole(&self) -> Result<Tensor> {
-        self.full_tensor(None)
-    }
-
     fn copy_to_region(&self, region: &ParallelRegion) -> Result<Self> {
         self.alone("copy_to_region", region)
     }
@@ -462,6 +496,6 @@ impl ShardTensor {
             "a region of {} ranks, of {self}; a sharded tensor is split by its layout: shard it along an axis of its mesh",
             region.size()
         );
-        Err(Error::Argument { op, reason })
+        Err(Error::from(isobar_array::Error::Argument { op, reason }))
     }
 }

@@ -60,14 +60,14 @@ impl ShardTensor {
     /// A tensor of more elements than one; one without history; the errors of the adjoints' exchanges.
     pub fn backward(&self) -> Result<()> {
         if self.layout.numel() != 1 {
-            return Err(Error::Argument {
+            return Err(Error::from(isobar_array::Error::Argument {
                 op: "backward",
                 reason: format!(
                     "{} has {} elements; give backward_with its gradient",
                     self.layout,
                     self.layout.numel()
                 ),
-            });
+            }));
         }
         self.backward_from(None, BackwardOptions::default())
     }
@@ -145,5 +145,5 @@ fn cotangent(whole: &ShardTensor, gradient: Option<&ShardTensor>) -> Result<Tens
 }
 
 fn failed(op: &'static str, source: tch::TchError) -> Error {
-    Error::Operator { op, shapes: "a part".into(), source }
+    Error::from(isobar_array::Error::Operator { op, shapes: "a part".into(), source })
 }

@@ -1,5 +1,6 @@
 //! Making sharded tensors.
 
+use isobar_array::Generator;
 use isobar_collectives::windows::{Transfer, fetch};
 use isobar_mesh::DeviceMesh;
 use tch::{Device, Kind, Tensor};
@@ -8,7 +9,6 @@ use super::ShardTensor;
 use crate::context::CurrentMesh;
 use crate::error::{Error, Result};
 use crate::layout::{Layout, Placement, Sizes};
-use crate::random::Generator;
 use crate::window::{Need, transfer};
 
 impl ShardTensor {
@@ -62,17 +62,17 @@ impl ShardTensor {
         let wrong = texts.iter().position(|text| text.starts_with('!'));
         let other = texts.iter().position(|text| *text != texts[0]);
         match (made, wrong, other) {
-            (_, Some(rank), _) => Err(Error::Argument {
-                op: "from_local",
-                reason: format!("rank {rank} of the mesh: {}", &texts[rank][1..]),
-            }),
-            (_, None, Some(rank)) => Err(Error::Argument {
+            (_, Some(rank), _) => Err(crate::dense::argument(
+                "from_local",
+                format!("rank {rank} of the mesh: {}", &texts[rank][1..]),
+            )),
+            (_, None, Some(rank)) => Err(Error::from(isobar_array::Error::Argument {
                 op: "from_local",
                 reason: format!(
                     "ranks mean different tensors: rank 0 of the mesh {}, rank {rank} {}",
                     texts[0], texts[rank]
                 ),
-            }),
+            })),
             (made, None, None) => Self::from_parts(local, &made?),
         }
     }
@@ -253,10 +253,10 @@ impl ShardTensor {
     /// A layout of more or fewer dims than one, or a partial one.
     pub fn arange(layout: &Layout, start: f64, step: f64, kind: Kind, device: Device) -> Result<Self> {
         if layout.ndim() != 1 || layout.is_partial() {
-            return Err(Error::Argument {
+            return Err(Error::from(isobar_array::Error::Argument {
                 op: "arange",
                 reason: format!("expected one dim, not partial, got {layout}"),
-            });
+            }));
         }
         let whole = kind == Kind::Int64 && step.fract() == 0.0 && start.fract() == 0.0;
         let wide = if whole { Kind::Int64 } else { Kind::Double };
@@ -363,10 +363,10 @@ fn global_shape(
         (Some(shape), _) => Ok(shape.to_vec()),
         (None, Sizes::Explicit(_)) => Ok(explicit_shape(local, placements, sizes)),
         (None, _) if placements.iter().all(|p| p.dim().is_none()) => Ok(local.size()),
-        (None, _) => Err(Error::Argument {
+        (None, _) => Err(Error::from(isobar_array::Error::Argument {
             op: "from_local",
             reason: format!("sizes by the rule {sizes:?} need the global shape; give it, or Sizes::Infer"),
-        }),
+        })),
     }
 }
 
@@ -471,11 +471,11 @@ fn misfit(local: &Tensor, layout: &Layout) -> Error {
 }
 
 fn argument(reason: String) -> Error {
-    Error::Argument { op: "scatter", reason }
+    Error::from(isobar_array::Error::Argument { op: "scatter", reason })
 }
 
 fn failed(op: &'static str, source: tch::TchError) -> Error {
-    Error::Operator { op, shapes: "new tensors".into(), source }
+    Error::from(isobar_array::Error::Operator { op, shapes: "new tensors".into(), source })
 }
 
 /// The kind that libtorch gives this number.

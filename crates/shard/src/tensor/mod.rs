@@ -8,12 +8,11 @@ mod partial;
 mod redistribute;
 mod show;
 
-use tch::{Device, Kind, Tensor};
-
 use contribution::Contributed;
 pub use gradient::grad;
 pub(crate) use redistribute::reduction;
 pub use redistribute::{Pending, Redistribute};
+use tch::{Device, Kind, Tensor};
 
 use isobar_mesh::DeviceMesh;
 
@@ -30,7 +29,8 @@ use crate::params::{Use, Watched};
 /// ```
 /// use isobar_collectives::threads;
 /// use isobar_mesh::DeviceMesh;
-/// use isobar_shard::{Elementwise, Placement, ShardTensor};
+/// use isobar_array::Elementwise;
+/// use isobar_shard::{Placement, ShardTensor};
 /// use tch::{Device, Kind, Tensor};
 ///
 /// threads::run(2, std::time::Duration::from_secs(30), |group| {
@@ -182,13 +182,13 @@ impl ShardTensor {
     }
 
     fn gradient_placement(&self, axis: usize, given: Placement) -> Error {
-        Error::Argument {
+        Error::from(isobar_array::Error::Argument {
             op: "to_local",
             reason: format!(
                 "gradients cannot be {given} along axis {axis} of a tensor {}; expected its own placements, or \
                  Partial(sum) where it is replicated",
                 self.layout
             ),
-        }
+        })
     }
 }

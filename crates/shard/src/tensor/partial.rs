@@ -76,10 +76,10 @@ impl ShardTensor {
     }
 
     fn no_gradient(what: &str) -> Error {
-        Error::Argument {
+        Error::from(isobar_array::Error::Argument {
             op: "partial",
             reason: format!("{what} have no gradient; redistribute to Replicate first, or detach"),
-        }
+        })
     }
 }
 

@@ -228,7 +228,8 @@ struct Redistribution {
 
 impl Redistribution {
     fn new(from: &Layout, to: &Layout, options: &Redistribute) -> Result<Self> {
-        let refuse = |reason: String| Error::Argument { op: "redistribute", reason };
+        let refuse =
+            |reason: String| Error::from(isobar_array::Error::Argument { op: "redistribute", reason });
         if from.shape() != to.shape() {
             return Err(refuse(format!("{from} and {to} are of different shapes")));
         }
@@ -379,5 +380,5 @@ fn attached(map: Redistribution, x: &Tensor, y: Tensor) -> Result<Tensor> {
 }
 
 fn operator(source: tch::TchError) -> Error {
-    Error::Operator { op: "redistribute", shapes: "a part".into(), source }
+    Error::from(isobar_array::Error::Operator { op: "redistribute", shapes: "a part".into(), source })
 }

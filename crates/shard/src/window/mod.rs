@@ -74,7 +74,7 @@ fn repeated(mut window: Tensor, layout: &Layout, windows: &Windows) -> Result<Te
         }
         let pick = Tensor::f_from_slice(&indices)
             .and_then(|indices| window.f_index_select(dim as i64, &indices.f_to_device(window.device())?));
-        window = crate::array::named("window", &[&window], pick)?;
+        window = crate::dense::named("window", &[&window], pick)?;
     }
     Ok(window)
 }

@@ -114,7 +114,10 @@ fn below(error: Error) -> isobar_shard::Error {
         Error::Shard(error) => error,
         other => {
             let source = Box::new(other);
-            isobar_shard::Error::Registered { name: "fully_sharded".to_owned(), source }
+            isobar_shard::Error::from(isobar_array::Error::Registered {
+                name: "fully_sharded".to_owned(),
+                source,
+            })
         }
     }
 }
@@ -222,9 +225,8 @@ impl State {
 /// ```
 /// use isobar_collectives::threads;
 /// use isobar_manager::DeviceMesh;
-/// use isobar_shard::{
-///     Generator, Init, MeshParams, ParamStore, Params, Placement, Reduce, ShardTensor, Linear,
-/// };
+/// use isobar_array::{Generator, Reduce, Linear};
+/// use isobar_shard::{Init, MeshParams, ParamStore, Params, Placement, ShardTensor};
 /// use isobar_train::{DataParallelConfig, FullySharded, Parameters, ShardedParameters};
 /// use tch::{Device, Kind, Tensor};
 ///

@@ -2,9 +2,9 @@
 
 use std::time::Instant;
 
+use isobar_array::Generator;
 use isobar_collectives::flight::Phase;
 use isobar_data::part;
-use isobar_shard::Generator;
 use tch::Tensor;
 
 use super::Run;

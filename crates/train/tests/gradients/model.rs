@@ -1,10 +1,8 @@
 //! A small network over fields, its data, and its gradient where all is on one rank.
 
+use isobar_array::{Array, Conv, Generator, PadMode, Padding};
 use isobar_collectives::Group;
-use isobar_shard::{
-    Array, Conv, Generator, Init, MeshParams, PadMode, Padding, ParallelRegion, ParamStore, Params,
-    Placement, StateDict,
-};
+use isobar_shard::{Init, MeshParams, ParallelRegion, ParamStore, Params, Placement, StateDict};
 use isobar_train::ShardedParameters;
 use tch::{Device, Kind, Tensor};
 
@@ -36,7 +34,7 @@ impl<A: Array> Net<A> {
         }
     }
 
-    pub(crate) fn forward(&self, x: &A) -> isobar_shard::Result<A> {
+    pub(crate) fn forward(&self, x: &A) -> isobar_array::Result<A> {
         let conv =
             Conv { padding: Padding::Each(vec![1]), padding_mode: PadMode::Circular, ..Conv::default() };
         let hidden = x.conv(&self.conv, Some(&self.bias), &conv)?.tanh()?.permute(&[0, 2, 3, 1])?;

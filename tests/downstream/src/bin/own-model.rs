@@ -1,7 +1,8 @@
 //! The command `isobar` with a model of the program's own: `[model] type = "local_mix"`.
 
+use isobar_array::{Array, Conv, Padding};
 use isobar_models::{Architecture, Batch, FieldSpec, Mode, Model, Result};
-use isobar_shard::{Array, Conv, Init, Padding, Params, Placement, Scope};
+use isobar_shard::{Init, Params, Placement, Scope};
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 

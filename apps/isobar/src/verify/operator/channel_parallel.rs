@@ -1,8 +1,9 @@
 //! The model whose channels are split over ranks: its layouts are sizes of the group `model_parallel`.
 
 use anyhow::{Context, Result};
+use isobar_array::Generator;
 use isobar_models::{DistributedAfno as Model, DistributedAfnoConfig, Error};
-use isobar_shard::{Generator, ParallelRegion, ParamStore, Placement as ParamPlacement};
+use isobar_shard::{ParallelRegion, ParamStore, Placement as ParamPlacement};
 
 use super::{Forward, Held, Operator, Part, Pass, Rank, bytes, config, parameters};
 use crate::verify::case::{Case, Header};

@@ -7,10 +7,11 @@ mod sharded;
 mod v_collectives;
 
 use anyhow::{Context, Result};
+use isobar_array::Generator;
 use isobar_collectives::Group;
 use isobar_manager::DeviceMesh;
 use isobar_models::Mode;
-use isobar_shard::{Generator, ParamStore, Parameter};
+use isobar_shard::{ParamStore, Parameter};
 use serde::de::DeserializeOwned;
 use tch::Tensor;
 

@@ -1,7 +1,8 @@
 //! The operators of sharded tensors.
 
 use anyhow::{Context, Result};
-use isobar_shard::{Attrs, ShardTensor, forbid_hidden_communication};
+use isobar_array::Attrs;
+use isobar_shard::{ShardTensor, forbid_hidden_communication};
 
 use super::{Forward, Held, Operator, Part, Rank, budget};
 use crate::verify::case::Case;

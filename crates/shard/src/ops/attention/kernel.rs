@@ -1,10 +1,10 @@
 //! Attention of some queries to some keys of one rank, and its gradients.
 
+use isobar_array::{Generator, Window};
 use tch::{Device, Kind, TchError, Tensor};
 
 use super::torch;
 use crate::error::Result;
-use crate::random::{Generator, Window};
 
 /// Elements of the matrix of scores that are made at once.
 const TILE: i64 = 1 << 21;

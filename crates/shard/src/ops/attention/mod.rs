@@ -19,11 +19,11 @@ use self::turns::{Inputs, Turns};
 use super::align::{fit, same_mesh};
 use super::random::drawn;
 use super::{operator, refuse};
-use crate::array::Attrs;
 use crate::error::Result;
 use crate::promote::{Operand, beside};
-use crate::random::Generator;
 use crate::tensor::ShardTensor;
+use isobar_array::Attrs;
+use isobar_array::Generator;
 
 const NAME: &str = "scaled_dot_product_attention";
 

@@ -4,10 +4,11 @@
 //! these are transformed along the second dim; their second halves are the other rows. What travels is what a complex
 //! transform in one exchange moves, in two of half the size.
 
+use isobar_array::{FftNorm, Spectral};
 use isobar_collectives::{Group, balanced, indexed_all_to_all_v, transpose};
 use tch::{TchError, Tensor};
 
-use crate::array::{FftNorm, Spectral, argument, named, resolve};
+use crate::dense::{argument, named, resolve};
 use crate::error::Result;
 
 /// The real transform over two dims of a field that is whole along the first and split along the second; the half spectrum is
@@ -162,7 +163,7 @@ impl DistributedIrfft2 {
         let lines = named(OP, &[&both], join())?.ifft(Some(width), other, self.norm)?;
         let widths = balanced(width, group.size());
         let half = transpose(&lines, other, Some(&widths), dim, Some(&rows), group)?;
-        half.irfft(Some(height), dim, self.norm)
+        Ok(half.irfft(Some(height), dim, self.norm)?)
     }
 }
 

@@ -16,13 +16,13 @@ use self::pieces::Pieces;
 pub use self::pieces::TransformPieces;
 use self::plan::{Step, is_whole, steps};
 use super::{operator, refuse};
-use crate::array::FftNorm;
-use crate::array::fourier::{Kind, Transform};
 use crate::error::Result;
 use crate::layout::{Dim, Layout};
 use crate::rules::received;
 use crate::tensor::ShardTensor;
 use crate::window::{Need, Windows, fetch};
+use isobar_array::FftNorm;
+use isobar_array::kernel::{Kind, Transform};
 
 /// The indices of a dim that this rank has.
 fn own_indices(layout: &Layout, dim: usize) -> Vec<i64> {
@@ -98,7 +98,7 @@ impl ShardTensor {
             if let (Step::Turn(..), Some(Step::Transform(dims))) = (&step, steps.peek())
                 && let Some(pieces) = Pieces::of(&x, &after, dims)
             {
-                let local = |part: &Tensor| transform.local(op, part, dims, norm);
+                let local = |part: &Tensor| Ok(transform.local(op, part, dims, norm)?);
                 let result = Step::Transform(dims.clone()).layout(&after, transform);
                 x = pieces.transformed(&x, (&after, &result), local)?;
                 steps.next();

@@ -31,7 +31,8 @@ const LEAST_BYTES: i64 = 1 << 20;
 /// ```
 /// use isobar_collectives::threads;
 /// use isobar_mesh::DeviceMesh;
-/// use isobar_shard::{FftNorm, Placement, ShardTensor, Spectral, TransformPieces};
+/// use isobar_array::{FftNorm, Spectral};
+/// use isobar_shard::{Placement, ShardTensor, TransformPieces};
 /// use tch::{Device, Kind, Tensor};
 ///
 /// threads::run(2, std::time::Duration::from_secs(30), |group| {

@@ -3,9 +3,9 @@
 use std::cell::RefCell;
 use std::collections::HashMap;
 
+use isobar_array::kernel::{Kind, Transform};
 use isobar_collectives::ReduceOp;
 
-use crate::array::fourier::{Kind, Transform};
 use crate::error::Result;
 use crate::layout::{Dim, Layout, Placement};
 use crate::rules::received;

@@ -112,7 +112,7 @@ impl Route {
         let as_asked = torch(op, by_rank.f_argsort_stable(true, 0, false))?;
         let counts = torch(op, owner.f_bincount(None::<Tensor>, ranks))?;
         let counts: Vec<i64> =
-            Vec::try_from(&counts).map_err(|e: TchError| crate::array::argument(op, e.to_string()))?;
+            Vec::try_from(&counts).map_err(|e: TchError| crate::dense::argument(op, e.to_string()))?;
         let mine: Vec<u8> = [found.bad].iter().chain(&counts).flat_map(|n| n.to_le_bytes()).collect();
         let told = group.all_gather_bytes(&mine)?;
         let numbers = |bytes: &Vec<u8>| -> Vec<i64> {

@@ -7,7 +7,7 @@ use isobar_torch::guard::NoGrad;
 use tch::{Kind, TchError, Tensor};
 
 use super::Over;
-use crate::array::named;
+use crate::dense::named;
 use crate::error::Result;
 use crate::layout::Layout;
 use crate::ops::{operator, refuse, torch};

@@ -7,6 +7,7 @@ pub(super) mod welford;
 use std::ops::Range;
 use std::sync::Arc;
 
+use isobar_array::Statistic;
 use isobar_collectives::{
     Group, LinearMap, ReduceOp, differentiable, gather_from_parallel_region, reduce_from_parallel_region,
     start,
@@ -15,69 +16,10 @@ use tch::{Kind, TchError, Tensor};
 
 use super::index::Owners;
 use super::{operator, refuse, resolve, torch};
-use crate::array::named;
+use crate::dense::named;
 use crate::error::Result;
 use crate::layout::{Dim, Layout, Placement};
 use crate::tensor::ShardTensor;
-
-/// A statistic of sharded tensors.
-#[derive(Debug, Clone, Copy, PartialEq)]
-pub enum Statistic {
-    /// Σ x
-    Sum,
-    /// Σ x / n
-    Mean,
-    /// Π x
-    Prod,
-    /// The greatest; its gradient is split evenly among equal ones.
-    Max,
-    /// The least; its gradient is split evenly among equal ones.
-    Min,
-    /// Σ (x − mean)² / (n − correction)
-    Var {
-        /// 1 for the unbiased estimate, which is libtorch's default.
-        correction: i64,
-    },
-    /// √ of the variance
-    Std {
-        /// As of the variance.
-        correction: i64,
-    },
-    /// √(Σ x²)
-    Norm,
-    /// ln Σ eˣ
-    LogSumExp,
-    /// Whether any element is not zero.
-    Any,
-    /// Whether all elements are not zero.
-    All,
-}
-
-impl Statistic {
-    /// PyTorch's name for it.
-    pub fn name(self) -> &'static str {
-        match self {
-            Self::Sum => "sum",
-            Self::Mean => "mean",
-            Self::Prod => "prod",
-            Self::Max => "amax",
-            Self::Min => "amin",
-            Self::Var { .. } => "var",
-            Self::Std { .. } => "std",
-            Self::Norm => "norm",
-            Self::LogSumExp => "logsumexp",
-            Self::Any => "any",
-            Self::All => "all",
-        }
-    }
-
-    fn correction(self) -> Option<i64> {
-        match self {
-            Self::Var { correction } | Self::Std { correction } => Some(correction),
-            _ => None,
-        }
-    }
-}
 
 /// The dims that a statistic goes over, and how its result lies.
 pub(super) struct Over {

@@ -2,7 +2,7 @@
 
 use tch::Tensor;
 
-use crate::array::named;
+use crate::dense::named;
 use crate::error::Result;
 use crate::layout::{Dim, Interval};
 use crate::ops::{operator, refuse, resolve, torch};

@@ -1,10 +1,11 @@
 //! Adaptive pooling: result `i` of `m` is of the elements from ⌊i·n/m⌋ to ⌈(i+1)·n/m⌉ of `n`.
 
+use isobar_array::kernel::{Walk, along, check_dims, means, spatial_name};
 use tch::{TchError, Tensor};
 
-use super::pool::{check_dims, result_layout};
-use super::{Walk, part_of, spatial_name};
-use crate::array::named;
+use super::part_of;
+use super::pool::result_layout;
+use crate::dense::named;
 use crate::error::Result;
 use crate::layout::{Dim, Interval};
 use crate::ops::{operator, refuse};
@@ -44,7 +45,7 @@ impl ShardTensor {
                 let sums = sums.f_sum_dim_intlist([dim as i64 + 1].as_slice(), false, None)?;
                 let counts: Vec<i64> = spans.iter().map(|(start, end)| end - start).collect();
                 let counts = Tensor::f_from_slice(&counts)?.f_to_device(x.device())?.f_to_kind(x.kind())?;
-                sums.f_div(&super::along(&counts, dim, x.dim())?)
+                sums.f_div(&along(&counts, dim, x.dim())?)
             },
             means,
         )
@@ -142,15 +143,6 @@ impl ShardTensor {
             }
             Ok(Self::new(y, result_layout(&x, &walks, &results)))
         })
-    }
-}
-
-/// The means that libtorch gives.
-pub(super) fn means(x: &Tensor, output: &[i64]) -> Result<Tensor, TchError> {
-    match output.len() {
-        1 => x.f_adaptive_avg_pool1d(output),
-        2 => x.f_adaptive_avg_pool2d(output),
-        _ => x.f_adaptive_avg_pool3d(output),
     }
 }
 

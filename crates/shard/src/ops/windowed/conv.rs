@@ -1,10 +1,13 @@
 //! Convolution and transposed convolution.
 
+use isobar_array::kernel::{Steps, Walk, spatial_dims, spatial_name};
+use isobar_array::{Conv, PadMode};
 use isobar_collectives::ReduceOp;
 use tch::Tensor;
 
-use super::{Steps, Walk, Windowed, spatial_dims, spatial_name};
-use crate::array::{Attrs, named};
+use super::halo::{Halo, Native};
+use super::{Windowed, border};
+use crate::dense::named;
 use crate::error::Result;
 use crate::layout::{Dim, Interval, Placement};
 use crate::ops::align::same_mesh;
@@ -13,64 +16,6 @@ use crate::ops::operator;
 use crate::promote::{Operand, beside, operand};
 use crate::tensor::ShardTensor;
 use crate::window::{Piece, Windows, fetch};
-
-use super::halo::{Halo, Native};
-use super::pad::PadMode;
-
-/// What stands around the input of a convolution.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Padding {
-    /// So many elements before and after, for each dim or for all.
-    Each(Vec<i64>),
-    /// So many that the result has the input's extents, the odd one after; for stride 1.
-    Same,
-}
-
-/// How a convolution walks. Lists have one value for each spatial dim, or one for all.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Conv {
-    /// Step between outputs.
-    pub stride: Vec<i64>,
-    /// What stands around the input.
-    pub padding: Padding,
-    /// Step between the kernel's elements.
-    pub dilation: Vec<i64>,
-    /// Number of independent groups of channels.
-    pub groups: i64,
-    /// What the padding is of.
-    pub padding_mode: PadMode,
-}
-
-impl Default for Conv {
-    fn default() -> Self {
-        Self {
-            stride: vec![1],
-            padding: Padding::Each(vec![0]),
-            dilation: vec![1],
-            groups: 1,
-            padding_mode: PadMode::Constant,
-        }
-    }
-}
-
-impl Conv {
-    /// Its fields by PyTorch's names.
-    fn args(&self) -> Attrs {
-        let padding = match &self.padding {
-            Padding::Each(widths) => serde_json::json!(widths),
-            Padding::Same => "same".into(),
-        };
-        // PyTorch's convolutions call zeros what its padding calls a constant.
-        let mode = if self.padding_mode == PadMode::Constant { "zeros" } else { self.padding_mode.name() };
-        args!(
-            "stride": self.stride,
-            "padding": padding,
-            "dilation": self.dilation,
-            "groups": self.groups,
-            "padding_mode": mode,
-        )()
-    }
-}
 
 impl ShardTensor {
     /// Convolution in one to three spatial dims, as many as `weight` `[out, in / groups, kernel…]` has: of
@@ -87,7 +32,8 @@ impl ShardTensor {
     /// ```
     /// use isobar_collectives::threads;
     /// use isobar_mesh::DeviceMesh;
-    /// use isobar_shard::{Conv, Padding, Placement, ShardTensor};
+    /// use isobar_array::{Conv, Padding};
+    /// use isobar_shard::{Placement, ShardTensor};
     /// use tch::{Device, Kind, Tensor};
     ///
     /// threads::run(2, std::time::Duration::from_secs(30), |group| {
@@ -126,7 +72,7 @@ impl ShardTensor {
                 let result = |walk: &Walk| parts.x.layout().dims()[walk.dim].scaled(walk.result);
                 return Ok(parts.result(y, walks.iter().map(result).collect()));
             }
-            let windowed = Windowed::new(&parts.x, &walks, conv.padding_mode.border(), 0.0, true)?;
+            let windowed = Windowed::new(&parts.x, &walks, border(conv.padding_mode), 0.0, true)?;
             let mut steps = Steps::of(&walks);
             for (padding, native) in steps.padding.iter_mut().zip(&windowed.native) {
                 *padding = if *native { *padding } else { 0 };

@@ -6,6 +6,7 @@
 
 use std::sync::{Arc, Mutex, PoisonError};
 
+use isobar_array::kernel::{Steps, Walk, product_kind};
 use isobar_collectives::Group;
 use isobar_collectives::trace::Label;
 use isobar_collectives::windows::{self, Fetch, Transfer};
@@ -14,11 +15,9 @@ use isobar_torch::guard::{EnableGrad, NoGrad, is_grad_enabled};
 use tch::{Kind, TchError, Tensor};
 
 use super::conv::Channels;
-use super::{Steps, Walk};
 use crate::error::Result;
 use crate::layout::Dim;
-use crate::ops::torch;
-use crate::precision::product_kind;
+use crate::ops::{refuse, torch};
 use crate::tensor::ShardTensor;
 use crate::window::{Need, Piece, transfer};
 
@@ -153,7 +152,7 @@ impl Halo {
                 false => self.gradients(&native, context, inner, &gradient),
             }
         })?;
-        outputs.into_iter().next().map_or_else(|| super::refuse(OP, "a function lost its output"), Ok)
+        outputs.into_iter().next().map_or_else(|| refuse(OP, "a function lost its output"), Ok)
     }
 
     /// A part's first and last elements.

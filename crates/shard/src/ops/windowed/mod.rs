@@ -7,51 +7,29 @@ mod halo;
 mod interpolate;
 mod pad;
 mod pool;
-mod steps;
 
+use isobar_array::PadMode;
+use isobar_array::kernel::Walk;
 use tch::Tensor;
 
-pub use conv::{Conv, Padding};
-pub(crate) use interpolate::interpolated;
-pub use interpolate::{Interpolation, Resize};
-pub use pad::PadMode;
-pub use pool::Pool;
-pub(crate) use steps::{Steps, spatial_dims};
-
-use super::refuse;
 use crate::error::Result;
 use crate::layout::{Dim, Interval, Layout};
 use crate::tensor::ShardTensor;
 use crate::window::{Border, Need, Piece, Windows, fetch};
 
-/// How an operator walks along one dim.
-#[derive(Debug, Clone, Copy)]
-pub(crate) struct Walk {
-    /// The dim of the input.
-    dim: usize,
-    /// Its extent.
-    extent: i64,
-    /// Extent of the result.
-    result: i64,
-    kernel: i64,
-    stride: i64,
-    dilation: i64,
-    /// Elements that the border supplies before the first.
-    pub(crate) before: i64,
-    /// And after the last.
-    pub(crate) after: i64,
+/// Returns the input's indices that some of the result's need; they may lie beyond its ends.
+fn window(walk: &Walk, own: Interval) -> (i64, i64) {
+    let first = own.start * walk.stride - walk.before;
+    (first, first + (own.len - 1) * walk.stride + walk.reach())
 }
 
-impl Walk {
-    /// Extent of the kernel with its gaps.
-    fn reach(&self) -> i64 {
-        self.dilation * (self.kernel - 1) + 1
-    }
-
-    /// The input's indices that some of the result's need; they may lie beyond its ends.
-    fn window(&self, own: Interval) -> (i64, i64) {
-        let first = own.start * self.stride - self.before;
-        (first, first + (own.len - 1) * self.stride + self.reach())
+/// Returns the border of a window for a mode of padding.
+fn border(mode: PadMode) -> Border {
+    match mode {
+        PadMode::Constant => Border::Fill,
+        PadMode::Circular => Border::Circular,
+        PadMode::Reflect => Border::Reflect,
+        PadMode::Replicate => Border::Replicate,
     }
 }
 
@@ -110,7 +88,7 @@ impl Windowed {
 fn windows_along(result: &Dim, walk: &Walk, border: Border) -> Need {
     let mut need = Need::windows(result, walk.extent, border, |own| match own.len {
         0 => (0, 0),
-        _ => walk.window(own),
+        _ => window(walk, own),
     });
     for (pieces, part) in need.parts.iter_mut().zip(&result.parts) {
         if part.iter().all(|interval| interval.len == 0) {
@@ -125,24 +103,4 @@ fn part_of(dim: &Dim, layout: &Layout) -> Interval {
     let nothing = Interval::new(0, 0);
     let Some(at) = layout.coordinates() else { return nothing };
     dim.part(at, layout.mesh_shape()).first().copied().unwrap_or(nothing)
-}
-
-/// The name of an operator with so many spatial dims; others are refused under the first.
-fn spatial_name(names: [&'static str; 3], spatial: usize) -> &'static str {
-    names.get(spatial.wrapping_sub(1)).unwrap_or(&names[0])
-}
-
-/// One value for each of `dims` dims: those given, or the single one for all.
-fn each(op: &'static str, what: &str, values: &[i64], dims: usize) -> Result<Vec<i64>> {
-    match values {
-        [one] => Ok(vec![*one; dims]),
-        many if many.len() == dims => Ok(many.to_vec()),
-        _ => refuse(op, format!("{what} {values:?}: expected one value, or one for each of {dims} dims")),
-    }
-}
-
-/// Multiplies the last but `dims` dims' elements by a vector along dim `dim`.
-fn along(vector: &Tensor, dim: usize, dims: usize) -> Result<Tensor, tch::TchError> {
-    let shape: Vec<i64> = (0..dims).map(|d| if d == dim { -1 } else { 1 }).collect();
-    vector.f_view(shape.as_slice())
 }

@@ -1,104 +1,15 @@
 //! Padding, rolling, flipping, unfolding.
 
-use tch::Tensor;
+use isobar_array::PadMode;
+use isobar_array::kernel::{Around, Walk, number};
 
-use super::{Walk, Windowed, part_of};
-use crate::array::named;
+use super::{Windowed, border, part_of};
+use crate::dense::named;
 use crate::error::Result;
 use crate::layout::Dim;
-use crate::ops::{number, operator, refuse, resolve, torch};
+use crate::ops::{operator, refuse, resolve, torch};
 use crate::tensor::ShardTensor;
 use crate::window::{Border, Need, Piece, Windows, fetch};
-
-/// What stands around a tensor.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub enum PadMode {
-    /// A constant.
-    #[default]
-    Constant,
-    /// The elements of the other end: the dim is periodic.
-    Circular,
-    /// The elements mirrored at the last one, which comes once.
-    Reflect,
-    /// The last element.
-    Replicate,
-}
-
-impl PadMode {
-    /// PyTorch's name for it.
-    pub fn name(self) -> &'static str {
-        match self {
-            Self::Constant => "constant",
-            Self::Circular => "circular",
-            Self::Reflect => "reflect",
-            Self::Replicate => "replicate",
-        }
-    }
-
-    /// Refuses widths that the mode cannot have, as libtorch does.
-    pub(super) fn check(self, op: &'static str, extent: i64, before: i64, after: i64) -> Result<()> {
-        let (wide, limit) = (before.max(after), extent);
-        let fits = match self {
-            Self::Constant => true,
-            Self::Circular => wide <= limit,
-            Self::Reflect => wide < limit,
-            Self::Replicate => wide <= 0 || limit > 0,
-        };
-        match fits {
-            true => Ok(()),
-            false => refuse(op, format!("padding of {wide} elements is too wide for {self:?} of {extent}")),
-        }
-    }
-
-    /// What pairs, from the last dim backwards, put around the dims of a shape.
-    fn borders(self, shape: &[i64], pairs: &[i64]) -> Result<Vec<Around>> {
-        if !pairs.len().is_multiple_of(2) || pairs.len() / 2 > shape.len() {
-            return refuse(OP, format!("{pairs:?} are not pairs for the last of {} dims", shape.len()));
-        }
-        let around = |(index, pair): (usize, &[i64])| {
-            let (dim, before, after) = (shape.len() - 1 - index, pair[0], pair[1]);
-            let result = shape[dim] + before + after;
-            if result < 0 {
-                return refuse(OP, format!("{pairs:?} leaves an extent of {result} along dim {dim}"));
-            }
-            self.check(OP, shape[dim], before, after)?;
-            Ok(Around { dim, before, after })
-        };
-        pairs.chunks_exact(2).enumerate().map(around).collect()
-    }
-
-    /// The dense operator.
-    pub(crate) fn pad(self, x: &Tensor, pairs: &[i64], value: f64) -> Result<Tensor> {
-        self.borders(&x.size(), pairs)?;
-        if self == Self::Constant {
-            return named(OP, &[x], x.f_pad(pairs, self.name(), value));
-        }
-        // libtorch has the other modes for some numbers of dims only.
-        let mut padded = x.shallow_clone();
-        for (index, pair) in pairs.chunks_exact(2).enumerate().filter(|(_, pair)| **pair != [0, 0]) {
-            let dim = x.dim() - 1 - index;
-            let extent = x.size()[dim];
-            let source = |at: i64| match self {
-                Self::Circular => at.rem_euclid(extent),
-                Self::Replicate => at.clamp(0, extent - 1),
-                _ if at < 0 => -at,
-                _ => at.min(2 * (extent - 1) - at),
-            };
-            let sources: Vec<i64> = (-pair[0]..extent + pair[1]).map(source).collect();
-            let chosen = Tensor::f_from_slice(&sources)
-                .and_then(|sources| padded.f_index_select(dim as i64, &sources.f_to_device(x.device())?));
-            padded = named(OP, &[x], chosen)?;
-        }
-        Ok(padded)
-    }
-}
-
-/// Elements before and after those of a dim.
-struct Around {
-    dim: usize,
-    before: i64,
-    after: i64,
-}
 
 const OP: &str = "pad";
 
@@ -125,7 +36,7 @@ impl ShardTensor {
                 }
                 let extent = x.shape()[dim];
                 dims[dim] = padded(&dims[dim], before, extent + before + after);
-                let need = Need::windows(&dims[dim], extent, mode.border(), |own| {
+                let need = Need::windows(&dims[dim], extent, border(mode), |own| {
                     (own.start - before, own.end() - before)
                 });
                 windows = windows.with(dim, need);

@@ -1,9 +1,8 @@
 #![expect(clippy::single_range_in_vec_init, reason = "one range of modes is a list of ranges")]
 
+use isobar_torch::autograd::{BackwardOptions, grad};
 use proptest::prelude::*;
 use tch::{Device, Kind, Tensor};
-
-use isobar_torch::autograd::{BackwardOptions, grad};
 
 use super::*;
 use crate::array::Spectral;

@@ -13,7 +13,7 @@ const LANES: usize = 16;
 /// the same order; a rank with an empty part draws as well.
 ///
 /// ```
-/// use isobar_shard::{Generator, Window};
+/// use isobar_array::{Generator, Window};
 /// use tch::{Device, Kind};
 ///
 /// let options = (Kind::Float, Device::Cpu);
@@ -21,7 +21,7 @@ const LANES: usize = 16;
 /// let rows = Window::whole(&[4, 6]).narrow(0, 2, 2)?;
 /// let part = Generator::new(7).normal(&rows, 0.0, 1.0, options)?;
 /// assert_eq!(part, whole.narrow(0, 2, 2));
-/// # Ok::<(), isobar_shard::Error>(())
+/// # Ok::<(), isobar_array::Error>(())
 /// ```
 #[derive(Debug)]
 pub struct Generator {
@@ -78,7 +78,7 @@ impl Generator {
     /// The numbers 0 … `count` − 1 in random order.
     ///
     /// ```
-    /// let mut order = isobar_shard::Generator::new(3).permutation(5);
+    /// let mut order = isobar_array::Generator::new(3).permutation(5);
     /// order.sort();
     /// assert_eq!(order, [0, 1, 2, 3, 4]);
     /// ```

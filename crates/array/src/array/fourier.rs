@@ -10,7 +10,7 @@ use crate::error::Result;
 
 /// Which transform.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub(crate) enum Kind {
+pub enum Kind {
     /// Complex numbers to their spectrum.
     Forward,
     /// And back.
@@ -23,19 +23,24 @@ pub(crate) enum Kind {
 
 /// A transform of global extents.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
-pub(crate) struct Transform {
-    pub(crate) kind: Kind,
+pub struct Transform {
+    /// Its direction, and whether one side is real.
+    pub kind: Kind,
     /// The last of them is the one that a real transform halves.
-    pub(crate) dims: Vec<usize>,
+    pub dims: Vec<usize>,
     /// How many points it has along each.
-    pub(crate) points: Vec<i64>,
+    pub points: Vec<i64>,
     /// Of a real transform and its inverse, the modes that there are along each dim, where not all.
-    pub(crate) kept: Option<Vec<Vec<Range<i64>>>>,
+    pub kept: Option<Vec<Vec<Range<i64>>>>,
 }
 
 impl Transform {
-    /// The transform of a tensor of that shape; points of −1, or none at all, are the extents.
-    pub(crate) fn new(
+    /// Makes the transform of a tensor of that shape; points of −1, or none at all, are the extents.
+    ///
+    /// # Errors
+    ///
+    /// A dtype, dims or numbers of points that the transform does not take.
+    pub fn new(
         op: &'static str,
         kind: Kind,
         element: Element,
@@ -79,8 +84,12 @@ impl Transform {
         Ok(Self { kind, dims, points, kept: None })
     }
 
-    /// The same with these modes only; of an inverse, `shape` is theirs.
-    pub(crate) fn keeping(self, op: &'static str, kept: &[Vec<Range<i64>>], shape: &[i64]) -> Result<Self> {
+    /// Restricts the transform to these modes; of an inverse, `shape` is theirs.
+    ///
+    /// # Errors
+    ///
+    /// Not one list of modes for each dim, or modes outside of the spectrum.
+    pub fn keeping(self, op: &'static str, kept: &[Vec<Range<i64>>], shape: &[i64]) -> Result<Self> {
         if kept.len() != self.dims.len() {
             let (modes, dims) = (kept.len(), self.dims.len());
             return Err(argument(
@@ -108,7 +117,7 @@ impl Transform {
     }
 
     /// The dim that is halved.
-    pub(crate) fn last(&self) -> Option<usize> {
+    pub fn last(&self) -> Option<usize> {
         self.dims.last().copied().filter(|_| self.kind != Kind::Forward && self.kind != Kind::Inverse)
     }
 
@@ -117,7 +126,7 @@ impl Transform {
     }
 
     /// How many elements along the dim the transform reads.
-    pub(crate) fn read_extent(&self, dim: usize) -> i64 {
+    pub fn read_extent(&self, dim: usize) -> i64 {
         let points = self.points_of(dim);
         match self.kept_of(dim) {
             Some(ranges) if self.kind == Kind::InverseReal => count(ranges),
@@ -127,7 +136,7 @@ impl Transform {
     }
 
     /// The result's extent along the dim.
-    pub(crate) fn result_extent(&self, dim: usize) -> i64 {
+    pub fn result_extent(&self, dim: usize) -> i64 {
         let points = self.points_of(dim);
         match self.kept_of(dim) {
             Some(ranges) if self.kind == Kind::Real => count(ranges),
@@ -137,13 +146,17 @@ impl Transform {
     }
 
     /// Whether along the dim so few modes are wanted that a product with their matrix is cheaper than a transform.
-    pub(crate) fn has_few_modes(&self, dim: usize) -> bool {
+    pub fn has_few_modes(&self, dim: usize) -> bool {
         self.kept_of(dim).is_some_and(|ranges| count(ranges) <= FEW_MODES)
     }
 
-    /// What the points `own` along the dim add to the modes there are along it. The first dim of a real transform is the one
-    /// that it halves.
-    pub(crate) fn contribution(
+    /// Computes the contribution of the points `own` along the dim to the modes along it. The first dim of a real transform is
+    /// the one that it halves.
+    ///
+    /// # Errors
+    ///
+    /// libtorch refuses the product.
+    pub fn contribution(
         &self,
         op: &'static str,
         x: &Tensor,
@@ -170,8 +183,12 @@ impl Transform {
         named(op, &[x], sums())
     }
 
-    /// From the modes there are along the dim, which is not the halved one, back to the points `own` along it.
-    pub(crate) fn points_at(
+    /// Evaluates the points `own` along the dim from all modes along it. The dim is not the halved one.
+    ///
+    /// # Errors
+    ///
+    /// libtorch refuses the product.
+    pub fn points_at(
         &self,
         op: &'static str,
         x: &Tensor,
@@ -201,14 +218,12 @@ impl Transform {
         named(op, &[x], columns())
     }
 
-    /// A step of it over dims that are whole.
-    pub(crate) fn local(
-        &self,
-        op: &'static str,
-        x: &Tensor,
-        dims: &[usize],
-        norm: FftNorm,
-    ) -> Result<Tensor> {
+    /// Transforms these dims, of which the tensor has all indices.
+    ///
+    /// # Errors
+    ///
+    /// libtorch refuses the transform.
+    pub fn local(&self, op: &'static str, x: &Tensor, dims: &[usize], norm: FftNorm) -> Result<Tensor> {
         let halves = self.last().is_some_and(|last| dims.contains(&last));
         if self.kept.is_some() {
             return self.local_modes(op, x, dims, norm, halves);

@@ -21,13 +21,13 @@ static HANDLERS: RwLock<BTreeMap<String, Arc<Handler>>> = RwLock::new(BTreeMap::
 /// The handler works on one rank's dense tensors and must be differentiable itself. All ranks register the same names.
 ///
 /// ```
-/// use isobar_shard::{Array, register_op};
+/// use isobar_array::{Array, register_op};
 /// use tch::Tensor;
 ///
 /// register_op("double", |inputs, _attrs| Ok(vec![inputs[0].f_mul_scalar(2.0)?]));
 /// let outputs = Tensor::op("double", &[&Tensor::from_slice(&[1.5f64])], &Default::default())?;
 /// assert_eq!(outputs[0], Tensor::from_slice(&[3.0f64]));
-/// # Ok::<(), isobar_shard::Error>(())
+/// # Ok::<(), isobar_array::Error>(())
 /// ```
 pub fn register_op(
     name: &str,
@@ -43,7 +43,7 @@ pub fn registered_ops() -> Vec<String> {
 }
 
 /// Whether somebody registered the name.
-pub(crate) fn is_registered(name: &str) -> bool {
+pub fn is_registered(name: &str) -> bool {
     HANDLERS.read().unwrap_or_else(PoisonError::into_inner).contains_key(name)
 }
 

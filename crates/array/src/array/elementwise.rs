@@ -2,7 +2,7 @@
 
 use tch::{Scalar, Tensor};
 
-use super::named;
+use super::{Attrs, named, number};
 use crate::error::Result;
 
 /// A function of one number.
@@ -292,4 +292,57 @@ impl Elementwise for Tensor {
 fn leaky_relu(x: &Tensor, slope: f64) -> Result<Tensor, tch::TchError> {
     let slope = x.f_mul_scalar(Scalar::from(slope))?;
     x.f_where_self(&x.f_gt(0.0)?, &slope)
+}
+
+impl Unary {
+    /// Returns the arguments by PyTorch's names.
+    pub fn args(self) -> Attrs {
+        match self {
+            Self::LeakyRelu(slope) => args!("negative_slope": slope)(),
+            Self::Gelu => args!("approximate": "none")(),
+            Self::GeluTanh => args!("approximate": "tanh")(),
+            Self::Softshrink(lambda) => args!("lambd": lambda)(),
+            Self::Threshold { threshold, value } => {
+                args!("threshold": number(threshold), "value": number(value))()
+            }
+            Self::Clamp { min, max } => args!("min": number(min), "max": number(max))(),
+            Self::AddScalar(c) | Self::MulScalar(c) => args!("other": number(c))(),
+            Self::PowScalar(c) => args!("exponent": number(c))(),
+            _ => Attrs::new(),
+        }
+    }
+}
+
+/// A comparison of two tensors, element by element.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Comparison {
+    /// a = b
+    Eq,
+    /// a ≠ b
+    Ne,
+    /// a < b
+    Lt,
+    /// a ≤ b
+    Le,
+    /// a > b
+    Gt,
+    /// a ≥ b
+    Ge,
+}
+
+impl Comparison {
+    /// All of them.
+    pub const ALL: [Self; 6] = [Self::Eq, Self::Ne, Self::Lt, Self::Le, Self::Gt, Self::Ge];
+
+    /// PyTorch's name for it.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Eq => "eq",
+            Self::Ne => "ne",
+            Self::Lt => "lt",
+            Self::Le => "le",
+            Self::Gt => "gt",
+            Self::Ge => "ge",
+        }
+    }
 }

@@ -136,13 +136,12 @@ pub trait Spectral: Sized {
     ) -> Result<Self>;
 }
 
-/// The extents of a field along the dims of a transform; along all others it must be as the spectrum.
-pub(crate) fn points_like(
-    op: &'static str,
-    spectrum: &[i64],
-    field: &[i64],
-    dims: &[i64],
-) -> Result<Vec<i64>> {
+/// Returns the extents of a field along the dims of a transform; along all others it must be as the spectrum.
+///
+/// # Errors
+///
+/// Shapes that differ along another dim, or a dim that the field lacks.
+pub fn points_like(op: &'static str, spectrum: &[i64], field: &[i64], dims: &[i64]) -> Result<Vec<i64>> {
     let mut shape = spectrum.to_vec();
     let mut points = Vec::with_capacity(dims.len());
     for &dim in dims {

@@ -18,15 +18,19 @@ thread_local! {
 }
 
 /// While it lives, libtorch casts nothing on its own.
-pub(crate) struct Inside {
+pub struct Inside {
     before: Option<Kind>,
     _off: Autocast,
     _not_send: PhantomData<*const ()>,
 }
 
 impl Inside {
-    /// Enters an operator; nothing where libtorch's autocast is off, as it is within one that has been entered.
-    pub(crate) fn enter(device: Device) -> Result<Option<Self>> {
+    /// Enters an operator; `None` where libtorch's autocast is off, as it is within one that has been entered.
+    ///
+    /// # Errors
+    ///
+    /// libtorch cannot turn autocast off on the device.
+    pub fn enter(device: Device) -> Result<Option<Self>> {
         let Some(kind) = autocast_kind(device) else { return Ok(None) };
         let off = Autocast::off(device)?;
         Ok(Some(Self { before: INSIDE.replace(Some(kind)), _off: off, _not_send: PhantomData }))
@@ -40,12 +44,16 @@ impl Drop for Inside {
 }
 
 /// The kind of 16 bits in which products compute, where mixed precision is on.
-pub(crate) fn product_kind(device: Device) -> Option<Kind> {
+pub fn product_kind(device: Device) -> Option<Kind> {
     INSIDE.get().or_else(|| autocast_kind(device))
 }
 
-/// What a product is given: 16 bits, where mixed precision is on and the tensor has no more than single precision.
-pub(crate) fn lowered(tensor: &Tensor) -> Result<Tensor, TchError> {
+/// Converts an operand of a product: to 16 bits, where mixed precision is on and the tensor has no more than single precision.
+///
+/// # Errors
+///
+/// libtorch refuses the conversion.
+pub fn lowered(tensor: &Tensor) -> Result<Tensor, TchError> {
     match (product_kind(tensor.device()), tensor.kind()) {
         (Some(kind), Kind::Float | Kind::Half | Kind::BFloat16) => tensor.f_to_kind(kind),
         _ => Ok(tensor.shallow_clone()),
@@ -53,15 +61,19 @@ pub(crate) fn lowered(tensor: &Tensor) -> Result<Tensor, TchError> {
 }
 
 /// The kind in which statistics of a tensor are taken: at least single precision, where mixed precision is on.
-pub(crate) fn full_kind(kind: Kind, device: Device) -> Kind {
+pub fn full_kind(kind: Kind, device: Device) -> Kind {
     match (product_kind(device), kind) {
         (Some(_), Kind::Half | Kind::BFloat16) => Kind::Float,
         _ => kind,
     }
 }
 
-/// What a norm is given.
-pub(crate) fn full(tensor: &Tensor) -> Result<Tensor, TchError> {
+/// Converts an operand of a norm to [`full_kind`].
+///
+/// # Errors
+///
+/// libtorch refuses the conversion.
+pub fn full(tensor: &Tensor) -> Result<Tensor, TchError> {
     tensor.f_to_kind(full_kind(tensor.kind(), tensor.device()))
 }
 
@@ -72,7 +84,7 @@ pub(crate) fn full(tensor: &Tensor) -> Result<Tensor, TchError> {
 /// Those of `f`.
 ///
 /// ```
-/// use isobar_shard::{Error, Linear, in_full_precision};
+/// use isobar_array::{Error, Linear, in_full_precision};
 /// use isobar_torch::guard::Autocast;
 /// use tch::{Device, Kind, Tensor};
 ///

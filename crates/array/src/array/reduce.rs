@@ -7,7 +7,6 @@ use crate::error::Result;
 
 /// A statistic of many numbers.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-#[non_exhaustive]
 pub enum Reduction {
     /// Σ x
     Sum,
@@ -19,6 +18,66 @@ pub enum Reduction {
     Min,
     /// √(Σ x²)
     Norm,
+}
+
+/// A statistic along dims, with its options.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub enum Statistic {
+    /// Σ x
+    Sum,
+    /// Σ x / n
+    Mean,
+    /// Π x
+    Prod,
+    /// The greatest; its gradient is split evenly among equal ones.
+    Max,
+    /// The least; its gradient is split evenly among equal ones.
+    Min,
+    /// Σ (x − mean)² / (n − correction)
+    Var {
+        /// 1 for the unbiased estimate, which is libtorch's default.
+        correction: i64,
+    },
+    /// √ of the variance
+    Std {
+        /// As of the variance.
+        correction: i64,
+    },
+    /// √(Σ x²)
+    Norm,
+    /// ln Σ eˣ
+    LogSumExp,
+    /// Whether any element is not zero.
+    Any,
+    /// Whether all elements are not zero.
+    All,
+}
+
+impl Statistic {
+    /// PyTorch's name for it.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Sum => "sum",
+            Self::Mean => "mean",
+            Self::Prod => "prod",
+            Self::Max => "amax",
+            Self::Min => "amin",
+            Self::Var { .. } => "var",
+            Self::Std { .. } => "std",
+            Self::Norm => "norm",
+            Self::LogSumExp => "logsumexp",
+            Self::Any => "any",
+            Self::All => "all",
+        }
+    }
+
+    /// Returns the correction of a variance or standard deviation.
+    pub fn correction(self) -> Option<i64> {
+        match self {
+            Self::Var { correction } | Self::Std { correction } => Some(correction),
+            _ => None,
+        }
+    }
 }
 
 /// Statistics along dims.

@@ -5,7 +5,7 @@
 //! be split.
 //!
 //! ```
-//! use isobar_shard::periodic;
+//! use isobar_array::periodic;
 //! use tch::{Device, Kind, Tensor};
 //!
 //! let x = Tensor::arange(16, (Kind::Double, Device::Cpu)) / 16.0;
@@ -13,7 +13,7 @@
 //! let slope = periodic::derivative(&wave, 0, 1.0, 1)?;
 //! let want = (&x * std::f64::consts::TAU).cos() * std::f64::consts::TAU;
 //! assert!((slope - want).abs().max().double_value(&[]) < 1e-12);
-//! # Ok::<(), isobar_shard::Error>(())
+//! # Ok::<(), isobar_array::Error>(())
 //! ```
 
 use std::f64::consts::TAU;

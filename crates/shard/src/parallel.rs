@@ -1,8 +1,8 @@
 //! Operators of a region that several ranks compute together.
 
+use isobar_array::Array;
 use tch::Tensor;
 
-use super::Array;
 use crate::error::Result;
 use crate::region::ParallelRegion;
 
@@ -18,16 +18,6 @@ use crate::region::ParallelRegion;
     reason = "all fail alike: extents that do not fit `sizes`, or the communication fails"
 )]
 pub trait Parallel: Sized {
-    /// The array in the layout of another one of its shape, where ranks have parts: what a model says where a residual goes back
-    /// to where its input lies.
-    fn laid_out_as(&self, other: &Self) -> Result<Self>;
-
-    /// Among how many ranks these dims are split: 1 where each rank has them whole.
-    fn split_over(&self, dims: &[usize]) -> usize;
-
-    /// The whole of the array, on every rank: where a program goes on with it outside the model. Backward takes the own part.
-    fn whole(&self) -> Result<Tensor>;
-
     /// In, from a replicated array to each rank's own use of it. Backward sums over ranks.
     fn copy_to_region(&self, region: &ParallelRegion) -> Result<Self>;
 
@@ -55,27 +45,17 @@ pub trait Parallel: Sized {
         if arrays.is_empty() || region.size() == 1 {
             return Ok(arrays.iter().map(|array| array.shallow_clone()).collect());
         }
-        let flat: Vec<Self> = arrays.iter().map(|array| array.reshape(&[-1])).collect::<Result<_>>()?;
-        let sizes: Vec<i64> = flat.iter().map(|array| array.extent(0)).collect::<Result<_>>()?;
+        let flat: Vec<Self> =
+            arrays.iter().map(|array| array.reshape(&[-1])).collect::<isobar_array::Result<_>>()?;
+        let sizes: Vec<i64> =
+            flat.iter().map(|array| array.extent(0)).collect::<isobar_array::Result<_>>()?;
         let joined = Self::cat(&flat.iter().collect::<Vec<_>>(), 0)?.copy_to_region(region)?;
         let parts = joined.split(&sizes, 0)?;
-        parts.iter().zip(arrays).map(|(part, array)| part.reshape(&array.shape())).collect()
+        parts.iter().zip(arrays).map(|(part, array)| Ok(part.reshape(&array.shape())?)).collect()
     }
 }
 
 impl Parallel for Tensor {
-    fn laid_out_as(&self, _other: &Self) -> Result<Self> {
-        Ok(self.shallow_clone())
-    }
-
-    fn split_over(&self, _dims: &[usize]) -> usize {
-        1
-    }
-
-    fn whole(&self) -> Result<Tensor> {
-        Ok(self.shallow_clone())
-    }
-
     fn copy_to_region(&self, region: &ParallelRegion) -> Result<Self> {
         Ok(isobar_collectives::copy_to_parallel_region(self, region.group())?)
     }
@@ -105,5 +85,55 @@ impl Parallel for Tensor {
         }
         let sum = isobar_collectives::ReduceOp::Sum;
         Ok(isobar_collectives::reduce_scatter_v(self, sizes, dim, sum, true, region.group())?)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use isobar_array::{Generator, Window};
+    use tch::{Device, Kind};
+
+    use super::*;
+
+    fn random(seed: u64, shape: &[i64]) -> Tensor {
+        let options = (Kind::Double, Device::Cpu);
+        Generator::new(seed).normal(&Window::whole(shape), 0.0, 1.0, options).unwrap()
+    }
+
+    #[track_caller]
+    fn assert_close(got: &Tensor, want: &Tensor, tolerance: f64) {
+        assert_eq!(got.size(), want.size());
+        let error = (got - want).abs().max().double_value(&[]);
+        assert!(error <= tolerance, "differs by {error}");
+    }
+
+    #[test]
+    fn region_operators_and_their_gradients() {
+        let deadline = std::time::Duration::from_secs(30);
+        isobar_collectives::threads::run(3, deadline, |group| {
+            let region = ParallelRegion::new(group);
+            let rank = region.rank() as i64;
+            let sizes = region.sizes(5);
+            let whole = random(1, &[2, 5]).set_requires_grad(true);
+            let cotangent = random(2, &[2, 5]);
+
+            // In by parts, used differently by each rank, out by parts: y = Σ_r (r + 1) x.
+            let part = whole.scatter_to_region(1, Some(&sizes), &region).unwrap();
+            let used = Parallel::all_gather(&part, 1, Some(&sizes), &region).unwrap() * (rank + 1);
+            let sum = Parallel::reduce_scatter(&used, 1, Some(&sizes), &region).unwrap();
+            let y = sum.gather_from_region(1, Some(&sizes), &region).unwrap();
+            assert_close(&y, &(&whole * 6), 1e-12);
+            (y * &cotangent).sum(Kind::Double).backward();
+            assert_close(&whole.grad(), &(&cotangent * 6), 1e-12);
+
+            // In by copies, out by a sum, several at once.
+            let weights = [random(3, &[2, 2]), random(4, &[3])].map(|weight| weight.set_requires_grad(true));
+            let copies = Tensor::copy_all_to_region(&[&weights[0], &weights[1]], &region).unwrap();
+            let y = (copies[0].sum(Kind::Double) + copies[1].sum(Kind::Double)) * (rank + 1);
+            y.reduce_from_region(&region).unwrap().backward();
+            for weight in &weights {
+                assert_close(&weight.grad(), &(weight.ones_like() * 6), 0.0);
+            }
+        });
     }
 }

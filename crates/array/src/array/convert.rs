@@ -73,7 +73,12 @@ impl Convert for Tensor {
     }
 }
 
-pub(crate) fn as_complex(pairs: &Tensor) -> Result<Tensor, TchError> {
+/// Views the last dim, real and imaginary parts, as complex numbers.
+///
+/// # Errors
+///
+/// libtorch refuses: a last extent other than 2, or a dtype without complex numbers.
+pub fn as_complex(pairs: &Tensor) -> Result<Tensor, TchError> {
     if pairs.numel() == 0 {
         // The strides of an empty tensor are whatever they were, and a view asks for the last to be 1.
         return Tensor::f_complex(&pairs.f_select(-1, 0)?, &pairs.f_select(-1, 1)?);

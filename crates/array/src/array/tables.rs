@@ -3,9 +3,8 @@
 use std::f64::consts::TAU;
 use std::ops::Range;
 
-use tch::{Kind, Tensor};
-
 use isobar_torch::memory::from_vec;
+use tch::{Kind, Tensor};
 
 use super::named;
 use crate::error::Result;

@@ -1,8 +1,7 @@
 //! Random tensors: each fills the window that the caller holds of a global tensor.
 
-use tch::{Device, Kind, Tensor};
-
 use isobar_torch::memory::from_vec;
+use tch::{Device, Kind, Tensor};
 
 use super::generator::{Generator, unit};
 use super::quantile::{normal_cdf, normal_quantile};

@@ -5,26 +5,33 @@ use tch::{Device, Kind, TchError, Tensor};
 use super::conv::{Conv, Padding};
 use super::pad::PadMode;
 use super::{Walk, each};
+use crate::array::refuse;
 use crate::error::Result;
-use crate::ops::refuse;
 use crate::precision::lowered;
-use crate::window::Border;
 
 /// Shapes of the input, the weight, and the bias if there is one.
-type Shapes<'a> = (&'a [i64], &'a [i64], Option<&'a [i64]>);
+pub type Shapes<'a> = (&'a [i64], &'a [i64], Option<&'a [i64]>);
 
-/// How the dense operator goes over spatial dims.
-pub(crate) struct Steps {
-    pub(crate) stride: Vec<i64>,
-    pub(crate) padding: Vec<i64>,
-    pub(crate) dilation: Vec<i64>,
-    /// Elements more after a transposed convolution's last.
-    pub(crate) extra: Vec<i64>,
+/// Arguments of libtorch's convolution, one value for each spatial dim.
+#[derive(Debug, Clone)]
+pub struct Steps {
+    /// Step between outputs.
+    pub stride: Vec<i64>,
+    /// Zeros before and after.
+    pub padding: Vec<i64>,
+    /// Step between the kernel's elements.
+    pub dilation: Vec<i64>,
+    /// Number of elements added at the end of a transposed convolution's result.
+    pub extra: Vec<i64>,
 }
 
 impl Conv {
-    /// How it goes over an input of the shape `[batch, in, extent…]`.
-    pub(crate) fn walks(&self, x: &[i64], weight: &[i64], bias: Option<&[i64]>) -> Result<Vec<Walk>> {
+    /// Returns the geometry along each spatial dim, for an input `[batch, in, extent…]`.
+    ///
+    /// # Errors
+    ///
+    /// Shapes or options that do not fit.
+    pub fn walks(&self, x: &[i64], weight: &[i64], bias: Option<&[i64]>) -> Result<Vec<Walk>> {
         const OP: &str = "conv";
         let (channels, per_group) = (x[1], weight[1]);
         if self.groups < 1 || per_group * self.groups != channels || weight[0] % self.groups != 0 {
@@ -61,8 +68,12 @@ impl Conv {
         Ok(walks)
     }
 
-    /// How its transpose goes over an input of the shape `[batch, in, extent…]`, and the result's extents.
-    pub(crate) fn transposed(
+    /// Returns the arguments of the transposed convolution of an input `[batch, in, extent…]`, and the result's extents.
+    ///
+    /// # Errors
+    ///
+    /// Shapes or options that do not fit.
+    pub fn transposed(
         &self,
         (x, weight, bias): Shapes<'_>,
         output_padding: &[i64],
@@ -130,8 +141,8 @@ impl Conv {
 }
 
 impl Steps {
-    /// Those of walks whose border is left to the dense operator.
-    pub(crate) fn of(walks: &[Walk]) -> Self {
+    /// Takes the arguments from walks whose border is left to the dense operator.
+    pub fn of(walks: &[Walk]) -> Self {
         let values = |f: fn(&Walk) -> i64| walks.iter().map(f).collect();
         Self {
             stride: values(|walk| walk.stride),
@@ -141,9 +152,13 @@ impl Steps {
         }
     }
 
-    /// The dense operator. It knows no tensors without channels: of those that go in one of zeros is made,
-    /// and of those that come out one that is cut off again.
-    pub(crate) fn convolve(
+    /// Convolves. libtorch refuses tensors without channels: an input gets one of zeros, and a result one that is cut off
+    /// again.
+    ///
+    /// # Errors
+    ///
+    /// libtorch refuses the shapes or dtypes.
+    pub fn convolve(
         &self,
         x: &Tensor,
         weight: &Tensor,
@@ -210,8 +225,12 @@ fn with_one(x: &Tensor, dim: usize) -> Result<Tensor, TchError> {
     x.f_constant_pad_nd(pairs)
 }
 
-/// The number of spatial dims of a weight, which an input of that many has, with a batch or without.
-pub(crate) fn spatial_dims(op: &'static str, x: &[i64], weight: &[i64]) -> Result<usize> {
+/// Returns the number of spatial dims of a weight, after checking that the input has as many, with or without a batch.
+///
+/// # Errors
+///
+/// Shapes that do not fit each other.
+pub fn spatial_dims(op: &'static str, x: &[i64], weight: &[i64]) -> Result<usize> {
     match weight.len().checked_sub(2) {
         Some(spatial @ 1..=3) if x.len() == spatial + 2 || x.len() == spatial + 1 => Ok(spatial),
         _ => refuse(
@@ -230,18 +249,6 @@ fn check_bias(op: &'static str, bias: Option<&[i64]>, channels: i64) -> Result<(
             refuse(op, format!("bias {bias:?} is not one number for each of {channels} channels"))
         }
         _ => Ok(()),
-    }
-}
-
-impl PadMode {
-    /// What the window's border is.
-    pub(super) fn border(self) -> Border {
-        match self {
-            Self::Constant => Border::Fill,
-            Self::Circular => Border::Circular,
-            Self::Reflect => Border::Reflect,
-            Self::Replicate => Border::Replicate,
-        }
     }
 }
 

@@ -10,7 +10,7 @@ const ROUNDS: usize = 10;
 ///
 /// ```
 /// // Known answer of Random123.
-/// let words = isobar_shard::random::philox4x32([0; 4], [0; 2]);
+/// let words = isobar_array::random::philox4x32([0; 4], [0; 2]);
 /// assert_eq!(words, [0x6627e8d5, 0xe169c58d, 0xbc57ac4c, 0x9b00dbd8]);
 /// ```
 pub fn philox4x32(counter: [u32; 4], key: [u32; 2]) -> [u32; 4] {

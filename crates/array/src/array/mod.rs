@@ -7,39 +7,37 @@
 
 mod convert;
 mod elementwise;
+mod fields;
 pub(crate) mod fourier;
 mod linear;
 mod local;
 mod make;
 mod modes;
-mod parallel;
 mod random;
 mod reduce;
 mod registry;
 mod shape;
 mod spectral;
 mod tables;
-mod windowed;
 
 use std::fmt::Debug;
 
 use tch::{Device, Kind, TchError, Tensor};
 
 pub use convert::Convert;
-pub(crate) use convert::as_complex;
-pub use elementwise::{Binary, Elementwise, Unary};
+pub use convert::as_complex;
+pub use elementwise::{Binary, Comparison, Elementwise, Unary};
+pub use fields::{RunningStats, Windowed};
 pub use linear::{Conv2d, Linear};
 pub use local::Local;
 pub use make::Make;
-pub use parallel::Parallel;
 pub use random::RandomOps;
-pub use reduce::{Reduce, Reduction};
-pub(crate) use registry::is_registered;
+pub use reduce::{Reduce, Reduction, Statistic};
+pub use registry::is_registered;
 pub use registry::{Attrs, register_op, registered_ops};
 pub use shape::Shape;
-pub(crate) use spectral::points_like;
+pub use spectral::points_like;
 pub use spectral::{FftNorm, Modes, Spectral};
-pub use windowed::Windowed;
 
 use crate::error::{Error, Result};
 
@@ -54,7 +52,6 @@ pub trait Array:
     + Spectral
     + Windowed
     + RandomOps
-    + Parallel
     + Local
     + Debug
     + Send
@@ -106,8 +103,12 @@ impl Array for Tensor {
     }
 }
 
-/// `dim` counted from the front, for a tensor of `dims` dims.
-pub(crate) fn resolve(op: &'static str, dim: i64, dims: usize) -> Result<usize> {
+/// Returns `dim` counted from the front, for a tensor of `dims` dims.
+///
+/// # Errors
+///
+/// There is no such dim.
+pub fn resolve(op: &'static str, dim: i64, dims: usize) -> Result<usize> {
     let from_front = if dim < 0 { dim + dims as i64 } else { dim };
     if (0..dims as i64).contains(&from_front) {
         return Ok(from_front as usize);
@@ -115,12 +116,36 @@ pub(crate) fn resolve(op: &'static str, dim: i64, dims: usize) -> Result<usize> 
     Err(argument(op, format!("dim {dim} of a tensor with {dims} dims")))
 }
 
-pub(crate) fn argument(op: &'static str, reason: impl Into<String>) -> Error {
+/// Returns the error of an argument that an operator cannot take.
+pub fn argument(op: &'static str, reason: impl Into<String>) -> Error {
     Error::Argument { op, reason: reason.into() }
 }
 
-/// Names the operator and its tensors in what libtorch refuses.
-pub(crate) fn named<T>(op: &'static str, tensors: &[&Tensor], result: Result<T, TchError>) -> Result<T> {
+/// Refuses an argument that an operator cannot take.
+///
+/// # Errors
+///
+/// Always.
+pub fn refuse<T>(op: &'static str, reason: impl Into<String>) -> Result<T> {
+    Err(argument(op, reason))
+}
+
+/// Returns a number as a named argument; infinities and NaN, which JSON lacks, by their names.
+pub fn number(value: f64) -> serde_json::Value {
+    match value {
+        value if value.is_nan() => "nan".into(),
+        f64::INFINITY => "inf".into(),
+        f64::NEG_INFINITY => "-inf".into(),
+        value => value.into(),
+    }
+}
+
+/// Adds the operator's name and its tensors to an error of libtorch.
+///
+/// # Errors
+///
+/// libtorch's.
+pub fn named<T>(op: &'static str, tensors: &[&Tensor], result: Result<T, TchError>) -> Result<T> {
     result.map_err(|source| {
         let shapes: Vec<String> =
             tensors.iter().map(|tensor| format!("{:?} {:?}", Tensor::kind(tensor), tensor.size())).collect();

@@ -1,12 +1,9 @@
+use isobar_torch::autograd::{BackwardOptions, grad};
 use rstest::rstest;
 use tch::{Device, Kind, Tensor};
 
-use isobar_torch::autograd::{BackwardOptions, grad};
-
 use super::*;
-use crate::{
-    Conv, Generator, Interpolation, PadMode, Padding, ParallelRegion, Pool, Resize, RunningStats, Window,
-};
+use crate::{Conv, Generator, Interpolation, PadMode, Padding, Pool, Resize, RunningStats, Window};
 
 const CPU64: (Kind, Device) = (Kind::Double, Device::Cpu);
 
@@ -322,34 +319,4 @@ fn fields_refuse_what_does_not_fit() {
     let error = text(Windowed::batch_norm(&x, None, None, None, false, 1e-5));
     assert_eq!(error, "batch_norm: running statistics are needed outside of training");
     assert!(text(Windowed::group_norm(&x, 3, None, None, 1e-5)).starts_with("group_norm of Double"));
-}
-
-#[test]
-fn region_operators_and_their_gradients() {
-    let deadline = std::time::Duration::from_secs(30);
-    isobar_collectives::threads::run(3, deadline, |group| {
-        let region = ParallelRegion::new(group);
-        let rank = region.rank() as i64;
-        let sizes = region.sizes(5);
-        let whole = random(1, &[2, 5]).set_requires_grad(true);
-        let cotangent = random(2, &[2, 5]);
-
-        // In by parts, used differently by each rank, out by parts: y = Σ_r (r + 1) x.
-        let part = whole.scatter_to_region(1, Some(&sizes), &region).unwrap();
-        let used = Parallel::all_gather(&part, 1, Some(&sizes), &region).unwrap() * (rank + 1);
-        let sum = Parallel::reduce_scatter(&used, 1, Some(&sizes), &region).unwrap();
-        let y = sum.gather_from_region(1, Some(&sizes), &region).unwrap();
-        assert_close(&y, &(&whole * 6), 1e-12);
-        (y * &cotangent).sum(Kind::Double).backward();
-        assert_close(&whole.grad(), &(&cotangent * 6), 1e-12);
-
-        // In by copies, out by a sum, several at once.
-        let weights = [random(3, &[2, 2]), random(4, &[3])].map(|weight| weight.set_requires_grad(true));
-        let copies = Tensor::copy_all_to_region(&[&weights[0], &weights[1]], &region).unwrap();
-        let y = (copies[0].sum(Kind::Double) + copies[1].sum(Kind::Double)) * (rank + 1);
-        y.reduce_from_region(&region).unwrap().backward();
-        for weight in &weights {
-            assert_close(&weight.grad(), &(weight.ones_like() * 6), 0.0);
-        }
-    });
 }

@@ -4,11 +4,20 @@ use tch::Tensor;
 
 use super::{argument, named};
 use crate::error::Result;
-use crate::ops::norm::RunningStats;
-use crate::ops::windowed::{
-    Conv, Interpolation, PadMode, Pool, Resize, Steps, Walk, interpolated, spatial_dims,
-};
 use crate::precision::full;
+use crate::windowed::{Conv, Interpolation, PadMode, Pool, Resize, Steps, Walk, interpolated, spatial_dims};
+
+/// The running statistics of a batch norm, `[channel]`, replicated; training updates them in place, which
+/// every handle on them sees.
+#[derive(Debug)]
+pub struct RunningStats<'a, A> {
+    /// Of the mean.
+    pub mean: &'a A,
+    /// Of the unbiased variance.
+    pub var: &'a A,
+    /// What part of the new statistics goes in.
+    pub momentum: f64,
+}
 
 /// Operators of fields `[batch, channel, extent…]` with one to three spatial dims.
 #[expect(clippy::missing_errors_doc, reason = "all fail alike: shapes and arguments that do not fit")]

@@ -5,7 +5,7 @@ use crate::error::{Error, Result};
 /// The intervals of global indices, one a dim, that a rank holds of a tensor.
 ///
 /// ```
-/// use isobar_shard::Window;
+/// use isobar_array::Window;
 ///
 /// // Rows 2 and 3 of a global [4, 6] tensor.
 /// let window = Window::whole(&[4, 6]).narrow(0, 2, 2).unwrap();

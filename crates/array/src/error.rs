@@ -1,0 +1,66 @@
+//! Errors of this crate.
+
+use std::error::Error as StdError;
+
+use tch::TchError;
+
+/// Errors of arrays and random numbers.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum Error {
+    /// An operator of libtorch refused its arguments.
+    #[error("{op} of {shapes} failed: {source}")]
+    Operator {
+        /// The operator's name.
+        op: &'static str,
+        /// Kinds and shapes of its tensors.
+        shapes: String,
+        /// What libtorch says.
+        source: TchError,
+    },
+    /// An argument that an operator cannot take, found before libtorch is asked.
+    #[error("{op}: {reason}")]
+    Argument {
+        /// The operator's name.
+        op: &'static str,
+        /// What was given, what was expected.
+        reason: String,
+    },
+    /// `Array::op` was asked for a name that nobody registered.
+    #[error("unknown operator \"{name}\"; registered are {}; add it with register_op", list(known))]
+    UnknownOperator {
+        /// The name asked for.
+        name: String,
+        /// All registered names.
+        known: Vec<String>,
+    },
+    /// A registered operator failed.
+    #[error("operator \"{name}\" failed: {source}")]
+    Registered {
+        /// Its name in the registry.
+        name: String,
+        /// What it returned.
+        source: Box<dyn std::error::Error + Send + Sync>,
+    },
+    /// A random tensor that was asked for with bad arguments.
+    #[error("random {what}: {reason}")]
+    Random {
+        /// The distribution.
+        what: &'static str,
+        /// What is wrong.
+        reason: String,
+    },
+    /// The shim refused.
+    #[error(transparent)]
+    Torch(#[from] isobar_torch::Error),
+    /// An error of another implementation of `Array`, such as one that communicates.
+    #[error(transparent)]
+    Implementation(Box<dyn StdError + Send + Sync>),
+}
+
+/// Result of this crate.
+pub type Result<T, E = Error> = std::result::Result<T, E>;
+
+fn list(names: &[String]) -> String {
+    if names.is_empty() { "none".into() } else { names.join(", ") }
+}

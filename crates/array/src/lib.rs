@@ -1,0 +1,63 @@
+//! Arrays that models are written over: [`Array`] with its implementation for `tch::Tensor`, the options of its operators, random
+//! numbers that belong to the global tensor, mixed precision and recomputation. This crate knows no rank, no layout and no
+//! communication.
+//!
+//! - [`Array`]: the operators that models call, split by subject into traits; [`register_op`] adds operators by name.
+//! - [`Conv`], [`Pool`], [`Resize`], [`PadMode`], …: options of operators.
+//! - [`Generator`]: Philox random numbers; [`Window`] is the part of the global tensor that a rank draws.
+//! - [`recompute`]: activation checkpointing. [`in_full_precision`]: a region without autocast.
+//! - [`periodic`]: calculus on periodic fields.
+//! - [`kernel`]: dense kernels and checks of arguments, on which sharded operators build.
+//!
+//! ```
+//! use isobar_array::{Array, Conv, Padding, Windowed};
+//! use tch::{Device, Kind, Tensor};
+//!
+//! fn smooth<A: Array>(x: &A, weight: &A) -> isobar_array::Result<A> {
+//!     x.conv(weight, None, &Conv { padding: Padding::Each(vec![1]), ..Conv::default() })
+//! }
+//! let x = Tensor::ones([1, 1, 6, 8], (Kind::Float, Device::Cpu));
+//! let y = smooth(&x, &(Tensor::ones([1, 1, 3, 3], (Kind::Float, Device::Cpu)) / 9.0))?;
+//! assert_eq!(y.size(), [1, 1, 6, 8]);
+//! # Ok::<(), isobar_array::Error>(())
+//! ```
+
+/// Arguments of an operator by PyTorch's names, made lazily: `args!("dim": 1)()` is an [`Attrs`].
+#[macro_export]
+macro_rules! args {
+    ($($name:literal: $value:expr),* $(,)?) => {
+        || $crate::Attrs::from_iter([$(($name.to_owned(), ::serde_json::json!($value))),*])
+    };
+}
+
+mod array;
+mod error;
+pub mod periodic;
+mod precision;
+pub mod random;
+mod recompute;
+mod windowed;
+
+pub use array::{
+    Array, Attrs, Binary, Comparison, Conv2d, Convert, Elementwise, FftNorm, Linear, Local, Make, Modes,
+    RandomOps, Reduce, Reduction, RunningStats, Shape, Spectral, Statistic, Unary, Windowed, register_op,
+    registered_ops,
+};
+pub use error::{Error, Result};
+pub use precision::in_full_precision;
+pub use random::{Generator, Window};
+pub use recompute::{Surroundings, is_recomputing, recompute};
+pub use windowed::{Conv, Interpolation, PadMode, Padding, Pool, Resize};
+
+/// Dense kernels and checks of arguments, on which other implementations of [`Array`] build.
+pub mod kernel {
+    pub use crate::array::fourier::{Kind, Transform};
+    pub use crate::array::{
+        argument, as_complex, is_registered, named, number, points_like, refuse, resolve,
+    };
+    pub use crate::precision::{Inside, full, full_kind, lowered, product_kind};
+    pub use crate::windowed::{
+        Around, Grid, Rest, Shapes, Steps, Taps, Walk, along, average, check_dims, cut_like, each,
+        interpolated, maxima, means, nonempty, spatial_dims, spatial_name, values,
+    };
+}
