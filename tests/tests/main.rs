@@ -18,6 +18,8 @@ mod launchers;
 mod machine;
 mod mismatches;
 mod mistakes;
+mod modules;
+mod newcomer;
 mod once;
 mod progress;
 mod run_folder;

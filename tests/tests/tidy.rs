@@ -77,7 +77,7 @@ fn the_readmes_program_has_its_dependencies() {
     let (readme, page) = (read(Path::new("README.md")), read(Path::new("docs/getting-started.md")));
     let used = readme.lines().filter_map(|line| line.strip_prefix("use ")?.split("::").next());
     let used: Vec<String> = used.filter(|name| *name != "std").map(|name| name.replace('_', "-")).collect();
-    assert!(used.contains(&"tch".to_owned()), "{used:?}");
+    assert!(used.contains(&"isobar".to_owned()), "{used:?}");
     let dependencies = page.split("[dependencies]").nth(1).unwrap().split("```").next().unwrap();
     for name in used {
         assert!(dependencies.contains(&format!("\n{name} = ")), "{name} is missing in {dependencies}");

@@ -155,7 +155,7 @@ pub(crate) fn run(options: &Options) -> Result<()> {
         false => options.cases.iter().map(known).collect::<Result<_>>()?,
     };
     let peers = install_peers()?;
-    run_command(&mut machine.cargo(&["build", "--release", "--package", "isobar"]))?;
+    run_command(&mut machine.cargo(&["build", "--release", "--package", "isobar-cli"]))?;
     let asked = |names: &[&str]| {
         ["--cases".to_owned(), names.join(","), "--repeats".to_owned(), options.repeats.to_string()]
     };

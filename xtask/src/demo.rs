@@ -32,7 +32,7 @@ pub(crate) struct Options {
 
 pub(crate) fn run(options: &Options) -> Result<()> {
     let machine = setup::run(&options.setup)?;
-    run_command(&mut machine.cargo(&["build", "--package", "isobar"]))?;
+    run_command(&mut machine.cargo(&["build", "--package", "isobar-cli"]))?;
     let data = data()?;
     let mut arguments = vec!["train".to_owned(), CONFIGURATION.to_owned()];
     arguments.extend(["--set".to_owned(), format!("data.path={}", data.display())]);
@@ -108,7 +108,7 @@ fn print_next_steps(data: &Path) {
         "\nnext, in {}:\n  \
          {PROGRAM} predict {CONFIGURATION} --set data.path={data} --set run.name={NAME}    # fields of the best checkpoint\n  \
          {PROGRAM} checkpoint ls runs/{NAME}\n  \
-         cargo build --release -p isobar    # target/release/isobar, fully optimized: for runs of your own",
+         cargo build --release -p isobar-cli    # target/release/isobar, fully optimized: for runs of your own",
         ROOT.display()
     );
 }

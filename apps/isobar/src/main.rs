@@ -1,5 +1,5 @@
-//! The command `isobar`; everything is in the library beside it.
+//! The program `isobar`, with the built-in models.
 
 fn main() -> std::process::ExitCode {
-    isobar::App::new().main()
+    isobar_app::App::new().main()
 }

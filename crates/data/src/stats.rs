@@ -42,6 +42,28 @@ impl Statistics {
         }
         accumulator.finish()
     }
+
+    /// Combines statistics of parts into those of all their values.
+    ///
+    /// # Errors
+    /// When there are no values.
+    ///
+    /// ```
+    /// use isobar_data::Statistics;
+    /// use tch::Tensor;
+    ///
+    /// let [left, right] = [[1.0_f64, 2.0], [3.0, 6.0]].map(|values| Statistics::of(&Tensor::from_slice(&values)));
+    /// let all = Statistics::merged(&[left?, right?])?;
+    /// assert_eq!((all.count, all.mean, all.max), (4, 3.0, 6.0));
+    /// # Ok::<(), isobar_data::Error>(())
+    /// ```
+    pub fn merged(parts: &[Self]) -> Result<Self> {
+        let mut all = Accumulator::default();
+        for &Self { count, mean, std, min, max } in parts {
+            all.merge(Accumulator { count, mean, squares: std * std * count as f64, min, max });
+        }
+        all.finish()
+    }
 }
 
 /// Maps a field to zero mean and unit standard deviation, and back: by the same two numbers everywhere, or by two for each
@@ -209,18 +231,25 @@ impl Accumulator {
         }
         let mean = sum / count as f64;
         let squares: f64 = values.map(|value| (value - mean).powi(2)).sum();
-        if self.count == 0 {
-            *self = Self { count, mean, squares, min, max };
+        self.merge(Self { count, mean, squares, min, max });
+    }
+
+    /// Adds the values of another accumulator.
+    fn merge(&mut self, other: Self) {
+        if self.count == 0 || other.count == 0 {
+            if self.count == 0 {
+                *self = other;
+            }
             return;
         }
-        let total = self.count + count;
-        let delta = mean - self.mean;
-        let share = count as f64 / total as f64;
-        self.squares += squares + delta * delta * self.count as f64 * share;
+        let total = self.count + other.count;
+        let delta = other.mean - self.mean;
+        let share = other.count as f64 / total as f64;
+        self.squares += other.squares + delta * delta * self.count as f64 * share;
         self.mean += delta * share;
         self.count = total;
-        self.min = self.min.min(min);
-        self.max = self.max.max(max);
+        self.min = self.min.min(other.min);
+        self.max = self.max.max(other.max);
     }
 
     pub(crate) fn finish(self) -> Result<Statistics> {

@@ -57,6 +57,12 @@ pub enum Error {
         /// What this rank has there.
         found: String,
     },
+    /// A program's own reader of samples failed.
+    #[error("the samples could not be read: {source}")]
+    Samples {
+        /// Its error.
+        source: crate::BoxError,
+    },
     /// Parameters, ranks and fields of a run do not fit each other, so that gradients would be wrong.
     #[error("gradients would not be those of the loss: {problem}; {call}")]
     WrongGradients {

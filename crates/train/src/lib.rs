@@ -15,6 +15,7 @@
 //! | [`Signals`] | asks a run from outside for a checkpoint, or to stop after one |
 //! | [`metrics`], [`Progress`] | JSON lines, CSV, TensorBoard; a progress bar |
 //! | [`loss`] | losses, and the error of a prediction |
+//! | [`Trainer`] | a builder over [`fit`]: model, data, mesh, and nothing else |
 //! | [`Task`], [`FieldModel`], [`FieldTask`], [`fit`] | the engine: epochs, validation, resumption |
 //! | [`DenseFields`], [`ShardedFields`] | fields that are whole on a rank, or split over a mesh |
 //! | [`config`] | sections of a configuration file |
@@ -69,6 +70,7 @@
 mod agree;
 mod anomaly;
 mod bucket;
+mod builder;
 pub mod checkpoint;
 mod clip;
 pub mod config;
@@ -98,6 +100,10 @@ mod trainer;
 mod triggers;
 mod variables;
 
+#[doc(hidden)]
+pub use inventory;
+
+pub use self::builder::{Trainer, Window, on_mesh};
 pub use self::clip::{clip_grad_norm, grad_norm};
 pub use self::config::Precision;
 pub use self::data_parallel::{DataParallel, DataParallelConfig, Overlap};

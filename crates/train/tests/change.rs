@@ -158,13 +158,10 @@ fn trained(folder: &Path, output: f64, names: [&str; 2], mode: SaveMode) -> Stri
         variables: names.map(Variable::new).to_vec(),
     };
     let task = FieldTask { model, train, validation, rollouts, augment, loss, seed };
-    let mut optimizer = isobar_train::config::OptimizerKind::default();
-    if let isobar_train::config::OptimizerKind::AdamW(adamw) = &mut optimizer {
-        adamw.lr = 1e-12;
-    }
+    let adamw = isobar_train::optim::AdamWConfig { lr: 1e-12, ..Default::default() };
     let config = FitConfig {
         folder: folder.to_owned(),
-        optimizer,
+        optimizer: adamw.into(),
         train: TrainConfig { epochs: 1, batch_size: 2, ..TrainConfig::default() },
         checkpoint: CheckpointConfig { mode, ..CheckpointConfig::default() },
         ..FitConfig::default()

@@ -280,7 +280,7 @@ fn a_loss_that_is_not_finite_is_an_error() {
     let mut config = config(folder.path());
     config.train.clip_norm = None;
     let optimizer = isobar_train::optim::SgdConfig { lr: 1e200, ..Default::default() };
-    config.optimizer = isobar_train::optim::OptimizerKind::Sgd(optimizer);
+    config.optimizer = isobar_train::optim::OptimizerKind::from(optimizer);
     let errors = threads::run(2, DEADLINE, |world| run(&world, &config).unwrap_err());
     for error in errors {
         assert!(matches!(error, Error::NonFinite { .. }), "{error}");

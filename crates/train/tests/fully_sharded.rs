@@ -131,11 +131,11 @@ impl Halfway<'_> {
 }
 
 fn adamw() -> OptimizerKind {
-    OptimizerKind::AdamW(AdamWConfig { lr: 0.01, ..Default::default() })
+    OptimizerKind::from(AdamWConfig { lr: 0.01, ..Default::default() })
 }
 
 fn muon() -> OptimizerKind {
-    OptimizerKind::Muon(MuonConfig { lr: 0.01, ..Default::default() })
+    OptimizerKind::from(MuonConfig { lr: 0.01, ..Default::default() })
 }
 
 /// Losses and norms of gradients of some steps, and the loss of what came of them, without gradients.

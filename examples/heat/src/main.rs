@@ -13,15 +13,7 @@ use std::f64::consts::TAU;
 use std::ops::Range;
 use std::process::ExitCode;
 
-use isobar_array::{Array, Conv, Generator, PadMode, Padding};
-use isobar_data::{Augment, InMemory, Normalizer};
-use isobar_manager::DistributedManager;
-use isobar_shard::{Init, MeshParams};
-use isobar_shard::{ParamStore, Params, Placement, ShardTensor};
-use isobar_train::config::{CheckpointConfig, OptimizerKind, TrainConfig};
-use isobar_train::{BoxError, FieldLayout, FieldModel, FieldTask, FitConfig, Parameters, Ranks};
-use isobar_train::{ShardedFields, Step, Variable, fit, loss::Loss, optim::AdamWConfig};
-use tch::{Device, Kind, Tensor};
+use isobar::prelude::*;
 
 const POINTS: usize = 48;
 
@@ -32,7 +24,7 @@ struct Cooler<A> {
 }
 
 impl<A: Array> Cooler<A> {
-    fn new(channels: &[i64], params: &mut impl Params<Array = A>) -> isobar_shard::Result<Self> {
+    fn new(channels: &[i64], params: &mut Scope<'_, A>) -> isobar::shard::Result<Self> {
         let layer = |(index, pair): (usize, &[i64])| {
             let (shape, fan) = ([pair[1], pair[0], 5, 5], pair[0] * 25);
             params.param(&format!("weight.{index}"), &shape, Init::FanIn(fan), Placement::Replicate)
@@ -41,19 +33,22 @@ impl<A: Array> Cooler<A> {
         let padding = Padding::Each(vec![2]);
         Ok(Self { weights, conv: Conv { padding, padding_mode: PadMode::Circular, ..Conv::default() } })
     }
+}
 
-    fn forward(&self, field: &A) -> isobar_array::Result<A> {
+impl<A: Array> Model<A> for Cooler<A> {
+    fn forward(&self, batch: &Batch<A>, _mode: Mode<'_>) -> isobar::models::Result<Batch<A>> {
+        let field = batch.require("cooler", Batch::<A>::FIELDS)?;
         let mut x = field.shallow_clone();
         for (index, weight) in self.weights.iter().enumerate() {
             x = x.conv(weight, None, &self.conv)?;
             x = if index + 1 < self.weights.len() { x.gelu()? } else { x };
         }
-        field.add(&x)
+        Ok(Batch::of_fields(field.add(&x)?))
     }
 }
 
 /// The data: this rank's window of waves, hot and cooled. A wave of wave number k keeps exp(−|k|² / 50) of its height.
-fn waves(samples: Range<u64>, window: &[Range<usize>]) -> Result<InMemory, BoxError> {
+fn waves(samples: Range<u64>, window: &Window) -> Result<InMemory, BoxError> {
     let line = |part: &Range<usize>| part.clone().map(|point| TAU * point as f64 / POINTS as f64).collect();
     let (x, y): (Vec<f64>, Vec<f64>) = (line(&window[0]), line(&window[1]));
     let shape = [(samples.end - samples.start) as i64, 1, x.len() as i64, y.len() as i64];
@@ -76,49 +71,29 @@ fn waves(samples: Range<u64>, window: &[Range<usize>]) -> Result<InMemory, BoxEr
 }
 
 fn main() -> ExitCode {
-    isobar_train::main(train) // prints an error once for all ranks; its cause decides the exit code
+    isobar::main(train) // prints an error once for all ranks; its cause decides the exit code
 }
 
 fn train() -> Result<(), BoxError> {
-    let manager = DistributedManager::initialize()?; // mpirun, srun, torchrun, or alone
     let sharing_samples: i64 = std::env::args().nth(1).map_or(Ok(1), |ranks| ranks.parse())?;
-    let mesh = manager.initialize_mesh(&[sharing_samples, -1], &["data", "domain"])?;
-    let layout = ShardedFields::new(&mesh, &[POINTS, POINTS])?;
-    let window = layout.window(&[POINTS, POINTS])?;
-
-    let mut store = ParamStore::new(Generator::new(7)).with_options(Kind::Double, Device::Cpu);
-    let network = Cooler::new(&[1, 8, 8, 1], &mut MeshParams::new(&mut store, &mesh).pending())?;
-    let (params, buffers) = Parameters::of(&store)?;
-    let same = Normalizer::new(0.0, 1.0)?;
-    let forward = |x: &ShardTensor, _: Option<Step<'_>>| -> Result<_, BoxError> { Ok(network.forward(x)?) };
-    let task = FieldTask {
-        model: FieldModel {
-            forward,
-            layout,
-            positions: None,
-            change: None,
-            input: same.clone(),
-            target: same,
-            variables: vec![Variable::new("height")],
-        },
-        train: waves(0..96, &window)?,
-        validation: waves(96..120, &window)?,
-        rollouts: None,
-        augment: Augment::None,
-        loss: Loss::Mse,
-        seed: 7,
-    };
-    let config = FitConfig {
-        folder: "runs/heat".into(),
-        train: TrainConfig { epochs: 8, batch_size: 8, ..TrainConfig::default() },
-        optimizer: OptimizerKind::AdamW(AdamWConfig { lr: 3e-3, ..AdamWConfig::default() }),
-        checkpoint: CheckpointConfig { overwrite: true, ..CheckpointConfig::default() }, // run again, it replaces its results
-        ..FitConfig::default()
-    };
-    let ranks = Ranks::sharded(&manager.group(None)?, &mesh)?;
-    let summary = fit(&task, &params, &buffers, &ranks, &config)?;
+    let manager = DistributedManager::initialize()?; // mpirun, srun, torchrun, or alone
+    let summary = Trainer::new("runs/heat")
+        .mesh(&[sharing_samples, -1], &["data", "domain"])
+        .precision(Precision::Float64)
+        .optimizer(AdamWConfig { lr: 3e-3, ..AdamWConfig::default() })
+        .epochs(8)
+        .batch_size(8)
+        .seed(7)
+        .normalize(false)
+        .variables([Variable::new("height")])
+        .configure(|config| config.checkpoint.overwrite = true) // run again, it replaces its results
+        .fit(
+            &[POINTS, POINTS],
+            |window| Ok::<_, BoxError>((waves(0..96, window)?, waves(96..120, window)?)),
+            |params| Cooler::new(&[1, 8, 8, 1], params),
+        )?;
     if manager.rank() == 0 {
         println!("relative error {:.2} %", summary.validation_error.unwrap_or(f64::NAN) * 100.0);
     }
-    Ok(DistributedManager::cleanup(true)?)
+    Ok(())
 }

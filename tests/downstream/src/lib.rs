@@ -8,13 +8,13 @@
 
 use std::error::Error;
 
-use isobar_array::{Attrs, register_op};
-use isobar_collectives::ReduceOp;
-use isobar_shard::rules::{
+use isobar::array::{Attrs, register_op};
+use isobar::collectives::ReduceOp;
+use isobar::shard::rules::{
     LocalMap, LocalOutput, Sharding, Shardings, local_map, register_sharded_op, register_sharding,
 };
-use isobar_shard::{Layout, Placement, ShardTensor};
-use tch::{Kind, Tensor};
+use isobar::shard::{Layout, Placement, ShardTensor};
+use isobar::tch::{Kind, Tensor};
 
 /// What a handler may fail with.
 type Failure = Box<dyn Error + Send + Sync>;
@@ -36,7 +36,7 @@ fn row_energy(inputs: &[&ShardTensor], _: &Attrs) -> Result<Vec<ShardTensor>, Fa
         other => other,
     });
     let tables = (0..1).map(|dim| Ok((dim, x.layout().sizes(dim)?)));
-    let sizes = isobar_shard::Sizes::Explicit(tables.collect::<Result<_, isobar_shard::Error>>()?);
+    let sizes = isobar::shard::Sizes::Explicit(tables.collect::<Result<_, isobar::shard::Error>>()?);
     let placements: Vec<Placement> = placed.collect();
     let output = match placements.iter().any(|placement| placement.dim() == Some(0)) {
         true => LocalOutput::Placed { placements, sizes, shape: Some(vec![x.shape()[0]]) },

@@ -4,12 +4,12 @@
 
 use std::time::Duration;
 
-use isobar_array::Attrs;
-use isobar_collectives::{Group, threads};
-use isobar_mesh::DeviceMesh;
-use isobar_shard::{Placement, ShardTensor, forbid_hidden_communication, grad};
-use isobar_torch::autograd::BackwardOptions;
-use tch::{Device, Kind, Tensor};
+use isobar::array::Attrs;
+use isobar::collectives::{Group, threads};
+use isobar::mesh::DeviceMesh;
+use isobar::shard::{Placement, ShardTensor, forbid_hidden_communication, grad};
+use isobar::tch::{Device, Kind, Tensor};
+use isobar::torch::autograd::BackwardOptions;
 
 fn on_ranks(ranks: usize, f: impl Fn(&DeviceMesh) + Send + Sync + 'static) {
     isobar_downstream::register();

@@ -31,7 +31,7 @@ fn main() -> ExitCode {
             }
         });
     }
-    let code = isobar::App::new().main();
+    let code = isobar_app::App::new().main();
     if let [rank, "end", _, how, mark] = &words.iter().map(String::as_str).collect::<Vec<_>>()[..] {
         let own = ["RANK", "OMPI_COMM_WORLD_RANK"].iter().find_map(|name| std::env::var(name).ok());
         if own.as_deref() == Some(*rank) {

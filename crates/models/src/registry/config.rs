@@ -3,7 +3,7 @@
 use std::fmt;
 
 use isobar_shard::{ModelSize, ParamCount, Params, Scope};
-use schemars::{JsonSchema, Schema, SchemaGenerator, json_schema};
+use schemars::{JsonSchema, Schema, SchemaGenerator};
 use serde::de::Error as _;
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 use serde_json::{Map, Value};
@@ -14,8 +14,6 @@ use crate::fields::FieldSpec;
 use crate::model::Model;
 use crate::sharding::Sharding;
 
-/// Key of the table that names the model.
-const TYPE: &str = "type";
 /// The name of the configurations of models in errors.
 const TABLE: &str = "model";
 
@@ -103,31 +101,14 @@ impl ModelConfig {
     }
 
     fn table(&self) -> serde_json::Result<Map<String, Value>> {
-        let mut table = Map::from_iter([(TYPE.to_owned(), self.name().into())]);
-        match self.0.table()? {
-            Value::Object(keys) => table.extend(keys),
-            other => {
-                let message = format!("the configuration of {:?} is {other}, expected a table", self.name());
-                return Err(<serde_json::Error as serde::ser::Error>::custom(message));
-            }
-        }
-        Ok(table)
+        isobar_registry::tagged(self.name(), self.0.table()?)
     }
 }
 
 fn unknown(name: &str) -> Error {
     let names: Vec<&str> = registered().iter().map(Entry::name).collect();
-    let near = names.iter().map(|known| (strsim::damerau_levenshtein(name, known), known)).min();
-    let meant = match near.filter(|(distance, _)| *distance <= name.chars().count().div_ceil(3)) {
-        Some((_, near)) => format!("did you mean \"{near}\"? "),
-        None => String::new(),
-    };
-    let shown: String = name.chars().take(40).collect();
-    let reason = format!(
-        "no model is called {shown:?}; {meant}the registered models are {}. A model of your own is registered by \
-         `isobar_models::register!`",
-        names.join(", ")
-    );
+    let unknown = isobar_registry::unknown("model", name, &names);
+    let reason = format!("{unknown}. A model of your own is registered by `isobar_models::register!`");
     Error::Config { model: TABLE, reason }
 }
 
@@ -157,13 +138,8 @@ impl Serialize for ModelConfig {
 
 impl<'de> Deserialize<'de> for ModelConfig {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> std::result::Result<Self, D::Error> {
-        let mut table = Map::deserialize(deserializer)?;
-        let name = match table.shift_remove(TYPE) {
-            Some(Value::String(name)) => name,
-            Some(other) => return Err(D::Error::custom(format!("{TYPE} is {other}, expected a string"))),
-            None => return Err(D::Error::missing_field(TYPE)),
-        };
-        Self::named(&name, Value::Object(table)).map_err(D::Error::custom)
+        let (name, keys) = isobar_registry::read(deserializer)?;
+        Self::named(&name, keys).map_err(D::Error::custom)
     }
 }
 
@@ -173,28 +149,8 @@ impl JsonSchema for ModelConfig {
     }
 
     fn json_schema(generator: &mut SchemaGenerator) -> Schema {
-        let forms: Vec<Value> = registered().iter().map(|entry| form(entry, generator)).collect();
-        json_schema!({ "description": "The network of a run.", "oneOf": forms })
+        let form =
+            |entry: &Entry| isobar_registry::schema_of(entry.name, entry.summary, entry.schema, generator);
+        isobar_registry::one_of("The network of a run.", registered().iter().map(form).collect())
     }
-}
-
-/// Schema of the table that names a model: the key `type`, then the model's own.
-fn form(entry: &Entry, generator: &mut SchemaGenerator) -> Value {
-    let mut form = (entry.schema)(generator).to_value();
-    let Some(table) = form.as_object_mut() else { return form };
-    if let Some(summary) = entry.summary {
-        table.insert("description".to_owned(), summary.into());
-    }
-    let mut properties = Map::from_iter([(TYPE.to_owned(), serde_json::json!({ "const": entry.name }))]);
-    if let Some(Value::Object(own)) = table.remove("properties") {
-        properties.extend(own);
-    }
-    let mut required = vec![Value::from(TYPE)];
-    if let Some(Value::Array(own)) = table.remove("required") {
-        required.extend(own);
-    }
-    table.insert("type".to_owned(), "object".into());
-    table.insert("properties".to_owned(), properties.into());
-    table.insert("required".to_owned(), required.into());
-    form
 }

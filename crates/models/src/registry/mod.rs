@@ -5,9 +5,8 @@
 
 mod config;
 
-use std::sync::{PoisonError, RwLock};
-
 use isobar_array::Array;
+use isobar_registry::{Entries, Named};
 use isobar_shard::{ModelSize, Parallel, ParamCount, Scope, ShardTensor};
 use schemars::{Schema, SchemaGenerator};
 use serde_json::Value;
@@ -40,7 +39,13 @@ pub struct Entry {
 inventory::collect!(Entry);
 
 /// Models that were registered while the program runs.
-static ADDED: RwLock<Vec<Entry>> = RwLock::new(Vec::new());
+static ADDED: Entries<Entry> = Entries::new();
+
+impl Named for Entry {
+    fn name(&self) -> &'static str {
+        self.name
+    }
+}
 
 impl Entry {
     /// Makes the entry of a configuration type.
@@ -68,10 +73,7 @@ impl Entry {
 /// Registers a model at run time, before a configuration is read: for programs that name their models in `main` instead of
 /// with [`register!`](macro@crate::register). A model that is registered already stays.
 pub fn register<C: Architecture>() {
-    let mut added = ADDED.write().unwrap_or_else(PoisonError::into_inner);
-    if !entries(&added).iter().any(|entry| entry.name == C::NAME) {
-        added.push(Entry::of::<C>());
-    }
+    ADDED.add(inventory::iter::<Entry>().copied(), Entry::of::<C>());
 }
 
 /// Returns all registered models, sorted by name.
@@ -81,14 +83,7 @@ pub fn register<C: Architecture>() {
 /// assert!(names.contains(&"afno") && names.contains(&"sr_res_net"));
 /// ```
 pub fn registered() -> Vec<Entry> {
-    entries(&ADDED.read().unwrap_or_else(PoisonError::into_inner))
-}
-
-fn entries(added: &[Entry]) -> Vec<Entry> {
-    let mut all: Vec<Entry> = inventory::iter::<Entry>().copied().collect();
-    all.extend_from_slice(added);
-    all.sort_by_key(|entry| entry.name);
-    all
+    ADDED.all(inventory::iter::<Entry>().copied())
 }
 
 fn find(name: &str) -> Option<Entry> {

@@ -86,8 +86,12 @@ pub(crate) fn refuse_taken<'a>(params: impl IntoIterator<Item = &'a Parameter>) 
     Ok(())
 }
 
-/// Rejects gradients that are not yet those of the loss, before an optimizer or a norm uses them.
-pub(crate) fn refuse_unsummed<'a>(params: impl IntoIterator<Item = &'a Parameter>) -> Result<()> {
+/// Checks that gradients have been summed over the ranks, before an optimizer or a norm uses them.
+///
+/// # Errors
+///
+/// [`Error::WrongGradients`] with the call that sums them.
+pub fn refuse_unsummed<'a>(params: impl IntoIterator<Item = &'a Parameter>) -> Result<()> {
     params.into_iter().try_for_each(|param| match param.gradient.state.get() {
         SUMMED => Ok(()),
         UNSUMMED => Err(Error::WrongGradients {

@@ -5,7 +5,7 @@ use serde::{Deserialize, Serialize};
 use tch::{TchError, Tensor};
 
 use super::state::copy_into;
-use super::{Optimizer, OptimizerState, as_real, decays, default_no_decay};
+use super::{Optimizer, OptimizerConfig, OptimizerState, as_real, decays, default_no_decay};
 use crate::error::{Context, Error, Result};
 use crate::gradients::refuse_unsummed;
 use crate::params::{Parameter, Parameters};
@@ -41,6 +41,29 @@ impl Default for AdamWConfig {
     }
 }
 
+impl OptimizerConfig for AdamWConfig {
+    const NAME: &'static str = "adamw";
+    const SUMMARY: &'static str = "Adam with decoupled weight decay.";
+
+    fn lr(&self) -> f64 {
+        self.lr
+    }
+
+    fn check(&self) -> Result<()> {
+        check(self)
+    }
+
+    fn moments(&self) -> u64 {
+        2
+    }
+
+    fn build(&self, params: &Parameters) -> Result<Box<dyn Optimizer>> {
+        Ok(Box::new(AdamW::new(params, self)?))
+    }
+}
+
+crate::register_optimizer!(AdamWConfig);
+
 /// Settings of [`Adam`].
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, schemars::JsonSchema)]
 #[serde(deny_unknown_fields, default)]
@@ -61,7 +84,7 @@ pub struct AdamConfig {
 
 impl AdamConfig {
     /// Converts to AdamW without weight decay.
-    pub(super) fn into_adamw(self) -> AdamWConfig {
+    fn into_adamw(self) -> AdamWConfig {
         let Self { lr, beta1, beta2, eps, weight_decay, no_decay } = self;
         AdamWConfig { lr, beta1, beta2, eps, weight_decay, no_decay }
     }
@@ -73,6 +96,29 @@ impl Default for AdamConfig {
         Self { lr, beta1, beta2, eps, weight_decay: 0.0, no_decay }
     }
 }
+
+impl OptimizerConfig for AdamConfig {
+    const NAME: &'static str = "adam";
+    const SUMMARY: &'static str = "Adam, whose weight decay is part of the gradient.";
+
+    fn lr(&self) -> f64 {
+        self.lr
+    }
+
+    fn check(&self) -> Result<()> {
+        check(&self.clone().into_adamw())
+    }
+
+    fn moments(&self) -> u64 {
+        2
+    }
+
+    fn build(&self, params: &Parameters) -> Result<Box<dyn Optimizer>> {
+        Ok(Box::new(Adam::new(params, self)?))
+    }
+}
+
+crate::register_optimizer!(AdamConfig);
 
 /// Adam. Its weight decay goes through the running means, as the gradient of a penalty; [`AdamW`]'s does not.
 ///
@@ -351,7 +397,7 @@ impl Rule {
     }
 }
 
-pub(super) fn check(config: &AdamWConfig) -> Result<()> {
+fn check(config: &AdamWConfig) -> Result<()> {
     let betas = [("optimizer.beta1", config.beta1, 0.9), ("optimizer.beta2", config.beta2, 0.999)];
     for (name, beta, usual) in betas {
         if !(0.0..1.0).contains(&beta) {

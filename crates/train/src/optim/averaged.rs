@@ -173,7 +173,7 @@ mod tests {
 
     fn averaged(x: &Tensor, decay: Option<f64>) -> Averaged {
         let params = Parameters::new(vec![Parameter::replicated("x", x)]).unwrap();
-        let inner = OptimizerKind::AdamW(AdamWConfig::default()).build(&params).unwrap();
+        let inner = OptimizerKind::from(AdamWConfig::default()).build(&params).unwrap();
         Averaged::new(inner, &params, decay).unwrap()
     }
 

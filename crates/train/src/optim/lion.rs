@@ -4,7 +4,7 @@ use serde::{Deserialize, Serialize};
 use tch::{TchError, Tensor};
 
 use super::state::copy_into;
-use super::{Optimizer, OptimizerState, as_real, decays, default_no_decay};
+use super::{Optimizer, OptimizerConfig, OptimizerState, as_real, decays, default_no_decay};
 use crate::error::{Context, Error, Result};
 use crate::gradients::refuse_unsummed;
 use crate::params::{Parameter, Parameters};
@@ -30,6 +30,29 @@ impl Default for LionConfig {
         Self { lr: 1e-4, beta1: 0.9, beta2: 0.99, weight_decay: 0.0, no_decay: default_no_decay() }
     }
 }
+
+impl OptimizerConfig for LionConfig {
+    const NAME: &'static str = "lion";
+    const SUMMARY: &'static str = "The sign of a momentum: half of the state of AdamW.";
+
+    fn lr(&self) -> f64 {
+        self.lr
+    }
+
+    fn check(&self) -> Result<()> {
+        check(self)
+    }
+
+    fn moments(&self) -> u64 {
+        1
+    }
+
+    fn build(&self, params: &Parameters) -> Result<Box<dyn Optimizer>> {
+        Ok(Box::new(Lion::new(params, self)?))
+    }
+}
+
+crate::register_optimizer!(LionConfig);
 
 /// Lion, whose state is half of AdamW's: p ← p − lr·(sign(β₁ m + (1 − β₁) g) + wd·p), then m ← β₂ m + (1 − β₂) g. Of complex
 /// parameters real and imaginary parts are numbers of their own.
@@ -116,7 +139,7 @@ impl Slot {
     }
 }
 
-pub(super) fn check(config: &LionConfig) -> Result<()> {
+fn check(config: &LionConfig) -> Result<()> {
     let betas = [("optimizer.beta1", config.beta1, 0.9), ("optimizer.beta2", config.beta2, 0.99)];
     for (name, beta, usual) in betas {
         if !(0.0..1.0).contains(&beta) {

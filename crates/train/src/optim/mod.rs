@@ -1,23 +1,24 @@
-//! Optimizers with readable state, and the rule that says which parameters decay.
+//! Optimizers with readable state, a file each, which registers its settings; and the rule that says which parameters decay.
 
 mod adam;
 mod averaged;
 mod lion;
 mod muon;
+mod registry;
 mod sgd;
 mod state;
 mod wholes;
-
-use serde::{Deserialize, Serialize};
 
 pub use self::adam::{Adam, AdamConfig, AdamW, AdamWConfig};
 pub(crate) use self::averaged::AVERAGE;
 pub use self::averaged::Averaged;
 pub use self::lion::{Lion, LionConfig};
 pub use self::muon::{Muon, MuonConfig};
+pub use self::registry::{OptimizerConfig, OptimizerEntry, OptimizerKind, register, registered};
 pub use self::sgd::{Sgd, SgdConfig};
 pub use self::state::{OptimizerState, StateTensor};
 use crate::error::Result;
+pub use crate::gradients::refuse_unsummed;
 use crate::params::{Parameter, Parameters};
 
 /// What turns gradients into new parameters.
@@ -44,77 +45,6 @@ pub trait Optimizer: Send {
     ///
     /// Where the state is of another optimizer, or a tensor is missing, or of another shape or kind.
     fn load_state(&mut self, state: &OptimizerState) -> Result<()>;
-}
-
-/// The optimizer of a run.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, schemars::JsonSchema)]
-#[serde(tag = "type", rename_all = "lowercase")]
-pub enum OptimizerKind {
-    /// Adam with decoupled weight decay.
-    AdamW(AdamWConfig),
-    /// Adam, whose weight decay is part of the gradient.
-    Adam(AdamConfig),
-    /// The sign of a momentum: half of the state of AdamW.
-    Lion(LionConfig),
-    /// Momenta made orthogonal for matrices, with half of AdamW's state; AdamW for the rest.
-    Muon(MuonConfig),
-    /// Stochastic gradient descent with momentum.
-    Sgd(SgdConfig),
-}
-
-impl Default for OptimizerKind {
-    fn default() -> Self {
-        Self::AdamW(AdamWConfig::default())
-    }
-}
-
-impl OptimizerKind {
-    /// The learning rate at its highest.
-    pub fn lr(&self) -> f64 {
-        match self {
-            Self::Adam(config) => config.lr,
-            Self::AdamW(config) => config.lr,
-            Self::Lion(config) => config.lr,
-            Self::Muon(config) => config.lr,
-            Self::Sgd(config) => config.lr,
-        }
-    }
-
-    /// Checks that settings are in their ranges.
-    pub(crate) fn check(&self) -> Result<()> {
-        match self {
-            Self::Adam(config) => adam::check(&config.clone().into_adamw()),
-            Self::AdamW(config) => adam::check(config),
-            Self::Lion(config) => lion::check(config),
-            Self::Muon(config) => muon::check(config),
-            Self::Sgd(config) => sgd::check(config),
-        }
-    }
-
-    /// Largest number of state elements per parameter element.
-    pub fn moments(&self) -> u64 {
-        match self {
-            // Muon has two for parameters that are no matrices.
-            Self::AdamW(_) | Self::Adam(_) | Self::Muon(_) => 2,
-            Self::Lion(_) => 1,
-            Self::Sgd(sgd) => u64::from(sgd.momentum != 0.0),
-        }
-    }
-
-    /// Makes the optimizer for these parameters. All ranks of their group call.
-    ///
-    /// # Errors
-    ///
-    /// Where a setting is out of its range or the state can't be allocated; the errors of the communication.
-    pub fn build(&self, params: &Parameters) -> Result<Box<dyn Optimizer>> {
-        Ok(match self {
-            Self::Adam(config) => Box::new(Adam::new(params, config)?),
-            Self::AdamW(config) => Box::new(AdamW::new(params, config)?),
-            Self::Lion(config) => Box::new(Lion::new(params, config)?),
-            Self::Muon(config) => Box::new(Muon::new(params, config)?),
-            Self::Sgd(config) => Box::new(Sgd::new(params, config)?),
-        })
-    }
 }
 
 /// Whether weight decay applies to a parameter: not to those of one dim or none (biases, norms, scales), and not to

@@ -7,7 +7,7 @@ use tch::{Kind, TchError, Tensor};
 use super::adam::{AdamWConfig, Decay, Moments};
 use super::state::copy_into;
 use super::wholes::Wholes;
-use super::{Optimizer, OptimizerState, decays, default_no_decay};
+use super::{Optimizer, OptimizerConfig, OptimizerState, decays, default_no_decay};
 use crate::error::{Context, Error, Result};
 use crate::gradients::refuse_unsummed;
 use crate::params::{Parameter, Parameters};
@@ -55,6 +55,31 @@ impl Default for MuonConfig {
         }
     }
 }
+
+impl OptimizerConfig for MuonConfig {
+    const NAME: &'static str = "muon";
+    const SUMMARY: &'static str =
+        "Momenta made orthogonal for matrices, with half of AdamW's state; AdamW for the rest.";
+
+    fn lr(&self) -> f64 {
+        self.lr
+    }
+
+    fn check(&self) -> Result<()> {
+        check(self)
+    }
+
+    fn moments(&self) -> u64 {
+        // Parameters that are no matrices have two.
+        2
+    }
+
+    fn build(&self, params: &Parameters) -> Result<Box<dyn Optimizer>> {
+        Ok(Box::new(Muon::new(params, self)?))
+    }
+}
+
+crate::register_optimizer!(MuonConfig);
 
 /// Muon for matrices, AdamW for all other parameters.
 ///
@@ -265,7 +290,7 @@ const QUINTIC: [f64; 3] = [3.4445, -4.7750, 2.0315];
 /// Against division by zero.
 const SMALLEST: f64 = 1e-7;
 
-pub(super) fn check(config: &MuonConfig) -> Result<()> {
+fn check(config: &MuonConfig) -> Result<()> {
     if !(0.0..1.0).contains(&config.momentum) {
         return Err(Error::setting("optimizer.momentum", config.momentum, "a number in [0, 1)", 0.95));
     }

@@ -4,7 +4,7 @@ use serde::{Deserialize, Serialize};
 use tch::{TchError, Tensor};
 
 use super::state::copy_into;
-use super::{Optimizer, OptimizerState, as_real, decays, default_no_decay};
+use super::{Optimizer, OptimizerConfig, OptimizerState, as_real, decays, default_no_decay};
 use crate::error::{Context, Error, Result};
 use crate::gradients::refuse_unsummed;
 use crate::params::{Parameter, Parameters};
@@ -30,6 +30,29 @@ impl Default for SgdConfig {
         Self { lr: 1e-2, momentum: 0.9, weight_decay: 0.0, nesterov: false, no_decay: default_no_decay() }
     }
 }
+
+impl OptimizerConfig for SgdConfig {
+    const NAME: &'static str = "sgd";
+    const SUMMARY: &'static str = "Stochastic gradient descent with momentum.";
+
+    fn lr(&self) -> f64 {
+        self.lr
+    }
+
+    fn check(&self) -> Result<()> {
+        check(self)
+    }
+
+    fn moments(&self) -> u64 {
+        u64::from(self.momentum != 0.0)
+    }
+
+    fn build(&self, params: &Parameters) -> Result<Box<dyn Optimizer>> {
+        Ok(Box::new(Sgd::new(params, self)?))
+    }
+}
+
+crate::register_optimizer!(SgdConfig);
 
 /// Stochastic gradient descent: with d = g + wd·p, b ← momentum·b + d (b = d at the first step), p ← p − lr·b, or with
 /// Nesterov p ← p − lr·(d + momentum·b).
@@ -139,7 +162,7 @@ impl Slot {
     }
 }
 
-pub(super) fn check(config: &SgdConfig) -> Result<()> {
+fn check(config: &SgdConfig) -> Result<()> {
     if !(0.0..1.0).contains(&config.momentum) {
         return Err(Error::setting("optimizer.momentum", config.momentum, "a number in [0, 1)", 0.9));
     }

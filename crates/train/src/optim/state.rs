@@ -8,7 +8,7 @@ use crate::error::{Context, Error, Result};
 use crate::params::{ParamPlacement, Parameter};
 
 /// The state of an optimizer: its kind, how many steps each parameter has taken, and tensors by slot and parameter.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub struct OptimizerState {
     /// Which optimizer wrote it, for example `adamw`.
     pub kind: String,
@@ -35,11 +35,13 @@ pub struct StateTensor {
 }
 
 impl OptimizerState {
-    pub(crate) fn new(kind: &str) -> Self {
+    /// Makes the state of an optimizer without tensors.
+    pub fn new(kind: &str) -> Self {
         Self { kind: kind.to_owned(), steps: BTreeMap::new(), averaged: None, tensors: Vec::new() }
     }
 
-    pub(crate) fn push(&mut self, slot: &str, param: &Parameter, tensor: &Tensor) {
+    /// Adds a tensor of a parameter's shape and placement.
+    pub fn push(&mut self, slot: &str, param: &Parameter, tensor: &Tensor) {
         self.tensors.push(StateTensor {
             slot: slot.to_owned(),
             param: param.name.clone(),
@@ -48,8 +50,12 @@ impl OptimizerState {
         });
     }
 
-    /// The step count and the tensor of `slot` for `param`, of its shape and kind.
-    pub(crate) fn find(&self, slot: &str, param: &Parameter) -> Result<&Tensor> {
+    /// Returns the tensor of `slot` for `param`.
+    ///
+    /// # Errors
+    ///
+    /// No such tensor, or one of another shape or dtype than the parameter.
+    pub fn find(&self, slot: &str, param: &Parameter) -> Result<&Tensor> {
         let refused = |reason: String| Error::OptimizerState { reason };
         let found = self
             .tensors
@@ -68,13 +74,23 @@ impl OptimizerState {
         Ok(&found.tensor)
     }
 
-    pub(crate) fn step_of(&self, param: &Parameter) -> Result<u64> {
+    /// Returns the number of steps that a parameter has taken.
+    ///
+    /// # Errors
+    ///
+    /// A parameter that the state does not have.
+    pub fn step_of(&self, param: &Parameter) -> Result<u64> {
         self.steps.get(&param.name).copied().ok_or_else(|| Error::OptimizerState {
             reason: format!("the step count of parameter {:?} is missing", param.name),
         })
     }
 
-    pub(crate) fn expect_kind(&self, kind: &str) -> Result<()> {
+    /// Checks that the state was written by the optimizer `kind`.
+    ///
+    /// # Errors
+    ///
+    /// Another optimizer, with the `--set` that uses it.
+    pub fn expect_kind(&self, kind: &str) -> Result<()> {
         if self.kind == kind {
             return Ok(());
         }

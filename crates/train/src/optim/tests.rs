@@ -260,7 +260,7 @@ fn muon_steps_parts_like_wholes() {
     let names = ["rows.weight", "columns.weight", "boxes.weight", "all.weight", "rows.bias"];
     let shapes: [&[i64]; 5] = [&[5, 4], &[3, 6], &[4, 2, 3], &[3, 3], &[5]];
     let run = |made: &Parameters, cut: &dyn Fn(usize, Tensor) -> Tensor| {
-        let mut muon = OptimizerKind::Muon(config.clone()).build(made).unwrap();
+        let mut muon = OptimizerKind::from(config.clone()).build(made).unwrap();
         for step in 0..3 {
             for (index, param) in made.iter().enumerate() {
                 let grad = tensor(shapes[index], f64::from(step) + index as f64 * 0.1);
@@ -328,10 +328,10 @@ fn a_parameter_without_a_gradient_stays() {
 }
 
 #[rstest]
-#[case::adamw(OptimizerKind::AdamW(AdamWConfig::default()))]
-#[case::adam(OptimizerKind::Adam(AdamConfig { weight_decay: 0.1, ..Default::default() }))]
-#[case::lion(OptimizerKind::Lion(LionConfig::default()))]
-#[case::sgd(OptimizerKind::Sgd(SgdConfig::default()))]
+#[case::adamw(OptimizerKind::from(AdamWConfig::default()))]
+#[case::adam(OptimizerKind::from(AdamConfig { weight_decay: 0.1, ..Default::default() }))]
+#[case::lion(OptimizerKind::from(LionConfig::default()))]
+#[case::sgd(OptimizerKind::from(SgdConfig::default()))]
 fn state_puts_back_bitwise(#[case] kind: OptimizerKind) {
     let run = |from: i64, to: i64, x: &Tensor, optimizer: &mut dyn Optimizer| {
         for step in from..to {

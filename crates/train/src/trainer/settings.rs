@@ -77,18 +77,18 @@ mod tests {
     #[case::clip(|c: &mut FitConfig| c.train.clip_norm = Some(-1.0), "--set train.clip_norm=1.0")]
     #[case::averages(|c: &mut FitConfig| c.train.average_decay = Some(1.0), "--set train.average_decay=0.999")]
     #[case::rate(
-        |c: &mut FitConfig| c.optimizer = OptimizerKind::Sgd(SgdConfig { lr: -0.001, ..SgdConfig::default() }),
+        |c: &mut FitConfig| c.optimizer = OptimizerKind::from(SgdConfig { lr: -0.001, ..SgdConfig::default() }),
         "optimizer.lr is -0.001, expected a finite number above 0; for instance --set optimizer.lr=0.001"
     )]
     #[case::beta(
-        |c: &mut FitConfig| c.optimizer = OptimizerKind::Lion(LionConfig { beta1: 1.5, ..LionConfig::default() }),
+        |c: &mut FitConfig| c.optimizer = OptimizerKind::from(LionConfig { beta1: 1.5, ..LionConfig::default() }),
         "optimizer.beta1 is 1.5, expected a number in [0, 1); --set optimizer.beta1=0.9"
     )]
     #[case::warm_up(|c: &mut FitConfig| c.schedule = ScheduleKind::Constant { warmup_epochs: f64::NAN }, "schedule.warmup_epochs is NaN, expected a finite number of epochs, 0 or more; --set schedule.warmup_epochs=0.0")]
     #[case::buckets(|c: &mut FitConfig| c.data_parallel.bucket_mb = 0.0, "data_parallel.bucket_mb is 0, expected a finite number of MiB above 0; --set data_parallel.bucket_mb=4")]
     #[case::minutes(|c: &mut FitConfig| c.checkpoint.every_minutes = 1e300, "--set checkpoint.every_minutes=30")]
     #[case::decay(
-        |c: &mut FitConfig| c.optimizer = OptimizerKind::Sgd(SgdConfig { weight_decay: -1.0, ..SgdConfig::default() }),
+        |c: &mut FitConfig| c.optimizer = OptimizerKind::from(SgdConfig { weight_decay: -1.0, ..SgdConfig::default() }),
         "--set optimizer.weight_decay=0.0"
     )]
     #[case::share(

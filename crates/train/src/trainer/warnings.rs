@@ -161,7 +161,7 @@ mod tests {
         assert_eq!(say(&before), [""; 0]);
         let mut now = before.clone();
         now.train.loss = Loss::Mse;
-        now.optimizer = OptimizerKind::AdamW(AdamWConfig { lr: 0.5, ..AdamWConfig::default() });
+        now.optimizer = OptimizerKind::from(AdamWConfig { lr: 0.5, ..AdamWConfig::default() });
         let found = say(&now);
         assert_eq!(found.len(), 1, "{found:?}");
         for words in [

@@ -189,10 +189,10 @@ fn data_parallel_has_the_dense_gradient_or_refuses(
 
 fn optimizers() -> [OptimizerKind; 4] {
     [
-        OptimizerKind::AdamW(AdamWConfig::default()),
-        OptimizerKind::Lion(LionConfig::default()),
-        OptimizerKind::Muon(MuonConfig::default()),
-        OptimizerKind::Sgd(SgdConfig::default()),
+        OptimizerKind::from(AdamWConfig::default()),
+        OptimizerKind::from(LionConfig::default()),
+        OptimizerKind::from(MuonConfig::default()),
+        OptimizerKind::from(SgdConfig::default()),
     ]
 }
 

@@ -166,7 +166,7 @@ fn run<L: FieldLayout>(
     let config = FitConfig {
         folder: folder.to_owned(),
         train: TrainConfig { epochs: 1, batch_size: SAMPLES, clip_norm: None, ..TrainConfig::default() },
-        optimizer: OptimizerKind::Sgd(sgd),
+        optimizer: OptimizerKind::from(sgd),
         schedule: ScheduleKind::Constant { warmup_epochs: 0.0 },
         ..FitConfig::default()
     };

@@ -5,11 +5,11 @@ use std::ops::Range;
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 
-use isobar_data::{
+use isobar::data::{
     ArrayDataset, ArrayInfo, ArrayOptions, Arrays, DataSource, Dataset, Error, Format, Result, Values,
 };
-use schemars::JsonSchema;
-use serde::Deserialize;
+use isobar::schemars::JsonSchema;
+use isobar::serde::Deserialize;
 
 /// A file of one array of little-endian float32 numbers in C order.
 #[derive(Debug)]
@@ -20,7 +20,8 @@ struct Raw {
 }
 
 #[derive(Debug, Default, Deserialize, JsonSchema)]
-#[serde(deny_unknown_fields)]
+#[serde(crate = "isobar::serde", deny_unknown_fields)]
+#[schemars(crate = "isobar::schemars")]
 struct RawOptions {
     /// Extent of each axis.
     shape: Vec<usize>,
@@ -37,7 +38,7 @@ impl Format for Raw {
     fn open(source: &DataSource<'_>, options: RawOptions) -> Result<Box<dyn Dataset>> {
         let path = source.path().to_owned();
         let failed = |error| Error::Io { path: path.clone(), action: "open it", source: error };
-        let file = isobar_files::open(&path).map_err(failed)?;
+        let file = isobar::files::open(&path).map_err(failed)?;
         let (shape, found) = (options.shape, file.metadata().map_err(failed)?.len());
         let bytes = shape.iter().try_fold(4_u64, |bytes, &extent| bytes.checked_mul(extent as u64));
         if bytes != Some(found) {

@@ -1,14 +1,14 @@
 //! The command `isobar` with a model of the program's own: `[model] type = "local_mix"`.
 
-use isobar_array::{Array, Conv, Padding};
-use isobar_models::{Architecture, Batch, FieldSpec, Mode, Model, Result};
-use isobar_shard::{Init, Params, Placement, Scope};
-use schemars::JsonSchema;
-use serde::{Deserialize, Serialize};
+use isobar::models::{Architecture, FieldSpec, Result};
+use isobar::prelude::*;
+use isobar::schemars::JsonSchema;
+use isobar::serde::{Deserialize, Serialize};
 
 /// Two convolutions of three points with a GELU between, added to the input.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
-#[serde(deny_unknown_fields)]
+#[serde(crate = "isobar::serde", deny_unknown_fields)]
+#[schemars(crate = "isobar::schemars")]
 struct LocalMixConfig {
     /// Channels of the fields.
     channels: usize,

@@ -22,16 +22,17 @@ use std::process::ExitCode;
 use isobar_data::Format;
 use isobar_manager::printable;
 use isobar_models::Architecture;
+use isobar_train::optim::OptimizerConfig;
 
 use cli::{Cli, Command};
 use exit::Exit;
 
-/// The command line as a library: the command `isobar` with models and data formats of a program's own, which its TOML files
-/// name.
+/// The command line as a library: the command `isobar` with a program's own models, data formats and optimizers, which its TOML
+/// files name.
 ///
 /// ```no_run
 /// fn main() -> std::process::ExitCode {
-///     isobar::App::new().main()
+///     isobar_app::App::new().main()
 /// }
 /// ```
 #[derive(Debug, Default)]
@@ -54,6 +55,13 @@ impl App {
     #[must_use]
     pub fn dataset<F: Format>(self) -> Self {
         isobar_data::register::<F>();
+        self
+    }
+
+    /// Adds an optimizer. One that registers itself (`isobar_train::register_optimizer!`) need not be added.
+    #[must_use]
+    pub fn optimizer<C: OptimizerConfig>(self) -> Self {
+        isobar_train::optim::register::<C>();
         self
     }
 

@@ -183,7 +183,7 @@ mod tests {
         let file = std::fs::read_to_string(configs().join("reference.toml")).unwrap();
         assert!(
             file == reference_toml::<Config>().unwrap(),
-            "configs/reference.toml is out of date; run `cargo run --release -p isobar -- config reference > \
+            "configs/reference.toml is out of date; run `cargo run --release -p isobar-cli -- config reference > \
              configs/reference.toml`"
         );
     }

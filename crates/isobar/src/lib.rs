@@ -1,0 +1,72 @@
+//! Isobar under one name: a program of your own depends on this crate alone.
+//!
+//! | | |
+//! |---|---|
+//! | [`prelude`] | the types that most programs use |
+//! | [`Trainer`] | trains a model on fields over a mesh of ranks: model, data, mesh, and nothing else |
+//! | [`App`] | the command line `isobar` with a program's own models, named in its TOML files |
+//! | [`main`] | body of `main`: an error is printed once for all ranks, and decides the exit code |
+//! | [`train`], [`models`], [`data`], [`files`] | training, models, data sets, and files from outside |
+//! | [`array`], [`shard`], [`mesh`] | the operators that models call, sharded tensors, the mesh of the ranks |
+//! | [`manager`], [`collectives`] | ranks, groups, and their communication |
+//! | [`torch`], [`tch`] | libtorch |
+//! | [`serde`], [`schemars`] | for the configuration of a model: `#[serde(crate = "isobar::serde")]` |
+//!
+//! A program that shards a field, on 1 or N ranks:
+//!
+//! ```
+//! use isobar::prelude::*;
+//!
+//! fn main() -> std::process::ExitCode {
+//!     isobar::main(run)
+//! }
+//!
+//! fn run() -> Result<(), BoxError> {
+//!     let manager = DistributedManager::initialize()?; // mpirun, srun, torchrun, or alone
+//!     let field = Tensor::f_ones([1, 4, 721, 16], (Kind::Float, Device::Cpu))?;
+//!     let x = ShardTensor::distribute(&field, &manager.global_mesh(), &[Placement::Shard(2)])?;
+//!     assert_eq!(x.gelu()?.shape(), [1, 4, 721, 16]);
+//!     Ok(DistributedManager::cleanup(true)?)
+//! }
+//! ```
+//!
+//! The feature `app` (default) has [`App`]; without it a program needs neither the command line nor its dependencies. `mpi`
+//! (default) links MPI.
+
+pub use isobar_array as array;
+pub use isobar_collectives as collectives;
+pub use isobar_data as data;
+pub use isobar_files as files;
+pub use isobar_manager as manager;
+pub use isobar_mesh as mesh;
+pub use isobar_models as models;
+pub use isobar_shard as shard;
+pub use isobar_torch as torch;
+pub use isobar_train as train;
+pub use {schemars, serde, tch};
+
+#[cfg(feature = "app")]
+pub use isobar_app::App;
+pub use isobar_train::{Trainer, main};
+
+/// The types that most programs use.
+///
+/// ```
+/// use isobar::prelude::*;
+///
+/// let x = Tensor::f_zeros([2, 3], (Kind::Float, Device::Cpu))?;
+/// assert_eq!(Elementwise::gelu(&x)?.size(), [2, 3]);
+/// # Ok::<(), BoxError>(())
+/// ```
+pub mod prelude {
+    pub use isobar_array::{Array, Conv, Elementwise, Generator, PadMode, Padding, Pool};
+    pub use isobar_collectives::{Group, ReduceOp};
+    pub use isobar_data::{InMemory, Normalizer};
+    pub use isobar_manager::{BoxError, DeviceMesh, DistributedManager};
+    pub use isobar_models::{Batch, Mode, Model};
+    pub use isobar_shard::{Init, MeshParams, ParamStore, Params, Parallel, Placement, Scope, ShardTensor};
+    pub use isobar_train::optim::{AdamConfig, AdamWConfig, LionConfig, MuonConfig, SgdConfig};
+    pub use isobar_train::schedule::ScheduleKind;
+    pub use isobar_train::{FitConfig, Precision, Trainer, Variable, Window, loss::Loss};
+    pub use tch::{Device, Kind, Tensor};
+}

@@ -1,0 +1,8 @@
+//! Registries of types that a TOML table names by its key `type`, such as models and optimizers: their entries, their tables, the
+//! schema of all of them. A registry itself belongs to the crate whose trait its entries implement; this crate never knows one.
+
+mod entries;
+mod table;
+
+pub use entries::{Entries, Named, unknown};
+pub use table::{TYPE, one_of, read, schema_of, tagged};

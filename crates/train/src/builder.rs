@@ -1,0 +1,370 @@
+//! A builder over [`fit`]: a program names its model, data and mesh, and the builder makes parameters, groups and the task.
+
+use std::ops::Range;
+use std::path::PathBuf;
+
+use isobar_array::Generator;
+use isobar_collectives::Group;
+use isobar_data::{Augment, InMemory, Normalizer, Statistics};
+use isobar_manager::{DeviceMesh, DistributedManager};
+use isobar_models::{Architecture, Model, Sharding};
+use isobar_shard::{MeshParams, ParallelRegion, ParamStore, Scope, ShardTensor};
+
+use crate::agree::agree;
+use crate::config::{OptimizerKind, Precision, ScheduleKind};
+use crate::error::{Context, Error};
+use crate::fields::{DATA_AXIS, DOMAIN_AXES, FieldLayout, MODEL_AXIS, SHARD_AXIS, ShardedFields};
+use crate::fully_sharded::ShardedParameters;
+use crate::loss::Loss;
+use crate::model::Network;
+use crate::params::Parameters;
+use crate::task::{BoxError, FieldModel, FieldTask};
+use crate::trainer::{FitConfig, Ranks, Summary, fit};
+use crate::variables::Variable;
+
+/// A rank's part of a field: a range of points along each spatial dim.
+pub type Window = [Range<usize>];
+
+/// Trains a model on fields that are sharded over a mesh of all ranks, with the same result on any mesh.
+///
+/// The axes of the mesh say what is split: `data` and `shard` the samples, `domain`, `domain_y` and `domain_z` the first three
+/// spatial dims, `shard` also the parameters, `model` the channels of models that support it. The default mesh is `["data"]`.
+/// Gradients are summed over the mesh once a step.
+///
+/// ```
+/// use isobar_array::{Array, Conv, Padding};
+/// use isobar_data::InMemory;
+/// use isobar_models::{Batch, Mode, Model, Result};
+/// use isobar_shard::{Init, Params, Placement, Scope};
+/// use isobar_train::{Trainer, Window, optim::AdamWConfig};
+/// use tch::{Device, Kind, Tensor};
+///
+/// /// One convolution of three by three points.
+/// struct Blur<A>(A);
+///
+/// impl<A: Array> Blur<A> {
+///     fn new(params: &mut Scope<'_, A>) -> isobar_shard::Result<Self> {
+///         Ok(Self(params.param("weight", &[1, 1, 3, 3], Init::FanIn(9), Placement::Replicate)?))
+///     }
+/// }
+///
+/// impl<A: Array> Model<A> for Blur<A> {
+///     fn forward(&self, batch: &Batch<A>, _mode: Mode<'_>) -> Result<Batch<A>> {
+///         let conv = Conv { padding: Padding::Each(vec![1]), ..Conv::default() };
+///         Ok(Batch::of_fields(batch.require("blur", Batch::<A>::FIELDS)?.conv(&self.0, None, &conv)?))
+///     }
+/// }
+///
+/// /// This rank's window of 16 samples.
+/// fn read(window: &Window) -> isobar_data::Result<InMemory> {
+///     let shape = [16, 1, window[0].len() as i64, window[1].len() as i64];
+///     let x = Tensor::f_arange(shape.iter().product::<i64>(), (Kind::Float, Device::Cpu))?.f_sin()?.f_view(shape)?;
+///     InMemory::pairs(x.shallow_clone(), x)
+/// }
+///
+/// let folder = tempfile::tempdir()?;
+/// let summary = Trainer::new(folder.path().join("blur"))
+///     .mesh(&[-1, 1], &["data", "domain"])
+///     .optimizer(AdamWConfig { lr: 0.05, ..AdamWConfig::default() })
+///     .epochs(20)
+///     .fit(&[8, 8], |window| Ok((read(window)?, read(window)?)), Blur::new)?;
+/// assert!(summary.validation_error.is_some_and(|error| error < 0.2));
+/// # Ok::<(), isobar_train::BoxError>(())
+/// ```
+#[derive(Debug, Clone)]
+pub struct Trainer {
+    mesh: (Vec<i64>, Vec<String>),
+    config: FitConfig,
+    augment: Augment,
+    variables: Vec<Variable>,
+    normalize: bool,
+}
+
+impl Trainer {
+    /// Makes a trainer whose metrics and checkpoints go into `folder`.
+    pub fn new(folder: impl Into<PathBuf>) -> Self {
+        Self {
+            mesh: (vec![-1], vec![DATA_AXIS.to_owned()]),
+            config: FitConfig { folder: folder.into(), ..FitConfig::default() },
+            augment: Augment::None,
+            variables: Vec::new(),
+            normalize: true,
+        }
+    }
+
+    /// Sets the mesh of all ranks. One extent may be -1.
+    #[must_use]
+    pub fn mesh(self, shape: &[i64], names: &[&str]) -> Self {
+        Self { mesh: (shape.to_vec(), names.iter().map(|&name| name.to_owned()).collect()), ..self }
+    }
+
+    /// Sets the passes over the training samples.
+    #[must_use]
+    pub fn epochs(self, epochs: u64) -> Self {
+        self.configure(|config| config.train.epochs = epochs)
+    }
+
+    /// Sets the number of samples of a step, over all ranks together.
+    #[must_use]
+    pub fn batch_size(self, samples: usize) -> Self {
+        self.configure(|config| config.train.batch_size = samples)
+    }
+
+    /// Sets the precision of the computation.
+    #[must_use]
+    pub fn precision(self, precision: Precision) -> Self {
+        self.configure(|config| config.train.precision = precision)
+    }
+
+    /// Sets the loss, on normalized values.
+    #[must_use]
+    pub fn loss(self, loss: Loss) -> Self {
+        self.configure(|config| config.train.loss = loss)
+    }
+
+    /// Sets the optimizer.
+    #[must_use]
+    pub fn optimizer(self, optimizer: impl Into<OptimizerKind>) -> Self {
+        self.configure(|config| config.optimizer = optimizer.into())
+    }
+
+    /// Sets the learning rate schedule.
+    #[must_use]
+    pub fn schedule(self, schedule: ScheduleKind) -> Self {
+        self.configure(|config| config.schedule = schedule)
+    }
+
+    /// Sets the seed of initial weights, sample order, augmentation and dropout.
+    #[must_use]
+    pub fn seed(self, seed: u64) -> Self {
+        self.configure(|config| config.seed = seed)
+    }
+
+    /// Sets the augmentation of training samples.
+    #[must_use]
+    pub fn augment(self, augment: Augment) -> Self {
+        Self { augment, ..self }
+    }
+
+    /// Names the channels of the targets, for reports of errors per variable.
+    #[must_use]
+    pub fn variables(self, variables: impl IntoIterator<Item = Variable>) -> Self {
+        Self { variables: variables.into_iter().collect(), ..self }
+    }
+
+    /// Sets whether the model gets each channel with zero mean and unit deviation over the training samples (the default), or the
+    /// values as they are.
+    #[must_use]
+    pub fn normalize(self, normalize: bool) -> Self {
+        Self { normalize, ..self }
+    }
+
+    /// Changes any other setting of [`fit`].
+    #[must_use]
+    pub fn configure(mut self, change: impl FnOnce(&mut FitConfig)) -> Self {
+        change(&mut self.config);
+        self
+    }
+
+    /// Trains the model that `build` makes, on fields with the spatial extents `extents`. `data` returns the training and
+    /// validation samples, of which it reads this rank's window only.
+    ///
+    /// Every rank calls. [`DistributedManager::initialize`] is called if the program has not.
+    ///
+    /// # Errors
+    ///
+    /// A mesh that does not fit the ranks or the fields, the errors of `data` and `build`, and those of [`fit`].
+    pub fn fit<M, E, D>(
+        self,
+        extents: &[usize],
+        data: impl FnOnce(&Window) -> Result<(InMemory, InMemory), D>,
+        build: impl FnOnce(&mut Scope<'_, ShardTensor>) -> Result<M, E>,
+    ) -> Result<Summary, BoxError>
+    where
+        M: Model<ShardTensor> + 'static,
+        E: Into<BoxError>,
+        D: Into<BoxError>,
+    {
+        let build = |params: &mut Scope<'_, ShardTensor>| match build(params) {
+            Ok(model) => Ok(Box::new(model) as Box<dyn Model<ShardTensor>>),
+            Err(error) => Err(error.into()),
+        };
+        self.run(extents, data, build, (&Sharding::new(), 1))
+    }
+
+    /// Does the same as [`fit`](Self::fit) for a model with a configuration, such as those of `isobar_models`: its parameters are
+    /// split as [`Architecture::sharding`] declares.
+    ///
+    /// # Errors
+    ///
+    /// Those of [`fit`](Self::fit); a mesh over which the model cannot be split.
+    pub fn fit_architecture<C: Architecture, D: Into<BoxError>>(
+        self,
+        extents: &[usize],
+        data: impl FnOnce(&Window) -> Result<(InMemory, InMemory), D>,
+        config: &C,
+    ) -> Result<Summary, BoxError> {
+        let names = &self.mesh.1;
+        let splits = |axes: &[&str]| names.iter().any(|name| axes.contains(&name.as_str()));
+        if (splits(&[MODEL_AXIS]) && !C::MODEL_PARALLEL)
+            || (splits(&DOMAIN_AXES) && !config.sharding().splits_fields())
+        {
+            let found = format!("axes {names:?}");
+            let expected = format!("axes over which the model {:?} can be split", C::NAME);
+            return Err(Error::invalid("the mesh", found, expected).into());
+        }
+        let (sharding, finer) = (config.sharding(), config.refinement());
+        self.run(extents, data, |params| Ok(config.build(params)?), (&sharding, finer))
+    }
+
+    fn run<D: Into<BoxError>>(
+        self,
+        extents: &[usize],
+        data: impl FnOnce(&Window) -> Result<(InMemory, InMemory), D>,
+        build: impl FnOnce(&mut Scope<'_, ShardTensor>) -> Result<Box<dyn Model<ShardTensor>>, BoxError>,
+        (sharding, finer): (&Sharding, usize),
+    ) -> Result<Summary, BoxError> {
+        let manager = DistributedManager::get().or_else(|_| DistributedManager::initialize())?;
+        let world = manager.group(None)?;
+        let names: Vec<&str> = self.mesh.1.iter().map(String::as_str).collect();
+        let mesh = manager.initialize_mesh(&self.mesh.0, &names)?;
+        let layout = ShardedFields::new(&mesh, extents)?;
+        let window = layout.window(extents)?;
+
+        let (kind, device) = (self.config.train.precision.kind(), manager.device());
+        let mut store = ParamStore::new(Generator::new(self.config.seed)).with_options(kind, device);
+        if names.contains(&MODEL_AXIS) {
+            store = store.with_region(ParallelRegion::new(mesh.group(MODEL_AXIS)?));
+        }
+        let (mut params, ranks) = on_mesh(&mut store, &mesh, &world, sharding)?;
+        let network = build(&mut Scope::new(&mut params, ""))?;
+        if let Some(pattern) = params.unmatched().first() {
+            return Err(unmatched(pattern).into());
+        }
+        let forward = Network::new(network).refining(finer);
+        let (parameters, buffers) = Parameters::on_mesh(&store, &mesh)?;
+
+        let read = data(&window).map_err(|error| Error::Samples { source: error.into() });
+        let (train, validation) = agree(&world, read)?;
+        let (input, target) = if self.normalize {
+            (normalizer(train.inputs(), &world)?, normalizer(train.targets(), &world)?)
+        } else {
+            (Normalizer::new(0.0, 1.0)?, Normalizer::new(0.0, 1.0)?)
+        };
+        let channels = train.targets().size().get(1).copied().unwrap_or(1);
+        let task = FieldTask {
+            model: FieldModel {
+                forward,
+                layout,
+                positions: None,
+                change: None,
+                input,
+                target,
+                variables: named(self.variables, channels),
+            },
+            train: train.to(device, kind)?,
+            validation: validation.to(device, kind)?,
+            rollouts: None,
+            augment: self.augment,
+            loss: self.config.train.loss,
+            seed: self.config.seed,
+        };
+        Ok(fit(&task, &parameters, &buffers, &ranks, &self.config)?)
+    }
+}
+
+/// Supplies a model's parameters over a mesh of all ranks for [`fit`], with the ranks that it needs: gradients are left pending,
+/// parameters are split as `sharding` declares, or over the axis `shard` if the mesh has it; what the store's region splits is
+/// split along the axis `model`. Does not communicate.
+///
+/// # Errors
+///
+/// A rank outside the mesh; a region of the store with other ranks than the axis `model`.
+///
+/// ```
+/// use isobar_collectives::Group;
+/// use isobar_manager::DeviceMesh;
+/// use isobar_models::Sharding;
+/// use isobar_array::Generator;
+/// use isobar_shard::{Init, ParamStore, Params, Placement};
+///
+/// let mesh = DeviceMesh::new(&Group::single(), &[1], &["domain"])?;
+/// let mut store = ParamStore::new(Generator::new(1));
+/// let (mut params, _ranks) = isobar_train::on_mesh(&mut store, &mesh, &Group::single(), &Sharding::new())?;
+/// let weight = params.param("weight", &[3, 2], Init::XavierUniform, Placement::Replicate)?;
+/// assert_eq!(weight.shape(), [3, 2]);
+/// # Ok::<(), isobar_train::BoxError>(())
+/// ```
+pub fn on_mesh<'a>(
+    store: &'a mut ParamStore,
+    mesh: &DeviceMesh,
+    world: &Group,
+    sharding: &Sharding,
+) -> crate::Result<(MeshParams<'a>, Ranks)> {
+    let names = mesh.names();
+    let mut params = MeshParams::new(store, mesh);
+    if names.contains(&MODEL_AXIS) {
+        params = params.along(MODEL_AXIS)?;
+    }
+    let params = params.pending();
+    if !names.contains(&SHARD_AXIS) {
+        return Ok((params.laid_out(sharding.parameter_layouts()), Ranks::sharded(world, mesh)?));
+    }
+    let sharded = ShardedParameters::default();
+    Ok((params.watched(sharded.watch()), Ranks::fully_sharded(world, mesh, &sharded)?))
+}
+
+/// A declared layout of a parameter that the model does not have.
+fn unmatched(pattern: &str) -> Error {
+    let found = format!("parameters {pattern:?}, which the model does not have");
+    Error::invalid("the sharding of the model", found, "names of its parameters (`Architecture::sharding`)")
+}
+
+/// The variables; channels without a name are numbered where there are several.
+fn named(mut variables: Vec<Variable>, channels: i64) -> Vec<Variable> {
+    for channel in variables.len()..usize::try_from(channels).unwrap_or(0) {
+        let name = if channels == 1 { String::new() } else { format!("channel_{channel}") };
+        variables.push(Variable::new(name));
+    }
+    variables
+}
+
+/// Mean and deviation of each channel over the windows of all ranks. All ranks call.
+fn normalizer(window: &tch::Tensor, world: &Group) -> Result<Normalizer, BoxError> {
+    let channels = window.size().get(1).copied().unwrap_or(0);
+    let own = (0..channels).map(|channel| {
+        let values = window.f_select(1, channel).context(|| "a channel of the fields".to_owned())?;
+        // A rank may have no points.
+        Ok(if values.numel() == 0 { None } else { Some(Statistics::of(&values).map_err(data_error)?) })
+    });
+    let own = agree(world, own.collect::<crate::Result<Vec<Option<Statistics>>>>())?;
+    let all = world.all_gather_bytes(&serde_json::to_vec(&own)?)?;
+    let all = all.iter().map(|bytes| serde_json::from_slice::<Vec<Option<Statistics>>>(bytes));
+    let all = all.collect::<Result<Vec<_>, _>>()?;
+    let merged = (0..own.len()).map(|channel| {
+        let parts: Vec<Statistics> = all.iter().filter_map(|rank| *rank.get(channel)?).collect();
+        Statistics::merged(&parts)
+    });
+    let merged = merged.collect::<isobar_data::Result<Vec<_>>>()?;
+    Ok(Normalizer::of_channels(&merged)?)
+}
+
+fn data_error(error: isobar_data::Error) -> Error {
+    Error::Samples { source: error.into() }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn channels_without_a_name_are_numbered() {
+        let names = |given: &[&str], channels| {
+            let variables = named(given.iter().map(|&name| Variable::new(name)).collect(), channels);
+            variables.into_iter().map(|variable| variable.name).collect::<Vec<_>>()
+        };
+        assert_eq!(names(&[], 1), [""]);
+        assert_eq!(names(&["u"], 3), ["u", "channel_1", "channel_2"]);
+        assert_eq!(names(&["u", "v"], 1), ["u", "v"]);
+    }
+}

@@ -1,0 +1,91 @@
+//! The command `isobar` with an optimizer of the program's own: `[optimizer] type = "signum"`.
+
+use isobar::prelude::*;
+use isobar::schemars::JsonSchema;
+use isobar::serde::{Deserialize, Serialize};
+use isobar::train::optim::{Optimizer, OptimizerConfig, OptimizerState, refuse_unsummed};
+use isobar::train::{Error, Parameters, Result};
+
+/// Steps of one size against the sign of a running mean of gradients.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[serde(crate = "isobar::serde", deny_unknown_fields, default)]
+#[schemars(crate = "isobar::schemars")]
+struct SignumConfig {
+    /// Learning rate at its highest; `schedule` says how it changes.
+    lr: f64,
+    /// Decay rate of the running mean, in [0, 1).
+    momentum: f64,
+}
+
+impl Default for SignumConfig {
+    fn default() -> Self {
+        Self { lr: 1e-4, momentum: 0.9 }
+    }
+}
+
+struct Signum {
+    momentum: f64,
+    params: Parameters,
+    means: Vec<Tensor>,
+    steps: u64,
+}
+
+fn refused(source: isobar::tch::TchError) -> Error {
+    Error::Tensor { context: "a step of signum".to_owned(), source }
+}
+
+impl OptimizerConfig for SignumConfig {
+    const NAME: &'static str = "signum";
+    const SUMMARY: &'static str = "The sign of a running mean of gradients.";
+
+    fn lr(&self) -> f64 {
+        self.lr
+    }
+
+    fn moments(&self) -> u64 {
+        1
+    }
+
+    fn build(&self, params: &Parameters) -> Result<Box<dyn Optimizer>> {
+        let means = params.iter().map(|param| param.tensor.detach().f_zeros_like().map_err(refused));
+        let means = means.collect::<Result<_>>()?;
+        Ok(Box::new(Signum { momentum: self.momentum, params: params.clone(), means, steps: 0 }))
+    }
+}
+
+impl Optimizer for Signum {
+    fn step(&mut self, lr: f64) -> Result<()> {
+        refuse_unsummed(&self.params)?;
+        let _no_grad = isobar::tch::no_grad_guard();
+        for (param, mean) in self.params.iter().zip(&mut self.means) {
+            let Some(gradient) = param.grad() else { continue };
+            *mean = mean.f_lerp(&gradient, 1.0 - self.momentum).map_err(refused)?;
+            let step = mean.f_sign().and_then(|sign| sign.f_mul_scalar(-lr)).map_err(refused)?;
+            let _ = param.tensor.shallow_clone().f_add_(&step).map_err(refused)?;
+        }
+        self.steps += 1;
+        Ok(())
+    }
+
+    fn state(&self) -> OptimizerState {
+        let mut state = OptimizerState::new(SignumConfig::NAME);
+        for (param, mean) in self.params.iter().zip(&self.means) {
+            state.steps.insert(param.name.clone(), self.steps);
+            state.push("mean", param, mean);
+        }
+        state
+    }
+
+    fn load_state(&mut self, state: &OptimizerState) -> Result<()> {
+        state.expect_kind(SignumConfig::NAME)?;
+        for (param, mean) in self.params.iter().zip(&mut self.means) {
+            *mean = state.find("mean", param)?.f_detach_copy().map_err(refused)?;
+            self.steps = state.step_of(param)?;
+        }
+        Ok(())
+    }
+}
+
+fn main() -> std::process::ExitCode {
+    isobar::App::new().optimizer::<SignumConfig>().main()
+}

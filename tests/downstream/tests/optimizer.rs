@@ -1,0 +1,69 @@
+//! A program's own optimizer, named in its TOML: one rank and two, and a run that resumes.
+#![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
+
+use std::fs;
+use std::path::Path;
+use std::time::Duration;
+
+use isobar_harness::{Launch, workspace};
+use serde_json::Value;
+use tempfile::tempdir;
+
+const PROGRAM: &str = env!("CARGO_BIN_EXE_own-optimizer");
+
+const CONFIG: &str = r#"
+[run]
+name = "run"
+[data]
+path = "tests/data/darcy_excerpt.h5"
+validation_samples = 2
+[model]
+type = "fno"
+in_channels = 1
+out_channels = 1
+dimension = 2
+num_fno_modes = 4
+latent_channels = 4
+num_fno_layers = 1
+decoder_layer_size = 8
+[train]
+epochs = 2
+batch_size = 3
+precision = "float64"
+[optimizer]
+type = "signum"
+lr = 1e-3
+[metrics]
+every_steps = 1
+[schedule]
+warmup_epochs = 0.0
+"#;
+
+fn train(folder: &Path, ranks: usize, args: &[&str]) -> Vec<f64> {
+    let config = folder.join("own.toml");
+    fs::write(&config, CONFIG).unwrap();
+    let output = format!("run.output={}", folder.display());
+    let launch = Launch::plain(ranks, PROGRAM).current_dir(workspace()).deadline(Duration::from_secs(120));
+    let launch =
+        launch.args(["train", config.to_str().unwrap(), "--set", &output]).args(args.iter().copied());
+    let _ = launch.run().unwrap().expect_success();
+    let text = fs::read_to_string(folder.join("run/metrics.jsonl")).unwrap();
+    let lines = text.lines().map(|line| serde_json::from_str::<Value>(line).unwrap());
+    lines.filter_map(|line| line["loss"].as_f64()).collect()
+}
+
+#[test]
+fn a_programs_own_optimizer_trains_by_its_name() {
+    let [one, two, resumed] = [tempdir().unwrap(), tempdir().unwrap(), tempdir().unwrap()];
+    let alone = train(one.path(), 1, &[]);
+    let shared = train(two.path(), 2, &[]);
+    let _ = train(resumed.path(), 1, &["--set", "train.max_steps=3"]);
+    let resumed = train(resumed.path(), 2, &["--resume"]);
+    assert!(alone.len() > 3, "{alone:?}");
+    for others in [&shared, &resumed] {
+        assert_eq!(others.len(), alone.len(), "{alone:?} {others:?}");
+        for (a, b) in alone.iter().zip(others) {
+            assert!((a - b).abs() <= 1e-9 * a.abs(), "{alone:?} {others:?}");
+        }
+    }
+}
