@@ -64,7 +64,7 @@ pub mod prelude {
     pub use isobar_data::{InMemory, Normalizer};
     pub use isobar_manager::{BoxError, DeviceMesh, DistributedManager};
     pub use isobar_models::{Batch, Mode, Model};
-    pub use isobar_shard::{Init, MeshParams, ParamStore, Params, Parallel, Placement, Scope, ShardTensor};
+    pub use isobar_shard::{Init, MeshParams, Parallel, ParamStore, Params, Placement, Scope, ShardTensor};
     pub use isobar_train::optim::{AdamConfig, AdamWConfig, LionConfig, MuonConfig, SgdConfig};
     pub use isobar_train::schedule::ScheduleKind;
     pub use isobar_train::{FitConfig, Precision, Trainer, Variable, Window, loss::Loss};

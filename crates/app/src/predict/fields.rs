@@ -4,8 +4,8 @@ use std::ops::Range;
 use std::path::Path;
 
 use anyhow::Result;
-use isobar_data::{DatasetWriter, PredictionMeta, Window};
 use isobar_array::Local;
+use isobar_data::{DatasetWriter, PredictionMeta, Window};
 use isobar_train::loss::variable_errors;
 use isobar_train::{BoxError, FieldLayout, FieldModel, Forward};
 use tch::{Device, Kind, Tensor};

@@ -19,7 +19,7 @@ pub use self::sgd::{Sgd, SgdConfig};
 pub use self::state::{OptimizerState, StateTensor};
 use crate::error::Result;
 pub use crate::gradients::refuse_unsummed;
-use crate::params::{Parameter, Parameters};
+use crate::params::Parameter;
 
 /// What turns gradients into new parameters.
 ///

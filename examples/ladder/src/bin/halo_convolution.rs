@@ -5,9 +5,8 @@
 //! ```
 #![expect(clippy::print_stdout, reason = "a program talks to its user")]
 
-use isobar::collectives::CommTrace;
 use isobar::prelude::*;
-use isobar::shard::{Layout, Sizes};
+use isobar::shard::{CommTrace, Layout, Sizes};
 
 fn main() -> std::process::ExitCode {
     isobar::main(run)

@@ -6,9 +6,8 @@
 //! ```
 #![expect(clippy::print_stdout, reason = "a program talks to its user")]
 
-use isobar::collectives::CommTrace;
 use isobar::prelude::*;
-use isobar::shard::{AttentionOptions, AttentionStrategy, Layout, Sizes};
+use isobar::shard::{AttentionOptions, AttentionStrategy, CommTrace, Layout, Sizes};
 
 fn main() -> std::process::ExitCode {
     isobar::main(run)
