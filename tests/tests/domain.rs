@@ -63,7 +63,8 @@ static LINES: LazyLock<PathBuf> = LazyLock::new(|| wave("lines", &[16]));
 /// A wave in a box whose sides can be halved.
 static BOXES: LazyLock<PathBuf> = LazyLock::new(|| wave("boxes", &[8, 4, 4]));
 
-fn wave(name: &str, extents: &[i64]) -> PathBuf {
+/// Writes four trajectories of a wave, each of three frames.
+pub(crate) fn wave(name: &str, extents: &[i64]) -> PathBuf {
     let path = Path::new(env!("CARGO_TARGET_TMPDIR")).join(format!("{name}.h5"));
     let dim = |(name, &extent): (&str, &i64)| {
         let coordinates = (0..extent).map(|point| point as f64).collect();

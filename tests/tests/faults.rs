@@ -49,6 +49,8 @@ struct Fault {
     ranks: usize,
     victim: usize,
     launcher: Launcher,
+    /// Axis of a mesh of 2 x 2 beside `data`; without it all ranks are along `data`.
+    axis: Option<&'static str>,
 }
 
 /// Every pair of two properties at least once; with all, every combination.
@@ -59,7 +61,7 @@ fn faults(all: bool) -> Vec<Fault> {
             for (k, how) in FAULTS.into_iter().enumerate() {
                 for (l, launcher) in LAUNCHERS.into_iter().enumerate() {
                     if all || (k == (i + j) % 3 && l == (i + 2 * j) % 3) {
-                        faults.push(Fault { how, phase, ranks, victim, launcher });
+                        faults.push(Fault { how, phase, ranks, victim, launcher, axis: None });
                     }
                 }
             }
@@ -120,6 +122,24 @@ fn the_sample_has_every_pair() {
     assert_eq!((sample.len(), faults(true).len()), (25, 225));
 }
 
+/// Ranks that share fields, parameters or channels, besides samples.
+#[rstest]
+#[case::domain("domain", 1, "backward", false)]
+#[case::shard("shard", 3, "optimizer", true)]
+#[case::model("model", 2, "forward", false)]
+fn a_killed_rank_of_a_mesh_is_named(
+    #[case] axis: &'static str,
+    #[case] victim: usize,
+    #[case] phase: &'static str,
+    #[case] mpi: bool,
+) {
+    if mpi && !has_mpi() {
+        return;
+    }
+    let launcher = if mpi { Launcher::Mpirun } else { Launcher::Plain };
+    check(Fault { how: "kill", phase, ranks: 4, victim, launcher, axis: Some(axis) }).unwrap();
+}
+
 /// A rank that goes on living, and never comes to what the others wait in.
 #[test]
 fn a_rank_that_hangs_is_named() {
@@ -127,7 +147,7 @@ fn a_rank_that_hangs_is_named() {
         if matches!(launcher, Launcher::Mpirun) && !has_mpi() {
             continue;
         }
-        check(Fault { how: "hang", phase: "forward", ranks: 2, victim: 1, launcher }).unwrap();
+        check(Fault { how: "hang", phase: "forward", ranks: 2, victim: 1, launcher, axis: None }).unwrap();
     }
 }
 
@@ -138,7 +158,7 @@ fn calls_in_another_order_are_named() {
         if matches!(launcher, Launcher::Mpirun) && !has_mpi() {
             continue;
         }
-        check(Fault { how: "extra", phase: "forward", ranks: 2, victim: 1, launcher }).unwrap();
+        check(Fault { how: "extra", phase: "forward", ranks: 2, victim: 1, launcher, axis: None }).unwrap();
     }
 }
 
@@ -147,7 +167,14 @@ fn calls_in_another_order_are_named() {
 fn another_call_is_an_error_of_all_ranks_where_all_are_compared() {
     let _machine = MACHINE.lock().unwrap_or_else(PoisonError::into_inner);
     let output = tempdir().unwrap();
-    let fault = Fault { how: "extra", phase: "optimizer", ranks: 2, victim: 1, launcher: Launcher::Plain };
+    let fault = Fault {
+        how: "extra",
+        phase: "optimizer",
+        ranks: 2,
+        victim: 1,
+        launcher: Launcher::Plain,
+        axis: None,
+    };
     let outcome = run_with(fault, output.path(), &output.path().join("mark"), |launch| {
         launch.env("ISOBAR_DISTRIBUTED__FINGERPRINTS", "always")
     });
@@ -168,7 +195,14 @@ fn mpi_that_does_not_return_ends_the_job() {
     let _machine = MACHINE.lock().unwrap_or_else(PoisonError::into_inner);
     let output = tempdir().unwrap();
     let (library, mark) = (compiled(HANGING_MPI, output.path()), output.path().join("mark"));
-    let fault = Fault { how: "nothing", phase: "forward", ranks: 2, victim: 1, launcher: Launcher::Mpirun };
+    let fault = Fault {
+        how: "nothing",
+        phase: "forward",
+        ranks: 2,
+        victim: 1,
+        launcher: Launcher::Mpirun,
+        axis: None,
+    };
     let with = |launch: Launch| launch.env("LD_PRELOAD", &library).env("HANG_MARK", &mark);
     let outcome = run_with(fault, output.path(), &mark, with);
     assert!(mark.exists(), "{outcome}");
@@ -185,7 +219,7 @@ fn a_rank_that_is_stopped_at_its_very_end_is_named(#[values(false, true)] mpi: b
         return;
     }
     let launcher = if mpi { Launcher::Mpirun } else { Launcher::Plain };
-    let fault = Fault { how: "stop", phase: "end", ranks: 3, victim: 1, launcher };
+    let fault = Fault { how: "stop", phase: "end", ranks: 3, victim: 1, launcher, axis: None };
     let _machine = MACHINE.lock().unwrap_or_else(PoisonError::into_inner);
     let output = tempdir().unwrap();
     let mark = output.path().join("mark");
@@ -207,7 +241,8 @@ fn an_end_of_mpi_that_does_not_return_ends_the_job() {
     let _machine = MACHINE.lock().unwrap_or_else(PoisonError::into_inner);
     let output = tempdir().unwrap();
     let library = compiled(HANGING_END, output.path());
-    let fault = Fault { how: "nothing", phase: "none", ranks: 2, victim: 1, launcher: Launcher::Mpirun };
+    let fault =
+        Fault { how: "nothing", phase: "none", ranks: 2, victim: 1, launcher: Launcher::Mpirun, axis: None };
     let outcome = run_with(fault, output.path(), &output.path().join("mark"), |launch| {
         launch.env("LD_PRELOAD", &library).env("ISOBAR_TRAIN__MAX_STEPS", "2")
     });
@@ -391,11 +426,19 @@ fn run_with(fault: Fault, output: &Path, mark: &Path, with: impl FnOnce(Launch) 
         "stop" => (NEVER, SILENCE),
         _ => (DEADLINE, NEVER),
     };
+    let config = if fault.axis == Some("model") { "darcy_distributed_afno" } else { "darcy_afno" };
+    let (shape, names) = match fault.axis {
+        Some(axis) => ("[2, 2]", format!("[\"data\", \"{axis}\"]")),
+        None => ("[-1]", "[\"data\"]".to_owned()),
+    };
     with(launch)
         .current_dir(workspace())
         .deadline(LONGEST)
         .env("FAULT", format!("{victim} {phase} {from} {how} {}", mark.display()))
-        .args(["train", "configs/darcy_afno.toml", "--set", "data.path=tests/data/darcy_excerpt.h5"])
+        .args(["train", &format!("configs/{config}.toml"), "--set", "run.name=darcy_afno"])
+        .args(["--set", "data.path=tests/data/darcy_excerpt.h5"])
+        .args(["--set", &format!("distributed.mesh.shape={shape}")])
+        .args(["--set", &format!("distributed.mesh.names={names}")])
         .args(["--set", "data.validation_samples=0", "--set", "checkpoint.every_steps=2"])
         .args(["--set", &format!("run.output={}", output.display())])
         .args(["--set", "train.epochs=100000", "--set", "train.batch_size=4"])

@@ -121,6 +121,7 @@ fn a_wrong_configuration_names_the_setting_that_mends_it(
 /// Absurd sizes cost neither memory nor time, and the error gives the memory they would need.
 #[rstest]
 #[case::modes("configs/darcy_fno.toml", &["model.num_fno_modes=1000000000", "model.padding=2147483647"])]
+#[case::padding("configs/darcy_fno.toml", &["model.padding=2147483647"])]
 #[case::layers("configs/darcy_fno.toml", &["model.num_fno_layers=1000000000"])]
 #[case::decoder("configs/darcy_fno.toml", &["model.decoder_layers=1000000000"])]
 #[case::depth("configs/darcy_afno.toml", &["model.depth=1000000000"])]

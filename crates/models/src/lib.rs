@@ -63,7 +63,7 @@ pub use fully_connected::{FullyConnected, FullyConnectedConfig};
 pub use layers::Activation;
 pub use mod_afno::{EmbedMethod, ModAfno, ModAfnoConfig, ModEmbedConfig, ScaleShiftMode};
 pub use mode::{BatchPart, Mode};
-pub use model::{Architecture, Model};
+pub use model::{Architecture, LargestArray, Model};
 pub use registry::{Entry, ModelArray, ModelConfig, register, registered};
 pub use sharding::Sharding;
 pub use sr_res_net::{SrResNet, SrResNetConfig};

@@ -26,6 +26,15 @@ pub trait Model<A: Array> {
     fn forward(&self, batch: &Batch<A>, mode: Mode<'_>) -> Result<Batch<A>>;
 }
 
+/// Largest array that a model makes of one sample.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct LargestArray {
+    /// Number of its elements, over all ranks that share the sample.
+    pub elements: u128,
+    /// Keys and values that its size follows from, such as `model.padding = 8`.
+    pub keys: String,
+}
+
 /// Configuration of a model that a TOML file can name: `[model] type = "NAME"`, the other keys being the fields of the type.
 ///
 /// [`register!`](macro@crate::register) makes it known to every program that is linked with the crate it stands in. Keys, defaults
@@ -118,6 +127,12 @@ pub trait Architecture:
     /// ```
     fn count(&self, count: &dyn Fn() -> ParamCount) -> Result<ModelSize> {
         crate::size::built(count, |params| self.build(&mut Scope::new(params, "")))
+    }
+
+    /// Returns the largest array that the model makes of one sample, if that can be much larger than the fields and the
+    /// parameters. Training compares it with the memory of the machines before anything is allocated.
+    fn largest_array(&self, _fields: &FieldSpec) -> Option<LargestArray> {
+        None
     }
 
     /// Declares how parameters and inputs are split over the axes of a mesh.

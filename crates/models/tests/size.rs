@@ -3,9 +3,9 @@
 
 use isobar_array::Generator;
 use isobar_models::{
-    Activation, Afno, AfnoConfig, Architecture, DistributedAfno, DistributedAfnoConfig, Factorization, Fno,
-    FnoConfig, FullyConnected, FullyConnectedConfig, ModAfno, ModAfnoConfig, PerDim, SrResNet,
-    SrResNetConfig, UNet, UNetConfig, Upsampling,
+    Activation, Afno, AfnoConfig, Architecture, DistributedAfno, DistributedAfnoConfig, Factorization,
+    FieldSpec, Fno, FnoConfig, FullyConnected, FullyConnectedConfig, ModAfno, ModAfnoConfig, PerDim,
+    SrResNet, SrResNetConfig, UNet, UNetConfig, Upsampling,
 };
 use isobar_shard::{ModelSize, ParamCount, ParamStore};
 use rstest::rstest;
@@ -154,7 +154,14 @@ fn fields_are_compared_with_the_configuration_alone() {
     let error = listed.check_extents(&[64]).unwrap_err().to_string();
     assert!(error.ends_with("--set model.dimension=1"), "{error}");
 
+    let fields = FieldSpec { extents: vec![64, 32], ..FieldSpec::default() };
+    let wide = FnoConfig { padding: PerDim::Each(vec![i32::MAX as usize]), ..FnoConfig::new(1, 1) };
+    let array = wide.largest_array(&fields).unwrap();
+    assert_eq!(array.elements, (i32::MAX as u128 + 64) * 32 * wide.latent_channels as u128);
+    assert_eq!(array.keys, "model.padding = [2147483647]");
+
     let unet = UNetConfig { dimension: 2, ..UNetConfig::new(1, 1) };
+    assert_eq!(unet.largest_array(&fields), None);
     unet.check_extents(&[64, 32]).unwrap();
     let error = unet.check_extents(&[64, 36]).unwrap_err().to_string();
     let mend = "--set model.model_depth=3 --set 'model.feature_map_channels=[64, 64, 128, 128, 256, 256]'";

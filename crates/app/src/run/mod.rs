@@ -132,14 +132,15 @@ pub(crate) fn with<J: Job>(manager: &DistributedManager, config: &Config, job: J
     let world = manager.group(None)?;
     // From the configuration and the file's header, before anything is allocated or read.
     let opened = Source::open(&config.data).and_then(|source| {
-        config.model.check(&source.spec(&config.data)?)?;
+        let fields = source.spec(&config.data)?;
+        config.model.check(&fields)?;
         if J::TRAINS {
             source.has_samples(&config.data)?;
         }
-        Ok((Vec::new(), source))
+        Ok((Vec::new(), (source, fields)))
     });
-    let (source, _) = alike(&world, opened)?;
-    room::check(&world, &arrangement, config, device, J::TRAINS)?;
+    let ((source, fields), _) = alike(&world, opened)?;
+    room::check(&world, &arrangement, config, &fields, device, J::TRAINS)?;
     let Arrangement { ranks, model, domain } = arrangement;
     if let Some(mesh) = &domain
         && J::TRAINS

@@ -5,6 +5,7 @@ use isobar_collectives::Group;
 use isobar_manager::DeviceMesh;
 use isobar_manager::checks;
 use isobar_manager::config::CheckChoice;
+use isobar_models::{FieldSpec, LargestArray};
 use isobar_shard::{ModelSize, ParallelRegion, ParamCount};
 use isobar_train::SHARD_AXIS;
 use tch::{Device, Kind};
@@ -16,12 +17,13 @@ use crate::exit::{Because, Exit};
 /// Bytes of overhead per tensor: handles, names, nodes of the graph.
 const TENSOR: u128 = 1 << 10;
 
-/// Rejects a network that does not fit into memory, before it is allocated. Counts parameters, gradients and
-/// optimizer state, the least that a run needs. All ranks call.
+/// Rejects a network that does not fit into memory, before it is allocated. Counts parameters, gradients,
+/// optimizer state and the largest array of one sample, the least that a run needs. All ranks call.
 pub(super) fn check(
     world: &Group,
     arrangement: &Arrangement,
     config: &Config,
+    fields: &FieldSpec,
     device: Device,
     trains: bool,
 ) -> Result<()> {
@@ -43,15 +45,25 @@ pub(super) fn check(
         false => 1,
     };
     let shards = domain.as_ref().filter(|_| trains).map_or(1, shards);
-    let bytes = needed(size, copies, shards, (config.train.precision.kind(), device));
-    let what = format!(
-        "{} the network, which has {} parameters on a rank,",
+    let kind = config.train.precision.kind();
+    let network = needed(size, copies, shards, (kind, device));
+    let ranks = domain.as_ref().map_or(1, |mesh| mesh.shape().into_iter().product::<usize>());
+    let array = config.model.largest_array(fields);
+    let sample = array.as_ref().map_or(0, |array| bytes_of(array, ranks, (kind, device)));
+    let mut what = format!(
+        "{} the network, which has {} parameters on a rank",
         if trains { "training" } else { "predicting with" },
         number(size.trained)
     );
+    match array {
+        Some(LargestArray { elements, keys }) if sample > network => {
+            what += &format!(" and makes an array of {} elements of each sample ({keys}),", number(elements));
+        }
+        _ => what += ",",
+    }
     let mend = "make it smaller (the keys of [model]), or split it over more ranks (as in --set 'distributed.mesh.names=[\"shard\"]'); \
                 --set distributed.checks=warn tries all the same";
-    match checks::memory(world, bytes, &what, mend)? {
+    match checks::memory(world, network.saturating_add(sample), &what, mend)? {
         Some(lack) if choice == CheckChoice::On => bail!(Exit::Usage.because(lack)),
         Some(lack) if world.rank() == 0 => tracing::warn!("{lack}"),
         _ => {}
@@ -78,6 +90,15 @@ fn needed(size: ModelSize, copies: u128, shards: u128, (kind, device): (Kind, De
     u64::try_from(bytes).unwrap_or(u64::MAX)
 }
 
+/// Bytes of host memory for the part of an array that each of the ranks sharing a sample holds.
+fn bytes_of(array: &LargestArray, ranks: usize, (kind, device): (Kind, Device)) -> u64 {
+    if device != Device::Cpu {
+        return 0;
+    }
+    let elements = array.elements / ranks.max(1) as u128;
+    u64::try_from(elements.saturating_mul(kind.elt_size_in_bytes() as u128)).unwrap_or(u64::MAX)
+}
+
 /// Formats a number that may have many digits.
 fn number(count: u128) -> String {
     if count < 1_000_000 { count.to_string() } else { format!("{:.2e}", count as f64) }
@@ -97,6 +118,11 @@ mod tests {
         assert_eq!(needed(size, 4, 1, (Kind::Float, Device::Cuda(0))), 4 * 2048);
         let huge = ModelSize { trained: u128::MAX, buffers: u128::MAX, tensors: u128::MAX };
         assert_eq!(needed(huge, 4, 1, (Kind::Float, Device::Cpu)), u64::MAX);
+        let array = LargestArray { elements: 1000, keys: String::new() };
+        assert_eq!(bytes_of(&array, 4, (Kind::Double, Device::Cpu)), 2000);
+        assert_eq!(bytes_of(&array, 4, (Kind::Double, Device::Cuda(0))), 0);
+        let array = LargestArray { elements: u128::MAX, ..array };
+        assert_eq!(bytes_of(&array, 1, (Kind::Float, Device::Cpu)), u64::MAX);
         assert_eq!([number(999_999), number(82_000_000_000_000)], ["999999", "8.20e13"]);
     }
 }

@@ -9,7 +9,7 @@ use super::{Fno, MODEL};
 use crate::error::{Checker, Error, Result};
 use crate::fields::FieldSpec;
 use crate::layers::{Activation, PerDim};
-use crate::model::{Architecture, Model};
+use crate::model::{Architecture, LargestArray, Model};
 use crate::sharding::Sharding;
 use crate::size::{built, extrapolate};
 
@@ -202,6 +202,20 @@ impl Architecture for FnoConfig {
                 built(count, |params| Fno::new(&config, params))
             })
         })
+    }
+
+    fn largest_array(&self, fields: &FieldSpec) -> Option<LargestArray> {
+        let dims = fields.extents.len();
+        let mut padding = self.padding.list(dims);
+        padding.resize(dims, 0);
+        let padded =
+            fields.extents.iter().zip(&padding).map(|(&extent, &points)| extent as u128 + points as u128);
+        let points = padded.fold(1u128, u128::saturating_mul);
+        let keys = match &self.padding {
+            PerDim::All(points) => format!("model.padding = {points}"),
+            PerDim::Each(points) => format!("model.padding = {points:?}"),
+        };
+        Some(LargestArray { elements: points.saturating_mul(self.latent_channels as u128), keys })
     }
 
     fn sharding(&self) -> Sharding {

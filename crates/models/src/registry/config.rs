@@ -11,7 +11,7 @@ use serde_json::{Map, Value};
 use super::{AnyArchitecture, Entry, ModelArray, find, registered};
 use crate::error::{Error, Result};
 use crate::fields::FieldSpec;
-use crate::model::Model;
+use crate::model::{LargestArray, Model};
 use crate::sharding::Sharding;
 
 /// The name of the configurations of models in errors.
@@ -83,6 +83,12 @@ impl ModelConfig {
     /// Invalid arguments of the model.
     pub fn count(&self, count: &dyn Fn() -> ParamCount) -> Result<ModelSize> {
         self.0.count(count)
+    }
+
+    /// Returns the largest array that the model makes of one sample: see
+    /// [`Architecture::largest_array`](crate::Architecture::largest_array).
+    pub fn largest_array(&self, fields: &FieldSpec) -> Option<LargestArray> {
+        self.0.largest_array(fields)
     }
 
     /// The declaration of how parameters and inputs are split.

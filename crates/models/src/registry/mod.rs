@@ -15,7 +15,7 @@ use tch::Tensor;
 pub use self::config::ModelConfig;
 use crate::error::Result;
 use crate::fields::FieldSpec;
-use crate::model::{Architecture, Model};
+use crate::model::{Architecture, LargestArray, Model};
 use crate::sharding::Sharding;
 
 /// Registers a configuration type as a model: see [`Architecture`].
@@ -100,6 +100,7 @@ pub(crate) trait AnyArchitecture: std::fmt::Debug + Send + Sync {
     fn build_sharded(&self, params: &mut Scope<'_, ShardTensor>) -> Result<Box<dyn Model<ShardTensor>>>;
     fn check(&self, fields: &FieldSpec) -> Result<()>;
     fn count(&self, count: &dyn Fn() -> ParamCount) -> Result<ModelSize>;
+    fn largest_array(&self, fields: &FieldSpec) -> Option<LargestArray>;
     fn sharding(&self) -> Sharding;
     fn refinement(&self) -> usize;
 }
@@ -135,6 +136,10 @@ impl<C: Architecture> AnyArchitecture for C {
 
     fn count(&self, count: &dyn Fn() -> ParamCount) -> Result<ModelSize> {
         Architecture::count(self, count)
+    }
+
+    fn largest_array(&self, fields: &FieldSpec) -> Option<LargestArray> {
+        Architecture::largest_array(self, fields)
     }
 
     fn sharding(&self) -> Sharding {

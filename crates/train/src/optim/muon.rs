@@ -22,7 +22,7 @@ pub struct MuonConfig {
     pub momentum: f64,
     /// Look ahead by one step of the running mean.
     pub nesterov: bool,
-    /// Newton–Schulz iterations that make a momentum orthogonal, at least 1.
+    /// Newton–Schulz iterations that make a momentum orthogonal, 1 to 100.
     pub iterations: u32,
     /// Decoupled weight decay: a step multiplies weights by 1 − lr · weight_decay.
     pub weight_decay: f64,
@@ -294,8 +294,9 @@ fn check(config: &MuonConfig) -> Result<()> {
     if !(0.0..1.0).contains(&config.momentum) {
         return Err(Error::setting("optimizer.momentum", config.momentum, "a number in [0, 1)", 0.95));
     }
-    if config.iterations == 0 {
-        return Err(Error::setting("optimizer.iterations", config.iterations, "at least 1", 5));
+    // Five are usual, and a step takes time in proportion.
+    if !(1..=100).contains(&config.iterations) {
+        return Err(Error::setting("optimizer.iterations", config.iterations, "1 to 100", 5));
     }
     Ok(())
 }
