@@ -189,6 +189,32 @@ fn goes_on(output: &Path, outcome: &Outcome) {
         .expect_success();
 }
 
+/// A rank that is stopped on another host than the launcher's is the cause in the launcher's first line, at work and at its
+/// exit.
+#[rstest]
+#[case::at_work("1 forward 3")]
+#[case::at_its_exit("1 end 0")]
+fn a_rank_stopped_on_another_host_is_named(#[case] fault: &str) {
+    const WHAT: &str = " failed first: it has not been heard of for ";
+    let Some((hosts, _machine)) = hosts() else { return };
+    let output = tempdir().unwrap();
+    let (mark, agent) = (output.path().join("mark"), hosts.agent());
+    // One launcher, which is on the second host; its ranks are on the first.
+    let launcher = Launch::plain(1, ISOBAR).on(&hosts).args(["launch", "-n", "2", "--grace", "1"]);
+    let launcher = launcher.arg("--ssh").arg(agent).args(["--hosts", &format!("{}:2", hosts.name(0))]);
+    let outcome = train(launcher.args(["--env", "FAULT", "--", FAULTY]), output.path())
+        .env("FAULT", format!("{fault} stop {}", mark.display()))
+        .args(["--set", "train.max_steps=4", "--set", &format!("distributed.timeout_s={DEADLINE}")])
+        .args(["--set", &format!("distributed.heartbeat_timeout_s={SILENCE}")])
+        .run()
+        .unwrap();
+    assert!(mark.exists(), "{outcome}");
+    assert_eq!(outcome.exit, Exit::Code(4), "{outcome}");
+    let begins = format!("isobar launch: rank 1 ({}", hosts.name(0));
+    let said = &outcome.ranks[0].stderr;
+    assert!(said.lines().any(|line| line.starts_with(&begins) && line.contains(WHAT)), "{outcome}");
+}
+
 fn train(launch: Launch, output: &Path) -> Launch {
     launch
         .current_dir(workspace())

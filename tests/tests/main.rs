@@ -25,6 +25,7 @@ mod once;
 mod progress;
 mod random_faults;
 mod run_folder;
+mod slurm;
 mod special;
 mod tidy;
 mod train;

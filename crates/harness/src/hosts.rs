@@ -128,6 +128,17 @@ impl Hosts {
         )
     }
 
+    /// Returns a line for a shell that kills all processes of a host, as where its machine fails, but those of SLURM's
+    /// controller and the shell itself.
+    #[must_use]
+    pub fn fail(&self, host: usize) -> String {
+        let space = &self.spaces[host];
+        format!(
+            "for pid in $(ip netns pids {space}); do case $(cat /proc/$pid/comm) in slurmctld|munged) ;; *) [ $pid = $$ ] || \
+             kill -KILL $pid 2>/dev/null;; esac; done"
+        )
+    }
+
     /// Returns the file that replaces `/etc/hosts`.
     fn known(&self, host: usize) -> PathBuf {
         self.folder().join(format!("hosts-of-{}", self.name(host)))
@@ -139,7 +150,8 @@ impl Hosts {
     }
 
     /// A program that starts a command on a host as `ssh` would: `AGENT HOST COMMAND…`.
-    pub(crate) fn agent(&self) -> PathBuf {
+    #[must_use]
+    pub fn agent(&self) -> PathBuf {
         self.folder.path().join("agent")
     }
 

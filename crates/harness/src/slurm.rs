@@ -44,6 +44,7 @@ pub struct Slurm {
     sockets: PathBuf,
     nodes: Vec<Node>,
     credentials_s: u32,
+    kill_wait_s: Option<u32>,
 }
 
 /// Default lifetime of credentials in seconds, as in SLURM.
@@ -100,13 +101,19 @@ impl Slurm {
             cpus: thread::available_parallelism().map_or(1, usize::from),
             words: Vec::new(),
         };
-        Self { folder, sockets, nodes: vec![node], credentials_s: CREDENTIALS_S }
+        Self { folder, sockets, nodes: vec![node], credentials_s: CREDENTIALS_S, kill_wait_s: None }
     }
 
     /// The same, where what was started must run within so many seconds. A job that is queued again waits for so long.
     #[must_use]
     pub fn with_credentials_for(self, seconds: u32) -> Self {
         Self { credentials_s: seconds, ..self }
+    }
+
+    /// Gives processes this many seconds between SIGTERM and SIGKILL (`KillWait`) when their job is cancelled or at its limit.
+    #[must_use]
+    pub fn with_kill_wait(self, seconds: u32) -> Self {
+        Self { kill_wait_s: Some(seconds), ..self }
     }
 
     /// One of two hosts, its controller on the first. It ends with them.
@@ -120,7 +127,13 @@ impl Slurm {
         };
         let folder = hosts.folder().join("slurm");
         let sockets = folder.join("sockets");
-        Self { folder, sockets, nodes: (0..Hosts::COUNT).map(node).collect(), credentials_s: CREDENTIALS_S }
+        Self {
+            folder,
+            sockets,
+            nodes: (0..Hosts::COUNT).map(node).collect(),
+            credentials_s: CREDENTIALS_S,
+            kill_wait_s: None,
+        }
     }
 
     /// The file that `SLURM_CONF` names for `srun`, `sinfo` and the rest.
@@ -197,6 +210,33 @@ impl Slurm {
             Ok(None) => SlurmState::Down("the controller does not answer".to_owned()),
             Err(error) => SlurmState::Down(format!("sinfo: {error}")),
         }
+    }
+
+    /// Starts the daemon of a node whose processes were killed.
+    ///
+    /// # Errors
+    ///
+    /// When it does not start.
+    pub fn start_node(&self, node: usize) -> Result<()> {
+        let node = self.nodes.get(node).context("no such node")?;
+        // Sockets and folders of PMIx servers that were killed would keep new ones from starting. A machine whose spool
+        // folder is in memory has none of them after its start.
+        let configuration = self.configuration_of(node);
+        let spool = self.folder.join("spool").join(&node.name);
+        for folder in configuration.parent().into_iter().chain([&*spool]) {
+            for entry in fs::read_dir(folder)?.flatten() {
+                let path = entry.path();
+                if !entry.file_name().to_string_lossy().contains("pmix") {
+                    continue;
+                }
+                if path.is_dir() {
+                    fs::remove_dir_all(path)?;
+                } else {
+                    fs::remove_file(path)?;
+                }
+            }
+        }
+        self.start_slurmd(node)
     }
 
     /// Ends all jobs of this name.
@@ -293,9 +333,11 @@ PartitionName=all Nodes=ALL Default=YES MaxTime=INFINITE State=UP OverSubscribe=
         );
         // If hosts may be lost, SLURM should notice as soon as its ranks do.
         text += match &self.nodes[..] {
-            [_] => "KillWait=5\n",
-            _ => "KillWait=1\nMessageTimeout=3\nTCPTimeout=1\nSlurmdTimeout=4\n",
+            [_] => "",
+            _ => "MessageTimeout=3\nTCPTimeout=1\nSlurmdTimeout=4\n",
         };
+        let kill_wait = self.kill_wait_s.unwrap_or(if self.nodes.len() > 1 { 1 } else { 5 });
+        text += &format!("KillWait={kill_wait}\n");
         for Node { name, host, address, cpus, .. } in &self.nodes {
             let node = format!("NodeName={name} NodeHostname={host} NodeAddr={address} CPUs={cpus}");
             text += &format!("{node} State=UNKNOWN\n");
@@ -327,12 +369,15 @@ PartitionName=all Nodes=ALL Default=YES MaxTime=INFINITE State=UP OverSubscribe=
         )?;
         let configuration = self.configuration();
         self.start_daemon("slurmctld", daemon(first, "slurmctld").arg("-c").arg("-f").arg(&configuration))?;
-        for node in &self.nodes {
-            let name = format!("slurmd.{}", node.name);
-            self.start_daemon(&name, daemon(node, "slurmd").arg("-f").arg(self.configuration_of(node)))?;
-            // The daemons append to their logs; the start is what matters after a failure.
-            ensure!(folder.join(format!("{name}.log")).exists(), "slurmd wrote no log");
-        }
+        self.nodes.iter().try_for_each(|node| self.start_slurmd(node))
+    }
+
+    fn start_slurmd(&self, node: &Node) -> Result<()> {
+        let name = format!("slurmd.{}", node.name);
+        let program = on_path("slurmd").unwrap_or_else(|| "slurmd".into());
+        self.start_daemon(&name, node.command(program).arg("-f").arg(self.configuration_of(node)))?;
+        // The daemons append to their logs; the start is what matters after a failure.
+        ensure!(self.folder.join(format!("{name}.log")).exists(), "slurmd wrote no log");
         Ok(())
     }
 

@@ -33,7 +33,8 @@ fn main() -> ExitCode {
     }
     let code = isobar_app::App::new().main();
     if let [rank, "end", _, how, mark] = &words.iter().map(String::as_str).collect::<Vec<_>>()[..] {
-        let own = ["RANK", "OMPI_COMM_WORLD_RANK"].iter().find_map(|name| std::env::var(name).ok());
+        let own =
+            ["RANK", "OMPI_COMM_WORLD_RANK", "PMIX_RANK"].iter().find_map(|name| std::env::var(name).ok());
         if own.as_deref() == Some(*rank) {
             fail(how, mark);
         }
