@@ -1,10 +1,8 @@
 //! Samples as tensors.
 
-use std::ops::Range;
-
 use tch::{Device, Kind, Tensor};
 
-use crate::{DarcyFields, DarcyFile, Error, Result};
+use crate::{Error, Result};
 
 /// Some samples: what a network starts from, and what should come of it.
 #[derive(Debug)]
@@ -46,16 +44,6 @@ pub struct InMemory {
 }
 
 impl InMemory {
-    /// Whole samples of Darcy flow, on the CPU: from the coefficient to the solution.
-    ///
-    /// # Errors
-    /// As [`DarcyFile::read`].
-    pub fn load(file: &DarcyFile, samples: Range<usize>) -> Result<Self> {
-        let samples: Vec<usize> = samples.collect();
-        let DarcyFields { nu, u } = file.read(&samples, 0..file.rows(), 0..file.cols())?;
-        Self::pairs(nu, u)
-    }
-
     /// Pairs of fields, `[sample, channel, x, y]` both: what the network maps, and to what.
     ///
     /// # Errors

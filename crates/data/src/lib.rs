@@ -13,12 +13,11 @@
 //! | [`Statistics`], [`Normalizer`] | float64 statistics, and fields scaled by them |
 //! | [`Sampler`], [`part`], [`split`] | the same global batches on 1 and N ranks, and a rank's part of each |
 //! | [`Augment`] | random symmetries |
-//! | [`generate`] | data sets solved here |
+//! | [`generate`] | generators of data sets |
 //!
-//! Fields are `[sample, channel, x, y]`, float32 unless told otherwise; of a simulation the frames take the samples' place,
-//! and there may be one to three spatial dims. All that is random comes from a counter-based
-//! generator, by seed, epoch and sample number, so that it does not depend on the number of ranks. Nothing communicates:
-//! each rank opens the file and reads its own part.
+//! A window of a data set is `[sample, frame, channel, x, …]`, float32, with one to three spatial dims. Random numbers come
+//! from a counter-based generator, by seed, epoch and sample number, so that they do not depend on the number of ranks.
+//! Nothing communicates: each rank opens the file and reads its own part.
 //!
 //! HDF5 is linked from the system; the feature `hdf5-static` builds it in (needs CMake 3.26 or later). The HDF5 library
 //! is called by one thread at a time, and its messages come as [`Error`]s, not on the terminal.

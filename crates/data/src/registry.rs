@@ -4,8 +4,8 @@
 //! (`inventory`), so that there is no list to keep, and a format of a user's crate is on the same footing as a built-in one.
 
 use std::path::Path;
-use std::sync::{PoisonError, RwLock};
 
+use isobar_registry::{Entries, Named, unknown};
 use schemars::{JsonSchema, Schema, SchemaGenerator};
 use serde::Deserialize;
 use serde::de::DeserializeOwned;
@@ -16,7 +16,7 @@ use crate::{Error, Result};
 
 /// A data format that a TOML file can name: `[data] format = "NAME"`.
 ///
-/// [`register!`](crate::register) makes it known to every program that is linked with the crate it stands in. The keys of its
+/// [`register!`](macro@crate::register) makes it known to every program that is linked with the crate it stands in. The keys of its
 /// table `[data.NAME]` and their meanings in `reference.toml` come from the schema and doc comments of its options.
 ///
 /// ```
@@ -107,6 +107,9 @@ macro_rules! register {
     };
 }
 
+/// Opens a data set with the table of its format.
+type Open = fn(&DataSource<'_>, Option<&Value>) -> Result<Box<dyn Dataset>>;
+
 /// Entry of the registry.
 #[derive(Clone, Copy, Debug)]
 pub struct Entry {
@@ -115,13 +118,19 @@ pub struct Entry {
     extensions: &'static [&'static str],
     schema: fn(&mut SchemaGenerator) -> Schema,
     check: fn(&Value) -> Result<()>,
-    open: fn(&DataSource<'_>, Option<&Value>) -> Result<Box<dyn Dataset>>,
+    open: Open,
 }
 
 inventory::collect!(Entry);
 
 /// Formats that were registered while the program runs.
-static ADDED: RwLock<Vec<Entry>> = RwLock::new(Vec::new());
+static ADDED: Entries<Entry> = Entries::new();
+
+impl Named for Entry {
+    fn name(&self) -> &'static str {
+        self.name
+    }
+}
 
 impl Entry {
     /// Makes the entry of a format.
@@ -241,12 +250,9 @@ impl<'a> DataSource<'a> {
 }
 
 /// Registers a format at run time, before a configuration is read: for programs that name their formats in `main` instead of
-/// with [`register!`](crate::register). A format that is registered already stays.
+/// with [`register!`](macro@crate::register). A format that is registered already stays.
 pub fn register<F: Format>() {
-    let mut added = ADDED.write().unwrap_or_else(PoisonError::into_inner);
-    if !entries(&added).iter().any(|entry| entry.name == F::NAME) {
-        added.push(Entry::of::<F>());
-    }
+    ADDED.add(inventory::iter::<Entry>().copied(), Entry::of::<F>());
 }
 
 /// Returns all registered formats, sorted by name.
@@ -256,19 +262,13 @@ pub fn register<F: Format>() {
 /// assert!(names.contains(&"darcy") && names.contains(&"the_well"));
 /// ```
 pub fn registered() -> Vec<Entry> {
-    entries(&ADDED.read().unwrap_or_else(PoisonError::into_inner))
-}
-
-fn entries(added: &[Entry]) -> Vec<Entry> {
-    let mut all: Vec<Entry> = inventory::iter::<Entry>().copied().collect();
-    all.extend_from_slice(added);
-    all.sort_by_key(|entry| entry.name);
-    all
+    ADDED.all(inventory::iter::<Entry>().copied())
 }
 
 /// Finds a format by its name.
 ///
 /// # Errors
+///
 /// [`Error::Config`] if none is registered by that name, or several are; the error lists the formats.
 pub(crate) fn find(name: &str) -> Result<Entry> {
     let known = registered();
@@ -279,15 +279,8 @@ pub(crate) fn find(name: &str) -> Result<Entry> {
             "several data formats are registered by the name {name:?}, expected one; rename the others"
         ))),
         (None, _) => {
-            let names: Vec<String> = known.iter().map(|entry| format!("\"{}\"", entry.name)).collect();
-            let near =
-                known.iter().map(|entry| (strsim::damerau_levenshtein(name, entry.name), entry.name)).min();
-            let hint = match near.filter(|(distance, _)| *distance <= name.chars().count().div_ceil(3)) {
-                Some((_, near)) => format!("; did you mean \"{near}\"?"),
-                None => String::new(),
-            };
-            let shown: String = name.chars().take(40).collect();
-            Err(Error::Config(format!("data.format is {shown:?}, expected {}{hint}", names.join(" | "))))
+            let names: Vec<&str> = known.iter().map(Entry::name).collect();
+            Err(Error::Config(format!("data.format: {}", unknown("data format", name, &names))))
         }
     }
 }

@@ -55,6 +55,7 @@ pub(crate) fn read_runs(
 }
 
 #[cfg(test)]
+#[expect(clippy::single_range_in_vec_init, reason = "the window of a single axis")]
 mod tests {
     use super::*;
 

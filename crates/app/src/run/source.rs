@@ -31,8 +31,10 @@ impl Source {
         };
         let source = Self { data, inputs, targets };
         let variables = source.chosen(&source.inputs)?.into_iter().chain(source.chosen(&source.targets)?);
-        let mut has_direction = variables.map(|variable| variable.has_direction);
-        if config.augment == AugmentConfig::Square && (config.positions || has_direction.any(|has| has)) {
+        let has_direction = variables.into_iter().any(|variable| variable.has_direction);
+        // A turned pair is a sample like any other; the equation of a trajectory may depend on the place.
+        let has_places = config.positions && source.has_steps();
+        if config.augment == AugmentConfig::Square && (has_places || has_direction) {
             bail!(Exit::Usage.because(
                 "data.augment = \"square\" turns places, not the components of vectors or what says where points \
                  are; --set data.augment=none"

@@ -11,7 +11,7 @@ use crate::hdf5::layout::{self, Node, check_range, shape_text};
 use crate::hdf5::storage::Stored;
 use crate::registry::check_extension;
 use crate::stats::Accumulator;
-use crate::{Error, Result, Statistics};
+use crate::{Error, InMemory, Result, Statistics};
 
 /// A data set of 2-D Darcy flow, −∇·(a ∇u) = β on the unit square with u = 0 on its boundary, in one HDF5 file.
 ///
@@ -300,6 +300,18 @@ fn runs(samples: &[usize]) -> Vec<Run> {
         }
     }
     runs
+}
+
+impl InMemory {
+    /// Reads complete samples of Darcy flow to the CPU: pairs of coefficient and solution.
+    ///
+    /// # Errors
+    /// Those of [`DarcyFile::read`].
+    pub fn load(file: &DarcyFile, samples: Range<usize>) -> Result<Self> {
+        let samples: Vec<usize> = samples.collect();
+        let DarcyFields { nu, u } = file.read(&samples, 0..file.rows(), 0..file.cols())?;
+        Self::pairs(nu, u)
+    }
 }
 
 #[cfg(test)]
