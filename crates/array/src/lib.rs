@@ -39,9 +39,9 @@ mod recompute;
 mod windowed;
 
 pub use array::{
-    Array, Attrs, Binary, Comparison, Conv2d, Convert, Elementwise, FftNorm, Linear, Local, Make, Modes,
-    RandomOps, Reduce, Reduction, RunningStats, Shape, Spectral, Statistic, Unary, Windowed, register_op,
-    registered_ops,
+    Array, Attention, AttentionOptions, AttentionStrategy, Attrs, Binary, Comparison, Conv2d, Convert,
+    Elementwise, FftNorm, Linear, Local, Make, Modes, RandomOps, Reduce, Reduction, RunningStats, Shape,
+    Spectral, Statistic, Unary, Windowed, register_op, registered_ops,
 };
 pub use error::{Error, Result};
 pub use precision::in_full_precision;

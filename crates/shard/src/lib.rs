@@ -39,7 +39,7 @@ pub use error::{Error, Result};
 pub use isobar_collectives::trace::{self, CommEvent, CommRecord, CommTrace};
 pub use layout::{Interval, Layout, Placement, Sizes};
 pub use module::{ParameterLayouts, Source};
-pub use ops::attention::{AttentionOptions, AttentionStrategy, context_parallel};
+pub use ops::attention::{AttentionOptions, context_parallel};
 pub use ops::fourier::TransformPieces;
 pub use ops::fourier::distributed::{DistributedIrfft2, DistributedRfft2};
 pub use ops::neighbours::{Ball, LimitedBall};

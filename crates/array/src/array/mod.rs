@@ -5,6 +5,7 @@
 //! those of the global tensor; index tensors are arrays too; operators that draw random numbers take a
 //! [`Generator`](crate::Generator).
 
+mod attention;
 mod convert;
 mod elementwise;
 mod fields;
@@ -24,6 +25,7 @@ use std::fmt::Debug;
 
 use tch::{Device, Kind, TchError, Tensor};
 
+pub use attention::{Attention, AttentionOptions, AttentionStrategy};
 pub use convert::Convert;
 pub use convert::as_complex;
 pub use elementwise::{Binary, Comparison, Elementwise, Unary};
@@ -43,7 +45,8 @@ use crate::error::{Error, Result};
 
 /// A tensor as models see it.
 pub trait Array:
-    Convert
+    Attention
+    + Convert
     + Elementwise
     + Linear
     + Make

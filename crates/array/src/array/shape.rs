@@ -29,6 +29,9 @@ pub trait Shape: Sized {
     /// The elements that `index` (`Int64`, one dim) names along `dim`.
     fn index_select(&self, dim: i64, index: &Self) -> Result<Self>;
 
+    /// Rows of this `[count, features]` table that `indices` (`Int64`, any shape) name: `[…, features]`.
+    fn embedding(&self, indices: &Self) -> Result<Self>;
+
     /// Arrays behind each other along `dim`.
     fn cat(arrays: &[&Self], dim: i64) -> Result<Self>;
 
@@ -75,6 +78,10 @@ impl Shape for Tensor {
 
     fn index_select(&self, dim: i64, index: &Self) -> Result<Self> {
         named("index_select", &[self, index], self.f_index_select(dim, index))
+    }
+
+    fn embedding(&self, indices: &Self) -> Result<Self> {
+        named("embedding", &[self, indices], Tensor::f_embedding(self, indices, -1, false, false))
     }
 
     fn cat(arrays: &[&Self], dim: i64) -> Result<Self> {

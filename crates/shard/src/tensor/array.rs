@@ -4,9 +4,9 @@ use std::ops::Range;
 
 use isobar_array::kernel::points_like;
 use isobar_array::{
-    Array, Attrs, Conv, Conv2d, Convert, Elementwise, FftNorm, Generator, Interpolation, Linear, Local, Make,
-    Modes, PadMode, Padding, Pool, RandomOps, Reduce, Reduction, Resize, RunningStats, Shape, Spectral,
-    Statistic, Window, Windowed, kernel,
+    Array, Attention, AttentionOptions, Attrs, Conv, Conv2d, Convert, Elementwise, FftNorm, Generator,
+    Interpolation, Linear, Local, Make, Modes, PadMode, Padding, Pool, RandomOps, Reduce, Reduction, Resize,
+    RunningStats, Shape, Spectral, Statistic, Window, Windowed, kernel,
 };
 use tch::{Device, Tensor};
 
@@ -216,6 +216,10 @@ impl Shape for ShardTensor {
 
     fn index_select(&self, dim: i64, index: &Self) -> isobar_array::Result<Self> {
         Ok(ShardTensor::index_select(self, dim, index)?)
+    }
+
+    fn embedding(&self, indices: &Self) -> isobar_array::Result<Self> {
+        Ok(ShardTensor::embedding(self, indices)?)
     }
 
     fn cat(arrays: &[&Self], dim: i64) -> isobar_array::Result<Self> {
@@ -434,6 +438,18 @@ impl Windowed for ShardTensor {
         eps: f64,
     ) -> isobar_array::Result<Self> {
         Ok(ShardTensor::batch_norm(self, operand(weight), operand(bias), running, training, eps)?)
+    }
+}
+
+impl Attention for ShardTensor {
+    fn scaled_dot_product_attention(
+        query: &Self,
+        key: &Self,
+        value: &Self,
+        options: &AttentionOptions<'_, Self>,
+    ) -> isobar_array::Result<Self> {
+        let options = options.with_mask(operand(options.attn_mask));
+        Ok(ShardTensor::scaled_dot_product_attention(query, key, value, &options)?)
     }
 }
 

@@ -1,8 +1,8 @@
 //! Masks, with and without gradients, and dropout.
 
-use isobar_array::Generator;
+use isobar_array::{AttentionStrategy, Generator};
 use isobar_mesh::DeviceMesh;
-use isobar_shard::{AttentionOptions, AttentionStrategy, Layout, ShardTensor, grad};
+use isobar_shard::{AttentionOptions, Layout, ShardTensor, grad};
 use isobar_torch::autograd::BackwardOptions;
 use rstest::rstest;
 use tch::Tensor;

@@ -7,11 +7,13 @@ mod masks;
 mod more;
 mod ways;
 
-use crate::common::{MESHES, SPLITS, Split, difference, leaf, numbers, on_mesh};
 use case::{Case, triples};
-use isobar_shard::{AttentionOptions, AttentionStrategy, Placement, ShardTensor, context_parallel};
+use isobar_array::AttentionStrategy;
+use isobar_shard::{AttentionOptions, Placement, ShardTensor, context_parallel};
 use isobar_torch::autograd::BackwardOptions;
 use rstest::rstest;
+
+use crate::common::{MESHES, SPLITS, Split, difference, leaf, numbers, on_mesh};
 
 #[rstest]
 fn equals_dense(#[values(0, 1, 2, 3, 4)] mesh: usize, #[values(false, true)] causal: bool) {

@@ -1,6 +1,7 @@
 //! Gradients of gradients, golden cases, and where PhysicsNeMo fails.
 
-use isobar_shard::{AttentionOptions, AttentionStrategy, Placement, ShardTensor, grad};
+use isobar_array::AttentionStrategy;
+use isobar_shard::{AttentionOptions, Placement, ShardTensor, grad};
 use isobar_torch::autograd::BackwardOptions;
 use rstest::rstest;
 use tch::{Kind, Tensor};

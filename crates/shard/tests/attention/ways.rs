@@ -1,6 +1,7 @@
 //! The way of few queries, and what travels.
 
-use isobar_shard::{AttentionOptions, AttentionStrategy, Placement, ShardTensor};
+use isobar_array::AttentionStrategy;
+use isobar_shard::{AttentionOptions, Placement, ShardTensor};
 use isobar_torch::autograd::BackwardOptions;
 use rstest::rstest;
 

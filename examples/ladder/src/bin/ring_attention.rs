@@ -6,8 +6,9 @@
 //! ```
 #![expect(clippy::print_stdout, reason = "a program talks to its user")]
 
+use isobar::array::AttentionStrategy;
 use isobar::prelude::*;
-use isobar::shard::{AttentionOptions, AttentionStrategy, CommTrace, Layout, Sizes};
+use isobar::shard::{AttentionOptions, CommTrace, Layout, Sizes};
 
 fn main() -> std::process::ExitCode {
     isobar::main(run)

@@ -23,61 +23,22 @@ use crate::error::Result;
 use crate::promote::{Operand, beside};
 use crate::tensor::ShardTensor;
 use isobar_array::Attrs;
-use isobar_array::Generator;
 
 const NAME: &str = "scaled_dot_product_attention";
 
-/// How queries meet keys that other ranks have.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub enum AttentionStrategy {
-    /// Whichever moves the fewest bytes: one of the others; or, where the queries are few, all of them on every rank, and a
-    /// reduction of what each finds from its own keys.
-    #[default]
-    Auto,
-    /// Queries stay; blocks of keys and values travel while the block at hand is computed, as in
-    /// [Ring Attention](https://arxiv.org/abs/2310.01889). A rank receives the keys and values once, and backward once more
-    /// with their gradients.
-    Ring,
-    /// Queries, keys and values are exchanged so that each rank has all positions of some heads, and the result back, as in
-    /// [DeepSpeed Ulysses](https://arxiv.org/abs/2309.14509). There must be as many heads of keys as ranks.
-    AllToAll,
-}
+/// Options of attention; the mask is sharded, or a plain tensor that is the same on all ranks.
+pub type AttentionOptions<'a> = isobar_array::AttentionOptions<'a, dyn Operand + 'a>;
 
-/// What attention does beyond softmax(q kᵀ · scale) v.
-#[derive(Debug, Clone, Copy, Default)]
-pub struct AttentionOptions<'a> {
-    /// Broadcast to the scores `[…, heads, queries, keys]`: of kind `Bool`, where false hides a key from a query; or of the
-    /// queries' kind, added to the scores, with a gradient.
-    pub attn_mask: Option<&'a dyn Operand>,
-    /// Query i sees the keys 0 … i, whatever their numbers (the mask is aligned to the top left). Not with `attn_mask`.
-    pub is_causal: bool,
-    /// What the products are multiplied by; 1/√features where not given.
-    pub scale: Option<f64>,
-    /// Whether a head of keys may serve several heads of queries, which follow each other.
-    pub enable_gqa: bool,
-    /// Weights are zero with this probability, else times 1 / (1 − p): the same ones on every layout.
-    pub dropout_p: f64,
-    /// Where dropout draws from: one draw for each call.
-    pub generator: Option<&'a Generator>,
-    /// How keys of other ranks are met.
-    pub strategy: AttentionStrategy,
-    /// Whether causal queries are dealt out for the attention so that all ranks have as much to do; where not given, if the
-    /// sequence is long and its split uneven in work.
-    pub balance: Option<bool>,
-}
-
-impl AttentionOptions<'_> {
-    /// The options by PyTorch's names, but the mask; where something is dropped, with a draw of the generator.
-    fn args(&self) -> Attrs {
-        let draws = self.generator.filter(|_| self.dropout_p > 0.0);
-        args!(
-            "is_causal": self.is_causal,
-            "scale": self.scale,
-            "enable_gqa": self.enable_gqa,
-            "dropout_p": self.dropout_p,
-            "generator": draws.map(drawn),
-        )()
-    }
+/// Returns the options by PyTorch's names, but the mask; with dropout, also the generator's draw.
+fn args(options: &AttentionOptions<'_>) -> Attrs {
+    let draws = options.generator.filter(|_| options.dropout_p > 0.0);
+    args!(
+        "is_causal": options.is_causal,
+        "scale": options.scale,
+        "enable_gqa": options.enable_gqa,
+        "dropout_p": options.dropout_p,
+        "generator": draws.map(drawn),
+    )()
 }
 
 /// What libtorch says.
@@ -91,7 +52,7 @@ impl ShardTensor {
     /// out as the query where that is possible. A query that sees no key gets zeros.
     ///
     /// Batch, heads and sequences may be split in any way and over any axes, in parts of any sizes; what is split over batch or
-    /// heads is local. Where sequences are split, see [`AttentionStrategy`]. The matrix of scores is never whole in memory, and
+    /// heads is local. Where sequences are split, see [`AttentionStrategy`](isobar_array::AttentionStrategy). The matrix of scores is never whole in memory, and
     /// sums are in fp32 at least. On CPU, without dropout and gradients of the mask, blocks are computed by libtorch's flash
     /// attention.
     ///
@@ -129,7 +90,7 @@ impl ShardTensor {
         let mask = beside(NAME, query, options.attn_mask)?;
         let mask = mask.as_deref();
         let inputs: Vec<&Self> = [query, key, value].into_iter().chain(mask).collect();
-        let args = || options.args();
+        let args = || args(options);
         operator(NAME, &inputs, args, || {
             same_mesh(NAME, &inputs)?;
             validate(query, key, value, mask, options)?;

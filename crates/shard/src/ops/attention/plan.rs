@@ -1,9 +1,10 @@
 //! How the operands of an attention are laid out for it: decided from layouts only.
 
+use isobar_array::AttentionStrategy;
 use isobar_collectives::balanced;
 
 use super::pieces::work;
-use super::{AttentionOptions, AttentionStrategy, NAME};
+use super::{AttentionOptions, NAME};
 use crate::error::Result;
 use crate::layout::{Dim, Interval, Layout};
 use crate::ops::refuse;
