@@ -6,6 +6,7 @@
 //! | [`Trainer`] | trains a model on fields over a mesh of ranks: model, data, mesh, and nothing else |
 //! | [`App`] | the command line `isobar` with a program's own models, named in its TOML files |
 //! | [`main`] | body of `main`: an error is printed once for all ranks, and decides the exit code |
+//! | [`nn`] | layers, with PyTorch's names, defaults and state dicts |
 //! | [`train`], [`models`], [`data`], [`files`] | training, models, data sets, and files from outside |
 //! | [`array`], [`shard`], [`mesh`] | the operators that models call, sharded tensors, the mesh of the ranks |
 //! | [`manager`], [`collectives`] | ranks, groups, and their communication |
@@ -40,6 +41,7 @@ pub use isobar_files as files;
 pub use isobar_manager as manager;
 pub use isobar_mesh as mesh;
 pub use isobar_models as models;
+pub use isobar_nn as nn;
 pub use isobar_shard as shard;
 pub use isobar_torch as torch;
 pub use isobar_train as train;
@@ -64,6 +66,7 @@ pub mod prelude {
     pub use isobar_data::{InMemory, Normalizer};
     pub use isobar_manager::{BoxError, DeviceMesh, DistributedManager};
     pub use isobar_models::{Batch, Mode, Model};
+    pub use isobar_nn as nn;
     pub use isobar_shard::{Init, MeshParams, Parallel, ParamStore, Params, Placement, Scope, ShardTensor};
     pub use isobar_train::optim::{AdamConfig, AdamWConfig, LionConfig, MuonConfig, SgdConfig};
     pub use isobar_train::schedule::ScheduleKind;

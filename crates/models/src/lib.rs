@@ -10,13 +10,13 @@
 //! | [`UNet`] | [`UNetConfig`] | U-Net of two or three dimensions |
 //! | [`SrResNet`] | [`SrResNetConfig`] | super-resolution residual network of three dimensions |
 //!
-//! Each stands in a folder of its own: `config.rs` its arguments, `model.rs` its code for a single device, `sharding.rs` how
+//! They are made of the layers of [`isobar_nn`]. Each stands in a folder of its own: `config.rs` its arguments, `model.rs` its code for a single device, `sharding.rs` how
 //! it is split over a mesh. One line, [`register!`], makes it a `type` of a TOML file's table `[model]` ([`ModelConfig`]); a
 //! program's own model registers in the same way, see [`Architecture`].
 //!
 //! A model is made from its configuration and a [`Params`](isobar_shard::Params), which supplies its parameters by name; a
-//! pass takes its input and a [`Mode`]. As a [`Model`] it takes and gives a [`Batch`] of named arrays. Models call no collective and know no group: where ranks work together they go
-//! through the region that the supplier hands out.
+//! pass takes its input and a [`Mode`]. As a [`Model`] it takes and gives a [`Batch`] of named arrays. Models call no collective
+//! and know no group: where ranks work together they go through the region that the supplier hands out.
 //!
 //! ```
 //! use isobar_models::{Afno, AfnoConfig, Mode};
@@ -42,7 +42,6 @@ mod fno;
 mod fully_connected;
 mod layers;
 mod mod_afno;
-mod mode;
 mod model;
 mod registry;
 mod sharding;
@@ -58,11 +57,10 @@ pub use batch::Batch;
 pub use distributed_afno::{DistributedAfno, DistributedAfnoConfig};
 pub use error::{Error, Result};
 pub use fields::FieldSpec;
-pub use fno::{Factorization, Fno, FnoConfig, PaddingType, PerDim};
+pub use fno::{Fno, FnoConfig, PaddingType, PerDim};
 pub use fully_connected::{FullyConnected, FullyConnectedConfig};
-pub use layers::Activation;
+pub use isobar_nn::{Activation, BatchPart, Factorization, Mode};
 pub use mod_afno::{EmbedMethod, ModAfno, ModAfnoConfig, ModEmbedConfig, ScaleShiftMode};
-pub use mode::{BatchPart, Mode};
 pub use model::{Architecture, LargestArray, Model};
 pub use registry::{Entry, ModelArray, ModelConfig, register, registered};
 pub use sharding::Sharding;

@@ -3,6 +3,7 @@
 use std::fmt::Debug;
 
 use isobar_array::Array;
+use isobar_nn::Mode;
 use isobar_shard::{ModelSize, ParamCount, Scope};
 use schemars::JsonSchema;
 use serde::Serialize;
@@ -11,7 +12,6 @@ use serde::de::DeserializeOwned;
 use crate::batch::Batch;
 use crate::error::Result;
 use crate::fields::FieldSpec;
-use crate::mode::Mode;
 use crate::registry::ModelArray;
 use crate::sharding::Sharding;
 

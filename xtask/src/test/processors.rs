@@ -30,7 +30,7 @@ const PROCESSORS: [Processor; 4] = [
 ];
 
 /// Packages all of whose tests compute.
-const PACKAGES: [&str; 3] = ["isobar-shard", "isobar-models", "isobar-train"];
+const PACKAGES: [&str; 5] = ["isobar-array", "isobar-shard", "isobar-nn", "isobar-models", "isobar-train"];
 
 /// Modules of `isobar-tests` with whole runs that compare numbers.
 const RUNS: [&str; 4] = ["curves", "domain", "train", "verify"];

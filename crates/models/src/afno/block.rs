@@ -1,25 +1,23 @@
 //! One block: a spectral mixing of tokens, then a mixing of features.
 
 use isobar_array::Array;
-use isobar_shard::{Init, Params, Placement, Scope};
+use isobar_nn::{LayerNorm, Mlp, MlpOptions, Mode};
+use isobar_shard::{Params, Scope};
 
 use super::BATCH_DIM;
 use super::filter::{Filter, FilterConfig};
 use super::scale_shift::{ScaleShift, ScaleShiftMode};
 use crate::error::Result;
-use crate::mode::Mode;
 
 const EPS: f64 = 1e-6;
 
 #[derive(Debug)]
 pub(crate) struct Block<A> {
-    norm1: Affine<A>,
+    norm1: LayerNorm<A>,
     filter: Filter<A>,
-    norm2: Affine<A>,
-    fc1: Affine<A>,
-    fc2: Affine<A>,
+    norm2: LayerNorm<A>,
+    mlp: Mlp<A>,
     scale_shift: Option<ScaleShift<A>>,
-    drop_rate: f64,
 }
 
 /// What a block is made from.
@@ -43,19 +41,12 @@ pub(crate) struct Modulated {
     pub(crate) mlp: bool,
 }
 
-/// A weight and a bias.
-#[derive(Debug)]
-pub(crate) struct Affine<A> {
-    weight: A,
-    bias: A,
-}
-
 impl<A: Array> Block<A> {
     pub(crate) fn new(config: BlockConfig, params: &mut Scope<'_, A>) -> Result<Self> {
         let BlockConfig { filter, hidden, drop_rate, modulation } = config;
         let Modulated { inputs, filter: of_filter, mlp: of_mlp } = modulation;
         let width = filter.width;
-        let norm1 = affine(&mut params.scope("norm1"), &[width], Init::Constant(1.0))?;
+        let norm1 = LayerNorm::with_eps(&[width], EPS, &mut params.scope("norm1"))?;
         let filter = Filter::new(filter, &mut params.scope("filter"), |params| {
             let made = of_filter.map(|mode| {
                 let complex = mode == ScaleShiftMode::Complex;
@@ -63,59 +54,25 @@ impl<A: Array> Block<A> {
             });
             made.transpose()
         })?;
-        let norm2 = affine(&mut params.scope("norm2"), &[width], Init::Constant(1.0))?;
-        let small = || Init::TruncNormal { std: 0.02 };
-        let fc1 = affine(&mut params.scope("mlp.fc1"), &[hidden, width], small())?;
-        let fc2 = affine(&mut params.scope("mlp.fc2"), &[width, hidden], small())?;
+        let norm2 = LayerNorm::with_eps(&[width], EPS, &mut params.scope("norm2"))?;
+        let options = MlpOptions { drop: drop_rate, init_std: Some(0.02), ..MlpOptions::default() };
+        let mlp = Mlp::new([width, hidden, width], options, &mut params.scope("mlp"))?;
         let scale_shift = match of_mlp {
             true => Some(ScaleShift::new(inputs, hidden, false, &mut params.scope("mlp.scale_shift"))?),
             false => None,
         };
-        Ok(Self { norm1, filter, norm2, fc1, fc2, scale_shift, drop_rate })
+        Ok(Self { norm1, filter, norm2, mlp, scale_shift })
     }
 
     /// For `x` `[h, w, batch, features]`, modulated by `modulation` `[batch, features]`.
     pub(crate) fn forward(&self, x: &A, modulation: Option<&A>, mode: Mode<'_>) -> Result<A> {
-        let u = self.norm1.layer_norm(x)?;
+        let u = self.norm1.forward(x)?;
         let x = self.filter.forward(&u, modulation)?.add(&u)?.add(x)?;
-        let hidden = self.fc1.linear(&self.norm2.layer_norm(&x)?)?;
-        let hidden = match (&self.scale_shift, modulation) {
-            (Some(scale_shift), Some(modulation)) => scale_shift.apply(&hidden, modulation)?,
-            _ => hidden,
+        let modulate = |hidden: A| match (&self.scale_shift, modulation) {
+            (Some(scale_shift), Some(modulation)) => scale_shift.apply(&hidden, modulation),
+            _ => Ok(hidden),
         };
-        let hidden = mode.dropout(&hidden.gelu()?, self.drop_rate, BATCH_DIM, &[])?;
-        let update = mode.dropout(&self.fc2.linear(&hidden)?, self.drop_rate, BATCH_DIM, &[])?;
+        let update = self.mlp.forward_modulated(&self.norm2.forward(&x)?, mode, BATCH_DIM, modulate)?;
         Ok(update.add(&x)?)
     }
-}
-
-impl<A: Array> Affine<A> {
-    fn layer_norm(&self, x: &A) -> Result<A> {
-        Ok(x.layer_norm(&self.weight.shape(), Some(&self.weight), Some(&self.bias), EPS)?)
-    }
-
-    pub(crate) fn linear(&self, x: &A) -> Result<A> {
-        Ok(x.linear(&self.weight, Some(&self.bias))?)
-    }
-}
-
-/// A weight that starts with `weight`, and a bias that starts with 0.
-pub(crate) fn affine<A: Array>(
-    params: &mut Scope<'_, A>,
-    shape: &[i64],
-    weight: Init<A>,
-) -> Result<Affine<A>> {
-    affine_with(params, shape, weight, Init::Constant(0.0))
-}
-
-/// A weight and a bias.
-pub(crate) fn affine_with<A: Array>(
-    params: &mut Scope<'_, A>,
-    shape: &[i64],
-    weight: Init<A>,
-    bias: Init<A>,
-) -> Result<Affine<A>> {
-    let weight = params.param("weight", shape, weight, Placement::Replicate)?;
-    let bias = params.param("bias", &shape[..1], bias, Placement::Replicate)?;
-    Ok(Affine { weight, bias })
 }

@@ -1,6 +1,7 @@
 //! The Adaptive Fourier Neural Operator.
 
 use isobar_array::Array;
+use isobar_nn::Mode;
 use isobar_shard::Params;
 use tch::Tensor;
 
@@ -9,7 +10,6 @@ use super::tokens::{Tokens, TokensConfig};
 use super::{AfnoConfig, MODEL};
 use crate::batch::Batch;
 use crate::error::Result;
-use crate::mode::Mode;
 use crate::model::Model;
 
 /// The Adaptive Fourier Neural Operator: Guibas et al., *Adaptive Fourier Neural Operators: Efficient Token Mixers for

@@ -1,12 +1,12 @@
 //! Modulation: a scale and a shift of features, made from a vector by a small network.
 
 use isobar_array::Array;
+use isobar_nn::{Linear, LinearOptions};
 use isobar_shard::{Init, Params, Scope};
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use tch::Kind;
 
-use super::block::{Affine, affine};
 use crate::error::Result;
 
 /// How a modulation acts on complex numbers.
@@ -23,7 +23,7 @@ pub enum ScaleShiftMode {
 /// A network from a modulation to a scale, 1 plus its first half, and a shift, its second.
 #[derive(Debug)]
 pub(crate) struct ScaleShift<A> {
-    layers: [Affine<A>; 2],
+    layers: [Linear<A>; 2],
     complex: bool,
 }
 
@@ -31,8 +31,13 @@ impl<A: Array> ScaleShift<A> {
     /// For `width` numbers, from a modulation of `inputs` features.
     pub(crate) fn new(inputs: i64, width: i64, complex: bool, params: &mut Scope<'_, A>) -> Result<Self> {
         let numbers = if complex { 4 * width } else { 2 * width };
-        let mut layer = |name, inputs| {
-            affine(&mut params.scope(name), &[numbers, inputs], Init::TruncNormal { std: 0.02 })
+        let mut layer = |name, inputs| -> Result<Linear<A>> {
+            let options = LinearOptions {
+                weight_init: Some(Init::TruncNormal { std: 0.02 }),
+                bias_init: Some(Init::Constant(0.0)),
+                ..LinearOptions::default()
+            };
+            Ok(Linear::with_options(inputs, numbers, options, &mut params.scope(name))?)
         };
         Ok(Self { layers: [layer("net.layers.0", inputs)?, layer("net.layers.2", numbers)?], complex })
     }
@@ -40,7 +45,7 @@ impl<A: Array> ScaleShift<A> {
     /// Scale and shift, each `[batch, width]`, or twice that, real parts first, for `modulation` `[batch, features]`.
     fn of(&self, modulation: &A) -> Result<[A; 2]> {
         let [first, second] = &self.layers;
-        let both = second.linear(&first.linear(modulation)?.gelu()?)?;
+        let both = second.forward(&first.forward(modulation)?.gelu()?)?;
         let half = both.extent(-1)? / 2;
         Ok([both.narrow(-1, 0, half)?.add_scalar(1.0)?, both.narrow(-1, half, half)?])
     }

@@ -1,14 +1,14 @@
 //! What AFNO and its modulated kin have in common: patches that become tokens, blocks, and a head.
 
 use isobar_array::Array;
-use isobar_shard::{Init, Params, Placement};
+use isobar_nn::{Dropout, Linear, LinearOptions, Mode, PatchEmbed, PositionEmbedding};
+use isobar_shard::{Init, Params};
 
 use super::BATCH_DIM;
 use super::block::{Block, BlockConfig, Modulated};
 use super::filter::{self, FilterConfig, ModeWindow};
 use crate::error::{Checker, Error, Result};
 use crate::layers::Recompute;
-use crate::mode::Mode;
 
 /// The arguments by PhysicsNeMo's names.
 #[derive(Debug)]
@@ -35,12 +35,11 @@ pub(crate) struct Tokens<A> {
     fields: [i64; 2],
     patch: [i64; 2],
     channels: [i64; 2],
-    drop_rate: f64,
-    pos_embed: A,
-    proj_weight: A,
-    proj_bias: A,
+    dropout: Dropout,
+    pos_embed: PositionEmbedding<A>,
+    patch_embed: PatchEmbed<A>,
     blocks: Vec<Recompute<Block<A>>>,
-    head: A,
+    head: Linear<A>,
 }
 
 /// A modulation of each sample.
@@ -84,13 +83,8 @@ impl<A: Array> Tokens<A> {
 
         let grid = [fields[0] / patch[0], fields[1] / patch[1]];
         let area = patch[0] * patch[1];
-        let whole = Placement::Replicate;
-        let small = || Init::TruncNormal { std: 0.02 };
-        let pos_embed = params.param("pos_embed", &[1, grid[0] * grid[1], width], small(), whole)?;
-        let proj_shape = [width, inputs, patch[0], patch[1]];
-        let fan = inputs.saturating_mul(area);
-        let proj_weight = params.param("patch_embed.proj.weight", &proj_shape, Init::FanIn(fan), whole)?;
-        let proj_bias = params.param("patch_embed.proj.bias", &[width], Init::FanIn(fan), whole)?;
+        let pos_embed = PositionEmbedding::new("pos_embed", grid[0] * grid[1], width, params)?;
+        let patch_embed = PatchEmbed::new(patch, inputs, width, &mut params.scope("patch_embed"))?;
         let block = || {
             let lambda = config.sparsity_threshold;
             let filter = FilterConfig { grid, window: window(grid), width, groups, lambda };
@@ -103,21 +97,13 @@ impl<A: Array> Tokens<A> {
                 Ok(Recompute::new(&name, block, config.gradient_checkpointing))
             })
             .collect::<Result<_>>()?;
-        let head = params.param("head.weight", &[outputs.saturating_mul(area), width], small(), whole)?;
-        let channels = [inputs, outputs];
-        let (model, drop_rate) = (config.model, config.drop_rate);
-        Ok(Self {
-            model,
-            fields,
-            patch,
-            channels,
-            drop_rate,
-            pos_embed,
-            proj_weight,
-            proj_bias,
-            blocks,
-            head,
-        })
+        let small = Some(Init::TruncNormal { std: 0.02 });
+        let options = LinearOptions { bias: false, weight_init: small, ..LinearOptions::default() };
+        let patch_size = outputs.saturating_mul(area);
+        let head = Linear::with_options(width, patch_size, options, &mut params.scope("head"))?;
+        let (model, channels) = (config.model, [inputs, outputs]);
+        let dropout = Dropout::new(config.drop_rate)?;
+        Ok(Self { model, fields, patch, channels, dropout, pos_embed, patch_embed, blocks, head })
     }
 
     /// The fields `[batch, out_channels, height, width]` for `x` `[batch, in_channels, height, width]`.
@@ -135,23 +121,18 @@ impl<A: Array> Tokens<A> {
 
         // Tokens stand as [h, w, batch, features]: so the transforms over h and w and the products over features are plain
         // matrix products on the memory as it lies.
-        let patches = x.reshape(&[batch, inputs, h, p0, w, p1])?.permute(&[2, 4, 0, 1, 3, 5])?;
-        let patches = patches.reshape(&[h, w, batch, inputs * p0 * p1])?;
-        let features = self.proj_bias.extent(0)?;
-        let weight = self.proj_weight.reshape(&[features, inputs * p0 * p1])?;
-        let position = self.pos_embed.reshape(&[h, w, 1, features])?;
-        let mut tokens = patches.linear(&weight, Some(&self.proj_bias))?.add(&position)?;
+        let mut tokens = self.pos_embed.forward_grid(&self.patch_embed.forward_grid(x)?)?;
         if let Some(modulation) = modulation {
             tokens = tokens.add(&modulation.offset)?;
         }
-        tokens = mode.dropout(&tokens, self.drop_rate, BATCH_DIM, &[])?;
+        tokens = self.dropout.forward_parts(&tokens, mode, BATCH_DIM, &[])?;
         for block in &self.blocks {
             let inputs: Vec<&A> = [&tokens].into_iter().chain(modulation.map(|of| &of.vector)).collect();
             tokens = block.forward(&inputs, mode, |block, inputs, mode| {
                 block.forward(&inputs[0], inputs.get(1), mode)
             })?;
         }
-        let patches = tokens.linear(&self.head, None)?.reshape(&[h, w, batch, p0, p1, outputs])?;
+        let patches = self.head.forward(&tokens)?.reshape(&[h, w, batch, p0, p1, outputs])?;
         Ok(patches.permute(&[2, 5, 0, 3, 1, 4])?.reshape(&[batch, outputs, height, width])?)
     }
 }

@@ -1,13 +1,13 @@
 //! One block: a spectral mixing of tokens, then a mixing of channels.
 
 use isobar_array::Array;
+use isobar_nn::{Mode, Part};
 use isobar_shard::{Init, Parallel, ParallelRegion, Params, Placement, Scope};
 
 use super::filter::Filter;
 use super::{BATCH_DIM, CHANNEL_DIM};
 use crate::error::Result;
 use crate::layers::Recompute;
-use crate::mode::{Mode, Part};
 
 /// Hidden features per channel.
 pub(super) const MLP_RATIO: i64 = 4;

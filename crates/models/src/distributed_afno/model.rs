@@ -1,6 +1,7 @@
 //! The Adaptive Fourier Neural Operator with its channels split over ranks.
 
 use isobar_array::Array;
+use isobar_nn::{Mode, Part};
 use isobar_shard::{Init, Parallel, ParallelRegion, Params, Placement};
 use tch::Tensor;
 
@@ -8,7 +9,6 @@ use super::block::{Block, BlockConfig, MLP_RATIO, Shared};
 use super::{BATCH_DIM, CHANNEL_DIM, DistributedAfnoConfig, MODEL};
 use crate::batch::Batch;
 use crate::error::{Checker, Error, Result};
-use crate::mode::{Mode, Part};
 use crate::model::Model;
 
 /// PhysicsNeMo's channel-parallel Adaptive Fourier Neural Operator (Guibas et al., arXiv:2111.13587).
@@ -169,7 +169,7 @@ impl<A: Array + Parallel> DistributedAfno<A> {
         let tokens = weight.batched_matmul(&patches, Some(&offset))?.reshape(&[batch, own, h, w])?;
         let total = own * self.region.size() as i64;
         let part = Part { dim: CHANNEL_DIM, offset: own * self.region.rank() as i64, total };
-        mode.dropout(&tokens, self.drop_rate, BATCH_DIM, &[part])
+        Ok(mode.dropout(&tokens, self.drop_rate, BATCH_DIM, &[part])?)
     }
 
     /// From all channels of the tokens to the output. Each rank makes its part of the output's channels.

@@ -1,6 +1,7 @@
 //! Arguments of the Fourier Neural Operator.
 
 use isobar_array::{Array, PadMode};
+use isobar_nn::{Activation, Factorization};
 use isobar_shard::{ModelSize, ParamCount, Scope};
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
@@ -8,7 +9,7 @@ use serde::{Deserialize, Serialize};
 use super::{Fno, MODEL};
 use crate::error::{Checker, Error, Result};
 use crate::fields::FieldSpec;
-use crate::layers::{Activation, PerDim};
+use crate::layers::PerDim;
 use crate::model::{Architecture, LargestArray, Model};
 use crate::sharding::Sharding;
 use crate::size::{built, extrapolate};
@@ -92,19 +93,6 @@ impl PaddingType {
             Self::Circular => PadMode::Circular,
         }
     }
-}
-
-/// How a spectral weight is made.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
-#[serde(rename_all = "snake_case")]
-pub enum Factorization {
-    /// It is a parameter itself.
-    #[default]
-    None,
-    /// A smaller tensor, times a matrix along each dim: Tucker, *Psychometrika* 31, 1966.
-    Tucker,
-    /// A sum of products of a vector for each dim: Hitchcock, *J. Math. Phys.* 6, 1927.
-    Cp,
 }
 
 impl FnoConfig {

@@ -1,17 +1,16 @@
 //! The Fourier Neural Operator.
 
 use isobar_array::{Array, PadMode};
-use isobar_shard::{Init, Params, Placement, Scope};
+use isobar_nn::{ActivationLayer, Linear, LinearOptions, Mode, SpectralConv, SpectralOptions};
+use isobar_shard::{Init, Params, Scope};
 use tch::Tensor;
 
 use super::config::{Misfit, Sizes};
-use super::spectral::SpectralConv;
 use super::{FnoConfig, MODEL};
 use crate::batch::Batch;
 use crate::error::{Error, Result};
 use crate::fully_connected::{FullyConnected, FullyConnectedConfig};
-use crate::layers::{ActivationLayer, Recompute};
-use crate::mode::Mode;
+use crate::layers::Recompute;
 use crate::model::Model;
 
 /// The Fourier Neural Operator in one to four dimensions: Li et al., *Fourier Neural Operator for Parametric Partial
@@ -30,7 +29,7 @@ use crate::model::Model;
 /// has one such end, the others two. All other modes are 0. Where the two ends overlap their results are *added*, and in two
 /// dimensions b₁ and b₂ are not trained; both are PhysicsNeMo's. The transform computes in single precision for half kinds.
 ///
-/// With a [`Factorization`](crate::Factorization) the weights R are made of smaller ones before use: R = core ×₁ U₁ ×₂ U₂ … (Tucker), or
+/// With a [`Factorization`](isobar_nn::Factorization) the weights R are made of smaller ones before use: R = core ×₁ U₁ ×₂ U₂ … (Tucker), or
 /// R = Σᵣ coreᵣ u₁ᵣ ⊗ u₂ᵣ ⊗ … (CP): Kossaifi et al., *Multi-Grid Tensorized Fourier Neural Operator*, arXiv:2310.00120.
 ///
 /// State dict: `decoder_net.*` as [`FullyConnected`]; under `spec_encoder`, `lift_network.{0,2}.conv.{weight,bias}`,
@@ -43,7 +42,7 @@ pub struct Fno<A = Tensor> {
     sizes: Sizes,
     pad_mode: PadMode,
     coordinates: bool,
-    lift: [Pointwise<A>; 2],
+    lift: [Linear<A>; 2],
     activation: ActivationLayer<A>,
     layers: Vec<Recompute<Layer<A>>>,
     decoder: FullyConnected<A>,
@@ -53,15 +52,18 @@ pub struct Fno<A = Tensor> {
 #[derive(Debug)]
 struct Layer<A> {
     spectral: SpectralConv<A>,
-    pointwise: Pointwise<A>,
+    pointwise: Linear<A>,
     activation: Option<ActivationLayer<A>>,
 }
 
 impl<A: Array> Layer<A> {
     /// For `x` `[extents…, batch, latent]`.
     fn forward(&self, x: &A) -> Result<A> {
-        let y = self.pointwise.forward(x)?.add(&self.spectral.forward(x)?)?;
-        self.activation.as_ref().map_or_else(|| Ok(y.shallow_clone()), |activation| activation.forward(&y))
+        let y = self.pointwise.forward(x)?.add(&self.spectral.forward_channels_last(x)?)?;
+        Ok(self
+            .activation
+            .as_ref()
+            .map_or_else(|| Ok(y.shallow_clone()), |activation| activation.forward(&y))?)
     }
 }
 
@@ -95,23 +97,24 @@ impl<A: Array> Fno<A> {
         let inputs = sizes.inputs + if config.coord_features { dims as i64 } else { 0 };
         let lift = |index: usize, inputs, outputs, params: &mut Scope<'_, A>| {
             let scope = &mut params.scope(&format!("lift_network.{index}.conv"));
-            Pointwise::new(dims, [inputs, outputs], Start::Lift, scope)
+            pointwise(dims, [inputs, outputs], lifting(dims), scope)
         };
         let lift = [lift(0, inputs, latent / 2, params)?, lift(2, latent / 2, latent, params)?];
-        let factorization = (config.factorization, config.rank);
+        let spectral = SpectralOptions { factorization: config.factorization, rank: config.rank };
         let spectral = (0..config.num_fno_layers)
             .map(|k| {
-                SpectralConv::new(&sizes, factorization, &mut params.scope(&format!("spconv_layers.{k}")))
+                let scope = &mut params.scope(&format!("spconv_layers.{k}"));
+                Ok(SpectralConv::new(latent, latent, &sizes.modes, spectral, scope)?)
             })
             .collect::<Result<Vec<_>>>()?;
-        let pointwise = (0..config.num_fno_layers)
+        let linear = (0..config.num_fno_layers)
             .map(|k| {
                 let scope = &mut params.scope(&format!("conv_layers.{k}"));
-                Pointwise::new(dims, [latent, latent], Start::Default, scope)
+                pointwise(dims, [latent, latent], LinearOptions::default(), scope)
             })
             .collect::<Result<Vec<_>>>()?;
         let count = spectral.len();
-        let layers = spectral.into_iter().zip(pointwise).enumerate().map(|(k, (spectral, pointwise))| {
+        let layers = spectral.into_iter().zip(linear).enumerate().map(|(k, (spectral, pointwise))| {
             let activation = (k + 1 < count).then(|| activation.shallow_clone());
             let layer = Layer { spectral, pointwise, activation };
             Recompute::new(&format!("spec_encoder.layers.{k}"), layer, config.gradient_checkpointing)
@@ -210,51 +213,25 @@ impl<A: Array> Model<A> for Fno<A> {
     }
 }
 
-/// How the weight and bias of a pointwise layer start, and whether both are trained.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Start {
-    /// Xavier-uniform and zero; the bias is frozen in two dimensions.
-    Lift,
-    /// As PyTorch starts convolutions.
-    Default,
+/// Makes a convolution whose kernel is one point, as a linear layer on channels-last fields.
+fn pointwise<A: Array>(
+    dims: usize,
+    [inputs, outputs]: [i64; 2],
+    options: LinearOptions<A>,
+    params: &mut Scope<'_, A>,
+) -> Result<Linear<A>> {
+    // libtorch has no convolution in four dimensions: PhysicsNeMo flattens the dims, in a module of its own.
+    let (kernel_dims, prefix) = if dims == 4 { (1, "conv") } else { (dims, "") };
+    let options = LinearOptions { kernel_dims, ..options };
+    Ok(Linear::with_options(inputs, outputs, options, &mut params.scope(prefix))?)
 }
 
-/// A convolution whose kernel is one point.
-#[derive(Debug)]
-struct Pointwise<A> {
-    /// `[out, in, 1, …]`
-    weight: A,
-    bias: A,
-}
-
-impl<A: Array> Pointwise<A> {
-    fn new(
-        dims: usize,
-        [inputs, outputs]: [i64; 2],
-        start: Start,
-        params: &mut Scope<'_, A>,
-    ) -> Result<Self> {
-        // libtorch has no convolution in four dimensions: PhysicsNeMo flattens the dims, in a module of its own.
-        let (kernel, prefix) = if dims == 4 { (1, "conv") } else { (dims, "") };
-        let mut params = params.scope(prefix);
-        let whole = Placement::Replicate;
-        let shape = [&[outputs, inputs], &vec![1; kernel][..]].concat();
-        let fan = || Init::FanIn(inputs);
-        let (weight, bias) = match start {
-            Start::Lift => (Init::XavierUniform, Init::Constant(0.0)),
-            Start::Default => (fan(), fan()),
-        };
-        let weight = params.param("weight", &shape, weight, whole)?;
-        let bias = match (start, dims) {
-            (Start::Lift, 2) => params.buffer("bias", &[outputs], bias, whole)?,
-            _ => params.param("bias", &[outputs], bias, whole)?,
-        };
-        Ok(Self { weight, bias })
-    }
-
-    /// For `x` `[…, in]`.
-    fn forward(&self, x: &A) -> Result<A> {
-        let shape = self.weight.shape();
-        Ok(x.linear(&self.weight.reshape(&shape[..2])?, Some(&self.bias))?)
+/// Lifting layers start Xavier-uniform and zero; the bias is frozen in two dimensions.
+fn lifting<A>(dims: usize) -> LinearOptions<A> {
+    LinearOptions {
+        weight_init: Some(Init::XavierUniform),
+        bias_init: Some(Init::Constant(0.0)),
+        train_bias: dims != 2,
+        ..LinearOptions::default()
     }
 }

@@ -1,8 +1,9 @@
 //! How the FNO is split over a mesh.
 
+use isobar_nn::Factorization;
 use isobar_shard::{ParameterLayouts, Placement};
 
-use super::{Factorization, FnoConfig};
+use super::FnoConfig;
 use crate::sharding::Sharding;
 
 /// Splits the spectral weights `[in, out, modes…, 2]` along the modes of the last spatial dim. The transform of fields whose

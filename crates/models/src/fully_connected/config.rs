@@ -1,6 +1,7 @@
 //! Arguments of the fully connected network.
 
 use isobar_array::Array;
+use isobar_nn::{Activation, one_or_many};
 use isobar_shard::{ModelSize, ParamCount, Scope};
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
@@ -8,7 +9,6 @@ use serde::{Deserialize, Serialize};
 use super::{FullyConnected, MODEL};
 use crate::error::Result;
 use crate::fields::FieldSpec;
-use crate::layers::{Activation, one_or_many};
 use crate::model::{Architecture, Model};
 use crate::size::{built, extrapolate};
 

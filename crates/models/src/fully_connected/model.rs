@@ -1,14 +1,13 @@
 //! The fully connected network.
 
-use isobar_array::{Array, Reduction};
-use isobar_shard::{Init, Params, Placement, Scope};
+use isobar_array::Array;
+use isobar_nn::{Activation, ActivationLayer, Linear, LinearOptions, Mode, WeightForm};
+use isobar_shard::{Init, Params, Placement};
 use tch::Tensor;
 
 use super::{FullyConnectedConfig, MODEL};
 use crate::batch::Batch;
 use crate::error::{Checker, Error, Result};
-use crate::layers::{Activation, ActivationLayer};
-use crate::mode::Mode;
 use crate::model::Model;
 
 /// A fully connected network: h ← σ(a (W h + b)) for each hidden layer, then W h + b.
@@ -23,9 +22,9 @@ use crate::model::Model;
 pub struct FullyConnected<A = Tensor> {
     in_features: i64,
     skip: bool,
-    hidden: Vec<(Dense<A>, ActivationLayer<A>)>,
+    hidden: Vec<(Linear<A>, ActivationLayer<A>)>,
     scale: Option<A>,
-    last: Dense<A>,
+    last: Linear<A>,
 }
 
 impl<A: Array> FullyConnected<A> {
@@ -54,9 +53,9 @@ impl<A: Array> FullyConnected<A> {
         check.ensure(!stan || width == 1, || format!("stan needs layer_size 1, not {width}"))?;
 
         let form = match (config.weight_norm, config.weight_fact) {
-            (true, _) => Form::Norm,
-            (_, true) => Form::Fact,
-            _ => Form::Plain,
+            (true, _) => WeightForm::Normalized,
+            (_, true) => WeightForm::Factorized,
+            _ => WeightForm::Plain,
         };
         let mut hidden = Vec::with_capacity(count);
         let mut scale = None;
@@ -69,12 +68,14 @@ impl<A: Array> FullyConnected<A> {
             let activation = config.activation_fn.get(i).copied().unwrap_or(last_activation);
             let activation = ActivationLayer::new(activation, &mut layer.scope("activation_fn"))?;
             let inputs = if i == 0 { in_features } else { width };
-            hidden.push((Dense::new(form, inputs, width, layer.scope("linear"))?, activation));
+            let linear = Linear::with_options(inputs, width, options(form), &mut layer.scope("linear"))?;
+            hidden.push((linear, activation));
             if config.adaptive_activations && i > 0 {
                 params.tie(&format!("layers.{i}.activation_par"), "layers.0.activation_par")?;
             }
         }
-        let last = Dense::new(Form::Plain, width, out_features, params.scope("final_layer.linear"))?;
+        let plain = options(WeightForm::Plain);
+        let last = Linear::with_options(width, out_features, plain, &mut params.scope("final_layer.linear"))?;
         Ok(Self { in_features, skip: config.skip_connections, hidden, scale, last })
     }
 
@@ -108,7 +109,7 @@ impl<A: Array> FullyConnected<A> {
                 }
             }
         }
-        self.last.forward(&x)
+        Ok(self.last.forward(&x)?)
     }
 }
 
@@ -124,55 +125,12 @@ impl<A: Array> Model<A> for FullyConnected<A> {
     }
 }
 
-/// How a weight is made of its parameters.
-#[derive(Debug, Clone, Copy)]
-enum Form {
-    Plain,
-    Norm,
-    Fact,
-}
-
-/// W x + b.
-#[derive(Debug)]
-struct Dense<A> {
-    form: Form,
-    weight: A,
-    /// Length or factor of each row, `[out, 1]`.
-    row: Option<A>,
-    bias: A,
-}
-
-impl<A: Array> Dense<A> {
-    fn new(form: Form, inputs: i64, outputs: i64, mut params: Scope<'_, A>) -> Result<Self> {
-        let whole = Placement::Replicate;
-        let shape = [outputs, inputs];
-        let (weight, row) = match form {
-            Form::Plain => (params.param("weight", &shape, Init::XavierUniform, whole)?, None),
-            Form::Norm => {
-                let weight = params.param("weight", &shape, Init::XavierUniform, whole)?;
-                (weight, Some(params.param("weight_g", &[outputs, 1], Init::Constant(1.0), whole)?))
-            }
-            Form::Fact => {
-                let start = Init::LogNormal { mean: 1.0, std: 0.1 };
-                let row = params.param("g", &[outputs, 1], start, whole)?;
-                let weight =
-                    params.draw("weight", &shape, &Init::XavierUniform, whole)?.div(&row.detach()?)?;
-                (params.param("v", &shape, Init::Given(weight), whole)?, Some(row))
-            }
-        };
-        let bias = params.param("bias", &[outputs], Init::Constant(0.0), whole)?;
-        Ok(Self { form, weight, row, bias })
-    }
-
-    fn forward(&self, x: &A) -> Result<A> {
-        let weight = match (self.form, &self.row) {
-            (Form::Norm, Some(row)) => {
-                let length = self.weight.reduce(Reduction::Norm, &[1], true)?;
-                &self.weight.mul(&row.div(&length)?)?
-            }
-            (Form::Fact, Some(row)) => &self.weight.mul(row)?,
-            _ => &self.weight,
-        };
-        Ok(x.linear(weight, Some(&self.bias))?)
+/// Weights start Xavier-uniform, biases zero.
+fn options<A>(form: WeightForm) -> LinearOptions<A> {
+    LinearOptions {
+        form,
+        weight_init: Some(Init::XavierUniform),
+        bias_init: Some(Init::Constant(0.0)),
+        ..LinearOptions::default()
     }
 }

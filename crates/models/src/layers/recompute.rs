@@ -3,11 +3,11 @@
 use std::sync::{Arc, Mutex, PoisonError};
 
 use isobar_array::Array;
+use isobar_nn::Mode;
 use isobar_shard::checkpoint;
 use isobar_shard::trace::module;
 
 use crate::error::Result;
-use crate::mode::Mode;
 
 /// A part of a model, under whose name its communication and its errors are recorded; with `gradient_checkpointing`, none of what
 /// it computes on the way is kept for backward.

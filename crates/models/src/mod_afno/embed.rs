@@ -3,12 +3,12 @@
 use std::f64::consts::PI;
 
 use isobar_array::{Array, Unary};
+use isobar_nn::Linear;
 use isobar_shard::{Init, Params, Placement};
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 use super::MODEL;
-use crate::afno::block::{Affine, affine_with};
 use crate::error::{Checker, Result};
 
 /// Arguments of the network that embeds the modulation, by PhysicsNeMo's names.
@@ -49,7 +49,7 @@ pub(super) struct Embedding<A> {
     dim: i64,
     /// Frequencies, or the places.
     places: A,
-    layers: Vec<Affine<A>>,
+    layers: Vec<Linear<A>>,
 }
 
 impl<A: Array> Embedding<A> {
@@ -80,10 +80,7 @@ impl<A: Array> Embedding<A> {
                 params.buffer("onehot_embed.indices", &[1, dim], start, whole)?
             }
         };
-        let layer = |index| {
-            let mut scope = params.scope(&format!("mlp.{}", 2 * index));
-            affine_with(&mut scope, &[dim, dim], Init::FanIn(dim), Init::FanIn(dim))
-        };
+        let layer = |index| Ok(Linear::new(dim, dim, &mut params.scope(&format!("mlp.{}", 2 * index)))?);
         let layers = (0..config.depth).map(layer).collect::<Result<_>>()?;
         Ok(Self { max_time: config.max_time, method: config.method, dim, places, layers })
     }
@@ -103,7 +100,7 @@ impl<A: Array> Embedding<A> {
             }
         };
         for layer in &self.layers {
-            x = layer.linear(&x)?.gelu()?;
+            x = layer.forward(&x)?.gelu()?;
         }
         Ok(x)
     }

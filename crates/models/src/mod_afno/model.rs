@@ -1,17 +1,17 @@
 //! The Adaptive Fourier Neural Operator, modulated by a number for each sample.
 
 use isobar_array::Array;
-use isobar_shard::{Init, Params};
+use isobar_nn::{Linear, Mode};
+use isobar_shard::Params;
 use tch::Tensor;
 
 use super::embed::Embedding;
 use super::{MODEL, ModAfnoConfig};
-use crate::afno::block::{Affine, Modulated, affine_with};
+use crate::afno::block::Modulated;
 use crate::afno::filter::{ModeWindow, kept_modes, modes_around};
 use crate::afno::tokens::{Modulation, Tokens, TokensConfig};
 use crate::batch::Batch;
 use crate::error::{Checker, Error, Result};
-use crate::mode::Mode;
 use crate::model::Model;
 
 /// The modulated Adaptive Fourier Neural Operator: Leinonen et al., *Modulated Adaptive Fourier Neural Operators for Temporal
@@ -40,7 +40,7 @@ use crate::model::Model;
 pub struct ModAfno<A = Tensor> {
     mod_dim: i64,
     tokens: Tokens<A>,
-    offset: Affine<A>,
+    offset: Linear<A>,
     /// None where nothing but the offset is modulated: the modulation is a vector then.
     embedding: Option<Embedding<A>>,
 }
@@ -87,9 +87,8 @@ impl<A: Array> ModAfno<A> {
             })
         };
         let tokens = Tokens::new(&tokens, window, params)?;
-        let shape = [config.embed_dim as i64, mod_dim];
-        let fan = || Init::FanIn(mod_dim);
-        let offset = affine_with(&mut params.scope("mod_additive_proj"), &shape, fan(), fan())?;
+        let features = config.embed_dim as i64;
+        let offset = Linear::new(mod_dim, features, &mut params.scope("mod_additive_proj"))?;
         let embedding = match embedded {
             true => Some(Embedding::new(&config.embed_model, &mut params.scope("mod_embed_net"))?),
             false => None,
@@ -120,7 +119,7 @@ impl<A: Array> ModAfno<A> {
             Some(embedding) => embedding.forward(&modulation.reshape(&[batch, 1])?)?,
             None => modulation.shallow_clone(),
         };
-        let modulation = Modulation { offset: self.offset.linear(&vector)?, vector };
+        let modulation = Modulation { offset: self.offset.forward(&vector)?, vector };
         self.tokens.forward(x, Some(&modulation), mode)
     }
 }

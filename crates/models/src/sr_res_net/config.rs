@@ -1,6 +1,7 @@
 //! Arguments of the super-resolution residual network.
 
 use isobar_array::Array;
+use isobar_nn::Activation;
 use isobar_shard::{ModelSize, ParamCount, Scope};
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
@@ -9,7 +10,6 @@ use super::{MODEL, SPATIAL, SrResNet};
 use crate::error::Checker;
 use crate::error::Result;
 use crate::fields::FieldSpec;
-use crate::layers::Activation;
 use crate::model::{Architecture, Model};
 use crate::size::{built, extrapolate};
 

@@ -1,17 +1,16 @@
 //! What the network is made of.
 
 use isobar_array::{Array, Conv, Padding};
+use isobar_nn::{Activation, ActivationLayer, BatchNorm, ConvNd, Mode};
 use isobar_shard::{Params, Scope};
 
 use super::SPATIAL;
 use crate::error::Result;
-use crate::layers::{Activation, ActivationLayer, BatchNorm, ConvLayer};
-use crate::mode::Mode;
 
 /// A convolution and a batch norm.
 #[derive(Debug)]
 pub(super) struct Normed<A> {
-    conv: ConvLayer<A>,
+    conv: ConvNd<A>,
     norm: BatchNorm<A>,
 }
 
@@ -22,7 +21,7 @@ impl<A: Array> Normed<A> {
     }
 
     pub(super) fn forward(&self, x: &A, mode: Mode<'_>) -> Result<A> {
-        self.norm.forward(&self.conv.forward(x)?, mode)
+        Ok(self.norm.forward(&self.conv.forward(x)?, mode)?)
     }
 }
 
@@ -44,7 +43,7 @@ impl<A: Array> Residual<A> {
 /// A convolution to eight times the channels, which become twice the extents.
 #[derive(Debug)]
 pub(super) struct Shuffle<A> {
-    conv: ConvLayer<A>,
+    conv: ConvNd<A>,
     prelu: ActivationLayer<A>,
 }
 
@@ -55,7 +54,7 @@ impl<A: Array> Shuffle<A> {
     }
 
     pub(super) fn forward(&self, x: &A) -> Result<A> {
-        self.prelu.forward(&shuffled(&self.conv.forward(x)?)?)
+        Ok(self.prelu.forward(&shuffled(&self.conv.forward(x)?)?)?)
     }
 }
 
@@ -73,7 +72,7 @@ pub(super) fn conv<A: Array>(
     channels: [i64; 2],
     kernel: i64,
     params: &mut Scope<'_, A>,
-) -> Result<ConvLayer<A>> {
+) -> Result<ConvNd<A>> {
     let conv = Conv { padding: Padding::Each(vec![kernel / 2]), ..Conv::default() };
-    ConvLayer::new(channels, &[kernel; SPATIAL], conv, params)
+    Ok(ConvNd::new(channels, &[kernel; SPATIAL], conv, params)?)
 }

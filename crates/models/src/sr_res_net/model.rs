@@ -1,6 +1,7 @@
 //! The super-resolution residual network.
 
 use isobar_array::Array;
+use isobar_nn::{Activation, ActivationLayer, ConvNd, Mode};
 use isobar_shard::Params;
 use tch::Tensor;
 
@@ -8,8 +9,7 @@ use super::layers::{Normed, Residual, Shuffle, conv};
 use super::{MODEL, SPATIAL, SrResNetConfig};
 use crate::batch::Batch;
 use crate::error::{Checker, Error, Result};
-use crate::layers::{Activation, ActivationLayer, ConvLayer, Recompute};
-use crate::mode::Mode;
+use crate::layers::Recompute;
 use crate::model::Model;
 
 /// The super-resolution residual network in three dimensions: Ledig et al., *Photo-Realistic Single Image
@@ -57,11 +57,11 @@ use crate::model::Model;
 pub struct SrResNet<A = Tensor> {
     inputs: i64,
     activation: ActivationLayer<A>,
-    first: ConvLayer<A>,
+    first: ConvNd<A>,
     residual: Vec<Recompute<Residual<A>>>,
     middle: Normed<A>,
     shuffles: Vec<Shuffle<A>>,
-    last: ConvLayer<A>,
+    last: ConvNd<A>,
 }
 
 impl<A: Array> SrResNet<A> {
@@ -140,7 +140,7 @@ impl<A: Array> SrResNet<A> {
         for shuffle in &self.shuffles {
             h = shuffle.forward(&h)?;
         }
-        self.last.forward(&h)
+        Ok(self.last.forward(&h)?)
     }
 }
 

@@ -3,6 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use isobar_array::{Array, Interpolation, PadMode};
+use isobar_nn::{Activation, Functional};
 use isobar_shard::{ModelSize, ParamCount, Scope};
 use schemars::JsonSchema;
 use serde::de::IgnoredAny;
@@ -11,7 +12,7 @@ use serde::{Deserialize, Deserializer, Serialize};
 use super::{MODEL, UNet};
 use crate::error::{Checker, Error, Result};
 use crate::fields::FieldSpec;
-use crate::layers::{Activation, Functional, PerDim};
+use crate::layers::PerDim;
 use crate::model::{Architecture, Model};
 use crate::size::built;
 

@@ -1,26 +1,26 @@
 //! What a level of the U-Net is made of.
 
 use isobar_array::{Array, Conv, Interpolation, PadMode, Padding, Resize, Unary};
+use isobar_nn::{BatchNorm, ConvNd, ConvTransposeNd, Functional, GroupNorm, LayerNorm, Mode};
 use isobar_shard::{Params, Scope};
 
-use super::config::{GroupNorm, Normalization, Plan, UNetConfig};
+use super::config::{GroupNorm as GroupNormPlan, Normalization, Plan, UNetConfig};
 use crate::error::Result;
-use crate::layers::{Affine, BatchNorm, ConvLayer, ConvTransposeLayer, Functional};
-use crate::mode::Mode;
 
 /// A convolution, a normalisation, an activation.
 #[derive(Debug)]
 pub(super) struct Block<A> {
-    conv: ConvLayer<A>,
+    conv: ConvNd<A>,
     norm: Norm<A>,
     activation: Option<Functional>,
 }
 
 #[derive(Debug)]
 enum Norm<A> {
-    Group { affine: Option<Affine<A>>, groups: i64, eps: f64 },
+    Group(GroupNorm<A>),
     Batch(BatchNorm<A>),
-    Layer(Affine<A>),
+    /// Over the channels at each point.
+    Layer(LayerNorm<A>),
     None,
 }
 
@@ -36,12 +36,14 @@ impl<A: Array> Block<A> {
         let mut norm_params = params.scope("norm");
         let norm = match config.normalization {
             Normalization::GroupNorm => {
-                let GroupNorm { groups, eps, affine } = plan.group_norm;
-                let affine = affine.then(|| Affine::new(channels[1], &mut norm_params)).transpose()?;
-                Norm::Group { affine, groups, eps }
+                let GroupNormPlan { groups, eps, affine } = plan.group_norm;
+                Norm::Group(match affine {
+                    true => GroupNorm::with_eps(groups, channels[1], eps, &mut norm_params)?,
+                    false => GroupNorm::without_affine(groups, channels[1], eps)?,
+                })
             }
             Normalization::BatchNorm => Norm::Batch(BatchNorm::new(channels[1], &mut norm_params)?),
-            Normalization::LayerNorm => Norm::Layer(Affine::new(channels[1], &mut norm_params)?),
+            Normalization::LayerNorm => Norm::Layer(LayerNorm::new(&channels[1..], &mut norm_params)?),
             Normalization::None => Norm::None,
         };
         Ok(Self { conv, norm, activation: Some(plan.activation) })
@@ -55,13 +57,12 @@ impl<A: Array> Block<A> {
     pub(super) fn forward(&self, x: &A, mode: Mode<'_>) -> Result<A> {
         let x = self.conv.forward(x)?;
         let x = match &self.norm {
-            Norm::Group { affine: Some(affine), groups, eps } => affine.group_norm(&x, *groups, *eps)?,
-            Norm::Group { affine: None, groups, eps } => x.group_norm(*groups, None, None, *eps)?,
+            Norm::Group(norm) => norm.forward(&x)?,
             Norm::Batch(norm) => norm.forward(&x, mode)?,
-            Norm::Layer(affine) => affine.layer_norm(&x)?,
+            Norm::Layer(norm) => norm.forward_channels_first(&x)?,
             Norm::None => x,
         };
-        self.activation.map_or_else(|| Ok(x.shallow_clone()), |activation| activation.of(&x))
+        Ok(self.activation.map_or_else(|| Ok(x.shallow_clone()), |activation| activation.forward(&x))?)
     }
 }
 
@@ -74,8 +75,8 @@ pub(super) struct Upsample<A> {
 
 #[derive(Debug)]
 enum Way<A> {
-    Transposed(ConvTransposeLayer<A>),
-    Interpolated { mode: Interpolation, scale: f64, conv: ConvLayer<A> },
+    Transposed(ConvTransposeNd<A>),
+    Interpolated { mode: Interpolation, scale: f64, conv: ConvNd<A> },
 }
 
 impl<A: Array> Upsample<A> {
@@ -93,12 +94,7 @@ impl<A: Array> Upsample<A> {
             None => {
                 let conv = Conv { stride: vec![2], padding: Padding::Each(vec![1]), ..Conv::default() };
                 let mut params = params.scope(&format!("conv{}d_transpose", plan.spatial));
-                Way::Transposed(ConvTransposeLayer::new(
-                    both,
-                    &vec![3; plan.spatial],
-                    (conv, 1),
-                    &mut params,
-                )?)
+                Way::Transposed(ConvTransposeNd::new(both, &vec![3; plan.spatial], conv, &[1], &mut params)?)
             }
         };
         Ok(Self { conv, activation: plan.up_activation })
@@ -111,7 +107,7 @@ impl<A: Array> Upsample<A> {
                 conv.forward(&x.interpolate(&Resize::Scale(vec![*scale]), *mode, false)?)?
             }
         };
-        self.activation.of(&x)
+        Ok(self.activation.forward(&x)?)
     }
 }
 
@@ -126,8 +122,8 @@ pub(super) struct Gate<A> {
 /// A linear map of the channels at each point, and their layer norm.
 #[derive(Debug)]
 struct Point<A> {
-    conv: ConvLayer<A>,
-    norm: Affine<A>,
+    conv: ConvNd<A>,
+    norm: LayerNorm<A>,
 }
 
 impl<A: Array> Gate<A> {
@@ -140,8 +136,8 @@ impl<A: Array> Gate<A> {
         let mut point = |name, channels: [i64; 2]| -> Result<Point<A>> {
             let mut params = params.scope(name);
             let kernel = vec![1; spatial];
-            let conv = ConvLayer::new(channels, &kernel, Conv::default(), &mut params.scope("0"))?;
-            Ok(Point { conv, norm: Affine::new(channels[1], &mut params.scope("1"))? })
+            let conv = ConvNd::new(channels, &kernel, Conv::default(), &mut params.scope("0"))?;
+            Ok(Point { conv, norm: LayerNorm::new(&channels[1..], &mut params.scope("1"))? })
         };
         let below = point("W_g", [below, inner])?;
         let skip = point("W_x", [skip, inner])?;
@@ -157,16 +153,16 @@ impl<A: Array> Gate<A> {
 
 impl<A: Array> Point<A> {
     fn forward(&self, x: &A) -> Result<A> {
-        self.norm.layer_norm(&self.conv.forward(x)?)
+        Ok(self.norm.forward_channels_first(&self.conv.forward(x)?)?)
     }
 }
 
 /// A convolution that keeps the extents.
-fn same_conv<A: Array>(plan: &Plan, channels: [i64; 2], params: &mut Scope<'_, A>) -> Result<ConvLayer<A>> {
+fn same_conv<A: Array>(plan: &Plan, channels: [i64; 2], params: &mut Scope<'_, A>) -> Result<ConvNd<A>> {
     let padding: Vec<i64> = plan.kernel.iter().map(|kernel| kernel / 2).collect();
     let none = padding.iter().all(|&elements| elements == 0);
     let padding_mode = if none { PadMode::Constant } else { plan.padding_mode };
     let conv = Conv { padding: Padding::Each(padding), padding_mode, ..Conv::default() };
     let mut params = params.scope(&format!("conv{}d", plan.spatial));
-    ConvLayer::new(channels, &plan.kernel, conv, &mut params)
+    Ok(ConvNd::new(channels, &plan.kernel, conv, &mut params)?)
 }

@@ -1,6 +1,7 @@
 //! The U-Net.
 
 use isobar_array::{Array, Pool};
+use isobar_nn::Mode;
 use isobar_shard::Params;
 use tch::Tensor;
 
@@ -9,7 +10,6 @@ use super::{MODEL, Pooling, UNetConfig};
 use crate::batch::Batch;
 use crate::error::{Error, Result};
 use crate::layers::Recompute;
-use crate::mode::Mode;
 use crate::model::Model;
 
 /// The U-Net: Ronneberger et al., *U-Net: Convolutional Networks for Biomedical Image Segmentation*,

@@ -14,59 +14,48 @@ const CHANNELS: i64 = 8;
 
 /// A convolution, then attention of all points to all points, each added to its input.
 struct Block {
-    conv: ShardTensor,
-    norm: [ShardTensor; 2],
-    /// To queries, keys and values, and back.
-    mix: [ShardTensor; 2],
+    conv: nn::Conv2d<ShardTensor>,
+    norm: nn::LayerNorm<ShardTensor>,
+    attention: nn::MultiheadAttention<ShardTensor>,
 }
 
 struct ResidualNetwork {
-    lift: ShardTensor,
+    lift: nn::Conv2d<ShardTensor>,
     blocks: Vec<Block>,
-    project: ShardTensor,
+    project: nn::Conv2d<ShardTensor>,
 }
 
 impl ResidualNetwork {
-    fn new(params: &mut Scope<'_, ShardTensor>) -> isobar::shard::Result<Self> {
-        let mut param =
-            |name: &str, shape: &[i64], init| params.param(name, shape, init, Placement::Replicate);
-        let mut block = |index: usize| -> isobar::shard::Result<Block> {
-            let name = |part: &str| format!("blocks.{index}.{part}");
-            Ok(Block {
-                conv: param(&name("conv.weight"), &[CHANNELS, CHANNELS, 3, 3], Init::FanIn(9 * CHANNELS))?,
-                norm: [
-                    param(&name("norm.weight"), &[CHANNELS], Init::Constant(1.0))?,
-                    param(&name("norm.bias"), &[CHANNELS], Init::Constant(0.0))?,
-                ],
-                mix: [
-                    param(&name("qkv.weight"), &[3 * CHANNELS, CHANNELS], Init::FanIn(CHANNELS))?,
-                    param(&name("out.weight"), &[CHANNELS, CHANNELS], Init::FanIn(CHANNELS))?,
-                ],
-            })
-        };
-        let blocks = (0..2).map(&mut block).collect::<Result<_, _>>()?;
+    fn new(params: &mut Scope<'_, ShardTensor>) -> nn::Result<Self> {
+        let pointwise = Conv::default;
+        let block = |index| Block::new(&mut params.scope(&format!("blocks.{index}")));
         Ok(Self {
-            lift: param("lift.weight", &[CHANNELS, 1, 1, 1], Init::FanIn(1))?,
-            blocks,
-            project: param("project.weight", &[1, CHANNELS, 1, 1], Init::FanIn(CHANNELS))?,
+            blocks: (0..2).map(block).collect::<Result<_, _>>()?,
+            lift: nn::Conv2d::new(1, CHANNELS, [1, 1], pointwise(), &mut params.scope("lift"))?,
+            project: nn::Conv2d::new(CHANNELS, 1, [1, 1], pointwise(), &mut params.scope("project"))?,
         })
     }
 }
 
 impl Block {
+    fn new(params: &mut Scope<'_, ShardTensor>) -> nn::Result<Self> {
+        let same = Conv { padding: Padding::Each(vec![1]), ..Conv::default() };
+        let options = nn::MultiheadAttentionOptions { batch_first: true, ..Default::default() };
+        Ok(Self {
+            conv: nn::Conv2d::new(CHANNELS, CHANNELS, [3, 3], same, &mut params.scope("conv"))?,
+            norm: nn::LayerNorm::new(&[CHANNELS], &mut params.scope("norm"))?,
+            attention: nn::MultiheadAttention::new(CHANNELS, 1, options, &mut params.scope("attention"))?,
+        })
+    }
+
     /// `x` is `[batch, channel, height, width]`.
-    fn forward(&self, x: &ShardTensor) -> isobar::shard::Result<ShardTensor> {
-        let conv = Conv { padding: Padding::Each(vec![1]), ..Conv::default() };
-        let x = x.add(&x.conv(&self.conv, None, &conv)?.gelu()?)?;
+    fn forward(&self, x: &ShardTensor, mode: Mode<'_>) -> nn::Result<ShardTensor> {
+        let x = x.add(&self.conv.forward(x)?.gelu()?)?;
         let shape = x.shape().to_vec();
         // Points as tokens, [batch, height · width, channel]; the rows stay where they are.
         let tokens = x.permute(&[0, 2, 3, 1])?.reshape(&[shape[0], -1, CHANNELS])?;
-        let normed = tokens.layer_norm(&[CHANNELS], Some(&self.norm[0]), Some(&self.norm[1]), 1e-5)?;
-        let qkv = normed.linear(&self.mix[0], None)?.unsqueeze(1)?; // one head
-        let parts = qkv.split(&[CHANNELS; 3], -1)?;
-        let mixed =
-            ShardTensor::scaled_dot_product_attention(&parts[0], &parts[1], &parts[2], &Default::default())?;
-        let tokens = tokens.add(&mixed.select(1, 0)?.linear(&self.mix[1], None)?)?;
+        let normed = self.norm.forward(&tokens)?;
+        let tokens = tokens.add(&self.attention.forward(&normed, &normed, &normed, None, false, mode)?)?;
         tokens.reshape(&[shape[0], shape[2], shape[3], CHANNELS])?.permute(&[0, 3, 1, 2])
     }
 }
@@ -74,13 +63,12 @@ impl Block {
 type Fields = Batch<ShardTensor>;
 
 impl Model<ShardTensor> for ResidualNetwork {
-    fn forward(&self, batch: &Fields, _mode: Mode<'_>) -> isobar::models::Result<Fields> {
-        let pointwise = Conv::default();
-        let mut x = batch.require("residual network", Fields::FIELDS)?.conv(&self.lift, None, &pointwise)?;
+    fn forward(&self, batch: &Fields, mode: Mode<'_>) -> isobar::models::Result<Fields> {
+        let mut x = self.lift.forward(batch.require("residual network", Fields::FIELDS)?)?;
         for block in &self.blocks {
-            x = block.forward(&x)?;
+            x = block.forward(&x, mode)?;
         }
-        Ok(Batch::of_fields(x.conv(&self.project, None, &pointwise)?))
+        Ok(Batch::of_fields(self.project.forward(&x)?))
     }
 }
 

@@ -1,13 +1,13 @@
-//! Activation functions by the names of PhysicsNeMo's table.
+//! Activation functions.
 
 use isobar_array::{Array, Unary};
-use isobar_shard::{Init, Params, Placement};
+use isobar_shard::{Init, Params, Placement, Result};
 use schemars::JsonSchema;
 use serde::de::value::{SeqAccessDeserializer, StrDeserializer};
 use serde::de::{Deserializer, SeqAccess, Visitor};
 use serde::{Deserialize, Serialize};
 
-use crate::error::Result;
+use crate::layer::layers_without_mode;
 
 /// A function between the layers of a network. PhysicsNeMo takes `mish`, `rrelu` and the `hard…` ones but `hardtanh` in the
 /// U-Net alone.
@@ -76,9 +76,9 @@ pub enum Activation {
 }
 
 impl Activation {
-    /// The function of that name in `torch.nn.functional`, with its defaults, or the identity; `None` where there
+    /// Returns the function of that name in `torch.nn.functional`, with its defaults, or the identity; `None` where there
     /// is none, or none without further arguments.
-    pub(crate) fn functional(self) -> Option<Functional> {
+    pub fn functional(self) -> Option<Functional> {
         match self {
             Self::Prelu
             | Self::Sin
@@ -91,7 +91,7 @@ impl Activation {
         }
     }
 
-    /// What it does to `x`, where it has nothing that is trained.
+    /// Applies a function without parameters.
     fn of<A: Array>(self, x: &A) -> Result<A> {
         if let Some(function) = self.unary() {
             return Ok(x.unary(function)?);
@@ -118,7 +118,7 @@ impl Activation {
         })
     }
 
-    /// What it does to a number, where one function of [`Unary`] is all.
+    /// Returns the [`Unary`] that computes it alone.
     fn unary(self) -> Option<Unary> {
         Some(match self {
             Self::Relu => Unary::Relu,
@@ -153,7 +153,7 @@ impl Activation {
         })
     }
 
-    /// What it has in the state dict.
+    /// Returns the name of its entry in the state dict.
     fn state(self) -> Option<&'static str> {
         match self {
             Self::Prelu => Some("weight"),
@@ -167,10 +167,15 @@ impl Activation {
 
 /// A function of `torch.nn.functional` with its defaults, or the identity.
 #[derive(Debug, Clone, Copy)]
-pub(crate) struct Functional(Activation);
+pub struct Functional(Activation);
 
 impl Functional {
-    pub(crate) fn of<A: Array>(self, x: &A) -> Result<A> {
+    /// Applies the function to each element.
+    ///
+    /// # Errors
+    ///
+    /// A dtype without the function.
+    pub fn forward<A: Array>(self, x: &A) -> Result<A> {
         match self.0 {
             Activation::LeakyRelu => Ok(x.unary(Unary::LeakyRelu(0.01))?),
             other => other.of(x),
@@ -178,16 +183,35 @@ impl Functional {
     }
 }
 
-/// An activation with the parameters that it may have.
+/// An activation with its parameters.
+///
+/// Shapes: input and output `[…]`. State dict: `weight` `[1]` of `Prelu`, 0.25 at first; `beta` `[1]` of `Stan`, 1 at first; the
+/// constant `cap` `[]` of the capped functions. Others have none.
+///
+/// ```
+/// use isobar_array::Generator;
+/// use isobar_nn::{Activation, ActivationLayer};
+/// use isobar_shard::ParamStore;
+/// use tch::Tensor;
+///
+/// let prelu = ActivationLayer::new(Activation::Prelu, &mut ParamStore::new(Generator::new(1)))?;
+/// assert_eq!(prelu.forward(&Tensor::from_slice(&[-2f32, 3.0]))?, Tensor::from_slice(&[-0.5f32, 3.0]));
+/// # Ok::<(), isobar_nn::Error>(())
+/// ```
 #[derive(Debug)]
-pub(crate) struct ActivationLayer<A> {
+pub struct ActivationLayer<A> {
     activation: Activation,
     /// The slope of `Prelu`, β of `Stan`.
     trained: Option<A>,
 }
 
 impl<A: Array> ActivationLayer<A> {
-    pub(crate) fn new(activation: Activation, params: &mut impl Params<Array = A>) -> Result<Self> {
+    /// Makes the activation.
+    ///
+    /// # Errors
+    ///
+    /// A parameter that `params` refuses.
+    pub fn new(activation: Activation, params: &mut impl Params<Array = A>) -> Result<Self> {
         let whole = Placement::Replicate;
         let trained = match (activation, activation.state()) {
             (_, None) => None,
@@ -201,21 +225,29 @@ impl<A: Array> ActivationLayer<A> {
         Ok(Self { activation, trained })
     }
 
-    /// The same activation for another layer.
-    pub(crate) fn shallow_clone(&self) -> Self {
+    /// Returns a handle with the same parameters, for another layer.
+    pub fn shallow_clone(&self) -> Self {
         Self { activation: self.activation, trained: self.trained.as_ref().map(A::shallow_clone) }
     }
 
-    /// Names the state of the activation at `scope` as that of `alias` too, where one module serves several
-    /// layers.
-    pub(crate) fn tie(&self, alias: &str, scope: &str, params: &mut impl Params<Array = A>) -> Result<()> {
+    /// Gives the state of the activation at `scope` the further name `alias`, where one module serves several layers.
+    ///
+    /// # Errors
+    ///
+    /// A name that is taken.
+    pub fn tie(&self, alias: &str, scope: &str, params: &mut impl Params<Array = A>) -> Result<()> {
         if let Some(name) = self.activation.state() {
             params.tie(&format!("{alias}.{name}"), &format!("{scope}.{name}"))?;
         }
         Ok(())
     }
 
-    pub(crate) fn forward(&self, x: &A) -> Result<A> {
+    /// Applies the function to each element.
+    ///
+    /// # Errors
+    ///
+    /// A dtype without the function.
+    pub fn forward(&self, x: &A) -> Result<A> {
         match (&self.trained, self.activation) {
             (None, activation) => activation.of(x),
             (Some(beta), Activation::Stan) => Ok(x.tanh()?.mul(&beta.mul(x)?.add_scalar(1.0)?)?),
@@ -224,8 +256,12 @@ impl<A: Array> ActivationLayer<A> {
     }
 }
 
-/// A name or a list of names.
-pub(crate) fn one_or_many<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Vec<Activation>, D::Error> {
+/// Deserializes a name or a list of names.
+///
+/// # Errors
+///
+/// Another type, or an unknown name.
+pub fn one_or_many<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Vec<Activation>, D::Error> {
     struct OneOrMany;
 
     impl<'de> Visitor<'de> for OneOrMany {
@@ -246,3 +282,5 @@ pub(crate) fn one_or_many<'de, D: Deserializer<'de>>(deserializer: D) -> Result<
 
     deserializer.deserialize_any(OneOrMany)
 }
+
+layers_without_mode!(ActivationLayer);

@@ -1,11 +1,23 @@
 //! Spectral weights, whole or made of factors.
 
 use isobar_array::Array;
-use isobar_shard::{Init, Params, Placement, Scope};
+use isobar_shard::{Init, Params, Placement, Result};
+use schemars::JsonSchema;
+use serde::{Deserialize, Serialize};
 use tch::Kind;
 
-use super::config::Factorization;
-use crate::error::Result;
+/// Factorization of a spectral weight.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "snake_case")]
+pub enum Factorization {
+    /// It is a parameter itself.
+    #[default]
+    None,
+    /// A smaller tensor, times a matrix along each dim: Tucker, *Psychometrika* 31, 1966.
+    Tucker,
+    /// A sum of products of a vector for each dim: Hitchcock, *J. Math. Phys.* 6, 1927.
+    Cp,
+}
 
 /// A complex weight `[in, out, modes…]`.
 #[derive(Debug)]
@@ -26,7 +38,7 @@ impl<A: Array> SpectralWeight<A> {
         shape: &[i64],
         scale: f64,
         (factorization, rank): (Factorization, f64),
-        params: &mut Scope<'_, A>,
+        params: &mut impl Params<Array = A>,
     ) -> Result<Self> {
         let whole = Placement::Replicate;
         let pairs = |shape: &[i64]| [shape, &[2]].concat();

@@ -1,10 +1,9 @@
 //! Training or evaluation.
 
 use isobar_array::{Array, Generator, Window};
+use isobar_shard::Result;
 
-use crate::error::Result;
-
-/// What a pass is for.
+/// Purpose of a pass.
 #[derive(Debug, Clone, Copy, Default)]
 pub enum Mode<'a> {
     /// Evaluation: nothing is random, and batch norm takes its running statistics.
@@ -40,18 +39,27 @@ impl<'a> Mode<'a> {
         Mode::Train { generator, batch: Some(BatchPart { offset, total }) }
     }
 
-    pub(crate) fn is_training(&self) -> bool {
+    /// Returns true in training.
+    pub fn is_training(&self) -> bool {
         matches!(self, Mode::Train { .. })
     }
 
-    /// Dropout of `x`, whose dims named in `parts` are parts of global ones; the batch is dim `batch_dim`.
-    pub(crate) fn dropout<A: Array>(&self, x: &A, p: f64, batch_dim: usize, parts: &[Part]) -> Result<A> {
+    /// Drops elements of `x`, whose dims named in `parts` are parts of global ones; the batch is dim `batch_dim`.
+    ///
+    /// # Errors
+    ///
+    /// `p` is outside [0, 1), or parts that do not fit the shape.
+    pub fn dropout<A: Array>(&self, x: &A, p: f64, batch_dim: usize, parts: &[Part]) -> Result<A> {
         let shape: Vec<Option<i64>> = vec![None; x.shape().len()];
         self.drop(x, p, batch_dim, parts, &shape)
     }
 
-    /// Drop-path: the whole of a sample at once (Huang et al., *Deep networks with stochastic depth*, ECCV 2016).
-    pub(crate) fn drop_path<A: Array>(&self, x: &A, p: f64, batch_dim: usize) -> Result<A> {
+    /// Drops samples of `x` (Huang et al., *Deep networks with stochastic depth*, ECCV 2016).
+    ///
+    /// # Errors
+    ///
+    /// As [`dropout`](Self::dropout).
+    pub fn drop_path<A: Array>(&self, x: &A, p: f64, batch_dim: usize) -> Result<A> {
         let mut shape = vec![Some(1); x.shape().len()];
         shape[batch_dim] = None;
         self.drop(x, p, batch_dim, &[], &shape)
@@ -84,10 +92,13 @@ impl<'a> Mode<'a> {
     }
 }
 
-/// A dim of which the rank has the part that begins at `offset`.
+/// A dim of which this rank holds a part.
 #[derive(Debug, Clone, Copy)]
-pub(crate) struct Part {
-    pub(crate) dim: usize,
-    pub(crate) offset: i64,
-    pub(crate) total: i64,
+pub struct Part {
+    /// The dim.
+    pub dim: usize,
+    /// Global index of the rank's first element.
+    pub offset: i64,
+    /// Extent of the global tensor.
+    pub total: i64,
 }

@@ -1,0 +1,148 @@
+//! Embeddings of indices and of patches of fields.
+
+use isobar_array::Array;
+use isobar_shard::{Init, Params, Placement, Result};
+
+use crate::check::{divisible, extent, refuse};
+use crate::layer::layers_without_mode;
+
+/// A table of vectors, looked up by index (`torch.nn.Embedding`).
+///
+/// Shapes: input `[…]` of dtype `Int64`, output `[…, embedding_dim]`. State dict: `weight` `[num_embeddings,
+/// embedding_dim]`, standard normal at first.
+///
+/// ```
+/// use isobar_array::Generator;
+/// use isobar_nn::Embedding;
+/// use isobar_shard::ParamStore;
+/// use tch::Tensor;
+///
+/// let table = Embedding::new(10, 4, &mut ParamStore::new(Generator::new(1)))?;
+/// let y = table.forward(&Tensor::from_slice2(&[[1i64, 9], [0, 1]]))?;
+/// assert_eq!(y.size(), [2, 2, 4]);
+/// assert_eq!(y.get(0).get(0), y.get(1).get(1));
+/// # Ok::<(), isobar_nn::Error>(())
+/// ```
+#[derive(Debug)]
+pub struct Embedding<A> {
+    weight: A,
+}
+
+impl<A: Array> Embedding<A> {
+    /// Makes the table.
+    ///
+    /// # Errors
+    ///
+    /// A size below 1, or a parameter that `params` refuses.
+    pub fn new(num_embeddings: i64, embedding_dim: i64, params: &mut impl Params<Array = A>) -> Result<Self> {
+        const OP: &str = "Embedding";
+        let shape =
+            [extent(OP, "num_embeddings", num_embeddings)?, extent(OP, "embedding_dim", embedding_dim)?];
+        let normal = Init::Normal { mean: 0.0, std: 1.0 };
+        Ok(Self { weight: params.param("weight", &shape, normal, Placement::Replicate)? })
+    }
+
+    /// Returns the rows that `indices` name.
+    ///
+    /// # Errors
+    ///
+    /// Indices out of range or of another dtype than `Int64`.
+    pub fn forward(&self, indices: &A) -> Result<A> {
+        Ok(self.weight.embedding(indices)?)
+    }
+}
+
+/// Cuts fields into patches and maps each to a vector (`timm.layers.PatchEmbed`): a convolution whose stride is its kernel,
+/// computed as one matrix product.
+///
+/// Shapes: input `[batch, in_chans, height, width]`, output `[batch, tokens, embed_dim]`, tokens in row-major order. State
+/// dict: `proj.weight` `[embed_dim, in_chans, patch height, patch width]` and `proj.bias` `[embed_dim]`, as of a `Conv2d`.
+///
+/// ```
+/// use isobar_array::Generator;
+/// use isobar_nn::PatchEmbed;
+/// use isobar_shard::ParamStore;
+/// use tch::{Device, Kind, Tensor};
+///
+/// let embed = PatchEmbed::new([4, 2], 3, 16, &mut ParamStore::new(Generator::new(1)))?;
+/// let x = Tensor::ones([2, 3, 8, 6], (Kind::Float, Device::Cpu));
+/// assert_eq!(embed.forward(&x)?.size(), [2, 6, 16]);
+/// # Ok::<(), isobar_nn::Error>(())
+/// ```
+#[derive(Debug)]
+pub struct PatchEmbed<A> {
+    patch: [i64; 2],
+    inputs: i64,
+    weight: A,
+    bias: A,
+}
+
+impl<A: Array> PatchEmbed<A> {
+    const OP: &'static str = "PatchEmbed";
+
+    /// Makes the layer.
+    ///
+    /// # Errors
+    ///
+    /// A size below 1, or a parameter that `params` refuses.
+    pub fn new(
+        patch_size: [i64; 2],
+        in_chans: i64,
+        embed_dim: i64,
+        params: &mut impl Params<Array = A>,
+    ) -> Result<Self> {
+        let inputs = extent(Self::OP, "in_chans", in_chans)?;
+        let width = extent(Self::OP, "embed_dim", embed_dim)?;
+        let [height, columns] = patch_size;
+        let area = extent(Self::OP, "patch height", height)?.saturating_mul(extent(
+            Self::OP,
+            "patch width",
+            columns,
+        )?);
+        let fan = inputs.saturating_mul(area);
+        let params = &mut params.scope("proj");
+        let shape = [width, inputs, height, columns];
+        let weight = params.param("weight", &shape, Init::FanIn(fan), Placement::Replicate)?;
+        let bias = params.param("bias", &[width], Init::FanIn(fan), Placement::Replicate)?;
+        Ok(Self { patch: patch_size, inputs, weight, bias })
+    }
+
+    /// Computes `[batch, tokens, embed_dim]` from `x` `[batch, in_chans, height, width]`.
+    ///
+    /// # Errors
+    ///
+    /// Another number of channels, extents that are not divisible by the patch, or an exchange that fails.
+    pub fn forward(&self, x: &A) -> Result<A> {
+        let tokens = self.forward_grid(x)?.permute(&[2, 0, 1, 3])?;
+        let [batch, h, w, features] = tokens.shape()[..] else { return Ok(tokens) };
+        Ok(tokens.reshape(&[batch, h * w, features])?)
+    }
+
+    /// Computes `[h, w, batch, embed_dim]`, the tokens on their grid: the order in which transforms over the grid and products
+    /// over features are plain matrix products.
+    ///
+    /// # Errors
+    ///
+    /// As [`forward`](Self::forward).
+    pub fn forward_grid(&self, x: &A) -> Result<A> {
+        let [p0, p1] = self.patch;
+        let &[batch, channels, height, width] = &x.shape()[..] else { return self.misfit(x) };
+        if channels != self.inputs {
+            return self.misfit(x);
+        }
+        divisible(Self::OP, ("height", height), ("that of the patch", p0))?;
+        divisible(Self::OP, ("width", width), ("that of the patch", p1))?;
+        let (h, w, size) = (height / p0, width / p1, channels * p0 * p1);
+        let patches = x.reshape(&[batch, channels, h, p0, w, p1])?.permute(&[2, 4, 0, 1, 3, 5])?;
+        let patches = patches.reshape(&[h, w, batch, size])?;
+        let weight = self.weight.reshape(&[self.weight.extent(0)?, size])?;
+        Ok(patches.linear(&weight, Some(&self.bias))?)
+    }
+
+    fn misfit<T>(&self, x: &A) -> Result<T> {
+        let (shape, channels) = (x.shape(), self.inputs);
+        refuse(Self::OP, format!("input of shape {shape:?}, expected [batch, {channels}, height, width]"))
+    }
+}
+
+layers_without_mode!(Embedding, PatchEmbed);
