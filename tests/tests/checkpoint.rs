@@ -107,7 +107,7 @@ fn forty_steps_are_twenty_and_twenty(
     }
 }
 
-/// What became of a writer.
+/// Outcome of a writer.
 #[derive(Debug, PartialEq)]
 enum Ended {
     /// It was killed before its so-manieth system call.
@@ -317,7 +317,7 @@ fn a_rank_killed_while_two_write_leaves_a_whole_checkpoint(
     };
     let steps: Vec<u64> = points.chunks(4).flat_map(several).collect();
     assert!(steps.contains(&1), "{steps:?}");
-    // What comes after the manifest is rank 0's.
+    // Only rank 0 acts after the manifest.
     assert!(rank != 0 || steps.contains(&2), "{steps:?}");
 }
 
@@ -540,7 +540,7 @@ fn the_tools_look_check_cut_and_export() {
     says(&checkpoint(&["reshard", &newest, &out, "--ranks", "3"]), 2, &["not empty"]);
     says(&checkpoint(&["reshard", &newest, &out, "--ranks", "0"]), 2, &["--ranks"]);
 
-    // The same weights by any way.
+    // All ways give the same weights.
     let [direct, by_way] =
         ["a", "b"].map(|name| path(folder.path().join(name).with_extension("safetensors")));
     says(&checkpoint(&["export", &newest, &direct]), 0, &["tensors"]);
@@ -582,7 +582,7 @@ fn the_tools_look_check_cut_and_export() {
     says(&checkpoint(&["verify", &whole]), 0, &["whole"]);
 }
 
-/// What PhysicsNeMo's own models have saved is loaded by name, on whatever ranks, and goes back as it came, to the last bit.
+/// Weights saved by PhysicsNeMo's models are loaded by name, on any number of ranks, and exported bitwise unchanged.
 #[rstest]
 #[case::afno("afno", &["model.embed_dim=16", "model.depth=1", "model.num_blocks=2", "model.patch_size=[8, 8]"])]
 #[case::fno("fno", &["model.latent_channels=8", "model.num_fno_layers=2", "model.num_fno_modes=4"])]

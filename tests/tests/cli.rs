@@ -1,4 +1,4 @@
-//! What `isobar` says and how it ends: help, errors, exit codes.
+//! Output and exit codes of `isobar`: help, errors.
 #![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
 
 use std::{

@@ -130,7 +130,7 @@ fn isobar(launch: Launch, command: &str, config: &str, output: &Path, sets: &[&s
     launch.current_dir(workspace()).deadline(Duration::from_secs(300)).args([command, &file]).args(all)
 }
 
-/// What a mesh is set by.
+/// Returns the settings of a mesh.
 fn mesh(shape: &str, names: &str) -> [String; 2] {
     [format!("distributed.mesh.shape={shape}"), format!("distributed.mesh.names={names}")]
 }
@@ -401,7 +401,7 @@ fn same_in_file(got: &Tensor, want: &Tensor) -> bool {
     got.allclose(want, last_place, last_place * want.abs().max().double_value(&[]), false)
 }
 
-/// The same error, file and picture, however the fields lie.
+/// Predictions give the same error, file and picture on any mesh.
 #[test]
 fn predictions_are_the_same_on_any_mesh() {
     let folder = tempdir().unwrap();

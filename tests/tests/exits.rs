@@ -1,4 +1,4 @@
-//! How `isobar train` ends where ranks do not agree, or one of them is lost: on all ranks, soon, and with its own code.
+//! Exits of `isobar train` if ranks disagree or one is lost: on all ranks, soon, and with the right code.
 #![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
 
 use std::{path::Path, time::Duration};
@@ -110,7 +110,7 @@ fn a_stopped_rank_ends_the_others_at_the_deadline() {
     ends_with(&outcome, 0, 4, &["rank 0", "after 20"]);
 }
 
-/// What all ranks find by themselves needs no report of a lost one.
+/// An error that all ranks find by themselves needs no report of a lost rank.
 #[test]
 fn ranks_that_end_each_with_an_error_of_their_own_make_no_report() {
     let output = tempdir().unwrap();
@@ -160,7 +160,7 @@ fn a_rank_that_does_not_come_ends_the_others_with_4() {
     let output = tempdir().unwrap();
     let script = r#"if [ $rank = 1 ]; then true; else "$@" --set distributed.timeout_s=2; fi"#;
     let outcome = train(launch(false), output.path(), script);
-    ends_with(&outcome, 0, 4, &["waited 2 s in vain for ranks [1]"]);
+    ends_with(&outcome, 0, 4, &["timed out after 2 s waiting for ranks [1]"]);
 }
 
 /// Fields that are split over ranks are turned at random by exchanges between these: an error of the data that is none.

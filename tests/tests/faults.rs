@@ -162,7 +162,7 @@ fn calls_in_another_order_are_named() {
     }
 }
 
-/// The same in a group in which the others make another call, where all calls are compared.
+/// Another call of the others in a group is an error on all ranks, if all calls are compared.
 #[test]
 fn another_call_is_an_error_of_all_ranks_where_all_are_compared() {
     let _machine = MACHINE.lock().unwrap_or_else(PoisonError::into_inner);
@@ -334,7 +334,7 @@ int MPI_Test(MPI_Request *request, int *flag, MPI_Status *status) {
 }
 ";
 
-/// What is wrong with the end of a run with this fault.
+/// Checks the end of a run with this fault.
 fn check(fault: Fault) -> Result<(), String> {
     let _machine = MACHINE.lock().unwrap_or_else(PoisonError::into_inner);
     let output = tempdir().unwrap();

@@ -103,7 +103,7 @@ fn free_port() -> u16 {
     TcpListener::bind(("127.0.0.1", 0)).unwrap().local_addr().unwrap().port()
 }
 
-/// What an outsider sends.
+/// Bytes that an outsider sends.
 #[derive(Debug, Clone, Copy)]
 enum Flood {
     /// Nothing; the connections stay open.
@@ -322,7 +322,7 @@ impl Recorder {
         Self { port, said }
     }
 
-    /// What was said on connections that got beyond the handshake.
+    /// Bytes of the connections that got beyond the handshake.
     fn recorded(&self) -> Vec<Vec<u8>> {
         let beyond = MAGIC.len() + 32 + 32;
         self.said.lock().unwrap().iter().filter(|said| said.len() > beyond).cloned().collect()
@@ -356,7 +356,7 @@ fn replay(port: u16, recorded: impl Fn() -> Vec<Vec<u8>>, over: &AtomicBool) -> 
     (refused, let_in)
 }
 
-/// What a real rank has said to the store opens no door to who plays it again: to the store of a later job before its ranks
+/// A recorded handshake of a real rank is rejected when it is replayed: to the store of a later job before its ranks
 /// have come, and to that of the same job afterwards.
 #[rstest]
 fn a_recorded_handshake_is_rejected(#[values(false, true)] token: bool) {

@@ -59,7 +59,7 @@ fn good(launch: Launch) -> Outcome {
     launch.run().unwrap().expect_success()
 }
 
-/// The same trajectories in five formats train the same network, on one rank and on split fields; and what is predicted is
+/// Trajectories in five formats train equal networks, on one rank and on split fields; and what is predicted is
 /// read by its own description.
 #[test]
 fn formats_train_alike_and_predictions_are_data() {

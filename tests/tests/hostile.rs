@@ -22,10 +22,10 @@ const READER: &str = env!("CARGO_BIN_EXE_reader");
 /// Copies that are read by one process.
 const BATCH: u64 = 512;
 
-/// How long that may take: some seconds, where HDF5 does not go round for ever.
+/// Time limit of a read: seconds, unless HDF5 loops forever.
 const LONGEST: Duration = Duration::from_secs(30);
 
-/// What a process that reads may have, in KiB: libtorch has most of it. The files are of some KiB.
+/// Memory limit of a reading process, in KiB: libtorch takes most of it. The files have a few KiB.
 const MEMORY: u64 = 1 << 20;
 
 /// Small, so that most of its bytes say what the others are.

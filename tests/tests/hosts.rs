@@ -54,7 +54,7 @@ enum Launcher {
 }
 
 impl Launcher {
-    /// Whether this machine has it; notes the calling test as skipped where not.
+    /// Returns whether this machine has it; reports the calling test as skipped otherwise.
     fn is_there(self) -> bool {
         match self {
             Self::Mpirun => has_mpi(),
@@ -76,7 +76,7 @@ impl Launcher {
     }
 }
 
-/// What befalls the network, or a host.
+/// Fault of the network, or of a host.
 #[derive(Debug, Clone, Copy, PartialEq)]
 enum Trouble {
     /// Its cable is pulled; its processes go on.
@@ -102,7 +102,7 @@ impl Trouble {
         }
     }
 
-    /// How a report says it of a rank.
+    /// Returns the word of a report for it.
     fn word(self) -> &'static str {
         match self {
             Self::Cut | Self::Halt => "has not been heard of",
@@ -161,7 +161,7 @@ fn a_lost_host_is_named_and_its_run_goes_on_elsewhere(
     }
     for &side in sides {
         let reporter = ranks_of(side, ranks).start;
-        // Who takes over has heard of the rank that watched before, and of its own host's.
+        // The rank that takes over knows of the previous watching rank, and of those of its own host.
         let named = if side == 0 { ranks_of(1, ranks) } else { 0..1 };
         for lost in named {
             let begins = format!("  rank {lost} ({}, process ", hosts.name(1 - side));
@@ -298,7 +298,7 @@ fn who_does_not_know_the_token_stays_out(#[case] token: Option<&str>) {
     let stranger = said(start(1, "3600", token));
     assert!(stranger.contains("does not know this rank's token"), "{stranger}");
     let first = said(first);
-    assert!(first.contains("in vain for ranks [1]"), "{first}");
+    assert!(first.contains("waiting for ranks [1]"), "{first}");
     for said in [&first, &stranger] {
         assert!(!said.contains("456789"), "a token is shown: {said}");
     }
@@ -311,7 +311,7 @@ fn said(mut child: Child) -> String {
     String::from_utf8_lossy(&child.wait_with_output().unwrap().stderr).into_owned()
 }
 
-/// What is on the other host cannot reach a store that is meant for this one.
+/// Processes on another host cannot reach a store that listens for this host only.
 #[test]
 fn a_store_of_one_host_is_not_seen_from_another() {
     let Some((hosts, _machine)) = hosts() else { return };

@@ -171,7 +171,7 @@ fn a_killed_run_goes_on_from_its_checkpoint() {
     assert_eq!(got, want, "to the last bit");
 }
 
-/// What an earlier run has left is not what this one goes on from, even if its first start came to nothing.
+/// A restart does not resume an earlier run's checkpoints, even if its first start failed.
 #[test]
 fn a_restart_does_not_go_on_from_an_earlier_run() {
     let folder = tempdir().unwrap();
@@ -592,7 +592,7 @@ fn mpirun_in_each_task_of_srun_is_found() {
     assert!(outcome.ranks.iter().any(|task| task.stdout.contains(words)), "{outcome}");
 }
 
-/// What would lose the results ends a run before it starts, on all ranks alike.
+/// Problems that would lose results end a run before it starts, on all ranks.
 #[test]
 fn a_run_whose_folder_cannot_be_used_does_not_start() {
     let folder = tempdir().unwrap();

@@ -71,7 +71,7 @@ fn files_are_short() {
     assert!(long.is_empty(), "files of more than {LONGEST_FILE} lines: {long:?}");
 }
 
-/// What the page tells to depend on is what the program that it speaks of uses.
+/// The page lists the dependencies that its program uses.
 #[test]
 fn the_readmes_program_has_its_dependencies() {
     let (readme, page) = (read(Path::new("README.md")), read(Path::new("docs/getting-started.md")));
@@ -222,4 +222,43 @@ fn features(chosen: &[&str], with_build: bool, with_tests: bool) -> BTreeSet<Str
     assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
     let text = String::from_utf8(output.stdout).unwrap();
     text.lines().map(|line| line.trim_end_matches(" (*)").trim_end().to_owned()).collect()
+}
+
+/// Phrases that readers stumble over; the plain form says what it is in its first words.
+#[test]
+fn prose_is_plain() {
+    // Put together, so that this file is not found.
+    let phrases = [
+        ["which there is", " not"],
+        ["that there are", " not"],
+        ["so many", " that"],
+        ["behind each", " other"],
+        ["of noth", "ing"],
+        ["in v", "ain"],
+        ["goes on", " as"],
+        ["lies wh", "ole"],
+        ["takes part", " in it"],
+    ]
+    .map(|parts| parts.concat());
+    let beginnings = ["What", "Who", "Whether", "The same", "As there", "As of"];
+    let mut found = Vec::new();
+    for path in files(&["rs", "md", "toml"]) {
+        let is_code = path.extension().is_some_and(|ending| ending == "rs");
+        let mut in_comment = false;
+        for (number, line) in read(&path).lines().enumerate() {
+            let comment = line.trim_start();
+            let doc = ["/// ", "//! "].iter().find_map(|marker| comment.strip_prefix(marker));
+            let begins = doc.is_some_and(|text| {
+                beginnings
+                    .iter()
+                    .any(|word| text.strip_prefix(word).is_some_and(|rest| rest.starts_with(' ')))
+            });
+            let first = begins && is_code && !in_comment;
+            if first || phrases.iter().any(|phrase| line.contains(phrase)) {
+                found.push(format!("{}:{}: {comment}", path.display(), number + 1));
+            }
+            in_comment = doc.is_some();
+        }
+    }
+    assert!(found.is_empty(), "say it plainly (subject, verb, object):\n{}", found.join("\n"));
 }

@@ -1,4 +1,4 @@
-//! What a real run leaves and says: results, files, checkpoints; and `isobar data` and `isobar bench` as programs.
+//! Results, files and checkpoints of real runs; and `isobar data` and `isobar bench` as programs.
 #![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
 
 use std::{
@@ -74,7 +74,7 @@ fn mean_field_error() -> f64 {
     errors.sum::<f64>() / VALIDATION as f64
 }
 
-/// What a run prints at its end, which another that finds it done prints as well.
+/// A run prints its results at its end, and again if it is started when finished.
 #[test]
 fn a_run_shows_its_results() {
     let folder = tempdir().unwrap();

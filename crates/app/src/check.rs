@@ -13,7 +13,7 @@ use crate::exit::{Because, Exit};
 use crate::run::RANKS_OWN;
 use crate::{start, terminal};
 
-/// What `isobar check` takes.
+/// Arguments of `isobar check`.
 #[derive(Debug, Args)]
 pub(crate) struct CheckArgs {
     /// The TOML file of a run, whose folder is looked at too

@@ -14,7 +14,7 @@ use crate::config::{is_run, runs_in};
 use crate::exit::{Because, Exit};
 use crate::terminal;
 
-/// What `isobar checkpoint` does.
+/// Commands of `isobar checkpoint`.
 #[derive(Debug, Subcommand)]
 pub(crate) enum CheckpointCommand {
     /// List checkpoints, newest first: step, time, size, ranks that wrote it, validation error, and what is wrong with it

@@ -22,7 +22,7 @@ use crate::verify::{RankArgs, VerifyArgs};
 #[derive(Debug, Parser)]
 #[command(name = "isobar", version, after_help = exit::TABLE, propagate_version = true)]
 pub(crate) struct Cli {
-    /// What to do.
+    /// Command.
     #[command(subcommand)]
     pub(crate) command: Command,
 }

@@ -31,7 +31,7 @@ pub(crate) struct Config {
     pub model: ModelConfig,
     /// The loop.
     pub train: TrainConfig,
-    /// What turns gradients into new parameters.
+    /// Optimizer: updates parameters from gradients.
     pub optimizer: OptimizerKind,
     /// The learning rate over time.
     pub schedule: ScheduleKind,
@@ -39,9 +39,9 @@ pub(crate) struct Config {
     pub data_parallel: DataParallelConfig,
     /// When to save, and whether to go on from what was saved.
     pub checkpoint: CheckpointConfig,
-    /// What to record.
+    /// Metrics to record.
     pub metrics: MetricsConfig,
-    /// How ranks find each other and what they are arranged in.
+    /// Rendezvous of the ranks, and their mesh.
     pub distributed: DistributedConfig,
 }
 
@@ -60,7 +60,7 @@ impl Config {
     }
 }
 
-/// Where a configuration comes from, on the command line.
+/// Configuration arguments of the command line.
 #[derive(Debug, Args)]
 pub(crate) struct ConfigArgs {
     /// A TOML file, or the folder of a run, which holds its configuration; see `isobar config reference` for the keys
@@ -71,7 +71,7 @@ pub(crate) struct ConfigArgs {
     set: Vec<String>,
 }
 
-/// What `isobar config` does.
+/// Commands of `isobar config`.
 #[derive(Debug, Subcommand)]
 pub(crate) enum ConfigCommand {
     /// Print the configuration that a run would have, with the origin of each value

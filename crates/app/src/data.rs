@@ -25,7 +25,7 @@ Example:
     Darcy(DarcyArgs),
 }
 
-/// What `isobar data darcy` takes.
+/// Arguments of `isobar data darcy`.
 #[derive(Debug, Args)]
 pub(crate) struct DarcyArgs {
     /// The file to write; folders that are missing are made

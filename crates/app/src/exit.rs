@@ -5,7 +5,7 @@ use std::fmt;
 /// Reason for the end of the command.
 pub(crate) use isobar_manager::ExitReason as Exit;
 
-/// What the codes mean, for the help text.
+/// Meanings of the codes, for the help text.
 pub(crate) const TABLE: &str = "\
 Exit codes:
   0  good
@@ -16,7 +16,7 @@ Exit codes:
   5  the ranks do not agree on what they do
   6  a run was told to stop (SIGTERM, SIGINT, or SIGUSR1 to be queued again), and has left a checkpoint";
 
-/// What a code means, in the words of the table.
+/// Returns the meaning of a code, in the words of the table.
 pub(crate) fn meaning(code: u8) -> Option<&'static str> {
     let code = format!("{code}  ");
     TABLE.lines().find_map(|line| line.trim_start().strip_prefix(&code))

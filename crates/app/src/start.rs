@@ -1,4 +1,4 @@
-//! What every command that joins a launch does first.
+//! Start of every command that joins a launch.
 
 use std::path::Path;
 
@@ -11,7 +11,7 @@ pub(crate) fn plain() -> Result<DistributedManager> {
     with(&DistributedConfig::default())
 }
 
-/// The same for a run, whose folder takes the flight records unless the configuration names another.
+/// Starts a run, whose folder takes the flight records unless the configuration names another.
 pub(crate) fn for_run(config: &DistributedConfig, folder: &Path) -> Result<DistributedManager> {
     let manager = with(config)?;
     if config.flight_dir.is_none() {

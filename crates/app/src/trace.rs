@@ -11,7 +11,7 @@ use crate::config::is_run;
 use crate::exit::Exit;
 use crate::{cli, terminal};
 
-/// What `isobar trace` does.
+/// Commands of `isobar trace`.
 #[derive(Debug, Subcommand)]
 pub(crate) enum TraceCommand {
     /// Say why a job ended, from the flight records of its ranks

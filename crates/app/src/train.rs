@@ -19,7 +19,7 @@ use crate::run::errors::{self, Compared};
 use crate::run::{self, Fields, Job, Meaning, RANKS_OWN, Run, picture};
 use crate::{check, start, terminal};
 
-/// What `isobar train` takes.
+/// Arguments of `isobar train`.
 #[derive(Debug, Args)]
 pub(crate) struct TrainArgs {
     #[command(flatten)]
@@ -58,7 +58,7 @@ impl From<ProgressArg> for ProgressMode {
     }
 }
 
-/// What to do where the run has checkpoints; without it what the configuration says.
+/// Choice for a run that has checkpoints; by default that of the configuration.
 #[derive(Debug, Clone, Copy, ValueEnum)]
 enum ResumeArg {
     /// Resume from the newest complete one; start from the beginning where there is none
@@ -168,7 +168,7 @@ struct Trained {
     /// Baseline errors of rollouts, per variable.
     rollout_baseline: Vec<VariableError>,
     picture: Option<PathBuf>,
-    /// Whether the samples are trajectories.
+    /// True if the samples are trajectories.
     has_steps: bool,
 }
 
@@ -249,14 +249,14 @@ impl Job for Training<'_> {
         let variables = task.model.variables.clone();
         let picture = match summary.stopped {
             None => picture::draw(&task, &ranks.world, &folder, &titles)?,
-            // Who stops a run gives it little time.
+            // A run that is being stopped has little time.
             Some(_) => None,
         };
         Ok(Trained { summary, variables, baseline, rollout_baseline, picture, has_steps: source.has_steps() })
     }
 }
 
-/// What a run must be to go on with another's checkpoint: what its data mean, and its network.
+/// Returns the values that a run must share to resume a checkpoint: the meaning of its data, and its network.
 fn identity(config: &Config) -> Result<serde_json::Value> {
     let mut model = serde_json::to_value(&config.model)?;
     if let Some(model) = model.as_object_mut() {
@@ -330,7 +330,7 @@ mod tests {
 
     use super::*;
 
-    /// What a body finds on ranks that are threads, each with its manager.
+    /// Runs a body on thread ranks, each with its manager.
     fn on_ranks<T: Send>(ranks: usize, body: impl Fn(DistributedManager) -> T + Sync) -> Vec<T> {
         threads::run(ranks, Duration::from_secs(60), |world| {
             let _rank = DistributedManager::bind_thread(&world);

@@ -15,7 +15,7 @@ pub enum Error {
         op: &'static str,
         /// Kinds and shapes of its tensors.
         shapes: String,
-        /// What libtorch says.
+        /// Error of libtorch.
         source: TchError,
     },
     /// An argument that an operator cannot take, found before libtorch is asked.
@@ -23,7 +23,7 @@ pub enum Error {
     Argument {
         /// The operator's name.
         op: &'static str,
-        /// What was given, what was expected.
+        /// The given and the expected value.
         reason: String,
     },
     /// `Array::op` was asked for a name that nobody registered.
@@ -39,7 +39,7 @@ pub enum Error {
     Registered {
         /// Its name in the registry.
         name: String,
-        /// What it returned.
+        /// Error that it returned.
         source: Box<dyn std::error::Error + Send + Sync>,
     },
     /// A random tensor that was asked for with bad arguments.
@@ -47,7 +47,7 @@ pub enum Error {
     Random {
         /// The distribution.
         what: &'static str,
-        /// What is wrong.
+        /// Description of the problem.
         reason: String,
     },
     /// The shim refused.

@@ -208,9 +208,9 @@ pub fn resample<A: Array>(field: &A, dims: &[i64], points: &[i64]) -> Result<A> 
     Ok(result)
 }
 
-/// How the mean of half the square of a field is spread over wave numbers: of shape `[…, shells]` for the field's other dims
-/// `[…]`, shell s has the modes whose wave vector, in units of the lowest ones of periods of 2π, is of a length that rounds to
-/// s. All shells add up to the mean.
+/// Computes the energy spectrum: the mean of half the square of a field by wave number, of shape `[…, shells]` for the field's
+/// other dims `[…]`. Shell s holds the modes whose wave vector, in units of the lowest mode of a period of 2π, has a length
+/// that rounds to s. The shells add up to the mean.
 ///
 /// # Errors
 ///

@@ -84,7 +84,7 @@ where
         f(&inputs, generator)?.take_apart()?
     };
 
-    // What requires a gradient may be captured only: then this input makes the result one of the graph.
+    // Tensors that require a gradient may only be captured; this input then attaches the result to the graph.
     let anchor = Tensor::f_zeros([0], (Kind::Float, value.device()))
         .and_then(|anchor| anchor.f_set_requires_grad(true));
     let anchor = named(OP, &[&value], anchor)?;

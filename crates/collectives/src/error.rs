@@ -92,7 +92,7 @@ pub enum Error {
     },
     /// Ranks did not come to the start of a backend by the deadline.
     #[error(
-        "{backend} could not start: rank {rank} of {size} waited {} s in vain for ranks {missing:?}; were they started, \
+        "{backend} could not start: rank {rank} of {size} timed out after {} s waiting for ranks {missing:?}; were they started, \
          with the same address and port? (the deadline is set by distributed.timeout_s)", after.as_secs_f64()
     )]
     Absent {

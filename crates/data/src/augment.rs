@@ -5,7 +5,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::{Error, Result};
 
-/// What is done at random to each training sample, the same to its input and its target.
+/// Random augmentation of each training sample, the same for its input and target.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Augment {

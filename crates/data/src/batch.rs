@@ -123,17 +123,17 @@ impl InMemory {
         self.rows.len()
     }
 
-    /// Whether there is none.
+    /// Returns whether there is none.
     pub fn is_empty(&self) -> bool {
         self.rows.is_empty()
     }
 
-    /// How many steps follow the input of each sample.
+    /// Returns the number of steps after the input of each sample.
     pub fn steps(&self) -> usize {
         self.steps
     }
 
-    /// Whether inputs and targets are frames of the same trajectories.
+    /// Returns whether inputs and targets are frames of the same trajectories.
     pub fn of_trajectories(&self) -> bool {
         self.of_trajectories
     }

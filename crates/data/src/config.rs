@@ -28,9 +28,9 @@ pub struct DataConfig {
     pub inputs: Vec<String>,
     /// Of samples without time: the variables that the network maps to, by name.
     pub targets: Vec<String>,
-    /// How many of the last samples (or trajectories) are kept for validation.
+    /// Number of the last samples (or trajectories) kept for validation.
     pub validation_samples: usize,
-    /// How many of the first samples (trajectories) are trained on; without it all that are not for validation.
+    /// Number of the first samples (trajectories) to train on; by default all that are not kept for validation.
     pub train_samples: Option<usize>,
     /// Of trajectories: the output of the network.
     pub predict: Predict,
@@ -40,10 +40,10 @@ pub struct DataConfig {
     /// Of trajectories: steps of the rollouts that are validated besides single steps; 1 for none.
     #[schemars(range(min = 1))]
     pub validation_steps: usize,
-    /// Whether the network is told where points are, in channels behind those of the input: for each dim the sine and cosine of
+    /// True if the network is told where points are, in channels behind those of the input: for each dim the sine and cosine of
     /// the way round where its ends meet, else one number from -1 to 1.
     pub positions: bool,
-    /// What is done at random to training samples.
+    /// Random augmentation of training samples.
     pub augment: AugmentConfig,
     /// Tables of formats, by name.
     #[serde(flatten)]
@@ -176,7 +176,7 @@ pub enum Predict {
     Change,
 }
 
-/// What is done at random to training samples.
+/// Random augmentation of training samples.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum AugmentConfig {

@@ -29,7 +29,7 @@ impl Window {
 
 /// Samples on a grid, in a file or a folder: pairs of fields, or trajectories of frames.
 ///
-/// What a [`Format`](crate::Format) opens; training, prediction and pictures know nothing else of the format.
+/// An open data set of any [`Format`](crate::Format); training, prediction and pictures know nothing else of the format.
 /// [`open`](crate::DataConfig::open) finds it by `data.format`.
 ///
 /// Nothing here is collective: each rank opens the data set and reads its own window. Whatever is wrong must be an error

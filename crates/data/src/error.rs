@@ -1,6 +1,6 @@
 use std::path::{Path, PathBuf};
 
-/// What can go wrong with a data set: its file, its content, or what was asked of it.
+/// Errors of a data set: its file, its content, or the request.
 ///
 /// Errors about a file name it first, then the dataset, then the cause.
 #[derive(Debug, thiserror::Error)]
@@ -17,7 +17,7 @@ pub enum Error {
     Io {
         /// The file or folder.
         path: PathBuf,
-        /// What was tried, such as `open it`.
+        /// Attempted action, such as `open it`.
         action: &'static str,
         /// The system's reason.
         source: std::io::Error,
@@ -63,7 +63,7 @@ pub enum Error {
     Hdf5 {
         /// The file.
         path: PathBuf,
-        /// What was tried, such as ``read dataset `nu` ``.
+        /// Attempted action, such as ``read dataset `nu` ``.
         action: String,
         /// The library's reason.
         source: hdf5_metno::Error,
@@ -75,7 +75,7 @@ pub enum Error {
         path: PathBuf,
         /// The dataset's path from the root.
         dataset: String,
-        /// What its group, or the file's root, holds instead.
+        /// Members of its group, or of the file's root.
         found: Vec<String>,
     },
     /// A group of the layout is not there.
@@ -85,7 +85,7 @@ pub enum Error {
         path: PathBuf,
         /// The group's path from the root.
         group: String,
-        /// What its group, or the file's root, holds instead.
+        /// Members of its group, or of the file's root.
         found: Vec<String>,
     },
     /// A file has no field of that name.
@@ -93,7 +93,7 @@ pub enum Error {
     MissingField {
         /// The file.
         path: PathBuf,
-        /// What was asked for.
+        /// Requested name.
         field: String,
         /// The fields that there are.
         found: Vec<String>,
@@ -123,9 +123,9 @@ pub enum Error {
         path: PathBuf,
         /// The dataset, by its path from the root, or the attribute, as `owner@attribute`.
         name: String,
-        /// What it is.
+        /// Actual value.
         found: String,
-        /// What it should be.
+        /// Expected value.
         expected: String,
     },
     /// A dataset holds NaN or an infinity.
@@ -153,11 +153,11 @@ pub enum Error {
     /// An index or range reaches outside what there is.
     #[error("{what} {asked} is out of range: there are {available}")]
     OutOfRange {
-        /// What was indexed, such as `sample`.
+        /// Name of the index, such as `sample`.
         what: String,
-        /// What was asked for.
+        /// Requested name.
         asked: String,
-        /// How many there are.
+        /// Available number.
         available: usize,
     },
     /// An argument that makes no sense.
@@ -190,7 +190,7 @@ impl Error {
     }
 }
 
-/// What should hold a dataset or group.
+/// Describes the expected holder of a dataset or group.
 fn holder(name: &str) -> String {
     name.rsplit_once('/').map_or_else(|| "the file".to_owned(), |(group, _)| format!("`{group}`"))
 }

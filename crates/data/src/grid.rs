@@ -9,7 +9,7 @@ pub struct Dim {
     pub unit: Option<String>,
     /// Coordinates of its points, ascending or descending.
     pub coordinates: Vec<f64>,
-    /// Whether the first point follows the last.
+    /// True if the first point follows the last.
     pub periodic: bool,
 }
 
@@ -22,7 +22,7 @@ pub struct DataVariable {
     pub unit: Option<String>,
     /// Name of each channel; of a scalar the variable's own.
     pub channels: Vec<String>,
-    /// Whether its channels are components of a vector or tensor, which change if the axes are exchanged.
+    /// True if its channels are components of a vector or tensor, which change if the axes are exchanged.
     pub has_direction: bool,
     /// Title in pictures, if it is not the name.
     pub title: Option<String>,

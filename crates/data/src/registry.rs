@@ -182,7 +182,7 @@ fn options<F: Format>(table: Option<&Value>) -> Result<F::Options> {
     F::Options::deserialize(table).map_err(|error| Error::Config(format!("[data.{}]: {error}", F::NAME)))
 }
 
-/// What a format opens.
+/// Location and options of a data set, for its format to open.
 #[derive(Clone, Copy, Debug)]
 pub struct DataSource<'a> {
     path: &'a Path,

@@ -49,7 +49,7 @@ impl Sampler {
         Ok(Self { len, global_batch, seed, shuffle, drop_last: false })
     }
 
-    /// Whether to leave out a last batch that is not full. By default it is kept.
+    /// Drops a last batch that is not full, if `drop_last` is true. By default it is kept.
     #[must_use]
     pub fn drop_last(mut self, drop_last: bool) -> Self {
         self.drop_last = drop_last;

@@ -321,7 +321,7 @@ fn other_datasets_of_a_file_do_not_matter() {
     assert!(open(&path, "hdf5", &["note"], named).is_err());
 }
 
-/// What a prediction writes, the format `hdf5` reads without options.
+/// The format `hdf5` reads predictions without options.
 #[test]
 fn predictions_are_plain_hdf5_that_describes_itself() {
     let folder = tempfile::tempdir().unwrap();

@@ -185,7 +185,7 @@ fn values_that_are_not_finite(#[case] value: f32, #[case] text: &str) {
     assert_eq!(file.read(&[1, 0], 0..3, 0..3).unwrap_err().to_string(), expected);
     assert_eq!(file.read(&[1], 1..3, 0..1).unwrap_err().to_string(), expected);
     assert_eq!(file.statistics(0..2).unwrap_err().to_string(), expected);
-    // What does not touch it is good.
+    // Reads that do not touch it succeed.
     file.read(&[0], 0..3, 0..3).unwrap();
     file.read(&[1], 0..2, 0..3).unwrap();
 }

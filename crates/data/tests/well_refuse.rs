@@ -45,7 +45,7 @@ fn changed(change: impl FnOnce(&File)) -> (tempfile::TempDir, PathBuf) {
     (folder, path)
 }
 
-/// What follows the file's name in the error of opening it.
+/// Returns the text after the file's name in the error of opening it.
 fn refusal(path: &Path) -> String {
     let error = WellFile::open(path).unwrap_err().to_string();
     error.strip_prefix(&format!("{}: ", path.display())).unwrap().to_owned()
@@ -280,7 +280,7 @@ fn values_that_are_not_finite() {
     let text = |error: Error| error.to_string();
     assert_eq!(text(file.read(&["velocity"], 1, 1..3, &[2..4, 4..5]).unwrap_err()), expected);
     assert_eq!(text(file.statistics(&["density", "velocity"], 0..2).unwrap_err()), expected);
-    // What does not touch it is good.
+    // Reads that do not touch it succeed.
     assert_eq!(file.read(&["velocity"], 1, 0..3, &[0..4, 0..4]).unwrap().size(), [3, 2, 4, 4]);
     file.statistics(&["velocity"], 0..1).unwrap();
 }

@@ -68,13 +68,13 @@ impl Mounts {
         Ok(mounts)
     }
 
-    /// Where the file system is, for programs in the namespace.
+    /// Mount point of the file system, for programs in the namespace.
     #[must_use]
     pub fn folder(&self) -> PathBuf {
         self.folder.path().join("mount")
     }
 
-    /// The same folder as seen from outside.
+    /// Path of the mount point as seen from outside.
     #[must_use]
     pub fn seen(&self) -> PathBuf {
         let inside = self.folder();

@@ -8,7 +8,7 @@
 //! | [`main`] | body of `main`: an error is printed once for all ranks, and decides the exit code |
 //! | [`nn`] | layers, with PyTorch's names, defaults and state dicts |
 //! | [`train`], [`models`], [`data`], [`files`] | training, models, data sets, and files from outside |
-//! | [`array`], [`shard`], [`mesh`] | the operators that models call, sharded tensors, the mesh of the ranks |
+//! | [`array`](mod@array), [`shard`], [`mesh`] | the operators that models call, sharded tensors, the mesh of the ranks |
 //! | [`manager`], [`collectives`] | ranks, groups, and their communication |
 //! | [`torch`], [`tch`] | libtorch |
 //! | [`serde`], [`schemars`] | for the configuration of a model: `#[serde(crate = "isobar::serde")]` |

@@ -1,4 +1,4 @@
-//! What can go wrong in this crate.
+//! Errors of this crate.
 
 /// Errors of making and running models.
 #[derive(Debug, thiserror::Error)]

@@ -1,4 +1,4 @@
-//! What a training program needs of a model.
+//! The traits of models that training programs use.
 
 use std::fmt::Debug;
 
@@ -92,7 +92,7 @@ pub trait Architecture:
     /// One sentence on the model in `reference.toml`; by default the doc comment of the type.
     const SUMMARY: Option<&'static str> = None;
 
-    /// Whether the model's channels can be split over the ranks of the mesh's axis `model`.
+    /// True if the model's channels can be split over the ranks of the mesh's axis `model`.
     const MODEL_PARALLEL: bool = false;
 
     /// Makes the model; its parameters come from `params`. All ranks call.

@@ -2,7 +2,7 @@
 
 use isobar_shard::ParameterLayouts;
 
-/// How a model's parameters and inputs are split over named axes of the mesh. A model's own code says nothing of ranks; this
+/// Split of a model's parameters and inputs over named axes of the mesh. A model's own code says nothing of ranks; this
 /// stands beside it, in the `sharding.rs` of its folder.
 ///
 /// Axes that a mesh lacks are ignored, and parameters without a declaration are replicated.

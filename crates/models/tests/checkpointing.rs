@@ -115,7 +115,7 @@ impl Subject {
     }
 }
 
-/// What a training gave, of global tensors.
+/// Results of a training run, as global tensors.
 struct Run {
     losses: Vec<f64>,
     /// The gradient of the field, then those of the parameters, of the last step.
@@ -132,7 +132,7 @@ fn train(store: &ParamStore, mut step: impl FnMut(&Generator) -> (f64, Tensor)) 
         store.zero_grad().unwrap();
         let (loss, of_field) = step(&generator);
         losses.push(loss);
-        // What is drawn in between is not drawn again.
+        // Numbers drawn in between are not drawn again.
         generator.next_u64();
         grads = vec![("field".into(), of_field)];
         grads.extend(store.trainable().map(|p| (p.name.clone(), p.tensor.grad().copy())));

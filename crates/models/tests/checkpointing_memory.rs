@@ -1,4 +1,4 @@
-//! What computing again saves of memory. A binary of its own: peaks are those of the process.
+//! Memory saved by recomputation. A binary of its own, since peaks are those of the process.
 #![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
 
 use isobar_array::Generator;

@@ -117,7 +117,7 @@ fn super_resolution(scaling_factor: usize) -> Case {
 /// Runs on one rank.
 static DENSE: Memo<Run> = Memo::new();
 
-/// What a run gave.
+/// Results of a run.
 struct Run {
     output: Tensor,
     /// Gradients of the first step, by name.

@@ -109,7 +109,7 @@ fn store(kind: Kind) -> ParamStore {
 /// Trainings on one rank, with the field's gradient after the first step.
 static DENSE: Memo<(Run, Tensor)> = Memo::new();
 
-/// What a training gave, of global tensors.
+/// Results of a training run, as global tensors.
 struct Run {
     output: Tensor,
     losses: Vec<f64>,
@@ -184,7 +184,7 @@ fn run_dense(subject: Subject, kind: Kind, seed: Option<u64>) -> (Run, Tensor) {
     (run, first.into_inner().unwrap())
 }
 
-/// How the extents of split dims are.
+/// Extents of sharded dims.
 #[derive(Debug, Clone, Copy)]
 enum Parts {
     Equal,

@@ -154,7 +154,7 @@ fn the_same_elements_are_dropped(
     #[values(false, true)] again: bool,
 ) {
     let want = dense(subject, part);
-    // What a part draws is that part of what the whole draws.
+    // A shard's numbers are that part of the global tensor's numbers.
     assert_close("the part", &want.output, &of_part(&dense(subject, None).output, part));
     let ranks = shape.iter().product::<i64>() as usize;
     let steps = isobar_collectives::threads::run(ranks, Duration::from_secs(60), |group| {

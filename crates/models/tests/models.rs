@@ -173,7 +173,7 @@ fn unet_names_its_layers() {
     assert_eq!(transposed, want.into_iter().flat_map(plain).collect::<Vec<_>>());
 }
 
-/// What torch.nn.functional has under the activation's name.
+/// Function of torch.nn.functional with the activation's name.
 type Function = fn(&Tensor) -> Tensor;
 
 /// A U-Net of one level, its layers in plain operators of libtorch.

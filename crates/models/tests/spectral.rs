@@ -285,7 +285,7 @@ fn factored_weights(
     got.square().sum(Kind::Double).backward();
     assert!(params.trainable().all(|p| p.tensor.grad().abs().max().double_value(&[]) > 0.0));
 
-    // The same with the whole weights that the factors make.
+    // Compares with the full weights, multiplied out from the factors.
     let mut whole_params = store();
     let whole =
         Fno::new(&FnoConfig { factorization: Factorization::None, ..config }, &mut whole_params).unwrap();

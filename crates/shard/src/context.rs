@@ -1,4 +1,4 @@
-//! What holds for the calling thread: the current mesh, how plain tensors are promoted, whether hidden communication is
+//! State of the calling thread: the current mesh, the promotion of plain tensors, and whether hidden communication is
 //! forbidden.
 
 use std::cell::{Cell, RefCell};
@@ -14,7 +14,7 @@ thread_local! {
     static FORBIDDEN: Cell<usize> = const { Cell::new(0) };
 }
 
-/// What happens where a plain tensor meets a sharded one in an operator.
+/// Treatment of a plain tensor that meets a sharded one in an operator.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum Promotion {
     /// It is an error. (Tensors without dims are numbers, and always welcome.)
@@ -100,7 +100,7 @@ impl Drop for ForbidHiddenCommunication {
     }
 }
 
-/// Whether it is forbidden.
+/// Returns whether hidden communication is forbidden.
 pub(crate) fn is_hidden_communication_forbidden() -> bool {
     FORBIDDEN.get() > 0
 }

@@ -1,4 +1,4 @@
-//! What can go wrong in this crate.
+//! Errors of this crate.
 
 use tch::TchError;
 
@@ -14,7 +14,7 @@ pub enum Error {
     Parameter {
         /// The parameter's name.
         name: String,
-        /// What is wrong with it.
+        /// Description of the problem.
         reason: String,
     },
     /// A state dict that does not fit the model. Nothing was changed.
@@ -35,7 +35,7 @@ pub enum Error {
     File {
         /// The file.
         path: String,
-        /// What libtorch or the system says.
+        /// Error of libtorch or the system.
         source: TchError,
     },
     /// A layout that cannot be.
@@ -47,7 +47,7 @@ pub enum Error {
         placements: String,
         /// The global shape.
         shape: Vec<i64>,
-        /// What is wrong, what was expected.
+        /// Description of the problem, and the expected value.
         problem: String,
     },
     /// An operator of sharded tensors failed.
@@ -57,7 +57,7 @@ pub enum Error {
         op: String,
         /// The layouts of its inputs.
         layouts: Vec<String>,
-        /// What went wrong.
+        /// Cause of the failure.
         source: Box<Error>,
     },
     /// An operator would communicate more than it says, where that is forbidden.
@@ -70,7 +70,7 @@ pub enum Error {
         op: String,
         /// The layouts of its inputs.
         layouts: String,
-        /// What a rank would receive.
+        /// Bytes that a rank would receive.
         bytes: i64,
     },
     /// A mesh refused.

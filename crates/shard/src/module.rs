@@ -11,7 +11,7 @@ use crate::layout::{Layout, Placement, Sizes};
 use crate::params::StateDict;
 use crate::tensor::ShardTensor;
 
-/// Where the values of parameters come from.
+/// Source of the values of parameters.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum Source {
     /// All ranks have the same already, such as from one seed or one file. Nothing is compared, and nothing travels.
@@ -22,7 +22,7 @@ pub enum Source {
     Rank(usize),
 }
 
-/// How the parameters of a model are laid out: patterns of names, each with placements along named axes of a mesh.
+/// Layout of a model's parameters: patterns of names, each with placements along named axes of a mesh.
 ///
 /// `*` in a pattern stands for any text, also none. The first pattern that a name matches counts; parameters that none matches
 /// are replicated, and so they are along axes that their pattern does not name.
@@ -255,7 +255,7 @@ fn along_axes(row: &Row, mesh: &DeviceMesh) -> Result<Vec<Placement>> {
     Ok(placements.into_iter().map(|placement| placement.unwrap_or(Placement::Replicate)).collect())
 }
 
-/// Whether the name is the pattern's, in which `*` stands for any text.
+/// Returns whether the name matches the pattern, in which `*` stands for any text.
 fn matches(pattern: &str, name: &str) -> bool {
     let mut pieces = pattern.split('*');
     let first = pieces.next().unwrap_or_default();

@@ -6,8 +6,8 @@ use tch::Tensor;
 use crate::error::Result;
 use crate::region::ParallelRegion;
 
-/// How an array enters and leaves a [`ParallelRegion`]. Every rank of the region calls, in the same order, and every rank
-/// calls backward. In a region of one rank all of these are the identity.
+/// Mappings into and out of a [`ParallelRegion`]. Every rank of the region must call them in the same order, and every rank
+/// must call backward. In a region of one rank they are the identity.
 ///
 /// The first four pair global tensors, in which a replicated value counts once. The last two are for work between: what
 /// [`all_gather`](Self::all_gather) gives, each rank goes on with differently.

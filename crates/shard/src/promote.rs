@@ -9,8 +9,8 @@ use crate::context::{Promotion, promotion};
 use crate::error::{Error, Result};
 use crate::tensor::ShardTensor;
 
-/// What an operator of a [`ShardTensor`] takes beside it: another one, or a plain tensor that is the same on all ranks, and is
-/// taken for replicated as far as [`promotion`] lets it.
+/// Second operand of a [`ShardTensor`]'s operator: another one, or a plain tensor that is the same on all ranks and counts as
+/// replicated, if [`promotion`] allows it.
 ///
 /// ```
 /// use isobar_collectives::Group;

@@ -32,7 +32,7 @@ impl Transform {
         [Self::Fftn, Self::RealFftn, Self::Ifftn, Self::Rfft2, inverse[0], inverse[1]]
     }
 
-    /// Whether it is of pairs.
+    /// Returns whether it transforms two dims.
     fn is_of_pairs(self) -> bool {
         !matches!(self, Self::RealFftn | Self::Rfft2)
     }
@@ -58,7 +58,7 @@ impl Transform {
         }
     }
 
-    /// What it takes, of this grid.
+    /// Returns its input for this grid.
     fn input(self, [height, width]: [i64; 2]) -> Tensor {
         let shape = [2, height, width, 2];
         numbers(&shape[..if self.is_of_pairs() { 4 } else { 3 }], 1)

@@ -65,7 +65,7 @@ fn a_rectangle_of_modes(#[values(1, 2, 3, 4)] mesh: usize, #[values(0, 1, 2)] no
     });
 }
 
-/// What a rank receives in each of the passes, and no more than so many bytes.
+/// Limit on the bytes that a rank receives in each pass.
 struct Budget {
     group: Group,
     most: u64,

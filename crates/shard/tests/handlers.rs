@@ -1,4 +1,4 @@
-//! What a program registers under the name of an operator is asked for by its method too, with all arguments.
+//! A function registered under an operator's name is also called by its method, with all arguments.
 
 mod common;
 
@@ -14,7 +14,7 @@ use isobar_shard::rules::register_sharded_op;
 use isobar_shard::{AttentionOptions, Placement, Result, ShardTensor};
 use tch::{Kind, Tensor};
 
-/// How often each handler was called on rank 0.
+/// Number of calls of each handler on rank 0.
 static CALLS: Mutex<BTreeMap<String, usize>> = Mutex::new(BTreeMap::new());
 
 /// The tensors that the calls are of.

@@ -1,5 +1,5 @@
-//! What others get wrong, by name: layouts and arguments for which PhysicsNeMo's ShardTensor or PyTorch's DTensor give another
-//! answer than a single device, an error on some ranks only, or none at all.
+//! Cases that others get wrong, by name: layouts and arguments for which PhysicsNeMo's ShardTensor or PyTorch's DTensor give
+//! another answer than a single device, an error on some ranks only, or none at all.
 
 #![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
 
@@ -236,7 +236,7 @@ fn statistics_of_a_large_mean_in_fp32(#[values(1e3, 1e4)] mean: f64) {
         let exact = x.to_kind(Kind::Double).group_norm(2, None::<&Tensor>, None::<&Tensor>, 1e-5, false);
         let layout = shard(mesh, &shape, &[Placement::Shard(2)]);
         let y = ShardTensor::distribute_as(&x, &layout).unwrap().group_norm(2, None, None, 1e-5).unwrap();
-        // What fp32 can tell of a value of that size: its own rounding.
+        // Rounding of fp32 at a value of this size.
         let rounding = mean * f64::from(f32::EPSILON);
         assert!(difference(&y.full_tensor(None).unwrap(), &exact) < 4.0 * rounding);
     });

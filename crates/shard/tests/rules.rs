@@ -82,7 +82,7 @@ fn local_maps_redistribute_where_they_may() {
     });
 }
 
-/// What `biased` may be split along: any dim of x but the last, or the last together with the bias.
+/// Declares that `biased` may be sharded along any dim of x but the last, or the last together with the bias.
 fn declare_biased(name: &str, with_shapes: bool) {
     register_op(name, |inputs, _| biased(inputs));
     register_sharding(name, move |layouts, _| {

@@ -1,4 +1,4 @@
-//! What travels, counted: each operator receives what it needs, and nothing else.
+//! Traffic of operators: each receives the data that it needs, and nothing else.
 
 #![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
 

@@ -128,7 +128,7 @@ fn communication_is_counted_under_the_module_that_caused_it() {
         isobar_torch::autograd::backward(&[&loss], &[], Default::default()).unwrap();
         trace.stop();
         let block = trace.record().of_module("block.0");
-        // What each rank lacks: half of its target, there and back.
+        // Each rank is missing half of its target, forward and backward.
         assert_eq!((block.forward().received(), block.backward().received()), (2 * 3 * 8, 2 * 3 * 8));
         assert_eq!((trace.count("fetch"), trace.received()), (2, block.received()));
     });

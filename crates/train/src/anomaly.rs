@@ -1,4 +1,4 @@
-//! Where values that are not finite come from: found by computing a step again under observation.
+//! Search for the origin of values that are not finite: repeats a step under observation.
 
 use isobar_collectives::Group;
 use isobar_collectives::trace::Label;
@@ -40,7 +40,7 @@ pub(crate) fn origin(
     let all = world.all_gather_bytes(&own.encode()).ok()?;
     let all: Vec<(usize, Told)> =
         all.iter().enumerate().filter_map(|(rank, bytes)| Some((rank, Told::decode(bytes)?))).collect();
-    // Who made them is told, not who was given them.
+    // The error names the ranks that produced them, not those that received them.
     let makers = all.iter().filter(|(_, told)| told.made).collect::<Vec<_>>();
     let mut chosen = if makers.is_empty() { all.iter().collect() } else { makers };
     // Infinities may be meant.
@@ -53,14 +53,14 @@ pub(crate) fn origin(
     (!text.is_empty()).then(|| text.join("; "))
 }
 
-/// How many ranks are named.
+/// Number of ranks that are named.
 const SHOWN: usize = 4;
 
-/// What a rank has found.
+/// Findings of a rank.
 struct Told {
-    /// Whether an operator made them of finite values.
+    /// True if an operator produced them from finite values.
     made: bool,
-    /// Whether there is NaN among them, not infinities alone.
+    /// True if some are NaN, not only infinities.
     nan: bool,
     text: String,
 }

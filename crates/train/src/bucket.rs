@@ -46,7 +46,7 @@ struct Shared {
     buckets: Vec<Bucket>,
     /// For each parameter: its bucket, and its place there.
     places: Vec<(usize, usize)>,
-    /// Whether a gradient has come since the last `zero`.
+    /// True for parameters whose gradient has arrived since the last `zero`.
     seen: Vec<bool>,
     overlap: bool,
     pass: Option<Pass>,
@@ -150,7 +150,7 @@ impl Reducer {
         Ok(())
     }
 
-    /// Whether a gradient has come since the last [`Reducer::zero`].
+    /// Returns whether a gradient has come since the last [`Reducer::zero`].
     pub(crate) fn has_seen_any(&self) -> bool {
         lock(&self.shared).seen.contains(&true)
     }

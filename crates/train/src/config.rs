@@ -90,7 +90,7 @@ pub struct TrainConfig {
     /// Samples of a step, over all ranks together.
     #[schemars(range(min = 1))]
     pub batch_size: usize,
-    /// What training minimises, on normalised values.
+    /// Loss, on normalised values.
     pub loss: Loss,
     /// The kinds of numbers that the network computes in.
     pub precision: Precision,
@@ -105,7 +105,7 @@ pub struct TrainConfig {
     pub average_decay: Option<f64>,
     /// Steps between two comparisons, to the last bit, of parameters that ranks hold copies of; 0 for none.
     pub check_replicas_every: u64,
-    /// Whether only kernels are used that repeat a result to the last bit; operators without one are errors.
+    /// Uses bitwise reproducible kernels only; operators without one are errors.
     pub deterministic: bool,
     /// Epochs between two validations; the last epoch is always followed by one.
     #[schemars(range(min = 1))]
@@ -145,7 +145,7 @@ pub enum Precision {
     /// Matrix products and convolutions in bfloat16; parameters, gradients, transforms, norms and the loss in single precision.
     #[serde(rename = "bf16-mixed")]
     Bf16Mixed,
-    /// The same in half precision, for devices without bfloat16: with a loss scale.
+    /// Like `bf16-mixed` in half precision, with a loss scale, for devices without bfloat16.
     #[serde(rename = "fp16-mixed")]
     Fp16Mixed,
 }
@@ -202,13 +202,13 @@ pub struct CheckpointConfig {
     /// Minutes between two checkpoints, besides those of epochs and steps; 0 for none.
     #[schemars(range(min = 0.0))]
     pub every_minutes: f64,
-    /// How many of the newest stay; 0 keeps all.
+    /// Number of the newest checkpoints kept; 0 keeps all.
     pub keep: usize,
     /// Number of checkpoints kept besides, those with the lowest validation errors: means over variables of relative L2 errors.
     pub keep_best: usize,
-    /// Whether training waits until a checkpoint is on disk.
+    /// Synchronous or asynchronous writing of checkpoints.
     pub mode: SaveMode,
-    /// What to do where the run's folder holds checkpoints.
+    /// Action if the run's folder holds checkpoints.
     pub resume: Resume,
     /// Lets a run that starts from the beginning replace the results of an earlier run in its folder. They are kept aside,
     /// and removed once the new run has a checkpoint. Without it such a folder is an error.
@@ -239,7 +239,7 @@ impl Default for CheckpointConfig {
     }
 }
 
-/// Whether training waits until a checkpoint is on disk.
+/// Synchronous or asynchronous writing of checkpoints.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "lowercase")]
 pub enum SaveMode {
@@ -250,7 +250,7 @@ pub enum SaveMode {
     Async,
 }
 
-/// What to do where a run's folder holds checkpoints.
+/// Action if a run's folder holds checkpoints.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "lowercase")]
 pub enum Resume {

@@ -19,12 +19,12 @@ use crate::params::{ParamPlacement, Parameters};
 pub struct DataParallelConfig {
     /// Gradients are reduced in pieces of about this many MiB.
     pub bucket_mb: f64,
-    /// Whether pieces are reduced while backward goes on; `auto` does so where there is more than one.
+    /// Reduces buckets during backward; `auto` does so if there is more than one.
     pub overlap: Overlap,
-    /// Whether parameters that take no part in the loss count as having gradients of zero, instead of being an error.
+    /// Parameters that the loss does not use get zero gradients; otherwise they are an error.
     #[serde(skip)]
     pub find_unused_parameters: bool,
-    /// Whether buffers (running statistics) of rank 0 replace those of the others before each forward pass.
+    /// Broadcasts buffers (running statistics) of rank 0 before each forward pass.
     #[serde(skip)]
     pub broadcast_buffers: bool,
 }
@@ -54,7 +54,7 @@ impl DataParallelConfig {
     }
 }
 
-/// Whether communication goes on during computation.
+/// Overlap of communication with computation.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize, schemars::JsonSchema)]
 #[serde(rename_all = "lowercase")]
 pub enum Overlap {
@@ -62,7 +62,7 @@ pub enum Overlap {
     Off,
     /// At the same time.
     On,
-    /// Where it is expected to be faster.
+    /// On if it is expected to be faster.
     #[default]
     Auto,
 }
@@ -155,7 +155,7 @@ impl DataParallel {
     ///
     /// # Errors
     ///
-    /// Where libtorch refuses.
+    /// An error of libtorch.
     pub fn zero_grad(&self) -> Result<()> {
         *lock(&self.share) = 0.0;
         self.reducer.zero()
@@ -165,7 +165,7 @@ impl DataParallel {
     ///
     /// # Errors
     ///
-    /// Where a communication fails.
+    /// A communication fails.
     pub fn sync_buffers(&self) -> Result<()> {
         match self.broadcast_buffers {
             true => broadcast(self.buffers.iter().map(|(name, tensor)| (name, tensor)), &self.group),

@@ -1,11 +1,11 @@
-//! What can go wrong while training.
+//! Errors of training.
 
 use std::path::{Path, PathBuf};
 
 /// The result of this crate's functions.
 pub type Result<T, E = Error> = std::result::Result<T, E>;
 
-/// What went wrong, with the rank, parameter or file concerned, and what to do about it.
+/// An error, with the rank, parameter or file concerned, and the remedy.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
@@ -21,19 +21,19 @@ pub enum Error {
     /// libtorch refused an operation.
     #[error("libtorch refused {context}: {source}")]
     Tensor {
-        /// What was being done.
+        /// Action that failed.
         context: String,
-        /// What libtorch said.
+        /// Error of libtorch.
         source: tch::TchError,
     },
     /// A file or folder could not be read or written.
     #[error("could not {action} {}: {source}", path.display())]
     Io {
-        /// What was being done, as a verb.
+        /// Action that failed, as a verb.
         action: &'static str,
         /// The file or folder.
         path: PathBuf,
-        /// What the system said.
+        /// Error of the system.
         source: std::io::Error,
     },
     /// Two parameters have one name, so that a checkpoint could not tell them apart.
@@ -52,9 +52,9 @@ pub enum Error {
         group: String,
         /// The rank, within the group, that differs from rank 0.
         rank: usize,
-        /// What rank 0 has at the first difference.
+        /// Value of rank 0 at the first difference.
         expected: String,
-        /// What this rank has there.
+        /// Value of this rank.
         found: String,
     },
     /// A program's own reader of samples failed.
@@ -110,7 +110,7 @@ pub enum Error {
     NonFinite {
         /// The step, from 0.
         step: u64,
-        /// What was noticed first.
+        /// First error.
         what: Box<Error>,
         /// Which operators made such values, on which ranks, at which parameters.
         origin: String,
@@ -149,7 +149,7 @@ pub enum Error {
         rank: usize,
         /// The largest tensors and sums.
         held: String,
-        /// What could not be had.
+        /// Failed allocation.
         source: Box<Error>,
     },
     /// The disk of a run's folder cannot hold one checkpoint.
@@ -171,7 +171,7 @@ pub enum Error {
         what: String,
         /// Its value.
         found: String,
-        /// What it may be.
+        /// Allowed values.
         expected: String,
     },
     /// A checkpoint is torn, damaged or foreign.
@@ -187,7 +187,7 @@ pub enum Error {
     CheckpointUnfit {
         /// The file or folder.
         path: PathBuf,
-        /// What differs.
+        /// The difference.
         reason: String,
     },
     /// The ranks of a run see different checkpoints.
@@ -258,7 +258,7 @@ pub enum Error {
     UnknownMetric {
         /// The metric.
         name: String,
-        /// What was declared.
+        /// Declared columns.
         columns: Vec<String>,
     },
     /// A metrics file to append to is not one.
@@ -266,7 +266,7 @@ pub enum Error {
     MetricsFile {
         /// The file.
         path: PathBuf,
-        /// What is wrong with it.
+        /// Description of the problem.
         reason: String,
     },
     /// Another rank failed in a step that all take together.
@@ -286,15 +286,15 @@ pub enum Error {
         rank: usize,
         /// The group.
         group: String,
-        /// What it said.
+        /// Message of that rank.
         reason: String,
     },
-    /// What the caller supplied (a model, a data source) failed.
+    /// Code supplied by the caller (a model, a data source) failed.
     #[error("{context} failed: {source}")]
     Task {
-        /// What was being done.
+        /// Action that failed.
         context: &'static str,
-        /// What the caller's code said.
+        /// Error of the caller's code.
         source: Box<dyn std::error::Error + Send + Sync>,
     },
 }
@@ -306,7 +306,7 @@ impl From<isobar_array::Error> for Error {
 }
 
 impl Error {
-    /// Whether every rank of the group reports it, so that nobody needs to be told.
+    /// Returns whether every rank of the group reports the error, so that no rank must be notified.
     pub(crate) fn is_shared(&self) -> bool {
         matches!(
             self,

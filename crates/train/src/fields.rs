@@ -1,4 +1,4 @@
-//! How the fields of samples become what a model takes: plain tensors, or tensors sharded over a mesh.
+//! Layouts of fields: conversion of samples to a model's inputs, plain tensors or tensors sharded over a mesh.
 
 use std::ops::Range;
 
@@ -12,9 +12,9 @@ use tch::Tensor;
 use crate::error::{Error, Result};
 use crate::task::BoxError;
 
-/// What a rank reads of a batch of fields, and the array that all ranks' parts make.
+/// Layout of fields: the window of a batch that a rank reads, and the array that all ranks' windows form.
 pub trait FieldLayout {
-    /// What the model computes with.
+    /// Array type of the model.
     type Array: Array;
 
     /// Returns the mesh over which fields are sharded; `None` if each rank has full fields.

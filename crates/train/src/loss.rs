@@ -7,7 +7,7 @@ use tch::{Kind, Tensor};
 use crate::error::{Context, Error, Result};
 use crate::variables::VariableError;
 
-/// What training minimises; both are means over samples, so that ranks' losses can be weighted by their sample counts.
+/// Training losses; both are means over samples, so that ranks' losses can be weighted by their sample counts.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize, schemars::JsonSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum Loss {
@@ -24,7 +24,7 @@ impl Loss {
     ///
     /// # Errors
     ///
-    /// Where the shapes differ, or an exchange fails.
+    /// The shapes differ, or an exchange fails.
     pub fn of<A: Array>(self, prediction: &A, target: &A) -> Result<A> {
         same_shape(prediction, target)?;
         Ok(match self {
@@ -40,7 +40,7 @@ impl Loss {
 ///
 /// # Errors
 ///
-/// Where the shapes differ, or an exchange fails.
+/// The shapes differ, or an exchange fails.
 ///
 /// ```
 /// use tch::Tensor;
@@ -63,7 +63,7 @@ pub fn relative_l2_errors<A: Array>(prediction: &A, target: &A) -> Result<Vec<f6
 ///
 /// # Errors
 ///
-/// Where the shapes differ or have no spatial dim, or an exchange fails.
+/// The shapes differ or have no spatial dim, or an exchange fails.
 ///
 /// ```
 /// use tch::Tensor;
@@ -112,7 +112,7 @@ fn no_points(shape: &[i64]) -> Error {
 ///
 /// # Errors
 ///
-/// Where the shapes differ, or an exchange fails.
+/// The shapes differ, or an exchange fails.
 ///
 /// ```
 /// use isobar_train::loss::spectrum_errors;

@@ -5,7 +5,7 @@ use isobar_models::{Batch, Mode, Model};
 
 use crate::task::{BoxError, Step};
 
-/// What a [`FieldModel`](crate::FieldModel) computes with: a closure from fields to fields, or a [`Network`].
+/// The network of a [`FieldModel`](crate::FieldModel): a closure from fields to fields, or a [`Network`].
 pub trait Forward<A> {
     /// Computes the output fields `[sample, channel, spatial…]` of normalised inputs; `step` while training, `None` for
     /// evaluation.

@@ -1,4 +1,4 @@
-//! What holds the memory where there is none left.
+//! Report on the tensors that hold memory when it runs out.
 
 use std::fmt::Write;
 
@@ -11,14 +11,14 @@ use crate::error::Error;
 use crate::optim::Optimizer;
 use crate::params::Parameters;
 
-/// How many tensors are named.
+/// Number of tensors that are named.
 const SHOWN: usize = 8;
 
-/// What libtorch says where memory is not to be had.
+/// Messages of libtorch when it runs out of memory.
 const SAYINGS: [&str; 4] =
     ["out of memory", "not enough memory", "can't allocate memory", "cannot allocate memory"];
 
-/// Whether an error says that there is no memory left.
+/// Returns whether an error says that memory has run out.
 fn says_so(error: &Error) -> bool {
     let text = error.to_string().to_lowercase();
     SAYINGS.iter().any(|saying| text.contains(saying))
@@ -26,7 +26,7 @@ fn says_so(error: &Error) -> bool {
 
 /// Adds to an error of a rank without memory left what holds it; other errors stay as they are.
 pub(crate) fn explained(error: Error, world: &Group, held: &Held<'_>) -> Error {
-    // What another rank has said of its own memory is no word of this one's.
+    // An error of another rank's memory does not concern this rank.
     let others = error.is_shared() || world.flight().trouble().is_some();
     match others || !says_so(&error) {
         true => error,

@@ -1,4 +1,4 @@
-//! How the gradients of a run come together.
+//! Reduction of a run's gradients.
 
 use isobar_manager::DeviceMesh;
 use tch::Tensor;
@@ -43,7 +43,7 @@ impl Parallel {
         })
     }
 
-    /// What the optimizer steps and checkpoints hold.
+    /// Returns the parameters that the optimizer steps and checkpoints save.
     pub(crate) fn parameters(&self) -> &Parameters {
         match self {
             Self::Replicated(_, params) => params,

@@ -11,10 +11,10 @@ use crate::error::{Context, Error, Result};
 use crate::fields::DOMAIN_AXES;
 use crate::gradients::Gradient;
 
-/// What a parameter is over the model-parallel group.
+/// Placement of a parameter over the model-parallel group.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum ParamPlacement {
-    /// The same on every rank of the group.
+    /// Equal on every rank of the group.
     Replicate,
     /// Cut along a dim; the rank holds its part.
     Shard {
@@ -27,9 +27,9 @@ pub enum ParamPlacement {
     Part {
         /// The shape of the whole parameter.
         shape: Vec<i64>,
-        /// Where the rank's part of it begins, along each dim.
+        /// Offset of the rank's shard, along each dim.
         start: Vec<i64>,
-        /// How many ranks of the group hold this part; the same for all parts.
+        /// Number of ranks of the group that hold this shard; the same for all shards.
         copies: usize,
     },
 }
@@ -61,7 +61,7 @@ pub struct Parameter {
     pub name: String,
     /// This rank's part.
     pub tensor: Tensor,
-    /// What the tensor is over the model-parallel group.
+    /// Placement of the tensor over the model-parallel group.
     pub placement: ParamPlacement,
     /// State of its gradient.
     pub(crate) gradient: Gradient,
@@ -169,7 +169,7 @@ impl Parameters {
     ///
     /// # Errors
     ///
-    /// Where a name occurs twice, a tensor is not a leaf of floating or complex elements that requires gradients, or a
+    /// A name occurs twice, a tensor is not a leaf of floating or complex elements that requires gradients, or a
     /// placement does not fit its tensor and the group.
     pub fn over(entries: Vec<Parameter>, model_group: &Group) -> Result<Self> {
         let mut names = HashSet::new();
@@ -300,12 +300,12 @@ impl Parameters {
         self.entries.iter()
     }
 
-    /// How many parameters (tensors) there are.
+    /// Returns the number of parameters (tensors).
     pub fn len(&self) -> usize {
         self.entries.len()
     }
 
-    /// Whether there are none.
+    /// Returns whether there are no parameters.
     pub fn is_empty(&self) -> bool {
         self.entries.is_empty()
     }
@@ -315,7 +315,7 @@ impl Parameters {
         self.entries.iter().find(|p| p.name == name)
     }
 
-    /// How many elements the whole model has, all ranks' parts together.
+    /// Returns the number of elements of the full model, over all ranks' shards.
     pub fn elements(&self) -> i64 {
         self.entries.iter().map(|p| p.global_shape().iter().product::<i64>()).sum()
     }
@@ -324,7 +324,7 @@ impl Parameters {
     ///
     /// # Errors
     ///
-    /// Where libtorch refuses.
+    /// An error of libtorch.
     pub fn zero_grad(&self) -> Result<()> {
         let _no_grad = tch::no_grad_guard();
         for entry in &self.entries {

@@ -1,4 +1,4 @@
-//! Whether ranks that should hold the same parameters do.
+//! Check that ranks which should hold the same parameters do.
 
 use std::collections::HashMap;
 

@@ -6,11 +6,11 @@ use serde::{Deserialize, Serialize};
 
 use crate::error::{Error, Result};
 
-/// How the learning rate changes; times are in epochs, and parts of one are allowed.
+/// Learning-rate schedule; times are in epochs, and fractions are allowed.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, schemars::JsonSchema)]
 #[serde(tag = "type", rename_all = "snake_case", deny_unknown_fields)]
 pub enum ScheduleKind {
-    /// The same from the first step to the last, after the warm-up.
+    /// Constant rate after the warm-up.
     Constant {
         /// Epochs of linear warm-up.
         #[serde(default)]
@@ -21,7 +21,7 @@ pub enum ScheduleKind {
         /// Epochs of linear warm-up before it.
         #[serde(default)]
         warmup_epochs: f64,
-        /// What is left of the rate at the end, as a share of it.
+        /// Final rate, as a fraction of the peak rate.
         #[serde(default)]
         min_factor: f64,
     },
@@ -43,7 +43,7 @@ pub enum ScheduleKind {
         warmup_epochs: f64,
         /// Epochs of decay at the end.
         decay_epochs: f64,
-        /// What is left of the rate at the end, as a share of it.
+        /// Final rate, as a fraction of the peak rate.
         #[serde(default)]
         min_factor: f64,
     },
@@ -80,7 +80,7 @@ impl Schedule {
     ///
     /// # Errors
     ///
-    /// Where a time is negative or not finite, a factor is out of its range, or `base` is not positive.
+    /// A time is negative or not finite, a factor is out of its range, or `base` is not positive.
     pub fn new(kind: ScheduleKind, base: f64, steps_per_epoch: u64, epochs: u64) -> Result<Self> {
         check_lr(base)?;
         kind.check()?;
@@ -145,7 +145,7 @@ pub(crate) fn check_lr(lr: f64) -> Result<()> {
     }
 }
 
-/// How far `at` is on the way from `start` to `end`, in [0, 1].
+/// Returns the fraction of the way from `start` to `end` at `at`, in [0, 1].
 fn progress(at: f64, start: f64, end: f64) -> f64 {
     if end <= start { 0.0 } else { ((at - start) / (end - start)).clamp(0.0, 1.0) }
 }

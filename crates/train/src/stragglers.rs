@@ -2,7 +2,7 @@
 
 use std::fmt;
 
-/// How many steps are looked at together: few enough that a rank that becomes slow is soon named, enough that a hiccup is not.
+/// Number of steps per check: few enough to notice a slow rank soon, enough to ignore a hiccup.
 const STEPS: usize = 100;
 
 /// From how many times the median on a rank is named.
@@ -17,7 +17,7 @@ pub struct Straggler {
     pub seconds: f64,
     /// The median of all ranks' seconds.
     pub median: f64,
-    /// How many steps were looked at.
+    /// Number of checked steps.
     pub steps: usize,
 }
 

@@ -1,4 +1,4 @@
-//! What a run trains: a model with its data, as the engine sees it.
+//! Tasks: a model with its data, as the engine sees it.
 
 use std::ops::Range;
 
@@ -102,7 +102,7 @@ pub trait Task {
     }
 }
 
-/// How far a rollout is from the truth.
+/// Errors of a rollout.
 #[derive(Debug, Clone, PartialEq)]
 pub struct RolloutError {
     /// Errors of each variable over all steps: the mean of the relative errors, and the RMSE.
@@ -141,14 +141,14 @@ pub struct FieldModel<L, F> {
     /// The network: normalised inputs, `[sample, channel, x, y]`, to normalised outputs; the step while training,
     /// `None` for evaluation.
     pub forward: F,
-    /// What the network computes with.
+    /// Layout of the fields.
     pub layout: L,
     /// Channels behind those of every input, `[channel, x, y]`: this rank's window of where the points are.
     pub positions: Option<Tensor>,
     /// Normalisation of the network's outputs if they are changes from the input; `None` if they are the next
     /// fields. See [`Normalizer::of_scales`].
     pub change: Option<Normalizer>,
-    /// How inputs are normalised.
+    /// Normalizer of inputs.
     pub input: Normalizer,
     /// Normalisation of targets; with `change`, that of the inputs.
     pub target: Normalizer,
@@ -170,9 +170,9 @@ pub struct FieldTask<L, F> {
     pub validation: InMemory,
     /// Rollouts that are validated, of several steps each.
     pub rollouts: Option<InMemory>,
-    /// What is done at random to training samples.
+    /// Random augmentation of training samples.
     pub augment: Augment,
-    /// What training minimises.
+    /// Loss.
     pub loss: Loss,
     /// The seed of the augmentation.
     pub seed: u64,
@@ -183,8 +183,8 @@ where
     L: FieldLayout,
     F: Forward<L::Array>,
 {
-    /// What the network makes of inputs in so many steps, each from the one before, on physical values and without a graph:
-    /// this rank's `input` of its own of `count` samples. Several steps need outputs of as many channels as inputs.
+    /// Rolls out the network from inputs over `steps` steps, on physical values and without a graph: `input` is this rank's window
+    /// of its samples, of `count` in all. Several steps need as many output as input channels.
     ///
     /// All ranks of the layout call.
     ///
@@ -311,7 +311,7 @@ where
     L: FieldLayout,
     F: Forward<L::Array>,
 {
-    /// What comes of samples of `data` after each step, on physical values, in the layout of the fields, without a graph.
+    /// Predicts samples of `data` after each step, on physical values, in the layout of the fields, without a graph.
     ///
     /// All ranks of the layout call.
     ///
@@ -386,7 +386,7 @@ where
         Ok(errors.iter().map(mean_errors).filter(|errors| !errors.is_empty()).collect())
     }
 
-    /// Whether inputs and targets are of one kind, frames of trajectories.
+    /// Returns whether inputs and targets are frames of the same trajectories.
     pub fn persists(&self) -> bool {
         self.train.of_trajectories()
     }

@@ -1,4 +1,4 @@
-//! What asks a run for a checkpoint, or to stop after one: signals, another part of the program, the clock.
+//! Triggers of a checkpoint, or of a stop after one: signals, another part of the program, the clock.
 
 use std::fmt;
 use std::sync::Arc;
@@ -57,7 +57,7 @@ impl Signals {
     ///
     /// # Errors
     ///
-    /// Where the system refuses.
+    /// An error of the system.
     pub fn install() -> Result<Self> {
         let signals = Self::default();
         fn refused(error: impl fmt::Display) -> Error {
@@ -70,15 +70,15 @@ impl Signals {
         Ok(Self { termination: Some(termination), ..signals })
     }
 
-    /// Whether a checkpoint that is asked for also ends the run ([`Stop::Requeue`]), so that the batch system can start it
+    /// Sets whether a requested checkpoint also ends the run ([`Stop::Requeue`]), so that the batch system can start it
     /// again.
     #[must_use]
     pub fn requeue(self, requeue: bool) -> Self {
         Self { requeue, ..self }
     }
 
-    /// How to find out whether all other ranks still run. Launchers send SIGTERM also when a rank has died: nobody can write
-    /// a checkpoint then, and the run ends with an error at once. Without it they count as alive.
+    /// Sets the test of whether all other ranks still run. Launchers send SIGTERM also when a rank has died: no checkpoint can be
+    /// written then, and the run ends with an error at once. Without the test they count as alive.
     #[must_use]
     pub fn peers_alive(self, alive: impl Fn() -> bool + Send + Sync + 'static) -> Self {
         Self { peers_alive: Some(Arc::new(alive)), ..self }
@@ -99,7 +99,7 @@ impl Signals {
         told || self.stop.load(Ordering::Relaxed)
     }
 
-    /// What this rank is asked for now. A checkpoint is asked for once.
+    /// Takes the current requests to this rank. A checkpoint is requested once.
     fn take(&self) -> Result<Asked> {
         let stop = self.is_to_stop();
         if stop && self.peers_alive.as_ref().is_some_and(|alive| !alive()) {
@@ -116,7 +116,7 @@ impl Signals {
     }
 }
 
-/// What any rank is asked for, as bits.
+/// Requests to any rank, as bits.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub(crate) struct Asked(u8);
 
@@ -133,12 +133,12 @@ impl Asked {
         self.0 & other.0 != 0
     }
 
-    /// Whether there is to be a checkpoint.
+    /// Returns whether a checkpoint is requested.
     pub(crate) fn save(self) -> bool {
         self != Self::default()
     }
 
-    /// Whether the run is to end after it.
+    /// Returns whether the run should end after it.
     pub(crate) fn stop(self) -> Option<Stop> {
         match () {
             () if self.has(Self::STOP) => Some(Stop::Asked),
@@ -205,11 +205,11 @@ impl Triggers {
     }
 }
 
-/// What all ranks together have said after a step.
+/// Combined state of all ranks after a step.
 #[derive(Debug, Clone, PartialEq)]
 pub(crate) struct Joined {
     pub(crate) sum: f64,
-    /// Whether every rank's value is finite.
+    /// True if every rank's value is finite.
     pub(crate) finite: bool,
     pub(crate) asked: Asked,
     /// Seconds of each rank.

@@ -247,7 +247,7 @@ fn buffers_follow_rank_0_where_asked_for() {
             (first, buffer.int64_value(&[0]))
         })
     };
-    // The same from the start in any case.
+    // The results are the same from the start.
     assert_eq!(run(true), [(0, 10); 2]);
     assert_eq!(run(false), [(0, 10), (0, 11)]);
 }

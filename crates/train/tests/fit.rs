@@ -24,7 +24,7 @@ use tch::{Device, Kind, Tensor};
 const DEADLINE: Duration = Duration::from_secs(60);
 const OPTIONS: (Kind, Device) = (Kind::Double, Device::Cpu);
 
-/// What is done in a step that is counted down to.
+/// Action in a step, with the countdown to it.
 type Ask = (u64, Box<dyn Fn()>);
 
 /// y = x² by a small network with noise on its hidden layer while training.
@@ -33,7 +33,7 @@ struct Square {
     samples: usize,
     fails_at: Option<u64>,
     asks: RefCell<Option<Ask>>,
-    /// What becomes of a step's prediction.
+    /// Change to a step's prediction.
     changed: Option<fn(Tensor) -> Result<Tensor, BoxError>>,
 }
 
@@ -287,7 +287,7 @@ fn a_loss_that_is_not_finite_is_an_error() {
     }
 }
 
-/// What one rank's operator made is told by all, with the operator and the parameter that was used last.
+/// All ranks name the operator of the one rank that produced the values, and the last parameter used.
 #[test]
 fn what_made_a_value_that_is_not_finite_is_named() {
     let folder = tempfile::tempdir().unwrap();
@@ -377,7 +377,7 @@ fn averaged_parameters_are_validated_and_saved() {
         let (got, want) = (summary.validation_error.unwrap(), expected.validation_error.unwrap());
         assert!((got - want).abs() < 1e-9 * want, "{got}, expected {want}");
     }
-    // What a run leaves is what it has validated, and so is what is loaded without an optimizer.
+    // A run leaves its validated parameters; loading without an optimizer gives these too.
     let task = Square::new();
     config.folder = parts.path().to_owned();
     let saved = parts.path().join("checkpoints");

@@ -93,7 +93,7 @@ impl Subject {
     }
 }
 
-/// What happens to a run halfway.
+/// Event in the middle of a run.
 #[derive(Debug, Clone, Copy)]
 enum Halfway<'a> {
     Nothing,
@@ -471,7 +471,7 @@ fn a_parameter_that_a_loss_leaves_out_is_named(
     let own = |at: usize| rank.is_none_or(|rank| rank == at);
     for (at, error) in errors.iter().enumerate() {
         let named = error.to_string().contains(&format!("\"weight_{left_out}\" got no gradient"));
-        // What is gathered again in backward, the others alone gather: they find that out before.
+        // The other ranks gather it again in backward alone, and notice that before the deadline.
         let in_time = !error.to_string().contains("not finished after");
         let gathered = in_time && rank.is_some() && left_out == 4 && bucket_mb < 1.0;
         assert!(

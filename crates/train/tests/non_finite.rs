@@ -30,7 +30,7 @@ struct Fields {
     model: Afno<ShardTensor>,
     x: ShardTensor,
     rank: usize,
-    /// Whether the values are made in the backward pass.
+    /// True if the values are produced in the backward pass.
     backward: bool,
 }
 

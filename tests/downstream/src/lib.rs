@@ -16,7 +16,7 @@ use isobar::shard::rules::{
 use isobar::shard::{Layout, Placement, ShardTensor};
 use isobar::tch::{Kind, Tensor};
 
-/// What a handler may fail with.
+/// Error of a handler.
 type Failure = Box<dyn Error + Send + Sync>;
 
 /// Adds the operators.

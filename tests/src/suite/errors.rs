@@ -350,7 +350,7 @@ fn indices(suite: &mut Suite<'_>) -> Result<(), Error> {
     let nothing = floats(&[0, 2]);
     refused(
         suite,
-        "rows of nothing",
+        "rows of empty shards",
         indexed_all_to_all_v(&nothing, &good, &table, true, 0, group),
         "extent being 0",
     )

@@ -202,7 +202,7 @@ fn fused(suite: &mut Suite<'_>) -> Result<(), Error> {
         }
     }
     let got = start::fused_all_reduce(&Vec::<Tensor>::new(), ReduceOp::Sum, None, suite.group)?.wait()?;
-    suite.check(got.is_empty(), || "of nothing came something".into());
+    suite.check(got.is_empty(), || "a result of empty inputs has elements".into());
     let got = start::fused_all_reduce(&all[suite.rank()], ReduceOp::Sum, None, suite.group)?.wait()?;
     let want = fused_all_reduce(&all[suite.rank()], ReduceOp::Sum, None, suite.group)?;
     for (got, want) in got.values().flatten().flatten().zip(want.values().flatten().flatten()) {

@@ -17,7 +17,7 @@ const TENSORS: i64 = 16;
 /// 16 tensors of 4 MiB, and AdamW's two of each: 192 MiB.
 const SHAPE: [i64; 2] = [1024, 1024];
 
-/// Whether a checkpoint is written while the caller goes on.
+/// Mode of writing: synchronous, or in the background.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Mode {
     Sync,
@@ -64,7 +64,7 @@ pub(crate) fn save(group: &Group, mode: Mode) -> Result<Prepared> {
     Ok(Prepared { timed: Timed::Measured(Box::new(measure)), output: None })
 }
 
-/// What is read is what was saved.
+/// Checks that the loaded values are the saved ones.
 fn check(checkpoints: &Checkpoints, params: &Parameters) -> Result<()> {
     let saved: Vec<Tensor> =
         params.iter().map(|p| p.tensor.f_detach_copy()).collect::<Result<_, tch::TchError>>()?;

@@ -1,4 +1,4 @@
-//! How a case is timed: between barriers, on the slowest rank, several times.
+//! Timing of a case: between barriers, on the slowest rank, several times.
 
 use std::time::Instant;
 
@@ -26,10 +26,10 @@ pub(crate) struct Times {
     pub(crate) memcpy_ratio: Option<f64>,
 }
 
-/// What was measured of a case so far.
+/// Measurements of a case so far.
 #[derive(Default)]
 struct Taken {
-    /// Where copies of the output go.
+    /// Target of copies of the output.
     target: Option<Tensor>,
     steps: Vec<f64>,
     copies: Vec<f64>,
@@ -83,7 +83,7 @@ fn seconds_of<T>(step: &mut dyn FnMut() -> Result<T>) -> Result<f64> {
     Ok(start.elapsed().as_secs_f64())
 }
 
-/// What is measured on the slowest rank.
+/// Returns the measurement of the slowest rank.
 fn slowest(group: &Group, measure: &mut dyn FnMut() -> Result<f64>) -> Result<f64> {
     group.barrier()?;
     let spent = Tensor::f_from_slice(&[measure()?])?;

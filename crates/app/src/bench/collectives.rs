@@ -83,7 +83,7 @@ pub(crate) fn indexed_all_to_all_fwd_bwd(group: &Group) -> Result<Prepared> {
     Ok(prepared(run, received.f_detach()?))
 }
 
-/// What the flight recorder and fingerprints in their default setting add to a collective: 10⁴ calls with, as many without.
+/// Measures the overhead of the flight recorder and of fingerprints by default: 10⁴ calls with, as many without.
 pub(crate) fn recording(group: &Group) -> Result<Prepared> {
     const CALLS: u32 = 10_000;
     /// Times do not drift apart when both take turns.

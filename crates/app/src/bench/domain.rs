@@ -115,7 +115,7 @@ pub(crate) fn step(group: &Group, case: &Case, alone: bool) -> Result<Prepared> 
     Ok(Prepared { timed: Timed::Step(Box::new(step)), output: None })
 }
 
-/// How long a step of the demo's model takes for each collective of it, with its fields split: the most that it has.
+/// Measures the time of a step per collective, for the demo's model with sharded fields.
 pub(crate) fn step_for_each_collective(group: &Group) -> Result<Prepared> {
     let Timed::Step(mut step) = step(group, &DEMO, false)?.timed else { bail!("a step is timed as one") };
     let group = group.clone();

@@ -22,13 +22,13 @@ use self::clock::Times;
 use crate::exit::{Because, Exit};
 use crate::{start, terminal};
 
-/// What `isobar bench` takes.
+/// Arguments of `isobar bench`.
 #[derive(Debug, Args)]
 pub(crate) struct BenchArgs {
     /// Only these cases; all where not given
     #[arg(long, value_delimiter = ',', value_name = "CASE,…")]
     cases: Vec<String>,
-    /// How often each case is timed, after two rounds that do not count
+    /// Number of timed rounds of each case, after two that do not count
     #[arg(long, default_value_t = 7, value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
     repeats: u32,
     /// Make all cases ready, then time them in turns: for cases that are compared with each other
@@ -52,11 +52,11 @@ struct Prepared {
     output: Option<Tensor>,
 }
 
-/// What is timed, on every rank.
+/// Timed code, on every rank.
 enum Timed {
     /// The time of a call.
     Step(Box<dyn FnMut() -> Result<()>>),
-    /// What a call measures itself, in seconds.
+    /// Call that measures itself, in seconds.
     Measured(Box<dyn FnMut() -> Result<f64>>),
 }
 
@@ -110,7 +110,7 @@ const CASES: [Case; 37] = [
     Case { name: "attention/one_rank_16384", prepare: |group| operators::attention(group, 16384, true) },
 ];
 
-/// What a run measured, in the form of the scripts that it is compared with.
+/// Results of a run, in the format of the scripts that it is compared with.
 #[derive(Debug, Serialize)]
 struct Report {
     system: String,

@@ -1,4 +1,4 @@
-//! What a sharded tensor costs beyond its local part, and moving it from layout to layout.
+//! Overhead of sharded tensors over local ones, and cost of redistributions.
 
 use std::time::Instant;
 

@@ -14,10 +14,10 @@ use super::output::Tail;
 use super::process::{Event, Guard, Rank, Recipe};
 use crate::exit::Exit;
 
-/// How long what was killed may take to be gone.
+/// Time for a killed process to disappear.
 const GONE: Duration = Duration::from_secs(5);
 
-/// How long the connections to other hosts may take to close, once all there was told to be killed.
+/// Time for the connections to other hosts to close, after the kill request.
 const CLOSED: Duration = Duration::from_secs(2);
 
 /// To so many ranks of a host connections are made at once: sshd refuses some of more than ten (`MaxStartups`).
@@ -46,7 +46,7 @@ fn is_stopped(group: u32) -> bool {
     })
 }
 
-/// What came of an attempt.
+/// Outcome of an attempt.
 pub(super) struct Outcome {
     pub(super) ends: Vec<End>,
     /// Of each rank that was started, what is kept of its standard error.
@@ -57,7 +57,7 @@ pub(super) struct Outcome {
     pub(super) stopped: Option<Signal>,
 }
 
-/// How far the ranks that are left after a failure have been pressed to end.
+/// Stage of the shutdown of the ranks left after a failure.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd)]
 enum Pressure {
     /// Nothing has failed.
@@ -189,7 +189,7 @@ impl Attempt<'_> {
                     }
                 }
             }
-            // Where none waits any more, all are started.
+            // When none is pending any more, all are started.
             if let Some(event) = self.next(happens, Some(soonest? + CONNECTED)) {
                 self.take(event);
             }
@@ -273,7 +273,7 @@ impl Attempt<'_> {
     /// Ends what ranks that have ended themselves have started and left, and waits until all that was written is passed on.
     fn clear(&mut self, happens: &Receiver<Event>) {
         let good = self.ends.iter().flatten().all(|end| end.how.is_good());
-        // What reads a rank's output, for instance, may have a little to do yet.
+        // The readers of a rank's output, for instance, may need a little more time.
         let patience = if good { self.recipe.grace } else { CLOSED.min(self.recipe.grace) };
         self.settle(happens, Instant::now() + patience);
         for signal in [Signal::SIGTERM, Signal::SIGKILL] {
@@ -307,7 +307,7 @@ impl Attempt<'_> {
         self.drained == self.started().count() && !self.started().any(Rank::has_left)
     }
 
-    /// What happens next; none when the time has come.
+    /// Returns the next event; `None` at the deadline.
     fn next(&self, happens: &Receiver<Event>, until: Option<Instant>) -> Option<Event> {
         let Some(until) = until else { return happens.recv().ok() };
         // The launcher itself keeps a sender, so that an error is the end of the time.

@@ -1,4 +1,4 @@
-//! How ranks ended, which of them was the cause, and what is said of it.
+//! Outcomes of the ranks, the root cause among them, and the report.
 
 use std::time::Duration;
 
@@ -9,7 +9,7 @@ use super::hosts::Place;
 use super::out_of_memory::OomKill;
 use crate::exit::{self, Exit};
 
-/// How a rank ended.
+/// Outcome of a rank.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum How {
     /// With this exit code.
@@ -36,7 +36,7 @@ pub(super) struct End {
     pub(super) oom: Option<OomKill>,
 }
 
-/// Whether this launcher had told a rank to end.
+/// Requests of this launcher to a rank to end.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Told {
     No,
@@ -55,7 +55,7 @@ impl Told {
 }
 
 impl How {
-    /// What a shell says of a command's end, as does ssh.
+    /// Converts a shell's (or ssh's) exit code of a command.
     pub(super) fn of_shell(code: u8) -> Self {
         match code {
             255 => Self::Unreachable,
@@ -64,12 +64,12 @@ impl How {
         }
     }
 
-    /// Whether it ended as it should: done, or told to stop and saved.
+    /// Returns whether it ended well: finished, or saved after a request to stop.
     pub(super) fn is_good(self) -> bool {
         matches!(self, Self::Code(code) if code == Exit::Good as u8 || code == Exit::Stopped as u8)
     }
 
-    /// Whether it was killed by SIGKILL, itself or inside a shell.
+    /// Returns whether it was killed by SIGKILL, itself or inside a shell.
     pub(super) fn is_kill(self) -> bool {
         let kill = Signal::SIGKILL as i32;
         match self {
@@ -79,7 +79,7 @@ impl How {
         }
     }
 
-    /// Whether another attempt may go better.
+    /// Returns whether another attempt may succeed.
     pub(super) fn may_pass(self) -> bool {
         let lasting = [Exit::Usage, Exit::Data, Exit::Mismatch].map(|exit| exit as u8);
         match self {
@@ -112,7 +112,7 @@ impl How {
     }
 }
 
-/// What a shell adds to a signal's number.
+/// Offset that a shell adds to a signal's number.
 const SIGNALS: u8 = 128;
 
 impl std::fmt::Display for How {
@@ -146,7 +146,7 @@ fn name(signal: i32) -> &'static str {
 }
 
 impl End {
-    /// Whether this is what a failure may come from: not what the launcher did itself.
+    /// Returns whether this may be the cause of a failure, and was not done by the launcher itself.
     fn is_own(&self) -> bool {
         matches!(self.told, Told::No | Told::Stopped) && !self.how.is_good()
     }
@@ -205,8 +205,8 @@ pub(super) fn code(ends: &[End]) -> u8 {
     }
 }
 
-/// What happened, root cause first. `left_out` were not started; `tail` gives a rank's last lines, `file` where the rest of them
-/// is.
+/// Formats the report, root cause first. `left_out` were not started; `tail` returns a rank's last lines, `file` the path of the
+/// rest.
 pub(super) fn report(
     root: &Root<'_>,
     ends: &[End],

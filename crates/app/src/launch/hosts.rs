@@ -14,16 +14,16 @@ pub(super) struct Host {
     ranks: usize,
 }
 
-/// Where a rank runs.
+/// Host and local rank of a rank.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct Place {
     pub(super) rank: usize,
     /// Its number among the ranks of its host.
     pub(super) local_rank: usize,
-    /// How many they are.
+    /// Number of ranks on its host.
     pub(super) local_size: usize,
     pub(super) host: String,
-    /// Whether that is this machine.
+    /// True if that is this machine.
     pub(super) here: bool,
 }
 

@@ -36,7 +36,7 @@ use self::secret::Secret;
 use crate::exit::{Because, Exit};
 use crate::terminal;
 
-/// What `isobar launch` takes.
+/// Arguments of `isobar launch`.
 #[derive(Debug, Args)]
 pub(crate) struct LaunchArgs {
     /// Number of ranks; by default as many as the hosts take
@@ -48,7 +48,7 @@ pub(crate) struct LaunchArgs {
     /// A file with a host a line: `a:2`, or `a slots=2`
     #[arg(long, value_name = "FILE")]
     hostfile: Option<PathBuf>,
-    /// How many times all ranks are started again after a failure that may pass
+    /// Number of restarts of all ranks after a failure that may not recur
     #[arg(long, value_name = "TIMES", default_value_t = 0)]
     max_restarts: u32,
     /// Seconds that ranks have to end by themselves when one has failed, and again once they were sent SIGTERM
@@ -60,7 +60,7 @@ pub(crate) struct LaunchArgs {
     /// Port on which rank 0 listens; by default a free one, another for each attempt
     #[arg(long, value_name = "PORT", value_parser = clap::value_parser!(u16).range(1..))]
     master_port: Option<u16>,
-    /// How a command is run on another host: words of a shell, to which host and command are added
+    /// Command that runs another on a host: words of a shell, to which host and command are added
     #[arg(long, value_name = "COMMAND", default_value = "ssh -x -o BatchMode=yes -o ServerAliveInterval=10")]
     ssh: String,
     /// A variable for all ranks, those of other hosts too: as it is here, or with this value; may be given several times

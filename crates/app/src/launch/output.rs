@@ -1,4 +1,4 @@
-//! What ranks write: to the terminal, line by line, and to files; the last lines are kept for the report.
+//! Output of ranks: to the terminal, line by line, and to files; the last lines are kept for the report.
 
 use std::collections::VecDeque;
 use std::fs::File;
@@ -12,13 +12,13 @@ use isobar_train::ProgressRecord;
 use super::screen::Screen;
 use crate::exit::{Because, Exit};
 
-/// How many of a rank's last lines the report shows.
+/// Number of a rank's last lines in the report.
 const LINES: usize = 12;
 
 /// Longer lines are cut in two.
 const LONGEST: u64 = 64 << 10;
 
-/// What the watchdog of the ranks says before the folder of their records.
+/// Words of the watchdog before the folder of the records.
 const RECORDS: &str = "flight records: ";
 
 /// Which of the two a rank writes to.
@@ -31,17 +31,17 @@ pub(super) enum Stream {
 /// First words of the watchdog's report, before its finding.
 const REPORT: &str = "isobar: the job ends";
 
-/// Where the lines of all ranks go.
+/// Destinations of the lines of all ranks.
 #[derive(Debug, Clone)]
 pub(super) struct Outputs {
     pub(super) folder: Option<PathBuf>,
-    /// Whether lines on the terminal say whose they are.
+    /// True if lines on the terminal begin with their rank.
     pub(super) prefix: bool,
     /// The terminal.
     pub(super) screen: Screen,
 }
 
-/// What is kept of a rank's standard error.
+/// Last lines of a rank's standard error.
 #[derive(Debug, Clone, Default)]
 pub(super) struct Tail(Arc<Mutex<Kept>>);
 
@@ -72,7 +72,7 @@ impl Outputs {
         self.folder.as_ref().map(|folder| folder.join(format!("rank_{rank}.{ending}")))
     }
 
-    /// Where the lines of one rank's stream go. Files are continued: what an earlier attempt has written stays.
+    /// Returns the destination of one rank's stream. Files are appended to: the output of earlier attempts stays.
     pub(super) fn sink(&self, rank: usize, stream: Stream, tail: &Tail) -> Result<Sink> {
         let open = |path: PathBuf| {
             isobar_files::append(&path)
@@ -156,7 +156,7 @@ impl Sink {
         record.map(|record| self.screen.record(record)).is_some()
     }
 
-    /// How much comes before the greeting, where the line ends in it: a shell may have said something without an end of line.
+    /// Returns the length of the text before the greeting, if the line ends in it: a shell may have printed without a newline.
     fn before_greeting(&self, line: &[u8]) -> Option<usize> {
         let greeting = self.greeting.as_ref()?;
         line.trim_ascii_end().strip_suffix(greeting.line.as_bytes()).map(<[u8]>::len)

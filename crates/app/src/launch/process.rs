@@ -23,7 +23,7 @@ use super::remote;
 use super::secret::Secret;
 use crate::exit::{Because, Exit};
 
-/// How ranks are started.
+/// Recipe to start ranks.
 #[derive(Debug)]
 pub(super) struct Recipe {
     pub(super) command: Vec<OsString>,
@@ -39,7 +39,7 @@ pub(super) struct Recipe {
     pub(super) outputs: Outputs,
 }
 
-/// What happens to ranks and to the launcher.
+/// Events of ranks and of the launcher.
 #[derive(Debug)]
 pub(super) enum Event {
     /// The host of a rank of an attempt was reached.
@@ -57,10 +57,10 @@ pub(super) struct Rank {
     pub(super) place: Place,
     pub(super) pid: u32,
     pub(super) tail: Tail,
-    /// Whether its host was reached.
+    /// True once its host was reached.
     pub(super) connected: bool,
     pub(super) began: Instant,
-    /// Where the keeper of a rank on another host is told what to do.
+    /// Channel to the keeper of a rank on another host.
     control: Option<ChildStdin>,
 }
 
@@ -97,7 +97,7 @@ impl Rank {
         })?;
         let (pid, mut control) = (child.id(), child.stdin.take());
         if let Some(control) = &mut control {
-            // Where ssh has ended at once, its end says so.
+            // If ssh has ended at once, its exit event reports it.
             let _ = control.write_all(&[recipe.secret.value().as_bytes(), b"\n"].concat());
         }
         // The command holds the pipe open for writing.
@@ -132,11 +132,11 @@ impl Rank {
     /// Sends a signal to the rank and to all that it has started.
     pub(super) fn signal(&mut self, signal: Signal) {
         match &mut self.control {
-            // What has ended is not there to be told.
+            // A process that has ended cannot be signalled.
             None => killpg(self.group(), signal).unwrap_or(()),
             Some(control) => {
                 let name = signal.as_str().trim_start_matches("SIG");
-                // Where ssh has ended there is nobody to be told.
+                // If ssh has ended, there is no one to notify.
                 let _ = control.write_all(format!("{name}\n").as_bytes());
             }
         }
@@ -149,7 +149,7 @@ impl Rank {
         }
     }
 
-    /// Whether anything that the rank started is left, once it has ended itself.
+    /// Returns whether processes that the rank has started are left, after its own end.
     pub(super) fn has_left(&self) -> bool {
         self.place.here && killpg(self.group(), None) != Err(Errno::ESRCH)
     }

@@ -3,7 +3,7 @@
 use std::ffi::{OsStr, OsString};
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
 
-/// What the keeper writes first, so that the launcher knows that the connection is made. Nobody else sees it.
+/// First line of the keeper, which tells the launcher that the connection is made. It is not shown.
 pub(super) const HERE: &str = "isobar launch: the rank's host is there";
 
 /// Stays beside the rank on its host. The first line of its standard input, which is ssh's, is the secret of the job; the others

@@ -9,7 +9,7 @@ use isobar_torch::c10d::Token;
 
 use crate::exit::{Because, Exit};
 
-/// What the ranks get in [`TOKEN`]: on other hosts by the standard input of their keepers, since all users of a host may read a
+/// Value of [`TOKEN`] for the ranks: on other hosts by the standard input of their keepers, since all users of a host may read a
 /// command line. Its `Debug` form does not show it.
 pub(super) struct Secret(String);
 

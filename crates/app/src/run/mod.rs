@@ -1,4 +1,4 @@
-//! What commands that run a network share: its ranks, its data, itself.
+//! Shared by commands that run a network: its ranks, its data, and the network itself.
 
 mod again;
 pub(crate) mod errors;
@@ -32,7 +32,7 @@ pub(crate) use self::source::{Source, as_str};
 use crate::config::Config;
 use crate::exit::{self, Because, Exit};
 
-/// What each rank may set for itself: where it finds the others, what it says, and paths of its own machine.
+/// Keys that may differ between ranks: addresses, logging, and paths of the own machine.
 pub(crate) const RANKS_OWN: [&str; 8] = [
     "distributed.method",
     "distributed.addr",
@@ -48,11 +48,11 @@ pub(crate) const RANKS_OWN: [&str; 8] = [
 pub(crate) struct Run<L, F> {
     /// The data file.
     pub(crate) source: Source,
-    /// How fields are laid out.
+    /// Layout of the fields.
     pub(crate) layout: L,
     /// The part of every field that this rank reads.
     pub(crate) window: Vec<Range<usize>>,
-    /// Where its points are, where the network is told.
+    /// Positions of its points, if the network takes them.
     pub(crate) positions: Option<Tensor>,
     /// The network.
     pub(crate) forward: F,
@@ -62,11 +62,11 @@ pub(crate) struct Run<L, F> {
     pub(crate) buffers: Vec<(String, Tensor)>,
     /// The ranks.
     pub(crate) ranks: Ranks,
-    /// Where the parameters are.
+    /// Device of the parameters.
     pub(crate) device: Device,
 }
 
-/// What a network's numbers mean: what a checkpoint keeps beside its parameters.
+/// Metadata of a network, which a checkpoint keeps with its parameters.
 #[derive(Debug, Serialize, Deserialize)]
 pub(crate) struct Meaning {
     /// By what its inputs are scaled.
@@ -81,9 +81,9 @@ pub(crate) struct Meaning {
     /// Variables of its outputs, if the configuration names them.
     #[serde(default)]
     pub(crate) targets: Vec<String>,
-    /// What its outputs are.
+    /// Meaning of its outputs.
     pub(crate) predict: Predict,
-    /// Whether it is told where points are.
+    /// True if it takes positions as input channels.
     pub(crate) positions: bool,
     /// Scales of changes, if its outputs are changes. Missing in checkpoints of earlier versions, which
     /// divide by the deviation of the inputs.
@@ -110,12 +110,12 @@ impl Meaning {
     }
 }
 
-/// What is to be done with a [`Run`], whether its fields are whole on a rank or split.
+/// Work on a [`Run`], for full or sharded fields.
 pub(crate) trait Job {
-    /// What comes of it.
+    /// Result of the job.
     type Out;
 
-    /// Whether parameters are trained; else they are whole on all ranks.
+    /// True if parameters are trained; otherwise they are replicated on all ranks.
     const TRAINS: bool;
 
     /// Does it. All ranks call.
@@ -207,7 +207,7 @@ fn made<L: FieldLayout, F>(
     Ok(Run { source, layout, window, positions, forward, params, buffers, ranks, device })
 }
 
-/// What this rank has made, and all ranks' words of theirs: an error on all ranks where one has failed. All ranks call.
+/// Returns this rank's value and all ranks' bytes; an error on all ranks if one has failed. All ranks must call.
 pub(crate) fn alike<T>(world: &Group, own: Result<(Vec<u8>, T)>) -> Result<(T, Vec<Vec<u8>>)> {
     let told = own.as_ref().map(|(words, _)| words).map_err(exit::text);
     let all = world.all_gather_bytes(&serde_json::to_vec(&told)?);

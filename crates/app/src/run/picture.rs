@@ -14,14 +14,14 @@ use tch::{Device, Kind, Tensor};
 use super::raster::{Canvas, Field, Palette, Panel};
 use crate::exit::{Because, Exit};
 
-/// How many validation samples are shown, one a row.
+/// Number of validation samples shown, one per row.
 const SAMPLES: usize = 3;
-/// How many frames of a rollout are shown, one a column.
+/// Number of frames of a rollout shown, one per column.
 const FRAMES: usize = 5;
-/// How many steps of a line are shown, one below the other.
+/// Number of steps of a line shown, one below the other.
 const LINES: usize = 256;
 
-/// What a picture shows of a prediction: planes, on the CPU.
+/// Planes of a prediction that a picture shows, on the CPU.
 pub(crate) struct Shown {
     input: Tensor,
     frames: Vec<Frame>,
@@ -32,7 +32,7 @@ struct Frame {
     /// The first is 1.
     step: usize,
     prediction: Tensor,
-    /// What truly came, and the error of each sample; nothing beyond the data.
+    /// Truth, and the error of each sample; `None` beyond the data.
     truth: Option<(Tensor, Vec<f64>)>,
 }
 
@@ -98,7 +98,7 @@ impl Shown {
         Ok(rows.into_iter().filter(|row| !row.is_empty()).collect())
     }
 
-    /// The same of lines, of which each step is one: as far as the truth is known, and then the prediction to its end.
+    /// Builds the panels of 1-D fields, one row per step: first as far as the truth is known, then the prediction to its end.
     fn lines(&self) -> Result<Vec<Vec<Panel>>> {
         let (mut rows, mut known, mut last) = (Vec::new(), [const { Vec::new() }; 3], None);
         for Frame { step, prediction, truth } in &self.frames {
@@ -177,7 +177,7 @@ fn percent(error: f64) -> String {
     format!("error, {:.1} % in L2", error * 100.0)
 }
 
-/// Whether fields `[sample, channel, spatial…]` have one spatial dim.
+/// Returns whether fields `[sample, channel, spatial…]` have one spatial dim.
 fn is_line(shape: &[i64]) -> bool {
     shape.len() == 3
 }

@@ -9,7 +9,7 @@ use isobar_train::{DATA_AXIS, DOMAIN_AXES, MODEL_AXIS, Ranks, SHARD_AXIS};
 use crate::config::Config;
 use crate::exit::{Because, Exit};
 
-/// How the ranks are arranged.
+/// Arrangement of the ranks.
 pub(crate) struct Arrangement {
     pub(crate) ranks: Ranks,
     /// Those that share a model's channels.
@@ -110,7 +110,7 @@ mod tests {
 
     use super::*;
 
-    /// What a body finds on ranks that are threads, each with its manager.
+    /// Runs a body on thread ranks, each with its manager.
     fn on_ranks<T: Send>(ranks: usize, body: impl Fn(DistributedManager) -> T + Sync) -> Vec<T> {
         threads::run(ranks, Duration::from_secs(60), |world| {
             let _rank = DistributedManager::bind_thread(&world);

@@ -57,7 +57,7 @@ impl Source {
         self.data.samples()
     }
 
-    /// Whether the samples are trajectories, of which a network predicts the next frame.
+    /// Returns whether the samples are trajectories, of which a network predicts the next frame.
     pub(crate) fn has_steps(&self) -> bool {
         self.data.times().is_some()
     }
@@ -91,7 +91,7 @@ impl Source {
         Ok([first(&self.inputs)?, first(&self.targets)?])
     }
 
-    /// Whether the ends of a spatial dim meet.
+    /// Returns whether a spatial dim is periodic.
     fn is_periodic(&self, dim: usize) -> bool {
         self.data.dims()[dim].periodic
     }
@@ -100,8 +100,8 @@ impl Source {
         (0..self.extents().len()).map(|dim| if self.is_periodic(dim) { 2 } else { 1 }).sum()
     }
 
-    /// Where the points of a window are, `[channel, spatial…]`: for each dim the sine and cosine of the way round where its ends
-    /// meet, else a number from -1 to 1. In double precision.
+    /// Returns the positions of a window's points, `[channel, spatial…]`: for each periodic dim the sine and cosine of the angle,
+    /// for other dims a number from -1 to 1. In double precision.
     pub(crate) fn positions(&self, window: &[Range<usize>]) -> Result<Tensor> {
         let shape: Vec<i64> = window.iter().map(|part| part.len() as i64).collect();
         let mut channels = Vec::new();
@@ -241,7 +241,8 @@ fn pair(data: &dyn Dataset, config: &DataConfig) -> Result<(Vec<String>, Vec<Str
             data.path().display()
         )));
     }
-    if !config.fields.is_empty() && !(config.inputs.is_empty() && config.targets.is_empty()) {
+    let names_pairs = !config.inputs.is_empty() || !config.targets.is_empty();
+    if names_pairs && !config.fields.is_empty() {
         bail!(Exit::Usage.because(format!(
             "data.fields is for trajectories, but samples of {} have no times and data.inputs and data.targets name what is \
              mapped; --set 'data.fields=[]'",

@@ -41,7 +41,7 @@ pub(crate) struct Header {
 pub(crate) struct Case {
     /// The file's name without its ending.
     pub(crate) name: String,
-    /// What it asks for.
+    /// Header of the case.
     pub(crate) header: Header,
     /// The header as it stands in the file.
     pub(crate) text: String,

@@ -16,7 +16,7 @@ use super::layout::{Layout, Parts, Placement, Sizes, is_sharded};
 use super::operator::{Forward, Held, Operator, Part, Rank};
 use super::report::{LayoutReport, number};
 
-/// What one rank tells rank 0 of a layout.
+/// Report of one rank on a layout.
 #[derive(Debug, Default, Serialize, Deserialize)]
 struct RankReport {
     received: u64,
@@ -24,7 +24,7 @@ struct RankReport {
     error: f64,
     refused: Option<String>,
     problems: Vec<String>,
-    /// What the rank has of the sharded tensors.
+    /// Local shapes of the sharded tensors.
     shapes: BTreeMap<String, Vec<i64>>,
     placements: BTreeMap<String, Vec<Placement>>,
     /// The names of what the rank holds, in the order of its file.

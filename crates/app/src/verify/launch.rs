@@ -19,7 +19,7 @@ use isobar_manager::config::{BackendChoice, DistributedConfig};
 use super::worker::{self, Event, Job};
 use crate::exit::{Because, Exit};
 
-/// What carries the messages between the ranks.
+/// Transport between the ranks.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 pub(crate) enum Backend {
     /// Ranks are threads of this process
@@ -73,7 +73,7 @@ impl Backend {
 const JOB: &str = "job.json";
 const EVENTS: &str = "events.jsonl";
 
-/// What a rank that is a process of its own does, within a world that the launcher's variables describe.
+/// Runs a rank as its own process, in a world described by the launcher's variables.
 ///
 /// # Errors
 ///

@@ -11,10 +11,10 @@ use tch::Tensor;
 use super::case::Header;
 use super::mesh::Mesh;
 
-/// What a tensor is along one axis of the mesh.
+/// Placement of a tensor along one axis of the mesh.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) enum Placement {
-    /// The same on all ranks.
+    /// Equal on all ranks.
     Replicate,
     /// Split along this dim.
     Shard(usize),
@@ -35,12 +35,12 @@ pub(crate) enum Sizes {
     Given,
 }
 
-/// What every tensor of a case is on a mesh. Tensors that it does not name are replicated.
+/// Layouts of a case's tensors on a mesh. Tensors that it does not name are replicated.
 #[derive(Debug, Clone)]
 pub(crate) struct Layout {
     /// The ranks.
     pub(crate) mesh: Mesh,
-    /// How extents are split.
+    /// Split of extents.
     pub(crate) sizes: Sizes,
     /// A placement for each axis of the mesh, by the tensor's name.
     pub(crate) placements: BTreeMap<String, Vec<Placement>>,
@@ -183,12 +183,12 @@ impl Parts {
         &self.shape
     }
 
-    /// What the tensor is along each axis.
+    /// Returns the placement along each axis.
     pub(crate) fn placements(&self) -> &[Placement] {
         &self.placements
     }
 
-    /// Whether ranks have different parts of it.
+    /// Returns whether the tensor is sharded.
     pub(crate) fn is_sharded(&self) -> bool {
         is_sharded(&self.placements)
     }
@@ -211,7 +211,7 @@ impl Parts {
         }
     }
 
-    /// What `rank` holds.
+    /// Returns the window of `rank`.
     pub(crate) fn window(&self, rank: usize) -> &Window {
         &self.windows[rank]
     }
@@ -221,7 +221,7 @@ impl Parts {
         self.windows[rank].iter().map(|pieces| pieces.iter().map(|(_, extent)| extent).sum()).collect()
     }
 
-    /// What `rank` holds of the whole tensor: a view, where that is in one piece along every dim.
+    /// Returns the shard of `rank`: a view, if it is one interval along every dim.
     pub(crate) fn of(&self, whole: &Tensor, rank: usize) -> Result<Tensor> {
         let mut part = whole.shallow_clone();
         for (dim, pieces) in self.windows[rank].iter().enumerate() {
@@ -288,7 +288,7 @@ impl fmt::Display for Placement {
     }
 }
 
-/// Whether any of a tensor's placements splits it.
+/// Returns whether any of a tensor's placements shards it.
 pub(crate) fn is_sharded(placements: &[Placement]) -> bool {
     placements.iter().any(|place| *place != Placement::Replicate)
 }

@@ -1,4 +1,4 @@
-//! How the ranks of a run are arranged.
+//! Meshes of a run's ranks.
 
 use std::fmt;
 use std::str::FromStr;
@@ -29,7 +29,7 @@ impl Mesh {
         self.0.iter().product()
     }
 
-    /// Where `rank` is along each axis.
+    /// Returns the coordinates of `rank`.
     pub(crate) fn coordinates(&self, rank: usize) -> Vec<usize> {
         let mut left = rank;
         let mut coordinates: Vec<usize> = self

@@ -29,13 +29,13 @@ use crate::terminal;
 /// Environment variable for the number of threads of each rank; 1 where it is not set.
 const THREADS: &str = "OMP_NUM_THREADS";
 
-/// What `isobar verify` takes.
+/// Arguments of `isobar verify`.
 #[derive(Debug, Args)]
 pub(crate) struct VerifyArgs {
     /// Golden cases: .safetensors files, or folders of them
     #[arg(required = true, value_name = "PATH")]
     paths: Vec<PathBuf>,
-    /// What carries the messages between the ranks, which this command starts itself
+    /// Transport between the ranks, which this command starts itself
     #[arg(long, value_enum, default_value = "threads")]
     backend: Backend,
     /// Numbers of ranks, and meshes of ranks, on which to run each case
@@ -55,7 +55,7 @@ pub(crate) struct VerifyArgs {
     timeout: f64,
 }
 
-/// What a rank that `isobar verify` started takes.
+/// Arguments of a rank that `isobar verify` has started.
 #[derive(Debug, Args)]
 pub(crate) struct RankArgs {
     /// The folder of the job
@@ -152,7 +152,7 @@ fn select(args: &VerifyArgs) -> Result<Vec<Selected>> {
     Ok(selected)
 }
 
-/// What each world is to run, by its number of ranks: indices of cases, each with the meshes of those ranks.
+/// Returns the tasks of each world, by its number of ranks: indices of cases, each with its meshes.
 fn tasks(cases: &[Selected], ranks: &[Mesh]) -> BTreeMap<usize, Vec<(usize, Vec<Mesh>)>> {
     let mut worlds: BTreeMap<usize, Vec<(usize, Vec<Mesh>)>> = BTreeMap::new();
     for (index, case) in cases.iter().enumerate() {

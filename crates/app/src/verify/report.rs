@@ -1,4 +1,4 @@
-//! What a run found, for the terminal and as JSON.
+//! Report of a run, for the terminal and as JSON.
 
 use std::collections::BTreeMap;
 
@@ -7,7 +7,7 @@ use serde_json::Value;
 
 use super::mesh::Mesh;
 
-/// What became of a case.
+/// Verdict on a case.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub(crate) enum Verdict {
@@ -30,7 +30,7 @@ pub(crate) struct LayoutReport {
     pub(crate) title: String,
     /// The rule by which extents were split, or the sizes that the case gives.
     pub(crate) sizes: Value,
-    /// What each sharded input and weight is along each axis of the ranks.
+    /// Placements of each sharded input and weight.
     pub(crate) placements: BTreeMap<String, Vec<String>>,
     /// The shapes that the ranks have of them; of all tensors where the case names them rank by rank.
     pub(crate) shapes: BTreeMap<String, Vec<Vec<i64>>>,
@@ -42,7 +42,7 @@ pub(crate) struct LayoutReport {
     pub(crate) error: f64,
     /// The error with which the layout was refused on all ranks, as it must be.
     pub(crate) refused: Option<String>,
-    /// What is wrong; nothing where the layout passed.
+    /// Problems; empty if the layout passed.
     pub(crate) problems: Vec<String>,
 }
 
@@ -53,11 +53,11 @@ pub(crate) struct CaseReport {
     pub(crate) name: String,
     /// Its operator.
     pub(crate) op: String,
-    /// What became of it.
+    /// Verdict.
     pub(crate) verdict: Verdict,
     /// The worst error of all layouts.
     pub(crate) error: f64,
-    /// What there is to say about it.
+    /// Notes.
     pub(crate) notes: Vec<String>,
     /// An error that ended the case.
     pub(crate) problem: Option<String>,

@@ -1,4 +1,4 @@
-//! What the ranks of one world do: run the layouts of a list of cases.
+//! Worker of one world's ranks: runs the layouts of a list of cases.
 
 use std::path::PathBuf;
 
@@ -22,16 +22,16 @@ pub(crate) struct Task {
     pub(crate) meshes: Vec<Mesh>,
 }
 
-/// What the ranks of one world are to do.
+/// Task of the ranks of one world.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 pub(crate) struct Job {
     /// The cases.
     pub(crate) tasks: Vec<Task>,
-    /// Where gathered tensors go.
+    /// Folder of gathered tensors.
     pub(crate) dump: Option<PathBuf>,
 }
 
-/// What rank 0 of a world tells while it works.
+/// Progress events from rank 0 of a world.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 pub(crate) enum Event {
     /// The case of that number in the job begins.

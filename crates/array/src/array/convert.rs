@@ -17,7 +17,7 @@ pub trait Convert: Sized {
     /// The elements on another device; the same handle where nothing changes.
     fn to_device(&self, device: Device) -> Result<Self>;
 
-    /// The same elements, outside the graph of gradients.
+    /// Detaches the tensor from the autograd graph.
     fn detach(&self) -> Result<Self>;
 
     /// A plain tensor, the same on all ranks, as an array beside this one, on its device.

@@ -63,7 +63,7 @@ pub enum Unary {
     Threshold {
         /// The border.
         threshold: f64,
-        /// What stands at and below it.
+        /// Value at and below it.
         value: f64,
     },
     /// x cut to an interval

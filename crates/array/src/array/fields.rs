@@ -15,7 +15,7 @@ pub struct RunningStats<'a, A> {
     pub mean: &'a A,
     /// Of the unbiased variance.
     pub var: &'a A,
-    /// What part of the new statistics goes in.
+    /// Weight of the new statistics in the update.
     pub momentum: f64,
 }
 
@@ -55,11 +55,11 @@ pub trait Windowed: Sized {
     /// `weight` plus `bias`, `[channel]` (Wu and He, *Group Normalization*, arXiv:1803.08494).
     fn group_norm(&self, groups: i64, weight: Option<&Self>, bias: Option<&Self>, eps: f64) -> Result<Self>;
 
-    /// The same over each channel of each sample (Ulyanov et al., arXiv:1607.08022).
+    /// Normalises each channel of each sample (Ulyanov et al., arXiv:1607.08022).
     fn instance_norm(&self, weight: Option<&Self>, bias: Option<&Self>, eps: f64) -> Result<Self>;
 
-    /// The same over each channel of the whole batch in training, which updates the `running` statistics;
-    /// else with these (Ioffe and Szegedy, *Batch Normalization*, arXiv:1502.03167).
+    /// Normalises each channel over the full batch in training, which updates the `running` statistics;
+    /// otherwise with these statistics (Ioffe and Szegedy, *Batch Normalization*, arXiv:1502.03167).
     fn batch_norm(
         &self,
         weight: Option<&Self>,

@@ -28,7 +28,7 @@ pub struct Transform {
     pub kind: Kind,
     /// The last of them is the one that a real transform halves.
     pub dims: Vec<usize>,
-    /// How many points it has along each.
+    /// Number of points along each.
     pub points: Vec<i64>,
     /// Of a real transform and its inverse, the modes that there are along each dim, where not all.
     pub kept: Option<Vec<Vec<Range<i64>>>>,
@@ -125,7 +125,7 @@ impl Transform {
         self.dims.iter().position(|&other| other == dim).map_or(0, |index| self.points[index])
     }
 
-    /// How many elements along the dim the transform reads.
+    /// Returns the number of elements that the transform reads along the dim.
     pub fn read_extent(&self, dim: usize) -> i64 {
         let points = self.points_of(dim);
         match self.kept_of(dim) {
@@ -145,7 +145,7 @@ impl Transform {
         }
     }
 
-    /// Whether along the dim so few modes are wanted that a product with their matrix is cheaper than a transform.
+    /// Returns whether so few modes are retained along the dim that a product with their matrix is cheaper than a transform.
     pub fn has_few_modes(&self, dim: usize) -> bool {
         self.kept_of(dim).is_some_and(|ranges| count(ranges) <= FEW_MODES)
     }
@@ -238,7 +238,7 @@ impl Transform {
         named(op, &[x], transform(x, kind, &points, &dims, norm))
     }
 
-    /// The same of the modes that there are.
+    /// Computes the contribution of the retained modes.
     fn local_modes(
         &self,
         op: &'static str,
@@ -275,7 +275,7 @@ impl Transform {
 /// A point's product with the matrix of more modes costs more than its part of a fast transform.
 const FEW_MODES: i64 = 128;
 
-/// `x` as `[before, dim, after]`, complex numbers as pairs behind each other.
+/// `x` as `[before, dim, after]`, complex numbers as consecutive pairs.
 fn lines(x: &Tensor, dim: usize) -> Result<Tensor, TchError> {
     let shape = x.size();
     let extents = [shape[..dim].iter().product(), shape[dim], shape[dim + 1..].iter().product()];
@@ -291,12 +291,12 @@ fn real_kind(kind: Element) -> Element {
     }
 }
 
-/// How many indices the ranges have.
+/// Returns the number of indices in the ranges.
 fn count(ranges: &[Range<i64>]) -> i64 {
     ranges.iter().map(|range| range.end - range.start).sum()
 }
 
-/// The indices of the ranges behind each other.
+/// The indices of the ranges one after another.
 fn places(ranges: &[Range<i64>], like: &Tensor) -> Result<Tensor, TchError> {
     let indices: Vec<i64> = ranges.iter().cloned().flatten().collect();
     Tensor::f_from_slice(&indices)?.f_to_device(like.device())

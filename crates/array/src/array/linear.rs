@@ -6,7 +6,7 @@ use super::{argument, named};
 use crate::error::Result;
 use crate::precision::full;
 
-/// How a two-dimensional convolution walks: height first, then width.
+/// Options of a two-dimensional convolution, for `[height, width]`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Conv2d {
     /// Step between outputs.

@@ -17,7 +17,7 @@ use crate::error::Result;
 /// # Ok::<(), isobar_array::Error>(())
 /// ```
 pub trait Local: Sized {
-    /// What the tensor is a part of: nothing, for a dense one.
+    /// Layout of which the tensor is a shard; `()` for a dense one.
     type Layout: Send + 'static;
 
     /// This rank's part, with its place in the graph, and the layout. A partial array is reduced first; all ranks call.

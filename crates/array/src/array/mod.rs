@@ -1,4 +1,4 @@
-//! What a model does to a tensor.
+//! The trait of tensor operations that models use, [`Array`], and its implementation for `tch::Tensor`.
 //!
 //! [`Array`] is the whole of it, split by subject into the traits that it is made of. Models are written once over it and
 //! run on whatever implements it: here `tch::Tensor`, one rank's dense tensor. Every method returns a `Result`; shapes are
@@ -67,7 +67,7 @@ pub trait Array:
     /// Kind of the elements.
     fn kind(&self) -> Kind;
 
-    /// Where the elements are.
+    /// Returns the device of the elements.
     fn device(&self) -> Device;
 
     /// The extent of `dim`, which may count from the end (−1 is the last).

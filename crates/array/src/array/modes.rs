@@ -69,7 +69,7 @@ fn distinct(op: &'static str, dims: &[i64], count: usize) -> Result<Vec<usize>> 
     Ok(found)
 }
 
-/// How the dims to transform come to stand behind each other.
+/// Permutation that makes the transformed dims adjacent.
 struct Order {
     /// The first of them then.
     first: usize,
@@ -104,11 +104,11 @@ impl Order {
     }
 }
 
-/// A transform over dims behind each other, the last of which is halved.
+/// A transform over consecutive dims, the last of which is halved.
 struct Plan<'a> {
     extents: &'a [i64],
     kept: &'a [Vec<Range<i64>>],
-    /// How many modes are kept along each dim.
+    /// Number of retained modes along each dim.
     counts: Vec<i64>,
     /// Of the real side.
     kind: Kind,
@@ -133,7 +133,7 @@ impl<'a> Plan<'a> {
         Ok(Self { extents, kept, counts: kept.iter().map(|ranges| tables::count(ranges)).collect(), kind })
     }
 
-    /// How `numbers` real ones are transformed, or made, where the side that is given has `given`.
+    /// Chooses FFT or dense DFT for `numbers` real points, with `given` values on the input side.
     fn way(&self, numbers: i64, given: i64, device: Device) -> Way {
         if numbers == 0 || given == 0 || self.counts.contains(&0) {
             return Way::OfNothing;
@@ -201,7 +201,7 @@ impl<'a> Plan<'a> {
         named(op, &[x], paired())
     }
 
-    /// The same from the first dim to the last.
+    /// Inverts by matrices, from the first dim to the last.
     fn inverse_by_matrices(
         &self,
         op: &'static str,

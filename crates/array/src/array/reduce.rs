@@ -40,16 +40,16 @@ pub enum Statistic {
     },
     /// √ of the variance
     Std {
-        /// As of the variance.
+        /// Correction, as for the variance.
         correction: i64,
     },
     /// √(Σ x²)
     Norm,
     /// ln Σ eˣ
     LogSumExp,
-    /// Whether any element is not zero.
+    /// True if any element is not zero.
     Any,
-    /// Whether all elements are not zero.
+    /// True if all elements are not zero.
     All,
 }
 

@@ -42,7 +42,7 @@ pub fn registered_ops() -> Vec<String> {
     HANDLERS.read().unwrap_or_else(PoisonError::into_inner).keys().cloned().collect()
 }
 
-/// Whether somebody registered the name.
+/// Returns whether the name is registered.
 pub fn is_registered(name: &str) -> bool {
     HANDLERS.read().unwrap_or_else(PoisonError::into_inner).contains_key(name)
 }

@@ -32,10 +32,10 @@ pub trait Shape: Sized {
     /// Rows of this `[count, features]` table that `indices` (`Int64`, any shape) name: `[…, features]`.
     fn embedding(&self, indices: &Self) -> Result<Self>;
 
-    /// Arrays behind each other along `dim`.
+    /// Concatenates arrays along `dim`.
     fn cat(arrays: &[&Self], dim: i64) -> Result<Self>;
 
-    /// Arrays of one shape behind each other along a new `dim`.
+    /// Stacks arrays of one shape along a new `dim`.
     fn stack(arrays: &[&Self], dim: i64) -> Result<Self>;
 
     /// Extents of 1 repeated to `shape`, without a copy.

@@ -10,7 +10,7 @@ use super::{Array, argument, fourier, modes, named, resolve, tables};
 use crate::error::Result;
 use crate::precision::in_full_precision;
 
-/// Where the factor 1 / n of a transform and its inverse goes, as in PyTorch.
+/// Normalization of a transform and its inverse, as in PyTorch.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum FftNorm {
     /// To the inverse transform.
@@ -118,7 +118,7 @@ pub trait Spectral: Sized {
     fn irfft2_modes(&self, dim: i64, size: [i64; 2], modes: &Modes, norm: FftNorm) -> Result<Self>;
 
     /// Only the modes `kept` of the complex half spectrum over `dims`, the last of which is halved: along each dim those of
-    /// its ranges behind each other, which may overlap. `dims` stay in place, with as many modes as are kept.
+    /// its ranges one after another, which may overlap. `dims` stay in place, with as many modes as are kept.
     fn rfftn_modes(&self, dims: &[i64], kept: &[Vec<Range<i64>>], norm: FftNorm) -> Result<Self>;
 
     /// The real inverse of [`rfftn_modes`](Self::rfftn_modes), of extents `s` along `dims`: modes that are not kept are zero,
@@ -250,7 +250,7 @@ fn dense(
     transform.local(op, x, &transform.dims, norm)
 }
 
-/// How a transform is computed.
+/// Algorithm of a transform.
 pub(super) enum Way {
     /// There is nothing to transform: libtorch's transforms refuse that.
     OfNothing,
@@ -317,8 +317,8 @@ impl<'a> Plan<'a> {
         if self.outer * self.inner == 0 {
             return Way::OfNothing;
         }
-        // Where products with the transform's matrices are faster: they cost `width + 2 height` multiplications a number,
-        // at the speed of a matrix product, touch only the modes asked for, and move nothing about.
+        // Dense DFT is faster for short dims: it costs `width + 2 height` multiplications per value at the speed of a
+        // matrix product, computes only the retained modes, and moves no data.
         let short = self.device == Device::Cpu && self.width + 2 * self.height <= 512;
         if short { Way::Matrices } else { Way::Fft }
     }
@@ -400,7 +400,7 @@ pub(super) fn complex(kind: Kind) -> Kind {
 pub(super) fn left_product(matrix: &Tensor, batch: &Tensor) -> Result<Tensor, TchError> {
     let ((count, inner, columns), (height, width)) = (batch.size3()?, matrix.size2()?);
     if columns == 1 {
-        // Rows behind each other, which one product takes.
+        // Consecutive rows, which one product takes.
         return batch.f_reshape([count, inner])?.f_matmul(&matrix.f_transpose(0, 1)?)?.f_unsqueeze(-1);
     }
     if count == 1 {

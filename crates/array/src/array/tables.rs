@@ -9,7 +9,7 @@ use tch::{Kind, Tensor};
 use super::named;
 use crate::error::Result;
 
-/// The matrix `[2 K, n]` from `n` real numbers to their modes `columns`, ranges behind each other: K real parts, then K
+/// The matrix `[2 K, n]` from `n` real numbers to their modes `columns`, ranges one after another: K real parts, then K
 /// imaginary parts.
 pub(super) fn real_forward(n: i64, columns: &[Range<i64>], scale: f64, kind: Kind) -> Result<Tensor> {
     let (wave, count) = (Wave::new(n, scale), count(columns));
@@ -52,12 +52,12 @@ pub(super) fn complex_forward(n: i64, rows: &[Range<i64>], scale: f64, kind: Kin
     matrix(values, [2 * count, 2 * n], kind)
 }
 
-/// How many modes ranges behind each other have.
+/// Returns the number of modes in consecutive ranges.
 pub(super) fn count(ranges: &[Range<i64>]) -> i64 {
     ranges.iter().map(|range| range.end - range.start).sum()
 }
 
-/// The modes of ranges behind each other.
+/// The modes of ranges one after another.
 pub(super) fn indices(ranges: &[Range<i64>]) -> impl Iterator<Item = i64> {
     ranges.iter().cloned().flatten()
 }

@@ -60,7 +60,7 @@ impl Generator {
         self.seed
     }
 
-    /// How many draws were made.
+    /// Returns the number of draws so far.
     pub fn draws(&self) -> u64 {
         self.draws.load(Ordering::Relaxed)
     }

@@ -17,7 +17,7 @@ pub fn philox4x32(counter: [u32; 4], key: [u32; 2]) -> [u32; 4] {
     lanes::<1>(counter.map(|word| [word]), key).map(|[word]| word)
 }
 
-/// The same for `N` counters at once, words outermost, so that the compiler uses vector registers.
+/// Computes `N` counters at once, words outermost, so that the compiler uses vector registers.
 #[inline(always)]
 pub(super) fn lanes<const N: usize>(mut counter: [[u32; N]; 4], mut key: [u32; 2]) -> [[u32; N]; 4] {
     for round in 0..ROUNDS {

@@ -99,7 +99,7 @@ impl Generator {
         self.two_valued("bernoulli", window, p, 1.0, options)
     }
 
-    /// What dropout multiplies by: zero with probability `p`, else 1 / (1 − p); floating kinds.
+    /// Returns a dropout mask: zero with probability `p`, otherwise 1 / (1 − p); floating dtypes.
     ///
     /// # Errors
     ///

@@ -131,7 +131,7 @@ impl Grid {
         }
     }
 
-    /// Where a result lies, in elements.
+    /// Returns the position of a result, in elements.
     fn position(&self, index: i64) -> f64 {
         let (step, at) = (self.step(), index as f64);
         if self.align_corners {

@@ -17,11 +17,11 @@ pub struct Pool {
     pub padding: Vec<i64>,
     /// Step between a window's elements; of maxima.
     pub dilation: Vec<i64>,
-    /// Whether a last window that is not full counts.
+    /// True if a last, incomplete window counts.
     pub ceil_mode: bool,
-    /// Whether padding counts as elements; of averages.
+    /// True if padding counts as elements, for averages.
     pub count_include_pad: bool,
-    /// What sums are divided by in place of the number of elements; of averages.
+    /// Divisor in place of the number of elements, for averages.
     pub divisor_override: Option<i64>,
 }
 

@@ -47,7 +47,7 @@ impl Default for ArrayOptions {
     }
 }
 
-/// Where a variable is.
+/// Place of a variable.
 #[derive(Debug, Clone, PartialEq, Serialize, JsonSchema)]
 #[serde(untagged)]
 pub enum VariableOptions {
@@ -57,7 +57,7 @@ pub enum VariableOptions {
     Table(VariableTable),
 }
 
-/// Where a variable is, with what its array does not say.
+/// Place of a variable, and facts that its array lacks.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct VariableTable {

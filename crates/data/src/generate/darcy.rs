@@ -11,7 +11,7 @@ use super::solver::DarcySolver;
 use crate::format::darcy::{CHUNK, DarcyWriter};
 use crate::{Error, Result};
 
-/// What [`darcy`] generates.
+/// Options of [`darcy`].
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct DarcyOptions {
     /// Number of samples.

@@ -76,7 +76,7 @@ impl DarcySolver {
         Ok(solution)
     }
 
-    /// What flows out of each cell, less its source: zero, but for rounding, where `u` is the solution. In units of
+    /// Computes the flow out of each cell, less its source: zero up to rounding, if `u` is the solution. In units of
     /// f times a cell's area.
     ///
     /// # Errors
@@ -99,7 +99,7 @@ impl DarcySolver {
         Ok(residual)
     }
 
-    /// What flows out of the square: the integral of f, where `u` is the solution.
+    /// Computes the flow out of the square: the integral of f, if `u` is the solution.
     ///
     /// # Errors
     /// As [`DarcySolver::residual`].
@@ -167,7 +167,7 @@ fn later_neighbours(n: usize, cell: usize) -> impl Iterator<Item = usize> {
     along_y.into_iter().chain(along_x)
 }
 
-/// How many of a cell's faces are on the boundary.
+/// Returns the number of a cell's faces on the boundary.
 fn boundary_faces(n: usize, cell: usize) -> f64 {
     let (i, j) = (cell / n, cell % n);
     [i == 0, i + 1 == n, j == 0, j + 1 == n].into_iter().map(|at| f64::from(u8::from(at))).sum()

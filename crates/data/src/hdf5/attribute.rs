@@ -193,7 +193,7 @@ impl<'a> Attributes<'a> {
     }
 }
 
-/// Whether an attribute was searched for and is not there. What fails in a search has a cause below.
+/// Returns whether the error says that an attribute does not exist; a failed search has another cause.
 fn is_missing(error: &hdf5_metno::Error) -> bool {
     error.stack().is_some_and(|stack| stack.minor_codes().next_back() == Some(MinorErrorCode::NotFound))
 }

@@ -190,7 +190,7 @@ impl<'a> Node<'a> {
         Ok(values)
     }
 
-    /// What a member is called in errors.
+    /// Returns the name of a member in errors.
     pub(crate) fn full(&self, name: &str) -> String {
         if self.name.is_empty() { name.to_owned() } else { format!("{}/{name}", self.name) }
     }

@@ -112,7 +112,7 @@ pub(crate) struct Stored {
     chunk: Vec<usize>,
     /// Bytes of an unpacked chunk.
     bytes: u64,
-    /// Whether any chunk can be large enough to unpack to more than [`LARGEST_CHUNK`].
+    /// True if any chunk can be large enough to unpack to more than [`LARGEST_CHUNK`].
     suspicious: bool,
     /// Linear indices of the large chunks that were checked: at most one for each MiB of the file.
     checked: Mutex<HashSet<u64>>,

@@ -1,4 +1,4 @@
-//! Where the data is.
+//! Paths of the test data.
 
 use std::path::{Path, PathBuf};
 

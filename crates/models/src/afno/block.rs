@@ -20,7 +20,7 @@ pub(crate) struct Block<A> {
     scale_shift: Option<ScaleShift<A>>,
 }
 
-/// What a block is made from.
+/// Configuration of a block.
 #[derive(Debug)]
 pub(crate) struct BlockConfig {
     pub(crate) filter: FilterConfig,

@@ -20,7 +20,7 @@ pub(crate) struct Filter<A> {
     scale_shift: Option<ScaleShift<A>>,
 }
 
-/// What a filter is made from.
+/// Configuration of a filter.
 #[derive(Debug)]
 pub(crate) struct FilterConfig {
     /// Extents of the grid of tokens.
@@ -38,7 +38,7 @@ pub(crate) struct FilterConfig {
 pub(crate) enum ModeWindow {
     /// One rectangle.
     Block(Modes),
-    /// Ranges behind each other, along rows and columns.
+    /// Ranges one after another, along rows and columns.
     Ranges([Vec<Range<i64>>; 2]),
 }
 
@@ -67,7 +67,7 @@ impl ModeWindow {
     fn beside<A: Array>(&self, u: &A, groups: i64) -> Option<&Modes> {
         let Self::Block(modes) = self else { return None };
         let (ranks, shape) = (u.split_over(&[0, 1]) as i64, u.shape());
-        // What is split over other ranks already is to be split further.
+        // A dim that is sharded already is sharded further.
         let holds = |extent: i64, dim: usize| extent % (ranks * u.split_over(&[dim]) as i64) == 0;
         let whole = holds(groups, 3) || holds(shape[2], 2);
         let travels_less = 8 * (modes.columns.end - modes.columns.start) < 3 * shape[1];
@@ -165,7 +165,7 @@ pub(crate) fn modes_around([height, width]: [i64; 2], total: i64, fraction: f64)
     Modes { rows: (total - kept)..(total + kept).min(height), columns: 0..kept.min(width / 2 + 1) }
 }
 
-/// What all spectral layers ask of their arguments.
+/// Checks the arguments common to all spectral layers.
 pub(crate) fn check(check: &Checker, threshold: f64, fraction: f64) -> Result<()> {
     check.ensure(threshold >= 0.0 && threshold.is_finite(), || {
         format!("sparsity_threshold is {threshold}, expected 0 or more")

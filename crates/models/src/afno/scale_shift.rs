@@ -9,7 +9,7 @@ use tch::Kind;
 
 use crate::error::Result;
 
-/// How a modulation acts on complex numbers.
+/// Modulation of complex numbers.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum ScaleShiftMode {
@@ -56,8 +56,8 @@ impl<A: Array> ScaleShift<A> {
         Ok(x.mul(&scale)?.add(&shift)?)
     }
 
-    /// What a complex layer's weight `[groups, in, out]` and bias `[groups, out]` are for each sample, when its output is
-    /// scaled and shifted: `[groups, batch, in, out]` and `[groups, batch, out]`, of the given kind.
+    /// Folds a scale and shift of the output into a complex layer's weight `[groups, in, out]` and bias `[groups, out]`, for each
+    /// sample: `[groups, batch, in, out]` and `[groups, batch, out]`, of the given dtype.
     pub(crate) fn of_layer(
         &self,
         modulation: &A,

@@ -1,4 +1,4 @@
-//! How AFNO is split over a mesh.
+//! Sharding of AFNO over a mesh.
 
 use isobar_shard::{ParameterLayouts, Placement};
 

@@ -1,4 +1,4 @@
-//! What AFNO and its modulated kin have in common: patches that become tokens, blocks, and a head.
+//! Common parts of AFNO and ModAFNO: patch embedding, blocks, and head.
 
 use isobar_array::Array;
 use isobar_nn::{Dropout, Linear, LinearOptions, Mode, PatchEmbed, PositionEmbedding};
@@ -45,9 +45,9 @@ pub(crate) struct Tokens<A> {
 /// A modulation of each sample.
 #[derive(Debug)]
 pub(crate) struct Modulation<A> {
-    /// What is added to all tokens, `[batch, features]`.
+    /// Offset added to all tokens, `[batch, features]`.
     pub(crate) offset: A,
-    /// What the blocks are given, `[batch, mod_dim]`.
+    /// Modulation vector of the blocks, `[batch, mod_dim]`.
     pub(crate) vector: A,
 }
 

@@ -22,7 +22,7 @@ pub(super) struct Block<A> {
     split: Recompute<Split<A>>,
 }
 
-/// What of a block is split over the ranks.
+/// Parameters of a block that are split over the ranks.
 #[derive(Debug)]
 struct Split<A> {
     filter: Filter<A>,
@@ -34,7 +34,7 @@ struct Split<A> {
     drop_path: f64,
 }
 
-/// What a block is made from.
+/// Configuration of a block.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct BlockConfig {
     /// Extents of the grid of tokens.

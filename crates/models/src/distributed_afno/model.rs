@@ -54,10 +54,10 @@ impl<A: Array + Parallel> DistributedAfno<A> {
     ///
     /// # Errors
     ///
-    /// The same on all ranks, before any communication: `inp_shape` is not divisible by `patch_size`, `embed_dim` not by
+    /// On all ranks, before any communication: `inp_shape` is not divisible by `patch_size`, or `embed_dim` by
     /// `num_blocks`; `embed_dim` or `num_blocks` is not divisible by the number of ranks, nor `in_channels` with
     /// `channel_parallel_inputs` or `out_channels` with `channel_parallel_outputs`; a size is 0, a rate outside [0, 1); or
-    /// `params` refuses a parameter.
+    /// `params` rejects a parameter.
     pub fn new(config: &DistributedAfnoConfig, params: &mut impl Params<Array = A>) -> Result<Self> {
         let check = Checker(MODEL);
         let region = params.region().clone();

@@ -1,4 +1,4 @@
-//! How the channel-parallel AFNO is split over a mesh.
+//! Sharding of the channel-parallel AFNO over a mesh.
 //!
 //! Its parameters name their split dims themselves, along whichever ranks share the model.
 

@@ -48,7 +48,7 @@ pub struct FnoConfig {
     /// in which missing ones are 0.
     #[serde(default = "padding")]
     pub padding: PerDim,
-    /// What stands there.
+    /// Values of the padding.
     #[serde(default)]
     pub padding_type: PaddingType,
     /// The activation between the Fourier layers.
@@ -57,7 +57,7 @@ pub struct FnoConfig {
     /// Give the model each point's coordinates, from 0 to 1, as further channels.
     #[serde(default = "yes")]
     pub coord_features: bool,
-    /// How spectral weights are made of smaller ones.
+    /// Factorization of spectral weights.
     #[serde(default)]
     pub factorization: Factorization,
     /// Parameters of a factored spectral weight, as a fraction of those of the whole one.
@@ -69,7 +69,7 @@ pub struct FnoConfig {
     pub gradient_checkpointing: bool,
 }
 
-/// What stands behind the end of a field.
+/// Padding behind the end of a field.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum PaddingType {

@@ -1,4 +1,4 @@
-//! How the FNO is split over a mesh.
+//! Sharding of the FNO over a mesh.
 
 use isobar_nn::Factorization;
 use isobar_shard::{ParameterLayouts, Placement};

@@ -24,7 +24,7 @@ impl<T: Send + 'static> Recompute<T> {
         Self { name: name.into(), part: Arc::new(Mutex::new(part)), enabled }
     }
 
-    /// What `forward` of the part makes of `inputs`.
+    /// Applies `forward` of the part to `inputs`.
     pub(crate) fn forward<A: Array>(
         &self,
         inputs: &[&A],

@@ -45,7 +45,7 @@ pub struct ModAfnoConfig {
     /// Modulate the layers between them.
     #[serde(default = "yes")]
     pub modulate_mlp: bool,
-    /// How a modulation acts on spectral coefficients.
+    /// Modulation of spectral coefficients.
     #[serde(default)]
     pub scale_shift_mode: ScaleShiftMode,
     /// Number of blocks.

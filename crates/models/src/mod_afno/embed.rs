@@ -21,7 +21,7 @@ pub struct ModEmbedConfig {
     pub dim: usize,
     /// Number of linear layers, a GELU after each.
     pub depth: usize,
-    /// How a number becomes features.
+    /// Embedding of a number.
     pub method: EmbedMethod,
 }
 
@@ -31,7 +31,7 @@ impl Default for ModEmbedConfig {
     }
 }
 
-/// How a number τ becomes d features.
+/// Embedding of a number τ into d features.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "lowercase")]
 pub enum EmbedMethod {
@@ -53,7 +53,7 @@ pub(super) struct Embedding<A> {
 }
 
 impl<A: Array> Embedding<A> {
-    /// What the arguments must be, whatever the model is.
+    /// Checks the arguments that do not depend on the model.
     pub(super) fn check(config: &ModEmbedConfig, mod_dim: i64) -> Result<()> {
         let check = Checker(MODEL);
         let dim = check.extent("dim of embed_model", config.dim)?;

@@ -30,7 +30,7 @@ use crate::model::Model;
 /// throughout: a network that gives 0 makes the factor 1 + i, as in PhysicsNeMo. With `scale_shift_mode` `real` they are real
 /// numbers, for real and imaginary parts alike.
 ///
-/// Where filters are modulated, the window of modes is that of [`Afno`](crate::Afno) with T = min(h, w) / 2 + 1, so that on
+/// If filters are modulated, the window of modes is that of [`Afno`](crate::Afno) with T = min(h, w) / 2 + 1, so that on
 /// grids higher than wide the last rows, of low frequencies, are removed.
 ///
 /// State dict: that of [`Afno`](crate::Afno), `blocks.{i}.{filter,mlp}.scale_shift.net.layers.{0,2}.{weight,bias}`,

@@ -1,4 +1,4 @@
-//! How the modulated AFNO is split over a mesh.
+//! Sharding of the modulated AFNO over a mesh.
 
 use super::ModAfnoConfig;
 use crate::afno::positions;

@@ -1,4 +1,4 @@
-//! What the network is made of.
+//! Layers of the network.
 
 use isobar_array::{Array, Conv, Padding};
 use isobar_nn::{Activation, ActivationLayer, BatchNorm, ConvNd, Mode};

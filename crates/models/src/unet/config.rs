@@ -55,10 +55,10 @@ pub struct UNetConfig {
     /// Elements around the input of the convolutions, as `kernel_size`: half of it, rounded down.
     #[serde(default = "padding")]
     pub padding: PerDim,
-    /// What these elements are. Transposed convolutions pad with zeros whatever it says.
+    /// Values of the padding. Transposed convolutions always pad with zeros.
     #[serde(default)]
     pub padding_mode: PaddingMode,
-    /// What goes down from a level to the next.
+    /// Pooling from a level to the next lower one.
     #[serde(default)]
     pub pooling_type: Pooling,
     /// Extent of the pooling's windows; 2 with transposed convolutions.
@@ -71,7 +71,7 @@ pub struct UNetConfig {
     /// Arguments of the group norm; other norms ignore them.
     #[serde(default)]
     pub normalization_args: Option<NormalizationArgs>,
-    /// Whether what skips the lower levels passes a gate.
+    /// True if what skips the lower levels passes a gate.
     #[serde(default)]
     pub use_attn_gate: bool,
     /// Channels that the gates get from below, the lowest first. They follow from `feature_map_channels`;
@@ -89,12 +89,12 @@ pub struct UNetConfig {
     /// numbers do not depend on it. PhysicsNeMo has it on.
     #[serde(default)]
     pub gradient_checkpointing: bool,
-    /// What goes up from a level to the one above.
+    /// Upsampling from a level to the one above.
     #[serde(default)]
     pub upsampling: Upsampling,
 }
 
-/// What stands around the input of a convolution.
+/// Padding of a convolution's input.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum PaddingMode {
@@ -109,7 +109,7 @@ pub enum PaddingMode {
     Circular,
 }
 
-/// What a pooling takes of its windows.
+/// Pooling of windows.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub enum Pooling {
     /// The mean.
@@ -121,7 +121,7 @@ pub enum Pooling {
     Max,
 }
 
-/// What takes mean and variance out of a convolution's result.
+/// Normalization of a convolution's result.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "lowercase")]
 pub enum Normalization {
@@ -142,9 +142,9 @@ pub enum Normalization {
 pub struct NormalizationArgs {
     /// Number of groups; it divides all of `feature_map_channels`.
     pub num_groups: usize,
-    /// What is added to variances.
+    /// Number added to variances.
     pub eps: f64,
-    /// Whether each channel is then scaled by a trained weight and shifted by a trained bias.
+    /// True if each channel is then scaled by a trained weight and shifted by a trained bias.
     pub affine: bool,
     /// Number of channels, which follows from `feature_map_channels`: where it is given, all of these must be it.
     pub num_channels: Option<usize>,
@@ -154,7 +154,7 @@ pub struct NormalizationArgs {
     pub others: BTreeSet<String>,
 }
 
-/// What goes up from a level to the one above.
+/// Upsampling from a level to the one above.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum Upsampling {
@@ -225,7 +225,7 @@ impl UNetConfig {
         })
     }
 
-    /// What does not depend on the parameters' names, checked.
+    /// Checks the configuration, and returns the plan that does not depend on the parameters' names.
     pub(super) fn plan(&self) -> Result<Plan> {
         let check = Checker(MODEL);
         check.ensure(matches!(self.dimension, 2 | 3), || {
@@ -240,7 +240,7 @@ impl UNetConfig {
             format!("pool_size is {pool}, transposed convolutions need 2")
         })?;
         let depth = check.extent("model_depth", self.model_depth)?;
-        // What a level's extents are divided by; more does not fit any field.
+        // Divisor of a level's extents; larger ones do not fit any field.
         let factor = pool.checked_pow(depth as u32 - 1).filter(|&factor| factor <= i64::from(i32::MAX));
         let Some(factor) = factor else {
             return Err(refuse(format!("model_depth is {depth}, too many for pool_size {pool}")));
@@ -313,7 +313,7 @@ impl UNetConfig {
         Ok(extents.chunks(count).map(<[i64]>::to_vec).collect())
     }
 
-    /// What the group norm is, where there is one.
+    /// Returns the group norm, if there is one.
     fn group_norm(&self, check: &Checker) -> Result<GroupNorm> {
         let given =
             self.normalization_args.as_ref().filter(|_| self.normalization == Normalization::GroupNorm);
@@ -386,7 +386,7 @@ impl Architecture for UNetConfig {
 
 crate::register!(UNetConfig);
 
-/// What a configuration says, checked.
+/// Checked configuration.
 pub(super) struct Plan {
     pub(super) spatial: usize,
     pub(super) inputs: i64,
@@ -395,7 +395,7 @@ pub(super) struct Plan {
     /// One for each spatial dim.
     pub(super) kernel: Vec<i64>,
     pub(super) pool: i64,
-    /// What the field's extents are divisible by.
+    /// Required divisor of the field's extents.
     pub(super) factor: i64,
     pub(super) padding_mode: PadMode,
     pub(super) activation: Functional,
@@ -407,7 +407,7 @@ pub(super) struct Plan {
 pub(super) struct GroupNorm {
     pub(super) groups: i64,
     pub(super) eps: f64,
-    /// Whether it has a weight and a bias.
+    /// True if it has a weight and a bias.
     pub(super) affine: bool,
 }
 
@@ -436,7 +436,7 @@ impl From<PaddingMode> for PadMode {
 }
 
 impl Upsampling {
-    /// How elements are interpolated, where they are.
+    /// Returns the interpolation, if there is one.
     pub(super) fn interpolation(self) -> Option<Interpolation> {
         match self {
             Self::Transposed => None,

@@ -1,4 +1,4 @@
-//! What a level of the U-Net is made of.
+//! Layers of a level of the U-Net.
 
 use isobar_array::{Array, Conv, Interpolation, PadMode, Padding, Resize, Unary};
 use isobar_nn::{BatchNorm, ConvNd, ConvTransposeNd, Functional, GroupNorm, LayerNorm, Mode};
@@ -111,7 +111,7 @@ impl<A: Array> Upsample<A> {
     }
 }
 
-/// What weighs a skip by what comes from below.
+/// Attention gate: weighs a skip connection by features of the level below.
 #[derive(Debug)]
 pub(super) struct Gate<A> {
     below: Point<A>,

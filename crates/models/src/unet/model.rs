@@ -19,7 +19,7 @@ use crate::model::Model;
 ///
 /// ```text
 /// s₀ = B…B(x),   sₗ = B…B(pool(sₗ₋₁))                            down
-/// d = s_{L−1},   d ← B…B([up(d), gate(sₗ)])  for l = L−2 … 0     up, behind each other on the channels
+/// d = s_{L−1},   d ← B…B([up(d), gate(sₗ)])  for l = L−2 … 0     up, concatenated along the channels
 /// y = conv(d)
 /// ```
 ///
@@ -183,7 +183,7 @@ impl<A: Array> Model<A> for UNet<A> {
     }
 }
 
-/// Of `inputs` behind each other on the channels.
+/// Concatenates `inputs` along the channels.
 fn through<A: Array>(blocks: &[Recompute<Block<A>>], inputs: &[&A], mode: Mode<'_>) -> Result<A> {
     let mut x: Option<A> = None;
     for block in blocks {

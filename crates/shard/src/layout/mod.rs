@@ -18,7 +18,7 @@ pub use sizes::Sizes;
 
 use crate::error::{Error, Result};
 
-/// Where the elements of a global tensor are: a placement for each axis of a mesh, and the indices of every rank.
+/// Layout of a global tensor over a mesh: a placement for each axis, and the indices of every rank.
 ///
 /// A layout is the same on all ranks. A clone is the same layout, and costs nothing.
 ///
@@ -72,7 +72,7 @@ impl Layout {
     ///
     /// # Errors
     ///
-    /// Placements that are not one for each axis, dims that there are not, explicit sizes that are not one for each part or do
+    /// Placements that are not one for each axis, dims that do not exist, explicit sizes that are not one for each part or do
     /// not add up to the extent; [`Sizes::Infer`], which needs local tensors.
     pub fn new(mesh: &DeviceMesh, placements: &[Placement], shape: &[i64], sizes: &Sizes) -> Result<Self> {
         let refuse = |problem: String| Error::Layout {
@@ -110,7 +110,7 @@ impl Layout {
         if let Sizes::Explicit(tables) = sizes {
             for (dim, table) in tables {
                 let Some(split) = dims.get_mut(*dim) else {
-                    return Err(refuse(format!("sizes are given for dim {dim}, which there is not")));
+                    return Err(refuse(format!("sizes are given for dim {dim}, which does not exist")));
                 };
                 let strided = placements
                     .iter()
@@ -181,7 +181,7 @@ impl Layout {
         &self.0.mesh
     }
 
-    /// What the tensor is along each axis.
+    /// Returns the placement along each axis.
     pub fn placements(&self) -> &[Placement] {
         &self.0.placements
     }
@@ -227,8 +227,8 @@ impl Layout {
         Ok(self.0.dims.get(dim).ok_or_else(|| self.refuse(format!("there is no dim {dim}")))?.sizes())
     }
 
-    /// Where the parts of the dim that `axis` shards begin, for each rank along the axis, at this rank's place along the
-    /// others; zeros where the axis shards none.
+    /// Returns the offsets of the shards along `axis`, for each rank along the axis, at this rank's coordinates along the
+    /// others; zeros if the axis shards no dim.
     ///
     /// # Errors
     ///
@@ -294,17 +294,17 @@ impl Layout {
         Ok(fresh.beside(placements.to_vec(), dims))
     }
 
-    /// Whether an axis waits for a reduction.
+    /// Returns whether an axis has a pending reduction.
     pub fn is_partial(&self) -> bool {
         self.0.placements.iter().any(|placement| placement.is_partial())
     }
 
-    /// Whether the dim is split over ranks.
+    /// Returns whether the dim is sharded.
     pub fn is_sharded(&self, dim: usize) -> bool {
         self.0.dims.get(dim).is_some_and(Dim::is_split)
     }
 
-    /// Whether all ranks have the whole.
+    /// Returns whether all ranks hold the full tensor.
     pub fn is_replicated(&self) -> bool {
         self.0.placements.iter().all(|placement| *placement == Placement::Replicate)
     }
@@ -346,7 +346,7 @@ impl Layout {
         Ok(self.0.ranks.get_or_init(|| ranks))
     }
 
-    /// Where a rank of the world stands in a list that must have it.
+    /// Returns the position of a world rank in a list that must contain it.
     pub(crate) fn place(&self, list: &[usize], rank: usize) -> Result<usize> {
         let found = list.iter().position(|other| *other == rank);
         found.ok_or_else(|| self.refuse(format!("rank {rank} of the world is not among {list:?}")))
@@ -360,7 +360,7 @@ impl Layout {
         }
     }
 
-    /// Whether the ranks of the axis's group are in the order of their places along it.
+    /// Returns whether the ranks of the axis's group are in the order of their coordinates along it.
     pub(crate) fn is_in_order(&self, axis: usize) -> Result<bool> {
         let Some(own) = self.coordinates() else { return Ok(true) };
         let (order, group) = (self.mesh().ranks(), self.group_along(&[axis])?);
@@ -388,7 +388,7 @@ impl Layout {
         axes.filter(|(_, placement)| placement.dim().is_some()).map(|(axis, _)| axis).collect()
     }
 
-    /// The same with other dims; the placements of the axes follow from them, and else stay.
+    /// Replaces the dims; the placements of the axes that shard them follow, the others stay.
     pub(crate) fn with_dims(&self, dims: Vec<Dim>) -> Self {
         let mut placements: Vec<Placement> = self
             .0
@@ -409,7 +409,7 @@ impl Layout {
         self.beside(placements, dims)
     }
 
-    /// The same with one dim whole, and what split it splitting another one, in equal parts.
+    /// Moves the axes that shard one dim to another dim, in equal shards.
     pub(crate) fn turned(&self, from: usize, to: usize) -> Self {
         let mut dims = self.dims().to_vec();
         let mut axes = [&dims[from].axes[..], &dims[to].axes[..]].concat();
@@ -421,7 +421,7 @@ impl Layout {
         self.with_dims(dims)
     }
 
-    /// The same with the parts of another layout along a dim, if both split as many elements over the same axes.
+    /// Takes over the shards of another layout along a dim, if both shard the same number of elements over the same axes.
     pub(crate) fn with_parts_of(&self, other: &Self, dim: usize) -> Self {
         let (own, parts) = (&self.dims()[dim], &other.dims()[dim]);
         match own.axes == parts.axes && own.extent() == parts.extent() {
@@ -430,7 +430,7 @@ impl Layout {
         }
     }
 
-    /// The same with one dim another.
+    /// Replaces one dim.
     pub(crate) fn with_dim(&self, dim: usize, parts: Dim) -> Self {
         let mut dims = self.0.dims.clone();
         dims[dim] = parts;
@@ -488,7 +488,7 @@ pub(crate) fn listed(placements: &[Placement]) -> String {
     format!("[{}]", listed.join(", "))
 }
 
-/// Where the rank of that number is, the last axis fastest.
+/// Returns the coordinates of a rank, the last axis fastest.
 pub(crate) fn coordinates(mut index: usize, mesh: &[usize]) -> Vec<usize> {
     let mut at = vec![0; mesh.len()];
     for (coordinate, extent) in at.iter_mut().zip(mesh).rev() {

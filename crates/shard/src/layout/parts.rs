@@ -1,4 +1,4 @@
-//! How one dim is split: which indices each rank has.
+//! Split of one dim: the indices of each rank.
 
 use super::Sizes;
 
@@ -7,7 +7,7 @@ use super::Sizes;
 pub struct Interval {
     /// The first.
     pub start: i64,
-    /// How many.
+    /// Number of indices.
     pub len: i64,
 }
 
@@ -21,8 +21,8 @@ impl Interval {
     }
 }
 
-/// How one dim is split over the mesh: for each combination of coordinates along the axes that split it, the last axis
-/// fastest, the indices that the rank has, in its order.
+/// Split of one dim over the mesh: for each combination of coordinates along the axes that shard it, the last axis
+/// fastest, the indices of that rank, in its order.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub(crate) struct Dim {
     /// The axes that split it, in the mesh's order.
@@ -79,12 +79,12 @@ impl Dim {
         self.axes.iter().fold(0, |index, &axis| index * mesh[axis] + coordinates[axis])
     }
 
-    /// How many indices each part has.
+    /// Returns the size of each shard.
     pub(crate) fn sizes(&self) -> Vec<i64> {
         self.parts.iter().map(|part| length(part)).collect()
     }
 
-    /// Whether all parts are single intervals that follow each other.
+    /// Returns whether all shards are consecutive single intervals.
     pub(crate) fn is_consecutive(&self) -> bool {
         let mut next = 0;
         self.parts.iter().all(|part| match &part[..] {
@@ -95,7 +95,7 @@ impl Dim {
         })
     }
 
-    /// Where the parts begin, and the extent: of consecutive parts.
+    /// Returns the offsets of consecutive shards, and the extent.
     pub(crate) fn boundaries(&self) -> Vec<i64> {
         let mut at = 0;
         std::iter::once(0)
@@ -106,7 +106,7 @@ impl Dim {
             .collect()
     }
 
-    /// The same split of another extent: boundary b of n becomes ⌈b·m/n⌉ (of nothing, all goes to the last).
+    /// Scales the split to another extent: boundary b of n becomes ⌈b·m/n⌉ (if n is 0, the last shard gets all).
     pub(crate) fn scaled(&self, to: i64) -> Self {
         let from = self.extent();
         let scale = |b: i64| if from == 0 { 0 } else { (b * to + from - 1) / from };

@@ -1,10 +1,10 @@
-//! What a tensor is along one axis of a mesh.
+//! Placement of a tensor along one axis of a mesh.
 
 use std::fmt;
 
 use isobar_collectives::ReduceOp;
 
-/// What a tensor is along one axis of the mesh.
+/// Placement of a tensor along one axis of the mesh.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum Placement {
@@ -34,17 +34,17 @@ impl Placement {
         }
     }
 
-    /// Whether it waits for a reduction.
+    /// Returns whether a reduction is pending.
     pub fn is_partial(self) -> bool {
         matches!(self, Self::Partial(_))
     }
 
-    /// What the gradient of such a tensor is: partial values have a replicated one.
+    /// Returns the placement of the gradient: replicated for partial values.
     pub fn of_gradient(self) -> Self {
         if self.is_partial() { Self::Replicate } else { self }
     }
 
-    /// The same with its dim renamed.
+    /// Renumbers the sharded dim.
     pub(crate) fn with_dim(self, to: usize) -> Self {
         match self {
             Self::Shard(_) => Self::Shard(to),

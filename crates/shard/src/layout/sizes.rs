@@ -1,8 +1,8 @@
-//! How extents are split over ranks.
+//! Splits of extents over ranks.
 
 use isobar_collectives::{balanced, chunk};
 
-/// How the extents of sharded dims are split.
+/// Split of the extents of sharded dims.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 #[non_exhaustive]
 pub enum Sizes {

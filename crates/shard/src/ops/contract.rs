@@ -19,7 +19,7 @@ use crate::tensor::ShardTensor;
 pub(crate) struct Factor<'a> {
     pub(crate) tensor: &'a ShardTensor,
     pub(crate) labels: Vec<char>,
-    /// Whether it is added to the product, and so counts once where that is a partial sum.
+    /// True if it is added to the product, and so counts once if that is a partial sum.
     pub(crate) added: bool,
 }
 
@@ -252,7 +252,7 @@ impl ShardTensor {
             let (left, right) = match plain.split_once("->") {
                 Some((left, right)) => (left.to_owned(), right.chars().collect()),
                 None => {
-                    // What stands once, in the order of the alphabet.
+                    // Letters that appear once, in alphabetical order.
                     let mut letters: Vec<char> = plain.chars().filter(|c| *c != ',').collect();
                     letters.sort_unstable();
                     let once = |letter: &char| plain.chars().filter(|c| c == letter).count() == 1;

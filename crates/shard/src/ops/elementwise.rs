@@ -11,7 +11,7 @@ use crate::layout::{Dim, Placement};
 use crate::promote::Operand;
 use crate::tensor::ShardTensor;
 
-/// Whether the tensor is whole on its ranks, or a sum of theirs, which linear functions may be taken of before.
+/// Returns whether linear functions may be applied before the reduction: the tensor is replicated, or a partial sum.
 fn adds(x: &ShardTensor) -> bool {
     let sums = |placement: &Placement| {
         !placement.is_partial() || matches!(placement, Placement::Partial(ReduceOp::Sum | ReduceOp::Avg))

@@ -20,7 +20,7 @@ use crate::tensor::ShardTensor;
 
 const OP: &str = "group_norm";
 
-/// What a backward pass fails with.
+/// Error of a backward pass.
 type Failure = Box<dyn std::error::Error + Send + Sync>;
 
 /// The norm of a tensor that is not partial, where no part is empty, channels are whole, and weight and bias are replicated
@@ -188,7 +188,7 @@ impl Norm {
             .into());
         };
         let _guard = NoGrad::new();
-        // What the statistics' own gradients take away: the means of the gradient, and of it times the standard values.
+        // Gradient through the statistics: the means of the gradient, and of its product with the normalised values.
         let Moments { mean, var, count, axes } = &self.moments;
         let total = |sums: &Tensor| {
             sums.f_mul(&scale.detach())?.f_view([mean.size()[0], -1])?.f_sum_dim_intlist(

@@ -43,7 +43,7 @@ pub(crate) fn operator<T: Outputs>(
     }
 }
 
-/// What an operator gives.
+/// Outputs of an operator.
 pub(crate) trait Outputs: Sized {
     /// From what a program's handler gave.
     fn of(op: &str, outputs: Vec<ShardTensor>) -> Result<Self>;
@@ -131,7 +131,7 @@ pub(crate) fn rule<T: Outputs>(
     })
 }
 
-/// What libtorch says of an operator on local tensors.
+/// Converts libtorch's error of an operator on local tensors.
 pub(crate) fn torch<T>(op: &'static str, result: Result<T, TchError>) -> Result<T> {
     crate::dense::named(op, &[], result)
 }
@@ -161,7 +161,7 @@ impl ShardTensor {
         })
     }
 
-    /// The same tensor with all dims that `wanted` names unsplit.
+    /// Replicates all dims that `wanted` names.
     pub(crate) fn gathered(&self, wanted: impl Fn(usize) -> bool) -> Result<Self> {
         let layout = self.layout();
         if !(0..self.ndim()).any(|dim| wanted(dim) && layout.is_sharded(dim)) {
@@ -174,7 +174,7 @@ impl ShardTensor {
         self.to_layout(&layout.with_dims(layout.dims().iter().enumerate().map(whole).collect()))
     }
 
-    /// The same tensor with consecutive parts along all dims: strided ones are chunked.
+    /// Redistributes to consecutive shards along all dims: strided ones are chunked.
     pub(crate) fn consecutive(&self) -> Result<Self> {
         let layout = self.layout();
         if layout.dims().iter().all(crate::layout::Dim::is_consecutive) {

@@ -212,7 +212,7 @@ impl<'a> Call<'a> {
                 "irfft" => Spectral::irfftn,
                 _ => return None,
             };
-        // Where no dims are named: the last, the last two, or all.
+        // Default dims: the last, the last two, or all.
         let default = match &name[transform.len()..] {
             "" => vec![-1],
             "2" => vec![-2, -1],

@@ -32,7 +32,7 @@ pub struct Ball {
 pub struct LimitedBall {
     /// The points' global numbers, `[queries, max_points]`, of kind `Int64`; −1 where there are no more.
     pub indices: ShardTensor,
-    /// How many there are, `max_points` at most: `[queries]`, of kind `Int64`.
+    /// Number of neighbours, at most `max_points`: `[queries]`, dtype `Int64`.
     pub counts: ShardTensor,
     /// `[queries, max_points]`; 0 where there are no more.
     pub distances: ShardTensor,
@@ -43,8 +43,8 @@ impl ShardTensor {
     /// differences, not from products, so that close points keep their digits. The gradient at distance zero is zero, as
     /// libtorch's.
     ///
-    /// Where rows of `a` or of `b` are split, so is the result; where both are, over the same axis, the smaller is gathered.
-    /// Split features are gathered. All ranks of the mesh call.
+    /// The result is sharded like the rows of `a` and of `b`; if both are sharded over the same axis, the smaller is gathered.
+    /// Sharded features are gathered. All ranks of the mesh must call.
     ///
     /// # Errors
     ///
@@ -251,7 +251,7 @@ impl Search {
         })
     }
 
-    /// What the search finds, and its differentiable distances.
+    /// Runs the search; returns its results, and their differentiable distances.
     fn run(&self, search: impl search::Search) -> Result<(Found, Tensor)> {
         let found = self.turns.search(&self.points, &self.queries, search)?;
         let selection = Selection::new(&self.turns, &found.indices);

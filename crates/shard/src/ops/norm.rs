@@ -76,7 +76,7 @@ impl ShardTensor {
         )
     }
 
-    /// The same over each of `groups` groups of channels (dim 1) with all their elements; `weight` and `bias` are `[channel]`.
+    /// Normalises each of `groups` groups of channels (dim 1) with all their elements; `weight` and `bias` are `[channel]`.
     ///
     /// # Errors
     ///
@@ -123,7 +123,7 @@ impl ShardTensor {
         )
     }
 
-    /// The same over each channel of each sample; `weight` and `bias` are `[channel]`.
+    /// Normalises each channel of each sample; `weight` and `bias` are `[channel]`.
     ///
     /// # Errors
     ///
@@ -157,8 +157,8 @@ impl ShardTensor {
         )
     }
 
-    /// The same over each channel of the whole batch, in training; else with the `running` statistics. In training these take
-    /// the batch's in, the same on all ranks.
+    /// Normalises each channel over the full batch in training, otherwise with the `running` statistics. Training updates
+    /// these from the batch, the same on all ranks.
     ///
     /// # Errors
     ///

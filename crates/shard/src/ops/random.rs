@@ -58,7 +58,7 @@ fn fill(
     fill_window(op, (layout, Window::whole(layout.shape())), options, generator, draw)
 }
 
-/// The same of a tensor that is itself the window of a larger one.
+/// Fills a tensor that is itself the window of a larger one.
 fn fill_window(
     op: &'static str,
     (layout, window): (&Layout, Window),
@@ -123,7 +123,7 @@ impl ShardTensor {
         self.dropout_of(p, generator, &Window::whole(self.shape()))
     }
 
-    /// The same of a tensor that is the `window`, of its shape, of a larger one: as that one's elements there.
+    /// Applies dropout to a tensor that is the `window` of a larger one, with the mask of the larger one's elements.
     pub(crate) fn dropout_of(&self, p: f64, generator: &Generator, window: &Window) -> Result<Self> {
         let part = (window.global() != window.shape()).then(|| (window.global(), window.offset()));
         let args = args!("p": p, "generator": (p > 0.0).then(|| drawn(generator)), "window": part);

@@ -1,4 +1,4 @@
-//! What parameters start with.
+//! Initial values of parameters.
 
 use isobar_array::{Generator, Window};
 use tch::{Device, Kind, Tensor};

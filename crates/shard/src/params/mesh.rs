@@ -48,15 +48,15 @@ pub struct MeshParams<'a> {
     mesh: DeviceMesh,
     /// The axis of the mesh over whose ranks the store is split.
     axis: Option<usize>,
-    /// Whether gradients are left to be summed over the mesh.
+    /// True if gradients stay unreduced over the mesh.
     pending: bool,
-    /// Who watches the parameters.
+    /// Watch on the parameters.
     watch: Option<Arc<dyn ParameterWatch>>,
     /// Which parameters are split over further axes.
     layouts: ParameterLayouts,
     /// For each pattern of `layouts`: whether a parameter has matched it.
     matched: Vec<bool>,
-    /// What the model sees: it computes with global tensors.
+    /// Region that the model sees: it computes with global tensors.
     region: ParallelRegion,
 }
 

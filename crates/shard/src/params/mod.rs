@@ -27,7 +27,7 @@ use crate::region::ParallelRegion;
 
 /// The supplier of a model's parameters. Models ask for them once, while they are made, in a fixed order.
 pub trait Params {
-    /// What the parameters are.
+    /// Type of the parameters.
     type Array: Array;
 
     /// The trained parameter `name` of the global shape `shape`.
@@ -56,7 +56,7 @@ pub trait Params {
         placement: Placement,
     ) -> Result<Self::Array>;
 
-    /// What a parameter of that name would start with, without making one.
+    /// Returns the initial value of a parameter with this name, without creating one.
     ///
     /// # Errors
     ///
@@ -79,7 +79,7 @@ pub trait Params {
     /// The ranks of the `model_parallel` axis.
     fn region(&self) -> &ParallelRegion;
 
-    /// The same supplier, with names under `prefix` and a dot.
+    /// Returns this supplier with names prefixed by `prefix` and a dot.
     fn scope(&mut self, prefix: &str) -> Scope<'_, Self::Array>
     where
         Self: Sized,

@@ -20,11 +20,11 @@ pub struct Parameter {
     pub tensor: Tensor,
     /// Shape of the global tensor.
     pub shape: Vec<i64>,
-    /// What it is along the `model_parallel` axis.
+    /// Placement along the `model_parallel` axis.
     pub placement: Placement,
     /// The box that the rank holds, if the parameter is split over axes of a mesh.
     pub shard: Option<MeshShard>,
-    /// Whether it is trained; a buffer is not.
+    /// True if it is trained; false for a buffer.
     pub trainable: bool,
     /// Content of its gradient after backward.
     pub gradient: GradientSource,
@@ -310,7 +310,7 @@ impl ParamStore {
         self.keep(name, window.global(), values, (Placement::Replicate, Some(shard)), true)
     }
 
-    /// What the box `window` of a parameter starts with.
+    /// Initial values of the box `window` of a parameter.
     pub(super) fn draw_window(&self, name: &str, init: &Init<Tensor>, window: &Window) -> Result<Tensor> {
         let values = init.values(&self.generator.fork(name), window, self.options);
         values.map_err(|error| parameter_error(name, error.to_string()))

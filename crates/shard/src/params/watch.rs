@@ -9,8 +9,8 @@ use isobar_torch::memory::shares_storage;
 use crate::error::{Error, Result};
 use crate::tensor::ShardTensor;
 
-/// Who brings the values of parameters before they are used, and may drop them after it: fully sharded training. Parameters
-/// have the numbers that they have among those of their store that are trained.
+/// Supplier of parameter values before they are used, which may free them afterwards: fully sharded training. Parameters
+/// are numbered by their order among the trained ones of their store.
 pub trait ParameterWatch: Send + Sync {
     /// Identity of the watch: handles to the same watch return the same value.
     fn identity(&self) -> Option<usize> {

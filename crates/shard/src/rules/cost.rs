@@ -1,4 +1,4 @@
-//! What a redistribution costs, from the layouts alone.
+//! Cost of a redistribution, from the layouts alone.
 
 use crate::error::Result;
 use crate::layout::{Interval, Layout, length};
@@ -7,7 +7,7 @@ use crate::tensor::reduction;
 /// The bytes that the rank receives that receives the most, from one layout to another on the same mesh; `None` where there
 /// is no way, since the target is partial and the source is not.
 ///
-/// The same number on all ranks, which decide by it.
+/// The number is the same on all ranks, which decide by it.
 pub(crate) fn received(from: &Layout, to: &Layout, element: usize) -> Result<Option<i64>> {
     let mut placements = from.placements().iter().zip(to.placements());
     if placements.any(|(own, wanted)| wanted.is_partial() && own != wanted) {
@@ -35,7 +35,7 @@ fn numel(layout: &Layout, index: usize) -> i64 {
     layout.intervals_of(index).into_iter().map(length).product()
 }
 
-/// How many indices both have.
+/// Returns the number of common indices.
 fn common(a: &[Interval], b: &[Interval]) -> i64 {
     let both = |x: &Interval, y: &Interval| (x.end().min(y.end()) - x.start.max(y.start)).max(0);
     a.iter().flat_map(|x| b.iter().map(move |y| both(x, y))).sum()

@@ -10,7 +10,7 @@ use crate::layout::{Layout, Placement, Sizes};
 use crate::ops::rule;
 use crate::tensor::ShardTensor;
 
-/// What [`local_map`] asks of its inputs.
+/// Requirements of [`local_map`] on its inputs.
 #[derive(Debug, Clone, Default)]
 pub struct LocalMap {
     /// The name that errors have; `local_map` where empty.
@@ -27,16 +27,16 @@ pub struct LocalMap {
     pub mesh: Option<DeviceMesh>,
 }
 
-/// What an output of [`local_map`] is.
+/// Layout of an output of [`local_map`].
 #[derive(Debug, Clone)]
 pub enum LocalOutput {
     /// In a layout that is there, such as an input's.
     Like(Layout),
     /// By placements, as [`ShardTensor::from_local`] takes them.
     Placed {
-        /// What it is along each axis.
+        /// Placement along each axis.
         placements: Vec<Placement>,
-        /// How sharded dims are split.
+        /// Split of sharded dims.
         sizes: Sizes,
         /// The global shape, where the sizes do not tell it.
         shape: Option<Vec<i64>>,
@@ -155,7 +155,7 @@ pub(super) fn differing<'a>(placements: impl Iterator<Item = &'a [Placement]>) -
     axes
 }
 
-/// What gradients of an input's parts are, where ranks compute differently along these axes.
+/// Returns the placements of an input's gradient if ranks compute differently along these axes.
 pub(super) fn added_up(input: &ShardTensor, differing: &[usize]) -> Vec<Placement> {
     let own = input.layout().of_gradient();
     let of = |(axis, own): (usize, &Placement)| {

@@ -16,5 +16,5 @@ pub(crate) use named::{announce, is_anything_registered, replacement};
 pub use named::{register_sharded_op, registered_sharded_ops};
 pub use sharding::{Sharding, Shardings, register_sharding};
 
-/// What a program's own function may fail with.
+/// Error of a program's own function.
 type Failure = Box<dyn std::error::Error + Send + Sync>;

@@ -21,7 +21,7 @@ type Handler = dyn Fn(&[&ShardTensor], &Attrs) -> Result<Vec<ShardTensor>, Failu
 
 static HANDLERS: RwLock<BTreeMap<String, Arc<Handler>>> = RwLock::new(BTreeMap::new());
 
-/// Whether a program has registered anything for sharded tensors: if not, operators do not look.
+/// True if a program has registered anything for sharded tensors; otherwise operators skip the lookup.
 static ANY: AtomicBool = AtomicBool::new(false);
 
 thread_local! {
@@ -71,12 +71,12 @@ pub(super) fn something_is_registered() {
     ANY.store(true, Ordering::Release);
 }
 
-/// Whether operators must look for what a program has registered.
+/// Returns whether operators must look up registered rules.
 pub(crate) fn is_anything_registered() -> bool {
     ANY.load(Ordering::Acquire)
 }
 
-/// What a program has registered under the name of an operator gives; `None` where it has nothing, or that is running.
+/// Calls the function registered under an operator's name; `None` if there is none, or it is running already.
 pub(crate) fn replacement(
     name: &str,
     inputs: &[&ShardTensor],
@@ -191,7 +191,7 @@ pub(crate) fn announce(name: &str, input: &ShardTensor, to: &Layout) -> Result<(
     Ok(())
 }
 
-/// Whether nobody was told of this operator yet.
+/// Returns whether this is the first warning about this operator.
 fn warns_first(name: &str) -> bool {
     static TOLD: Mutex<BTreeSet<String>> = Mutex::new(BTreeSet::new());
     TOLD.lock().unwrap_or_else(PoisonError::into_inner).insert(name.to_owned())

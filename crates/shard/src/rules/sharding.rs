@@ -31,7 +31,7 @@ impl Sharding {
     }
 }
 
-/// What a rule says of given inputs: all acceptable shardings, of which the cheapest is taken.
+/// Result of a rule for given inputs: all acceptable shardings, of which the cheapest is taken.
 #[derive(Debug, Clone, Default)]
 pub struct Shardings {
     choices: Vec<Sharding>,
@@ -125,7 +125,7 @@ pub(super) fn run(
     }))
 }
 
-/// What was chosen: for each axis a sharding, and what it makes of the inputs.
+/// Choice: a sharding for each axis, and the resulting layouts of the inputs.
 struct Plan {
     axes: Vec<Sharding>,
     inputs: Vec<Layout>,

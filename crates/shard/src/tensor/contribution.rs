@@ -14,7 +14,7 @@ use crate::ops::torch;
 /// A gradient that is left pending.
 #[derive(Debug)]
 pub(super) struct Contributed {
-    /// What it arrives in: as the part itself, with each rank's contribution.
+    /// Tensor in which it arrives: the local shard, with each rank's contribution.
     raw: Tensor,
     /// The axes of the mesh over which contributions are still to be summed.
     axes: Vec<usize>,
@@ -102,7 +102,7 @@ impl ShardTensor {
         Ok(if group.size() == 1 { part } else { copy_to_parallel_region(&part, &group)? })
     }
 
-    /// Whether a gradient that arrives in slices along these axes of the mesh may stay as it is: it is pending along them.
+    /// Returns whether a gradient that arrives as slices along these axes may stay unreduced: it is pending along them.
     pub(super) fn is_pending_along(&self, axes: &[usize]) -> bool {
         self.pending.as_ref().is_some_and(|pending| axes.iter().all(|axis| pending.axes.contains(axis)))
     }
@@ -121,7 +121,7 @@ impl ShardTensor {
     }
 }
 
-/// How many ranks along these axes go on in the same way with each part.
+/// Returns the number of ranks along these axes that continue in the same way with each shard.
 fn copies(layout: &Layout, axes: &[usize]) -> usize {
     let sharding = layout.sharding_axes();
     axes.iter().filter(|axis| !sharding.contains(axis)).map(|&axis| layout.mesh_shape()[axis]).product()

@@ -8,12 +8,12 @@ use super::ShardTensor;
 use crate::error::{Error, Result};
 
 impl ShardTensor {
-    /// Whether gradients of it are computed.
+    /// Returns whether its gradient is computed.
     pub fn requires_grad(&self) -> bool {
         self.local.requires_grad()
     }
 
-    /// The same tensor, as a leaf whose gradient is computed or not. All ranks of the mesh say the same.
+    /// Sets whether the gradient of this leaf is computed. All ranks of the mesh must pass the same value.
     ///
     /// # Errors
     ///
@@ -24,12 +24,12 @@ impl ShardTensor {
         Ok(Self::new(local, self.layout))
     }
 
-    /// Whether it was made, not computed from tensors whose gradients are.
+    /// Returns whether the tensor is a leaf: created, not computed from tensors that require gradients.
     pub fn is_leaf(&self) -> bool {
         self.source().is_leaf()
     }
 
-    /// The same values, and no history.
+    /// Detaches the tensor from the autograd graph.
     #[must_use]
     pub fn detach(&self) -> Self {
         Self { watched: self.watched.clone(), ..Self::new(self.local.detach(), self.layout.clone()) }
@@ -72,7 +72,7 @@ impl ShardTensor {
         self.backward_from(None, BackwardOptions::default())
     }
 
-    /// The same from a gradient of this tensor, in any layout; ones where not given.
+    /// Runs backward from a gradient of this tensor, in any layout; ones by default.
     ///
     /// # Errors
     ///

@@ -111,7 +111,7 @@ impl ShardTensor {
         Self::distribute_as(whole, &layout)
     }
 
-    /// The same in a layout of any sizes.
+    /// Distributes a tensor in a layout with any sizes.
     ///
     /// # Errors
     ///
@@ -198,7 +198,7 @@ impl ShardTensor {
     ///
     /// # Errors
     ///
-    /// What libtorch refuses.
+    /// An error of libtorch.
     pub fn zeros(layout: &Layout, kind: Kind, device: Device) -> Result<Self> {
         Self::full(layout, 0.0, kind, device)
     }
@@ -207,7 +207,7 @@ impl ShardTensor {
     ///
     /// # Errors
     ///
-    /// What libtorch refuses.
+    /// An error of libtorch.
     pub fn ones(layout: &Layout, kind: Kind, device: Device) -> Result<Self> {
         Self::full(layout, 1.0, kind, device)
     }
@@ -217,7 +217,7 @@ impl ShardTensor {
     ///
     /// # Errors
     ///
-    /// What libtorch refuses.
+    /// An error of libtorch.
     pub fn full(layout: &Layout, value: f64, kind: Kind, device: Device) -> Result<Self> {
         use isobar_collectives::ReduceOp;
         let own = |axis: usize| layout.coordinates().is_none_or(|at| at[axis] == 0);
@@ -225,7 +225,7 @@ impl ShardTensor {
             let mut axes = layout.placements().iter().enumerate();
             axes.any(|(axis, placement)| *placement == Placement::Partial(op) && !own(axis))
         };
-        // What is added wins: a factor of 1 would be a summand.
+        // A pending sum takes precedence: a factor of 1 would be a summand.
         let value = match (others(ReduceOp::Sum), others(ReduceOp::Product)) {
             (true, _) => 0.0,
             (false, true) => 1.0,
@@ -240,7 +240,7 @@ impl ShardTensor {
     ///
     /// # Errors
     ///
-    /// What libtorch refuses.
+    /// An error of libtorch.
     pub fn empty(layout: &Layout, kind: Kind, device: Device) -> Result<Self> {
         let local = Tensor::f_empty(layout.local_shape(), (kind, device)).map_err(|e| failed("empty", e))?;
         Ok(Self::new(local, layout.clone()))

@@ -95,7 +95,7 @@ impl ShardTensor {
         self.layout.local_shape()
     }
 
-    /// What it is along each axis of the mesh.
+    /// Returns the placement along each axis of the mesh.
     pub fn placements(&self) -> &[Placement] {
         self.layout.placements()
     }
@@ -115,12 +115,12 @@ impl ShardTensor {
         self.local.kind()
     }
 
-    /// Where this rank's elements are.
+    /// Returns the device of this rank's elements.
     pub fn device(&self) -> Device {
         self.local.device()
     }
 
-    /// Where the ranks' parts begin along the dim that the axis shards; see [`Layout::offsets`].
+    /// Returns the offsets of the ranks' shards along the dim that the axis shards; see [`Layout::offsets`].
     ///
     /// # Errors
     ///
@@ -145,7 +145,7 @@ impl ShardTensor {
         let part = self.part_with(grad_placements)?;
         match watched {
             None => Ok(part),
-            // What is taken stays, where the parameter's values go.
+            // The result must stay valid when the parameter's values are freed.
             Some(_) => crate::ops::torch("to_local", part.f_mul_scalar(1.0)),
         }
     }

@@ -14,7 +14,7 @@ use crate::layout::{Dim, Interval, Layout, Placement, Sizes, coordinates};
 use crate::params::Use;
 use crate::window::{Need, transfer};
 
-/// How a tensor is redistributed, beyond its placements.
+/// Options of a redistribution, besides its placements.
 #[derive(Debug, Clone, Default)]
 pub struct Redistribute {
     /// The sizes of the dims that are split otherwise than before.
@@ -45,7 +45,7 @@ enum Stage {
 }
 
 impl ShardTensor {
-    /// The same tensor with other placements, on this mesh or on another one (or the current one) of the same ranks.
+    /// Redistributes the tensor to other placements, on this mesh or on another one (or the current one) of the same ranks.
     ///
     /// By the cheapest way there is: nothing; this rank's slice, which shares memory with what it is of; an exchange in which
     /// every rank receives what it lacks, and nothing else; a reduction, scattered where the target is. Dims that stay split
@@ -116,7 +116,7 @@ impl ShardTensor {
         Ok(Pending { source: self.shallow_clone(), map, stage, values })
     }
 
-    /// The same tensor in this layout.
+    /// Redistributes the tensor to this layout.
     ///
     /// # Errors
     ///
@@ -128,7 +128,7 @@ impl ShardTensor {
         self.through(Redistribution::new(&self.layout, to, &Redistribute::default())?)
     }
 
-    /// The same with partial axes replicated.
+    /// Reduces partial axes, which become replicated.
     pub(crate) fn resolved(&self) -> Result<Self> {
         if self.layout.is_partial() {
             self.to_layout(&self.layout.of_gradient())
@@ -161,7 +161,8 @@ impl ShardTensor {
         Ok(Self::new(attached(map, &self.local, y)?, to))
     }
 
-    /// Where the gradient is pending, and the target's part is a slice of this rank's: that, its gradient pending too.
+    /// Returns this rank's slice if the gradient is pending and the target's shard is a slice of this rank's; its gradient is
+    /// pending too.
     fn own_slice(&self, map: &Redistribution) -> Result<Option<Self>> {
         let sliced = map.from.is_replicated() && map.from.mesh() == map.to.mesh() && map.keeps_kinds();
         if !sliced || !self.is_pending_along(&map.to.sharding_axes()) {
@@ -302,13 +303,13 @@ impl Redistribution {
             false => self.needs_of_other_mesh()?,
         };
         let share = transfer(&self.from, &needs, &[])?;
-        // What does not travel is not rounded.
+        // Elements that are not sent are not rounded.
         let wire = self.forward_kind.filter(|_| share.communicates).unwrap_or(x.kind());
         let x = x.f_to_kind(wire).map_err(operator)?;
         Ok(windows::fetch(&x, &share, 0.0, &self.from.ranks()?.group)?)
     }
 
-    /// What each rank of the source's mesh needs, by its place there.
+    /// Returns the needs of each rank of the source's mesh, by its position there.
     fn needs_of_other_mesh(&self) -> Result<Vec<Need>> {
         let (from, to) = (self.from.mesh(), self.to.mesh());
         let (theirs, shape) = (to.ranks(), self.to.mesh_shape());

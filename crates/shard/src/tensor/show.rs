@@ -1,4 +1,4 @@
-//! How a sharded tensor is printed.
+//! Printing of sharded tensors.
 
 use std::fmt;
 

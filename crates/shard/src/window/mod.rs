@@ -12,11 +12,12 @@ pub(crate) use plan::transfer;
 use crate::error::Result;
 use crate::layout::Layout;
 
-/// What each rank needs of a tensor: for each dim, its pieces. `replicated` are the axes along which all ranks get the same.
+/// Windows of all ranks: for each dim, the pieces that a rank needs. `replicated` are the axes along which all ranks get the
+/// same.
 pub(crate) struct Windows {
     pub(crate) needs: Vec<Need>,
     pub(crate) replicated: Vec<usize>,
-    /// Whether one operator uses what is fetched, and nobody else sees it.
+    /// True if the fetched tensor is only used inside of one operator.
     pub(crate) hidden: bool,
 }
 

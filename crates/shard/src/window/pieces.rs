@@ -1,4 +1,4 @@
-//! What a rank needs along one dim.
+//! Window of a rank along one dim.
 
 use crate::layout::{Dim, Interval};
 
@@ -20,7 +20,7 @@ pub(crate) struct Need {
     pub(crate) parts: Vec<Vec<Piece>>,
 }
 
-/// How a dim goes on beyond its ends.
+/// Continuation of a dim beyond its ends.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Border {
     /// By the fill.
@@ -34,14 +34,14 @@ pub(crate) enum Border {
 }
 
 impl Need {
-    /// What the rank has.
+    /// Returns the window that is the rank's own shard.
     pub(crate) fn of(dim: &Dim) -> Self {
         let take = |interval: &Interval| Piece::Take { start: interval.start, len: interval.len, step: 1 };
         let parts = dim.parts.iter().map(|part| part.iter().map(take).collect());
         Self { axes: dim.axes.clone(), parts: parts.collect() }
     }
 
-    /// The same pieces on all ranks.
+    /// Returns the same pieces for all ranks.
     pub(crate) fn everywhere(pieces: Vec<Piece>) -> Self {
         Self { axes: vec![], parts: vec![pieces] }
     }
@@ -88,7 +88,7 @@ pub(crate) fn spread(first: i64, end: i64, extent: i64, border: Border) -> Vec<P
 
 /// One piece from `at`, which is outside of the dim, at most up to `end`.
 fn beyond(at: i64, end: i64, extent: i64, border: Border) -> (Piece, i64) {
-    // How far the same rule holds.
+    // End of the range in which the same rule holds.
     let side_end = if at < 0 { end.min(0) } else { end };
     if extent == 0 {
         return (Piece::Fill(side_end - at), side_end - at);

@@ -1,4 +1,4 @@
-//! Who sends which region to whom.
+//! Plan of an exchange: the regions that each rank sends to each other.
 
 use std::cell::RefCell;
 use std::collections::HashMap;
@@ -174,7 +174,7 @@ fn work_out(
     result
 }
 
-/// Where the parts of a window along one dim lie.
+/// Returns the owners and positions of a window's segments along one dim.
 fn segments(dim: &Dim, pieces: &[Piece]) -> Vec<Segment> {
     let mut found = Vec::new();
     let mut to = 0;

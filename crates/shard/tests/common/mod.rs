@@ -27,7 +27,7 @@ pub(crate) fn on_mesh<T: Send + 'static>(
     })
 }
 
-/// How extents are split in the tests.
+/// Splits of extents in the tests.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Split {
     Chunk,

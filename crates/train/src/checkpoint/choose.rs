@@ -32,7 +32,7 @@ pub enum Which {
 pub struct Loaded {
     /// Its folder.
     pub path: PathBuf,
-    /// Where its run stood; the default for a file of weights.
+    /// State of its run; the default for a file of weights.
     pub state: RunState,
 }
 
@@ -68,7 +68,7 @@ pub(super) fn load(
     }
 }
 
-/// What rank 0 finds, for all ranks, in the order in which they are tried. All ranks call.
+/// Returns rank 0's candidates on all ranks, in the order in which they are tried. All ranks must call.
 pub(super) fn candidates(root: &Path, which: &Which, world: &Group) -> Result<(PathBuf, Vec<PathBuf>)> {
     let root = match which {
         Which::At(path) => folder::root_of(path),
@@ -103,7 +103,7 @@ fn names(root: &Path, which: &Which) -> Result<Option<Vec<String>>> {
     Ok(Some(found.iter().filter_map(name).collect()))
 }
 
-/// What a rank has read.
+/// Data that a rank has read.
 struct Read {
     /// By which ranks see that they read the same.
     digest: String,
@@ -117,7 +117,7 @@ struct Read {
 /// A file of weights.
 struct Weights {
     path: PathBuf,
-    /// What differs between two files, on whatever hosts, and is the same for all that see one.
+    /// Identity of a file, the same on all hosts that see it, and different for different files.
     identity: [i64; 4],
 }
 
@@ -154,7 +154,7 @@ fn read(path: &Path, contents: &dyn Checkpointed) -> Result<Read> {
     Ok(Read { digest, weights, state, facts: catalogue.facts, pieces })
 }
 
-/// What a rank says of a checkpoint.
+/// Verdict of a rank on a checkpoint.
 #[derive(Debug, Serialize, Deserialize)]
 enum Said {
     /// It is whole as far as this rank needs it; its digest, and which file of weights it is.
@@ -171,7 +171,7 @@ enum Verdict {
     Refuse(Error),
 }
 
-/// What all ranks make of what each has read. All ranks call.
+/// Combines the ranks' verdicts. All ranks must call.
 fn settle(world: &Group, own: Result<Read>) -> Result<Verdict> {
     let said = match &own {
         Ok(read) => Said::Whole(read.digest.clone(), read.weights.as_ref().map(|weights| weights.identity)),

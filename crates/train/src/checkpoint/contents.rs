@@ -1,4 +1,4 @@
-//! What a run keeps: parameters, buffers and optimizer state, as boxes of global tensors.
+//! Contents of a checkpoint: parameters, buffers and optimizer state, as boxes of global tensors.
 
 use std::collections::BTreeMap;
 
@@ -11,7 +11,7 @@ use crate::error::{Context, Error, Result};
 use crate::optim::{AVERAGE, Optimizer, OptimizerState, StateTensor};
 use crate::params::{ParamPlacement, Parameters};
 
-/// What a checkpoint keeps and gives back: boxes of global tensors, and facts beside them.
+/// State that a checkpoint saves and restores: boxes of global tensors, and facts.
 ///
 /// [`Contents`] is that of a run of [`fit`](crate::fit). A program whose tensors are laid out in another way implements it
 /// itself: a rank may hold any number of boxes of a tensor, and several ranks the same ones, as long as all together hold
@@ -24,11 +24,11 @@ pub trait Checkpointed {
     /// A tensor that cannot be read.
     fn pieces(&self) -> Result<Vec<Piece>>;
 
-    /// What else there is to keep, the same on all ranks.
+    /// Returns other state, the same on all ranks.
     ///
     /// # Errors
     ///
-    /// What JSON cannot say.
+    /// The state has no form in JSON.
     fn facts(&self) -> Result<serde_json::Value>;
 
     /// The boxes that this rank wants of a checkpoint.
@@ -46,9 +46,9 @@ pub trait Checkpointed {
     fn restore(&mut self, facts: Option<&serde_json::Value>, pieces: Vec<Piece>) -> Result<()>;
 }
 
-/// What a run saves and restores; the run's own objects. A file of weights must hold the parameters and buffers and nothing
-/// else, but for the counts `num_batches_tracked` of PyTorch's batch norms, which are left out. Without an optimizer, weights
-/// in single precision are converted for a model in double precision, and the other way round.
+/// State that a run saves and restores: the run's own objects. A file of weights must hold the parameters and buffers and
+/// nothing else, except the counts `num_batches_tracked` of PyTorch's batch norms, which are ignored. Without an optimizer,
+/// weights are converted between single and double precision.
 pub struct Contents<'a> {
     /// The parameters.
     pub params: &'a Parameters,
@@ -63,10 +63,10 @@ const MODEL: &str = "model.";
 const BUFFER: &str = "buffer.";
 const OPTIMIZER: &str = "optimizer.";
 
-/// How PyTorch's batch norms name a count of theirs, which no forward pass here uses.
+/// Name of a counter in PyTorch's batch norms, which no forward pass here uses.
 const BATCHES: &str = "num_batches_tracked";
 
-/// What is kept beside the tensors.
+/// Facts saved with the tensors.
 #[derive(Debug, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 struct Facts {

@@ -46,7 +46,7 @@ pub(super) struct CheckedDigest {
 }
 
 impl CheckedDigest {
-    /// Whether a block holds what was written.
+    /// Returns whether a block has the digest with which it was written.
     pub(super) fn holds(&self, block: u64, data: &[u8]) -> bool {
         match self.blocks.get(block as usize) {
             None => block == 0 && self.blocks.is_empty() && blake3::hash(data) == self.root,

@@ -40,7 +40,7 @@ pub(crate) fn any_in(root: &Path) -> Result<bool> {
     Ok(!checkpoints(root)?.is_empty())
 }
 
-/// Whether a folder says that it is a checkpoint.
+/// Returns whether a folder has a checkpoint's manifest.
 pub(super) fn is_checkpoint(path: &Path) -> bool {
     [MANIFEST, METADATA_OF_OLD].iter().any(|name| path.join(name).is_file())
 }
@@ -117,7 +117,7 @@ fn entries(folder: &Path) -> Result<Vec<String>> {
     entries.map(|entry| Ok(entry.at("list", folder)?.file_name().to_string_lossy().into_owned())).collect()
 }
 
-/// Whether a name is one of those that saving makes.
+/// Returns whether a name is one that saving creates.
 fn is_ours(name: &str) -> bool {
     let plain = name.strip_prefix('.').unwrap_or(name);
     plain.starts_with("rank_") || plain.starts_with(MANIFEST)

@@ -43,8 +43,8 @@ fn every_flipped_bit_is_found() {
     verify(&path).unwrap();
 }
 
-/// The same of the files of two ranks, of several blocks each, at both sides of their limits and between: all that is read whole
-/// is found.
+/// Flips bits in the files of two ranks with several blocks each, on both sides of the blocks' boundaries and between: every
+/// flip is found by a full read.
 #[test]
 fn every_flipped_bit_is_found_in_large_files() {
     let (rows, columns) = (2, 3 * digest::BLOCK as i64 / 16);
@@ -84,7 +84,7 @@ fn every_flipped_bit_is_found_in_large_files() {
     checkpoints.load(&Which::Newest, &mut found.contents()).unwrap();
 }
 
-/// What a manifest may say that no save would, with a digest that is right.
+/// Manifests with a correct digest and contents that no save would write.
 #[rstest::rstest]
 #[case::endless_shape(|m: &mut Manifest| m.tensors[0].shape = vec![i64::MAX, i64::MAX], "is none")]
 #[case::negative_shape(|m: &mut Manifest| m.tensors[0].shape = vec![-1], "is none")]

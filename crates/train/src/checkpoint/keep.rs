@@ -7,12 +7,12 @@ use super::read::Opened;
 use super::{RunState, folder};
 use crate::error::Result;
 
-/// How many checkpoints stay: the newest, and those with the lowest validation errors.
+/// Numbers of checkpoints that are kept: the newest, and those with the lowest validation errors.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Keep {
-    /// How many of the newest; 0 keeps all.
+    /// Number of the newest; 0 keeps all.
     pub newest: usize,
-    /// How many of the best besides.
+    /// Number of the best besides.
     pub best: usize,
 }
 

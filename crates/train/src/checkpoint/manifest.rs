@@ -22,7 +22,7 @@ pub(super) const METADATA_OF_OLD: &str = "metadata.json";
 /// Bytes of the longest manifest: two million boxes of tensors have about as many.
 const LONGEST: u64 = 512 << 20;
 
-/// What the file begins with; the digits of its own digest follow.
+/// Start of the file; the digits of its own digest follow.
 const PREFIX: &[u8] = br#"{"blake3":""#;
 const DIGITS: usize = 64;
 
@@ -42,11 +42,11 @@ pub(super) struct Manifest {
     pub(super) nonce: String,
     /// Seconds since 1970.
     pub(super) saved_at: u64,
-    /// How many ranks wrote it; any number may read it.
+    /// Number of ranks that wrote it; any number may read it.
     pub(super) world_size: usize,
     pub(super) files: Vec<FileEntry>,
     pub(super) tensors: Vec<TensorEntry>,
-    /// What is saved beside the tensors: of the optimizer its kind and steps.
+    /// Facts saved with the tensors: the optimizer's kind and steps.
     pub(super) facts: serde_json::Value,
     pub(super) state: RunState,
 }
@@ -148,7 +148,7 @@ impl Manifest {
         Ok(manifest)
     }
 
-    /// Whether what it says is possible, so that readers may rely on it: a digest is no proof of good sense.
+    /// Checks that its contents are consistent, so that readers may rely on them: a digest does not prove that.
     pub(super) fn check(&self) -> std::result::Result<(), String> {
         let mut names = HashSet::new();
         for file in &self.files {
@@ -200,7 +200,7 @@ impl Manifest {
     }
 }
 
-/// What is looked at before the rest.
+/// Fields that are checked before the others.
 #[derive(Deserialize)]
 struct Head {
     format: String,

@@ -53,8 +53,8 @@ use crate::error::{Error, Result};
 use crate::loss_scale::LossScale;
 use crate::run_folder::Earlier;
 
-/// Where a run stands, apart from its tensors. Random numbers follow from the seed and the step, the order of samples from the
-/// seed and the epoch, so that these numbers are the state of both.
+/// Position of a run, apart from its tensors. Random numbers follow from the seed and the step, the order of samples from the
+/// seed and the epoch, so these numbers are the state of both.
 #[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct RunState {
@@ -85,14 +85,14 @@ pub struct RunState {
     /// That of the next step, where losses are scaled.
     #[serde(default)]
     pub loss_scale: Option<LossScale>,
-    /// What must be the same for the run to go on: an object, whose differences are told key by key.
+    /// Values that must be the same to resume the run: an object; differences are reported key by key.
     pub identity: serde_json::Value,
     /// Settings that a resumed run may change with a warning: a JSON object.
     #[serde(default)]
     pub settings: serde_json::Value,
     /// The resolved configuration, as TOML.
     pub config: String,
-    /// What else the program needs to use the model, for instance the normalizer's statistics.
+    /// Other values that the program needs to use the model, for instance the normalizer's statistics.
     pub extra: serde_json::Value,
 }
 
@@ -128,7 +128,7 @@ pub struct Checkpoints {
     in_flight: bool,
     /// Results of an earlier run, which the first checkpoint replaces; only on rank 0.
     earlier: Option<Arc<Earlier>>,
-    /// How many writes in the background have failed one after the other.
+    /// Number of consecutive failed writes in the background.
     failures: u32,
 }
 
@@ -262,7 +262,7 @@ impl Checkpoints {
         }
     }
 
-    /// What this rank has to write. Every rank calls.
+    /// Returns this rank's part of the write. Every rank must call.
     fn job(&mut self, contents: &dyn Checkpointed, state: &RunState, copies: bool) -> Result<Job> {
         let failed = self.settle()?;
         let unwritten = self.background.wait();
@@ -342,8 +342,8 @@ impl Checkpoints {
     }
 }
 
-/// What a checkpoint says of the run, without its tensors. `path` is a checkpoint's folder, or one of checkpoints, of which the
-/// newest is meant.
+/// Reads the run's state from a checkpoint, without its tensors. `path` is a checkpoint's folder, or a folder of checkpoints, of
+/// which the newest is read.
 ///
 /// # Errors
 ///

@@ -39,12 +39,12 @@ impl Region {
         region
     }
 
-    /// How many elements it has.
+    /// Returns the number of elements.
     pub fn elements(&self) -> i64 {
         self.shape.iter().product()
     }
 
-    /// What two boxes have in common; nothing where that is empty, or they have other numbers of dims.
+    /// Returns the intersection of two boxes; `None` if it is empty, or their numbers of dims differ.
     pub fn intersection(&self, other: &Self) -> Option<Self> {
         if self.start.len() != other.start.len() {
             return None;
@@ -62,7 +62,7 @@ impl Region {
         Some(common)
     }
 
-    /// Whether it lies in a tensor of that shape, with numbers from a file that may say anything.
+    /// Returns whether the box lies in a tensor of that shape; its numbers come from an untrusted file.
     pub(super) fn is_within(&self, shape: &[i64]) -> bool {
         let dims = shape.len();
         self.start.len() == dims
@@ -77,7 +77,7 @@ impl Region {
         self.start[dim] + self.shape[dim]
     }
 
-    /// How many elements lie before the one at `index` (of the whole tensor) in this box, row by row.
+    /// Returns the row-major offset in this box of the element at `index` of the global tensor.
     fn offset_of(&self, index: &[i64]) -> i64 {
         let mut offset = 0;
         for (dim, at) in index.iter().enumerate() {
@@ -175,7 +175,7 @@ pub(super) fn runs(
     }
 }
 
-/// Whether the boxes, each within the tensor, cover it once; what is wrong where they do not.
+/// Checks that the boxes, each within the tensor, cover it exactly once.
 pub(super) fn check_tiling(shape: &[i64], regions: &[&Region]) -> std::result::Result<(), String> {
     let filled: Vec<&Region> = regions.iter().copied().filter(|region| region.elements() > 0).collect();
     let covered: i128 = filled.iter().map(|region| i128::from(region.elements())).sum();

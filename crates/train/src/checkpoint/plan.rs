@@ -1,4 +1,4 @@
-//! Who writes which box, decided alike on all ranks from what each says that it holds.
+//! Plan of a save: the writer of each box, computed identically on all ranks from the boxes that each declares.
 
 use std::collections::BTreeMap;
 
@@ -11,7 +11,7 @@ use super::manifest::{BoxEntry, TensorEntry};
 use super::piece::{Piece, Region, check_tiling};
 use crate::error::{Error, Result};
 
-/// What a rank says of a box that it holds.
+/// Declaration of a box that a rank holds.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub(super) struct Declared {
     name: String,
@@ -57,7 +57,7 @@ pub(super) struct BoxPlan {
     pub(super) region: Region,
     pub(super) rank: usize,
     pub(super) key: String,
-    /// Where it begins among the data of the rank's file.
+    /// Offset in the data of the rank's file.
     pub(super) offset: u64,
     pub(super) bytes: u64,
 }
@@ -198,7 +198,7 @@ impl Plan {
     }
 }
 
-/// What a rank tells all others before a save.
+/// Message of a rank to all others before a save.
 #[derive(Debug, Serialize, Deserialize)]
 struct Opening {
     /// Of what it declares.
@@ -207,12 +207,12 @@ struct Opening {
     failed: Option<String>,
     /// Why its last write, in the background, failed.
     unwritten: Option<String>,
-    /// What rank 0 decides for all: the save's nonce, and the ending of the files' names.
+    /// Rank 0's choice for all: the save's nonce, and the suffix of the files' names.
     nonce: String,
     suffix: String,
 }
 
-/// What is known of a save before it begins.
+/// Agreement of all ranks before a save begins.
 #[derive(Debug)]
 pub(super) struct Agreed {
     pub(super) nonce: String,

@@ -34,14 +34,14 @@ pub struct SavedTensor {
     pub shape: Vec<i64>,
 }
 
-/// What a checkpoint holds, without the tensors' values.
+/// Contents of a checkpoint, without the tensors' values.
 #[derive(Debug)]
 pub struct Catalogue {
-    /// Where it is, for messages.
+    /// Path, for messages.
     pub path: PathBuf,
     /// Its tensors.
     pub tensors: Vec<SavedTensor>,
-    /// What was saved beside them, see [`Checkpointed::facts`](super::Checkpointed::facts); nothing in a file of weights.
+    /// Saved facts, see [`Checkpointed::facts`](super::Checkpointed::facts); `None` for a file of weights.
     pub facts: Option<serde_json::Value>,
 }
 
@@ -103,7 +103,7 @@ impl Opened {
         let index: BTreeMap<&str, &TensorEntry> =
             self.tensors.iter().map(|tensor| (tensor.name.as_str(), tensor)).collect();
         let mut targets = Vec::with_capacity(wanted.len());
-        // What to copy, by file and place in it, so that a file is read from its beginning to its end.
+        // Copies by file and offset, so that a file is read from start to end.
         let mut copies: BTreeMap<(usize, u64), Vec<(usize, &BoxEntry)>> = BTreeMap::new();
         for (at, want) in wanted.iter().enumerate() {
             let refused = |reason: String| Error::checkpoint(&self.path, reason);
@@ -169,7 +169,7 @@ impl Opened {
         Ok(())
     }
 
-    /// Whether all files are there and of the length that was written.
+    /// Checks that all files exist with the written lengths.
     pub(super) fn check_lengths(&self) -> Result<()> {
         for (path, digest) in &self.files {
             Blocks::open(path, digest.as_ref())?;

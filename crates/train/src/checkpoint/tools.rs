@@ -21,11 +21,11 @@ use crate::files;
 pub struct Listed {
     /// Its folder.
     pub path: PathBuf,
-    /// What its manifest says; or why it cannot be used, as far as that shows without reading all of it.
+    /// Summary of its manifest, or the reason for which it cannot be used, as far as that is visible without reading all of it.
     pub found: std::result::Result<Summary, String>,
 }
 
-/// What a checkpoint's manifest says.
+/// Summary of a checkpoint's manifest.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Summary {
     /// Steps taken.
@@ -34,7 +34,7 @@ pub struct Summary {
     pub saved_at: SystemTime,
     /// Bytes of its files of tensors.
     pub bytes: u64,
-    /// How many ranks saved it.
+    /// Number of ranks that saved it.
     pub ranks: usize,
     /// The validation error, where it was measured after this step.
     pub validation_error: Option<f64>,

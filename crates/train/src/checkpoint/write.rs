@@ -33,9 +33,9 @@ pub(super) struct Job {
     pub(super) nonce: String,
     pub(super) suffix: String,
     pub(super) rank: usize,
-    /// What this rank writes, in the order of the file.
+    /// Boxes that this rank writes, in the order of the file.
     pub(super) items: Vec<Item>,
-    /// What rank 0 does besides.
+    /// Additional work of rank 0.
     pub(super) lead: Option<Lead>,
 }
 
@@ -46,7 +46,7 @@ pub(super) struct Item {
     pub(super) tensor: Tensor,
 }
 
-/// What rank 0 needs to make the manifest.
+/// Data that rank 0 needs to write the manifest.
 pub(super) struct Lead {
     pub(super) plan: Arc<Plan>,
     pub(super) world_size: usize,
@@ -74,7 +74,7 @@ const LOOK: Duration = Duration::from_millis(5);
 struct Note {
     nonce: String,
     file: String,
-    /// Where the tensors' bytes begin in the file.
+    /// Offset of the tensors' bytes in the file.
     data: u64,
     written: std::result::Result<FileDigest, String>,
 }
@@ -115,7 +115,7 @@ impl Job {
     /// On rank 0, once all parts are written: makes the folder a checkpoint, and removes the others that need not stay.
     pub(super) fn commit(&self) -> Result<()> {
         let Some(lead) = &self.lead else { return Ok(()) };
-        // What is left of others is no reason to lose this one.
+        // Failing to remove old files is no reason to lose this checkpoint.
         let swept = |what: &str, result: Result<()>| {
             if let Err(error) = result {
                 tracing::warn!("{what}: {error}");

@@ -19,11 +19,11 @@ use crate::fields::{MODEL_AXIS, SHARD_AXIS};
 use crate::gradients::check_fully_sharded;
 use crate::params::{ParamPlacement, Parameter, Parameters};
 
-/// How many units stay whole in a forward pass, the one in use among them.
+/// Number of units kept materialised in a forward pass, including the one in use.
 const KEPT: usize = 2;
 
-/// Who brings the parameters of a model that is fully sharded: handed to [`MeshParams::watched`](isobar_shard::MeshParams)
-/// when the model is made, then to [`FullySharded::new`]. Until then the parameters are whole.
+/// Supplier of a fully sharded model's parameters: passed to [`MeshParams::watched`](isobar_shard::MeshParams) when the model
+/// is built, then to [`FullySharded::new`]. Until then the parameters are not sharded.
 ///
 /// A clone is another handle to the same.
 #[derive(Clone, Default)]
@@ -47,7 +47,7 @@ struct State {
 }
 
 impl ShardedParameters {
-    /// What a model is made with.
+    /// Returns the watch with which a model is built.
     pub fn watch(&self) -> Arc<dyn ParameterWatch> {
         Arc::new(self.clone())
     }
@@ -107,7 +107,7 @@ impl ParameterWatch for ShardedParameters {
     }
 }
 
-/// What went wrong here, for an operator.
+/// Converts an error for an operator.
 fn below(error: Error) -> isobar_shard::Error {
     match error {
         Error::Collectives(error) => error.into(),
@@ -367,7 +367,7 @@ impl FullySharded {
     ///
     /// # Errors
     ///
-    /// Where libtorch refuses, or a communication that was under way fails.
+    /// An error of libtorch, or of a communication in flight.
     pub fn zero_grad(&self) -> Result<()> {
         self.changed()?;
         self.params.zero_grad()
@@ -378,7 +378,7 @@ impl FullySharded {
     ///
     /// # Errors
     ///
-    /// Where a communication that was under way fails.
+    /// A communication in flight fails.
     pub fn changed(&self) -> Result<()> {
         lock(&self.sharded.0).drop_all()
     }
@@ -387,7 +387,7 @@ impl FullySharded {
     ///
     /// # Errors
     ///
-    /// Where a communication fails.
+    /// A communication fails.
     pub fn sync_buffers(&self) -> Result<()> {
         match self.broadcast_buffers {
             true => broadcast(self.buffers.iter().map(|(name, tensor)| (name, tensor)), &self.all),
@@ -467,7 +467,7 @@ impl State {
         self.waiting = self.units.len();
         for member in self.units.iter_mut().flat_map(|unit| &mut unit.members) {
             member.arrived = false;
-            // What a pass that failed has left.
+            // Clears the remains of a failed pass.
             autograd::clear_grad(&member.whole)?;
         }
         Ok(())

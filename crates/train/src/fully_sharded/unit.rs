@@ -15,11 +15,11 @@ pub(super) struct Member {
     /// This rank's part, a leaf that the optimizer steps.
     pub(super) part: Tensor,
     pub(super) cut: Cut,
-    /// Whether backward has brought its gradient.
+    /// True once backward has computed its gradient.
     pub(super) arrived: bool,
 }
 
-/// How a parameter is cut over the ranks.
+/// Split of a parameter over the ranks.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct Cut {
     pub(super) dim: i64,
@@ -90,7 +90,7 @@ impl Unit {
         matches!(self.state, State::Whole)
     }
 
-    /// Whether backward has brought all gradients.
+    /// Returns whether backward has computed all gradients.
     pub(super) fn is_complete(&self) -> bool {
         self.members.iter().all(|member| member.arrived)
     }

@@ -34,8 +34,8 @@ impl Default for MetricsConfig {
     }
 }
 
-/// Where metrics go. Rank 0 opens one with files; the others hold [`MetricSink::none`], which takes records and drops
-/// them, so that no caller needs to ask for its rank.
+/// Writer of metrics. Rank 0 opens one with files; the others use [`MetricSink::none`], which drops all records, so that
+/// callers need not check their rank.
 ///
 /// ```
 /// use isobar_train::metrics::{MetricSink, MetricsConfig};
@@ -79,8 +79,8 @@ impl MetricSink {
     ///
     /// # Errors
     ///
-    /// Where a file can't be written, or one to continue is not a metrics file; without `resume_at`
-    /// [`Error::HoldsResults`] where there are records, which stay.
+    /// A file cannot be written, or a file to continue is not a metrics file; without `resume_at`,
+    /// [`Error::HoldsResults`] if there are records, which stay.
     pub fn open(
         folder: &Path,
         config: &MetricsConfig,
@@ -109,7 +109,7 @@ impl MetricSink {
     ///
     /// # Errors
     ///
-    /// Where a name was not declared or a file can't be written.
+    /// A name was not declared, or a file cannot be written.
     pub fn log(&mut self, step: u64, epoch: u64, values: &[(&str, f64)]) -> Result<()> {
         if self.writers.is_empty() {
             return Ok(());
@@ -125,7 +125,7 @@ impl MetricSink {
     ///
     /// # Errors
     ///
-    /// Where a file can't be written.
+    /// A file cannot be written.
     pub fn flush(&mut self) -> Result<()> {
         self.writers.iter_mut().try_for_each(|writer| writer.flush())
     }

@@ -146,7 +146,7 @@ impl Adam {
     ///
     /// # Errors
     ///
-    /// Where a setting is out of its range or the state can't be allocated.
+    /// A setting is out of its range, or the state cannot be allocated.
     pub fn new(params: &Parameters, config: &AdamConfig) -> Result<Self> {
         Ok(Self(Moments::new(params, config.clone().into_adamw(), Decay::OfGradient)?))
     }
@@ -188,7 +188,7 @@ impl Optimizer for Adam {
 #[derive(Debug)]
 pub struct AdamW(Moments);
 
-/// Where weight decay goes.
+/// Kind of weight decay.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Decay {
     /// To the gradient, and with it into the running means.
@@ -229,7 +229,7 @@ impl AdamW {
     ///
     /// # Errors
     ///
-    /// Where a setting is out of its range or the state can't be allocated.
+    /// A setting is out of its range, or the state cannot be allocated.
     pub fn new(params: &Parameters, config: &AdamWConfig) -> Result<Self> {
         Ok(Self(Moments::new(params, config.clone(), Decay::OfWeights)?))
     }

@@ -43,7 +43,7 @@ pub struct Averaged {
 
 struct Average {
     decay: f64,
-    /// How many steps it is of.
+    /// Number of averaged steps.
     taken: u64,
     slots: Vec<(Parameter, Tensor)>,
     swapped: bool,
@@ -69,7 +69,7 @@ impl Averaged {
         Ok(Self { inner, average: Some(Average { decay, taken: 0, slots, swapped: false }) })
     }
 
-    /// Whether there are averages: after the first step that is averaged.
+    /// Returns whether there are averages, that is, after the first averaged step.
     pub fn averages(&self) -> bool {
         self.average.as_ref().is_some_and(Average::begun)
     }
@@ -79,7 +79,7 @@ impl Averaged {
     ///
     /// # Errors
     ///
-    /// Where libtorch refuses.
+    /// An error of libtorch.
     pub fn swap(&mut self) -> Result<()> {
         let Some(average) = self.average.as_mut().filter(|average| average.begun()) else { return Ok(()) };
         let _no_grad = tch::no_grad_guard();
@@ -114,7 +114,7 @@ impl Optimizer for Averaged {
 
     fn state(&self) -> OptimizerState {
         let mut state = self.inner.state();
-        // Before the first step the averages are of nothing.
+        // Before the first step there is nothing to average.
         if let Some(average) = self.average.as_ref().filter(|average| average.begun()) {
             state.averaged = Some(average.taken);
             average.slots.iter().for_each(|(param, tensor)| state.push(AVERAGE, param, tensor));

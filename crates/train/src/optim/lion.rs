@@ -75,7 +75,7 @@ impl Lion {
     ///
     /// # Errors
     ///
-    /// Where a setting is out of its range or the state can't be allocated.
+    /// A setting is out of its range, or the state cannot be allocated.
     pub fn new(params: &Parameters, config: &LionConfig) -> Result<Self> {
         check(config)?;
         let slots = params.iter().map(|p| Slot::new(p, config)).collect::<Result<_>>()?;

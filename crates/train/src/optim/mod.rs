@@ -21,7 +21,7 @@ use crate::error::Result;
 pub use crate::gradients::refuse_unsummed;
 use crate::params::Parameter;
 
-/// What turns gradients into new parameters.
+/// Optimizer: updates parameters from gradients.
 ///
 /// Every rank of the model-parallel and data-parallel groups steps with the same `lr` and, over the data-parallel
 /// group, the same gradients; the parameters then stay equal over it without any communication ([`Muon`], which multiplies
@@ -32,8 +32,8 @@ pub trait Optimizer: Send {
     ///
     /// # Errors
     ///
-    /// Where libtorch refuses, for instance since a gradient is on another device; the errors of the communication;
-    /// [`Error::WrongGradients`](crate::Error::WrongGradients) where gradients are still to be summed over ranks.
+    /// An error of libtorch, for instance if a gradient is on another device; an error of the communication;
+    /// [`Error::WrongGradients`](crate::Error::WrongGradients) if gradients are still to be summed over ranks.
     fn step(&mut self, lr: f64) -> Result<()>;
 
     /// Everything that must be saved to go on bitwise as if there had been no interruption.
@@ -43,11 +43,11 @@ pub trait Optimizer: Send {
     ///
     /// # Errors
     ///
-    /// Where the state is of another optimizer, or a tensor is missing, or of another shape or kind.
+    /// The state is of another optimizer, or a tensor is missing, or has another shape or dtype.
     fn load_state(&mut self, state: &OptimizerState) -> Result<()>;
 }
 
-/// Whether weight decay applies to a parameter: not to those of one dim or none (biases, norms, scales), and not to
+/// Returns whether weight decay applies to a parameter: not to those of one dim or none (biases, norms, scales), and not to
 /// those whose name ends in one of `no_decay` (the last component, after the last dot).
 pub fn decays(param: &Parameter, no_decay: &[String]) -> bool {
     let last = param.name.rsplit('.').next().unwrap_or(&param.name);

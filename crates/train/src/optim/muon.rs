@@ -132,8 +132,8 @@ impl Muon {
     ///
     /// # Errors
     ///
-    /// Where a setting is out of its range, a name in `adamw` is no parameter's, or the state can't be allocated; the errors of the
-    /// communication.
+    /// A setting is out of its range, a name in `adamw` is not a parameter, the state cannot be allocated, or the communication
+    /// fails.
     pub fn new(params: &Parameters, config: &MuonConfig) -> Result<Self> {
         check(config)?;
         if let Some(name) =
@@ -259,7 +259,7 @@ fn is_matrix(param: &Parameter, adamw: &[String]) -> bool {
     is_weight && !excluded && shape.len() > 1 && extended && !param.tensor.is_complex()
 }
 
-/// Whether a name is this one, or goes on behind it after a dot.
+/// Returns whether a name equals `beginning`, or continues it after a dot.
 fn begins_with(name: &str, beginning: &str) -> bool {
     name.strip_prefix(beginning).is_some_and(|rest| rest.is_empty() || rest.starts_with('.'))
 }
@@ -284,7 +284,7 @@ fn orthogonalized(tensor: &Tensor, iterations: u32) -> std::result::Result<Tenso
     x.f_to_kind(tensor.kind())?.f_reshape(tensor.size())
 }
 
-/// What takes singular values of at most 1 near to 1 soonest.
+/// Coefficients that bring singular values of at most 1 near 1 in few iterations.
 const QUINTIC: [f64; 3] = [3.4445, -4.7750, 2.0315];
 
 /// Against division by zero.

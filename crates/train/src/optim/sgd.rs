@@ -19,7 +19,7 @@ pub struct SgdConfig {
     pub momentum: f64,
     /// Weight decay, added to the gradient.
     pub weight_decay: f64,
-    /// Whether to look ahead along the momentum (Nesterov); needs a momentum.
+    /// Uses Nesterov momentum; needs a momentum.
     pub nesterov: bool,
     /// Last components of the names of parameters that do not decay; those of one dim never do.
     pub no_decay: Vec<String>,
@@ -75,7 +75,7 @@ impl Sgd {
     ///
     /// # Errors
     ///
-    /// Where a setting is out of its range or the state can't be allocated.
+    /// A setting is out of its range, or the state cannot be allocated.
     pub fn new(params: &Parameters, config: &SgdConfig) -> Result<Self> {
         check(config)?;
         let slots = params.iter().map(|p| Slot::new(p, config)).collect::<Result<_>>()?;

@@ -24,13 +24,13 @@ pub struct OptimizerState {
 /// A tensor of an optimizer's state, shaped and placed as its parameter is.
 #[derive(Debug)]
 pub struct StateTensor {
-    /// What it is, for example `exp_avg`.
+    /// Name of the slot, for example `exp_avg`.
     pub slot: String,
     /// The parameter that it belongs to.
     pub param: String,
     /// Its values.
     pub tensor: Tensor,
-    /// What it is over the model-parallel group.
+    /// Placement over the model-parallel group.
     pub placement: ParamPlacement,
 }
 

@@ -166,7 +166,7 @@ fn lion_follows_its_definition() {
     assert_eq!(refused, "optimizer.beta2 is 1, expected a number in [0, 1); --set optimizer.beta2=0.99");
 }
 
-/// What makes a matrix orthogonal, by its singular values.
+/// Orthogonalises a matrix, by its singular values.
 fn polar(update: &Tensor, iterations: i32) -> Tensor {
     let (u, s, v) = (update / update.norm()).svd(true, true);
     let quintic = |s: Tensor| &s * 3.4445 - s.pow_tensor_scalar(3) * 4.7750 + s.pow_tensor_scalar(5) * 2.0315;

@@ -21,7 +21,7 @@ struct Boxes {
     shape: Vec<i64>,
     parts: Vec<Part>,
     elements: Vec<i64>,
-    /// Where it is made whole.
+    /// Rank that gathers the full tensor.
     owner: usize,
 }
 

@@ -24,7 +24,7 @@ const NAMING: Duration = Duration::from_secs(1);
 pub(super) struct Lock {
     path: PathBuf,
     file: File,
-    /// Whether this process has the lock.
+    /// True if this process has the lock.
     held: bool,
     /// Error of a file system without locks.
     unsupported: Option<String>,

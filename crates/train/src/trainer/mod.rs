@@ -47,7 +47,7 @@ use crate::task::{RolloutError, Task};
 use crate::triggers::{Signals, Stop, Triggers};
 use crate::variables::{self, Variable, VariableError};
 
-/// How [`fit`] trains.
+/// Options of [`fit`].
 #[derive(Debug, Clone, Default)]
 pub struct FitConfig {
     /// Folder of the run's metrics and checkpoints. It belongs to one run at a time: see [`RunFolder`].
@@ -66,17 +66,17 @@ pub struct FitConfig {
     pub data_parallel: DataParallelConfig,
     /// When to save.
     pub checkpoint: CheckpointConfig,
-    /// What to record.
+    /// Metrics to record.
     pub metrics: MetricsConfig,
     /// Display of progress.
     pub progress: ProgressMode,
     /// The resolved configuration as TOML, kept in every checkpoint and, unless it is empty, in `config.toml` in the folder.
     pub resolved: String,
-    /// What else a checkpoint should carry, for instance the normalizers.
+    /// Other values that a checkpoint should carry, for instance the normalizers.
     pub extra: serde_json::Value,
-    /// What a run that resumes must have as it was, besides seed, samples and batch size: an object, compared key by key.
+    /// Values that a resumed run must share, besides seed, samples and batch size: an object, compared key by key.
     pub identity: serde_json::Value,
-    /// What asks the run for checkpoints from outside.
+    /// External requests for checkpoints.
     pub signals: Signals,
     /// Reaction to a disk without room for checkpoints, and to hosts without memory for gradients and the optimizer's state.
     pub checks: CheckChoice,
@@ -93,7 +93,7 @@ pub struct Ranks {
     pub data: Group,
     /// Those whose gradients add up to that of the loss.
     pub gradients: Group,
-    /// Where parameters are split over the axis `shard` of a mesh: who brings them, and the mesh.
+    /// Supplier and mesh of parameters that are sharded over an axis `shard`.
     pub shards: Option<(ShardedParameters, DeviceMesh)>,
 }
 
@@ -117,8 +117,8 @@ impl Ranks {
         Ok(Self { world: world.clone(), data: Group::single(), gradients, shards: None })
     }
 
-    /// The same with parameters, their gradients and the optimizer's state in parts over the axis `shard` of the mesh: see
-    /// [`FullySharded`](crate::FullySharded). The model was made with `sharded`.
+    /// Trains with parameters, gradients and optimizer state sharded over the axis `shard` of the mesh: see
+    /// [`FullySharded`](crate::FullySharded). The model must be built with `sharded`.
     ///
     /// # Errors
     ///
@@ -128,7 +128,7 @@ impl Ranks {
     }
 }
 
-/// What came of a run; the same on every rank.
+/// Result of a run; the same on every rank.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Summary {
     /// Steps taken, those before a resumption included.
@@ -225,9 +225,9 @@ const COLUMNS: [&str; 8] = [
 
 struct Run<'a, T> {
     task: &'a T,
-    /// What the optimizer steps: whole parameters, or this rank's parts of them.
+    /// Parameters that the optimizer steps: full ones, or this rank's shards.
     params: Parameters,
-    /// What the model uses.
+    /// Parameters that the model uses.
     whole: Parameters,
     buffers: &'a [(String, Tensor)],
     ranks: &'a Ranks,
@@ -252,7 +252,7 @@ struct Run<'a, T> {
     state: RunState,
     /// The step of the last checkpoint.
     saved: Option<u64>,
-    /// Whether a checkpoint that is due waits for the end of the epoch.
+    /// True if a checkpoint that is due waits for the end of the epoch.
     due: bool,
     summary: Summary,
     began: Instant,
@@ -439,7 +439,7 @@ impl<'a, T: Task> Run<'a, T> {
             }
         }
         if self.summary.stopped.is_none() {
-            // What was validated is what the caller finds.
+            // The caller gets the validated parameters.
             self.swap_averages()?;
             self.warn_of_baseline()?;
         }
@@ -453,7 +453,7 @@ impl<'a, T: Task> Run<'a, T> {
         Ok(())
     }
 
-    /// What is left of the epoch under way.
+    /// Trains the rest of the current epoch.
     fn epoch(&mut self) -> Result<()> {
         let epoch = self.state.epoch;
         let batches = self.sampler.epoch(epoch);

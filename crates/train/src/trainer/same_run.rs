@@ -51,13 +51,13 @@ pub(super) fn check_counts(saved: &RunState, batches: u64, path: &Path) -> Resul
     Err(Error::checkpoint(path, reason))
 }
 
-/// Where two values differ, key by key.
+/// Finds differences of two values, key by key.
 pub(super) fn differences(key: &str, saved: &Value, now: &Value, found: &mut Vec<String>) {
     match (saved, now) {
         (Value::Object(a), Value::Object(b)) => {
             let more = b.keys().filter(|name| !a.contains_key(*name));
             for name in a.keys().chain(more) {
-                // What it is all called is said only where one side has nothing.
+                // The full name is given only if one side has no value.
                 let inner =
                     if matches!(key, "" | "identity") { name.clone() } else { format!("{key}.{name}") };
                 let of =

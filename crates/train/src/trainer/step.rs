@@ -15,7 +15,7 @@ use crate::replicas::check_replicas;
 use crate::task::{Step, Task, share};
 use crate::triggers::Asked;
 
-/// What the passes of a step gave.
+/// Results of a step's passes.
 struct Passes {
     /// Losses of this rank's samples, and how many samples each is the mean of.
     losses: Vec<(Tensor, usize)>,

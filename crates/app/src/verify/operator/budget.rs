@@ -1,6 +1,6 @@
-//! How many bytes a rank may receive in an operator and its gradient, from the shapes alone (design decision 26): windowed
-//! operators their window, statistics what they are, products the smaller operand, selection what is selected, rings the other
-//! operand once, transforms one exchange a dim.
+//! Bytes that a rank may receive in an operator and its gradient, from the shapes alone (design decision 26): windowed
+//! operators their halo, reductions their statistics, products the smaller operand, selections the selected elements, ring
+//! algorithms the other operand once, transforms one exchange per dim.
 
 use anyhow::{Context, Result};
 use serde_json::Value;
@@ -42,14 +42,14 @@ pub(super) fn received(op: &str, names: &[String], case: &Case, layout: &Layout,
         "slice" | "narrow" | "split" | "chunk" | "permute" | "transpose" | "unsqueeze" | "expand"
         | "repeat" => 0,
         "squeeze" => of.first(),
-        // What is selected, to each rank.
+        // The selected elements, to each rank.
         "select" | "unbind" => of.outputs,
-        // What is torn from its box, there and back.
+        // The elements that cross shard boundaries, forward and backward.
         "view" | "reshape" | "flatten" => 2 * of.first(),
         // The operands that lie otherwise follow the largest, there and back.
         "cat" | "stack" => 2 * of.all(),
         "index_select" | "gather" | "index_add" | "scatter_add" | "embedding" => {
-            // What is named, and the naming; back the same. Words about how much there is.
+            // The indexed elements and the indices, forward and backward, and messages with their numbers.
             2 * (of.outputs + of.weights_once()) + of.asking() + of.reduced(of.first())
         }
         // Rows for columns, there, back, and there again with the gradient.
@@ -134,7 +134,7 @@ impl Amounts {
         bytes * self.others.max(2).min(2 * self.others)
     }
 
-    /// What ranks tell each other of what they will ask for: a few words each.
+    /// Returns the size of the messages that announce requests: a few words each.
     fn asking(&self) -> u64 {
         self.others * 8 * (self.others + 4) * 2 + self.weights_once()
     }
@@ -163,7 +163,7 @@ fn along(case: &Case) -> Result<u64> {
     Ok(bytes(input) / input.size()[dim].max(1) as u64)
 }
 
-/// What a rank lacks of its window, and what others lack of theirs that it has.
+/// Returns the bytes of a rank's halo, and of the others' halos in its shard.
 fn windows(op: &str, case: &Case, layout: &Layout, rank: usize) -> Result<u64> {
     let input = case.tensor("input")?;
     let name = case.header.outputs.first().context("the case has no outputs")?;
@@ -184,7 +184,7 @@ fn windows(op: &str, case: &Case, layout: &Layout, rank: usize) -> Result<u64> {
     };
     let round_the_ends = matches!(op, "roll" | "flip") || wraps(case);
     let elements = if round_the_ends {
-        // Where the window lies round the ends, by its size alone.
+        // For windows that wrap around, by their size alone.
         let others = (0..needs.len()).filter(|&other| other != rank).map(|other| volume(&needs[other]));
         volume(&needs[rank]) + others.sum::<i64>()
     } else {
@@ -196,7 +196,7 @@ fn windows(op: &str, case: &Case, layout: &Layout, rank: usize) -> Result<u64> {
     Ok((elements * element) as u64)
 }
 
-/// Whether elements beyond the ends come from elsewhere.
+/// Returns whether elements beyond the ends come from elsewhere.
 fn wraps(case: &Case) -> bool {
     let mode =
         |name: &str| case.header.attrs.get(name).and_then(Value::as_str).unwrap_or("constant").to_owned();

@@ -104,7 +104,7 @@ fn model_ranks(layout: &Layout) -> usize {
     layout.mesh.axes().last().copied().unwrap_or(1)
 }
 
-/// Whether all ranks have the whole of a parameter.
+/// Returns whether a parameter is replicated.
 fn is_shared(name: &str) -> bool {
     [".norm1.", ".norm2.", ".mlp.b2", ".head."].iter().any(|part| name.contains(part))
 }

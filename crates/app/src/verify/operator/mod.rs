@@ -19,7 +19,7 @@ use super::case::{Case, Header};
 use super::layout::{Layout, Parts};
 use super::mesh::Mesh;
 
-/// What one operator of the cases is, on shards.
+/// Operator of golden cases, on shards.
 pub(crate) trait Operator: Sync {
     /// Its name in the cases.
     fn name(&self) -> &'static str;
@@ -34,7 +34,7 @@ pub(crate) trait Operator: Sync {
         Ok(asked.to_vec())
     }
 
-    /// What a reader of the result should know of what was asked for and not run.
+    /// Returns notes on requested layouts that were not run.
     fn notes(&self, _header: &Header, _asked: &[Mesh]) -> Result<Vec<String>> {
         Ok(Vec::new())
     }
@@ -47,7 +47,7 @@ pub(crate) trait Operator: Sync {
     /// Runs it on this rank's parts, forward. All ranks call.
     fn forward(&self, rank: &Rank, case: &Case, layout: &Layout) -> Result<Forward>;
 
-    /// How many bytes `rank` may receive, forward and backward together.
+    /// Returns the bytes that `rank` may receive, forward and backward together.
     fn budget(&self, case: &Case, layout: &Layout, rank: usize) -> Result<u64>;
 }
 
@@ -95,7 +95,7 @@ impl Rank {
     }
 }
 
-/// What came out of an operator on this rank, or that it would not.
+/// Result of an operator on this rank, or its refusal.
 #[derive(Debug)]
 pub(crate) enum Forward {
     /// It ran.
@@ -114,7 +114,7 @@ pub(crate) enum Forward {
 pub(crate) struct Held {
     /// Its name in the case.
     pub(crate) name: String,
-    /// What this rank holds.
+    /// This rank's shard.
     pub(crate) tensor: Tensor,
     /// Which part of the case's tensor that is.
     pub(crate) part: Part,
@@ -127,7 +127,7 @@ pub(crate) enum Part {
     Of(Parts),
     /// The whole of a tensor that the case names for this rank.
     Own {
-        /// Whether the ranks' tensors are the same, to the last bit.
+        /// True if the ranks' tensors are bitwise the same.
         alike: bool,
     },
     /// Nothing: there is no such tensor in the case, and this rank's has no elements.
@@ -156,7 +156,7 @@ fn config<T: DeserializeOwned>(header: &Header) -> Result<T> {
     serde_json::from_value(arguments).with_context(|| format!("`attrs` are no arguments of {}", header.op))
 }
 
-/// What the pass of a case is for.
+/// Purpose of a case's pass.
 struct Pass(Option<Generator>);
 
 impl Pass {

@@ -94,7 +94,7 @@ impl Operator for Model {
         if let Some(unused) = unused {
             bail!("the model has no parameter `{unused}`");
         }
-        // What would have to be gathered behind the caller's back does not count as supported.
+        // An operator that would gather its inputs silently does not count as supported.
         let _guard = forbid_hidden_communication();
         let output = model(&Inputs(inputs))?;
         let whole = output.redistribute(None, &super::sharded::settled(&output))?;

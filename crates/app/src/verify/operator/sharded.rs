@@ -170,7 +170,7 @@ impl Operator for Sharded {
             tensors.push(ShardTensor::from_parts(&leaf.tensor, &of_shards)?);
             leaves.push(leaf);
         }
-        // What would have to be gathered behind the caller's back does not count as supported.
+        // An operator that would gather its inputs silently does not count as supported.
         let _guard = forbid_hidden_communication();
         let attrs: &Attrs = case.header.attrs.as_object().context("`attrs` is no table")?;
         let inputs: Vec<&ShardTensor> = tensors.iter().collect();

@@ -11,7 +11,7 @@ use crate::verify::mesh::Mesh;
 
 pub(crate) struct VCollective {
     name: &'static str,
-    /// Whether all ranks get the same.
+    /// True if all ranks get the same result.
     alike: bool,
     /// Of which tensor each rank has a part.
     split: &'static str,

@@ -45,7 +45,7 @@ struct Variable {
     kind: NumberKind,
     begin: u64,
     attributes: Vec<(String, Attribute)>,
-    /// Whether its first dim is that of records.
+    /// True if its first dim is that of records.
     is_record: bool,
 }
 

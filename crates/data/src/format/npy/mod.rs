@@ -47,7 +47,7 @@ struct NpyArray {
     place: Place,
 }
 
-/// Where the numbers of an array are.
+/// Place of an array's numbers.
 #[derive(Debug)]
 enum Place {
     /// From this byte of the file on.

@@ -12,7 +12,7 @@ use crate::{Error, Result};
 #[derive(Debug, PartialEq)]
 pub(super) struct Member {
     pub(super) name: String,
-    /// Where its bytes begin.
+    /// Offset of its first byte.
     pub(super) start: u64,
     /// Bytes in the archive.
     pub(super) packed: u64,

@@ -36,7 +36,7 @@ const LONGEST: u64 = 100_000_000;
 struct SafeTensors {
     path: PathBuf,
     file: File,
-    /// Where the numbers begin.
+    /// Offset of the first number.
     start: u64,
     tensors: BTreeMap<String, Entry>,
 }

@@ -27,7 +27,7 @@ pub struct WellField {
 }
 
 impl WellField {
-    /// What the field is called.
+    /// Returns the name of the field.
     pub fn name(&self) -> &str {
         &self.name
     }
@@ -94,7 +94,7 @@ impl WellField {
         let mut accumulators: Vec<Accumulator> =
             (0..self.components).map(|_| Accumulator::default()).collect();
         let (trajectories_at_once, frames_at_once) = self.at_once(whole);
-        // What does not vary is read once, and counted as often as it stands for.
+        // Constant values are read once, and counted for each sample and frame.
         let once =
             |axis: usize| if self.varying[axis] { whole[axis].clone() } else { 0..whole[axis].len().min(1) };
         for trajectories in portions(once(0), trajectories_at_once) {

@@ -96,7 +96,7 @@ impl WellFile {
         &self.path
     }
 
-    /// What the data set is called.
+    /// Name of the data set.
     pub fn name(&self) -> &str {
         &self.name
     }
@@ -139,7 +139,7 @@ impl WellFile {
         &self.coordinates[dim]
     }
 
-    /// Whether a spatial dim, counted from 0, is periodic by `boundary_conditions`.
+    /// Returns whether a spatial dim, counted from 0, is periodic by `boundary_conditions`.
     ///
     /// # Panics
     /// When there is no such dim.
@@ -152,7 +152,7 @@ impl WellFile {
         &self.parameters
     }
 
-    /// What the file holds but for its values, to write a file like it.
+    /// Returns the file's metadata, to write a file like it.
     pub fn meta(&self) -> WellMeta {
         let names = self.spatial_dims.iter().zip(&self.coordinates).zip(&self.periodic);
         WellMeta {

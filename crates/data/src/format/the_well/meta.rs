@@ -1,10 +1,10 @@
-//! What a file of The Well's schema holds, before its values.
+//! Metadata of a file of The Well's schema.
 
 use super::open::{DATASET_NAME, FIELDS, GRID_TYPE, PARAMETERS, SPATIAL_DIMS_COUNT, TIME, TRAJECTORIES};
 use crate::{Error, Result};
 
-/// What a file of The Well's schema holds, before its values: what [`WellWriter`](crate::WellWriter) is told, and
-/// [`WellFile::meta`](crate::WellFile::meta) tells.
+/// Metadata of a file of The Well's schema, for [`WellWriter`](crate::WellWriter) and from
+/// [`WellFile::meta`](crate::WellFile::meta).
 ///
 /// ```
 /// use isobar_data::{WellDim, WellMeta};
@@ -25,7 +25,7 @@ use crate::{Error, Result};
 /// ```
 #[derive(Clone, Debug, PartialEq)]
 pub struct WellMeta {
-    /// What the data set is called.
+    /// Name of the data set.
     pub name: String,
     /// The kind of grid, `cartesian` by default.
     pub grid_type: String,
@@ -46,11 +46,11 @@ pub struct WellMeta {
 /// A spatial dim of a [`WellMeta`].
 #[derive(Clone, Debug, PartialEq)]
 pub struct WellDim {
-    /// What the dim is called, such as `x`.
+    /// Name of the dim, such as `x`.
     pub name: String,
     /// Coordinates of its points, ascending; stored as float32.
     pub coordinates: Vec<f64>,
-    /// Whether its ends meet.
+    /// True if the dim is periodic.
     pub periodic: bool,
 }
 

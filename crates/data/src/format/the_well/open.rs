@@ -113,7 +113,7 @@ fn constant_coordinates(dimensions: &Node<'_>, name: &str, flags: &[&str]) -> Re
     dimensions.coordinates(name, None)
 }
 
-/// Whether each dim is periodic: a dim that no condition is about is not.
+/// Returns which dims are periodic; a dim without boundary condition is not.
 fn periodic(conditions: &Node<'_>, spatial_dims: &[String]) -> Result<Vec<bool>> {
     let mut periodic = vec![false; spatial_dims.len()];
     for name in conditions.members()? {

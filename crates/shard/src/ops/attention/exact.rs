@@ -10,7 +10,7 @@ use crate::layout::Interval;
 use crate::ops::index::indices_of;
 
 /// The gradients of query, key, value and mask, given that of the result; the whole matrix of scores at once. `keys` lie
-/// behind each other in memory.
+/// consecutive in memory.
 pub(super) fn exact(
     kernel: &Kernel,
     causal: bool,

@@ -9,11 +9,11 @@ use crate::error::Result;
 /// Elements of the matrix of scores that are made at once.
 const TILE: i64 = 1 << 21;
 
-/// What does not change from block to block.
+/// Data that is the same for all blocks.
 pub(super) struct Kernel {
     pub(super) scale: f64,
     pub(super) dropout: Option<Dropout>,
-    /// Whether the mask's gradient is wanted.
+    /// True if the mask's gradient is needed.
     pub(super) mask_gradient: bool,
 }
 
@@ -37,7 +37,7 @@ pub(super) struct Piece {
     /// First key within the block, and in the sequence.
     pub(super) key: (i64, i64),
     pub(super) keys: i64,
-    /// Whether query i of the piece sees the keys up to i only.
+    /// True if query i of the piece attends to keys up to i only.
     pub(super) diagonal: bool,
 }
 
@@ -48,7 +48,7 @@ pub(super) struct Operands<'a> {
     pub(super) value: &'a Tensor,
     /// Added to the scores; one or all of batch, heads, queries, keys.
     pub(super) mask: Option<&'a Tensor>,
-    /// Where the block's keys lie in the mask.
+    /// Offset of the block's keys in the mask.
     pub(super) mask_shift: i64,
 }
 
@@ -97,7 +97,7 @@ impl Running {
     }
 }
 
-/// The same with 0 for −∞.
+/// Replaces −∞ by 0.
 pub(super) fn finite(log_sum: &Tensor) -> Result<Tensor, TchError> {
     log_sum.f_masked_fill(&log_sum.f_eq(f64::NEG_INFINITY)?, 0.0)
 }
@@ -128,7 +128,7 @@ impl Kernel {
             .try_for_each(|tile| self.plain_backward(x, &tile, done, gradient, into))
     }
 
-    /// Whether libtorch's flash attention does it; it knows neither dropout nor the mask's gradient.
+    /// Returns whether libtorch's flash attention applies; it supports neither dropout nor the mask's gradient.
     fn is_fused(&self, x: &Operands<'_>) -> bool {
         let features = x.query.size()[3];
         x.query.device() == Device::Cpu
@@ -279,7 +279,7 @@ impl Kernel {
         Ok(scores)
     }
 
-    /// What dropout multiplies the weights by.
+    /// Returns the dropout mask of the weights.
     pub(super) fn kept(&self, tile: &Piece, weights: &Tensor) -> Result<Option<Tensor>> {
         let Some(dropout) = &self.dropout else { return Ok(None) };
         let mut window = Window::whole(&dropout.scores);

@@ -41,7 +41,7 @@ fn args(options: &AttentionOptions<'_>) -> Attrs {
     )()
 }
 
-/// What libtorch says.
+/// Error of libtorch.
 fn torch<T>(result: Result<T, TchError>) -> Result<T> {
     super::torch(NAME, result)
 }

@@ -43,7 +43,7 @@ fn cut((start, end): (i64, i64), at: i64, keys: Interval, causal: bool, found: &
     push((start.max(keys.end()), end), (keys.start, keys.end()), false);
 }
 
-/// How many pairs of query and key the queries of these intervals have to look at.
+/// Returns the number of query-key pairs for the queries of these intervals.
 pub(super) fn work(queries: &[Interval], keys: i64, causal: bool) -> f64 {
     let of = |interval: &Interval| {
         if !causal {
@@ -57,7 +57,7 @@ pub(super) fn work(queries: &[Interval], keys: i64, causal: bool) -> f64 {
     queries.iter().map(of).sum()
 }
 
-/// Whether any of these queries sees any of these keys.
+/// Returns whether any of these queries attends to any of these keys.
 pub(super) fn meet(queries: &[Interval], keys: Interval, causal: bool) -> bool {
     keys.len > 0 && queries.iter().any(|queries| queries.len > 0 && (!causal || queries.end() > keys.start))
 }

@@ -1,4 +1,4 @@
-//! How the operands of an attention are laid out for it: decided from layouts only.
+//! Layouts of the operands of an attention, chosen from their layouts alone.
 
 use isobar_array::AttentionStrategy;
 use isobar_collectives::balanced;
@@ -24,13 +24,13 @@ pub(super) struct Plan {
     /// Of the matrix of scores that a rank computes, at least in parts.
     pub(super) scores: Layout,
     pub(super) output: Layout,
-    /// What the caller gets.
+    /// Layout of the result.
     pub(super) returned: Layout,
     /// Axes that split the keys while it is computed.
     pub(super) key_axes: Vec<usize>,
     /// Axes that split the queries, but not the keys.
     pub(super) query_axes: Vec<usize>,
-    /// Whether each rank attends all queries to its own keys, and results are combined.
+    /// True if each rank attends all queries to its own keys, and the results are combined.
     pub(super) combines: bool,
 }
 
@@ -77,7 +77,7 @@ impl Plan {
         let all = union(&splits.queries.axes, &splits.keys.axes);
         let ranks = count(&all);
 
-        // What a rank receives, in elements, as far as the ways differ.
+        // Elements that a rank receives, without those common to all strategies.
         let lead: i64 = key.shape()[..n - 2].iter().product();
         let (k, g) = (lead as f64 * shape.keys as f64, (lead * shape.groups) as f64 * shape.queries as f64);
         let (features, out) = (shape.features as f64, shape.out as f64);
@@ -253,7 +253,7 @@ fn zigzag(axes: &[usize], extent: i64, ranks: usize) -> Dim {
     Dim { axes: axes.to_vec(), parts: (0..ranks).map(part).collect() }
 }
 
-/// Whether the busiest rank has enough less to do.
+/// Returns whether balancing saves the busiest rank enough work.
 fn pays(asked: Option<bool>, own: &Dim, zigzag: &Dim, shape: &Shape) -> bool {
     let most = |dim: &Dim| dim.parts.iter().map(|part| work(part, shape.keys, true)).fold(0.0, f64::max);
     let long = shape.queries >= WORTH_MOVING * zigzag.parts.len() as i64;

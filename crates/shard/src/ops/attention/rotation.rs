@@ -53,7 +53,7 @@ impl Rotation {
         (self.me + self.len() - step) % self.len()
     }
 
-    /// Who gets this rank's block in step `step`.
+    /// Returns the rank that receives this rank's block in step `step`.
     pub(crate) fn target(&self, step: usize) -> usize {
         (self.me + step) % self.len()
     }

@@ -24,7 +24,7 @@ pub(super) struct Turns {
     pub(super) kernel: Kernel,
     pub(super) causal: bool,
     pub(super) rotation: Rotation,
-    /// Whether all queries stay and results are combined; else blocks of keys travel.
+    /// True if queries stay and results are combined; otherwise blocks of keys are sent around.
     combines: bool,
     queries: Vec<Vec<Interval>>,
     pub(super) keys: Vec<Interval>,
@@ -50,17 +50,17 @@ impl Turns {
         &self.queries[self.rotation.me]
     }
 
-    /// Whether the rank of that number has a use for the keys of the other.
+    /// Returns whether a rank's queries attend to another rank's keys.
     fn meet(&self, queries: usize, keys: usize) -> bool {
         meet(&self.queries[queries], self.keys[keys], self.causal)
     }
 
-    /// How many blocks of keys there are for this rank.
+    /// Returns the number of key blocks for this rank.
     fn steps(&self) -> usize {
         if self.combines { 1 } else { self.rotation.len() }
     }
 
-    /// Where the columns of that block of keys lie in this rank's mask.
+    /// Returns the offset of this key block's columns in this rank's mask.
     fn mask_shift(&self, keys: usize) -> i64 {
         if self.combines { 0 } else { self.keys[keys].start }
     }
@@ -252,7 +252,7 @@ impl Turns {
         ])
     }
 
-    /// What all ranks have found for the same queries, each from its own keys.
+    /// Combines the ranks' results for the same queries, each from its own keys.
     fn combine(&self, own: &Running) -> Result<Running> {
         let group = &self.rotation.group;
         let largest = all_reduce(&own.log_sum, ReduceOp::Max, group)?;
@@ -271,7 +271,7 @@ impl Turns {
         torch(unpack())
     }
 
-    /// The same gradients, of operators that have gradients again: the keys of all ranks at once.
+    /// Computes the gradients by differentiable operators, with the keys of all ranks at once.
     fn twice(&self, x: &Inputs<'_>, gradient: &Tensor) -> Result<Vec<Option<Tensor>>> {
         if self.combines {
             return refuse(
@@ -359,7 +359,7 @@ impl Turns {
     }
 }
 
-/// The same tensors; the mask's stays.
+/// Copies the tensors, but not the mask's.
 fn copy(sums: &Gradients) -> Gradients {
     Gradients {
         query: sums.query.shallow_clone(),

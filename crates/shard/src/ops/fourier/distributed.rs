@@ -34,12 +34,11 @@ use crate::error::Result;
 /// ```
 #[derive(Debug, Clone, Copy)]
 pub struct DistributedRfft2 {
-    /// How many points there are along the dims, to which the field is cut or filled up with zeros; its extents where not
-    /// given.
+    /// Number of points along the dims, to which the field is cropped or zero-padded; its extents by default.
     pub s: Option<[i64; 2]>,
     /// The dims; the second is halved.
     pub dims: [i64; 2],
-    /// Where the factor goes.
+    /// Normalization.
     pub norm: FftNorm,
 }
 
@@ -52,7 +51,7 @@ pub struct DistributedIrfft2 {
     pub s: Option<[i64; 2]>,
     /// The dims; the second is halved.
     pub dims: [i64; 2],
-    /// Where the factor goes.
+    /// Normalization.
     pub norm: FftNorm,
 }
 
@@ -111,7 +110,7 @@ impl DistributedIrfft2 {
     ///
     /// # Errors
     ///
-    /// As of [`DistributedRfft2::apply`].
+    /// Those of [`DistributedRfft2::apply`].
     pub fn apply(&self, x: &Tensor, group: &Group) -> Result<Tensor> {
         const OP: &str = "distributed_irfft2";
         let [first, second] = self.dims;
@@ -122,7 +121,7 @@ impl DistributedIrfft2 {
         let (rows, columns) = (balanced(height / 2 + 1, group.size()), width / 2 + 1);
         let (dim, other) = (first as i64, second as i64);
 
-        // Each of the rows 0 … H/2 with its mirror image; rows that there are not are zeros, behind the others.
+        // Each of the rows 0 … H/2 with its mirror image; missing rows are zeros, behind the others.
         let pad = |x: &Tensor, dim: usize, count: i64| {
             let mut around = vec![0; 2 * (x.dim() - dim)];
             around[2 * (x.dim() - dim) - 1] = count;
@@ -184,8 +183,8 @@ struct Parts {
 }
 
 impl Parts {
-    /// What the ranks have, along the dim that is whole and the one that is split, and ask for: they tell each other. Refused on all
-    /// ranks where it does not fit.
+    /// Gathers the shards and requests of all ranks, along the full dim and the sharded one. Rejected on all ranks if they do
+    /// not fit.
     fn of(
         op: &'static str,
         x: &Tensor,
@@ -275,7 +274,7 @@ struct Routes {
 }
 
 impl Routes {
-    /// What each rank wants, in its order, and who has it where.
+    /// Plans the requests of each rank, in its order, with their owners and positions.
     fn new(wanted: &[Vec<i64>], find: impl Fn(i64) -> Option<(usize, i64)>, group: &Group) -> Result<Self> {
         let ranks = group.size();
         let mut sizes = vec![vec![0; ranks]; ranks];

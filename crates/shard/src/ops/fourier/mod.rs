@@ -1,8 +1,8 @@
 //! Fourier transforms over dims that may be split.
 //!
-//! A transform over several dims is one along each of them. What lies whole on the ranks is transformed there, real numbers
-//! first; then what splits another dim moves to a dim that is done, in one exchange, and so on. The result is left as it lies
-//! then.
+//! A transform over several dims is one along each of them. Each rank transforms the dims that it holds in full, the
+//! real-to-complex dim first; an all-to-all then reshards another dim onto a finished one, and so on. The result keeps its
+//! transposed layout.
 
 pub(crate) mod distributed;
 mod pieces;
@@ -82,7 +82,7 @@ impl ShardTensor {
         norm: FftNorm,
     ) -> Result<Self> {
         let mut x = self.resolved()?;
-        // What is not read need not travel.
+        // Elements that are not read are not sent.
         for &dim in &transform.dims {
             let read = transform.read_extent(dim);
             if x.layout().is_sharded(dim) && read < x.shape()[dim] {

@@ -15,7 +15,7 @@ thread_local! {
     static PIECES: Cell<Option<usize>> = const { Cell::new(None) };
 }
 
-/// How many pieces there are on a GPU, which computes while NCCL moves bytes.
+/// Number of pieces on a GPU, which computes while NCCL moves bytes.
 const PIECES_ON_GPU: usize = 4;
 
 /// On a GPU a piece has at least so many bytes: below, what it costs to begin an exchange is more than what is saved.
@@ -61,10 +61,10 @@ impl Drop for TransformPieces {
     }
 }
 
-/// How a tensor is cut.
+/// Split of a tensor into pieces.
 pub(super) struct Pieces {
     dim: usize,
-    /// Where pieces begin, and the end.
+    /// Offsets of the pieces, and the end.
     bounds: Vec<i64>,
 }
 

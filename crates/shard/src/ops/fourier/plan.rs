@@ -10,12 +10,12 @@ use crate::error::Result;
 use crate::layout::{Dim, Layout, Placement};
 use crate::rules::received;
 
-/// What is done next.
+/// Next step.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) enum Step {
     /// These dims, which are whole, are transformed; the one that is halved stands last.
     Transform(Vec<usize>),
-    /// What splits the first dim splits the second.
+    /// All-to-all that reshards the first dim onto the second.
     Turn(usize, usize),
     /// The dim becomes whole on all ranks: of a single vector, there is no other to split.
     Gather(usize),
@@ -44,7 +44,7 @@ impl Step {
         }
     }
 
-    /// What is transformed.
+    /// Returns the transformed dims.
     fn transformed(&self) -> Vec<usize> {
         match self {
             Self::Transform(dims) => dims.clone(),
@@ -110,7 +110,7 @@ pub(super) fn steps(layout: &Layout, transform: &Transform, element: usize) -> R
     Ok(steps)
 }
 
-/// Whether the ranks have all of the dim.
+/// Returns whether the ranks hold the full dim.
 pub(super) fn is_whole(layout: &Layout, dim: usize) -> bool {
     layout.dims()[dim].parts.len() == 1
 }
@@ -196,7 +196,7 @@ impl State {
         }
     }
 
-    /// What can be done with a dim that is split.
+    /// Returns the possible steps for a sharded dim.
     fn moves(&self, from: usize, transform: &Transform) -> Vec<Step> {
         let others = || (0..self.layout.ndim()).filter(|&to| to != from && self.layout.shape()[to] > 1);
         let mut moves: Vec<Step> = others().map(|to| Step::Turn(from, to)).collect();

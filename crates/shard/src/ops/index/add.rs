@@ -108,7 +108,7 @@ impl ShardTensor {
     }
 }
 
-/// How the source lies along the dim, and the axes along which what it adds is a partial sum.
+/// Returns the source's split along the dim, and the axes along which its contribution is a partial sum.
 fn walked(x: &ShardTensor, source: &Dim, at: usize) -> (Dim, Vec<usize>) {
     match x.layout().is_sharded(at) {
         true => (beside(&x.layout().dims()[at], source), Vec::new()),

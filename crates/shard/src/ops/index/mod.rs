@@ -39,7 +39,7 @@ fn told<T>(op: &'static str, layout: &Layout, result: Result<T, TchError>) -> cr
     result
 }
 
-/// How the indices along a dim are split, where the dim is: as they are if the same axes split them, else like the dim.
+/// Returns the split of indices along a sharded dim: unchanged if the same axes shard them, otherwise that of the dim.
 fn beside(dim: &Dim, indices: &Dim) -> Dim {
     match indices.axes == dim.axes && indices.is_consecutive() {
         true => indices.clone(),

@@ -1,4 +1,4 @@
-//! Who asks whom for which elements.
+//! Routing of indexed elements between ranks.
 
 use isobar_collectives::{Group, all_to_all_v, indexed_all_to_all_v, indexed_scatter_add_v};
 use isobar_torch::guard::NoGrad;
@@ -21,7 +21,7 @@ pub(super) struct Route {
     as_asked: Tensor,
 }
 
-/// How one split dim lies over the ranks that share it.
+/// Owners of a sharded dim's indices.
 pub(in crate::ops) struct Owners {
     pub(in crate::ops) group: Group,
     /// For each part, the rank in the group.
@@ -32,7 +32,7 @@ pub(in crate::ops) struct Owners {
     pub(in crate::ops) sizes: Vec<i64>,
 }
 
-/// Where requested indices are.
+/// Locations of requested indices.
 pub(super) struct Found {
     /// The rank in the group.
     pub(super) owner: Tensor,
@@ -40,7 +40,7 @@ pub(super) struct Found {
     pub(super) place: Tensor,
     /// The extent of its part.
     pub(super) extent: Tensor,
-    /// How many indices there are not.
+    /// Number of indices out of range.
     bad: i64,
 }
 
@@ -79,7 +79,7 @@ impl Owners {
         self.own
     }
 
-    /// Where these global indices are.
+    /// Finds the owners and local positions of global indices.
     pub(super) fn find(&self, indices: &Tensor) -> Result<Found, TchError> {
         let device = indices.device();
         let on_device = |list: &[i64]| Tensor::f_from_slice(list)?.f_to_device(device);

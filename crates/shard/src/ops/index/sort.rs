@@ -84,7 +84,7 @@ impl ShardTensor {
     }
 }
 
-/// Where the elements of a row come from when it is sorted.
+/// Returns the source positions of a sorted row's elements.
 fn sorted_places(row: &ShardTensor, descending: bool) -> Result<ShardTensor> {
     const OP: &str = "sort";
     let _guard = NoGrad::new();

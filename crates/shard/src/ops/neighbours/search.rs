@@ -1,4 +1,4 @@
-//! What a rank finds for its queries in a block of points.
+//! Search of a rank's queries in a block of points.
 
 use tch::{Kind, TchError, Tensor};
 
@@ -19,7 +19,7 @@ pub(super) struct Found {
     pub(super) points: Tensor,
 }
 
-/// What is looked for: keeps of what was found and what a block has.
+/// Search criterion: merges earlier results with those of a block.
 pub(super) trait Search {
     /// Takes a block of points in, which begins at that global number.
     fn block(
@@ -54,7 +54,7 @@ impl Found {
         })
     }
 
-    /// How many each of so many queries has.
+    /// Returns the number of results of each query.
     pub(super) fn counts(&self, queries: i64) -> Result<Tensor, TchError> {
         self.rows.f_bincount(None::<Tensor>, queries)
     }

@@ -21,7 +21,7 @@ pub(super) struct Turns {
 }
 
 impl Turns {
-    /// What a search finds among all points; no gradients.
+    /// Searches all points, without gradients.
     pub(super) fn search(&self, points: &Tensor, queries: &Tensor, search: impl Search) -> Result<Found> {
         let _guard = NoGrad::new();
         let (points, queries) = (points.detach(), queries.detach());
@@ -33,7 +33,7 @@ impl Turns {
         Ok(found)
     }
 
-    /// Whether that rank has a use for the points of the other.
+    /// Returns whether that rank has a use for the points of the other.
     fn meet(&self, queries: usize, points: usize) -> bool {
         self.queries[queries] > 0 && self.points[points].len > 0
     }
@@ -160,7 +160,7 @@ impl Selection {
     }
 }
 
-/// Where the numbers of this block are among all, and which of its rows they are.
+/// Returns which indices lie in this block, and their rows in it.
 fn inside(indices: &Tensor, keys: Interval) -> Result<(Tensor, Tensor), TchError> {
     let within = indices.f_ge(keys.start)?.f_logical_and(&indices.f_lt(keys.end())?)?;
     let places = within.f_nonzero()?.f_squeeze_dim(1)?;

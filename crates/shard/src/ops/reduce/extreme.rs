@@ -75,8 +75,8 @@ pub(super) fn never(shape: &[i64], like: &Tensor, greatest: bool) -> Result<Tens
 }
 
 impl ShardTensor {
-    /// Where the greatest element along `dim` is, or, without a dim, in the flattened tensor; of kind `Int64`. Of several
-    /// equal ones the first; NaN counts as the greatest.
+    /// Returns the index of the greatest element along `dim`, or in the flattened tensor without a dim; dtype `Int64`. Of equal
+    /// elements the first; NaN counts as the greatest.
     ///
     /// # Errors
     ///
@@ -85,7 +85,7 @@ impl ShardTensor {
         self.arg("argmax", dim, keepdim, true)
     }
 
-    /// Where the least element along `dim` is; as [`argmax`](Self::argmax).
+    /// Returns the index of the least element along `dim`; see [`argmax`](Self::argmax).
     ///
     /// # Errors
     ///

@@ -96,7 +96,7 @@ impl Over {
         }
     }
 
-    /// What the ranks that share the dims have of a local statistic, along a new dim 0; replicated, and counting once.
+    /// Gathers a local statistic of the ranks that share the dims along a new dim 0; replicated, and counting once.
     fn everyones(&self, layout: &Layout, local: &Tensor) -> Result<Tensor> {
         let stacked = torch("reduce", local.f_unsqueeze(0))?;
         if self.axes.is_empty() {

@@ -31,7 +31,7 @@ pub(in crate::ops) fn merged(
     torch(op, merge(&everyones, &counts(x, over)?))
 }
 
-/// How many elements each of the ranks that share the dims has: known from the layout.
+/// Returns the number of elements of each rank that shares the dims, from the layout.
 fn counts(x: &ShardTensor, over: &Over) -> Result<Vec<f64>> {
     let layout = x.layout();
     let group = layout.group_along(&over.axes)?;

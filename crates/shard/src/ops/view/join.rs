@@ -1,4 +1,4 @@
-//! Tensors behind each other.
+//! Concatenation of tensors.
 
 use tch::Tensor;
 
@@ -9,7 +9,7 @@ use crate::ops::{operator, refuse, resolve};
 use crate::tensor::ShardTensor;
 
 impl ShardTensor {
-    /// Tensors behind each other along `dim`. Elements stay on their ranks: along a split dim, a rank's part of the result
+    /// Concatenates tensors along `dim`. Elements stay on their ranks: along a split dim, a rank's part of the result
     /// is its parts of all tensors. The other dims follow the largest tensor.
     ///
     /// # Errors
@@ -60,7 +60,7 @@ impl ShardTensor {
         })
     }
 
-    /// Tensors of one shape behind each other along a new `dim`, laid out as the largest of them.
+    /// Stacks tensors of one shape along a new `dim`, laid out as the largest of them.
     ///
     /// # Errors
     ///

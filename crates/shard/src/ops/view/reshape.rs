@@ -53,7 +53,7 @@ impl ShardTensor {
     }
 }
 
-/// What a reshape needs.
+/// Plan of a reshape.
 enum Plan {
     /// The result's dims; every rank keeps what it has.
     Views(Vec<Dim>),
@@ -267,7 +267,7 @@ fn as_box(part: &[Interval], extents: &[i64]) -> Option<Vec<Vec<Interval>>> {
         let whole = rest.iter().map(|&extent| vec![Interval::new(0, extent)]);
         return Some(std::iter::once(outer).chain(whole).collect());
     }
-    // The same inner set at every outer index that there is.
+    // Every outer index must have the same inner set.
     let mut rows: BTreeMap<i64, Vec<Interval>> = BTreeMap::new();
     for interval in &part {
         let mut at = interval.start;

@@ -159,7 +159,7 @@ impl ShardTensor {
     }
 }
 
-/// How the elements `start, start + step, …` before `end` are split when they stay where they are.
+/// Returns the split of the elements `start, start + step, …` before `end` if they stay on their ranks.
 fn kept(dim: &Dim, start: i64, end: i64, step: i64) -> Dim {
     let mut next = 0;
     let stay = |part: &Vec<Interval>| {

@@ -32,7 +32,7 @@ impl ShardTensor {
             output,
             |x, dim, spans| {
                 let (windows, longest) = spans_of(x, dim, spans)?;
-                // What a shorter window has in copies does not count, infinite or not.
+                // Copies that fill up a shorter window do not count, infinite or not.
                 let copies: Vec<bool> = spans
                     .iter()
                     .flat_map(|(start, end)| (0..longest).map(move |i| start + i >= *end))

@@ -157,7 +157,7 @@ struct Back {
     extent: i64,
 }
 
-/// What is taken of the results of a cover.
+/// Crop of a cover's result.
 struct Cut {
     /// Cut off at both ends by the dense operator.
     padding: i64,

@@ -23,7 +23,7 @@ use crate::window::{Need, Piece, transfer};
 
 const OP: &str = "conv";
 
-/// What a backward pass fails with.
+/// Error of a backward pass.
 type Failure = Box<dyn std::error::Error + Send + Sync>;
 
 /// The halo of each rank along the one dim that is split.
@@ -39,14 +39,14 @@ pub(super) struct Halo {
     group: Group,
 }
 
-/// How the dense operator goes over a part.
+/// Geometry of the dense operator on a shard.
 #[derive(Clone)]
 pub(super) struct Native {
     pub(super) stride: Vec<i64>,
     pub(super) padding: Vec<i64>,
     pub(super) dilation: Vec<i64>,
     pub(super) groups: i64,
-    /// Whether a bias is added.
+    /// True if a bias is added.
     pub(super) bias: bool,
 }
 
@@ -83,7 +83,7 @@ impl Halo {
         if !fits {
             return Ok(None);
         }
-        // The first and the last elements of each part, behind each other.
+        // The first and the last elements of each part, one after another.
         let parts = dim.parts.len() as i64;
         let ends =
             layout.with_dim(walk.dim, Dim::consecutive(dim.axes.clone(), &vec![2 * width; dim.parts.len()]));
@@ -162,12 +162,12 @@ impl Halo {
         Tensor::f_cat(&starts.iter().map(end).collect::<Result<Vec<_>, _>>()?, self.dim)
     }
 
-    /// Where the first and the last elements begin.
+    /// Returns the starts of the first and the last elements.
     fn starts(&self, x: &Tensor) -> impl Iterator<Item = i64> + use<> {
         [0, x.size()[self.dim as usize] - self.width].into_iter()
     }
 
-    /// What the halo adds at the two ends, by the elements of the kernel that reach it.
+    /// Computes the halo's contribution at both ends, from the kernel elements that reach it.
     fn of_ends(
         &self,
         native: &Native,

@@ -36,11 +36,11 @@ fn border(mode: PadMode) -> Border {
 /// A rank's window of an input, and what follows from it for the result.
 struct Windowed {
     local: Tensor,
-    /// How the result is split along the walks' dims.
+    /// Split of the result along the windowed dims.
     results: Vec<Dim>,
     /// This rank's part of the result along them.
     own: Vec<Interval>,
-    /// Whether a walk's border was left to the dense operator.
+    /// True for dims whose border is left to the dense operator.
     native: Vec<bool>,
 }
 
@@ -84,7 +84,7 @@ impl Windowed {
     }
 }
 
-/// What each rank needs along a walk.
+/// Returns the window of each rank along one dim.
 fn windows_along(result: &Dim, walk: &Walk, border: Border) -> Need {
     let mut need = Need::windows(result, walk.extent, border, |own| match own.len {
         0 => (0, 0),

@@ -153,8 +153,8 @@ impl ShardTensor {
     }
 }
 
-/// How a padded dim is split: elements stay where they are; what comes before goes to the first part that has any, and what
-/// comes after to the last.
+/// Returns the split of a padded dim: elements stay on their ranks; padding before goes to the first non-empty shard,
+/// padding after to the last.
 fn padded(dim: &Dim, before: i64, result: i64) -> Dim {
     let mut boundaries = dim.boundaries();
     let sizes = dim.sizes();

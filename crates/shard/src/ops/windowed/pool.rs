@@ -127,7 +127,7 @@ fn sums(x: &Tensor, walks: &[Walk]) -> Result<Tensor, TchError> {
     }
 }
 
-/// How many elements each window of this rank has: a product of one number along each dim.
+/// Returns the number of elements of each window on this rank: a product of one number along each dim.
 fn divisors(y: &Tensor, walks: &[Walk], own: &[Interval], pool: &Pool) -> Result<Tensor, TchError> {
     let options = (y.kind(), y.device());
     if let Some(divisor) = pool.divisor_override {
