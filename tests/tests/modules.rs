@@ -20,7 +20,7 @@ fn modules(src: &Path) -> BTreeMap<Module, PathBuf> {
         for entry in fs::read_dir(&folder).unwrap() {
             let path = entry.unwrap().path();
             let stem = path.file_stem().unwrap().to_str().unwrap().to_owned();
-            let child = [&name[..], &[stem.clone()]].concat();
+            let child = [&name[..], std::slice::from_ref(&stem)].concat();
             if path.is_dir() {
                 folders.push((path, child));
             } else if path.extension().is_some_and(|ending| ending == "rs") {

@@ -1,7 +1,7 @@
 //! Calculus on periodic fields, by Fourier transforms.
 //!
 //! A field of n points along a dim stands for a function of period L that is known at 0, L/n, 2L/n, …; everything here is exact
-//! for functions of frequencies below n/2. Written once over [`Array`]: of a [`ShardTensor`](crate::ShardTensor) the dims may
+//! for functions of frequencies below n/2. Written once over [`Array`]: of a sharded tensor the dims may
 //! be split.
 //!
 //! ```

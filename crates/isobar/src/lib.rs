@@ -4,8 +4,8 @@
 //! |---|---|
 //! | [`prelude`] | the types that most programs use |
 //! | [`Trainer`] | trains a model on fields over a mesh of ranks: model, data, mesh, and nothing else |
-//! | [`App`] | the command line `isobar` with a program's own models, named in its TOML files |
-//! | [`main`] | body of `main`: an error is printed once for all ranks, and decides the exit code |
+//! | [`App`] | the command line `isobar` with a program's own models, data formats and optimizers, named in its TOML files |
+//! | [`main`] | body of `main`: prints an error once for all ranks and returns the exit code of its cause |
 //! | [`nn`] | layers, with PyTorch's names, defaults and state dicts |
 //! | [`train`], [`models`], [`data`], [`files`] | training, models, data sets, and files from outside |
 //! | [`array`](mod@array), [`shard`], [`mesh`] | the operators that models call, sharded tensors, the mesh of the ranks |

@@ -122,7 +122,15 @@ impl<A: Array> MultiheadAttention<A> {
         }
         let [q, k, v] = [self.project(query, 0)?, self.project(key, 1)?, self.project(value, 2)?];
         let generator = match mode {
-            Mode::Train { generator, .. } if self.options.dropout > 0.0 => Some(generator),
+            Mode::Train { generator, batch } if self.options.dropout > 0.0 => {
+                let own = query.extent(0)?;
+                if batch.is_some_and(|part| part.offset != 0 || part.total != own) {
+                    let reason = "dropout on a part of the batch; expected all samples of the global batch in one array: \
+                                  sharded fields, and train.accumulate=1";
+                    return refuse(OP, reason.to_owned());
+                }
+                Some(generator)
+            }
             _ => None,
         };
         let options = AttentionOptions {

@@ -1,5 +1,5 @@
-//! Layers of neural networks, written once over [`isobar_array::Array`]: with dense tensors on one rank, and with sharded ones
-//! on many, where the operators exchange what they need. Names, defaults, initial values and state-dict names are PyTorch's.
+//! Neural-network layers, written once over [`isobar_array::Array`]. The same code runs on dense tensors and on sharded ones,
+//! whose operators do the communication. Names, defaults, initial values and state-dict names are PyTorch's.
 //! This crate calls no collective and knows no particular model.
 //!
 //! | layer | PyTorch |

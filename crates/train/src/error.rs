@@ -57,6 +57,12 @@ pub enum Error {
         /// Value of this rank.
         found: String,
     },
+    /// A program's own model could not be built.
+    #[error("the model could not be built: {source}")]
+    Model {
+        /// Its error.
+        source: crate::BoxError,
+    },
     /// A program's own reader of samples failed.
     #[error("the samples could not be read: {source}")]
     Samples {

@@ -89,7 +89,7 @@ fn train() -> Result<(), BoxError> {
         .configure(|config| config.checkpoint.overwrite = true) // run again, it replaces its results
         .fit(
             &[POINTS, POINTS],
-            |window| Ok::<_, BoxError>((waves(0..96, window)?, waves(96..120, window)?)),
+            |window| Ok((waves(0..96, window)?, waves(96..120, window)?)),
             |params| Cooler::new(&[1, 8, 8, 1], params),
         )?;
     if manager.rank() == 0 {

@@ -207,7 +207,7 @@ impl Reader<'_> {
     fn dim(&self, beside: &str, name: &str, extent: usize) -> Result<Dim> {
         let asked = self.options.periodic.iter().any(|periodic| periodic == name);
         let Some((path, info)) = self.coordinate(beside, name, extent)? else {
-            let coordinates = (0..extent).map(|point| point as f64).collect();
+            let coordinates = self.numbered(beside, name, extent)?;
             return Ok(Dim { name: name.to_owned(), unit: None, coordinates, periodic: asked });
         };
         let coordinates = self.line(&path, &info)?;
@@ -221,6 +221,15 @@ impl Reader<'_> {
             info.unit.as_deref().is_some_and(|unit| unit.starts_with("degree") && unit.contains("east"));
         let periodic = asked || info.periodic || (east && goes_around(&coordinates));
         Ok(Dim { name: name.to_owned(), unit: info.unit, coordinates, periodic })
+    }
+
+    /// Coordinates 0, 1, 2, … of an axis that has none in the file, whose extent costs the file nothing.
+    fn numbered(&self, beside: &str, axis: &str, extent: usize) -> Result<Vec<f64>> {
+        if extent > MOST_POINTS {
+            let found = format!("{extent} points along `{axis}`");
+            return Err(self.misfit(beside, found, format!("at most {MOST_POINTS}")));
+        }
+        Ok((0..extent).map(|point| point as f64).collect())
     }
 
     /// The array of an axis's coordinates: as named in the options, or of the axis's name, beside a variable or at the root.
@@ -248,7 +257,7 @@ impl Reader<'_> {
 
     fn times(&self, beside: &str, frames: usize) -> Result<Vec<f64>> {
         let Some((path, info)) = self.coordinate(beside, &self.options.time, frames)? else {
-            return Ok((0..frames).map(|frame| frame as f64).collect());
+            return self.numbered(beside, &self.options.time, frames);
         };
         let times = self.line(&path, &info)?;
         match times.windows(2).position(|pair| pair[0] >= pair[1]) {

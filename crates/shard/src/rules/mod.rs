@@ -1,7 +1,7 @@
 //! Rules that programs bring themselves: functions of local parts, declared shardings, operators by name.
 //!
 //! An operator, by name ([`ShardTensor::op`](crate::ShardTensor::op)) or by its method, is, in this order: the handler of
-//! sharded tensors that [`register_sharded_op`] put there; the dense handler of [`register_op`](crate::register_op) under the sharding of
+//! sharded tensors that [`register_sharded_op`] put there; the dense handler of [`register_op`](isobar_array::register_op) under the sharding of
 //! [`register_sharding`]; the rule that this crate has; the dense handler on tensors gathered whole, which is told of once,
 //! and an error where hidden communication is forbidden.
 

@@ -57,13 +57,13 @@ type Rule = dyn Fn(&[&Layout], &Attrs) -> Result<Shardings, Failure> + Send + Sy
 
 static RULES: RwLock<BTreeMap<String, Arc<Rule>>> = RwLock::new(BTreeMap::new());
 
-/// Declares how the operator `name`, whose dense handler [`register_op`](crate::register_op) has, runs on sharded tensors, or
+/// Declares how the operator `name`, whose dense handler [`register_op`](isobar_array::register_op) has, runs on sharded tensors, or
 /// replaces what was declared; says whether something was.
 ///
 /// Built-in operators may be declared too. Those with a number in place of a tensor, as [`add_scalar`], ask under the same name,
 /// with one input.
 ///
-/// [`add_scalar`]: crate::Elementwise::add_scalar
+/// [`add_scalar`]: isobar_array::Elementwise::add_scalar
 ///
 /// The rule sees the layouts of the inputs, and decides from them and the attributes alone: all ranks must come to the same.
 /// Of its choices, for each axis of the mesh, those are taken for which the inputs must be moved the least, counted in bytes

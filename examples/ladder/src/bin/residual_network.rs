@@ -97,7 +97,7 @@ fn train() -> Result<(), BoxError> {
         .configure(|config| config.checkpoint.overwrite = true)
         .fit(
             &[POINTS, POINTS],
-            |window| Ok::<_, BoxError>((waves(0..32, window)?, waves(32..40, window)?)),
+            |window| Ok((waves(0..32, window)?, waves(32..40, window)?)),
             ResidualNetwork::new,
         )?;
     if DistributedManager::get()?.rank() == 0 {

@@ -1,6 +1,6 @@
 //! Datasets of an HDF5 file as named arrays, with the attributes that NetCDF and CF define.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Range;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -19,6 +19,9 @@ use crate::{Error, Result};
 const COORDINATES: &str = "_Netcdf4Coordinates";
 /// Attribute of netCDF-4: number of the dimension that a dataset stands for.
 const DIMENSION: &str = "_Netcdf4Dimid";
+/// Attribute of a dimension scale, and how its value begins in netCDF-4 for a dimension that has no coordinates.
+const SCALE: &str = "NAME";
+const NO_VARIABLE: &str = "This is a netCDF dimension but not a netCDF variable";
 
 /// An HDF5 file of named arrays.
 #[derive(Debug)]
@@ -39,7 +42,8 @@ type Opened = Arc<(Stored, TypeDescriptor)>;
 impl Hdf5Arrays {
     pub(crate) fn open(path: &Path) -> Result<Self> {
         let root = Node::open(path)?;
-        let names = root.dataset_names()?;
+        let mut names = root.dataset_names()?;
+        let mut empty = BTreeSet::new();
         let mut dimensions = BTreeMap::new();
         for name in &names {
             // Of a dataset that no run names nothing is checked but this attribute: it may be of any kind and place.
@@ -47,7 +51,12 @@ impl Hdf5Arrays {
             if let Some(id) = optional(Attributes::of_dataset(&root, &dataset, name).number(DIMENSION))? {
                 dimensions.insert(id as usize, last(name).to_owned());
             }
+            let scale = Attributes::of_dataset(&root, &dataset, name).text(SCALE);
+            if scale.is_ok_and(|text| text.starts_with(NO_VARIABLE)) {
+                let _ = empty.insert(name.clone());
+            }
         }
+        names.retain(|name| !empty.contains(name));
         let (group, length) = (root.group.clone(), root.length);
         let opened = Mutex::default();
         Ok(Self { path: path.to_owned(), root: group, length, names, dimensions, opened })
