@@ -121,7 +121,7 @@ fn ranks_that_never_come_are_an_error() {
     let outcome = failed(&launch);
     let said = &outcome.ranks[0].stderr;
     assert!(!said.contains("panicked"), "{outcome}");
-    assert!(said.contains("waited 5 s waiting for ranks [1]"), "{outcome}");
+    assert!(said.contains("timed out after 5 s waiting for ranks [1]"), "{outcome}");
 }
 
 /// Another program keeps the port: rank 0 ends at once, and the other rank long before its timeout.
