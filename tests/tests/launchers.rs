@@ -60,10 +60,9 @@ fn srun_without_pmix_runs_over_gloo_where_asked_to() {
 fn srun_without_pmix_says_the_mend(#[values("auto", "mpi")] backend: &str) {
     if has_mpi() && has_slurm() {
         let outcome = failed(&Launch::srun(2, "none", WHOAMI).arg(backend));
-        for rank in &outcome.ranks {
-            assert!(rank.stderr.contains("srun started no PMIx server"), "{outcome}");
-            assert!(rank.stderr.contains("srun --mpi=pmix"), "{outcome}");
-        }
+        // The first rank that fails says it; srun may end the other before it does.
+        let says = |words: &str| outcome.ranks.iter().any(|rank| rank.stderr.contains(words));
+        assert!(says("srun started no PMIx server") && says("srun --mpi=pmix"), "{outcome}");
     }
 }
 
