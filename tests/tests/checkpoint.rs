@@ -11,6 +11,7 @@ use std::{
 };
 
 use isobar_collectives::Group;
+use isobar_harness::curve::losses;
 use isobar_harness::{
     Exit, Launch, Memo, Slurm, THREADS, curve::assert_same_run, output_within, skip, threads, workspace,
 };
@@ -29,7 +30,6 @@ use nix::{
     unistd::Pid,
 };
 use rstest::rstest;
-use serde_json::Value;
 use tch::{Device, Kind, Tensor};
 use tempfile::tempdir;
 
@@ -46,12 +46,6 @@ fn train(launch: Launch, output: &Path, sets: &[&str]) -> Launch {
     let sets = small.iter().chain(&more).chain(&model).chain(sets).flat_map(|set| ["--set", set]);
     let launch = launch.current_dir(workspace()).deadline(Duration::from_secs(300));
     launch.args(["train", "configs/darcy_afno.toml"]).args(sets)
-}
-
-fn losses(output: &Path) -> Vec<f64> {
-    let text = fs::read_to_string(output.join("run/metrics.jsonl")).unwrap();
-    let records = text.lines().map(|line| serde_json::from_str::<Value>(line).unwrap());
-    records.filter_map(|record| record["loss"].as_f64()).collect()
 }
 
 /// Losses and last loss scale of runs that were not interrupted, by ranks, layout and precision.
@@ -93,12 +87,12 @@ fn forty_steps_are_twenty_and_twenty(
     let uninterrupted = || {
         let folder = tempdir().unwrap();
         run(ranks, folder.path(), "40", layout, "--resume=never");
-        (losses(folder.path()), scale(folder.path()))
+        (losses(&folder.path().join("run")), scale(folder.path()))
     };
     let (want, want_scale) = WHOLE.with(name, uninterrupted, Clone::clone);
     run(ranks, halves.path(), "20", layout, "--resume=never");
     run(later, halves.path(), "40", other, "--resume=must");
-    let got = losses(halves.path());
+    let got = losses(&halves.path().join("run"));
     assert_eq!((want.len(), got.len()), (40, 40));
     assert_eq!(scale(halves.path()), want_scale);
     match same_ranks {
@@ -348,13 +342,13 @@ fn a_run_that_is_told_to_end_leaves_a_checkpoint_and_ends_with_6(#[values("TERM"
     assert!(outcome.ranks[0].stdout.contains("told to stop; `--resume` goes on"), "{outcome}");
     let words = format!("asked to end (SIG{signal})");
     assert!(outcome.ranks[0].stderr.contains(&words), "{outcome}");
-    let steps = losses(folder.path()).len();
+    let steps = losses(&folder.path().join("run")).len();
     let listed = list(&folder.path().join("run")).unwrap();
     assert_eq!(listed[0].found.as_ref().unwrap().step as usize, steps);
     let more = format!("train.max_steps={}", steps + 2);
     let rest = train(Launch::plain(2, ISOBAR), folder.path(), &["train.epochs=100000", &more]);
     let _ = rest.arg("--resume=must").run().unwrap().expect_success();
-    assert_eq!(losses(folder.path()).len(), steps + 2);
+    assert_eq!(losses(&folder.path().join("run")).len(), steps + 2);
 }
 
 /// A run that cannot finish its step ends at the second signal.
@@ -401,7 +395,7 @@ fn a_job_whose_mpirun_is_told_to_end_leaves_a_checkpoint(#[values("TERM", "INT")
     }
     assert!(outcome.ranks[0].stdout.contains("told to stop; `--resume` goes on"), "{outcome}");
     let listed = list(&folder.path().join("run")).unwrap();
-    assert_eq!(listed[0].found.as_ref().unwrap().step as usize, losses(folder.path()).len());
+    assert_eq!(listed[0].found.as_ref().unwrap().step as usize, losses(&folder.path().join("run")).len());
 }
 
 #[test]
@@ -503,7 +497,7 @@ fn a_job_of_slurm_comes_again() {
     waits(&|| fs::read_to_string(&log).is_ok_and(|log| log.contains("start 1 ended with code 0")));
     let listed = list(&folder.path().join("run")).unwrap();
     let newest = listed[0].found.as_ref().unwrap().step as usize;
-    assert_eq!(losses(folder.path()).len(), newest, "no step twice, and none left out");
+    assert_eq!(losses(&folder.path().join("run")).len(), newest, "no step twice, and none left out");
 }
 
 fn checkpoint(args: &[&str]) -> Output {
@@ -578,7 +572,7 @@ fn the_tools_look_check_cut_and_export() {
     let rest = train(Launch::plain(1, ISOBAR), folder.path(), &sets).arg("--resume=must");
     let outcome = rest.run().unwrap().expect_success();
     assert_eq!(outcome.exit, Exit::Code(0));
-    assert_eq!(losses(folder.path()).len(), 4);
+    assert_eq!(losses(&folder.path().join("run")).len(), 4);
     says(&checkpoint(&["verify", &whole]), 0, &["whole"]);
 }
 

@@ -11,9 +11,8 @@ use std::sync::{Arc, Mutex};
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
-use isobar_harness::{Launch, Outcome, workspace};
+use isobar_harness::{Launch, Outcome, curve::losses, workspace};
 use rstest::rstest;
-use serde_json::Value;
 use tempfile::tempdir;
 
 const ISOBAR: &str = env!("CARGO_BIN_EXE_isobar-app");
@@ -73,12 +72,6 @@ fn train(ranks: usize, port: u16, token: Option<&str>, output: &Path, script: &s
         launch = launch.env("ISOBAR_DISTRIBUTED_TOKEN", token);
     }
     launch.run().unwrap()
-}
-
-fn losses(output: &Path) -> Vec<f64> {
-    let text = fs::read_to_string(output.join("run/metrics.jsonl")).unwrap();
-    let records = text.lines().map(|line| serde_json::from_str::<Value>(line).unwrap());
-    records.filter_map(|record| record["loss"].as_f64()).collect()
 }
 
 fn number(outcome: &Outcome, word: &str) -> u64 {
@@ -225,7 +218,7 @@ fn a_flood_of_the_store_keeps_no_rank_out(
     let outcome = train(3, port, token, &flooded, "[ $RANK = 0 ] || sleep 1");
     let made = outsiders.end();
     ends_well(&outcome);
-    assert_eq!(losses(&flooded), losses(&calm));
+    assert_eq!(losses(&flooded.join("run")), losses(&calm.join("run")));
     assert!(made > 200, "{made} connections in {:?}", outcome.wall);
     stays_small(&before, &outcome);
 }
@@ -276,7 +269,7 @@ fn a_flood_of_every_port_of_rank_0_changes_nothing() {
     let outcome = train(3, free_port(), None, &flooded, "");
     let made = outsiders.end();
     ends_well(&outcome);
-    assert_eq!(losses(&flooded), losses(&calm));
+    assert_eq!(losses(&flooded.join("run")), losses(&calm.join("run")));
     assert!(made > 100, "{made} connections in {:?}", outcome.wall);
 }
 
@@ -384,7 +377,7 @@ fn a_recorded_handshake_is_rejected(#[values(false, true)] token: bool) {
         assert!(earlier.len() >= 2, "{} connections of ranks were recorded", earlier.len());
         assert_eq!(let_in, 0, "of {refused} and {let_in}");
         assert!(refused > 20, "{refused} handshakes were played again in {:?}", outcome.wall);
-        curves.push(losses(&output));
+        curves.push(losses(&output.join("run")));
     }
     assert_eq!(curves[0], curves[1]);
 }

@@ -6,10 +6,13 @@ use std::{
     time::Duration,
 };
 
-use isobar_harness::{Exit, Launch, Outcome, curve::assert_same_run, workspace};
+use isobar_harness::{
+    Exit, Launch, Outcome,
+    curve::{assert_same_run, losses},
+    workspace,
+};
 use isobar_tests::has_mpi;
 use rstest::rstest;
-use serde_json::Value;
 use tempfile::tempdir;
 
 const ISOBAR: &str = env!("CARGO_BIN_EXE_isobar-app");
@@ -48,13 +51,6 @@ fn launch(launch: Launch, command: &str, output: &Path, data: &Path, sets: &[&st
         .args(all)
 }
 
-/// The losses of a run.
-fn losses(output: &Path) -> Vec<f64> {
-    let text = std::fs::read_to_string(output.join("run/metrics.jsonl")).unwrap();
-    let records = text.lines().map(|line| serde_json::from_str::<Value>(line).unwrap());
-    records.filter_map(|record| record["loss"].as_f64()).collect()
-}
-
 fn good(launch: Launch) -> Outcome {
     launch.run().unwrap().expect_success()
 }
@@ -77,7 +73,7 @@ fn formats_train_alike_and_predictions_are_data() {
         }
         let ranks = if ranks == 1 { Launch::plain(1, ISOBAR) } else { Launch::mpirun(ranks, ISOBAR) };
         let _ = good(launch(ranks, "train", &output, &fixture(file), &sets));
-        losses(&output)
+        losses(&output.join("run"))
     };
     let first = run("netcdf", "netcdf4.nc", "netcdf", &[], 1);
     let mut plain = own("hdf5");

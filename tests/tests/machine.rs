@@ -7,11 +7,14 @@ use std::process::Command;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
-use isobar_harness::{Exit, Launch, Mounts, Outcome, skip, workspace};
+use isobar_harness::{
+    Exit, Launch, Mounts, Outcome,
+    curve::{losses, metric},
+    skip, workspace,
+};
 use isobar_tests::has_mpi;
 use isobar_train::checkpoint::{list, verify};
 use rstest::rstest;
-use serde_json::Value;
 use tempfile::tempdir;
 
 const ISOBAR: &str = env!("CARGO_BIN_EXE_isobar-app");
@@ -48,14 +51,6 @@ fn each_ends_with(outcome: &Outcome, code: i32) {
     for rank in 0..outcome.ranks.len() {
         contains(outcome, rank, &[&format!("code {code}\n")]);
     }
-}
-
-/// The losses that a run recorded.
-fn losses(run: &Path) -> Vec<f64> {
-    let text = fs::read_to_string(run.join("metrics.jsonl")).unwrap();
-    // The last line may be cut off, where the disk was full.
-    let records = text.lines().filter_map(|line| serde_json::from_str::<Value>(line).ok());
-    records.filter_map(|record| record["loss"].as_f64()).collect()
 }
 
 /// A control group whose memory is limited; it is removed when this is dropped.
@@ -425,7 +420,7 @@ fn a_clock_that_jumps_changes_nothing(
     let steps: Vec<u64> =
         list(&jumped.join("run")).unwrap().into_iter().map(|one| one.found.unwrap().step).collect();
     assert_eq!(steps, [24, 20, 16, 12, 8, 4], "newest first");
-    rates_are_sound(&jumped.join("run/metrics.jsonl"));
+    rates_are_sound(&jumped.join("run"));
     let summary = outcome.ranks.iter().find_map(|rank| rank.stdout.split_once("24 steps in ")).unwrap().1;
     let seconds: u64 = summary.split(' ').next().unwrap().parse().unwrap();
     assert!(seconds < LONGEST.as_secs(), "{outcome}");
@@ -433,10 +428,8 @@ fn a_clock_that_jumps_changes_nothing(
 
 /// The rates in the metrics are those of a run that lasts no longer than the test.
 #[track_caller]
-fn rates_are_sound(metrics: &Path) {
-    let text = fs::read_to_string(metrics).unwrap();
-    let records = text.lines().map(|line| serde_json::from_str::<Value>(line).unwrap());
-    let rates: Vec<f64> = records.filter_map(|record| record["samples_per_second"].as_f64()).collect();
+fn rates_are_sound(run: &Path) {
+    let rates = metric(run, "samples_per_second");
     // A step has four samples.
     let smallest = 4.0 / LONGEST.as_secs_f64();
     assert!(!rates.is_empty() && rates.iter().all(|rate| (smallest..1e6).contains(rate)), "{rates:?}");

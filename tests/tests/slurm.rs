@@ -2,19 +2,19 @@
 #![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
 
 use std::fs;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::process::{Command, Stdio};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::thread;
 use std::time::{Duration, Instant};
 
+use isobar_harness::curve::losses;
 use isobar_harness::{Hosts, Launch, Slurm, THREADS, output_within, skip, threads, wait_within, workspace};
 use isobar_tests::{has_mpi, has_slurm};
 use isobar_train::checkpoint::{list, verify};
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 use rstest::rstest;
-use serde_json::Value;
 use tempfile::{TempDir, tempdir};
 
 const ISOBAR: &str = env!("CARGO_BIN_EXE_isobar-app");
@@ -191,12 +191,6 @@ impl Cluster {
         let steps = losses(&self.path("run")).len() as u64;
         assert_eq!(steps, step + 1, "steps are lost or repeated");
     }
-}
-
-fn losses(run: &Path) -> Vec<f64> {
-    let text = fs::read_to_string(run.join("metrics.jsonl")).unwrap();
-    let records = text.lines().map(|line| serde_json::from_str::<Value>(line).unwrap());
-    records.filter_map(|record| record["loss"].as_f64()).collect()
 }
 
 /// Script of a job: two ranks under srun, each of which leaves its exit code in a file.

@@ -10,7 +10,11 @@ use std::{
 };
 
 use isobar_data::DarcyFile;
-use isobar_harness::{Launch, Outcome, curve::assert_same_run, output_within, workspace};
+use isobar_harness::{
+    Launch, Outcome,
+    curve::{assert_same_run, losses},
+    output_within, workspace,
+};
 use isobar_train::checkpoint::list;
 use rstest::rstest;
 use serde_json::Value;
@@ -52,12 +56,6 @@ fn small(launch: Launch, config: &str, patch_size: &str, output: &Path) -> Launc
 
 fn afno(ranks: usize, output: &Path) -> Launch {
     small(Launch::plain(ranks, ISOBAR), "configs/darcy_afno.toml", "[4, 4]", output)
-}
-
-fn losses(output: &Path) -> Vec<f64> {
-    let text = fs::read_to_string(output.join("run/metrics.jsonl")).unwrap();
-    let records = text.lines().map(|line| serde_json::from_str::<Value>(line).unwrap());
-    records.filter_map(|record| record["loss"].as_f64()).collect()
 }
 
 /// The error of predicting, for every validation sample, the mean of the training samples.
@@ -107,7 +105,7 @@ fn a_run_shows_its_results() {
 
     let again = afno(2, folder.path()).arg("--resume=auto").run().unwrap().expect_success();
     assert_eq!(self::results(&again, folder.path()), results);
-    assert_eq!(losses(folder.path()).len(), 6, "no step was taken twice");
+    assert_eq!(losses(&folder.path().join("run")).len(), 6, "no step was taken twice");
 }
 
 /// Error, picture and checkpoint, as printed.
@@ -131,7 +129,7 @@ fn a_model_split_over_ranks_trains_as_a_whole_one() {
         let sets = ["--set", &mesh, "--set", "train.precision=float64"];
         let outcome = launch.args(sets).run().unwrap().expect_success();
         assert!(outcome.ranks[0].stdout.contains("validation relative L2 error"), "{outcome}");
-        losses(folder.path())
+        losses(&folder.path().join("run"))
     };
     let (whole, split) = (train(1), train(2));
     assert_eq!(whole.len(), 6);

@@ -39,7 +39,7 @@ impl NumberKind {
 }
 
 impl Dtype {
-    /// Decodes numbers; what is left of the last incomplete one is ignored.
+    /// Decodes numbers; an incomplete last one is ignored.
     pub(crate) fn decode(self, bytes: &[u8]) -> Values {
         let single = |number: fn([u8; 2]) -> f32| Values::F32(self.each(bytes, number));
         match self.kind {

@@ -1,5 +1,10 @@
 //! Comparison of training runs that must agree up to rounding, on any processor.
 
+use std::fs;
+use std::path::Path;
+
+use serde_json::Value;
+
 /// Relative tolerance between runs on two layouts in double precision.
 pub const DOUBLE: f64 = 1e-9;
 
@@ -26,6 +31,34 @@ pub fn assert_same_run(got: &[f64], want: &[f64]) {
     for (at, (got, want)) in got.iter().zip(want).enumerate() {
         assert!(within(DOUBLE, *got, *want), "number {at}: {got} instead of {want}");
     }
+}
+
+/// Reads the losses of a run's steps: see [`metric`].
+///
+/// # Panics
+///
+/// As [`metric`].
+#[track_caller]
+pub fn losses(run: &Path) -> Vec<f64> {
+    metric(run, "loss")
+}
+
+/// Reads the values of a metric from `metrics.jsonl` in a run's folder. A last line that was cut off, as on a full disk, is left
+/// out.
+///
+/// # Panics
+///
+/// When the file cannot be read, or another line is no JSON.
+#[track_caller]
+pub fn metric(run: &Path, name: &str) -> Vec<f64> {
+    let path = run.join("metrics.jsonl");
+    let text = fs::read_to_string(&path).unwrap_or_else(|error| panic!("{}: {error}", path.display()));
+    let whole = &text[..text.rfind('\n').map_or(0, |end| end + 1)];
+    let records = whole.lines().map(|line| match serde_json::from_str::<Value>(line) {
+        Ok(record) => record,
+        Err(error) => panic!("{}: {error}: {line}", path.display()),
+    });
+    records.filter_map(|record| record[name].as_f64()).collect()
 }
 
 /// Numbers of a run in single precision, with the deviation that rounding explains.

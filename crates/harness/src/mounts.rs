@@ -41,7 +41,7 @@ impl Mounts {
     ///
     /// # Errors
     ///
-    /// Where this user may not, or the script fails: a test is skipped then.
+    /// The user lacks the permission, or the script fails; a test is skipped then.
     pub fn new(script: &str) -> Result<Self> {
         for program in ["unshare", "nsenter"] {
             on_path(program).with_context(|| format!("no `{program}`"))?;

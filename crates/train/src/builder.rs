@@ -9,9 +9,8 @@ use isobar_data::{Augment, InMemory, Normalizer, Statistics};
 use isobar_manager::{DeviceMesh, DistributedManager};
 use isobar_models::{Architecture, Model, Sharding};
 use isobar_shard::{MeshParams, ParallelRegion, ParamStore, Scope, ShardTensor};
-use serde::{Deserialize, Serialize};
 use serde_json::json;
-use tch::{Kind, TchError, Tensor};
+use tch::Tensor;
 
 use crate::agree::agree;
 use crate::config::{OptimizerKind, Precision, ScheduleKind};
@@ -21,6 +20,7 @@ use crate::fully_sharded::ShardedParameters;
 use crate::loss::Loss;
 use crate::model::Network;
 use crate::params::Parameters;
+use crate::samples::SampleFingerprint;
 use crate::task::{BoxError, FieldModel, FieldTask};
 use crate::trainer::{FitConfig, Ranks, Summary, fit};
 use crate::variables::Variable;
@@ -239,7 +239,7 @@ impl Trainer {
         if names.contains(&MODEL_AXIS) {
             store = store.with_region(ParallelRegion::new(mesh.group(MODEL_AXIS)?));
         }
-        let (mut params, ranks) = on_mesh(&mut store, &mesh, &world, sharding)?;
+        let (mut params, ranks) = on_mesh(&mut store, &mesh, &world, sharding, true)?;
         let network = build(&mut Scope::new(&mut params, "")).map_err(|error| Error::Model { source: error });
         let network = agree(&world, network)?;
         if let Some(pattern) = params.unmatched().first() {
@@ -250,7 +250,7 @@ impl Trainer {
 
         let read = data(&window).map_err(|error| Error::Samples { source: error });
         let (train, validation) = agree(&world, read)?;
-        same_samples([&train, &validation], &window, &world)?;
+        same_samples(&train, &validation, &window, &world)?;
         let (input, target) = if self.normalize {
             (normalizer(train.inputs(), &world)?, normalizer(train.targets(), &world)?)
         } else {
@@ -282,9 +282,10 @@ impl Trainer {
     }
 }
 
-/// Supplies a model's parameters over a mesh of all ranks for [`fit`], with the ranks that it needs: gradients are left pending,
+/// Supplies a model's parameters over a mesh of all ranks, with the ranks that [`fit`] needs: gradients are left pending,
 /// parameters are split as `sharding` declares, or over the axis `shard` if the mesh has it; what the store's region splits is
-/// split along the axis `model`. Does not communicate.
+/// split along the axis `model`. With `trains` false, for evaluation, parameters are not split over the axis `shard`. Does not
+/// communicate.
 ///
 /// # Errors
 ///
@@ -299,7 +300,7 @@ impl Trainer {
 ///
 /// let mesh = DeviceMesh::new(&Group::single(), &[1], &["domain"])?;
 /// let mut store = ParamStore::new(Generator::new(1));
-/// let (mut params, _ranks) = isobar_train::on_mesh(&mut store, &mesh, &Group::single(), &Sharding::new())?;
+/// let (mut params, _ranks) = isobar_train::on_mesh(&mut store, &mesh, &Group::single(), &Sharding::new(), true)?;
 /// let weight = params.param("weight", &[3, 2], Init::XavierUniform, Placement::Replicate)?;
 /// assert_eq!(weight.shape(), [3, 2]);
 /// # Ok::<(), isobar_train::BoxError>(())
@@ -309,6 +310,7 @@ pub fn on_mesh<'a>(
     mesh: &DeviceMesh,
     world: &Group,
     sharding: &Sharding,
+    trains: bool,
 ) -> crate::Result<(MeshParams<'a>, Ranks)> {
     let names = mesh.names();
     let mut params = MeshParams::new(store, mesh);
@@ -318,6 +320,9 @@ pub fn on_mesh<'a>(
     let params = params.pending();
     if !names.contains(&SHARD_AXIS) {
         return Ok((params.laid_out(sharding.parameter_layouts()), Ranks::sharded(world, mesh)?));
+    }
+    if !trains {
+        return Ok((params, Ranks::sharded(world, mesh)?));
     }
     let sharded = ShardedParameters::default();
     Ok((params.watched(sharded.watch()), Ranks::fully_sharded(world, mesh, &sharded)?))
@@ -338,56 +343,32 @@ fn named(mut variables: Vec<Variable>, channels: i64) -> Vec<Variable> {
     variables
 }
 
-/// A rank's samples: counts and channels of training and validation samples, its window, and a digest of its values in order.
-#[derive(Serialize, Deserialize)]
-struct Samples {
-    counts: [Vec<i64>; 2],
-    window: Vec<Range<usize>>,
-    digest: [u64; 2],
-}
-
 /// Checks that all ranks have the same samples, and those with the same window the same values. All ranks call.
-fn same_samples(data: [&InMemory; 2], window: &Window, world: &Group) -> Result<(), BoxError> {
-    let counts = |data: &InMemory| {
-        let channels = |fields: &Tensor| fields.size().get(1).copied().unwrap_or(0);
-        vec![data.len() as i64, data.steps() as i64, channels(data.inputs()), channels(data.targets())]
-    };
-    let own = agree(world, digest(data[0]).and_then(|train| Ok([train, digest(data[1])?])))?;
-    let own = Samples { counts: data.map(counts), window: window.to_vec(), digest: own };
+fn same_samples(
+    train: &InMemory,
+    validation: &InMemory,
+    window: &Window,
+    world: &Group,
+) -> Result<(), BoxError> {
+    let channels = |fields: &Tensor| fields.size().get(1).copied().unwrap_or(0);
+    let description = format!(
+        "{} + {} samples of {} steps, {} to {} channels",
+        train.len(),
+        validation.len(),
+        train.steps(),
+        channels(train.inputs()),
+        channels(train.targets()),
+    );
+    let own = agree(world, SampleFingerprint::new(description, window, &[train, validation]))?;
     let all = world.all_gather_bytes(&serde_json::to_vec(&own)?)?;
-    let all = all.iter().map(|bytes| serde_json::from_slice(bytes)).collect::<Result<Vec<Samples>, _>>()?;
-    for (rank, other) in all.iter().enumerate() {
-        if other.counts != all[0].counts {
-            let shown = |samples: &Samples| {
-                format!("{:?} and {:?} (count, steps, channels)", samples.counts[0], samples.counts[1])
-            };
-            let what = format!("the training and validation samples of rank {rank}");
-            return Err(
-                Error::invalid(what, shown(other), format!("those of rank 0, {}", shown(&all[0]))).into()
-            );
-        }
-        let alike = all[..rank].iter().position(|earlier| earlier.window == other.window);
-        if let Some(first) = alike.filter(|&first| all[first].digest != other.digest) {
-            let what = format!("the samples of rank {rank}");
-            let found =
-                format!("other values, or another order, than those of rank {first} with the same window");
-            return Err(
-                Error::invalid(what, found, "the same samples in the same order on every rank").into()
-            );
+    let all = all.iter().map(|bytes| serde_json::from_slice(bytes));
+    let all = all.collect::<Result<Vec<SampleFingerprint>, _>>()?;
+    match SampleFingerprint::difference(&all, world.rank()) {
+        None => Ok(()),
+        Some((other, difference)) => {
+            Err(Error::SamplesDiffer { rank: world.rank(), other, difference }.into())
         }
     }
-    Ok(())
-}
-
-/// A number that changes with the values of the samples and their order.
-fn digest(data: &InMemory) -> crate::Result<u64> {
-    let of = |fields: &Tensor| -> Result<f64, TchError> {
-        let sums = fields.f_flatten(1, -1)?.f_sum_dim_intlist(1, false, Kind::Double)?;
-        let places = Tensor::f_arange(sums.size()[0], (Kind::Double, sums.device()))?.f_add_scalar(1.0)?;
-        (sums * places).f_sum(Kind::Double)?.f_double_value(&[])
-    };
-    let both = of(data.inputs()).and_then(|inputs| Ok(inputs + 3.0 * of(data.targets())?));
-    Ok(both.context(|| "a digest of the samples".to_owned())?.to_bits())
 }
 
 /// Mean and deviation of each channel over the windows of all ranks. All ranks call.

@@ -57,6 +57,18 @@ pub enum Error {
         /// Value of this rank.
         found: String,
     },
+    /// Two ranks read different samples.
+    #[error(
+        "ranks {rank} and {other} read different samples: {difference}; give all ranks the same data in the same order"
+    )]
+    SamplesDiffer {
+        /// This rank.
+        rank: usize,
+        /// The other rank.
+        other: usize,
+        /// The samples of both.
+        difference: String,
+    },
     /// A program's own model could not be built.
     #[error("the model could not be built: {source}")]
     Model {

@@ -201,7 +201,7 @@ fn variables_of_one_name_have_columns_of_their_own() {
     }
 }
 
-/// The thread that writes a checkpoint cannot remove what is left of an interrupted one, and warns.
+/// The thread that writes a checkpoint cannot remove the files of an interrupted one, and warns.
 #[test]
 fn warnings_of_the_thread_that_writes_checkpoints_are_shown() {
     let folder = tempfile::tempdir().unwrap();

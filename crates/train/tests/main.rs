@@ -1,5 +1,6 @@
 //! Training: gradients, the loop, run folders, and parameters in shards.
 
+mod builder;
 mod change;
 mod data_parallel;
 mod fit;

@@ -2,8 +2,7 @@
 #![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
 
 use isobar_harness::Launch;
-use isobar_harness::curve::assert_same_run;
-use serde_json::Value;
+use isobar_harness::curve::{assert_same_run, metric};
 
 const HEAT: &str = env!("CARGO_BIN_EXE_isobar-heat");
 
@@ -11,10 +10,8 @@ const HEAT: &str = env!("CARGO_BIN_EXE_isobar-heat");
 fn run(launch: Launch, sharing_samples: &str) -> (String, Vec<f64>) {
     let folder = tempfile::tempdir().unwrap();
     let outcome = launch.current_dir(folder.path()).arg(sharing_samples).run().unwrap().expect_success();
-    let text = std::fs::read_to_string(folder.path().join("runs/heat/metrics.jsonl")).unwrap();
-    let records = text.lines().map(|line| serde_json::from_str::<Value>(line).unwrap());
     let keys = ["loss", "grad_norm", "epoch_loss", "validation_error"];
-    let numbers = records.flat_map(|record| keys.map(|key| record[key].as_f64())).flatten().collect();
+    let numbers = keys.iter().flat_map(|key| metric(&folder.path().join("runs/heat"), key)).collect();
     (outcome.ranks[0].stdout.clone(), numbers)
 }
 

@@ -5,8 +5,8 @@ use std::fs;
 use std::path::Path;
 use std::time::Duration;
 
+use isobar_harness::curve::{assert_same_run, losses};
 use isobar_harness::{Launch, workspace};
-use serde_json::Value;
 use tempfile::tempdir;
 
 const PROGRAM: &str = env!("CARGO_BIN_EXE_own-optimizer");
@@ -47,9 +47,7 @@ fn train(folder: &Path, ranks: usize, args: &[&str]) -> Vec<f64> {
     let launch =
         launch.args(["train", config.to_str().unwrap(), "--set", &output]).args(args.iter().copied());
     let _ = launch.run().unwrap().expect_success();
-    let text = fs::read_to_string(folder.join("run/metrics.jsonl")).unwrap();
-    let lines = text.lines().map(|line| serde_json::from_str::<Value>(line).unwrap());
-    lines.filter_map(|line| line["loss"].as_f64()).collect()
+    losses(&folder.join("run"))
 }
 
 #[test]
@@ -60,10 +58,6 @@ fn a_programs_own_optimizer_trains_by_its_name() {
     let _ = train(resumed.path(), 1, &["--set", "train.max_steps=3"]);
     let resumed = train(resumed.path(), 2, &["--resume"]);
     assert!(alone.len() > 3, "{alone:?}");
-    for others in [&shared, &resumed] {
-        assert_eq!(others.len(), alone.len(), "{alone:?} {others:?}");
-        for (a, b) in alone.iter().zip(others) {
-            assert!((a - b).abs() <= 1e-9 * a.abs(), "{alone:?} {others:?}");
-        }
-    }
+    assert_same_run(&shared, &alone);
+    assert_same_run(&resumed, &alone);
 }

@@ -198,7 +198,7 @@ const DOCUMENTATION: &str = "documentation";
 const DENY_WARNINGS: [&str; 2] = ["-D", "warnings"];
 
 /// Lets `command` use what the lints have compiled of the workspace: cargo keeps it apart by compiler, clippy's arguments included.
-/// Where clippy's driver is elsewhere, it is compiled once more.
+/// If clippy's driver is elsewhere, it is compiled again.
 fn share_with_lints(command: &mut Command) {
     let sysroot = Command::new("rustc").args(["--print", "sysroot"]).current_dir(&*ROOT).output();
     let Ok(sysroot) = sysroot else { return };

@@ -1,13 +1,12 @@
 //! The samples of a run, and what they are scaled by.
 
-use std::hash::{DefaultHasher, Hasher};
 use std::ops::Range;
 
 use anyhow::{Result, bail};
 use isobar_collectives::Group;
 use isobar_data::{InMemory, Normalizer, Statistics, Window, split_validation};
+use isobar_train::SampleFingerprint;
 use isobar_train::config::{DataConfig, Predict};
-use serde::{Deserialize, Serialize};
 use tch::{Device, Kind, Tensor};
 
 use super::alike;
@@ -43,19 +42,15 @@ impl Fields {
         let own =
             own.and_then(|fields| Ok((serde_json::to_vec(&fields.fingerprint(&source.extents())?)?, fields)));
         let (fields, all) = alike(world, own)?;
-        let all: Vec<Fingerprint> =
-            all.iter().map(|bytes| serde_json::from_slice(bytes)).collect::<Result<_, _>>()?;
-        let first = &all[world.rank()];
-        let Some(rank) = all.iter().position(|other| !other.agrees_with(first)) else { return Ok(fields) };
-        let (own, words) = (&first.words, &all[rank].words);
-        let difference = match own == words {
-            true => format!("{own} on both, but of other values"),
-            false => format!("{own} here, {words} there"),
-        };
-        bail!(Exit::Mismatch.because(format!(
-            "ranks {} and {rank} read different data: {difference}; give all ranks the same file (--set data.path=FILE)",
-            world.rank()
-        )))
+        let all = all.iter().map(|bytes| serde_json::from_slice(bytes));
+        let all = all.collect::<Result<Vec<SampleFingerprint>, _>>()?;
+        match SampleFingerprint::difference(&all, world.rank()) {
+            None => Ok(fields),
+            Some((rank, difference)) => bail!(Exit::Mismatch.because(format!(
+                "ranks {} and {rank} read different data: {difference}; give all ranks the same file (--set data.path=FILE)",
+                world.rank()
+            ))),
+        }
     }
 
     fn read(
@@ -119,26 +114,17 @@ impl Fields {
         })
     }
 
-    fn fingerprint(&self, extents: &[usize]) -> Result<Fingerprint> {
+    fn fingerprint(&self, extents: &[usize]) -> Result<SampleFingerprint> {
         let (train, validation) = (&self.train, &self.validation);
-        let mut hasher = DefaultHasher::new();
-        for field in [train.inputs(), train.targets(), validation.inputs(), validation.targets()] {
-            for row in 0..field.size().first().copied().unwrap_or(0) {
-                let row = field.f_select(0, row)?.f_to_device(Device::Cpu)?.f_contiguous()?;
-                let mut bytes = vec![0; row.numel() * row.kind().elt_size_in_bytes()];
-                row.f_copy_data_u8(&mut bytes, row.numel())?;
-                hasher.write(&bytes);
-            }
-        }
         let extents = extents.iter().map(usize::to_string).collect::<Vec<_>>().join(" x ");
-        let words = format!(
+        let description = format!(
             "{} + {} samples of {extents} with targets of mean {:.6e} and standard deviation {:.6e}",
             train.len(),
             validation.len(),
             self.target.mean()[0],
             self.target.std()[0],
         );
-        Ok(Fingerprint { words, window: self.window.clone(), digest: hasher.finish() })
+        Ok(SampleFingerprint::new(description, &self.window, &[train, validation])?)
     }
 }
 
@@ -153,20 +139,6 @@ fn change_scales(changes: &[Statistics], values: &Normalizer) -> Result<Normaliz
     let scale = |(rate, std): (&f64, &f64)| if *rate > 0.0 { std * (rate / fastest) } else { *std };
     let scales: Vec<f64> = rates.iter().zip(values.std()).map(scale).collect();
     Ok(Normalizer::of_scales(&scales)?)
-}
-
-/// Samples in words, and a number that tells the values of a window apart.
-#[derive(Debug, Serialize, Deserialize)]
-struct Fingerprint {
-    words: String,
-    window: Vec<Range<usize>>,
-    digest: u64,
-}
-
-impl Fingerprint {
-    fn agrees_with(&self, other: &Self) -> bool {
-        self.words == other.words && (self.window != other.window || self.digest == other.digest)
-    }
 }
 
 #[cfg(test)]

@@ -16,11 +16,11 @@ use isobar_array::Generator;
 use isobar_collectives::Group;
 use isobar_data::Normalizer;
 use isobar_manager::DistributedManager;
-use isobar_shard::{MeshParams, ParallelRegion, ParamStore};
+use isobar_shard::{ParallelRegion, ParamStore};
 use isobar_train::config::Predict;
 use isobar_train::{
-    DenseFields, FieldLayout, Forward, MODEL_AXIS, Network, Parameters, Ranks, SHARD_AXIS, ShardedFields,
-    ShardedParameters, Variable, VariableError, idle_ranks,
+    DenseFields, FieldLayout, Forward, Network, Parameters, Ranks, ShardedFields, Variable, VariableError,
+    idle_ranks, on_mesh,
 };
 use serde::{Deserialize, Serialize};
 use tch::{Device, Tensor};
@@ -160,19 +160,8 @@ pub(crate) fn with<J: Job>(manager: &DistributedManager, config: &Config, job: J
         }
         Some(mesh) => {
             // Gradients are summed over the mesh in buckets, while backward goes on.
-            let params = MeshParams::new(&mut store, &mesh);
-            let params = if mesh.names().contains(&MODEL_AXIS) { params.along(MODEL_AXIS)? } else { params };
-            let mut params = params.pending();
-            let mut ranks = ranks;
-            // Along the axis "shard" parameters are split in parts of their own.
-            if !mesh.names().contains(&SHARD_AXIS) {
-                params = params.laid_out(config.model.sharding().parameter_layouts());
-            }
-            if J::TRAINS && mesh.names().contains(&SHARD_AXIS) {
-                let sharded = ShardedParameters::default();
-                params = params.watched(sharded.watch());
-                ranks = Ranks::fully_sharded(&ranks.world, &mesh, &sharded)?;
-            }
+            let sharding = config.model.sharding();
+            let (mut params, ranks) = on_mesh(&mut store, &mesh, &world, &sharding, J::TRAINS)?;
             let forward = Network::new(config.model.build(&mut params)?).refining(config.model.refinement());
             if let Some(pattern) = params.unmatched().first() {
                 bail!(Exit::Usage.because(format!(

@@ -188,7 +188,7 @@ pub(crate) fn as_str(names: &[String]) -> Vec<&str> {
     names.iter().map(String::as_str).collect()
 }
 
-/// Describes the variables that there are for `key`, with a setting that works.
+/// Lists the variables that `key` may name, with a setting that works.
 fn known(data: &dyn Dataset, key: &str) -> String {
     let names: Vec<&str> = data.variables().iter().map(|variable| variable.name.as_str()).collect();
     format!("{} has {names:?}; --set 'data.{key}={names:?}'", data.path().display())

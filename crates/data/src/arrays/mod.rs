@@ -54,7 +54,7 @@ pub struct ArrayInfo {
     pub offset: f64,
     /// Stored numbers that stand for missing values.
     pub missing: Vec<f64>,
-    /// Whether, as coordinates, they say that the first point follows the last.
+    /// True for the coordinates of a periodic dim, whose first point follows the last.
     pub periodic: bool,
     /// Extent of its chunks along each axis, if it is stored in chunks.
     pub chunk: Option<Vec<usize>>,

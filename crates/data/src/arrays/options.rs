@@ -11,7 +11,7 @@ use serde_json::Value;
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields, default)]
 pub struct ArrayOptions {
-    /// Where variables are that do not have the name of their array: `{ u = "fields/velocity" }`, or with more:
+    /// Places of variables whose array has another name: `{ u = "fields/velocity" }`, or with more:
     /// `{ a = { path = "x", axes = ["sample", "x", "y"] } }`.
     pub variables: BTreeMap<String, VariableOptions>,
     /// Names of the axes of arrays that do not store them, in order, such as ["sample", "time", "x", "y"]. Those that are not

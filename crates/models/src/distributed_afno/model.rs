@@ -28,7 +28,8 @@ use crate::model::Model;
 ///
 /// Over [`ShardTensor`](isobar_shard::ShardTensor)s the fields may be split at the same time: with
 /// [`MeshParams::along`](isobar_shard::MeshParams::along) the parameters are split along one axis of the mesh, the fields along
-/// others. The region is of one rank then, `x` and the result are global tensors, and the operators' rules find what travels.
+/// others. The region then has one rank, `x` and the result are global tensors, and the operators
+/// communicate by their own rules.
 ///
 /// State dict, under `_impl`: `pos_embed`, `patch_embed.proj.{weight,bias}`, `blocks.{i}.{norm1,norm2}.{weight,bias}`,
 /// `blocks.{i}.{filter,mlp}.{w1,b1,w2,b2}`, `head.weight`. Split are: `proj`, the filter's and `mlp.w1`, `mlp.b1` along dim 0,
