@@ -3,7 +3,7 @@
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicU8, AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use crate::backend::nccl::DeviceCommunicator;
 use crate::backend::{Backend, BackendKind, MAX_CONTEXTS, Notice, Tag, single::Single};
@@ -273,7 +273,8 @@ impl Group {
         self.0.fingerprint.store(next, Ordering::Relaxed);
     }
 
-    /// Tells all ranks of the group that this one leaves, so that their waits end with an error that says why.
+    /// Tells all ranks of the group that this one leaves, so that their waits end with an error that says why. Operations that this
+    /// rank has begun may still finish on the others, within two seconds.
     pub fn leave(&self, why: &str) {
         self.notify(Notice::ALL, why);
         let _ = self.0.failure.set(format!("this rank left it: {why}"));
@@ -411,7 +412,9 @@ impl Group {
     fn notify(&self, (context, sequence): (u32, u64), problem: &str) {
         let from = self.0.place.ranks[self.rank()];
         let peers: Vec<usize> = self.0.place.ranks.iter().copied().filter(|&r| r != from).collect();
-        let notice = Notice { context, sequence, from, problem: problem.into() };
+        let begun = if (context, sequence) == Notice::ALL { self.0.world.flight.begun() } else { Vec::new() };
+        let notice =
+            Notice { context, sequence, from, begun, problem: problem.into(), since: Instant::now() };
         self.0.world.backend.notify(&peers, &notice);
     }
 }

@@ -4,6 +4,8 @@
 //! waiting. Every collective of this crate is composed of such sets, once, for all backends, so that their results do
 //! not depend on the backend: reductions add in rank order everywhere.
 
+use std::time::{Duration, Instant};
+
 use tch::Tensor;
 
 use crate::exchange::nbytes;
@@ -137,8 +139,15 @@ pub(crate) struct Notice {
     pub(crate) sequence: u64,
     /// The rank of the world that speaks.
     pub(crate) from: usize,
+    /// Context of each group, and the number of operations that the rank had begun when it left. Only in a notice for all groups.
+    pub(crate) begun: Vec<(u32, u64)>,
     pub(crate) problem: String,
+    /// Time of arrival.
+    pub(crate) since: Instant,
 }
+
+/// Time for operations under way to finish once a rank that takes part in them has left. Its messages may still arrive.
+const UNDER_WAY: Duration = Duration::from_secs(2);
 
 impl Notice {
     /// The context and the sequence of a notice that ends every operation of every group.
@@ -156,26 +165,37 @@ impl Notice {
     }
 
     fn concerns(&self, context: u32, sequence: u64) -> bool {
-        let of_group = self.context == context && (self.sequence == sequence || self.ends_group());
-        of_group || (self.context, self.sequence) == Self::ALL
+        match (self.context, self.sequence) == Self::ALL {
+            true => !self.has_joined(context, sequence) || self.since.elapsed() > UNDER_WAY,
+            false => self.context == context && (self.sequence == sequence || self.ends_group()),
+        }
+    }
+
+    /// Returns whether the rank had begun this operation before it left, so that it may still finish here.
+    fn has_joined(&self, context: u32, sequence: u64) -> bool {
+        self.begun.iter().any(|&(of, begun)| of == context && sequence < begun)
     }
 
     fn to_bytes(&self) -> Vec<u8> {
-        let mut bytes = Vec::with_capacity(24 + self.problem.len());
-        bytes.extend(u64::from(self.context).to_le_bytes());
-        bytes.extend(self.sequence.to_le_bytes());
-        bytes.extend((self.from as u64).to_le_bytes());
+        let begun = self.begun.iter().flat_map(|&(context, begun)| [u64::from(context), begun]);
+        let head = [u64::from(self.context), self.sequence, self.from as u64, self.begun.len() as u64];
+        let mut bytes: Vec<u8> = head.into_iter().chain(begun).flat_map(u64::to_le_bytes).collect();
         bytes.extend(self.problem.as_bytes());
         bytes
     }
 
     fn from_bytes(bytes: &[u8]) -> Option<Self> {
         let word = |i: usize| Some(u64::from_le_bytes(bytes.get(8 * i..8 * i + 8)?.try_into().ok()?));
+        let groups = usize::try_from(word(3)?).ok().filter(|&groups| groups <= bytes.len() / 16)?;
+        let begun: Option<Vec<_>> =
+            (0..groups).map(|i| Some((word(4 + 2 * i)? as u32, word(5 + 2 * i)?))).collect();
         Some(Self {
             context: word(0)? as u32,
             sequence: word(1)?,
             from: word(2)? as usize,
-            problem: String::from_utf8_lossy(bytes.get(24..)?).into_owned(),
+            begun: begun?,
+            problem: String::from_utf8_lossy(bytes.get(8 * (4 + 2 * groups)..)?).into_owned(),
+            since: Instant::now(),
         })
     }
 }
@@ -210,5 +230,37 @@ pub(crate) trait Backend: Send + Sync {
     /// Gives the processor away for a moment, in the round of a wait with this number.
     fn idle(&self, _round: u32) {
         std::thread::yield_now();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn left() -> Notice {
+        let (context, sequence) = Notice::ALL;
+        let (problem, since) = ("no such file".to_owned(), Instant::now());
+        Notice { context, sequence, from: 3, begun: vec![(0, 18), (7, 0)], problem, since }
+    }
+
+    #[test]
+    fn notices_arrive_as_they_were() {
+        let sent = left();
+        let notice = Notice::from_bytes(&sent.to_bytes()).unwrap();
+        assert_eq!((notice.context, notice.sequence, notice.from), (sent.context, sent.sequence, sent.from));
+        assert_eq!((notice.begun, notice.problem), (sent.begun, sent.problem));
+        // A number of groups that no message holds.
+        let mut bytes = left().to_bytes();
+        bytes[24..32].copy_from_slice(&u64::MAX.to_le_bytes());
+        assert!(Notice::from_bytes(&bytes).is_none());
+    }
+
+    #[test]
+    fn operations_that_a_rank_began_before_it_left_may_finish() {
+        let mut notice = left();
+        assert!(!notice.concerns(0, 17) && notice.concerns(0, 18));
+        assert!(notice.concerns(7, 0) && notice.concerns(8, 0) && notice.concerns(0, Notice::NONE));
+        notice.since = Instant::now().checked_sub(UNDER_WAY * 2).unwrap();
+        assert!(notice.concerns(0, 17));
     }
 }

@@ -268,6 +268,13 @@ impl Flight {
         place
     }
 
+    /// Context of each group, and the number of operations that this rank has begun in it.
+    pub(crate) fn begun(&self) -> Vec<(u32, u64)> {
+        let places = self.places();
+        let begun = |place: Arc<Place>| (place.context, place.begun.load(Ordering::Relaxed));
+        places.iter().filter_map(Weak::upgrade).map(begun).collect()
+    }
+
     /// An operation begins; its number.
     pub(crate) fn begin(
         &self,

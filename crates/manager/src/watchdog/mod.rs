@@ -37,7 +37,7 @@ pub(crate) use start::{Options, start};
 const BEAT: Duration = Duration::from_millis(250);
 
 /// Time that a rank which ends with an error waits for the report to be printed.
-const FAREWELL: Duration = Duration::from_millis(2500);
+const FAREWELL: Duration = Duration::from_secs(4);
 
 /// Time that a rank which ends normally waits for its goodbye to be sent.
 const GOODBYE: Duration = Duration::from_secs(1);

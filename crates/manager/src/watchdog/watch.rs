@@ -56,8 +56,10 @@ pub(super) const PAUSE: Duration = Duration::from_secs(1);
 /// For so long after it was stopped a rank leaves the report to the others.
 const TOLD: Duration = Duration::from_secs(5);
 
-/// Time that an error of one rank waits for errors of the others: if all ranks have one, no rank was lost.
+/// Time that an error of one rank waits for errors of the others: if all ranks have one, no rank was lost. Longer where another
+/// rank has not come further than the failed one, and may find the same error yet.
 const OWN_ERRORS: Duration = Duration::from_millis(500);
+const SAME_ERROR: Duration = Duration::from_secs(2);
 
 /// Time that ranks which gave up because of others wait for a cause to appear.
 const CAUSE: Duration = Duration::from_secs(1);
@@ -311,10 +313,30 @@ impl Watch {
             }
             self.peers.send(&Message::Release);
             return true;
-        } else if all || since > if failed { OWN_ERRORS } else { CAUSE } {
-            self.report(own);
+        } else {
+            let patience = match (failed, failed && self.may_fail_too(&unwell, own.is_some())) {
+                (true, true) => SAME_ERROR,
+                (true, false) => OWN_ERRORS,
+                (false, _) => CAUSE,
+            };
+            if all || since > patience {
+                self.report(own);
+            }
         }
         false
+    }
+
+    /// Returns whether a rank that has not ended is still at, or just behind, the last operation of one that failed.
+    fn may_fail_too(&self, unwell: &[Peer], ending: bool) -> bool {
+        let own = (!ending).then(|| self.shared.peer(Fate::Ended));
+        let others = self.peers.known.values().filter(|known| known.fate.is_none());
+        let going = others.filter_map(|known| known.last.clone()).chain(own);
+        let last: Vec<_> = going.filter_map(|peer| peer.last).collect();
+        let failed = unwell.iter().filter(|peer| matches!(peer.fate, Fate::Failed(_)));
+        failed.filter_map(|peer| peer.last.as_ref()).any(|of_failed| {
+            last.iter()
+                .any(|entry| entry.context == of_failed.context && entry.sequence <= of_failed.sequence)
+        })
     }
 
     /// Silence after which a rank counts as lost.
