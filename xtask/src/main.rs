@@ -5,6 +5,7 @@ mod bench;
 mod demo;
 mod libtorch;
 mod packages;
+mod reference;
 mod run;
 mod setup;
 mod test;
@@ -33,6 +34,8 @@ enum Task {
     Test(test::Options),
     /// Time Isobar beside PhysicsNeMo and DTensor, and print the table of ratios
     Bench(bench::Options),
+    /// Write the reference of the configuration: configs/reference.toml, and the tables of docs/configuration.md
+    Reference,
     /// A SLURM of this one machine, in target/slurm
     Slurm {
         #[command(subcommand)]
@@ -63,6 +66,7 @@ fn main() -> ExitCode {
         Task::Demo(options) => demo::run(&options).map(|()| ExitCode::SUCCESS),
         Task::Test(options) => test::run(&options),
         Task::Bench(options) => bench::run(&options).map(|()| ExitCode::SUCCESS),
+        Task::Reference => reference::run().map(|()| ExitCode::SUCCESS),
         Task::Slurm { action } => slurm(&action),
     };
     done.unwrap_or_else(|error| {

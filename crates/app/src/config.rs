@@ -4,7 +4,9 @@ use std::path::{Path, PathBuf};
 
 use anyhow::Result;
 use clap::{Args, Subcommand};
-use isobar_manager::config::{self, DistributedConfig, Resolved, Sources, reference_toml};
+use isobar_manager::config::{
+    self, DistributedConfig, Resolved, Sources, reference_markdown, reference_toml,
+};
 use isobar_models::ModelConfig;
 use isobar_train::FitConfig;
 use isobar_train::config::{
@@ -76,8 +78,12 @@ pub(crate) struct ConfigArgs {
 pub(crate) enum ConfigCommand {
     /// Print the configuration that a run would have, with the origin of each value
     Show(ConfigArgs),
-    /// Print every key with its default and its meaning
-    Reference,
+    /// Print every key with its default and its meaning, as TOML
+    Reference {
+        /// Print tables in Markdown instead
+        #[arg(long)]
+        markdown: bool,
+    },
 }
 
 impl ConfigArgs {
@@ -164,7 +170,8 @@ fn unreadable(folder: &Path, error: &std::io::Error) -> anyhow::Error {
 pub(crate) fn run(command: &ConfigCommand) -> Result<Exit> {
     let text = match command {
         ConfigCommand::Show(args) => args.load(&[])?.to_toml_with_origins()?,
-        ConfigCommand::Reference => reference_toml::<Config>()?,
+        ConfigCommand::Reference { markdown: true } => reference_markdown::<Config>()?,
+        ConfigCommand::Reference { markdown: false } => reference_toml::<Config>()?,
     };
     terminal::line(text.trim_end());
     Ok(Exit::Good)
@@ -179,13 +186,15 @@ mod tests {
     }
 
     #[test]
-    fn the_reference_is_what_the_code_says() {
-        let file = std::fs::read_to_string(configs().join("reference.toml")).unwrap();
-        assert!(
-            file == reference_toml::<Config>().unwrap(),
-            "configs/reference.toml is out of date; run `cargo run --release -p isobar-cli -- config reference > \
-             configs/reference.toml`"
-        );
+    fn references_are_what_the_code_says() {
+        let file = |name: &str| std::fs::read_to_string(configs().join(name)).unwrap();
+        let mend = "is out of date; run `cargo xtask reference`";
+        let toml = reference_toml::<Config>().unwrap();
+        assert!(file("reference.toml") == toml, "configs/reference.toml {mend}");
+        let page = file("../docs/configuration.md");
+        let tables = page.split_once("\n## `[").map(|(_, tables)| format!("## `[{tables}"));
+        let markdown = reference_markdown::<Config>().unwrap();
+        assert!(tables == Some(markdown), "docs/configuration.md {mend}");
     }
 
     #[test]

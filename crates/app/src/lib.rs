@@ -22,13 +22,16 @@ use std::process::ExitCode;
 use isobar_data::Format;
 use isobar_manager::printable;
 use isobar_models::Architecture;
+use isobar_train::Registered;
+use isobar_train::loss::Loss;
 use isobar_train::optim::OptimizerConfig;
+use isobar_train::schedule::LrSchedule;
 
 use cli::{Cli, Command};
 use exit::Exit;
 
-/// The command line as a library: the command `isobar` with a program's own models, data formats and optimizers, which its TOML
-/// files name.
+/// The command line as a library: the command `isobar` with a program's own models, data formats, losses, optimizers and
+/// schedules, which its TOML files name.
 ///
 /// ```no_run
 /// fn main() -> std::process::ExitCode {
@@ -60,8 +63,22 @@ impl App {
 
     /// Adds an optimizer. One that registers itself (`isobar_train::register_optimizer!`) need not be added.
     #[must_use]
-    pub fn optimizer<C: OptimizerConfig>(self) -> Self {
+    pub fn optimizer<C: OptimizerConfig + Registered>(self) -> Self {
         isobar_train::optim::register::<C>();
+        self
+    }
+
+    /// Adds a learning-rate schedule. One that registers itself (`isobar_train::register_schedule!`) need not be added.
+    #[must_use]
+    pub fn schedule<S: LrSchedule + Registered>(self) -> Self {
+        isobar_train::schedule::register::<S>();
+        self
+    }
+
+    /// Adds a loss. One that registers itself (`isobar_train::register_loss!`) need not be added.
+    #[must_use]
+    pub fn loss<L: Loss + Registered>(self) -> Self {
+        isobar_train::loss::register::<L>();
         self
     }
 

@@ -204,7 +204,7 @@ impl Job for Training<'_> {
             validation: fields.validation,
             rollouts: fields.rollouts,
             augment: config.data.augment.into(),
-            loss: config.train.loss,
+            loss: config.train.loss.clone(),
             seed: config.run.seed,
         };
         let folder = config.run.folder();

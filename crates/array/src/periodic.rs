@@ -160,6 +160,20 @@ pub fn inverse_laplacian<A: Array>(field: &A, domain: &Domain) -> Result<A> {
     filtered(field, domain, &waves.points, &factors)
 }
 
+/// The field whose modes of wave vector k are multiplied by (1 + |k|²)^(−s/2): (1 − Δ)^(−s/2), the Bessel potential of order
+/// `s`. A negative order weights short waves more.
+///
+/// # Errors
+///
+/// As [`laplacian`].
+pub fn bessel_potential<A: Array>(field: &A, domain: &Domain, s: f64) -> Result<A> {
+    const OP: &str = "bessel_potential";
+    let waves = Waves::of(OP, field, domain)?;
+    let squared = waves.squared(OP)?;
+    let factors = squared.f_add_scalar(1.0).and_then(|sum| sum.f_pow_tensor_scalar(-s / 2.0));
+    filtered(field, domain, &waves.points, &named(OP, &[&squared], factors)?)
+}
+
 /// Without the modes whose wave vector is longer than `most`.
 ///
 /// # Errors

@@ -5,7 +5,7 @@
 
 use std::path::Path;
 
-use isobar_registry::{Entries, Named, unknown};
+use isobar_registry::{Entries, Named};
 use schemars::{JsonSchema, Schema, SchemaGenerator};
 use serde::Deserialize;
 use serde::de::DeserializeOwned;
@@ -115,6 +115,7 @@ type Open = fn(&DataSource<'_>, Option<&Value>) -> Result<Box<dyn Dataset>>;
 pub struct Entry {
     name: &'static str,
     summary: &'static str,
+    type_name: fn() -> &'static str,
     extensions: &'static [&'static str],
     schema: fn(&mut SchemaGenerator) -> Schema,
     check: fn(&Value) -> Result<()>,
@@ -130,6 +131,10 @@ impl Named for Entry {
     fn name(&self) -> &'static str {
         self.name
     }
+
+    fn type_name(&self) -> &'static str {
+        (self.type_name)()
+    }
 }
 
 impl Entry {
@@ -138,6 +143,7 @@ impl Entry {
         Self {
             name: F::NAME,
             summary: F::SUMMARY,
+            type_name: std::any::type_name::<F>,
             extensions: F::EXTENSIONS,
             schema: F::Options::json_schema,
             check: |table| options::<F>(Some(table)).map(drop),
@@ -250,7 +256,7 @@ impl<'a> DataSource<'a> {
 }
 
 /// Registers a format at run time, before a configuration is read: for programs that name their formats in `main` instead of
-/// with [`register!`](macro@crate::register). A format that is registered already stays.
+/// with [`register!`](macro@crate::register). The same type may be registered twice.
 pub fn register<F: Format>() {
     ADDED.add(inventory::iter::<Entry>().copied(), Entry::of::<F>());
 }
@@ -271,18 +277,8 @@ pub fn registered() -> Vec<Entry> {
 ///
 /// [`Error::Config`] if none is registered by that name, or several are; the error lists the formats.
 pub(crate) fn find(name: &str) -> Result<Entry> {
-    let known = registered();
-    let mut found = known.iter().filter(|entry| entry.name == name);
-    match (found.next(), found.next()) {
-        (Some(entry), None) => Ok(*entry),
-        (Some(_), Some(_)) => Err(Error::Config(format!(
-            "several data formats are registered by the name {name:?}, expected one; rename the others"
-        ))),
-        (None, _) => {
-            let names: Vec<&str> = known.iter().map(Entry::name).collect();
-            Err(Error::Config(format!("data.format: {}", unknown("data format", name, &names))))
-        }
-    }
+    isobar_registry::find("data format", name, &registered())
+        .map_err(|problem| Error::Config(format!("data.format: {problem}")))
 }
 
 /// Rejects a file whose extension is that of another registered format only.

@@ -6,6 +6,9 @@ use std::sync::{PoisonError, RwLock};
 pub trait Named: Copy + 'static {
     /// Value of the key `type`.
     fn name(&self) -> &'static str;
+
+    /// Path of the registered Rust type.
+    fn type_name(&self) -> &'static str;
 }
 
 /// Entries that a program adds while it runs, beside those that are collected when it is linked.
@@ -18,6 +21,9 @@ pub trait Named: Copy + 'static {
 ///
 /// impl Named for Shape {
 ///     fn name(&self) -> &'static str {
+///         self.0
+///     }
+///     fn type_name(&self) -> &'static str {
 ///         self.0
 ///     }
 /// }
@@ -39,10 +45,11 @@ impl<E: Named> Entries<E> {
         Self(RwLock::new(Vec::new()))
     }
 
-    /// Adds an entry, unless one of its name is there already.
+    /// Adds an entry, unless the same type is there already under the same name.
     pub fn add(&self, linked: impl Iterator<Item = E>, entry: E) {
+        let key = |entry: &E| (entry.name(), entry.type_name());
         let mut added = self.0.write().unwrap_or_else(PoisonError::into_inner);
-        if !linked.chain(added.iter().copied()).any(|other| other.name() == entry.name()) {
+        if !linked.chain(added.iter().copied()).any(|other| key(&other) == key(&entry)) {
             added.push(entry);
         }
     }
@@ -56,18 +63,63 @@ impl<E: Named> Entries<E> {
     }
 }
 
-/// Describes a name that is not registered: the nearest one, and all of them. `kind` is the singular noun of an entry.
+/// Returns the entry of a name. `noun` is the singular noun of an entry.
+///
+/// # Errors
+///
+/// A name that no entry has, with the nearest one and all of them; a name that several types have.
 ///
 /// ```
-/// let text = isobar_registry::unknown("model", "fnno", &["afno", "fno"]);
-/// assert_eq!(text, "no model is called \"fnno\"; did you mean \"fno\"? the registered models are afno, fno");
+/// # #[derive(Clone, Copy, Debug)]
+/// # struct Model(&'static str, &'static str);
+/// # impl isobar_registry::Named for Model {
+/// #     fn name(&self) -> &'static str {
+/// #         self.0
+/// #     }
+/// #     fn type_name(&self) -> &'static str {
+/// #         self.1
+/// #     }
+/// # }
+/// use isobar_registry::find;
+///
+/// let models = [Model("afno", "isobar::Afno"), Model("fno", "isobar::Fno"), Model("fno", "own::Fno")];
+/// assert_eq!(
+///     find("model", "afmo", &models).unwrap_err(),
+///     "no model is called \"afmo\"; did you mean \"afno\"? the registered models are afno, fno"
+/// );
+/// assert_eq!(
+///     find("model", "fno", &models).unwrap_err(),
+///     "two models are called \"fno\": isobar::Fno and own::Fno; give one of them another name"
+/// );
 /// ```
-pub fn unknown(kind: &str, name: &str, names: &[&str]) -> String {
+pub fn find<E: Named>(noun: &str, name: &str, entries: &[E]) -> Result<E, String> {
+    let mut found = entries.iter().filter(|entry| entry.name() == name);
+    match (found.next(), found.next()) {
+        (Some(entry), None) => Ok(*entry),
+        (Some(entry), Some(other)) => Err(format!(
+            "two {} are called {name:?}: {} and {}; give one of them another name",
+            plural(noun),
+            entry.type_name(),
+            other.type_name()
+        )),
+        (None, _) => Err(unknown(noun, name, entries)),
+    }
+}
+
+fn unknown<E: Named>(noun: &str, name: &str, entries: &[E]) -> String {
+    let mut names: Vec<&str> = entries.iter().map(Named::name).collect();
+    names.dedup();
     let near = names.iter().map(|known| (strsim::damerau_levenshtein(name, known), known)).min();
     let meant = match near.filter(|(distance, _)| *distance <= name.chars().count().div_ceil(3)) {
         Some((_, near)) => format!("did you mean \"{near}\"? "),
         None => String::new(),
     };
     let shown: String = name.chars().take(40).collect();
-    format!("no {kind} is called {shown:?}; {meant}the registered {kind}s are {}", names.join(", "))
+    let all = plural(noun);
+    format!("no {noun} is called {shown:?}; {meant}the registered {all} are {}", names.join(", "))
+}
+
+/// The plural of a noun, such as "losses".
+fn plural(noun: &str) -> String {
+    format!("{noun}{}", if noun.ends_with('s') { "es" } else { "s" })
 }

@@ -21,11 +21,21 @@ pub const TYPE: &str = "type";
 /// # Ok::<(), serde_json::Error>(())
 /// ```
 pub fn read<'de, D: Deserializer<'de>>(deserializer: D) -> Result<(String, Value), D::Error> {
-    let mut table = Map::deserialize(deserializer)?;
+    let table = Map::deserialize(deserializer)?;
+    name_and_keys(Value::Object(table)).map_err(D::Error::custom)
+}
+
+/// Does the work of [`read`] for a table that is a value already.
+pub(crate) fn name_and_keys(table: Value) -> serde_json::Result<(String, Value)> {
+    let Value::Object(mut table) = table else {
+        return Err(serde_json::Error::custom(format!(
+            "found {table}, expected a table with the key {TYPE:?}"
+        )));
+    };
     match table.shift_remove(TYPE) {
         Some(Value::String(name)) => Ok((name, Value::Object(table))),
-        Some(other) => Err(D::Error::custom(format!("{TYPE} is {other}, expected a string"))),
-        None => Err(D::Error::missing_field(TYPE)),
+        Some(other) => Err(serde_json::Error::custom(format!("{TYPE} is {other}, expected a string"))),
+        None => Err(serde_json::Error::missing_field(TYPE)),
     }
 }
 

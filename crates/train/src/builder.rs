@@ -17,7 +17,7 @@ use crate::config::{OptimizerKind, Precision, ScheduleKind};
 use crate::error::{Context, Error};
 use crate::fields::{DATA_AXIS, DOMAIN_AXES, FieldLayout, MODEL_AXIS, SHARD_AXIS, ShardedFields};
 use crate::fully_sharded::ShardedParameters;
-use crate::loss::Loss;
+use crate::loss::LossKind;
 use crate::model::Network;
 use crate::params::Parameters;
 use crate::samples::SampleFingerprint;
@@ -121,8 +121,8 @@ impl Trainer {
 
     /// Sets the loss, on normalized values.
     #[must_use]
-    pub fn loss(self, loss: Loss) -> Self {
-        self.configure(|config| config.train.loss = loss)
+    pub fn loss(self, loss: impl Into<LossKind>) -> Self {
+        self.configure(|config| config.train.loss = loss.into())
     }
 
     /// Sets the optimizer.
@@ -133,8 +133,8 @@ impl Trainer {
 
     /// Sets the learning rate schedule.
     #[must_use]
-    pub fn schedule(self, schedule: ScheduleKind) -> Self {
-        self.configure(|config| config.schedule = schedule)
+    pub fn schedule(self, schedule: impl Into<ScheduleKind>) -> Self {
+        self.configure(|config| config.schedule = schedule.into())
     }
 
     /// Sets the seed of initial weights, sample order, augmentation and dropout.
@@ -275,7 +275,7 @@ impl Trainer {
             validation,
             rollouts: None,
             augment: self.augment,
-            loss: config.train.loss,
+            loss: config.train.loss.clone(),
             seed: config.seed,
         };
         Ok(fit(&task, &parameters, &buffers, &ranks, &config)?)

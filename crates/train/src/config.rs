@@ -11,7 +11,7 @@ pub use isobar_data::{AugmentConfig, DataConfig, FormatName, FormatTables, Predi
 
 pub use crate::data_parallel::DataParallelConfig;
 use crate::error::{Error, Result};
-use crate::loss::Loss;
+use crate::loss::LossKind;
 pub use crate::metrics::MetricsConfig;
 pub use crate::optim::OptimizerKind;
 pub use crate::schedule::ScheduleKind;
@@ -91,7 +91,7 @@ pub struct TrainConfig {
     #[schemars(range(min = 1))]
     pub batch_size: usize,
     /// Loss, on normalised values.
-    pub loss: Loss,
+    pub loss: LossKind,
     /// The kinds of numbers that the network computes in.
     pub precision: Precision,
     /// Parts that a rank takes its samples of a step in, one after the other, their gradients added up: less memory for the same
@@ -119,7 +119,7 @@ impl Default for TrainConfig {
         Self {
             epochs: 60,
             batch_size: 16,
-            loss: Loss::default(),
+            loss: LossKind::default(),
             precision: Precision::default(),
             accumulate: 1,
             clip_norm: Some(1.0),

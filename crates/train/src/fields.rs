@@ -2,7 +2,6 @@
 
 use std::ops::Range;
 
-use isobar_array::Array;
 use isobar_collectives::{balanced, chunk};
 use isobar_data::Augment;
 use isobar_manager::DeviceMesh;
@@ -10,12 +9,13 @@ use isobar_shard::{Layout, Placement, ShardTensor, Sizes};
 use tch::Tensor;
 
 use crate::error::{Error, Result};
+use crate::loss::LossArray;
 use crate::task::BoxError;
 
 /// Layout of fields: the window of a batch that a rank reads, and the array that all ranks' windows form.
 pub trait FieldLayout {
     /// Array type of the model.
-    type Array: Array;
+    type Array: LossArray;
 
     /// Returns the mesh over which fields are sharded; `None` if each rank has full fields.
     fn mesh(&self) -> Option<&DeviceMesh> {

@@ -33,7 +33,8 @@
 //! use isobar_shard::ParamStore;
 //! use isobar_train::optim::{AdamW, AdamWConfig, Optimizer};
 //! use isobar_train::schedule::{Schedule, ScheduleKind};
-//! use isobar_train::{DataParallel, DataParallelConfig, Parameters, clip_grad_norm, loss::Loss};
+//! use isobar_train::loss::{LossKind, Mse};
+//! use isobar_train::{DataParallel, DataParallelConfig, Parameters, clip_grad_norm};
 //! use tch::{Kind, Tensor};
 //!
 //! fn train(group: &Group) -> Result<f64, Box<dyn std::error::Error>> {
@@ -51,7 +52,7 @@
 //!             let own: Vec<f32> = part(&batch, group.rank(), group.size()).iter().map(|&i| i as f32 / 64.0).collect();
 //!             let x = Tensor::f_from_slice(&own)?.f_view([-1, 1])?;
 //!             parallel.zero_grad()?;
-//!             let loss = Loss::Mse.of(&model.forward(&x)?, &x.f_square()?)?;
+//!             let loss = LossKind::from(Mse {}).of(&model.forward(&x)?, &x.f_square()?)?;
 //!             let loss = (!own.is_empty()).then_some(loss); // a rank without samples joins all the same
 //!             parallel.backward(loss.as_ref(), own.len() as u64, batch.len() as u64)?;
 //!             clip_grad_norm(&params, 1.0)?;
@@ -103,6 +104,7 @@ mod variables;
 
 #[doc(hidden)]
 pub use inventory;
+pub use isobar_registry::Registered;
 
 pub use self::builder::{Trainer, Window, on_mesh};
 pub use self::clip::{clip_grad_norm, grad_norm};

@@ -10,7 +10,7 @@ use tch::Tensor;
 
 use crate::error::Result;
 use crate::fields::FieldLayout;
-use crate::loss::{Loss, spectrum_errors, variable_errors};
+use crate::loss::{LossKind, spectrum_errors, variable_errors};
 use crate::model::Forward;
 use crate::variables::{Variable, VariableError, mean_errors, mean_relative, mean_spectrum};
 
@@ -173,7 +173,7 @@ pub struct FieldTask<L, F> {
     /// Random augmentation of training samples.
     pub augment: Augment,
     /// Loss.
-    pub loss: Loss,
+    pub loss: LossKind,
     /// The seed of the augmentation.
     pub seed: u64,
 }

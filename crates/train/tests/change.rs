@@ -9,7 +9,7 @@ use isobar_array::Generator;
 use isobar_collectives::Group;
 use isobar_data::{Augment, InMemory, Normalizer};
 use isobar_train::config::{CheckpointConfig, SaveMode, TrainConfig};
-use isobar_train::loss::Loss;
+use isobar_train::loss::{LossKind, Mse, RelativeL2};
 use isobar_train::{BoxError, DenseFields, FieldModel, FieldTask, Step, Task, Variable, mean_errors};
 use isobar_train::{Error, FitConfig, Parameter, Parameters, Ranks, fit};
 use tch::{Device, Kind, Tensor};
@@ -26,7 +26,7 @@ fn frames() -> Tensor {
 fn task(
     output: f64,
     change: Option<Normalizer>,
-    loss: Loss,
+    loss: impl Into<LossKind>,
 ) -> FieldTask<DenseFields, impl Fn(&Tensor, Option<Step<'_>>) -> Result<Tensor, BoxError>> {
     let values = Normalizer::of_channels(
         &[0, 1].map(|channel| isobar_data::Statistics::of(&frames().select(2, channel)).unwrap()),
@@ -47,7 +47,7 @@ fn task(
         validation: InMemory::rollouts(&frames(), 1, 1).unwrap(),
         rollouts: Some(InMemory::rollouts(&frames(), 2, 1).unwrap()),
         augment: Augment::None,
-        loss,
+        loss: loss.into(),
         seed: 0,
     }
 }
@@ -62,7 +62,7 @@ fn loss(task: &impl Task) -> f64 {
 #[test]
 fn outputs_are_in_units_of_the_changes() {
     let scales = || Some(Normalizer::of_scales(&[0.5, 30.0]).unwrap());
-    let ones = task(1.0, scales(), Loss::Mse);
+    let ones = task(1.0, scales(), Mse {});
     let start = frames().select(1, 0);
     let predicted = ones.model.roll_out(&start, 1, 2).unwrap();
     for (step, found) in predicted.iter().enumerate() {
@@ -74,9 +74,9 @@ fn outputs_are_in_units_of_the_changes() {
     assert!(errors.iter().all(|error| error.relative < 1e-12), "{errors:?}");
 
     // No change is off by one unit, whatever the magnitude of the variable.
-    let zeros = task(0.0, scales(), Loss::Mse);
+    let zeros = task(0.0, scales(), Mse {});
     assert!((loss(&zeros) - 1.0).abs() < 1e-9, "{}", loss(&zeros));
-    let relative = loss(&task(0.0, scales(), Loss::RelativeL2));
+    let relative = loss(&task(0.0, scales(), RelativeL2 {}));
     assert!(relative.is_finite() && relative > 0.1, "{relative}");
     let found = mean_errors(&zeros.errors(&[0, 1]).unwrap());
     for (found, baseline) in found.iter().zip(zeros.baseline().unwrap()) {
@@ -89,9 +89,9 @@ fn outputs_are_in_units_of_the_changes() {
 /// Checkpoints of earlier versions divide changes by the deviation of the values: they predict as they did.
 #[test]
 fn the_deviation_of_values_is_the_scale_of_earlier_versions() {
-    let values = task(0.0, None, Loss::Mse).model.input;
+    let values = task(0.0, None, Mse {}).model.input;
     let before = Normalizer::of_scales(values.std()).unwrap();
-    let ones = task(1.0, Some(before), Loss::RelativeL2);
+    let ones = task(1.0, Some(before), RelativeL2 {});
     let start = frames().select(1, 0);
     let found = ones.model.roll_out(&start, 1, 1).unwrap().remove(0);
     let want = values.decode(&(values.encode(&start).unwrap() + 1.0)).unwrap();
@@ -108,7 +108,7 @@ fn the_deviation_of_values_is_the_scale_of_earlier_versions() {
 
 #[test]
 fn every_channel_needs_a_name() {
-    let mut unnamed = task(0.0, None, Loss::Mse);
+    let mut unnamed = task(0.0, None, Mse {});
     unnamed.model.variables.pop();
     let error = unnamed.errors(&[0]).unwrap_err().to_string();
     assert_eq!(error, "the targets have 2 channels, but 1 variables are named: [\"u\"]; name each channel");
@@ -147,7 +147,7 @@ fn trained(folder: &Path, output: f64, names: [&str; 2], mode: SaveMode) -> Stri
     let weight = Tensor::from(output).to_kind(Kind::Double).set_requires_grad(true);
     let params = Parameters::new(vec![Parameter::replicated("output", &weight)]).unwrap();
     let FieldTask { model, train, validation, rollouts, augment, loss, seed } =
-        task(output, Some(Normalizer::of_scales(&[0.5, 30.0]).unwrap()), Loss::Mse);
+        task(output, Some(Normalizer::of_scales(&[0.5, 30.0]).unwrap()), Mse {});
     let model = FieldModel {
         forward: |x: &Tensor, _: Option<Step<'_>>| Ok(x.zeros_like() + &weight),
         layout: model.layout,
@@ -218,7 +218,7 @@ fn a_run_that_memory_cannot_hold_is_an_error() {
     // A view of one number, so that the parameter itself takes no memory.
     let huge = Tensor::zeros([1], (Kind::Float, Device::Cpu)).expand([1 << 45], false).detach();
     let params = Parameters::new(vec![Parameter::replicated("huge", &huge.set_requires_grad(true))]).unwrap();
-    let task = task(0.0, None, Loss::Mse);
+    let task = task(0.0, None, Mse {});
     let config = FitConfig { folder: folder.path().join("run"), ..FitConfig::default() };
     let error = fit(&task, &params, &[], &Ranks::data_parallel(&Group::single()), &config).unwrap_err();
     assert!(matches!(error, Error::HostMemory { .. }), "{error}");

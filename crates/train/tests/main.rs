@@ -6,5 +6,6 @@ mod data_parallel;
 mod fit;
 mod fully_sharded;
 mod gradients;
+mod losses;
 mod non_finite;
 mod run_folder;

@@ -43,6 +43,7 @@ mod error;
 #[cfg(test)]
 mod fuzz;
 mod layer;
+mod markdown;
 mod render;
 mod schema;
 #[cfg(test)]
@@ -61,6 +62,7 @@ pub use distributed::{
 };
 pub use error::{ConfigError, Problem};
 pub use layer::Origin;
+pub use markdown::reference_markdown;
 pub use render::reference_toml;
 
 use crate::environment::Environment;

@@ -11,7 +11,7 @@ use super::schema::{Schema, Shape, tag};
 use super::to_value;
 
 /// Deeper than any configuration; ends types that contain themselves.
-const MAX_DEPTH: usize = 8;
+pub(super) const MAX_DEPTH: usize = 8;
 
 /// A file with every key of `T`, its default and its meaning (the doc comments of the type), type and allowed values.
 ///
@@ -120,18 +120,22 @@ impl<'a> Reference<'a> {
     }
 
     fn keys(&mut self, path: &[&str], shape: &Shape<'a>, dict: Option<&Dict>, skip: Option<&str>) {
-        let mut tables = Vec::new();
+        let (mut tables, mut names) = (Vec::new(), Vec::new());
         for (key, node) in shape.properties.iter().filter(|(key, _)| Some(*key) != skip) {
             let default = node.get("default").and_then(|value| FigmentValue::serialize(value).ok());
             let value = dict.and_then(|dict| dict.get(*key).cloned()).or(default);
-            if self.is_table(node, value.as_ref()) {
+            if self.schema.is_table(node, value.as_ref()) {
                 tables.push((*key, *node, value));
             } else {
                 self.leaf(key, node, value.as_ref());
+                names.push((*key, *node));
             }
         }
         if path.len() >= MAX_DEPTH {
             return;
+        }
+        for (key, node) in names {
+            self.instead_of_name(&join(path, key), node);
         }
         for (key, node, value) in tables {
             self.section(&join(path, key), node, value.as_ref());
@@ -143,9 +147,7 @@ impl<'a> Reference<'a> {
             self.doc(description);
         }
         let shapes = self.schema.shapes(node);
-        let mut forms: Vec<_> = shapes.iter().map(|shape| self.words(shape)).collect();
-        forms.dedup();
-        let mut words = forms.join(" or ");
+        let mut words = leaf_words(self.schema, node);
         let text = value.and_then(inline);
         if text.is_none() && self.schema.nullable(node) {
             words.push_str(", unset by default");
@@ -161,6 +163,23 @@ impl<'a> Reference<'a> {
             None => self.out.push_str(&format!("# {} =\n", quote(key))),
         }
         self.out.push_str(if self.commented { "#\n" } else { "\n" });
+    }
+
+    /// The tables that may stand where a name does, commented out.
+    fn instead_of_name(&mut self, path: &[&str], node: &'a Value) {
+        let shapes = self.schema.shapes(node);
+        let tables: Vec<&Shape<'a>> = shapes.iter().filter(|shape| shape.types == ["object"]).collect();
+        let Some(tag) = tag(&tables) else { return };
+        for shape in tables.iter().filter(|shape| shape.properties.len() > 1) {
+            let value = shape.constant(tag).unwrap_or_default();
+            self.out.push_str(&format!("# \"{value}\" with its settings:\n#\n"));
+            self.within_comment(|reference| {
+                reference.line(&format!("[{}]", header(path)));
+                reference.line(&format!("{} = \"{value}\"", quote(tag)));
+                reference.out.push_str("#\n");
+                reference.keys(path, shape, None, Some(tag));
+            });
+        }
     }
 
     /// A table, or, commented out, one that is unset or one element of a list.
@@ -196,31 +215,6 @@ impl<'a> Reference<'a> {
         });
     }
 
-    fn is_table(&self, node: &'a Value, value: Option<&FigmentValue>) -> bool {
-        let objects = |node| {
-            let shapes = self.schema.shapes(node);
-            !shapes.is_empty() && shapes.iter().all(|shape| shape.types == ["object"])
-        };
-        match value {
-            Some(FigmentValue::Dict(..)) => true,
-            Some(FigmentValue::Array(_, items)) if items.is_empty() => {
-                self.schema.shapes(node).iter().filter_map(|shape| shape.items).any(objects)
-            }
-            None | Some(FigmentValue::Empty(..)) => objects(node),
-            Some(_) => false,
-        }
-    }
-
-    fn words(&self, shape: &Shape<'a>) -> String {
-        match shape.items {
-            Some(item) => {
-                let items: Vec<_> = self.schema.shapes(item).iter().map(Shape::words).collect();
-                format!("a list, each {}", items.join(" or "))
-            }
-            None => shape.words(),
-        }
-    }
-
     fn meaning(&mut self, value: &str, description: Option<&str>) {
         let description = description.unwrap_or_default().replace('\n', " ");
         self.doc(format!("  \"{value}\": {description}").trim_end_matches([' ', ':']));
@@ -252,8 +246,24 @@ impl<'a> Reference<'a> {
     }
 }
 
+/// The values of a key in words.
+pub(super) fn leaf_words(schema: &Schema, node: &Value) -> String {
+    let of_one = |shape: &Shape<'_>| match shape.items {
+        Some(item) => {
+            let items: Vec<_> = schema.shapes(item).iter().map(Shape::words).collect();
+            format!("a list, each {}", items.join(" or "))
+        }
+        None => shape.words(),
+    };
+    let mut forms: Vec<_> = schema.shapes(node).iter().map(of_one).collect();
+    forms.dedup();
+    // A name before the tables that it stands for.
+    forms.sort_by_key(|words| words == "a table");
+    forms.join(" or ")
+}
+
 /// The form that a table has: by its tag, else by its keys.
-fn chosen<'s, 'a>(shapes: &'s [Shape<'a>], dict: &Dict) -> Option<&'s Shape<'a>> {
+pub(super) fn chosen<'s, 'a>(shapes: &'s [Shape<'a>], dict: &Dict) -> Option<&'s Shape<'a>> {
     let objects: Vec<&'s Shape<'a>> = shapes.iter().filter(|shape| shape.is("object")).collect();
     if let Some(tag) = tag(&objects) {
         let value = dict.get(tag).and_then(FigmentValue::as_str);
@@ -278,6 +288,7 @@ pub(super) fn inline(value: &FigmentValue) -> Option<String> {
         FigmentValue::Array(_, items) => {
             Some(format!("[{}]", items.iter().filter_map(inline).collect::<Vec<_>>().join(", ")))
         }
+        FigmentValue::Dict(_, dict) if dict.is_empty() => Some("{}".to_owned()),
         FigmentValue::Dict(_, dict) => {
             let entries =
                 dict.iter().filter_map(|(key, value)| Some(format!("{} = {}", quote(key), inline(value)?)));
@@ -299,10 +310,10 @@ fn quote(key: &str) -> String {
     if !key.is_empty() && key.chars().all(bare) { key.to_owned() } else { string(key) }
 }
 
-fn header(path: &[&str]) -> String {
+pub(super) fn header(path: &[&str]) -> String {
     path.iter().map(|key| quote(key)).collect::<Vec<_>>().join(".")
 }
 
-fn join<'s>(path: &[&'s str], key: &'s str) -> Vec<&'s str> {
+pub(super) fn join<'s>(path: &[&'s str], key: &'s str) -> Vec<&'s str> {
     path.iter().copied().chain([key]).collect()
 }

@@ -1,5 +1,6 @@
 //! The part of JSON Schema that schemars writes, read as a list of alternatives.
 
+use figment::value::Value as FigmentValue;
 use schemars::JsonSchema;
 use serde_json::Value;
 
@@ -67,6 +68,22 @@ impl Schema {
     pub(super) fn description<'a>(&'a self, schema: &'a Value) -> Option<&'a str> {
         let own = schema.get("description").and_then(Value::as_str);
         own.or_else(|| self.description(self.target(schema)?))
+    }
+
+    /// Returns whether a key is written as a table of its own.
+    pub(super) fn is_table(&self, node: &Value, value: Option<&FigmentValue>) -> bool {
+        let objects = |node| {
+            let shapes = self.shapes(node);
+            !shapes.is_empty() && shapes.iter().all(|shape| shape.types == ["object"])
+        };
+        match value {
+            Some(FigmentValue::Dict(..)) => true,
+            Some(FigmentValue::Array(_, items)) if items.is_empty() => {
+                self.shapes(node).iter().filter_map(|shape| shape.items).any(objects)
+            }
+            None | Some(FigmentValue::Empty(..)) => objects(node),
+            Some(_) => false,
+        }
     }
 
     fn expand<'a>(&'a self, schema: &'a Value) -> Vec<Shape<'a>> {

@@ -520,7 +520,7 @@ fn the_reference_names_every_key_and_loads_to_the_defaults() {
 name = ""
 
 # End of the run.
-# (a table or "never")
+# ("never" or a table)
 stop = "never"
 
 # Training.

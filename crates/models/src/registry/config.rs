@@ -8,7 +8,7 @@ use serde::de::Error as _;
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 use serde_json::{Map, Value};
 
-use super::{AnyArchitecture, Entry, ModelArray, find, registered};
+use super::{AnyArchitecture, Entry, ModelArray, registered};
 use crate::error::{Error, Result};
 use crate::fields::FieldSpec;
 use crate::model::{LargestArray, Model};
@@ -47,7 +47,7 @@ impl ModelConfig {
     ///
     /// A name that is not registered, with all that are; keys that the model does not have, or values of another type.
     pub fn named(name: &str, table: Value) -> Result<Self> {
-        let entry = find(name).ok_or_else(|| unknown(name))?;
+        let entry = isobar_registry::find("model", name, &registered()).map_err(unknown)?;
         let read = (entry.read)(table);
         Ok(Self(read.map_err(|error| Error::Config { model: entry.name, reason: error.to_string() })?))
     }
@@ -111,10 +111,8 @@ impl ModelConfig {
     }
 }
 
-fn unknown(name: &str) -> Error {
-    let names: Vec<&str> = registered().iter().map(Entry::name).collect();
-    let unknown = isobar_registry::unknown("model", name, &names);
-    let reason = format!("{unknown}. A model of your own is registered by `isobar_models::register!`");
+fn unknown(problem: String) -> Error {
+    let reason = format!("{problem}. A model of your own is registered by `isobar_models::register!`");
     Error::Config { model: TABLE, reason }
 }
 

@@ -31,6 +31,7 @@ macro_rules! register {
 pub struct Entry {
     name: &'static str,
     summary: Option<&'static str>,
+    type_name: fn() -> &'static str,
     model_parallel: bool,
     schema: fn(&mut SchemaGenerator) -> Schema,
     read: fn(Value) -> serde_json::Result<Box<dyn AnyArchitecture>>,
@@ -45,6 +46,10 @@ impl Named for Entry {
     fn name(&self) -> &'static str {
         self.name
     }
+
+    fn type_name(&self) -> &'static str {
+        (self.type_name)()
+    }
 }
 
 impl Entry {
@@ -53,6 +58,7 @@ impl Entry {
         Self {
             name: C::NAME,
             summary: C::SUMMARY,
+            type_name: std::any::type_name::<C>,
             model_parallel: C::MODEL_PARALLEL,
             schema: C::json_schema,
             read: |table| Ok(Box::new(serde_json::from_value::<C>(table)?)),
@@ -71,7 +77,7 @@ impl Entry {
 }
 
 /// Registers a model at run time, before a configuration is read: for programs that name their models in `main` instead of
-/// with [`register!`](macro@crate::register). A model that is registered already stays.
+/// with [`register!`](macro@crate::register). The same type may be registered twice.
 pub fn register<C: Architecture>() {
     ADDED.add(inventory::iter::<Entry>().copied(), Entry::of::<C>());
 }
@@ -84,10 +90,6 @@ pub fn register<C: Architecture>() {
 /// ```
 pub fn registered() -> Vec<Entry> {
     ADDED.all(inventory::iter::<Entry>().copied())
-}
-
-fn find(name: &str) -> Option<Entry> {
-    registered().into_iter().find(|entry| entry.name == name)
 }
 
 /// An [`Architecture`] of any type.

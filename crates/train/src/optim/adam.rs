@@ -1,6 +1,7 @@
 //! Adam (Kingma and Ba, "Adam: A Method for Stochastic Optimization", 2015) and AdamW (Loshchilov and Hutter, "Decoupled Weight
 //! Decay Regularization", 2019), with PyTorch's arithmetic.
 
+use isobar_registry::Registered;
 use serde::{Deserialize, Serialize};
 use tch::{TchError, Tensor};
 
@@ -41,10 +42,12 @@ impl Default for AdamWConfig {
     }
 }
 
-impl OptimizerConfig for AdamWConfig {
+impl Registered for AdamWConfig {
     const NAME: &'static str = "adamw";
     const SUMMARY: &'static str = "Adam with decoupled weight decay.";
+}
 
+impl OptimizerConfig for AdamWConfig {
     fn lr(&self) -> f64 {
         self.lr
     }
@@ -97,10 +100,12 @@ impl Default for AdamConfig {
     }
 }
 
-impl OptimizerConfig for AdamConfig {
+impl Registered for AdamConfig {
     const NAME: &'static str = "adam";
     const SUMMARY: &'static str = "Adam, whose weight decay is part of the gradient.";
+}
 
+impl OptimizerConfig for AdamConfig {
     fn lr(&self) -> f64 {
         self.lr
     }

@@ -1,5 +1,6 @@
 //! Lion: the sign of a momentum (Chen et al., "Symbolic discovery of optimization algorithms", 2023).
 
+use isobar_registry::Registered;
 use serde::{Deserialize, Serialize};
 use tch::{TchError, Tensor};
 
@@ -31,10 +32,12 @@ impl Default for LionConfig {
     }
 }
 
-impl OptimizerConfig for LionConfig {
+impl Registered for LionConfig {
     const NAME: &'static str = "lion";
     const SUMMARY: &'static str = "The sign of a momentum: half of the state of AdamW.";
+}
 
+impl OptimizerConfig for LionConfig {
     fn lr(&self) -> f64 {
         self.lr
     }

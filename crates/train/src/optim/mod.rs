@@ -14,7 +14,7 @@ pub(crate) use self::averaged::AVERAGE;
 pub use self::averaged::Averaged;
 pub use self::lion::{Lion, LionConfig};
 pub use self::muon::{Muon, MuonConfig};
-pub use self::registry::{OptimizerConfig, OptimizerEntry, OptimizerKind, register, registered};
+pub use self::registry::{OptimizerConfig, OptimizerEntry, OptimizerKind, Optimizers, register, registered};
 pub use self::sgd::{Sgd, SgdConfig};
 pub use self::state::{OptimizerState, StateTensor};
 use crate::error::Result;

@@ -1,6 +1,7 @@
 //! Muon: momenta made orthogonal (Jordan et al., "Muon: An optimizer for hidden layers in neural networks", 2024), in steps of
 //! AdamW's size (Liu et al., "Muon is Scalable for LLM Training", arXiv:2502.16982).
 
+use isobar_registry::Registered;
 use serde::{Deserialize, Serialize};
 use tch::{Kind, TchError, Tensor};
 
@@ -56,11 +57,13 @@ impl Default for MuonConfig {
     }
 }
 
-impl OptimizerConfig for MuonConfig {
+impl Registered for MuonConfig {
     const NAME: &'static str = "muon";
     const SUMMARY: &'static str =
         "Momenta made orthogonal for matrices, with half of AdamW's state; AdamW for the rest.";
+}
 
+impl OptimizerConfig for MuonConfig {
     fn lr(&self) -> f64 {
         self.lr
     }

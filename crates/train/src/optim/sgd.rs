@@ -1,5 +1,6 @@
 //! Stochastic gradient descent with momentum, with PyTorch's arithmetic.
 
+use isobar_registry::Registered;
 use serde::{Deserialize, Serialize};
 use tch::{TchError, Tensor};
 
@@ -31,10 +32,12 @@ impl Default for SgdConfig {
     }
 }
 
-impl OptimizerConfig for SgdConfig {
+impl Registered for SgdConfig {
     const NAME: &'static str = "sgd";
     const SUMMARY: &'static str = "Stochastic gradient descent with momentum.";
+}
 
+impl OptimizerConfig for SgdConfig {
     fn lr(&self) -> f64 {
         self.lr
     }

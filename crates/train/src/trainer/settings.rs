@@ -57,7 +57,7 @@ fn train(train: &TrainConfig) -> Result<()> {
         let expected = "a number in [0, 1); --set train.average_decay=0.999";
         return Err(Error::invalid("train.average_decay", decay, expected));
     }
-    Ok(())
+    train.loss.check()
 }
 
 #[cfg(test)]
@@ -66,8 +66,9 @@ mod tests {
 
     use super::*;
     use crate::config::OptimizerKind;
+    use crate::loss::Huber;
     use crate::optim::{LionConfig, SgdConfig};
-    use crate::schedule::ScheduleKind;
+    use crate::schedule::{Constant, Cosine};
 
     #[rstest]
     #[case::accumulate(|c: &mut FitConfig| c.train.accumulate = usize::MAX, "--set train.accumulate=16")]
@@ -84,7 +85,8 @@ mod tests {
         |c: &mut FitConfig| c.optimizer = OptimizerKind::from(LionConfig { beta1: 1.5, ..LionConfig::default() }),
         "optimizer.beta1 is 1.5, expected a number in [0, 1); --set optimizer.beta1=0.9"
     )]
-    #[case::warm_up(|c: &mut FitConfig| c.schedule = ScheduleKind::Constant { warmup_epochs: f64::NAN }, "schedule.warmup_epochs is NaN, expected a finite number of epochs, 0 or more; --set schedule.warmup_epochs=0.0")]
+    #[case::warm_up(|c: &mut FitConfig| c.schedule = Constant { warmup_epochs: f64::NAN }.into(), "schedule.warmup_epochs is NaN, expected a finite number of epochs, 0 or more; --set schedule.warmup_epochs=0.0")]
+    #[case::loss(|c: &mut FitConfig| c.train.loss = Huber { delta: -1.0 }.into(), "train.loss.delta is -1, expected a finite number above 0; --set train.loss.delta=1.0")]
     #[case::buckets(|c: &mut FitConfig| c.data_parallel.bucket_mb = 0.0, "data_parallel.bucket_mb is 0, expected a finite number of MiB above 0; --set data_parallel.bucket_mb=4")]
     #[case::minutes(|c: &mut FitConfig| c.checkpoint.every_minutes = 1e300, "--set checkpoint.every_minutes=30")]
     #[case::decay(
@@ -92,7 +94,7 @@ mod tests {
         "--set optimizer.weight_decay=0.0"
     )]
     #[case::share(
-        |c: &mut FitConfig| c.schedule = ScheduleKind::Cosine { warmup_epochs: 0.0, min_factor: 2.0 },
+        |c: &mut FitConfig| c.schedule = Cosine { warmup_epochs: 0.0, min_factor: 2.0 }.into(),
         "--set schedule.min_factor=1.0"
     )]
     fn settings_out_of_range(#[case] change: fn(&mut FitConfig), #[case] words: &str) {

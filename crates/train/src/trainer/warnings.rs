@@ -125,14 +125,14 @@ mod tests {
 
     use super::*;
     use crate::config::{OptimizerKind, TrainConfig};
-    use crate::loss::Loss;
+    use crate::loss::Mse;
     use crate::optim::AdamWConfig;
-    use crate::schedule::ScheduleKind;
+    use crate::schedule::Constant;
 
     fn config(epochs: u64, batch_size: usize, accumulate: usize, warmup_epochs: f64) -> FitConfig {
         FitConfig {
             train: TrainConfig { epochs, batch_size, accumulate, ..TrainConfig::default() },
-            schedule: ScheduleKind::Constant { warmup_epochs },
+            schedule: Constant { warmup_epochs }.into(),
             ..FitConfig::default()
         }
     }
@@ -160,7 +160,7 @@ mod tests {
         let say = |now: &FitConfig| resumed(&saved, now, &settings(now), path);
         assert_eq!(say(&before), [""; 0]);
         let mut now = before.clone();
-        now.train.loss = Loss::Mse;
+        now.train.loss = Mse {}.into();
         now.optimizer = OptimizerKind::from(AdamWConfig { lr: 0.5, ..AdamWConfig::default() });
         let found = say(&now);
         assert_eq!(found.len(), 1, "{found:?}");

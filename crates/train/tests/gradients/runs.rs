@@ -8,11 +8,12 @@ use isobar_collectives::{Group, threads};
 use isobar_data::{Augment, InMemory, Normalizer};
 use isobar_shard::{ShardTensor, StateDict, read_safetensors};
 use isobar_train::checkpoint::export;
-use isobar_train::config::{OptimizerKind, ScheduleKind, TrainConfig};
+use isobar_train::config::{OptimizerKind, TrainConfig};
 use isobar_train::optim::SgdConfig;
+use isobar_train::schedule::Constant;
 use isobar_train::{
     BoxError, DenseFields, Error, FieldLayout, FieldModel, FieldTask, FitConfig, Parameters, Ranks,
-    ShardedFields, ShardedParameters, Step, fit, loss::Loss,
+    ShardedFields, ShardedParameters, Step, fit, loss::Mse,
 };
 use rstest::rstest;
 use tch::{Tensor, no_grad};
@@ -159,7 +160,7 @@ fn run<L: FieldLayout>(
         validation: data(),
         rollouts: None,
         augment: Augment::None,
-        loss: Loss::Mse,
+        loss: Mse {}.into(),
         seed: 0,
     };
     let sgd = SgdConfig { lr: 1.0, momentum: 0.0, ..SgdConfig::default() };
@@ -167,7 +168,7 @@ fn run<L: FieldLayout>(
         folder: folder.to_owned(),
         train: TrainConfig { epochs: 1, batch_size: SAMPLES, clip_norm: None, ..TrainConfig::default() },
         optimizer: OptimizerKind::from(sgd),
-        schedule: ScheduleKind::Constant { warmup_epochs: 0.0 },
+        schedule: Constant { warmup_epochs: 0.0 }.into(),
         ..FitConfig::default()
     };
     Ok(fit(&task, params, &[], ranks, &config)?.checkpoint.unwrap())

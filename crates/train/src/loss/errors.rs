@@ -1,38 +1,12 @@
-//! Losses and errors of fields `[sample, …]`.
+//! Errors of fields `[sample, …]`, as validation reports them.
 
 use isobar_array::{Array, Reduction, Unary, periodic};
-use serde::{Deserialize, Serialize};
 use tch::{Kind, Tensor};
 
+use super::relative_l2::relative;
+use super::same_shape;
 use crate::error::{Context, Error, Result};
 use crate::variables::VariableError;
-
-/// Training losses; both are means over samples, so that ranks' losses can be weighted by their sample counts.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize, schemars::JsonSchema)]
-#[serde(rename_all = "snake_case")]
-pub enum Loss {
-    /// Mean squared error.
-    Mse,
-    /// Mean over samples of ‖p − t‖ / ‖t‖.
-    #[default]
-    RelativeL2,
-}
-
-impl Loss {
-    /// The loss of predictions, `[sample, …]`, against targets of the same shape: a scalar on the graph of both. Of sharded
-    /// fields all ranks of their mesh call.
-    ///
-    /// # Errors
-    ///
-    /// The shapes differ, or an exchange fails.
-    pub fn of<A: Array>(self, prediction: &A, target: &A) -> Result<A> {
-        same_shape(prediction, target)?;
-        Ok(match self {
-            Self::Mse => prediction.mse_loss(target)?,
-            Self::RelativeL2 => relative_l2(prediction, target)?.mean()?,
-        })
-    }
-}
 
 /// ‖p − t‖ / ‖t‖ of each sample, in float64. The error of a prediction on a data set is the mean of these over all
 /// samples, taken on physical values; a target of zero gives infinity. Of sharded fields all ranks of their mesh call, and
@@ -53,7 +27,8 @@ impl Loss {
 pub fn relative_l2_errors<A: Array>(prediction: &A, target: &A) -> Result<Vec<f64>> {
     let _no_grad = tch::no_grad_guard();
     same_shape(prediction, target)?;
-    numbers(&relative_l2(&prediction.to_kind(Kind::Double)?, &target.to_kind(Kind::Double)?)?)
+    let target = target.to_kind(Kind::Double)?;
+    numbers(&relative(&prediction.to_kind(Kind::Double)?.sub(&target)?, &target)?)
 }
 
 /// Returns the errors of each sample of `[sample, channel, spatial…]` per channel (variable), in float64: ‖p
@@ -143,54 +118,8 @@ pub fn spectrum_errors<A: Array>(prediction: &A, target: &A) -> Result<Vec<Vec<f
     Ok(errors.chunks(channels).map(<[f64]>::to_vec).collect())
 }
 
-fn relative_l2<A: Array>(prediction: &A, target: &A) -> isobar_array::Result<A> {
-    let dims: Vec<i64> = (1..prediction.shape().len() as i64).collect();
-    let norm = |x: &A| x.reduce(Reduction::Norm, &dims, false);
-    norm(&prediction.sub(target)?)?.div(&norm(target)?)
-}
-
 /// Returns the elements of an array, row by row, on every rank.
 fn numbers<A: Array>(array: &A) -> Result<Vec<f64>> {
     let whole = array.whole()?.f_to_device(tch::Device::Cpu).and_then(|all: Tensor| all.f_reshape([-1]));
     whole.and_then(|all: Tensor| Vec::<f64>::try_from(all)).context(|| "reading errors".to_owned())
-}
-
-fn same_shape<A: Array>(prediction: &A, target: &A) -> Result<()> {
-    let (found, expected) = (prediction.shape(), target.shape());
-    if found == expected && found.len() > 1 {
-        return Ok(());
-    }
-    Err(Error::invalid(
-        "the shape of the prediction",
-        format!("{found:?}"),
-        format!("that of the target, {expected:?}, a sample in each row"),
-    ))
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn losses_follow_their_definitions() {
-        let target = Tensor::from_slice(&[3.0, 4.0, 0.0, 2.0]).view([2, 2]);
-        let prediction = Tensor::from_slice(&[3.0, 3.0, 0.0, 1.0]).view([2, 2]);
-        assert_eq!(Loss::Mse.of(&prediction, &target).unwrap().double_value(&[]), 0.5);
-        let relative = Loss::RelativeL2.of(&prediction, &target).unwrap().double_value(&[]);
-        assert!((relative - 0.35).abs() < 1e-15);
-    }
-
-    #[test]
-    fn a_perfect_prediction_has_a_gradient() {
-        let x = Tensor::from_slice(&[3.0, 4.0]).view([1, 2]).set_requires_grad(true);
-        Loss::RelativeL2.of(&x, &x.detach()).unwrap().backward();
-        assert_eq!(Vec::<f64>::try_from(x.grad().view(-1)).unwrap(), [0.0, 0.0]);
-    }
-
-    #[test]
-    fn shapes_must_agree() {
-        let [a, b] = [[2, 3], [2, 4]].map(|shape| Tensor::zeros(shape, (Kind::Float, tch::Device::Cpu)));
-        let error = Loss::Mse.of(&a, &b).unwrap_err().to_string();
-        insta::assert_snapshot!(error, @"the shape of the prediction is [2, 3], expected that of the target, [2, 4], a sample in each row");
-    }
 }

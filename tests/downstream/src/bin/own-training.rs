@@ -1,10 +1,62 @@
-//! The command `isobar` with an optimizer of the program's own: `[optimizer] type = "signum"`.
+//! The command `isobar` with a loss, an optimizer and a learning-rate schedule of the program's own: `train.loss = "latitude_mse"`,
+//! `[optimizer] type = "signum"` and `[schedule] type = "inverse_sqrt"`.
 
+use std::f64::consts::FRAC_PI_2;
+
+use isobar::array::Unary;
 use isobar::prelude::*;
 use isobar::schemars::JsonSchema;
 use isobar::serde::{Deserialize, Serialize};
+use isobar::train::loss::Loss;
 use isobar::train::optim::{Optimizer, OptimizerConfig, OptimizerState, refuse_unsummed};
+use isobar::train::schedule::{LrSchedule, Moment};
 use isobar::train::{Error, Parameters, Result};
+
+/// Squared error weighted by the area of the cells, of rows from pole to pole.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[serde(crate = "isobar::serde", deny_unknown_fields)]
+#[schemars(crate = "isobar::schemars")]
+struct LatitudeMse {}
+
+impl Registered for LatitudeMse {
+    const NAME: &'static str = "latitude_mse";
+    const SUMMARY: &'static str =
+        "Squared error weighted by the area of the cells, of rows from pole to pole.";
+}
+
+impl Loss for LatitudeMse {
+    fn compute<A: Array>(&self, prediction: &A, target: &A) -> Result<A> {
+        let rows = target.extent(2)?;
+        let pole = FRAC_PI_2 * (1.0 - 1.0 / rows as f64);
+        let area = target.linspace_along(2, -pole, pole)?.unary(Unary::Cos)?.reshape(&[rows, 1])?;
+        Ok(prediction.sub(target)?.unary(Unary::Square)?.mul(&area)?.mean()?)
+    }
+}
+
+/// A rate that falls with the root of the time.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[serde(crate = "isobar::serde", deny_unknown_fields)]
+#[schemars(crate = "isobar::schemars")]
+struct InverseSqrt {
+    /// Epochs of linear warm-up.
+    warmup_epochs: f64,
+}
+
+impl Registered for InverseSqrt {
+    const NAME: &'static str = "inverse_sqrt";
+    const SUMMARY: &'static str = "A rate that falls with the root of the time.";
+}
+
+impl LrSchedule for InverseSqrt {
+    fn warmup_epochs(&self) -> f64 {
+        self.warmup_epochs
+    }
+
+    fn factor(&self, at: &Moment) -> f64 {
+        let warmup = at.steps(self.warmup_epochs).max(1.0);
+        (warmup / (at.step + 1.0)).sqrt()
+    }
+}
 
 /// Steps of one size against the sign of a running mean of gradients.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
@@ -34,10 +86,12 @@ fn refused(source: isobar::tch::TchError) -> Error {
     Error::Tensor { context: "a step of signum".to_owned(), source }
 }
 
-impl OptimizerConfig for SignumConfig {
+impl Registered for SignumConfig {
     const NAME: &'static str = "signum";
     const SUMMARY: &'static str = "The sign of a running mean of gradients.";
+}
 
+impl OptimizerConfig for SignumConfig {
     fn lr(&self) -> f64 {
         self.lr
     }
@@ -87,5 +141,6 @@ impl Optimizer for Signum {
 }
 
 fn main() -> std::process::ExitCode {
-    isobar::App::new().optimizer::<SignumConfig>().main()
+    let app = isobar::App::new().optimizer::<SignumConfig>();
+    app.loss::<LatitudeMse>().schedule::<InverseSqrt>().main()
 }

@@ -1,4 +1,4 @@
-//! A program's own optimizer, named in its TOML: one rank and two, and a run that resumes.
+//! A program's own loss, optimizer and schedule, named in its TOML: one rank and two, and a run that resumes.
 #![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
 
 use std::fs;
@@ -9,7 +9,7 @@ use isobar_harness::curve::{assert_same_run, losses};
 use isobar_harness::{Launch, workspace};
 use tempfile::tempdir;
 
-const PROGRAM: &str = env!("CARGO_BIN_EXE_own-optimizer");
+const PROGRAM: &str = env!("CARGO_BIN_EXE_own-training");
 
 const CONFIG: &str = r#"
 [run]
@@ -30,13 +30,15 @@ decoder_layer_size = 8
 epochs = 2
 batch_size = 3
 precision = "float64"
+loss = "latitude_mse"
 [optimizer]
 type = "signum"
 lr = 1e-3
 [metrics]
 every_steps = 1
 [schedule]
-warmup_epochs = 0.0
+type = "inverse_sqrt"
+warmup_epochs = 0.5
 "#;
 
 fn train(folder: &Path, ranks: usize, args: &[&str]) -> Vec<f64> {
@@ -51,13 +53,16 @@ fn train(folder: &Path, ranks: usize, args: &[&str]) -> Vec<f64> {
 }
 
 #[test]
-fn a_programs_own_optimizer_trains_by_its_name() {
-    let [one, two, resumed] = [tempdir().unwrap(), tempdir().unwrap(), tempdir().unwrap()];
+fn a_programs_own_loss_optimizer_and_schedule_train_by_their_names() {
+    let [one, two, split, resumed] = std::array::from_fn(|_| tempdir().unwrap());
     let alone = train(one.path(), 1, &[]);
     let shared = train(two.path(), 2, &[]);
+    let names = r#"distributed.mesh.names=["domain"]"#;
+    let split = train(split.path(), 2, &["--set", names]);
     let _ = train(resumed.path(), 1, &["--set", "train.max_steps=3"]);
     let resumed = train(resumed.path(), 2, &["--resume"]);
     assert!(alone.len() > 3, "{alone:?}");
     assert_same_run(&shared, &alone);
+    assert_same_run(&split, &alone);
     assert_same_run(&resumed, &alone);
 }
