@@ -55,9 +55,8 @@ use crate::error::{Error, Result};
 /// isobar_train::register_loss!(Quartic);
 ///
 /// let loss: LossKind = serde_json::from_str(r#""quartic""#)?;
-/// let (prediction, target) = (Tensor::from_slice(&[[1.0, 3.0]]), Tensor::from_slice(&[[1.0, 1.0]]));
-/// # let (prediction, target) = (prediction.view([1, 2]), target.view([1, 2]));
-/// assert_eq!(loss.of(&prediction, &target)?.double_value(&[]), 8.0);
+/// let (prediction, target) = (Tensor::from_slice(&[1.0, 3.0]), Tensor::from_slice(&[1.0, 1.0]));
+/// assert_eq!(loss.of(&prediction.view([1, 2]), &target.view([1, 2]))?.double_value(&[]), 8.0);
 /// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
 pub trait Loss: fmt::Debug + Send + Sync {
