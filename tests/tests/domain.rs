@@ -114,6 +114,16 @@ fn isobar(launch: Launch, command: &str, config: &str, output: &Path, sets: &[&s
         "boxes_sr_res_net" => {
             &["model.conv_layer_size=4", "model.n_resid_blocks=1", "model.large_kernel_size=3"]
         }
+        "darcy_pix2pix" => &[
+            "model.conv_layer_size=4",
+            "model.n_downsampling=2",
+            "model.n_upsampling=2",
+            "model.n_blocks=1",
+            "data.validation_steps=1",
+        ],
+        "navier_stokes_cnext_unet" => {
+            &["model.stages=2", "model.init_features=4", "model.spatial_resolution=[16, 16]"]
+        }
         _ => &["model.model_depth=2", "model.feature_map_channels=[4, 4, 8, 8]"],
     };
     let small = ["run.name=run", "data.validation_samples=2", "data.validation_steps=3", "train.epochs=2"];
@@ -301,6 +311,19 @@ fn in_single_precision(
     let folder = tempdir().unwrap();
     on(4, mesh(shape, names), folder.path(), &[]);
     whole.assert_same(&numbers(&records(folder.path())));
+}
+
+/// Convolutions over the rows, the columns and the samples of other ranks.
+#[rstest]
+#[case::cnext_unet("navier_stokes_cnext_unet", &["data.fields=[\"height\"]"])]
+#[case::pix2pix("darcy_pix2pix", &["data.path=tests/data/darcy_excerpt.h5"])]
+fn convolutional_networks_train_alike(#[case] config: &str, #[case] sets: &[&str]) {
+    let run = |ranks: usize, [shape, names]: [String; 2]| {
+        train(Launch::plain(ranks, ISOBAR), config, &[sets, &["train.max_steps=4", &shape, &names]].concat())
+    };
+    let whole = run(1, mesh("[1]", "[\"data\"]"));
+    alike(&run(3, mesh("[3]", "[\"domain\"]")), &whole);
+    alike(&run(4, mesh("[2, 2]", "[\"data\", \"domain_y\"]")), &whole);
 }
 
 /// A network that reads the time of each frame.

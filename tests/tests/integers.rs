@@ -32,11 +32,15 @@ const MEMORY: u64 = 6 << 20;
 const LONGEST: Duration = Duration::from_secs(120);
 
 /// Small models by their names. Keys of other sections are set with the first.
-const MODELS: [(&str, &str); 7] = [
+const MODELS: [(&str, &str); 9] = [
     (
         "afno",
         "inp_shape = [64, 64]\nin_channels = 1\nout_channels = 1\nembed_dim = 16\ndepth = 1\nnum_blocks = 2\n\
          patch_size = [8, 8]",
+    ),
+    (
+        "cnext_unet",
+        "dim_in = 1\ndim_out = 1\nn_spatial_dims = 2\nspatial_resolution = [64, 64]\nstages = 2\ninit_features = 2",
     ),
     (
         "distributed_afno",
@@ -52,6 +56,11 @@ const MODELS: [(&str, &str); 7] = [
         "mod_afno",
         "inp_shape = [16, 16]\nin_channels = 1\nout_channels = 1\nembed_dim = 8\ndepth = 1\nnum_blocks = 2\n\
          patch_size = [4, 4]\nmod_dim = 4\n[model.embed_model]\nmax_time = 20.0\ndim = 4",
+    ),
+    (
+        "pix2pix",
+        "in_channels = 1\nout_channels = 1\ndimension = 2\nconv_layer_size = 2\nn_downsampling = 1\nn_upsampling = 1\n\
+         n_blocks = 1",
     ),
     (
         "sr_res_net",

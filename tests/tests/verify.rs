@@ -73,6 +73,8 @@ const SHARDED: &[&str] = &[
     "where",
     "unet",
     "sr_res_net",
+    "pix2pix",
+    "cnext_unet",
 ];
 
 #[rstest]

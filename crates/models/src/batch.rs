@@ -18,8 +18,14 @@ use crate::error::{Error, Result};
 /// assert_eq!(batch.names().collect::<Vec<_>>(), ["fields", "time"]);
 /// assert!(batch.get("positions").is_none());
 /// ```
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub struct Batch<A>(BTreeMap<String, A>);
+
+impl<A> Default for Batch<A> {
+    fn default() -> Self {
+        Self(BTreeMap::new())
+    }
+}
 
 impl<A> Batch<A> {
     /// Fields on a grid, `[batch, channel, spatial…]`.

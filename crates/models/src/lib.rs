@@ -7,7 +7,9 @@
 //! | [`ModAfno`] | [`ModAfnoConfig`] | the same, modulated by a number for each sample |
 //! | [`DistributedAfno`] | [`DistributedAfnoConfig`] | the idea of AFNO with its channels split over ranks |
 //! | [`Fno`] | [`FnoConfig`] | Fourier Neural Operator, in one to four dimensions |
+//! | [`CNextUNet`] | [`CNextUNetConfig`] | U-Net of ConvNeXt blocks, of one to three dimensions |
 //! | [`UNet`] | [`UNetConfig`] | U-Net of two or three dimensions |
+//! | [`Pix2Pix`] | [`Pix2PixConfig`] | convolutions down to a coarser grid, residual blocks and transposed convolutions back, of one to three dimensions |
 //! | [`SrResNet`] | [`SrResNetConfig`] | super-resolution residual network of three dimensions |
 //!
 //! They are made of the layers of [`isobar_nn`]. Each stands in a folder of its own: `config.rs` its arguments, `model.rs` its code for a single device, `sharding.rs` how
@@ -35,6 +37,7 @@
 
 mod afno;
 mod batch;
+mod cnext_unet;
 mod distributed_afno;
 mod error;
 mod fields;
@@ -43,6 +46,7 @@ mod fully_connected;
 mod layers;
 mod mod_afno;
 mod model;
+mod pix2pix;
 mod registry;
 mod sharding;
 mod size;
@@ -54,6 +58,7 @@ pub use inventory;
 
 pub use afno::{Afno, AfnoConfig};
 pub use batch::Batch;
+pub use cnext_unet::{CNextUNet, CNextUNetConfig};
 pub use distributed_afno::{DistributedAfno, DistributedAfnoConfig};
 pub use error::{Error, Result};
 pub use fields::FieldSpec;
@@ -62,6 +67,7 @@ pub use fully_connected::{FullyConnected, FullyConnectedConfig};
 pub use isobar_nn::{Activation, BatchPart, Factorization, Mode};
 pub use mod_afno::{EmbedMethod, ModAfno, ModAfnoConfig, ModEmbedConfig, ScaleShiftMode};
 pub use model::{Architecture, LargestArray, Model};
+pub use pix2pix::{Pix2Pix, Pix2PixConfig, Pix2PixPadding};
 pub use registry::{Entry, ModelArray, ModelConfig, register, registered};
 pub use sharding::Sharding;
 pub use sr_res_net::{SrResNet, SrResNetConfig};

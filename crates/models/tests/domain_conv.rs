@@ -4,12 +4,13 @@
 
 use std::time::Duration;
 
-use isobar_array::{Array, Generator, Window};
+use isobar_array::{Generator, Window};
 use isobar_harness::{Memo, curve::SingleRun};
 use isobar_mesh::DeviceMesh;
 use isobar_models::{
-    Activation, Mode, Normalization, NormalizationArgs, PaddingMode, PerDim, Pooling, Result, SrResNet,
-    SrResNetConfig, UNet, UNetConfig, Upsampling,
+    Activation, Batch, CNextUNetConfig, Mode, ModelArray, ModelConfig, Normalization, NormalizationArgs,
+    PaddingMode, PerDim, Pix2PixConfig, Pix2PixPadding, Pooling, Result, SrResNetConfig, UNetConfig,
+    Upsampling,
 };
 use isobar_shard::{
     Layout, MeshParams, ParamStore, Params, Placement, ShardTensor, Sizes, forbid_hidden_communication,
@@ -25,38 +26,24 @@ const STEPS: usize = 20;
 /// Ranks of each axis of a mesh, and the dim that it splits.
 type Axes = &'static [(i64, usize)];
 
-#[derive(Debug, Clone)]
-#[expect(clippy::large_enum_variant, reason = "there are few of them")]
-enum Config {
-    UNet(UNetConfig),
-    SrResNet(SrResNetConfig),
-}
+/// A model of any type.
+struct Model<A>(Box<dyn isobar_models::Model<A>>);
 
-enum Model<A> {
-    UNet(UNet<A>),
-    SrResNet(SrResNet<A>),
-}
-
-impl<A: Array> Model<A> {
-    fn new(config: &Config, params: &mut impl Params<Array = A>) -> Self {
-        match config {
-            Config::UNet(config) => Self::UNet(UNet::new(config, params).unwrap()),
-            Config::SrResNet(config) => Self::SrResNet(SrResNet::new(config, params).unwrap()),
-        }
+impl<A: ModelArray> Model<A> {
+    fn new(config: &ModelConfig, params: &mut impl Params<Array = A>) -> Self {
+        Self(config.build(params).unwrap())
     }
 
     fn forward(&self, x: &A, mode: Mode<'_>) -> Result<A> {
-        match self {
-            Self::UNet(model) => model.forward(x, mode),
-            Self::SrResNet(model) => model.forward(x, mode),
-        }
+        let mut outputs = self.0.forward(&Batch::of_fields(x.shallow_clone()), mode)?;
+        Ok(outputs.take(Batch::<A>::FIELDS).unwrap())
     }
 }
 
 /// A model, the kind that it computes in, and the extents of its fields and targets.
 #[derive(Debug, Clone)]
 struct Case {
-    config: Config,
+    config: ModelConfig,
     kind: Kind,
     input: Vec<i64>,
     target: Vec<i64>,
@@ -68,7 +55,7 @@ impl Case {
         Self {
             input: shape(config.in_channels),
             target: shape(config.out_channels),
-            config: Config::UNet(config),
+            config: ModelConfig::new(config),
             kind: Kind::Double,
         }
     }
@@ -107,10 +94,31 @@ fn super_resolution(scaling_factor: usize) -> Case {
         ..SrResNetConfig::new(2, 1)
     };
     Case {
-        config: Config::SrResNet(config),
+        config: ModelConfig::new(config),
         kind: Kind::Double,
         input: vec![2, 2, 5, 4, 3],
         target: [&[2, 1], &[5, 4, 3].map(|extent| extent * scaling_factor as i64)[..]].concat(),
+    }
+}
+
+fn pix2pix(config: Pix2PixConfig, extents: &[i64]) -> Case {
+    let finer = 1 << config.n_upsampling.saturating_sub(config.n_downsampling);
+    let fine: Vec<i64> = extents.iter().map(|extent| extent * finer).collect();
+    Case {
+        input: [&[2, config.in_channels as i64], extents].concat(),
+        target: [&[2, config.out_channels as i64], &fine[..]].concat(),
+        config: ModelConfig::new(config),
+        kind: Kind::Double,
+    }
+}
+
+fn translation(dimension: usize) -> Pix2PixConfig {
+    Pix2PixConfig {
+        conv_layer_size: 3,
+        n_downsampling: 1,
+        n_upsampling: 1,
+        n_blocks: 2,
+        ..Pix2PixConfig::new(2, 1, dimension)
     }
 }
 
@@ -320,7 +328,54 @@ fn sr_res_net(#[values(&[(2, 2)], &[(3, 2)], &[(4, 3)], &[(2, 2), (2, 3)], &[(2,
 }
 
 #[rstest]
+#[case::lines(&[20], false)]
+#[case::images(&[16, 12], false)]
+#[case::recomputed_volumes(&[8, 12, 4], true)]
+fn cnext_unet_is_the_same_on_shards(
+    #[case] extents: &[usize],
+    #[case] gradient_checkpointing: bool,
+    #[values(&[(2, 2)], &[(3, 2)], &[(4, 2)], &[(2, 0), (2, 2)], &[(2, 2), (2, 3)])] axes: Axes,
+) {
+    let config = CNextUNetConfig {
+        stages: 2,
+        init_features: 3,
+        blocks_per_stage: 2,
+        gradient_checkpointing,
+        ..CNextUNetConfig::new(2, 1, extents)
+    };
+    let shape = |channels: i64| [2, channels].into_iter().chain(extents.iter().map(|&n| n as i64)).collect();
+    let case =
+        Case { config: ModelConfig::new(config), kind: Kind::Double, input: shape(2), target: shape(1) };
+    if axes.iter().all(|(_, dim)| *dim < extents.len() + 2) {
+        check(&case, axes);
+    }
+}
+
+#[rstest]
+#[case::lines(translation(1), &[20])]
+#[case::images_batch_norm_prelu(Pix2PixConfig {
+    n_downsampling: 2,
+    n_upsampling: 2,
+    batch_norm: true,
+    activation_fn: Activation::Prelu,
+    ..translation(2)
+}, &[16, 12])]
+#[case::images_replicate(Pix2PixConfig { padding_type: Pix2PixPadding::Replicate, ..translation(2) }, &[16, 12])]
+#[case::images_on_a_finer_grid(Pix2PixConfig { n_upsampling: 2, padding_type: Pix2PixPadding::Zero, ..translation(2) }, &[16, 12])]
+#[case::recomputed_volumes(Pix2PixConfig { gradient_checkpointing: true, ..translation(3) }, &[8, 6, 4])]
+fn pix2pix_is_the_same_on_shards(
+    #[case] config: Pix2PixConfig,
+    #[case] extents: &[i64],
+    #[values(&[(2, 2)], &[(3, 2)], &[(4, 2)], &[(2, 0), (2, 2)], &[(2, 2), (2, 3)])] axes: Axes,
+) {
+    if axes.iter().all(|(_, dim)| *dim < extents.len() + 2) {
+        check(&pix2pix(config, extents), axes);
+    }
+}
+
+#[rstest]
 #[case::unet_of_volumes(Case::unet(volumes(), &[8, 4, 4]))]
+#[case::pix2pix(pix2pix(translation(2), &[16, 12]))]
 #[case::unet_of_images(Case::unet(images(), &[12, 8]))]
 #[case::sr_res_net(super_resolution(2))]
 fn losses_in_single_precision(

@@ -3,9 +3,9 @@
 
 use isobar_array::{Generator, Window};
 use isobar_models::{
-    Activation, Afno, AfnoConfig, DistributedAfno, DistributedAfnoConfig, FullyConnected,
-    FullyConnectedConfig, Mode, Normalization, NormalizationArgs, PaddingMode, PerDim, Pooling, SrResNet,
-    SrResNetConfig, UNet, UNetConfig, Upsampling,
+    Activation, Afno, AfnoConfig, CNextUNet, CNextUNetConfig, DistributedAfno, DistributedAfnoConfig,
+    FullyConnected, FullyConnectedConfig, Mode, Normalization, NormalizationArgs, PaddingMode, PerDim,
+    Pix2Pix, Pix2PixConfig, Pooling, SrResNet, SrResNetConfig, UNet, UNetConfig, Upsampling,
 };
 use isobar_shard::ParamStore;
 use rstest::rstest;
@@ -351,6 +351,33 @@ fn gates_are_constant() {
 fn sr_res_net_refuses(#[case] config: SrResNetConfig, #[case] reason: &str) {
     let error = SrResNet::new(&config, &mut store()).unwrap_err().to_string();
     assert_eq!(error, format!("sr_res_net: {reason}"));
+}
+
+#[rstest]
+#[case(Pix2PixConfig { n_upsampling: 17, ..Pix2PixConfig::new(1, 1, 2) }, "n_upsampling is 17, expected at most 16")]
+#[case(Pix2PixConfig::new(1, 1, 4), "dimension is 4, expected 1 to 3")]
+fn pix2pix_refuses(#[case] config: Pix2PixConfig, #[case] reason: &str) {
+    let error = Pix2Pix::new(&config, &mut store()).unwrap_err().to_string();
+    assert_eq!(error, format!("pix2pix: {reason}"));
+}
+
+#[rstest]
+#[case(CNextUNetConfig::new(1, 1, &[24, 16]), "spatial_resolution is [24, 16], expected 2 multiples of 16 for 4 stages")]
+#[case(CNextUNetConfig { stages: 0, ..CNextUNetConfig::new(1, 1, &[16]) }, "stages is 0, expected 1 to 16")]
+#[case(CNextUNetConfig { n_spatial_dims: 4, ..CNextUNetConfig::new(1, 1, &[16]) }, "n_spatial_dims is 4, expected 1 to 3")]
+fn cnext_unet_refuses(#[case] config: CNextUNetConfig, #[case] reason: &str) {
+    let error = CNextUNet::new(&config, &mut store()).unwrap_err().to_string();
+    assert_eq!(error, format!("cnext_unet: {reason}"));
+}
+
+#[test]
+fn odd_extents_are_rounded_up_on_the_way_down() {
+    let config =
+        Pix2PixConfig { conv_layer_size: 2, n_downsampling: 2, n_blocks: 1, ..Pix2PixConfig::new(1, 1, 2) };
+    let model = Pix2Pix::new(&Pix2PixConfig { n_upsampling: 0, ..config }, &mut store()).unwrap();
+    assert_eq!(model.forward(&random(&[1, 1, 5, 8], Kind::Float), Mode::Eval).unwrap().size(), [1, 1, 8, 8]);
+    let error = model.forward(&random(&[1, 1, 3, 8], Kind::Float), Mode::Eval).unwrap_err().to_string();
+    assert!(error.contains("extents of at least 4"), "{error}");
 }
 
 #[test]

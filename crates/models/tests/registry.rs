@@ -52,7 +52,17 @@ isobar_models::register!(GainConfig);
 #[test]
 fn all_models_are_registered_once() {
     let names: Vec<&str> = registered().iter().map(|entry| entry.name()).collect();
-    let built_in = ["afno", "distributed_afno", "fno", "fully_connected", "mod_afno", "sr_res_net", "unet"];
+    let built_in = [
+        "afno",
+        "cnext_unet",
+        "distributed_afno",
+        "fno",
+        "fully_connected",
+        "mod_afno",
+        "pix2pix",
+        "sr_res_net",
+        "unet",
+    ];
     for name in built_in.into_iter().chain(["gain"]) {
         assert_eq!(names.iter().filter(|other| **other == name).count(), 1, "{name} in {names:?}");
     }
@@ -78,7 +88,7 @@ fn a_programs_own_model_is_named_in_a_table() {
 
 #[rstest]
 #[case(json!({ "type": "afnoo" }), "did you mean \"afno\"?")]
-#[case(json!({ "type": "transformer" }), "the registered models are afno, distributed_afno, fno, ")]
+#[case(json!({ "type": "transformer" }), "the registered models are afno, cnext_unet, distributed_afno, fno, ")]
 #[case(json!({ "channels": 2 }), "missing field `type`")]
 #[case(json!({ "type": "gain" }), "missing field `channels`")]
 #[case(json!({ "type": "gain", "channels": 2, "width": 3 }), "unknown field `width`")]

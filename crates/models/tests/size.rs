@@ -3,9 +3,10 @@
 
 use isobar_array::Generator;
 use isobar_models::{
-    Activation, Afno, AfnoConfig, Architecture, DistributedAfno, DistributedAfnoConfig, Factorization,
-    FieldSpec, Fno, FnoConfig, FullyConnected, FullyConnectedConfig, ModAfno, ModAfnoConfig, PerDim,
-    SrResNet, SrResNetConfig, UNet, UNetConfig, Upsampling,
+    Activation, Afno, AfnoConfig, Architecture, CNextUNet, CNextUNetConfig, DistributedAfno,
+    DistributedAfnoConfig, Factorization, FieldSpec, Fno, FnoConfig, FullyConnected, FullyConnectedConfig,
+    ModAfno, ModAfnoConfig, PerDim, Pix2Pix, Pix2PixConfig, SrResNet, SrResNetConfig, UNet, UNetConfig,
+    Upsampling,
 };
 use isobar_shard::{ModelSize, ParamCount, ParamStore};
 use rstest::rstest;
@@ -67,6 +68,23 @@ fn a_model_has_as_many_parameters_as_were_counted(#[values(0, 1, 2, 3, 7)] layer
 
     let config = SrResNetConfig { n_resid_blocks: layers, conv_layer_size: 4, ..SrResNetConfig::new(1, 2) };
     counts(&config, |store| drop(SrResNet::new(&config, store).unwrap()));
+
+    let config = Pix2PixConfig {
+        n_blocks: layers,
+        conv_layer_size: 4,
+        batch_norm: true,
+        ..Pix2PixConfig::new(1, 2, 2)
+    };
+    counts(&config, |store| drop(Pix2Pix::new(&config, store).unwrap()));
+
+    let config = CNextUNetConfig {
+        blocks_per_stage: layers,
+        blocks_at_neck: 2 * layers,
+        stages: 2,
+        init_features: 4,
+        ..CNextUNetConfig::new(2, 3, &[8, 12])
+    };
+    counts(&config, |store| drop(CNextUNet::new(&config, store).unwrap()));
 
     // These have a layer at least.
     for (dimension, factorization) in

@@ -8,8 +8,9 @@ use std::time::Duration;
 use cases::Golden;
 use isobar_array::Generator;
 use isobar_models::{
-    Afno, AfnoConfig, DistributedAfno, DistributedAfnoConfig, Fno, FnoConfig, FullyConnected,
-    FullyConnectedConfig, ModAfno, ModAfnoConfig, Mode, SrResNet, SrResNetConfig, UNet, UNetConfig,
+    Afno, AfnoConfig, CNextUNet, CNextUNetConfig, DistributedAfno, DistributedAfnoConfig, Fno, FnoConfig,
+    FullyConnected, FullyConnectedConfig, ModAfno, ModAfnoConfig, Mode, Pix2Pix, Pix2PixConfig, SrResNet,
+    SrResNetConfig, UNet, UNetConfig,
 };
 use isobar_shard::{ParallelRegion, ParamStore, Params, Placement};
 use rstest::rstest;
@@ -121,6 +122,34 @@ fn sr_res_net() {
     let names: Vec<&str> = params.parameters().iter().map(|parameter| parameter.name.as_str()).collect();
     assert_eq!(names, golden.params);
     assert_eq!(*params.tied(), golden.tied);
+    check(&golden, params, |x| model.forward(x, Mode::Eval).unwrap());
+}
+
+#[rstest]
+fn cnext_unet(
+    #[values("sphere_cnext_unet_2d", "sphere_cnext_unet_2d_deep", "sphere_cnext_unet_3d")] name: &str,
+) {
+    let golden = Golden::read(name);
+    let mut params = store().with_options(golden.tensor("input").kind(), tch::Device::Cpu);
+    let model = CNextUNet::new(&golden.config::<CNextUNetConfig>(), &mut params).unwrap();
+    let names: Vec<&str> = params.parameters().iter().map(|parameter| parameter.name.as_str()).collect();
+    let sorted = |mut names: Vec<&str>| -> Vec<String> {
+        names.sort_unstable();
+        names.into_iter().map(str::to_owned).collect()
+    };
+    assert_eq!(sorted(names), sorted(golden.params.iter().map(String::as_str).collect()));
+    let trained: Vec<&str> = params.trainable().map(|parameter| parameter.name.as_str()).collect();
+    assert!(trained.iter().all(|name| golden.has(&format!("grad.{name}"))), "{trained:?}");
+    check(&golden, params, |x| model.forward(x, Mode::Eval).unwrap());
+}
+
+#[test]
+fn pix2pix() {
+    let golden = Golden::read("model_pix2pix_reflect2d");
+    let mut params = store();
+    let model = Pix2Pix::new(&golden.config::<Pix2PixConfig>(), &mut params).unwrap();
+    let names: Vec<&str> = params.parameters().iter().map(|parameter| parameter.name.as_str()).collect();
+    assert_eq!(names, golden.params);
     check(&golden, params, |x| model.forward(x, Mode::Eval).unwrap());
 }
 

@@ -13,6 +13,7 @@ use isobar_manager::DeviceMesh;
 use isobar_models::Mode;
 use isobar_shard::{ParamStore, Parameter};
 use serde::de::DeserializeOwned;
+use serde_json::Value;
 use tch::Tensor;
 
 use super::case::{Case, Header};
@@ -63,8 +64,8 @@ static OTHERS: [&dyn Operator; 5] = [
 /// The operator of that name.
 pub(crate) fn find(name: &str) -> Option<&'static dyn Operator> {
     let sharded = sharded::ALL.iter().map(|operator| operator as &dyn Operator);
-    let models = model::ALL.iter().map(|model| model as &dyn Operator);
-    OTHERS.iter().copied().chain(sharded).chain(models).find(|operator| operator.name() == name)
+    let own = OTHERS.iter().copied().chain(sharded).find(|operator| operator.name() == name);
+    own.or_else(|| model::is_registered(name).then_some(&model::Registered))
 }
 
 /// One rank of a run.
@@ -147,13 +148,19 @@ impl Held {
 
 /// The configuration of a model from a case's arguments.
 fn config<T: DeserializeOwned>(header: &Header) -> Result<T> {
+    serde_json::from_value(arguments(header))
+        .with_context(|| format!("`attrs` are no arguments of {}", header.op))
+}
+
+/// The arguments of a case that are a model's.
+fn arguments(header: &Header) -> Value {
     let mut arguments = header.attrs.clone();
     if let Some(arguments) = arguments.as_object_mut() {
         // They speak of the case, not of the model.
         arguments.remove("tied");
         arguments.remove("training");
     }
-    serde_json::from_value(arguments).with_context(|| format!("`attrs` are no arguments of {}", header.op))
+    arguments
 }
 
 /// Purpose of a case's pass.

@@ -1,102 +1,71 @@
 //! Models over sharded tensors: inputs and parameters lie as the layout says, and the model is single-device code.
 
-use std::collections::BTreeMap;
-
 use anyhow::{Context, Result, bail};
-use isobar_models::{Afno, Fno, FullyConnected, ModAfno, SrResNet, UNet};
+use isobar_models::{Batch, ModelConfig, registered};
 use isobar_shard::{
     Error, Init, ParallelRegion, Params, Placement, ShardTensor, forbid_hidden_communication,
 };
 
-use super::{Forward, Held, Operator, Part, Pass, Rank, config};
-use crate::verify::case::{Case, Header};
+use super::{Forward, Held, Operator, Part, Pass, Rank, arguments};
+use crate::verify::case::Case;
 use crate::verify::layout::{Layout, Parts};
 
-pub(crate) struct Model {
-    name: &'static str,
-    /// Makes the model from its arguments and the supplier of its parameters.
-    make: fn(&Header, &mut Supplier<'_>) -> Result<Run>,
+/// Every registered model. Its name is the case's operator, its configuration the case's arguments.
+pub(crate) struct Registered;
+
+/// Returns whether a model of that name is registered.
+pub(crate) fn is_registered(name: &str) -> bool {
+    registered().iter().any(|entry| entry.name() == name)
 }
 
-/// A model's forward pass, of the case's inputs by name.
-type Run = Box<dyn Fn(&Inputs) -> Result<ShardTensor>>;
-
-pub(crate) static ALL: [Model; 6] = [
-    Model {
-        name: "fully_connected",
-        make: |header, params| {
-            let model = FullyConnected::new(&config(header)?, params)?;
-            Ok(Box::new(move |inputs| Ok(model.forward(inputs.get("input")?)?)))
-        },
-    },
-    Model {
-        name: "afno",
-        make: |header, params| {
-            let (model, pass) = (Afno::new(&config(header)?, params)?, Pass::of(header));
-            Ok(Box::new(move |inputs| Ok(model.forward(inputs.get("input")?, pass.mode())?)))
-        },
-    },
-    Model {
-        name: "mod_afno",
-        make: |header, params| {
-            let (model, pass) = (ModAfno::new(&config(header)?, params)?, Pass::of(header));
-            Ok(Box::new(move |inputs| {
-                Ok(model.forward(inputs.get("x")?, inputs.get("mod")?, pass.mode())?)
-            }))
-        },
-    },
-    Model {
-        name: "fno",
-        make: |header, params| {
-            let model = Fno::new(&config(header)?, params)?;
-            Ok(Box::new(move |inputs| Ok(model.forward(inputs.get("input")?)?)))
-        },
-    },
-    Model {
-        name: "unet",
-        make: |header, params| {
-            let (model, pass) = (UNet::new(&config(header)?, params)?, Pass::of(header));
-            Ok(Box::new(move |inputs| Ok(model.forward(inputs.get("input")?, pass.mode())?)))
-        },
-    },
-    Model {
-        name: "sr_res_net",
-        make: |header, params| {
-            let (model, pass) = (SrResNet::new(&config(header)?, params)?, Pass::of(header));
-            Ok(Box::new(move |inputs| Ok(model.forward(inputs.get("input")?, pass.mode())?)))
-        },
-    },
-];
-
-/// The inputs of a case.
-struct Inputs(BTreeMap<String, ShardTensor>);
-
-impl Inputs {
-    fn get(&self, name: &str) -> Result<&ShardTensor> {
-        self.0.get(name).with_context(|| format!("the case has no input `{name}`"))
+/// The array of a batch that an input of a case stands for.
+fn array(input: &str) -> &str {
+    match input {
+        "input" | "x" => Batch::<ShardTensor>::FIELDS,
+        "mod" => Batch::<ShardTensor>::TIME,
+        other => other,
     }
 }
 
-impl Operator for Model {
+/// Models whose cases have the channels behind the other dims, where a batch has them second.
+const CHANNELS_LAST: [&str; 1] = ["fully_connected"];
+
+/// Moves the last dim behind the first one, or the second to the end.
+fn turned(x: &ShardTensor, to_second: bool) -> Result<ShardTensor> {
+    let last = x.shape().len() as i64 - 1;
+    let order: Vec<i64> = match to_second {
+        true => [0, last].into_iter().chain(1..last).collect(),
+        false => [0].into_iter().chain(2..=last).chain([1]).collect(),
+    };
+    Ok(x.permute(&order)?)
+}
+
+impl Operator for Registered {
     fn name(&self) -> &'static str {
-        self.name
+        "a registered model"
     }
 
     fn forward(&self, rank: &Rank, case: &Case, layout: &Layout) -> Result<Forward> {
         let mut supplier =
             Supplier { rank, case, layout, leaves: Vec::new(), region: ParallelRegion::single() };
-        let mut inputs = BTreeMap::new();
+        let mut batch = Batch::default();
+        let channels_last = CHANNELS_LAST.contains(&case.header.op.as_str());
         for name in &case.header.inputs {
-            inputs.insert(name.clone(), supplier.take(name)?);
+            let input = supplier.take(name)?;
+            let input = if channels_last { turned(&input, true)? } else { input };
+            batch = batch.with(array(name), input);
         }
-        let model = (self.make)(&case.header, &mut supplier)?;
+        let config = ModelConfig::named(&case.header.op, arguments(&case.header))?;
+        let model = config.build(&mut supplier)?;
         let unused = case.header.params.iter().find(|name| !supplier.leaves.iter().any(|l| l.name == **name));
         if let Some(unused) = unused {
             bail!("the model has no parameter `{unused}`");
         }
         // An operator that would gather its inputs silently does not count as supported.
         let _guard = forbid_hidden_communication();
-        let output = model(&Inputs(inputs))?;
+        let batch = model.forward(&batch, Pass::of(&case.header).mode())?;
+        let output = batch.get(Batch::<ShardTensor>::FIELDS).context("the model gives no fields")?;
+        let output = if channels_last { turned(output, false)? } else { output.shallow_clone() };
         let whole = output.redistribute(None, &super::sharded::settled(&output))?;
         let part = Part::Of(Parts::of_layout(whole.layout()));
         let name = case.header.outputs.first().context("the case has no output")?.clone();

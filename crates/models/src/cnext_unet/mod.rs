@@ -1,0 +1,10 @@
+//! The CNextU-net of The Well: a U-Net of ConvNeXt blocks.
+
+mod config;
+mod layers;
+mod model;
+
+pub use config::CNextUNetConfig;
+pub use model::CNextUNet;
+
+const MODEL: &str = "cnext_unet";

@@ -1,0 +1,167 @@
+//! Arguments of Pix2Pix.
+
+use isobar_array::{Array, Conv, PadMode, Padding};
+use isobar_nn::Activation;
+use isobar_shard::{ModelSize, ParamCount, Scope};
+use schemars::JsonSchema;
+use serde::{Deserialize, Serialize};
+
+use super::{MODEL, Pix2Pix};
+use crate::error::{Checker, Result};
+use crate::fields::FieldSpec;
+use crate::model::{Architecture, Model};
+use crate::size::{built, extrapolate};
+
+/// Arguments of [`Pix2Pix`](crate::Pix2Pix), by PhysicsNeMo's names.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+pub struct Pix2PixConfig {
+    /// Channels of the input.
+    pub in_channels: usize,
+    /// Channels of the output.
+    pub out_channels: usize,
+    /// Number of spatial dims, 1 to 3.
+    #[schemars(range(min = 1, max = 3))]
+    pub dimension: usize,
+    /// Channels after the first convolution; each downsampling doubles them.
+    #[serde(default = "conv_layer_size")]
+    pub conv_layer_size: usize,
+    /// Downsamplings, each of which halves the extents; at most 16.
+    #[serde(default = "samplings")]
+    pub n_downsampling: usize,
+    /// Upsamplings, each of which doubles the extents: those beyond `n_downsampling` make the output's grid finer than the input's.
+    /// Fewer count as `n_downsampling`. At most 16.
+    #[serde(default = "samplings")]
+    pub n_upsampling: usize,
+    /// Number of residual blocks.
+    #[serde(default = "n_blocks")]
+    pub n_blocks: usize,
+    /// Activation behind every convolution but the last, one for all; any but `stan`.
+    #[serde(default = "activation_fn")]
+    pub activation_fn: Activation,
+    /// Adds a batch norm before each activation and at the end of each residual block.
+    #[serde(default)]
+    pub batch_norm: bool,
+    /// Values of the padding in residual blocks. The first and the last convolution pad by reflection.
+    #[serde(default)]
+    pub padding_type: Pix2PixPadding,
+    /// Keep nothing of the residual blocks' insides for backward, which computes them again: less memory, about a third more time. The numbers do
+    /// not depend on it.
+    #[serde(default)]
+    pub gradient_checkpointing: bool,
+}
+
+/// Padding in residual blocks.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "snake_case")]
+pub enum Pix2PixPadding {
+    /// The field mirrored at its last point, which comes once.
+    #[default]
+    Reflect,
+    /// The last point.
+    Replicate,
+    /// Zeros.
+    Zero,
+}
+
+impl Pix2PixPadding {
+    /// Number of modules of a state dict that the padding takes in front of a convolution.
+    pub(super) fn modules(self) -> usize {
+        usize::from(self != Self::Zero)
+    }
+
+    /// A convolution with kernels of 3 that keeps the extents.
+    pub(super) fn conv(self) -> Conv {
+        let padding_mode = match self {
+            Self::Reflect => PadMode::Reflect,
+            Self::Replicate => PadMode::Replicate,
+            Self::Zero => PadMode::Constant,
+        };
+        Conv { padding: Padding::Each(vec![1]), padding_mode, ..Conv::default() }
+    }
+}
+
+impl Pix2PixConfig {
+    /// The defaults for fields with the given channels and number of spatial dims.
+    pub fn new(in_channels: usize, out_channels: usize, dimension: usize) -> Self {
+        Self {
+            in_channels,
+            out_channels,
+            dimension,
+            conv_layer_size: conv_layer_size(),
+            n_downsampling: samplings(),
+            n_upsampling: samplings(),
+            n_blocks: n_blocks(),
+            activation_fn: activation_fn(),
+            batch_norm: false,
+            padding_type: Pix2PixPadding::default(),
+            gradient_checkpointing: false,
+        }
+    }
+
+    /// Upsamplings beyond the grid of the input.
+    pub(super) fn further(&self) -> usize {
+        self.n_upsampling.saturating_sub(self.n_downsampling)
+    }
+}
+
+impl Architecture for Pix2PixConfig {
+    const NAME: &'static str = MODEL;
+    const SUMMARY: Option<&'static str> = Some(
+        "Pix2Pix: convolutions down to a coarser grid, residual blocks, and transposed convolutions back.",
+    );
+
+    fn build<A: Array>(&self, params: &mut Scope<'_, A>) -> Result<Box<dyn Model<A>>> {
+        Ok(Box::new(Pix2Pix::new(self, params)?))
+    }
+
+    fn check(&self, fields: &FieldSpec) -> Result<()> {
+        fields.check_dimension(MODEL, self.dimension)?;
+        // Where the output's grid is finer, the inputs are the data, coarsened.
+        let (divisor, finer) = (1 << self.n_downsampling.min(16), 1 << self.further().min(16));
+        let fits = |extent: &usize| {
+            let input = extent / finer;
+            extent.is_multiple_of(finer) && input.is_multiple_of(divisor) && input > 3 && input / divisor > 1
+        };
+        Checker(MODEL).ensure(fields.extents.iter().all(fits), || {
+            format!(
+                "the fields of {} are {:?}; n_downsampling = {} and n_upsampling = {} need extents that {} divides, and more than one \
+                 point on the coarsest grid; --set model.n_downsampling=1 --set model.n_upsampling=1",
+                fields.source,
+                fields.extents,
+                self.n_downsampling,
+                self.n_upsampling,
+                divisor * finer
+            )
+        })?;
+        fields.check_channels(MODEL, ("in_channels", self.in_channels), ("out_channels", self.out_channels))
+    }
+
+    fn count(&self, count: &dyn Fn() -> ParamCount) -> Result<ModelSize> {
+        extrapolate(self.n_blocks, 1, |n_blocks| {
+            built(count, |params| Pix2Pix::new(&Self { n_blocks, ..self.clone() }, params))
+        })
+    }
+
+    fn refinement(&self) -> usize {
+        1 << self.further().min(16)
+    }
+}
+
+crate::register!(Pix2PixConfig);
+
+fn conv_layer_size() -> usize {
+    64
+}
+
+fn samplings() -> usize {
+    3
+}
+
+fn n_blocks() -> usize {
+    3
+}
+
+fn activation_fn() -> Activation {
+    Activation::Relu
+}
