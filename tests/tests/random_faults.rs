@@ -385,8 +385,9 @@ impl Job<'_> {
         let all = said.join("\n");
         let (named, others) = (named(&all, case.victim), case.survivors().find(|rank| blamed(&all, *rank)));
         ensure!(others.is_none(), "rank {others:?} is blamed");
-        // MPI's start tells no rank of the others; mpirun itself names one that was killed.
-        let by_launcher = launcher.contains(&format!("rank {} ", case.victim));
+        // MPI's start tells no rank of the others; mpirun itself names one that was killed, as "rank 1" or "[[32492,1],1]".
+        let by_launcher = [format!("rank {} ", case.victim), format!(",1],{}]", case.victim)];
+        let by_launcher = by_launcher.iter().any(|name| launcher.contains(name));
         // Between the rendezvous and the start of the watchdog libtorch's errors name an address only.
         let unwatched = matches!(case.moment, Moment::Start(_))
             && case.launcher == Launcher::Plain

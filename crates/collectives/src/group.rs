@@ -6,7 +6,7 @@ use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use std::time::{Duration, Instant};
 
 use crate::backend::nccl::DeviceCommunicator;
-use crate::backend::{Backend, BackendKind, MAX_CONTEXTS, Notice, Tag, single::Single};
+use crate::backend::{Backend, BackendKind, MAX_CONTEXTS, Notice, Tag, UNDER_WAY, single::Single};
 use crate::error::{Error, Result, Site};
 use crate::fingerprint::{Comparison, Fingerprints};
 use crate::flight::{Flight, Phase, Place, Recorded};
@@ -34,6 +34,8 @@ struct Inner {
     /// Number of messages exchanged with each rank by `send` and `recv`, which are not collective.
     pairs: Mutex<HashMap<(usize, Direction), u64>>,
     failure: OnceLock<String>,
+    /// Where a rank has left: the number of operations that it had begun, which may finish, and when it left.
+    spared: OnceLock<(u64, Instant)>,
     device: OnceLock<DeviceCommunicator>,
     world: Arc<World>,
 }
@@ -112,6 +114,7 @@ impl Group {
             fingerprint: AtomicU64::new(0),
             pairs: Mutex::default(),
             failure: OnceLock::new(),
+            spared: OnceLock::new(),
             device: OnceLock::new(),
             world,
         }))
@@ -273,8 +276,8 @@ impl Group {
         self.0.fingerprint.store(next, Ordering::Relaxed);
     }
 
-    /// Tells all ranks of the group that this one leaves, so that their waits end with an error that says why. Operations that this
-    /// rank has begun may still finish on the others, within two seconds.
+    /// Tells all ranks of the group that this one leaves, so that their waits end with an error that says why. Collectives that
+    /// this rank has begun may still finish on the others, within two seconds; messages between two ranks end at once.
     pub fn leave(&self, why: &str) {
         self.notify(Notice::ALL, why);
         let _ = self.0.failure.set(format!("this rank left it: {why}"));
@@ -536,9 +539,18 @@ impl Call {
     /// The error of a group that an earlier call ended.
     pub(crate) fn check_alive(&self) -> Result<()> {
         match self.group.failure() {
+            Some(_) if self.may_finish() => Ok(()),
             Some(cause) => Err(Error::Dead { site: self.site(), cause: cause.into() }),
             None => Ok(()),
         }
+    }
+
+    /// Returns whether the rank that ended the group had begun this operation before it left.
+    fn may_finish(&self) -> bool {
+        let spared = self.group.0.spared.get();
+        spared.is_some_and(|(begun, since)| {
+            !self.pair && self.sequence < *begun && since.elapsed() <= UNDER_WAY
+        })
     }
 
     /// Returns the error that another rank has reported for this call.
@@ -547,6 +559,10 @@ impl Call {
         let notice = self.backend().notice(self.group.0.place.context, sequence)?;
         let ended = notice.ends_group();
         if ended {
+            let begun = notice.begun.iter().find(|(of, _)| *of == self.group.0.place.context);
+            if let Some((_, begun)) = begun {
+                let _ = self.group.0.spared.set((*begun, notice.since));
+            }
             let _ = self
                 .group
                 .0

@@ -8,6 +8,9 @@ use isobar_shard::{ModelSize, ParamCount};
 
 use crate::error::Result;
 
+/// Most times that a network may halve or double its grid.
+pub(crate) const MOST_HALVINGS: usize = 16;
+
 /// Size of a model of `layers` equal layers. Layers beyond the first `same` are alike.
 pub(crate) fn extrapolate(
     layers: usize,

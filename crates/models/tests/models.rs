@@ -3,9 +3,10 @@
 
 use isobar_array::{Generator, Window};
 use isobar_models::{
-    Activation, Afno, AfnoConfig, CNextUNet, CNextUNetConfig, DistributedAfno, DistributedAfnoConfig,
-    FullyConnected, FullyConnectedConfig, Mode, Normalization, NormalizationArgs, PaddingMode, PerDim,
-    Pix2Pix, Pix2PixConfig, Pooling, SrResNet, SrResNetConfig, UNet, UNetConfig, Upsampling,
+    Activation, Afno, AfnoConfig, Architecture, CNextUNet, CNextUNetConfig, DistributedAfno,
+    DistributedAfnoConfig, FieldSpec, FullyConnected, FullyConnectedConfig, Mode, Normalization,
+    NormalizationArgs, PaddingMode, PerDim, Pix2Pix, Pix2PixConfig, Pix2PixPadding, Pooling, SrResNet,
+    SrResNetConfig, UNet, UNetConfig, Upsampling,
 };
 use isobar_shard::ParamStore;
 use rstest::rstest;
@@ -354,11 +355,38 @@ fn sr_res_net_refuses(#[case] config: SrResNetConfig, #[case] reason: &str) {
 }
 
 #[rstest]
-#[case(Pix2PixConfig { n_upsampling: 17, ..Pix2PixConfig::new(1, 1, 2) }, "n_upsampling is 17, expected at most 16")]
+#[case(Pix2PixConfig { n_upsampling: 17, ..Pix2PixConfig::new(1, 1, 2) }, "n_upsampling is 17, expected at most 16; --set model.n_upsampling=3")]
 #[case(Pix2PixConfig::new(1, 1, 4), "dimension is 4, expected 1 to 3")]
 fn pix2pix_refuses(#[case] config: Pix2PixConfig, #[case] reason: &str) {
     let error = Pix2Pix::new(&config, &mut store()).unwrap_err().to_string();
     assert_eq!(error, format!("pix2pix: {reason}"));
+}
+
+/// An error proposes settings that fit the same fields.
+#[rstest]
+#[case(Pix2PixConfig::new(1, 1, 2), &[24, 20], Some("--set model.n_downsampling=2 --set model.n_upsampling=2"))]
+#[case(Pix2PixConfig { n_upsampling: 4, ..Pix2PixConfig::new(1, 1, 2) }, &[24, 24], Some("--set model.n_downsampling=2 --set model.n_upsampling=3"))]
+#[case(Pix2PixConfig::new(1, 1, 2), &[85, 421], Some("--set model.n_downsampling=0 --set model.n_upsampling=0"))]
+#[case(Pix2PixConfig::new(1, 1, 2), &[3, 8], Some("fields of other extents are needed"))]
+#[case(Pix2PixConfig::new(1, 1, 2), &[8, 16], Some("--set model.n_downsampling=2 --set model.n_upsampling=2"))]
+#[case(Pix2PixConfig { padding_type: Pix2PixPadding::Zero, ..Pix2PixConfig::new(1, 1, 2) }, &[8, 16], None)]
+fn pix2pix_fits_its_fields(
+    #[case] config: Pix2PixConfig,
+    #[case] extents: &[usize],
+    #[case] mend: Option<&str>,
+) {
+    let fields = FieldSpec {
+        source: "waves.h5".to_owned(),
+        extents: extents.to_vec(),
+        in_channels: 1,
+        out_channels: 1,
+        ..FieldSpec::default()
+    };
+    match (config.check(&fields), mend) {
+        (Ok(()), None) => {}
+        (Err(error), Some(mend)) => assert!(error.to_string().ends_with(mend), "{error}"),
+        (got, want) => panic!("{got:?}, expected {want:?}"),
+    }
 }
 
 #[rstest]

@@ -216,7 +216,7 @@ impl<F: Family> fmt::Debug for Choice<F> {
 
 impl<F: Family> PartialEq for Choice<F> {
     fn eq(&self, other: &Self) -> bool {
-        self.name == other.name && self.table == other.table
+        self.name == other.name && matches!((&self.table, &other.table), (Ok(own), Ok(other)) if own == other)
     }
 }
 

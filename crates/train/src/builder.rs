@@ -351,23 +351,18 @@ fn same_samples(
     world: &Group,
 ) -> Result<(), BoxError> {
     let channels = |fields: &Tensor| fields.size().get(1).copied().unwrap_or(0);
-    let description = format!(
-        "{} + {} samples of {} steps, {} to {} channels",
-        train.len(),
-        validation.len(),
-        train.steps(),
-        channels(train.inputs()),
-        channels(train.targets()),
-    );
+    let described = |data: &InMemory| {
+        let [from, to] = [data.inputs(), data.targets()].map(channels);
+        format!("{} samples of {} steps, {from} to {to} channels", data.len(), data.steps())
+    };
+    let description = format!("{}, and {} for validation", described(train), described(validation));
     let own = agree(world, SampleFingerprint::new(description, window, &[train, validation]))?;
     let all = world.all_gather_bytes(&serde_json::to_vec(&own)?)?;
     let all = all.iter().map(|bytes| serde_json::from_slice(bytes));
     let all = all.collect::<Result<Vec<SampleFingerprint>, _>>()?;
-    match SampleFingerprint::difference(&all, world.rank()) {
+    match SampleFingerprint::difference(&all) {
         None => Ok(()),
-        Some((other, difference)) => {
-            Err(Error::SamplesDiffer { rank: world.rank(), other, difference }.into())
-        }
+        Some((rank, other, difference)) => Err(Error::SamplesDiffer { rank, other, difference }.into()),
     }
 }
 

@@ -62,9 +62,9 @@ pub enum Error {
         "ranks {rank} and {other} read different samples: {difference}; give all ranks the same data in the same order"
     )]
     SamplesDiffer {
-        /// This rank.
+        /// The first rank.
         rank: usize,
-        /// The other rank.
+        /// Another rank, which differs from it.
         other: usize,
         /// The samples of both.
         difference: String,
@@ -330,6 +330,7 @@ impl Error {
             self,
             Self::Collectives(_)
                 | Self::ParametersDiffer { .. }
+                | Self::SamplesDiffer { .. }
                 | Self::WrongGradients { .. }
                 | Self::MissingGradient { .. }
                 | Self::ReplicasDiffer { .. }

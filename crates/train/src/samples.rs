@@ -22,8 +22,8 @@ use crate::error::{Context, Result};
 ///         .map_err(isobar_train::BoxError::from)
 /// };
 /// let all = [samples([1.0, 2.0, 3.0, 4.0])?, samples([3.0, 4.0, 1.0, 2.0])?];
-/// let (rank, difference) = SampleFingerprint::difference(&all, 0).ok_or("none found")?;
-/// assert_eq!((rank, difference.as_str()), (1, "2 samples on both, but of other values"));
+/// let (rank, other, difference) = SampleFingerprint::difference(&all).ok_or("none found")?;
+/// assert_eq!((rank, other, difference.as_str()), (0, 1, "2 samples on both, but of other values"));
 /// # Ok::<(), isobar_train::BoxError>(())
 /// ```
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
@@ -47,22 +47,21 @@ impl SampleFingerprint {
         Ok(Self { description, window: window.to_vec(), digest: hasher.finish() })
     }
 
-    /// Returns the first rank whose samples differ from those of `rank`, and the difference in words. Ranks with other windows
-    /// have other values, so only their descriptions are compared.
-    pub fn difference(all: &[Self], rank: usize) -> Option<(usize, String)> {
-        let own = &all[rank];
-        let agrees = |other: &Self| {
-            other.description == own.description && (other.window != own.window || other.digest == own.digest)
+    /// Returns the first two ranks whose samples differ, and the difference in words: the same on every rank. Ranks with other
+    /// windows have other values, so only their descriptions are compared.
+    pub fn difference(all: &[Self]) -> Option<(usize, usize, String)> {
+        let pairs = (0..all.len()).flat_map(|other| (0..other).map(move |rank| (rank, other)));
+        let (rank, other) = { pairs }.find(|&(rank, other)| !all[rank].agrees_with(&all[other]))?;
+        let (first, second) = (&all[rank].description, &all[other].description);
+        let words = match first == second {
+            true => format!("{first} on both, but of other values"),
+            false => format!("{first} on the first, {second} on the second"),
         };
-        let other = all.iter().position(|other| !agrees(other))?;
-        let (own, found) = (&own.description, &all[other].description);
-        Some((
-            other,
-            match own == found {
-                true => format!("{own} on both, but of other values"),
-                false => format!("{own} here, {found} there"),
-            },
-        ))
+        Some((rank, other, words))
+    }
+
+    fn agrees_with(&self, other: &Self) -> bool {
+        other.description == self.description && (other.window != self.window || other.digest == self.digest)
     }
 }
 

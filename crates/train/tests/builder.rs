@@ -72,9 +72,13 @@ fn ranks_with_other_samples_are_an_error_of_all() {
     // Another number of samples, and as many with other values.
     let fewer = |rank: usize, window: &Window| Ok((waves(window, 8 - rank as i64, 0)?, waves(window, 2, 8)?));
     let others = |rank: usize, window: &Window| Ok((waves(window, 8, rank as i64)?, waves(window, 2, 8)?));
+    // One rank of four alone, which shares its window with another.
+    let one =
+        |rank: usize, window: &Window| Ok((waves(window, 8, i64::from(rank == 2))?, waves(window, 2, 8)?));
     for (results, words) in [
-        (train(2, &["domain"], fewer), "7 + 2 samples"),
+        (train(2, &["domain"], fewer), "7 samples of 1 steps"),
         (train(2, &["data"], others), "but of other values"),
+        (train(4, &["data", "domain"], one), "ranks 0 and 2 read different samples"),
     ] {
         for result in results {
             let error = result.unwrap_err();

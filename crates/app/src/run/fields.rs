@@ -44,11 +44,10 @@ impl Fields {
         let (fields, all) = alike(world, own)?;
         let all = all.iter().map(|bytes| serde_json::from_slice(bytes));
         let all = all.collect::<Result<Vec<SampleFingerprint>, _>>()?;
-        match SampleFingerprint::difference(&all, world.rank()) {
+        match SampleFingerprint::difference(&all) {
             None => Ok(fields),
-            Some((rank, difference)) => bail!(Exit::Mismatch.because(format!(
-                "ranks {} and {rank} read different data: {difference}; give all ranks the same file (--set data.path=FILE)",
-                world.rank()
+            Some((rank, other, difference)) => bail!(Exit::Mismatch.because(format!(
+                "ranks {rank} and {other} read different data: {difference}; give all ranks the same file (--set data.path=FILE)"
             ))),
         }
     }

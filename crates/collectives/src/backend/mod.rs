@@ -146,8 +146,8 @@ pub(crate) struct Notice {
     pub(crate) since: Instant,
 }
 
-/// Time for operations under way to finish once a rank that takes part in them has left. Its messages may still arrive.
-const UNDER_WAY: Duration = Duration::from_secs(2);
+/// Grace period for operations in flight after a rank that takes part in them has left.
+pub(crate) const UNDER_WAY: Duration = Duration::from_secs(2);
 
 impl Notice {
     /// The context and the sequence of a notice that ends every operation of every group.

@@ -63,7 +63,7 @@ impl<'a> Check<'a> {
         let within = |shape: &&Shape<'a>| {
             shape.minimum.is_none_or(|low| value >= low) && shape.maximum.is_none_or(|high| value <= high)
         };
-        if !shapes.iter().any(within) {
+        if value.is_nan() || !shapes.iter().any(within) {
             let message = format!("`{}` is {value}, expected {}", self.key(), shapes[0].words());
             self.problem(message, &node.place, None);
         }

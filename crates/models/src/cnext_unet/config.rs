@@ -36,8 +36,7 @@ pub struct CNextUNetConfig {
     /// Channels on the finest grid; each coarser grid has twice as many.
     #[serde(default = "init_features")]
     pub init_features: usize,
-    /// Keep nothing of the blocks' insides for backward, which computes them again: less memory, about a third more time. The numbers do
-    /// not depend on it.
+    /// Recompute the activations of the blocks in backward: less memory, about a third more time, the same numbers.
     #[serde(default)]
     pub gradient_checkpointing: bool,
 }

@@ -10,9 +10,7 @@ use super::{CNextUNetConfig, MODEL};
 use crate::batch::Batch;
 use crate::error::{Checker, Error, Result};
 use crate::model::Model;
-
-/// Most stages.
-const MOST: usize = 16;
+use crate::size::MOST_HALVINGS;
 
 /// The CNextU-net: Ohana et al., *The Well: a Large-Scale Collection of Diverse Physics Simulations for Machine Learning*,
 /// arXiv:2412.00568, a U-Net of blocks of ConvNeXt (Liu et al., arXiv:2201.03545).
@@ -77,7 +75,9 @@ impl<A: Array> CNextUNet<A> {
         let width = check.extent("init_features", config.init_features)?;
         let (dims, stages) = (config.n_spatial_dims, config.stages);
         check.ensure((1..=3).contains(&dims), || format!("n_spatial_dims is {dims}, expected 1 to 3"))?;
-        check.ensure((1..=MOST).contains(&stages), || format!("stages is {stages}, expected 1 to {MOST}"))?;
+        check.ensure((1..=MOST_HALVINGS).contains(&stages), || {
+            format!("stages is {stages}, expected 1 to {MOST_HALVINGS}")
+        })?;
         let extents = &config.spatial_resolution;
         let fits = |&extent: &usize| extent > 0 && extent.is_multiple_of(1 << stages);
         check.ensure(extents.len() == dims && extents.iter().all(fits), || {

@@ -10,7 +10,7 @@ use super::{MODEL, Pix2Pix};
 use crate::error::{Checker, Result};
 use crate::fields::FieldSpec;
 use crate::model::{Architecture, Model};
-use crate::size::{built, extrapolate};
+use crate::size::{MOST_HALVINGS, built, extrapolate};
 
 /// Arguments of [`Pix2Pix`](crate::Pix2Pix), by PhysicsNeMo's names.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
@@ -45,8 +45,7 @@ pub struct Pix2PixConfig {
     /// Values of the padding in residual blocks. The first and the last convolution pad by reflection.
     #[serde(default)]
     pub padding_type: Pix2PixPadding,
-    /// Keep nothing of the residual blocks' insides for backward, which computes them again: less memory, about a third more time. The numbers do
-    /// not depend on it.
+    /// Recompute the activations of the blocks in backward: less memory, about a third more time, the same numbers.
     #[serde(default)]
     pub gradient_checkpointing: bool,
 }
@@ -99,6 +98,33 @@ impl Pix2PixConfig {
         }
     }
 
+    /// Rejects numbers of samplings that no grid has.
+    pub(super) fn check_samplings(&self) -> Result<()> {
+        for (name, count) in [("n_downsampling", self.n_downsampling), ("n_upsampling", self.n_upsampling)] {
+            Checker(MODEL).ensure(count <= MOST_HALVINGS, || {
+                format!("{name} is {count}, expected at most {MOST_HALVINGS}; --set model.{name}=3")
+            })?;
+        }
+        Ok(())
+    }
+
+    /// Fewest points of the input along a dim, with so many downsamplings.
+    fn least(&self, downsamplings: usize) -> usize {
+        // A field is reflected about its last point, on the coarsest grid by one point and on the finest by three.
+        let reflects = self.padding_type == Pix2PixPadding::Reflect && self.n_blocks > 0;
+        usize::max(4, usize::from(reflects) << (downsamplings + 1))
+    }
+
+    /// Returns whether so many downsamplings fit the extents of the data. Where the output's grid is finer, the inputs are the data,
+    /// coarsened.
+    fn fits(&self, downsamplings: usize, extents: &[usize]) -> bool {
+        let finer = self.further();
+        extents.iter().all(|&extent| {
+            extent.is_multiple_of(1 << (downsamplings + finer))
+                && extent >> finer >= self.least(downsamplings)
+        })
+    }
+
     /// Upsamplings beyond the grid of the input.
     pub(super) fn further(&self) -> usize {
         self.n_upsampling.saturating_sub(self.n_downsampling)
@@ -117,21 +143,24 @@ impl Architecture for Pix2PixConfig {
 
     fn check(&self, fields: &FieldSpec) -> Result<()> {
         fields.check_dimension(MODEL, self.dimension)?;
-        // Where the output's grid is finer, the inputs are the data, coarsened.
-        let (divisor, finer) = (1 << self.n_downsampling.min(16), 1 << self.further().min(16));
-        let fits = |extent: &usize| {
-            let input = extent / finer;
-            extent.is_multiple_of(finer) && input.is_multiple_of(divisor) && input > 3 && input / divisor > 1
-        };
-        Checker(MODEL).ensure(fields.extents.iter().all(fits), || {
+        self.check_samplings()?;
+        let extents = &fields.extents;
+        Checker(MODEL).ensure(self.fits(self.n_downsampling, extents), || {
+            let fewer = (0..self.n_downsampling).rev().find(|&fewer| self.fits(fewer, extents));
+            let mend = match fewer {
+                Some(n) => format!(
+                    "--set model.n_downsampling={n} --set model.n_upsampling={}",
+                    n + self.further()
+                ),
+                None => "fields of other extents are needed".to_owned(),
+            };
             format!(
-                "the fields of {} are {:?}; n_downsampling = {} and n_upsampling = {} need extents that {} divides, and more than one \
-                 point on the coarsest grid; --set model.n_downsampling=1 --set model.n_upsampling=1",
+                "the fields of {} are {extents:?}, but n_downsampling = {} and n_upsampling = {} need multiples of {}, at least {}; {mend}",
                 fields.source,
-                fields.extents,
                 self.n_downsampling,
                 self.n_upsampling,
-                divisor * finer
+                1_u64 << (self.n_downsampling + self.further()),
+                self.least(self.n_downsampling) << self.further()
             )
         })?;
         fields.check_channels(MODEL, ("in_channels", self.in_channels), ("out_channels", self.out_channels))
@@ -144,7 +173,7 @@ impl Architecture for Pix2PixConfig {
     }
 
     fn refinement(&self) -> usize {
-        1 << self.further().min(16)
+        1 << self.further().min(MOST_HALVINGS)
     }
 }
 

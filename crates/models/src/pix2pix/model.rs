@@ -12,9 +12,6 @@ use crate::error::{Checker, Error, Result};
 use crate::layers::Recompute;
 use crate::model::Model;
 
-/// Most samplings of one kind.
-const MOST: usize = 16;
-
 /// The generator of Pix2Pix: Isola et al., *Image-to-Image Translation with Conditional Adversarial Networks*, arXiv:1611.07004, with
 /// the residual blocks of pix2pixHD (Wang et al., arXiv:1711.11585), as PhysicsNeMo builds it.
 ///
@@ -71,11 +68,7 @@ impl<A: Array> Pix2Pix<A> {
         let dimension = config.dimension;
         check
             .ensure((1..=3).contains(&dimension), || format!("dimension is {dimension}, expected 1 to 3"))?;
-        for (name, count) in
-            [("n_downsampling", config.n_downsampling), ("n_upsampling", config.n_upsampling)]
-        {
-            check.ensure(count <= MOST, || format!("{name} is {count}, expected at most {MOST}"))?;
-        }
+        config.check_samplings()?;
         let widest = width << config.n_downsampling;
         check.ensure(config.activation_fn != Activation::Stan, || {
             "activation_fn is stan, which is for single features".into()
@@ -138,7 +131,8 @@ impl<A: Array> Pix2Pix<A> {
     ///
     /// # Errors
     ///
-    /// `x` has another shape or fewer than 4 points along a dim, or an operator fails.
+    /// `x` has another shape or fewer than 4 points along a dim; padding by reflection needs 2 points on the coarsest grid; or an
+    /// operator fails.
     pub fn forward(&self, x: &A, mode: Mode<'_>) -> Result<A> {
         let shape = x.shape();
         if shape.len() != self.dimension + 2 || shape[1] != self.inputs || shape[2..].iter().any(|&n| n < 4) {

@@ -12,7 +12,7 @@ use crate::error::{Error, Result};
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize, schemars::JsonSchema)]
 #[serde(deny_unknown_fields, default)]
 pub struct Huber {
-    /// Error from which on the loss is linear; above 0. Fields are normalised.
+    /// Threshold between quadratic and linear loss, in units of normalised values; above 0.
     pub delta: f64,
 }
 

@@ -9,12 +9,12 @@ use super::relative_l2::relative;
 use crate::error::{Error, Result};
 
 /// Mean over samples of ‖p − t‖ / ‖t‖ in the norm of the Sobolev space Hˢ, s being `order`: of fields whose modes of wave vector k
-/// are weighted by (1 + |k|²)^(s/2) (Li et al., "Learning chaotic dynamics in dissipative systems", 2022). Fields count as
-/// periodic along all spatial dims, of period 2π.
+/// are weighted by (1 + |k|²)^(s/2) (Li et al., "Learning chaotic dynamics in dissipative systems", 2022). Fields are
+/// taken as periodic, with a period of 2π along every spatial dim.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize, schemars::JsonSchema)]
 #[serde(deny_unknown_fields, default)]
 pub struct Sobolev {
-    /// Number of derivatives that count, a fraction allowed; from 0 (`relative_l2`) to 8.
+    /// Order s of the norm, which may be a fraction; from 0 (`relative_l2`) to 4.
     pub order: f64,
 }
 
@@ -38,9 +38,9 @@ impl Loss for Sobolev {
     }
 
     fn check(&self) -> Result<()> {
-        match (0.0..=8.0).contains(&self.order) {
+        match (0.0..=4.0).contains(&self.order) {
             true => Ok(()),
-            false => Err(Error::setting("train.loss.order", self.order, "a number from 0 to 8", "1.0")),
+            false => Err(Error::setting("train.loss.order", self.order, "a number from 0 to 4", "1.0")),
         }
     }
 }

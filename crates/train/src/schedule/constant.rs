@@ -3,8 +3,7 @@
 use isobar_registry::Registered;
 use serde::{Deserialize, Serialize};
 
-use super::{LrSchedule, Moment, check_epochs};
-use crate::error::Result;
+use super::{LrSchedule, Moment};
 
 /// Constant rate after the warm-up.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize, schemars::JsonSchema)]
@@ -23,10 +22,6 @@ impl Registered for Constant {
 impl LrSchedule for Constant {
     fn warmup_epochs(&self) -> f64 {
         self.warmup_epochs
-    }
-
-    fn check(&self) -> Result<()> {
-        check_epochs("warmup_epochs", self.warmup_epochs)
     }
 
     fn factor(&self, _: &Moment) -> f64 {

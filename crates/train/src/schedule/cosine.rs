@@ -5,7 +5,7 @@ use std::f64::consts::PI;
 use isobar_registry::Registered;
 use serde::{Deserialize, Serialize};
 
-use super::{LrSchedule, Moment, check_epochs, check_share};
+use super::{LrSchedule, Moment, check_share};
 use crate::error::Result;
 
 /// Half a cosine wave from the full rate down to `min_factor` of it (Loshchilov and Hutter, "SGDR", 2017).
@@ -31,7 +31,6 @@ impl LrSchedule for Cosine {
     }
 
     fn check(&self) -> Result<()> {
-        check_epochs("warmup_epochs", self.warmup_epochs)?;
         check_share("min_factor", self.min_factor)
     }
 

@@ -55,7 +55,7 @@ pub trait LrSchedule: fmt::Debug + Send + Sync {
         0.0
     }
 
-    /// Checks that times and factors are in their ranges.
+    /// Checks that the other times and the factors are in their ranges; the warm-up is checked for every schedule.
     ///
     /// # Errors
     ///
@@ -159,7 +159,7 @@ impl Schedule {
     pub fn new(kind: impl Into<ScheduleKind>, base: f64, steps_per_epoch: u64, epochs: u64) -> Result<Self> {
         let kind = kind.into();
         check_lr(base)?;
-        kind.check()?;
+        check(&kind)?;
         let steps_per_epoch = steps_per_epoch as f64;
         Ok(Self { kind, base, steps_per_epoch, total: steps_per_epoch * epochs as f64 })
     }
@@ -176,6 +176,12 @@ impl Schedule {
         let warmup = at.steps(self.kind.warmup_epochs());
         if at.step + 1.0 < warmup { (at.step + 1.0) / warmup } else { self.kind.factor(&at) }
     }
+}
+
+/// Checks a schedule's settings, the warm-up of any schedule among them.
+pub(crate) fn check(kind: &ScheduleKind) -> Result<()> {
+    check_epochs("warmup_epochs", kind.warmup_epochs())?;
+    kind.check()
 }
 
 /// Checks the learning rate at its highest.

@@ -3,7 +3,7 @@
 use isobar_registry::Registered;
 use serde::{Deserialize, Serialize};
 
-use super::{LrSchedule, Moment, check_epochs, check_share};
+use super::{LrSchedule, Moment, check_share};
 use crate::error::{Error, Result};
 
 /// Multiplied by `gamma` every `every_epochs`.
@@ -30,7 +30,6 @@ impl LrSchedule for Step {
     }
 
     fn check(&self) -> Result<()> {
-        check_epochs("warmup_epochs", self.warmup_epochs)?;
         if !self.every_epochs.is_finite() || self.every_epochs <= 0.0 {
             let expected = "a finite number of epochs above 0";
             return Err(Error::setting("schedule.every_epochs", self.every_epochs, expected, "10.0"));

@@ -32,7 +32,6 @@ impl LrSchedule for WarmupStableDecay {
     }
 
     fn check(&self) -> Result<()> {
-        check_epochs("warmup_epochs", self.warmup_epochs)?;
         check_epochs("decay_epochs", self.decay_epochs)?;
         check_share("min_factor", self.min_factor)
     }

@@ -3,7 +3,7 @@
 use super::FitConfig;
 use crate::config::TrainConfig;
 use crate::error::{Error, Result};
-use crate::schedule::check_lr;
+use crate::schedule::{self, check_lr};
 
 impl FitConfig {
     /// Checks all settings that can be checked without data, model or ranks. [`fit`](super::fit) calls it
@@ -24,7 +24,7 @@ impl FitConfig {
         train(&self.train)?;
         check_lr(self.optimizer.lr())?;
         self.optimizer.check()?;
-        self.schedule.check()?;
+        schedule::check(&self.schedule)?;
         self.data_parallel.check()?;
         let minutes = self.checkpoint.every_minutes;
         match std::time::Duration::try_from_secs_f64(minutes * 60.0) {
