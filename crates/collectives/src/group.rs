@@ -34,7 +34,7 @@ struct Inner {
     /// Number of messages exchanged with each rank by `send` and `recv`, which are not collective.
     pairs: Mutex<HashMap<(usize, Direction), u64>>,
     failure: OnceLock<String>,
-    /// Where a rank has left: the number of operations that it had begun, which may finish, and when it left.
+    /// Number of operations that a rank which left had begun, and the time it left. These operations may finish.
     spared: OnceLock<(u64, Instant)>,
     device: OnceLock<DeviceCommunicator>,
     world: Arc<World>,
