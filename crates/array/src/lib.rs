@@ -40,8 +40,9 @@ mod windowed;
 
 pub use array::{
     Array, Attention, AttentionOptions, AttentionStrategy, Attrs, Binary, Comparison, Conv2d, Convert,
-    Elementwise, FftNorm, Linear, Local, Make, Modes, RandomOps, Reduce, Reduction, RunningStats, Shape,
-    Spectral, Statistic, Unary, Windowed, register_op, registered_ops,
+    Elementwise, FftNorm, GridSample, Linear, Local, Make, Modes, OnShard, RandomOps, Reduce, Reduction,
+    Resample, RunningStats, SamplePadding, Shape, Spectral, Statistic, Unary, Windowed, register_op,
+    registered_ops,
 };
 pub use error::{Error, Result};
 pub use precision::in_full_precision;
@@ -53,7 +54,8 @@ pub use windowed::{Conv, Interpolation, PadMode, Padding, Pool, Resize};
 pub mod kernel {
     pub use crate::array::fourier::{Kind, Transform};
     pub use crate::array::{
-        argument, as_complex, is_registered, named, number, points_like, refuse, resolve,
+        argument, as_complex, broadcast_to, is_registered, named, number, points_like, refuse, resolve,
+        tile_boundaries,
     };
     pub use crate::precision::{Inside, full, full_kind, lowered, product_kind};
     pub use crate::windowed::{

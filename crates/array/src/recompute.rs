@@ -81,7 +81,8 @@ where
             .zip(&layouts)
             .map(|(part, layout)| A::put_together(part.shallow_clone(), layout))
             .collect();
-        f(&inputs, generator)?.take_apart()?
+        // A partial sum stays one: its reduction is left to whoever uses it.
+        f(&inputs, generator)?.take_apart_unreduced()
     };
 
     // Tensors that require a gradient may only be captured; this input then attaches the result to the graph.
@@ -112,7 +113,7 @@ where
                 .map(|(leaf, layout)| A::put_together(leaf.shallow_clone(), layout))
                 .collect();
             // The pass may come again, over a graph that was kept.
-            let (value, _) = f(&inputs, before.clone().as_ref())?.take_apart()?;
+            let (value, _) = f(&inputs, before.clone().as_ref())?.take_apart_unreduced();
             Ok::<_, E>(value)
         })??;
         if value.requires_grad() {

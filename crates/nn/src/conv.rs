@@ -68,6 +68,15 @@ impl<A: Array> ConvNd<A> {
     pub fn forward(&self, x: &A) -> Result<A> {
         Ok(x.conv(&self.weight, self.bias.as_ref(), &self.conv)?)
     }
+
+    /// Convolves with the kernel mirrored along these dims of the weight: the result for a mirrored `x`, mirrored back.
+    ///
+    /// # Errors
+    ///
+    /// As [`forward`](Self::forward); a dim that does not exist.
+    pub fn forward_mirrored(&self, x: &A, dims: &[i64]) -> Result<A> {
+        Ok(x.conv(&self.weight.flip(dims)?, self.bias.as_ref(), &self.conv)?)
+    }
 }
 
 /// A transposed convolution over the number of spatial dims of its kernel: [`ConvTranspose1d`], [`ConvTranspose2d`],

@@ -80,7 +80,7 @@ pub struct PatchEmbed<A> {
 impl<A: Array> PatchEmbed<A> {
     const OP: &'static str = "PatchEmbed";
 
-    /// Makes the layer.
+    /// Makes the layer with PyTorch's initial values.
     ///
     /// # Errors
     ///
@@ -91,19 +91,31 @@ impl<A: Array> PatchEmbed<A> {
         embed_dim: i64,
         params: &mut impl Params<Array = A>,
     ) -> Result<Self> {
+        let area = patch_size[0].saturating_mul(patch_size[1]);
+        let fan = || Init::FanIn(in_chans.saturating_mul(area));
+        Self::with_init(patch_size, [in_chans, embed_dim], [fan(), fan()], params)
+    }
+
+    /// Makes the layer from `[in_chans, embed_dim]` with other initial values of weight and bias.
+    ///
+    /// # Errors
+    ///
+    /// As [`new`](Self::new).
+    pub fn with_init(
+        patch_size: [i64; 2],
+        [in_chans, embed_dim]: [i64; 2],
+        [weight, bias]: [Init<A>; 2],
+        params: &mut impl Params<Array = A>,
+    ) -> Result<Self> {
         let inputs = extent(Self::OP, "in_chans", in_chans)?;
         let width = extent(Self::OP, "embed_dim", embed_dim)?;
         let [height, columns] = patch_size;
-        let area = extent(Self::OP, "patch height", height)?.saturating_mul(extent(
-            Self::OP,
-            "patch width",
-            columns,
-        )?);
-        let fan = inputs.saturating_mul(area);
+        extent(Self::OP, "patch height", height)?;
+        extent(Self::OP, "patch width", columns)?;
         let params = &mut params.scope("proj");
         let shape = [width, inputs, height, columns];
-        let weight = params.param("weight", &shape, Init::FanIn(fan), Placement::Replicate)?;
-        let bias = params.param("bias", &[width], Init::FanIn(fan), Placement::Replicate)?;
+        let weight = params.param("weight", &shape, weight, Placement::Replicate)?;
+        let bias = params.param("bias", &[width], bias, Placement::Replicate)?;
         Ok(Self { patch: patch_size, inputs, weight, bias })
     }
 

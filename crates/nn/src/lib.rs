@@ -12,7 +12,7 @@
 //! | [`Dropout`], [`DropPath`] | `torch.nn.Dropout`, `torchvision.ops.StochasticDepth` |
 //! | [`Mlp`] | `timm.layers.Mlp` |
 //! | [`Embedding`], [`PatchEmbed`] | `torch.nn.Embedding`, `timm.layers.PatchEmbed` |
-//! | [`PositionEmbedding`], [`SinusoidalEmbedding`], [`RotaryEmbedding`] | |
+//! | [`PositionEmbedding`], [`SinusoidalEmbedding`], [`RotaryEmbedding`], [`AxialRotaryEmbedding`] | |
 //! | [`MultiheadAttention`] | `torch.nn.MultiheadAttention` |
 //! | [`SpectralConv`] | PhysicsNeMo's `SpectralConv1d` … `4d` |
 //! | [`Sequential`], [`Layer`] | `torch.nn.Sequential`, `Module` |
@@ -55,6 +55,7 @@
 
 mod activation;
 mod attention;
+mod axial;
 mod batch_norm;
 mod check;
 mod conv;
@@ -71,6 +72,7 @@ mod spectral_weight;
 
 pub use activation::{Activation, ActivationLayer, Functional, one_or_many};
 pub use attention::{MultiheadAttention, MultiheadAttentionOptions};
+pub use axial::AxialRotaryEmbedding;
 pub use batch_norm::{BatchNorm, BatchNormOptions};
 pub use conv::{
     Conv1d, Conv2d, Conv3d, ConvNd, ConvTranspose1d, ConvTranspose2d, ConvTranspose3d, ConvTransposeNd,

@@ -112,7 +112,7 @@ impl<A: Array> LayerNorm<A> {
 #[derive(Debug)]
 pub struct RmsNorm<A> {
     shape: Vec<i64>,
-    weight: A,
+    weight: Option<A>,
     eps: Option<f64>,
 }
 
@@ -129,7 +129,17 @@ impl<A: Array> RmsNorm<A> {
     ) -> Result<Self> {
         check_shape("RmsNorm", normalized_shape)?;
         let weight = params.param("weight", normalized_shape, Init::Constant(1.0), Placement::Replicate)?;
-        Ok(Self { shape: normalized_shape.to_vec(), weight, eps })
+        Ok(Self { shape: normalized_shape.to_vec(), weight: Some(weight), eps })
+    }
+
+    /// Makes the norm without a weight (`elementwise_affine=False`).
+    ///
+    /// # Errors
+    ///
+    /// An extent below 1.
+    pub fn without_affine(normalized_shape: &[i64], eps: Option<f64>) -> Result<Self> {
+        check_shape("RmsNorm", normalized_shape)?;
+        Ok(Self { shape: normalized_shape.to_vec(), weight: None, eps })
     }
 
     /// Normalizes the trailing dims. Half dtypes are computed in single precision.
@@ -154,7 +164,10 @@ impl<A: Array> RmsNorm<A> {
         let x = x.to_kind(wide)?;
         let square = x.unary(Unary::Square)?.reduce(Reduction::Mean, &dims, true)?;
         let y = x.mul(&square.add_scalar(eps)?.unary(Unary::Rsqrt)?)?.to_kind(kind)?;
-        Ok(y.mul(&self.weight)?)
+        match &self.weight {
+            Some(weight) => Ok(y.mul(weight)?),
+            None => Ok(y),
+        }
     }
 }
 

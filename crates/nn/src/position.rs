@@ -37,9 +37,22 @@ impl<A: Array> PositionEmbedding<A> {
     ///
     /// A size below 1, or a parameter that `params` refuses.
     pub fn new(name: &str, tokens: i64, features: i64, params: &mut impl Params<Array = A>) -> Result<Self> {
+        Self::with_init(name, [tokens, features], Init::TruncNormal { std: 0.02 }, params)
+    }
+
+    /// Makes the vectors for `[tokens, features]` with other initial values.
+    ///
+    /// # Errors
+    ///
+    /// As [`new`](Self::new).
+    pub fn with_init(
+        name: &str,
+        [tokens, features]: [i64; 2],
+        init: Init<A>,
+        params: &mut impl Params<Array = A>,
+    ) -> Result<Self> {
         const OP: &str = "PositionEmbedding";
         let shape = [1, extent(OP, "tokens", tokens)?, extent(OP, "features", features)?];
-        let init = Init::TruncNormal { std: 0.02 };
         Ok(Self { weight: params.param(name, &shape, init, Placement::Replicate)? })
     }
 

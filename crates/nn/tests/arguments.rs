@@ -3,9 +3,9 @@
 
 use isobar_array::{Conv, Generator};
 use isobar_nn::{
-    Conv2d, Dropout, Embedding, GroupNorm, InstanceNorm, LayerNorm, Linear, LinearOptions, Mode,
-    MultiheadAttention, MultiheadAttentionOptions, PatchEmbed, Result, RmsNorm, RotaryEmbedding,
-    SpectralConv, SpectralOptions, WeightForm,
+    AxialRotaryEmbedding, Conv2d, Dropout, Embedding, GroupNorm, InstanceNorm, LayerNorm, Linear,
+    LinearOptions, Mode, MultiheadAttention, MultiheadAttentionOptions, PatchEmbed, Result, RmsNorm,
+    RotaryEmbedding, SpectralConv, SpectralOptions, WeightForm,
 };
 use isobar_shard::ParamStore;
 use tch::{Device, Kind, Tensor};
@@ -38,6 +38,8 @@ fn arguments_that_a_layer_cannot_have() {
     assert_refused(RmsNorm::new(&[0], None, p), "expected 1 or more");
     assert_refused(Dropout::new(1.0), "p is 1, expected 0 or more and below 1");
     assert_refused(RotaryEmbedding::new(5), "expected an even number");
+    assert_refused(AxialRotaryEmbedding::new(6), "dim is 6, expected a multiple of 4");
+    assert_refused(AxialRotaryEmbedding::with_base(4, 0.0), "base is 0, expected a finite number above 0");
     assert_refused(Embedding::new(3, -1, p), "embedding_dim is -1");
     let options = MultiheadAttentionOptions::default();
     assert_refused(
@@ -63,6 +65,9 @@ fn inputs_that_a_layer_cannot_take() {
     let norm = RmsNorm::new(&[3], None, &mut params()).unwrap();
     assert_refused(norm.forward(&ones(&[1, 2])), "does not end in [3]");
     assert_refused(RotaryEmbedding::new(4).unwrap().forward(&ones(&[1, 2])), "expected […, tokens, 4]");
+    let rotary = AxialRotaryEmbedding::new(4).unwrap();
+    let angles = rotary.angles(&ones(&[2, 3])).unwrap();
+    assert_refused(rotary.forward(&ones(&[2, 3, 6]), &angles), "expected [h, w, …, 4]");
 
     let options = MultiheadAttentionOptions { window: Some(3), batch_first: true, ..Default::default() };
     let attention = MultiheadAttention::new(8, 2, options, &mut params()).unwrap();

@@ -33,6 +33,11 @@ layer_test!(rms_norm_with_the_default_eps, inputs: [normal(1, &[4, 6]) * 1e-8], 
     run: |layer, x, _mode| layer.forward(&x[0]),
     torch: |p, t| t[0].rms_norm([6], Some(p.get("weight")), None));
 
+layer_test!(rms_norm_without_parameters, inputs: [normal(1, &[4, 6])], splits: &[&[0], &[1]], training: false,
+    make: |_params| RmsNorm::without_affine(&[6], Some(1e-3)),
+    run: |layer, x, _mode| layer.forward(&x[0]),
+    torch: |_p, t| t[0].rms_norm([6], None::<Tensor>, 1e-3));
+
 layer_test!(group_norm, inputs: [normal(1, &[2, 6, 4, 5])], splits: &[&[0], &[2], &[3]], training: false,
     make: |params| GroupNorm::new(3, 6, params),
     run: |layer, x, _mode| layer.forward(&x[0]),

@@ -2,8 +2,9 @@
 
 use isobar_array::Generator;
 use isobar_nn::{
-    Activation, ActivationLayer, DropPath, Dropout, Embedding, Layer, Linear, LinearOptions, Mlp, MlpOptions,
-    Mode, PositionEmbedding, RotaryEmbedding, Sequential, SinusoidalEmbedding, WeightForm,
+    Activation, ActivationLayer, AxialRotaryEmbedding, DropPath, Dropout, Embedding, Layer, Linear,
+    LinearOptions, Mlp, MlpOptions, Mode, PositionEmbedding, RotaryEmbedding, Sequential,
+    SinusoidalEmbedding, WeightForm,
 };
 use tch::{Device, Kind, Tensor};
 
@@ -103,6 +104,19 @@ torch: |_p, t| {
     let number = Tensor::complex(&t[0].narrow(3, 0, 4), &t[0].narrow(3, 4, 4));
     let turned = number * Tensor::polar(&turn.ones_like(), &turn);
     Tensor::cat(&[turned.real(), turned.imag()], 3)
+});
+
+layer_test!(axial_rotary_embedding, inputs: [normal(1, &[5, 3, 2, 8])], splits: &[&[0], &[1], &[2]], training: false,
+make: |_params| AxialRotaryEmbedding::new(8),
+run: |layer, x, _mode| layer.forward(&x[0], &layer.angles(&x[0])?),
+torch: |_p, t| {
+    let frequencies = Tensor::from_slice(&[1.0, 0.01]);
+    let places = |extent: i64| Tensor::arange(extent, (Kind::Double, Device::Cpu)).unsqueeze(1) * &frequencies;
+    let rows = places(5).unsqueeze(1).expand([5, 3, 2], false);
+    let columns = places(3).unsqueeze(0).expand([5, 3, 2], false);
+    let turn = Tensor::cat(&[rows, columns], 2).unsqueeze(2);
+    let pairs = t[0].reshape([5, 3, 2, 4, 2]).view_as_complex();
+    (pairs * Tensor::polar(&turn.ones_like(), &turn)).view_as_real().reshape([5, 3, 2, 8])
 });
 
 layer_test!(sequential, inputs: [normal(1, &[4, 6])], splits: &[&[0]], training: false,

@@ -35,6 +35,9 @@ pub trait Family: Sized + 'static {
     /// True if a string, the name alone, stands for a table without other keys.
     const SHORT: bool = false;
 
+    /// Name of the member, and its key, that a list stands for, if it stands for one.
+    const LIST: Option<[&'static str; 2]> = None;
+
     /// Trait object through which all members are used.
     type Member: ?Sized + fmt::Debug + Send + Sync;
 
@@ -73,6 +76,11 @@ impl<F: Family> Entry<F> {
             schema: C::json_schema,
             read: |keys| Ok(Choice::from(serde_json::from_value::<C>(keys)?)),
         }
+    }
+
+    /// One sentence on the type.
+    pub fn summary(&self) -> &'static str {
+        self.summary
     }
 
     /// Schema of the table, with the key `type`.
@@ -232,9 +240,10 @@ impl<F: Family> Serialize for Choice<F> {
 
 impl<'de, F: Family> Deserialize<'de> for Choice<F> {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        let (name, keys) = match Value::deserialize(deserializer)? {
-            Value::String(name) if F::SHORT => (name, json!({})),
-            table => name_and_keys(table).map_err(D::Error::custom)?,
+        let (name, keys) = match (Value::deserialize(deserializer)?, F::LIST) {
+            (Value::String(name), _) if F::SHORT => (name, json!({})),
+            (Value::Array(items), Some([name, key])) => (name.to_owned(), json!({ key: items })),
+            (table, _) => name_and_keys(table).map_err(D::Error::custom)?,
         };
         Self::named(&name, keys).map_err(D::Error::custom)
     }
@@ -254,6 +263,9 @@ impl<F: Family> JsonSchema for Choice<F> {
         }
         let tables = entries.iter().map(|entry| entry.schema(generator));
         forms.extend(tables);
+        if F::LIST.is_some() {
+            forms.push(json!({ "type": "array" }));
+        }
         json_schema!({ "description": F::SUMMARY, "oneOf": forms })
     }
 }

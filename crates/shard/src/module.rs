@@ -80,6 +80,23 @@ impl ParameterLayouts {
         self
     }
 
+    /// Prepends `prefix` and a dot to every pattern, for a network nested in another one.
+    ///
+    /// ```
+    /// use isobar_shard::{ParameterLayouts, Placement};
+    ///
+    /// let layouts = ParameterLayouts::new().with("pos_embed", &[("domain", Placement::Shard(1))]).prefixed("model");
+    /// assert_eq!(layouts.matching("model.pos_embed"), Some(0));
+    /// assert_eq!(layouts.matching("pos_embed"), None);
+    /// ```
+    #[must_use]
+    pub fn prefixed(mut self, prefix: &str) -> Self {
+        for row in &mut self.rows {
+            row.pattern = format!("{prefix}.{}", row.pattern);
+        }
+        self
+    }
+
     /// Returns the patterns.
     pub fn patterns(&self) -> impl Iterator<Item = &str> {
         self.rows.iter().map(|row| &*row.pattern)

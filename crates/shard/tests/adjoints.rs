@@ -1,6 +1,6 @@
 //! Linear operators and their gradients are adjoint: ⟨F x, y⟩ = ⟨x, F* y⟩ over global tensors, on random layouts.
 
-use isobar_array::{Conv, Interpolation, PadMode, Padding, Pool, Resize, Statistic};
+use isobar_array::{Conv, Interpolation, Local, PadMode, Padding, Pool, Resize, Statistic};
 use isobar_shard::{Placement, Result, ShardTensor, grad};
 use rstest::rstest;
 use tch::Tensor;
@@ -24,6 +24,13 @@ fn index(x: &ShardTensor, list: &[i64]) -> Result<ShardTensor> {
 
 const MAPS: &[Map] = &[
     ("redistribute", |x| x.redistribute(None, &vec![Placement::Shard(3); x.device_mesh().ndim()])),
+    ("replicate_dims", |x| Ok(Local::replicate_dims(x, &[0, 3])?)),
+    ("convolution without padding", |x| x.conv(&whole(x, &[3, 4, 4, 3], 5)?, None, &Conv::default())),
+    ("convolution of a batch in pieces", |x| {
+        let folded = x.reshape(&[8, 1, 9, 6])?;
+        let conv = Conv { padding: Padding::Each(vec![1]), ..Conv::default() };
+        folded.conv(&whole(x, &[3, 1, 3, 3], 5)?, None, &conv)?.avg_pool(2, &Pool::new(&[2]))
+    }),
     ("pad with zeros", |x| x.pad_mode(&[2, -1, 7, 3], PadMode::Constant, 0.0)),
     ("circular pad", |x| x.pad_mode(&[2, 6, 9, 3], PadMode::Circular, 0.0)),
     ("reflecting pad", |x| x.pad_mode(&[5, 1, 8, 3], PadMode::Reflect, 0.0)),
@@ -73,6 +80,11 @@ const MAPS: &[Map] = &[
     ("mean", |x| x.statistic(Statistic::Mean, &[], false)),
     ("matmul", |x| x.matmul(&whole(x, &[6, 5], 5)?)),
     ("einsum", |x| ShardTensor::einsum("bchw,hk->bkw", &[x, &whole(x, &[9, 3], 5)?])),
+    ("tiles", |x| {
+        let weight = whole(x, &[6, 5], 5)?;
+        let tiles = x.tiles(2, 4)?.iter().map(|tile| tile.matmul(&weight)).collect::<Result<Vec<_>, _>>()?;
+        ShardTensor::join_tiles(&tiles.iter().collect::<Vec<_>>(), 2, x)
+    }),
 ];
 
 #[rstest]

@@ -1,9 +1,12 @@
 //! Corners: rows of −∞, parts of several pieces, transposed meshes, mixed partial sums, 16 bits, empty parts, disagreement.
 
+use std::time::Duration;
+
 use isobar_array::{Conv, Elementwise, Padding, Statistic};
-use isobar_collectives::ReduceOp;
+use isobar_collectives::{ReduceOp, threads};
+use isobar_mesh::DeviceMesh;
 use isobar_shard::rules::{LocalMap, LocalOutput, local_map};
-use isobar_shard::{Layout, Placement, ShardTensor, Sizes};
+use isobar_shard::{CommTrace, Layout, Placement, ShardTensor, Sizes};
 use rstest::rstest;
 use tch::{Device, Kind, Tensor};
 
@@ -214,16 +217,44 @@ fn infinite_values_stay_where_they_are() {
     });
 }
 
-#[test]
-fn channels_in_groups_are_gathered_with_notice() {
-    on_mesh(&[2], |mesh| {
-        let (x, w) = (numbers(&[1, 4, 5], 1), numbers(&[4, 1, 3], 2));
-        let x = ShardTensor::distribute(&x, mesh, &[Placement::Shard(1)]).unwrap();
-        let w = ShardTensor::distribute(&w, mesh, &[Placement::Replicate]).unwrap();
-        let conv = Conv { groups: 4, padding: Padding::Each(vec![1]), ..Conv::default() };
+#[rstest]
+#[case::at_a_boundary(4, 4, 0)]
+#[case::across_a_boundary(6, 3, 5 * 8)]
+#[case::one_group(4, 1, 0)]
+fn channels_in_groups_move_to_the_next_boundary(
+    #[case] channels: i64,
+    #[case] groups: i64,
+    #[case] received: u64,
+) {
+    threads::run(2, Duration::from_secs(60), move |group| {
+        let mesh = DeviceMesh::new(&group, &[2], &["model"]).unwrap();
+        let (whole, w) = (numbers(&[1, channels, 5], 1), numbers(&[channels, channels / groups, 3], 2));
+        let x = ShardTensor::distribute(&whole, &mesh, &[Placement::Shard(1)]).unwrap();
+        let weight = ShardTensor::distribute(&w, &mesh, &[Placement::Replicate]).unwrap();
+        let conv = Conv { groups, padding: Padding::Each(vec![1]), ..Conv::default() };
+        let trace = CommTrace::start(&group);
         let _forbidden = isobar_shard::forbid_hidden_communication();
-        let error = x.conv(&w, None, &conv).unwrap_err().to_string();
-        assert!(error.contains("conv in groups"), "{error}");
+        let y = x.conv(&weight, None, &conv).unwrap();
+        // The second rank has a part of the first one's last group.
+        assert_eq!(trace.received(), if group.rank() == 0 { received } else { 0 });
+        let want = whole.f_conv1d_padding::<Tensor>(&w, None, [1], "same", [1], groups).unwrap();
+        let error = (y.full_tensor(None).unwrap() - want).abs().max().double_value(&[]);
+        assert!(error < 1e-12, "{error}");
+    });
+}
+
+/// The elements of a split dim come without a gather: each rank receives what its share of the rows lacks.
+#[test]
+fn unbound_elements_are_shared_out() {
+    threads::run(2, Duration::from_secs(60), |group| {
+        let mesh = DeviceMesh::new(&group, &[2], &["domain"]).unwrap();
+        let whole = numbers(&[4, 6, 2], 1);
+        let x = ShardTensor::distribute(&whole, &mesh, &[Placement::Shard(0)]).unwrap();
+        let trace = CommTrace::start(&group);
+        let parts = x.unbind(0).unwrap();
+        assert_eq!(trace.received(), 2 * 3 * 2 * 8);
+        assert_eq!(parts[1].local_shape(), [3, 2]);
+        assert_eq!(parts[1].full_tensor(None).unwrap(), whole.get(1));
     });
 }
 
@@ -247,5 +278,22 @@ fn sizes_that_stay() {
         let y = x.redistribute_with(None, &[Placement::Shard(0), Placement::Shard(1)], &options).unwrap();
         assert_eq!(y.layout().sizes(0).unwrap(), uneven.sizes(0).unwrap());
         assert_eq!(y.mul_scalar(1.0).unwrap().full_tensor(None).unwrap(), numbers(&[7, 6], 1));
+    });
+}
+
+/// A replicated tensor beside a split one is cut, even where it is the larger one.
+#[test]
+fn a_larger_replicated_tensor_follows_a_split_one() {
+    threads::run(4, Duration::from_secs(60), |group| {
+        let mesh = DeviceMesh::new(&group, &[2, 2], &["rows", "columns"]).unwrap();
+        let put = |channels: i64, placements: &[Placement]| {
+            ShardTensor::distribute(&numbers(&[1, channels, 4, 4], channels), &mesh, placements).unwrap()
+        };
+        let field = put(1, &[Placement::Shard(2), Placement::Shard(3)]);
+        let rows = put(2, &[Placement::Shard(2), Placement::Replicate]);
+        let table = put(5, &[Placement::Replicate, Placement::Replicate]);
+        let trace = CommTrace::start(&group);
+        let joined = ShardTensor::cat(&[&field, &rows, &table], 1).unwrap();
+        assert_eq!((joined.local_shape(), trace.received()), (&[1, 8, 2, 2][..], 0));
     });
 }

@@ -14,6 +14,7 @@ mod never_wrong;
 mod operators;
 mod periodic;
 mod redistribute;
+mod resample;
 mod rules;
 mod traffic;
 mod views;

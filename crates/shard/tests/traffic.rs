@@ -2,7 +2,7 @@
 
 #![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
 
-use isobar_array::{Conv, Elementwise, Padding};
+use isobar_array::{Conv, Elementwise, Interpolation, PadMode, Padding, Pool, Resize};
 use isobar_collectives::trace::CommTrace;
 use isobar_mesh::DeviceMesh;
 use isobar_shard::{Layout, Placement, ShardTensor, Sizes};
@@ -127,6 +127,51 @@ fn partial_sums_stay_partial_until_values_are_needed() {
             let a = x.matmul(&weight).unwrap();
             let b = x.matmul(&weight).unwrap().mul_scalar(2.0).unwrap();
             a.add(&b).unwrap();
+        });
+        assert_eq!(seen.record().len(), 0, "{}", seen.record());
+    });
+}
+
+#[test]
+fn a_batch_in_pieces_stays_on_its_ranks() {
+    on_mesh(&[4], |mesh| {
+        // Two samples of eight faces: each rank has two pieces of the merged dim.
+        let x = sharded(mesh, &[2, 8, 3, 6, 6], 1);
+        let weight =
+            ShardTensor::distribute(&numbers(&[4, 3, 3, 3], 2), mesh, &[Placement::Replicate]).unwrap();
+        let seen = trace(mesh, || {
+            let folded = x.reshape(&[16, 3, 6, 6]).unwrap();
+            let conv = Conv { padding: Padding::Each(vec![1]), ..Conv::default() };
+            let y = folded.conv(&weight, None, &conv).unwrap();
+            let y = y.max_pool(2, &Pool::new(&[2])).unwrap().0;
+            let y = y.interpolate(&Resize::Scale(vec![2.0]), Interpolation::Nearest, false).unwrap();
+            assert_eq!(y.reshape(&[2, 8, 4, 6, 6]).unwrap().layout().placements(), x.layout().placements());
+        });
+        assert_eq!(seen.record().len(), 0, "{}", seen.record());
+    });
+}
+
+#[test]
+fn a_convolution_that_crops_a_padding_has_the_split_from_before() {
+    on_mesh(&[4], |mesh| {
+        let x = sharded(mesh, &[1, 2, 16, 5], 2);
+        let padded = x.pad_mode(&[2, 2, 2, 2], PadMode::Constant, 0.0).unwrap();
+        let weight =
+            ShardTensor::distribute(&numbers(&[2, 2, 5, 5], 2), mesh, &[Placement::Replicate]).unwrap();
+        let y = padded.conv(&weight, None, &Conv::default()).unwrap();
+        assert_eq!(y.layout(), x.layout());
+        let same = Conv { padding: Padding::Each(vec![2]), ..Conv::default() };
+        let want = x.conv(&weight, None, &same).unwrap();
+        assert!((y.local() - want.local()).abs().max().double_value(&[]) < 1e-12);
+    });
+}
+
+#[test]
+fn a_weight_is_mirrored_without_communication() {
+    on_mesh(&[2], |mesh| {
+        let x = sharded(mesh, &[4, 6], 0);
+        let seen = trace(mesh, || {
+            assert_eq!(x.flip(&[1]).unwrap().local(), &x.local().flip([1]));
         });
         assert_eq!(seen.record().len(), 0, "{}", seen.record());
     });

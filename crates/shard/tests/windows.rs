@@ -53,7 +53,7 @@ fn convolution(#[values(1, 2, 3, 4)] mesh: usize, #[values(1, 2, 3)] spatial: us
             let dilation = list(&mut dice, spatial, 1, 2);
             let padding = list(&mut dice, spatial, 0, 3);
             let mut channels = splittable(spatial);
-            if dice.chance(4) {
+            if groups > 1 || dice.chance(4) {
                 channels.push(1);
             }
             let layout = dice.layout(mesh, &shape, &channels);
@@ -119,7 +119,11 @@ fn transposed_convolution(#[values(1, 2, 3, 4)] mesh: usize, #[values(1, 2, 3)] 
             let padding = list(&mut dice, spatial, 0, 2);
             let steps = stride.iter().zip(&dilation);
             let extra: Vec<i64> = steps.map(|(&s, &d)| dice.roll(0, s.max(d) - 1)).collect();
-            let layout = dice.layout(mesh, &shape, &splittable(spatial));
+            let mut dims = splittable(spatial);
+            if groups > 1 {
+                dims.push(1);
+            }
+            let layout = dice.layout(mesh, &shape, &dims);
             let weight_shape = [&[shape[1], 3][..], &kernel].concat();
             let (x, weight, bias) =
                 (numbers(&shape, round as i64), numbers(&weight_shape, 3), numbers(&[3 * groups], 5));

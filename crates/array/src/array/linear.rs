@@ -52,6 +52,19 @@ pub trait Linear: Sized {
 
     /// eˣ / Σ eˣ along `dim`.
     fn softmax(&self, dim: i64) -> Result<Self>;
+
+    /// Einstein's summation, such as `"bhqd,bhkd->bhqk"`: dims of one letter are multiplied, and those that the result does not
+    /// name are summed over. Each operand names each of its dims by another letter.
+    ///
+    /// ```
+    /// use isobar_array::Linear;
+    /// use tch::Tensor;
+    ///
+    /// let x = Tensor::from_slice2(&[[1.0, 2.0], [3.0, 4.0]]);
+    /// assert_eq!(Linear::einsum("ij,ij->i", &[&x, &x])?, Tensor::from_slice(&[5.0, 25.0]));
+    /// # Ok::<(), isobar_array::Error>(())
+    /// ```
+    fn einsum(equation: &str, arrays: &[&Self]) -> Result<Self>;
 }
 
 impl Linear for Tensor {
@@ -95,5 +108,9 @@ impl Linear for Tensor {
 
     fn softmax(&self, dim: i64) -> Result<Self> {
         named("softmax", &[self], full(self).and_then(|x| x.f_softmax(dim, None)))
+    }
+
+    fn einsum(equation: &str, arrays: &[&Self]) -> Result<Self> {
+        named("einsum", arrays, Tensor::f_einsum(equation, arrays, None::<i64>))
     }
 }

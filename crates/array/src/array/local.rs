@@ -2,7 +2,11 @@
 
 use tch::Tensor;
 
+use super::{argument, named, resolve};
 use crate::error::Result;
+
+/// Function of a replicated tensor and the global indices of a rank's shard along some dims; see [`Local::on_shards_of`].
+pub type OnShard<'a> = &'a dyn Fn(&Tensor, &[Tensor]) -> Result<Tensor>;
 
 /// An array taken apart into the tensor that this rank holds and what that is a part of: for code that keeps arrays between
 /// passes, or gives them to libtorch.
@@ -27,6 +31,38 @@ pub trait Local: Sized {
     /// The reduction fails.
     fn take_apart(&self) -> Result<(Tensor, Self::Layout)>;
 
+    /// This rank's tensor as it is held, with its place in the graph, and the layout: of a partial array, the rank's summand.
+    /// Communicates nothing.
+    fn take_apart_unreduced(&self) -> (Tensor, Self::Layout);
+
+    /// Cuts what each rank holds along `dim` into `count` tiles of about equal extent, without communication. Which elements are
+    /// in which tile depends on the layout: the tiles are for computations that treat the elements along `dim` alike, such as
+    /// functions of each of them, and sums over them. [`join_tiles`](Self::join_tiles) restores the order.
+    ///
+    /// # Errors
+    ///
+    /// A dim that does not exist, or a count below 1.
+    ///
+    /// ```
+    /// use isobar_array::Local;
+    /// use tch::Tensor;
+    ///
+    /// let x = Tensor::from_slice(&[1.0, 2.0, 3.0, 4.0, 5.0]);
+    /// let tiles = x.tiles(0, 2)?;
+    /// assert_eq!(tiles[0], Tensor::from_slice(&[1.0, 2.0]));
+    /// assert_eq!(Tensor::join_tiles(&tiles.iter().collect::<Vec<_>>(), 0, &x)?, x);
+    /// # Ok::<(), isobar_array::Error>(())
+    /// ```
+    fn tiles(&self, dim: i64, count: usize) -> Result<Vec<Self>>;
+
+    /// Joins arrays computed from the tiles of `whole` along `dim`, whose other dims may differ from those of `whole`.
+    /// Communicates nothing.
+    ///
+    /// # Errors
+    ///
+    /// No arrays, or extents along `dim` other than those of the tiles.
+    fn join_tiles(tiles: &[&Self], dim: i64, whole: &Self) -> Result<Self>;
+
     /// Redistributes the array to the layout of another one of its shape, such as a residual to that of its input; all ranks
     /// call. A dense array is returned as it is.
     ///
@@ -34,6 +70,64 @@ pub trait Local: Sized {
     ///
     /// Shapes that differ; the exchange fails.
     fn laid_out_as(&self, other: &Self) -> Result<Self>;
+
+    /// Gathers these dims on all ranks; other dims stay sharded. All ranks call. A dense array is returned unchanged.
+    /// Meant for arrays much smaller than the fields, such as their edges.
+    ///
+    /// # Errors
+    ///
+    /// The communication fails.
+    ///
+    /// ```
+    /// use isobar_array::Local;
+    /// use tch::Tensor;
+    ///
+    /// let x = Tensor::from_slice(&[1.0, 2.0]);
+    /// assert_eq!(x.replicate_dims(&[0])?, x);
+    /// # Ok::<(), isobar_array::Error>(())
+    /// ```
+    fn replicate_dims(&self, dims: &[usize]) -> Result<Self>;
+
+    /// Computes an array beside `like` from this one, which is replicated and small, such as a table of biases: each rank calls
+    /// `f` with this array and, for each of the first `dims` dims of `like`, the global indices (`Int64`) of its shard. The result
+    /// of `f` has these dims first, each of the extent of the rank's shard or of 1, which is broadcast; the layout is that of
+    /// `like`. Forward communicates nothing. Backward sums the gradients of this array over the ranks, and no others. All ranks
+    /// call.
+    ///
+    /// # Errors
+    ///
+    /// More dims than `like` has; the errors of `f`, and a result that does not fit.
+    ///
+    /// ```
+    /// use isobar_array::Local;
+    /// use tch::Tensor;
+    ///
+    /// let (table, x) = (Tensor::from_slice(&[1.0, 2.0, 3.0]), Tensor::from_slice(&[0.0, 0.0]));
+    /// let y = table.on_shards_of(&x, 1, &|table, indices| Ok(table.index_select(0, &indices[0])))?;
+    /// assert_eq!(y, Tensor::from_slice(&[1.0, 2.0]));
+    /// # Ok::<(), isobar_array::Error>(())
+    /// ```
+    fn on_shards_of(&self, like: &Self, dims: usize, f: OnShard<'_>) -> Result<Self>;
+
+    /// For each element of `like` along the sorted `dims`, picks the element of this array whose row-major number along the same
+    /// dims `index` (`Int64`, the extents of `like` along `dims`, the same on all ranks) names; other dims are those of both. The
+    /// result is laid out as `like`. Each rank receives the elements that it lacks of its own shard, and no others. All ranks call.
+    ///
+    /// # Errors
+    ///
+    /// Shapes or layouts that do not fit; numbers out of range; the exchange fails.
+    ///
+    /// ```
+    /// use isobar_array::Local;
+    /// use tch::Tensor;
+    ///
+    /// let x = Tensor::from_slice(&[1.0, 2.0, 3.0, 4.0]).reshape([2, 2]);
+    /// let like = Tensor::from_slice(&[0.0; 2]).reshape([1, 2]);
+    /// let y = x.pick(&[0, 1], &Tensor::from_slice(&[3_i64, 1]).reshape([1, 2]), &like)?;
+    /// assert_eq!(y, Tensor::from_slice(&[4.0, 2.0]).reshape([1, 2]));
+    /// # Ok::<(), isobar_array::Error>(())
+    /// ```
+    fn pick(&self, dims: &[usize], index: &Tensor, like: &Self) -> Result<Self>;
 
     /// Returns the number of shards over these dims: 1 for a dense array.
     fn split_over(&self, dims: &[usize]) -> usize;
@@ -61,8 +155,73 @@ impl Local for Tensor {
         part
     }
 
+    fn take_apart_unreduced(&self) -> (Tensor, ()) {
+        (self.shallow_clone(), ())
+    }
+
+    fn tiles(&self, dim: i64, count: usize) -> Result<Vec<Self>> {
+        let shape = self.size();
+        let dim = resolve(TILES, dim, shape.len())?;
+        let cuts = tile_boundaries(shape[dim], count)?;
+        cuts.windows(2)
+            .map(|cut| named(TILES, &[self], self.f_narrow(dim as i64, cut[0], cut[1] - cut[0])))
+            .collect()
+    }
+
+    fn join_tiles(tiles: &[&Self], dim: i64, whole: &Self) -> Result<Self> {
+        const OP: &str = "join_tiles";
+        let Some(first) = tiles.first() else { return Err(argument(OP, "no tiles")) };
+        let joined = named(OP, tiles, Tensor::f_cat(tiles, dim))?;
+        let at = |x: &Tensor, dims: usize| resolve(OP, dim, dims).map(|dim| x.size()[dim]);
+        let (got, want) = (at(&joined, first.dim())?, at(whole, whole.dim())?);
+        match got == want {
+            true => Ok(joined),
+            false => Err(argument(OP, format!("tiles of {got} elements together, expected {want}"))),
+        }
+    }
+
     fn laid_out_as(&self, _other: &Self) -> Result<Self> {
         Ok(self.shallow_clone())
+    }
+
+    fn replicate_dims(&self, _dims: &[usize]) -> Result<Self> {
+        Ok(self.shallow_clone())
+    }
+
+    fn on_shards_of(&self, like: &Self, dims: usize, f: OnShard<'_>) -> Result<Self> {
+        const OP: &str = "on_shards_of";
+        let extents = like.size();
+        let Some(extents) = extents.get(..dims) else {
+            return Err(argument(OP, format!("{dims} dims of {extents:?}")));
+        };
+        let options = (tch::Kind::Int64, Tensor::device(self));
+        let indices = extents.iter().map(|&extent| named(OP, &[], Tensor::f_arange(extent, options)));
+        let indices: Vec<Tensor> = indices.collect::<Result<_>>()?;
+        let made = f(self, &indices)?;
+        named(OP, &[&made], broadcast_to(&made, extents))
+    }
+
+    fn pick(&self, dims: &[usize], index: &Tensor, like: &Self) -> Result<Self> {
+        const OP: &str = "pick";
+        let shape = like.size();
+        let exist = dims.last().is_some_and(|&last| last < shape.len()) && dims.is_sorted();
+        if !exist || shape.len() != self.dim() {
+            return Err(argument(OP, format!("{:?} along {dims:?} as {shape:?}", self.size())));
+        }
+        let (from, to): (Vec<i64>, Vec<i64>) =
+            dims.iter().enumerate().map(|(to, &from)| (from as i64, to as i64)).unzip();
+        let picked = || {
+            let rows = self.f_movedim(from.as_slice(), to.as_slice())?;
+            let rows =
+                rows.f_flatten(0, dims.len() as i64 - 1)?.f_index_select(0, &index.f_reshape([-1])?)?;
+            let all = [&index.size()[..], &rows.size()[1..]].concat();
+            rows.f_reshape(all)?.f_movedim(to.as_slice(), from.as_slice())
+        };
+        let picked = named(OP, &[self, index], picked())?;
+        if picked.size() != like.size() {
+            return Err(argument(OP, format!("{:?} picked for {:?}", picked.size(), like.size())));
+        }
+        Ok(picked)
     }
 
     fn split_over(&self, _dims: &[usize]) -> usize {
@@ -72,4 +231,31 @@ impl Local for Tensor {
     fn whole(&self) -> Result<Tensor> {
         Ok(self.shallow_clone())
     }
+}
+
+/// Broadcasts the first dims of a tensor to these extents; the others stay.
+///
+/// # Errors
+///
+/// libtorch refuses: an extent other than these and 1, or too few dims.
+pub fn broadcast_to(x: &Tensor, extents: &[i64]) -> std::result::Result<Tensor, tch::TchError> {
+    let shape = x.size();
+    let rest = shape.get(extents.len()..).unwrap_or_default();
+    x.f_expand([extents, rest].concat(), false)
+}
+
+const TILES: &str = "tiles";
+
+/// Boundaries of `count` tiles of a dim of this extent, one more than there are tiles.
+///
+/// # Errors
+///
+/// A count below 1.
+pub fn tile_boundaries(extent: i64, count: usize) -> Result<Vec<i64>> {
+    let tiles = i64::try_from(count).ok().filter(|&tiles| tiles > 0);
+    let Some(tiles) = tiles else {
+        return Err(argument(TILES, format!("{count} tiles, expected 1 or more")));
+    };
+    let cut = |index: i64| (i128::from(extent) * i128::from(index) / i128::from(tiles)) as i64;
+    Ok((0..=tiles).map(cut).collect())
 }

@@ -15,6 +15,25 @@ pub trait RandomOps: Sized {
     ///
     /// `p` is outside [0, 1), or `window` has another shape than the array.
     fn dropout(&self, p: f64, generator: &Generator, window: &Window) -> Result<Self>;
+
+    /// Draws standard normal numbers for an array of this shape, dtype and layout, without a gradient. `window` says which part of
+    /// the global tensor this array is, so that the numbers do not depend on the layout. One draw of the generator.
+    ///
+    /// # Errors
+    ///
+    /// A dtype that is not floating, or `window` has another shape than the array.
+    ///
+    /// ```
+    /// use isobar_array::{Generator, RandomOps, Window};
+    /// use tch::{Device, Kind, Tensor};
+    ///
+    /// let like = Tensor::zeros([4, 6], (Kind::Float, Device::Cpu));
+    /// let noise = like.normal_like(&Generator::new(7), &Window::whole(&[4, 6]))?;
+    /// let rows = Window::whole(&[4, 6]).narrow(0, 2, 2)?;
+    /// assert_eq!(like.narrow(0, 2, 2).normal_like(&Generator::new(7), &rows)?, noise.narrow(0, 2, 2));
+    /// # Ok::<(), isobar_array::Error>(())
+    /// ```
+    fn normal_like(&self, generator: &Generator, window: &Window) -> Result<Self>;
 }
 
 impl RandomOps for Tensor {
@@ -32,5 +51,14 @@ impl RandomOps for Tensor {
         }
         let mask = generator.dropout_mask(window, p, (Tensor::kind(self), Tensor::device(self)))?;
         named("dropout", &[self, &mask], self.f_mul(&mask))
+    }
+
+    fn normal_like(&self, generator: &Generator, window: &Window) -> Result<Self> {
+        if self.size() != window.shape() {
+            let reason =
+                format!("window of shape {:?}; expected the array's {:?}", window.shape(), self.size());
+            return Err(argument("normal_like", reason));
+        }
+        generator.normal(window, 0.0, 1.0, (Tensor::kind(self), Tensor::device(self)))
     }
 }

@@ -49,6 +49,9 @@ pub trait Shape: Sized {
 
     /// The order of the elements along `dims` turned round.
     fn flip(&self, dims: &[i64]) -> Result<Self>;
+
+    /// Shifts the elements by `shifts` along `dims` cyclically, as `torch.roll`.
+    fn roll(&self, shifts: &[i64], dims: &[i64]) -> Result<Self>;
 }
 
 impl Shape for Tensor {
@@ -112,5 +115,9 @@ impl Shape for Tensor {
 
     fn flip(&self, dims: &[i64]) -> Result<Self> {
         named("flip", &[self], self.f_flip(dims))
+    }
+
+    fn roll(&self, shifts: &[i64], dims: &[i64]) -> Result<Self> {
+        named("roll", &[self], self.f_roll(shifts, dims))
     }
 }

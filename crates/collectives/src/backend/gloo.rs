@@ -71,13 +71,26 @@ pub fn world(options: &Options) -> Result<Group> {
     // gloo's clock runs longer than that of waits, which know what they wait for.
     let gloo_options =
         GlooOptions { timeout: deadline.saturating_mul(2), interface: interface.clone(), host };
-    let gloo = Gloo::new(&store, "isobar", *rank, *size, &gloo_options).map_err(|error| {
-        let problem = format!("rank {rank} of {size} could not connect to the others: {error}");
+    let gloo = Gloo::new(&store, "isobar", *rank, *size, &gloo_options);
+    let store = store.with_timeout(NOTICE);
+    if let Err(error) = store.set(&tried(*rank), &[]) {
+        tracing::debug!(%error, "the store does not learn that this rank has tried to connect");
+    }
+    let gloo = gloo.map_err(|error| {
+        let problem = format!("rank {rank} of {size} could not connect to the others");
         // All ranks have joined: a rank that can no longer be reached is lost.
         let known = |name: &String| Path::new("/sys/class/net").join(name).exists();
-        if interface.as_ref().is_none_or(known) { lost(problem) } else { failed(problem) }
+        if !interface.as_ref().is_none_or(known) {
+            return failed(format!("{problem}: {error}"));
+        }
+        let seconds = ROLL_CALL.as_secs();
+        lost(match absent(&store, *size)[..] {
+            [] => format!("{problem}: {error}"),
+            ref absent => {
+                format!("{problem}, and after {seconds} s more still waits for ranks {absent:?}: {error}")
+            }
+        })
     })?;
-    let store = store.with_timeout(NOTICE);
     let mailbox = Mailbox { store, read: 0, looked: Instant::now(), notices: Vec::new() };
     let backend = GlooBackend { gloo: Arc::new(gloo), rank: *rank, mailbox: Mutex::new(mailbox) };
     Ok(Group::world(Box::new(backend), *rank, *size, *deadline))
@@ -86,6 +99,32 @@ pub fn world(options: &Options) -> Result<Group> {
 /// Under which a rank leaves its address at the store.
 fn key(rank: usize) -> String {
     format!("isobar/here/{rank}")
+}
+
+/// Set once a rank's connections to the others stand, or have failed.
+fn tried(rank: usize) -> String {
+    format!("isobar/tried/{rank}")
+}
+
+/// The ranks that have neither connected nor failed to: they were lost on the way, or hang. Ranks that fail at about the
+/// same time as this one are waited for.
+fn absent(store: &TcpStore, size: usize) -> Vec<usize> {
+    let end = Instant::now() + ROLL_CALL;
+    let mut absent = Vec::new();
+    loop {
+        let untried = (0..size).filter_map(|rank| {
+            store.check(&[&tried(rank)]).map(|tried| (!tried).then_some(rank)).transpose()
+        });
+        match untried.collect::<isobar_torch::Result<_>>() {
+            Ok(untried) => absent = untried,
+            // Rank 0 has waited long enough and has gone, and the store with it: what was known last holds.
+            Err(_) => return absent,
+        }
+        if absent.is_empty() || Instant::now() > end {
+            return absent;
+        }
+        thread::sleep(LOOK_EVERY);
+    }
 }
 
 /// Waits at the store until all ranks have come, and have left their addresses.
@@ -143,6 +182,9 @@ const TAG_BITS: u32 = 30;
 
 /// Interval at which a waiting rank polls the store for notices.
 const LOOK_EVERY: Duration = Duration::from_millis(50);
+
+/// For how long a rank that could not connect waits for word of the others.
+const ROLL_CALL: Duration = Duration::from_secs(5);
 
 /// Timeout of a query for notices, short because the rank is already waiting for others.
 const NOTICE: Duration = Duration::from_millis(200);
@@ -337,4 +379,42 @@ fn is_done(work: &mut Work) -> Result<bool, Failure> {
 
 fn failed(error: impl std::fmt::Display) -> Failure {
     Failure(error.to_string())
+}
+
+#[cfg(test)]
+mod tests {
+    use std::net::{Ipv4Addr, TcpListener};
+
+    use super::*;
+
+    fn options(port: u16, rank: usize) -> Options {
+        Options {
+            addr: "127.0.0.1".to_owned(),
+            port,
+            listen: vec![Ipv4Addr::LOCALHOST.into()],
+            token: Token::new(b"a test"),
+            rank,
+            size: 3,
+            deadline: Duration::from_secs(1),
+            interface: None,
+        }
+    }
+
+    /// It meets the others, and goes before it connects to them: no watchdog has seen it yet.
+    #[test]
+    fn a_rank_lost_between_the_rendezvous_and_the_connections_is_named() {
+        let port = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
+        let told: Vec<String> = thread::scope(|scope| {
+            let others = [0, 2].map(|rank| scope.spawn(move || world(&options(port, rank)).err()));
+            let lost = options(port, 1);
+            let store = TcpStore::client(&lost.addr, port, &lost.token, Duration::from_secs(20)).unwrap();
+            meet(&store, &lost, "127.0.0.1", |problem| Error::LostAtStart { backend: "gloo", problem })
+                .unwrap();
+            drop(store);
+            others.map(|rank| rank.join().unwrap().unwrap().to_string()).to_vec()
+        });
+        for error in told {
+            assert!(error.contains("after 5 s more still waits for ranks [1]"), "{error}");
+        }
+    }
 }

@@ -176,8 +176,14 @@ impl ShardTensor {
 
     /// Redistributes to consecutive shards along all dims: strided ones are chunked.
     pub(crate) fn consecutive(&self) -> Result<Self> {
+        self.consecutive_along(|_| true)
+    }
+
+    /// Redistributes to consecutive shards along the dims that `wanted` names.
+    pub(crate) fn consecutive_along(&self, wanted: impl Fn(usize) -> bool) -> Result<Self> {
         let layout = self.layout();
-        if layout.dims().iter().all(crate::layout::Dim::is_consecutive) {
+        let stays = |(index, dim): (usize, &crate::layout::Dim)| !wanted(index) || dim.is_consecutive();
+        if layout.dims().iter().enumerate().all(stays) {
             return Ok(self.shallow_clone());
         }
         let plain = |placement: &Placement| match *placement {
@@ -186,9 +192,8 @@ impl ShardTensor {
         };
         let placements: Vec<Placement> = layout.placements().iter().map(plain).collect();
         let chunked = Layout::new(layout.mesh(), &placements, layout.shape(), &crate::layout::Sizes::Chunk)?;
-        let dims = layout.dims().iter().zip(chunked.dims());
-        let dims =
-            dims.map(|(own, chunked)| if own.is_consecutive() { own } else { chunked }.clone()).collect();
+        let dims = layout.dims().iter().enumerate().zip(chunked.dims());
+        let dims = dims.map(|(own, chunked)| if stays(own) { own.1 } else { chunked }.clone()).collect();
         self.to_layout(&layout.with_dims(dims))
     }
 }

@@ -1,8 +1,8 @@
 //! The built-in operators by name, with arguments by PyTorch's names.
 
 use isobar_array::{
-    Attrs, Binary, Comparison, Conv, Elementwise, FftNorm, Generator, Interpolation, PadMode, Padding, Pool,
-    Resize, RunningStats, Spectral, Statistic, Unary, Window,
+    Attrs, Binary, Comparison, Conv, Elementwise, FftNorm, Generator, GridSample, Interpolation, PadMode,
+    Padding, Pool, Resample, Resize, RunningStats, SamplePadding, Spectral, Statistic, Unary, Window,
 };
 use serde::Deserialize;
 use serde::de::DeserializeOwned;
@@ -331,6 +331,24 @@ impl<'a> Call<'a> {
         self.input(0)?.interpolate(&resize, interpolation, self.or("align_corners", false)?)
     }
 
+    fn grid_sample(&self) -> Result<GridSample> {
+        let interpolation = match &self.or("mode", "bilinear".to_owned())?[..] {
+            "bilinear" => Interpolation::Linear,
+            "nearest" => Interpolation::Nearest,
+            other => return refuse("grid_sample", format!("mode \"{other}\"; expected bilinear or nearest")),
+        };
+        let padding = match &self.or("padding_mode", "zeros".to_owned())?[..] {
+            "zeros" => SamplePadding::Zeros,
+            "border" => SamplePadding::Border,
+            "reflection" => SamplePadding::Reflection,
+            other => {
+                let reason = format!("padding_mode \"{other}\"; expected zeros, border or reflection");
+                return refuse("grid_sample", reason);
+            }
+        };
+        Ok(GridSample { interpolation, padding, align_corners: self.or("align_corners", false)? })
+    }
+
     fn pad(&self) -> Result<ShardTensor> {
         let mode = pad_mode(&self.or("mode", "constant".to_owned())?)?;
         self.input(0)?.pad_mode(&self.get::<Vec<i64>>("pad")?, mode, self.number("value")?.unwrap_or(0.0))
@@ -402,6 +420,11 @@ impl<'a> Call<'a> {
                     x.roll(&self.list::<i64>("shifts", Vec::new())?, &self.list::<i64>("dims", Vec::new())?)
                         .map(one)
                 }),
+                "pixel_shuffle" => self.first(|x| Ok(one(x.pixel_shuffle(self.get("upscale_factor")?)?))),
+                "pixel_unshuffle" => {
+                    self.first(|x| Ok(one(x.pixel_unshuffle(self.get("downscale_factor")?)?)))
+                }
+                "grid_sample" => self.with_two(|x, grid| Ok(one(x.grid_sample(grid, &self.grid_sample()?)?))),
                 "flip" => self.first(|x| x.flip(&self.list::<i64>("dims", Vec::new())?).map(one)),
                 "unfold" => self.first(|x| {
                     x.unfold(self.get("dimension")?, self.get("size")?, self.get("step")?).map(one)

@@ -2,11 +2,11 @@
 
 use std::ops::Range;
 
-use isobar_array::kernel::points_like;
+use isobar_array::kernel::{broadcast_to, points_like};
 use isobar_array::{
     Array, Attention, AttentionOptions, Attrs, Conv, Conv2d, Convert, Elementwise, FftNorm, Generator,
-    Interpolation, Linear, Local, Make, Modes, PadMode, Padding, Pool, RandomOps, Reduce, Reduction, Resize,
-    RunningStats, Shape, Spectral, Statistic, Window, Windowed, kernel,
+    Interpolation, Linear, Local, Make, Modes, OnShard, PadMode, Padding, Pool, RandomOps, Reduce, Reduction,
+    Resize, RunningStats, Shape, Spectral, Statistic, Window, Windowed, kernel,
 };
 use tch::{Device, Tensor};
 
@@ -14,6 +14,7 @@ use super::ShardTensor;
 use crate::dense::resolve;
 use crate::error::{Error, Result};
 use crate::layout::{Dim, Layout, Placement};
+use crate::ops::index::own_indices;
 use crate::ops::rule;
 use crate::parallel::Parallel;
 use crate::promote::operand;
@@ -50,6 +51,18 @@ impl Local for ShardTensor {
         Self::new(part, layout.clone())
     }
 
+    fn take_apart_unreduced(&self) -> (tch::Tensor, Layout) {
+        (self.local.shallow_clone(), self.layout.clone())
+    }
+
+    fn tiles(&self, dim: i64, count: usize) -> isobar_array::Result<Vec<Self>> {
+        Ok(ShardTensor::tiles(self, dim, count)?)
+    }
+
+    fn join_tiles(tiles: &[&Self], dim: i64, whole: &Self) -> isobar_array::Result<Self> {
+        Ok(ShardTensor::join_tiles(tiles, dim, whole)?)
+    }
+
     fn laid_out_as(&self, other: &Self) -> isobar_array::Result<Self> {
         let to = other.layout().of_gradient();
         if ShardTensor::shape(self) != to.shape() {
@@ -57,6 +70,34 @@ impl Local for ShardTensor {
             return kernel::refuse("laid_out_as", reason);
         }
         Ok(self.to_layout(&to)?)
+    }
+
+    fn replicate_dims(&self, dims: &[usize]) -> isobar_array::Result<Self> {
+        Ok(rule("replicate_dims", &[self], || self.resolved()?.gathered(|dim| dims.contains(&dim)))?)
+    }
+
+    fn on_shards_of(&self, like: &Self, dims: usize, f: OnShard<'_>) -> isobar_array::Result<Self> {
+        const OP: &str = "on_shards_of";
+        let Some(lead) = like.layout().dims().get(..dims) else {
+            return kernel::refuse(OP, format!("{dims} dims of {like}"));
+        };
+        Ok(rule(OP, &[self, like], || {
+            let table = self.resolved()?.gathered(|_| true)?;
+            let mut axes: Vec<usize> = lead.iter().flat_map(|dim| dim.axes.iter().copied()).collect();
+            axes.sort_unstable();
+            let local = table.per_rank(&axes)?;
+            let indices = (0..dims).map(|dim| own_indices(like.layout(), dim, self.device()));
+            let indices = indices.collect::<Result<Vec<_>, _>>();
+            let made = f(&local, &crate::dense::named(OP, &[], indices)?)?;
+            let extents = &like.layout().local_shape()[..dims];
+            let made = crate::dense::named(OP, &[&made], broadcast_to(&made, extents))?;
+            let rest = made.size()[dims..].iter().map(|&extent| Dim::whole(extent)).collect::<Vec<_>>();
+            Ok(Self::new(made, like.layout().of_gradient().with_dims([lead, &rest[..]].concat())))
+        })?)
+    }
+
+    fn pick(&self, dims: &[usize], index: &Tensor, like: &Self) -> isobar_array::Result<Self> {
+        Ok(ShardTensor::pick(self, dims, index, like)?)
     }
 
     fn split_over(&self, dims: &[usize]) -> usize {
@@ -153,6 +194,10 @@ impl Linear for ShardTensor {
     fn softmax(&self, dim: i64) -> isobar_array::Result<Self> {
         Ok(ShardTensor::softmax(self, dim)?)
     }
+
+    fn einsum(equation: &str, arrays: &[&Self]) -> isobar_array::Result<Self> {
+        Ok(ShardTensor::einsum(equation, arrays)?)
+    }
 }
 
 impl Make for ShardTensor {
@@ -244,6 +289,10 @@ impl Shape for ShardTensor {
 
     fn flip(&self, dims: &[i64]) -> isobar_array::Result<Self> {
         Ok(ShardTensor::flip(self, dims)?)
+    }
+
+    fn roll(&self, shifts: &[i64], dims: &[i64]) -> isobar_array::Result<Self> {
+        Ok(ShardTensor::roll(self, shifts, dims)?)
     }
 }
 
@@ -473,6 +522,15 @@ impl RandomOps for ShardTensor {
         let layout: Layout = self.layout().of_gradient().with_dims(dims);
         let ones = Self::ones(&layout, self.kind(), self.device())?;
         Ok(self.mul(&ones.dropout_of(p, generator, window)?)?)
+    }
+
+    fn normal_like(&self, generator: &Generator, window: &Window) -> isobar_array::Result<Self> {
+        let shape = ShardTensor::shape(self);
+        if window.shape() != shape {
+            let reason = format!("window of shape {:?}; expected the array's {shape:?}", window.shape());
+            return kernel::refuse("normal_like", reason);
+        }
+        Ok(self.normal_like_of(generator, window)?)
     }
 }
 

@@ -3,6 +3,7 @@
 
 mod add;
 mod pick;
+mod places;
 mod route;
 mod sort;
 

@@ -134,6 +134,26 @@ impl Route {
         Ok(Self { group: group.clone(), give, sizes, by_rank, as_asked })
     }
 
+    /// The way for requests that all ranks know: for each rank of the group, the owner of each element that it asks for and the
+    /// place in that rank's part. Communicates nothing.
+    pub(super) fn planned(op: &'static str, asked: &[(Tensor, Tensor)], group: &Group) -> Result<Self> {
+        let _guard = NoGrad::new();
+        let (ranks, me) = (group.size(), group.rank());
+        let mut sizes = vec![vec![0; asked.len()]; ranks];
+        for (q, (owner, _)) in asked.iter().enumerate() {
+            let counts = torch(op, owner.f_bincount(None::<Tensor>, ranks as i64))?;
+            let counts: Vec<i64> =
+                Vec::try_from(&counts).map_err(|e: TchError| crate::dense::argument(op, e.to_string()))?;
+            sizes.iter_mut().zip(counts).for_each(|(row, count)| row[q] = count);
+        }
+        let give = |(owner, place): &(Tensor, Tensor)| place.f_masked_select(&owner.f_eq(me as i64)?);
+        let give = torch(op, asked.iter().map(give).collect())?;
+        let Some((owner, _)) = asked.get(me) else { return refuse(op, "a rank without requests") };
+        let by_rank = torch(op, owner.f_argsort_stable(true, 0, false))?;
+        let as_asked = torch(op, by_rank.f_argsort_stable(true, 0, false))?;
+        Ok(Self { group: group.clone(), give, sizes, by_rank, as_asked })
+    }
+
     /// The rows along dim 0 that were asked for, in the order of asking. Differentiable.
     pub(super) fn pull(&self, op: &'static str, rows: &Tensor) -> Result<Tensor> {
         let came = indexed_all_to_all_v(rows, &self.give, &self.sizes, true, 0, &self.group)?;

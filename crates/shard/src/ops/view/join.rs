@@ -3,14 +3,14 @@
 use tch::Tensor;
 
 use crate::error::Result;
-use crate::layout::{Dim, Interval, Sizes, join};
+use crate::layout::{Dim, Interval, Layout, Sizes, join};
 use crate::ops::align::same_mesh;
 use crate::ops::{operator, refuse, resolve};
 use crate::tensor::ShardTensor;
 
 impl ShardTensor {
     /// Concatenates tensors along `dim`. Elements stay on their ranks: along a split dim, a rank's part of the result
-    /// is its parts of all tensors. The other dims follow the largest tensor.
+    /// is its parts of all tensors. The other dims follow the largest tensor, or one that splits these further: cutting costs nothing.
     ///
     /// # Errors
     ///
@@ -31,7 +31,7 @@ impl ShardTensor {
             }
             let resolved: Vec<Self> =
                 tensors.iter().map(|tensor| tensor.resolved()).collect::<Result<_>>()?;
-            let largest = largest(&resolved);
+            let largest = target(&resolved, Some(dim));
             let split = &largest.dims()[dim];
             let mut aligned = Vec::with_capacity(tensors.len());
             let mut parts: Vec<Vec<Interval>> = vec![Vec::new(); split.parts.len()];
@@ -60,7 +60,7 @@ impl ShardTensor {
         })
     }
 
-    /// Stacks tensors of one shape along a new `dim`, laid out as the largest of them.
+    /// Stacks tensors of one shape along a new `dim`, laid out as [`cat`](Self::cat) does.
     ///
     /// # Errors
     ///
@@ -76,7 +76,7 @@ impl ShardTensor {
             }
             let resolved: Vec<Self> =
                 tensors.iter().map(|tensor| tensor.resolved()).collect::<Result<_>>()?;
-            let target = largest(&resolved);
+            let target = target(&resolved, None);
             let aligned: Vec<Self> =
                 resolved.iter().map(|tensor| tensor.to_layout(&target)).collect::<Result<_>>()?;
             let mut dims = target.dims().to_vec();
@@ -89,9 +89,20 @@ impl ShardTensor {
 /// More pieces than this a part shall not be in.
 const MAX_PIECES: usize = 256;
 
-/// The layout of the largest tensor; of equal ones, of the one that is split along most axes, and then the first.
-fn largest(tensors: &[ShardTensor]) -> crate::layout::Layout {
-    let weight = |tensor: &&ShardTensor| (tensor.layout().numel(), tensor.layout().sharding_axes().len());
-    let best = tensors.iter().rev().max_by_key(weight);
-    best.map_or_else(|| tensors[0].layout().clone(), |tensor| tensor.layout().clone())
+/// The layout of the largest tensor, or of one that is split as that is and along more axes, such as a field beside replicated
+/// positions: the largest is then cut, which sends nothing. Along the dim `joined`, the split is that of the largest.
+fn target(tensors: &[ShardTensor], joined: Option<usize>) -> Layout {
+    let axes = |tensor: &ShardTensor| tensor.layout().sharding_axes().len();
+    let largest = tensors.iter().rev().max_by_key(|tensor| (tensor.layout().numel(), axes(tensor)));
+    let largest = largest.unwrap_or(&tensors[0]);
+    let refines = |tensor: &&ShardTensor| {
+        let dims = largest.layout().dims().iter().zip(tensor.layout().dims()).enumerate();
+        dims.into_iter().all(|(dim, (of_largest, own))| match Some(dim) == joined {
+            true => of_largest.axes == own.axes,
+            false => !of_largest.is_split() || of_largest == own,
+        })
+    };
+    let finest =
+        tensors.iter().rev().filter(refines).max_by_key(|tensor| (axes(tensor), tensor.layout().numel()));
+    finest.unwrap_or(largest).layout().clone()
 }

@@ -3,6 +3,7 @@
 mod join;
 mod reshape;
 mod select;
+mod tiles;
 
 use tch::Kind;
 

@@ -98,7 +98,8 @@ impl ShardTensor {
         })
     }
 
-    /// All elements along `dim`, each a tensor without it. Of a split dim, every rank gets all: it is gathered once.
+    /// Returns the elements along `dim`, each a tensor without that dim, as `torch.unbind`. A sharded `dim` is first
+    /// resharded onto the widest other dim by one all-to-all, or gathered if all other dims have extent 1.
     ///
     /// # Errors
     ///
@@ -107,7 +108,15 @@ impl ShardTensor {
         const OP: &str = "unbind";
         operator(OP, &[self], args!("dim": dim), || {
             let dim = resolve(OP, dim, self.ndim())?;
-            let x = self.gathered(|d| d == dim)?;
+            let x = self.resolved()?;
+            let others = (0..x.ndim()).filter(|&other| other != dim);
+            let widest = others.max_by_key(|&other| (x.shape()[other], !x.layout().is_sharded(other)));
+            let x = match widest {
+                Some(other) if x.layout().is_sharded(dim) && x.shape()[other] > 1 => {
+                    x.to_layout(&x.layout().turned(dim, other))?
+                }
+                _ => x.gathered(|d| d == dim)?,
+            };
             let mut dims = x.layout().dims().to_vec();
             dims.remove(dim);
             let layout = x.layout().with_dims(dims);

@@ -21,9 +21,10 @@ impl ShardTensor {
     /// Convolution in one to three spatial dims, as many as `weight` `[out, in / groups, kernel…]` has: of
     /// `[batch, in, extent…]`, or without a batch. `bias` is `[out]`.
     ///
-    /// Sharded along spatial dims, each rank receives its halo, and nothing else; along the batch, nothing. Along channels
-    /// (of one group) the result is a partial sum; split channels of several groups are gathered, with a warning as of an
-    /// operator without a rule. The weight's gradient is summed over the ranks. All ranks of the mesh call.
+    /// Sharded along spatial dims, each rank receives its halo and nothing else; sharded along the batch, nothing.
+    /// Sharded channels give a partial sum. In a grouped convolution, each rank instead convolves complete groups and
+    /// receives the channels up to the next group boundary; if a rank would be left without a group, another dim is
+    /// sharded. The weight's gradient is summed over the ranks. All ranks of the mesh call.
     ///
     /// # Errors
     ///
@@ -61,13 +62,13 @@ impl ShardTensor {
                 return self.unsqueeze(0)?.conv(weight, operand(bias), conv)?.select(0, 0);
             }
             let walks = conv.walks(self.shape(), weight.shape(), bias.map(Self::shape))?;
-            let x = self.resolved()?.consecutive()?;
+            let x = self.resolved()?.consecutive_along(|dim| dim > 0)?;
             let parts = Channels::new(&x, weight, bias, conv.groups, false)?;
             if conv.padding_mode == PadMode::Constant
                 && let Some(halo) = Halo::new(&parts.x, &walks)?
             {
                 let Steps { stride, padding, dilation, .. } = Steps::of(&walks);
-                let native = Native { stride, padding, dilation, groups: conv.groups, bias: bias.is_some() };
+                let native = Native { stride, padding, dilation, groups: parts.groups, bias: bias.is_some() };
                 let y = halo.convolve(parts.x.local(), &parts, native)?;
                 let result = |walk: &Walk| parts.x.layout().dims()[walk.dim].scaled(walk.result);
                 return Ok(parts.result(y, walks.iter().map(result).collect()));
@@ -77,7 +78,7 @@ impl ShardTensor {
             for (padding, native) in steps.padding.iter_mut().zip(&windowed.native) {
                 *padding = if *native { *padding } else { 0 };
             }
-            let y = steps.convolve(&windowed.local, &parts.weight, parts.bias.as_ref(), conv.groups, false);
+            let y = steps.convolve(&windowed.local, &parts.weight, parts.bias.as_ref(), parts.groups, false);
             let y = named(OP, &[&windowed.local, &parts.weight], y.and_then(|y| windowed.trim(y, &walks)))?;
             Ok(parts.result(y, windowed.results))
         })
@@ -114,7 +115,7 @@ impl ShardTensor {
             }
             let shapes = (self.shape(), weight.shape(), bias.map(Self::shape));
             let (mut steps, extents) = conv.transposed(shapes, output_padding)?;
-            let x = self.resolved()?.consecutive()?;
+            let x = self.resolved()?.consecutive_along(|dim| dim > 0)?;
             let parts = Channels::new(&x, weight, bias, conv.groups, true)?;
             let x = &parts.x;
             let layout = x.layout();
@@ -140,7 +141,7 @@ impl ShardTensor {
             }
             let local =
                 if moved { fetch(x.local(), layout, &windows, 0.0)? } else { x.local().shallow_clone() };
-            let y = steps.convolve(&local, &parts.weight, parts.bias.as_ref(), conv.groups, true);
+            let y = steps.convolve(&local, &parts.weight, parts.bias.as_ref(), parts.groups, true);
             let cut =
                 |y: Tensor| cuts.iter().try_fold(y, |y, &(dim, start, len)| y.f_narrow(dim, start, len));
             let y = named(OP, &[&local, &parts.weight], y.and_then(cut))?;
@@ -213,6 +214,8 @@ pub(super) struct Channels {
     x: ShardTensor,
     pub(super) weight: Tensor,
     pub(super) bias: Option<Tensor>,
+    /// Groups of this rank.
+    groups: i64,
     out: Dim,
     /// Axes along which the result is a partial sum.
     summed: Vec<usize>,
@@ -229,9 +232,11 @@ impl Channels {
         let tensors: Vec<&ShardTensor> = [x, weight].into_iter().chain(bias).collect();
         same_mesh("conv", &tensors)?;
         let (input, output) = if transposed { (0, 1) } else { (1, 0) };
-        // Kernels are small: they are whole on every rank, and so are the channels of several groups.
-        let weight = weight.resolved()?.gathered(|dim| dim > 1 || groups > 1)?;
-        let x = if groups > 1 { x.whole_along("conv in groups", &[1])? } else { x.shallow_clone() };
+        if groups > 1 {
+            return Self::in_groups(x, weight, bias, groups, transposed);
+        }
+        // Kernels are small: they are whole on every rank.
+        let weight = weight.resolved()?.gathered(|dim| dim > 1)?;
         let busy: Vec<usize> = x.layout().sharding_axes();
         let free = |dim: &Dim| !dim.axes.iter().any(|axis| busy.contains(axis));
         let of_weight = weight.layout().dims();
@@ -239,51 +244,64 @@ impl Channels {
         if !inner.is_split() && of_weight[input].is_split() && free(&of_weight[input]) {
             inner = of_weight[input].clone();
         }
-        if groups > 1 {
-            inner = Dim::whole(inner.extent());
-        }
-        let mut out = Dim::whole(of_weight[output].extent() * if transposed { groups } else { 1 });
+        let mut out = Dim::whole(of_weight[output].extent());
         let taken = |dim: &Dim| dim.axes.iter().any(|axis| inner.axes.contains(axis));
-        if groups == 1
-            && of_weight[output].is_split()
-            && free(&of_weight[output])
-            && !taken(&of_weight[output])
-        {
+        if of_weight[output].is_split() && free(&of_weight[output]) && !taken(&of_weight[output]) {
             out = of_weight[output].clone();
         }
-        let x = match groups {
-            1 => x.to_layout(&x.layout().with_dim(1, inner.clone()))?,
-            _ => x,
-        };
+        let x = x.to_layout(&x.layout().with_dim(1, inner.clone()))?;
         let mut used = x.layout().sharding_axes();
         used.extend(&out.axes);
         // Ranks with other channels of the result use the whole input each for itself.
         let x = ShardTensor::new(x.per_rank(&out.axes)?, x.layout().clone());
         let mut dims = of_weight.to_vec();
-        if groups == 1 {
-            dims[input] = inner.clone();
-            dims[output] = out.clone();
-        }
-        let differing = |tensor: &ShardTensor| -> Vec<usize> {
-            let own = tensor.layout().sharding_axes();
-            used.iter().copied().filter(|axis| !own.contains(axis)).collect()
-        };
-        let weight = weight.to_layout(&weight.layout().with_dims(dims))?;
-        let local_weight = weight.per_rank(&differing(&weight))?;
+        dims[input] = inner.clone();
+        dims[output] = out.clone();
+        let weight = used_along(&used, &weight.to_layout(&weight.layout().with_dims(dims))?)?;
         let summed = inner.axes.clone();
-        let local_bias = match bias {
+        let bias = match bias {
             None => None,
             Some(bias) => {
-                let bias = bias.resolved()?;
-                let bias = bias.to_layout(&bias.layout().with_dims(vec![out.clone()]))?;
-                let local = bias.per_rank(&differing(&bias))?;
+                let local = bias_of(bias, &out, &used)?;
                 let at = x.layout().coordinates().unwrap_or_default();
                 // Of a partial sum, the first rank adds it.
                 let first = summed.iter().all(|&axis| at[axis] == 0);
                 Some(if first { local } else { named("conv", &[&local], nothing_of(&local))? })
             }
         };
-        Ok(Self { x, weight: local_weight, bias: local_bias, out, summed })
+        Ok(Self { x, weight, bias, groups, out, summed })
+    }
+
+    /// Of several groups, each rank convolves whole ones. Split channels move to the next boundary between groups; where that
+    /// leaves a rank without a group, another dim is split in their place.
+    fn in_groups(
+        x: &ShardTensor,
+        weight: &ShardTensor,
+        bias: Option<&ShardTensor>,
+        groups: i64,
+        transposed: bool,
+    ) -> Result<Self> {
+        let channels = x.shape()[1];
+        let mut counts = x.layout().dims()[1].scaled(groups);
+        let mut layout = x.layout().clone();
+        if counts.sizes().contains(&0) {
+            let others = (0..x.ndim()).filter(|&dim| dim != 1);
+            let widest = others.max_by_key(|&dim| (x.shape()[dim], !layout.is_sharded(dim))).unwrap_or(0);
+            (counts, layout) = (Dim::whole(groups), layout.turned(1, widest));
+        }
+        let split = |extent: i64| {
+            let sizes: Vec<i64> = counts.sizes().iter().map(|count| count * (extent / groups)).collect();
+            Dim::consecutive(counts.axes.clone(), &sizes)
+        };
+        let x = x.to_layout(&layout.with_dim(1, split(channels)))?;
+        let (rows, of_group) = (weight.shape()[0], weight.shape()[1]);
+        let out = split(if transposed { of_group * groups } else { rows });
+        let used = x.layout().sharding_axes();
+        let weight = weight.resolved()?.gathered(|_| true)?;
+        let weight = used_along(&used, &weight.to_layout(&weight.layout().with_dim(0, split(rows)))?)?;
+        let bias = bias.map(|bias| bias_of(bias, &out, &used)).transpose()?;
+        let groups = super::part_of(&counts, x.layout()).len.max(1);
+        Ok(Self { x, weight, bias, groups, out, summed: Vec::new() })
     }
 
     /// The result with these spatial dims.
@@ -299,4 +317,17 @@ impl Channels {
         let dims = split.dims().to_vec();
         ShardTensor::new(local, split.beside(placements, dims))
     }
+}
+
+/// The rank's part of a parameter, which ranks along these axes use each for itself.
+fn used_along(used: &[usize], parameter: &ShardTensor) -> Result<Tensor> {
+    let own = parameter.layout().sharding_axes();
+    let others: Vec<usize> = used.iter().copied().filter(|axis| !own.contains(axis)).collect();
+    parameter.per_rank(&others)
+}
+
+/// The rank's part of a bias, split as the channels of the result.
+fn bias_of(bias: &ShardTensor, out: &Dim, used: &[usize]) -> Result<Tensor> {
+    let bias = bias.resolved()?;
+    used_along(used, &bias.to_layout(&bias.layout().with_dims(vec![out.clone()]))?)
 }

@@ -38,7 +38,7 @@ impl ShardTensor {
             if mode == Interpolation::Area {
                 return self.adaptive_avg_pool(&output);
             }
-            let x = self.resolved()?.consecutive()?;
+            let x = self.resolved()?.consecutive_along(|dim| dim > 0)?;
             let layout = x.layout();
             let single = x.kind() != tch::Kind::Double;
             let mut windows = Windows::of(layout);

@@ -57,7 +57,7 @@ impl Windowed {
         let (mut results, mut own, mut native) = (Vec::new(), Vec::new(), Vec::new());
         for walk in walks {
             let dim = &layout.dims()[walk.dim];
-            let result = dim.scaled(walk.result);
+            let result = split_of_result(dim, walk);
             let left =
                 !dim.is_split() && border == Border::Fill && native_border && walk.before == walk.after;
             own.push(part_of(&result, layout));
@@ -82,6 +82,23 @@ impl Windowed {
         }
         Ok(y)
     }
+}
+
+/// Returns the sharding of a result along one dim. With stride 1, each element of the result stays on the rank with
+/// the centre of its window, so that a convolution which crops a padding restores the sharding before that padding.
+/// With larger strides, the sharding is scaled.
+fn split_of_result(dim: &Dim, walk: &Walk) -> Dim {
+    if walk.stride != 1 || walk.result == walk.extent {
+        return dim.scaled(walk.result);
+    }
+    let shift = walk.before - (walk.reach() - 1) / 2;
+    let mut boundaries: Vec<i64> =
+        dim.boundaries().into_iter().map(|boundary| (boundary + shift).clamp(0, walk.result)).collect();
+    boundaries[0] = 0;
+    if let Some(last) = boundaries.last_mut() {
+        *last = walk.result;
+    }
+    Dim::between(dim.axes.clone(), &boundaries)
 }
 
 /// Returns the window of each rank along one dim.

@@ -89,16 +89,22 @@ impl ShardTensor {
     pub fn flip(&self, dims: &[i64]) -> Result<Self> {
         const OP: &str = "flip";
         operator(OP, &[self], args!("dims": dims), || {
-            let x = self.resolved()?.consecutive()?;
-            let layout = x.layout();
-            let mut windows = Windows::of(layout);
             let mut seen = Vec::new();
             for &dim in dims {
-                let dim = resolve(OP, dim, x.ndim())?;
+                let dim = resolve(OP, dim, self.ndim())?;
                 if seen.contains(&dim) {
                     return refuse(OP, format!("dim {dim} is named twice in {dims:?}"));
                 }
                 seen.push(dim);
+            }
+            let x = self.resolved()?;
+            if !seen.iter().any(|&dim| x.layout().is_sharded(dim)) {
+                return x.viewed(OP, x.layout().clone(), |x| x.f_flip(dims));
+            }
+            let x = x.consecutive()?;
+            let layout = x.layout();
+            let mut windows = Windows::of(layout);
+            for dim in seen {
                 let split = &layout.dims()[dim];
                 let turned = |part: &Vec<crate::layout::Interval>| {
                     let pieces = part.iter().filter(|own| own.len > 0);

@@ -27,7 +27,7 @@ impl ShardTensor {
         let args = || pool.args(true);
         operator(name, &[self], args, || {
             let walks = pool.walks(OP, self.shape(), spatial, true)?;
-            let x = self.resolved()?.consecutive()?;
+            let x = self.resolved()?.consecutive_along(|dim| dim > 0)?;
             let windowed = Windowed::new(&x, &walks, Border::Fill, f64::NEG_INFINITY, true)?;
             let padding: Vec<i64> = walks
                 .iter()
@@ -56,7 +56,7 @@ impl ShardTensor {
         let args = || pool.args(false);
         operator(name, &[self], args, || {
             let walks = pool.walks(OP, self.shape(), spatial, false)?;
-            let x = self.resolved()?.consecutive()?;
+            let x = self.resolved()?.consecutive_along(|dim| dim > 0)?;
             let split = walks.iter().any(|walk| x.layout().is_sharded(walk.dim));
             let windowed = match split {
                 true => Windowed::new(&x, &walks, Border::Fill, 0.0, false)?,

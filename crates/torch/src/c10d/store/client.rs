@@ -38,7 +38,7 @@ enum Attempt {
     Connected(Client),
     /// The server does not know the token.
     Refused,
-    /// Something listens that is no store, and is borne with for `patience`.
+    /// The listener is not a store, or is a store that hangs; attempts go on for `patience`.
     Foreign {
         problem: String,
         patience: Duration,
@@ -68,7 +68,10 @@ impl Client {
                 Attempt::Foreign { problem, patience } => {
                     let since = *foreign_since.get_or_insert(begun);
                     if since.elapsed() >= patience {
-                        return Err(format!("{problem}; {FOREIGN}"));
+                        return Err(match patience {
+                            NO_ANSWER => format!("timeout: {problem}; its process hangs, or {FOREIGN}"),
+                            _ => format!("{problem}; {FOREIGN}"),
+                        });
                     }
                     problem
                 }

@@ -211,7 +211,12 @@ fn a_port_of_another_program_is_an_error() {
             let error = TcpStore::client("127.0.0.1", port, &token(), 10 * TIMEOUT).unwrap_err().to_string();
             let parts = [words, "another program seems to use this port", &format!("127.0.0.1:{port}")];
             assert!(parts.iter().all(|part| error.contains(part)), "{error}");
-            assert!(!error.contains("timeout"), "{error}");
+            // Where nothing answers, the store itself may hang: that is a lost rank, as any timeout.
+            assert_eq!(
+                error.contains("timeout"),
+                words != "what answers there is no store of Isobar",
+                "{error}"
+            );
             assert!(begun.elapsed() < 5 * TIMEOUT, "it ended after {:?}", begun.elapsed());
         })
     });
