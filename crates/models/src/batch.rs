@@ -32,7 +32,9 @@ impl<A> Batch<A> {
     pub const FIELDS: &'static str = "fields";
     /// Time or noise level of each sample, `[batch, 1]`.
     pub const TIME: &'static str = "time";
-    /// Conditions of each sample, `[batch, feature]`.
+    /// Noise level of each sample, `[batch]` or `[1]`.
+    pub const SIGMA: &'static str = "sigma";
+    /// Conditions of each sample, `[batch, feature]`; of a denoiser also fields `[batch, channel, spatial…]`.
     pub const CONDITIONS: &'static str = "conditions";
     /// Positions of points, `[point, coordinate]` or `[batch, point, coordinate]`.
     pub const POSITIONS: &'static str = "positions";

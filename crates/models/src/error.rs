@@ -32,6 +32,9 @@ pub enum Error {
         /// The arrays that the batch has.
         given: Vec<String>,
     },
+    /// The network that a loss or a sampler was given failed.
+    #[error("the denoiser failed")]
+    Denoiser(#[source] Box<dyn std::error::Error + Send + Sync>),
     /// A parameter or an operator failed.
     #[error(transparent)]
     Shard(#[from] isobar_shard::Error),
@@ -51,7 +54,11 @@ pub(crate) struct Checker(pub(crate) &'static str);
 
 impl Checker {
     pub(crate) fn ensure(&self, holds: bool, reason: impl FnOnce() -> String) -> Result<()> {
-        if holds { Ok(()) } else { Err(Error::Config { model: self.0, reason: reason() }) }
+        if holds { Ok(()) } else { Err(self.error(reason())) }
+    }
+
+    pub(crate) fn error(&self, reason: String) -> Error {
+        Error::Config { model: self.0, reason }
     }
 
     /// A count or extent, at least 1 and small enough to multiply with others.
@@ -59,6 +66,15 @@ impl Checker {
         let top = i32::MAX as usize;
         self.ensure((1..=top).contains(&value), || format!("{name} is {value}, expected 1 to {top}"))?;
         Ok(value as i64)
+    }
+
+    /// Several counts or extents.
+    pub(crate) fn extents<const N: usize>(&self, name: &str, values: [usize; N]) -> Result<[i64; N]> {
+        let mut extents = [0; N];
+        for (i, (extent, value)) in extents.iter_mut().zip(values).enumerate() {
+            *extent = self.extent(&format!("{name}[{i}]"), value)?;
+        }
+        Ok(extents)
     }
 
     pub(crate) fn divisible(&self, (name, value): (&str, i64), (of, divisor): (&str, i64)) -> Result<()> {

@@ -11,10 +11,12 @@ pub struct FieldSpec {
     pub extents: Vec<usize>,
     /// Channels of the inputs that come from the data.
     pub in_channels: usize,
-    /// Further input channels with the positions of the points.
+    /// Further input channels with the positions of the points and static fields.
     pub position_channels: usize,
     /// Channels of the targets.
     pub out_channels: usize,
+    /// Channels of the array `conditions`, fields that a denoiser is given beside the noisy ones; 0 for none.
+    pub condition_channels: usize,
     /// Names of the arrays that a batch has besides the fields, such as `time`.
     pub arrays: Vec<String>,
 }
@@ -66,7 +68,11 @@ impl FieldSpec {
         ensure(model, inputs.1 == wanted[0] && outputs.1 == wanted[1], || {
             let positions = match self.position_channels {
                 0 => String::new(),
-                channels => format!(", and {channels} more for positions (data.positions)"),
+                channels => {
+                    format!(
+                        ", and {channels} more for positions and static fields (data.positions, data.statics)"
+                    )
+                }
             };
             let differing = given.iter().zip(wanted).filter(|((_, given), wanted)| given != wanted);
             let settings: Vec<String> =
@@ -81,6 +87,27 @@ impl FieldSpec {
                 self.in_channels,
                 self.out_channels,
                 settings.join(" ")
+            )
+        })
+    }
+
+    /// Checks the data of a model whose numbers of channels no key sets.
+    ///
+    /// # Errors
+    ///
+    /// Other numbers than the model's.
+    pub(crate) fn check_fixed_channels(
+        &self,
+        model: &'static str,
+        inputs: usize,
+        outputs: usize,
+    ) -> Result<()> {
+        let own = [self.in_channels + self.position_channels, self.out_channels];
+        ensure(model, own == [inputs, outputs], || {
+            format!(
+                "the model takes {inputs} channels and gives {outputs}, but the inputs of {} have {}, and the targets {}; choose \
+                 other data or another model.type",
+                self.source, own[0], own[1]
             )
         })
     }

@@ -2,15 +2,30 @@
 //!
 //! | model | configuration | is |
 //! |---|---|---|
-//! | [`FullyConnected`] | [`FullyConnectedConfig`] | linear layers with activations between |
 //! | [`Afno`] | [`AfnoConfig`] | Adaptive Fourier Neural Operator |
-//! | [`ModAfno`] | [`ModAfnoConfig`] | the same, modulated by a number for each sample |
-//! | [`DistributedAfno`] | [`DistributedAfnoConfig`] | the idea of AFNO with its channels split over ranks |
-//! | [`Fno`] | [`FnoConfig`] | Fourier Neural Operator, in one to four dimensions |
+//! | [`Aurora`] | [`AuroraConfig`] | weather model of attention between pressure levels and of shifted windows, in a U-Net |
 //! | [`CNextUNet`] | [`CNextUNetConfig`] | U-Net of ConvNeXt blocks, of one to three dimensions |
-//! | [`UNet`] | [`UNetConfig`] | U-Net of two or three dimensions |
+//! | [`DistributedAfno`] | [`DistributedAfnoConfig`] | the idea of AFNO with its channels split over ranks |
+//! | [`Dit`] | [`DitConfig`] | diffusion transformer: attention among patches, modulated by a time |
+//! | [`Dlwp`] | [`DlwpConfig`] | U-Net on the six faces of a cubed sphere |
+//! | [`EdmPrecond`] | [`EdmPrecondConfig`] | denoiser of diffusion models around [`SongUNet`], with conditions on the grid |
+//! | [`EdmPreconditioner`] | [`EdmPreconditionerConfig`] | denoiser of diffusion models around any network |
+//! | [`Fengwu`] | [`FengwuConfig`] | weather model of shifted windows for each variable and over all of them |
+//! | [`Flare`] | [`FlareConfig`] | attention between points of a cloud or field through a few trained queries |
+//! | [`Fno`] | [`FnoConfig`] | Fourier Neural Operator, in one to four dimensions |
+//! | [`FullyConnected`] | [`FullyConnectedConfig`] | linear layers with activations between |
+//! | [`GeoTransolver`] | [`GeoTransolverConfig`] | Transolver that also attends to a geometry |
+//! | [`HealpixUNet`] | [`HealpixUNetConfig`] | U-Net on the twelve faces of a HEALPix mesh |
+//! | [`ModAfno`] | [`ModAfnoConfig`] | AFNO modulated by a number for each sample |
+//! | [`Pangu`] | [`PanguConfig`] | weather model of shifted windows over levels, latitudes and longitudes |
 //! | [`Pix2Pix`] | [`Pix2PixConfig`] | convolutions down to a coarser grid, residual blocks and transposed convolutions back, of one to three dimensions |
+//! | [`SongUNet`] | [`SongUNetConfig`] | U-Net of diffusion models (DDPM++, NCSN++), of two dimensions |
 //! | [`SrResNet`] | [`SrResNetConfig`] | super-resolution residual network of three dimensions |
+//! | [`SwinRnn`] | [`SwinRnnConfig`] | recurrent weather model of shifted windows on four grids |
+//! | [`Transolver`] | [`TransolverConfig`] | attention between points of a cloud or field through a few slices |
+//! | [`UNet`] | [`UNetConfig`] | U-Net of two or three dimensions |
+//! | [`UNet`] | [`UNetConfig`] | U-Net of two or three dimensions |
+//! | [`Vit`] | [`VitConfig`] | vision transformer: attention among patches |
 //!
 //! They are made of the layers of [`isobar_nn`]. Each stands in a folder of its own: `config.rs` its arguments, `model.rs` its code for a single device, `sharding.rs` how
 //! it is split over a mesh. One line, [`register!`], makes it a `type` of a TOML file's table `[model]` ([`ModelConfig`]); a
@@ -36,39 +51,86 @@
 //! ```
 
 mod afno;
+mod aurora;
 mod batch;
 mod cnext_unet;
+mod diffusion;
 mod distributed_afno;
+mod dit;
+mod dlwp;
+mod edm_precond;
+mod edm_preconditioner;
 mod error;
+mod faces;
+mod fengwu;
 mod fields;
+mod flare;
 mod fno;
 mod fully_connected;
+mod geo_transolver;
+mod healpix_unet;
 mod layers;
 mod mod_afno;
 mod model;
+mod pangu;
 mod pix2pix;
+mod point_attention;
 mod registry;
 mod sharding;
 mod size;
+mod song_unet;
 mod sr_res_net;
+mod swin_rnn;
+mod traffic;
+mod transolver;
 mod unet;
+mod vit;
+mod windows;
 
 #[doc(hidden)]
 pub use inventory;
 
 pub use afno::{Afno, AfnoConfig};
+pub use aurora::{Aurora, AuroraConfig};
 pub use batch::Batch;
 pub use cnext_unet::{CNextUNet, CNextUNetConfig};
+pub use diffusion::{
+    EdmLoss, EdmPreconditioning, EdmSampler, EdmSchedule, LossReduction, SamplerKind, SigmaData,
+};
 pub use distributed_afno::{DistributedAfno, DistributedAfnoConfig};
+pub use dit::{
+    AttentionBackend, DetokenizerKind, Dit, DitAttention, DitBlockOptions, DitConditioning, DitConfig,
+    DitDetokenizer, DitEmbedder, DitPositions, DitTokenizer, EmbedFn, LayerNormBackend, TokenizerKind,
+};
+pub use dlwp::{Dlwp, DlwpConfig};
+pub use edm_precond::{EdmPrecond, EdmPrecondConfig, PrecondNetwork};
+pub use edm_preconditioner::{EdmPreconditioner, EdmPreconditionerConfig, Network};
 pub use error::{Error, Result};
+pub use fengwu::{Fengwu, FengwuConfig};
 pub use fields::FieldSpec;
+pub use flare::{Flare, FlareConfig};
 pub use fno::{Fno, FnoConfig, PaddingType, PerDim};
 pub use fully_connected::{FullyConnected, FullyConnectedConfig};
+pub use geo_transolver::{GeoAttention, GeoTransolver, GeoTransolverConfig, StateMixing, Streams};
+pub use healpix_unet::{
+    HealpixBlock, HealpixDecoder, HealpixEncoder, HealpixFunction, HealpixPooling, HealpixUNet,
+    HealpixUNetConfig, HealpixUpsampling,
+};
 pub use isobar_nn::{Activation, BatchPart, Factorization, Mode};
+pub use layers::QkNorm;
 pub use mod_afno::{EmbedMethod, ModAfno, ModAfnoConfig, ModEmbedConfig, ScaleShiftMode};
 pub use model::{Architecture, LargestArray, Model};
+pub use pangu::{Pangu, PanguConfig};
 pub use pix2pix::{Pix2Pix, Pix2PixConfig, Pix2PixPadding};
 pub use registry::{Entry, ModelArray, ModelConfig, register, registered};
 pub use sharding::Sharding;
-pub use sr_res_net::{SrResNet, SrResNetConfig};
-pub use unet::{Normalization, NormalizationArgs, PaddingMode, Pooling, UNet, UNetConfig, Upsampling};
+pub use song_unet::{DecoderType, EmbeddingType, EncoderType, SongUNet, SongUNetConfig};
+pub use sr_res_net::{SrResNet, SrResNetConfig, SrResNetPadding};
+pub use swin_rnn::{SwinRnn, SwinRnnConfig};
+pub use traffic::{Split, Traffic};
+pub use transolver::{Transolver, TransolverConfig};
+pub use unet::{
+    Normalization, NormalizationArgs, PaddingMode, Pooling, UNet, UNetConfig, UNetPadding,
+    UNetPaddingKeyword, Upsampling,
+};
+pub use vit::{Vit, VitConfig, VitPositions};

@@ -10,10 +10,12 @@ use serde::Serialize;
 use serde::de::DeserializeOwned;
 
 use crate::batch::Batch;
+use crate::diffusion::SigmaData;
 use crate::error::Result;
 use crate::fields::FieldSpec;
 use crate::registry::ModelArray;
 use crate::sharding::Sharding;
+use crate::traffic::{Split, Traffic};
 
 /// A model with its parameters, ready to run.
 pub trait Model<A: Array> {
@@ -132,6 +134,19 @@ pub trait Architecture:
     /// Returns the largest array that the model makes of one sample, if that can be much larger than the fields and the
     /// parameters. Training compares it with the memory of the machines before anything is allocated.
     fn largest_array(&self, _fields: &FieldSpec) -> Option<LargestArray> {
+        None
+    }
+
+    /// Standard deviation of the data that the model removes noise from, if it is a denoiser: it reads noisy `fields`, their
+    /// noise levels `sigma`, and `conditions`, as [`EdmPreconditioner`](crate::EdmPreconditioner) does. Training then draws
+    /// noise, and evaluation samples.
+    fn denoises(&self) -> Option<SigmaData> {
+        None
+    }
+
+    /// Returns an upper bound of what a rank receives in a pass over a batch that is split as `split`; `None` if the model declares
+    /// none. `isobar verify` compares it with what is received.
+    fn traffic(&self, _split: &Split) -> Option<Traffic> {
         None
     }
 

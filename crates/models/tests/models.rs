@@ -6,7 +6,7 @@ use isobar_models::{
     Activation, Afno, AfnoConfig, Architecture, CNextUNet, CNextUNetConfig, DistributedAfno,
     DistributedAfnoConfig, FieldSpec, FullyConnected, FullyConnectedConfig, Mode, Normalization,
     NormalizationArgs, PaddingMode, PerDim, Pix2Pix, Pix2PixConfig, Pix2PixPadding, Pooling, SrResNet,
-    SrResNetConfig, UNet, UNetConfig, Upsampling,
+    SrResNetConfig, UNet, UNetConfig, UNetPadding, Upsampling,
 };
 use isobar_shard::ParamStore;
 use rstest::rstest;
@@ -83,13 +83,14 @@ fn group_norm(args: NormalizationArgs) -> UNetConfig {
 
 #[rstest]
 #[case(UNetConfig { dimension: 1, ..unet() }, "dimension is 1, expected 2 or 3")]
-#[case(UNetConfig { kernel_size: PerDim::All(4), ..unet() }, "kernel_size is 4, expected an odd number")]
-#[case(UNetConfig { kernel_size: PerDim::All(5), ..unet() }, "padding is 1, a kernel of 5 needs 2")]
-#[case(UNetConfig { kernel_size: PerDim::Each(vec![3, 3, 1]), ..unet() }, "padding is 1, a kernel of 1 needs 0")]
+#[case(UNetConfig { kernel_size: PerDim::All(0), ..unet() }, "kernel_size is 0, expected 1 to 2147483647")]
 #[case(UNetConfig { kernel_size: PerDim::Each(vec![3, 3]), ..unet() }, "kernel_size has 2 entries, dimension is 3")]
-#[case(UNetConfig { padding: PerDim::Each(vec![1; 4]), ..unet() }, "padding has 4 entries, dimension is 3")]
-#[case(UNetConfig { stride: PerDim::All(2), ..unet() }, "stride is 2, expected 1")]
-#[case(UNetConfig { stride: PerDim::Each(vec![1, 3, 1]), ..unet() }, "stride is 3, expected 1")]
+#[case(UNetConfig { padding: PerDim::Each(vec![1; 4]).into(), ..unet() }, "padding has 4 entries, dimension is 3")]
+#[case(UNetConfig { stride: PerDim::All(0), ..unet() }, "stride is 0, expected 1 to 2147483647")]
+#[case(
+    UNetConfig { stride: PerDim::Each(vec![1, 3, 1]), padding: UNetPadding::SAME, ..unet() },
+    "stride is [1, 3, 1], but padding = \"same\" needs 1; --set model.stride=1"
+)]
 #[case(UNetConfig { num_conv_blocks: 3, ..unet() }, "num_conv_blocks is 3, expected 1 or 2")]
 #[case(UNetConfig { pool_size: 3, ..unet() }, "pool_size is 3, transposed convolutions need 2")]
 #[case(UNetConfig { model_depth: 40, ..unet() }, "model_depth is 40, too many for pool_size 2")]
@@ -211,7 +212,7 @@ fn unet_of_one_level(
         num_conv_blocks: 1,
         feature_map_channels: vec![4],
         kernel_size: PerDim::Each(vec![3, 5, 1]),
-        padding: PerDim::Each(vec![1, 2, 0]),
+        padding: PerDim::Each(vec![1, 2, 0]).into(),
         stride: PerDim::Each(vec![1; 3]),
         conv_activation,
         normalization_args: Some(NormalizationArgs {
@@ -262,7 +263,7 @@ fn unet_of_two_levels_with_flat_kernels(#[case] padding_mode: PaddingMode, #[cas
         num_conv_blocks: 1,
         feature_map_channels: vec![4, 6],
         kernel_size: PerDim::Each(vec![3, 3, 1]),
-        padding: PerDim::Each(vec![1, 1, 0]),
+        padding: PerDim::Each(vec![1, 1, 0]).into(),
         padding_mode,
         conv_activation: Activation::Mish,
         conv_transpose_activation: Activation::Hardswish,
@@ -343,7 +344,7 @@ fn gates_are_constant() {
 )]
 #[case(
     SrResNetConfig { small_kernel_size: 4, ..SrResNetConfig::new(1, 1) },
-    "small_kernel_size is 4, expected an odd number"
+    "small_kernel_size is 4, expected an odd number; --set model.padding=same takes even ones"
 )]
 #[case(
     SrResNetConfig { activation_fn: Activation::Stan, ..SrResNetConfig::new(1, 1) },
@@ -484,7 +485,7 @@ fn configurations_are_read_strictly() {
     .unwrap();
     let want = UNetConfig {
         kernel_size: PerDim::Each(vec![3, 3, 1]),
-        padding: PerDim::Each(vec![1, 1, 0]),
+        padding: PerDim::Each(vec![1, 1, 0]).into(),
         conv_activation: Activation::Mish,
         conv_transpose_activation: Activation::Hardsigmoid,
         normalization_args: Some(NormalizationArgs { num_groups: 4, affine: false, ..Default::default() }),

@@ -6,8 +6,8 @@ use isobar_array::{Array, Generator, Window};
 use isobar_collectives::threads;
 use isobar_mesh::DeviceMesh;
 use isobar_models::{
-    AfnoConfig, Architecture, Batch, FieldSpec, FnoConfig, ModAfnoConfig, Mode, Model, ModelConfig, PerDim,
-    Result, SrResNetConfig, registered,
+    AfnoConfig, Architecture, Batch, DitConfig, FieldSpec, FnoConfig, ModAfnoConfig, Mode, Model,
+    ModelConfig, PerDim, Result, SrResNetConfig, VitConfig, registered,
 };
 use isobar_shard::{Init, MeshParams, ParamCount, ParamStore, Params, Placement, Scope, ShardTensor};
 use rstest::rstest;
@@ -54,14 +54,28 @@ fn all_models_are_registered_once() {
     let names: Vec<&str> = registered().iter().map(|entry| entry.name()).collect();
     let built_in = [
         "afno",
+        "aurora",
         "cnext_unet",
         "distributed_afno",
+        "dit",
+        "dlwp",
+        "edm_precond",
+        "edm_preconditioner",
+        "fengwu",
+        "flare",
         "fno",
         "fully_connected",
+        "geo_transolver",
+        "healpix_unet",
         "mod_afno",
+        "pangu",
         "pix2pix",
+        "song_unet",
         "sr_res_net",
+        "swin_rnn",
+        "transolver",
         "unet",
+        "vit",
     ];
     for name in built_in.into_iter().chain(["gain"]) {
         assert_eq!(names.iter().filter(|other| **other == name).count(), 1, "{name} in {names:?}");
@@ -88,7 +102,7 @@ fn a_programs_own_model_is_named_in_a_table() {
 
 #[rstest]
 #[case(json!({ "type": "afnoo" }), "did you mean \"afno\"?")]
-#[case(json!({ "type": "transformer" }), "the registered models are afno, cnext_unet, distributed_afno, fno, ")]
+#[case(json!({ "type": "transformer" }), "the registered models are afno, aurora, cnext_unet, distributed_afno, ")]
 #[case(json!({ "channels": 2 }), "missing field `type`")]
 #[case(json!({ "type": "gain" }), "missing field `channels`")]
 #[case(json!({ "type": "gain", "channels": 2, "width": 3 }), "unknown field `width`")]
@@ -150,6 +164,23 @@ fn fno() -> ModelConfig {
     })
 }
 
+fn dit() -> ModelConfig {
+    let positions = DitConfig {
+        patch_size: PerDim::All(2),
+        hidden_size: 8,
+        depth: 1,
+        num_heads: 2,
+        dit_initialization: false,
+        ..DitConfig::new([12, 8], 2)
+    };
+    ModelConfig::new(positions)
+}
+
+fn vit() -> ModelConfig {
+    let positions = VitConfig { embed_dim: 8, depth: 1, num_heads: 2, ..VitConfig::new([12, 8], 2, 2) };
+    ModelConfig::new(VitConfig { patch_size: PerDim::All(2), ..positions })
+}
+
 /// Bytes of the parameters on this rank whose names contain `part`.
 fn bytes(store: &ParamStore, part: &str) -> usize {
     let named = store.trainable().filter(|parameter| parameter.name.contains(part));
@@ -160,6 +191,8 @@ fn bytes(store: &ParamStore, part: &str) -> usize {
 #[rstest]
 #[case::afno(afno(), "pos_embed")]
 #[case::fno(fno(), ".weights")]
+#[case::dit(dit(), "pos_embed")]
+#[case::vit(vit(), "pos_embed")]
 fn two_ranks_hold_half_of_each(
     #[case] config: ModelConfig,
     #[case] split: &str,

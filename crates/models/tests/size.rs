@@ -3,10 +3,14 @@
 
 use isobar_array::Generator;
 use isobar_models::{
-    Activation, Afno, AfnoConfig, Architecture, CNextUNet, CNextUNetConfig, DistributedAfno,
-    DistributedAfnoConfig, Factorization, FieldSpec, Fno, FnoConfig, FullyConnected, FullyConnectedConfig,
-    ModAfno, ModAfnoConfig, PerDim, Pix2Pix, Pix2PixConfig, SrResNet, SrResNetConfig, UNet, UNetConfig,
-    Upsampling,
+    Activation, Afno, AfnoConfig, Architecture, Aurora, AuroraConfig, CNextUNet, CNextUNetConfig,
+    DecoderType, DetokenizerKind, DistributedAfno, DistributedAfnoConfig, Dit, DitConfig, Dlwp, DlwpConfig,
+    EdmPrecond, EdmPrecondConfig, EdmPreconditioner, EdmPreconditionerConfig, EncoderType, Factorization,
+    Fengwu, FengwuConfig, FieldSpec, Flare, FlareConfig, Fno, FnoConfig, FullyConnected,
+    FullyConnectedConfig, GeoAttention, GeoTransolver, GeoTransolverConfig, ModAfno, ModAfnoConfig,
+    ModelConfig, Pangu, PanguConfig, PerDim, Pix2Pix, Pix2PixConfig, SongUNet, SongUNetConfig, SrResNet,
+    SrResNetConfig, SwinRnn, SwinRnnConfig, Transolver, TransolverConfig, UNet, UNetConfig, Upsampling, Vit,
+    VitConfig,
 };
 use isobar_shard::{ModelSize, ParamCount, ParamStore};
 use rstest::rstest;
@@ -86,6 +90,64 @@ fn a_model_has_as_many_parameters_as_were_counted(#[values(0, 1, 2, 3, 7)] layer
     };
     counts(&config, |store| drop(CNextUNet::new(&config, store).unwrap()));
 
+    let song = SongUNetConfig {
+        model_channels: 4,
+        channel_mult: vec![1, 2, 3],
+        num_blocks: layers,
+        attn_resolutions: vec![8, 2],
+        encoder_type: EncoderType::Residual,
+        decoder_type: DecoderType::Skip,
+        ..SongUNetConfig::new([8, 16], 3, 1)
+    };
+    counts(&song, |store| drop(SongUNet::new(&song, store).unwrap()));
+    let config = EdmPrecondConfig::new(1, song.clone());
+    counts(&config, |store| drop(EdmPrecond::new(&config, store).unwrap()));
+    let config = EdmPreconditionerConfig::new(ModelConfig::new(song));
+    counts(&config, |store| drop(EdmPreconditioner::new(&config, store).unwrap()));
+    let config = DlwpConfig { nr_initial_channels: 2, depth: layers + 1, ..DlwpConfig::new(2, 3) };
+    counts(&config, |store| drop(Dlwp::new(&config, store).unwrap()));
+    let transolver = TransolverConfig {
+        n_layers: layers + 1,
+        n_hidden: 8,
+        n_head: 2,
+        unified_pos: true,
+        reference: 3,
+        structured_shape: Some(vec![4, 5]),
+        time_input: true,
+        ..TransolverConfig::new(2, 3)
+    };
+    counts(&transolver, |store| drop(Transolver::new(&transolver, store).unwrap()));
+
+    let config = FlareConfig { n_layers: layers + 1, n_hidden: 8, n_head: 2, ..FlareConfig::new(2, 3) };
+    counts(&config, |store| drop(Flare::new(&config, store).unwrap()));
+
+    for (geometry_dim, attention_type) in [(None, GeoAttention::Gale), (Some(2), GeoAttention::GaleFa)] {
+        let config = GeoTransolverConfig {
+            n_layers: layers + 1,
+            n_hidden: 8,
+            n_head: 2,
+            geometry_dim,
+            attention_type,
+            structured_shape: Some(vec![4, 5]),
+            ..GeoTransolverConfig::new(2, 3)
+        };
+        counts(&config, |store| drop(GeoTransolver::new(&config, store).unwrap()));
+    }
+    let mut config = DitConfig {
+        hidden_size: 8,
+        num_heads: 2,
+        depth: layers,
+        condition_dim: Some(3),
+        drop_path_rates: Some(vec![0.1; layers]),
+        detokenizer: DetokenizerKind::ProjReshape2dConv,
+        ..DitConfig::new([16, 8], 2)
+    };
+    config.detokenizer_kwargs.conv_layers = Some(layers + 1);
+    counts(&config, |store| drop(Dit::new(&config, store).unwrap()));
+
+    let config = VitConfig { embed_dim: 8, num_heads: 2, depth: layers, ..VitConfig::new([16, 8], 1, 2) };
+    counts(&config, |store| drop(Vit::new(&config, store).unwrap()));
+
     // These have a layer at least.
     for (dimension, factorization) in
         [(1, Factorization::None), (2, Factorization::Tucker), (4, Factorization::Cp)]
@@ -130,6 +192,26 @@ fn a_model_has_as_many_parameters_as_were_counted(#[values(0, 1, 2, 3, 7)] layer
     counts(&config, |store| drop(UNet::new(&config, store).unwrap()));
 }
 
+#[test]
+fn windows_have_as_many_parameters_as_were_counted() {
+    let (img_size, window_size, num_heads) = ([9, 14], [2, 3, 4], [1, 2, 1, 2]);
+    let config = PanguConfig { img_size, window_size, num_heads, embed_dim: 4, ..PanguConfig::default() };
+    counts(&config, |store| drop(Pangu::new(&config, store).unwrap()));
+    let config = FengwuConfig { img_size, window_size, num_heads, embed_dim: 4, ..FengwuConfig::default() };
+    counts(&config, |store| drop(Fengwu::new(&config, store).unwrap()));
+    let config = AuroraConfig { img_size: [32, 48], embed_dim: 32, num_heads: 4, ..AuroraConfig::default() };
+    let config = AuroraConfig { encoder_depths: vec![1, 2, 1], decoder_depths: vec![1, 1, 2], ..config };
+    counts(&config, |store| drop(Aurora::new(&config, store).unwrap()));
+    let config = SwinRnnConfig {
+        embed_dim: 4,
+        num_heads: 2,
+        num_groups: 2,
+        window_size: 4,
+        ..SwinRnnConfig::new(2, [16, 8], 3)
+    };
+    counts(&config, |store| drop(SwinRnn::new(&config, store).unwrap()));
+}
+
 fn size(config: &impl Architecture) -> u128 {
     config.count(&ParamCount::default).unwrap().trained
 }
@@ -138,6 +220,22 @@ fn size(config: &impl Architecture) -> u128 {
 fn absurd_models_are_counted_at_once() {
     let deep = AfnoConfig { depth: 1_000_000_000, ..AfnoConfig::new([64, 64], 1, 1) };
     assert!(size(&deep) > 500_000_000_000_000);
+    let deep = SongUNetConfig { num_blocks: 1_000_000_000, ..SongUNetConfig::new([64, 64], 1, 1) };
+    assert!(size(&deep) > 5_000_000_000_000_000);
+    let wide = SongUNetConfig { model_channels: 1 << 24, ..SongUNetConfig::new([64, 64], 1, 1) };
+    assert!(size(&wide) > 1 << 50);
+    let most = i32::MAX as usize;
+    let mut deep = DitConfig {
+        depth: 1_000_000_000,
+        hidden_size: 1 << 28,
+        detokenizer: DetokenizerKind::ProjReshape2dConv,
+        ..DitConfig::new([most - 7, most - 7], most)
+    };
+    deep.detokenizer_kwargs.conv_layers = Some(most);
+    assert!(size(&deep) > 1 << 90);
+    let deep =
+        VitConfig { depth: most, patch_size: PerDim::All(most), ..VitConfig::new([most, most], most, most) };
+    assert!(size(&deep) > 1 << 90);
     let wide =
         FnoConfig { num_fno_modes: PerDim::All(i32::MAX as usize), dimension: 4, ..FnoConfig::new(1, 1) };
     assert!(size(&wide) > 1 << 100);
@@ -149,7 +247,7 @@ fn absurd_models_are_counted_at_once() {
     assert!(size(&both) > 1 << 90);
     let kernel = UNetConfig {
         kernel_size: PerDim::All(i32::MAX as usize),
-        padding: PerDim::All(i32::MAX as usize / 2),
+        padding: PerDim::All(i32::MAX as usize / 2).into(),
         ..UNetConfig::new(1, 1)
     };
     assert!(size(&kernel) > 1 << 90);

@@ -12,6 +12,7 @@ use crate::model::{Architecture, Model};
 use crate::registry::ModelConfig;
 use crate::sharding::Sharding;
 use crate::size::{built, extrapolate};
+use crate::traffic::{Split, Traffic};
 
 /// Arguments of [`Afno`](crate::Afno), by PhysicsNeMo's names.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
@@ -80,6 +81,10 @@ impl AfnoConfig {
 impl Architecture for AfnoConfig {
     const NAME: &'static str = MODEL;
     const SUMMARY: Option<&'static str> = Some("Adaptive Fourier neural operator.");
+
+    fn traffic(&self, split: &Split) -> Option<Traffic> {
+        super::traffic::of(self, split)
+    }
 
     fn build<A: Array>(&self, params: &mut Scope<'_, A>) -> Result<Box<dyn Model<A>>> {
         Ok(Box::new(Afno::new(self, params)?))

@@ -7,6 +7,7 @@ mod model;
 mod scale_shift;
 mod sharding;
 pub(crate) mod tokens;
+pub(crate) mod traffic;
 
 pub use config::AfnoConfig;
 pub use model::Afno;

@@ -10,6 +10,7 @@ use crate::error::{Checker, Result};
 use crate::fields::FieldSpec;
 use crate::model::{Architecture, Model};
 use crate::size::{built, extrapolate};
+use crate::traffic::{Split, Traffic};
 
 /// Arguments of [`CNextUNet`](crate::CNextUNet), by The Well's names.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
@@ -36,7 +37,7 @@ pub struct CNextUNetConfig {
     /// Channels on the finest grid; each coarser grid has twice as many.
     #[serde(default = "init_features")]
     pub init_features: usize,
-    /// Recompute the activations of the blocks in backward: less memory, about a third more time, the same numbers.
+    /// Recomputes the activations of the blocks in backward: less memory, about a third more time, the same numbers.
     #[serde(default)]
     pub gradient_checkpointing: bool,
 }
@@ -61,6 +62,10 @@ impl CNextUNetConfig {
 impl Architecture for CNextUNetConfig {
     const NAME: &'static str = MODEL;
     const SUMMARY: Option<&'static str> = Some("CNextU-net of The Well: a U-Net of ConvNeXt blocks.");
+
+    fn traffic(&self, split: &Split) -> Option<Traffic> {
+        super::traffic::of(self, split)
+    }
 
     fn build<A: Array>(&self, params: &mut Scope<'_, A>) -> Result<Box<dyn Model<A>>> {
         Ok(Box::new(CNextUNet::new(self, params)?))

@@ -3,6 +3,7 @@
 mod config;
 mod layers;
 mod model;
+mod traffic;
 
 pub use config::CNextUNetConfig;
 pub use model::CNextUNet;

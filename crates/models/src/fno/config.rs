@@ -13,6 +13,7 @@ use crate::layers::PerDim;
 use crate::model::{Architecture, LargestArray, Model};
 use crate::sharding::Sharding;
 use crate::size::{built, extrapolate};
+use crate::traffic::{Split, Traffic};
 
 /// Arguments of [`Fno`](crate::Fno), by PhysicsNeMo's names.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
@@ -168,6 +169,10 @@ impl FnoConfig {
 impl Architecture for FnoConfig {
     const NAME: &'static str = MODEL;
     const SUMMARY: Option<&'static str> = Some("Fourier neural operator.");
+
+    fn traffic(&self, split: &Split) -> Option<Traffic> {
+        super::traffic::of(self, split)
+    }
 
     fn build<A: Array>(&self, params: &mut Scope<'_, A>) -> Result<Box<dyn Model<A>>> {
         Ok(Box::new(Fno::new(self, params)?))

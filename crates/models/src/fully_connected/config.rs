@@ -11,6 +11,7 @@ use crate::error::Result;
 use crate::fields::FieldSpec;
 use crate::model::{Architecture, Model};
 use crate::size::{built, extrapolate};
+use crate::traffic::{Split, Traffic};
 
 /// Arguments of [`FullyConnected`](crate::FullyConnected), by PhysicsNeMo's names.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
@@ -66,6 +67,10 @@ impl Architecture for FullyConnectedConfig {
     const NAME: &'static str = MODEL;
     const SUMMARY: Option<&'static str> =
         Some("Linear layers at every point of the field, its channels being the features.");
+
+    fn traffic(&self, split: &Split) -> Option<Traffic> {
+        super::traffic::of(self, split)
+    }
 
     fn build<A: Array>(&self, params: &mut Scope<'_, A>) -> Result<Box<dyn Model<A>>> {
         Ok(Box::new(FullyConnected::new(self, params)?))

@@ -2,6 +2,7 @@
 
 mod config;
 mod model;
+mod traffic;
 
 pub use config::FullyConnectedConfig;
 pub use model::FullyConnected;

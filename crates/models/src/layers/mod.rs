@@ -1,7 +1,16 @@
 //! Parts that several models are made of.
 
+mod constant;
+mod patches;
 mod per_dim;
 mod recompute;
+mod token_attention;
 
+pub(crate) use constant::{constant, zeros};
+pub(crate) use patches::{patch_grid, split_positions, unpatched};
 pub use per_dim::PerDim;
 pub(crate) use recompute::Recompute;
+pub use token_attention::QkNorm;
+pub(crate) use token_attention::{
+    BATCH_DIM, Reach, Start, TokenAttention, TokenAttentionConfig, axial_rotary, hidden_width,
+};

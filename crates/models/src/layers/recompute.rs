@@ -24,6 +24,22 @@ impl<T: Send + 'static> Recompute<T> {
         Self { name: name.into(), part: Arc::new(Mutex::new(part)), enabled }
     }
 
+    /// Returns whether activations are computed again.
+    pub(crate) fn is_enabled(&self) -> bool {
+        self.enabled
+    }
+
+    /// Another handle on the same part.
+    pub(crate) fn shallow_clone(&self) -> Self {
+        Self { name: self.name.clone(), part: self.part.clone(), enabled: self.enabled }
+    }
+
+    /// Applies `f` to the part; what it computes is kept for backward.
+    pub(crate) fn with<R>(&self, f: impl FnOnce(&T) -> R) -> R {
+        let _module = module(&self.name);
+        f(&self.part.lock().unwrap_or_else(PoisonError::into_inner))
+    }
+
     /// Applies `forward` of the part to `inputs`.
     pub(crate) fn forward<A: Array>(
         &self,

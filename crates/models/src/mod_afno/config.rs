@@ -14,6 +14,7 @@ use crate::fields::FieldSpec;
 use crate::model::{Architecture, Model};
 use crate::sharding::Sharding;
 use crate::size::{built, extrapolate};
+use crate::traffic::{Split, Traffic};
 
 /// Arguments of [`ModAfno`](crate::ModAfno), by PhysicsNeMo's names.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
@@ -101,6 +102,10 @@ impl Architecture for ModAfnoConfig {
     const NAME: &'static str = MODEL;
     const SUMMARY: Option<&'static str> =
         Some("Adaptive Fourier neural operator, modulated by the time of each sample.");
+
+    fn traffic(&self, split: &Split) -> Option<Traffic> {
+        super::traffic::of(self, split)
+    }
 
     fn build<A: Array>(&self, params: &mut Scope<'_, A>) -> Result<Box<dyn Model<A>>> {
         Ok(Box::new(ModAfno::new(self, params)?))

@@ -4,6 +4,7 @@ mod config;
 mod embed;
 mod model;
 mod sharding;
+mod traffic;
 
 pub use crate::afno::ScaleShiftMode;
 pub use config::ModAfnoConfig;

@@ -11,6 +11,7 @@ use crate::error::{Checker, Result};
 use crate::fields::FieldSpec;
 use crate::model::{Architecture, Model};
 use crate::size::{MOST_HALVINGS, built, extrapolate};
+use crate::traffic::{Split, Traffic};
 
 /// Arguments of [`Pix2Pix`](crate::Pix2Pix), by PhysicsNeMo's names.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
@@ -29,14 +30,14 @@ pub struct Pix2PixConfig {
     /// Downsamplings, each of which halves the extents; at most 16.
     #[serde(default = "samplings")]
     pub n_downsampling: usize,
-    /// Upsamplings, each of which doubles the extents: those beyond `n_downsampling` make the output's grid finer than the input's.
-    /// Fewer count as `n_downsampling`. At most 16.
+    /// Upsamplings, each of which doubles the extents. More than `n_downsampling` make the output finer than the input; fewer have no
+    /// effect. At most 16.
     #[serde(default = "samplings")]
     pub n_upsampling: usize,
     /// Number of residual blocks.
     #[serde(default = "n_blocks")]
     pub n_blocks: usize,
-    /// Activation behind every convolution but the last, one for all; any but `stan`.
+    /// Activation after every convolution but the last; one module is shared by all. Any but `stan`.
     #[serde(default = "activation_fn")]
     pub activation_fn: Activation,
     /// Adds a batch norm before each activation and at the end of each residual block.
@@ -45,7 +46,7 @@ pub struct Pix2PixConfig {
     /// Values of the padding in residual blocks. The first and the last convolution pad by reflection.
     #[serde(default)]
     pub padding_type: Pix2PixPadding,
-    /// Recompute the activations of the blocks in backward: less memory, about a third more time, the same numbers.
+    /// Recomputes the activations of the blocks in backward: less memory, about a third more time, the same numbers.
     #[serde(default)]
     pub gradient_checkpointing: bool,
 }
@@ -54,10 +55,10 @@ pub struct Pix2PixConfig {
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum Pix2PixPadding {
-    /// The field mirrored at its last point, which comes once.
+    /// Mirrors the field about its last point, which is not repeated.
     #[default]
     Reflect,
-    /// The last point.
+    /// Repeats the last point.
     Replicate,
     /// Zeros.
     Zero,
@@ -136,6 +137,10 @@ impl Architecture for Pix2PixConfig {
     const SUMMARY: Option<&'static str> = Some(
         "Pix2Pix: convolutions down to a coarser grid, residual blocks, and transposed convolutions back.",
     );
+
+    fn traffic(&self, split: &Split) -> Option<Traffic> {
+        super::traffic::of(self, split)
+    }
 
     fn build<A: Array>(&self, params: &mut Scope<'_, A>) -> Result<Box<dyn Model<A>>> {
         Ok(Box::new(Pix2Pix::new(self, params)?))

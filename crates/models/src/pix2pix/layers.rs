@@ -7,7 +7,7 @@ use isobar_shard::Params;
 use super::Pix2PixConfig;
 use crate::error::Result;
 
-/// A convolution, a batch norm where the network has them, and an activation but for the last.
+/// A convolution, then a batch norm if the network has them, then an activation except in the last stage.
 #[derive(Debug)]
 pub(super) struct Stage<A> {
     conv: Convolution<A>,
@@ -37,7 +37,7 @@ impl<A: Array> Stage<A> {
     }
 }
 
-/// Two convolutions and what goes past.
+/// Two convolutions with a skip connection.
 #[derive(Debug)]
 pub(super) struct Residual<A>(pub(super) [Stage<A>; 2]);
 

@@ -3,6 +3,7 @@
 mod config;
 mod layers;
 mod model;
+mod traffic;
 
 pub use config::{Pix2PixConfig, Pix2PixPadding};
 pub use model::Pix2Pix;

@@ -9,10 +9,12 @@ use serde::{Deserialize, Deserializer, Serialize, Serializer};
 use serde_json::{Map, Value};
 
 use super::{AnyArchitecture, Entry, ModelArray, registered};
+use crate::diffusion::SigmaData;
 use crate::error::{Error, Result};
 use crate::fields::FieldSpec;
 use crate::model::{LargestArray, Model};
 use crate::sharding::Sharding;
+use crate::traffic::{Split, Traffic};
 
 /// The name of the configurations of models in errors.
 const TABLE: &str = "model";
@@ -91,6 +93,11 @@ impl ModelConfig {
         self.0.largest_array(fields)
     }
 
+    /// Returns an upper bound of what a rank receives in a pass: see [`Architecture::traffic`](crate::Architecture::traffic).
+    pub fn traffic(&self, split: &Split) -> Option<Traffic> {
+        self.0.traffic(split)
+    }
+
     /// The declaration of how parameters and inputs are split.
     pub fn sharding(&self) -> Sharding {
         self.0.sharding()
@@ -99,6 +106,12 @@ impl ModelConfig {
     /// Factor by which the grid of the outputs is finer than that of the inputs.
     pub fn refinement(&self) -> usize {
         self.0.refinement().max(1)
+    }
+
+    /// Standard deviation of the data of a denoiser; `None` for other models. See
+    /// [`Architecture::denoises`](crate::Architecture::denoises).
+    pub fn denoises(&self) -> Option<SigmaData> {
+        self.0.denoises()
     }
 
     /// Returns whether the model's channels can be split over the axis `model`.

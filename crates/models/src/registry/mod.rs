@@ -13,10 +13,12 @@ use serde_json::Value;
 use tch::Tensor;
 
 pub use self::config::ModelConfig;
+use crate::diffusion::SigmaData;
 use crate::error::Result;
 use crate::fields::FieldSpec;
 use crate::model::{Architecture, LargestArray, Model};
 use crate::sharding::Sharding;
+use crate::traffic::{Split, Traffic};
 
 /// Registers a configuration type as a model: see [`Architecture`].
 #[macro_export]
@@ -103,8 +105,10 @@ pub(crate) trait AnyArchitecture: std::fmt::Debug + Send + Sync {
     fn check(&self, fields: &FieldSpec) -> Result<()>;
     fn count(&self, count: &dyn Fn() -> ParamCount) -> Result<ModelSize>;
     fn largest_array(&self, fields: &FieldSpec) -> Option<LargestArray>;
+    fn traffic(&self, split: &Split) -> Option<Traffic>;
     fn sharding(&self) -> Sharding;
     fn refinement(&self) -> usize;
+    fn denoises(&self) -> Option<SigmaData>;
 }
 
 impl<C: Architecture> AnyArchitecture for C {
@@ -144,12 +148,20 @@ impl<C: Architecture> AnyArchitecture for C {
         Architecture::largest_array(self, fields)
     }
 
+    fn traffic(&self, split: &Split) -> Option<Traffic> {
+        Architecture::traffic(self, split)
+    }
+
     fn sharding(&self) -> Sharding {
         Architecture::sharding(self)
     }
 
     fn refinement(&self) -> usize {
         Architecture::refinement(self)
+    }
+
+    fn denoises(&self) -> Option<SigmaData> {
+        Architecture::denoises(self)
     }
 }
 

@@ -12,6 +12,7 @@ use crate::error::Result;
 use crate::fields::FieldSpec;
 use crate::model::{Architecture, Model};
 use crate::size::{built, extrapolate};
+use crate::traffic::{Split, Traffic};
 
 /// Arguments of [`SrResNet`](crate::SrResNet), by PhysicsNeMo's names.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
@@ -21,12 +22,15 @@ pub struct SrResNetConfig {
     pub in_channels: usize,
     /// Channels of the output.
     pub out_channels: usize,
-    /// Extent of the first and the last kernel, an odd number.
+    /// Extent of the first and the last kernel, an odd number unless `padding` is `same`.
     #[serde(default = "large_kernel_size")]
     pub large_kernel_size: usize,
-    /// Extent of the other kernels, an odd number.
+    /// Extent of the other kernels, an odd number unless `padding` is `same`.
     #[serde(default = "small_kernel_size")]
     pub small_kernel_size: usize,
+    /// Padding of the convolutions with zeros.
+    #[serde(default)]
+    pub padding: SrResNetPadding,
     /// Channels between.
     #[serde(default = "conv_layer_size")]
     pub conv_layer_size: usize,
@@ -45,6 +49,17 @@ pub struct SrResNetConfig {
     pub gradient_checkpointing: bool,
 }
 
+/// Padding of convolutions with zeros.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "snake_case")]
+pub enum SrResNetPadding {
+    /// Half of the kernel, rounded down, on both sides, as in PhysicsNeMo: odd kernels keep the extents, and even ones are refused.
+    #[default]
+    Half,
+    /// As many elements as keep the extents; of an odd number, the extra one comes at the end.
+    Same,
+}
+
 impl SrResNetConfig {
     /// The defaults for fields with the given channels.
     pub fn new(in_channels: usize, out_channels: usize) -> Self {
@@ -53,6 +68,7 @@ impl SrResNetConfig {
             out_channels,
             large_kernel_size: large_kernel_size(),
             small_kernel_size: small_kernel_size(),
+            padding: SrResNetPadding::default(),
             conv_layer_size: conv_layer_size(),
             n_resid_blocks: n_resid_blocks(),
             scaling_factor: scaling_factor(),
@@ -66,6 +82,10 @@ impl Architecture for SrResNetConfig {
     const NAME: &'static str = MODEL;
     const SUMMARY: Option<&'static str> =
         Some("Super-resolution residual network of three dimensions: its outputs are on a finer grid.");
+
+    fn traffic(&self, split: &Split) -> Option<Traffic> {
+        super::traffic::of(self, split)
+    }
 
     fn build<A: Array>(&self, params: &mut Scope<'_, A>) -> Result<Box<dyn Model<A>>> {
         Ok(Box::new(SrResNet::new(self, params)?))

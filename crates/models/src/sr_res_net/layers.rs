@@ -1,6 +1,6 @@
 //! Layers of the network.
 
-use isobar_array::{Array, Conv, Padding};
+use isobar_array::{Array, Conv, Padding, Resample};
 use isobar_nn::{Activation, ActivationLayer, BatchNorm, ConvNd, Mode};
 use isobar_shard::{Params, Scope};
 
@@ -54,17 +54,8 @@ impl<A: Array> Shuffle<A> {
     }
 
     pub(super) fn forward(&self, x: &A) -> Result<A> {
-        Ok(self.prelu.forward(&shuffled(&self.conv.forward(x)?)?)?)
+        Ok(self.prelu.forward(&self.conv.forward(x)?.pixel_shuffle(2)?)?)
     }
-}
-
-/// `[batch, c, 2 depth, 2 height, 2 width]` of `[batch, 8 c, depth, height, width]`.
-fn shuffled<A: Array>(x: &A) -> Result<A> {
-    let [batch, channels, depth, height, width] = x.shape()[..] else { return Ok(x.shallow_clone()) };
-    let channels = channels >> SPATIAL;
-    let cells = x.reshape(&[batch, channels, 2, 2, 2, depth, height, width])?;
-    let cells = cells.permute(&[0, 1, 5, 2, 6, 3, 7, 4])?;
-    Ok(cells.reshape(&[batch, channels, 2 * depth, 2 * height, 2 * width])?)
 }
 
 /// A convolution that keeps the extents.
@@ -73,6 +64,7 @@ pub(super) fn conv<A: Array>(
     kernel: i64,
     params: &mut Scope<'_, A>,
 ) -> Result<ConvNd<A>> {
-    let conv = Conv { padding: Padding::Each(vec![kernel / 2]), ..Conv::default() };
+    let padding = if kernel % 2 == 1 { Padding::Each(vec![kernel / 2]) } else { Padding::Same };
+    let conv = Conv { padding, ..Conv::default() };
     Ok(ConvNd::new(channels, &[kernel; SPATIAL], conv, params)?)
 }

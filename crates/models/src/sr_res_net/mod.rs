@@ -3,8 +3,9 @@
 mod config;
 mod layers;
 mod model;
+mod traffic;
 
-pub use config::SrResNetConfig;
+pub use config::{SrResNetConfig, SrResNetPadding};
 pub use model::SrResNet;
 
 const MODEL: &str = "sr_res_net";

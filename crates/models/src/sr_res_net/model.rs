@@ -6,7 +6,7 @@ use isobar_shard::Params;
 use tch::Tensor;
 
 use super::layers::{Normed, Residual, Shuffle, conv};
-use super::{MODEL, SPATIAL, SrResNetConfig};
+use super::{MODEL, SPATIAL, SrResNetConfig, SrResNetPadding};
 use crate::batch::Batch;
 use crate::error::{Checker, Error, Result};
 use crate::layers::Recompute;
@@ -69,20 +69,24 @@ impl<A: Array> SrResNet<A> {
     ///
     /// # Errors
     ///
-    /// A size is 0, a kernel even, `scaling_factor` not 2, 4 or 8, the activation `stan`; or `params` refuses
+    /// A size is 0, a kernel even without `padding` `same`, `scaling_factor` not 2, 4 or 8, the activation `stan`; or `params` refuses
     /// a parameter.
     pub fn new(config: &SrResNetConfig, params: &mut impl Params<Array = A>) -> Result<Self> {
         let check = Checker(MODEL);
         let inputs = check.extent("in_channels", config.in_channels)?;
         let outputs = check.extent("out_channels", config.out_channels)?;
         let width = check.extent("conv_layer_size", config.conv_layer_size)?;
-        let odd = |name: &str, kernel: usize| -> Result<i64> {
+        let kernel = |name: &str, kernel: usize| -> Result<i64> {
             let kernel = check.extent(name, kernel)?;
-            check.ensure(kernel % 2 == 1, || format!("{name} is {kernel}, expected an odd number"))?;
+            check.ensure(kernel % 2 == 1 || config.padding == SrResNetPadding::Same, || {
+                format!(
+                    "{name} is {kernel}, expected an odd number; --set model.padding=same takes even ones"
+                )
+            })?;
             Ok(kernel)
         };
-        let large = odd("large_kernel_size", config.large_kernel_size)?;
-        let small = odd("small_kernel_size", config.small_kernel_size)?;
+        let large = kernel("large_kernel_size", config.large_kernel_size)?;
+        let small = kernel("small_kernel_size", config.small_kernel_size)?;
         let scale = config.scaling_factor;
         check.ensure(matches!(scale, 2 | 4 | 8), || {
             format!("scaling_factor is {scale}, expected 2, 4 or 8")

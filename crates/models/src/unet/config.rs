@@ -9,12 +9,14 @@ use schemars::JsonSchema;
 use serde::de::IgnoredAny;
 use serde::{Deserialize, Deserializer, Serialize};
 
+use super::grid::{Grid, UNetPadding};
 use super::{MODEL, UNet};
 use crate::error::{Checker, Error, Result};
 use crate::fields::FieldSpec;
 use crate::layers::PerDim;
 use crate::model::{Architecture, Model};
 use crate::size::built;
+use crate::traffic::{Split, Traffic};
 
 /// Arguments of [`UNet`](crate::UNet), by PhysicsNeMo's names, and two more: `dimension` and `upsampling`.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
@@ -27,10 +29,10 @@ pub struct UNetConfig {
     /// Number of spatial dims, 2 or 3.
     #[serde(default = "dimension")]
     pub dimension: usize,
-    /// Extent of the convolutions' kernels, odd: a number for all spatial dims, or a list of one for each.
+    /// Extent of the convolutions' kernels: a number for all spatial dims, or a list of one for each.
     #[serde(default = "kernel_size")]
     pub kernel_size: PerDim,
-    /// Step of the convolutions, as `kernel_size`. Only 1 fits.
+    /// Stride of the convolutions, given as `kernel_size`. With several levels it is 1, except for very small fields.
     #[serde(default = "stride")]
     pub stride: PerDim,
     /// Number of levels.
@@ -52,9 +54,11 @@ pub struct UNetConfig {
     #[serde(default = "conv_transpose_activation", deserialize_with = "null_is_identity")]
     #[schemars(with = "Option<Activation>")]
     pub conv_transpose_activation: Activation,
-    /// Elements around the input of the convolutions, as `kernel_size`: half of it, rounded down.
+    /// Padding of the convolutions, given as `kernel_size`. Half of an odd kernel, rounded down, keeps the extents;
+    /// `"same"` keeps them for even kernels too. Any other padding needs a single level and changes the extents of
+    /// the output.
     #[serde(default = "padding")]
-    pub padding: PerDim,
+    pub padding: UNetPadding,
     /// Values of the padding. Transposed convolutions always pad with zeros.
     #[serde(default)]
     pub padding_mode: PaddingMode,
@@ -211,6 +215,17 @@ impl UNetConfig {
                 self.dimension
             )
         })?;
+        let points: Vec<i64> =
+            extents.iter().map(|&extent| i64::try_from(extent).unwrap_or(i64::MAX / 2)).collect();
+        if !plan.grid.keeps_extents() {
+            return check.ensure(plan.grid.output(&points).is_ok(), || {
+                format!(
+                    "fields of {extents:?} do not fit {}: {}; --set 'model.padding=\"same\"' --set model.stride=1",
+                    plan.grid.describe(),
+                    plan.grid.output(&points).err().unwrap_or_default()
+                )
+            });
+        }
         let divides =
             |factor: usize| extents.iter().all(|&extent| extent > 0 && extent.is_multiple_of(factor));
         let (depth, pool, factor) = (self.model_depth, self.pool_size, plan.factor);
@@ -231,11 +246,11 @@ impl UNetConfig {
         check.ensure(matches!(self.dimension, 2 | 3), || {
             format!("dimension is {}, expected 2 or 3", self.dimension)
         })?;
-        let kernel = self.kernel(&check)?;
         check.ensure(matches!(self.num_conv_blocks, 1 | 2), || {
             format!("num_conv_blocks is {}, expected 1 or 2", self.num_conv_blocks)
         })?;
         let pool = check.extent("pool_size", self.pool_size)?;
+        let grid = Grid::new(self, &check, pool, self.upsampling != Upsampling::Transposed)?;
         check.ensure(pool == 2 || self.upsampling != Upsampling::Transposed, || {
             format!("pool_size is {pool}, transposed convolutions need 2")
         })?;
@@ -251,7 +266,7 @@ impl UNetConfig {
             inputs: check.extent("in_channels", self.in_channels)?,
             outputs: check.extent("out_channels", self.out_channels)?,
             levels: self.levels(&check)?,
-            kernel,
+            grid,
             pool,
             factor,
             padding_mode: self.padding_mode.into(),
@@ -259,30 +274,6 @@ impl UNetConfig {
             up_activation: function("conv_transpose_activation", self.conv_transpose_activation)?,
             group_norm,
         })
-    }
-
-    /// The kernel's extents. The convolutions keep those of the field: with others a skip does not fit what comes up
-    /// from below.
-    fn kernel(&self, check: &Checker) -> Result<Vec<i64>> {
-        let dims = self.dimension;
-        let each = |name: &str, given: &PerDim| -> Result<Vec<usize>> {
-            let list = given.list(dims);
-            check.ensure(list.len() == dims, || {
-                format!("{name} has {} entries, dimension is {dims}", list.len())
-            })?;
-            Ok(list)
-        };
-        let (kernel, stride) = (each("kernel_size", &self.kernel_size)?, each("stride", &self.stride)?);
-        let padding = each("padding", &self.padding)?;
-        for (&kernel, (&padding, &stride)) in kernel.iter().zip(padding.iter().zip(&stride)) {
-            check.extent("kernel_size", kernel)?;
-            check.ensure(kernel % 2 == 1, || format!("kernel_size is {kernel}, expected an odd number"))?;
-            check.ensure(padding == kernel / 2, || {
-                format!("padding is {padding}, a kernel of {kernel} needs {}", kernel / 2)
-            })?;
-            check.ensure(stride == 1, || format!("stride is {stride}, expected 1"))?;
-        }
-        Ok(kernel.into_iter().map(|kernel| kernel as i64).collect())
     }
 
     /// The channels of each convolution, level by level.
@@ -364,6 +355,10 @@ impl Architecture for UNetConfig {
     const NAME: &'static str = MODEL;
     const SUMMARY: Option<&'static str> = Some("U-Net.");
 
+    fn traffic(&self, split: &Split) -> Option<Traffic> {
+        super::traffic::of(self, split)
+    }
+
     fn build<A: Array>(&self, params: &mut Scope<'_, A>) -> Result<Box<dyn Model<A>>> {
         Ok(Box::new(UNet::new(self, params)?))
     }
@@ -375,7 +370,21 @@ impl Architecture for UNetConfig {
             ("in_channels", self.in_channels),
             ("out_channels", self.out_channels),
         )?;
-        self.check_extents(&fields.extents)
+        self.check_extents(&fields.extents)?;
+        // Targets are on the grid of the inputs.
+        let points: Vec<i64> =
+            fields.extents.iter().map(|&extent| i64::try_from(extent).unwrap_or(i64::MAX / 2)).collect();
+        let grid = self.plan()?.grid;
+        Checker(MODEL).ensure(grid.keeps_extents() || grid.output(&points).as_deref() == Ok(&points[..]), || {
+            format!(
+                "the output for fields of {:?} has extents {:?} with {}, but the targets of {} have those of the fields; \
+                 --set 'model.padding=\"same\"' --set model.stride=1",
+                fields.extents,
+                grid.output(&points).unwrap_or_default(),
+                grid.describe(),
+                fields.source
+            )
+        })
     }
 
     fn count(&self, count: &dyn Fn() -> ParamCount) -> Result<ModelSize> {
@@ -392,8 +401,7 @@ pub(super) struct Plan {
     pub(super) inputs: i64,
     pub(super) outputs: i64,
     pub(super) levels: Vec<Vec<i64>>,
-    /// One for each spatial dim.
-    pub(super) kernel: Vec<i64>,
+    pub(super) grid: Grid,
     pub(super) pool: i64,
     /// Required divisor of the field's extents.
     pub(super) factor: i64,
@@ -498,8 +506,8 @@ fn conv_transpose_activation() -> Activation {
     Activation::Identity
 }
 
-fn padding() -> PerDim {
-    PerDim::All(1)
+fn padding() -> UNetPadding {
+    PerDim::All(1).into()
 }
 
 fn pool_size() -> usize {

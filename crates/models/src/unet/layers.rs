@@ -1,6 +1,6 @@
 //! Layers of a level of the U-Net.
 
-use isobar_array::{Array, Conv, Interpolation, PadMode, Padding, Resize, Unary};
+use isobar_array::{Array, Conv, Interpolation, Padding, Resize, Unary};
 use isobar_nn::{BatchNorm, ConvNd, ConvTransposeNd, Functional, GroupNorm, LayerNorm, Mode};
 use isobar_shard::{Params, Scope};
 
@@ -32,7 +32,7 @@ impl<A: Array> Block<A> {
         channels: [i64; 2],
         params: &mut Scope<'_, A>,
     ) -> Result<Self> {
-        let conv = same_conv(plan, channels, params)?;
+        let conv = block_conv(plan, channels, params)?;
         let mut norm_params = params.scope("norm");
         let norm = match config.normalization {
             Normalization::GroupNorm => {
@@ -51,7 +51,7 @@ impl<A: Array> Block<A> {
 
     /// A convolution alone.
     pub(super) fn plain(plan: &Plan, channels: [i64; 2], params: &mut Scope<'_, A>) -> Result<Self> {
-        Ok(Self { conv: same_conv(plan, channels, params)?, norm: Norm::None, activation: None })
+        Ok(Self { conv: block_conv(plan, channels, params)?, norm: Norm::None, activation: None })
     }
 
     pub(super) fn forward(&self, x: &A, mode: Mode<'_>) -> Result<A> {
@@ -89,7 +89,7 @@ impl<A: Array> Upsample<A> {
         let both = [channels; 2];
         let conv = match config.upsampling.interpolation() {
             Some(mode) => {
-                Way::Interpolated { mode, scale: plan.pool as f64, conv: same_conv(plan, both, params)? }
+                Way::Interpolated { mode, scale: plan.pool as f64, conv: block_conv(plan, both, params)? }
             }
             None => {
                 let conv = Conv { stride: vec![2], padding: Padding::Each(vec![1]), ..Conv::default() };
@@ -157,12 +157,8 @@ impl<A: Array> Point<A> {
     }
 }
 
-/// A convolution that keeps the extents.
-fn same_conv<A: Array>(plan: &Plan, channels: [i64; 2], params: &mut Scope<'_, A>) -> Result<ConvNd<A>> {
-    let padding: Vec<i64> = plan.kernel.iter().map(|kernel| kernel / 2).collect();
-    let none = padding.iter().all(|&elements| elements == 0);
-    let padding_mode = if none { PadMode::Constant } else { plan.padding_mode };
-    let conv = Conv { padding: Padding::Each(padding), padding_mode, ..Conv::default() };
+/// One of the blocks' convolutions.
+fn block_conv<A: Array>(plan: &Plan, channels: [i64; 2], params: &mut Scope<'_, A>) -> Result<ConvNd<A>> {
     let mut params = params.scope(&format!("conv{}d", plan.spatial));
-    Ok(ConvNd::new(channels, &plan.kernel, conv, &mut params)?)
+    Ok(ConvNd::new(channels, &plan.grid.kernel, plan.grid.conv(plan.padding_mode), &mut params)?)
 }

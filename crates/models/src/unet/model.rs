@@ -5,6 +5,7 @@ use isobar_nn::Mode;
 use isobar_shard::Params;
 use tch::Tensor;
 
+use super::grid::Grid;
 use super::layers::{Block, Gate, Upsample};
 use super::{MODEL, Pooling, UNetConfig};
 use crate::batch::Batch;
@@ -35,7 +36,8 @@ use crate::model::Model;
 /// everywhere, and the weights inside have no effect.
 ///
 /// Group norm is over channels and space of each sample, batch norm over batch and space. Extents must be
-/// divisible by `pool_size` to the power of L − 1. Weights start as PyTorch's.
+/// divisible by `pool_size` to the power of L − 1. With strides, or padding that changes the extents, up(d) must have
+/// the extents of sₗ at every level. Weights start as PyTorch's.
 ///
 /// State dict, in `dimension` 3 (in 2 with `conv2d`): `encoder.layers.{j}` and `decoder.layers.{j}`, j
 /// counting blocks, poolings and upsamplings, with `conv3d.{weight,bias}` and `norm.{weight,bias}` (of group
@@ -62,6 +64,7 @@ pub struct UNet<A = Tensor> {
     inputs: i64,
     spatial: usize,
     factor: i64,
+    grid: Grid,
     pooling: Pooling,
     pool: Pool,
     down: Vec<Blocks<A>>,
@@ -127,8 +130,8 @@ impl<A: Array> UNet<A> {
             }
         }
         let pool = Pool::new(&[plan.pool]);
-        let (inputs, spatial, factor) = (plan.inputs, plan.spatial, plan.factor);
-        Ok(Self { inputs, spatial, factor, pooling: config.pooling_type, pool, down, up, gates, last })
+        let (inputs, spatial, factor, grid) = (plan.inputs, plan.spatial, plan.factor, plan.grid);
+        Ok(Self { inputs, spatial, factor, grid, pooling: config.pooling_type, pool, down, up, gates, last })
     }
 
     /// The fields `[batch, out_channels, extent…]` for `x` `[batch, in_channels, extent…]`.
@@ -164,13 +167,20 @@ impl<A: Array> UNet<A> {
 
     fn check(&self, x: &A) -> Result<()> {
         let shape = x.shape();
-        let fits = shape.len() == self.spatial + 2
-            && shape[1] == self.inputs
-            && shape[2..].iter().all(|&extent| extent > 0 && extent % self.factor == 0);
-        if fits {
+        let fits = shape.len() == self.spatial + 2 && shape[1] == self.inputs;
+        let extents = if self.spatial == 3 { "depth, height, width" } else { "height, width" };
+        if !self.grid.keeps_extents() {
+            let output = if fits { self.grid.output(&shape[2..]).err() } else { Some(String::new()) };
+            return output.map_or(Ok(()), |reason| {
+                let reason =
+                    if fits { format!(", which {} fit: {reason}", self.grid.describe()) } else { reason };
+                let want = format!("[batch, {}, {extents}]{reason}", self.inputs);
+                Err(Error::Input { model: MODEL, got: shape, want })
+            });
+        }
+        if fits && shape[2..].iter().all(|&extent| extent > 0 && extent % self.factor == 0) {
             return Ok(());
         }
-        let extents = if self.spatial == 3 { "depth, height, width" } else { "height, width" };
         let want = format!("[batch, {}, {extents}], these extents divisible by {}", self.inputs, self.factor);
         Err(Error::Input { model: MODEL, got: shape, want })
     }

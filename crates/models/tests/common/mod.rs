@@ -1,6 +1,8 @@
 //! Tools that tests of several models share.
 #![expect(clippy::unwrap_used, reason = "a test helper fails by panicking, as the tests do")]
 
+pub(crate) mod twin;
+
 use isobar_array::{Generator, Window};
 use isobar_shard::ParamStore;
 use tch::{Device, Kind};
@@ -14,4 +16,17 @@ pub(crate) fn nudge(store: &ParamStore, seed: u64) {
         let moved = tensor.nextafter(&far.unwrap());
         tensor.copy_(&moved);
     }
+}
+
+/// Adds noise of a standard deviation of 0.1 to every parameter. A parameter's noise follows from its place in the store.
+pub(crate) fn perturb(store: &ParamStore, seed: u64) {
+    tch::no_grad(|| {
+        for (at, parameter) in store.trainable().enumerate() {
+            let generator = Generator::new(seed + at as u64);
+            let mut tensor = parameter.tensor.shallow_clone();
+            let whole = Window::whole(&tensor.size());
+            let noise = generator.normal(&whole, 0.0, 0.1, (Kind::Double, Device::Cpu)).unwrap();
+            let _ = tensor.f_add_(&noise.to_kind(tensor.kind())).unwrap();
+        }
+    });
 }

@@ -21,7 +21,16 @@ pub(crate) struct Golden {
 
 impl Golden {
     pub(crate) fn read(name: &str) -> Self {
-        let path = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../../tests/golden");
+        Self::read_in("../../tests/golden", name)
+    }
+
+    /// Reads a case that is kept beside these tests: the values of the model's published code in double precision.
+    pub(crate) fn own(name: &str) -> Self {
+        Self::read_in("tests/golden", name)
+    }
+
+    fn read_in(folder: &str, name: &str) -> Self {
+        let path = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join(folder);
         let path = path.join(format!("{name}.safetensors"));
         let bytes = std::fs::read(&path).unwrap_or_else(|error| panic!("{}: {error}", path.display()));
         let (_, header) = safetensors::SafeTensors::read_metadata(&bytes).unwrap();

@@ -8,13 +8,15 @@ use std::time::Duration;
 use cases::Golden;
 use isobar_array::Generator;
 use isobar_models::{
-    Afno, AfnoConfig, CNextUNet, CNextUNetConfig, DistributedAfno, DistributedAfnoConfig, Fno, FnoConfig,
-    FullyConnected, FullyConnectedConfig, ModAfno, ModAfnoConfig, Mode, Pix2Pix, Pix2PixConfig, SrResNet,
-    SrResNetConfig, UNet, UNetConfig,
+    Afno, AfnoConfig, Aurora, AuroraConfig, CNextUNet, CNextUNetConfig, DistributedAfno,
+    DistributedAfnoConfig, Dit, DitConfig, Dlwp, DlwpConfig, Fengwu, FengwuConfig, Fno, FnoConfig,
+    FullyConnected, FullyConnectedConfig, HealpixUNet, HealpixUNetConfig, ModAfno, ModAfnoConfig, Mode,
+    Pangu, PanguConfig, Pix2Pix, Pix2PixConfig, SrResNet, SrResNetConfig, SwinRnn, SwinRnnConfig, UNet,
+    UNetConfig,
 };
 use isobar_shard::{ParallelRegion, ParamStore, Params, Placement};
 use rstest::rstest;
-use tch::{Kind, Tensor};
+use tch::{Device, Kind, Tensor};
 
 fn store() -> ParamStore {
     ParamStore::new(Generator::new(1))
@@ -115,6 +117,27 @@ fn unet() {
 }
 
 #[test]
+fn dlwp() {
+    let golden = Golden::read("model_dlwp_cube");
+    let mut params = store();
+    let model = Dlwp::new(&golden.config::<DlwpConfig>(), &mut params).unwrap();
+    check(&golden, params, |x| model.forward(x, Mode::Eval).unwrap());
+}
+
+#[test]
+fn healpix_unet() {
+    let golden = Golden::read("model_healpix_unet_avg");
+    let mut params = store();
+    let model = HealpixUNet::new(&golden.config::<HealpixUNetConfig>(), &mut params).unwrap();
+    let names: Vec<&str> = params.parameters().iter().map(|parameter| parameter.name.as_str()).collect();
+    assert_eq!(names, golden.params);
+    assert_eq!(*params.tied(), golden.tied);
+    check_inputs(&golden, ["inputs.0", "inputs.1", "inputs.2"], params, |[x, prescribed, constants]| {
+        model.forward(x, Some(prescribed), Some(constants), Mode::Eval).unwrap()
+    });
+}
+
+#[test]
 fn sr_res_net() {
     let golden = Golden::read("model_sr_res_net_x2");
     let mut params = store();
@@ -151,6 +174,97 @@ fn pix2pix() {
     let names: Vec<&str> = params.parameters().iter().map(|parameter| parameter.name.as_str()).collect();
     assert_eq!(names, golden.params);
     check(&golden, params, |x| model.forward(x, Mode::Eval).unwrap());
+}
+
+/// Loads the weights of a case of several outputs, runs forward and backward, and compares everything.
+fn check_several(golden: &Golden, mut store: ParamStore, forward: impl FnOnce(&Tensor) -> Vec<Tensor>) {
+    let sorted = |names: Vec<&String>| -> Vec<String> {
+        let mut names: Vec<String> = names.into_iter().cloned().collect();
+        names.sort_unstable();
+        names
+    };
+    let names = store.parameters().iter().map(|parameter| &parameter.name).collect();
+    assert_eq!(sorted(names), sorted(golden.params.iter().collect()));
+    store.load(&golden.state_dict()).unwrap();
+    let input = golden.tensor("input").set_requires_grad(true);
+    let mut loss = Tensor::from(0.0f32);
+    for (i, output) in forward(&input).into_iter().enumerate() {
+        let name = format!("output.{i}");
+        golden.check(&name, &output);
+        loss += (output * golden.tensor(&format!("grad.{name}"))).sum(Kind::Float);
+    }
+    loss.backward();
+    golden.check("grad.input", &input.grad());
+    for parameter in store.trainable() {
+        golden.check(&format!("grad.{}", parameter.name), &parameter.tensor.grad());
+    }
+}
+
+/// Windows that cover a grid with margins, and a grid smaller than a window.
+#[test]
+fn aurora() {
+    let golden = Golden::own("aurora");
+    let mut params = store().with_options(Kind::Double, Device::Cpu);
+    let model = Aurora::new(&golden.config::<AuroraConfig>(), &mut params).unwrap();
+    check_inputs(&golden, ["input"], params, |[x]| {
+        model.forward(x, &golden.tensor("t"), Mode::Eval).unwrap()
+    });
+}
+
+#[test]
+fn pangu() {
+    let golden = Golden::read("model_pangu_tiny");
+    let mut params = store();
+    let model = Pangu::new(&golden.config::<PanguConfig>(), &mut params).unwrap();
+    check_masks(&golden, &params);
+    check_several(&golden, params, |x| model.forward(x, Mode::Eval).unwrap().into());
+}
+
+#[test]
+fn fengwu() {
+    let golden = Golden::read("model_fengwu_tiny");
+    let mut params = store();
+    let model = Fengwu::new(&golden.config::<FengwuConfig>(), &mut params).unwrap();
+    check_masks(&golden, &params);
+    check_several(&golden, params, |x| model.forward(x, Mode::Eval).unwrap().into());
+}
+
+/// Buffers have their values from the start.
+fn check_masks(golden: &Golden, store: &ParamStore) {
+    let mut masks =
+        store.parameters().iter().filter(|parameter| parameter.name.ends_with("attn_mask")).peekable();
+    assert!(masks.peek().is_some());
+    for mask in masks {
+        assert_eq!(mask.tensor, golden.tensor(&mask.name), "{}", mask.name);
+    }
+}
+
+#[test]
+fn swin_rnn() {
+    let golden = Golden::read("model_swin_rnn_tiny");
+    let mut params = store();
+    let model = SwinRnn::new(&golden.config::<SwinRnnConfig>(), &mut params).unwrap();
+    let mut names: Vec<&str> = params.parameters().iter().map(|parameter| parameter.name.as_str()).collect();
+    let mut given: Vec<&str> = golden.params.iter().map(String::as_str).collect();
+    names.sort_unstable();
+    given.sort_unstable();
+    assert_eq!(names, given);
+    check(&golden, params, |x| model.forward(x, Mode::Eval).unwrap());
+}
+
+#[test]
+fn dit() {
+    let golden = Golden::read("model_dit_timm");
+    let mut params = store();
+    let model = Dit::new(&golden.config::<DitConfig>(), &mut params).unwrap();
+    let names: Vec<&str> = params.parameters().iter().map(|parameter| parameter.name.as_str()).collect();
+    assert_eq!(names, golden.params);
+    for buffer in params.parameters().iter().filter(|parameter| !parameter.trainable) {
+        golden.check(&buffer.name, &buffer.tensor);
+    }
+    check_inputs(&golden, ["x", "t", "condition"], params, |[x, t, condition]| {
+        model.forward(x, t, Some(condition), Mode::Eval).unwrap()
+    });
 }
 
 #[rstest]

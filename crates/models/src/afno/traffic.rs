@@ -1,0 +1,33 @@
+//! Traffic of AFNO: spectral transposes.
+
+use super::AfnoConfig;
+use crate::traffic::{Split, Traffic};
+
+/// Each block transforms its tokens and back: a rank receives at most as many complex numbers as its own tokens have to transform whole lines
+/// or samples, and as many to bring them back. The fields at both ends may be cut otherwise than the patches are.
+pub(super) fn of(config: &AfnoConfig, split: &Split) -> Option<Traffic> {
+    Some(tokens(
+        config.inp_shape,
+        config.patch_size,
+        [config.embed_dim, config.depth],
+        config.out_channels,
+        split,
+    ))
+}
+
+/// The traffic of any network of spectral blocks: extents of the fields and patches, width and number of blocks, channels of the
+/// outputs.
+pub(crate) fn tokens(
+    fields: [usize; 2],
+    patch: [usize; 2],
+    [width, depth]: [usize; 2],
+    outputs: usize,
+    split: &Split,
+) -> Traffic {
+    let grid = split.grid(2);
+    let extents = [0, 1].map(|dim| (fields[dim] / patch[dim].max(1)) as i64);
+    let tokens = grid.on(&extents);
+    let blocks = (depth * width) as f64 * 4.0 * tokens.moved();
+    let ends = width as f64 * tokens.moved() + outputs as f64 * grid.moved();
+    split.aligned().and(blocks + ends)
+}

@@ -1,0 +1,16 @@
+//! Aurora: a perceiver over pressure levels, and a U-Net of shifted windows over levels, latitudes and longitudes.
+
+mod backbone;
+mod config;
+mod decoder;
+mod encoder;
+mod expansion;
+mod model;
+mod perceiver;
+mod stage;
+mod traffic;
+
+pub use config::AuroraConfig;
+pub use model::Aurora;
+
+const MODEL: &str = "aurora";

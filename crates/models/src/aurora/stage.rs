@@ -1,0 +1,173 @@
+//! Blocks of shifted windows with modulated norms behind them: Liu et al., *Swin Transformer V2*, arXiv:2111.09883.
+
+use isobar_array::{Array, Unary};
+use isobar_nn::{DropPath, LayerNorm, Linear, LinearOptions, Mlp, MlpOptions, Mode};
+use isobar_shard::{Init, Params};
+
+use crate::error::Result;
+use crate::layers::{Recompute, zeros};
+use crate::windows::{WindowAttention, Windows, centred};
+
+/// A stage of blocks.
+#[derive(Debug, Clone)]
+pub(super) struct StageOptions {
+    /// Levels, rows and columns.
+    pub(super) grid: [i64; 3],
+    pub(super) width: i64,
+    pub(super) heads: i64,
+    pub(super) window: [i64; 3],
+    /// Features of the hidden layers.
+    pub(super) hidden: i64,
+    /// Features of the vector that modulates the norms.
+    pub(super) context: i64,
+    /// Probability of each block to be dropped in training.
+    pub(super) drop_path: Vec<f64>,
+    pub(super) recomputes: bool,
+}
+
+impl StageOptions {
+    /// Windows of a block: no larger than the grid, and shifted by half a window along dims with more than one.
+    pub(super) fn windows(&self, shifted: bool) -> Windows {
+        let window = std::array::from_fn(|dim| self.window[dim].min(self.grid[dim]));
+        let half = |dim: usize| if self.grid[dim] > self.window[dim] { self.window[dim] / 2 } else { 0 };
+        Windows { grid: self.grid, window, shift: if shifted { std::array::from_fn(half) } else { [0; 3] } }
+    }
+}
+
+/// Blocks, every second of which shifts its windows.
+#[derive(Debug)]
+pub(super) struct Stage<A>(Vec<Recompute<Block<A>>>);
+
+impl<A: Array> Stage<A> {
+    /// Makes as many blocks as `drop_path` has probabilities, named `{name}.blocks.{i}`.
+    pub(super) fn new(
+        name: &str,
+        options: &StageOptions,
+        params: &mut impl Params<Array = A>,
+    ) -> Result<Self> {
+        let block = |(i, &drop_path): (usize, &f64)| {
+            let name = format!("{name}.blocks.{i}");
+            let windows = options.windows(i % 2 == 1);
+            let block = Block::new(windows, (options, drop_path), &mut params.scope(&name))?;
+            Ok(Recompute::new(&name, block, options.recomputes))
+        };
+        Ok(Self(options.drop_path.iter().enumerate().map(block).collect::<Result<_>>()?))
+    }
+
+    /// Applies the blocks to `[batch, levels, rows, columns, width]`; `context` is `[batch, context]`.
+    pub(super) fn forward(&self, x: &A, context: &A, mode: Mode<'_>) -> Result<A> {
+        let mut x = x.shallow_clone();
+        for block in &self.0 {
+            x = block.forward(&[&x, context], mode, |block, inputs, mode| {
+                block.forward(&inputs[0], &inputs[1], mode)
+            })?;
+        }
+        Ok(x)
+    }
+}
+
+#[derive(Debug)]
+struct Block<A> {
+    windows: Windows,
+    norm1: ModulatedNorm<A>,
+    attn: WindowAttention<A>,
+    norm2: ModulatedNorm<A>,
+    mlp: Mlp<A>,
+    drop_path: DropPath,
+}
+
+impl<A: Array> Block<A> {
+    fn new(
+        windows: Windows,
+        (options, drop_path): (&StageOptions, f64),
+        params: &mut impl Params<Array = A>,
+    ) -> Result<Self> {
+        let &StageOptions { width, heads, hidden, context, .. } = options;
+        let norm1 = ModulatedNorm::new(width, context, &mut params.scope("norm1"))?;
+        let attn = WindowAttention::new(width, heads, &mut params.scope("attn"))?;
+        let norm2 = ModulatedNorm::new(width, context, &mut params.scope("norm2"))?;
+        let mlp = Mlp::new([width, hidden, width], MlpOptions::default(), &mut params.scope("mlp"))?;
+        Ok(Self { windows, norm1, attn, norm2, mlp, drop_path: DropPath::new(drop_path)? })
+    }
+
+    fn forward(&self, x: &A, context: &A, mode: Mode<'_>) -> Result<A> {
+        // The grid moves before zeros are added round it.
+        let still = Windows { shift: [0; 3], ..self.windows };
+        let windows = still.partition(&self.windows.rolled(x, -1)?)?;
+        let y = still.merge(&self.attn.forward(&windows, &self.masks(&windows)?)?)?;
+        let y = self.windows.rolled(&y, 1)?;
+        // Rows stay where the windows are: the next block finds them there.
+        let y = self.drop_path.forward(&self.norm1.forward(&y, context)?, mode)?;
+        let x = x.laid_out_as(&y)?.add(&y)?;
+        let y = self.norm2.forward(&self.mlp.forward(&x, mode)?, context)?;
+        Ok(x.add(&self.drop_path.forward(&y, mode)?)?)
+    }
+
+    /// Returns what is added to the scores of `windows` so that regions and margins do not see each other. Each rank makes it of its
+    /// own windows.
+    fn masks(&self, windows: &A) -> Result<Vec<A>> {
+        if self.windows.shift == [0; 3] {
+            return Ok(Vec::new());
+        }
+        let like = zeros(&[1], windows)?;
+        let mask = |dim: usize| {
+            let regions = regions(&self.windows, dim);
+            like.on_shards_of(windows, 4, &|_, at| self.windows.mask_of_regions(dim, &regions, &at[dim + 1]))
+        };
+        Ok([mask(0)?, mask(1)?, mask(2)?].into())
+    }
+}
+
+/// Regions of the points along a dim of the shifted and padded grid. Longitudes go round: what came round their end is no region of
+/// its own.
+fn regions(windows: &Windows, dim: usize) -> Vec<i64> {
+    let (extent, window, shift) = (windows.grid[dim], windows.window[dim], windows.shift[dim]);
+    let padded = windows.padded()[dim];
+    let before = centred(padded - extent).0;
+    let last = if dim == 2 { 1 } else { 2 };
+    let region = |at: i64| match at - before {
+        at if at < 0 || at >= extent => 3,
+        _ if shift == 0 => 0,
+        at if at >= extent - shift => last,
+        at => i64::from(at >= extent - window),
+    };
+    (0..padded).map(region).collect()
+}
+
+/// LN(x) · scale + shift, with (shift, scale) = W silu(c) + b, which start with 0: a fresh block is the identity.
+#[derive(Debug)]
+struct ModulatedNorm<A> {
+    width: i64,
+    norm: LayerNorm<A>,
+    modulation: Linear<A>,
+}
+
+impl<A: Array> ModulatedNorm<A> {
+    fn new(width: i64, context: i64, params: &mut impl Params<Array = A>) -> Result<Self> {
+        let zeros = || Some(Init::Constant(0.0));
+        let options = LinearOptions { weight_init: zeros(), bias_init: zeros(), ..LinearOptions::default() };
+        let params = &mut params.scope("ln_modulation.1");
+        let modulation = Linear::with_options(context, 2 * width, options, params)?;
+        Ok(Self { width, norm: LayerNorm::without_affine(&[width], 1e-5)?, modulation })
+    }
+
+    fn forward(&self, x: &A, context: &A) -> Result<A> {
+        let both = self.modulation.forward(&context.unary(Unary::Silu)?)?;
+        let both = both.reshape(&[both.extent(0)?, 1, 1, 1, 2 * self.width])?;
+        let part = |half: i64| both.narrow(-1, half * self.width, self.width);
+        Ok(self.norm.forward(x)?.mul(&part(1)?)?.add(&part(0)?)?)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn longitudes_go_round() {
+        let windows = Windows { grid: [4, 5, 6], window: [2, 3, 4], shift: [1, 1, 2] };
+        assert_eq!(regions(&windows, 0), [0, 0, 1, 2]);
+        assert_eq!(regions(&windows, 1), [0, 0, 1, 1, 2, 3]);
+        assert_eq!(regions(&windows, 2), [3, 0, 0, 1, 1, 1, 1, 3]);
+    }
+}

@@ -1,0 +1,32 @@
+//! Traffic of a diffusion transformer: keys and values, and the modulation of samples.
+
+use super::{AttentionBackend, DitConfig};
+use crate::traffic::{Split, Traffic, attention};
+
+/// Each block attends to all tokens or to a window of them; see [`attention`]. The modulation of a block is 6 vectors a sample,
+/// brought to where the samples are; convolutions of the head receive halos.
+pub(super) fn of(config: &DitConfig, split: &Split) -> Option<Traffic> {
+    let grid = split.grid(2);
+    let patch = config.patch_size.list(2);
+    let fields = config.input_size.list(2);
+    let extents: Vec<i64> = fields.iter().zip(&patch).map(|(&n, &p)| (n / p.max(1)) as i64).collect();
+    let tokens = grid.on(&extents);
+    let width = config.hidden_size as i64;
+    let block = attention(&tokens, width, kernel(config));
+    let modulation = split.samples() * (6 * width) as f64;
+    let outputs = config.outputs() as i64;
+    let hidden = config.detokenizer_kwargs.conv_hidden.unwrap_or(64) as i64;
+    let reach = config.detokenizer_kwargs.conv_kernel.unwrap_or(3) as i64;
+    let head = grid.convolved(outputs + (config.conv_layers() as i64) * hidden, reach, 1);
+    let ends = (2 * width) as f64 * tokens.moved() + outputs as f64 * grid.moved();
+    let depth = config.depth as f64 + 1.0;
+    Some(split.aligned().and(depth * (block + modulation) + head + ends))
+}
+
+/// Rows of the windows of an attention within windows.
+fn kernel(config: &DitConfig) -> Option<i64> {
+    match config.attention_backend {
+        AttentionBackend::Timm | AttentionBackend::TransformerEngine => None,
+        _ => Some(config.attn_kwargs.attn_kernel.unwrap_or(3) as i64),
+    }
+}

@@ -1,0 +1,13 @@
+//! GeoTransolver: Transolver with attention to the geometry.
+
+mod config;
+mod context;
+mod model;
+mod options;
+mod traffic;
+
+pub use config::GeoTransolverConfig;
+pub use model::GeoTransolver;
+pub use options::{GeoAttention, StateMixing, Streams};
+
+const MODEL: &str = "geo_transolver";

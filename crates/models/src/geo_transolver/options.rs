@@ -1,0 +1,37 @@
+//! Types of arguments.
+
+use schemars::JsonSchema;
+use serde::{Deserialize, Serialize};
+
+/// Features of one stream of points.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(untagged, expecting = "expected a number of features, or a list of one number")]
+pub enum Streams {
+    /// Of the only stream.
+    One(usize),
+    /// Of each stream; one stream is possible.
+    Each(Vec<usize>),
+}
+
+/// Attention within the points.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+pub enum GeoAttention {
+    /// By way of slices, as in Transolver; slices attend to the context.
+    #[default]
+    #[serde(rename = "GALE")]
+    Gale,
+    /// By way of trained queries, as in FLARE; points attend to the context.
+    #[serde(rename = "GALE_FA")]
+    GaleFa,
+}
+
+/// Joining of the results s of the attention within the points and c of the attention to the context.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "snake_case")]
+pub enum StateMixing {
+    /// g s + (1 − g) c with a trained number g in (0, 1) for each block.
+    #[default]
+    Weighted,
+    /// gelu(W [s, c] + b)
+    ConcatProject,
+}

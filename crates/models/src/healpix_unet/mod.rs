@@ -1,0 +1,20 @@
+//! The U-Net of DLWP-HEALPix: convolutions on the twelve faces of a HEALPix mesh.
+
+mod activation;
+mod block;
+mod checks;
+mod config;
+mod model;
+mod net;
+mod parts;
+mod plan;
+mod shape;
+mod traffic;
+
+pub use config::HealpixUNetConfig;
+pub use model::HealpixUNet;
+pub use parts::{
+    HealpixBlock, HealpixDecoder, HealpixEncoder, HealpixFunction, HealpixPooling, HealpixUpsampling,
+};
+
+const MODEL: &str = "healpix_unet";

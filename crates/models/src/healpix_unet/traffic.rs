@@ -1,0 +1,33 @@
+//! Traffic of the HEALPix U-Net: strips around faces, and halos.
+
+use super::HealpixUNetConfig;
+use super::plan::Plan;
+use super::shape::BlockPlan;
+use crate::traffic::{Grid, Split, Traffic};
+
+/// Each convolution receives the strips around the rank's own parts of faces (at their corners of two elements), and the rows of the
+/// padded faces beside them; poolings and upsamplings the rows by which boundaries are rounded. Every step runs the network.
+pub(super) fn of(config: &HealpixUNetConfig, split: &Split) -> Option<Traffic> {
+    let plan = Plan::new(config).ok()?;
+    let fields = split.grid(2);
+    let levels = plan.down.len();
+    let at = |level: usize| Some(fields.coarser(plan.factor.checked_pow(level as u32)?));
+    let mut elements = block(&plan.last, &fields);
+    for (level, of_level) in plan.down.iter().enumerate() {
+        let grid = at(level)?;
+        elements += block(of_level, &grid) + grid.halo(2 * plan.factor) * of_level.outputs as f64;
+    }
+    for (level, of_level) in plan.up.iter().enumerate() {
+        let grid = at(levels - 1 - level)?;
+        elements += block(of_level, &grid) + grid.halo(2 * plan.factor) * (2 * of_level.inputs) as f64;
+    }
+    elements += fields.regrouped() * (plan.inputs() + 2 * plan.last.outputs) as f64;
+    let steps = plan.steps as f64;
+    Some(split.aligned().and(steps * elements).uses(plan.steps as u64))
+}
+
+fn block(plan: &BlockPlan, grid: &Grid) -> f64 {
+    let widest = plan.wide.max(plan.latent);
+    let channels = plan.inputs + plan.layers.max(3) as i64 * widest;
+    channels as f64 * (grid.strips(plan.padding(), 2) + grid.halo(2 * plan.padding()))
+}

@@ -1,0 +1,10 @@
+//! Pangu-Weather: a transformer of shifted windows over levels, latitudes and longitudes.
+
+mod config;
+mod model;
+mod traffic;
+
+pub use config::PanguConfig;
+pub use model::Pangu;
+
+const MODEL: &str = "pangu";

@@ -1,0 +1,83 @@
+//! Blocks of the network.
+
+use isobar_array::Array;
+use isobar_nn::{Activation, LayerNorm, Linear, Mode};
+use isobar_shard::Params;
+
+use super::flare::FlareAttention;
+use super::mlp::PointMlp;
+use super::slices::SliceAttention;
+use super::spec::{AttentionKind, AttentionSpec};
+use super::start::Start;
+use crate::error::Result;
+
+#[derive(Debug)]
+enum Attention<A> {
+    Slices(SliceAttention<A>),
+    Flare(FlareAttention<A>),
+}
+
+/// x += attention(norm(x)); x += mlp(norm(x)). State dict: `ln_1`, `Attn`, `ln_mlp1.0`, `ln_mlp1.1`.
+#[derive(Debug)]
+pub(crate) struct Block<A> {
+    ln_1: LayerNorm<A>,
+    attention: Attention<A>,
+    dropout: f64,
+    ln_mlp: LayerNorm<A>,
+    mlp: PointMlp<A>,
+}
+
+impl<A: Array> Block<A> {
+    /// Makes the block `name`, whose parameters are under that name. The hidden features of its perceptron are `ratio` times the
+    /// width.
+    pub(crate) fn new(
+        name: &str,
+        spec: &AttentionSpec,
+        (activation, ratio): (Activation, i64),
+        params: &mut impl Params<Array = A>,
+    ) -> Result<Self> {
+        let mut params = params.scope(name);
+        let width = spec.width;
+        let ln_1 = LayerNorm::new(&[width], &mut params.scope("ln_1"))?;
+        let attention = {
+            let (name, params) = (format!("{name}.Attn"), &mut params.scope("Attn"));
+            match spec.kind {
+                AttentionKind::Slices => Attention::Slices(SliceAttention::new(&name, spec, params)?),
+                AttentionKind::Flare => Attention::Flare(FlareAttention::new(&name, spec, params)?),
+            }
+        };
+        let ln_mlp = LayerNorm::new(&[width], &mut params.scope("ln_mlp1.0"))?;
+        let sizes = [width, width.saturating_mul(ratio), width];
+        let mlp = PointMlp::new(sizes, activation, spec.start, &mut params.scope("ln_mlp1.1"))?;
+        Ok(Self { ln_1, attention, dropout: spec.dropout, ln_mlp, mlp })
+    }
+
+    /// Computes points `[batch, points…, width]` from such points and the context's slices.
+    pub(crate) fn forward(&self, x: &A, context: Option<&A>, mode: Mode<'_>) -> Result<A> {
+        let normed = self.ln_1.forward(x)?;
+        let mixed = match &self.attention {
+            Attention::Slices(attention) => attention.forward(&normed, context, mode)?,
+            Attention::Flare(attention) => attention.forward(&normed, context, mode)?,
+        };
+        let x = mode.dropout(&mixed, self.dropout, 0, &[])?.add(x)?;
+        Ok(self.mlp.forward(&self.ln_mlp.forward(&x)?)?.add(&x)?)
+    }
+}
+
+/// A norm and a linear layer to the outputs. State dict: `0` and `1`.
+#[derive(Debug)]
+pub(crate) struct Head<A> {
+    norm: LayerNorm<A>,
+    linear: Linear<A>,
+}
+
+impl<A: Array> Head<A> {
+    pub(crate) fn new(channels: [i64; 2], start: Start, params: &mut impl Params<Array = A>) -> Result<Self> {
+        let norm = LayerNorm::new(&channels[..1], &mut params.scope("0"))?;
+        Ok(Self { norm, linear: start.linear(channels, true, &mut params.scope("1"))? })
+    }
+
+    pub(crate) fn forward(&self, x: &A) -> Result<A> {
+        Ok(self.linear.forward(&self.norm.forward(x)?)?)
+    }
+}

@@ -1,0 +1,144 @@
+//! Checked arguments, and the layout of the network that follows from them.
+
+use isobar_nn::Functional;
+
+use super::{EmbeddingType, MODEL, SongUNetConfig};
+use crate::error::{Checker, Error, Result};
+use crate::size::MOST_HALVINGS;
+
+/// Most taps of the resampling filter.
+const MOST_TAPS: usize = 64;
+
+/// Most channels of the network, so that sizes of weights do not overflow.
+const MOST_CHANNELS: usize = i32::MAX as usize;
+
+/// Checked arguments.
+#[derive(Debug)]
+pub(super) struct Plan {
+    /// Height and width.
+    pub(super) extents: [i64; 2],
+    pub(super) inputs: i64,
+    pub(super) outputs: i64,
+    /// Channels of the finest level.
+    pub(super) width: i64,
+    /// Channels of the levels, the finest first.
+    pub(super) widths: Vec<i64>,
+    /// Features of the embedding.
+    pub(super) embedding: i64,
+    /// Features of the noise level.
+    pub(super) noise: i64,
+    pub(super) labels: i64,
+    pub(super) augmentations: i64,
+    pub(super) act: Functional,
+    /// Filter of the resamplings, along each dim; its sum is 1.
+    pub(super) filter: Vec<f64>,
+}
+
+impl Plan {
+    pub(super) fn new(config: &SongUNetConfig) -> Result<Self> {
+        let check = Checker(MODEL);
+        let inputs = check.extent("in_channels", config.in_channels)?;
+        let outputs = check.extent("out_channels", config.out_channels)?;
+        let width = check.extent("model_channels", config.model_channels)?;
+        let times = |name: &str, factor: usize| -> Result<i64> {
+            let product = config.model_channels.saturating_mul(factor);
+            check.ensure((1..=MOST_CHANNELS).contains(&product), || {
+                format!("model_channels · {name} is {product}, expected 1 to {MOST_CHANNELS}")
+            })?;
+            Ok(product as i64)
+        };
+        let levels = config.channel_mult.len();
+        check.ensure((1..=MOST_HALVINGS + 1).contains(&levels), || {
+            format!("channel_mult has {levels} levels, expected 1 to {}", MOST_HALVINGS + 1)
+        })?;
+        let widths: Vec<i64> =
+            config.channel_mult.iter().map(|&factor| times("channel_mult", factor)).collect::<Result<_>>()?;
+        let embedding = times("channel_mult_emb", config.channel_mult_emb)?;
+        let noise = times("channel_mult_noise", config.channel_mult_noise)?;
+        check_noise(config.embedding_type, noise)?;
+        let count = |name: &str, value: usize| -> Result<i64> {
+            check.ensure(value <= MOST_CHANNELS, || {
+                format!("{name} is {value}, expected at most {MOST_CHANNELS}")
+            })?;
+            Ok(value as i64)
+        };
+        let labels = count("label_dim", config.label_dim)?;
+        let augmentations = count("augment_dim", config.augment_dim)?;
+        check.probability("dropout", config.dropout)?;
+        check.probability("label_dropout", config.label_dropout)?;
+        let act = config.act.functional().ok_or_else(|| Error::Config {
+            model: MODEL,
+            reason: format!("act is {:?}, expected a function without parameters, such as silu", config.act),
+        })?;
+        let filter = filter(&config.resample_filter, levels)?;
+        let extents = extents(config, levels)?;
+        Ok(Self {
+            extents,
+            inputs,
+            outputs,
+            width,
+            widths,
+            embedding,
+            noise,
+            labels,
+            augmentations,
+            act,
+            filter,
+        })
+    }
+
+    /// Name of a level in the state dict: its height, which stands for both extents.
+    pub(super) fn level(&self, level: usize) -> i64 {
+        self.extents[0] >> level
+    }
+}
+
+/// Group norm takes groups of at least four channels, and at most 32 groups.
+pub(super) fn groups(channels: i64) -> Result<i64> {
+    let groups = channels.div_euclid(4) + i64::from(channels % 4 > 0);
+    let groups = groups.min(32);
+    Checker(MODEL).ensure(channels % groups == 0, || {
+        format!(
+            "a group norm of {channels} channels would have {groups} groups, which do not divide them; choose model_channels and \
+             channel_mult so that every level has a multiple of 32 channels, or of 4 up to 128"
+        )
+    })?;
+    Ok(groups)
+}
+
+fn check_noise(embedding: EmbeddingType, noise: i64) -> Result<()> {
+    let least = match embedding {
+        EmbeddingType::Positional => 4,
+        EmbeddingType::Fourier => 2,
+        EmbeddingType::Zero => return Ok(()),
+    };
+    Checker(MODEL).ensure(noise >= least && noise % 2 == 0, || {
+        format!(
+            "model_channels · channel_mult_noise is {noise}, expected an even number of at least {least}: sines and cosines come in pairs"
+        )
+    })
+}
+
+fn filter(taps: &[f64], levels: usize) -> Result<Vec<f64>> {
+    let check = Checker(MODEL);
+    let sum: f64 = taps.iter().sum();
+    check.ensure(sum.is_finite() && sum != 0.0 && taps.len() <= MOST_TAPS, || {
+        format!(
+            "resample_filter is {taps:?}, expected at most {MOST_TAPS} taps whose sum is finite and not 0"
+        )
+    })?;
+    check.ensure(levels == 1 || taps.len().is_multiple_of(2), || {
+        format!("resample_filter {taps:?} has {} taps, expected an even number: an odd filter does not double the extents", taps.len())
+    })?;
+    Ok(taps.iter().map(|tap| tap / sum).collect())
+}
+
+fn extents(config: &SongUNetConfig, levels: usize) -> Result<[i64; 2]> {
+    let given = config.img_resolution.list(2);
+    let multiple = 1 << (levels - 1);
+    let fits = |&extent: &usize| extent > 0 && extent <= MOST_CHANNELS && extent.is_multiple_of(multiple);
+    Checker(MODEL).ensure(given.len() == 2 && given.iter().all(fits), || {
+        format!("img_resolution is {given:?}, expected height and width, multiples of {multiple} for {levels} levels")
+    })?;
+    Ok([given[0] as i64, given[1] as i64])
+}

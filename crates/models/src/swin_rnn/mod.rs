@@ -1,0 +1,12 @@
+//! SwinRNN: a pyramid of shifted-window transformers that steps a state on.
+
+mod config;
+mod layers;
+mod model;
+mod stage;
+mod traffic;
+
+pub use config::SwinRnnConfig;
+pub use model::SwinRnn;
+
+const MODEL: &str = "swin_rnn";

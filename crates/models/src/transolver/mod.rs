@@ -1,0 +1,10 @@
+//! Transolver: points attend to each other by way of few slices.
+
+mod config;
+mod model;
+mod traffic;
+
+pub use config::TransolverConfig;
+pub use model::Transolver;
+
+const MODEL: &str = "transolver";

@@ -1,0 +1,31 @@
+//! Traffic of a U-Net: halos.
+
+use super::{Normalization, UNetConfig};
+use crate::traffic::{Split, Traffic};
+
+/// Each convolution of a level receives k − 1 rows of its input, each pooling and upsampling the rows by which boundaries are
+/// rounded, each group norm its sums; a gate adds the upsampled signal.
+pub(super) fn of(config: &UNetConfig, split: &Split) -> Option<Traffic> {
+    let plan = config.plan().ok()?;
+    let fields = split.grid(plan.spatial);
+    let kernel = *plan.grid.kernel.iter().max()?;
+    let norm = i64::from(config.normalization != Normalization::None) * 4;
+    let (mut elements, mut before) = (0.0, plan.inputs);
+    for (level, channels) in plan.levels.iter().enumerate() {
+        let grid = fields.coarser(plan.pool.checked_pow(level as u32)?);
+        let last = *channels.last()?;
+        let mut down = before;
+        for &next in channels {
+            // On the way down, and on the way up beside the skip connection.
+            elements += grid.convolved(down + 2 * next, kernel, 1);
+            elements += 2.0 * grid.summed(norm * next);
+            down = next;
+        }
+        let gate = if config.use_attn_gate { 3 } else { 1 };
+        let below = plan.levels.get(level + 1).and_then(|below| below.last()).copied().unwrap_or(0);
+        // Pooling; the upsampled features, and what lies beside them.
+        elements += grid.halo(2 * plan.pool) * ((1 + gate) * last + 2 * below) as f64;
+        before = last;
+    }
+    Some(split.aligned().and(elements + fields.convolved(before, kernel, 1)))
+}

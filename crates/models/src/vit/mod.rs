@@ -1,0 +1,12 @@
+//! A vision transformer on fields.
+
+mod block;
+mod config;
+mod model;
+mod sharding;
+mod traffic;
+
+pub use config::{VitConfig, VitPositions};
+pub use model::Vit;
+
+const MODEL: &str = "vit";

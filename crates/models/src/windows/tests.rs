@@ -1,0 +1,164 @@
+//! Windows against definitions, and the traffic of stages over sharded grids.
+
+use std::time::Duration;
+
+use isobar_array::{Generator, Window};
+use isobar_collectives::threads;
+use isobar_collectives::trace::CommTrace;
+use isobar_mesh::DeviceMesh;
+use isobar_nn::Mode;
+use isobar_shard::{
+    Layout, MeshParams, ParamStore, Placement, ShardTensor, Sizes, forbid_hidden_communication,
+};
+use rstest::rstest;
+use tch::{Device, Kind, Tensor};
+
+use super::{EarthStage, StageOptions, Windows};
+use crate::error::Checker;
+
+const GRID: [i64; 3] = [2, 32, 8];
+const WIDTH: i64 = 4;
+const SHIFT: [i64; 3] = [1, 3, 6];
+
+fn numbers(shape: &[i64]) -> Tensor {
+    let whole = Window::whole(shape);
+    Generator::new(1).normal(&whole, 0.0, 1.0, (Kind::Double, Device::Cpu)).unwrap()
+}
+
+#[rstest]
+#[case([2, 6, 8], [2, 2, 4], [0, 0, 0])]
+#[case([2, 6, 8], [2, 2, 4], [1, 3, 6])]
+#[case([3, 7, 5], [2, 3, 4], [1, 3, 6])]
+#[case([1, 1, 1], [2, 6, 12], [1, 3, 6])]
+fn merging_is_the_inverse_of_cutting(
+    #[case] grid: [i64; 3],
+    #[case] window: [i64; 3],
+    #[case] shift: [i64; 3],
+) {
+    let windows = Windows { grid, window, shift };
+    let x = numbers(&[2, grid[0], grid[1], grid[2], 3]);
+    let cut = windows.partition(&x).unwrap();
+    let [nz, ny, nx] = windows.counts();
+    assert_eq!(cut.size(), [2, nz, ny, nx, windows.tokens(), 3]);
+    assert_eq!(windows.merge(&cut).unwrap(), x);
+}
+
+#[test]
+fn windows_are_shifted_towards_the_start() {
+    let windows = Windows { grid: [1, 4, 4], window: [1, 2, 2], shift: [0, 1, 1] };
+    let x = Tensor::arange(16, (Kind::Double, Device::Cpu)).reshape([1, 1, 4, 4, 1]);
+    let cut = windows.partition(&x).unwrap().reshape([4, 4]);
+    assert_eq!(cut.get(0), Tensor::from_slice(&[5.0, 6.0, 9.0, 10.0]));
+    assert_eq!(cut.get(3), Tensor::from_slice(&[15.0, 12.0, 3.0, 0.0]));
+}
+
+/// Pairs of tokens that a mask leaves to each other.
+fn seen(mask: &Tensor) -> i64 {
+    mask.eq(0.0).sum(Kind::Int64).int64_value(&[])
+}
+
+#[test]
+fn masks_hide_what_the_shift_brings_together() {
+    let windows = Windows { grid: [1, 8, 8], window: [1, 4, 4], shift: [0, 2, 2] };
+    let both = Tensor::arange(2, (Kind::Int64, Device::Cpu));
+    let rows = windows.row_mask(&both).unwrap().reshape([2, 1, 16, 16]);
+    let columns = windows.column_mask(&both).unwrap().reshape([2, 16, 16]);
+    // A rank that has only the second column of windows makes only its mask.
+    let second = windows.column_mask(&Tensor::from_slice(&[1_i64])).unwrap();
+    assert_eq!(second.reshape([16, 16]), columns.get(1));
+    let [inner, border] = [16 * 16, 16 * 8];
+    assert_eq!(seen(&rows.get(0)), inner);
+    assert_eq!(seen(&rows.get(1)), border);
+    let all: Tensor = rows + columns.unsqueeze(0);
+    assert_eq!(seen(&all), inner + 2 * border + border / 2);
+    // Of the earth, columns that came round the end are masked from the others, but not from each other.
+    let earth = windows.earth_mask().unwrap();
+    assert_eq!(earth.size(), [2, 2, 16, 16]);
+    assert_eq!(seen(&earth), inner + 2 * border + border / 2);
+    assert_eq!(earth.min().double_value(&[]), -100.0);
+}
+
+#[rstest]
+// As many regions as there are with Python's slices [0, −w), [−w, −s), [−s, end) of shifts beyond the window.
+#[case(8, 2, 3, &[0, 0, 0, 0, 0, 2, 2, 2], &[0; 8])]
+#[case(8, 4, 3, &[0, 0, 0, 0, 1, 2, 2, 2], &[0, 0, 0, 0, 0, 0, 0, 1])]
+#[case(4, 4, 6, &[2; 4], &[0; 4])]
+#[case(4, 4, 0, &[0; 4], &[0; 4])]
+fn regions_follow_slices(
+    #[case] extent: i64,
+    #[case] window: i64,
+    #[case] shift: i64,
+    #[case] with_seam: &[i64],
+    #[case] without: &[i64],
+) {
+    let windows = Windows { grid: [1, extent, 1], window: [1, window, 1], shift: [0, shift, 0] };
+    assert_eq!(windows.regions(1, true), with_seam);
+    assert_eq!(windows.regions(1, false), without);
+}
+
+/// Returns the bytes that each rank receives in a stage of two blocks.
+fn received(sizes: &'static [i64]) -> Vec<u64> {
+    passes(sizes).into_iter().map(|[forward, ..]| forward).collect()
+}
+
+/// Returns the bytes that each rank receives in forward and in backward, and those of the gradients' sums over the ranks.
+fn passes(sizes: &'static [i64]) -> Vec<[u64; 3]> {
+    threads::run(sizes.len(), Duration::from_secs(60), move |group| {
+        let mesh = DeviceMesh::new(&group, &[sizes.len() as i64], &["domain"]).unwrap();
+        let mut store = ParamStore::new(Generator::new(1)).with_options(Kind::Double, Device::Cpu);
+        let options = StageOptions {
+            grid: GRID,
+            width: WIDTH,
+            heads: 2,
+            window: [2, 2, 4],
+            shift: SHIFT,
+            drop_path: &[0.0, 0.0],
+            recomputes: false,
+        };
+        let params = &mut MeshParams::new(&mut store, &mesh);
+        let stage = EarthStage::new(&Checker("test"), "blocks", options, params).unwrap();
+        let shape = [1, GRID[0], GRID[1], GRID[2], WIDTH];
+        let rows = Sizes::Explicit([(2, sizes.to_vec())].into());
+        let layout = Layout::new(&mesh, &[Placement::Shard(2)], &shape, &rows).unwrap();
+        let x = ShardTensor::distribute_as(&numbers(&shape), &layout).unwrap();
+        let _guard = forbid_hidden_communication();
+        let trace = CommTrace::start(&mesh.group("domain").unwrap());
+        let loss = stage.forward(&x, Mode::Eval).unwrap().sum().unwrap();
+        trace.stop();
+        let forward = trace.received();
+        let trace = CommTrace::start(&mesh.group("domain").unwrap());
+        loss.backward().unwrap();
+        trace.stop();
+        let sums = store.trainable().map(|parameter| {
+            let bytes = 8 * parameter.tensor.numel() as u64;
+            bytes * if bytes > 16 << 10 { 2 } else { sizes.len() as u64 - 1 }
+        });
+        [forward, trace.received(), sums.sum()]
+    })
+}
+
+#[test]
+fn a_shifted_block_receives_the_rows_of_its_shift() {
+    let row = (GRID[0] * GRID[2] * WIDTH * 8) as u64;
+    // Shards of whole windows: the first block receives nothing, the second its shift there and back.
+    for bytes in received(&[8, 8, 8, 8]) {
+        assert_eq!(bytes, 2 * SHIFT[1] as u64 * row);
+    }
+    // Other shards are first moved to whole windows, of the norm's result and of the residual.
+    let aligned = [6, 10, 8, 8];
+    let given = received(&[5, 11, 8, 8]);
+    for (rank, bytes) in given.into_iter().enumerate() {
+        let moved = u64::from(aligned[rank] > [5, 11, 8, 8][rank]);
+        assert_eq!(bytes, 2 * (SHIFT[1] as u64 + moved) * row, "rank {rank}");
+    }
+}
+
+/// Biases are looked up by each rank for its own windows: their gradients are summed as the table's, and not gathered for all pairs of
+/// tokens of all windows.
+#[test]
+fn backward_receives_the_shift_and_the_sums_of_gradients() {
+    let row = (GRID[0] * GRID[2] * WIDTH * 8) as u64;
+    for [_, backward, sums] in passes(&[8, 8, 8, 8]) {
+        assert!(backward <= 2 * SHIFT[1] as u64 * row + sums, "{backward}, sums {sums}");
+    }
+}

@@ -1,0 +1,256 @@
+//! A model over sharded arrays against itself on one rank: outputs, gradients and 20 steps of training.
+
+use std::time::Duration;
+
+use isobar_array::{Generator, Window};
+use isobar_collectives::threads;
+use isobar_harness::{Memo, curve::SingleRun};
+use isobar_mesh::DeviceMesh;
+use isobar_models::{Batch, Mode, ModelArray, ModelConfig};
+use isobar_shard::{
+    Layout, MeshParams, ParamStore, Placement, ShardTensor, Sizes, forbid_hidden_communication,
+};
+use tch::{Device, Kind, Tensor};
+
+use super::{nudge, perturb};
+
+const DOUBLE: (Kind, Device) = (Kind::Double, Device::Cpu);
+const STEPS: usize = 20;
+
+/// An axis of a mesh: its number of ranks, and the dim that it splits of each array. Arrays without an entry are replicated.
+pub(crate) type Axis = (i64, Vec<(&'static str, usize)>);
+
+/// Axes of so many ranks, each of which splits that dim of the fields.
+pub(crate) fn split(axes: &[(i64, usize)]) -> Vec<Axis> {
+    axes.iter().map(|&(ranks, dim)| (ranks, vec![(Batch::<Tensor>::FIELDS, dim)])).collect()
+}
+
+/// Names of arrays of a batch with their shapes.
+type Shapes = Vec<(String, Vec<i64>)>;
+
+/// A model with the arrays that it takes and gives.
+#[derive(Debug, Clone)]
+pub(crate) struct Twin {
+    config: ModelConfig,
+    kind: Kind,
+    inputs: Shapes,
+    outputs: Shapes,
+    perturbed: Option<u64>,
+    empty: bool,
+}
+
+/// Runs on one rank.
+static DENSE: Memo<Run> = Memo::new();
+
+/// Results of a run.
+struct Run {
+    outputs: Vec<Tensor>,
+    /// Gradients of the first step, by name.
+    grads: Vec<(String, Tensor)>,
+    losses: Vec<f64>,
+    /// Parameters and buffers in the end.
+    state: Vec<(String, Tensor)>,
+}
+
+impl Twin {
+    /// A model in double precision, the shapes of its inputs and those of its outputs, by their names in a batch.
+    pub(crate) fn new(
+        config: ModelConfig,
+        inputs: &[(&str, Vec<i64>)],
+        outputs: &[(&str, Vec<i64>)],
+    ) -> Self {
+        let owned = |arrays: &[(&str, Vec<i64>)]| -> Shapes {
+            arrays.iter().map(|(name, shape)| ((*name).to_owned(), shape.clone())).collect()
+        };
+        Self {
+            config,
+            kind: Kind::Double,
+            inputs: owned(inputs),
+            outputs: owned(outputs),
+            perturbed: None,
+            empty: false,
+        }
+    }
+
+    /// Computes in single precision.
+    pub(crate) fn single(self) -> Self {
+        Self { kind: Kind::Float, ..self }
+    }
+
+    /// Adds noise to all parameters first, for models some of whose gradients are zero at the start.
+    pub(crate) fn perturbed(self, seed: u64) -> Self {
+        Self { perturbed: Some(seed), ..self }
+    }
+
+    /// Leaves the first rank of each axis without a part.
+    pub(crate) fn with_empty_shards(self) -> Self {
+        Self { empty: true, ..self }
+    }
+
+    /// Asserts that a mesh, whose axes split the arrays into parts that grow by the rank, gives what one rank does.
+    #[track_caller]
+    pub(crate) fn check(&self, axes: &[Axis]) {
+        let runs = self.on_mesh(axes);
+        self.dense(None, |want| {
+            assert_learns(want);
+            for run in runs {
+                for (got, want) in run.outputs.iter().zip(&want.outputs) {
+                    assert_close("output", got, want, 1e-11);
+                }
+                for ((name, got), (_, want)) in run.grads.iter().zip(&want.grads) {
+                    assert_close(&format!("grad.{name}"), got, want, 1e-10);
+                }
+                for (step, (got, want)) in run.losses.iter().zip(&want.losses).enumerate() {
+                    assert!((got - want).abs() <= 1e-10 * want.abs(), "step {step}: {got}, dense {want}");
+                }
+                for ((name, got), (_, want)) in run.state.iter().zip(&want.state) {
+                    assert_close(name, got, want, 1e-9);
+                }
+            }
+        });
+    }
+
+    /// Asserts that the losses in single precision are those of one rank, as far as rounding lets them.
+    #[track_caller]
+    pub(crate) fn check_losses(&self, axes: &[Axis]) {
+        let twin = self.clone().single();
+        let want = twin.dense(None, |want| {
+            assert_learns(want);
+            want.losses.clone()
+        });
+        let near = [1, 2].map(|seed| twin.dense(Some(seed), |run| run.losses.clone()));
+        let want = SingleRun::new(want, &near);
+        for run in twin.on_mesh(axes) {
+            want.assert_same(&run.losses);
+        }
+    }
+
+    /// Gives `read` the run on one rank, from parameters that are nudged where there is a seed.
+    fn dense<R>(&self, nudged: Option<u64>, read: impl FnOnce(&Run) -> R) -> R {
+        let dense = Self { empty: false, ..self.clone() };
+        DENSE.with(format!("{dense:?} {nudged:?}"), || dense.run_dense(nudged), read)
+    }
+
+    fn run_dense(&self, nudged: Option<u64>) -> Run {
+        let whole = |at: usize, name: &str, shape: &[i64]| (name.to_owned(), self.values(at, shape));
+        self.train(
+            |params| self.config.build::<Tensor>(params).unwrap(),
+            whole,
+            |store| nudged.iter().for_each(|seed| nudge(store, *seed)),
+            |loss| loss.backward(),
+            Tensor::shallow_clone,
+        )
+    }
+
+    fn on_mesh(&self, axes: &[Axis]) -> Vec<Run> {
+        let shape: Vec<i64> = axes.iter().map(|(ranks, _)| *ranks).collect();
+        let count = shape.iter().product::<i64>() as usize;
+        let (twin, axes) = (self.clone(), axes.to_vec());
+        threads::run(count, Duration::from_secs(120), move |group| {
+            let mesh = DeviceMesh::new(&group, &shape, &["a", "b"][..shape.len()]).unwrap();
+            twin.train(
+                |params| twin.config.build(&mut MeshParams::new(params, &mesh)).unwrap(),
+                |at, name, shape| {
+                    let layout = twin.layout(&mesh, &axes, name, shape);
+                    let whole = twin.values(at, shape);
+                    (name.to_owned(), ShardTensor::distribute_as(&whole, &layout).unwrap())
+                },
+                |_| (),
+                |loss| loss.backward().unwrap(),
+                |array| array.full_tensor(None).unwrap(),
+            )
+        })
+    }
+
+    /// Trains by plain gradient descent. `array` makes the array of that number, name and shape, `whole` a tensor of all of it.
+    fn train<A: ModelArray>(
+        &self,
+        build: impl FnOnce(&mut ParamStore) -> Box<dyn isobar_models::Model<A>>,
+        array: impl Fn(usize, &str, &[i64]) -> (String, A),
+        prepare: impl FnOnce(&ParamStore),
+        backward: impl Fn(&A),
+        whole: impl Fn(&A) -> Tensor,
+    ) -> Run {
+        let mut store = ParamStore::new(Generator::new(7)).with_options(self.kind, Device::Cpu);
+        let model = build(&mut store);
+        self.perturbed.iter().for_each(|seed| perturb(&store, *seed));
+        prepare(&store);
+        let inputs = self.inputs.iter().enumerate().map(|(at, (name, shape))| array(at, name, shape));
+        let inputs: Vec<(String, A)> = inputs.collect();
+        let targets = self.outputs.iter().enumerate().map(|(at, (name, shape))| array(100 + at, name, shape));
+        let targets: Vec<(String, A)> = targets.collect();
+        let (mut first, mut losses, generator) = (None, Vec::new(), Generator::new(3));
+        for _ in 0..STEPS {
+            let _guard = forbid_hidden_communication();
+            let batch = inputs
+                .iter()
+                .fold(Batch::default(), |batch, (name, input)| batch.with(name, input.shallow_clone()));
+            let mut result = model.forward(&batch, Mode::train(&generator)).unwrap();
+            let outputs: Vec<A> = targets.iter().map(|(name, _)| result.take(name).unwrap()).collect();
+            let parts = outputs.iter().zip(&targets).map(|(got, (_, want))| got.mse_loss(want).unwrap());
+            let loss = parts.reduce(|sum, part| sum.add(&part).unwrap()).unwrap();
+            backward(&loss);
+            losses.push(whole(&loss).double_value(&[]));
+            let grads = || store.trainable().map(|p| (p.name.clone(), grad(&p.tensor))).collect();
+            first.get_or_insert_with(|| (outputs.iter().map(|y| whole(y).detach()).collect(), grads()));
+            tch::no_grad(|| {
+                for parameter in store.trainable() {
+                    let step = grad(&parameter.tensor) * 0.02;
+                    let _ = parameter.tensor.shallow_clone().f_sub_(&step).unwrap();
+                }
+            });
+            store.zero_grad().unwrap();
+        }
+        let (outputs, grads) = first.unwrap();
+        let state = store.parameters().iter().map(|p| (p.name.clone(), p.tensor.detach().copy())).collect();
+        Run { outputs, grads, losses, state }
+    }
+
+    /// The values of an array: the same on all ranks and meshes.
+    fn values(&self, at: usize, shape: &[i64]) -> Tensor {
+        let generator = Generator::new(1 + at as u64);
+        generator.normal(&Window::whole(shape), 0.0, 1.0, DOUBLE).unwrap().to_kind(self.kind)
+    }
+
+    /// Each axis splits at most one dim of an array, into parts that grow by the rank.
+    fn layout(&self, mesh: &DeviceMesh, axes: &[Axis], name: &str, shape: &[i64]) -> Layout {
+        let dim_of =
+            |dims: &[(&str, usize)]| dims.iter().find(|(array, _)| *array == name).map(|(_, dim)| *dim);
+        let mut sizes = Vec::new();
+        let mut placements = Vec::new();
+        for (ranks, dims) in axes {
+            let Some(dim) = dim_of(dims) else {
+                placements.push(Placement::Replicate);
+                continue;
+            };
+            placements.push(Placement::Shard(dim));
+            // With empty shards, the first rank's part is the one that would have been nobody's.
+            let (skip, parts) = if self.empty { (1, ranks - 1) } else { (0, *ranks) };
+            let weights = parts * (parts + 1) / 2;
+            let boundary = |rank: i64| match rank.max(skip) - skip {
+                rank if weights == 0 => shape[dim] * rank,
+                rank => shape[dim] * (rank * (rank + 1) / 2) / weights,
+            };
+            sizes.push((dim, (0..*ranks).map(|rank| boundary(rank + 1) - boundary(rank)).collect()));
+        }
+        Layout::new(mesh, &placements, shape, &Sizes::Explicit(sizes)).unwrap()
+    }
+}
+
+/// The gradient of a parameter; zeros where there is none.
+fn grad(parameter: &Tensor) -> Tensor {
+    let grad = parameter.grad();
+    if grad.defined() { grad.copy() } else { parameter.zeros_like() }
+}
+
+fn assert_learns(run: &Run) {
+    assert!(run.losses[STEPS - 1] < run.losses[0], "{:?}", run.losses);
+}
+
+#[track_caller]
+fn assert_close(what: &str, got: &Tensor, want: &Tensor, tolerance: f64) {
+    assert_eq!(got.size(), want.size(), "{what}");
+    let scale = want.abs().max().double_value(&[]).max(1.0);
+    let error = (got - want).abs().max().double_value(&[]);
+    assert!(error <= tolerance * scale, "{what} differs by {error}");
+}
