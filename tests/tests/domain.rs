@@ -124,6 +124,25 @@ fn isobar(launch: Launch, command: &str, config: &str, output: &Path, sets: &[&s
         "navier_stokes_cnext_unet" => {
             &["model.stages=2", "model.init_features=4", "model.spatial_resolution=[16, 16]"]
         }
+        "navier_stokes_swin_rnn" => {
+            &["model.img_size=[1, 16, 16]", "model.embed_dim=4", "model.num_groups=2", "model.window_size=4"]
+        }
+        "navier_stokes_song_unet" => &[
+            "model.model_channels=4",
+            "model.channel_mult=[1, 2]",
+            "model.img_resolution=16",
+            "model.attn_resolutions=[8]",
+        ],
+        "navier_stokes_diffusion" => &[
+            "model.model.model_channels=4",
+            "model.model.channel_mult=[1, 2]",
+            "model.model.img_resolution=16",
+            "model.model.attn_resolutions=[8]",
+            "diffusion.sampler.num_steps=2",
+        ],
+        "navier_stokes_dit" => {
+            &["model.input_size=[16, 16]", "model.hidden_size=8", "model.depth=2", "model.num_heads=2"]
+        }
         _ => &["model.model_depth=2", "model.feature_map_channels=[4, 4, 8, 8]"],
     };
     let small = ["run.name=run", "data.validation_samples=2", "data.validation_steps=3", "train.epochs=2"];
@@ -313,13 +332,28 @@ fn in_single_precision(
     whole.assert_same(&numbers(&records(folder.path())));
 }
 
-/// Convolutions over the rows, the columns and the samples of other ranks.
+/// Convolutions and attention over the rows, the columns and the samples of other ranks.
 #[rstest]
+#[case::dit("navier_stokes_dit", &["data.fields=[\"height\"]"])]
 #[case::cnext_unet("navier_stokes_cnext_unet", &["data.fields=[\"height\"]"])]
 #[case::pix2pix("darcy_pix2pix", &["data.path=tests/data/darcy_excerpt.h5"])]
-fn convolutional_networks_train_alike(#[case] config: &str, #[case] sets: &[&str]) {
+#[case::song_unet("navier_stokes_song_unet", &["data.fields=[\"height\"]"])]
+#[case::diffusion("navier_stokes_diffusion", &["data.fields=[\"height\"]"])]
+fn convolutions_and_attention_train_alike(#[case] config: &str, #[case] sets: &[&str]) {
     let run = |ranks: usize, [shape, names]: [String; 2]| {
         train(Launch::plain(ranks, ISOBAR), config, &[sets, &["train.max_steps=4", &shape, &names]].concat())
+    };
+    let whole = run(1, mesh("[1]", "[\"data\"]"));
+    alike(&run(3, mesh("[3]", "[\"domain\"]")), &whole);
+    alike(&run(4, mesh("[2, 2]", "[\"data\", \"domain_y\"]")), &whole);
+}
+
+/// Attention in windows that are shifted over the rows, the columns and the samples of other ranks.
+#[test]
+fn a_transformer_of_windows_trains_alike() {
+    let run = |ranks: usize, [shape, names]: [String; 2]| {
+        let sets = ["data.fields=[\"height\"]", "train.max_steps=4", &shape, &names];
+        train(Launch::plain(ranks, ISOBAR), "navier_stokes_swin_rnn", &sets)
     };
     let whole = run(1, mesh("[1]", "[\"data\"]"));
     alike(&run(3, mesh("[3]", "[\"domain\"]")), &whole);

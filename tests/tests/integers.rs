@@ -32,7 +32,7 @@ const MEMORY: u64 = 6 << 20;
 const LONGEST: Duration = Duration::from_secs(120);
 
 /// Small models by their names. Keys of other sections are set with the first.
-const MODELS: [(&str, &str); 9] = [
+const MODELS: [(&str, &str); 16] = [
     (
         "afno",
         "inp_shape = [64, 64]\nin_channels = 1\nout_channels = 1\nembed_dim = 16\ndepth = 1\nnum_blocks = 2\n\
@@ -46,12 +46,21 @@ const MODELS: [(&str, &str); 9] = [
         "distributed_afno",
         "inp_shape = [64, 64]\nin_channels = 1\nembed_dim = 16\ndepth = 1\nnum_blocks = 2\npatch_size = 8",
     ),
+    ("flare", "functional_dim = 1\nout_dim = 1\nn_layers = 1\nn_hidden = 8\nn_head = 2\nslice_num = 4"),
+    (
+        "dit",
+        "input_size = [64, 64]\nin_channels = 1\nout_channels = 1\nhidden_size = 16\ndepth = 1\nnum_heads = 2",
+    ),
     (
         "fno",
         "in_channels = 1\nout_channels = 1\nlatent_channels = 4\nnum_fno_layers = 1\nnum_fno_modes = 4\n\
          decoder_layer_size = 4",
     ),
     ("fully_connected", "in_features = 1\nout_features = 1\nlayer_size = 8\nnum_layers = 1"),
+    (
+        "geo_transolver",
+        "functional_dim = 1\nout_dim = 1\nn_layers = 1\nn_hidden = 8\nn_head = 2\nslice_num = 4",
+    ),
     (
         "mod_afno",
         "inp_shape = [16, 16]\nin_channels = 1\nout_channels = 1\nembed_dim = 8\ndepth = 1\nnum_blocks = 2\n\
@@ -63,13 +72,32 @@ const MODELS: [(&str, &str); 9] = [
          n_blocks = 1",
     ),
     (
+        "song_unet",
+        "img_resolution = 64\nin_channels = 1\nout_channels = 1\nmodel_channels = 4\nchannel_mult = [1, 2]\nnum_blocks = 1\n\
+         attn_resolutions = [32, 16]\nembedding_type = \"zero\"",
+    ),
+    (
         "sr_res_net",
         "in_channels = 1\nout_channels = 1\nscaling_factor = 2\nconv_layer_size = 4\nn_resid_blocks = 1",
+    ),
+    (
+        "swin_rnn",
+        "img_size = [1, 64, 64]\npatch_size = [1, 1, 1]\nin_chans = 1\nout_chans = 1\nembed_dim = 4\nnum_groups = 2\n\
+         num_heads = 2\nwindow_size = 4",
+    ),
+    (
+        "transolver",
+        "functional_dim = 1\nout_dim = 1\nembedding_dim = 2\nstructured_shape = [64, 64]\nn_layers = 1\nn_hidden = 8\n\
+         n_head = 2\nslice_num = 4",
     ),
     (
         "unet",
         "in_channels = 1\nout_channels = 1\ndimension = 2\nmodel_depth = 2\nnormalization = \"groupnorm\"\n\
          feature_map_channels = [4, 4, 4, 4]",
+    ),
+    (
+        "vit",
+        "inp_shape = [64, 64]\nin_channels = 1\nout_channels = 1\nembed_dim = 16\ndepth = 1\nnum_heads = 2",
     ),
 ];
 

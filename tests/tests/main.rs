@@ -27,6 +27,7 @@ mod random_faults;
 mod run_folder;
 mod slurm;
 mod special;
+mod streaming;
 mod tidy;
 mod train;
 mod variables;

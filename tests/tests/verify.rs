@@ -77,6 +77,13 @@ const SHARDED: &[&str] = &[
     "cnext_unet",
 ];
 
+/// Models whose layers are covered by the operators above: a few meshes are enough.
+const MODELS: &str = "dit,dlwp,edm_preconditioner,edm_sampler,flare,geo_transolver,healpix_unet,pangu,song_unet,swin_rnn,\
+                      transolver";
+
+/// Models that take long, of the layers of others.
+const LONG: &str = "edm_loss,fengwu";
+
 #[rstest]
 fn public_cases_pass(#[values("threads", "mpi", "gloo")] backend: &str) {
     if backend == "mpi" && !has_mpi() {
@@ -108,6 +115,29 @@ fn sharded_operators_pass(#[values("threads", "mpi")] backend: &str) {
     verify.args(["verify", "--backend", backend, "--ops", &SHARDED.join(",")]).arg(golden());
     verify.args(["--ranks", if backend == "mpi" { "2,4" } else { "1,2,3,4,2x2" }]).env(THREADS, threads());
     let output = output_within(&mut verify, Duration::from_secs(900)).unwrap().expect("did not end");
+    let said = String::from_utf8_lossy(&output.stdout);
+    let complained = String::from_utf8_lossy(&output.stderr);
+    assert!(output.status.success(), "{said}\n{complained}");
+    assert!(!said.contains("unsupported"), "{said}");
+}
+
+/// Every layout of some meshes; with `--full`, of all, and of models that take long.
+#[rstest]
+fn models_pass(#[values("threads", "mpi")] backend: &str) {
+    if backend == "mpi" && !has_mpi() {
+        return;
+    }
+    let ranks = match (backend, full()) {
+        ("mpi", false) => "2",
+        ("mpi", true) => "2,4",
+        (_, false) => "3,2x2",
+        (_, true) => "1,2,3,4,2x2",
+    };
+    let ops = if full() { format!("{MODELS},{LONG}") } else { MODELS.to_owned() };
+    let mut verify = Command::new(ISOBAR);
+    verify.args(["verify", "--backend", backend, "--ops", &ops, "--ranks", ranks]).arg(golden());
+    let output = output_within(verify.env(THREADS, threads()), Duration::from_secs(900)).unwrap();
+    let output = output.expect("did not end");
     let said = String::from_utf8_lossy(&output.stdout);
     let complained = String::from_utf8_lossy(&output.stderr);
     assert!(output.status.success(), "{said}\n{complained}");

@@ -5,8 +5,8 @@ use std::path::{Path, PathBuf};
 use anyhow::Result;
 use clap::Subcommand;
 use isobar_manager::format_bytes;
-use isobar_train::Error;
 use isobar_train::checkpoint::{self, Listed, Summary};
+use isobar_train::{Error, checkpoint_error};
 use time::OffsetDateTime;
 use time::format_description::well_known::Rfc3339;
 
@@ -120,10 +120,10 @@ fn verify(path: &Path) -> Result<Exit> {
 
 fn line(listed: &Listed) -> String {
     match &listed.found {
-        Ok(Summary { step, saved_at, bytes, ranks, validation_error }) => {
+        Ok(Summary { step, saved_at, bytes, ranks, validation_error, validation_metric }) => {
             let when = OffsetDateTime::from(*saved_at).format(&Rfc3339).unwrap_or_default();
-            let error =
-                validation_error.map_or_else(|| "-".to_owned(), |error| format!("{:.2} %", error * 100.0));
+            let text = |error| checkpoint_error(error, validation_metric.as_deref());
+            let error = validation_error.map_or_else(|| "-".to_owned(), text);
             format!("{step:>8}  {when:20}  {:>10}  {ranks:>5}  {error:>10}  whole", format_bytes(*bytes))
         }
         Err(reason) => {
@@ -147,6 +147,7 @@ mod tests {
             bytes: 3 << 20,
             ranks: 4,
             validation_error: Some(0.0321),
+            validation_metric: None,
         };
         let listed = Listed { path: "step_00000040".into(), found: Ok(summary) };
         let line = line(&listed);

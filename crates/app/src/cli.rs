@@ -41,11 +41,11 @@ pub(crate) enum Command {
     ///
     /// Reads the configuration that the model was trained with, and its checkpoint, on any number of ranks and any mesh. For
     /// trajectories each prediction is the start of the next, step after step. Writes HDF5: The Well's schema or PDEBench's Darcy
-    /// layout for data of those formats, otherwise one dataset for each variable. Its attributes name the checkpoint and the samples, a picture, and a table of the
+    /// layout for data of those formats, otherwise one dataset for each variable; with --out FILE.nc NetCDF-4. Its attributes name the checkpoint and the samples, a picture, and a table of the
     /// errors of each variable after each step (CSV) where the file has the truth.
     #[command(after_long_help = PREDICT_EXAMPLES)]
     Predict(PredictArgs),
-    /// Make data sets
+    /// Make, show, measure and convert data sets
     #[command(subcommand)]
     Data(DataCommand),
     /// Show configurations

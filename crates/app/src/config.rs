@@ -2,17 +2,17 @@
 
 use std::path::{Path, PathBuf};
 
-use anyhow::Result;
+use anyhow::{Result, bail};
 use clap::{Args, Subcommand};
 use isobar_manager::config::{
     self, DistributedConfig, Resolved, Sources, reference_markdown, reference_toml,
 };
-use isobar_models::ModelConfig;
-use isobar_train::FitConfig;
+use isobar_models::{Batch, FieldSpec, ModelConfig};
 use isobar_train::config::{
     CheckpointConfig, DataConfig, DataParallelConfig, MetricsConfig, OptimizerKind, RunConfig, ScheduleKind,
     TrainConfig,
 };
+use isobar_train::{Denoising, DiffusionConfig, FitConfig};
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
@@ -31,6 +31,8 @@ pub(crate) struct Config {
     pub data: DataConfig,
     /// The network.
     pub model: ModelConfig,
+    /// Training and sampling of a denoiser; only with a model that is one, such as `edm_preconditioner`.
+    pub diffusion: Option<DiffusionConfig>,
     /// The loop.
     pub train: TrainConfig,
     /// Optimizer: updates parameters from gradients.
@@ -56,9 +58,53 @@ impl Config {
             schedule: self.schedule.clone(),
             data_parallel: self.data_parallel.clone(),
             checkpoint: self.checkpoint.clone(),
+            metrics: self.metrics.clone(),
             ..FitConfig::default()
         };
-        Ok(settings.check()?)
+        settings.check()?;
+        self.train.weights.check_steps(self.data.train_steps.most())?;
+        self.denoising().map(drop)
+    }
+
+    /// How the model is trained and predicts if it is a denoiser.
+    pub(crate) fn denoising(&self) -> Result<Option<Denoising>> {
+        let name = self.model.name();
+        match (&self.diffusion, self.model.denoises()) {
+            (None, None) => Ok(None),
+            (Some(diffusion), Some(sigma_data)) => {
+                if self.data.train_steps.most() != 1 {
+                    bail!(Exit::Usage.because(format!(
+                        "data.train_steps is {}, but a denoiser is trained on single steps; --set data.train_steps=1",
+                        self.data.train_steps.most()
+                    )));
+                }
+                let made = Denoising::new(diffusion, sigma_data, self.run.seed);
+                Ok(Some(made.map_err(|error| Exit::Usage.because(format!("[diffusion]: {error}")))?))
+            }
+            (None, Some(_)) => bail!(Exit::Usage.because(format!(
+                "model.type = {name:?} is a denoiser, and there is no [diffusion] that says how it is trained; add the table, or \
+                 --set diffusion.p_mean=-1.2"
+            ))),
+            (Some(_), None) => bail!(Exit::Usage.because(format!(
+                "[diffusion] trains a denoiser, and model.type = {name:?} is none; take the table away, or put the model into \
+                 one: model.type = \"edm_preconditioner\" with the present table as [model.model]"
+            ))),
+        }
+    }
+
+    /// Shape of the model's inputs for such data. A denoiser gets the targets with noise, and the inputs as conditions.
+    pub(crate) fn fields_of_model(&self, fields: FieldSpec) -> FieldSpec {
+        if self.diffusion.is_none() {
+            return fields;
+        }
+        let arrays = [Batch::<()>::SIGMA, Batch::<()>::CONDITIONS].map(str::to_owned);
+        FieldSpec {
+            condition_channels: fields.in_channels + fields.position_channels,
+            in_channels: fields.out_channels,
+            position_channels: 0,
+            arrays: fields.arrays.iter().cloned().chain(arrays).collect(),
+            ..fields
+        }
     }
 }
 

@@ -24,14 +24,15 @@ use isobar_manager::printable;
 use isobar_models::Architecture;
 use isobar_train::Registered;
 use isobar_train::loss::Loss;
+use isobar_train::metric::Metric;
 use isobar_train::optim::OptimizerConfig;
 use isobar_train::schedule::LrSchedule;
 
 use cli::{Cli, Command};
 use exit::Exit;
 
-/// The command line as a library: the command `isobar` with a program's own models, data formats, losses, optimizers and
-/// schedules, which its TOML files name.
+/// The command line as a library: the command `isobar` with a program's own models, data formats, losses, metrics, optimizers
+/// and schedules, which its TOML files name.
 ///
 /// ```no_run
 /// fn main() -> std::process::ExitCode {
@@ -79,6 +80,13 @@ impl App {
     #[must_use]
     pub fn loss<L: Loss + Registered>(self) -> Self {
         isobar_train::loss::register::<L>();
+        self
+    }
+
+    /// Adds a metric. One that registers itself (`isobar_train::register_metric!`) need not be added.
+    #[must_use]
+    pub fn metric<M: Metric + Registered>(self) -> Self {
+        isobar_train::metric::register::<M>();
         self
     }
 

@@ -5,18 +5,19 @@ use std::sync::Arc;
 
 use anyhow::{Result, bail};
 use clap::{Args, ValueEnum};
+use isobar_data::Missing;
 use isobar_manager::config::Resolved;
-use isobar_manager::{DistributedManager, logging};
+use isobar_manager::{DistributedManager, format_bytes, logging};
 use isobar_train::config::{CheckpointConfig, Predict, Resume};
 use isobar_train::{
-    DataParallelConfig, FieldLayout, FieldModel, FieldTask, FitConfig, Forward, ProgressMode, RunFolder,
-    Signals, Stop, Summary, Variable, VariableError, fit, spectra_line,
+    BoxError, DataParallelConfig, Error, FieldLayout, FieldModel, FieldTask, FitConfig, Forward,
+    ProgressMode, Ranks, RunFolder, Signals, Stop, Summary, Variable, VariableError, fit, spectra_line,
 };
 
 use crate::config::{Config, ConfigArgs};
 use crate::exit::{Because, Exit};
 use crate::run::errors::{self, Compared};
-use crate::run::{self, Fields, Job, Meaning, RANKS_OWN, Run, picture};
+use crate::run::{self, Fields, Job, Meaning, Place, RANKS_OWN, Run, Scoring, picture, scoring};
 use crate::{check, start, terminal};
 
 /// Arguments of `isobar train`.
@@ -167,6 +168,8 @@ struct Trained {
     baseline: Vec<VariableError>,
     /// Baseline errors of rollouts, per variable.
     rollout_baseline: Vec<VariableError>,
+    /// Lines of the table of metrics.
+    scores: Vec<String>,
     picture: Option<PathBuf>,
     /// True if the samples are trajectories.
     has_steps: bool,
@@ -193,18 +196,26 @@ impl Job for Training<'_> {
         F: Forward<L::Array>,
     {
         let Self { manager, config, text, signals, claimed, checkpoint, progress } = self;
-        let Run { source, layout, window, positions, forward, params, buffers, ranks, device } = run;
+        let Run { source, layout, window, positions, statics, forward, params, buffers, ranks, device } = run;
+        let Scoring { weights, report } = Scoring::new(&source, config, &window, &ranks.world)?;
+        let (own, at_once) = at_once(&layout, &ranks, config, source.most_samples())?;
         let options = (config.train.precision.kind(), device);
-        let fields = Fields::read_alike(&source, &config.data, &window, options, &ranks.world)?;
+        let place = Place { window: &window, options, own, at_once };
+        let fields = Fields::read_alike(&source, &config.data, &place, &ranks.world)?;
+        let reader = fields.reader;
         let (input, target) = (fields.input, fields.target);
         let (change, variables, titles) = (fields.change, source.variables()?, source.titles()?);
+        let positions = statics.behind(positions, fields.statics.as_ref(), options)?;
+        let roles = source.names.roles(&*source.data, &config.data, &window, fields.forcing.clone())?;
         let task = FieldTask {
-            model: FieldModel { forward, layout, positions, change, input, target, variables },
+            model: FieldModel { forward, layout, positions, change, input, target, variables, roles },
             train: fields.train,
             validation: fields.validation,
             rollouts: fields.rollouts,
             augment: config.data.augment.into(),
             loss: config.train.loss.clone(),
+            weights,
+            report,
             seed: config.run.seed,
         };
         let folder = config.run.folder();
@@ -214,9 +225,13 @@ impl Job for Training<'_> {
             validation = task.validation.len(),
             "training starts"
         );
-        let boxed = anyhow::Error::from_boxed;
-        let baseline = task.baseline().map_err(boxed)?;
-        let rollout_baseline = task.rollout_baseline().map_err(boxed)?;
+        // A rank that cannot read its samples alone tells the others.
+        let left = |source: BoxError| {
+            ranks.world.leave(&source.to_string());
+            Error::Task { context: "the baseline", source }
+        };
+        let baseline = task.baseline().map_err(left)?;
+        let rollout_baseline = task.rollout_baseline().map_err(left)?;
         let fit_config = FitConfig {
             folder: folder.clone(),
             claimed: Some(claimed),
@@ -238,6 +253,13 @@ impl Job for Training<'_> {
                 predict: config.data.predict,
                 positions: config.data.positions,
                 change: task.model.change.clone(),
+                forcings: config.data.forcings.clone(),
+                statics: config.data.statics.clone(),
+                diagnostics: config.data.diagnostics.clone(),
+                history: config.data.history,
+                levels: config.data.levels.clone(),
+                forcing: fields.forcing,
+                fixed: fields.statics,
                 variables: task.model.variables.clone(),
                 baseline: baseline.clone(),
             })?,
@@ -246,14 +268,32 @@ impl Job for Training<'_> {
             checks: config.distributed.checks,
         };
         let summary = fit(&task, &params, &buffers, &ranks, &fit_config)?;
+        if let Some(account) = reader.map(|reader| reader.account()) {
+            let [read, peak] = [account.read, account.peak].map(format_bytes);
+            tracing::info!("{read} of data were read while they were needed, with at most {peak} in memory");
+        }
         let variables = task.model.variables.clone();
+        let scores = match &summary.rollout_scores[..] {
+            [] => scoring::table(summary.scores.as_slice(), &task.report, &variables),
+            rollouts => scoring::table(rollouts, &task.report, &variables),
+        };
         let picture = match summary.stopped {
             None => picture::draw(&task, &ranks.world, &folder, &titles)?,
             // A run that is being stopped has little time.
             Some(_) => None,
         };
-        Ok(Trained { summary, variables, baseline, rollout_baseline, picture, has_steps: source.has_steps() })
+        let has_steps = source.has_steps();
+        Ok(Trained { summary, variables, baseline, rollout_baseline, scores, picture, has_steps })
     }
+}
+
+/// Returns the most samples that this rank reads at a time, and the most that are validated at a time, before ranks share them.
+/// There are `most` samples at most.
+fn at_once(layout: &impl FieldLayout, ranks: &Ranks, config: &Config, most: usize) -> Result<(usize, usize)> {
+    let own = |samples: usize| -> Result<usize> { Ok(layout.own(&(0..samples).collect::<Vec<_>>())?.len()) };
+    let validated = config.train.batch_size.min(most).div_ceil(ranks.data.size()).max(1);
+    let pass = validated.div_ceil(config.train.accumulate.max(1));
+    Ok((own(pass)?.max(own(validated)?).max(own(picture::SAMPLES)?), validated))
 }
 
 /// Returns the values that a run must share to resume a checkpoint: the meaning of its data, and its network.
@@ -269,10 +309,25 @@ fn identity(config: &Config) -> Result<serde_json::Value> {
         "model": model,
     });
     // Only where they are set, so that runs of earlier versions resume.
-    for (key, names) in [("inputs", &data.inputs), ("targets", &data.targets)] {
+    for (key, names) in [
+        ("inputs", &data.inputs),
+        ("targets", &data.targets),
+        ("forcings", &data.forcings),
+        ("statics", &data.statics),
+        ("diagnostics", &data.diagnostics),
+    ] {
         if !names.is_empty() {
             identity["data"][key] = serde_json::json!(names);
         }
+    }
+    if data.history != 1 {
+        identity["data"]["history"] = data.history.into();
+    }
+    if !data.levels.is_empty() {
+        identity["data"]["levels"] = serde_json::json!(data.levels);
+    }
+    if data.missing == Missing::Fill {
+        identity["data"]["fill"] = data.fill.into();
     }
     if data.predict == Predict::Change {
         // Earlier versions divided changes by the deviation of the fields; a network cannot resume with
@@ -292,7 +347,7 @@ fn data_parallel(manager: &DistributedManager, config: &Config) -> DataParallelC
 }
 
 fn report(config: &Config, trained: &Trained) {
-    let Trained { summary, variables, baseline, rollout_baseline, picture, .. } = trained;
+    let Trained { summary, variables, baseline, rollout_baseline, scores, picture, .. } = trained;
     terminal::line(&format!("{} steps in {:.0} s", summary.steps, summary.seconds));
     if summary.stopped.is_some() {
         terminal::line("told to stop; `--resume` goes on");
@@ -312,6 +367,9 @@ fn report(config: &Config, trained: &Trained) {
             spectra_line(variables, &rollout.spectra)
         ));
         over_steps.table(variables).iter().for_each(|line| terminal::line(line));
+    }
+    if summary.stopped.is_none() {
+        scores.iter().for_each(|line| terminal::line(line));
     }
     if let Some(picture) = picture {
         terminal::line(&format!("picture     {}", picture.display()));

@@ -2,6 +2,7 @@
 
 use tch::{Device, Kind, Tensor};
 
+use crate::steps::{TrainSteps, check_steps};
 use crate::{Error, Result};
 
 /// Some samples: what a network starts from, and what should come of it.
@@ -37,7 +38,8 @@ pub struct InMemory {
     targets: Tensor,
     /// For each sample its row of the inputs, and the first of its rows of the targets.
     rows: Vec<(i64, i64)>,
-    steps: usize,
+    /// Steps of a sample, which may depend on the epoch.
+    steps: TrainSteps,
     of_trajectories: bool,
     /// Times of the frames of a trajectory; empty for data without times.
     times: Vec<f64>,
@@ -56,7 +58,14 @@ impl InMemory {
             )));
         }
         let rows = (0..from[0]).map(|row| (row, row)).collect();
-        Ok(Self { inputs, targets, rows, steps: 1, of_trajectories: false, times: Vec::new() })
+        Ok(Self {
+            inputs,
+            targets,
+            rows,
+            steps: TrainSteps::default(),
+            of_trajectories: false,
+            times: Vec::new(),
+        })
     }
 
     /// Pieces of trajectories `[trajectory, frame, channel, x, y]`: a frame and the `steps` that follow it, one beginning at
@@ -79,7 +88,7 @@ impl InMemory {
         };
         let rows = (0..shape[0]).flat_map(first).map(|row| (row, row + 1)).collect();
         let all = trajectories.f_flatten(0, 1)?;
-        let times = Vec::new();
+        let (times, steps) = (Vec::new(), TrainSteps::Constant(steps));
         Ok(Self { inputs: all.shallow_clone(), targets: all, rows, steps, of_trajectories: true, times })
     }
 
@@ -98,6 +107,22 @@ impl InMemory {
         Ok(Self { times: times.to_vec(), ..self })
     }
 
+    /// Sets the steps of a sample in each epoch, of which the most are those that the samples were made with.
+    ///
+    /// # Errors
+    /// Other most steps, and those of [`TrainSteps::check`].
+    pub fn with_steps(self, steps: TrainSteps) -> Result<Self> {
+        steps.check()?;
+        if steps.most() != self.steps() {
+            return Err(Error::Invalid(format!(
+                "a schedule of at most {} steps does not fit samples of {}",
+                steps.most(),
+                self.steps()
+            )));
+        }
+        Ok(Self { steps, ..self })
+    }
+
     /// On a device, in a kind.
     ///
     /// # Errors
@@ -112,7 +137,7 @@ impl InMemory {
             inputs,
             targets,
             rows: self.rows.clone(),
-            steps: self.steps,
+            steps: self.steps.clone(),
             of_trajectories: self.of_trajectories,
             times: self.times.clone(),
         })
@@ -128,9 +153,14 @@ impl InMemory {
         self.rows.is_empty()
     }
 
-    /// Returns the number of steps after the input of each sample.
+    /// Returns the most steps after the input of a sample.
     pub fn steps(&self) -> usize {
-        self.steps
+        self.steps.most()
+    }
+
+    /// Returns the steps after the input of a sample in an epoch, counted from 0.
+    pub fn steps_in(&self, epoch: u64) -> usize {
+        self.steps.at(epoch)
     }
 
     /// Returns whether inputs and targets are frames of the same trajectories.
@@ -154,6 +184,15 @@ impl InMemory {
     /// # Errors
     /// When a number is out of range.
     pub fn batch(&self, samples: &[usize]) -> Result<Batch> {
+        self.batch_of(samples, self.steps())
+    }
+
+    /// Does the same as [`InMemory::batch`] with the first steps of each sample.
+    ///
+    /// # Errors
+    /// When a number is out of range, or the samples do not have so many steps.
+    pub fn batch_of(&self, samples: &[usize], steps: usize) -> Result<Batch> {
+        check_steps(steps, self.steps())?;
         let row = |&sample: &usize| {
             self.rows.get(sample).copied().ok_or_else(|| Error::OutOfRange {
                 what: "sample".to_owned(),
@@ -167,13 +206,13 @@ impl InMemory {
             field.f_index_select(0, &index)
         };
         let input = select(&self.inputs, rows.iter().map(|(input, _)| *input).collect())?;
-        let targets = (0..self.steps as i64)
+        let targets = (0..steps as i64)
             .map(|step| select(&self.targets, rows.iter().map(|(_, first)| first + step).collect()))
             .collect::<Result<_, _>>()?;
         let at = |row: i64| self.times[row as usize % self.times.len()];
         let times = match self.times.is_empty() {
             true => Vec::new(),
-            false => (0..self.steps as i64)
+            false => (0..steps as i64)
                 .map(|step| rows.iter().map(|(input, _)| at(input + step)).collect())
                 .collect(),
         };

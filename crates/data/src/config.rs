@@ -2,15 +2,19 @@
 
 use std::borrow::Cow;
 use std::collections::BTreeMap;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use schemars::{JsonSchema, Schema, SchemaGenerator, json_schema};
 use serde::{Deserialize, Deserializer, Serialize};
 use serde_json::{Map, Value};
 
+use crate::adapt::Computed;
+use crate::calendar::TimePoint;
 use crate::dataset::Dataset;
+use crate::memory::{Cache, HostMemory};
 use crate::registry::{DataSource, find, registered};
-use crate::{Augment, Result};
+use crate::steps::TrainSteps;
+use crate::{Augment, Error, Result};
 
 /// `[data]`: which samples.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
@@ -23,20 +27,52 @@ pub struct DataConfig {
     pub format: FormatName,
     /// Of trajectories: the variables that the network maps from frame to frame, by name; their components are its channels.
     pub fields: Vec<String>,
+    /// Of trajectories: variables that are inputs at each step, but no outputs. Names of the data, and computed ones:
+    /// `day_of_year`, `time_of_day`, `toa_radiation`, `latitude` and `longitude`.
+    pub forcings: Vec<String>,
+    /// Variables that are the same at all times and in all samples, such as a land-sea mask: inputs only. `latitude` and
+    /// `longitude` are computed.
+    pub statics: Vec<String>,
+    /// Of trajectories: variables that are outputs, but no inputs.
+    pub diagnostics: Vec<String>,
+    /// Of trajectories: number of frames that the network maps from, the newest one last.
+    #[schemars(range(min = 1))]
+    pub history: usize,
+    /// Levels of variables with several, in this order and in the unit of the file, such as [500, 850]; by default all. The
+    /// axis of channels is that of levels: `[data.<format>] channel = "level"`.
+    pub levels: Vec<f64>,
+    /// Treatment of missing values: fill values and NaN.
+    pub missing: Missing,
+    /// With missing = "fill": the number that replaces missing values, after normalisation. 0 is the variable's mean over the
+    /// training samples, 1 is one standard deviation above it.
+    pub fill: f64,
     /// Of samples without time: the variables that the network maps from, by name. By default those of the format, if it
     /// has some.
     pub inputs: Vec<String>,
     /// Of samples without time: the variables that the network maps to, by name.
     pub targets: Vec<String>,
-    /// Number of the last samples (or trajectories) kept for validation.
+    /// A file or folder with validation samples only, of the same format; by default validation is on a part of `data.path`.
+    pub validation_path: Option<PathBuf>,
+    /// A file or folder with test samples, which `isobar predict` predicts instead of the validation samples.
+    pub test_path: Option<PathBuf>,
+    /// Of trajectories: first and last time to use at all, as dates such as ["1980", "2015-12-31"] (both included) or numbers in
+    /// the unit of the file.
+    pub times: Option<[TimePoint; 2]>,
+    /// Of trajectories: first and last time of training frames.
+    pub train_times: Option<[TimePoint; 2]>,
+    /// Of trajectories: first and last time of validation frames.
+    pub validation_times: Option<[TimePoint; 2]>,
+    /// Of trajectories: first and last time of test frames.
+    pub test_times: Option<[TimePoint; 2]>,
+    /// Number of the last samples (or trajectories) kept for validation, without `validation_path` and `validation_times`.
     pub validation_samples: usize,
     /// Number of the first samples (trajectories) to train on; by default all that are not kept for validation.
     pub train_samples: Option<usize>,
     /// Of trajectories: the output of the network.
     pub predict: Predict,
-    /// Of trajectories: steps of a training sample. Each output is the next input, and the loss is the mean over the steps.
-    #[schemars(range(min = 1))]
-    pub train_steps: usize,
+    /// Of trajectories: steps of a training sample. Each output is the next input, and the loss is the mean over the steps. A
+    /// list gives later epochs other steps: `[{ epoch = 0, steps = 1 }, { epoch = 5, steps = 4 }]`.
+    pub train_steps: TrainSteps,
     /// Of trajectories: steps of the rollouts that are validated besides single steps; 1 for none.
     #[schemars(range(min = 1))]
     pub validation_steps: usize,
@@ -45,6 +81,13 @@ pub struct DataConfig {
     pub positions: bool,
     /// Random augmentation of training samples.
     pub augment: AugmentConfig,
+    /// Samples that a rank keeps in memory. Results do not depend on it.
+    pub cache: Cache,
+    /// With `cache = "none"` or `"window"`: most host memory of a rank for batches that are read ahead and samples that are kept,
+    /// as in `"512MiB"` or `"2GiB"`.
+    pub host_memory: HostMemory,
+    /// With `cache = "none"` or `"window"`: threads of a rank that read ahead; 0 to read batches when they are needed.
+    pub workers: usize,
     /// Tables of formats, by name.
     #[serde(flatten)]
     pub own: FormatTables,
@@ -56,32 +99,97 @@ impl Default for DataConfig {
             path: "data/darcy.h5".into(),
             format: FormatName::default(),
             fields: Vec::new(),
+            forcings: Vec::new(),
+            statics: Vec::new(),
+            diagnostics: Vec::new(),
+            history: 1,
+            levels: Vec::new(),
+            missing: Missing::Error,
+            fill: 0.0,
             inputs: Vec::new(),
             targets: Vec::new(),
+            validation_path: None,
+            test_path: None,
+            times: None,
+            train_times: None,
+            validation_times: None,
+            test_times: None,
             validation_samples: 32,
             train_samples: None,
             predict: Predict::Frame,
-            train_steps: 1,
+            train_steps: TrainSteps::default(),
             validation_steps: 1,
             positions: false,
             augment: AugmentConfig::default(),
+            cache: Cache::default(),
+            host_memory: HostMemory::default(),
+            workers: 2,
             own: FormatTables::default(),
         }
     }
 }
 
 impl DataConfig {
+    /// Returns whether the run is about several time steps, or changes between them.
+    pub fn needs_time(&self) -> bool {
+        (self.train_steps.most(), self.validation_steps, self.predict) != (1, 1, Predict::Frame)
+    }
+
     /// Opens the data set with the registered format of the name.
     ///
     /// # Errors
     /// An unknown format, or what the format rejects.
     pub fn open(&self) -> Result<Box<dyn Dataset>> {
+        self.open_at(&self.path)
+    }
+
+    /// Opens another data set of the same kind.
+    pub(crate) fn open_at(&self, path: &Path) -> Result<Box<dyn Dataset>> {
         let name = self.format.as_str();
-        let needs_time = (self.train_steps, self.validation_steps, self.predict) != (1, 1, Predict::Frame);
+        self.train_steps.check()?;
+        let needs_time = self.needs_time();
+        let all = [&self.fields[..], &self.inputs, &self.targets, &self.diagnostics].concat();
+        let stored = self.forcings.iter().chain(&self.statics).filter(|name| !Computed::is_name(name));
+        let variables: Vec<String> = all.iter().chain(stored).cloned().collect();
+        let source = DataSource::new(path)
+            .with_variables(&variables)
+            .with_time(needs_time)
+            .with_levels(&self.levels)
+            .with_missing(self.missing != Missing::Error);
+        let data = find(name)?.open(&source, self.own.0.get(name))?;
+        let count = self.levels.len();
+        if count > 0 && !data.variables().iter().any(|variable| variable.channels.len() == count) {
+            return Err(Error::Config(format!(
+                "data.levels is {:?}, but no variable of {} has levels; name their axis with --set data.{name}.channel=LEVEL, or \
+                 --set 'data.levels=[]'",
+                self.levels,
+                path.display()
+            )));
+        }
+        Ok(data)
+    }
+
+    /// Opens the data set with the variables that the configuration names, or with all if it names none.
+    ///
+    /// # Errors
+    /// Those of [`DataConfig::open`].
+    pub fn open_all(&self) -> Result<Box<dyn Dataset>> {
+        let name = self.format.as_str();
         let variables = [&self.fields[..], &self.inputs, &self.targets].concat();
-        let source = DataSource::new(&self.path).with_variables(&variables).with_time(needs_time);
+        let source = DataSource::new(&self.path).with_variables(&variables).with_all_variables();
         find(name)?.open(&source, self.own.0.get(name))
     }
+}
+
+/// Treatment of missing values.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "snake_case")]
+pub enum Missing {
+    /// An error that names the variable and the index.
+    #[default]
+    Error,
+    /// `data.fill` replaces them.
+    Fill,
 }
 
 /// Name of a registered data format.

@@ -6,8 +6,10 @@ use std::path::Path;
 
 use tch::{Kind, Tensor};
 
+use crate::calendar::TimeUnit;
+use crate::content::{Content, Storage};
 use crate::grid::{DataVariable, Dim, PredictionMeta};
-use crate::hdf5::plain::PlainWriter;
+use crate::hdf5::plain::{Dialect, PlainWriter};
 use crate::stats::ChannelStatistics;
 use crate::{Error, Result, Statistics};
 
@@ -52,6 +54,16 @@ pub trait Dataset: Debug + Send + Sync {
 
     /// Times of the frames, the same for each trajectory; `None` for samples without time.
     fn times(&self) -> Option<&[f64]> {
+        None
+    }
+
+    /// Unit and calendar of the times, if the data store them.
+    fn time_unit(&self) -> Option<&TimeUnit> {
+        None
+    }
+
+    /// Extents of the chunks in which a variable is stored, one for each axis that is stored; `None` for contiguous storage.
+    fn chunk(&self, _variable: &str) -> Option<Vec<usize>> {
         None
     }
 
@@ -111,9 +123,23 @@ pub trait Dataset: Debug + Send + Sync {
     /// # Errors
     /// Content that the layout cannot hold, or a file that cannot be created.
     fn create(&self, path: &Path, meta: &PredictionMeta) -> Result<Box<dyn DatasetWriter>> {
+        Ok(Box::new(PlainWriter::create(path, &self.content(meta)?, Dialect::Plain)?))
+    }
+
+    /// Describes data like these for a [`WriterFormat`](crate::WriterFormat).
+    ///
+    /// # Errors
+    /// A variable that the data set does not have.
+    fn content(&self, meta: &PredictionMeta) -> Result<Content> {
         let names: Vec<&str> = meta.variables.iter().map(String::as_str).collect();
         let variables = choose(self, &names)?;
-        Ok(Box::new(PlainWriter::create(path, meta, self.dims(), &variables)?))
+        Ok(Content {
+            meta: meta.clone(),
+            time_unit: self.time_unit().cloned(),
+            dims: self.dims().to_vec(),
+            variables,
+            storage: Storage::default(),
+        })
     }
 }
 
@@ -126,6 +152,26 @@ pub trait DatasetWriter {
     /// A variable, sample or frame that the file does not have, another shape, or a full disk.
     fn write(&mut self, variable: &str, sample: usize, first: usize, values: &Tensor) -> Result<()>;
 
+    /// Returns whether [`DatasetWriter::write_window`] takes parts of frames.
+    fn takes_windows(&self) -> bool {
+        false
+    }
+
+    /// Writes a window of the points of consecutive frames, like [`DatasetWriter::write`]. All windows of a frame cover it, once.
+    ///
+    /// # Errors
+    /// As [`DatasetWriter::write`], and for a format that takes complete frames only.
+    fn write_window(
+        &mut self,
+        _variable: &str,
+        _sample: usize,
+        _first: usize,
+        _points: &[Range<usize>],
+        _values: &Tensor,
+    ) -> Result<()> {
+        Err(Error::Invalid("this format takes complete frames, not windows of them".to_owned()))
+    }
+
     /// Puts the file in its place.
     ///
     /// # Errors
@@ -135,7 +181,23 @@ pub trait DatasetWriter {
 
 impl DatasetWriter for PlainWriter {
     fn write(&mut self, variable: &str, sample: usize, first: usize, values: &Tensor) -> Result<()> {
-        Self::write(self, variable, sample, first, values)
+        let all: Vec<Range<usize>> = self.grid().iter().map(|&points| 0..points).collect();
+        Self::write(self, variable, sample, first, &all, values)
+    }
+
+    fn takes_windows(&self) -> bool {
+        true
+    }
+
+    fn write_window(
+        &mut self,
+        variable: &str,
+        sample: usize,
+        first: usize,
+        points: &[Range<usize>],
+        values: &Tensor,
+    ) -> Result<()> {
+        Self::write(self, variable, sample, first, points, values)
     }
 
     fn finish(self: Box<Self>) -> Result<()> {

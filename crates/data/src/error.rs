@@ -141,7 +141,7 @@ pub enum Error {
         value: f64,
     },
     /// An array marks a value as missing.
-    #[error("{}: `{dataset}` has a missing value (its fill value) at index {index:?}; fill it before training", path.display())]
+    #[error("{}: `{dataset}` has a missing value (its fill value) at index {index:?}; --set data.missing=fill replaces such values", path.display())]
     MissingValue {
         /// The file.
         path: PathBuf,

@@ -5,14 +5,20 @@
 //! |---|---|
 //! | [`Dataset`], [`Format`], [`register!`] | the interface of every format, and how one registers itself by name |
 //! | [`DataConfig`] | `[data]` of a configuration, which opens a data set |
+//! | [`Parts`], [`Frames`] | training, validation and test sets: of several files, or of ranges of times |
+//! | [`TimeAxis`], [`Calendar`] | dates of CF's calendars |
+//! | [`Computed`] | fields computed from times and coordinates, such as solar radiation |
 //! | [`DarcyFile`] | reads 2-D Darcy flow in PDEBench's HDF5 layout, by windows; refuses what is damaged |
 //! | [`DarcyWriter`] | writes that layout |
 //! | [`WellFile`] | reads a file of The Well's HDF5 schema, by trajectory, frames and windows |
 //! | [`WellWriter`], [`WellMeta`] | writes that schema |
-//! | [`InMemory`], [`Batch`] | samples as tensors |
+//! | [`Samples`], [`InMemory`], [`Batch`] | samples as tensors |
+//! | [`Streamed`], [`Reader`] | samples that are read ahead of their use, in bounded memory |
 //! | [`Statistics`], [`Normalizer`] | float64 statistics, and fields scaled by them |
 //! | [`Sampler`], [`part`], [`split`] | the same global batches on 1 and N ranks, and a rank's part of each |
 //! | [`Augment`] | random symmetries |
+//! | [`WriterFormat`], [`register_writer!`] | a format that data sets are written in |
+//! | [`summarize`] | statistics of variables and of their changes, weighted by cell area |
 //! | [`generate`] | generators of data sets |
 //!
 //! A window of a data set is `[sample, frame, channel, x, …]`, float32, with one to three spatial dims. Random numbers come
@@ -22,10 +28,13 @@
 //! HDF5 is linked from the system; the feature `hdf5-static` builds it in (needs CMake 3.26 or later). The HDF5 library
 //! is called by one thread at a time, and its messages come as [`Error`]s, not on the terminal.
 
+mod adapt;
 mod arrays;
 mod augment;
 mod batch;
+mod calendar;
 mod config;
+mod content;
 mod dataset;
 mod dtype;
 mod error;
@@ -33,15 +42,26 @@ mod format;
 pub mod generate;
 mod grid;
 mod hdf5;
+mod memory;
+mod parts;
+mod portions;
 mod registry;
 mod runs;
 mod sampler;
+mod samples;
 mod stats;
+mod steps;
+mod stream;
+mod summary;
+mod writers;
 
+pub use adapt::{Computed, Frames};
 pub use arrays::{ArrayDataset, ArrayInfo, ArrayOptions, Arrays, Values, VariableOptions, VariableTable};
 pub use augment::Augment;
 pub use batch::{Batch, InMemory};
-pub use config::{AugmentConfig, DataConfig, FormatName, FormatTables, Predict};
+pub use calendar::{Calendar, Date, TimeAxis, TimePoint, TimeUnit};
+pub use config::{AugmentConfig, DataConfig, FormatName, FormatTables, Missing, Predict};
+pub use content::{Content, Storage};
 pub use dataset::{Dataset, DatasetWriter, Window, check_window, choose};
 pub use error::{Error, Result};
 pub use format::darcy::{DarcyFields, DarcyFile, DarcyStatistics, DarcyWriter};
@@ -49,6 +69,14 @@ pub use format::the_well::{WellDim, WellField, WellFile, WellMeta, WellWriter};
 pub use grid::{DataVariable, Dim, PredictionMeta};
 #[doc(hidden)]
 pub use inventory;
+pub use memory::{Cache, HostMemory};
+pub use parts::{Part, Parts};
+pub use portions::{digest, merge_channels, portions};
 pub use registry::{DataSource, Entry, Format, NoOptions, register, registered};
 pub use sampler::{Sampler, part, split, split_validation};
+pub use samples::{Request, Samples};
 pub use stats::{Normalizer, Statistics};
+pub use steps::{StepsFrom, TrainSteps};
+pub use stream::{Account, Reader, ReaderOptions, StreamOptions, Streamed};
+pub use summary::{Summary, area_weights, summarize};
+pub use writers::{WriterEntry, WriterFormat, writer, writers};

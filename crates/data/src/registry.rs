@@ -161,6 +161,11 @@ impl Entry {
         self.summary
     }
 
+    /// Extensions of its files.
+    pub fn extensions(&self) -> &'static [&'static str] {
+        self.extensions
+    }
+
     /// Opens a data set with the keys of `[data.NAME]`, if there is such a table.
     ///
     /// # Errors
@@ -194,13 +199,24 @@ pub struct DataSource<'a> {
     path: &'a Path,
     format: &'static str,
     needs_time: bool,
+    takes_all: bool,
     variables: &'a [String],
+    levels: &'a [f64],
+    keeps_missing: bool,
 }
 
 impl<'a> DataSource<'a> {
     /// A file or folder, for a run of single steps that names no variables.
     pub fn new(path: &'a Path) -> Self {
-        Self { path, format: "", needs_time: false, variables: &[] }
+        Self {
+            path,
+            format: "",
+            needs_time: false,
+            takes_all: false,
+            variables: &[],
+            levels: &[],
+            keeps_missing: false,
+        }
     }
 
     /// Says that a run is about several time steps or changes between them.
@@ -213,6 +229,29 @@ impl<'a> DataSource<'a> {
     #[must_use]
     pub fn with_variables(self, variables: &'a [String]) -> Self {
         Self { variables, ..self }
+    }
+
+    /// Names the levels of variables that have several; all where empty.
+    #[must_use]
+    pub fn with_levels(self, levels: &'a [f64]) -> Self {
+        Self { levels, ..self }
+    }
+
+    /// Says whether missing values are read as NaN instead of being errors.
+    #[must_use]
+    pub fn with_missing(self, keeps_missing: bool) -> Self {
+        Self { keeps_missing, ..self }
+    }
+
+    /// Says that without names all variables are meant, for commands that look at a data set.
+    #[must_use]
+    pub fn with_all_variables(self) -> Self {
+        Self { takes_all: true, ..self }
+    }
+
+    /// Returns whether all variables are meant if none is named.
+    pub fn takes_all(&self) -> bool {
+        self.takes_all
     }
 
     /// The path in `data.path`.
@@ -228,6 +267,16 @@ impl<'a> DataSource<'a> {
     /// Names of the variables in `data.fields`, `data.inputs` and `data.targets`.
     pub fn variables(&self) -> &'a [String] {
         self.variables
+    }
+
+    /// Levels in `data.levels`; all where empty.
+    pub fn levels(&self) -> &'a [f64] {
+        self.levels
+    }
+
+    /// Returns whether missing values are read as NaN; otherwise they are errors.
+    pub fn keeps_missing(&self) -> bool {
+        self.keeps_missing
     }
 
     /// Rejects settings about time steps, for data that have none. `what` are the data, such as `Darcy flow`.

@@ -279,7 +279,8 @@ impl ChannelStatistics {
         for (channel, all) in self.0.iter_mut().enumerate() {
             let own = values.f_select(1, channel as i64)?.f_to_kind(Kind::Double)?.f_reshape([-1])?;
             let own: Vec<f64> = isobar_torch::memory::to_vec(&own.f_contiguous()?)?;
-            all.push(own.iter().copied());
+            // NaN is a missing value: readers refuse others.
+            all.push(own.iter().copied().filter(|value| !value.is_nan()));
         }
         Ok(())
     }

@@ -162,7 +162,7 @@ fn missing_values_are_refused_with_their_index() {
     let _ = read(0..2).unwrap();
     let error = read(1..4).unwrap_err().to_string();
     assert!(
-        error.ends_with("`v` has a missing value (its fill value) at index [2, 1]; fill it before training"),
+        error.ends_with("`v` has a missing value (its fill value) at index [2, 1]; --set data.missing=fill replaces such values"),
         "{error}"
     );
 }

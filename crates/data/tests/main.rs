@@ -1,10 +1,14 @@
 //! Readers, writers and generators of data sets.
 
 mod common;
+mod etdrk;
 mod formats;
 mod generate;
+mod parts;
 mod read;
 mod refuse;
 mod storage;
+mod stream;
 mod well;
 mod well_refuse;
+mod writers;

@@ -68,7 +68,7 @@ pub mod prelude {
     pub use isobar_models::{Batch, Mode, Model};
     pub use isobar_nn as nn;
     pub use isobar_shard::{Init, MeshParams, Parallel, ParamStore, Params, Placement, Scope, ShardTensor};
-    pub use isobar_train::loss::{Huber, LossKind, Mae, Mse, RelativeL2, Sobolev};
+    pub use isobar_train::loss::{Huber, LossKind, Mae, Mse, RelativeL2, Sobolev, Spectral};
     pub use isobar_train::optim::{AdamConfig, AdamWConfig, LionConfig, MuonConfig, SgdConfig};
     pub use isobar_train::schedule::{Constant, Cosine, ScheduleKind};
     pub use isobar_train::{FitConfig, Precision, Registered, Trainer, Variable, Window};

@@ -14,16 +14,19 @@ use tch::Tensor;
 
 use crate::agree::agree;
 use crate::config::{OptimizerKind, Precision, ScheduleKind};
+use crate::denoising::{Denoising, DiffusionConfig};
 use crate::error::{Context, Error};
 use crate::fields::{DATA_AXIS, DOMAIN_AXES, FieldLayout, MODEL_AXIS, SHARD_AXIS, ShardedFields};
 use crate::fully_sharded::ShardedParameters;
 use crate::loss::LossKind;
+use crate::metric::{MetricKind, Report};
 use crate::model::Network;
 use crate::params::Parameters;
 use crate::samples::SampleFingerprint;
 use crate::task::{BoxError, FieldModel, FieldTask};
 use crate::trainer::{FitConfig, Ranks, Summary, fit};
 use crate::variables::Variable;
+use crate::weights::{Latitudes, Weights, WeightsConfig};
 
 /// A rank's part of a field: a range of points along each spatial dim.
 pub type Window = [Range<usize>];
@@ -80,7 +83,9 @@ pub struct Trainer {
     config: FitConfig,
     augment: Augment,
     variables: Vec<Variable>,
+    latitudes: Option<Latitudes>,
     normalize: bool,
+    denoising: Option<Denoising>,
 }
 
 impl Trainer {
@@ -91,7 +96,9 @@ impl Trainer {
             config: FitConfig { folder: folder.into(), ..FitConfig::default() },
             augment: Augment::None,
             variables: Vec::new(),
+            latitudes: None,
             normalize: true,
+            denoising: None,
         }
     }
 
@@ -125,6 +132,12 @@ impl Trainer {
         self.configure(|config| config.train.loss = loss.into())
     }
 
+    /// Trains a denoiser: inputs are its conditions, targets what it removes noise from, and predictions are sampled.
+    #[must_use]
+    pub fn denoising(self, denoising: Denoising) -> Self {
+        Self { denoising: Some(denoising), ..self }
+    }
+
     /// Sets the optimizer.
     #[must_use]
     pub fn optimizer(self, optimizer: impl Into<OptimizerKind>) -> Self {
@@ -153,6 +166,19 @@ impl Trainer {
     #[must_use]
     pub fn variables(self, variables: impl IntoIterator<Item = Variable>) -> Self {
         Self { variables: variables.into_iter().collect(), ..self }
+    }
+
+    /// Sets the weights of variables, latitudes and lead times in the loss. `latitudes` are those of the full fields, if the weights
+    /// need them; see [`Weights`].
+    #[must_use]
+    pub fn weights(self, weights: WeightsConfig, latitudes: Option<Latitudes>) -> Self {
+        Self { latitudes, ..self }.configure(|config| config.train.weights = weights)
+    }
+
+    /// Sets the metrics that are reported besides the errors.
+    #[must_use]
+    pub fn report(self, metrics: impl IntoIterator<Item = MetricKind>) -> Self {
+        self.configure(|config| config.metrics.report = metrics.into_iter().collect())
     }
 
     /// Sets whether the model gets each channel with zero mean and unit deviation over the training samples (the default), or the
@@ -196,7 +222,7 @@ impl Trainer {
     }
 
     /// Does the same as [`fit`](Self::fit) for a model with a configuration, such as those of `isobar_models`: its parameters are
-    /// split as [`Architecture::sharding`] declares.
+    /// split as [`Architecture::sharding`] declares. A denoiser is trained as one, by default with [`DiffusionConfig::default`].
     ///
     /// # Errors
     ///
@@ -217,7 +243,13 @@ impl Trainer {
             return Err(Error::invalid("the mesh", found, expected).into());
         }
         let (sharding, finer) = (config.sharding(), config.refinement());
-        self.run(extents, data, |params| Ok(config.build(params)?), (&sharding, finer))
+        let denoising = match (&self.denoising, config.denoises()) {
+            (None, Some(sigma_data)) => {
+                Some(Denoising::new(&DiffusionConfig::default(), sigma_data, self.config.seed)?)
+            }
+            (given, _) => given.clone(),
+        };
+        Self { denoising, ..self }.run(extents, data, |params| Ok(config.build(params)?), (&sharding, finer))
     }
 
     fn run(
@@ -245,7 +277,7 @@ impl Trainer {
         if let Some(pattern) = params.unmatched().first() {
             return Err(unmatched(pattern).into());
         }
-        let forward = Network::new(network).refining(finer);
+        let forward = Network::new(network).refining(finer).denoising(self.denoising);
         let (parameters, buffers) = Parameters::on_mesh(&store, &mesh)?;
 
         let read = data(&window).map_err(|error| Error::Samples { source: error });
@@ -269,13 +301,29 @@ impl Trainer {
         }
         let moved = train.to(device, kind).and_then(|train| Ok((train, validation.to(device, kind)?)));
         let (train, validation) = agree(&world, moved.map_err(data_error))?;
+        let weights = Weights::new(&config.train.weights, &variables, self.latitudes.as_ref(), &window);
+        let weights = agree(&world, weights)?;
+        let climatology =
+            || train.targets().f_mean_dim(0, false, None).context(|| "the mean field".to_owned());
+        let report = agree(&world, Report::new(&config.metrics.report, climatology))?;
         let task = FieldTask {
-            model: FieldModel { forward, layout, positions: None, change: None, input, target, variables },
-            train,
-            validation,
+            model: FieldModel {
+                forward,
+                layout,
+                positions: None,
+                change: None,
+                input,
+                target,
+                variables,
+                roles: None,
+            },
+            train: train.into(),
+            validation: validation.into(),
             rollouts: None,
             augment: self.augment,
             loss: config.train.loss.clone(),
+            weights,
+            report,
             seed: config.seed,
         };
         Ok(fit(&task, &parameters, &buffers, &ranks, &config)?)

@@ -15,6 +15,7 @@ use crate::loss::LossKind;
 pub use crate::metrics::MetricsConfig;
 pub use crate::optim::OptimizerKind;
 pub use crate::schedule::ScheduleKind;
+pub use crate::weights::WeightsConfig;
 
 /// Bytes that file systems take as a name.
 const LONGEST_NAME: usize = 255;
@@ -90,8 +91,10 @@ pub struct TrainConfig {
     /// Samples of a step, over all ranks together.
     #[schemars(range(min = 1))]
     pub batch_size: usize,
-    /// Loss, on normalised values.
+    /// Loss, on normalised values. A list of losses, each with a key `weight`, stands for their weighted sum.
     pub loss: LossKind,
+    /// Weights of variables, levels, latitudes and lead times in the loss.
+    pub weights: WeightsConfig,
     /// The kinds of numbers that the network computes in.
     pub precision: Precision,
     /// Parts that a rank takes its samples of a step in, one after the other, their gradients added up: less memory for the same
@@ -110,6 +113,9 @@ pub struct TrainConfig {
     /// Epochs between two validations; the last epoch is always followed by one.
     #[schemars(range(min = 1))]
     pub validate_every: u64,
+    /// Number by which the best checkpoint is chosen, on the validation samples: `"relative"`, the mean over variables of the
+    /// relative L2 errors; the name of a metric of `metrics.report`, the mean over variables; or `"VARIABLE/METRIC"`.
+    pub best: String,
     /// Stop after this many steps, whatever `epochs` says; the schedule is that of the whole run.
     pub max_steps: Option<u64>,
 }
@@ -120,6 +126,7 @@ impl Default for TrainConfig {
             epochs: 60,
             batch_size: 16,
             loss: LossKind::default(),
+            weights: WeightsConfig::default(),
             precision: Precision::default(),
             accumulate: 1,
             clip_norm: Some(1.0),
@@ -127,6 +134,7 @@ impl Default for TrainConfig {
             check_replicas_every: 0,
             deterministic: false,
             validate_every: 1,
+            best: "relative".into(),
             max_steps: None,
         }
     }
@@ -204,7 +212,7 @@ pub struct CheckpointConfig {
     pub every_minutes: f64,
     /// Number of the newest checkpoints kept; 0 keeps all.
     pub keep: usize,
-    /// Number of checkpoints kept besides, those with the lowest validation errors: means over variables of relative L2 errors.
+    /// Number of checkpoints kept besides, those with the lowest validation errors: those of `train.best`.
     pub keep_best: usize,
     /// Synchronous or asynchronous writing of checkpoints.
     pub mode: SaveMode,

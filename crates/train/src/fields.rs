@@ -9,13 +9,13 @@ use isobar_shard::{Layout, Placement, ShardTensor, Sizes};
 use tch::Tensor;
 
 use crate::error::{Error, Result};
-use crate::loss::LossArray;
+use crate::metric::MetricArray;
 use crate::task::BoxError;
 
 /// Layout of fields: the window of a batch that a rank reads, and the array that all ranks' windows form.
 pub trait FieldLayout {
     /// Array type of the model.
-    type Array: LossArray;
+    type Array: MetricArray;
 
     /// Returns the mesh over which fields are sharded; `None` if each rank has full fields.
     fn mesh(&self) -> Option<&DeviceMesh> {
@@ -52,6 +52,13 @@ pub trait FieldLayout {
     ///
     /// A part of another shape than the rank's.
     fn array(&self, local: &Tensor, count: usize) -> Result<Self::Array>;
+
+    /// This rank's window of its own samples of fields, `[sample, channel, spatial…]`. Communicates where they are in another layout.
+    ///
+    /// # Errors
+    ///
+    /// Fields of other extents, the errors of the communication.
+    fn local(&self, fields: &Self::Array) -> Result<Tensor, BoxError>;
 
     /// Numbers of each sample, `[sample, feature]`, for a batch of `count` samples, of which `local` has this rank's own.
     ///
@@ -102,6 +109,10 @@ impl FieldLayout for DenseFields {
 
     fn array(&self, local: &Tensor, _count: usize) -> Result<Tensor> {
         Ok(local.shallow_clone())
+    }
+
+    fn local(&self, fields: &Tensor) -> Result<Tensor, BoxError> {
+        Ok(fields.shallow_clone())
     }
 
     fn per_sample(&self, local: &Tensor, _count: usize) -> Result<Tensor> {
@@ -290,6 +301,10 @@ impl FieldLayout for ShardedFields {
     fn array(&self, local: &Tensor, count: usize) -> Result<ShardTensor> {
         let channels = local.size().get(1).copied().unwrap_or(0);
         Ok(ShardTensor::from_parts(local, &self.layout(&self.mesh, count, channels)?)?)
+    }
+
+    fn local(&self, fields: &ShardTensor) -> Result<Tensor, BoxError> {
+        Ok(self.laid_out(fields)?.local().shallow_clone())
     }
 
     fn per_sample(&self, local: &Tensor, count: usize) -> Result<ShardTensor> {

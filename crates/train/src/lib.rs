@@ -15,6 +15,7 @@
 //! | [`Signals`] | asks a run from outside for a checkpoint, or to stop after one |
 //! | [`metrics`], [`Progress`] | JSON lines, CSV, TensorBoard; a progress bar |
 //! | [`loss`] | losses, and the error of a prediction |
+//! | [`metric`], [`Weights`] | metrics of forecasts per variable and lead time; weights of variables, latitudes and lead times |
 //! | [`Trainer`] | a builder over [`fit`]: model, data, mesh, and nothing else |
 //! | [`Task`], [`FieldModel`], [`FieldTask`], [`fit`] | the engine: epochs, validation, resumption |
 //! | [`DenseFields`], [`ShardedFields`] | fields that are whole on a rank, or split over a mesh |
@@ -76,6 +77,7 @@ pub mod checkpoint;
 mod clip;
 pub mod config;
 mod data_parallel;
+mod denoising;
 mod error;
 mod exit_reason;
 mod fields;
@@ -84,6 +86,7 @@ mod fully_sharded;
 mod gradients;
 pub mod loss;
 mod loss_scale;
+pub mod metric;
 pub mod metrics;
 mod model;
 pub mod optim;
@@ -93,6 +96,7 @@ mod params;
 mod plain;
 mod progress;
 mod replicas;
+mod rollout;
 mod run_folder;
 mod samples;
 pub mod schedule;
@@ -101,6 +105,7 @@ mod task;
 mod trainer;
 mod triggers;
 mod variables;
+mod weights;
 
 #[doc(hidden)]
 pub use inventory;
@@ -110,6 +115,7 @@ pub use self::builder::{Trainer, Window, on_mesh};
 pub use self::clip::{clip_grad_norm, grad_norm};
 pub use self::config::Precision;
 pub use self::data_parallel::{DataParallel, DataParallelConfig, Overlap};
+pub use self::denoising::{Denoising, DiffusionConfig};
 pub use self::error::{Error, Result};
 pub use self::exit_reason::{exit_reason, main};
 pub use self::fields::{
@@ -122,14 +128,16 @@ pub use self::params::{ParamPlacement, Parameter, Parameters};
 pub use self::plain::{distribute_over_domain_for_fsdp, wrap_for_fsdp};
 pub use self::progress::{Bar, Progress, ProgressMode, ProgressPlan, ProgressRecord};
 pub use self::replicas::check_replicas;
+pub use self::rollout::{Roles, Sample, Start};
 pub use self::run_folder::RunFolder;
 pub use self::samples::SampleFingerprint;
 pub use self::stragglers::Straggler;
-pub use self::task::{BoxError, FieldModel, FieldTask, RolloutError, Step, Task};
+pub use self::task::{BoxError, Coming, FieldModel, FieldTask, RolloutError, Scored, Step, Task};
 pub use self::trainer::{FitConfig, Ranks, Summary, fit};
 pub use self::triggers::{Signals, Stop};
 pub use self::variables::{
-    Variable, VariableError, errors_line, mean_errors, mean_relative, mean_spectrum, no_better_than, percent,
-    significant, spectra_line, unique_names,
+    Variable, VariableError, checkpoint_error, errors_line, mean_errors, mean_relative, mean_spectrum,
+    no_better_than, percent, significant, spectra_line, unique_names,
 };
+pub use self::weights::{Latitudes, Lead, Weights, WeightsConfig};
 pub use isobar_collectives::reduce_loss;

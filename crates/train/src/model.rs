@@ -3,6 +3,7 @@
 use isobar_array::{Array, Pool};
 use isobar_models::{Batch, Mode, Model};
 
+use crate::denoising::Denoising;
 use crate::task::{BoxError, Step};
 
 /// The network of a [`FieldModel`](crate::FieldModel): a closure from fields to fields, or a [`Network`].
@@ -14,6 +15,11 @@ pub trait Forward<A> {
     ///
     /// An input of another shape than the network takes, or an operator that fails.
     fn forward(&self, batch: Batch<A>, step: Option<Step<'_>>) -> Result<A, BoxError>;
+
+    /// How the network is trained and predicts, if it is a denoiser; `None` for one that computes its outputs at once.
+    fn denoising(&self) -> Option<&Denoising> {
+        None
+    }
 }
 
 impl<A: Array, F> Forward<A> for F
@@ -29,12 +35,13 @@ where
 pub struct Network<A> {
     model: Box<dyn Model<A>>,
     refinement: i64,
+    denoising: Option<Denoising>,
 }
 
 impl<A: Array> Network<A> {
     /// Wraps a model whose outputs are on the grid of its inputs.
     pub fn new(model: Box<dyn Model<A>>) -> Self {
-        Self { model, refinement: 1 }
+        Self { model, refinement: 1, denoising: None }
     }
 
     /// Wraps a model whose outputs are on a grid finer by this factor along each dim. It computes with the means of the given
@@ -42,6 +49,12 @@ impl<A: Array> Network<A> {
     #[must_use]
     pub fn refining(self, factor: usize) -> Self {
         Self { refinement: factor.max(1) as i64, ..self }
+    }
+
+    /// Wraps a denoiser: it is trained to remove noise, and a prediction is a sample that is drawn with it.
+    #[must_use]
+    pub fn denoising(self, denoising: Option<Denoising>) -> Self {
+        Self { denoising, ..self }
     }
 }
 
@@ -57,5 +70,9 @@ impl<A: Array> Forward<A> for Network<A> {
         let mode = step.map_or(Mode::Eval, |step| Mode::train_part(step.generator, step.offset, step.total));
         let mut outputs = self.model.forward(&batch, mode)?;
         outputs.take(Batch::<A>::FIELDS).ok_or_else(|| "the model returned no fields".into())
+    }
+
+    fn denoising(&self) -> Option<&Denoising> {
+        self.denoising.as_ref()
     }
 }

@@ -47,6 +47,11 @@ impl SampleFingerprint {
         Ok(Self { description, window: window.to_vec(), digest: hasher.finish() })
     }
 
+    /// Makes a fingerprint of values that are the same for all ranks, such as a digest of the data set. Does not communicate.
+    pub fn of_digest(description: String, digest: u64) -> Self {
+        Self { description, window: Vec::new(), digest }
+    }
+
     /// Returns the first two ranks whose samples differ, and the difference in words: the same on every rank. Ranks with other
     /// windows have other values, so only their descriptions are compared.
     pub fn difference(all: &[Self]) -> Option<(usize, usize, String)> {

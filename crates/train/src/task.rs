@@ -1,18 +1,23 @@
 //! Tasks: a model with its data, as the engine sees it.
 
+use std::collections::VecDeque;
 use std::ops::Range;
 
 use isobar_array::{Array, Convert, Elementwise, Generator, Local, Shape};
-use isobar_data::{Augment, InMemory, Normalizer};
+use isobar_data::{Augment, Normalizer, Request, Samples};
 use isobar_manager::DeviceMesh;
-use isobar_models::Batch;
+use isobar_models::{Batch, BatchPart};
 use tch::Tensor;
 
+use crate::denoising::Denoising;
 use crate::error::Result;
 use crate::fields::FieldLayout;
-use crate::loss::{LossKind, spectrum_errors, variable_errors};
+use crate::loss::{LossKind, ensemble_mean, is_ensemble, spectrum_errors, variable_errors};
+use crate::metric::{Forecast, MetricKind, Report, summands};
 use crate::model::Forward;
+use crate::rollout::{Roles, Sample, Start};
 use crate::variables::{Variable, VariableError, mean_errors, mean_relative, mean_spectrum};
+use crate::weights::Weights;
 
 /// An error of the code that a task calls.
 pub type BoxError = Box<dyn std::error::Error + Send + Sync>;
@@ -28,6 +33,17 @@ pub struct Step<'a> {
     pub total: i64,
     /// This step's random numbers, in the same state on every rank.
     pub generator: &'a Generator,
+}
+
+/// Samples that the engine [announces](Task::announce).
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Coming {
+    /// Samples of training in an epoch.
+    Train(u64),
+    /// Samples of validation.
+    Validation,
+    /// Rollouts of validation.
+    Rollouts,
 }
 
 /// A model and its data. The engine, [`fit`](crate::fit), says which samples a rank takes; the task turns them into
@@ -67,6 +83,38 @@ pub trait Task {
     /// Whatever the model or the data reports.
     fn errors(&self, samples: &[usize]) -> Result<Vec<Vec<VariableError>>, BoxError>;
 
+    /// Says which samples the engine asks for next, batch by batch in this order, so that they can be read ahead. What was said
+    /// before of the same kind does not hold any more.
+    fn announce(&self, _coming: Coming, _batches: &[&[usize]]) {}
+    /// Returns the metrics that are reported besides; by default none.
+    fn metrics(&self) -> &[MetricKind] {
+        &[]
+    }
+
+    /// Returns the number of steps of the [rollouts](Task::rollouts); by default 0, for no metrics of them.
+    fn rollout_steps(&self) -> usize {
+        0
+    }
+
+    /// Returns the errors of each of these validation samples, with the terms of the [metrics](Task::metrics). Gradients are off.
+    ///
+    /// # Errors
+    ///
+    /// Those of [`errors`](Task::errors).
+    fn scored_errors(&self, samples: &[usize]) -> Result<Vec<Scored<Vec<VariableError>>>, BoxError> {
+        Ok(self.errors(samples)?.into_iter().map(Scored::from).collect())
+    }
+
+    /// Returns the errors of each of these rollouts, with the terms of the [metrics](Task::metrics) after each step. Gradients are
+    /// off.
+    ///
+    /// # Errors
+    ///
+    /// Those of [`rollout_errors`](Task::rollout_errors).
+    fn scored_rollouts(&self, rollouts: &[usize]) -> Result<Vec<Scored<RolloutError>>, BoxError> {
+        Ok(self.rollout_errors(rollouts)?.into_iter().map(Scored::from).collect())
+    }
+
     /// Number of ranks that share the samples of a batch within the task, where its own arrays are split over ranks.
     fn sharing_ranks(&self) -> usize {
         1
@@ -99,6 +147,21 @@ pub trait Task {
     /// Whatever the data reports.
     fn baseline_errors(&self) -> Result<Option<Baseline>, BoxError> {
         Ok(None)
+    }
+}
+
+/// Errors of a sample, and the terms of metrics, whose means over samples give their values.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Scored<E> {
+    /// The errors.
+    pub errors: E,
+    /// Terms by step, metric, term and variable; empty without metrics.
+    pub terms: Vec<f64>,
+}
+
+impl<E> From<E> for Scored<E> {
+    fn from(errors: E) -> Self {
+        Self { errors, terms: Vec::new() }
     }
 }
 
@@ -154,9 +217,11 @@ pub struct FieldModel<L, F> {
     pub target: Normalizer,
     /// Variables of the channels of targets.
     pub variables: Vec<Variable>,
+    /// Roles of the channels of stored frames; `None` if all are inputs and outputs, of one frame.
+    pub roles: Option<Roles>,
 }
 
-/// A [`FieldModel`] with its data in memory.
+/// A [`FieldModel`] with its data, in memory or read while they are needed.
 ///
 /// The loss is the mean over the steps of a sample, on normalised values; if the network predicts changes,
 /// the difference from the target is in units of each variable's changes. Validation errors are per variable,
@@ -165,15 +230,19 @@ pub struct FieldTask<L, F> {
     /// The network.
     pub model: FieldModel<L, F>,
     /// Training samples: this rank's window of them.
-    pub train: InMemory,
+    pub train: Box<dyn Samples>,
     /// Validation samples, of one step each.
-    pub validation: InMemory,
+    pub validation: Box<dyn Samples>,
     /// Rollouts that are validated, of several steps each.
-    pub rollouts: Option<InMemory>,
+    pub rollouts: Option<Box<dyn Samples>>,
     /// Random augmentation of training samples.
     pub augment: Augment,
     /// Loss.
     pub loss: LossKind,
+    /// Weights of the loss and of metrics; [`Weights::default`] for none.
+    pub weights: Weights,
+    /// Metrics that are reported besides the errors; [`Report::default`] for none.
+    pub report: Report,
     /// The seed of the augmentation.
     pub seed: u64,
 }
@@ -208,59 +277,205 @@ where
         steps: usize,
         times: &[Vec<f64>],
     ) -> Result<Vec<L::Array>, BoxError> {
-        let _no_grad = tch::no_grad_guard();
-        let outputs = self.steps(&self.input.encode(input)?, count, (steps, times), None)?;
-        outputs.iter().map(|y| self.layout.map(y, |part| Ok(self.target.decode(part)?))).collect()
+        self.roll_out_from(Start::of_frame(input, steps, times), count)
     }
 
-    /// Normalised outputs after each step.
-    fn steps(
-        &self,
-        input: &Tensor,
-        count: usize,
-        (steps, times): (usize, &[Vec<f64>]),
-        step: Option<Step<'_>>,
-    ) -> Result<Vec<L::Array>, BoxError> {
-        if (steps > 1 || self.change.is_some()) && self.input != self.target {
+    /// Does the same as [`roll_out_at`](Self::roll_out_at) from several frames and with forcings. Of a network that returns an
+    /// ensemble it gives the mean.
+    ///
+    /// # Errors
+    ///
+    /// Whatever the network reports.
+    pub fn roll_out_from(&self, start: Start, count: usize) -> Result<Vec<L::Array>, BoxError> {
+        let dims = start.frames.first().map_or(0, Tensor::dim);
+        let mean = |fields: L::Array| match fields.shape().len() > dims {
+            true => Ok(ensemble_mean(&fields)?),
+            false => Ok(fields),
+        };
+        self.roll_out_members(start, count)?.into_iter().map(mean).collect()
+    }
+
+    /// Does the same as [`roll_out_from`](Self::roll_out_from), and gives all members of an ensemble: a network that returns one
+    /// gives `[sample, member, channel, spatial…]`.
+    ///
+    /// # Errors
+    ///
+    /// Whatever the network reports.
+    pub fn roll_out_members(&self, mut start: Start, count: usize) -> Result<Vec<L::Array>, BoxError> {
+        let _no_grad = tch::no_grad_guard();
+        let dims = start.frames.first().map_or(0, Tensor::dim);
+        for frame in &mut start.frames {
+            *frame = self.input.encode(frame)?;
+        }
+        let outputs = self.steps(&start, count, None)?;
+        let decode = |part: &Tensor| match part.dim() > dims {
+            // Members beside each other, as samples are.
+            true => Ok(self.target.decode(&part.f_flatten(0, 1)?)?.f_view_as(part)?),
+            false => Ok(self.target.decode(part)?),
+        };
+        outputs.iter().map(|y| self.layout.map(y, decode)).collect()
+    }
+
+    /// Normalised outputs after each step, from normalised frames.
+    fn steps(&self, start: &Start, count: usize, step: Option<Step<'_>>) -> Result<Vec<L::Array>, BoxError> {
+        let several = start.steps > 1 || self.change.is_some();
+        if several && !self.targets_begin_with_inputs() {
             return Err("several steps, or changes, need inputs and targets that are normalised alike".into());
         }
-        let mut x = self.layout.array(input, count)?;
-        let positions = self.positions.as_ref().map(|positions| -> Result<L::Array, BoxError> {
-            let own = input.size().first().copied().unwrap_or(0);
-            let each = positions.f_unsqueeze(0)?.f_expand([&[own], &positions.size()[..]].concat(), false)?;
-            Ok(self.layout.array(&each, count)?)
-        });
-        let positions = positions.transpose()?;
-        let mut outputs = Vec::with_capacity(steps);
-        for at in 0..steps {
-            let fields = match &positions {
-                Some(positions) => L::Array::cat(&[&x, positions], 1)?,
-                None => x.shallow_clone(),
+        let history = self.roles.as_ref().map_or(1, |roles| roles.history);
+        let (Some(input), true) = (start.frames.last(), start.frames.len() == history) else {
+            return Err(
+                format!("a rollout starts from {} frames, expected {history}", start.frames.len()).into()
+            );
+        };
+        let mut frames: VecDeque<L::Array> =
+            start.frames.iter().map(|frame| self.layout.array(frame, count)).collect::<Result<_>>()?;
+        let positions = self.positions_of(input, count)?;
+        let generator = self.forward.denoising().map(Denoising::generator);
+        let mut outputs = Vec::with_capacity(start.steps);
+        for at in 0..start.steps {
+            let batch = self.batch((start, at), &frames, positions.as_ref(), count)?;
+            let y = match (step, self.forward.denoising().zip(generator.as_ref())) {
+                (None, Some((denoising, generator))) => {
+                    let draws = (generator, start.part);
+                    let denoise = |batch| self.forward.forward(batch, None);
+                    denoising.sample(denoise, &batch, self.variables.len(), draws)?
+                }
+                _ => self.forward.forward(batch, step)?,
             };
-            let mut batch = Batch::of_fields(fields);
-            if let Some(times) = times.get(at) {
-                let times = Tensor::f_from_slice(times)?.f_view([-1, 1])?;
-                let times = times.f_to_device(input.device())?.f_to_kind(input.kind())?;
-                batch = batch.with(Batch::<L::Array>::TIME, self.layout.per_sample(&times, count)?);
-            }
-            let y = self.forward.forward(batch, step)?;
-            // In mixed precision the network's output may be of 16 bits; what it is added to and compared with is not.
-            let y = y.to_kind(x.kind())?;
-            let y = if y.shape() == x.shape() { y.laid_out_as(&x)? } else { y };
-            if (steps > 1 || self.change.is_some()) && y.shape() != x.shape() {
-                let (from, to) = (x.shape(), y.shape());
-                return Err(format!(
-                    "several steps, or changes, need outputs as inputs, not {to:?} of {from:?}"
-                )
-                .into());
-            }
-            x = match &self.change {
-                Some(change) => x.add(&self.scaled(&y, change.std(), self.input.std())?)?,
-                None => y,
-            };
-            outputs.push(x.shallow_clone());
+            let Some(x) = frames.pop_front() else { break };
+            let newest = frames.back().unwrap_or(&x);
+            let (state, output) = self.advance(newest, y, several)?;
+            frames.push_back(state);
+            outputs.push(output);
         }
         Ok(outputs)
+    }
+
+    /// Positions of the points for each of this rank's samples.
+    fn positions_of(&self, input: &Tensor, count: usize) -> Result<Option<L::Array>, BoxError> {
+        let Some(positions) = &self.positions else { return Ok(None) };
+        let own = input.size().first().copied().unwrap_or(0);
+        let each = positions.f_unsqueeze(0)?.f_expand([&[own], &positions.size()[..]].concat(), false)?;
+        Ok(Some(self.layout.array(&each, count)?))
+    }
+
+    /// The network's input at a step: the last frames, forcings and positions as fields, and the times.
+    fn batch(
+        &self,
+        (start, at): (&Start, usize),
+        frames: &VecDeque<L::Array>,
+        positions: Option<&L::Array>,
+        count: usize,
+    ) -> Result<Batch<L::Array>, BoxError> {
+        let options = match start.frames.last() {
+            Some(frame) => (frame.kind(), frame.device()),
+            None => return Err("a rollout starts from no frame".into()),
+        };
+        let forcings = match &self.roles {
+            Some(roles) => roles.forcings(start, at, options)?,
+            None => None,
+        };
+        let forcings = forcings.map(|forcings| self.layout.array(&forcings, count)).transpose()?;
+        let parts: Vec<&L::Array> = frames.iter().chain(&forcings).chain(positions).collect();
+        let fields = match parts.as_slice() {
+            [x] => x.shallow_clone(),
+            parts => L::Array::cat(parts, 1)?,
+        };
+        let batch = Batch::of_fields(fields);
+        let Some(times) = start.times.get(at) else { return Ok(batch) };
+        let times = Tensor::f_from_slice(times)?.f_view([-1, 1])?;
+        let times = times.f_to_device(options.1)?.f_to_kind(options.0)?;
+        Ok(batch.with(Batch::<L::Array>::TIME, self.layout.per_sample(&times, count)?))
+    }
+
+    /// The loss of a denoiser, for normalised frames and targets of one step.
+    fn denoising_loss(
+        &self,
+        denoising: &Denoising,
+        (start, targets): (&Start, &[Tensor]),
+        count: usize,
+        step: Step<'_>,
+    ) -> Result<Tensor, BoxError> {
+        let (Some(input), [target]) = (start.frames.last(), targets) else {
+            return Err(format!(
+                "a denoiser is trained on single steps, not on {}; --set data.train_steps=1",
+                targets.len()
+            )
+            .into());
+        };
+        let frames: VecDeque<L::Array> =
+            start.frames.iter().map(|frame| self.layout.array(frame, count)).collect::<Result<_>>()?;
+        let positions = self.positions_of(input, count)?;
+        let batch = self.batch((start, 0), &frames, positions.as_ref(), count)?;
+        let target = self.layout.array(target, count)?;
+        let clean = match &self.change {
+            Some(change) => self.change_to(&target, &self.layout.array(input, count)?, change)?,
+            None => target,
+        };
+        let part = BatchPart { offset: step.offset, total: step.total };
+        let denoise = |batch| self.forward.forward(batch, Some(step));
+        Ok(denoising.loss(denoise, &batch, &clean, (step.generator, part))?.whole()?)
+    }
+
+    /// The output of a network of changes that leads from `x` to `target`: the inverse of a step.
+    fn change_to(&self, target: &L::Array, x: &L::Array, change: &Normalizer) -> Result<L::Array, BoxError> {
+        let channels = |array: &L::Array| array.shape().get(1).copied().unwrap_or(0);
+        let (prognostic, all) = (channels(x), channels(target));
+        let state =
+            if prognostic == all { target.shallow_clone() } else { target.narrow(1, 0, prognostic)? };
+        let moved = self.scaled(&state.sub(x)?, self.input.std(), change.std())?;
+        if prognostic == all {
+            return Ok(moved);
+        }
+        Ok(L::Array::cat(&[&moved, &target.narrow(1, prognostic, all - prognostic)?], 1)?)
+    }
+
+    /// Returns whether the channels of inputs are the first ones of targets, normalised alike.
+    fn targets_begin_with_inputs(&self) -> bool {
+        match self.roles.as_ref().filter(|roles| roles.diagnostic > 0) {
+            None => self.input == self.target,
+            Some(_) => {
+                self.target.mean().starts_with(self.input.mean())
+                    && self.target.std().starts_with(self.input.std())
+            }
+        }
+    }
+
+    /// The next state and the output of a step, from the newest frame and what the network makes of it.
+    fn advance(&self, x: &L::Array, y: L::Array, several: bool) -> Result<(L::Array, L::Array), BoxError> {
+        // In mixed precision the network's output may be of 16 bits; what it is added to and compared with is not.
+        let y = y.to_kind(x.kind())?;
+        let diagnostic = self.roles.as_ref().map_or(0, |roles| roles.diagnostic) as i64;
+        let (y, diagnosed) = match diagnostic {
+            0 => (y, None),
+            count => {
+                let channels = y.shape().get(1).copied().unwrap_or(0);
+                if channels <= count {
+                    return Err(format!(
+                        "the network gives {channels} channels, of which {count} are diagnostic"
+                    )
+                    .into());
+                }
+                (y.narrow(1, 0, channels - count)?, Some(y.narrow(1, channels - count, count)?))
+            }
+        };
+        let y = if y.shape() == x.shape() { y.laid_out_as(x)? } else { y };
+        if several && y.shape() != x.shape() {
+            let (from, to) = (x.shape(), y.shape());
+            return Err(
+                format!("several steps, or changes, need outputs as inputs, not {to:?} of {from:?}").into()
+            );
+        }
+        let state = match &self.change {
+            Some(change) => x.add(&self.scaled(&y, change.std(), self.input.std())?)?,
+            None => y,
+        };
+        let output = match diagnosed {
+            Some(diagnosed) => L::Array::cat(&[&state, &diagnosed], 1)?,
+            None => state.shallow_clone(),
+        };
+        Ok((state, output))
     }
 
     /// Scales the channels of fields by `by` / `of`: one number for each channel, or for all.
@@ -280,10 +495,13 @@ where
     /// otherwise.
     fn weighted(&self, output: &L::Array, target: &L::Array) -> Result<L::Array, BoxError> {
         let Some(change) = &self.change else { return Ok(output.shallow_clone()) };
-        if change.std() == self.target.std() {
+        // Diagnostic channels are no changes.
+        let diagnostic = self.target.std().get(change.std().len()..).unwrap_or_default();
+        let scales = [change.std(), diagnostic].concat();
+        if scales == self.target.std() {
             return Ok(output.shallow_clone());
         }
-        let difference = self.scaled(&output.sub(target)?, self.target.std(), change.std())?;
+        let difference = self.scaled(&output.sub(target)?, self.target.std(), &scales)?;
         Ok(target.add(&difference)?)
     }
 
@@ -311,6 +529,11 @@ where
     L: FieldLayout,
     F: Forward<L::Array>,
 {
+    /// This rank's samples of a batch.
+    fn request(&self, samples: &[usize], steps: usize) -> Result<Request, BoxError> {
+        Ok(Request { samples: self.model.layout.own(samples)?.to_vec(), steps })
+    }
+
     /// Predicts samples of `data` after each step, on physical values, in the layout of the fields, without a graph.
     ///
     /// All ranks of the layout call.
@@ -318,10 +541,9 @@ where
     /// # Errors
     ///
     /// Whatever the network reports; samples that are not there.
-    pub fn predict(&self, data: &InMemory, samples: &[usize]) -> Result<Vec<L::Array>, BoxError> {
+    pub fn predict(&self, data: &dyn Samples, samples: &[usize]) -> Result<Vec<L::Array>, BoxError> {
         let _no_grad = tch::no_grad_guard();
-        let batch = data.batch(self.model.layout.own(samples)?)?;
-        self.model.roll_out_at(&batch.input, samples.len(), batch.targets.len(), &batch.times)
+        self.model.roll_out_from(self.sample(data, samples, data.steps())?.start, samples.len())
     }
 
     /// Inputs and what truly comes of them after each step, on physical values, in the layout of the fields.
@@ -331,13 +553,25 @@ where
     /// # Errors
     ///
     /// Samples that are not there; what an exchange reports.
-    pub fn truth(&self, data: &InMemory, samples: &[usize]) -> Result<(L::Array, Vec<L::Array>), BoxError> {
-        let batch = data.batch(self.model.layout.own(samples)?)?;
+    pub fn truth(
+        &self,
+        data: &dyn Samples,
+        samples: &[usize],
+    ) -> Result<(L::Array, Vec<L::Array>), BoxError> {
+        let sample = self.sample(data, samples, data.steps())?;
         let array = |part: &Tensor| -> Result<L::Array, BoxError> {
             Ok(self.model.layout.array(part, samples.len())?)
         };
-        let targets = batch.targets.iter().map(array).collect::<Result<_, _>>()?;
-        Ok((array(&batch.input)?, targets))
+        let targets = sample.targets.iter().map(array).collect::<Result<_, _>>()?;
+        Ok((array(&sample.last)?, targets))
+    }
+
+    /// This rank's own part of some samples, split by role.
+    fn sample(&self, data: &dyn Samples, samples: &[usize], steps: usize) -> Result<Sample, BoxError> {
+        let batch = data.take(&self.request(samples, steps)?)?;
+        let mut sample = Roles::arrange(self.model.roles.as_ref(), batch)?;
+        sample.start.part = part_of(samples, data.len());
+        Ok(sample)
     }
 
     /// Returns the validation errors of the baseline, per variable: persistence (no change) for trajectories,
@@ -349,7 +583,7 @@ where
     ///
     /// An error of libtorch or of the communication.
     pub fn baseline(&self) -> Result<Vec<VariableError>, BoxError> {
-        Ok(self.baselines(&self.validation)?.into_iter().next().unwrap_or_default())
+        Ok(self.baselines(&*self.validation)?.into_iter().next().unwrap_or_default())
     }
 
     /// Returns the baseline's errors of rollouts, over all their steps. Empty without rollouts.
@@ -359,31 +593,51 @@ where
     /// An error of libtorch or of the communication.
     pub fn rollout_baseline(&self) -> Result<Vec<VariableError>, BoxError> {
         let Some(data) = &self.rollouts else { return Ok(Vec::new()) };
-        Ok(mean_errors(&self.baselines(data)?))
+        Ok(mean_errors(&self.baselines(&**data)?))
     }
 
     /// Errors of the baseline after each step, over all samples of `data`.
-    fn baselines(&self, data: &InMemory) -> Result<Vec<Vec<VariableError>>, BoxError> {
+    fn baselines(&self, data: &dyn Samples) -> Result<Vec<Vec<VariableError>>, BoxError> {
         let _no_grad = tch::no_grad_guard();
         let layout = &self.model.layout;
         let mean = match self.persists() || data.is_empty() {
             true => None,
-            false => Some(self.train.targets().f_mean_dim(0, true, None)?),
+            false => Some(self.train.mean_target()?),
         };
         let all: Vec<usize> = (0..data.len()).collect();
-        let mut errors: Vec<Vec<Vec<VariableError>>> = vec![Vec::new(); data.steps()];
-        for samples in all.chunks(BASELINE_SAMPLES) {
-            let batch = data.batch(layout.own(samples)?)?;
+        let mut errors: Vec<Vec<Vec<VariableError>>> =
+            vec![Vec::new(); Roles::steps(self.model.roles.as_ref(), data.steps())];
+        let requests = all.chunks(data.at_once()).map(|samples| self.request(samples, data.steps()));
+        data.announce(requests.collect::<Result<Vec<Request>, _>>()?);
+        for samples in all.chunks(data.at_once()) {
+            let batch = self.sample(data, samples, data.steps())?;
             for (target, errors) in batch.targets.iter().zip(&mut errors) {
                 let prediction = match &mean {
                     Some(mean) => mean.f_expand_as(target)?,
-                    None => batch.input.shallow_clone(),
+                    None => batch.last.shallow_clone(),
                 };
                 let array = |part: &Tensor| layout.array(part, samples.len());
                 errors.extend(self.model.errors_of(&array(&prediction)?, &array(target)?)?);
             }
         }
         Ok(errors.iter().map(mean_errors).filter(|errors| !errors.is_empty()).collect())
+    }
+
+    /// Terms of the metrics, by sample; of `count` samples, of which `local` is this rank's window of its own.
+    fn terms(
+        &self,
+        prediction: &L::Array,
+        (target, local): (&L::Array, &Tensor),
+        count: usize,
+    ) -> Result<Vec<Vec<f64>>, BoxError> {
+        if self.report.metrics().is_empty() {
+            return Ok(vec![Vec::new(); count]);
+        }
+        let lay_out = |local: &Tensor| self.model.layout.array(local, count);
+        let weights = self.weights.of_fields(target, local, None, lay_out)?;
+        let forecast: Forecast<L::Array> =
+            self.report.forecast(prediction, (target, local), weights, lay_out)?;
+        Ok(summands(self.report.metrics(), &forecast)?)
     }
 
     /// Returns whether inputs and targets are frames of the same trajectories.
@@ -411,19 +665,31 @@ where
 
     fn loss(&self, step: Step<'_>, samples: &[usize]) -> Result<Tensor, BoxError> {
         let own = self.model.layout.own(samples)?;
-        let batch = self.train.batch(own)?;
+        let Sample { mut start, targets, .. } =
+            self.sample(&*self.train, samples, self.train.steps_in(step.epoch))?;
         let turned =
             |field: &Tensor| self.model.layout.augmented(field, (self.augment, self.seed), step.epoch, own);
-        let input = self.model.input.encode(&turned(&batch.input)?)?;
-        let steps = (batch.targets.len(), &batch.times[..]);
-        let outputs = self.model.steps(&input, samples.len(), steps, Some(step))?;
-        let losses = outputs.iter().zip(&batch.targets).map(|(output, target)| {
-            let target = self.model.target.encode(&turned(target)?)?;
-            let target = self.model.layout.array(&target, samples.len())?;
-            Ok(self.loss.of(&self.model.weighted(output, &target)?, &target)?.whole()?)
+        for frame in &mut start.frames {
+            *frame = self.model.input.encode(&turned(frame)?)?;
+        }
+        for forcing in &mut start.forcings {
+            *forcing = turned(forcing)?;
+        }
+        let targets = targets.iter().map(|target| Ok(self.model.target.encode(&turned(target)?)?));
+        let targets = targets.collect::<Result<Vec<Tensor>, BoxError>>()?;
+        if let Some(denoising) = self.model.forward.denoising() {
+            return self.model.denoising_loss(denoising, (&start, &targets), samples.len(), step);
+        }
+        let outputs = self.model.steps(&start, samples.len(), Some(step))?;
+        let losses = outputs.iter().zip(&targets).map(|(output, target)| {
+            let lay_out = |local: &Tensor| self.model.layout.array(local, samples.len());
+            let (local, target) = (target, lay_out(target)?);
+            let weights = self.weights.of_fields(&target, local, None, lay_out)?;
+            let output = self.model.weighted(output, &target)?;
+            Ok(self.loss.weighted(&output, &target, &weights)?.whole()?)
         });
         let losses = losses.collect::<Result<Vec<Tensor>, BoxError>>()?;
-        Ok(Tensor::f_stack(&losses, 0)?.f_mean(None)?)
+        Ok(self.weights.over_steps(&losses)?)
     }
 
     fn variables(&self) -> Vec<Variable> {
@@ -431,14 +697,43 @@ where
     }
 
     fn errors(&self, samples: &[usize]) -> Result<Vec<Vec<VariableError>>, BoxError> {
-        let batch = self.validation.batch(self.model.layout.own(samples)?)?;
-        let prediction = self.model.roll_out_at(&batch.input, samples.len(), 1, &batch.times)?;
-        let pairs = prediction.iter().zip(&batch.targets);
-        let mut errors = Vec::new();
-        for (prediction, target) in pairs {
-            errors = self.model.errors_of(prediction, &self.model.layout.array(target, samples.len())?)?;
-        }
-        Ok(errors)
+        Ok(self.scored_errors(samples)?.into_iter().map(|scored| scored.errors).collect())
+    }
+
+    fn metrics(&self) -> &[MetricKind] {
+        self.report.metrics()
+    }
+
+    fn rollout_steps(&self) -> usize {
+        self.rollouts.as_ref().map_or(0, |data| Roles::steps(self.model.roles.as_ref(), data.steps()))
+    }
+
+    fn scored_errors(&self, samples: &[usize]) -> Result<Vec<Scored<Vec<VariableError>>>, BoxError> {
+        let Sample { mut start, targets, .. } =
+            self.sample(&*self.validation, samples, self.validation.steps())?;
+        start.steps = 1;
+        let predictions = self.model.roll_out_members(start, samples.len())?;
+        let (Some(prediction), Some(local)) = (predictions.first(), targets.first()) else {
+            return Ok(Vec::new());
+        };
+        let target = self.model.layout.array(local, samples.len())?;
+        let errors = self.model.errors_of(&single(prediction, &target)?, &target)?;
+        let terms = self.terms(prediction, (&target, local), samples.len())?;
+        Ok(errors.into_iter().zip(terms).map(|(errors, terms)| Scored { errors, terms }).collect())
+    }
+
+    fn announce(&self, coming: Coming, batches: &[&[usize]]) {
+        let (data, steps) = match coming {
+            Coming::Train(epoch) => (&self.train, self.train.steps_in(epoch)),
+            Coming::Validation => (&self.validation, self.validation.steps()),
+            Coming::Rollouts => match &self.rollouts {
+                Some(data) => (data, data.steps()),
+                None => return,
+            },
+        };
+        // What cannot be laid out is an error where it is asked for.
+        let requests = batches.iter().map_while(|samples| self.request(samples, steps).ok());
+        data.announce(requests.collect());
     }
 
     fn sharing_ranks(&self) -> usize {
@@ -450,7 +745,7 @@ where
     }
 
     fn rollouts(&self) -> usize {
-        self.rollouts.as_ref().map_or(0, InMemory::len)
+        self.rollouts.as_ref().map_or(0, |data| data.len())
     }
 
     fn baseline_errors(&self) -> Result<Option<Baseline>, BoxError> {
@@ -460,28 +755,52 @@ where
     }
 
     fn rollout_errors(&self, rollouts: &[usize]) -> Result<Vec<RolloutError>, BoxError> {
+        Ok(self.scored_rollouts(rollouts)?.into_iter().map(|scored| scored.errors).collect())
+    }
+
+    fn scored_rollouts(&self, rollouts: &[usize]) -> Result<Vec<Scored<RolloutError>>, BoxError> {
         let Some(data) = &self.rollouts else { return Ok(Vec::new()) };
-        let batch = data.batch(self.model.layout.own(rollouts)?)?;
-        let steps = batch.targets.len();
-        let predictions = self.model.roll_out_at(&batch.input, rollouts.len(), steps, &batch.times)?;
+        let Sample { start, targets, .. } = self.sample(&**data, rollouts, data.steps())?;
+        let steps = targets.len();
+        let predictions = self.model.roll_out_members(start, rollouts.len())?;
         let mut of_steps = vec![Vec::with_capacity(steps); rollouts.len()];
+        let mut terms = vec![Vec::new(); rollouts.len()];
         let mut spectra = Vec::new();
-        for (index, (prediction, target)) in predictions.iter().zip(&batch.targets).enumerate() {
-            let target = self.model.layout.array(target, rollouts.len())?;
-            let errors = self.model.errors_of(prediction, &target)?;
+        for (index, (prediction, local)) in predictions.iter().zip(&targets).enumerate() {
+            let target = self.model.layout.array(local, rollouts.len())?;
+            let scores = self.terms(prediction, (&target, local), rollouts.len())?;
+            terms.iter_mut().zip(scores).for_each(|(all, own)| all.extend(own));
+            let prediction = single(prediction, &target)?;
+            let errors = self.model.errors_of(&prediction, &target)?;
             of_steps.iter_mut().zip(errors).for_each(|(all, error)| all.push(error));
             if index + 1 == steps {
-                spectra = spectrum_errors(prediction, &target)?;
+                spectra = spectrum_errors(&prediction, &target)?;
             }
         }
-        let errors = of_steps.iter().zip(spectra);
-        Ok(errors.map(|(steps, spectra)| RolloutError { variables: mean_errors(steps), spectra }).collect())
+        let errors = of_steps.iter().zip(spectra).zip(terms);
+        Ok(errors
+            .map(|((steps, spectra), terms)| Scored {
+                errors: RolloutError { variables: mean_errors(steps), spectra },
+                terms,
+            })
+            .collect())
     }
 }
 
-/// Number of samples for which a baseline is computed at a time: the same on every rank, since ranks may
-/// share fields.
-const BASELINE_SAMPLES: usize = 64;
+/// The forecast itself, or the mean of an ensemble.
+fn single<A: Array>(prediction: &A, target: &A) -> crate::Result<A> {
+    match is_ensemble(prediction, target) {
+        true => ensemble_mean(prediction),
+        false => Ok(prediction.shallow_clone()),
+    }
+}
+
+/// Which part of an evaluation of `total` samples these are, if they follow each other.
+fn part_of(samples: &[usize], total: usize) -> Option<BatchPart> {
+    let first = *samples.first()?;
+    let follow = samples.iter().enumerate().all(|(index, &sample)| sample == first + index);
+    follow.then_some(BatchPart { offset: first as i64, total: total as i64 })
+}
 
 /// A rank's share of `count` samples: a contiguous range; the first ranks take one more where it does not come out even.
 pub(crate) fn share(count: usize, rank: usize, ranks: usize) -> Range<usize> {

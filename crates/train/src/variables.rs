@@ -147,8 +147,26 @@ pub(crate) fn means(sums: &[f64], count: usize) -> Vec<VariableError> {
 
 /// Name of the validation metric for several variables.
 pub(crate) fn metric(variables: usize) -> Option<String> {
-    (variables > 1).then(|| format!("mean over {variables} variables of the relative L2 error"))
+    (variables > 1).then(|| format!("mean over {variables} variables of the {RELATIVE}"))
 }
+
+/// Formats the number by which checkpoints are compared: in percent if it is a relative error, whose metric has no name or that of
+/// a mean over variables; else the cost of the named metric.
+///
+/// ```
+/// use isobar_train::checkpoint_error;
+///
+/// assert_eq!(checkpoint_error(0.0321, None), "3.21 %");
+/// assert_eq!(checkpoint_error(412.3, Some("h/rmse")), "412.3");
+/// ```
+pub fn checkpoint_error(error: f64, metric: Option<&str>) -> String {
+    match metric.is_none_or(|metric| metric.ends_with(RELATIVE)) {
+        true => percent(error),
+        false => significant(error),
+    }
+}
+
+const RELATIVE: &str = "relative L2 error";
 
 /// Columns of metrics for the errors of each variable; none for a variable without a name.
 pub(crate) fn columns<'a>(

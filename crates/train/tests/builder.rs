@@ -6,8 +6,12 @@ use std::time::Duration;
 use isobar_collectives::threads;
 use isobar_data::InMemory;
 use isobar_manager::DistributedManager;
-use isobar_models::{FnoConfig, PerDim};
-use isobar_train::{BoxError, Error, Precision, Trainer, Window};
+use isobar_models::{
+    Architecture, EdmPreconditionerConfig, EdmSampler, FnoConfig, ModelConfig, PerDim, SigmaData,
+    SongUNetConfig,
+};
+use isobar_train::{BoxError, Denoising, DiffusionConfig, Error, Precision, Trainer, Window};
+use rstest::rstest;
 use tch::{Device, Kind, Tensor};
 use tempfile::tempdir;
 
@@ -38,26 +42,60 @@ fn train(
     names: &[&str],
     data: impl Fn(usize, &Window) -> Result<(InMemory, InMemory), BoxError> + Sync,
 ) -> Vec<Result<Vec<f64>, BoxError>> {
+    train_with(ranks, names, data, &fno(), |trainer| trainer)
+}
+
+/// Losses, and behind them the validation error, of a run of another model with other settings.
+fn train_with(
+    ranks: usize,
+    names: &[&str],
+    data: impl Fn(usize, &Window) -> Result<(InMemory, InMemory), BoxError> + Sync,
+    model: &impl Architecture,
+    set: impl Fn(Trainer) -> Trainer + Sync,
+) -> Vec<Result<Vec<f64>, BoxError>> {
     let folder = tempdir().unwrap();
     threads::run(ranks, Duration::from_secs(60), |world| {
         let _rank = DistributedManager::bind_thread(&world);
         let shape: Vec<i64> = names.iter().enumerate().map(|(at, _)| if at == 0 { -1 } else { 2 }).collect();
         let trainer = Trainer::new(folder.path().join("run")).mesh(&shape, names);
         let trainer = trainer.precision(Precision::Float64).epochs(2).batch_size(3).seed(5);
-        let summary = trainer.fit_architecture(&[12, 10], |window| data(world.rank(), window), &fno())?;
-        Ok(summary.losses)
+        let summary = set(trainer).fit_architecture(&[12, 10], |window| data(world.rank(), window), model)?;
+        Ok(summary.losses.into_iter().chain(summary.validation_error).collect())
     })
 }
 
-#[test]
-fn a_configured_model_trains_alike_on_every_mesh() {
+/// The noise of training and of sampling is that of the whole batch, and of all validation samples.
+fn denoiser() -> EdmPreconditionerConfig {
+    let network = SongUNetConfig {
+        model_channels: 4,
+        channel_mult: vec![1, 2],
+        num_blocks: 1,
+        attn_resolutions: vec![],
+        dropout: 0.0,
+        ..SongUNetConfig::new([12, 10], 2, 1)
+    };
+    EdmPreconditionerConfig::new(ModelConfig::new(network))
+}
+
+fn two_steps(trainer: Trainer) -> Trainer {
+    let sampler = EdmSampler { num_steps: 2, s_churn: 1.0, ..EdmSampler::default() };
+    let config = DiffusionConfig { sampler, ..DiffusionConfig::default() };
+    trainer.denoising(Denoising::new(&config, SigmaData::All(0.5), 3).unwrap())
+}
+
+#[rstest]
+fn a_configured_model_trains_alike_on_every_mesh(#[values(false, true)] denoises: bool) {
     let data = |_: usize, window: &Window| Ok((waves(window, 8, 0)?, waves(window, 2, 8)?));
-    let whole = train(1, &["data"], data).remove(0).unwrap();
-    assert!(whole.len() == 4 || whole.len() == 6, "{whole:?}");
+    let train = |ranks: usize, names: &[&str]| match denoises {
+        false => train(ranks, names, data),
+        true => train_with(ranks, names, data, &denoiser(), two_steps),
+    };
+    let whole = train(1, &["data"]).remove(0).unwrap();
+    assert_eq!(whole.len(), 7, "{whole:?}");
     for (ranks, names) in
         [(2, &["data"][..]), (2, &["domain"]), (3, &["domain"]), (4, &["data", "domain"]), (2, &["shard"])]
     {
-        for losses in train(ranks, names, data) {
+        for losses in train(ranks, names) {
             let losses = losses.unwrap();
             assert_eq!(losses.len(), whole.len(), "{names:?}");
             for (got, want) in losses.iter().zip(&whole) {

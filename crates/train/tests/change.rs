@@ -40,14 +40,17 @@ fn task(
         input: values.clone(),
         target: values,
         variables: ["u", "h"].map(Variable::new).to_vec(),
+        roles: None,
     };
     FieldTask {
         model,
-        train: InMemory::rollouts(&frames(), 1, 1).unwrap(),
-        validation: InMemory::rollouts(&frames(), 1, 1).unwrap(),
-        rollouts: Some(InMemory::rollouts(&frames(), 2, 1).unwrap()),
+        train: InMemory::rollouts(&frames(), 1, 1).unwrap().into(),
+        validation: InMemory::rollouts(&frames(), 1, 1).unwrap().into(),
+        rollouts: Some(InMemory::rollouts(&frames(), 2, 1).unwrap().into()),
         augment: Augment::None,
         loss: loss.into(),
+        weights: isobar_train::Weights::default(),
+        report: isobar_train::metric::Report::default(),
         seed: 0,
     }
 }
@@ -146,7 +149,7 @@ fn trained(folder: &Path, output: f64, names: [&str; 2], mode: SaveMode) -> Stri
     let (paper, _messages) = Paper::collect();
     let weight = Tensor::from(output).to_kind(Kind::Double).set_requires_grad(true);
     let params = Parameters::new(vec![Parameter::replicated("output", &weight)]).unwrap();
-    let FieldTask { model, train, validation, rollouts, augment, loss, seed } =
+    let FieldTask { model, train, validation, rollouts, augment, loss, weights, report, seed } =
         task(output, Some(Normalizer::of_scales(&[0.5, 30.0]).unwrap()), Mse {});
     let model = FieldModel {
         forward: |x: &Tensor, _: Option<Step<'_>>| Ok(x.zeros_like() + &weight),
@@ -156,8 +159,9 @@ fn trained(folder: &Path, output: f64, names: [&str; 2], mode: SaveMode) -> Stri
         input: model.input,
         target: model.target,
         variables: names.map(Variable::new).to_vec(),
+        roles: None,
     };
-    let task = FieldTask { model, train, validation, rollouts, augment, loss, seed };
+    let task = FieldTask { model, train, validation, rollouts, augment, loss, weights, report, seed };
     let adamw = isobar_train::optim::AdamWConfig { lr: 1e-12, ..Default::default() };
     let config = FitConfig {
         folder: folder.to_owned(),

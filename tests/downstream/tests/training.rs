@@ -1,4 +1,4 @@
-//! A program's own loss, optimizer and schedule, named in its TOML: one rank and two, and a run that resumes.
+//! A program's own loss, metric, optimizer and schedule, named in its TOML: one rank and two, and a run that resumes.
 #![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
 
 use std::fs;
@@ -30,12 +30,14 @@ decoder_layer_size = 8
 epochs = 2
 batch_size = 3
 precision = "float64"
-loss = "latitude_mse"
+loss = ["latitude_mse", { type = "spectral", weight = 1e-3 }]
+best = "peak_error"
 [optimizer]
 type = "signum"
 lr = 1e-3
 [metrics]
 every_steps = 1
+report = ["peak_error", "vrmse"]
 [schedule]
 type = "inverse_sqrt"
 warmup_epochs = 0.5
@@ -52,12 +54,24 @@ fn train(folder: &Path, ranks: usize, args: &[&str]) -> Vec<f64> {
     losses(&folder.join("run"))
 }
 
+/// The last values of the program's metric, and of a built-in one.
+fn scores(run: &Path) -> [f64; 2] {
+    let text = fs::read_to_string(run.join("metrics.jsonl")).unwrap();
+    let last: serde_json::Value = serde_json::from_str(text.lines().last().unwrap()).unwrap();
+    ["peak_error", "vrmse"].map(|name| {
+        let prefix = format!("validation/{name}");
+        let found = last.as_object().unwrap().iter().find(|(key, _)| key.starts_with(&prefix));
+        found.and_then(|(_, value)| value.as_f64()).unwrap()
+    })
+}
+
 #[test]
 fn a_programs_own_loss_optimizer_and_schedule_train_by_their_names() {
     let [one, two, split, resumed] = std::array::from_fn(|_| tempdir().unwrap());
     let alone = train(one.path(), 1, &[]);
     let shared = train(two.path(), 2, &[]);
     let names = r#"distributed.mesh.names=["domain"]"#;
+    let split_folder = split.path().join("run");
     let split = train(split.path(), 2, &["--set", names]);
     let _ = train(resumed.path(), 1, &["--set", "train.max_steps=3"]);
     let resumed = train(resumed.path(), 2, &["--resume"]);
@@ -65,4 +79,8 @@ fn a_programs_own_loss_optimizer_and_schedule_train_by_their_names() {
     assert_same_run(&shared, &alone);
     assert_same_run(&split, &alone);
     assert_same_run(&resumed, &alone);
+    let [alone, split] = [scores(&one.path().join("run")), scores(&split_folder)];
+    for (alone, split) in alone.iter().zip(split) {
+        assert!(*alone > 0.0 && (alone - split).abs() < 1e-8 * alone, "{alone} {split}");
+    }
 }

@@ -4,16 +4,19 @@ use std::ops::Range;
 use std::path::Path;
 
 use anyhow::Result;
-use isobar_array::Local;
-use isobar_data::{DatasetWriter, PredictionMeta, Window};
+use isobar_collectives::Group;
+use isobar_data::{Batch, DatasetWriter, PredictionMeta, Window, writers};
+use isobar_models::BatchPart;
 use isobar_train::loss::variable_errors;
-use isobar_train::{BoxError, FieldLayout, FieldModel, Forward};
+use isobar_train::metric::Scoreboard;
+use isobar_train::{BoxError, FieldLayout, FieldModel, Forward, Roles, Sample, Start};
 use tch::{Device, Kind, Tensor};
 
 use super::outcome::Outcome;
+use super::windows::{Windows, by_window};
 use crate::exit::{Because, Exit};
 use crate::run::picture::Shown;
-use crate::run::{Source, as_str};
+use crate::run::{Scoring, Source, as_str, scoring};
 
 /// Samples to predict: steps from a frame of some trajectories on, or outputs of samples without time.
 pub(super) struct Prediction<'a> {
@@ -25,9 +28,10 @@ pub(super) struct Prediction<'a> {
     pub(super) name: String,
 }
 
-/// The part of the fields that this rank reads, and the dtype and device of the parameters.
+/// The part of the fields that this rank reads, all ranks, and the dtype and device of the parameters.
 pub(super) struct Place<'a> {
     pub(super) window: &'a [Range<usize>],
+    pub(super) world: &'a Group,
     pub(super) options: (Kind, Device),
 }
 
@@ -41,6 +45,7 @@ impl Prediction<'_> {
         model: &FieldModel<L, F>,
         place: &Place<'_>,
         out: Out<'_>,
+        scoring: &Scoring,
     ) -> Result<Outcome>
     where
         L: FieldLayout,
@@ -49,36 +54,50 @@ impl Prediction<'_> {
         let source = self.source;
         let frames = source.data.times().map_or(1, <[f64]>::len);
         let known = self.steps.min(frames - 1 - self.start);
+        let past = model.roles.as_ref().map_or(0, |roles| roles.history - 1);
+        let stored = source.names.stored();
         let (kind, device) = place.options;
         let mut writer = out.map(|out| self.writer(out, &source.targets)).transpose()?;
+        let windows = Windows::new(&model.layout, place.window, place.world)?;
+        let by_window = by_window(writer.as_deref(), place.world)?;
         let none = || vec![Vec::new(); self.steps];
-        let mut outcome = Outcome { first: None, errors: none(), persistence: none() };
+        let board = Scoreboard::new(scoring.report.metrics(), known);
+        let mut outcome = Outcome { first: None, errors: none(), persistence: none(), board };
         for (index, &trajectory) in self.samples.iter().enumerate() {
             // All ranks read their windows of the initial frame and of the frames to compare with.
-            let window = Window { frames: self.start..self.start + known + 1, points: place.window.to_vec() };
-            let frames = source.data.read(&window, &[trajectory], &as_str(&source.inputs))?.f_select(0, 0)?;
+            let window =
+                Window { frames: self.start - past..self.start + known + 1, points: place.window.to_vec() };
+            let frames = source.data.read(&window, &[trajectory], &as_str(&stored))?.f_select(0, 0)?;
             let frames = frames.f_to_device(device)?.f_to_kind(kind)?;
             let own = model.layout.own(&[0])?.len() as i64;
             let frame =
                 |at: usize| -> Result<Tensor> { Ok(frames.f_narrow(0, at as i64, 1)?.f_narrow(0, 0, own)?) };
             let times: Vec<Vec<f64>> = self.times().iter().map(|time| vec![*time; own as usize]).collect();
-            let predicted = boxed(model.roll_out_at(&frame(0)?, 1, self.steps, &times))?;
-            let array = |at: usize| -> Result<L::Array> { Ok(model.layout.array(&frame(at)?, 1)?) };
-            let input = array(0)?;
-            let truth: Vec<L::Array> = (1..=known).map(array).collect::<Result<_>>()?;
-            for (at, (prediction, target)) in predicted.iter().zip(&truth).enumerate() {
+            let (input, targets) = (frame(0)?, (1..=past + known).map(frame).collect::<Result<_>>()?);
+            let batch = Batch { input, targets, times: Vec::new() };
+            let Sample { start, last, targets } = boxed(Roles::arrange(model.roles.as_ref(), batch))?;
+            let start = Start { times, steps: self.steps, part: self.part(index), ..start };
+            let members = boxed(model.roll_out_members(start, 1))?;
+            let single = |members: &L::Array| scoring::single(members, frames.dim());
+            let predicted = members.iter().map(single).collect::<Result<Vec<_>>>()?;
+            let array = |frame: &Tensor| -> Result<L::Array> { Ok(model.layout.array(frame, 1)?) };
+            let input = array(&last)?;
+            let truth: Vec<L::Array> = targets.iter().map(array).collect::<Result<_>>()?;
+            for (at, ((prediction, target), local)) in predicted.iter().zip(&truth).zip(&targets).enumerate()
+            {
                 outcome.errors[at].extend(variable_errors(prediction, target)?);
                 outcome.persistence[at].extend(variable_errors(&input, target)?);
+                let truth = (target, local);
+                scoring.add(&mut outcome.board, &model.layout, (at + 1, 1), &members[at], truth)?;
             }
             if index == 0 {
                 outcome.first = Some(Shown::of(&input, &truth, &predicted)?);
             }
-            // Only one frame at a time is gathered in full.
             for (at, fields) in std::iter::once(&input).chain(&predicted).enumerate() {
-                let whole = fields.whole()?;
-                if let Some(writer) = &mut writer {
-                    self.write(&mut **writer, (index, at), &source.targets, &whole)?;
-                }
+                windows.bring(&model.layout, fields, by_window, |points, values| match &mut writer {
+                    Some(writer) => self.write(&mut **writer, (index, at), &source.targets, (points, values)),
+                    None => Ok(()),
+                })?;
             }
         }
         if let Some(writer) = writer {
@@ -87,12 +106,18 @@ impl Prediction<'_> {
         Ok(outcome)
     }
 
+    /// Which of the samples one is, for a denoiser to draw other noise for each.
+    fn part(&self, index: usize) -> Option<BatchPart> {
+        Some(BatchPart { offset: index as i64, total: self.samples.len() as i64 })
+    }
+
     /// Predicts the outputs of samples without time, and writes them with their inputs.
     pub(super) fn of_pairs<L, F>(
         &self,
         model: &FieldModel<L, F>,
         place: &Place<'_>,
         out: Out<'_>,
+        scoring: &Scoring,
     ) -> Result<Outcome>
     where
         L: FieldLayout,
@@ -102,7 +127,10 @@ impl Prediction<'_> {
         let both = [&source.inputs[..], &source.targets[..]].concat();
         let mut writer = out.map(|out| self.writer(out, &both)).transpose()?;
         let (kind, device) = place.options;
-        let mut outcome = Outcome { errors: vec![Vec::new()], ..Outcome::default() };
+        let windows = Windows::new(&model.layout, place.window, place.world)?;
+        let by_window = by_window(writer.as_deref(), place.world)?;
+        let board = Scoreboard::new(scoring.report.metrics(), 1);
+        let mut outcome = Outcome { errors: vec![Vec::new()], first: None, persistence: Vec::new(), board };
         for (index, &sample) in self.samples.iter().enumerate() {
             let own = &[sample][..model.layout.own(&[0])?.len()];
             let read = |names: &[String]| -> Result<Tensor> {
@@ -110,16 +138,21 @@ impl Prediction<'_> {
                 Ok(fields.f_select(1, 0)?.f_to_device(device)?.f_to_kind(kind)?)
             };
             let (from, to) = (read(&source.inputs)?, read(&source.targets)?);
-            let predicted = boxed(model.roll_out(&from, 1, 1))?;
+            let start = Start { part: self.part(index), ..Start::of_frame(&from, 1, &[]) };
+            let members = boxed(model.roll_out_members(start, 1))?;
+            let single = |members: &L::Array| scoring::single(members, from.dim());
+            let predicted = members.iter().map(single).collect::<Result<Vec<_>>>()?;
             let (input, target) = (model.layout.array(&from, 1)?, model.layout.array(&to, 1)?);
             outcome.errors[0].extend(variable_errors(&predicted[0], &target)?);
+            scoring.add(&mut outcome.board, &model.layout, (1, 1), &members[0], (&target, &to))?;
             if index == 0 {
                 outcome.first = Some(Shown::of(&input, &[target], &predicted)?);
             }
-            let (input, output) = (input.whole()?, predicted[0].whole()?);
-            if let Some(writer) = &mut writer {
-                self.write(&mut **writer, (index, 0), &source.inputs, &input)?;
-                self.write(&mut **writer, (index, 0), &source.targets, &output)?;
+            for (names, fields) in [(&source.inputs, &input), (&source.targets, &predicted[0])] {
+                windows.bring(&model.layout, fields, by_window, |points, values| match &mut writer {
+                    Some(writer) => self.write(&mut **writer, (index, 0), names, (points, values)),
+                    None => Ok(()),
+                })?;
             }
         }
         if let Some(writer) = writer {
@@ -148,7 +181,15 @@ impl Prediction<'_> {
             times: self.times(),
             attributes: attributes.iter().map(|(name, text)| ((*name).to_owned(), text.clone())).collect(),
         };
-        Ok(self.source.data.create(path, &meta)?)
+        // An extension of another format than HDF5 names it.
+        let data = &self.source.data;
+        let is_hdf5 =
+            path.extension().is_none_or(|extension| ["h5", "hdf5"].iter().any(|own| extension == *own));
+        let other = writers().into_iter().find(|writer| !is_hdf5 && writer.fits(path));
+        Ok(match other {
+            Some(writer) => writer.create(path, &data.content(&meta)?)?,
+            None => data.create(path, &meta)?,
+        })
     }
 
     /// Times of the frame to start from and of each step; those beyond the data are as far apart as the last two.
@@ -165,18 +206,23 @@ impl Prediction<'_> {
         (self.start..=self.start + self.steps).map(time).collect()
     }
 
-    /// Writes a frame `[1, channel, spatial…]` of a sample, a variable after the other.
+    /// Writes a window of a frame, `[1, channel, spatial…]`, of a sample, a variable after the other.
     fn write(
         &self,
         writer: &mut dyn DatasetWriter,
         (sample, at): (usize, usize),
         variables: &[String],
-        frame: &Tensor,
+        (points, frame): (&[Range<usize>], &Tensor),
     ) -> Result<()> {
         let mut first = 0;
         for variable in self.source.chosen(variables)? {
             let channels = variable.channels.len() as i64;
-            writer.write(&variable.name, sample, at, &frame.f_narrow(1, first, channels)?)?;
+            let values = frame.f_narrow(1, first, channels)?;
+            if writer.takes_windows() {
+                writer.write_window(&variable.name, sample, at, points, &values)?;
+            } else {
+                writer.write(&variable.name, sample, at, &values)?;
+            }
             first += channels;
         }
         Ok(())

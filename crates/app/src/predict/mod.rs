@@ -4,6 +4,7 @@ mod fields;
 mod origin;
 mod outcome;
 mod samples;
+mod windows;
 
 use std::ops::RangeInclusive;
 use std::path::{Path, PathBuf};
@@ -22,7 +23,7 @@ use self::fields::Place;
 use self::origin::Origin;
 use crate::config::{Config, ConfigArgs};
 use crate::exit::{Because, Exit};
-use crate::run::{self, Job, Meaning, RANKS_OWN, Run, Source};
+use crate::run::{self, Job, Meaning, RANKS_OWN, Run, Scoring, Source, scoring};
 use crate::{start, terminal};
 
 /// Arguments of `isobar predict`.
@@ -37,13 +38,14 @@ pub(crate) struct PredictArgs {
     /// Numbers of samples or trajectories of the data file, from 0, as `0,3,5` or `0-3,7`; by default those kept for validation
     #[arg(long, value_name = "NUMBERS", value_delimiter = ',', value_parser = samples::parse)]
     samples: Option<Vec<RangeInclusive<usize>>>,
-    /// Initial frame, for trajectories
-    #[arg(long, default_value_t = 0, value_name = "FRAME")]
-    start: usize,
+    /// Initial frame, for trajectories; by default the first one that has the frames of `data.history` before it
+    #[arg(long, value_name = "FRAME")]
+    start: Option<usize>,
     /// Number of steps, for trajectories; by default up to the file's last frame. May be larger
     #[arg(long, value_name = "STEPS")]
     steps: Option<usize>,
-    /// The HDF5 file to write, in the layout of the data; by default prediction.h5 in the folder of the run. A picture and a
+    /// The file to write: HDF5 in the layout of the data, or with the extension .nc NetCDF-4 with the conventions of CF; by default
+    /// prediction.h5 in the folder of the run. A picture and a
     /// table of the errors after each step (CSV) get the same name
     #[arg(long, value_name = "FILE")]
     out: Option<PathBuf>,
@@ -86,12 +88,15 @@ impl Job for Prediction<'_> {
         F: Forward<L::Array>,
     {
         let Self { config, args } = self;
-        let Run { source, layout, window, positions, forward, params, buffers, ranks, device } = run;
+        let Run { source, layout, window, positions, statics, forward, params, buffers, ranks, device } = run;
         let (meaning, origin) = self.load(&params, &buffers, &ranks.world)?;
         let (change, variables) = (meaning.change()?, source.variables()?);
-        let Meaning { input, target, baseline, .. } = meaning;
+        let Meaning { input, target, baseline, forcing, fixed, .. } = meaning;
         let names = variables.clone();
-        let model = FieldModel { forward, layout, positions, change, input, target, variables: names };
+        let options = (config.train.precision.kind(), device);
+        let positions = statics.behind(positions, fixed.as_ref(), options)?;
+        let roles = source.names.roles(&*source.data, &config.data, &window, forcing)?;
+        let model = FieldModel { forward, layout, positions, change, input, target, variables: names, roles };
 
         let samples = self.samples(&source)?;
         let out = args.out.clone().unwrap_or_else(|| config.run.folder().join("prediction.h5"));
@@ -112,35 +117,42 @@ impl Job for Prediction<'_> {
         let mut attributes = origin.attributes();
         attributes.push(("isobar_data", source.path().to_string()));
         attributes.push(("isobar_samples", samples::text(&samples)));
-        let place = Place { window: &window, options: (config.train.precision.kind(), device) };
+        let scoring = Scoring::new(&source, config, &window, &ranks.world)?;
+        let place = Place { window: &window, world: &ranks.world, options };
         let mut said = vec![origin.line()];
         let name = format!("{} by {}", source.data.name(), config.run.name);
-        let steps = self.steps(&source)?;
-        let prediction =
-            fields::Prediction { source: &source, samples: &samples, start: args.start, steps, name };
+        let (start, steps) = self.steps(&source)?;
+        let prediction = fields::Prediction { source: &source, samples: &samples, start, steps, name };
         let numbers = samples::text(&samples);
         let outcome;
         let (lines, warning) = if source.has_steps() {
-            attributes.push(("isobar_start_frame", args.start.to_string()));
+            attributes.push(("isobar_start_frame", start.to_string()));
             attributes.push(("isobar_steps", steps.to_string()));
             let out = writes.then_some((&*out, &attributes[..]));
-            outcome = prediction.of_trajectories(&model, &place, out)?;
-            said.push(format!("samples     trajectories {numbers}, {steps} steps from frame {}", args.start));
+            outcome = prediction.of_trajectories(&model, &place, out, &scoring)?;
+            said.push(format!("samples     trajectories {numbers}, {steps} steps from frame {start}"));
             outcome.forecast(&variables)
         } else {
             let out = writes.then_some((&*out, &attributes[..]));
-            outcome = prediction.of_pairs(&model, &place, out)?;
+            outcome = prediction.of_pairs(&model, &place, out, &scoring)?;
             said.push(format!("samples     {numbers}"));
             outcome.mapping(&variables, &baseline)
         };
         let times = prediction.times();
         said.extend(lines);
+        let scores = outcome.board.scores();
+        said.extend(scoring::table(&scores, &scoring.report, &variables));
         if writes {
             warning.iter().for_each(|warning| tracing::warn!("{warning}"));
             said.push(format!("prediction  {}", out.display()));
             let errors = out.with_extension("csv");
             outcome.write_csv(&errors, &variables, &times)?;
             said.push(format!("errors      {}", errors.display()));
+            if !scores.is_empty() {
+                let metrics = out.with_extension("metrics.jsonl");
+                scoring::write(&metrics, &scores, &variables, &times)?;
+                said.push(format!("metrics     {}", metrics.display()));
+            }
             let picture = out.with_extension("png");
             if let Some(shown) = &outcome.first {
                 shown.draw(source.has_steps(), &source.titles()?, &picture)?;
@@ -156,8 +168,7 @@ impl Prediction<'_> {
     fn samples(&self, source: &Source) -> Result<Vec<usize>> {
         let there = source.samples();
         let Some(ranges) = &self.args.samples else {
-            let kept: Vec<usize> =
-                (there.saturating_sub(self.config.data.validation_samples)..there).collect();
+            let kept: Vec<usize> = source.parts.predicted().samples.clone().collect();
             if kept.is_empty() {
                 bail!(Exit::Usage.because("there is no sample to predict: name some with --samples"));
             }
@@ -174,19 +185,20 @@ impl Prediction<'_> {
         Ok(ranges.iter().cloned().flatten().collect())
     }
 
-    /// Number of steps to predict; 0 for samples without time.
-    fn steps(&self, source: &Source) -> Result<usize> {
+    /// Initial frame and number of steps to predict; 0 for samples without time.
+    fn steps(&self, source: &Source) -> Result<(usize, usize)> {
         let args = self.args;
         let Some(times) = source.data.times() else {
-            if args.start != 0 || args.steps.is_some_and(|steps| steps != 1) {
+            if args.start.is_some_and(|start| start != 0) || args.steps.is_some_and(|steps| steps != 1) {
                 bail!(Exit::Usage.because(format!(
                     "samples of {} have no steps: leave --start and --steps away",
                     source.path()
                 )));
             }
-            return Ok(0);
+            return Ok((0, 0));
         };
-        let (start, last) = (args.start, times.len() - 1);
+        let (first, last) = (self.config.data.history - 1, times.len() - 1);
+        let start = args.start.unwrap_or(first);
         let steps = args.steps.unwrap_or(last.saturating_sub(start));
         if start > last || steps == 0 {
             bail!(Exit::Usage.because(format!(
@@ -195,7 +207,21 @@ impl Prediction<'_> {
                 source.path()
             )));
         }
-        Ok(steps)
+        if start < first {
+            bail!(Exit::Usage.because(format!(
+                "--start={start} has {start} frames before it, but data.history is {}: --start={first} or later",
+                first + 1
+            )));
+        }
+        let known = last - start;
+        if steps > known && !source.names.forcings.is_empty() {
+            bail!(Exit::Usage.because(format!(
+                "{steps} steps from frame {start} are asked for, but {} has the forcings {:?} of {known} only: --steps={known}",
+                source.path(),
+                source.names.forcings
+            )));
+        }
+        Ok((start, steps))
     }
 
     /// Puts the checkpoint into the network. All ranks call.
@@ -240,6 +266,11 @@ impl Prediction<'_> {
             ("fields", format!("{:?}", trained.fields), format!("{:?}", data.fields)),
             ("inputs", format!("{:?}", trained.inputs), format!("{:?}", data.inputs)),
             ("targets", format!("{:?}", trained.targets), format!("{:?}", data.targets)),
+            ("forcings", format!("{:?}", trained.forcings), format!("{:?}", data.forcings)),
+            ("statics", format!("{:?}", trained.statics), format!("{:?}", data.statics)),
+            ("diagnostics", format!("{:?}", trained.diagnostics), format!("{:?}", data.diagnostics)),
+            ("history", trained.history.to_string(), data.history.to_string()),
+            ("levels", format!("{:?}", trained.levels), format!("{:?}", data.levels)),
             ("predict", word(trained.predict), word(data.predict)),
             ("positions", trained.positions.to_string(), data.positions.to_string()),
         ];

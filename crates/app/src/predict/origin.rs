@@ -3,7 +3,7 @@
 use std::path::PathBuf;
 
 use isobar_train::checkpoint::{RunState, Which};
-use isobar_train::percent;
+use isobar_train::checkpoint_error;
 
 /// The checkpoint that a network's parameters come from.
 pub(super) struct Origin {
@@ -33,7 +33,7 @@ impl Origin {
         let mut text =
             format!("checkpoint  {} (step {}, epoch {}", self.path.display(), self.step, self.epoch);
         if let Some(error) = self.validation_error {
-            text += &format!(", validation error {}", percent(error));
+            text += &format!(", validation error {}", checkpoint_error(error, self.metric.as_deref()));
             if let Some(metric) = &self.metric {
                 text += &format!(": {metric}");
             }

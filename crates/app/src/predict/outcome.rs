@@ -3,6 +3,7 @@
 use std::path::Path;
 
 use anyhow::Result;
+use isobar_train::metric::Scoreboard;
 use isobar_train::{Variable, VariableError, mean_errors, mean_relative, percent};
 
 use crate::exit::{Because, Exit};
@@ -10,7 +11,6 @@ use crate::run::errors::{Compared, aligned};
 use crate::run::picture::Shown;
 
 /// Prediction and its errors.
-#[derive(Default)]
 pub(super) struct Outcome {
     /// Fields of the first sample, for the picture.
     pub(super) first: Option<Shown>,
@@ -18,6 +18,8 @@ pub(super) struct Outcome {
     pub(super) errors: Vec<Vec<Vec<VariableError>>>,
     /// Errors of persistence per step, for trajectories.
     pub(super) persistence: Vec<Vec<Vec<VariableError>>>,
+    /// Metrics of the configuration.
+    pub(super) board: Scoreboard,
 }
 
 /// Errors after one step, means over samples.

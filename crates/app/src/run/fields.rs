@@ -1,157 +1,192 @@
 //! The samples of a run, and what they are scaled by.
 
 use std::ops::Range;
+use std::sync::Arc;
 
 use anyhow::{Result, bail};
 use isobar_collectives::Group;
-use isobar_data::{InMemory, Normalizer, Statistics, Window, split_validation};
+use isobar_data::{
+    Cache, InMemory, Normalizer, Part, Parts, Reader, ReaderOptions, Samples, StreamOptions, Streamed,
+    TrainSteps, Window,
+};
 use isobar_train::SampleFingerprint;
-use isobar_train::config::{DataConfig, Predict};
+use isobar_train::config::DataConfig;
 use tch::{Device, Kind, Tensor};
 
 use super::alike;
-use super::source::{Source, as_str};
+use super::roles::as_str;
+use super::scales::{Scales, check_same, scales_alike};
+use super::source::Source;
+use super::statics::Statics;
 use crate::exit::{Because, Exit};
 
-/// Samples in memory: this rank's window of them.
+/// Window that a rank reads of each field, and the number of samples that it reads at a time.
+pub(crate) struct Place<'a> {
+    /// A range for each spatial dim.
+    pub(crate) window: &'a [Range<usize>],
+    /// Dtype and device of what the network sees.
+    pub(crate) options: (Kind, Device),
+    /// Most samples that this rank reads at a time.
+    pub(crate) own: usize,
+    /// Most samples that a task asks for at a time in validation: the same on all ranks.
+    pub(crate) at_once: usize,
+}
+
+/// Samples of a run: this rank's window of them, in memory or read while they are needed.
 pub(crate) struct Fields {
-    pub(crate) train: InMemory,
-    pub(crate) validation: InMemory,
+    pub(crate) train: Box<dyn Samples>,
+    pub(crate) validation: Box<dyn Samples>,
     /// Of trajectories, for validation over several steps.
-    pub(crate) rollouts: Option<InMemory>,
+    pub(crate) rollouts: Option<Box<dyn Samples>>,
     /// Of the inputs, over the training samples.
     pub(crate) input: Normalizer,
     /// Of the targets, over the training samples.
     pub(crate) target: Normalizer,
     /// Scales of changes from frame to frame, over the training samples, if the network predicts changes.
     pub(crate) change: Option<Normalizer>,
-    /// The window, a range for each spatial dim.
-    window: Vec<Range<usize>>,
+    /// Of the stored forcings, over the training samples.
+    pub(crate) forcing: Option<Normalizer>,
+    /// Of the stored static fields, over all points.
+    pub(crate) statics: Option<Normalizer>,
+    /// Reads the samples, unless they are in memory.
+    pub(crate) reader: Option<Arc<Reader>>,
 }
 
+/// Samples of training, of validation, and rollouts of validation.
+type Three<T> = (T, T, Option<T>);
+
 impl Fields {
-    /// Reads this rank's window. Every rank calls and reads by itself, maybe of a file of its own; all must find the same samples.
+    /// Opens this rank's window of the samples, and reads it if it is kept in memory. Every rank calls and reads by itself, maybe
+    /// of a file of its own; all must find the same samples.
     pub(crate) fn read_alike(
         source: &Source,
         config: &DataConfig,
-        window: &[Range<usize>],
-        options: (Kind, Device),
+        place: &Place<'_>,
         world: &Group,
     ) -> Result<Self> {
-        let own = Self::read(source, config, window, options);
-        let own =
-            own.and_then(|fields| Ok((serde_json::to_vec(&fields.fingerprint(&source.extents())?)?, fields)));
-        let (fields, all) = alike(world, own)?;
+        let Parts { train, validation, .. } = &source.parts;
+        let counts = [train, validation].map(|part| part.samples.len());
+        let extents = source.extents().iter().map(usize::to_string).collect::<Vec<_>>().join(" x ");
+        let description = format!("{} + {} samples of {extents}", counts[0], counts[1]);
+        let scales = scales_alike(source, train, (config.predict, &description), world)?;
+        let (statics, _) = alike(world, Statics::normalizer(source).map(|statics| (Vec::new(), statics)))?;
+        let scales = (scales, statics);
+        if config.cache != Cache::All {
+            let streamed = streamed(source, config, place, (train, validation));
+            let (((train, validation, rollouts), reader), _) =
+                alike(world, streamed.map(|streamed| (Vec::new(), streamed)))?;
+            let rollouts = rollouts.map(|rollouts| Box::new(rollouts) as Box<dyn Samples>);
+            let (train, validation) = (Box::new(train), Box::new(validation));
+            return Ok(Self::of(train, validation, rollouts, scales, Some(reader)));
+        }
+        let read = in_memory(source, config, place, (train, validation)).and_then(|read| {
+            let description = format!(
+                "{description} with targets of mean {:.6e} and standard deviation {:.6e}",
+                scales.0.target.mean()[0],
+                scales.0.target.std()[0]
+            );
+            let own = SampleFingerprint::new(description, place.window, &[&read.0, &read.1])?;
+            Ok((serde_json::to_vec(&own)?, read))
+        });
+        let ((train, validation, rollouts), all) = alike(world, read)?;
         let all = all.iter().map(|bytes| serde_json::from_slice(bytes));
-        let all = all.collect::<Result<Vec<SampleFingerprint>, _>>()?;
-        match SampleFingerprint::difference(&all) {
-            None => Ok(fields),
-            Some((rank, other, difference)) => bail!(Exit::Mismatch.because(format!(
-                "ranks {rank} and {other} read different data: {difference}; give all ranks the same file (--set data.path=FILE)"
-            ))),
-        }
+        check_same(&all.collect::<Result<Vec<SampleFingerprint>, _>>()?)?;
+        Ok(Self::of(train.into(), validation.into(), rollouts.map(Into::into), scales, None))
     }
 
-    fn read(
-        source: &Source,
-        config: &DataConfig,
-        window: &[Range<usize>],
-        (kind, device): (Kind, Device),
-    ) -> Result<Self> {
-        let (mut train, validation) = split_validation(source.samples(), config.validation_samples)?;
-        if let Some(asked) = config.train_samples {
-            train.end = asked.min(train.end);
-        }
-        let (inputs, targets) = (as_str(&source.inputs), as_str(&source.targets));
-        let normalizer = |names: &[&str]| -> Result<Normalizer> {
-            Ok(Normalizer::of_channels(&source.data.statistics(names, train.clone())?)?)
-        };
-        let input = normalizer(&inputs)?;
-        let Some(times) = source.data.times() else {
-            let load = |samples: &Range<usize>| -> Result<InMemory> {
-                let samples: Vec<usize> = samples.clone().collect();
-                let read = |names: &[&str]| -> Result<Tensor> {
-                    Ok(source.data.read(&Window::still(window), &samples, names)?.f_select(1, 0)?)
-                };
-                Ok(InMemory::pairs(read(&inputs)?, read(&targets)?)?.to(device, kind)?)
+    fn of(
+        train: Box<dyn Samples>,
+        validation: Box<dyn Samples>,
+        rollouts: Option<Box<dyn Samples>>,
+        (scales, statics): (Scales, Option<Normalizer>),
+        reader: Option<Arc<Reader>>,
+    ) -> Self {
+        let Scales { input, target, change, forcing } = scales;
+        Self { train, validation, rollouts, input, target, change, forcing, statics, reader }
+    }
+}
+
+/// Reads all samples.
+fn in_memory(
+    source: &Source,
+    config: &DataConfig,
+    place: &Place<'_>,
+    (train, validation): (&Part, &Part),
+) -> Result<Three<InMemory>> {
+    let (inputs, targets, stored) = (as_str(&source.inputs), as_str(&source.targets), source.names.stored());
+    let (kind, device) = place.options;
+    let all = |part: &Part| part.samples.clone().collect::<Vec<usize>>();
+    if !source.has_steps() {
+        let load = |part: &Part| -> Result<InMemory> {
+            let read = |names: &[&str]| -> Result<Tensor> {
+                Ok(part.data.read(&Window::still(place.window), &all(part), names)?.f_select(1, 0)?)
             };
-            return Ok(Self {
-                input,
-                target: normalizer(&targets)?,
-                train: load(&train)?,
-                validation: load(&validation)?,
-                rollouts: None,
-                change: None,
-                window: window.to_vec(),
-            });
+            Ok(InMemory::pairs(read(&inputs)?, read(&targets)?)?.to(device, kind)?)
         };
-        let change = match config.predict {
-            Predict::Frame => None,
-            Predict::Change => {
-                Some(change_scales(&source.data.change_statistics(&inputs, train.clone())?, &input)?)
-            }
-        };
-        let load = |trajectories: Range<usize>| -> Result<Tensor> {
-            let trajectories: Vec<usize> = trajectories.collect();
-            let window = Window { frames: 0..times.len(), points: window.to_vec() };
-            let all = source.data.read(&window, &trajectories, &inputs)?;
-            Ok(all.f_to_device(device)?.f_to_kind(kind)?)
-        };
-        let (train, validation) = (load(train)?, load(validation)?);
-        let steps = config.validation_steps;
-        let rollouts = (steps > 1)
-            .then(|| InMemory::rollouts(&validation, steps, steps)?.with_times(times))
-            .transpose()?;
-        Ok(Self {
-            target: input.clone(),
-            input,
-            train: InMemory::rollouts(&train, config.train_steps, 1)?.with_times(times)?,
-            validation: InMemory::rollouts(&validation, 1, 1)?.with_times(times)?,
-            rollouts,
-            change,
-            window: window.to_vec(),
-        })
+        return Ok((load(train)?, load(validation)?, None));
     }
-
-    fn fingerprint(&self, extents: &[usize]) -> Result<SampleFingerprint> {
-        let (train, validation) = (&self.train, &self.validation);
-        let extents = extents.iter().map(usize::to_string).collect::<Vec<_>>().join(" x ");
-        let description = format!(
-            "{} + {} samples of {extents} with targets of mean {:.6e} and standard deviation {:.6e}",
-            train.len(),
-            validation.len(),
-            self.target.mean()[0],
-            self.target.std()[0],
-        );
-        Ok(SampleFingerprint::new(description, &self.window, &[train, validation])?)
-    }
+    let load = |part: &Part| -> Result<(Tensor, Vec<f64>)> {
+        let times = part.data.times().unwrap_or_default();
+        let window = Window { frames: 0..times.len(), points: place.window.to_vec() };
+        let values = part.data.read(&window, &all(part), &as_str(&stored))?;
+        Ok((values.f_to_device(device)?.f_to_kind(kind)?, times.to_vec()))
+    };
+    let rollouts = |(values, times): &(Tensor, Vec<f64>), steps: usize, stride: usize| -> Result<InMemory> {
+        Ok(InMemory::rollouts(values, steps, stride)?.with_times(times)?)
+    };
+    let (train, validation) = (load(train)?, load(validation)?);
+    // Frames of the history come before the steps.
+    let (steps, past) = (config.validation_steps, past(config));
+    let long = (steps > 1).then(|| rollouts(&validation, past + steps, steps)).transpose()?;
+    let train_steps = config.train_steps.after(past);
+    let train = rollouts(&train, train_steps.most(), 1)?.with_steps(train_steps)?;
+    Ok((train, rollouts(&validation, past + 1, 1)?, long))
 }
 
-/// Returns the scales of changes from frame to frame. Each channel's changes are measured by their root mean square, in
-/// units of the deviation of its values; the channel that changes most keeps the scale of its values, and the others are
-/// scaled up to it. So all changes count alike, and one channel alone is scaled as its values are. A channel that never
-/// changes keeps the scale of its values.
-fn change_scales(changes: &[Statistics], values: &Normalizer) -> Result<Normalizer> {
-    let rate = |(change, std): (&Statistics, &f64)| change.mean.hypot(change.std) / std;
-    let rates: Vec<f64> = changes.iter().zip(values.std()).map(rate).collect();
-    let fastest = rates.iter().copied().fold(0.0, f64::max);
-    let scale = |(rate, std): (&f64, &f64)| if *rate > 0.0 { std * (rate / fastest) } else { *std };
-    let scales: Vec<f64> = rates.iter().zip(values.std()).map(scale).collect();
-    Ok(Normalizer::of_scales(&scales)?)
+/// Number of input frames before the newest.
+fn past(config: &DataConfig) -> usize {
+    config.history.saturating_sub(1)
 }
 
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn changes_of_all_channels_count_alike() {
-        let values = Normalizer::of_scales(&[2.0, 100.0, 5.0]).unwrap();
-        let changes = [(0.0, 0.5), (3.0, 4.0), (0.0, 0.0)];
-        let changes = changes.map(|(mean, std)| Statistics { count: 8, mean, std, min: 0.0, max: 1.0 });
-        // A quarter of the deviation, a twentieth, and none.
-        assert_eq!(change_scales(&changes, &values).unwrap().std(), [2.0, 20.0, 5.0]);
-        let one = Normalizer::of_scales(&[2.0]).unwrap();
-        assert_eq!(change_scales(&changes[..1], &one).unwrap().std(), [2.0], "as its values");
+/// Starts the threads that read samples.
+fn streamed(
+    source: &Source,
+    config: &DataConfig,
+    place: &Place<'_>,
+    (train, validation): (&Part, &Part),
+) -> Result<(Three<Streamed>, Arc<Reader>)> {
+    let keep = config.cache == Cache::Window;
+    let options = ReaderOptions { host_memory: config.host_memory, workers: config.workers, keep };
+    let reader = Arc::new(Reader::new(options)?);
+    let (inputs, targets) = match source.has_steps() {
+        true => (source.names.stored(), source.names.stored()),
+        false => (source.inputs.clone(), source.targets.clone()),
+    };
+    let of = |part: &Part, steps: &TrainSteps, stride: usize| {
+        let options = StreamOptions {
+            window: place.window.to_vec(),
+            inputs: inputs.clone(),
+            targets: targets.clone(),
+            steps: steps.clone(),
+            stride,
+            options: place.options,
+            at_once: place.at_once,
+        };
+        Streamed::new(&reader, (part.data.clone(), part.samples.clone()), &options)
+    };
+    let (steps, past) = (config.validation_steps, past(config));
+    let train = of(train, &config.train_steps.after(past), 1)?;
+    let rollouts = (steps > 1).then(|| of(validation, &(past + steps).into(), steps)).transpose()?;
+    let validation = of(validation, &(past + 1).into(), 1)?;
+    let parts = [&train, &validation].into_iter().chain(&rollouts);
+    let needed = parts.map(|part| part.needed(place.own)).max().unwrap_or_default();
+    if needed > config.host_memory {
+        let needed = needed.rounded_up();
+        bail!(Exit::Usage.because(format!(
+            "data.host_memory is {}, but reading {} samples, the most of this rank at a time, takes {needed}; --set \
+             data.host_memory={needed}, or fewer samples (--set train.batch_size=…), or more ranks that share them",
+            config.host_memory, place.own
+        )));
     }
+    Ok(((train, validation, rollouts), reader))
 }

@@ -6,8 +6,12 @@ mod fields;
 pub(crate) mod picture;
 mod ranks;
 mod raster;
+mod roles;
 mod room;
+mod scales;
+pub(crate) mod scoring;
 mod source;
+mod statics;
 
 use std::ops::Range;
 
@@ -26,14 +30,17 @@ use serde::{Deserialize, Serialize};
 use tch::{Device, Tensor};
 
 pub(crate) use self::again::claim;
-pub(crate) use self::fields::Fields;
+pub(crate) use self::fields::{Fields, Place};
 use self::ranks::Arrangement;
-pub(crate) use self::source::{Source, as_str};
+pub(crate) use self::roles::as_str;
+pub(crate) use self::scoring::Scoring;
+pub(crate) use self::source::Source;
+pub(crate) use self::statics::Statics;
 use crate::config::Config;
 use crate::exit::{self, Because, Exit};
 
 /// Keys that may differ between ranks: addresses, logging, and paths of the own machine.
-pub(crate) const RANKS_OWN: [&str; 8] = [
+pub(crate) const RANKS_OWN: [&str; 10] = [
     "distributed.method",
     "distributed.addr",
     "distributed.port",
@@ -42,6 +49,8 @@ pub(crate) const RANKS_OWN: [&str; 8] = [
     "distributed.log",
     "run.output",
     "data.path",
+    "data.validation_path",
+    "data.test_path",
 ];
 
 /// The network of a configuration, and where its data are.
@@ -54,6 +63,8 @@ pub(crate) struct Run<L, F> {
     pub(crate) window: Vec<Range<usize>>,
     /// Positions of its points, if the network takes them.
     pub(crate) positions: Option<Tensor>,
+    /// Static fields of its points.
+    pub(crate) statics: Statics,
     /// The network.
     pub(crate) forward: F,
     /// Its parameters.
@@ -89,12 +100,38 @@ pub(crate) struct Meaning {
     /// divide by the deviation of the inputs.
     #[serde(default)]
     pub(crate) change: Option<Normalizer>,
+    /// Names of its forcings.
+    #[serde(default)]
+    pub(crate) forcings: Vec<String>,
+    /// Names of its static fields.
+    #[serde(default)]
+    pub(crate) statics: Vec<String>,
+    /// Names of the outputs that are no inputs.
+    #[serde(default)]
+    pub(crate) diagnostics: Vec<String>,
+    /// Number of input frames.
+    #[serde(default = "one")]
+    pub(crate) history: usize,
+    /// Levels of its variables, if the configuration names them.
+    #[serde(default)]
+    pub(crate) levels: Vec<f64>,
+    /// Normalisation of forcings that the data have.
+    #[serde(default)]
+    pub(crate) forcing: Option<Normalizer>,
+    /// Normalisation of static fields that the data have.
+    #[serde(default)]
+    pub(crate) fixed: Option<Normalizer>,
     /// Variables of its output channels; empty in checkpoints of earlier versions.
     #[serde(default)]
     pub(crate) variables: Vec<Variable>,
     /// Validation errors of the baseline, per variable.
     #[serde(default)]
     pub(crate) baseline: Vec<VariableError>,
+}
+
+/// Input frames of networks of earlier versions.
+fn one() -> usize {
+    1
 }
 
 impl Meaning {
@@ -129,10 +166,11 @@ pub(crate) trait Job {
 pub(crate) fn with<J: Job>(manager: &DistributedManager, config: &Config, job: J) -> Result<J::Out> {
     let arrangement = Arrangement::new(manager, config)?;
     let device = manager.device();
+    let denoising = config.denoising()?;
     let world = manager.group(None)?;
     // From the configuration and the file's header, before anything is allocated or read.
     let opened = Source::open(&config.data).and_then(|source| {
-        let fields = source.spec(&config.data)?;
+        let fields = config.fields_of_model(source.spec(&config.data)?);
         config.model.check(&fields)?;
         if J::TRAINS {
             source.has_samples(&config.data)?;
@@ -154,7 +192,9 @@ pub(crate) fn with<J: Job>(manager: &DistributedManager, config: &Config, job: J
     let mut store = store.with_region(ParallelRegion::new(model.clone()));
     match domain {
         None => {
-            let forward = Network::new(config.model.build(&mut store)?).refining(config.model.refinement());
+            let forward = Network::new(config.model.build(&mut store)?)
+                .refining(config.model.refinement())
+                .denoising(denoising);
             let parameters = Parameters::from_store(&store, &model)?;
             job.run(made((config, device, source), ranks, parameters, |_| Ok(DenseFields), forward)?)
         }
@@ -162,7 +202,9 @@ pub(crate) fn with<J: Job>(manager: &DistributedManager, config: &Config, job: J
             // Gradients are summed over the mesh in buckets, while backward goes on.
             let sharding = config.model.sharding();
             let (mut params, ranks) = on_mesh(&mut store, &mesh, &world, &sharding, J::TRAINS)?;
-            let forward = Network::new(config.model.build(&mut params)?).refining(config.model.refinement());
+            let forward = Network::new(config.model.build(&mut params)?)
+                .refining(config.model.refinement())
+                .denoising(denoising);
             if let Some(pattern) = params.unmatched().first() {
                 bail!(Exit::Usage.because(format!(
                     "the sharding of model.type = {:?} names parameters {pattern:?}, which the model does not have; mend its \
@@ -190,10 +232,11 @@ fn made<L: FieldLayout, F>(
         let kind = config.train.precision.kind();
         let positions =
             positions.map(|positions| positions.f_to_device(device)?.f_to_kind(kind)).transpose()?;
-        Ok((Vec::new(), (layout, window, positions)))
+        let statics = Statics::read(&source, &window)?;
+        Ok((Vec::new(), (layout, window, positions, statics)))
     });
-    let ((layout, window, positions), _) = alike(&ranks.world, laid_out)?;
-    Ok(Run { source, layout, window, positions, forward, params, buffers, ranks, device })
+    let ((layout, window, positions, statics), _) = alike(&ranks.world, laid_out)?;
+    Ok(Run { source, layout, window, positions, statics, forward, params, buffers, ranks, device })
 }
 
 /// Returns this rank's value and all ranks' bytes; an error on all ranks if one has failed. All ranks must call.

@@ -15,7 +15,7 @@ use super::raster::{Canvas, Field, Palette, Panel};
 use crate::exit::{Because, Exit};
 
 /// Number of validation samples shown, one per row.
-const SAMPLES: usize = 3;
+pub(crate) const SAMPLES: usize = 3;
 /// Number of frames of a rollout shown, one per column.
 const FRAMES: usize = 5;
 /// Number of steps of a line shown, one below the other.
@@ -141,7 +141,7 @@ where
     L: FieldLayout,
     F: Forward<L::Array>,
 {
-    let data = task.rollouts.as_ref().unwrap_or(&task.validation);
+    let data = &**task.rollouts.as_ref().unwrap_or(&task.validation);
     let most = if task.persists() { 1 } else { SAMPLES };
     let samples: Vec<usize> = (0..data.len().min(most)).collect();
     if samples.is_empty() {

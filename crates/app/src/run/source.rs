@@ -2,38 +2,51 @@
 
 use std::f64::consts::TAU;
 use std::ops::Range;
+use std::sync::Arc;
 
 use anyhow::{Result, bail};
-use isobar_data::{DataVariable, Dataset, choose};
+use isobar_data::{Computed, DataVariable, Dataset, Part, Parts, choose};
 use isobar_models::{Batch, FieldSpec};
-use isobar_train::config::{AugmentConfig, DataConfig, Predict};
+use isobar_train::config::{AugmentConfig, DataConfig};
 use isobar_train::{Variable, unique_names};
 use tch::Tensor;
 
+use super::roles::{Variables, as_str, channels};
 use crate::exit::{Because, Exit};
 
 /// An open data set, and which of its variables a network maps to which.
 pub(crate) struct Source {
-    pub(crate) data: Box<dyn Dataset>,
+    /// Data that are predicted: the test set, or else those that validation is on.
+    pub(crate) data: Arc<dyn Dataset>,
+    /// Training, validation and test samples.
+    pub(crate) parts: Parts,
     /// Names of the variables of the input.
     pub(crate) inputs: Vec<String>,
-    /// Names of the variables of the output; of trajectories those of the input.
+    /// Names of the variables of the output; of trajectories those of the input, and diagnostic ones.
     pub(crate) targets: Vec<String>,
+    /// Variables by their role.
+    pub(crate) names: Variables,
 }
 
 impl Source {
     /// Opens the data set that the configuration names.
     pub(crate) fn open(config: &DataConfig) -> Result<Self> {
-        let data = config.open()?;
-        let (inputs, targets) = match data.times() {
-            Some(_) => steps(&*data, config)?,
-            None => pair(&*data, config)?,
-        };
-        let source = Self { data, inputs, targets };
-        let variables = source.chosen(&source.inputs)?.into_iter().chain(source.chosen(&source.targets)?);
+        let parts = config.parts()?;
+        let data = Arc::clone(&parts.predicted().data);
+        let names = Variables::new(&*data, config)?;
+        let source =
+            Self { data, parts, inputs: names.inputs.clone(), targets: names.targets.clone(), names };
+        // From metadata: coordinates and a calendar, where computed fields need them.
+        let whole: Vec<Range<usize>> = source.extents().into_iter().map(|extent| 0..extent).collect();
+        for computed in [&source.names.computed, &source.names.places] {
+            let _ = Computed::new(computed, &*source.data, &whole)?;
+        }
+        let stored = [&source.names.inputs[..], &source.names.targets, &source.names.forcings].concat();
+        let variables = source.chosen(&stored)?;
         let has_direction = variables.into_iter().any(|variable| variable.has_direction);
         // A turned pair is a sample like any other; the equation of a trajectory may depend on the place.
-        let has_places = config.positions && source.has_steps();
+        let computed = !source.names.computed.is_empty() || !config.statics.is_empty();
+        let has_places = (config.positions && source.has_steps()) || computed;
         if config.augment == AugmentConfig::Square && (has_places || has_direction) {
             bail!(Exit::Usage.because(
                 "data.augment = \"square\" turns places, not the components of vectors or what says where points \
@@ -52,9 +65,28 @@ impl Source {
         self.data.path().display()
     }
 
+    /// Variables of the output that are none of the input's: targets of samples without time, diagnostic ones of trajectories.
+    pub(super) fn others(&self) -> &[String] {
+        match self.has_steps() {
+            true => self.targets.get(self.inputs.len()..).unwrap_or_default(),
+            false => &self.targets,
+        }
+    }
+
+    pub(super) fn has_others(&self) -> bool {
+        !self.others().is_empty()
+    }
+
     /// Samples, or trajectories.
     pub(crate) fn samples(&self) -> usize {
         self.data.samples()
+    }
+
+    /// Samples of single steps for training or validation, at most.
+    pub(crate) fn most_samples(&self) -> usize {
+        let count =
+            |part: &Part| part.samples.len().saturating_mul(part.data.times().map_or(1, <[f64]>::len));
+        count(&self.parts.train).max(count(&self.parts.validation))
     }
 
     /// Returns whether the samples are trajectories, of which a network predicts the next frame.
@@ -67,28 +99,20 @@ impl Source {
         Ok(choose(&*self.data, &as_str(names))?)
     }
 
-    /// Channels in and out.
-    fn channels(&self) -> Result<[usize; 2]> {
-        let count = |names: &[String]| -> Result<usize> {
-            Ok(self.chosen(names)?.iter().map(|variable| variable.channels.len()).sum())
-        };
-        Ok([count(&self.inputs)?, count(&self.targets)?])
-    }
-
     /// The variables that a network predicts: one for each channel of its output.
     pub(crate) fn variables(&self) -> Result<Vec<Variable>> {
         let channels = |variable: DataVariable| {
             let unit = variable.unit;
             variable.channels.into_iter().map(move |name| Variable { name, unit: unit.clone() })
         };
-        Ok(unique_names(self.chosen(&self.targets)?.into_iter().flat_map(channels).collect()))
+        Ok(unique_names(self.chosen(&self.names.targets)?.into_iter().flat_map(channels).collect()))
     }
 
     /// Titles of the first input and target in pictures.
     pub(crate) fn titles(&self) -> Result<[String; 2]> {
         let first =
             |names: &[String]| -> Result<String> { Ok(self.chosen(&names[..1])?[0].title().to_owned()) };
-        Ok([first(&self.inputs)?, first(&self.targets)?])
+        Ok([first(&self.names.inputs)?, first(&self.names.targets)?])
     }
 
     /// Returns whether a spatial dim is periodic.
@@ -126,138 +150,81 @@ impl Source {
 
     /// Shape of the samples: what a model's configuration is checked against.
     pub(crate) fn spec(&self, config: &DataConfig) -> Result<FieldSpec> {
-        let [in_channels, out_channels] = self.channels()?;
+        let [in_channels, statics] = self.names.input_channels(&*self.data, config)?;
         Ok(FieldSpec {
-            source: self.path().to_string(),
+            source: self.parts.train.data.path().display().to_string(),
             extents: self.extents(),
             in_channels,
-            position_channels: if config.positions { self.position_channels() } else { 0 },
-            out_channels,
+            position_channels: statics + if config.positions { self.position_channels() } else { 0 },
+            out_channels: channels(&*self.data, &self.names.targets)?,
             arrays: self.data.times().map(|_| Batch::<Tensor>::TIME.to_owned()).into_iter().collect(),
+            ..FieldSpec::default()
         })
     }
 
-    /// Checks that the file has the samples and steps that a run trains on and validates, before anything is read.
+    /// Checks that the data have the samples and steps that a run trains on and validates, before anything is read.
     pub(crate) fn has_samples(&self, config: &DataConfig) -> Result<()> {
-        let (path, samples) = (self.path(), self.samples());
-        let frames = self.data.times().map(<[f64]>::len);
-        let what = if frames.is_some() { "trajectories" } else { "samples" };
+        let Parts { train, validation, .. } = &self.parts;
+        let (path, samples) = (train.data.path().display(), train.data.samples());
+        let what = if self.has_steps() { "trajectories" } else { "samples" };
         if samples == 0 {
             bail!(Exit::Data.because(format!("{path} has no {what}")));
         }
-        let validation = config.validation_samples;
-        if validation >= samples {
+        let is_separate = !Arc::ptr_eq(&train.data, &validation.data)
+            && train.data.path() != validation.data.path()
+            || config.validation_path.is_some()
+            || config.validation_times.is_some();
+        let kept = if is_separate { 0 } else { config.validation_samples };
+        if kept >= samples {
+            let times = match (self.has_steps(), samples) {
+                (true, 1) => {
+                    " (a single trajectory is split by times: set data.train_times and data.validation_times)"
+                }
+                _ => "",
+            };
             bail!(Exit::Usage.because(format!(
-                "data.validation_samples is {validation}, but {path} has {samples} {what}, which leaves none for training; \
-                 --set data.validation_samples={}",
+                "data.validation_samples is {kept}, but {path} has {samples} {what}, which leaves none for training; \
+                 --set data.validation_samples={}{times}",
                 samples / 5
             )));
         }
-        let most = samples - validation;
+        let most = samples - kept;
         if let Some(asked) = config.train_samples.filter(|asked| !(1..=most).contains(asked)) {
             bail!(Exit::Usage.because(format!(
-                "data.train_samples is {asked}, expected 1 to {most}: {path} has {samples} {what}, of which {validation} are for \
+                "data.train_samples is {asked}, expected 1 to {most}: {path} has {samples} {what}, of which {kept} are for \
                  validation; --set data.train_samples={most}"
             )));
         }
-        let Some(frames) = frames else { return Ok(()) };
-        if frames < 2 {
-            bail!(
-                Exit::Data
-                    .because(format!("trajectories of {path} have {frames} frames, expected 2 or more"))
-            );
-        }
-        for (key, steps) in
-            [("train_steps", config.train_steps), ("validation_steps", config.validation_steps)]
-        {
-            let most = frames.saturating_sub(1);
-            if !(1..=most).contains(&steps) {
-                bail!(Exit::Usage.because(format!(
-                    "data.{key} is {steps}, expected 1 to {most}: trajectories of {path} have {frames} frames; \
-                     --set data.{key}={}",
-                    steps.clamp(1, most.max(1))
-                )));
-            }
+        if self.has_steps() {
+            has_frames(train, config, &[("train_steps", config.train_steps.most())])?;
+            has_frames(validation, config, &[("validation_steps", config.validation_steps)])?;
         }
         Ok(())
     }
 }
 
-/// Names as `data` takes them.
-pub(crate) fn as_str(names: &[String]) -> Vec<&str> {
-    names.iter().map(String::as_str).collect()
-}
-
-/// Lists the variables that `key` may name, with a setting that works.
-fn known(data: &dyn Dataset, key: &str) -> String {
-    let names: Vec<&str> = data.variables().iter().map(|variable| variable.name.as_str()).collect();
-    format!("{} has {names:?}; --set 'data.{key}={names:?}'", data.path().display())
-}
-
-/// Rejects a list that names a variable twice.
-fn check_unique(key: &str, what: &str, names: &[String]) -> Result<()> {
-    let mut unique: Vec<&str> = Vec::new();
-    for name in as_str(names) {
-        if !unique.contains(&name) {
-            unique.push(name);
-        }
+/// Checks that trajectories have the frames of some steps and of the history before them.
+fn has_frames(part: &Part, config: &DataConfig, keys: &[(&str, usize)]) -> Result<()> {
+    let (path, frames) = (part.data.path().display(), part.data.times().map_or(0, <[f64]>::len));
+    let history = config.history;
+    if frames < history + 1 {
+        let past = match history {
+            1 => String::new(),
+            _ => format!(", {history} of them as history (data.history)"),
+        };
+        bail!(Exit::Data.because(format!(
+            "trajectories of {path} have {frames} frames, expected {} or more{past}",
+            history + 1
+        )));
     }
-    if unique.len() < names.len() {
-        bail!(
-            Exit::Usage.because(format!(
-                "data.{key} names a {what} twice: {names:?}; --set 'data.{key}={unique:?}'"
-            ))
-        );
-    }
-    Ok(())
-}
-
-/// The variables that a network maps from frame to frame.
-fn steps(data: &dyn Dataset, config: &DataConfig) -> Result<(Vec<String>, Vec<String>)> {
-    for (key, names) in [("inputs", &config.inputs), ("targets", &config.targets)] {
-        if !names.is_empty() {
+    for (key, steps) in keys {
+        let most = frames - history;
+        if !(1..=most).contains(steps) {
             bail!(Exit::Usage.because(format!(
-                "data.{key} is for samples without time, but {} holds trajectories; name the variables that are mapped from \
-                 frame to frame in data.fields: --set 'data.{key}=[]' --set 'data.fields={names:?}'",
-                data.path().display()
+                "data.{key} is {steps}, expected 1 to {most}: trajectories of {path} have {frames} frames; --set data.{key}={}",
+                steps.clamp(&1, &most)
             )));
         }
     }
-    if config.fields.is_empty() {
-        bail!(Exit::Usage.because(format!("data.fields names no field; {}", known(data, "fields"))));
-    }
-    check_unique("fields", "field", &config.fields)?;
-    Ok((config.fields.clone(), config.fields.clone()))
-}
-
-/// The variables that a network maps from and to.
-fn pair(data: &dyn Dataset, config: &DataConfig) -> Result<(Vec<String>, Vec<String>)> {
-    if (config.train_steps, config.validation_steps, config.predict) != (1, 1, Predict::Frame) {
-        bail!(Exit::Usage.because(format!(
-            "data.train_steps is {} and data.validation_steps {}, but samples of {} have no steps; --set data.train_steps=1 \
-             --set data.validation_steps=1 --set data.predict=frame",
-            config.train_steps,
-            config.validation_steps,
-            data.path().display()
-        )));
-    }
-    let names_pairs = !config.inputs.is_empty() || !config.targets.is_empty();
-    if names_pairs && !config.fields.is_empty() {
-        bail!(Exit::Usage.because(format!(
-            "data.fields is for trajectories, but samples of {} have no times and data.inputs and data.targets name what is \
-             mapped; --set 'data.fields=[]'",
-            data.path().display()
-        )));
-    }
-    let default = data.default_pair().map(|pair| pair.map(|name| vec![name.to_owned()]));
-    let [from, to] = default.unwrap_or_default();
-    let or = |own: &[String], default: Vec<String>| if own.is_empty() { default } else { own.to_vec() };
-    let (inputs, targets) = (or(&config.inputs, from), or(&config.targets, to));
-    for (key, names) in [("inputs", &inputs), ("targets", &targets)] {
-        if names.is_empty() {
-            bail!(Exit::Usage.because(format!("data.{key} names no variable; {}", known(data, key))));
-        }
-        check_unique(key, "variable", names)?;
-    }
-    Ok((inputs, targets))
+    Ok(())
 }

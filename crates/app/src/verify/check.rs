@@ -6,6 +6,7 @@ use std::path::Path;
 
 use anyhow::{Context, Result, ensure};
 use isobar_collectives::gather_v;
+use isobar_shard::forbid_hidden_communication;
 use isobar_torch::autograd::{self, BackwardOptions};
 use serde::{Deserialize, Serialize};
 use tch::{Kind, Tensor};
@@ -44,6 +45,15 @@ pub(crate) fn layout(
     let before = rank.world.traffic().received;
     let ran = operator.forward(rank, case, layout)?;
     let mut report = RankReport::default();
+    let forward = (rank.world.traffic().received - before, operator.forward_budget(case, layout)?);
+    if forward.0 > forward.1 {
+        report.problems.push(format!(
+            "rank {} received {} bytes in forward, more than the operator's {}",
+            rank.number(),
+            forward.0,
+            forward.1
+        ));
+    }
     let held = match ran {
         Forward::Refused(why) => {
             if must_refuse.is_none() {
@@ -54,6 +64,8 @@ pub(crate) fn layout(
         }
         Forward::Ran { outputs, leaves } => {
             describe(layout, &outputs, &leaves, &mut report);
+            // Backward gathers no more silently than forward, also where it computes activations again.
+            let _guard = forbid_hidden_communication();
             let gradients = backward(rank, case, &outputs, &leaves)?;
             if let Some(why) = must_refuse {
                 report.problems.push(format!("rank {} runs it, though {why}", rank.number()));

@@ -7,6 +7,8 @@ mod launch;
 mod layout;
 mod mesh;
 mod operator;
+#[cfg(test)]
+mod planted;
 mod report;
 mod worker;
 

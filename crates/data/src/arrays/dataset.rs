@@ -8,6 +8,7 @@ use tch::{Device, Kind, Tensor};
 
 use super::layout::{Layout, Reader, Role, Variable};
 use super::{ArrayOptions, Arrays, Values};
+use crate::calendar::TimeUnit;
 use crate::dataset::{Dataset, Window, check_window, choose};
 use crate::grid::{DataVariable, Dim};
 use crate::registry::DataSource;
@@ -26,6 +27,8 @@ pub struct ArrayDataset {
     cut: Option<usize>,
     /// Times of a trajectory or piece.
     times: Option<Vec<f64>>,
+    /// True if missing values are read as NaN.
+    keeps_missing: bool,
 }
 
 impl ArrayDataset {
@@ -41,7 +44,10 @@ impl ArrayDataset {
     ) -> Result<Box<dyn Dataset>> {
         let table = format!("data.{}", source.format());
         let reader = Reader { arrays: &*arrays, options: &options, table: table.clone() };
-        let layout = reader.layout(source.variables())?;
+        let layout = match source.variables() {
+            [] if source.takes_all() => reader.layout(&reader.likely(), source.levels())?,
+            named => reader.layout(named, source.levels())?,
+        };
         let frames = layout.times.as_ref().map_or(1, Vec::len);
         if let Some(cut) = options.cut.filter(|cut| *cut == 0 || *cut >= frames) {
             return Err(Error::Config(format!(
@@ -55,21 +61,28 @@ impl ArrayDataset {
             Some(cut) => layout.times.as_ref().map(|times| times[..=cut].to_vec()),
             None => layout.times.clone(),
         };
-        Ok(Box::new(Self { arrays, layout, pieces, cut: options.cut, times }))
+        Ok(Box::new(Self {
+            arrays,
+            layout,
+            pieces,
+            cut: options.cut,
+            times,
+            keeps_missing: source.keeps_missing(),
+        }))
     }
 
-    /// Reads consecutive stored samples of a variable: `[sample, frame, channel, x, …]`.
+    /// Reads consecutive stored samples and channels of a variable: `[sample, frame, channel, x, …]`.
     fn slab(
         &self,
         variable: &Variable,
-        samples: &Range<usize>,
-        frames: &Range<usize>,
+        (samples, frames): (&Range<usize>, &Range<usize>),
+        channels: &Range<usize>,
         points: &[Range<usize>],
     ) -> Result<Tensor> {
         let range = |role: &Role| match role {
             Role::Sample => samples.clone(),
             Role::Time => frames.clone(),
-            Role::Channel => 0..variable.channels,
+            Role::Channel => channels.clone(),
             Role::Space(dim) => points[*dim].clone(),
         };
         let window: Vec<Range<usize>> = variable.roles.iter().map(range).collect();
@@ -95,7 +108,7 @@ impl ArrayDataset {
         let order: Vec<i64> = target.iter().filter_map(place).map(|at| at as i64).collect();
         let extents: Vec<i64> = target.iter().map(|role| place(role).map_or(1, |at| stored[at])).collect();
         let tensor = tensor.f_permute(order)?.f_reshape(extents)?;
-        let full: Vec<i64> = [samples.len(), frames.len(), variable.channels]
+        let full: Vec<i64> = [samples.len(), frames.len(), channels.len()]
             .into_iter()
             .chain(points.iter().map(Range::len))
             .map(|extent| extent as i64)
@@ -108,6 +121,9 @@ impl ArrayDataset {
         let info = &variable.info;
         let missing = |value: f64| info.missing.contains(&value);
         let packed = (info.scale, info.offset) != (1.0, 0.0);
+        if self.keeps_missing {
+            return self.with_nan(variable, window, values);
+        }
         let found = match &values {
             _ if info.missing.is_empty() => None,
             Values::F32(values) => values.iter().position(|&value| missing(f64::from(value))),
@@ -128,6 +144,25 @@ impl ArrayDataset {
             }
         };
         match values.iter().position(|value| !value.is_finite()) {
+            None => Ok(values),
+            Some(at) => Err(Error::NotFinite {
+                path: self.arrays.path().to_owned(),
+                dataset: variable.path.clone(),
+                index: index(window, at),
+                value: f64::from(values[at]),
+            }),
+        }
+    }
+
+    /// Unpacks stored numbers, with NaN for missing values; refuses infinities.
+    fn with_nan(&self, variable: &Variable, window: &[Range<usize>], values: Values) -> Result<Vec<f32>> {
+        let info = &variable.info;
+        let unpack = |value: f64| match info.missing.contains(&value) {
+            true => f32::NAN,
+            false => (value * info.scale + info.offset) as f32,
+        };
+        let values: Vec<f32> = values.into_f64().into_iter().map(unpack).collect();
+        match values.iter().position(|value| value.is_infinite()) {
             None => Ok(values),
             Some(at) => Err(Error::NotFinite {
                 path: self.arrays.path().to_owned(),
@@ -170,6 +205,16 @@ impl Dataset for ArrayDataset {
         self.times.as_deref()
     }
 
+    fn time_unit(&self) -> Option<&TimeUnit> {
+        // The pieces of a trajectory that is cut have other times than the first one.
+        self.layout.time_unit.as_ref().filter(|_| self.pieces == 1)
+    }
+
+    fn chunk(&self, variable: &str) -> Option<Vec<usize>> {
+        let at = self.layout.described.iter().position(|known| known.name == variable)?;
+        self.layout.variables.get(at)?.info.chunk.clone()
+    }
+
     fn variables(&self) -> &[DataVariable] {
         &self.layout.described
     }
@@ -195,10 +240,12 @@ impl Dataset for ArrayDataset {
         let read = |described: &DataVariable| -> Result<Tensor> {
             let known = self.layout.described.iter().position(|known| known.name == described.name);
             let variable = &self.layout.variables[known.unwrap_or_default()];
-            let slabs = runs
-                .iter()
-                .map(|(samples, frames)| self.slab(variable, samples, frames, &window.points))
-                .collect::<Result<Vec<Tensor>>>()?;
+            let slab = |(samples, frames): &(Range<usize>, Range<usize>)| -> Result<Tensor> {
+                let channels = variable.channels.iter();
+                let levels = channels.map(|run| self.slab(variable, (samples, frames), run, &window.points));
+                Ok(Tensor::f_cat(&levels.collect::<Result<Vec<Tensor>>>()?, 2)?)
+            };
+            let slabs = runs.iter().map(slab).collect::<Result<Vec<Tensor>>>()?;
             Ok(Tensor::f_cat(&slabs, 0)?)
         };
         let parts = chosen.iter().map(read).collect::<Result<Vec<Tensor>>>()?;

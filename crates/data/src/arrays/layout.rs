@@ -1,6 +1,10 @@
 //! The layout of a data set of named arrays, checked when it is opened.
 
+use std::iter::once;
+use std::ops::Range;
+
 use super::{ArrayInfo, ArrayOptions, Arrays};
+use crate::calendar::TimeUnit;
 use crate::grid::{DataVariable, Dim};
 use crate::{Error, Result};
 
@@ -14,7 +18,8 @@ pub(super) struct Variable {
     pub(super) info: ArrayInfo,
     /// The role of each stored axis.
     pub(super) roles: Vec<Role>,
-    pub(super) channels: usize,
+    /// Stored channels to read, in runs of consecutive ones; `0..1` without an axis of channels.
+    pub(super) channels: Vec<Range<usize>>,
 }
 
 /// Meaning of an axis.
@@ -36,6 +41,8 @@ pub(super) struct Layout {
     pub(super) samples: usize,
     /// Stored times.
     pub(super) times: Option<Vec<f64>>,
+    /// Unit and calendar of the times.
+    pub(super) time_unit: Option<TimeUnit>,
 }
 
 /// Finds out a layout: of the variables that a run names.
@@ -47,7 +54,7 @@ pub(super) struct Reader<'a> {
 }
 
 impl Reader<'_> {
-    pub(super) fn layout(&self, wanted: &[String]) -> Result<Layout> {
+    pub(super) fn layout(&self, wanted: &[String], levels: &[f64]) -> Result<Layout> {
         if wanted.is_empty() {
             return Err(Error::Config(format!(
                 "data.fields (or data.inputs and data.targets) names no field; {} has {:?}; --set 'data.fields={:?}'",
@@ -68,14 +75,17 @@ impl Reader<'_> {
         let frames = self.extent(&self.options.time, &opened)?;
         let first = opened[0].1.clone();
         let times = frames.map(|frames| self.times(&first, frames)).transpose()?;
+        let (times, time_unit) = times.map_or((None, None), |(times, unit)| (Some(times), unit));
         let (mut variables, mut described) = (Vec::new(), Vec::new());
         for (name, path, info, axes) in opened {
             let roles: Vec<Role> = axes.iter().map(|axis| self.role(axis, &dims)).collect();
             let channel = roles.iter().position(|role| *role == Role::Channel);
-            let channels = channel.map(|at| info.shape[at]);
-            let names = match channels {
-                Some(count) if count > 1 => self.channel_names(name, &path, count),
-                _ => vec![name.clone()],
+            let (channels, names) = match channel.map(|at| info.shape[at]) {
+                Some(count) if !levels.is_empty() => self.chosen_levels(name, &path, (count, levels))?,
+                Some(count) if count > 1 => {
+                    (once(0..count).collect(), self.channel_names(name, &path, count))
+                }
+                _ => (once(0..1).collect(), vec![name.clone()]),
             };
             let unit = self.options.variables.get(name).and_then(|own| own.unit()).map(str::to_owned);
             described.push(DataVariable {
@@ -86,9 +96,9 @@ impl Reader<'_> {
                 channels: names,
                 title: None,
             });
-            variables.push(Variable { path, info, roles, channels: channels.unwrap_or(1) });
+            variables.push(Variable { path, info, roles, channels });
         }
-        Ok(Layout { variables, described, dims, samples: samples.unwrap_or(1), times })
+        Ok(Layout { variables, described, dims, samples: samples.unwrap_or(1), times, time_unit })
     }
 
     /// Names of variables: those in the options, and all other arrays.
@@ -101,7 +111,7 @@ impl Reader<'_> {
     }
 
     /// Names of the arrays with the most axes: variables rather than coordinates.
-    fn likely(&self) -> Vec<String> {
+    pub(super) fn likely(&self) -> Vec<String> {
         let names = self.arrays.names();
         let axes = |name: &String| self.arrays.info(name).map_or(0, |info| info.shape.len());
         let axes: Vec<usize> = names.iter().map(axes).collect();
@@ -255,18 +265,56 @@ impl Reader<'_> {
         Ok(None)
     }
 
-    fn times(&self, beside: &str, frames: usize) -> Result<Vec<f64>> {
+    fn times(&self, beside: &str, frames: usize) -> Result<(Vec<f64>, Option<TimeUnit>)> {
         let Some((path, info)) = self.coordinate(beside, &self.options.time, frames)? else {
-            return self.numbered(beside, &self.options.time, frames);
+            return Ok((self.numbered(beside, &self.options.time, frames)?, None));
         };
         let times = self.line(&path, &info)?;
         match times.windows(2).position(|pair| pair[0] >= pair[1]) {
-            None => Ok(times),
+            None => {
+                let own = self.options.variables.get(&self.options.time).and_then(|own| own.unit());
+                let unit = own.map(str::to_owned).or(info.unit);
+                let unit = unit.map(|unit| TimeUnit { unit, calendar: info.calendar });
+                Ok((times, unit))
+            }
             Some(at) => {
                 let found = format!("{} at index {at} and {} at the next", times[at], times[at + 1]);
                 Err(self.misfit(&path, found, "ascending"))
             }
         }
+    }
+
+    /// The stored channels of some levels, in the order requested, and their names.
+    fn chosen_levels(
+        &self,
+        name: &str,
+        path: &str,
+        (count, wanted): (usize, &[f64]),
+    ) -> Result<(Vec<Range<usize>>, Vec<String>)> {
+        let (file, axis) = (self.arrays.path().display(), &self.options.channel);
+        let Some((levels, info)) = self.coordinate(path, axis, count)? else {
+            return Err(Error::Config(format!(
+                "data.levels is {wanted:?}, but {file} has no coordinates of the axis `{axis}` of `{path}`; name their array in \
+                 {}.coordinates, or --set 'data.levels=[]'",
+                self.table
+            )));
+        };
+        let levels = self.line(&levels, &info)?;
+        let mut runs: Vec<Range<usize>> = Vec::new();
+        for level in wanted {
+            let near = |own: &f64| (own - level).abs() <= 1e-6 * level.abs().max(1e-6);
+            let Some(at) = levels.iter().position(near) else {
+                return Err(Error::Config(format!(
+                    "data.levels has {level}, but the levels of `{path}` in {file} are {levels:?}{}",
+                    info.unit.map(|unit| format!(" {unit}")).unwrap_or_default()
+                )));
+            };
+            match runs.last_mut() {
+                Some(run) if run.end == at => run.end += 1,
+                _ => runs.push(at..at + 1),
+            }
+        }
+        Ok((runs, wanted.iter().map(|level| format!("{name}_{level}")).collect()))
     }
 
     /// Names of channels: by their coordinates, such as pressure levels, or their numbers.

@@ -48,6 +48,8 @@ pub struct ArrayInfo {
     pub axes: Option<Vec<String>>,
     /// Unit of the values.
     pub unit: Option<String>,
+    /// Calendar of times, by CF's name.
+    pub calendar: Option<String>,
     /// Values are what is stored times this, plus `offset`.
     pub scale: f64,
     /// See `scale`.
@@ -63,8 +65,18 @@ pub struct ArrayInfo {
 impl ArrayInfo {
     /// An array of this shape, without names or attributes.
     pub fn of_shape(shape: Vec<usize>) -> Self {
-        let (axes, unit, chunk) = (None, None, None);
-        Self { shape, axes, unit, scale: 1.0, offset: 0.0, missing: Vec::new(), periodic: false, chunk }
+        let (axes, unit, calendar, chunk) = (None, None, None, None);
+        Self {
+            shape,
+            axes,
+            unit,
+            calendar,
+            scale: 1.0,
+            offset: 0.0,
+            missing: Vec::new(),
+            periodic: false,
+            chunk,
+        }
     }
 }
 

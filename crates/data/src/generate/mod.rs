@@ -1,6 +1,7 @@
 //! Data sets that are solved here, for machines without any.
 
 mod darcy;
+pub mod etdrk;
 mod field;
 mod solver;
 

@@ -7,6 +7,7 @@ pub(crate) mod attribute;
 mod chunks;
 pub(crate) mod layout;
 pub(crate) mod plain;
+mod scales;
 pub(crate) mod storage;
 mod whole;
 

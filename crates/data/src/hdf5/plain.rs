@@ -10,8 +10,10 @@ use tch::{Device, Kind, Tensor};
 
 use super::aside::Aside;
 use super::layout::{check_finite, check_range, hyperslab};
+use super::scales::{attach_scales, make_scale};
 use super::{text, texts, write_attribute};
-use crate::grid::{DataVariable, Dim, PredictionMeta};
+use crate::content::{Content, SAMPLE, TIME};
+use crate::grid::{DataVariable, PredictionMeta};
 use crate::{Error, Result};
 
 /// Attribute of a dataset: names of its axes, in order.
@@ -20,16 +22,21 @@ pub(crate) const AXES: &str = "axes";
 pub(crate) const UNITS: &str = "units";
 /// Attribute of coordinates: whether the first point follows the last.
 pub(crate) const PERIODIC: &str = "periodic";
-/// Name of the axis of samples.
-pub(crate) const SAMPLE: &str = "sample";
-/// Name of the axis of frames.
-pub(crate) const TIME: &str = "time";
 /// Name of the axis of channels.
 pub(crate) const CHANNEL: &str = "channel";
 
-/// A plain HDF5 file of predictions: `/<variable>` is `[sample, time, channel, x, …]`, without time for samples that have
-/// none, and without channel for scalars; `/<dim>` and `/time` are coordinates. The attribute `axes` of each dataset names
-/// its axes, and `units` its unit. It takes its name in `finish`.
+/// Conventions of a file's attributes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Dialect {
+    /// The attribute `axes` names the axes of a dataset.
+    Plain,
+    /// NetCDF-4: dimension scales name them, with the attributes of CF.
+    NetCdf,
+}
+
+/// An HDF5 file: `/<variable>` is `[sample, time, channel, x, …]`, without time for samples that have none, and without channel
+/// for scalars; `/<dim>` and `/time` are coordinates. The attribute `axes` of each dataset names its axes, or dimension scales do,
+/// and `units` its unit. It takes its name in `finish`.
 #[derive(Debug)]
 pub(crate) struct PlainWriter {
     aside: Aside,
@@ -45,67 +52,87 @@ struct Variable {
     name: String,
     channels: usize,
     dataset: Dataset,
-    /// By sample and frame.
-    written: Vec<bool>,
+    /// Points of each channel that were written, by sample and frame.
+    written: Vec<usize>,
 }
 
 impl PlainWriter {
-    pub(crate) fn create(
-        path: &Path,
-        meta: &PredictionMeta,
-        dims: &[Dim],
-        variables: &[DataVariable],
-    ) -> Result<Self> {
-        let taken = |name: &str| name == TIME || dims.iter().any(|dim| dim.name == name);
+    pub(crate) fn create(path: &Path, content: &Content, dialect: Dialect) -> Result<Self> {
+        let Content { meta, dims, variables, storage, .. } = content;
+        let count = |variable: &DataVariable| variable.channels.len();
+        // A dim of netCDF has one extent.
+        let alike = variables.iter().map(count).filter(|&count| count > 1).collect::<Vec<_>>();
+        let alike = alike.windows(2).all(|pair| pair[0] == pair[1]);
+        let channel = |count: usize| match alike || dialect == Dialect::Plain {
+            true => CHANNEL.to_owned(),
+            false => format!("{CHANNEL}_{count}"),
+        };
+        let taken = |name: &str| {
+            name == TIME
+                || dims.iter().any(|dim| dim.name == name)
+                || dialect == Dialect::NetCdf && (name == SAMPLE || name.starts_with(CHANNEL))
+        };
         if let Some(variable) =
             variables.iter().find(|variable| !is_link(&variable.name) || taken(&variable.name))
         {
             return Err(Error::Invalid(format!(
-                "{:?} cannot be the name of a dataset in a plain HDF5 file",
+                "{:?} cannot be the name of a dataset in an HDF5 file",
                 variable.name
             )));
         }
         let aside = Aside::create(path)?;
         let failed = |error| Error::hdf5(path, "write its layout", error);
-        write_attribute(&aside, "dataset_name", &meta.name)?;
-        meta.attributes.iter().try_for_each(|(name, text)| write_attribute(&aside, name, text))?;
+        let frames = (!meta.times.is_empty()).then_some(meta.times.len());
+        let file = Layout { aside: &aside, dialect };
+        file.attributes(meta)?;
         for dim in dims {
-            let unit = dim.unit.as_deref();
-            let dataset = coordinates(&aside, &dim.name, &dim.coordinates, unit).map_err(failed)?;
+            let dataset =
+                file.coordinates(&dim.name, &dim.coordinates, dim.unit.as_deref()).map_err(failed)?;
             if dim.periodic {
                 super::number(&dataset, PERIODIC, true).map_err(failed)?;
             }
         }
-        let frames = (!meta.times.is_empty()).then_some(meta.times.len());
         if frames.is_some() {
-            coordinates(&aside, TIME, &meta.times, None).map_err(failed)?;
+            let unit = content.time_unit.as_ref();
+            let times = file.coordinates(TIME, &meta.times, unit.map(|unit| &*unit.unit)).map_err(failed)?;
+            if let Some(calendar) = unit.and_then(|unit| unit.calendar.as_deref()) {
+                text(&times, "calendar", calendar).map_err(failed)?;
+            }
+        }
+        let numbers = |count: usize| -> Vec<f64> { (0..count).map(|at| at as f64).collect() };
+        if dialect == Dialect::NetCdf {
+            file.coordinates(SAMPLE, &numbers(meta.samples), None).map_err(failed)?;
+            let mut counts: Vec<usize> = variables.iter().map(count).filter(|&count| count > 1).collect();
+            counts.sort_unstable();
+            counts.dedup();
+            for count in counts {
+                file.coordinates(&channel(count), &numbers(count), None).map_err(failed)?;
+            }
         }
         let grid: Vec<usize> = dims.iter().map(|dim| dim.coordinates.len()).collect();
-        let variable = |variable: &DataVariable| -> hdf5_metno::Result<Variable> {
-            let channels = variable.channels.len();
+        let variable = |variable: &DataVariable| -> Result<Variable> {
+            let channels = count(variable);
             let shape = shape(meta.samples, frames, channels, &grid);
-            let builder = aside.file().new_dataset_builder().obj_track_times(false);
-            let dataset = builder.empty::<f32>().shape(shape).create(variable.name.as_str())?;
-            let time = frames.map(|_| TIME);
-            let channel = (channels > 1).then_some(CHANNEL);
+            let channel = channel(channels);
+            let (time, channel) = (frames.map(|_| TIME), (channels > 1).then_some(channel.as_str()));
             let names = [Some(SAMPLE), time, channel].into_iter().flatten();
-            texts(&dataset, AXES, names.chain(dims.iter().map(|dim| dim.name.as_str())))?;
-            if let Some(unit) = &variable.unit {
-                text(&dataset, UNITS, unit)?;
-            }
-            let written = vec![false; meta.samples * frames.unwrap_or(1)];
+            let axes: Vec<&str> = names.chain(dims.iter().map(|dim| dim.name.as_str())).collect();
+            let chunk = storage.chunk(&axes, &shape)?;
+            let dataset = file.variable(variable, &axes, &shape, chunk, storage.deflate).map_err(failed)?;
+            let written = vec![0; meta.samples * frames.unwrap_or(1)];
             Ok(Variable { name: variable.name.clone(), channels, dataset, written })
         };
-        let variables = variables.iter().map(variable).collect::<hdf5_metno::Result<_>>().map_err(failed)?;
+        let variables = variables.iter().map(variable).collect::<Result<_>>()?;
         Ok(Self { aside, samples: meta.samples, frames, grid, variables })
     }
 
-    /// Writes consecutive frames of one variable and sample: `[frame, channel, x, …]`.
+    /// Writes a window of consecutive frames of one variable and sample: `[frame, channel, x, …]`.
     pub(crate) fn write(
         &mut self,
         variable: &str,
         sample: usize,
         first: usize,
+        points: &[Range<usize>],
         values: &Tensor,
     ) -> Result<()> {
         let path = self.aside.target();
@@ -120,16 +147,24 @@ impl PlainWriter {
         check_range("sample range", &(sample..sample + 1), self.samples)?;
         let of = &mut self.variables[at];
         let given: Vec<usize> = values.size().iter().map(|&extent| extent as usize).collect();
-        if given.len() != self.grid.len() + 2 || given[1] != of.channels || given[2..] != self.grid {
+        let extents: Vec<usize> = points.iter().map(Range::len).collect();
+        if points.len() != self.grid.len()
+            || given.len() != points.len() + 2
+            || given[1] != of.channels
+            || given[2..] != extents
+        {
             return Err(Error::Invalid(format!(
                 "values of shape {given:?} were given for `{variable}`: expected [frame, {}, {:?}]",
                 of.channels, self.grid
             )));
         }
+        for (range, &points) in points.iter().zip(&self.grid) {
+            check_range("range of points", range, points)?;
+        }
         let all = self.frames.unwrap_or(1);
         let frames = first..first.saturating_add(given[0]);
         check_range("frame range", &frames, all)?;
-        if frames.is_empty() {
+        if given.contains(&0) {
             return Ok(());
         }
         let stored = values.f_detach()?.f_to_device(Device::Cpu)?.f_to_kind(Kind::Float)?.f_contiguous()?;
@@ -139,23 +174,31 @@ impl PlainWriter {
         let window: Vec<Range<usize>> = [Some(sample..sample + 1), time, channel]
             .into_iter()
             .flatten()
-            .chain(self.grid.iter().map(|&points| 0..points))
+            .chain(points.iter().cloned())
             .collect();
         check_finite(path, variable, &window, &stored)?;
         let failed = |error| Error::hdf5(path, format!("write dataset `{variable}`"), error);
         let extents: Vec<usize> = window.iter().map(Range::len).collect();
         let view = ArrayView::from_shape(extents, &stored).map_err(|error| failed(error.into()))?;
         of.dataset.write_slice(view, hyperslab(&window)).map_err(failed)?;
-        of.written[sample * all + frames.start..sample * all + frames.end].fill(true);
+        let points: usize = points.iter().map(Range::len).product();
+        let written = &mut of.written[sample * all + frames.start..sample * all + frames.end];
+        written.iter_mut().for_each(|written| *written = written.saturating_add(points));
         Ok(())
+    }
+
+    /// Points along each spatial dim.
+    pub(crate) fn grid(&self) -> &[usize] {
+        &self.grid
     }
 
     /// Puts the file in its place.
     pub(crate) fn finish(self) -> Result<()> {
-        let Self { aside, frames, variables, .. } = self;
+        let Self { aside, frames, variables, grid, .. } = self;
         let frames = frames.unwrap_or(1);
+        let points: usize = grid.iter().product();
         for variable in &variables {
-            if let Some(at) = variable.written.iter().position(|written| !written) {
+            if let Some(at) = variable.written.iter().position(|&written| written < points) {
                 return Err(Error::Invalid(format!(
                     "frame {} of sample {} of `{}` was not written; add it first",
                     at % frames,
@@ -174,13 +217,80 @@ fn shape(samples: usize, frames: Option<usize>, channels: usize, grid: &[usize])
     [Some(samples), frames, channels].into_iter().flatten().chain(grid.iter().copied()).collect()
 }
 
-fn coordinates(aside: &Aside, name: &str, values: &[f64], unit: Option<&str>) -> hdf5_metno::Result<Dataset> {
-    let dataset = aside.file().new_dataset_builder().obj_track_times(false).with_data(values).create(name)?;
-    texts(&dataset, AXES, [name].into_iter())?;
-    if let Some(unit) = unit {
-        text(&dataset, UNITS, unit)?;
+/// Writes everything but values.
+struct Layout<'a> {
+    aside: &'a Aside,
+    dialect: Dialect,
+}
+
+impl Layout<'_> {
+    fn attributes(&self, meta: &PredictionMeta) -> Result<()> {
+        match self.dialect {
+            Dialect::Plain => write_attribute(self.aside, "dataset_name", &meta.name)?,
+            Dialect::NetCdf => {
+                write_attribute(self.aside, "Conventions", "CF-1.10")?;
+                write_attribute(self.aside, "title", &meta.name)?;
+            }
+        }
+        meta.attributes.iter().try_for_each(|(name, text)| write_attribute(self.aside, name, text))
     }
-    Ok(dataset)
+
+    fn coordinates(&self, name: &str, values: &[f64], unit: Option<&str>) -> hdf5_metno::Result<Dataset> {
+        let builder = self.aside.file().new_dataset_builder().obj_track_times(false);
+        let dataset = builder.with_data(values).create(name)?;
+        match self.dialect {
+            Dialect::Plain => texts(&dataset, AXES, [name].into_iter())?,
+            Dialect::NetCdf => make_scale(&dataset, name)?,
+        }
+        if let Some(unit) = unit {
+            text(&dataset, UNITS, unit)?;
+        }
+        let standard = match unit {
+            Some(unit) if unit.starts_with("degree") && unit.contains("north") => Some("latitude"),
+            Some(unit) if unit.starts_with("degree") && unit.contains("east") => Some("longitude"),
+            Some(_) if name == TIME => Some(TIME),
+            _ => None,
+        };
+        if let Some(standard) = standard.filter(|_| self.dialect == Dialect::NetCdf) {
+            text(&dataset, "standard_name", standard)?;
+        }
+        Ok(dataset)
+    }
+
+    fn variable(
+        &self,
+        variable: &DataVariable,
+        axes: &[&str],
+        shape: &[usize],
+        chunk: Option<Vec<usize>>,
+        deflate: Option<u8>,
+    ) -> hdf5_metno::Result<Dataset> {
+        let mut builder =
+            self.aside.file().new_dataset_builder().obj_track_times(false).empty::<f32>().shape(shape);
+        if let Some(chunk) = chunk {
+            builder = builder.chunk(chunk);
+        }
+        if let Some(level) = deflate {
+            builder = builder.shuffle().deflate(level);
+        }
+        let dataset = builder.create(variable.name.as_str())?;
+        match self.dialect {
+            Dialect::Plain => texts(&dataset, AXES, axes.iter().copied())?,
+            Dialect::NetCdf => {
+                attach_scales(&self.aside.file().group("/")?, &dataset, axes.iter().copied())?;
+                if variable.channels.len() > 1 {
+                    text(&dataset, "components", &variable.channels.join(" "))?;
+                }
+                if let Some(title) = &variable.title {
+                    text(&dataset, "long_name", title)?;
+                }
+            }
+        }
+        if let Some(unit) = &variable.unit {
+            text(&dataset, UNITS, unit)?;
+        }
+        Ok(dataset)
+    }
 }
 
 /// Returns whether a name can be that of a link.

@@ -36,8 +36,10 @@ pub struct Summary {
     pub bytes: u64,
     /// Number of ranks that saved it.
     pub ranks: usize,
-    /// The validation error, where it was measured after this step.
+    /// The validation error, where it was measured after this step: the cost of the metric, if another one was named.
     pub validation_error: Option<f64>,
+    /// Name of its metric; see [`RunState::validation_metric`](super::RunState::validation_metric).
+    pub validation_metric: Option<String>,
 }
 
 impl Summary {
@@ -50,6 +52,7 @@ impl Summary {
             bytes: manifest.files.iter().map(|file| file.digest.bytes).fold(0, u64::saturating_add),
             ranks: manifest.world_size,
             validation_error: manifest.state.validation_error,
+            validation_metric: manifest.state.validation_metric.clone(),
         }
     }
 }

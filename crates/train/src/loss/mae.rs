@@ -4,7 +4,7 @@ use isobar_array::{Array, Unary};
 use isobar_registry::Registered;
 use serde::{Deserialize, Serialize};
 
-use super::Loss;
+use super::{Loss, LossArray, Support, Weighting};
 use crate::error::Result;
 
 /// Mean over all elements of |p − t|.
@@ -20,6 +20,15 @@ impl Registered for Mae {
 impl Loss for Mae {
     fn compute<A: Array>(&self, prediction: &A, target: &A) -> Result<A> {
         Ok(prediction.sub(target)?.unary(Unary::Abs)?.mean()?)
+    }
+
+    fn support(&self) -> Support {
+        Support::WEIGHTS
+    }
+
+    fn weighted<A: LossArray>(&self, prediction: &A, target: &A, weights: &Weighting<A>) -> Result<A> {
+        let difference = weights.fill(prediction)?.sub(&weights.fill(target)?)?;
+        weights.mean(&difference.unary(Unary::Abs)?)
     }
 }
 

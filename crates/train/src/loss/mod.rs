@@ -1,11 +1,15 @@
 //! Losses of fields `[sample, channel, spatial…]`, a file each, which registers its settings; and errors that are reported.
 
+mod crps;
 mod errors;
 mod huber;
 mod mae;
 mod mse;
 mod relative_l2;
 mod sobolev;
+mod spectral;
+mod sum;
+mod weighting;
 
 use std::fmt;
 use std::sync::Arc;
@@ -15,12 +19,18 @@ use isobar_registry::{Choice, Entry, Family, Holds, Registered};
 use isobar_shard::ShardTensor;
 use tch::Tensor;
 
+pub use self::crps::{Crps, crps, ensemble_mean, ensemble_variance};
+pub(crate) use self::errors::numbers;
 pub use self::errors::{relative_l2_errors, spectrum_errors, variable_errors};
 pub use self::huber::Huber;
 pub use self::mae::Mae;
 pub use self::mse::Mse;
 pub use self::relative_l2::RelativeL2;
 pub use self::sobolev::Sobolev;
+pub use self::spectral::Spectral;
+pub use self::sum::{Sum, Term};
+pub use self::weighting::Weighting;
+pub(crate) use self::weighting::double;
 use crate::error::{Error, Result};
 
 /// Training loss that a TOML file can name: `train.loss = "NAME"`, or `[train.loss] type = "NAME"` with its settings.
@@ -67,7 +77,30 @@ pub trait Loss: fmt::Debug + Send + Sync {
     /// # Errors
     ///
     /// An error of libtorch or of the communication.
-    fn compute<A: Array>(&self, prediction: &A, target: &A) -> Result<A>;
+    fn compute<A: LossArray>(&self, prediction: &A, target: &A) -> Result<A>;
+
+    /// Returns the weights that the loss takes; by default none, so that `[train.weights]` is refused. A loss that takes weights
+    /// implements [`weighted`](Self::weighted) too.
+    fn support(&self) -> Support {
+        Support::default()
+    }
+
+    /// Computes the loss with weights of channels and points: like [`compute`](Self::compute), with [`Weighting::mean`] or
+    /// [`Weighting::scale_by_root`]. Called with weights that the loss [supports](Self::support).
+    ///
+    /// # Errors
+    ///
+    /// Those of [`compute`](Self::compute), and by default that the loss takes no weights.
+    fn weighted<A: LossArray>(&self, prediction: &A, target: &A, weights: &Weighting<A>) -> Result<A> {
+        match weights.is_uniform() {
+            true => self.compute(prediction, target),
+            false => Err(Error::invalid(
+                "a weighted loss",
+                format!("{self:?}"),
+                "a loss that takes weights (`Loss::support` and `Loss::weighted`)",
+            )),
+        }
+    }
 
     /// Checks that settings are in their ranges.
     ///
@@ -77,6 +110,24 @@ pub trait Loss: fmt::Debug + Send + Sync {
     fn check(&self) -> Result<()> {
         Ok(())
     }
+}
+
+/// Inputs of a [`Loss`] besides predictions and targets of one shape.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Support {
+    /// Weights of channels.
+    pub channels: bool,
+    /// Weights of points. A loss that takes weights takes masks in any case.
+    pub points: bool,
+    /// Predictions of an ensemble, `[sample, member, channel, spatial…]`, against targets `[sample, channel, spatial…]`.
+    pub members: bool,
+}
+
+impl Support {
+    /// Weights of channels and of points.
+    pub const WEIGHTS: Self = Self { channels: true, points: true, members: false };
+    /// Weights of channels alone.
+    pub const CHANNELS: Self = Self { channels: true, points: false, members: false };
 }
 
 /// Registers a type as a loss: see [`Loss`](crate::loss::Loss).
@@ -100,6 +151,7 @@ impl Family for Losses {
     const NOUN: &'static str = "loss";
     const SUMMARY: &'static str = "Loss, on normalised values.";
     const SHORT: bool = true;
+    const LIST: Option<[&'static str; 2]> = Some([Sum::NAME, "terms"]);
     type Member = dyn AnyLoss;
 
     fn entries() -> Vec<Entry<Self>> {
@@ -132,19 +184,27 @@ pub type LossKind = Choice<Losses>;
 
 /// A [`Loss`] of any type.
 pub trait AnyLoss: fmt::Debug + Send + Sync {
-    /// Computes the loss of dense fields of the same shape.
+    /// Computes the loss of dense fields.
     ///
     /// # Errors
     ///
-    /// Those of [`Loss::compute`].
-    fn dense(&self, prediction: &Tensor, target: &Tensor) -> Result<Tensor>;
+    /// Those of [`Loss::weighted`].
+    fn dense(&self, prediction: &Tensor, target: &Tensor, weights: &Weighting<Tensor>) -> Result<Tensor>;
 
-    /// Computes the loss of sharded fields of the same shape. All ranks of their mesh call.
+    /// Computes the loss of sharded fields. All ranks of their mesh call.
     ///
     /// # Errors
     ///
-    /// Those of [`Loss::compute`].
-    fn sharded(&self, prediction: &ShardTensor, target: &ShardTensor) -> Result<ShardTensor>;
+    /// Those of [`Loss::weighted`].
+    fn sharded(
+        &self,
+        prediction: &ShardTensor,
+        target: &ShardTensor,
+        weights: &Weighting<ShardTensor>,
+    ) -> Result<ShardTensor>;
+
+    /// Returns the weights that the loss takes.
+    fn support(&self) -> Support;
 
     /// Checks that settings are in their ranges.
     ///
@@ -155,16 +215,33 @@ pub trait AnyLoss: fmt::Debug + Send + Sync {
 }
 
 impl<L: Loss> AnyLoss for L {
-    fn dense(&self, prediction: &Tensor, target: &Tensor) -> Result<Tensor> {
-        self.compute(prediction, target)
+    fn dense(&self, prediction: &Tensor, target: &Tensor, weights: &Weighting<Tensor>) -> Result<Tensor> {
+        either(self, prediction, target, weights)
     }
 
-    fn sharded(&self, prediction: &ShardTensor, target: &ShardTensor) -> Result<ShardTensor> {
-        self.compute(prediction, target)
+    fn sharded(
+        &self,
+        prediction: &ShardTensor,
+        target: &ShardTensor,
+        weights: &Weighting<ShardTensor>,
+    ) -> Result<ShardTensor> {
+        either(self, prediction, target, weights)
+    }
+
+    fn support(&self) -> Support {
+        Loss::support(self)
     }
 
     fn check(&self) -> Result<()> {
         Loss::check(self)
+    }
+}
+
+/// Without weights a loss is computed as if there were none, to the last bit.
+fn either<A: LossArray>(loss: &impl Loss, prediction: &A, target: &A, weights: &Weighting<A>) -> Result<A> {
+    match weights.is_uniform() {
+        true => loss.compute(prediction, target),
+        false => loss.weighted(prediction, target, weights),
     }
 }
 
@@ -176,8 +253,32 @@ impl dyn AnyLoss {
     ///
     /// The shapes differ, or an exchange fails.
     pub fn of<A: LossArray>(&self, prediction: &A, target: &A) -> Result<A> {
-        same_shape(prediction, target)?;
-        A::loss(self, prediction, target)
+        self.weighted(prediction, target, &Weighting::default())
+    }
+
+    /// Computes the loss with weights of channels and points. A prediction may be an ensemble, `[sample, member, channel,
+    /// spatial…]`, if the loss takes [members](Support::members). For sharded fields all ranks of their mesh call.
+    ///
+    /// # Errors
+    ///
+    /// The shapes differ, the loss takes no such weights, or an exchange fails.
+    ///
+    /// ```
+    /// use isobar_train::loss::{LossKind, Mae, Weighting};
+    /// use tch::Tensor;
+    ///
+    /// let (prediction, target) = (Tensor::from_slice(&[1.0, 3.0]), Tensor::from_slice(&[0.0, 0.0]));
+    /// let weights = Weighting::default().with_channels(Tensor::from_slice(&[1.5, 0.5]).view([1, 2]));
+    /// let loss = LossKind::from(Mae {}).weighted(&prediction.view([1, 2]), &target.view([1, 2]), &weights)?;
+    /// assert_eq!(loss.double_value(&[]), 1.5);
+    /// # Ok::<(), isobar_train::Error>(())
+    /// ```
+    pub fn weighted<A: LossArray>(&self, prediction: &A, target: &A, weights: &Weighting<A>) -> Result<A> {
+        match self.support().members && is_ensemble(prediction, target) {
+            true => {}
+            false => same_shape(prediction, target)?,
+        }
+        A::loss(self, prediction, target, weights)
     }
 }
 
@@ -187,20 +288,30 @@ pub trait LossArray: Array {
     ///
     /// # Errors
     ///
-    /// Those of [`Loss::compute`].
-    fn loss(loss: &dyn AnyLoss, prediction: &Self, target: &Self) -> Result<Self>;
+    /// Those of [`Loss::weighted`].
+    fn loss(loss: &dyn AnyLoss, prediction: &Self, target: &Self, weights: &Weighting<Self>) -> Result<Self>;
 }
 
 impl LossArray for Tensor {
-    fn loss(loss: &dyn AnyLoss, prediction: &Self, target: &Self) -> Result<Self> {
-        loss.dense(prediction, target)
+    fn loss(loss: &dyn AnyLoss, prediction: &Self, target: &Self, weights: &Weighting<Self>) -> Result<Self> {
+        loss.dense(prediction, target, weights)
     }
 }
 
 impl LossArray for ShardTensor {
-    fn loss(loss: &dyn AnyLoss, prediction: &Self, target: &Self) -> Result<Self> {
-        loss.sharded(prediction, target)
+    fn loss(loss: &dyn AnyLoss, prediction: &Self, target: &Self, weights: &Weighting<Self>) -> Result<Self> {
+        loss.sharded(prediction, target, weights)
     }
+}
+
+/// Returns whether predictions are `[sample, member, …]` for targets `[sample, …]`.
+pub(crate) fn is_ensemble<A: Array>(prediction: &A, target: &A) -> bool {
+    let (found, expected) = (prediction.shape(), target.shape());
+    expected.len() > 1
+        && found.len() == expected.len() + 1
+        && found[1] > 0
+        && found[0] == expected[0]
+        && found[2..] == expected[1..]
 }
 
 fn same_shape<A: Array>(prediction: &A, target: &A) -> Result<()> {

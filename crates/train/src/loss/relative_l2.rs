@@ -4,7 +4,7 @@ use isobar_array::{Array, Reduction};
 use isobar_registry::Registered;
 use serde::{Deserialize, Serialize};
 
-use super::Loss;
+use super::{Loss, LossArray, Support, Weighting};
 use crate::error::Result;
 
 /// Mean over samples of ‖p − t‖ / ‖t‖.
@@ -20,6 +20,15 @@ impl Registered for RelativeL2 {
 impl Loss for RelativeL2 {
     fn compute<A: Array>(&self, prediction: &A, target: &A) -> Result<A> {
         Ok(relative(&prediction.sub(target)?, target)?.mean()?)
+    }
+
+    fn support(&self) -> Support {
+        Support::WEIGHTS
+    }
+
+    fn weighted<A: LossArray>(&self, prediction: &A, target: &A, weights: &Weighting<A>) -> Result<A> {
+        let (prediction, target) = (weights.scale_by_root(prediction)?, weights.scale_by_root(target)?);
+        Ok(weights.quotient(&prediction.sub(&target)?, &target)?.mean()?)
     }
 }
 

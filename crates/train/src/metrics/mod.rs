@@ -5,7 +5,7 @@ mod json_lines;
 mod tensorboard;
 
 use std::io::ErrorKind;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use serde::{Deserialize, Serialize};
 
@@ -13,9 +13,10 @@ use self::csv::CsvFile;
 use self::json_lines::JsonLines;
 use self::tensorboard::EventFile;
 use crate::error::{Error, IoContext, Result};
+use crate::metric::MetricKind;
 
 /// Which files metrics go to.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, schemars::JsonSchema)]
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, schemars::JsonSchema)]
 #[serde(deny_unknown_fields, default)]
 pub struct MetricsConfig {
     /// Write `metrics.jsonl`, an object a line.
@@ -26,11 +27,24 @@ pub struct MetricsConfig {
     pub tensorboard: bool,
     /// Steps between two records of training metrics; 0 records at the end of epochs only.
     pub every_steps: u64,
+    /// Metrics of forecasts that are reported besides the errors, for each variable and lead time, on physical values: names, such
+    /// as `["rmse", "acc"]`, or tables with the key `type`. Weighted by latitude if `train.weights.latitude` is on.
+    pub report: Vec<MetricKind>,
+    /// Data file of the format of the data, whose mean over samples and frames at each point is the climatology of metrics that
+    /// need one (`acc`). By default it is the mean over the training samples.
+    pub climatology: Option<PathBuf>,
 }
 
 impl Default for MetricsConfig {
     fn default() -> Self {
-        Self { json_lines: true, csv: true, tensorboard: true, every_steps: 10 }
+        Self {
+            json_lines: true,
+            csv: true,
+            tensorboard: true,
+            every_steps: 10,
+            report: Vec::new(),
+            climatology: None,
+        }
     }
 }
 

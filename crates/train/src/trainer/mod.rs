@@ -1,5 +1,6 @@
 //! The engine: epochs of steps, validation, metrics, checkpoints, resumption.
 
+mod best;
 mod disk;
 mod memory;
 mod same_run;
@@ -21,6 +22,7 @@ use isobar_manager::{DeviceMesh, DistributedManager};
 use isobar_torch::guard::{Autocast, set_deterministic};
 use tch::Tensor;
 
+use self::best::{Best, RELATIVE};
 use self::same_run::{check_counts, check_same_run};
 use self::validation::{Validation, metric_columns};
 use self::warnings::Extent;
@@ -34,6 +36,7 @@ use crate::error::{Error, Result};
 use crate::fields::MODEL_AXIS;
 use crate::fully_sharded::ShardedParameters;
 use crate::loss_scale::LossScale;
+use crate::metric::Scores;
 use crate::metrics::MetricSink;
 use crate::optim::Averaged;
 use crate::out_of_memory::{self, Held};
@@ -144,7 +147,11 @@ pub struct Summary {
     pub variable_errors: Vec<VariableError>,
     /// Errors of rollouts.
     pub rollout_error: Option<RolloutError>,
-    /// The lowest validation error so far.
+    /// Metrics of the validation samples, one step ahead, if some are reported.
+    pub scores: Option<Scores>,
+    /// Metrics of the rollouts, after each step.
+    pub rollout_scores: Vec<Scores>,
+    /// The lowest validation error so far, or the lowest cost of the metric of `train.best`.
     pub best_error: Option<f64>,
     /// The last rank for which the others waited, where there was one. It depends on the machines.
     pub straggler: Option<Straggler>,
@@ -249,6 +256,8 @@ struct Run<'a, T> {
     progress: Progress,
     /// Variables for which errors are reported.
     variables: Vec<Variable>,
+    /// Metric by which checkpoints are compared; `None` for the mean of relative errors.
+    best: Option<Best>,
     state: RunState,
     /// The step of the last checkpoint.
     saved: Option<u64>,
@@ -336,7 +345,11 @@ impl<'a, T: Task> Run<'a, T> {
         let resumed_from = resumed.as_ref().map(|loaded| loaded.path.clone());
         let state = resumed.map_or(fresh, |loaded| loaded.state);
         let variables = named(task.variables(), &ranks.world);
-        let metric = variables::metric(variables.len());
+        let best_metric = Best::find(&train.best, task.metrics(), &variables)?;
+        let metric = match train.best.as_str() {
+            RELATIVE => variables::metric(variables.len()),
+            best => Some(best.to_owned()),
+        };
         let best = state.best.filter(|_| state.validation_metric == metric);
         if best != state.best {
             tracing::warn!(
@@ -364,7 +377,7 @@ impl<'a, T: Task> Run<'a, T> {
         if rank == 0 && !config.resolved.is_empty() {
             folder.write("config.toml", config.resolved.as_bytes())?;
         }
-        let columns = metric_columns(&variables, task.rollouts() > 0);
+        let columns = metric_columns(&variables, task);
         let metrics = match rank {
             0 => MetricSink::open(&config.folder, &config.metrics, &columns, resume_at)?,
             _ => MetricSink::none(),
@@ -384,6 +397,8 @@ impl<'a, T: Task> Run<'a, T> {
                 validation_error: None,
                 variable_errors: Vec::new(),
                 rollout_error: None,
+                scores: None,
+                rollout_scores: Vec::new(),
                 best_error: state.best,
                 straggler: None,
                 checkpoint: resumed_from,
@@ -410,6 +425,7 @@ impl<'a, T: Task> Run<'a, T> {
             _earlier: earlier,
             folder,
             variables,
+            best: best_metric,
             state,
             began: Instant::now(),
         })
@@ -432,7 +448,7 @@ impl<'a, T: Task> Run<'a, T> {
         }
         if self.summary.stopped.is_none() {
             if self.summary.validation_error.is_none() {
-                self.state.validation_error = self.validated()?.error();
+                self.state.validation_error = self.validated()?.cost(self.best, self.task);
             }
             if self.saved != Some(self.state.step) {
                 self.save(false)?;
@@ -457,7 +473,9 @@ impl<'a, T: Task> Run<'a, T> {
     fn epoch(&mut self) -> Result<()> {
         let epoch = self.state.epoch;
         let batches = self.sampler.epoch(epoch);
-        for batch in &batches[(self.state.batch as usize).min(batches.len())..] {
+        let rest = &batches[(self.state.batch as usize).min(batches.len())..];
+        self.announce(epoch, rest);
+        for batch in rest {
             if self.ends() {
                 return Ok(());
             }
@@ -479,7 +497,7 @@ impl<'a, T: Task> Run<'a, T> {
         let last = epoch + 1 == self.config.train.epochs;
         let validate = last || (epoch + 1).is_multiple_of(self.config.train.validate_every);
         let validation = if validate { self.validated()? } else { Validation::default() };
-        let error = validation.error();
+        let error = validation.cost(self.best, self.task);
         self.state.validation_error = error;
         self.state.epoch += 1;
         self.state.batch = 0;

@@ -1,6 +1,6 @@
 //! Checks of a run's settings that need nothing else.
 
-use super::FitConfig;
+use super::{FitConfig, best};
 use crate::config::TrainConfig;
 use crate::error::{Error, Result};
 use crate::schedule::{self, check_lr};
@@ -22,6 +22,7 @@ impl FitConfig {
     /// ```
     pub fn check(&self) -> Result<()> {
         train(&self.train)?;
+        best::check(self)?;
         check_lr(self.optimizer.lr())?;
         self.optimizer.check()?;
         schedule::check(&self.schedule)?;
@@ -57,7 +58,8 @@ fn train(train: &TrainConfig) -> Result<()> {
         let expected = "a number in [0, 1); --set train.average_decay=0.999";
         return Err(Error::invalid("train.average_decay", decay, expected));
     }
-    train.loss.check()
+    train.loss.check()?;
+    train.weights.check(&train.loss)
 }
 
 #[cfg(test)]

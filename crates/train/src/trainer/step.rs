@@ -12,7 +12,7 @@ use crate::clip::unscale_and_clip;
 use crate::error::{Context, Error, Result};
 use crate::optim::Optimizer;
 use crate::replicas::check_replicas;
-use crate::task::{Step, Task, share};
+use crate::task::{Coming, Step, Task, share};
 use crate::triggers::Asked;
 
 /// Results of a step's passes.
@@ -87,31 +87,57 @@ impl<T: Task> Run<'_, T> {
         Ok(())
     }
 
+    /// Tells the task which samples the rest of an epoch asks for, as far as the run goes.
+    pub(super) fn announce(&self, epoch: u64, batches: &[Vec<usize>]) {
+        let left =
+            self.config.train.max_steps.map_or(u64::MAX, |limit| limit.saturating_sub(self.state.step));
+        let left = usize::try_from(left).unwrap_or(usize::MAX);
+        let passes = batches.iter().take(left).flat_map(|batch| self.own_passes(batch));
+        let passes: Vec<&[usize]> =
+            passes.map(|(samples, _)| samples).filter(|samples| !samples.is_empty()).collect();
+        self.task.announce(Coming::Train(epoch), &passes);
+    }
+
+    /// This rank's samples of each pass over a batch, and the place of the first of them in the batch.
+    fn own_passes<'b>(
+        &self,
+        batch: &'b [usize],
+    ) -> impl ExactSizeIterator<Item = (&'b [usize], usize)> + use<'b, T> {
+        let data = &self.ranks.data;
+        let own = part(batch, data.rank(), data.size());
+        let first = share(batch.len(), data.rank(), data.size()).start;
+        // More passes than samples have nothing to do.
+        let count = self.config.train.accumulate.min(batch.len().max(1));
+        (0..count).map(move |pass| {
+            let range = share(own.len(), pass, count);
+            (&own[range.clone()], first + range.start)
+        })
+    }
+
     /// Forward and backward passes over this rank's samples of a batch: one after another over as many parts of them as gradients
     /// are accumulated over. Gradients are those of the loss times `factor`.
     fn passes(&self, epoch: u64, batch: &[usize], factor: f64) -> Result<Passes> {
         self.mark(Phase::Data);
-        let data = &self.ranks.data;
-        let own = part(batch, data.rank(), data.size());
-        let first = share(batch.len(), data.rank(), data.size()).start;
         // Of the seed and the step alone, so that ranks without samples, which draw nothing, stay in step.
         let seed = Generator::new(self.state.seed).fork("train");
         self.parallel.zero_grad()?;
         self.parallel.sync_buffers()?;
-        // More passes than samples have nothing to do.
-        let count = self.config.train.accumulate.min(batch.len().max(1));
-        let mut losses = Vec::with_capacity(count.min(own.len()));
-        for pass in 0..count {
-            let range = share(own.len(), pass, count);
-            let samples = &own[range.clone()];
+        let passes = self.own_passes(batch);
+        let count = passes.len();
+        let mut losses = Vec::new();
+        for (pass, (samples, offset)) in passes.enumerate() {
             self.mark(Phase::Forward);
             // Random numbers go by a sample's place in the batch, whichever pass it is in.
             let generator = seed.fork(&self.state.step.to_string());
             let loss = match samples.is_empty() {
                 true => None,
                 false => {
-                    let offset = (first + range.start) as i64;
-                    let step = Step { epoch, offset, total: batch.len() as i64, generator: &generator };
+                    let step = Step {
+                        epoch,
+                        offset: offset as i64,
+                        total: batch.len() as i64,
+                        generator: &generator,
+                    };
                     let _precision = self.precision()?;
                     let loss = self.task.loss(step, samples);
                     Some(loss.map_err(|source| Error::Task { context: "the loss of a step", source })?)

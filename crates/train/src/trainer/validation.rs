@@ -4,8 +4,10 @@ use isobar_collectives::Group;
 use isobar_collectives::flight::Phase;
 
 use super::Run;
+use super::best::Best;
 use crate::error::{Error, Result};
-use crate::task::{BoxError, RolloutError, Task, share};
+use crate::metric::{MetricKind, Scores, values, width};
+use crate::task::{BoxError, Coming, RolloutError, Scored, Task, share};
 use crate::variables::{
     Variable, VariableError, columns, errors_line, mean_relative, means, moments, no_better_than, percent,
     significant, spectrum_columns,
@@ -18,29 +20,70 @@ pub(super) struct Validation {
     pub(super) errors: Option<Vec<VariableError>>,
     /// Errors of the rollouts, by variable.
     pub(super) rollout: Option<RolloutError>,
+    /// Metrics of the validation samples; without any if none are reported.
+    pub(super) scores: Option<Scores>,
+    /// Metrics of the rollouts, by step.
+    pub(super) rollout_scores: Vec<Scores>,
 }
 
 impl Validation {
-    /// Number by which checkpoints are compared.
-    pub(super) fn error(&self) -> Option<f64> {
+    /// Number by which checkpoints are compared: the lower the better.
+    pub(super) fn cost(&self, best: Option<Best>, task: &impl Task) -> Option<f64> {
+        match best {
+            None => self.error(),
+            Some(best) => self.scores.as_ref().map(|scores| best.cost(task.metrics(), scores)),
+        }
+    }
+
+    /// Mean of the relative errors.
+    fn error(&self) -> Option<f64> {
         self.errors.as_deref().map(mean_relative)
     }
 }
 
 /// Names of all metrics of a run of these variables, validated with or without rollouts.
-pub(super) fn metric_columns(variables: &[Variable], rollouts: bool) -> Vec<String> {
+pub(super) fn metric_columns(variables: &[Variable], task: &impl Task) -> Vec<String> {
+    let rollouts = task.rollouts() > 0;
     let fixed = super::COLUMNS.map(str::to_owned).into_iter();
     let kinds = if rollouts { &["validation", "rollout"][..] } else { &["validation"] };
     let each = kinds.iter().flat_map(|kind| columns(kind, variables).flatten());
     let spectra = spectrum_columns(variables).filter(|_| rollouts);
-    fixed.chain(each).chain(spectra).collect()
+    let steps = if rollouts { task.rollout_steps() } else { 0 };
+    let names = |place: String| score_columns(place, task.metrics(), variables);
+    let scores = names("validation".to_owned()).into_iter();
+    let rollout_scores = (1..=steps).flat_map(|step| names(rollout_place(step)));
+    fixed.chain(each).chain(spectra).chain(scores).chain(rollout_scores).collect()
+}
+
+/// Columns of metrics, by metric and variable.
+fn score_columns(place: String, metrics: &[MetricKind], variables: &[Variable]) -> Vec<String> {
+    let of_metric = |metric: &MetricKind| {
+        let column = |(at, variable): (usize, &Variable)| match (variable.name.is_empty(), at) {
+            (false, _) => format!("{place}/{}/{}", metric.name(), variable.key()),
+            (true, 0) => format!("{place}/{}", metric.name()),
+            (true, at) => format!("{place}/{}/{at}", metric.name()),
+        };
+        variables.iter().enumerate().map(column).collect::<Vec<_>>()
+    };
+    metrics.iter().flat_map(of_metric).collect()
+}
+
+fn rollout_place(step: usize) -> String {
+    format!("rollout/step_{step}")
 }
 
 impl<T: Task> Run<'_, T> {
     /// Validates the averaged parameters if averaging is on, and stores the errors.
     pub(super) fn validated(&mut self) -> Result<Validation> {
         self.swap_averages()?;
-        let validation = Validation { errors: self.validate()?, rollout: self.validate_rollouts()? };
+        let (errors, scores) = self.validate()?.unzip();
+        let (rollout, rollout_scores) = self.validate_rollouts()?.unzip();
+        let validation = Validation {
+            errors,
+            rollout,
+            scores: scores.flatten(),
+            rollout_scores: rollout_scores.unwrap_or_default(),
+        };
         self.swap_averages()?;
         if self.summary.variable_errors.is_empty() {
             self.warn_of_zero_truth(validation.errors.as_deref().unwrap_or_default());
@@ -48,6 +91,8 @@ impl<T: Task> Run<'_, T> {
         self.summary.validation_error = validation.error();
         self.summary.variable_errors = validation.errors.clone().unwrap_or_default();
         self.summary.rollout_error = validation.rollout.clone();
+        self.summary.scores = validation.scores.clone();
+        self.summary.rollout_scores = validation.rollout_scores.clone();
         Ok(validation)
     }
 
@@ -92,39 +137,60 @@ impl<T: Task> Run<'_, T> {
         self.parallel.changed()
     }
 
-    /// Means of the validation samples' errors, over all ranks.
-    fn validate(&mut self) -> Result<Option<Vec<VariableError>>> {
+    /// Means of the validation samples' errors, and metrics, over all ranks.
+    fn validate(&mut self) -> Result<Option<(Vec<VariableError>, Option<Scores>)>> {
         let samples = self.task.validation_samples();
-        let width = 2 * self.variables.len();
+        let errors = 2 * self.variables.len();
         let task = self.task;
-        let sums = self.sums(samples, width, |samples| {
-            let errors = task.errors(samples)?;
-            Ok(errors.iter().map(|sample| moments(sample).collect()).collect())
+        let width = errors + width(task.metrics(), self.variables.len());
+        let sums = self.sums((samples, Coming::Validation), width, |samples| {
+            let numbers = |scored: &Scored<Vec<VariableError>>| {
+                moments(&scored.errors).chain(scored.terms.iter().copied()).collect()
+            };
+            Ok(task.scored_errors(samples)?.iter().map(numbers).collect())
         })?;
-        Ok(sums.map(|sums| means(&sums, samples)))
+        Ok(sums.map(|sums| {
+            let (errors, terms) = sums.split_at(errors);
+            (means(errors, samples), self.scores(terms, samples).into_iter().next())
+        }))
     }
 
-    /// Means of the rollouts' errors, over all ranks.
-    fn validate_rollouts(&mut self) -> Result<Option<RolloutError>> {
+    /// Means of the rollouts' errors, and metrics after each step, over all ranks.
+    fn validate_rollouts(&mut self) -> Result<Option<(RolloutError, Vec<Scores>)>> {
         let rollouts = self.task.rollouts();
-        let width = 2 * self.variables.len();
+        let errors = 2 * self.variables.len();
+        let spectra = errors + self.variables.len();
         let task = self.task;
-        let sums = self.sums(rollouts, width + width / 2, |rollouts| {
-            let errors = task.rollout_errors(rollouts)?;
-            let numbers =
-                |of: &RolloutError| moments(&of.variables).chain(of.spectra.iter().copied()).collect();
-            Ok(errors.iter().map(numbers).collect())
+        let width = spectra + task.rollout_steps() * width(task.metrics(), self.variables.len());
+        let sums = self.sums((rollouts, Coming::Rollouts), width, |rollouts| {
+            let numbers = |scored: &Scored<RolloutError>| {
+                let of = &scored.errors;
+                let numbers = moments(&of.variables).chain(of.spectra.iter().copied());
+                numbers.chain(scored.terms.iter().copied()).collect()
+            };
+            Ok(task.scored_rollouts(rollouts)?.iter().map(numbers).collect())
         })?;
-        Ok(sums.map(|sums| RolloutError {
-            variables: means(&sums[..width], rollouts),
-            spectra: sums[width..].iter().map(|sum| sum / rollouts as f64).collect(),
+        Ok(sums.map(|sums| {
+            let error = RolloutError {
+                variables: means(&sums[..errors], rollouts),
+                spectra: sums[errors..spectra].iter().map(|sum| sum / rollouts as f64).collect(),
+            };
+            (error, self.scores(&sums[spectra..], rollouts))
         }))
+    }
+
+    /// Metrics from the sums of their terms over `count` samples, by step.
+    fn scores(&self, sums: &[f64], count: usize) -> Vec<Scores> {
+        let (metrics, channels) = (self.task.metrics(), self.variables.len());
+        let means: Vec<f64> = sums.iter().map(|sum| sum / count as f64).collect();
+        let steps = means.chunks(width(metrics, channels).max(1)).enumerate();
+        steps.map(|(at, means)| Scores { step: at + 1, metrics: values(metrics, channels, means) }).collect()
     }
 
     /// Sums of `width` numbers of each sample, over all ranks; nothing of no samples.
     fn sums(
         &mut self,
-        count: usize,
+        (count, coming): (usize, Coming),
         width: usize,
         numbers: impl Fn(&[usize]) -> Result<Vec<Vec<f64>>, BoxError>,
     ) -> Result<Option<Vec<f64>>> {
@@ -135,6 +201,7 @@ impl<T: Task> Run<'_, T> {
         let data = &self.ranks.data.clone();
         let own: Vec<usize> = share(count, data.rank(), data.size()).collect();
         let at_once = self.config.train.batch_size.div_ceil(data.size()).max(1);
+        self.task.announce(coming, &own.chunks(at_once).collect::<Vec<_>>());
         let mut sums = vec![0.0; width];
         let _no_grad = tch::no_grad_guard();
         let _precision = self.precision()?;
@@ -146,7 +213,8 @@ impl<T: Task> Run<'_, T> {
                     "the number of errors of a sample",
                     format!("{} numbers", sample.len()),
                     format!(
-                        "{width}: two for each variable of `Task::variables`, and one more for its spectrum in a rollout"
+                        "{width}: two for each variable of `Task::variables`, one more for its spectrum in a rollout, and the \
+                         terms of `Task::metrics`"
                     ),
                 ));
             }
@@ -179,6 +247,13 @@ impl<T: Task> Run<'_, T> {
             values.extend(spectrum_columns(&self.variables).zip(spectra));
             let errors = errors_line(&self.variables, &rollout.variables);
             line.push_str(&format!("  rollout {errors}, spectrum {}", percent(rollout.spectrum())));
+        }
+        let places = validation.scores.iter().map(|scores| ("validation".to_owned(), scores));
+        let steps = validation.rollout_scores.iter().map(|scores| (rollout_place(scores.step), scores));
+        for (place, scores) in places.chain(steps) {
+            let numbers = scores.metrics.iter().flat_map(|(_, values)| values.iter().copied());
+            values
+                .extend(score_columns(place, self.task.metrics(), &self.variables).into_iter().zip(numbers));
         }
         self.progress.epoch_end(epoch, &line);
         let values: Vec<(&str, f64)> = values.iter().map(|(name, value)| (name.as_str(), *value)).collect();

@@ -155,12 +155,15 @@ fn run<L: FieldLayout>(
             input: same.clone(),
             target: same,
             variables: vec![isobar_train::Variable::new("field")],
+            roles: None,
         },
-        train: data(),
-        validation: data(),
+        train: data().into(),
+        validation: data().into(),
         rollouts: None,
         augment: Augment::None,
         loss: Mse {}.into(),
+        weights: isobar_train::Weights::default(),
+        report: isobar_train::metric::Report::default(),
         seed: 0,
     };
     let sgd = SgdConfig { lr: 1.0, momentum: 0.0, ..SgdConfig::default() };

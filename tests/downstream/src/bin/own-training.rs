@@ -1,13 +1,14 @@
-//! The command `isobar` with a loss, an optimizer and a learning-rate schedule of the program's own: `train.loss = "latitude_mse"`,
-//! `[optimizer] type = "signum"` and `[schedule] type = "inverse_sqrt"`.
+//! The command `isobar` with a loss, a metric, an optimizer and a learning-rate schedule of the program's own: `train.loss =
+//! "latitude_mse"`, `metrics.report = ["peak_error"]`, `[optimizer] type = "signum"` and `[schedule] type = "inverse_sqrt"`.
 
 use std::f64::consts::FRAC_PI_2;
 
-use isobar::array::Unary;
+use isobar::array::{Reduction, Unary};
 use isobar::prelude::*;
 use isobar::schemars::JsonSchema;
 use isobar::serde::{Deserialize, Serialize};
 use isobar::train::loss::Loss;
+use isobar::train::metric::{Forecast, Metric, MetricArray};
 use isobar::train::optim::{Optimizer, OptimizerConfig, OptimizerState, refuse_unsummed};
 use isobar::train::schedule::{LrSchedule, Moment};
 use isobar::train::{Error, Parameters, Result};
@@ -30,6 +31,28 @@ impl Loss for LatitudeMse {
         let pole = FRAC_PI_2 * (1.0 - 1.0 / rows as f64);
         let area = target.linspace_along(2, -pole, pole)?.unary(Unary::Cos)?.reshape(&[rows, 1])?;
         Ok(prediction.sub(target)?.unary(Unary::Square)?.mul(&area)?.mean()?)
+    }
+}
+
+/// Difference of the highest values of forecast and truth, the mean over samples of its magnitude.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[serde(crate = "isobar::serde", deny_unknown_fields)]
+#[schemars(crate = "isobar::schemars")]
+struct PeakError {}
+
+impl Registered for PeakError {
+    const NAME: &'static str = "peak_error";
+    const SUMMARY: &'static str = "Difference of the highest values of forecast and truth.";
+}
+
+impl Metric for PeakError {
+    fn terms<A: MetricArray>(&self, forecast: &Forecast<A>) -> Result<Vec<A>> {
+        let peak = |fields: &A| fields.reduce(Reduction::Max, &forecast.spatial(), false);
+        Ok(vec![peak(forecast.prediction())?.sub(&peak(forecast.target())?)?.unary(Unary::Abs)?])
+    }
+
+    fn has_unit(&self) -> bool {
+        true
     }
 }
 
@@ -142,5 +165,5 @@ impl Optimizer for Signum {
 
 fn main() -> std::process::ExitCode {
     let app = isobar::App::new().optimizer::<SignumConfig>();
-    app.loss::<LatitudeMse>().schedule::<InverseSqrt>().main()
+    app.loss::<LatitudeMse>().metric::<PeakError>().schedule::<InverseSqrt>().main()
 }

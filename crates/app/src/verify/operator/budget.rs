@@ -6,6 +6,7 @@ use anyhow::{Context, Result};
 use serde_json::Value;
 
 use super::bytes;
+use super::splits::{Amounts, Splits};
 use crate::verify::case::Case;
 use crate::verify::layout::{Layout, Parts, Placement};
 
@@ -14,6 +15,10 @@ pub(super) fn received(op: &str, names: &[String], case: &Case, layout: &Layout,
     let sizes = names.iter().map(|name| Ok(bytes(case.tensor(name)?))).collect::<Result<Vec<u64>>>()?;
     let outputs: u64 = case.header.outputs.iter().filter_map(|name| case.get(name)).map(bytes).sum();
     let of = Amounts { others: layout.mesh.ranks() as u64 - 1, sizes, outputs };
+    let splits = Splits::new(case, layout, names, &of);
+    if (0..names.len()).all(|at| layout.of(&names[at]).iter().all(|place| *place == Placement::Replicate)) {
+        return Ok(0);
+    }
     Ok(match op {
         "conv1d"
         | "conv2d"
@@ -43,28 +48,20 @@ pub(super) fn received(op: &str, names: &[String], case: &Case, layout: &Layout,
         | "repeat" => 0,
         "squeeze" => of.first(),
         // The selected elements, to each rank.
-        "select" | "unbind" => of.outputs,
-        // The elements that cross shard boundaries, forward and backward.
-        "view" | "reshape" | "flatten" => 2 * of.first(),
-        // The operands that lie otherwise follow the largest, there and back.
-        "cat" | "stack" => 2 * of.all(),
-        "index_select" | "gather" | "index_add" | "scatter_add" | "embedding" => {
-            // The indexed elements and the indices, forward and backward, and messages with their numbers.
-            2 * (of.outputs + of.weights_once()) + of.asking() + of.reduced(of.first())
-        }
-        // Rows for columns, there, back, and there again with the gradient.
-        "sort" => 6 * of.first() + 2 * of.outputs,
+        "select" => of.outputs,
+        // One exchange of the split dim for another, and back; single numbers go to each rank.
+        "unbind" => of.outputs,
+        "view" | "reshape" | "flatten" => splits.view()?,
+        "cat" | "stack" => splits.followed(),
+        "index_select" | "gather" | "index_add" | "scatter_add" | "embedding" => splits.indexed(op)?,
+        "sort" => splits.sorted()?,
         // Every rank's best.
         "topk" => of.others * of.outputs,
-        "linear" | "matmul" | "bmm" | "einsum" | "add" | "sub" | "mul" | "div" | "maximum" | "minimum"
-        | "pow" | "where" => {
+        "linear" | "matmul" | "bmm" | "einsum" => splits.product(op)?,
+        "add" | "sub" | "mul" | "div" | "maximum" | "minimum" | "pow" | "where" => {
             // The smaller operands, their gradients, and what is partial when it is looked at.
             let smaller = of.all() - of.sizes.iter().copied().max().unwrap_or(0);
-            // A product's largest operand, too, is used differently by ranks that have parts of another.
-            match op {
-                "linear" | "matmul" | "bmm" | "einsum" => 2 * smaller + of.reduced(of.all() + of.outputs),
-                _ => 2 * smaller + of.reduced(smaller),
-            }
+            2 * smaller + of.reduced(smaller)
         }
         "layer_norm" | "group_norm" | "batch_norm" | "instance_norm" => {
             of.others * 4 * statistics(op, case)? + of.weights() + of.weights_once()
@@ -72,9 +69,9 @@ pub(super) fn received(op: &str, names: &[String], case: &Case, layout: &Layout,
         "sum" | "mean" | "prod" | "amax" | "amin" | "var" | "std" | "norm" | "logsumexp" | "any" | "all"
         | "argmax" | "argmin" => of.others * 2 * of.outputs,
         "softmax" | "log_softmax" | "cumsum" => of.others * 3 * along(case)?,
-        // Keys and values once, and back with their gradients; or the queries and what they give.
-        "scaled_dot_product_attention" => 6 * (of.all() + of.outputs),
-        "cdist" | "knn" => 4 * of.all() + of.outputs + of.asking(),
+        "scaled_dot_product_attention" => splits.attention()?,
+        "cdist" => splits.distances(),
+        "knn" => splits.nearest(),
         "fft" | "ifft" | "rfft" | "irfft" | "fft2" | "ifft2" | "rfft2" | "irfft2" | "fftn" | "ifftn"
         | "rfftn" | "irfftn" => exchanges(case, layout, rank)?,
         // Of each element alone.
@@ -102,42 +99,6 @@ fn exchanges(case: &Case, layout: &Layout, rank: usize) -> Result<u64> {
         received += 2.0 * (there + back);
     }
     Ok(received as u64)
-}
-
-/// Bytes of what goes in and comes out.
-struct Amounts {
-    others: u64,
-    sizes: Vec<u64>,
-    outputs: u64,
-}
-
-impl Amounts {
-    fn first(&self) -> u64 {
-        self.sizes.first().copied().unwrap_or(0)
-    }
-
-    fn all(&self) -> u64 {
-        self.sizes.iter().sum()
-    }
-
-    fn weights_once(&self) -> u64 {
-        self.all() - self.first()
-    }
-
-    /// The gradients of all but the first, added up over the ranks.
-    fn weights(&self) -> u64 {
-        self.reduced(self.weights_once())
-    }
-
-    /// A sum over all ranks: what is short goes to everybody, what is long in two halves.
-    fn reduced(&self, bytes: u64) -> u64 {
-        bytes * self.others.max(2).min(2 * self.others)
-    }
-
-    /// Returns the size of the messages that announce requests: a few words each.
-    fn asking(&self) -> u64 {
-        self.others * 8 * (self.others + 4) * 2 + self.weights_once()
-    }
 }
 
 /// Bytes of one number for each of the elements that a norm treats alike.

@@ -2,8 +2,11 @@
 
 mod budget;
 mod channel_parallel;
+mod diffusion;
 mod model;
 mod sharded;
+mod splits;
+mod traffic;
 mod v_collectives;
 
 use anyhow::{Context, Result};
@@ -48,17 +51,24 @@ pub(crate) trait Operator: Sync {
     /// Runs it on this rank's parts, forward. All ranks call.
     fn forward(&self, rank: &Rank, case: &Case, layout: &Layout) -> Result<Forward>;
 
+    /// Returns the bytes that a rank may receive in forward alone; without limit where only both passes together have one.
+    fn forward_budget(&self, _case: &Case, _layout: &Layout) -> Result<u64> {
+        Ok(u64::MAX)
+    }
+
     /// Returns the bytes that `rank` may receive, forward and backward together.
     fn budget(&self, case: &Case, layout: &Layout, rank: usize) -> Result<u64>;
 }
 
 /// The operators that are neither of sharded tensors nor models over them.
-static OTHERS: [&dyn Operator; 5] = [
+static OTHERS: [&dyn Operator; 7] = [
     &v_collectives::ALL_GATHER_V,
     &v_collectives::GATHER_V,
     &v_collectives::SCATTER_V,
     &v_collectives::INDEXED_ALL_TO_ALL_V,
     &channel_parallel::DistributedAfno,
+    &diffusion::Loss,
+    &diffusion::Sampler,
 ];
 
 /// The operator of that name.
@@ -159,6 +169,12 @@ fn arguments(header: &Header) -> Value {
         // They speak of the case, not of the model.
         arguments.remove("tied");
         arguments.remove("training");
+        // A network inside the model is named as the case's own operator is.
+        if let Some(network) = arguments.get_mut("model").and_then(Value::as_object_mut)
+            && let Some(name) = network.remove("op")
+        {
+            network.insert("type".to_owned(), name);
+        }
     }
     arguments
 }

@@ -1,12 +1,12 @@
 //! Models over sharded tensors: inputs and parameters lie as the layout says, and the model is single-device code.
 
-use anyhow::{Context, Result, bail};
-use isobar_models::{Batch, ModelConfig, registered};
+use anyhow::{Result, bail};
+use isobar_models::{Batch, Fengwu, ModelConfig, Pangu, registered};
 use isobar_shard::{
     Error, Init, ParallelRegion, Params, Placement, ShardTensor, forbid_hidden_communication,
 };
 
-use super::{Forward, Held, Operator, Part, Pass, Rank, arguments};
+use super::{Forward, Held, Operator, Part, Pass, Rank, arguments, traffic};
 use crate::verify::case::Case;
 use crate::verify::layout::{Layout, Parts};
 
@@ -18,12 +18,26 @@ pub(crate) fn is_registered(name: &str) -> bool {
     registered().iter().any(|entry| entry.name() == name)
 }
 
-/// The array of a batch that an input of a case stands for.
-fn array(input: &str) -> &str {
+/// The array of a batch that an input of a case of a model stands for.
+pub(super) fn array<'a>(model: &str, input: &'a str) -> &'a str {
     match input {
         "input" | "x" => Batch::<ShardTensor>::FIELDS,
-        "mod" => Batch::<ShardTensor>::TIME,
+        "t" if model == "edm_preconditioner" => "sigma",
+        "mod" | "t" => Batch::<ShardTensor>::TIME,
+        "condition" => Batch::<ShardTensor>::CONDITIONS,
         other => other,
+    }
+}
+
+/// Arrays of a batch that `output.0`, `output.1`, … of a case stand for, of models that give several.
+const OUTPUTS: [(&str, &[&str]); 2] =
+    [("fengwu", &Fengwu::<ShardTensor>::OUTPUTS), ("pangu", &Pangu::<ShardTensor>::OUTPUTS)];
+
+/// The array of a batch that output `index` of a case stands for.
+fn output_array(model: &str, index: usize) -> Option<&'static str> {
+    match OUTPUTS.iter().find(|(name, _)| *name == model) {
+        Some((_, arrays)) => arrays.get(index).copied(),
+        None => (index == 0).then_some(Batch::<ShardTensor>::FIELDS),
     }
 }
 
@@ -46,43 +60,41 @@ impl Operator for Registered {
     }
 
     fn forward(&self, rank: &Rank, case: &Case, layout: &Layout) -> Result<Forward> {
-        let mut supplier =
-            Supplier { rank, case, layout, leaves: Vec::new(), region: ParallelRegion::single() };
+        let mut supplier = Supplier::new(rank, case, layout);
         let mut batch = Batch::default();
         let channels_last = CHANNELS_LAST.contains(&case.header.op.as_str());
         for name in &case.header.inputs {
             let input = supplier.take(name)?;
             let input = if channels_last { turned(&input, true)? } else { input };
-            batch = batch.with(array(name), input);
+            batch = batch.with(array(&case.header.op, name), input);
         }
         let config = ModelConfig::named(&case.header.op, arguments(&case.header))?;
         let model = config.build(&mut supplier)?;
-        let unused = case.header.params.iter().find(|name| !supplier.leaves.iter().any(|l| l.name == **name));
-        if let Some(unused) = unused {
-            bail!("the model has no parameter `{unused}`");
-        }
+        supplier.check_used()?;
         // An operator that would gather its inputs silently does not count as supported.
         let _guard = forbid_hidden_communication();
         let batch = model.forward(&batch, Pass::of(&case.header).mode())?;
-        let output = batch.get(Batch::<ShardTensor>::FIELDS).context("the model gives no fields")?;
-        let output = if channels_last { turned(output, false)? } else { output.shallow_clone() };
-        let whole = output.redistribute(None, &super::sharded::settled(&output))?;
-        let part = Part::Of(Parts::of_layout(whole.layout()));
-        let name = case.header.outputs.first().context("the case has no output")?.clone();
-        let outputs = vec![Held { name, tensor: whole.local().shallow_clone(), part }];
-        let counts = |leaf: &Held| case.get(&format!("grad.{}", leaf.name)).is_some();
-        let leaves = supplier.leaves.into_iter().filter(counts).collect();
-        Ok(Forward::Ran { outputs, leaves })
+        // Outputs that the model does not give are reported as not computed.
+        let given = (0..case.header.outputs.len())
+            .map_while(|index| batch.get(output_array(&case.header.op, index)?));
+        let outputs = given.map(|output| match channels_last {
+            true => turned(output, false),
+            false => Ok(output.shallow_clone()),
+        });
+        supplier.ran(&outputs.collect::<Result<Vec<_>>>()?)
     }
 
-    /// Models have none: what a layer may receive is checked of its operators.
-    fn budget(&self, _case: &Case, _layout: &Layout, _rank: usize) -> Result<u64> {
-        Ok(u64::MAX)
+    fn forward_budget(&self, case: &Case, layout: &Layout) -> Result<u64> {
+        Ok(traffic::budget(case, layout)?.map_or(u64::MAX, |budget| budget.forward))
+    }
+
+    fn budget(&self, case: &Case, layout: &Layout, _rank: usize) -> Result<u64> {
+        Ok(traffic::budget(case, layout)?.map_or(u64::MAX, |budget| budget.both))
     }
 }
 
 /// Parameters that are the case's, laid out as is asked.
-struct Supplier<'a> {
+pub(super) struct Supplier<'a> {
     rank: &'a Rank,
     case: &'a Case,
     layout: &'a Layout,
@@ -90,9 +102,40 @@ struct Supplier<'a> {
     region: ParallelRegion,
 }
 
-impl Supplier<'_> {
+impl<'a> Supplier<'a> {
+    pub(super) fn new(rank: &'a Rank, case: &'a Case, layout: &'a Layout) -> Self {
+        Self { rank, case, layout, leaves: Vec::new(), region: ParallelRegion::single() }
+    }
+
+    /// Refuses a case with parameters that the model did not ask for.
+    pub(super) fn check_used(&self) -> Result<()> {
+        let unused =
+            self.case.header.params.iter().find(|name| !self.leaves.iter().any(|l| l.name == **name));
+        match unused {
+            Some(unused) => bail!("the model has no parameter `{unused}`"),
+            None => Ok(()),
+        }
+    }
+
+    /// Result of a case with these outputs.
+    pub(super) fn ran(self, outputs: &[ShardTensor]) -> Result<Forward> {
+        let case = self.case;
+        let held = |(name, output): (&String, &ShardTensor)| -> Result<Held> {
+            let whole = output.redistribute(None, &super::sharded::settled(output))?;
+            let part = Part::Of(Parts::of_layout(whole.layout()));
+            Ok(Held { name: name.clone(), tensor: whole.local().shallow_clone(), part })
+        };
+        let outputs = case.header.outputs.iter().zip(outputs).map(held).collect::<Result<_>>()?;
+        // Inputs of a forward pass alone have no gradient, but were taken as the layout says.
+        let counts = |leaf: &Held| {
+            case.get(&format!("grad.{}", leaf.name)).is_some() || case.header.inputs.contains(&leaf.name)
+        };
+        let leaves = self.leaves.into_iter().filter(counts).collect();
+        Ok(Forward::Ran { outputs, leaves })
+    }
+
     /// The case's tensor of that name, which may be a further one of a tensor that several names stand for.
-    fn take(&mut self, name: &str) -> Result<ShardTensor> {
+    pub(super) fn take(&mut self, name: &str) -> Result<ShardTensor> {
         let case = self.case;
         let name = case.saved(name);
         let shape = case.tensor(name)?.size();

@@ -142,12 +142,17 @@ impl Arrays for Hdf5Arrays {
         let shape = dataset.shape();
         let axes = self.axes(&attributes, name, shape.len())?;
         let number = |attribute: &str| optional(attributes.number(attribute));
-        let missing = [number("_FillValue")?, number("missing_value")?].into_iter().flatten().collect();
-        let unit =
-            optional(attributes.text(UNITS))?.map(|unit| plain_text(&unit)).filter(|unit| !unit.is_empty());
+        let numbers = |attribute: &str| optional(attributes.numbers(attribute));
+        let missing = [numbers("_FillValue")?, numbers("missing_value")?].into_iter().flatten().flatten();
+        let missing = missing.filter(|value| !value.is_nan()).collect();
+        let text = |attribute: &str| -> Result<Option<String>> {
+            let text = optional(attributes.text(attribute))?.map(|text| plain_text(&text));
+            Ok(text.filter(|text| !text.is_empty()))
+        };
         Ok(ArrayInfo {
             axes,
-            unit,
+            unit: text(UNITS)?,
+            calendar: text("calendar")?,
             scale: number("scale_factor")?.unwrap_or(1.0),
             offset: number("add_offset")?.unwrap_or(0.0),
             missing,

@@ -2,11 +2,16 @@
 
 mod arrays;
 
+use std::path::Path;
+
 pub(crate) use self::arrays::Hdf5Arrays;
 use crate::arrays::{ArrayDataset, ArrayOptions};
-use crate::dataset::Dataset;
+use crate::content::Content;
+use crate::dataset::{Dataset, DatasetWriter};
+use crate::hdf5::plain::{Dialect, PlainWriter};
 use crate::registry::{DataSource, Format};
-use crate::{Result, register};
+use crate::writers::WriterFormat;
+use crate::{Result, register, register_writer};
 
 register!(Hdf5Arrays);
 
@@ -19,5 +24,20 @@ impl Format for Hdf5Arrays {
     fn open(source: &DataSource<'_>, options: ArrayOptions) -> Result<Box<dyn Dataset>> {
         source.check_extension()?;
         ArrayDataset::open(Box::new(Self::open(source.path())?), source, options)
+    }
+}
+
+/// A dataset for each variable, with the names of its axes.
+struct Hdf5Writer;
+
+register_writer!(Hdf5Writer);
+
+impl WriterFormat for Hdf5Writer {
+    const NAME: &'static str = "hdf5";
+    const SUMMARY: &'static str = "Plain HDF5: a dataset for each variable, with the names of its axes.";
+    const EXTENSIONS: &'static [&'static str] = &["h5", "hdf5"];
+
+    fn create(path: &Path, content: &Content) -> Result<Box<dyn DatasetWriter>> {
+        Ok(Box::new(PlainWriter::create(path, content, Dialect::Plain)?))
     }
 }

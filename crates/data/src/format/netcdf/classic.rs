@@ -168,17 +168,21 @@ impl Arrays for Classic {
             Some(Attribute::Numbers(numbers)) => numbers.first().copied(),
             _ => None,
         };
-        let unit = match attribute("units") {
-            Some(Attribute::Text(text)) => Some(text.trim().to_owned()).filter(|unit| !unit.is_empty()),
+        let text = |name: &str| match attribute(name) {
+            Some(Attribute::Text(text)) => Some(text.trim().to_owned()).filter(|text| !text.is_empty()),
             _ => None,
         };
-        let missing = [number("_FillValue"), number("missing_value")];
+        let missing = ["_FillValue", "missing_value"].map(|name| match attribute(name) {
+            Some(Attribute::Numbers(numbers)) => numbers.clone(),
+            _ => Vec::new(),
+        });
         Ok(ArrayInfo {
             axes: Some(variable.dims.iter().map(|&dim| self.dimensions[dim].0.clone()).collect()),
-            unit,
+            unit: text("units"),
+            calendar: text("calendar"),
             scale: number("scale_factor").unwrap_or(1.0),
             offset: number("add_offset").unwrap_or(0.0),
-            missing: missing.into_iter().flatten().filter(|value| !value.is_nan()).collect(),
+            missing: missing.concat().into_iter().filter(|value| !value.is_nan()).collect(),
             ..ArrayInfo::of_shape(self.shape(variable))
         })
     }

@@ -2,11 +2,16 @@
 
 mod classic;
 
+use std::path::Path;
+
 use crate::arrays::{ArrayDataset, ArrayOptions, Arrays};
-use crate::dataset::Dataset;
+use crate::content::Content;
+use crate::dataset::{Dataset, DatasetWriter};
 use crate::format::hdf5::Hdf5Arrays;
+use crate::hdf5::plain::{Dialect, PlainWriter};
 use crate::registry::{DataSource, Format};
-use crate::{Error, Result, register};
+use crate::writers::WriterFormat;
+use crate::{Error, Result, register, register_writer};
 
 /// The format `netcdf`.
 struct NetCdf;
@@ -30,5 +35,20 @@ impl Format for NetCdf {
             None => Box::new(Hdf5Arrays::open(path)?),
         };
         ArrayDataset::open(arrays, source, options)
+    }
+}
+
+/// NetCDF-4, which is HDF5 with dimension scales.
+struct NetCdfWriter;
+
+register_writer!(NetCdfWriter);
+
+impl WriterFormat for NetCdfWriter {
+    const NAME: &'static str = "netcdf";
+    const SUMMARY: &'static str = "NetCDF-4 with the conventions of CF, for xarray and others.";
+    const EXTENSIONS: &'static [&'static str] = &["nc", "nc4"];
+
+    fn create(path: &Path, content: &Content) -> Result<Box<dyn DatasetWriter>> {
+        Ok(Box::new(PlainWriter::create(path, content, Dialect::NetCdf)?))
     }
 }

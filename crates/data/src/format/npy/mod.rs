@@ -2,6 +2,7 @@
 
 mod header;
 mod npz;
+mod writer;
 
 use std::fs::File;
 use std::io::{BufReader, ErrorKind, Read};

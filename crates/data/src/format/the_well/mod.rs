@@ -15,10 +15,12 @@ pub use self::field::WellField;
 pub use self::file::WellFile;
 pub use self::meta::{WellDim, WellMeta};
 pub use self::writer::WellWriter;
+use crate::content::Content;
 use crate::dataset::{Dataset, DatasetWriter, Window, check_window, choose};
 use crate::grid::{DataVariable, Dim, PredictionMeta};
 use crate::registry::{DataSource, Format, NoOptions};
-use crate::{Result, Statistics, register};
+use crate::writers::WriterFormat;
+use crate::{Error, Result, Statistics, register, register_writer};
 
 register!(Well);
 
@@ -131,7 +133,75 @@ impl DatasetWriter for WellWriter {
         Self::write(self, variable, sample, first, values)
     }
 
+    fn takes_windows(&self) -> bool {
+        true
+    }
+
+    fn write_window(
+        &mut self,
+        variable: &str,
+        sample: usize,
+        first: usize,
+        points: &[Range<usize>],
+        values: &Tensor,
+    ) -> Result<()> {
+        Self::write_window(self, variable, sample, first, points, values)
+    }
+
     fn finish(self: Box<Self>) -> Result<()> {
         Self::finish(*self)
+    }
+}
+
+register_writer!(WellWriter);
+
+impl WriterFormat for WellWriter {
+    const NAME: &'static str = "the_well";
+    const SUMMARY: &'static str = "HDF5 in The Well's schema, for trajectories.";
+
+    fn create(path: &Path, content: &Content) -> Result<Box<dyn DatasetWriter>> {
+        content.storage.none(<Self as WriterFormat>::NAME)?;
+        if content.meta.times.is_empty() {
+            let problem =
+                "samples without times cannot be written in The Well's schema; write hdf5 or netcdf";
+            return Err(Error::Invalid(problem.to_owned()));
+        }
+        let descends = |dim: &&Dim| dim.coordinates.windows(2).any(|pair| pair[0] >= pair[1]);
+        if let Some(dim) = content.dims.iter().find(descends) {
+            return Err(Error::Invalid(format!(
+                "the coordinates of `{}` do not ascend, as The Well's schema has them; write hdf5 or netcdf",
+                dim.name
+            )));
+        }
+        let dims = content.dims.len();
+        let mut fields = Vec::new();
+        for variable in &content.variables {
+            let count = variable.channels.len();
+            let order = (0..3).find(|&order| dims.pow(order) == count).ok_or_else(|| {
+                Error::Invalid(format!(
+                    "`{}` has {count} channels, which are no scalar, vector or tensor of {dims} dims; write hdf5 or netcdf",
+                    variable.name
+                ))
+            })?;
+            fields.push((variable.name.clone(), order as usize));
+        }
+        let unit = |variable: &DataVariable| Some((variable.name.clone(), variable.unit.clone()?));
+        let dim = |dim: &Dim| WellDim {
+            name: dim.name.clone(),
+            coordinates: dim.coordinates.clone(),
+            periodic: dim.periodic,
+        };
+        let meta = WellMeta {
+            name: content.meta.name.clone(),
+            trajectories: content.meta.samples,
+            times: content.meta.times.clone(),
+            dims: content.dims.iter().map(dim).collect(),
+            fields,
+            units: content.variables.iter().filter_map(unit).collect(),
+            ..WellMeta::default()
+        };
+        let writer = Self::create(path, &meta)?;
+        content.meta.attributes.iter().try_for_each(|(name, text)| writer.attribute(name, text))?;
+        Ok(Box::new(writer))
     }
 }

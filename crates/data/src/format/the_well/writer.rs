@@ -66,8 +66,8 @@ struct Field {
     name: String,
     order: usize,
     dataset: Dataset,
-    /// By trajectory and frame.
-    written: Vec<bool>,
+    /// Points of each component that were written, by trajectory and frame.
+    written: Vec<usize>,
 }
 
 impl WellWriter {
@@ -102,6 +102,23 @@ impl WellWriter {
     /// When there is no such field or trajectory, the shape does not fit, frames reach beyond the last, a value is not
     /// finite in float32, or the disk is full.
     pub fn write(&mut self, field: &str, trajectory: usize, first: usize, values: &Tensor) -> Result<()> {
+        let all: Vec<Range<usize>> = self.grid.iter().map(|&points| 0..points).collect();
+        self.write_window(field, trajectory, first, &all, values)
+    }
+
+    /// Writes a window of the points of consecutive frames, a range for each spatial dim, like [`WellWriter::write`]. The windows of
+    /// a frame cover it together, each point once.
+    ///
+    /// # Errors
+    /// As [`WellWriter::write`], and for a range that reaches beyond the last point.
+    pub fn write_window(
+        &mut self,
+        field: &str,
+        trajectory: usize,
+        first: usize,
+        points: &[Range<usize>],
+        values: &Tensor,
+    ) -> Result<()> {
         let path = self.aside.target();
         let Some(at) = self.fields.iter().position(|known| known.name == field) else {
             let found = self.fields.iter().map(|field| field.name.clone()).collect();
@@ -118,16 +135,21 @@ impl WellWriter {
         let dims = self.grid.len();
         let components = dims.pow(field.order as u32);
         let shape: Vec<usize> = values.size().iter().map(|&extent| extent as usize).collect();
-        if shape.len() != dims + 2 || shape[1] != components || shape[2..] != self.grid {
+        let extents: Vec<usize> = points.iter().map(Range::len).collect();
+        let fits = points.len() == dims && shape.len() == dims + 2;
+        if !fits || shape[1] != components || shape[2..] != extents {
             return Err(Error::Invalid(format!(
                 "values of shape {shape:?} were given for `{}`: expected [frame, {components}, {}]",
                 field.name,
-                self.grid.iter().map(usize::to_string).collect::<Vec<_>>().join(", ")
+                extents.iter().map(usize::to_string).collect::<Vec<_>>().join(", ")
             )));
         }
         let frames = first..first.saturating_add(shape[0]);
         check_range("frame range", &frames, self.frames)?;
-        if frames.is_empty() {
+        for (range, &points) in points.iter().zip(&self.grid) {
+            check_range("range of points", range, points)?;
+        }
+        if shape.contains(&0) {
             return Ok(());
         }
 
@@ -137,17 +159,19 @@ impl WellWriter {
         let stored: Vec<f32> = memory::to_vec(&stored)?;
         let window: Vec<Range<usize>> = [trajectory..trajectory + 1, frames.clone()]
             .into_iter()
-            .chain(self.grid.iter().map(|&points| 0..points))
+            .chain(points.iter().cloned())
             .chain((0..field.order).map(|_| 0..dims))
             .collect();
         let place = format!("{}/{}", FIELDS[field.order], field.name);
         check_finite(path, &place, &window, &stored)?;
         let failed = |error| Error::hdf5(path, format!("write dataset `{place}`"), error);
+        let count: usize = extents.iter().product();
         let extents: Vec<usize> = window.iter().map(Range::len).collect();
         let view = ArrayView::from_shape(extents, &stored).map_err(|error| failed(error.into()))?;
         field.dataset.write_slice(view, hyperslab(&window)).map_err(failed)?;
         let written = trajectory * self.frames;
-        field.written[written + frames.start..written + frames.end].fill(true);
+        let written = &mut field.written[written + frames.start..written + frames.end];
+        written.iter_mut().for_each(|written| *written = written.saturating_add(count));
         Ok(())
     }
 
@@ -156,9 +180,10 @@ impl WellWriter {
     /// # Errors
     /// When frames are still missing, or the disk is full.
     pub fn finish(self) -> Result<()> {
-        let Self { aside, frames, fields, .. } = self;
+        let Self { aside, frames, fields, grid, .. } = self;
+        let points: usize = grid.iter().product();
         for field in &fields {
-            if let Some(at) = field.written.iter().position(|written| !written) {
+            if let Some(at) = field.written.iter().position(|&written| written < points) {
                 return Err(Error::Invalid(format!(
                     "frame {} of trajectory {} of `{}` was not written; add it first",
                     at % frames,
@@ -219,7 +244,7 @@ fn lay_out(file: &File, meta: &WellMeta) -> hdf5_metno::Result<Vec<Field>> {
             if let Some((_, unit)) = meta.units.iter().find(|(field, _)| field == name) {
                 text(&dataset, UNITS, unit)?;
             }
-            let written = vec![false; meta.trajectories * meta.times.len()];
+            let written = vec![0; meta.trajectories * meta.times.len()];
             fields.push(Field { name: name.to_owned(), order, dataset, written });
         }
     }

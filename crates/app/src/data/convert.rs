@@ -1,0 +1,126 @@
+//! `isobar data convert`.
+
+use std::collections::BTreeMap;
+use std::path::PathBuf;
+
+use anyhow::Result;
+use clap::Args;
+use isobar_data::{Dataset, PredictionMeta, Storage, Window, writer};
+
+use super::open::DataArgs;
+use super::{bytes_bar, inspect, mended, parent};
+use crate::exit::{Because, Exit};
+use crate::terminal;
+
+/// Arguments of `isobar data convert`.
+#[derive(Debug, Args)]
+pub(crate) struct ConvertArgs {
+    /// A file or folder of data, or a TOML file or the folder of a run, whose [data] is meant
+    #[arg(value_name = "SOURCE")]
+    source: PathBuf,
+    /// The file or folder to write. A file of that name is replaced; folders that are missing are made
+    #[arg(value_name = "TARGET")]
+    target: PathBuf,
+    /// Format of the source; by default that of its extension, of HDF5 files that of their layout
+    #[arg(long, value_name = "FORMAT")]
+    from: Option<String>,
+    /// Format of the target: hdf5, netcdf, npy or the_well; by default that of its extension
+    #[arg(long, value_name = "FORMAT")]
+    format: Option<String>,
+    /// Variables to take; by default those that the configuration names, or all
+    #[arg(long, value_name = "NAMES", value_delimiter = ',')]
+    variables: Vec<String>,
+    /// Extents of the chunks along axes: sample, time, channel, and the spatial dims
+    #[arg(long, value_name = "AXIS=EXTENT", value_delimiter = ',')]
+    chunk: Vec<String>,
+    /// Level of compression by deflate, 1 to 9
+    #[arg(long, value_name = "LEVEL")]
+    deflate: Option<u8>,
+    /// Set a key of the configuration, such as data.npy.axes='["sample","x"]'; may be given several times
+    #[arg(long, value_name = "KEY=VALUE")]
+    set: Vec<String>,
+}
+
+/// Runs the command.
+pub(super) fn run(args: &ConvertArgs) -> Result<Exit> {
+    let mut set = args.set.clone();
+    if !args.variables.is_empty() {
+        set.push(format!("data.fields={}", serde_json::to_string(&args.variables)?));
+    }
+    let source = DataArgs { path: args.source.clone(), format: args.from.clone(), set };
+    let (data, _, _) = source.open()?;
+    let storage = Storage { chunks: chunks(&args.chunk)?, deflate: args.deflate };
+    let same = |path: &PathBuf| path.canonicalize().ok();
+    if same(&args.target).is_some_and(|target| Some(target) == data.path().canonicalize().ok()) {
+        return Err(Exit::Usage.because("source and target are the same file; name another target").into());
+    }
+    parent(&args.target)?;
+    convert(&*data, args, storage)?;
+    terminal::line(&format!("{} from {}", args.target.display(), inspect::describe(&*data)));
+    Ok(Exit::Good)
+}
+
+fn convert(data: &dyn Dataset, args: &ConvertArgs, storage: Storage) -> Result<()> {
+    let format = writer(args.format.as_deref(), &args.target)?;
+    let known: Vec<String> = data.variables().iter().map(|variable| variable.name.clone()).collect();
+    let names = if args.variables.is_empty() { known } else { args.variables.clone() };
+    let meta = PredictionMeta {
+        name: data.name(),
+        variables: names,
+        samples: data.samples(),
+        times: data.times().map(<[f64]>::to_vec).unwrap_or_default(),
+        attributes: vec![("isobar_source".to_owned(), data.path().display().to_string())],
+    };
+    let content = isobar_data::Content { storage, ..data.content(&meta)? };
+    let axes =
+        ["sample", "time", "channel"].into_iter().chain(data.dims().iter().map(|dim| dim.name.as_str()));
+    let axes: Vec<&str> = axes.collect();
+    if let Some(name) = content.storage.chunks.keys().find(|name| !axes.contains(&name.as_str())) {
+        return Err(Exit::Usage
+            .because(format!("--chunk names {name:?}, expected of {}", axes.join(", ")))
+            .into());
+    }
+    let points: Vec<_> = data.dims().iter().map(|dim| 0..dim.coordinates.len()).collect();
+    let frames = data.times().map_or(1, <[f64]>::len);
+    let frame = points.iter().map(std::ops::Range::len).product::<usize>() * size_of::<f32>();
+    let bar = bytes_bar()?;
+    let channels: usize = content.variables.iter().map(|variable| variable.channels.len()).sum();
+    bar.set_length(frame as u64 * channels as u64 * frames as u64 * data.samples() as u64);
+    let mut target = format.create(&args.target, &content).map_err(mended)?;
+    for sample in 0..data.samples() {
+        for variable in &content.variables {
+            // Whole chunks of the target, if they fit, so that each is compressed once.
+            let chunk = content.storage.chunks.get("time").copied().unwrap_or(1).clamp(1, frames);
+            let most = (PORTION / (frame * variable.channels.len()).max(1)).max(1);
+            let step = if most > chunk { most / chunk * chunk } else { most };
+            for first in (0..frames).step_by(step) {
+                let window = Window { frames: first..(first + step).min(frames), points: points.clone() };
+                let values = data.read(&window, &[sample], &[&variable.name])?;
+                target.write(&variable.name, sample, first, &values.f_select(0, 0)?)?;
+                bar.inc(values.numel() as u64 * size_of::<f32>() as u64);
+            }
+        }
+    }
+    target.finish()?;
+    bar.finish_and_clear();
+    Ok(())
+}
+
+/// Bytes of a variable to read at a time, unless one frame has more.
+const PORTION: usize = 64 << 20;
+
+/// The words of `--chunk`.
+fn chunks(words: &[String]) -> Result<BTreeMap<String, usize>> {
+    let one = |word: &String| {
+        let pair = word.split_once('=').and_then(|(axis, extent)| Some((axis, extent.trim().parse().ok()?)));
+        match pair {
+            Some((axis, extent)) if extent > 0 => Ok((axis.trim().to_owned(), extent)),
+            _ => Err(Exit::Usage
+                .because(format!(
+                    "--chunk is {word:?}, expected AXIS=EXTENT with an extent above 0, such as time=10"
+                ))
+                .into()),
+        }
+    };
+    words.iter().map(one).collect()
+}

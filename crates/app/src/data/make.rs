@@ -1,0 +1,86 @@
+//! `isobar data make`.
+
+use std::path::{Path, PathBuf};
+
+use anyhow::Result;
+use clap::Args;
+use isobar_data::generate::etdrk::{MakeConfig, make, systems};
+use isobar_manager::config::{self, Sources, reference_toml};
+
+use super::{bar, mended};
+use crate::exit::{Because, Exit};
+use crate::terminal;
+
+/// Arguments of `isobar data make`.
+#[derive(Debug, Args)]
+pub(crate) struct MakeArgs {
+    /// Name of a system, or a TOML file with the keys; without it the systems are listed
+    #[arg(value_name = "NAME")]
+    name: Option<String>,
+    /// The file to write, or with validation or test samples the folder; by default data/NAME.h5 or data/NAME. Folders that are
+    /// missing are made
+    #[arg(long, value_name = "PATH")]
+    out: Option<PathBuf>,
+    /// Set a key, such as samples=100 or system.viscosity=0.01; may be given several times
+    #[arg(long, value_name = "KEY=VALUE")]
+    set: Vec<String>,
+    /// Print every key with its default and its meaning, as TOML
+    #[arg(long, conflicts_with_all = ["name", "out"])]
+    reference: bool,
+}
+
+/// Runs the command.
+pub(super) fn run(args: &MakeArgs) -> Result<Exit> {
+    if args.reference {
+        terminal::line(reference_toml::<MakeConfig>()?.trim_end());
+        return Ok(Exit::Good);
+    }
+    let Some(name) = &args.name else {
+        let systems = systems();
+        let width = systems.iter().map(|(name, _)| name.len()).max().unwrap_or(0);
+        systems.iter().for_each(|(name, summary)| terminal::line(&format!("{name:width$}  {summary}")));
+        return Ok(Exit::Good);
+    };
+    let config = load(name, &args.set)?;
+    let system = config.system.name();
+    let is_folder = config.valid_samples > 0 || config.test_samples > 0;
+    let out = args.out.clone().unwrap_or_else(|| {
+        PathBuf::from("data").join(if is_folder { system.to_owned() } else { format!("{system}.h5") })
+    });
+    let bar = bar(0, "frames")?;
+    let files = make(&config, &out, |ready, all| {
+        bar.set_length(all);
+        bar.set_position(ready);
+    })
+    .map_err(mended)?;
+    bar.finish_and_clear();
+    for file in files {
+        terminal::line(&super::inspect::summary(&file, "the_well")?);
+    }
+    Ok(Exit::Good)
+}
+
+fn load(name: &str, sets: &[String]) -> Result<MakeConfig> {
+    let sources = Sources::default();
+    let file = Path::new(name);
+    // Not from the environment: its variables are keys of a run.
+    let is_file = file.extension().is_some_and(|extension| extension == "toml");
+    let sources = if is_file {
+        sources.file(file)
+    } else {
+        let known = systems();
+        if !known.iter().any(|(known, _)| *known == name) {
+            let names: Vec<&str> = known.iter().map(|(name, _)| *name).collect();
+            let other = if name == "darcy" { "; Darcy flow is solved by `isobar data darcy`" } else { "" };
+            return Err(Exit::Usage
+                .because(format!(
+                    "no system is called {name:?}: expected a TOML file, or one of {}{other}",
+                    names.join(", ")
+                ))
+                .into());
+        }
+        sources.set(format!("system.type={name}"))
+    };
+    let sources = sets.iter().fold(sources, |sources, set| sources.set(set.as_str()));
+    Ok(config::load::<MakeConfig>(&sources)?.value)
+}

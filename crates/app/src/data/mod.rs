@@ -1,0 +1,110 @@
+//! `isobar data`: makes, shows, measures and converts data sets.
+
+mod convert;
+mod darcy;
+mod inspect;
+mod make;
+mod open;
+mod stats;
+
+use std::path::Path;
+
+use anyhow::Result;
+use clap::Subcommand;
+use indicatif::{ProgressBar, ProgressStyle};
+
+use crate::exit::{Because, Exit};
+
+/// The data sets.
+#[derive(Debug, Subcommand)]
+pub(crate) enum DataCommand {
+    /// Solve Darcy flow for random coefficients and write it as HDF5
+    ///
+    /// Each sample is a coefficient a, 12 or 3 by the sign of a Gaussian random field, and the solution u of
+    /// -div(a grad u) = 1 on the unit square with u = 0 on its boundary. The file has PDEBench's layout: datasets `nu` and
+    /// `tensor`, coordinates, the attribute `beta`. The same seed gives the same samples.
+    #[command(after_long_help = "\
+Example:
+  isobar data darcy --out data/darcy.h5 --samples 512 --size 64 --seed 1")]
+    Darcy(darcy::DarcyArgs),
+    /// Solve trajectories of an equation on a periodic box and write them in The Well's schema
+    ///
+    /// The systems of APEBench (Koehler et al. 2024) and others, solved in Fourier space by exponential Runge-Kutta methods of order 1 to
+    /// 4, in float64, from random initial fields. The same seed gives the same samples.
+    #[command(after_long_help = "\
+Examples:
+  The systems:
+    isobar data make
+  All keys:
+    isobar data make --reference
+  A hundred trajectories to train on, and ten for validation:
+    isobar data make burgers --out data/burgers --set samples=100 --set valid_samples=10 --set system.viscosity=0.02")]
+    Make(make::MakeArgs),
+    /// Show the variables, shapes, chunks, units and coordinates of a data set, and the bytes that a rank reads of it
+    #[command(after_long_help = "\
+Examples:
+  isobar data inspect data/burgers.h5 --format the_well
+  isobar data inspect configs/navier_stokes_fno.toml --mesh 2x2")]
+    Inspect(inspect::InspectArgs),
+    /// Compute mean, deviation, minimum and maximum of variables and of their changes in time
+    ///
+    /// In float64, with bounded memory; weighted by cell area where a dim has latitudes. Beside a run, or where --output says, the numbers
+    /// are written as JSON.
+    #[command(after_long_help = "\
+Examples:
+  isobar data stats era5.nc
+  isobar data stats configs/navier_stokes_fno.toml --output stats.json")]
+    Stats(stats::StatsArgs),
+    /// Convert a data set to another format
+    ///
+    /// With bounded memory. The new file takes its name once it is complete; an interrupted conversion leaves nothing and is started
+    /// again from the beginning.
+    #[command(after_long_help = "\
+Examples:
+  isobar data convert era5.nc era5.h5
+  isobar data convert simulation.h5 simulation.nc --from the_well --chunk time=10,x=64 --deflate 4
+  isobar data convert simulation.h5 arrays --from the_well --format npy")]
+    Convert(convert::ConvertArgs),
+}
+
+/// Runs the command.
+pub(crate) fn run(command: &DataCommand) -> Result<Exit> {
+    match command {
+        DataCommand::Darcy(args) => darcy::run(args),
+        DataCommand::Make(args) => make::run(args),
+        DataCommand::Inspect(args) => inspect::run(args),
+        DataCommand::Stats(args) => stats::run(args),
+        DataCommand::Convert(args) => convert::run(args),
+    }
+}
+
+/// Makes the folder of a file to write.
+fn parent(path: &Path) -> Result<()> {
+    let Some(folder) = path.parent() else { return Ok(()) };
+    std::fs::create_dir_all(folder).map_err(|error| {
+        Exit::Data.because(format!("cannot make the folder {}: {error}", folder.display())).into()
+    })
+}
+
+/// A bar of things that are done.
+fn bar(all: u64, things: &str) -> Result<ProgressBar> {
+    let bar = ProgressBar::new(all);
+    let template = format!("{{bar:40}} {{pos}}/{{len}} {things}, {{eta}} left");
+    bar.set_style(ProgressStyle::with_template(&template)?);
+    Ok(bar)
+}
+
+/// A bar of bytes.
+fn bytes_bar() -> Result<ProgressBar> {
+    let bar = ProgressBar::new(0);
+    bar.set_style(ProgressStyle::with_template("{bar:40} {bytes}/{total_bytes}, {eta} left")?);
+    Ok(bar)
+}
+
+/// An error of a setting as one of the command line.
+fn mended(error: isobar_data::Error) -> anyhow::Error {
+    match error {
+        isobar_data::Error::Invalid(what) => Exit::Usage.because(what).into(),
+        error => error.into(),
+    }
+}

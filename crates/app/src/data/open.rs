@@ -1,0 +1,76 @@
+//! The data set that a command is given: by its path, or by the configuration of a run.
+
+use std::path::{Path, PathBuf};
+
+use anyhow::Result;
+use clap::Args;
+use isobar_data::Dataset;
+
+use crate::config::{self, Config};
+use crate::exit::{Because, Exit};
+
+/// A data set on the command line.
+#[derive(Debug, Args)]
+pub(super) struct DataArgs {
+    /// A file or folder of data, or a TOML file or the folder of a run, whose [data] is meant
+    #[arg(value_name = "PATH")]
+    pub(super) path: PathBuf,
+    /// Format of the data; by default that of the file's extension, of HDF5 files that of their layout
+    #[arg(long, value_name = "FORMAT")]
+    pub(super) format: Option<String>,
+    /// Set a key of the configuration, such as data.fields='["u"]'; may be given several times
+    #[arg(long, value_name = "KEY=VALUE")]
+    pub(super) set: Vec<String>,
+}
+
+impl DataArgs {
+    /// Opens the data set, and returns it with the configuration, and whether that is of a run.
+    pub(super) fn open(&self) -> Result<(Box<dyn Dataset>, Config, bool)> {
+        let is_toml = self.path.extension().is_some_and(|extension| extension == "toml");
+        let is_run = is_toml || config::is_run(&self.path);
+        if is_run {
+            let format = self.format.iter().map(|format| format!("data.format={format}"));
+            let sets: Vec<String> = format.chain(self.set.iter().cloned()).collect();
+            let config = config::load(Some(&self.path), &sets)?.value;
+            return Ok((config.data.open_all()?, config, true));
+        }
+        let formats = match &self.format {
+            Some(format) => vec![format.clone()],
+            None => formats(&self.path)?,
+        };
+        let path = format!("data.path={}", serde_json::Value::from(self.path.to_string_lossy()));
+        let mut first = None;
+        for format in formats {
+            let own = [path.clone(), format!("data.format={format}")];
+            let sets: Vec<String> = own.into_iter().chain(self.set.iter().cloned()).collect();
+            let config = config::load(None, &sets)?.value;
+            match config.data.open_all() {
+                Ok(data) => return Ok((data, config, false)),
+                Err(error) => first = first.or(Some(error)),
+            }
+        }
+        Err(first.map_or_else(|| Exit::Usage.because("name the format with --format").into(), Into::into))
+    }
+}
+
+/// The formats of a path to try, by its extension: of HDF5, the layouts before the plain one.
+fn formats(path: &Path) -> Result<Vec<String>> {
+    let extension = path.extension().map(|extension| extension.to_string_lossy().to_lowercase());
+    let known = isobar_data::registered();
+    let fits = |entry: &&isobar_data::Entry| {
+        extension.as_deref().is_some_and(|extension| entry.extensions().contains(&extension))
+    };
+    let mut names: Vec<String> = known.iter().filter(fits).map(|entry| entry.name().to_owned()).collect();
+    names.sort_by_key(|name| name == "hdf5");
+    if names.is_empty() {
+        let all: Vec<&str> = known.iter().map(isobar_data::Entry::name).collect();
+        return Err(Exit::Usage
+            .because(format!(
+                "{}: its extension names no data format; name one of {} with --format",
+                path.display(),
+                all.join(", ")
+            ))
+            .into());
+    }
+    Ok(names)
+}

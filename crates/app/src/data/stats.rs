@@ -1,0 +1,98 @@
+//! `isobar data stats`.
+
+use std::path::PathBuf;
+
+use anyhow::Result;
+use clap::Args;
+use isobar_data::{Statistics, Summary, area_weights, summarize};
+use serde_json::json;
+
+use super::bytes_bar;
+use super::open::DataArgs;
+use crate::exit::{Because, Exit};
+use crate::terminal;
+
+/// Arguments of `isobar data stats`.
+#[derive(Debug, Args)]
+pub(crate) struct StatsArgs {
+    #[command(flatten)]
+    data: DataArgs,
+    /// The JSON file to write; by default stats.json in the folder of a run, if that exists, and none for data alone
+    #[arg(long, value_name = "FILE")]
+    output: Option<PathBuf>,
+    /// Take all samples; by default a configuration's training samples are taken
+    #[arg(long)]
+    all: bool,
+}
+
+/// Runs the command.
+pub(super) fn run(args: &StatsArgs) -> Result<Exit> {
+    let (data, config, is_run) = args.data.open()?;
+    let named = [&config.data.fields[..], &config.data.inputs, &config.data.targets].concat();
+    let mut names: Vec<&str> = Vec::new();
+    let known = data.variables().iter().map(|variable| variable.name.as_str());
+    for name in
+        if named.is_empty() { known.collect() } else { named.iter().map(String::as_str).collect::<Vec<_>>() }
+    {
+        if !names.contains(&name) {
+            names.push(name);
+        }
+    }
+    let samples = match is_run && !args.all {
+        true => {
+            let most = data.samples().saturating_sub(config.data.validation_samples);
+            0..config.data.train_samples.unwrap_or(most).min(most)
+        }
+        false => 0..data.samples(),
+    };
+    if samples.is_empty() {
+        let text = format!("{} has no training samples; --all takes all", data.path().display());
+        return Err(Exit::Usage.because(text).into());
+    }
+    let bar = bytes_bar()?;
+    let summaries = summarize(&*data, &names, samples.clone(), |read, all| {
+        bar.set_length(all.max(read));
+        bar.set_position(read);
+    })?;
+    bar.finish_and_clear();
+    table(&summaries).iter().for_each(|line| terminal::line(line));
+    let latitudes = area_weights(data.dims()).map(|(dim, _)| data.dims()[dim].name.clone());
+    if let Some(dim) = &latitudes {
+        terminal::line(&format!("means and deviations are weighted by cell area along `{dim}`"));
+    }
+    let folder = config.run.folder();
+    let beside = (is_run && folder.is_dir()).then(|| folder.join("stats.json"));
+    if let Some(output) = args.output.clone().or(beside) {
+        let content = json!({
+            "path": data.path(),
+            "samples": [samples.start, samples.end],
+            "weights": latitudes.map(|dim| json!({ "area": dim })),
+            "channels": summaries,
+        });
+        super::parent(&output)?;
+        isobar_files::write(&output, format!("{content:#}\n"))
+            .map_err(|error| Exit::Data.because(format!("cannot write {}: {error}", output.display())))?;
+        terminal::line(&format!("written to {}", output.display()));
+    }
+    Ok(Exit::Good)
+}
+
+/// A line for each channel, and one for its changes.
+fn table(summaries: &[Summary]) -> Vec<String> {
+    let label = |summary: &Summary| match &summary.unit {
+        Some(unit) => format!("{} ({unit})", summary.channel),
+        None => summary.channel.clone(),
+    };
+    let width = summaries.iter().map(|summary| label(summary).chars().count() + 7).max().unwrap_or(0).max(8);
+    let row = |name: String, statistics: &Statistics| {
+        let Statistics { mean, std, min, max, .. } = statistics;
+        format!("{name:width$} {mean:>14.6e} {std:>14.6e} {min:>14.6e} {max:>14.6e}")
+    };
+    let head = format!("{:width$} {:>14} {:>14} {:>14} {:>14}", "", "mean", "std", "min", "max");
+    let rows = summaries.iter().flat_map(|summary| {
+        let changes =
+            summary.changes.as_ref().map(|changes| row(format!("change {}", label(summary)), changes));
+        [Some(row(label(summary), &summary.values)), changes].into_iter().flatten()
+    });
+    std::iter::once(head).chain(rows).collect()
+}

@@ -1,0 +1,151 @@
+//! The scales of a run's fields: statistics of the training samples, which ranks read together.
+
+use anyhow::{Result, bail};
+use isobar_collectives::Group;
+use isobar_data::{Normalizer, Part, Statistics, digest, merge_channels, part, portions};
+use isobar_train::SampleFingerprint;
+use isobar_train::config::Predict;
+use serde::{Deserialize, Serialize};
+
+use super::alike;
+use super::roles::as_str;
+use super::source::Source;
+use crate::exit::{Because, Exit};
+
+/// Scales of the fields of a network.
+pub(super) struct Scales {
+    pub(super) input: Normalizer,
+    pub(super) target: Normalizer,
+    /// Scales of changes from frame to frame, if the network predicts changes.
+    pub(super) change: Option<Normalizer>,
+    /// Of the stored forcings, if there are some.
+    pub(super) forcing: Option<Normalizer>,
+}
+
+/// Statistics of each channel over a portion of the training samples.
+#[derive(Debug, Clone, Default, Serialize, Deserialize)]
+struct Portion {
+    inputs: Vec<Statistics>,
+    /// Of outputs that are no inputs: targets of samples without time, or diagnostic variables.
+    targets: Vec<Statistics>,
+    /// Of stored forcings.
+    forcings: Vec<Statistics>,
+    /// If the network predicts changes.
+    changes: Vec<Statistics>,
+}
+
+/// A rank's part of the statistics, and the data that it sees.
+#[derive(Serialize, Deserialize)]
+struct Share {
+    seen: SampleFingerprint,
+    portions: Vec<Portion>,
+}
+
+/// Computes the scales, and checks that all ranks see the same data: each rank reads some portions of the training samples, and
+/// all ranks merge them in the same order. All ranks call.
+pub(super) fn scales_alike(
+    source: &Source,
+    train: &Part,
+    (predict, description): (Predict, &str),
+    world: &Group,
+) -> Result<Scales> {
+    let own = share(source, train, (predict, description), world);
+    let own = own.and_then(|share| Ok((serde_json::to_vec(&share)?, ())));
+    let ((), all) = alike(world, own)?;
+    let all = all.iter().map(|bytes| serde_json::from_slice(bytes)).collect::<Result<Vec<Share>, _>>()?;
+    let seen: Vec<SampleFingerprint> = all.iter().map(|share| share.seen.clone()).collect();
+    check_same(&seen)?;
+    let all: Vec<Portion> = all.into_iter().flat_map(|share| share.portions).collect();
+    let merged = |of: fn(&Portion) -> &Vec<Statistics>| {
+        merge_channels(&all.iter().map(of).cloned().collect::<Vec<Vec<Statistics>>>())
+    };
+    let inputs = merged(|portion| &portion.inputs)?;
+    let input = Normalizer::of_channels(&inputs)?;
+    let others = source.has_others().then(|| merged(|portion| &portion.targets)).transpose()?;
+    let target = match (source.has_steps(), others) {
+        (true, Some(diagnostics)) => Normalizer::of_channels(&[inputs, diagnostics].concat())?,
+        (false, Some(targets)) => Normalizer::of_channels(&targets)?,
+        (_, None) => input.clone(),
+    };
+    let forcings = !source.names.forcings.is_empty();
+    let forcing = forcings
+        .then(|| Ok::<_, anyhow::Error>(Normalizer::of_channels(&merged(|portion| &portion.forcings)?)?));
+    let forcing = forcing.transpose()?;
+    let changes = source.has_steps() && predict == Predict::Change;
+    let change = changes.then(|| change_scales(&merged(|portion| &portion.changes)?, &input)).transpose()?;
+    Ok(Scales { input, target, change, forcing })
+}
+
+/// Fails on all ranks if two of them see other data.
+pub(super) fn check_same(seen: &[SampleFingerprint]) -> Result<()> {
+    match SampleFingerprint::difference(seen) {
+        None => Ok(()),
+        Some((rank, other, difference)) => bail!(Exit::Mismatch.because(format!(
+            "ranks {rank} and {other} read different data: {difference}; give all ranks the same file (--set data.path=FILE)"
+        ))),
+    }
+}
+
+/// Reads this rank's portions.
+fn share(
+    source: &Source,
+    train: &Part,
+    (predict, description): (Predict, &str),
+    world: &Group,
+) -> Result<Share> {
+    let steps = source.has_steps();
+    let (inputs, forcings) = (as_str(&source.inputs), as_str(&source.names.forcings));
+    let others = as_str(source.others());
+    let variables = [&inputs[..], &others[..], &forcings[..]].concat();
+    let data = &*train.data;
+    let all = portions(data, &variables, train.samples.clone())?;
+    let numbers: Vec<usize> = (0..all.len()).collect();
+    let own =
+        part(&numbers, world.rank(), world.size()).iter().filter_map(|&number| all.get(number).cloned());
+    let portion = |samples: std::ops::Range<usize>| -> Result<Portion> {
+        let of = |names: &[&str]| -> Result<Vec<Statistics>> {
+            Ok(if names.is_empty() { Vec::new() } else { data.statistics(names, samples.clone())? })
+        };
+        let (of_inputs, of_targets, of_forcings) = (of(&inputs)?, of(&others)?, of(&forcings)?);
+        let changes = match steps && predict == Predict::Change {
+            true => data.change_statistics(&inputs, samples.clone())?,
+            false => Vec::new(),
+        };
+        Ok(Portion { inputs: of_inputs, targets: of_targets, forcings: of_forcings, changes })
+    };
+    let portions = own.map(portion).collect::<Result<Vec<Portion>>>()?;
+    let seen = SampleFingerprint::of_digest(
+        description.to_owned(),
+        digest(data, &variables, train.samples.clone())?,
+    );
+    Ok(Share { seen, portions })
+}
+
+/// Returns the scales of changes from frame to frame. Each channel's changes are measured by their root mean square, in
+/// units of the deviation of its values; the channel that changes most keeps the scale of its values, and the others are
+/// scaled up to it. So all changes count alike, and one channel alone is scaled as its values are. A channel that never
+/// changes keeps the scale of its values.
+fn change_scales(changes: &[Statistics], values: &Normalizer) -> Result<Normalizer> {
+    let rate = |(change, std): (&Statistics, &f64)| change.mean.hypot(change.std) / std;
+    let rates: Vec<f64> = changes.iter().zip(values.std()).map(rate).collect();
+    let fastest = rates.iter().copied().fold(0.0, f64::max);
+    let scale = |(rate, std): (&f64, &f64)| if *rate > 0.0 { std * (rate / fastest) } else { *std };
+    let scales: Vec<f64> = rates.iter().zip(values.std()).map(scale).collect();
+    Ok(Normalizer::of_scales(&scales)?)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn changes_of_all_channels_count_alike() {
+        let values = Normalizer::of_scales(&[2.0, 100.0, 5.0]).unwrap();
+        let changes = [(0.0, 0.5), (3.0, 4.0), (0.0, 0.0)];
+        let changes = changes.map(|(mean, std)| Statistics { count: 8, mean, std, min: 0.0, max: 1.0 });
+        // A quarter of the deviation, a twentieth, and none.
+        assert_eq!(change_scales(&changes, &values).unwrap().std(), [2.0, 20.0, 5.0]);
+        let one = Normalizer::of_scales(&[2.0]).unwrap();
+        assert_eq!(change_scales(&changes[..1], &one).unwrap().std(), [2.0], "as its values");
+    }
+}

@@ -1,0 +1,201 @@
+//! Weights and metrics of a run: what they need of the data set, and their tables.
+
+use std::ops::Range;
+use std::path::Path;
+
+use anyhow::{Result, bail};
+use isobar_array::Array;
+use isobar_collectives::Group;
+use isobar_data::{Dataset, Dim, Window};
+use isobar_train::metric::{Forecast, Report, Scoreboard, Scores};
+use isobar_train::{BoxError, FieldLayout, Latitudes, Variable, Weights};
+use tch::{Kind, Tensor};
+
+use super::alike;
+use super::errors::aligned;
+use super::roles::as_str;
+use super::source::Source;
+use crate::config::Config;
+use crate::exit::{Because, Exit};
+
+/// Weights of the loss and of metrics, and the metrics.
+#[derive(Default)]
+pub(crate) struct Scoring {
+    pub(crate) weights: Weights,
+    pub(crate) report: Report,
+}
+
+impl Scoring {
+    /// Makes the weights of this rank's window, and reads its window of the climatology if a metric needs one. All ranks call.
+    pub(crate) fn new(
+        source: &Source,
+        config: &Config,
+        window: &[Range<usize>],
+        world: &Group,
+    ) -> Result<Self> {
+        let asked = &config.train.weights;
+        let latitudes = latitudes(source.data.dims());
+        if asked.latitude && latitudes.is_none() {
+            let names: Vec<&str> = source.data.dims().iter().map(|dim| &*dim.name).collect();
+            bail!(Exit::Usage.because(format!(
+                "train.weights.latitude is on, but {} has no dim of latitudes, only {names:?}; --set train.weights.latitude=false",
+                source.path()
+            )));
+        }
+        if asked.latitude && config.data.augment != isobar_train::config::AugmentConfig::None {
+            bail!(Exit::Usage.because(
+                "data.augment turns fields, and train.weights.latitude weights their points; --set data.augment=none"
+            ));
+        }
+        let weights = Weights::new(asked, &source.variables()?, latitudes.as_ref(), window)?;
+        if config.metrics.report.is_empty() {
+            return Ok(Self { weights, ..Self::default() });
+        }
+        // One rank may fail to read.
+        let report = Report::new(&config.metrics.report, || climatology(source, config, window));
+        let (report, _) = alike(world, report.map(|report| (Vec::new(), report)))?;
+        Ok(Self { weights, report })
+    }
+
+    /// Adds a forecast of `count` samples to a board. All ranks of the layout call.
+    pub(crate) fn add<L: FieldLayout>(
+        &self,
+        board: &mut Scoreboard,
+        layout: &L,
+        (step, count): (usize, usize),
+        prediction: &L::Array,
+        (target, local): (&L::Array, &Tensor),
+    ) -> Result<()> {
+        if self.report.metrics().is_empty() {
+            return Ok(());
+        }
+        let lay_out = |window: &Tensor| layout.array(window, count);
+        let made = || -> Result<Forecast<L::Array>, BoxError> {
+            let weights = self.weights.of_fields(target, local, None, lay_out)?;
+            Ok(self.report.forecast(prediction, (target, local), weights, lay_out)?)
+        };
+        Ok(board.add(step, &made().map_err(anyhow::Error::from_boxed)?)?)
+    }
+}
+
+/// The spatial dim of latitudes.
+fn latitudes(dims: &[Dim]) -> Option<Latitudes> {
+    let is_latitude = |dim: &Dim| {
+        let north = |unit: &str| ["degrees_north", "degree_north", "degrees_n", "degree_n"].contains(&unit);
+        ["latitude", "lat"].contains(&dim.name.to_lowercase().as_str())
+            || dim.unit.as_deref().is_some_and(|unit| north(&unit.to_lowercase()))
+    };
+    let dim = dims.iter().position(is_latitude)?;
+    Some(Latitudes { dim, degrees: dims[dim].coordinates.clone() })
+}
+
+/// Elements of a window that are read at a time.
+const PORTION: usize = 4 << 20;
+
+/// This rank's window, `[channel, spatial…]`, of the mean of the targets over the training samples, or of the fields of the
+/// configured file.
+fn climatology(source: &Source, config: &Config, window: &[Range<usize>]) -> Result<Tensor> {
+    let Some(path) = &config.metrics.climatology else {
+        let train = &source.parts.train;
+        return mean(source, &*train.data, train.samples.clone(), window);
+    };
+    let mut data = config.data.clone();
+    data.path.clone_from(path);
+    let other = data.open()?;
+    let extents: Vec<usize> = other.dims().iter().map(|dim| dim.coordinates.len()).collect();
+    if extents != source.extents() {
+        bail!(Exit::Data.because(format!(
+            "the climatology {} has fields of {:?} points, and {} of {:?}; name a file of the same grid in metrics.climatology",
+            other.path().display(),
+            extents,
+            source.path(),
+            source.extents()
+        )));
+    }
+    mean(source, &*other, 0..other.samples(), window)
+}
+
+/// The mean over samples and frames of a window of the targets, a portion of frames at a time.
+fn mean(
+    source: &Source,
+    data: &dyn Dataset,
+    samples: Range<usize>,
+    window: &[Range<usize>],
+) -> Result<Tensor> {
+    let frames = data.times().map_or(1, <[f64]>::len);
+    let channels = source.variables()?.len();
+    let points: usize = window.iter().map(ExactSizeIterator::len).product();
+    let at_once = (PORTION / (channels * points).max(1)).clamp(1, frames.max(1));
+    let names = as_str(&source.targets);
+    let (mut sum, mut count) = (None::<Tensor>, 0);
+    for sample in samples {
+        for first in (0..frames).step_by(at_once) {
+            let part = Window { frames: first..frames.min(first + at_once), points: window.to_vec() };
+            let fields = data.read(&part, &[sample], &names)?.f_select(0, 0)?.f_to_kind(Kind::Double)?;
+            count += part.frames.len();
+            let own = fields.f_sum_dim_intlist([0].as_slice(), false, None)?;
+            sum = Some(match sum {
+                None => own,
+                Some(sum) => sum.f_add(&own)?,
+            });
+        }
+    }
+    let Some(sum) = sum else {
+        bail!(Exit::Data.because(format!("{} has no samples for a climatology", data.path().display())));
+    };
+    Ok(sum.f_div_scalar(count as f64)?)
+}
+
+/// The lines of a table of metrics at the first and the last of these lead times; none without metrics.
+pub(crate) fn table(scores: &[Scores], report: &Report, variables: &[Variable]) -> Vec<String> {
+    aligned(&Scores::table(scores, report.metrics(), variables))
+}
+
+/// Writes an object a line for each lead time and variable, with a key for each metric.
+pub(crate) fn write(path: &Path, scores: &[Scores], variables: &[Variable], times: &[f64]) -> Result<()> {
+    let mut text = String::new();
+    for scores in scores {
+        for (at, variable) in variables.iter().enumerate() {
+            let mut line = serde_json::json!({ "step": scores.step, "variable": variable.name });
+            if let Some(time) = times.get(scores.step) {
+                line["time"] = (*time).into();
+            }
+            if let Some(unit) = &variable.unit {
+                line["unit"] = unit.as_str().into();
+            }
+            for (name, values) in &scores.metrics {
+                line[*name] = values.get(at).copied().into();
+            }
+            text += &format!("{line}\n");
+        }
+    }
+    isobar_files::write(path, text)
+        .map_err(|error| Exit::Data.because(format!("cannot write {}: {error}", path.display())).into())
+}
+
+/// The forecast itself, or the mean of an ensemble, of a network whose inputs have `dims` dims.
+pub(crate) fn single<A: Array>(prediction: &A, dims: usize) -> Result<A> {
+    match prediction.shape().len() > dims {
+        true => Ok(isobar_train::loss::ensemble_mean(prediction)?),
+        false => Ok(prediction.shallow_clone()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn latitudes_are_known_by_name_or_unit() {
+        let dim = |name: &str, unit: Option<&str>| Dim {
+            name: name.into(),
+            unit: unit.map(Into::into),
+            coordinates: vec![45.0, -45.0],
+            periodic: false,
+        };
+        let found = |dims: &[Dim]| latitudes(dims).map(|found| found.dim);
+        assert_eq!(found(&[dim("level", None), dim("Latitude", None)]), Some(1));
+        assert_eq!(found(&[dim("y", Some("degrees_north")), dim("x", Some("degrees_east"))]), Some(0));
+        assert_eq!(found(&[dim("x", None), dim("y", Some("m"))]), None);
+    }
+}

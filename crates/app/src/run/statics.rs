@@ -1,0 +1,288 @@
+//! Fields that are the same at all times: input channels behind the others.
+
+use std::ops::Range;
+use std::sync::Arc;
+
+use anyhow::{Result, bail};
+use isobar_data::{Computed, Frames, Normalizer, Part, Window};
+use tch::{Kind, Tensor};
+
+use super::roles::as_str;
+use super::source::Source;
+use crate::exit::{Because, Exit};
+
+/// Static fields of a window.
+#[derive(Debug, Default)]
+pub(crate) struct Statics {
+    /// Fields of the data in physical units, `[channel, spatial…]`.
+    stored: Option<Tensor>,
+    /// Computed ones, which need no normalisation.
+    computed: Option<Tensor>,
+}
+
+impl Statics {
+    /// Reads this rank's window.
+    pub(crate) fn read(source: &Source, window: &[Range<usize>]) -> Result<Self> {
+        let (part, names) = (&source.parts.train, &source.names);
+        let stored = match names.statics.is_empty() {
+            true => None,
+            false => Some(constant(part, &names.statics, window)?),
+        };
+        let computed = match names.places.is_empty() {
+            true => None,
+            false => Some(Computed::new(&names.places, &*part.data, window)?.at(&[0.0])?.f_select(0, 0)?),
+        };
+        Ok(Self { stored, computed })
+    }
+
+    /// Normalisation of the stored fields, over all points.
+    pub(crate) fn normalizer(source: &Source) -> Result<Option<Normalizer>> {
+        let names = &source.names.statics;
+        if names.is_empty() {
+            return Ok(None);
+        }
+        let data = match source.has_steps() {
+            true => Arc::new(Frames::range_of(Arc::clone(&source.parts.train.data), 0..1)?),
+            false => Arc::clone(&source.parts.train.data),
+        };
+        let of = |name: &str| -> Result<_> {
+            let statistics = data.statistics(&[name], 0..1)?;
+            if statistics.iter().any(|own| own.std == 0.0) {
+                bail!(Exit::Usage.because(format!(
+                    "data.statics names {name:?}, which is the same at all points of {}: it tells a network nothing; leave it out",
+                    source.parts.train.data.path().display()
+                )));
+            }
+            Ok(statistics)
+        };
+        let all = as_str(names).into_iter().map(of).collect::<Result<Vec<_>>>()?;
+        Ok(Some(Normalizer::of_channels(&all.concat())?))
+    }
+
+    /// Appends the fields, normalised, to the positions: `[channel, spatial…]` in the dtype and on the device of `options`.
+    pub(crate) fn behind(
+        &self,
+        positions: Option<Tensor>,
+        normalizer: Option<&Normalizer>,
+        (kind, device): (Kind, tch::Device),
+    ) -> Result<Option<Tensor>> {
+        let mut all: Vec<Tensor> = positions.into_iter().collect();
+        if let (Some(stored), Some(normalizer)) = (&self.stored, normalizer) {
+            let fields = normalizer.encode(&stored.f_unsqueeze(0)?)?.f_squeeze_dim(0)?;
+            all.push(fields.f_to_device(device)?.f_to_kind(kind)?);
+        }
+        if let Some(computed) = &self.computed {
+            all.push(computed.f_to_device(device)?.f_to_kind(kind)?);
+        }
+        Ok(match all.len() {
+            0 => None,
+            _ => Some(Tensor::f_cat(&all, 0)?),
+        })
+    }
+}
+
+/// Fields of a window in double precision, `[channel, spatial…]`; an error if the last frame of the last sample has others than
+/// the first of the first one.
+fn constant(part: &Part, names: &[String], window: &[Range<usize>]) -> Result<Tensor> {
+    let last = part.data.times().map_or(0, |times| times.len().saturating_sub(1));
+    let read = |name: &str, sample: usize, frame: usize| -> Result<Tensor> {
+        let window = Window { frames: frame..frame + 1, points: window.to_vec() };
+        let values = part.data.read(&window, &[sample], &[name])?;
+        Ok(values.f_flatten(0, 1)?.f_select(0, 0)?.f_to_kind(Kind::Double)?)
+    };
+    let mut all = Vec::new();
+    for name in as_str(names) {
+        let first = read(name, 0, 0)?;
+        if !read(name, part.data.samples().saturating_sub(1), last)?.f_equal(&first)? {
+            let other = if part.data.times().is_some() { "data.forcings" } else { "data.inputs" };
+            bail!(Exit::Usage.because(format!(
+                "data.statics names {name:?}, which is not the same in all samples and at all times of {}; name it in {other}",
+                part.data.path().display()
+            )));
+        }
+        all.push(first);
+    }
+    Ok(Tensor::f_cat(&all, 0)?)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::path::Path;
+    use std::time::Duration;
+
+    use isobar_collectives::{Group, threads};
+    use isobar_data::{DataConfig, Request};
+    use isobar_train::{FieldLayout, ShardedFields};
+    use rstest::rstest;
+    use serde_json::{Value, json};
+    use tch::Device;
+    use tempfile::{TempDir, tempdir};
+
+    use super::*;
+    use crate::run::{Fields, Place};
+
+    /// Writes an array of NumPy, whose value at index `[i, j, …]` is `value` of its place in the array.
+    fn array(folder: &Path, name: &str, shape: &[usize], value: impl Fn(usize) -> f32) {
+        let extents: String = shape.iter().map(|extent| format!("{extent},")).collect();
+        let header = format!("{{'descr': '<f4', 'fortran_order': False, 'shape': ({extents}), }}");
+        let mut bytes = b"\x93NUMPY\x01\x00".to_vec();
+        bytes.extend((header.len() as u16).to_le_bytes());
+        bytes.extend(header.bytes());
+        let count = shape.iter().product();
+        bytes.extend((0..count).flat_map(|at| value(at).to_le_bytes()));
+        std::fs::write(folder.join(format!("{name}.npy")), bytes).unwrap();
+    }
+
+    /// Two trajectories of 6 frames, 5 by 4 points.
+    fn folder() -> TempDir {
+        let folder = tempdir().unwrap();
+        for (name, by) in [("u", 0.3_f32), ("v", 0.7), ("rain", 1.1), ("wind", 1.3)] {
+            array(folder.path(), name, &[2, 6, 5, 4], |at| (by * at as f32).sin());
+        }
+        array(folder.path(), "mask", &[5, 4], |at| at as f32);
+        array(folder.path(), "flat", &[5, 4], |_| 1.0);
+        folder
+    }
+
+    fn config(folder: &TempDir, own: Value) -> DataConfig {
+        let still = |name: &str| json!({ "path": name, "axes": ["lat", "lon"] });
+        let mut config = json!({
+            "path": folder.path(), "format": "npy", "fields": ["u", "v"], "validation_samples": 1,
+            "npy": {
+                "axes": ["sample", "time", "lat", "lon"],
+                "variables": { "mask": still("mask"), "flat": still("flat") },
+            },
+        });
+        config.as_object_mut().unwrap().extend(own.as_object().unwrap().clone());
+        serde_json::from_value(config).unwrap()
+    }
+
+    fn all_roles() -> Value {
+        json!({
+            "diagnostics": ["rain"], "forcings": ["wind", "latitude"], "statics": ["mask", "longitude"], "history": 3,
+            "validation_steps": 2, "predict": "change",
+        })
+    }
+
+    #[test]
+    fn roles_make_channels() {
+        let folder = folder();
+        let config = config(&folder, all_roles());
+        let source = Source::open(&config).unwrap();
+        source.has_samples(&config).unwrap();
+        let spec = source.spec(&config).unwrap();
+        assert_eq!((spec.in_channels, spec.position_channels, spec.out_channels), (3 * 2 + 1 + 1, 1 + 2, 3));
+        let names: Vec<String> =
+            source.variables().unwrap().into_iter().map(|variable| variable.name).collect();
+        assert_eq!(names, ["u", "v", "rain"]);
+        let window = [0..5, 0..4];
+        let options = (Kind::Double, Device::Cpu);
+        let place = Place { window: &window, options, own: 3, at_once: 3 };
+        let fields = Fields::read_alike(&source, &config, &place, &Group::single()).unwrap();
+        // A sample is three frames and a step, a rollout three and two.
+        assert_eq!((fields.train.len(), fields.validation.len(), fields.rollouts.unwrap().len()), (3, 3, 1));
+        assert_eq!((fields.input.mean().len(), fields.target.mean().len()), (2, 3));
+        assert_eq!(fields.target.mean()[..2], *fields.input.mean());
+        assert_eq!(fields.change.unwrap().std().len(), 2, "diagnostics are no changes");
+        let statics = Statics::read(&source, &window).unwrap();
+        let behind = statics.behind(None, fields.statics.as_ref(), options).unwrap().unwrap();
+        assert_eq!(behind.size(), [3, 5, 4]);
+        let mask = behind.get(0);
+        assert!(mask.mean(Kind::Double).double_value(&[]).abs() < 1e-12);
+        assert!((mask.std(false).double_value(&[]) - 1.0).abs() < 1e-12);
+        let roles = source.names.roles(&*source.data, &config, &window, fields.forcing).unwrap().unwrap();
+        assert_eq!((roles.history, roles.prognostic, roles.diagnostic), (3, 2, 1));
+        assert_eq!(roles.forcing.unwrap().mean().len(), 1);
+    }
+
+    /// Frames of the history, forcings and diagnostics are read while they are needed, too.
+    #[test]
+    fn streamed_samples_are_those_in_memory() {
+        let folder = folder();
+        let window = [1..5, 0..3];
+        let place = Place { window: &window, options: (Kind::Double, Device::Cpu), own: 3, at_once: 3 };
+        let read = |cache: &str| {
+            let mut keys = all_roles();
+            keys["cache"] = cache.into();
+            let config = config(&folder, keys);
+            let source = Source::open(&config).unwrap();
+            let fields = Fields::read_alike(&source, &config, &place, &Group::single()).unwrap();
+            let of = |samples: &dyn isobar_data::Samples, numbers: &[usize]| {
+                let request = Request { samples: numbers.to_vec(), steps: samples.steps() };
+                let batch = samples.take(&request).unwrap();
+                (batch.input, batch.targets, batch.times)
+            };
+            (of(&*fields.train, &[2, 0]), of(&*fields.validation, &[1]), of(&*fields.rollouts.unwrap(), &[0]))
+        };
+        assert_eq!(read("all"), read("none"));
+    }
+
+    #[test]
+    fn without_further_keys_there_are_no_roles() {
+        let folder = folder();
+        let config = config(&folder, json!({}));
+        let source = Source::open(&config).unwrap();
+        let spec = source.spec(&config).unwrap();
+        assert_eq!((spec.in_channels, spec.position_channels, spec.out_channels), (2, 0, 2));
+        let window = [0..5, 0..4];
+        assert!(source.names.roles(&*source.data, &config, &window, None).unwrap().is_none());
+        let statics = Statics::read(&source, &window).unwrap();
+        assert!(statics.behind(None, None, (Kind::Double, Device::Cpu)).unwrap().is_none());
+    }
+
+    /// Ranks read the windows of what one rank reads, with the same normalisation.
+    #[test]
+    fn ranks_read_their_windows() {
+        let folder = folder();
+        let config = config(&folder, all_roles());
+        let whole = Statics::read(&Source::open(&config).unwrap(), &[0..5, 0..4]).unwrap();
+        let whole = [whole.stored.unwrap(), whole.computed.unwrap()];
+        let ranks = threads::run(2, Duration::from_secs(60), |world| {
+            let mesh = isobar_manager::DeviceMesh::new(&world, &[2], &["domain"]).unwrap();
+            let source = Source::open(&config).unwrap();
+            let window = ShardedFields::new(&mesh, &[5, 4]).unwrap().window(&[5, 4]).unwrap();
+            let options = (Kind::Double, Device::Cpu);
+            let place = Place { window: &window, options, own: 3, at_once: 3 };
+            let fields = Fields::read_alike(&source, &config, &place, &world).unwrap();
+            let own = Statics::read(&source, &window).unwrap();
+            // Rank 0's normalisation is that of every rank.
+            let normalizers = serde_json::to_vec(&(fields.statics, fields.forcing)).unwrap();
+            let all = world.all_gather_bytes(&normalizers).unwrap();
+            assert_eq!(all[0], all[1]);
+            [own.stored.unwrap(), own.computed.unwrap()]
+        });
+        for (at, whole) in whole.iter().enumerate() {
+            let parts: Vec<&Tensor> = ranks.iter().map(|rank| &rank[at]).collect();
+            assert_eq!(Tensor::cat(&parts, 1), *whole);
+        }
+    }
+
+    #[rstest]
+    #[case::twice(json!({ "diagnostics": ["u"] }), "data.fields and data.diagnostics both name \"u\"")]
+    #[case::forcing(json!({ "forcings": ["u"] }), "data.fields or data.diagnostics and data.forcings both name")]
+    #[case::both(json!({ "forcings": ["wind"], "statics": ["wind"] }), "data.forcings and data.statics both name \"wind\"")]
+    #[case::in_time(json!({ "statics": ["time_of_day"] }), "which changes in time; name it in data.forcings")]
+    #[case::no_calendar(json!({ "forcings": ["day_of_year"] }), "day_of_year needs dates, but the times of")]
+    #[case::turned(json!({ "statics": ["mask"], "augment": "square" }), "--set data.augment=none")]
+    #[case::history(json!({ "history": 6 }), "have 6 frames, expected 7 or more, 6 of them as history")]
+    #[case::steps(json!({ "history": 3, "train_steps": 4 }), "data.train_steps is 4, expected 1 to 3")]
+    #[case::samples(json!({ "validation_samples": 2 }), "--set data.validation_samples=0")]
+    fn what_does_not_fit_is_refused(#[case] own: Value, #[case] expected: &str) {
+        let folder = folder();
+        let config = config(&folder, own);
+        let opened = Source::open(&config).and_then(|source| source.has_samples(&config));
+        let error = opened.unwrap_err().to_string();
+        assert!(error.contains(expected), "{error}");
+    }
+
+    #[rstest]
+    #[case::in_time("wind", "is not the same in all samples and at all times")]
+    #[case::flat("flat", "which is the same at all points")]
+    fn statics_that_are_none_are_refused(#[case] name: &str, #[case] expected: &str) {
+        let folder = folder();
+        let source = Source::open(&config(&folder, json!({ "statics": [name] }))).unwrap();
+        let read = Statics::read(&source, &[0..5, 0..4]).and_then(|_| Statics::normalizer(&source));
+        let error = read.unwrap_err().to_string();
+        assert!(error.contains(expected), "{error}");
+    }
+}

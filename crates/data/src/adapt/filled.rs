@@ -1,0 +1,135 @@
+//! Missing values, replaced.
+
+use std::collections::BTreeMap;
+use std::ops::Range;
+use std::path::Path;
+use std::sync::{Arc, Mutex, PoisonError};
+
+use isobar_torch::memory::from_vec;
+use tch::Tensor;
+
+use crate::calendar::TimeUnit;
+use crate::dataset::{Dataset, DatasetWriter, Window, choose};
+use crate::grid::{DataVariable, Dim, PredictionMeta};
+use crate::{Error, Result, Statistics};
+
+/// A data set whose missing values, which its reader gives as NaN, are replaced by a number that is the same after
+/// normalisation: the mean of the channel over the training samples plus `fill` standard deviations.
+///
+/// Statistics leave missing values out.
+#[derive(Debug)]
+pub(crate) struct Filled {
+    data: Arc<dyn Dataset>,
+    training: Arc<Training>,
+}
+
+/// Statistics of the training samples, computed once for each variable.
+#[derive(Debug)]
+pub(crate) struct Training {
+    data: Arc<dyn Dataset>,
+    samples: Range<usize>,
+    fill: f64,
+    known: Mutex<BTreeMap<String, Vec<Statistics>>>,
+}
+
+impl Training {
+    /// Of these samples, with missing values as NaN.
+    pub(crate) fn new(data: Arc<dyn Dataset>, samples: Range<usize>, fill: f64) -> Arc<Self> {
+        Arc::new(Self { data, samples, fill, known: Mutex::default() })
+    }
+
+    fn statistics(&self, variables: &[&str]) -> Result<Vec<Statistics>> {
+        let mut all = Vec::new();
+        for &name in variables {
+            let mut known = self.known.lock().unwrap_or_else(PoisonError::into_inner);
+            if !known.contains_key(name) {
+                let own = self.data.statistics(&[name], self.samples.clone());
+                known.insert(name.to_owned(), own.map_err(|error| no_values(&*self.data, name, error))?);
+            }
+            all.extend(known.get(name).into_iter().flatten().copied());
+        }
+        Ok(all)
+    }
+}
+
+/// Says which variable has no value.
+fn no_values(data: &dyn Dataset, name: &str, error: Error) -> Error {
+    match error {
+        Error::Invalid(problem) => {
+            Error::Config(format!("{}: `{name}`: {problem}; all are missing", data.path().display()))
+        }
+        error => error,
+    }
+}
+
+impl Filled {
+    pub(crate) fn new(data: Arc<dyn Dataset>, training: &Arc<Training>) -> Self {
+        Self { data, training: Arc::clone(training) }
+    }
+}
+
+impl Dataset for Filled {
+    fn path(&self) -> &Path {
+        self.data.path()
+    }
+
+    fn name(&self) -> String {
+        self.data.name()
+    }
+
+    fn samples(&self) -> usize {
+        self.data.samples()
+    }
+
+    fn dims(&self) -> &[Dim] {
+        self.data.dims()
+    }
+
+    fn times(&self) -> Option<&[f64]> {
+        self.data.times()
+    }
+
+    fn time_unit(&self) -> Option<&TimeUnit> {
+        self.data.time_unit()
+    }
+
+    fn variables(&self) -> &[DataVariable] {
+        self.data.variables()
+    }
+
+    fn default_pair(&self) -> Option<[&str; 2]> {
+        self.data.default_pair()
+    }
+
+    fn read(&self, window: &Window, samples: &[usize], variables: &[&str]) -> Result<Tensor> {
+        let values = self.data.read(window, samples, variables)?;
+        let missing = values.f_isnan()?;
+        if missing.numel() == 0 || missing.f_any()?.f_int64_value(&[])? == 0 {
+            return Ok(values);
+        }
+        let variables: Vec<String> =
+            choose(&*self.data, variables)?.into_iter().map(|variable| variable.name).collect();
+        let names: Vec<&str> = variables.iter().map(String::as_str).collect();
+        let statistics = self.training.statistics(&names)?;
+        let fill = |of: &Statistics| (of.mean + self.training.fill * of.std) as f32;
+        let fills: Vec<f32> = statistics.iter().map(fill).collect();
+        let mut shape = vec![1; values.dim()];
+        shape[2] = fills.len() as i64;
+        Ok(from_vec(fills, &shape)?.f_expand_as(&values)?.f_where_self(&missing, &values)?)
+    }
+
+    fn statistics(&self, variables: &[&str], samples: Range<usize>) -> Result<Vec<Statistics>> {
+        if Arc::ptr_eq(&self.data, &self.training.data) && samples == self.training.samples {
+            return self.training.statistics(variables);
+        }
+        self.data.statistics(variables, samples)
+    }
+
+    fn change_statistics(&self, variables: &[&str], samples: Range<usize>) -> Result<Vec<Statistics>> {
+        self.data.change_statistics(variables, samples)
+    }
+
+    fn create(&self, path: &Path, meta: &PredictionMeta) -> Result<Box<dyn DatasetWriter>> {
+        self.data.create(path, meta)
+    }
+}

@@ -1,0 +1,187 @@
+//! A range of the frames of a data set.
+
+use std::ops::Range;
+use std::path::Path;
+use std::sync::Arc;
+
+use tch::Tensor;
+
+use crate::calendar::{TimeAxis, TimePoint, TimeUnit};
+use crate::dataset::{Dataset, DatasetWriter, Window, check_window};
+use crate::grid::{DataVariable, Dim, PredictionMeta};
+use crate::{Error, Result};
+
+/// A data set of trajectories, of which only frames between two times are there.
+#[derive(Debug)]
+pub struct Frames {
+    data: Arc<dyn Dataset>,
+    frames: Range<usize>,
+    times: Vec<f64>,
+    unit: Option<TimeUnit>,
+}
+
+impl Frames {
+    /// Keeps the frames from one time to another, both included. A date includes all of its day, a year all of its days.
+    /// `key` names the setting in errors.
+    ///
+    /// # Errors
+    /// Data without times, dates where the times have no calendar, times in the wrong order, and a range without frames.
+    pub fn between(data: Arc<dyn Dataset>, key: &str, range: &[TimePoint; 2]) -> Result<Self> {
+        let path = data.path().display().to_string();
+        let Some(times) = data.times() else {
+            return Err(Error::Config(format!("{key} selects times, but samples of {path} have none")));
+        };
+        let [first, last] = range;
+        let start = boundary(&*data, key, first)?;
+        let end = boundary(&*data, key, last)?;
+        let from = times.partition_point(|time| start.is_after(*time));
+        let to = times.partition_point(|time| !end.ends_before(*time));
+        if from >= to {
+            return Err(Error::Config(format!(
+                "{key} = [{first}, {last}] selects no frame of {path}, whose times are {} to {}",
+                text(&*data, times.first()),
+                text(&*data, times.last())
+            )));
+        }
+        let (times, unit) = (times[from..to].to_vec(), data.time_unit().cloned());
+        Ok(Self { data, frames: from..to, times, unit })
+    }
+
+    /// Keeps all frames, with their times in the unit of another data set.
+    ///
+    /// # Errors
+    /// Units of which one is no unit since a date, or different calendars.
+    pub fn in_unit(data: Arc<dyn Dataset>, unit: &TimeUnit) -> Result<Self> {
+        let times = data.times().unwrap_or_default().to_vec();
+        let differ = |reason: &str| {
+            Error::Config(format!(
+                "{}: the unit of its times is {:?}, expected {unit:?} as in data.path{reason}",
+                data.path().display(),
+                data.time_unit(),
+            ))
+        };
+        let own = data.time_unit().ok_or_else(|| differ(""))?;
+        let (from, to) = (TimeAxis::new(own)?, TimeAxis::new(unit)?);
+        if from.calendar() != to.calendar() {
+            return Err(differ(", with the same calendar"));
+        }
+        let times: Vec<f64> = times.into_iter().map(|time| to.time(from.instant(time))).collect();
+        Ok(Self { frames: 0..times.len(), times, unit: Some(unit.clone()), data })
+    }
+
+    /// Keeps frames by their numbers.
+    ///
+    /// # Errors
+    /// Data without times, and frames that do not exist.
+    pub fn range_of(data: Arc<dyn Dataset>, frames: Range<usize>) -> Result<Self> {
+        let Some(times) = data.times().and_then(|times| times.get(frames.clone())) else {
+            let available = data.times().map_or(0, <[f64]>::len);
+            return Err(Error::OutOfRange {
+                what: "frame range".to_owned(),
+                asked: format!("{frames:?}"),
+                available,
+            });
+        };
+        let (times, unit) = (times.to_vec(), data.time_unit().cloned());
+        Ok(Self { data, frames, times, unit })
+    }
+}
+
+/// An end of a range of times: a number of the file's unit, or a period of a calendar.
+enum Boundary {
+    Number(f64),
+    Period(TimeAxis, (i64, i64)),
+}
+
+impl Boundary {
+    fn is_after(&self, time: f64) -> bool {
+        match self {
+            Self::Number(number) => time < *number,
+            Self::Period(axis, (start, _)) => axis.instant(time) < *start,
+        }
+    }
+
+    fn ends_before(&self, time: f64) -> bool {
+        match self {
+            Self::Number(number) => *number < time,
+            Self::Period(axis, (_, end)) => *end <= axis.instant(time),
+        }
+    }
+}
+
+fn boundary(data: &dyn Dataset, key: &str, point: &TimePoint) -> Result<Boundary> {
+    match point {
+        TimePoint::Number(number) if number.is_finite() => Ok(Boundary::Number(*number)),
+        TimePoint::Number(number) => {
+            Err(Error::Config(format!("{key} has {number}, expected a finite number")))
+        }
+        TimePoint::Date(date) => {
+            let place = |error: Error| Error::Config(format!("{key}: {}: {error}", data.path().display()));
+            let Some(unit) = data.time_unit() else {
+                return Err(Error::Config(format!(
+                    "{key} has the date {date:?}, but the times of {} have no unit since a date: they are {} to {}; give \
+                     numbers",
+                    data.path().display(),
+                    text(data, data.times().and_then(<[f64]>::first)),
+                    text(data, data.times().and_then(<[f64]>::last))
+                )));
+            };
+            let axis = TimeAxis::new(unit).map_err(place)?;
+            Ok(Boundary::Period(axis, axis.period(date).map_err(place)?))
+        }
+    }
+}
+
+/// A time in messages: its date, if it has one.
+fn text(data: &dyn Dataset, time: Option<&f64>) -> String {
+    let Some(time) = time else { return "none".to_owned() };
+    match data.time_unit().map(TimeAxis::new) {
+        Some(Ok(axis)) => axis.text(*time),
+        _ => time.to_string(),
+    }
+}
+
+impl Dataset for Frames {
+    fn path(&self) -> &Path {
+        self.data.path()
+    }
+
+    fn name(&self) -> String {
+        self.data.name()
+    }
+
+    fn samples(&self) -> usize {
+        self.data.samples()
+    }
+
+    fn dims(&self) -> &[Dim] {
+        self.data.dims()
+    }
+
+    fn times(&self) -> Option<&[f64]> {
+        Some(&self.times)
+    }
+
+    fn time_unit(&self) -> Option<&TimeUnit> {
+        self.unit.as_ref()
+    }
+
+    fn variables(&self) -> &[DataVariable] {
+        self.data.variables()
+    }
+
+    fn default_pair(&self) -> Option<[&str; 2]> {
+        self.data.default_pair()
+    }
+
+    fn read(&self, window: &Window, samples: &[usize], variables: &[&str]) -> Result<Tensor> {
+        check_window(self, window, samples)?;
+        let first = self.frames.start;
+        let frames = first + window.frames.start..first + window.frames.end;
+        self.data.read(&Window { frames, points: window.points.clone() }, samples, variables)
+    }
+
+    fn create(&self, path: &Path, meta: &PredictionMeta) -> Result<Box<dyn DatasetWriter>> {
+        self.data.create(path, meta)
+    }
+}

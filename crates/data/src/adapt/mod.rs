@@ -1,0 +1,12 @@
+//! Adapters: data sets made of others, and fields computed from coordinates and times.
+//!
+//! An adapter knows no format. [`DataConfig::parts`](crate::DataConfig::parts) applies those that a configuration names.
+
+mod computed;
+mod filled;
+mod frames;
+mod sun;
+
+pub use self::computed::Computed;
+pub(crate) use self::filled::{Filled, Training};
+pub use self::frames::Frames;

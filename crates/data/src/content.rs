@@ -1,0 +1,75 @@
+//! Content and storage of data sets to write.
+
+use std::collections::BTreeMap;
+
+use crate::calendar::TimeUnit;
+use crate::grid::{DataVariable, Dim, PredictionMeta};
+use crate::{Error, Result};
+
+/// Content of a data set to write, except its values.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Content {
+    /// Names, times, attributes.
+    pub meta: PredictionMeta,
+    /// Unit of the times, such as `hours since 2000-01-01`, and their calendar.
+    pub time_unit: Option<TimeUnit>,
+    /// Spatial dims.
+    pub dims: Vec<Dim>,
+    /// Variables, in the order of `meta.variables`.
+    pub variables: Vec<DataVariable>,
+    /// How values are stored.
+    pub storage: Storage,
+}
+
+/// Storage of the values of a data set.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Storage {
+    /// Extent of the chunks along named axes: `sample`, `time`, `channel` and the spatial dims. Along others a chunk has one sample,
+    /// one time, and all else. Values are stored without chunks if it is empty and nothing is compressed.
+    pub chunks: BTreeMap<String, usize>,
+    /// Level of deflate, 1 to 9, with shuffled bytes.
+    pub deflate: Option<u8>,
+}
+
+impl Storage {
+    /// Extents of a chunk of an array with these axes; `None` for contiguous storage.
+    ///
+    /// # Errors
+    /// A chunk of extent 0, or a level outside 1 to 9.
+    pub fn chunk(&self, axes: &[&str], shape: &[usize]) -> Result<Option<Vec<usize>>> {
+        if let Some((name, _)) = self.chunks.iter().find(|(_, extent)| **extent == 0) {
+            return Err(Error::Invalid(format!(
+                "the chunks have extent 0 along `{name}`, expected at least 1"
+            )));
+        }
+        if let Some(level) = self.deflate.filter(|level| !(1..=9).contains(level)) {
+            return Err(Error::Invalid(format!("the level of deflate is {level}, expected 1 to 9")));
+        }
+        if self.chunks.is_empty() && self.deflate.is_none() {
+            return Ok(None);
+        }
+        let extent = |(axis, &extent): (&&str, &usize)| {
+            let default = if [SAMPLE, TIME].contains(axis) { 1 } else { extent };
+            self.chunks.get(*axis).copied().unwrap_or(default).clamp(1, extent.max(1))
+        };
+        Ok(Some(axes.iter().zip(shape).map(extent).collect()))
+    }
+
+    /// Rejects settings that a format without chunks and compression cannot hold.
+    ///
+    /// # Errors
+    /// Any setting.
+    pub fn none(&self, format: &str) -> Result<()> {
+        if *self == Self::default() {
+            return Ok(());
+        }
+        Err(Error::Invalid(format!(
+            "files of the format {format} have neither chunks nor compression; write hdf5 or netcdf"
+        )))
+    }
+}
+
+/// Name of the axis of samples.
+pub(crate) const SAMPLE: &str = "sample";
+/// Name of the axis of times.
+pub(crate) const TIME: &str = "time";

@@ -1,0 +1,212 @@
+//! Writes a folder of `.npy` files.
+
+use std::fs::{File, Permissions};
+use std::ops::Range;
+use std::os::unix::fs::{FileExt, PermissionsExt};
+use std::path::{Path, PathBuf};
+
+use isobar_torch::memory;
+use tch::{Device, Kind, Tensor};
+use tempfile::TempDir;
+
+use super::header::MAGIC;
+use crate::content::{Content, TIME};
+use crate::dataset::DatasetWriter;
+use crate::hdf5::layout::{check_finite, check_range};
+use crate::runs::runs;
+use crate::writers::WriterFormat;
+use crate::{Error, Result, register_writer};
+
+/// A folder with `VARIABLE.npy`, `[sample, time, channel, x, …]` without time for samples that have none and without channel for
+/// scalars, and `DIM.npy` and `time.npy` of coordinates. It takes its name once it is complete.
+struct NpyWriter {
+    folder: TempDir,
+    target: PathBuf,
+    samples: usize,
+    frames: usize,
+    has_time: bool,
+    grid: Vec<usize>,
+    variables: Vec<Variable>,
+}
+
+struct Variable {
+    name: String,
+    channels: usize,
+    file: File,
+    /// Where numbers begin.
+    start: u64,
+    shape: Vec<usize>,
+    /// Points of each channel that were written, by sample and frame.
+    written: Vec<usize>,
+}
+
+register_writer!(NpyWriter);
+
+impl WriterFormat for NpyWriter {
+    const NAME: &'static str = "npy";
+    const SUMMARY: &'static str = "A folder of NumPy arrays, VARIABLE.npy.";
+
+    fn create(path: &Path, content: &Content) -> Result<Box<dyn DatasetWriter>> {
+        content.storage.none(Self::NAME)?;
+        if std::fs::symlink_metadata(path).is_ok() {
+            let error = std::io::Error::from(std::io::ErrorKind::AlreadyExists);
+            return Err(Error::io(path, "make the folder", error));
+        }
+        let failed = |error| Error::io(path, "create it", error);
+        let (Some(name), parent) = (path.file_name(), path.parent()) else {
+            return Err(failed(std::io::ErrorKind::InvalidInput.into()));
+        };
+        let parent = parent.filter(|parent| !parent.as_os_str().is_empty()).unwrap_or(Path::new("."));
+        let prefix = format!(".{}", name.to_string_lossy());
+        // The default mode of new folders, less the umask, so that others can read results.
+        let builder = tempfile::Builder::new()
+            .prefix(&prefix)
+            .suffix(".partial")
+            .permissions(Permissions::from_mode(0o777))
+            .tempdir_in(parent);
+        let folder = builder.map_err(failed)?;
+        let (meta, grid) = (&content.meta, content.dims.iter().map(|dim| dim.coordinates.len()));
+        let grid: Vec<usize> = grid.collect();
+        let has_time = !meta.times.is_empty();
+        let frames = meta.times.len().max(1);
+        let lines = content.dims.iter().map(|dim| (dim.name.as_str(), &dim.coordinates));
+        let times = has_time.then_some((TIME, &meta.times));
+        let mut taken = Vec::new();
+        for (name, values) in lines.chain(times) {
+            let (file, start) = create(folder.path(), name, "<f8", &[values.len()])?;
+            let bytes: Vec<u8> = values.iter().flat_map(|value| value.to_le_bytes()).collect();
+            file.write_all_at(&bytes, start).map_err(|error| Error::io(path, "write it", error))?;
+            taken.push(name);
+        }
+        let mut variables = Vec::new();
+        for variable in &content.variables {
+            let name = variable.name.clone();
+            if name.is_empty()
+                || name.starts_with('.')
+                || name.contains(['/', '\0'])
+                || taken.contains(&name.as_str())
+            {
+                return Err(Error::Invalid(format!(
+                    "{name:?} cannot be the name of a .npy file in this folder"
+                )));
+            }
+            let channels = variable.channels.len();
+            let leading =
+                [Some(meta.samples), has_time.then_some(frames), (channels > 1).then_some(channels)];
+            let shape: Vec<usize> = leading.into_iter().flatten().chain(grid.iter().copied()).collect();
+            let (file, start) = create(folder.path(), &name, "<f4", &shape)?;
+            let written = vec![0; meta.samples.saturating_mul(frames)];
+            variables.push(Variable { name, channels, file, start, shape, written });
+        }
+        let (target, samples) = (path.to_owned(), meta.samples);
+        Ok(Box::new(Self { folder, target, samples, frames, has_time, grid, variables }))
+    }
+}
+
+/// Creates an array whose values are still zero.
+fn create(folder: &Path, name: &str, dtype: &str, shape: &[usize]) -> Result<(File, u64)> {
+    let path = folder.join(format!("{name}.npy"));
+    let failed = |error| Error::io(&path, "create it", error);
+    let extents: String = shape.iter().map(|extent| format!("{extent}, ")).collect();
+    let mut header =
+        format!("{{'descr': '{dtype}', 'fortran_order': False, 'shape': ({}), }}", extents.trim_end());
+    // Numbers begin at a multiple of 64 bytes.
+    let before = MAGIC.len() + 4;
+    let padding = (64 - (before + header.len() + 1) % 64) % 64;
+    header.extend(std::iter::repeat_n(' ', padding));
+    header.push('\n');
+    let mut bytes = MAGIC.to_vec();
+    bytes.extend([1, 0]);
+    bytes.extend((header.len() as u16).to_le_bytes());
+    bytes.extend(header.as_bytes());
+    let file = File::options().write(true).create_new(true).open(&path).map_err(failed)?;
+    file.write_all_at(&bytes, 0).map_err(failed)?;
+    Ok((file, bytes.len() as u64))
+}
+
+impl DatasetWriter for NpyWriter {
+    fn write(&mut self, variable: &str, sample: usize, first: usize, values: &Tensor) -> Result<()> {
+        let all: Vec<Range<usize>> = self.grid.iter().map(|&points| 0..points).collect();
+        self.write_window(variable, sample, first, &all, values)
+    }
+
+    fn takes_windows(&self) -> bool {
+        true
+    }
+
+    fn write_window(
+        &mut self,
+        variable: &str,
+        sample: usize,
+        first: usize,
+        points: &[Range<usize>],
+        values: &Tensor,
+    ) -> Result<()> {
+        let found = || self.variables.iter().map(|variable| variable.name.clone()).collect();
+        let Some(at) = self.variables.iter().position(|known| known.name == variable) else {
+            return Err(Error::MissingField {
+                path: self.target.clone(),
+                field: variable.to_owned(),
+                found: found(),
+            });
+        };
+        let given: Vec<usize> = values.size().iter().map(|&extent| extent as usize).collect();
+        let of = &mut self.variables[at];
+        let extents: Vec<usize> = points.iter().map(Range::len).collect();
+        let fits = points.len() == self.grid.len() && given.len() == points.len() + 2;
+        if !fits || given[1] != of.channels || given[2..] != extents {
+            return Err(Error::Invalid(format!(
+                "values of shape {given:?} were given for `{variable}`: expected [frame, {}, {extents:?}]",
+                of.channels
+            )));
+        }
+        let frames = first..first.saturating_add(given[0]);
+        check_range("sample range", &(sample..sample.saturating_add(1)), self.samples)?;
+        check_range("frame range", &frames, self.frames)?;
+        for (range, &points) in points.iter().zip(&self.grid) {
+            check_range("range of points", range, points)?;
+        }
+        if given.contains(&0) {
+            return Ok(());
+        }
+        let leading = [
+            Some(sample..sample + 1),
+            self.has_time.then_some(frames.clone()),
+            (of.channels > 1).then_some(0..of.channels),
+        ];
+        let window: Vec<Range<usize>> = leading.into_iter().flatten().chain(points.iter().cloned()).collect();
+        let stored = values.f_detach()?.f_to_device(Device::Cpu)?.f_to_kind(Kind::Float)?.f_contiguous()?;
+        let stored: Vec<f32> = memory::to_vec(&stored)?;
+        check_finite(&self.target, variable, &window, &stored)?;
+        let bytes: Vec<u8> = stored.iter().flat_map(|value| value.to_le_bytes()).collect();
+        let runs = runs(&of.shape, &window);
+        for (piece, place) in bytes.chunks_exact(runs.length * size_of::<f32>()).zip(&runs.starts) {
+            let place = of.start + place * size_of::<f32>() as u64;
+            of.file.write_all_at(piece, place).map_err(|error| Error::io(&self.target, "write it", error))?;
+        }
+        let points: usize = extents.iter().product();
+        let written = &mut of.written[sample * self.frames + frames.start..sample * self.frames + frames.end];
+        written.iter_mut().for_each(|written| *written = written.saturating_add(points));
+        Ok(())
+    }
+
+    fn finish(self: Box<Self>) -> Result<()> {
+        let points: usize = self.grid.iter().product();
+        for variable in &self.variables {
+            if let Some(at) = variable.written.iter().position(|&written| written < points) {
+                return Err(Error::Invalid(format!(
+                    "frame {} of sample {} of `{}` was not written; add it first",
+                    at % self.frames,
+                    at / self.frames,
+                    variable.name
+                )));
+            }
+            variable.file.sync_all().map_err(|error| Error::io(&self.target, "write it", error))?;
+        }
+        let Self { folder, target, .. } = *self;
+        let failed = |error| Error::io(&target, "put the new folder in its place", error);
+        std::fs::rename(folder.path(), &target).map_err(failed)?;
+        let _ = folder.keep();
+        Ok(())
+    }
+}

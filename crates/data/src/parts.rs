@@ -1,0 +1,221 @@
+//! Training, validation and test samples of a configuration.
+
+use std::ops::Range;
+use std::path::Path;
+use std::sync::Arc;
+
+use crate::adapt::{Filled, Frames, Training};
+use crate::calendar::TimePoint;
+use crate::config::{DataConfig, Missing};
+use crate::dataset::Dataset;
+use crate::grid::Dim;
+use crate::{Error, Result};
+
+/// Samples of a data set.
+#[derive(Clone, Debug)]
+pub struct Part {
+    /// The data set.
+    pub data: Arc<dyn Dataset>,
+    /// Numbers of the samples, or trajectories.
+    pub samples: Range<usize>,
+}
+
+/// Data sets of a run. Where the configuration names one file and no times, all are of the same data set.
+///
+/// All have the same dims and the same variables, and times in the same unit.
+#[derive(Clone, Debug)]
+pub struct Parts {
+    /// Training samples.
+    pub train: Part,
+    /// Validation samples; may be empty.
+    pub validation: Part,
+    /// Test samples, if the configuration names some.
+    pub test: Option<Part>,
+}
+
+impl Parts {
+    /// The samples that a prediction is made for by default: of the test set, or else the validation samples.
+    pub fn predicted(&self) -> &Part {
+        self.test.as_ref().unwrap_or(&self.validation)
+    }
+}
+
+impl DataConfig {
+    /// Opens the data sets, from metadata only. Each rank calls by itself; nothing communicates.
+    ///
+    /// If there are fewer samples than `validation_samples`, no training sample is left.
+    ///
+    /// # Errors
+    /// What [`DataConfig::open`] rejects; data sets of different dims or variables, times that select no frames, training and
+    /// validation times of one data set that overlap by more than one frame.
+    pub fn parts(&self) -> Result<Parts> {
+        self.check()?;
+        let whole = self.opened(&self.path)?;
+        let train = limited(&whole, "data.train_times", self.train_times.as_ref())?;
+        let validation =
+            self.part(&whole, "validation", self.validation_path.as_deref(), &self.validation_times)?;
+        let separate = validation.is_some();
+        let test = self.part(&whole, "test", self.test_path.as_deref(), &self.test_times)?;
+        for (key, other, path) in
+            [("validation", &validation, &self.validation_path), ("test", &test, &self.test_path)]
+        {
+            if let (Some(other), None) = (other, path) {
+                check_overlap(&*train, &**other, key)?;
+            }
+        }
+        let samples = train.samples();
+        let split = if separate { samples } else { samples.saturating_sub(self.validation_samples) };
+        let most = self.train_samples.unwrap_or(split).min(split);
+        let all = |data: Arc<dyn Dataset>| Part { samples: 0..data.samples(), data };
+        let parts = Parts {
+            validation: match validation {
+                Some(validation) => all(validation),
+                None => Part { data: Arc::clone(&train), samples: split..samples },
+            },
+            train: Part { data: train, samples: 0..most },
+            test: test.map(all),
+        };
+        Ok(match self.missing {
+            Missing::Error => parts,
+            Missing::Fill => filled(parts, self.fill),
+        })
+    }
+
+    /// Rejects keys that do not fit together.
+    fn check(&self) -> Result<()> {
+        if self.train_times.is_some() && self.validation_times.is_none() && self.validation_path.is_none() {
+            return Err(Error::Config(
+                "data.train_times is set, but nothing says what validation is on: set data.validation_times or \
+                 data.validation_path, or select times of both with data.times"
+                    .to_owned(),
+            ));
+        }
+        for (key, times, path) in [
+            ("validation", &self.validation_times, &self.validation_path),
+            ("test", &self.test_times, &self.test_path),
+        ] {
+            if times.is_some() && path.is_none() && self.train_times.is_none() {
+                return Err(Error::Config(format!(
+                    "data.{key}_times is set without data.train_times: training would see the {key} frames; set both, or \
+                     data.{key}_path"
+                )));
+            }
+        }
+        if self.history == 0 {
+            return Err(Error::Config(
+                "data.history is 0, expected 1 or more input frames; --set data.history=1".to_owned(),
+            ));
+        }
+        if !self.fill.is_finite() {
+            return Err(Error::Config(format!(
+                "data.fill is {}, expected a finite number; --set data.fill=0",
+                self.fill
+            )));
+        }
+        Ok(())
+    }
+
+    /// Opens a data set, with the frames of `data.times`.
+    fn opened(&self, path: &Path) -> Result<Arc<dyn Dataset>> {
+        limited(&Arc::from(self.open_at(path)?), "data.times", self.times.as_ref())
+    }
+
+    /// The validation or test set, if the configuration names one: of another file, or of other times.
+    fn part(
+        &self,
+        whole: &Arc<dyn Dataset>,
+        key: &str,
+        path: Option<&Path>,
+        times: &Option<[TimePoint; 2]>,
+    ) -> Result<Option<Arc<dyn Dataset>>> {
+        if path.is_none() && times.is_none() {
+            return Ok(None);
+        }
+        let Some(path) = path else {
+            return Ok(Some(limited(whole, &format!("data.{key}_times"), times.as_ref())?));
+        };
+        // Numbers select times in the file's own unit.
+        let other = limited(&self.opened(path)?, &format!("data.{key}_times"), times.as_ref())?;
+        alike(&**whole, &*other, &format!("data.{key}_path"))?;
+        Ok(Some(match whole.time_unit() {
+            Some(unit) if other.time_unit() != Some(unit) => Arc::new(Frames::in_unit(other, unit)?),
+            _ => other,
+        }))
+    }
+}
+
+/// The frames of a range of times.
+fn limited(data: &Arc<dyn Dataset>, key: &str, times: Option<&[TimePoint; 2]>) -> Result<Arc<dyn Dataset>> {
+    Ok(match times {
+        Some(times) => Arc::new(Frames::between(Arc::clone(data), key, times)?),
+        None => Arc::clone(data),
+    })
+}
+
+/// Rejects frames that are in both parts of a data set, except one, which keeps the pair at a cut.
+fn check_overlap(train: &dyn Dataset, other: &dyn Dataset, key: &str) -> Result<()> {
+    let (Some([first, .., last]), Some(times)) = (train.times(), other.times()) else { return Ok(()) };
+    let shared = times.iter().filter(|time| (*first..=*last).contains(*time)).count();
+    if shared < 2 {
+        return Ok(());
+    }
+    Err(Error::Config(format!(
+        "data.{key}_times and data.train_times select {shared} frames of {} both; expected ranges that share at most the \
+         frame at their cut",
+        train.path().display()
+    )))
+}
+
+/// Rejects a data set with another grid or other variables.
+fn alike(whole: &dyn Dataset, other: &dyn Dataset, key: &str) -> Result<()> {
+    let misfit = |found: String, expected: String| {
+        let (path, first) = (other.path().display(), whole.path().display());
+        Err(Error::Config(format!("{key}: {path} has {found}, expected {expected} as {first}")))
+    };
+    let (dims, known) = (other.dims(), whole.dims());
+    let extents = |dims: &[Dim]| -> Vec<String> {
+        dims.iter().map(|dim| format!("{} = {}", dim.name, dim.coordinates.len())).collect()
+    };
+    if extents(dims) != extents(known) {
+        return misfit(format!("the dims {}", extents(dims).join(", ")), extents(known).join(", "));
+    }
+    for (own, known) in dims.iter().zip(known) {
+        let step =
+            known.coordinates.windows(2).map(|pair| (pair[1] - pair[0]).abs()).fold(f64::INFINITY, f64::min);
+        let near = |(a, b): (&f64, &f64)| (a - b).abs() <= 1e-3 * step.min(1e3);
+        if let Some(at) = own.coordinates.iter().zip(&known.coordinates).position(|pair| !near(pair)) {
+            let name = &own.name;
+            let (found, expected) = (own.coordinates[at], known.coordinates[at]);
+            return misfit(format!("{name} = {found} at index {at}"), format!("{name} = {expected}"));
+        }
+    }
+    if other.times().is_some() != whole.times().is_some() {
+        let word =
+            |data: &dyn Dataset| if data.times().is_some() { "trajectories" } else { "samples without time" };
+        return misfit(word(other).to_owned(), word(whole).to_owned());
+    }
+    for variable in whole.variables() {
+        let own = other.variables().iter().find(|own| own.name == variable.name);
+        let name = &variable.name;
+        match own {
+            None => return misfit(format!("no variable `{name}`"), format!("`{name}`")),
+            Some(own) if own.channels != variable.channels => {
+                let (found, expected) = (&own.channels, &variable.channels);
+                return misfit(format!("the channels {found:?} of `{name}`"), format!("{expected:?}"));
+            }
+            Some(own) if own.unit.is_some() && variable.unit.is_some() && own.unit != variable.unit => {
+                let (found, expected) = (&own.unit, &variable.unit);
+                return misfit(format!("`{name}` in {found:?}"), format!("{expected:?}"));
+            }
+            Some(_) => (),
+        }
+    }
+    Ok(())
+}
+
+/// Replaces missing values of all parts, by statistics of the training samples.
+fn filled(parts: Parts, fill: f64) -> Parts {
+    let training = Training::new(Arc::clone(&parts.train.data), parts.train.samples.clone(), fill);
+    let part = |part: Part| Part { data: Arc::new(Filled::new(part.data, &training)), samples: part.samples };
+    Parts { train: part(parts.train), validation: part(parts.validation), test: parts.test.map(part) }
+}

@@ -1,0 +1,91 @@
+//! Statistics of a data set that several ranks read together, and a digest by which they know that it is the same.
+
+use std::hash::{DefaultHasher, Hasher};
+use std::ops::Range;
+
+use isobar_torch::memory::to_vec;
+
+use crate::dataset::{Dataset, Window, choose};
+use crate::{Result, Statistics};
+
+/// Bytes of a portion, about.
+const PORTION: usize = 64 << 20;
+/// Samples of which a digest reads a few points.
+const PROBES: usize = 8;
+/// Points along each dim that a digest reads.
+const PROBE_POINTS: usize = 8;
+
+/// Cuts a range of samples into portions to take statistics of, each of about 64 MiB and at least one sample. They depend on
+/// the data set alone: ranks that read some of them each merge ([`Statistics::merged`]) the same numbers, whatever their
+/// number.
+///
+/// # Errors
+/// Variables that the data set does not have.
+pub fn portions(
+    data: &(impl Dataset + ?Sized),
+    variables: &[&str],
+    samples: Range<usize>,
+) -> Result<Vec<Range<usize>>> {
+    let channels: usize = choose(data, variables)?.iter().map(|variable| variable.channels.len()).sum();
+    let points = data.dims().iter().fold(channels, |all, dim| all.saturating_mul(dim.coordinates.len()));
+    let frames = data.times().map_or(1, <[f64]>::len);
+    let sample = points.saturating_mul(frames).saturating_mul(size_of::<f32>()).max(1);
+    let step = (PORTION / sample).max(1);
+    let end = |start: usize| samples.end.min(start.saturating_add(step));
+    Ok(samples.clone().step_by(step).map(|start| start..end(start)).collect())
+}
+
+/// Merges statistics of portions, channel by channel, in the order given.
+///
+/// # Errors
+/// No portion, or one without values.
+pub fn merge_channels(portions: &[Vec<Statistics>]) -> Result<Vec<Statistics>> {
+    let channels = portions.iter().map(Vec::len).max().unwrap_or(0);
+    let of_channel = |channel: usize| {
+        let all: Vec<Statistics> = portions.iter().filter_map(|own| own.get(channel).copied()).collect();
+        match all[..] {
+            // Not through its variance and back.
+            [only] => Ok(only),
+            _ => Statistics::merged(&all),
+        }
+    };
+    (0..channels).map(of_channel).collect()
+}
+
+/// Computes a digest of a data set: its metadata, and the values of some variables at a few points of a few of these samples. Data
+/// sets with other values have other digests with high probability, though not if they differ in single points.
+///
+/// # Errors
+/// Those of [`Dataset::read`].
+pub fn digest(data: &(impl Dataset + ?Sized), variables: &[&str], samples: Range<usize>) -> Result<u64> {
+    let mut hasher = DefaultHasher::new();
+    let mut numbers = |values: &[f64]| {
+        hasher.write_usize(values.len());
+        values.iter().for_each(|value| hasher.write_u64(value.to_bits()));
+    };
+    numbers(&[data.samples() as f64]);
+    numbers(data.times().unwrap_or_default());
+    data.dims().iter().for_each(|dim| numbers(&dim.coordinates));
+    for variable in choose(data, variables)? {
+        hasher.write(variable.name.as_bytes());
+        hasher.write(variable.unit.unwrap_or_default().as_bytes());
+        hasher.write_usize(variable.channels.len());
+    }
+    let frames = data.times().map_or(1, <[f64]>::len);
+    let probes = PROBES.min(samples.len());
+    for probe in 0..probes {
+        // From the first to the last, at frames and points that move along.
+        let spread = |extent: usize| probe * extent.saturating_sub(1) / probes.saturating_sub(1).max(1);
+        let points = data.dims().iter().map(|dim| {
+            let (extent, length) = (dim.coordinates.len(), PROBE_POINTS.min(dim.coordinates.len()));
+            let start = spread(extent).min(extent - length);
+            start..start + length
+        });
+        let frame = spread(frames);
+        let window = Window { frames: frame..frame + 1, points: points.collect() };
+        let values = data.read(&window, &[samples.start + spread(samples.len())], variables)?;
+        let values: Vec<f32> = to_vec(&values.f_contiguous()?)?;
+        values.iter().for_each(|value| hasher.write_u32(value.to_bits()));
+    }
+    Ok(hasher.finish())
+}

@@ -1,0 +1,225 @@
+//! Which frames requests need, and how they are read.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::ops::Range;
+use std::path::Path;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use tch::Tensor;
+
+use crate::dataset::{Dataset, Window, choose};
+use crate::samples::Request;
+use crate::steps::check_steps;
+use crate::{Error, Result};
+
+/// A frame of a trajectory, or the only one of a sample without time: the sample of the data set, and the frame.
+pub(super) type Item = (usize, usize);
+
+/// This rank's window of the variables of a frame, `[channel, x, …]`.
+#[derive(Debug)]
+pub(super) struct Row {
+    pub(super) input: Tensor,
+    /// Of samples without time: the fields that the network maps to.
+    pub(super) target: Option<Tensor>,
+}
+
+/// The rows of some items.
+pub(super) type Rows = BTreeMap<Item, Row>;
+
+/// Number of sources so far.
+static SOURCES: AtomicU64 = AtomicU64::new(0);
+
+/// A rank's window of some samples of a data set.
+#[derive(Debug)]
+pub(super) struct Source {
+    /// A number of its own in this process.
+    id: u64,
+    data: Arc<dyn Dataset>,
+    /// Samples of the data set, or trajectories.
+    samples: Range<usize>,
+    points: Vec<Range<usize>>,
+    inputs: Vec<String>,
+    targets: Vec<String>,
+    /// Most steps of a sample.
+    steps: usize,
+    /// Frames from the start of a sample to that of the next.
+    stride: usize,
+    item_bytes: u64,
+}
+
+impl Source {
+    /// `steps` and `stride` are those of pieces of trajectories.
+    pub(super) fn new(
+        (data, samples): (Arc<dyn Dataset>, Range<usize>),
+        points: &[Range<usize>],
+        (inputs, targets): (&[String], &[String]),
+        (steps, stride): (usize, usize),
+    ) -> Result<Self> {
+        let frames = data.times().map_or(2, <[f64]>::len);
+        if samples.start > samples.end || samples.end > data.samples() {
+            let (asked, available) = (format!("{samples:?}"), data.samples());
+            return Err(Error::OutOfRange { what: "sample range".to_owned(), asked, available });
+        }
+        if steps == 0 || stride == 0 || frames <= steps {
+            return Err(Error::Invalid(format!(
+                "{steps} steps from every {stride}th frame can't be taken of {}: expected 1 to {} steps and a stride of 1 or more",
+                data.path().display(),
+                frames.saturating_sub(1)
+            )));
+        }
+        let channels = |names: &[String]| -> Result<usize> {
+            let names: Vec<&str> = names.iter().map(String::as_str).collect();
+            Ok(choose(&*data, &names)?.iter().map(|variable| variable.channels.len()).sum())
+        };
+        let of_targets = if data.times().is_some() { 0 } else { channels(targets)? };
+        let values = points.iter().fold((channels(inputs)? + of_targets) as u64, |values, range| {
+            values.saturating_mul(range.len() as u64)
+        });
+        let item_bytes = values.saturating_mul(size_of::<f32>() as u64);
+        let (points, inputs, targets) = (points.to_vec(), inputs.to_vec(), targets.to_vec());
+        let id = SOURCES.fetch_add(1, Ordering::Relaxed);
+        Ok(Self { id, data, samples, points, inputs, targets, steps, stride, item_bytes })
+    }
+
+    /// Number of the source in this process.
+    pub(super) fn id(&self) -> u64 {
+        self.id
+    }
+
+    /// Path of the data set.
+    pub(super) fn path(&self) -> &Path {
+        self.data.path()
+    }
+
+    /// Times of the frames of a trajectory; `None` for samples without time.
+    pub(super) fn times(&self) -> Option<&[f64]> {
+        self.data.times()
+    }
+
+    /// Most steps of a sample.
+    pub(super) fn steps(&self) -> usize {
+        self.steps
+    }
+
+    /// Bytes of a row.
+    pub(super) fn item_bytes(&self) -> u64 {
+        self.item_bytes
+    }
+
+    /// Samples that each trajectory gives.
+    fn pieces(&self) -> usize {
+        self.times().map_or(1, |times| times.len().saturating_sub(self.steps).div_ceil(self.stride))
+    }
+
+    /// Number of samples.
+    pub(super) fn len(&self) -> usize {
+        self.samples.len() * self.pieces()
+    }
+
+    /// Returns the item of a sample's input.
+    pub(super) fn first(&self, sample: usize) -> Result<Item> {
+        let available = self.len();
+        if sample >= available {
+            return Err(Error::OutOfRange {
+                what: "sample".to_owned(),
+                asked: sample.to_string(),
+                available,
+            });
+        }
+        let pieces = self.pieces();
+        Ok((self.samples.start + sample / pieces, sample % pieces * self.stride))
+    }
+
+    /// Returns the items that a request needs, each once.
+    pub(super) fn items(&self, request: &Request) -> Result<BTreeSet<Item>> {
+        check_steps(request.steps, self.steps)?;
+        let more = if self.times().is_some() { request.steps } else { 0 };
+        let mut items = BTreeSet::new();
+        for &sample in &request.samples {
+            let (sample, first) = self.first(sample)?;
+            items.extend((first..=first + more).map(|frame| (sample, frame)));
+        }
+        Ok(items)
+    }
+
+    /// Reads the rows of some items: consecutive frames at once, and samples without time in one read.
+    pub(super) fn read(&self, items: &BTreeSet<Item>) -> Result<Rows> {
+        match self.times() {
+            Some(_) => self.read_frames(items),
+            None => self.read_pairs(items),
+        }
+    }
+
+    fn read_frames(&self, items: &BTreeSet<Item>) -> Result<Rows> {
+        let mut rows = Rows::new();
+        for (sample, frames) in runs(items) {
+            let window = Window { frames: frames.clone(), points: self.points.clone() };
+            let values = self.data.read(&window, &[sample], &names(&self.inputs))?.f_select(0, 0)?;
+            for (at, frame) in frames.enumerate() {
+                let input = values.f_select(0, at as i64)?;
+                rows.insert((sample, frame), Row { input, target: None });
+            }
+        }
+        Ok(rows)
+    }
+
+    fn read_pairs(&self, items: &BTreeSet<Item>) -> Result<Rows> {
+        if items.is_empty() {
+            return Ok(Rows::new());
+        }
+        let samples: Vec<usize> = items.iter().map(|(sample, _)| *sample).collect();
+        let read = |variables: &[String]| -> Result<Tensor> {
+            Ok(self.data.read(&Window::still(&self.points), &samples, &names(variables))?.f_select(1, 0)?)
+        };
+        let (inputs, targets) = (read(&self.inputs)?, read(&self.targets)?);
+        let row = |(at, item): (usize, &Item)| -> Result<(Item, Row)> {
+            let target = Some(targets.f_select(0, at as i64)?);
+            Ok((*item, Row { input: inputs.f_select(0, at as i64)?, target }))
+        };
+        items.iter().enumerate().map(row).collect()
+    }
+
+    /// Input and target of no samples, `[0, channel, x, …]`.
+    pub(super) fn empty(&self) -> Result<[Tensor; 2]> {
+        let read = |variables: &[String]| -> Result<Tensor> {
+            Ok(self.data.read(&Window::still(&self.points), &[], &names(variables))?.f_select(1, 0)?)
+        };
+        Ok([read(&self.inputs)?, read(&self.targets)?])
+    }
+}
+
+/// Consecutive frames of each sample.
+fn runs(items: &BTreeSet<Item>) -> Vec<(usize, Range<usize>)> {
+    let mut runs: Vec<(usize, Range<usize>)> = Vec::new();
+    for &(sample, frame) in items {
+        match runs.last_mut() {
+            Some((last, frames)) if *last == sample && frames.end == frame => frames.end += 1,
+            _ => runs.push((sample, frame..frame + 1)),
+        }
+    }
+    runs
+}
+
+fn names(variables: &[String]) -> Vec<&str> {
+    variables.iter().map(String::as_str).collect()
+}
+
+impl Row {
+    /// Returns the values without a copy.
+    pub(super) fn share(&self) -> Self {
+        Self { input: self.input.shallow_clone(), target: self.target.as_ref().map(Tensor::shallow_clone) }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn frames_are_read_once_and_together() {
+        let items = BTreeSet::from([(0, 3), (0, 4), (0, 6), (1, 7), (1, 8), (0, 5), (4, 0)]);
+        assert_eq!(runs(&items), [(0, 3..7), (1, 7..9), (4, 0..1)]);
+        assert!(runs(&BTreeSet::new()).is_empty());
+    }
+}

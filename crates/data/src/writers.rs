@@ -1,0 +1,158 @@
+//! The formats that can be written, from this crate and from all others that are linked into the program.
+//!
+//! A format registers where it stands, with one line: `register_writer!(MyWriter)`.
+
+use std::path::Path;
+
+use isobar_registry::Named;
+
+use crate::content::Content;
+use crate::dataset::DatasetWriter;
+use crate::{Error, Result};
+
+/// A format that data sets are written in, by `isobar data convert` and `isobar predict`.
+///
+/// ```
+/// use std::path::Path;
+///
+/// use isobar_data::{Content, DatasetWriter, Result, WriterFormat};
+/// use tch::Tensor;
+///
+/// /// Counts frames.
+/// struct Count(usize);
+///
+/// impl WriterFormat for Count {
+///     const NAME: &'static str = "count";
+///     const SUMMARY: &'static str = "Nothing but a count.";
+///     fn create(_path: &Path, _content: &Content) -> Result<Box<dyn DatasetWriter>> {
+///         Ok(Box::new(Self(0)))
+///     }
+/// }
+///
+/// impl DatasetWriter for Count {
+///     fn write(&mut self, _variable: &str, _sample: usize, _first: usize, values: &Tensor) -> Result<()> {
+///         self.0 += values.size()[0] as usize;
+///         Ok(())
+///     }
+///     fn finish(self: Box<Self>) -> Result<()> {
+///         Ok(())
+///     }
+/// }
+///
+/// isobar_data::register_writer!(Count);
+///
+/// assert!(isobar_data::writers().iter().any(|writer| writer.name() == "count"));
+/// ```
+pub trait WriterFormat: 'static {
+    /// Name on command lines.
+    const NAME: &'static str;
+
+    /// One sentence on what is written.
+    const SUMMARY: &'static str;
+
+    /// Extensions of its files, in lower case and without the dot, by which it is chosen.
+    const EXTENSIONS: &'static [&'static str] = &[];
+
+    /// Creates a file or folder, which takes its name once it is complete.
+    ///
+    /// # Errors
+    /// Content that the format cannot hold, or a file that cannot be created.
+    fn create(path: &Path, content: &Content) -> Result<Box<dyn DatasetWriter>>;
+}
+
+/// Registers a type as a format to write: see [`WriterFormat`].
+#[macro_export]
+macro_rules! register_writer {
+    ($writer:ty) => {
+        $crate::inventory::submit! { $crate::WriterEntry::of::<$writer>() }
+    };
+}
+
+/// Creates a data set.
+type Create = fn(&Path, &Content) -> Result<Box<dyn DatasetWriter>>;
+
+/// Entry of the registry of formats to write.
+#[derive(Clone, Copy, Debug)]
+pub struct WriterEntry {
+    name: &'static str,
+    summary: &'static str,
+    extensions: &'static [&'static str],
+    type_name: fn() -> &'static str,
+    create: Create,
+}
+
+inventory::collect!(WriterEntry);
+
+impl Named for WriterEntry {
+    fn name(&self) -> &'static str {
+        self.name
+    }
+
+    fn type_name(&self) -> &'static str {
+        (self.type_name)()
+    }
+}
+
+impl WriterEntry {
+    /// Makes the entry of a format.
+    pub const fn of<W: WriterFormat>() -> Self {
+        Self {
+            name: W::NAME,
+            summary: W::SUMMARY,
+            extensions: W::EXTENSIONS,
+            type_name: std::any::type_name::<W>,
+            create: W::create,
+        }
+    }
+
+    /// Name on command lines.
+    pub fn name(&self) -> &'static str {
+        self.name
+    }
+
+    /// One sentence on what is written.
+    pub fn summary(&self) -> &'static str {
+        self.summary
+    }
+
+    /// Returns whether a path has one of its extensions.
+    pub fn fits(&self, path: &Path) -> bool {
+        let extension =
+            path.extension().and_then(|extension| extension.to_str()).map(str::to_ascii_lowercase);
+        extension.is_some_and(|extension| self.extensions.contains(&extension.as_str()))
+    }
+
+    /// Creates a file or folder.
+    ///
+    /// # Errors
+    /// Those of [`WriterFormat::create`].
+    pub fn create(&self, path: &Path, content: &Content) -> Result<Box<dyn DatasetWriter>> {
+        (self.create)(path, content)
+    }
+}
+
+/// Returns all registered formats to write, sorted by name.
+pub fn writers() -> Vec<WriterEntry> {
+    let mut all: Vec<WriterEntry> = inventory::iter::<WriterEntry>().copied().collect();
+    all.sort_by_key(|writer| writer.name);
+    all
+}
+
+/// Finds a format to write by its name, or without one by the extension of a path.
+///
+/// # Errors
+/// A name or an extension that no format has; the error lists the formats.
+pub fn writer(name: Option<&str>, path: &Path) -> Result<WriterEntry> {
+    let all = writers();
+    if let Some(name) = name {
+        return isobar_registry::find("format to write", name, &all).map_err(Error::Config);
+    }
+    all.iter().find(|writer| writer.fits(path)).copied().ok_or_else(|| {
+        let names: Vec<&str> = all.iter().map(|writer| writer.name).collect();
+        Error::Config(format!(
+            "{}: its extension names no format that can be written; name one of {}",
+            path.display(),
+            names.join(", ")
+        ))
+    })
+}

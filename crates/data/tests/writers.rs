@@ -1,0 +1,252 @@
+//! Formats that are written, against the readers; statistics with weights.
+
+#![expect(clippy::unwrap_used, reason = "a test helper fails by panicking, as the tests do")]
+
+use std::collections::BTreeMap;
+use std::ops::Range;
+use std::path::{Path, PathBuf};
+
+use isobar_data::{
+    Content, DataConfig, DataVariable, Dataset, Dim, PredictionMeta, Statistics, Storage, TimeUnit, Window,
+    area_weights, summarize, writer, writers,
+};
+use rstest::rstest;
+use tch::{Device, Kind, Tensor};
+
+const SAMPLES: usize = 2;
+const FRAMES: usize = 3;
+
+fn noleap() -> TimeUnit {
+    TimeUnit { unit: "hours since 2000-01-01".to_owned(), calendar: Some("noleap".to_owned()) }
+}
+
+/// A scalar in metres and a vector on 5 latitudes and 4 longitudes.
+fn content(storage: Storage) -> Content {
+    let dim = |name: &str, unit: &str, coordinates: &[f64], periodic| Dim {
+        name: name.to_owned(),
+        unit: Some(unit.to_owned()),
+        coordinates: coordinates.to_vec(),
+        periodic,
+    };
+    let height = DataVariable { unit: Some("m".to_owned()), ..DataVariable::scalar("h") };
+    let channels = vec!["wind_0".to_owned(), "wind_1".to_owned()];
+    let wind = DataVariable { channels, has_direction: true, ..DataVariable::scalar("wind") };
+    Content {
+        meta: PredictionMeta {
+            name: "air".to_owned(),
+            variables: vec!["h".to_owned(), "wind".to_owned()],
+            samples: SAMPLES,
+            times: vec![0.0, 6.0, 12.0],
+            attributes: vec![("origin".to_owned(), "a test".to_owned())],
+        },
+        time_unit: Some(noleap()),
+        dims: vec![
+            dim("latitude", "degrees_north", &[-80.0, -40.0, 0.0, 40.0, 80.0], false),
+            dim("longitude", "degrees_east", &[0.0, 90.0, 180.0, 270.0], true),
+        ],
+        variables: vec![height, wind],
+        storage,
+    }
+}
+
+fn values(channels: i64) -> Tensor {
+    let count = SAMPLES as i64 * FRAMES as i64 * channels * 20;
+    let shape = [SAMPLES as i64, FRAMES as i64, channels, 5, 4];
+    (Tensor::arange(count, (Kind::Float, Device::Cpu)) * 0.5 - 7.0).view(shape)
+}
+
+fn open(path: &Path, format: &str) -> Box<dyn Dataset> {
+    let mut table = serde_json::json!({ "path": path, "format": format, "fields": ["h", "wind"] });
+    if format == "npy" {
+        table["npy"] = serde_json::json!({ "variables": {
+            "h": { "path": "h", "axes": ["sample", "time", "latitude", "longitude"] },
+            "wind": { "path": "wind", "axes": ["sample", "time", "channel", "latitude", "longitude"] },
+        } });
+    }
+    serde_json::from_value::<DataConfig>(table).unwrap().open().unwrap()
+}
+
+fn write(format: &str, path: &Path, storage: Storage, windows: &[[Range<usize>; 2]]) {
+    let mut target = writer(Some(format), path).unwrap().create(path, &content(storage)).unwrap();
+    assert!(target.takes_windows());
+    for sample in 0..SAMPLES {
+        for (name, channels) in [("h", 1), ("wind", 2)] {
+            let all = values(channels).get(sample as i64);
+            for points in windows {
+                let [rows, cols] = points.clone().map(|range| (range.start as i64, range.len() as i64));
+                let part = all.narrow(2, rows.0, rows.1).narrow(3, cols.0, cols.1);
+                target.write_window(name, sample, 0, points, &part.narrow(0, 0, 2)).unwrap();
+                target.write_window(name, sample, 2, points, &part.narrow(0, 2, 1)).unwrap();
+            }
+        }
+    }
+    target.finish().unwrap();
+}
+
+fn chunked() -> Storage {
+    let chunks = BTreeMap::from([("time".to_owned(), 2), ("latitude".to_owned(), 3)]);
+    Storage { chunks, deflate: Some(3) }
+}
+
+/// In complete frames, and in windows of four ranks of which one is empty along a dim.
+#[rstest]
+fn what_is_written_is_read(
+    #[values("hdf5", "netcdf", "npy", "the_well")] format: &str,
+    #[values(false, true)] in_windows: bool,
+    #[values(false, true)] compressed: bool,
+) {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join(match format {
+        "netcdf" => "air.nc",
+        "npy" => "air",
+        _ => "air.h5",
+    });
+    let windows = if in_windows {
+        vec![[0..3, 0..2], [0..3, 2..4], [3..5, 0..4], [5..5, 0..4]]
+    } else {
+        vec![[0..5, 0..4]]
+    };
+    let holds_chunks = ["hdf5", "netcdf"].contains(&format);
+    if compressed && !holds_chunks {
+        let error = writer(Some(format), &path).unwrap().create(&path, &content(chunked())).err().unwrap();
+        assert!(error.to_string().contains("write hdf5 or netcdf"), "{error}");
+        return;
+    }
+    write(format, &path, if compressed { chunked() } else { Storage::default() }, &windows);
+    assert_eq!(std::fs::read_dir(folder.path()).unwrap().count(), 1, "nothing else is left");
+
+    let data = open(&path, format);
+    let expected = content(Storage::default());
+    assert_eq!((data.samples(), data.times()), (SAMPLES, Some(&expected.meta.times[..])));
+    let read =
+        data.read(&Window { frames: 0..FRAMES, points: vec![0..5, 0..4] }, &[0, 1], &["h", "wind"]).unwrap();
+    assert_eq!(read, Tensor::cat(&[values(1), values(2)], 2));
+    let coordinates = |dims: &[Dim]| dims.iter().map(|dim| dim.coordinates.clone()).collect::<Vec<_>>();
+    assert_eq!(coordinates(data.dims()), coordinates(&expected.dims));
+    if format != "npy" {
+        assert!(data.dims()[1].periodic);
+        assert_eq!(data.variables()[0].unit.as_deref(), Some("m"));
+    }
+    if holds_chunks {
+        assert_eq!(data.time_unit(), Some(&noleap()));
+        assert_eq!(data.chunk("h"), compressed.then(|| vec![1, 2, 3, 4]));
+    }
+}
+
+#[rstest]
+fn gaps_and_misfits_are_errors(#[values("hdf5", "netcdf", "npy", "the_well")] format: &str) {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("air");
+    let create = || writer(Some(format), &path).unwrap().create(&path, &content(Storage::default())).unwrap();
+    let mut target = create();
+    let frame = Tensor::ones([1, 1, 5, 4], (Kind::Float, Device::Cpu));
+    let mut refused = |name: &str, sample, first, points: &[Range<usize>], values: &Tensor| {
+        target.write_window(name, sample, first, points, values).unwrap_err().to_string()
+    };
+    assert!(refused("q", 0, 0, &[0..5, 0..4], &frame).contains('q'));
+    assert!(refused("h", 9, 0, &[0..5, 0..4], &frame).contains("out of range"));
+    assert!(refused("h", 0, 3, &[0..5, 0..4], &frame).contains("out of range"));
+    assert!(refused("h", 0, usize::MAX, &[0..5, 0..4], &frame).contains("out of range"));
+    assert!(refused("h", 0, 0, &[1..6, 0..4], &frame).contains("out of range"));
+    assert!(refused("h", 0, 0, &[0..5, 0..4, 0..1], &frame).contains("shape"));
+    assert!(refused("wind", 0, 0, &[0..5, 0..4], &frame).contains("shape"));
+    assert!(refused("h", 0, 0, &[0..5, 0..4], &(&frame * f64::NAN)).contains("not finite"));
+    target.write("h", 0, 0, &frame).unwrap();
+    let error = target.finish().unwrap_err().to_string();
+    assert!(error.contains("frame 1 of"), "{error}");
+    assert_eq!(std::fs::read_dir(folder.path()).unwrap().count(), 0, "nothing is left behind");
+}
+
+#[test]
+fn writers_are_found_by_name_and_extension() {
+    let names: Vec<&str> = writers().iter().map(|writer| writer.name()).collect();
+    assert!(["hdf5", "netcdf", "npy", "the_well"].iter().all(|name| names.contains(name)), "{names:?}");
+    assert_eq!(writer(None, Path::new("a.NC")).unwrap().name(), "netcdf");
+    let error = writer(None, Path::new("a.grib")).unwrap_err().to_string();
+    assert!(error.contains("name one of") && error.contains("netcdf"), "{error}");
+    assert!(
+        writer(Some("netcfd"), Path::new("a")).unwrap_err().to_string().contains("did you mean \"netcdf\"")
+    );
+    let none = Storage { chunks: BTreeMap::from([("x".to_owned(), 0)]), deflate: None };
+    assert!(none.chunk(&["x"], &[4]).unwrap_err().to_string().contains("extent 0"));
+    assert!(Storage { deflate: Some(10), ..Storage::default() }.chunk(&["x"], &[4]).is_err());
+}
+
+/// The content of a file of plain text, as of other tools.
+fn written() -> (tempfile::TempDir, PathBuf) {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("air.nc");
+    write("netcdf", &path, Storage::default(), &[[0..5, 0..4]]);
+    (folder, path)
+}
+
+#[test]
+fn statistics_are_weighted_by_cell_area() {
+    let (_folder, path) = written();
+    let data = open(&path, "netcdf");
+    let mut last = (0, 0);
+    let found = summarize(&*data, &["h", "wind"], 0..SAMPLES, |read, all| last = (read, all)).unwrap();
+    assert_eq!(last, (1440, 1440), "every byte once");
+    let (dim, weights) = area_weights(data.dims()).unwrap();
+    assert_eq!(dim, 0);
+    let sine = |degrees: f64| degrees.to_radians().sin();
+    // Cells between −90, −60, −20, 20, 60 and 90 degrees.
+    let exact = [1.0 - sine(60.0), sine(60.0) - sine(20.0), 2.0 * sine(20.0)];
+    for (found, exact) in weights.iter().zip(exact) {
+        assert!((found - exact * 2.5).abs() < 1e-12, "{found} {exact}");
+    }
+    let weights = Tensor::from_slice(&weights).view([5, 1]);
+    let all = [values(1).select(2, 0), values(2).select(2, 0), values(2).select(2, 1)];
+    for (summary, values) in found.iter().zip(all) {
+        let values = values.to_kind(Kind::Double);
+        let mean = (&values * &weights).mean(Kind::Double).double_value(&[]);
+        let std = ((&values - mean).square() * &weights).mean(Kind::Double).double_value(&[]).sqrt();
+        let Statistics { count, min, max, .. } = summary.values;
+        assert!(
+            (summary.values.mean / mean - 1.0).abs() < 1e-13
+                && (summary.values.std / std - 1.0).abs() < 1e-13
+        );
+        assert_eq!(count as usize, values.numel());
+        assert_eq!((min, max), (values.min().double_value(&[]), values.max().double_value(&[])));
+        let changes = summary.changes.unwrap();
+        assert_eq!(changes.count as usize, values.numel() / FRAMES * (FRAMES - 1));
+        assert!(changes.std < 1e-12 && changes.min == changes.max && changes.mean > 0.0, "{changes:?}");
+    }
+    assert!(summarize(&*data, &["h"], 1..1, |_, _| ()).is_err());
+    assert!(summarize(&*data, &["q"], 0..1, |_, _| ()).is_err());
+}
+
+/// Without latitudes, they are those that training takes.
+#[test]
+fn statistics_without_latitudes_are_those_of_the_data_set() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("plane.h5");
+    let mut plane = content(Storage::default());
+    plane.dims[0].name = "y".to_owned();
+    plane.dims[0].unit = None;
+    let mut target = writer(None, &path).unwrap().create(&path, &plane).unwrap();
+    for sample in 0..SAMPLES {
+        for (name, channels) in [("h", 1), ("wind", 2)] {
+            let wavy = values(channels).get(sample as i64).sin();
+            target.write(name, sample, 0, &wavy).unwrap();
+        }
+    }
+    target.finish().unwrap();
+    let data = open(&path, "hdf5");
+    let names = ["h", "wind"];
+    let found = summarize(&*data, &names, 0..SAMPLES, |_, _| ()).unwrap();
+    let near = |one: &Statistics, other: &Statistics| {
+        let pairs =
+            [(one.mean, other.mean), (one.std, other.std), (one.min, other.min), (one.max, other.max)];
+        assert!(
+            one.count == other.count && pairs.iter().all(|(one, other)| (one - other).abs() < 1e-12),
+            "{one:?} {other:?}"
+        );
+    };
+    let exact = data.statistics(&names, 0..SAMPLES).unwrap();
+    let changes = data.change_statistics(&names, 0..SAMPLES).unwrap();
+    for ((summary, values), changes) in found.iter().zip(&exact).zip(&changes) {
+        near(&summary.values, values);
+        near(&summary.changes.unwrap(), changes);
+    }
+}

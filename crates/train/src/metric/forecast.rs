@@ -1,0 +1,145 @@
+//! Forecasts and what truly came of them, as metrics see them.
+
+use isobar_array::{Array, Unary};
+
+use crate::error::{Error, Result};
+use crate::loss::{Weighting, double, ensemble_mean, is_ensemble};
+
+/// A forecast of fields `[sample, channel, spatial…]` at one lead time, on physical values in float64, with the truth.
+///
+/// Points that a mask leaves out are zero in all fields.
+#[derive(Debug)]
+pub struct Forecast<A> {
+    prediction: A,
+    members: Option<A>,
+    target: A,
+    climatology: Option<A>,
+    weights: Weighting<A>,
+}
+
+impl<A: Array> Forecast<A> {
+    /// Makes a forecast. A prediction may be an ensemble, `[sample, member, channel, spatial…]`; metrics of one forecast then take
+    /// its mean.
+    ///
+    /// # Errors
+    ///
+    /// Shapes that differ, or without a spatial dim.
+    pub fn new(prediction: &A, target: &A) -> Result<Self> {
+        let (found, expected) = (prediction.shape(), target.shape());
+        let ensemble = is_ensemble(prediction, target);
+        if expected.len() < 3 || !(ensemble || found == expected) {
+            let expected = format!("that of the target, [sample, channel, spatial…] {expected:?}");
+            return Err(Error::invalid("the shape of a forecast", format!("{found:?}"), expected));
+        }
+        let prediction = double(&prediction.detach()?)?;
+        let (prediction, members) = match ensemble {
+            true => (ensemble_mean(&prediction)?, Some(prediction)),
+            false => (prediction, None),
+        };
+        let target = double(&target.detach()?)?;
+        Ok(Self { prediction, members, target, climatology: None, weights: Weighting::default() })
+    }
+
+    /// Adds a climatology of the shape of the target, or one that broadcasts to it.
+    ///
+    /// # Errors
+    ///
+    /// An error of libtorch.
+    pub fn with_climatology(self, climatology: &A) -> Result<Self> {
+        Ok(Self { climatology: Some(self.weights.fill(&double(climatology)?)?), ..self })
+    }
+
+    /// Weights points, and leaves out those that a mask does not count. Weights of channels have no part.
+    ///
+    /// # Errors
+    ///
+    /// Shapes that do not broadcast.
+    pub fn weighted(self, weights: Weighting<A>) -> Result<Self> {
+        let Self { prediction, members, target, climatology, .. } = self;
+        Ok(Self {
+            prediction: weights.fill(&prediction)?,
+            target: weights.fill(&target)?,
+            climatology: climatology.map(|fields| weights.fill(&fields)).transpose()?,
+            members,
+            weights,
+        })
+    }
+
+    /// Returns the prediction, `[sample, channel, spatial…]`; the mean of an ensemble.
+    pub fn prediction(&self) -> &A {
+        &self.prediction
+    }
+
+    /// Returns the members of an ensemble, `[sample, member, channel, spatial…]`; `None` of a single forecast.
+    pub fn members(&self) -> Option<&A> {
+        self.members.as_ref()
+    }
+
+    /// Returns the truth, `[sample, channel, spatial…]`.
+    pub fn target(&self) -> &A {
+        &self.target
+    }
+
+    /// Returns the climatology.
+    ///
+    /// # Errors
+    ///
+    /// There is none.
+    pub fn climatology(&self) -> Result<&A> {
+        self.climatology.as_ref().ok_or_else(|| {
+            let expected = "the mean over the training samples at each point (`Forecast::with_climatology`)";
+            Error::invalid("the climatology of a forecast", "missing", expected)
+        })
+    }
+
+    /// Returns the spatial dims.
+    pub fn spatial(&self) -> Vec<i64> {
+        (2..self.target.shape().len() as i64).collect()
+    }
+
+    /// Computes p − t, `[sample, channel, spatial…]`.
+    ///
+    /// # Errors
+    ///
+    /// An error of libtorch.
+    pub fn error(&self) -> Result<A> {
+        Ok(self.prediction.sub(&self.target)?)
+    }
+
+    /// Computes the means over points, `[sample, channel]`, weighted by latitude where the run is, over the points that count.
+    /// For sharded fields all ranks of their mesh call, and exchange one number for each sample and channel.
+    ///
+    /// # Errors
+    ///
+    /// The reduction fails.
+    pub fn mean(&self, fields: &A) -> Result<A> {
+        self.weights.point_means(fields)
+    }
+
+    /// Computes the means over points of the square of fields, `[sample, channel]`.
+    ///
+    /// # Errors
+    ///
+    /// Those of [`mean`](Self::mean).
+    pub fn mean_square(&self, fields: &A) -> Result<A> {
+        self.mean(&fields.unary(Unary::Square)?)
+    }
+
+    /// Counts the points that count, `[sample, channel]`.
+    ///
+    /// # Errors
+    ///
+    /// The reduction fails.
+    pub fn points(&self) -> Result<A> {
+        self.weights.point_count(&self.target)
+    }
+
+    /// Sets fields of the shape of the target to zero where they do not count.
+    ///
+    /// # Errors
+    ///
+    /// Shapes that do not broadcast.
+    pub fn fill(&self, fields: &A) -> Result<A> {
+        self.weights.fill(fields)
+    }
+}
