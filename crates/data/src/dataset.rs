@@ -2,7 +2,7 @@
 
 use std::fmt::Debug;
 use std::ops::Range;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use tch::{Kind, Tensor};
 
@@ -40,6 +40,11 @@ impl Window {
 pub trait Dataset: Debug + Send + Sync {
     /// Path of the file or folder, as given.
     fn path(&self) -> &Path;
+
+    /// The files or folders that hold the data.
+    fn files(&self) -> Vec<PathBuf> {
+        vec![self.path().to_owned()]
+    }
 
     /// Name of the data set.
     fn name(&self) -> String {

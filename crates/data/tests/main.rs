@@ -4,6 +4,7 @@ mod common;
 mod etdrk;
 mod formats;
 mod generate;
+mod joined;
 mod parts;
 mod read;
 mod refuse;

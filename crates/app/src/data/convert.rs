@@ -50,8 +50,8 @@ pub(super) fn run(args: &ConvertArgs) -> Result<Exit> {
     let source = DataArgs { path: args.source.clone(), format: args.from.clone(), set };
     let (data, _, _) = source.open()?;
     let storage = Storage { chunks: chunks(&args.chunk)?, deflate: args.deflate };
-    let same = |path: &PathBuf| path.canonicalize().ok();
-    if same(&args.target).is_some_and(|target| Some(target) == data.path().canonicalize().ok()) {
+    let target = args.target.canonicalize().ok();
+    if target.is_some() && data.files().iter().any(|file| file.canonicalize().ok() == target) {
         return Err(Exit::Usage.because("source and target are the same file; name another target").into());
     }
     parent(&args.target)?;
