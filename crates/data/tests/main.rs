@@ -13,3 +13,4 @@ mod stream;
 mod well;
 mod well_refuse;
 mod writers;
+mod zarr;
