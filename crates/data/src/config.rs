@@ -50,7 +50,7 @@ pub struct DataConfig {
     pub levels: Vec<f64>,
     /// Treatment of missing values: fill values and NaN.
     pub missing: Missing,
-    /// With missing = "fill": the number that replaces missing values, after normalisation. 0 is the variable's mean over the
+    /// With missing = "fill" or "mask": the number that replaces missing values, after normalisation. 0 is the variable's mean over the
     /// training samples, 1 is one standard deviation above it.
     pub fill: f64,
     /// Of samples without time: the variables that the network maps from, by name. By default those of the format, if it
@@ -144,6 +144,11 @@ impl DataConfig {
         (self.train_steps.most(), self.validation_steps, self.predict) != (1, 1, Predict::Frame)
     }
 
+    /// Returns the fill of inputs if missing values of outputs are masked.
+    pub fn masks(&self) -> Option<f64> {
+        (self.missing == Missing::Mask).then_some(self.fill)
+    }
+
     /// Opens the data set with the registered format of the name. If it is a folder with the folders `train`, `valid` and `test`,
     /// that is the one of training.
     ///
@@ -227,6 +232,8 @@ pub enum Missing {
     Error,
     /// `data.fill` replaces them.
     Fill,
+    /// `data.fill` replaces them in inputs. In outputs they have no part in losses, errors and metrics.
+    Mask,
 }
 
 /// Name of a registered data format.

@@ -1,5 +1,6 @@
 //! Training, validation and test samples of a configuration.
 
+use std::collections::BTreeSet;
 use std::ops::Range;
 use std::sync::Arc;
 
@@ -83,7 +84,15 @@ impl DataConfig {
         };
         Ok(match self.missing {
             Missing::Error => parts,
-            Missing::Fill => filled(parts, self.fill),
+            Missing::Fill => filled(parts, self.fill, BTreeSet::new()),
+            Missing::Mask => {
+                // Outputs keep their missing values, which are the mask.
+                let default = parts.train.data.default_pair().filter(|_| self.targets.is_empty());
+                let default = default.map(|[_, target]| target.to_owned());
+                let outputs = self.fields.iter().chain(&self.diagnostics).chain(&self.targets).cloned();
+                let outputs = outputs.chain(default).collect();
+                filled(parts, self.fill, outputs)
+            }
         })
     }
 
@@ -172,9 +181,9 @@ fn check_overlap(train: &dyn Dataset, other: &dyn Dataset, key: &str) -> Result<
     )))
 }
 
-/// Replaces missing values of all parts, by statistics of the training samples.
-fn filled(parts: Parts, fill: f64) -> Parts {
-    let training = Training::new(Arc::clone(&parts.train.data), parts.train.samples.clone(), fill);
+/// Replaces missing values of all parts, by statistics of the training samples, but for some variables.
+fn filled(parts: Parts, fill: f64, kept: BTreeSet<String>) -> Parts {
+    let training = Training::new(Arc::clone(&parts.train.data), parts.train.samples.clone(), fill, kept);
     let part = |part: Part| Part { data: Arc::new(Filled::new(part.data, &training)), samples: part.samples };
     Parts { train: part(parts.train), validation: part(parts.validation), test: parts.test.map(part) }
 }

@@ -54,7 +54,7 @@ pub trait Samples: Debug {
         AT_ONCE
     }
 
-    /// Returns the mean over all samples of the first target, `[1, channel, x, …]`.
+    /// Returns the mean over all samples of the first target, `[1, channel, x, …]`; missing values (NaN) have no part.
     ///
     /// # Errors
     /// Those of [`Samples::take`].
@@ -86,7 +86,12 @@ impl Samples for InMemory {
     }
 
     fn mean_target(&self) -> Result<Tensor> {
-        Ok(self.targets().f_mean_dim(0, true, None)?)
+        let targets = self.targets();
+        let is_missing = targets.numel() > 0 && targets.f_isnan()?.f_any()?.f_int64_value(&[])? != 0;
+        Ok(match is_missing {
+            true => targets.f_nanmean([0].as_slice(), true, None)?,
+            false => targets.f_mean_dim(0, true, None)?,
+        })
     }
 }
 

@@ -1,11 +1,13 @@
 //! Readers, writers and generators of data sets.
 
+mod cf;
 mod common;
 mod etdrk;
 mod formats;
 mod generate;
 mod joined;
 mod parts;
+mod pdebench;
 mod read;
 mod refuse;
 mod storage;

@@ -288,6 +288,28 @@ fn levels_are_channels() {
     assert!(error.contains("no variable of") && error.contains("--set data.hdf5.channel=LEVEL"), "{error}");
 }
 
+/// Outputs keep their missing values, which are the mask; inputs that are no outputs are filled.
+#[test]
+fn missing_values_of_outputs_stay_where_they_are_masked() {
+    let (_folder, path) = written(&Series { missing: Some([1, 2, 3]), ..Series::default() });
+    let own = json!({
+        "train_times": [0, 18], "validation_times": [24, 60], "missing": "mask", "fill": 0.5, "validation_steps": 2,
+    });
+    let window = Window { frames: 1..2, points: vec![2..3, 2..4] };
+    let data = parts(&path, own.clone()).unwrap().train.data;
+    let read = numbers(&data.read(&window, &[0], &["u"]).unwrap());
+    assert_eq!(read[0], 70.0);
+    assert!(read[1].is_nan(), "{read:?}");
+    let statistics = data.statistics(&["u"], 0..1).unwrap();
+    assert_eq!(statistics[0].count, (4 * LAT * LON - 1) as u64);
+    let mut as_forcing = own;
+    as_forcing["fields"] = json!(["t"]);
+    as_forcing["forcings"] = json!(["u"]);
+    let data = parts(&path, as_forcing).unwrap().train.data;
+    let read = numbers(&data.read(&window, &[0], &["u"]).unwrap());
+    assert_eq!(read[1], (statistics[0].mean + 0.5 * statistics[0].std) as f32 as f64);
+}
+
 #[test]
 fn missing_values_are_errors_or_filled() {
     let (_folder, path) = written(&Series { missing: Some([1, 2, 3]), ..Series::default() });

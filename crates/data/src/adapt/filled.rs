@@ -1,6 +1,6 @@
 //! Missing values, replaced.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Range;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -29,13 +29,20 @@ pub(crate) struct Training {
     data: Arc<dyn Dataset>,
     samples: Range<usize>,
     fill: f64,
+    /// Variables whose missing values stay NaN.
+    kept: BTreeSet<String>,
     known: Mutex<BTreeMap<String, Vec<Statistics>>>,
 }
 
 impl Training {
     /// Of these samples, with missing values as NaN.
-    pub(crate) fn new(data: Arc<dyn Dataset>, samples: Range<usize>, fill: f64) -> Arc<Self> {
-        Arc::new(Self { data, samples, fill, known: Mutex::default() })
+    pub(crate) fn new(
+        data: Arc<dyn Dataset>,
+        samples: Range<usize>,
+        fill: f64,
+        kept: BTreeSet<String>,
+    ) -> Arc<Self> {
+        Arc::new(Self { data, samples, fill, kept, known: Mutex::default() })
     }
 
     fn statistics(&self, variables: &[&str]) -> Result<Vec<Statistics>> {
@@ -111,12 +118,15 @@ impl Dataset for Filled {
         if missing.numel() == 0 || missing.f_any()?.f_int64_value(&[])? == 0 {
             return Ok(values);
         }
-        let variables: Vec<String> =
-            choose(&*self.data, variables)?.into_iter().map(|variable| variable.name).collect();
-        let names: Vec<&str> = variables.iter().map(String::as_str).collect();
-        let statistics = self.training.statistics(&names)?;
-        let fill = |of: &Statistics| (of.mean + self.training.fill * of.std) as f32;
-        let fills: Vec<f32> = statistics.iter().map(fill).collect();
+        let mut fills = Vec::new();
+        for variable in choose(&*self.data, variables)? {
+            if self.training.kept.contains(&variable.name) {
+                fills.extend(variable.channels.iter().map(|_| f32::NAN));
+                continue;
+            }
+            let statistics = self.training.statistics(&[&variable.name])?;
+            fills.extend(statistics.iter().map(|of| (of.mean + self.training.fill * of.std) as f32));
+        }
         let mut shape = vec![1; values.dim()];
         shape[2] = fills.len() as i64;
         Ok(from_vec(fills, &shape)?.f_expand_as(&values)?.f_where_self(&missing, &values)?)

@@ -119,13 +119,14 @@ impl ArrayDataset {
     /// Unpacks stored numbers; refuses missing values and those that are not finite.
     fn decode(&self, variable: &Variable, window: &[Range<usize>], values: Values) -> Result<Vec<f32>> {
         let info = &variable.info;
-        let missing = |value: f64| info.missing.contains(&value);
+        let values = unsigned(info.wrap, values);
+        let missing = |value: f64| info.is_missing(value);
         let packed = (info.scale, info.offset) != (1.0, 0.0);
         if self.keeps_missing {
             return self.with_nan(variable, window, values);
         }
         let found = match &values {
-            _ if info.missing.is_empty() => None,
+            _ if info.missing.is_empty() && info.valid.is_none() => None,
             Values::F32(values) => values.iter().position(|&value| missing(f64::from(value))),
             Values::F64(values) => values.iter().position(|&value| missing(value)),
         };
@@ -157,7 +158,7 @@ impl ArrayDataset {
     /// Unpacks stored numbers, with NaN for missing values; refuses infinities.
     fn with_nan(&self, variable: &Variable, window: &[Range<usize>], values: Values) -> Result<Vec<f32>> {
         let info = &variable.info;
-        let unpack = |value: f64| match info.missing.contains(&value) {
+        let unpack = |value: f64| match info.is_missing(value) {
             true => f32::NAN,
             false => (value * info.scale + info.offset) as f32,
         };
@@ -257,6 +258,13 @@ impl Dataset for ArrayDataset {
             samples.iter().map(|sample| sorted.partition_point(|other| other < sample) as i64).collect();
         Ok(all.f_index_select(0, &Tensor::f_from_slice(&rows)?)?)
     }
+}
+
+/// Numbers without a sign of those that are stored with one.
+fn unsigned(wrap: Option<f64>, values: Values) -> Values {
+    let Some(wrap) = wrap else { return values };
+    let plain = |value: f64| if value < 0.0 { value + wrap } else { value };
+    Values::F64(values.into_f64().into_iter().map(plain).collect())
 }
 
 /// The index in the array of a value of a window.

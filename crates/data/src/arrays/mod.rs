@@ -56,6 +56,10 @@ pub struct ArrayInfo {
     pub offset: f64,
     /// Stored numbers that stand for missing values.
     pub missing: Vec<f64>,
+    /// Least and greatest stored number that is valid; others stand for missing values.
+    pub valid: Option<(f64, f64)>,
+    /// What is added to negative stored numbers, before all else: integers without sign that are stored with one.
+    pub wrap: Option<f64>,
     /// True for the coordinates of a periodic dim, whose first point follows the last.
     pub periodic: bool,
     /// Extent of its chunks along each axis, if it is stored in chunks.
@@ -74,10 +78,51 @@ impl ArrayInfo {
             scale: 1.0,
             offset: 0.0,
             missing: Vec::new(),
+            valid: None,
+            wrap: None,
             periodic: false,
             chunk,
         }
     }
+}
+
+impl ArrayInfo {
+    /// Returns whether a stored number stands for a missing value.
+    pub(crate) fn is_missing(&self, value: f64) -> bool {
+        self.missing.contains(&value)
+            || self.valid.is_some_and(|(least, greatest)| value < least || value > greatest)
+    }
+
+    /// Applies the attributes of CF and NetCDF: `missing` are fill values and what `missing_value` lists, `valid_range` has two
+    /// numbers, and `bits` are those of an integer that `_Unsigned` says is stored with a sign.
+    pub(crate) fn with_cf(self, missing: Vec<f64>, valid: Valid, bits: Option<u32>) -> Self {
+        let wrap = bits.map(|bits| f64::from(bits).exp2());
+        let plain = |value: f64| match wrap {
+            Some(wrap) if value < 0.0 => value + wrap,
+            _ => value,
+        };
+        let Valid { range, least, greatest } = valid;
+        let pair = match range.as_deref() {
+            Some(&[least, greatest]) => (Some(least), Some(greatest)),
+            _ => (least, greatest),
+        };
+        let valid = match pair {
+            (None, None) => None,
+            (least, greatest) => {
+                Some((least.map_or(f64::NEG_INFINITY, plain), greatest.map_or(f64::INFINITY, plain)))
+            }
+        };
+        let missing = missing.into_iter().filter(|value| !value.is_nan()).map(plain).collect();
+        Self { missing, valid, wrap, ..self }
+    }
+}
+
+/// The attributes `valid_range`, `valid_min` and `valid_max`.
+#[derive(Debug, Default)]
+pub(crate) struct Valid {
+    pub(crate) range: Option<Vec<f64>>,
+    pub(crate) least: Option<f64>,
+    pub(crate) greatest: Option<f64>,
 }
 
 /// Numbers that were read, in the smaller of two types that holds them exactly.

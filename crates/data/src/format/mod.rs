@@ -6,6 +6,7 @@ pub(crate) mod darcy;
 mod hdf5;
 mod netcdf;
 mod npy;
+mod pdebench;
 mod safetensors;
 pub(crate) mod the_well;
 mod zarr;

@@ -156,10 +156,19 @@ impl Streamed {
         let requests: Vec<Request> = requests.collect();
         self.announce(requests.clone());
         let (kind, device) = self.options;
-        let mut sum: Option<Tensor> = None;
+        let (mut sum, mut missing): (Option<Tensor>, Option<Tensor>) = (None, None);
         for request in &requests {
             for target in self.take(request)?.targets.iter().flat_map(|target| target.split(1, 0)) {
-                let target = target.f_to_kind(Kind::Double)?;
+                let mut target = target.f_to_kind(Kind::Double)?;
+                let gaps = target.f_isnan()?;
+                if target.numel() > 0 && gaps.f_any()?.f_int64_value(&[])? != 0 {
+                    target = target.f_nan_to_num(0.0, f64::INFINITY, f64::NEG_INFINITY)?;
+                    let gaps = gaps.f_to_kind(Kind::Double)?;
+                    missing = Some(match missing {
+                        None => gaps,
+                        Some(mut all) => all.f_add_(&gaps)?,
+                    });
+                }
                 sum = Some(match sum {
                     None => target,
                     Some(mut sum) => sum.f_add_(&target)?,
@@ -167,7 +176,11 @@ impl Streamed {
             }
         }
         let none = || Error::Invalid("there are no samples to take the mean of".to_owned());
-        let mean = sum.ok_or_else(none)?.f_div_scalar(self.len() as f64)?;
+        let (sum, count) = (sum.ok_or_else(none)?, self.len() as f64);
+        let mean = match missing {
+            None => sum.f_div_scalar(count)?,
+            Some(missing) => sum.f_div(&missing.f_neg()?.f_add_scalar(count)?)?,
+        };
         Ok(mean.f_to_device(device)?.f_to_kind(kind)?)
     }
 }

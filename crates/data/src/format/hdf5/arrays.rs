@@ -8,7 +8,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use hdf5_metno::Group;
 use hdf5_metno::types::{FloatSize, IntSize, TypeDescriptor};
 
-use crate::arrays::{ArrayInfo, Arrays, Values};
+use crate::arrays::{ArrayInfo, Arrays, Valid, Values};
 use crate::hdf5::attribute::Attributes;
 use crate::hdf5::layout::{Node, read_window};
 use crate::hdf5::plain::{AXES, PERIODIC, UNITS};
@@ -34,6 +34,8 @@ pub(crate) struct Hdf5Arrays {
     dimensions: BTreeMap<usize, String>,
     /// Datasets that were read, by name: their chunks are checked once.
     opened: Mutex<BTreeMap<String, Opened>>,
+    /// True if values that nobody wrote have NetCDF's fill values.
+    is_netcdf: bool,
 }
 
 /// A dataset and the type of its values.
@@ -59,7 +61,12 @@ impl Hdf5Arrays {
         names.retain(|name| !empty.contains(name));
         let (group, length) = (root.group.clone(), root.length);
         let opened = Mutex::default();
-        Ok(Self { path: path.to_owned(), root: group, length, names, dimensions, opened })
+        Ok(Self { path: path.to_owned(), root: group, length, names, dimensions, opened, is_netcdf: false })
+    }
+
+    /// Says that this is a file of NetCDF-4, where values without a `_FillValue` have the fill value of their type.
+    pub(crate) fn of_netcdf(self) -> Self {
+        Self { is_netcdf: true, ..self }
     }
 
     fn root(&self) -> Node<'_> {
@@ -143,23 +150,34 @@ impl Arrays for Hdf5Arrays {
         let axes = self.axes(&attributes, name, shape.len())?;
         let number = |attribute: &str| optional(attributes.number(attribute));
         let numbers = |attribute: &str| optional(attributes.numbers(attribute));
-        let missing = [numbers("_FillValue")?, numbers("missing_value")?].into_iter().flatten().flatten();
-        let missing = missing.filter(|value| !value.is_nan()).collect();
+        let kind = root.kind(&dataset, name).ok();
+        let fill = match numbers("_FillValue")? {
+            None if self.is_netcdf => kind.as_ref().and_then(default_fill).map(|fill| vec![fill]),
+            fill => fill,
+        };
+        let missing = [fill, numbers("missing_value")?].into_iter().flatten().flatten().collect();
+        let valid = Valid {
+            range: numbers("valid_range")?,
+            least: number("valid_min")?,
+            greatest: number("valid_max")?,
+        };
         let text = |attribute: &str| -> Result<Option<String>> {
             let text = optional(attributes.text(attribute))?.map(|text| plain_text(&text));
             Ok(text.filter(|text| !text.is_empty()))
         };
+        let is_unsigned = text("_Unsigned")?.is_some_and(|text| text.eq_ignore_ascii_case("true"));
+        let bits = kind.as_ref().and_then(signed_bits).filter(|_| is_unsigned);
         Ok(ArrayInfo {
             axes,
             unit: text(UNITS)?,
             calendar: text("calendar")?,
             scale: number("scale_factor")?.unwrap_or(1.0),
             offset: number("add_offset")?.unwrap_or(0.0),
-            missing,
             periodic: optional(attributes.flag(PERIODIC))?.unwrap_or(false),
             chunk: dataset.chunk(),
             ..ArrayInfo::of_shape(shape)
-        })
+        }
+        .with_cf(missing, valid, bits))
     }
 
     fn read(&self, name: &str, window: &[Range<usize>]) -> Result<Values> {
@@ -192,6 +210,28 @@ impl Arrays for Hdf5Arrays {
             }
         })
     }
+}
+
+/// NetCDF's fill value of a type, which values have that nobody wrote; bytes have none that counts.
+fn default_fill(kind: &TypeDescriptor) -> Option<f64> {
+    Some(match kind {
+        TypeDescriptor::Integer(IntSize::U2) => -32767.0,
+        TypeDescriptor::Integer(IntSize::U4) => -2_147_483_647.0,
+        TypeDescriptor::Unsigned(IntSize::U2) => 65535.0,
+        TypeDescriptor::Unsigned(IntSize::U4) => 4_294_967_295.0,
+        TypeDescriptor::Float(_) => 9.969_209_968_386_869e36,
+        _ => return None,
+    })
+}
+
+/// Bits of an integer with a sign.
+fn signed_bits(kind: &TypeDescriptor) -> Option<u32> {
+    Some(match kind {
+        TypeDescriptor::Integer(IntSize::U1) => 8,
+        TypeDescriptor::Integer(IntSize::U2) => 16,
+        TypeDescriptor::Integer(IntSize::U4) => 32,
+        _ => return None,
+    })
 }
 
 /// A text without control characters, which would change the terminal that shows it.

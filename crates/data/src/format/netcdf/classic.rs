@@ -7,7 +7,8 @@ use std::ops::Range;
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 
-use crate::arrays::{ArrayInfo, Arrays, Values};
+use super::DEFAULT_FILL;
+use crate::arrays::{ArrayInfo, Arrays, Valid, Values};
 use crate::dtype::{Dtype, NumberKind};
 use crate::runs::read_runs;
 use crate::{Error, Result};
@@ -172,19 +173,28 @@ impl Arrays for Classic {
             Some(Attribute::Text(text)) => Some(text.trim().to_owned()).filter(|text| !text.is_empty()),
             _ => None,
         };
-        let missing = ["_FillValue", "missing_value"].map(|name| match attribute(name) {
-            Some(Attribute::Numbers(numbers)) => numbers.clone(),
-            _ => Vec::new(),
-        });
+        let numbers = |name: &str| match attribute(name) {
+            Some(Attribute::Numbers(numbers)) => Some(numbers.clone()),
+            _ => None,
+        };
+        let fill = numbers("_FillValue").or_else(|| default_fill(variable.kind).map(|fill| vec![fill]));
+        let missing = [fill, numbers("missing_value")].into_iter().flatten().flatten().collect();
+        let valid = Valid {
+            range: numbers("valid_range"),
+            least: number("valid_min"),
+            greatest: number("valid_max"),
+        };
+        let is_unsigned = text("_Unsigned").is_some_and(|text| text.eq_ignore_ascii_case("true"));
+        let bits = signed_bits(variable.kind).filter(|_| is_unsigned);
         Ok(ArrayInfo {
             axes: Some(variable.dims.iter().map(|&dim| self.dimensions[dim].0.clone()).collect()),
             unit: text("units"),
             calendar: text("calendar"),
             scale: number("scale_factor").unwrap_or(1.0),
             offset: number("add_offset").unwrap_or(0.0),
-            missing: missing.concat().into_iter().filter(|value| !value.is_nan()).collect(),
             ..ArrayInfo::of_shape(self.shape(variable))
-        })
+        }
+        .with_cf(missing, valid, bits))
     }
 
     fn read(&self, name: &str, window: &[Range<usize>]) -> Result<Values> {
@@ -327,6 +337,28 @@ fn number_kind(kind: u32) -> Option<NumberKind> {
         9 => NumberKind::U32,
         10 => NumberKind::I64,
         11 => NumberKind::U64,
+        _ => return None,
+    })
+}
+
+/// NetCDF's fill value of a type, which values have that nobody wrote; bytes have none that counts.
+fn default_fill(kind: NumberKind) -> Option<f64> {
+    Some(match kind {
+        NumberKind::I16 => -32767.0,
+        NumberKind::I32 => -2_147_483_647.0,
+        NumberKind::F32 | NumberKind::F64 => DEFAULT_FILL,
+        NumberKind::U16 => 65535.0,
+        NumberKind::U32 => 4_294_967_295.0,
+        _ => return None,
+    })
+}
+
+/// Bits of an integer with a sign.
+fn signed_bits(kind: NumberKind) -> Option<u32> {
+    Some(match kind {
+        NumberKind::I8 => 8,
+        NumberKind::I16 => 16,
+        NumberKind::I32 => 32,
         _ => return None,
     })
 }

@@ -13,6 +13,9 @@ use crate::registry::{DataSource, Format};
 use crate::writers::WriterFormat;
 use crate::{Error, Result, register, register_writer};
 
+/// NetCDF's fill value of floating-point numbers.
+const DEFAULT_FILL: f64 = 9.969_209_968_386_869e36;
+
 /// The format `netcdf`.
 struct NetCdf;
 
@@ -32,7 +35,7 @@ impl Format for NetCdf {
         })?;
         let arrays: Box<dyn Arrays> = match classic::Classic::open(path, file)? {
             Some(classic) => Box::new(classic),
-            None => Box::new(Hdf5Arrays::open(path)?),
+            None => Box::new(Hdf5Arrays::open(path)?.of_netcdf()),
         };
         ArrayDataset::open(arrays, source, options)
     }

@@ -1,0 +1,166 @@
+//! Attributes of CF and NetCDF about values: `_Unsigned`, `valid_range` and the like, default fill values, in both formats of NetCDF.
+
+use std::path::Path;
+use std::str::FromStr;
+
+use hdf5_metno::File;
+use hdf5_metno::types::VarLenUnicode;
+use isobar_data::{DataConfig, Dataset, Error, Window};
+use ndarray::Array1;
+use rstest::rstest;
+use serde_json::json;
+use tch::Kind;
+
+/// Numbers of an attribute, or a text.
+enum Attribute {
+    Text(&'static str),
+    Shorts(&'static [i16]),
+}
+
+use Attribute::{Shorts, Text};
+
+/// Numbers of the variable `u` along `x`.
+#[derive(Clone, Copy)]
+enum Numbers {
+    Bytes([i8; 4]),
+    Shorts([i16; 4]),
+    Floats([f32; 4]),
+}
+
+/// NetCDF-4, as far as a reader sees it.
+fn write_hdf5(path: &Path, numbers: Numbers, attributes: &[(&str, Attribute)]) {
+    let file = File::create(path).unwrap();
+    let builder = file.new_dataset_builder();
+    let dataset = match numbers {
+        Numbers::Bytes(values) => builder.with_data(&Array1::from_vec(values.to_vec())).create("u"),
+        Numbers::Shorts(values) => builder.with_data(&Array1::from_vec(values.to_vec())).create("u"),
+        Numbers::Floats(values) => builder.with_data(&Array1::from_vec(values.to_vec())).create("u"),
+    };
+    let dataset = dataset.unwrap();
+    let axes = [VarLenUnicode::from_str("x").unwrap()];
+    dataset.new_attr_builder().with_data(&axes).create("axes").unwrap();
+    for (name, attribute) in attributes {
+        match attribute {
+            Text(text) => {
+                let own = dataset.new_attr::<VarLenUnicode>().create(*name).unwrap();
+                own.write_scalar(&VarLenUnicode::from_str(text).unwrap()).unwrap();
+            }
+            Shorts(values) => {
+                let own = dataset.new_attr::<i16>().shape(values.len()).create(*name).unwrap();
+                own.write_raw(values).unwrap();
+            }
+        }
+    }
+}
+
+/// CDF-1, by its specification: a dimension, a variable, numbers.
+fn write_classic(path: &Path, numbers: Numbers, attributes: &[(&str, Attribute)]) {
+    fn word(bytes: &mut Vec<u8>, number: usize) {
+        bytes.extend((number as u32).to_be_bytes());
+    }
+    fn padded(bytes: &mut Vec<u8>, text: &[u8]) {
+        bytes.extend(text);
+        bytes.resize(bytes.len().next_multiple_of(4), 0);
+    }
+    fn name(bytes: &mut Vec<u8>, text: &str) {
+        word(bytes, text.len());
+        padded(bytes, text.as_bytes());
+    }
+    let mut bytes = b"CDF\x01".to_vec();
+    // No records; one dimension; no attributes of the file.
+    [0, 10, 1].into_iter().for_each(|number| word(&mut bytes, number));
+    name(&mut bytes, "x");
+    [4, 0, 0, 11, 1].into_iter().for_each(|number| word(&mut bytes, number));
+    name(&mut bytes, "u");
+    [1, 0, if attributes.is_empty() { 0 } else { 12 }, attributes.len()]
+        .into_iter()
+        .for_each(|number| word(&mut bytes, number));
+    for (own, attribute) in attributes {
+        name(&mut bytes, own);
+        match attribute {
+            Text(text) => {
+                [2, text.len()].into_iter().for_each(|number| word(&mut bytes, number));
+                padded(&mut bytes, text.as_bytes());
+            }
+            Shorts(values) => {
+                [3, values.len()].into_iter().for_each(|number| word(&mut bytes, number));
+                let values: Vec<u8> = values.iter().flat_map(|value| value.to_be_bytes()).collect();
+                padded(&mut bytes, &values);
+            }
+        }
+    }
+    let (kind, values): (usize, Vec<u8>) = match numbers {
+        Numbers::Bytes(values) => (1, values.iter().flat_map(|value| value.to_be_bytes()).collect()),
+        Numbers::Shorts(values) => (3, values.iter().flat_map(|value| value.to_be_bytes()).collect()),
+        Numbers::Floats(values) => (5, values.iter().flat_map(|value| value.to_be_bytes()).collect()),
+    };
+    [kind, values.len(), bytes.len() + 12].into_iter().for_each(|number| word(&mut bytes, number));
+    bytes.extend(values);
+    std::fs::write(path, bytes).unwrap();
+}
+
+fn open(path: &Path, missing: &str) -> Result<Box<dyn Dataset>, Error> {
+    let table = json!({ "path": path, "format": "netcdf", "inputs": ["u"], "missing": missing });
+    serde_json::from_value::<DataConfig>(table).unwrap().open()
+}
+
+const FILL: f32 = 9.969_21e36;
+
+/// What is read, with NaN for missing values; and the index of the first of these, which is an error by default.
+#[rstest]
+#[case::unsigned(
+    Numbers::Bytes([1, -1, 127, -128]),
+    &[("_Unsigned", Text("true"))],
+    [1.0, 255.0, 127.0, 128.0],
+    None,
+)]
+#[case::signed(Numbers::Bytes([1, -1, 127, -127]), &[], [1.0, -1.0, 127.0, -127.0], None)]
+#[case::unsigned_fill(
+    Numbers::Shorts([1, -1, 3, -2]),
+    &[("_Unsigned", Text("true")), ("_FillValue", Shorts(&[-1]))],
+    [1.0, f64::NAN, 3.0, 65534.0],
+    Some(1),
+)]
+#[case::range(Numbers::Shorts([1, 5, 9, 0]), &[("valid_range", Shorts(&[1, 8]))], [1.0, 5.0, f64::NAN, f64::NAN], Some(2))]
+#[case::least(Numbers::Shorts([3, 5, 2, 8]), &[("valid_min", Shorts(&[3]))], [3.0, 5.0, f64::NAN, 8.0], Some(2))]
+#[case::greatest(Numbers::Shorts([9, 5, 2, 8]), &[("valid_max", Shorts(&[8]))], [f64::NAN, 5.0, 2.0, 8.0], Some(0))]
+#[case::packed(
+    Numbers::Shorts([1, 5, 9, 0]),
+    &[("valid_range", Shorts(&[0, 8])), ("scale_factor", Shorts(&[10])), ("add_offset", Shorts(&[3]))],
+    [13.0, 53.0, f64::NAN, 3.0],
+    Some(2),
+)]
+#[case::default_fill(Numbers::Floats([1.0, FILL, 2.0, 3.0]), &[], [1.0, f64::NAN, 2.0, 3.0], Some(1))]
+#[case::default_short(Numbers::Shorts([1, -32767, 2, 3]), &[], [1.0, f64::NAN, 2.0, 3.0], Some(1))]
+#[case::own_fill(
+    Numbers::Shorts([1, -32767, 2, 3]),
+    &[("_FillValue", Shorts(&[2]))],
+    [1.0, -32767.0, f64::NAN, 3.0],
+    Some(2),
+)]
+fn values_are_what_attributes_say(
+    #[case] numbers: Numbers,
+    #[case] attributes: &[(&str, Attribute)],
+    #[case] expected: [f64; 4],
+    #[case] missing: Option<usize>,
+    #[values(false, true)] classic: bool,
+) {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("u.nc");
+    if classic {
+        write_classic(&path, numbers, attributes);
+    } else {
+        write_hdf5(&path, numbers, attributes);
+    }
+    let window = Window::still(&[0..4]);
+    let read = open(&path, "mask").unwrap().read(&window, &[0], &["u"]).unwrap();
+    let found = Vec::<f64>::try_from(read.to_kind(Kind::Double).flatten(0, -1)).unwrap();
+    let same = |(found, expected): (&f64, &f64)| found == expected || (found.is_nan() && expected.is_nan());
+    assert!(found.iter().zip(&expected).all(same), "{found:?}");
+    let read = open(&path, "error").unwrap().read(&window, &[0], &["u"]);
+    match (missing, read) {
+        (None, Ok(_)) => (),
+        (Some(at), Err(Error::MissingValue { index, .. })) => assert_eq!(index, [at]),
+        (missing, read) => panic!("{missing:?}: {read:?}"),
+    }
+}

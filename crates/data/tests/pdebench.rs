@@ -1,0 +1,167 @@
+//! PDEBench's layouts, against the values that were written.
+
+use std::path::Path;
+
+use hdf5_metno::File;
+use isobar_data::{DataConfig, Dataset, Error, Window};
+use ndarray::ArrayD;
+use rstest::rstest;
+use serde_json::{Value, json};
+use tch::{Kind, Tensor};
+
+/// Writes a dataset whose values count up from `first`.
+fn counted(file: &File, name: &str, shape: &[usize], first: usize) {
+    let count: usize = shape.iter().product();
+    let values = (first..first + count).map(|at| at as f32).collect();
+    let values = ArrayD::from_shape_vec(shape, values).unwrap();
+    let _ = file.new_dataset_builder().with_data(&values).create(name).unwrap();
+}
+
+fn open(path: &Path, fields: &[&str], own: Value) -> Result<Box<dyn Dataset>, Error> {
+    let table = json!({ "path": path, "format": "pdebench", "fields": fields, "pdebench": own });
+    serde_json::from_value::<DataConfig>(table).unwrap().open()
+}
+
+fn numbers(tensor: &Tensor) -> Vec<f64> {
+    Vec::try_from(tensor.to_kind(Kind::Double).flatten(0, -1)).unwrap()
+}
+
+fn names(data: &dyn Dataset) -> Vec<&str> {
+    data.dims().iter().map(|dim| dim.name.as_str()).collect()
+}
+
+/// Burgers and advection: times have a number more than there are frames.
+#[test]
+fn one_dimensional_tensors() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("1D_Burgers_Sols_Nu0.1.hdf5");
+    {
+        let file = File::create(&path).unwrap();
+        counted(&file, "tensor", &[3, 4, 5], 0);
+        counted(&file, "x-coordinate", &[5], 10);
+        counted(&file, "t-coordinate", &[5], 0);
+    }
+    let data = open(&path, &["tensor"], json!({ "periodic": ["x"] })).unwrap();
+    assert_eq!((data.samples(), data.times()), (3, Some(&[0.0, 1.0, 2.0, 3.0][..])));
+    assert_eq!((names(&*data), data.dims()[0].periodic), (vec!["x"], true));
+    assert_eq!(data.dims()[0].coordinates[0], 10.0);
+    let window = Window { frames: 1..3, points: vec![2..4] };
+    assert_eq!(numbers(&data.read(&window, &[2], &["tensor"]).unwrap()), [47.0, 48.0, 52.0, 53.0]);
+    let cut = open(&path, &["tensor"], json!({ "cut": 1 })).unwrap();
+    assert_eq!((cut.samples(), cut.times().unwrap().len()), (9, 2));
+}
+
+#[rstest]
+fn compressible_flow(#[values(2, 3)] dims: usize) {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("2D_CFD_Rand.hdf5");
+    let shape = [&[2, 3][..], &[4, 5, 2][..dims]].concat();
+    let fields = ["Vx", "Vy", "density", "pressure"];
+    {
+        let file = File::create(&path).unwrap();
+        for (at, name) in fields.iter().enumerate() {
+            counted(&file, name, &shape, 1000 * at);
+        }
+        for (name, extent) in ["x", "y", "z"].iter().zip(&shape[2..]) {
+            counted(&file, &format!("{name}-coordinate"), &[*extent], 0);
+        }
+        counted(&file, "t-coordinate", &[4], 0);
+    }
+    let data = open(&path, &["density", "Vy"], json!({})).unwrap();
+    assert_eq!((data.samples(), data.times().unwrap().len()), (2, 3));
+    assert_eq!(names(&*data), ["x", "y", "z"][..dims]);
+    let mut points = vec![1..2, 2..4];
+    points.resize(dims, 0..2);
+    let read = data.read(&Window { frames: 2..3, points }, &[1], &["Vy", "density"]).unwrap();
+    let extents: Vec<i64> = shape.iter().map(|&extent| extent as i64).collect();
+    let all =
+        Tensor::arange(extents.iter().product::<i64>(), (Kind::Double, tch::Device::Cpu)).view(&extents[..]);
+    let part = numbers(&all.get(1).get(2).get(1).narrow(0, 2, 2));
+    let expected: Vec<f64> =
+        [1000.0, 2000.0].iter().flat_map(|first| part.iter().map(move |at| first + at)).collect();
+    assert_eq!(numbers(&read), expected);
+    assert_eq!(
+        open(&path, &[], json!({})).unwrap_err().to_string().matches("density").count(),
+        2,
+        "it is proposed"
+    );
+}
+
+/// Reaction and diffusion, and the radial dam break: a group for each sample.
+#[test]
+fn groups_of_samples() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("2D_diff-react_NA_NA.h5");
+    let write = |shape_of_last: &[usize], last_time: usize| {
+        let file = File::create(&path).unwrap();
+        for (at, group) in ["0000", "0001", "0010"].iter().enumerate() {
+            let shape: &[usize] = if at == 2 { shape_of_last } else { &[3, 4, 5, 2] };
+            let _ = file.create_group(&format!("{group}/grid")).unwrap();
+            counted(&file, &format!("{group}/data"), shape, 1000 * at);
+            counted(&file, &format!("{group}/grid/x"), &[4], 0);
+            counted(&file, &format!("{group}/grid/y"), &[5], 0);
+            counted(&file, &format!("{group}/grid/t"), &[3], if at == 2 { last_time } else { 0 });
+        }
+    };
+    write(&[3, 4, 5, 2], 0);
+    let data = open(&path, &["data"], json!({})).unwrap();
+    assert_eq!((data.samples(), data.times()), (3, Some(&[0.0, 1.0, 2.0][..])));
+    assert_eq!(data.variables()[0].channels, ["data_0", "data_1"]);
+    let window = Window { frames: 1..2, points: vec![3..4, 1..3] };
+    let read = data.read(&window, &[2, 0], &["data"]).unwrap();
+    assert_eq!(read.size(), [2, 1, 2, 1, 2]);
+    // Place (1, 3, 1, 0) is 40 + 30 + 2.
+    assert_eq!(numbers(&read), [2072.0, 2074.0, 2073.0, 2075.0, 72.0, 74.0, 73.0, 75.0]);
+    drop(data);
+    write(&[3, 4, 4, 2], 0);
+    let error = open(&path, &["data"], json!({})).unwrap_err().to_string();
+    assert!(error.contains("`0010/data` is of shape [3, 4, 4, 2], expected [3, 4, 5, 2]"), "{error}");
+    write(&[3, 4, 5, 2], 7);
+    let error = open(&path, &["data"], json!({})).unwrap_err().to_string();
+    assert!(error.contains("`0010/grid/t` is of other times"), "{error}");
+}
+
+#[test]
+fn incompressible_flow() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("ns_incom_inhom_2d_512-0.h5");
+    let file = File::create(&path).unwrap();
+    counted(&file, "velocity", &[2, 3, 4, 4, 2], 0);
+    counted(&file, "particles", &[2, 3, 4, 4, 1], 0);
+    counted(&file, "force", &[2, 4, 4, 2], 0);
+    let times = ArrayD::from_shape_vec(vec![2, 3], vec![0.0_f32, 0.5, 1.0, 0.0, 0.5, 1.0]).unwrap();
+    let _ = file.new_dataset_builder().with_data(&times).create("t").unwrap();
+    drop(file);
+    let data = open(&path, &["velocity", "particles", "force"], json!({})).unwrap();
+    assert_eq!((data.samples(), data.times()), (2, Some(&[0.0, 0.5, 1.0][..])));
+    let window = Window { frames: 1..3, points: vec![0..1, 3..4] };
+    let read = data.read(&window, &[1], &["force", "particles"]).unwrap();
+    assert_eq!(numbers(&read), [38.0, 39.0, 67.0, 38.0, 39.0, 83.0], "the force at each time");
+    drop(data);
+    let file = File::open_rw(&path).unwrap();
+    let other = ArrayD::from_shape_vec(vec![2, 3], vec![0.0_f32, 0.5, 1.0, 0.0, 0.5, 2.0]).unwrap();
+    file.dataset("t").unwrap().write(&other).unwrap();
+    drop(file);
+    let error = open(&path, &["velocity"], json!({})).unwrap_err().to_string();
+    assert!(error.contains("other times for sample 1"), "{error}");
+}
+
+#[test]
+fn other_layouts_are_refused() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("other.h5");
+    let file = File::create(&path).unwrap();
+    counted(&file, "u", &[3, 4, 5], 0);
+    drop(file);
+    let error = open(&path, &["u"], json!({})).unwrap_err().to_string();
+    assert!(error.contains("not a file of trajectories of PDEBench"), "{error}");
+    let error = open(&super::common::excerpt(), &["u"], json!({})).unwrap_err().to_string();
+    assert!(error.contains("--set data.format=darcy"), "{error}");
+    let file = File::create(&path).unwrap();
+    counted(&file, "tensor", &[3, 4, 5], 0);
+    counted(&file, "x-coordinate", &[5], 0);
+    counted(&file, "t-coordinate", &[3], 0);
+    drop(file);
+    let error = open(&path, &["tensor"], json!({})).unwrap_err().to_string();
+    assert!(error.contains("`t-coordinate` is 3 times, expected at least 4"), "{error}");
+}
