@@ -70,7 +70,11 @@ fn in_folder(folder: &Path) -> Option<PathBuf> {
 /// The formats of a path to try, by its extension: of HDF5, the layouts before the plain one.
 fn formats(path: &Path) -> Result<Vec<String>> {
     let of = |path: &Path| path.extension().map(|extension| extension.to_string_lossy().to_lowercase());
-    let extension = of(path).or_else(|| in_folder(path).as_deref().and_then(of));
+    // A store of Zarr may have any name.
+    let is_store =
+        ["zarr.json", ".zmetadata", ".zgroup", ".zarray"].iter().any(|file| path.join(file).is_file());
+    let own = is_store.then(|| "zarr".to_owned()).or_else(|| of(path));
+    let extension = own.or_else(|| in_folder(path).as_deref().and_then(of));
     let known = isobar_data::registered();
     let fits = |entry: &&isobar_data::Entry| {
         extension.as_deref().is_some_and(|extension| entry.extensions().contains(&extension))

@@ -5,7 +5,7 @@ use std::path::Path;
 
 use anyhow::Result;
 use isobar_collectives::Group;
-use isobar_data::{Batch, DatasetWriter, PredictionMeta, Window, writers};
+use isobar_data::{Batch, Content, DatasetWriter, PredictionMeta, Window, writers};
 use isobar_models::BatchPart;
 use isobar_train::loss::variable_errors;
 use isobar_train::metric::Scoreboard;
@@ -13,7 +13,8 @@ use isobar_train::{BoxError, FieldLayout, FieldModel, Forward, Roles, Sample, St
 use tch::{Device, Kind, Tensor};
 
 use super::outcome::Outcome;
-use super::windows::{Windows, by_window};
+use super::output::Output;
+use super::windows::Windows;
 use crate::exit::{Because, Exit};
 use crate::run::picture::Shown;
 use crate::run::{Scoring, Source, as_str, scoring};
@@ -35,8 +36,8 @@ pub(super) struct Place<'a> {
     pub(super) options: (Kind, Device),
 }
 
-/// The file to write, and its attributes besides those of its schema; on rank 0.
-type Out<'a> = Option<(&'a Path, &'a [(&'static str, String)])>;
+/// The file to write, and its attributes besides those of its schema.
+type Out<'a> = (&'a Path, &'a [(&'static str, String)]);
 
 impl Prediction<'_> {
     /// Predicts and writes trajectory by trajectory.
@@ -57,9 +58,8 @@ impl Prediction<'_> {
         let past = model.roles.as_ref().map_or(0, |roles| roles.history - 1);
         let stored = source.names.stored();
         let (kind, device) = place.options;
-        let mut writer = out.map(|out| self.writer(out, &source.targets)).transpose()?;
         let windows = Windows::new(&model.layout, place.window, place.world)?;
-        let by_window = by_window(writer.as_deref(), place.world)?;
+        let mut output = self.output(out, &source.targets, &windows, place.world)?;
         let none = || vec![Vec::new(); self.steps];
         let board = Scoreboard::new(scoring.report.metrics(), known);
         let mut outcome = Outcome { first: None, errors: none(), persistence: none(), board };
@@ -94,15 +94,12 @@ impl Prediction<'_> {
                 outcome.first = Some(Shown::of(&input, &truth, &predicted)?);
             }
             for (at, fields) in std::iter::once(&input).chain(&predicted).enumerate() {
-                windows.bring(&model.layout, fields, by_window, |points, values| match &mut writer {
-                    Some(writer) => self.write(&mut **writer, (index, at), &source.targets, (points, values)),
-                    None => Ok(()),
+                output.put(&windows, (&model.layout, fields), |writer, points, values| {
+                    self.write(writer, (index, at), &source.targets, (points, values))
                 })?;
             }
         }
-        if let Some(writer) = writer {
-            writer.finish()?;
-        }
+        output.finish(place.world)?;
         Ok(outcome)
     }
 
@@ -125,10 +122,9 @@ impl Prediction<'_> {
     {
         let source = self.source;
         let both = [&source.inputs[..], &source.targets[..]].concat();
-        let mut writer = out.map(|out| self.writer(out, &both)).transpose()?;
         let (kind, device) = place.options;
         let windows = Windows::new(&model.layout, place.window, place.world)?;
-        let by_window = by_window(writer.as_deref(), place.world)?;
+        let mut output = self.output(out, &both, &windows, place.world)?;
         let board = Scoreboard::new(scoring.report.metrics(), 1);
         let mut outcome = Outcome { errors: vec![Vec::new()], first: None, persistence: Vec::new(), board };
         for (index, &sample) in self.samples.iter().enumerate() {
@@ -149,25 +145,23 @@ impl Prediction<'_> {
                 outcome.first = Some(Shown::of(&input, &[target], &predicted)?);
             }
             for (names, fields) in [(&source.inputs, &input), (&source.targets, &predicted[0])] {
-                windows.bring(&model.layout, fields, by_window, |points, values| match &mut writer {
-                    Some(writer) => self.write(&mut **writer, (index, 0), names, (points, values)),
-                    None => Ok(()),
+                output.put(&windows, (&model.layout, fields), |writer, points, values| {
+                    self.write(writer, (index, 0), names, (points, values))
                 })?;
             }
         }
-        if let Some(writer) = writer {
-            writer.finish()?;
-        }
+        output.finish(place.world)?;
         Ok(outcome)
     }
 
-    /// A file like the data set that was read; of trajectories, of the frames from the first one on.
-    fn writer(
+    /// A file like the data set that was read; of trajectories, of the frames from the first one on. All ranks call.
+    fn output(
         &self,
         (path, attributes): (&Path, &[(&'static str, String)]),
         variables: &[String],
-    ) -> Result<Box<dyn DatasetWriter>> {
-        make_folder(path)?;
+        windows: &Windows<'_>,
+        world: &Group,
+    ) -> Result<Output> {
         let mut names: Vec<String> = Vec::new();
         variables.iter().for_each(|name| {
             if !names.contains(name) {
@@ -186,10 +180,27 @@ impl Prediction<'_> {
         let is_hdf5 =
             path.extension().is_none_or(|extension| ["h5", "hdf5"].iter().any(|own| extension == *own));
         let other = writers().into_iter().find(|writer| !is_hdf5 && writer.fits(path));
-        Ok(match other {
-            Some(writer) => writer.create(path, &data.content(&meta)?)?,
-            None => data.create(path, &meta)?,
-        })
+        let content = || -> Result<Content> {
+            let mut content = data.content(&meta)?;
+            if other.is_some_and(|writer| writer.by_rank()) {
+                // Chunks as large as windows, so that a rank writes few that others have a part of.
+                let dims = content.dims.iter().map(|dim| dim.name.clone());
+                content.storage.chunks = dims.zip(windows.extents()).collect();
+            }
+            Ok(content)
+        };
+        let create = || -> Result<_> {
+            make_folder(path)?;
+            Ok(Some(match other {
+                Some(writer) => writer.create(path, &content()?)?,
+                None => data.create(path, &meta)?,
+            }))
+        };
+        let join = |unfinished: &Path| -> Result<_> {
+            let Some(writer) = other else { return Ok(data.create(path, &meta)?) };
+            Ok(writer.join(path, &content()?, unfinished)?)
+        };
+        Output::open(world, create, join)
     }
 
     /// Times of the frame to start from and of each step; those beyond the data are as far apart as the last two.

@@ -3,6 +3,7 @@
 mod fields;
 mod origin;
 mod outcome;
+mod output;
 mod samples;
 mod windows;
 
@@ -44,7 +45,7 @@ pub(crate) struct PredictArgs {
     /// Number of steps, for trajectories; by default up to the file's last frame. May be larger
     #[arg(long, value_name = "STEPS")]
     steps: Option<usize>,
-    /// The file to write: HDF5 in the layout of the data, or with the extension .nc NetCDF-4 with the conventions of CF; by default
+    /// The file to write: HDF5 in the layout of the data, or with the extension .nc NetCDF-4 or .zarr Zarr with the conventions of CF; by default
     /// prediction.h5 in the folder of the run. A picture and a
     /// table of the errors after each step (CSV) get the same name
     #[arg(long, value_name = "FILE")]
@@ -128,12 +129,12 @@ impl Job for Prediction<'_> {
         let (lines, warning) = if source.has_steps() {
             attributes.push(("isobar_start_frame", start.to_string()));
             attributes.push(("isobar_steps", steps.to_string()));
-            let out = writes.then_some((&*out, &attributes[..]));
+            let out = (&*out, &attributes[..]);
             outcome = prediction.of_trajectories(&model, &place, out, &scoring)?;
             said.push(format!("samples     trajectories {numbers}, {steps} steps from frame {start}"));
             outcome.forecast(&variables)
         } else {
-            let out = writes.then_some((&*out, &attributes[..]));
+            let out = (&*out, &attributes[..]);
             outcome = prediction.of_pairs(&model, &place, out, &scoring)?;
             said.push(format!("samples     {numbers}"));
             outcome.mapping(&variables, &baseline)

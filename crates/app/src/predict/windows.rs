@@ -1,4 +1,4 @@
-//! The way of predictions from the ranks to the file that rank 0 writes.
+//! The way of predictions from the ranks to those that write them.
 
 use std::ops::Range;
 
@@ -6,7 +6,6 @@ use anyhow::Result;
 use isobar_array::{Array, Local};
 use isobar_collectives::Group;
 use isobar_collectives::start::{recv, send};
-use isobar_data::DatasetWriter;
 use isobar_train::{BoxError, FieldLayout};
 use tch::Tensor;
 
@@ -72,12 +71,94 @@ impl<'a> Windows<'a> {
         }
         Ok(())
     }
+
+    /// Largest extent of a window along each dim.
+    pub(super) fn extents(&self) -> Vec<usize> {
+        let lengths = |window: &[Range<usize>]| -> Vec<usize> { window.iter().map(Range::len).collect() };
+        let all = self.senders.iter().map(|(_, window)| lengths(window));
+        all.reduce(|one, other| one.into_iter().zip(other).map(|(one, other)| one.max(other)).collect())
+            .unwrap_or_default()
+    }
+
+    /// Brings fields of one sample to the ranks that write them: each box of the extents `tile`, counted from the first point, to
+    /// the rank that has the most of its points. The others send that rank what they have of it. All ranks call.
+    pub(super) fn spread<L: FieldLayout>(
+        &self,
+        layout: &L,
+        fields: &L::Array,
+        tile: &[usize],
+        mut write: impl FnMut(&[Range<usize>], &Tensor) -> Result<()>,
+    ) -> Result<()> {
+        let rank = self.world.rank();
+        let local = boxed(layout.local(fields))?;
+        let channels = fields.shape().get(1).copied().unwrap_or(0);
+        for (sender, window) in &self.senders {
+            for tile in tiles(window, tile) {
+                let points = shared(window, &tile);
+                let owner = self.owner(&tile);
+                let part = || -> Result<Tensor> {
+                    let mut part = local.shallow_clone();
+                    for (dim, (range, own)) in points.iter().zip(window).enumerate() {
+                        part = part.f_narrow(
+                            dim as i64 + 2,
+                            (range.start - own.start) as i64,
+                            range.len() as i64,
+                        )?;
+                    }
+                    Ok(part.f_contiguous()?)
+                };
+                if *sender == owner {
+                    if owner == rank {
+                        write(&points, &part()?)?;
+                    }
+                } else if *sender == rank {
+                    send(&part()?, owner, self.world)?.wait()?;
+                } else if owner == rank {
+                    let extents = points.iter().map(|range| range.len() as i64);
+                    let shape: Vec<i64> = [1, channels].into_iter().chain(extents).collect();
+                    let like = Tensor::f_empty(&shape[..], (local.kind(), local.device()))?;
+                    write(&points, &recv(&like, *sender, self.world)?.wait()?)?;
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// The rank that writes a box: the first of those that have the most of its points.
+    fn owner(&self, tile: &[Range<usize>]) -> usize {
+        let points = |window: &[Range<usize>]| shared(window, tile).iter().map(Range::len).product::<usize>();
+        let mut owner = (0, 0);
+        for (rank, window) in &self.senders {
+            let own = points(window);
+            if own > owner.1 {
+                owner = (*rank, own);
+            }
+        }
+        owner.0
+    }
 }
 
-/// Returns whether a writer of rank 0 takes windows, on all ranks. All ranks call.
-pub(super) fn by_window(writer: Option<&dyn DatasetWriter>, world: &Group) -> Result<bool> {
-    let takes = [u8::from(writer.is_some_and(DatasetWriter::takes_windows))];
-    Ok(world.broadcast_bytes(&takes, 0)?.first() == Some(&1))
+/// The boxes that a window touches.
+fn tiles(window: &[Range<usize>], extents: &[usize]) -> Vec<Vec<Range<usize>>> {
+    let mut all = vec![Vec::new()];
+    for (range, &extent) in window.iter().zip(extents) {
+        let extent = extent.max(1);
+        let along = range.start / extent..range.end.div_ceil(extent);
+        let with = |tile: &Vec<Range<usize>>| -> Vec<Vec<Range<usize>>> {
+            along.clone().map(|at| [&tile[..], &[at * extent..(at + 1) * extent]].concat()).collect()
+        };
+        all = all.iter().flat_map(with).collect();
+    }
+    all
+}
+
+/// What two boxes share.
+fn shared(one: &[Range<usize>], other: &[Range<usize>]) -> Vec<Range<usize>> {
+    let of = |(one, other): (&Range<usize>, &Range<usize>)| {
+        let start = one.start.max(other.start);
+        start..one.end.min(other.end).max(start)
+    };
+    one.iter().zip(other).map(of).collect()
 }
 
 fn boxed<T>(result: Result<T, BoxError>) -> Result<T> {
@@ -143,6 +224,68 @@ mod tests {
         assert_eq!(found[0].0, full);
         assert!(found[0].1 < full.len(), "no complete frame on rank 0");
         assert!(found[1..].iter().all(|(_, largest)| *largest == 0), "only rank 0 writes");
+    }
+
+    /// Each box goes whole to one rank, and together they are the frame.
+    #[rstest::rstest]
+    #[case(&[2], &["domain"], &[5, 3], &[3, 3])]
+    #[case(&[3], &["domain"], &[7, 4], &[2, 3])]
+    #[case(&[4], &["domain"], &[3, 4], &[1, 4])]
+    #[case(&[4], &["domain"], &[10, 4], &[3, 4])]
+    #[case(&[2, 2], &["domain", "domain_y"], &[5, 3], &[2, 2])]
+    #[case(&[2, 2], &["data", "domain"], &[5, 3], &[3, 3])]
+    fn boxes_are_written_by_one_rank_each(
+        #[case] shape: &[i64],
+        #[case] names: &[&str],
+        #[case] extents: &[usize],
+        #[case] tile: &[usize],
+    ) {
+        let ranks = shape.iter().product::<i64>() as usize;
+        let found = threads::run(ranks, Duration::from_secs(60), |world| {
+            let mesh = DeviceMesh::new(&world, shape, names).unwrap();
+            let layout = ShardedFields::new(&mesh, extents).unwrap();
+            let own = layout.window(extents).unwrap();
+            let points: usize = extents.iter().product();
+            let whole = Tensor::arange(points as i64, (Kind::Double, Device::Cpu)).view([
+                1,
+                1,
+                extents[0] as i64,
+                extents[1] as i64,
+            ]);
+            let samples = layout.own(&[0]).unwrap().len() as i64;
+            let part = |at: &Range<usize>| (at.start as i64, at.len() as i64);
+            let (rows, cols) = (part(&own[0]), part(&own[1]));
+            let local = whole.narrow(0, 0, samples).narrow(2, rows.0, rows.1).narrow(3, cols.0, cols.1);
+            let fields = layout.array(&local.contiguous(), 1).unwrap();
+            let windows = Windows::new(&layout, &own, &world).unwrap();
+            let mut written = Vec::new();
+            windows
+                .spread(&layout, &fields, tile, |points, values| {
+                    let (rows, cols) = (part(&points[0]), part(&points[1]));
+                    assert!(values.equal(&whole.narrow(2, rows.0, rows.1).narrow(3, cols.0, cols.1)));
+                    written.extend(
+                        points[0].clone().flat_map(|row| points[1].clone().map(move |col| (row, col))),
+                    );
+                    Ok(())
+                })
+                .unwrap();
+            written
+        });
+        let mut all: Vec<(usize, usize)> = found.iter().flatten().copied().collect();
+        all.sort_unstable();
+        let frame: Vec<_> =
+            (0..extents[0]).flat_map(|row| (0..extents[1]).map(move |col| (row, col))).collect();
+        assert_eq!(all, frame, "each point once");
+        let tiles = |points: &Vec<(usize, usize)>| -> std::collections::BTreeSet<(usize, usize)> {
+            points.iter().map(|(row, col)| (row / tile[0], col / tile[1])).collect()
+        };
+        let count: usize = found.iter().map(|points| tiles(points).len()).sum();
+        assert_eq!(
+            count,
+            extents[0].div_ceil(tile[0]) * extents[1].div_ceil(tile[1]),
+            "each box by one rank"
+        );
+        assert!(found.iter().filter(|points| !points.is_empty()).count() > 1, "several ranks write");
     }
 
     /// Each rank has complete fields: rank 0 writes its own, and nothing is sent.
