@@ -25,6 +25,7 @@ mod once;
 mod progress;
 mod random_faults;
 mod run_folder;
+mod shallow_water;
 mod slurm;
 mod special;
 mod streaming;

@@ -78,6 +78,11 @@ impl Config {
                         self.data.train_steps.most()
                     )));
                 }
+                if self.data.masks().is_some() {
+                    bail!(Exit::Usage.because(
+                        "data.missing is \"mask\", and the loss of a denoiser takes no mask; --set data.missing=fill"
+                    ));
+                }
                 let made = Denoising::new(diffusion, sigma_data, self.run.seed);
                 Ok(Some(made.map_err(|error| Exit::Usage.because(format!("[diffusion]: {error}")))?))
             }

@@ -197,18 +197,30 @@ impl Job for Training<'_> {
     {
         let Self { manager, config, text, signals, claimed, checkpoint, progress } = self;
         let Run { source, layout, window, positions, statics, forward, params, buffers, ranks, device } = run;
-        let Scoring { weights, report } = Scoring::new(&source, config, &window, &ranks.world)?;
+        let Scoring { weights, report, .. } = Scoring::new(&source, config, &window, &ranks.world)?;
         let (own, at_once) = at_once(&layout, &ranks, config, source.most_samples())?;
         let options = (config.train.precision.kind(), device);
-        let place = Place { window: &window, options, own, at_once };
+        let folder = config.run.folder();
+        let place = Place { window: &window, options, own, at_once, keep: Some(&folder) };
         let fields = Fields::read_alike(&source, &config.data, &place, &ranks.world)?;
         let reader = fields.reader;
         let (input, target) = (fields.input, fields.target);
         let (change, variables, titles) = (fields.change, source.variables()?, source.titles()?);
         let positions = statics.behind(positions, fields.statics.as_ref(), options)?;
         let roles = source.names.roles(&*source.data, &config.data, &window, fields.forcing.clone())?;
+        let missing = config.data.masks();
         let task = FieldTask {
-            model: FieldModel { forward, layout, positions, change, input, target, variables, roles },
+            model: FieldModel {
+                forward,
+                layout,
+                positions,
+                change,
+                input,
+                target,
+                variables,
+                roles,
+                missing,
+            },
             train: fields.train,
             validation: fields.validation,
             rollouts: fields.rollouts,
@@ -218,7 +230,6 @@ impl Job for Training<'_> {
             report,
             seed: config.run.seed,
         };
-        let folder = config.run.folder();
         tracing::info!(
             parameters = params.elements(),
             train = task.train.len(),
@@ -328,6 +339,9 @@ fn identity(config: &Config) -> Result<serde_json::Value> {
     }
     if data.missing == Missing::Fill {
         identity["data"]["fill"] = data.fill.into();
+    }
+    if let Some(fill) = data.masks() {
+        identity["data"]["mask"] = fill.into();
     }
     if data.predict == Predict::Change {
         // Earlier versions divided changes by the deviation of the fields; a network cannot resume with

@@ -316,6 +316,7 @@ impl Trainer {
                 target,
                 variables,
                 roles: None,
+                missing: None,
             },
             train: train.into(),
             validation: validation.into(),

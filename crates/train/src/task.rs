@@ -12,8 +12,11 @@ use tch::Tensor;
 use crate::denoising::Denoising;
 use crate::error::Result;
 use crate::fields::FieldLayout;
-use crate::loss::{LossKind, ensemble_mean, is_ensemble, spectrum_errors, variable_errors};
+use crate::loss::{
+    LossKind, ensemble_mean, is_ensemble, masked_variable_errors, spectrum_errors, variable_errors,
+};
 use crate::metric::{Forecast, MetricKind, Report, summands};
+use crate::missing::{counted, fill, present, present_in_both};
 use crate::model::Forward;
 use crate::rollout::{Roles, Sample, Start};
 use crate::variables::{Variable, VariableError, mean_errors, mean_relative, mean_spectrum};
@@ -219,6 +222,10 @@ pub struct FieldModel<L, F> {
     pub variables: Vec<Variable>,
     /// Roles of the channels of stored frames; `None` if all are inputs and outputs, of one frame.
     pub roles: Option<Roles>,
+    /// What the network sees in place of missing values (NaN) of its input, after normalisation; `None` if no value is missing. With
+    /// it, missing values of targets have no part in losses, errors and metrics, and points that are missing in the newest input
+    /// frame stay so in a rollout. The same on all ranks.
+    pub missing: Option<f64>,
 }
 
 /// A [`FieldModel`] with its data, in memory or read while they are needed.
@@ -328,8 +335,14 @@ where
                 format!("a rollout starts from {} frames, expected {history}", start.frames.len()).into()
             );
         };
-        let mut frames: VecDeque<L::Array> =
-            start.frames.iter().map(|frame| self.layout.array(frame, count)).collect::<Result<_>>()?;
+        let filled = |frame: &Tensor| -> Result<L::Array, BoxError> {
+            Ok(self.layout.array(&fill(frame, self.missing)?, count)?)
+        };
+        let mut frames: VecDeque<L::Array> = start.frames.iter().map(filled).collect::<Result<_, _>>()?;
+        let kept = match self.missing {
+            None => None,
+            Some(_) => Some(self.layout.array(&present(input)?, count)?),
+        };
         let positions = self.positions_of(input, count)?;
         let generator = self.forward.denoising().map(Denoising::generator);
         let mut outputs = Vec::with_capacity(start.steps);
@@ -346,10 +359,32 @@ where
             let Some(x) = frames.pop_front() else { break };
             let newest = frames.back().unwrap_or(&x);
             let (state, output) = self.advance(newest, y, several)?;
-            frames.push_back(state);
+            frames.push_back(self.still_missing(state, kept.as_ref())?);
             outputs.push(output);
         }
         Ok(outputs)
+    }
+
+    /// A state in which the points that were missing in the input are filled again.
+    fn still_missing(&self, state: L::Array, kept: Option<&L::Array>) -> Result<L::Array, BoxError> {
+        let (Some(kept), Some(value)) = (kept, self.missing) else { return Ok(state) };
+        if kept.shape() != state.shape() {
+            return Ok(state);
+        }
+        let value = state.constant(&Tensor::from(value).f_to_kind(state.kind())?)?;
+        Ok(kept.select_where(&state, &value)?)
+    }
+
+    /// Physical fields with the channels of outputs, with what stands in place of missing values.
+    ///
+    /// # Errors
+    ///
+    /// Another number of channels.
+    pub fn filled(&self, fields: &Tensor) -> Result<Tensor, BoxError> {
+        if self.missing.is_none() {
+            return Ok(fields.shallow_clone());
+        }
+        Ok(self.target.decode(&fill(&self.target.encode(fields)?, self.missing)?)?)
     }
 
     /// Positions of the points for each of this rank's samples.
@@ -397,6 +432,9 @@ where
         count: usize,
         step: Step<'_>,
     ) -> Result<Tensor, BoxError> {
+        if self.missing.is_some() {
+            return Err("a denoiser takes no mask of missing values; --set data.missing=fill".into());
+        }
         let (Some(input), [target]) = (start.frames.last(), targets) else {
             return Err(format!(
                 "a denoiser is trained on single steps, not on {}; --set data.train_steps=1",
@@ -505,8 +543,12 @@ where
         Ok(target.add(&difference)?)
     }
 
-    /// Returns the errors of predictions, per variable.
-    fn errors_of(
+    /// Returns the errors of predictions on physical values, of each sample and variable. All ranks of the layout call.
+    ///
+    /// # Errors
+    ///
+    /// Another number of channels than variables; an exchange fails.
+    pub fn errors_of(
         &self,
         prediction: &L::Array,
         target: &L::Array,
@@ -520,7 +562,29 @@ where
             )
             .into());
         }
-        Ok(variable_errors(prediction, target)?)
+        match self.present_in(target)? {
+            None => Ok(variable_errors(prediction, target)?),
+            Some(mask) => Ok(masked_variable_errors(prediction, target, &mask)?),
+        }
+    }
+
+    /// Mask of the values of targets that are there; `None` if none can be missing.
+    fn present_in(&self, target: &L::Array) -> Result<Option<L::Array>, BoxError> {
+        match self.missing {
+            None => Ok(None),
+            Some(_) => Ok(Some(self.layout.map(target, |local| Ok(present(local)?))?)),
+        }
+    }
+
+    /// Errors of the energy spectra; points that are missing count as zero in both fields.
+    fn spectrum_errors_of(
+        &self,
+        prediction: &L::Array,
+        target: &L::Array,
+    ) -> Result<Vec<Vec<f64>>, BoxError> {
+        let Some(mask) = self.present_in(target)? else { return Ok(spectrum_errors(prediction, target)?) };
+        let (prediction, target) = counted(prediction, target, &mask)?;
+        Ok(spectrum_errors(&prediction, &target)?)
     }
 }
 
@@ -616,6 +680,7 @@ where
                     Some(mean) => mean.f_expand_as(target)?,
                     None => batch.last.shallow_clone(),
                 };
+                let prediction = self.model.filled(&prediction)?;
                 let array = |part: &Tensor| layout.array(part, samples.len());
                 errors.extend(self.model.errors_of(&array(&prediction)?, &array(target)?)?);
             }
@@ -634,7 +699,8 @@ where
             return Ok(vec![Vec::new(); count]);
         }
         let lay_out = |local: &Tensor| self.model.layout.array(local, count);
-        let weights = self.weights.of_fields(target, local, None, lay_out)?;
+        let present = self.model.missing.map(|_| present(local)).transpose()?;
+        let weights = self.weights.of_fields(target, local, present.as_ref(), lay_out)?;
         let forecast: Forecast<L::Array> =
             self.report.forecast(prediction, (target, local), weights, lay_out)?;
         Ok(summands(self.report.metrics(), &forecast)?)
@@ -683,8 +749,15 @@ where
         let outputs = self.model.steps(&start, samples.len(), Some(step))?;
         let losses = outputs.iter().zip(&targets).map(|(output, target)| {
             let lay_out = |local: &Tensor| self.model.layout.array(local, samples.len());
-            let (local, target) = (target, lay_out(target)?);
-            let weights = self.weights.of_fields(&target, local, None, lay_out)?;
+            let present = match (self.model.missing, &self.model.change, start.frames.last()) {
+                (None, ..) => None,
+                // A change is known where both fields are.
+                (Some(_), Some(_), Some(from)) => Some(present_in_both(target, from)?),
+                _ => Some(present(target)?),
+            };
+            let local = fill(target, self.model.missing.map(|_| 0.0))?;
+            let target = lay_out(&local)?;
+            let weights = self.weights.of_fields(&target, &local, present.as_ref(), lay_out)?;
             let output = self.model.weighted(output, &target)?;
             Ok(self.loss.weighted(&output, &target, &weights)?.whole()?)
         });
@@ -774,7 +847,7 @@ where
             let errors = self.model.errors_of(&prediction, &target)?;
             of_steps.iter_mut().zip(errors).for_each(|(all, error)| all.push(error));
             if index + 1 == steps {
-                spectra = spectrum_errors(&prediction, &target)?;
+                spectra = self.model.spectrum_errors_of(&prediction, &target)?;
             }
         }
         let errors = of_steps.iter().zip(spectra).zip(terms);

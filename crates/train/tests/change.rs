@@ -41,6 +41,7 @@ fn task(
         target: values,
         variables: ["u", "h"].map(Variable::new).to_vec(),
         roles: None,
+        missing: None,
     };
     FieldTask {
         model,
@@ -160,6 +161,7 @@ fn trained(folder: &Path, output: f64, names: [&str; 2], mode: SaveMode) -> Stri
         target: model.target,
         variables: names.map(Variable::new).to_vec(),
         roles: None,
+        missing: None,
     };
     let task = FieldTask { model, train, validation, rollouts, augment, loss, weights, report, seed };
     let adamw = isobar_train::optim::AdamWConfig { lr: 1e-12, ..Default::default() };

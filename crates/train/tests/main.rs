@@ -7,6 +7,7 @@ mod fit;
 mod fully_sharded;
 mod gradients;
 mod losses;
+mod missing;
 mod non_finite;
 mod rollout;
 mod run_folder;

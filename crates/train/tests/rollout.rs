@@ -143,6 +143,7 @@ fn task<L: FieldLayout, F>(layout: L, forward: F, change: bool, train_steps: usi
         target: normalizer(2),
         variables: ["u", "rain"].map(Variable::new).to_vec(),
         roles: Some(roles(&window)),
+        missing: None,
     };
     FieldTask {
         model,

@@ -153,6 +153,7 @@ fn train(
             target: scale,
             variables: vec![Variable::new("field")],
             roles: None,
+            missing: None,
         },
         train,
         validation,

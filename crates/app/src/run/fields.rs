@@ -1,6 +1,7 @@
 //! The samples of a run, and what they are scaled by.
 
 use std::ops::Range;
+use std::path::Path;
 use std::sync::Arc;
 
 use anyhow::{Result, bail};
@@ -30,6 +31,8 @@ pub(crate) struct Place<'a> {
     pub(crate) own: usize,
     /// Most samples that a task asks for at a time in validation: the same on all ranks.
     pub(crate) at_once: usize,
+    /// The folder that keeps the statistics of the training samples for the next start.
+    pub(crate) keep: Option<&'a Path>,
 }
 
 /// Samples of a run: this rank's window of them, in memory or read while they are needed.
@@ -68,7 +71,7 @@ impl Fields {
         let counts = [train, validation].map(|part| part.samples.len());
         let extents = source.extents().iter().map(usize::to_string).collect::<Vec<_>>().join(" x ");
         let description = format!("{} + {} samples of {extents}", counts[0], counts[1]);
-        let scales = scales_alike(source, train, (config.predict, &description), world)?;
+        let scales = scales_alike(source, train, (config.predict, &description), (world, place.keep))?;
         let (statics, _) = alike(world, Statics::normalizer(source).map(|statics| (Vec::new(), statics)))?;
         let scales = (scales, statics);
         if config.cache != Cache::All {

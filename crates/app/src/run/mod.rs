@@ -3,6 +3,7 @@
 mod again;
 pub(crate) mod errors;
 mod fields;
+mod kept;
 pub(crate) mod picture;
 mod ranks;
 mod raster;

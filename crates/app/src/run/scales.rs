@@ -1,13 +1,17 @@
 //! The scales of a run's fields: statistics of the training samples, which ranks read together.
 
+use std::path::Path;
+
 use anyhow::{Result, bail};
 use isobar_collectives::Group;
 use isobar_data::{Normalizer, Part, Statistics, digest, merge_channels, part, portions};
 use isobar_train::SampleFingerprint;
 use isobar_train::config::Predict;
 use serde::{Deserialize, Serialize};
+use serde_json::Value;
 
 use super::alike;
+use super::kept;
 use super::roles::as_str;
 use super::source::Source;
 use crate::exit::{Because, Exit};
@@ -24,7 +28,7 @@ pub(super) struct Scales {
 
 /// Statistics of each channel over a portion of the training samples.
 #[derive(Debug, Clone, Default, Serialize, Deserialize)]
-struct Portion {
+pub(super) struct Portion {
     inputs: Vec<Statistics>,
     /// Of outputs that are no inputs: targets of samples without time, or diagnostic variables.
     targets: Vec<Statistics>,
@@ -34,46 +38,90 @@ struct Portion {
     changes: Vec<Statistics>,
 }
 
-/// A rank's part of the statistics, and the data that it sees.
+/// What a rank sees of the data, and, on rank 0, what the folder of the run keeps of them.
 #[derive(Serialize, Deserialize)]
-struct Share {
-    seen: SampleFingerprint,
-    portions: Vec<Portion>,
+struct Seen {
+    fingerprint: SampleFingerprint,
+    kept: Option<Portion>,
 }
 
 /// Computes the scales, and checks that all ranks see the same data: each rank reads some portions of the training samples, and
-/// all ranks merge them in the same order. All ranks call.
+/// all ranks merge them in the same order. If the folder `keep` has the statistics of these data, nothing is read; otherwise rank 0
+/// keeps them there. All ranks call.
 pub(super) fn scales_alike(
     source: &Source,
     train: &Part,
     (predict, description): (Predict, &str),
-    world: &Group,
+    (world, keep): (&Group, Option<&Path>),
 ) -> Result<Scales> {
-    let own = share(source, train, (predict, description), world);
-    let own = own.and_then(|share| Ok((serde_json::to_vec(&share)?, ())));
-    let ((), all) = alike(world, own)?;
-    let all = all.iter().map(|bytes| serde_json::from_slice(bytes)).collect::<Result<Vec<Share>, _>>()?;
-    let seen: Vec<SampleFingerprint> = all.iter().map(|share| share.seen.clone()).collect();
-    check_same(&seen)?;
-    let all: Vec<Portion> = all.into_iter().flat_map(|share| share.portions).collect();
-    let merged = |of: fn(&Portion) -> &Vec<Statistics>| {
-        merge_channels(&all.iter().map(of).cloned().collect::<Vec<Vec<Statistics>>>())
+    let is_change = source.has_steps() && predict == Predict::Change;
+    let keep = keep.filter(|_| world.rank() == 0);
+    let seen = (|| -> Result<(Seen, Option<Value>)> {
+        let digest = digest(&*train.data, &variables(source), train.samples.clone())?;
+        let of = match keep {
+            Some(_) => kept::description(source, train, digest, is_change)?,
+            None => None,
+        };
+        let kept = keep.zip(of.as_ref()).and_then(|(folder, of)| kept::read(folder, of));
+        Ok((Seen { fingerprint: SampleFingerprint::of_digest(description.to_owned(), digest), kept }, of))
+    })();
+    let seen = seen.and_then(|(seen, of)| Ok((serde_json::to_vec(&seen)?, of)));
+    let (of, all) = alike(world, seen)?;
+    let all = all.iter().map(|bytes| serde_json::from_slice(bytes)).collect::<Result<Vec<Seen>, _>>()?;
+    check_same(&all.iter().map(|seen| seen.fingerprint.clone()).collect::<Vec<_>>())?;
+    let statistics = match all.into_iter().find_map(|seen| seen.kept) {
+        Some(kept) => {
+            if world.rank() == 0 {
+                tracing::info!("statistics of the training samples are those of the last start");
+            }
+            kept
+        }
+        None => {
+            let own = share(source, train, is_change, world);
+            let own = own.and_then(|portions| Ok((serde_json::to_vec(&portions)?, ())));
+            let ((), all) = alike(world, own)?;
+            let all = all
+                .iter()
+                .map(|bytes| serde_json::from_slice(bytes))
+                .collect::<Result<Vec<Vec<Portion>>, _>>()?;
+            let merged = Portion::merged(&all.concat())?;
+            if let Some((folder, of)) = keep.zip(of) {
+                kept::write(folder, of, &merged);
+            }
+            merged
+        }
     };
-    let inputs = merged(|portion| &portion.inputs)?;
+    let Portion { inputs, targets, forcings, changes } = statistics;
     let input = Normalizer::of_channels(&inputs)?;
-    let others = source.has_others().then(|| merged(|portion| &portion.targets)).transpose()?;
-    let target = match (source.has_steps(), others) {
-        (true, Some(diagnostics)) => Normalizer::of_channels(&[inputs, diagnostics].concat())?,
-        (false, Some(targets)) => Normalizer::of_channels(&targets)?,
-        (_, None) => input.clone(),
+    let target = match (source.has_steps(), source.has_others()) {
+        (true, true) => Normalizer::of_channels(&[inputs, targets].concat())?,
+        (false, true) => Normalizer::of_channels(&targets)?,
+        (_, false) => input.clone(),
     };
-    let forcings = !source.names.forcings.is_empty();
-    let forcing = forcings
-        .then(|| Ok::<_, anyhow::Error>(Normalizer::of_channels(&merged(|portion| &portion.forcings)?)?));
-    let forcing = forcing.transpose()?;
-    let changes = source.has_steps() && predict == Predict::Change;
-    let change = changes.then(|| change_scales(&merged(|portion| &portion.changes)?, &input)).transpose()?;
+    let has_forcings = !source.names.forcings.is_empty();
+    let forcing = has_forcings.then(|| Normalizer::of_channels(&forcings)).transpose()?;
+    let change = is_change.then(|| change_scales(&changes, &input)).transpose()?;
     Ok(Scales { input, target, change, forcing })
+}
+
+impl Portion {
+    /// Statistics of all portions; a part that no portion has stays empty.
+    fn merged(all: &[Self]) -> Result<Self> {
+        let merged = |of: fn(&Self) -> &Vec<Statistics>| {
+            Ok::<_, anyhow::Error>(merge_channels(&all.iter().map(of).cloned().collect::<Vec<_>>())?)
+        };
+        Ok(Self {
+            inputs: merged(|portion| &portion.inputs)?,
+            targets: merged(|portion| &portion.targets)?,
+            forcings: merged(|portion| &portion.forcings)?,
+            changes: merged(|portion| &portion.changes)?,
+        })
+    }
+}
+
+/// The variables that statistics are taken of.
+fn variables(source: &Source) -> Vec<&str> {
+    [as_str(&source.inputs), as_str(source.others()), as_str(&source.names.forcings)].concat()
 }
 
 /// Fails on all ranks if two of them see other data.
@@ -87,18 +135,11 @@ pub(super) fn check_same(seen: &[SampleFingerprint]) -> Result<()> {
 }
 
 /// Reads this rank's portions.
-fn share(
-    source: &Source,
-    train: &Part,
-    (predict, description): (Predict, &str),
-    world: &Group,
-) -> Result<Share> {
-    let steps = source.has_steps();
+fn share(source: &Source, train: &Part, is_change: bool, world: &Group) -> Result<Vec<Portion>> {
     let (inputs, forcings) = (as_str(&source.inputs), as_str(&source.names.forcings));
     let others = as_str(source.others());
-    let variables = [&inputs[..], &others[..], &forcings[..]].concat();
     let data = &*train.data;
-    let all = portions(data, &variables, train.samples.clone())?;
+    let all = portions(data, &variables(source), train.samples.clone())?;
     let numbers: Vec<usize> = (0..all.len()).collect();
     let own =
         part(&numbers, world.rank(), world.size()).iter().filter_map(|&number| all.get(number).cloned());
@@ -107,18 +148,13 @@ fn share(
             Ok(if names.is_empty() { Vec::new() } else { data.statistics(names, samples.clone())? })
         };
         let (of_inputs, of_targets, of_forcings) = (of(&inputs)?, of(&others)?, of(&forcings)?);
-        let changes = match steps && predict == Predict::Change {
+        let changes = match is_change {
             true => data.change_statistics(&inputs, samples.clone())?,
             false => Vec::new(),
         };
         Ok(Portion { inputs: of_inputs, targets: of_targets, forcings: of_forcings, changes })
     };
-    let portions = own.map(portion).collect::<Result<Vec<Portion>>>()?;
-    let seen = SampleFingerprint::of_digest(
-        description.to_owned(),
-        digest(data, &variables, train.samples.clone())?,
-    );
-    Ok(Share { seen, portions })
+    own.map(portion).collect()
 }
 
 /// Returns the scales of changes from frame to frame. Each channel's changes are measured by their root mean square, in

@@ -23,6 +23,8 @@ use crate::exit::{Because, Exit};
 pub(crate) struct Scoring {
     pub(crate) weights: Weights,
     pub(crate) report: Report,
+    /// True if missing values of targets (NaN) have no part in metrics.
+    masks: bool,
 }
 
 impl Scoring {
@@ -48,13 +50,14 @@ impl Scoring {
             ));
         }
         let weights = Weights::new(asked, &source.variables()?, latitudes.as_ref(), window)?;
+        let masks = config.data.masks().is_some();
         if config.metrics.report.is_empty() {
-            return Ok(Self { weights, ..Self::default() });
+            return Ok(Self { weights, masks, ..Self::default() });
         }
         // One rank may fail to read.
         let report = Report::new(&config.metrics.report, || climatology(source, config, window));
         let (report, _) = alike(world, report.map(|report| (Vec::new(), report)))?;
-        Ok(Self { weights, report })
+        Ok(Self { weights, report, masks })
     }
 
     /// Adds a forecast of `count` samples to a board. All ranks of the layout call.
@@ -71,7 +74,9 @@ impl Scoring {
         }
         let lay_out = |window: &Tensor| layout.array(window, count);
         let made = || -> Result<Forecast<L::Array>, BoxError> {
-            let weights = self.weights.of_fields(target, local, None, lay_out)?;
+            let present = self.masks.then(|| local.f_isnan().and_then(|missing| missing.f_logical_not()));
+            let present = present.transpose()?;
+            let weights = self.weights.of_fields(target, local, present.as_ref(), lay_out)?;
             Ok(self.report.forecast(prediction, (target, local), weights, lay_out)?)
         };
         Ok(board.add(step, &made().map_err(anyhow::Error::from_boxed)?)?)
@@ -127,23 +132,26 @@ fn mean(
     let points: usize = window.iter().map(ExactSizeIterator::len).product();
     let at_once = (PORTION / (channels * points).max(1)).clamp(1, frames.max(1));
     let names = as_str(&source.targets);
-    let (mut sum, mut count) = (None::<Tensor>, 0);
+    let mut all: Option<(Tensor, Tensor)> = None;
     for sample in samples {
         for first in (0..frames).step_by(at_once) {
             let part = Window { frames: first..frames.min(first + at_once), points: window.to_vec() };
             let fields = data.read(&part, &[sample], &names)?.f_select(0, 0)?.f_to_kind(Kind::Double)?;
-            count += part.frames.len();
+            // Missing values, if they are masked, have no part.
+            let counts = fields.f_isnan()?.f_logical_not()?.f_to_kind(Kind::Double)?;
+            let fields = fields.f_nan_to_num(0.0, f64::INFINITY, f64::NEG_INFINITY)?;
             let own = fields.f_sum_dim_intlist([0].as_slice(), false, None)?;
-            sum = Some(match sum {
-                None => own,
-                Some(sum) => sum.f_add(&own)?,
+            let counts = counts.f_sum_dim_intlist([0].as_slice(), false, None)?;
+            all = Some(match all {
+                None => (own, counts),
+                Some((sum, count)) => (sum.f_add(&own)?, count.f_add(&counts)?),
             });
         }
     }
-    let Some(sum) = sum else {
+    let Some((sum, count)) = all else {
         bail!(Exit::Data.because(format!("{} has no samples for a climatology", data.path().display())));
     };
-    Ok(sum.f_div_scalar(count as f64)?)
+    Ok(sum.f_div(&count)?)
 }
 
 /// The lines of a table of metrics at the first and the last of these lead times; none without metrics.

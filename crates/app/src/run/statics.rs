@@ -177,7 +177,7 @@ mod tests {
         assert_eq!(names, ["u", "v", "rain"]);
         let window = [0..5, 0..4];
         let options = (Kind::Double, Device::Cpu);
-        let place = Place { window: &window, options, own: 3, at_once: 3 };
+        let place = Place { window: &window, options, own: 3, at_once: 3, keep: None };
         let fields = Fields::read_alike(&source, &config, &place, &Group::single()).unwrap();
         // A sample is three frames and a step, a rollout three and two.
         assert_eq!((fields.train.len(), fields.validation.len(), fields.rollouts.unwrap().len()), (3, 3, 1));
@@ -200,7 +200,8 @@ mod tests {
     fn streamed_samples_are_those_in_memory() {
         let folder = folder();
         let window = [1..5, 0..3];
-        let place = Place { window: &window, options: (Kind::Double, Device::Cpu), own: 3, at_once: 3 };
+        let place =
+            Place { window: &window, options: (Kind::Double, Device::Cpu), own: 3, at_once: 3, keep: None };
         let read = |cache: &str| {
             let mut keys = all_roles();
             keys["cache"] = cache.into();
@@ -215,6 +216,36 @@ mod tests {
             (of(&*fields.train, &[2, 0]), of(&*fields.validation, &[1]), of(&*fields.rollouts.unwrap(), &[0]))
         };
         assert_eq!(read("all"), read("none"));
+    }
+
+    /// The second start reads no statistics, and has the same; other data are read again.
+    #[test]
+    fn statistics_are_kept_beside_the_run() {
+        let (folder, run) = (folder(), tempdir().unwrap());
+        let config = config(&folder, all_roles());
+        let window = [0..5, 0..4];
+        let options = (Kind::Double, Device::Cpu);
+        let place = Place { window: &window, options, own: 3, at_once: 3, keep: Some(run.path()) };
+        let read = || {
+            let source = Source::open(&config).unwrap();
+            let fields = Fields::read_alike(&source, &config, &place, &Group::single()).unwrap();
+            (fields.input, fields.target, fields.change, fields.forcing)
+        };
+        let first = read();
+        let file = run.path().join("statistics.json");
+        let kept = std::fs::read_to_string(&file).unwrap();
+        assert_eq!(read(), first);
+        // What is kept is what is used.
+        let mut told: Value = serde_json::from_str(&kept).unwrap();
+        told["statistics"]["inputs"][0]["mean"] = 7.5.into();
+        std::fs::write(&file, told.to_string()).unwrap();
+        assert_eq!(read().0.mean()[0], 7.5);
+        array(folder.path(), "v", &[2, 6, 5, 4], |at| (0.71 * at as f32).sin());
+        let changed = read();
+        assert_eq!(changed.0.mean()[0], first.0.mean()[0], "read again");
+        assert_ne!(changed.0.mean()[1], first.0.mean()[1]);
+        std::fs::write(&file, "{").unwrap();
+        assert_eq!(read(), changed, "a damaged file counts as none");
     }
 
     #[test]
@@ -242,7 +273,7 @@ mod tests {
             let source = Source::open(&config).unwrap();
             let window = ShardedFields::new(&mesh, &[5, 4]).unwrap().window(&[5, 4]).unwrap();
             let options = (Kind::Double, Device::Cpu);
-            let place = Place { window: &window, options, own: 3, at_once: 3 };
+            let place = Place { window: &window, options, own: 3, at_once: 3, keep: None };
             let fields = Fields::read_alike(&source, &config, &place, &world).unwrap();
             let own = Statics::read(&source, &window).unwrap();
             // Rank 0's normalisation is that of every rank.

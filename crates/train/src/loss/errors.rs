@@ -6,6 +6,7 @@ use tch::{Kind, Tensor};
 use super::relative_l2::relative;
 use super::same_shape;
 use crate::error::{Context, Error, Result};
+use crate::missing::counted;
 use crate::variables::VariableError;
 
 /// ‖p − t‖ / ‖t‖ of each sample, in float64. The error of a prediction on a data set is the mean of these over all
@@ -52,6 +53,35 @@ pub fn relative_l2_errors<A: Array>(prediction: &A, target: &A) -> Result<Vec<f6
 /// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
 pub fn variable_errors<A: Array>(prediction: &A, target: &A) -> Result<Vec<Vec<VariableError>>> {
+    errors_over(prediction, target, None)
+}
+
+/// Returns [`variable_errors`] over the points that a boolean mask of the shape of the fields counts, true where they do. The
+/// values of other points may be NaN. A channel without a point that counts has the errors 0.
+///
+/// # Errors
+///
+/// Those of [`variable_errors`].
+///
+/// ```
+/// use tch::Tensor;
+///
+/// let target = Tensor::from_slice(&[3.0, f64::NAN, 4.0]).view([1, 1, 3]);
+/// let prediction = Tensor::from_slice(&[3.0, 7.0, 4.5]).view([1, 1, 3]);
+/// let errors = isobar_train::loss::masked_variable_errors(&prediction, &target, &target.isfinite())?;
+/// assert_eq!((errors[0][0].relative, errors[0][0].rmse), (0.1, 0.125_f64.sqrt()));
+/// # Ok::<(), isobar_train::Error>(())
+/// ```
+pub fn masked_variable_errors<A: Array>(
+    prediction: &A,
+    target: &A,
+    mask: &A,
+) -> Result<Vec<Vec<VariableError>>> {
+    errors_over(prediction, target, Some(mask))
+}
+
+/// Errors over all points, or those of a mask.
+fn errors_over<A: Array>(prediction: &A, target: &A, mask: Option<&A>) -> Result<Vec<Vec<VariableError>>> {
     let _no_grad = tch::no_grad_guard();
     same_shape(prediction, target)?;
     let shape = target.shape();
@@ -61,17 +91,24 @@ pub fn variable_errors<A: Array>(prediction: &A, target: &A) -> Result<Vec<Vec<V
     }
     let dims: Vec<i64> = (2..shape.len() as i64).collect();
     let norms = |x: &A| numbers(&x.reduce(Reduction::Norm, &dims, false)?);
+    let (prediction, target) = match mask {
+        None => (prediction.shallow_clone(), target.shallow_clone()),
+        Some(mask) => counted(prediction, target, mask)?,
+    };
     let target = target.to_kind(Kind::Double)?;
     let differences = norms(&prediction.to_kind(Kind::Double)?.sub(&target)?)?;
     let targets = norms(&target)?;
-    let points = extents.iter().product::<i64>() as f64;
+    let points = match mask {
+        None => vec![extents.iter().product::<i64>() as f64; targets.len()],
+        Some(mask) => numbers(&mask.to_kind(Kind::Double)?.reduce(Reduction::Sum, &dims, false)?)?,
+    };
     let errors: Vec<VariableError> = differences
         .iter()
-        .zip(&targets)
-        .map(|(difference, target)| VariableError {
+        .zip(targets.iter().zip(&points))
+        .map(|(difference, (target, points))| VariableError {
             // A zero field that is forecast exactly has no error.
             relative: if *difference == 0.0 { 0.0 } else { difference / target },
-            rmse: difference / points.sqrt(),
+            rmse: difference / points.max(1.0).sqrt(),
         })
         .collect();
     Ok(errors.chunks(channels.max(1) as usize).map(<[VariableError]>::to_vec).collect())

@@ -21,7 +21,7 @@ use tch::Tensor;
 
 pub use self::crps::{Crps, crps, ensemble_mean, ensemble_variance};
 pub(crate) use self::errors::numbers;
-pub use self::errors::{relative_l2_errors, spectrum_errors, variable_errors};
+pub use self::errors::{masked_variable_errors, relative_l2_errors, spectrum_errors, variable_errors};
 pub use self::huber::Huber;
 pub use self::mae::Mae;
 pub use self::mse::Mse;

@@ -156,6 +156,7 @@ fn run<L: FieldLayout>(
             target: same,
             variables: vec![isobar_train::Variable::new("field")],
             roles: None,
+            missing: None,
         },
         train: data().into(),
         validation: data().into(),

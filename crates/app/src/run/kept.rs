@@ -1,0 +1,99 @@
+//! Statistics of the training samples beside a run, which its next start reuses if the data are the same.
+
+use std::fs::Metadata;
+use std::path::{Path, PathBuf};
+use std::time::UNIX_EPOCH;
+
+use anyhow::Result;
+use isobar_data::{Part, choose};
+use serde::{Deserialize, Serialize};
+use serde_json::{Value, json};
+
+use super::roles::as_str;
+use super::scales::Portion;
+use super::source::Source;
+
+/// The file in a run's folder.
+const FILE: &str = "statistics.json";
+/// Largest size of it, in bytes.
+const LONGEST: u64 = 64 << 20;
+/// Most files below folders of data that are looked at.
+const MOST_FILES: usize = 100_000;
+
+/// What the file holds.
+#[derive(Debug, Serialize, Deserialize)]
+struct Kept {
+    /// What the statistics are of.
+    of: Value,
+    statistics: Portion,
+}
+
+/// Describes the data that statistics are of: files with their sizes and times, a digest of some values, and the variables by role.
+/// `None` if nothing says when the data change, such as in an object store.
+pub(super) fn description(source: &Source, train: &Part, digest: u64, change: bool) -> Result<Option<Value>> {
+    let mut files = Vec::new();
+    for file in train.data.files() {
+        if !look(&file, &mut files) {
+            return Ok(None);
+        }
+    }
+    let channels = |names: &[String]| -> Result<Vec<Vec<String>>> {
+        if names.is_empty() {
+            return Ok(Vec::new());
+        }
+        let chosen = choose(&*train.data, &as_str(names))?;
+        Ok(chosen.into_iter().map(|variable| variable.channels).collect())
+    };
+    Ok(Some(json!({
+        "files": files,
+        "digest": digest,
+        "samples": [train.samples.start, train.samples.end],
+        "times": train.data.times().map(|times| (times.len(), times.first(), times.last())),
+        "inputs": channels(&source.inputs)?,
+        "others": channels(source.others())?,
+        "forcings": channels(&source.names.forcings)?,
+        "changes": change,
+    })))
+}
+
+/// Adds path, size and time of a file, or of those below a folder; false if one cannot be looked at, or there are too many.
+fn look(path: &Path, files: &mut Vec<(PathBuf, u64, u64)>) -> bool {
+    let time = |about: &Metadata| {
+        let since = about.modified().ok()?.duration_since(UNIX_EPOCH).ok()?;
+        u64::try_from(since.as_nanos()).ok()
+    };
+    let Ok(about) = std::fs::metadata(path) else { return false };
+    if about.is_dir() {
+        let Ok(entries) = std::fs::read_dir(path) else { return false };
+        let mut paths: Vec<PathBuf> = entries.flatten().map(|entry| entry.path()).collect();
+        paths.sort();
+        return paths.iter().all(|path| look(path, files));
+    }
+    match time(&about) {
+        Some(time) if files.len() < MOST_FILES => {
+            files.push((path.to_owned(), about.len(), time));
+            true
+        }
+        _ => false,
+    }
+}
+
+/// Returns the statistics in a run's folder, if they are of these data. A damaged file counts as none.
+pub(super) fn read(folder: &Path, of: &Value) -> Option<Portion> {
+    let bytes = isobar_files::read(folder.join(FILE), LONGEST).ok()?;
+    let kept: Kept = serde_json::from_slice(&bytes).ok()?;
+    (kept.of == *of).then_some(kept.statistics)
+}
+
+/// Keeps statistics in a run's folder. A file that cannot be written is a warning: the next start reads the data again.
+pub(super) fn write(folder: &Path, of: Value, statistics: &Portion) {
+    let kept = Kept { of, statistics: statistics.clone() };
+    let path = folder.join(FILE);
+    let written = serde_json::to_vec(&kept).map_err(std::io::Error::other);
+    if let Err(error) = written.and_then(|bytes| isobar_files::write(&path, bytes)) {
+        tracing::warn!(
+            "{} cannot be written: {error}; the next start computes the statistics again",
+            path.display()
+        );
+    }
+}

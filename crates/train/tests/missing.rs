@@ -1,0 +1,186 @@
+//! Missing values of fields: masked losses, errors, metrics and rollouts, dense and sharded.
+#![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
+
+use std::time::Duration;
+
+use isobar_array::{Array, Generator};
+use isobar_collectives::threads;
+use isobar_data::{Augment, InMemory, Normalizer};
+use isobar_manager::DeviceMesh;
+use isobar_shard::forbid_hidden_communication;
+use isobar_train::loss::Mse;
+use isobar_train::metric::{MetricKind, Report};
+use isobar_train::{
+    BoxError, DenseFields, FieldLayout, FieldModel, FieldTask, Latitudes, Roles, ShardedFields, Step, Task,
+    Variable, Weights, WeightsConfig,
+};
+use rstest::rstest;
+use tch::{Device, Kind, Tensor};
+
+const EXTENTS: [usize; 2] = [5, 3];
+const FILL: f64 = 0.25;
+
+/// Two trajectories of six frames of two variables. The first has no values in a corner at any time, and none at one point of one
+/// frame; `hidden` is what stands there.
+fn frames(hidden: f64) -> Tensor {
+    let count = 2 * 6 * 2 * 15;
+    let all = (Tensor::arange(count, (Kind::Double, Device::Cpu)) * 0.37).sin().view([2, 6, 2, 5, 3]);
+    let _ = all.select(2, 0).narrow(2, 0, 2).narrow(3, 1, 2).fill_(hidden);
+    let _ = all.get(0).get(4).get(0).get(3).get(0).fill_(hidden);
+    all
+}
+
+/// The same for all channels, so that each is computed from all.
+fn forward<A: Array>(x: &A, channels: i64) -> Result<A, BoxError> {
+    let sum = x.reduce(isobar_array::Reduction::Mean, &[1], true)?;
+    let parts: Vec<A> =
+        (0..channels).map(|channel| sum.mul_scalar(0.5 + channel as f64)).collect::<Result<_, _>>()?;
+    Ok(A::cat(&parts.iter().collect::<Vec<_>>(), 1)?)
+}
+
+/// Loss, errors and metrics of single steps and of rollouts, and predictions.
+fn numbers<L: FieldLayout>(layout: L, hidden: f64, (history, change): (usize, bool)) -> Vec<f64> {
+    let window = layout.window(&EXTENTS).unwrap();
+    let all = window.iter().enumerate().fold(frames(hidden), |part, (dim, range)| {
+        part.narrow(dim as i64 + 3, range.start as i64, range.len() as i64)
+    });
+    let rollouts = |steps| InMemory::rollouts(&all, history - 1 + steps, 1).unwrap();
+    let metrics = ["rmse", "acc", "vrmse", "bias", "spectrum"];
+    let metrics: Vec<MetricKind> =
+        metrics.iter().map(|name| serde_json::from_value((*name).into()).unwrap()).collect();
+    let climatology = || all.nanmean([0, 1].as_slice(), false, None::<Kind>);
+    let normalizer: Normalizer =
+        serde_json::from_value(serde_json::json!({ "mean": [0.1, -0.2], "std": [0.8, 1.5] })).unwrap();
+    let variables = ["u", "v"].map(Variable::new).to_vec();
+    let latitudes = Latitudes { dim: 0, degrees: vec![60.0, 30.0, 0.0, -30.0, -60.0] };
+    let config = WeightsConfig { latitude: true, ..WeightsConfig::default() };
+    let roles = Roles { history, prognostic: 2, diagnostic: 0, forcing: None, computed: None };
+    let task = FieldTask {
+        weights: Weights::new(&config, &variables, Some(&latitudes), &window).unwrap(),
+        report: Report::new(&metrics, || Ok::<_, isobar_train::Error>(climatology())).unwrap(),
+        model: FieldModel {
+            forward: |x: &L::Array, _: Option<Step<'_>>| forward(x, 2),
+            layout,
+            positions: None,
+            change: change.then(|| Normalizer::of_scales(&[0.3, 0.1]).unwrap()),
+            input: normalizer.clone(),
+            target: normalizer,
+            variables,
+            roles: Some(roles),
+            missing: Some(FILL),
+        },
+        train: rollouts(2).into(),
+        validation: rollouts(1).into(),
+        rollouts: Some(rollouts(3).into()),
+        augment: Augment::None,
+        loss: Mse {}.into(),
+        seed: 0,
+    };
+    let samples: Vec<usize> = (0..task.train.len()).collect();
+    let generator = Generator::new(0);
+    let step = Step { epoch: 0, offset: 0, total: samples.len() as i64, generator: &generator };
+    let mut found = vec![task.loss(step, &samples).unwrap().double_value(&[])];
+    let samples: Vec<usize> = (0..task.validation.len()).collect();
+    for scored in task.scored_errors(&samples).unwrap() {
+        found.extend(scored.errors.iter().flat_map(|error| [error.relative, error.rmse]));
+        found.extend(scored.terms);
+    }
+    for scored in task.scored_rollouts(&(0..task.rollouts()).collect::<Vec<_>>()).unwrap() {
+        found.extend(scored.errors.variables.iter().flat_map(|error| [error.relative, error.rmse]));
+        found.extend(scored.errors.spectra.iter().chain(&scored.terms));
+    }
+    for errors in [task.baseline().unwrap(), task.rollout_baseline().unwrap()] {
+        found.extend(errors.iter().flat_map(|error| [error.relative, error.rmse]));
+    }
+    found
+}
+
+/// On 1, 2, 3 and 2 x 2 ranks, of which some have no missing value, the numbers are those of dense fields.
+#[rstest]
+fn sharded_masks_are_dense_ones(#[values(1, 2)] history: usize, #[values(false, true)] change: bool) {
+    let dense = numbers(DenseFields, f64::NAN, (history, change));
+    assert!(dense.iter().all(|number| number.is_finite()), "{dense:?}");
+    for shape in [&[1][..], &[2], &[3], &[2, 2]] {
+        threads::run(shape.iter().product::<i64>() as usize, Duration::from_secs(60), |world| {
+            let mesh = DeviceMesh::new(&world, shape, &["domain", "domain_y"][..shape.len()]).unwrap();
+            let _guard = forbid_hidden_communication();
+            let layout = ShardedFields::new(&mesh, &EXTENTS).unwrap();
+            let own = numbers(layout, f64::NAN, (history, change));
+            assert_eq!(own.len(), dense.len());
+            for (own, dense) in own.iter().zip(&dense) {
+                assert!((own - dense).abs() < 1e-10 * dense.abs().max(1.0), "{own} {dense}");
+            }
+        });
+    }
+}
+
+/// A frame, the next with a gap, and one step: by hand.
+#[test]
+fn missing_values_count_in_nothing() {
+    let frames = Tensor::from_slice(&[2.0, f64::NAN, 4.0, 1.0, 7.0, f64::NAN]).view([1, 2, 1, 3]);
+    let weight = Tensor::from(1.5).to_kind(Kind::Double).set_requires_grad(true);
+    let data = || InMemory::rollouts(&frames, 1, 1).unwrap();
+    let same = Normalizer::new(1.0, 2.0).unwrap();
+    let mut task = FieldTask {
+        model: FieldModel {
+            forward: |x: &Tensor, _: Option<Step<'_>>| Ok::<_, BoxError>(x * &weight),
+            layout: DenseFields,
+            positions: None,
+            change: None,
+            input: same.clone(),
+            target: same,
+            variables: vec![Variable::new("u")],
+            roles: None,
+            missing: Some(FILL),
+        },
+        train: data().into(),
+        validation: data().into(),
+        rollouts: None,
+        augment: Augment::None,
+        loss: Mse {}.into(),
+        weights: Weights::default(),
+        report: Report::default(),
+        seed: 0,
+    };
+    let generator = Generator::new(0);
+    let step = || Step { epoch: 0, offset: 0, total: 1, generator: &generator };
+    // Inputs 0.5, 0.25 (filled) and 1.5; targets 0, 3 and none.
+    let loss = task.loss(step(), &[0]).unwrap();
+    let expected = (0.75_f64.powi(2) + (0.375_f64 - 3.0).powi(2)) / 2.0;
+    assert!((loss.double_value(&[]) - expected).abs() < 1e-12);
+    loss.backward();
+    let gradient = 2.0 * (0.75 * 0.5 + (0.375 - 3.0) * 0.25) / 2.0;
+    assert!((weight.grad().double_value(&[]) - gradient).abs() < 1e-12);
+    let errors = task.errors(&[0]).unwrap();
+    let (one, two): (f64, f64) = (2.5 - 1.0, 1.75 - 7.0);
+    assert!((errors[0][0].rmse - ((one * one + two * two) / 2.0).sqrt()).abs() < 1e-12);
+    // No change: 2 and, filled, 1.5, against 1 and 7.
+    let baseline = task.baseline().unwrap();
+    assert!((baseline[0].rmse - ((1.0 + 5.5_f64.powi(2)) / 2.0).sqrt()).abs() < 1e-12);
+    // A change is known where both fields are.
+    task.model.change = Some(Normalizer::of_scales(&[2.0]).unwrap());
+    let loss = task.loss(step(), &[0]).unwrap().double_value(&[]);
+    assert!((loss - (0.5 + 0.75_f64).powi(2)).abs() < 1e-12, "{loss}");
+}
+
+/// In a rollout the network sees the fill at missing points after each step.
+#[test]
+fn missing_points_stay_missing_in_a_rollout() {
+    let frame = Tensor::from_slice(&[2.0, f64::NAN]).view([1, 1, 2]);
+    let same = Normalizer::new(0.0, 1.0).unwrap();
+    let model = FieldModel {
+        forward: |x: &Tensor, _: Option<Step<'_>>| Ok::<_, BoxError>(x * 3.0 + 1.0),
+        layout: DenseFields,
+        positions: None,
+        change: None,
+        input: same.clone(),
+        target: same,
+        variables: vec![Variable::new("u")],
+        roles: None,
+        missing: Some(FILL),
+    };
+    let steps = model.roll_out(&frame, 1, 3).unwrap();
+    let found: Vec<f64> = steps.iter().flat_map(|step| Vec::try_from(step.flatten(0, -1)).unwrap()).collect();
+    let (first, filled) = (7.0, 3.0 * FILL + 1.0);
+    assert_eq!(found, [first, filled, 3.0 * first + 1.0, filled, 9.0 * first + 4.0, filled]);
+}

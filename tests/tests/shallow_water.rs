@@ -1,0 +1,175 @@
+//! `configs/shallow_water.toml`: history, statics, weights of latitudes, ACC and rollouts of ten steps, on 1, 2 and 4 ranks, killed and
+//! resumed within an epoch; in one file and in several, and with missing values that are masked.
+#![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use isobar_data::{Content, DataVariable, Dim, PredictionMeta, Storage, TimeUnit, writer};
+use isobar_harness::{
+    Launch,
+    curve::{assert_same_run, losses, metric},
+    workspace,
+};
+use rstest::rstest;
+use tch::{Device, Kind, Tensor};
+use tempfile::tempdir;
+
+const ISOBAR: &str = env!("CARGO_BIN_EXE_isobar-app");
+const ROWS: usize = 10;
+const COLUMNS: usize = 16;
+
+/// Writes frames of waves on a sphere, every two hours: winds and a depth; values of `v` in a corner are missing with `holes`.
+fn write(path: &Path, frames: std::ops::Range<usize>, holes: bool) {
+    let line = |count: usize, first: f64, step: f64| (0..count).map(|at| first + step * at as f64).collect();
+    let dim = |name: &str, unit: &str, coordinates: Vec<f64>, periodic| Dim {
+        name: name.into(),
+        unit: Some(unit.into()),
+        coordinates,
+        periodic,
+    };
+    let names = ["u", "v", "h"];
+    let content = Content {
+        meta: PredictionMeta {
+            name: "waves".into(),
+            variables: names.map(str::to_owned).to_vec(),
+            samples: 1,
+            times: frames.clone().map(|frame| 2.0 * frame as f64).collect(),
+            attributes: Vec::new(),
+        },
+        time_unit: Some(TimeUnit { unit: "hours since 2000-01-01".into(), calendar: None }),
+        dims: vec![
+            dim("latitude", "degrees_north", line(ROWS, 81.0, -18.0), false),
+            dim("longitude", "degrees_east", line(COLUMNS, 0.0, 22.5), true),
+        ],
+        variables: names.map(DataVariable::scalar).to_vec(),
+        storage: Storage::default(),
+    };
+    let mut file = writer(Some("netcdf"), path).unwrap().create(path, &content).unwrap();
+    for (channel, name) in names.iter().enumerate() {
+        let wave = |frame: usize, at: usize| {
+            let (row, column) = (at / COLUMNS, at % COLUMNS);
+            let angle = std::f64::consts::TAU * column as f64 / COLUMNS as f64;
+            (angle * (1 + channel) as f64 - 0.3 * frame as f64).sin() * (1.0 + row as f64)
+        };
+        let values: Vec<f64> =
+            frames.clone().flat_map(|frame| (0..ROWS * COLUMNS).map(move |at| wave(frame, at))).collect();
+        let shape = [frames.len() as i64, 1, ROWS as i64, COLUMNS as i64];
+        let values = Tensor::from_slice(&values).view(shape).to_kind(Kind::Float).to_device(Device::Cpu);
+        if holes && channel == 1 {
+            let _ = values.narrow(2, 0, 3).narrow(3, 2, 4).fill_(f64::NAN);
+        }
+        file.write(name, 0, 0, &values).unwrap();
+    }
+    file.finish().unwrap();
+}
+
+/// Arguments of a short run in double precision: 18 training samples in batches of 4.
+fn arguments(data: &str, output: &Path, sets: &[&str]) -> Vec<String> {
+    let (data, output) = (format!("data.path={data}"), format!("run.output={}", output.display()));
+    let common = [
+        &*data,
+        &output,
+        "run.name=run",
+        "data.train_times=[\"2000-01-01\", 38]",
+        "data.validation_times=[38, 70]",
+        "model.latent_channels=4",
+        "model.num_fno_layers=2",
+        "model.num_fno_modes=3",
+        "model.padding=2",
+        "train.epochs=100",
+        "train.validate_every=2",
+        "train.precision=float64",
+        "metrics.every_steps=1",
+        "checkpoint.every_epochs=0",
+        "checkpoint.every_steps=3",
+        "schedule.warmup_epochs=0",
+        "distributed.timeout_s=60",
+    ];
+    let sets = common.iter().chain(sets).flat_map(|set| ["--set".to_owned(), (*set).to_owned()]);
+    ["train", "configs/shallow_water.toml"].map(str::to_owned).into_iter().chain(sets).collect()
+}
+
+fn launch(ranks: usize, args: &[String]) -> Launch {
+    let launch = Launch::plain(ranks, ISOBAR).current_dir(workspace());
+    launch.deadline(Duration::from_secs(300)).args(args)
+}
+
+const TWO: [&str; 1] = ["distributed.mesh.names=[\"domain\"]"];
+const FOUR: [&str; 2] =
+    ["distributed.mesh.names=[\"domain\", \"domain_y\"]", "distributed.mesh.shape=[2, 2]"];
+
+/// All that a run of two epochs reports.
+fn reported(run: &Path) -> Vec<Vec<f64>> {
+    let names = [
+        "loss",
+        "validation_error",
+        "rollout_error",
+        "validation/acc/u",
+        "rollout/step_10/acc/h",
+        "rollout/step_10/rmse/v",
+    ];
+    let all: Vec<Vec<f64>> = names.iter().map(|name| metric(run, name)).collect();
+    assert!(all.iter().all(|values| !values.is_empty() && values.iter().all(|value| value.is_finite())));
+    all
+}
+
+/// Sharded runs have the numbers of one rank: of one file, of several, and with a mask.
+#[rstest]
+#[case::one_file(&[0..36], false)]
+#[case::files_and_a_mask(&[0..7, 7..20, 20..36], true)]
+fn sharded_runs_are_those_of_one_rank(#[case] files: &[std::ops::Range<usize>], #[case] holes: bool) {
+    let folder = tempdir().unwrap();
+    let data = folder.path().join("data");
+    fs::create_dir(&data).unwrap();
+    for (number, frames) in files.iter().enumerate() {
+        write(&data.join(format!("waves_{number}.nc")), frames.clone(), holes);
+    }
+    let path = if holes { data.display().to_string() } else { data.join("waves_0.nc").display().to_string() };
+    let run = |name: &str, ranks: usize, mesh: &[&str]| {
+        let own = if holes { &["data.missing=mask", "data.open_files=1", "data.cache=none"][..] } else { &[] };
+        let sets = [mesh, own, &["train.max_steps=10"]].concat();
+        let output = folder.path().join(name);
+        let _ = launch(ranks, &arguments(&path, &output, &sets)).run().unwrap().expect_success();
+        reported(&output.join("run"))
+    };
+    let one = run("one", 1, &[]);
+    for (name, ranks, mesh) in [("two", 2, &TWO[..]), ("four", 4, &FOUR)] {
+        for (split, one) in run(name, ranks, mesh).iter().zip(&one) {
+            assert_same_run(split, one);
+        }
+    }
+}
+
+/// Killed within an epoch on one rank, resumed on four, whose losses are those of two that were not killed.
+#[test]
+fn a_killed_run_resumes_on_other_ranks() {
+    let folder = tempdir().unwrap();
+    let data = folder.path().join("waves.nc");
+    write(&data, 0..36, false);
+    let data = data.display().to_string();
+    let output = |name: &str| -> PathBuf { folder.path().join(name) };
+    let steps = "train.max_steps=40";
+    let _ = launch(2, &arguments(&data, &output("whole"), &[&TWO[..], &[steps]].concat()))
+        .run()
+        .unwrap()
+        .expect_success();
+    let mut child = Command::new(ISOBAR);
+    child.current_dir(workspace()).args(arguments(&data, &output("killed"), &[steps]));
+    let mut child = child.stdout(Stdio::null()).stderr(Stdio::null()).spawn().unwrap();
+    // Epochs have five steps: the checkpoints of steps 3, 6 and 9 are within one.
+    let saved = output("killed").join("run/checkpoints/step_00000006");
+    let began = Instant::now();
+    while !saved.exists() && began.elapsed() < Duration::from_secs(120) {
+        thread::sleep(Duration::from_millis(2));
+    }
+    child.kill().unwrap();
+    child.wait().unwrap();
+    let args = arguments(&data, &output("killed"), &[&FOUR[..], &[steps]].concat());
+    let resumed = launch(4, &args).arg("--resume=must").run().unwrap().expect_success();
+    assert!(resumed.ranks[0].stderr.contains("resumed from"), "{resumed}");
+    assert_same_run(&losses(&output("killed").join("run")), &losses(&output("whole").join("run")));
+}
