@@ -4,10 +4,10 @@ use std::ops::Range;
 use std::path::Path;
 
 use anyhow::Result;
+use isobar_array::{Array, Convert, Elementwise};
 use isobar_collectives::Group;
 use isobar_data::{Batch, Content, DatasetWriter, PredictionMeta, Window, writers};
 use isobar_models::BatchPart;
-use isobar_train::loss::variable_errors;
 use isobar_train::metric::Scoreboard;
 use isobar_train::{BoxError, FieldLayout, FieldModel, Forward, Roles, Sample, Start};
 use tch::{Device, Kind, Tensor};
@@ -81,12 +81,12 @@ impl Prediction<'_> {
             let single = |members: &L::Array| scoring::single(members, frames.dim());
             let predicted = members.iter().map(single).collect::<Result<Vec<_>>>()?;
             let array = |frame: &Tensor| -> Result<L::Array> { Ok(model.layout.array(frame, 1)?) };
-            let input = array(&last)?;
+            let (input, persistent) = (array(&last)?, array(&boxed(model.filled(&last))?)?);
             let truth: Vec<L::Array> = targets.iter().map(array).collect::<Result<_>>()?;
             for (at, ((prediction, target), local)) in predicted.iter().zip(&truth).zip(&targets).enumerate()
             {
-                outcome.errors[at].extend(variable_errors(prediction, target)?);
-                outcome.persistence[at].extend(variable_errors(&input, target)?);
+                outcome.errors[at].extend(boxed(model.errors_of(prediction, target))?);
+                outcome.persistence[at].extend(boxed(model.errors_of(&persistent, target))?);
                 let truth = (target, local);
                 scoring.add(&mut outcome.board, &model.layout, (at + 1, 1), &members[at], truth)?;
             }
@@ -94,7 +94,8 @@ impl Prediction<'_> {
                 outcome.first = Some(Shown::of(&input, &truth, &predicted)?);
             }
             for (at, fields) in std::iter::once(&input).chain(&predicted).enumerate() {
-                output.put(&windows, (&model.layout, fields), |writer, points, values| {
+                let fields = boxed(gaps(model, fields, &input))?;
+                output.put(&windows, (&model.layout, &fields), |writer, points, values| {
                     self.write(writer, (index, at), &source.targets, (points, values))
                 })?;
             }
@@ -139,7 +140,7 @@ impl Prediction<'_> {
             let single = |members: &L::Array| scoring::single(members, from.dim());
             let predicted = members.iter().map(single).collect::<Result<Vec<_>>>()?;
             let (input, target) = (model.layout.array(&from, 1)?, model.layout.array(&to, 1)?);
-            outcome.errors[0].extend(variable_errors(&predicted[0], &target)?);
+            outcome.errors[0].extend(boxed(model.errors_of(&predicted[0], &target))?);
             scoring.add(&mut outcome.board, &model.layout, (1, 1), &members[0], (&target, &to))?;
             if index == 0 {
                 outcome.first = Some(Shown::of(&input, &[target], &predicted)?);
@@ -238,6 +239,20 @@ impl Prediction<'_> {
         }
         Ok(())
     }
+}
+
+/// Fields with NaN where what they were predicted from is missing, if missing values are masked.
+fn gaps<L, F>(model: &FieldModel<L, F>, fields: &L::Array, from: &L::Array) -> Result<L::Array, BoxError>
+where
+    L: FieldLayout,
+    F: Forward<L::Array>,
+{
+    if model.missing.is_none() {
+        return Ok(fields.shallow_clone());
+    }
+    let present = model.layout.map(from, |local| Ok(local.f_isnan()?.f_logical_not()?))?;
+    let none = fields.constant(&Tensor::from(f64::NAN).f_to_kind(fields.kind())?)?;
+    Ok(present.select_where(fields, &none)?)
 }
 
 fn boxed<T>(result: Result<T, BoxError>) -> Result<T> {

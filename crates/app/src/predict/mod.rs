@@ -97,7 +97,18 @@ impl Job for Prediction<'_> {
         let options = (config.train.precision.kind(), device);
         let positions = statics.behind(positions, fixed.as_ref(), options)?;
         let roles = source.names.roles(&*source.data, &config.data, &window, forcing)?;
-        let model = FieldModel { forward, layout, positions, change, input, target, variables: names, roles };
+        let missing = config.data.masks();
+        let model = FieldModel {
+            forward,
+            layout,
+            positions,
+            change,
+            input,
+            target,
+            variables: names,
+            roles,
+            missing,
+        };
 
         let samples = self.samples(&source)?;
         let out = args.out.clone().unwrap_or_else(|| config.run.folder().join("prediction.h5"));
