@@ -581,8 +581,14 @@ fn mpirun_in_each_task_of_srun_is_found() {
     if !has_mpi() || !has_slurm() {
         return;
     }
+    // Of two jobs that share a folder, one fails to make its session in it.
+    let folder = tempdir().unwrap();
+    ["0", "1"].iter().for_each(|task| fs::create_dir(folder.path().join(task)).unwrap());
     // Each rank's output is its own; that of the inner ones is mpirun's.
-    let script = format!("mpirun --oversubscribe --bind-to none -n 2 {ISOBAR} check");
+    let script = format!(
+        "OMPI_MCA_orte_tmpdir_base={}/$SLURM_PROCID mpirun --oversubscribe --bind-to none -n 2 {ISOBAR} check",
+        folder.path().display()
+    );
     let launch = Launch::srun(2, "none", "sh").args(["-c", &script]);
     let launch = launch.env("OMPI_ALLOW_RUN_AS_ROOT", "1").env("OMPI_ALLOW_RUN_AS_ROOT_CONFIRM", "1");
     let outcome = launch.run().unwrap();

@@ -5,7 +5,7 @@ use isobar_nn::{Linear, Mode};
 use isobar_shard::Params;
 
 use super::expansion::{self, LEAD_TIME};
-use super::model::Geometry;
+use super::geometry::Geometry;
 use super::perceiver::linear;
 use super::stage::Stage;
 use crate::error::Result;

@@ -5,7 +5,7 @@ use isobar_shard::Scope;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
-use super::model::Geometry;
+use super::geometry::Geometry;
 use super::{Aurora, MODEL};
 use crate::batch::Batch;
 use crate::error::{Checker, Result};
@@ -58,7 +58,7 @@ pub struct AuroraConfig {
     pub dec_depth: usize,
     /// Features of hidden layers, as a multiple of the width.
     pub mlp_ratio: f64,
-    /// The same in the decoder.
+    /// Features of the decoder's hidden layers, as a multiple of the width.
     pub dec_mlp_ratio: f64,
     /// Levels, rows and columns of a window, in patches.
     pub window_size: [usize; 3],

@@ -5,7 +5,7 @@ use isobar_nn::Linear;
 use isobar_shard::Params;
 
 use super::expansion::{self, LEVEL};
-use super::model::Geometry;
+use super::geometry::Geometry;
 use super::perceiver::{Perceiver, PerceiverOptions, linear};
 use crate::error::Result;
 use crate::layers::constant;

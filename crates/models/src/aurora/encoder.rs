@@ -6,7 +6,7 @@ use isobar_shard::{Init, Params, Placement};
 use tch::Tensor;
 
 use super::expansion::{self, Coordinate, LEAD_TIME, LEVEL, POSITION, SIZE};
-use super::model::Geometry;
+use super::geometry::Geometry;
 use super::perceiver::{Net, Perceiver, PerceiverOptions, linear};
 use crate::error::Result;
 use crate::layers::constant;

@@ -5,6 +5,7 @@ mod config;
 mod decoder;
 mod encoder;
 mod expansion;
+mod geometry;
 mod model;
 mod perceiver;
 mod stage;

@@ -1,7 +1,7 @@
 //! Traffic of Aurora: shifts of windows.
 
 use super::AuroraConfig;
-use super::model::Geometry;
+use super::geometry::Geometry;
 use super::stage::StageOptions;
 use crate::traffic::{Grid, Split, Traffic};
 use crate::windows::window_traffic;
