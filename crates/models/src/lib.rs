@@ -113,8 +113,8 @@ pub use fno::{Fno, FnoConfig, PaddingType, PerDim};
 pub use fully_connected::{FullyConnected, FullyConnectedConfig};
 pub use geo_transolver::{GeoAttention, GeoTransolver, GeoTransolverConfig, StateMixing, Streams};
 pub use healpix_unet::{
-    HealpixBlock, HealpixDecoder, HealpixEncoder, HealpixFunction, HealpixPooling, HealpixUNet,
-    HealpixUNetConfig, HealpixUpsampling,
+    HealpixBlock, HealpixCoupled, HealpixCoupling, HealpixDecoder, HealpixEncoder, HealpixFunction,
+    HealpixPooling, HealpixRecurrence, HealpixUNet, HealpixUNetConfig, HealpixUpsampling,
 };
 pub use isobar_nn::{Activation, BatchPart, Factorization, Mode};
 pub use layers::QkNorm;

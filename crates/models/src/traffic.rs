@@ -129,6 +129,14 @@ impl Grid {
         self.samples * (0..self.dims.len()).map(along).sum::<f64>()
     }
 
+    /// Number of shards that windows of so many points reach over, along the split dim where it is largest.
+    pub(crate) fn spans(&self, windows: &[i64]) -> f64 {
+        let split = self.dims.iter().zip(windows).filter(|(side, _)| side.shards > 1);
+        let over =
+            |(side, window): (&Side, &i64)| (window * side.shards + side.extent - 1) / side.extent.max(1);
+        split.map(over).max().unwrap_or(1).max(1) as f64
+    }
+
     /// Points of the largest shard, if they may move to other ranks.
     pub(crate) fn moved(&self) -> f64 {
         match self.is_split() {

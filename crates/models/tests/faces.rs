@@ -40,7 +40,7 @@ fn healpix(block: &str) -> Value {
             "conv_block": block,
             "up_sampling_block": { "_target_": "TransposedConvUpsample", "activation": activation },
             "output_layer": { "_target_": "BasicConvBlock", "kernel_size": 1 },
-            "n_channels": [2, 2], "n_layers": [2, 1]
+            "n_channels": [2, 2], "n_layers": [2, 1], "recurrent_block": null
         },
         "input_channels": 2, "output_channels": 2, "n_constants": 0, "decoder_input_channels": 0,
         "input_time_dim": 1, "output_time_dim": 1
@@ -113,6 +113,15 @@ fn healpix_unet_is_the_dense_one_split(
 
 #[rstest]
 #[case::symmetric(healpix("SymmetricConvNeXtBlock"))]
+#[case::double(healpix("DoubleConvNeXtBlock"))]
+#[case::multiple(with(healpix("Multi_SymmetricConvNeXtBlock"), &[
+    ("/encoder/n_layers", json!([1, 2])),
+    ("/decoder/n_layers", json!([2, 1])),
+]))]
+#[case::recurrent(with(healpix("ConvNeXtBlock"), &[
+    ("/decoder/recurrent_block", json!({ "_target_": "ConvGRUBlock", "kernel_size": 3 })),
+    ("/output_time_dim", json!(3)),
+]))]
 #[case::basic(with(healpix("BasicConvBlock"), &[("/encoder/conv_block/kernel_size", json!(5))]))]
 #[case::maxima(with(healpix("ConvNeXtBlock"), &[("/encoder/down_sampling_block/_target_", json!("HEALPixMaxPool"))]))]
 #[case::steps(with(healpix("ConvNeXtBlock"), &[("/input_time_dim", json!(2)), ("/output_time_dim", json!(4))]))]
@@ -165,7 +174,7 @@ fn fields_are_the_list_of_one() {
         with(healpix("ConvNeXtBlock"), &[("/input_time_dim", json!(2)), ("/output_time_dim", json!(4))]);
     let model = HealpixUNet::new(&parsed(config), &mut store()).unwrap();
     let list = random(&[2, 12, 2, 2, 4, 4]);
-    let want = model.forward(&list, None, None, Mode::Eval).unwrap();
+    let want = model.forward(&list, None, None, None, Mode::Eval).unwrap();
     let fields = list.permute([0, 2, 3, 1, 4, 5]).reshape([2, 4, 12, 4, 4]);
     let got = model.forward_fields(&fields, Mode::Eval).unwrap();
     assert_eq!(got, want.permute([0, 2, 3, 1, 4, 5]).reshape([2, 8, 12, 4, 4]));
@@ -239,7 +248,7 @@ fn dlwp_refuses(#[case] config: DlwpConfig, #[case] reason: &str) {
 #[case(
     "/encoder/conv_block/_target_",
     json!("x.ConvGRUBlock"),
-    "encoder.conv_block._target_ is \"x.ConvGRUBlock\", expected BasicConvBlock, ConvNeXtBlock, SymmetricConvNeXtBlock"
+    "encoder.conv_block._target_ is \"x.ConvGRUBlock\", expected BasicConvBlock, ConvNeXtBlock, DoubleConvNeXtBlock, SymmetricConvNeXtBlock, Multi_SymmetricConvNeXtBlock"
 )]
 #[case("/decoder/n_channels", json!([2, 3]), "decoder.n_channels is [2, 3], expected [2, 2]: encoder.n_channels, reversed")]
 #[case("/encoder/n_layers", json!([1]), "encoder.n_layers has 1 entries, expected 2, as encoder.n_channels")]
@@ -279,13 +288,11 @@ fn further_arguments_that_healpix_unet_refuses() {
     wide["encoder"]["conv_block"]["upscale_factor"] = json!(i32::MAX);
     assert!(error(wide).contains("upscale_factor · channels is 4294967294, expected 1 to 2147483647"));
     let mut coupled = healpix("ConvNeXtBlock");
-    coupled["couplings"] = json!([{ "name": "ocean" }]);
-    let error = serde_json::from_value::<HealpixUNetConfig>(coupled).unwrap_err().to_string();
-    assert!(error.starts_with("couplings to other models are not supported"), "{error}");
+    coupled["couplings"] = json!([{ "params": { "variables": ["sst"], "input_times": ["0h"] } }]);
+    assert!(error(coupled).contains("couplings need constants and decoder inputs, but n_constants is 0"));
     let mut recurrent = healpix("ConvNeXtBlock");
-    recurrent["decoder"]["recurrent_block"] = json!({ "_target_": "ConvGRUBlock", "kernel_size": 1 });
-    let error = serde_json::from_value::<HealpixUNetConfig>(recurrent.clone()).unwrap_err().to_string();
-    assert!(error.contains("recurrent_block is not supported; remove it"), "{error}");
+    recurrent["decoder"]["recurrent_block"] = json!({ "_target_": "ConvGRUBlock", "kernel_size": 2 });
+    assert!(error(recurrent.clone()).contains("recurrent_block.kernel_size is 2, expected an odd number"));
     recurrent["decoder"]["recurrent_block"] = Value::Null;
     HealpixUNet::new(&parsed(recurrent), &mut store()).unwrap();
 }
@@ -305,7 +312,7 @@ fn inputs_of_other_shapes_are_refused() {
     let model = HealpixUNet::new(&parsed(config), &mut store()).unwrap();
     let (fields, constants) = (random(&[1, 12, 1, 2, 4, 4]), random(&[12, 1, 4, 4]));
     let text = |x: &Tensor, d: Option<&Tensor>, c: Option<&Tensor>| {
-        model.forward(x, d, c, Mode::Eval).unwrap_err().to_string()
+        model.forward(x, d, c, None, Mode::Eval).unwrap_err().to_string()
     };
     assert!(text(&fields, None, None).ends_with("expected constants [12, 1, 4, 4]"));
     assert!(text(&fields, Some(&fields), Some(&constants)).contains("no decoder inputs"));

@@ -10,27 +10,34 @@ use serde::{Deserialize, Serialize};
 use crate::layer::layers_without_mode;
 
 /// A function between the layers of a network. PhysicsNeMo takes `mish`, `rrelu` and the `hard…` ones but `hardtanh` in the
-/// U-Net alone.
+/// U-Net alone. The short names in capitals, such as `ELU`, are the same.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum Activation {
     /// max(x, 0)
+    #[serde(alias = "RELU")]
     Relu,
     /// x, or 0.1 x below 0 (not PyTorch's default slope of 0.01)
+    #[serde(alias = "LEAKY_RELU")]
     LeakyRelu,
     /// x, or a trained weight times x below 0
     Prelu,
     /// x cut to [0, 6]
     Relu6,
     /// x, or eˣ − 1 below 0
+    #[serde(alias = "ELU")]
     Elu,
     /// x, or eˣ − 1 below 0
+    #[serde(alias = "CELU")]
     Celu,
     /// 1.0507… · (x, or 1.6732… · (eˣ − 1) below 0)
+    #[serde(alias = "SELU")]
     Selu,
     /// x · σ(x)
+    #[serde(alias = "SILU")]
     Silu,
     /// x · Φ(x), exact
+    #[serde(alias = "GELU")]
     Gelu,
     /// sin x
     Sin,

@@ -17,7 +17,7 @@ const MODEL: &str = "edm_preconditioning";
 pub enum SigmaData {
     /// For all channels.
     All(f64),
-    /// For each channel.
+    /// For each channel; a list of one number is for all.
     Each(Vec<f64>),
 }
 
@@ -46,6 +46,8 @@ impl SigmaData {
     fn shape(&self) -> Vec<i64> {
         match self {
             Self::All(_) => Vec::new(),
+            // One number is that of all channels, as in PhysicsNeMo.
+            Self::Each(values) if values.len() == 1 => Vec::new(),
             Self::Each(values) => vec![values.len() as i64],
         }
     }

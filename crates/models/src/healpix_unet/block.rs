@@ -5,7 +5,7 @@ use isobar_nn::ConvNd;
 use isobar_shard::Params;
 
 use super::activation::SharedActivation;
-use super::shape::{BlockPlan, Kind};
+use super::shape::{BlockPlan, SkipPlan, UnitPlan};
 use crate::error::Result;
 use crate::faces::Sphere;
 
@@ -35,11 +35,17 @@ impl<A: Array> FaceConv<A> {
     }
 }
 
-/// Convolutions, an activation behind some of them, and a path around them in ConvNeXt blocks.
+/// Units of convolutions, one after another: one of most blocks, two of a double one, `n_layers` of a multiple one.
 #[derive(Debug)]
 pub(super) struct Block<A> {
-    convs: Vec<FaceConv<A>>,
+    units: Vec<Unit<A>>,
     activation: Option<SharedActivation<A>>,
+}
+
+/// Convolutions, an activation behind some of them, and a path around them in ConvNeXt blocks.
+#[derive(Debug)]
+struct Unit<A> {
+    convs: Vec<FaceConv<A>>,
     /// Number of convolutions that are activated: the first ones.
     activated: usize,
     skip: Skip<A>,
@@ -54,38 +60,48 @@ enum Skip<A> {
 
 impl<A: Array> Block<A> {
     pub(super) fn new(plan: &BlockPlan, params: &mut impl Params<Array = A>) -> Result<Self> {
-        let BlockPlan { kind, inputs, outputs, latent, .. } = *plan;
-        let skip = match kind {
-            Kind::Basic => Skip::Nothing,
-            Kind::ConvNeXt if inputs == outputs => Skip::Identity,
-            Kind::Symmetric if inputs == latent => Skip::Identity,
-            _ => Skip::Conv(FaceConv::new("skip_module", [inputs, outputs], (1, 1), params)?),
-        };
-        let shapes = shapes(plan);
-        let activated = if kind == Kind::ConvNeXt { shapes.len() - 1 } else { shapes.len() };
-        let mut convs = Vec::with_capacity(shapes.len());
         let mut activation: Option<SharedActivation<A>> = None;
-        let mut number = 0;
-        for (index, (channels, kernel)) in shapes.into_iter().enumerate() {
-            let name = format!("convblock.{number}");
-            convs.push(FaceConv::new(&name, channels, (kernel, plan.dilation), params)?);
-            number += 1;
-            let (Some(function), true) = (plan.activation, index < activated) else { continue };
-            let name = format!("convblock.{number}");
-            number += 1;
-            match &activation {
-                Some(shared) => shared.tie(&name, params)?,
-                None => activation = Some(SharedActivation::new(function, name, params)?),
+        let mut units = Vec::new();
+        for UnitPlan { skip_name, convs_name, skip, shapes, activated } in plan.units() {
+            let skip = match skip {
+                SkipPlan::Nothing => Skip::Nothing,
+                SkipPlan::Identity => Skip::Identity,
+                SkipPlan::Conv(channels) => Skip::Conv(FaceConv::new(&skip_name, channels, (1, 1), params)?),
+            };
+            let mut convs = Vec::with_capacity(shapes.len());
+            let mut number = 0;
+            for (index, (channels, kernel)) in shapes.into_iter().enumerate() {
+                let name = format!("{convs_name}.{number}");
+                convs.push(FaceConv::new(&name, channels, (kernel, plan.dilation), params)?);
+                number += 1;
+                let (Some(function), true) = (plan.activation, index < activated) else { continue };
+                let name = format!("{convs_name}.{number}");
+                number += 1;
+                match &activation {
+                    Some(shared) => shared.tie(&name, params)?,
+                    None => activation = Some(SharedActivation::new(function, name, params)?),
+                }
             }
+            units.push(Unit { convs, activated, skip });
         }
-        Ok(Self { convs, activation, activated, skip })
+        Ok(Self { units, activation })
     }
 
     pub(super) fn forward(&self, x: &A) -> Result<A> {
+        let mut x = x.shallow_clone();
+        for unit in &self.units {
+            x = unit.forward(&x, self.activation.as_ref())?;
+        }
+        Ok(x)
+    }
+}
+
+impl<A: Array> Unit<A> {
+    fn forward(&self, x: &A, activation: Option<&SharedActivation<A>>) -> Result<A> {
         let mut y = x.shallow_clone();
         for (index, conv) in self.convs.iter().enumerate() {
             y = conv.forward(&y)?;
-            if let (Some(activation), true) = (&self.activation, index < self.activated) {
+            if let (Some(activation), true) = (activation, index < self.activated) {
                 y = activation.forward(&y)?;
             }
         }
@@ -94,26 +110,5 @@ impl<A: Array> Block<A> {
             Skip::Identity => y.add(x)?,
             Skip::Conv(conv) => y.add(&conv.forward(x)?)?,
         })
-    }
-}
-
-/// Channels and kernel of each convolution.
-fn shapes(plan: &BlockPlan) -> Vec<([i64; 2], i64)> {
-    let BlockPlan { inputs, latent, outputs, kernel, wide, layers, .. } = *plan;
-    match plan.kind {
-        Kind::Basic => (0..layers)
-            .map(|layer| {
-                let before = if layer == 0 { inputs } else { latent };
-                let after = if layer + 1 == layers { outputs } else { latent };
-                ([before, after], kernel)
-            })
-            .collect(),
-        Kind::ConvNeXt => vec![([inputs, wide], kernel), ([wide, wide], kernel), ([wide, outputs], 1)],
-        Kind::Symmetric => vec![
-            ([inputs, latent], kernel),
-            ([latent, wide], 1),
-            ([wide, latent], 1),
-            ([latent, outputs], kernel),
-        ],
     }
 }

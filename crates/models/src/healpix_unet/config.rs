@@ -3,10 +3,9 @@
 use isobar_array::Array;
 use isobar_shard::Scope;
 use schemars::JsonSchema;
-use serde::de::{Error as _, IgnoredAny};
-use serde::{Deserialize, Deserializer, Serialize};
+use serde::{Deserialize, Serialize};
 
-use super::parts::{HealpixDecoder, HealpixEncoder};
+use super::parts::{HealpixCoupling, HealpixDecoder, HealpixEncoder};
 use super::plan::Plan;
 use super::{HealpixUNet, MODEL};
 use crate::error::{Checker, Result};
@@ -46,9 +45,9 @@ pub struct HealpixUNetConfig {
     /// Kernel of the padding in PyTorch; no effect here.
     #[serde(default)]
     pub enable_healpixpad: bool,
-    /// Couplings to other models, which are not supported: an empty list.
-    #[serde(default, deserialize_with = "no_couplings")]
-    pub couplings: Vec<String>,
+    /// Fields of other models that are inputs too, in each step; constants and decoder inputs are needed then.
+    #[serde(default)]
+    pub couplings: Vec<HealpixCoupling>,
     /// Recompute the activations of each block in backward: less memory, about a third more time, the same numbers.
     #[serde(default)]
     pub gradient_checkpointing: bool,
@@ -102,11 +101,3 @@ impl Architecture for HealpixUNetConfig {
 }
 
 crate::register!(HealpixUNetConfig);
-
-fn no_couplings<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Vec<String>, D::Error> {
-    let couplings = Vec::<IgnoredAny>::deserialize(deserializer)?;
-    match couplings.as_slice() {
-        [] => Ok(Vec::new()),
-        _ => Err(D::Error::custom("couplings to other models are not supported; expected an empty list")),
-    }
-}

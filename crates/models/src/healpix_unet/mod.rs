@@ -8,13 +8,15 @@ mod model;
 mod net;
 mod parts;
 mod plan;
+mod recurrence;
 mod shape;
 mod traffic;
 
 pub use config::HealpixUNetConfig;
 pub use model::HealpixUNet;
 pub use parts::{
-    HealpixBlock, HealpixDecoder, HealpixEncoder, HealpixFunction, HealpixPooling, HealpixUpsampling,
+    HealpixBlock, HealpixCoupled, HealpixCoupling, HealpixDecoder, HealpixEncoder, HealpixFunction,
+    HealpixPooling, HealpixRecurrence, HealpixUpsampling,
 };
 
 const MODEL: &str = "healpix_unet";

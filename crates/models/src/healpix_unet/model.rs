@@ -31,16 +31,20 @@ const FACES: i64 = 12;
 /// | block | is |
 /// |---|---|
 /// | `ConvNeXtBlock` | s(x) + conv₁(σ(conv(σ(conv(x))))), `upscale_factor` times the channels inside |
+/// | `DoubleConvNeXtBlock` | x ← s(x) + σ(conv₁(σ(conv₁(σ(conv(x)))))), twice, with the channels of the grid between |
 /// | `SymmetricConvNeXtBlock` | s(x) + σ(conv(σ(conv₁(σ(conv₁(σ(conv(x)))))))), `upscale_factor` times the channels in the middle |
+/// | `Multi_SymmetricConvNeXtBlock` | `n_layers` symmetric blocks |
 /// | `BasicConvBlock` | σ(conv(x)), `n_layers` times |
 ///
 /// s is a convolution with kernels of 1 if the number of channels changes (in a symmetric block, if the inputs are not as many as the
-/// channels of the grid), else the identity. Where three faces meet, at two corners of each face at the equator, the diagonal of the
+/// channels of the grid), else the identity. With a `recurrent_block`, a convolutional GRU follows the block of each grid on the way up:
+/// [r, u] = logistic(conv([x, h])), h ← (1 − u) h + u tanh(conv([x, r h])), and x ← x + h; h is 0 before the first pass. Where three faces meet, at two corners of each face at the equator, the diagonal of the
 /// padding is the mean of two faces.
 ///
 /// Inputs are numbered `inputs.0`, `inputs.1`, …: the prognostic fields
 /// `[batch, 12, input_time_dim, input_channels, n, n]`; with `decoder_input_channels`, the prescribed fields
-/// `[batch, 12, time, decoder_input_channels, n, n]`; with `n_constants`, the constants `[12, n_constants, n, n]`.
+/// `[batch, 12, time, decoder_input_channels, n, n]`; with `n_constants`, the constants `[12, n_constants, n, n]`; with `couplings`,
+/// the fields of other models for each pass `[pass, batch, channel, 12, n, n]`.
 /// The output is `fields` `[batch, 12, output_time_dim, output_channels, n, n]`. One pass of the network computes
 /// `input_time_dim` time steps; the next pass takes them as prognostic fields, with the next prescribed time steps.
 /// With `output_time_dim` 1, one pass computes that step. A model without prescribed fields and constants also takes
@@ -73,7 +77,7 @@ const FACES: i64 = 12;
 /// let model = HealpixUNet::new(&config, &mut ParamStore::new(Generator::new(1)))?;
 /// let (prognostic, constants) = ([1, 12, 2, 3, 8, 8], [12, 1, 8, 8]);
 /// let zeros = |shape: &[i64]| Tensor::zeros(shape, (Kind::Float, Device::Cpu));
-/// let y = model.forward(&zeros(&prognostic), None, Some(&zeros(&constants)), Mode::Eval)?;
+/// let y = model.forward(&zeros(&prognostic), None, Some(&zeros(&constants)), None, Mode::Eval)?;
 /// assert_eq!(y.size(), [1, 12, 4, 3, 8, 8]);
 /// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
@@ -83,11 +87,13 @@ pub struct HealpixUNet<A = Tensor> {
     net: Net<A>,
 }
 
-/// Inputs with the faces first: `[12, batch, time, channel, n, n]`, and the constants `[12, 1, n_constants, n, n]`.
+/// Inputs with the faces first: `[12, batch, time, channel, n, n]`, the constants `[12, 1, n_constants, n, n]`, and the fields of other
+/// models `[pass, 12, batch, channel, n, n]`.
 struct Inputs<A> {
     prognostic: A,
     prescribed: Option<A>,
     constants: Option<A>,
+    coupled: Option<A>,
 }
 
 impl<A: Array> HealpixUNet<A> {
@@ -104,8 +110,8 @@ impl<A: Array> HealpixUNet<A> {
     }
 
     /// Computes `[batch, 12, output_time_dim, output_channels, n, n]` from `prognostic` `[batch, 12, input_time_dim, input_channels,
-    /// n, n]`, `prescribed` `[batch, 12, time, decoder_input_channels, n, n]` and `constants` `[12, n_constants, n, n]`, where the model
-    /// has such.
+    /// n, n]`, `prescribed` `[batch, 12, time, decoder_input_channels, n, n]`, `constants` `[12, n_constants, n, n]`, and the fields of
+    /// other models `coupled` `[pass, batch, channel, 12, n, n]`, where the model has such.
     ///
     /// # Errors
     ///
@@ -115,14 +121,17 @@ impl<A: Array> HealpixUNet<A> {
         prognostic: &A,
         prescribed: Option<&A>,
         constants: Option<&A>,
+        coupled: Option<&A>,
         mode: Mode<'_>,
     ) -> Result<A> {
         self.check(prognostic, prescribed, constants)?;
+        self.check_coupled(prognostic, coupled)?;
         let faces_first = |x: &A| x.transpose(0, 1);
         let inputs = Inputs {
             prognostic: faces_first(prognostic)?,
             prescribed: prescribed.map(faces_first).transpose()?,
             constants: constants.map(|x| x.unsqueeze(1)).transpose()?,
+            coupled: coupled.map(|x| x.permute(&[0, 3, 1, 2, 4, 5])).transpose()?,
         };
         Ok(self.run(&inputs, mode)?.transpose(0, 1)?)
     }
@@ -144,7 +153,10 @@ impl<A: Array> HealpixUNet<A> {
         }
         let (batch, n) = (shape[0], shape[3]);
         let faces_first = x.permute(&[2, 0, 1, 3, 4])?.reshape(&[FACES, batch, times, channels, n, n])?;
-        let y = self.run(&Inputs { prognostic: faces_first, prescribed: None, constants: None }, mode)?;
+        let y = self.run(
+            &Inputs { prognostic: faces_first, prescribed: None, constants: None, coupled: None },
+            mode,
+        )?;
         let all = y.extent(2)? * output_channels;
         Ok(y.reshape(&[FACES, batch, all, n, n])?.permute(&[1, 2, 0, 3, 4])?)
     }
@@ -164,14 +176,18 @@ impl<A: Array> HealpixUNet<A> {
         };
         let mut state = merged(&inputs.prognostic)?;
         let mut outputs = Vec::with_capacity(steps as usize);
+        let mut states = self.net.states();
         for step in 0..steps {
             let prescribed = match &inputs.prescribed {
                 Some(prescribed) => Some(merged(&prescribed.narrow(2, step * times, times)?)?),
                 None => None,
             };
-            let parts: Vec<&A> = [&state].into_iter().chain(&prescribed).chain(&constants).collect();
+            let coupled = inputs.coupled.as_ref().map(|coupled| coupled.select(0, step)).transpose()?;
+            let parts = [&state].into_iter().chain(&prescribed).chain(&constants).chain(&coupled);
+            let parts: Vec<&A> = parts.collect();
             let x = if parts.len() > 1 { A::cat(&parts, 2)? } else { state.shallow_clone() };
-            let y = self.net.forward(&x.reshape(&[FACES * batch, self.plan.inputs(), n, n])?, mode)?;
+            let x = x.reshape(&[FACES * batch, self.plan.inputs(), n, n])?;
+            let y = self.net.forward(&x, &mut states, mode)?;
             state = y.reshape(&[FACES, batch, output_times * output_channels, n, n])?;
             outputs.push(state.reshape(&[FACES, batch, output_times, output_channels, n, n])?);
         }
@@ -224,6 +240,22 @@ impl<A: Array> HealpixUNet<A> {
     }
 }
 
+impl<A: Array> HealpixUNet<A> {
+    fn check_coupled(&self, prognostic: &A, coupled: Option<&A>) -> Result<()> {
+        let shape = prognostic.shape();
+        let given = coupled.map(A::shape).unwrap_or_default();
+        let expected = match self.plan.coupled {
+            0 => Vec::new(),
+            width => vec![self.plan.steps, shape[0], width, FACES, shape[4], shape[5]],
+        };
+        if given != expected {
+            let want = format!("fields of other models {expected:?}");
+            return Err(Error::Input { model: MODEL, got: given, want });
+        }
+        Ok(())
+    }
+}
+
 impl<A: Array> Model<A> for HealpixUNet<A> {
     fn forward(&self, batch: &Batch<A>, mode: Mode<'_>) -> Result<Batch<A>> {
         if let Some(fields) = batch.get(Batch::<A>::FIELDS) {
@@ -237,6 +269,7 @@ impl<A: Array> Model<A> for HealpixUNet<A> {
             (true, true) => Some(batch.require(MODEL, "inputs.2")?),
             (true, false) => Some(batch.require(MODEL, "inputs.1")?),
         };
-        Ok(Batch::of_fields(self.forward(prognostic, prescribed, constants, mode)?))
+        let coupled = if self.plan.coupled > 0 { Some(batch.require(MODEL, "inputs.3")?) } else { None };
+        Ok(Batch::of_fields(self.forward(prognostic, prescribed, constants, coupled, mode)?))
     }
 }

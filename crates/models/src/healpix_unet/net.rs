@@ -7,6 +7,7 @@ use isobar_shard::Params;
 use super::activation::SharedActivation;
 use super::block::Block;
 use super::plan::Plan;
+use super::recurrence::Recurrence;
 use crate::error::Result;
 use crate::layers::Recompute;
 
@@ -26,6 +27,7 @@ struct Level<A> {
     /// The way from the coarser grid, but on the coarsest one.
     upsample: Option<Upsample<A>>,
     block: Recompute<Block<A>>,
+    recurrence: Option<Recurrence<A>>,
 }
 
 #[derive(Debug)]
@@ -72,16 +74,29 @@ impl<A: Array> Net<A> {
                 0 => None,
                 _ => Some(Upsample::new(&format!("{name}.upsamp"), block.latent, plan, params)?),
             };
+            let recurrence = match plan.recurrence {
+                Some(kernel) => {
+                    let scope = &mut params.scope(&format!("{name}.recurrent"));
+                    Some(Recurrence::new(block.outputs, kernel, scope)?)
+                }
+                None => None,
+            };
             let name = format!("{name}.conv");
             let block = Block::new(block, &mut params.scope(&name))?;
-            up.push(Level { upsample, block: Recompute::new(&name, block, recomputes) });
+            up.push(Level { upsample, block: Recompute::new(&name, block, recomputes), recurrence });
         }
         let last = Block::new(&plan.last, &mut params.scope("decoder.output_layer"))?;
         let pool = Pool::new(&[plan.factor]);
         Ok(Self { down, pool, max_pooling: plan.max_pooling, up, last })
     }
 
-    pub(super) fn forward(&self, x: &A, mode: Mode<'_>) -> Result<A> {
+    /// The states of the recurrent blocks before the first step.
+    pub(super) fn states(&self) -> Vec<Option<A>> {
+        self.up.iter().map(|_| None).collect()
+    }
+
+    /// One step, which updates the states.
+    pub(super) fn forward(&self, x: &A, states: &mut [Option<A>], mode: Mode<'_>) -> Result<A> {
         let through = |block: &Recompute<Block<A>>, x: &A| {
             block.forward(&[x], mode, |block, inputs, _| block.forward(&inputs[0]))
         };
@@ -97,13 +112,16 @@ impl<A: Array> Net<A> {
             }
             x = through(block, &x)?;
         }
-        for Level { upsample, block } in &self.up {
+        for (Level { upsample, block, recurrence }, state) in self.up.iter().zip(states) {
             if let Some(upsample) = upsample
                 && let Some(skip) = skips.pop()
             {
                 x = A::cat(&[&upsample.forward(&x)?, &skip], 1)?;
             }
             x = through(block, &x)?;
+            if let Some(recurrence) = recurrence {
+                x = recurrence.forward(&x, state)?;
+            }
         }
         self.last.forward(&x)
     }

@@ -23,7 +23,7 @@ pub struct HealpixEncoder {
     /// Channels on each grid, the finest first.
     #[serde(default = "encoder_channels")]
     pub n_channels: Vec<usize>,
-    /// Number of convolutions of each block, of basic blocks.
+    /// Number of convolutions of each block, of basic blocks; of symmetric blocks, of multiple ones.
     #[serde(default = "encoder_layers")]
     pub n_layers: Vec<usize>,
     /// Dilation of the convolutions on each grid; 1 by default.
@@ -48,14 +48,13 @@ pub struct HealpixDecoder {
     pub up_sampling_block: HealpixUpsampling,
     /// Block that makes the output. Its channels and dilation come from the other arguments.
     pub output_layer: HealpixBlock,
-    /// Recurrent block, which is not supported: nothing, or `null`.
-    #[serde(default, skip_serializing, deserialize_with = "no_recurrence")]
-    #[schemars(skip)]
-    pub recurrent_block: (),
+    /// Recurrent block behind the block of each grid, whose state goes on from step to step; none by default.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub recurrent_block: Option<HealpixRecurrence>,
     /// Channels on each grid, the coarsest first: those of the encoder, reversed.
     #[serde(default = "decoder_channels")]
     pub n_channels: Vec<usize>,
-    /// Number of convolutions of each block, of basic blocks.
+    /// Number of convolutions of each block, of basic blocks; of symmetric blocks, of multiple ones.
     #[serde(default = "decoder_layers")]
     pub n_layers: Vec<usize>,
     /// Dilation of the convolutions on each grid; 1 by default.
@@ -70,7 +69,7 @@ pub struct HealpixDecoder {
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct HealpixBlock {
-    /// `BasicConvBlock`, `ConvNeXtBlock` or `SymmetricConvNeXtBlock`.
+    /// `BasicConvBlock`, `ConvNeXtBlock`, `DoubleConvNeXtBlock`, `SymmetricConvNeXtBlock` or `Multi_SymmetricConvNeXtBlock`.
     #[serde(rename = "_target_")]
     pub target: String,
     /// Number that another argument replaces; no effect here.
@@ -89,7 +88,8 @@ pub struct HealpixBlock {
     /// Number that `dilations` replaces; no effect here.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub dilation: Option<usize>,
-    /// Number of convolutions of the output layer if that is a basic block; no effect in other blocks.
+    /// Number of convolutions of the output layer if that is a basic block, of blocks if it is a multiple one; no effect in other
+    /// blocks.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub n_layers: Option<usize>,
     /// Channels inside of the ConvNeXt blocks, in multiples of those of the grid.
@@ -107,6 +107,49 @@ pub struct HealpixBlock {
     /// Setting of Hydra; no effect here.
     #[serde(rename = "_recursive_", default, skip_serializing_if = "Option::is_none")]
     pub recursive: Option<bool>,
+}
+
+/// A recurrent block: a gated unit with convolutions.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+pub struct HealpixRecurrence {
+    /// `ConvGRUBlock`.
+    #[serde(rename = "_target_")]
+    pub target: String,
+    /// Number that another argument replaces; no effect here.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub in_channels: Option<usize>,
+    /// Extent of the kernels, odd.
+    #[serde(default = "one")]
+    pub kernel_size: usize,
+    /// Memory format of convolutions in PyTorch; no effect here.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub enable_nhwc: Option<bool>,
+    /// Kernel of the padding in PyTorch; no effect here.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub enable_healpixpad: Option<bool>,
+    /// Setting of Hydra; no effect here.
+    #[serde(rename = "_recursive_", default, skip_serializing_if = "Option::is_none")]
+    pub recursive: Option<bool>,
+}
+
+/// Fields of another model that are inputs of this one.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+pub struct HealpixCoupling {
+    /// Class that prepares the fields; no effect here.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub coupler: Option<String>,
+    /// The fields.
+    pub params: HealpixCoupled,
+}
+
+/// Variables and times of the fields of another model. Further keys have no effect here.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+pub struct HealpixCoupled {
+    /// Names of the variables.
+    pub variables: Vec<String>,
+    /// Times of each of them, such as `"48h"`.
+    pub input_times: Vec<String>,
 }
 
 /// Pooling to a coarser grid.
@@ -241,6 +284,10 @@ fn decoder_channels() -> Vec<usize> {
 
 fn decoder_layers() -> Vec<usize> {
     vec![1, 2, 2]
+}
+
+fn one() -> usize {
+    1
 }
 
 fn kernel_size() -> usize {

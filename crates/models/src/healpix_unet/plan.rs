@@ -19,11 +19,15 @@ pub(super) struct Plan {
     pub(super) up: Vec<BlockPlan>,
     pub(super) upsampling: Option<Function>,
     pub(super) last: BlockPlan,
+    /// Extent of the kernels of recurrent blocks, if there are such.
+    pub(super) recurrence: Option<i64>,
     /// Times and channels of the input, of the prescribed inputs, and of the output of a step.
     pub(super) times: i64,
     pub(super) channels: i64,
     pub(super) prescribed: i64,
     pub(super) constants: i64,
+    /// Channels from other models.
+    pub(super) coupled: i64,
     pub(super) output_times: i64,
     pub(super) output_channels: i64,
     /// Number of steps.
@@ -42,12 +46,16 @@ impl Plan {
         let channels = CHECK.extent("input_channels", config.input_channels)?;
         let prescribed = small("decoder_input_channels", config.decoder_input_channels)?;
         let constants = small("n_constants", config.n_constants)?;
+        let coupled = coupled(config)?;
         let output_channels = CHECK.extent("output_channels", config.output_channels)?;
         let (steps, output_times) = steps(config)?;
-        let inputs =
-            whole("input_time_dim · (input_channels + decoder_input_channels) + n_constants", || {
-                times.checked_mul(channels.checked_add(prescribed)?)?.checked_add(constants)
-            })?;
+        let inputs = whole(
+            "input_time_dim · (input_channels + decoder_input_channels) + n_constants + couplings",
+            || {
+                let own = times.checked_mul(channels.checked_add(prescribed)?)?;
+                own.checked_add(constants)?.checked_add(coupled)
+            },
+        )?;
         let outputs =
             whole("output_channels over the times of a step", || output_times.checked_mul(output_channels))?;
 
@@ -90,10 +98,12 @@ impl Plan {
             up,
             upsampling,
             last,
+            recurrence: recurrence(config)?,
             times,
             channels,
             prescribed,
             constants,
+            coupled,
             output_times,
             output_channels,
             steps,
@@ -119,7 +129,8 @@ impl Plan {
         let levels = self.down.len();
         let down = self.down.iter().enumerate().map(|(level, block)| (coarser(level), block));
         let up = self.up.iter().enumerate().map(|(level, block)| (coarser(levels - 1 - level), block));
-        down.chain(up).chain([(n, &self.last)]).all(|(n, block)| block.padding() <= n)
+        let gates = self.recurrence.is_none_or(|kernel| (kernel - 1) / 2 <= n / self.divisor());
+        gates && down.chain(up).chain([(n, &self.last)]).all(|(n, block)| block.padding() <= n)
     }
 
     /// The faces that the network takes, in words.
@@ -131,6 +142,35 @@ impl Plan {
             reach.unwrap_or_default()
         )
     }
+}
+
+/// Channels from other models.
+fn coupled(config: &HealpixUNetConfig) -> Result<i64> {
+    let all = config.couplings.iter().map(|coupling| &coupling.params);
+    let channels = all.map(|fields| fields.variables.len().saturating_mul(fields.input_times.len()));
+    let channels = channels.fold(0, usize::saturating_add);
+    if channels == 0 {
+        return Ok(0);
+    }
+    CHECK.ensure(config.n_constants > 0 && config.decoder_input_channels > 0, || {
+        format!(
+            "couplings need constants and decoder inputs, but n_constants is {} and decoder_input_channels {}",
+            config.n_constants, config.decoder_input_channels
+        )
+    })?;
+    CHECK.extent("the number of variables and times of couplings", channels)
+}
+
+/// Extent of the kernels of recurrent blocks.
+fn recurrence(config: &HealpixUNetConfig) -> Result<Option<i64>> {
+    const NAME: &str = "decoder.recurrent_block";
+    let Some(block) = &config.decoder.recurrent_block else { return Ok(None) };
+    class(NAME, &block.target, &["ConvGRUBlock"])?;
+    let kernel = CHECK.extent(&format!("{NAME}.kernel_size"), block.kernel_size)?;
+    CHECK.ensure(kernel % 2 == 1, || {
+        format!("{NAME}.kernel_size is {kernel}, expected an odd number: an even one would change the faces' extents")
+    })?;
+    Ok(Some(kernel))
 }
 
 /// Number of steps, and the times of each.

@@ -20,14 +20,20 @@ pub(super) fn of(config: &HealpixUNetConfig, split: &Split) -> Option<Traffic> {
     for (level, of_level) in plan.up.iter().enumerate() {
         let grid = at(levels - 1 - level)?;
         elements += block(of_level, &grid) + grid.halo(2 * plan.factor) * (2 * of_level.inputs) as f64;
+        if let Some(kernel) = plan.recurrence {
+            let reach = (kernel - 1) / 2;
+            elements += (4 * of_level.outputs) as f64 * (grid.strips(reach, 2) + grid.halo(2 * reach));
+        }
     }
     elements += fields.regrouped() * (plan.inputs() + 2 * plan.last.outputs) as f64;
     let steps = plan.steps as f64;
-    Some(split.aligned().and(steps * elements).uses(plan.steps as u64))
+    // Fields of other models have their faces in another dim, and come to the other inputs once more.
+    let coupled = if plan.coupled > 0 { split.aligned().forward } else { 0.0 };
+    Some(split.aligned().and(steps * elements + coupled).uses(plan.steps as u64))
 }
 
 fn block(plan: &BlockPlan, grid: &Grid) -> f64 {
-    let widest = plan.wide.max(plan.latent);
-    let channels = plan.inputs + plan.layers.max(3) as i64 * widest;
+    let convs = plan.units().into_iter().flat_map(|unit| unit.shapes);
+    let channels: i64 = convs.filter(|(_, kernel)| *kernel > 1).map(|([inputs, _], _)| inputs).sum();
     channels as f64 * (grid.strips(plan.padding(), 2) + grid.halo(2 * plan.padding()))
 }

@@ -83,6 +83,15 @@ pub struct SongUNetConfig {
     /// Activation after the group norms of blocks; a function of `torch.nn.functional` without parameters.
     #[serde(default = "act")]
     pub act: Activation,
+    /// NVIDIA's kernel of group norms; no effect here.
+    #[serde(default, skip_serializing_if = "is_off")]
+    pub use_apex_gn: bool,
+    /// Ranges in a profiler's timeline; no effect here.
+    #[serde(default, skip_serializing_if = "is_off")]
+    pub profile_mode: bool,
+    /// Mixed precision within PhysicsNeMo's network; no effect here, where it is a setting of training.
+    #[serde(default, skip_serializing_if = "is_off")]
+    pub amp_mode: bool,
 }
 
 /// Embedding of the noise level of SongUNet.
@@ -147,6 +156,9 @@ impl SongUNetConfig {
             additive_pos_embed: false,
             bottleneck_attention: true,
             act: act(),
+            use_apex_gn: false,
+            profile_mode: false,
+            amp_mode: false,
         }
     }
 }
@@ -230,6 +242,10 @@ fn resample_filter() -> Vec<f64> {
 
 fn yes() -> bool {
     true
+}
+
+fn is_off(given: &bool) -> bool {
+    !given
 }
 
 fn act() -> Activation {

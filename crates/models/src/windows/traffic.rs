@@ -5,14 +5,16 @@ use crate::traffic::Grid;
 
 /// Elements that blocks of windows of `width` features receive on the rows and columns of `grid`: at the start of a stage, the points
 /// by which shards differ from whole windows, of two arrays, and at its end the way back; in every second block the points of the
-/// shift, there and back.
+/// shift, there and back. Where a window reaches over several shards, its points come from, and their gradients go to, each of them.
 pub(crate) fn window_traffic(windows: &Windows, width: i64, blocks: usize, grid: &Grid) -> f64 {
     let [levels, rows, columns] = windows.padded();
     let grid = grid.on(&[rows, columns]);
     let ([_, wy, wx], [_, sy, sx]) = (windows.window, windows.shift);
     let features = (levels * width) as f64;
     let shifted = grid.halo_each(&[2 * (sy + wy), 2 * (sx + wx)]);
-    features * (2.0 * grid.halo_each(&[2 * wy, 2 * wx]) + blocks.div_ceil(2) as f64 * shifted)
+    grid.spans(&[wy, wx])
+        * features
+        * (2.0 * grid.halo_each(&[2 * wy, 2 * wx]) + blocks.div_ceil(2) as f64 * shifted)
 }
 
 impl StageOptions<'_> {

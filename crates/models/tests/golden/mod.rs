@@ -133,7 +133,7 @@ fn healpix_unet() {
     assert_eq!(names, golden.params);
     assert_eq!(*params.tied(), golden.tied);
     check_inputs(&golden, ["inputs.0", "inputs.1", "inputs.2"], params, |[x, prescribed, constants]| {
-        model.forward(x, Some(prescribed), Some(constants), Mode::Eval).unwrap()
+        model.forward(x, Some(prescribed), Some(constants), None, Mode::Eval).unwrap()
     });
 }
 
