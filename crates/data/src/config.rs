@@ -2,7 +2,6 @@
 
 use std::borrow::Cow;
 use std::collections::BTreeMap;
-use std::path::{Path, PathBuf};
 
 use schemars::{JsonSchema, Schema, SchemaGenerator, json_schema};
 use serde::{Deserialize, Deserializer, Serialize};
@@ -11,8 +10,9 @@ use serde_json::{Map, Value};
 use crate::adapt::Computed;
 use crate::calendar::TimePoint;
 use crate::dataset::Dataset;
+use crate::joined::{self, DataPath, Join, Opener};
 use crate::memory::{Cache, HostMemory};
-use crate::registry::{DataSource, find, registered};
+use crate::registry::{find, registered};
 use crate::steps::TrainSteps;
 use crate::{Augment, Error, Result};
 
@@ -21,10 +21,17 @@ use crate::{Augment, Error, Result};
 #[serde(default)]
 #[schemars(deny_unknown_fields)]
 pub struct DataConfig {
-    /// The file or folder, relative to the working folder.
-    pub path: PathBuf,
+    /// The file or folder, relative to the working folder. Several files of one data set are a folder of them, a pattern such as
+    /// `"era5_*.nc"`, or a list of files and patterns.
+    pub path: DataPath,
     /// Format of the data.
     pub format: FormatName,
+    /// With several files: how they follow each other, along times ("time") or samples ("sample"). By default along times where
+    /// those of the files differ, otherwise along samples.
+    pub join: Option<Join>,
+    /// With several files: number of files that stay open.
+    #[schemars(range(min = 1))]
+    pub open_files: usize,
     /// Of trajectories: the variables that the network maps from frame to frame, by name; their components are its channels.
     pub fields: Vec<String>,
     /// Of trajectories: variables that are inputs at each step, but no outputs. Names of the data, and computed ones:
@@ -52,9 +59,9 @@ pub struct DataConfig {
     /// Of samples without time: the variables that the network maps to, by name.
     pub targets: Vec<String>,
     /// A file or folder with validation samples only, of the same format; by default validation is on a part of `data.path`.
-    pub validation_path: Option<PathBuf>,
+    pub validation_path: Option<DataPath>,
     /// A file or folder with test samples, which `isobar predict` predicts instead of the validation samples.
-    pub test_path: Option<PathBuf>,
+    pub test_path: Option<DataPath>,
     /// Of trajectories: first and last time to use at all, as dates such as ["1980", "2015-12-31"] (both included) or numbers in
     /// the unit of the file.
     pub times: Option<[TimePoint; 2]>,
@@ -98,6 +105,8 @@ impl Default for DataConfig {
         Self {
             path: "data/darcy.h5".into(),
             format: FormatName::default(),
+            join: None,
+            open_files: 32,
             fields: Vec::new(),
             forcings: Vec::new(),
             statics: Vec::new(),
@@ -135,35 +144,50 @@ impl DataConfig {
         (self.train_steps.most(), self.validation_steps, self.predict) != (1, 1, Predict::Frame)
     }
 
-    /// Opens the data set with the registered format of the name.
+    /// Opens the data set with the registered format of the name. If it is a folder with the folders `train`, `valid` and `test`,
+    /// that is the one of training.
     ///
     /// # Errors
-    /// An unknown format, or what the format rejects.
+    /// An unknown format, or what the format rejects; files that do not fit together.
     pub fn open(&self) -> Result<Box<dyn Dataset>> {
-        self.open_at(&self.path)
+        self.open_at(&self.with_folders()?.path)
+    }
+
+    /// Resolves a folder with the folders `train`, `valid` and `test`: the paths of the sets that no key names.
+    pub(crate) fn with_folders(&self) -> Result<Cow<'_, Self>> {
+        let Some([train, valid, test]) = self.path.split(&find(self.format.as_str())?) else {
+            return Ok(Cow::Borrowed(self));
+        };
+        let mut own = self.clone();
+        own.path = train.unwrap_or(own.path);
+        if own.validation_times.is_none() {
+            own.validation_path = own.validation_path.or(valid);
+        }
+        if own.test_times.is_none() {
+            own.test_path = own.test_path.or(test);
+        }
+        Ok(Cow::Owned(own))
     }
 
     /// Opens another data set of the same kind.
-    pub(crate) fn open_at(&self, path: &Path) -> Result<Box<dyn Dataset>> {
+    pub(crate) fn open_at(&self, path: &DataPath) -> Result<Box<dyn Dataset>> {
         let name = self.format.as_str();
         self.train_steps.check()?;
-        let needs_time = self.needs_time();
         let all = [&self.fields[..], &self.inputs, &self.targets, &self.diagnostics].concat();
         let stored = self.forcings.iter().chain(&self.statics).filter(|name| !Computed::is_name(name));
-        let variables: Vec<String> = all.iter().chain(stored).cloned().collect();
-        let source = DataSource::new(path)
-            .with_variables(&variables)
-            .with_time(needs_time)
-            .with_levels(&self.levels)
-            .with_missing(self.missing != Missing::Error);
-        let data = find(name)?.open(&source, self.own.0.get(name))?;
+        let opener = Opener {
+            needs_time: self.needs_time(),
+            keeps_missing: self.missing != Missing::Error,
+            takes_all: false,
+            ..self.opener(all.iter().chain(stored).cloned().collect())?
+        };
+        let data = joined::open(path, opener, (self.join, self.open_files))?;
         let count = self.levels.len();
         if count > 0 && !data.variables().iter().any(|variable| variable.channels.len() == count) {
             return Err(Error::Config(format!(
-                "data.levels is {:?}, but no variable of {} has levels; name their axis with --set data.{name}.channel=LEVEL, or \
-                 --set 'data.levels=[]'",
+                "data.levels is {:?}, but no variable of {path} has levels; name their axis with --set data.{name}.channel=LEVEL, \
+                 or --set 'data.levels=[]'",
                 self.levels,
-                path.display()
             )));
         }
         Ok(data)
@@ -174,10 +198,23 @@ impl DataConfig {
     /// # Errors
     /// Those of [`DataConfig::open`].
     pub fn open_all(&self) -> Result<Box<dyn Dataset>> {
-        let name = self.format.as_str();
         let variables = [&self.fields[..], &self.inputs, &self.targets].concat();
-        let source = DataSource::new(&self.path).with_variables(&variables).with_all_variables();
-        find(name)?.open(&source, self.own.0.get(name))
+        let opener = Opener { levels: Vec::new(), ..self.opener(variables)? };
+        joined::open(&self.with_folders()?.path, opener, (self.join, self.open_files))
+    }
+
+    /// What opens files, with all variables where none is named.
+    fn opener(&self, variables: Vec<String>) -> Result<Opener> {
+        let name = self.format.as_str();
+        Ok(Opener {
+            format: find(name)?,
+            table: self.own.0.get(name).cloned(),
+            variables,
+            levels: self.levels.clone(),
+            needs_time: false,
+            keeps_missing: false,
+            takes_all: true,
+        })
     }
 }
 

@@ -64,7 +64,7 @@ impl Storage {
             return Ok(());
         }
         Err(Error::Invalid(format!(
-            "files of the format {format} have neither chunks nor compression; write hdf5 or netcdf"
+            "files of the format {format} have neither chunks nor compression; write hdf5, netcdf or zarr"
         )))
     }
 }

@@ -2,7 +2,7 @@
 
 use std::fmt::Debug;
 use std::ops::Range;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use tch::{Kind, Tensor};
 
@@ -40,6 +40,11 @@ impl Window {
 pub trait Dataset: Debug + Send + Sync {
     /// Path of the file or folder, as given.
     fn path(&self) -> &Path;
+
+    /// The files or folders that hold the data.
+    fn files(&self) -> Vec<PathBuf> {
+        vec![self.path().to_owned()]
+    }
 
     /// Name of the data set.
     fn name(&self) -> String {
@@ -172,7 +177,17 @@ pub trait DatasetWriter {
         Err(Error::Invalid("this format takes complete frames, not windows of them".to_owned()))
     }
 
-    /// Puts the file in its place.
+    /// The unfinished file or folder, if other ranks may write into it: see [`WriterFormat::BY_RANK`](crate::WriterFormat::BY_RANK).
+    fn unfinished(&self) -> Option<&Path> {
+        None
+    }
+
+    /// Extents of the boxes of points that one rank has to write as a whole, from the first point on, if several ranks write.
+    fn tile(&self) -> Option<Vec<usize>> {
+        None
+    }
+
+    /// Puts the file in its place. If several ranks write, those that joined call it first.
     ///
     /// # Errors
     /// Values that were not written, or a full disk.

@@ -5,6 +5,7 @@
 //! |---|---|
 //! | [`Dataset`], [`Format`], [`register!`] | the interface of every format, and how one registers itself by name |
 //! | [`DataConfig`] | `[data]` of a configuration, which opens a data set |
+//! | [`DataPath`], [`Join`] | a file, or many files as one data set |
 //! | [`Parts`], [`Frames`] | training, validation and test sets: of several files, or of ranges of times |
 //! | [`TimeAxis`], [`Calendar`] | dates of CF's calendars |
 //! | [`Computed`] | fields computed from times and coordinates, such as solar radiation |
@@ -29,6 +30,7 @@
 //! is called by one thread at a time, and its messages come as [`Error`]s, not on the terminal.
 
 mod adapt;
+mod alike;
 mod arrays;
 mod augment;
 mod batch;
@@ -42,6 +44,7 @@ mod format;
 pub mod generate;
 mod grid;
 mod hdf5;
+mod joined;
 mod memory;
 mod parts;
 mod portions;
@@ -69,6 +72,7 @@ pub use format::the_well::{WellDim, WellField, WellFile, WellMeta, WellWriter};
 pub use grid::{DataVariable, Dim, PredictionMeta};
 #[doc(hidden)]
 pub use inventory;
+pub use joined::{DataPath, Join};
 pub use memory::{Cache, HostMemory};
 pub use parts::{Part, Parts};
 pub use portions::{digest, merge_channels, portions};

@@ -1,14 +1,14 @@
 //! Training, validation and test samples of a configuration.
 
 use std::ops::Range;
-use std::path::Path;
 use std::sync::Arc;
 
 use crate::adapt::{Filled, Frames, Training};
+use crate::alike;
 use crate::calendar::TimePoint;
 use crate::config::{DataConfig, Missing};
 use crate::dataset::Dataset;
-use crate::grid::Dim;
+use crate::joined::DataPath;
 use crate::{Error, Result};
 
 /// Samples of a data set.
@@ -49,13 +49,19 @@ impl DataConfig {
     /// What [`DataConfig::open`] rejects; data sets of different dims or variables, times that select no frames, training and
     /// validation times of one data set that overlap by more than one frame.
     pub fn parts(&self) -> Result<Parts> {
+        let resolved = self.with_folders()?;
+        resolved.resolved_parts()
+    }
+
+    /// The data sets, where `path` is not one of three folders.
+    fn resolved_parts(&self) -> Result<Parts> {
         self.check()?;
         let whole = self.opened(&self.path)?;
         let train = limited(&whole, "data.train_times", self.train_times.as_ref())?;
         let validation =
-            self.part(&whole, "validation", self.validation_path.as_deref(), &self.validation_times)?;
+            self.part(&whole, "validation", self.validation_path.as_ref(), &self.validation_times)?;
         let separate = validation.is_some();
-        let test = self.part(&whole, "test", self.test_path.as_deref(), &self.test_times)?;
+        let test = self.part(&whole, "test", self.test_path.as_ref(), &self.test_times)?;
         for (key, other, path) in
             [("validation", &validation, &self.validation_path), ("test", &test, &self.test_path)]
         {
@@ -116,7 +122,7 @@ impl DataConfig {
     }
 
     /// Opens a data set, with the frames of `data.times`.
-    fn opened(&self, path: &Path) -> Result<Arc<dyn Dataset>> {
+    fn opened(&self, path: &DataPath) -> Result<Arc<dyn Dataset>> {
         limited(&Arc::from(self.open_at(path)?), "data.times", self.times.as_ref())
     }
 
@@ -125,7 +131,7 @@ impl DataConfig {
         &self,
         whole: &Arc<dyn Dataset>,
         key: &str,
-        path: Option<&Path>,
+        path: Option<&DataPath>,
         times: &Option<[TimePoint; 2]>,
     ) -> Result<Option<Arc<dyn Dataset>>> {
         if path.is_none() && times.is_none() {
@@ -136,7 +142,7 @@ impl DataConfig {
         };
         // Numbers select times in the file's own unit.
         let other = limited(&self.opened(path)?, &format!("data.{key}_times"), times.as_ref())?;
-        alike(&**whole, &*other, &format!("data.{key}_path"))?;
+        alike::check(&**whole, &*other, &format!("data.{key}_path"))?;
         Ok(Some(match whole.time_unit() {
             Some(unit) if other.time_unit() != Some(unit) => Arc::new(Frames::in_unit(other, unit)?),
             _ => other,
@@ -164,53 +170,6 @@ fn check_overlap(train: &dyn Dataset, other: &dyn Dataset, key: &str) -> Result<
          frame at their cut",
         train.path().display()
     )))
-}
-
-/// Rejects a data set with another grid or other variables.
-fn alike(whole: &dyn Dataset, other: &dyn Dataset, key: &str) -> Result<()> {
-    let misfit = |found: String, expected: String| {
-        let (path, first) = (other.path().display(), whole.path().display());
-        Err(Error::Config(format!("{key}: {path} has {found}, expected {expected} as {first}")))
-    };
-    let (dims, known) = (other.dims(), whole.dims());
-    let extents = |dims: &[Dim]| -> Vec<String> {
-        dims.iter().map(|dim| format!("{} = {}", dim.name, dim.coordinates.len())).collect()
-    };
-    if extents(dims) != extents(known) {
-        return misfit(format!("the dims {}", extents(dims).join(", ")), extents(known).join(", "));
-    }
-    for (own, known) in dims.iter().zip(known) {
-        let step =
-            known.coordinates.windows(2).map(|pair| (pair[1] - pair[0]).abs()).fold(f64::INFINITY, f64::min);
-        let near = |(a, b): (&f64, &f64)| (a - b).abs() <= 1e-3 * step.min(1e3);
-        if let Some(at) = own.coordinates.iter().zip(&known.coordinates).position(|pair| !near(pair)) {
-            let name = &own.name;
-            let (found, expected) = (own.coordinates[at], known.coordinates[at]);
-            return misfit(format!("{name} = {found} at index {at}"), format!("{name} = {expected}"));
-        }
-    }
-    if other.times().is_some() != whole.times().is_some() {
-        let word =
-            |data: &dyn Dataset| if data.times().is_some() { "trajectories" } else { "samples without time" };
-        return misfit(word(other).to_owned(), word(whole).to_owned());
-    }
-    for variable in whole.variables() {
-        let own = other.variables().iter().find(|own| own.name == variable.name);
-        let name = &variable.name;
-        match own {
-            None => return misfit(format!("no variable `{name}`"), format!("`{name}`")),
-            Some(own) if own.channels != variable.channels => {
-                let (found, expected) = (&own.channels, &variable.channels);
-                return misfit(format!("the channels {found:?} of `{name}`"), format!("{expected:?}"));
-            }
-            Some(own) if own.unit.is_some() && variable.unit.is_some() && own.unit != variable.unit => {
-                let (found, expected) = (&own.unit, &variable.unit);
-                return misfit(format!("`{name}` in {found:?}"), format!("{expected:?}"));
-            }
-            Some(_) => (),
-        }
-    }
-    Ok(())
 }
 
 /// Replaces missing values of all parts, by statistics of the training samples.

@@ -83,6 +83,9 @@ pub trait Format: 'static {
     /// Extensions of its files, in lower case and without the dot, for errors about files of another format.
     const EXTENSIONS: &'static [&'static str] = &[];
 
+    /// True if a folder of such files is one data set; otherwise each file of it is one, and they are joined.
+    const TAKES_FOLDERS: bool = false;
+
     /// Keys of the table `[data.NAME]`; [`NoOptions`] for none.
     type Options: DeserializeOwned + JsonSchema + Default;
 
@@ -117,6 +120,7 @@ pub struct Entry {
     summary: &'static str,
     type_name: fn() -> &'static str,
     extensions: &'static [&'static str],
+    takes_folders: bool,
     schema: fn(&mut SchemaGenerator) -> Schema,
     check: fn(&Value) -> Result<()>,
     open: Open,
@@ -145,6 +149,7 @@ impl Entry {
             summary: F::SUMMARY,
             type_name: std::any::type_name::<F>,
             extensions: F::EXTENSIONS,
+            takes_folders: F::TAKES_FOLDERS,
             schema: F::Options::json_schema,
             check: |table| options::<F>(Some(table)).map(drop),
             open: |source, table| F::open(source, options::<F>(table)?),
@@ -164,6 +169,11 @@ impl Entry {
     /// Extensions of its files.
     pub fn extensions(&self) -> &'static [&'static str] {
         self.extensions
+    }
+
+    /// Returns whether a folder of its files is one data set.
+    pub fn takes_folders(&self) -> bool {
+        self.takes_folders
     }
 
     /// Opens a data set with the keys of `[data.NAME]`, if there is such a table.

@@ -53,11 +53,23 @@ pub trait WriterFormat: 'static {
     /// Extensions of its files, in lower case and without the dot, by which it is chosen.
     const EXTENSIONS: &'static [&'static str] = &[];
 
+    /// True if ranks write their own parts: one creates the data set, and the others [`join`](WriterFormat::join) it.
+    const BY_RANK: bool = false;
+
     /// Creates a file or folder, which takes its name once it is complete.
     ///
     /// # Errors
     /// Content that the format cannot hold, or a file that cannot be created.
     fn create(path: &Path, content: &Content) -> Result<Box<dyn DatasetWriter>>;
+
+    /// Opens what another rank created with the same content, by the path that
+    /// [`unfinished`](DatasetWriter::unfinished) gave there.
+    ///
+    /// # Errors
+    /// A format that one rank writes alone, or a file that cannot be opened.
+    fn join(_path: &Path, _content: &Content, _unfinished: &Path) -> Result<Box<dyn DatasetWriter>> {
+        Err(Error::Invalid(format!("one rank alone writes the format {}", Self::NAME)))
+    }
 }
 
 /// Registers a type as a format to write: see [`WriterFormat`].
@@ -71,6 +83,9 @@ macro_rules! register_writer {
 /// Creates a data set.
 type Create = fn(&Path, &Content) -> Result<Box<dyn DatasetWriter>>;
 
+/// Opens a data set that another rank created.
+type JoinOther = fn(&Path, &Content, &Path) -> Result<Box<dyn DatasetWriter>>;
+
 /// Entry of the registry of formats to write.
 #[derive(Clone, Copy, Debug)]
 pub struct WriterEntry {
@@ -79,6 +94,8 @@ pub struct WriterEntry {
     extensions: &'static [&'static str],
     type_name: fn() -> &'static str,
     create: Create,
+    by_rank: bool,
+    join: JoinOther,
 }
 
 inventory::collect!(WriterEntry);
@@ -102,6 +119,8 @@ impl WriterEntry {
             extensions: W::EXTENSIONS,
             type_name: std::any::type_name::<W>,
             create: W::create,
+            by_rank: W::BY_RANK,
+            join: W::join,
         }
     }
 
@@ -128,6 +147,19 @@ impl WriterEntry {
     /// Those of [`WriterFormat::create`].
     pub fn create(&self, path: &Path, content: &Content) -> Result<Box<dyn DatasetWriter>> {
         (self.create)(path, content)
+    }
+
+    /// Returns whether ranks write their own parts.
+    pub fn by_rank(&self) -> bool {
+        self.by_rank
+    }
+
+    /// Opens what another rank created.
+    ///
+    /// # Errors
+    /// Those of [`WriterFormat::join`].
+    pub fn join(&self, path: &Path, content: &Content, unfinished: &Path) -> Result<Box<dyn DatasetWriter>> {
+        (self.join)(path, content, unfinished)
     }
 }
 

@@ -391,7 +391,7 @@ fn files_are_read_alike(
     #[values(0..64, 3..20, 7..7)] rows: Range<usize>,
     #[values(Kind::Float, Kind::Double)] kind: Kind,
 ) {
-    let config = DataConfig { path: excerpt(), ..DataConfig::default() };
+    let config = DataConfig { path: excerpt().into(), ..DataConfig::default() };
     let data: Arc<dyn Dataset> = config.open().unwrap().into();
     let options =
         StreamOptions { options: (kind, Device::Cpu), ..StreamOptions::new(&[rows, 1..63], &["nu"], &["u"]) };
@@ -409,7 +409,7 @@ fn files_are_read_alike(
 /// On any portions that ranks read, the merged statistics are the same numbers; and those of all samples but for rounding.
 #[test]
 fn statistics_of_portions_are_those_of_all() {
-    let config = DataConfig { path: excerpt(), ..DataConfig::default() };
+    let config = DataConfig { path: excerpt().into(), ..DataConfig::default() };
     let data = config.open().unwrap();
     let names = ["nu", "u"];
     let portions = isobar_data::portions(&*data, &names, 1..8).unwrap();

@@ -31,10 +31,10 @@ const DOUBLE: (Kind, Device) = (Kind::Double, Device::Cpu);
 fn open(trajectories: Option<&Path>) -> Arc<dyn Dataset> {
     let Some(folder) = trajectories else {
         let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/data/darcy_excerpt.h5");
-        return DataConfig { path, ..DataConfig::default() }.open().unwrap().into();
+        return DataConfig { path: path.into(), ..DataConfig::default() }.open().unwrap().into();
     };
     let config = DataConfig {
-        path: folder.join("waves.h5"),
+        path: folder.join("waves.h5").into(),
         format: "the_well".into(),
         fields: vec!["height".to_owned()],
         ..DataConfig::default()

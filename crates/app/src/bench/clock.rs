@@ -4,6 +4,7 @@ use std::time::Instant;
 
 use anyhow::Result;
 use isobar_collectives::{Group, ReduceOp, all_reduce};
+use isobar_torch::memory;
 use serde::Serialize;
 use tch::Tensor;
 
@@ -24,6 +25,10 @@ pub(crate) struct Times {
     /// The median in units of the copy's.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) memcpy_ratio: Option<f64>,
+    /// Peak of bytes live in libtorch's CPU allocator during a step, on the rank with the most; of all cases that are ready
+    /// at that time.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) peak_bytes: Option<u64>,
 }
 
 /// Measurements of a case so far.
@@ -33,6 +38,7 @@ struct Taken {
     target: Option<Tensor>,
     steps: Vec<f64>,
     copies: Vec<f64>,
+    peak_bytes: Option<u64>,
 }
 
 /// Times cases in turns, so that what else the machine does meets all of them: each in each round, and beside it a copy of
@@ -44,7 +50,9 @@ pub(crate) fn time(group: &Group, repeats: u32, cases: &mut [Prepared]) -> Resul
         all.push(Taken { target, ..Taken::default() });
     }
     for round in 0..repeats + WARM_UPS {
+        let is_last = round + 1 == repeats + WARM_UPS;
         for (case, taken) in cases.iter_mut().zip(&mut all) {
+            memory::reset_peak();
             let step_time = match &mut case.timed {
                 Timed::Step(step) => slowest(group, &mut || seconds_of(step))?,
                 Timed::Measured(measure) => slowest(group, measure)?,
@@ -52,6 +60,9 @@ pub(crate) fn time(group: &Group, repeats: u32, cases: &mut [Prepared]) -> Resul
             let mut copy_time = None;
             if let (Some(output), Some(target)) = (&case.output, &mut taken.target) {
                 copy_time = Some(slowest(group, &mut || seconds_of(&mut || Ok(target.f_copy_(output)?)))?);
+            }
+            if is_last && memory::is_installed() {
+                taken.peak_bytes = Some(largest(group, memory::peak_bytes() as f64)? as u64);
             }
             if round >= WARM_UPS {
                 taken.steps.push(step_time);
@@ -72,6 +83,7 @@ impl Taken {
             max_s: self.steps[self.steps.len() - 1],
             memcpy_s,
             memcpy_ratio: memcpy_s.map(|copy| median_s / copy),
+            peak_bytes: self.peak_bytes,
         }
     }
 }
@@ -86,8 +98,12 @@ fn seconds_of<T>(step: &mut dyn FnMut() -> Result<T>) -> Result<f64> {
 /// Returns the measurement of the slowest rank.
 fn slowest(group: &Group, measure: &mut dyn FnMut() -> Result<f64>) -> Result<f64> {
     group.barrier()?;
-    let spent = Tensor::f_from_slice(&[measure()?])?;
-    Ok(all_reduce(&spent, ReduceOp::Max, group)?.f_double_value(&[0])?)
+    largest(group, measure()?)
+}
+
+/// Returns the largest of the ranks' numbers.
+fn largest(group: &Group, number: f64) -> Result<f64> {
+    Ok(all_reduce(&Tensor::f_from_slice(&[number])?, ReduceOp::Max, group)?.f_double_value(&[0])?)
 }
 
 /// The median; sorts.

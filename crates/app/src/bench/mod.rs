@@ -4,12 +4,12 @@ mod afno;
 mod checkpoint;
 mod clock;
 mod collectives;
-mod domain;
 mod fft;
+mod models;
 mod operators;
 mod shard;
 
-use anyhow::{Result, bail};
+use anyhow::{Context, Result, bail};
 use clap::Args;
 use indexmap::IndexMap;
 use isobar_collectives::Group;
@@ -45,6 +45,16 @@ struct Case {
     prepare: fn(&Group) -> Result<Prepared>,
 }
 
+/// A case of [`CASES`], or the training step of a model of `benches/models.json`.
+enum Selected {
+    Listed(&'static Case),
+    /// `models/NAME`: over all ranks; `models/NAME/one_rank`: each rank has the full batch for itself.
+    Model {
+        name: String,
+        alone: bool,
+    },
+}
+
 /// A case that was checked and is ready to be timed.
 struct Prepared {
     timed: Timed,
@@ -64,7 +74,7 @@ const REPLICATE: Placement = Placement::Replicate;
 const ROWS: Placement = Placement::Shard(0);
 const COLUMNS: Placement = Placement::Shard(1);
 
-const CASES: [Case; 37] = [
+const CASES: [Case; 30] = [
     Case { name: "all_gather_v/dim0", prepare: |group| collectives::all_gather(group, 0) },
     Case { name: "all_gather_v/dim1", prepare: |group| collectives::all_gather(group, 1) },
     Case { name: "all_gather_v/fwd_bwd", prepare: collectives::all_gather_fwd_bwd },
@@ -72,7 +82,7 @@ const CASES: [Case; 37] = [
     Case { name: "indexed_all_to_all_v/fwd_bwd", prepare: collectives::indexed_all_to_all_fwd_bwd },
     Case { name: "afno/train_step", prepare: afno::train_step },
     Case { name: "overhead/recording", prepare: collectives::recording },
-    Case { name: "overhead/step_a_collective", prepare: domain::step_for_each_collective },
+    Case { name: "overhead/step_a_collective", prepare: models::step_for_each_collective },
     Case { name: "overhead/mul", prepare: shard::mul },
     Case { name: "overhead/linear", prepare: shard::linear },
     Case { name: "overhead/from_local", prepare: shard::from_local },
@@ -95,13 +105,6 @@ const CASES: [Case; 37] = [
     Case { name: "fft/rfft2_irfft2_transposed", prepare: |group| fft::of_shards(group, 1) },
     Case { name: "fft/rfft2_irfft2_in_pieces", prepare: |group| fft::of_shards(group, 4) },
     Case { name: "fft/rfft2_irfft2_split_last", prepare: fft::split_last },
-    Case { name: "afno/domain_step", prepare: |group| domain::step(group, &domain::AFNO, false) },
-    Case { name: "afno/domain_step_scaling", prepare: |group| domain::step(group, &domain::AFNO, false) },
-    Case { name: "afno/one_rank_domain_step", prepare: |group| domain::step(group, &domain::AFNO, true) },
-    Case { name: "fno/domain_step", prepare: |group| domain::step(group, &domain::FNO, false) },
-    Case { name: "fno/one_rank_domain_step", prepare: |group| domain::step(group, &domain::FNO, true) },
-    Case { name: "unet/domain_step", prepare: |group| domain::step(group, &domain::UNET, false) },
-    Case { name: "unet/one_rank_domain_step", prepare: |group| domain::step(group, &domain::UNET, true) },
     Case { name: "checkpoint/sync", prepare: |group| checkpoint::save(group, checkpoint::Mode::Sync) },
     Case { name: "checkpoint/async", prepare: |group| checkpoint::save(group, checkpoint::Mode::Async) },
     Case { name: "attention/ring_4096", prepare: |group| operators::attention(group, 4096, false) },
@@ -115,7 +118,7 @@ const CASES: [Case; 37] = [
 struct Report {
     system: String,
     world: usize,
-    cases: IndexMap<&'static str, Times>,
+    cases: IndexMap<String, Times>,
 }
 
 /// Runs the command.
@@ -125,9 +128,9 @@ pub(crate) fn run(args: &BenchArgs) -> Result<Exit> {
     let world = manager.group(None)?;
     let mut report = Report { system: system(&world), world: world.size(), cases: IndexMap::new() };
     for cases in cases.chunks(if args.in_turns { cases.len() } else { 1 }) {
-        let prepared = cases.iter().map(|case| (case.prepare)(&world));
+        let prepared = cases.iter().map(|case| case.prepare(&world));
         let times = clock::time(&world, args.repeats, &mut prepared.collect::<Result<Vec<_>>>()?)?;
-        report.cases.extend(cases.iter().map(|case| case.name).zip(times));
+        report.cases.extend(cases.iter().map(Selected::name).zip(times));
     }
     if world.rank() == 0 {
         terminal::line(&if args.json { serde_json::to_string_pretty(&report)? } else { report.table() });
@@ -136,20 +139,45 @@ pub(crate) fn run(args: &BenchArgs) -> Result<Exit> {
     Ok(Exit::Good)
 }
 
-fn select(names: &[String]) -> Result<Vec<&'static Case>> {
+impl Selected {
+    fn name(&self) -> String {
+        match self {
+            Self::Listed(case) => case.name.to_owned(),
+            Self::Model { name, alone: false } => format!("models/{name}"),
+            Self::Model { name, alone: true } => format!("models/{name}/one_rank"),
+        }
+    }
+
+    fn prepare(&self, group: &Group) -> Result<Prepared> {
+        match self {
+            Self::Listed(case) => (case.prepare)(group),
+            Self::Model { name, alone } => models::step(group, &models::row(name)?, *alone)
+                .with_context(|| format!("the case `{}`", self.name())),
+        }
+    }
+}
+
+/// Returns the cases of these names; all where none is given.
+fn select(names: &[String]) -> Result<Vec<Selected>> {
+    let mut all: Vec<Selected> = CASES.iter().map(Selected::Listed).collect();
+    for name in models::names()? {
+        all.extend([false, true].map(|alone| Selected::Model { name: name.clone(), alone }));
+    }
     if names.is_empty() {
-        return Ok(CASES.iter().collect());
+        return Ok(all);
     }
     let mut selected = Vec::new();
     for name in names {
-        let Some(case) = CASES.iter().find(|case| case.name == *name) else {
-            let known: Vec<&str> = CASES.iter().map(|case| case.name).collect();
-            bail!(
-                Exit::Usage
-                    .because(format!("there is no case `{name}`; expected one of {}", known.join(", ")))
-            );
-        };
-        selected.push(case);
+        match all.iter().position(|case| case.name() == *name) {
+            Some(index) => selected.push(all.remove(index)),
+            None => {
+                let known: Vec<String> = all.iter().map(Selected::name).collect();
+                bail!(Exit::Usage.because(format!(
+                    "there is no case `{name}`, or it is named twice; expected one of {}",
+                    known.join(", ")
+                )));
+            }
+        }
     }
     Ok(selected)
 }
@@ -184,11 +212,16 @@ mod tests {
 
     #[test]
     fn cases_are_found_by_name() {
-        assert_eq!(select(&[]).map(|cases| cases.len()).unwrap(), CASES.len());
+        let names = |names: &[&str]| -> Vec<String> {
+            let names: Vec<String> = names.iter().map(|name| (*name).to_owned()).collect();
+            select(&names).unwrap().iter().map(Selected::name).collect()
+        };
+        assert!(names(&[]).len() > CASES.len());
+        let some = ["scatter_v", "models/afno/one_rank", "models/afno"];
+        assert_eq!(names(&some), some);
         let refusal = |name: &str| select(&[name.to_owned()]).err().unwrap().to_string();
-        assert!(
-            refusal("allgather")
-                .starts_with("there is no case `allgather`; expected one of all_gather_v/dim0, ")
-        );
+        assert!(refusal("allgather").starts_with(
+            "there is no case `allgather`, or it is named twice; expected one of all_gather_v/dim0, "
+        ));
     }
 }

@@ -24,7 +24,7 @@ pub(crate) struct ConvertArgs {
     /// Format of the source; by default that of its extension, of HDF5 files that of their layout
     #[arg(long, value_name = "FORMAT")]
     from: Option<String>,
-    /// Format of the target: hdf5, netcdf, npy or the_well; by default that of its extension
+    /// Format of the target: hdf5, netcdf, npy, the_well or zarr; by default that of its extension
     #[arg(long, value_name = "FORMAT")]
     format: Option<String>,
     /// Variables to take; by default those that the configuration names, or all
@@ -50,8 +50,8 @@ pub(super) fn run(args: &ConvertArgs) -> Result<Exit> {
     let source = DataArgs { path: args.source.clone(), format: args.from.clone(), set };
     let (data, _, _) = source.open()?;
     let storage = Storage { chunks: chunks(&args.chunk)?, deflate: args.deflate };
-    let same = |path: &PathBuf| path.canonicalize().ok();
-    if same(&args.target).is_some_and(|target| Some(target) == data.path().canonicalize().ok()) {
+    let target = args.target.canonicalize().ok();
+    if target.is_some() && data.files().iter().any(|file| file.canonicalize().ok() == target) {
         return Err(Exit::Usage.because("source and target are the same file; name another target").into());
     }
     parent(&args.target)?;

@@ -12,7 +12,7 @@ use crate::exit::{Because, Exit};
 /// A data set on the command line.
 #[derive(Debug, Args)]
 pub(super) struct DataArgs {
-    /// A file or folder of data, or a TOML file or the folder of a run, whose [data] is meant
+    /// A file, a folder or a pattern of data, or a TOML file or the folder of a run, whose [data] is meant
     #[arg(value_name = "PATH")]
     pub(super) path: PathBuf,
     /// Format of the data; by default that of the file's extension, of HDF5 files that of their layout
@@ -53,9 +53,24 @@ impl DataArgs {
     }
 }
 
+/// A file of a folder of data: the first whose extension is that of a format.
+fn in_folder(folder: &Path) -> Option<PathBuf> {
+    let known = isobar_data::registered();
+    let fits = |file: &PathBuf| {
+        let extension = file.extension().map(|extension| extension.to_string_lossy().to_lowercase());
+        extension.is_some_and(|own| known.iter().any(|entry| entry.extensions().contains(&own.as_str())))
+    };
+    let listed = |folder: &Path| -> Vec<PathBuf> {
+        std::fs::read_dir(folder).into_iter().flatten().flatten().map(|entry| entry.path()).collect()
+    };
+    let found = listed(folder).into_iter().chain(listed(&folder.join("train"))).filter(fits);
+    found.min()
+}
+
 /// The formats of a path to try, by its extension: of HDF5, the layouts before the plain one.
 fn formats(path: &Path) -> Result<Vec<String>> {
-    let extension = path.extension().map(|extension| extension.to_string_lossy().to_lowercase());
+    let of = |path: &Path| path.extension().map(|extension| extension.to_string_lossy().to_lowercase());
+    let extension = of(path).or_else(|| in_folder(path).as_deref().and_then(of));
     let known = isobar_data::registered();
     let fits = |entry: &&isobar_data::Entry| {
         extension.as_deref().is_some_and(|extension| entry.extensions().contains(&extension))

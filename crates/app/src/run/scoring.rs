@@ -100,7 +100,7 @@ fn climatology(source: &Source, config: &Config, window: &[Range<usize>]) -> Res
         return mean(source, &*train.data, train.samples.clone(), window);
     };
     let mut data = config.data.clone();
-    data.path.clone_from(path);
+    data.path = path.clone().into();
     let other = data.open()?;
     let extents: Vec<usize> = other.dims().iter().map(|dim| dim.coordinates.len()).collect();
     if extents != source.extents() {

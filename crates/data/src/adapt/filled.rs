@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 use std::ops::Range;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, PoisonError};
 
 use isobar_torch::memory::from_vec;
@@ -75,6 +75,10 @@ impl Dataset for Filled {
 
     fn name(&self) -> String {
         self.data.name()
+    }
+
+    fn files(&self) -> Vec<PathBuf> {
+        self.data.files()
     }
 
     fn samples(&self) -> usize {

@@ -1,7 +1,7 @@
 //! A range of the frames of a data set.
 
 use std::ops::Range;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use tch::Tensor;
@@ -52,20 +52,7 @@ impl Frames {
     /// # Errors
     /// Units of which one is no unit since a date, or different calendars.
     pub fn in_unit(data: Arc<dyn Dataset>, unit: &TimeUnit) -> Result<Self> {
-        let times = data.times().unwrap_or_default().to_vec();
-        let differ = |reason: &str| {
-            Error::Config(format!(
-                "{}: the unit of its times is {:?}, expected {unit:?} as in data.path{reason}",
-                data.path().display(),
-                data.time_unit(),
-            ))
-        };
-        let own = data.time_unit().ok_or_else(|| differ(""))?;
-        let (from, to) = (TimeAxis::new(own)?, TimeAxis::new(unit)?);
-        if from.calendar() != to.calendar() {
-            return Err(differ(", with the same calendar"));
-        }
-        let times: Vec<f64> = times.into_iter().map(|time| to.time(from.instant(time))).collect();
+        let times = times_in(&*data, unit)?;
         Ok(Self { frames: 0..times.len(), times, unit: Some(unit.clone()), data })
     }
 
@@ -85,6 +72,26 @@ impl Frames {
         let (times, unit) = (times.to_vec(), data.time_unit().cloned());
         Ok(Self { data, frames, times, unit })
     }
+}
+
+/// The times of a data set in another unit.
+///
+/// # Errors
+/// Units of which one is no unit since a date, or different calendars.
+pub(crate) fn times_in(data: &dyn Dataset, unit: &TimeUnit) -> Result<Vec<f64>> {
+    let differ = |reason: &str| {
+        Error::Config(format!(
+            "{}: the unit of its times is {:?}, expected {unit:?} as in data.path{reason}",
+            data.path().display(),
+            data.time_unit(),
+        ))
+    };
+    let own = data.time_unit().ok_or_else(|| differ(""))?;
+    let (from, to) = (TimeAxis::new(own)?, TimeAxis::new(unit)?);
+    if from.calendar() != to.calendar() {
+        return Err(differ(", with the same calendar"));
+    }
+    Ok(data.times().unwrap_or_default().iter().map(|&time| to.time(from.instant(time))).collect())
 }
 
 /// An end of a range of times: a number of the file's unit, or a period of a calendar.
@@ -134,8 +141,13 @@ fn boundary(data: &dyn Dataset, key: &str, point: &TimePoint) -> Result<Boundary
 
 /// A time in messages: its date, if it has one.
 fn text(data: &dyn Dataset, time: Option<&f64>) -> String {
+    time_text(data.time_unit(), time)
+}
+
+/// A time in messages: its date, if its unit is one since a date.
+pub(crate) fn time_text(unit: Option<&TimeUnit>, time: Option<&f64>) -> String {
     let Some(time) = time else { return "none".to_owned() };
-    match data.time_unit().map(TimeAxis::new) {
+    match unit.map(TimeAxis::new) {
         Some(Ok(axis)) => axis.text(*time),
         _ => time.to_string(),
     }
@@ -148,6 +160,10 @@ impl Dataset for Frames {
 
     fn name(&self) -> String {
         self.data.name()
+    }
+
+    fn files(&self) -> Vec<PathBuf> {
+        self.data.files()
     }
 
     fn samples(&self) -> usize {

@@ -10,3 +10,4 @@ mod sun;
 pub use self::computed::Computed;
 pub(crate) use self::filled::{Filled, Training};
 pub use self::frames::Frames;
+pub(crate) use self::frames::{time_text, times_in};

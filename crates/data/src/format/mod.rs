@@ -8,3 +8,4 @@ mod netcdf;
 mod npy;
 mod safetensors;
 pub(crate) mod the_well;
+mod zarr;

@@ -26,6 +26,7 @@ impl Format for Npy {
     const NAME: &'static str = "npy";
     const SUMMARY: &'static str = "NumPy arrays: a .npy file, a .npz file, or a folder of .npy files.";
     const EXTENSIONS: &'static [&'static str] = &["npy", "npz"];
+    const TAKES_FOLDERS: bool = true;
     type Options = ArrayOptions;
 
     fn open(source: &DataSource<'_>, options: ArrayOptions) -> Result<Box<dyn Dataset>> {

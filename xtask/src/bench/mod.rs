@@ -1,4 +1,7 @@
-//! `cargo xtask bench`: Isobar beside PhysicsNeMo and PyTorch's DTensor on this machine.
+//! `cargo xtask bench`: Isobar beside PhysicsNeMo, PyTorch and DTensor on this machine.
+
+mod memory;
+mod models;
 
 use std::{collections::BTreeMap, fs, path::PathBuf, process::Command};
 
@@ -23,12 +26,14 @@ enum Peer {
     DTensor,
     /// PyTorch on all ranks, with a halo exchange written by hand.
     ByHand,
-    /// PyTorch on one process, beside this case of ours on one rank.
+    /// The model in PyTorch on one process, beside this case of ours on one rank.
     OneProcess(&'static str),
     /// FFTW on MPI, in one process a rank.
     Fftw,
     /// One-rank runs of this case, all at the same time.
     Alone(&'static str),
+    /// The model's training step over all ranks, beside one-rank runs of it, all at the same time.
+    Scaling(models::Cases),
     /// This case of ours, of which the other may take a part.
     Of(&'static str),
 }
@@ -41,7 +46,7 @@ impl Peer {
             Self::ByHand => "PyTorch halo",
             Self::OneProcess(_) => "PyTorch",
             Self::Fftw => "FFTW-MPI",
-            Self::Alone(_) => "alone",
+            Self::Alone(_) | Self::Scaling(_) => "alone",
             Self::Of(_) => "Isobar",
         }
     }
@@ -50,8 +55,18 @@ impl Peer {
     fn case(self, name: &'static str) -> &'static str {
         match self {
             Self::PhysicsNemoCase(case) | Self::Alone(case) | Self::Of(case) | Self::OneProcess(case) => case,
+            Self::Scaling(cases) => cases.alone,
             Self::Fftw => "fft/rfft2_irfft2",
             Self::PhysicsNemo | Self::DTensor | Self::ByHand => name,
+        }
+    }
+
+    /// Our case of a row of that name.
+    fn ours(self, name: &'static str) -> &'static str {
+        match self {
+            Self::OneProcess(case) => case,
+            Self::Scaling(cases) => cases.shared,
+            _ => name,
         }
     }
 
@@ -62,16 +77,25 @@ impl Peer {
                 Some("benches/peers/physicsnemo_bench.py")
             }
             Self::DTensor => Some("benches/peers/dtensor_bench.py"),
-            Self::Fftw | Self::OneProcess(_) | Self::Alone(_) | Self::Of(_) => None,
+            Self::Fftw | Self::OneProcess(_) | Self::Alone(_) | Self::Scaling(_) | Self::Of(_) => None,
         }
     }
 }
 
 /// The script of PyTorch on one process.
-const ONE_PROCESS: &str = "benches/peers/pytorch_step_bench.py";
+const ONE_PROCESS: &str = "benches/models.py";
 
-/// Cases, in the order of the table, each with its peer and the least ratio that the project asks of itself, if any.
-const CASES: [(&str, Peer, Option<f64>); 31] = [
+/// Row of the table.
+#[derive(Clone, Copy)]
+struct Row {
+    name: &'static str,
+    peer: Peer,
+    /// Least ratio that the project asks of itself, if any.
+    least: Option<f64>,
+}
+
+/// Rows other than those of models, in the order of the table.
+const CASES: [(&str, Peer, Option<f64>); 25] = [
     ("all_gather_v/dim0", Peer::PhysicsNemo, Some(4.0)),
     ("all_gather_v/dim1", Peer::PhysicsNemo, Some(3.5)),
     ("all_gather_v/fwd_bwd", Peer::PhysicsNemo, Some(5.0)),
@@ -92,13 +116,7 @@ const CASES: [(&str, Peer, Option<f64>); 31] = [
     ("fft/rfft2_irfft2", Peer::PhysicsNemo, Some(7.0)),
     ("fft/rfft2_irfft2_transposed", Peer::Fftw, Some(1.0 / 1.15)),
     ("fft/rfft2_irfft2_split_last", Peer::PhysicsNemoCase("fft/rfft2_irfft2"), Some(4.0)),
-    ("afno/domain_step", Peer::PhysicsNemoCase("afno/train_step"), Some(1.5)),
-    ("afno/domain_step_scaling", Peer::Alone("afno/one_rank_domain_step"), Some(1.0 / 0.6)),
-    ("fno/domain_step", Peer::Alone("fno/one_rank_domain_step"), Some(1.0 / 0.6)),
-    ("unet/domain_step", Peer::Alone("unet/one_rank_domain_step"), Some(1.0 / 0.6)),
-    ("afno/step_on_one_rank", Peer::OneProcess("afno/domain_step"), None),
-    ("fno/step_on_one_rank", Peer::OneProcess("fno/domain_step"), None),
-    ("unet/step_on_one_rank", Peer::OneProcess("unet/domain_step"), None),
+    ("models/afno", Peer::PhysicsNemoCase("afno/train_step"), Some(1.5)),
     ("attention/ring_4096", Peer::Alone("attention/one_rank_4096"), Some(1.0 / 0.58)),
     ("attention/ring_16384", Peer::Alone("attention/one_rank_16384"), Some(1.0 / 0.58)),
     ("overhead/recording", Peer::Of("overhead/step_a_collective"), Some(100.0)),
@@ -124,6 +142,12 @@ pub(crate) struct Options {
     /// Fail if a ratio is below the least that the project asks of itself
     #[arg(long)]
     check: bool,
+    /// Only the models of benches/models.json: their training step beside PyTorch's, and over the ranks
+    #[arg(long, conflicts_with = "cases")]
+    models: bool,
+    /// Only the peak memory of a training step of each model, on one rank and on four
+    #[arg(long, conflicts_with_all = ["cases", "models", "check"])]
+    memory: bool,
 }
 
 /// The rounds of one case: seconds of the peer, seconds of ours, ours over one memcpy of the output.
@@ -146,16 +170,23 @@ impl Rounds {
 pub(crate) fn run(options: &Options) -> Result<()> {
     let machine = setup::run(&options.setup)?;
     ensure!(machine.mpi, "the benchmark runs on mpirun, and MPI is not installed");
+    if options.memory {
+        build(&machine)?;
+        return memory::run(options.repeats);
+    }
+    let of_models = models::rows()?;
+    let listed = CASES.iter().map(|&(name, peer, least)| Row { name, peer, least });
+    let all: Vec<Row> = if options.models { of_models } else { listed.chain(of_models).collect() };
     let known = |name: &String| {
-        let case = CASES.iter().find(|(case, ..)| case == name);
-        case.map(|&(name, peer, _)| (name, peer)).with_context(|| format!("there is no case {name}"))
+        all.iter().find(|row| row.name == name).copied().with_context(|| format!("there is no case {name}"))
     };
-    let chosen: Vec<(&'static str, Peer)> = match options.cases.is_empty() {
-        true => CASES.iter().map(|&(name, peer, _)| (name, peer)).collect(),
+    let table: Vec<Row> = match options.cases.is_empty() {
+        true => all.clone(),
         false => options.cases.iter().map(known).collect::<Result<_>>()?,
     };
+    let chosen: Vec<(&'static str, Peer)> = table.iter().map(|row| (row.name, row.peer)).collect();
     let peers = install_peers()?;
-    run_command(&mut machine.cargo(&["build", "--release", "--package", "isobar-cli"]))?;
+    build(&machine)?;
     let asked = |names: &[&str]| {
         ["--cases".to_owned(), names.join(","), "--repeats".to_owned(), options.repeats.to_string()]
     };
@@ -166,24 +197,13 @@ pub(crate) fn run(options: &Options) -> Result<()> {
     let of_one = rows(&|peer| matches!(peer, Peer::OneProcess(_)));
     let fftw = if of_fftw.is_empty() { None } else { Some(build_fftw()?) };
     let ranks = options.ranks.to_string();
-    let mpirun = |ranks: &str| {
-        let mut command = Command::new("mpirun");
-        command.envs([("OMPI_ALLOW_RUN_AS_ROOT", "1"), ("OMPI_ALLOW_RUN_AS_ROOT_CONFIRM", "1")]);
-        command.args(["--oversubscribe", "--mca", "odls_base_sigkill_timeout", "5", "-n", ranks]);
-        command
-    };
     let peer_run = |script: &str, names: &[&str]| {
         let mut command = Command::new(peers.join("bin/torchrun"));
         command.args(["--standalone", "--nproc-per-node", &ranks]);
         command.arg(ROOT.join(script)).args(asked(names));
         command
     };
-    let our_run = |ranks: &str, names: &[&str]| {
-        let mut command = mpirun(ranks);
-        command.arg(ROOT.join("target/release/isobar")).args(["bench", "--json"]);
-        command.args(asked(names));
-        command
-    };
+    let our_run = |ranks: &str, names: &[&str]| our_run(ranks, names, options.repeats);
     let mut rounds: BTreeMap<String, Rounds> = BTreeMap::new();
     for round in 1..=options.rounds {
         eprintln!("round {round} of {}", options.rounds);
@@ -217,13 +237,14 @@ pub(crate) fn run(options: &Options) -> Result<()> {
             entry.take(&times(&mut our_run("1", &[case]))?, case)?;
         }
         // Cases that are compared with each other in turns, all others in one process, like the peers'.
-        let pairs = rows(&|peer| matches!(peer, Peer::Alone(_) | Peer::Of(_)));
+        let pairs = rows(&|peer| matches!(peer, Peer::Alone(_) | Peer::Scaling(_) | Peer::Of(_)));
         for &(name, peer) in &pairs {
             let alone = peer.case(name);
-            let ours = times(our_run(&ranks, &[name, alone]).arg("--in-turns"))?;
+            let case = peer.ours(name);
+            let ours = times(our_run(&ranks, &[case, alone]).arg("--in-turns"))?;
             let entry = rounds.entry(name.to_owned()).or_default();
             entry.peer.push(seconds(&ours, alone, "Isobar")?);
-            entry.take(&ours, name)?;
+            entry.take(&ours, case)?;
         }
         let apart = |name: &str| pairs.iter().chain(&of_one).any(|&(other, _)| other == name);
         let rest: Vec<&str> = chosen.iter().map(|&(name, _)| name).filter(|name| !apart(name)).collect();
@@ -234,10 +255,29 @@ pub(crate) fn run(options: &Options) -> Result<()> {
             }
         }
     }
-    let names: Vec<&str> = chosen.iter().map(|(name, _)| *name).collect();
-    let low = print_table(&names, &rounds);
+    let low = print_table(&table, &rounds);
     ensure!(!options.check || low.is_empty(), "below what the project asks of itself: {}", low.join(", "));
     Ok(())
+}
+
+/// Builds the program that is timed.
+fn build(machine: &setup::Machine) -> Result<()> {
+    run_command(&mut machine.cargo(&["build", "--release", "--package", "isobar-cli"]))
+}
+
+fn mpirun(ranks: &str) -> Command {
+    let mut command = Command::new("mpirun");
+    command.envs([("OMPI_ALLOW_RUN_AS_ROOT", "1"), ("OMPI_ALLOW_RUN_AS_ROOT_CONFIRM", "1")]);
+    command.args(["--oversubscribe", "--mca", "odls_base_sigkill_timeout", "5", "-n", ranks]);
+    command
+}
+
+/// A run of our cases of these names.
+fn our_run(ranks: &str, names: &[&str], repeats: usize) -> Command {
+    let mut command = mpirun(ranks);
+    command.arg(ROOT.join("target/release/isobar")).args(["bench", "--json", "--cases", &names.join(",")]);
+    command.args(["--repeats", &repeats.to_string()]);
+    command
 }
 
 /// The environment of the peers, made where it is not there.
@@ -286,16 +326,15 @@ fn seconds(times: &Value, case: &str, system: &str) -> Result<f64> {
 }
 
 /// Prints medians over the rounds; returns what is below the least ratio.
-fn print_table(names: &[&str], rounds: &BTreeMap<String, Rounds>) -> Vec<String> {
+fn print_table(table: &[Row], rounds: &BTreeMap<String, Rounds>) -> Vec<String> {
     println!(
         "{:<30} {:<12} {:>10} {:>10} {:>7} {:>7} {:>10}",
         "case", "peer", "peer ms", "Isobar ms", "ratio", "least", "x memcpy"
     );
     let mut low = Vec::new();
-    for &name in names {
+    for &Row { name, peer, least } in table {
         let Some(case) = rounds.get(name) else { continue };
         let ratio = median(case.peer.iter().zip(&case.ours).map(|(peer, ours)| peer / ours).collect());
-        let Some(&(_, peer, least)) = CASES.iter().find(|(case, ..)| *case == name) else { continue };
         if least.is_some_and(|least| ratio < least) {
             low.push(format!("{name} {ratio:.2}"));
         }

@@ -1,0 +1,55 @@
+//! Comparison of the metadata of two data sets.
+
+use crate::dataset::Dataset;
+use crate::grid::Dim;
+use crate::{Error, Result};
+
+/// Rejects a data set with another grid or other variables than the first one; `key` is the setting that names it.
+///
+/// # Errors
+/// The first difference.
+pub(crate) fn check(whole: &dyn Dataset, other: &dyn Dataset, key: &str) -> Result<()> {
+    let misfit = |found: String, expected: String| {
+        let (path, first) = (other.path().display(), whole.path().display());
+        Err(Error::Config(format!("{key}: {path} has {found}, expected {expected} as {first}")))
+    };
+    let (dims, known) = (other.dims(), whole.dims());
+    let extents = |dims: &[Dim]| -> Vec<String> {
+        dims.iter().map(|dim| format!("{} = {}", dim.name, dim.coordinates.len())).collect()
+    };
+    if extents(dims) != extents(known) {
+        return misfit(format!("the dims {}", extents(dims).join(", ")), extents(known).join(", "));
+    }
+    for (own, known) in dims.iter().zip(known) {
+        let step =
+            known.coordinates.windows(2).map(|pair| (pair[1] - pair[0]).abs()).fold(f64::INFINITY, f64::min);
+        let near = |(a, b): (&f64, &f64)| (a - b).abs() <= 1e-3 * step.min(1e3);
+        if let Some(at) = own.coordinates.iter().zip(&known.coordinates).position(|pair| !near(pair)) {
+            let name = &own.name;
+            let (found, expected) = (own.coordinates[at], known.coordinates[at]);
+            return misfit(format!("{name} = {found} at index {at}"), format!("{name} = {expected}"));
+        }
+    }
+    if other.times().is_some() != whole.times().is_some() {
+        let word =
+            |data: &dyn Dataset| if data.times().is_some() { "trajectories" } else { "samples without time" };
+        return misfit(word(other).to_owned(), word(whole).to_owned());
+    }
+    for variable in whole.variables() {
+        let own = other.variables().iter().find(|own| own.name == variable.name);
+        let name = &variable.name;
+        match own {
+            None => return misfit(format!("no variable `{name}`"), format!("`{name}`")),
+            Some(own) if own.channels != variable.channels => {
+                let (found, expected) = (&own.channels, &variable.channels);
+                return misfit(format!("the channels {found:?} of `{name}`"), format!("{expected:?}"));
+            }
+            Some(own) if own.unit.is_some() && variable.unit.is_some() && own.unit != variable.unit => {
+                let (found, expected) = (&own.unit, &variable.unit);
+                return misfit(format!("`{name}` in {found:?}"), format!("{expected:?}"));
+            }
+            Some(_) => (),
+        }
+    }
+    Ok(())
+}

@@ -1,0 +1,91 @@
+//! Attributes of an array that CF, xarray and the format itself define.
+
+use base64::Engine as _;
+use base64::engine::general_purpose::STANDARD;
+use serde_json::{Map, Value};
+
+use super::nodes::{Node, Version};
+use crate::arrays::ArrayInfo;
+use crate::dtype::NumberKind;
+
+/// Names of the axes, where the metadata have no place for them.
+const DIMENSIONS: &str = "_ARRAY_DIMENSIONS";
+
+/// Describes an array of this shape.
+pub(super) fn describe(node: &Node, kind: NumberKind, shape: Vec<usize>) -> ArrayInfo {
+    let own = &node.attributes;
+    let ndim = shape.len();
+    let named = node.array.get("dimension_names").and_then(|names| texts(names, ndim));
+    let axes = named.or_else(|| own.get(DIMENSIONS).and_then(|names| texts(names, ndim)));
+    let as_stored = |value: f64| match kind {
+        NumberKind::F32 => f64::from(value as f32),
+        NumberKind::F16 => half::f16::from_f64(value).to_f64(),
+        NumberKind::Bf16 => half::bf16::from_f64(value).to_f64(),
+        _ => value,
+    };
+    // What xarray writes as version 2 has CF's fill value there.
+    let of_array = (node.version == Version::V2 && own.contains_key(DIMENSIONS))
+        .then(|| node.array.get("fill_value"))
+        .flatten();
+    let missing = [own.get("_FillValue"), own.get("missing_value"), of_array].into_iter().flatten();
+    let missing = missing.flat_map(numbers).map(as_stored).filter(|value| !value.is_nan()).collect();
+    let number = |name: &str| own.get(name).and_then(|value| numbers(value).first().copied());
+    ArrayInfo {
+        axes,
+        unit: text(own, "units"),
+        calendar: text(own, "calendar"),
+        scale: number("scale_factor").unwrap_or(1.0),
+        offset: number("add_offset").unwrap_or(0.0),
+        missing,
+        periodic: own.get("periodic").and_then(Value::as_bool).unwrap_or(false),
+        ..ArrayInfo::of_shape(shape)
+    }
+}
+
+fn texts(names: &Value, count: usize) -> Option<Vec<String>> {
+    let names: Option<Vec<String>> =
+        names.as_array()?.iter().map(|name| name.as_str().map(str::to_owned)).collect();
+    names.filter(|names| names.len() == count && names.iter().all(|name| !name.is_empty()))
+}
+
+/// A text without control characters, which would change the terminal that shows it.
+fn text(attributes: &Map<String, Value>, name: &str) -> Option<String> {
+    let text = attributes.get(name)?.as_str()?;
+    let plain: String = text.chars().map(|letter| if letter.is_control() { ' ' } else { letter }).collect();
+    Some(plain.trim().to_owned()).filter(|text| !text.is_empty())
+}
+
+/// Numbers of an attribute: one or several, as JSON has them, or as xarray writes fill values: in words or, of eight bytes, in
+/// base64.
+fn numbers(value: &Value) -> Vec<f64> {
+    match value {
+        Value::Number(number) => number.as_f64().into_iter().collect(),
+        Value::Array(all) => all.iter().flat_map(numbers).collect(),
+        Value::String(word) => match word.as_str() {
+            "NaN" => vec![f64::NAN],
+            "Infinity" => vec![f64::INFINITY],
+            "-Infinity" => vec![f64::NEG_INFINITY],
+            word => {
+                let bytes = STANDARD.decode(word).ok().and_then(|bytes| <[u8; 8]>::try_from(bytes).ok());
+                bytes.map(f64::from_le_bytes).into_iter().collect()
+            }
+        },
+        _ => Vec::new(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn fill_values_in_every_notation() {
+        let of = |text: &str| numbers(&serde_json::from_str(text).unwrap());
+        assert_eq!(of("-9999"), [-9999.0]);
+        assert_eq!(of("[1, 2.5]"), [1.0, 2.5]);
+        assert!(of("\"NaN\"")[0].is_nan() && of("\"AAAAAAAA+H8=\"")[0].is_nan());
+        assert_eq!(of("\"-Infinity\""), [f64::NEG_INFINITY]);
+        assert_eq!(of("\"AAAAAICHw8A=\""), [-9999.0]);
+        assert!(of("\"no number\"").is_empty() && of("null").is_empty() && of("{}").is_empty());
+    }
+}

@@ -1,0 +1,451 @@
+//! Writes Zarr of version 3, with the conventions of CF and consolidated metadata.
+
+use std::collections::BTreeMap;
+use std::fs::{self, File, Permissions};
+use std::io::Write as _;
+use std::num::NonZeroU64;
+use std::ops::Range;
+use std::os::unix::fs::PermissionsExt as _;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use isobar_torch::memory;
+use serde_json::{Map, Value, json};
+use tch::{Device, Kind, Tensor};
+use tempfile::TempDir;
+use zarrs::array::codec::{GzipCodec, ZstdCodec};
+use zarrs::array::{
+    Array, ArrayBuilder, ArrayBytes, ArrayToBytesCodecTraits as _, BytesToBytesCodecTraits, CodecOptions,
+    data_type,
+};
+
+use super::boxes::{copy, extents, indices, shared, touched};
+use crate::content::{Content, SAMPLE, TIME};
+use crate::dataset::DatasetWriter;
+use crate::hdf5::layout::{check_finite, check_range};
+use crate::hdf5::plain::{CHANNEL, PERIODIC, UNITS};
+use crate::writers::WriterFormat;
+use crate::{Error, Result, register_writer};
+
+/// Bytes of a chunk for which times are taken together, about.
+const CHUNK: usize = 1 << 20;
+
+/// Conventions of CF that the attributes follow.
+const CONVENTIONS: &str = "CF-1.10";
+
+/// A folder with an array for each variable, `[sample, time, channel, x, …]` without time for samples that have none and without
+/// channel for scalars, and one for the coordinates of each axis. It takes its name once it is complete. Any rank may write any
+/// window; a chunk is written when the last of its values comes, so each is to be one rank's.
+struct ZarrWriter {
+    /// The unfinished store.
+    folder: PathBuf,
+    /// Of the rank that made it: removes what is not finished.
+    own: Option<TempDir>,
+    target: PathBuf,
+    samples: usize,
+    frames: Option<usize>,
+    grid: Vec<usize>,
+    variables: Vec<Variable>,
+    /// Chunks whose values are not complete, by variable and index.
+    open: BTreeMap<(usize, Vec<usize>), Open>,
+    root: Value,
+}
+
+struct Variable {
+    name: String,
+    channels: usize,
+    shape: Vec<usize>,
+    chunk: Vec<usize>,
+    array: Array<()>,
+}
+
+/// A chunk of which some values are there.
+struct Open {
+    bytes: Vec<u8>,
+    there: usize,
+}
+
+register_writer!(ZarrWriter);
+
+impl WriterFormat for ZarrWriter {
+    const NAME: &'static str = "zarr";
+    const SUMMARY: &'static str = "Zarr of version 3 with the conventions of CF, each rank its own chunks.";
+    const EXTENSIONS: &'static [&'static str] = &["zarr"];
+    const BY_RANK: bool = true;
+
+    fn create(path: &Path, content: &Content) -> Result<Box<dyn DatasetWriter>> {
+        if fs::symlink_metadata(path).is_ok() {
+            let error = std::io::Error::from(std::io::ErrorKind::AlreadyExists);
+            return Err(Error::io(path, "make the folder", error));
+        }
+        let failed = |error| Error::io(path, "create it", error);
+        let Some(name) = path.file_name() else {
+            return Err(failed(std::io::ErrorKind::InvalidInput.into()));
+        };
+        let parent = path.parent().filter(|parent| !parent.as_os_str().is_empty()).unwrap_or(Path::new("."));
+        // The default mode of new folders, less the umask, so that others can read results.
+        let folder = tempfile::Builder::new()
+            .prefix(&format!(".{}", name.to_string_lossy()))
+            .suffix(".partial")
+            .permissions(Permissions::from_mode(0o777))
+            .tempdir_in(parent)
+            .map_err(failed)?;
+        let at = std::path::absolute(folder.path()).map_err(failed)?;
+        let mut writer = Self::plan(path, content, at)?;
+        writer.layout(content)?;
+        writer.own = Some(folder);
+        Ok(Box::new(writer))
+    }
+
+    fn join(path: &Path, content: &Content, unfinished: &Path) -> Result<Box<dyn DatasetWriter>> {
+        if !unfinished.is_dir() {
+            let error = std::io::Error::from(std::io::ErrorKind::NotFound);
+            return Err(Error::io(
+                unfinished,
+                "find the store that rank 0 made, on a file system of all ranks",
+                error,
+            ));
+        }
+        Ok(Box::new(Self::plan(path, content, unfinished.to_owned())?))
+    }
+}
+
+impl ZarrWriter {
+    fn plan(path: &Path, content: &Content, folder: PathBuf) -> Result<Self> {
+        let Content { meta, dims, variables, storage, .. } = content;
+        let grid: Vec<usize> = dims.iter().map(|dim| dim.coordinates.len()).collect();
+        let frames = (!meta.times.is_empty()).then_some(meta.times.len());
+        let mut made = Vec::new();
+        for variable in variables {
+            let (name, channels) = (&variable.name, variable.channels.len());
+            let axis = channel(content, channels);
+            let leading = [
+                Some((SAMPLE, meta.samples)),
+                frames.map(|frames| (TIME, frames)),
+                (channels > 1).then_some((axis.as_str(), channels)),
+            ];
+            let points = dims.iter().map(|dim| (dim.name.as_str(), dim.coordinates.len()));
+            let (axes, shape): (Vec<&str>, Vec<usize>) = leading.into_iter().flatten().chain(points).unzip();
+            let taken = axes.contains(&name.as_str()) || name.starts_with(CHANNEL) || !is_name(name);
+            if taken || made.iter().any(|known: &Variable| known.name == *name) {
+                return Err(Error::Invalid(format!("{name:?} cannot be the name of an array in this store")));
+            }
+            let _ = storage.chunk(&axes, &shape)?;
+            let given = |axis: &str| storage.chunks.get(axis).copied();
+            let mut chunk: Vec<usize> = axes
+                .iter()
+                .zip(&shape)
+                .map(|(axis, &extent)| {
+                    let default = if [SAMPLE, TIME].contains(axis) { 1 } else { extent };
+                    given(if axis.starts_with(CHANNEL) { CHANNEL } else { axis })
+                        .unwrap_or(default)
+                        .clamp(1, extent.max(1))
+                })
+                .collect();
+            if let (Some(frames), None) = (frames, given(TIME)) {
+                let bytes = chunk.iter().product::<usize>() * size_of::<f32>();
+                chunk[1] = (CHUNK / bytes.max(1)).clamp(1, frames);
+            }
+            let mut attributes = Map::new();
+            let mut put = |name: &str, value: &str| drop(attributes.insert(name.to_owned(), value.into()));
+            if let Some(unit) = &variable.unit {
+                put(UNITS, unit);
+            }
+            if let Some(title) = &variable.title {
+                put("long_name", title);
+            }
+            if channels > 1 {
+                put("components", &variable.channels.join(" "));
+            }
+            let packing: Arc<dyn BytesToBytesCodecTraits> = match storage.deflate {
+                Some(level) => Arc::new(
+                    GzipCodec::new(u32::from(level)).map_err(|error| Error::Invalid(error.to_string()))?,
+                ),
+                None => Arc::new(ZstdCodec::new(3, false)),
+            };
+            let array = build(path, name, (&axes, &shape, &chunk), attributes, (false, Some(packing)))?;
+            made.push(Variable { name: name.clone(), channels, shape, chunk, array });
+        }
+        let (own, open, root) = (None, BTreeMap::new(), Value::Null);
+        Ok(Self {
+            folder,
+            own,
+            target: path.to_owned(),
+            samples: meta.samples,
+            frames,
+            grid,
+            variables: made,
+            open,
+            root,
+        })
+    }
+
+    /// Writes metadata and coordinates.
+    fn layout(&mut self, content: &Content) -> Result<()> {
+        let Content { meta, dims, variables, .. } = content;
+        let mut nodes = Map::new();
+        let line = |name: &str, values: &[f64], attributes: Map<String, Value>| -> Result<Value> {
+            let shape = [values.len()];
+            let array = build(
+                &self.target,
+                name,
+                (&[name], &shape, &[values.len().max(1)]),
+                attributes,
+                (true, None),
+            )?;
+            if !values.is_empty() {
+                let bytes: Vec<u8> = values.iter().flat_map(|value| value.to_le_bytes()).collect();
+                self.put(array.chunk_key(&[0]).as_str(), &bytes)?;
+            }
+            self.describe(name, &array)
+        };
+        let text = |pairs: &[(&str, Option<&str>)]| -> Map<String, Value> {
+            let given =
+                pairs.iter().filter_map(|(name, text)| Some(((*name).to_owned(), Value::from((*text)?))));
+            given.collect()
+        };
+        for dim in dims {
+            let unit = dim.unit.as_deref();
+            let degrees = unit.filter(|unit| unit.starts_with("degree"));
+            let standard = match degrees {
+                Some(unit) if unit.contains("north") => Some("latitude"),
+                Some(unit) if unit.contains("east") => Some("longitude"),
+                _ => None,
+            };
+            let mut attributes = text(&[(UNITS, unit), ("standard_name", standard)]);
+            if dim.periodic {
+                let _ = attributes.insert(PERIODIC.to_owned(), true.into());
+            }
+            let _ = nodes.insert(dim.name.clone(), line(&dim.name, &dim.coordinates, attributes)?);
+        }
+        if self.frames.is_some() {
+            let unit = content.time_unit.as_ref();
+            let attributes = text(&[
+                (UNITS, unit.map(|unit| unit.unit.as_str())),
+                ("calendar", unit.and_then(|unit| unit.calendar.as_deref())),
+                ("standard_name", unit.map(|_| TIME)),
+            ]);
+            let _ = nodes.insert(TIME.to_owned(), line(TIME, &meta.times, attributes)?);
+        }
+        let numbers = |count: usize| -> Vec<f64> { (0..count).map(|at| at as f64).collect() };
+        let _ = nodes.insert(SAMPLE.to_owned(), line(SAMPLE, &numbers(meta.samples), Map::new())?);
+        for count in variables.iter().map(|variable| variable.channels.len()).filter(|&count| count > 1) {
+            let name = channel(content, count);
+            if !nodes.contains_key(&name) {
+                let _ = nodes.insert(name.clone(), line(&name, &numbers(count), Map::new())?);
+            }
+        }
+        for variable in &self.variables {
+            let _ = nodes.insert(variable.name.clone(), self.describe(&variable.name, &variable.array)?);
+        }
+        let mut attributes = text(&[("Conventions", Some(CONVENTIONS)), ("title", Some(&meta.name))]);
+        attributes.extend(meta.attributes.iter().map(|(name, text)| (name.clone(), text.as_str().into())));
+        self.root = json!({
+            "zarr_format": 3,
+            "node_type": "group",
+            "attributes": attributes,
+            "consolidated_metadata": { "kind": "inline", "must_understand": false, "metadata": nodes },
+        });
+        Ok(())
+    }
+
+    /// Writes the metadata of an array.
+    fn describe(&self, name: &str, array: &Array<()>) -> Result<Value> {
+        let wrong = |error: serde_json::Error| Error::Invalid(error.to_string());
+        let node = serde_json::to_value(array.metadata()).map_err(wrong)?;
+        self.put(&format!("{name}/zarr.json"), &serde_json::to_vec_pretty(&node).map_err(wrong)?)?;
+        Ok(node)
+    }
+
+    fn put(&self, key: &str, bytes: &[u8]) -> Result<()> {
+        let path = self.folder.join(key);
+        let write = || -> std::io::Result<()> {
+            if let Some(folder) = path.parent() {
+                fs::create_dir_all(folder)?;
+            }
+            let mut file = File::create_new(&path)?;
+            file.write_all(bytes)?;
+            file.sync_all()
+        };
+        write().map_err(|error| Error::io(&self.target.join(key), "write it", error))
+    }
+
+    /// Writes a complete chunk.
+    fn chunk(&self, variable: &Variable, index: &[usize], bytes: Vec<u8>) -> Result<()> {
+        let shape: Option<Vec<NonZeroU64>> =
+            variable.chunk.iter().map(|&extent| NonZeroU64::new(extent as u64)).collect();
+        let shape = shape.unwrap_or_default();
+        let array = &variable.array;
+        let values = ArrayBytes::new_flen(bytes);
+        let packed = array.codecs().encode(
+            values,
+            &shape,
+            array.data_type(),
+            array.fill_value(),
+            &CodecOptions::default(),
+        );
+        let packed =
+            packed.map_err(|error| Error::Invalid(format!("could not pack `{}`: {error}", variable.name)))?;
+        self.put(key(variable, index).as_str(), &packed)
+    }
+}
+
+/// Key of a chunk.
+fn key(variable: &Variable, index: &[usize]) -> String {
+    let index: Vec<u64> = index.iter().map(|&at| at as u64).collect();
+    variable.array.chunk_key(&index).as_str().to_owned()
+}
+
+/// Name of the axis of so many channels: an axis has one extent.
+fn channel(content: &Content, count: usize) -> String {
+    let mut counts =
+        content.variables.iter().map(|variable| variable.channels.len()).filter(|&count| count > 1);
+    let first = counts.next();
+    match counts.all(|other| Some(other) == first) {
+        true => CHANNEL.to_owned(),
+        false => format!("{CHANNEL}_{count}"),
+    }
+}
+
+fn is_name(name: &str) -> bool {
+    !name.is_empty()
+        && !name.starts_with(['.', '_'])
+        && !name.contains(['/', '\\', '\0'])
+        && name != "zarr.json"
+}
+
+/// An array of float32, or of float64 for coordinates.
+fn build(
+    path: &Path,
+    name: &str,
+    (axes, shape, chunk): (&[&str], &[usize], &[usize]),
+    attributes: Map<String, Value>,
+    (is_double, packing): (bool, Option<Arc<dyn BytesToBytesCodecTraits>>),
+) -> Result<Array<()>> {
+    let numbers = |extents: &[usize]| -> Vec<u64> { extents.iter().map(|&extent| extent as u64).collect() };
+    let (shape, chunk) = (numbers(shape), numbers(chunk));
+    let mut builder = match is_double {
+        true => ArrayBuilder::new(shape, chunk, data_type::float64(), f64::NAN),
+        false => ArrayBuilder::new(shape, chunk, data_type::float32(), f32::NAN),
+    };
+    let _ = builder.attributes(attributes).dimension_names(Some(axes.iter().copied()));
+    let _ = builder.bytes_to_bytes_codecs(packing.into_iter().collect());
+    let made = builder.build(Arc::new(()), &format!("/{name}"));
+    made.map_err(|error| Error::Invalid(format!("{}: `{name}` cannot be described: {error}", path.display())))
+}
+
+impl DatasetWriter for ZarrWriter {
+    fn write(&mut self, variable: &str, sample: usize, first: usize, values: &Tensor) -> Result<()> {
+        let all: Vec<Range<usize>> = self.grid.iter().map(|&points| 0..points).collect();
+        self.write_window(variable, sample, first, &all, values)
+    }
+
+    fn takes_windows(&self) -> bool {
+        true
+    }
+
+    fn unfinished(&self) -> Option<&Path> {
+        Some(&self.folder)
+    }
+
+    fn tile(&self) -> Option<Vec<usize>> {
+        let of = |variable: &Variable| variable.chunk[variable.chunk.len() - self.grid.len()..].to_vec();
+        self.variables.first().map(of)
+    }
+
+    fn write_window(
+        &mut self,
+        variable: &str,
+        sample: usize,
+        first: usize,
+        points: &[Range<usize>],
+        values: &Tensor,
+    ) -> Result<()> {
+        let Some(at) = self.variables.iter().position(|known| known.name == variable) else {
+            let found = self.variables.iter().map(|variable| variable.name.clone()).collect();
+            return Err(Error::MissingField { path: self.target.clone(), field: variable.to_owned(), found });
+        };
+        let of = &self.variables[at];
+        let given: Vec<usize> = values.size().iter().map(|&extent| extent as usize).collect();
+        let own = extents(points);
+        if points.len() != self.grid.len()
+            || given.len() != points.len() + 2
+            || given[1] != of.channels
+            || given[2..] != own
+        {
+            return Err(Error::Invalid(format!(
+                "values of shape {given:?} were given for `{variable}`: expected [frame, {}, {own:?}]",
+                of.channels
+            )));
+        }
+        let frames = first..first.saturating_add(given[0]);
+        check_range("sample range", &(sample..sample.saturating_add(1)), self.samples)?;
+        check_range("frame range", &frames, self.frames.unwrap_or(1))?;
+        for (range, &points) in points.iter().zip(&self.grid) {
+            check_range("range of points", range, points)?;
+        }
+        if given.contains(&0) {
+            return Ok(());
+        }
+        let leading = [
+            Some(sample..sample + 1),
+            self.frames.map(|_| frames),
+            (of.channels > 1).then_some(0..of.channels),
+        ];
+        let window: Vec<Range<usize>> = leading.into_iter().flatten().chain(points.iter().cloned()).collect();
+        let stored = values.f_detach()?.f_to_device(Device::Cpu)?.f_to_kind(Kind::Float)?.f_contiguous()?;
+        let stored: Vec<f32> = memory::to_vec(&stored)?;
+        check_finite(&self.target, variable, &window, &stored)?;
+        // As the codec takes them: in this machine's order.
+        let bytes: Vec<u8> = stored.iter().flat_map(|value| value.to_ne_bytes()).collect();
+        let cut = extents(&window);
+        for index in indices(&touched(&window, &of.chunk)) {
+            let of = &self.variables[at];
+            let (inside, outside) = shared(&window, &of.chunk, &index);
+            let all = of.chunk.iter().product::<usize>();
+            let of_array = index.iter().zip(&of.chunk).zip(&of.shape);
+            let complete: usize =
+                of_array.map(|((at, chunk), shape)| (shape - at * chunk).min(*chunk)).product();
+            let new = || Open { bytes: f32::NAN.to_ne_bytes().repeat(all), there: 0 };
+            let open = self.open.entry((at, index.clone())).or_insert_with(new);
+            copy(size_of::<f32>(), (&bytes, &cut, &outside), (&mut open.bytes, &of.chunk, &inside));
+            open.there = open.there.saturating_add(extents(&inside).iter().product());
+            if open.there >= complete
+                && let Some(open) = self.open.remove(&(at, index.clone()))
+            {
+                self.chunk(&self.variables[at], &index, open.bytes)?;
+            }
+        }
+        Ok(())
+    }
+
+    fn finish(self: Box<Self>) -> Result<()> {
+        let missing = |variable: &Variable, index: &[usize]| {
+            let first: Vec<usize> = index.iter().zip(&variable.chunk).map(|(at, chunk)| at * chunk).collect();
+            Err(Error::Invalid(format!(
+                "the values of `{}` from index {first:?} on were not all written; add them first",
+                variable.name
+            )))
+        };
+        if let Some((at, index)) = self.open.keys().next() {
+            return missing(&self.variables[*at], index);
+        }
+        let Some(own) = self.own.as_ref() else { return Ok(()) };
+        for variable in &self.variables {
+            let whole: Vec<Range<usize>> = variable.shape.iter().map(|&extent| 0..extent).collect();
+            let absent = |index: &Vec<usize>| !self.folder.join(key(variable, index)).exists();
+            if let Some(index) = indices(&touched(&whole, &variable.chunk)).find(absent) {
+                return missing(variable, &index);
+            }
+        }
+        let root =
+            serde_json::to_vec_pretty(&self.root).map_err(|error| Error::Invalid(error.to_string()))?;
+        self.put("zarr.json", &root)?;
+        let failed = |error| Error::io(&self.target, "put the new folder in its place", error);
+        fs::rename(own.path(), &self.target).map_err(failed)?;
+        if let Some(own) = self.own {
+            let _ = own.keep();
+        }
+        Ok(())
+    }
+}

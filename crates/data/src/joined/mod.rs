@@ -1,0 +1,275 @@
+//! Several files as one data set: one after the other along times or samples, whatever their format.
+
+mod handles;
+mod order;
+mod paths;
+
+use std::ops::Range;
+use std::path::{Path, PathBuf};
+
+use schemars::JsonSchema;
+use serde::{Deserialize, Serialize};
+use tch::{Device, Kind, Tensor};
+
+use self::handles::{File, Handles};
+use self::order::Order;
+use crate::calendar::TimeUnit;
+use crate::content::Content;
+use crate::dataset::{Dataset, DatasetWriter, Window, check_window, choose};
+use crate::grid::{DataVariable, Dim, PredictionMeta};
+use crate::{Error, Result};
+
+pub(crate) use self::handles::Opener;
+pub use self::paths::DataPath;
+
+/// The axis along which files follow each other.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "snake_case")]
+pub enum Join {
+    /// Times: each file holds other frames of the same trajectories.
+    Time,
+    /// Samples: each file holds other samples or trajectories.
+    Sample,
+}
+
+/// Files of one format as one data set.
+///
+/// All are opened once, to compare their metadata; afterwards a file is opened when it is read, and a bounded number stays open.
+#[derive(Debug)]
+pub(crate) struct Joined {
+    /// For messages: a pattern, a folder, or the first of a list.
+    path: PathBuf,
+    name: String,
+    handles: Handles,
+    along: Join,
+    /// The first sample or frame of each file, and the number of all.
+    starts: Vec<usize>,
+    samples: usize,
+    times: Option<Vec<f64>>,
+    time_unit: Option<TimeUnit>,
+    dims: Vec<Dim>,
+    variables: Vec<DataVariable>,
+    default_pair: Option<[String; 2]>,
+}
+
+impl Joined {
+    /// Opens all files once and puts them in order. `path` is what errors about all of them name.
+    ///
+    /// # Errors
+    /// Those of the format; files of other dims, variables or units; gaps and overlaps of times, and trajectories of other times.
+    pub(crate) fn open(
+        path: PathBuf,
+        files: Vec<PathBuf>,
+        opener: Opener,
+        (along, most): (Option<Join>, usize),
+    ) -> Result<Self> {
+        let mut order = Order::default();
+        let mut first: Option<Box<dyn Dataset>> = None;
+        let mut found = Vec::with_capacity(files.len());
+        for file in files {
+            let data = opener.open(&file)?;
+            let known = first.as_deref().unwrap_or(&*data);
+            crate::alike::check(known, &*data, "data.path")?;
+            order.add(known, &*data)?;
+            found.push(File::of(file, &*data));
+            first.get_or_insert(data);
+        }
+        let Some(first) = first else {
+            return Err(Error::Invalid("there is no file to join".to_owned()));
+        };
+        let (along, places, times) = order.finish(along, &found)?;
+        let mut starts = vec![0];
+        let mut sorted: Vec<Option<File>> = found.into_iter().map(Some).collect();
+        let sorted: Vec<File> = places.iter().filter_map(|&place| sorted.get_mut(place)?.take()).collect();
+        for file in &sorted {
+            let count = if along == Join::Time { file.frames.unwrap_or(1) } else { file.samples };
+            starts.push(starts[starts.len() - 1] + count);
+        }
+        let samples = if along == Join::Time { first.samples() } else { starts[starts.len() - 1] };
+        Ok(Self {
+            path,
+            name: first.name(),
+            handles: Handles::new(opener, sorted, most),
+            along,
+            starts,
+            samples,
+            times,
+            time_unit: first.time_unit().cloned(),
+            dims: first.dims().to_vec(),
+            variables: first.variables().to_vec(),
+            default_pair: first.default_pair().map(|pair| pair.map(str::to_owned)),
+        })
+    }
+
+    /// The file that has a sample or frame.
+    fn file_of(&self, at: usize) -> usize {
+        self.starts.partition_point(|start| *start <= at) - 1
+    }
+
+    /// Reads samples of several files: those of each file at once, in ascending order.
+    fn read_samples(&self, window: &Window, samples: &[usize], variables: &[&str]) -> Result<Tensor> {
+        let mut sorted: Vec<(usize, usize)> =
+            samples.iter().enumerate().map(|(row, &sample)| (sample, row)).collect();
+        sorted.sort_unstable();
+        let mut parts = Vec::new();
+        for of_file in sorted.chunk_by(|(one, _), (other, _)| self.file_of(*one) == self.file_of(*other)) {
+            let file = self.file_of(of_file[0].0);
+            let own: Vec<usize> = of_file.iter().map(|(sample, _)| sample - self.starts[file]).collect();
+            parts.push(self.handles.get(file)?.read(window, &own, variables)?);
+        }
+        let all = if parts.len() == 1 { parts.remove(0) } else { Tensor::f_cat(&parts, 0)? };
+        if sorted.iter().enumerate().all(|(at, (_, row))| at == *row) {
+            return Ok(all);
+        }
+        let mut rows = vec![0_i64; samples.len()];
+        sorted.iter().enumerate().for_each(|(at, (_, row))| rows[*row] = at as i64);
+        Ok(all.f_index_select(0, &Tensor::f_from_slice(&rows)?)?)
+    }
+
+    /// Reads frames of several files.
+    fn read_frames(&self, window: &Window, samples: &[usize], variables: &[&str]) -> Result<Tensor> {
+        let Range { start, end } = window.frames;
+        let mut parts = Vec::new();
+        for file in self.file_of(start)..=self.file_of(end - 1) {
+            let (first, last) = (self.starts[file], self.starts[file + 1]);
+            let frames = start.max(first) - first..end.min(last) - first;
+            let own = Window { frames, points: window.points.clone() };
+            parts.push(self.handles.get(file)?.read(&own, samples, variables)?);
+        }
+        Ok(if parts.len() == 1 { parts.remove(0) } else { Tensor::f_cat(&parts, 1)? })
+    }
+}
+
+impl Dataset for Joined {
+    fn path(&self) -> &Path {
+        &self.path
+    }
+
+    fn files(&self) -> Vec<PathBuf> {
+        self.handles.paths().map(Path::to_owned).collect()
+    }
+
+    fn name(&self) -> String {
+        self.name.clone()
+    }
+
+    fn samples(&self) -> usize {
+        self.samples
+    }
+
+    fn dims(&self) -> &[Dim] {
+        &self.dims
+    }
+
+    fn times(&self) -> Option<&[f64]> {
+        self.times.as_deref()
+    }
+
+    fn time_unit(&self) -> Option<&TimeUnit> {
+        self.time_unit.as_ref()
+    }
+
+    fn chunk(&self, variable: &str) -> Option<Vec<usize>> {
+        self.handles.get(0).ok()?.chunk(variable)
+    }
+
+    fn variables(&self) -> &[DataVariable] {
+        &self.variables
+    }
+
+    fn default_pair(&self) -> Option<[&str; 2]> {
+        self.default_pair.as_ref().map(|[from, to]| [from.as_str(), to.as_str()])
+    }
+
+    fn read(&self, window: &Window, samples: &[usize], variables: &[&str]) -> Result<Tensor> {
+        let channels: usize = choose(self, variables)?.iter().map(|variable| variable.channels.len()).sum();
+        check_window(self, window, samples)?;
+        let shape: Vec<usize> = [samples.len(), window.frames.len(), channels]
+            .into_iter()
+            .chain(window.points.iter().map(Range::len))
+            .collect();
+        if shape.contains(&0) {
+            let shape: Vec<i64> = shape.into_iter().map(|extent| extent as i64).collect();
+            return Ok(Tensor::f_zeros(shape, (Kind::Float, Device::Cpu))?);
+        }
+        match self.along {
+            Join::Sample => self.read_samples(window, samples, variables),
+            Join::Time => self.read_frames(window, samples, variables),
+        }
+    }
+
+    fn create(&self, path: &Path, meta: &PredictionMeta) -> Result<Box<dyn DatasetWriter>> {
+        self.handles.get(0)?.create(path, meta)
+    }
+
+    fn content(&self, meta: &PredictionMeta) -> Result<Content> {
+        let content = self.handles.get(0)?.content(meta)?;
+        Ok(Content { time_unit: self.time_unit.clone(), ..content })
+    }
+}
+
+/// The data set of some files: one, or several joined.
+pub(crate) fn open(path: &DataPath, opener: Opener, how: (Option<Join>, usize)) -> Result<Box<dyn Dataset>> {
+    let files = path.files(&opener.format)?;
+    match &files[..] {
+        [file] => opener.open(file),
+        _ => Ok(Box::new(Joined::open(path.to_string().into(), files, opener, how)?)),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use tempfile::tempdir;
+
+    use super::*;
+    use crate::registry::find;
+
+    /// Writes an array of NumPy of one axis of samples and one of points.
+    fn array(path: &Path, samples: u8) {
+        let header = format!("{{'descr': '|u1', 'fortran_order': False, 'shape': ({samples}, 2), }}");
+        let mut bytes = b"\x93NUMPY\x01\x00".to_vec();
+        bytes.extend((header.len() as u16).to_le_bytes());
+        bytes.extend(header.bytes());
+        bytes.extend(0..2 * samples);
+        std::fs::write(path, bytes).unwrap();
+    }
+
+    #[test]
+    fn few_files_are_open_and_changed_ones_are_refused() {
+        let folder = tempdir().unwrap();
+        let files: Vec<PathBuf> = (0..5).map(|at| folder.path().join(format!("{at}.npy"))).collect();
+        files.iter().for_each(|file| array(file, 2));
+        let table = serde_json::json!({ "axes": ["sample", "x"], "variables": { "u": "0" } });
+        let opener = |table: serde_json::Value| Opener {
+            format: find("npy").unwrap(),
+            table: Some(table),
+            variables: vec!["u".to_owned()],
+            levels: Vec::new(),
+            needs_time: false,
+            keeps_missing: false,
+            takes_all: false,
+        };
+        // Each file names its array as itself.
+        let error = Joined::open("all".into(), files.clone(), opener(table), (None, 2)).unwrap_err();
+        assert!(error.to_string().contains("1.npy"), "{error}");
+        let same: Vec<PathBuf> = (0..5)
+            .map(|at| {
+                let own = folder.path().join(at.to_string());
+                std::fs::create_dir(&own).unwrap();
+                array(&own.join("u.npy"), 2);
+                own
+            })
+            .collect();
+        let table = serde_json::json!({ "axes": ["sample", "x"] });
+        let joined = Joined::open("all".into(), same.clone(), opener(table), (None, 2)).unwrap();
+        assert_eq!((joined.samples(), joined.handles.open_files()), (10, 0));
+        let window = Window::still(&[0..2]);
+        let all: Vec<usize> = (0..10).rev().collect();
+        let values = joined.read(&window, &all, &["u"]).unwrap().flatten(0, -1);
+        assert_eq!(Vec::<f32>::try_from(values).unwrap(), [2.0, 3.0, 0.0, 1.0].repeat(5));
+        assert_eq!(joined.handles.open_files(), 2);
+        array(&same[0].join("u.npy"), 3);
+        let error = joined.read(&window, &[0], &["u"]).unwrap_err().to_string();
+        assert!(error.contains("of 3 samples") && error.contains("it was changed"), "{error}");
+    }
+}

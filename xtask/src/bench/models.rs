@@ -1,0 +1,51 @@
+//! The rows of models: those of `benches/models.json`, which `isobar bench` and `benches/models.py` read, too.
+
+use std::fs;
+
+use anyhow::{Context, Result};
+use serde_json::{Map, Value};
+
+use super::{Peer, Row};
+use crate::run::ROOT;
+
+/// Least ratio of the time of one-rank runs, all at the same time, to that of a step over two ranks, of models that are
+/// long enough known.
+const SCALING: [(&str, f64); 3] = [("afno", 1.0 / 0.6), ("fno", 1.0 / 0.6), ("unet", 1.0 / 0.6)];
+
+/// The two cases of a model's training step.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(super) struct Cases {
+    /// Over all ranks.
+    pub(super) shared: &'static str,
+    /// Each rank for itself.
+    pub(super) alone: &'static str,
+}
+
+/// Reads the table: a model each.
+pub(super) fn table() -> Result<Map<String, Value>> {
+    let text = fs::read_to_string(ROOT.join("benches/models.json")).context("benches/models.json")?;
+    serde_json::from_str(&text).context("benches/models.json")
+}
+
+/// Returns two rows for each model: its step on one rank beside PyTorch's, where the table names its class, and over all
+/// ranks beside that on one.
+pub(super) fn rows() -> Result<Vec<Row>> {
+    let mut rows = Vec::new();
+    for (name, row) in table()? {
+        // Names live as long as the program.
+        let fixed = |text: String| -> &'static str { text.leak() };
+        let shared = fixed(format!("models/{name}"));
+        let alone = fixed(format!("models/{name}/one_rank"));
+        if row.get("peer").is_some() {
+            rows.push(Row {
+                name: fixed(format!("{shared} on 1")),
+                peer: Peer::OneProcess(shared),
+                least: None,
+            });
+        }
+        let least = SCALING.iter().find(|(known, _)| *known == name).map(|&(_, least)| least);
+        let peer = Peer::Scaling(Cases { shared, alone });
+        rows.push(Row { name: fixed(format!("{shared} on N")), peer, least });
+    }
+    Ok(rows)
+}
