@@ -27,7 +27,11 @@ pub enum Error {
         reason: String,
     },
     /// `Array::op` was asked for a name that nobody registered.
-    #[error("unknown operator \"{name}\"; registered are {}; add it with register_op", list(known))]
+    #[error(
+        "unknown operator \"{name}\"{}; registered are {}; add it with register_op",
+        meant(name, known),
+        list(known)
+    )]
     UnknownOperator {
         /// The name asked for.
         name: String,
@@ -60,6 +64,10 @@ pub enum Error {
 
 /// Result of this crate.
 pub type Result<T, E = Error> = std::result::Result<T, E>;
+
+fn meant(name: &str, known: &[String]) -> String {
+    crate::operator::meant(name, known.iter().map(String::as_str))
+}
 
 fn list(names: &[String]) -> String {
     if names.is_empty() { "none".into() } else { names.join(", ") }

@@ -4,6 +4,7 @@
 //!
 //! - [`Array`]: the operators that models call, split by subject into traits; [`register_op`] adds operators by name.
 //! - [`Conv`], [`Pool`], [`Resize`], [`PadMode`], …: options of operators.
+//! - [`operator`]: names and arguments of operators, and their registry.
 //! - [`Generator`]: Philox random numbers; [`Window`] is the part of the global tensor that a rank draws.
 //! - [`recompute`]: activation checkpointing. [`in_full_precision`]: a region without autocast.
 //! - [`periodic`]: calculus on periodic fields.
@@ -32,6 +33,7 @@ macro_rules! args {
 
 mod array;
 mod error;
+pub mod operator;
 pub mod periodic;
 mod precision;
 pub mod random;
@@ -40,9 +42,9 @@ mod windowed;
 
 pub use array::{
     Array, Attention, AttentionOptions, AttentionStrategy, Attrs, Binary, Comparison, Conv2d, Convert,
-    Elementwise, FftNorm, GridSample, Linear, Local, Make, Modes, OnShard, RandomOps, Reduce, Reduction,
-    Resample, RunningStats, SamplePadding, Shape, Spectral, Statistic, Unary, Windowed, register_op,
-    registered_ops,
+    Elementwise, FftNorm, GridSample, Index, Linear, Local, Make, Modes, Neighbours, OnShard, RandomOps,
+    Reduce, Reduction, Resample, RunningStats, SamplePadding, Shape, Spectral, Statistic, Unary, Windowed,
+    register_op, registered_ops,
 };
 pub use error::{Error, Result};
 pub use precision::in_full_precision;

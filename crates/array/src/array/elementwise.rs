@@ -102,8 +102,33 @@ pub enum Binary {
 }
 
 impl Unary {
+    /// Those without arguments.
+    pub const PLAIN: [Self; 21] = [
+        Self::Neg,
+        Self::Abs,
+        Self::Square,
+        Self::Sqrt,
+        Self::Rsqrt,
+        Self::Reciprocal,
+        Self::Exp,
+        Self::Log,
+        Self::Sin,
+        Self::Cos,
+        Self::Tanh,
+        Self::Sigmoid,
+        Self::LogSigmoid,
+        Self::Relu,
+        Self::Elu,
+        Self::Celu,
+        Self::Selu,
+        Self::Silu,
+        Self::Softplus,
+        Self::Softsign,
+        Self::Tanhshrink,
+    ];
+
     /// PyTorch's name for it.
-    pub fn name(self) -> &'static str {
+    pub const fn name(self) -> &'static str {
         match self {
             Self::Neg => "neg",
             Self::Abs => "abs",
@@ -144,7 +169,7 @@ impl Binary {
         [Self::Add, Self::Sub, Self::Mul, Self::Div, Self::Maximum, Self::Minimum, Self::Pow];
 
     /// PyTorch's name for it.
-    pub fn name(self) -> &'static str {
+    pub const fn name(self) -> &'static str {
         match self {
             Self::Add => "add",
             Self::Sub => "sub",
@@ -157,7 +182,7 @@ impl Binary {
     }
 }
 
-/// Functions of each element. Two methods are the whole; the others name their commonest cases.
+/// Functions of each element.
 #[expect(
     clippy::missing_errors_doc,
     reason = "all fail alike: kinds that the function lacks, shapes that do not broadcast"
@@ -174,6 +199,12 @@ pub trait Elementwise: Sized {
 
     /// x, or weight · x below 0, with one weight or one for each channel (dim 1).
     fn prelu(&self, weight: &Self) -> Result<Self>;
+
+    /// The comparison of the elements of both, whose shapes are broadcast to each other; booleans.
+    fn compare(&self, comparison: Comparison, other: &Self) -> Result<Self>;
+
+    /// `value` where `mask`, a boolean array that is broadcast to this one's shape, is true.
+    fn masked_fill(&self, mask: &Self, value: f64) -> Result<Self>;
 
     /// The sum.
     fn add(&self, other: &Self) -> Result<Self> {
@@ -286,6 +317,22 @@ impl Elementwise for Tensor {
     fn prelu(&self, weight: &Self) -> Result<Self> {
         named("prelu", &[self, weight], self.f_prelu(weight))
     }
+
+    fn compare(&self, comparison: Comparison, other: &Self) -> Result<Self> {
+        let result = match comparison {
+            Comparison::Eq => self.f_eq_tensor(other),
+            Comparison::Ne => self.f_ne_tensor(other),
+            Comparison::Lt => self.f_lt_tensor(other),
+            Comparison::Le => self.f_le_tensor(other),
+            Comparison::Gt => self.f_gt_tensor(other),
+            Comparison::Ge => self.f_ge_tensor(other),
+        };
+        named(comparison.name(), &[self, other], result)
+    }
+
+    fn masked_fill(&self, mask: &Self, value: f64) -> Result<Self> {
+        named("masked_fill", &[self, mask], self.f_masked_fill(mask, value))
+    }
 }
 
 /// libtorch's own has no slope in tch. The gradient at 0 is the slope, as there.
@@ -335,7 +382,7 @@ impl Comparison {
     pub const ALL: [Self; 6] = [Self::Eq, Self::Ne, Self::Lt, Self::Le, Self::Gt, Self::Ge];
 
     /// PyTorch's name for it.
-    pub fn name(self) -> &'static str {
+    pub const fn name(self) -> &'static str {
         match self {
             Self::Eq => "eq",
             Self::Ne => "ne",

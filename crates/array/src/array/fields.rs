@@ -5,7 +5,9 @@ use tch::Tensor;
 use super::{argument, named};
 use crate::error::Result;
 use crate::precision::full;
-use crate::windowed::{Conv, Interpolation, PadMode, Pool, Resize, Steps, Walk, interpolated, spatial_dims};
+use crate::windowed::{
+    Conv, Interpolation, PadMode, Pool, Resize, Steps, Walk, interpolated, means, spatial_dims,
+};
 
 /// The running statistics of a batch norm, `[channel]`, replicated; training updates them in place, which
 /// every handle on them sees.
@@ -42,6 +44,12 @@ pub trait Windowed: Sized {
 
     /// The means of windows over the last `spatial` dims.
     fn avg_pool(&self, spatial: usize, pool: &Pool) -> Result<Self>;
+
+    /// Means over the last `output.len()` (1 to 3) dims such that the result has the extents `output`.
+    fn adaptive_avg_pool(&self, output: &[i64]) -> Result<Self>;
+
+    /// Maxima, as [`adaptive_avg_pool`](Self::adaptive_avg_pool).
+    fn adaptive_max_pool(&self, output: &[i64]) -> Result<Self>;
 
     /// The field at other extents. With `align_corners`, the first and the last elements of input and result
     /// lie on each other (of [`Interpolation::Linear`] and [`Interpolation::Cubic`]).
@@ -118,6 +126,19 @@ impl Windowed for Tensor {
 
     fn avg_pool(&self, spatial: usize, pool: &Pool) -> Result<Self> {
         pool.means(self, spatial)
+    }
+
+    fn adaptive_avg_pool(&self, output: &[i64]) -> Result<Self> {
+        named("adaptive_avg_pool", &[self], means(self, output))
+    }
+
+    fn adaptive_max_pool(&self, output: &[i64]) -> Result<Self> {
+        let result = match output.len() {
+            1 => self.f_adaptive_max_pool1d(output),
+            2 => self.f_adaptive_max_pool2d(output),
+            _ => self.f_adaptive_max_pool3d(output),
+        };
+        Ok(named("adaptive_max_pool", &[self], result)?.0)
     }
 
     fn interpolate(&self, resize: &Resize, mode: Interpolation, align_corners: bool) -> Result<Self> {

@@ -35,7 +35,12 @@ pub trait Linear: Sized {
     fn matmul(&self, other: &Self) -> Result<Self>;
 
     /// The product of two batches of matrices, `[n, i, j]` and `[n, j, k]`, plus `bias`, broadcast to `[n, i, k]`.
-    fn batched_matmul(&self, other: &Self, bias: Option<&Self>) -> Result<Self>;
+    fn bmm(&self, other: &Self, bias: Option<&Self>) -> Result<Self>;
+
+    /// The same as [`bmm`](Self::bmm).
+    fn batched_matmul(&self, other: &Self, bias: Option<&Self>) -> Result<Self> {
+        self.bmm(other, bias)
+    }
 
     /// Two-dimensional convolution of `[batch, channel, height, width]` with `weight`
     /// `[out, channel / groups, kernel height, kernel width]`.
@@ -52,6 +57,9 @@ pub trait Linear: Sized {
 
     /// eˣ / Σ eˣ along `dim`.
     fn softmax(&self, dim: i64) -> Result<Self>;
+
+    /// x − ln Σ eˣ along `dim`.
+    fn log_softmax(&self, dim: i64) -> Result<Self>;
 
     /// Einstein's summation, such as `"bhqd,bhkd->bhqk"`: dims of one letter are multiplied, and those that the result does not
     /// name are summed over. Each operand names each of its dims by another letter.
@@ -76,12 +84,12 @@ impl Linear for Tensor {
         named("matmul", &[self, other], self.f_matmul(other))
     }
 
-    fn batched_matmul(&self, other: &Self, bias: Option<&Self>) -> Result<Self> {
+    fn bmm(&self, other: &Self, bias: Option<&Self>) -> Result<Self> {
         let result = match bias {
             Some(bias) => bias.f_baddbmm(self, other, 1.0, 1.0),
             None => self.f_bmm(other),
         };
-        named("batched_matmul", &[self, other], result)
+        named("bmm", &[self, other], result)
     }
 
     fn conv2d(&self, weight: &Self, bias: Option<&Self>, conv: &Conv2d) -> Result<Self> {
@@ -108,6 +116,10 @@ impl Linear for Tensor {
 
     fn softmax(&self, dim: i64) -> Result<Self> {
         named("softmax", &[self], full(self).and_then(|x| x.f_softmax(dim, None)))
+    }
+
+    fn log_softmax(&self, dim: i64) -> Result<Self> {
+        named("log_softmax", &[self], full(self).and_then(|x| x.f_log_softmax(dim, None)))
     }
 
     fn einsum(equation: &str, arrays: &[&Self]) -> Result<Self> {

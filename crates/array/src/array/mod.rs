@@ -10,10 +10,12 @@ mod convert;
 mod elementwise;
 mod fields;
 pub(crate) mod fourier;
+mod index;
 mod linear;
 mod local;
 mod make;
 mod modes;
+mod neighbours;
 mod random;
 mod reduce;
 mod registry;
@@ -31,9 +33,11 @@ pub use convert::Convert;
 pub use convert::as_complex;
 pub use elementwise::{Binary, Comparison, Elementwise, Unary};
 pub use fields::{RunningStats, Windowed};
+pub use index::Index;
 pub use linear::{Conv2d, Linear};
 pub use local::{Local, OnShard, broadcast_to, tile_boundaries};
 pub use make::Make;
+pub use neighbours::Neighbours;
 pub use random::RandomOps;
 pub use reduce::{Reduce, Reduction, Statistic};
 pub use registry::is_registered;
@@ -50,8 +54,10 @@ pub trait Array:
     Attention
     + Convert
     + Elementwise
+    + Index
     + Linear
     + Make
+    + Neighbours
     + Reduce
     + Shape
     + Spectral
@@ -82,11 +88,11 @@ pub trait Array:
         Ok(shape[resolve("extent", dim, shape.len())?])
     }
 
-    /// Runs the operator that [`register_op`] put under `name`.
+    /// Runs the operator `name`: what [`register_op`] put there, else the registered one, with PyTorch's names of arguments.
     ///
     /// # Errors
     ///
-    /// Nobody registered the name, or the operator fails.
+    /// Nobody registered the name, an argument that the operator does not have, or the operator fails.
     fn op(name: &str, inputs: &[&Self], attrs: &Attrs) -> Result<Vec<Self>>;
 }
 

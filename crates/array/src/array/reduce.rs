@@ -5,22 +5,7 @@ use tch::{Reduction as TorchReduction, Tensor};
 use super::{named, resolve};
 use crate::error::Result;
 
-/// A statistic of many numbers.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Reduction {
-    /// Σ x
-    Sum,
-    /// Σ x / n
-    Mean,
-    /// The greatest.
-    Max,
-    /// The least.
-    Min,
-    /// √(Σ x²)
-    Norm,
-}
-
-/// A statistic along dims, with its options.
+/// A statistic of many numbers, with its options.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub enum Statistic {
     /// Σ x
@@ -55,7 +40,7 @@ pub enum Statistic {
 
 impl Statistic {
     /// PyTorch's name for it.
-    pub fn name(self) -> &'static str {
+    pub const fn name(self) -> &'static str {
         match self {
             Self::Sum => "sum",
             Self::Mean => "mean",
@@ -80,6 +65,26 @@ impl Statistic {
     }
 }
 
+/// A statistic, under its short name.
+pub type Reduction = Statistic;
+
+impl Statistic {
+    /// All of them, variances unbiased.
+    pub const ALL: [Self; 11] = [
+        Self::Sum,
+        Self::Mean,
+        Self::Prod,
+        Self::Max,
+        Self::Min,
+        Self::Var { correction: 1 },
+        Self::Std { correction: 1 },
+        Self::Norm,
+        Self::LogSumExp,
+        Self::Any,
+        Self::All,
+    ];
+}
+
 /// Statistics along dims.
 #[expect(
     clippy::missing_errors_doc,
@@ -87,7 +92,21 @@ impl Statistic {
 )]
 pub trait Reduce: Sized {
     /// `statistic` over `dims`, which stay with extent 1 where `keepdim`; no dims means all of them.
-    fn reduce(&self, statistic: Reduction, dims: &[i64], keepdim: bool) -> Result<Self>;
+    fn statistic(&self, statistic: Statistic, dims: &[i64], keepdim: bool) -> Result<Self>;
+
+    /// The same as [`statistic`](Self::statistic).
+    fn reduce(&self, statistic: Statistic, dims: &[i64], keepdim: bool) -> Result<Self> {
+        self.statistic(statistic, dims, keepdim)
+    }
+
+    /// Where the greatest element along `dim` is (`Int64`), of equal ones the first; over all elements without `dim`.
+    fn argmax(&self, dim: Option<i64>, keepdim: bool) -> Result<Self>;
+
+    /// Where the least element along `dim` is, as [`argmax`](Self::argmax).
+    fn argmin(&self, dim: Option<i64>, keepdim: bool) -> Result<Self>;
+
+    /// The sums of the elements up to each one along `dim`.
+    fn cumsum(&self, dim: i64) -> Result<Self>;
 
     /// This array plus, at the places along `dim` that `index` (`Int64`, one dim) names, the elements of `source`.
     fn index_add(&self, dim: i64, index: &Self, source: &Self) -> Result<Self>;
@@ -97,17 +116,17 @@ pub trait Reduce: Sized {
 
     /// The sum of all elements.
     fn sum(&self) -> Result<Self> {
-        self.reduce(Reduction::Sum, &[], false)
+        self.statistic(Statistic::Sum, &[], false)
     }
 
     /// The mean of all elements.
     fn mean(&self) -> Result<Self> {
-        self.reduce(Reduction::Mean, &[], false)
+        self.statistic(Statistic::Mean, &[], false)
     }
 }
 
 impl Reduce for Tensor {
-    fn reduce(&self, statistic: Reduction, dims: &[i64], keepdim: bool) -> Result<Self> {
+    fn statistic(&self, statistic: Statistic, dims: &[i64], keepdim: bool) -> Result<Self> {
         let count = self.dim();
         let dims: Vec<i64> = if dims.is_empty() {
             (0..count as i64).collect()
@@ -117,14 +136,32 @@ impl Reduce for Tensor {
                 .collect::<Result<_>>()?
         };
         let dims = &dims[..];
-        let (name, result) = match statistic {
-            Reduction::Sum => ("sum", self.f_sum_dim_intlist(dims, keepdim, None)),
-            Reduction::Mean => ("mean", self.f_mean_dim(dims, keepdim, None)),
-            Reduction::Max => ("max", self.f_amax(dims, keepdim)),
-            Reduction::Min => ("min", self.f_amin(dims, keepdim)),
-            Reduction::Norm => ("norm", self.f_norm_scalaropt_dim(2.0, dims, keepdim)),
+        let result = match statistic {
+            Statistic::Sum => self.f_sum_dim_intlist(dims, keepdim, None),
+            Statistic::Mean => self.f_mean_dim(dims, keepdim, None),
+            Statistic::Max => self.f_amax(dims, keepdim),
+            Statistic::Min => self.f_amin(dims, keepdim),
+            Statistic::Norm => self.f_norm_scalaropt_dim(2.0, dims, keepdim),
+            Statistic::Prod => prod(self, dims, keepdim),
+            Statistic::Var { correction } => self.f_var_correction(dims, correction, keepdim),
+            Statistic::Std { correction } => self.f_std_correction(dims, correction, keepdim),
+            Statistic::LogSumExp => self.f_logsumexp(dims, keepdim),
+            Statistic::Any => self.f_any_dims(dims, keepdim),
+            Statistic::All => self.f_all_dims(dims, keepdim),
         };
-        named(name, &[self], result)
+        named(statistic.name(), &[self], result)
+    }
+
+    fn argmax(&self, dim: Option<i64>, keepdim: bool) -> Result<Self> {
+        named("argmax", &[self], self.f_argmax(dim, keepdim))
+    }
+
+    fn argmin(&self, dim: Option<i64>, keepdim: bool) -> Result<Self> {
+        named("argmin", &[self], self.f_argmin(dim, keepdim))
+    }
+
+    fn cumsum(&self, dim: i64) -> Result<Self> {
+        named("cumsum", &[self], self.f_cumsum(dim, None))
     }
 
     fn index_add(&self, dim: i64, index: &Self, source: &Self) -> Result<Self> {
@@ -138,4 +175,15 @@ impl Reduce for Tensor {
         }
         named("mse_loss", &[self, target], self.f_mse_loss(target, TorchReduction::Mean))
     }
+}
+
+/// The product along dims, one after the other: libtorch has it for one.
+fn prod(x: &Tensor, dims: &[i64], keepdim: bool) -> Result<Tensor, tch::TchError> {
+    let mut order = dims.to_vec();
+    order.sort_unstable();
+    let mut y = x.shallow_clone();
+    for dim in order.into_iter().rev() {
+        y = y.f_prod_dim_int(dim, keepdim, None)?;
+    }
+    Ok(y)
 }

@@ -2,7 +2,7 @@
 
 use tch::Tensor;
 
-use super::{argument, named};
+use super::{argument, named, resolve};
 use crate::error::Result;
 
 /// Rearrangement and selection. Dims may count from the end.
@@ -16,6 +16,27 @@ pub trait Shape: Sized {
 
     /// Two dims exchanged.
     fn transpose(&self, dim0: i64, dim1: i64) -> Result<Self>;
+
+    /// The elements `start, start + step, …` before `end` along `dim`; negative places count from the end, as in Python.
+    fn slice(&self, dim: i64, start: Option<i64>, end: Option<i64>, step: i64) -> Result<Self>;
+
+    /// The elements along `dim`, each an array without that dim.
+    fn unbind(&self, dim: i64) -> Result<Vec<Self>>;
+
+    /// At most `chunks` parts of equal extent along `dim`, the last one shorter.
+    fn chunk(&self, chunks: usize, dim: i64) -> Result<Vec<Self>>;
+
+    /// The dims from `start` to `end` merged into one.
+    fn flatten(&self, start: i64, end: i64) -> Result<Self>;
+
+    /// The dims of extent 1 dropped: those of `dims`, or all without any.
+    fn squeeze(&self, dims: &[i64]) -> Result<Self>;
+
+    /// Copies beside each other, so many along each dim; dims may be added in front.
+    fn repeat(&self, repeats: &[i64]) -> Result<Self>;
+
+    /// Windows of `size` elements every `step` along `dim`; their elements stand along a new last dim.
+    fn unfold(&self, dim: i64, size: i64, step: i64) -> Result<Self>;
 
     /// `length` elements from `start` along `dim`.
     fn narrow(&self, dim: i64, start: i64, length: i64) -> Result<Self>;
@@ -65,6 +86,44 @@ impl Shape for Tensor {
 
     fn transpose(&self, dim0: i64, dim1: i64) -> Result<Self> {
         named("transpose", &[self], self.f_transpose(dim0, dim1))
+    }
+
+    fn slice(&self, dim: i64, start: Option<i64>, end: Option<i64>, step: i64) -> Result<Self> {
+        named("slice", &[self], self.f_slice(dim, start, end, step))
+    }
+
+    fn unbind(&self, dim: i64) -> Result<Vec<Self>> {
+        named("unbind", &[self], self.f_unbind(dim))
+    }
+
+    fn chunk(&self, chunks: usize, dim: i64) -> Result<Vec<Self>> {
+        named("chunk", &[self], self.f_chunk(chunks as i64, dim))
+    }
+
+    fn flatten(&self, start: i64, end: i64) -> Result<Self> {
+        named("flatten", &[self], self.f_flatten(start, end))
+    }
+
+    fn squeeze(&self, dims: &[i64]) -> Result<Self> {
+        if dims.is_empty() {
+            return named("squeeze", &[self], self.f_squeeze());
+        }
+        let places = dims.iter().map(|&dim| resolve("squeeze", dim, self.dim()));
+        let mut places = places.collect::<Result<Vec<_>>>()?;
+        places.sort_unstable();
+        places.dedup();
+        // The last first, so that the others keep their numbers.
+        let squeezed =
+            places.iter().rev().try_fold(self.shallow_clone(), |x, &dim| x.f_squeeze_dim(dim as i64));
+        named("squeeze", &[self], squeezed)
+    }
+
+    fn repeat(&self, repeats: &[i64]) -> Result<Self> {
+        named("repeat", &[self], self.f_repeat(repeats))
+    }
+
+    fn unfold(&self, dim: i64, size: i64, step: i64) -> Result<Self> {
+        named("unfold", &[self], self.f_unfold(dim, size, step))
     }
 
     fn narrow(&self, dim: i64, start: i64, length: i64) -> Result<Self> {

@@ -72,6 +72,18 @@ impl Elementwise for ShardTensor {
             Ok(Self::new(y, layout))
         })?)
     }
+
+    fn compare(&self, comparison: Comparison, other: &Self) -> isobar_array::Result<Self> {
+        let op = comparison.name();
+        Ok(operator(op, &[self, other], args!(), || {
+            let (layout, locals) = align(op, &[self, other])?;
+            Ok(Self::new(locals[0].compare(comparison, &locals[1])?, layout))
+        })?)
+    }
+
+    fn masked_fill(&self, mask: &Self, value: f64) -> isobar_array::Result<Self> {
+        Ok(ShardTensor::masked_fill(self, mask, value)?)
+    }
 }
 
 #[expect(
@@ -118,21 +130,7 @@ impl ShardTensor {
     ///
     /// Shapes that do not broadcast; different meshes.
     pub fn compare(&self, comparison: Comparison, other: &dyn Operand) -> Result<Self> {
-        let op = comparison.name();
-        let other = &*other.beside(op, self)?;
-        operator(op, &[self, other], args!(), || {
-            let (layout, locals) = align(op, &[self, other])?;
-            let (a, b) = (&locals[0], &locals[1]);
-            let result = match comparison {
-                Comparison::Eq => a.f_eq_tensor(b),
-                Comparison::Ne => a.f_ne_tensor(b),
-                Comparison::Lt => a.f_lt_tensor(b),
-                Comparison::Le => a.f_le_tensor(b),
-                Comparison::Gt => a.f_gt_tensor(b),
-                Comparison::Ge => a.f_ge_tensor(b),
-            };
-            Ok(Self::new(torch(op, result)?, layout))
-        })
+        Ok(Elementwise::compare(self, comparison, &*other.beside(comparison.name(), self)?)?)
     }
 
     /// The elements in another kind.

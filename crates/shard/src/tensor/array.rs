@@ -4,9 +4,9 @@ use std::ops::Range;
 
 use isobar_array::kernel::{broadcast_to, points_like};
 use isobar_array::{
-    Array, Attention, AttentionOptions, Attrs, Conv, Conv2d, Convert, Elementwise, FftNorm, Generator,
-    Interpolation, Linear, Local, Make, Modes, OnShard, PadMode, Padding, Pool, RandomOps, Reduce, Reduction,
-    Resize, RunningStats, Shape, Spectral, Statistic, Window, Windowed, kernel,
+    Array, Attention, AttentionOptions, Attrs, Conv, Conv2d, Convert, Elementwise, FftNorm, Generator, Index,
+    Interpolation, Linear, Local, Make, Modes, Neighbours, OnShard, PadMode, Padding, Pool, RandomOps,
+    Reduce, Resize, RunningStats, Shape, Spectral, Statistic, Window, Windowed, kernel,
 };
 use tch::{Device, Tensor};
 
@@ -20,6 +20,17 @@ use crate::parallel::Parallel;
 use crate::promote::operand;
 use crate::region::ParallelRegion;
 use crate::rules;
+
+/// Methods of a trait that the tensor's own methods of the same name carry out.
+macro_rules! forward {
+    ($($method:ident($($argument:ident: $type:ty $(=> $value:expr)?),*) -> $output:ty;)*) => {
+        $(fn $method(&self, $($argument: $type),*) -> isobar_array::Result<$output> {
+            Ok(ShardTensor::$method(self, $(forward!(@ $argument $(, $value)?)),*)?)
+        })*
+    };
+    (@ $argument:ident) => { $argument };
+    (@ $argument:ident, $value:expr) => { $value };
+}
 
 impl Array for ShardTensor {
     fn shape(&self) -> Vec<i64> {
@@ -157,16 +168,15 @@ impl Convert for ShardTensor {
 }
 
 impl Linear for ShardTensor {
-    fn linear(&self, weight: &Self, bias: Option<&Self>) -> isobar_array::Result<Self> {
-        Ok(ShardTensor::linear(self, weight, operand(bias))?)
-    }
-
-    fn matmul(&self, other: &Self) -> isobar_array::Result<Self> {
-        Ok(ShardTensor::matmul(self, other)?)
-    }
-
-    fn batched_matmul(&self, other: &Self, bias: Option<&Self>) -> isobar_array::Result<Self> {
-        Ok(self.bmm(other, operand(bias))?)
+    forward! {
+        linear(weight: &Self, bias: Option<&Self> => operand(bias)) -> Self;
+        matmul(other: &Self) -> Self;
+        bmm(other: &Self, bias: Option<&Self> => operand(bias)) -> Self;
+        layer_norm(
+            normalized: &[i64], weight: Option<&Self> => operand(weight), bias: Option<&Self> => operand(bias), eps: f64
+        ) -> Self;
+        softmax(dim: i64) -> Self;
+        log_softmax(dim: i64) -> Self;
     }
 
     fn conv2d(&self, weight: &Self, bias: Option<&Self>, conv: &Conv2d) -> isobar_array::Result<Self> {
@@ -179,20 +189,6 @@ impl Linear for ShardTensor {
             ..Conv::default()
         };
         Ok(self.conv(weight, operand(bias), &conv)?)
-    }
-
-    fn layer_norm(
-        &self,
-        normalized: &[i64],
-        weight: Option<&Self>,
-        bias: Option<&Self>,
-        eps: f64,
-    ) -> isobar_array::Result<Self> {
-        Ok(ShardTensor::layer_norm(self, normalized, operand(weight), operand(bias), eps)?)
-    }
-
-    fn softmax(&self, dim: i64) -> isobar_array::Result<Self> {
-        Ok(ShardTensor::softmax(self, dim)?)
     }
 
     fn einsum(equation: &str, arrays: &[&Self]) -> isobar_array::Result<Self> {
@@ -210,19 +206,12 @@ impl Make for ShardTensor {
 }
 
 impl Reduce for ShardTensor {
-    fn reduce(&self, statistic: Reduction, dims: &[i64], keepdim: bool) -> isobar_array::Result<Self> {
-        let statistic = match statistic {
-            Reduction::Sum => Statistic::Sum,
-            Reduction::Mean => Statistic::Mean,
-            Reduction::Max => Statistic::Max,
-            Reduction::Min => Statistic::Min,
-            Reduction::Norm => Statistic::Norm,
-        };
-        Ok(self.statistic(statistic, dims, keepdim)?)
-    }
-
-    fn index_add(&self, dim: i64, index: &Self, source: &Self) -> isobar_array::Result<Self> {
-        Ok(ShardTensor::index_add(self, dim, index, source)?)
+    forward! {
+        statistic(statistic: Statistic, dims: &[i64], keepdim: bool) -> Self;
+        argmax(dim: Option<i64>, keepdim: bool) -> Self;
+        argmin(dim: Option<i64>, keepdim: bool) -> Self;
+        cumsum(dim: i64) -> Self;
+        index_add(dim: i64, index: &Self, source: &Self) -> Self;
     }
 
     fn mse_loss(&self, target: &Self) -> isobar_array::Result<Self> {
@@ -235,36 +224,26 @@ impl Reduce for ShardTensor {
 }
 
 impl Shape for ShardTensor {
-    fn reshape(&self, shape: &[i64]) -> isobar_array::Result<Self> {
-        Ok(ShardTensor::reshape(self, shape)?)
-    }
-
-    fn permute(&self, order: &[i64]) -> isobar_array::Result<Self> {
-        Ok(ShardTensor::permute(self, order)?)
-    }
-
-    fn transpose(&self, dim0: i64, dim1: i64) -> isobar_array::Result<Self> {
-        Ok(ShardTensor::transpose(self, dim0, dim1)?)
-    }
-
-    fn narrow(&self, dim: i64, start: i64, length: i64) -> isobar_array::Result<Self> {
-        Ok(ShardTensor::narrow(self, dim, start, length)?)
-    }
-
-    fn split(&self, sizes: &[i64], dim: i64) -> isobar_array::Result<Vec<Self>> {
-        Ok(ShardTensor::split(self, sizes, dim)?)
-    }
-
-    fn select(&self, dim: i64, index: i64) -> isobar_array::Result<Self> {
-        Ok(ShardTensor::select(self, dim, index)?)
-    }
-
-    fn index_select(&self, dim: i64, index: &Self) -> isobar_array::Result<Self> {
-        Ok(ShardTensor::index_select(self, dim, index)?)
-    }
-
-    fn embedding(&self, indices: &Self) -> isobar_array::Result<Self> {
-        Ok(ShardTensor::embedding(self, indices)?)
+    forward! {
+        reshape(shape: &[i64]) -> Self;
+        permute(order: &[i64]) -> Self;
+        transpose(dim0: i64, dim1: i64) -> Self;
+        slice(dim: i64, start: Option<i64>, end: Option<i64>, step: i64) -> Self;
+        unbind(dim: i64) -> Vec<Self>;
+        chunk(chunks: usize, dim: i64) -> Vec<Self>;
+        flatten(start: i64, end: i64) -> Self;
+        squeeze(dims: &[i64]) -> Self;
+        repeat(repeats: &[i64]) -> Self;
+        unfold(dim: i64, size: i64, step: i64) -> Self;
+        narrow(dim: i64, start: i64, length: i64) -> Self;
+        split(sizes: &[i64], dim: i64) -> Vec<Self>;
+        select(dim: i64, index: i64) -> Self;
+        index_select(dim: i64, index: &Self) -> Self;
+        embedding(indices: &Self) -> Self;
+        expand(shape: &[i64]) -> Self;
+        unsqueeze(dim: i64) -> Self;
+        flip(dims: &[i64]) -> Self;
+        roll(shifts: &[i64], dims: &[i64]) -> Self;
     }
 
     fn cat(arrays: &[&Self], dim: i64) -> isobar_array::Result<Self> {
@@ -275,24 +254,42 @@ impl Shape for ShardTensor {
         Ok(ShardTensor::stack(arrays, dim)?)
     }
 
-    fn expand(&self, shape: &[i64]) -> isobar_array::Result<Self> {
-        Ok(ShardTensor::expand(self, shape)?)
-    }
-
-    fn unsqueeze(&self, dim: i64) -> isobar_array::Result<Self> {
-        Ok(ShardTensor::unsqueeze(self, dim)?)
-    }
-
     fn pad(&self, pairs: &[i64], value: f64) -> isobar_array::Result<Self> {
         Ok(self.pad_mode(pairs, PadMode::Constant, value)?)
     }
+}
 
-    fn flip(&self, dims: &[i64]) -> isobar_array::Result<Self> {
-        Ok(ShardTensor::flip(self, dims)?)
+impl Index for ShardTensor {
+    forward! {
+        gather(dim: i64, index: &Self) -> Self;
+        scatter_add(dim: i64, index: &Self, source: &Self) -> Self;
+        sort(dim: i64, descending: bool) -> (Self, Self);
+        topk(k: i64, dim: i64, largest: bool) -> (Self, Self);
+    }
+}
+
+impl Neighbours for ShardTensor {
+    forward! {
+        knn(queries: &Self, k: i64) -> (Self, Self);
     }
 
-    fn roll(&self, shifts: &[i64], dims: &[i64]) -> isobar_array::Result<Self> {
-        Ok(ShardTensor::roll(self, shifts, dims)?)
+    fn cdist(a: &Self, b: &Self, p: f64) -> isobar_array::Result<Self> {
+        Ok(ShardTensor::cdist(a, b, p)?)
+    }
+
+    fn ball_query(&self, queries: &Self, radius: f64) -> isobar_array::Result<[Self; 3]> {
+        let found = ShardTensor::ball_query(self, queries, radius)?;
+        Ok([found.offsets, found.indices, found.distances])
+    }
+
+    fn ball_query_limited(
+        &self,
+        queries: &Self,
+        radius: f64,
+        max_points: i64,
+    ) -> isobar_array::Result<[Self; 3]> {
+        let found = ShardTensor::ball_query_limited(self, queries, radius, max_points)?;
+        Ok([found.indices, found.counts, found.distances])
     }
 }
 
@@ -310,38 +307,27 @@ impl ShardTensor {
     }
 }
 
+/// Transforms, each with the numbers of points and the dims of its arguments.
+macro_rules! transforms {
+    ($($method:ident($s:ident: $points:ty => $given:expr, $dims:ident: $of:ty => $along:expr), $kind:ident;)*) => {
+        $(fn $method(&self, $s: $points, $dims: $of, norm: FftNorm) -> isobar_array::Result<Self> {
+            Ok(self.fourier(stringify!($method), kernel::Kind::$kind, $given, $along, norm)?)
+        })*
+    };
+}
+
 /// Dims that are split are made whole by exchanges for others.
 impl Spectral for ShardTensor {
-    fn fftn(&self, s: &[i64], dims: &[i64], norm: FftNorm) -> isobar_array::Result<Self> {
-        Ok(self.fourier("fftn", kernel::Kind::Forward, s, dims, norm)?)
-    }
-
-    fn ifftn(&self, s: &[i64], dims: &[i64], norm: FftNorm) -> isobar_array::Result<Self> {
-        Ok(self.fourier("ifftn", kernel::Kind::Inverse, s, dims, norm)?)
-    }
-
-    fn rfftn(&self, s: &[i64], dims: &[i64], norm: FftNorm) -> isobar_array::Result<Self> {
-        Ok(self.fourier("rfftn", kernel::Kind::Real, s, dims, norm)?)
-    }
-
-    fn irfftn(&self, s: &[i64], dims: &[i64], norm: FftNorm) -> isobar_array::Result<Self> {
-        Ok(self.fourier("irfftn", kernel::Kind::InverseReal, s, dims, norm)?)
-    }
-
-    fn fft(&self, n: Option<i64>, dim: i64, norm: FftNorm) -> isobar_array::Result<Self> {
-        Ok(self.fourier("fft", kernel::Kind::Forward, n.as_slice(), &[dim], norm)?)
-    }
-
-    fn ifft(&self, n: Option<i64>, dim: i64, norm: FftNorm) -> isobar_array::Result<Self> {
-        Ok(self.fourier("ifft", kernel::Kind::Inverse, n.as_slice(), &[dim], norm)?)
-    }
-
-    fn rfft(&self, n: Option<i64>, dim: i64, norm: FftNorm) -> isobar_array::Result<Self> {
-        Ok(self.fourier("rfft", kernel::Kind::Real, n.as_slice(), &[dim], norm)?)
-    }
-
-    fn irfft(&self, n: Option<i64>, dim: i64, norm: FftNorm) -> isobar_array::Result<Self> {
-        Ok(self.fourier("irfft", kernel::Kind::InverseReal, n.as_slice(), &[dim], norm)?)
+    transforms! {
+        fftn(s: &[i64] => s, dims: &[i64] => dims), Forward;
+        ifftn(s: &[i64] => s, dims: &[i64] => dims), Inverse;
+        rfftn(s: &[i64] => s, dims: &[i64] => dims), Real;
+        irfftn(s: &[i64] => s, dims: &[i64] => dims), InverseReal;
+        fft(n: Option<i64> => n.as_slice(), dim: i64 => &[dim]), Forward;
+        ifft(n: Option<i64> => n.as_slice(), dim: i64 => &[dim]), Inverse;
+        rfft(n: Option<i64> => n.as_slice(), dim: i64 => &[dim]), Real;
+        irfft(n: Option<i64> => n.as_slice(), dim: i64 => &[dim]), InverseReal;
+        irfft2(size: [i64; 2] => &size, dims: [i64; 2] => &dims), InverseReal;
     }
 
     fn fft2(&self, dims: [i64; 2], norm: FftNorm) -> isobar_array::Result<Self> {
@@ -354,10 +340,6 @@ impl Spectral for ShardTensor {
 
     fn rfft2(&self, dims: [i64; 2], norm: FftNorm) -> isobar_array::Result<Self> {
         Ok(self.fourier("rfft2", kernel::Kind::Real, &[], &dims, norm)?)
-    }
-
-    fn irfft2(&self, size: [i64; 2], dims: [i64; 2], norm: FftNorm) -> isobar_array::Result<Self> {
-        Ok(self.fourier("irfft2", kernel::Kind::InverseReal, &size, &dims, norm)?)
     }
 
     fn rfft2_modes(&self, dim: i64, modes: &Modes, norm: FftNorm) -> isobar_array::Result<Self> {
@@ -424,58 +406,21 @@ impl Spectral for ShardTensor {
 }
 
 impl Windowed for ShardTensor {
-    fn conv(&self, weight: &Self, bias: Option<&Self>, conv: &Conv) -> isobar_array::Result<Self> {
-        Ok(ShardTensor::conv(self, weight, operand(bias), conv)?)
-    }
-
-    fn conv_transpose(
-        &self,
-        weight: &Self,
-        bias: Option<&Self>,
-        conv: &Conv,
-        output_padding: &[i64],
-    ) -> isobar_array::Result<Self> {
-        Ok(ShardTensor::conv_transpose(self, weight, operand(bias), conv, output_padding)?)
-    }
-
-    fn max_pool(&self, spatial: usize, pool: &Pool) -> isobar_array::Result<(Self, Self)> {
-        Ok(ShardTensor::max_pool(self, spatial, pool)?)
-    }
-
-    fn avg_pool(&self, spatial: usize, pool: &Pool) -> isobar_array::Result<Self> {
-        Ok(ShardTensor::avg_pool(self, spatial, pool)?)
-    }
-
-    fn interpolate(
-        &self,
-        resize: &Resize,
-        mode: Interpolation,
-        align_corners: bool,
-    ) -> isobar_array::Result<Self> {
-        Ok(ShardTensor::interpolate(self, resize, mode, align_corners)?)
-    }
-
-    fn pad_mode(&self, pairs: &[i64], mode: PadMode, value: f64) -> isobar_array::Result<Self> {
-        Ok(ShardTensor::pad_mode(self, pairs, mode, value)?)
-    }
-
-    fn group_norm(
-        &self,
-        groups: i64,
-        weight: Option<&Self>,
-        bias: Option<&Self>,
-        eps: f64,
-    ) -> isobar_array::Result<Self> {
-        Ok(ShardTensor::group_norm(self, groups, operand(weight), operand(bias), eps)?)
-    }
-
-    fn instance_norm(
-        &self,
-        weight: Option<&Self>,
-        bias: Option<&Self>,
-        eps: f64,
-    ) -> isobar_array::Result<Self> {
-        Ok(ShardTensor::instance_norm(self, operand(weight), operand(bias), eps)?)
+    forward! {
+        conv(weight: &Self, bias: Option<&Self> => operand(bias), conv: &Conv) -> Self;
+        conv_transpose(
+            weight: &Self, bias: Option<&Self> => operand(bias), conv: &Conv, output_padding: &[i64]
+        ) -> Self;
+        max_pool(spatial: usize, pool: &Pool) -> (Self, Self);
+        avg_pool(spatial: usize, pool: &Pool) -> Self;
+        adaptive_avg_pool(output: &[i64]) -> Self;
+        adaptive_max_pool(output: &[i64]) -> Self;
+        interpolate(resize: &Resize, mode: Interpolation, align_corners: bool) -> Self;
+        pad_mode(pairs: &[i64], mode: PadMode, value: f64) -> Self;
+        group_norm(
+            groups: i64, weight: Option<&Self> => operand(weight), bias: Option<&Self> => operand(bias), eps: f64
+        ) -> Self;
+        instance_norm(weight: Option<&Self> => operand(weight), bias: Option<&Self> => operand(bias), eps: f64) -> Self;
     }
 
     fn batch_norm(

@@ -1,0 +1,50 @@
+//! Elements by their places, and orders.
+
+use tch::Tensor;
+
+use super::named;
+use crate::error::Result;
+
+/// Gathering, scattering and sorting. Dims may count from the end; indices are of kind `Int64`.
+#[expect(clippy::missing_errors_doc, reason = "all fail alike: dims, extents or indices that do not exist")]
+pub trait Index: Sized {
+    /// The elements at the places along `dim` that `index` names, of its shape.
+    fn gather(&self, dim: i64, index: &Self) -> Result<Self>;
+
+    /// This array plus the elements of `source` at the places along `dim` that `index` names, element by element.
+    fn scatter_add(&self, dim: i64, index: &Self, source: &Self) -> Result<Self>;
+
+    /// The elements in order along `dim`, and where they were; equal ones keep their order.
+    ///
+    /// ```
+    /// use isobar_array::Index;
+    /// use tch::Tensor;
+    ///
+    /// let (values, places) = Index::sort(&Tensor::from_slice(&[3.0, 1.0, 2.0]), 0, false)?;
+    /// assert_eq!(values, Tensor::from_slice(&[1.0, 2.0, 3.0]));
+    /// assert_eq!(places, Tensor::from_slice(&[1_i64, 2, 0]));
+    /// # Ok::<(), isobar_array::Error>(())
+    /// ```
+    fn sort(&self, dim: i64, descending: bool) -> Result<(Self, Self)>;
+
+    /// The `k` greatest (or least) elements along `dim` in order, and where they are.
+    fn topk(&self, k: i64, dim: i64, largest: bool) -> Result<(Self, Self)>;
+}
+
+impl Index for Tensor {
+    fn gather(&self, dim: i64, index: &Self) -> Result<Self> {
+        named("gather", &[self, index], self.f_gather(dim, index, false))
+    }
+
+    fn scatter_add(&self, dim: i64, index: &Self, source: &Self) -> Result<Self> {
+        named("scatter_add", &[self, index, source], self.f_scatter_add(dim, index, source))
+    }
+
+    fn sort(&self, dim: i64, descending: bool) -> Result<(Self, Self)> {
+        named("sort", &[self], self.f_sort_stable(true, dim, descending))
+    }
+
+    fn topk(&self, k: i64, dim: i64, largest: bool) -> Result<(Self, Self)> {
+        named("topk", &[self], self.f_topk(k, dim, largest, true))
+    }
+}
