@@ -28,9 +28,9 @@ pub enum Error {
     },
     /// `Array::op` was asked for a name that nobody registered.
     #[error(
-        "unknown operator \"{name}\"{}; registered are {}; add it with register_op",
-        meant(name, known),
-        list(known)
+        "unknown operator \"{name}\"; registered are {}; add it with register_op{}",
+        list(known),
+        meant(name, known)
     )]
     UnknownOperator {
         /// The name asked for.
