@@ -130,7 +130,8 @@ fn sharded_runs_are_those_of_one_rank(#[case] files: &[std::ops::Range<usize>], 
     }
     let path = if holes { data.display().to_string() } else { data.join("waves_0.nc").display().to_string() };
     let run = |name: &str, ranks: usize, mesh: &[&str]| {
-        let own = if holes { &["data.missing=mask", "data.open_files=1", "data.cache=none"][..] } else { &[] };
+        let own =
+            if holes { &["data.missing=mask", "data.open_files=1", "data.cache=none"][..] } else { &[] };
         let sets = [mesh, own, &["train.max_steps=10"]].concat();
         let output = folder.path().join(name);
         let _ = launch(ranks, &arguments(&path, &output, &sets)).run().unwrap().expect_success();

@@ -208,7 +208,7 @@ impl DataConfig {
         joined::open(&self.with_folders()?.path, opener, (self.join, self.open_files))
     }
 
-    /// What opens files, with all variables where none is named.
+    /// Opener of files, with all variables where none is named.
     fn opener(&self, variables: Vec<String>) -> Result<Opener> {
         let name = self.format.as_str();
         Ok(Opener {

@@ -106,7 +106,7 @@ fn open(path: &Path, missing: &str) -> Result<Box<dyn Dataset>, Error> {
 
 const FILL: f32 = 9.969_21e36;
 
-/// What is read, with NaN for missing values; and the index of the first of these, which is an error by default.
+/// Values that are read, with NaN for missing values; and the index of the first of these, which is an error by default.
 #[rstest]
 #[case::unsigned(
     Numbers::Bytes([1, -1, 127, -128]),

@@ -31,7 +31,7 @@ fn read(data: &dyn Dataset, frames: Range<usize>, points: &[Range<usize>], name:
     Ok(Vec::try_from(values.to_kind(Kind::Double).flatten(0, -1)).unwrap())
 }
 
-/// What make.py stores.
+/// Values that make.py stores.
 fn expected(frames: Range<usize>, y: Range<usize>, x: Range<usize>) -> Vec<f64> {
     let mut values = Vec::new();
     for t in frames {

@@ -222,7 +222,7 @@ pub struct FieldModel<L, F> {
     pub variables: Vec<Variable>,
     /// Roles of the channels of stored frames; `None` if all are inputs and outputs, of one frame.
     pub roles: Option<Roles>,
-    /// What the network sees in place of missing values (NaN) of its input, after normalisation; `None` if no value is missing. With
+    /// Values that the network sees in place of missing ones (NaN) of its input, after normalisation; `None` if no value is missing. With
     /// it, missing values of targets have no part in losses, errors and metrics, and points that are missing in the newest input
     /// frame stay so in a rollout. The same on all ranks.
     pub missing: Option<f64>,

@@ -30,7 +30,7 @@ fn frames(hidden: f64) -> Tensor {
     all
 }
 
-/// The same for all channels, so that each is computed from all.
+/// Network whose every output channel depends on all input channels.
 fn forward<A: Array>(x: &A, channels: i64) -> Result<A, BoxError> {
     let sum = x.reduce(isobar_array::Reduction::Mean, &[1], true)?;
     let parts: Vec<A> =

@@ -18,7 +18,7 @@ pub(super) struct Output {
     way: Way,
 }
 
-/// What rank 0 says of its writer.
+/// State of rank 0's writer, as the other ranks learn it.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 enum Way {
     /// Rank 0 writes complete frames.

@@ -152,7 +152,7 @@ fn tiles(window: &[Range<usize>], extents: &[usize]) -> Vec<Vec<Range<usize>>> {
     all
 }
 
-/// What two boxes share.
+/// Intersection of two boxes.
 fn shared(one: &[Range<usize>], other: &[Range<usize>]) -> Vec<Range<usize>> {
     let of = |(one, other): (&Range<usize>, &Range<usize>)| {
         let start = one.start.max(other.start);

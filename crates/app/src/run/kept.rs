@@ -20,10 +20,10 @@ const LONGEST: u64 = 64 << 20;
 /// Most files below folders of data that are looked at.
 const MOST_FILES: usize = 100_000;
 
-/// What the file holds.
+/// Content of the file.
 #[derive(Debug, Serialize, Deserialize)]
 struct Kept {
-    /// What the statistics are of.
+    /// Description of the data that the statistics are of.
     of: Value,
     statistics: Portion,
 }

@@ -38,7 +38,7 @@ pub(super) struct Portion {
     changes: Vec<Statistics>,
 }
 
-/// What a rank sees of the data, and, on rank 0, what the folder of the run keeps of them.
+/// Statistics of the data as a rank sees them, and, on rank 0, what the folder of the run keeps of them.
 #[derive(Serialize, Deserialize)]
 struct Seen {
     fingerprint: SampleFingerprint,

@@ -37,7 +37,7 @@ pub trait Linear: Sized {
     /// The product of two batches of matrices, `[n, i, j]` and `[n, j, k]`, plus `bias`, broadcast to `[n, i, k]`.
     fn bmm(&self, other: &Self, bias: Option<&Self>) -> Result<Self>;
 
-    /// The same as [`bmm`](Self::bmm).
+    /// Another name of [`bmm`](Self::bmm).
     fn batched_matmul(&self, other: &Self, bias: Option<&Self>) -> Result<Self> {
         self.bmm(other, bias)
     }

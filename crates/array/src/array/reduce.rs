@@ -94,7 +94,7 @@ pub trait Reduce: Sized {
     /// `statistic` over `dims`, which stay with extent 1 where `keepdim`; no dims means all of them.
     fn statistic(&self, statistic: Statistic, dims: &[i64], keepdim: bool) -> Result<Self>;
 
-    /// The same as [`statistic`](Self::statistic).
+    /// Another name of [`statistic`](Self::statistic).
     fn reduce(&self, statistic: Statistic, dims: &[i64], keepdim: bool) -> Result<Self> {
         self.statistic(statistic, dims, keepdim)
     }

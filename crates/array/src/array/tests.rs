@@ -320,3 +320,58 @@ fn fields_refuse_what_does_not_fit() {
     assert_eq!(error, "batch_norm: running statistics are needed outside of training");
     assert!(text(Windowed::group_norm(&x, 3, None, None, 1e-5)).starts_with("group_norm of Double"));
 }
+
+/// Indices as a vector.
+fn places(x: &Tensor) -> Vec<i64> {
+    Vec::try_from(&x.reshape([-1])).unwrap()
+}
+
+#[test]
+fn neighbours_are_those_of_all_distances() {
+    let (points, queries) = (random(31, &[23, 3]), random(32, &[7, 3]));
+    let coordinates = |x: &Tensor, row: i64| Vec::<f64>::try_from(x.get(row)).unwrap();
+    let distance = |query: i64, point: i64| {
+        let pairs = coordinates(&queries, query).into_iter().zip(coordinates(&points, point));
+        pairs.map(|(a, b)| (a - b).powi(2)).sum::<f64>().sqrt()
+    };
+    let radius = 1.5;
+    let (nearest, indices) = points.knn(&queries, 4).unwrap();
+    let [offsets, found, distances] = points.ball_query(&queries, radius).unwrap();
+    let [first, counts, sparse] = points.ball_query_limited(&queries, radius, 2).unwrap();
+    let offsets = places(&offsets);
+    for query in 0..7 {
+        let mut order: Vec<i64> = (0..23).collect();
+        order.sort_by(|&a, &b| distance(query, a).total_cmp(&distance(query, b)));
+        assert_eq!(places(&indices.get(query)), order[..4]);
+        assert!((nearest.double_value(&[query, 3]) - distance(query, order[3])).abs() < 1e-12);
+        let within: Vec<i64> = (0..23).filter(|&point| distance(query, point) <= radius).collect();
+        let row = offsets[query as usize]..offsets[query as usize + 1];
+        assert_eq!(places(&found.slice(0, row.start, row.end, 1)), within);
+        for (entry, &point) in row.clone().zip(&within) {
+            assert!((distances.double_value(&[entry]) - distance(query, point)).abs() < 1e-12);
+        }
+        let kept = within.len().min(2);
+        assert_eq!(counts.int64_value(&[query]), kept as i64);
+        for slot in 0..2 {
+            let want = within.get(slot).copied();
+            assert_eq!(first.int64_value(&[query, slot as i64]), want.unwrap_or(-1));
+            let want = want.map_or(0.0, |point| distance(query, point));
+            assert!((sparse.double_value(&[query, slot as i64]) - want).abs() < 1e-12);
+        }
+    }
+    assert!(points.knn(&queries, 24).is_err());
+    assert!(points.ball_query(&queries, -1.0).is_err());
+    assert!(points.ball_query(&random(33, &[7, 2]), 1.0).is_err());
+}
+
+#[test]
+fn orders_and_places_are_libtorchs() {
+    let x = random(34, &[4, 6]);
+    let (values, index) = Index::topk(&x, 3, 1, true).unwrap();
+    let (sorted, _) = Index::sort(&x, -1, true).unwrap();
+    assert_close(&values, &sorted.narrow(1, 0, 3), 0.0);
+    assert_close(&Index::gather(&x, 1, &index).unwrap(), &values, 0.0);
+    let added = Index::scatter_add(&x, 1, &index, &values).unwrap();
+    assert_close(&Index::gather(&added, 1, &index).unwrap(), &(values * 2.0), 1e-15);
+    assert!(Index::topk(&x, 7, 1, true).is_err());
+}

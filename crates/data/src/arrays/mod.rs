@@ -58,7 +58,7 @@ pub struct ArrayInfo {
     pub missing: Vec<f64>,
     /// Least and greatest stored number that is valid; others stand for missing values.
     pub valid: Option<(f64, f64)>,
-    /// What is added to negative stored numbers, before all else: integers without sign that are stored with one.
+    /// Offset that is added to negative stored numbers, before all else: integers without sign that are stored with one.
     pub wrap: Option<f64>,
     /// True for the coordinates of a periodic dim, whose first point follows the last.
     pub periodic: bool,

@@ -10,7 +10,7 @@ use crate::dataset::Dataset;
 use crate::registry::{DataSource, Entry};
 use crate::{Error, Result};
 
-/// What a format needs to open a file again.
+/// Arguments with which a format opens a file again.
 #[derive(Debug, Clone)]
 pub(crate) struct Opener {
     pub(crate) format: Entry,

@@ -29,7 +29,7 @@ pub(super) fn touched(window: &[Range<usize>], chunk: &[usize]) -> Vec<Range<usi
     window.iter().zip(chunk).map(of).collect()
 }
 
-/// What a window and a chunk share: counted in the chunk, and in the window.
+/// Intersection of a window and a chunk: counted in the chunk, and in the window.
 pub(super) fn shared(
     window: &[Range<usize>],
     chunk: &[usize],
