@@ -1,6 +1,7 @@
 //! `configs/shallow_water.toml`: history, statics, weights of latitudes, ACC and rollouts of ten steps, on 1, 2 and 4 ranks, killed and
 //! resumed within an epoch; in one file and in several, and with missing values that are masked.
 #![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
+#![expect(clippy::single_range_in_vec_init, reason = "the frames of one file")]
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -39,6 +40,7 @@ fn write(path: &Path, frames: std::ops::Range<usize>, holes: bool) {
             samples: 1,
             times: frames.clone().map(|frame| 2.0 * frame as f64).collect(),
             attributes: Vec::new(),
+            missing: holes,
         },
         time_unit: Some(TimeUnit { unit: "hours since 2000-01-01".into(), calendar: None }),
         dims: vec![

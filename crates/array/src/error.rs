@@ -65,8 +65,13 @@ pub enum Error {
 /// Result of this crate.
 pub type Result<T, E = Error> = std::result::Result<T, E>;
 
+/// Words that propose the nearest of the known names, or nothing.
 fn meant(name: &str, known: &[String]) -> String {
-    crate::operator::meant(name, known.iter().map(String::as_str))
+    let near = known.iter().map(|known| (strsim::damerau_levenshtein(name, known), known)).min();
+    match near.filter(|(distance, _)| *distance <= name.chars().count().div_ceil(3)) {
+        Some((_, near)) => format!("; did you mean \"{near}\"?"),
+        None => String::new(),
+    }
 }
 
 fn list(names: &[String]) -> String {

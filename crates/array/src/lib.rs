@@ -4,7 +4,6 @@
 //!
 //! - [`Array`]: the operators that models call, split by subject into traits; [`register_op`] adds operators by name.
 //! - [`Conv`], [`Pool`], [`Resize`], [`PadMode`], …: options of operators.
-//! - [`operator`]: names and arguments of operators, and their registry.
 //! - [`Generator`]: Philox random numbers; [`Window`] is the part of the global tensor that a rank draws.
 //! - [`recompute`]: activation checkpointing. [`in_full_precision`]: a region without autocast.
 //! - [`periodic`]: calculus on periodic fields.
@@ -33,7 +32,6 @@ macro_rules! args {
 
 mod array;
 mod error;
-pub mod operator;
 pub mod periodic;
 mod precision;
 pub mod random;

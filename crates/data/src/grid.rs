@@ -55,4 +55,6 @@ pub struct PredictionMeta {
     pub times: Vec<f64>,
     /// Attributes of the file that say where its values come from.
     pub attributes: Vec<(String, String)>,
+    /// True if NaN marks missing values; a NaN is an error otherwise.
+    pub missing: bool,
 }

@@ -1,4 +1,6 @@
 //! Attributes of CF and NetCDF about values: `_Unsigned`, `valid_range` and the like, default fill values, in both formats of NetCDF.
+#![expect(clippy::unwrap_used, reason = "a test helper fails by panicking, as the tests do")]
+#![expect(clippy::single_range_in_vec_init, reason = "the window of a single dim")]
 
 use std::path::Path;
 use std::str::FromStr;

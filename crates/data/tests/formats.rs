@@ -333,6 +333,7 @@ fn predictions_are_plain_hdf5_that_describes_itself() {
         samples: 2,
         times: vec![6.0, 12.0, 18.0],
         attributes: vec![("isobar_data".to_owned(), "classic.nc".to_owned())],
+        missing: false,
     };
     let window = Window { frames: 1..4, points: vec![0..4, 0..6] };
     let mut writer = data.create(&path, &meta).unwrap();
@@ -371,6 +372,7 @@ fn predictions_of_darcy_flow_are_in_its_layout() {
         samples: 2,
         times: Vec::new(),
         attributes: Vec::new(),
+        missing: false,
     };
     let points: Vec<Range<usize>> = data.dims().iter().map(|dim| 0..dim.coordinates.len()).collect();
     let window = Window::still(&points);

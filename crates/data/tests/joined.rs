@@ -1,4 +1,5 @@
 //! Many files as one data set, in every format.
+#![expect(clippy::unwrap_used, reason = "a test helper fails by panicking, as the tests do")]
 
 use std::ops::Range;
 use std::path::{Path, PathBuf};
@@ -53,6 +54,7 @@ impl Part {
                 samples: self.samples.len(),
                 times: self.frames.clone().map(|frame| 6.0 * frame as f64 - self.shift).collect(),
                 attributes: Vec::new(),
+                missing: false,
             },
             time_unit: Some(TimeUnit { unit: self.unit.to_owned(), calendar: Some("noleap".to_owned()) }),
             dims: vec![

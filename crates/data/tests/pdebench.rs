@@ -1,4 +1,6 @@
 //! PDEBench's layouts, against the values that were written.
+#![expect(clippy::unwrap_used, reason = "a test helper fails by panicking, as the tests do")]
+#![expect(clippy::single_range_in_vec_init, reason = "the window of a single dim")]
 
 use std::path::Path;
 

@@ -38,6 +38,7 @@ fn content(storage: Storage) -> Content {
             samples: SAMPLES,
             times: vec![0.0, 6.0, 12.0],
             attributes: vec![("origin".to_owned(), "a test".to_owned())],
+            missing: false,
         },
         time_unit: Some(noleap()),
         dims: vec![

@@ -414,6 +414,7 @@ fn ranks_write_their_own_chunks() {
             samples: 2,
             times: vec![0.0, 6.0, 12.0],
             attributes: vec![("origin".to_owned(), "a test".to_owned())],
+            missing: false,
         },
         time_unit: Some(TimeUnit {
             unit: "hours since 2000-01-01".to_owned(),

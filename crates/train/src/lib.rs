@@ -88,7 +88,6 @@ pub mod loss;
 mod loss_scale;
 pub mod metric;
 pub mod metrics;
-mod missing;
 mod model;
 pub mod optim;
 mod out_of_memory;

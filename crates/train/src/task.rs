@@ -12,11 +12,11 @@ use tch::Tensor;
 use crate::denoising::Denoising;
 use crate::error::Result;
 use crate::fields::FieldLayout;
+use crate::loss::missing::{counted, fill, present, present_in_both};
 use crate::loss::{
     LossKind, ensemble_mean, is_ensemble, masked_variable_errors, spectrum_errors, variable_errors,
 };
 use crate::metric::{Forecast, MetricKind, Report, summands};
-use crate::missing::{counted, fill, present, present_in_both};
 use crate::model::Forward;
 use crate::rollout::{Roles, Sample, Start};
 use crate::variables::{Variable, VariableError, mean_errors, mean_relative, mean_spectrum};

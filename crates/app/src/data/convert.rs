@@ -70,6 +70,7 @@ fn convert(data: &dyn Dataset, args: &ConvertArgs, storage: Storage) -> Result<(
         samples: data.samples(),
         times: data.times().map(<[f64]>::to_vec).unwrap_or_default(),
         attributes: vec![("isobar_source".to_owned(), data.path().display().to_string())],
+        missing: false,
     };
     let content = isobar_data::Content { storage, ..data.content(&meta)? };
     let axes =

@@ -27,6 +27,8 @@ pub(super) struct Prediction<'a> {
     pub(super) steps: usize,
     /// Name of the predicted data set.
     pub(super) name: String,
+    /// True if NaN marks missing values, also in the predictions.
+    pub(super) masked: bool,
 }
 
 /// The part of the fields that this rank reads, all ranks, and the dtype and device of the parameters.
@@ -175,6 +177,7 @@ impl Prediction<'_> {
             samples: self.samples.len(),
             times: self.times(),
             attributes: attributes.iter().map(|(name, text)| ((*name).to_owned(), text.clone())).collect(),
+            missing: self.masked,
         };
         // An extension of another format than HDF5 names it.
         let data = &self.source.data;

@@ -134,7 +134,14 @@ impl Job for Prediction<'_> {
         let mut said = vec![origin.line()];
         let name = format!("{} by {}", source.data.name(), config.run.name);
         let (start, steps) = self.steps(&source)?;
-        let prediction = fields::Prediction { source: &source, samples: &samples, start, steps, name };
+        let prediction = fields::Prediction {
+            source: &source,
+            samples: &samples,
+            start,
+            steps,
+            name,
+            masked: missing.is_some(),
+        };
         let numbers = samples::text(&samples);
         let outcome;
         let (lines, warning) = if source.has_steps() {

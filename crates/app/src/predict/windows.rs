@@ -1,6 +1,7 @@
 //! The way of predictions from the ranks to those that write them.
 
 use std::ops::Range;
+use std::slice;
 
 use anyhow::Result;
 use isobar_array::{Array, Local};
@@ -145,7 +146,10 @@ fn tiles(window: &[Range<usize>], extents: &[usize]) -> Vec<Vec<Range<usize>>> {
         let extent = extent.max(1);
         let along = range.start / extent..range.end.div_ceil(extent);
         let with = |tile: &Vec<Range<usize>>| -> Vec<Vec<Range<usize>>> {
-            along.clone().map(|at| [&tile[..], &[at * extent..(at + 1) * extent]].concat()).collect()
+            along
+                .clone()
+                .map(|at| [&tile[..], slice::from_ref(&(at * extent..(at + 1) * extent))].concat())
+                .collect()
         };
         all = all.iter().flat_map(with).collect();
     }

@@ -9,8 +9,8 @@ use isobar_data::{Part, choose};
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 
+use super::portion::Portion;
 use super::roles::as_str;
-use super::scales::Portion;
 use super::source::Source;
 
 /// The file in a run's folder.

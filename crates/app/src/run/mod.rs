@@ -5,6 +5,7 @@ pub(crate) mod errors;
 mod fields;
 mod kept;
 pub(crate) mod picture;
+mod portion;
 mod ranks;
 mod raster;
 mod roles;

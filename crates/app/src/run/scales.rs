@@ -4,7 +4,7 @@ use std::path::Path;
 
 use anyhow::{Result, bail};
 use isobar_collectives::Group;
-use isobar_data::{Normalizer, Part, Statistics, digest, merge_channels, part, portions};
+use isobar_data::{Normalizer, Part, Statistics, digest, part, portions};
 use isobar_train::SampleFingerprint;
 use isobar_train::config::Predict;
 use serde::{Deserialize, Serialize};
@@ -12,6 +12,7 @@ use serde_json::Value;
 
 use super::alike;
 use super::kept;
+use super::portion::Portion;
 use super::roles::as_str;
 use super::source::Source;
 use crate::exit::{Because, Exit};
@@ -24,18 +25,6 @@ pub(super) struct Scales {
     pub(super) change: Option<Normalizer>,
     /// Of the stored forcings, if there are some.
     pub(super) forcing: Option<Normalizer>,
-}
-
-/// Statistics of each channel over a portion of the training samples.
-#[derive(Debug, Clone, Default, Serialize, Deserialize)]
-pub(super) struct Portion {
-    inputs: Vec<Statistics>,
-    /// Of outputs that are no inputs: targets of samples without time, or diagnostic variables.
-    targets: Vec<Statistics>,
-    /// Of stored forcings.
-    forcings: Vec<Statistics>,
-    /// If the network predicts changes.
-    changes: Vec<Statistics>,
 }
 
 /// Statistics of the data as a rank sees them, and, on rank 0, what the folder of the run keeps of them.
@@ -102,21 +91,6 @@ pub(super) fn scales_alike(
     let forcing = has_forcings.then(|| Normalizer::of_channels(&forcings)).transpose()?;
     let change = is_change.then(|| change_scales(&changes, &input)).transpose()?;
     Ok(Scales { input, target, change, forcing })
-}
-
-impl Portion {
-    /// Statistics of all portions; a part that no portion has stays empty.
-    fn merged(all: &[Self]) -> Result<Self> {
-        let merged = |of: fn(&Self) -> &Vec<Statistics>| {
-            Ok::<_, anyhow::Error>(merge_channels(&all.iter().map(of).cloned().collect::<Vec<_>>())?)
-        };
-        Ok(Self {
-            inputs: merged(|portion| &portion.inputs)?,
-            targets: merged(|portion| &portion.targets)?,
-            forcings: merged(|portion| &portion.forcings)?,
-            changes: merged(|portion| &portion.changes)?,
-        })
-    }
 }
 
 /// The variables that statistics are taken of.

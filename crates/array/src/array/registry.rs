@@ -7,7 +7,6 @@ use std::sync::{Arc, PoisonError, RwLock};
 use tch::Tensor;
 
 use crate::error::{Error, Result};
-use crate::operator::{Call, dense};
 
 /// Arguments of an operator by name, as in a golden case's `attrs`.
 pub type Attrs = serde_json::Map<String, serde_json::Value>;
@@ -38,16 +37,12 @@ pub fn register_op(
     handlers.insert(name.to_string(), Arc::new(handler)).is_some()
 }
 
-/// The names of all registered operators, sorted: the linked ones, and those added by [`register_op`].
+/// The names of all registered operators, sorted.
 pub fn registered_ops() -> Vec<String> {
-    let mut names: Vec<String> = dense().names().map(str::to_owned).collect();
-    names.extend(HANDLERS.read().unwrap_or_else(PoisonError::into_inner).keys().cloned());
-    names.sort_unstable();
-    names.dedup();
-    names
+    HANDLERS.read().unwrap_or_else(PoisonError::into_inner).keys().cloned().collect()
 }
 
-/// Returns whether [`register_op`] has added the name.
+/// Returns whether the name is registered.
 pub fn is_registered(name: &str) -> bool {
     HANDLERS.read().unwrap_or_else(PoisonError::into_inner).contains_key(name)
 }
@@ -56,10 +51,7 @@ pub(super) fn run(name: &str, inputs: &[&Tensor], attrs: &Attrs) -> Result<Vec<T
     // The lock is not held while the handler runs: it may register or run others.
     let handler = HANDLERS.read().unwrap_or_else(PoisonError::into_inner).get(name).cloned();
     let Some(handler) = handler else {
-        return match dense().find(name)? {
-            Some(operator) => (operator.call)(&Call::new(operator.signature, inputs, attrs)?),
-            None => Err(Error::UnknownOperator { name: name.to_string(), known: registered_ops() }),
-        };
+        return Err(Error::UnknownOperator { name: name.to_string(), known: registered_ops() });
     };
     handler(inputs, attrs).map_err(|source| Error::Registered { name: name.to_string(), source })
 }

@@ -281,7 +281,19 @@ pub(crate) fn hyperslab(window: &[Range<usize>]) -> Hyperslab {
 
 /// Refuses a window's values if one is not finite, with its index in the dataset.
 pub(crate) fn check_finite(path: &Path, name: &str, window: &[Range<usize>], values: &[f32]) -> Result<()> {
-    let Some(at) = values.iter().position(|value| !value.is_finite()) else {
+    check_values(path, name, window, values, false)
+}
+
+/// Refuses a window's values if one is infinite, or NaN where that does not mark a `missing` value, with its index in the
+/// dataset.
+pub(crate) fn check_values(
+    path: &Path,
+    name: &str,
+    window: &[Range<usize>],
+    values: &[f32],
+    missing: bool,
+) -> Result<()> {
+    let Some(at) = values.iter().position(|value| !(value.is_finite() || missing && value.is_nan())) else {
         return Ok(());
     };
     let mut left = at;

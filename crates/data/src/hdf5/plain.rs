@@ -9,7 +9,7 @@ use ndarray::ArrayView;
 use tch::{Device, Kind, Tensor};
 
 use super::aside::Aside;
-use super::layout::{check_finite, check_range, hyperslab};
+use super::layout::{check_range, check_values, hyperslab};
 use super::scales::{attach_scales, make_scale};
 use super::{text, texts, write_attribute};
 use crate::content::{Content, SAMPLE, TIME};
@@ -44,6 +44,8 @@ pub(crate) struct PlainWriter {
     /// `None` for samples without time.
     frames: Option<usize>,
     grid: Vec<usize>,
+    /// True if NaN marks missing values.
+    missing: bool,
     variables: Vec<Variable>,
 }
 
@@ -123,7 +125,7 @@ impl PlainWriter {
             Ok(Variable { name: variable.name.clone(), channels, dataset, written })
         };
         let variables = variables.iter().map(variable).collect::<Result<_>>()?;
-        Ok(Self { aside, samples: meta.samples, frames, grid, variables })
+        Ok(Self { aside, samples: meta.samples, frames, grid, missing: meta.missing, variables })
     }
 
     /// Writes a window of consecutive frames of one variable and sample: `[frame, channel, x, …]`.
@@ -176,7 +178,7 @@ impl PlainWriter {
             .flatten()
             .chain(points.iter().cloned())
             .collect();
-        check_finite(path, variable, &window, &stored)?;
+        check_values(path, variable, &window, &stored, self.missing)?;
         let failed = |error| Error::hdf5(path, format!("write dataset `{variable}`"), error);
         let extents: Vec<usize> = window.iter().map(Range::len).collect();
         let view = ArrayView::from_shape(extents, &stored).map_err(|error| failed(error.into()))?;

@@ -263,7 +263,7 @@ mod tests {
         let table = serde_json::json!({ "axes": ["sample", "x"] });
         let joined = Joined::open("all".into(), same.clone(), opener(table), (None, 2)).unwrap();
         assert_eq!((joined.samples(), joined.handles.open_files()), (10, 0));
-        let window = Window::still(&[0..2]);
+        let window = Window::still(std::slice::from_ref(&(0..2)));
         let all: Vec<usize> = (0..10).rev().collect();
         let values = joined.read(&window, &all, &["u"]).unwrap().flatten(0, -1);
         assert_eq!(Vec::<f32>::try_from(values).unwrap(), [2.0, 3.0, 0.0, 1.0].repeat(5));

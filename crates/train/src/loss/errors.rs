@@ -3,10 +3,10 @@
 use isobar_array::{Array, Reduction, Unary, periodic};
 use tch::{Kind, Tensor};
 
+use super::missing::counted;
 use super::relative_l2::relative;
 use super::same_shape;
 use crate::error::{Context, Error, Result};
-use crate::missing::counted;
 use crate::variables::VariableError;
 
 /// ‖p − t‖ / ‖t‖ of each sample, in float64. The error of a prediction on a data set is the mean of these over all

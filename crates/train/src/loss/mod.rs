@@ -4,6 +4,7 @@ mod crps;
 mod errors;
 mod huber;
 mod mae;
+pub(crate) mod missing;
 mod mse;
 mod relative_l2;
 mod sobolev;

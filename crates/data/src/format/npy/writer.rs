@@ -12,7 +12,7 @@ use tempfile::TempDir;
 use super::header::MAGIC;
 use crate::content::{Content, TIME};
 use crate::dataset::DatasetWriter;
-use crate::hdf5::layout::{check_finite, check_range};
+use crate::hdf5::layout::{check_range, check_values};
 use crate::runs::runs;
 use crate::writers::WriterFormat;
 use crate::{Error, Result, register_writer};
@@ -26,6 +26,8 @@ struct NpyWriter {
     frames: usize,
     has_time: bool,
     grid: Vec<usize>,
+    /// True if NaN marks missing values.
+    missing: bool,
     variables: Vec<Variable>,
 }
 
@@ -99,7 +101,8 @@ impl WriterFormat for NpyWriter {
             variables.push(Variable { name, channels, file, start, shape, written });
         }
         let (target, samples) = (path.to_owned(), meta.samples);
-        Ok(Box::new(Self { folder, target, samples, frames, has_time, grid, variables }))
+        let missing = meta.missing;
+        Ok(Box::new(Self { folder, target, samples, frames, has_time, grid, missing, variables }))
     }
 }
 
@@ -177,7 +180,7 @@ impl DatasetWriter for NpyWriter {
         let window: Vec<Range<usize>> = leading.into_iter().flatten().chain(points.iter().cloned()).collect();
         let stored = values.f_detach()?.f_to_device(Device::Cpu)?.f_to_kind(Kind::Float)?.f_contiguous()?;
         let stored: Vec<f32> = memory::to_vec(&stored)?;
-        check_finite(&self.target, variable, &window, &stored)?;
+        check_values(&self.target, variable, &window, &stored, self.missing)?;
         let bytes: Vec<u8> = stored.iter().flat_map(|value| value.to_le_bytes()).collect();
         let runs = runs(&of.shape, &window);
         for (piece, place) in bytes.chunks_exact(runs.length * size_of::<f32>()).zip(&runs.starts) {

@@ -140,8 +140,10 @@ impl PdeBench {
         self.add_line("time", &path(&first, "grid/t"), shape.first().copied())?;
         let own = path(&last, "grid/t");
         if let Some((Place::Dataset(known), info)) = self.arrays.get("time") {
-            let all = [0..info.shape[0]];
-            let times = |name: &str| -> Result<Vec<f64>> { Ok(self.file.read(name, &all)?.into_f64()) };
+            let all = 0..info.shape[0];
+            let times = |name: &str| -> Result<Vec<f64>> {
+                Ok(self.file.read(name, std::slice::from_ref(&all))?.into_f64())
+            };
             if self.file.info(&own)?.shape != self.file.info(known)?.shape || times(&own)? != times(known)? {
                 return Err(self.misfit(&own, "of other times", format!("those of `{known}`")));
             }
@@ -234,7 +236,7 @@ impl Arrays for PdeBench {
     fn read(&self, name: &str, window: &[Range<usize>]) -> Result<Values> {
         match &self.array(name)?.0 {
             Place::Dataset(path) => self.file.read(path, window),
-            Place::FirstRow(path) => self.file.read(path, &[&[0..1], window].concat()),
+            Place::FirstRow(path) => self.file.read(path, &[std::slice::from_ref(&(0..1)), window].concat()),
             Place::Groups(dataset) => {
                 let Some((samples, own)) = window.split_first() else { return self.file.read(name, window) };
                 let mut all = Vec::new();

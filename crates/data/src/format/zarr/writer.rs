@@ -22,7 +22,7 @@ use zarrs::array::{
 use super::boxes::{copy, extents, indices, shared, touched};
 use crate::content::{Content, SAMPLE, TIME};
 use crate::dataset::DatasetWriter;
-use crate::hdf5::layout::{check_finite, check_range};
+use crate::hdf5::layout::{check_range, check_values};
 use crate::hdf5::plain::{CHANNEL, PERIODIC, UNITS};
 use crate::writers::WriterFormat;
 use crate::{Error, Result, register_writer};
@@ -45,6 +45,8 @@ struct ZarrWriter {
     samples: usize,
     frames: Option<usize>,
     grid: Vec<usize>,
+    /// True if NaN marks missing values.
+    missing: bool,
     variables: Vec<Variable>,
     /// Chunks whose values are not complete, by variable and index.
     open: BTreeMap<(usize, Vec<usize>), Open>,
@@ -172,6 +174,7 @@ impl ZarrWriter {
             own,
             target: path.to_owned(),
             samples: meta.samples,
+            missing: meta.missing,
             frames,
             grid,
             variables: made,
@@ -395,7 +398,7 @@ impl DatasetWriter for ZarrWriter {
         let window: Vec<Range<usize>> = leading.into_iter().flatten().chain(points.iter().cloned()).collect();
         let stored = values.f_detach()?.f_to_device(Device::Cpu)?.f_to_kind(Kind::Float)?.f_contiguous()?;
         let stored: Vec<f32> = memory::to_vec(&stored)?;
-        check_finite(&self.target, variable, &window, &stored)?;
+        check_values(&self.target, variable, &window, &stored, self.missing)?;
         // As the codec takes them: in this machine's order.
         let bytes: Vec<u8> = stored.iter().flat_map(|value| value.to_ne_bytes()).collect();
         let cut = extents(&window);

@@ -1,0 +1,32 @@
+//! Statistics over a portion of the training samples.
+
+use anyhow::Result;
+use isobar_data::{Statistics, merge_channels};
+use serde::{Deserialize, Serialize};
+
+/// Statistics of each channel over a portion of the training samples.
+#[derive(Debug, Clone, Default, Serialize, Deserialize)]
+pub(super) struct Portion {
+    pub(super) inputs: Vec<Statistics>,
+    /// Of outputs that are no inputs: targets of samples without time, or diagnostic variables.
+    pub(super) targets: Vec<Statistics>,
+    /// Of stored forcings.
+    pub(super) forcings: Vec<Statistics>,
+    /// If the network predicts changes.
+    pub(super) changes: Vec<Statistics>,
+}
+
+impl Portion {
+    /// Statistics of all portions; a part that no portion has stays empty.
+    pub(super) fn merged(all: &[Self]) -> Result<Self> {
+        let merged = |of: fn(&Self) -> &Vec<Statistics>| {
+            Ok::<_, anyhow::Error>(merge_channels(&all.iter().map(of).cloned().collect::<Vec<_>>())?)
+        };
+        Ok(Self {
+            inputs: merged(|portion| &portion.inputs)?,
+            targets: merged(|portion| &portion.targets)?,
+            forcings: merged(|portion| &portion.forcings)?,
+            changes: merged(|portion| &portion.changes)?,
+        })
+    }
+}
