@@ -244,7 +244,8 @@ impl Prediction<'_> {
     }
 }
 
-/// Fields with NaN where what they were predicted from is missing, if missing values are masked.
+/// Fields with NaN where what they were predicted from is missing, if missing values are masked. Diagnostic variables are not
+/// predicted from themselves.
 fn gaps<L, F>(model: &FieldModel<L, F>, fields: &L::Array, from: &L::Array) -> Result<L::Array, BoxError>
 where
     L: FieldLayout,
@@ -253,7 +254,18 @@ where
     if model.missing.is_none() {
         return Ok(fields.shallow_clone());
     }
-    let present = model.layout.map(from, |local| Ok(local.f_isnan()?.f_logical_not()?))?;
+    let prognostic = model.roles.as_ref().map(|roles| roles.prognostic as i64);
+    let present = model.layout.map(from, |local| {
+        let present = local.f_isnan()?.f_logical_not()?;
+        let channels = present.size()[1];
+        Ok(match prognostic.filter(|prognostic| *prognostic < channels) {
+            None => present,
+            Some(prognostic) => {
+                let others = present.f_narrow(1, prognostic, channels - prognostic)?.f_ones_like()?;
+                Tensor::f_cat(&[present.f_narrow(1, 0, prognostic)?, others], 1)?
+            }
+        })
+    })?;
     let none = fields.constant(&Tensor::from(f64::NAN).f_to_kind(fields.kind())?)?;
     Ok(present.select_where(fields, &none)?)
 }

@@ -112,6 +112,11 @@ impl Job for Prediction<'_> {
 
         let samples = self.samples(&source)?;
         let out = args.out.clone().unwrap_or_else(|| config.run.folder().join("prediction.h5"));
+        let target = out.canonicalize().ok();
+        if target.is_some() && source.data.files().iter().any(|file| file.canonicalize().ok() == target) {
+            let out = out.display();
+            bail!(Exit::Usage.because(format!("--out {out} is a file of the data set; name another file")));
+        }
         if ["csv", "png"].iter().any(|other| out.extension().is_some_and(|own| own == *other)) {
             let beside =
                 "--out names an HDF5 file, beside which a picture (.png) and errors (.csv) are written";

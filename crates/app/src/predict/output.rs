@@ -11,6 +11,7 @@ use serde::{Deserialize, Serialize};
 use tch::Tensor;
 
 use super::windows::Windows;
+use crate::run::alike;
 
 /// A writer on each rank that writes, and the way of values to it.
 pub(super) struct Output {
@@ -36,20 +37,28 @@ impl Output {
         create: impl FnOnce() -> Result<Option<Box<dyn DatasetWriter>>>,
         join: impl FnOnce(&Path) -> Result<Box<dyn DatasetWriter>>,
     ) -> Result<Self> {
-        let mut writer = if world.rank() == 0 { create()? } else { None };
-        let way = match writer.as_deref() {
+        let created = if world.rank() == 0 { create() } else { Ok(None) };
+        let told =
+            created.and_then(|writer| Ok((serde_json::to_vec(&Self::way(writer.as_deref()))?, writer)));
+        let (mut writer, told) = alike(world, told)?;
+        let way: Way = serde_json::from_slice(&told[0])?;
+        if let Way::Tiles(_, unfinished) = &way {
+            let joined = if world.rank() == 0 { Ok(writer) } else { join(unfinished).map(Some) };
+            writer = alike(world, joined.map(|writer| (Vec::new(), writer)))?.0;
+        }
+        Ok(Self { writer, way })
+    }
+
+    /// The way of values to rank 0's writer.
+    fn way(writer: Option<&dyn DatasetWriter>) -> Way {
+        match writer {
             Some(writer) => match (writer.tile(), writer.unfinished()) {
                 (Some(tile), Some(unfinished)) => Way::Tiles(tile, unfinished.to_owned()),
                 _ if writer.takes_windows() => Way::Windows,
                 _ => Way::Frames,
             },
             None => Way::Frames,
-        };
-        let way: Way = serde_json::from_slice(&world.broadcast_bytes(&serde_json::to_vec(&way)?, 0)?)?;
-        if let (Way::Tiles(_, unfinished), true) = (&way, world.rank() != 0) {
-            writer = Some(join(unfinished)?);
         }
-        Ok(Self { writer, way })
     }
 
     /// Brings fields of one sample to the ranks that write them, which hand them to `write` with their points. All ranks call.
@@ -72,14 +81,11 @@ impl Output {
 
     /// Puts the data set in its place, once all ranks have written. All ranks call.
     pub(super) fn finish(self, world: &Group) -> Result<()> {
-        let Self { writer, way } = self;
-        if matches!(way, Way::Tiles(..)) {
-            let (own, others) = if world.rank() == 0 { (writer, None) } else { (None, writer) };
-            others.map_or(Ok(()), DatasetWriter::finish)?;
-            world.barrier()?;
-            own.map_or(Ok(()), DatasetWriter::finish)?;
-            return Ok(());
+        let (first, others) = if world.rank() == 0 { (self.writer, None) } else { (None, self.writer) };
+        for writer in [others, first] {
+            let finished = writer.map_or(Ok(()), DatasetWriter::finish);
+            alike(world, finished.map(|()| (Vec::new(), ())).map_err(anyhow::Error::from))?;
         }
-        Ok(writer.map_or(Ok(()), DatasetWriter::finish)?)
+        Ok(())
     }
 }

@@ -10,6 +10,8 @@ use crate::{Error, Result};
 
 /// Largest number of points along one dim or of times: more than any grid has.
 const MOST_POINTS: usize = 1 << 24;
+/// Most channels of a variable, each of which has a name.
+const MOST_CHANNELS: usize = 1 << 16;
 
 /// An array that is a variable.
 #[derive(Debug)]
@@ -83,7 +85,7 @@ impl Reader<'_> {
             let (channels, names) = match channel.map(|at| info.shape[at]) {
                 Some(count) if !levels.is_empty() => self.chosen_levels(name, &path, (count, levels))?,
                 Some(count) if count > 1 => {
-                    (once(0..count).collect(), self.channel_names(name, &path, count))
+                    (once(0..count).collect(), self.channel_names(name, &path, count)?)
                 }
                 _ => (once(0..1).collect(), vec![name.clone()]),
             };
@@ -318,13 +320,19 @@ impl Reader<'_> {
     }
 
     /// Names of channels: by their coordinates, such as pressure levels, or their numbers.
-    fn channel_names(&self, name: &str, path: &str, count: usize) -> Vec<String> {
+    fn channel_names(&self, name: &str, path: &str, count: usize) -> Result<Vec<String>> {
+        if count > MOST_CHANNELS {
+            let file = self.arrays.path().display();
+            return Err(Error::Invalid(format!(
+                "`{path}` in {file} has {count} channels, expected at most {MOST_CHANNELS}"
+            )));
+        }
         let found = self.coordinate(path, &self.options.channel, count).ok().flatten();
         let levels = found.and_then(|(path, info)| self.line(&path, &info).ok());
-        match levels {
+        Ok(match levels {
             Some(levels) => levels.iter().map(|level| format!("{name}_{level}")).collect(),
             None => (0..count).map(|channel| format!("{name}_{channel}")).collect(),
-        }
+        })
     }
 
     /// A list of finite coordinates.

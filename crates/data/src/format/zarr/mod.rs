@@ -1,4 +1,4 @@
-//! Zarr, versions 2 and 3, in folders and object stores.
+//! Zarr, versions 2 and 3, in folders.
 
 mod arrays;
 mod attributes;
@@ -26,8 +26,7 @@ register!(Zarr);
 
 impl Format for Zarr {
     const NAME: &'static str = "zarr";
-    const SUMMARY: &'static str =
-        "Zarr of version 2 or 3, a folder or in an object store, with the conventions of CF.";
+    const SUMMARY: &'static str = "Zarr of version 2 or 3, in a folder, with the conventions of CF.";
     const EXTENSIONS: &'static [&'static str] = &["zarr"];
     type Options = ZarrOptions;
 

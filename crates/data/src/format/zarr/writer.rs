@@ -444,11 +444,15 @@ impl DatasetWriter for ZarrWriter {
         let root =
             serde_json::to_vec_pretty(&self.root).map_err(|error| Error::Invalid(error.to_string()))?;
         self.put("zarr.json", &root)?;
-        let failed = |error| Error::io(&self.target, "put the new folder in its place", error);
-        fs::rename(own.path(), &self.target).map_err(failed)?;
-        if let Some(own) = self.own {
-            let _ = own.keep();
-        }
-        Ok(())
+        let moved = fs::rename(own.path(), &self.target);
+        let kept = self.own.map(TempDir::keep);
+        moved.map_err(|error| {
+            let folder = kept.unwrap_or_default();
+            Error::Invalid(format!(
+                "{} cannot be made ({error}); the data are complete in {}: move them",
+                self.target.display(),
+                folder.display()
+            ))
+        })
     }
 }
