@@ -110,7 +110,7 @@ fn what_is_written_is_read(
     let holds_chunks = ["hdf5", "netcdf"].contains(&format);
     if compressed && !holds_chunks {
         let error = writer(Some(format), &path).unwrap().create(&path, &content(chunked())).err().unwrap();
-        assert!(error.to_string().contains("write hdf5 or netcdf"), "{error}");
+        assert!(error.to_string().contains("write hdf5, netcdf or zarr"), "{error}");
         return;
     }
     write(format, &path, if compressed { chunked() } else { Storage::default() }, &windows);
