@@ -465,7 +465,8 @@ fn configurations_are_read_strictly() {
     assert_eq!(many.activation_fn, [Activation::Tanh, Activation::LogSigmoid]);
     for unknown in ["activation_fn = \"swish\"", "activation_fn = [\"swish\"]"] {
         let error = toml::from_str::<FullyConnectedConfig>(unknown).unwrap_err().to_string();
-        assert!(error.contains("unknown variant `swish`, expected one of `relu`, `leaky_relu`"), "{error}");
+        assert!(error.contains("unknown variant `swish`, expected one of "), "{error}");
+        assert!(error.contains("`leaky_relu`"), "{error}");
     }
     let none = r#"{"in_channels": 1, "out_channels": 1, "normalization": null, "conv_activation": null}"#;
     let config: UNetConfig = serde_json::from_str(none).unwrap();
