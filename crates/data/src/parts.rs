@@ -47,7 +47,7 @@ impl DataConfig {
     /// If there are fewer samples than `validation_samples`, no training sample is left.
     ///
     /// # Errors
-    /// What [`DataConfig::open`] rejects; data sets of different dims or variables, times that select no frames, training and
+    /// Those of [`DataConfig::open`]; data sets of different dims or variables, times that select no frames, training and
     /// validation times of one data set that overlap by more than one frame.
     pub fn parts(&self) -> Result<Parts> {
         let resolved = self.with_folders()?;

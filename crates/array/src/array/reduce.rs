@@ -99,10 +99,10 @@ pub trait Reduce: Sized {
         self.statistic(statistic, dims, keepdim)
     }
 
-    /// Where the greatest element along `dim` is (`Int64`), of equal ones the first; over all elements without `dim`.
+    /// Index (`Int64`) of the greatest element along `dim`, the first of equal ones; over all elements without `dim`.
     fn argmax(&self, dim: Option<i64>, keepdim: bool) -> Result<Self>;
 
-    /// Where the least element along `dim` is, as [`argmax`](Self::argmax).
+    /// Index of the least element along `dim`, as [`argmax`](Self::argmax).
     fn argmin(&self, dim: Option<i64>, keepdim: bool) -> Result<Self>;
 
     /// The sums of the elements up to each one along `dim`.

@@ -12,7 +12,7 @@ use crate::layers::{BATCH_DIM, Start, TokenAttention, TokenAttentionConfig};
 #[derive(Debug, Clone, Copy)]
 pub(super) struct BlockConfig {
     pub(super) attention: TokenAttentionConfig,
-    /// Where the attention's parameters are.
+    /// Scope of the attention's parameters.
     pub(super) attention_scope: &'static str,
     pub(super) hidden: i64,
     pub(super) conditioned: bool,

@@ -4,7 +4,7 @@ use super::DlwpConfig;
 use crate::traffic::{Split, Traffic};
 
 /// Each convolution receives the strips around the rank's own parts of faces, and the rows of the padded faces beside them.
-/// Where faces or samples are split, the faces of the equator and of the poles are joined again, each in its place. The kernels of the
+/// With sharded faces or samples, the faces of the equator and of the poles are joined again after each convolution. The kernels of the
 /// poles are used for two faces.
 pub(super) fn of(config: &DlwpConfig, split: &Split) -> Option<Traffic> {
     let (fields, width) = (split.grid(2), config.nr_initial_channels as i64);

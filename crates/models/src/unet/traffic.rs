@@ -23,7 +23,7 @@ pub(super) fn of(config: &UNetConfig, split: &Split) -> Option<Traffic> {
         }
         let gate = if config.use_attn_gate { 3 } else { 1 };
         let below = plan.levels.get(level + 1).and_then(|below| below.last()).copied().unwrap_or(0);
-        // Pooling; the upsampled features, and what lies beside them.
+        // Pooling; the upsampled features, and their halo.
         elements += grid.halo(2 * plan.pool) * ((1 + gate) * last + 2 * below) as f64;
         before = last;
     }

@@ -35,7 +35,7 @@ struct Variable {
     name: String,
     channels: usize,
     file: File,
-    /// Where numbers begin.
+    /// Offset of the first number, in bytes.
     start: u64,
     shape: Vec<usize>,
     /// Points of each channel that were written, by sample and frame.
