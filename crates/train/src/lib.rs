@@ -80,6 +80,8 @@ mod data_parallel;
 mod denoising;
 mod error;
 mod exit_reason;
+mod field_model;
+mod field_task;
 mod fields;
 mod files;
 mod fully_sharded;
@@ -118,6 +120,8 @@ pub use self::data_parallel::{DataParallel, DataParallelConfig, Overlap};
 pub use self::denoising::{Denoising, DiffusionConfig};
 pub use self::error::{Error, Result};
 pub use self::exit_reason::{exit_reason, main};
+pub use self::field_model::FieldModel;
+pub use self::field_task::FieldTask;
 pub use self::fields::{
     DATA_AXIS, DOMAIN_AXES, DenseFields, FieldLayout, MODEL_AXIS, SHARD_AXIS, ShardedFields, idle_ranks,
 };
@@ -132,7 +136,7 @@ pub use self::rollout::{Roles, Sample, Start};
 pub use self::run_folder::RunFolder;
 pub use self::samples::SampleFingerprint;
 pub use self::stragglers::Straggler;
-pub use self::task::{BoxError, Coming, FieldModel, FieldTask, RolloutError, Scored, Step, Task};
+pub use self::task::{BoxError, Coming, RolloutError, Scored, Step, Task};
 pub use self::trainer::{FitConfig, Ranks, Summary, fit};
 pub use self::triggers::{Signals, Stop};
 pub use self::variables::{
