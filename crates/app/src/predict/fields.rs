@@ -189,7 +189,8 @@ impl Prediction<'_> {
             if other.is_some_and(|writer| writer.by_rank()) {
                 // Chunks as large as windows, so that a rank writes few that others have a part of.
                 let dims = content.dims.iter().map(|dim| dim.name.clone());
-                content.storage.chunks = dims.zip(windows.extents()).collect();
+                let channels = content.variables.iter().map(|variable| variable.channels.len()).max();
+                content.storage.chunks = dims.zip(windows.chunk(channels.unwrap_or(1))).collect();
             }
             Ok(content)
         };

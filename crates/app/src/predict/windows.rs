@@ -12,6 +12,9 @@ use tch::Tensor;
 
 use crate::run::alike;
 
+/// Most bytes of a box that is stored as one chunk.
+const LARGEST: usize = 256 << 20;
+
 /// Ranks whose windows form a field, and the window of each. A rank whose window another one has too is left out, as is one
 /// without points.
 pub(super) struct Windows<'a> {
@@ -81,6 +84,11 @@ impl<'a> Windows<'a> {
             .unwrap_or_default()
     }
 
+    /// Extents of the boxes to store, of so many channels: those of the windows, halved where a box is large.
+    pub(super) fn chunk(&self, channels: usize) -> Vec<usize> {
+        halved(self.extents(), channels.saturating_mul(size_of::<f32>()))
+    }
+
     /// Brings fields of one sample to the ranks that write them: each box of the extents `tile`, counted from the first point, to
     /// the rank that has the most of its points. The others send that rank what they have of it. All ranks call.
     pub(super) fn spread<L: FieldLayout>(
@@ -139,6 +147,17 @@ impl<'a> Windows<'a> {
     }
 }
 
+/// Halves the largest of the extents until a box of points of so many bytes has at most [`LARGEST`].
+fn halved(mut extents: Vec<usize>, bytes: usize) -> Vec<usize> {
+    while extents.iter().fold(bytes, |bytes, &extent| bytes.saturating_mul(extent)) > LARGEST {
+        match extents.iter_mut().max().filter(|extent| **extent > 1) {
+            Some(extent) => *extent = extent.div_ceil(2),
+            None => break,
+        }
+    }
+    extents
+}
+
 /// The boxes that a window touches.
 fn tiles(window: &[Range<usize>], extents: &[usize]) -> Vec<Vec<Range<usize>>> {
     let mut all = vec![Vec::new()];
@@ -179,6 +198,13 @@ mod tests {
     use tch::{Device, Kind};
 
     use super::*;
+
+    #[test]
+    fn large_boxes_are_halved() {
+        assert_eq!(halved(vec![512, 1024, 1024], 4), [512, 512, 256]);
+        assert_eq!(halved(vec![48, 96], 12), [48, 96]);
+        assert_eq!(halved(vec![1, 1], LARGEST + 1), [1, 1]);
+    }
 
     /// Extents that do not divide, ranks without points, and samples that one half of the ranks has.
     #[rstest::rstest]

@@ -82,7 +82,12 @@ fn look(path: &Path, files: &mut Vec<(PathBuf, u64, u64)>) -> bool {
 pub(super) fn read(folder: &Path, of: &Value) -> Option<Portion> {
     let bytes = isobar_files::read(folder.join(FILE), LONGEST).ok()?;
     let kept: Kept = serde_json::from_slice(&bytes).ok()?;
-    (kept.of == *of).then_some(kept.statistics)
+    let channels = |role: &str| -> usize {
+        let lists = of[role].as_array().into_iter().flatten();
+        lists.map(|channels| channels.as_array().map_or(0, Vec::len)).sum()
+    };
+    let expected = ["inputs", "others", "forcings"].map(channels);
+    (kept.of == *of && kept.statistics.fits(expected)).then_some(kept.statistics)
 }
 
 /// Keeps statistics in a run's folder. A file that cannot be written is a warning: the next start reads the data again.

@@ -17,6 +17,17 @@ pub(super) struct Portion {
 }
 
 impl Portion {
+    /// Returns true for numbers of so many inputs, other outputs and forcings, with changes of all inputs or of
+    /// none.
+    pub(super) fn fits(&self, [inputs, others, forcings]: [usize; 3]) -> bool {
+        let all = [&self.inputs, &self.targets, &self.forcings, &self.changes];
+        let [of_inputs, of_targets, of_forcings, of_changes] = all.map(Vec::len);
+        let numbers = |own: &Statistics| own.count > 0 && own.mean.is_finite() && own.std.is_finite();
+        [of_inputs, of_targets, of_forcings] == [inputs, others, forcings]
+            && (of_changes == 0 || of_changes == of_inputs)
+            && all.iter().copied().flatten().all(numbers)
+    }
+
     /// Statistics of all portions; a part that no portion has stays empty.
     pub(super) fn merged(all: &[Self]) -> Result<Self> {
         let merged = |of: fn(&Self) -> &Vec<Statistics>| {

@@ -246,6 +246,10 @@ mod tests {
         assert_ne!(changed.0.mean()[1], first.0.mean()[1]);
         std::fs::write(&file, "{").unwrap();
         assert_eq!(read(), changed, "a damaged file counts as none");
+        let mut told: Value = serde_json::from_str(&std::fs::read_to_string(&file).unwrap()).unwrap();
+        let _ = told["statistics"]["inputs"].as_array_mut().unwrap().pop();
+        std::fs::write(&file, told.to_string()).unwrap();
+        assert_eq!(read(), changed, "statistics of too few channels count as none");
     }
 
     #[test]

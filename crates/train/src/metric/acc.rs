@@ -8,7 +8,8 @@ use super::{Forecast, Metric, MetricArray};
 use crate::error::Result;
 
 /// Mean over samples of ⟨p′ t′⟩ / √(⟨p′²⟩ ⟨t′²⟩), where p′ = p − c and t′ = t − c are anomalies from the climatology c at each point (Rasp
-/// et al., "WeatherBench 2", 2024): 1 for a perfect forecast. The best checkpoint has the highest.
+/// et al., "WeatherBench 2", 2024): 1 for a perfect forecast, 0 for a sample
+/// without an anomaly or without a point that counts. The best checkpoint has the highest.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize, schemars::JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct Acc {}
@@ -25,7 +26,10 @@ impl Metric for Acc {
         let target = forecast.target().sub(climatology)?;
         let product = forecast.mean(&prediction.mul(&target)?)?;
         let norms = forecast.mean_square(&prediction)?.mul(&forecast.mean_square(&target)?)?;
-        Ok(vec![product.div(&norms.unary(Unary::Sqrt)?)?])
+        // Zero over zero is no correlation.
+        let norms =
+            norms.unary(Unary::Sqrt)?.unary(Unary::Clamp { min: f64::MIN_POSITIVE, max: f64::INFINITY })?;
+        Ok(vec![product.div(&norms)?])
     }
 
     fn cost(&self, value: f64) -> f64 {

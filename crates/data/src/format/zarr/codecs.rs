@@ -23,7 +23,7 @@ use super::boxes::{copy, extents, indices, shared, touched};
 use super::store::{Span, Store, short, zeros};
 
 /// Largest chunk that is unpacked, in bytes, and of shards the largest of their inner chunks.
-const LARGEST: usize = 1 << 30;
+pub(super) const LARGEST: usize = 1 << 30;
 /// Most inner chunks of a shard.
 const MOST_INNER: usize = 1 << 22;
 /// Deepest shards in shards.

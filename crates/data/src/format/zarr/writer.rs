@@ -20,6 +20,7 @@ use zarrs::array::{
 };
 
 use super::boxes::{copy, extents, indices, shared, touched};
+use super::codecs::LARGEST;
 use crate::content::{Content, SAMPLE, TIME};
 use crate::dataset::DatasetWriter;
 use crate::hdf5::layout::{check_range, check_values};
@@ -144,8 +145,17 @@ impl ZarrWriter {
                         .clamp(1, extent.max(1))
                 })
                 .collect();
+            let bytes = |chunk: &[usize]| {
+                chunk.iter().fold(size_of::<f32>(), |bytes, extent| bytes.saturating_mul(*extent))
+            };
+            if bytes(&chunk) > LARGEST {
+                return Err(Error::Invalid(format!(
+                    "the chunks of `{name}` are of shape {chunk:?}, expected at most {LARGEST} bytes; give smaller extents (--chunk \
+                     NAME=EXTENT)"
+                )));
+            }
             if let (Some(frames), None) = (frames, given(TIME)) {
-                let bytes = chunk.iter().product::<usize>() * size_of::<f32>();
+                let bytes = bytes(&chunk);
                 chunk[1] = (CHUNK / bytes.max(1)).clamp(1, frames);
             }
             let mut attributes = Map::new();
