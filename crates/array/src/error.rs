@@ -2,7 +2,7 @@
 
 use std::error::Error as StdError;
 
-use tch::TchError;
+use tch::{TchError, Tensor};
 
 /// Errors of arrays and random numbers.
 #[derive(Debug, thiserror::Error)]
@@ -76,4 +76,42 @@ fn meant(name: &str, known: &[String]) -> String {
 
 fn list(names: &[String]) -> String {
     if names.is_empty() { "none".into() } else { names.join(", ") }
+}
+
+/// Returns the error of an argument that an operator cannot take.
+pub fn argument(op: &'static str, reason: impl Into<String>) -> Error {
+    Error::Argument { op, reason: reason.into() }
+}
+
+/// Refuses an argument that an operator cannot take.
+///
+/// # Errors
+///
+/// Always.
+pub fn refuse<T>(op: &'static str, reason: impl Into<String>) -> Result<T> {
+    Err(argument(op, reason))
+}
+
+/// Adds the operator's name and its tensors to an error of libtorch.
+///
+/// # Errors
+///
+/// libtorch's.
+pub fn named<T>(op: &'static str, tensors: &[&Tensor], result: Result<T, TchError>) -> Result<T> {
+    result.map_err(|source| {
+        let shapes: Vec<String> =
+            tensors.iter().map(|tensor| format!("{:?} {:?}", Tensor::kind(tensor), tensor.size())).collect();
+        Error::Operator { op, shapes: shapes.join(", "), source: first_line(source) }
+    })
+}
+
+/// libtorch appends its C++ stack to the message.
+fn first_line(error: TchError) -> TchError {
+    match error {
+        TchError::Torch(text) => {
+            let end = text.find("\nException raised from").unwrap_or(text.len());
+            TchError::Torch(text[..end].trim_end().to_string())
+        }
+        other => other,
+    }
 }

@@ -36,28 +36,28 @@ pub mod periodic;
 mod precision;
 pub mod random;
 mod recompute;
+mod registry;
 mod windowed;
 
 pub use array::{
-    Array, Attention, AttentionOptions, AttentionStrategy, Attrs, Binary, Comparison, Conv2d, Convert,
-    Elementwise, FftNorm, GridSample, Index, Linear, Local, Make, Modes, Neighbours, OnShard, RandomOps,
-    Reduce, Reduction, Resample, RunningStats, SamplePadding, Shape, Spectral, Statistic, Unary, Windowed,
-    register_op, registered_ops,
+    Array, Attention, AttentionOptions, AttentionStrategy, Binary, Comparison, Conv2d, Convert, Elementwise,
+    FftNorm, GridSample, Index, Linear, Local, Make, Modes, Neighbours, OnShard, RandomOps, Reduce,
+    Reduction, Resample, RunningStats, SamplePadding, Shape, Spectral, Statistic, Unary, Windowed,
 };
 pub use error::{Error, Result};
 pub use precision::in_full_precision;
 pub use random::{Generator, Window};
 pub use recompute::{Surroundings, is_recomputing, recompute};
+pub use registry::{Attrs, register_op, registered_ops};
 pub use windowed::{Conv, Interpolation, PadMode, Padding, Pool, Resize};
 
 /// Dense kernels and checks of arguments, on which other implementations of [`Array`] build.
 pub mod kernel {
     pub use crate::array::fourier::{Kind, Transform};
-    pub use crate::array::{
-        argument, as_complex, broadcast_to, is_registered, named, number, points_like, refuse, resolve,
-        tile_boundaries,
-    };
+    pub use crate::array::{as_complex, broadcast_to, number, points_like, resolve, tile_boundaries};
+    pub use crate::error::{argument, named, refuse};
     pub use crate::precision::{Inside, full, full_kind, lowered, product_kind};
+    pub use crate::registry::is_registered;
     pub use crate::windowed::{
         Around, Grid, Rest, Shapes, Steps, Taps, Walk, along, average, check_dims, cut_like, each,
         interpolated, maxima, means, nonempty, spatial_dims, spatial_name, values,

@@ -8,8 +8,9 @@ use isobar_torch::autograd::{Function, backward_within};
 use isobar_torch::guard::{Autocast, EnableGrad, NoGrad, autocast_kind, is_grad_enabled};
 use tch::{Device, Kind, Tensor};
 
-use crate::array::{Array, argument, named};
+use crate::array::Array;
 use crate::error::Error;
+use crate::error::{argument, named};
 use crate::random::Generator;
 
 const OP: &str = "checkpoint";

@@ -29,46 +29,35 @@
 //! ```
 
 mod backend;
-mod check;
+mod collective;
+mod engine;
 mod error;
-mod exchange;
-mod fingerprint;
-pub mod flight;
-mod fused;
-mod group;
-mod helpers;
-mod linear;
-mod maps;
-mod metadata;
-mod ops;
-mod reduce;
-mod regions;
-mod rows;
-mod shared;
-mod sizes;
-pub mod start;
-pub mod trace;
-pub mod windows;
-mod work;
+mod local;
+mod observe;
+mod wire;
+mod world;
 
-#[cfg(feature = "mpi")]
-pub use backend::mpi;
-pub use backend::{BackendKind, gloo, nccl, threads};
-pub use check::ReduceOp;
-pub use error::{Error, Result, Site};
-pub use fingerprint::Fingerprints;
-pub use fused::{Structure, fused_all_reduce};
-pub use group::{Group, Traffic};
-pub use helpers::{PadMode, pad, reduce_loss, truncate};
-pub use linear::{LinearMap, attach, differentiable};
-pub use ops::{
+pub use collective::helpers::{PadMode, pad, reduce_loss, truncate};
+pub use collective::linear::{LinearMap, attach, differentiable};
+pub use collective::ops::{
     all_gather_v, all_reduce, all_to_all_v, broadcast, gather_v, indexed_all_to_all_v, indexed_scatter_add_v,
     reduce, reduce_scatter_v, scatter_v, send_recv, transpose,
 };
-pub use regions::{
+pub use collective::regions::{
     copy_to_parallel_region, gather_from_parallel_region, reduce_from_parallel_region,
     scatter_to_parallel_region,
 };
-pub use shared::{SharedModule, SharedOptions, mark_module_as_shared, unmark_module_as_shared};
-pub use sizes::{balanced, chunk, compute_split_shapes};
-pub use work::Work;
+pub use collective::shared::{SharedModule, SharedOptions, mark_module_as_shared, unmark_module_as_shared};
+pub use collective::start::fused::{Structure, fused_all_reduce};
+pub use collective::{start, trace, windows};
+pub use engine::comparison::Fingerprints;
+pub use engine::group::{Group, Traffic};
+pub use engine::work::Work;
+pub use error::{Error, Result, Site};
+pub use local::reduce::ReduceOp;
+pub use local::sizes::{balanced, chunk, compute_split_shapes};
+pub use observe::flight;
+pub use wire::BackendKind;
+#[cfg(feature = "mpi")]
+pub use world::mpi;
+pub use world::{gloo, nccl, threads};

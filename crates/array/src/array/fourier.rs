@@ -4,7 +4,7 @@ use std::ops::Range;
 
 use tch::{Kind as Element, TchError, Tensor};
 
-use super::spectral::left_product;
+use super::transforms::left_product;
 use super::{FftNorm, Spectral, argument, named, resolve, tables};
 use crate::error::Result;
 

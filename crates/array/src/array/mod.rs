@@ -18,15 +18,15 @@ mod modes;
 mod neighbours;
 mod random;
 mod reduce;
-mod registry;
 mod resample;
 mod shape;
 mod spectral;
 mod tables;
+mod transforms;
 
 use std::fmt::Debug;
 
-use tch::{Device, Kind, TchError, Tensor};
+use tch::{Device, Kind, Tensor};
 
 pub use attention::{Attention, AttentionOptions, AttentionStrategy};
 pub use convert::Convert;
@@ -40,14 +40,17 @@ pub use make::Make;
 pub use neighbours::Neighbours;
 pub use random::RandomOps;
 pub use reduce::{Reduce, Reduction, Statistic};
-pub use registry::is_registered;
-pub use registry::{Attrs, register_op, registered_ops};
 pub use resample::{GridSample, Resample, SamplePadding};
 pub use shape::Shape;
 pub use spectral::points_like;
-pub use spectral::{FftNorm, Modes, Spectral};
+pub use spectral::{Modes, Spectral};
+pub use transforms::FftNorm;
 
-use crate::error::{Error, Result};
+pub(crate) use crate::error::{argument, named, refuse};
+pub(crate) use crate::registry::Attrs;
+
+use crate::error::Result;
+use crate::registry;
 
 /// A tensor as models see it.
 pub trait Array:
@@ -127,20 +130,6 @@ pub fn resolve(op: &'static str, dim: i64, dims: usize) -> Result<usize> {
     Err(argument(op, format!("dim {dim} of a tensor with {dims} dims")))
 }
 
-/// Returns the error of an argument that an operator cannot take.
-pub fn argument(op: &'static str, reason: impl Into<String>) -> Error {
-    Error::Argument { op, reason: reason.into() }
-}
-
-/// Refuses an argument that an operator cannot take.
-///
-/// # Errors
-///
-/// Always.
-pub fn refuse<T>(op: &'static str, reason: impl Into<String>) -> Result<T> {
-    Err(argument(op, reason))
-}
-
 /// Returns a number as a named argument; infinities and NaN, which JSON lacks, by their names.
 pub fn number(value: f64) -> serde_json::Value {
     match value {
@@ -148,30 +137,6 @@ pub fn number(value: f64) -> serde_json::Value {
         f64::INFINITY => "inf".into(),
         f64::NEG_INFINITY => "-inf".into(),
         value => value.into(),
-    }
-}
-
-/// Adds the operator's name and its tensors to an error of libtorch.
-///
-/// # Errors
-///
-/// libtorch's.
-pub fn named<T>(op: &'static str, tensors: &[&Tensor], result: Result<T, TchError>) -> Result<T> {
-    result.map_err(|source| {
-        let shapes: Vec<String> =
-            tensors.iter().map(|tensor| format!("{:?} {:?}", Tensor::kind(tensor), tensor.size())).collect();
-        Error::Operator { op, shapes: shapes.join(", "), source: first_line(source) }
-    })
-}
-
-/// libtorch appends its C++ stack to the message.
-fn first_line(error: TchError) -> TchError {
-    match error {
-        TchError::Torch(text) => {
-            let end = text.find("\nException raised from").unwrap_or(text.len());
-            TchError::Torch(text[..end].trim_end().to_string())
-        }
-        other => other,
     }
 }
 

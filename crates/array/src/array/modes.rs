@@ -4,7 +4,7 @@ use std::ops::Range;
 
 use tch::{Device, Kind, TchError, Tensor};
 
-use super::spectral::{FftNorm, Way, complex, left_product, of_nothing};
+use super::transforms::{FftNorm, Way, complex, left_product, of_nothing};
 use super::{Array, argument, named, resolve, tables};
 use crate::error::Result;
 

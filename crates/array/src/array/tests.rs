@@ -3,6 +3,7 @@ use rstest::rstest;
 use tch::{Device, Kind, Tensor};
 
 use super::*;
+use crate::register_op;
 use crate::{Conv, Generator, Interpolation, PadMode, Padding, Pool, Resize, RunningStats, Window};
 
 const CPU64: (Kind, Device) = (Kind::Double, Device::Cpu);

@@ -1,7 +1,7 @@
 //! Options of convolutions.
 
 use super::pad::PadMode;
-use crate::array::Attrs;
+use crate::registry::Attrs;
 
 /// Padding around the input of a convolution.
 #[derive(Debug, Clone, PartialEq, Eq)]

@@ -17,8 +17,8 @@ pub use pad::{Around, PadMode};
 pub use pool::{Pool, average, check_dims, cut_like, maxima, nonempty, values};
 pub use steps::{Shapes, Steps, spatial_dims};
 
-use crate::array::refuse;
 use crate::error::Result;
+use crate::error::refuse;
 
 /// Geometry of a windowed operator along one dim.
 #[derive(Debug, Clone, Copy)]

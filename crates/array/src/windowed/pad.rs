@@ -2,8 +2,8 @@
 
 use tch::Tensor;
 
-use crate::array::{named, refuse};
 use crate::error::Result;
+use crate::error::{named, refuse};
 
 const OP: &str = "pad";
 

@@ -10,9 +10,9 @@ use std::time::{Duration, Instant};
 use isobar_torch::c10d::{Gloo, GlooOptions, TcpStore, Token, Work};
 use tch::{Device, Tensor};
 
-use super::{Backend, BackendKind, Carries, Failure, Notice, Request, Tag, Transfer};
-use crate::exchange::nbytes;
-use crate::{Error, Group, Result};
+use crate::error::{Error, Result};
+use crate::local::memory::nbytes;
+use crate::wire::{Backend, BackendKind, Carries, Failure, Notice, Request, Tag, Transfer};
 
 /// Address of the rendezvous, and this process's rank.
 #[derive(Debug, Clone)]
@@ -36,13 +36,8 @@ pub struct Options {
     pub interface: Option<String>,
 }
 
-/// The group of all ranks. Every rank calls.
-///
-/// # Errors
-///
-/// A port that is taken, ranks with different tokens, a rank that does not come by the deadline, or an interface that there
-/// is not.
-pub fn world(options: &Options) -> Result<Group> {
+/// Connects all ranks. Every rank calls.
+pub(crate) fn connect(options: &Options) -> Result<GlooBackend> {
     let Options { addr, port, listen, token, rank, size, deadline, interface } = options;
     let failed = |problem: String| Error::Start { backend: "gloo", problem };
     let lost = |problem: String| Error::LostAtStart { backend: "gloo", problem };
@@ -92,8 +87,7 @@ pub fn world(options: &Options) -> Result<Group> {
         })
     })?;
     let mailbox = Mailbox { store, read: 0, looked: Instant::now(), notices: Vec::new() };
-    let backend = GlooBackend { gloo: Arc::new(gloo), rank: *rank, mailbox: Mutex::new(mailbox) };
-    Ok(Group::world(Box::new(backend), *rank, *size, *deadline))
+    Ok(GlooBackend { gloo: Arc::new(gloo), rank: *rank, mailbox: Mutex::new(mailbox) })
 }
 
 /// Under which a rank leaves its address at the store.
@@ -192,7 +186,7 @@ const NOTICE: Duration = Duration::from_millis(200);
 /// For how many rounds a wait stays ready to go on at once.
 const SPIN_ROUNDS: u32 = 64;
 
-struct GlooBackend {
+pub(crate) struct GlooBackend {
     gloo: Arc<Gloo>,
     rank: usize,
     mailbox: Mutex<Mailbox>,
@@ -405,7 +399,7 @@ mod tests {
     fn a_rank_lost_between_the_rendezvous_and_the_connections_is_named() {
         let port = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
         let told: Vec<String> = thread::scope(|scope| {
-            let others = [0, 2].map(|rank| scope.spawn(move || world(&options(port, rank)).err()));
+            let others = [0, 2].map(|rank| scope.spawn(move || connect(&options(port, rank)).err()));
             let lost = options(port, 1);
             let store = TcpStore::client(&lost.addr, port, &lost.token, Duration::from_secs(20)).unwrap();
             meet(&store, &lost, "127.0.0.1", |problem| Error::LostAtStart { backend: "gloo", problem })

@@ -8,8 +8,9 @@ use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-use super::{Backend, BackendKind, Carries, Failure, Notice, Request, Rows, Tag, Transfer};
-use crate::{Error, Group, Result};
+use crate::error::{Error, Result};
+use crate::local::memory::nbytes;
+use crate::wire::{Backend, BackendKind, Carries, Failure, Notice, Request, Rows, Tag, Transfer};
 use ::mpi::ffi;
 
 /// Options of the MPI backend.
@@ -27,20 +28,6 @@ impl Default for Options {
     fn default() -> Self {
         Self { deadline: Duration::from_secs(300), max_message: 1 << 30, min_row: 32 << 10 }
     }
-}
-
-/// The group of all processes that the launcher started. MPI is initialised where it is not yet.
-///
-/// Every process calls. A second call in a process gives a new group of the same processes, whose messages never mix with
-/// the first's.
-///
-/// # Errors
-///
-/// An MPI that does not start, has ended, or cannot be called from more than one thread.
-pub fn world(options: Options) -> Result<Group> {
-    let mpi = Mpi::start(&options)?;
-    let (rank, size) = (mpi.rank, mpi.size);
-    Ok(Group::world(Box::new(Arc::new(mpi)), rank, size, options.deadline))
 }
 
 /// Returns whether MPI is initialised in this process, and not finalised.
@@ -144,9 +131,9 @@ unsafe impl Send for Communicator {}
 // SAFETY: as above.
 unsafe impl Sync for Communicator {}
 
-struct Mpi {
-    rank: usize,
-    size: usize,
+pub(crate) struct Mpi {
+    pub(crate) rank: usize,
+    pub(crate) size: usize,
     data: Communicator,
     control: Communicator,
     tag_bits: u32,
@@ -160,7 +147,7 @@ struct Mpi {
 const MAX_NOTICES: usize = 256;
 
 impl Mpi {
-    fn start(options: &Options) -> Result<Self> {
+    pub(crate) fn start(options: &Options) -> Result<Self> {
         let failed = |problem: String| Error::Start { backend: "mpi", problem };
         if !(1..=i32::MAX as usize).contains(&options.max_message) {
             return Err(failed(format!(
@@ -218,7 +205,7 @@ impl Mpi {
     /// Starts the messages of one side of a transfer: what it is, then its bytes.
     fn post(&self, index: usize, tag: c_int, way: Way, pending: &mut Pending) -> Result<(), Failure> {
         let Transfer { peer, ref tensor, ref rows, label } = pending.transfers[index];
-        let bytes = crate::exchange::nbytes(tensor);
+        let bytes = nbytes(tensor);
         // SAFETY: there is a head for each transfer. (No reference is made to the others, which MPI may be writing.)
         let head = unsafe { pending.heads.as_mut_ptr().add(index) };
         if way == Way::Send {
@@ -399,7 +386,7 @@ impl Request for Pending {
                     let transfer = &self.transfers[index];
                     // SAFETY: in place, and written by MPI, which is done with this one.
                     let [bytes, label] = unsafe { self.heads.as_ptr().add(index).read() };
-                    if (bytes, label) != (crate::exchange::nbytes(&transfer.tensor) as u64, transfer.label) {
+                    if (bytes, label) != (nbytes(&transfer.tensor) as u64, transfer.label) {
                         return Err(transfer.foreign(bytes));
                     }
                 }

@@ -1,98 +1,25 @@
-//! NCCL, for CUDA tensors: a communicator of its own for each group that asks for one, beside the backend that carries
-//! host memory. The library is loaded at run time; a machine without it can do all but [`attach`].
+//! NCCL's communicators, which carry CUDA tensors beside the backend that carries host memory. The library is loaded at run
+//! time.
 //!
 //! Work goes to a stream of the communicator's own: it waits for what the caller's stream has in its queue, and the
 //! caller's stream waits for it.
 #![expect(unsafe_code, reason = "calls NCCL on the memory of tensors; each block says why it is sound")]
 
 use std::ffi::c_int;
-use std::sync::mpsc::{RecvTimeoutError, channel};
 use std::sync::{Mutex, PoisonError};
 
 use cudarc::nccl::{result, sys};
 use isobar_torch::cuda::{self, Event, Stream, StreamGuard};
-use tch::{Device, Kind, Tensor};
+use tch::{Kind, Tensor};
 
-use super::{Failure, Request};
-use crate::check::ReduceOp;
-use crate::error::{Error, Result};
-use crate::exchange::{self, nbytes};
-use crate::group::{Call, Group};
-use crate::work::Work;
+use crate::local::memory::nbytes;
+use crate::local::reduce::ReduceOp;
+use crate::wire::{Failure, Request};
 
 /// Returns whether NCCL and a GPU are available in this process.
 pub fn is_available() -> bool {
     // SAFETY: tries to load the library, which has no effect but that.
     cuda::is_available() && unsafe { sys::is_culib_present() }
-}
-
-/// Gives `group` an NCCL communicator over the ranks' GPUs, `device` being this rank's: from then on the group's
-/// collectives take CUDA tensors without a detour over host memory. A group that has one keeps it.
-///
-/// Every rank of the group calls, each with a GPU of its own (NCCL takes no two ranks on one).
-///
-/// # Errors
-///
-/// On all ranks, where NCCL or the GPU is missing on one, two share a GPU, or the communicator is not there by the
-/// deadline.
-pub fn attach(group: &Group, device: usize) -> Result<()> {
-    if group.device_communicator().is_some() {
-        return Ok(());
-    }
-    let failed = |problem: String| Error::Start { backend: "nccl", problem };
-    let id = match (is_available(), group.rank()) {
-        (false, _) => None,
-        (true, 0) => result::get_uniqueid().ok().map(|id| id.internal.map(|byte| byte as u8).to_vec()),
-        (true, _) => Some(Vec::new()),
-    };
-    let ready = group.all_gather_bytes(&[u8::from(id.is_some())])?;
-    if let Some(rank) = ready.iter().position(|ready| *ready != [1]) {
-        return Err(failed(format!(
-            "rank {rank} of group \"{}\" has no GPU or no NCCL (libnccl.so must be where libraries are looked for)",
-            group.name()
-        )));
-    }
-    let bytes = group.broadcast_bytes(&id.unwrap_or_default(), 0)?;
-    let mut unique = sys::ncclUniqueId { internal: [0; 128] };
-    for (to, from) in unique.internal.iter_mut().zip(&bytes) {
-        *to = *from as _;
-    }
-    let (rank, size) = (group.rank() as c_int, group.size() as c_int);
-    // Off this thread, since the call waits for all ranks without a deadline.
-    let (sender, receiver) = channel();
-    let thread = std::thread::Builder::new().name("isobar-nccl".to_owned());
-    let spawned = thread.spawn(move || {
-        let made = Stream::from_pool(device, true).map_err(|error| error.to_string()).and_then(|stream| {
-            let _on_device = StreamGuard::new(&stream).map_err(|error| error.to_string())?;
-            let mut handle = std::ptr::null_mut();
-            // SAFETY: the handle is written by the call; the device is current.
-            unsafe { result::comm_init_rank(&mut handle, size, unique, rank) }
-                .map_err(|error| format!("{:?}", error.0))?;
-            Ok(DeviceCommunicator { handle: Mutex::new(Handle(handle)), stream })
-        });
-        // If the receiver is gone, the communicator is dropped here.
-        drop(sender.send(made));
-    });
-    // The others learn of it below.
-    let spawned =
-        spawned.map_err(|error| failed(format!("cannot start a thread to connect the ranks: {error}")));
-    let made = match spawned.map(|_| receiver.recv_timeout(group.deadline())) {
-        Err(error) => Err(error),
-        Ok(Ok(made)) => made.map_err(failed),
-        Ok(Err(RecvTimeoutError::Timeout | RecvTimeoutError::Disconnected)) => {
-            let lost = |problem: String| Error::LostAtStart { backend: "nccl", problem };
-            Err(lost(format!("no communicator for group \"{}\" by the deadline", group.name())))
-        }
-    };
-    // All use it, or none.
-    let all = group.all_gather_bytes(&[u8::from(made.is_ok())]);
-    let made = made?;
-    if let Some(rank) = all?.iter().position(|ok| *ok != [1]) {
-        return Err(failed(format!("rank {rank} of group \"{}\" got no communicator", group.name())));
-    }
-    // If another thread was faster, its communicator is kept.
-    drop(group.set_device_communicator(made));
-    Ok(())
 }
 
 /// A group's communicator.
@@ -113,7 +40,56 @@ impl Drop for Handle {
     }
 }
 
+/// A number that names a new communicator to all of its ranks; `None` where NCCL gives none.
+pub(crate) fn unique_id() -> Option<Vec<u8>> {
+    result::get_uniqueid().ok().map(|id| id.internal.map(|byte| byte as u8).to_vec())
+}
+
 impl DeviceCommunicator {
+    /// Connects the ranks that have the same `id`, each with a GPU of its own. Waits for all of them, without a deadline.
+    pub(crate) fn connect(id: &[u8], rank: usize, size: usize, device: usize) -> Result<Self, String> {
+        let mut unique = sys::ncclUniqueId { internal: [0; 128] };
+        for (to, from) in unique.internal.iter_mut().zip(id) {
+            *to = *from as _;
+        }
+        let stream = Stream::from_pool(device, true).map_err(|error| error.to_string())?;
+        let on_device = StreamGuard::new(&stream).map_err(|error| error.to_string())?;
+        let mut handle = std::ptr::null_mut();
+        // SAFETY: the handle is written by the call; the device is current.
+        unsafe { result::comm_init_rank(&mut handle, size as c_int, unique, rank as c_int) }
+            .map_err(|error| format!("{:?}", error.0))?;
+        drop(on_device);
+        Ok(Self { handle: Mutex::new(Handle(handle)), stream })
+    }
+
+    /// Returns whether NCCL reduces values of this kind in the precision that this crate promises.
+    pub(crate) fn reduces(&self, kind: Kind) -> bool {
+        data_type(kind).is_some()
+    }
+
+    /// Reduces `input` over the ranks into `output`; both are contiguous on the communicator's device, of one shape and kind.
+    pub(crate) fn all_reduce(
+        &self,
+        input: &Tensor,
+        output: &Tensor,
+        op: ReduceOp,
+    ) -> Result<Box<dyn Request>, Failure> {
+        let kind = input.kind();
+        let data = data_type(kind).ok_or_else(|| Failure(format!("NCCL does not reduce {kind:?}")))?;
+        let op = match op {
+            ReduceOp::Sum => sys::ncclRedOp_t::ncclSum,
+            ReduceOp::Avg => sys::ncclRedOp_t::ncclAvg,
+            ReduceOp::Min => sys::ncclRedOp_t::ncclMin,
+            ReduceOp::Max => sys::ncclRedOp_t::ncclMax,
+            ReduceOp::Product => sys::ncclRedOp_t::ncclProd,
+        };
+        self.run(vec![input.shallow_clone(), output.shallow_clone()], |comm, stream| {
+            let (from, to) = (input.data_ptr().cast_const(), output.data_ptr());
+            // SAFETY: both are contiguous on the device, of equal length and kind, and kept until the work is done.
+            unsafe { result::all_reduce(from, to, input.numel(), data, op, comm, stream) }
+        })
+    }
+
     /// Sends and receives with other ranks of the group; all tensors are contiguous, on the communicator's device.
     pub(crate) fn start(
         &self,
@@ -165,11 +141,9 @@ impl DeviceCommunicator {
     }
 }
 
-/// The sum, mean, smallest, largest or product by NCCL's own reduction, where the group has a communicator, the tensor
-/// is on its device, and NCCL reduces its kind in the precision that this crate promises.
-pub(crate) fn all_reduce(call: &Call, tensor: &Tensor, op: ReduceOp) -> Option<Result<Work<Tensor>>> {
-    let communicator = call.group().device_communicator()?;
-    let kind = match tensor.kind() {
+/// NCCL's name of a kind that it reduces in the precision that this crate promises.
+fn data_type(kind: Kind) -> Option<sys::ncclDataType_t> {
+    Some(match kind {
         Kind::Float => sys::ncclDataType_t::ncclFloat32,
         Kind::Double => sys::ncclDataType_t::ncclFloat64,
         Kind::Int => sys::ncclDataType_t::ncclInt32,
@@ -177,30 +151,6 @@ pub(crate) fn all_reduce(call: &Call, tensor: &Tensor, op: ReduceOp) -> Option<R
         Kind::Int8 => sys::ncclDataType_t::ncclInt8,
         Kind::Uint8 => sys::ncclDataType_t::ncclUint8,
         _ => return None,
-    };
-    let op = match op {
-        ReduceOp::Sum => sys::ncclRedOp_t::ncclSum,
-        ReduceOp::Avg => sys::ncclRedOp_t::ncclAvg,
-        ReduceOp::Min => sys::ncclRedOp_t::ncclMin,
-        ReduceOp::Max => sys::ncclRedOp_t::ncclMax,
-        ReduceOp::Product => sys::ncclRedOp_t::ncclProd,
-    };
-    matches!(tensor.device(), Device::Cuda(_)).then(|| {
-        let input = exchange::plain(tensor)?.f_contiguous()?;
-        let output = input.f_empty_like()?;
-        let tensors = vec![input.shallow_clone(), output.shallow_clone()];
-        let request = communicator.run(tensors, |comm, stream| {
-            let (from, to) = (input.data_ptr().cast_const(), output.data_ptr());
-            // SAFETY: both are contiguous on the device, of equal length and kind, and kept until the work is done.
-            unsafe { result::all_reduce(from, to, input.numel(), kind, op, comm, stream) }
-        });
-        let request = request.map_err(|failure| call.broken(failure.0))?;
-        call.count(nbytes(&output), nbytes(&output));
-        let waited = exchange::complete(call.clone(), request);
-        Ok(Work::start(call.clone(), async move {
-            waited.await?;
-            Ok(output)
-        }))
     })
 }
 
@@ -227,13 +177,5 @@ impl Request for Pending {
             }
         }
         self.done.query().map_err(|error| Failure(error.to_string()))
-    }
-}
-
-/// Returns the communicator of a device tensor that can be sent directly between devices.
-pub(crate) fn communicator_for<'a>(call: &'a Call, tensor: &Tensor) -> Option<&'a DeviceCommunicator> {
-    match tensor.device() {
-        Device::Cuda(_) => call.group().device_communicator(),
-        _ => None,
     }
 }

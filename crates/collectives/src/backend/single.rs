@@ -1,6 +1,6 @@
 //! A world of one rank.
 
-use super::{Backend, BackendKind, Carries, Failure, Notice, Request, Tag, Transfer};
+use crate::wire::{Backend, BackendKind, Carries, Failure, Notice, Request, Tag, Transfer};
 
 pub(crate) struct Single;
 

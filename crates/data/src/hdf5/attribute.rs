@@ -9,7 +9,8 @@ use hdf5_metno::{
     Attribute, Dataset, Group, H5Type, Location, MinorErrorCode, ObjectReference1, ReferencedObject,
 };
 
-use crate::hdf5::layout::{Node, misfit, shape_text};
+use crate::hdf5::layout::{Node, shape_text};
+use crate::hdf5::storage::misfit;
 use crate::{Error, Result};
 
 /// The attributes of one group or dataset. In errors they are called `owner@attribute`, those of the root by their name.

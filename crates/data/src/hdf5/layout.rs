@@ -10,7 +10,7 @@ use hdf5_metno::{Dataset, File, Group, H5Type, Hyperslab, LocationType, SliceOrI
 use ndarray::IxDyn;
 
 use super::whole;
-use crate::hdf5::storage::{self, DEFLATED, LARGEST_CHUNK, Stored};
+use crate::hdf5::storage::{self, DEFLATED, LARGEST_CHUNK, Stored, misfit};
 use crate::{Error, Result};
 
 /// A group of an open file. Names in errors are paths from the root, such as `t0_fields/vorticity`.
@@ -213,15 +213,6 @@ impl<'a> Node<'a> {
 
 /// Largest number of points along one dim: more than any grid has.
 const MOST_POINTS: usize = 1 << 24;
-
-pub(crate) fn misfit(
-    path: &Path,
-    name: String,
-    found: impl Into<String>,
-    expected: impl Into<String>,
-) -> Error {
-    Error::Layout { path: path.to_owned(), name, found: found.into(), expected: expected.into() }
-}
 
 pub(crate) fn shape_text(shape: &[usize]) -> String {
     format!("of shape {shape:?}")

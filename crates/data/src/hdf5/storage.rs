@@ -14,7 +14,6 @@ use hdf5_metno::filters::Filter;
 use hdf5_metno::{Dataset, Group, IndexType, IterationOrder, LinkType};
 
 use crate::hdf5::chunks::{self, Packed};
-use crate::hdf5::layout::misfit;
 use crate::{Error, Result};
 
 /// Largest size of a chunk that is read, in bytes.
@@ -242,4 +241,14 @@ fn count_bytes(reader: &mut impl Read) -> u64 {
             Err(_) => return count,
         }
     }
+}
+
+/// Error of a file whose layout is another one.
+pub(crate) fn misfit(
+    path: &Path,
+    name: String,
+    found: impl Into<String>,
+    expected: impl Into<String>,
+) -> Error {
+    Error::Layout { path: path.to_owned(), name, found: found.into(), expected: expected.into() }
 }

@@ -7,9 +7,7 @@ use tch::{Device, Kind, Tensor};
 
 use super::field::WellField;
 use super::meta::{WellDim, WellMeta};
-use super::open;
 use crate::hdf5::layout::check_range;
-use crate::registry::check_extension;
 use crate::{Error, Result, Statistics};
 
 /// Trajectories of a simulation in one HDF5 file of The Well's schema.
@@ -80,17 +78,6 @@ pub struct WellFile {
 }
 
 impl WellFile {
-    /// Opens a file and checks its layout: that the attributes, groups and datasets are there, of the right kind, with
-    /// shapes that agree, and times and coordinates that are finite and ascending.
-    ///
-    /// # Errors
-    /// When the file is missing, of another format, not HDF5,
-    /// truncated, or of another layout; the error names the file, the dataset and the cause.
-    pub fn open(path: impl AsRef<Path>) -> Result<Self> {
-        check_extension(path.as_ref(), "the_well")?;
-        open::open(path.as_ref())
-    }
-
     /// The path as given to [`WellFile::open`].
     pub fn path(&self) -> &Path {
         &self.path

@@ -1,6 +1,6 @@
 //! Metadata of a file of The Well's schema.
 
-use super::open::{DATASET_NAME, FIELDS, GRID_TYPE, PARAMETERS, SPATIAL_DIMS_COUNT, TIME, TRAJECTORIES};
+use super::names::{DATASET_NAME, FIELDS, GRID_TYPE, PARAMETERS, SPATIAL_DIMS_COUNT, TIME, TRAJECTORIES};
 use crate::{Error, Result};
 
 /// Metadata of a file of The Well's schema, for [`WellWriter`](crate::WellWriter) and from

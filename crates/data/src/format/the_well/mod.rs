@@ -3,6 +3,7 @@
 mod field;
 mod file;
 mod meta;
+mod names;
 mod open;
 mod writer;
 

@@ -4,8 +4,14 @@ use std::path::Path;
 
 use super::field::WellField;
 use super::file::WellFile;
+use super::names::{
+    ASSOCIATED_DIMS, BC_TYPE, BOUNDARY_CONDITIONS, DATASET_NAME, DIM_VARYING, DIMENSIONS, FIELD_NAMES,
+    FIELDS, GRID_TYPE, PARAMETERS, PERIODIC, SAMPLE_VARYING, SPATIAL_DIMS, SPATIAL_DIMS_COUNT, TIME,
+    TIME_VARYING, TRAJECTORIES, UNITS,
+};
 use crate::hdf5::attribute::Attributes;
 use crate::hdf5::layout::{Hdf5Layout, Node, check_layout, shape_text};
+use crate::registry::check_extension;
 use crate::{Error, Result};
 
 /// Name of the layout in errors.
@@ -18,7 +24,20 @@ inventory::submit! {
     }
 }
 
-pub(super) fn open(path: &Path) -> Result<WellFile> {
+impl WellFile {
+    /// Opens a file and checks its layout: that the attributes, groups and datasets are there, of the right kind, with
+    /// shapes that agree, and times and coordinates that are finite and ascending.
+    ///
+    /// # Errors
+    /// When the file is missing, of another format, not HDF5,
+    /// truncated, or of another layout; the error names the file, the dataset and the cause.
+    pub fn open(path: impl AsRef<Path>) -> Result<Self> {
+        check_extension(path.as_ref(), "the_well")?;
+        open(path.as_ref())
+    }
+}
+
+fn open(path: &Path) -> Result<WellFile> {
     let root = Node::open(path)?;
     check_layout(&root, LAYOUT)?;
     // The groups before the attributes: a file of something else lacks both, and groups say what it has.
@@ -165,27 +184,3 @@ fn unit(attributes: &Attributes<'_>) -> Result<Option<String>> {
         Err(error) => Err(error),
     }
 }
-
-pub(super) const DATASET_NAME: &str = "dataset_name";
-pub(super) const GRID_TYPE: &str = "grid_type";
-pub(super) const SPATIAL_DIMS_COUNT: &str = "n_spatial_dims";
-pub(super) const TRAJECTORIES: &str = "n_trajectories";
-pub(super) const PARAMETERS: &str = "simulation_parameters";
-pub(super) const DIMENSIONS: &str = "dimensions";
-pub(super) const SPATIAL_DIMS: &str = "spatial_dims";
-pub(super) const TIME: &str = "time";
-pub(super) const BOUNDARY_CONDITIONS: &str = "boundary_conditions";
-pub(super) const BC_TYPE: &str = "bc_type";
-pub(super) const PERIODIC: &str = "periodic";
-pub(super) const ASSOCIATED_DIMS: &str = "associated_dims";
-pub(super) const ASSOCIATED_FIELDS: &str = "associated_fields";
-pub(super) const MASK: &str = "mask";
-pub(super) const VALUES: &str = "values";
-pub(super) const SCALARS: &str = "scalars";
-/// By the order of their fields.
-pub(super) const FIELDS: [&str; 3] = ["t0_fields", "t1_fields", "t2_fields"];
-pub(super) const FIELD_NAMES: &str = "field_names";
-pub(super) const SAMPLE_VARYING: &str = "sample_varying";
-pub(super) const TIME_VARYING: &str = "time_varying";
-pub(super) const UNITS: &str = "units";
-pub(super) const DIM_VARYING: &str = "dim_varying";

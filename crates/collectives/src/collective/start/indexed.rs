@@ -1,0 +1,158 @@
+//! Chosen rows of every rank to every rank, and back.
+
+use std::future::poll_fn;
+use std::pin::Pin;
+use std::task::Poll;
+
+use isobar_torch::guard::NoGrad;
+use tch::Tensor;
+
+use super::{others, with_extent};
+use crate::engine::call::Call;
+use crate::engine::exchange::Exchange;
+use crate::engine::group::Group;
+use crate::engine::work::Work;
+use crate::error::Result;
+use crate::local::memory::{self, output_like};
+use crate::local::rows;
+use crate::local::sizes::offsets;
+
+/// See [`indexed_all_to_all_v`](crate::indexed_all_to_all_v).
+///
+/// # Errors
+///
+/// As there.
+pub fn indexed_all_to_all_v(
+    tensor: &Tensor,
+    indices: &[Tensor],
+    sizes: &[Vec<i64>],
+    dim: i64,
+    group: &Group,
+) -> Result<Work<Tensor>> {
+    let call = group.call("indexed_all_to_all_v");
+    let dim = call.dim(tensor, dim)?;
+    check_indices(&call, tensor.size()[dim], indices, sizes)?;
+    let _guard = NoGrad::new();
+    let (rank, ranks) = (group.rank(), group.size());
+    let tensor = tensor.detach();
+    let received: Vec<i64> = sizes.iter().map(|from| from[rank]).collect();
+    let output = output_like(&tensor, &with_extent(&tensor, dim, received.iter().sum()))?;
+    let starts = offsets(&received);
+    let mut pending = Vec::with_capacity(ranks);
+    for peer in others(rank, ranks) {
+        let mut exchange = Exchange::new(&call, 0);
+        exchange.receive(peer, &output.f_narrow(dim as i64, starts[peer], received[peer])?, dim)?;
+        // Each peer's rows leave as soon as they are gathered.
+        let picked = rows::select(&tensor, dim, &indices[peer])?;
+        exchange.send(peer, &picked, dim)?;
+        pending.push(Box::pin(exchange.start()?));
+    }
+    let own = output.f_narrow(dim as i64, starts[rank], received[rank])?;
+    rows::select_into(&own, &tensor, dim, &indices[rank])?;
+    Ok(Work::start(call, async move {
+        all(pending).await?;
+        Ok(output)
+    }))
+}
+
+/// The adjoint of [`indexed_all_to_all_v`]: what each rank received goes back to where it came from, and is added up
+/// there, into zeros of extent `extent` along `dim`.
+///
+/// # Errors
+///
+/// As there.
+pub fn indexed_scatter_add_v(
+    tensor: &Tensor,
+    indices: &[Tensor],
+    sizes: &[Vec<i64>],
+    extent: i64,
+    dim: i64,
+    use_fp32: bool,
+    group: &Group,
+) -> Result<Work<Tensor>> {
+    let call = group.call("indexed_scatter_add_v");
+    let dim = call.dim(tensor, dim)?;
+    check_indices(&call, extent, indices, sizes)?;
+    let (rank, ranks) = (group.rank(), group.size());
+    let received: Vec<i64> = sizes.iter().map(|from| from[rank]).collect();
+    if tensor.size()[dim] != received.iter().sum::<i64>() {
+        return Err(call.refuse(format!(
+            "the tensor of shape {:?} has another extent along dim {dim} than the sizes {received:?} sum to",
+            tensor.size()
+        )));
+    }
+    let _guard = NoGrad::new();
+    let tensor = tensor.detach();
+    let starts = offsets(&received);
+    let mut exchange = Exchange::new(&call, 0);
+    let mut back = Vec::with_capacity(ranks);
+    for peer in 0..ranks {
+        let block = tensor.f_narrow(dim as i64, starts[peer], received[peer])?;
+        if peer == rank {
+            back.push(block);
+            continue;
+        }
+        exchange.send(peer, &block, dim)?;
+        let rows =
+            memory::empty(&with_extent(&tensor, dim, sizes[rank][peer]), tensor.kind(), tensor.device())?;
+        exchange.receive(peer, &rows, dim)?;
+        back.push(rows);
+    }
+    let pending = exchange.start()?;
+    let indices: Vec<Tensor> = indices.iter().map(Tensor::shallow_clone).collect();
+    let shape = with_extent(&tensor, dim, extent);
+    Ok(Work::start(call, async move {
+        pending.await?;
+        rows::add_up(&tensor, &shape, dim, &indices, &back, use_fp32)
+    }))
+}
+
+fn check_indices(call: &Call, extent: i64, indices: &[Tensor], sizes: &[Vec<i64>]) -> Result<()> {
+    let (rank, ranks) = (call.group().rank(), call.group().size());
+    if indices.len() != ranks || sizes.len() != ranks || sizes.iter().any(|s| s.len() != ranks) {
+        return Err(call.refuse(format!(
+            "{} index tensors and {} lists of sizes were given; expected {ranks} of each, one a rank, and {ranks} \
+             sizes in each list",
+            indices.len(),
+            sizes.len()
+        )));
+    }
+    if sizes.iter().flatten().any(|&s| s < 0) {
+        return Err(call.refuse(format!("the sizes {sizes:?} hold a negative one")));
+    }
+    for (peer, index) in indices.iter().enumerate() {
+        call.defined(index)?;
+        if index.dim() != 1 || index.size()[0] != sizes[rank][peer] || index.kind() != tch::Kind::Int64 {
+            return Err(call.refuse(format!(
+                "the indices for rank {peer} are {:?} of shape {:?}; expected Int64 of shape [{}], as the sizes say",
+                index.kind(),
+                index.size(),
+                sizes[rank][peer]
+            )));
+        }
+        if let Some(bad) = rows::out_of_range(index, extent)? {
+            return Err(call.refuse(format!(
+                "the indices for rank {peer} hold {bad}; expected 0 to {}, the extent being {extent}",
+                extent - 1
+            )));
+        }
+    }
+    Ok(())
+}
+
+/// Ends when all of `exchanges` have. All of them move on at each poll: ranks that wait for one peer after the other wait
+/// for each other in a ring.
+async fn all(mut exchanges: Vec<Pin<Box<impl Future<Output = Result<()>>>>>) -> Result<()> {
+    poll_fn(|context| {
+        let mut at = 0;
+        while let Some(exchange) = exchanges.get_mut(at) {
+            match exchange.as_mut().poll(context) {
+                Poll::Ready(Ok(())) => drop(exchanges.remove(at)),
+                Poll::Ready(Err(error)) => return Poll::Ready(Err(error)),
+                Poll::Pending => at += 1,
+            }
+        }
+        if exchanges.is_empty() { Poll::Ready(Ok(())) } else { Poll::Pending }
+    })
+    .await
+}
