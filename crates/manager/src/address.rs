@@ -67,10 +67,15 @@ fn text(addresses: &[IpAddr]) -> String {
     addresses.iter().map(IpAddr::to_string).collect::<Vec<_>>().join(", ")
 }
 
+/// The name of this machine.
+pub(crate) fn host() -> String {
+    std::fs::read_to_string("/proc/sys/kernel/hostname").unwrap_or_default()
+}
+
 /// Returns an identifier of this machine, from its name and network namespace.
 pub(crate) fn machine() -> String {
     let network = std::fs::read_link("/proc/self/ns/net").unwrap_or_default();
-    format!("{} {}", crate::start::host().trim(), network.display())
+    format!("{} {}", host().trim(), network.display())
 }
 
 /// The address towards which the others are: this machine's own where all ranks are on it, else that on the way to the first

@@ -12,7 +12,7 @@ use tracing_subscriber::{Layer, Registry, fmt};
 
 use crate::config::LogConfig;
 use crate::environment::Environment;
-use crate::manager::thread_is_rank;
+use crate::rank_thread::thread_is_rank;
 use crate::{Error, Result};
 
 /// Guard of the file's writer; dropping it flushes the file.

@@ -8,7 +8,7 @@ use isobar_torch::error_text;
 use crate::config::DistributedConfig;
 use crate::environment::Environment;
 use crate::launch::{Launch, detect, forced_method, reports};
-use crate::{DistributedManager, printable, start};
+use crate::{DistributedManager, address, printable};
 
 /// Seconds within which ranks that fail early join the others to report their error.
 const JOIN_S: f64 = 10.0;
@@ -52,7 +52,7 @@ pub fn report_text(shown: &str, text: &str) {
         let _ = DistributedManager::initialize_with(&config);
     }
     if !DistributedManager::leave(text) && rank > 0 {
-        print(&format!("rank {rank} ({}): {shown}", start::host().trim()));
+        print(&format!("rank {rank} ({}): {shown}", address::host().trim()));
     }
 }
 

@@ -100,7 +100,7 @@ fn all_have_own_gpus(world: &Group, index: Option<usize>) -> Result<bool> {
     if world.size() == 1 {
         return Ok(false);
     }
-    let own = index.map_or_else(String::new, |index| format!("{index} of {}", host()));
+    let own = index.map_or_else(String::new, |index| format!("{index} of {}", address::host()));
     let mut all = world.all_gather_bytes(own.as_bytes())?;
     all.sort_unstable();
     Ok(all.iter().all(|gpu| !gpu.is_empty()) && all.windows(2).all(|pair| pair[0] != pair[1]))
@@ -163,7 +163,7 @@ fn check_against_launch(launch: &Launch, world: &Group) -> Result<()> {
 
 /// The place among the ranks of this host: as the launcher said, where it told all of them, else by comparing host names.
 fn local_rank(world: &Group, told: Option<usize>) -> Result<usize> {
-    let own = host();
+    let own = address::host();
     let all = world.all_gather_bytes(&[&[u8::from(told.is_some())], own.as_bytes()].concat())?;
     if let Some(told) = told
         && all.iter().all(|rank| rank.first() == Some(&1))
@@ -171,9 +171,4 @@ fn local_rank(world: &Group, told: Option<usize>) -> Result<usize> {
         return Ok(told);
     }
     Ok(all[..world.rank()].iter().filter(|rank| rank.get(1..) == Some(own.as_bytes())).count())
-}
-
-/// The name of this machine.
-pub(crate) fn host() -> String {
-    std::fs::read_to_string("/proc/sys/kernel/hostname").unwrap_or_default()
 }

@@ -92,7 +92,7 @@ impl Facts {
         Ok(Self {
             rank: manager.rank(),
             local_rank: manager.local_rank(),
-            host: crate::start::host().trim().to_owned(),
+            host: crate::address::host().trim().to_owned(),
             method: manager.method().to_string(),
             backend: manager.backend().to_string(),
             nccl: manager.nccl(),

@@ -95,7 +95,7 @@ struct Need {
 ///
 /// A failed exchange.
 pub fn memory(world: &Group, bytes: u64, what: &str, mend: &str) -> Result<Option<Finding>> {
-    let host = crate::start::host().trim().to_owned();
+    let host = crate::address::host().trim().to_owned();
     let own = Need { host, bytes, memory: Memory::of_process() };
     let told = world.all_gather_bytes(&serde_json::to_vec(&own).unwrap_or_default())?;
     let needs: Vec<Need> =

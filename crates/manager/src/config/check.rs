@@ -3,8 +3,10 @@
 use serde_json::Value;
 
 use super::error::Problem;
-use super::layer::{Kind, Layer, Node, Place};
+use super::layer::{Kind, Layer, Node};
+use super::place::Place;
 use super::schema::{Schema, Shape, tag};
+use crate::nearest::nearest;
 use crate::shorten;
 
 /// Result of a check.
@@ -227,13 +229,6 @@ impl<'a> Check<'a> {
     fn join(&self, key: &str) -> String {
         if self.path.is_empty() { key.to_owned() } else { format!("{}.{key}", self.key()) }
     }
-}
-
-/// The nearest of some names, where it is near enough to be a slip of the pen.
-pub(crate) fn nearest<'a>(name: &str, known: impl Iterator<Item = &'a str>) -> Option<&'a str> {
-    let distance = |other: &str| strsim::damerau_levenshtein(&name.to_lowercase(), &other.to_lowercase());
-    let best = known.map(|other| (distance(other), other)).min_by_key(|(distance, _)| *distance)?;
-    (best.0 <= name.chars().count().div_ceil(3)).then_some(best.1)
 }
 
 /// Returns the full names of all keys and tables, a table's keys after those of its parents.

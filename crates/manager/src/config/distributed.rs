@@ -6,7 +6,7 @@ use isobar_collectives::Fingerprints;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
-use crate::launch::Method;
+use crate::launch::{BackendChoice, Method};
 
 /// Rendezvous of the ranks, and their mesh.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
@@ -76,23 +76,6 @@ impl Default for DistributedConfig {
             log: LogConfig::default(),
         }
     }
-}
-
-/// Transport between ranks.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
-#[serde(rename_all = "lowercase")]
-pub enum BackendChoice {
-    /// MPI where an MPI launcher started the ranks, gloo elsewhere, none for a single process.
-    #[default]
-    Auto,
-    /// MPI.
-    Mpi,
-    /// libtorch's gloo, over TCP, without MPI.
-    Gloo,
-    /// NCCL for CUDA tensors, with a GPU for each rank.
-    Nccl,
-    /// One process alone.
-    Single,
 }
 
 /// Which collectives ranks agree on.

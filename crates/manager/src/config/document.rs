@@ -7,7 +7,8 @@ use std::sync::Arc;
 use toml::de::DeTable;
 
 use super::error::{ConfigError, Problem, Problems};
-use super::layer::{Entry, Kind, Layer, Place, SourceFile, entries};
+use super::layer::{Entry, Kind, Layer, entries};
+use super::place::{Place, SourceFile};
 
 const INCLUDE: &str = "include";
 

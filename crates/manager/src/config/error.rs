@@ -3,7 +3,7 @@
 use std::fmt;
 use std::path::PathBuf;
 
-use super::layer::Place;
+use super::place::Place;
 use crate::shorten;
 
 /// Number of characters of a line that are shown, and how many of these precede the error.

@@ -44,6 +44,7 @@ mod error;
 mod fuzz;
 mod layer;
 mod markdown;
+mod place;
 mod render;
 mod schema;
 #[cfg(test)]
@@ -57,18 +58,19 @@ use schemars::JsonSchema;
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 
+pub use crate::launch::BackendChoice;
 pub use distributed::{
-    BackendChoice, CheckChoice, DistributedConfig, FingerprintChoice, LogConfig, MeshConfig, MethodChoice,
+    CheckChoice, DistributedConfig, FingerprintChoice, LogConfig, MeshConfig, MethodChoice,
 };
 pub use error::{ConfigError, Problem};
-pub use layer::Origin;
 pub use markdown::reference_markdown;
+pub use place::Origin;
 pub use render::reference_toml;
 
 use crate::environment::Environment;
 use crate::launch::{LAUNCH_ATTEMPT, LAUNCH_ID, LAUNCH_PROGRESS};
-pub(crate) use check::nearest;
-use layer::{Layer, Place};
+use layer::Layer;
+use place::Place;
 use schema::Schema;
 
 /// Environment variables with the prefix `ISOBAR_` that are not keys of the configuration.

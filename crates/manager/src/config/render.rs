@@ -6,7 +6,8 @@ use serde::Serialize;
 use serde_json::Value;
 
 use super::error::ConfigError;
-use super::layer::{Origin, integer};
+use super::layer::integer;
+use super::place::Origin;
 use super::schema::{Schema, Shape, tag};
 use super::to_value;
 

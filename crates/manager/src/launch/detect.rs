@@ -4,8 +4,8 @@ use std::collections::hash_map::DefaultHasher;
 use std::hash::{Hash, Hasher};
 
 use super::{Launch, LaunchError, Method};
-use crate::config::nearest;
 use crate::environment::Environment;
+use crate::nearest::nearest;
 
 const FORCE: &str = "ISOBAR_DISTRIBUTED_INITIALIZATION_METHOD";
 const FORCE_PHYSICSNEMO: &str = "PHYSICSNEMO_DISTRIBUTED_INITIALIZATION_METHOD";

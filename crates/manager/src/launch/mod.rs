@@ -36,7 +36,7 @@ pub use progress::{LAUNCH_PROGRESS, draws_progress, identity as pipe_identity};
 pub(crate) use reporter::reports;
 pub use token::{TOKEN, token};
 pub(crate) use transport::mpi_mend;
-pub use transport::{Available, Transport, TransportOptions, transport};
+pub use transport::{Available, BackendChoice, Transport, TransportOptions, transport};
 
 /// Methods by which a process finds its rank, in the order in which they are tried.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]

@@ -1,7 +1,6 @@
 use rstest::rstest;
 
 use super::*;
-use crate::config::BackendChoice;
 use crate::environment::Environment;
 
 fn environment(text: &str) -> Environment {

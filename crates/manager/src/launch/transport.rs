@@ -1,11 +1,30 @@
 //! Which transport serves a launch.
 
+use schemars::JsonSchema;
+use serde::{Deserialize, Serialize};
+
 use super::{Launch, LaunchError, Method};
-use crate::config::BackendChoice;
 
 /// PhysicsNeMo's and torch's habit; used only where neither the environment nor the configuration names a port and the
 /// launcher gives no number of the job to derive one from.
 const DEFAULT_PORT: u16 = 12355;
+
+/// Transport between ranks.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "lowercase")]
+pub enum BackendChoice {
+    /// MPI where an MPI launcher started the ranks, gloo elsewhere, none for a single process.
+    #[default]
+    Auto,
+    /// MPI.
+    Mpi,
+    /// libtorch's gloo, over TCP, without MPI.
+    Gloo,
+    /// NCCL for CUDA tensors, with a GPU for each rank.
+    Nccl,
+    /// One process alone.
+    Single,
+}
 
 /// The means by which ranks reach each other.
 #[derive(Clone, Debug, PartialEq, Eq)]

@@ -1,7 +1,6 @@
 //! Life cycle of a manager: creation, lookup and cleanup.
 
 use std::cell::RefCell;
-use std::marker::PhantomData;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
@@ -10,12 +9,14 @@ use isobar_collectives::{BackendKind, Fingerprints, Group};
 use isobar_torch::c10d::Token;
 use tch::Device;
 
+use super::exit;
 use super::{DistributedManager, State};
 use crate::config::{BackendChoice, DistributedConfig};
 use crate::environment::Environment;
 use crate::launch::{Launch, Method, TransportOptions, detect, forced_method, token};
+use crate::rank_thread::{RankThread, thread_is_rank};
 use crate::watchdog::{self, Watchdog};
-use crate::{Error, Result, exit, logging, start, terminate};
+use crate::{Error, Result, logging, start, terminate};
 use isobar_mesh::NamedGroups;
 use isobar_mesh::agree;
 
@@ -76,8 +77,7 @@ impl Default for SetupOptions {
 #[derive(Debug)]
 #[must_use = "the thread is a rank only while this lives"]
 pub struct ThreadBinding {
-    /// Not to be sent: it belongs to its thread.
-    not_send: PhantomData<*const ()>,
+    _thread: RankThread,
 }
 
 impl Drop for ThreadBinding {
@@ -233,7 +233,7 @@ impl DistributedManager {
     pub fn bind_thread(world: &Group) -> ThreadBinding {
         let manager = Self::new(world.clone(), Method::Threads, world.rank(), Device::Cpu, false, None);
         BOUND.with(|bound| bound.borrow_mut().push(manager));
-        ThreadBinding { not_send: PhantomData }
+        ThreadBinding { _thread: RankThread::begin() }
     }
 
     /// Seeds libtorch's generators of this process with `seed` + rank, so that ranks draw different numbers.
@@ -411,11 +411,6 @@ fn watch_options(
         interface: transport.interface.clone(),
         addr: transport.addr.clone().or_else(|| launch.addr.clone()),
     })
-}
-
-/// Returns whether the calling thread is a rank of its own.
-pub(crate) fn thread_is_rank() -> bool {
-    bound().is_some()
 }
 
 fn model_parallel_size(environment: &Environment) -> Result<Option<i64>> {

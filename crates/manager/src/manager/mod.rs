@@ -1,5 +1,6 @@
 //! This process's place among all ranks.
 
+mod exit;
 mod life;
 #[cfg(test)]
 mod tests;
@@ -18,7 +19,6 @@ use crate::{DeviceMesh, Result};
 use isobar_mesh::NamedGroups;
 use isobar_mesh::ProcessGroupConfig;
 
-pub(crate) use life::thread_is_rank;
 pub use life::{SetupOptions, ThreadBinding};
 
 /// Rank, device, groups and mesh of this process; or of this thread, where ranks are threads.

@@ -5,8 +5,13 @@ use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use super::watch::{LOST, PAUSE};
 use crate::{Error, Result};
+
+/// The exit code of a job that has lost a rank.
+pub(super) const LOST: i32 = crate::ExitReason::Lost as i32;
+
+/// A thread that slept longer than this was stopped itself, and has nothing to say of others' silence.
+pub(super) const PAUSE: Duration = Duration::from_secs(1);
 
 /// Thread that ends the process on request. It is started before anything goes wrong, because a process at
 /// its limit of threads could not start one then.

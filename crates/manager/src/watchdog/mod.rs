@@ -15,6 +15,7 @@
 //!
 //! A rank that moves on, however slowly, is never at fault.
 
+mod connect;
 mod frame;
 mod last_resort;
 mod peers;

@@ -7,8 +7,8 @@ use std::time::{Duration, Instant};
 use isobar_collectives::flight::Phase;
 use isobar_torch::c10d::{Nonce, Proof, Token};
 
+use super::connect::role;
 use super::frame::{Line, Message};
-use super::start::role;
 use crate::flight::{Fate, FlightRecord, Peer};
 
 /// Timeout of an unknown peer's introduction.

@@ -1,17 +1,17 @@
 //! Setup of the watchdog's connections.
 
-use std::net::{IpAddr, SocketAddr, TcpListener, TcpStream};
+use std::net::{IpAddr, SocketAddr, TcpListener};
 use std::path::PathBuf;
 use std::sync::atomic::AtomicBool;
 use std::sync::{Arc, Condvar, Mutex};
 use std::time::{Duration, Instant};
 
 use isobar_collectives::{BackendKind, Group};
-use isobar_torch::c10d::{Proof, Token};
+use isobar_torch::c10d::Token;
 
-use super::frame::{Line, Message};
+use super::connect::{Channel, connect};
 use super::last_resort::Reaper;
-use super::watch::{Channel, Watch};
+use super::watch::Watch;
 use super::{Shared, State, Watchdog, replace};
 use crate::flight::Own;
 use crate::{Error, Result, address, logging};
@@ -73,7 +73,7 @@ pub(crate) fn start(world: &Group, options: &Options) -> Result<Option<Watchdog>
             job: job.iter().map(|byte| format!("{byte:02x}")).collect(),
             rank: world.rank(),
             ranks: world.size(),
-            host: crate::start::host().trim().to_owned(),
+            host: address::host().trim().to_owned(),
             pid: std::process::id(),
         },
         flight: world.flight(),
@@ -118,38 +118,6 @@ pub(crate) fn start(world: &Group, options: &Options) -> Result<Option<Watchdog>
     }
     replace(Some(watchdog.clone()));
     Ok(Some(watchdog))
-}
-
-/// A connection to the rank `to`, which has answered.
-pub(super) fn connect(
-    channel: &Channel,
-    to: usize,
-    rank: usize,
-    lost: Option<crate::flight::Peer>,
-    end: Instant,
-) -> Result<Line, String> {
-    let address = channel.addresses.get(to).ok_or("there is no such rank")?;
-    let left = end.saturating_duration_since(Instant::now()).max(Duration::from_millis(1));
-    let failed = |error: std::io::Error| format!("{address}: {error}");
-    let stream = TcpStream::connect_timeout(address, left).map_err(failed)?;
-    let mut line = Line::new(stream).map_err(failed)?;
-    let answer = |line: &mut Line| line.wait(end).ok_or_else(|| format!("{address}: no answer"));
-    let foreign = || format!("{address}: not the answer of a watchdog of this job");
-    let Message::Challenge { nonce } = answer(&mut line)? else { return Err(foreign()) };
-    let own = Token::nonce().map_err(|error| error.to_string())?;
-    let nonces = [own, nonce];
-    let proof = channel.token.proof(&role(rank, to), &nonces).to_bytes();
-    line.send(&Message::Hello { nonce: own, proof, rank, lost });
-    let Message::Welcome { proof } = answer(&mut line)? else { return Err(foreign()) };
-    match Proof::from_bytes(proof) == channel.token.proof(&role(to, rank), &nonces) {
-        true => Ok(line),
-        false => Err(foreign()),
-    }
-}
-
-/// As whom a rank proves to another that it is of this job.
-pub(super) fn role(rank: usize, to: usize) -> String {
-    format!("watchdog of rank {rank} to rank {to}")
 }
 
 fn spawn(watch: Watch) -> std::io::Result<()> {

@@ -2,7 +2,6 @@
 
 use std::cmp::Reverse;
 use std::io::Write;
-use std::net::{SocketAddr, TcpListener};
 use std::path::PathBuf;
 use std::sync::atomic::Ordering;
 use std::sync::mpsc::{Receiver, channel};
@@ -11,37 +10,13 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use isobar_collectives::flight::{FlightEntry, FlightState, Phase};
-use isobar_torch::c10d::Token;
 
+use super::connect::{Channel, connect};
 use super::frame::{Line, Message};
-use super::last_resort::Reaper;
+use super::last_resort::{LOST, PAUSE, Reaper};
 use super::peers::{Known, Peers};
-use super::{BEAT, FAREWELL, Shared, start};
+use super::{BEAT, FAREWELL, Shared};
 use crate::flight::{self, Fate, FlightRecord, Peer};
-
-/// The side channel of a rank.
-pub(super) struct Channel {
-    pub(super) listener: TcpListener,
-    /// Listening address of each rank.
-    pub(super) addresses: Vec<SocketAddr>,
-    pub(super) token: Token,
-    /// Silence after which a rank counts as lost.
-    pub(super) silence: Duration,
-    pub(super) mpi: bool,
-    /// Timeout of operations.
-    pub(super) deadline: Duration,
-}
-
-impl Channel {
-    /// The call of MPI that a thread of the program is in.
-    fn call_under_way(&self) -> Option<u64> {
-        #[cfg(feature = "mpi")]
-        if self.mpi {
-            return isobar_collectives::mpi::call_under_way();
-        }
-        None
-    }
-}
 
 /// Polling interval of the connections.
 const TICK: Duration = Duration::from_millis(20);
@@ -49,9 +24,6 @@ const TICK: Duration = Duration::from_millis(20);
 /// So soon a rank says that it does something else, where there are few ranks.
 const NEWS: Duration = Duration::from_millis(50);
 const FEW: usize = 64;
-
-/// A thread that slept longer than this was stopped itself, and has nothing to say of others' silence.
-pub(super) const PAUSE: Duration = Duration::from_secs(1);
 
 /// For so long after it was stopped a rank leaves the report to the others.
 const TOLD: Duration = Duration::from_secs(5);
@@ -92,9 +64,6 @@ const TOLD_OF: usize = 24;
 
 /// A process that has begun to end its job ends after so long, whatever holds it up.
 const AT_LAST: Duration = Duration::from_secs(4);
-
-/// The exit code of a job that has lost a rank.
-pub(super) const LOST: i32 = crate::ExitReason::Lost as i32;
 
 pub(super) struct Watch {
     shared: Arc<Shared>,
@@ -436,7 +405,7 @@ impl Watch {
         let own = self.shared.own.rank;
         for candidate in lost.rank + 1..own {
             let end = Instant::now() + TAKE_OVER;
-            if let Ok(line) = start::connect(&self.channel, candidate, own, Some(lost.clone()), end) {
+            if let Ok(line) = connect(&self.channel, candidate, own, Some(lost.clone()), end) {
                 let reporter = Box::new(Known::new(line));
                 self.role = Role::Follower { of: candidate, reporter, goodbye: false };
                 self.beaten = None;

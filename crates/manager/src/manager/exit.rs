@@ -3,7 +3,7 @@
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::{Mutex, Once, PoisonError};
 
-use crate::manager::DistributedManager;
+use super::DistributedManager;
 
 /// The last panic of the main thread, in one line.
 static PANIC: Mutex<Option<String>> = Mutex::new(None);
