@@ -1,10 +1,10 @@
 //! The crate's error, and how errors cross the border in both directions.
 
 use std::any::Any;
-use std::ffi::{CStr, CString, c_char, c_void};
+use std::ffi::{CStr, CString, c_void};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
-use crate::ffi;
+use crate::ffi::{self, RawError, RawFailure};
 
 /// The error of a user's closure: any type.
 pub type BoxError = Box<dyn std::error::Error + Send + Sync + 'static>;
@@ -85,13 +85,6 @@ pub fn error_text(error: &(dyn std::error::Error + 'static)) -> String {
     text
 }
 
-/// Error report of a shim function; `isobar::Error` in C++.
-#[repr(C)]
-pub(crate) struct RawError {
-    message: *mut c_char,
-    boxed: *mut c_void,
-}
-
 /// Calls a shim function, handing it the place for its error.
 pub(crate) fn call<T>(shim: impl FnOnce(*mut RawError) -> T) -> Result<T> {
     let mut raw = RawError { message: std::ptr::null_mut(), boxed: std::ptr::null_mut() };
@@ -115,14 +108,6 @@ pub(crate) fn call<T>(shim: impl FnOnce(*mut RawError) -> T) -> Result<T> {
 struct Parcel {
     error: Error,
     text: CString,
-}
-
-/// Slot for a callback's error; `isobar::Failure` in C++.
-#[repr(C)]
-pub(crate) struct RawFailure {
-    boxed: *mut c_void,
-    drop: Option<extern "C" fn(*mut c_void)>,
-    text: *const c_char,
 }
 
 impl RawFailure {

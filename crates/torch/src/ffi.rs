@@ -2,9 +2,34 @@
 
 use std::ffi::{c_char, c_int, c_void};
 
-pub(crate) use torch_sys::C_tensor;
+/// Error report of a shim function; `isobar::Error` in C++.
+#[repr(C)]
+pub(crate) struct RawError {
+    pub(crate) message: *mut c_char,
+    pub(crate) boxed: *mut c_void,
+}
 
-use crate::error::{RawError, RawFailure};
+/// Slot for a callback's error; `isobar::Failure` in C++.
+#[repr(C)]
+pub(crate) struct RawFailure {
+    pub(crate) boxed: *mut c_void,
+    pub(crate) drop: Option<extern "C" fn(*mut c_void)>,
+    pub(crate) text: *const c_char,
+}
+
+/// `Finding` of `observe.cpp`.
+#[repr(C)]
+pub(crate) struct Finding {
+    pub(crate) op: *const c_char,
+    pub(crate) shape: *const i64,
+    pub(crate) dims: usize,
+    pub(crate) count: i64,
+    pub(crate) marked: i64,
+    pub(crate) nan: bool,
+    pub(crate) inputs_finite: bool,
+}
+
+pub(crate) use torch_sys::C_tensor;
 
 pub(crate) type Drop = extern "C" fn(*mut c_void);
 pub(crate) type Backward = extern "C" fn(
@@ -318,7 +343,7 @@ unsafe extern "C" {
     pub(crate) fn isobar_observe_start(
         marked: *const *const C_tensor,
         marked_count: usize,
-        found: extern "C" fn(*mut c_void, *const crate::observe::Finding),
+        found: extern "C" fn(*mut c_void, *const Finding),
         findings: *mut c_void,
         error: *mut RawError,
     ) -> *mut Watch;

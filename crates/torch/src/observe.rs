@@ -1,6 +1,6 @@
 //! Search for the operator that produced a value that is not finite.
 
-use std::ffi::{CStr, c_char, c_void};
+use std::ffi::{CStr, c_void};
 use std::sync::{Mutex, PoisonError};
 
 use tch::Tensor;
@@ -81,19 +81,7 @@ impl Drop for Watch {
     }
 }
 
-/// `Finding` of `observe.cpp`.
-#[repr(C)]
-pub(crate) struct Finding {
-    op: *const c_char,
-    shape: *const i64,
-    dims: usize,
-    count: i64,
-    marked: i64,
-    nan: bool,
-    inputs_finite: bool,
-}
-
-extern "C" fn note(findings: *mut c_void, finding: *const Finding) {
+extern "C" fn note(findings: *mut c_void, finding: *const ffi::Finding) {
     // SAFETY: both are valid during the call; the findings are only read, but for what their mutex guards.
     let (findings, finding) = unsafe { (&*findings.cast::<Findings<'_>>(), &*finding) };
     // SAFETY: the operator's name is a C string, and the shape has so many dims.

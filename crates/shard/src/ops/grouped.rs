@@ -11,8 +11,8 @@ use isobar_torch::autograd::{self, BackwardOptions, Function};
 use isobar_torch::guard::{EnableGrad, NoGrad, is_grad_enabled};
 use tch::{Kind, TchError, Tensor};
 
-use super::norm::standardize;
 use super::reduce::{Over, welford};
+use super::standard::standardize;
 use super::{refuse, torch};
 use crate::error::{Error, Result};
 use crate::layout::Layout;

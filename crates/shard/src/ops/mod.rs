@@ -16,6 +16,7 @@ pub(crate) mod neighbours;
 pub(crate) mod norm;
 pub(crate) mod random;
 pub(crate) mod reduce;
+mod standard;
 pub(crate) mod view;
 pub(crate) mod windowed;
 

@@ -10,11 +10,26 @@ mod local_map;
 mod named;
 mod sharding;
 
+use std::sync::atomic::{AtomicBool, Ordering};
+
 pub(crate) use cost::received;
 pub use local_map::{LocalMap, LocalOutput, local_map};
-pub(crate) use named::{announce, is_anything_registered, replacement};
+pub(crate) use named::{announce, replacement};
 pub use named::{register_sharded_op, registered_sharded_ops};
 pub use sharding::{Sharding, Shardings, register_sharding};
 
 /// Error of a program's own function.
 type Failure = Box<dyn std::error::Error + Send + Sync>;
+
+/// True if a program has registered anything for sharded tensors; otherwise operators skip the lookup.
+static ANY: AtomicBool = AtomicBool::new(false);
+
+/// From now on operators look.
+fn something_is_registered() {
+    ANY.store(true, Ordering::Release);
+}
+
+/// Returns whether operators must look up registered rules.
+pub(crate) fn is_anything_registered() -> bool {
+    ANY.load(Ordering::Acquire)
+}

@@ -2,14 +2,13 @@
 
 use std::cell::RefCell;
 use std::collections::{BTreeMap, BTreeSet};
-use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError, RwLock};
 
 use isobar_array::kernel::is_registered;
 use isobar_array::{Array, Attrs, registered_ops};
 use tch::Tensor;
 
-use super::{Failure, cost, sharding};
+use super::{Failure, cost, is_anything_registered, sharding, something_is_registered};
 use crate::context::is_hidden_communication_forbidden;
 use crate::error::{Error, Result};
 use crate::layout::Layout;
@@ -20,9 +19,6 @@ use crate::tensor::ShardTensor;
 type Handler = dyn Fn(&[&ShardTensor], &Attrs) -> Result<Vec<ShardTensor>, Failure> + Send + Sync;
 
 static HANDLERS: RwLock<BTreeMap<String, Arc<Handler>>> = RwLock::new(BTreeMap::new());
-
-/// True if a program has registered anything for sharded tensors; otherwise operators skip the lookup.
-static ANY: AtomicBool = AtomicBool::new(false);
 
 thread_local! {
     /// The operators whose handlers run on this thread.
@@ -64,16 +60,6 @@ pub fn register_sharded_op(
     let before = handlers.insert(name.to_owned(), Arc::new(handler)).is_some();
     something_is_registered();
     before
-}
-
-/// From now on operators look.
-pub(super) fn something_is_registered() {
-    ANY.store(true, Ordering::Release);
-}
-
-/// Returns whether operators must look up registered rules.
-pub(crate) fn is_anything_registered() -> bool {
-    ANY.load(Ordering::Acquire)
 }
 
 /// Calls the function registered under an operator's name; `None` if there is none, or it is running already.

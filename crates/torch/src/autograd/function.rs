@@ -6,8 +6,9 @@ use std::marker::PhantomData;
 use tch::Tensor;
 
 use super::{give, handles, take};
-use crate::error::{BoxError, Error, RawFailure, Result, call, catch, drop_box};
+use crate::error::{BoxError, Error, Result, call, catch, drop_box};
 use crate::ffi;
+use crate::ffi::RawFailure;
 
 /// A differentiable function under construction: name it, say what its backward needs, attach it to its outputs.
 ///

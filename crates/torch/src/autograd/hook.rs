@@ -6,8 +6,9 @@ use std::mem::ManuallyDrop;
 use tch::Tensor;
 
 use super::give;
-use crate::error::{BoxError, RawFailure, Result, call, catch, drop_box};
+use crate::error::{BoxError, Result, call, catch, drop_box};
 use crate::ffi;
+use crate::ffi::RawFailure;
 
 /// Removes its hook on request, from any thread. Dropping it leaves the hook in place.
 #[derive(Debug)]

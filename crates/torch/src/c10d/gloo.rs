@@ -7,8 +7,9 @@ use std::time::Duration;
 use tch::Tensor;
 
 use super::{TcpStore, milliseconds, store, text};
-use crate::error::{Error, RawError, Result, call, drop_box};
+use crate::error::{Error, Result, call, drop_box};
 use crate::ffi;
+use crate::ffi::RawError;
 
 /// Options by which a rank reaches its peers.
 #[derive(Debug, Clone)]

@@ -2,9 +2,8 @@
 
 use tch::{TchError, Tensor};
 
-use super::kernel::{Kernel, Piece, of_groups, repeated, sum_to, wide};
+use super::kernel::{Inputs, Kernel, Piece, of_groups, repeated, sum_to, wide};
 use super::torch;
-use super::turns::Inputs;
 use crate::error::Result;
 use crate::layout::Interval;
 use crate::ops::index::indices_of;

@@ -6,6 +6,14 @@ use tch::{Device, Kind, TchError, Tensor};
 use super::torch;
 use crate::error::Result;
 
+/// The tensors, all `[batch, heads, sequence, features]`.
+pub(super) struct Inputs<'a> {
+    pub(super) query: &'a Tensor,
+    pub(super) key: &'a Tensor,
+    pub(super) value: &'a Tensor,
+    pub(super) mask: Option<&'a Tensor>,
+}
+
 /// Elements of the matrix of scores that are made at once.
 const TILE: i64 = 1 << 21;
 

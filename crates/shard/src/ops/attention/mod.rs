@@ -13,9 +13,9 @@ use tch::{Kind, TchError, Tensor};
 
 pub use context::context_parallel;
 
-use self::kernel::{Dropout, Kernel};
+use self::kernel::{Dropout, Inputs, Kernel};
 use self::plan::Plan;
-use self::turns::{Inputs, Turns};
+use self::turns::Turns;
 use super::align::{fit, same_mesh};
 use super::random::drawn;
 use super::{operator, refuse};

@@ -10,7 +10,7 @@ use isobar_torch::guard::{NoGrad, is_grad_enabled};
 use tch::{TchError, Tensor};
 
 use super::exact::exact;
-use super::kernel::{Gradients, Kernel, Operands, Piece, Running, finite, wide};
+use super::kernel::{Gradients, Inputs, Kernel, Operands, Piece, Running, finite, wide};
 use super::pieces::{meet, pieces};
 use super::plan::Plan;
 use super::rotation::Rotation;
@@ -28,14 +28,6 @@ pub(super) struct Turns {
     combines: bool,
     queries: Vec<Vec<Interval>>,
     pub(super) keys: Vec<Interval>,
-}
-
-/// The tensors, all `[batch, heads, sequence, features]`.
-pub(super) struct Inputs<'a> {
-    pub(super) query: &'a Tensor,
-    pub(super) key: &'a Tensor,
-    pub(super) value: &'a Tensor,
-    pub(super) mask: Option<&'a Tensor>,
 }
 
 impl Turns {

@@ -14,7 +14,7 @@ use isobar_torch::autograd::{self, BackwardOptions, Context, Function};
 use isobar_torch::guard::{EnableGrad, NoGrad, is_grad_enabled};
 use tch::{Kind, TchError, Tensor};
 
-use super::conv::Channels;
+use super::channels::Channels;
 use crate::error::Result;
 use crate::layout::Dim;
 use crate::ops::{refuse, torch};

@@ -2,6 +2,7 @@
 //! rank takes its part of the result, works out which indices of the input that needs, and fetches those.
 
 mod adaptive;
+mod channels;
 mod conv;
 mod halo;
 mod interpolate;

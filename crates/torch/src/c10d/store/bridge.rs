@@ -4,8 +4,9 @@ use std::ffi::c_void;
 
 use super::TcpStore;
 use super::wire::{Kind, Message};
-use crate::error::{RawFailure, catch};
+use crate::error::catch;
 use crate::ffi;
+use crate::ffi::RawFailure;
 
 /// Answers one request of libtorch's: the number, with the value given to `receive` where there is one.
 pub(in crate::c10d) extern "C" fn ask(
