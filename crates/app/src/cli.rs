@@ -194,14 +194,6 @@ Examples:
 Exit codes: 0 every case passed on every layout; 1 a case failed, is unsupported, or none was found; 2 wrong command
 line; 3 a case that cannot be read; 4 ranks that cannot start.";
 
-pub(crate) const WHY_EXAMPLES: &str = "\
-Examples:
-  After a job of several ranks ended with exit code 4:
-    isobar trace why runs/darcy_afno
-
-Exit codes: 0 the records were read, or the run has lost no rank; 2 wrong command line; 3 there are none, or they cannot be
-read.";
-
 #[cfg(test)]
 mod tests {
     use clap::CommandFactory;

@@ -9,7 +9,7 @@ use isobar_manager::flight::{self, FlightRecord, Records};
 
 use crate::config::is_run;
 use crate::exit::Exit;
-use crate::{cli, terminal};
+use crate::terminal;
 
 /// Commands of `isobar trace`.
 #[derive(Debug, Subcommand)]
@@ -19,7 +19,7 @@ pub(crate) enum TraceCommand {
     /// When a rank is lost, every rank that is left writes its last operations into a folder, which the report at the end of
     /// the job names (`distributed.flight_dir`). This reads them together: which rank was at fault, what the others waited
     /// for, how far each had come, and who waited, as a stack.
-    #[command(after_long_help = cli::WHY_EXAMPLES)]
+    #[command(after_long_help = WHY_EXAMPLES)]
     Why {
         /// The folder of a run, or of the records: `flight_rank_00000.json` and so on
         #[arg(value_name = "DIR")]
@@ -108,3 +108,11 @@ fn table(records: &[FlightRecord]) -> String {
 fn clean(text: &str) -> String {
     text.chars().map(|letter| if letter.is_control() { ' ' } else { letter }).collect()
 }
+
+const WHY_EXAMPLES: &str = "\
+Examples:
+  After a job of several ranks ended with exit code 4:
+    isobar trace why runs/darcy_afno
+
+Exit codes: 0 the records were read, or the run has lost no rank; 2 wrong command line; 3 there are none, or they cannot be
+read.";

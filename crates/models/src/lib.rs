@@ -119,10 +119,10 @@ pub use healpix_unet::{
 pub use isobar_nn::{Activation, BatchPart, Factorization, Mode};
 pub use layers::QkNorm;
 pub use mod_afno::{EmbedMethod, ModAfno, ModAfnoConfig, ModEmbedConfig, ScaleShiftMode};
-pub use model::{Architecture, LargestArray, Model};
+pub use model::{Architecture, LargestArray, Model, ModelArray};
 pub use pangu::{Pangu, PanguConfig};
 pub use pix2pix::{Pix2Pix, Pix2PixConfig, Pix2PixPadding};
-pub use registry::{Entry, ModelArray, ModelConfig, register, registered};
+pub use registry::{Entry, ModelConfig, register, registered};
 pub use sharding::Sharding;
 pub use song_unet::{DecoderType, EmbeddingType, EncoderType, SongUNet, SongUNetConfig};
 pub use sr_res_net::{SrResNet, SrResNetConfig, SrResNetPadding};

@@ -6,9 +6,17 @@ use isobar_collectives::{Group, ReduceOp, Work, start};
 use isobar_torch::autograd::{self, BackwardOptions, HookHandle};
 use tch::{Device, Kind, TchError, Tensor};
 
-use crate::data_parallel::SummandGroups;
 use crate::error::{Context, Error, Result};
 use crate::params::{Parameter, Parameters};
+
+/// The ranks over which each parameter's gradient is summed.
+#[derive(Debug, Clone)]
+pub(crate) struct SummandGroups {
+    /// The first is that of all ranks.
+    pub(crate) groups: Vec<Group>,
+    /// For each parameter, the index of its group.
+    pub(crate) of: Vec<usize>,
+}
 
 /// Sums the gradients of parameters over a group, bucket by bucket.
 ///

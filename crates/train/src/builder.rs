@@ -24,9 +24,10 @@ use crate::loss::LossKind;
 use crate::metric::{MetricKind, Report};
 use crate::model::Network;
 use crate::params::Parameters;
+use crate::ranks::Ranks;
 use crate::samples::SampleFingerprint;
 use crate::task::BoxError;
-use crate::trainer::{FitConfig, Ranks, Summary, fit};
+use crate::trainer::{FitConfig, Summary, fit};
 use crate::variables::Variable;
 use crate::weights::{Latitudes, Weights, WeightsConfig};
 

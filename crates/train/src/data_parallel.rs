@@ -7,7 +7,7 @@ use isobar_torch::autograd::{self, BackwardOptions};
 use serde::{Deserialize, Serialize};
 use tch::Tensor;
 
-use crate::bucket::{Reducer, Word};
+use crate::bucket::{Reducer, SummandGroups, Word};
 use crate::error::{Context, Error, Result};
 use crate::gradients::{check_group, classes};
 use crate::params::{ParamPlacement, Parameters};
@@ -262,15 +262,6 @@ impl DataParallel {
             }),
         }
     }
-}
-
-/// The ranks over which each parameter's gradient is summed.
-#[derive(Debug, Clone)]
-pub(crate) struct SummandGroups {
-    /// The first is that of all ranks.
-    pub(crate) groups: Vec<Group>,
-    /// For each parameter, the index of its group.
-    pub(crate) of: Vec<usize>,
 }
 
 /// Of parameters that are split over axes of their mesh, the ranks that hold the same part; of others all ranks of `group`.

@@ -6,10 +6,11 @@ use tch::Tensor;
 use crate::data_parallel::{DataParallel, DataParallelConfig, broadcast, compare};
 use crate::error::{Context, Error, Result};
 use crate::fully_sharded::FullySharded;
-use crate::gradients::{check_run, classes};
+use crate::gradients::classes;
 use crate::params::{ParamPlacement, Parameters};
+use crate::ranks::Ranks;
 use crate::replicas::check_replicas;
-use crate::trainer::Ranks;
+use crate::run_check::check_run;
 
 /// Whole parameters on each rank, or parts of them.
 #[derive(Debug)]

@@ -9,7 +9,7 @@ use tch::{Kind, Tensor};
 
 use crate::error::{Context, Error, Result};
 use crate::fields::DOMAIN_AXES;
-use crate::gradients::Gradient;
+use crate::gradient::Gradient;
 
 /// Placement of a parameter over the model-parallel group.
 #[derive(Debug, Clone, PartialEq, Eq)]

@@ -9,7 +9,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use anyhow::Result;
 use isobar_train::ProgressRecord;
 
-use super::screen::Screen;
+use super::screen::{Screen, Stream};
 use crate::exit::{Because, Exit};
 
 /// Number of a rank's last lines in the report.
@@ -20,13 +20,6 @@ const LONGEST: u64 = 64 << 10;
 
 /// Words of the watchdog before the folder of the records.
 const RECORDS: &str = "flight records: ";
-
-/// Which of the two a rank writes to.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Stream {
-    Out,
-    Err,
-}
 
 /// First words of the watchdog's report, before its finding.
 const REPORT: &str = "isobar: the job ends";

@@ -18,8 +18,9 @@ use nix::unistd::Pid;
 
 use super::cause::How;
 use super::hosts::Place;
-use super::output::{Outputs, Stream, Tail};
+use super::output::{Outputs, Tail};
 use super::remote;
+use super::screen::Stream;
 use super::secret::Secret;
 use crate::exit::{Because, Exit};
 

@@ -5,7 +5,12 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use isobar_train::{Bar, ProgressRecord};
 
-use super::output::Stream;
+/// Which of the two a rank writes to.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Stream {
+    Out,
+    Err,
+}
 
 /// The terminal, where standard error is one.
 #[derive(Debug, Clone, Default)]

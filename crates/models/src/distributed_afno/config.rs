@@ -7,8 +7,7 @@ use serde::{Deserialize, Serialize};
 use super::{DistributedAfno, MODEL};
 use crate::error::Result;
 use crate::fields::FieldSpec;
-use crate::model::{Architecture, Model};
-use crate::registry::ModelArray;
+use crate::model::{Architecture, Model, ModelArray};
 use crate::sharding::Sharding;
 use crate::size::{built, extrapolate};
 

@@ -9,8 +9,8 @@ use crate::batch::Batch;
 use crate::diffusion::SigmaData;
 use crate::error::{Error, Result};
 use crate::fields::FieldSpec;
-use crate::model::{Architecture, LargestArray, Model};
-use crate::registry::{ModelArray, ModelConfig};
+use crate::model::{Architecture, LargestArray, Model, ModelArray};
+use crate::registry::ModelConfig;
 use crate::sharding::Sharding;
 use crate::traffic::{Split, Traffic};
 

@@ -11,8 +11,7 @@ use super::{EdmPreconditionerConfig, MODEL};
 use crate::batch::Batch;
 use crate::diffusion::EdmPreconditioning;
 use crate::error::{Error, Result};
-use crate::model::Model;
-use crate::registry::ModelArray;
+use crate::model::{Model, ModelArray};
 
 /// A denoiser D around any network F, PhysicsNeMo's `EDMPreconditioner`: see [`EdmPreconditioning`].
 ///

@@ -8,11 +8,11 @@ use serde::de::Error as _;
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 use serde_json::{Map, Value};
 
-use super::{AnyArchitecture, Entry, ModelArray, registered};
+use super::{Entry, registered};
 use crate::diffusion::SigmaData;
 use crate::error::{Error, Result};
 use crate::fields::FieldSpec;
-use crate::model::{LargestArray, Model};
+use crate::model::{AnyArchitecture, LargestArray, Model, ModelArray};
 use crate::sharding::Sharding;
 use crate::traffic::{Split, Traffic};
 

@@ -1,21 +1,15 @@
-//! Folder of a run's checkpoints: names, contents, and remains of interrupted writes. Symbolic links are
+//! Files of a checkpoint, and remains of interrupted writes. Symbolic links are
 //! followed for reading, never for removing or writing.
 
-use std::path::{Path, PathBuf};
+use std::path::Path;
 
-use super::manifest::{MANIFEST, METADATA_OF_OLD, Manifest};
+use super::manifest::Manifest;
 use crate::error::{Error, IoContext, Result};
-use crate::{files, run_folder};
-
-/// The folder of the checkpoint of a step.
-pub(super) fn step_folder(step: u64) -> String {
-    format!("step_{step:08}")
-}
-
-/// Returns the step in a folder's name, if it is the name of a checkpoint.
-pub(super) fn step_of(folder: &Path) -> Option<u64> {
-    folder.file_name()?.to_str()?.strip_prefix("step_")?.parse().ok()
-}
+use crate::files;
+pub(super) use crate::folders::{
+    MANIFEST, METADATA_OF_OLD, checkpoints, entries, is_checkpoint, newest, root_of, root_or_earlier,
+    step_folder, step_of, steps,
+};
 
 /// A rank's file of tensors. The suffix keeps those of a save apart from those of the checkpoint that it replaces.
 pub(super) fn rank_file(rank: usize, suffix: &str) -> String {
@@ -25,35 +19,6 @@ pub(super) fn rank_file(rank: usize, suffix: &str) -> String {
 /// A rank's note that its file is written.
 pub(super) fn note_file(rank: usize) -> String {
     format!("rank_{rank:05}.json")
-}
-
-/// The checkpoints in a folder, newest first: those with a manifest, whole or not, and those of earlier versions.
-pub(super) fn checkpoints(root: &Path) -> Result<Vec<PathBuf>> {
-    let mut found: Vec<(u64, PathBuf)> =
-        steps(root)?.into_iter().filter(|(_, path)| is_checkpoint(path)).collect();
-    found.sort();
-    Ok(found.into_iter().rev().map(|(_, path)| path).collect())
-}
-
-/// Returns whether a folder holds checkpoints, complete or not.
-pub(crate) fn any_in(root: &Path) -> Result<bool> {
-    Ok(!checkpoints(root)?.is_empty())
-}
-
-/// Returns whether a folder has a checkpoint's manifest.
-pub(super) fn is_checkpoint(path: &Path) -> bool {
-    [MANIFEST, METADATA_OF_OLD].iter().any(|name| path.join(name).is_file())
-}
-
-/// Folder of the checkpoints, given that folder or a run's.
-pub(super) fn root_of(path: &Path) -> PathBuf {
-    run_folder::checkpoints_of(path).unwrap_or_else(|| path.to_owned())
-}
-
-/// A run's folder of checkpoints, or that of the earlier run where the new one has none yet.
-pub(super) fn root_or_earlier(root: &Path) -> PathBuf {
-    let run = root.parent().filter(|_| root.file_name().is_some_and(|name| name == run_folder::CHECKPOINTS));
-    run.and_then(run_folder::checkpoints_of).unwrap_or_else(|| root.to_owned())
 }
 
 /// Removes what interrupted writes have left, but for `current`, which is being written.
@@ -103,31 +68,8 @@ pub(super) fn refuse_link(folder: &Path) -> Result<()> {
     }
 }
 
-fn steps(root: &Path) -> Result<Vec<(u64, PathBuf)>> {
-    if !root.is_dir() {
-        return Ok(Vec::new());
-    }
-    let step = |name: &String| Some((name.strip_prefix("step_")?.parse().ok()?, root.join(name)));
-    let found = entries(root)?.iter().filter_map(step).collect::<Vec<(u64, PathBuf)>>();
-    Ok(found.into_iter().filter(|(_, path)| path.is_dir()).collect())
-}
-
-fn entries(folder: &Path) -> Result<Vec<String>> {
-    let entries = std::fs::read_dir(folder).at("list", folder)?;
-    entries.map(|entry| Ok(entry.at("list", folder)?.file_name().to_string_lossy().into_owned())).collect()
-}
-
 /// Returns whether a name is one that saving creates.
 fn is_ours(name: &str) -> bool {
     let plain = name.strip_prefix('.').unwrap_or(name);
     plain.starts_with("rank_") || plain.starts_with(MANIFEST)
-}
-
-/// The newest checkpoint of a folder, or the one that the folder is.
-pub(super) fn newest(path: &Path) -> Result<PathBuf> {
-    if is_checkpoint(path) {
-        return Ok(path.to_owned());
-    }
-    let root = root_of(path);
-    checkpoints(&root)?.into_iter().next().ok_or(Error::NoCheckpoint { path: root })
 }

@@ -8,16 +8,14 @@ use std::path::{Path, PathBuf};
 use safetensors::tensor::Dtype;
 use serde::{Deserialize, Serialize};
 
+use super::RunState;
 use super::digest::FileDigest;
 use super::piece::{Region, check_tiling};
-use super::{RunState, folder};
 use crate::error::{Error, Result};
+use crate::folders::{self, MANIFEST, METADATA_OF_OLD};
 
-pub(super) const MANIFEST: &str = "manifest.json";
 pub(super) const FORMAT: &str = "isobar-checkpoint";
 pub(super) const VERSION: u64 = 3;
-/// By which folders of versions before 3 are known.
-pub(super) const METADATA_OF_OLD: &str = "metadata.json";
 
 /// Bytes of the longest manifest: two million boxes of tensors have about as many.
 const LONGEST: u64 = 512 << 20;
@@ -116,10 +114,10 @@ impl Manifest {
         })?;
         let manifest = Self::decode(&path, &bytes)?;
         let step = manifest.state.step;
-        match folder::step_of(folder).filter(|&named| named != step) {
+        match folders::step_of(folder).filter(|&named| named != step) {
             None => Ok(manifest),
             Some(_) => {
-                let expected = folder::step_folder(step);
+                let expected = folders::step_folder(step);
                 Err(Error::checkpoint(folder, format!("it is of step {step}; expected the name {expected}")))
             }
         }

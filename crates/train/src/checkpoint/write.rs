@@ -14,11 +14,12 @@ use safetensors::tensor::{Dtype, Metadata, TensorInfo};
 use serde::{Deserialize, Serialize};
 use tch::{Device, Kind, Tensor};
 
-use super::background::{News, Parts};
 use super::digest::{FileDigest, FileHasher};
+use super::folder::MANIFEST;
 use super::keep::{self, Keep};
 use super::kinds::kind;
-use super::manifest::{FORMAT, FileEntry, MANIFEST, Manifest, VERSION};
+use super::manifest::{FORMAT, FileEntry, Manifest, VERSION};
+use super::news::{News, Parts};
 use super::plan::Plan;
 use super::{RunState, folder};
 use crate::error::{Context, Error, IoContext, Result};

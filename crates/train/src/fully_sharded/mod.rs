@@ -1,5 +1,6 @@
 //! Fully sharded training: each rank keeps its part of the parameters, of their gradients and of the optimizer's state.
 
+mod check;
 mod unit;
 
 use std::collections::VecDeque;
@@ -16,7 +17,6 @@ use crate::bucket::create_grad;
 use crate::data_parallel::{DataParallelConfig, Overlap, broadcast, compare};
 use crate::error::{Context, Error, Result};
 use crate::fields::{MODEL_AXIS, SHARD_AXIS};
-use crate::gradients::check_fully_sharded;
 use crate::params::{ParamPlacement, Parameter, Parameters};
 
 /// Number of units kept materialised in a forward pass, including the one in use.
@@ -316,7 +316,7 @@ impl FullySharded {
             None => group.clone(),
             Some(model) => along("parts", vec![shard.min(model), shard.max(model)])?,
         };
-        check_fully_sharded(params, &sharded, &all)?;
+        check::check_fully_sharded(params, &sharded, &all)?;
         compare(params, buffers, &all)?;
         broadcast(params.iter().map(|p| (&p.name, &p.tensor)), &all)?;
         broadcast(buffers.iter().map(|(name, tensor)| (name, tensor)), &all)?;

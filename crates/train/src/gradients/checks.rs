@@ -1,13 +1,12 @@
 //! Checks that a wrapper sums gradients over the right group of ranks.
 
 use isobar_collectives::Group;
-use isobar_shard::{GradientSource, ParameterWatch};
+use isobar_shard::GradientSource;
 
 use super::refuse_taken;
 use super::set::RankSet;
 use crate::agree::agree;
 use crate::error::{Error, Result};
-use crate::fully_sharded::ShardedParameters;
 use crate::params::{Parameter, Parameters};
 
 /// Parameters with the same gradient source.
@@ -20,7 +19,7 @@ pub(crate) struct Class<'a> {
 }
 
 impl Class<'_> {
-    pub(super) fn name(&self) -> &str {
+    pub(crate) fn name(&self) -> &str {
         self.params.first().map_or("", |param| &param.name)
     }
 }
@@ -108,7 +107,7 @@ fn summands(params: &Parameters, group: &Group) -> Result<usize> {
 }
 
 /// Of a gradient that backward has summed over a mesh, and that is summed over some of its ranks again.
-pub(super) fn twice(name: &str, mesh: &str, again: &RankSet) -> Error {
+pub(crate) fn twice(name: &str, mesh: &str, again: &RankSet) -> Error {
     Error::WrongGradients {
         problem: format!(
             "backward has summed the gradient of parameter {name:?} over {mesh} already, and it is summed again over the {again}"
@@ -117,38 +116,6 @@ pub(super) fn twice(name: &str, mesh: &str, again: &RankSet) -> Error {
     }
 }
 
-/// Refuses parameters whose gradients are wrong once a `FullySharded` has summed them over the ranks of `all`. All of them call.
-pub(crate) fn check_fully_sharded(
-    params: &Parameters,
-    sharded: &ShardedParameters,
-    all: &Group,
-) -> Result<()> {
-    agree(all, refuse_taken(params).and_then(|()| watched(params, sharded, all)))
-}
-
 /// Call that makes a model for fully sharded training.
-pub(super) const WATCHED: &str = "make the model with `MeshParams::new(&mut store, &mesh).pending().watched(sharded.watch())`, or with \
+pub(crate) const WATCHED: &str = "make the model with `MeshParams::new(&mut store, &mesh).pending().watched(sharded.watch())`, or with \
                                   `distribute_over_domain_for_fsdp(&mut store, &mesh)`";
-
-fn watched(params: &Parameters, sharded: &ShardedParameters, all: &Group) -> Result<()> {
-    let me = all.ranks()[all.rank()];
-    for class in classes(params)? {
-        let (name, source) = (class.name(), class.source);
-        let problem = |what: String| Error::WrongGradients { problem: what, call: WATCHED.to_owned() };
-        let by = source.watch().and_then(|watch| watch.identity());
-        if by.is_none() || by != sharded.identity() {
-            return Err(problem(format!(
-                "parameter {name:?} is not watched by the ShardedParameters that FullySharded is given"
-            )));
-        }
-        let own =
-            class.summands.as_ref().map_or_else(|| RankSet::of(&[], me), |own| RankSet::of_group(own, me));
-        let all = RankSet::of_group(all, me);
-        if own != all {
-            return Err(problem(format!(
-                "the gradient of parameter {name:?} is {source}, and FullySharded sums over the {all}"
-            )));
-        }
-    }
-    Ok(())
-}

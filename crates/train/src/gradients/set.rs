@@ -8,7 +8,7 @@ use serde::{Deserialize, Serialize};
 
 /// Set of world ranks, stored compactly if they are evenly spaced.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub(super) struct RankSet(Vec<Stretch>);
+pub(crate) struct RankSet(Vec<Stretch>);
 
 /// First rank, step and count.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
@@ -20,7 +20,7 @@ struct Stretch {
 
 impl RankSet {
     /// These ranks, and rank `me`. A single rank is `me`, whatever its number in a world of its own.
-    pub(super) fn of(ranks: &[usize], me: usize) -> Self {
+    pub(crate) fn of(ranks: &[usize], me: usize) -> Self {
         match ranks {
             [] | [_] => Self::from(BTreeSet::from([me])),
             several => Self::from(several.iter().copied().collect::<BTreeSet<_>>()),
@@ -28,15 +28,15 @@ impl RankSet {
     }
 
     /// The ranks of a group.
-    pub(super) fn of_group(group: &Group, me: usize) -> Self {
+    pub(crate) fn of_group(group: &Group, me: usize) -> Self {
         Self::of(group.ranks(), me)
     }
 
-    pub(super) fn ranks(&self) -> BTreeSet<usize> {
+    pub(crate) fn ranks(&self) -> BTreeSet<usize> {
         self.0.iter().flat_map(|part| (0..part.count).map(move |at| part.first + at * part.step)).collect()
     }
 
-    pub(super) fn len(&self) -> usize {
+    pub(crate) fn len(&self) -> usize {
         self.0.iter().map(|part| part.count).sum()
     }
 }

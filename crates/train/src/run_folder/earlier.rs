@@ -5,12 +5,9 @@ use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use crate::checkpoint;
 use crate::error::{Error, IoContext, Result};
 use crate::files;
-
-/// Name of the folder of checkpoints.
-pub(crate) const CHECKPOINTS: &str = "checkpoints";
+use crate::folders::{CHECKPOINTS, EARLIER, any_in};
 
 /// Results of a run: files and folders that a new run would replace.
 const RESULTS: [&str; 7] = [
@@ -22,9 +19,6 @@ const RESULTS: [&str; 7] = [
     "validation.png",
     "prediction.png",
 ];
-
-/// Folder for the results of the earlier run.
-pub(super) const EARLIER: &str = "earlier";
 
 /// Folder for the results of a run that ended before its first checkpoint.
 const UNFINISHED: &str = "unfinished";
@@ -116,7 +110,7 @@ pub(super) fn recover(folder: &Path) -> Result<Option<Recovered>> {
     if !ours {
         return Ok(None);
     }
-    if exists(&aside.join(COMPLETE)) && checkpoint::any_in(&folder.join(CHECKPOINTS))? {
+    if exists(&aside.join(COMPLETE)) && any_in(&folder.join(CHECKPOINTS))? {
         remove_aside(folder)?;
         return Ok(Some(Recovered::Removed));
     }

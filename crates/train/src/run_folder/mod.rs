@@ -8,20 +8,19 @@
 mod earlier;
 mod lock;
 
-use std::fs;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use isobar_collectives::Group;
 use serde::{Deserialize, Serialize};
 
-pub(crate) use self::earlier::{CHECKPOINTS, Earlier};
-use self::earlier::{EARLIER, Recovered};
+pub(crate) use self::earlier::Earlier;
+use self::earlier::Recovered;
 use self::lock::Lock;
-use crate::checkpoint;
 use crate::config::{CheckpointConfig, Resume};
 use crate::error::{Error, Result};
 use crate::files;
+use crate::folders::{CHECKPOINTS, EARLIER, any_in};
 use crate::metrics;
 
 /// The folder of a run, locked while this value lives.
@@ -162,7 +161,7 @@ impl RunFolder {
     /// The results in the folder, in words. Logs, flight records and a configuration are none: a start that failed leaves them.
     fn results(&self) -> Result<Option<String>> {
         let mut found = Vec::new();
-        if checkpoint::any_in(&self.path.join(CHECKPOINTS))? {
+        if any_in(&self.path.join(CHECKPOINTS))? {
             found.push("checkpoints");
         }
         if metrics::any_in(&self.path)? {
@@ -208,15 +207,4 @@ fn as_told(error: Error, world: &Group) -> Error {
         Error::RunLocked { .. } | Error::HoldsResults { .. } => error,
         other => Error::OtherRankFile { rank: 0, group: world.name().to_owned(), reason: other.to_string() },
     }
-}
-
-/// The checkpoints of a run: those of the earlier run while a new one that replaces it has none.
-pub(crate) fn checkpoints_of(run: &Path) -> Option<PathBuf> {
-    let inner = run.join(CHECKPOINTS);
-    let aside = run.join(EARLIER).join(CHECKPOINTS);
-    let any = |folder: &Path| checkpoint::any_in(folder).unwrap_or(false);
-    if !any(&inner) && any(&aside) {
-        return Some(aside);
-    }
-    fs::metadata(&inner).is_ok_and(|about| about.is_dir()).then_some(inner)
 }

@@ -4,10 +4,11 @@ use isobar_manager::checks;
 use isobar_manager::config::CheckChoice;
 use tch::Device;
 
-use super::{FitConfig, Ranks};
+use super::FitConfig;
 use crate::error::{Error, Result};
 use crate::fields::SHARD_AXIS;
 use crate::params::Parameters;
+use crate::ranks::Ranks;
 
 /// Bytes of host memory that training needs on this rank, besides the parameters themselves.
 fn needed(params: &Parameters, ranks: &Ranks, config: &FitConfig) -> u64 {

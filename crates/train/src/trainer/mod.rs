@@ -18,7 +18,7 @@ use isobar_collectives::{BackendKind, Group};
 use isobar_data::Sampler;
 use isobar_manager::config::CheckChoice;
 use isobar_manager::logging::{Shown, show_where_nobody_does};
-use isobar_manager::{DeviceMesh, DistributedManager};
+use isobar_manager::DistributedManager;
 use isobar_torch::guard::{Autocast, set_deterministic};
 use tch::Tensor;
 
@@ -33,8 +33,7 @@ use crate::config::{
     ScheduleKind, TrainConfig,
 };
 use crate::error::{Error, Result};
-use crate::fields::MODEL_AXIS;
-use crate::fully_sharded::ShardedParameters;
+use crate::folders::CHECKPOINTS;
 use crate::loss_scale::LossScale;
 use crate::metric::Scores;
 use crate::metrics::MetricSink;
@@ -43,7 +42,8 @@ use crate::out_of_memory::{self, Held};
 use crate::parallel::Parallel;
 use crate::params::Parameters;
 use crate::progress::{Progress, ProgressMode, ProgressPlan};
-use crate::run_folder::{CHECKPOINTS, Earlier, RunFolder};
+use crate::ranks::Ranks;
+use crate::run_folder::{Earlier, RunFolder};
 use crate::schedule::Schedule;
 use crate::stragglers::{Straggler, Stragglers};
 use crate::task::{RolloutError, Task};
@@ -83,52 +83,6 @@ pub struct FitConfig {
     pub signals: Signals,
     /// Reaction to a disk without room for checkpoints, and to hosts without memory for gradients and the optimizer's state.
     pub checks: CheckChoice,
-}
-
-/// The ranks of a run. [`fit`] compares them with the parameters and the fields, and rejects combinations
-/// whose gradients would be wrong.
-#[derive(Debug, Clone)]
-pub struct Ranks {
-    /// All of them.
-    pub world: Group,
-    /// Those that share the samples of a batch among them: each takes its part, with the same part of the model. A rank alone
-    /// where a task's own arrays are split over ranks; each then gives the task all samples.
-    pub data: Group,
-    /// Those whose gradients add up to that of the loss.
-    pub gradients: Group,
-    /// Supplier and mesh of parameters that are sharded over an axis `shard`.
-    pub shards: Option<(ShardedParameters, DeviceMesh)>,
-}
-
-impl Ranks {
-    /// Data parallelism over all ranks.
-    pub fn data_parallel(world: &Group) -> Self {
-        Self { world: world.clone(), data: world.clone(), gradients: world.clone(), shards: None }
-    }
-
-    /// Fields split over a mesh of all ranks, as [`ShardedFields`](crate::ShardedFields) lays them out, and parameters whose
-    /// gradients are left [pending](isobar_shard::MeshParams::pending) on it: along all of its axes but [`MODEL_AXIS`]. Does
-    /// not communicate.
-    ///
-    /// # Errors
-    ///
-    /// A rank outside the mesh.
-    pub fn sharded(world: &Group, mesh: &DeviceMesh) -> Result<Self> {
-        let names = mesh.names();
-        let axes: Vec<usize> = (0..mesh.ndim()).filter(|&axis| names[axis] != MODEL_AXIS).collect();
-        let gradients = mesh.group_along(&axes).map_err(isobar_shard::Error::from)?;
-        Ok(Self { world: world.clone(), data: Group::single(), gradients, shards: None })
-    }
-
-    /// Trains with parameters, gradients and optimizer state sharded over the axis `shard` of the mesh: see
-    /// [`FullySharded`](crate::FullySharded). The model must be built with `sharded`.
-    ///
-    /// # Errors
-    ///
-    /// A rank outside the mesh.
-    pub fn fully_sharded(world: &Group, mesh: &DeviceMesh, sharded: &ShardedParameters) -> Result<Self> {
-        Ok(Self { shards: Some((sharded.clone(), mesh.clone())), ..Self::sharded(world, mesh)? })
-    }
 }
 
 /// Result of a run; the same on every rank.

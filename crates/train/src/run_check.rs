@@ -6,12 +6,11 @@ use isobar_manager::DeviceMesh;
 use isobar_shard::ParameterWatch;
 use serde::{Deserialize, Serialize};
 
-use super::checks::{WATCHED, classes, twice};
-use super::set::RankSet;
 use crate::error::{Error, Result};
 use crate::fields::MODEL_AXIS;
+use crate::gradients::{RankSet, WATCHED, classes, twice};
 use crate::params::Parameters;
-use crate::trainer::Ranks;
+use crate::ranks::Ranks;
 
 /// Rejects a run whose gradients would not be those of its loss. Compares the gradient sources of the
 /// parameters, the ranks that share samples, the ranks over which gradients are summed, and the task's mesh,

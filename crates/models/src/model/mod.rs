@@ -1,5 +1,7 @@
 //! The traits of models that training programs use.
 
+mod any;
+
 use std::fmt::Debug;
 
 use isobar_array::Array;
@@ -9,11 +11,12 @@ use schemars::JsonSchema;
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 
+pub(crate) use self::any::AnyArchitecture;
+pub use self::any::ModelArray;
 use crate::batch::Batch;
 use crate::diffusion::SigmaData;
 use crate::error::Result;
 use crate::fields::FieldSpec;
-use crate::registry::ModelArray;
 use crate::sharding::Sharding;
 use crate::traffic::{Split, Traffic};
 
