@@ -15,12 +15,12 @@ macro_rules! args {
     ($($given:tt)*) => { isobar_array::args!($($given)*) };
 }
 
+mod array;
 mod checkpoint;
 mod context;
 mod dense;
 mod error;
 mod layout;
-mod module;
 mod ops;
 mod parallel;
 pub mod params;
@@ -38,7 +38,6 @@ pub use context::{
 pub use error::{Error, Result};
 pub use isobar_collectives::trace::{self, CommEvent, CommRecord, CommTrace};
 pub use layout::{Interval, Layout, Placement, Sizes};
-pub use module::{ParameterLayouts, Source};
 pub use ops::attention::{AttentionOptions, context_parallel};
 pub use ops::fourier::TransformPieces;
 pub use ops::fourier::distributed::{DistributedIrfft2, DistributedRfft2};
@@ -46,7 +45,7 @@ pub use ops::neighbours::{Ball, LimitedBall};
 pub use parallel::Parallel;
 pub use params::{
     GradientSource, GradientState, Init, MeshParams, MeshShard, ModelSize, ParamCount, ParamStore, Parameter,
-    ParameterWatch, Params, Scope, StateDict, read_safetensors,
+    ParameterLayouts, ParameterWatch, Params, Scope, Source, StateDict, read_safetensors,
 };
 pub use promote::{Beside, Operand};
 pub use region::ParallelRegion;

@@ -5,7 +5,7 @@ use tch::Tensor;
 use super::refuse;
 use crate::error::Result;
 use crate::layout::{Dim, Layout, Placement};
-use crate::tensor::ShardTensor;
+use crate::tensor::{ShardTensor, same_mesh};
 
 /// The shape that several broadcast to.
 pub(crate) fn broadcast(op: &'static str, shapes: &[&[i64]]) -> Result<Vec<i64>> {
@@ -99,19 +99,4 @@ fn strided_like(own: &Layout, result: &Layout, shift: usize, dims: Vec<Dim>) -> 
         }
     }
     own.beside(placements, dims)
-}
-
-/// All operands must be on one mesh.
-pub(crate) fn same_mesh(op: &'static str, operands: &[&ShardTensor]) -> Result<()> {
-    match operands.iter().find(|operand| operand.device_mesh() != operands[0].device_mesh()) {
-        None => Ok(()),
-        Some(other) => refuse(
-            op,
-            format!(
-                "the tensors are on different meshes, {} and {}; redistribute one",
-                operands[0].device_mesh(),
-                other.device_mesh()
-            ),
-        ),
-    }
 }

@@ -6,7 +6,6 @@ use isobar_array::kernel::lowered;
 use isobar_collectives::ReduceOp;
 use tch::{TchError, Tensor};
 
-use super::align::same_mesh;
 use super::{operator, refuse, rule};
 use crate::dense::named;
 use crate::error::Result;
@@ -14,6 +13,7 @@ use crate::layout::{Dim, Layout, Placement};
 use crate::promote::{Operand, beside};
 use crate::rules::is_anything_registered;
 use crate::tensor::ShardTensor;
+use crate::tensor::same_mesh;
 
 /// A factor of a product, or what is added to it; each of its dims under a label.
 pub(crate) struct Factor<'a> {

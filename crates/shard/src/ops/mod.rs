@@ -6,6 +6,7 @@
 
 pub(crate) mod align;
 pub(crate) mod attention;
+mod by_name;
 pub(crate) mod contract;
 pub(crate) mod elementwise;
 pub(crate) mod fourier;
@@ -21,13 +22,12 @@ pub(crate) mod view;
 pub(crate) mod windowed;
 
 use isobar_array::Attrs;
-use isobar_array::kernel::Inside;
 use tch::{TchError, Tensor};
 
-use crate::error::{Error, Result};
+use crate::error::Result;
 use crate::layout::{Layout, Placement};
-use crate::params::Use;
 use crate::rules;
+pub(crate) use crate::rules::{Outputs, rule};
 use crate::tensor::ShardTensor;
 
 /// Runs an operator: what a program has [registered](crate::rules) under its name, which gets the arguments; else this crate's
@@ -42,94 +42,6 @@ pub(crate) fn operator<T: Outputs>(
         Some(outputs) => T::of(op, outputs?),
         None => rule(op, inputs, run),
     }
-}
-
-/// Outputs of an operator.
-pub(crate) trait Outputs: Sized {
-    /// From what a program's handler gave.
-    fn of(op: &str, outputs: Vec<ShardTensor>) -> Result<Self>;
-
-    /// All of them.
-    fn each(&mut self) -> Vec<&mut ShardTensor>;
-}
-
-impl Outputs for Vec<ShardTensor> {
-    fn of(_op: &str, outputs: Vec<ShardTensor>) -> Result<Self> {
-        Ok(outputs)
-    }
-
-    fn each(&mut self) -> Vec<&mut ShardTensor> {
-        self.iter_mut().collect()
-    }
-}
-
-impl<const N: usize> Outputs for [ShardTensor; N] {
-    fn of(op: &str, outputs: Vec<ShardTensor>) -> Result<Self> {
-        outputs.try_into().map_err(|outputs: Vec<ShardTensor>| {
-            Error::from(isobar_array::Error::Argument {
-                op: "register_sharded_op",
-                reason: format!("what is registered as {op} gave {} tensors, expected {N}", outputs.len()),
-            })
-        })
-    }
-
-    fn each(&mut self) -> Vec<&mut ShardTensor> {
-        self.iter_mut().collect()
-    }
-}
-
-impl Outputs for ShardTensor {
-    fn of(op: &str, outputs: Vec<ShardTensor>) -> Result<Self> {
-        <[Self; 1]>::of(op, outputs).map(|[only]| only)
-    }
-
-    fn each(&mut self) -> Vec<&mut ShardTensor> {
-        vec![self]
-    }
-}
-
-impl Outputs for (ShardTensor, ShardTensor) {
-    fn of(op: &str, outputs: Vec<ShardTensor>) -> Result<Self> {
-        <[ShardTensor; 2]>::of(op, outputs).map(|[first, second]| (first, second))
-    }
-
-    fn each(&mut self) -> Vec<&mut ShardTensor> {
-        vec![&mut self.0, &mut self.1]
-    }
-}
-
-/// Runs a rule, and names the operator and the layouts of its inputs in what goes wrong.
-pub(crate) fn rule<T: Outputs>(
-    op: &str,
-    inputs: &[&ShardTensor],
-    run: impl FnOnce() -> Result<T>,
-) -> Result<T> {
-    if let Some(outside) = inputs.iter().find(|input| input.layout().coordinates().is_none()) {
-        return Err(Error::from(isobar_array::Error::Argument {
-            op: "operator",
-            reason: format!(
-                "{op}: this rank is outside of {}; ranks outside take no part",
-                outside.device_mesh()
-            ),
-        }));
-    }
-    let device = inputs.first().map_or(tch::Device::Cpu, |input| input.device());
-    let inside = Inside::enter(device)?;
-    let watched = Use::enter(inputs)?;
-    let mut done = run();
-    drop(inside);
-    if let (Some(watched), Ok(outputs)) = (watched, &mut done) {
-        outputs.each().into_iter().try_for_each(|output| watched.mark(inputs, output))?;
-    }
-    done.map_err(|source| match source {
-        // The innermost operator tells.
-        told @ (Error::Sharded { .. } | Error::HiddenCommunication { .. }) => told,
-        source => Error::Sharded {
-            op: op.to_owned(),
-            layouts: inputs.iter().map(|input| input.to_string()).collect(),
-            source: Box::new(source),
-        },
-    })
 }
 
 /// Converts libtorch's error of an operator on local tensors.

@@ -7,7 +7,6 @@ use tch::{Kind, TchError, Tensor};
 
 use self::search::{Found, Nearest, Within};
 use self::turns::{Selection, Turns};
-use super::align::same_mesh;
 use super::attention::plan::refined;
 use super::attention::rotation::Rotation;
 use super::contract::{Factor, contract};
@@ -16,6 +15,7 @@ use crate::error::Result;
 use crate::layout::{Dim, Interval, Layout};
 use crate::promote::Operand;
 use crate::tensor::ShardTensor;
+use crate::tensor::same_mesh;
 
 /// The points within a radius of each query, all of them: row q of a compressed sparse matrix has the entries from
 /// `offsets[q]` to `offsets[q + 1]`, in the order of the points.

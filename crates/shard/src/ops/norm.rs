@@ -5,13 +5,13 @@ use isobar_array::{Elementwise, RunningStats};
 use isobar_torch::guard::NoGrad;
 use tch::Tensor;
 
-use super::align::same_mesh;
 use super::standard::standardize;
 use super::{grouped, operator, refuse, torch};
 use crate::dense::named;
 use crate::error::Result;
 use crate::promote::{Operand, beside};
 use crate::tensor::ShardTensor;
+use crate::tensor::same_mesh;
 
 impl ShardTensor {
     /// (x − mean) / √(variance + `eps`) over the trailing dims, whose extents are `normalized`, times `weight` plus `bias` of that

@@ -9,7 +9,7 @@ use crate::layout::Layout;
 use crate::tensor::ShardTensor;
 
 /// Uniform numbers of `low..high`.
-pub(crate) fn uniform(
+fn uniform(
     layout: &Layout,
     low: f64,
     high: f64,
@@ -19,31 +19,6 @@ pub(crate) fn uniform(
 ) -> Result<ShardTensor> {
     fill("rand", layout, (kind, device), generator, |g, window| {
         Ok(g.uniform(window, low, high, (kind, device))?)
-    })
-}
-
-/// Standard normal numbers.
-pub(crate) fn normal(
-    layout: &Layout,
-    kind: Kind,
-    device: Device,
-    generator: &Generator,
-) -> Result<ShardTensor> {
-    fill("randn", layout, (kind, device), generator, |g, window| {
-        Ok(g.normal(window, 0.0, 1.0, (kind, device))?)
-    })
-}
-
-/// Whole numbers of `low..high`.
-pub(crate) fn integers(
-    layout: &Layout,
-    low: i64,
-    high: i64,
-    device: Device,
-    generator: &Generator,
-) -> Result<ShardTensor> {
-    fill("randint", layout, (Kind::Int64, device), generator, |g, window| {
-        Ok(g.randint(window, low, high, device)?)
     })
 }
 
@@ -113,6 +88,44 @@ pub(crate) fn drawn(generator: &Generator) -> serde_json::Value {
 }
 
 impl ShardTensor {
+    /// Uniform numbers of [0, 1), those of the global tensor: the same for every layout. All ranks of the mesh call, with
+    /// generators of equal state, which move on by one call.
+    ///
+    /// # Errors
+    ///
+    /// A kind that is not floating; a partial layout.
+    pub fn rand(layout: &Layout, kind: Kind, device: Device, generator: &Generator) -> Result<Self> {
+        uniform(layout, 0.0, 1.0, kind, device, generator)
+    }
+
+    /// Standard normal numbers; as [`rand`](Self::rand).
+    ///
+    /// # Errors
+    ///
+    /// As [`rand`](Self::rand).
+    pub fn randn(layout: &Layout, kind: Kind, device: Device, generator: &Generator) -> Result<Self> {
+        fill("randn", layout, (kind, device), generator, |g, window| {
+            Ok(g.normal(window, 0.0, 1.0, (kind, device))?)
+        })
+    }
+
+    /// Whole numbers of `low..high`, of kind `Int64`; as [`rand`](Self::rand).
+    ///
+    /// # Errors
+    ///
+    /// An empty range; a partial layout.
+    pub fn randint(
+        layout: &Layout,
+        low: i64,
+        high: i64,
+        device: Device,
+        generator: &Generator,
+    ) -> Result<Self> {
+        fill("randint", layout, (Kind::Int64, device), generator, |g, window| {
+            Ok(g.randint(window, low, high, device)?)
+        })
+    }
+
     /// Each element zero with probability `p`, else times 1 / (1 − p): the same ones on every layout. `p` = 0 draws nothing.
     /// All ranks of the mesh call, with generators of equal state.
     ///

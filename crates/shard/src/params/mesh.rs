@@ -7,12 +7,12 @@ use isobar_mesh::DeviceMesh;
 use isobar_torch::guard::EnableGrad;
 use tch::Tensor;
 
-use super::{GradientSource, Init, ParamStore, ParameterWatch, Params, Placement, Watched};
+use super::layouts::ParameterLayouts;
+use super::{GradientSource, Init, ParamStore, ParameterWatch, Params, Placement};
 use crate::error::{Error, Result};
 use crate::layout::{Layout, Sizes};
-use crate::module::ParameterLayouts;
 use crate::region::ParallelRegion;
-use crate::tensor::ShardTensor;
+use crate::tensor::{ShardTensor, Watched};
 
 /// The supplier of a model over [`ShardTensor`]s: the parameters of a [`ParamStore`] on a mesh.
 ///

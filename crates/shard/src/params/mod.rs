@@ -2,28 +2,28 @@
 
 mod count;
 mod init;
+mod layouts;
 mod mesh;
 mod scope;
 mod source;
 mod state;
 mod store;
-mod watch;
 
 pub use count::{ModelSize, ParamCount};
 pub use init::Init;
+pub use layouts::{ParameterLayouts, Source};
 pub use mesh::MeshParams;
 pub use scope::Scope;
 pub use source::{GradientSource, GradientState};
 pub use state::{StateDict, read_safetensors};
 pub use store::{MeshShard, ParamStore, Parameter};
-pub use watch::ParameterWatch;
-pub(crate) use watch::{Use, Watched};
 
 use isobar_array::Array;
 
 use crate::error::Result;
 pub use crate::layout::Placement;
 use crate::region::ParallelRegion;
+pub use crate::tensor::ParameterWatch;
 
 /// The supplier of a model's parameters. Models ask for them once, while they are made, in a fixed order.
 pub trait Params {

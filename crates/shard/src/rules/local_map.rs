@@ -7,7 +7,7 @@ use tch::Tensor;
 use super::Failure;
 use crate::error::{Error, Result};
 use crate::layout::{Layout, Placement, Sizes};
-use crate::ops::rule;
+use crate::rules::rule;
 use crate::tensor::ShardTensor;
 
 /// Requirements of [`local_map`] on its inputs.

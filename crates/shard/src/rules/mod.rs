@@ -5,17 +5,17 @@
 //! [`register_sharding`]; the rule that this crate has; the dense handler on tensors gathered whole, which is told of once,
 //! and an error where hidden communication is forbidden.
 
-mod cost;
 mod local_map;
 mod named;
+mod rule;
 mod sharding;
 
 use std::sync::atomic::{AtomicBool, Ordering};
 
-pub(crate) use cost::received;
 pub use local_map::{LocalMap, LocalOutput, local_map};
 pub(crate) use named::{announce, replacement};
 pub use named::{register_sharded_op, registered_sharded_ops};
+pub(crate) use rule::{Outputs, rule};
 pub use sharding::{Sharding, Shardings, register_sharding};
 
 /// Error of a program's own function.

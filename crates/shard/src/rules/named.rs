@@ -4,17 +4,13 @@ use std::cell::RefCell;
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Arc, Mutex, PoisonError, RwLock};
 
-use isobar_array::kernel::is_registered;
-use isobar_array::{Array, Attrs, registered_ops};
-use tch::Tensor;
+use isobar_array::Attrs;
 
-use super::{Failure, cost, is_anything_registered, sharding, something_is_registered};
+use super::{Failure, is_anything_registered, rule, sharding, something_is_registered};
 use crate::context::is_hidden_communication_forbidden;
 use crate::error::{Error, Result};
 use crate::layout::Layout;
-use crate::ops::align::same_mesh;
-use crate::ops::named::builtin;
-use crate::tensor::ShardTensor;
+use crate::tensor::{ShardTensor, received};
 
 type Handler = dyn Fn(&[&ShardTensor], &Attrs) -> Result<Vec<ShardTensor>, Failure> + Send + Sync;
 
@@ -75,7 +71,7 @@ pub(crate) fn replacement(
     let handler = HANDLERS.read().unwrap_or_else(PoisonError::into_inner).get(name).cloned();
     let Some(handler) = handler else { return sharding::run(name, inputs, args) };
     let _running = Running::new(name);
-    Some(crate::ops::rule(name, inputs, || {
+    Some(rule(name, inputs, || {
         handler(inputs, &args())
             .map_err(|source| Error::from(isobar_array::Error::Registered { name: name.to_owned(), source }))
     }))
@@ -102,63 +98,10 @@ pub fn registered_sharded_ops() -> Vec<String> {
     HANDLERS.read().unwrap_or_else(PoisonError::into_inner).keys().cloned().collect()
 }
 
-impl ShardTensor {
-    /// Runs an operator by name: the handler that a program registered for sharded tensors; else its dense handler under the
-    /// sharding that it declared; else this crate's own rule; else the dense handler on tensors gathered whole, which warns
-    /// once for each operator. See [`rules`](crate::rules).
-    ///
-    /// All ranks of the mesh call.
-    ///
-    /// # Errors
-    ///
-    /// A name that nobody registered; [`Error::HiddenCommunication`] where the inputs would be gathered and that is
-    /// [forbidden](crate::forbid_hidden_communication); what the operator refuses.
-    pub fn op(name: &str, inputs: &[&Self], attrs: &Attrs) -> Result<Vec<Self>> {
-        if let Some(result) = replacement(name, inputs, || attrs.clone()) {
-            return result;
-        }
-        if let Some(result) = builtin(name, inputs, attrs) {
-            return result;
-        }
-        if !is_registered(name) {
-            let mut known = registered_ops();
-            known.extend(registered_sharded_ops());
-            known.sort_unstable();
-            known.dedup();
-            return Err(Error::from(isobar_array::Error::UnknownOperator { name: name.to_owned(), known }));
-        }
-        crate::ops::rule(name, inputs, || on_whole_tensors(name, inputs, attrs))
-    }
-}
-
-/// The fallback: every rank gathers the inputs, and computes everything.
-fn on_whole_tensors(name: &str, inputs: &[&ShardTensor], attrs: &Attrs) -> Result<Vec<ShardTensor>> {
-    let Some(first) = inputs.first() else {
-        return Err(Error::from(isobar_array::Error::Argument {
-            op: "op",
-            reason: format!("{name}: no tensors were given, which say the mesh"),
-        }));
-    };
-    same_mesh("op", inputs)?;
-    for input in inputs {
-        announce(name, input, &input.layout().replicated())?;
-    }
-    let wholes: Vec<Tensor> = inputs
-        .iter()
-        .map(|input| Ok(input.to_layout(&input.layout().replicated())?.local().shallow_clone()))
-        .collect::<Result<_>>()?;
-    let outputs = Tensor::op(name, &wholes.iter().collect::<Vec<_>>(), attrs)?;
-    let give = |output: &Tensor| {
-        let layout = first.layout().replicated_shape(&output.size());
-        ShardTensor::new(output.shallow_clone(), layout)
-    };
-    Ok(outputs.iter().map(give).collect())
-}
-
 /// Says, once for an operator, that it gathers what it has no rule for, and what that costs; refuses where that is forbidden.
 pub(crate) fn announce(name: &str, input: &ShardTensor, to: &Layout) -> Result<()> {
     // (Nothing is gathered to a layout that there is no way to.)
-    let bytes = cost::received(input.layout(), to, input.kind().elt_size_in_bytes())?.unwrap_or(0);
+    let bytes = received(input.layout(), to, input.kind().elt_size_in_bytes())?.unwrap_or(0);
     if bytes == 0 {
         return Ok(());
     }

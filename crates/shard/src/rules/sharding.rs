@@ -7,12 +7,11 @@ use isobar_array::{Array, Attrs};
 use tch::Tensor;
 
 use super::local_map::{added_up, differing};
-use super::something_is_registered;
-use super::{Failure, cost};
+use super::{Failure, something_is_registered};
 use crate::error::{Error, Result};
 use crate::layout::{Dim, Layout, Placement, Sizes, listed};
-use crate::ops::align::same_mesh;
 use crate::tensor::ShardTensor;
+use crate::tensor::{received, same_mesh};
 
 /// Placements along one axis of a mesh under which an operator may run on the ranks' parts alone: so placed inputs give so
 /// placed outputs.
@@ -110,7 +109,7 @@ pub(super) fn run(
     // The lock is not held while the rule runs: it may declare others.
     let rule = RULES.read().unwrap_or_else(PoisonError::into_inner).get(name).cloned()?;
     let attrs = &args();
-    Some(crate::ops::rule(name, inputs, || {
+    Some(super::rule(name, inputs, || {
         same_mesh("sharding", inputs)?;
         // Rules speak of placements, which say nothing of parts in several pieces.
         let joined: Vec<ShardTensor> =
@@ -164,7 +163,7 @@ fn cheapest(inputs: &[&ShardTensor], shardings: &Shardings) -> Result<Plan> {
         let costs = inputs
             .iter()
             .zip(&layouts)
-            .map(|(input, to)| cost::received(input.layout(), to, input.kind().elt_size_in_bytes()));
+            .map(|(input, to)| received(input.layout(), to, input.kind().elt_size_in_bytes()));
         let Some(bytes) = costs.sum::<Result<Option<i64>>>()? else { continue };
         if best.as_ref().is_none_or(|(least, _)| bytes < *least) {
             let axes = combination.into_iter().cloned().collect();

@@ -7,9 +7,9 @@ use isobar_torch::guard::is_grad_enabled;
 use tch::{TchError, Tensor};
 
 use super::ShardTensor;
+use crate::dense::named;
 use crate::error::Result;
 use crate::layout::Layout;
-use crate::ops::torch;
 
 /// A gradient that is left pending.
 #[derive(Debug)]
@@ -52,8 +52,8 @@ impl ShardTensor {
         f: impl Fn(&Tensor) -> Result<Tensor, TchError>,
     ) -> Result<Self> {
         let mut view = match &self.pending {
-            Some(Contributed { raw, axes }) => Self::contributed(torch(op, f(raw))?, layout, axes)?,
-            None => Self::new(torch(op, f(&self.local))?, layout),
+            Some(Contributed { raw, axes }) => Self::contributed(named(op, &[], f(raw))?, layout, axes)?,
+            None => Self::new(named(op, &[], f(&self.local))?, layout),
         };
         view.watched = self.watched.clone();
         Ok(view)
@@ -72,11 +72,11 @@ impl ShardTensor {
             Some([first, others @ ..]) if others.iter().all(|other| other.axes == first.axes) => {
                 let raw: Vec<&Tensor> =
                     [first].into_iter().chain(others).map(|pending| &pending.raw).collect();
-                Self::contributed(torch(op, f(&raw))?, layout, &first.axes)
+                Self::contributed(named(op, &[], f(&raw))?, layout, &first.axes)
             }
             _ => {
                 let locals: Vec<&Tensor> = tensors.iter().map(|tensor| &tensor.local).collect();
-                Ok(Self::new(torch(op, f(&locals))?, layout))
+                Ok(Self::new(named(op, &[], f(&locals))?, layout))
             }
         }
     }

@@ -1,6 +1,5 @@
 //! Making sharded tensors.
 
-use isobar_array::Generator;
 use isobar_collectives::windows::{Transfer, fetch};
 use isobar_mesh::DeviceMesh;
 use tch::{Device, Kind, Tensor};
@@ -277,40 +276,6 @@ impl ShardTensor {
         };
         let local = local.map_err(|e| failed("arange", e))?;
         Ok(Self::new(local, layout.clone()))
-    }
-
-    /// Uniform numbers of [0, 1), those of the global tensor: the same for every layout. All ranks of the mesh call, with
-    /// generators of equal state, which move on by one call.
-    ///
-    /// # Errors
-    ///
-    /// A kind that is not floating; a partial layout.
-    pub fn rand(layout: &Layout, kind: Kind, device: Device, generator: &Generator) -> Result<Self> {
-        super::super::ops::random::uniform(layout, 0.0, 1.0, kind, device, generator)
-    }
-
-    /// Standard normal numbers; as [`rand`](Self::rand).
-    ///
-    /// # Errors
-    ///
-    /// As [`rand`](Self::rand).
-    pub fn randn(layout: &Layout, kind: Kind, device: Device, generator: &Generator) -> Result<Self> {
-        super::super::ops::random::normal(layout, kind, device, generator)
-    }
-
-    /// Whole numbers of `low..high`, of kind `Int64`; as [`rand`](Self::rand).
-    ///
-    /// # Errors
-    ///
-    /// An empty range; a partial layout.
-    pub fn randint(
-        layout: &Layout,
-        low: i64,
-        high: i64,
-        device: Device,
-        generator: &Generator,
-    ) -> Result<Self> {
-        super::super::ops::random::integers(layout, low, high, device, generator)
     }
 }
 

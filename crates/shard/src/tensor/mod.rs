@@ -1,24 +1,29 @@
 //! The distributed tensor.
 
-mod array;
 mod contribution;
+mod cost;
 mod gradient;
 mod make;
+mod mesh;
 mod partial;
 mod redistribute;
 mod show;
+mod watch;
 
 use contribution::Contributed;
+pub(crate) use cost::received;
 pub use gradient::grad;
-pub(crate) use redistribute::reduction;
+pub(crate) use mesh::same_mesh;
+use redistribute::reduction;
 pub use redistribute::{Pending, Redistribute};
 use tch::{Device, Kind, Tensor};
+pub use watch::ParameterWatch;
+pub(crate) use watch::{Use, Watched};
 
 use isobar_mesh::DeviceMesh;
 
 use crate::error::{Error, Result};
 use crate::layout::{Layout, Placement};
-use crate::params::{Use, Watched};
 
 /// A global tensor of which each rank of a mesh has a part.
 ///
@@ -146,7 +151,7 @@ impl ShardTensor {
         match watched {
             None => Ok(part),
             // The result must stay valid when the parameter's values are freed.
-            Some(_) => crate::ops::torch("to_local", part.f_mul_scalar(1.0)),
+            Some(_) => crate::dense::named("to_local", &[], part.f_mul_scalar(1.0)),
         }
     }
 

@@ -8,10 +8,10 @@ use isobar_torch::guard::{NoGrad, is_grad_enabled};
 use tch::{Kind, Tensor};
 
 use super::ShardTensor;
+use super::Use;
 use crate::context::CurrentMesh;
 use crate::error::{Error, Result};
 use crate::layout::{Dim, Interval, Layout, Placement, Sizes, coordinates};
-use crate::params::Use;
 use crate::window::{Need, transfer};
 
 /// Options of a redistribution, besides its placements.

@@ -16,12 +16,13 @@ pub use context::context_parallel;
 use self::kernel::{Dropout, Inputs, Kernel};
 use self::plan::Plan;
 use self::turns::Turns;
-use super::align::{fit, same_mesh};
+use super::align::fit;
 use super::random::drawn;
 use super::{operator, refuse};
 use crate::error::Result;
 use crate::promote::{Operand, beside};
 use crate::tensor::ShardTensor;
+use crate::tensor::same_mesh;
 use isobar_array::Attrs;
 
 const NAME: &str = "scaled_dot_product_attention";

@@ -8,7 +8,7 @@ use isobar_collectives::ReduceOp;
 
 use crate::error::Result;
 use crate::layout::{Dim, Layout, Placement};
-use crate::rules::received;
+use crate::tensor::received;
 
 /// Next step.
 #[derive(Debug, Clone, PartialEq, Eq)]

@@ -6,10 +6,10 @@ use super::route::{Owners, Route};
 use super::{beside, is_free, replaced, told};
 use crate::error::Result;
 use crate::layout::Dim;
-use crate::ops::align::same_mesh;
 use crate::ops::{operator, refuse, resolve, torch};
 use crate::promote::Operand;
 use crate::tensor::ShardTensor;
+use crate::tensor::same_mesh;
 
 impl ShardTensor {
     /// The elements that `index` (`Int64`, one dim) names along `dim`, split as the index is, or, where the dim is split, over

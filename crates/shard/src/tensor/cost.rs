@@ -1,8 +1,8 @@
 //! Cost of a redistribution, from the layouts alone.
 
+use super::reduction;
 use crate::error::Result;
 use crate::layout::{Interval, Layout, length};
-use crate::tensor::reduction;
 
 /// The bytes that the rank receives that receives the most, from one layout to another on the same mesh; `None` where there
 /// is no way, since the target is partial and the source is not.

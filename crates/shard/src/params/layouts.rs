@@ -6,9 +6,9 @@ use isobar_collectives::chunk;
 use isobar_mesh::DeviceMesh;
 use tch::Tensor;
 
+use super::StateDict;
 use crate::error::{Error, Result};
 use crate::layout::{Layout, Placement, Sizes};
-use crate::params::StateDict;
 use crate::tensor::ShardTensor;
 
 /// Source of the values of parameters.

@@ -10,16 +10,15 @@ use isobar_array::{
 };
 use tch::{Device, Tensor};
 
-use super::ShardTensor;
 use crate::dense::resolve;
 use crate::error::{Error, Result};
 use crate::layout::{Dim, Layout, Placement};
 use crate::ops::index::own_indices;
-use crate::ops::rule;
 use crate::parallel::Parallel;
 use crate::promote::operand;
 use crate::region::ParallelRegion;
-use crate::rules;
+use crate::rules::{self, rule};
+use crate::tensor::ShardTensor;
 
 /// Methods of a trait that the tensor's own methods of the same name carry out.
 macro_rules! forward {
@@ -55,7 +54,7 @@ impl Local for ShardTensor {
 
     fn take_apart(&self) -> isobar_array::Result<(tch::Tensor, Layout)> {
         let whole = self.resolved()?;
-        Ok((whole.local, whole.layout))
+        Ok((whole.local().shallow_clone(), whole.layout().clone()))
     }
 
     fn put_together(part: tch::Tensor, layout: &Layout) -> Self {
@@ -63,7 +62,7 @@ impl Local for ShardTensor {
     }
 
     fn take_apart_unreduced(&self) -> (tch::Tensor, Layout) {
-        (self.local.shallow_clone(), self.layout.clone())
+        (self.local().shallow_clone(), self.layout().clone())
     }
 
     fn tiles(&self, dim: i64, count: usize) -> isobar_array::Result<Vec<Self>> {

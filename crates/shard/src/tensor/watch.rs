@@ -6,8 +6,8 @@ use isobar_torch::autograd::register_hook;
 use isobar_torch::guard::is_grad_enabled;
 use isobar_torch::memory::shares_storage;
 
+use super::ShardTensor;
 use crate::error::{Error, Result};
-use crate::tensor::ShardTensor;
 
 /// Supplier of parameter values before they are used, which may free them afterwards: fully sharded training. Parameters
 /// are numbered by their order among the trained ones of their store.
