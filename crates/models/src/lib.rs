@@ -9,6 +9,7 @@
 //! | [`Dit`] | [`DitConfig`] | diffusion transformer: attention among patches, modulated by a time |
 //! | [`Dlwp`] | [`DlwpConfig`] | U-Net on the six faces of a cubed sphere |
 //! | [`EdmPrecond`] | [`EdmPrecondConfig`] | denoiser of diffusion models around [`SongUNet`], with conditions on the grid |
+//! | [`EdmPrecondSuperResolution`] | [`EdmPrecondSuperResolutionConfig`] | the same for super-resolution: the coarse fields are always given |
 //! | [`EdmPreconditioner`] | [`EdmPreconditionerConfig`] | denoiser of diffusion models around any network |
 //! | [`Fengwu`] | [`FengwuConfig`] | weather model of shifted windows for each variable and over all of them |
 //! | [`Flare`] | [`FlareConfig`] | attention between points of a cloud or field through a few trained queries |
@@ -60,6 +61,7 @@ mod distributed_afno;
 mod dit;
 mod dlwp;
 mod edm_precond;
+mod edm_precond_super_resolution;
 mod edm_preconditioner;
 mod error;
 mod faces;
@@ -105,7 +107,8 @@ pub use dit::{
     DitDetokenizer, DitEmbedder, DitPositions, DitTokenizer, EmbedFn, LayerNormBackend, TokenizerKind,
 };
 pub use dlwp::{Dlwp, DlwpConfig};
-pub use edm_precond::{EdmPrecond, EdmPrecondConfig, PrecondNetwork};
+pub use edm_precond::{EdmPrecond, EdmPrecondConfig, PrecondNetwork, SongNetwork};
+pub use edm_precond_super_resolution::{EdmPrecondSuperResolution, EdmPrecondSuperResolutionConfig};
 pub use edm_preconditioner::{EdmPreconditioner, EdmPreconditionerConfig, Network};
 pub use error::{Error, Result};
 pub use fengwu::{Fengwu, FengwuConfig};

@@ -61,6 +61,7 @@ fn all_models_are_registered_once() {
         "dit",
         "dlwp",
         "edm_precond",
+        "edm_precond_super_resolution",
         "edm_preconditioner",
         "fengwu",
         "flare",

@@ -3,8 +3,9 @@
 
 use isobar_array::Generator;
 use isobar_models::{
-    Architecture, Batch, EdmPreconditionerConfig, EmbeddingType, FieldSpec, GridPositions, GridType, Mode,
-    ModelConfig, PerDim, SongUNetConfig, SongUNetPosEmbd, SongUNetPosEmbdConfig,
+    Architecture, Batch, EdmPrecondSuperResolutionConfig, EdmPreconditionerConfig, EmbeddingType, FieldSpec,
+    GridPositions, GridType, Mode, ModelConfig, PerDim, SongUNetConfig, SongUNetPosEmbd,
+    SongUNetPosEmbdConfig,
 };
 use isobar_shard::ParamStore;
 use rstest::rstest;
@@ -20,6 +21,9 @@ const FLOAT: (Kind, Device) = (Kind::Float, Device::Cpu);
 #[rstest]
 fn golden_cases(
     #[values(
+        "edm_precond_positions",
+        "edm_precond_super_resolution_plain",
+        "edm_precond_super_resolution_positions",
         "song_unet_pos_embd_bands",
         "song_unet_pos_embd_learnable",
         "song_unet_pos_embd_learnable_patches",
@@ -96,12 +100,12 @@ fn whole(gridtype: GridType, channels: usize) -> Twin {
 }
 
 /// Rows and columns of points of patches of 8 x 6 points from these corners.
-fn corners(corners: &[[i64; 2]]) -> Vec<i64> {
+fn corners(corners: &[[i64; 2]]) -> Vec<f64> {
     let points = corners.iter().flat_map(|corner| [(corner[0], true), (corner[1], false)]);
     let plane = |(start, rows): (i64, bool)| {
         (0..8).flat_map(move |row| (0..6).map(move |column| start + if rows { row } else { column }))
     };
-    points.flat_map(plane).collect()
+    points.flat_map(plane).map(|place| place as f64).collect()
 }
 
 /// Two patches of each of two samples.
@@ -110,7 +114,7 @@ fn patches(gridtype: GridType, channels: usize) -> Twin {
     let inputs =
         [("fields", vec![4, 2, 8, 6]), ("noise_labels", vec![1]), ("global_index", vec![2, 2, 8, 6])];
     Twin::new(ModelConfig::new(config), &inputs, &[("fields", vec![4, 1, 8, 6])])
-        .with_integers("global_index", corners(&[[2, 0], [1, 6]]))
+        .with_values("global_index", corners(&[[2, 0], [1, 6]]), Kind::Int64)
         .perturbed(5)
 }
 
@@ -178,6 +182,60 @@ fn positions_refuse_arrays_of_other_shapes() {
     assert!(error(&[3, 2, 4, 8], None).contains("fields of 8 × 8 points, or the array \"global_index\""));
     assert!(error(&[3, 2, 4, 6], Some(&[2, 2, 4, 6])).contains("a number of patches that divides 3"));
     assert!(error(&[4, 2, 4, 6], Some(&[2, 2, 6, 4])).contains("[patch, 2, 4, 6] for global_index"));
+}
+
+/// A denoiser given coarse fields of one channel.
+fn super_resolution(gridtype: GridType, channels: usize) -> EdmPrecondSuperResolutionConfig {
+    EdmPrecondSuperResolutionConfig::new(positions(gridtype, channels, [10, 12]))
+}
+
+#[rstest]
+#[case(split(&[(3, 3)]))]
+#[case(vec![(2, vec![("fields", 2), ("conditions", 2)]), (2, vec![("fields", 3), ("conditions", 3)])])]
+fn super_resolution_is_the_same_on_shards(
+    #[values(super_resolution(GridType::Sinusoidal, 4), super_resolution(GridType::Learnable, 2))]
+    config: EdmPrecondSuperResolutionConfig,
+    #[case] axes: Vec<Axis>,
+) {
+    let shape = || vec![2, 1, 10, 12];
+    let inputs = [("fields", shape()), ("conditions", shape()), ("sigma", vec![2])];
+    let twin = Twin::new(ModelConfig::new(config), &inputs, &[("fields", shape())]);
+    twin.with_values("sigma", vec![0.4, 1.7], Kind::Double).perturbed(5).check(&axes);
+}
+
+#[test]
+fn super_resolution_is_read_from_tables() {
+    let table = json!({
+        "type": "edm_precond_super_resolution", "img_resolution": 8, "img_in_channels": 6, "img_out_channels": 1,
+        "model_channels": 4, "channel_mult": [1, 1],
+    });
+    let config: ModelConfig = serde_json::from_value(table.clone()).unwrap();
+    let written = serde_json::to_value(&config).unwrap();
+    assert_eq!(written["model_type"], "SongUNetPosEmbd");
+    assert_eq!(serde_json::from_value::<ModelConfig>(written).unwrap(), config);
+    let fields = FieldSpec { extents: vec![8, 8], in_channels: 1, out_channels: 1, ..FieldSpec::default() };
+    let arrays = vec!["sigma".into(), "conditions".into()];
+    let fields = FieldSpec { condition_channels: 2, arrays, ..fields };
+    config.check(&fields).unwrap();
+    let error = config.check(&FieldSpec { condition_channels: 3, ..fields }).unwrap_err().to_string();
+    assert!(error.contains("--set model.img_in_channels=7"), "{error}");
+    assert!(config.denoises().is_some());
+    for (key, value, reason) in [
+        ("label_dim", json!(2), "unknown field `label_dim`"),
+        ("in_channels", json!(2), "unknown field `in_channels`"),
+        ("use_fp16", json!(true), "use_fp16 is not supported"),
+        ("width", json!(2), "unknown field `width`"),
+    ] {
+        let mut wrong = table.clone();
+        wrong[key] = value;
+        let error = serde_json::from_value::<ModelConfig>(wrong).unwrap_err().to_string();
+        assert!(error.contains(reason), "{error}");
+    }
+    let mut wrong = table;
+    wrong["img_in_channels"] = json!(4);
+    let config: ModelConfig = serde_json::from_value(wrong).unwrap();
+    let error = config.check(&FieldSpec::default()).unwrap_err().to_string();
+    assert!(error.contains("img_in_channels is 4, expected 5 or more"), "{error}");
 }
 
 /// The keys of the positions stand beside the network's, alone and within a denoiser.

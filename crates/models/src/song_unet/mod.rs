@@ -10,7 +10,7 @@ mod plan;
 mod traffic;
 
 pub use config::{DecoderType, EmbeddingType, EncoderType, SongUNetConfig};
-pub(crate) use model::CLASS_LABELS;
 pub use model::SongUNet;
+pub(crate) use model::{CLASS_LABELS, NOISE_LABELS};
 
 const MODEL: &str = "song_unet";

@@ -16,7 +16,7 @@ use crate::layers::{Recompute, zeros};
 use crate::model::Model;
 
 /// Names of arrays of a batch, besides the fields.
-const NOISE_LABELS: &str = "noise_labels";
+pub(crate) const NOISE_LABELS: &str = "noise_labels";
 pub(crate) const CLASS_LABELS: &str = "class_labels";
 const AUGMENT_LABELS: &str = "augment_labels";
 

@@ -36,7 +36,7 @@ pub(crate) struct Twin {
     inputs: Shapes,
     outputs: Shapes,
     /// Values of arrays that are not random.
-    integers: Vec<(String, Vec<i64>)>,
+    given: Vec<(String, Vec<f64>, Kind)>,
     perturbed: Option<u64>,
     empty: bool,
 }
@@ -69,15 +69,15 @@ impl Twin {
             kind: Kind::Double,
             inputs: owned(inputs),
             outputs: owned(outputs),
-            integers: Vec::new(),
+            given: Vec::new(),
             perturbed: None,
             empty: false,
         }
     }
 
-    /// Gives an array these values.
-    pub(crate) fn with_integers(mut self, name: &str, values: Vec<i64>) -> Self {
-        self.integers.push((name.to_owned(), values));
+    /// Gives an array these values of a dtype.
+    pub(crate) fn with_values(mut self, name: &str, values: Vec<f64>, kind: Kind) -> Self {
+        self.given.push((name.to_owned(), values, kind));
         self
     }
 
@@ -217,8 +217,8 @@ impl Twin {
 
     /// The values of an array: the same on all ranks and meshes.
     fn values(&self, at: usize, name: &str, shape: &[i64]) -> Tensor {
-        if let Some((_, values)) = self.integers.iter().find(|(integers, _)| integers == name) {
-            return Tensor::from_slice(values).reshape(shape);
+        if let Some((_, values, kind)) = self.given.iter().find(|(given, ..)| given == name) {
+            return Tensor::from_slice(values).reshape(shape).to_kind(*kind);
         }
         let generator = Generator::new(1 + at as u64);
         generator.normal(&Window::whole(shape), 0.0, 1.0, DOUBLE).unwrap().to_kind(self.kind)
