@@ -1,5 +1,6 @@
 //! `configs/shallow_water.toml`: history, statics, weights of latitudes, ACC and rollouts of ten steps, on 1, 2 and 4 ranks, killed and
-//! resumed within an epoch; in one file and in several, and with missing values that are masked.
+//! resumed within an epoch; in one file, in several and in a store of Zarr, and with missing values that are masked. Predictions in Zarr
+//! are those in NetCDF.
 #![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
 #![expect(clippy::single_range_in_vec_init, reason = "the frames of one file")]
 
@@ -9,7 +10,9 @@ use std::process::{Command, Stdio};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use isobar_data::{Content, DataVariable, Dim, PredictionMeta, Storage, TimeUnit, writer};
+use isobar_data::{
+    Content, DataConfig, DataVariable, Dim, Missing, PredictionMeta, Storage, TimeUnit, Window, writer,
+};
 use isobar_harness::{
     Launch,
     curve::{assert_same_run, losses, metric},
@@ -50,7 +53,7 @@ fn write(path: &Path, frames: std::ops::Range<usize>, holes: bool) {
         variables: names.map(DataVariable::scalar).to_vec(),
         storage: Storage::default(),
     };
-    let mut file = writer(Some("netcdf"), path).unwrap().create(path, &content).unwrap();
+    let mut file = writer(None, path).unwrap().create(path, &content).unwrap();
     for (channel, name) in names.iter().enumerate() {
         let wave = |frame: usize, at: usize| {
             let (row, column) = (at / COLUMNS, at % COLUMNS);
@@ -119,22 +122,29 @@ fn reported(run: &Path) -> Vec<Vec<f64>> {
     all
 }
 
-/// Sharded runs have the numbers of one rank: of one file, of several, and with a mask.
+/// Sharded runs have the numbers of one rank: of one file, of several, with a mask, and from Zarr.
 #[rstest]
-#[case::one_file(&[0..36], false)]
-#[case::files_and_a_mask(&[0..7, 7..20, 20..36], true)]
-fn sharded_runs_are_those_of_one_rank(#[case] files: &[std::ops::Range<usize>], #[case] holes: bool) {
+#[case::one_file("nc", &[0..36], false)]
+#[case::files_and_a_mask("nc", &[0..7, 7..20, 20..36], true)]
+#[case::zarr("zarr", &[0..36], false)]
+fn sharded_runs_are_those_of_one_rank(
+    #[case] extension: &str,
+    #[case] files: &[std::ops::Range<usize>],
+    #[case] holes: bool,
+) {
     let folder = tempdir().unwrap();
     let data = folder.path().join("data");
     fs::create_dir(&data).unwrap();
     for (number, frames) in files.iter().enumerate() {
-        write(&data.join(format!("waves_{number}.nc")), frames.clone(), holes);
+        write(&data.join(format!("waves_{number}.{extension}")), frames.clone(), holes);
     }
-    let path = if holes { data.display().to_string() } else { data.join("waves_0.nc").display().to_string() };
+    let first = data.join(format!("waves_0.{extension}"));
+    let path = if holes { data.display().to_string() } else { first.display().to_string() };
+    let format = if extension == "zarr" { &["data.format=zarr"][..] } else { &[] };
     let run = |name: &str, ranks: usize, mesh: &[&str]| {
         let own =
             if holes { &["data.missing=mask", "data.open_files=1", "data.cache=none"][..] } else { &[] };
-        let sets = [mesh, own, &["train.max_steps=10"]].concat();
+        let sets = [mesh, own, format, &["train.max_steps=10"]].concat();
         let output = folder.path().join(name);
         let _ = launch(ranks, &arguments(&path, &output, &sets)).run().unwrap().expect_success();
         reported(&output.join("run"))
@@ -174,5 +184,64 @@ fn a_killed_run_resumes_on_other_ranks() {
     let args = arguments(&data, &output("killed"), &[&FOUR[..], &[steps]].concat());
     let resumed = launch(4, &args).arg("--resume=must").run().unwrap().expect_success();
     assert!(resumed.ranks[0].stderr.contains("resumed from"), "{resumed}");
+    assert!(
+        resumed.ranks[0].stderr.contains("statistics of the training samples are those of the last start"),
+        "{resumed}"
+    );
     assert_same_run(&losses(&output("killed").join("run")), &losses(&output("whole").join("run")));
+}
+
+/// All that a data set holds: metadata, and the bits of its values.
+fn content(path: &Path, format: &str) -> (String, Vec<u32>) {
+    let config = DataConfig {
+        path: path.into(),
+        format: format.into(),
+        fields: ["u", "v", "h"].map(str::to_owned).to_vec(),
+        missing: Missing::Mask,
+        ..DataConfig::default()
+    };
+    let data = config.open().unwrap();
+    let (names, times) = (data.variables(), data.times().unwrap());
+    let about = format!("{:?} {names:?} {times:?} {:?}", data.dims(), data.time_unit());
+    let window = Window { frames: 0..times.len(), points: vec![0..ROWS, 0..COLUMNS] };
+    let values = data.read(&window, &[0], &["u", "v", "h"]).unwrap().flatten(0, -1);
+    (about, Vec::<f32>::try_from(values).unwrap().into_iter().map(f32::to_bits).collect())
+}
+
+/// What `predict` writes in Zarr, each rank its own chunks, is what it writes in NetCDF, to the last bit.
+#[rstest]
+#[case::all_there(false)]
+#[case::masked(true)]
+fn predictions_in_zarr_are_those_in_netcdf(#[case] holes: bool) {
+    let folder = tempdir().unwrap();
+    let data = folder.path().join("waves.nc");
+    write(&data, 0..36, holes);
+    let data = data.display().to_string();
+    let missing = if holes { "data.missing=mask" } else { "data.missing=error" };
+    let arguments =
+        |mesh: &[&str]| arguments(&data, folder.path(), &[mesh, &["train.max_steps=3", missing]].concat());
+    let _ = launch(1, &arguments(&[])).run().unwrap().expect_success();
+    for (ranks, mesh) in [(1, &[][..]), (2, &TWO), (4, &FOUR)] {
+        let predicted = ["nc", "zarr"].map(|extension| {
+            let out = folder.path().join(format!("predicted_{ranks}.{extension}"));
+            let mut args = arguments(mesh);
+            args[0] = "predict".to_owned();
+            let _ = launch(ranks, &args)
+                .args(["--steps", "4", "--out"])
+                .arg(&out)
+                .run()
+                .unwrap()
+                .expect_success();
+            content(&out, if extension == "nc" { "netcdf" } else { "zarr" })
+        });
+        assert_eq!(predicted[0], predicted[1], "on {ranks} ranks");
+        assert!(
+            predicted[0].0.contains("hours since 2000-01-01") && predicted[0].0.contains("degrees_north")
+        );
+        let missing = predicted[0].1.iter().filter(|bits| f32::from_bits(**bits).is_nan()).count();
+        assert_eq!(missing, if holes { 5 * 3 * 4 } else { 0 });
+    }
+    let names = fs::read_dir(folder.path()).unwrap().map(|entry| entry.unwrap().file_name());
+    let left: Vec<_> = names.filter(|name| name.to_string_lossy().starts_with('.')).collect();
+    assert!(left.is_empty(), "{left:?}");
 }

@@ -9,6 +9,7 @@
 //! | [`Dit`] | [`DitConfig`] | diffusion transformer: attention among patches, modulated by a time |
 //! | [`Dlwp`] | [`DlwpConfig`] | U-Net on the six faces of a cubed sphere |
 //! | [`EdmPrecond`] | [`EdmPrecondConfig`] | denoiser of diffusion models around [`SongUNet`], with conditions on the grid |
+//! | [`EdmPrecondSuperResolution`] | [`EdmPrecondSuperResolutionConfig`] | the same for super-resolution: the coarse fields are always given |
 //! | [`EdmPreconditioner`] | [`EdmPreconditionerConfig`] | denoiser of diffusion models around any network |
 //! | [`Fengwu`] | [`FengwuConfig`] | weather model of shifted windows for each variable and over all of them |
 //! | [`Flare`] | [`FlareConfig`] | attention between points of a cloud or field through a few trained queries |
@@ -20,6 +21,7 @@
 //! | [`Pangu`] | [`PanguConfig`] | weather model of shifted windows over levels, latitudes and longitudes |
 //! | [`Pix2Pix`] | [`Pix2PixConfig`] | convolutions down to a coarser grid, residual blocks and transposed convolutions back, of one to three dimensions |
 //! | [`SongUNet`] | [`SongUNetConfig`] | U-Net of diffusion models (DDPM++, NCSN++), of two dimensions |
+//! | [`SongUNetPosEmbd`] | [`SongUNetPosEmbdConfig`] | [`SongUNet`] with positions on the grid as further channels |
 //! | [`SrResNet`] | [`SrResNetConfig`] | super-resolution residual network of three dimensions |
 //! | [`SwinRnn`] | [`SwinRnnConfig`] | recurrent weather model of shifted windows on four grids |
 //! | [`Transolver`] | [`TransolverConfig`] | attention between points of a cloud or field through a few slices |
@@ -59,6 +61,7 @@ mod distributed_afno;
 mod dit;
 mod dlwp;
 mod edm_precond;
+mod edm_precond_super_resolution;
 mod edm_preconditioner;
 mod error;
 mod faces;
@@ -79,6 +82,7 @@ mod registry;
 mod sharding;
 mod size;
 mod song_unet;
+mod song_unet_pos_embd;
 mod sr_res_net;
 mod swin_rnn;
 mod traffic;
@@ -103,7 +107,8 @@ pub use dit::{
     DitDetokenizer, DitEmbedder, DitPositions, DitTokenizer, EmbedFn, LayerNormBackend, TokenizerKind,
 };
 pub use dlwp::{Dlwp, DlwpConfig};
-pub use edm_precond::{EdmPrecond, EdmPrecondConfig, PrecondNetwork};
+pub use edm_precond::{EdmPrecond, EdmPrecondConfig, PrecondNetwork, SongNetwork};
+pub use edm_precond_super_resolution::{EdmPrecondSuperResolution, EdmPrecondSuperResolutionConfig};
 pub use edm_preconditioner::{EdmPreconditioner, EdmPreconditionerConfig, Network};
 pub use error::{Error, Result};
 pub use fengwu::{Fengwu, FengwuConfig};
@@ -125,6 +130,7 @@ pub use pix2pix::{Pix2Pix, Pix2PixConfig, Pix2PixPadding};
 pub use registry::{Entry, ModelConfig, register, registered};
 pub use sharding::Sharding;
 pub use song_unet::{DecoderType, EmbeddingType, EncoderType, SongUNet, SongUNetConfig};
+pub use song_unet_pos_embd::{GridPositions, GridType, SongUNetPosEmbd, SongUNetPosEmbdConfig};
 pub use sr_res_net::{SrResNet, SrResNetConfig, SrResNetPadding};
 pub use swin_rnn::{SwinRnn, SwinRnnConfig};
 pub use traffic::{Split, Traffic};

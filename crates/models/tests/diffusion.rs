@@ -398,7 +398,7 @@ fn the_older_denoiser_concatenates_its_condition() {
     let model = EdmPrecond::new(&config, &mut store).unwrap();
     perturb(&store, 3);
     let mut plain = ParamStore::new(Generator::new(1)).with_options(Kind::Double, Device::Cpu);
-    let network = SongUNet::new(&config.network, &mut plain).unwrap();
+    let network = SongUNet::new(config.network.unet(), &mut plain).unwrap();
     for parameter in plain.parameters() {
         let name = format!("model.{}", parameter.name);
         let from = store.parameters().iter().find(|p| p.name == name).unwrap().tensor.detach();
@@ -426,13 +426,16 @@ fn the_older_denoiser_takes_samples_of_the_outputs_channels() {
         "img_resolution": 8, "img_channels": 4, "img_out_channels": 2, "model_type": "SongUNet"
     }))
     .unwrap();
-    assert_eq!((config.img_channels, config.network.in_channels, config.network.out_channels), (2, 4, 2));
+    assert_eq!(
+        (config.img_channels, config.network.unet().in_channels, config.network.unet().out_channels),
+        (2, 4, 2)
+    );
     let again = serde_json::to_value(&config).unwrap();
     assert_eq!(serde_json::from_value::<EdmPrecondConfig>(again).unwrap(), config);
 }
 
 #[rstest]
-#[case(json!({ "model_type": "DhariwalUNet" }), "unknown variant `DhariwalUNet`, expected `SongUNet`")]
+#[case(json!({ "model_type": "DhariwalUNet" }), "unknown variant `DhariwalUNet`, expected `SongUNet` or `SongUNetPosEmbd`")]
 #[case(json!({ "model_type": null }), "expected string")]
 #[case(json!({ "use_fp16": true }), "use_fp16 is not supported")]
 #[case(json!({ "in_channels": 2 }), "unknown field `in_channels`")]

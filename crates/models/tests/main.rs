@@ -16,6 +16,7 @@ mod models;
 mod pending;
 mod registry;
 mod size;
+mod song_positions;
 mod spectral;
 mod transformer_formulas;
 mod transformers;

@@ -6,8 +6,9 @@ use isobar_array::{Array, Generator, Window};
 use isobar_collectives::threads;
 use isobar_mesh::DeviceMesh;
 use isobar_models::{
-    AfnoConfig, Architecture, Batch, DitConfig, FieldSpec, FnoConfig, ModAfnoConfig, Mode, Model,
-    ModelConfig, PerDim, Result, SrResNetConfig, VitConfig, registered,
+    AfnoConfig, Architecture, Batch, DitConfig, EmbeddingType, FieldSpec, FnoConfig, GridPositions, GridType,
+    ModAfnoConfig, Mode, Model, ModelConfig, PerDim, Result, SongUNetConfig, SongUNetPosEmbdConfig,
+    SrResNetConfig, VitConfig, registered,
 };
 use isobar_shard::{Init, MeshParams, ParamCount, ParamStore, Params, Placement, Scope, ShardTensor};
 use rstest::rstest;
@@ -60,6 +61,7 @@ fn all_models_are_registered_once() {
         "dit",
         "dlwp",
         "edm_precond",
+        "edm_precond_super_resolution",
         "edm_preconditioner",
         "fengwu",
         "flare",
@@ -71,6 +73,7 @@ fn all_models_are_registered_once() {
         "pangu",
         "pix2pix",
         "song_unet",
+        "song_unet_pos_embd",
         "sr_res_net",
         "swin_rnn",
         "transolver",
@@ -181,6 +184,19 @@ fn vit() -> ModelConfig {
     ModelConfig::new(VitConfig { patch_size: PerDim::All(2), ..positions })
 }
 
+fn song_unet_pos_embd() -> ModelConfig {
+    let network = SongUNetConfig {
+        model_channels: 4,
+        channel_mult: vec![1, 1],
+        num_blocks: 1,
+        embedding_type: EmbeddingType::Zero,
+        attn_resolutions: Vec::new(),
+        ..SongUNetConfig::new([12, 8], 5, 2)
+    };
+    let positions = GridPositions { gridtype: GridType::Learnable, n_grid_channels: 3 };
+    ModelConfig::new(SongUNetPosEmbdConfig { positions, network })
+}
+
 /// Bytes of the parameters on this rank whose names contain `part`.
 fn bytes(store: &ParamStore, part: &str) -> usize {
     let named = store.trainable().filter(|parameter| parameter.name.contains(part));
@@ -193,6 +209,7 @@ fn bytes(store: &ParamStore, part: &str) -> usize {
 #[case::fno(fno(), ".weights")]
 #[case::dit(dit(), "pos_embed")]
 #[case::vit(vit(), "pos_embed")]
+#[case::song_unet_pos_embd(song_unet_pos_embd(), "pos_embd")]
 fn two_ranks_hold_half_of_each(
     #[case] config: ModelConfig,
     #[case] split: &str,

@@ -8,9 +8,9 @@ use isobar_models::{
     EdmPrecond, EdmPrecondConfig, EdmPreconditioner, EdmPreconditionerConfig, EncoderType, Factorization,
     Fengwu, FengwuConfig, FieldSpec, Flare, FlareConfig, Fno, FnoConfig, FullyConnected,
     FullyConnectedConfig, GeoAttention, GeoTransolver, GeoTransolverConfig, ModAfno, ModAfnoConfig,
-    ModelConfig, Pangu, PanguConfig, PerDim, Pix2Pix, Pix2PixConfig, SongUNet, SongUNetConfig, SrResNet,
-    SrResNetConfig, SwinRnn, SwinRnnConfig, Transolver, TransolverConfig, UNet, UNetConfig, Upsampling, Vit,
-    VitConfig,
+    ModelConfig, Pangu, PanguConfig, PerDim, Pix2Pix, Pix2PixConfig, SongUNet, SongUNetConfig,
+    SongUNetPosEmbd, SongUNetPosEmbdConfig, SrResNet, SrResNetConfig, SwinRnn, SwinRnnConfig, Transolver,
+    TransolverConfig, UNet, UNetConfig, Upsampling, Vit, VitConfig,
 };
 use isobar_shard::{ModelSize, ParamCount, ParamStore};
 use rstest::rstest;
@@ -100,6 +100,8 @@ fn a_model_has_as_many_parameters_as_were_counted(#[values(0, 1, 2, 3, 7)] layer
         ..SongUNetConfig::new([8, 16], 3, 1)
     };
     counts(&song, |store| drop(SongUNet::new(&song, store).unwrap()));
+    let config = SongUNetPosEmbdConfig::new(SongUNetConfig { in_channels: 5, ..song.clone() });
+    counts(&config, |store| drop(SongUNetPosEmbd::new(&config, store).unwrap()));
     let config = EdmPrecondConfig::new(1, song.clone());
     counts(&config, |store| drop(EdmPrecond::new(&config, store).unwrap()));
     let config = EdmPreconditionerConfig::new(ModelConfig::new(song));

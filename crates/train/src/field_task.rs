@@ -303,7 +303,17 @@ where
             let errors = self.model.errors_of(&prediction, &target)?;
             of_steps.iter_mut().zip(errors).for_each(|(all, error)| all.push(error));
             if index + 1 == steps {
-                spectra = self.model.spectrum_errors_of(&prediction, &target)?;
+                let last = of_steps.iter().map(|steps| steps.last());
+                let known = |(errors, of): (Vec<f64>, Option<&Vec<VariableError>>)| {
+                    let missing = of.into_iter().flatten().map(|error| error.missing);
+                    errors
+                        .into_iter()
+                        .zip(missing)
+                        .map(|(error, missing)| (!missing).then_some(error))
+                        .collect()
+                };
+                let errors = self.model.spectrum_errors_of(&prediction, &target)?;
+                spectra = errors.into_iter().zip(last).map(known).collect::<Vec<Vec<_>>>();
             }
         }
         let errors = of_steps.iter().zip(spectra).zip(terms);

@@ -146,7 +146,8 @@ pub trait Task {
 pub struct Scored<E> {
     /// The errors.
     pub errors: E,
-    /// Terms by step, metric, term and variable; empty without metrics.
+    /// By step and metric: terms by term and variable, and for each variable 1, or 0 (of terms, too) if no point counts. Empty without
+    /// metrics.
     pub terms: Vec<f64>,
 }
 
@@ -162,8 +163,8 @@ pub struct RolloutError {
     /// Errors of each variable over all steps: the mean of the relative errors, and the RMSE.
     pub variables: Vec<VariableError>,
     /// Σ |E(p) − E(t)| / Σ E(t) of the energy spectra E of each variable after the last step; see
-    /// [`periodic::energy_spectrum`](isobar_array::periodic::energy_spectrum).
-    pub spectra: Vec<f64>,
+    /// [`periodic::energy_spectrum`](isobar_array::periodic::energy_spectrum). `None` of a variable that is missing everywhere.
+    pub spectra: Vec<Option<f64>>,
 }
 
 impl RolloutError {

@@ -81,6 +81,9 @@ pub struct VariableError {
     /// Root mean square error in the unit of the variable: over the points of a sample, or over those of all samples.
     #[serde(deserialize_with = "number_or_nan")]
     pub rmse: f64,
+    /// True if all values of the truth are missing: both errors are NaN, and means leave them out.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub missing: bool,
 }
 
 /// Reads a number that JSON holds as `null` where it is not finite.
@@ -89,9 +92,20 @@ fn number_or_nan<'de, D: Deserializer<'de>>(deserializer: D) -> Result<f64, D::E
 }
 
 impl VariableError {
+    /// The error where all values of the truth are missing.
+    pub const MISSING: Self = Self { relative: f64::NAN, rmse: f64::NAN, missing: true };
+
+    /// Makes an error of numbers.
+    pub const fn new(relative: f64, rmse: f64) -> Self {
+        Self { relative, rmse, missing: false }
+    }
+
     /// Returns whether this error is below that of a baseline. Compares relative errors, or RMSEs where the truth is zero and
-    /// relative errors are infinite.
+    /// relative errors are infinite. True where one is missing: there is nothing to compare.
     pub fn beats(&self, baseline: &Self) -> bool {
+        if self.missing || baseline.missing {
+            return true;
+        }
         match self.relative.is_finite() && baseline.relative.is_finite() {
             true => self.relative < baseline.relative,
             false => self.rmse < baseline.rmse,
@@ -100,17 +114,17 @@ impl VariableError {
 }
 
 /// Mean over variables of their relative errors: the validation error, by which the best checkpoint is chosen. Variables whose
-/// truth is zero in a sample are left out, since their relative error is infinite. NaN where no variable is left, and where
+/// truth is zero in a sample are left out, since their relative error is infinite, and those that are missing. NaN where no variable is left, and where
 /// an RMSE is not finite.
 ///
 /// ```
 /// use isobar_train::{VariableError, mean_relative};
 ///
-/// let errors = [0.01, 1.29].map(|relative| VariableError { relative, rmse: 1.0 });
+/// let errors = [0.01, 1.29].map(|relative| VariableError::new(relative, 1.0));
 /// assert_eq!(mean_relative(&errors), 0.65);
 /// ```
 pub fn mean_relative(errors: &[VariableError]) -> f64 {
-    if errors.iter().any(|error| !error.rmse.is_finite()) {
+    if errors.iter().any(|error| !error.missing && !error.rmse.is_finite()) {
         return f64::NAN;
     }
     let relative = errors.iter().map(|error| error.relative).filter(|error| error.is_finite());
@@ -119,30 +133,34 @@ pub fn mean_relative(errors: &[VariableError]) -> f64 {
 }
 
 /// Errors of each variable over several samples: the mean of the relative errors, and the RMSE over all points. Samples have
-/// equally many points. Empty for no samples.
+/// equally many points; a variable that is missing in a sample does not count there. Empty for no samples.
 pub fn mean_errors<'a>(samples: impl IntoIterator<Item = &'a Vec<VariableError>>) -> Vec<VariableError> {
-    let mut count = 0;
     let mut sums: Vec<f64> = Vec::new();
     for sample in samples {
-        count += 1;
-        sums.resize(sample.len() * 2, 0.0);
+        sums.resize(sample.len() * MOMENTS, 0.0);
         sums.iter_mut().zip(moments(sample)).for_each(|(sum, number)| *sum += number);
     }
-    means(&sums, count)
+    means(&sums)
 }
 
-/// Returns the summands over samples: relative error and mean square error of each variable.
+/// Number of [`moments`] of a variable.
+pub(crate) const MOMENTS: usize = 3;
+
+/// Returns the summands over samples of each variable: relative error, mean square error, and 1; all 0 where it is missing.
 pub(crate) fn moments(errors: &[VariableError]) -> impl Iterator<Item = f64> + '_ {
-    errors.iter().flat_map(|error| [error.relative, error.rmse * error.rmse])
+    errors.iter().flat_map(|error| match error.missing {
+        true => [0.0; MOMENTS],
+        false => [error.relative, error.rmse * error.rmse, 1.0],
+    })
 }
 
-/// Errors over `count` samples from the sums of their [`moments`].
-pub(crate) fn means(sums: &[f64], count: usize) -> Vec<VariableError> {
-    let mean = |pair: &[f64]| VariableError {
-        relative: pair[0] / count as f64,
-        rmse: (pair[1] / count as f64).sqrt(),
+/// Errors over samples from the sums of their [`moments`].
+pub(crate) fn means(sums: &[f64]) -> Vec<VariableError> {
+    let mean = |sums: &[f64]| match sums[2] > 0.0 {
+        true => VariableError::new(sums[0] / sums[2], (sums[1] / sums[2]).sqrt()),
+        false => VariableError::MISSING,
     };
-    sums.chunks_exact(2).map(mean).collect()
+    sums.chunks_exact(MOMENTS).map(mean).collect()
 }
 
 /// Name of the validation metric for several variables.
@@ -193,7 +211,7 @@ pub(crate) fn spectrum_columns(variables: &[Variable]) -> impl Iterator<Item = S
 /// use isobar_train::{Variable, VariableError, errors_line};
 ///
 /// let variables = ["u", "v"].map(Variable::new);
-/// let errors = [0.01, 1.29].map(|relative| VariableError { relative, rmse: 1.0 });
+/// let errors = [0.01, 1.29].map(|relative| VariableError::new(relative, 1.0));
 /// assert_eq!(errors_line(&variables, &errors), "65.00 % (mean of u 1.00 %, v 129.00 %)");
 /// assert_eq!(errors_line(&variables[..1], &errors[..1]), "1.00 %");
 /// ```
@@ -208,16 +226,17 @@ pub fn errors_line(variables: &[Variable], errors: &[VariableError]) -> String {
 /// use isobar_train::{Variable, spectra_line};
 ///
 /// let variables = ["u", "v"].map(Variable::new);
-/// assert_eq!(spectra_line(&variables, &[0.01, 0.03]), "2.00 % (mean of u 1.00 %, v 3.00 %)");
+/// assert_eq!(spectra_line(&variables, &[Some(0.01), Some(0.03)]), "2.00 % (mean of u 1.00 %, v 3.00 %)");
 /// ```
-pub fn spectra_line(variables: &[Variable], errors: &[f64]) -> String {
-    mean_and_each(variables, mean_spectrum(errors), errors)
+pub fn spectra_line(variables: &[Variable], errors: &[Option<f64>]) -> String {
+    let each: Vec<f64> = errors.iter().map(|error| error.unwrap_or(f64::NAN)).collect();
+    mean_and_each(variables, mean_spectrum(errors), &each)
 }
 
-/// Mean over variables of the errors of their energy spectra. Variables whose truth is zero are left out, since
-/// their error is infinite; NaN where no variable is left, and where an error is NaN.
-pub fn mean_spectrum(errors: &[f64]) -> f64 {
-    let finite = errors.iter().filter(|error| !error.is_infinite());
+/// Mean over variables of the errors of their energy spectra. Variables that are missing are left out, and those whose truth is zero,
+/// since their error is infinite; NaN where no variable is left, and where an error is NaN.
+pub fn mean_spectrum(errors: &[Option<f64>]) -> f64 {
+    let finite = errors.iter().flatten().filter(|error| !error.is_infinite());
     let (sum, count) = finite.fold((0.0, 0), |(sum, count), error| (sum + error, count + 1));
     sum / f64::from(count)
 }
@@ -243,7 +262,7 @@ fn mean_and_each(variables: &[Variable], mean: f64, errors: &[f64]) -> String {
 /// use isobar_train::{Variable, VariableError, no_better_than};
 ///
 /// let variables = ["u", "v"].map(Variable::new);
-/// let errors = |relative: [f64; 2]| relative.map(|relative| VariableError { relative, rmse: relative });
+/// let errors = |relative: [f64; 2]| relative.map(|relative| VariableError::new(relative, relative));
 /// assert_eq!(
 ///     no_better_than(&variables, &errors([0.01, 1.29]), &errors([1.0, 1.0]), "predicting no change", "one step ahead"),
 ///     Some("no better than predicting no change, one step ahead: v (129.00 % against 100.00 %)".to_owned())
@@ -303,7 +322,7 @@ mod tests {
     use super::*;
 
     fn error(relative: f64, rmse: f64) -> VariableError {
-        VariableError { relative, rmse }
+        VariableError::new(relative, rmse)
     }
 
     #[test]
@@ -314,6 +333,10 @@ mod tests {
         assert_eq!(mean[1], error(0.5, 0.0));
         assert_eq!(mean_relative(&mean), 0.35);
         assert!(mean_errors(&[]).is_empty());
+        let missing = VariableError::MISSING;
+        let mean = mean_errors(&[vec![error(0.1, 3.0), missing], vec![missing, missing]]);
+        assert!(mean[0] == error(0.1, 3.0) && mean[1].missing, "{mean:?}");
+        assert_eq!(mean_relative(&mean), 0.1);
     }
 
     #[test]
@@ -341,8 +364,10 @@ mod tests {
 
     #[test]
     fn spectra_of_zero_leave_the_mean() {
-        assert_eq!(mean_spectrum(&[0.25, f64::INFINITY, 0.75]), 0.5);
-        assert!(mean_spectrum(&[f64::NAN, 0.5]).is_nan() && mean_spectrum(&[f64::INFINITY]).is_nan());
+        let mean = |errors: &[f64]| mean_spectrum(&errors.iter().copied().map(Some).collect::<Vec<_>>());
+        assert_eq!(mean(&[0.25, f64::INFINITY, 0.75]), 0.5);
+        assert!(mean(&[f64::NAN, 0.5]).is_nan() && mean(&[f64::INFINITY]).is_nan());
+        assert_eq!(mean_spectrum(&[None, Some(0.5)]), 0.5);
     }
 
     #[test]

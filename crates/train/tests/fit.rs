@@ -107,7 +107,7 @@ impl Task for Square {
         let (prediction, target) =
             self.forward(&samples.iter().map(|i| 100 + i).collect::<Vec<_>>(), None)?;
         let errors: Vec<f64> = Vec::try_from((prediction - target).abs().view(-1))?;
-        Ok(errors.into_iter().map(|error| vec![VariableError { relative: error, rmse: error }]).collect())
+        Ok(errors.into_iter().map(|error| vec![VariableError::new(error, error)]).collect())
     }
 }
 

@@ -8,11 +8,11 @@ use isobar_collectives::threads;
 use isobar_data::{Augment, InMemory, Normalizer};
 use isobar_manager::DeviceMesh;
 use isobar_shard::forbid_hidden_communication;
-use isobar_train::loss::Mse;
-use isobar_train::metric::{MetricKind, Report};
+use isobar_train::loss::{Mse, Weighting};
+use isobar_train::metric::{Forecast, MetricKind, Report, scores_of};
 use isobar_train::{
     BoxError, DenseFields, FieldLayout, FieldModel, FieldTask, Latitudes, Roles, ShardedFields, Step, Task,
-    Variable, Weights, WeightsConfig,
+    Variable, VariableError, Weights, WeightsConfig,
 };
 use rstest::rstest;
 use tch::{Device, Kind, Tensor};
@@ -21,12 +21,14 @@ const EXTENTS: [usize; 2] = [5, 3];
 const FILL: f64 = 0.25;
 
 /// Two trajectories of six frames of two variables. The first has no values in a corner at any time, and none at one point of one
-/// frame; `hidden` is what stands there.
+/// frame. One frame of the second trajectory has none at all, another only some in the first row. `hidden` is what stands there.
 fn frames(hidden: f64) -> Tensor {
     let count = 2 * 6 * 2 * 15;
     let all = (Tensor::arange(count, (Kind::Double, Device::Cpu)) * 0.37).sin().view([2, 6, 2, 5, 3]);
     let _ = all.select(2, 0).narrow(2, 0, 2).narrow(3, 1, 2).fill_(hidden);
     let _ = all.get(0).get(4).get(0).get(3).get(0).fill_(hidden);
+    let _ = all.get(1).get(3).fill_(hidden);
+    let _ = all.get(1).get(5).narrow(1, 1, 4).fill_(hidden);
     all
 }
 
@@ -36,6 +38,11 @@ fn forward<A: Array>(x: &A, channels: i64) -> Result<A, BoxError> {
     let parts: Vec<A> =
         (0..channels).map(|channel| sum.mul_scalar(0.5 + channel as f64)).collect::<Result<_, _>>()?;
     Ok(A::cat(&parts.iter().collect::<Vec<_>>(), 1)?)
+}
+
+/// Errors by variable; −1 where nothing counts.
+fn pairs(errors: &[VariableError]) -> impl Iterator<Item = f64> + '_ {
+    errors.iter().flat_map(|error| if error.missing { [-1.0; 2] } else { [error.relative, error.rmse] })
 }
 
 /// Loss, errors and metrics of single steps and of rollouts, and predictions.
@@ -82,15 +89,15 @@ fn numbers<L: FieldLayout>(layout: L, hidden: f64, (history, change): (usize, bo
     let mut found = vec![task.loss(step, &samples).unwrap().double_value(&[])];
     let samples: Vec<usize> = (0..task.validation.len()).collect();
     for scored in task.scored_errors(&samples).unwrap() {
-        found.extend(scored.errors.iter().flat_map(|error| [error.relative, error.rmse]));
+        found.extend(pairs(&scored.errors));
         found.extend(scored.terms);
     }
     for scored in task.scored_rollouts(&(0..task.rollouts()).collect::<Vec<_>>()).unwrap() {
-        found.extend(scored.errors.variables.iter().flat_map(|error| [error.relative, error.rmse]));
-        found.extend(scored.errors.spectra.iter().chain(&scored.terms));
+        found.extend(pairs(&scored.errors.variables));
+        found.extend(scored.errors.spectra.iter().map(|error| error.unwrap_or(-1.0)).chain(scored.terms));
     }
     for errors in [task.baseline().unwrap(), task.rollout_baseline().unwrap()] {
-        found.extend(errors.iter().flat_map(|error| [error.relative, error.rmse]));
+        found.extend(pairs(&errors));
     }
     found
 }
@@ -112,6 +119,52 @@ fn sharded_masks_are_dense_ones(#[values(1, 2)] history: usize, #[values(false, 
             }
         });
     }
+}
+
+/// Metrics of samples of which one is missing everywhere are those of the others; of a variable that is missing in all there are none.
+#[test]
+fn samples_without_a_value_have_no_metrics() {
+    let names =
+        ["rmse", "mae", "bias", "nrmse", "vrmse", "acc", "spectrum", "crps", "spread", "spread_skill"];
+    let metrics: Vec<MetricKind> =
+        names.iter().map(|name| serde_json::from_value((*name).into()).unwrap()).collect();
+    let wave =
+        |shift: f64| (Tensor::arange(24, (Kind::Double, Device::Cpu)) * 0.7 + shift).sin().view([2, 2, 6]);
+    let (prediction, target, climatology) = (wave(0.3), wave(0.0), wave(0.9) * 0.1);
+    let _ = target.get(0).get(0).fill_(f64::NAN);
+    let _ = target.select(1, 1).fill_(f64::NAN);
+    let scores = |first: i64| {
+        let part = |fields: &Tensor| fields.narrow(0, first, 2 - first);
+        let weights = Weighting::default().with_mask(part(&target).isnan().logical_not());
+        let forecast = Forecast::new(&part(&prediction), &part(&target)).unwrap().weighted(weights).unwrap();
+        let scores = scores_of(&metrics, &forecast.with_climatology(&part(&climatology)).unwrap()).unwrap();
+        assert!(scores.iter().all(|of| of[1].is_nan()), "{scores:?}");
+        scores.iter().map(|of| of[0]).collect::<Vec<f64>>()
+    };
+    let (all, last) = (scores(0), scores(1));
+    assert!(all.iter().all(|score| score.is_finite()) && all == last, "{all:?} {last:?}");
+}
+
+/// Points without a climatology have no part in the ACC, with and without a mask.
+#[test]
+fn points_without_a_climatology_do_not_count() {
+    let acc: [MetricKind; 1] = [serde_json::from_value("acc".into()).unwrap()];
+    let line = |values: &[f64]| Tensor::from_slice(values).view([1, 1, -1]);
+    let (prediction, target) = (line(&[1.0, 2.0, 9.0, 4.0]), line(&[1.5, 1.0, -9.0, 2.0]));
+    let climatology = line(&[0.1, 0.2, f64::NAN, 0.4]);
+    let without = |fields: &Tensor| Tensor::cat(&[fields.narrow(2, 0, 2), fields.narrow(2, 3, 1)], 2);
+    let of = |forecast: Forecast<Tensor>, climatology: &Tensor| {
+        scores_of(&acc, &forecast.with_climatology(climatology).unwrap()).unwrap()[0][0]
+    };
+    let expected =
+        of(Forecast::new(&without(&prediction), &without(&target)).unwrap(), &without(&climatology));
+    let found = of(Forecast::new(&prediction, &target).unwrap(), &climatology);
+    assert!((found - expected).abs() < 1e-12, "{found} {expected}");
+    let mask = Tensor::from_slice(&[true, true, true, true]).view([1, 1, 4]);
+    let masked = Forecast::new(&prediction, &target).unwrap().weighted(Weighting::default().with_mask(mask));
+    assert!((of(masked.unwrap(), &climatology) - expected).abs() < 1e-12);
+    let nowhere = Forecast::new(&prediction, &target).unwrap();
+    assert!(of(nowhere, &climatology.full_like(f64::NAN)).is_nan(), "nothing to correlate with");
 }
 
 /// A frame, the next with a gap, and one step: by hand.

@@ -30,11 +30,24 @@ fn frames() -> Tensor {
 
 /// Trains a network whose output is a parameter, at a rate that changes nothing.
 fn trained(folder: &Path, best: &str, lead: Option<Lead>) -> (Summary, Vec<serde_json::Value>) {
+    let summary = trained_on(&frames(), None, folder, best, lead, &Group::single());
+    let lines = std::fs::read_to_string(folder.join("metrics.jsonl")).unwrap();
+    (summary, lines.lines().map(|line| serde_json::from_str(line).unwrap()).collect())
+}
+
+fn trained_on(
+    frames: &Tensor,
+    missing: Option<f64>,
+    folder: &Path,
+    best: &str,
+    lead: Option<Lead>,
+    world: &Group,
+) -> Summary {
     let weight = Tensor::from(3.0).to_kind(Kind::Double).set_requires_grad(true);
     let params = Parameters::new(vec![Parameter::replicated("output", &weight)]).unwrap();
     let same = Normalizer::new(0.0, 1.0).unwrap();
     let config = WeightsConfig { lead, ..WeightsConfig::default() };
-    let rollouts = |steps| InMemory::rollouts(&frames(), steps, steps).unwrap();
+    let rollouts = |steps| InMemory::rollouts(frames, steps, steps).unwrap();
     let task = FieldTask {
         model: FieldModel {
             forward: |x: &Tensor, _: Option<Step<'_>>| Ok::<_, BoxError>(x.zeros_like() + &weight),
@@ -45,10 +58,10 @@ fn trained(folder: &Path, best: &str, lead: Option<Lead>) -> (Summary, Vec<serde
             target: same,
             variables: vec![Variable::new("u")],
             roles: None,
-            missing: None,
+            missing,
         },
         train: rollouts(2).into(),
-        validation: InMemory::rollouts(&frames(), 1, 1).unwrap().into(),
+        validation: InMemory::rollouts(frames, 1, 1).unwrap().into(),
         rollouts: Some(rollouts(2).into()),
         augment: Augment::None,
         loss: Mse {}.into(),
@@ -64,9 +77,29 @@ fn trained(folder: &Path, best: &str, lead: Option<Lead>) -> (Summary, Vec<serde
         metrics: MetricsConfig { report: kinds(&["rmse", "bias"]), ..MetricsConfig::default() },
         ..FitConfig::default()
     };
-    let summary = fit(&task, &params, &[], &Ranks::data_parallel(&Group::single()), &config).unwrap();
-    let lines = std::fs::read_to_string(folder.join("metrics.jsonl")).unwrap();
-    (summary, lines.lines().map(|line| serde_json::from_str(line).unwrap()).collect())
+    fit(&task, &params, &[], &Ranks::data_parallel(world), &config).unwrap()
+}
+
+/// A frame without any value counts in no error and no metric, on any rank that has it.
+#[test]
+fn a_frame_without_values_does_not_count() {
+    for ranks in [1, 2, 4] {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().to_owned();
+        let _ = threads::run(ranks, Duration::from_secs(60), move |world| {
+            let frames = frames();
+            let _ = frames.get(0).get(1).fill_(f64::NAN);
+            let summary = trained_on(&frames, Some(0.0), &path, "u/rmse", None, &world);
+            let near = |got: f64, want: f64| assert!((got - want).abs() < 1e-9, "{got} {want}");
+            // Errors of 3 against nothing, 4, 3 and 5; after one step of rollouts against nothing and 3, after two against 4 and 5.
+            near(summary.scores.unwrap().get(0, 0).unwrap(), (5.0_f64 / 3.0).sqrt());
+            near(summary.best_error.unwrap(), (5.0_f64 / 3.0).sqrt());
+            near(summary.variable_errors[0].rmse, (5.0_f64 / 3.0).sqrt());
+            near(summary.variable_errors[0].relative, (1.0 / 4.0 + 2.0 / 5.0) / 3.0);
+            near(summary.rollout_scores[0].get(1, 0).unwrap(), 0.0);
+            near(summary.rollout_scores[1].get(0, 0).unwrap(), 2.5_f64.sqrt());
+        });
+    }
 }
 
 #[test]
@@ -161,7 +194,7 @@ fn ensemble<L: FieldLayout>(layout: L) -> (f64, Vec<Vec<f64>>) {
 #[test]
 fn models_may_return_an_ensemble() {
     let (loss, samples) = ensemble(DenseFields);
-    assert_eq!((samples.len(), samples[0].len()), (5, 2 + 6));
+    assert_eq!((samples.len(), samples[0].len()), (5, 2 + 6 + 5));
     assert!(samples.iter().flatten().all(|number| number.is_finite()));
     for shape in [&[2][..], &[3], &[5], &[2, 2]] {
         let checked =

@@ -74,7 +74,7 @@ mod tests {
     use super::*;
 
     fn error(relative: f64, rmse: f64) -> VariableError {
-        VariableError { relative, rmse }
+        VariableError::new(relative, rmse)
     }
 
     #[test]

@@ -172,7 +172,7 @@ pub(crate) fn write(path: &Path, scores: &[Scores], variables: &[Variable], time
                 line["unit"] = unit.as_str().into();
             }
             for (name, values) in &scores.metrics {
-                line[*name] = values.get(at).copied().into();
+                line[*name] = values.get(at).copied().flatten().into();
             }
             text += &format!("{line}\n");
         }

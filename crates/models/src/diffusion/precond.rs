@@ -108,6 +108,11 @@ impl<A: Array> EdmPreconditioning<A> {
         Ok(Self { sigma_data: params.buffer(NAME, &shape, start, Placement::Replicate)? })
     }
 
+    /// Makes the preconditioning of `x` without a buffer.
+    pub(crate) fn beside(sigma_data: &SigmaData, x: &A) -> Result<Self> {
+        Ok(Self { sigma_data: sigma_data.beside(x)? })
+    }
+
     /// Computes D(x, σ) for `x` `[batch, channel, …]` and noise levels `[batch]`, `[1]` or `[batch, 1, …]`. `network` is given c_in x
     /// and ln σ / 4 `[batch]`.
     ///

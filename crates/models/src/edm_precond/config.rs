@@ -9,6 +9,7 @@ use serde::de::Error as _;
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 use serde_json::{Map, Value};
 
+use super::network::{PrecondNetwork, SongNetwork};
 use super::{EdmPrecond, MODEL};
 use crate::batch::Batch;
 use crate::diffusion::{EdmPreconditioning, SigmaData};
@@ -17,7 +18,6 @@ use crate::fields::FieldSpec;
 use crate::layers::PerDim;
 use crate::model::{Architecture, Model};
 use crate::sharding::Sharding;
-use crate::song_unet::SongUNetConfig;
 use crate::traffic::{Split, Traffic};
 
 /// Arguments of [`EdmPrecond`](crate::EdmPrecond), by PhysicsNeMo's names. In a configuration table, the network's
@@ -35,7 +35,7 @@ pub struct EdmPrecondConfig {
     /// Standard deviation of the data.
     pub sigma_data: SigmaData,
     /// The network: `in_channels` and `out_channels` follow from the channels above.
-    pub network: SongUNetConfig,
+    pub network: SongNetwork,
 }
 
 /// The keys of a table that are not the network's.
@@ -70,13 +70,6 @@ struct Keys {
     img_out_channels: Option<usize>,
 }
 
-/// Network of the denoiser.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
-pub enum PrecondNetwork {
-    /// The U-Net of DDPM++ and NCSN++.
-    SongUNet,
-}
-
 /// Names of [`Keys`].
 const OWN: [&str; 10] = [
     "img_resolution",
@@ -95,11 +88,13 @@ const OWN: [&str; 10] = [
 const FOLLOWING: [&str; 4] = ["img_resolution", "in_channels", "out_channels", "label_dim"];
 
 impl EdmPrecondConfig {
-    /// A denoiser of samples with `img_channels` channels by a network, whose further input channels are conditions.
-    pub fn new(img_channels: usize, network: SongUNetConfig) -> Self {
+    /// A denoiser of samples with `img_channels` channels by a network, whose further input channels are conditions, and positions if it
+    /// has such.
+    pub fn new(img_channels: usize, network: impl Into<SongNetwork>) -> Self {
+        let network = network.into();
         Self {
             img_channels,
-            img_in_channels: Some(network.in_channels),
+            img_in_channels: Some(network.unet().in_channels),
             sigma_min: 0.0,
             sigma_max: None,
             sigma_data: SigmaData::default(),
@@ -113,10 +108,11 @@ impl EdmPrecondConfig {
         let top = i32::MAX as usize;
         check.extent("img_channels", self.img_channels)?;
         let inputs = self.img_in_channels.unwrap_or(self.img_channels);
-        check.ensure((self.img_channels..=top).contains(&inputs), || {
-            format!("img_in_channels is {inputs}, expected {} or more: it counts the samples' channels and the conditions", self.img_channels)
+        let least = self.img_channels.saturating_add(self.network.further_channels());
+        check.ensure((least..=top).contains(&inputs), || {
+            format!("img_in_channels is {inputs}, expected {least} or more: it counts the samples' channels, conditions and positions")
         })?;
-        let [given_in, given_out] = [self.network.in_channels, self.network.out_channels];
+        let [given_in, given_out] = [self.network.unet().in_channels, self.network.unet().out_channels];
         check.ensure(given_in == inputs && given_out == self.img_channels, || {
             format!(
                 "the network has {given_in} input and {given_out} output channels, expected {inputs} and {}",
@@ -154,25 +150,25 @@ impl EdmPrecondConfig {
             sigma_min: keys.sigma_min,
             sigma_max: keys.sigma_max,
             sigma_data: keys.sigma_data,
-            network: serde_json::from_value(network.into())?,
+            network: SongNetwork::read(keys.model_type, network)?,
         })
     }
 
     fn table(&self) -> serde_json::Result<Map<String, Value>> {
         let keys = Keys {
-            img_resolution: self.network.img_resolution.clone(),
+            img_resolution: self.network.unet().img_resolution.clone(),
             img_channels: self.img_channels,
-            label_dim: self.network.label_dim,
+            label_dim: self.network.unet().label_dim,
             use_fp16: false,
             sigma_min: self.sigma_min,
             sigma_max: self.sigma_max,
             sigma_data: self.sigma_data.clone(),
-            model_type: PrecondNetwork::SongUNet,
+            model_type: self.network.kind(),
             img_in_channels: self.img_in_channels,
             img_out_channels: None,
         };
         let mut table = Map::new();
-        for part in [serde_json::to_value(&self.network)?, serde_json::to_value(&keys)?] {
+        for part in [self.network.keys()?, serde_json::to_value(&keys)?] {
             if let Value::Object(part) = part {
                 table.extend(part);
             }
@@ -206,16 +202,8 @@ impl JsonSchema for EdmPrecondConfig {
 
     /// The keys of both, but those of the network that follow from the others.
     fn json_schema(generator: &mut SchemaGenerator) -> Schema {
-        let mut schema = Keys::json_schema(generator).to_value();
-        let network = SongUNetConfig::json_schema(generator).to_value();
-        if let (Some(own), Some(further)) =
-            (schema["properties"].as_object_mut(), network["properties"].as_object())
-        {
-            let further = further.iter().filter(|(key, _)| !FOLLOWING.contains(&key.as_str()));
-            own.extend(further.map(|(key, value)| (key.clone(), value.clone())));
-        }
-        schema["additionalProperties"] = false.into();
-        Schema::try_from(schema).unwrap_or_default()
+        let own = Keys::json_schema(generator);
+        SongNetwork::schema_beside(own, &FOLLOWING, generator)
     }
 }
 
@@ -235,19 +223,22 @@ impl Architecture for EdmPrecondConfig {
 
     fn check(&self, fields: &FieldSpec) -> Result<()> {
         self.check_own()?;
-        fields.check_extents(MODEL, "img_resolution", &self.network.img_resolution.list(2))?;
+        fields.check_extents(MODEL, "img_resolution", &self.network.unet().img_resolution.list(2))?;
         fields.check_array(MODEL, Batch::<()>::SIGMA)?;
-        if self.network.in_channels > self.img_channels {
+        if self.network.given_channels() > self.img_channels {
             fields.check_array(MODEL, Batch::<()>::CONDITIONS)?;
         }
         let channels = ("img_channels", self.img_channels);
         fields.check_channels(MODEL, channels, channels)?;
-        let wanted = self.img_channels + fields.condition_channels;
-        Checker(MODEL).ensure(self.network.in_channels == wanted, || {
+        let given = self.network.unet().in_channels;
+        let further = self.network.further_channels();
+        let wanted = self.img_channels + fields.condition_channels + further;
+        Checker(MODEL).ensure(given == wanted, || {
+            let positions = if further > 0 { format!(", and the network adds {further}") } else { String::new() };
             format!(
-                "img_in_channels is {}, but the samples of {} have {} channels and the conditions {}; --set \
+                "img_in_channels is {given}, but the samples of {} have {} channels and the conditions {}{positions}; --set \
                  model.img_in_channels={wanted}",
-                self.network.in_channels, fields.source, self.img_channels, fields.condition_channels
+                fields.source, self.img_channels, fields.condition_channels
             )
         })
     }
@@ -263,9 +254,7 @@ impl Architecture for EdmPrecondConfig {
     }
 
     fn sharding(&self) -> Sharding {
-        let network = self.network.sharding();
-        let layouts = network.parameter_layouts().clone().prefixed("model");
-        network.parameters(layouts)
+        Sharding::new().parameters(self.network.layouts().prefixed("model"))
     }
 }
 

@@ -2,9 +2,12 @@
 
 mod config;
 mod model;
+mod network;
 mod traffic;
 
-pub use config::{EdmPrecondConfig, PrecondNetwork};
+pub use config::EdmPrecondConfig;
 pub use model::EdmPrecond;
+pub(crate) use model::network_input;
+pub use network::{PrecondNetwork, SongNetwork};
 
 const MODEL: &str = "edm_precond";

@@ -1,5 +1,7 @@
 //! The denoiser.
 
+use std::fmt;
+
 use isobar_array::Array;
 use isobar_nn::Mode;
 use isobar_shard::Params;
@@ -11,14 +13,17 @@ use crate::diffusion::EdmPreconditioning;
 use crate::error::Result;
 use crate::layers::zeros;
 use crate::model::Model;
-use crate::song_unet::SongUNet;
+use crate::song_unet::{CLASS_LABELS, NOISE_LABELS};
 
-/// A denoiser around a [`SongUNet`], PhysicsNeMo's `EDMPrecond`: see [`EdmPreconditioning`]. A condition on the grid is concatenated to
+/// Names of arrays that networks read beside the input and the noise levels.
+const PASSED_ON: [&str; 3] = ["augment_labels", "global_index", "lead_time_label"];
+
+/// A denoiser around a [`SongUNet`](crate::SongUNet), or one with positions, PhysicsNeMo's `EDMPrecond`: see [`EdmPreconditioning`]. A condition on the grid is concatenated to
 /// the network's input as it is, after c_in · x.
 ///
 /// Arrays of a batch: `fields`, the noisy samples `[batch, img_channels, height, width]`; `sigma`, their noise levels `[batch]` or `[1]`;
-/// `conditions` `[batch, img_in_channels − img_channels, height, width]` if there are such channels; with `label_dim`, `class_labels`
-/// `[batch, label_dim]`, zeros where not given; `augment_labels`.
+/// `conditions` `[batch, channel, height, width]`, the `img_in_channels` beyond the samples' and the positions, if there are any; with `label_dim`, `class_labels`
+/// `[batch, label_dim]`, zeros where not given; `augment_labels` and `global_index`, as the network takes them.
 ///
 /// State dict: the buffer `sigma_data` `[]` or `[channel]`; the network's under `model`.
 ///
@@ -37,13 +42,43 @@ use crate::song_unet::SongUNet;
 /// assert_eq!(y.size(), [2, 1, 8, 8]);
 /// # Ok::<(), isobar_models::Error>(())
 /// ```
-#[derive(Debug)]
-pub struct EdmPrecond<A = Tensor> {
+pub struct EdmPrecond<A: Array = Tensor> {
     preconditioning: EdmPreconditioning<A>,
-    network: SongUNet<A>,
+    network: Box<dyn Model<A>>,
     labels: i64,
     /// True if the network has channels for a condition.
     conditioned: bool,
+}
+
+impl<A: Array> fmt::Debug for EdmPrecond<A> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("EdmPrecond").field("preconditioning", &self.preconditioning).finish_non_exhaustive()
+    }
+}
+
+/// Input of a denoiser's network: the scaled samples and a condition behind them, the noise levels and class labels, and `others`.
+pub(crate) fn network_input<A: Array>(
+    x: &A,
+    condition: Option<&A>,
+    noise: &A,
+    class: Option<&A>,
+    others: &Batch<A>,
+) -> Result<Batch<A>> {
+    let input = match condition {
+        Some(condition) => A::cat(&[x, condition], 1)?,
+        None => x.shallow_clone(),
+    };
+    let mut batch = Batch::of_fields(input).with(NOISE_LABELS, noise.shallow_clone());
+    if let Some(class) = class {
+        batch = batch.with(CLASS_LABELS, class.shallow_clone());
+    }
+    // The condition is no label of the network.
+    for name in PASSED_ON {
+        if let Some(array) = others.get(name) {
+            batch = batch.with(name, array.shallow_clone());
+        }
+    }
+    Ok(batch)
 }
 
 impl<A: Array> EdmPrecond<A> {
@@ -52,13 +87,13 @@ impl<A: Array> EdmPrecond<A> {
     /// # Errors
     ///
     /// Fewer input channels than the samples have; a `sigma_data` that is not finite and above 0; those of
-    /// [`SongUNet::new`](crate::SongUNet::new).
+    /// the network.
     pub fn new(config: &EdmPrecondConfig, params: &mut impl Params<Array = A>) -> Result<Self> {
         config.check_own()?;
         let preconditioning = EdmPreconditioning::new(&config.sigma_data, params)?;
-        let network = SongUNet::new(&config.network, &mut params.scope("model"))?;
-        let conditioned = config.network.in_channels > config.img_channels;
-        Ok(Self { preconditioning, network, labels: config.network.label_dim as i64, conditioned })
+        let network = config.network.build(&mut params.scope("model"))?;
+        let conditioned = config.network.given_channels() > config.img_channels;
+        Ok(Self { preconditioning, network, labels: config.network.unet().label_dim as i64, conditioned })
     }
 
     /// Removes the noise from `x` `[batch, img_channels, height, width]`, whose levels are `sigma` `[batch]` or `[1]`. `others` are the
@@ -72,18 +107,15 @@ impl<A: Array> EdmPrecond<A> {
             true => Some(others.require(MODEL, Batch::<A>::CONDITIONS)?),
             false => None,
         };
-        let given = others.get("class_labels").filter(|_| self.labels > 0);
+        let given = others.get(CLASS_LABELS).filter(|_| self.labels > 0);
         let class = match given {
             Some(class) => Some(class.reshape(&[-1, self.labels])?),
             None if self.labels > 0 => Some(zeros(&[1, self.labels], x)?),
             None => None,
         };
         self.preconditioning.denoise(x, sigma, |x, noise| {
-            let input = match condition {
-                Some(condition) => A::cat(&[x, condition], 1)?,
-                None => x.shallow_clone(),
-            };
-            self.network.forward(&input, Some(noise), class.as_ref(), others.get("augment_labels"), mode)
+            let batch = network_input(x, condition, noise, class.as_ref(), others)?;
+            self.network.forward(&batch, mode)?.require(MODEL, Batch::<A>::FIELDS).map(A::shallow_clone)
         })
     }
 }

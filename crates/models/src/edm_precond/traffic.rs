@@ -1,7 +1,6 @@
 //! Traffic of a preconditioned SongUNet: what the network does, and fields that lie as the noisy ones.
 
 use super::EdmPrecondConfig;
-use crate::model::Architecture;
 use crate::traffic::{Split, Traffic};
 
 /// The factors of the preconditioning are of each sample.

@@ -16,8 +16,8 @@ use crate::layers::{Recompute, zeros};
 use crate::model::Model;
 
 /// Names of arrays of a batch, besides the fields.
-pub(super) const NOISE_LABELS: &str = "noise_labels";
-pub(super) const CLASS_LABELS: &str = "class_labels";
+pub(crate) const NOISE_LABELS: &str = "noise_labels";
+pub(crate) const CLASS_LABELS: &str = "class_labels";
 const AUGMENT_LABELS: &str = "augment_labels";
 
 /// The U-Nets of score-based diffusion models: DDPM++ and NCSN++ of Song et al., *Score-Based Generative Modeling through Stochastic
@@ -78,6 +78,8 @@ const AUGMENT_LABELS: &str = "augment_labels";
 #[derive(Debug)]
 pub struct SongUNet<A = Tensor> {
     inputs: i64,
+    /// Height and width of `img_resolution`.
+    grid: [i64; 2],
     /// Features of labels.
     dims: [i64; 2],
     /// Extents are multiples of this.
@@ -112,6 +114,7 @@ impl<A: Array> SongUNet<A> {
         let decoder = (0..plan.widths.len()).rev().map(|level| build.up(level)).collect::<Result<_>>()?;
         Ok(Self {
             inputs: plan.inputs,
+            grid: plan.extents,
             dims: [plan.labels, plan.augmentations],
             multiple: 1 << (plan.widths.len() - 1),
             width: plan.embedding,
@@ -261,16 +264,32 @@ fn check_labels<A: Array>(name: &str, labels: &A, (batch, features): (i64, Optio
     Err(Error::Input { model: MODEL, got, want: format!("[{batch}{features}] or [1{features}] for {name}") })
 }
 
-impl<A: Array> Model<A> for SongUNet<A> {
-    fn forward(&self, batch: &Batch<A>, mode: Mode<'_>) -> Result<Batch<A>> {
-        let x = batch.require(MODEL, Batch::<A>::FIELDS)?;
-        let time = match (&self.embedding, batch.get(NOISE_LABELS), batch.get(Batch::<A>::TIME)) {
+impl<A: Array> SongUNet<A> {
+    /// Number of channels of the input.
+    pub(crate) fn inputs(&self) -> i64 {
+        self.inputs
+    }
+
+    /// Height and width of `img_resolution`.
+    pub(crate) fn grid(&self) -> [i64; 2] {
+        self.grid
+    }
+
+    /// Computes the output for `x`, with the labels of a batch under any of their names.
+    pub(crate) fn forward_beside(&self, x: &A, labels: &Batch<A>, mode: Mode<'_>) -> Result<A> {
+        let time = match (&self.embedding, labels.get(NOISE_LABELS), labels.get(Batch::<A>::TIME)) {
             (Some(_), None, Some(time)) => Some(time.reshape(&[time.extent(0)?])?),
             _ => None,
         };
-        let noise = batch.get(NOISE_LABELS).or(time.as_ref());
-        let class = batch.get(CLASS_LABELS).or_else(|| batch.get(Batch::<A>::CONDITIONS));
-        let y = self.forward(x, noise, class, batch.get(AUGMENT_LABELS), mode)?;
-        Ok(Batch::of_fields(y))
+        let noise = labels.get(NOISE_LABELS).or(time.as_ref());
+        let class = labels.get(CLASS_LABELS).or_else(|| labels.get(Batch::<A>::CONDITIONS));
+        self.forward(x, noise, class, labels.get(AUGMENT_LABELS), mode)
+    }
+}
+
+impl<A: Array> Model<A> for SongUNet<A> {
+    fn forward(&self, batch: &Batch<A>, mode: Mode<'_>) -> Result<Batch<A>> {
+        let x = batch.require(MODEL, Batch::<A>::FIELDS)?;
+        Ok(Batch::of_fields(self.forward_beside(x, batch, mode)?))
     }
 }

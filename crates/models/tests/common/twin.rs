@@ -35,6 +35,8 @@ pub(crate) struct Twin {
     kind: Kind,
     inputs: Shapes,
     outputs: Shapes,
+    /// Values of arrays that are not random.
+    given: Vec<(String, Vec<f64>, Kind)>,
     perturbed: Option<u64>,
     empty: bool,
 }
@@ -67,9 +69,16 @@ impl Twin {
             kind: Kind::Double,
             inputs: owned(inputs),
             outputs: owned(outputs),
+            given: Vec::new(),
             perturbed: None,
             empty: false,
         }
+    }
+
+    /// Gives an array these values of a dtype.
+    pub(crate) fn with_values(mut self, name: &str, values: Vec<f64>, kind: Kind) -> Self {
+        self.given.push((name.to_owned(), values, kind));
+        self
     }
 
     /// Computes in single precision.
@@ -132,7 +141,7 @@ impl Twin {
     }
 
     fn run_dense(&self, nudged: Option<u64>) -> Run {
-        let whole = |at: usize, name: &str, shape: &[i64]| (name.to_owned(), self.values(at, shape));
+        let whole = |at: usize, name: &str, shape: &[i64]| (name.to_owned(), self.values(at, name, shape));
         self.train(
             |params| self.config.build::<Tensor>(params).unwrap(),
             whole,
@@ -152,7 +161,7 @@ impl Twin {
                 |params| twin.config.build(&mut MeshParams::new(params, &mesh)).unwrap(),
                 |at, name, shape| {
                     let layout = twin.layout(&mesh, &axes, name, shape);
-                    let whole = twin.values(at, shape);
+                    let whole = twin.values(at, name, shape);
                     (name.to_owned(), ShardTensor::distribute_as(&whole, &layout).unwrap())
                 },
                 |_| (),
@@ -207,7 +216,10 @@ impl Twin {
     }
 
     /// The values of an array: the same on all ranks and meshes.
-    fn values(&self, at: usize, shape: &[i64]) -> Tensor {
+    fn values(&self, at: usize, name: &str, shape: &[i64]) -> Tensor {
+        if let Some((_, values, kind)) = self.given.iter().find(|(given, ..)| given == name) {
+            return Tensor::from_slice(values).reshape(shape).to_kind(*kind);
+        }
         let generator = Generator::new(1 + at as u64);
         generator.normal(&Window::whole(shape), 0.0, 1.0, DOUBLE).unwrap().to_kind(self.kind)
     }

@@ -4,6 +4,7 @@
 use std::collections::BTreeMap;
 use std::path::PathBuf;
 
+use isobar_models::ModelConfig;
 use isobar_shard::{StateDict, read_safetensors};
 use serde_json::{Map, Value};
 use tch::{Kind, Tensor};
@@ -14,6 +15,10 @@ pub(crate) struct Golden {
     pub(crate) params: Vec<String>,
     /// Further names of parameters.
     pub(crate) tied: BTreeMap<String, String>,
+    /// Inputs, by their names in the source.
+    pub(crate) inputs: Vec<String>,
+    pub(crate) op: String,
+    pub(crate) training: bool,
     tensors: StateDict,
     rtol: f64,
     atol: f64,
@@ -38,10 +43,13 @@ impl Golden {
         let mut attrs = case["attrs"].as_object().unwrap().clone();
         // These two are no constructor arguments.
         let tied = attrs.remove("tied").map(|tied| serde_json::from_value(tied).unwrap());
-        attrs.remove("training");
+        let training = attrs.remove("training").is_some_and(|training| training == true);
         Self {
             attrs,
             tied: tied.unwrap_or_default(),
+            inputs: serde_json::from_value(case["inputs"].clone()).unwrap(),
+            op: case["op"].as_str().unwrap().to_owned(),
+            training,
             params: serde_json::from_value(case["params"].clone()).unwrap(),
             rtol: case["rtol"].as_f64().unwrap(),
             atol: case["atol"].as_f64().unwrap(),
@@ -51,6 +59,11 @@ impl Golden {
 
     pub(crate) fn config<C: serde::de::DeserializeOwned>(&self) -> C {
         serde_json::from_value(Value::Object(self.attrs.clone())).unwrap()
+    }
+
+    /// The configuration of the registered model that the case names.
+    pub(crate) fn model(&self) -> ModelConfig {
+        ModelConfig::named(&self.op, Value::Object(self.attrs.clone())).unwrap()
     }
 
     pub(crate) fn tensor(&self, name: &str) -> Tensor {

@@ -1,7 +1,7 @@
 //! The golden cases of the models, outputs and all gradients, on one rank and split over several.
 #![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
 
-mod cases;
+pub(crate) mod cases;
 
 use std::time::Duration;
 

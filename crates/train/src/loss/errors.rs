@@ -57,7 +57,7 @@ pub fn variable_errors<A: Array>(prediction: &A, target: &A) -> Result<Vec<Vec<V
 }
 
 /// Returns [`variable_errors`] over the points that a boolean mask of the shape of the fields counts, true where they do. The
-/// values of other points may be NaN. A channel without a point that counts has the errors 0.
+/// values of other points may be NaN. A channel without a point that counts has the error [`VariableError::MISSING`].
 ///
 /// # Errors
 ///
@@ -106,10 +106,13 @@ fn errors_over<A: Array>(prediction: &A, target: &A, mask: Option<&A>) -> Result
     let errors: Vec<VariableError> = differences
         .iter()
         .zip(targets.iter().zip(&points))
-        .map(|(difference, (target, points))| VariableError {
+        .map(|(difference, (target, points))| match mask.is_some() && *points == 0.0 {
+            true => VariableError::MISSING,
             // A zero field that is forecast exactly has no error.
-            relative: if *difference == 0.0 { 0.0 } else { difference / target },
-            rmse: difference / points.max(1.0).sqrt(),
+            false => VariableError::new(
+                if *difference == 0.0 { 0.0 } else { difference / target },
+                difference / points.max(1.0).sqrt(),
+            ),
         })
         .collect();
     Ok(errors.chunks(channels.max(1) as usize).map(<[VariableError]>::to_vec).collect())

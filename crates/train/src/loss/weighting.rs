@@ -78,6 +78,16 @@ impl<A: Array> Weighting<A> {
         Self { channels: None, area: cloned(&self.area), mask: cloned(&self.mask) }
     }
 
+    /// Returns these weights over those points that a boolean mask of the shape of the fields counts, too.
+    pub(crate) fn over(&self, points: &A) -> Result<Self> {
+        let cloned = |part: &Option<A>| part.as_ref().map(A::shallow_clone);
+        let mask = match &self.mask {
+            None => points.shallow_clone(),
+            Some(own) => own.select_where(points, &points.constant(&tch::Tensor::from(false))?)?,
+        };
+        Ok(Self { channels: cloned(&self.channels), area: cloned(&self.area), mask: Some(mask) })
+    }
+
     /// Sets fields to zero where they do not count.
     ///
     /// # Errors

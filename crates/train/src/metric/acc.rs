@@ -8,8 +8,8 @@ use super::{Forecast, Metric, MetricArray};
 use crate::error::Result;
 
 /// Mean over samples of ⟨p′ t′⟩ / √(⟨p′²⟩ ⟨t′²⟩), where p′ = p − c and t′ = t − c are anomalies from the climatology c at each point (Rasp
-/// et al., "WeatherBench 2", 2024): 1 for a perfect forecast, 0 for a sample
-/// without an anomaly or without a point that counts. The best checkpoint has the highest.
+/// et al., "WeatherBench 2", 2024): 1 for a perfect forecast, 0 for a sample without an anomaly. Points without a climatology, where it
+/// is NaN, do not count. The best checkpoint has the highest.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize, schemars::JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct Acc {}
@@ -21,6 +21,7 @@ impl Registered for Acc {
 
 impl Metric for Acc {
     fn terms<A: MetricArray>(&self, forecast: &Forecast<A>) -> Result<Vec<A>> {
+        let forecast = &forecast.over_climatology()?;
         let climatology = forecast.climatology()?;
         let prediction = forecast.prediction().sub(climatology)?;
         let target = forecast.target().sub(climatology)?;
@@ -30,6 +31,10 @@ impl Metric for Acc {
         let norms =
             norms.unary(Unary::Sqrt)?.unary(Unary::Clamp { min: f64::MIN_POSITIVE, max: f64::INFINITY })?;
         Ok(vec![product.div(&norms)?])
+    }
+
+    fn points<A: MetricArray>(&self, forecast: &Forecast<A>) -> Result<A> {
+        forecast.over_climatology()?.points()
     }
 
     fn cost(&self, value: f64) -> f64 {

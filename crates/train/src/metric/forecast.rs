@@ -1,6 +1,6 @@
 //! Forecasts and what truly came of them, as metrics see them.
 
-use isobar_array::{Array, Unary};
+use isobar_array::{Array, Comparison, Unary};
 
 use crate::error::{Error, Result};
 use crate::loss::{Weighting, double, ensemble_mean, is_ensemble};
@@ -40,13 +40,13 @@ impl<A: Array> Forecast<A> {
         Ok(Self { prediction, members, target, climatology: None, weights: Weighting::default() })
     }
 
-    /// Adds a climatology of the shape of the target, or one that broadcasts to it.
+    /// Adds a climatology of the shape of the target, or one that broadcasts to it; NaN at points without one.
     ///
     /// # Errors
     ///
     /// An error of libtorch.
     pub fn with_climatology(self, climatology: &A) -> Result<Self> {
-        Ok(Self { climatology: Some(self.weights.fill(&double(climatology)?)?), ..self })
+        Ok(Self { climatology: Some(double(climatology)?), ..self })
     }
 
     /// Weights points, and leaves out those that a mask does not count. Weights of channels have no part.
@@ -59,7 +59,7 @@ impl<A: Array> Forecast<A> {
         Ok(Self {
             prediction: weights.fill(&prediction)?,
             target: weights.fill(&target)?,
-            climatology: climatology.map(|fields| weights.fill(&fields)).transpose()?,
+            climatology,
             members,
             weights,
         })
@@ -89,6 +89,25 @@ impl<A: Array> Forecast<A> {
         self.climatology.as_ref().ok_or_else(|| {
             let expected = "the mean over the training samples at each point (`Forecast::with_climatology`)";
             Error::invalid("the climatology of a forecast", "missing", expected)
+        })
+    }
+
+    /// Returns this forecast, or the mean of its ensemble, over the points that count and have a climatology, which is zero at the
+    /// others.
+    ///
+    /// # Errors
+    ///
+    /// There is no climatology, or shapes that do not broadcast.
+    pub fn over_climatology(&self) -> Result<Self> {
+        let climatology = self.climatology()?;
+        let known = climatology.compare(Comparison::Eq, climatology)?;
+        let weights = self.weights.over(&known)?;
+        Ok(Self {
+            prediction: weights.fill(&self.prediction)?,
+            members: None,
+            target: weights.fill(&self.target)?,
+            climatology: Some(weights.fill(climatology)?),
+            weights,
         })
     }
 

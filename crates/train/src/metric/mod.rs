@@ -92,6 +92,16 @@ pub trait Metric: fmt::Debug + Send + Sync {
     /// An error of libtorch or of the communication.
     fn terms<A: MetricArray>(&self, forecast: &Forecast<A>) -> Result<Vec<A>>;
 
+    /// Counts the points that the metric is over, `[sample, channel]` or a shape that broadcasts to it; by default those that a mask
+    /// counts. Terms without a point are left out of the means over samples. For sharded fields all ranks of their mesh call.
+    ///
+    /// # Errors
+    ///
+    /// An error of libtorch or of the communication.
+    fn points<A: MetricArray>(&self, forecast: &Forecast<A>) -> Result<A> {
+        forecast.points()
+    }
+
     /// Computes the metric of a variable from the means of its terms over samples; by default the first.
     fn value(&self, means: &[f64]) -> f64 {
         means.first().copied().unwrap_or(f64::NAN)
@@ -169,14 +179,14 @@ pub trait AnyMetric: fmt::Debug + Send + Sync {
     /// Returns [`Metric::count`].
     fn count(&self) -> usize;
 
-    /// Computes the terms of dense fields.
+    /// Computes the terms of dense fields, and then the points that count.
     ///
     /// # Errors
     ///
     /// Those of [`Metric::terms`].
     fn dense(&self, forecast: &Forecast<Tensor>) -> Result<Vec<Tensor>>;
 
-    /// Computes the terms of sharded fields. All ranks of their mesh call.
+    /// Computes the terms of sharded fields, and then the points that count. All ranks of their mesh call.
     ///
     /// # Errors
     ///
@@ -209,11 +219,11 @@ impl<M: Metric> AnyMetric for M {
     }
 
     fn dense(&self, forecast: &Forecast<Tensor>) -> Result<Vec<Tensor>> {
-        self.terms(forecast)
+        terms_and_points(self, forecast)
     }
 
     fn sharded(&self, forecast: &Forecast<ShardTensor>) -> Result<Vec<ShardTensor>> {
-        self.terms(forecast)
+        terms_and_points(self, forecast)
     }
 
     fn value(&self, means: &[f64]) -> f64 {
@@ -237,9 +247,16 @@ impl<M: Metric> AnyMetric for M {
     }
 }
 
+fn terms_and_points<M: Metric, A: MetricArray>(metric: &M, forecast: &Forecast<A>) -> Result<Vec<A>> {
+    let mut all = metric.terms(forecast)?;
+    let extents = [forecast.target().extent(0)?, forecast.target().extent(1)?];
+    all.push(metric.points(forecast)?.expand(&extents)?);
+    Ok(all)
+}
+
 /// Arrays that registered metrics are computed of: `tch::Tensor` and `ShardTensor`.
 pub trait MetricArray: LossArray {
-    /// Computes the terms of `metric`.
+    /// Computes the terms of `metric`, and then the points that count, each `[sample, channel]`.
     ///
     /// # Errors
     ///

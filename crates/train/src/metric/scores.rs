@@ -10,18 +10,19 @@ use crate::variables::{Variable, significant};
 pub struct Scores {
     /// Lead time in steps, from 1.
     pub step: usize,
-    /// For each metric its name, and its value for each variable.
-    pub metrics: Vec<(&'static str, Vec<f64>)>,
+    /// For each metric its name, and its value for each variable; `None` of a variable without a point that counts in any sample.
+    pub metrics: Vec<(&'static str, Vec<Option<f64>>)>,
 }
 
 impl Scores {
-    /// Returns the value of a metric for a variable, both by their places.
+    /// Returns the value of a metric for a variable, both by their places; `None` also where no point counts.
     pub fn get(&self, metric: usize, variable: usize) -> Option<f64> {
-        self.metrics.get(metric)?.1.get(variable).copied()
+        self.metrics.get(metric)?.1.get(variable).copied().flatten()
     }
 }
 
-/// Computes metrics over all samples of a forecast: for each metric its value for each channel. For sharded fields all ranks of
+/// Computes metrics over all samples of a forecast: for each metric its value for each channel, NaN of a channel without a point that
+/// counts in any sample. For sharded fields all ranks of
 /// their mesh call, and all get the values.
 ///
 /// # Errors
@@ -30,15 +31,23 @@ impl Scores {
 pub fn scores_of<A: MetricArray>(metrics: &[MetricKind], forecast: &Forecast<A>) -> Result<Vec<Vec<f64>>> {
     let mut board = Scoreboard::new(metrics, 1);
     board.add(1, forecast)?;
-    Ok(board.scores().into_iter().flat_map(|scores| scores.metrics).map(|(_, values)| values).collect())
+    let numbers =
+        |values: Vec<Option<f64>>| values.into_iter().map(|value| value.unwrap_or(f64::NAN)).collect();
+    Ok(board
+        .scores()
+        .into_iter()
+        .flat_map(|scores| scores.metrics)
+        .map(|(_, values)| numbers(values))
+        .collect())
 }
 
 /// Number of summands of a sample.
 pub(crate) fn width(metrics: &[MetricKind], channels: usize) -> usize {
-    metrics.iter().map(|metric| metric.count()).sum::<usize>() * channels
+    metrics.iter().map(|metric| metric.count() + 1).sum::<usize>() * channels
 }
 
-/// Computes the summands of each sample: its terms, by metric, term and channel. All ranks of the fields' mesh call.
+/// Computes the summands of each sample, by metric: its terms, by term and channel, and for each channel 1, or 0 (of terms, too) if no
+/// point counts. All ranks of the fields' mesh call.
 pub(crate) fn summands<A: MetricArray>(
     metrics: &[MetricKind],
     forecast: &Forecast<A>,
@@ -55,22 +64,40 @@ pub(crate) fn summands<A: MetricArray>(
     // One exchange for all metrics: [sample, term, channel].
     let all = numbers(&A::stack(&terms.iter().collect::<Vec<_>>(), 1)?)?;
     let width = (all.len() / samples.max(1)).max(1);
-    Ok(all.chunks(width).map(<[f64]>::to_vec).collect())
+    Ok(all.chunks(width).map(|sample| counted(metrics, sample)).collect())
 }
 
-/// Computes the values from means of summands: for each metric those of each channel.
+/// Makes numbers of points to those of samples.
+fn counted(metrics: &[MetricKind], sample: &[f64]) -> Vec<f64> {
+    let channels = sample.len() / width(metrics, 1).max(1);
+    let mut rest = sample;
+    let mut all = Vec::with_capacity(sample.len());
+    for metric in metrics {
+        let (terms, others) = rest.split_at((metric.count() * channels).min(rest.len()));
+        let (points, others) = others.split_at(channels.min(others.len()));
+        rest = others;
+        let counts = |at: usize| points.get(at % channels).is_some_and(|&points| points > 0.0);
+        all.extend(terms.iter().enumerate().map(|(at, &term)| if counts(at) { term } else { 0.0 }));
+        all.extend((0..points.len()).map(|at| f64::from(counts(at))));
+    }
+    all
+}
+
+/// Computes the values from sums of summands: for each metric those of each channel.
 pub(crate) fn values(
     metrics: &[MetricKind],
     channels: usize,
-    means: &[f64],
-) -> Vec<(&'static str, Vec<f64>)> {
-    let mut rest = means;
+    sums: &[f64],
+) -> Vec<(&'static str, Vec<Option<f64>>)> {
+    let mut rest = sums;
     let mut of_metric = |metric: &MetricKind| {
-        let (own, others) = rest.split_at((metric.count() * channels).min(rest.len()));
+        let (own, others) = rest.split_at(((metric.count() + 1) * channels).min(rest.len()));
         rest = others;
         let value = |channel: usize| {
-            let terms: Vec<f64> = own.iter().skip(channel).step_by(channels.max(1)).copied().collect();
-            metric.value(&terms)
+            let mut sums: Vec<f64> = own.iter().skip(channel).step_by(channels).copied().collect();
+            let samples = sums.pop().filter(|&samples| samples > 0.0)?;
+            sums.iter_mut().for_each(|sum| *sum /= samples);
+            Some(metric.value(&sums))
         };
         (metric.name(), (0..channels).map(value).collect())
     };
@@ -97,14 +124,14 @@ pub(crate) fn values(
 pub struct Scoreboard {
     metrics: Vec<MetricKind>,
     channels: usize,
-    /// For each step the sums of summands, and the number of samples.
-    steps: Vec<(Vec<f64>, usize)>,
+    /// For each step the sums of summands; empty without samples.
+    steps: Vec<Vec<f64>>,
 }
 
 impl Scoreboard {
     /// Makes a board of these metrics at lead times of 1 to `steps` steps.
     pub fn new(metrics: &[MetricKind], steps: usize) -> Self {
-        Self { metrics: metrics.to_vec(), channels: 0, steps: vec![(Vec::new(), 0); steps] }
+        Self { metrics: metrics.to_vec(), channels: 0, steps: vec![Vec::new(); steps] }
     }
 
     /// Returns the metrics.
@@ -122,24 +149,23 @@ impl Scoreboard {
         if self.metrics.is_empty() {
             return Ok(());
         }
-        let Some((sums, count)) = step.checked_sub(1).and_then(|at| self.steps.get_mut(at)) else {
+        let Some(sums) = step.checked_sub(1).and_then(|at| self.steps.get_mut(at)) else {
             return Ok(());
         };
         self.channels = forecast.target().extent(1)?.max(0) as usize;
         for sample in summands(&self.metrics, forecast)? {
             sums.resize(sample.len(), 0.0);
             sums.iter_mut().zip(sample).for_each(|(sum, number)| *sum += number);
-            *count += 1;
         }
         Ok(())
     }
 
     /// Returns the metrics at each lead time with samples.
     pub fn scores(&self) -> Vec<Scores> {
-        let known = self.steps.iter().enumerate().filter(|(_, (_, count))| *count > 0);
-        let score = |(at, (sums, count)): (usize, &(Vec<f64>, usize))| {
-            let means: Vec<f64> = sums.iter().map(|sum| sum / *count as f64).collect();
-            Scores { step: at + 1, metrics: values(&self.metrics, self.channels, &means) }
+        let known = self.steps.iter().enumerate().filter(|(_, sums)| !sums.is_empty());
+        let score = |(at, sums): (usize, &Vec<f64>)| Scores {
+            step: at + 1,
+            metrics: values(&self.metrics, self.channels, sums),
         };
         known.map(score).collect()
     }
@@ -161,7 +187,7 @@ impl Scores {
         let mut rows = vec![[metric, variable, start, end, String::new()]];
         for (at, metric) in metrics.iter().enumerate() {
             for (index, variable) in variables.iter().enumerate() {
-                let value = |scores: &Self| scores.get(at, index).map(significant).unwrap_or_default();
+                let value = |scores: &Self| scores.get(at, index).map_or_else(|| "-".to_owned(), significant);
                 let unit = variable.unit.clone().filter(|_| metric.has_unit()).unwrap_or_default();
                 let end = if several { value(last) } else { String::new() };
                 rows.push([metric.name().to_owned(), variable.name.clone(), value(first), end, unit]);

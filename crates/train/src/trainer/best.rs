@@ -81,7 +81,7 @@ impl Best {
         }
     }
 
-    /// The lower the better.
+    /// The lower the better; NaN where no point counts. Variables without a point that counts are left out of a mean.
     pub(super) fn cost(self, metrics: &[MetricKind], scores: &Scores) -> f64 {
         let Some(kind) = metrics.get(self.metric) else { return f64::NAN };
         let cost =
@@ -89,8 +89,9 @@ impl Best {
         if let Some(variable) = self.variable {
             return cost(variable);
         }
-        let count = scores.metrics.get(self.metric).map_or(0, |(_, values)| values.len());
-        (0..count).map(cost).sum::<f64>() / count as f64
+        let values = scores.metrics.get(self.metric).map_or(&[][..], |(_, values)| values);
+        let costs: Vec<f64> = values.iter().flatten().map(|&value| kind.cost(value)).collect();
+        costs.iter().sum::<f64>() / costs.len() as f64
     }
 }
 
@@ -103,13 +104,22 @@ mod tests {
     fn a_metric_of_a_variable_or_of_all() {
         let metrics = [Rmse {}.into(), Acc {}.into()];
         let variables = ["u", "h"].map(Variable::new);
-        let scores = Scores { step: 1, metrics: vec![("rmse", vec![3.0, 200.0]), ("acc", vec![0.5, 1.0])] };
+        let scores = Scores {
+            step: 1,
+            metrics: vec![("rmse", vec![Some(3.0), Some(200.0)]), ("acc", vec![Some(0.5), Some(1.0)])],
+        };
         let cost = |best: &str| {
             let best = Best::find(best, &metrics, &variables).unwrap();
             best.map(|best| best.cost(&metrics, &scores))
         };
         assert_eq!(cost("relative"), None);
         assert_eq!((cost("h/rmse"), cost("u/acc"), cost("acc")), (Some(200.0), Some(0.5), Some(0.25)));
+        let gap = Scores {
+            step: 1,
+            metrics: vec![("rmse", vec![None, Some(2.0)]), ("acc", vec![None, Some(0.5)])],
+        };
+        let best = |best: &str| Best::find(best, &metrics, &variables).unwrap().unwrap().cost(&metrics, &gap);
+        assert!(best("acc") == 0.5 && best("u/rmse").is_nan(), "a variable that is missing everywhere");
         let error = |best: &str| Best::find(best, &metrics, &variables).unwrap_err().to_string();
         assert!(error("rmse").contains("--set train.best=u/rmse"), "{}", error("rmse"));
         assert!(error("w/acc").contains("[\"u\", \"h\"]"), "{}", error("w/acc"));

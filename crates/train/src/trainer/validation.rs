@@ -9,8 +9,8 @@ use crate::error::{Error, Result};
 use crate::metric::{MetricKind, Scores, values, width};
 use crate::task::{BoxError, Coming, RolloutError, Scored, Task, share};
 use crate::variables::{
-    Variable, VariableError, columns, errors_line, mean_relative, means, moments, no_better_than, percent,
-    significant, spectrum_columns,
+    MOMENTS, Variable, VariableError, columns, errors_line, mean_relative, means, moments, no_better_than,
+    percent, significant, spectrum_columns,
 };
 
 /// Errors after an epoch, over all ranks.
@@ -140,7 +140,7 @@ impl<T: Task> Run<'_, T> {
     /// Means of the validation samples' errors, and metrics, over all ranks.
     fn validate(&mut self) -> Result<Option<(Vec<VariableError>, Option<Scores>)>> {
         let samples = self.task.validation_samples();
-        let errors = 2 * self.variables.len();
+        let errors = MOMENTS * self.variables.len();
         let task = self.task;
         let width = errors + width(task.metrics(), self.variables.len());
         let sums = self.sums((samples, Coming::Validation), width, |samples| {
@@ -151,40 +151,39 @@ impl<T: Task> Run<'_, T> {
         })?;
         Ok(sums.map(|sums| {
             let (errors, terms) = sums.split_at(errors);
-            (means(errors, samples), self.scores(terms, samples).into_iter().next())
+            (means(errors), self.scores(terms).into_iter().next())
         }))
     }
 
     /// Means of the rollouts' errors, and metrics after each step, over all ranks.
     fn validate_rollouts(&mut self) -> Result<Option<(RolloutError, Vec<Scores>)>> {
         let rollouts = self.task.rollouts();
-        let errors = 2 * self.variables.len();
-        let spectra = errors + self.variables.len();
+        let errors = MOMENTS * self.variables.len();
+        let spectra = errors + 2 * self.variables.len();
         let task = self.task;
         let width = spectra + task.rollout_steps() * width(task.metrics(), self.variables.len());
         let sums = self.sums((rollouts, Coming::Rollouts), width, |rollouts| {
             let numbers = |scored: &Scored<RolloutError>| {
                 let of = &scored.errors;
-                let numbers = moments(&of.variables).chain(of.spectra.iter().copied());
+                let numbers = moments(&of.variables).chain(of.spectra.iter().flat_map(counted));
                 numbers.chain(scored.terms.iter().copied()).collect()
             };
             Ok(task.scored_rollouts(rollouts)?.iter().map(numbers).collect())
         })?;
         Ok(sums.map(|sums| {
             let error = RolloutError {
-                variables: means(&sums[..errors], rollouts),
-                spectra: sums[errors..spectra].iter().map(|sum| sum / rollouts as f64).collect(),
+                variables: means(&sums[..errors]),
+                spectra: sums[errors..spectra].chunks_exact(2).map(mean).collect(),
             };
-            (error, self.scores(&sums[spectra..], rollouts))
+            (error, self.scores(&sums[spectra..]))
         }))
     }
 
-    /// Metrics from the sums of their terms over `count` samples, by step.
-    fn scores(&self, sums: &[f64], count: usize) -> Vec<Scores> {
+    /// Metrics from the sums of their summands over samples, by step.
+    fn scores(&self, sums: &[f64]) -> Vec<Scores> {
         let (metrics, channels) = (self.task.metrics(), self.variables.len());
-        let means: Vec<f64> = sums.iter().map(|sum| sum / count as f64).collect();
-        let steps = means.chunks(width(metrics, channels).max(1)).enumerate();
-        steps.map(|(at, means)| Scores { step: at + 1, metrics: values(metrics, channels, means) }).collect()
+        let steps = sums.chunks(width(metrics, channels).max(1)).enumerate();
+        steps.map(|(at, sums)| Scores { step: at + 1, metrics: values(metrics, channels, sums) }).collect()
     }
 
     /// Sums of `width` numbers of each sample, over all ranks; nothing of no samples.
@@ -213,8 +212,8 @@ impl<T: Task> Run<'_, T> {
                     "the number of errors of a sample",
                     format!("{} numbers", sample.len()),
                     format!(
-                        "{width}: two for each variable of `Task::variables`, one more for its spectrum in a rollout, and the \
-                         terms of `Task::metrics`"
+                        "{width}: {MOMENTS} for each variable of `Task::variables`, two more for its spectrum in a rollout, and \
+                         those of `Task::metrics`"
                     ),
                 ));
             }
@@ -230,8 +229,10 @@ impl<T: Task> Run<'_, T> {
         let mut line = format!("loss {}", significant(loss));
         let named = |kind: &'static str, errors: &[VariableError]| -> Vec<(String, f64)> {
             let named = self.variables.iter().zip(errors).filter(|(variable, _)| !variable.name.is_empty());
-            let numbers = named.map(|(_, error)| [error.relative, error.rmse]);
-            columns(kind, &self.variables).flatten().zip(numbers.flatten()).collect()
+            let numbers = named.map(|(_, error)| (!error.missing).then_some([error.relative, error.rmse]));
+            let known =
+                columns(kind, &self.variables).zip(numbers).filter_map(|(of, numbers)| Some((of, numbers?)));
+            known.flat_map(|(of, numbers)| of.into_iter().zip(numbers)).collect()
         };
         if let Some(errors) = &validation.errors {
             values.push(("validation_error".to_owned(), mean_relative(errors)));
@@ -244,7 +245,8 @@ impl<T: Task> Run<'_, T> {
             values.extend(named("rollout", &rollout.variables));
             let spectra = self.variables.iter().zip(&rollout.spectra);
             let spectra = spectra.filter(|(variable, _)| !variable.name.is_empty()).map(|(_, error)| *error);
-            values.extend(spectrum_columns(&self.variables).zip(spectra));
+            let known = spectrum_columns(&self.variables).zip(spectra);
+            values.extend(known.filter_map(|(column, error)| Some((column, error?))));
             let errors = errors_line(&self.variables, &rollout.variables);
             line.push_str(&format!("  rollout {errors}, spectrum {}", percent(rollout.spectrum())));
         }
@@ -252,13 +254,23 @@ impl<T: Task> Run<'_, T> {
         let steps = validation.rollout_scores.iter().map(|scores| (rollout_place(scores.step), scores));
         for (place, scores) in places.chain(steps) {
             let numbers = scores.metrics.iter().flat_map(|(_, values)| values.iter().copied());
-            values
-                .extend(score_columns(place, self.task.metrics(), &self.variables).into_iter().zip(numbers));
+            let columns = score_columns(place, self.task.metrics(), &self.variables).into_iter();
+            values.extend(columns.zip(numbers).filter_map(|(column, value)| Some((column, value?))));
         }
         self.progress.epoch_end(epoch, &line);
         let values: Vec<(&str, f64)> = values.iter().map(|(name, value)| (name.as_str(), *value)).collect();
         self.record(epoch, &values)
     }
+}
+
+/// A number and 1, or twice 0 for none, as summands over samples.
+fn counted(number: &Option<f64>) -> [f64; 2] {
+    number.map_or([0.0; 2], |number| [number, 1.0])
+}
+
+/// The mean over samples of what [`counted`] summed; `None` of none.
+fn mean(sums: &[f64]) -> Option<f64> {
+    (sums[1] > 0.0).then(|| sums[0] / sums[1])
 }
 
 /// Sums in rank order: the same to the last bit on every rank.

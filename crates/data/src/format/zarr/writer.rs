@@ -134,20 +134,29 @@ impl ZarrWriter {
                 return Err(Error::Invalid(format!("{name:?} cannot be the name of an array in this store")));
             }
             let _ = storage.chunk(&axes, &shape)?;
-            let given = |axis: &str| storage.chunks.get(axis).copied();
+            let given = |axis: &str| {
+                storage.chunks.get(if axis.starts_with(CHANNEL) { CHANNEL } else { axis }).copied()
+            };
             let mut chunk: Vec<usize> = axes
                 .iter()
                 .zip(&shape)
                 .map(|(axis, &extent)| {
                     let default = if [SAMPLE, TIME].contains(axis) { 1 } else { extent };
-                    given(if axis.starts_with(CHANNEL) { CHANNEL } else { axis })
-                        .unwrap_or(default)
-                        .clamp(1, extent.max(1))
+                    given(axis).unwrap_or(default).clamp(1, extent.max(1))
                 })
                 .collect();
             let bytes = |chunk: &[usize]| {
                 chunk.iter().fold(size_of::<f32>(), |bytes, extent| bytes.saturating_mul(*extent))
             };
+            // The longest of the axes whose extent is not given is halved until readers take the chunk.
+            while bytes(&chunk) > LARGEST {
+                let free = chunk
+                    .iter_mut()
+                    .zip(&axes)
+                    .filter(|(extent, axis)| **extent > 1 && given(axis).is_none());
+                let Some(longest) = free.map(|(extent, _)| extent).max() else { break };
+                *longest = longest.div_ceil(2);
+            }
             if bytes(&chunk) > LARGEST {
                 return Err(Error::Invalid(format!(
                     "the chunks of `{name}` are of shape {chunk:?}, expected at most {LARGEST} bytes; give smaller extents (--chunk \

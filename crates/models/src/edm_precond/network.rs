@@ -1,0 +1,135 @@
+//! Networks that the older denoisers build themselves.
+
+use isobar_array::Array;
+use isobar_shard::{ModelSize, ParamCount, ParameterLayouts, Params};
+use schemars::{JsonSchema, Schema, SchemaGenerator};
+use serde::{Deserialize, Serialize};
+use serde_json::{Map, Value};
+
+use crate::error::Result;
+use crate::model::{Architecture, Model};
+use crate::song_unet::SongUNetConfig;
+use crate::song_unet_pos_embd::SongUNetPosEmbdConfig;
+use crate::traffic::{Split, Traffic};
+
+/// Network of a denoiser, by the name of PhysicsNeMo's class.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+pub enum PrecondNetwork {
+    /// The U-Net of DDPM++ and NCSN++.
+    SongUNet,
+    /// The same with positions on the grid.
+    SongUNetPosEmbd,
+}
+
+/// A network of a denoiser with its arguments.
+#[derive(Debug, Clone, PartialEq)]
+pub enum SongNetwork {
+    /// The U-Net of DDPM++ and NCSN++.
+    Plain(SongUNetConfig),
+    /// The same with positions on the grid.
+    Positions(SongUNetPosEmbdConfig),
+}
+
+impl From<SongUNetConfig> for SongNetwork {
+    fn from(config: SongUNetConfig) -> Self {
+        Self::Plain(config)
+    }
+}
+
+impl From<SongUNetPosEmbdConfig> for SongNetwork {
+    fn from(config: SongUNetPosEmbdConfig) -> Self {
+        Self::Positions(config)
+    }
+}
+
+impl SongNetwork {
+    /// The arguments of the U-Net.
+    pub fn unet(&self) -> &SongUNetConfig {
+        match self {
+            Self::Plain(config) => config,
+            Self::Positions(config) => &config.network,
+        }
+    }
+
+    /// Number of input channels that the network makes itself.
+    pub fn further_channels(&self) -> usize {
+        match self {
+            Self::Plain(_) => 0,
+            Self::Positions(config) => config.positions.n_grid_channels,
+        }
+    }
+
+    /// Number of input channels that the network is given.
+    pub(crate) fn given_channels(&self) -> usize {
+        self.unet().in_channels.saturating_sub(self.further_channels())
+    }
+
+    pub(crate) fn kind(&self) -> PrecondNetwork {
+        match self {
+            Self::Plain(_) => PrecondNetwork::SongUNet,
+            Self::Positions(_) => PrecondNetwork::SongUNetPosEmbd,
+        }
+    }
+
+    pub(crate) fn read(kind: PrecondNetwork, keys: Map<String, Value>) -> serde_json::Result<Self> {
+        let keys = Value::Object(keys);
+        Ok(match kind {
+            PrecondNetwork::SongUNet => Self::Plain(serde_json::from_value(keys)?),
+            PrecondNetwork::SongUNetPosEmbd => Self::Positions(serde_json::from_value(keys)?),
+        })
+    }
+
+    pub(crate) fn keys(&self) -> serde_json::Result<Value> {
+        match self {
+            Self::Plain(config) => serde_json::to_value(config),
+            Self::Positions(config) => serde_json::to_value(config),
+        }
+    }
+
+    /// The schema of a denoiser's own keys, and of those of any of its networks but the keys that follow from its own.
+    pub(crate) fn schema_beside(own: Schema, following: &[&str], generator: &mut SchemaGenerator) -> Schema {
+        let mut schema = own.to_value();
+        for network in [SongUNetConfig::json_schema(generator), SongUNetPosEmbdConfig::json_schema(generator)]
+        {
+            let network = network.to_value();
+            if let (Some(own), Some(further)) =
+                (schema["properties"].as_object_mut(), network["properties"].as_object())
+            {
+                for (key, value) in further.iter().filter(|(key, _)| !following.contains(&key.as_str())) {
+                    own.entry(key.clone()).or_insert_with(|| value.clone());
+                }
+            }
+        }
+        schema["additionalProperties"] = false.into();
+        Schema::try_from(schema).unwrap_or_default()
+    }
+
+    pub(crate) fn build<A: Array>(&self, params: &mut impl Params<Array = A>) -> Result<Box<dyn Model<A>>> {
+        Ok(match self {
+            Self::Plain(config) => Box::new(crate::SongUNet::new(config, params)?),
+            Self::Positions(config) => Box::new(crate::SongUNetPosEmbd::new(config, params)?),
+        })
+    }
+
+    pub(crate) fn count(&self, count: &dyn Fn() -> ParamCount) -> Result<ModelSize> {
+        match self {
+            Self::Plain(config) => config.count(count),
+            Self::Positions(config) => config.count(count),
+        }
+    }
+
+    pub(crate) fn traffic(&self, split: &Split) -> Option<Traffic> {
+        match self {
+            Self::Plain(config) => config.traffic(split),
+            Self::Positions(config) => config.traffic(split),
+        }
+    }
+
+    pub(crate) fn layouts(&self) -> ParameterLayouts {
+        let sharding = match self {
+            Self::Plain(config) => config.sharding(),
+            Self::Positions(config) => config.sharding(),
+        };
+        sharding.parameter_layouts().clone()
+    }
+}

@@ -1,0 +1,10 @@
+//! The denoiser of super-resolution, whose condition is always there.
+
+mod config;
+mod model;
+mod traffic;
+
+pub use config::EdmPrecondSuperResolutionConfig;
+pub use model::EdmPrecondSuperResolution;
+
+const MODEL: &str = "edm_precond_super_resolution";

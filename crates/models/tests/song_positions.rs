@@ -1,0 +1,279 @@
+//! SongUNet with positions and lead times, and denoisers around it: against golden cases, and on shards against one rank.
+#![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
+
+use isobar_array::Generator;
+use isobar_models::{
+    Architecture, Batch, EdmPrecondSuperResolutionConfig, EdmPreconditionerConfig, EmbeddingType, FieldSpec,
+    GridPositions, GridType, Mode, ModelConfig, PerDim, SongUNetConfig, SongUNetPosEmbd,
+    SongUNetPosEmbdConfig,
+};
+use isobar_shard::ParamStore;
+use rstest::rstest;
+use serde_json::json;
+use tch::{Device, Kind, Tensor};
+
+use crate::common::twin::{Axis, Twin, split};
+use crate::golden::cases::Golden;
+
+const FLOAT: (Kind, Device) = (Kind::Float, Device::Cpu);
+
+/// Output and all gradients of the registered model that a case names, its state dict in the source's words.
+#[rstest]
+fn golden_cases(
+    #[values(
+        "edm_precond_positions",
+        "edm_precond_super_resolution_plain",
+        "edm_precond_super_resolution_positions",
+        "song_unet_pos_embd_bands",
+        "song_unet_pos_embd_learnable",
+        "song_unet_pos_embd_learnable_patches",
+        "song_unet_pos_embd_linear",
+        "song_unet_pos_embd_octave",
+        "song_unet_pos_embd_patches",
+        "song_unet_pos_embd_sinusoidal",
+        "song_unet_pos_embd_test"
+    )]
+    name: &str,
+) {
+    let golden = Golden::own(name);
+    let mut store = ParamStore::new(Generator::new(1)).with_options(Kind::Double, Device::Cpu);
+    let model = golden.model().build::<Tensor>(&mut store).unwrap();
+    let mut names: Vec<&str> = store.parameters().iter().map(|parameter| parameter.name.as_str()).collect();
+    let mut wanted: Vec<&str> = golden.params.iter().map(String::as_str).collect();
+    names.sort_unstable();
+    wanted.sort_unstable();
+    assert_eq!(names, wanted);
+    store.load(&golden.state_dict()).unwrap();
+    let inputs: Vec<(&str, Tensor)> = golden
+        .inputs
+        .iter()
+        .map(|name| {
+            let input = golden.tensor(name);
+            let trained = golden.has(&format!("grad.{name}"));
+            (name.as_str(), input.set_requires_grad(trained))
+        })
+        .collect();
+    let batch = inputs.iter().fold(Batch::default(), |batch, (name, input)| {
+        let array = match *name {
+            "x" => "fields",
+            "condition" => "conditions",
+            other => other,
+        };
+        batch.with(array, input.shallow_clone())
+    });
+    let generator = Generator::new(2);
+    let mode = if golden.training { Mode::train(&generator) } else { Mode::Eval };
+    let output = model.forward(&batch, mode).unwrap().take("fields").unwrap();
+    golden.check("output", &output);
+    (output * golden.tensor("grad.output")).sum(Kind::Double).backward();
+    for (name, input) in inputs.iter().filter(|(_, input)| input.requires_grad()) {
+        golden.check(&format!("grad.{name}"), &input.grad());
+    }
+    for parameter in store.trainable() {
+        golden.check(&format!("grad.{}", parameter.name), &parameter.tensor.grad());
+    }
+}
+
+fn small(extents: [usize; 2], in_channels: usize) -> SongUNetConfig {
+    SongUNetConfig {
+        model_channels: 4,
+        channel_mult: vec![1, 1],
+        channel_mult_emb: 1,
+        num_blocks: 1,
+        attn_resolutions: Vec::new(),
+        bottleneck_attention: false,
+        dropout: 0.0,
+        ..SongUNetConfig::new(extents, in_channels, 1)
+    }
+}
+
+fn positions(gridtype: GridType, n_grid_channels: usize, extents: [usize; 2]) -> SongUNetPosEmbdConfig {
+    let network = small(extents, 2 + n_grid_channels);
+    SongUNetPosEmbdConfig { positions: GridPositions { gridtype, n_grid_channels }, network }
+}
+
+/// Fields on all of the grid.
+fn whole(gridtype: GridType, channels: usize) -> Twin {
+    let config = positions(gridtype, channels, [10, 12]);
+    let inputs = [("fields", vec![2, 2, 10, 12]), ("noise_labels", vec![2])];
+    Twin::new(ModelConfig::new(config), &inputs, &[("fields", vec![2, 1, 10, 12])]).perturbed(5)
+}
+
+/// Rows and columns of points of patches of 8 x 6 points from these corners.
+fn corners(corners: &[[i64; 2]]) -> Vec<f64> {
+    let points = corners.iter().flat_map(|corner| [(corner[0], true), (corner[1], false)]);
+    let plane = |(start, rows): (i64, bool)| {
+        (0..8).flat_map(move |row| (0..6).map(move |column| start + if rows { row } else { column }))
+    };
+    points.flat_map(plane).map(|place| place as f64).collect()
+}
+
+/// Two patches of each of two samples.
+fn patches(gridtype: GridType, channels: usize) -> Twin {
+    let config = positions(gridtype, channels, [10, 12]);
+    let inputs =
+        [("fields", vec![4, 2, 8, 6]), ("noise_labels", vec![1]), ("global_index", vec![2, 2, 8, 6])];
+    Twin::new(ModelConfig::new(config), &inputs, &[("fields", vec![4, 1, 8, 6])])
+        .with_values("global_index", corners(&[[2, 0], [1, 6]]), Kind::Int64)
+        .perturbed(5)
+}
+
+#[rstest]
+#[case(split(&[(2, 2)]))]
+#[case(split(&[(3, 3)]))]
+#[case(split(&[(4, 2)]))]
+#[case(split(&[(2, 2), (2, 3)]))]
+#[case(vec![(2, vec![("fields", 0), ("noise_labels", 0)]), (2, vec![("fields", 2)])])]
+fn positions_are_the_same_on_shards(
+    #[values(whole(GridType::Sinusoidal, 8), whole(GridType::Learnable, 3))] twin: Twin,
+    #[case] axes: Vec<Axis>,
+) {
+    twin.check(&axes);
+}
+
+#[rstest]
+#[case(split(&[(2, 3), (2, 2)]))]
+fn positions_work_with_empty_shards(
+    #[values(whole(GridType::Sinusoidal, 4), whole(GridType::Learnable, 3))] twin: Twin,
+    #[case] axes: Vec<Axis>,
+) {
+    twin.with_empty_shards().check(&axes);
+}
+
+#[rstest]
+#[case(split(&[(2, 2)]))]
+#[case(vec![(3, vec![("fields", 3), ("global_index", 3)])])]
+#[case(vec![(2, vec![("fields", 2), ("global_index", 2)]), (2, vec![("fields", 3), ("global_index", 3)])])]
+fn patches_are_the_same_on_shards(
+    #[values(patches(GridType::Sinusoidal, 4), patches(GridType::Learnable, 3))] twin: Twin,
+    #[case] axes: Vec<Axis>,
+) {
+    twin.check(&axes);
+}
+
+#[rstest]
+#[case(positions(GridType::Sinusoidal, 6, [8, 8]), "N_grid_channels is 6, expected a multiple of 4")]
+#[case(positions(GridType::Linear, 4, [8, 8]), "N_grid_channels is 4, expected 2 up to 1024 for gridtype \"linear\"")]
+#[case(positions(GridType::Test, 3, [8, 8]), "N_grid_channels is 3")]
+#[case(positions(GridType::Learnable, 2000, [8, 8]), "N_grid_channels is 2000")]
+#[case(SongUNetPosEmbdConfig::new(small([8, 8], 4)), "in_channels is 4, expected more than 4")]
+fn positions_refuse(#[case] config: SongUNetPosEmbdConfig, #[case] reason: &str) {
+    let error = SongUNetPosEmbd::new(&config, &mut ParamStore::new(Generator::new(1))).unwrap_err();
+    let error = error.to_string();
+    assert!(error.starts_with("song_unet_pos_embd: ") && error.contains(reason), "{error}");
+}
+
+#[test]
+fn positions_refuse_arrays_of_other_shapes() {
+    let config = positions(GridType::Linear, 2, [8, 8]);
+    let model = SongUNetPosEmbd::new(&config, &mut ParamStore::new(Generator::new(1))).unwrap();
+    let error = |x: &[i64], index: Option<&[i64]>| {
+        let others = Batch::default().with("noise_labels", Tensor::zeros([1], FLOAT));
+        let others = match index {
+            Some(shape) => others.with("global_index", Tensor::zeros(shape, (Kind::Int64, Device::Cpu))),
+            None => others,
+        };
+        let y = model.forward(&Tensor::zeros(x, FLOAT), &others, Mode::Eval);
+        y.map_err(|error| error.to_string()).err().unwrap_or_default()
+    };
+    assert_eq!(error(&[3, 2, 8, 8], None), "");
+    assert_eq!(error(&[4, 2, 4, 6], Some(&[2, 2, 4, 6])), "");
+    assert!(error(&[3, 4, 8, 8], None).contains("[batch, 2, height, width]"));
+    assert!(error(&[3, 2, 4, 8], None).contains("fields of 8 × 8 points, or the array \"global_index\""));
+    assert!(error(&[3, 2, 4, 6], Some(&[2, 2, 4, 6])).contains("a number of patches that divides 3"));
+    assert!(error(&[4, 2, 4, 6], Some(&[2, 2, 6, 4])).contains("[patch, 2, 4, 6] for global_index"));
+}
+
+/// A denoiser given coarse fields of one channel.
+fn super_resolution(gridtype: GridType, channels: usize) -> EdmPrecondSuperResolutionConfig {
+    EdmPrecondSuperResolutionConfig::new(positions(gridtype, channels, [10, 12]))
+}
+
+#[rstest]
+#[case(split(&[(3, 3)]))]
+#[case(vec![(2, vec![("fields", 2), ("conditions", 2)]), (2, vec![("fields", 3), ("conditions", 3)])])]
+fn super_resolution_is_the_same_on_shards(
+    #[values(super_resolution(GridType::Sinusoidal, 4), super_resolution(GridType::Learnable, 2))]
+    config: EdmPrecondSuperResolutionConfig,
+    #[case] axes: Vec<Axis>,
+) {
+    let shape = || vec![2, 1, 10, 12];
+    let inputs = [("fields", shape()), ("conditions", shape()), ("sigma", vec![2])];
+    let twin = Twin::new(ModelConfig::new(config), &inputs, &[("fields", shape())]);
+    twin.with_values("sigma", vec![0.4, 1.7], Kind::Double).perturbed(5).check(&axes);
+}
+
+#[test]
+fn super_resolution_is_read_from_tables() {
+    let table = json!({
+        "type": "edm_precond_super_resolution", "img_resolution": 8, "img_in_channels": 6, "img_out_channels": 1,
+        "model_channels": 4, "channel_mult": [1, 1],
+    });
+    let config: ModelConfig = serde_json::from_value(table.clone()).unwrap();
+    let written = serde_json::to_value(&config).unwrap();
+    assert_eq!(written["model_type"], "SongUNetPosEmbd");
+    assert_eq!(serde_json::from_value::<ModelConfig>(written).unwrap(), config);
+    let fields = FieldSpec { extents: vec![8, 8], in_channels: 1, out_channels: 1, ..FieldSpec::default() };
+    let arrays = vec!["sigma".into(), "conditions".into()];
+    let fields = FieldSpec { condition_channels: 2, arrays, ..fields };
+    config.check(&fields).unwrap();
+    let error = config.check(&FieldSpec { condition_channels: 3, ..fields }).unwrap_err().to_string();
+    assert!(error.contains("--set model.img_in_channels=7"), "{error}");
+    assert!(config.denoises().is_some());
+    for (key, value, reason) in [
+        ("label_dim", json!(2), "unknown field `label_dim`"),
+        ("in_channels", json!(2), "unknown field `in_channels`"),
+        ("use_fp16", json!(true), "use_fp16 is not supported"),
+        ("width", json!(2), "unknown field `width`"),
+    ] {
+        let mut wrong = table.clone();
+        wrong[key] = value;
+        let error = serde_json::from_value::<ModelConfig>(wrong).unwrap_err().to_string();
+        assert!(error.contains(reason), "{error}");
+    }
+    let mut wrong = table;
+    wrong["img_in_channels"] = json!(4);
+    let config: ModelConfig = serde_json::from_value(wrong).unwrap();
+    let error = config.check(&FieldSpec::default()).unwrap_err().to_string();
+    assert!(error.contains("img_in_channels is 4, expected 5 or more"), "{error}");
+}
+
+/// The keys of the positions stand beside the network's, alone and within a denoiser.
+#[test]
+fn positions_are_read_from_tables() {
+    let table = json!({
+        "type": "song_unet_pos_embd", "img_resolution": 8, "in_channels": 3, "out_channels": 1, "gridtype": "linear",
+        "N_grid_channels": 2, "model_channels": 4, "channel_mult": [1, 1],
+    });
+    let network: ModelConfig = serde_json::from_value(table.clone()).unwrap();
+    let written = serde_json::to_value(&network).unwrap();
+    assert_eq!((&written["gridtype"], &written["dropout"]), (&json!("linear"), &json!(0.13)));
+    assert_eq!(serde_json::from_value::<ModelConfig>(written).unwrap(), network);
+    let denoiser = json!({ "type": "edm_preconditioner", "model": table });
+    let denoiser: ModelConfig = serde_json::from_value(denoiser).unwrap();
+    assert_eq!(denoiser, ModelConfig::new(EdmPreconditionerConfig::new(network)));
+    let fields = FieldSpec { extents: vec![8, 8], in_channels: 1, out_channels: 1, ..FieldSpec::default() };
+    let fields = FieldSpec { arrays: vec!["sigma".into()], ..fields };
+    denoiser.check(&fields).unwrap();
+    let other = FieldSpec { condition_channels: 2, ..fields };
+    let error = denoiser.check(&other).unwrap_err().to_string();
+    assert!(error.contains("model adds 2; --set model.model.in_channels=5"), "{error}");
+    let mut wrong = serde_json::to_value(&denoiser).unwrap()["model"].clone();
+    wrong["width"] = json!(2);
+    let error = serde_json::from_value::<ModelConfig>(wrong).unwrap_err().to_string();
+    assert!(error.contains("unknown field `width`"), "{error}");
+}
+
+#[test]
+fn regression_with_positions_needs_no_time() {
+    let config = positions(GridType::Linear, 2, [8, 8]);
+    let network = SongUNetConfig {
+        embedding_type: EmbeddingType::Zero,
+        img_resolution: PerDim::All(8),
+        ..config.network.clone()
+    };
+    let regression = SongUNetPosEmbdConfig { network, ..config.clone() };
+    let fields = FieldSpec { extents: vec![8, 8], in_channels: 2, out_channels: 1, ..FieldSpec::default() };
+    regression.check(&fields).unwrap();
+    assert!(config.check(&fields).unwrap_err().to_string().contains("reads the array \"time\""));
+}
