@@ -1,5 +1,4 @@
 //! SongUNet with positions and lead times, and denoisers around it: against golden cases, and on shards against one rank.
-#![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
 
 use isobar_array::Generator;
 use isobar_models::{
