@@ -111,7 +111,7 @@ mod tests {
 
     use super::*;
 
-    /// What one rank cannot write is an error of all.
+    /// All ranks get the error of one that cannot write.
     #[test]
     fn a_rank_that_cannot_write_ends_all() {
         let _ = threads::run(3, Duration::from_secs(60), |world| {
