@@ -2,10 +2,12 @@
 #![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
 
 use std::{
+    fs,
     path::{Path, PathBuf},
     time::Duration,
 };
 
+use isobar_data::{DataConfig, Window};
 use isobar_harness::{
     Exit, Launch, Outcome,
     curve::{assert_same_run, losses},
@@ -144,4 +146,123 @@ fn what_does_not_fit_is_one_clear_error(#[case] sets: &[&str], #[case] code: i32
     let outcome = launch.run().unwrap();
     assert_eq!(outcome.exit, Exit::Code(code), "{outcome}");
     assert!(outcome.ranks[0].stderr.contains(words), "{outcome}");
+}
+
+fn data(args: &[&str]) -> Outcome {
+    Launch::plain(1, ISOBAR)
+        .current_dir(workspace())
+        .deadline(Duration::from_secs(60))
+        .arg("data")
+        .args(args)
+        .run()
+        .unwrap()
+}
+
+/// All that a data set of trajectories holds: metadata, and the bits of its values.
+fn content(path: &Path, format: &str) -> (String, Vec<u32>) {
+    let config = DataConfig { path: path.into(), format: format.into(), ..DataConfig::default() };
+    let data = config.open_all().unwrap();
+    let times = data.times().unwrap();
+    let about = format!("{:?} {times:?} {:?} {:?}", data.dims(), data.time_unit(), data.variables());
+    let points = data.dims().iter().map(|dim| 0..dim.coordinates.len()).collect();
+    let window = Window { frames: 0..times.len(), points };
+    let samples: Vec<usize> = (0..data.samples()).collect();
+    let mut all = Vec::new();
+    for variable in data.variables() {
+        let values = data.read(&window, &samples, &[&variable.name]).unwrap().flatten(0, -1);
+        all.extend(Vec::<f32>::try_from(values).unwrap().into_iter().map(f32::to_bits));
+    }
+    (about, all)
+}
+
+/// From NetCDF to Zarr and back nothing changes; the store needs no name of its format to train from.
+#[test]
+fn zarr_is_converted_to_and_from() {
+    let folder = tempdir().unwrap();
+    let path = |name: &str| folder.path().join(name);
+    let text = |name: &str| path(name).display().to_string();
+    let source = fixture("netcdf4.nc");
+    let first = source.display().to_string();
+    let convert = |args: &[&str]| data(&[&["convert"], args].concat());
+    let _ = convert(&[&first, &text("a.zarr")]).expect_success();
+    let _ = convert(&[&text("a.zarr"), &text("b.nc")]).expect_success();
+    let _ = convert(&[
+        &text("b.nc"),
+        &text("store"),
+        "--format",
+        "zarr",
+        "--chunk",
+        "time=2,lat=2",
+        "--deflate",
+        "1",
+    ])
+    .expect_success();
+    let want = content(&source, "netcdf");
+    for (name, format) in [("a.zarr", "zarr"), ("b.nc", "netcdf"), ("store", "zarr")] {
+        assert_eq!(content(&path(name), format), want, "{name}");
+    }
+    let error = launch(Launch::plain(1, ISOBAR), "train", &path("run"), &path("store"), &[]).run().unwrap();
+    assert!(error.ranks[0].stderr.contains("--set data.format=zarr"), "{error}");
+    let config = fs::read_to_string(workspace().join("configs/navier_stokes_fno.toml")).unwrap();
+    let own = format!("[data]\npath = {:?}\n", path("store"));
+    let lines = config.lines().filter(|line| !line.starts_with("format =") && !line.starts_with("path ="));
+    let config: String = lines.map(|line| format!("{line}\n")).collect();
+    fs::write(path("run.toml"), config.replace("[data]\n", &own)).unwrap();
+    let sets =
+        ["data.fields=[\"u\"]", "data.predict=frame", "data.validation_samples=1", "data.validation_steps=1"];
+    let model =
+        ["model.latent_channels=4", "model.num_fno_layers=2", "model.num_fno_modes=2", "train.max_steps=1"];
+    let output = format!("run.output={}", path("run").display());
+    let sets = [&sets[..], &model, &[&output]].concat();
+    let args = sets.iter().flat_map(|set| ["--set", set]);
+    let train = Launch::plain(1, ISOBAR).current_dir(workspace()).deadline(Duration::from_secs(300));
+    let _ = good(train.arg("train").arg(path("run.toml")).args(args));
+    for (args, code, words) in [
+        (vec![first.clone(), text("store")], 2, "its extension names no format"),
+        (vec![first.clone(), text("a.zarr")], 3, "already exists"),
+        (
+            vec![text("a.zarr"), text("a.zarr/zarr.json"), "--format".into(), "netcdf".into()],
+            2,
+            "the source or a file in it",
+        ),
+        (
+            vec![text("a.zarr"), text("c.zarr"), "--chunk".into(), "depth=2".into()],
+            2,
+            "--chunk names \"depth\"",
+        ),
+        (vec![text("none.zarr"), text("c.nc")], 3, "none.zarr"),
+        (vec![fixture("missing.nc").display().to_string(), text("c.zarr")], 3, "missing"),
+    ] {
+        let args: Vec<&str> = args.iter().map(String::as_str).collect();
+        let outcome = convert(&args);
+        assert_eq!(outcome.exit, Exit::Code(code), "{args:?}: {outcome}");
+        assert!(outcome.ranks[0].stderr.contains(words), "{args:?}: {outcome}");
+    }
+    let mut names: Vec<_> =
+        fs::read_dir(folder.path()).unwrap().map(|entry| entry.unwrap().file_name()).collect();
+    names.sort();
+    assert_eq!(names, ["a.zarr", "b.nc", "run", "run.toml", "store"], "what failed left nothing");
+}
+
+/// `isobar data stats` of a run takes the samples that it trains on: by times, and all of a file if validation has its own.
+#[test]
+fn statistics_are_of_the_training_samples() {
+    let folder = tempdir().unwrap();
+    let file = fixture("netcdf4.nc");
+    let config = folder.path().join("run.toml");
+    let samples = |more: &str| {
+        let text = format!("[data]\npath = {file:?}\nformat = \"netcdf\"\nfields = [\"u\"]\n{more}\n");
+        fs::write(&config, text).unwrap();
+        let out = folder.path().join("stats.json");
+        let _ = data(&["stats", &config.display().to_string(), "--output", &out.display().to_string()])
+            .expect_success();
+        let told: serde_json::Value = serde_json::from_slice(&fs::read(out).unwrap()).unwrap();
+        (told["samples"].clone(), told["channels"][0]["values"]["count"].as_u64().unwrap())
+    };
+    let (first, count) = samples("validation_samples = 1");
+    let (both, all) = samples(&format!("validation_path = {file:?}"));
+    assert_eq!((first, both), (serde_json::json!([0, 2]), serde_json::json!([0, 3])));
+    assert_eq!(2 * all, 3 * count);
+    let (_, few) = samples("times = [0, 1]\nvalidation_samples = 0");
+    assert!(few < all, "{few} {all}");
 }

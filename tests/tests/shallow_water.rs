@@ -208,7 +208,7 @@ fn content(path: &Path, format: &str) -> (String, Vec<u32>) {
     (about, Vec::<f32>::try_from(values).unwrap().into_iter().map(f32::to_bits).collect())
 }
 
-/// What `predict` writes in Zarr, each rank its own chunks, is what it writes in NetCDF, to the last bit.
+/// `predict` writes the same bits in Zarr, each rank its own chunks, as in NetCDF.
 #[rstest]
 #[case::all_there(false)]
 #[case::masked(true)]

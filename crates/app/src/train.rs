@@ -316,7 +316,7 @@ fn identity(config: &Config) -> Result<serde_json::Value> {
     }
     let data = &config.data;
     let mut identity = serde_json::json!({
-        "data": { "format": data.format, "fields": data.fields, "predict": data.predict, "positions": data.positions },
+        "data": { "format": data.format_name(), "fields": data.fields, "predict": data.predict, "positions": data.positions },
         "model": model,
     });
     // Only where they are set, so that runs of earlier versions resume.

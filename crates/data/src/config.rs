@@ -24,7 +24,7 @@ pub struct DataConfig {
     /// The file or folder, relative to the working folder. Several files of one data set are a folder of them, a pattern such as
     /// `"era5_*.nc"`, or a list of files and patterns.
     pub path: DataPath,
-    /// Format of the data.
+    /// Format of the data. A store of Zarr in `path` need not name it.
     pub format: FormatName,
     /// With several files: how they follow each other, along times ("time") or samples ("sample"). By default along times where
     /// those of the files differ, otherwise along samples.
@@ -139,6 +139,14 @@ impl Default for DataConfig {
 }
 
 impl DataConfig {
+    /// Returns the name of the format: that of `format`, or `zarr` where that has its default and `path` is a store of Zarr.
+    pub fn format_name(&self) -> &str {
+        match self.format == FormatName::default() && self.path.is_zarr() {
+            true => "zarr",
+            false => self.format.as_str(),
+        }
+    }
+
     /// Returns whether the run is about several time steps, or changes between them.
     pub fn needs_time(&self) -> bool {
         (self.train_steps.most(), self.validation_steps, self.predict) != (1, 1, Predict::Frame)
@@ -160,7 +168,7 @@ impl DataConfig {
 
     /// Resolves a folder with the folders `train`, `valid` and `test`: the paths of the sets that no key names.
     pub(crate) fn with_folders(&self) -> Result<Cow<'_, Self>> {
-        let Some([train, valid, test]) = self.path.split(&find(self.format.as_str())?) else {
+        let Some([train, valid, test]) = self.path.split(&find(self.format_name())?) else {
             return Ok(Cow::Borrowed(self));
         };
         let mut own = self.clone();
@@ -176,7 +184,7 @@ impl DataConfig {
 
     /// Opens another data set of the same kind.
     pub(crate) fn open_at(&self, path: &DataPath) -> Result<Box<dyn Dataset>> {
-        let name = self.format.as_str();
+        let name = self.format_name();
         self.train_steps.check()?;
         let all = [&self.fields[..], &self.inputs, &self.targets, &self.diagnostics].concat();
         let stored = self.forcings.iter().chain(&self.statics).filter(|name| !Computed::is_name(name));
@@ -210,7 +218,7 @@ impl DataConfig {
 
     /// Opener of files, with all variables where none is named.
     fn opener(&self, variables: Vec<String>) -> Result<Opener> {
-        let name = self.format.as_str();
+        let name = self.format_name();
         Ok(Opener {
             format: find(name)?,
             table: self.own.0.get(name).cloned(),

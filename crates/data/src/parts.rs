@@ -54,8 +54,33 @@ impl DataConfig {
         resolved.resolved_parts()
     }
 
+    /// Opens the training samples as [`parts`](Self::parts) does, but with NaN where values are missing, if they may be.
+    ///
+    /// # Errors
+    /// Those of [`parts`](Self::parts).
+    pub fn train_part(&self) -> Result<Part> {
+        Ok(self.with_folders()?.stored_parts()?.train)
+    }
+
     /// The data sets, where `path` is not one of three folders.
     fn resolved_parts(&self) -> Result<Parts> {
+        let parts = self.stored_parts()?;
+        Ok(match self.missing {
+            Missing::Error => parts,
+            Missing::Fill => filled(parts, self.fill, BTreeSet::new()),
+            Missing::Mask => {
+                // Outputs keep their missing values, which are the mask.
+                let default = parts.train.data.default_pair().filter(|_| self.targets.is_empty());
+                let default = default.map(|[_, target]| target.to_owned());
+                let outputs = self.fields.iter().chain(&self.diagnostics).chain(&self.targets).cloned();
+                let outputs = outputs.chain(default).collect();
+                filled(parts, self.fill, outputs)
+            }
+        })
+    }
+
+    /// The data sets as they are stored, with NaN where values are missing.
+    fn stored_parts(&self) -> Result<Parts> {
         self.check()?;
         let whole = self.opened(&self.path)?;
         let train = limited(&whole, "data.train_times", self.train_times.as_ref())?;
@@ -74,25 +99,13 @@ impl DataConfig {
         let split = if separate { samples } else { samples.saturating_sub(self.validation_samples) };
         let most = self.train_samples.unwrap_or(split).min(split);
         let all = |data: Arc<dyn Dataset>| Part { samples: 0..data.samples(), data };
-        let parts = Parts {
+        Ok(Parts {
             validation: match validation {
                 Some(validation) => all(validation),
                 None => Part { data: Arc::clone(&train), samples: split..samples },
             },
             train: Part { data: train, samples: 0..most },
             test: test.map(all),
-        };
-        Ok(match self.missing {
-            Missing::Error => parts,
-            Missing::Fill => filled(parts, self.fill, BTreeSet::new()),
-            Missing::Mask => {
-                // Outputs keep their missing values, which are the mask.
-                let default = parts.train.data.default_pair().filter(|_| self.targets.is_empty());
-                let default = default.map(|[_, target]| target.to_owned());
-                let outputs = self.fields.iter().chain(&self.diagnostics).chain(&self.targets).cloned();
-                let outputs = outputs.chain(default).collect();
-                filled(parts, self.fill, outputs)
-            }
         })
     }
 

@@ -340,8 +340,17 @@ pub(crate) fn find(name: &str) -> Result<Entry> {
         .map_err(|problem| Error::Config(format!("data.format: {problem}")))
 }
 
-/// Rejects a file whose extension is that of another registered format only.
+/// Returns whether a folder has the metadata of a store of Zarr.
+pub(crate) fn is_zarr_store(path: &Path) -> bool {
+    const METADATA: [&str; 5] = ["zarr.json", ".zmetadata", ".zgroup", ".zarray", ".zattrs"];
+    METADATA.iter().any(|file| path.join(file).is_file())
+}
+
+/// Rejects a file whose extension is that of another registered format only, and a store of Zarr of any name.
 pub(crate) fn check_extension(path: &Path, own: &str) -> Result<()> {
+    if own != "zarr" && is_zarr_store(path) {
+        return Err(Error::OtherFormat { path: path.to_owned(), format: "zarr" });
+    }
     let extension = path.extension().and_then(|extension| extension.to_str()).map(str::to_ascii_lowercase);
     let Some(extension) = extension else { return Ok(()) };
     let has = |entry: &Entry| entry.extensions.contains(&extension.as_str());

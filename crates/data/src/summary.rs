@@ -182,8 +182,19 @@ impl Default for Sums {
 }
 
 impl Sums {
-    /// Adds values `[frame, x, …]`.
+    /// Adds values `[frame, x, …]`, but for those that are missing, NaN.
     fn push(&mut self, values: &Tensor, weights: Option<&Tensor>) -> Result<()> {
+        let there = values.f_isnan()?.f_logical_not()?;
+        if there.f_all()?.f_int64_value(&[])? == 1 {
+            return self.push_all(values, weights);
+        }
+        let weights =
+            weights.map(|weights| weights.f_expand_as(values)?.f_masked_select(&there)).transpose()?;
+        self.push_all(&values.f_masked_select(&there)?, weights.as_ref())
+    }
+
+    /// Adds values, with a weight for each.
+    fn push_all(&mut self, values: &Tensor, weights: Option<&Tensor>) -> Result<()> {
         let count = values.numel();
         if count == 0 {
             return Ok(());

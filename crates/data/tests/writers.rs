@@ -251,3 +251,56 @@ fn statistics_without_latitudes_are_those_of_the_data_set() {
         near(&summary.changes.unwrap(), changes);
     }
 }
+
+/// Chunks of Zarr stay below what its reader takes: along axes without a given extent they become smaller, others are an error.
+#[test]
+fn chunks_of_zarr_are_bounded() {
+    let folder = tempfile::tempdir().unwrap();
+    let create = |name: &str, chunks: &[(&str, usize)]| {
+        let chunks = chunks.iter().map(|(axis, extent)| ((*axis).to_owned(), *extent)).collect();
+        let mut content = content(Storage { chunks, deflate: None });
+        let line = |count: usize| (0..count).map(|at| at as f64 * 1e-3).collect();
+        (content.dims[0].coordinates, content.dims[1].coordinates) = (line(16_384), line(20_000));
+        writer(Some("zarr"), Path::new("x")).unwrap().create(&folder.path().join(name), &content)
+    };
+    assert_eq!(create("a", &[]).unwrap().tile(), Some(vec![16_384, 10_000]));
+    assert_eq!(create("b", &[("longitude", 20_000)]).unwrap().tile(), Some(vec![8_192, 20_000]));
+    let error = create("c", &[("latitude", 16_384), ("longitude", 20_000)]).err().unwrap().to_string();
+    assert!(error.contains("expected at most") && error.contains("--chunk"), "{error}");
+    assert_eq!(
+        std::fs::read_dir(folder.path()).unwrap().count(),
+        0,
+        "nothing is left of what is not finished"
+    );
+}
+
+/// Values that are missing have no part in statistics.
+#[test]
+fn statistics_leave_out_missing_values() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("gaps.nc");
+    let content = Content {
+        meta: PredictionMeta { missing: true, ..content(Storage::default()).meta },
+        ..content(Storage::default())
+    };
+    let mut file = writer(None, &path).unwrap().create(&path, &content).unwrap();
+    for (name, channels) in [("h", 1), ("wind", 2)] {
+        let values = values(channels);
+        let _ = values.narrow(4, 1, 3).fill_(f64::NAN);
+        for sample in 0..SAMPLES {
+            file.write(name, sample, 0, &values.get(sample as i64)).unwrap();
+        }
+    }
+    file.finish().unwrap();
+    let table = serde_json::json!({ "path": path, "format": "netcdf", "fields": ["h"], "missing": "mask", "validation_samples": 0 });
+    let part = serde_json::from_value::<DataConfig>(table).unwrap().train_part().unwrap();
+    let found = summarize(&*part.data, &["h"], part.samples, |_, _| ()).unwrap();
+    let there = values(1).narrow(4, 0, 1).contiguous();
+    assert_eq!(found[0].values.count, there.numel() as u64);
+    assert_eq!(
+        (found[0].values.min, found[0].values.max),
+        (there.min().double_value(&[]), there.max().double_value(&[]))
+    );
+    assert!(found[0].values.mean.is_finite() && found[0].values.std.is_finite());
+    assert!((found[0].changes.as_ref().unwrap().mean - 10.0).abs() < 1e-12);
+}

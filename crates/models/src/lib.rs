@@ -22,6 +22,7 @@
 //! | [`Pix2Pix`] | [`Pix2PixConfig`] | convolutions down to a coarser grid, residual blocks and transposed convolutions back, of one to three dimensions |
 //! | [`SongUNet`] | [`SongUNetConfig`] | U-Net of diffusion models (DDPM++, NCSN++), of two dimensions |
 //! | [`SongUNetPosEmbd`] | [`SongUNetPosEmbdConfig`] | [`SongUNet`] with positions on the grid as further channels |
+//! | [`SongUNetPosLtEmbd`] | [`SongUNetPosLtEmbdConfig`] | the same with trained fields of the lead time, outputs may be probabilities |
 //! | [`SrResNet`] | [`SrResNetConfig`] | super-resolution residual network of three dimensions |
 //! | [`SwinRnn`] | [`SwinRnnConfig`] | recurrent weather model of shifted windows on four grids |
 //! | [`Transolver`] | [`TransolverConfig`] | attention between points of a cloud or field through a few slices |
@@ -83,6 +84,7 @@ mod sharding;
 mod size;
 mod song_unet;
 mod song_unet_pos_embd;
+mod song_unet_pos_lt_embd;
 mod sr_res_net;
 mod swin_rnn;
 mod traffic;
@@ -131,6 +133,7 @@ pub use registry::{Entry, ModelConfig, register, registered};
 pub use sharding::Sharding;
 pub use song_unet::{DecoderType, EmbeddingType, EncoderType, SongUNet, SongUNetConfig};
 pub use song_unet_pos_embd::{GridPositions, GridType, SongUNetPosEmbd, SongUNetPosEmbdConfig};
+pub use song_unet_pos_lt_embd::{LeadTimes, SongUNetPosLtEmbd, SongUNetPosLtEmbdConfig};
 pub use sr_res_net::{SrResNet, SrResNetConfig, SrResNetPadding};
 pub use swin_rnn::{SwinRnn, SwinRnnConfig};
 pub use traffic::{Split, Traffic};

@@ -74,6 +74,7 @@ fn all_models_are_registered_once() {
         "pix2pix",
         "song_unet",
         "song_unet_pos_embd",
+        "song_unet_pos_lt_embd",
         "sr_res_net",
         "swin_rnn",
         "transolver",

@@ -5,12 +5,13 @@ use isobar_array::Generator;
 use isobar_models::{
     Activation, Afno, AfnoConfig, Architecture, Aurora, AuroraConfig, CNextUNet, CNextUNetConfig,
     DecoderType, DetokenizerKind, DistributedAfno, DistributedAfnoConfig, Dit, DitConfig, Dlwp, DlwpConfig,
-    EdmPrecond, EdmPrecondConfig, EdmPreconditioner, EdmPreconditionerConfig, EncoderType, Factorization,
-    Fengwu, FengwuConfig, FieldSpec, Flare, FlareConfig, Fno, FnoConfig, FullyConnected,
-    FullyConnectedConfig, GeoAttention, GeoTransolver, GeoTransolverConfig, ModAfno, ModAfnoConfig,
-    ModelConfig, Pangu, PanguConfig, PerDim, Pix2Pix, Pix2PixConfig, SongUNet, SongUNetConfig,
-    SongUNetPosEmbd, SongUNetPosEmbdConfig, SrResNet, SrResNetConfig, SwinRnn, SwinRnnConfig, Transolver,
-    TransolverConfig, UNet, UNetConfig, Upsampling, Vit, VitConfig,
+    EdmPrecond, EdmPrecondConfig, EdmPrecondSuperResolution, EdmPrecondSuperResolutionConfig,
+    EdmPreconditioner, EdmPreconditionerConfig, EncoderType, Factorization, Fengwu, FengwuConfig, FieldSpec,
+    Flare, FlareConfig, Fno, FnoConfig, FullyConnected, FullyConnectedConfig, GeoAttention, GeoTransolver,
+    GeoTransolverConfig, ModAfno, ModAfnoConfig, ModelConfig, Pangu, PanguConfig, PerDim, Pix2Pix,
+    Pix2PixConfig, SongUNet, SongUNetConfig, SongUNetPosEmbd, SongUNetPosEmbdConfig, SongUNetPosLtEmbd,
+    SongUNetPosLtEmbdConfig, SrResNet, SrResNetConfig, SwinRnn, SwinRnnConfig, Transolver, TransolverConfig,
+    UNet, UNetConfig, Upsampling, Vit, VitConfig,
 };
 use isobar_shard::{ModelSize, ParamCount, ParamStore};
 use rstest::rstest;
@@ -102,6 +103,10 @@ fn a_model_has_as_many_parameters_as_were_counted(#[values(0, 1, 2, 3, 7)] layer
     counts(&song, |store| drop(SongUNet::new(&song, store).unwrap()));
     let config = SongUNetPosEmbdConfig::new(SongUNetConfig { in_channels: 5, ..song.clone() });
     counts(&config, |store| drop(SongUNetPosEmbd::new(&config, store).unwrap()));
+    let config = SongUNetPosLtEmbdConfig::new(2, SongUNetConfig { in_channels: 7, ..song.clone() });
+    counts(&config, |store| drop(SongUNetPosLtEmbd::new(&config, store).unwrap()));
+    let config = EdmPrecondSuperResolutionConfig::new(song.clone());
+    counts(&config, |store| drop(EdmPrecondSuperResolution::new(&config, store).unwrap()));
     let config = EdmPrecondConfig::new(1, song.clone());
     counts(&config, |store| drop(EdmPrecond::new(&config, store).unwrap()));
     let config = EdmPreconditionerConfig::new(ModelConfig::new(song));

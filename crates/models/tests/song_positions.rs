@@ -1,11 +1,10 @@
 //! SongUNet with positions and lead times, and denoisers around it: against golden cases, and on shards against one rank.
-#![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
 
 use isobar_array::Generator;
 use isobar_models::{
     Architecture, Batch, EdmPrecondSuperResolutionConfig, EdmPreconditionerConfig, EmbeddingType, FieldSpec,
-    GridPositions, GridType, Mode, ModelConfig, PerDim, SongUNetConfig, SongUNetPosEmbd,
-    SongUNetPosEmbdConfig,
+    GridPositions, GridType, LeadTimes, Mode, ModelConfig, PerDim, SongUNetConfig, SongUNetPosEmbd,
+    SongUNetPosEmbdConfig, SongUNetPosLtEmbd, SongUNetPosLtEmbdConfig,
 };
 use isobar_shard::ParamStore;
 use rstest::rstest;
@@ -22,6 +21,7 @@ const FLOAT: (Kind, Device) = (Kind::Float, Device::Cpu);
 fn golden_cases(
     #[values(
         "edm_precond_positions",
+        "edm_precond_super_resolution_lead_time",
         "edm_precond_super_resolution_plain",
         "edm_precond_super_resolution_positions",
         "song_unet_pos_embd_bands",
@@ -31,7 +31,11 @@ fn golden_cases(
         "song_unet_pos_embd_octave",
         "song_unet_pos_embd_patches",
         "song_unet_pos_embd_sinusoidal",
-        "song_unet_pos_embd_test"
+        "song_unet_pos_embd_test",
+        "song_unet_pos_lt_embd_alone",
+        "song_unet_pos_lt_embd_eval",
+        "song_unet_pos_lt_embd_patches",
+        "song_unet_pos_lt_embd_train"
     )]
     name: &str,
 ) {
@@ -149,6 +153,72 @@ fn patches_are_the_same_on_shards(
     #[case] axes: Vec<Axis>,
 ) {
     twin.check(&axes);
+}
+
+fn lead_times() -> SongUNetPosLtEmbdConfig {
+    let network = SongUNetConfig { out_channels: 3, ..small([10, 12], 6) };
+    let config = SongUNetPosLtEmbdConfig::new(2, network);
+    let lead_times = LeadTimes { lead_time_steps: 3, prob_channels: vec![2, 0], ..config.lead_times };
+    let positions = GridPositions { gridtype: GridType::Linear, n_grid_channels: 2 };
+    SongUNetPosLtEmbdConfig { lead_times, positions, ..config }
+}
+
+#[rstest]
+#[case(split(&[(2, 2)]))]
+#[case(split(&[(3, 3)]))]
+#[case(split(&[(2, 2), (2, 3)]))]
+#[case(vec![(2, vec![("fields", 0), ("noise_labels", 0), ("lead_time_label", 0)]), (2, vec![("fields", 3)])])]
+fn lead_times_are_the_same_on_shards(#[case] axes: Vec<Axis>) {
+    let inputs = [("fields", vec![2, 2, 10, 12]), ("noise_labels", vec![2]), ("lead_time_label", vec![2])];
+    Twin::new(ModelConfig::new(lead_times()), &inputs, &[("fields", vec![2, 3, 10, 12])])
+        .with_values("lead_time_label", vec![2.0, 0.0], Kind::Int64)
+        .perturbed(5)
+        .check(&axes);
+}
+
+#[rstest]
+#[case(split(&[(2, 2)]))]
+#[case(vec![(2, vec![("fields", 2), ("global_index", 2)]), (2, vec![("fields", 3), ("global_index", 3)])])]
+fn lead_times_of_patches_are_the_same_on_shards(#[case] axes: Vec<Axis>) {
+    let inputs = [
+        ("fields", vec![4, 2, 8, 6]),
+        ("noise_labels", vec![1]),
+        ("global_index", vec![2, 2, 8, 6]),
+        ("lead_time_label", vec![2]),
+    ];
+    Twin::new(ModelConfig::new(lead_times()), &inputs, &[("fields", vec![4, 3, 8, 6])])
+        .with_values("global_index", corners(&[[2, 0], [1, 6]]), Kind::Int64)
+        .with_values("lead_time_label", vec![2.0, 0.0], Kind::Int64)
+        .perturbed(5)
+        .check(&axes);
+}
+
+#[rstest]
+#[case(LeadTimes::new(0), "lead_time_channels is 0")]
+#[case(LeadTimes { lead_time_steps: 0, ..LeadTimes::new(2) }, "lead_time_steps is 0")]
+#[case(LeadTimes { prob_channels: vec![3], ..LeadTimes::new(2) }, "prob_channels is [3], expected different channels")]
+#[case(LeadTimes { prob_channels: vec![1, 1], ..LeadTimes::new(2) }, "prob_channels is [1, 1]")]
+#[case(LeadTimes { lead_time_mode: false, ..LeadTimes::new(2) }, "the model is song_unet_pos_embd")]
+#[case(LeadTimes::new(4), "in_channels is 6, expected more than 6")]
+fn lead_times_refuse(#[case] given: LeadTimes, #[case] reason: &str) {
+    let config = SongUNetPosLtEmbdConfig { lead_times: given, ..lead_times() };
+    let error = SongUNetPosLtEmbd::new(&config, &mut ParamStore::new(Generator::new(1))).unwrap_err();
+    let error = error.to_string();
+    assert!(error.starts_with("song_unet_pos_lt_embd: ") && error.contains(reason), "{error}");
+}
+
+#[test]
+fn lead_times_are_read_from_tables() {
+    let config = ModelConfig::new(lead_times());
+    let written = serde_json::to_value(&config).unwrap();
+    assert_eq!((&written["lead_time_channels"], &written["N_grid_channels"]), (&json!(2), &json!(2)));
+    assert_eq!(serde_json::from_value::<ModelConfig>(written).unwrap(), config);
+    let fields = FieldSpec { extents: vec![10, 12], in_channels: 2, out_channels: 3, ..FieldSpec::default() };
+    let fields = FieldSpec { arrays: vec!["time".into()], ..fields };
+    let error = config.check(&fields).unwrap_err().to_string();
+    assert!(error.contains("reads the array \"lead_time_label\""), "{error}");
+    let arrays = vec!["time".into(), "lead_time_label".into()];
+    config.check(&FieldSpec { arrays, ..fields }).unwrap();
 }
 
 #[rstest]

@@ -10,6 +10,7 @@ use isobar_data::{Dataset, PredictionMeta, Storage, Window, writer};
 use super::open::DataArgs;
 use super::{bytes_bar, inspect, mended, parent};
 use crate::exit::{Because, Exit};
+use crate::run::is_of_data;
 use crate::terminal;
 
 /// Arguments of `isobar data convert`.
@@ -50,9 +51,10 @@ pub(super) fn run(args: &ConvertArgs) -> Result<Exit> {
     let source = DataArgs { path: args.source.clone(), format: args.from.clone(), set };
     let (data, _, _) = source.open()?;
     let storage = Storage { chunks: chunks(&args.chunk)?, deflate: args.deflate };
-    let target = args.target.canonicalize().ok();
-    if target.is_some() && data.files().iter().any(|file| file.canonicalize().ok() == target) {
-        return Err(Exit::Usage.because("source and target are the same file; name another target").into());
+    if is_of_data(&args.target, &*data) {
+        return Err(Exit::Usage
+            .because("the target is the source or a file in it; name another target")
+            .into());
     }
     parent(&args.target)?;
     convert(&*data, args, storage)?;

@@ -4,7 +4,7 @@ use std::path::{Path, PathBuf};
 
 use anyhow::Result;
 use clap::Args;
-use isobar_data::Dataset;
+use isobar_data::{DataPath, Dataset};
 
 use crate::config::{self, Config};
 use crate::exit::{Because, Exit};
@@ -71,9 +71,7 @@ fn in_folder(folder: &Path) -> Option<PathBuf> {
 fn formats(path: &Path) -> Result<Vec<String>> {
     let of = |path: &Path| path.extension().map(|extension| extension.to_string_lossy().to_lowercase());
     // A store of Zarr may have any name.
-    let is_store =
-        ["zarr.json", ".zmetadata", ".zgroup", ".zarray"].iter().any(|file| path.join(file).is_file());
-    let own = is_store.then(|| "zarr".to_owned()).or_else(|| of(path));
+    let own = DataPath::from(path.to_owned()).is_zarr().then(|| "zarr".to_owned()).or_else(|| of(path));
     let extension = own.or_else(|| in_folder(path).as_deref().and_then(of));
     let known = isobar_data::registered();
     let fits = |entry: &&isobar_data::Entry| {

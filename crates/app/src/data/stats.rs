@@ -4,7 +4,7 @@ use std::path::PathBuf;
 
 use anyhow::Result;
 use clap::Args;
-use isobar_data::{Statistics, Summary, area_weights, summarize};
+use isobar_data::{Part, Statistics, Summary, area_weights, summarize};
 use serde_json::json;
 
 use super::bytes_bar;
@@ -28,6 +28,10 @@ pub(crate) struct StatsArgs {
 /// Runs the command.
 pub(super) fn run(args: &StatsArgs) -> Result<Exit> {
     let (data, config, is_run) = args.data.open()?;
+    let Part { data, samples } = match is_run && !args.all {
+        true => config.data.train_part()?,
+        false => Part { samples: 0..data.samples(), data: data.into() },
+    };
     let named = [&config.data.fields[..], &config.data.inputs, &config.data.targets].concat();
     let mut names: Vec<&str> = Vec::new();
     let known = data.variables().iter().map(|variable| variable.name.as_str());
@@ -38,13 +42,6 @@ pub(super) fn run(args: &StatsArgs) -> Result<Exit> {
             names.push(name);
         }
     }
-    let samples = match is_run && !args.all {
-        true => {
-            let most = data.samples().saturating_sub(config.data.validation_samples);
-            0..config.data.train_samples.unwrap_or(most).min(most)
-        }
-        false => 0..data.samples(),
-    };
     if samples.is_empty() {
         let text = format!("{} has no training samples; --all takes all", data.path().display());
         return Err(Exit::Usage.because(text).into());
@@ -66,6 +63,7 @@ pub(super) fn run(args: &StatsArgs) -> Result<Exit> {
         let content = json!({
             "path": data.path(),
             "samples": [samples.start, samples.end],
+            "times": data.times().map(|times| [times.first(), times.last()]),
             "weights": latitudes.map(|dim| json!({ "area": dim })),
             "channels": summaries,
         });

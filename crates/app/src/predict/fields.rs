@@ -101,6 +101,7 @@ impl Prediction<'_> {
                     self.write(writer, (index, at), &source.targets, (points, values))
                 })?;
             }
+            output.check(place.world)?;
         }
         output.finish(place.world)?;
         Ok(outcome)
@@ -152,6 +153,7 @@ impl Prediction<'_> {
                     self.write(writer, (index, 0), names, (points, values))
                 })?;
             }
+            output.check(place.world)?;
         }
         output.finish(place.world)?;
         Ok(outcome)

@@ -13,6 +13,7 @@ use std::path::{Path, PathBuf};
 use anyhow::{Result, bail};
 use clap::Args;
 use isobar_collectives::Group;
+use isobar_data::Parts;
 use isobar_manager::config::Resolved;
 use isobar_manager::{DistributedManager, logging};
 use isobar_train::checkpoint::{Checkpoints, Contents, Keep, Loaded, Which};
@@ -112,8 +113,9 @@ impl Job for Prediction<'_> {
 
         let samples = self.samples(&source)?;
         let out = args.out.clone().unwrap_or_else(|| config.run.folder().join("prediction.h5"));
-        let target = out.canonicalize().ok();
-        if target.is_some() && source.data.files().iter().any(|file| file.canonicalize().ok() == target) {
+        let Parts { train, validation, test } = &source.parts;
+        let read = [Some(train), Some(validation), test.as_ref()].into_iter().flatten();
+        if read.into_iter().any(|part| run::is_of_data(&out, &*part.data)) {
             let out = out.display();
             bail!(Exit::Usage.because(format!("--out {out} is a file of the data set; name another file")));
         }

@@ -17,6 +17,8 @@ use crate::run::alike;
 pub(super) struct Output {
     writer: Option<Box<dyn DatasetWriter>>,
     way: Way,
+    /// The first error of this rank's writer, which then writes no more.
+    failed: Option<anyhow::Error>,
 }
 
 /// State of rank 0's writer, as the other ranks learn it.
@@ -46,7 +48,7 @@ impl Output {
             let joined = if world.rank() == 0 { Ok(writer) } else { join(unfinished).map(Some) };
             writer = alike(world, joined.map(|writer| (Vec::new(), writer)))?.0;
         }
-        Ok(Self { writer, way })
+        Ok(Self { writer, way, failed: None })
     }
 
     /// The way of values to rank 0's writer.
@@ -61,22 +63,33 @@ impl Output {
         }
     }
 
-    /// Brings fields of one sample to the ranks that write them, which hand them to `write` with their points. All ranks call.
+    /// Brings fields of one sample to the ranks that write them, which hand them to `write` with their points; [`check`](Self::check)
+    /// tells all ranks of an error of one. All ranks call.
     pub(super) fn put<L: FieldLayout>(
         &mut self,
         windows: &Windows<'_>,
         (layout, fields): (&L, &L::Array),
         mut write: impl FnMut(&mut dyn DatasetWriter, &[Range<usize>], &Tensor) -> Result<()>,
     ) -> Result<()> {
-        let writer = &mut self.writer;
-        let write = |points: &[Range<usize>], values: &Tensor| match writer {
-            Some(writer) => write(&mut **writer, points, values),
-            None => Ok(()),
+        let (writer, failed) = (&mut self.writer, &mut self.failed);
+        let write = |points: &[Range<usize>], values: &Tensor| {
+            if let (Some(writer), None) = (writer.as_mut(), &*failed) {
+                *failed = write(&mut **writer, points, values).err();
+            }
+            Ok(())
         };
         match &self.way {
             Way::Tiles(tile, _) => windows.spread(layout, fields, tile, write),
             way => windows.bring(layout, fields, *way == Way::Windows, write),
         }
+    }
+
+    /// Fails on all ranks if one could not write, so that none writes any more when rank 0 removes what is not finished. All ranks
+    /// call, after each sample.
+    pub(super) fn check(&mut self, world: &Group) -> Result<()> {
+        let failed = self.failed.take().map_or(Ok(()), Err);
+        alike(world, failed.map(|()| (Vec::new(), ())))?;
+        Ok(())
     }
 
     /// Puts the data set in its place, once all ranks have written. All ranks call.
@@ -87,5 +100,26 @@ impl Output {
             alike(world, finished.map(|()| (Vec::new(), ())).map_err(anyhow::Error::from))?;
         }
         Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use isobar_collectives::threads;
+
+    use super::*;
+
+    /// All ranks get the error of one that cannot write.
+    #[test]
+    fn a_rank_that_cannot_write_ends_all() {
+        let _ = threads::run(3, Duration::from_secs(60), |world| {
+            let mut output = Output { writer: None, way: Way::Frames, failed: None };
+            output.check(&world).unwrap();
+            output.failed = (world.rank() == 1).then(|| anyhow::anyhow!("the disk is full"));
+            let error = output.check(&world).unwrap_err();
+            assert!(format!("{error:#}").contains("the disk is full"), "{error:#}");
+        });
     }
 }

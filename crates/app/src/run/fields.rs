@@ -71,7 +71,7 @@ impl Fields {
         let counts = [train, validation].map(|part| part.samples.len());
         let extents = source.extents().iter().map(usize::to_string).collect::<Vec<_>>().join(" x ");
         let description = format!("{} + {} samples of {extents}", counts[0], counts[1]);
-        let scales = scales_alike(source, train, (config.predict, &description), (world, place.keep))?;
+        let scales = scales_alike(source, train, (config, &description), (world, place.keep))?;
         let (statics, _) = alike(world, Statics::normalizer(source).map(|statics| (Vec::new(), statics)))?;
         let scales = (scales, statics);
         if config.cache != Cache::All {

@@ -6,6 +6,7 @@ use std::time::UNIX_EPOCH;
 
 use anyhow::Result;
 use isobar_data::{Part, choose};
+use isobar_train::config::DataConfig;
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 
@@ -28,9 +29,15 @@ struct Kept {
     statistics: Portion,
 }
 
-/// Describes the data that statistics are of: files with their sizes and times, a digest of some values, and the variables by role.
+/// Describes the data that statistics are of: files with their sizes and times, a digest of some values, the options of
+/// formats, and the variables by role.
 /// `None` if nothing says when the data change, such as in an object store.
-pub(super) fn description(source: &Source, train: &Part, digest: u64, change: bool) -> Result<Option<Value>> {
+pub(super) fn description(
+    source: &Source,
+    train: &Part,
+    config: &DataConfig,
+    (digest, change): (u64, bool),
+) -> Result<Option<Value>> {
     let mut files = Vec::new();
     for file in train.data.files() {
         if !look(&file, &mut files) {
@@ -47,6 +54,8 @@ pub(super) fn description(source: &Source, train: &Part, digest: u64, change: bo
     Ok(Some(json!({
         "files": files,
         "digest": digest,
+        "format": config.format_name(),
+        "options": config.own,
         "samples": [train.samples.start, train.samples.end],
         "times": train.data.times().map(|times| (times.len(), times.first(), times.last())),
         "inputs": channels(&source.inputs)?,
@@ -87,7 +96,8 @@ pub(super) fn read(folder: &Path, of: &Value) -> Option<Portion> {
         lists.map(|channels| channels.as_array().map_or(0, Vec::len)).sum()
     };
     let expected = ["inputs", "others", "forcings"].map(channels);
-    (kept.of == *of && kept.statistics.fits(expected)).then_some(kept.statistics)
+    let changes = of["changes"] == true;
+    (kept.of == *of && kept.statistics.fits(expected, changes)).then_some(kept.statistics)
 }
 
 /// Keeps statistics in a run's folder. A file that cannot be written is a warning: the next start reads the data again.

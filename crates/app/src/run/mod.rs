@@ -36,7 +36,7 @@ pub(crate) use self::fields::{Fields, Place};
 use self::ranks::Arrangement;
 pub(crate) use self::roles::as_str;
 pub(crate) use self::scoring::Scoring;
-pub(crate) use self::source::Source;
+pub(crate) use self::source::{Source, is_of_data};
 pub(crate) use self::statics::Statics;
 use crate::config::Config;
 use crate::exit::{self, Because, Exit};

@@ -17,15 +17,18 @@ pub(super) struct Portion {
 }
 
 impl Portion {
-    /// Returns true for numbers of so many inputs, other outputs and forcings, with changes of all inputs or of
-    /// none.
-    pub(super) fn fits(&self, [inputs, others, forcings]: [usize; 3]) -> bool {
+    /// Returns true for sound numbers of so many inputs, other outputs and forcings, and of changes of all inputs if there are
+    /// changes.
+    pub(super) fn fits(&self, [inputs, others, forcings]: [usize; 3], changes: bool) -> bool {
         let all = [&self.inputs, &self.targets, &self.forcings, &self.changes];
         let [of_inputs, of_targets, of_forcings, of_changes] = all.map(Vec::len);
-        let numbers = |own: &Statistics| own.count > 0 && own.mean.is_finite() && own.std.is_finite();
+        let sound = |own: &Statistics| {
+            let finite = [own.mean, own.std, own.min, own.max].iter().all(|number| number.is_finite());
+            finite && own.count > 0 && own.std >= 0.0 && (own.min..=own.max).contains(&own.mean)
+        };
         [of_inputs, of_targets, of_forcings] == [inputs, others, forcings]
-            && (of_changes == 0 || of_changes == of_inputs)
-            && all.iter().copied().flatten().all(numbers)
+            && of_changes == if changes { inputs } else { 0 }
+            && all.iter().copied().flatten().all(sound)
     }
 
     /// Statistics of all portions; a part that no portion has stays empty.

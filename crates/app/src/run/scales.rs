@@ -6,7 +6,7 @@ use anyhow::{Result, bail};
 use isobar_collectives::Group;
 use isobar_data::{Normalizer, Part, Statistics, digest, part, portions};
 use isobar_train::SampleFingerprint;
-use isobar_train::config::Predict;
+use isobar_train::config::{DataConfig, Predict};
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
@@ -40,15 +40,15 @@ struct Seen {
 pub(super) fn scales_alike(
     source: &Source,
     train: &Part,
-    (predict, description): (Predict, &str),
+    (config, description): (&DataConfig, &str),
     (world, keep): (&Group, Option<&Path>),
 ) -> Result<Scales> {
-    let is_change = source.has_steps() && predict == Predict::Change;
+    let is_change = source.has_steps() && config.predict == Predict::Change;
     let keep = keep.filter(|_| world.rank() == 0);
     let seen = (|| -> Result<(Seen, Option<Value>)> {
         let digest = digest(&*train.data, &variables(source), train.samples.clone())?;
         let of = match keep {
-            Some(_) => kept::description(source, train, digest, is_change)?,
+            Some(_) => kept::description(source, train, config, (digest, is_change))?,
             None => None,
         };
         let kept = keep.zip(of.as_ref()).and_then(|(folder, of)| kept::read(folder, of));

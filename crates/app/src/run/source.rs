@@ -2,6 +2,7 @@
 
 use std::f64::consts::TAU;
 use std::ops::Range;
+use std::path::Path;
 use std::sync::Arc;
 
 use anyhow::{Result, bail};
@@ -26,6 +27,12 @@ pub(crate) struct Source {
     pub(crate) targets: Vec<String>,
     /// Variables by their role.
     pub(crate) names: Variables,
+}
+
+/// Returns whether a path is that of a file of a data set, or of something in a folder of it.
+pub(crate) fn is_of_data(path: &Path, data: &dyn Dataset) -> bool {
+    let Ok(path) = path.canonicalize() else { return false };
+    data.files().iter().any(|file| file.canonicalize().is_ok_and(|file| path.starts_with(file)))
 }
 
 impl Source {

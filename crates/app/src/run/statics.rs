@@ -237,9 +237,28 @@ mod tests {
         assert_eq!(read(), first);
         // What is kept is what is used.
         let mut told: Value = serde_json::from_str(&kept).unwrap();
-        told["statistics"]["inputs"][0]["mean"] = 7.5.into();
+        for (key, number) in [("mean", 7.5), ("max", 9.0)] {
+            told["statistics"]["inputs"][0][key] = number.into();
+        }
         std::fs::write(&file, told.to_string()).unwrap();
         assert_eq!(read().0.mean()[0], 7.5);
+        // Other options of the format alone.
+        let mut other = serde_json::to_value(&config).unwrap();
+        other["npy"]["cut"] = 5.into();
+        let other: DataConfig = serde_json::from_value(other).unwrap();
+        let source = Source::open(&other).unwrap();
+        let fields = Fields::read_alike(&source, &other, &place, &Group::single()).unwrap();
+        assert_eq!(fields.input, first.0, "read again");
+        // Numbers that are none count as none.
+        for (key, number) in
+            [("std", json!(-1)), ("count", json!(0)), ("mean", Value::Null), ("min", json!(1e9))]
+        {
+            let _ = read();
+            let mut told: Value = serde_json::from_str(&kept).unwrap();
+            told["statistics"]["inputs"][0][key] = number;
+            std::fs::write(&file, told.to_string()).unwrap();
+            assert_eq!(read(), first, "{key}");
+        }
         array(folder.path(), "v", &[2, 6, 5, 4], |at| (0.71 * at as f32).sin());
         let changed = read();
         assert_eq!(changed.0.mean()[0], first.0.mean()[0], "read again");

@@ -9,7 +9,7 @@ use serde::de::Error as _;
 use serde::{Deserialize, Deserializer, Serialize};
 use serde_json::Value;
 
-use crate::registry::Entry;
+use crate::registry::{Entry, is_zarr_store};
 use crate::{Error, Result};
 
 /// Place of a data set: a file, a folder, a pattern such as `era5_*.nc`, or a list of them.
@@ -70,6 +70,12 @@ impl DataPath {
             Self::One(path) => std::slice::from_ref(path),
             Self::Many(paths) => paths,
         }
+    }
+
+    /// Returns whether the first path is a store of Zarr, whatever its name: a folder with its metadata, or one in an object store.
+    pub fn is_zarr(&self) -> bool {
+        let is_store = |path: &PathBuf| path.to_string_lossy().contains("://") || is_zarr_store(path);
+        self.paths().first().is_some_and(is_store)
     }
 
     /// The folder of a data set whose training, validation and test files are in the folders `train`, `valid` and `test`, as The

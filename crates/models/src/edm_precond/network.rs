@@ -10,6 +10,7 @@ use crate::error::Result;
 use crate::model::{Architecture, Model};
 use crate::song_unet::SongUNetConfig;
 use crate::song_unet_pos_embd::SongUNetPosEmbdConfig;
+use crate::song_unet_pos_lt_embd::SongUNetPosLtEmbdConfig;
 use crate::traffic::{Split, Traffic};
 
 /// Network of a denoiser, by the name of PhysicsNeMo's class.
@@ -19,6 +20,8 @@ pub enum PrecondNetwork {
     SongUNet,
     /// The same with positions on the grid.
     SongUNetPosEmbd,
+    /// The same with positions and lead times.
+    SongUNetPosLtEmbd,
 }
 
 /// A network of a denoiser with its arguments.
@@ -28,6 +31,8 @@ pub enum SongNetwork {
     Plain(SongUNetConfig),
     /// The same with positions on the grid.
     Positions(SongUNetPosEmbdConfig),
+    /// The same with positions and lead times.
+    LeadTimes(SongUNetPosLtEmbdConfig),
 }
 
 impl From<SongUNetConfig> for SongNetwork {
@@ -42,12 +47,19 @@ impl From<SongUNetPosEmbdConfig> for SongNetwork {
     }
 }
 
+impl From<SongUNetPosLtEmbdConfig> for SongNetwork {
+    fn from(config: SongUNetPosLtEmbdConfig) -> Self {
+        Self::LeadTimes(config)
+    }
+}
+
 impl SongNetwork {
     /// The arguments of the U-Net.
     pub fn unet(&self) -> &SongUNetConfig {
         match self {
             Self::Plain(config) => config,
             Self::Positions(config) => &config.network,
+            Self::LeadTimes(config) => &config.network,
         }
     }
 
@@ -56,6 +68,7 @@ impl SongNetwork {
         match self {
             Self::Plain(_) => 0,
             Self::Positions(config) => config.positions.n_grid_channels,
+            Self::LeadTimes(config) => config.further(),
         }
     }
 
@@ -68,6 +81,7 @@ impl SongNetwork {
         match self {
             Self::Plain(_) => PrecondNetwork::SongUNet,
             Self::Positions(_) => PrecondNetwork::SongUNetPosEmbd,
+            Self::LeadTimes(_) => PrecondNetwork::SongUNetPosLtEmbd,
         }
     }
 
@@ -76,6 +90,7 @@ impl SongNetwork {
         Ok(match kind {
             PrecondNetwork::SongUNet => Self::Plain(serde_json::from_value(keys)?),
             PrecondNetwork::SongUNetPosEmbd => Self::Positions(serde_json::from_value(keys)?),
+            PrecondNetwork::SongUNetPosLtEmbd => Self::LeadTimes(serde_json::from_value(keys)?),
         })
     }
 
@@ -83,14 +98,18 @@ impl SongNetwork {
         match self {
             Self::Plain(config) => serde_json::to_value(config),
             Self::Positions(config) => serde_json::to_value(config),
+            Self::LeadTimes(config) => serde_json::to_value(config),
         }
     }
 
     /// The schema of a denoiser's own keys, and of those of any of its networks but the keys that follow from its own.
     pub(crate) fn schema_beside(own: Schema, following: &[&str], generator: &mut SchemaGenerator) -> Schema {
         let mut schema = own.to_value();
-        for network in [SongUNetConfig::json_schema(generator), SongUNetPosEmbdConfig::json_schema(generator)]
-        {
+        for network in [
+            SongUNetConfig::json_schema(generator),
+            SongUNetPosEmbdConfig::json_schema(generator),
+            SongUNetPosLtEmbdConfig::json_schema(generator),
+        ] {
             let network = network.to_value();
             if let (Some(own), Some(further)) =
                 (schema["properties"].as_object_mut(), network["properties"].as_object())
@@ -108,6 +127,7 @@ impl SongNetwork {
         Ok(match self {
             Self::Plain(config) => Box::new(crate::SongUNet::new(config, params)?),
             Self::Positions(config) => Box::new(crate::SongUNetPosEmbd::new(config, params)?),
+            Self::LeadTimes(config) => Box::new(crate::SongUNetPosLtEmbd::new(config, params)?),
         })
     }
 
@@ -115,6 +135,7 @@ impl SongNetwork {
         match self {
             Self::Plain(config) => config.count(count),
             Self::Positions(config) => config.count(count),
+            Self::LeadTimes(config) => config.count(count),
         }
     }
 
@@ -122,6 +143,7 @@ impl SongNetwork {
         match self {
             Self::Plain(config) => config.traffic(split),
             Self::Positions(config) => config.traffic(split),
+            Self::LeadTimes(config) => config.traffic(split),
         }
     }
 
@@ -129,6 +151,7 @@ impl SongNetwork {
         let sharding = match self {
             Self::Plain(config) => config.sharding(),
             Self::Positions(config) => config.sharding(),
+            Self::LeadTimes(config) => config.sharding(),
         };
         sharding.parameter_layouts().clone()
     }

@@ -8,6 +8,10 @@ mod positions;
 mod traffic;
 
 pub use config::{GridPositions, GridType, SongUNetPosEmbdConfig};
+pub(crate) use config::{check_fields, check_inputs};
 pub use model::SongUNetPosEmbd;
+pub(crate) use model::check_channels;
+pub(crate) use patches::Patches;
+pub(crate) use positions::Positions;
 
 const MODEL: &str = "song_unet_pos_embd";
