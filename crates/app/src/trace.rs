@@ -11,6 +11,14 @@ use crate::config::is_run;
 use crate::exit::Exit;
 use crate::terminal;
 
+const WHY_EXAMPLES: &str = "\
+Examples:
+  After a job of several ranks ended with exit code 4:
+    isobar trace why runs/darcy_afno
+
+Exit codes: 0 the records were read, or the run has lost no rank; 2 wrong command line; 3 there are none, or they cannot be
+read.";
+
 /// Commands of `isobar trace`.
 #[derive(Debug, Subcommand)]
 pub(crate) enum TraceCommand {
@@ -108,11 +116,3 @@ fn table(records: &[FlightRecord]) -> String {
 fn clean(text: &str) -> String {
     text.chars().map(|letter| if letter.is_control() { ' ' } else { letter }).collect()
 }
-
-const WHY_EXAMPLES: &str = "\
-Examples:
-  After a job of several ranks ended with exit code 4:
-    isobar trace why runs/darcy_afno
-
-Exit codes: 0 the records were read, or the run has lost no rank; 2 wrong command line; 3 there are none, or they cannot be
-read.";

@@ -21,8 +21,7 @@ use std::f64::consts::TAU;
 use tch::{Device, Kind, Tensor};
 
 use crate::array::{Array, FftNorm, Unary, resolve};
-use crate::error::Result;
-use crate::error::{argument, named};
+use crate::error::{Result, argument, named};
 
 /// The dims of a field that are periodic, and their periods.
 #[derive(Debug, Clone)]

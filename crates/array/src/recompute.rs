@@ -9,8 +9,7 @@ use isobar_torch::guard::{Autocast, EnableGrad, NoGrad, autocast_kind, is_grad_e
 use tch::{Device, Kind, Tensor};
 
 use crate::array::Array;
-use crate::error::Error;
-use crate::error::{argument, named};
+use crate::error::{Error, argument, named};
 use crate::random::Generator;
 
 const OP: &str = "checkpoint";

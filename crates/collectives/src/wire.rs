@@ -1,4 +1,4 @@
-//! What passes between the engine and a backend.
+//! Interface between the engine and the backends: tags, transfers, notices, and the trait [`Backend`].
 //!
 //! A backend does one thing: it starts a set of sends and receives between pairs of ranks of the world, without
 //! waiting. Every collective of this crate is composed of such sets, once, for all backends, so that their results do

@@ -1,4 +1,4 @@
-//! Names that were meant.
+//! Suggestions for misspelt names.
 
 /// The nearest of some names, where it is near enough to be a slip of the pen.
 pub(crate) fn nearest<'a>(name: &str, known: impl Iterator<Item = &'a str>) -> Option<&'a str> {

@@ -1,14 +1,14 @@
-//! Which threads are ranks of their own.
+//! Threads that are ranks of their own.
 
 use std::cell::Cell;
 use std::marker::PhantomData;
 
 thread_local! {
-    /// How many bindings of this thread live.
+    /// Number of live bindings of this thread.
     static BINDINGS: Cell<usize> = const { Cell::new(0) };
 }
 
-/// The calling thread is a rank of its own while this lives.
+/// Guard that marks the calling thread as a rank of its own while it lives. Not `Send`: it belongs to its thread.
 #[derive(Debug)]
 pub(crate) struct RankThread(PhantomData<*const ()>);
 

@@ -27,7 +27,6 @@
 //! | [`SwinRnn`] | [`SwinRnnConfig`] | recurrent weather model of shifted windows on four grids |
 //! | [`Transolver`] | [`TransolverConfig`] | attention between points of a cloud or field through a few slices |
 //! | [`UNet`] | [`UNetConfig`] | U-Net of two or three dimensions |
-//! | [`UNet`] | [`UNetConfig`] | U-Net of two or three dimensions |
 //! | [`Vit`] | [`VitConfig`] | vision transformer: attention among patches |
 //!
 //! They are made of the layers of [`isobar_nn`]. Each stands in a folder of its own: `config.rs` its arguments, `model.rs` its code for a single device, `sharding.rs` how

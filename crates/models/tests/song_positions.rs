@@ -287,6 +287,13 @@ fn super_resolution_is_read_from_tables() {
     let arrays = vec!["sigma".into(), "conditions".into()];
     let fields = FieldSpec { condition_channels: 2, arrays, ..fields };
     config.check(&fields).unwrap();
+    let mut of_lead_times = table.clone();
+    of_lead_times["model_type"] = json!("SongUNetPosLtEmbd");
+    of_lead_times["lead_time_channels"] = json!(2);
+    of_lead_times["img_in_channels"] = json!(8);
+    let of_lead_times: ModelConfig = serde_json::from_value(of_lead_times).unwrap();
+    let error = of_lead_times.check(&fields).unwrap_err().to_string();
+    assert!(error.contains("reads the array \"lead_time_label\""), "{error}");
     let error = config.check(&FieldSpec { condition_channels: 3, ..fields }).unwrap_err().to_string();
     assert!(error.contains("--set model.img_in_channels=7"), "{error}");
     assert!(config.denoises().is_some());

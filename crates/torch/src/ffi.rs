@@ -1,6 +1,8 @@
-//! The shim's functions, as declared in `src/cpp`.
+//! The shim's functions and structs, as declared in `src/cpp`.
 
 use std::ffi::{c_char, c_int, c_void};
+
+pub(crate) use torch_sys::C_tensor;
 
 /// Error report of a shim function; `isobar::Error` in C++.
 #[repr(C)]
@@ -28,8 +30,6 @@ pub(crate) struct Finding {
     pub(crate) nan: bool,
     pub(crate) inputs_finite: bool,
 }
-
-pub(crate) use torch_sys::C_tensor;
 
 pub(crate) type Drop = extern "C" fn(*mut c_void);
 pub(crate) type Backward = extern "C" fn(

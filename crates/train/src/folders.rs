@@ -1,4 +1,4 @@
-//! Folders of runs: which of them hold checkpoints, and how those are called.
+//! Names of a run's folders, and lookup of its checkpoints.
 
 use std::path::{Path, PathBuf};
 
@@ -13,7 +13,7 @@ pub(crate) const EARLIER: &str = "earlier";
 /// The file that makes a folder a checkpoint.
 pub(crate) const MANIFEST: &str = "manifest.json";
 
-/// By which folders of versions before 3 are known.
+/// Metadata file of checkpoints of versions before 3.
 pub(crate) const METADATA_OF_OLD: &str = "metadata.json";
 
 /// The folder of the checkpoint of a step.
@@ -66,6 +66,7 @@ fn checkpoints_of(run: &Path) -> Option<PathBuf> {
     std::fs::metadata(&inner).is_ok_and(|about| about.is_dir()).then_some(inner)
 }
 
+/// Returns the folders named after a step, with their steps.
 pub(crate) fn steps(root: &Path) -> Result<Vec<(u64, PathBuf)>> {
     if !root.is_dir() {
         return Ok(Vec::new());
@@ -75,6 +76,7 @@ pub(crate) fn steps(root: &Path) -> Result<Vec<(u64, PathBuf)>> {
     Ok(found.into_iter().filter(|(_, path)| path.is_dir()).collect())
 }
 
+/// Returns the names of a folder's entries.
 pub(crate) fn entries(folder: &Path) -> Result<Vec<String>> {
     let entries = std::fs::read_dir(folder).at("list", folder)?;
     entries.map(|entry| Ok(entry.at("list", folder)?.file_name().to_string_lossy().into_owned())).collect()

@@ -1,11 +1,11 @@
-//! What a parameter's gradient is, and how far it has come.
+//! State of a parameter's gradient: its content after backward, and whether it has been summed over ranks since.
 
 use isobar_shard::{GradientSource, GradientState};
 
 /// State of a parameter's gradient, shared by all handles to the parameter.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct Gradient {
-    pub(crate) source: GradientSource,
+    source: GradientSource,
     pub(crate) state: GradientState,
 }
 

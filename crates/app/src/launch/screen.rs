@@ -5,7 +5,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use isobar_train::{Bar, ProgressRecord};
 
-/// Which of the two a rank writes to.
+/// Standard stream of a rank.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Stream {
     Out,

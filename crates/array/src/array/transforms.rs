@@ -1,4 +1,4 @@
-//! What all Fourier transforms share: their normalization, and products with matrices in place of short transforms.
+//! Common parts of the Fourier transforms: normalization, and matrix products in place of short transforms.
 
 use tch::{Kind, TchError, Tensor};
 

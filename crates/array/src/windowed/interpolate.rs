@@ -6,8 +6,7 @@ use tch::{TchError, Tensor};
 
 use super::adaptive::means;
 use super::{along, check_dims, spatial_name};
-use crate::error::Result;
-use crate::error::{named, refuse};
+use crate::error::{Result, named, refuse};
 
 /// Interpolation between elements.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

@@ -17,8 +17,7 @@ pub use pad::{Around, PadMode};
 pub use pool::{Pool, average, check_dims, cut_like, maxima, nonempty, values};
 pub use steps::{Shapes, Steps, spatial_dims};
 
-use crate::error::Result;
-use crate::error::refuse;
+use crate::error::{Result, refuse};
 
 /// Geometry of a windowed operator along one dim.
 #[derive(Debug, Clone, Copy)]

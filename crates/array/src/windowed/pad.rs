@@ -2,8 +2,7 @@
 
 use tch::Tensor;
 
-use crate::error::Result;
-use crate::error::{named, refuse};
+use crate::error::{Result, named, refuse};
 
 const OP: &str = "pad";
 

@@ -3,8 +3,7 @@
 use tch::{TchError, Tensor};
 
 use super::{Walk, each};
-use crate::error::Result;
-use crate::error::{named, refuse};
+use crate::error::{Result, named, refuse};
 use crate::registry::Attrs;
 
 /// Options of a pooling. Lists have one value for each spatial dim, or one for all.

@@ -5,8 +5,7 @@ use tch::{Device, Kind, TchError, Tensor};
 use super::conv::{Conv, Padding};
 use super::pad::PadMode;
 use super::{Walk, each};
-use crate::error::Result;
-use crate::error::refuse;
+use crate::error::{Result, refuse};
 use crate::precision::lowered;
 
 /// Shapes of the input, the weight, and the bias if there is one.

@@ -1,4 +1,5 @@
-//! The backends, which carry bytes between ranks. They know what [`wire`](crate::wire) says, and never groups or operations.
+//! Backends, which carry bytes between ranks: implementations of [`Backend`](crate::wire::Backend), and NCCL's communicators.
+//! They depend on no group or call.
 
 #[cfg(feature = "mpi")]
 pub(crate) mod mpi;

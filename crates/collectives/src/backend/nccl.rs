@@ -40,7 +40,7 @@ impl Drop for Handle {
     }
 }
 
-/// A number that names a new communicator to all of its ranks; `None` where NCCL gives none.
+/// Returns a unique ID for a new communicator, to be given to all of its ranks; `None` if NCCL fails.
 pub(crate) fn unique_id() -> Option<Vec<u8>> {
     result::get_uniqueid().ok().map(|id| id.internal.map(|byte| byte as u8).to_vec())
 }
@@ -141,7 +141,7 @@ impl DeviceCommunicator {
     }
 }
 
-/// NCCL's name of a kind that it reduces in the precision that this crate promises.
+/// Returns NCCL's data type for a dtype that it reduces in the precision that this crate promises.
 fn data_type(kind: Kind) -> Option<sys::ncclDataType_t> {
     Some(match kind {
         Kind::Float => sys::ncclDataType_t::ncclFloat32,

@@ -1,5 +1,5 @@
 //! The collectives: as asynchronous operations ([`start`]), as linear maps with their adjoints, and as differentiable
-//! functions; and what is composed of them. They are the same over all backends, and know none.
+//! functions; and helpers composed of them. They are the same over all backends, except that all-reduce uses NCCL's own.
 
 pub(crate) mod helpers;
 pub(crate) mod linear;

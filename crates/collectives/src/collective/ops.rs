@@ -5,8 +5,7 @@ use std::sync::{Arc, Mutex};
 use tch::Tensor;
 
 use crate::collective::linear::{LinearMap, differentiable, records};
-use crate::collective::maps;
-use crate::collective::start;
+use crate::collective::{maps, start};
 use crate::engine::group::Group;
 use crate::error::Result;
 use crate::local::reduce::ReduceOp;

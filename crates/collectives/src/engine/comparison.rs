@@ -65,12 +65,12 @@ impl Comparison {
         self.lock().clone()
     }
 
-    /// These ranks of the group are to say what they call.
+    /// Sets the ranks of the group whose descriptions are missing.
     pub(crate) fn wait_for(&self, ranks: Vec<usize>) {
         *self.lock() = ranks;
     }
 
-    /// `rank` of the group has said what it calls.
+    /// Records that the description of `rank` has arrived.
     pub(crate) fn came(&self, rank: usize) {
         self.lock().retain(|&other| other != rank);
     }

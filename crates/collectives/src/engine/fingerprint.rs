@@ -65,7 +65,8 @@ pub(crate) fn compare(call: &Call) -> Result<impl Future<Output = Result<()>> + 
     })
 }
 
-/// One side of a comparison. It has no label: ranks that make another call take it, too, and find that out by it.
+/// Returns one side of a comparison's message. Its label is 0, so that ranks that make another call receive it too and find
+/// the difference.
 fn message(call: &Call, peer: usize, tensor: &Tensor) -> Transfer {
     Transfer { peer: call.world_rank(peer), tensor: tensor.shallow_clone(), rows: None, label: 0 }
 }

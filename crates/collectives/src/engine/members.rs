@@ -1,4 +1,4 @@
-//! Groups made from a group, and what its ranks tell each other in bytes.
+//! Subgroups of a group, and exchanges of bytes between its ranks.
 
 use std::sync::atomic::Ordering;
 

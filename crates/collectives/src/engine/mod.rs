@@ -1,5 +1,5 @@
-//! Groups and their operations: numbers, deadlines, errors of other ranks, exchanges of blocks, and works under way. It knows
-//! backends by [`wire`](crate::wire) alone (and NCCL's communicators), and never which collectives there are.
+//! Groups and their operations: numbers, deadlines, errors of other ranks, exchanges of blocks, and works in flight. It
+//! depends on backends only through [`wire`](crate::wire), except for `Single` and NCCL's communicators, and on no collective.
 
 pub(crate) mod call;
 mod check;

@@ -1,5 +1,5 @@
-//! What a rank does with its own tensors: memory, reductions of parts that have arrived, rows, and rules that split an
-//! extent. Nothing here knows groups or communicates.
+//! Operations of a rank on its own tensors: memory, reductions of received parts, rows, and rules that split an extent.
+//! They depend on no group and do not communicate.
 
 pub(crate) mod memory;
 pub(crate) mod reduce;

@@ -1,4 +1,4 @@
-//! What is kept of a world's operations: the flight record, traces, and the labels of modules. Nothing here knows groups.
+//! Records of a world's operations: the flight recorder, traces, and the labels of modules. They depend on no group.
 
 pub mod flight;
 pub(crate) mod label;

@@ -1,5 +1,5 @@
-//! How the ranks of a world find each other: one module a backend, each of which makes the group of all ranks (that of NCCL
-//! gives a group its communicator).
+//! Rendezvous of the ranks of a world: one module for each backend, which makes the group of all ranks (that of NCCL gives
+//! a group its communicator).
 
 pub mod gloo;
 #[cfg(feature = "mpi")]

@@ -1,5 +1,8 @@
 //! NCCL, for CUDA tensors: a communicator of its own for each group that asks for one, beside the backend that carries
-//! host memory. A machine without the library can do all but [`attach`].
+//! host memory. The library is loaded at run time; a machine without it can do all but [`attach`].
+//!
+//! Work goes to a stream of the communicator's own: it waits for what the caller's stream has in its queue, and the
+//! caller's stream waits for it.
 
 use std::sync::mpsc::{RecvTimeoutError, channel};
 

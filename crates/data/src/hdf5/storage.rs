@@ -243,7 +243,7 @@ fn count_bytes(reader: &mut impl Read) -> u64 {
     }
 }
 
-/// Error of a file whose layout is another one.
+/// Returns the error of a file with another layout.
 pub(crate) fn misfit(
     path: &Path,
     name: String,

@@ -1,4 +1,4 @@
-//! Where a key or a value of the configuration comes from.
+//! Place and origin of a key or value of the configuration.
 
 use std::fmt;
 use std::ops::Range;

@@ -9,8 +9,7 @@ use isobar_collectives::{BackendKind, Fingerprints, Group};
 use isobar_torch::c10d::Token;
 use tch::Device;
 
-use super::exit;
-use super::{DistributedManager, State};
+use super::{DistributedManager, State, exit};
 use crate::config::{BackendChoice, DistributedConfig};
 use crate::environment::Environment;
 use crate::launch::{Launch, Method, TransportOptions, detect, forced_method, token};

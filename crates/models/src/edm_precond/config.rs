@@ -225,6 +225,7 @@ impl Architecture for EdmPrecondConfig {
         self.check_own()?;
         fields.check_extents(MODEL, "img_resolution", &self.network.unet().img_resolution.list(2))?;
         fields.check_array(MODEL, Batch::<()>::SIGMA)?;
+        self.network.check_arrays(MODEL, fields)?;
         if self.network.given_channels() > self.img_channels {
             fields.check_array(MODEL, Batch::<()>::CONDITIONS)?;
         }

@@ -7,10 +7,11 @@ use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 
 use crate::error::Result;
+use crate::fields::FieldSpec;
 use crate::model::{Architecture, Model};
 use crate::song_unet::SongUNetConfig;
 use crate::song_unet_pos_embd::SongUNetPosEmbdConfig;
-use crate::song_unet_pos_lt_embd::SongUNetPosLtEmbdConfig;
+use crate::song_unet_pos_lt_embd::{LEAD_TIME_LABEL, SongUNetPosLtEmbdConfig};
 use crate::traffic::{Split, Traffic};
 
 /// Network of a denoiser, by the name of PhysicsNeMo's class.
@@ -18,9 +19,9 @@ use crate::traffic::{Split, Traffic};
 pub enum PrecondNetwork {
     /// The U-Net of DDPM++ and NCSN++.
     SongUNet,
-    /// The same with positions on the grid.
+    /// SongUNet with positions on the grid.
     SongUNetPosEmbd,
-    /// The same with positions and lead times.
+    /// SongUNet with positions and lead times.
     SongUNetPosLtEmbd,
 }
 
@@ -29,9 +30,9 @@ pub enum PrecondNetwork {
 pub enum SongNetwork {
     /// The U-Net of DDPM++ and NCSN++.
     Plain(SongUNetConfig),
-    /// The same with positions on the grid.
+    /// SongUNet with positions on the grid.
     Positions(SongUNetPosEmbdConfig),
-    /// The same with positions and lead times.
+    /// SongUNet with positions and lead times.
     LeadTimes(SongUNetPosLtEmbdConfig),
 }
 
@@ -69,6 +70,14 @@ impl SongNetwork {
             Self::Plain(_) => 0,
             Self::Positions(config) => config.positions.n_grid_channels,
             Self::LeadTimes(config) => config.further(),
+        }
+    }
+
+    /// Checks that the samples have what the network reads besides fields.
+    pub(crate) fn check_arrays(&self, model: &'static str, fields: &FieldSpec) -> Result<()> {
+        match self {
+            Self::Plain(_) | Self::Positions(_) => Ok(()),
+            Self::LeadTimes(_) => fields.check_array(model, LEAD_TIME_LABEL),
         }
     }
 

@@ -180,6 +180,7 @@ impl Architecture for EdmPrecondSuperResolutionConfig {
         let unet = self.network.unet();
         fields.check_extents(MODEL, "img_resolution", &unet.img_resolution.list(2))?;
         fields.check_array(MODEL, Batch::<()>::SIGMA)?;
+        self.network.check_arrays(MODEL, fields)?;
         fields.check_array(MODEL, Batch::<()>::CONDITIONS)?;
         let channels = ("img_out_channels", unet.out_channels);
         fields.check_channels(MODEL, channels, channels)?;

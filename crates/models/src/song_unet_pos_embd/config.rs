@@ -23,7 +23,7 @@ const MOST_CHANNELS: usize = 1024;
 
 /// Arguments of [`SongUNetPosEmbd`](crate::SongUNetPosEmbd), by PhysicsNeMo's names. In a configuration table, the keys of both
 /// are at the same level; those of the network that are not given are PhysicsNeMo's for this network: `channel_mult`
-/// [1, 2, 2, 2, 2], `attn_resolutions` [28] and `dropout` 0.13.
+/// `[1, 2, 2, 2, 2]`, `attn_resolutions` `[28]` and `dropout` 0.13.
 ///
 /// ```
 /// use isobar_models::{GridType, SongUNetPosEmbdConfig};
@@ -62,7 +62,7 @@ pub enum GridType {
     /// sin fx, sin fy, cos fx, cos fy for n frequencies f from 1 to 2ⁿ, their logarithms evenly spaced; 1 for four channels.
     #[default]
     Sinusoidal,
-    /// The same for the frequencies 1, 2, 4, ….
+    /// As `sinusoidal`, for the frequencies 1, 2, 4, ….
     SinusoidalOctave,
     /// A trained number for each point and channel.
     Learnable,

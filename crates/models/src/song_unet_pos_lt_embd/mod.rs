@@ -5,6 +5,7 @@ mod model;
 mod traffic;
 
 pub use config::{LeadTimes, SongUNetPosLtEmbdConfig};
+pub(crate) use model::LEAD_TIME_LABEL;
 pub use model::SongUNetPosLtEmbd;
 
 const MODEL: &str = "song_unet_pos_lt_embd";

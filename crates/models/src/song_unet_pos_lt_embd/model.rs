@@ -13,7 +13,7 @@ use crate::song_unet::SongUNet;
 use crate::song_unet_pos_embd::{Patches, Positions, check_channels};
 
 /// Name of the array of a batch with the numbers of lead times.
-pub(super) const LEAD_TIME_LABEL: &str = "lead_time_label";
+pub(crate) const LEAD_TIME_LABEL: &str = "lead_time_label";
 
 /// A [`SongUNetPosEmbd`](crate::SongUNetPosEmbd) that also reads trained fields of each sample's lead time, as PhysicsNeMo's
 /// `SongUNetPosLtEmbd`.

@@ -12,8 +12,7 @@ use crate::error::Result;
 use crate::layout::{Dim, Layout, Placement};
 use crate::promote::{Operand, beside};
 use crate::rules::is_anything_registered;
-use crate::tensor::ShardTensor;
-use crate::tensor::same_mesh;
+use crate::tensor::{ShardTensor, same_mesh};
 
 /// A factor of a product, or what is added to it; each of its dims under a label.
 pub(crate) struct Factor<'a> {

@@ -14,8 +14,7 @@ use super::{operator, refuse};
 use crate::error::Result;
 use crate::layout::{Dim, Interval, Layout};
 use crate::promote::Operand;
-use crate::tensor::ShardTensor;
-use crate::tensor::same_mesh;
+use crate::tensor::{ShardTensor, same_mesh};
 
 /// The points within a radius of each query, all of them: row q of a compressed sparse matrix has the entries from
 /// `offsets[q]` to `offsets[q + 1]`, in the order of the points.

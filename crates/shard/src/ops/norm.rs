@@ -10,8 +10,7 @@ use super::{grouped, operator, refuse, torch};
 use crate::dense::named;
 use crate::error::Result;
 use crate::promote::{Operand, beside};
-use crate::tensor::ShardTensor;
-use crate::tensor::same_mesh;
+use crate::tensor::{ShardTensor, same_mesh};
 
 impl ShardTensor {
     /// (x − mean) / √(variance + `eps`) over the trailing dims, whose extents are `normalized`, times `weight` plus `bias` of that

@@ -4,10 +4,9 @@ use isobar_collectives::ReduceOp;
 use isobar_mesh::DeviceMesh;
 use tch::Tensor;
 
-use super::Failure;
+use super::{Failure, rule};
 use crate::error::{Error, Result};
 use crate::layout::{Layout, Placement, Sizes};
-use crate::rules::rule;
 use crate::tensor::ShardTensor;
 
 /// Requirements of [`local_map`] on its inputs.

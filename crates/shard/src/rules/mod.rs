@@ -24,7 +24,7 @@ type Failure = Box<dyn std::error::Error + Send + Sync>;
 /// True if a program has registered anything for sharded tensors; otherwise operators skip the lookup.
 static ANY: AtomicBool = AtomicBool::new(false);
 
-/// From now on operators look.
+/// Records that a program has registered a rule; operators look rules up from then on.
 fn something_is_registered() {
     ANY.store(true, Ordering::Release);
 }

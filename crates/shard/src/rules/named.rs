@@ -1,4 +1,4 @@
-//! Operators of sharded tensors by name.
+//! Handlers that programs register for operators of sharded tensors, by name.
 
 use std::cell::RefCell;
 use std::collections::{BTreeMap, BTreeSet};

@@ -1,4 +1,4 @@
-//! How a rule runs, whoever brought it.
+//! Execution of a rule, and the outputs of an operator.
 
 use isobar_array::kernel::Inside;
 

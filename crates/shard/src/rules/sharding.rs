@@ -7,11 +7,10 @@ use isobar_array::{Array, Attrs};
 use tch::Tensor;
 
 use super::local_map::{added_up, differing};
-use super::{Failure, something_is_registered};
+use super::{Failure, rule, something_is_registered};
 use crate::error::{Error, Result};
 use crate::layout::{Dim, Layout, Placement, Sizes, listed};
-use crate::tensor::ShardTensor;
-use crate::tensor::{received, same_mesh};
+use crate::tensor::{ShardTensor, received, same_mesh};
 
 /// Placements along one axis of a mesh under which an operator may run on the ranks' parts alone: so placed inputs give so
 /// placed outputs.
@@ -107,16 +106,16 @@ pub(super) fn run(
     args: impl FnOnce() -> Attrs,
 ) -> Option<Result<Vec<ShardTensor>>> {
     // The lock is not held while the rule runs: it may declare others.
-    let rule = RULES.read().unwrap_or_else(PoisonError::into_inner).get(name).cloned()?;
+    let declared = RULES.read().unwrap_or_else(PoisonError::into_inner).get(name).cloned()?;
     let attrs = &args();
-    Some(super::rule(name, inputs, || {
+    Some(rule(name, inputs, || {
         same_mesh("sharding", inputs)?;
         // Rules speak of placements, which say nothing of parts in several pieces.
         let joined: Vec<ShardTensor> =
             inputs.iter().map(|input| input.consecutive()).collect::<Result<_>>()?;
         let inputs: &[&ShardTensor] = &joined.iter().collect::<Vec<_>>();
         let layouts: Vec<&Layout> = inputs.iter().map(|input| input.layout()).collect();
-        let shardings = rule(&layouts, attrs).map_err(|source| {
+        let shardings = declared(&layouts, attrs).map_err(|source| {
             Error::from(isobar_array::Error::Registered { name: name.to_owned(), source })
         })?;
         let plan = cheapest(inputs, &shardings)?;

@@ -1,9 +1,9 @@
-//! The mesh that operands share.
+//! Check that operands share a mesh.
 
 use super::ShardTensor;
 use crate::error::Result;
 
-/// All operands must be on one mesh.
+/// Rejects operands on different meshes.
 pub(crate) fn same_mesh(op: &'static str, operands: &[&ShardTensor]) -> Result<()> {
     match operands.iter().find(|operand| operand.device_mesh() != operands[0].device_mesh()) {
         None => Ok(()),

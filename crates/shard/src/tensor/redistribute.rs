@@ -7,8 +7,7 @@ use isobar_mesh::DeviceMesh;
 use isobar_torch::guard::{NoGrad, is_grad_enabled};
 use tch::{Kind, Tensor};
 
-use super::ShardTensor;
-use super::Use;
+use super::{ShardTensor, Use};
 use crate::context::CurrentMesh;
 use crate::error::{Error, Result};
 use crate::layout::{Dim, Interval, Layout, Placement, Sizes, coordinates};

@@ -7,8 +7,7 @@ use tch::Tensor;
 
 use super::{give, handles, take};
 use crate::error::{BoxError, Error, Result, call, catch, drop_box};
-use crate::ffi;
-use crate::ffi::RawFailure;
+use crate::ffi::{self, RawFailure};
 
 /// A differentiable function under construction: name it, say what its backward needs, attach it to its outputs.
 ///

@@ -7,8 +7,7 @@ use tch::Tensor;
 
 use super::give;
 use crate::error::{BoxError, Result, call, catch, drop_box};
-use crate::ffi;
-use crate::ffi::RawFailure;
+use crate::ffi::{self, RawFailure};
 
 /// Removes its hook on request, from any thread. Dropping it leaves the hook in place.
 #[derive(Debug)]

@@ -8,8 +8,7 @@ use tch::Tensor;
 
 use super::{TcpStore, milliseconds, store, text};
 use crate::error::{Error, Result, call, drop_box};
-use crate::ffi;
-use crate::ffi::RawError;
+use crate::ffi::{self, RawError};
 
 /// Options by which a rank reaches its peers.
 #[derive(Debug, Clone)]

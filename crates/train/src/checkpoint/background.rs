@@ -1,4 +1,4 @@
-//! Thread that writes a checkpoint while training continues, and its messages.
+//! Thread that writes a checkpoint while training continues.
 
 use std::sync::mpsc;
 use std::thread::JoinHandle;

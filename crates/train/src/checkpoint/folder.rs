@@ -1,5 +1,5 @@
-//! Files of a checkpoint, and remains of interrupted writes. Symbolic links are
-//! followed for reading, never for removing or writing.
+//! Files of a checkpoint, and remains of interrupted writes. Symbolic links are followed for reading, never for removing or
+//! writing.
 
 use std::path::Path;
 

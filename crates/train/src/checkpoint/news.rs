@@ -1,4 +1,4 @@
-//! What rank 0 knows of the other ranks' parts of a save.
+//! State of the other ranks' parts of a save, as known to rank 0.
 
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Instant;

@@ -15,7 +15,6 @@ use serde::{Deserialize, Serialize};
 use tch::{Device, Kind, Tensor};
 
 use super::digest::{FileDigest, FileHasher};
-use super::folder::MANIFEST;
 use super::keep::{self, Keep};
 use super::kinds::kind;
 use super::manifest::{FORMAT, FileEntry, Manifest, VERSION};
@@ -24,6 +23,7 @@ use super::plan::Plan;
 use super::{RunState, folder};
 use crate::error::{Context, Error, IoContext, Result};
 use crate::files;
+use crate::folders::MANIFEST;
 use crate::run_folder::Earlier;
 
 /// A rank's part of a save.

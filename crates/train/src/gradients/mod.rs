@@ -1,4 +1,4 @@
-//! State of gradients: their content after backward, and whether they have been summed over ranks since.
+//! Checks of gradients: each is summed once, over the right ranks, before it is used.
 
 mod checks;
 mod set;
@@ -49,7 +49,7 @@ pub fn refuse_unsummed<'a>(params: impl IntoIterator<Item = &'a Parameter>) -> R
 }
 
 fn refuse_pending(param: &Parameter) -> Result<()> {
-    let source = &param.gradient.source;
+    let source = param.gradient.source();
     let several = |group: &isobar_collectives::Group| group.size() > 1;
     if !source.is_pending() || !source.copies()?.as_ref().is_some_and(several) {
         return Ok(());

@@ -16,9 +16,9 @@ use std::time::{Duration, Instant};
 use isobar_collectives::flight::Phase;
 use isobar_collectives::{BackendKind, Group};
 use isobar_data::Sampler;
+use isobar_manager::DistributedManager;
 use isobar_manager::config::CheckChoice;
 use isobar_manager::logging::{Shown, show_where_nobody_does};
-use isobar_manager::DistributedManager;
 use isobar_torch::guard::{Autocast, set_deterministic};
 use tch::Tensor;
 

@@ -10,8 +10,7 @@ use crate::engine::group::Group;
 use crate::engine::work::Work;
 use crate::error::Result;
 use crate::local::memory::{self, is_channels_last, output_like};
-use crate::local::reduce::ReduceOp;
-use crate::local::reduce::{accumulator, combine};
+use crate::local::reduce::{ReduceOp, accumulator, combine};
 use crate::local::sizes::{balanced, offsets};
 
 /// See [`reduce_scatter_v`](crate::reduce_scatter_v).
@@ -122,7 +121,8 @@ pub(crate) fn all_reduce_as(
     }))
 }
 
-/// NCCL's own reduction, where the group has a communicator on the tensor's device and NCCL reduces its kind.
+/// Reduces with NCCL, if the group has a communicator, the tensor is on its device, and NCCL reduces its dtype in the
+/// precision that this crate promises.
 fn all_reduce_on_device(call: &Call, tensor: &Tensor, op: ReduceOp) -> Option<Result<Work<Tensor>>> {
     let communicator = call.communicator_for(tensor)?;
     communicator.reduces(tensor.kind()).then(|| {

@@ -90,7 +90,7 @@ impl Entry {
     }
 }
 
-/// What one trace records.
+/// Recorder of one trace.
 #[derive(Debug)]
 pub(crate) struct Recorder {
     rank: usize,
@@ -106,7 +106,7 @@ struct State {
 }
 
 impl Recorder {
-    /// An empty one of this rank of the world.
+    /// Creates an empty recorder for this rank of the world.
     pub(crate) fn new(rank: usize) -> Self {
         let began = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
         Self { rank, epoch_ns: began.as_nanos() as u64, since: Instant::now(), state: Mutex::default() }

@@ -21,8 +21,7 @@ use super::random::drawn;
 use super::{operator, refuse};
 use crate::error::Result;
 use crate::promote::{Operand, beside};
-use crate::tensor::ShardTensor;
-use crate::tensor::same_mesh;
+use crate::tensor::{ShardTensor, same_mesh};
 use isobar_array::Attrs;
 
 const NAME: &str = "scaled_dot_product_attention";

@@ -10,8 +10,7 @@ use crate::error::Result;
 use crate::layout::{Dim, Layout, Placement};
 use crate::ops::{operator, refuse, resolve, torch};
 use crate::promote::Operand;
-use crate::tensor::ShardTensor;
-use crate::tensor::same_mesh;
+use crate::tensor::{ShardTensor, same_mesh};
 
 impl ShardTensor {
     /// This tensor plus, at the places along `dim` that `index` (`Int64`, one dim) names, the elements of `source`. Laid out as this

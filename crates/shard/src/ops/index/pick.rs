@@ -8,8 +8,7 @@ use crate::error::Result;
 use crate::layout::Dim;
 use crate::ops::{operator, refuse, resolve, torch};
 use crate::promote::Operand;
-use crate::tensor::ShardTensor;
-use crate::tensor::same_mesh;
+use crate::tensor::{ShardTensor, same_mesh};
 
 impl ShardTensor {
     /// The elements that `index` (`Int64`, one dim) names along `dim`, split as the index is, or, where the dim is split, over

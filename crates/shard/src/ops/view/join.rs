@@ -5,8 +5,7 @@ use tch::Tensor;
 use crate::error::Result;
 use crate::layout::{Dim, Interval, Layout, Sizes, join};
 use crate::ops::{operator, refuse, resolve};
-use crate::tensor::ShardTensor;
-use crate::tensor::same_mesh;
+use crate::tensor::{ShardTensor, same_mesh};
 
 impl ShardTensor {
     /// Concatenates tensors along `dim`. Elements stay on their ranks: along a split dim, a rank's part of the result

@@ -6,8 +6,7 @@ use tch::Tensor;
 use crate::error::Result;
 use crate::layout::Dim;
 use crate::ops::{refuse, resolve, rule};
-use crate::tensor::ShardTensor;
-use crate::tensor::same_mesh;
+use crate::tensor::{ShardTensor, same_mesh};
 
 impl ShardTensor {
     /// Cuts what each rank holds along `dim` into `count` tiles of about equal extent, without communication. Each tile is split

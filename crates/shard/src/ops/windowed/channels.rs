@@ -7,8 +7,7 @@ use crate::dense::named;
 use crate::error::Result;
 use crate::layout::{Dim, Placement};
 use crate::ops::contract::nothing_of;
-use crate::tensor::ShardTensor;
-use crate::tensor::same_mesh;
+use crate::tensor::{ShardTensor, same_mesh};
 
 /// Input, weight and bias as their channels go together.
 pub(super) struct Channels {

@@ -5,8 +5,7 @@ use std::ffi::c_void;
 use super::TcpStore;
 use super::wire::{Kind, Message};
 use crate::error::catch;
-use crate::ffi;
-use crate::ffi::RawFailure;
+use crate::ffi::{self, RawFailure};
 
 /// Answers one request of libtorch's: the number, with the value given to `receive` where there is one.
 pub(in crate::c10d) extern "C" fn ask(
