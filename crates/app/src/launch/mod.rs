@@ -1,4 +1,6 @@
 //! `isobar launch`: starts ranks on this machine, and on others by ssh; says which failed first, and starts them again.
+//!
+//! It reads what ranks print and how they end, and takes no part in their communication.
 
 mod attempt;
 mod cause;

@@ -1,4 +1,6 @@
 //! `isobar predict`: predictions of a trained network for the fields of a data set.
+//!
+//! It trains nothing: parameters come from a checkpoint.
 
 mod fields;
 mod origin;

@@ -1,4 +1,6 @@
 //! Shared by commands that run a network: its ranks, its data, and the network itself.
+//!
+//! It depends on no command.
 
 mod again;
 pub(crate) mod errors;

@@ -1,4 +1,6 @@
 //! `isobar verify`: golden cases on every layout, over every backend.
+//!
+//! It depends on no run or data set: cases come from files.
 
 mod bytes;
 mod case;

@@ -1,4 +1,6 @@
 //! Several files as one data set: one after the other along times or samples, whatever their format.
+//!
+//! It opens files by the registry, and depends on no format.
 
 mod handles;
 mod order;

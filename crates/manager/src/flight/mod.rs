@@ -1,5 +1,7 @@
 //! Flight records: what each rank was doing when a job ended because a rank was lost, as files, and what they say together.
 //!
+//! Records are read and compared here; nothing is sent.
+//!
 //! The watchdog of a [`DistributedManager`](crate::DistributedManager) writes one file a rank, `flight_rank_00003.json`,
 //! where `distributed.flight_dir` says; [`read`] takes them in, and [`diagnose`] finds who was at fault. `isobar trace why`
 //! prints it.

@@ -1,4 +1,6 @@
 //! This process's place among all ranks.
+//!
+//! It puts launch, configuration, groups and mesh together, and knows nothing of tensors.
 
 mod exit;
 mod life;

@@ -1,5 +1,7 @@
 //! Noise levels, preconditioning, loss and samplers of diffusion models: Karras et al., *Elucidating the Design Space
 //! of Diffusion-Based Generative Models*, arXiv:2206.00364.
+//!
+//! It takes a denoiser as a function, and depends on no network.
 
 mod loss;
 mod precond;

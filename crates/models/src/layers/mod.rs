@@ -1,4 +1,6 @@
 //! Parts that several models are made of.
+//!
+//! A layer depends on no model.
 
 mod constant;
 mod patches;

@@ -1,4 +1,6 @@
 //! The traits of models that training programs use.
+//!
+//! They depend on no model and not on the registry.
 
 mod any;
 

@@ -1,4 +1,6 @@
 //! Layouts: which indices of a global tensor each rank of a mesh has.
+//!
+//! A layout depends on no tensor and does not communicate: all ranks compute the same one.
 
 mod parts;
 mod placement;

@@ -1,4 +1,6 @@
 //! Parameters: what a model asks for by name, and who supplies them.
+//!
+//! Suppliers depend on no operator and no model.
 
 mod count;
 mod init;

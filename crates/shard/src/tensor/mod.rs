@@ -1,4 +1,6 @@
 //! The distributed tensor.
+//!
+//! Redistribution and gradients are here; operators are not, and nothing here depends on them.
 
 mod contribution;
 mod cost;

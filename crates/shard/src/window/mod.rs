@@ -1,4 +1,6 @@
 //! Windows: which global indices each rank needs along each dim, and the exchange that brings them.
+//!
+//! Plans follow from layouts alone; nothing here depends on `ShardTensor` or an operator.
 
 mod pieces;
 mod plan;

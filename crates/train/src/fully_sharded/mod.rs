@@ -1,4 +1,6 @@
 //! Fully sharded training: each rank keeps its part of the parameters, of their gradients and of the optimizer's state.
+//!
+//! It depends on no optimizer, task or model: it supplies parameters and takes their gradients.
 
 mod check;
 mod unit;

@@ -1,4 +1,6 @@
 //! Losses of fields `[sample, channel, spatial…]`, a file each, which registers its settings; and errors that are reported.
+//!
+//! A loss depends on no model, task or rank: sums over shards are those of the arrays.
 
 mod crps;
 mod errors;

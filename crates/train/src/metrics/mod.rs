@@ -1,4 +1,6 @@
 //! Metrics of a run, written by rank 0 as JSON lines, CSV and TensorBoard events.
+//!
+//! It writes values and computes none.
 
 mod csv;
 mod json_lines;

@@ -1,4 +1,6 @@
 //! Optimizers with readable state, a file each, which registers its settings; and the rule that says which parameters decay.
+//!
+//! An optimizer depends on no trainer, model or loss; it takes parameters whose gradients are complete.
 
 mod adam;
 mod averaged;

@@ -1,4 +1,6 @@
 //! Progress of a run: a bar on a terminal, lines of the log elsewhere.
+//!
+//! It shows values that the trainer gives, and does not communicate.
 
 mod bar;
 mod meter;

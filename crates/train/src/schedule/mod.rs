@@ -1,4 +1,6 @@
 //! Learning rates over the course of a run: a schedule is a file, which registers its settings.
+//!
+//! A schedule is a function of the step alone; it depends on no optimizer.
 
 mod constant;
 mod cosine;

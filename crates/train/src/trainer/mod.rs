@@ -1,4 +1,6 @@
 //! The engine: epochs of steps, validation, metrics, checkpoints, resumption.
+//!
+//! It runs any [`Task`](crate::Task), and depends on no model, data format or loss.
 
 mod best;
 mod disk;
