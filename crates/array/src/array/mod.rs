@@ -91,7 +91,7 @@ pub trait Array:
         Ok(shape[resolve("extent", dim, shape.len())?])
     }
 
-    /// Runs the operator `name`: what [`register_op`] put there, else the registered one, with PyTorch's names of arguments.
+    /// Runs the operator `name`: what [`register_op`](crate::register_op) put there, else the registered one, with PyTorch's names of arguments.
     ///
     /// # Errors
     ///
