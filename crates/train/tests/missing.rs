@@ -12,7 +12,7 @@ use isobar_train::loss::{Mse, Weighting};
 use isobar_train::metric::{Forecast, MetricKind, Report, scores_of};
 use isobar_train::{
     BoxError, DenseFields, FieldLayout, FieldModel, FieldTask, Latitudes, Roles, ShardedFields, Step, Task,
-    Variable, VariableError, Weights, WeightsConfig,
+    Variable, VariableError, Weights, WeightsConfig, mean_errors,
 };
 use rstest::rstest;
 use tch::{Device, Kind, Tensor};
@@ -165,6 +165,52 @@ fn points_without_a_climatology_do_not_count() {
     assert!((of(masked.unwrap(), &climatology) - expected).abs() < 1e-12);
     let nowhere = Forecast::new(&prediction, &target).unwrap();
     assert!(of(nowhere, &climatology.full_like(f64::NAN)).is_nan(), "nothing to correlate with");
+}
+
+/// A network that predicts no change is as good as the baseline that does, over rollouts with and without gaps.
+#[test]
+fn persistence_is_its_own_baseline() {
+    let gap = f64::NAN;
+    let frames = Tensor::from_slice(&[2.0, gap, 4.0, 2.0, 1.0, 8.0]).view([2, 3, 1, 1]);
+    let frames = frames.expand([2, 3, 1, 4], false).contiguous();
+    let data = |steps| InMemory::rollouts(&frames, steps, steps).unwrap();
+    let same = Normalizer::new(1.0, 2.0).unwrap();
+    let task = FieldTask {
+        model: FieldModel {
+            forward: |x: &Tensor, _: Option<Step<'_>>| Ok::<_, BoxError>(x.shallow_clone()),
+            layout: DenseFields,
+            positions: None,
+            change: None,
+            input: same.clone(),
+            target: same,
+            variables: vec![Variable::new("u")],
+            roles: None,
+            missing: Some(FILL),
+        },
+        train: data(1).into(),
+        validation: data(1).into(),
+        rollouts: Some(data(2).into()),
+        augment: Augment::None,
+        loss: Mse {}.into(),
+        weights: Weights::default(),
+        report: Report::default(),
+        seed: 0,
+    };
+    let near = |found: VariableError, expected: VariableError| {
+        let pairs = [(found.relative, expected.relative), (found.rmse, expected.rmse)];
+        assert!(
+            pairs.iter().all(|(found, expected)| (found - expected).abs() < 1e-12),
+            "{found:?} {expected:?}"
+        );
+    };
+    let of_rollouts: Vec<_> =
+        task.rollout_errors(&[0, 1]).unwrap().into_iter().map(|errors| errors.variables).collect();
+    let network = mean_errors(&of_rollouts)[0];
+    // Of the first 0.5 after two steps, of the second 1 and 0.75; squares of 4, and of 1 and 36.
+    near(network, VariableError::new((0.5 + 0.875) / 2.0, ((4.0_f64 + 18.5) / 2.0).sqrt()));
+    near(task.rollout_baseline().unwrap()[0], network);
+    let of_samples = task.errors(&(0..task.validation.len()).collect::<Vec<_>>()).unwrap();
+    near(task.baseline().unwrap()[0], mean_errors(&of_samples)[0]);
 }
 
 /// A frame, the next with a gap, and one step: by hand.
