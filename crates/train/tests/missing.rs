@@ -167,6 +167,23 @@ fn points_without_a_climatology_do_not_count() {
     assert!(of(nowhere, &climatology.full_like(f64::NAN)).is_nan(), "nothing to correlate with");
 }
 
+/// Points that a mask leaves out are zero in the climatology, too, in whatever order the two are given.
+#[test]
+fn masked_points_are_zero_in_all_fields() {
+    let line = |values: &[f64]| Tensor::from_slice(values).view([1, 1, -1]);
+    let (prediction, target) = (line(&[1.0, 2.0, 3.0]), line(&[1.5, f64::NAN, 1.0]));
+    let climatology = line(&[0.5, f64::NAN, 1.0]);
+    let mask = || Weighting::default().with_mask(target.isnan().logical_not());
+    let forecast = || Forecast::new(&prediction, &target).unwrap();
+    for forecast in [
+        forecast().weighted(mask()).unwrap().with_climatology(&climatology).unwrap(),
+        forecast().with_climatology(&climatology).unwrap().weighted(mask()).unwrap(),
+    ] {
+        let anomaly = forecast.prediction() - forecast.climatology().unwrap();
+        assert_eq!(forecast.mean(&anomaly).unwrap().double_value(&[0, 0]), (0.5 + 2.0) / 2.0);
+    }
+}
+
 /// A network that predicts no change is as good as the baseline that does, over rollouts with and without gaps.
 #[test]
 fn persistence_is_its_own_baseline() {
