@@ -184,6 +184,38 @@ fn masked_points_are_zero_in_all_fields() {
     }
 }
 
+/// A climatology without dims that the fields have is that of all samples, and of all channels.
+#[test]
+fn a_climatology_broadcasts() {
+    let acc: [MetricKind; 1] = [serde_json::from_value("acc".into()).unwrap()];
+    let wave = |count: i64, factor: f64| (Tensor::arange(count, (Kind::Double, Device::Cpu)) * factor).sin();
+    let (prediction, target) = (wave(24, 0.7).view([2, 2, 6]), wave(24, 0.9).view([2, 2, 6]));
+    let climatology = wave(12, 0.4).view([2, 6]) * 0.1;
+    let _ = climatology.get(1).get(2).fill_(f64::NAN);
+    let mask = Tensor::ones([2, 2, 6], (Kind::Bool, Device::Cpu));
+    let _ = mask.get(0).get(0).get(4).fill_(false as i64);
+    for mask in [None, Some(mask)] {
+        let of = |climatology: &Tensor| {
+            let weights = Weighting::default();
+            let weights = match &mask {
+                Some(mask) => weights.with_mask(mask.shallow_clone()),
+                None => weights,
+            };
+            let forecast = Forecast::new(&prediction, &target).unwrap().weighted(weights).unwrap();
+            scores_of(&acc, &forecast.with_climatology(climatology)?)
+        };
+        for climatology in [climatology.shallow_clone(), climatology.narrow(1, 0, 1), climatology.get(0)] {
+            let full = of(&climatology.expand([2, 2, 6], false).contiguous()).unwrap();
+            let found = of(&climatology).unwrap();
+            assert!(full.iter().flatten().all(|score| score.is_finite()));
+            for (found, full) in found.iter().flatten().zip(full.iter().flatten()) {
+                assert!((found - full).abs() < 1e-12, "{found} {full}");
+            }
+        }
+        assert!(of(&wave(24, 0.1).view([1, 2, 2, 6])).unwrap_err().to_string().contains("climatology"));
+    }
+}
+
 /// A network that predicts no change is as good as the baseline that does, over rollouts with and without gaps.
 #[test]
 fn persistence_is_its_own_baseline() {

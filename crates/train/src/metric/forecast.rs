@@ -45,9 +45,18 @@ impl<A: Array> Forecast<A> {
     ///
     /// # Errors
     ///
-    /// Shapes that do not broadcast.
+    /// More dims than the target; shapes that do not broadcast.
     pub fn with_climatology(self, climatology: &A) -> Result<Self> {
-        Ok(Self { climatology: Some(self.weights.fill(&double(climatology)?)?), ..self })
+        let (found, expected) = (climatology.shape(), self.target.shape());
+        if found.len() > expected.len() {
+            let expected = format!("one that broadcasts to that of the target, {expected:?}");
+            return Err(Error::invalid("the shape of a climatology", format!("{found:?}"), expected));
+        }
+        let mut climatology = double(climatology)?;
+        for _ in found.len()..expected.len() {
+            climatology = climatology.unsqueeze(0)?;
+        }
+        Ok(Self { climatology: Some(self.weights.fill(&climatology)?), ..self })
     }
 
     /// Weights points, and leaves out those that a mask does not count. Weights of channels have no part.
@@ -81,7 +90,7 @@ impl<A: Array> Forecast<A> {
         &self.target
     }
 
-    /// Returns the climatology.
+    /// Returns the climatology: with as many dims as the target, of a shape that broadcasts to its.
     ///
     /// # Errors
     ///
