@@ -8,7 +8,7 @@ use std::path::{Path, PathBuf};
 
 use isobar_data::{
     Content, DataConfig, DataVariable, Dataset, Dim, Part, PredictionMeta, Statistics, Storage, Summary,
-    TimeUnit, Window, area_weights, summarize, writer, writers,
+    TimeUnit, Window, area_weights, merge_channels, summarize, writer, writers,
 };
 use rstest::rstest;
 use tch::{Device, Kind, Tensor};
@@ -244,8 +244,8 @@ fn statistics_without_latitudes_are_those_of_the_data_set() {
     let exact = data.statistics(&names, 0..SAMPLES).unwrap();
     let changes = data.change_statistics(&names, 0..SAMPLES).unwrap();
     for ((summary, values), changes) in found.iter().zip(&exact).zip(&changes) {
-        near(&summary.values.unwrap(), values);
-        near(&summary.changes.unwrap(), changes);
+        near(&summary.values.unwrap(), &values.unwrap());
+        near(&summary.changes.unwrap(), &changes.unwrap());
     }
 }
 
@@ -312,7 +312,7 @@ fn statistics_leave_out_missing_values() {
 #[test]
 fn without_a_value_there_are_no_statistics() {
     let folder = tempfile::tempdir().unwrap();
-    let (part, _) = with_gaps(&folder.path().join("gaps.nc"), |name, values| {
+    let (part, config) = with_gaps(&folder.path().join("gaps.nc"), |name, values| {
         // The height of the second sample, and a component of the wind.
         let hidden = if name == "h" { values.get(1) } else { values.select(2, 1) };
         let _ = { hidden }.fill_(f64::NAN);
@@ -323,4 +323,15 @@ fn without_a_value_there_are_no_statistics() {
     assert!(told[0]["values"]["mean"].is_number() && told[1]["changes"]["mean"].is_number(), "{told}");
     assert!(told[2]["values"].is_null() && told[2]["changes"].is_null(), "{told}");
     assert_eq!(serde_json::from_value::<Vec<Summary>>(told).unwrap(), found);
+    for data in [&part.data, &config.parts().unwrap().train.data] {
+        let portions = [0..1, 1..2].map(|samples| data.statistics(&names, samples).unwrap());
+        let there = portions.each_ref().map(|own| [0, 1, 2].map(|channel| own[channel].is_some()));
+        assert_eq!(there, [[true, true, false], [false, true, false]]);
+        let merged = merge_channels(&portions).unwrap();
+        assert_eq!((merged[0], merged[2]), (portions[0][0], None));
+        assert_eq!(merged[1].unwrap().count, 2 * portions[0][1].unwrap().count);
+        assert_eq!(data.statistics(&names, 0..2).unwrap()[0], portions[0][0]);
+        let changes = [0..1, 1..2].map(|samples| data.change_statistics(&names, samples).unwrap());
+        assert!(changes[0][0].is_some() && changes[1][0].is_none());
+    }
 }
