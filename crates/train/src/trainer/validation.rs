@@ -269,7 +269,7 @@ impl<T: Task> Run<'_, T> {
     }
 }
 
-/// A number and 1, or twice 0 for none, as summands over samples.
+/// Returns `[number, 1]`, or `[0, 0]` for `None`.
 fn counted(number: &Option<f64>) -> [f64; 2] {
     number.map_or([0.0; 2], |number| [number, 1.0])
 }
