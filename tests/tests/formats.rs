@@ -225,6 +225,7 @@ fn zarr_is_converted_to_and_from() {
             2,
             "the source or a file in it",
         ),
+        (vec![text("a.zarr"), text("a.zarr/new.nc")], 2, "the source or a file in it"),
         (
             vec![text("a.zarr"), text("c.zarr"), "--chunk".into(), "depth=2".into()],
             2,

@@ -91,11 +91,11 @@ pub trait Dataset: Debug + Send + Sync {
     fn read(&self, window: &Window, samples: &[usize], variables: &[&str]) -> Result<Tensor>;
 
     /// Computes statistics of each channel over all frames and points of a range of samples, in float64, with bounded
-    /// memory.
+    /// memory. Missing values, NaN, are left out; a channel all of whose values are missing has `None`.
     ///
     /// # Errors
     /// Those of [`Dataset::read`], and an empty range.
-    fn statistics(&self, variables: &[&str], samples: Range<usize>) -> Result<Vec<Statistics>> {
+    fn statistics(&self, variables: &[&str], samples: Range<usize>) -> Result<Vec<Option<Statistics>>> {
         let mut all = ChannelStatistics::default();
         for (samples, frames) in portions(self, &samples, variables)? {
             let window = Window { frames, points: full(self) };
@@ -104,11 +104,16 @@ pub trait Dataset: Debug + Send + Sync {
         all.finish()
     }
 
-    /// Computes statistics of each channel's changes from one frame to the next, like [`Dataset::statistics`].
+    /// Computes statistics of each channel's changes from one frame to the next, like [`Dataset::statistics`]. A change is missing
+    /// where one of the two values is.
     ///
     /// # Errors
-    /// Those of [`Dataset::statistics`], and trajectories with a single frame.
-    fn change_statistics(&self, variables: &[&str], samples: Range<usize>) -> Result<Vec<Statistics>> {
+    /// Those of [`Dataset::statistics`]; formats may refuse trajectories with a single frame, which have no changes.
+    fn change_statistics(
+        &self,
+        variables: &[&str],
+        samples: Range<usize>,
+    ) -> Result<Vec<Option<Statistics>>> {
         let mut all = ChannelStatistics::default();
         for (samples, frames) in portions(self, &samples, variables)? {
             // One frame more: the changes to the first frame of the next portion belong to this one.

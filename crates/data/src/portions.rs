@@ -35,18 +35,19 @@ pub fn portions(
     Ok(samples.clone().step_by(step).map(|start| start..end(start)).collect())
 }
 
-/// Merges statistics of portions, channel by channel, in the order given.
+/// Merges statistics of portions, channel by channel, in the order given: `None` of a channel without a value in any portion.
 ///
 /// # Errors
-/// No portion, or one without values.
-pub fn merge_channels(portions: &[Vec<Statistics>]) -> Result<Vec<Statistics>> {
+/// Statistics of no values.
+pub fn merge_channels(portions: &[Vec<Option<Statistics>>]) -> Result<Vec<Option<Statistics>>> {
     let channels = portions.iter().map(Vec::len).max().unwrap_or(0);
     let of_channel = |channel: usize| {
-        let all: Vec<Statistics> = portions.iter().filter_map(|own| own.get(channel).copied()).collect();
+        let all: Vec<Statistics> = portions.iter().filter_map(|own| own.get(channel).copied()?).collect();
         match all[..] {
+            [] => Ok(None),
             // Not through its variance and back.
-            [only] => Ok(only),
-            _ => Statistics::merged(&all),
+            [only] => Ok(Some(only)),
+            _ => Statistics::merged(&all).map(Some),
         }
     };
     (0..channels).map(of_channel).collect()

@@ -285,11 +285,12 @@ impl ChannelStatistics {
         Ok(())
     }
 
-    pub(crate) fn finish(self) -> Result<Vec<Statistics>> {
+    /// Returns `None` of a channel without a value.
+    pub(crate) fn finish(self) -> Result<Vec<Option<Statistics>>> {
         if self.0.is_empty() {
             return Err(Error::Invalid("there are no values to take statistics of".to_owned()));
         }
-        self.0.into_iter().map(Accumulator::finish).collect()
+        Ok(self.0.into_iter().map(|channel| channel.finish().ok()).collect())
     }
 }
 

@@ -18,9 +18,10 @@ pub struct Summary {
     pub channel: String,
     /// Unit of the values.
     pub unit: Option<String>,
-    /// Statistics of the values.
-    pub values: Statistics,
-    /// Statistics of the changes from one frame to the next; `None` for samples without time, and trajectories of one frame.
+    /// Statistics of the values; `None` if all are missing.
+    pub values: Option<Statistics>,
+    /// Statistics of the changes from one frame to the next; `None` for samples without time, trajectories of one frame, and where
+    /// one of two frames is always missing.
     pub changes: Option<Statistics>,
 }
 
@@ -124,7 +125,7 @@ pub fn summarize(
                 channel: channel.clone(),
                 unit: variable.unit.clone(),
                 values: values.statistics(),
-                changes: (changes.count > 0).then(|| changes.statistics()),
+                changes: changes.statistics(),
             });
         }
     }
@@ -221,8 +222,10 @@ impl Sums {
         Ok(())
     }
 
-    fn statistics(&self) -> Statistics {
+    /// Returns `None` of no values.
+    fn statistics(&self) -> Option<Statistics> {
+        let Self { count, mean, min, max, .. } = *self;
         let std = (self.squares / self.weight).max(0.0).sqrt();
-        Statistics { count: self.count, mean: self.mean, std, min: self.min, max: self.max }
+        (count > 0).then_some(Statistics { count, mean, std, min, max })
     }
 }

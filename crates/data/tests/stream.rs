@@ -422,6 +422,7 @@ fn statistics_of_portions_are_those_of_all() {
     assert_eq!(isobar_data::merge_channels(std::slice::from_ref(&all)).unwrap(), all);
     let each: Vec<_> = (1..8).map(|sample| data.statistics(&names, sample..sample + 1).unwrap()).collect();
     for (merged, all) in isobar_data::merge_channels(&each).unwrap().iter().zip(&all) {
+        let (merged, all) = (merged.unwrap(), all.unwrap());
         assert_eq!((merged.count, merged.min, merged.max), (all.count, all.min, all.max));
         assert!((merged.mean / all.mean - 1.0).abs() < 1e-12 && (merged.std / all.std - 1.0).abs() < 1e-12);
     }

@@ -7,8 +7,8 @@ use std::ops::Range;
 use std::path::{Path, PathBuf};
 
 use isobar_data::{
-    Content, DataConfig, DataVariable, Dataset, Dim, PredictionMeta, Statistics, Storage, TimeUnit, Window,
-    area_weights, summarize, writer, writers,
+    Content, DataConfig, DataVariable, Dataset, Dim, Part, PredictionMeta, Statistics, Storage, Summary,
+    TimeUnit, Window, area_weights, merge_channels, summarize, writer, writers,
 };
 use rstest::rstest;
 use tch::{Device, Kind, Tensor};
@@ -202,11 +202,8 @@ fn statistics_are_weighted_by_cell_area() {
         let values = values.to_kind(Kind::Double);
         let mean = (&values * &weights).mean(Kind::Double).double_value(&[]);
         let std = ((&values - mean).square() * &weights).mean(Kind::Double).double_value(&[]).sqrt();
-        let Statistics { count, min, max, .. } = summary.values;
-        assert!(
-            (summary.values.mean / mean - 1.0).abs() < 1e-13
-                && (summary.values.std / std - 1.0).abs() < 1e-13
-        );
+        let Statistics { count, mean: own_mean, std: own_std, min, max } = summary.values.unwrap();
+        assert!((own_mean / mean - 1.0).abs() < 1e-13 && (own_std / std - 1.0).abs() < 1e-13);
         assert_eq!(count as usize, values.numel());
         assert_eq!((min, max), (values.min().double_value(&[]), values.max().double_value(&[])));
         let changes = summary.changes.unwrap();
@@ -247,8 +244,8 @@ fn statistics_without_latitudes_are_those_of_the_data_set() {
     let exact = data.statistics(&names, 0..SAMPLES).unwrap();
     let changes = data.change_statistics(&names, 0..SAMPLES).unwrap();
     for ((summary, values), changes) in found.iter().zip(&exact).zip(&changes) {
-        near(&summary.values, values);
-        near(&summary.changes.unwrap(), changes);
+        near(&summary.values.unwrap(), &values.unwrap());
+        near(&summary.changes.unwrap(), &changes.unwrap());
     }
 }
 
@@ -274,33 +271,67 @@ fn chunks_of_zarr_are_bounded() {
     );
 }
 
-/// Values that are missing have no part in statistics.
-#[test]
-fn statistics_leave_out_missing_values() {
-    let folder = tempfile::tempdir().unwrap();
-    let path = folder.path().join("gaps.nc");
+/// The training samples of a file that [`content`] describes, with NaN where `hide` puts it.
+fn with_gaps(path: &Path, hide: impl Fn(&str, &Tensor)) -> (Part, DataConfig) {
     let content = Content {
         meta: PredictionMeta { missing: true, ..content(Storage::default()).meta },
         ..content(Storage::default())
     };
-    let mut file = writer(None, &path).unwrap().create(&path, &content).unwrap();
+    let mut file = writer(None, path).unwrap().create(path, &content).unwrap();
     for (name, channels) in [("h", 1), ("wind", 2)] {
         let values = values(channels);
-        let _ = values.narrow(4, 1, 3).fill_(f64::NAN);
+        hide(name, &values);
         for sample in 0..SAMPLES {
             file.write(name, sample, 0, &values.get(sample as i64)).unwrap();
         }
     }
     file.finish().unwrap();
-    let table = serde_json::json!({ "path": path, "format": "netcdf", "fields": ["h"], "missing": "mask", "validation_samples": 0 });
-    let part = serde_json::from_value::<DataConfig>(table).unwrap().train_part().unwrap();
+    let fields = ["h", "wind"];
+    let table = serde_json::json!({ "path": path, "format": "netcdf", "fields": fields, "missing": "mask", "validation_samples": 0 });
+    let config: DataConfig = serde_json::from_value(table).unwrap();
+    (config.train_part().unwrap(), config)
+}
+
+/// Values that are missing have no part in statistics.
+#[test]
+fn statistics_leave_out_missing_values() {
+    let folder = tempfile::tempdir().unwrap();
+    let (part, _) = with_gaps(&folder.path().join("gaps.nc"), |_, values| {
+        let _ = values.narrow(4, 1, 3).fill_(f64::NAN);
+    });
     let found = summarize(&*part.data, &["h"], part.samples, |_, _| ()).unwrap();
     let there = values(1).narrow(4, 0, 1).contiguous();
-    assert_eq!(found[0].values.count, there.numel() as u64);
-    assert_eq!(
-        (found[0].values.min, found[0].values.max),
-        (there.min().double_value(&[]), there.max().double_value(&[]))
-    );
-    assert!(found[0].values.mean.is_finite() && found[0].values.std.is_finite());
+    let own = found[0].values.unwrap();
+    assert_eq!(own.count, there.numel() as u64);
+    assert_eq!((own.min, own.max), (there.min().double_value(&[]), there.max().double_value(&[])));
+    assert!(own.mean.is_finite() && own.std.is_finite());
     assert!((found[0].changes.as_ref().unwrap().mean - 10.0).abs() < 1e-12);
+}
+
+/// A channel without any value has no statistics, and one without any in a portion has those of the others.
+#[test]
+fn without_a_value_there_are_no_statistics() {
+    let folder = tempfile::tempdir().unwrap();
+    let (part, config) = with_gaps(&folder.path().join("gaps.nc"), |name, values| {
+        // The height of the second sample, and a component of the wind.
+        let hidden = if name == "h" { values.get(1) } else { values.select(2, 1) };
+        let _ = { hidden }.fill_(f64::NAN);
+    });
+    let names = ["h", "wind"];
+    let found = summarize(&*part.data, &names, part.samples.clone(), |_, _| ()).unwrap();
+    let told = serde_json::to_value(&found).unwrap();
+    assert!(told[0]["values"]["mean"].is_number() && told[1]["changes"]["mean"].is_number(), "{told}");
+    assert!(told[2]["values"].is_null() && told[2]["changes"].is_null(), "{told}");
+    assert_eq!(serde_json::from_value::<Vec<Summary>>(told).unwrap(), found);
+    for data in [&part.data, &config.parts().unwrap().train.data] {
+        let portions = [0..1, 1..2].map(|samples| data.statistics(&names, samples).unwrap());
+        let there = portions.each_ref().map(|own| [0, 1, 2].map(|channel| own[channel].is_some()));
+        assert_eq!(there, [[true, true, false], [false, true, false]]);
+        let merged = merge_channels(&portions).unwrap();
+        assert_eq!((merged[0], merged[2]), (portions[0][0], None));
+        assert_eq!(merged[1].unwrap().count, 2 * portions[0][1].unwrap().count);
+        assert_eq!(data.statistics(&names, 0..2).unwrap()[0], portions[0][0]);
+        let changes = [0..1, 1..2].map(|samples| data.change_statistics(&names, samples).unwrap());
+        assert!(changes[0][0].is_some() && changes[1][0].is_none());
+    }
 }

@@ -1,12 +1,16 @@
 //! SongUNet with positions and lead times, and denoisers around it: against golden cases, and on shards against one rank.
 
+use std::time::Duration;
+
 use isobar_array::Generator;
+use isobar_collectives::threads;
+use isobar_mesh::DeviceMesh;
 use isobar_models::{
-    Architecture, Batch, EdmPrecondSuperResolutionConfig, EdmPreconditionerConfig, EmbeddingType, FieldSpec,
-    GridPositions, GridType, LeadTimes, Mode, ModelConfig, PerDim, SongUNetConfig, SongUNetPosEmbd,
-    SongUNetPosEmbdConfig, SongUNetPosLtEmbd, SongUNetPosLtEmbdConfig,
+    Architecture, Batch, EdmPrecondConfig, EdmPrecondSuperResolutionConfig, EdmPreconditionerConfig,
+    EmbeddingType, FieldSpec, GridPositions, GridType, LeadTimes, Mode, ModelConfig, PerDim, SongUNetConfig,
+    SongUNetPosEmbd, SongUNetPosEmbdConfig, SongUNetPosLtEmbd, SongUNetPosLtEmbdConfig,
 };
-use isobar_shard::ParamStore;
+use isobar_shard::{MeshParams, ParamStore, Placement, ShardTensor};
 use rstest::rstest;
 use serde_json::json;
 use tch::{Device, Kind, Tensor};
@@ -163,23 +167,15 @@ fn lead_times() -> SongUNetPosLtEmbdConfig {
     SongUNetPosLtEmbdConfig { lead_times, positions, ..config }
 }
 
-#[rstest]
-#[case(split(&[(2, 2)]))]
-#[case(split(&[(3, 3)]))]
-#[case(split(&[(2, 2), (2, 3)]))]
-#[case(vec![(2, vec![("fields", 0), ("noise_labels", 0), ("lead_time_label", 0)]), (2, vec![("fields", 3)])])]
-fn lead_times_are_the_same_on_shards(#[case] axes: Vec<Axis>) {
+fn lead_times_of_the_grid() -> Twin {
     let inputs = [("fields", vec![2, 2, 10, 12]), ("noise_labels", vec![2]), ("lead_time_label", vec![2])];
     Twin::new(ModelConfig::new(lead_times()), &inputs, &[("fields", vec![2, 3, 10, 12])])
         .with_values("lead_time_label", vec![2.0, 0.0], Kind::Int64)
         .perturbed(5)
-        .check(&axes);
 }
 
-#[rstest]
-#[case(split(&[(2, 2)]))]
-#[case(vec![(2, vec![("fields", 2), ("global_index", 2)]), (2, vec![("fields", 3), ("global_index", 3)])])]
-fn lead_times_of_patches_are_the_same_on_shards(#[case] axes: Vec<Axis>) {
+/// Two patches of each of two samples.
+fn lead_times_of_patches() -> Twin {
     let inputs = [
         ("fields", vec![4, 2, 8, 6]),
         ("noise_labels", vec![1]),
@@ -190,7 +186,22 @@ fn lead_times_of_patches_are_the_same_on_shards(#[case] axes: Vec<Axis>) {
         .with_values("global_index", corners(&[[2, 0], [1, 6]]), Kind::Int64)
         .with_values("lead_time_label", vec![2.0, 0.0], Kind::Int64)
         .perturbed(5)
-        .check(&axes);
+}
+
+#[rstest]
+#[case(split(&[(2, 2)]))]
+#[case(split(&[(3, 3)]))]
+#[case(split(&[(2, 2), (2, 3)]))]
+#[case(vec![(2, vec![("fields", 0), ("noise_labels", 0), ("lead_time_label", 0)]), (2, vec![("fields", 3)])])]
+fn lead_times_are_the_same_on_shards(#[case] axes: Vec<Axis>) {
+    lead_times_of_the_grid().check(&axes);
+}
+
+#[rstest]
+#[case(split(&[(2, 2)]))]
+#[case(vec![(2, vec![("fields", 2), ("global_index", 2)]), (2, vec![("fields", 3), ("global_index", 3)])])]
+fn lead_times_of_patches_are_the_same_on_shards(#[case] axes: Vec<Axis>) {
+    lead_times_of_patches().check(&axes);
 }
 
 #[rstest]
@@ -254,23 +265,74 @@ fn positions_refuse_arrays_of_other_shapes() {
     assert!(error(&[4, 2, 4, 6], Some(&[2, 2, 6, 4])).contains("[patch, 2, 4, 6] for global_index"));
 }
 
+/// Points beside the grid are not taken for those of the row before or behind.
+#[rstest]
+#[case([0, 12])]
+#[case([1, -1])]
+#[case([10, 0])]
+#[case([-1, 5])]
+fn points_outside_the_grid_are_refused(#[case] point: [i64; 2]) {
+    let config = positions(GridType::Learnable, 2, [10, 12]);
+    // The first of the points of a patch lies there, the others in the first row and column.
+    let arrays = || {
+        let index = Tensor::zeros([1, 2, 8, 6], (Kind::Int64, Device::Cpu));
+        for (dim, place) in (0..).zip(point) {
+            let _ = index.select(1, dim).narrow(1, 0, 1).narrow(2, 0, 1).fill_(place);
+        }
+        (Tensor::zeros([1, 2, 8, 6], FLOAT), Tensor::zeros([1], FLOAT), index)
+    };
+    let model = SongUNetPosEmbd::new(&config, &mut ParamStore::new(Generator::new(1))).unwrap();
+    let (x, noise, index) = arrays();
+    let others = Batch::default().with("noise_labels", noise).with("global_index", index);
+    let error = model.forward(&x, &others, Mode::Eval).unwrap_err().to_string();
+    assert!(error.contains("index_select"), "{error}");
+    let errors = threads::run(2, Duration::from_secs(60), |group| {
+        let mesh = DeviceMesh::new(&group, &[2], &["domain"]).unwrap();
+        let mut store = ParamStore::new(Generator::new(1));
+        let sharding = config.sharding();
+        let mut params = MeshParams::new(&mut store, &mesh).laid_out(sharding.parameter_layouts());
+        let model = SongUNetPosEmbd::new(&config, &mut params).unwrap();
+        let on_mesh = |x: &Tensor, placement| ShardTensor::distribute(x, &mesh, &[placement]).unwrap();
+        let (x, noise, index) = arrays();
+        let others = Batch::default()
+            .with("noise_labels", on_mesh(&noise, Placement::Replicate))
+            .with("global_index", on_mesh(&index, Placement::Shard(2)));
+        let y = model.forward(&on_mesh(&x, Placement::Shard(2)), &others, Mode::Eval);
+        y.map_err(|error| error.to_string()).err().unwrap_or_default()
+    });
+    assert!(errors.iter().all(|error| error.contains("out of range")), "{errors:?}");
+}
+
 /// A denoiser given coarse fields of one channel.
-fn super_resolution(gridtype: GridType, channels: usize) -> EdmPrecondSuperResolutionConfig {
-    EdmPrecondSuperResolutionConfig::new(positions(gridtype, channels, [10, 12]))
+fn super_resolution(gridtype: GridType, channels: usize) -> Twin {
+    let config = EdmPrecondSuperResolutionConfig::new(positions(gridtype, channels, [10, 12]));
+    let shape = || vec![2, 1, 10, 12];
+    let inputs = [("fields", shape()), ("conditions", shape()), ("sigma", vec![2])];
+    let twin = Twin::new(ModelConfig::new(config), &inputs, &[("fields", shape())]);
+    twin.with_values("sigma", vec![0.4, 1.7], Kind::Double).perturbed(5)
 }
 
 #[rstest]
 #[case(split(&[(3, 3)]))]
 #[case(vec![(2, vec![("fields", 2), ("conditions", 2)]), (2, vec![("fields", 3), ("conditions", 3)])])]
 fn super_resolution_is_the_same_on_shards(
-    #[values(super_resolution(GridType::Sinusoidal, 4), super_resolution(GridType::Learnable, 2))]
-    config: EdmPrecondSuperResolutionConfig,
+    #[values(super_resolution(GridType::Sinusoidal, 4), super_resolution(GridType::Learnable, 2))] twin: Twin,
     #[case] axes: Vec<Axis>,
 ) {
-    let shape = || vec![2, 1, 10, 12];
-    let inputs = [("fields", shape()), ("conditions", shape()), ("sigma", vec![2])];
-    let twin = Twin::new(ModelConfig::new(config), &inputs, &[("fields", shape())]);
-    twin.with_values("sigma", vec![0.4, 1.7], Kind::Double).perturbed(5).check(&axes);
+    twin.check(&axes);
+}
+
+/// Each rank of the axis "domain" holds rows of the trained positions and lead times only.
+#[rstest]
+#[case::positions(whole(GridType::Learnable, 3), split(&[(3, 2)]))]
+#[case::positions_in_columns(whole(GridType::Learnable, 3), split(&[(2, 3)]))]
+#[case::patches(patches(GridType::Learnable, 3), vec![(2, vec![("fields", 2), ("global_index", 2)])])]
+#[case::replicated_patches(patches(GridType::Learnable, 3), vec![(3, vec![("fields", 0)])])]
+#[case::lead_times(lead_times_of_the_grid(), split(&[(2, 2), (2, 3)]))]
+#[case::lead_times_of_patches(lead_times_of_patches(), vec![(3, vec![("fields", 3), ("global_index", 3)])])]
+#[case::super_resolution(super_resolution(GridType::Learnable, 2), vec![(2, vec![("fields", 2), ("conditions", 2)])])]
+fn split_tables_are_the_same_on_shards(#[case] twin: Twin, #[case] axes: Vec<Axis>) {
+    twin.laid_out().check(&axes);
 }
 
 #[test]
@@ -313,6 +375,31 @@ fn super_resolution_is_read_from_tables() {
     let config: ModelConfig = serde_json::from_value(wrong).unwrap();
     let error = config.check(&FieldSpec::default()).unwrap_err().to_string();
     assert!(error.contains("img_in_channels is 4, expected 5 or more"), "{error}");
+}
+
+/// The schema of a denoiser shows the defaults of its default network, and says which are those of others.
+#[test]
+fn denoisers_show_the_defaults_of_their_default_network() {
+    let denoiser = schemars::schema_for!(EdmPrecondSuperResolutionConfig).to_value();
+    for (key, default, of_others) in [
+        ("channel_mult", json!([1, 2, 2, 2, 2]), "By default `[1, 2, 2, 2]` with `SongUNet`."),
+        ("attn_resolutions", json!([28]), "By default `[16]` with `SongUNet`."),
+        ("dropout", json!(0.13), "By default `0.1` with `SongUNet`."),
+    ] {
+        let shown = &denoiser["properties"][key];
+        let description = shown["description"].as_str().unwrap();
+        assert!(shown["default"] == default && description.ends_with(of_others), "{shown}");
+    }
+    let denoiser = schemars::schema_for!(EdmPrecondConfig).to_value();
+    let shown = &denoiser["properties"]["dropout"];
+    let of_others = "By default `0.13` with `SongUNetPosEmbd` and `SongUNetPosLtEmbd`.";
+    assert!(
+        shown["default"] == 0.1 && shown["description"].as_str().unwrap().ends_with(of_others),
+        "{shown}"
+    );
+    let shown = &denoiser["properties"]["lead_time_channels"]["description"];
+    assert!(shown.as_str().unwrap().ends_with("Needed with `SongUNetPosLtEmbd`."), "{shown}");
+    assert_eq!(denoiser["properties"]["lead_time_mode"]["default"], true);
 }
 
 /// The keys of the positions stand beside the network's, alone and within a denoiser.

@@ -103,21 +103,27 @@ where
     ///
     /// An error of libtorch or of the communication.
     pub fn baseline(&self) -> Result<Vec<VariableError>, BoxError> {
-        Ok(self.baselines(&*self.validation)?.into_iter().next().unwrap_or_default())
+        let mut steps = self.baselines(&*self.validation)?.into_iter();
+        Ok(steps.next().map(|samples| mean_errors(&samples)).unwrap_or_default())
     }
 
-    /// Returns the baseline's errors of rollouts, over all their steps. Empty without rollouts.
+    /// Returns the baseline's errors of rollouts: as a network's, means over rollouts of the means over their steps. Empty without
+    /// rollouts.
     ///
     /// # Errors
     ///
     /// An error of libtorch or of the communication.
     pub fn rollout_baseline(&self) -> Result<Vec<VariableError>, BoxError> {
         let Some(data) = &self.rollouts else { return Ok(Vec::new()) };
-        Ok(mean_errors(&self.baselines(&**data)?))
+        let steps = self.baselines(&**data)?;
+        let of_rollout =
+            |rollout: usize| mean_errors(steps.iter().filter_map(|samples| samples.get(rollout)));
+        let rollouts: Vec<Vec<VariableError>> = (0..data.len()).map(of_rollout).collect();
+        Ok(mean_errors(&rollouts))
     }
 
-    /// Errors of the baseline after each step, over all samples of `data`.
-    fn baselines(&self, data: &dyn Samples) -> Result<Vec<Vec<VariableError>>, BoxError> {
+    /// Errors of the baseline after each step, of each sample of `data`.
+    fn baselines(&self, data: &dyn Samples) -> Result<Vec<Vec<Vec<VariableError>>>, BoxError> {
         let _no_grad = tch::no_grad_guard();
         let layout = &self.model.layout;
         let mean = match self.persists() || data.is_empty() {
@@ -141,7 +147,7 @@ where
                 errors.extend(self.model.errors_of(&array(&prediction)?, &array(target)?)?);
             }
         }
-        Ok(errors.iter().map(mean_errors).filter(|errors| !errors.is_empty()).collect())
+        Ok(errors)
     }
 
     /// Terms of the metrics, by sample; of `count` samples, of which `local` is this rank's window of its own.

@@ -114,8 +114,8 @@ impl VariableError {
 }
 
 /// Mean over variables of their relative errors: the validation error, by which the best checkpoint is chosen. Variables whose
-/// truth is zero in a sample are left out, since their relative error is infinite, and those that are missing. NaN where no variable is left, and where
-/// an RMSE is not finite.
+/// truth is zero in a sample are left out, since their relative error is infinite, and those that are missing. NaN where no variable
+/// is left, and where an RMSE is not finite.
 ///
 /// ```
 /// use isobar_train::{VariableError, mean_relative};
@@ -204,8 +204,8 @@ pub(crate) fn spectrum_columns(variables: &[Variable]) -> impl Iterator<Item = S
     named.map(|variable| format!("spectrum_error/{}", variable.key()))
 }
 
-/// Formats relative errors for one line: that of a single variable; of a few the mean and each; of many the
-/// mean and the worst.
+/// Formats relative errors for one line: that of a single variable; of a few the mean and each, `-` for one that is missing; of many
+/// the mean over those that are not, and the worst.
 ///
 /// ```
 /// use isobar_train::{Variable, VariableError, errors_line};
@@ -216,7 +216,8 @@ pub(crate) fn spectrum_columns(variables: &[Variable]) -> impl Iterator<Item = S
 /// assert_eq!(errors_line(&variables[..1], &errors[..1]), "1.00 %");
 /// ```
 pub fn errors_line(variables: &[Variable], errors: &[VariableError]) -> String {
-    let relative: Vec<f64> = errors.iter().map(|error| error.relative).collect();
+    let relative: Vec<Option<f64>> =
+        errors.iter().map(|error| (!error.missing).then_some(error.relative)).collect();
     mean_and_each(variables, mean_relative(errors), &relative)
 }
 
@@ -229,8 +230,7 @@ pub fn errors_line(variables: &[Variable], errors: &[VariableError]) -> String {
 /// assert_eq!(spectra_line(&variables, &[Some(0.01), Some(0.03)]), "2.00 % (mean of u 1.00 %, v 3.00 %)");
 /// ```
 pub fn spectra_line(variables: &[Variable], errors: &[Option<f64>]) -> String {
-    let each: Vec<f64> = errors.iter().map(|error| error.unwrap_or(f64::NAN)).collect();
-    mean_and_each(variables, mean_spectrum(errors), &each)
+    mean_and_each(variables, mean_spectrum(errors), errors)
 }
 
 /// Mean over variables of the errors of their energy spectra. Variables that are missing are left out, and those whose truth is zero,
@@ -241,16 +241,24 @@ pub fn mean_spectrum(errors: &[Option<f64>]) -> f64 {
     sum / f64::from(count)
 }
 
-fn mean_and_each(variables: &[Variable], mean: f64, errors: &[f64]) -> String {
+fn mean_and_each(variables: &[Variable], mean: f64, errors: &[Option<f64>]) -> String {
     let mean = percent(mean);
-    let named = |(variable, error): (&Variable, &f64)| format!("{} {}", variable.name, percent(*error));
-    let pairs = || variables.iter().zip(errors);
+    let named = |(variable, error): (&Variable, Option<f64>)| {
+        format!("{} {}", variable.name, error.map_or_else(|| "-".to_owned(), percent))
+    };
+    let pairs = || variables.iter().zip(errors.iter().copied());
     match errors.len() {
         0 | 1 => mean,
         2..=FEW => format!("{mean} (mean of {})", pairs().map(named).collect::<Vec<_>>().join(", ")),
-        count => {
-            let worst = pairs().max_by(|a, b| a.1.total_cmp(b.1));
-            format!("{mean} (mean of {count} variables, worst {})", worst.map(named).unwrap_or_default())
+        all => {
+            let known = || pairs().filter_map(|(variable, error)| Some((variable, error?)));
+            let count = match known().count() {
+                count if count == all => all.to_string(),
+                count => format!("{count} of {all}"),
+            };
+            let worst = known().max_by(|(_, one), (_, other)| one.total_cmp(other));
+            let worst = worst.map(|(variable, error)| format!(", worst {}", named((variable, Some(error)))));
+            format!("{mean} (mean of {count} variables{})", worst.unwrap_or_default())
         }
     }
 }
@@ -352,6 +360,12 @@ mod tests {
         let variables: Vec<Variable> = (0..6).map(|at| Variable::new(format!("q{at}"))).collect();
         let errors: Vec<VariableError> = (0..6).map(|at| error(f64::from(at) * 0.1, 1.0)).collect();
         assert_eq!(errors_line(&variables, &errors), "25.00 % (mean of 6 variables, worst q5 50.00 %)");
+        let with_gap: Vec<_> = [&errors[..5], &[VariableError::MISSING]].concat();
+        let line = errors_line(&variables, &with_gap);
+        assert_eq!(line, "20.00 % (mean of 5 of 6 variables, worst q4 40.00 %)");
+        assert_eq!(errors_line(&variables[..2], &with_gap[4..]), "40.00 % (mean of q0 40.00 %, q1 -)");
+        let diverged: Vec<_> = [&errors[..5], &[error(f64::NAN, f64::NAN)]].concat();
+        assert!(errors_line(&variables, &diverged).ends_with("(mean of 6 variables, worst q5 NaN %)"));
     }
 
     #[test]

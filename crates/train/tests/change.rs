@@ -120,7 +120,7 @@ fn every_channel_needs_a_name() {
 
 /// Keeps the messages of this thread, and of threads that hand them on.
 #[derive(Debug, Clone, Default)]
-struct Paper(Arc<Mutex<Vec<u8>>>);
+pub(crate) struct Paper(Arc<Mutex<Vec<u8>>>);
 
 impl io::Write for Paper {
     fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
@@ -133,14 +133,14 @@ impl io::Write for Paper {
 }
 
 impl Paper {
-    fn collect() -> (Self, tracing::subscriber::DefaultGuard) {
+    pub(crate) fn collect() -> (Self, tracing::subscriber::DefaultGuard) {
         let paper = Self::default();
         let writer = paper.clone();
         let subscriber = tracing_subscriber::fmt().with_ansi(false).with_writer(move || writer.clone());
         (paper, tracing::subscriber::set_default(subscriber.finish()))
     }
 
-    fn text(&self) -> String {
+    pub(crate) fn text(&self) -> String {
         String::from_utf8(self.0.lock().unwrap().clone()).unwrap()
     }
 }

@@ -12,7 +12,7 @@ use isobar_train::loss::{Mse, Weighting};
 use isobar_train::metric::{Forecast, MetricKind, Report, scores_of};
 use isobar_train::{
     BoxError, DenseFields, FieldLayout, FieldModel, FieldTask, Latitudes, Roles, ShardedFields, Step, Task,
-    Variable, VariableError, Weights, WeightsConfig,
+    Variable, VariableError, Weights, WeightsConfig, mean_errors,
 };
 use rstest::rstest;
 use tch::{Device, Kind, Tensor};
@@ -165,6 +165,101 @@ fn points_without_a_climatology_do_not_count() {
     assert!((of(masked.unwrap(), &climatology) - expected).abs() < 1e-12);
     let nowhere = Forecast::new(&prediction, &target).unwrap();
     assert!(of(nowhere, &climatology.full_like(f64::NAN)).is_nan(), "nothing to correlate with");
+}
+
+/// Points that a mask leaves out are zero in the climatology, too, in whatever order the two are given.
+#[test]
+fn masked_points_are_zero_in_all_fields() {
+    let line = |values: &[f64]| Tensor::from_slice(values).view([1, 1, -1]);
+    let (prediction, target) = (line(&[1.0, 2.0, 3.0]), line(&[1.5, f64::NAN, 1.0]));
+    let climatology = line(&[0.5, f64::NAN, 1.0]);
+    let mask = || Weighting::default().with_mask(target.isnan().logical_not());
+    let forecast = || Forecast::new(&prediction, &target).unwrap();
+    for forecast in [
+        forecast().weighted(mask()).unwrap().with_climatology(&climatology).unwrap(),
+        forecast().with_climatology(&climatology).unwrap().weighted(mask()).unwrap(),
+    ] {
+        let anomaly = forecast.prediction() - forecast.climatology().unwrap();
+        assert_eq!(forecast.mean(&anomaly).unwrap().double_value(&[0, 0]), (0.5 + 2.0) / 2.0);
+    }
+}
+
+/// A climatology without dims that the fields have is that of all samples, and of all channels.
+#[test]
+fn a_climatology_broadcasts() {
+    let acc: [MetricKind; 1] = [serde_json::from_value("acc".into()).unwrap()];
+    let wave = |count: i64, factor: f64| (Tensor::arange(count, (Kind::Double, Device::Cpu)) * factor).sin();
+    let (prediction, target) = (wave(24, 0.7).view([2, 2, 6]), wave(24, 0.9).view([2, 2, 6]));
+    let climatology = wave(12, 0.4).view([2, 6]) * 0.1;
+    let _ = climatology.get(1).get(2).fill_(f64::NAN);
+    let mask = Tensor::ones([2, 2, 6], (Kind::Bool, Device::Cpu));
+    let _ = mask.get(0).get(0).get(4).fill_(false as i64);
+    for mask in [None, Some(mask)] {
+        let of = |climatology: &Tensor| {
+            let weights = Weighting::default();
+            let weights = match &mask {
+                Some(mask) => weights.with_mask(mask.shallow_clone()),
+                None => weights,
+            };
+            let forecast = Forecast::new(&prediction, &target).unwrap().weighted(weights).unwrap();
+            scores_of(&acc, &forecast.with_climatology(climatology)?)
+        };
+        for climatology in [climatology.shallow_clone(), climatology.narrow(1, 0, 1), climatology.get(0)] {
+            let full = of(&climatology.expand([2, 2, 6], false).contiguous()).unwrap();
+            let found = of(&climatology).unwrap();
+            assert!(full.iter().flatten().all(|score| score.is_finite()));
+            for (found, full) in found.iter().flatten().zip(full.iter().flatten()) {
+                assert!((found - full).abs() < 1e-12, "{found} {full}");
+            }
+        }
+        assert!(of(&wave(24, 0.1).view([1, 2, 2, 6])).unwrap_err().to_string().contains("climatology"));
+    }
+}
+
+/// A network that predicts no change is as good as the baseline that does, over rollouts with and without gaps.
+#[test]
+fn persistence_is_its_own_baseline() {
+    let gap = f64::NAN;
+    let frames = Tensor::from_slice(&[2.0, gap, 4.0, 2.0, 1.0, 8.0]).view([2, 3, 1, 1]);
+    let frames = frames.expand([2, 3, 1, 4], false).contiguous();
+    let data = |steps| InMemory::rollouts(&frames, steps, steps).unwrap();
+    let same = Normalizer::new(1.0, 2.0).unwrap();
+    let task = FieldTask {
+        model: FieldModel {
+            forward: |x: &Tensor, _: Option<Step<'_>>| Ok::<_, BoxError>(x.shallow_clone()),
+            layout: DenseFields,
+            positions: None,
+            change: None,
+            input: same.clone(),
+            target: same,
+            variables: vec![Variable::new("u")],
+            roles: None,
+            missing: Some(FILL),
+        },
+        train: data(1).into(),
+        validation: data(1).into(),
+        rollouts: Some(data(2).into()),
+        augment: Augment::None,
+        loss: Mse {}.into(),
+        weights: Weights::default(),
+        report: Report::default(),
+        seed: 0,
+    };
+    let near = |found: VariableError, expected: VariableError| {
+        let pairs = [(found.relative, expected.relative), (found.rmse, expected.rmse)];
+        assert!(
+            pairs.iter().all(|(found, expected)| (found - expected).abs() < 1e-12),
+            "{found:?} {expected:?}"
+        );
+    };
+    let of_rollouts: Vec<_> =
+        task.rollout_errors(&[0, 1]).unwrap().into_iter().map(|errors| errors.variables).collect();
+    let network = mean_errors(&of_rollouts)[0];
+    // Of the first 0.5 after two steps, of the second 1 and 0.75; squares of 4, and of 1 and 36.
+    near(network, VariableError::new((0.5 + 0.875) / 2.0, ((4.0_f64 + 18.5) / 2.0).sqrt()));
+    near(task.rollout_baseline().unwrap()[0], network);
+    let of_samples = task.errors(&(0..task.validation.len()).collect::<Vec<_>>()).unwrap();
+    near(task.baseline().unwrap()[0], mean_errors(&of_samples)[0]);
 }
 
 /// A frame, the next with a gap, and one step: by hand.

@@ -18,6 +18,8 @@ use isobar_train::{
 };
 use tch::{Device, Kind, Tensor};
 
+use crate::change::Paper;
+
 fn kinds(names: &[&str]) -> Vec<MetricKind> {
     names.iter().map(|name| serde_json::from_value((*name).into()).unwrap()).collect()
 }
@@ -30,7 +32,7 @@ fn frames() -> Tensor {
 
 /// Trains a network whose output is a parameter, at a rate that changes nothing.
 fn trained(folder: &Path, best: &str, lead: Option<Lead>) -> (Summary, Vec<serde_json::Value>) {
-    let summary = trained_on(&frames(), None, folder, best, lead, &Group::single());
+    let summary = trained_on(&frames(), None, folder, (best, 1), lead, &Group::single());
     let lines = std::fs::read_to_string(folder.join("metrics.jsonl")).unwrap();
     (summary, lines.lines().map(|line| serde_json::from_str(line).unwrap()).collect())
 }
@@ -39,7 +41,7 @@ fn trained_on(
     frames: &Tensor,
     missing: Option<f64>,
     folder: &Path,
-    best: &str,
+    (best, epochs): (&str, u64),
     lead: Option<Lead>,
     world: &Group,
 ) -> Summary {
@@ -73,7 +75,7 @@ fn trained_on(
     let config = FitConfig {
         folder: folder.to_owned(),
         optimizer: adamw.into(),
-        train: TrainConfig { epochs: 1, batch_size: 2, best: best.into(), ..TrainConfig::default() },
+        train: TrainConfig { epochs, batch_size: 2, best: best.into(), ..TrainConfig::default() },
         metrics: MetricsConfig { report: kinds(&["rmse", "bias"]), ..MetricsConfig::default() },
         ..FitConfig::default()
     };
@@ -89,7 +91,7 @@ fn a_frame_without_values_does_not_count() {
         let _ = threads::run(ranks, Duration::from_secs(60), move |world| {
             let frames = frames();
             let _ = frames.get(0).get(1).fill_(f64::NAN);
-            let summary = trained_on(&frames, Some(0.0), &path, "u/rmse", None, &world);
+            let summary = trained_on(&frames, Some(0.0), &path, ("u/rmse", 1), None, &world);
             let near = |got: f64, want: f64| assert!((got - want).abs() < 1e-9, "{got} {want}");
             // Errors of 3 against nothing, 4, 3 and 5; after one step of rollouts against nothing and 3, after two against 4 and 5.
             near(summary.scores.unwrap().get(0, 0).unwrap(), (5.0_f64 / 3.0).sqrt());
@@ -99,6 +101,34 @@ fn a_frame_without_values_does_not_count() {
             near(summary.rollout_scores[0].get(1, 0).unwrap(), 0.0);
             near(summary.rollout_scores[1].get(0, 0).unwrap(), 2.5_f64.sqrt());
         });
+    }
+}
+
+/// Where nothing counts, no checkpoint is the best: the run says so, once.
+#[test]
+fn nothing_to_compare_checkpoints_by_is_a_warning() {
+    for (best, words) in [
+        ("u/rmse", "train.best is \"u/rmse\", but no validation sample has a value of u"),
+        ("bias", "train.best is \"bias\", but no validation sample has a value of u"),
+        ("relative", "train.best is \"relative\", but no validation sample has a value of u"),
+    ] {
+        let folder = tempfile::tempdir().unwrap();
+        let (paper, _messages) = Paper::collect();
+        let nothing = frames().full_like(f64::NAN);
+        let summary = trained_on(&nothing, Some(0.0), folder.path(), (best, 2), None, &Group::single());
+        let text = paper.text();
+        assert_eq!(text.matches(words).count(), 1, "{text}");
+        assert_eq!(summary.best_error, None);
+        let (paper, _messages) = Paper::collect();
+        let _ = trained_on(
+            &frames(),
+            None,
+            tempfile::tempdir().unwrap().path(),
+            (best, 1),
+            None,
+            &Group::single(),
+        );
+        assert!(!paper.text().contains("train.best"), "{}", paper.text());
     }
 }
 

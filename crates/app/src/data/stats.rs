@@ -75,22 +75,47 @@ pub(super) fn run(args: &StatsArgs) -> Result<Exit> {
     Ok(Exit::Good)
 }
 
-/// A line for each channel, and one for its changes.
+/// A line for each channel, with `-` where all values are missing, and one for its changes.
 fn table(summaries: &[Summary]) -> Vec<String> {
     let label = |summary: &Summary| match &summary.unit {
         Some(unit) => format!("{} ({unit})", summary.channel),
         None => summary.channel.clone(),
     };
     let width = summaries.iter().map(|summary| label(summary).chars().count() + 7).max().unwrap_or(0).max(8);
-    let row = |name: String, statistics: &Statistics| {
-        let Statistics { mean, std, min, max, .. } = statistics;
-        format!("{name:width$} {mean:>14.6e} {std:>14.6e} {min:>14.6e} {max:>14.6e}")
+    let row = |name: String, statistics: Option<&Statistics>| {
+        let numbers = statistics.map(|Statistics { mean, std, min, max, .. }| [mean, std, min, max]);
+        let cell = |at: usize| numbers.map_or_else(|| "-".to_owned(), |of| format!("{:.6e}", of[at]));
+        let [mean, std, min, max] = [0, 1, 2, 3].map(cell);
+        format!("{name:width$} {mean:>14} {std:>14} {min:>14} {max:>14}")
     };
     let head = format!("{:width$} {:>14} {:>14} {:>14} {:>14}", "", "mean", "std", "min", "max");
     let rows = summaries.iter().flat_map(|summary| {
         let changes =
-            summary.changes.as_ref().map(|changes| row(format!("change {}", label(summary)), changes));
-        [Some(row(label(summary), &summary.values)), changes].into_iter().flatten()
+            summary.changes.as_ref().map(|changes| row(format!("change {}", label(summary)), Some(changes)));
+        [Some(row(label(summary), summary.values.as_ref())), changes].into_iter().flatten()
     });
     std::iter::once(head).chain(rows).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn channels_without_a_value_have_no_numbers() {
+        let summary = |channel: &str, values: Option<Statistics>| Summary {
+            variable: channel.to_owned(),
+            channel: channel.to_owned(),
+            unit: None,
+            values,
+            changes: values,
+        };
+        let some = Statistics { count: 4, mean: 1.5, std: 0.5, min: 1.0, max: 2.0 };
+        insta::assert_snapshot!(table(&[summary("u", Some(some)), summary("v", None)]).join("\n"), @r"
+                           mean            std            min            max
+        u            1.500000e0    5.000000e-1     1.000000e0     2.000000e0
+        change u     1.500000e0    5.000000e-1     1.000000e0     2.000000e0
+        v                     -              -              -              -
+        ");
+    }
 }

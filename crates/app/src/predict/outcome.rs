@@ -60,15 +60,11 @@ impl Outcome {
         let mut lines = vec![format!(
             "forecast    relative L2 error {}{}; predicting no change gives {}",
             each(&|step| format!("{} {}", percent(mean_relative(&step.errors)), after(step))),
-            if variables.len() > 1 {
-                format!(", mean over {} variables", variables.len())
-            } else {
-                String::new()
-            },
+            mean_over(variables, &ends),
             each(&|step| percent(mean_relative(&step.persistence))),
         )];
         let over_all = |of: fn(&Step) -> Vec<VariableError>| {
-            // Each step has as many samples.
+            // Steps count alike, whatever the number of samples in which a variable is missing.
             mean_errors(&steps.iter().map(of).collect::<Vec<_>>())
         };
         let (errors, baseline) =
@@ -97,7 +93,7 @@ impl Outcome {
         )
     }
 
-    /// Writes a line for each step and variable. `times` are those of the start and of each step, for trajectories.
+    /// Writes a line for each step and variable, without errors where it is missing. `times` are those of the start and of each step, for trajectories.
     pub(super) fn write_csv(&self, path: &Path, variables: &[Variable], times: &[f64]) -> Result<()> {
         let mut text = "step,time,variable,unit,error,rmse,baseline_error,baseline_rmse\n".to_owned();
         for Step { step, errors, persistence } in self.steps() {
@@ -105,15 +101,29 @@ impl Outcome {
             for (at, (variable, error)) in variables.iter().zip(&errors).enumerate() {
                 let (name, unit) =
                     (quoted(&variable.name), quoted(variable.unit.as_deref().unwrap_or_default()));
-                let baseline = persistence
-                    .get(at)
-                    .map_or_else(|| ",".to_owned(), |of| format!("{},{}", of.relative, of.rmse));
-                text +=
-                    &format!("{step},{time},{name},{unit},{},{},{baseline}\n", error.relative, error.rmse);
+                let numbers = |error: Option<&VariableError>| match error.filter(|error| !error.missing) {
+                    Some(error) => format!("{},{}", error.relative, error.rmse),
+                    None => ",".to_owned(),
+                };
+                let (error, baseline) = (numbers(Some(error)), numbers(persistence.get(at)));
+                text += &format!("{step},{time},{name},{unit},{error},{baseline}\n");
             }
         }
         isobar_files::write(path, text)
             .map_err(|error| Exit::Data.because(format!("cannot write {}: {error}", path.display())).into())
+    }
+}
+
+/// Says over how many of several variables the mean after these steps is: those that are not missing there.
+fn mean_over(variables: &[Variable], steps: &[&Step]) -> String {
+    let all = variables.len();
+    let counts = steps.iter().map(|step| step.errors.iter().filter(|error| !error.missing).count());
+    let least = counts.clone().min().unwrap_or(all);
+    match (least, counts.max().unwrap_or(all)) {
+        _ if all < 2 => String::new(),
+        (least, _) if least == all => format!(", mean over {all} variables"),
+        (least, most) if least == most => format!(", mean over {least} of {all} variables"),
+        (least, most) => format!(", mean over {least} to {most} of {all} variables"),
     }
 }
 
@@ -158,5 +168,45 @@ fn quoted(text: &str) -> String {
     match text.contains([',', '"', '\n', '\r']) {
         true => format!("\"{}\"", text.replace('"', "\"\"")),
         false => text.to_owned(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn outcome(steps: [[VariableError; 2]; 2]) -> Outcome {
+        let errors: Vec<_> = steps.iter().map(|errors| vec![errors.to_vec()]).collect();
+        let half = |errors: &[VariableError]| {
+            errors.iter().map(|of| VariableError { relative: of.relative / 2.0, ..*of }).collect()
+        };
+        let persistence = steps.iter().map(|errors| vec![half(errors)]).collect();
+        Outcome { first: None, errors, persistence, board: Scoreboard::new(&[], 2) }
+    }
+
+    /// Cells of a variable that is missing stay empty, and a mean does not count it.
+    #[test]
+    fn what_is_missing_is_left_out() {
+        let height = Variable { name: "h".to_owned(), unit: Some("m".to_owned()) };
+        let variables = [Variable::new("u"), height];
+        let (known, missing) = (VariableError::new(0.5, 2.0), VariableError::MISSING);
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("prediction.csv");
+        outcome([[known, known], [known, missing]]).write_csv(&path, &variables, &[0.0, 6.0, 12.0]).unwrap();
+        let text = std::fs::read_to_string(path).unwrap();
+        insta::assert_snapshot!(text, @r"
+        step,time,variable,unit,error,rmse,baseline_error,baseline_rmse
+        1,6,u,,0.5,2,0.25,2
+        1,6,h,m,0.5,2,0.25,2
+        2,12,u,,0.5,2,0.25,2
+        2,12,h,m,,,,
+        ");
+        let first = |steps| outcome(steps).forecast(&variables).0.swap_remove(0);
+        let whole = first([[known, known], [known, known]]);
+        assert!(whole.contains("after 2 steps, mean over 2 variables;"), "{whole}");
+        let one = first([[known, missing], [known, missing]]);
+        assert!(one.contains("after 2 steps, mean over 1 of 2 variables;"), "{one}");
+        let some = first([[known, known], [known, missing]]);
+        assert!(some.contains("after 2 steps, mean over 1 to 2 of 2 variables;"), "{some}");
     }
 }

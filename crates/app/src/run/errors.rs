@@ -16,12 +16,18 @@ pub(crate) struct Compared<'a> {
 }
 
 impl Compared<'_> {
-    /// The mean over variables, or the error of the only one.
+    /// The mean over the variables that are not missing, or the error of the only one.
     pub(crate) fn summary(&self, variables: &[Variable], baseline: &str) -> String {
         let mut text = format!("relative L2 error {}", percent(mean_relative(self.errors)));
         match (variables, self.errors) {
             ([variable], [error]) => text += &format!(", RMSE {}", variable.quantity(error.rmse)),
-            _ => text += &format!(", mean over {} variables", self.errors.len()),
+            _ => {
+                let all = self.errors.len();
+                text += &match self.errors.iter().filter(|error| !error.missing).count() {
+                    known if known == all => format!(", mean over {all} variables"),
+                    known => format!(", mean over {known} of {all} variables"),
+                };
+            }
         }
         if !self.baseline.is_empty() {
             text += &format!("; {baseline} gives {}", percent(mean_relative(self.baseline)));
@@ -97,6 +103,9 @@ mod tests {
             compared.no_better(&variables, "one step ahead", "predicting no change").unwrap(),
             "no better than predicting no change, one step ahead: velocity_x (128.00 % against 128.00 %)"
         );
+        let gap = [errors[0], VariableError::MISSING];
+        let gap = Compared { errors: &gap, baseline: &[] };
+        assert_eq!(gap.summary(&variables, ""), "relative L2 error 128.00 %, mean over 1 of 2 variables");
         let good = Compared { errors: &errors[1..], baseline: &baseline[1..] };
         assert_eq!(good.no_better(&variables[1..], "", ""), None);
         assert_eq!(

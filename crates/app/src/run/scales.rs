@@ -4,7 +4,7 @@ use std::path::Path;
 
 use anyhow::{Result, bail};
 use isobar_collectives::Group;
-use isobar_data::{Normalizer, Part, Statistics, digest, part, portions};
+use isobar_data::{Normalizer, Part, Statistics, choose, digest, part, portions};
 use isobar_train::SampleFingerprint;
 use isobar_train::config::{DataConfig, Predict};
 use serde::{Deserialize, Serialize};
@@ -12,7 +12,7 @@ use serde_json::Value;
 
 use super::alike;
 use super::kept;
-use super::portion::Portion;
+use super::portion::{ChannelNames, Portion};
 use super::roles::as_str;
 use super::source::Source;
 use crate::exit::{Because, Exit};
@@ -72,8 +72,8 @@ pub(super) fn scales_alike(
             let all = all
                 .iter()
                 .map(|bytes| serde_json::from_slice(bytes))
-                .collect::<Result<Vec<Vec<Portion>>, _>>()?;
-            let merged = Portion::merged(&all.concat())?;
+                .collect::<Result<Vec<Vec<Portion<Option<Statistics>>>>, _>>()?;
+            let merged = Portion::merged(&all.concat(), &channel_names(source, train)?)?;
             if let Some((folder, of)) = keep.zip(of) {
                 kept::write(folder, of, &merged);
             }
@@ -98,6 +98,22 @@ fn variables(source: &Source) -> Vec<&str> {
     [as_str(&source.inputs), as_str(source.others()), as_str(&source.names.forcings)].concat()
 }
 
+/// Names of the channels that statistics are taken of.
+fn channel_names(source: &Source, train: &Part) -> Result<ChannelNames> {
+    let names = |variables: &[String]| -> Result<Vec<String>> {
+        if variables.is_empty() {
+            return Ok(Vec::new());
+        }
+        let chosen = choose(&*train.data, &as_str(variables))?;
+        Ok(chosen.into_iter().flat_map(|variable| variable.channels).collect())
+    };
+    Ok(ChannelNames {
+        inputs: names(&source.inputs)?,
+        targets: names(source.others())?,
+        forcings: names(&source.names.forcings)?,
+    })
+}
+
 /// Fails on all ranks if two of them see other data.
 pub(super) fn check_same(seen: &[SampleFingerprint]) -> Result<()> {
     match SampleFingerprint::difference(seen) {
@@ -109,7 +125,12 @@ pub(super) fn check_same(seen: &[SampleFingerprint]) -> Result<()> {
 }
 
 /// Reads this rank's portions.
-fn share(source: &Source, train: &Part, is_change: bool, world: &Group) -> Result<Vec<Portion>> {
+fn share(
+    source: &Source,
+    train: &Part,
+    is_change: bool,
+    world: &Group,
+) -> Result<Vec<Portion<Option<Statistics>>>> {
     let (inputs, forcings) = (as_str(&source.inputs), as_str(&source.names.forcings));
     let others = as_str(source.others());
     let data = &*train.data;
@@ -117,8 +138,8 @@ fn share(source: &Source, train: &Part, is_change: bool, world: &Group) -> Resul
     let numbers: Vec<usize> = (0..all.len()).collect();
     let own =
         part(&numbers, world.rank(), world.size()).iter().filter_map(|&number| all.get(number).cloned());
-    let portion = |samples: std::ops::Range<usize>| -> Result<Portion> {
-        let of = |names: &[&str]| -> Result<Vec<Statistics>> {
+    let portion = |samples: std::ops::Range<usize>| -> Result<Portion<Option<Statistics>>> {
+        let of = |names: &[&str]| -> Result<Vec<Option<Statistics>>> {
             Ok(if names.is_empty() { Vec::new() } else { data.statistics(names, samples.clone())? })
         };
         let (of_inputs, of_targets, of_forcings) = (of(&inputs)?, of(&others)?, of(&forcings)?);

@@ -46,11 +46,18 @@ impl Statics {
             false => Arc::clone(&source.parts.train.data),
         };
         let of = |name: &str| -> Result<_> {
-            let statistics = data.statistics(&[name], 0..1)?;
+            let path = || source.parts.train.data.path().display();
+            let statistics = data.statistics(&[name], 0..1)?.into_iter().collect::<Option<Vec<_>>>();
+            let Some(statistics) = statistics else {
+                bail!(Exit::Data.because(format!(
+                    "data.statics names {name:?}, which has no value at any point of {}; leave it out",
+                    path()
+                )));
+            };
             if statistics.iter().any(|own| own.std == 0.0) {
                 bail!(Exit::Usage.because(format!(
                     "data.statics names {name:?}, which is the same at all points of {}: it tells a network nothing; leave it out",
-                    source.parts.train.data.path().display()
+                    path()
                 )));
             }
             Ok(statistics)

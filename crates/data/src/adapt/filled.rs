@@ -31,7 +31,7 @@ pub(crate) struct Training {
     fill: f64,
     /// Variables whose missing values stay NaN.
     kept: BTreeSet<String>,
-    known: Mutex<BTreeMap<String, Vec<Statistics>>>,
+    known: Mutex<BTreeMap<String, Vec<Option<Statistics>>>>,
 }
 
 impl Training {
@@ -45,13 +45,12 @@ impl Training {
         Arc::new(Self { data, samples, fill, kept, known: Mutex::default() })
     }
 
-    fn statistics(&self, variables: &[&str]) -> Result<Vec<Statistics>> {
+    fn statistics(&self, variables: &[&str]) -> Result<Vec<Option<Statistics>>> {
         let mut all = Vec::new();
         for &name in variables {
             let mut known = self.known.lock().unwrap_or_else(PoisonError::into_inner);
             if !known.contains_key(name) {
-                let own = self.data.statistics(&[name], self.samples.clone());
-                known.insert(name.to_owned(), own.map_err(|error| no_values(&*self.data, name, error))?);
+                known.insert(name.to_owned(), self.data.statistics(&[name], self.samples.clone())?);
             }
             all.extend(known.get(name).into_iter().flatten().copied());
         }
@@ -59,14 +58,12 @@ impl Training {
     }
 }
 
-/// Says which variable has no value.
-fn no_values(data: &dyn Dataset, name: &str, error: Error) -> Error {
-    match error {
-        Error::Invalid(problem) => {
-            Error::Config(format!("{}: `{name}`: {problem}; all are missing", data.path().display()))
-        }
-        error => error,
-    }
+/// Says which channel has no value to fill gaps by.
+fn no_values(data: &dyn Dataset, channel: &str) -> Error {
+    let path = data.path().display();
+    Error::Config(format!(
+        "{path}: all values of `{channel}` are missing in the training samples, so that nothing says what to fill them with"
+    ))
 }
 
 impl Filled {
@@ -125,21 +122,28 @@ impl Dataset for Filled {
                 continue;
             }
             let statistics = self.training.statistics(&[&variable.name])?;
-            fills.extend(statistics.iter().map(|of| (of.mean + self.training.fill * of.std) as f32));
+            for (channel, of) in variable.channels.iter().zip(statistics) {
+                let of = of.ok_or_else(|| no_values(&*self.training.data, channel))?;
+                fills.push((of.mean + self.training.fill * of.std) as f32);
+            }
         }
         let mut shape = vec![1; values.dim()];
         shape[2] = fills.len() as i64;
         Ok(from_vec(fills, &shape)?.f_expand_as(&values)?.f_where_self(&missing, &values)?)
     }
 
-    fn statistics(&self, variables: &[&str], samples: Range<usize>) -> Result<Vec<Statistics>> {
+    fn statistics(&self, variables: &[&str], samples: Range<usize>) -> Result<Vec<Option<Statistics>>> {
         if Arc::ptr_eq(&self.data, &self.training.data) && samples == self.training.samples {
             return self.training.statistics(variables);
         }
         self.data.statistics(variables, samples)
     }
 
-    fn change_statistics(&self, variables: &[&str], samples: Range<usize>) -> Result<Vec<Statistics>> {
+    fn change_statistics(
+        &self,
+        variables: &[&str],
+        samples: Range<usize>,
+    ) -> Result<Vec<Option<Statistics>>> {
         self.data.change_statistics(variables, samples)
     }
 

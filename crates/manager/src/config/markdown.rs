@@ -83,7 +83,8 @@ impl<'a> Page<'a> {
             if keyed && self.schema.is_table(node, value.as_ref()) {
                 tables.push((join(path, key), *node, value));
             } else {
-                rows.push_str(&self.leaf(&join(path, key), node, value.as_ref()));
+                let required = shape.required.contains(key);
+                rows.push_str(&self.leaf(&join(path, key), node, value.as_ref(), required));
                 names.push((join(path, key), *node));
             }
         }
@@ -104,12 +105,12 @@ impl<'a> Page<'a> {
         }
     }
 
-    fn leaf(&self, path: &[&str], node: &'a Value, value: Option<&FigmentValue>) -> String {
+    fn leaf(&self, path: &[&str], node: &'a Value, value: Option<&FigmentValue>, required: bool) -> String {
         let shapes = self.schema.shapes(node);
         let default = match value.and_then(inline) {
             Some(text) => format!("`{text}`"),
-            None if self.schema.nullable(node) => "unset".to_owned(),
-            None => "needed".to_owned(),
+            None if required && !self.schema.nullable(node) => "needed".to_owned(),
+            None => "unset".to_owned(),
         };
         let meanings: Vec<_> = shapes.iter().flat_map(|shape| shape.allowed.iter().copied()).collect();
         let described = meanings.iter().any(|(_, meaning)| meaning.is_some());

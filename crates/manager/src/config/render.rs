@@ -128,7 +128,7 @@ impl<'a> Reference<'a> {
             if self.schema.is_table(node, value.as_ref()) {
                 tables.push((*key, *node, value));
             } else {
-                self.leaf(key, node, value.as_ref());
+                self.leaf(key, node, value.as_ref(), shape.required.contains(key));
                 names.push((*key, *node));
             }
         }
@@ -143,14 +143,14 @@ impl<'a> Reference<'a> {
         }
     }
 
-    fn leaf(&mut self, key: &str, node: &'a Value, value: Option<&FigmentValue>) {
+    fn leaf(&mut self, key: &str, node: &'a Value, value: Option<&FigmentValue>, required: bool) {
         if let Some(description) = self.schema.description(node) {
             self.doc(description);
         }
         let shapes = self.schema.shapes(node);
         let mut words = leaf_words(self.schema, node);
         let text = value.and_then(inline);
-        if text.is_none() && self.schema.nullable(node) {
+        if text.is_none() && (self.schema.nullable(node) || !required) {
             words.push_str(", unset by default");
         }
         self.doc(&format!("({words})"));

@@ -508,6 +508,28 @@ depth = 2  # --set model.depth
 "###);
 }
 
+/// A key that may be left out is not shown as one that must be given.
+#[test]
+fn only_required_keys_are_needed() {
+    #[derive(Default, Serialize, Deserialize, JsonSchema)]
+    struct Flags {
+        /// Must be given.
+        width: u32,
+        /// Written only where it is true, so that its schema has no default.
+        #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+        fast: bool,
+    }
+    #[derive(Default, Serialize, Deserialize, JsonSchema)]
+    struct Of {
+        flags: Vec<Flags>,
+    }
+    let text = reference_markdown::<Flags>().unwrap();
+    assert!(text.contains("| `fast` | unset | Written"), "{text}");
+    let text = reference_toml::<Of>().unwrap();
+    assert!(text.contains("# (an integer of at least 0)\n# width ="), "{text}");
+    assert!(text.contains("# (true or false, unset by default)\n# fast ="), "{text}");
+}
+
 #[test]
 fn the_reference_names_every_key_and_loads_to_the_defaults() {
     let text = reference_toml::<Run>().unwrap();

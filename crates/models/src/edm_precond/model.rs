@@ -13,17 +13,20 @@ use crate::diffusion::EdmPreconditioning;
 use crate::error::Result;
 use crate::layers::zeros;
 use crate::model::Model;
-use crate::song_unet::{CLASS_LABELS, NOISE_LABELS};
+use crate::song_unet::{AUGMENT_LABELS, CLASS_LABELS, NOISE_LABELS};
+use crate::song_unet_pos_embd::GLOBAL_INDEX;
+use crate::song_unet_pos_lt_embd::LEAD_TIME_LABEL;
 
 /// Names of arrays that networks read beside the input and the noise levels.
-const PASSED_ON: [&str; 3] = ["augment_labels", "global_index", "lead_time_label"];
+const PASSED_ON: [&str; 3] = [AUGMENT_LABELS, GLOBAL_INDEX, LEAD_TIME_LABEL];
 
-/// A denoiser around a [`SongUNet`](crate::SongUNet), or one with positions, PhysicsNeMo's `EDMPrecond`: see [`EdmPreconditioning`]. A condition on the grid is concatenated to
-/// the network's input as it is, after c_in · x.
+/// A denoiser around a [`SongUNet`](crate::SongUNet), or one with positions, PhysicsNeMo's `EDMPrecond`: see [`EdmPreconditioning`]. A
+/// condition on the grid is concatenated to the network's input as it is, after c_in · x.
 ///
 /// Arrays of a batch: `fields`, the noisy samples `[batch, img_channels, height, width]`; `sigma`, their noise levels `[batch]` or `[1]`;
-/// `conditions` `[batch, channel, height, width]`, the `img_in_channels` beyond the samples' and the positions, if there are any; with `label_dim`, `class_labels`
-/// `[batch, label_dim]`, zeros where not given; `augment_labels` and `global_index`, as the network takes them.
+/// `conditions` `[batch, channel, height, width]`, the `img_in_channels` beyond those of the samples and those that the network adds,
+/// if there are any; with `label_dim`, `class_labels` `[batch, label_dim]`, zeros where not given; `augment_labels`, `global_index` and
+/// `lead_time_label`, as the network takes them.
 ///
 /// State dict: the buffer `sigma_data` `[]` or `[channel]`; the network's under `model`.
 ///
@@ -97,7 +100,7 @@ impl<A: Array> EdmPrecond<A> {
     }
 
     /// Removes the noise from `x` `[batch, img_channels, height, width]`, whose levels are `sigma` `[batch]` or `[1]`. `others` are the
-    /// arrays `conditions`, `class_labels` and `augment_labels`, as far as there are any.
+    /// arrays `conditions`, `class_labels`, `augment_labels`, `global_index` and `lead_time_label`, as far as there are any.
     ///
     /// # Errors
     ///

@@ -55,7 +55,7 @@ impl From<SongUNetPosLtEmbdConfig> for SongNetwork {
 }
 
 impl SongNetwork {
-    /// The arguments of the U-Net.
+    /// Returns the arguments of the U-Net.
     pub fn unet(&self) -> &SongUNetConfig {
         match self {
             Self::Plain(config) => config,
@@ -64,7 +64,7 @@ impl SongNetwork {
         }
     }
 
-    /// Number of input channels that the network makes itself.
+    /// Returns the number of input channels that the network adds.
     pub fn further_channels(&self) -> usize {
         match self {
             Self::Plain(_) => 0,
@@ -81,7 +81,7 @@ impl SongNetwork {
         }
     }
 
-    /// Number of input channels that the network is given.
+    /// Returns the number of input channels that the network is given.
     pub(crate) fn given_channels(&self) -> usize {
         self.unet().in_channels.saturating_sub(self.further_channels())
     }
@@ -111,21 +111,34 @@ impl SongNetwork {
         }
     }
 
-    /// The schema of a denoiser's own keys, and of those of any of its networks but the keys that follow from its own.
-    pub(crate) fn schema_beside(own: Schema, following: &[&str], generator: &mut SchemaGenerator) -> Schema {
+    /// Returns the schema of a denoiser's `own` keys, and of those of any of its networks but the keys `following` from its own. Defaults
+    /// are those of the network `first`; descriptions name those of other networks.
+    pub(crate) fn schema_beside(
+        own: Schema,
+        first: PrecondNetwork,
+        following: &[&str],
+        generator: &mut SchemaGenerator,
+    ) -> Schema {
         let mut schema = own.to_value();
-        for network in [
-            SongUNetConfig::json_schema(generator),
-            SongUNetPosEmbdConfig::json_schema(generator),
-            SongUNetPosLtEmbdConfig::json_schema(generator),
-        ] {
-            let network = network.to_value();
-            if let (Some(own), Some(further)) =
-                (schema["properties"].as_object_mut(), network["properties"].as_object())
-            {
-                for (key, value) in further.iter().filter(|(key, _)| !following.contains(&key.as_str())) {
-                    own.entry(key.clone()).or_insert_with(|| value.clone());
-                }
+        let mut networks = [
+            (PrecondNetwork::SongUNet, SongUNetConfig::json_schema(generator).to_value()),
+            (PrecondNetwork::SongUNetPosEmbd, SongUNetPosEmbdConfig::json_schema(generator).to_value()),
+            (PrecondNetwork::SongUNetPosLtEmbd, SongUNetPosLtEmbdConfig::json_schema(generator).to_value()),
+        ];
+        // The sort is stable: the others keep their order.
+        networks.sort_by_key(|(network, _)| *network != first);
+        let mut keys = Map::new();
+        for (key, value) in networks.iter().filter_map(|(_, of)| of["properties"].as_object()).flatten() {
+            if !following.contains(&key.as_str()) {
+                keys.entry(key.clone()).or_insert_with(|| value.clone());
+            }
+        }
+        for (key, shown) in &mut keys {
+            note_others(key, shown, &networks);
+        }
+        if let Some(own) = schema["properties"].as_object_mut() {
+            for (key, value) in keys {
+                own.entry(key).or_insert(value);
             }
         }
         schema["additionalProperties"] = false.into();
@@ -163,5 +176,32 @@ impl SongNetwork {
             Self::LeadTimes(config) => config.sharding(),
         };
         sharding.parameter_layouts().clone()
+    }
+}
+
+/// Adds to the description of a key which networks need it, and their defaults where they are not the one that is shown.
+fn note_others(key: &str, shown: &mut Value, networks: &[(PrecondNetwork, Value)]) {
+    let mut notes: Vec<(String, Vec<String>)> = Vec::new();
+    for (network, schema) in networks {
+        let default =
+            schema["properties"][key].get("default").filter(|default| Some(*default) != shown.get("default"));
+        let needed =
+            schema["required"].as_array().is_some_and(|keys| keys.iter().any(|needed| needed == key));
+        let note = match default {
+            Some(default) => format!("By default `{}`", default.to_string().replace(',', ", ")),
+            None if needed => "Needed".to_owned(),
+            None => continue,
+        };
+        let name = format!("`{network:?}`");
+        match notes.iter_mut().find(|(known, _)| *known == note) {
+            Some((_, names)) => names.push(name),
+            None => notes.push((note, vec![name])),
+        }
+    }
+    let own = shown.get("description").and_then(Value::as_str).unwrap_or_default().to_owned();
+    let notes = notes.iter().map(|(note, names)| format!("{note} with {}.", names.join(" and ")));
+    let all: Vec<String> = std::iter::once(own).chain(notes).filter(|part| !part.is_empty()).collect();
+    if all.len() > 1 {
+        shown["description"] = all.join(" ").into();
     }
 }

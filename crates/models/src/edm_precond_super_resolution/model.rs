@@ -23,7 +23,7 @@ const IMG_LR: &str = "img_lr";
 ///
 /// Arrays of a batch: `fields`, the noisy samples `[batch, img_out_channels, height, width]`; `sigma`, their noise levels `[batch]` or
 /// `[1]`; `conditions`, or in its place `img_lr`, `[batch, channel, height, width]` with the `img_in_channels` that the network does not
-/// add itself; `augment_labels` and `global_index` as the network takes them.
+/// add itself; `augment_labels`, `global_index` and `lead_time_label`, as the network takes them.
 ///
 /// State dict: the network's under `model`. `sigma_data` is an argument only.
 ///
@@ -72,7 +72,8 @@ impl<A: Array> EdmPrecondSuperResolution<A> {
     }
 
     /// Removes the noise from `x` `[batch, img_out_channels, height, width]`, whose levels are `sigma` `[batch]` or `[1]`, given coarse
-    /// fields `img_lr` on the same grid. `others` are further arrays that the network reads.
+    /// fields `img_lr` on the same grid. `others` are the arrays `augment_labels`, `global_index` and `lead_time_label`, as far as there are
+    /// any.
     ///
     /// # Errors
     ///

@@ -85,12 +85,15 @@ pub struct SongUNetConfig {
     pub act: Activation,
     /// NVIDIA's kernel of group norms; no effect here.
     #[serde(default, skip_serializing_if = "is_off")]
+    #[schemars(extend("default" = false))]
     pub use_apex_gn: bool,
     /// Ranges in a profiler's timeline; no effect here.
     #[serde(default, skip_serializing_if = "is_off")]
+    #[schemars(extend("default" = false))]
     pub profile_mode: bool,
     /// Mixed precision within PhysicsNeMo's network; no effect here, where it is a setting of training.
     #[serde(default, skip_serializing_if = "is_off")]
+    #[schemars(extend("default" = false))]
     pub amp_mode: bool,
 }
 

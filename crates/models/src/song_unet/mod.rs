@@ -11,6 +11,6 @@ mod traffic;
 
 pub use config::{DecoderType, EmbeddingType, EncoderType, SongUNetConfig};
 pub use model::SongUNet;
-pub(crate) use model::{CLASS_LABELS, NOISE_LABELS};
+pub(crate) use model::{AUGMENT_LABELS, CLASS_LABELS, NOISE_LABELS};
 
 const MODEL: &str = "song_unet";

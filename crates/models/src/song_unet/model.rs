@@ -18,7 +18,7 @@ use crate::model::Model;
 /// Names of arrays of a batch, besides the fields.
 pub(crate) const NOISE_LABELS: &str = "noise_labels";
 pub(crate) const CLASS_LABELS: &str = "class_labels";
-const AUGMENT_LABELS: &str = "augment_labels";
+pub(crate) const AUGMENT_LABELS: &str = "augment_labels";
 
 /// The U-Nets of score-based diffusion models: DDPM++ and NCSN++ of Song et al., *Score-Based Generative Modeling through Stochastic
 /// Differential Equations*, arXiv:2011.13456, in the form of Karras et al., *Elucidating the Design Space of Diffusion-Based Generative

@@ -157,7 +157,7 @@ pub(crate) fn check_fields(
 }
 
 impl SongUNetPosEmbdConfig {
-    /// Four channels of sines and cosines beside the fields, for which `network` has the channels.
+    /// Four channels of sines and cosines beside the fields; `in_channels` of `network` counts them.
     pub fn new(network: SongUNetConfig) -> Self {
         Self { positions: GridPositions::default(), network }
     }

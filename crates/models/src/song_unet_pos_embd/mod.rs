@@ -11,7 +11,7 @@ pub use config::{GridPositions, GridType, SongUNetPosEmbdConfig};
 pub(crate) use config::{check_fields, check_inputs};
 pub use model::SongUNetPosEmbd;
 pub(crate) use model::check_channels;
-pub(crate) use patches::Patches;
+pub(crate) use patches::{GLOBAL_INDEX, Patches};
 pub(crate) use positions::Positions;
 
 const MODEL: &str = "song_unet_pos_embd";

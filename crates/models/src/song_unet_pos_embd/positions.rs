@@ -47,21 +47,24 @@ impl<A: Array> Positions<A> {
         }
         let each = match &self.trained {
             Some(table) => patches.pick(table)?.to_kind(x.kind())?,
-            // As PhysicsNeMo keeps them, in single precision.
-            None => self.functions(x, patches)?.to_kind(Kind::Float)?.to_kind(x.kind())?,
+            None => self.functions(x, patches)?.to_kind(x.kind())?,
         };
         Ok(Some(patches.for_samples(&each)?))
     }
 
-    /// Computes functions of the positions, `[patch, channel, height, width]`, in double precision.
+    /// Computes functions of the positions, `[patch, channel, height, width]`, in double precision, and rounds them to single precision,
+    /// in which PhysicsNeMo keeps them.
     fn functions(&self, x: &A, patches: &Patches<A>) -> Result<A> {
         let along = Along::of(x, patches)?;
         let [row, column] = [0, 1];
         let channels = match self.config.gridtype {
-            GridType::Test => vec![along.scaled(row, 1.0)?, along.scaled(column, 1.0)?],
+            GridType::Test => {
+                let counted = |dim: usize| along.channel(&along.places[dim]);
+                vec![counted(row)?, counted(column)?]
+            }
             GridType::Linear => {
                 let scaled = |dim: usize| -> Result<A> {
-                    Ok(along.scaled(dim, 2.0 / along.last(dim))?.add_scalar(-1.0)?)
+                    along.channel(&along.scaled(dim, 2.0 / along.last(dim))?.add_scalar(-1.0)?)
                 };
                 vec![scaled(column)?, scaled(row)?]
             }
@@ -72,15 +75,14 @@ impl<A: Array> Positions<A> {
                 let mut waves = Vec::new();
                 for frequency in self.frequencies() {
                     for function in [Unary::Sin, Unary::Cos] {
-                        waves.push(x.mul_scalar(frequency)?.unary(function)?);
-                        waves.push(y.mul_scalar(frequency)?.unary(function)?);
+                        waves.push(along.channel(&x.mul_scalar(frequency)?.unary(function)?)?);
+                        waves.push(along.channel(&y.mul_scalar(frequency)?.unary(function)?)?);
                     }
                 }
                 waves
             }
         };
-        let whole = channels.iter().map(|channel| along.spread(channel)).collect::<Result<Vec<_>>>()?;
-        Ok(A::cat(&whole.iter().collect::<Vec<_>>(), 1)?)
+        Ok(A::cat(&channels.iter().collect::<Vec<_>>(), 1)?)
     }
 
     fn frequencies(&self) -> Vec<f64> {
@@ -99,7 +101,7 @@ struct Along<A> {
     grid: [i64; 2],
     /// `[patch, 1, height, width]`, or `[1, 1, height, 1]` and `[1, 1, 1, width]`.
     places: [A; 2],
-    /// Zeros `[1, 1, height, width]`, if the places are lines.
+    /// Zeros `[1, 1, height, width]` in single precision, if the places are lines.
     zeros: Option<A>,
 }
 
@@ -110,14 +112,14 @@ impl<A: Array> Along<A> {
             let place = |index: &A| -> Result<A> { Ok(index.to_kind(Kind::Double)?.unsqueeze(1)?) };
             return Ok(Self { grid, places: [place(rows)?, place(columns)?], zeros: None });
         }
-        // Only how the points lie is read.
+        // Reads the layout of `x`, not its values.
         let like = x.detach()?.narrow(1, 0, 1)?.to_kind(Kind::Double)?;
         let line = |dim: i64, last: i64| -> Result<A> {
             let shape = if dim == 2 { [1, 1, -1, 1] } else { [1, 1, 1, -1] };
             Ok(like.linspace_along(dim, 0.0, last as f64)?.reshape(&shape)?)
         };
         let places = [line(2, grid[0] - 1)?, line(3, grid[1] - 1)?];
-        let zeros = line(2, 0)?.add(&line(3, 0)?)?;
+        let zeros = line(2, 0)?.to_kind(Kind::Float)?.add(&line(3, 0)?.to_kind(Kind::Float)?)?;
         Ok(Self { grid, places, zeros: Some(zeros) })
     }
 
@@ -130,11 +132,12 @@ impl<A: Array> Along<A> {
         Ok(self.places[dim].mul_scalar(factor)?)
     }
 
-    /// Repeats a line over the grid.
-    fn spread(&self, line: &A) -> Result<A> {
+    /// Rounds the values at these places to single precision, and repeats a line of them over the grid.
+    fn channel(&self, values: &A) -> Result<A> {
+        let values = values.to_kind(Kind::Float)?;
         match &self.zeros {
-            Some(zeros) => Ok(line.add(zeros)?),
-            None => Ok(line.shallow_clone()),
+            Some(zeros) => Ok(values.add(zeros)?),
+            None => Ok(values),
         }
     }
 }

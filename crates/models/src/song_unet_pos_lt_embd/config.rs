@@ -43,20 +43,22 @@ pub struct LeadTimes {
     /// Channels of the output that are probabilities of classes: evaluation gives their softmax, training logits.
     #[serde(default)]
     pub prob_channels: Vec<usize>,
-    /// Always true for this network; PhysicsNeMo's name for that there are lead times.
+    /// Must be true: PhysicsNeMo's flag that enables lead times.
     #[serde(default = "on", skip_serializing_if = "is_on")]
+    #[schemars(extend("default" = true))]
     pub lead_time_mode: bool,
 }
 
 impl LeadTimes {
-    /// So many channels of nine lead times.
+    /// `lead_time_channels` channels of nine lead times; `in_channels` of the network counts them.
     pub fn new(lead_time_channels: usize) -> Self {
         Self { lead_time_channels, lead_time_steps: steps(), prob_channels: Vec::new(), lead_time_mode: on() }
     }
 }
 
 impl SongUNetPosLtEmbdConfig {
-    /// Four channels of sines and cosines and so many of lead times beside the fields, for which `network` has the channels.
+    /// Four channels of sines and cosines and `lead_time_channels` of lead times beside the fields; `in_channels` of `network` counts
+    /// them.
     pub fn new(lead_time_channels: usize, network: SongUNetConfig) -> Self {
         Self { lead_times: LeadTimes::new(lead_time_channels), positions: GridPositions::default(), network }
     }

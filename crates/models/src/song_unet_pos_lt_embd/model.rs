@@ -119,7 +119,7 @@ impl<A: Array> SongUNetPosLtEmbd<A> {
         }
         let shape = self.lead_times.shape();
         let (steps, channels) = (shape[0], shape[1]);
-        // The lead times that are asked for are few: the points of all are picked first.
+        // Points are picked for all lead times, so that the number of elements exchanged does not depend on the labels.
         let picked = patches.pick(&self.lead_times.reshape(&[steps * channels, shape[2], shape[3]])?)?;
         let own = picked.shape();
         let each = picked.reshape(&[own[0], steps, channels, own[2], own[3]])?.index_select(1, label)?;

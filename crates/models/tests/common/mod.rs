@@ -5,7 +5,7 @@ pub(crate) mod twin;
 
 use isobar_array::{Generator, Window};
 use isobar_shard::ParamStore;
-use tch::{Device, Kind};
+use tch::{Device, Kind, Tensor};
 
 /// Moves every parameter up or down by one unit in the last place.
 pub(crate) fn nudge(store: &ParamStore, seed: u64) {
@@ -24,9 +24,17 @@ pub(crate) fn perturb(store: &ParamStore, seed: u64) {
         for (at, parameter) in store.trainable().enumerate() {
             let generator = Generator::new(seed + at as u64);
             let mut tensor = parameter.tensor.shallow_clone();
-            let whole = Window::whole(&tensor.size());
+            let whole = Window::whole(&parameter.shape);
             let noise = generator.normal(&whole, 0.0, 0.1, (Kind::Double, Device::Cpu)).unwrap();
+            let start = parameter.shard.as_ref().map_or(&[][..], |shard| &shard.start);
+            let noise = cut(&noise, start, &tensor.size());
             let _ = tensor.f_add_(&noise.to_kind(tensor.kind())).unwrap();
         }
     });
+}
+
+/// Returns the box of these extents whose first indices are `start`; all of the tensor where that is empty.
+pub(crate) fn cut(whole: &Tensor, start: &[i64], extents: &[i64]) -> Tensor {
+    let dims = start.iter().zip(extents).enumerate();
+    dims.fold(whole.shallow_clone(), |x, (dim, (&start, &extent))| x.narrow(dim as i64, start, extent))
 }

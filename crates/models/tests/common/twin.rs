@@ -8,11 +8,11 @@ use isobar_harness::{Memo, curve::SingleRun};
 use isobar_mesh::DeviceMesh;
 use isobar_models::{Batch, Mode, ModelArray, ModelConfig};
 use isobar_shard::{
-    Layout, MeshParams, ParamStore, Placement, ShardTensor, Sizes, forbid_hidden_communication,
+    Layout, MeshParams, ParamStore, Parameter, Placement, ShardTensor, Sizes, forbid_hidden_communication,
 };
 use tch::{Device, Kind, Tensor};
 
-use super::{nudge, perturb};
+use super::{cut, nudge, perturb};
 
 const DOUBLE: (Kind, Device) = (Kind::Double, Device::Cpu);
 const STEPS: usize = 20;
@@ -39,6 +39,8 @@ pub(crate) struct Twin {
     given: Vec<(String, Vec<f64>, Kind)>,
     perturbed: Option<u64>,
     empty: bool,
+    /// True if parameters are split as the model declares.
+    laid_out: bool,
 }
 
 /// Runs on one rank.
@@ -47,11 +49,32 @@ static DENSE: Memo<Run> = Memo::new();
 /// Results of a run.
 struct Run {
     outputs: Vec<Tensor>,
-    /// Gradients of the first step, by name.
-    grads: Vec<(String, Tensor)>,
+    /// Gradients of the first step.
+    grads: Vec<Part>,
     losses: Vec<f64>,
     /// Parameters and buffers in the end.
-    state: Vec<(String, Tensor)>,
+    state: Vec<Part>,
+}
+
+/// Values or gradient of a rank's box of a parameter.
+struct Part {
+    name: String,
+    /// The first index of the box along each dim; empty for all of the parameter.
+    start: Vec<i64>,
+    tensor: Tensor,
+}
+
+impl Part {
+    fn of(parameter: &Parameter, tensor: Tensor) -> Self {
+        let start = parameter.shard.as_ref().map_or_else(Vec::new, |shard| shard.start.clone());
+        Self { name: parameter.name.clone(), start, tensor }
+    }
+
+    #[track_caller]
+    fn assert_close(&self, what: &str, whole: &Self, tolerance: f64) {
+        let want = cut(&whole.tensor, &self.start, &self.tensor.size());
+        assert_close(&format!("{what}{}", self.name), &self.tensor, &want, tolerance);
+    }
 }
 
 impl Twin {
@@ -72,6 +95,7 @@ impl Twin {
             given: Vec::new(),
             perturbed: None,
             empty: false,
+            laid_out: false,
         }
     }
 
@@ -96,6 +120,11 @@ impl Twin {
         Self { empty: true, ..self }
     }
 
+    /// Splits parameters as the model declares, the first axis of the mesh being "domain".
+    pub(crate) fn laid_out(self) -> Self {
+        Self { laid_out: true, ..self }
+    }
+
     /// Asserts that a mesh, whose axes split the arrays into parts that grow by the rank, gives what one rank does.
     #[track_caller]
     pub(crate) fn check(&self, axes: &[Axis]) {
@@ -106,14 +135,14 @@ impl Twin {
                 for (got, want) in run.outputs.iter().zip(&want.outputs) {
                     assert_close("output", got, want, 1e-11);
                 }
-                for ((name, got), (_, want)) in run.grads.iter().zip(&want.grads) {
-                    assert_close(&format!("grad.{name}"), got, want, 1e-10);
+                for (got, want) in run.grads.iter().zip(&want.grads) {
+                    got.assert_close("grad.", want, 1e-10);
                 }
                 for (step, (got, want)) in run.losses.iter().zip(&want.losses).enumerate() {
                     assert!((got - want).abs() <= 1e-10 * want.abs(), "step {step}: {got}, dense {want}");
                 }
-                for ((name, got), (_, want)) in run.state.iter().zip(&want.state) {
-                    assert_close(name, got, want, 1e-9);
+                for (got, want) in run.state.iter().zip(&want.state) {
+                    got.assert_close("", want, 1e-9);
                 }
             }
         });
@@ -136,7 +165,7 @@ impl Twin {
 
     /// Gives `read` the run on one rank, from parameters that are nudged where there is a seed.
     fn dense<R>(&self, nudged: Option<u64>, read: impl FnOnce(&Run) -> R) -> R {
-        let dense = Self { empty: false, ..self.clone() };
+        let dense = Self { empty: false, laid_out: false, ..self.clone() };
         DENSE.with(format!("{dense:?} {nudged:?}"), || dense.run_dense(nudged), read)
     }
 
@@ -156,15 +185,23 @@ impl Twin {
         let count = shape.iter().product::<i64>() as usize;
         let (twin, axes) = (self.clone(), axes.to_vec());
         threads::run(count, Duration::from_secs(120), move |group| {
-            let mesh = DeviceMesh::new(&group, &shape, &["a", "b"][..shape.len()]).unwrap();
+            let first = if twin.laid_out { "domain" } else { "a" };
+            let mesh = DeviceMesh::new(&group, &shape, &[first, "b"][..shape.len()]).unwrap();
+            let sharding = twin.config.sharding();
             twin.train(
-                |params| twin.config.build(&mut MeshParams::new(params, &mesh)).unwrap(),
+                |params| {
+                    let mut params = MeshParams::new(params, &mesh).laid_out(sharding.parameter_layouts());
+                    twin.config.build(&mut params).unwrap()
+                },
                 |at, name, shape| {
                     let layout = twin.layout(&mesh, &axes, name, shape);
                     let whole = twin.values(at, name, shape);
                     (name.to_owned(), ShardTensor::distribute_as(&whole, &layout).unwrap())
                 },
-                |_| (),
+                |store| {
+                    let split = store.parameters().iter().any(|parameter| parameter.shard.is_some());
+                    assert_eq!(split, twin.laid_out);
+                },
                 |loss| loss.backward().unwrap(),
                 |array| array.full_tensor(None).unwrap(),
             )
@@ -200,7 +237,7 @@ impl Twin {
             let loss = parts.reduce(|sum, part| sum.add(&part).unwrap()).unwrap();
             backward(&loss);
             losses.push(whole(&loss).double_value(&[]));
-            let grads = || store.trainable().map(|p| (p.name.clone(), grad(&p.tensor))).collect();
+            let grads = || store.trainable().map(|p| Part::of(p, grad(&p.tensor))).collect();
             first.get_or_insert_with(|| (outputs.iter().map(|y| whole(y).detach()).collect(), grads()));
             tch::no_grad(|| {
                 for parameter in store.trainable() {
@@ -211,7 +248,7 @@ impl Twin {
             store.zero_grad().unwrap();
         }
         let (outputs, grads) = first.unwrap();
-        let state = store.parameters().iter().map(|p| (p.name.clone(), p.tensor.detach().copy())).collect();
+        let state = store.parameters().iter().map(|p| Part::of(p, p.tensor.detach().copy())).collect();
         Run { outputs, grads, losses, state }
     }
 
@@ -262,6 +299,9 @@ fn assert_learns(run: &Run) {
 #[track_caller]
 fn assert_close(what: &str, got: &Tensor, want: &Tensor, tolerance: f64) {
     assert_eq!(got.size(), want.size(), "{what}");
+    if want.numel() == 0 {
+        return;
+    }
     let scale = want.abs().max().double_value(&[]).max(1.0);
     let error = (got - want).abs().max().double_value(&[]);
     assert!(error <= tolerance * scale, "{what} differs by {error}");

@@ -78,7 +78,8 @@ impl<A: Array> Weighting<A> {
         Self { channels: None, area: cloned(&self.area), mask: cloned(&self.mask) }
     }
 
-    /// Returns these weights over those points that a boolean mask of the shape of the fields counts, too.
+    /// Returns these weights over those points that a boolean mask counts, too. It has as many dims as the fields, of which any may
+    /// have extent 1.
     pub(crate) fn over(&self, points: &A) -> Result<Self> {
         let cloned = |part: &Option<A>| part.as_ref().map(A::shallow_clone);
         let mask = match &self.mask {

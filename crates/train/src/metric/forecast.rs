@@ -7,7 +7,7 @@ use crate::loss::{Weighting, double, ensemble_mean, is_ensemble};
 
 /// A forecast of fields `[sample, channel, spatial…]` at one lead time, on physical values in float64, with the truth.
 ///
-/// Points that a mask leaves out are zero in all fields.
+/// Points that a mask leaves out are zero in prediction, target and climatology; of members see [`fill`](Self::fill).
 #[derive(Debug)]
 pub struct Forecast<A> {
     prediction: A,
@@ -40,13 +40,23 @@ impl<A: Array> Forecast<A> {
         Ok(Self { prediction, members, target, climatology: None, weights: Weighting::default() })
     }
 
-    /// Adds a climatology of the shape of the target, or one that broadcasts to it; NaN at points without one.
+    /// Adds a climatology of the shape of the target, or one that broadcasts to it; NaN at points without one. It is zero at points
+    /// that do not count, whether weights are given before or after.
     ///
     /// # Errors
     ///
-    /// An error of libtorch.
+    /// More dims than the target; shapes that do not broadcast.
     pub fn with_climatology(self, climatology: &A) -> Result<Self> {
-        Ok(Self { climatology: Some(double(climatology)?), ..self })
+        let (found, expected) = (climatology.shape(), self.target.shape());
+        if found.len() > expected.len() {
+            let expected = format!("one that broadcasts to that of the target, {expected:?}");
+            return Err(Error::invalid("the shape of a climatology", format!("{found:?}"), expected));
+        }
+        let mut climatology = double(climatology)?;
+        for _ in found.len()..expected.len() {
+            climatology = climatology.unsqueeze(0)?;
+        }
+        Ok(Self { climatology: Some(self.weights.fill(&climatology)?), ..self })
     }
 
     /// Weights points, and leaves out those that a mask does not count. Weights of channels have no part.
@@ -59,7 +69,7 @@ impl<A: Array> Forecast<A> {
         Ok(Self {
             prediction: weights.fill(&prediction)?,
             target: weights.fill(&target)?,
-            climatology,
+            climatology: climatology.map(|fields| weights.fill(&fields)).transpose()?,
             members,
             weights,
         })
@@ -80,7 +90,7 @@ impl<A: Array> Forecast<A> {
         &self.target
     }
 
-    /// Returns the climatology.
+    /// Returns the climatology: with as many dims as the target, of a shape that broadcasts to its.
     ///
     /// # Errors
     ///

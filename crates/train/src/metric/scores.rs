@@ -22,8 +22,7 @@ impl Scores {
 }
 
 /// Computes metrics over all samples of a forecast: for each metric its value for each channel, NaN of a channel without a point that
-/// counts in any sample. For sharded fields all ranks of
-/// their mesh call, and all get the values.
+/// counts in any sample. For sharded fields all ranks of their mesh call, and all get the values.
 ///
 /// # Errors
 ///
@@ -67,7 +66,7 @@ pub(crate) fn summands<A: MetricArray>(
     Ok(all.chunks(width).map(|sample| counted(metrics, sample)).collect())
 }
 
-/// Makes numbers of points to those of samples.
+/// Replaces each channel's number of points by 1; by 0, and its terms by 0, where no point counts.
 fn counted(metrics: &[MetricKind], sample: &[f64]) -> Vec<f64> {
     let channels = sample.len() / width(metrics, 1).max(1);
     let mut rest = sample;

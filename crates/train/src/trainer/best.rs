@@ -3,7 +3,7 @@
 use super::FitConfig;
 use crate::error::{Error, Result};
 use crate::metric::{MetricKind, Scores};
-use crate::variables::Variable;
+use crate::variables::{Variable, VariableError};
 
 /// Value of `train.best` for the mean of relative errors.
 pub(super) const RELATIVE: &str = "relative";
@@ -95,6 +95,43 @@ impl Best {
     }
 }
 
+/// Returns a warning if no validation sample has a value of the variables that `train.best` is about: there is nothing to compare
+/// checkpoints by then.
+pub(super) fn nothing_counts(
+    (setting, best): (&str, Option<Best>),
+    variables: &[Variable],
+    errors: &[VariableError],
+    scores: Option<&Scores>,
+) -> Option<String> {
+    let missing: Vec<bool> = match (best, scores) {
+        (None, _) => errors.iter().map(|error| error.missing).collect(),
+        (Some(_), None) => Vec::new(),
+        (Some(Best { metric, variable }), Some(scores)) => {
+            let all = variable.map_or(0..variables.len(), |variable| variable..variable + 1);
+            all.map(|variable| scores.get(metric, variable).is_none()).collect()
+        }
+    };
+    if missing.is_empty() || missing.contains(&false) {
+        return None;
+    }
+    let about = match best.and_then(|best| best.variable) {
+        Some(variable) => variables.get(variable..=variable).unwrap_or_default(),
+        None => variables,
+    };
+    let about = match about {
+        [one] if one.name.is_empty() => "the variable".to_owned(),
+        [one] => one.name.clone(),
+        several => format!("any of the {} variables", several.len()),
+    };
+    let mend = match setting {
+        RELATIVE => String::new(),
+        _ => format!("; name another variable, or --set train.best={RELATIVE}"),
+    };
+    Some(format!(
+        "train.best is {setting:?}, but no validation sample has a value of {about} that counts: no checkpoint is the best{mend}"
+    ))
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -120,6 +157,25 @@ mod tests {
         };
         let best = |best: &str| Best::find(best, &metrics, &variables).unwrap().unwrap().cost(&metrics, &gap);
         assert!(best("acc") == 0.5 && best("u/rmse").is_nan(), "a variable that is missing everywhere");
+        let nothing = |best: &str, missing: &[bool]| {
+            let errors: Vec<VariableError> = missing
+                .iter()
+                .map(|missing| if *missing { VariableError::MISSING } else { VariableError::new(0.5, 1.0) })
+                .collect();
+            let found = Best::find(best, &metrics, &variables).unwrap();
+            nothing_counts((best, found), &variables, &errors, Some(&gap))
+        };
+        let said = nothing("u/rmse", &[true, false]).unwrap();
+        assert!(
+            said.contains("a value of u that counts") && said.contains("--set train.best=relative"),
+            "{said}"
+        );
+        assert!(nothing("relative", &[true, true]).unwrap().contains("any of the 2 variables that counts"));
+        for (best, missing) in
+            [("acc", [true, false]), ("h/rmse", [true, false]), ("relative", [true, false])]
+        {
+            assert_eq!(nothing(best, &missing), None);
+        }
         let error = |best: &str| Best::find(best, &metrics, &variables).unwrap_err().to_string();
         assert!(error("rmse").contains("--set train.best=u/rmse"), "{}", error("rmse"));
         assert!(error("w/acc").contains("[\"u\", \"h\"]"), "{}", error("w/acc"));

@@ -4,7 +4,7 @@ use isobar_collectives::Group;
 use isobar_collectives::flight::Phase;
 
 use super::Run;
-use super::best::Best;
+use super::best::{Best, nothing_counts};
 use crate::error::{Error, Result};
 use crate::metric::{MetricKind, Scores, values, width};
 use crate::task::{BoxError, Coming, RolloutError, Scored, Task, share};
@@ -86,7 +86,13 @@ impl<T: Task> Run<'_, T> {
         };
         self.swap_averages()?;
         if self.summary.variable_errors.is_empty() {
-            self.warn_of_zero_truth(validation.errors.as_deref().unwrap_or_default());
+            let errors = validation.errors.as_deref().unwrap_or_default();
+            self.warn_of_zero_truth(errors);
+            let best = (self.config.train.best.as_str(), self.best);
+            let nothing = nothing_counts(best, &self.variables, errors, validation.scores.as_ref());
+            if let Some(warning) = nothing.filter(|_| self.ranks.world.rank() == 0) {
+                tracing::warn!("{warning}");
+            }
         }
         self.summary.validation_error = validation.error();
         self.summary.variable_errors = validation.errors.clone().unwrap_or_default();
@@ -263,7 +269,7 @@ impl<T: Task> Run<'_, T> {
     }
 }
 
-/// A number and 1, or twice 0 for none, as summands over samples.
+/// Returns `[number, 1]`, or `[0, 0]` for `None`.
 fn counted(number: &Option<f64>) -> [f64; 2] {
     number.map_or([0.0; 2], |number| [number, 1.0])
 }

@@ -97,12 +97,12 @@ impl Dataset for Darcy {
         Ok(Tensor::f_cat(&parts, 1)?.f_unsqueeze(1)?)
     }
 
-    fn statistics(&self, variables: &[&str], samples: Range<usize>) -> Result<Vec<Statistics>> {
+    fn statistics(&self, variables: &[&str], samples: Range<usize>) -> Result<Vec<Option<Statistics>>> {
         let one = |variable: DataVariable| match variable.name.as_str() {
             COEFFICIENT => self.file.statistics_of_nu(samples.clone()),
             _ => self.file.statistics_of_u(samples.clone()),
         };
-        choose(self, variables)?.into_iter().map(one).collect()
+        choose(self, variables)?.into_iter().map(|variable| one(variable).map(Some)).collect()
     }
 
     fn create(&self, path: &Path, meta: &PredictionMeta) -> Result<Box<dyn DatasetWriter>> {

@@ -108,12 +108,16 @@ impl Dataset for Well {
         Ok(Tensor::f_stack(&parts, 0)?)
     }
 
-    fn statistics(&self, variables: &[&str], samples: Range<usize>) -> Result<Vec<Statistics>> {
-        self.file.statistics(variables, samples)
+    fn statistics(&self, variables: &[&str], samples: Range<usize>) -> Result<Vec<Option<Statistics>>> {
+        Ok(self.file.statistics(variables, samples)?.into_iter().map(Some).collect())
     }
 
-    fn change_statistics(&self, variables: &[&str], samples: Range<usize>) -> Result<Vec<Statistics>> {
-        self.file.change_statistics(variables, samples)
+    fn change_statistics(
+        &self,
+        variables: &[&str],
+        samples: Range<usize>,
+    ) -> Result<Vec<Option<Statistics>>> {
+        Ok(self.file.change_statistics(variables, samples)?.into_iter().map(Some).collect())
     }
 
     fn create(&self, path: &Path, meta: &PredictionMeta) -> Result<Box<dyn DatasetWriter>> {
