@@ -270,7 +270,7 @@ mod tests {
 
     use super::*;
 
-    /// Whether or not it exists, and by whatever way it is named.
+    /// Files inside a store belong to it, existing or not, however their paths are written.
     #[test]
     fn what_is_in_a_store_is_of_the_data() {
         let folder = tempdir().unwrap();
