@@ -9,6 +9,7 @@ mod gradients;
 mod losses;
 mod missing;
 mod non_finite;
+mod one_variable;
 mod rollout;
 mod run_folder;
 mod scored;

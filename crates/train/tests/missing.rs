@@ -17,6 +17,8 @@ use isobar_train::{
 use rstest::rstest;
 use tch::{Device, Kind, Tensor};
 
+use crate::one_variable::one_variable;
+
 const EXTENTS: [usize; 2] = [5, 3];
 const FILL: f64 = 0.25;
 
@@ -225,17 +227,11 @@ fn persistence_is_its_own_baseline() {
     let data = |steps| InMemory::rollouts(&frames, steps, steps).unwrap();
     let same = Normalizer::new(1.0, 2.0).unwrap();
     let task = FieldTask {
-        model: FieldModel {
-            forward: |x: &Tensor, _: Option<Step<'_>>| Ok::<_, BoxError>(x.shallow_clone()),
-            layout: DenseFields,
-            positions: None,
-            change: None,
-            input: same.clone(),
-            target: same,
-            variables: vec![Variable::new("u")],
-            roles: None,
-            missing: Some(FILL),
-        },
+        model: one_variable(
+            |x: &Tensor, _: Option<Step<'_>>| Ok::<_, BoxError>(x.shallow_clone()),
+            same,
+            Some(FILL),
+        ),
         train: data(1).into(),
         validation: data(1).into(),
         rollouts: Some(data(2).into()),
@@ -270,17 +266,11 @@ fn missing_values_count_in_nothing() {
     let data = || InMemory::rollouts(&frames, 1, 1).unwrap();
     let same = Normalizer::new(1.0, 2.0).unwrap();
     let mut task = FieldTask {
-        model: FieldModel {
-            forward: |x: &Tensor, _: Option<Step<'_>>| Ok::<_, BoxError>(x * &weight),
-            layout: DenseFields,
-            positions: None,
-            change: None,
-            input: same.clone(),
-            target: same,
-            variables: vec![Variable::new("u")],
-            roles: None,
-            missing: Some(FILL),
-        },
+        model: one_variable(
+            |x: &Tensor, _: Option<Step<'_>>| Ok::<_, BoxError>(x * &weight),
+            same,
+            Some(FILL),
+        ),
         train: data().into(),
         validation: data().into(),
         rollouts: None,

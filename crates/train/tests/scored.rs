@@ -19,6 +19,7 @@ use isobar_train::{
 use tch::{Device, Kind, Tensor};
 
 use crate::change::Paper;
+use crate::one_variable::one_variable;
 
 fn kinds(names: &[&str]) -> Vec<MetricKind> {
     names.iter().map(|name| serde_json::from_value((*name).into()).unwrap()).collect()
@@ -51,17 +52,11 @@ fn trained_on(
     let config = WeightsConfig { lead, ..WeightsConfig::default() };
     let rollouts = |steps| InMemory::rollouts(frames, steps, steps).unwrap();
     let task = FieldTask {
-        model: FieldModel {
-            forward: |x: &Tensor, _: Option<Step<'_>>| Ok::<_, BoxError>(x.zeros_like() + &weight),
-            layout: DenseFields,
-            positions: None,
-            change: None,
-            input: same.clone(),
-            target: same,
-            variables: vec![Variable::new("u")],
-            roles: None,
+        model: one_variable(
+            |x: &Tensor, _: Option<Step<'_>>| Ok::<_, BoxError>(x.zeros_like() + &weight),
+            same,
             missing,
-        },
+        ),
         train: rollouts(2).into(),
         validation: InMemory::rollouts(frames, 1, 1).unwrap().into(),
         rollouts: Some(rollouts(2).into()),
@@ -104,7 +99,7 @@ fn a_frame_without_values_does_not_count() {
     }
 }
 
-/// Where nothing counts, no checkpoint is the best: the run says so, once.
+/// If the metric of `train.best` has no value, no checkpoint is the best; the run warns once.
 #[test]
 fn nothing_to_compare_checkpoints_by_is_a_warning() {
     for (best, words) in [

@@ -16,7 +16,7 @@ impl Group {
     ///
     /// # Errors
     ///
-    /// A list that is empty, names a rank twice or one that there is not, or differs between ranks.
+    /// An empty list, a repeated or unknown rank, or lists that differ between ranks.
     pub fn subgroup(&self, name: &str, ranks: &[usize]) -> Result<Option<Group>> {
         let call = self.call("subgroup");
         let mut sorted = ranks.to_vec();
