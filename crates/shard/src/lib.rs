@@ -2,7 +2,7 @@
 //! This crate never names a backend or a device, reads no environment or configuration, and knows no particular model.
 //!
 //! - [`ShardTensor`]: a global tensor of which each rank of a mesh has a shard, by a [`Layout`]. It implements
-//!   [`isobar_array::Array`]. [`rules`] adds operators of it.
+//!   [`isobar_array::Array`]. [`register!`] adds operators of it, [`rules`] has all of them.
 //! - [`Params`]: the supplier of a model's parameters; [`ParamStore`] is one rank's, with its sharded ones split over a
 //!   [`ParallelRegion`].
 //! - [`ParameterLayouts`]: a model's parameters, laid out by patterns of their names.
@@ -14,6 +14,9 @@
 macro_rules! args {
     ($($given:tt)*) => { isobar_array::args!($($given)*) };
 }
+
+#[doc(hidden)]
+pub use inventory;
 
 mod array;
 mod checkpoint;

@@ -1,19 +1,19 @@
-//! Operators that a program adds to Isobar from outside, in the three ways that there are.
+//! Operators that a program adds to Isobar from outside, in the ways that there are.
 //!
-//! - `row_energy` comes with its own handler of sharded tensors.
+//! - `row_energy` has a rule of sharded tensors, registered as the built-in operators are; `softsign` replaces a built-in one so.
 //! - `biased_gelu` is a dense function whose acceptable shardings are declared.
 //! - `softmax` replaces the built-in operator of that name.
 //!
-//! Every rank calls [`register`] before its first use of them.
+//! Every rank calls [`register`] before its first use of the last two.
 
 use std::error::Error;
 
-use isobar::array::{Attrs, register_op};
+use isobar::array::{Attrs, Elementwise, Unary, register_op};
 use isobar::collectives::ReduceOp;
 use isobar::shard::rules::{
     LocalMap, LocalOutput, Sharding, Shardings, local_map, register_sharded_op, register_sharding,
 };
-use isobar::shard::{Layout, Placement, ShardTensor};
+use isobar::shard::{Layout, Placement, ShardTensor, Sizes};
 use isobar::tch::{Kind, Tensor};
 
 /// Error of a handler.
@@ -21,29 +21,35 @@ type Failure = Box<dyn Error + Send + Sync>;
 
 /// Adds the operators.
 pub fn register() {
-    register_sharded_op("row_energy", row_energy);
     register_op("biased_gelu", |inputs, _| Ok(vec![inputs[0].f_add(inputs[1])?.f_gelu("none")?]));
     register_sharding("biased_gelu", biased_gelu_shardings);
     register_sharded_op("softmax", softmax);
 }
 
-/// The sum of squares of each row `[rows, columns]`, in `[rows]`: ranks that have rows keep theirs, ranks that have columns
-/// have partial sums.
-fn row_energy(inputs: &[&ShardTensor], _: &Attrs) -> Result<Vec<ShardTensor>, Failure> {
-    let [x] = inputs else { return Err("row_energy takes one tensor".into()) };
+isobar::shard::register! {
+    /// The sum of squares of each row `[rows, columns]`, in `[rows]`.
+    "row_energy"(input) Nothing: |call| row_energy(call.tensor(0)?);
+    /// x / (1 + |x|) in double precision, whatever comes in.
+    "softsign"(input) Nothing: |call| call.tensor(0)?.to_kind(Kind::Double)?.unary(Unary::Softsign);
+}
+
+/// Ranks that have rows keep theirs, ranks that have columns have partial sums.
+fn row_energy(x: &ShardTensor) -> Result<Vec<ShardTensor>, isobar::shard::Error> {
     let placed = x.placements().iter().map(|placement| match *placement {
         Placement::Shard(1) => Placement::Partial(ReduceOp::Sum),
         other => other,
     });
-    let tables = (0..1).map(|dim| Ok((dim, x.layout().sizes(dim)?)));
-    let sizes = isobar::shard::Sizes::Explicit(tables.collect::<Result<_, isobar::shard::Error>>()?);
     let placements: Vec<Placement> = placed.collect();
     let output = match placements.iter().any(|placement| placement.dim() == Some(0)) {
-        true => LocalOutput::Placed { placements, sizes, shape: Some(vec![x.shape()[0]]) },
+        true => LocalOutput::Placed {
+            placements,
+            sizes: Sizes::Explicit([(0, x.layout().sizes(0)?)].into()),
+            shape: Some(vec![x.shape()[0]]),
+        },
         false => LocalOutput::placed(&placements),
     };
     let energy = |parts: &[Tensor]| Ok(vec![parts[0].f_square()?.f_sum_dim_intlist(1, false, None)?]);
-    Ok(local_map(energy, &[x], &[output], &LocalMap { name: "row_energy".into(), ..LocalMap::default() })?)
+    local_map(energy, &[x], &[output], &LocalMap { name: "row_energy".into(), ..LocalMap::default() })
 }
 
 /// gelu(x + bias), `x` `[…, channels]`, may be split along any dim; along channels, the bias is too.

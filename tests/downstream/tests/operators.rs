@@ -4,9 +4,10 @@
 
 use std::time::Duration;
 
-use isobar::array::Attrs;
+use isobar::array::{Attrs, Elementwise, Unary};
 use isobar::collectives::{Group, threads};
 use isobar::mesh::DeviceMesh;
+use isobar::shard::rules::operators;
 use isobar::shard::{Placement, ShardTensor, forbid_hidden_communication, grad};
 use isobar::tch::{Device, Kind, Tensor};
 use isobar::torch::autograd::BackwardOptions;
@@ -62,7 +63,7 @@ fn check(name: &'static str, with_bias: bool, dense: fn(&Tensor, &Tensor) -> Ten
 }
 
 #[test]
-fn an_operator_with_its_own_handler() {
+fn an_operator_registered_as_the_built_in_ones() {
     check("row_energy", false, |x, _| x.square().sum_dim_intlist(1, false, None));
 }
 
@@ -81,5 +82,41 @@ fn a_built_in_operator_that_is_replaced() {
         let y = ShardTensor::op("softmax", &[&x], &Attrs::default()).unwrap().remove(0);
         assert_eq!(y.kind(), Kind::Double);
         assert_eq!(x.softmax(-1).unwrap().kind(), Kind::Double);
+    });
+}
+
+#[test]
+fn a_built_in_operator_that_is_replaced_at_link_time() {
+    check("softsign", false, |x, _| x / (x.abs() + 1.0));
+    on_ranks(2, |mesh| {
+        let x = numbers(&[5, 4]).to_kind(Kind::Float);
+        let x = ShardTensor::distribute(&x, mesh, &[Placement::Shard(0)]).unwrap();
+        let y = ShardTensor::op("softsign", &[&x], &Attrs::default()).unwrap().remove(0);
+        assert_eq!(y.kind(), Kind::Double);
+        assert_eq!(x.unary(Unary::Softsign).unwrap().kind(), Kind::Double);
+    });
+}
+
+#[test]
+fn all_operators_are_listed_once() {
+    let operators = operators();
+    let of = |name: &str| operators.iter().filter(|operator| operator.name() == name).collect::<Vec<_>>();
+    assert!(of("row_energy").iter().all(|operator| !operator.is_built_in()));
+    let [softsign] = of("softsign")[..] else { panic!("softsign is listed {} times", of("softsign").len()) };
+    assert!(!softsign.is_built_in());
+    assert_eq!(softsign.summary(), "x / (1 + |x|) in double precision, whatever comes in.");
+    assert!(of("conv2d").iter().all(|operator| operator.tensors() == ["input", "weight", "bias"]));
+}
+
+#[test]
+fn a_wrong_call_by_name_is_refused_with_what_is_wrong() {
+    on_ranks(2, |mesh| {
+        let x = ShardTensor::distribute(&numbers(&[5, 4]), mesh, &[Placement::Shard(0)]).unwrap();
+        let refused =
+            |name: &str, attrs: &Attrs| ShardTensor::op(name, &[&x], attrs).unwrap_err().to_string();
+        let text = refused("cumsum", &Attrs::default());
+        assert!(text.contains("cumsum") && text.contains("\"dim\" is missing"), "{text}");
+        let text = refused("matmul", &Attrs::default());
+        assert!(text.contains("matmul") && text.contains("one more is needed"), "{text}");
     });
 }

@@ -12,6 +12,7 @@ mod operator;
 #[cfg(test)]
 mod planted;
 mod report;
+mod table;
 mod worker;
 
 use std::collections::BTreeMap;
@@ -37,8 +38,11 @@ const THREADS: &str = "OMP_NUM_THREADS";
 #[derive(Debug, Args)]
 pub(crate) struct VerifyArgs {
     /// Golden cases: .safetensors files, or folders of them
-    #[arg(required = true, value_name = "PATH")]
+    #[arg(required_unless_present = "list", value_name = "PATH")]
     paths: Vec<PathBuf>,
+    /// Show the operators of sharded tensors, the program's own among them, as a table in Markdown, and run nothing
+    #[arg(long)]
+    list: bool,
     /// Transport between the ranks, which this command starts itself
     #[arg(long, value_enum, default_value = "threads")]
     backend: Backend,
@@ -72,6 +76,10 @@ pub(crate) struct RankArgs {
 
 /// Runs the command.
 pub(crate) fn run(args: &VerifyArgs) -> Result<Exit> {
+    if args.list {
+        terminal::line(table::markdown().trim_end());
+        return Ok(Exit::Good);
+    }
     if std::env::var_os(THREADS).is_none() {
         tch::set_num_threads(1);
     }

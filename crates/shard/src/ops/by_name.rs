@@ -4,9 +4,8 @@ use isobar_array::kernel::is_registered;
 use isobar_array::{Array, Attrs, registered_ops};
 use tch::Tensor;
 
-use super::named::builtin;
 use crate::error::{Error, Result};
-use crate::rules::{announce, registered_sharded_ops, replacement, rule};
+use crate::rules::{announce, built_in, registered_sharded_ops, replacement, rule};
 use crate::tensor::{ShardTensor, same_mesh};
 
 impl ShardTensor {
@@ -24,8 +23,8 @@ impl ShardTensor {
         if let Some(result) = replacement(name, inputs, || attrs.clone()) {
             return result;
         }
-        if let Some(result) = builtin(name, inputs, attrs) {
-            return result;
+        if let Some(operator) = built_in(name) {
+            return operator.run(inputs, attrs);
         }
         if !is_registered(name) {
             let mut known = registered_ops();

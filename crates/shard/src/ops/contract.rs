@@ -10,7 +10,7 @@ use super::{operator, refuse, rule};
 use crate::dense::named;
 use crate::error::Result;
 use crate::layout::{Dim, Layout, Placement};
-use crate::promote::{Operand, beside};
+use crate::promote::{Operand, beside, operand};
 use crate::rules::is_anything_registered;
 use crate::tensor::{ShardTensor, same_mesh};
 
@@ -283,4 +283,15 @@ impl ShardTensor {
             contract("einsum", &factors, &right, |t| Tensor::f_einsum(&spelled, t, None::<i64>))
         })
     }
+}
+
+crate::register! {
+    /// x Wᵀ + b.
+    "linear"(input, weight, bias) Product: |call| call.tensor(0)?.linear(call.tensor(1)?, operand(call.optional_tensor(2)));
+    /// The product of matrices, over broadcast batch dims.
+    "matmul"(input, other) Product: |call| call.tensor(0)?.matmul(call.tensor(1)?);
+    /// The product of matrices of a batch, with an optional bias.
+    "bmm"(input, other, bias) Product: |call| call.tensor(0)?.bmm(call.tensor(1)?, operand(call.optional_tensor(2)));
+    /// Sums of products by the indices of `equation`.
+    "einsum"() Product: |call| ShardTensor::einsum(&call.get::<String>("equation")?, call.tensors());
 }

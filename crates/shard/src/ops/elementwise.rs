@@ -9,6 +9,7 @@ use super::{operator, rule, torch};
 use crate::error::Result;
 use crate::layout::{Dim, Placement};
 use crate::promote::Operand;
+use crate::rules::Call;
 use crate::tensor::ShardTensor;
 
 /// Returns whether linear functions may be applied before the reduction: the tensor is replicated, or a partial sum.
@@ -181,5 +182,121 @@ impl ShardTensor {
             }
             Ok(Self::new(y, layout))
         })
+    }
+}
+
+crate::register! {
+    /// −x.
+    "neg"(input) Nothing: |call| call.tensor(0)?.unary(Unary::Neg);
+    /// |x|.
+    "abs"(input) Nothing: |call| call.tensor(0)?.unary(Unary::Abs);
+    /// x².
+    "square"(input) Nothing: |call| call.tensor(0)?.unary(Unary::Square);
+    /// √x.
+    "sqrt"(input) Nothing: |call| call.tensor(0)?.unary(Unary::Sqrt);
+    /// 1/√x.
+    "rsqrt"(input) Nothing: |call| call.tensor(0)?.unary(Unary::Rsqrt);
+    /// 1/x.
+    "reciprocal"(input) Nothing: |call| call.tensor(0)?.unary(Unary::Reciprocal);
+    /// eˣ.
+    "exp"(input) Nothing: |call| call.tensor(0)?.unary(Unary::Exp);
+    /// ln x.
+    "log"(input) Nothing: |call| call.tensor(0)?.unary(Unary::Log);
+    /// sin x.
+    "sin"(input) Nothing: |call| call.tensor(0)?.unary(Unary::Sin);
+    /// cos x.
+    "cos"(input) Nothing: |call| call.tensor(0)?.unary(Unary::Cos);
+    /// tanh x.
+    "tanh"(input) Nothing: |call| call.tensor(0)?.unary(Unary::Tanh);
+    /// σ(x) = 1 / (1 + e⁻ˣ).
+    "sigmoid"(input) Nothing: |call| call.tensor(0)?.unary(Unary::Sigmoid);
+    /// ln σ(x).
+    "logsigmoid"(input) Nothing: |call| call.tensor(0)?.unary(Unary::LogSigmoid);
+    /// max(x, 0).
+    "relu"(input) Nothing: |call| call.tensor(0)?.unary(Unary::Relu);
+    /// x, or eˣ − 1 below 0.
+    "elu"(input) Nothing: |call| call.tensor(0)?.unary(Unary::Elu);
+    /// x, or eˣ − 1 below 0 (α = 1).
+    "celu"(input) Nothing: |call| call.tensor(0)?.unary(Unary::Celu);
+    /// 1.0507… · (x, or 1.6732… · (eˣ − 1) below 0).
+    "selu"(input) Nothing: |call| call.tensor(0)?.unary(Unary::Selu);
+    /// x · σ(x).
+    "silu"(input) Nothing: |call| call.tensor(0)?.unary(Unary::Silu);
+    /// ln(1 + eˣ).
+    "softplus"(input) Nothing: |call| call.tensor(0)?.unary(Unary::Softplus);
+    /// x / (1 + |x|).
+    "softsign"(input) Nothing: |call| call.tensor(0)?.unary(Unary::Softsign);
+    /// x − tanh x.
+    "tanhshrink"(input) Nothing: |call| call.tensor(0)?.unary(Unary::Tanhshrink);
+    /// x, or `negative_slope` · x below 0.
+    "leaky_relu"(input) Nothing: |call| call.tensor(0)?.unary(Unary::LeakyRelu(call.or("negative_slope", 0.01)?));
+    /// x · Φ(x), exact or by tanh (`approximate`).
+    "gelu"(input) Nothing: |call| gelu(call);
+    /// x moved towards 0 by `lambd`, and 0 where it was nearer.
+    "softshrink"(input) Nothing: |call| call.tensor(0)?.unary(Unary::Softshrink(call.or("lambd", 0.5)?));
+    /// x where it is above `threshold`, else `value`.
+    "threshold"(input) Nothing: |call| {
+        let (threshold, value) = (call.number("threshold")?, call.number("value")?);
+        call.tensor(0)?.unary(Unary::Threshold { threshold, value })
+    };
+    /// x cut to the interval from `min` to `max`.
+    "clamp"(input) Nothing: |call| {
+        let min = call.optional_number("min")?.unwrap_or(f64::NEG_INFINITY);
+        let max = call.optional_number("max")?.unwrap_or(f64::INFINITY);
+        call.tensor(0)?.unary(Unary::Clamp { min, max })
+    };
+    /// a + b; b is a tensor, or the number `other`.
+    "add"(input, other) SmallerOperands: |call| binary(call, Binary::Add, || Ok(Unary::AddScalar(call.number("other")?)));
+    /// a − b; b is a tensor, or the number `other`.
+    "sub"(input, other) SmallerOperands: |call| binary(call, Binary::Sub, || Ok(Unary::AddScalar(-call.number("other")?)));
+    /// a · b; b is a tensor, or the number `other`.
+    "mul"(input, other) SmallerOperands: |call| binary(call, Binary::Mul, || Ok(Unary::MulScalar(call.number("other")?)));
+    /// a / b; b is a tensor, or the number `other`.
+    "div"(input, other) SmallerOperands: |call| binary(call, Binary::Div, || Ok(Unary::MulScalar(1.0 / call.number("other")?)));
+    /// aᵇ; b is a tensor, or the number `exponent`.
+    "pow"(input, exponent) SmallerOperands: |call| binary(call, Binary::Pow, || Ok(Unary::PowScalar(call.number("exponent")?)));
+    /// The greater of two numbers.
+    "maximum"(input, other) SmallerOperands: |call| call.tensor(0)?.binary(Binary::Maximum, call.tensor(1)?);
+    /// The lesser of two numbers.
+    "minimum"(input, other) SmallerOperands: |call| call.tensor(0)?.binary(Binary::Minimum, call.tensor(1)?);
+    /// True where a = b.
+    "eq"(input, other) SmallerOperands: |call| call.tensor(0)?.compare(Comparison::Eq, call.tensor(1)?);
+    /// True where a ≠ b.
+    "ne"(input, other) SmallerOperands: |call| call.tensor(0)?.compare(Comparison::Ne, call.tensor(1)?);
+    /// True where a < b.
+    "lt"(input, other) SmallerOperands: |call| call.tensor(0)?.compare(Comparison::Lt, call.tensor(1)?);
+    /// True where a ≤ b.
+    "le"(input, other) SmallerOperands: |call| call.tensor(0)?.compare(Comparison::Le, call.tensor(1)?);
+    /// True where a > b.
+    "gt"(input, other) SmallerOperands: |call| call.tensor(0)?.compare(Comparison::Gt, call.tensor(1)?);
+    /// True where a ≥ b.
+    "ge"(input, other) SmallerOperands: |call| call.tensor(0)?.compare(Comparison::Ge, call.tensor(1)?);
+    /// `input` where `condition` is true, else `other`.
+    "where"(condition, input, other) SmallerOperands: |call| call.tensor(0)?.select_where(call.tensor(1)?, call.tensor(2)?);
+    /// x, or `weight` · x below 0.
+    "prelu"(input, weight) SmallerOperands: |call| Elementwise::prelu(call.tensor(0)?, call.tensor(1)?);
+    /// `value` where `mask` is true, else x.
+    "masked_fill"(input, mask) SmallerOperands: |call| call.tensor(0)?.masked_fill(call.tensor(1)?, call.number("value")?);
+}
+
+fn gelu(call: &Call<'_>) -> Result<ShardTensor> {
+    let function = match &call.word("approximate", "none")?[..] {
+        "none" => Unary::Gelu,
+        "tanh" => Unary::GeluTanh,
+        other => return call.refuse(format!("approximate = \"{other}\"; expected none or tanh")),
+    };
+    Ok(call.tensor(0)?.unary(function)?)
+}
+
+/// A function of two tensors, or of one and a number.
+fn binary(
+    call: &Call<'_>,
+    function: Binary,
+    of_number: impl FnOnce() -> Result<Unary>,
+) -> Result<ShardTensor> {
+    let x = call.tensor(0)?;
+    match call.optional_tensor(1) {
+        Some(other) => x.binary(function, other),
+        None => Ok(x.unary(of_number()?)?),
     }
 }

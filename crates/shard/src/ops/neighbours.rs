@@ -314,3 +314,21 @@ impl Search {
         Ok((self.query_layout.with_dims(vec![dim]), first))
     }
 }
+
+crate::register! {
+    /// The distance of each pair of points, by the norm `p`.
+    "cdist"(a, b) Points: |call| ShardTensor::cdist(call.tensor(0)?, call.tensor(1)?, call.or("p", 2.0)?);
+    /// The `k` nearest points of each query: distances and indices.
+    "knn"(points, queries) Candidates: |call| call.tensor(0)?.knn(call.tensor(1)?, call.get("k")?);
+    /// The points within `radius` of each query: offsets of the queries, indices, distances.
+    "ball_query"(points, queries) Candidates: |call| {
+        let found = call.tensor(0)?.ball_query(call.tensor(1)?, call.get("radius")?);
+        found.map(|found| vec![found.offsets, found.indices, found.distances])
+    };
+    /// At most `max_points` points within `radius` of each query: indices, counts, distances.
+    "ball_query_limited"(points, queries) Candidates: |call| {
+        let (radius, most) = (call.get("radius")?, call.get("max_points")?);
+        let found = call.tensor(0)?.ball_query_limited(call.tensor(1)?, radius, most);
+        found.map(|found| vec![found.indices, found.counts, found.distances])
+    };
+}

@@ -9,7 +9,8 @@ use super::standard::standardize;
 use super::{grouped, operator, refuse, torch};
 use crate::dense::named;
 use crate::error::Result;
-use crate::promote::{Operand, beside};
+use crate::promote::{Operand, beside, operand};
+use crate::rules::Call;
 use crate::tensor::{ShardTensor, same_mesh};
 
 impl ShardTensor {
@@ -246,4 +247,48 @@ fn along_channels(vector: Option<&ShardTensor>, dims: usize) -> Result<Option<Sh
     let mut shape = vec![1; dims];
     shape[1] = vector.shape()[0];
     vector.resolved()?.reshape(&shape).map(Some)
+}
+
+crate::register! {
+    /// Each sample to mean 0 and variance 1 over its last dims (`normalized_shape`).
+    "layer_norm"(input, weight, bias) Moments: |call| {
+        let (weight, bias) = affine_of(call)?;
+        let shape: Vec<i64> = call.list("normalized_shape", Vec::new())?;
+        call.tensor(0)?.layer_norm(&shape, operand(weight), operand(bias), call.or("eps", EPS)?)
+    };
+    /// Each of `num_groups` groups of channels to mean 0 and variance 1.
+    "group_norm"(input, weight, bias) Moments: |call| {
+        let (weight, bias) = affine_of(call)?;
+        call.tensor(0)?.group_norm(call.get("num_groups")?, operand(weight), operand(bias), call.or("eps", EPS)?)
+    };
+    /// Each channel of each sample to mean 0 and variance 1.
+    "instance_norm"(input, weight, bias) Moments: |call| {
+        let (weight, bias) = affine_of(call)?;
+        call.tensor(0)?.instance_norm(operand(weight), operand(bias), call.or("eps", EPS)?)
+    };
+    /// Each channel to mean 0 and variance 1 over the batch, or by its running statistics.
+    "batch_norm"(input, weight, bias, running_mean, running_var) Moments: |call| batch_norm(call);
+}
+
+/// PyTorch's default of `eps`.
+const EPS: f64 = 1e-5;
+
+/// The optional weight and bias. A bias may be there without a weight: `has_weight`, which a method gives, says so.
+fn affine_of<'a>(call: &Call<'a>) -> Result<(Option<&'a ShardTensor>, Option<&'a ShardTensor>)> {
+    let mut rest = call.tensors().iter().copied().skip(1);
+    let weight = if call.or("has_weight", true)? { rest.next() } else { None };
+    let bias = if call.or("has_bias", true)? { rest.next() } else { None };
+    Ok((weight, bias))
+}
+
+fn batch_norm(call: &Call<'_>) -> Result<ShardTensor> {
+    let (weight, bias) = affine_of(call)?;
+    let before = 1 + usize::from(call.or("has_weight", true)?) + usize::from(call.or("has_bias", true)?);
+    let momentum = call.or("momentum", 0.1)?;
+    let running = match call.tensors().get(before..) {
+        Some(&[mean, var]) => Some(RunningStats { mean, var, momentum }),
+        _ => None,
+    };
+    let (training, eps) = (call.or("training", true)?, call.or("eps", EPS)?);
+    call.tensor(0)?.batch_norm(operand(weight), operand(bias), running, training, eps)
 }

@@ -6,6 +6,7 @@ use tch::{Device, Kind, Tensor};
 use super::{operator, refuse, torch};
 use crate::error::Result;
 use crate::layout::Layout;
+use crate::rules::Call;
 use crate::tensor::ShardTensor;
 
 /// Uniform numbers of `low..high`.
@@ -196,4 +197,33 @@ impl ShardTensor {
         };
         Ok(Self::new(torch("randperm", local)?, layout.clone()))
     }
+}
+
+crate::register! {
+    /// Zeros with probability `p`, the rest divided by 1 − p.
+    "dropout"(input) Nothing: |call| dropout(call);
+}
+
+fn dropout(call: &Call<'_>) -> Result<ShardTensor> {
+    let (x, p) = (call.tensor(0)?, call.or("p", 0.5)?);
+    match call.generator()? {
+        Some(generator) => x.dropout_of(p, &generator, &window(call, x.shape())?),
+        None if p == 0.0 => Ok(x.shallow_clone()),
+        None => call.refuse("the argument \"generator\", its seed and draws, is missing"),
+    }
+}
+
+/// Which part the input is of a larger tensor, where it is one.
+fn window(call: &Call<'_>, shape: &[i64]) -> Result<Window> {
+    let Some((global, offset)) = call.optional::<(Vec<i64>, Vec<i64>)>("window")? else {
+        return Ok(Window::whole(shape));
+    };
+    if global.len() != shape.len() || offset.len() != shape.len() {
+        return call.refuse(format!("a window of {} dims for {} dims", global.len(), shape.len()));
+    }
+    let mut place = offset.into_iter().zip(shape).enumerate();
+    let window = place.try_fold(Window::whole(&global), |window, (dim, (offset, &extent))| {
+        window.narrow(dim, offset, extent)
+    });
+    Ok(window?)
 }

@@ -1,20 +1,28 @@
-//! Rules that programs bring themselves: functions of local parts, declared shardings, operators by name.
+//! Operators by name: the descriptors of all ([`operators`]), and the rules that programs bring themselves ([`register!`](crate::register),
+//! functions of local parts, declared shardings). It knows no operator.
 //!
 //! An operator, by name ([`ShardTensor::op`](crate::ShardTensor::op)) or by its method, is, in this order: the handler of
-//! sharded tensors that [`register_sharded_op`] put there; the dense handler of [`register_op`](isobar_array::register_op) under the sharding of
+//! sharded tensors that [`register_sharded_op`] put there; what the program registers by [`register!`](crate::register); the dense handler of [`register_op`](isobar_array::register_op) under the sharding of
 //! [`register_sharding`]; the rule that this crate has; the dense handler on tensors gathered whole, which is told of once,
 //! and an error where hidden communication is forbidden.
 
+mod call;
 mod local_map;
 mod named;
+mod operator;
 mod rule;
 mod sharding;
 
 use std::sync::atomic::{AtomicBool, Ordering};
 
+pub use call::Call;
 pub use local_map::{LocalMap, LocalOutput, local_map};
 pub(crate) use named::{announce, replacement};
 pub use named::{register_sharded_op, registered_sharded_ops};
+pub(crate) use operator::built_in;
+#[doc(hidden)]
+pub use operator::{IntoTensors, Tensors};
+pub use operator::{Operator, Traffic, operators};
 pub(crate) use rule::{Outputs, rule};
 pub use sharding::{Sharding, Shardings, register_sharding};
 
@@ -31,5 +39,5 @@ fn something_is_registered() {
 
 /// Returns whether operators must look up registered rules.
 pub(crate) fn is_anything_registered() -> bool {
-    ANY.load(Ordering::Acquire)
+    ANY.load(Ordering::Acquire) || operator::is_any_own()
 }

@@ -6,7 +6,7 @@ use std::sync::{Arc, Mutex, PoisonError, RwLock};
 
 use isobar_array::Attrs;
 
-use super::{Failure, is_anything_registered, rule, sharding, something_is_registered};
+use super::{Failure, is_anything_registered, operator, rule, sharding, something_is_registered};
 use crate::context::is_hidden_communication_forbidden;
 use crate::error::{Error, Result};
 use crate::layout::Layout;
@@ -69,12 +69,19 @@ pub(crate) fn replacement(
     }
     // The lock is not held while the handler runs: it may register or run others.
     let handler = HANDLERS.read().unwrap_or_else(PoisonError::into_inner).get(name).cloned();
-    let Some(handler) = handler else { return sharding::run(name, inputs, args) };
-    let _running = Running::new(name);
-    Some(rule(name, inputs, || {
-        handler(inputs, &args())
-            .map_err(|source| Error::from(isobar_array::Error::Registered { name: name.to_owned(), source }))
-    }))
+    if let Some(handler) = handler {
+        let _running = Running::new(name);
+        return Some(rule(name, inputs, || {
+            handler(inputs, &args()).map_err(|source| {
+                Error::from(isobar_array::Error::Registered { name: name.to_owned(), source })
+            })
+        }));
+    }
+    if let Some(own) = operator::own(name) {
+        let _running = Running::new(name);
+        return Some(rule(name, inputs, || own.run(inputs, &args())));
+    }
+    sharding::run(name, inputs, args)
 }
 
 /// While it lives, the name stands for the built-in operator.

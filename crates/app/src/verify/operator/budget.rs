@@ -2,7 +2,8 @@
 //! operators their halo, reductions their statistics, products the smaller operand, selections the selected elements, ring
 //! algorithms the other operand once, transforms one exchange per dim.
 
-use anyhow::{Context, Result};
+use anyhow::{Context, Result, bail};
+use isobar_shard::rules::{Operator, Traffic};
 use serde_json::Value;
 
 use super::bytes;
@@ -11,7 +12,13 @@ use crate::verify::case::Case;
 use crate::verify::layout::{Layout, Parts, Placement};
 
 /// The budget of an operator of sharded tensors on `rank`, forward and backward together.
-pub(super) fn received(op: &str, names: &[String], case: &Case, layout: &Layout, rank: usize) -> Result<u64> {
+pub(super) fn received(
+    operator: &Operator,
+    names: &[String],
+    case: &Case,
+    layout: &Layout,
+    rank: usize,
+) -> Result<u64> {
     let sizes = names.iter().map(|name| Ok(bytes(case.tensor(name)?))).collect::<Result<Vec<u64>>>()?;
     let outputs: u64 = case.header.outputs.iter().filter_map(|name| case.get(name)).map(bytes).sum();
     let of = Amounts { others: layout.mesh.ranks() as u64 - 1, sizes, outputs };
@@ -19,63 +26,33 @@ pub(super) fn received(op: &str, names: &[String], case: &Case, layout: &Layout,
     if (0..names.len()).all(|at| layout.of(&names[at]).iter().all(|place| *place == Placement::Replicate)) {
         return Ok(0);
     }
-    Ok(match op {
-        "conv1d"
-        | "conv2d"
-        | "conv3d"
-        | "conv_transpose1d"
-        | "conv_transpose2d"
-        | "conv_transpose3d"
-        | "max_pool1d"
-        | "max_pool2d"
-        | "max_pool3d"
-        | "avg_pool1d"
-        | "avg_pool2d"
-        | "avg_pool3d"
-        | "adaptive_avg_pool1d"
-        | "adaptive_avg_pool2d"
-        | "adaptive_avg_pool3d"
-        | "adaptive_max_pool1d"
-        | "adaptive_max_pool2d"
-        | "adaptive_max_pool3d"
-        | "interpolate"
-        | "pad"
-        | "roll"
-        | "flip"
-        | "unfold" => windows(op, case, layout, rank)? + of.weights(),
-        // Elements stay where they are.
-        "slice" | "narrow" | "split" | "chunk" | "permute" | "transpose" | "unsqueeze" | "expand"
-        | "repeat" => 0,
-        "squeeze" => of.first(),
-        // The selected elements, to each rank.
-        "select" => of.outputs,
-        // One exchange of the split dim for another, and back; single numbers go to each rank.
-        "unbind" => of.outputs,
-        "view" | "reshape" | "flatten" => splits.view()?,
-        "cat" | "stack" => splits.followed(),
-        "index_select" | "gather" | "index_add" | "scatter_add" | "embedding" => splits.indexed(op)?,
-        "sort" => splits.sorted()?,
-        // Every rank's best.
-        "topk" => of.others * of.outputs,
-        "linear" | "matmul" | "bmm" | "einsum" => splits.product(op)?,
-        "add" | "sub" | "mul" | "div" | "maximum" | "minimum" | "pow" | "where" => {
+    let op = operator.name();
+    Ok(match operator.traffic() {
+        Traffic::Nothing => 0,
+        Traffic::Halo => windows(op, case, layout, rank)? + of.weights(),
+        Traffic::Squeezed => of.first(),
+        // Of a sharded dim, to each rank.
+        Traffic::Selected => of.outputs,
+        Traffic::Boundaries => splits.view()?,
+        Traffic::Followed => splits.followed(),
+        Traffic::Indexed => splits.indexed(op)?,
+        Traffic::Sorted => splits.sorted()?,
+        Traffic::Best => of.others * of.outputs,
+        Traffic::Product => splits.product(op)?,
+        Traffic::SmallerOperands => {
             // The smaller operands, their gradients, and what is partial when it is looked at.
             let smaller = of.all() - of.sizes.iter().copied().max().unwrap_or(0);
             2 * smaller + of.reduced(smaller)
         }
-        "layer_norm" | "group_norm" | "batch_norm" | "instance_norm" => {
-            of.others * 4 * statistics(op, case)? + of.weights() + of.weights_once()
-        }
-        "sum" | "mean" | "prod" | "amax" | "amin" | "var" | "std" | "norm" | "logsumexp" | "any" | "all"
-        | "argmax" | "argmin" => of.others * 2 * of.outputs,
-        "softmax" | "log_softmax" | "cumsum" => of.others * 3 * along(case)?,
-        "scaled_dot_product_attention" => splits.attention()?,
-        "cdist" => splits.distances(),
-        "knn" => splits.nearest(),
-        "fft" | "ifft" | "rfft" | "irfft" | "fft2" | "ifft2" | "rfft2" | "irfft2" | "fftn" | "ifftn"
-        | "rfftn" | "irfftn" => exchanges(case, layout, rank)?,
-        // Of each element alone.
-        _ => 0,
+        Traffic::Moments => of.others * 4 * statistics(op, case)? + of.weights() + of.weights_once(),
+        Traffic::Terms => of.others * 2 * of.outputs,
+        Traffic::Rows => of.others * 3 * along(case)?,
+        Traffic::Attention => splits.attention()?,
+        Traffic::Points => splits.distances(),
+        Traffic::Candidates => splits.nearest(),
+        Traffic::Samples => splits.sampled(),
+        Traffic::Transform => exchanges(case, layout, rank)?,
+        unknown => bail!("the bytes of {unknown:?} have no bound yet"),
     })
 }
 

@@ -177,4 +177,12 @@ impl<'a> Splits<'a> {
     pub(super) fn nearest(&self) -> u64 {
         if self.is_split(0) { self.of.outputs + 8 * (self.of.others + 1) } else { 0 }
     }
+
+    /// Sampled points: at most 8 neighbours of each, there and back, and their indices; the grid, where it follows.
+    pub(super) fn sampled(&self) -> u64 {
+        match self.is_split(0) || self.is_split(1) {
+            true => 2 * 8 * self.of.outputs + self.sum(self.of.first()) + self.others() + self.of.asking(),
+            false => 0,
+        }
+    }
 }

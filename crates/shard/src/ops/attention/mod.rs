@@ -20,7 +20,8 @@ use super::align::fit;
 use super::random::drawn;
 use super::{operator, refuse};
 use crate::error::Result;
-use crate::promote::{Operand, beside};
+use crate::promote::{Operand, beside, operand};
+use crate::rules::Call;
 use crate::tensor::{ShardTensor, same_mesh};
 use isobar_array::Attrs;
 
@@ -227,4 +228,24 @@ fn four_dims(mask: &ShardTensor, kind: Kind, plan: &Plan) -> Result<Tensor> {
         local = torch(local.f_expand(wide, false))?;
     }
     torch(local.f_reshape(four(&local.size())))
+}
+
+crate::register! {
+    /// softmax(q kᵀ · scale + mask) v.
+    "scaled_dot_product_attention"(query, key, value, attn_mask) Attention: |call| attention(call);
+}
+
+fn attention(call: &Call<'_>) -> Result<ShardTensor> {
+    let generator = call.generator()?;
+    let options = AttentionOptions {
+        attn_mask: operand(call.optional_tensor(3)),
+        is_causal: call.or("is_causal", false)?,
+        scale: call.optional("scale")?,
+        enable_gqa: call.or("enable_gqa", false)?,
+        dropout_p: call.or("dropout_p", 0.0)?,
+        generator: generator.as_ref(),
+        ..AttentionOptions::default()
+    };
+    let (query, key, value) = (call.tensor(0)?, call.tensor(1)?, call.tensor(2)?);
+    ShardTensor::scaled_dot_product_attention(query, key, value, &options)
 }

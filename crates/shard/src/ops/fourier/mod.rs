@@ -18,10 +18,11 @@ use self::plan::{Step, is_whole, steps};
 use super::{operator, refuse};
 use crate::error::Result;
 use crate::layout::{Dim, Layout};
+use crate::rules::Call;
 use crate::tensor::{ShardTensor, received};
 use crate::window::{Need, Windows, fetch};
-use isobar_array::FftNorm;
 use isobar_array::kernel::{Kind, Transform};
+use isobar_array::{FftNorm, Spectral};
 
 /// The indices of a dim that this rank has.
 fn own_indices(layout: &Layout, dim: usize) -> Vec<i64> {
@@ -146,4 +147,46 @@ impl ShardTensor {
         }
         Ok(x)
     }
+}
+
+crate::register! {
+    /// The Fourier transform over the dim `dim`.
+    "fft"(input) Transform: |call| transform(call, Spectral::fftn, &[-1]);
+    /// The Fourier transform over two dims.
+    "fft2"(input) Transform: |call| transform(call, Spectral::fftn, &[-2, -1]);
+    /// The Fourier transform over any dims.
+    "fftn"(input) Transform: |call| transform(call, Spectral::fftn, &[]);
+    /// The inverse Fourier transform over the dim `dim`.
+    "ifft"(input) Transform: |call| transform(call, Spectral::ifftn, &[-1]);
+    /// The inverse Fourier transform over two dims.
+    "ifft2"(input) Transform: |call| transform(call, Spectral::ifftn, &[-2, -1]);
+    /// The inverse Fourier transform over any dims.
+    "ifftn"(input) Transform: |call| transform(call, Spectral::ifftn, &[]);
+    /// The Fourier transform of real numbers, one half of the last dim, over the dim `dim`.
+    "rfft"(input) Transform: |call| transform(call, Spectral::rfftn, &[-1]);
+    /// The Fourier transform of real numbers, one half of the last dim, over two dims.
+    "rfft2"(input) Transform: |call| transform(call, Spectral::rfftn, &[-2, -1]);
+    /// The Fourier transform of real numbers, one half of the last dim, over any dims.
+    "rfftn"(input) Transform: |call| transform(call, Spectral::rfftn, &[]);
+    /// The inverse of `rfft` over the dim `dim`.
+    "irfft"(input) Transform: |call| transform(call, Spectral::irfftn, &[-1]);
+    /// The inverse of `rfft` over two dims.
+    "irfft2"(input) Transform: |call| transform(call, Spectral::irfftn, &[-2, -1]);
+    /// The inverse of `rfft` over any dims.
+    "irfftn"(input) Transform: |call| transform(call, Spectral::irfftn, &[]);
+}
+
+type Transforms = fn(&ShardTensor, &[i64], &[i64], FftNorm) -> isobar_array::Result<ShardTensor>;
+
+/// A transform over `dim`, or over `default`, to `s` or `n` points.
+fn transform(call: &Call<'_>, run: Transforms, default: &[i64]) -> Result<ShardTensor> {
+    let norm = match &call.word("norm", "backward")?[..] {
+        "backward" => FftNorm::Backward,
+        "ortho" => FftNorm::Ortho,
+        "forward" => FftNorm::Forward,
+        other => return call.refuse(format!("norm = \"{other}\"; expected backward, ortho or forward")),
+    };
+    let points: Vec<i64> = call.list(if call.has("n") { "n" } else { "s" }, Vec::new())?;
+    let dims = call.list("dim", default.to_vec())?;
+    Ok(run(call.tensor(0)?, &points, &dims, norm)?)
 }

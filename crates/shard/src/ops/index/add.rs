@@ -123,3 +123,10 @@ fn partial(layout: &Layout, axes: &[usize]) -> Layout {
     }
     layout.beside(placements, layout.dims().to_vec())
 }
+
+crate::register! {
+    /// Adds slices of `source` to those along `dim` that `index` names.
+    "index_add"(input, index, source) Indexed: |call| call.tensor(0)?.index_add(call.get("dim")?, call.tensor(1)?, call.tensor(2)?);
+    /// Adds elements of `source` to those along `dim` that `index` names.
+    "scatter_add"(input, index, source) Indexed: |call| call.tensor(0)?.scatter_add(call.get("dim")?, call.tensor(1)?, call.tensor(2)?);
+}

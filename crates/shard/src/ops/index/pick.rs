@@ -149,3 +149,12 @@ pub(super) fn element_route(
     let (found, place) = torch(op, place())?;
     Ok((Route::new(op, &found, &place, &owners.group)?, shape.iter().product()))
 }
+
+crate::register! {
+    /// The slices along `dim` that `index` names.
+    "index_select"(input, index) Indexed: |call| call.tensor(0)?.index_select(call.get("dim")?, call.tensor(1)?);
+    /// The elements along `dim` that `index` names, each for its row.
+    "gather"(input, index) Indexed: |call| call.tensor(0)?.gather(call.get("dim")?, call.tensor(1)?);
+    /// The rows of the table `weight` that the indices name.
+    "embedding"(input, weight) Indexed: |call| call.tensor(1)?.embedding(call.tensor(0)?);
+}

@@ -138,3 +138,10 @@ fn in_order(items: [Tensor; 3], descending: bool) -> Result<[Tensor; 3], TchErro
     let order = items[2].f_argsort_stable(true, 0, false)?;
     by(&items, order)
 }
+
+crate::register! {
+    /// The elements along `dim` in order, and their indices.
+    "sort"(input) Sorted: |call| call.tensor(0)?.sort(call.get("dim")?, call.or("descending", false)?);
+    /// The `k` greatest or least elements along `dim`, and their indices.
+    "topk"(input) Best: |call| call.tensor(0)?.topk(call.get("k")?, call.or("dim", -1)?, call.or("largest", true)?);
+}

@@ -19,6 +19,7 @@ use super::{operator, refuse, resolve, torch};
 use crate::dense::named;
 use crate::error::Result;
 use crate::layout::{Dim, Layout, Placement};
+use crate::rules::Call;
 use crate::tensor::ShardTensor;
 
 /// The dims that a statistic goes over, and how its result lies.
@@ -315,4 +316,36 @@ fn root_of(var: &Tensor) -> Result<Tensor, TchError> {
 /// The product over several dims.
 fn prod(x: &Tensor, dims: &[i64]) -> Result<Tensor, TchError> {
     dims.iter().try_fold(x.shallow_clone(), |x, &dim| x.f_prod_dim_int(dim, true, None))
+}
+
+crate::register! {
+    /// Sum over the dims `dim`, or over all.
+    "sum"(input) Terms: |call| statistic(call, Statistic::Sum);
+    /// Mean over the dims `dim`, or over all.
+    "mean"(input) Terms: |call| statistic(call, Statistic::Mean);
+    /// Product over the dims `dim`, or over all.
+    "prod"(input) Terms: |call| statistic(call, Statistic::Prod);
+    /// Maximum over the dims `dim`, or over all.
+    "amax"(input) Terms: |call| statistic(call, Statistic::Max);
+    /// Minimum over the dims `dim`, or over all.
+    "amin"(input) Terms: |call| statistic(call, Statistic::Min);
+    /// √(Σ x²) over the dims `dim`, or over all.
+    "norm"(input) Terms: |call| statistic(call, Statistic::Norm);
+    /// ln Σ eˣ over the dims `dim`, or over all.
+    "logsumexp"(input) Terms: |call| statistic(call, Statistic::LogSumExp);
+    /// True if any element is not zero, over the dims `dim`, or over all.
+    "any"(input) Terms: |call| statistic(call, Statistic::Any);
+    /// True if all elements are not zero, over the dims `dim`, or over all.
+    "all"(input) Terms: |call| statistic(call, Statistic::All);
+    /// Variance over the dims `dim`, or over all, with `correction`.
+    "var"(input) Terms: |call| statistic(call, Statistic::Var { correction: call.or("correction", 1)? });
+    /// Standard deviation over the dims `dim`, or over all, with `correction`.
+    "std"(input) Terms: |call| statistic(call, Statistic::Std { correction: call.or("correction", 1)? });
+    /// Sums up to each index of `dim`.
+    "cumsum"(input) Rows: |call| call.tensor(0)?.cumsum(call.get("dim")?);
+}
+
+fn statistic(call: &Call<'_>, statistic: Statistic) -> Result<ShardTensor> {
+    let dims: Vec<i64> = call.list("dim", Vec::new())?;
+    call.tensor(0)?.statistic(statistic, &dims, call.or("keepdim", false)?)
 }

@@ -106,3 +106,10 @@ fn value(x: &Tensor, everyones: &Tensor, log: bool) -> Result<Tensor, TchError> 
     let y = if log { shifted.f_sub(&sum.f_log()?)? } else { shifted.f_exp()?.f_div(&sum)? };
     y.f_to_kind(x.kind())
 }
+
+crate::register! {
+    /// eˣ / Σ eˣ along `dim`.
+    "softmax"(input) Rows: |call| call.tensor(0)?.softmax(call.get("dim")?);
+    /// x − ln Σ eˣ along `dim`.
+    "log_softmax"(input) Rows: |call| call.tensor(0)?.log_softmax(call.get("dim")?);
+}

@@ -105,3 +105,10 @@ fn target(tensors: &[ShardTensor], joined: Option<usize>) -> Layout {
         tensors.iter().rev().filter(refines).max_by_key(|tensor| (axes(tensor), tensor.layout().numel()));
     finest.unwrap_or(largest).layout().clone()
 }
+
+crate::register! {
+    /// The tensors one after the other along `dim`.
+    "cat"() Followed: |call| ShardTensor::cat(call.tensors(), call.get("dim")?);
+    /// The tensors as slices of a new dim `dim`.
+    "stack"() Followed: |call| ShardTensor::stack(call.tensors(), call.get("dim")?);
+}

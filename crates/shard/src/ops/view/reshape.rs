@@ -351,3 +351,10 @@ fn fill_in(op: &'static str, shape: &[i64], numel: i64) -> Result<Vec<i64>> {
     }
     Ok(shape.iter().map(|&extent| if extent == -1 { numel / known } else { extent }).collect())
 }
+
+crate::register! {
+    /// The elements in the shape `size`.
+    "view"(input) Boundaries: |call| call.tensor(0)?.reshape(&call.list::<i64>("size", Vec::new())?);
+    /// The elements in the shape `size`.
+    "reshape"(input) Boundaries: |call| call.tensor(0)?.reshape(&call.list::<i64>("size", Vec::new())?);
+}

@@ -191,3 +191,21 @@ fn hits(interval: Interval, start: i64, end: i64, step: i64) -> Option<(i64, i64
     let last = (interval.end().min(end) - 1 - start).div_euclid(step);
     (interval.len > 0 && first <= last).then(|| (first, last - first + 1))
 }
+
+crate::register! {
+    /// The slice `index` of `dim`.
+    "select"(input) Selected: |call| call.tensor(0)?.select(call.get("dim")?, call.get("index")?);
+    /// Every `step`-th slice of `dim` from `start` to `end`.
+    "slice"(input) Nothing: |call| {
+        let (start, end) = (call.optional("start")?, call.optional("end")?);
+        call.tensor(0)?.slice(call.get("dim")?, start, end, call.or("step", 1)?)
+    };
+    /// `length` slices of `dim` from `start`.
+    "narrow"(input) Nothing: |call| call.tensor(0)?.narrow(call.get("dim")?, call.get("start")?, call.get("length")?);
+    /// All slices of `dim`.
+    "unbind"(input) Selected: |call| call.tensor(0)?.unbind(call.get("dim")?);
+    /// Parts of `dim` of the extents `sizes`.
+    "split"(input) Nothing: |call| call.tensor(0)?.split(&call.get::<Vec<i64>>("sizes")?, call.get("dim")?);
+    /// At most `chunks` parts of `dim`.
+    "chunk"(input) Nothing: |call| call.tensor(0)?.chunk(call.get("chunks")?, call.get("dim")?);
+}

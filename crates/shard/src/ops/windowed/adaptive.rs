@@ -9,6 +9,7 @@ use crate::dense::named;
 use crate::error::Result;
 use crate::layout::{Dim, Interval};
 use crate::ops::{operator, refuse};
+use crate::rules::Call;
 use crate::tensor::ShardTensor;
 use crate::window::{Border, Need, Windows, fetch};
 
@@ -190,4 +191,28 @@ fn window(own: Interval, extent: i64, result: i64) -> (i64, i64) {
         0 => (0, 0),
         _ => (span(own.start, extent, result).0, span(own.end() - 1, extent, result).1),
     }
+}
+
+crate::register! {
+    /// Means that make the last dim `output_size`.
+    "adaptive_avg_pool1d"(input) Halo: |call| call.tensor(0)?.adaptive_avg_pool(&output_size(call, 1)?);
+    /// Means that make the last 2 dims `output_size`.
+    "adaptive_avg_pool2d"(input) Halo: |call| call.tensor(0)?.adaptive_avg_pool(&output_size(call, 2)?);
+    /// Means that make the last 3 dims `output_size`.
+    "adaptive_avg_pool3d"(input) Halo: |call| call.tensor(0)?.adaptive_avg_pool(&output_size(call, 3)?);
+    /// Maxima that make the last dim `output_size`.
+    "adaptive_max_pool1d"(input) Halo: |call| call.tensor(0)?.adaptive_max_pool(&output_size(call, 1)?);
+    /// Maxima that make the last 2 dims `output_size`.
+    "adaptive_max_pool2d"(input) Halo: |call| call.tensor(0)?.adaptive_max_pool(&output_size(call, 2)?);
+    /// Maxima that make the last 3 dims `output_size`.
+    "adaptive_max_pool3d"(input) Halo: |call| call.tensor(0)?.adaptive_max_pool(&output_size(call, 3)?);
+}
+
+/// The result's extents, of which those not given are the input's.
+fn output_size(call: &Call<'_>, spatial: usize) -> Result<Vec<i64>> {
+    let x = call.tensor(0)?;
+    let given: Vec<Option<i64>> = call.list("output_size", Vec::new())?;
+    let own = |index: usize| x.shape().get(x.ndim().saturating_sub(spatial) + index).copied().unwrap_or(1);
+    let of = |index: usize| given.get(if given.len() == 1 { 0 } else { index }).copied().flatten();
+    Ok((0..spatial).map(|index| of(index).unwrap_or_else(|| own(index))).collect())
 }

@@ -1,17 +1,19 @@
 //! Convolution and transposed convolution.
 
 use isobar_array::kernel::{Steps, Walk, spatial_dims, spatial_name};
-use isobar_array::{Conv, PadMode};
+use isobar_array::{Conv, PadMode, Padding};
 use tch::Tensor;
 
 use super::channels::Channels;
 use super::halo::{Halo, Native};
+use super::pad::pad_mode;
 use super::{Windowed, border};
 use crate::dense::named;
 use crate::error::Result;
 use crate::layout::Interval;
 use crate::ops::operator;
 use crate::promote::{Operand, beside, operand};
+use crate::rules::Call;
 use crate::tensor::ShardTensor;
 use crate::window::{Piece, Windows, fetch};
 
@@ -205,4 +207,49 @@ impl Back {
         let padding = before.min(after + self.stride.max(dilation) - 1);
         Cut { padding, extra: (padding - after).max(0), start: before - padding }
     }
+}
+
+crate::register! {
+    /// The convolution over 1 dim.
+    "conv1d"(input, weight, bias) Halo: |call| conv(call);
+    /// The convolution over 2 dims.
+    "conv2d"(input, weight, bias) Halo: |call| conv(call);
+    /// The convolution over 3 dims.
+    "conv3d"(input, weight, bias) Halo: |call| conv(call);
+    /// The transposed convolution over 1 dim.
+    "conv_transpose1d"(input, weight, bias) Halo: |call| conv_transpose(call);
+    /// The transposed convolution over 2 dims.
+    "conv_transpose2d"(input, weight, bias) Halo: |call| conv_transpose(call);
+    /// The transposed convolution over 3 dims.
+    "conv_transpose3d"(input, weight, bias) Halo: |call| conv_transpose(call);
+}
+
+fn conv(call: &Call<'_>) -> Result<ShardTensor> {
+    let bias = operand(call.optional_tensor(2));
+    call.tensor(0)?.conv(call.tensor(1)?, bias, &options(call)?)
+}
+
+fn conv_transpose(call: &Call<'_>) -> Result<ShardTensor> {
+    let bias = operand(call.optional_tensor(2));
+    let output_padding = call.list("output_padding", vec![0])?;
+    call.tensor(0)?.conv_transpose(call.tensor(1)?, bias, &options(call)?, &output_padding)
+}
+
+fn options(call: &Call<'_>) -> Result<Conv> {
+    // Either a word, or numbers.
+    let padding = match call.optional::<String>("padding") {
+        Ok(Some(word)) => match &word[..] {
+            "same" => Padding::Same,
+            "valid" => Padding::Each(vec![0]),
+            other => return call.refuse(format!("padding = \"{other}\"; expected numbers, same or valid")),
+        },
+        _ => Padding::Each(call.list("padding", vec![0])?),
+    };
+    Ok(Conv {
+        stride: call.list("stride", vec![1])?,
+        padding,
+        dilation: call.list("dilation", vec![1])?,
+        groups: call.or("groups", 1)?,
+        padding_mode: pad_mode(call, "padding_mode", "zeros")?,
+    })
 }

@@ -9,6 +9,7 @@ use crate::dense::named;
 use crate::error::Result;
 use crate::layout::Dim;
 use crate::ops::operator;
+use crate::rules::Call;
 use crate::tensor::ShardTensor;
 use crate::window::{Border, Need, Windows, fetch};
 
@@ -80,4 +81,36 @@ impl ShardTensor {
             Ok(Self::new(y, result_layout(&x, &walks, &results)))
         })
     }
+}
+
+crate::register! {
+    /// The field on a grid of another `size`, or of `scale_factor` times as many points, by `mode`.
+    "interpolate"(input) Halo: |call| interpolate(call);
+}
+
+fn interpolate(call: &Call<'_>) -> Result<ShardTensor> {
+    let mode = match &call.word("mode", "nearest")?[..] {
+        "nearest" => Interpolation::Nearest,
+        "nearest-exact" => Interpolation::NearestExact,
+        "linear" | "bilinear" | "trilinear" => Interpolation::Linear,
+        "bicubic" => Interpolation::Cubic,
+        "area" => Interpolation::Area,
+        other => {
+            let known = "nearest, nearest-exact, linear, bilinear, trilinear, bicubic or area";
+            return call.refuse(format!("mode = \"{other}\"; expected {known}"));
+        }
+    };
+    let x = call.tensor(0)?;
+    let scales: Vec<f64> = call.list("scale_factor", Vec::new())?;
+    let resize = match scales.is_empty() {
+        true => Resize::Size(call.list("size", Vec::new())?),
+        false if call.or("recompute_scale_factor", false)? => {
+            // The scale only gives the extents; positions follow these.
+            let extents = x.shape().iter().skip(2).enumerate();
+            let scaled = extents.map(|(i, &extent)| (extent as f64 * scales[i % scales.len()]) as i64);
+            Resize::Size(scaled.collect())
+        }
+        false => Resize::Scale(scales),
+    };
+    x.interpolate(&resize, mode, call.or("align_corners", false)?)
 }

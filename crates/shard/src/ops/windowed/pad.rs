@@ -8,6 +8,7 @@ use crate::dense::named;
 use crate::error::Result;
 use crate::layout::Dim;
 use crate::ops::{operator, refuse, resolve, torch};
+use crate::rules::Call;
 use crate::tensor::ShardTensor;
 use crate::window::{Border, Need, Piece, Windows, fetch};
 
@@ -174,4 +175,35 @@ fn padded(dim: &Dim, before: i64, result: i64) -> Dim {
         };
     }
     Dim::between(dim.axes.clone(), &boundaries)
+}
+
+crate::register! {
+    /// The field with `pad` more elements at the ends of its last dims, by `mode`.
+    "pad"(input) Halo: |call| {
+        let (pairs, value) = (call.get::<Vec<i64>>("pad")?, call.optional_number("value")?.unwrap_or(0.0));
+        call.tensor(0)?.pad_mode(&pairs, pad_mode(call, "mode", "constant")?, value)
+    };
+    /// The field shifted along `dims` by `shifts`; what leaves at one end enters at the other.
+    "roll"(input) Halo: |call| {
+        let (shifts, dims) = (call.list("shifts", Vec::new())?, call.list("dims", Vec::new())?);
+        call.tensor(0)?.roll(&shifts, &dims)
+    };
+    /// The field with `dims` in reverse order.
+    "flip"(input) Halo: |call| call.tensor(0)?.flip(&call.list::<i64>("dims", Vec::new())?);
+    /// Windows of `size` along `dimension`, one each `step`.
+    "unfold"(input) Halo: |call| call.tensor(0)?.unfold(call.get("dimension")?, call.get("size")?, call.get("step")?);
+}
+
+/// The padding mode that the argument `name` gives.
+pub(super) fn pad_mode(call: &Call<'_>, name: &str, default: &str) -> Result<PadMode> {
+    Ok(match &call.word(name, default)?[..] {
+        "zeros" | "constant" => PadMode::Constant,
+        "circular" => PadMode::Circular,
+        "reflect" => PadMode::Reflect,
+        "replicate" => PadMode::Replicate,
+        other => {
+            let known = "zeros, constant, circular, reflect or replicate";
+            return call.refuse(format!("{name} = \"{other}\"; expected {known}"));
+        }
+    })
 }

@@ -9,6 +9,7 @@ use crate::dense::named;
 use crate::error::Result;
 use crate::layout::{Dim, Interval};
 use crate::ops::operator;
+use crate::rules::Call;
 use crate::tensor::ShardTensor;
 use crate::window::Border;
 
@@ -150,4 +151,36 @@ fn divisors(y: &Tensor, walks: &[Walk], own: &[Interval], pool: &Pool) -> Result
     debug_assert_eq!(y.device() == Device::Cpu, product.device() == Device::Cpu);
     debug_assert!(y.kind() != Kind::Bool);
     Ok(product)
+}
+
+crate::register! {
+    /// The maximum of each window of 1 dim, and its index if `return_indices`.
+    "max_pool1d"(input) Halo: |call| max_pool(call, 1);
+    /// The maximum of each window of 2 dims, and its index if `return_indices`.
+    "max_pool2d"(input) Halo: |call| max_pool(call, 2);
+    /// The maximum of each window of 3 dims, and its index if `return_indices`.
+    "max_pool3d"(input) Halo: |call| max_pool(call, 3);
+    /// The mean of each window of 1 dim.
+    "avg_pool1d"(input) Halo: |call| call.tensor(0)?.avg_pool(1, &options(call)?);
+    /// The mean of each window of 2 dims.
+    "avg_pool2d"(input) Halo: |call| call.tensor(0)?.avg_pool(2, &options(call)?);
+    /// The mean of each window of 3 dims.
+    "avg_pool3d"(input) Halo: |call| call.tensor(0)?.avg_pool(3, &options(call)?);
+}
+
+fn options(call: &Call<'_>) -> Result<Pool> {
+    Ok(Pool {
+        stride: call.list("stride", Vec::new())?,
+        padding: call.list("padding", vec![0])?,
+        dilation: call.list("dilation", vec![1])?,
+        ceil_mode: call.or("ceil_mode", false)?,
+        count_include_pad: call.or("count_include_pad", true)?,
+        divisor_override: call.optional("divisor_override")?,
+        ..Pool::new(&call.list::<i64>("kernel_size", Vec::new())?)
+    })
+}
+
+fn max_pool(call: &Call<'_>, spatial: usize) -> Result<Vec<ShardTensor>> {
+    let (values, indices) = call.tensor(0)?.max_pool(spatial, &options(call)?)?;
+    Ok(if call.or("return_indices", false)? { vec![values, indices] } else { vec![values] })
 }

@@ -1,0 +1,127 @@
+//! Calls of operators by name: their tensors, and their arguments by name.
+
+use isobar_array::{Attrs, Generator};
+use serde::Deserialize;
+use serde::de::DeserializeOwned;
+use serde_json::Value;
+
+use crate::error::{Error, Result};
+use crate::tensor::ShardTensor;
+
+/// A call of an operator by name.
+///
+/// Every method fails with the name of the operator and of the argument.
+#[derive(Debug)]
+pub struct Call<'a> {
+    op: &'static str,
+    tensors: &'a [&'a ShardTensor],
+    attrs: &'a Attrs,
+}
+
+#[expect(
+    clippy::missing_errors_doc,
+    reason = "all fail alike: a tensor or an argument that is missing or of another type"
+)]
+impl<'a> Call<'a> {
+    pub(crate) fn new(op: &'static str, tensors: &'a [&'a ShardTensor], attrs: &'a Attrs) -> Self {
+        Self { op, tensors, attrs }
+    }
+
+    /// Returns all tensors, in the operator's order.
+    pub fn tensors(&self) -> &'a [&'a ShardTensor] {
+        self.tensors
+    }
+
+    /// Returns the tensor at `index`, which must be there.
+    pub fn tensor(&self, index: usize) -> Result<&'a ShardTensor> {
+        match self.tensors.get(index) {
+            Some(tensor) => Ok(tensor),
+            None => self.refuse(format!("{} tensors were given; one more is needed", self.tensors.len())),
+        }
+    }
+
+    /// Returns the tensor at `index`, if it is there.
+    pub fn optional_tensor(&self, index: usize) -> Option<&'a ShardTensor> {
+        self.tensors.get(index).copied()
+    }
+
+    /// Returns the argument `name`, which must be there.
+    pub fn get<T: DeserializeOwned>(&self, name: &str) -> Result<T> {
+        match self.optional(name)? {
+            Some(value) => Ok(value),
+            None => self.missing(name),
+        }
+    }
+
+    /// Returns the argument `name`, or the default.
+    pub fn or<T: DeserializeOwned>(&self, name: &str, default: T) -> Result<T> {
+        Ok(self.optional(name)?.unwrap_or(default))
+    }
+
+    /// Returns the argument `name`, if it is there and not null.
+    pub fn optional<T: DeserializeOwned>(&self, name: &str) -> Result<Option<T>> {
+        match self.attrs.get(name) {
+            None | Some(Value::Null) => Ok(None),
+            Some(value) => match serde_json::from_value(value.clone()) {
+                Ok(value) => Ok(Some(value)),
+                Err(error) => self.refuse(format!("the argument \"{name}\" is {value}: {error}")),
+            },
+        }
+    }
+
+    /// Returns the number `name`, if it is there; "inf", "-inf" and "nan" are numbers, too, which JSON lacks.
+    pub fn optional_number(&self, name: &str) -> Result<Option<f64>> {
+        match self.attrs.get(name).and_then(Value::as_str) {
+            Some("inf") => Ok(Some(f64::INFINITY)),
+            Some("-inf") => Ok(Some(f64::NEG_INFINITY)),
+            Some("nan") => Ok(Some(f64::NAN)),
+            _ => self.optional(name),
+        }
+    }
+
+    /// Returns the number `name`, which must be there.
+    pub fn number(&self, name: &str) -> Result<f64> {
+        match self.optional_number(name)? {
+            Some(value) => Ok(value),
+            None => self.missing(name),
+        }
+    }
+
+    /// Returns the argument `name`, one value or a list of them, or the default.
+    pub fn list<T: DeserializeOwned>(&self, name: &str, default: Vec<T>) -> Result<Vec<T>> {
+        match self.attrs.get(name) {
+            None | Some(Value::Null) => Ok(default),
+            Some(Value::Array(_)) => self.get(name),
+            Some(_) => Ok(vec![self.get(name)?]),
+        }
+    }
+
+    /// Returns the word `name`, or the default.
+    pub(crate) fn word(&self, name: &str, default: &str) -> Result<String> {
+        self.or(name, default.to_owned())
+    }
+
+    pub(crate) fn has(&self, name: &str) -> bool {
+        self.attrs.contains_key(name)
+    }
+
+    /// Returns the generator that is to draw next, from its seed and the number of its draws so far.
+    pub(crate) fn generator(&self) -> Result<Option<Generator>> {
+        #[derive(Deserialize)]
+        struct State {
+            seed: u64,
+            draws: u64,
+        }
+        let state: Option<State> = self.optional("generator")?;
+        Ok(state.map(|state| Generator::resume(state.seed, state.draws)))
+    }
+
+    /// Fails with what is wrong about this call.
+    pub fn refuse<T>(&self, reason: impl Into<String>) -> Result<T> {
+        Err(Error::from(isobar_array::Error::Argument { op: self.op, reason: reason.into() }))
+    }
+
+    fn missing<T>(&self, name: &str) -> Result<T> {
+        self.refuse(format!("the argument \"{name}\" is missing"))
+    }
+}
