@@ -18,7 +18,7 @@ use isobar_harness::{
 use isobar_tests::{full, has_mpi, has_slurm};
 use isobar_train::{
     LossScale, Parameter, Parameters,
-    checkpoint::{Checkpoints, Contents, Keep, Which, list, read_run_state, verify},
+    checkpoint::{CheckpointSelector, Checkpoints, Contents, Keep, list, read_run_state, verify},
     optim::{Optimizer, Sgd, SgdConfig},
 };
 use nix::{
@@ -167,7 +167,7 @@ fn step_of(folder: &Path) -> u64 {
     let mut sgd = Sgd::new(&params, &SgdConfig { momentum: 0.9, ..Default::default() }).unwrap();
     let mut contents = Contents { params: &params, buffers: &[], optimizer: Some(&mut sgd) };
     let checkpoints = Checkpoints::new(folder, Keep::ALL, &Group::single());
-    let loaded = checkpoints.load(&Which::Newest, &mut contents).unwrap();
+    let loaded = checkpoints.load(&CheckpointSelector::Newest, &mut contents).unwrap();
     verify(&loaded.path).unwrap();
     let step = loaded.state.step;
     let state = sgd.state();

@@ -10,7 +10,7 @@ use isobar_manager::{DistributedManager, format_bytes};
 
 use crate::config;
 use crate::exit::{Because, Exit};
-use crate::run::RANKS_OWN;
+use crate::run::PER_RANK_KEYS;
 use crate::{start, terminal};
 
 /// Arguments of `isobar check`.
@@ -30,7 +30,7 @@ pub(crate) fn run(args: &CheckArgs) -> Result<Exit> {
     let config = &resolved.value;
     let folder = args.file.is_some().then(|| config.run.folder());
     let manager = start::with(&config.distributed)?;
-    resolved.agree(&manager.group(None)?, &RANKS_OWN)?;
+    resolved.agree(&manager.group(None)?, &PER_RANK_KEYS)?;
     let report =
         checks::examine(&manager, &config.distributed, &Options { folder: folder.clone(), clocks: true })?;
     if manager.rank() == 0 {

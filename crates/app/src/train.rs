@@ -17,7 +17,7 @@ use isobar_train::{
 use crate::config::{Config, ConfigArgs};
 use crate::exit::{Because, Exit};
 use crate::run::errors::{self, Compared};
-use crate::run::{self, Fields, Job, Meaning, Place, RANKS_OWN, Run, Scoring, picture, scoring};
+use crate::run::{self, Fields, Job, ModelMetadata, PER_RANK_KEYS, Place, Run, Scoring, picture, scoring};
 use crate::{check, start, terminal};
 
 /// Arguments of `isobar train`.
@@ -82,7 +82,7 @@ pub(crate) fn command(args: &TrainArgs) -> Result<Exit> {
     let config = &resolved.value;
     let folder = config.run.folder();
     let manager = start::for_run(&config.distributed, &folder)?;
-    resolved.agree(&manager.group(None)?, &RANKS_OWN)?;
+    resolved.agree(&manager.group(None)?, &PER_RANK_KEYS)?;
     config.check()?;
     let findings = check::before(&manager, &config.distributed, &folder)?;
     let (claimed, checkpoint) = run::claim(&manager.group(None)?, &folder, &config.checkpoint)?;
@@ -255,7 +255,7 @@ impl Job for Training<'_> {
             metrics: config.metrics.clone(),
             progress,
             resolved: text,
-            extra: serde_json::to_value(Meaning {
+            extra: serde_json::to_value(ModelMetadata {
                 input: task.model.input.clone(),
                 target: task.model.target.clone(),
                 fields: config.data.fields.clone(),

@@ -41,7 +41,7 @@ mod windowed;
 
 pub use array::{
     Array, Attention, AttentionOptions, AttentionStrategy, Binary, Comparison, Conv2d, Convert, Elementwise,
-    FftNorm, GridSample, Index, Linear, Local, Make, Modes, Neighbours, OnShard, RandomOps, Reduce,
+    Factory, FftNorm, GridSample, Index, Linear, Local, Modes, Neighbours, OnShard, RandomOps, Reduce,
     Reduction, Resample, RunningStats, SamplePadding, Shape, Spectral, Statistic, Unary, Windowed,
 };
 pub use error::{Error, Result};
@@ -59,7 +59,7 @@ pub mod kernel {
     pub use crate::precision::{Inside, full, full_kind, lowered, product_kind};
     pub use crate::registry::is_registered;
     pub use crate::windowed::{
-        Around, Grid, Rest, Shapes, Steps, Taps, Walk, along, average, check_dims, cut_like, each,
-        interpolated, maxima, means, nonempty, spatial_dims, spatial_name, values,
+        Around, ConvGeometry, ConvParams, Grid, Rest, Shapes, Taps, along, average, check_dims, cut_like,
+        each, interpolated, maxima, means, nonempty, spatial_dims, spatial_name, values,
     };
 }

@@ -90,7 +90,7 @@ fn filtered<A: Array>(field: &A, domain: &Domain, points: &[i64], factors: &Tens
     let spectrum = field.rfftn(&[], &domain.dims, FftNorm::Backward)?;
     let factors = named("periodic", &[factors], factors.f_to_kind(field.kind()))?;
     let spectrum = spectrum.mul(&spectrum.constant(&factors)?)?;
-    spectrum.irfftn(points, &domain.dims, FftNorm::Backward)?.laid_out_as(field)
+    spectrum.irfftn(points, &domain.dims, FftNorm::Backward)?.redistribute_like(field)
 }
 
 /// The derivative of that order along a dim of period `length`. Of an odd order, the mode of the highest frequency, whose
@@ -127,7 +127,7 @@ pub fn derivative<A: Array>(field: &A, dim: i64, length: f64, order: i32) -> Res
     let scaled = spectrum.mul(&spectrum.constant(&factors)?)?.view_as_real()?;
     let (re, im) = (scaled.select(-1, 0)?, scaled.select(-1, 1)?);
     let turned = A::stack(&[&im.unary(Unary::Neg)?, &re], -1)?.view_as_complex()?;
-    turned.irfftn(&[n], &[dim], FftNorm::Backward)?.laid_out_as(field)
+    turned.irfftn(&[n], &[dim], FftNorm::Backward)?.redistribute_like(field)
 }
 
 /// The sum of the second derivatives.

@@ -59,7 +59,7 @@ impl Augment {
         }
         let turned = (0..).zip(samples).map(|(at, &sample)| {
             let own = fields.narrow(0, at, 1)?;
-            Symmetry::drawn(seed, epoch, sample as u64).turn(&own)?.laid_out_as(&own)
+            Symmetry::drawn(seed, epoch, sample as u64).turn(&own)?.redistribute_like(&own)
         });
         let turned = turned.collect::<isobar_array::Result<Vec<_>>>()?;
         Ok(A::cat(&turned.iter().collect::<Vec<_>>(), 0)?)

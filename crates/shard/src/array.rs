@@ -4,9 +4,9 @@ use std::ops::Range;
 
 use isobar_array::kernel::{broadcast_to, points_like};
 use isobar_array::{
-    Array, Attention, AttentionOptions, Attrs, Conv, Conv2d, Convert, Elementwise, FftNorm, Generator, Index,
-    Interpolation, Linear, Local, Make, Modes, Neighbours, OnShard, PadMode, Padding, Pool, RandomOps,
-    Reduce, Resize, RunningStats, Shape, Spectral, Statistic, Window, Windowed, kernel,
+    Array, Attention, AttentionOptions, Attrs, Conv, Conv2d, Convert, Elementwise, Factory, FftNorm,
+    Generator, Index, Interpolation, Linear, Local, Modes, Neighbours, OnShard, PadMode, Padding, Pool,
+    RandomOps, Reduce, Resize, RunningStats, Shape, Spectral, Statistic, Window, Windowed, kernel,
 };
 use tch::{Device, Tensor};
 
@@ -73,7 +73,7 @@ impl Local for ShardTensor {
         Ok(ShardTensor::join_tiles(tiles, dim, whole)?)
     }
 
-    fn laid_out_as(&self, other: &Self) -> isobar_array::Result<Self> {
+    fn redistribute_like(&self, other: &Self) -> isobar_array::Result<Self> {
         let to = other.layout().of_gradient();
         if ShardTensor::shape(self) != to.shape() {
             let reason = format!("{self} and {other} differ in shape");
@@ -95,7 +95,7 @@ impl Local for ShardTensor {
             let table = self.resolved()?.gathered(|_| true)?;
             let mut axes: Vec<usize> = lead.iter().flat_map(|dim| dim.axes.iter().copied()).collect();
             axes.sort_unstable();
-            let local = table.per_rank(&axes)?;
+            let local = table.mark_varying(&axes)?;
             let indices = (0..dims).map(|dim| own_indices(like.layout(), dim, self.device()));
             let indices = indices.collect::<Result<Vec<_>, _>>();
             let made = f(&local, &crate::dense::named(OP, &[], indices)?)?;
@@ -195,7 +195,7 @@ impl Linear for ShardTensor {
     }
 }
 
-impl Make for ShardTensor {
+impl Factory for ShardTensor {
     fn linspace_along(&self, dim: i64, start: f64, end: f64) -> isobar_array::Result<Self> {
         let dim = self.layout().dims()[resolve("linspace", dim, self.ndim())?].clone();
         let step = (end - start) / (dim.extent() - 1).max(1) as f64;
@@ -294,7 +294,7 @@ impl Neighbours for ShardTensor {
 
 impl ShardTensor {
     /// The tensor with these dims whole, for an operator that has no rule for them split.
-    pub(crate) fn whole_along(&self, op: &'static str, dims: &[usize]) -> Result<Self> {
+    pub(crate) fn replicate_dims(&self, op: &'static str, dims: &[usize]) -> Result<Self> {
         let x = self.resolved()?;
         let whole = |(index, dim): (usize, &Dim)| match dims.contains(&index) {
             true => Dim::whole(dim.extent()),
@@ -344,7 +344,7 @@ impl Spectral for ShardTensor {
     fn rfft2_modes(&self, dim: i64, modes: &Modes, norm: FftNorm) -> isobar_array::Result<Self> {
         let at = resolve("rfft2_modes", dim, self.ndim())?;
         let _ = resolve("rfft2_modes", at as i64 + 1, self.ndim())?;
-        let x = self.turned_aside(&[at, at + 1])?;
+        let x = self.reshard_off(&[at, at + 1])?;
         let y = x.local().rfft2_modes(at as i64, modes, norm)?;
         let new =
             [2, modes.rows.end - modes.rows.start, modes.columns.end - modes.columns.start].map(Dim::whole);
@@ -362,7 +362,7 @@ impl Spectral for ShardTensor {
     ) -> isobar_array::Result<Self> {
         let at = resolve("irfft2_modes", dim, self.ndim())?;
         let _ = resolve("irfft2_modes", at as i64 + 2, self.ndim())?;
-        let x = self.turned_aside(&[at, at + 1, at + 2])?;
+        let x = self.reshard_off(&[at, at + 1, at + 2])?;
         let y = x.local().irfft2_modes(at as i64, size, modes, norm)?;
         let mut parts = x.layout().dims().to_vec();
         parts.splice(at..at + 3, size.map(Dim::whole));

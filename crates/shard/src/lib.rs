@@ -50,7 +50,7 @@ pub use params::{
     GradientSource, GradientState, Init, MeshParams, MeshShard, ModelSize, ParamCount, ParamStore, Parameter,
     ParameterLayouts, ParameterWatch, Params, Scope, Source, StateDict, read_safetensors,
 };
-pub use promote::{Beside, Operand};
+pub use promote::{OnMesh, Operand};
 pub use region::ParallelRegion;
 pub use tensor::{Pending, Redistribute, ShardTensor, grad};
 pub use visualize::{ShardingView, visualize_sharding};

@@ -33,18 +33,18 @@ pub trait Operand: Debug + sealed::Sealed {
     /// # Errors
     ///
     /// A plain tensor with dims where promotion is [off](Promotion::Off).
-    fn beside(&self, op: &str, x: &ShardTensor) -> Result<Beside<'_>>;
+    fn beside(&self, op: &str, x: &ShardTensor) -> Result<OnMesh<'_>>;
 }
 
 /// An [`Operand`] on a mesh.
-pub enum Beside<'a> {
+pub enum OnMesh<'a> {
     /// It was.
     Sharded(&'a ShardTensor),
     /// It was a plain tensor.
     Promoted(ShardTensor),
 }
 
-impl Deref for Beside<'_> {
+impl Deref for OnMesh<'_> {
     type Target = ShardTensor;
 
     fn deref(&self) -> &ShardTensor {
@@ -56,13 +56,13 @@ impl Deref for Beside<'_> {
 }
 
 impl Operand for ShardTensor {
-    fn beside(&self, _op: &str, _x: &ShardTensor) -> Result<Beside<'_>> {
-        Ok(Beside::Sharded(self))
+    fn beside(&self, _op: &str, _x: &ShardTensor) -> Result<OnMesh<'_>> {
+        Ok(OnMesh::Sharded(self))
     }
 }
 
 impl Operand for Tensor {
-    fn beside(&self, op: &str, x: &ShardTensor) -> Result<Beside<'_>> {
+    fn beside(&self, op: &str, x: &ShardTensor) -> Result<OnMesh<'_>> {
         let shape = self.size();
         // Those without dims are numbers, and always welcome.
         let mode = if shape.is_empty() { Promotion::Silent } else { promotion() };
@@ -80,7 +80,7 @@ impl Operand for Tensor {
             }
         }
         let layout = x.layout().replicated_shape(&shape);
-        Ok(Beside::Promoted(ShardTensor::new(self.shallow_clone(), layout)))
+        Ok(OnMesh::Promoted(ShardTensor::new(self.shallow_clone(), layout)))
     }
 }
 
@@ -95,7 +95,7 @@ pub(crate) fn beside<'a>(
     op: &str,
     x: &ShardTensor,
     operand: Option<&'a dyn Operand>,
-) -> Result<Option<Beside<'a>>> {
+) -> Result<Option<OnMesh<'a>>> {
     operand.map(|operand| operand.beside(op, x)).transpose()
 }
 

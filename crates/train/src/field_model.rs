@@ -293,7 +293,7 @@ where
                 (y.narrow(1, 0, channels - count)?, Some(y.narrow(1, channels - count, count)?))
             }
         };
-        let y = if y.shape() == x.shape() { y.laid_out_as(x)? } else { y };
+        let y = if y.shape() == x.shape() { y.redistribute_like(x)? } else { y };
         if several && y.shape() != x.shape() {
             let (from, to) = (x.shape(), y.shape());
             return Err(

@@ -71,7 +71,7 @@ where
         let x = fields.array(window, samples)?;
         let y = forward(&x)?;
         // A result of the input's shape has its layout; of another one that which `fields` gives such a shape.
-        let y = if y.shape() == x.shape() { y.laid_out_as(&x)? } else { fields.laid_out(&y)? };
+        let y = if y.shape() == x.shape() { y.redistribute_like(&x)? } else { fields.laid_out(&y)? };
         Ok(y.to_local(None)?)
     }
 }

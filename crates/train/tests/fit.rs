@@ -12,7 +12,9 @@ use std::time::Duration;
 use isobar_array::Window;
 use isobar_collectives::{Group, threads};
 use isobar_torch::guard::{is_deterministic, set_deterministic};
-use isobar_train::checkpoint::{Checkpoints, Contents, Keep, Which, export, read_run_state, verify};
+use isobar_train::checkpoint::{
+    CheckpointSelector, Checkpoints, Contents, Keep, export, read_run_state, verify,
+};
 use isobar_train::config::{CheckpointConfig, MetricsConfig, Resume, SaveMode, TrainConfig};
 use isobar_train::{
     BoxError, Error, FitConfig, Parameter, Parameters, Precision, Ranks, Signals, Step, Stop, Summary, Task,
@@ -383,7 +385,7 @@ fn averaged_parameters_are_validated_and_saved() {
     let saved = parts.path().join("checkpoints");
     let group = Group::single();
     let mut contents = Contents { params: &task.params, buffers: &[], optimizer: None };
-    Checkpoints::new(&saved, Keep::ALL, &group).load(&Which::Newest, &mut contents).unwrap();
+    Checkpoints::new(&saved, Keep::ALL, &group).load(&CheckpointSelector::Newest, &mut contents).unwrap();
     let errors = tch::no_grad(|| task.errors(&[0, 1, 2, 3, 4]).unwrap());
     let mean = errors.iter().map(|error| error[0].relative).sum::<f64>() / errors.len() as f64;
     assert!((mean - all[0].validation_error.unwrap()).abs() < 1e-12, "{mean}");

@@ -13,7 +13,7 @@ use isobar_models::{
 use isobar_shard::{
     Init, MeshParams, ParallelRegion, ParamStore, Params, Placement, ShardTensor, forbid_hidden_communication,
 };
-use isobar_train::checkpoint::{Checkpoints, Contents, Keep, RunState, Which};
+use isobar_train::checkpoint::{CheckpointSelector, Checkpoints, Contents, Keep, RunState};
 use isobar_train::optim::{AdamW, AdamWConfig, MuonConfig, Optimizer, OptimizerKind};
 use isobar_train::{
     DataParallel, DataParallelConfig, FieldLayout, FullySharded, Overlap, Parameters, Precision,
@@ -123,7 +123,7 @@ impl Halfway<'_> {
                 tch::no_grad(|| params.iter().for_each(|param| drop(param.tensor.shallow_clone().zero_())));
                 let mut optimizer = kind.build(params).unwrap();
                 let mut contents = Contents { params, buffers: &[], optimizer: Some(&mut *optimizer) };
-                checkpoints(folder).load(&Which::Newest, &mut contents).unwrap();
+                checkpoints(folder).load(&CheckpointSelector::Newest, &mut contents).unwrap();
                 optimizer
             }
         }

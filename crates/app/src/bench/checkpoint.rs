@@ -5,7 +5,7 @@ use std::time::Instant;
 
 use anyhow::{Result, ensure};
 use isobar_collectives::{Group, balanced};
-use isobar_train::checkpoint::{Checkpoints, Contents, Keep, RunState, Which};
+use isobar_train::checkpoint::{CheckpointSelector, Checkpoints, Contents, Keep, RunState};
 use isobar_train::optim::{AdamW, AdamWConfig};
 use isobar_train::{Parameter, Parameters};
 use tch::{Device, Kind, Tensor};
@@ -75,7 +75,7 @@ fn check(checkpoints: &Checkpoints, params: &Parameters) -> Result<()> {
             let _ = param.tensor.shallow_clone().f_zero_()?;
         }
     }
-    checkpoints.load(&Which::Newest, &mut contents)?;
+    checkpoints.load(&CheckpointSelector::Newest, &mut contents)?;
     let same = params.iter().zip(&saved).all(|(param, saved)| param.tensor == *saved);
     ensure!(same, "a checkpoint gave back other values than were saved");
     Ok(())

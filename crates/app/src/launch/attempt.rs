@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 use anyhow::Result;
 use nix::sys::signal::Signal;
 
-use super::cause::{End, How, Told};
+use super::cause::{End, ExitReason, Told};
 use super::hosts::Place;
 use super::out_of_memory::OomCounters;
 use super::output::Tail;
@@ -59,7 +59,7 @@ pub(super) struct Outcome {
 
 /// Stage of the shutdown of the ranks left after a failure.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd)]
-enum Pressure {
+enum ShutdownStage {
     /// Nothing has failed.
     None,
     /// They have time to end by themselves, as those do that watch each other.
@@ -81,7 +81,7 @@ struct Attempt<'a> {
     ends: Vec<Option<End>>,
     drained: usize,
     began: Instant,
-    pressure: Pressure,
+    pressure: ShutdownStage,
     /// When the pressure rises.
     rises: Option<Instant>,
     /// The signals by which the launcher was asked to end.
@@ -112,7 +112,7 @@ pub(super) fn run(
         ends: vec![None; places.len()],
         drained: 0,
         began: Instant::now(),
-        pressure: Pressure::None,
+        pressure: ShutdownStage::None,
         rises: None,
         stops: Vec::new(),
         asked: None,
@@ -127,7 +127,7 @@ pub(super) fn run(
                 attempt.ranks[place.rank] = Some(rank);
             }
             Err(error) => {
-                attempt.press(Pressure::Killed);
+                attempt.press(ShutdownStage::Killed);
                 attempt.wait(happens);
                 guard.none();
                 return Err(error);
@@ -172,7 +172,7 @@ impl Attempt<'_> {
             while let Ok(event) = happens.try_recv() {
                 self.take(event);
             }
-            if self.pressure != Pressure::None || !self.stops.is_empty() {
+            if self.pressure != ShutdownStage::None || !self.stops.is_empty() {
                 return None;
             }
             queues.retain(|queue| !queue.waiting.is_empty());
@@ -219,15 +219,15 @@ impl Attempt<'_> {
                 Some(event) => self.take(event),
                 None if self.rises.is_none() => {}
                 None => match self.pressure {
-                    Pressure::None | Pressure::Time => {
+                    ShutdownStage::None | ShutdownStage::Time => {
                         self.note_stopped();
-                        self.press(Pressure::Asked);
+                        self.press(ShutdownStage::Asked);
                     }
-                    Pressure::Asked => self.press(Pressure::Killed),
-                    Pressure::Killed => self.press(Pressure::Cut),
-                    Pressure::Cut => {
+                    ShutdownStage::Asked => self.press(ShutdownStage::Killed),
+                    ShutdownStage::Killed => self.press(ShutdownStage::Cut),
+                    ShutdownStage::Cut => {
                         for index in 0..self.ranks.len() {
-                            self.ended(index, How::Never);
+                            self.ended(index, ExitReason::Never);
                         }
                     }
                 },
@@ -238,7 +238,7 @@ impl Attempt<'_> {
     /// Records the ranks of this machine that are stopped when the grace period is over. Ranks that were stopped before
     /// the others could watch them are named by nobody else: where all others have only lost a rank, these are the cause.
     fn note_stopped(&mut self) {
-        let lost = How::Code(Exit::Lost as u8);
+        let lost = ExitReason::Code(Exit::Lost as u8);
         if self.ends.iter().flatten().all(|end| end.how.is_good() || end.how == lost) {
             for rank in self.stopped_ranks() {
                 self.stopped.entry(rank).or_insert_with(Instant::now);
@@ -264,7 +264,7 @@ impl Attempt<'_> {
             self.stopped.entry(rank).or_insert_with(Instant::now);
         }
         if self.stopped.values().any(|since| since.elapsed() >= self.recipe.grace) {
-            self.press(Pressure::Asked);
+            self.press(ShutdownStage::Asked);
             return self.rises;
         }
         Some(Instant::now() + LOOK)
@@ -318,8 +318,8 @@ impl Attempt<'_> {
         match event {
             Event::Ended { attempt, rank, how } if attempt == self.number => {
                 self.ended(rank, how);
-                if !how.is_good() && self.pressure == Pressure::None {
-                    self.press(Pressure::Time);
+                if !how.is_good() && self.pressure == ShutdownStage::None {
+                    self.press(ShutdownStage::Time);
                 }
             }
             Event::Drained { attempt } if attempt == self.number => self.drained += 1,
@@ -334,7 +334,7 @@ impl Attempt<'_> {
         }
     }
 
-    fn ended(&mut self, rank: usize, how: How) {
+    fn ended(&mut self, rank: usize, how: ExitReason) {
         let (Some(end), Some(Some(started))) = (self.ends.get_mut(rank), self.ranks.get(rank)) else {
             return;
         };
@@ -344,13 +344,13 @@ impl Attempt<'_> {
         let place = started.place.clone();
         let pid = place.here.then_some(started.pid);
         // So does ssh end when all on its other end is killed.
-        let killed = self.pressure >= Pressure::Killed && how == How::Unreachable;
-        let how = if killed { How::Signal(Signal::SIGKILL as i32) } else { how };
+        let killed = self.pressure >= ShutdownStage::Killed && how == ExitReason::Unreachable;
+        let how = if killed { ExitReason::Signal(Signal::SIGKILL as i32) } else { how };
         let passed_on = |by: i32| self.stops.iter().any(|signal| *signal as i32 == by);
         let told = match how {
-            How::Signal(by) if passed_on(by) => Told::PassedOn,
-            _ if self.pressure >= Pressure::Asked && self.stopped.contains_key(&rank) => Told::Stopped,
-            _ if self.pressure >= Pressure::Asked => Told::Pressed,
+            ExitReason::Signal(by) if passed_on(by) => Told::PassedOn,
+            _ if self.pressure >= ShutdownStage::Asked && self.stopped.contains_key(&rank) => Told::Stopped,
+            _ if self.pressure >= ShutdownStage::Asked => Told::Pressed,
             _ => Told::No,
         };
         let killed = place.here && told == Told::No && how.is_kill();
@@ -366,23 +366,23 @@ impl Attempt<'_> {
             let asked = *self.asked.get_or_insert_with(Instant::now);
             let again = !self.stops.is_empty() && asked.elapsed() > SAME;
             self.stops.push(signal);
-            if again && self.pressure == Pressure::None {
-                self.press(Pressure::Time);
+            if again && self.pressure == ShutdownStage::None {
+                self.press(ShutdownStage::Time);
             }
         }
     }
 
-    fn press(&mut self, pressure: Pressure) {
+    fn press(&mut self, pressure: ShutdownStage) {
         let wait = match pressure {
-            Pressure::None | Pressure::Time | Pressure::Asked => self.recipe.grace,
-            Pressure::Killed => CLOSED,
-            Pressure::Cut => GONE,
+            ShutdownStage::None | ShutdownStage::Time | ShutdownStage::Asked => self.recipe.grace,
+            ShutdownStage::Killed => CLOSED,
+            ShutdownStage::Cut => GONE,
         };
         match pressure {
-            Pressure::None | Pressure::Time => {}
-            Pressure::Asked => self.signal(Signal::SIGTERM),
-            Pressure::Killed => self.signal(Signal::SIGKILL),
-            Pressure::Cut => self.started_mut().for_each(Rank::let_go),
+            ShutdownStage::None | ShutdownStage::Time => {}
+            ShutdownStage::Asked => self.signal(Signal::SIGTERM),
+            ShutdownStage::Killed => self.signal(Signal::SIGKILL),
+            ShutdownStage::Cut => self.started_mut().for_each(Rank::let_go),
         }
         self.pressure = pressure;
         self.rises = Some(Instant::now() + wait);

@@ -11,7 +11,7 @@ use crate::exit::{self, Exit};
 
 /// Outcome of a rank.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum How {
+pub(super) enum ExitReason {
     /// With this exit code.
     Code(u8),
     /// By this signal.
@@ -28,7 +28,7 @@ pub(super) struct End {
     pub(super) place: Place,
     /// Its process, where it is one of this machine.
     pub(super) pid: Option<u32>,
-    pub(super) how: How,
+    pub(super) how: ExitReason,
     /// After the start of all.
     pub(super) after: Duration,
     pub(super) told: Told,
@@ -54,7 +54,7 @@ impl Told {
     }
 }
 
-impl How {
+impl ExitReason {
     /// Converts a shell's (or ssh's) exit code of a command.
     pub(super) fn of_shell(code: u8) -> Self {
         match code {
@@ -115,7 +115,7 @@ impl How {
 /// Offset that a shell adds to a signal's number.
 const SIGNALS: u8 = 128;
 
-impl std::fmt::Display for How {
+impl std::fmt::Display for ExitReason {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         match self {
             Self::Code(0) => f.write_str("ended well"),
@@ -154,7 +154,7 @@ impl End {
     fn order(&self) -> (u8, Duration) {
         let how = match self.how {
             // A shell around the program says so of its signal.
-            How::Code(code) if code > SIGNALS && code < 255 => How::of_shell(code).order(),
+            ExitReason::Code(code) if code > SIGNALS && code < 255 => ExitReason::of_shell(code).order(),
             how => how.order(),
         };
         (how, self.after)
@@ -167,7 +167,8 @@ impl End {
 /// If all ranks only lost another, the first line of their report, `finding`, names the one at fault.
 pub(super) fn root<'a>(ends: &'a [End], finding: Option<&'a str>) -> Option<Root<'a>> {
     let end = first(ends)?;
-    let finding = finding.filter(|_| end.how == How::Code(Exit::Lost as u8) || end.told == Told::Stopped);
+    let finding =
+        finding.filter(|_| end.how == ExitReason::Code(Exit::Lost as u8) || end.told == Told::Stopped);
     let named = finding.and_then(|finding| {
         let (rank, what) = finding.strip_prefix("rank ")?.split_once(") ")?;
         let rank: usize = rank.split(' ').next()?.parse().ok()?;
@@ -188,13 +189,13 @@ pub(super) struct Root<'a> {
 fn first(ends: &[End]) -> Option<&End> {
     let stopped = ends.iter().any(|end| end.told == Told::PassedOn);
     // Ranks that have lost one which was told to end are no failure.
-    let follows = |end: &End| stopped && end.how == How::Code(Exit::Lost as u8);
+    let follows = |end: &End| stopped && end.how == ExitReason::Code(Exit::Lost as u8);
     ends.iter().filter(|end| end.is_own() && !follows(end)).min_by_key(|end| end.order())
 }
 
 /// The code with which the launcher ends.
 pub(super) fn code(ends: &[End]) -> u8 {
-    let saved = ends.iter().any(|end| end.how == How::Code(Exit::Stopped as u8));
+    let saved = ends.iter().any(|end| end.how == ExitReason::Code(Exit::Stopped as u8));
     let told = ends.iter().find(|end| end.told == Told::PassedOn && !end.how.is_good());
     match (first(ends), told) {
         (Some(End { told: Told::Stopped, .. }), _) => Exit::Lost as u8,
@@ -289,9 +290,9 @@ mod tests {
                 _ => Told::No,
             };
             let how = match how.trim_end_matches(['!', '?']).split_at(1) {
-                ("s", signal) => How::Signal(signal.parse().unwrap()),
-                ("c", code) => How::Code(code.parse().unwrap()),
-                _ => How::Unreachable,
+                ("s", signal) => ExitReason::Signal(signal.parse().unwrap()),
+                ("c", code) => ExitReason::Code(code.parse().unwrap()),
+                _ => ExitReason::Unreachable,
             };
             let host = "node7".to_owned();
             let place = Place { rank, local_rank: rank, local_size: 4, host, here: true };
@@ -455,8 +456,8 @@ mod tests {
 
     #[test]
     fn what_ssh_says_is_read() {
-        assert_eq!(How::of_shell(255), How::Unreachable);
-        assert_eq!(How::of_shell(137), How::Signal(9));
-        assert_eq!(How::of_shell(4), How::Code(4));
+        assert_eq!(ExitReason::of_shell(255), ExitReason::Unreachable);
+        assert_eq!(ExitReason::of_shell(137), ExitReason::Signal(9));
+        assert_eq!(ExitReason::of_shell(4), ExitReason::Code(4));
     }
 }

@@ -30,7 +30,7 @@ use signal_hook::consts::{SIGINT, SIGTERM, SIGUSR1};
 use signal_hook::iterator::Signals;
 
 use self::attempt::Outcome;
-use self::cause::{How, Root};
+use self::cause::{ExitReason, Root};
 use self::hosts::Place;
 use self::output::Outputs;
 use self::process::{Event, Guard, Recipe};
@@ -251,14 +251,14 @@ fn ended(outcome: &Outcome, code: u8) -> u8 {
     let Some(signal) = outcome.stopped else { return code };
     if outcome.left_out.is_empty() {
         // Ranks that save say so themselves.
-        if code == How::Signal(signal as i32).code() {
+        if code == ExitReason::Signal(signal as i32).code() {
             terminal::complain(&format!("isobar launch: {signal} was passed on, and has ended the ranks"));
         }
         return code;
     }
     let (ranks, were) = flight::ranks(&outcome.left_out, "was", "were");
     terminal::complain(&format!("isobar launch: asked to end by {signal}; {ranks} {were} not started"));
-    if code == Exit::Good as u8 { How::Signal(signal as i32).code() } else { code }
+    if code == Exit::Good as u8 { ExitReason::Signal(signal as i32).code() } else { code }
 }
 
 fn report(recipe: &Recipe, outcome: &Outcome, root: &Root<'_>) {

@@ -16,7 +16,7 @@ use nix::errno::Errno;
 use nix::sys::signal::{Signal, killpg};
 use nix::unistd::Pid;
 
-use super::cause::How;
+use super::cause::ExitReason;
 use super::hosts::Place;
 use super::output::{Outputs, Tail};
 use super::remote;
@@ -46,7 +46,7 @@ pub(super) enum Event {
     /// The host of a rank of an attempt was reached.
     Connected { attempt: u32, rank: usize },
     /// A rank of an attempt has ended.
-    Ended { attempt: u32, rank: usize, how: How },
+    Ended { attempt: u32, rank: usize, how: ExitReason },
     /// All that it wrote, and all that its children wrote, has been passed on.
     Drained { attempt: u32 },
     /// The launcher was sent a signal.
@@ -191,14 +191,14 @@ fn elsewhere(recipe: &Recipe, place: &Place, variables: &[(&str, String)]) -> Co
     command
 }
 
-fn wait(child: &mut Child, here: bool) -> How {
+fn wait(child: &mut Child, here: bool) -> ExitReason {
     let of = |status: ExitStatus| match (status.code(), status.signal()) {
-        (Some(code), _) if here => How::Code(code as u8),
-        (Some(code), _) => How::of_shell(code as u8),
-        (None, Some(signal)) => How::Signal(signal),
-        (None, None) => How::Never,
+        (Some(code), _) if here => ExitReason::Code(code as u8),
+        (Some(code), _) => ExitReason::of_shell(code as u8),
+        (None, Some(signal)) => ExitReason::Signal(signal),
+        (None, None) => ExitReason::Never,
     };
-    child.wait().map_or(How::Never, of)
+    child.wait().map_or(ExitReason::Never, of)
 }
 
 /// A shell that ends the ranks of this machine if the launcher is killed. Its input ends then; the words in it are their process

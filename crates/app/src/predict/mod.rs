@@ -18,7 +18,7 @@ use isobar_collectives::Group;
 use isobar_data::Parts;
 use isobar_manager::config::Resolved;
 use isobar_manager::{DistributedManager, logging};
-use isobar_train::checkpoint::{Checkpoints, Contents, Keep, Loaded, Which};
+use isobar_train::checkpoint::{CheckpointSelector, Checkpoints, Contents, Keep, Loaded};
 use isobar_train::config::Predict;
 use isobar_train::{Error, FieldLayout, FieldModel, Forward, Parameters};
 use tch::Tensor;
@@ -27,7 +27,7 @@ use self::fields::Place;
 use self::origin::Origin;
 use crate::config::{Config, ConfigArgs};
 use crate::exit::{Because, Exit};
-use crate::run::{self, Job, Meaning, RANKS_OWN, Run, Scoring, Source, scoring};
+use crate::run::{self, Job, ModelMetadata, PER_RANK_KEYS, Run, Scoring, Source, scoring};
 use crate::{start, terminal};
 
 /// Arguments of `isobar predict`.
@@ -67,7 +67,7 @@ pub(crate) fn command(args: &PredictArgs) -> Result<Exit> {
 }
 
 fn predict(manager: &DistributedManager, resolved: &Resolved<Config>, args: &PredictArgs) -> Result<()> {
-    resolved.agree(&manager.group(None)?, &RANKS_OWN)?;
+    resolved.agree(&manager.group(None)?, &PER_RANK_KEYS)?;
     let config = &resolved.value;
     let said = run::with(manager, config, Prediction { config, args })?;
     if manager.rank() == 0 {
@@ -95,7 +95,7 @@ impl Job for Prediction<'_> {
         let Run { source, layout, window, positions, statics, forward, params, buffers, ranks, device } = run;
         let (meaning, origin) = self.load(&params, &buffers, &ranks.world)?;
         let (change, variables) = (meaning.change()?, source.variables()?);
-        let Meaning { input, target, baseline, forcing, fixed, .. } = meaning;
+        let ModelMetadata { input, target, baseline, forcing, fixed, .. } = meaning;
         let names = variables.clone();
         let options = (config.train.precision.kind(), device);
         let positions = statics.behind(positions, fixed.as_ref(), options)?;
@@ -258,21 +258,22 @@ impl Prediction<'_> {
         params: &Parameters,
         buffers: &[(String, Tensor)],
         world: &Group,
-    ) -> Result<(Meaning, Origin)> {
+    ) -> Result<(ModelMetadata, Origin)> {
         let checkpoints = Checkpoints::new(&self.config.run.folder().join("checkpoints"), Keep::ALL, world);
         let mut contents = Contents { params, buffers, optimizer: None };
-        let mut load = |which: Which| Ok::<_, Error>((checkpoints.load(&which, &mut contents)?, which));
+        let mut load =
+            |which: CheckpointSelector| Ok::<_, Error>((checkpoints.load(&which, &mut contents)?, which));
         let (Loaded { path, state }, which) = match self.args.checkpoint.as_deref() {
-            Some("best") => load(Which::Best)?,
-            Some("latest") => load(Which::Newest)?,
-            Some(path) => load(Which::At(PathBuf::from(path)))?,
-            None => match load(Which::Best) {
-                Err(Error::NoCheckpoint { .. }) => load(Which::Newest)?,
+            Some("best") => load(CheckpointSelector::Best)?,
+            Some("latest") => load(CheckpointSelector::Newest)?,
+            Some(path) => load(CheckpointSelector::At(PathBuf::from(path)))?,
+            None => match load(CheckpointSelector::Best) {
+                Err(Error::NoCheckpoint { .. }) => load(CheckpointSelector::Newest)?,
                 loaded => loaded?,
             },
         };
         let origin = Origin::new(path.clone(), which, &state);
-        let meaning: Meaning = serde_json::from_value(state.extra).map_err(|error| {
+        let meaning: ModelMetadata = serde_json::from_value(state.extra).map_err(|error| {
             Exit::Data.because(format!(
                 "{} does not say what its network's numbers mean ({error}); train it with `isobar train`",
                 path.display()
@@ -283,7 +284,7 @@ impl Prediction<'_> {
     }
 
     /// Rejects a network that was trained on other fields, or to predict something else.
-    fn means_the_same(&self, folder: &Path, trained: &Meaning) -> Result<()> {
+    fn means_the_same(&self, folder: &Path, trained: &ModelMetadata) -> Result<()> {
         let data = &self.config.data;
         // As in a configuration file.
         let word = |predict: Predict| match predict {

@@ -2,13 +2,13 @@
 
 use std::path::PathBuf;
 
-use isobar_train::checkpoint::{RunState, Which};
+use isobar_train::checkpoint::{CheckpointSelector, RunState};
 use isobar_train::checkpoint_error;
 
 /// The checkpoint that a network's parameters come from.
 pub(super) struct Origin {
     pub(super) path: PathBuf,
-    pub(super) which: Which,
+    pub(super) which: CheckpointSelector,
     pub(super) step: u64,
     pub(super) epoch: u64,
     pub(super) validation_error: Option<f64>,
@@ -17,7 +17,7 @@ pub(super) struct Origin {
 }
 
 impl Origin {
-    pub(super) fn new(path: PathBuf, which: Which, state: &RunState) -> Self {
+    pub(super) fn new(path: PathBuf, which: CheckpointSelector, state: &RunState) -> Self {
         Self {
             path,
             which,
@@ -39,9 +39,9 @@ impl Origin {
             }
         }
         text += match self.which {
-            Which::Best => "; the lowest validation error)",
-            Which::Newest => "; the latest)",
-            Which::At(_) => ")",
+            CheckpointSelector::Best => "; the lowest validation error)",
+            CheckpointSelector::Newest => "; the latest)",
+            CheckpointSelector::At(_) => ")",
         };
         text
     }

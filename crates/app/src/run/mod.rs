@@ -44,7 +44,7 @@ use crate::config::Config;
 use crate::exit::{self, Because, Exit};
 
 /// Keys that may differ between ranks: addresses, logging, and paths of the own machine.
-pub(crate) const RANKS_OWN: [&str; 10] = [
+pub(crate) const PER_RANK_KEYS: [&str; 10] = [
     "distributed.method",
     "distributed.addr",
     "distributed.port",
@@ -83,7 +83,7 @@ pub(crate) struct Run<L, F> {
 
 /// Metadata of a network, which a checkpoint keeps with its parameters.
 #[derive(Debug, Serialize, Deserialize)]
-pub(crate) struct Meaning {
+pub(crate) struct ModelMetadata {
     /// By what its inputs are scaled.
     pub(crate) input: Normalizer,
     /// By what its outputs are.
@@ -138,7 +138,7 @@ fn one() -> usize {
     1
 }
 
-impl Meaning {
+impl ModelMetadata {
     /// Scales of changes, if outputs are changes.
     pub(crate) fn change(&self) -> Result<Option<Normalizer>> {
         match self.predict {
@@ -267,14 +267,14 @@ mod tests {
         let mut saved = serde_json::json!({
             "input": normalizer, "target": normalizer, "fields": ["u", "h"], "predict": "change", "positions": false,
         });
-        let meaning: Meaning = serde_json::from_value(saved.clone()).unwrap();
+        let meaning: ModelMetadata = serde_json::from_value(saved.clone()).unwrap();
         assert_eq!(meaning.change().unwrap(), Some(Normalizer::of_scales(&[4.0, 130.0]).unwrap()));
         assert!(meaning.variables.is_empty() && meaning.baseline.is_empty());
         saved["change"] = serde_json::json!({ "mean": [0.0, 0.0], "std": [0.5, 2.0] });
-        let meaning: Meaning = serde_json::from_value(saved.clone()).unwrap();
+        let meaning: ModelMetadata = serde_json::from_value(saved.clone()).unwrap();
         assert_eq!(meaning.change().unwrap(), Some(Normalizer::of_scales(&[0.5, 2.0]).unwrap()));
         saved["predict"] = "frame".into();
-        let meaning: Meaning = serde_json::from_value(saved).unwrap();
+        let meaning: ModelMetadata = serde_json::from_value(saved).unwrap();
         assert_eq!(meaning.change().unwrap(), None);
     }
 }

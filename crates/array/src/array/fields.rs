@@ -6,7 +6,7 @@ use super::{argument, named};
 use crate::error::Result;
 use crate::precision::full;
 use crate::windowed::{
-    Conv, Interpolation, PadMode, Pool, Resize, Steps, Walk, interpolated, means, spatial_dims,
+    Conv, ConvGeometry, ConvParams, Interpolation, PadMode, Pool, Resize, interpolated, means, spatial_dims,
 };
 
 /// The running statistics of a batch norm, `[channel]`, replicated; training updates them in place, which
@@ -88,12 +88,12 @@ impl Windowed for Tensor {
             return named(OP, &[&y], y.f_select(0, 0));
         }
         let walks = conv.walks(&self.size(), &weight.size(), bias.map(Tensor::size).as_deref())?;
-        let mut steps = Steps::of(&walks);
+        let mut steps = ConvParams::of(&walks);
         let x = match conv.padding_mode {
             PadMode::Constant if walks.iter().all(|walk| walk.before == walk.after) => self.shallow_clone(),
             mode => {
                 steps.padding.fill(0);
-                let pair = |walk: &Walk| [walk.before, walk.after];
+                let pair = |walk: &ConvGeometry| [walk.before, walk.after];
                 mode.pad(self, &walks.iter().rev().flat_map(pair).collect::<Vec<_>>(), 0.0)?
             }
         };

@@ -330,7 +330,7 @@ fn transform(
     norm: FftNorm,
 ) -> Result<Tensor, TchError> {
     if x.numel() == 0 {
-        return of_nothing(x, kind, points, dims);
+        return empty_transform(x, kind, points, dims);
     }
     match kind {
         Kind::Forward => x.f_fft_fftn(points, dims, norm.name()),
@@ -342,7 +342,7 @@ fn transform(
 
 /// The transform of a tensor that has no elements, which libtorch refuses: attached to the graph, so that ranks without
 /// elements make the same nodes as the others.
-fn of_nothing(x: &Tensor, kind: Kind, points: &[i64], dims: &[i64]) -> Result<Tensor, TchError> {
+fn empty_transform(x: &Tensor, kind: Kind, points: &[i64], dims: &[i64]) -> Result<Tensor, TchError> {
     let zeros = x.f_sum_dim_intlist(dims, true, x.kind())?;
     let mut shape = zeros.size();
     for (index, (&dim, &points)) in dims.iter().zip(points).enumerate() {

@@ -69,7 +69,7 @@ pub trait Local: Sized {
     /// # Errors
     ///
     /// Shapes that differ; the exchange fails.
-    fn laid_out_as(&self, other: &Self) -> Result<Self>;
+    fn redistribute_like(&self, other: &Self) -> Result<Self>;
 
     /// Gathers these dims on all ranks; other dims stay sharded. All ranks call. A dense array is returned unchanged.
     /// Meant for arrays much smaller than the fields, such as their edges.
@@ -180,7 +180,7 @@ impl Local for Tensor {
         }
     }
 
-    fn laid_out_as(&self, _other: &Self) -> Result<Self> {
+    fn redistribute_like(&self, _other: &Self) -> Result<Self> {
         Ok(self.shallow_clone())
     }
 

@@ -6,7 +6,7 @@ use super::{named, resolve};
 use crate::error::Result;
 
 /// New arrays of the kind, and on the device, of another, which lie as its dims do.
-pub trait Make: Sized {
+pub trait Factory: Sized {
     /// As many numbers as this array has along `dim`, evenly from `start` to `end`, both included, as an array of that one
     /// dim, which lies as `dim` does; a single number is `start`. They are computed in double precision.
     ///
@@ -16,7 +16,7 @@ pub trait Make: Sized {
     fn linspace_along(&self, dim: i64, start: f64, end: f64) -> Result<Self>;
 }
 
-impl Make for Tensor {
+impl Factory for Tensor {
     fn linspace_along(&self, dim: i64, start: f64, end: f64) -> Result<Self> {
         const OP: &str = "linspace";
         let shape = self.size();

@@ -36,7 +36,7 @@ pub use fields::{RunningStats, Windowed};
 pub use index::Index;
 pub use linear::{Conv2d, Linear};
 pub use local::{Local, OnShard, broadcast_to, tile_boundaries};
-pub use make::Make;
+pub use make::Factory;
 pub use neighbours::Neighbours;
 pub use random::RandomOps;
 pub use reduce::{Reduce, Reduction, Statistic};
@@ -59,7 +59,7 @@ pub trait Array:
     + Elementwise
     + Index
     + Linear
-    + Make
+    + Factory
     + Neighbours
     + Reduce
     + Shape

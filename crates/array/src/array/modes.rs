@@ -4,7 +4,7 @@ use std::ops::Range;
 
 use tch::{Device, Kind, TchError, Tensor};
 
-use super::transforms::{FftNorm, Way, complex, left_product, of_nothing};
+use super::transforms::{FftAlgorithm, FftNorm, complex, empty_transform, left_product};
 use super::{Array, argument, named, resolve, tables};
 use crate::error::Result;
 
@@ -19,9 +19,9 @@ pub(super) fn forward(x: &Tensor, dims: &[i64], kept: &[Vec<Range<i64>>], norm: 
     let y = named(op, &[x], order.gather(x))?;
     let numbers = x.numel() as i64;
     let y = match plan.way(numbers, numbers, Array::device(x)) {
-        Way::OfNothing => named(op, &[x], plan.forward_of_nothing(&y, order.first))?,
-        Way::Matrices => plan.forward_by_matrices(op, &y, order.first, norm)?,
-        Way::Fft => named(op, &[x], plan.forward_by_fft(y, order.first, norm))?,
+        FftAlgorithm::OfNothing => named(op, &[x], plan.forward_of_empty(&y, order.first))?,
+        FftAlgorithm::Matrices => plan.forward_by_matrices(op, &y, order.first, norm)?,
+        FftAlgorithm::Fft => named(op, &[x], plan.forward_by_fft(y, order.first, norm))?,
     };
     named(op, &[x], order.put_back(&y))
 }
@@ -53,9 +53,9 @@ pub(super) fn inverse(
     let y = named(op, &[x], order.gather(x))?;
     let outside: i64 = (0..shape.len()).filter(|dim| !dims.contains(dim)).map(|dim| shape[dim]).product();
     let y = match plan.way(outside * s.iter().product::<i64>(), x.numel() as i64, Array::device(x)) {
-        Way::OfNothing => named(op, &[x], plan.inverse_of_nothing(&y, order.first))?,
-        Way::Matrices => plan.inverse_by_matrices(op, &y, order.first, norm)?,
-        Way::Fft => named(op, &[x], plan.inverse_by_fft(y, order.first, norm))?,
+        FftAlgorithm::OfNothing => named(op, &[x], plan.inverse_of_nothing(&y, order.first))?,
+        FftAlgorithm::Matrices => plan.inverse_by_matrices(op, &y, order.first, norm)?,
+        FftAlgorithm::Fft => named(op, &[x], plan.inverse_by_fft(y, order.first, norm))?,
     };
     named(op, &[x], order.put_back(&y))
 }
@@ -134,9 +134,9 @@ impl<'a> Plan<'a> {
     }
 
     /// Chooses FFT or dense DFT for `numbers` real points, with `given` values on the input side.
-    fn way(&self, numbers: i64, given: i64, device: Device) -> Way {
+    fn way(&self, numbers: i64, given: i64, device: Device) -> FftAlgorithm {
         if numbers == 0 || given == 0 || self.counts.contains(&0) {
-            return Way::OfNothing;
+            return FftAlgorithm::OfNothing;
         }
         // Multiplications: a number, for the dims from the last to the first, each of which leaves fewer; and what the
         // matrices' entries cost to make. The FFT costs as much as about 512 for each number, see `rfft2_modes`.
@@ -148,7 +148,7 @@ impl<'a> Plan<'a> {
             entries += if halved { 2 } else { 4 } * count * extent;
         }
         let few = numbers as f64 * products + 16.0 * entries as f64 <= 512.0 * numbers as f64;
-        if device == Device::Cpu && few { Way::Matrices } else { Way::Fft }
+        if device == Device::Cpu && few { FftAlgorithm::Matrices } else { FftAlgorithm::Fft }
     }
 
     fn last(&self) -> usize {
@@ -159,12 +159,12 @@ impl<'a> Plan<'a> {
         (first..first + self.extents.len()).map(|dim| dim as i64).collect()
     }
 
-    fn forward_of_nothing(&self, x: &Tensor, first: usize) -> Result<Tensor, TchError> {
-        of_nothing(x, &self.at(first), &self.counts)?.f_to_kind(complex(self.kind))
+    fn forward_of_empty(&self, x: &Tensor, first: usize) -> Result<Tensor, TchError> {
+        empty_transform(x, &self.at(first), &self.counts)?.f_to_kind(complex(self.kind))
     }
 
     fn inverse_of_nothing(&self, x: &Tensor, first: usize) -> Result<Tensor, TchError> {
-        of_nothing(x, &self.at(first), self.extents)?.f_real()?.f_contiguous()
+        empty_transform(x, &self.at(first), self.extents)?.f_real()?.f_contiguous()
     }
 
     /// From the last dim to the first; before each done one stand its real and imaginary parts, which the dim before it takes

@@ -6,7 +6,7 @@ use tch::{Device, Kind, Tensor};
 
 use super::convert::as_complex;
 use super::fourier::Transform;
-use super::transforms::{FftNorm, Way, left_product, of_nothing};
+use super::transforms::{FftAlgorithm, FftNorm, empty_transform, left_product};
 use super::{Array, argument, fourier, modes, named, resolve, tables};
 use crate::error::Result;
 use crate::precision::in_full_precision;
@@ -152,11 +152,13 @@ impl Spectral for Tensor {
         let plan = Plan::new(op, self, &shape[..at], [shape[at], shape[at + 1]], &shape[at + 2..], modes)?;
         let x = named(op, &[self], self.f_reshape([plan.outer, plan.height, plan.width, plan.inner]))?;
         let result = match plan.way() {
-            Way::OfNothing => {
-                named(op, &[self], of_nothing(&x, &[1, 2], &[2 * plan.rows(), plan.columns()]))?
+            FftAlgorithm::OfNothing => {
+                named(op, &[self], empty_transform(&x, &[1, 2], &[2 * plan.rows(), plan.columns()]))?
             }
-            Way::Matrices => in_full_precision(Tensor::device(self), || plan.forward_by_matrices(&x, norm))?,
-            Way::Fft => plan.forward_by_fft(&x, norm)?,
+            FftAlgorithm::Matrices => {
+                in_full_precision(Tensor::device(self), || plan.forward_by_matrices(&x, norm))?
+            }
+            FftAlgorithm::Fft => plan.forward_by_fft(&x, norm)?,
         };
         let shape = [&shape[..at], &[2, plan.rows(), plan.columns()], &shape[at + 2..]].concat();
         named(op, &[self], result.f_reshape(shape))
@@ -175,15 +177,15 @@ impl Spectral for Tensor {
         }
         let plan = Plan::new(op, self, &shape[..at], size, &shape[at + 3..], modes)?;
         let field = match plan.way() {
-            Way::OfNothing => {
+            FftAlgorithm::OfNothing => {
                 let shape = [plan.outer, 2 * plan.rows(), plan.columns(), plan.inner];
                 let modes = named(op, &[self], self.f_reshape(shape))?;
-                named(op, &[self], of_nothing(&modes, &[1, 2], &size))?
+                named(op, &[self], empty_transform(&modes, &[1, 2], &size))?
             }
-            Way::Matrices => {
+            FftAlgorithm::Matrices => {
                 in_full_precision(Tensor::device(self), || plan.inverse_by_matrices(self, norm))?
             }
-            Way::Fft => plan.inverse_by_fft(self, norm)?,
+            FftAlgorithm::Fft => plan.inverse_by_fft(self, norm)?,
         };
         named(op, &[self], field.f_reshape([&shape[..at], &size, &shape[at + 3..]].concat()))
     }
@@ -275,14 +277,14 @@ impl<'a> Plan<'a> {
         [&self.modes.rows, &self.modes.columns].map(std::slice::from_ref)
     }
 
-    fn way(&self) -> Way {
+    fn way(&self) -> FftAlgorithm {
         if self.outer * self.inner == 0 {
-            return Way::OfNothing;
+            return FftAlgorithm::OfNothing;
         }
         // Dense DFT is faster for short dims: it costs `width + 2 height` multiplications per value at the speed of a
         // matrix product, computes only the retained modes, and moves no data.
         let short = self.device == Device::Cpu && self.width + 2 * self.height <= 512;
-        if short { Way::Matrices } else { Way::Fft }
+        if short { FftAlgorithm::Matrices } else { FftAlgorithm::Fft }
     }
 
     /// `[outer, height, width, inner]` to `[outer, 2 rows, columns · inner]`.

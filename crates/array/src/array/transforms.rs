@@ -34,7 +34,7 @@ impl FftNorm {
 }
 
 /// Algorithm of a transform.
-pub(super) enum Way {
+pub(super) enum FftAlgorithm {
     /// There is nothing to transform: libtorch's transforms refuse that.
     OfNothing,
     Matrices,
@@ -43,7 +43,7 @@ pub(super) enum Way {
 
 /// A transform of the dims `dims` of a tensor that has no elements, to the extents `size`: attached to the graph, so that
 /// ranks without samples make the same nodes as the others.
-pub(super) fn of_nothing(x: &Tensor, dims: &[i64], size: &[i64]) -> Result<Tensor, TchError> {
+pub(super) fn empty_transform(x: &Tensor, dims: &[i64], size: &[i64]) -> Result<Tensor, TchError> {
     let points = x.f_sum_dim_intlist(dims, true, x.kind())?;
     let mut shape = points.size();
     for (dim, &extent) in dims.iter().zip(size) {

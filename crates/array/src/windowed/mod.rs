@@ -15,13 +15,13 @@ pub use conv::{Conv, Padding};
 pub use interpolate::{Grid, Interpolation, Resize, Rest, Taps, interpolated};
 pub use pad::{Around, PadMode};
 pub use pool::{Pool, average, check_dims, cut_like, maxima, nonempty, values};
-pub use steps::{Shapes, Steps, spatial_dims};
+pub use steps::{ConvParams, Shapes, spatial_dims};
 
 use crate::error::{Result, refuse};
 
 /// Geometry of a windowed operator along one dim.
 #[derive(Debug, Clone, Copy)]
-pub struct Walk {
+pub struct ConvGeometry {
     /// Dim of the input.
     pub dim: usize,
     /// Extent of the input along it.
@@ -40,7 +40,7 @@ pub struct Walk {
     pub after: i64,
 }
 
-impl Walk {
+impl ConvGeometry {
     /// Returns the extent of the kernel with its gaps.
     pub fn reach(&self) -> i64 {
         self.dilation * (self.kernel - 1) + 1

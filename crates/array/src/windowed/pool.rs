@@ -2,7 +2,7 @@
 
 use tch::{TchError, Tensor};
 
-use super::{Walk, each};
+use super::{ConvGeometry, each};
 use crate::error::{Result, named, refuse};
 use crate::registry::Attrs;
 
@@ -63,7 +63,13 @@ impl Pool {
     /// # Errors
     ///
     /// Windows that do not fit.
-    pub fn walks(&self, op: &'static str, shape: &[i64], spatial: usize, maxima: bool) -> Result<Vec<Walk>> {
+    pub fn walks(
+        &self,
+        op: &'static str,
+        shape: &[i64],
+        spatial: usize,
+        maxima: bool,
+    ) -> Result<Vec<ConvGeometry>> {
         check_dims(op, shape, spatial)?;
         let kernel = each(op, "kernel", &self.kernel, spatial)?;
         let stride =
@@ -97,7 +103,7 @@ impl Pool {
             if result < 1 {
                 return refuse(op, format!("a window of {kernel} does not fit {extent} elements"));
             }
-            walks.push(Walk { dim, extent, result, kernel, stride, dilation, before, after: before });
+            walks.push(ConvGeometry { dim, extent, result, kernel, stride, dilation, before, after: before });
         }
         if maxima {
             return Ok(walks);
@@ -152,7 +158,12 @@ pub fn check_dims(op: &'static str, shape: &[i64], spatial: usize) -> Result<()>
 /// # Errors
 ///
 /// libtorch refuses the shapes or the dtype.
-pub fn maxima(x: &Tensor, walks: &[Walk], padding: Vec<i64>, ceil_mode: bool) -> Result<(Tensor, Tensor)> {
+pub fn maxima(
+    x: &Tensor,
+    walks: &[ConvGeometry],
+    padding: Vec<i64>,
+    ceil_mode: bool,
+) -> Result<(Tensor, Tensor)> {
     let (kernel, stride) = (values(walks, |w| w.kernel), values(walks, |w| w.stride));
     let dilation = values(walks, |w| w.dilation);
     let full = nonempty(x)?;
@@ -196,7 +207,7 @@ pub fn cut_like(y: &Tensor, x: &Tensor, spatial: usize) -> Result<Tensor> {
 }
 
 /// Collects one number of each walk.
-pub fn values(walks: &[Walk], f: fn(&Walk) -> i64) -> Vec<i64> {
+pub fn values(walks: &[ConvGeometry], f: fn(&ConvGeometry) -> i64) -> Vec<i64> {
     walks.iter().map(f).collect()
 }
 
@@ -205,7 +216,7 @@ pub fn values(walks: &[Walk], f: fn(&Walk) -> i64) -> Vec<i64> {
 /// # Errors
 ///
 /// libtorch refuses the shapes or the dtype.
-pub fn average(x: &Tensor, walks: &[Walk], pool: &Pool) -> Result<Tensor, TchError> {
+pub fn average(x: &Tensor, walks: &[ConvGeometry], pool: &Pool) -> Result<Tensor, TchError> {
     let (kernel, stride) = (values(walks, |w| w.kernel), values(walks, |w| w.stride));
     let padding = values(walks, |w| w.before);
     let (ceil, include) = (pool.ceil_mode, pool.count_include_pad);

@@ -4,7 +4,7 @@ use tch::{Device, Kind, TchError, Tensor};
 
 use super::conv::{Conv, Padding};
 use super::pad::PadMode;
-use super::{Walk, each};
+use super::{ConvGeometry, each};
 use crate::error::{Result, refuse};
 use crate::precision::lowered;
 
@@ -13,7 +13,7 @@ pub type Shapes<'a> = (&'a [i64], &'a [i64], Option<&'a [i64]>);
 
 /// Arguments of libtorch's convolution, one value for each spatial dim.
 #[derive(Debug, Clone)]
-pub struct Steps {
+pub struct ConvParams {
     /// Step between outputs.
     pub stride: Vec<i64>,
     /// Zeros before and after.
@@ -30,7 +30,7 @@ impl Conv {
     /// # Errors
     ///
     /// Shapes or options that do not fit.
-    pub fn walks(&self, x: &[i64], weight: &[i64], bias: Option<&[i64]>) -> Result<Vec<Walk>> {
+    pub fn walks(&self, x: &[i64], weight: &[i64], bias: Option<&[i64]>) -> Result<Vec<ConvGeometry>> {
         const OP: &str = "conv";
         let (channels, per_group) = (x[1], weight[1]);
         if self.groups < 1 || per_group * self.groups != channels || weight[0] % self.groups != 0 {
@@ -62,7 +62,16 @@ impl Conv {
             }
             self.padding_mode.check(OP, extent, before, after)?;
             let result = room / stride + 1;
-            walks.push(Walk { dim: index + 2, extent, result, kernel, stride, dilation, before, after });
+            walks.push(ConvGeometry {
+                dim: index + 2,
+                extent,
+                result,
+                kernel,
+                stride,
+                dilation,
+                before,
+                after,
+            });
         }
         Ok(walks)
     }
@@ -76,7 +85,7 @@ impl Conv {
         &self,
         (x, weight, bias): Shapes<'_>,
         output_padding: &[i64],
-    ) -> Result<(Steps, Vec<i64>)> {
+    ) -> Result<(ConvParams, Vec<i64>)> {
         const OP: &str = "conv_transpose";
         let Padding::Each(padding) = &self.padding else { return refuse(OP, "it has no padding `same`") };
         if self.padding_mode != PadMode::Constant {
@@ -112,7 +121,7 @@ impl Conv {
             }
             results.push(result);
         }
-        Ok((Steps { stride, padding, dilation, extra }, results))
+        Ok((ConvParams { stride, padding, dilation, extra }, results))
     }
 
     /// Elements before and after along each dim.
@@ -139,10 +148,10 @@ impl Conv {
     }
 }
 
-impl Steps {
+impl ConvParams {
     /// Takes the arguments from walks whose border is left to the dense operator.
-    pub fn of(walks: &[Walk]) -> Self {
-        let values = |f: fn(&Walk) -> i64| walks.iter().map(f).collect();
+    pub fn of(walks: &[ConvGeometry]) -> Self {
+        let values = |f: fn(&ConvGeometry) -> i64| walks.iter().map(f).collect();
         Self {
             stride: values(|walk| walk.stride),
             padding: values(|walk| walk.before),
@@ -265,7 +274,7 @@ mod tests {
                 assert_eq!(turned(&x, &weight, 1), Some(order));
                 let extra = if transposed { vec![1, 0, 1] } else { vec![0; 3] };
                 let (stride, padding) = (vec![2, 1, 3], vec![0, 1, 2]);
-                let steps = Steps { stride, padding, dilation: vec![1, 2, 1], extra };
+                let steps = ConvParams { stride, padding, dilation: vec![1, 2, 1], extra };
                 let y = steps.convolve(&x, &weight, None, 1, transposed).unwrap();
                 let wide = Kind::Double;
                 let (x, weight) = (x.to_kind(wide), weight.to_kind(wide));

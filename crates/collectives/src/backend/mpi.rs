@@ -203,18 +203,18 @@ impl Mpi {
     }
 
     /// Starts the messages of one side of a transfer: what it is, then its bytes.
-    fn post(&self, index: usize, tag: c_int, way: Way, pending: &mut Pending) -> Result<(), Failure> {
+    fn post(&self, index: usize, tag: c_int, way: Direction, pending: &mut Pending) -> Result<(), Failure> {
         let Transfer { peer, ref tensor, ref rows, label } = pending.transfers[index];
         let bytes = nbytes(tensor);
         // SAFETY: there is a head for each transfer. (No reference is made to the others, which MPI may be writing.)
         let head = unsafe { pending.heads.as_mut_ptr().add(index) };
-        if way == Way::Send {
+        if way == Direction::Send {
             // SAFETY: in place, and not yet given to MPI.
             unsafe { head.write([bytes as u64, label]) };
         }
         // SAFETY: the heads of `pending` are never moved, and live as long as its tensors.
         let request = unsafe { self.message(head.cast(), size_of::<Head>(), peer, tag, way)? };
-        let awaits = if way == Way::Receive { Awaits::Head(index) } else { Awaits::Nothing };
+        let awaits = if way == Direction::Receive { Awaits::Head(index) } else { Awaits::Nothing };
         pending.requests.push(Posted { request, awaits });
 
         let whole = Rows { offsets: vec![0], bytes };
@@ -228,7 +228,7 @@ impl Mpi {
                 // its strides. `pending` holds the tensor until the request is done, or for ever.
                 let request = unsafe { self.message(base.add(offset + at), length, peer, tag, way)? };
                 let awaits =
-                    if way == Way::Receive { Awaits::Bytes { length, peer } } else { Awaits::Nothing };
+                    if way == Direction::Receive { Awaits::Bytes { length, peer } } else { Awaits::Nothing };
                 pending.requests.push(Posted { request, awaits });
                 at += length;
             }
@@ -248,7 +248,7 @@ impl Mpi {
         length: usize,
         peer: usize,
         tag: c_int,
-        way: Way,
+        way: Direction,
     ) -> Result<ffi::MPI_Request, Failure> {
         let (memory, length, peer) = (memory.cast::<c_void>(), length as c_int, peer as c_int);
         // SAFETY: a handle to be written by MPI.
@@ -258,8 +258,12 @@ impl Mpi {
         check(unsafe {
             let kind = ffi::RSMPI_UINT8_T;
             match way {
-                Way::Send => ffi::MPI_Isend(memory, length, kind, peer, tag, communicator, &mut request),
-                Way::Receive => ffi::MPI_Irecv(memory, length, kind, peer, tag, communicator, &mut request),
+                Direction::Send => {
+                    ffi::MPI_Isend(memory, length, kind, peer, tag, communicator, &mut request)
+                }
+                Direction::Receive => {
+                    ffi::MPI_Irecv(memory, length, kind, peer, tag, communicator, &mut request)
+                }
             }
         })?;
         Ok(request)
@@ -289,7 +293,7 @@ impl Backend for Arc<Mpi> {
         let mut pending = Pending { requests: Vec::new(), transfers, heads, done: 0 };
         let _lock = lock();
         for index in 0..pending.transfers.len() {
-            let way = if index < receiving { Way::Receive } else { Way::Send };
+            let way = if index < receiving { Direction::Receive } else { Direction::Send };
             self.post(index, tag, way, &mut pending)?;
         }
         Ok(Box::new(pending))
@@ -333,7 +337,7 @@ impl Backend for Arc<Mpi> {
 }
 
 #[derive(Clone, Copy, PartialEq, Eq)]
-enum Way {
+enum Direction {
     Send,
     Receive,
 }

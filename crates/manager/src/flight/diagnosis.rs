@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use isobar_collectives::flight::{FlightEntry, FlightState, Phase};
 
-use super::{Fate, FlightRecord, Peer};
+use super::{FlightRecord, Peer, RankOutcome};
 
 /// Diagnosis of a set of records.
 #[derive(Debug, Clone, PartialEq, Default)]
@@ -104,16 +104,16 @@ pub struct Wait {
 #[must_use]
 pub fn diagnose(records: &[FlightRecord]) -> Diagnosis {
     let peers = peers(records);
-    let of = |wanted: fn(&Fate) -> bool| -> Vec<Finding> {
+    let of = |wanted: fn(&RankOutcome) -> bool| -> Vec<Finding> {
         let peers = peers.values().filter(|peer| wanted(&peer.fate)).cloned();
         peers.map(Box::new).map(Finding::Rank).collect()
     };
-    let mut findings = of(Fate::is_cause);
+    let mut findings = of(RankOutcome::is_cause);
     if findings.is_empty() {
         findings = mismatches(records);
     }
     if findings.is_empty() {
-        findings = of(|fate| matches!(fate, Fate::Held(_)));
+        findings = of(|fate| matches!(fate, RankOutcome::Held(_)));
     }
     if findings.is_empty() {
         findings = absent(records, &peers);
@@ -225,7 +225,7 @@ fn absent(records: &[FlightRecord], peers: &BTreeMap<usize, Peer>) -> Vec<Findin
         }
         let Some((rank, operation)) = missing else { continue };
         let finding = match (by_rank.get(&rank), peers.get(&rank)) {
-            (_, Some(peer)) if peer.fate == Fate::Ended => Finding::Rank(Box::new(peer.clone())),
+            (_, Some(peer)) if peer.fate == RankOutcome::Ended => Finding::Rank(Box::new(peer.clone())),
             (Some(record), _) => Finding::Behind {
                 rank,
                 host: record.host.clone(),

@@ -102,14 +102,14 @@ pub struct Peer {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub last: Option<FlightEntry>,
     /// Its fate.
-    pub fate: Fate,
+    pub fate: RankOutcome,
 }
 
 /// Fate of a rank.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 #[non_exhaustive]
-pub enum Fate {
+pub enum RankOutcome {
     /// Its connection closed without a word: it was killed, or crashed.
     Closed,
     /// It has not been heard of for so many seconds: it is stopped, or its machine cannot be reached.
@@ -126,7 +126,7 @@ pub enum Fate {
     Ended,
 }
 
-impl Fate {
+impl RankOutcome {
     /// Returns whether a rank with this fate is a cause, whatever else happened.
     #[must_use]
     pub fn is_cause(&self) -> bool {

@@ -26,7 +26,7 @@ fn entry(operation: &str, group: u32, sequence: u64, state: &str, shape: &[i64])
     })
 }
 
-fn peer(rank: usize, fate: Fate) -> Peer {
+fn peer(rank: usize, fate: RankOutcome) -> Peer {
     let last = serde_json::from_value(entry("all_reduce", 0, 40, "finished", &[8])).ok();
     Peer { rank, host: "node7".into(), pid: 100 + rank as u32, phase: Phase::Forward, step: 17, last, fate }
 }
@@ -39,7 +39,8 @@ fn text(records: &[FlightRecord]) -> String {
 fn a_lost_rank_is_the_cause_whatever_the_others_say() {
     let waiting = entry("all_reduce", 0, 41, "waiting", &[8]);
     let mut records = [0, 1].map(|rank| record(rank, [42, 3], std::slice::from_ref(&waiting)));
-    records[0].peers = vec![peer(1, Fate::GaveUp("not finished".into())), peer(2, Fate::Closed)];
+    records[0].peers =
+        vec![peer(1, RankOutcome::GaveUp("not finished".into())), peer(2, RankOutcome::Closed)];
     insta::assert_snapshot!(report(&diagnose(&records), std::path::Path::new("runs/x/flight")), @r#"
     isobar: the job ends
       rank 2 (node7, process 102) was lost: its connection closed without a word, as when a process is killed or crashes; it was in forward of step 17, its last operation all_reduce of Float [8] (number 40 of group "world")
@@ -56,11 +57,14 @@ fn a_transport_that_does_not_return_is_the_cause_where_nothing_better_is_known()
         diagnose(records).findings.iter().flat_map(Finding::ranks).collect()
     };
     let mut records = [0, 1, 2].map(|rank| waiting(rank, &all_reduce));
-    records[0].peers =
-        vec![peer(0, Fate::GaveUp("not finished".into())), peer(1, Fate::Held("all_reduce".into()))];
+    records[0].peers = vec![
+        peer(0, RankOutcome::GaveUp("not finished".into())),
+        peer(1, RankOutcome::Held("all_reduce".into())),
+    ];
     assert_eq!(found(&records), [1]);
     // It may wait for a rank that was lost, or that made another call.
-    records[2].peers = vec![peer(2, Fate::Silent(3.1)), peer(1, Fate::GaveUp("not finished".into()))];
+    records[2].peers =
+        vec![peer(2, RankOutcome::Silent(3.1)), peer(1, RankOutcome::GaveUp("not finished".into()))];
     assert_eq!(found(&records), [2]);
     records[2] = waiting(2, &entry("barrier", 0, 41, "waiting", &[]));
     assert_eq!(found(&records), [0, 1, 2]);
@@ -69,12 +73,12 @@ fn a_transport_that_does_not_return_is_the_cause_where_nothing_better_is_known()
 #[test]
 fn each_fate_has_its_words() {
     let fates = [
-        Fate::Silent(3.04),
-        Fate::Panicked("panicked at src/main.rs:3:5: no\u{1b}[31m".into()),
-        Fate::Failed("no/such.h5: no such file".into()),
-        Fate::Held("barrier".into()),
-        Fate::GaveUp("not finished after 3 s".into()),
-        Fate::Ended,
+        RankOutcome::Silent(3.04),
+        RankOutcome::Panicked("panicked at src/main.rs:3:5: no\u{1b}[31m".into()),
+        RankOutcome::Failed("no/such.h5: no such file".into()),
+        RankOutcome::Held("barrier".into()),
+        RankOutcome::GaveUp("not finished after 3 s".into()),
+        RankOutcome::Ended,
     ];
     let lines: Vec<String> =
         fates.into_iter().map(|fate| plain(&peer(1, fate).to_string())).map(|line| line.replace("; it was in forward of step 17, its last operation all_reduce of Float [8] (number 40 of group \"world\")", " …")).collect();
@@ -143,7 +147,7 @@ fn groups_in_another_order_are_a_ring() {
 #[test]
 fn a_rank_that_ended_in_good_order_is_named_where_others_wait_for_it() {
     let mut records = [record(0, [42, 0], &[entry("all_reduce", 0, 41, "failed", &[8])])];
-    records[0].peers = vec![peer(1, Fate::Ended), peer(2, Fate::Ended)];
+    records[0].peers = vec![peer(1, RankOutcome::Ended), peer(2, RankOutcome::Ended)];
     assert!(
         text(&records).contains("rank 1 (node7, process 101) has ended in good order"),
         "{}",

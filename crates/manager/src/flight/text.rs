@@ -3,7 +3,7 @@
 use std::fmt::{self, Display};
 use std::path::Path;
 
-use super::{Diagnosis, Fate, Finding, Peer};
+use super::{Diagnosis, Finding, Peer, RankOutcome};
 
 /// The report of a job that ends: one for all ranks.
 pub(crate) fn report(diagnosis: &Diagnosis, folder: &Path) -> String {
@@ -67,36 +67,36 @@ impl Display for Peer {
         let Self { rank, host, pid, phase, step, last, fate } = self;
         write!(f, "rank {rank} ({host}, process {pid}) ")?;
         let alive = match fate {
-            Fate::Closed => {
+            RankOutcome::Closed => {
                 f.write_str(
                     "was lost: its connection closed without a word, as when a process is killed or crashes",
                 )?;
                 true
             }
-            Fate::Silent(seconds) => {
+            RankOutcome::Silent(seconds) => {
                 write!(
                     f,
                     "has not been heard of for {seconds:.1} s: it is stopped, or its machine cannot be reached"
                 )?;
                 true
             }
-            Fate::Panicked(why) => {
+            RankOutcome::Panicked(why) => {
                 f.write_str(why)?;
                 true
             }
-            Fate::Failed(why) => {
+            RankOutcome::Failed(why) => {
                 write!(f, "ended with an error: {why}")?;
                 true
             }
-            Fate::Held(operation) => {
+            RankOutcome::Held(operation) => {
                 write!(f, "is over its deadline in {operation}, from which the transport does not return")?;
                 true
             }
-            Fate::GaveUp(why) => {
+            RankOutcome::GaveUp(why) => {
                 write!(f, "gave up: {why}")?;
                 true
             }
-            Fate::Ended => {
+            RankOutcome::Ended => {
                 f.write_str("has ended in good order")?;
                 false
             }

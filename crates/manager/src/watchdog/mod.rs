@@ -29,7 +29,7 @@ use std::time::{Duration, Instant};
 
 use isobar_collectives::flight::Flight;
 
-use crate::flight::{Fate, Own, Peer};
+use crate::flight::{Own, Peer, RankOutcome};
 
 pub(crate) use last_resort::StartGuard;
 pub(crate) use start::{Options, start};
@@ -65,7 +65,7 @@ struct Shared {
 #[derive(Default)]
 struct State {
     /// Fate of this rank, once it ends.
-    leaving: Option<Fate>,
+    leaving: Option<RankOutcome>,
     /// True if [`Watchdog::leave`] may return: the report is printed, or none is needed.
     done: bool,
     /// True once all ranks that this one watches have ended.
@@ -103,11 +103,11 @@ impl Watchdog {
     pub(crate) fn fail(&self, why: &str, panicked: bool) -> bool {
         let why = crate::flight::plain(why);
         let fate = match (panicked, self.0.flight.trouble()) {
-            (true, _) => Fate::Panicked(why),
-            (false, Some(_)) => Fate::GaveUp(why),
-            (false, None) => Fate::Failed(why),
+            (true, _) => RankOutcome::Panicked(why),
+            (false, Some(_)) => RankOutcome::GaveUp(why),
+            (false, None) => RankOutcome::Failed(why),
         };
-        let gave_up = matches!(fate, Fate::GaveUp(_));
+        let gave_up = matches!(fate, RankOutcome::GaveUp(_));
         let own = fate.text().map(str::to_owned);
         self.leave(fate, FAREWELL);
         let state = self.0.state();
@@ -117,7 +117,7 @@ impl Watchdog {
 
     /// Announces that this rank ends normally. It watches and is watched until its process has exited.
     pub(crate) fn stop(&self) {
-        self.leave(Fate::Ended, GOODBYE);
+        self.leave(RankOutcome::Ended, GOODBYE);
     }
 
     /// Stops the watchdog at once.
@@ -131,7 +131,7 @@ impl Watchdog {
     fn see_out(&self) {
         let shared = &self.0;
         let mut state = shared.state();
-        if state.closed || state.leaving != Some(Fate::Ended) {
+        if state.closed || state.leaving != Some(RankOutcome::Ended) {
             return;
         }
         let now = Instant::now();
@@ -147,7 +147,7 @@ impl Watchdog {
         }
     }
 
-    fn leave(&self, fate: Fate, longest: Duration) {
+    fn leave(&self, fate: RankOutcome, longest: Duration) {
         let end = Instant::now() + longest;
         let mut state = self.0.state();
         state.leaving.get_or_insert(fate);
@@ -184,7 +184,7 @@ impl Shared {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn leaving(&self) -> Option<Fate> {
+    fn leaving(&self) -> Option<RankOutcome> {
         self.state().leaving.clone()
     }
 
@@ -221,7 +221,7 @@ impl Shared {
     }
 
     /// Returns the state of this rank.
-    fn peer(&self, fate: Fate) -> Peer {
+    fn peer(&self, fate: RankOutcome) -> Peer {
         let (phase, step) = self.flight.phase();
         Peer {
             rank: self.own.rank,

@@ -9,7 +9,7 @@ use isobar_torch::c10d::{Nonce, Proof, Token};
 
 use super::connect::role;
 use super::frame::{Line, Message};
-use crate::flight::{Fate, FlightRecord, Peer};
+use crate::flight::{FlightRecord, Peer, RankOutcome};
 
 /// Timeout of an unknown peer's introduction.
 const INTRODUCTION: Duration = Duration::from_secs(2);
@@ -27,7 +27,7 @@ pub(super) struct Known {
     pub(super) heard: Instant,
     /// Its last message about itself; its fate, if it has ended.
     pub(super) last: Option<Peer>,
-    pub(super) fate: Option<Fate>,
+    pub(super) fate: Option<RankOutcome>,
     pub(super) record: Option<FlightRecord>,
     /// True if it was asked for its record.
     pub(super) asked: bool,
@@ -47,7 +47,7 @@ impl Known {
                 Message::Beat(peer) if peer.rank == rank => self.last = Some(peer),
                 Message::Goodbye(peer) if peer.rank == rank => {
                     // A rank that has ended normally may still fail during its exit.
-                    if matches!(self.fate, None | Some(Fate::Ended)) {
+                    if matches!(self.fate, None | Some(RankOutcome::Ended)) {
                         self.fate = Some(peer.fate.clone());
                     }
                     self.last = Some(peer);
@@ -57,7 +57,7 @@ impl Known {
             }
         }
         if !self.line.is_open() && self.fate.is_none() {
-            self.fate = Some(Fate::Closed);
+            self.fate = Some(RankOutcome::Closed);
         }
         rest
     }
@@ -65,14 +65,14 @@ impl Known {
     /// A rank silent for this long is lost, even after its goodbye, as long as its process has not exited.
     pub(super) fn is_silent(&mut self, longest: Duration) {
         let silent = self.heard.elapsed();
-        let watched = matches!(self.fate, None | Some(Fate::Ended)) && self.line.is_open();
+        let watched = matches!(self.fate, None | Some(RankOutcome::Ended)) && self.line.is_open();
         if silent > longest && watched {
-            self.fate = Some(Fate::Silent(silent.as_secs_f64()));
+            self.fate = Some(RankOutcome::Silent(silent.as_secs_f64()));
         }
     }
 
     /// The rank, with what became of it.
-    pub(super) fn peer(&self, rank: usize, fate: Fate) -> Peer {
+    pub(super) fn peer(&self, rank: usize, fate: RankOutcome) -> Peer {
         let unheard = || Peer {
             rank,
             host: "a machine not heard of".to_owned(),
@@ -263,11 +263,11 @@ mod tests {
             known.listen(1);
         }
         // A rank that has said goodbye is not lost.
-        assert_eq!(known.fate, Some(Fate::Failed("no such file".to_owned())));
+        assert_eq!(known.fate, Some(RankOutcome::Failed("no such file".to_owned())));
     }
 
     /// A rank whose connection is listened to until it has said `goodbye`.
-    fn heard(goodbye: &[Fate]) -> (Known, Line) {
+    fn heard(goodbye: &[RankOutcome]) -> (Known, Line) {
         let listener = TcpListener::bind(("127.0.0.1", 0)).unwrap();
         let mut rank = Line::new(TcpStream::connect(listener.local_addr().unwrap()).unwrap()).unwrap();
         let mut known = Known::new(Line::new(listener.accept().unwrap().0).unwrap());
@@ -283,32 +283,32 @@ mod tests {
 
     #[test]
     fn a_rank_that_has_said_goodbye_is_watched_until_its_connection_closes() {
-        let (mut known, _rank) = heard(&[Fate::Ended]);
+        let (mut known, _rank) = heard(&[RankOutcome::Ended]);
         known.is_silent(Duration::from_secs(60));
-        assert_eq!(known.fate, Some(Fate::Ended));
+        assert_eq!(known.fate, Some(RankOutcome::Ended));
         known.is_silent(Duration::ZERO);
-        assert!(matches!(known.fate, Some(Fate::Silent(_))), "{:?}", known.fate);
+        assert!(matches!(known.fate, Some(RankOutcome::Silent(_))), "{:?}", known.fate);
 
-        let (mut known, rank) = heard(&[Fate::Ended]);
+        let (mut known, rank) = heard(&[RankOutcome::Ended]);
         drop(rank);
         let end = Instant::now() + Duration::from_secs(20);
         while known.line.is_open() && Instant::now() < end {
             known.listen(1);
         }
         known.is_silent(Duration::ZERO);
-        assert_eq!(known.fate, Some(Fate::Ended));
+        assert_eq!(known.fate, Some(RankOutcome::Ended));
     }
 
     #[test]
     fn a_rank_that_has_ended_well_may_come_to_grief_on_its_way_out() {
-        let held = Fate::Held("a call of MPI".to_owned());
-        assert_eq!(heard(&[Fate::Ended, held.clone()]).0.fate, Some(held));
+        let held = RankOutcome::Held("a call of MPI".to_owned());
+        assert_eq!(heard(&[RankOutcome::Ended, held.clone()]).0.fate, Some(held));
         let failed = known_peer(1).fate;
         assert_eq!(heard(std::slice::from_ref(&failed)).0.fate, Some(failed));
     }
 
     fn known_peer(rank: usize) -> Peer {
-        let fate = Fate::Failed("no such file".to_owned());
+        let fate = RankOutcome::Failed("no such file".to_owned());
         Peer { rank, host: "here".to_owned(), pid: 1, phase: Phase::Data, step: 3, last: None, fate }
     }
 }

@@ -16,7 +16,7 @@ use super::frame::{Line, Message};
 use super::last_resort::{LOST, PAUSE, Reaper};
 use super::peers::{Known, Peers};
 use super::{BEAT, FAREWELL, Shared};
-use crate::flight::{self, Fate, FlightRecord, Peer};
+use crate::flight::{self, FlightRecord, Peer, RankOutcome};
 
 /// Polling interval of the connections.
 const TICK: Duration = Duration::from_millis(20);
@@ -176,13 +176,13 @@ impl Watch {
         }
         // The connections close; the way out of the process is watched to its end.
         (self.role, self.peers) = (Role::Alone, Peers::default());
-        while self.shared.leaving() == Some(Fate::Ended) && !self.shared.state().closed {
+        while self.shared.leaving() == Some(RankOutcome::Ended) && !self.shared.state().closed {
             thread::sleep(BEAT);
             self.check_transport();
             self.looked = Instant::now();
             self.check_exit();
         }
-        if let Some(fate @ Fate::Held(_)) = self.shared.leaving() {
+        if let Some(fate @ RankOutcome::Held(_)) = self.shared.leaving() {
             self.report(Some(fate));
         }
     }
@@ -216,7 +216,7 @@ impl Watch {
         let seen = self.call.filter(|&(seen, _)| Some(seen) == call && self.looked.elapsed() <= PAUSE);
         self.call = seen.or(call.map(|call| (call, Instant::now())));
         // The end of MPI may not return either.
-        if matches!(self.shared.leaving(), None | Some(Fate::Ended))
+        if matches!(self.shared.leaving(), None | Some(RankOutcome::Ended))
             && let Some(fate) = self.held_for(self.channel.deadline.max(HELD))
         {
             self.shared.state().leaving = Some(fate);
@@ -227,13 +227,13 @@ impl Watch {
     }
 
     /// That the program has been in one call of MPI for so long.
-    fn held_for(&self, longest: Duration) -> Option<Fate> {
+    fn held_for(&self, longest: Duration) -> Option<RankOutcome> {
         self.call.filter(|(_, since)| since.elapsed() > longest)?;
         let record = self.record("", &[], usize::MAX, false);
         let called = record.entries.iter().rev().find(|entry| entry.state == FlightState::Called);
         let operation =
             called.or(record.stuck()).map_or_else(|| "a call of MPI".to_owned(), FlightEntry::call);
-        Some(Fate::Held(flight::plain(&operation)))
+        Some(RankOutcome::Held(flight::plain(&operation)))
     }
 
     /// Looks at all others, as the rank that watches. Says whether the watch is over: once all others have ended, too.
@@ -247,7 +247,7 @@ impl Watch {
             known.is_silent(silence);
         }
         if beats(&self.shared, &mut self.beaten) {
-            let beat = Message::Beat(self.shared.peer(Fate::Ended));
+            let beat = Message::Beat(self.shared.peer(RankOutcome::Ended));
             self.peers.send(&beat);
         }
         self.peers.flush();
@@ -270,14 +270,15 @@ impl Watch {
         if self.took_over.is_some_and(|at| at.elapsed() < TAKE_OVER) && !heard {
             return false;
         }
-        let is = |wanted: fn(&Fate) -> bool| unwell.iter().any(|peer| wanted(&peer.fate));
-        let failed = is(|fate| matches!(fate, Fate::Failed(_)));
-        let gave_up = is(|fate| matches!(fate, Fate::GaveUp(_) | Fate::Held(_)));
-        if is(|fate| matches!(fate, Fate::Closed | Fate::Silent(_) | Fate::Panicked(_))) {
+        let is = |wanted: fn(&RankOutcome) -> bool| unwell.iter().any(|peer| wanted(&peer.fate));
+        let failed = is(|fate| matches!(fate, RankOutcome::Failed(_)));
+        let gave_up = is(|fate| matches!(fate, RankOutcome::GaveUp(_) | RankOutcome::Held(_)));
+        if is(|fate| matches!(fate, RankOutcome::Closed | RankOutcome::Silent(_) | RankOutcome::Panicked(_)))
+        {
             self.report(own);
         } else if failed && all && !gave_up {
             // Each rank has an error of its own, which it prints where it is not this rank's.
-            if let Some(text) = own.as_ref().and_then(Fate::text) {
+            if let Some(text) = own.as_ref().and_then(RankOutcome::text) {
                 self.peers.send(&Message::Said { text: text.to_owned() });
             }
             self.peers.send(&Message::Release);
@@ -297,11 +298,11 @@ impl Watch {
 
     /// Returns whether a rank that has not ended is still at, or just behind, the last operation of one that failed.
     fn may_fail_too(&self, unwell: &[Peer], ending: bool) -> bool {
-        let own = (!ending).then(|| self.shared.peer(Fate::Ended));
+        let own = (!ending).then(|| self.shared.peer(RankOutcome::Ended));
         let others = self.peers.known.values().filter(|known| known.fate.is_none());
         let going = others.filter_map(|known| known.last.clone()).chain(own);
         let last: Vec<_> = going.filter_map(|peer| peer.last).collect();
-        let failed = unwell.iter().filter(|peer| matches!(peer.fate, Fate::Failed(_)));
+        let failed = unwell.iter().filter(|peer| matches!(peer.fate, RankOutcome::Failed(_)));
         failed.filter_map(|peer| peer.last.as_ref()).any(|of_failed| {
             last.iter()
                 .any(|entry| entry.context == of_failed.context && entry.sequence <= of_failed.sequence)
@@ -317,12 +318,12 @@ impl Watch {
     }
 
     /// Whom something befell, this rank included.
-    fn unwell(&self, own: Option<Fate>) -> Vec<Peer> {
+    fn unwell(&self, own: Option<RankOutcome>) -> Vec<Peer> {
         let known = self.peers.known.iter();
         let others = known.filter_map(|(&rank, known)| Some(known.peer(rank, known.fate.clone()?)));
         let own = own.map(|fate| self.shared.peer(fate));
         let all = self.gone.iter().cloned().chain(others).chain(own);
-        let mut unwell: Vec<Peer> = all.filter(|peer| peer.fate != Fate::Ended).collect();
+        let mut unwell: Vec<Peer> = all.filter(|peer| peer.fate != RankOutcome::Ended).collect();
         // The causes first.
         unwell.sort_by_key(|peer| Reverse(peer.fate.weight()));
         if unwell.len() > TOLD_OF {
@@ -361,13 +362,13 @@ impl Watch {
         }
         let Role::Follower { reporter, goodbye, .. } = &mut self.role else { return false };
         match reporter.fate.clone() {
-            Some(fate @ (Fate::Closed | Fate::Silent(_))) => {
+            Some(fate @ (RankOutcome::Closed | RankOutcome::Silent(_))) => {
                 let lost = reporter.peer(of, fate);
                 self.take_over(lost);
                 return false;
             }
             // It has ended; until then it is watched, whatever it has said.
-            Some(Fate::Ended) if !reporter.line.is_open() => {
+            Some(RankOutcome::Ended) if !reporter.line.is_open() => {
                 self.role = Role::Alone;
                 return false;
             }
@@ -375,14 +376,14 @@ impl Watch {
         }
         if let Some(fate) = leaving.filter(|_| !*goodbye) {
             *goodbye = true;
-            if fate == Fate::Ended {
+            if fate == RankOutcome::Ended {
                 self.shared.done();
             }
             reporter.line.send(&Message::Goodbye(self.shared.peer(fate)));
             return false;
         }
         if beats(&self.shared, &mut self.beaten) {
-            reporter.line.send(&Message::Beat(self.shared.peer(Fate::Ended)));
+            reporter.line.send(&Message::Beat(self.shared.peer(RankOutcome::Ended)));
         }
         reporter.line.flush();
         false
@@ -391,7 +392,7 @@ impl Watch {
     /// As one that nobody watches any more. Says whether the watch is over.
     fn alone_round(&mut self) -> bool {
         match self.shared.leaving() {
-            Some(fate @ Fate::Held(_)) => {
+            Some(fate @ RankOutcome::Held(_)) => {
                 self.report(Some(fate));
                 false
             }
@@ -420,7 +421,7 @@ impl Watch {
     }
 
     /// Asks all for their records, prints the report, and ends the process.
-    fn report(&mut self, own: Option<Fate>) {
+    fn report(&mut self, own: Option<RankOutcome>) {
         self.reaper.end_within(AT_LAST);
         let own = own.or_else(|| self.held_for(HELD));
         let unwell = self.unwell(own.clone());
@@ -436,7 +437,7 @@ impl Watch {
             for (&rank, known) in &mut self.peers.known {
                 known.listen(rank);
                 known.line.flush();
-                let answers = !matches!(known.fate, Some(Fate::Closed | Fate::Silent(_)));
+                let answers = !matches!(known.fate, Some(RankOutcome::Closed | RankOutcome::Silent(_)));
                 missing |= known.record.is_none() && answers;
             }
             if !missing || Instant::now() >= end {
@@ -457,8 +458,9 @@ impl Watch {
         let told = self.stopped.is_some_and(|at| at.elapsed() < TOLD);
         let stacks = self.write_with_stacks(&reason, &unwell);
         // A blocked reader does not delay the end: see [`Reaper`].
-        let stopped = self.peers.known.values().any(|known| matches!(known.fate, Some(Fate::Silent(_))))
-            || self.gone.iter().any(|peer| matches!(peer.fate, Fate::Silent(_)));
+        let stopped =
+            self.peers.known.values().any(|known| matches!(known.fate, Some(RankOutcome::Silent(_))))
+                || self.gone.iter().any(|peer| matches!(peer.fate, RankOutcome::Silent(_)));
         if !told {
             let _ = std::io::stderr().lock().write_all(text.as_bytes());
         }
@@ -536,7 +538,7 @@ impl Watch {
     /// Ends the process: by itself where the program is about to, else with the code of a job that has lost a rank. Over MPI
     /// a rank that is stopped ends only if MPI ends the whole job.
     fn end(&self, stacks: &Receiver<()>, abort: bool) {
-        let leaves = self.shared.leaving().is_some_and(|fate| !matches!(fate, Fate::Held(_)));
+        let leaves = self.shared.leaving().is_some_and(|fate| !matches!(fate, RankOutcome::Held(_)));
         let last = if leaves { OWN_END + STACKS } else { 2 * STACKS };
         self.reaper.end_within(last);
         let _ = stacks.recv_timeout(STACKS);

@@ -144,7 +144,9 @@ impl<A: Array> Filter<A> {
     /// Back to where `u` lies.
     fn transform_back(&self, spectrum: &A, u: &A) -> Result<A> {
         Ok(match self.window.beside(u, self.groups) {
-            Some(modes) => spectrum.irfft2_modes(0, self.grid, modes, FftNorm::Ortho)?.laid_out_as(u)?,
+            Some(modes) => {
+                spectrum.irfft2_modes(0, self.grid, modes, FftNorm::Ortho)?.redistribute_like(u)?
+            }
             None => {
                 let pairs = spectrum.permute(&[2, 1, 3, 4, 0])?.view_as_complex()?;
                 pairs.irfftn_modes_as(u, &[0, 1], &self.window.ranges(), FftNorm::Ortho)?

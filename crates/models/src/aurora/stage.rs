@@ -98,7 +98,7 @@ impl<A: Array> Block<A> {
         let y = self.windows.rolled(&y, 1)?;
         // Rows stay where the windows are: the next block finds them there.
         let y = self.drop_path.forward(&self.norm1.forward(&y, context)?, mode)?;
-        let x = x.laid_out_as(&y)?.add(&y)?;
+        let x = x.redistribute_like(&y)?.add(&y)?;
         let y = self.norm2.forward(&self.mlp.forward(&x, mode)?, context)?;
         Ok(x.add(&self.drop_path.forward(&y, mode)?)?)
     }

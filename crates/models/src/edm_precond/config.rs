@@ -203,7 +203,7 @@ impl JsonSchema for EdmPrecondConfig {
     /// The keys of both, but those of the network that follow from the others.
     fn json_schema(generator: &mut SchemaGenerator) -> Schema {
         let own = Keys::json_schema(generator);
-        SongNetwork::schema_beside(own, PrecondNetwork::SongUNet, &FOLLOWING, generator)
+        SongNetwork::schema_with(own, PrecondNetwork::SongUNet, &FOLLOWING, generator)
     }
 }
 

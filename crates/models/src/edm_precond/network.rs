@@ -113,7 +113,7 @@ impl SongNetwork {
 
     /// Returns the schema of a denoiser's `own` keys, and of those of any of its networks but the keys `following` from its own. Defaults
     /// are those of the network `first`; descriptions name those of other networks.
-    pub(crate) fn schema_beside(
+    pub(crate) fn schema_with(
         own: Schema,
         first: PrecondNetwork,
         following: &[&str],

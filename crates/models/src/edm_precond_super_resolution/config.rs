@@ -157,7 +157,7 @@ impl JsonSchema for EdmPrecondSuperResolutionConfig {
     /// The keys of both, but those of the network that follow from the others.
     fn json_schema(generator: &mut SchemaGenerator) -> Schema {
         let own = Keys::json_schema(generator);
-        SongNetwork::schema_beside(own, model_type(), &FOLLOWING, generator)
+        SongNetwork::schema_with(own, model_type(), &FOLLOWING, generator)
     }
 }
 

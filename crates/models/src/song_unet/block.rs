@@ -122,6 +122,6 @@ impl<A: Array> Attention<A> {
         if turned {
             y = y.transpose(2, 3)?;
         }
-        Ok(self.proj.forward(&y.laid_out_as(x)?)?.add(x)?)
+        Ok(self.proj.forward(&y.redistribute_like(x)?)?.add(x)?)
     }
 }

@@ -276,7 +276,7 @@ impl<A: Array> SongUNet<A> {
     }
 
     /// Computes the output for `x`, with the labels of a batch under any of their names.
-    pub(crate) fn forward_beside(&self, x: &A, labels: &Batch<A>, mode: Mode<'_>) -> Result<A> {
+    pub(crate) fn forward_with_labels(&self, x: &A, labels: &Batch<A>, mode: Mode<'_>) -> Result<A> {
         let time = match (&self.embedding, labels.get(NOISE_LABELS), labels.get(Batch::<A>::TIME)) {
             (Some(_), None, Some(time)) => Some(time.reshape(&[time.extent(0)?])?),
             _ => None,
@@ -290,6 +290,6 @@ impl<A: Array> SongUNet<A> {
 impl<A: Array> Model<A> for SongUNet<A> {
     fn forward(&self, batch: &Batch<A>, mode: Mode<'_>) -> Result<Batch<A>> {
         let x = batch.require(MODEL, Batch::<A>::FIELDS)?;
-        Ok(Batch::of_fields(self.forward_beside(x, batch, mode)?))
+        Ok(Batch::of_fields(self.forward_with_labels(x, batch, mode)?))
     }
 }

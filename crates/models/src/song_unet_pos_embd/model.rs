@@ -82,8 +82,8 @@ impl<A: Array> SongUNetPosEmbd<A> {
         check_channels(MODEL, x, inputs)?;
         let patches = Patches::of(MODEL, self.grid, x, others)?;
         match self.positions.beside(x, &patches)? {
-            Some(positions) => self.network.forward_beside(&A::cat(&[x, &positions], 1)?, others, mode),
-            None => self.network.forward_beside(x, others, mode),
+            Some(positions) => self.network.forward_with_labels(&A::cat(&[x, &positions], 1)?, others, mode),
+            None => self.network.forward_with_labels(x, others, mode),
         }
     }
 }

@@ -105,7 +105,7 @@ impl<A: Array> SongUNetPosLtEmbd<A> {
         let positions = self.positions.beside(x, &patches)?;
         let lead_time = self.lead_time(&patches, &label)?.to_kind(x.kind())?;
         let inputs: Vec<&A> = [Some(x), positions.as_ref(), Some(&lead_time)].into_iter().flatten().collect();
-        let y = self.network.forward_beside(&A::cat(&inputs, 1)?, others, mode)?;
+        let y = self.network.forward_with_labels(&A::cat(&inputs, 1)?, others, mode)?;
         match &self.probabilities {
             Some((channels, factors)) => probabilities(&y, channels, factors, mode),
             None => Ok(y),

@@ -105,7 +105,7 @@ impl<A: Array> Block<A> {
         let windows = self.windows.partition(&self.norm1.forward(x)?)?;
         let y = self.windows.merge(&self.attn.forward(&windows, &self.added(&windows)?)?)?;
         // Rows stay where the windows are: the next block finds them there.
-        let x = x.laid_out_as(&y)?.add(&y)?;
+        let x = x.redistribute_like(&y)?.add(&y)?;
         Ok(x.add(&self.mlp.forward(&self.norm2.forward(&x)?, mode)?)?)
     }
 

@@ -69,12 +69,12 @@ impl<A: Array> Block<A> {
 /// From a level to the one above, to `scale` times the extents.
 #[derive(Debug)]
 pub(super) struct Upsample<A> {
-    conv: Way<A>,
+    conv: UpsampleMode<A>,
     activation: Functional,
 }
 
 #[derive(Debug)]
-enum Way<A> {
+enum UpsampleMode<A> {
     Transposed(ConvTransposeNd<A>),
     Interpolated { mode: Interpolation, scale: f64, conv: ConvNd<A> },
 }
@@ -88,13 +88,21 @@ impl<A: Array> Upsample<A> {
     ) -> Result<Self> {
         let both = [channels; 2];
         let conv = match config.upsampling.interpolation() {
-            Some(mode) => {
-                Way::Interpolated { mode, scale: plan.pool as f64, conv: block_conv(plan, both, params)? }
-            }
+            Some(mode) => UpsampleMode::Interpolated {
+                mode,
+                scale: plan.pool as f64,
+                conv: block_conv(plan, both, params)?,
+            },
             None => {
                 let conv = Conv { stride: vec![2], padding: Padding::Each(vec![1]), ..Conv::default() };
                 let mut params = params.scope(&format!("conv{}d_transpose", plan.spatial));
-                Way::Transposed(ConvTransposeNd::new(both, &vec![3; plan.spatial], conv, &[1], &mut params)?)
+                UpsampleMode::Transposed(ConvTransposeNd::new(
+                    both,
+                    &vec![3; plan.spatial],
+                    conv,
+                    &[1],
+                    &mut params,
+                )?)
             }
         };
         Ok(Self { conv, activation: plan.up_activation })
@@ -102,8 +110,8 @@ impl<A: Array> Upsample<A> {
 
     pub(super) fn forward(&self, x: &A) -> Result<A> {
         let x = match &self.conv {
-            Way::Transposed(conv) => conv.forward(x)?,
-            Way::Interpolated { mode, scale, conv } => {
+            UpsampleMode::Transposed(conv) => conv.forward(x)?,
+            UpsampleMode::Interpolated { mode, scale, conv } => {
                 conv.forward(&x.interpolate(&Resize::Scale(vec![*scale]), *mode, false)?)?
             }
         };

@@ -125,7 +125,7 @@ impl<A: Array> Block<A> {
         }
         let y = self.windows.merge(&self.attn.forward(&windows, &added)?)?;
         // Rows stay where the windows are: the next block finds them there.
-        let x = x.laid_out_as(&y)?.add(&self.drop_path.forward(&y, mode)?)?;
+        let x = x.redistribute_like(&y)?.add(&self.drop_path.forward(&y, mode)?)?;
         let y = self.mlp[1].forward(&self.mlp[0].forward(&self.norm2.forward(&x)?)?.gelu()?)?;
         Ok(x.add(&self.drop_path.forward(&y, mode)?)?)
     }

@@ -70,7 +70,7 @@ pub(crate) fn fit(operand: &ShardTensor, layout: &Layout) -> Result<Tensor> {
     let own = target.sharding_axes();
     let differing: Vec<usize> =
         layout.sharding_axes().into_iter().filter(|axis| !own.contains(axis)).collect();
-    moved.per_rank(&differing)
+    moved.mark_varying(&differing)
 }
 
 /// The layout of these dims on the mesh of the first; strided placements as the inputs have them.

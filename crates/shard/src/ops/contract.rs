@@ -82,10 +82,10 @@ pub(crate) fn contract(
         let own = target.sharding_axes();
         let differing: Vec<usize> = used.iter().copied().filter(|axis| !own.contains(axis)).collect();
         // Gradients of what all ranks have are summed in its own kind.
-        let local = named(op, &[moved.local()], lowered(&moved.per_rank(&differing)?))?;
+        let local = named(op, &[moved.local()], lowered(&moved.mark_varying(&differing)?))?;
         locals.push(match factor.added && !first {
             // It is in the sum of the first rank.
-            true => named(op, &[&local], nothing_of(&local))?,
+            true => named(op, &[&local], graph_zeros(&local))?,
             false => local,
         });
     }
@@ -109,7 +109,7 @@ fn layout_of(mesh: &Layout, dims: Vec<Dim>, summed: &[usize]) -> Layout {
 }
 
 /// Zeros that are part of the graph, whatever the values.
-pub(crate) fn nothing_of(tensor: &Tensor) -> Result<Tensor, TchError> {
+pub(crate) fn graph_zeros(tensor: &Tensor) -> Result<Tensor, TchError> {
     tensor.f_masked_fill(&Tensor::f_from_slice(&[true])?.f_to_device(tensor.device())?, 0)
 }
 

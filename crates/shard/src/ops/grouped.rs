@@ -48,7 +48,7 @@ pub(super) fn group_norm(
         return Ok(None);
     }
     let axes = layout.sharding_axes();
-    let local = |vector: Option<&ShardTensor>| vector.map(|vector| vector.per_rank(&axes)).transpose();
+    let local = |vector: Option<&ShardTensor>| vector.map(|vector| vector.mark_varying(&axes)).transpose();
     let (weight, bias) = (local(weight)?, local(bias)?);
     let norm = Norm { groups, eps, layout: layout.clone(), moments: Moments::of(x, groups)? };
     norm.apply(x, weight, bias).map(|y| Some(ShardTensor::new(y, layout.clone())))

@@ -6,9 +6,9 @@ mod turns;
 use tch::{Kind, TchError, Tensor};
 
 use self::search::{Found, Nearest, Within};
-use self::turns::{Selection, Turns};
+use self::turns::{RingSchedule, Selection};
 use super::attention::plan::refined;
-use super::attention::rotation::Rotation;
+use super::attention::rotation::Ring;
 use super::contract::{Factor, contract};
 use super::{operator, refuse};
 use crate::error::Result;
@@ -210,7 +210,7 @@ struct Search {
     points: Tensor,
     queries: Tensor,
     query_layout: Layout,
-    turns: Turns,
+    turns: RingSchedule,
 }
 
 impl Search {
@@ -237,14 +237,14 @@ impl Search {
         let query_layout = queries.layout().with_dim(0, split);
         let query_only = |axis: &usize| !of_points.axes.contains(axis);
         let differing: Vec<usize> = query_layout.dims()[0].axes.iter().copied().filter(query_only).collect();
-        let rotation = Rotation::new(points.layout(), &of_points.axes)?;
+        let rotation = Ring::new(points.layout(), &of_points.axes)?;
         let part =
             |dim: &Dim, at: &[usize]| dim.part(at, mesh).first().copied().unwrap_or(Interval::new(0, 0));
         let points_of = rotation.members.iter().map(|at| part(of_points, at)).collect();
         let queries_of = rotation.members.iter().map(|at| part(&query_layout.dims()[0], at).len).collect();
         Ok(Self {
-            turns: Turns { rotation, points: points_of, queries: queries_of },
-            points: torch(points.per_rank(&differing)?.f_contiguous())?,
+            turns: RingSchedule { rotation, points: points_of, queries: queries_of },
+            points: torch(points.mark_varying(&differing)?.f_contiguous())?,
             queries: queries.to_layout(&query_layout)?.local().shallow_clone(),
             query_layout,
         })
@@ -295,7 +295,7 @@ impl Search {
     /// The layout of the ranks' entries, in the order of their queries, and where this rank's begin.
     fn entries(&self, here: i64) -> Result<(Layout, i64)> {
         let dim = &self.query_layout.dims()[0];
-        let rotation = Rotation::new(&self.query_layout, &dim.axes)?;
+        let rotation = Ring::new(&self.query_layout, &dim.axes)?;
         let told = rotation.group.all_gather_bytes(&here.to_le_bytes())?;
         let mut counts = vec![0; dim.parts.len()];
         for (number, bytes) in rotation.by_group_rank().into_iter().zip(told) {

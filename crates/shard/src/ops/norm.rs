@@ -53,7 +53,7 @@ impl ShardTensor {
                     && x.device_mesh() == weight.map_or(x.device_mesh(), |w| w.device_mesh())
                 {
                     let axes = x.layout().sharding_axes();
-                    let local = |w: Option<&Self>| w.map(|w| w.per_rank(&axes)).transpose();
+                    let local = |w: Option<&Self>| w.map(|w| w.mark_varying(&axes)).transpose();
                     let (weight, bias) = (local(weight)?, local(bias)?);
                     let y = x.local().f_layer_norm(normalized, weight.as_ref(), bias.as_ref(), eps, false);
                     return Ok(Self::new(named(OP, &[x.local()], y)?, x.layout().clone()));

@@ -13,14 +13,14 @@ use crate::layout::Layout;
 
 /// A gradient that is left pending.
 #[derive(Debug)]
-pub(super) struct Contributed {
+pub(super) struct UnreducedGrad {
     /// Tensor in which it arrives: the local shard, with each rank's contribution.
     raw: Tensor,
     /// The axes of the mesh over which contributions are still to be summed.
     axes: Vec<usize>,
 }
 
-impl Contributed {
+impl UnreducedGrad {
     pub(super) fn shallow_clone(&self) -> Self {
         Self { raw: self.raw.shallow_clone(), axes: self.axes.clone() }
     }
@@ -39,7 +39,7 @@ impl ShardTensor {
             return Ok(Self::new(raw, layout));
         }
         let local = shared_out(&raw, copies(&layout, axes))?;
-        let pending = Some(Contributed { raw, axes: axes.to_vec() });
+        let pending = Some(UnreducedGrad { raw, axes: axes.to_vec() });
         Ok(Self { local, layout, pending, watched: None })
     }
 
@@ -52,7 +52,7 @@ impl ShardTensor {
         f: impl Fn(&Tensor) -> Result<Tensor, TchError>,
     ) -> Result<Self> {
         let mut view = match &self.pending {
-            Some(Contributed { raw, axes }) => Self::contributed(named(op, &[], f(raw))?, layout, axes)?,
+            Some(UnreducedGrad { raw, axes }) => Self::contributed(named(op, &[], f(raw))?, layout, axes)?,
             None => Self::new(named(op, &[], f(&self.local))?, layout),
         };
         view.watched = self.watched.clone();
@@ -66,7 +66,7 @@ impl ShardTensor {
         layout: Layout,
         f: impl Fn(&[&Tensor]) -> Result<Tensor, TchError>,
     ) -> Result<Self> {
-        let pending: Option<Vec<&Contributed>> =
+        let pending: Option<Vec<&UnreducedGrad>> =
             tensors.iter().map(|tensor| tensor.pending.as_ref()).collect();
         match pending.as_deref() {
             Some([first, others @ ..]) if others.iter().all(|other| other.axes == first.axes) => {
@@ -83,12 +83,12 @@ impl ShardTensor {
 
     /// This rank's part for a computation that differs from rank to rank along these axes, along which the tensor is
     /// replicated: its gradients are added up over them, unless they are left pending.
-    pub(crate) fn per_rank(&self, axes: &[usize]) -> Result<Tensor> {
+    pub(crate) fn mark_varying(&self, axes: &[usize]) -> Result<Tensor> {
         if axes.is_empty() || !self.local.requires_grad() || !is_grad_enabled() {
             return Ok(self.local.shallow_clone());
         }
         let (part, summed) = match &self.pending {
-            Some(Contributed { raw, axes: left }) => {
+            Some(UnreducedGrad { raw, axes: left }) => {
                 let alike: Vec<usize> = left.iter().copied().filter(|axis| !axes.contains(axis)).collect();
                 let summed = axes.iter().copied().filter(|axis| !left.contains(axis)).collect();
                 (shared_out(raw, copies(&self.layout, &alike))?, summed)
@@ -115,7 +115,7 @@ impl ShardTensor {
     /// The layout of what arrives there.
     pub(super) fn source_layout(&self) -> Layout {
         match &self.pending {
-            Some(Contributed { axes, .. }) => self.layout.contributions(axes),
+            Some(UnreducedGrad { axes, .. }) => self.layout.contributions(axes),
             None => self.layout.of_gradient(),
         }
     }

@@ -12,7 +12,7 @@ mod redistribute;
 mod show;
 mod watch;
 
-use contribution::Contributed;
+use contribution::UnreducedGrad;
 pub(crate) use cost::received;
 pub use gradient::grad;
 pub(crate) use mesh::same_mesh;
@@ -53,7 +53,7 @@ pub struct ShardTensor {
     local: Tensor,
     layout: Layout,
     /// Of a gradient that is left pending: what it arrives in.
-    pending: Option<Contributed>,
+    pending: Option<UnreducedGrad>,
     /// Of a parameter whose values are not always there, or a view of one.
     watched: Option<Watched>,
 }
@@ -67,7 +67,7 @@ impl ShardTensor {
     /// A tensor that shares this one's memory and history.
     #[must_use]
     pub fn shallow_clone(&self) -> Self {
-        let pending = self.pending.as_ref().map(Contributed::shallow_clone);
+        let pending = self.pending.as_ref().map(UnreducedGrad::shallow_clone);
         let watched = self.watched.clone();
         Self { local: self.local.shallow_clone(), layout: self.layout.clone(), pending, watched }
     }
@@ -173,7 +173,7 @@ impl ShardTensor {
         if placements.len() != own.placements().len() {
             return Err(self.gradient_placement(placements.len(), Placement::Replicate));
         }
-        self.per_rank(&partial)
+        self.mark_varying(&partial)
     }
 
     /// The whole, on every rank: [`redistribute`](Self::redistribute)d to replicated. `grad_placements` as for

@@ -41,7 +41,7 @@ impl Windows {
 
 /// Brings each rank its window of the tensor whose parts are `local`; what lies outside of it is `fill`. Differentiable: a
 /// replicated result counts once. Axes along which the tensor is replicated and the windows differ must have gone through
-/// `per_rank` before.
+/// `mark_varying` before.
 pub(crate) fn fetch(local: &Tensor, layout: &Layout, windows: &Windows, fill: f64) -> Result<Tensor> {
     let forward = transfer(layout, &windows.needs, &[])?;
     let back = match windows.replicated.is_empty() || !forward.communicates {

@@ -17,7 +17,7 @@ use crate::error::{Error, IoContext, Result};
 
 /// Which checkpoint is meant.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Which {
+pub enum CheckpointSelector {
     /// The newest in the run's folder that is whole.
     Newest,
     /// The one in the run's folder with the lowest validation error, of those that are whole.
@@ -39,7 +39,7 @@ pub struct Loaded {
 /// Loads the first checkpoint that is whole on all ranks, and warns of those that are not. All ranks call.
 pub(super) fn load(
     root: &Path,
-    which: &Which,
+    which: &CheckpointSelector,
     contents: &mut dyn Checkpointed,
     world: &Group,
 ) -> Result<Loaded> {
@@ -69,10 +69,14 @@ pub(super) fn load(
 }
 
 /// Returns rank 0's candidates on all ranks, in the order in which they are tried. All ranks must call.
-pub(super) fn candidates(root: &Path, which: &Which, world: &Group) -> Result<(PathBuf, Vec<PathBuf>)> {
+pub(super) fn candidates(
+    root: &Path,
+    which: &CheckpointSelector,
+    world: &Group,
+) -> Result<(PathBuf, Vec<PathBuf>)> {
     let root = match which {
-        Which::At(path) => folder::root_of(path),
-        Which::Newest | Which::Best => folder::root_or_earlier(root),
+        CheckpointSelector::At(path) => folder::root_of(path),
+        CheckpointSelector::Newest | CheckpointSelector::Best => folder::root_or_earlier(root),
     };
     // Names within the folder, which ranks may see at other places; nothing for the place itself.
     let found = if world.rank() == 0 { names(&root, which).map_err(|e| e.to_string()) } else { Ok(None) };
@@ -88,12 +92,12 @@ pub(super) fn candidates(root: &Path, which: &Which, world: &Group) -> Result<(P
     Ok((root, paths))
 }
 
-fn names(root: &Path, which: &Which) -> Result<Option<Vec<String>>> {
-    if matches!(which, Which::At(_)) && (root.is_file() || folder::is_checkpoint(root)) {
+fn names(root: &Path, which: &CheckpointSelector) -> Result<Option<Vec<String>>> {
+    if matches!(which, CheckpointSelector::At(_)) && (root.is_file() || folder::is_checkpoint(root)) {
         return Ok(None);
     }
     let mut found = folder::checkpoints(root)?;
-    if *which == Which::Best {
+    if *which == CheckpointSelector::Best {
         let states: Vec<Option<RunState>> =
             found.iter().map(|path| Some(Manifest::read(path).ok()?.state)).collect();
         let errors = comparable(states.iter().map(Option::as_ref));

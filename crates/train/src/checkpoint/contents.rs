@@ -6,7 +6,7 @@ use serde::{Deserialize, Serialize};
 use tch::{Kind, Tensor};
 
 use super::piece::{Piece, placed};
-use super::read::{Catalogue, Wanted};
+use super::read::{CheckpointIndex, ReadRequest};
 use crate::error::{Context, Error, Result};
 use crate::optim::{AVERAGE, Optimizer, OptimizerState, StateTensor};
 use crate::params::{ParamPlacement, Parameters};
@@ -36,7 +36,7 @@ pub trait Checkpointed {
     /// # Errors
     ///
     /// [`Error::CheckpointUnfit`] for a checkpoint of something else.
-    fn wanted(&self, saved: &Catalogue) -> Result<Vec<Wanted>>;
+    fn wanted(&self, saved: &CheckpointIndex) -> Result<Vec<ReadRequest>>;
 
     /// Takes over what was read: the wanted boxes in their order.
     ///
@@ -110,7 +110,7 @@ impl Checkpointed for Contents<'_> {
             .map_err(|error| Error::invalid("the optimizer's state", error, "what JSON can say"))
     }
 
-    fn wanted(&self, saved: &Catalogue) -> Result<Vec<Wanted>> {
+    fn wanted(&self, saved: &CheckpointIndex) -> Result<Vec<ReadRequest>> {
         let mut wanted = Vec::new();
         let mut problems = Vec::new();
         let group = self.params.model_group();
@@ -124,7 +124,7 @@ impl Checkpointed for Contents<'_> {
                 None => problems.push(format!("{name:?} is missing")),
                 Some(found) if found.shape == shape && convertible(found.kind, tensor.kind()) => {
                     other_precision = other_precision.or(Some((found.kind, tensor.kind())));
-                    wanted.push(Wanted { name: full, region });
+                    wanted.push(ReadRequest { name: full, region });
                 }
                 Some(found) if found.shape != shape || found.kind != tensor.kind() => problems.push(format!(
                     "{name:?} is {:?} {:?}, the model has {:?} {shape:?}",
@@ -132,7 +132,7 @@ impl Checkpointed for Contents<'_> {
                     found.shape,
                     tensor.kind()
                 )),
-                Some(_) => wanted.push(Wanted { name: full, region }),
+                Some(_) => wanted.push(ReadRequest { name: full, region }),
             }
         };
         for p in self.params {
@@ -159,7 +159,7 @@ impl Checkpointed for Contents<'_> {
                 match param {
                     Some(param) if tensor.shape == param.global_shape() => {
                         let (_, region) = placed(&param.tensor.size(), &param.placement, group);
-                        wanted.push(Wanted { name: name.to_owned(), region });
+                        wanted.push(ReadRequest { name: name.to_owned(), region });
                         true
                     }
                     _ => false,

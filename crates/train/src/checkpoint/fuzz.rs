@@ -33,7 +33,7 @@ fn every_flipped_bit_is_found() {
             assert!(verify(&path).is_err(), "byte {at} of {name}");
             let mut found = Model::new(7.0);
             let before = found.bytes();
-            match checkpoints.load(&Which::Newest, &mut found.contents()) {
+            match checkpoints.load(&CheckpointSelector::Newest, &mut found.contents()) {
                 Ok(_) => assert_eq!(found.bytes(), want, "byte {at} of {name}"),
                 Err(_) => assert_eq!(found.bytes(), before, "byte {at} of {name}"),
             }
@@ -75,13 +75,16 @@ fn every_flipped_bit_is_found_in_large_files() {
             file.read_exact_at(&mut byte, at).unwrap();
             file.write_all_at(&[byte[0] ^ (1 << (count % 8))], at).unwrap();
             assert!(verify(&path).is_err(), "byte {at} of {name}");
-            assert!(checkpoints.load(&Which::Newest, &mut found.contents()).is_err(), "byte {at} of {name}");
+            assert!(
+                checkpoints.load(&CheckpointSelector::Newest, &mut found.contents()).is_err(),
+                "byte {at} of {name}"
+            );
             file.write_all_at(&byte, at).unwrap();
         }
     }
     assert!(found.bytes() == before, "nothing was changed");
     verify(&path).unwrap();
-    checkpoints.load(&Which::Newest, &mut found.contents()).unwrap();
+    checkpoints.load(&CheckpointSelector::Newest, &mut found.contents()).unwrap();
 }
 
 /// Manifests with a correct digest and contents that no save would write.
@@ -106,8 +109,9 @@ fn manifests_that_contradict_themselves_are_refused(#[case] change: fn(&mut Mani
     let mut manifest = Manifest::read(&path).unwrap();
     change(&mut manifest);
     std::fs::write(path.join("manifest.json"), manifest.encode().unwrap()).unwrap();
-    let error =
-        alone(folder.path(), Keep::ALL).load(&Which::Newest, &mut Model::new(1.0).contents()).unwrap_err();
+    let error = alone(folder.path(), Keep::ALL)
+        .load(&CheckpointSelector::Newest, &mut Model::new(1.0).contents())
+        .unwrap_err();
     assert!(
         error.to_string().contains("it contradicts itself") && error.to_string().contains(words),
         "{error}"

@@ -39,13 +39,13 @@ use isobar_collectives::Group;
 use serde::{Deserialize, Serialize};
 
 use self::background::Background;
-pub use self::choose::{Loaded, Which};
+pub use self::choose::{CheckpointSelector, Loaded};
 pub use self::contents::{Checkpointed, Contents};
 pub use self::keep::Keep;
 use self::news::{News, Parts};
 pub use self::piece::{Piece, Region};
 use self::plan::{Declared, Plan};
-pub use self::read::{Catalogue, SavedTensor, Wanted};
+pub use self::read::{CheckpointIndex, ReadRequest, SavedTensor};
 pub use self::tools::{Listed, Summary, export, list, reshard, verify};
 use self::write::{Job, Lead, Staging};
 use crate::agree::agree;
@@ -240,7 +240,7 @@ impl Checkpoints {
     /// On every rank where any failed: [`Error::NoCheckpoint`]; [`Error::Checkpoint`] where none is whole;
     /// [`Error::CheckpointUnfit`] for one of a model whose names, shapes or kinds differ (the reason lists them);
     /// [`Error::CheckpointsDiffer`] where the ranks do not read the same. Nothing is changed on a rank that fails.
-    pub fn load(&self, which: &Which, contents: &mut dyn Checkpointed) -> Result<Loaded> {
+    pub fn load(&self, which: &CheckpointSelector, contents: &mut dyn Checkpointed) -> Result<Loaded> {
         choose::load(&self.folder, which, contents, &self.world)
     }
 
@@ -252,14 +252,14 @@ impl Checkpoints {
     /// Those of [`Checkpoints::load`]; [`Error::NoCheckpoint`] if one is required and missing;
     /// [`Error::HoldsResults`] if there must not be any. Nothing is removed.
     pub fn resume(&self, resume: Resume, contents: &mut dyn Checkpointed) -> Result<Option<Loaded>> {
-        let (_, found) = choose::candidates(&self.folder, &Which::Newest, &self.world)?;
+        let (_, found) = choose::candidates(&self.folder, &CheckpointSelector::Newest, &self.world)?;
         match resume {
             Resume::Never if !found.is_empty() => {
                 Err(Error::HoldsResults { path: self.folder.clone(), found: "checkpoints".to_owned() })
             }
             Resume::Never => Ok(None),
             Resume::Auto if found.is_empty() => Ok(None),
-            Resume::Auto | Resume::Must => self.load(&Which::Newest, contents).map(Some),
+            Resume::Auto | Resume::Must => self.load(&CheckpointSelector::Newest, contents).map(Some),
         }
     }
 

@@ -16,7 +16,7 @@ use crate::error::{Context, Error, IoContext, Result};
 
 /// A box that is wanted of a checkpoint's tensor.
 #[derive(Debug, Clone, PartialEq)]
-pub struct Wanted {
+pub struct ReadRequest {
     /// The tensor's name in the checkpoint.
     pub name: String,
     /// Which part of it.
@@ -36,7 +36,7 @@ pub struct SavedTensor {
 
 /// Contents of a checkpoint, without the tensors' values.
 #[derive(Debug)]
-pub struct Catalogue {
+pub struct CheckpointIndex {
     /// Path, for messages.
     pub path: PathBuf,
     /// Its tensors.
@@ -45,7 +45,7 @@ pub struct Catalogue {
     pub facts: Option<serde_json::Value>,
 }
 
-impl Catalogue {
+impl CheckpointIndex {
     /// The tensor of that name.
     pub fn tensor(&self, name: &str) -> Option<&SavedTensor> {
         self.tensors.iter().find(|tensor| tensor.name == name)
@@ -80,7 +80,7 @@ impl Opened {
         Ok(Self { path: path.to_owned(), files: vec![(path.to_owned(), None)], tensors, manifest: None })
     }
 
-    pub(super) fn catalogue(&self) -> Result<Catalogue> {
+    pub(super) fn catalogue(&self) -> Result<CheckpointIndex> {
         let tensors = self.tensors.iter().map(|tensor| {
             let kind = kind(tensor.dtype).ok_or_else(|| {
                 let reason = format!(
@@ -91,7 +91,7 @@ impl Opened {
             })?;
             Ok(SavedTensor { name: tensor.name.clone(), kind, shape: tensor.shape.clone() })
         });
-        Ok(Catalogue {
+        Ok(CheckpointIndex {
             path: self.path.clone(),
             tensors: tensors.collect::<Result<_>>()?,
             facts: self.manifest.as_ref().map(|manifest| manifest.facts.clone()),
@@ -99,7 +99,7 @@ impl Opened {
     }
 
     /// The values of what is wanted. Reads each block of a file that any of them meets once, and no other.
-    pub(super) fn read(&self, wanted: &[Wanted]) -> Result<Vec<Piece>> {
+    pub(super) fn read(&self, wanted: &[ReadRequest]) -> Result<Vec<Piece>> {
         let index: BTreeMap<&str, &TensorEntry> =
             self.tensors.iter().map(|tensor| (tensor.name.as_str(), tensor)).collect();
         let mut targets = Vec::with_capacity(wanted.len());

@@ -15,7 +15,7 @@ fn fifo(path: &Path) {
 /// The errors of all that reads a checkpoint.
 fn errors(root: &Path, path: &Path) -> Vec<String> {
     let mut model = Model::new(7.0);
-    let at = Which::At(path.to_owned());
+    let at = CheckpointSelector::At(path.to_owned());
     vec![
         verify(path).unwrap_err().to_string(),
         export(path, &root.join("out.safetensors")).unwrap_err().to_string(),
@@ -40,7 +40,7 @@ fn checkpoints_in_each_others_folders_are_refused() {
         }
     }
     assert!(list(folder.path()).unwrap().iter().all(|listed| listed.found.is_err()));
-    let error = checkpoints.load(&Which::Newest, &mut model.contents()).unwrap_err().to_string();
+    let error = checkpoints.load(&CheckpointSelector::Newest, &mut model.contents()).unwrap_err().to_string();
     assert!(error.contains("it is of step 2") && error.contains("it is of step 1"), "{error}");
     // Under a name that says nothing of a step, a copy is as good as the original.
     std::fs::rename(&first, &aside).unwrap();

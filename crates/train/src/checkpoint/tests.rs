@@ -99,7 +99,11 @@ fn names(folder: &Path) -> Vec<String> {
 fn restores_every_bit() {
     let (folder, path, mut model) = saved();
     let checkpoints = alone(folder.path(), Keep::ALL);
-    for which in [Which::Newest, Which::At(path.clone()), Which::At(folder.path().to_owned())] {
+    for which in [
+        CheckpointSelector::Newest,
+        CheckpointSelector::At(path.clone()),
+        CheckpointSelector::At(folder.path().to_owned()),
+    ] {
         let mut other = Model::new(7.0);
         let loaded = checkpoints.load(&which, &mut other.contents()).unwrap();
         assert_eq!(loaded, Loaded { path: path.clone(), state: state(1) });
@@ -111,7 +115,7 @@ fn restores_every_bit() {
     // Without an optimizer, the weights alone; and what other programs read of the file.
     let third = Model::new(9.0);
     let mut contents = Contents { params: &third.params, buffers: &third.buffers, optimizer: None };
-    checkpoints.load(&Which::Newest, &mut contents).unwrap();
+    checkpoints.load(&CheckpointSelector::Newest, &mut contents).unwrap();
     let saved = &model.params.get("w").unwrap().tensor;
     assert_eq!(third.params.get("w").unwrap().tensor, *saved);
     let file = std::fs::read(path.join("rank_00000.safetensors")).unwrap();
@@ -138,7 +142,10 @@ fn keeps_the_newest_and_the_best() {
     checkpoints.save(&model.contents(), &scored(5, 0.6)).unwrap();
     assert_eq!(names(folder.path()), ["step_00000002", "step_00000004", "step_00000005", "step_00000008"]);
     let step = |which| checkpoints.load(&which, &mut Model::new(1.0).contents()).unwrap().state;
-    assert_eq!((step(Which::Newest), step(Which::Best)), (scored(5, 0.6), scored(2, 0.1)));
+    assert_eq!(
+        (step(CheckpointSelector::Newest), step(CheckpointSelector::Best)),
+        (scored(5, 0.6), scored(2, 0.1))
+    );
     assert_eq!(names(&folder.path().join("step_00000005")).len(), 2, "what was replaced is gone");
 }
 
@@ -157,7 +164,7 @@ fn a_save_in_the_background_is_of_the_moment_when_it_began() {
     for (step, want) in [(1, before), (2, after)] {
         let mut found = Model::new(7.0);
         let path = folder.path().join(folder::step_folder(step));
-        checkpoints.load(&Which::At(path), &mut found.contents()).unwrap();
+        checkpoints.load(&CheckpointSelector::At(path), &mut found.contents()).unwrap();
         assert_eq!(found.bytes(), want);
     }
 }
@@ -216,9 +223,10 @@ fn damaged_files_are_refused(#[case] file: &str, #[case] damage: fn(&mut Vec<u8>
     let mut other = Model::new(7.0);
     let before = other.bytes();
     let checkpoints = alone(folder.path(), Keep::ALL);
-    for error in
-        [checkpoints.load(&Which::Newest, &mut other.contents()).unwrap_err(), verify(&path).unwrap_err()]
-    {
+    for error in [
+        checkpoints.load(&CheckpointSelector::Newest, &mut other.contents()).unwrap_err(),
+        verify(&path).unwrap_err(),
+    ] {
         assert!(matches!(error, Error::Checkpoint { .. }), "{error}");
         assert!(error.to_string().contains(reason), "{error}");
         assert!(error.to_string().contains(file), "{error}");
@@ -234,7 +242,8 @@ fn other_versions_are_refused_as_such() {
     let manifest = manifest::Manifest::read(&path).unwrap();
     let next = manifest::Manifest { version: 4, ..manifest }.encode().unwrap();
     std::fs::write(path.join("manifest.json"), next).unwrap();
-    let load = || alone(folder.path(), Keep::ALL).load(&Which::Newest, &mut Model::new(1.0).contents());
+    let load =
+        || alone(folder.path(), Keep::ALL).load(&CheckpointSelector::Newest, &mut Model::new(1.0).contents());
     assert!(load().unwrap_err().to_string().contains("its version is 4, this program reads 3"));
     std::fs::remove_file(path.join("manifest.json")).unwrap();
     std::fs::write(path.join("metadata.json"), "{}").unwrap();
@@ -264,7 +273,7 @@ fn the_newest_whole_one_is_loaded_by_all_ranks() {
         }
         world.barrier().unwrap();
         let mut fresh = model(&world, 0.0);
-        let loaded = checkpoints.load(&Which::Newest, &mut fresh.contents()).unwrap();
+        let loaded = checkpoints.load(&CheckpointSelector::Newest, &mut fresh.contents()).unwrap();
         (loaded.state.step, fresh.params.get("w").unwrap().tensor.double_value(&[0, 1]))
     });
     assert_eq!(found, [(1, 1.0), (1, 1.0)]);
@@ -277,7 +286,8 @@ fn another_models_checkpoint_is_refused() {
     let entries = [("w", tensor(&[2, 4])), ("b", tensor(&[3])), ("new", tensor(&[1]))];
     let entries = entries.iter().map(|(n, t)| Parameter::replicated(*n, t)).collect();
     let mut other = Model::of(Parameters::new(entries).unwrap());
-    let error = alone(folder.path(), Keep::ALL).load(&Which::Newest, &mut other.contents()).unwrap_err();
+    let error =
+        alone(folder.path(), Keep::ALL).load(&CheckpointSelector::Newest, &mut other.contents()).unwrap_err();
     assert!(matches!(error, Error::CheckpointUnfit { .. }));
     let error = error.to_string();
     let (_, reason) = error.split_once("refused: ").unwrap();
@@ -288,7 +298,11 @@ fn another_models_checkpoint_is_refused() {
 fn an_empty_folder_has_none() {
     let folder = tempfile::tempdir().unwrap();
     let checkpoints = alone(folder.path(), Keep::ALL);
-    for which in [Which::Newest, Which::Best, Which::At(folder.path().to_owned())] {
+    for which in [
+        CheckpointSelector::Newest,
+        CheckpointSelector::Best,
+        CheckpointSelector::At(folder.path().to_owned()),
+    ] {
         let error = checkpoints.load(&which, &mut Model::new(1.0).contents()).unwrap_err();
         assert!(matches!(error, Error::NoCheckpoint { .. }), "{error}");
     }
@@ -335,7 +349,7 @@ fn loads_on_any_number_of_ranks_and_layout(
     threads::run(ranks, DEADLINE, |world| {
         let mut found = split(&world, dim, 0.0);
         let checkpoints = Checkpoints::new(folder.path(), Keep::ALL, &world);
-        checkpoints.load(&Which::At(from.clone()), &mut found.contents()).unwrap();
+        checkpoints.load(&CheckpointSelector::At(from.clone()), &mut found.contents()).unwrap();
         let mut expected = split(&world, dim, 1.0);
         expected.train();
         assert_eq!(found.bytes(), expected.bytes());
@@ -356,8 +370,9 @@ fn weights_go_to_other_programs_and_come_from_them() {
 
     let mut other = Model::new(7.0);
     let untrained = other.bytes().len();
-    let load =
-        |contents: &mut Contents<'_>| alone(folder.path(), Keep::ALL).load(&Which::At(out.clone()), contents);
+    let load = |contents: &mut Contents<'_>| {
+        alone(folder.path(), Keep::ALL).load(&CheckpointSelector::At(out.clone()), contents)
+    };
     load(&mut Contents { params: &other.params, buffers: &other.buffers, optimizer: None }).unwrap();
     for param in &other.params {
         assert_eq!(param.tensor, model.params.get(&param.name).unwrap().tensor);
@@ -382,7 +397,7 @@ fn counts_of_batches_are_left_out(#[case] name: &str, #[case] fits: bool) {
     let weight = saved.zeros_like().set_requires_grad(true);
     let params = Parameters::new(vec![Parameter::replicated("w", &weight)]).unwrap();
     let mut contents = Contents { params: &params, buffers: &[], optimizer: None };
-    let loaded = alone(folder.path(), Keep::ALL).load(&Which::At(file), &mut contents);
+    let loaded = alone(folder.path(), Keep::ALL).load(&CheckpointSelector::At(file), &mut contents);
     match loaded {
         Ok(_) => assert!(fits && weight.detach() == saved),
         Err(error) => {
@@ -447,12 +462,12 @@ fn any_boxes_are_saved_and_loaded() {
             Ok(serde_json::json!({"steps": 3}))
         }
 
-        fn wanted(&self, saved: &Catalogue) -> Result<Vec<Wanted>> {
+        fn wanted(&self, saved: &CheckpointIndex) -> Result<Vec<ReadRequest>> {
             assert_eq!(saved.tensor("flat").unwrap().shape, [4, 6]);
             Ok(self
                 .0
                 .iter()
-                .map(|(region, _)| Wanted { name: "flat".into(), region: region.clone() })
+                .map(|(region, _)| ReadRequest { name: "flat".into(), region: region.clone() })
                 .collect())
         }
 
@@ -479,7 +494,7 @@ fn any_boxes_are_saved_and_loaded() {
         checkpoints.save(&own, &state(1)).unwrap();
         let (region, want) = cut([0, world.rank() as i64], [4, 5]);
         own.0 = vec![(region, Tensor::new())];
-        checkpoints.load(&Which::Newest, &mut own).unwrap();
+        checkpoints.load(&CheckpointSelector::Newest, &mut own).unwrap();
         assert_eq!(own.0[0].1, want);
     });
 }
@@ -504,12 +519,13 @@ fn weights_are_converted_and_runs_resume_in_their_precision(
 
     let mut model = model_in(own, 0.0);
     let mut weights = Contents { optimizer: None, ..model.contents() };
-    checkpoints.load(&Which::Newest, &mut weights).unwrap();
+    checkpoints.load(&CheckpointSelector::Newest, &mut weights).unwrap();
     let loaded = &model.params.get("w").unwrap().tensor;
     assert_eq!((loaded.kind(), loaded.double_value(&[4, 2])), (own, f64::from(0.3f32)));
 
     let mut resumed = model_in(own, 0.0);
-    let error = checkpoints.load(&Which::Newest, &mut resumed.contents()).unwrap_err().to_string();
+    let error =
+        checkpoints.load(&CheckpointSelector::Newest, &mut resumed.contents()).unwrap_err().to_string();
     let (_, reason) = error.split_once("refused: ").unwrap();
     assert_eq!(
         reason,

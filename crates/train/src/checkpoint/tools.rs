@@ -11,7 +11,7 @@ use super::contents::{average_of, state_dict_name};
 use super::folder;
 use super::manifest::{BoxEntry, FileEntry, Manifest, TensorEntry};
 use super::piece::Region;
-use super::read::{Opened, Wanted};
+use super::read::{Opened, ReadRequest};
 use super::write::{TensorWriter, write_manifest};
 use crate::error::{Error, IoContext, Result};
 use crate::files;
@@ -187,7 +187,7 @@ pub fn export(path: &Path, out: &Path) -> Result<usize> {
         let average = average_of(name);
         let averaged = manifest.tensors.iter().any(|tensor| tensor.name == average);
         let source = if averaged { &average } else { &tensor.name };
-        let wanted = Wanted { name: source.clone(), region: Region::whole(&tensor.shape) };
+        let wanted = ReadRequest { name: source.clone(), region: Region::whole(&tensor.shape) };
         opened.read(&[wanted])?.iter().try_for_each(|piece| writer.tensor(name, &piece.tensor))?;
     }
     writer.finish()?;
@@ -223,7 +223,7 @@ fn open(path: &Path) -> Result<(Opened, Manifest)> {
 }
 
 fn copy(opened: &Opened, name: &str, region: &Region, writer: &mut TensorWriter) -> Result<()> {
-    let wanted = Wanted { name: name.to_owned(), region: region.clone() };
+    let wanted = ReadRequest { name: name.to_owned(), region: region.clone() };
     opened.read(&[wanted])?.iter().try_for_each(|piece| writer.tensor(name, &piece.tensor))
 }
 

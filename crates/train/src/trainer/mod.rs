@@ -29,7 +29,7 @@ use self::same_run::{check_counts, check_same_run};
 use self::validation::{Validation, metric_columns};
 use self::warnings::Extent;
 use crate::agree::agree;
-use crate::checkpoint::{Checkpoints, Contents, Keep, Loaded, RunState, Which};
+use crate::checkpoint::{CheckpointSelector, Checkpoints, Contents, Keep, Loaded, RunState};
 use crate::config::{
     CheckpointConfig, DataParallelConfig, MetricsConfig, OptimizerKind, Precision, Resume, SaveMode,
     ScheduleKind, TrainConfig,
@@ -279,7 +279,7 @@ impl<'a, T: Task> Run<'a, T> {
             tracing::info!(step = state.step, epoch = state.epoch, "resumed from {}", path.display());
         } else if let Some(path) = &config.checkpoint.init {
             let mut weights = Contents { params: &params, buffers, optimizer: None };
-            let loaded = checkpoints.load(&Which::At(path.clone()), &mut weights)?;
+            let loaded = checkpoints.load(&CheckpointSelector::At(path.clone()), &mut weights)?;
             tracing::info!("weights are those of {}", loaded.path.display());
         }
         let extent = Extent {

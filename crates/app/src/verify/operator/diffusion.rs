@@ -67,7 +67,7 @@ impl Operator for Sampler {
         let _guard = forbid_hidden_communication();
         let sample = sampler.sample_from(
             &latents,
-            |step| Ok(noise.select(0, step as i64)?.laid_out_as(&latents)?),
+            |step| Ok(noise.select(0, step as i64)?.redistribute_like(&latents)?),
             |x, sigma| {
                 let (s, sigma) = (s * s, sigma * sigma);
                 Ok(x.mul_scalar(s)?.add_scalar(sigma * mean)?.mul_scalar((s + sigma).recip())?)

@@ -15,7 +15,7 @@ pub use context::context_parallel;
 
 use self::kernel::{Dropout, Inputs, Kernel};
 use self::plan::Plan;
-use self::turns::Turns;
+use self::turns::RingSchedule;
 use super::align::fit;
 use super::random::drawn;
 use super::{operator, refuse};
@@ -181,10 +181,10 @@ fn attend(
     };
     let mask = mask.map(|mask| four_dims(mask, query.kind(), &plan)).transpose()?;
     let query = blocks(&query.to_layout(&plan.query)?.local().shallow_clone())?;
-    let key = blocks(&key.to_layout(&plan.key)?.per_rank(&plan.query_axes)?)?;
-    let value = blocks(&value.to_layout(&plan.value)?.per_rank(&plan.query_axes)?)?;
+    let key = blocks(&key.to_layout(&plan.key)?.mark_varying(&plan.query_axes)?)?;
+    let value = blocks(&value.to_layout(&plan.value)?.mark_varying(&plan.query_axes)?)?;
     let inputs = Inputs { query: &query, key: &key, value: &value, mask: mask.as_ref() };
-    let output = Turns::new(&plan, kernel, options.is_causal)?.apply(&inputs)?;
+    let output = RingSchedule::new(&plan, kernel, options.is_causal)?.apply(&inputs)?;
     let output = torch(output.f_reshape(plan.output.local_shape()))?;
     ShardTensor::new(output, plan.output.clone()).to_layout(&plan.returned)
 }

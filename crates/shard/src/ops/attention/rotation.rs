@@ -10,7 +10,7 @@ use crate::layout::{Layout, coordinates, index_of};
 /// step s, each hands its own block to the rank s further on. A rank receives as much as in a ring that passes blocks on, but
 /// waits for the block's owner only, and may leave out what it has no use for.
 #[derive(Clone)]
-pub(crate) struct Rotation {
+pub(crate) struct Ring {
     pub(crate) group: Group,
     /// This rank's number.
     pub(crate) me: usize,
@@ -19,7 +19,7 @@ pub(crate) struct Rotation {
     places: Vec<usize>,
 }
 
-impl Rotation {
+impl Ring {
     /// The ranks that differ from this one along these axes only; `axes` ascend.
     pub(crate) fn new(layout: &Layout, axes: &[usize]) -> Result<Self> {
         let mesh = layout.mesh_shape();

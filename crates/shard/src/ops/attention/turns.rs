@@ -13,26 +13,26 @@ use super::exact::exact;
 use super::kernel::{Gradients, Inputs, Kernel, Operands, Piece, Running, finite, wide};
 use super::pieces::{meet, pieces};
 use super::plan::Plan;
-use super::rotation::Rotation;
+use super::rotation::Ring;
 use super::torch;
 use crate::error::Result;
 use crate::layout::Interval;
 use crate::ops::refuse;
 
 /// The blocks of keys that this rank meets, in order, and who takes its own.
-pub(super) struct Turns {
+pub(super) struct RingSchedule {
     pub(super) kernel: Kernel,
     pub(super) causal: bool,
-    pub(super) rotation: Rotation,
+    pub(super) rotation: Ring,
     /// True if queries stay and results are combined; otherwise blocks of keys are sent around.
     combines: bool,
     queries: Vec<Vec<Interval>>,
     pub(super) keys: Vec<Interval>,
 }
 
-impl Turns {
+impl RingSchedule {
     pub(super) fn new(plan: &Plan, kernel: Kernel, causal: bool) -> Result<Self> {
-        let rotation = Rotation::new(&plan.query, &plan.key_axes)?;
+        let rotation = Ring::new(&plan.query, &plan.key_axes)?;
         let queries = rotation.members.iter().map(|at| plan.queries_at(at)).collect();
         let keys = rotation.members.iter().map(|at| plan.keys_at(at)).collect();
         Ok(Self { kernel, causal, rotation, combines: plan.combines, queries, keys })
@@ -217,14 +217,14 @@ impl Turns {
                 sums.mask = into.mask;
             }
             if let Some(work) = back.take() {
-                self.take_home(&work.wait()?, &sums)?;
+                self.accumulate_grads(&work.wait()?, &sums)?;
             }
             if step > 0 && wants_keys && self.meet(rotation.target(step), rotation.me) {
                 back = Some(rotation.receive(&block.size(), &block, rotation.target(step))?);
             }
         }
         if let Some(work) = back {
-            self.take_home(&work.wait()?, &sums)?;
+            self.accumulate_grads(&work.wait()?, &sums)?;
         }
         for message in messages {
             message.wait()?;
@@ -344,7 +344,7 @@ impl Turns {
     }
 
     /// Adds what another rank has found of this rank's keys' gradients.
-    fn take_home(&self, packed: &Tensor, sums: &Gradients) -> Result<()> {
+    fn accumulate_grads(&self, packed: &Tensor, sums: &Gradients) -> Result<()> {
         let (key, value) = self.unpack(packed, self.rotation.me, &sums.key, &sums.value)?;
         let add = |sum: &Tensor, part: &Tensor| sum.shallow_clone().f_add_(part);
         torch(add(&sums.key, &key).and_then(|_| add(&sums.value, &value))).map(|_| ())

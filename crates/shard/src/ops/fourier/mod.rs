@@ -126,7 +126,7 @@ impl ShardTensor {
 
     /// The tensor with these dims whole; what split them splits that other dim for which a rank receives the fewest bytes. Of
     /// a tensor that has no other dims, they are gathered.
-    pub(crate) fn turned_aside(&self, dims: &[usize]) -> Result<Self> {
+    pub(crate) fn reshard_off(&self, dims: &[usize]) -> Result<Self> {
         let mut x = self.resolved()?;
         for &from in dims {
             let layout = x.layout();

@@ -33,7 +33,7 @@ impl ShardTensor {
                     index = index.gathered(|_| true)?;
                 }
                 let along = index.layout().dims()[0].clone();
-                let y = x.per_rank(&along.axes)?.f_index_select(at as i64, index.local());
+                let y = x.mark_varying(&along.axes)?.f_index_select(at as i64, index.local());
                 let y = told(OP, x.layout(), y)?;
                 return Ok(Self::new(y, x.layout().with_dim(at, along)));
             }
@@ -81,7 +81,7 @@ impl ShardTensor {
             let index = index.to_layout(&layout)?;
             let y = match split {
                 false => {
-                    let y = x.per_rank(&along.axes)?.f_gather(at as i64, index.local(), false);
+                    let y = x.mark_varying(&along.axes)?.f_gather(at as i64, index.local(), false);
                     told(OP, x.layout(), y)?
                 }
                 true => {

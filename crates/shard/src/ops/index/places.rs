@@ -31,7 +31,7 @@ impl ShardTensor {
                 );
             }
             let alike = to.iter().copied().filter(|axis| !from.contains(axis)).collect::<Vec<_>>();
-            let local = x.per_rank(&alike)?;
+            let local = x.mark_varying(&alike)?;
             let rows = torch(OP, rows(&local, dims))?;
             let picked = if from.is_empty() {
                 let wanted = torch(OP, wanted(index, like.layout().intervals().as_slice(), dims))?;

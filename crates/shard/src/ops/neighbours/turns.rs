@@ -10,17 +10,17 @@ use super::search::{Found, Search};
 use super::torch;
 use crate::error::{Error, Result};
 use crate::layout::Interval;
-use crate::ops::attention::rotation::Rotation;
+use crate::ops::attention::rotation::Ring;
 
 /// Which points and how many queries the ranks have that share their points.
 #[derive(Clone)]
-pub(super) struct Turns {
-    pub(super) rotation: Rotation,
+pub(super) struct RingSchedule {
+    pub(super) rotation: Ring,
     pub(super) points: Vec<Interval>,
     pub(super) queries: Vec<i64>,
 }
 
-impl Turns {
+impl RingSchedule {
     /// Searches all points, without gradients.
     pub(super) fn search(&self, points: &Tensor, queries: &Tensor, search: impl Search) -> Result<Found> {
         let _guard = NoGrad::new();
@@ -91,7 +91,7 @@ impl Turns {
 /// The coordinates of the points of these global numbers, as a linear map of the ranks' points.
 #[derive(Clone)]
 pub(super) struct Selection {
-    pub(super) turns: Turns,
+    pub(super) turns: RingSchedule,
     /// A tensor may be sent to other threads, not shared with them.
     indices: Arc<Mutex<Tensor>>,
 }
@@ -100,7 +100,7 @@ pub(super) struct Selection {
 struct Addition(Selection);
 
 impl Selection {
-    pub(super) fn new(turns: &Turns, indices: &Tensor) -> Self {
+    pub(super) fn new(turns: &RingSchedule, indices: &Tensor) -> Self {
         Self { turns: turns.clone(), indices: Arc::new(Mutex::new(indices.shallow_clone())) }
     }
 

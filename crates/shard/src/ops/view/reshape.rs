@@ -46,7 +46,7 @@ impl ShardTensor {
                     }
                 }
             }
-            let x = x.whole_along(OP, &(0..x.ndim()).collect::<Vec<_>>())?;
+            let x = x.replicate_dims(OP, &(0..x.ndim()).collect::<Vec<_>>())?;
             let layout = x.layout().with_dims(shape.iter().map(|&extent| Dim::whole(extent)).collect());
             Ok(Self::new(torch(OP, x.local().f_reshape(&shape))?, layout))
         })

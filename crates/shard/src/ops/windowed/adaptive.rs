@@ -1,6 +1,6 @@
 //! Adaptive pooling: result `i` of `m` is of the elements from ⌊i·n/m⌋ to ⌈(i+1)·n/m⌉ of `n`.
 
-use isobar_array::kernel::{Walk, along, check_dims, means, spatial_name};
+use isobar_array::kernel::{ConvGeometry, along, check_dims, means, spatial_name};
 use tch::{TchError, Tensor};
 
 use super::part_of;
@@ -107,7 +107,7 @@ impl ShardTensor {
                 if extent < 1 {
                     return refuse(op, format!("dim {dim} has no elements"));
                 }
-                walks.push(Walk {
+                walks.push(ConvGeometry {
                     dim,
                     extent,
                     result,

@@ -6,11 +6,11 @@ use tch::Tensor;
 use crate::dense::named;
 use crate::error::Result;
 use crate::layout::{Dim, Placement};
-use crate::ops::contract::nothing_of;
+use crate::ops::contract::graph_zeros;
 use crate::tensor::{ShardTensor, same_mesh};
 
 /// Input, weight and bias as their channels go together.
-pub(super) struct Channels {
+pub(super) struct ConvOperands {
     pub(super) x: ShardTensor,
     pub(super) weight: Tensor,
     pub(super) bias: Option<Tensor>,
@@ -21,7 +21,7 @@ pub(super) struct Channels {
     summed: Vec<usize>,
 }
 
-impl Channels {
+impl ConvOperands {
     pub(super) fn new(
         x: &ShardTensor,
         weight: &ShardTensor,
@@ -53,7 +53,7 @@ impl Channels {
         let mut used = x.layout().sharding_axes();
         used.extend(&out.axes);
         // Ranks with other channels of the result use the whole input each for itself.
-        let x = ShardTensor::new(x.per_rank(&out.axes)?, x.layout().clone());
+        let x = ShardTensor::new(x.mark_varying(&out.axes)?, x.layout().clone());
         let mut dims = of_weight.to_vec();
         dims[input] = inner.clone();
         dims[output] = out.clone();
@@ -66,7 +66,7 @@ impl Channels {
                 let at = x.layout().coordinates().unwrap_or_default();
                 // Of a partial sum, the first rank adds it.
                 let first = summed.iter().all(|&axis| at[axis] == 0);
-                Some(if first { local } else { named("conv", &[&local], nothing_of(&local))? })
+                Some(if first { local } else { named("conv", &[&local], graph_zeros(&local))? })
             }
         };
         Ok(Self { x, weight, bias, groups, out, summed })
@@ -123,7 +123,7 @@ impl Channels {
 fn used_along(used: &[usize], parameter: &ShardTensor) -> Result<Tensor> {
     let own = parameter.layout().sharding_axes();
     let others: Vec<usize> = used.iter().copied().filter(|axis| !own.contains(axis)).collect();
-    parameter.per_rank(&others)
+    parameter.mark_varying(&others)
 }
 
 /// The rank's part of a bias, split as the channels of the result.

@@ -1,10 +1,10 @@
 //! Convolution and transposed convolution.
 
-use isobar_array::kernel::{Steps, Walk, spatial_dims, spatial_name};
+use isobar_array::kernel::{ConvGeometry, ConvParams, spatial_dims, spatial_name};
 use isobar_array::{Conv, PadMode, Padding};
 use tch::Tensor;
 
-use super::channels::Channels;
+use super::channels::ConvOperands;
 use super::halo::{Halo, Native};
 use super::pad::pad_mode;
 use super::{Windowed, border};
@@ -63,18 +63,18 @@ impl ShardTensor {
             }
             let walks = conv.walks(self.shape(), weight.shape(), bias.map(Self::shape))?;
             let x = self.resolved()?.consecutive_along(|dim| dim > 0)?;
-            let parts = Channels::new(&x, weight, bias, conv.groups, false)?;
+            let parts = ConvOperands::new(&x, weight, bias, conv.groups, false)?;
             if conv.padding_mode == PadMode::Constant
                 && let Some(halo) = Halo::new(&parts.x, &walks)?
             {
-                let Steps { stride, padding, dilation, .. } = Steps::of(&walks);
+                let ConvParams { stride, padding, dilation, .. } = ConvParams::of(&walks);
                 let native = Native { stride, padding, dilation, groups: parts.groups, bias: bias.is_some() };
                 let y = halo.convolve(parts.x.local(), &parts, native)?;
-                let result = |walk: &Walk| parts.x.layout().dims()[walk.dim].scaled(walk.result);
+                let result = |walk: &ConvGeometry| parts.x.layout().dims()[walk.dim].scaled(walk.result);
                 return Ok(parts.result(y, walks.iter().map(result).collect()));
             }
             let windowed = Windowed::new(&parts.x, &walks, border(conv.padding_mode), 0.0, true)?;
-            let mut steps = Steps::of(&walks);
+            let mut steps = ConvParams::of(&walks);
             for (padding, native) in steps.padding.iter_mut().zip(&windowed.native) {
                 *padding = if *native { *padding } else { 0 };
             }
@@ -116,7 +116,7 @@ impl ShardTensor {
             let shapes = (self.shape(), weight.shape(), bias.map(Self::shape));
             let (mut steps, extents) = conv.transposed(shapes, output_padding)?;
             let x = self.resolved()?.consecutive_along(|dim| dim > 0)?;
-            let parts = Channels::new(&x, weight, bias, conv.groups, true)?;
+            let parts = ConvOperands::new(&x, weight, bias, conv.groups, true)?;
             let x = &parts.x;
             let layout = x.layout();
             let mut windows = Windows::of(layout);
@@ -127,7 +127,7 @@ impl ShardTensor {
                 if layout.is_sharded(dim) {
                     let (stride, padding) = (steps.stride[index], steps.padding[index]);
                     let reach = steps.dilation[index] * (weight.shape()[dim] - 1);
-                    let back = Back { stride, padding, reach, extent: x.shape()[dim] };
+                    let back = TransposedWindow { stride, padding, reach, extent: x.shape()[dim] };
                     let pieces = parts.parts.iter().map(|part| back.pieces(part));
                     let need = crate::window::Need { axes: parts.axes.clone(), parts: pieces.collect() };
                     windows = windows.with(dim, need);
@@ -151,7 +151,7 @@ impl ShardTensor {
 }
 
 /// Which inputs of a transposed convolution a result needs.
-struct Back {
+struct TransposedWindow {
     stride: i64,
     padding: i64,
     reach: i64,
@@ -159,7 +159,7 @@ struct Back {
 }
 
 /// Crop of a cover's result.
-struct Cut {
+struct Crop {
     /// Cut off at both ends by the dense operator.
     padding: i64,
     /// Not cut off at the end by it.
@@ -168,7 +168,7 @@ struct Cut {
     start: i64,
 }
 
-impl Back {
+impl TransposedWindow {
     /// Inputs whose results cover the interval, as first and behind the last; then those of them that exist and reach into
     /// it. In the place of the others stand zeros.
     fn cover(&self, own: Interval) -> [(i64, i64); 2] {
@@ -196,16 +196,16 @@ impl Back {
         pieces.into_iter().filter(any).collect()
     }
 
-    fn cut(&self, own: Interval, dilation: i64) -> Cut {
+    fn cut(&self, own: Interval, dilation: i64) -> Crop {
         if own.len == 0 {
-            return Cut { padding: 0, extra: 0, start: 0 };
+            return Crop { padding: 0, extra: 0, start: 0 };
         }
         let [(first, end), _] = self.cover(own);
         let before = own.start + self.padding - first * self.stride;
         let after = (end - 1) * self.stride + self.reach + 1 - (own.end() + self.padding);
         // libtorch takes an output padding below the stride or the dilation.
         let padding = before.min(after + self.stride.max(dilation) - 1);
-        Cut { padding, extra: (padding - after).max(0), start: before - padding }
+        Crop { padding, extra: (padding - after).max(0), start: before - padding }
     }
 }
 

@@ -6,7 +6,7 @@
 
 use std::sync::{Arc, Mutex, PoisonError};
 
-use isobar_array::kernel::{Steps, Walk, product_kind};
+use isobar_array::kernel::{ConvGeometry, ConvParams, product_kind};
 use isobar_collectives::Group;
 use isobar_collectives::trace::Label;
 use isobar_collectives::windows::{self, Fetch, Transfer};
@@ -14,7 +14,7 @@ use isobar_torch::autograd::{self, BackwardOptions, Context, Function};
 use isobar_torch::guard::{EnableGrad, NoGrad, is_grad_enabled};
 use tch::{Kind, TchError, Tensor};
 
-use super::channels::Channels;
+use super::channels::ConvOperands;
 use crate::error::Result;
 use crate::layout::Dim;
 use crate::ops::{refuse, torch};
@@ -52,7 +52,7 @@ pub(super) struct Native {
 
 impl Native {
     fn convolve(&self, x: &Tensor, w: &Tensor, b: Option<&Tensor>) -> Result<Tensor, TchError> {
-        let steps = Steps {
+        let steps = ConvParams {
             stride: self.stride.clone(),
             padding: self.padding.clone(),
             dilation: self.dilation.clone(),
@@ -66,7 +66,7 @@ impl Halo {
     /// The halo of a convolution that pads with zeros, if one of its dims is split, over which it goes in single steps to a
     /// result of the same extent, and no part is smaller than the halo; not where 16-bit floats are computed, which would be rounded
     /// once more where it is added. The same answer on all ranks.
-    pub(super) fn new(x: &ShardTensor, walks: &[Walk]) -> Result<Option<Self>> {
+    pub(super) fn new(x: &ShardTensor, walks: &[ConvGeometry]) -> Result<Option<Self>> {
         let layout = x.layout();
         if matches!(x.kind(), Kind::Half | Kind::BFloat16) || product_kind(x.device()).is_some() {
             return Ok(None);
@@ -106,7 +106,7 @@ impl Halo {
     }
 
     /// The convolution of this rank's part.
-    pub(super) fn convolve(self, x: &Tensor, parts: &Channels, native: Native) -> Result<Tensor> {
+    pub(super) fn convolve(self, x: &Tensor, parts: &ConvOperands, native: Native) -> Result<Tensor> {
         let (weight, bias) = (&parts.weight, parts.bias.as_ref());
         let inputs: Vec<&Tensor> = [x, weight].into_iter().chain(bias).collect();
         let records = is_grad_enabled() && inputs.iter().any(|input| input.requires_grad());

@@ -1,6 +1,6 @@
 //! Interpolation to another extent.
 
-use isobar_array::kernel::{Grid, Rest, Walk};
+use isobar_array::kernel::{ConvGeometry, Grid, Rest};
 use isobar_array::{Interpolation, Resize};
 
 use super::part_of;
@@ -49,7 +49,7 @@ impl ShardTensor {
             for index in 0..spatial {
                 let (dim, from, to) = (index + 2, extents[index], output[index]);
                 let grid = Grid { from, to, scale: scales[index], align_corners, single, mode };
-                walks.push(Walk {
+                walks.push(ConvGeometry {
                     dim,
                     extent: from,
                     result: to,

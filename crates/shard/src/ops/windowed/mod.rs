@@ -10,7 +10,7 @@ mod pad;
 mod pool;
 
 use isobar_array::PadMode;
-use isobar_array::kernel::Walk;
+use isobar_array::kernel::ConvGeometry;
 use tch::Tensor;
 
 use crate::error::Result;
@@ -19,7 +19,7 @@ use crate::tensor::ShardTensor;
 use crate::window::{Border, Need, Piece, Windows, fetch};
 
 /// Returns the input's indices that some of the result's need; they may lie beyond its ends.
-fn window(walk: &Walk, own: Interval) -> (i64, i64) {
+fn window(walk: &ConvGeometry, own: Interval) -> (i64, i64) {
     let first = own.start * walk.stride - walk.before;
     (first, first + (own.len - 1) * walk.stride + walk.reach())
 }
@@ -49,7 +49,13 @@ impl Windowed {
     /// Fetches the windows of all walks. Along dims that are not split, a border of zeros that is the same on both sides is
     /// left to the dense operator. A rank without results gets a window of fill that gives one, to be cut off again by
     /// [`Windowed::trim`]: so that it computes as all others do.
-    fn new(x: &ShardTensor, walks: &[Walk], border: Border, fill: f64, native_border: bool) -> Result<Self> {
+    fn new(
+        x: &ShardTensor,
+        walks: &[ConvGeometry],
+        border: Border,
+        fill: f64,
+        native_border: bool,
+    ) -> Result<Self> {
         let layout = x.layout();
         let mut windows = Windows::of(layout);
         // A copy of its own where something is repeated, which the gradient of the window is not.
@@ -75,7 +81,7 @@ impl Windowed {
     }
 
     /// The result without the elements of ranks that have none.
-    fn trim(&self, mut y: Tensor, walks: &[Walk]) -> Result<Tensor, tch::TchError> {
+    fn trim(&self, mut y: Tensor, walks: &[ConvGeometry]) -> Result<Tensor, tch::TchError> {
         for (walk, own) in walks.iter().zip(&self.own) {
             if own.len == 0 {
                 y = y.f_narrow(walk.dim as i64, 0, 0)?;
@@ -88,7 +94,7 @@ impl Windowed {
 /// Returns the sharding of a result along one dim. With stride 1, each element of the result stays on the rank with
 /// the centre of its window, so that a convolution which crops a padding restores the sharding before that padding.
 /// With larger strides, the sharding is scaled.
-fn split_of_result(dim: &Dim, walk: &Walk) -> Dim {
+fn split_of_result(dim: &Dim, walk: &ConvGeometry) -> Dim {
     if walk.stride != 1 || walk.result == walk.extent {
         return dim.scaled(walk.result);
     }
@@ -103,7 +109,7 @@ fn split_of_result(dim: &Dim, walk: &Walk) -> Dim {
 }
 
 /// Returns the window of each rank along one dim.
-fn windows_along(result: &Dim, walk: &Walk, border: Border) -> Need {
+fn windows_along(result: &Dim, walk: &ConvGeometry, border: Border) -> Need {
     let mut need = Need::windows(result, walk.extent, border, |own| match own.len {
         0 => (0, 0),
         _ => window(walk, own),

@@ -1,7 +1,7 @@
 //! Padding, rolling, flipping, unfolding.
 
 use isobar_array::PadMode;
-use isobar_array::kernel::{Around, Walk, number};
+use isobar_array::kernel::{Around, ConvGeometry, number};
 
 use super::{Windowed, border, part_of};
 use crate::dense::named;
@@ -147,8 +147,16 @@ impl ShardTensor {
                 return Ok(Self::new(y, x.layout().with_dims(dims)));
             }
             let result = (extent - size) / step + 1;
-            let walk =
-                Walk { dim, extent, result, kernel: size, stride: step, dilation: 1, before: 0, after: 0 };
+            let walk = ConvGeometry {
+                dim,
+                extent,
+                result,
+                kernel: size,
+                stride: step,
+                dilation: 1,
+                before: 0,
+                after: 0,
+            };
             let windowed = Windowed::new(&x, &[walk], Border::Fill, 0.0, false)?;
             let y = windowed.local.f_unfold(dim as i64, size, step).and_then(|y| windowed.trim(y, &[walk]));
             let mut dims = layout.dims().to_vec();

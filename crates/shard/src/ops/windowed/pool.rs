@@ -1,7 +1,7 @@
 //! Pooling.
 
 use isobar_array::Pool;
-use isobar_array::kernel::{Walk, along, average, cut_like, maxima, nonempty, spatial_name, values};
+use isobar_array::kernel::{ConvGeometry, along, average, cut_like, maxima, nonempty, spatial_name, values};
 use tch::{Device, Kind, TchError, Tensor};
 
 use super::{Windowed, window};
@@ -84,7 +84,11 @@ impl ShardTensor {
 }
 
 /// The layout of a result whose walked dims are these.
-pub(super) fn result_layout(x: &ShardTensor, walks: &[Walk], results: &[Dim]) -> crate::layout::Layout {
+pub(super) fn result_layout(
+    x: &ShardTensor,
+    walks: &[ConvGeometry],
+    results: &[Dim],
+) -> crate::layout::Layout {
     let mut dims = x.layout().dims().to_vec();
     for (walk, result) in walks.iter().zip(results) {
         dims[walk.dim] = result.clone();
@@ -93,7 +97,7 @@ pub(super) fn result_layout(x: &ShardTensor, walks: &[Walk], results: &[Dim]) ->
 }
 
 /// From indices into the flattened window to those into the flattened whole.
-fn global_indices(indices: &Tensor, windowed: &Windowed, walks: &[Walk]) -> Result<Tensor, TchError> {
+fn global_indices(indices: &Tensor, windowed: &Windowed, walks: &[ConvGeometry]) -> Result<Tensor, TchError> {
     let mut rest = indices.shallow_clone();
     let mut global = indices.f_zeros_like()?;
     let mut scale = 1;
@@ -111,7 +115,7 @@ fn global_indices(indices: &Tensor, windowed: &Windowed, walks: &[Walk]) -> Resu
 }
 
 /// The sums of windows that lie whole in the tensor; in fp32 where 16 bits would overflow.
-fn sums(x: &Tensor, walks: &[Walk]) -> Result<Tensor, TchError> {
+fn sums(x: &Tensor, walks: &[ConvGeometry]) -> Result<Tensor, TchError> {
     let x = &match x.kind() {
         Kind::Half | Kind::BFloat16 => x.f_to_kind(Kind::Float)?,
         _ => x.shallow_clone(),
@@ -129,7 +133,7 @@ fn sums(x: &Tensor, walks: &[Walk]) -> Result<Tensor, TchError> {
 }
 
 /// Returns the number of elements of each window on this rank: a product of one number along each dim.
-fn divisors(y: &Tensor, walks: &[Walk], own: &[Interval], pool: &Pool) -> Result<Tensor, TchError> {
+fn divisors(y: &Tensor, walks: &[ConvGeometry], own: &[Interval], pool: &Pool) -> Result<Tensor, TchError> {
     let options = (y.kind(), y.device());
     if let Some(divisor) = pool.divisor_override {
         return Tensor::f_full([1; 0], divisor, options);
