@@ -69,6 +69,7 @@ pub use dataset::{Dataset, DatasetWriter, Window, check_window, choose};
 pub use error::{Error, Result};
 pub use format::darcy::{DarcyFields, DarcyFile, DarcyStatistics, DarcyWriter};
 pub use format::the_well::{WellDim, WellField, WellFile, WellMeta, WellWriter};
+pub use format::zarr::remote_stamp;
 pub use grid::{DataVariable, Dim, PredictionMeta};
 #[doc(hidden)]
 pub use inventory;

@@ -10,6 +10,7 @@ mod parts;
 mod pdebench;
 mod read;
 mod refuse;
+mod remote;
 mod storage;
 mod stream;
 mod well;

@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 use std::time::UNIX_EPOCH;
 
 use anyhow::Result;
-use isobar_data::{Part, choose};
+use isobar_data::{Part, choose, remote_stamp};
 use isobar_train::config::DataConfig;
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
@@ -31,16 +31,19 @@ struct Kept {
 
 /// Describes the data that statistics are of: files with their sizes and times, a digest of some values, the options of
 /// formats, and the variables by role.
-/// `None` if nothing says when the data change, such as in an object store.
+/// Of a store at a URL, the root metadata stand for its chunks.
+/// `None` if nothing says when the data change.
 pub(super) fn description(
     source: &Source,
     train: &Part,
     config: &DataConfig,
     (digest, change): (u64, bool),
 ) -> Result<Option<Value>> {
-    let mut files = Vec::new();
+    let (mut files, mut stores) = (Vec::new(), Vec::new());
     for file in train.data.files() {
-        if !look(&file, &mut files) {
+        if let Some(stamp) = remote_stamp(&file) {
+            stores.push((file, stamp));
+        } else if !look(&file, &mut files) {
             return Ok(None);
         }
     }
@@ -53,6 +56,7 @@ pub(super) fn description(
     };
     Ok(Some(json!({
         "files": files,
+        "stores": stores,
         "digest": digest,
         "format": config.format_name(),
         "options": config.own,

@@ -9,4 +9,4 @@ mod npy;
 mod pdebench;
 mod safetensors;
 pub(crate) mod the_well;
-mod zarr;
+pub(crate) mod zarr;

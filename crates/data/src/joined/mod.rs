@@ -23,6 +23,7 @@ use crate::{Error, Result};
 
 pub(crate) use self::handles::Opener;
 pub use self::paths::DataPath;
+pub(crate) use self::paths::is_url;
 
 /// The axis along which files follow each other.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]

@@ -74,7 +74,7 @@ impl DataPath {
 
     /// Returns whether the first path is a store of Zarr, whatever its name: a folder with its metadata, or one in an object store.
     pub fn is_zarr(&self) -> bool {
-        let is_store = |path: &PathBuf| path.to_string_lossy().contains("://") || is_zarr_store(path);
+        let is_store = |path: &PathBuf| is_url(path) || is_zarr_store(path);
         self.paths().first().is_some_and(is_store)
     }
 
@@ -112,11 +112,16 @@ impl DataPath {
     }
 }
 
+/// Returns whether a path is a URL, such as `s3://bucket/prefix`.
+pub(crate) fn is_url(path: &Path) -> bool {
+    path.to_string_lossy().contains("://")
+}
+
 /// The files of one path.
 fn expand(path: &Path, format: &Entry) -> Result<Vec<PathBuf>> {
     let one = || vec![path.to_owned()];
     let text = path.to_string_lossy();
-    if text.contains("://") {
+    if is_url(path) {
         return Ok(one());
     }
     if path.is_dir() {

@@ -24,7 +24,7 @@ type Run = fn(&Call<'_>) -> Result<Vec<ShardTensor>>;
 
 inventory::collect!(Operator);
 
-/// What a rank receives from others in an operator and its gradient. `isobar verify` checks the bytes of each layout against it.
+/// Data that a rank receives from others in an operator and its gradient. `isobar verify` checks the bytes of each layout against it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Traffic {
@@ -226,7 +226,7 @@ macro_rules! register {
     };
 }
 
-/// What the rule of an operator returns.
+/// Result of the rule of an operator.
 #[doc(hidden)]
 pub trait IntoTensors {
     /// Its tensors, in order.

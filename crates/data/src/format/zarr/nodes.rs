@@ -37,7 +37,12 @@ pub(super) enum Version {
 pub(super) fn nodes(path: &Path, store: &dyn Store) -> Result<BTreeMap<String, Node>> {
     let reader = Reader { path, store };
     let mut found = BTreeMap::new();
-    if let Some(root) = reader.json("zarr.json")? {
+    // Some stores answer to callers that may not list them that an object is denied, where it is not there.
+    let (root, denied) = match reader.json("zarr.json") {
+        Err(error) if is_denied(&error) => (None, Some(error)),
+        root => (root?, None),
+    };
+    if let Some(root) = root {
         let consolidated = root.get("consolidated_metadata").and_then(|all| all.get("metadata"));
         match consolidated.and_then(Value::as_object) {
             _ if is_array(&root) => reader.add(&mut found, "", v3(root))?,
@@ -50,7 +55,11 @@ pub(super) fn nodes(path: &Path, store: &dyn Store) -> Result<BTreeMap<String, N
         }
         return Ok(found);
     }
-    if let Some(all) = reader.json(".zmetadata")? {
+    let all = match (reader.json(".zmetadata"), denied) {
+        (Err(_) | Ok(None), Some(denied)) => return Err(denied),
+        (all, _) => all?,
+    };
+    if let Some(all) = all {
         let wrong = || reader.misfit(".zmetadata", "without the object `metadata`", "consolidated metadata");
         let all = all.get("metadata").and_then(Value::as_object).ok_or_else(wrong)?;
         for (key, array) in all {
@@ -80,6 +89,10 @@ pub(super) fn nodes(path: &Path, store: &dyn Store) -> Result<BTreeMap<String, N
         ));
     }
     Ok(found)
+}
+
+fn is_denied(error: &Error) -> bool {
+    matches!(error, Error::Io { source, .. } if source.kind() == std::io::ErrorKind::PermissionDenied)
 }
 
 fn is_array(node: &Value) -> bool {
