@@ -129,7 +129,7 @@ fn stores_that_are_not_there_are_errors() {
     refused(&format!("http://127.0.0.1:{port}/none.zarr"), "u", "neither zarr.json, .zmetadata");
     refused(&format!("http://127.0.0.1:{port}/v2.zarr"), "big", "no consolidated metadata");
     let (port, _) = serve(fixtures(), "403 Forbidden");
-    refused(&format!("http://127.0.0.1:{port}/none.zarr"), "u", "the server wants a login");
+    refused(&format!("http://127.0.0.1:{port}/none.zarr"), "u", "or the server wants a login");
     refused("ftp://host/a.zarr", "u", "its scheme is `ftp`");
 }
 
@@ -140,6 +140,18 @@ fn a_stamp_is_of_the_metadata() {
     let size = fs::metadata(fixtures().join("xarray_v2.zarr/.zmetadata")).unwrap().len();
     assert!(stamp("xarray_v2.zarr").unwrap().starts_with(&format!(".zmetadata {size} 2026-11-24")));
     assert_eq!(stamp("none.zarr"), None);
+}
+
+/// Starts the test `name` of this program in a process of its own, for its environment; returns whether it passed, and its output.
+fn as_a_process(name: &str, port: u16, url: &str, variables: &[(&str, &str)]) -> (bool, String) {
+    let mut command = Command::new(std::env::current_exe().unwrap());
+    for (name, _) in std::env::vars_os().filter(|(name, _)| name.to_string_lossy().starts_with("AWS_")) {
+        command.env_remove(name);
+    }
+    command.args([name, "--exact"]).env("ISOBAR_TEST_S3", url);
+    command.env("AWS_ENDPOINT", format!("http://127.0.0.1:{port}")).env("AWS_ALLOW_HTTP", "true");
+    let output = command.envs(variables.iter().copied()).output().unwrap();
+    (output.status.success(), String::from_utf8_lossy(&output.stdout).into_owned())
 }
 
 /// The part of the test below that reads: a process of its own, for its environment.
@@ -158,14 +170,8 @@ fn windows_over_s3_are_the_folders() {
     let (port, sent) = serve(fixtures().parent().unwrap().to_owned(), "403 Forbidden");
     for keys in [&[("AWS_ACCESS_KEY_ID", "key"), ("AWS_SECRET_ACCESS_KEY", "secret")][..], &[]] {
         sent.paths.lock().unwrap().clear();
-        let mut command = Command::new(std::env::current_exe().unwrap());
-        for (name, _) in std::env::vars_os().filter(|(name, _)| name.to_string_lossy().starts_with("AWS_")) {
-            command.env_remove(name);
-        }
-        command.args(["remote::as_a_caller_of_s3", "--exact"]).env("ISOBAR_TEST_S3", "s3://zarr");
-        command.env("AWS_ENDPOINT", format!("http://127.0.0.1:{port}")).env("AWS_ALLOW_HTTP", "true");
-        let output = command.envs(keys.iter().copied()).output().unwrap();
-        assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stdout));
+        let (passed, output) = as_a_process("remote::as_a_caller_of_s3", port, "s3://zarr", keys);
+        assert!(passed && output.contains("1 passed"), "{output}");
         assert!(sent.paths.lock().unwrap().iter().any(|path| path == "zarr/xarray_v3.zarr/zarr.json"));
     }
 }

@@ -77,7 +77,7 @@ impl Local for ShardTensor {
         let to = other.layout().of_gradient();
         if ShardTensor::shape(self) != to.shape() {
             let reason = format!("{self} and {other} differ in shape");
-            return kernel::refuse("laid_out_as", reason);
+            return kernel::refuse("redistribute_like", reason);
         }
         Ok(self.to_layout(&to)?)
     }

@@ -1,4 +1,4 @@
-//! Operators that a program adds to Isobar from outside, in the ways that there are.
+//! Operators that a program adds to Isobar from outside, in four ways.
 //!
 //! - `row_energy` has a rule of sharded tensors, registered as the built-in operators are; `softsign` replaces a built-in one so.
 //! - `biased_gelu` is a dense function whose acceptable shardings are declared.

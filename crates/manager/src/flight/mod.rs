@@ -105,7 +105,7 @@ pub struct Peer {
     pub fate: RankOutcome,
 }
 
-/// Fate of a rank.
+/// How a rank ended, or that it runs.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 #[non_exhaustive]

@@ -5,7 +5,7 @@ use isobar_array::{Array, Attrs, registered_ops};
 use tch::Tensor;
 
 use crate::error::{Error, Result};
-use crate::rules::{announce, built_in, registered_sharded_ops, replacement, rule};
+use crate::rules::{announce, built_in, operators, registered_sharded_ops, replacement, rule};
 use crate::tensor::{ShardTensor, same_mesh};
 
 impl ShardTensor {
@@ -29,6 +29,7 @@ impl ShardTensor {
         if !is_registered(name) {
             let mut known = registered_ops();
             known.extend(registered_sharded_ops());
+            known.extend(operators().into_iter().map(|operator| operator.name().to_owned()));
             known.sort_unstable();
             known.dedup();
             return Err(Error::from(isobar_array::Error::UnknownOperator { name: name.to_owned(), known }));

@@ -6,9 +6,9 @@ use crate::error::Result;
 use crate::rules::Call;
 
 crate::register! {
-    /// Channels in squares of `upscale_factor` points.
+    /// Groups of `upscale_factor`² channels rearranged to `upscale_factor` times as many points along both dims.
     "pixel_shuffle"(input) Boundaries: |call| call.tensor(0)?.pixel_shuffle(call.get("upscale_factor")?);
-    /// Squares of `downscale_factor` points in channels.
+    /// Squares of `downscale_factor`² points rearranged to channels.
     "pixel_unshuffle"(input) Boundaries: |call| call.tensor(0)?.pixel_unshuffle(call.get("downscale_factor")?);
     /// The field at the points of `grid`.
     "grid_sample"(input, grid) Samples: |call| call.tensor(0)?.grid_sample(call.tensor(1)?, &options(call)?);

@@ -32,7 +32,7 @@ impl<'a> Call<'a> {
         self.tensors
     }
 
-    /// Returns the tensor at `index`, which must be there.
+    /// Returns the tensor at `index`, which is required.
     pub fn tensor(&self, index: usize) -> Result<&'a ShardTensor> {
         match self.tensors.get(index) {
             Some(tensor) => Ok(tensor),
@@ -45,7 +45,7 @@ impl<'a> Call<'a> {
         self.tensors.get(index).copied()
     }
 
-    /// Returns the argument `name`, which must be there.
+    /// Returns the argument `name`, which is required.
     pub fn get<T: DeserializeOwned>(&self, name: &str) -> Result<T> {
         match self.optional(name)? {
             Some(value) => Ok(value),
@@ -79,7 +79,7 @@ impl<'a> Call<'a> {
         }
     }
 
-    /// Returns the number `name`, which must be there.
+    /// Returns the number `name`, which is required.
     pub fn number(&self, name: &str) -> Result<f64> {
         match self.optional_number(name)? {
             Some(value) => Ok(value),

@@ -60,7 +60,7 @@ pub enum Traffic {
     Best,
     /// One set of points.
     Points,
-    /// The candidates of each other shard.
+    /// The points of each other shard, and sums of their gradients.
     Candidates,
     /// The sampled points, and their gradients.
     Samples,
@@ -88,7 +88,7 @@ impl Traffic {
             Self::Sorted => "one all-to-all, where the sorted dim is sharded",
             Self::Best => "the best elements of each other shard",
             Self::Points => "one set of points",
-            Self::Candidates => "the candidates of each other shard",
+            Self::Candidates => "the points of each other shard",
             Self::Samples => "the sampled points",
             Self::Transform => "one all-to-all for each transformed dim that is sharded",
         }
@@ -119,7 +119,7 @@ impl Operator {
         self.summary.concat().trim().to_owned()
     }
 
-    /// Returns the names of its tensors in order, those included that need not be given; none if it takes any number of them.
+    /// Returns the names of its tensors in order, optional ones included; none if it takes any number of tensors.
     pub fn tensors(&self) -> &'static [&'static str] {
         self.tensors
     }
@@ -129,7 +129,7 @@ impl Operator {
         self.traffic
     }
 
-    /// Returns whether this crate brings it, and not the program.
+    /// Returns whether this crate registers it, and not the program.
     pub fn is_built_in(&self) -> bool {
         let own = env!("CARGO_CRATE_NAME");
         self.module.split("::").next() == Some(own)
@@ -150,7 +150,15 @@ fn tables() -> &'static (Table, Table) {
         let (mut built_in, mut own) = (Table::new(), Table::new());
         for operator in inventory::iter::<Operator> {
             let table = if operator.is_built_in() { &mut built_in } else { &mut own };
-            table.insert(operator.name, operator);
+            if let Some(other) = table.insert(operator.name, operator) {
+                tracing::warn!(
+                    operator = operator.name,
+                    "{} is registered in {} and in {}; one of them is never called: rename it",
+                    operator.name,
+                    operator.module,
+                    other.module
+                );
+            }
         }
         (built_in, own)
     })
@@ -186,8 +194,8 @@ pub fn operators() -> Vec<&'static Operator> {
 /// [`Traffic`](crate::rules::Traffic), and its rule, a function of a [`Call`](crate::rules::Call) that returns one tensor, two, or a
 /// `Vec` of them. A rule is called on all ranks of the mesh, and must decide from layouts only.
 ///
-/// `ShardTensor::op` and `Array::op` call it by name. One with the name of a built-in operator replaces that, its method too; while it
-/// runs, the name stands for the built-in one.
+/// `ShardTensor::op` calls it by name. One with the name of a built-in operator replaces that, its method on sharded tensors too; while
+/// it runs, the name stands for the built-in one.
 ///
 /// ```
 /// use isobar_array::Elementwise;
@@ -229,14 +237,14 @@ macro_rules! register {
 /// Result of the rule of an operator.
 #[doc(hidden)]
 pub trait IntoTensors {
-    /// Its tensors, in order.
+    /// Returns its tensors in order.
     fn into_tensors(self) -> Result<Vec<ShardTensor>>;
 }
 
 /// Tensors that an operator returns.
 #[doc(hidden)]
 pub trait Tensors {
-    /// Them, in order.
+    /// Returns them in order.
     fn into_vec(self) -> Vec<ShardTensor>;
 }
 
@@ -261,5 +269,16 @@ impl Tensors for (ShardTensor, ShardTensor) {
 impl Tensors for Vec<ShardTensor> {
     fn into_vec(self) -> Vec<ShardTensor> {
         self
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_are_of_one_operator_each() {
+        let built_in = inventory::iter::<Operator>.into_iter().filter(|operator| operator.is_built_in());
+        assert_eq!(built_in.count(), tables().0.len());
     }
 }

@@ -101,7 +101,7 @@ pub struct RunState {
 ///
 /// ```
 /// use isobar_collectives::Group;
-/// use isobar_train::checkpoint::{Checkpoints, Contents, Keep, RunState, Which};
+/// use isobar_train::checkpoint::{Checkpoints, Contents, Keep, RunState, CheckpointSelector};
 /// use isobar_train::optim::{AdamW, AdamWConfig};
 /// use isobar_train::{Parameter, Parameters};
 /// use tch::Tensor;
@@ -114,7 +114,7 @@ pub struct RunState {
 ///
 /// let mut checkpoints = Checkpoints::new(folder.path(), Keep { newest: 3, best: 1 }, &Group::single());
 /// checkpoints.save(&contents, &RunState { step: 7, ..Default::default() })?;
-/// assert_eq!(checkpoints.load(&Which::Newest, &mut contents)?.state.step, 7);
+/// assert_eq!(checkpoints.load(&CheckpointSelector::Newest, &mut contents)?.state.step, 7);
 /// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
 pub struct Checkpoints {

@@ -53,7 +53,10 @@ fn remote(path: &Path) -> Option<std::io::Result<Remote>> {
 /// Opens the store of a path.
 fn store(path: &Path) -> Result<Box<dyn Store>> {
     if let Some(remote) = remote(path) {
-        return Ok(Box::new(remote.map_err(|error| Error::io(path, "open it", error))?));
+        // A login in the URL stays out of logs.
+        let shown =
+            || path.to_string_lossy().split(['?', '#']).next().map(remote::without_login).unwrap_or_default();
+        return Ok(Box::new(remote.map_err(|error| Error::io(Path::new(&shown()), "open it", error))?));
     }
     let folder = Folder::open(path).map_err(|error| match error.kind() {
         std::io::ErrorKind::NotFound => Error::Missing { path: path.to_owned() },

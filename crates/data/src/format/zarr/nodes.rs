@@ -37,7 +37,7 @@ pub(super) enum Version {
 pub(super) fn nodes(path: &Path, store: &dyn Store) -> Result<BTreeMap<String, Node>> {
     let reader = Reader { path, store };
     let mut found = BTreeMap::new();
-    // Some stores answer to callers that may not list them that an object is denied, where it is not there.
+    // Some stores answer 403 instead of 404 to callers without permission to list.
     let (root, denied) = match reader.json("zarr.json") {
         Err(error) if is_denied(&error) => (None, Some(error)),
         root => (root?, None),
@@ -56,7 +56,8 @@ pub(super) fn nodes(path: &Path, store: &dyn Store) -> Result<BTreeMap<String, N
         return Ok(found);
     }
     let all = match (reader.json(".zmetadata"), denied) {
-        (Err(_) | Ok(None), Some(denied)) => return Err(denied),
+        (Ok(None), Some(denied)) => return Err(denied),
+        (Err(error), Some(denied)) if is_denied(&error) => return Err(denied),
         (all, _) => all?,
     };
     if let Some(all) = all {

@@ -25,13 +25,15 @@ const RETRY_TIMEOUT: Duration = Duration::from_secs(60);
 const DEADLINE: Duration = Duration::from_secs(120);
 /// Message of S3 and Google's storage for a bucket that does not exist.
 const NO_BUCKET: &str = "NoSuchBucket";
-/// Settings of S3 that name the server and not the caller.
+/// Settings of S3 without credentials: with no others, requests are unsigned.
 const ADDRESS: [&str; 5] =
     ["aws_endpoint", "aws_endpoint_url", "aws_endpoint_url_s3", "aws_allow_http", "aws_timeout"];
+/// Longest text of an error, in characters.
+const LONGEST_CAUSE: usize = 600;
 /// Number of chunks to read at a time.
 const TOGETHER: usize = 8;
 
-/// Kind of a store, which settles what mends an error.
+/// Kind of a store: errors say other ways to mend them for each.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Kind {
     S3,
@@ -114,6 +116,8 @@ impl Remote {
             }
             "http" | "https" => {
                 let options = ClientOptions::new().with_allow_http(true);
+                // Keys are joined to it by slashes.
+                let url = url.trim_end_matches('/');
                 let builder = HttpBuilder::new().with_url(url).with_client_options(options).with_retry(retry);
                 (Kind::Http, Path::default(), Box::new(builder.build().map_err(refused)?))
             }
@@ -152,13 +156,22 @@ impl Remote {
     }
 
     /// Waits for an answer; `None` if there is no such object.
-    fn wait<T>(&self, answer: impl Future<Output = object_store::Result<T>>) -> Result<Option<T>> {
+    fn wait<T: Send>(
+        &self,
+        answer: impl Future<Output = object_store::Result<T>> + Send,
+    ) -> Result<Option<T>> {
         let late = || {
             let seconds = self.deadline.as_secs();
             Error::new(ErrorKind::TimedOut, format!("{} did not answer within {seconds} s", self.host))
         };
         let bounded = async { tokio::time::timeout(self.deadline, answer).await };
-        match self.runtime.block_on(bounded).map_err(|_| late())? {
+        // A thread that serves a runtime may not wait for another; one of its own may.
+        let answer = match tokio::runtime::Handle::try_current() {
+            Ok(_) => std::thread::scope(|scope| scope.spawn(|| self.runtime.block_on(bounded)).join()),
+            Err(_) => Ok(self.runtime.block_on(bounded)),
+        };
+        let answer = answer.map_err(|_| Error::other("the client of the store panicked"))?;
+        match answer.map_err(|_| late())? {
             Ok(value) => Ok(Some(value)),
             Err(error @ Failure::NotFound { .. }) if !causes(&error).contains(NO_BUCKET) => Ok(None),
             Err(error) => Err(self.explain(&error)),
@@ -184,20 +197,23 @@ impl Remote {
         let (kind, mend) = match (denied, self.kind) {
             (true, Kind::S3) => (
                 ErrorKind::PermissionDenied,
-                "set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or AWS_SKIP_SIGNATURE=true for a public bucket",
+                "check data.path; set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or AWS_SKIP_SIGNATURE=true for a public bucket",
             ),
             (true, Kind::Google) => (
                 ErrorKind::PermissionDenied,
                 "set GOOGLE_SERVICE_ACCOUNT to the file of a key, or GOOGLE_SKIP_SIGNATURE=true for a public bucket",
             ),
-            (true, Kind::Http) => {
-                (ErrorKind::PermissionDenied, "the server wants a login, which is not supported")
-            }
+            (true, Kind::Http) => (
+                ErrorKind::PermissionDenied,
+                "the store does not exist, or the server wants a login, which is not supported",
+            ),
             (false, Kind::S3) => (
                 ErrorKind::Other,
                 "check the network, AWS_ENDPOINT and AWS_REGION, and AWS_ALLOW_HTTP=true for an endpoint without TLS",
             ),
-            (false, _) => (ErrorKind::Other, "check the URL and the network"),
+            (false, _) => {
+                (ErrorKind::Other, "check the URL, the network, and that the server supports ranges")
+            }
         };
         Error::new(kind, format!("{cause}; {mend}"))
     }
@@ -264,6 +280,18 @@ impl Store for Remote {
     }
 }
 
+/// A URL without the login before its host.
+pub(super) fn without_login(url: &str) -> String {
+    match url.split_once("://") {
+        Some((scheme, rest)) => {
+            let (host, path) = rest.split_once('/').map_or((rest, ""), |(host, path)| (host, path));
+            let host = host.rsplit_once('@').map_or(host, |(_, host)| host);
+            format!("{scheme}://{host}/{path}")
+        }
+        None => url.to_owned(),
+    }
+}
+
 /// An error and its causes in one line, each once.
 fn causes(error: &Failure) -> String {
     let mut text = error.to_string();
@@ -275,7 +303,8 @@ fn causes(error: &Failure) -> String {
         }
         next = cause.source();
     }
-    text.split_whitespace().collect::<Vec<_>>().join(" ")
+    // A server may answer with a page, or with the request that it refuses.
+    text.split_whitespace().collect::<Vec<_>>().join(" ").chars().take(LONGEST_CAUSE).collect()
 }
 
 /// The runtime of all stores of the process: one thread, which serves the connections.
@@ -336,6 +365,20 @@ mod tests {
         }
         let store = open("s3://bucket/a", 1).unwrap();
         assert_eq!(store.read("../b", Span::All(9)).unwrap_err().kind(), ErrorKind::InvalidInput);
+    }
+
+    #[test]
+    fn logins_are_not_shown() {
+        assert_eq!(without_login("s3://key:secret@bucket/a/b@c"), "s3://bucket/a/b@c");
+        assert_eq!(without_login("https://host/a"), "https://host/a");
+    }
+
+    #[test]
+    fn a_thread_of_a_runtime_may_read() {
+        let away = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
+        let store = open("s3://bucket/a", away).unwrap();
+        let outer = Builder::new_current_thread().build().unwrap();
+        assert!(outer.block_on(async { store.read("zarr.json", Span::All(9)) }).is_err());
     }
 
     #[test]

@@ -230,13 +230,13 @@ impl ShardTensor {
 }
 
 crate::register! {
-    /// One dim for those from `start_dim` to `end_dim`.
+    /// The dims from `start_dim` to `end_dim` as one.
     "flatten"(input) Boundaries: |call| call.tensor(0)?.flatten(call.or("start_dim", 0)?, call.or("end_dim", -1)?);
     /// The dims in the order `dims`.
     "permute"(input) Nothing: |call| call.tensor(0)?.permute(&call.get::<Vec<i64>>("dims")?);
     /// `dim0` and `dim1` exchanged.
     "transpose"(input) Nothing: |call| call.tensor(0)?.transpose(call.get("dim0")?, call.get("dim1")?);
-    /// Without the dims `dim` of extent 1, or without all such dims.
+    /// Removes the dims `dim` of extent 1, or all such dims.
     "squeeze"(input) Squeezed: |call| call.tensor(0)?.squeeze(&call.list::<i64>("dim", Vec::new())?);
     /// A dim of extent 1 at `dim`.
     "unsqueeze"(input) Nothing: |call| call.tensor(0)?.unsqueeze(call.get("dim")?);

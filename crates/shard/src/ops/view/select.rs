@@ -202,7 +202,7 @@ crate::register! {
     };
     /// `length` slices of `dim` from `start`.
     "narrow"(input) Nothing: |call| call.tensor(0)?.narrow(call.get("dim")?, call.get("start")?, call.get("length")?);
-    /// All slices of `dim`.
+    /// All slices of `dim`, each a tensor.
     "unbind"(input) Selected: |call| call.tensor(0)?.unbind(call.get("dim")?);
     /// Parts of `dim` of the extents `sizes`.
     "split"(input) Nothing: |call| call.tensor(0)?.split(&call.get::<Vec<i64>>("sizes")?, call.get("dim")?);

@@ -191,7 +191,7 @@ crate::register! {
         let (pairs, value) = (call.get::<Vec<i64>>("pad")?, call.optional_number("value")?.unwrap_or(0.0));
         call.tensor(0)?.pad_mode(&pairs, pad_mode(call, "mode", "constant")?, value)
     };
-    /// The field shifted along `dims` by `shifts`; what leaves at one end enters at the other.
+    /// The field shifted along `dims` by `shifts`, periodically.
     "roll"(input) Halo: |call| {
         let (shifts, dims) = (call.list("shifts", Vec::new())?, call.list("dims", Vec::new())?);
         call.tensor(0)?.roll(&shifts, &dims)
