@@ -173,12 +173,9 @@ impl<'a> Splits<'a> {
         if whole == 0 { 2 * smaller + self.sum(smaller) } else { self.sum(whole) }
     }
 
-    /// Neighbours: the other shards' points, a word of each rank, and sums of the points' gradients.
+    /// Nearest neighbours: as many bytes as the candidates have, where the points are split, and a word of each rank.
     pub(super) fn nearest(&self) -> u64 {
-        match self.is_split(0) || self.is_split(1) {
-            true => self.of.first() + self.sum(self.of.first()) + self.of.outputs + 8 * (self.of.others + 1),
-            false => 0,
-        }
+        if self.is_split(0) { self.of.outputs + 8 * (self.of.others + 1) } else { 0 }
     }
 
     /// Sampled points: at most 8 neighbours of each, there and back, and their indices; the grid, where it follows.
