@@ -13,7 +13,7 @@ use crate::tensor::ShardTensor;
 #[derive(Debug)]
 pub struct Operator {
     name: &'static str,
-    summary: &'static [&'static str],
+    summary: &'static str,
     tensors: &'static [&'static str],
     traffic: Traffic,
     run: Run,
@@ -24,7 +24,8 @@ type Run = fn(&Call<'_>) -> Result<Vec<ShardTensor>>;
 
 inventory::collect!(Operator);
 
-/// Data that a rank receives from others in an operator and its gradient. `isobar verify` checks the bytes of each layout against it.
+/// Data that a rank receives from others in an operator and its gradient. `isobar verify` bounds the bytes of each layout by
+/// it: of built-in operators, and of a program's own where it is [`Nothing`](Traffic::Nothing).
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Traffic {
@@ -100,7 +101,7 @@ impl Operator {
     #[doc(hidden)]
     pub const fn new(
         name: &'static str,
-        summary: &'static [&'static str],
+        summary: &'static str,
         tensors: &'static [&'static str],
         traffic: Traffic,
         run: Run,
@@ -115,8 +116,8 @@ impl Operator {
     }
 
     /// Returns what it computes, in a sentence.
-    pub fn summary(&self) -> String {
-        self.summary.concat().trim().to_owned()
+    pub fn summary(&self) -> &'static str {
+        self.summary.trim()
     }
 
     /// Returns the names of its tensors in order, optional ones included; none if it takes any number of tensors.
@@ -224,7 +225,7 @@ macro_rules! register {
         $($crate::inventory::submit! {
             $crate::rules::Operator::new(
                 $name,
-                &[$($summary),+],
+                concat!($($summary),+),
                 &[$(stringify!($tensor)),*],
                 $crate::rules::Traffic::$traffic,
                 |$call| $crate::rules::IntoTensors::into_tensors($body),

@@ -68,7 +68,7 @@ fn store(path: &Path) -> Result<Box<dyn Store>> {
 /// Describes the root metadata of a Zarr store at a URL: key, size, time and ETag of each, to tell whether it was written anew.
 /// `None` if the path is no URL, or the server does not tell.
 ///
-/// A store's chunks are not looked at. One or two requests, from the calling process.
+/// A store's chunks are not looked at. At most four requests, from the calling process.
 ///
 /// ```
 /// assert_eq!(isobar_data::remote_stamp(std::path::Path::new("data/era5.zarr")), None);

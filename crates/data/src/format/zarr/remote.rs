@@ -55,10 +55,10 @@ pub(super) struct Remote {
 
 impl Remote {
     /// Opens the store of a URL, without a request. `variables` are the environment's: `AWS_…` and `GOOGLE_…` name credentials and
-    /// endpoints. Without credentials, requests are unsigned, and no address of a cloud's machine is asked for them.
+    /// endpoints. With no other variable of these than [`ADDRESS`], requests are unsigned.
     ///
     /// # Errors
-    /// No URL, one with a login or a query, another scheme, settings that are no settings.
+    /// No URL, one with a login or a query, another scheme, variables that the client refuses.
     pub(super) fn open(url: &str, variables: impl Iterator<Item = (String, String)>) -> Result<Self> {
         let wrong = |found: String| Error::new(ErrorKind::InvalidInput, found);
         let parsed = Url::parse(url).map_err(|error| wrong(format!("it is no URL: {error}")))?;
@@ -104,7 +104,7 @@ impl Remote {
                 let (mut builder, mut signs) = (GoogleCloudStorageBuilder::new(), false);
                 for (name, value) in own("google_") {
                     if let Ok(key) = name.parse::<GoogleConfigKey>() {
-                        signs |= true;
+                        signs = true;
                         builder = builder.with_config(key, value);
                     }
                 }
@@ -128,7 +128,7 @@ impl Remote {
         Ok(Self { kind, host, prefix, objects, runtime: runtime()?, deadline: DEADLINE })
     }
 
-    /// Describes the root metadata; `None` if the store has none that it tells the size and time of.
+    /// Describes the root metadata; `None` if the store has none, or its server tells neither ETag nor time.
     pub(super) fn stamp(&self) -> Option<String> {
         let about = |key: &str| {
             let path = self.path(key).ok()?;
@@ -137,6 +137,10 @@ impl Remote {
         let (key, about) = ["zarr.json", ".zmetadata", ".zarray", ".zgroup"]
             .into_iter()
             .find_map(|key| Some((key, about(key)?)))?;
+        // Where a server tells no time, it is that of 1970.
+        if about.e_tag.is_none() && about.last_modified.timestamp() == 0 {
+            return None;
+        }
         let tag = about.e_tag.unwrap_or_default();
         Some(format!("{key} {} {} {tag}", about.size, about.last_modified))
     }
