@@ -19,7 +19,7 @@ pub(super) fn forward(x: &Tensor, dims: &[i64], kept: &[Vec<Range<i64>>], norm: 
     let y = named(op, &[x], order.gather(x))?;
     let numbers = x.numel() as i64;
     let y = match plan.way(numbers, numbers, Array::device(x)) {
-        FftAlgorithm::OfNothing => named(op, &[x], plan.forward_of_empty(&y, order.first))?,
+        FftAlgorithm::Empty => named(op, &[x], plan.forward_of_empty(&y, order.first))?,
         FftAlgorithm::Matrices => plan.forward_by_matrices(op, &y, order.first, norm)?,
         FftAlgorithm::Fft => named(op, &[x], plan.forward_by_fft(y, order.first, norm))?,
     };
@@ -53,7 +53,7 @@ pub(super) fn inverse(
     let y = named(op, &[x], order.gather(x))?;
     let outside: i64 = (0..shape.len()).filter(|dim| !dims.contains(dim)).map(|dim| shape[dim]).product();
     let y = match plan.way(outside * s.iter().product::<i64>(), x.numel() as i64, Array::device(x)) {
-        FftAlgorithm::OfNothing => named(op, &[x], plan.inverse_of_nothing(&y, order.first))?,
+        FftAlgorithm::Empty => named(op, &[x], plan.inverse_of_empty(&y, order.first))?,
         FftAlgorithm::Matrices => plan.inverse_by_matrices(op, &y, order.first, norm)?,
         FftAlgorithm::Fft => named(op, &[x], plan.inverse_by_fft(y, order.first, norm))?,
     };
@@ -136,7 +136,7 @@ impl<'a> Plan<'a> {
     /// Chooses FFT or dense DFT for `numbers` real points, with `given` values on the input side.
     fn way(&self, numbers: i64, given: i64, device: Device) -> FftAlgorithm {
         if numbers == 0 || given == 0 || self.counts.contains(&0) {
-            return FftAlgorithm::OfNothing;
+            return FftAlgorithm::Empty;
         }
         // Multiplications: a number, for the dims from the last to the first, each of which leaves fewer; and what the
         // matrices' entries cost to make. The FFT costs as much as about 512 for each number, see `rfft2_modes`.
@@ -163,7 +163,7 @@ impl<'a> Plan<'a> {
         empty_transform(x, &self.at(first), &self.counts)?.f_to_kind(complex(self.kind))
     }
 
-    fn inverse_of_nothing(&self, x: &Tensor, first: usize) -> Result<Tensor, TchError> {
+    fn inverse_of_empty(&self, x: &Tensor, first: usize) -> Result<Tensor, TchError> {
         empty_transform(x, &self.at(first), self.extents)?.f_real()?.f_contiguous()
     }
 

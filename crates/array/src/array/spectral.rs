@@ -152,7 +152,7 @@ impl Spectral for Tensor {
         let plan = Plan::new(op, self, &shape[..at], [shape[at], shape[at + 1]], &shape[at + 2..], modes)?;
         let x = named(op, &[self], self.f_reshape([plan.outer, plan.height, plan.width, plan.inner]))?;
         let result = match plan.way() {
-            FftAlgorithm::OfNothing => {
+            FftAlgorithm::Empty => {
                 named(op, &[self], empty_transform(&x, &[1, 2], &[2 * plan.rows(), plan.columns()]))?
             }
             FftAlgorithm::Matrices => {
@@ -177,7 +177,7 @@ impl Spectral for Tensor {
         }
         let plan = Plan::new(op, self, &shape[..at], size, &shape[at + 3..], modes)?;
         let field = match plan.way() {
-            FftAlgorithm::OfNothing => {
+            FftAlgorithm::Empty => {
                 let shape = [plan.outer, 2 * plan.rows(), plan.columns(), plan.inner];
                 let modes = named(op, &[self], self.f_reshape(shape))?;
                 named(op, &[self], empty_transform(&modes, &[1, 2], &size))?
@@ -279,7 +279,7 @@ impl<'a> Plan<'a> {
 
     fn way(&self) -> FftAlgorithm {
         if self.outer * self.inner == 0 {
-            return FftAlgorithm::OfNothing;
+            return FftAlgorithm::Empty;
         }
         // Dense DFT is faster for short dims: it costs `width + 2 height` multiplications per value at the speed of a
         // matrix product, computes only the retained modes, and moves no data.

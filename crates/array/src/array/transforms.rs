@@ -36,7 +36,7 @@ impl FftNorm {
 /// Algorithm of a transform.
 pub(super) enum FftAlgorithm {
     /// There is nothing to transform: libtorch's transforms refuse that.
-    OfNothing,
+    Empty,
     Matrices,
     Fft,
 }

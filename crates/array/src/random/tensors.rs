@@ -211,7 +211,7 @@ mod tests {
     const CPU: (Kind, Device) = (Kind::Float, Device::Cpu);
     const CPU64: (Kind, Device) = (Kind::Double, Device::Cpu);
 
-    type Factory = fn(&Generator, &Window) -> Tensor;
+    type Draw = fn(&Generator, &Window) -> Tensor;
 
     #[rstest]
     #[case::uniform(|g: &Generator, w: &Window| g.uniform(w, -1.0, 3.0, CPU).unwrap())]
@@ -220,7 +220,7 @@ mod tests {
     #[case::randint(|g: &Generator, w: &Window| g.randint(w, -3, 12, Device::Cpu).unwrap())]
     #[case::dropout(|g: &Generator, w: &Window| g.dropout_mask(w, 0.3, CPU).unwrap())]
     #[case::half(|g: &Generator, w: &Window| g.normal(w, 1.0, 2.0, (Kind::Half, Device::Cpu)).unwrap())]
-    fn parts_are_cut_from_the_whole(#[case] make: Factory) {
+    fn parts_are_cut_from_the_whole(#[case] make: Draw) {
         let shape = [5, 7, 6];
         let whole = make(&Generator::new(9), &Window::whole(&shape));
         for (dim, offset, extent) in [(0, 2, 3), (1, 1, 4), (2, 5, 1), (1, 7, 0)] {
