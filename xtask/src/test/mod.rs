@@ -19,8 +19,9 @@ use std::{
 use anyhow::{Context, Result};
 use clap::Args;
 use isobar_harness::{SKIPS, THREADS};
+use tempfile::NamedTempFile;
 
-use self::{reader::Reader, report::Times, suites::Suites, summary::Summary};
+use self::{reader::Reader, report::Times, stream::Running, suites::Suites, summary::Summary};
 use crate::{
     run::{ROOT, cargo, line},
     setup::{self, Machine},
@@ -125,7 +126,7 @@ struct Session<'a> {
 
 impl<'a> Session<'a> {
     fn new(machine: &'a Machine, limit: Duration) -> Self {
-        Self { machine, end: Instant::now() + limit, summary: Summary::default(), times: Times::default() }
+        Self { machine, end: Instant::now() + limit, summary: Summary::default(), times: Times::start() }
     }
 
     /// Format, lints, documentation, and a build without MPI.
@@ -159,38 +160,55 @@ impl<'a> Session<'a> {
         Ok(passed.then_some(suites))
     }
 
-    /// Runs the tests of the whole workspace.
+    /// Runs the tests of the whole workspace: those that start programs, and often wait for them, beside those that compute.
     fn test_all(&mut self, full: bool, suites: &Suites) -> Result<()> {
-        Tests::all(full).iter().try_for_each(|tests| self.test(tests, suites))
+        self.test(&Tests::all(full), suites)
     }
 
-    /// Runs tests, and takes what they print into the summary.
-    fn test(&mut self, tests: &Tests, suites: &Suites) -> Result<()> {
+    /// Runs tests side by side, and takes what they print into the summary, one after the other.
+    fn test(&mut self, tests: &[Tests], suites: &Suites) -> Result<()> {
+        let running = tests.iter().map(|tests| self.start(tests)).collect::<Result<Vec<_>>>()?;
+        running.into_iter().zip(tests).try_for_each(|(running, tests)| self.read(running, tests, suites))
+    }
+
+    fn start(&self, tests: &Tests) -> Result<RunningTests> {
         let skips = tempfile::NamedTempFile::new().context("failed to make a file for skips")?;
         let mut command = self.machine.cargo(&["test"]);
         command.args(&tests.chosen).arg("--no-fail-fast");
         command.env(SKIPS, skips.path()).envs(tests.variables.iter().map(|(key, value)| (key, value)));
         let cores = thread::available_parallelism().map_or(1, usize::from);
         command.env("RUST_TEST_THREADS", (tests.at_once * cores).to_string());
+        let words = line(&command);
+        Ok(RunningTests { words, skips, command: Running::start(command, self.end)? })
+    }
+
+    fn read(&mut self, running: RunningTests, tests: &Tests, suites: &Suites) -> Result<()> {
         let variables = tests.variables.iter().map(|(key, value)| format!("{key}={value} "));
         let prefix = variables.collect::<String>() + &line(&self.machine.cargo(&["test"]));
         let mut reader = Reader::new(suites, &prefix, &tests.label);
         let failed_before = self.summary.failed;
-        let words = line(&command);
         let summary = &mut self.summary;
-        let passed =
-            stream::show_and_read(command, self.end, |text| reader.read_line(text, Instant::now(), summary))?;
-        reader
-            .finish(Instant::now(), summary)
-            .into_iter()
-            .for_each(|(name, took)| self.times.add(&name, took));
-        self.summary.read_skips(skips.path());
+        let mut last = Instant::now();
+        let passed = running.command.show_and_read(|text, came| {
+            last = came;
+            reader.read_line(text, came, summary);
+        })?;
+        reader.finish(last, summary).into_iter().for_each(|(name, took)| self.times.add(&name, took));
+        self.summary.read_skips(running.skips.path());
         if !passed && self.summary.failed == failed_before {
             // A build script or a deadline ended it before any test could fail.
-            self.summary.check(&format!("{}{words}", tests.label), &words, false);
+            self.summary.check(&format!("{}{}", tests.label, running.words), &running.words, false);
         }
         Ok(())
     }
+}
+
+/// A `cargo test` that was started.
+struct RunningTests {
+    words: String,
+    /// Where its tests note that they were skipped.
+    skips: NamedTempFile,
+    command: Running,
 }
 
 const LINTS: &str = "lints";

@@ -47,10 +47,13 @@ pub(super) fn run(session: &mut Session<'_>, suites: &Suites) -> Result<()> {
         let variables = processor.variables();
         let torch = suites.isobar.as_deref().and_then(|isobar| report::libtorch(isobar, &variables));
         println!("emulated processor: {}; {}", processor.name, torch.unwrap_or_default());
-        for (chosen, at_once) in [(packages(), 1), (runs(), 2)] {
-            let label = format!("{}: ", processor.name);
-            session.test(&Tests { label, chosen, variables: variables.clone(), at_once }, suites)?;
-        }
+        let tests = [(packages(), 1), (runs(), 2)].map(|(chosen, at_once)| Tests {
+            label: format!("{}: ", processor.name),
+            chosen,
+            variables: variables.clone(),
+            at_once,
+        });
+        session.test(&tests, suites)?;
     }
     Ok(())
 }

@@ -32,26 +32,38 @@ pub(super) fn read_output(mut command: Command, end: Instant, mut read: impl FnM
     // It holds the other end of the pipe.
     drop(command);
     let waited = wait(child, end);
-    for_each_line(&lines(output), &waited, |text| read(text));
+    for_each_line(&lines(output), &waited, |line| read(&line.text));
     succeeded(waited, &words)
 }
 
-/// Runs `command`, shows all that it prints, and gives each line to `read`, those of standard output and standard error in
-/// the order in which they were written. Returns true if it succeeded before `end`.
-pub(super) fn show_and_read(mut command: Command, end: Instant, mut read: impl FnMut(&str)) -> Result<bool> {
-    let words = line(&command);
-    let (output, writer) = io::pipe().context("failed to make a pipe")?;
-    let errors = writer.try_clone().context("failed to make a pipe")?;
-    let child = start(command.stdout(writer).stderr(errors), &words)?;
-    drop(command);
-    let waited = wait(child, end);
-    let mut terminal = io::stdout();
-    for_each_line(&lines(output), &waited, |text| {
-        // A reader of our output that went away is no reason to leave tests behind.
-        writeln!(terminal, "{text}").unwrap_or(());
-        read(text);
-    });
-    succeeded(waited, &words)
+/// A command that runs, and whose output waits to be read.
+pub(super) struct Running {
+    words: String,
+    output: Receiver<Line>,
+    waited: Waited,
+}
+
+impl Running {
+    /// Starts `command`, to be ended at `end`.
+    pub(super) fn start(mut command: Command, end: Instant) -> Result<Self> {
+        let words = line(&command);
+        let (output, writer) = io::pipe().context("failed to make a pipe")?;
+        let errors = writer.try_clone().context("failed to make a pipe")?;
+        let child = start(command.stdout(writer).stderr(errors), &words)?;
+        Ok(Self { words, output: lines(output), waited: wait(child, end) })
+    }
+
+    /// Shows all that the command prints, and gives each line to `read` with the time at which it came: those of standard
+    /// output and standard error in the order in which they were written. Returns true if it succeeded before its end.
+    pub(super) fn show_and_read(self, mut read: impl FnMut(&str, Instant)) -> Result<bool> {
+        let mut terminal = io::stdout();
+        for_each_line(&self.output, &self.waited, |line| {
+            // A reader of our output that went away is no reason to leave tests behind.
+            writeln!(terminal, "{}", line.text).unwrap_or(());
+            read(&line.text, line.came);
+        });
+        succeeded(self.waited, &self.words)
+    }
 }
 
 type Waited = JoinHandle<io::Result<Option<ExitStatus>>>;
@@ -75,12 +87,19 @@ fn succeeded(waited: Waited, words: &str) -> Result<bool> {
     Ok(status.is_some_and(|status| status.success()))
 }
 
+/// A line of output.
+struct Line {
+    text: String,
+    came: Instant,
+}
+
 /// Reads lines in another thread, until all writers have closed the pipe.
-fn lines(output: PipeReader) -> Receiver<String> {
+fn lines(output: PipeReader) -> Receiver<Line> {
     let (send, receive) = channel();
     thread::spawn(move || {
         for bytes in BufReader::new(output).split(b'\n').map_while(io::Result::ok) {
-            if send.send(String::from_utf8_lossy(&bytes).into_owned()).is_err() {
+            let line = Line { text: String::from_utf8_lossy(&bytes).into_owned(), came: Instant::now() };
+            if send.send(line).is_err() {
                 return;
             }
         }
@@ -89,11 +108,11 @@ fn lines(output: PipeReader) -> Receiver<String> {
 }
 
 /// Reads to the end of the output, or until the command has ended and only processes that it left still hold the pipe.
-fn for_each_line(lines: &Receiver<String>, waited: &Waited, mut read: impl FnMut(&str)) {
+fn for_each_line(lines: &Receiver<Line>, waited: &Waited, mut read: impl FnMut(&Line)) {
     let mut ended: Option<Instant> = None;
     loop {
         match lines.recv_timeout(LOOK_EVERY) {
-            Ok(text) => read(&text),
+            Ok(line) => read(&line),
             Err(RecvTimeoutError::Disconnected) => return,
             Err(RecvTimeoutError::Timeout) => {
                 if ended.is_none() && waited.is_finished() {
@@ -126,8 +145,22 @@ mod tests {
     fn output_and_errors_come_in_order() {
         let mut read = Vec::new();
         let script = "echo a; echo b >&2; echo c; exit 3";
-        assert!(!show_and_read(shell(script), soon(), |text| read.push(text.to_owned())).unwrap());
+        let running = Running::start(shell(script), soon()).unwrap();
+        assert!(!running.show_and_read(|text, _| read.push(text.to_owned())).unwrap());
         assert_eq!(read, ["a", "b", "c"]);
+    }
+
+    /// What is read late has the time at which it came.
+    #[test]
+    fn commands_run_side_by_side() {
+        let scripts = ["sleep 2; echo a", "echo b"];
+        let running = scripts.map(|script| Running::start(shell(script), soon()).unwrap());
+        let mut came = Vec::new();
+        for running in running {
+            assert!(running.show_and_read(|text, at| came.push((text.to_owned(), at))).unwrap());
+        }
+        assert_eq!(came.iter().map(|(text, _)| text.as_str()).collect::<Vec<_>>(), ["a", "b"]);
+        assert!(came[1].1 < came[0].1);
     }
 
     #[test]
