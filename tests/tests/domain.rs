@@ -179,7 +179,7 @@ fn records(output: &Path) -> Vec<(String, f64)> {
 
 /// The numbers of two runs, of the same keys one after the other.
 #[track_caller]
-fn alike(got: &[(String, f64)], want: &[(String, f64)]) {
+fn assert_same_losses(got: &[(String, f64)], want: &[(String, f64)]) {
     let keys = |records: &[(String, f64)]| records.iter().map(|(key, _)| key.clone()).collect::<Vec<_>>();
     assert_eq!(keys(got), keys(want));
     assert_same_run(&numbers(got), &numbers(want));
@@ -213,7 +213,7 @@ fn parameters_are_split(#[case] ranks: usize, #[case] shape: &str, #[case] names
     let whole = on_one_rank(config, &sets);
     let [shape, names] = mesh(shape, names);
     let all = [&sets[..], &[&shape, &names]].concat();
-    alike(&train(Launch::plain(ranks, ISOBAR), config, &all), &whole);
+    assert_same_losses(&train(Launch::plain(ranks, ISOBAR), config, &all), &whole);
 
     let folder = tempdir().unwrap();
     let part = |more: &[&str]| {
@@ -225,7 +225,7 @@ fn parameters_are_split(#[case] ranks: usize, #[case] shape: &str, #[case] names
     part(&["checkpoint.resume=must"]);
     let resumed: Vec<_> = records(folder.path()).into_iter().filter(|(key, _)| key == "loss").collect();
     let straight: Vec<_> = whole.into_iter().filter(|(key, _)| key == "loss").collect();
-    alike(&resumed, &straight);
+    assert_same_losses(&resumed, &straight);
 }
 
 /// A network's channels along one axis of the mesh, its fields along others.
@@ -241,7 +241,7 @@ fn channels_and_fields_are_split_at_once(#[case] shape: &str, #[case] names: &st
     let whole = on_one_rank(config, &[&sets[..], &[&one, &data]].concat());
     let [shape, names] = mesh(shape, names);
     let split = train(Launch::plain(4, ISOBAR), config, &[&sets[..], &[&shape, &names]].concat());
-    alike(&split, &whole);
+    assert_same_losses(&split, &whole);
 }
 
 /// Dropout draws for the samples of a step, whichever of them, and of their fields, a rank has at a time.
@@ -267,7 +267,7 @@ fn parts_of_a_step_drop_what_the_step_drops(
     let whole = run(1, one(), &["model.drop_rate=0.1"]);
     assert_ne!(whole, run(1, one(), &[]));
     let parts = ["model.drop_rate=0.1", "train.accumulate=2"];
-    alike(&run(ranks, mesh(shape, names), &parts), &whole);
+    assert_same_losses(&run(ranks, mesh(shape, names), &parts), &whole);
 }
 
 #[rstest]
@@ -284,15 +284,15 @@ fn split_fields_train_as_whole_ones(#[case] config: &str, #[case] sets: &[&str])
     ];
     for (ranks, mesh) in layouts {
         let sets = sets.iter().copied().chain(mesh.iter().map(String::as_str)).collect::<Vec<_>>();
-        alike(&train(Launch::plain(ranks, ISOBAR), config, &sets), &whole);
+        assert_same_losses(&train(Launch::plain(ranks, ISOBAR), config, &sets), &whole);
     }
     let [shape, names] = &mesh("[-1]", "[\"domain\"]");
     let sets = sets.iter().copied().chain([shape.as_str(), names]).collect::<Vec<_>>();
     if has_mpi() {
-        alike(&train(Launch::mpirun(2, ISOBAR), config, &sets), &whole);
+        assert_same_losses(&train(Launch::mpirun(2, ISOBAR), config, &sets), &whole);
     }
     if has_mpi() && has_slurm() {
-        alike(&train(Launch::srun(2, "pmix", ISOBAR), config, &sets), &whole);
+        assert_same_losses(&train(Launch::srun(2, "pmix", ISOBAR), config, &sets), &whole);
     }
 }
 
@@ -344,8 +344,8 @@ fn convolutions_and_attention_train_alike(#[case] config: &str, #[case] sets: &[
         train(Launch::plain(ranks, ISOBAR), config, &[sets, &["train.max_steps=4", &shape, &names]].concat())
     };
     let whole = run(1, mesh("[1]", "[\"data\"]"));
-    alike(&run(3, mesh("[3]", "[\"domain\"]")), &whole);
-    alike(&run(4, mesh("[2, 2]", "[\"data\", \"domain_y\"]")), &whole);
+    assert_same_losses(&run(3, mesh("[3]", "[\"domain\"]")), &whole);
+    assert_same_losses(&run(4, mesh("[2, 2]", "[\"data\", \"domain_y\"]")), &whole);
 }
 
 /// Attention in windows that are shifted over the rows, the columns and the samples of other ranks.
@@ -356,8 +356,8 @@ fn a_transformer_of_windows_trains_alike() {
         train(Launch::plain(ranks, ISOBAR), "navier_stokes_swin_rnn", &sets)
     };
     let whole = run(1, mesh("[1]", "[\"data\"]"));
-    alike(&run(3, mesh("[3]", "[\"domain\"]")), &whole);
-    alike(&run(4, mesh("[2, 2]", "[\"data\", \"domain_y\"]")), &whole);
+    assert_same_losses(&run(3, mesh("[3]", "[\"domain\"]")), &whole);
+    assert_same_losses(&run(4, mesh("[2, 2]", "[\"data\", \"domain_y\"]")), &whole);
 }
 
 /// A network that reads the time of each frame.
@@ -370,8 +370,8 @@ fn a_network_reads_the_time_of_its_frames() {
     };
     let whole = run(1, mesh("[1]", "[\"data\"]"), &[]);
     assert_ne!(whole, run(1, mesh("[1]", "[\"data\"]"), &["model.embed_model.max_time=3.0"]));
-    alike(&run(2, mesh("[2]", "[\"domain\"]"), &[]), &whole);
-    alike(&run(4, mesh("[2, 2]", "[\"data\", \"domain\"]"), &[]), &whole);
+    assert_same_losses(&run(2, mesh("[2]", "[\"domain\"]"), &[]), &whole);
+    assert_same_losses(&run(4, mesh("[2, 2]", "[\"data\", \"domain\"]"), &[]), &whole);
 }
 
 /// A network whose outputs are on a finer grid than its inputs.
@@ -383,7 +383,7 @@ fn a_network_refines_its_fields() {
         train(Launch::plain(ranks, ISOBAR), "boxes_sr_res_net", &sets)
     };
     let whole = run(1, mesh("[1]", "[\"data\"]"));
-    alike(&run(2, mesh("[2]", "[\"domain\"]")), &whole);
+    assert_same_losses(&run(2, mesh("[2]", "[\"domain\"]")), &whole);
 }
 
 /// Three dims, the last of them split, and nothing kept for validation.
@@ -402,8 +402,8 @@ fn volumes_train_too() {
     };
     let whole = run(1, "[\"data\"]");
     assert!(whole.iter().all(|(key, _)| !key.ends_with("_error")), "{whole:?}");
-    alike(&run(2, "[\"domain_z\"]"), &whole);
-    alike(&run(3, "[\"domain_z\"]"), &whole);
+    assert_same_losses(&run(2, "[\"domain_z\"]"), &whole);
+    assert_same_losses(&run(3, "[\"domain_z\"]"), &whole);
 }
 
 /// Less memory and fewer bits make no other losses, but for what 16 bits round.
@@ -417,7 +417,7 @@ fn memory_and_precision_are_chosen_by_keys() {
         train(Launch::plain(ranks, ISOBAR), "navier_stokes_fno", &sets)
     };
     let plain = run(1, &[]);
-    alike(&run(2, &["model.gradient_checkpointing=true"]), &plain);
+    assert_same_losses(&run(2, &["model.gradient_checkpointing=true"]), &plain);
     let mixed = run(2, &["train.precision=bf16-mixed"]);
     assert_ne!(mixed, plain);
     for ((key, got), (_, want)) in mixed.iter().zip(&plain).filter(|((key, _), _)| key == "loss") {

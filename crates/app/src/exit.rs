@@ -17,7 +17,7 @@ Exit codes:
   6  a run was told to stop (SIGTERM, SIGINT, or SIGUSR1 to be queued again), and has left a checkpoint";
 
 /// Returns the meaning of a code, in the words of the table.
-pub(crate) fn meaning(code: u8) -> Option<&'static str> {
+pub(crate) fn description(code: u8) -> Option<&'static str> {
     let code = format!("{code}  ");
     TABLE.lines().find_map(|line| line.trim_start().strip_prefix(&code))
 }
@@ -77,7 +77,7 @@ mod tests {
 
     #[test]
     fn codes_have_meanings() {
-        assert_eq!(meaning(Exit::Lost as u8), Some("a rank was lost or timed out"));
-        assert_eq!(meaning(7), None);
+        assert_eq!(description(Exit::Lost as u8), Some("a rank was lost or timed out"));
+        assert_eq!(description(7), None);
     }
 }

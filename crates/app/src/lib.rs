@@ -107,7 +107,7 @@ fn run_command() -> ExitCode {
             }
             let text = error.to_string();
             let shown = if terminal::colours() { error.render().ansi().to_string() } else { text.clone() };
-            told(shown.trim_end(), text.trim_end(), joins());
+            report(shown.trim_end(), text.trim_end(), joins());
             return Exit::Usage.into();
         }
     };
@@ -141,14 +141,14 @@ fn ended(result: anyhow::Result<impl Into<ExitCode>>) -> ExitCode {
         Ok(exit) => exit.into(),
         Err(error) => {
             let text = exit::text(&error);
-            told(&format!("error: {}", printable(&text)), &text, joins());
+            report(&format!("error: {}", printable(&text)), &text, joins());
             exit::of(&error).into()
         }
     }
 }
 
 /// Prints an error, and sends it to the other ranks if the command has any.
-fn told(shown: &str, text: &str, joins: bool) {
+fn report(shown: &str, text: &str, joins: bool) {
     if joins {
         isobar_manager::report_text(shown, text);
     } else {

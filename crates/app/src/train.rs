@@ -102,7 +102,7 @@ pub(crate) fn command(args: &TrainArgs) -> Result<Exit> {
     match stopped {
         None => return Ok(Exit::Good),
         Some(Stop::Requeue) if manager.rank() == 0 => requeue()?,
-        Some(Stop::Requeue | Stop::Asked) => {}
+        Some(Stop::Requeue | Stop::Requested) => {}
     }
     Ok(Exit::Stopped)
 }

@@ -30,6 +30,9 @@ macro_rules! args {
     };
 }
 
+#[doc(hidden)]
+pub use inventory;
+
 mod array;
 mod error;
 pub mod periodic;
@@ -57,6 +60,8 @@ pub mod kernel {
     pub use crate::array::{as_complex, broadcast_to, number, points_like, resolve, tile_boundaries};
     pub use crate::error::{argument, named, refuse};
     pub use crate::precision::{Inside, full, full_kind, lowered, product_kind};
+    #[doc(hidden)]
+    pub use crate::registry::Provider;
     pub use crate::registry::is_registered;
     pub use crate::windowed::{
         Around, ConvGeometry, ConvParams, Grid, Rest, Shapes, Taps, along, average, check_dims, cut_like,

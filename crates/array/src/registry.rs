@@ -47,11 +47,36 @@ pub fn is_registered(name: &str) -> bool {
     HANDLERS.read().unwrap_or_else(PoisonError::into_inner).contains_key(name)
 }
 
+/// Runs an operator; `None` if there is none of that name.
+type Run = fn(&str, &[&Tensor], &Attrs) -> Option<Result<Vec<Tensor>>>;
+
+/// Operators of a crate above, for dense tensors by their names. Collected at link time.
+#[doc(hidden)]
+#[derive(Debug)]
+pub struct Provider {
+    /// Returns their names.
+    pub names: fn() -> Vec<String>,
+    /// Runs one; `None` if it is none of them.
+    pub run: Run,
+}
+
+inventory::collect!(Provider);
+
 pub(crate) fn run(name: &str, inputs: &[&Tensor], attrs: &Attrs) -> Result<Vec<Tensor>> {
     // The lock is not held while the handler runs: it may register or run others.
     let handler = HANDLERS.read().unwrap_or_else(PoisonError::into_inner).get(name).cloned();
-    let Some(handler) = handler else {
-        return Err(Error::UnknownOperator { name: name.to_string(), known: registered_ops() });
-    };
-    handler(inputs, attrs).map_err(|source| Error::Registered { name: name.to_string(), source })
+    if let Some(handler) = handler {
+        return handler(inputs, attrs).map_err(|source| Error::Registered { name: name.to_string(), source });
+    }
+    let provided = inventory::iter::<Provider>.into_iter().find_map(|it| (it.run)(name, inputs, attrs));
+    provided.unwrap_or_else(|| Err(Error::UnknownOperator { name: name.to_string(), known: known() }))
+}
+
+/// The names of all operators, sorted.
+fn known() -> Vec<String> {
+    let provided = inventory::iter::<Provider>.into_iter().flat_map(|it| (it.names)());
+    let mut names: Vec<_> = registered_ops().into_iter().chain(provided).collect();
+    names.sort_unstable();
+    names.dedup();
+    names
 }

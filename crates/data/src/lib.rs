@@ -30,11 +30,11 @@
 //! is called by one thread at a time, and its messages come as [`Error`]s, not on the terminal.
 
 mod adapt;
-mod alike;
 mod arrays;
 mod augment;
 mod batch;
 mod calendar;
+mod compatible;
 mod config;
 mod content;
 mod dataset;

@@ -5,8 +5,8 @@ use std::ops::Range;
 use std::sync::Arc;
 
 use crate::adapt::{Filled, Frames, Training};
-use crate::alike;
 use crate::calendar::TimePoint;
+use crate::compatible;
 use crate::config::{DataConfig, Missing};
 use crate::dataset::Dataset;
 use crate::joined::DataPath;
@@ -164,7 +164,7 @@ impl DataConfig {
         };
         // Numbers select times in the file's own unit.
         let other = limited(&self.opened(path)?, &format!("data.{key}_times"), times.as_ref())?;
-        alike::check(&**whole, &*other, &format!("data.{key}_path"))?;
+        compatible::check(&**whole, &*other, &format!("data.{key}_path"))?;
         Ok(Some(match whole.time_unit() {
             Some(unit) if other.time_unit() != Some(unit) => Arc::new(Frames::in_unit(other, unit)?),
             _ => other,

@@ -163,7 +163,7 @@ impl Grid {
     }
 
     /// All points of the samples that a rank has a shard of, if they are split: keys and values of attention.
-    pub(crate) fn gathered(&self) -> f64 {
+    pub(crate) fn all_gathered(&self) -> f64 {
         match self.is_split() {
             true => self.samples * self.dims.iter().map(|side| side.extent as f64).product::<f64>(),
             false => 0.0,
@@ -189,7 +189,7 @@ impl Grid {
 pub(crate) fn attention(tokens: &Grid, width: i64, kernel: Option<i64>) -> f64 {
     match kernel {
         Some(kernel) => 2.0 * width as f64 * tokens.halo((kernel * kernel - 1) / 2),
-        None => 2.0 * width as f64 * (tokens.gathered() + tokens.moved()),
+        None => 2.0 * width as f64 * (tokens.all_gathered() + tokens.moved()),
     }
 }
 
@@ -230,12 +230,12 @@ mod tests {
         assert_eq!(rows(64).halo(2), 2.0 * 2.0 * 64.0);
         assert_eq!(rows(128).convolved(3, 3, 1), 2.0 * rows(64).convolved(3, 3, 1));
         assert_eq!(rows(64).coarser(2).halo(2), 2.0 * 2.0 * 32.0);
-        assert_eq!(rows(64).gathered(), 2.0 * 64.0 * 64.0);
+        assert_eq!(rows(64).all_gathered(), 2.0 * 64.0 * 64.0);
     }
 
     #[test]
     fn what_is_not_split_receives_nothing() {
         let grid = Split::new(4, &[(8, 2, 4), (16, 16, 1)], 0).grid(1);
-        assert_eq!([grid.halo(3), grid.moved(), grid.gathered(), grid.summed(5)], [0.0; 4]);
+        assert_eq!([grid.halo(3), grid.moved(), grid.all_gathered(), grid.summed(5)], [0.0; 4]);
     }
 }

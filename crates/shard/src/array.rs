@@ -17,7 +17,7 @@ use crate::ops::index::own_indices;
 use crate::parallel::Parallel;
 use crate::promote::operand;
 use crate::region::ParallelRegion;
-use crate::rules::{self, rule};
+use crate::rules::{self, Outputs, rule};
 use crate::tensor::ShardTensor;
 
 /// Methods of a trait that the tensor's own methods of the same name carry out.
@@ -47,21 +47,30 @@ impl Array for ShardTensor {
     fn op(name: &str, inputs: &[&Self], attrs: &Attrs) -> isobar_array::Result<Vec<Self>> {
         Ok(ShardTensor::op(name, inputs, attrs)?)
     }
+
+    fn replaced(
+        name: &str,
+        inputs: &[&Self],
+        attrs: impl FnOnce() -> Attrs,
+    ) -> Option<isobar_array::Result<Self>> {
+        let outputs = rules::replacement(name, inputs, attrs)?;
+        Some(outputs.and_then(|outputs| Outputs::of(name, outputs)).map_err(Into::into))
+    }
 }
 
 impl Local for ShardTensor {
     type Layout = Layout;
 
-    fn take_apart(&self) -> isobar_array::Result<(tch::Tensor, Layout)> {
+    fn split_layout(&self) -> isobar_array::Result<(tch::Tensor, Layout)> {
         let whole = self.resolved()?;
         Ok((whole.local().shallow_clone(), whole.layout().clone()))
     }
 
-    fn put_together(part: tch::Tensor, layout: &Layout) -> Self {
+    fn with_layout(part: tch::Tensor, layout: &Layout) -> Self {
         Self::new(part, layout.clone())
     }
 
-    fn take_apart_unreduced(&self) -> (tch::Tensor, Layout) {
+    fn split_unreduced(&self) -> (tch::Tensor, Layout) {
         (self.local().shallow_clone(), self.layout().clone())
     }
 
@@ -83,7 +92,7 @@ impl Local for ShardTensor {
     }
 
     fn replicate_dims(&self, dims: &[usize]) -> isobar_array::Result<Self> {
-        Ok(rule("replicate_dims", &[self], || self.resolved()?.gathered(|dim| dims.contains(&dim)))?)
+        Ok(rule("replicate_dims", &[self], || self.resolved()?.replicate_where(|dim| dims.contains(&dim)))?)
     }
 
     fn on_shards_of(&self, like: &Self, dims: usize, f: OnShard<'_>) -> isobar_array::Result<Self> {
@@ -92,7 +101,7 @@ impl Local for ShardTensor {
             return kernel::refuse(OP, format!("{dims} dims of {like}"));
         };
         Ok(rule(OP, &[self, like], || {
-            let table = self.resolved()?.gathered(|_| true)?;
+            let table = self.resolved()?.replicate_where(|_| true)?;
             let mut axes: Vec<usize> = lead.iter().flat_map(|dim| dim.axes.iter().copied()).collect();
             axes.sort_unstable();
             let local = table.mark_varying(&axes)?;
@@ -158,7 +167,7 @@ impl Convert for ShardTensor {
     fn view_as_complex(&self) -> isobar_array::Result<Self> {
         Ok(rule("view_as_complex", &[self], || {
             let last = self.ndim().saturating_sub(1);
-            let x = self.resolved()?.gathered(|dim| dim == last)?;
+            let x = self.resolved()?.replicate_where(|dim| dim == last)?;
             let mut dims = x.layout().dims().to_vec();
             dims.pop();
             x.viewed("view_as_complex", x.layout().with_dims(dims), isobar_array::kernel::as_complex)

@@ -33,7 +33,7 @@ pub trait Operand: Debug + sealed::Sealed {
     /// # Errors
     ///
     /// A plain tensor with dims where promotion is [off](Promotion::Off).
-    fn beside(&self, op: &str, x: &ShardTensor) -> Result<OnMesh<'_>>;
+    fn promote(&self, op: &str, x: &ShardTensor) -> Result<OnMesh<'_>>;
 }
 
 /// An [`Operand`] on a mesh.
@@ -56,13 +56,13 @@ impl Deref for OnMesh<'_> {
 }
 
 impl Operand for ShardTensor {
-    fn beside(&self, _op: &str, _x: &ShardTensor) -> Result<OnMesh<'_>> {
+    fn promote(&self, _op: &str, _x: &ShardTensor) -> Result<OnMesh<'_>> {
         Ok(OnMesh::Sharded(self))
     }
 }
 
 impl Operand for Tensor {
-    fn beside(&self, op: &str, x: &ShardTensor) -> Result<OnMesh<'_>> {
+    fn promote(&self, op: &str, x: &ShardTensor) -> Result<OnMesh<'_>> {
         let shape = self.size();
         // Those without dims are numbers, and always welcome.
         let mode = if shape.is_empty() { Promotion::Silent } else { promotion() };
@@ -91,12 +91,12 @@ mod sealed {
 }
 
 /// An operand that need not be there, on the mesh of `x`.
-pub(crate) fn beside<'a>(
+pub(crate) fn promote_optional<'a>(
     op: &str,
     x: &ShardTensor,
     operand: Option<&'a dyn Operand>,
 ) -> Result<Option<OnMesh<'a>>> {
-    operand.map(|operand| operand.beside(op, x)).transpose()
+    operand.map(|operand| operand.promote(op, x)).transpose()
 }
 
 /// The tensor as an operand.
@@ -112,6 +112,6 @@ impl ShardTensor {
     ///
     /// A tensor with dims where promotion is [off](Promotion::Off).
     pub fn meet(&self, plain: &Tensor) -> Result<Self> {
-        Ok(plain.beside("meet", self)?.shallow_clone())
+        Ok(plain.promote("meet", self)?.shallow_clone())
     }
 }

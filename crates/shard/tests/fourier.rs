@@ -17,14 +17,14 @@ const NORMS: [FftNorm; 3] = [FftNorm::Backward, FftNorm::Ortho, FftNorm::Forward
 const EXTENTS: [i64; 8] = [1, 2, 3, 5, 6, 7, 8, 11];
 
 /// A transform of random dims and sizes.
-struct Asked {
+struct RandomTransform {
     shape: Vec<i64>,
     s: Vec<i64>,
     dims: Vec<i64>,
     norm: FftNorm,
 }
 
-impl Asked {
+impl RandomTransform {
     fn new(dice: &mut Dice) -> Self {
         let shape: Vec<i64> = (0..dice.roll(1, 4)).map(|_| *dice.pick(&EXTENTS)).collect();
         let mut all: Vec<i64> = (0..shape.len() as i64).collect();
@@ -62,7 +62,7 @@ fn real_transforms(#[values(0, 1, 2, 3, 4)] mesh: usize) {
         let _guard = forbid_hidden_communication();
         let mut dice = Dice(31);
         for _ in 0..150 {
-            let asked = Asked::new(&mut dice);
+            let asked = RandomTransform::new(&mut dice);
             let x = numbers(&asked.shape, 1);
             let layout = dice.layout(mesh, &asked.shape, &(0..asked.shape.len()).collect::<Vec<_>>());
             same(
@@ -84,14 +84,14 @@ fn of_pairs(
     mesh: usize,
     seed: u64,
     name: &'static str,
-    sharded: fn(&ShardTensor, &Asked) -> isobar_shard::Result<ShardTensor>,
-    dense: fn(&Tensor, &Asked) -> Result<Tensor, TchError>,
+    sharded: fn(&ShardTensor, &RandomTransform) -> isobar_shard::Result<ShardTensor>,
+    dense: fn(&Tensor, &RandomTransform) -> Result<Tensor, TchError>,
 ) {
     on_mesh(MESHES[mesh], move |mesh| {
         let _guard = forbid_hidden_communication();
         let mut dice = Dice(seed);
         for _ in 0..150 {
-            let asked = Asked::new(&mut dice);
+            let asked = RandomTransform::new(&mut dice);
             let pairs = [&asked.shape[..], &[2]].concat();
             let x = numbers(&pairs, 1);
             let layout = dice.layout(mesh, &pairs, &(0..asked.shape.len()).collect::<Vec<_>>());
@@ -391,7 +391,7 @@ fn some_modes(#[values(1, 2, 3, 4)] mesh: usize) {
         let _guard = forbid_hidden_communication();
         let mut dice = Dice(53);
         for _ in 0..80 {
-            let asked = Asked { s: Vec::new(), ..Asked::new(&mut dice) };
+            let asked = RandomTransform { s: Vec::new(), ..RandomTransform::new(&mut dice) };
             let n = asked.shape.len() as i64;
             let extent = |dim: &i64| asked.shape[dim.rem_euclid(n) as usize];
             let last = asked.dims.len() - 1;

@@ -7,8 +7,8 @@ use std::sync::Mutex;
 
 use common::{difference, numbers, on_mesh};
 use isobar_array::{
-    Comparison, Conv, Convert, Elementwise, FftNorm, Generator, Interpolation, PadMode, Padding, Pool,
-    Resize, RunningStats, Spectral, Statistic, Unary,
+    Comparison, Conv, Convert, Elementwise, FftNorm, Generator, GridSample, Interpolation, PadMode, Padding,
+    Pool, Resample, Resize, RunningStats, SamplePadding, Spectral, Statistic, Unary,
 };
 use isobar_shard::rules::register_sharded_op;
 use isobar_shard::{AttentionOptions, Placement, Result, ShardTensor};
@@ -113,6 +113,14 @@ fn calls() -> Vec<Call> {
         }),
         ("rfft2", |i| one(Ok(i.x.rfft2([1, 2], FftNorm::Forward)?.view_as_real()?))),
         ("ifft", |i| one(Ok(i.x.ifft(None, 1, FftNorm::Backward)?.view_as_real()?))),
+        ("pixel_shuffle", |i| one(Ok(i.image.pixel_shuffle(2)?))),
+        ("pixel_unshuffle", |i| one(Ok(i.image.pixel_unshuffle(3)?))),
+        ("grid_sample", |i| {
+            let grid = i.image.reshape(&[1, 12, 6, 2])?;
+            let (interpolation, padding) = (Interpolation::Nearest, SamplePadding::Border);
+            let options = GridSample { interpolation, padding, align_corners: true };
+            one(Ok(i.image.grid_sample(&grid, &options)?))
+        }),
         ("roll", |i| one(i.x.roll(&[1, -2], &[0, 2]))),
         ("flip", |i| one(i.x.flip(&[1, 2]))),
         ("unfold", |i| one(i.x.unfold(2, 3, 2))),
@@ -223,7 +231,11 @@ fn every_method_asks_for_a_handler() {
                     *CALLS.lock().unwrap().entry(name.to_owned()).or_default() += 1;
                     // Of those that have no form by name, the method itself is the built-in one.
                     match name {
-                        "to_kind" => Ok(vec![inputs[0].to_kind(Kind::Float)?]),
+                        "to_kind" => {
+                            let all = [Kind::Float, Kind::Double, Kind::Int64];
+                            let kind = all.into_iter().find(|kind| attrs["kind"] == format!("{kind:?}"));
+                            Ok(vec![inputs[0].to_kind(kind.unwrap())?])
+                        }
                         "view_kind" => Ok(vec![inputs[0].view_kind(Kind::Int64)?]),
                         _ => Ok(ShardTensor::op(name, inputs, attrs)?),
                     }

@@ -5,7 +5,7 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-use isobar_array::{Attrs, register_op};
+use isobar_array::{Array, Attrs, Conv, Elementwise, Linear, Padding, Windowed, args, register_op};
 use isobar_collectives::ReduceOp;
 use isobar_shard::rules::{
     LocalMap, LocalOutput, Sharding, Shardings, local_map, register_sharded_op, register_sharding,
@@ -297,4 +297,43 @@ fn a_programs_handler_comes_first_then_its_rule() {
         let unknown = ShardTensor::op("test_nowhere", &[&x], &Attrs::default()).unwrap_err();
         assert!(unknown.to_string().starts_with("unknown operator \"test_nowhere\"; registered are "));
     });
+}
+
+/// What an operator does not have is an error, not left out.
+#[test]
+fn tensors_and_arguments_that_an_operator_does_not_have_are_refused() {
+    on_mesh(&[2], |mesh| {
+        let x = ShardTensor::distribute(&numbers(&[4, 3], 1), mesh, &[Placement::Shard(0)]).unwrap();
+        let error = |name: &str, inputs: &[&ShardTensor], attrs: Attrs| {
+            ShardTensor::op(name, inputs, &attrs).unwrap_err().to_string()
+        };
+        let text = error("softmax", &[&x], args!("dim": 1, "dims": 0)());
+        assert!(text.contains("no argument \"dims\" (given as 0); its arguments are dim"), "{text}");
+        let text = error("relu", &[&x], args!("inplace": true)());
+        assert!(text.contains("no argument \"inplace\" (given as true); it has none"), "{text}");
+        let text = error("relu", &[&x, &x], Attrs::new());
+        assert!(text.contains("2 tensors were given; it takes at most 1: input"), "{text}");
+        // Null is an argument that is not given.
+        assert!(ShardTensor::op("relu", &[&x], &args!("inplace": None::<bool>)()).is_ok());
+    });
+}
+
+#[test]
+fn operators_by_name_take_dense_tensors() {
+    let run =
+        |name: &str, inputs: &[&Tensor], attrs: Attrs| Tensor::op(name, inputs, &attrs).unwrap().remove(0);
+    let (x, weight) = (numbers(&[1, 2, 6, 5], 1).set_requires_grad(true), numbers(&[3, 2, 3, 3], 2));
+    let conv = Conv { padding: Padding::Each(vec![1]), ..Conv::default() };
+    let y = run("conv2d", &[&x, &weight], args!("padding": 1)());
+    assert!(difference(&y, &Windowed::conv(&x, &weight, None, &conv).unwrap()) == 0.0);
+    y.sum(Kind::Double).backward();
+    assert_eq!(x.grad().size(), x.size());
+    let x = x.detach();
+    assert!(
+        difference(&run("softmax", &[&x], args!("dim": -1)()), &<Tensor as Linear>::softmax(&x, -1).unwrap())
+            == 0.0
+    );
+    assert!(difference(&run("mul", &[&x, &x], Attrs::new()), &Elementwise::mul(&x, &x).unwrap()) == 0.0);
+    let error = Tensor::op("softmaxx", &[&x], &Attrs::new()).unwrap_err().to_string();
+    assert!(error.contains("softmax"), "{error}");
 }

@@ -36,17 +36,17 @@ pub(crate) fn origin(
         }
         return None;
     }
-    let own = told(&found, params);
+    let own = finding(&found, params);
     let all = world.all_gather_bytes(&own.encode()).ok()?;
-    let all: Vec<(usize, Told)> =
-        all.iter().enumerate().filter_map(|(rank, bytes)| Some((rank, Told::decode(bytes)?))).collect();
+    let all: Vec<(usize, Finding)> =
+        all.iter().enumerate().filter_map(|(rank, bytes)| Some((rank, Finding::decode(bytes)?))).collect();
     // The error names the ranks that produced them, not those that received them.
-    let makers = all.iter().filter(|(_, told)| told.made).collect::<Vec<_>>();
+    let makers = all.iter().filter(|(_, finding)| finding.made).collect::<Vec<_>>();
     let mut chosen = if makers.is_empty() { all.iter().collect() } else { makers };
     // Infinities may be meant.
-    chosen.sort_by_key(|(_, told)| !told.nan);
+    chosen.sort_by_key(|(_, finding)| !finding.nan);
     let mut text: Vec<String> =
-        chosen.iter().take(SHOWN).map(|(rank, told)| format!("rank {rank}: {}", told.text)).collect();
+        chosen.iter().take(SHOWN).map(|(rank, finding)| format!("rank {rank}: {}", finding.text)).collect();
     if chosen.len() > SHOWN {
         text.push(format!("and {} ranks more", chosen.len() - SHOWN));
     }
@@ -57,7 +57,7 @@ pub(crate) fn origin(
 const SHOWN: usize = 4;
 
 /// Findings of a rank.
-struct Told {
+struct Finding {
     /// True if an operator produced them from finite values.
     made: bool,
     /// True if some are NaN, not only infinities.
@@ -65,7 +65,7 @@ struct Told {
     text: String,
 }
 
-impl Told {
+impl Finding {
     fn encode(&self) -> Vec<u8> {
         [&[u8::from(self.made), u8::from(self.nan)], self.text.as_bytes()].concat()
     }
@@ -77,10 +77,10 @@ impl Told {
     }
 }
 
-fn told(found: &[NonFinite], params: &Parameters) -> Told {
+fn finding(found: &[NonFinite], params: &Parameters) -> Finding {
     let text: Vec<String> = found.iter().map(|found| line(found, params)).collect();
     let (made, nan) = (found.iter().any(|found| found.inputs_finite), found.iter().any(|found| found.nan));
-    Told { made, nan, text: text.join(", then ") }
+    Finding { made, nan, text: text.join(", then ") }
 }
 
 fn line(found: &NonFinite, params: &Parameters) -> String {

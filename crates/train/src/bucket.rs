@@ -194,7 +194,7 @@ impl Reducer {
         if shared.group.size() == 1 {
             return Ok(Heard { missing: (!unseen.is_empty()).then_some(unseen), shares: (word.share, 1e-9) });
         }
-        let (flag, shares) = shared.told()?;
+        let (flag, shares) = shared.flags_and_shares()?;
         Ok(Heard { missing: (flag != 0.0).then_some(unseen), shares })
     }
 }
@@ -328,7 +328,7 @@ impl Shared {
     }
 
     /// The sum of all ranks' flags; that of their shares, and how far it may be off by rounding.
-    fn told(&self) -> Result<(f64, (f64, f64))> {
+    fn flags_and_shares(&self) -> Result<(f64, (f64, f64))> {
         // Without parameters nothing can be wrong.
         let Some(words) = self.words() else { return Ok((0.0, (1.0, 0.0))) };
         let read = words.and_then(|words| Ok((numbers(&words)?, words.kind())));

@@ -85,6 +85,7 @@ mod field_task;
 mod fields;
 mod files;
 mod folders;
+mod fsdp_wrap;
 mod fully_sharded;
 mod gradient;
 mod gradients;
@@ -97,7 +98,6 @@ pub mod optim;
 mod out_of_memory;
 mod parallel;
 mod params;
-mod plain;
 mod progress;
 mod ranks;
 mod replicas;
@@ -129,11 +129,11 @@ pub use self::field_task::FieldTask;
 pub use self::fields::{
     DATA_AXIS, DOMAIN_AXES, DenseFields, FieldLayout, MODEL_AXIS, SHARD_AXIS, ShardedFields, idle_ranks,
 };
+pub use self::fsdp_wrap::{distribute_over_domain_for_fsdp, wrap_for_fsdp};
 pub use self::fully_sharded::{FullySharded, ShardedParameters};
 pub use self::loss_scale::LossScale;
 pub use self::model::{Forward, Network};
 pub use self::params::{ParamPlacement, Parameter, Parameters};
-pub use self::plain::{distribute_over_domain_for_fsdp, wrap_for_fsdp};
 pub use self::progress::{Bar, Progress, ProgressMode, ProgressPlan, ProgressRecord};
 pub use self::ranks::Ranks;
 pub use self::replicas::check_replicas;

@@ -25,7 +25,7 @@ fn says_so(error: &Error) -> bool {
 }
 
 /// Adds to an error of a rank without memory left what holds it; other errors stay as they are.
-pub(crate) fn explained(error: Error, world: &Group, held: &Held<'_>) -> Error {
+pub(crate) fn explained(error: Error, world: &Group, held: &NamedTensors<'_>) -> Error {
     // An error of another rank's memory does not concern this rank.
     let others = error.is_shared() || world.flight().trouble().is_some();
     match others || !says_so(&error) {
@@ -35,13 +35,13 @@ pub(crate) fn explained(error: Error, world: &Group, held: &Held<'_>) -> Error {
 }
 
 /// The tensors of a run that have names.
-pub(crate) struct Held<'a> {
+pub(crate) struct NamedTensors<'a> {
     pub(crate) params: &'a Parameters,
     pub(crate) buffers: &'a [(String, Tensor)],
     pub(crate) optimizer: Option<&'a dyn Optimizer>,
 }
 
-impl Held<'_> {
+impl NamedTensors<'_> {
     fn named(&self) -> Vec<(String, Tensor)> {
         let mut named = Vec::new();
         for param in self.params {

@@ -8,7 +8,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::error::{Error, Result};
 use crate::fields::MODEL_AXIS;
-use crate::gradients::{RankSet, WATCHED, classes, twice};
+use crate::gradients::{RankSet, WATCHED, classes, reduced_twice};
 use crate::params::Parameters;
 use crate::ranks::Ranks;
 
@@ -65,12 +65,12 @@ struct Record {
     fully_sharded: bool,
     /// The mesh of the fields, and its ranks.
     fields: Option<(String, RankSet)>,
-    classes: Vec<Told>,
+    classes: Vec<GradientClass>,
 }
 
 /// Parameters with the same gradient source.
 #[derive(Debug, Serialize, Deserialize)]
-struct Told {
+struct GradientClass {
     /// The first of them.
     name: String,
     source: String,
@@ -107,7 +107,7 @@ impl Record {
                 .summands
                 .as_ref()
                 .map_or_else(|| RankSet::of(&[], me), |own| RankSet::of_group(own, me));
-            told.push(Told {
+            told.push(GradientClass {
                 name: class.name().to_owned(),
                 source: source.to_string(),
                 mesh: mesh.map(ToString::to_string),
@@ -166,7 +166,7 @@ impl Record {
     }
 
     /// Fields that are split need parameters on their mesh.
-    fn fits_fields(&self, class: &Told) -> Result<()> {
+    fn fits_fields(&self, class: &GradientClass) -> Result<()> {
         let Some((fields, on)) = &self.fields else { return Ok(()) };
         if class.with_fields || (class.mesh.is_none() && on.len() == 1) {
             return Ok(());
@@ -190,7 +190,7 @@ impl Record {
     }
 
     /// Ranks that compute a loss together have the same samples.
-    fn shares_no_sample(&self, class: &Told, all: &BTreeMap<usize, Self>) -> Result<()> {
+    fn shares_no_sample(&self, class: &GradientClass, all: &BTreeMap<usize, Self>) -> Result<()> {
         let together = class.together.ranks();
         let shared = self.data.ranks().intersection(&together).count() > 1;
         let other = together.iter().filter_map(|rank| all.get(rank));
@@ -226,7 +226,7 @@ impl Record {
         }
     }
 
-    fn is_summed_in_parts(&self, class: &Told) -> Result<()> {
+    fn is_summed_in_parts(&self, class: &GradientClass) -> Result<()> {
         let (name, source) = (&class.name, &class.source);
         if !class.watched {
             let found = format!(
@@ -262,7 +262,9 @@ impl Record {
         }
         let (name, source, gradients) = (&class.name, &class.source, &self.gradients);
         match &class.mesh {
-            Some(mesh) if !class.pending && needed.is_subset(&summed) => Err(twice(name, mesh, gradients)),
+            Some(mesh) if !class.pending && needed.is_subset(&summed) => {
+                Err(reduced_twice(name, mesh, gradients))
+            }
             Some(_) if class.pending && class.idle_model_axis => refuse(
                 format!(
                     "the gradient of parameter {name:?} is {source}, and gradients are summed over the {gradients}"

@@ -15,7 +15,7 @@ use crate::error::{Error, Result};
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Stop {
     /// It was asked to stop.
-    Asked,
+    Requested,
     /// It was asked for a checkpoint, to be started again by the batch system.
     Requeue,
 }
@@ -100,17 +100,17 @@ impl Signals {
     }
 
     /// Takes the current requests to this rank. A checkpoint is requested once.
-    fn take(&self) -> Result<Asked> {
+    fn take(&self) -> Result<Requests> {
         let stop = self.is_to_stop();
         if stop && self.peers_alive.as_ref().is_some_and(|alive| !alive()) {
             return Err(Error::PeersLost);
         }
-        let mut asked = Asked::default();
+        let mut asked = Requests::default();
         if self.save.swap(false, Ordering::Relaxed) {
-            asked = asked.and(if self.requeue { Asked::REQUEUE } else { Asked::SAVE });
+            asked = asked.and(if self.requeue { Requests::REQUEUE } else { Requests::SAVE });
         }
         if stop {
-            asked = asked.and(Asked::STOP);
+            asked = asked.and(Requests::STOP);
         }
         Ok(asked)
     }
@@ -118,9 +118,9 @@ impl Signals {
 
 /// Requests to any rank, as bits.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub(crate) struct Asked(u8);
+pub(crate) struct Requests(u8);
 
-impl Asked {
+impl Requests {
     const SAVE: Self = Self(1);
     const STOP: Self = Self(2);
     const REQUEUE: Self = Self(4);
@@ -141,7 +141,7 @@ impl Asked {
     /// Returns whether the run should end after it.
     pub(crate) fn stop(self) -> Option<Stop> {
         match () {
-            () if self.has(Self::STOP) => Some(Stop::Asked),
+            () if self.has(Self::STOP) => Some(Stop::Requested),
             () if self.has(Self::REQUEUE) => Some(Stop::Requeue),
             () => None,
         }
@@ -175,7 +175,7 @@ impl Triggers {
     pub(crate) fn join(&self, world: &Group, data: &Group, value: f64, busy: f64) -> Result<Joined> {
         let mut own = self.signals.take()?;
         if world.rank() == 0 && self.every.is_some_and(|every| self.saved.elapsed() >= every) {
-            own = own.and(Asked::SAVE);
+            own = own.and(Requests::SAVE);
         }
         if world.size() == 1 {
             return Ok(Joined { sum: value, finite: value.is_finite(), asked: own, busy: vec![busy] });
@@ -192,7 +192,7 @@ impl Triggers {
                 Some((f64::from_le_bytes(*value), f64::from_le_bytes(*busy), *asked.first()?))
             })
             .collect();
-        let asked = said.iter().fold(Asked::default(), |asked, (_, _, other)| asked.and(Asked(*other)));
+        let asked = said.iter().fold(Requests::default(), |asked, (_, _, other)| asked.and(Requests(*other)));
         let finite = said.iter().all(|(value, ..)| value.is_finite());
         let busy = said.iter().map(|(_, busy, _)| *busy).collect();
         if data.size() == 1 {
@@ -211,7 +211,7 @@ pub(crate) struct Joined {
     pub(crate) sum: f64,
     /// True if every rank's value is finite.
     pub(crate) finite: bool,
-    pub(crate) asked: Asked,
+    pub(crate) asked: Requests,
     /// Seconds of each rank.
     pub(crate) busy: Vec<f64>,
 }
@@ -247,9 +247,9 @@ mod tests {
         });
         for (rank, seen) in all.iter().enumerate() {
             // 1 + 2 of the pair, and 3 of the rank alone.
-            assert_eq!(seen[0], (3.0, Asked::default()), "rank {rank}");
+            assert_eq!(seen[0], (3.0, Requests::default()), "rank {rank}");
             assert_eq!((seen[1].1.save(), seen[1].1.stop()), (true, Some(Stop::Requeue)));
-            assert_eq!((seen[2].1.save(), seen[2].1.stop()), (true, Some(Stop::Asked)));
+            assert_eq!((seen[2].1.save(), seen[2].1.stop()), (true, Some(Stop::Requested)));
         }
     }
 

@@ -540,7 +540,7 @@ fn what_another_run_was_is_told_key_by_key() {
 
 /// One rank that is asked is enough, and the run goes on later as if nothing had been.
 #[rstest]
-#[case::stop(false, Stop::Asked)]
+#[case::stop(false, Stop::Requested)]
 #[case::requeue(true, Stop::Requeue)]
 fn a_run_that_is_told_to_stop_leaves_a_checkpoint(
     #[case] requeue: bool,

@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 use anyhow::Result;
 use nix::sys::signal::Signal;
 
-use super::cause::{End, ExitReason, Told};
+use super::cause::{End, EndRequest, ExitReason};
 use super::hosts::Place;
 use super::out_of_memory::OomCounters;
 use super::output::Tail;
@@ -65,7 +65,7 @@ enum ShutdownStage {
     /// They have time to end by themselves, as those do that watch each other.
     Time,
     /// They were sent SIGTERM.
-    Asked,
+    Terminated,
     /// They were sent SIGKILL.
     Killed,
     /// The connections to their hosts were cut, too.
@@ -81,8 +81,8 @@ struct Attempt<'a> {
     ends: Vec<Option<End>>,
     drained: usize,
     began: Instant,
-    pressure: ShutdownStage,
-    /// When the pressure rises.
+    stage: ShutdownStage,
+    /// When the stage rises.
     rises: Option<Instant>,
     /// The signals by which the launcher was asked to end.
     stops: Vec<Signal>,
@@ -112,7 +112,7 @@ pub(super) fn run(
         ends: vec![None; places.len()],
         drained: 0,
         began: Instant::now(),
-        pressure: ShutdownStage::None,
+        stage: ShutdownStage::None,
         rises: None,
         stops: Vec::new(),
         asked: None,
@@ -172,7 +172,7 @@ impl Attempt<'_> {
             while let Ok(event) = happens.try_recv() {
                 self.take(event);
             }
-            if self.pressure != ShutdownStage::None || !self.stops.is_empty() {
+            if self.stage != ShutdownStage::None || !self.stops.is_empty() {
                 return None;
             }
             queues.retain(|queue| !queue.waiting.is_empty());
@@ -218,12 +218,12 @@ impl Attempt<'_> {
             match self.next(happens, rises) {
                 Some(event) => self.take(event),
                 None if self.rises.is_none() => {}
-                None => match self.pressure {
+                None => match self.stage {
                     ShutdownStage::None | ShutdownStage::Time => {
                         self.note_stopped();
-                        self.press(ShutdownStage::Asked);
+                        self.press(ShutdownStage::Terminated);
                     }
-                    ShutdownStage::Asked => self.press(ShutdownStage::Killed),
+                    ShutdownStage::Terminated => self.press(ShutdownStage::Killed),
                     ShutdownStage::Killed => self.press(ShutdownStage::Cut),
                     ShutdownStage::Cut => {
                         for index in 0..self.ranks.len() {
@@ -264,7 +264,7 @@ impl Attempt<'_> {
             self.stopped.entry(rank).or_insert_with(Instant::now);
         }
         if self.stopped.values().any(|since| since.elapsed() >= self.recipe.grace) {
-            self.press(ShutdownStage::Asked);
+            self.press(ShutdownStage::Terminated);
             return self.rises;
         }
         Some(Instant::now() + LOOK)
@@ -318,7 +318,7 @@ impl Attempt<'_> {
         match event {
             Event::Ended { attempt, rank, how } if attempt == self.number => {
                 self.ended(rank, how);
-                if !how.is_good() && self.pressure == ShutdownStage::None {
+                if !how.is_good() && self.stage == ShutdownStage::None {
                     self.press(ShutdownStage::Time);
                 }
             }
@@ -344,18 +344,20 @@ impl Attempt<'_> {
         let place = started.place.clone();
         let pid = place.here.then_some(started.pid);
         // So does ssh end when all on its other end is killed.
-        let killed = self.pressure >= ShutdownStage::Killed && how == ExitReason::Unreachable;
+        let killed = self.stage >= ShutdownStage::Killed && how == ExitReason::Unreachable;
         let how = if killed { ExitReason::Signal(Signal::SIGKILL as i32) } else { how };
         let passed_on = |by: i32| self.stops.iter().any(|signal| *signal as i32 == by);
-        let told = match how {
-            ExitReason::Signal(by) if passed_on(by) => Told::PassedOn,
-            _ if self.pressure >= ShutdownStage::Asked && self.stopped.contains_key(&rank) => Told::Stopped,
-            _ if self.pressure >= ShutdownStage::Asked => Told::Pressed,
-            _ => Told::No,
+        let request = match how {
+            ExitReason::Signal(by) if passed_on(by) => EndRequest::PassedOn,
+            _ if self.stage >= ShutdownStage::Terminated && self.stopped.contains_key(&rank) => {
+                EndRequest::Stopped
+            }
+            _ if self.stage >= ShutdownStage::Terminated => EndRequest::Pressed,
+            _ => EndRequest::No,
         };
-        let killed = place.here && told == Told::No && how.is_kill();
+        let killed = place.here && request == EndRequest::No && how.is_kill();
         let oom = if killed { self.kills.kill_since() } else { None };
-        *end = Some(End { place, pid, how, after: self.began.elapsed(), told, oom });
+        *end = Some(End { place, pid, how, after: self.began.elapsed(), request, oom });
     }
 
     /// Signals to the launcher are for all ranks. The first that asks for the end leaves them all the time that they need, a
@@ -366,25 +368,25 @@ impl Attempt<'_> {
             let asked = *self.asked.get_or_insert_with(Instant::now);
             let again = !self.stops.is_empty() && asked.elapsed() > SAME;
             self.stops.push(signal);
-            if again && self.pressure == ShutdownStage::None {
+            if again && self.stage == ShutdownStage::None {
                 self.press(ShutdownStage::Time);
             }
         }
     }
 
-    fn press(&mut self, pressure: ShutdownStage) {
-        let wait = match pressure {
-            ShutdownStage::None | ShutdownStage::Time | ShutdownStage::Asked => self.recipe.grace,
+    fn press(&mut self, stage: ShutdownStage) {
+        let wait = match stage {
+            ShutdownStage::None | ShutdownStage::Time | ShutdownStage::Terminated => self.recipe.grace,
             ShutdownStage::Killed => CLOSED,
             ShutdownStage::Cut => GONE,
         };
-        match pressure {
+        match stage {
             ShutdownStage::None | ShutdownStage::Time => {}
-            ShutdownStage::Asked => self.signal(Signal::SIGTERM),
+            ShutdownStage::Terminated => self.signal(Signal::SIGTERM),
             ShutdownStage::Killed => self.signal(Signal::SIGKILL),
             ShutdownStage::Cut => self.started_mut().for_each(Rank::let_go),
         }
-        self.pressure = pressure;
+        self.stage = stage;
         self.rises = Some(Instant::now() + wait);
     }
 

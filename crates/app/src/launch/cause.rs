@@ -31,14 +31,14 @@ pub(super) struct End {
     pub(super) how: ExitReason,
     /// After the start of all.
     pub(super) after: Duration,
-    pub(super) told: Told,
+    pub(super) request: EndRequest,
     /// Evidence that the kernel killed it because memory was used up.
     pub(super) oom: Option<OomKill>,
 }
 
 /// Requests of this launcher to a rank to end.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Told {
+pub(super) enum EndRequest {
     No,
     /// By a signal that it was sent itself, and passed on.
     PassedOn,
@@ -48,7 +48,7 @@ pub(super) enum Told {
     Stopped,
 }
 
-impl Told {
+impl EndRequest {
     fn words(self) -> &'static str {
         if self == Self::No { "" } else { ", told so by the launcher" }
     }
@@ -128,8 +128,8 @@ impl std::fmt::Display for ExitReason {
                 let signal = name(i32::from(code - SIGNALS));
                 write!(f, "ended with code {code} (as a shell does after {signal})")
             }
-            Self::Code(code) => match exit::meaning(*code) {
-                Some(meaning) => write!(f, "ended with code {code} ({meaning})"),
+            Self::Code(code) => match exit::description(*code) {
+                Some(description) => write!(f, "ended with code {code} ({description})"),
                 None => write!(f, "ended with code {code}"),
             },
             Self::Signal(signal) => write!(f, "was killed by signal {signal} ({})", name(*signal)),
@@ -148,7 +148,7 @@ fn name(signal: i32) -> &'static str {
 impl End {
     /// Returns whether this may be the cause of a failure, and was not done by the launcher itself.
     fn is_own(&self) -> bool {
-        matches!(self.told, Told::No | Told::Stopped) && !self.how.is_good()
+        matches!(self.request, EndRequest::No | EndRequest::Stopped) && !self.how.is_good()
     }
 
     fn order(&self) -> (u8, Duration) {
@@ -167,8 +167,8 @@ impl End {
 /// If all ranks only lost another, the first line of their report, `finding`, names the one at fault.
 pub(super) fn root<'a>(ends: &'a [End], finding: Option<&'a str>) -> Option<Root<'a>> {
     let end = first(ends)?;
-    let finding =
-        finding.filter(|_| end.how == ExitReason::Code(Exit::Lost as u8) || end.told == Told::Stopped);
+    let finding = finding
+        .filter(|_| end.how == ExitReason::Code(Exit::Lost as u8) || end.request == EndRequest::Stopped);
     let named = finding.and_then(|finding| {
         let (rank, what) = finding.strip_prefix("rank ")?.split_once(") ")?;
         let rank: usize = rank.split(' ').next()?.parse().ok()?;
@@ -187,7 +187,7 @@ pub(super) struct Root<'a> {
 }
 
 fn first(ends: &[End]) -> Option<&End> {
-    let stopped = ends.iter().any(|end| end.told == Told::PassedOn);
+    let stopped = ends.iter().any(|end| end.request == EndRequest::PassedOn);
     // Ranks that have lost one which was told to end are no failure.
     let follows = |end: &End| stopped && end.how == ExitReason::Code(Exit::Lost as u8);
     ends.iter().filter(|end| end.is_own() && !follows(end)).min_by_key(|end| end.order())
@@ -196,9 +196,9 @@ fn first(ends: &[End]) -> Option<&End> {
 /// The code with which the launcher ends.
 pub(super) fn code(ends: &[End]) -> u8 {
     let saved = ends.iter().any(|end| end.how == ExitReason::Code(Exit::Stopped as u8));
-    let told = ends.iter().find(|end| end.told == Told::PassedOn && !end.how.is_good());
-    match (first(ends), told) {
-        (Some(End { told: Told::Stopped, .. }), _) => Exit::Lost as u8,
+    let request = ends.iter().find(|end| end.request == EndRequest::PassedOn && !end.how.is_good());
+    match (first(ends), request) {
+        (Some(End { request: EndRequest::Stopped, .. }), _) => Exit::Lost as u8,
         (Some(end), _) => end.how.code(),
         (None, _) if saved => Exit::Stopped as u8,
         (None, Some(end)) => end.how.code(),
@@ -221,14 +221,17 @@ pub(super) fn report(
     let mut text = match finding {
         // When it failed is not when it ended.
         Some(finding) => {
-            let told = root.told.words();
+            let request = root.request.words();
             format!(
-                "isobar launch: {who_failed} failed first: it {finding}\n  it {how}{told}, after {after:.1} s"
+                "isobar launch: {who_failed} failed first: it {finding}\n  it {how}{request}, after {after:.1} s"
             )
         }
         None => {
-            let stopped =
-                if root.told == Told::Stopped { "was stopped while others had ended, and " } else { "" };
+            let stopped = if root.request == EndRequest::Stopped {
+                "was stopped while others had ended, and "
+            } else {
+                ""
+            };
             let oom = root.oom.as_ref().map(OomKill::words).unwrap_or_default();
             format!("isobar launch: {who_failed} failed first, after {after:.1} s: it {stopped}{how}{oom}")
         }
@@ -252,9 +255,10 @@ pub(super) fn report(
         text += "\n  it wrote nothing to standard error";
     }
     for end in ends.iter().filter(|end| end.place.rank != root.place.rank) {
-        let told = end.told.words();
+        let request = end.request.words();
         let oom = end.oom.as_ref().map(OomKill::words).unwrap_or_default();
-        text += &format!("\n  {} {}{oom}{told}, after {:.1} s", who(end), end.how, end.after.as_secs_f64());
+        text +=
+            &format!("\n  {} {}{oom}{request}, after {:.1} s", who(end), end.how, end.after.as_secs_f64());
     }
     if !left_out.is_empty() {
         let (ranks, were) = flight::ranks(left_out, "was", "were");
@@ -284,10 +288,10 @@ mod tests {
     fn ends(text: &str) -> Vec<End> {
         let end = |(rank, word): (usize, &str)| {
             let (how, after) = word.split_once('@').unwrap();
-            let told = match how.chars().last() {
-                Some('!') => Told::Pressed,
-                Some('?') => Told::PassedOn,
-                _ => Told::No,
+            let request = match how.chars().last() {
+                Some('!') => EndRequest::Pressed,
+                Some('?') => EndRequest::PassedOn,
+                _ => EndRequest::No,
             };
             let how = match how.trim_end_matches(['!', '?']).split_at(1) {
                 ("s", signal) => ExitReason::Signal(signal.parse().unwrap()),
@@ -297,7 +301,7 @@ mod tests {
             let host = "node7".to_owned();
             let place = Place { rank, local_rank: rank, local_size: 4, host, here: true };
             let after = Duration::from_secs_f64(after.parse().unwrap());
-            End { place, pid: Some(42), how, after, told, oom: None }
+            End { place, pid: Some(42), how, after, request, oom: None }
         };
         text.split_whitespace().enumerate().map(end).collect()
     }
@@ -401,7 +405,7 @@ mod tests {
     #[test]
     fn a_rank_that_was_stopped_when_others_had_ended_is_a_failure() {
         let mut ends = ends("c0@8 s9!@28");
-        ends[1].told = Told::Stopped;
+        ends[1].request = EndRequest::Stopped;
         let root = root(&ends, None).unwrap();
         assert_eq!((root.end.place.rank, code(&ends)), (1, 4));
         let report = report(&root, &ends, &[], |_| Vec::new(), None, None);
@@ -422,7 +426,7 @@ mod tests {
         #[case] exit: u8,
     ) {
         let mut ends = ends(text);
-        ends[2].told = Told::Stopped;
+        ends[2].request = EndRequest::Stopped;
         assert_eq!(root(&ends, finding).unwrap().end.place.rank, rank);
         assert_eq!(code(&ends), exit);
     }

@@ -93,9 +93,9 @@ impl Job for Prediction<'_> {
     {
         let Self { config, args } = self;
         let Run { source, layout, window, positions, statics, forward, params, buffers, ranks, device } = run;
-        let (meaning, origin) = self.load(&params, &buffers, &ranks.world)?;
-        let (change, variables) = (meaning.change()?, source.variables()?);
-        let ModelMetadata { input, target, baseline, forcing, fixed, .. } = meaning;
+        let (metadata, origin) = self.load(&params, &buffers, &ranks.world)?;
+        let (change, variables) = (metadata.change()?, source.variables()?);
+        let ModelMetadata { input, target, baseline, forcing, fixed, .. } = metadata;
         let names = variables.clone();
         let options = (config.train.precision.kind(), device);
         let positions = statics.behind(positions, fixed.as_ref(), options)?;
@@ -273,14 +273,14 @@ impl Prediction<'_> {
             },
         };
         let origin = Origin::new(path.clone(), which, &state);
-        let meaning: ModelMetadata = serde_json::from_value(state.extra).map_err(|error| {
+        let metadata: ModelMetadata = serde_json::from_value(state.extra).map_err(|error| {
             Exit::Data.because(format!(
                 "{} does not say what its network's numbers mean ({error}); train it with `isobar train`",
                 path.display()
             ))
         })?;
-        self.means_the_same(&path, &meaning)?;
-        Ok((meaning, origin))
+        self.means_the_same(&path, &metadata)?;
+        Ok((metadata, origin))
     }
 
     /// Rejects a network that was trained on other fields, or to predict something else.

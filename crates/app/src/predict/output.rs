@@ -11,7 +11,7 @@ use serde::{Deserialize, Serialize};
 use tch::Tensor;
 
 use super::windows::Windows;
-use crate::run::alike;
+use crate::run::all_ok;
 
 /// A writer on each rank that writes, and the way of values to it.
 pub(super) struct Output {
@@ -42,11 +42,11 @@ impl Output {
         let created = if world.rank() == 0 { create() } else { Ok(None) };
         let told =
             created.and_then(|writer| Ok((serde_json::to_vec(&Self::way(writer.as_deref()))?, writer)));
-        let (mut writer, told) = alike(world, told)?;
+        let (mut writer, told) = all_ok(world, told)?;
         let way: Way = serde_json::from_slice(&told[0])?;
         if let Way::Tiles(_, unfinished) = &way {
             let joined = if world.rank() == 0 { Ok(writer) } else { join(unfinished).map(Some) };
-            writer = alike(world, joined.map(|writer| (Vec::new(), writer)))?.0;
+            writer = all_ok(world, joined.map(|writer| (Vec::new(), writer)))?.0;
         }
         Ok(Self { writer, way, failed: None })
     }
@@ -88,7 +88,7 @@ impl Output {
     /// call, after each sample.
     pub(super) fn check(&mut self, world: &Group) -> Result<()> {
         let failed = self.failed.take().map_or(Ok(()), Err);
-        alike(world, failed.map(|()| (Vec::new(), ())))?;
+        all_ok(world, failed.map(|()| (Vec::new(), ())))?;
         Ok(())
     }
 
@@ -97,7 +97,7 @@ impl Output {
         let (first, others) = if world.rank() == 0 { (self.writer, None) } else { (None, self.writer) };
         for writer in [others, first] {
             let finished = writer.map_or(Ok(()), DatasetWriter::finish);
-            alike(world, finished.map(|()| (Vec::new(), ())).map_err(anyhow::Error::from))?;
+            all_ok(world, finished.map(|()| (Vec::new(), ())).map_err(anyhow::Error::from))?;
         }
         Ok(())
     }

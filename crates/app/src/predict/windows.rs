@@ -10,7 +10,7 @@ use isobar_collectives::start::{recv, send};
 use isobar_train::{BoxError, FieldLayout};
 use tch::Tensor;
 
-use crate::run::alike;
+use crate::run::all_ok;
 
 /// Most bytes of a box that is stored as one chunk.
 const LARGEST: usize = 256 << 20;
@@ -31,7 +31,7 @@ impl<'a> Windows<'a> {
             Ok((serde_json::to_vec(&window)?, ()))
         });
         let mut senders: Vec<(usize, Vec<Range<usize>>)> = Vec::new();
-        for (rank, bytes) in alike(world, described)?.1.iter().enumerate() {
+        for (rank, bytes) in all_ok(world, described)?.1.iter().enumerate() {
             let window: Option<Vec<Range<usize>>> = serde_json::from_slice(bytes)?;
             match window {
                 Some(window) if !senders.iter().any(|(_, known)| *known == window) => {

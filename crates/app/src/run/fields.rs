@@ -14,7 +14,7 @@ use isobar_train::SampleFingerprint;
 use isobar_train::config::DataConfig;
 use tch::{Device, Kind, Tensor};
 
-use super::alike;
+use super::all_ok;
 use super::roles::as_str;
 use super::scales::{Scales, check_same, scales_alike};
 use super::source::Source;
@@ -72,12 +72,12 @@ impl Fields {
         let extents = source.extents().iter().map(usize::to_string).collect::<Vec<_>>().join(" x ");
         let description = format!("{} + {} samples of {extents}", counts[0], counts[1]);
         let scales = scales_alike(source, train, (config, &description), (world, place.keep))?;
-        let (statics, _) = alike(world, Statics::normalizer(source).map(|statics| (Vec::new(), statics)))?;
+        let (statics, _) = all_ok(world, Statics::normalizer(source).map(|statics| (Vec::new(), statics)))?;
         let scales = (scales, statics);
         if config.cache != Cache::All {
             let streamed = streamed(source, config, place, (train, validation));
             let (((train, validation, rollouts), reader), _) =
-                alike(world, streamed.map(|streamed| (Vec::new(), streamed)))?;
+                all_ok(world, streamed.map(|streamed| (Vec::new(), streamed)))?;
             let rollouts = rollouts.map(|rollouts| Box::new(rollouts) as Box<dyn Samples>);
             let (train, validation) = (Box::new(train), Box::new(validation));
             return Ok(Self::of(train, validation, rollouts, scales, Some(reader)));
@@ -91,7 +91,7 @@ impl Fields {
             let own = SampleFingerprint::new(description, place.window, &[&read.0, &read.1])?;
             Ok((serde_json::to_vec(&own)?, read))
         });
-        let ((train, validation, rollouts), all) = alike(world, read)?;
+        let ((train, validation, rollouts), all) = all_ok(world, read)?;
         let all = all.iter().map(|bytes| serde_json::from_slice(bytes));
         check_same(&all.collect::<Result<Vec<SampleFingerprint>, _>>()?)?;
         Ok(Self::of(train.into(), validation.into(), rollouts.map(Into::into), scales, None))

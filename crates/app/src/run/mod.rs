@@ -2,7 +2,6 @@
 //!
 //! It depends on no command.
 
-mod again;
 pub(crate) mod errors;
 mod fields;
 mod kept;
@@ -10,6 +9,7 @@ pub(crate) mod picture;
 mod portion;
 mod ranks;
 mod raster;
+mod resume;
 mod roles;
 mod room;
 mod scales;
@@ -33,9 +33,9 @@ use isobar_train::{
 use serde::{Deserialize, Serialize};
 use tch::{Device, Tensor};
 
-pub(crate) use self::again::claim;
 pub(crate) use self::fields::{Fields, Place};
 use self::ranks::Arrangement;
+pub(crate) use self::resume::claim;
 pub(crate) use self::roles::as_str;
 pub(crate) use self::scoring::Scoring;
 pub(crate) use self::source::{Source, is_of_data};
@@ -181,7 +181,7 @@ pub(crate) fn with<J: Job>(manager: &DistributedManager, config: &Config, job: J
         }
         Ok((Vec::new(), (source, fields)))
     });
-    let ((source, fields), _) = alike(&world, opened)?;
+    let ((source, fields), _) = all_ok(&world, opened)?;
     room::check(&world, &arrangement, config, &fields, device, J::TRAINS)?;
     let Arrangement { ranks, model, domain } = arrangement;
     if let Some(mesh) = &domain
@@ -239,12 +239,12 @@ fn made<L: FieldLayout, F>(
         let statics = Statics::read(&source, &window)?;
         Ok((Vec::new(), (layout, window, positions, statics)))
     });
-    let ((layout, window, positions, statics), _) = alike(&ranks.world, laid_out)?;
+    let ((layout, window, positions, statics), _) = all_ok(&ranks.world, laid_out)?;
     Ok(Run { source, layout, window, positions, statics, forward, params, buffers, ranks, device })
 }
 
 /// Returns this rank's value and all ranks' bytes; an error on all ranks if one has failed. All ranks must call.
-pub(crate) fn alike<T>(world: &Group, own: Result<(Vec<u8>, T)>) -> Result<(T, Vec<Vec<u8>>)> {
+pub(crate) fn all_ok<T>(world: &Group, own: Result<(Vec<u8>, T)>) -> Result<(T, Vec<Vec<u8>>)> {
     let told = own.as_ref().map(|(words, _)| words).map_err(exit::text);
     let all = world.all_gather_bytes(&serde_json::to_vec(&told)?);
     let ((_, made), all) = (own?, all?);
@@ -267,14 +267,14 @@ mod tests {
         let mut saved = serde_json::json!({
             "input": normalizer, "target": normalizer, "fields": ["u", "h"], "predict": "change", "positions": false,
         });
-        let meaning: ModelMetadata = serde_json::from_value(saved.clone()).unwrap();
-        assert_eq!(meaning.change().unwrap(), Some(Normalizer::of_scales(&[4.0, 130.0]).unwrap()));
-        assert!(meaning.variables.is_empty() && meaning.baseline.is_empty());
+        let metadata: ModelMetadata = serde_json::from_value(saved.clone()).unwrap();
+        assert_eq!(metadata.change().unwrap(), Some(Normalizer::of_scales(&[4.0, 130.0]).unwrap()));
+        assert!(metadata.variables.is_empty() && metadata.baseline.is_empty());
         saved["change"] = serde_json::json!({ "mean": [0.0, 0.0], "std": [0.5, 2.0] });
-        let meaning: ModelMetadata = serde_json::from_value(saved.clone()).unwrap();
-        assert_eq!(meaning.change().unwrap(), Some(Normalizer::of_scales(&[0.5, 2.0]).unwrap()));
+        let metadata: ModelMetadata = serde_json::from_value(saved.clone()).unwrap();
+        assert_eq!(metadata.change().unwrap(), Some(Normalizer::of_scales(&[0.5, 2.0]).unwrap()));
         saved["predict"] = "frame".into();
-        let meaning: ModelMetadata = serde_json::from_value(saved).unwrap();
-        assert_eq!(meaning.change().unwrap(), None);
+        let metadata: ModelMetadata = serde_json::from_value(saved).unwrap();
+        assert_eq!(metadata.change().unwrap(), None);
     }
 }

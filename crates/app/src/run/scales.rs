@@ -10,7 +10,7 @@ use isobar_train::config::{DataConfig, Predict};
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
-use super::alike;
+use super::all_ok;
 use super::kept;
 use super::portion::{ChannelNames, Portion};
 use super::roles::as_str;
@@ -55,7 +55,7 @@ pub(super) fn scales_alike(
         Ok((Seen { fingerprint: SampleFingerprint::of_digest(description.to_owned(), digest), kept }, of))
     })();
     let seen = seen.and_then(|(seen, of)| Ok((serde_json::to_vec(&seen)?, of)));
-    let (of, all) = alike(world, seen)?;
+    let (of, all) = all_ok(world, seen)?;
     let all = all.iter().map(|bytes| serde_json::from_slice(bytes)).collect::<Result<Vec<Seen>, _>>()?;
     check_same(&all.iter().map(|seen| seen.fingerprint.clone()).collect::<Vec<_>>())?;
     let statistics = match all.into_iter().find_map(|seen| seen.kept) {
@@ -68,7 +68,7 @@ pub(super) fn scales_alike(
         None => {
             let own = share(source, train, is_change, world);
             let own = own.and_then(|portions| Ok((serde_json::to_vec(&portions)?, ())));
-            let ((), all) = alike(world, own)?;
+            let ((), all) = all_ok(world, own)?;
             let all = all
                 .iter()
                 .map(|bytes| serde_json::from_slice(bytes))

@@ -11,7 +11,7 @@ use isobar_train::metric::{Forecast, Report, Scoreboard, Scores};
 use isobar_train::{BoxError, FieldLayout, Latitudes, Variable, Weights};
 use tch::{Kind, Tensor};
 
-use super::alike;
+use super::all_ok;
 use super::errors::aligned;
 use super::roles::as_str;
 use super::source::Source;
@@ -56,7 +56,7 @@ impl Scoring {
         }
         // One rank may fail to read.
         let report = Report::new(&config.metrics.report, || climatology(source, config, window));
-        let (report, _) = alike(world, report.map(|report| (Vec::new(), report)))?;
+        let (report, _) = all_ok(world, report.map(|report| (Vec::new(), report)))?;
         Ok(Self { weights, report, masks })
     }
 

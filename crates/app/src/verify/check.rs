@@ -14,7 +14,7 @@ use tch::{Kind, Tensor};
 use super::bytes::{pack, unpack};
 use super::case::Case;
 use super::layout::{Layout, Parts, Placement, Sizes, is_sharded};
-use super::operator::{Forward, Held, Operator, Part, Rank};
+use super::operator::{Forward, LocalTensor, Operator, Part, Rank};
 use super::report::{LayoutReport, number};
 
 /// Report of one rank on a layout.
@@ -108,7 +108,7 @@ pub(crate) fn layout(
 }
 
 /// Notes what the rank has of the sharded tensors, and which of them the operator did not take as the layout says.
-fn describe(layout: &Layout, outputs: &[Held], leaves: &[Held], report: &mut RankReport) {
+fn describe(layout: &Layout, outputs: &[LocalTensor], leaves: &[LocalTensor], report: &mut RankReport) {
     for held in outputs.iter().chain(leaves).filter(|held| !matches!(held.part, Part::Of(_))) {
         // The case names it rank by rank.
         let name = held.name.rsplit_once('.').map_or(held.name.as_str(), |(name, _)| name);
@@ -130,7 +130,12 @@ fn describe(layout: &Layout, outputs: &[Held], leaves: &[Held], report: &mut Ran
 }
 
 /// The gradients of the leaves, each under the case's name for it.
-fn backward(rank: &Rank, case: &Case, outputs: &[Held], leaves: &[Held]) -> Result<Vec<Held>> {
+fn backward(
+    rank: &Rank,
+    case: &Case,
+    outputs: &[LocalTensor],
+    leaves: &[LocalTensor],
+) -> Result<Vec<LocalTensor>> {
     let mut roots = Vec::new();
     let mut cotangents = Vec::new();
     for output in outputs.iter().filter(|output| output.tensor.requires_grad()) {
@@ -143,7 +148,7 @@ fn backward(rank: &Rank, case: &Case, outputs: &[Held], leaves: &[Held]) -> Resu
         roots.push(&output.tensor);
         cotangents.push(Some(cotangent));
     }
-    let wanted: Vec<&Held> = leaves.iter().filter(|leaf| leaf.tensor.requires_grad()).collect();
+    let wanted: Vec<&LocalTensor> = leaves.iter().filter(|leaf| leaf.tensor.requires_grad()).collect();
     if roots.is_empty() || wanted.is_empty() {
         return Ok(Vec::new());
     }
@@ -151,14 +156,14 @@ fn backward(rank: &Rank, case: &Case, outputs: &[Held], leaves: &[Held]) -> Resu
     let named = wanted.into_iter().map(|leaf| {
         let gradient = leaf.tensor.f_grad()?;
         let tensor = if gradient.defined() { gradient } else { leaf.tensor.f_zeros_like()? };
-        Ok(Held { name: format!("grad.{}", leaf.name), tensor, part: leaf.part.clone() })
+        Ok(LocalTensor { name: format!("grad.{}", leaf.name), tensor, part: leaf.part.clone() })
     });
     named.collect()
 }
 
 /// Compares what this rank holds with its part of the case's tensor.
-fn check_own(rank: &Rank, case: &Case, held: &Held, report: &mut RankReport) -> Result<()> {
-    let Held { name, tensor, part } = held;
+fn check_own(rank: &Rank, case: &Case, held: &LocalTensor, report: &mut RankReport) -> Result<()> {
+    let LocalTensor { name, tensor, part } = held;
     let wanted = match (case.get(name), part) {
         (_, Part::Nothing) => {
             if tensor.numel() > 0 {
@@ -220,7 +225,7 @@ fn compare(
 }
 
 /// The files of what all ranks hold, at rank 0.
-fn gather(rank: &Rank, held: &[Held]) -> Result<Vec<Vec<u8>>> {
+fn gather(rank: &Rank, held: &[LocalTensor]) -> Result<Vec<Vec<u8>>> {
     let numbered: Vec<String> = (0..held.len()).map(|i| i.to_string()).collect();
     let named: Vec<(&str, &Tensor)> =
         numbered.iter().map(String::as_str).zip(held.iter().map(|h| &h.tensor)).collect();
@@ -281,7 +286,7 @@ fn merge(case: &Case, layout: &Layout, n: usize, ranks: &[RankReport]) -> Layout
 /// Puts the ranks' parts together, compares the wholes with the case, and equal parts with each other.
 fn assemble(
     case: &Case,
-    own: &[Held],
+    own: &[LocalTensor],
     reports: &[RankReport],
     files: &[Vec<u8>],
     merged: &mut LayoutReport,
@@ -300,7 +305,7 @@ fn assemble(
             ranks.iter().map(|r| r.get(&key).context("a tensor is missing")).collect::<Result<_>>()?;
         match &held.part {
             Part::Of(parts) => {
-                for (rank, other) in alike(parts, &of_rank)? {
+                for (rank, other) in differing_copies(parts, &of_rank)? {
                     merged
                         .problems
                         .push(format!("{} differs in its bits on ranks {other} and {rank}", held.name));
@@ -317,7 +322,7 @@ fn assemble(
                 gathered.insert(held.name.clone(), whole);
             }
             part => {
-                if matches!(part, Part::Own { alike: true }) {
+                if matches!(part, Part::Own { identical: true }) {
                     for rank in (1..of_rank.len()).filter(|&rank| !same_bits(of_rank[0], of_rank[rank])) {
                         merged.problems.push(format!("{} differs in its bits on rank {rank}", held.name));
                     }
@@ -335,7 +340,7 @@ fn assemble(
 }
 
 /// The pairs of ranks that should hold the same part and do not, to the last bit.
-fn alike(parts: &Parts, tensors: &[&Tensor]) -> Result<Vec<(usize, usize)>> {
+fn differing_copies(parts: &Parts, tensors: &[&Tensor]) -> Result<Vec<(usize, usize)>> {
     let mut differing = Vec::new();
     for rank in 1..tensors.len() {
         let first = (0..rank).find(|&other| parts.window(other) == parts.window(rank));

@@ -4,21 +4,28 @@ use std::fmt::Write as _;
 
 use isobar_shard::rules::operators;
 
-/// Returns all operators as a table in Markdown: names, tensors, meaning, what a rank receives.
+/// Returns all operators as a table in Markdown: names, tensors, arguments, meaning, what a rank receives.
 pub(super) fn markdown() -> String {
     let mut text =
-        "| operator | tensors | result | data that a rank receives |\n|---|---|---|---|\n".to_owned();
+        "| operator | tensors | arguments | result | data that a rank receives |\n|---|---|---|---|---|\n"
+            .to_owned();
     for operator in operators() {
         let tensors = match operator.tensors() {
             [] => "any number".to_owned(),
-            names => names.iter().map(|name| format!("`{name}`")).collect::<Vec<_>>().join(", "),
+            names => code(names),
         };
+        let arguments = code(operator.arguments());
         let summary = operator.summary().replace('|', "\\|");
         let (name, received) = (operator.name(), operator.traffic().text());
         // Writing to a string cannot fail.
-        let _ = writeln!(text, "| `{name}` | {tensors} | {summary} | {received} |");
+        let _ = writeln!(text, "| `{name}` | {tensors} | {arguments} | {summary} | {received} |");
     }
     text
+}
+
+/// Names as Markdown.
+fn code(names: &[&str]) -> String {
+    names.iter().map(|name| format!("`{name}`")).collect::<Vec<_>>().join(", ")
 }
 
 #[cfg(test)]

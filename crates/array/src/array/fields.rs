@@ -87,14 +87,16 @@ impl Windowed for Tensor {
             let y = Windowed::conv(&batch, weight, bias, conv)?;
             return named(OP, &[&y], y.f_select(0, 0));
         }
-        let walks = conv.walks(&self.size(), &weight.size(), bias.map(Tensor::size).as_deref())?;
-        let mut steps = ConvParams::of(&walks);
+        let geometries = conv.geometry(&self.size(), &weight.size(), bias.map(Tensor::size).as_deref())?;
+        let mut steps = ConvParams::of(&geometries);
         let x = match conv.padding_mode {
-            PadMode::Constant if walks.iter().all(|walk| walk.before == walk.after) => self.shallow_clone(),
+            PadMode::Constant if geometries.iter().all(|walk| walk.before == walk.after) => {
+                self.shallow_clone()
+            }
             mode => {
                 steps.padding.fill(0);
                 let pair = |walk: &ConvGeometry| [walk.before, walk.after];
-                mode.pad(self, &walks.iter().rev().flat_map(pair).collect::<Vec<_>>(), 0.0)?
+                mode.pad(self, &geometries.iter().rev().flat_map(pair).collect::<Vec<_>>(), 0.0)?
             }
         };
         named(OP, &[self, weight], steps.convolve(&x, weight, bias, conv.groups, false))

@@ -16,8 +16,8 @@ pub type OnShard<'a> = &'a dyn Fn(&Tensor, &[Tensor]) -> Result<Tensor>;
 /// use tch::Tensor;
 ///
 /// let x = Tensor::from_slice(&[1.0, 2.0]);
-/// let (part, layout) = x.take_apart()?;
-/// assert_eq!(Tensor::put_together(part, &layout), x);
+/// let (part, layout) = x.split_layout()?;
+/// assert_eq!(Tensor::with_layout(part, &layout), x);
 /// # Ok::<(), isobar_array::Error>(())
 /// ```
 pub trait Local: Sized {
@@ -29,11 +29,11 @@ pub trait Local: Sized {
     /// # Errors
     ///
     /// The reduction fails.
-    fn take_apart(&self) -> Result<(Tensor, Self::Layout)>;
+    fn split_layout(&self) -> Result<(Tensor, Self::Layout)>;
 
     /// This rank's tensor as it is held, with its place in the graph, and the layout: of a partial array, the rank's summand.
     /// Communicates nothing.
-    fn take_apart_unreduced(&self) -> (Tensor, Self::Layout);
+    fn split_unreduced(&self) -> (Tensor, Self::Layout);
 
     /// Cuts what each rank holds along `dim` into `count` tiles of about equal extent, without communication. Which elements are
     /// in which tile depends on the layout: the tiles are for computations that treat the elements along `dim` alike, such as
@@ -141,21 +141,21 @@ pub trait Local: Sized {
     fn whole(&self) -> Result<Tensor>;
 
     /// The array of that layout whose part this rank holds as `part`, of the shape that it had.
-    fn put_together(part: Tensor, layout: &Self::Layout) -> Self;
+    fn with_layout(part: Tensor, layout: &Self::Layout) -> Self;
 }
 
 impl Local for Tensor {
     type Layout = ();
 
-    fn take_apart(&self) -> Result<(Tensor, ())> {
+    fn split_layout(&self) -> Result<(Tensor, ())> {
         Ok((self.shallow_clone(), ()))
     }
 
-    fn put_together(part: Tensor, (): &()) -> Self {
+    fn with_layout(part: Tensor, (): &()) -> Self {
         part
     }
 
-    fn take_apart_unreduced(&self) -> (Tensor, ()) {
+    fn split_unreduced(&self) -> (Tensor, ()) {
         (self.shallow_clone(), ())
     }
 

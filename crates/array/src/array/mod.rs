@@ -91,12 +91,20 @@ pub trait Array:
         Ok(shape[resolve("extent", dim, shape.len())?])
     }
 
-    /// Runs the operator `name`: what [`register_op`](crate::register_op) put there, else the registered one, with PyTorch's names of arguments.
+    /// Runs the operator `name` with PyTorch's names of arguments: what [`register_op`](crate::register_op) put there, else a
+    /// built-in one or a program's own, as `isobar_shard::register!` registers them.
     ///
     /// # Errors
     ///
     /// Nobody registered the name, an argument that the operator does not have, or the operator fails.
     fn op(name: &str, inputs: &[&Self], attrs: &Attrs) -> Result<Vec<Self>>;
+
+    /// Runs what a program registered in place of an operator that is made of others; `None` if there is nothing.
+    #[doc(hidden)]
+    fn replaced(name: &str, inputs: &[&Self], attrs: impl FnOnce() -> Attrs) -> Option<Result<Self>> {
+        let _ = (name, inputs, attrs);
+        None
+    }
 }
 
 impl Array for Tensor {

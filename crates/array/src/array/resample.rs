@@ -41,6 +41,9 @@ pub trait Resample: Array {
     /// A factor below 1, no spatial dim, channels that `factorᵈ` does not divide.
     fn pixel_shuffle(&self, factor: i64) -> Result<Self> {
         const OP: &str = "pixel_shuffle";
+        if let Some(replaced) = Self::replaced(OP, &[self], args!("upscale_factor": factor)) {
+            return replaced;
+        }
         let (shape, spatial) = cells(OP, &self.shape(), factor)?;
         let cell = power(OP, factor, spatial)?;
         if shape[1] % cell != 0 {
@@ -62,6 +65,9 @@ pub trait Resample: Array {
     /// A factor below 1, no spatial dim, extents that the factor does not divide.
     fn pixel_unshuffle(&self, factor: i64) -> Result<Self> {
         const OP: &str = "pixel_unshuffle";
+        if let Some(replaced) = Self::replaced(OP, &[self], args!("downscale_factor": factor)) {
+            return replaced;
+        }
         let (shape, spatial) = cells(OP, &self.shape(), factor)?;
         let cell = power(OP, factor, spatial)?;
         if let Some(extent) = shape[2..].iter().find(|extent| *extent % factor != 0) {
@@ -88,7 +94,10 @@ pub trait Resample: Array {
     ///
     /// Shapes do not match, dtypes differ, or the interpolation is neither linear nor nearest.
     fn grid_sample(&self, grid: &Self, options: &GridSample) -> Result<Self> {
-        sample::grid_sample(self, grid, options)
+        match Self::replaced("grid_sample", &[self, grid], || options.attrs()) {
+            Some(replaced) => replaced,
+            None => sample::grid_sample(self, grid, options),
+        }
     }
 
     /// Returns the grid `[batch, extent…, d]` for [`grid_sample`](Self::grid_sample) that applies the affine maps

@@ -63,7 +63,7 @@ impl Pool {
     /// # Errors
     ///
     /// Windows that do not fit.
-    pub fn walks(
+    pub fn geometry(
         &self,
         op: &'static str,
         shape: &[i64],
@@ -77,7 +77,7 @@ impl Pool {
         let padding = each(op, "padding", &self.padding, spatial)?;
         let dilation = if maxima { each(op, "dilation", &self.dilation, spatial)? } else { vec![1; spatial] };
         let first = shape.len() - spatial;
-        let mut walks = Vec::with_capacity(spatial);
+        let mut geometries = Vec::with_capacity(spatial);
         for index in 0..spatial {
             let (dim, extent) = (first + index, shape[first + index]);
             let (kernel, stride) = (kernel[index], stride[index]);
@@ -103,19 +103,28 @@ impl Pool {
             if result < 1 {
                 return refuse(op, format!("a window of {kernel} does not fit {extent} elements"));
             }
-            walks.push(ConvGeometry { dim, extent, result, kernel, stride, dilation, before, after: before });
+            geometries.push(ConvGeometry {
+                dim,
+                extent,
+                result,
+                kernel,
+                stride,
+                dilation,
+                before,
+                after: before,
+            });
         }
         if maxima {
-            return Ok(walks);
+            return Ok(geometries);
         }
         if self.divisor_override == Some(0) {
             return refuse(op, "a divisor of 0");
         }
         // As libtorch has it, whatever the padding.
-        if spatial == 3 && walks.iter().any(|walk| walk.kernel > walk.extent) {
+        if spatial == 3 && geometries.iter().any(|walk| walk.kernel > walk.extent) {
             return refuse(op, format!("{shape:?} is smaller than the window {:?}", self.kernel));
         }
-        Ok(walks)
+        Ok(geometries)
     }
 
     /// Returns the maxima of a tensor's windows, and their indices in the flattened spatial dims.
@@ -124,9 +133,9 @@ impl Pool {
     ///
     /// Windows that do not fit.
     pub fn maxima(&self, x: &Tensor, spatial: usize) -> Result<(Tensor, Tensor)> {
-        let walks = self.walks("max_pool", &x.size(), spatial, true)?;
-        let padding = values(&walks, |walk| walk.before);
-        maxima(x, &walks, padding, self.ceil_mode)
+        let geometries = self.geometry("max_pool", &x.size(), spatial, true)?;
+        let padding = values(&geometries, |walk| walk.before);
+        maxima(x, &geometries, padding, self.ceil_mode)
     }
 
     /// Returns the means of a tensor's windows.
@@ -136,8 +145,8 @@ impl Pool {
     /// Windows that do not fit.
     pub fn means(&self, x: &Tensor, spatial: usize) -> Result<Tensor> {
         const OP: &str = "avg_pool";
-        let walks = self.walks(OP, &x.size(), spatial, false)?;
-        cut_like(&named(OP, &[x], average(&nonempty(x)?, &walks, self))?, x, spatial)
+        let geometries = self.geometry(OP, &x.size(), spatial, false)?;
+        cut_like(&named(OP, &[x], average(&nonempty(x)?, &geometries, self))?, x, spatial)
     }
 }
 
@@ -160,20 +169,20 @@ pub fn check_dims(op: &'static str, shape: &[i64], spatial: usize) -> Result<()>
 /// libtorch refuses the shapes or the dtype.
 pub fn maxima(
     x: &Tensor,
-    walks: &[ConvGeometry],
+    geometries: &[ConvGeometry],
     padding: Vec<i64>,
     ceil_mode: bool,
 ) -> Result<(Tensor, Tensor)> {
-    let (kernel, stride) = (values(walks, |w| w.kernel), values(walks, |w| w.stride));
-    let dilation = values(walks, |w| w.dilation);
+    let (kernel, stride) = (values(geometries, |w| w.kernel), values(geometries, |w| w.stride));
+    let dilation = values(geometries, |w| w.dilation);
     let full = nonempty(x)?;
-    let pooled = match walks.len() {
+    let pooled = match geometries.len() {
         1 => full.f_max_pool1d_with_indices(kernel, stride, padding, dilation, ceil_mode),
         2 => full.f_max_pool2d_with_indices(kernel, stride, padding, dilation, ceil_mode),
         _ => full.f_max_pool3d_with_indices(kernel, stride, padding, dilation, ceil_mode),
     };
     let (y, indices) = named("max_pool", &[x], pooled)?;
-    Ok((cut_like(&y, x, walks.len())?, cut_like(&indices, x, walks.len())?))
+    Ok((cut_like(&y, x, geometries.len())?, cut_like(&indices, x, geometries.len())?))
 }
 
 /// Pads a tensor without samples or channels, which libtorch refuses, with one; [`cut_like`] removes it again.
@@ -207,8 +216,8 @@ pub fn cut_like(y: &Tensor, x: &Tensor, spatial: usize) -> Result<Tensor> {
 }
 
 /// Collects one number of each walk.
-pub fn values(walks: &[ConvGeometry], f: fn(&ConvGeometry) -> i64) -> Vec<i64> {
-    walks.iter().map(f).collect()
+pub fn values(geometries: &[ConvGeometry], f: fn(&ConvGeometry) -> i64) -> Vec<i64> {
+    geometries.iter().map(f).collect()
 }
 
 /// Averages over windows with libtorch.
@@ -216,11 +225,11 @@ pub fn values(walks: &[ConvGeometry], f: fn(&ConvGeometry) -> i64) -> Vec<i64> {
 /// # Errors
 ///
 /// libtorch refuses the shapes or the dtype.
-pub fn average(x: &Tensor, walks: &[ConvGeometry], pool: &Pool) -> Result<Tensor, TchError> {
-    let (kernel, stride) = (values(walks, |w| w.kernel), values(walks, |w| w.stride));
-    let padding = values(walks, |w| w.before);
+pub fn average(x: &Tensor, geometries: &[ConvGeometry], pool: &Pool) -> Result<Tensor, TchError> {
+    let (kernel, stride) = (values(geometries, |w| w.kernel), values(geometries, |w| w.stride));
+    let padding = values(geometries, |w| w.before);
     let (ceil, include) = (pool.ceil_mode, pool.count_include_pad);
-    match walks.len() {
+    match geometries.len() {
         1 if pool.divisor_override.is_none() => x.f_avg_pool1d(kernel, stride, padding, ceil, include),
         1 => {
             let (kernel, stride, padding) = ([1, kernel[0]], [1, stride[0]], [0, padding[0]]);

@@ -30,7 +30,7 @@ impl Conv {
     /// # Errors
     ///
     /// Shapes or options that do not fit.
-    pub fn walks(&self, x: &[i64], weight: &[i64], bias: Option<&[i64]>) -> Result<Vec<ConvGeometry>> {
+    pub fn geometry(&self, x: &[i64], weight: &[i64], bias: Option<&[i64]>) -> Result<Vec<ConvGeometry>> {
         const OP: &str = "conv";
         let (channels, per_group) = (x[1], weight[1]);
         if self.groups < 1 || per_group * self.groups != channels || weight[0] % self.groups != 0 {
@@ -48,7 +48,7 @@ impl Conv {
             return refuse(OP, "stride and dilation must be at least 1");
         }
         let padding = self.paddings(kernels, &stride, &dilation)?;
-        let mut walks = Vec::with_capacity(kernels.len());
+        let mut geometries = Vec::with_capacity(kernels.len());
         for (index, &kernel) in kernels.iter().enumerate() {
             let extent = x[index + 2];
             let (before, after) = padding[index];
@@ -62,7 +62,7 @@ impl Conv {
             }
             self.padding_mode.check(OP, extent, before, after)?;
             let result = room / stride + 1;
-            walks.push(ConvGeometry {
+            geometries.push(ConvGeometry {
                 dim: index + 2,
                 extent,
                 result,
@@ -73,7 +73,7 @@ impl Conv {
                 after,
             });
         }
-        Ok(walks)
+        Ok(geometries)
     }
 
     /// Returns the arguments of the transposed convolution of an input `[batch, in, extent…]`, and the result's extents.
@@ -149,14 +149,14 @@ impl Conv {
 }
 
 impl ConvParams {
-    /// Takes the arguments from walks whose border is left to the dense operator.
-    pub fn of(walks: &[ConvGeometry]) -> Self {
-        let values = |f: fn(&ConvGeometry) -> i64| walks.iter().map(f).collect();
+    /// Takes the arguments from geometries whose border is left to the dense operator.
+    pub fn of(geometries: &[ConvGeometry]) -> Self {
+        let values = |f: fn(&ConvGeometry) -> i64| geometries.iter().map(f).collect();
         Self {
             stride: values(|walk| walk.stride),
             padding: values(|walk| walk.before),
             dilation: values(|walk| walk.dilation),
-            extra: vec![0; walks.len()],
+            extra: vec![0; geometries.len()],
         }
     }
 

@@ -103,7 +103,7 @@ pub fn scatter_v(
     };
     let map = maps::Scatter { group: group.clone(), sizes, dim, root: src, input: Some(tensor.size()) };
     match part {
-        Some(part) => run(tensor, Known { value: Mutex::new(Some(part)), map: Arc::new(map) }),
+        Some(part) => run(tensor, Computed { value: Mutex::new(Some(part)), map: Arc::new(map) }),
         None => run(tensor, map),
     }
 }
@@ -396,12 +396,12 @@ pub(crate) fn extent(tensor: &Tensor, dim: i64) -> i64 {
 }
 
 /// A map whose value is there already.
-struct Known {
+struct Computed {
     value: Mutex<Option<Tensor>>,
     map: Arc<dyn LinearMap>,
 }
 
-impl LinearMap for Known {
+impl LinearMap for Computed {
     fn name(&self) -> &'static str {
         self.map.name()
     }

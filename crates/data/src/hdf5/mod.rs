@@ -2,7 +2,7 @@
 //!
 //! Formats that are stored in HDF5 share it. It knows groups, datasets and attributes, and never what they mean.
 
-pub(crate) mod aside;
+pub(crate) mod atomic_file;
 pub(crate) mod attribute;
 mod chunks;
 pub(crate) mod layout;
@@ -14,11 +14,11 @@ mod whole;
 use hdf5_metno::types::VarLenUnicode;
 use hdf5_metno::{H5Type, Location};
 
-use self::aside::Aside;
+use self::atomic_file::AtomicFile;
 use crate::{Error, Result};
 
 /// Writes a text as an attribute of the file.
-pub(crate) fn write_attribute(aside: &Aside, name: &str, value: &str) -> Result<()> {
+pub(crate) fn write_attribute(aside: &AtomicFile, name: &str, value: &str) -> Result<()> {
     text(aside.file(), name, value)
         .map_err(|error| Error::hdf5(aside.target(), format!("write the attribute `{name}`"), error))
 }

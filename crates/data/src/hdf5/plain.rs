@@ -8,7 +8,7 @@ use isobar_torch::memory;
 use ndarray::ArrayView;
 use tch::{Device, Kind, Tensor};
 
-use super::aside::Aside;
+use super::atomic_file::AtomicFile;
 use super::layout::{check_range, check_values, hyperslab};
 use super::scales::{attach_scales, make_scale};
 use super::{text, texts, write_attribute};
@@ -39,7 +39,7 @@ pub(crate) enum Dialect {
 /// and `units` its unit. It takes its name in `finish`.
 #[derive(Debug)]
 pub(crate) struct PlainWriter {
-    aside: Aside,
+    aside: AtomicFile,
     samples: usize,
     /// `None` for samples without time.
     frames: Option<usize>,
@@ -82,7 +82,7 @@ impl PlainWriter {
                 variable.name
             )));
         }
-        let aside = Aside::create(path)?;
+        let aside = AtomicFile::create(path)?;
         let failed = |error| Error::hdf5(path, "write its layout", error);
         let frames = (!meta.times.is_empty()).then_some(meta.times.len());
         let file = Layout { aside: &aside, dialect };
@@ -221,7 +221,7 @@ fn shape(samples: usize, frames: Option<usize>, channels: usize, grid: &[usize])
 
 /// Writes everything but values.
 struct Layout<'a> {
-    aside: &'a Aside,
+    aside: &'a AtomicFile,
     dialect: Dialect,
 }
 

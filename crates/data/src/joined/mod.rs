@@ -72,7 +72,7 @@ impl Joined {
         for file in files {
             let data = opener.open(&file)?;
             let known = first.as_deref().unwrap_or(&*data);
-            crate::alike::check(known, &*data, "data.path")?;
+            crate::compatible::check(known, &*data, "data.path")?;
             order.add(known, &*data)?;
             found.push(File::of(file, &*data));
             first.get_or_insert(data);

@@ -11,15 +11,15 @@ use crate::shorten;
 
 /// Result of a check.
 #[derive(Default)]
-pub(super) struct Found {
+pub(super) struct Checked {
     pub(super) problems: Vec<Problem>,
     /// Tables for which the layer chose another variant than the layers below it.
     pub(super) switched: Vec<Vec<String>>,
 }
 
 /// Checks a layer; text that stands where a string is expected becomes one, though it looks like a number or a boolean.
-pub(super) fn layer(schema: &Schema, below: &[Layer], layer: &mut Layer) -> Found {
-    let mut check = Check { schema, below, path: Vec::new(), found: Found::default() };
+pub(super) fn layer(schema: &Schema, below: &[Layer], layer: &mut Layer) -> Checked {
+    let mut check = Check { schema, below, path: Vec::new(), found: Checked::default() };
     check.value(schema.root(), &mut layer.root);
     check.found
 }
@@ -28,7 +28,7 @@ struct Check<'a> {
     schema: &'a Schema,
     below: &'a [Layer],
     path: Vec<String>,
-    found: Found,
+    found: Checked,
 }
 
 impl<'a> Check<'a> {

@@ -105,7 +105,7 @@ impl<'a> Reference<'a> {
         };
         for shape in &objects {
             if let Some(value) = shape.constant(tag) {
-                self.meaning(value, shape.description);
+                self.allowed_value(value, shape.description);
             }
         }
         let value = chosen.constant(tag).unwrap_or_default();
@@ -156,7 +156,7 @@ impl<'a> Reference<'a> {
         self.doc(&format!("({words})"));
         for (value, meaning) in shapes.iter().flat_map(|shape| &shape.allowed) {
             if meaning.is_some() {
-                self.meaning(value, *meaning);
+                self.allowed_value(value, *meaning);
             }
         }
         match text {
@@ -216,7 +216,7 @@ impl<'a> Reference<'a> {
         });
     }
 
-    fn meaning(&mut self, value: &str, description: Option<&str>) {
+    fn allowed_value(&mut self, value: &str, description: Option<&str>) {
         let description = description.unwrap_or_default().replace('\n', " ");
         self.doc(format!("  \"{value}\": {description}").trim_end_matches([' ', ':']));
     }

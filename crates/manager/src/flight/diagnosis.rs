@@ -105,7 +105,7 @@ pub struct Wait {
 pub fn diagnose(records: &[FlightRecord]) -> Diagnosis {
     let peers = peers(records);
     let of = |wanted: fn(&RankOutcome) -> bool| -> Vec<Finding> {
-        let peers = peers.values().filter(|peer| wanted(&peer.fate)).cloned();
+        let peers = peers.values().filter(|peer| wanted(&peer.outcome)).cloned();
         peers.map(Box::new).map(Finding::Rank).collect()
     };
     let mut findings = of(RankOutcome::is_cause);
@@ -113,7 +113,7 @@ pub fn diagnose(records: &[FlightRecord]) -> Diagnosis {
         findings = mismatches(records);
     }
     if findings.is_empty() {
-        findings = of(|fate| matches!(fate, RankOutcome::Held(_)));
+        findings = of(|outcome| matches!(outcome, RankOutcome::Blocked(_)));
     }
     if findings.is_empty() {
         findings = absent(records, &peers);
@@ -146,7 +146,7 @@ fn peers(records: &[FlightRecord]) -> BTreeMap<usize, Peer> {
     let mut all: BTreeMap<usize, Peer> = BTreeMap::new();
     for peer in records.iter().flat_map(|record| &record.peers) {
         match all.get(&peer.rank) {
-            Some(known) if known.fate.weight() >= peer.fate.weight() => {}
+            Some(known) if known.outcome.weight() >= peer.outcome.weight() => {}
             _ => drop(all.insert(peer.rank, peer.clone())),
         }
     }
@@ -225,7 +225,7 @@ fn absent(records: &[FlightRecord], peers: &BTreeMap<usize, Peer>) -> Vec<Findin
         }
         let Some((rank, operation)) = missing else { continue };
         let finding = match (by_rank.get(&rank), peers.get(&rank)) {
-            (_, Some(peer)) if peer.fate == RankOutcome::Ended => Finding::Rank(Box::new(peer.clone())),
+            (_, Some(peer)) if peer.outcome == RankOutcome::Ended => Finding::Rank(Box::new(peer.clone())),
             (Some(record), _) => Finding::Behind {
                 rank,
                 host: record.host.clone(),

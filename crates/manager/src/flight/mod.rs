@@ -101,8 +101,9 @@ pub struct Peer {
     /// Its last operation then.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub last: Option<FlightEntry>,
-    /// Its fate.
-    pub fate: RankOutcome,
+    /// Its outcome.
+    #[serde(alias = "fate")]
+    pub outcome: RankOutcome,
 }
 
 /// How a rank ended, or that it runs.
@@ -119,7 +120,8 @@ pub enum RankOutcome {
     /// It ended with an error of its own.
     Failed(String),
     /// A call of the transport, in this operation, has taken longer than the deadline and does not return to the program.
-    Held(String),
+    #[serde(alias = "held")]
+    Blocked(String),
     /// It ended because of other ranks: a deadline, a lost connection.
     GaveUp(String),
     /// It ended in good order.
@@ -127,7 +129,7 @@ pub enum RankOutcome {
 }
 
 impl RankOutcome {
-    /// Returns whether a rank with this fate is a cause, whatever else happened.
+    /// Returns whether a rank with this outcome is a cause, whatever else happened.
     #[must_use]
     pub fn is_cause(&self) -> bool {
         matches!(self, Self::Closed | Self::Silent(_) | Self::Panicked(_) | Self::Failed(_))
@@ -137,15 +139,15 @@ impl RankOutcome {
     pub(crate) fn text(&self) -> Option<&str> {
         match self {
             Self::Panicked(text) | Self::Failed(text) | Self::GaveUp(text) => Some(text),
-            Self::Closed | Self::Silent(_) | Self::Held(_) | Self::Ended => None,
+            Self::Closed | Self::Silent(_) | Self::Blocked(_) | Self::Ended => None,
         }
     }
 
-    /// Returns the weight of this fate as a cause: a transport that does not return may be waiting for a lost rank.
+    /// Returns the weight of this outcome as a cause: a transport that does not return may be waiting for a lost rank.
     pub(crate) fn weight(&self) -> u8 {
         match self {
-            fate if fate.is_cause() => 2,
-            Self::Held(_) => 1,
+            outcome if outcome.is_cause() => 2,
+            Self::Blocked(_) => 1,
             _ => 0,
         }
     }

@@ -26,9 +26,17 @@ fn entry(operation: &str, group: u32, sequence: u64, state: &str, shape: &[i64])
     })
 }
 
-fn peer(rank: usize, fate: RankOutcome) -> Peer {
+fn peer(rank: usize, outcome: RankOutcome) -> Peer {
     let last = serde_json::from_value(entry("all_reduce", 0, 40, "finished", &[8])).ok();
-    Peer { rank, host: "node7".into(), pid: 100 + rank as u32, phase: Phase::Forward, step: 17, last, fate }
+    Peer {
+        rank,
+        host: "node7".into(),
+        pid: 100 + rank as u32,
+        phase: Phase::Forward,
+        step: 17,
+        last,
+        outcome,
+    }
 }
 
 fn text(records: &[FlightRecord]) -> String {
@@ -59,7 +67,7 @@ fn a_transport_that_does_not_return_is_the_cause_where_nothing_better_is_known()
     let mut records = [0, 1, 2].map(|rank| waiting(rank, &all_reduce));
     records[0].peers = vec![
         peer(0, RankOutcome::GaveUp("not finished".into())),
-        peer(1, RankOutcome::Held("all_reduce".into())),
+        peer(1, RankOutcome::Blocked("all_reduce".into())),
     ];
     assert_eq!(found(&records), [1]);
     // It may wait for a rank that was lost, or that made another call.
@@ -72,16 +80,16 @@ fn a_transport_that_does_not_return_is_the_cause_where_nothing_better_is_known()
 
 #[test]
 fn each_fate_has_its_words() {
-    let fates = [
+    let outcomes = [
         RankOutcome::Silent(3.04),
         RankOutcome::Panicked("panicked at src/main.rs:3:5: no\u{1b}[31m".into()),
         RankOutcome::Failed("no/such.h5: no such file".into()),
-        RankOutcome::Held("barrier".into()),
+        RankOutcome::Blocked("barrier".into()),
         RankOutcome::GaveUp("not finished after 3 s".into()),
         RankOutcome::Ended,
     ];
     let lines: Vec<String> =
-        fates.into_iter().map(|fate| plain(&peer(1, fate).to_string())).map(|line| line.replace("; it was in forward of step 17, its last operation all_reduce of Float [8] (number 40 of group \"world\")", " …")).collect();
+        outcomes.into_iter().map(|outcome| plain(&peer(1, outcome).to_string())).map(|line| line.replace("; it was in forward of step 17, its last operation all_reduce of Float [8] (number 40 of group \"world\")", " …")).collect();
     insta::assert_snapshot!(lines.join("\n"), @r"
     rank 1 (node7, process 101) has not been heard of for 3.0 s: it is stopped, or its machine cannot be reached …
     rank 1 (node7, process 101) panicked at src/main.rs:3:5: no [31m …

@@ -64,9 +64,9 @@ impl Display for Finding {
 
 impl Display for Peer {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self { rank, host, pid, phase, step, last, fate } = self;
+        let Self { rank, host, pid, phase, step, last, outcome } = self;
         write!(f, "rank {rank} ({host}, process {pid}) ")?;
-        let alive = match fate {
+        let alive = match outcome {
             RankOutcome::Closed => {
                 f.write_str(
                     "was lost: its connection closed without a word, as when a process is killed or crashes",
@@ -88,7 +88,7 @@ impl Display for Peer {
                 write!(f, "ended with an error: {why}")?;
                 true
             }
-            RankOutcome::Held(operation) => {
+            RankOutcome::Blocked(operation) => {
                 write!(f, "is over its deadline in {operation}, from which the transport does not return")?;
                 true
             }

@@ -36,14 +36,14 @@ pub(super) enum Message {
     Welcome { proof: [u8; 32] },
     /// All is well; what the rank is doing.
     Beat(Peer),
-    /// The rank ends, as its fate says.
+    /// The rank ends, as its outcome says.
     Goodbye(Peer),
     /// The job ends: write your record, and send it.
     Gather { reason: String, peers: Vec<Peer> },
     /// A record.
     Record(Box<FlightRecord>),
     /// The error that the rank that watches has printed of itself.
-    Said { text: String },
+    Printed { text: String },
     /// The report was printed, or none is needed: end.
     Release,
 }

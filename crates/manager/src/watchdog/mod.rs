@@ -102,14 +102,14 @@ impl Watchdog {
     /// this one gave up.
     pub(crate) fn fail(&self, why: &str, panicked: bool) -> bool {
         let why = crate::flight::plain(why);
-        let fate = match (panicked, self.0.flight.trouble()) {
+        let outcome = match (panicked, self.0.flight.trouble()) {
             (true, _) => RankOutcome::Panicked(why),
             (false, Some(_)) => RankOutcome::GaveUp(why),
             (false, None) => RankOutcome::Failed(why),
         };
-        let gave_up = matches!(fate, RankOutcome::GaveUp(_));
-        let own = fate.text().map(str::to_owned);
-        self.leave(fate, FAREWELL);
+        let gave_up = matches!(outcome, RankOutcome::GaveUp(_));
+        let own = outcome.text().map(str::to_owned);
+        self.leave(outcome, FAREWELL);
         let state = self.0.state();
         let same = own.is_some() && state.said == own;
         same || (gave_up && state.reported)
@@ -147,10 +147,10 @@ impl Watchdog {
         }
     }
 
-    fn leave(&self, fate: RankOutcome, longest: Duration) {
+    fn leave(&self, outcome: RankOutcome, longest: Duration) {
         let end = Instant::now() + longest;
         let mut state = self.0.state();
-        state.leaving.get_or_insert(fate);
+        state.leaving.get_or_insert(outcome);
         self.0.changed.notify_all();
         while !state.done {
             let left = end.saturating_duration_since(Instant::now());
@@ -221,7 +221,7 @@ impl Shared {
     }
 
     /// Returns the state of this rank.
-    fn peer(&self, fate: RankOutcome) -> Peer {
+    fn peer(&self, outcome: RankOutcome) -> Peer {
         let (phase, step) = self.flight.phase();
         Peer {
             rank: self.own.rank,
@@ -230,7 +230,7 @@ impl Shared {
             phase,
             step,
             last: self.flight.entries(1, false).pop(),
-            fate,
+            outcome,
         }
     }
 }

@@ -22,20 +22,20 @@ const STRANGERS: usize = 256;
 const AT_ONCE: usize = 64;
 
 /// A rank, as another hears of it.
-pub(super) struct Known {
+pub(super) struct PeerState {
     pub(super) line: Line,
     pub(super) heard: Instant,
-    /// Its last message about itself; its fate, if it has ended.
+    /// Its last message about itself; its outcome, if it has ended.
     pub(super) last: Option<Peer>,
-    pub(super) fate: Option<RankOutcome>,
+    pub(super) outcome: Option<RankOutcome>,
     pub(super) record: Option<FlightRecord>,
     /// True if it was asked for its record.
     pub(super) asked: bool,
 }
 
-impl Known {
+impl PeerState {
     pub(super) fn new(line: Line) -> Self {
-        Self { line, heard: Instant::now(), last: None, fate: None, record: None, asked: false }
+        Self { line, heard: Instant::now(), last: None, outcome: None, record: None, asked: false }
     }
 
     /// Takes in what the rank has said of itself; gives the rest.
@@ -47,8 +47,8 @@ impl Known {
                 Message::Beat(peer) if peer.rank == rank => self.last = Some(peer),
                 Message::Goodbye(peer) if peer.rank == rank => {
                     // A rank that has ended normally may still fail during its exit.
-                    if matches!(self.fate, None | Some(RankOutcome::Ended)) {
-                        self.fate = Some(peer.fate.clone());
+                    if matches!(self.outcome, None | Some(RankOutcome::Ended)) {
+                        self.outcome = Some(peer.outcome.clone());
                     }
                     self.last = Some(peer);
                 }
@@ -56,8 +56,8 @@ impl Known {
                 other => rest.push(other),
             }
         }
-        if !self.line.is_open() && self.fate.is_none() {
-            self.fate = Some(RankOutcome::Closed);
+        if !self.line.is_open() && self.outcome.is_none() {
+            self.outcome = Some(RankOutcome::Closed);
         }
         rest
     }
@@ -65,14 +65,14 @@ impl Known {
     /// A rank silent for this long is lost, even after its goodbye, as long as its process has not exited.
     pub(super) fn is_silent(&mut self, longest: Duration) {
         let silent = self.heard.elapsed();
-        let watched = matches!(self.fate, None | Some(RankOutcome::Ended)) && self.line.is_open();
+        let watched = matches!(self.outcome, None | Some(RankOutcome::Ended)) && self.line.is_open();
         if silent > longest && watched {
-            self.fate = Some(RankOutcome::Silent(silent.as_secs_f64()));
+            self.outcome = Some(RankOutcome::Silent(silent.as_secs_f64()));
         }
     }
 
     /// The rank, with what became of it.
-    pub(super) fn peer(&self, rank: usize, fate: RankOutcome) -> Peer {
+    pub(super) fn peer(&self, rank: usize, outcome: RankOutcome) -> Peer {
         let unheard = || Peer {
             rank,
             host: "a machine not heard of".to_owned(),
@@ -80,16 +80,16 @@ impl Known {
             phase: Phase::Start,
             step: 0,
             last: None,
-            fate: fate.clone(),
+            outcome: outcome.clone(),
         };
-        Peer { fate: fate.clone(), ..self.last.clone().unwrap_or_else(unheard) }
+        Peer { outcome: outcome.clone(), ..self.last.clone().unwrap_or_else(unheard) }
     }
 }
 
 /// All of them.
 #[derive(Default)]
 pub(super) struct Peers {
-    pub(super) known: BTreeMap<usize, Known>,
+    pub(super) known: BTreeMap<usize, PeerState>,
     strangers: Vec<Stranger>,
 }
 
@@ -128,7 +128,7 @@ impl Peers {
                     let proof = token.proof(&role(own, rank), &nonces).to_bytes();
                     stranger.line.send(&Message::Welcome { proof });
                     stranger.line.trust();
-                    self.known.insert(rank, Known::new(stranger.line));
+                    self.known.insert(rank, PeerState::new(stranger.line));
                     said = Some(said.flatten().or(lost));
                 }
                 None if stranger.line.is_open() && stranger.since.elapsed() < INTRODUCTION => {
@@ -247,7 +247,7 @@ mod tests {
     fn what_a_rank_says_of_another_is_not_believed() {
         let listener = TcpListener::bind(("127.0.0.1", 0)).unwrap();
         let mut rank = Line::new(TcpStream::connect(listener.local_addr().unwrap()).unwrap()).unwrap();
-        let mut known = Known::new(Line::new(listener.accept().unwrap().0).unwrap());
+        let mut known = PeerState::new(Line::new(listener.accept().unwrap().0).unwrap());
         let goodbye = |of: usize| Message::Goodbye(known_peer(of));
         rank.send(&goodbye(2));
         rank.send(&Message::Release);
@@ -256,26 +256,26 @@ mod tests {
         while rest.len() < 2 && Instant::now() < end {
             rest.extend(known.listen(1));
         }
-        assert_eq!((rest.len(), known.fate.clone()), (2, None));
+        assert_eq!((rest.len(), known.outcome.clone()), (2, None));
         rank.send(&goodbye(1));
         drop(rank);
         while known.line.is_open() && Instant::now() < end {
             known.listen(1);
         }
         // A rank that has said goodbye is not lost.
-        assert_eq!(known.fate, Some(RankOutcome::Failed("no such file".to_owned())));
+        assert_eq!(known.outcome, Some(RankOutcome::Failed("no such file".to_owned())));
     }
 
     /// A rank whose connection is listened to until it has said `goodbye`.
-    fn heard(goodbye: &[RankOutcome]) -> (Known, Line) {
+    fn heard(goodbye: &[RankOutcome]) -> (PeerState, Line) {
         let listener = TcpListener::bind(("127.0.0.1", 0)).unwrap();
         let mut rank = Line::new(TcpStream::connect(listener.local_addr().unwrap()).unwrap()).unwrap();
-        let mut known = Known::new(Line::new(listener.accept().unwrap().0).unwrap());
-        for fate in goodbye {
-            rank.send(&Message::Goodbye(Peer { fate: fate.clone(), ..known_peer(1) }));
+        let mut known = PeerState::new(Line::new(listener.accept().unwrap().0).unwrap());
+        for outcome in goodbye {
+            rank.send(&Message::Goodbye(Peer { outcome: outcome.clone(), ..known_peer(1) }));
         }
         let end = Instant::now() + Duration::from_secs(20);
-        while known.fate.as_ref() != goodbye.last() && Instant::now() < end {
+        while known.outcome.as_ref() != goodbye.last() && Instant::now() < end {
             known.listen(1);
         }
         (known, rank)
@@ -285,9 +285,9 @@ mod tests {
     fn a_rank_that_has_said_goodbye_is_watched_until_its_connection_closes() {
         let (mut known, _rank) = heard(&[RankOutcome::Ended]);
         known.is_silent(Duration::from_secs(60));
-        assert_eq!(known.fate, Some(RankOutcome::Ended));
+        assert_eq!(known.outcome, Some(RankOutcome::Ended));
         known.is_silent(Duration::ZERO);
-        assert!(matches!(known.fate, Some(RankOutcome::Silent(_))), "{:?}", known.fate);
+        assert!(matches!(known.outcome, Some(RankOutcome::Silent(_))), "{:?}", known.outcome);
 
         let (mut known, rank) = heard(&[RankOutcome::Ended]);
         drop(rank);
@@ -296,19 +296,19 @@ mod tests {
             known.listen(1);
         }
         known.is_silent(Duration::ZERO);
-        assert_eq!(known.fate, Some(RankOutcome::Ended));
+        assert_eq!(known.outcome, Some(RankOutcome::Ended));
     }
 
     #[test]
     fn a_rank_that_has_ended_well_may_come_to_grief_on_its_way_out() {
-        let held = RankOutcome::Held("a call of MPI".to_owned());
-        assert_eq!(heard(&[RankOutcome::Ended, held.clone()]).0.fate, Some(held));
-        let failed = known_peer(1).fate;
-        assert_eq!(heard(std::slice::from_ref(&failed)).0.fate, Some(failed));
+        let held = RankOutcome::Blocked("a call of MPI".to_owned());
+        assert_eq!(heard(&[RankOutcome::Ended, held.clone()]).0.outcome, Some(held));
+        let failed = known_peer(1).outcome;
+        assert_eq!(heard(std::slice::from_ref(&failed)).0.outcome, Some(failed));
     }
 
     fn known_peer(rank: usize) -> Peer {
-        let fate = RankOutcome::Failed("no such file".to_owned());
-        Peer { rank, host: "here".to_owned(), pid: 1, phase: Phase::Data, step: 3, last: None, fate }
+        let outcome = RankOutcome::Failed("no such file".to_owned());
+        Peer { rank, host: "here".to_owned(), pid: 1, phase: Phase::Data, step: 3, last: None, outcome }
     }
 }

@@ -14,7 +14,7 @@ use isobar_collectives::flight::{FlightEntry, FlightState, Phase};
 use super::connect::{Channel, connect};
 use super::frame::{Line, Message};
 use super::last_resort::{LOST, PAUSE, Reaper};
-use super::peers::{Known, Peers};
+use super::peers::{PeerState, Peers};
 use super::{BEAT, FAREWELL, Shared};
 use crate::flight::{self, FlightRecord, Peer, RankOutcome};
 
@@ -102,7 +102,7 @@ enum Role {
     Reporter,
     Follower {
         of: usize,
-        reporter: Box<Known>,
+        reporter: Box<PeerState>,
         goodbye: bool,
     },
     /// The rank that watched has ended in good order: only this rank's own end is waited for.
@@ -115,7 +115,7 @@ impl Watch {
     }
 
     pub(super) fn follower(shared: Arc<Shared>, channel: Channel, reaper: Reaper, line: Line) -> Self {
-        let reporter = Box::new(Known::new(line));
+        let reporter = Box::new(PeerState::new(line));
         Self::new(shared, channel, reaper, Role::Follower { of: 0, reporter, goodbye: false })
     }
 
@@ -182,8 +182,8 @@ impl Watch {
             self.looked = Instant::now();
             self.check_exit();
         }
-        if let Some(fate @ RankOutcome::Held(_)) = self.shared.leaving() {
-            self.report(Some(fate));
+        if let Some(outcome @ RankOutcome::Blocked(_)) = self.shared.leaving() {
+            self.report(Some(outcome));
         }
     }
 
@@ -217,9 +217,9 @@ impl Watch {
         self.call = seen.or(call.map(|call| (call, Instant::now())));
         // The end of MPI may not return either.
         if matches!(self.shared.leaving(), None | Some(RankOutcome::Ended))
-            && let Some(fate) = self.held_for(self.channel.deadline.max(HELD))
+            && let Some(outcome) = self.held_for(self.channel.deadline.max(HELD))
         {
-            self.shared.state().leaving = Some(fate);
+            self.shared.state().leaving = Some(outcome);
             if let Role::Follower { goodbye, .. } = &mut self.role {
                 *goodbye = false;
             }
@@ -233,7 +233,7 @@ impl Watch {
         let called = record.entries.iter().rev().find(|entry| entry.state == FlightState::Called);
         let operation =
             called.or(record.stuck()).map_or_else(|| "a call of MPI".to_owned(), FlightEntry::call);
-        Some(RankOutcome::Held(flight::plain(&operation)))
+        Some(RankOutcome::Blocked(flight::plain(&operation)))
     }
 
     /// Looks at all others, as the rank that watches. Says whether the watch is over: once all others have ended, too.
@@ -254,9 +254,9 @@ impl Watch {
         let own = self.shared.leaving();
         let unwell = self.unwell(own.clone());
         if unwell.is_empty() {
-            let Some(fate) = own else { return false };
+            let Some(outcome) = own else { return false };
             if !self.shared.state().done {
-                let goodbye = Message::Goodbye(self.shared.peer(fate));
+                let goodbye = Message::Goodbye(self.shared.peer(outcome));
                 self.peers.send(&goodbye);
                 self.shared.done();
             }
@@ -264,22 +264,23 @@ impl Watch {
         }
         self.shared.lost.store(true, Ordering::Relaxed);
         let since = self.trouble.get_or_insert_with(Instant::now).elapsed();
-        let ended = self.peers.known.values().filter(|known| known.fate.is_some()).count();
+        let ended = self.peers.known.values().filter(|known| known.outcome.is_some()).count();
         let all = ended + self.gone.len() + usize::from(own.is_some()) == self.shared.own.ranks;
         let heard = self.peers.known.len() + self.gone.len() + 1 == self.shared.own.ranks;
         if self.took_over.is_some_and(|at| at.elapsed() < TAKE_OVER) && !heard {
             return false;
         }
-        let is = |wanted: fn(&RankOutcome) -> bool| unwell.iter().any(|peer| wanted(&peer.fate));
-        let failed = is(|fate| matches!(fate, RankOutcome::Failed(_)));
-        let gave_up = is(|fate| matches!(fate, RankOutcome::GaveUp(_) | RankOutcome::Held(_)));
-        if is(|fate| matches!(fate, RankOutcome::Closed | RankOutcome::Silent(_) | RankOutcome::Panicked(_)))
-        {
+        let is = |wanted: fn(&RankOutcome) -> bool| unwell.iter().any(|peer| wanted(&peer.outcome));
+        let failed = is(|outcome| matches!(outcome, RankOutcome::Failed(_)));
+        let gave_up = is(|outcome| matches!(outcome, RankOutcome::GaveUp(_) | RankOutcome::Blocked(_)));
+        if is(|outcome| {
+            matches!(outcome, RankOutcome::Closed | RankOutcome::Silent(_) | RankOutcome::Panicked(_))
+        }) {
             self.report(own);
         } else if failed && all && !gave_up {
             // Each rank has an error of its own, which it prints where it is not this rank's.
             if let Some(text) = own.as_ref().and_then(RankOutcome::text) {
-                self.peers.send(&Message::Said { text: text.to_owned() });
+                self.peers.send(&Message::Printed { text: text.to_owned() });
             }
             self.peers.send(&Message::Release);
             return true;
@@ -299,10 +300,10 @@ impl Watch {
     /// Returns whether a rank that has not ended is still at, or just behind, the last operation of one that failed.
     fn may_fail_too(&self, unwell: &[Peer], ending: bool) -> bool {
         let own = (!ending).then(|| self.shared.peer(RankOutcome::Ended));
-        let others = self.peers.known.values().filter(|known| known.fate.is_none());
+        let others = self.peers.known.values().filter(|known| known.outcome.is_none());
         let going = others.filter_map(|known| known.last.clone()).chain(own);
         let last: Vec<_> = going.filter_map(|peer| peer.last).collect();
-        let failed = unwell.iter().filter(|peer| matches!(peer.fate, RankOutcome::Failed(_)));
+        let failed = unwell.iter().filter(|peer| matches!(peer.outcome, RankOutcome::Failed(_)));
         failed.filter_map(|peer| peer.last.as_ref()).any(|of_failed| {
             last.iter()
                 .any(|entry| entry.context == of_failed.context && entry.sequence <= of_failed.sequence)
@@ -320,12 +321,12 @@ impl Watch {
     /// Whom something befell, this rank included.
     fn unwell(&self, own: Option<RankOutcome>) -> Vec<Peer> {
         let known = self.peers.known.iter();
-        let others = known.filter_map(|(&rank, known)| Some(known.peer(rank, known.fate.clone()?)));
-        let own = own.map(|fate| self.shared.peer(fate));
+        let others = known.filter_map(|(&rank, known)| Some(known.peer(rank, known.outcome.clone()?)));
+        let own = own.map(|outcome| self.shared.peer(outcome));
         let all = self.gone.iter().cloned().chain(others).chain(own);
-        let mut unwell: Vec<Peer> = all.filter(|peer| peer.fate != RankOutcome::Ended).collect();
+        let mut unwell: Vec<Peer> = all.filter(|peer| peer.outcome != RankOutcome::Ended).collect();
         // The causes first.
-        unwell.sort_by_key(|peer| Reverse(peer.fate.weight()));
+        unwell.sort_by_key(|peer| Reverse(peer.outcome.weight()));
         if unwell.len() > TOLD_OF {
             // A message holds so many.
             unwell.truncate(TOLD_OF);
@@ -354,16 +355,16 @@ impl Watch {
                     self.gather(&reason, &peers);
                     return true;
                 }
-                Message::Said { text } => self.shared.state().said = Some(text),
+                Message::Printed { text } => self.shared.state().said = Some(text),
                 Message::Release => return true,
                 // Unexpected messages are ignored.
                 _ => {}
             }
         }
         let Role::Follower { reporter, goodbye, .. } = &mut self.role else { return false };
-        match reporter.fate.clone() {
-            Some(fate @ (RankOutcome::Closed | RankOutcome::Silent(_))) => {
-                let lost = reporter.peer(of, fate);
+        match reporter.outcome.clone() {
+            Some(outcome @ (RankOutcome::Closed | RankOutcome::Silent(_))) => {
+                let lost = reporter.peer(of, outcome);
                 self.take_over(lost);
                 return false;
             }
@@ -374,12 +375,12 @@ impl Watch {
             }
             _ => {}
         }
-        if let Some(fate) = leaving.filter(|_| !*goodbye) {
+        if let Some(outcome) = leaving.filter(|_| !*goodbye) {
             *goodbye = true;
-            if fate == RankOutcome::Ended {
+            if outcome == RankOutcome::Ended {
                 self.shared.done();
             }
-            reporter.line.send(&Message::Goodbye(self.shared.peer(fate)));
+            reporter.line.send(&Message::Goodbye(self.shared.peer(outcome)));
             return false;
         }
         if beats(&self.shared, &mut self.beaten) {
@@ -392,8 +393,8 @@ impl Watch {
     /// As one that nobody watches any more. Says whether the watch is over.
     fn alone_round(&mut self) -> bool {
         match self.shared.leaving() {
-            Some(fate @ RankOutcome::Held(_)) => {
-                self.report(Some(fate));
+            Some(outcome @ RankOutcome::Blocked(_)) => {
+                self.report(Some(outcome));
                 false
             }
             leaving => leaving.is_some(),
@@ -407,7 +408,7 @@ impl Watch {
         for candidate in lost.rank + 1..own {
             let end = Instant::now() + TAKE_OVER;
             if let Ok(line) = connect(&self.channel, candidate, own, Some(lost.clone()), end) {
-                let reporter = Box::new(Known::new(line));
+                let reporter = Box::new(PeerState::new(line));
                 self.role = Role::Follower { of: candidate, reporter, goodbye: false };
                 self.beaten = None;
                 return;
@@ -437,7 +438,7 @@ impl Watch {
             for (&rank, known) in &mut self.peers.known {
                 known.listen(rank);
                 known.line.flush();
-                let answers = !matches!(known.fate, Some(RankOutcome::Closed | RankOutcome::Silent(_)));
+                let answers = !matches!(known.outcome, Some(RankOutcome::Closed | RankOutcome::Silent(_)));
                 missing |= known.record.is_none() && answers;
             }
             if !missing || Instant::now() >= end {
@@ -459,8 +460,8 @@ impl Watch {
         let stacks = self.write_with_stacks(&reason, &unwell);
         // A blocked reader does not delay the end: see [`Reaper`].
         let stopped =
-            self.peers.known.values().any(|known| matches!(known.fate, Some(RankOutcome::Silent(_))))
-                || self.gone.iter().any(|peer| matches!(peer.fate, RankOutcome::Silent(_)));
+            self.peers.known.values().any(|known| matches!(known.outcome, Some(RankOutcome::Silent(_))))
+                || self.gone.iter().any(|peer| matches!(peer.outcome, RankOutcome::Silent(_)));
         if !told {
             let _ = std::io::stderr().lock().write_all(text.as_bytes());
         }
@@ -486,11 +487,11 @@ impl Watch {
         if let Role::Follower { of, .. } = &self.role {
             let reporter = peers.iter().find(|peer| peer.rank == *of);
             let mut state = self.shared.state();
-            state.said = reporter.and_then(|peer| peer.fate.text()).map(str::to_owned);
+            state.said = reporter.and_then(|peer| peer.outcome.text()).map(str::to_owned);
             state.reported = true;
         }
         // Another rank has given up first: this one says why it could not do its part.
-        let held = self.held_for(HELD).map(|fate| self.shared.peer(fate));
+        let held = self.held_for(HELD).map(|outcome| self.shared.peer(outcome));
         let peers = &peers.iter().cloned().chain(held).collect::<Vec<_>>()[..];
         self.write(reason, peers);
         let record = self.record(reason, peers, SENT, false);
@@ -538,7 +539,7 @@ impl Watch {
     /// Ends the process: by itself where the program is about to, else with the code of a job that has lost a rank. Over MPI
     /// a rank that is stopped ends only if MPI ends the whole job.
     fn end(&self, stacks: &Receiver<()>, abort: bool) {
-        let leaves = self.shared.leaving().is_some_and(|fate| !matches!(fate, RankOutcome::Held(_)));
+        let leaves = self.shared.leaving().is_some_and(|outcome| !matches!(outcome, RankOutcome::Blocked(_)));
         let last = if leaves { OWN_END + STACKS } else { 2 * STACKS };
         self.reaper.end_within(last);
         let _ = stacks.recv_timeout(STACKS);

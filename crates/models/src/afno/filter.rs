@@ -64,7 +64,7 @@ impl ModeWindow {
     /// The rectangle, where whole fields of tokens `[h, w, batch, features]` are transformed at once: on one rank, and on several
     /// where their samples or groups of features can be split in place of the grid. Else the transform is split over the modes:
     /// so each rank has work, and what is cut off does not travel.
-    fn beside<A: Array>(&self, u: &A, groups: i64) -> Option<&Modes> {
+    fn modes_of_whole<A: Array>(&self, u: &A, groups: i64) -> Option<&Modes> {
         let Self::Block(modes) = self else { return None };
         let (ranks, shape) = (u.split_over(&[0, 1]) as i64, u.shape());
         // A dim that is sharded already is sharded further.
@@ -131,7 +131,7 @@ impl<A: Array> Filter<A> {
 
     /// From `[h, w, batch, features]` to `[2, …, batch, features]`, with rows and columns of modes between.
     fn transform(&self, u: &A) -> Result<A> {
-        Ok(match self.window.beside(u, self.groups) {
+        Ok(match self.window.modes_of_whole(u, self.groups) {
             Some(modes) => u.rfft2_modes(0, modes, FftNorm::Ortho)?,
             // Columns first: where they are split, each rank has some whole ones.
             None => {
@@ -143,7 +143,7 @@ impl<A: Array> Filter<A> {
 
     /// Back to where `u` lies.
     fn transform_back(&self, spectrum: &A, u: &A) -> Result<A> {
-        Ok(match self.window.beside(u, self.groups) {
+        Ok(match self.window.modes_of_whole(u, self.groups) {
             Some(modes) => {
                 spectrum.irfft2_modes(0, self.grid, modes, FftNorm::Ortho)?.redistribute_like(u)?
             }

@@ -120,7 +120,7 @@ impl EdmLoss {
         denoise: impl FnOnce(&A, &A) -> Result<A>,
     ) -> Result<A> {
         let level = levels(y, sigma)?;
-        let s = for_channels(&self.sigma_data.beside(y)?, y)?;
+        let s = for_channels(&self.sigma_data.to_array(y)?, y)?;
         let noisy = y.add(&noise.mul(&level)?)?;
         let squares = denoise(&noisy, sigma)?.sub(y)?.unary(Unary::Square)?;
         let total = level.unary(Unary::Square)?.add(&s.unary(Unary::Square)?)?;

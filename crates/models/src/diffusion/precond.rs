@@ -53,7 +53,7 @@ impl SigmaData {
     }
 
     /// The numbers beside an array.
-    pub(super) fn beside<A: Array>(&self, like: &A) -> Result<A> {
+    pub(super) fn to_array<A: Array>(&self, like: &A) -> Result<A> {
         self.check()?;
         constant(self.values(), &self.shape(), like)
     }
@@ -109,8 +109,8 @@ impl<A: Array> EdmPreconditioning<A> {
     }
 
     /// Makes the preconditioning of `x` without a buffer.
-    pub(crate) fn beside(sigma_data: &SigmaData, x: &A) -> Result<Self> {
-        Ok(Self { sigma_data: sigma_data.beside(x)? })
+    pub(crate) fn without_buffer(sigma_data: &SigmaData, x: &A) -> Result<Self> {
+        Ok(Self { sigma_data: sigma_data.to_array(x)? })
     }
 
     /// Computes D(x, σ) for `x` `[batch, channel, …]` and noise levels `[batch]`, `[1]` or `[batch, 1, …]`. `network` is given c_in x

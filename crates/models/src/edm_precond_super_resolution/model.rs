@@ -79,7 +79,7 @@ impl<A: Array> EdmPrecondSuperResolution<A> {
     ///
     /// Arrays of other shapes, or an operator fails.
     pub fn denoise(&self, x: &A, img_lr: &A, sigma: &A, others: &Batch<A>, mode: Mode<'_>) -> Result<A> {
-        EdmPreconditioning::beside(&self.sigma_data, x)?.denoise(x, sigma, |x, noise| {
+        EdmPreconditioning::without_buffer(&self.sigma_data, x)?.denoise(x, sigma, |x, noise| {
             let batch = network_input(x, Some(img_lr), noise, None, others)?;
             self.network.forward(&batch, mode)?.require(MODEL, Batch::<A>::FIELDS).map(A::shallow_clone)
         })

@@ -38,7 +38,7 @@ pub(super) fn of(config: &SongUNetConfig, split: &Split) -> Option<Traffic> {
         let attends = config.attn_resolutions.iter().any(|&resolution| resolution as i64 == height);
         let neck = i64::from(config.bottleneck_attention && level == last);
         let attentions = neck + if attends { blocks + 1 } else { 0 };
-        elements += (attentions * width) as f64 * (2.0 * grid.gathered() + 2.0 * grid.moved());
+        elements += (attentions * width) as f64 * (2.0 * grid.all_gathered() + 2.0 * grid.moved());
         before = width;
     }
     elements += fields.convolved(plan.width, 3, 1);

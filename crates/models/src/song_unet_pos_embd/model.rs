@@ -81,7 +81,7 @@ impl<A: Array> SongUNetPosEmbd<A> {
         let inputs = self.network.inputs() - self.positions.channels();
         check_channels(MODEL, x, inputs)?;
         let patches = Patches::of(MODEL, self.grid, x, others)?;
-        match self.positions.beside(x, &patches)? {
+        match self.positions.at_points(x, &patches)? {
             Some(positions) => self.network.forward_with_labels(&A::cat(&[x, &positions], 1)?, others, mode),
             None => self.network.forward_with_labels(x, others, mode),
         }

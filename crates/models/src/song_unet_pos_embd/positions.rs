@@ -41,7 +41,7 @@ impl<A: Array> Positions<A> {
     }
 
     /// Computes the positions of the points of `x`, `[batch, channel, height, width]`; none without such channels.
-    pub(crate) fn beside(&self, x: &A, patches: &Patches<A>) -> Result<Option<A>> {
+    pub(crate) fn at_points(&self, x: &A, patches: &Patches<A>) -> Result<Option<A>> {
         if self.channels() == 0 {
             return Ok(None);
         }

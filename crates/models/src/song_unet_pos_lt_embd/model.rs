@@ -102,7 +102,7 @@ impl<A: Array> SongUNetPosLtEmbd<A> {
             return Err(Error::Input { model: MODEL, got, want });
         }
         let label = label.detach()?.reshape(&[samples])?.to_kind(Kind::Int64)?;
-        let positions = self.positions.beside(x, &patches)?;
+        let positions = self.positions.at_points(x, &patches)?;
         let lead_time = self.lead_time(&patches, &label)?.to_kind(x.kind())?;
         let inputs: Vec<&A> = [Some(x), positions.as_ref(), Some(&lead_time)].into_iter().flatten().collect();
         let y = self.network.forward_with_labels(&A::cat(&inputs, 1)?, others, mode)?;

@@ -147,7 +147,7 @@ impl Layout {
     }
 
     /// A layout on the same mesh.
-    pub(crate) fn beside(&self, placements: Vec<Placement>, dims: Vec<Dim>) -> Self {
+    pub(crate) fn with_placements(&self, placements: Vec<Placement>, dims: Vec<Dim>) -> Self {
         let inner = &*self.0;
         Self::build(&inner.mesh, inner.mesh_shape.clone(), inner.coordinates.clone(), placements, dims)
     }
@@ -257,7 +257,7 @@ impl Layout {
             return self.clone();
         }
         let placements = self.0.placements.iter().map(|placement| placement.of_gradient()).collect();
-        self.beside(placements, self.0.dims.clone())
+        self.with_placements(placements, self.0.dims.clone())
     }
 
     /// The layout of what ranks contribute to a gradient, not yet added up along these axes: partial where the tensor is
@@ -267,7 +267,7 @@ impl Layout {
             Placement::Replicate if axes.contains(&axis) => Placement::Partial(ReduceOp::Sum),
             other => other,
         };
-        self.beside(self.0.placements.iter().enumerate().map(partial).collect(), self.0.dims.clone())
+        self.with_placements(self.0.placements.iter().enumerate().map(partial).collect(), self.0.dims.clone())
     }
 
     /// Everything replicated.
@@ -279,7 +279,7 @@ impl Layout {
     /// A replicated tensor of that shape on the same mesh.
     pub(crate) fn replicated_shape(&self, shape: &[i64]) -> Self {
         let dims = shape.iter().map(|&extent| Dim::whole(extent)).collect();
-        self.beside(vec![Placement::Replicate; self.0.placements.len()], dims)
+        self.with_placements(vec![Placement::Replicate; self.0.placements.len()], dims)
     }
 
     /// The layout with other placements on the same mesh: dims that stay split by the same axes keep their sizes, unless these
@@ -293,7 +293,7 @@ impl Layout {
             if stays { own.clone() } else { new.clone() }
         };
         let dims = self.dims().iter().zip(fresh.dims()).enumerate().map(keep).collect();
-        Ok(fresh.beside(placements.to_vec(), dims))
+        Ok(fresh.with_placements(placements.to_vec(), dims))
     }
 
     /// Returns whether an axis has a pending reduction.
@@ -408,7 +408,7 @@ impl Layout {
                 };
             }
         }
-        self.beside(placements, dims)
+        self.with_placements(placements, dims)
     }
 
     /// Moves the axes that shard one dim to another dim, in equal shards.

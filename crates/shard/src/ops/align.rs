@@ -86,7 +86,7 @@ fn with_dims_of(layouts: &[&Layout], dims: Vec<Dim>) -> Layout {
             };
         }
     }
-    layouts[0].beside(placements, dims)
+    layouts[0].with_placements(placements, dims)
 }
 
 /// The layout of an operand's dims, whose placements are those of the result, `shift` dims further on.
@@ -98,5 +98,5 @@ fn strided_like(own: &Layout, result: &Layout, shift: usize, dims: Vec<Dim>) -> 
             placements[axis] = result.placements()[axis].with_dim(index);
         }
     }
-    own.beside(placements, dims)
+    own.with_placements(placements, dims)
 }

@@ -10,7 +10,7 @@ use super::{operator, refuse, rule};
 use crate::dense::named;
 use crate::error::Result;
 use crate::layout::{Dim, Layout, Placement};
-use crate::promote::{Operand, beside, operand};
+use crate::promote::{Operand, operand, promote_optional};
 use crate::rules::is_anything_registered;
 use crate::tensor::{ShardTensor, same_mesh};
 
@@ -105,7 +105,7 @@ fn layout_of(mesh: &Layout, dims: Vec<Dim>, summed: &[usize]) -> Layout {
         placements[axis] = Placement::Partial(ReduceOp::Sum);
     }
     let dims = split.dims().to_vec();
-    split.beside(placements, dims)
+    split.with_placements(placements, dims)
 }
 
 /// Zeros that are part of the graph, whatever the values.
@@ -131,7 +131,7 @@ impl ShardTensor {
     /// Shapes that do not fit; different meshes; the errors of the exchange.
     pub fn linear(&self, weight: &dyn Operand, bias: Option<&dyn Operand>) -> Result<Self> {
         const OP: &str = "linear";
-        let (weight, bias) = (&*weight.beside(OP, self)?, beside(OP, self, bias)?);
+        let (weight, bias) = (&*weight.promote(OP, self)?, promote_optional(OP, self, bias)?);
         let bias = bias.as_deref();
         // The common case, without a detour: independent samples, whole weights, as many features out as in.
         let [out, features] = weight.shape() else {
@@ -178,7 +178,7 @@ impl ShardTensor {
     ///
     /// Shapes that do not fit; different meshes; the errors of the exchange.
     pub fn matmul(&self, other: &dyn Operand) -> Result<Self> {
-        let other = &*other.beside("matmul", self)?;
+        let other = &*other.promote("matmul", self)?;
         operator("matmul", &[self, other], args!(), || {
             if self.ndim() == 0 || other.ndim() == 0 {
                 return refuse("matmul", "both must have dims");
@@ -214,7 +214,7 @@ impl ShardTensor {
     ///
     /// As [`matmul`](Self::matmul).
     pub fn bmm(&self, other: &dyn Operand, bias: Option<&dyn Operand>) -> Result<Self> {
-        let (other, bias) = (&*other.beside("bmm", self)?, beside("bmm", self, bias)?);
+        let (other, bias) = (&*other.promote("bmm", self)?, promote_optional("bmm", self, bias)?);
         let bias = bias.as_deref();
         let inputs: Vec<&Self> = [self, other].into_iter().chain(bias).collect();
         operator("bmm", &inputs, args!(), || {
@@ -287,11 +287,14 @@ impl ShardTensor {
 
 crate::register! {
     /// x Wᵀ + b.
-    "linear"(input, weight, bias) Product: |call| call.tensor(0)?.linear(call.tensor(1)?, operand(call.optional_tensor(2)));
+    "linear"(input, weight, bias) Product:
+        |call| call.tensor(0)?.linear(call.tensor(1)?, operand(call.optional_tensor(2)));
     /// The product of matrices, over broadcast batch dims.
     "matmul"(input, other) Product: |call| call.tensor(0)?.matmul(call.tensor(1)?);
     /// The product of matrices of a batch, with an optional bias.
-    "bmm"(input, other, bias) Product: |call| call.tensor(0)?.bmm(call.tensor(1)?, operand(call.optional_tensor(2)));
+    "bmm"(input, other, bias) Product:
+        |call| call.tensor(0)?.bmm(call.tensor(1)?, operand(call.optional_tensor(2)));
     /// Sums of products by the indices of `equation`.
-    "einsum"() Product: |call| ShardTensor::einsum(&call.get::<String>("equation")?, call.tensors());
+    "einsum"(; equation) Product:
+        |call| ShardTensor::einsum(&call.get::<String>("equation")?, call.tensors());
 }

@@ -94,7 +94,7 @@ impl Elementwise for ShardTensor {
 impl ShardTensor {
     /// `function` of the elements of both, whose shapes are broadcast to each other.
     pub fn binary(&self, function: Binary, other: &dyn Operand) -> Result<Self> {
-        Ok(Elementwise::binary(self, function, &*other.beside(function.name(), self)?)?)
+        Ok(Elementwise::binary(self, function, &*other.promote(function.name(), self)?)?)
     }
 
     /// The sum.
@@ -119,7 +119,7 @@ impl ShardTensor {
 
     /// The elements of `on_true` where this boolean tensor is true, else those of `on_false`.
     pub fn select_where(&self, on_true: &dyn Operand, on_false: &dyn Operand) -> Result<Self> {
-        let (on_true, on_false) = (on_true.beside("where", self)?, on_false.beside("where", self)?);
+        let (on_true, on_false) = (on_true.promote("where", self)?, on_false.promote("where", self)?);
         Ok(Elementwise::select_where(self, &*on_true, &*on_false)?)
     }
 }
@@ -131,7 +131,7 @@ impl ShardTensor {
     ///
     /// Shapes that do not broadcast; different meshes.
     pub fn compare(&self, comparison: Comparison, other: &dyn Operand) -> Result<Self> {
-        Ok(Elementwise::compare(self, comparison, &*other.beside(comparison.name(), self)?)?)
+        Ok(Elementwise::compare(self, comparison, &*other.promote(comparison.name(), self)?)?)
     }
 
     /// The elements in another kind.
@@ -152,7 +152,7 @@ impl ShardTensor {
     ///
     /// Shapes that do not broadcast; different meshes.
     pub fn masked_fill(&self, mask: &dyn Operand, value: impl Into<Scalar>) -> Result<Self> {
-        let (mask, value) = (&*mask.beside("masked_fill", self)?, value.into());
+        let (mask, value) = (&*mask.promote("masked_fill", self)?, value.into());
         let number = f64::from(&value);
         operator("masked_fill", &[self, mask], args!("value": isobar_array::kernel::number(number)), || {
             let (layout, locals) = align("masked_fill", &[self, mask])?;
@@ -229,32 +229,39 @@ crate::register! {
     /// x − tanh x.
     "tanhshrink"(input) Nothing: |call| call.tensor(0)?.unary(Unary::Tanhshrink);
     /// x, or `negative_slope` · x below 0.
-    "leaky_relu"(input) Nothing: |call| call.tensor(0)?.unary(Unary::LeakyRelu(call.or("negative_slope", 0.01)?));
+    "leaky_relu"(input; negative_slope) Nothing:
+        |call| call.tensor(0)?.unary(Unary::LeakyRelu(call.or("negative_slope", 0.01)?));
     /// x · Φ(x), exact or by tanh (`approximate`).
-    "gelu"(input) Nothing: |call| gelu(call);
+    "gelu"(input; approximate) Nothing: |call| gelu(call);
     /// x moved towards 0 by `lambd`, and 0 where it was nearer.
-    "softshrink"(input) Nothing: |call| call.tensor(0)?.unary(Unary::Softshrink(call.or("lambd", 0.5)?));
+    "softshrink"(input; lambd) Nothing:
+        |call| call.tensor(0)?.unary(Unary::Softshrink(call.or("lambd", 0.5)?));
     /// x where it is above `threshold`, else `value`.
-    "threshold"(input) Nothing: |call| {
+    "threshold"(input; threshold, value) Nothing: |call| {
         let (threshold, value) = (call.number("threshold")?, call.number("value")?);
         call.tensor(0)?.unary(Unary::Threshold { threshold, value })
     };
     /// x cut to the interval from `min` to `max`.
-    "clamp"(input) Nothing: |call| {
+    "clamp"(input; min, max) Nothing: |call| {
         let min = call.optional_number("min")?.unwrap_or(f64::NEG_INFINITY);
         let max = call.optional_number("max")?.unwrap_or(f64::INFINITY);
         call.tensor(0)?.unary(Unary::Clamp { min, max })
     };
     /// a + b; b is a tensor, or the number `other`.
-    "add"(input, other) SmallerOperands: |call| binary(call, Binary::Add, || Ok(Unary::AddScalar(call.number("other")?)));
+    "add"(input, other; other) SmallerOperands:
+        |call| binary(call, Binary::Add, || Ok(Unary::AddScalar(call.number("other")?)));
     /// a − b; b is a tensor, or the number `other`.
-    "sub"(input, other) SmallerOperands: |call| binary(call, Binary::Sub, || Ok(Unary::AddScalar(-call.number("other")?)));
+    "sub"(input, other; other) SmallerOperands:
+        |call| binary(call, Binary::Sub, || Ok(Unary::AddScalar(-call.number("other")?)));
     /// a · b; b is a tensor, or the number `other`.
-    "mul"(input, other) SmallerOperands: |call| binary(call, Binary::Mul, || Ok(Unary::MulScalar(call.number("other")?)));
+    "mul"(input, other; other) SmallerOperands:
+        |call| binary(call, Binary::Mul, || Ok(Unary::MulScalar(call.number("other")?)));
     /// a / b; b is a tensor, or the number `other`.
-    "div"(input, other) SmallerOperands: |call| binary(call, Binary::Div, || Ok(Unary::MulScalar(1.0 / call.number("other")?)));
+    "div"(input, other; other) SmallerOperands:
+        |call| binary(call, Binary::Div, || Ok(Unary::MulScalar(1.0 / call.number("other")?)));
     /// aᵇ; b is a tensor, or the number `exponent`.
-    "pow"(input, exponent) SmallerOperands: |call| binary(call, Binary::Pow, || Ok(Unary::PowScalar(call.number("exponent")?)));
+    "pow"(input, exponent; exponent) SmallerOperands:
+        |call| binary(call, Binary::Pow, || Ok(Unary::PowScalar(call.number("exponent")?)));
     /// The greater of two numbers.
     "maximum"(input, other) SmallerOperands: |call| call.tensor(0)?.binary(Binary::Maximum, call.tensor(1)?);
     /// The lesser of two numbers.
@@ -272,11 +279,13 @@ crate::register! {
     /// True where a ≥ b.
     "ge"(input, other) SmallerOperands: |call| call.tensor(0)?.compare(Comparison::Ge, call.tensor(1)?);
     /// `input` where `condition` is true, else `other`.
-    "where"(condition, input, other) SmallerOperands: |call| call.tensor(0)?.select_where(call.tensor(1)?, call.tensor(2)?);
+    "where"(condition, input, other) SmallerOperands:
+        |call| call.tensor(0)?.select_where(call.tensor(1)?, call.tensor(2)?);
     /// x, or `weight` · x below 0.
     "prelu"(input, weight) SmallerOperands: |call| Elementwise::prelu(call.tensor(0)?, call.tensor(1)?);
     /// `value` where `mask` is true, else x.
-    "masked_fill"(input, mask) SmallerOperands: |call| call.tensor(0)?.masked_fill(call.tensor(1)?, call.number("value")?);
+    "masked_fill"(input, mask; value) SmallerOperands:
+        |call| call.tensor(0)?.masked_fill(call.tensor(1)?, call.number("value")?);
 }
 
 fn gelu(call: &Call<'_>) -> Result<ShardTensor> {

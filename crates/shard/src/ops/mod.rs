@@ -75,7 +75,7 @@ impl ShardTensor {
     }
 
     /// Replicates all dims that `wanted` names.
-    pub(crate) fn gathered(&self, wanted: impl Fn(usize) -> bool) -> Result<Self> {
+    pub(crate) fn replicate_where(&self, wanted: impl Fn(usize) -> bool) -> Result<Self> {
         let layout = self.layout();
         if !(0..self.ndim()).any(|dim| wanted(dim) && layout.is_sharded(dim)) {
             return Ok(self.shallow_clone());

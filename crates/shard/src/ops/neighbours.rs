@@ -1,14 +1,14 @@
 //! Distances between points, nearest neighbours, and neighbours within a radius.
 
+mod ring_search;
 mod search;
-mod turns;
 
 use tch::{Kind, TchError, Tensor};
 
-use self::search::{Found, Nearest, Within};
-use self::turns::{RingSchedule, Selection};
+use self::ring_search::{RingSchedule, Selection};
+use self::search::{Nearest, Pairs, Within};
 use super::attention::plan::refined;
-use super::attention::rotation::Ring;
+use super::attention::ring::Ring;
 use super::contract::{Factor, contract};
 use super::{operator, refuse};
 use crate::error::Result;
@@ -49,7 +49,7 @@ impl ShardTensor {
     ///
     /// Shapes that do not fit; a negative `p`; different meshes; the errors of the exchange.
     pub fn cdist(a: &Self, b: &dyn Operand, p: f64) -> Result<Self> {
-        let b = &*b.beside("cdist", a)?;
+        let b = &*b.promote("cdist", a)?;
         operator("cdist", &[a, b], args!("p": p), || {
             let features = |x: &Self| x.shape().last().copied();
             if a.ndim() < 2 || b.ndim() < 2 || features(a) != features(b) {
@@ -60,7 +60,7 @@ impl ShardTensor {
                 return refuse("cdist", format!("p = {p}: expected 0 or more"));
             }
             same_mesh("cdist", &[a, b])?;
-            let ready = |x: &Self| x.resolved()?.gathered(|dim| dim + 1 == x.ndim());
+            let ready = |x: &Self| x.resolved()?.replicate_where(|dim| dim + 1 == x.ndim());
             let (a, b) = (ready(a)?, ready(b)?);
             let batch = |x: &Self| (0..x.ndim() - 2).rev().filter_map(|i| char::from_u32(0x100 + i as u32));
             let labels = |x: &Self, rest: [char; 2]| batch(x).chain(rest).collect::<Vec<char>>();
@@ -101,7 +101,7 @@ impl ShardTensor {
     ///
     /// Shapes or kinds that do not fit; more neighbours than points; different meshes; the errors of the exchange.
     pub fn knn(&self, queries: &dyn Operand, k: i64) -> Result<(Self, Self)> {
-        let queries = &*queries.beside("knn", self)?;
+        let queries = &*queries.promote("knn", self)?;
         operator("knn", &[self, queries], args!("k": k), || {
             let search = Search::new("knn", self, queries)?;
             if k < 1 || k > self.shape()[0] {
@@ -124,7 +124,7 @@ impl ShardTensor {
     /// Shapes or kinds that do not fit; a radius that is negative or not a number; different meshes; the errors of the
     /// exchange.
     pub fn ball_query(&self, queries: &dyn Operand, radius: f64) -> Result<Ball> {
-        let queries = &*queries.beside("ball_query", self)?;
+        let queries = &*queries.promote("ball_query", self)?;
         let parts = operator("ball_query", &[self, queries], args!("radius": radius), || {
             check_radius(radius)?;
             let search = Search::new("ball_query", self, queries)?;
@@ -157,7 +157,7 @@ impl ShardTensor {
         radius: f64,
         max_points: i64,
     ) -> Result<LimitedBall> {
-        let queries = &*queries.beside("ball_query", self)?;
+        let queries = &*queries.promote("ball_query", self)?;
         let args = args!("radius": radius, "max_points": max_points);
         let parts = operator("ball_query_limited", &[self, queries], args, || {
             check_radius(radius)?;
@@ -210,7 +210,7 @@ struct Search {
     points: Tensor,
     queries: Tensor,
     query_layout: Layout,
-    turns: RingSchedule,
+    schedule: RingSchedule,
 }
 
 impl Search {
@@ -229,7 +229,7 @@ impl Search {
             return refuse(op, format!("the kinds {kinds:?}: expected one floating kind"));
         }
         same_mesh(op, &[points, queries])?;
-        let ready = |x: &ShardTensor| x.resolved()?.gathered(|dim| dim == 1)?.consecutive();
+        let ready = |x: &ShardTensor| x.resolved()?.replicate_where(|dim| dim == 1)?.consecutive();
         let (points, queries) = (ready(points)?, ready(queries)?);
         let (of_points, of_queries) = (&points.layout().dims()[0], &queries.layout().dims()[0]);
         let mesh = points.layout().mesh_shape();
@@ -237,13 +237,13 @@ impl Search {
         let query_layout = queries.layout().with_dim(0, split);
         let query_only = |axis: &usize| !of_points.axes.contains(axis);
         let differing: Vec<usize> = query_layout.dims()[0].axes.iter().copied().filter(query_only).collect();
-        let rotation = Ring::new(points.layout(), &of_points.axes)?;
+        let ring = Ring::new(points.layout(), &of_points.axes)?;
         let part =
             |dim: &Dim, at: &[usize]| dim.part(at, mesh).first().copied().unwrap_or(Interval::new(0, 0));
-        let points_of = rotation.members.iter().map(|at| part(of_points, at)).collect();
-        let queries_of = rotation.members.iter().map(|at| part(&query_layout.dims()[0], at).len).collect();
+        let points_of = ring.members.iter().map(|at| part(of_points, at)).collect();
+        let queries_of = ring.members.iter().map(|at| part(&query_layout.dims()[0], at).len).collect();
         Ok(Self {
-            turns: RingSchedule { rotation, points: points_of, queries: queries_of },
+            schedule: RingSchedule { ring, points: points_of, queries: queries_of },
             points: torch(points.mark_varying(&differing)?.f_contiguous())?,
             queries: queries.to_layout(&query_layout)?.local().shallow_clone(),
             query_layout,
@@ -251,9 +251,9 @@ impl Search {
     }
 
     /// Runs the search; returns its results, and their differentiable distances.
-    fn run(&self, search: impl search::Search) -> Result<(Found, Tensor)> {
-        let found = self.turns.search(&self.points, &self.queries, search)?;
-        let selection = Selection::new(&self.turns, &found.indices);
+    fn run(&self, search: impl search::Search) -> Result<(Pairs, Tensor)> {
+        let found = self.schedule.search(&self.points, &self.queries, search)?;
+        let selection = Selection::new(&self.schedule, &found.indices);
         let chosen = selection.attach(&self.points, &found.points)?;
         let distances = || {
             let difference = self.queries.f_index_select(0, &found.rows)?.f_sub(&chosen)?;
@@ -295,10 +295,10 @@ impl Search {
     /// The layout of the ranks' entries, in the order of their queries, and where this rank's begin.
     fn entries(&self, here: i64) -> Result<(Layout, i64)> {
         let dim = &self.query_layout.dims()[0];
-        let rotation = Ring::new(&self.query_layout, &dim.axes)?;
-        let told = rotation.group.all_gather_bytes(&here.to_le_bytes())?;
+        let ring = Ring::new(&self.query_layout, &dim.axes)?;
+        let told = ring.group.all_gather_bytes(&here.to_le_bytes())?;
         let mut counts = vec![0; dim.parts.len()];
-        for (number, bytes) in rotation.by_group_rank().into_iter().zip(told) {
+        for (number, bytes) in ring.by_group_rank().into_iter().zip(told) {
             counts[number] = i64::from_le_bytes(bytes.try_into().unwrap_or_default());
         }
         let mut order: Vec<usize> = (0..counts.len()).collect();
@@ -309,7 +309,7 @@ impl Search {
             parts[number] = vec![Interval::new(at, counts[number])];
             at += counts[number];
         }
-        let first = parts[rotation.me][0].start;
+        let first = parts[ring.me][0].start;
         let dim = Dim { axes: dim.axes.clone(), parts };
         Ok((self.query_layout.with_dims(vec![dim]), first))
     }
@@ -317,16 +317,16 @@ impl Search {
 
 crate::register! {
     /// The distance of each pair of points, by the norm `p`.
-    "cdist"(a, b) Points: |call| ShardTensor::cdist(call.tensor(0)?, call.tensor(1)?, call.or("p", 2.0)?);
+    "cdist"(a, b; p) Points: |call| ShardTensor::cdist(call.tensor(0)?, call.tensor(1)?, call.or("p", 2.0)?);
     /// The `k` nearest points of each query: distances and indices.
-    "knn"(points, queries) Candidates: |call| call.tensor(0)?.knn(call.tensor(1)?, call.get("k")?);
+    "knn"(points, queries; k) Candidates: |call| call.tensor(0)?.knn(call.tensor(1)?, call.get("k")?);
     /// The points within `radius` of each query: offsets of the queries, indices, distances.
-    "ball_query"(points, queries) Candidates: |call| {
+    "ball_query"(points, queries; radius) Candidates: |call| {
         let found = call.tensor(0)?.ball_query(call.tensor(1)?, call.get("radius")?);
         found.map(|found| vec![found.offsets, found.indices, found.distances])
     };
     /// At most `max_points` points within `radius` of each query: indices, counts, distances.
-    "ball_query_limited"(points, queries) Candidates: |call| {
+    "ball_query_limited"(points, queries; radius, max_points) Candidates: |call| {
         let (radius, most) = (call.get("radius")?, call.get("max_points")?);
         let found = call.tensor(0)?.ball_query_limited(call.tensor(1)?, radius, most);
         found.map(|found| vec![found.indices, found.counts, found.distances])

@@ -9,7 +9,7 @@ use super::standard::standardize;
 use super::{grouped, operator, refuse, torch};
 use crate::dense::named;
 use crate::error::Result;
-use crate::promote::{Operand, beside, operand};
+use crate::promote::{Operand, operand, promote_optional};
 use crate::rules::Call;
 use crate::tensor::{ShardTensor, same_mesh};
 
@@ -28,7 +28,7 @@ impl ShardTensor {
         eps: f64,
     ) -> Result<Self> {
         const OP: &str = "layer_norm";
-        let (weight, bias) = (beside(OP, self, weight)?, beside(OP, self, bias)?);
+        let (weight, bias) = (promote_optional(OP, self, weight)?, promote_optional(OP, self, bias)?);
         let (weight, bias) = (weight.as_deref(), bias.as_deref());
         operator(
             OP,
@@ -78,7 +78,7 @@ impl ShardTensor {
         eps: f64,
     ) -> Result<Self> {
         const OP: &str = "group_norm";
-        let (weight, bias) = (beside(OP, self, weight)?, beside(OP, self, bias)?);
+        let (weight, bias) = (promote_optional(OP, self, weight)?, promote_optional(OP, self, bias)?);
         let (weight, bias) = (weight.as_deref(), bias.as_deref());
         operator(
             OP,
@@ -124,7 +124,7 @@ impl ShardTensor {
         eps: f64,
     ) -> Result<Self> {
         const OP: &str = "instance_norm";
-        let (weight, bias) = (beside(OP, self, weight)?, beside(OP, self, bias)?);
+        let (weight, bias) = (promote_optional(OP, self, weight)?, promote_optional(OP, self, bias)?);
         let (weight, bias) = (weight.as_deref(), bias.as_deref());
         operator(
             OP,
@@ -161,7 +161,7 @@ impl ShardTensor {
         eps: f64,
     ) -> Result<Self> {
         const OP: &str = "batch_norm";
-        let (weight, bias) = (beside(OP, self, weight)?, beside(OP, self, bias)?);
+        let (weight, bias) = (promote_optional(OP, self, weight)?, promote_optional(OP, self, bias)?);
         let (weight, bias) = (weight.as_deref(), bias.as_deref());
         let stats = |running: &RunningStats<'_, Self>| [running.mean, running.var].map(Self::shallow_clone);
         let (stats, momentum) =
@@ -251,23 +251,24 @@ fn along_channels(vector: Option<&ShardTensor>, dims: usize) -> Result<Option<Sh
 
 crate::register! {
     /// Each sample to mean 0 and variance 1 over its last dims (`normalized_shape`).
-    "layer_norm"(input, weight, bias) Moments: |call| {
+    "layer_norm"(input, weight, bias; normalized_shape, eps, has_weight, has_bias) Moments: |call| {
         let (weight, bias) = affine_of(call)?;
         let shape: Vec<i64> = call.list("normalized_shape", Vec::new())?;
         call.tensor(0)?.layer_norm(&shape, operand(weight), operand(bias), call.or("eps", EPS)?)
     };
     /// Each of `num_groups` groups of channels to mean 0 and variance 1.
-    "group_norm"(input, weight, bias) Moments: |call| {
+    "group_norm"(input, weight, bias; num_groups, eps, has_weight, has_bias) Moments: |call| {
         let (weight, bias) = affine_of(call)?;
         call.tensor(0)?.group_norm(call.get("num_groups")?, operand(weight), operand(bias), call.or("eps", EPS)?)
     };
     /// Each channel of each sample to mean 0 and variance 1.
-    "instance_norm"(input, weight, bias) Moments: |call| {
+    "instance_norm"(input, weight, bias; eps, has_weight, has_bias) Moments: |call| {
         let (weight, bias) = affine_of(call)?;
         call.tensor(0)?.instance_norm(operand(weight), operand(bias), call.or("eps", EPS)?)
     };
     /// Each channel to mean 0 and variance 1 over the batch, or by its running statistics.
-    "batch_norm"(input, weight, bias, running_mean, running_var) Moments: |call| batch_norm(call);
+    "batch_norm"(input, weight, bias, running_mean, running_var; training, momentum, eps, has_weight, has_bias) Moments:
+        |call| batch_norm(call);
 }
 
 /// PyTorch's default of `eps`.

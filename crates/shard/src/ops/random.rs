@@ -201,7 +201,7 @@ impl ShardTensor {
 
 crate::register! {
     /// Zeros with probability `p`, the rest divided by 1 − p.
-    "dropout"(input) Nothing: |call| dropout(call);
+    "dropout"(input; p, generator, window) Nothing: |call| dropout(call);
 }
 
 fn dropout(call: &Call<'_>) -> Result<ShardTensor> {

@@ -7,11 +7,14 @@ use crate::rules::Call;
 
 crate::register! {
     /// Groups of `upscale_factor`² channels rearranged to `upscale_factor` times as many points along both dims.
-    "pixel_shuffle"(input) Boundaries: |call| call.tensor(0)?.pixel_shuffle(call.get("upscale_factor")?);
+    "pixel_shuffle"(input; upscale_factor) Boundaries:
+        |call| call.tensor(0)?.pixel_shuffle(call.get("upscale_factor")?);
     /// Squares of `downscale_factor`² points rearranged to channels.
-    "pixel_unshuffle"(input) Boundaries: |call| call.tensor(0)?.pixel_unshuffle(call.get("downscale_factor")?);
+    "pixel_unshuffle"(input; downscale_factor) Boundaries:
+        |call| call.tensor(0)?.pixel_unshuffle(call.get("downscale_factor")?);
     /// The field at the points of `grid`.
-    "grid_sample"(input, grid) Samples: |call| call.tensor(0)?.grid_sample(call.tensor(1)?, &options(call)?);
+    "grid_sample"(input, grid; mode, padding_mode, align_corners) Samples:
+        |call| call.tensor(0)?.grid_sample(call.tensor(1)?, &options(call)?);
 }
 
 fn options(call: &Call<'_>) -> Result<GridSample> {

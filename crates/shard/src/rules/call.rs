@@ -5,6 +5,7 @@ use serde::Deserialize;
 use serde::de::DeserializeOwned;
 use serde_json::Value;
 
+use super::Operator;
 use crate::error::{Error, Result};
 use crate::tensor::ShardTensor;
 
@@ -13,7 +14,7 @@ use crate::tensor::ShardTensor;
 /// Every method fails with the name of the operator and of the argument.
 #[derive(Debug)]
 pub struct Call<'a> {
-    op: &'static str,
+    operator: &'a Operator,
     tensors: &'a [&'a ShardTensor],
     attrs: &'a Attrs,
 }
@@ -23,8 +24,8 @@ pub struct Call<'a> {
     reason = "all fail alike: a tensor or an argument that is missing or of another type"
 )]
 impl<'a> Call<'a> {
-    pub(crate) fn new(op: &'static str, tensors: &'a [&'a ShardTensor], attrs: &'a Attrs) -> Self {
-        Self { op, tensors, attrs }
+    pub(super) fn new(operator: &'a Operator, tensors: &'a [&'a ShardTensor], attrs: &'a Attrs) -> Self {
+        Self { operator, tensors, attrs }
     }
 
     /// Returns all tensors, in the operator's order.
@@ -60,8 +61,8 @@ impl<'a> Call<'a> {
 
     /// Returns the argument `name`, if it is there and not null.
     pub fn optional<T: DeserializeOwned>(&self, name: &str) -> Result<Option<T>> {
-        match self.attrs.get(name) {
-            None | Some(Value::Null) => Ok(None),
+        match self.value(name)? {
+            None => Ok(None),
             Some(value) => match serde_json::from_value(value.clone()) {
                 Ok(value) => Ok(Some(value)),
                 Err(error) => self.refuse(format!("the argument \"{name}\" is {value}: {error}")),
@@ -71,7 +72,7 @@ impl<'a> Call<'a> {
 
     /// Returns the number `name`, if it is there; "inf", "-inf" and "nan" are numbers, too, which JSON lacks.
     pub fn optional_number(&self, name: &str) -> Result<Option<f64>> {
-        match self.attrs.get(name).and_then(Value::as_str) {
+        match self.value(name)?.and_then(Value::as_str) {
             Some("inf") => Ok(Some(f64::INFINITY)),
             Some("-inf") => Ok(Some(f64::NEG_INFINITY)),
             Some("nan") => Ok(Some(f64::NAN)),
@@ -89,8 +90,8 @@ impl<'a> Call<'a> {
 
     /// Returns the argument `name`, one value or a list of them, or the default.
     pub fn list<T: DeserializeOwned>(&self, name: &str, default: Vec<T>) -> Result<Vec<T>> {
-        match self.attrs.get(name) {
-            None | Some(Value::Null) => Ok(default),
+        match self.value(name)? {
+            None => Ok(default),
             Some(Value::Array(_)) => self.get(name),
             Some(_) => Ok(vec![self.get(name)?]),
         }
@@ -103,6 +104,17 @@ impl<'a> Call<'a> {
 
     pub(crate) fn has(&self, name: &str) -> bool {
         self.attrs.contains_key(name)
+    }
+
+    /// Returns the value of the argument `name`, if it is there and not null.
+    fn value(&self, name: &str) -> Result<Option<&'a Value>> {
+        if !self.operator.arguments().contains(&name) {
+            let op = self.operator.name();
+            return self.refuse(format!(
+                "its rule reads the argument \"{name}\", which it does not register; name it: \"{op}\"(…; {name})"
+            ));
+        }
+        Ok(self.attrs.get(name).filter(|value| !value.is_null()))
     }
 
     /// Returns the generator that is to draw next, from its seed and the number of its draws so far.
@@ -118,7 +130,7 @@ impl<'a> Call<'a> {
 
     /// Fails with what is wrong about this call.
     pub fn refuse<T>(&self, reason: impl Into<String>) -> Result<T> {
-        Err(Error::from(isobar_array::Error::Argument { op: self.op, reason: reason.into() }))
+        Err(Error::from(isobar_array::Error::Argument { op: self.operator.name(), reason: reason.into() }))
     }
 
     fn missing<T>(&self, name: &str) -> Result<T> {

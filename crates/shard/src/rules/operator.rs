@@ -9,12 +9,14 @@ use super::Call;
 use crate::error::{Error, Result};
 use crate::tensor::ShardTensor;
 
-/// Operator of sharded tensors: its name, its tensors, what a rank receives, and its rule. [`register!`](crate::register) makes it.
+/// Operator of sharded tensors: its name, its tensors and arguments, what a rank receives, and its rule.
+/// [`register!`](crate::register) makes it.
 #[derive(Debug)]
 pub struct Operator {
     name: &'static str,
     summary: &'static str,
     tensors: &'static [&'static str],
+    arguments: &'static [&'static str],
     traffic: Traffic,
     run: Run,
     module: &'static str,
@@ -102,12 +104,12 @@ impl Operator {
     pub const fn new(
         name: &'static str,
         summary: &'static str,
-        tensors: &'static [&'static str],
+        (tensors, arguments): (&'static [&'static str], &'static [&'static str]),
         traffic: Traffic,
         run: Run,
         module: &'static str,
     ) -> Self {
-        Self { name, summary, tensors, traffic, run, module }
+        Self { name, summary, tensors, arguments, traffic, run, module }
     }
 
     /// Returns its name, which is PyTorch's where PyTorch has the operator.
@@ -125,6 +127,11 @@ impl Operator {
         self.tensors
     }
 
+    /// Returns the names of its arguments, beside the tensors.
+    pub fn arguments(&self) -> &'static [&'static str] {
+        self.arguments
+    }
+
     /// Returns what a rank receives from others.
     pub fn traffic(&self) -> Traffic {
         self.traffic
@@ -137,7 +144,26 @@ impl Operator {
     }
 
     pub(crate) fn run(&self, tensors: &[&ShardTensor], attrs: &Attrs) -> Result<Vec<ShardTensor>> {
-        (self.run)(&Call::new(self.name, tensors, attrs))
+        let call = Call::new(self, tensors, attrs);
+        self.check(&call, tensors.len(), attrs)?;
+        (self.run)(&call)
+    }
+
+    /// Refuses tensors and arguments that it does not have: to leave them out would compute something else.
+    fn check(&self, call: &Call<'_>, tensors: usize, attrs: &Attrs) -> Result<()> {
+        let most = self.tensors.len();
+        if most > 0 && tensors > most {
+            let names = self.tensors.join(", ");
+            return call.refuse(format!("{tensors} tensors were given; it takes at most {most}: {names}"));
+        }
+        let unknown =
+            attrs.iter().find(|(name, value)| !value.is_null() && !self.arguments.contains(&&name[..]));
+        let Some((name, value)) = unknown else { return Ok(()) };
+        let known = match self.arguments {
+            [] => "it has none".to_owned(),
+            names => format!("its arguments are {}", names.join(", ")),
+        };
+        call.refuse(format!("there is no argument \"{name}\" (given as {value}); {known}"))
     }
 }
 
@@ -191,11 +217,12 @@ pub fn operators() -> Vec<&'static Operator> {
     all.into_values().collect()
 }
 
-/// Registers operators of sharded tensors, each with what it computes, its name, the names of its tensors (none: any number), its
-/// [`Traffic`](crate::rules::Traffic), and its rule, a function of a [`Call`](crate::rules::Call) that returns one tensor, two, or a
-/// `Vec` of them. A rule is called on all ranks of the mesh, and must decide from layouts only.
+/// Registers operators of sharded tensors, each with what it computes, its name, the names of its tensors (none: any number) and,
+/// after a semicolon, of its arguments, its [`Traffic`](crate::rules::Traffic), and its rule, a function of a
+/// [`Call`](crate::rules::Call) that returns one tensor, two, or a `Vec` of them. A rule is called on all ranks of the mesh, and must
+/// decide from layouts only.
 ///
-/// `ShardTensor::op` calls it by name. One with the name of a built-in operator replaces that, its method on sharded tensors too; while
+/// `ShardTensor::op` calls it by name, and fails where a tensor or an argument is given that the operator does not have. One with the name of a built-in operator replaces that, its method on sharded tensors too; while
 /// it runs, the name stands for the built-in one.
 ///
 /// ```
@@ -208,6 +235,8 @@ pub fn operators() -> Vec<&'static Operator> {
 /// isobar_shard::register! {
 ///     /// The elements to the power of 3.
 ///     "cubed"(input) Nothing: |call| { let x = call.tensor(0)?; x.mul(x)?.mul(x) };
+///     /// The elements times `factor`, or 2.
+///     "scaled"(input; factor) Nothing: |call| call.tensor(0)?.mul_scalar(call.or("factor", 2.0)?);
 /// }
 ///
 /// let mesh = DeviceMesh::new(&Group::single(), &[1], &["domain"])?;
@@ -220,13 +249,13 @@ pub fn operators() -> Vec<&'static Operator> {
 macro_rules! register {
     ($(
         $(#[doc = $summary:literal])+
-        $name:literal($($tensor:ident),*) $traffic:ident: |$call:ident| $body:expr;
+        $name:literal($($tensor:ident),* $(; $($argument:ident),+)?) $traffic:ident: |$call:ident| $body:expr;
     )+) => {
         $($crate::inventory::submit! {
             $crate::rules::Operator::new(
                 $name,
                 concat!($($summary),+),
-                &[$(stringify!($tensor)),*],
+                (&[$(stringify!($tensor)),*], &[$($(stringify!($argument)),+)?]),
                 $crate::rules::Traffic::$traffic,
                 |$call| $crate::rules::IntoTensors::into_tensors($body),
                 module_path!(),

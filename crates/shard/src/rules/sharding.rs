@@ -188,7 +188,7 @@ fn targets(inputs: &[&ShardTensor], axes: &[&Sharding]) -> Result<Vec<Layout>> {
         found.filter(|_| dim.is_split() && dim.is_consecutive()).unwrap_or(dim).clone()
     };
     let agree = |layout: &Layout| {
-        layout.beside(layout.placements().to_vec(), layout.dims().iter().map(alike).collect())
+        layout.with_placements(layout.placements().to_vec(), layout.dims().iter().map(alike).collect())
     };
     Ok(layouts.iter().map(agree).collect())
 }
@@ -259,7 +259,7 @@ fn output_layout(inputs: &[Layout], placements: Vec<Placement>, shape: &[i64]) -
         }
     };
     let dims = chunked.dims().iter().enumerate().map(split).collect();
-    Ok(chunked.beside(placements, dims))
+    Ok(chunked.with_placements(placements, dims))
 }
 
 fn refuse(reason: String) -> Error {

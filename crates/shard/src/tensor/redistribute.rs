@@ -350,7 +350,7 @@ pub(crate) fn reduction(from: &Layout, to: &Layout) -> Result<Option<(Layout, Re
         placements[*axis] = Placement::Shard(dim);
         dims[dim] = to.dims()[dim].clone();
     }
-    Ok(Some((from.beside(placements, dims), op, axes)))
+    Ok(Some((from.with_placements(placements, dims), op, axes)))
 }
 
 impl LinearMap for Redistribution {

@@ -15,17 +15,17 @@
 //! | [`list`], [`verify`], [`reshard`], [`export`] | tools for checkpoints on disk |
 
 mod background;
-mod choose;
 mod contents;
 mod digest;
+mod dtype;
 mod folder;
-mod keep;
-mod kinds;
 mod manifest;
 mod news;
 mod piece;
 mod plan;
 mod read;
+mod retention;
+mod select;
 mod tools;
 mod write;
 
@@ -39,13 +39,13 @@ use isobar_collectives::Group;
 use serde::{Deserialize, Serialize};
 
 use self::background::Background;
-pub use self::choose::{CheckpointSelector, Loaded};
 pub use self::contents::{Checkpointed, Contents};
-pub use self::keep::Keep;
 use self::news::{News, Parts};
 pub use self::piece::{Piece, Region};
 use self::plan::{Declared, Plan};
 pub use self::read::{CheckpointIndex, ReadRequest, SavedTensor};
+pub use self::retention::Keep;
+pub use self::select::{CheckpointSelector, Loaded};
 pub use self::tools::{Listed, Summary, export, list, reshard, verify};
 use self::write::{Job, Lead, Staging};
 use crate::agree::agree;
@@ -241,7 +241,7 @@ impl Checkpoints {
     /// [`Error::CheckpointUnfit`] for one of a model whose names, shapes or kinds differ (the reason lists them);
     /// [`Error::CheckpointsDiffer`] where the ranks do not read the same. Nothing is changed on a rank that fails.
     pub fn load(&self, which: &CheckpointSelector, contents: &mut dyn Checkpointed) -> Result<Loaded> {
-        choose::load(&self.folder, which, contents, &self.world)
+        select::load(&self.folder, which, contents, &self.world)
     }
 
     /// Loads the newest complete checkpoint if `resume` asks for it. To start from the beginning, the folder
@@ -252,7 +252,7 @@ impl Checkpoints {
     /// Those of [`Checkpoints::load`]; [`Error::NoCheckpoint`] if one is required and missing;
     /// [`Error::HoldsResults`] if there must not be any. Nothing is removed.
     pub fn resume(&self, resume: Resume, contents: &mut dyn Checkpointed) -> Result<Option<Loaded>> {
-        let (_, found) = choose::candidates(&self.folder, &CheckpointSelector::Newest, &self.world)?;
+        let (_, found) = select::candidates(&self.folder, &CheckpointSelector::Newest, &self.world)?;
         match resume {
             Resume::Never if !found.is_empty() => {
                 Err(Error::HoldsResults { path: self.folder.clone(), found: "checkpoints".to_owned() })

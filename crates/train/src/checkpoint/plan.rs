@@ -6,7 +6,7 @@ use isobar_collectives::Group;
 use safetensors::tensor::Dtype;
 use serde::{Deserialize, Serialize};
 
-use super::kinds::dtype;
+use super::dtype::dtype;
 use super::manifest::{BoxEntry, TensorEntry};
 use super::piece::{Piece, Region, check_tiling};
 use crate::error::{Error, Result};

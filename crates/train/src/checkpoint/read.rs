@@ -9,7 +9,7 @@ use safetensors::tensor::{Dtype, Metadata};
 use tch::{Kind, Tensor};
 
 use super::digest::{BLOCK, CheckedDigest};
-use super::kinds::kind;
+use super::dtype::kind;
 use super::manifest::{BoxEntry, Manifest, TensorEntry};
 use super::piece::{Piece, Region, runs};
 use crate::error::{Context, Error, IoContext, Result};
@@ -80,7 +80,7 @@ impl Opened {
         Ok(Self { path: path.to_owned(), files: vec![(path.to_owned(), None)], tensors, manifest: None })
     }
 
-    pub(super) fn catalogue(&self) -> Result<CheckpointIndex> {
+    pub(super) fn index(&self) -> Result<CheckpointIndex> {
         let tensors = self.tensors.iter().map(|tensor| {
             let kind = kind(tensor.dtype).ok_or_else(|| {
                 let reason = format!(

@@ -15,11 +15,11 @@ use serde::{Deserialize, Serialize};
 use tch::{Device, Kind, Tensor};
 
 use super::digest::{FileDigest, FileHasher};
-use super::keep::{self, Keep};
-use super::kinds::kind;
+use super::dtype::kind;
 use super::manifest::{FORMAT, FileEntry, Manifest, VERSION};
 use super::news::{News, Parts};
 use super::plan::Plan;
+use super::retention::{self, Keep};
 use super::{RunState, folder};
 use crate::error::{Context, Error, IoContext, Result};
 use crate::files;
@@ -152,7 +152,7 @@ impl Job {
             swept("results of an earlier run stay", earlier.remove());
         }
         swept("files of an earlier save stay", folder::tidy(&self.folder, &manifest));
-        swept("a checkpoint that need not stay does", keep::prune(&self.root, lead.keep, &self.folder));
+        swept("a checkpoint that need not stay does", retention::prune(&self.root, lead.keep, &self.folder));
         Ok(())
     }
 

@@ -78,7 +78,7 @@ fn summands(params: &Parameters, group: &Group) -> Result<usize> {
         }
         if !source.is_pending() && among > 1 {
             return Err(match source.mesh() {
-                Some(mesh) => twice(name, &mesh.to_string(), &gradients),
+                Some(mesh) => reduced_twice(name, &mesh.to_string(), &gradients),
                 None => Error::WrongGradients {
                     problem: format!(
                         "ranks that hold parts of one model, of parameter {name:?} too, are among the {gradients} over which \
@@ -107,7 +107,7 @@ fn summands(params: &Parameters, group: &Group) -> Result<usize> {
 }
 
 /// Of a gradient that backward has summed over a mesh, and that is summed over some of its ranks again.
-pub(crate) fn twice(name: &str, mesh: &str, again: &RankSet) -> Error {
+pub(crate) fn reduced_twice(name: &str, mesh: &str, again: &RankSet) -> Error {
     Error::WrongGradients {
         problem: format!(
             "backward has summed the gradient of parameter {name:?} over {mesh} already, and it is summed again over the {again}"

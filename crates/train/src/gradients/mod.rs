@@ -3,7 +3,7 @@
 mod checks;
 mod set;
 
-pub(crate) use self::checks::{WATCHED, check_group, classes, twice};
+pub(crate) use self::checks::{WATCHED, check_group, classes, reduced_twice};
 pub(crate) use self::set::RankSet;
 use crate::error::{Error, Result};
 use crate::gradient::{FREE, PARTED, SUMMED, UNSUMMED};

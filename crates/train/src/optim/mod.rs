@@ -4,12 +4,12 @@
 
 mod adam;
 mod averaged;
+mod gathered;
 mod lion;
 mod muon;
 mod registry;
 mod sgd;
 mod state;
-mod wholes;
 
 pub use self::adam::{Adam, AdamConfig, AdamW, AdamWConfig};
 pub(crate) use self::averaged::AVERAGE;

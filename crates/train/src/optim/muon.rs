@@ -6,8 +6,8 @@ use serde::{Deserialize, Serialize};
 use tch::{Kind, TchError, Tensor};
 
 use super::adam::{AdamWConfig, Decay, Moments};
+use super::gathered::GatheredParams;
 use super::state::copy_into;
-use super::wholes::Wholes;
 use super::{Optimizer, OptimizerConfig, OptimizerState, decays, default_no_decay};
 use crate::error::{Context, Error, Result};
 use crate::gradients::refuse_unsummed;
@@ -115,7 +115,7 @@ crate::register_optimizer!(MuonConfig);
 pub struct Muon {
     config: MuonConfig,
     slots: Vec<Slot>,
-    wholes: Wholes,
+    gathered: GatheredParams,
     rest: Moments,
 }
 
@@ -153,7 +153,7 @@ impl Muon {
         let settings = AdamWConfig { lr, beta1, beta2, eps, weight_decay, no_decay: no_decay.clone() };
         Ok(Self {
             rest: Moments::new(others, settings, Decay::OfWeights)?,
-            wholes: Wholes::new(&matrices, params.model_group())?,
+            gathered: GatheredParams::new(&matrices, params.model_group())?,
             slots: matrices.into_iter().map(|p| Slot::new(p, config)).collect::<Result<_>>()?,
             config: config.clone(),
         })
@@ -170,7 +170,7 @@ impl Optimizer for Muon {
             let Some(grad) = slot.param.grad() else { continue };
             slot.step += 1;
             let update = slot.update(&grad, &self.config).context(|| slot.what())?;
-            if self.wholes.are_in_parts(index) {
+            if self.gathered.are_in_parts(index) {
                 in_parts.push((index, update));
                 continue;
             }
@@ -179,7 +179,7 @@ impl Optimizer for Muon {
                 .and_then(|direction| slot.apply(&direction, lr, weight_decay))
                 .context(|| slot.what())?;
         }
-        let directions = self.wholes.map(&in_parts, |index, whole| {
+        let directions = self.gathered.map(&in_parts, |index, whole| {
             orthogonalized(whole, iterations).context(|| self.slots[index].what())
         })?;
         for ((index, _), direction) in in_parts.iter().zip(directions) {

@@ -40,7 +40,7 @@ use crate::loss_scale::LossScale;
 use crate::metric::Scores;
 use crate::metrics::MetricSink;
 use crate::optim::Averaged;
-use crate::out_of_memory::{self, Held};
+use crate::out_of_memory::{self, NamedTensors};
 use crate::parallel::Parallel;
 use crate::params::Parameters;
 use crate::progress::{Progress, ProgressMode, ProgressPlan};
@@ -154,7 +154,7 @@ pub fn fit(
     let (result, _run) = match Run::start(task, params, buffers, ranks, config) {
         Ok(mut run) => (run.go(), Some(run)),
         Err(error) => {
-            let held = Held { params, buffers, optimizer: None };
+            let held = NamedTensors { params, buffers, optimizer: None };
             (Err(out_of_memory::explained(error, world, &held)), None)
         }
     };
@@ -392,7 +392,7 @@ impl<'a, T: Task> Run<'a, T> {
             Ok(()) => Ok(self.summary.clone()),
             Err(error) => {
                 let Self { params, buffers, optimizer, ranks, .. } = self;
-                let held = Held { params, buffers, optimizer: Some(optimizer) };
+                let held = NamedTensors { params, buffers, optimizer: Some(optimizer) };
                 Err(out_of_memory::explained(error, &ranks.world, &held))
             }
         }

@@ -13,7 +13,7 @@ use crate::error::{Context, Error, Result};
 use crate::optim::Optimizer;
 use crate::replicas::check_replicas;
 use crate::task::{Coming, Step, Task, share};
-use crate::triggers::Asked;
+use crate::triggers::Requests;
 
 /// Results of a step's passes.
 struct Passes {
@@ -23,7 +23,7 @@ struct Passes {
 
 impl<T: Task> Run<'_, T> {
     /// A step, and what all ranks together are asked for.
-    pub(super) fn step(&mut self, epoch: u64, batch: &[usize]) -> Result<Asked> {
+    pub(super) fn step(&mut self, epoch: u64, batch: &[usize]) -> Result<Requests> {
         let (began, waited) = (Instant::now(), self.ranks.world.flight().waited());
         let factor = self.state.loss_scale.map_or(1.0, |scale| scale.factor());
         let passes = self.passes(epoch, batch, factor)?;
@@ -154,7 +154,7 @@ impl<T: Task> Run<'_, T> {
     }
 
     /// The loss over the global batch, the same on every rank; and what any rank is asked for.
-    fn global_mean(&mut self, passes: &Passes, global: usize, busy: f64) -> Result<(f64, Asked)> {
+    fn global_mean(&mut self, passes: &Passes, global: usize, busy: f64) -> Result<(f64, Requests)> {
         let mut own = 0.0;
         for (loss, samples) in &passes.losses {
             own += loss.f_double_value(&[]).context(|| "reading the loss".to_owned())? * *samples as f64;

@@ -5,7 +5,7 @@ use isobar_array::Generator;
 use isobar_models::{DistributedAfno as Model, DistributedAfnoConfig, Error};
 use isobar_shard::{ParallelRegion, ParamStore, Placement as ParamPlacement};
 
-use super::{Forward, Held, Operator, Part, Pass, Rank, bytes, config, parameters};
+use super::{Forward, LocalTensor, Operator, Part, Pass, Rank, bytes, config, parameters};
 use crate::verify::case::{Case, Header};
 use crate::verify::layout::{Layout, Placement, Sizes};
 use crate::verify::mesh::Mesh;
@@ -44,7 +44,7 @@ impl Operator for DistributedAfno {
         let channels =
             |parallel: bool| if parallel { Placement::Shard(CHANNEL_DIM) } else { Placement::Replicate };
         let places = along_model(layout, channels(config.channel_parallel_inputs));
-        let input = Held::leaf(rank, case, INPUT, layout.parts(&whole.size(), &places))?;
+        let input = LocalTensor::leaf(rank, case, INPUT, layout.parts(&whole.size(), &places))?;
         let store = ParamStore::new(Generator::new(0)).with_options(whole.kind(), whole.device());
         let mut store = store.with_region(ParallelRegion::new(group));
         let model = match Model::new(&config, &mut store) {
@@ -57,7 +57,7 @@ impl Operator for DistributedAfno {
 
         let places = along_model(layout, channels(config.channel_parallel_outputs));
         let parts = layout.parts(&case.tensor(OUTPUT)?.size(), &places);
-        let outputs = vec![Held { name: OUTPUT.to_owned(), tensor: output, part: Part::Of(parts) }];
+        let outputs = vec![LocalTensor { name: OUTPUT.to_owned(), tensor: output, part: Part::Of(parts) }];
         let mut leaves = vec![input];
         leaves.extend(parameters(&store, case, |parameter| {
             let place = match parameter.placement {

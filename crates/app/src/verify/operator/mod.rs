@@ -112,9 +112,9 @@ pub(crate) enum Forward {
     /// It ran.
     Ran {
         /// Its results.
-        outputs: Vec<Held>,
+        outputs: Vec<LocalTensor>,
         /// The tensors whose gradients count.
-        leaves: Vec<Held>,
+        leaves: Vec<LocalTensor>,
     },
     /// It refused the layout, with this error.
     Refused(String),
@@ -122,7 +122,7 @@ pub(crate) enum Forward {
 
 /// A tensor on this rank.
 #[derive(Debug)]
-pub(crate) struct Held {
+pub(crate) struct LocalTensor {
     /// Its name in the case.
     pub(crate) name: String,
     /// This rank's shard.
@@ -139,13 +139,13 @@ pub(crate) enum Part {
     /// The whole of a tensor that the case names for this rank.
     Own {
         /// True if the ranks' tensors are bitwise the same.
-        alike: bool,
+        identical: bool,
     },
     /// Nothing: there is no such tensor in the case, and this rank's has no elements.
     Nothing,
 }
 
-impl Held {
+impl LocalTensor {
     /// This rank's part of the case's tensor `name`, as a leaf that takes a gradient where the case has one.
     pub(crate) fn leaf(rank: &Rank, case: &Case, name: &str, parts: Parts) -> Result<Self> {
         let part = parts.of(case.tensor(name)?, rank.number())?;
@@ -195,9 +195,9 @@ impl Pass {
 }
 
 /// The parameters of a model whose gradients the case has.
-fn parameters(store: &ParamStore, case: &Case, parts: impl Fn(&Parameter) -> Parts) -> Vec<Held> {
+fn parameters(store: &ParamStore, case: &Case, parts: impl Fn(&Parameter) -> Parts) -> Vec<LocalTensor> {
     let counted = store.trainable().filter(|p| case.get(&format!("grad.{}", p.name)).is_some());
-    let hold = |p: &Parameter| Held {
+    let hold = |p: &Parameter| LocalTensor {
         name: p.name.clone(),
         tensor: p.tensor.shallow_clone(),
         part: Part::Of(parts(p)),

@@ -6,7 +6,7 @@ use isobar_shard::{
     Error, Init, ParallelRegion, Params, Placement, ShardTensor, forbid_hidden_communication,
 };
 
-use super::{Forward, Held, Operator, Part, Pass, Rank, arguments, traffic};
+use super::{Forward, LocalTensor, Operator, Part, Pass, Rank, arguments, traffic};
 use crate::verify::case::Case;
 use crate::verify::layout::{Layout, Parts};
 
@@ -98,7 +98,7 @@ pub(super) struct Supplier<'a> {
     rank: &'a Rank,
     case: &'a Case,
     layout: &'a Layout,
-    leaves: Vec<Held>,
+    leaves: Vec<LocalTensor>,
     region: ParallelRegion,
 }
 
@@ -120,14 +120,14 @@ impl<'a> Supplier<'a> {
     /// Result of a case with these outputs.
     pub(super) fn ran(self, outputs: &[ShardTensor]) -> Result<Forward> {
         let case = self.case;
-        let held = |(name, output): (&String, &ShardTensor)| -> Result<Held> {
+        let held = |(name, output): (&String, &ShardTensor)| -> Result<LocalTensor> {
             let whole = output.redistribute(None, &super::sharded::settled(output))?;
             let part = Part::Of(Parts::of_layout(whole.layout()));
-            Ok(Held { name: name.clone(), tensor: whole.local().shallow_clone(), part })
+            Ok(LocalTensor { name: name.clone(), tensor: whole.local().shallow_clone(), part })
         };
         let outputs = case.header.outputs.iter().zip(outputs).map(held).collect::<Result<_>>()?;
         // Inputs of a forward pass alone have no gradient, but were taken as the layout says.
-        let counts = |leaf: &Held| {
+        let counts = |leaf: &LocalTensor| {
             case.get(&format!("grad.{}", leaf.name)).is_some() || case.header.inputs.contains(&leaf.name)
         };
         let leaves = self.leaves.into_iter().filter(counts).collect();
@@ -140,7 +140,7 @@ impl<'a> Supplier<'a> {
         let name = case.saved(name);
         let shape = case.tensor(name)?.size();
         let parts = self.layout.parts(&shape, &self.layout.of(name));
-        let leaf = Held::leaf(self.rank, case, name, parts)?;
+        let leaf = LocalTensor::leaf(self.rank, case, name, parts)?;
         let tensor =
             ShardTensor::from_parts(&leaf.tensor, &self.layout.shard(name, &shape, &self.rank.mesh)?)?;
         self.leaves.push(leaf);

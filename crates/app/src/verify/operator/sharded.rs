@@ -2,12 +2,12 @@
 
 use std::sync::LazyLock;
 
-use anyhow::{Context, Result};
+use anyhow::{Context, Result, bail};
 use isobar_array::Attrs;
 use isobar_shard::rules::{Operator as Descriptor, Traffic, operators};
 use isobar_shard::{ShardTensor, forbid_hidden_communication};
 
-use super::{Forward, Held, Operator, Part, Rank, budget};
+use super::{Forward, LocalTensor, Operator, Part, Rank, budget};
 use crate::verify::case::Case;
 use crate::verify::layout::{Layout, Parts};
 
@@ -20,16 +20,20 @@ pub(crate) static ALL: LazyLock<Vec<Sharded>> =
 
 impl Sharded {
     /// The case's tensors that go in, in the operator's order.
-    fn names(&self, case: &Case) -> Vec<String> {
+    fn names(&self, case: &Case) -> Result<Vec<String>> {
         let inputs = case.header.inputs.iter().chain(&case.header.params);
-        let there: Vec<String> = inputs.filter(|name| case.get(name).is_some()).cloned().collect();
-        match self.0.tensors() {
-            // Any number of them, or the only one by whatever name.
-            [] | [_] => there,
-            ordered => {
-                ordered.iter().map(|name| (*name).to_owned()).filter(|name| there.contains(name)).collect()
+        let mut there: Vec<String> = inputs.filter(|name| case.get(name).is_some()).cloned().collect();
+        let ordered = self.0.tensors();
+        // Any number of them, or the only one, by whatever name.
+        if ordered.len() > 1 {
+            let place = |name: &String| ordered.iter().position(|known| known == name);
+            if let Some(unknown) = there.iter().find(|name| place(name).is_none()) {
+                let (op, known) = (self.0.name(), ordered.join(", "));
+                bail!("{op} has no tensor \"{unknown}\"; its tensors are {known}");
             }
+            there.sort_by_key(place);
         }
+        Ok(there)
     }
 }
 
@@ -41,10 +45,10 @@ impl Operator for Sharded {
     fn forward(&self, rank: &Rank, case: &Case, layout: &Layout) -> Result<Forward> {
         let mut leaves = Vec::new();
         let mut tensors = Vec::new();
-        for name in self.names(case) {
+        for name in self.names(case)? {
             let shape = case.tensor(&name)?.size();
             let of_shards = layout.shard(&name, &shape, &rank.mesh)?;
-            let leaf = Held::leaf(rank, case, &name, layout.parts(&shape, &layout.of(&name)))?;
+            let leaf = LocalTensor::leaf(rank, case, &name, layout.parts(&shape, &layout.of(&name)))?;
             tensors.push(ShardTensor::from_parts(&leaf.tensor, &of_shards)?);
             leaves.push(leaf);
         }
@@ -57,7 +61,7 @@ impl Operator for Sharded {
         for (name, result) in case.header.outputs.iter().zip(results) {
             let whole = result.redistribute(None, &settled(&result))?;
             let part = Part::Of(Parts::of_layout(whole.layout()));
-            outputs.push(Held { name: name.clone(), tensor: whole.local().shallow_clone(), part });
+            outputs.push(LocalTensor { name: name.clone(), tensor: whole.local().shallow_clone(), part });
         }
         Ok(Forward::Ran { outputs, leaves })
     }
@@ -67,7 +71,7 @@ impl Operator for Sharded {
         if !self.0.is_built_in() && self.0.traffic() != Traffic::Nothing {
             return Ok(u64::MAX);
         }
-        budget::received(self.0, &self.names(case), case, layout, rank)
+        budget::received(self.0, &self.names(case)?, case, layout, rank)
     }
 }
 

@@ -4,7 +4,7 @@ use anyhow::{Context, Result};
 use isobar_collectives::{all_gather_v, gather_v, indexed_all_to_all_v, scatter_v};
 use tch::Tensor;
 
-use super::{Forward, Held, Operator, Part, Rank, bytes};
+use super::{Forward, LocalTensor, Operator, Part, Rank, bytes};
 use crate::verify::case::{Case, Header};
 use crate::verify::layout::{Layout, Placement, Sizes};
 use crate::verify::mesh::Mesh;
@@ -12,7 +12,7 @@ use crate::verify::mesh::Mesh;
 pub(crate) struct VCollective {
     name: &'static str,
     /// True if all ranks get the same result.
-    alike: bool,
+    identical: bool,
     /// Of which tensor each rank has a part.
     split: &'static str,
     run: fn(&Tensor, &Rank, &Case) -> Result<Tensor>,
@@ -20,7 +20,7 @@ pub(crate) struct VCollective {
 
 pub(crate) static ALL_GATHER_V: VCollective = VCollective {
     name: "all_gather_v",
-    alike: true,
+    identical: true,
     split: "input",
     run: |input, rank, case| {
         let sizes: Vec<i64> = case.header.attr("sizes")?;
@@ -30,7 +30,7 @@ pub(crate) static ALL_GATHER_V: VCollective = VCollective {
 
 pub(crate) static GATHER_V: VCollective = VCollective {
     name: "gather_v",
-    alike: false,
+    identical: false,
     split: "input",
     run: |input, rank, case| {
         let sizes: Vec<i64> = case.header.attr("sizes")?;
@@ -40,7 +40,7 @@ pub(crate) static GATHER_V: VCollective = VCollective {
 
 pub(crate) static SCATTER_V: VCollective = VCollective {
     name: "scatter_v",
-    alike: false,
+    identical: false,
     split: "output",
     run: |input, rank, case| {
         let sizes: Vec<i64> = case.header.attr("sizes")?;
@@ -50,7 +50,7 @@ pub(crate) static SCATTER_V: VCollective = VCollective {
 
 pub(crate) static INDEXED_ALL_TO_ALL_V: VCollective = VCollective {
     name: "indexed_all_to_all_v",
-    alike: false,
+    identical: false,
     split: "input",
     run: |input, rank, case| {
         let sizes: Vec<Vec<i64>> = case.header.attr("sizes")?;
@@ -84,11 +84,11 @@ impl Operator for VCollective {
         let input =
             case.tensor(&name)?.f_contiguous()?.f_detach_copy()?.f_set_requires_grad(with_gradients)?;
         let output = (self.run)(&input, rank, case)?;
-        let input = Held { name, tensor: input, part: Part::Own { alike: false } };
+        let input = LocalTensor { name, tensor: input, part: Part::Own { identical: false } };
         let name = format!("output.{}", rank.number());
         let there = case.get(&name).is_some();
-        let part = if there { Part::Own { alike: self.alike } } else { Part::Nothing };
-        Ok(Forward::Ran { outputs: vec![Held { name, tensor: output, part }], leaves: vec![input] })
+        let part = if there { Part::Own { identical: self.identical } } else { Part::Nothing };
+        Ok(Forward::Ran { outputs: vec![LocalTensor { name, tensor: output, part }], leaves: vec![input] })
     }
 
     /// Forward, what the rank has in the end and does not have from the start; backward, the gradients of what it sent.

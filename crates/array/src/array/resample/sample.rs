@@ -4,6 +4,7 @@ use tch::Kind;
 
 use crate::array::{Array, Unary, argument};
 use crate::error::Result;
+use crate::registry::Attrs;
 use crate::windowed::Interpolation;
 
 /// Options of [`grid_sample`](super::Resample::grid_sample).
@@ -24,6 +25,14 @@ impl Default for GridSample {
     }
 }
 
+impl GridSample {
+    /// Returns them as PyTorch's arguments. PyTorch says bilinear over three dims, too.
+    pub(super) fn attrs(&self) -> Attrs {
+        let (mode, padding) = (self.interpolation.name(2), self.padding.name());
+        args!("mode": mode, "padding_mode": padding, "align_corners": self.align_corners)()
+    }
+}
+
 /// Values of a sampled field beyond its ends.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub enum SamplePadding {
@@ -34,6 +43,17 @@ pub enum SamplePadding {
     Border,
     /// The field mirrored at its ends.
     Reflection,
+}
+
+impl SamplePadding {
+    /// Returns PyTorch's name.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Zeros => "zeros",
+            Self::Border => "border",
+            Self::Reflection => "reflection",
+        }
+    }
 }
 
 /// A point of the field's grid beside a sampled point, along one dim.
@@ -118,19 +138,22 @@ fn neighbours<A: Array>(
     match options.interpolation {
         Interpolation::Linear => {
             let before = past.mul_scalar(-1.0)?.add_scalar(1.0)?;
-            Ok(vec![beside(&floor, &before, last)?, beside(&floor.add_scalar(1.0)?, &past, last)?])
+            Ok(vec![
+                neighbour_at(&floor, &before, last)?,
+                neighbour_at(&floor.add_scalar(1.0)?, &past, last)?,
+            ])
         }
         Interpolation::Nearest => {
             let nearest = floor.add(&rounded_up(&floor, &past.detach()?.to_kind(Kind::Double)?)?)?;
             let one = past.detach()?.mul_scalar(0.0)?.add_scalar(1.0)?;
-            Ok(vec![beside(&nearest, &one, last)?])
+            Ok(vec![neighbour_at(&nearest, &one, last)?])
         }
         other => Err(argument(op, format!("interpolation {other:?}; expected Linear or Nearest"))),
     }
 }
 
 /// The neighbour with that index; beyond the ends it has no weight.
-fn beside<A: Array>(index: &A, weight: &A, last: f64) -> Result<Neighbour<A>> {
+fn neighbour_at<A: Array>(index: &A, weight: &A, last: f64) -> Result<Neighbour<A>> {
     let inside = clamp(index, 0.0, last)?;
     let outside = clamp(&index.sub(&inside)?.unary(Unary::Abs)?, 0.0, 1.0)?;
     let exists = outside.mul_scalar(-1.0)?.add_scalar(1.0)?.to_kind(weight.kind())?;

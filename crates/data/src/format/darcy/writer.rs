@@ -6,7 +6,7 @@ use hdf5_metno::{Dataset, File};
 use ndarray::{ArrayView3, ArrayView4, s};
 
 use super::file::{BETA, NU, TENSOR, X, Y};
-use crate::hdf5::aside::Aside;
+use crate::hdf5::atomic_file::AtomicFile;
 use crate::hdf5::write_attribute;
 use crate::{Error, Result};
 
@@ -32,7 +32,7 @@ use crate::{Error, Result};
 /// ```
 #[derive(Debug)]
 pub struct DarcyWriter {
-    aside: Aside,
+    aside: AtomicFile,
     nu: Dataset,
     tensor: Dataset,
     samples: usize,
@@ -53,7 +53,7 @@ impl DarcyWriter {
                  expected at least one sample and cell, and a finite source"
             )));
         }
-        let aside = Aside::create(path.as_ref())?;
+        let aside = AtomicFile::create(path.as_ref())?;
         let (nu, tensor) = lay_out(aside.file(), samples, size, beta)
             .map_err(|error| Error::hdf5(aside.target(), "write its layout", error))?;
         Ok(Self { aside, nu, tensor, samples, size, written: 0 })

@@ -14,7 +14,7 @@ use super::names::{
     FIELD_NAMES, FIELDS, GRID_TYPE, MASK, PARAMETERS, PERIODIC, SAMPLE_VARYING, SCALARS, SPATIAL_DIMS,
     SPATIAL_DIMS_COUNT, TIME, TIME_VARYING, TRAJECTORIES, UNITS, VALUES,
 };
-use crate::hdf5::aside::Aside;
+use crate::hdf5::atomic_file::AtomicFile;
 use crate::hdf5::layout::{check_finite, check_range, hyperslab};
 use crate::hdf5::{number, text, texts, write_attribute};
 use crate::{Error, Result};
@@ -54,7 +54,7 @@ use crate::{Error, Result};
 /// ```
 #[derive(Debug)]
 pub struct WellWriter {
-    aside: Aside,
+    aside: AtomicFile,
     trajectories: usize,
     frames: usize,
     grid: Vec<usize>,
@@ -78,7 +78,7 @@ impl WellWriter {
     /// that are taken or can't be one), or the file can't be made: the folder is missing or read-only.
     pub fn create(path: impl AsRef<Path>, meta: &WellMeta) -> Result<Self> {
         meta.check()?;
-        let aside = Aside::create(path.as_ref())?;
+        let aside = AtomicFile::create(path.as_ref())?;
         let fields = lay_out(aside.file(), meta)
             .map_err(|error| Error::hdf5(aside.target(), "write its layout", error))?;
         let grid = meta.dims.iter().map(|dim| dim.coordinates.len()).collect();

@@ -5,8 +5,8 @@ mod exact;
 mod kernel;
 mod pieces;
 pub(crate) mod plan;
-pub(crate) mod rotation;
-mod turns;
+pub(crate) mod ring;
+mod ring_attention;
 
 use isobar_torch::guard::is_grad_enabled;
 use tch::{Kind, TchError, Tensor};
@@ -15,12 +15,12 @@ pub use context::context_parallel;
 
 use self::kernel::{Dropout, Inputs, Kernel};
 use self::plan::Plan;
-use self::turns::RingSchedule;
+use self::ring_attention::RingSchedule;
 use super::align::fit;
 use super::random::drawn;
 use super::{operator, refuse};
 use crate::error::Result;
-use crate::promote::{Operand, beside, operand};
+use crate::promote::{Operand, operand, promote_optional};
 use crate::rules::Call;
 use crate::tensor::{ShardTensor, same_mesh};
 use isobar_array::Attrs;
@@ -87,8 +87,8 @@ impl ShardTensor {
         value: &dyn Operand,
         options: &AttentionOptions<'_>,
     ) -> Result<Self> {
-        let (key, value) = (&*key.beside(NAME, query)?, &*value.beside(NAME, query)?);
-        let mask = beside(NAME, query, options.attn_mask)?;
+        let (key, value) = (&*key.promote(NAME, query)?, &*value.promote(NAME, query)?);
+        let mask = promote_optional(NAME, query, options.attn_mask)?;
         let mask = mask.as_deref();
         let inputs: Vec<&Self> = [query, key, value].into_iter().chain(mask).collect();
         let args = || args(options);
@@ -232,7 +232,8 @@ fn four_dims(mask: &ShardTensor, kind: Kind, plan: &Plan) -> Result<Tensor> {
 
 crate::register! {
     /// softmax(q kᵀ · scale + mask) v.
-    "scaled_dot_product_attention"(query, key, value, attn_mask) Attention: |call| attention(call);
+    "scaled_dot_product_attention"(query, key, value, attn_mask; is_causal, scale, enable_gqa, dropout_p, generator) Attention:
+        |call| attention(call);
 }
 
 fn attention(call: &Call<'_>) -> Result<ShardTensor> {

@@ -151,29 +151,29 @@ impl ShardTensor {
 
 crate::register! {
     /// The Fourier transform over the dim `dim`.
-    "fft"(input) Transform: |call| transform(call, Spectral::fftn, &[-1]);
+    "fft"(input; n, s, dim, norm) Transform: |call| transform(call, Spectral::fftn, &[-1]);
     /// The Fourier transform over two dims.
-    "fft2"(input) Transform: |call| transform(call, Spectral::fftn, &[-2, -1]);
+    "fft2"(input; s, dim, norm) Transform: |call| transform(call, Spectral::fftn, &[-2, -1]);
     /// The Fourier transform over any dims.
-    "fftn"(input) Transform: |call| transform(call, Spectral::fftn, &[]);
+    "fftn"(input; s, dim, norm) Transform: |call| transform(call, Spectral::fftn, &[]);
     /// The inverse Fourier transform over the dim `dim`.
-    "ifft"(input) Transform: |call| transform(call, Spectral::ifftn, &[-1]);
+    "ifft"(input; n, s, dim, norm) Transform: |call| transform(call, Spectral::ifftn, &[-1]);
     /// The inverse Fourier transform over two dims.
-    "ifft2"(input) Transform: |call| transform(call, Spectral::ifftn, &[-2, -1]);
+    "ifft2"(input; s, dim, norm) Transform: |call| transform(call, Spectral::ifftn, &[-2, -1]);
     /// The inverse Fourier transform over any dims.
-    "ifftn"(input) Transform: |call| transform(call, Spectral::ifftn, &[]);
+    "ifftn"(input; s, dim, norm) Transform: |call| transform(call, Spectral::ifftn, &[]);
     /// The Fourier transform of real numbers, one half of the last dim, over the dim `dim`.
-    "rfft"(input) Transform: |call| transform(call, Spectral::rfftn, &[-1]);
+    "rfft"(input; n, s, dim, norm) Transform: |call| transform(call, Spectral::rfftn, &[-1]);
     /// The Fourier transform of real numbers, one half of the last dim, over two dims.
-    "rfft2"(input) Transform: |call| transform(call, Spectral::rfftn, &[-2, -1]);
+    "rfft2"(input; s, dim, norm) Transform: |call| transform(call, Spectral::rfftn, &[-2, -1]);
     /// The Fourier transform of real numbers, one half of the last dim, over any dims.
-    "rfftn"(input) Transform: |call| transform(call, Spectral::rfftn, &[]);
+    "rfftn"(input; s, dim, norm) Transform: |call| transform(call, Spectral::rfftn, &[]);
     /// The inverse of `rfft` over the dim `dim`.
-    "irfft"(input) Transform: |call| transform(call, Spectral::irfftn, &[-1]);
+    "irfft"(input; n, s, dim, norm) Transform: |call| transform(call, Spectral::irfftn, &[-1]);
     /// The inverse of `rfft` over two dims.
-    "irfft2"(input) Transform: |call| transform(call, Spectral::irfftn, &[-2, -1]);
+    "irfft2"(input; s, dim, norm) Transform: |call| transform(call, Spectral::irfftn, &[-2, -1]);
     /// The inverse of `rfft` over any dims.
-    "irfftn"(input) Transform: |call| transform(call, Spectral::irfftn, &[]);
+    "irfftn"(input; s, dim, norm) Transform: |call| transform(call, Spectral::irfftn, &[]);
 }
 
 type Transforms = fn(&ShardTensor, &[i64], &[i64], FftNorm) -> isobar_array::Result<ShardTensor>;

@@ -60,7 +60,7 @@ pub(super) fn sums(before: &Layout, from: usize, transform: &Transform) -> Layou
     let whole = before.with_dim(from, Dim::whole(transform.result_extent(from)));
     let mut placements = whole.placements().to_vec();
     axes.iter().for_each(|&axis| placements[axis] = Placement::Partial(ReduceOp::Sum));
-    whole.beside(placements, whole.dims().to_vec())
+    whole.with_placements(placements, whole.dims().to_vec())
 }
 
 /// An exchange that moves the split to a dim that is not transformed must save this much: models mix channels, which is cheap
@@ -71,7 +71,7 @@ const PREFERENCE: f64 = 1.25;
 const MOST_PLANS: usize = 128;
 
 #[derive(PartialEq, Eq, Hash)]
-struct Asked {
+struct PlanKey {
     mesh: Vec<usize>,
     dims: Vec<Dim>,
     transform: Transform,
@@ -79,7 +79,7 @@ struct Asked {
 }
 
 thread_local! {
-    static PLANS: RefCell<HashMap<Asked, Vec<Step>>> = RefCell::default();
+    static PLANS: RefCell<HashMap<PlanKey, Vec<Step>>> = RefCell::default();
 }
 
 /// The steps for a tensor of that layout, with the fewest bytes that a rank receives: slabs, pencils, or an exchange with a
@@ -88,7 +88,7 @@ pub(super) fn steps(layout: &Layout, transform: &Transform, element: usize) -> R
     if transform.dims.iter().all(|&dim| is_whole(layout, dim)) {
         return Ok(vec![Step::Transform(transform.dims.clone())]);
     }
-    let asked = Asked {
+    let asked = PlanKey {
         mesh: layout.mesh_shape().to_vec(),
         dims: layout.dims().to_vec(),
         transform: transform.clone(),

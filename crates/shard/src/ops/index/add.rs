@@ -5,7 +5,7 @@ use tch::Tensor;
 
 use super::pick::{check_extents, element_route};
 use super::route::{Owners, Route};
-use super::{beside, is_free, replaced, told};
+use super::{is_free, propagate_error, replaced, split_of_indices};
 use crate::error::Result;
 use crate::layout::{Dim, Layout, Placement};
 use crate::ops::{operator, refuse, resolve, torch};
@@ -21,7 +21,7 @@ impl ShardTensor {
     /// Shapes that do not fit; indices out of range; the errors of the exchange.
     pub fn index_add(&self, dim: i64, index: &dyn Operand, source: &dyn Operand) -> Result<Self> {
         const OP: &str = "index_add";
-        let (index, source) = (&*index.beside(OP, self)?, &*source.beside(OP, self)?);
+        let (index, source) = (&*index.promote(OP, self)?, &*source.promote(OP, self)?);
         operator(OP, &[self, index, source], args!("dim": dim), || {
             same_mesh(OP, &[self, index, source])?;
             let at = resolve(OP, dim, self.ndim())?;
@@ -49,11 +49,11 @@ impl ShardTensor {
             }
             if summed.is_empty() {
                 let y = x.local().f_index_add(at as i64, index.local(), source.local());
-                return Ok(Self::new(told(OP, x.layout(), y)?, x.layout().clone()));
+                return Ok(Self::new(propagate_error(OP, x.layout(), y)?, x.layout().clone()));
             }
             let zeros = torch(OP, Tensor::f_zeros(x.local_shape(), (x.kind(), x.device())))?;
             let sums = zeros.f_index_add(at as i64, index.local(), source.local());
-            let sums = told(OP, x.layout(), sums)?;
+            let sums = propagate_error(OP, x.layout(), sums)?;
             x.add(&Self::new(sums, partial(x.layout(), &summed)).resolved()?)
         })
     }
@@ -66,7 +66,7 @@ impl ShardTensor {
     /// Shapes that do not fit; indices out of range; the errors of the exchange.
     pub fn scatter_add(&self, dim: i64, index: &dyn Operand, source: &dyn Operand) -> Result<Self> {
         const OP: &str = "scatter_add";
-        let (index, source) = (&*index.beside(OP, self)?, &*source.beside(OP, self)?);
+        let (index, source) = (&*index.promote(OP, self)?, &*source.promote(OP, self)?);
         operator(OP, &[self, index, source], args!("dim": dim), || {
             same_mesh(OP, &[self, index, source])?;
             let at = resolve(OP, dim, self.ndim())?;
@@ -97,11 +97,11 @@ impl ShardTensor {
             }
             if summed.is_empty() {
                 let y = x.local().f_scatter_add(at as i64, index.local(), source.local());
-                return Ok(Self::new(told(OP, x.layout(), y)?, x.layout().clone()));
+                return Ok(Self::new(propagate_error(OP, x.layout(), y)?, x.layout().clone()));
             }
             let zeros = torch(OP, Tensor::f_zeros(x.local_shape(), (x.kind(), x.device())))?;
             let sums = zeros.f_scatter_add(at as i64, index.local(), source.local());
-            let sums = told(OP, x.layout(), sums)?;
+            let sums = propagate_error(OP, x.layout(), sums)?;
             x.add(&Self::new(sums, partial(x.layout(), &summed)).resolved()?)
         })
     }
@@ -110,7 +110,7 @@ impl ShardTensor {
 /// Returns the source's split along the dim, and the axes along which its contribution is a partial sum.
 fn walked(x: &ShardTensor, source: &Dim, at: usize) -> (Dim, Vec<usize>) {
     match x.layout().is_sharded(at) {
-        true => (beside(&x.layout().dims()[at], source), Vec::new()),
+        true => (split_of_indices(&x.layout().dims()[at], source), Vec::new()),
         false if is_free(source, &x.layout().sharding_axes()) => (source.clone(), source.axes.clone()),
         false => (Dim::whole(source.extent()), Vec::new()),
     }
@@ -121,12 +121,14 @@ fn partial(layout: &Layout, axes: &[usize]) -> Layout {
     for &axis in axes {
         placements[axis] = Placement::Partial(ReduceOp::Sum);
     }
-    layout.beside(placements, layout.dims().to_vec())
+    layout.with_placements(placements, layout.dims().to_vec())
 }
 
 crate::register! {
     /// Adds slices of `source` to those along `dim` that `index` names.
-    "index_add"(input, index, source) Indexed: |call| call.tensor(0)?.index_add(call.get("dim")?, call.tensor(1)?, call.tensor(2)?);
+    "index_add"(input, index, source; dim) Indexed:
+        |call| call.tensor(0)?.index_add(call.get("dim")?, call.tensor(1)?, call.tensor(2)?);
     /// Adds elements of `source` to those along `dim` that `index` names.
-    "scatter_add"(input, index, source) Indexed: |call| call.tensor(0)?.scatter_add(call.get("dim")?, call.tensor(1)?, call.tensor(2)?);
+    "scatter_add"(input, index, source; dim) Indexed:
+        |call| call.tensor(0)?.scatter_add(call.get("dim")?, call.tensor(1)?, call.tensor(2)?);
 }

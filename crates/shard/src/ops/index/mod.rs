@@ -30,7 +30,11 @@ pub(crate) fn indices_of(intervals: &[Interval], device: Device) -> Result<Tenso
 
 /// An operator on local tensors whose indices differ from rank to rank: what one rank finds wrong, the others get at their next
 /// call on the mesh.
-fn told<T>(op: &'static str, layout: &Layout, result: Result<T, TchError>) -> crate::error::Result<T> {
+fn propagate_error<T>(
+    op: &'static str,
+    layout: &Layout,
+    result: Result<T, TchError>,
+) -> crate::error::Result<T> {
     let result = super::torch(op, result);
     if let Err(error) = &result {
         for group in layout.ranks()?.groups() {
@@ -41,7 +45,7 @@ fn told<T>(op: &'static str, layout: &Layout, result: Result<T, TchError>) -> cr
 }
 
 /// Returns the split of indices along a sharded dim: unchanged if the same axes shard them, otherwise that of the dim.
-fn beside(dim: &Dim, indices: &Dim) -> Dim {
+fn split_of_indices(dim: &Dim, indices: &Dim) -> Dim {
     match indices.axes == dim.axes && indices.is_consecutive() {
         true => indices.clone(),
         false => dim.scaled(indices.extent()),

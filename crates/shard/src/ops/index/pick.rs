@@ -3,7 +3,7 @@
 use tch::Tensor;
 
 use super::route::{Owners, Route};
-use super::{beside, is_free, replaced, told};
+use super::{is_free, propagate_error, replaced, split_of_indices};
 use crate::error::Result;
 use crate::layout::Dim;
 use crate::ops::{operator, refuse, resolve, torch};
@@ -20,7 +20,7 @@ impl ShardTensor {
     /// the ranks that ask, which the others get at their next call on the mesh; the errors of the exchange.
     pub fn index_select(&self, dim: i64, index: &dyn Operand) -> Result<Self> {
         const OP: &str = "index_select";
-        let index = &*index.beside(OP, self)?;
+        let index = &*index.promote(OP, self)?;
         operator(OP, &[self, index], args!("dim": dim), || {
             same_mesh(OP, &[self, index])?;
             let at = resolve(OP, dim, self.ndim())?;
@@ -30,15 +30,15 @@ impl ShardTensor {
             let (x, mut index) = (self.resolved()?, index.resolved()?.detach());
             if !x.layout().is_sharded(at) {
                 if !is_free(&index.layout().dims()[0], &x.layout().sharding_axes()) {
-                    index = index.gathered(|_| true)?;
+                    index = index.replicate_where(|_| true)?;
                 }
                 let along = index.layout().dims()[0].clone();
                 let y = x.mark_varying(&along.axes)?.f_index_select(at as i64, index.local());
-                let y = told(OP, x.layout(), y)?;
+                let y = propagate_error(OP, x.layout(), y)?;
                 return Ok(Self::new(y, x.layout().with_dim(at, along)));
             }
             let x = x.consecutive()?;
-            let along = beside(&x.layout().dims()[at], &index.layout().dims()[0]);
+            let along = split_of_indices(&x.layout().dims()[at], &index.layout().dims()[0]);
             let index = index.to_layout(&index.layout().with_dims(vec![along.clone()]))?;
             let owners = Owners::new(x.layout(), at)?;
             let found = torch(OP, owners.find(index.local()))?;
@@ -58,7 +58,7 @@ impl ShardTensor {
     /// the ranks that ask, which the others get at their next call on the mesh; the errors of the exchange.
     pub fn gather(&self, dim: i64, index: &dyn Operand) -> Result<Self> {
         const OP: &str = "gather";
-        let index = &*index.beside(OP, self)?;
+        let index = &*index.promote(OP, self)?;
         operator(OP, &[self, index], args!("dim": dim), || {
             same_mesh(OP, &[self, index])?;
             let at = resolve(OP, dim, self.ndim())?;
@@ -73,7 +73,7 @@ impl ShardTensor {
             let own = &index.layout().dims()[at];
             let split = x.layout().is_sharded(at);
             let along = match split {
-                true => beside(&x.layout().dims()[at], own),
+                true => split_of_indices(&x.layout().dims()[at], own),
                 false if is_free(own, &x.layout().sharding_axes()) => own.clone(),
                 false => Dim::whole(own.extent()),
             };
@@ -82,7 +82,7 @@ impl ShardTensor {
             let y = match split {
                 false => {
                     let y = x.mark_varying(&along.axes)?.f_gather(at as i64, index.local(), false);
-                    told(OP, x.layout(), y)?
+                    propagate_error(OP, x.layout(), y)?
                 }
                 true => {
                     let (route, _) = element_route(OP, &x, at, index.local())?;
@@ -101,7 +101,7 @@ impl ShardTensor {
     /// A tensor of other than two dims; indices out of range; the errors of the exchange.
     pub fn embedding(&self, indices: &dyn Operand) -> Result<Self> {
         const OP: &str = "embedding";
-        let indices = &*indices.beside(OP, self)?;
+        let indices = &*indices.promote(OP, self)?;
         operator(OP, &[indices, self], args!(), || {
             let &[_, features] = self.shape() else { return refuse(OP, "expected a table of two dims") };
             let shape = [indices.shape(), &[features]].concat();
@@ -152,9 +152,10 @@ pub(super) fn element_route(
 
 crate::register! {
     /// The slices along `dim` that `index` names.
-    "index_select"(input, index) Indexed: |call| call.tensor(0)?.index_select(call.get("dim")?, call.tensor(1)?);
+    "index_select"(input, index; dim) Indexed:
+        |call| call.tensor(0)?.index_select(call.get("dim")?, call.tensor(1)?);
     /// The elements along `dim` that `index` names, each for its row.
-    "gather"(input, index) Indexed: |call| call.tensor(0)?.gather(call.get("dim")?, call.tensor(1)?);
+    "gather"(input, index; dim) Indexed: |call| call.tensor(0)?.gather(call.get("dim")?, call.tensor(1)?);
     /// The rows of the table `weight` that the indices name.
     "embedding"(input, weight) Indexed: |call| call.tensor(1)?.embedding(call.tensor(0)?);
 }

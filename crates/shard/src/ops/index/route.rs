@@ -33,7 +33,7 @@ pub(in crate::ops) struct Owners {
 }
 
 /// Locations of requested indices.
-pub(super) struct Found {
+pub(super) struct Located {
     /// The rank in the group.
     pub(super) owner: Tensor,
     /// The place in its part.
@@ -80,7 +80,7 @@ impl Owners {
     }
 
     /// Finds the owners and local positions of global indices.
-    pub(super) fn find(&self, indices: &Tensor) -> Result<Found, TchError> {
+    pub(super) fn find(&self, indices: &Tensor) -> Result<Located, TchError> {
         let device = indices.device();
         let on_device = |list: &[i64]| Tensor::f_from_slice(list)?.f_to_device(device);
         let ends: Vec<i64> = self.starts.iter().zip(&self.sizes).map(|(start, size)| start + size).collect();
@@ -91,7 +91,7 @@ impl Owners {
         let part =
             safe.f_bucketize(&on_device(&ends)?, false, true)?.f_clamp_max((ends.len() as i64 - 1).max(0))?;
         let look_up = |list: &[i64]| on_device(list)?.f_take(&part);
-        Ok(Found {
+        Ok(Located {
             owner: look_up(&self.ranks)?,
             place: safe.f_sub(&look_up(&self.starts)?)?,
             extent: look_up(&self.sizes)?,
@@ -103,7 +103,7 @@ impl Owners {
 impl Route {
     /// The way for requests: of each, the rank that has it, and its place in that rank's part. An index that there is not is an
     /// error on all ranks.
-    pub(super) fn new(op: &'static str, found: &Found, place: &Tensor, group: &Group) -> Result<Self> {
+    pub(super) fn new(op: &'static str, found: &Located, place: &Tensor, group: &Group) -> Result<Self> {
         let _guard = NoGrad::new();
         let ranks = group.size() as i64;
         let owner = torch(op, found.owner.f_reshape([-1]))?;

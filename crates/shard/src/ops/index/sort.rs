@@ -74,8 +74,8 @@ impl ShardTensor {
             let candidates = x.layout().with_dim(at, Dim::consecutive(split.axes.clone(), &sizes));
             let table = torch(OP, own_indices(x.layout(), at, x.device()))?;
             let global = torch(OP, table.f_take(&places))?;
-            let values = Self::new(values, candidates.clone()).gathered(|d| d == at)?;
-            let places = Self::new(global, candidates).gathered(|d| d == at)?;
+            let values = Self::new(values, candidates.clone()).replicate_where(|d| d == at)?;
+            let places = Self::new(global, candidates).replicate_where(|d| d == at)?;
             let (best, which) = torch(OP, values.local().f_topk(k, at as i64, largest, true))?;
             let places = torch(OP, places.local().f_gather(at as i64, &which, false))?;
             let layout = values.layout().with_dim(at, Dim::whole(k));
@@ -141,7 +141,9 @@ fn in_order(items: [Tensor; 3], descending: bool) -> Result<[Tensor; 3], TchErro
 
 crate::register! {
     /// The elements along `dim` in order, and their indices.
-    "sort"(input) Sorted: |call| call.tensor(0)?.sort(call.get("dim")?, call.or("descending", false)?);
+    "sort"(input; dim, descending) Sorted:
+        |call| call.tensor(0)?.sort(call.get("dim")?, call.or("descending", false)?);
     /// The `k` greatest or least elements along `dim`, and their indices.
-    "topk"(input) Best: |call| call.tensor(0)?.topk(call.get("k")?, call.or("dim", -1)?, call.or("largest", true)?);
+    "topk"(input; k, dim, largest) Best:
+        |call| call.tensor(0)?.topk(call.get("k")?, call.or("dim", -1)?, call.or("largest", true)?);
 }

@@ -9,7 +9,7 @@ use crate::error::Result;
 const TILE: i64 = 1 << 21;
 
 /// Pairs of a query and a point, by query; of each query in the order that the search wants.
-pub(super) struct Found {
+pub(super) struct Pairs {
     /// The number of the query on this rank.
     pub(super) rows: Tensor,
     /// The point's global number.
@@ -27,9 +27,9 @@ pub(super) trait Search {
         queries: &Tensor,
         block: &Tensor,
         start: i64,
-        before: &Found,
+        before: &Pairs,
         moves_on: &mut dyn FnMut() -> Result<()>,
-    ) -> Result<Found>;
+    ) -> Result<Pairs>;
 }
 
 /// The nearest ones; of those equally far, the ones of lower numbers.
@@ -43,7 +43,7 @@ pub(super) struct Within {
     pub(super) limit: Option<i64>,
 }
 
-impl Found {
+impl Pairs {
     pub(super) fn nothing(points: &Tensor) -> Result<Self, TchError> {
         let (numbers, values) = ((Kind::Int64, points.device()), (points.kind(), points.device()));
         Ok(Self {
@@ -137,8 +137,8 @@ fn pairs(
     columns: &Tensor,
     block: &Tensor,
     start: i64,
-) -> Result<Found, TchError> {
-    Ok(Found {
+) -> Result<Pairs, TchError> {
+    Ok(Pairs {
         rows,
         indices: columns.f_add_scalar(start)?,
         distances,
@@ -152,9 +152,9 @@ impl Search for Nearest {
         queries: &Tensor,
         block: &Tensor,
         start: i64,
-        before: &Found,
+        before: &Pairs,
         moves_on: &mut dyn FnMut() -> Result<()>,
-    ) -> Result<Found> {
+    ) -> Result<Pairs> {
         let k = self.k.min(block.size()[0]);
         let mut parts = Vec::new();
         tiles(queries, block, moves_on, |distances, from| {
@@ -166,7 +166,7 @@ impl Search for Nearest {
             Ok(())
         })?;
         let merge = || {
-            let all = Found::join(&std::iter::once(before).chain(&parts).collect::<Vec<_>>())?;
+            let all = Pairs::join(&std::iter::once(before).chain(&parts).collect::<Vec<_>>())?;
             all.sort(&[&all.indices, &all.distances])?.first(self.k, queries.size()[0])
         };
         torch(merge())
@@ -194,9 +194,9 @@ impl Search for Within {
         queries: &Tensor,
         block: &Tensor,
         start: i64,
-        before: &Found,
+        before: &Pairs,
         moves_on: &mut dyn FnMut() -> Result<()>,
-    ) -> Result<Found> {
+    ) -> Result<Pairs> {
         let mut parts = Vec::new();
         tiles(queries, block, moves_on, |distances, from| {
             let near = distances.f_le(self.radius)?.f_nonzero()?;
@@ -208,11 +208,11 @@ impl Search for Within {
                 Some(limit) => found.first(limit, distances.size()[0])?,
                 None => found,
             };
-            parts.push(Found { rows: found.rows.f_add_scalar(from)?, ..found });
+            parts.push(Pairs { rows: found.rows.f_add_scalar(from)?, ..found });
             Ok(())
         })?;
         let merge = || {
-            let all = Found::join(&std::iter::once(before).chain(&parts).collect::<Vec<_>>())?;
+            let all = Pairs::join(&std::iter::once(before).chain(&parts).collect::<Vec<_>>())?;
             let sorted = all.sort(&[&all.indices])?;
             match self.limit {
                 Some(limit) => sorted.first(limit, queries.size()[0]),

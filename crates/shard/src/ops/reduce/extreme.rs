@@ -166,7 +166,9 @@ fn global_places(place: &Tensor, layout: &Layout, dims: &[i64]) -> Result<Tensor
 
 crate::register! {
     /// The index of the greatest element along `dim`, or of all.
-    "argmax"(input) Terms: |call| call.tensor(0)?.argmax(call.optional("dim")?, call.or("keepdim", false)?);
+    "argmax"(input; dim, keepdim) Terms:
+        |call| call.tensor(0)?.argmax(call.optional("dim")?, call.or("keepdim", false)?);
     /// The index of the least element along `dim`, or of all.
-    "argmin"(input) Terms: |call| call.tensor(0)?.argmin(call.optional("dim")?, call.or("keepdim", false)?);
+    "argmin"(input; dim, keepdim) Terms:
+        |call| call.tensor(0)?.argmin(call.optional("dim")?, call.or("keepdim", false)?);
 }

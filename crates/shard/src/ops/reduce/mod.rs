@@ -82,7 +82,7 @@ impl Over {
             placements[axis] = Placement::Partial(ReduceOp::Sum);
         }
         let dims = self.result.dims().to_vec();
-        Ok(ShardTensor::new(local, self.result.beside(placements, dims)))
+        Ok(ShardTensor::new(local, self.result.with_placements(placements, dims)))
     }
 
     /// The result whose value, with the dims kept, all ranks have.
@@ -320,29 +320,31 @@ fn prod(x: &Tensor, dims: &[i64]) -> Result<Tensor, TchError> {
 
 crate::register! {
     /// Sum over the dims `dim`, or over all.
-    "sum"(input) Terms: |call| statistic(call, Statistic::Sum);
+    "sum"(input; dim, keepdim) Terms: |call| statistic(call, Statistic::Sum);
     /// Mean over the dims `dim`, or over all.
-    "mean"(input) Terms: |call| statistic(call, Statistic::Mean);
+    "mean"(input; dim, keepdim) Terms: |call| statistic(call, Statistic::Mean);
     /// Product over the dims `dim`, or over all.
-    "prod"(input) Terms: |call| statistic(call, Statistic::Prod);
+    "prod"(input; dim, keepdim) Terms: |call| statistic(call, Statistic::Prod);
     /// Maximum over the dims `dim`, or over all.
-    "amax"(input) Terms: |call| statistic(call, Statistic::Max);
+    "amax"(input; dim, keepdim) Terms: |call| statistic(call, Statistic::Max);
     /// Minimum over the dims `dim`, or over all.
-    "amin"(input) Terms: |call| statistic(call, Statistic::Min);
+    "amin"(input; dim, keepdim) Terms: |call| statistic(call, Statistic::Min);
     /// √(Σ x²) over the dims `dim`, or over all.
-    "norm"(input) Terms: |call| statistic(call, Statistic::Norm);
+    "norm"(input; dim, keepdim) Terms: |call| statistic(call, Statistic::Norm);
     /// ln Σ eˣ over the dims `dim`, or over all.
-    "logsumexp"(input) Terms: |call| statistic(call, Statistic::LogSumExp);
+    "logsumexp"(input; dim, keepdim) Terms: |call| statistic(call, Statistic::LogSumExp);
     /// True if any element is not zero, over the dims `dim`, or over all.
-    "any"(input) Terms: |call| statistic(call, Statistic::Any);
+    "any"(input; dim, keepdim) Terms: |call| statistic(call, Statistic::Any);
     /// True if all elements are not zero, over the dims `dim`, or over all.
-    "all"(input) Terms: |call| statistic(call, Statistic::All);
+    "all"(input; dim, keepdim) Terms: |call| statistic(call, Statistic::All);
     /// Variance over the dims `dim`, or over all, with `correction`.
-    "var"(input) Terms: |call| statistic(call, Statistic::Var { correction: call.or("correction", 1)? });
+    "var"(input; dim, correction, keepdim) Terms:
+        |call| statistic(call, Statistic::Var { correction: call.or("correction", 1)? });
     /// Standard deviation over the dims `dim`, or over all, with `correction`.
-    "std"(input) Terms: |call| statistic(call, Statistic::Std { correction: call.or("correction", 1)? });
+    "std"(input; dim, correction, keepdim) Terms:
+        |call| statistic(call, Statistic::Std { correction: call.or("correction", 1)? });
     /// Sums up to each index of `dim`.
-    "cumsum"(input) Rows: |call| call.tensor(0)?.cumsum(call.get("dim")?);
+    "cumsum"(input; dim) Rows: |call| call.tensor(0)?.cumsum(call.get("dim")?);
 }
 
 fn statistic(call: &Call<'_>, statistic: Statistic) -> Result<ShardTensor> {

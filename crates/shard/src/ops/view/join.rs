@@ -108,7 +108,7 @@ fn target(tensors: &[ShardTensor], joined: Option<usize>) -> Layout {
 
 crate::register! {
     /// The tensors one after the other along `dim`.
-    "cat"() Followed: |call| ShardTensor::cat(call.tensors(), call.get("dim")?);
+    "cat"(; dim) Followed: |call| ShardTensor::cat(call.tensors(), call.get("dim")?);
     /// The tensors as slices of a new dim `dim`.
-    "stack"() Followed: |call| ShardTensor::stack(call.tensors(), call.get("dim")?);
+    "stack"(; dim) Followed: |call| ShardTensor::stack(call.tensors(), call.get("dim")?);
 }

@@ -77,7 +77,7 @@ impl ShardTensor {
             };
             let goes = |dim: usize| named.contains(&dim) && self.shape()[dim] == 1;
             // A single element that one rank has is wanted by all.
-            let x = self.gathered(goes)?;
+            let x = self.replicate_where(goes)?;
             let gone: Vec<i64> = (0..x.ndim()).filter(|&dim| goes(dim)).map(|dim| dim as i64).collect();
             let kept = (0..x.ndim()).filter(|&dim| !goes(dim)).map(|dim| x.layout().dims()[dim].clone());
             let layout = x.layout().with_dims(kept.collect());
@@ -113,7 +113,7 @@ impl ShardTensor {
             if wanted.iter().any(|&extent| extent < 0) || !(0..self.ndim()).all(fits) {
                 return refuse(OP, format!("{:?} does not expand to {shape:?}", self.shape()));
             }
-            let x = self.gathered(|dim| self.shape()[dim] != wanted[dim + new])?;
+            let x = self.replicate_where(|dim| self.shape()[dim] != wanted[dim + new])?;
             let dims: Vec<Dim> = wanted
                 .iter()
                 .enumerate()
@@ -144,7 +144,8 @@ impl ShardTensor {
                 return refuse(OP, format!("{repeats:?} holds a negative number"));
             }
             // Very many copies of many pieces are better gathered than kept apart.
-            let x = self.resolved()?.gathered(|dim| repeats[dim + new] > 64 || repeats[dim + new] == 0)?;
+            let x =
+                self.resolved()?.replicate_where(|dim| repeats[dim + new] > 64 || repeats[dim + new] == 0)?;
             let dims = repeats.iter().enumerate().map(|(index, &times)| match index.checked_sub(new) {
                 None => Dim::whole(times),
                 Some(own) => {
@@ -231,17 +232,19 @@ impl ShardTensor {
 
 crate::register! {
     /// The dims from `start_dim` to `end_dim` as one.
-    "flatten"(input) Boundaries: |call| call.tensor(0)?.flatten(call.or("start_dim", 0)?, call.or("end_dim", -1)?);
+    "flatten"(input; start_dim, end_dim) Boundaries:
+        |call| call.tensor(0)?.flatten(call.or("start_dim", 0)?, call.or("end_dim", -1)?);
     /// The dims in the order `dims`.
-    "permute"(input) Nothing: |call| call.tensor(0)?.permute(&call.get::<Vec<i64>>("dims")?);
+    "permute"(input; dims) Nothing: |call| call.tensor(0)?.permute(&call.get::<Vec<i64>>("dims")?);
     /// `dim0` and `dim1` exchanged.
-    "transpose"(input) Nothing: |call| call.tensor(0)?.transpose(call.get("dim0")?, call.get("dim1")?);
+    "transpose"(input; dim0, dim1) Nothing:
+        |call| call.tensor(0)?.transpose(call.get("dim0")?, call.get("dim1")?);
     /// Removes the dims `dim` of extent 1, or all such dims.
-    "squeeze"(input) Squeezed: |call| call.tensor(0)?.squeeze(&call.list::<i64>("dim", Vec::new())?);
+    "squeeze"(input; dim) Squeezed: |call| call.tensor(0)?.squeeze(&call.list::<i64>("dim", Vec::new())?);
     /// A dim of extent 1 at `dim`.
-    "unsqueeze"(input) Nothing: |call| call.tensor(0)?.unsqueeze(call.get("dim")?);
+    "unsqueeze"(input; dim) Nothing: |call| call.tensor(0)?.unsqueeze(call.get("dim")?);
     /// Dims of extent 1 repeated to the shape `size`.
-    "expand"(input) Nothing: |call| call.tensor(0)?.expand(&call.get::<Vec<i64>>("size")?);
+    "expand"(input; size) Nothing: |call| call.tensor(0)?.expand(&call.get::<Vec<i64>>("size")?);
     /// The tensor `repeats` times along each dim.
-    "repeat"(input) Nothing: |call| call.tensor(0)?.repeat(&call.get::<Vec<i64>>("repeats")?);
+    "repeat"(input; repeats) Nothing: |call| call.tensor(0)?.repeat(&call.get::<Vec<i64>>("repeats")?);
 }

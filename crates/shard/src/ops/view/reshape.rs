@@ -28,7 +28,7 @@ impl ShardTensor {
             }
             let shape = fill_in(OP, shape, self.layout().numel())?;
             if self.layout().numel() == 0 {
-                let x = self.gathered(|_| true)?;
+                let x = self.replicate_where(|_| true)?;
                 let layout = x.layout().with_dims(shape.iter().map(|&extent| Dim::whole(extent)).collect());
                 return Ok(Self::new(torch(OP, x.local().f_reshape(&shape))?, layout));
             }
@@ -354,7 +354,7 @@ fn fill_in(op: &'static str, shape: &[i64], numel: i64) -> Result<Vec<i64>> {
 
 crate::register! {
     /// The elements in the shape `size`.
-    "view"(input) Boundaries: |call| call.tensor(0)?.reshape(&call.list::<i64>("size", Vec::new())?);
+    "view"(input; size) Boundaries: |call| call.tensor(0)?.reshape(&call.list::<i64>("size", Vec::new())?);
     /// The elements in the shape `size`.
-    "reshape"(input) Boundaries: |call| call.tensor(0)?.reshape(&call.list::<i64>("size", Vec::new())?);
+    "reshape"(input; size) Boundaries: |call| call.tensor(0)?.reshape(&call.list::<i64>("size", Vec::new())?);
 }

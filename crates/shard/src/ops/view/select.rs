@@ -115,7 +115,7 @@ impl ShardTensor {
                 Some(other) if x.layout().is_sharded(dim) && x.shape()[other] > 1 => {
                     x.to_layout(&x.layout().turned(dim, other))?
                 }
-                _ => x.gathered(|d| d == dim)?,
+                _ => x.replicate_where(|d| d == dim)?,
             };
             let mut dims = x.layout().dims().to_vec();
             dims.remove(dim);
@@ -194,18 +194,20 @@ fn hits(interval: Interval, start: i64, end: i64, step: i64) -> Option<(i64, i64
 
 crate::register! {
     /// The slice `index` of `dim`.
-    "select"(input) Selected: |call| call.tensor(0)?.select(call.get("dim")?, call.get("index")?);
+    "select"(input; dim, index) Selected: |call| call.tensor(0)?.select(call.get("dim")?, call.get("index")?);
     /// Every `step`-th slice of `dim` from `start` to `end`.
-    "slice"(input) Nothing: |call| {
+    "slice"(input; dim, start, end, step) Nothing: |call| {
         let (start, end) = (call.optional("start")?, call.optional("end")?);
         call.tensor(0)?.slice(call.get("dim")?, start, end, call.or("step", 1)?)
     };
     /// `length` slices of `dim` from `start`.
-    "narrow"(input) Nothing: |call| call.tensor(0)?.narrow(call.get("dim")?, call.get("start")?, call.get("length")?);
+    "narrow"(input; dim, start, length) Nothing:
+        |call| call.tensor(0)?.narrow(call.get("dim")?, call.get("start")?, call.get("length")?);
     /// All slices of `dim`, each a tensor.
-    "unbind"(input) Selected: |call| call.tensor(0)?.unbind(call.get("dim")?);
+    "unbind"(input; dim) Selected: |call| call.tensor(0)?.unbind(call.get("dim")?);
     /// Parts of `dim` of the extents `sizes`.
-    "split"(input) Nothing: |call| call.tensor(0)?.split(&call.get::<Vec<i64>>("sizes")?, call.get("dim")?);
+    "split"(input; sizes, dim) Nothing:
+        |call| call.tensor(0)?.split(&call.get::<Vec<i64>>("sizes")?, call.get("dim")?);
     /// At most `chunks` parts of `dim`.
-    "chunk"(input) Nothing: |call| call.tensor(0)?.chunk(call.get("chunks")?, call.get("dim")?);
+    "chunk"(input; chunks, dim) Nothing: |call| call.tensor(0)?.chunk(call.get("chunks")?, call.get("dim")?);
 }

@@ -100,14 +100,14 @@ impl ShardTensor {
             let layout = x.layout();
             let first = x.ndim() - spatial;
             let mut windows = Windows::of(layout);
-            let mut walks = Vec::with_capacity(spatial);
+            let mut geometries = Vec::with_capacity(spatial);
             let mut results: Vec<Dim> = Vec::with_capacity(spatial);
             for (index, &result) in output.iter().enumerate() {
                 let (dim, extent) = (first + index, x.shape()[first + index]);
                 if extent < 1 {
                     return refuse(op, format!("dim {dim} has no elements"));
                 }
-                walks.push(ConvGeometry {
+                geometries.push(ConvGeometry {
                     dim,
                     extent,
                     result,
@@ -126,7 +126,7 @@ impl ShardTensor {
                 }
             }
             let mut y = fetch(x.local(), layout, &windows, 0.0)?;
-            for (walk, result) in walks.iter().zip(&results).rev() {
+            for (walk, result) in geometries.iter().zip(&results).rev() {
                 if !layout.is_sharded(walk.dim) {
                     continue;
                 }
@@ -139,10 +139,10 @@ impl ShardTensor {
                 y = named(op, &[&y], f(&y, walk.dim, &spans))?;
             }
             // Dims that are not split are left to libtorch; the others have their extents.
-            if walks.iter().any(|walk| !layout.is_sharded(walk.dim)) {
+            if geometries.iter().any(|walk| !layout.is_sharded(walk.dim)) {
                 y = named(op, &[&y], dense(&y, &results, layout, whole))?;
             }
-            Ok(Self::new(y, result_layout(&x, &walks, &results)))
+            Ok(Self::new(y, result_layout(&x, &geometries, &results)))
         })
     }
 }
@@ -195,17 +195,23 @@ fn window(own: Interval, extent: i64, result: i64) -> (i64, i64) {
 
 crate::register! {
     /// Means that make the last dim `output_size`.
-    "adaptive_avg_pool1d"(input) Halo: |call| call.tensor(0)?.adaptive_avg_pool(&output_size(call, 1)?);
+    "adaptive_avg_pool1d"(input; output_size) Halo:
+        |call| call.tensor(0)?.adaptive_avg_pool(&output_size(call, 1)?);
     /// Means that make the last 2 dims `output_size`.
-    "adaptive_avg_pool2d"(input) Halo: |call| call.tensor(0)?.adaptive_avg_pool(&output_size(call, 2)?);
+    "adaptive_avg_pool2d"(input; output_size) Halo:
+        |call| call.tensor(0)?.adaptive_avg_pool(&output_size(call, 2)?);
     /// Means that make the last 3 dims `output_size`.
-    "adaptive_avg_pool3d"(input) Halo: |call| call.tensor(0)?.adaptive_avg_pool(&output_size(call, 3)?);
+    "adaptive_avg_pool3d"(input; output_size) Halo:
+        |call| call.tensor(0)?.adaptive_avg_pool(&output_size(call, 3)?);
     /// Maxima that make the last dim `output_size`.
-    "adaptive_max_pool1d"(input) Halo: |call| call.tensor(0)?.adaptive_max_pool(&output_size(call, 1)?);
+    "adaptive_max_pool1d"(input; output_size) Halo:
+        |call| call.tensor(0)?.adaptive_max_pool(&output_size(call, 1)?);
     /// Maxima that make the last 2 dims `output_size`.
-    "adaptive_max_pool2d"(input) Halo: |call| call.tensor(0)?.adaptive_max_pool(&output_size(call, 2)?);
+    "adaptive_max_pool2d"(input; output_size) Halo:
+        |call| call.tensor(0)?.adaptive_max_pool(&output_size(call, 2)?);
     /// Maxima that make the last 3 dims `output_size`.
-    "adaptive_max_pool3d"(input) Halo: |call| call.tensor(0)?.adaptive_max_pool(&output_size(call, 3)?);
+    "adaptive_max_pool3d"(input; output_size) Halo:
+        |call| call.tensor(0)?.adaptive_max_pool(&output_size(call, 3)?);
 }
 
 /// The result's extents, of which those not given are the input's.

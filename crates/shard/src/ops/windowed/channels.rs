@@ -36,7 +36,7 @@ impl ConvOperands {
             return Self::in_groups(x, weight, bias, groups, transposed);
         }
         // Kernels are small: they are whole on every rank.
-        let weight = weight.resolved()?.gathered(|dim| dim > 1)?;
+        let weight = weight.resolved()?.replicate_where(|dim| dim > 1)?;
         let busy: Vec<usize> = x.layout().sharding_axes();
         let free = |dim: &Dim| !dim.axes.iter().any(|axis| busy.contains(axis));
         let of_weight = weight.layout().dims();
@@ -97,7 +97,7 @@ impl ConvOperands {
         let (rows, of_group) = (weight.shape()[0], weight.shape()[1]);
         let out = split(if transposed { of_group * groups } else { rows });
         let used = x.layout().sharding_axes();
-        let weight = weight.resolved()?.gathered(|_| true)?;
+        let weight = weight.resolved()?.replicate_where(|_| true)?;
         let weight = used_along(&used, &weight.to_layout(&weight.layout().with_dim(0, split(rows)))?)?;
         let bias = bias.map(|bias| bias_of(bias, &out, &used)).transpose()?;
         let groups = super::part_of(&counts, x.layout()).len.max(1);
@@ -115,7 +115,7 @@ impl ConvOperands {
             placements[axis] = Placement::Partial(ReduceOp::Sum);
         }
         let dims = split.dims().to_vec();
-        ShardTensor::new(local, split.beside(placements, dims))
+        ShardTensor::new(local, split.with_placements(placements, dims))
     }
 }
 

@@ -12,7 +12,7 @@ use crate::dense::named;
 use crate::error::Result;
 use crate::layout::Interval;
 use crate::ops::operator;
-use crate::promote::{Operand, beside, operand};
+use crate::promote::{Operand, operand, promote_optional};
 use crate::rules::Call;
 use crate::tensor::ShardTensor;
 use crate::window::{Piece, Windows, fetch};
@@ -51,7 +51,7 @@ impl ShardTensor {
     /// ```
     pub fn conv(&self, weight: &dyn Operand, bias: Option<&dyn Operand>, conv: &Conv) -> Result<Self> {
         const OP: &str = "conv";
-        let (weight, bias) = (&*weight.beside(OP, self)?, beside(OP, self, bias)?);
+        let (weight, bias) = (&*weight.promote(OP, self)?, promote_optional(OP, self, bias)?);
         let bias = bias.as_deref();
         let inputs: Vec<&Self> = [self, weight].into_iter().chain(bias).collect();
         let name = spatial_name(["conv1d", "conv2d", "conv3d"], weight.ndim().saturating_sub(2));
@@ -61,25 +61,26 @@ impl ShardTensor {
             if self.ndim() == spatial + 1 {
                 return self.unsqueeze(0)?.conv(weight, operand(bias), conv)?.select(0, 0);
             }
-            let walks = conv.walks(self.shape(), weight.shape(), bias.map(Self::shape))?;
+            let geometries = conv.geometry(self.shape(), weight.shape(), bias.map(Self::shape))?;
             let x = self.resolved()?.consecutive_along(|dim| dim > 0)?;
             let parts = ConvOperands::new(&x, weight, bias, conv.groups, false)?;
             if conv.padding_mode == PadMode::Constant
-                && let Some(halo) = Halo::new(&parts.x, &walks)?
+                && let Some(halo) = Halo::new(&parts.x, &geometries)?
             {
-                let ConvParams { stride, padding, dilation, .. } = ConvParams::of(&walks);
+                let ConvParams { stride, padding, dilation, .. } = ConvParams::of(&geometries);
                 let native = Native { stride, padding, dilation, groups: parts.groups, bias: bias.is_some() };
                 let y = halo.convolve(parts.x.local(), &parts, native)?;
                 let result = |walk: &ConvGeometry| parts.x.layout().dims()[walk.dim].scaled(walk.result);
-                return Ok(parts.result(y, walks.iter().map(result).collect()));
+                return Ok(parts.result(y, geometries.iter().map(result).collect()));
             }
-            let windowed = Windowed::new(&parts.x, &walks, border(conv.padding_mode), 0.0, true)?;
-            let mut steps = ConvParams::of(&walks);
+            let windowed = Windowed::new(&parts.x, &geometries, border(conv.padding_mode), 0.0, true)?;
+            let mut steps = ConvParams::of(&geometries);
             for (padding, native) in steps.padding.iter_mut().zip(&windowed.native) {
                 *padding = if *native { *padding } else { 0 };
             }
             let y = steps.convolve(&windowed.local, &parts.weight, parts.bias.as_ref(), parts.groups, false);
-            let y = named(OP, &[&windowed.local, &parts.weight], y.and_then(|y| windowed.trim(y, &walks)))?;
+            let y =
+                named(OP, &[&windowed.local, &parts.weight], y.and_then(|y| windowed.trim(y, &geometries)))?;
             Ok(parts.result(y, windowed.results))
         })
     }
@@ -99,7 +100,7 @@ impl ShardTensor {
     ) -> Result<Self> {
         const OP: &str = "conv_transpose";
         const NAMES: [&str; 3] = ["conv_transpose1d", "conv_transpose2d", "conv_transpose3d"];
-        let (weight, bias) = (&*weight.beside(OP, self)?, beside(OP, self, bias)?);
+        let (weight, bias) = (&*weight.promote(OP, self)?, promote_optional(OP, self, bias)?);
         let bias = bias.as_deref();
         let inputs: Vec<&Self> = [self, weight].into_iter().chain(bias).collect();
         let args = || {
@@ -211,17 +212,20 @@ impl TransposedWindow {
 
 crate::register! {
     /// The convolution over 1 dim.
-    "conv1d"(input, weight, bias) Halo: |call| conv(call);
+    "conv1d"(input, weight, bias; stride, padding, dilation, groups, padding_mode) Halo: |call| conv(call);
     /// The convolution over 2 dims.
-    "conv2d"(input, weight, bias) Halo: |call| conv(call);
+    "conv2d"(input, weight, bias; stride, padding, dilation, groups, padding_mode) Halo: |call| conv(call);
     /// The convolution over 3 dims.
-    "conv3d"(input, weight, bias) Halo: |call| conv(call);
+    "conv3d"(input, weight, bias; stride, padding, dilation, groups, padding_mode) Halo: |call| conv(call);
     /// The transposed convolution over 1 dim.
-    "conv_transpose1d"(input, weight, bias) Halo: |call| conv_transpose(call);
+    "conv_transpose1d"(input, weight, bias; stride, padding, output_padding, groups, dilation, padding_mode) Halo:
+        |call| conv_transpose(call);
     /// The transposed convolution over 2 dims.
-    "conv_transpose2d"(input, weight, bias) Halo: |call| conv_transpose(call);
+    "conv_transpose2d"(input, weight, bias; stride, padding, output_padding, groups, dilation, padding_mode) Halo:
+        |call| conv_transpose(call);
     /// The transposed convolution over 3 dims.
-    "conv_transpose3d"(input, weight, bias) Halo: |call| conv_transpose(call);
+    "conv_transpose3d"(input, weight, bias; stride, padding, output_padding, groups, dilation, padding_mode) Halo:
+        |call| conv_transpose(call);
 }
 
 fn conv(call: &Call<'_>) -> Result<ShardTensor> {

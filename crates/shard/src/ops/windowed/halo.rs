@@ -66,16 +66,16 @@ impl Halo {
     /// The halo of a convolution that pads with zeros, if one of its dims is split, over which it goes in single steps to a
     /// result of the same extent, and no part is smaller than the halo; not where 16-bit floats are computed, which would be rounded
     /// once more where it is added. The same answer on all ranks.
-    pub(super) fn new(x: &ShardTensor, walks: &[ConvGeometry]) -> Result<Option<Self>> {
+    pub(super) fn new(x: &ShardTensor, geometries: &[ConvGeometry]) -> Result<Option<Self>> {
         let layout = x.layout();
         if matches!(x.kind(), Kind::Half | Kind::BFloat16) || product_kind(x.device()).is_some() {
             return Ok(None);
         }
-        let mut split = walks.iter().filter(|walk| layout.is_sharded(walk.dim));
+        let mut split = geometries.iter().filter(|walk| layout.is_sharded(walk.dim));
         let (Some(walk), None) = (split.next(), split.next()) else { return Ok(None) };
         let width = walk.before;
         let dim = &layout.dims()[walk.dim];
-        let fits = walks.iter().all(|walk| walk.before == walk.after)
+        let fits = geometries.iter().all(|walk| walk.before == walk.after)
             && walk.stride == 1
             && walk.result == walk.extent
             && width > 0

@@ -43,13 +43,13 @@ impl ShardTensor {
             let layout = x.layout();
             let single = x.kind() != tch::Kind::Double;
             let mut windows = Windows::of(layout);
-            let mut walks = Vec::with_capacity(spatial);
+            let mut geometries = Vec::with_capacity(spatial);
             let mut results: Vec<Dim> = Vec::with_capacity(spatial);
             let mut taps = Vec::new();
             for index in 0..spatial {
                 let (dim, from, to) = (index + 2, extents[index], output[index]);
                 let grid = Grid { from, to, scale: scales[index], align_corners, single, mode };
-                walks.push(ConvGeometry {
+                geometries.push(ConvGeometry {
                     dim,
                     extent: from,
                     result: to,
@@ -78,14 +78,15 @@ impl ShardTensor {
                 let rest = Rest { output: &output, scales: &scales, done: &done, mode, align_corners };
                 y = rest.apply(&y)?;
             }
-            Ok(Self::new(y, result_layout(&x, &walks, &results)))
+            Ok(Self::new(y, result_layout(&x, &geometries, &results)))
         })
     }
 }
 
 crate::register! {
     /// The field on a grid of another `size`, or of `scale_factor` times as many points, by `mode`.
-    "interpolate"(input) Halo: |call| interpolate(call);
+    "interpolate"(input; size, scale_factor, mode, align_corners, recompute_scale_factor) Halo:
+        |call| interpolate(call);
 }
 
 fn interpolate(call: &Call<'_>) -> Result<ShardTensor> {

@@ -46,12 +46,12 @@ struct Windowed {
 }
 
 impl Windowed {
-    /// Fetches the windows of all walks. Along dims that are not split, a border of zeros that is the same on both sides is
+    /// Fetches the windows of all geometries. Along dims that are not split, a border of zeros that is the same on both sides is
     /// left to the dense operator. A rank without results gets a window of fill that gives one, to be cut off again by
     /// [`Windowed::trim`]: so that it computes as all others do.
     fn new(
         x: &ShardTensor,
-        walks: &[ConvGeometry],
+        geometries: &[ConvGeometry],
         border: Border,
         fill: f64,
         native_border: bool,
@@ -62,7 +62,7 @@ impl Windowed {
         windows.hidden = border != Border::Replicate;
         let mut moved = false;
         let (mut results, mut own, mut native) = (Vec::new(), Vec::new(), Vec::new());
-        for walk in walks {
+        for walk in geometries {
             let dim = &layout.dims()[walk.dim];
             let result = split_of_result(dim, walk);
             let left =
@@ -81,8 +81,8 @@ impl Windowed {
     }
 
     /// The result without the elements of ranks that have none.
-    fn trim(&self, mut y: Tensor, walks: &[ConvGeometry]) -> Result<Tensor, tch::TchError> {
-        for (walk, own) in walks.iter().zip(&self.own) {
+    fn trim(&self, mut y: Tensor, geometries: &[ConvGeometry]) -> Result<Tensor, tch::TchError> {
+        for (walk, own) in geometries.iter().zip(&self.own) {
             if own.len == 0 {
                 y = y.f_narrow(walk.dim as i64, 0, 0)?;
             }

@@ -139,7 +139,7 @@ impl ShardTensor {
             }
             let layout = x.layout();
             if !layout.is_sharded(dim) || size == 0 {
-                let x = x.gathered(|d| d == dim && size == 0)?;
+                let x = x.replicate_where(|d| d == dim && size == 0)?;
                 let mut dims = x.layout().dims().to_vec();
                 dims[dim] = Dim::whole((extent - size) / step + 1);
                 dims.push(Dim::whole(size));
@@ -187,19 +187,20 @@ fn padded(dim: &Dim, before: i64, result: i64) -> Dim {
 
 crate::register! {
     /// The field with `pad` more elements at the ends of its last dims, by `mode`.
-    "pad"(input) Halo: |call| {
+    "pad"(input; pad, mode, value) Halo: |call| {
         let (pairs, value) = (call.get::<Vec<i64>>("pad")?, call.optional_number("value")?.unwrap_or(0.0));
         call.tensor(0)?.pad_mode(&pairs, pad_mode(call, "mode", "constant")?, value)
     };
     /// The field shifted along `dims` by `shifts`, periodically.
-    "roll"(input) Halo: |call| {
+    "roll"(input; shifts, dims) Halo: |call| {
         let (shifts, dims) = (call.list("shifts", Vec::new())?, call.list("dims", Vec::new())?);
         call.tensor(0)?.roll(&shifts, &dims)
     };
     /// The field with `dims` in reverse order.
-    "flip"(input) Halo: |call| call.tensor(0)?.flip(&call.list::<i64>("dims", Vec::new())?);
+    "flip"(input; dims) Halo: |call| call.tensor(0)?.flip(&call.list::<i64>("dims", Vec::new())?);
     /// Windows of `size` along `dimension`, one each `step`.
-    "unfold"(input) Halo: |call| call.tensor(0)?.unfold(call.get("dimension")?, call.get("size")?, call.get("step")?);
+    "unfold"(input; dimension, size, step) Halo:
+        |call| call.tensor(0)?.unfold(call.get("dimension")?, call.get("size")?, call.get("step")?);
 }
 
 /// The padding mode that the argument `name` gives.

@@ -27,19 +27,19 @@ impl ShardTensor {
         let name = spatial_name(["max_pool1d", "max_pool2d", "max_pool3d"], spatial);
         let args = || pool.args(true);
         operator(name, &[self], args, || {
-            let walks = pool.walks(OP, self.shape(), spatial, true)?;
+            let geometries = pool.geometry(OP, self.shape(), spatial, true)?;
             let x = self.resolved()?.consecutive_along(|dim| dim > 0)?;
-            let windowed = Windowed::new(&x, &walks, Border::Fill, f64::NEG_INFINITY, true)?;
-            let padding: Vec<i64> = walks
+            let windowed = Windowed::new(&x, &geometries, Border::Fill, f64::NEG_INFINITY, true)?;
+            let padding: Vec<i64> = geometries
                 .iter()
                 .zip(&windowed.native)
                 .map(|(w, native)| if *native { w.before } else { 0 })
                 .collect();
-            let (y, indices) = maxima(&windowed.local, &walks, padding, pool.ceil_mode)?;
-            let global = global_indices(&indices, &windowed, &walks);
-            let y = named(OP, &[&y], windowed.trim(y.shallow_clone(), &walks))?;
-            let global = named(OP, &[&indices], global.and_then(|g| windowed.trim(g, &walks)))?;
-            let layout = result_layout(&x, &walks, &windowed.results);
+            let (y, indices) = maxima(&windowed.local, &geometries, padding, pool.ceil_mode)?;
+            let global = global_indices(&indices, &windowed, &geometries);
+            let y = named(OP, &[&y], windowed.trim(y.shallow_clone(), &geometries))?;
+            let global = named(OP, &[&indices], global.and_then(|g| windowed.trim(g, &geometries)))?;
+            let layout = result_layout(&x, &geometries, &windowed.results);
             Ok((Self::new(y, layout.clone()), Self::new(global, layout)))
         })
     }
@@ -56,29 +56,32 @@ impl ShardTensor {
         let name = spatial_name(["avg_pool1d", "avg_pool2d", "avg_pool3d"], spatial);
         let args = || pool.args(false);
         operator(name, &[self], args, || {
-            let walks = pool.walks(OP, self.shape(), spatial, false)?;
+            let geometries = pool.geometry(OP, self.shape(), spatial, false)?;
             let x = self.resolved()?.consecutive_along(|dim| dim > 0)?;
-            let split = walks.iter().any(|walk| x.layout().is_sharded(walk.dim));
+            let split = geometries.iter().any(|walk| x.layout().is_sharded(walk.dim));
             let windowed = match split {
-                true => Windowed::new(&x, &walks, Border::Fill, 0.0, false)?,
+                true => Windowed::new(&x, &geometries, Border::Fill, 0.0, false)?,
                 false => Windowed {
                     local: x.local().shallow_clone(),
-                    results: walks.iter().map(|walk| Dim::whole(walk.result)).collect(),
-                    own: walks.iter().map(|walk| Interval::new(0, walk.result)).collect(),
+                    results: geometries.iter().map(|walk| Dim::whole(walk.result)).collect(),
+                    own: geometries.iter().map(|walk| Interval::new(0, walk.result)).collect(),
                     native: vec![true; spatial],
                 },
             };
             let local = nonempty(&windowed.local)?;
-            let y = if split { sums(&local, &walks) } else { average(&local, &walks, pool) };
+            let y = if split { sums(&local, &geometries) } else { average(&local, &geometries, pool) };
             let y = cut_like(&named(OP, &[&windowed.local], y)?, &windowed.local, spatial)?;
             let y = match split {
                 true => windowed
-                    .trim(y, &walks)
-                    .and_then(|y| y.f_div(&divisors(&y, &walks, &windowed.own, pool)?))
+                    .trim(y, &geometries)
+                    .and_then(|y| y.f_div(&divisors(&y, &geometries, &windowed.own, pool)?))
                     .and_then(|y| y.f_to_kind(x.kind())),
                 false => Ok(y),
             };
-            Ok(Self::new(named(OP, &[&windowed.local], y)?, result_layout(&x, &walks, &windowed.results)))
+            Ok(Self::new(
+                named(OP, &[&windowed.local], y)?,
+                result_layout(&x, &geometries, &windowed.results),
+            ))
         })
     }
 }
@@ -86,22 +89,26 @@ impl ShardTensor {
 /// The layout of a result whose walked dims are these.
 pub(super) fn result_layout(
     x: &ShardTensor,
-    walks: &[ConvGeometry],
+    geometries: &[ConvGeometry],
     results: &[Dim],
 ) -> crate::layout::Layout {
     let mut dims = x.layout().dims().to_vec();
-    for (walk, result) in walks.iter().zip(results) {
+    for (walk, result) in geometries.iter().zip(results) {
         dims[walk.dim] = result.clone();
     }
     x.layout().with_dims(dims)
 }
 
 /// From indices into the flattened window to those into the flattened whole.
-fn global_indices(indices: &Tensor, windowed: &Windowed, walks: &[ConvGeometry]) -> Result<Tensor, TchError> {
+fn global_indices(
+    indices: &Tensor,
+    windowed: &Windowed,
+    geometries: &[ConvGeometry],
+) -> Result<Tensor, TchError> {
     let mut rest = indices.shallow_clone();
     let mut global = indices.f_zeros_like()?;
     let mut scale = 1;
-    for ((walk, own), native) in walks.iter().zip(&windowed.own).zip(&windowed.native).rev() {
+    for ((walk, own), native) in geometries.iter().zip(&windowed.own).zip(&windowed.native).rev() {
         let extent = windowed.local.size()[walk.dim].max(1);
         let coordinate = rest.f_remainder(extent)?;
         rest = rest.f_floor_divide_scalar(extent)?;
@@ -115,14 +122,14 @@ fn global_indices(indices: &Tensor, windowed: &Windowed, walks: &[ConvGeometry])
 }
 
 /// The sums of windows that lie whole in the tensor; in fp32 where 16 bits would overflow.
-fn sums(x: &Tensor, walks: &[ConvGeometry]) -> Result<Tensor, TchError> {
+fn sums(x: &Tensor, geometries: &[ConvGeometry]) -> Result<Tensor, TchError> {
     let x = &match x.kind() {
         Kind::Half | Kind::BFloat16 => x.f_to_kind(Kind::Float)?,
         _ => x.shallow_clone(),
     };
-    let (kernel, stride) = (values(walks, |w| w.kernel), values(walks, |w| w.stride));
-    let zeros = vec![0; walks.len()];
-    match walks.len() {
+    let (kernel, stride) = (values(geometries, |w| w.kernel), values(geometries, |w| w.stride));
+    let zeros = vec![0; geometries.len()];
+    match geometries.len() {
         1 => {
             let (kernel, stride) = ([1, kernel[0]], [1, stride[0]]);
             x.f_unsqueeze(-2)?.f_avg_pool2d(kernel, stride, [0, 0], false, true, Some(1))?.f_squeeze_dim(-2)
@@ -133,13 +140,18 @@ fn sums(x: &Tensor, walks: &[ConvGeometry]) -> Result<Tensor, TchError> {
 }
 
 /// Returns the number of elements of each window on this rank: a product of one number along each dim.
-fn divisors(y: &Tensor, walks: &[ConvGeometry], own: &[Interval], pool: &Pool) -> Result<Tensor, TchError> {
+fn divisors(
+    y: &Tensor,
+    geometries: &[ConvGeometry],
+    own: &[Interval],
+    pool: &Pool,
+) -> Result<Tensor, TchError> {
     let options = (y.kind(), y.device());
     if let Some(divisor) = pool.divisor_override {
         return Tensor::f_full([1; 0], divisor, options);
     }
     let mut product = Tensor::f_ones([1; 0], options)?;
-    for (walk, own) in walks.iter().zip(own) {
+    for (walk, own) in geometries.iter().zip(own) {
         let count = |index: i64| {
             let start = index * walk.stride - walk.before;
             let end = (start + walk.kernel).min(walk.extent + walk.before);
@@ -159,32 +171,45 @@ fn divisors(y: &Tensor, walks: &[ConvGeometry], own: &[Interval], pool: &Pool) -
 
 crate::register! {
     /// The maximum of each window of 1 dim, and its index if `return_indices`.
-    "max_pool1d"(input) Halo: |call| max_pool(call, 1);
+    "max_pool1d"(input; kernel_size, stride, padding, dilation, ceil_mode, return_indices) Halo:
+        |call| max_pool(call, 1);
     /// The maximum of each window of 2 dims, and its index if `return_indices`.
-    "max_pool2d"(input) Halo: |call| max_pool(call, 2);
+    "max_pool2d"(input; kernel_size, stride, padding, dilation, ceil_mode, return_indices) Halo:
+        |call| max_pool(call, 2);
     /// The maximum of each window of 3 dims, and its index if `return_indices`.
-    "max_pool3d"(input) Halo: |call| max_pool(call, 3);
+    "max_pool3d"(input; kernel_size, stride, padding, dilation, ceil_mode, return_indices) Halo:
+        |call| max_pool(call, 3);
     /// The mean of each window of 1 dim.
-    "avg_pool1d"(input) Halo: |call| call.tensor(0)?.avg_pool(1, &options(call)?);
+    "avg_pool1d"(input; kernel_size, stride, padding, ceil_mode, count_include_pad, divisor_override) Halo:
+        |call| avg_pool(call, 1);
     /// The mean of each window of 2 dims.
-    "avg_pool2d"(input) Halo: |call| call.tensor(0)?.avg_pool(2, &options(call)?);
+    "avg_pool2d"(input; kernel_size, stride, padding, ceil_mode, count_include_pad, divisor_override) Halo:
+        |call| avg_pool(call, 2);
     /// The mean of each window of 3 dims.
-    "avg_pool3d"(input) Halo: |call| call.tensor(0)?.avg_pool(3, &options(call)?);
+    "avg_pool3d"(input; kernel_size, stride, padding, ceil_mode, count_include_pad, divisor_override) Halo:
+        |call| avg_pool(call, 3);
 }
 
 fn options(call: &Call<'_>) -> Result<Pool> {
     Ok(Pool {
         stride: call.list("stride", Vec::new())?,
         padding: call.list("padding", vec![0])?,
-        dilation: call.list("dilation", vec![1])?,
         ceil_mode: call.or("ceil_mode", false)?,
-        count_include_pad: call.or("count_include_pad", true)?,
-        divisor_override: call.optional("divisor_override")?,
         ..Pool::new(&call.list::<i64>("kernel_size", Vec::new())?)
     })
 }
 
+fn avg_pool(call: &Call<'_>, spatial: usize) -> Result<ShardTensor> {
+    let pool = Pool {
+        count_include_pad: call.or("count_include_pad", true)?,
+        divisor_override: call.optional("divisor_override")?,
+        ..options(call)?
+    };
+    call.tensor(0)?.avg_pool(spatial, &pool)
+}
+
 fn max_pool(call: &Call<'_>, spatial: usize) -> Result<Vec<ShardTensor>> {
-    let (values, indices) = call.tensor(0)?.max_pool(spatial, &options(call)?)?;
+    let pool = Pool { dilation: call.list("dilation", vec![1])?, ..options(call)? };
+    let (values, indices) = call.tensor(0)?.max_pool(spatial, &pool)?;
     Ok(if call.or("return_indices", false)? { vec![values, indices] } else { vec![values] })
 }

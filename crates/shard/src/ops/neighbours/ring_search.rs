@@ -6,26 +6,26 @@ use isobar_collectives::{LinearMap, Work, attach};
 use isobar_torch::guard::{NoGrad, is_grad_enabled};
 use tch::{Kind, TchError, Tensor};
 
-use super::search::{Found, Search};
+use super::search::{Pairs, Search};
 use super::torch;
 use crate::error::{Error, Result};
 use crate::layout::Interval;
-use crate::ops::attention::rotation::Ring;
+use crate::ops::attention::ring::Ring;
 
 /// Which points and how many queries the ranks have that share their points.
 #[derive(Clone)]
 pub(super) struct RingSchedule {
-    pub(super) rotation: Ring,
+    pub(super) ring: Ring,
     pub(super) points: Vec<Interval>,
     pub(super) queries: Vec<i64>,
 }
 
 impl RingSchedule {
     /// Searches all points, without gradients.
-    pub(super) fn search(&self, points: &Tensor, queries: &Tensor, search: impl Search) -> Result<Found> {
+    pub(super) fn search(&self, points: &Tensor, queries: &Tensor, search: impl Search) -> Result<Pairs> {
         let _guard = NoGrad::new();
         let (points, queries) = (points.detach(), queries.detach());
-        let mut found = torch(Found::nothing(&points))?;
+        let mut found = torch(Pairs::nothing(&points))?;
         self.visit(&points, |block, keys, moves_on| {
             found = search.block(&queries, block, keys.start, &found, moves_on)?;
             Ok(())
@@ -44,19 +44,19 @@ impl RingSchedule {
         points: &Tensor,
         mut f: impl FnMut(&Tensor, Interval, &mut dyn FnMut() -> Result<()>) -> Result<()>,
     ) -> Result<()> {
-        let rotation = &self.rotation;
+        let ring = &self.ring;
         let mut messages = Vec::new();
-        for step in 1..rotation.len() {
-            let target = rotation.target(step);
-            if self.meet(target, rotation.me) {
-                messages.push(rotation.send(points, target)?);
+        for step in 1..ring.len() {
+            let target = ring.target(step);
+            if self.meet(target, ring.me) {
+                messages.push(ring.send(points, target)?);
             }
         }
         let mut block = Some(points.shallow_clone());
-        for step in 0..rotation.len() {
-            let source = rotation.source(step);
+        for step in 0..ring.len() {
+            let source = ring.source(step);
             let mut coming: Option<Work<Tensor>> = self.begin(step + 1, points)?;
-            if let (Some(block), true) = (&block, self.meet(rotation.me, source)) {
+            if let (Some(block), true) = (&block, self.meet(ring.me, source)) {
                 let mut moves_on = || {
                     for message in &mut messages {
                         message.poll()?;
@@ -77,21 +77,21 @@ impl RingSchedule {
     }
 
     fn begin(&self, step: usize, like: &Tensor) -> Result<Option<Work<Tensor>>> {
-        let rotation = &self.rotation;
-        if step >= rotation.len() || !self.meet(rotation.me, rotation.source(step)) {
+        let ring = &self.ring;
+        if step >= ring.len() || !self.meet(ring.me, ring.source(step)) {
             return Ok(None);
         }
-        let source = rotation.source(step);
+        let source = ring.source(step);
         let mut shape = like.size();
         shape[0] = self.points[source].len;
-        rotation.receive(&shape, like, source).map(Some)
+        ring.receive(&shape, like, source).map(Some)
     }
 }
 
 /// The coordinates of the points of these global numbers, as a linear map of the ranks' points.
 #[derive(Clone)]
 pub(super) struct Selection {
-    pub(super) turns: RingSchedule,
+    pub(super) schedule: RingSchedule,
     /// A tensor may be sent to other threads, not shared with them.
     indices: Arc<Mutex<Tensor>>,
 }
@@ -100,8 +100,8 @@ pub(super) struct Selection {
 struct Addition(Selection);
 
 impl Selection {
-    pub(super) fn new(turns: &RingSchedule, indices: &Tensor) -> Self {
-        Self { turns: turns.clone(), indices: Arc::new(Mutex::new(indices.shallow_clone())) }
+    pub(super) fn new(schedule: &RingSchedule, indices: &Tensor) -> Self {
+        Self { schedule: schedule.clone(), indices: Arc::new(Mutex::new(indices.shallow_clone())) }
     }
 
     /// The coordinates, which are here already, with their history.
@@ -120,7 +120,7 @@ impl Selection {
         let indices = self.indices();
         let shape = [indices.size()[0], points.size()[1]];
         let mut chosen = torch(Tensor::f_zeros(shape, (points.kind(), points.device())))?;
-        self.turns.visit(&torch(points.f_contiguous())?, |block, keys, _| {
+        self.schedule.visit(&torch(points.f_contiguous())?, |block, keys, _| {
             let (places, rows) = torch(inside(&indices, keys))?;
             let rows = torch(block.f_index_select(0, &rows))?;
             torch(chosen.f_index_copy_(0, &places, &rows)).map(|_| ())
@@ -130,7 +130,7 @@ impl Selection {
 
     /// Each rank adds up what it has for each block, and its owner what comes.
     fn add_up(&self, gradient: &Tensor) -> Result<Tensor> {
-        let (turns, rotation) = (&self.turns, &self.turns.rotation);
+        let (schedule, ring) = (&self.schedule, &self.schedule.ring);
         let (indices, kind) = (self.indices(), gradient.kind());
         let wide = if kind == Kind::Double { kind } else { Kind::Float };
         let gradient = torch(gradient.f_to_kind(wide))?;
@@ -139,17 +139,17 @@ impl Selection {
             let sum = Tensor::f_zeros([keys.len, gradient.size()[1]], (wide, gradient.device()))?;
             sum.f_index_add(0, &rows, &gradient.f_index_select(0, &places)?)
         };
-        let mut sum = torch(of_block(turns.points[rotation.me]))?;
+        let mut sum = torch(of_block(schedule.points[ring.me]))?;
         let mut messages = Vec::new();
-        for step in 1..rotation.len() {
-            let (owner, other) = (rotation.source(step), rotation.target(step));
-            if turns.meet(rotation.me, owner) {
-                let block = torch(of_block(turns.points[owner]).and_then(|sum| sum.f_to_kind(kind)))?;
-                messages.push(rotation.send(&block, owner)?);
+        for step in 1..ring.len() {
+            let (owner, other) = (ring.source(step), ring.target(step));
+            if schedule.meet(ring.me, owner) {
+                let block = torch(of_block(schedule.points[owner]).and_then(|sum| sum.f_to_kind(kind)))?;
+                messages.push(ring.send(&block, owner)?);
             }
-            if turns.meet(other, rotation.me) {
+            if schedule.meet(other, ring.me) {
                 let like = torch(sum.f_to_kind(kind))?;
-                let came = rotation.receive(&sum.size(), &like, other)?.wait()?;
+                let came = ring.receive(&sum.size(), &like, other)?.wait()?;
                 let _ = torch(sum.f_add_(&came))?;
             }
         }

@@ -8,10 +8,10 @@ use isobar_collectives::Group;
 use serde::{Deserialize, Serialize};
 
 use super::contents::Checkpointed;
-use super::keep::{best_first, comparable};
 use super::manifest::Manifest;
 use super::piece::Piece;
 use super::read::Opened;
+use super::retention::{best_first, comparable};
 use super::{RunState, folder};
 use crate::error::{Error, IoContext, Result};
 
@@ -145,7 +145,7 @@ impl Weights {
 fn read(path: &Path, contents: &dyn Checkpointed) -> Result<Read> {
     let opened = if path.is_file() { Opened::weights(path)? } else { Opened::folder(path)? };
     opened.check_lengths()?;
-    let catalogue = opened.catalogue()?;
+    let catalogue = opened.index()?;
     let pieces = opened.read(&contents.wanted(&catalogue)?)?;
     let (digest, weights, state) = match opened.manifest {
         Some(manifest) => (manifest.blake3, None, manifest.state),
@@ -160,7 +160,7 @@ fn read(path: &Path, contents: &dyn Checkpointed) -> Result<Read> {
 
 /// Verdict of a rank on a checkpoint.
 #[derive(Debug, Serialize, Deserialize)]
-enum Said {
+enum RankVerdict {
     /// It is whole as far as this rank needs it; its digest, and which file of weights it is.
     Whole(String, Option<[i64; 4]>),
     /// It is torn or damaged: another one may do.
@@ -178,20 +178,22 @@ enum Verdict {
 /// Combines the ranks' verdicts. All ranks must call.
 fn settle(world: &Group, own: Result<Read>) -> Result<Verdict> {
     let said = match &own {
-        Ok(read) => Said::Whole(read.digest.clone(), read.weights.as_ref().map(|weights| weights.identity)),
-        Err(error @ (Error::Checkpoint { .. } | Error::Io { .. })) => Said::Torn(error.to_string()),
-        Err(error) => Said::Failed(error.to_string()),
+        Ok(read) => {
+            RankVerdict::Whole(read.digest.clone(), read.weights.as_ref().map(|weights| weights.identity))
+        }
+        Err(error @ (Error::Checkpoint { .. } | Error::Io { .. })) => RankVerdict::Torn(error.to_string()),
+        Err(error) => RankVerdict::Failed(error.to_string()),
     };
     let all = world.all_gather_bytes(&serde_json::to_vec(&said).unwrap_or_default())?;
     let mut reason = None;
     let mut found = Vec::new();
     for (rank, bytes) in all.iter().enumerate() {
-        let said: Said = serde_json::from_slice(bytes)
+        let said: RankVerdict = serde_json::from_slice(bytes)
             .map_err(|error| Error::invalid("another rank's checkpoint", error, "this program's words"))?;
         match said {
-            Said::Whole(digest, identity) => found.push((digest, identity)),
-            Said::Torn(why) => reason = reason.or(Some((rank, why))),
-            Said::Failed(why) => {
+            RankVerdict::Whole(digest, identity) => found.push((digest, identity)),
+            RankVerdict::Torn(why) => reason = reason.or(Some((rank, why))),
+            RankVerdict::Failed(why) => {
                 own?;
                 return Err(Error::OtherRank { rank, group: world.name().to_owned(), reason: why });
             }

@@ -54,7 +54,7 @@ pub(crate) fn claim(
         && config.resume == Resume::Never
     {
         let own = if world.rank() == 0 { resumes(folder, attempt) } else { Ok(false) };
-        let (_, said) = super::alike(world, own.map(|resumes| (vec![u8::from(resumes)], ())))?;
+        let (_, said) = super::all_ok(world, own.map(|resumes| (vec![u8::from(resumes)], ())))?;
         if said.first().is_some_and(|said| said == &[1]) {
             config.resume = Resume::Auto;
         }
@@ -64,7 +64,7 @@ pub(crate) fn claim(
         (Some(attempt), Resume::Never) if world.rank() == 0 => note(&claimed, attempt),
         _ => Ok(()),
     };
-    super::alike(world, noted.map(|()| (Vec::new(), ())))?;
+    super::all_ok(world, noted.map(|()| (Vec::new(), ())))?;
     Ok((claimed, config))
 }
 

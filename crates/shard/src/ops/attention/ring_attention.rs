@@ -13,7 +13,7 @@ use super::exact::exact;
 use super::kernel::{Gradients, Inputs, Kernel, Operands, Piece, Running, finite, wide};
 use super::pieces::{meet, pieces};
 use super::plan::Plan;
-use super::rotation::Ring;
+use super::ring::Ring;
 use super::torch;
 use crate::error::Result;
 use crate::layout::Interval;
@@ -23,7 +23,7 @@ use crate::ops::refuse;
 pub(super) struct RingSchedule {
     pub(super) kernel: Kernel,
     pub(super) causal: bool,
-    pub(super) rotation: Ring,
+    pub(super) ring: Ring,
     /// True if queries stay and results are combined; otherwise blocks of keys are sent around.
     combines: bool,
     queries: Vec<Vec<Interval>>,
@@ -32,14 +32,14 @@ pub(super) struct RingSchedule {
 
 impl RingSchedule {
     pub(super) fn new(plan: &Plan, kernel: Kernel, causal: bool) -> Result<Self> {
-        let rotation = Ring::new(&plan.query, &plan.key_axes)?;
-        let queries = rotation.members.iter().map(|at| plan.queries_at(at)).collect();
-        let keys = rotation.members.iter().map(|at| plan.keys_at(at)).collect();
-        Ok(Self { kernel, causal, rotation, combines: plan.combines, queries, keys })
+        let ring = Ring::new(&plan.query, &plan.key_axes)?;
+        let queries = ring.members.iter().map(|at| plan.queries_at(at)).collect();
+        let keys = ring.members.iter().map(|at| plan.keys_at(at)).collect();
+        Ok(Self { kernel, causal, ring, combines: plan.combines, queries, keys })
     }
 
     pub(super) fn own_queries(&self) -> &[Interval] {
-        &self.queries[self.rotation.me]
+        &self.queries[self.ring.me]
     }
 
     /// Returns whether a rank's queries attend to another rank's keys.
@@ -49,7 +49,7 @@ impl RingSchedule {
 
     /// Returns the number of key blocks for this rank.
     fn steps(&self) -> usize {
-        if self.combines { 1 } else { self.rotation.len() }
+        if self.combines { 1 } else { self.ring.len() }
     }
 
     /// Returns the offset of this key block's columns in this rank's mask.
@@ -75,7 +75,7 @@ impl RingSchedule {
         saved.extend(x.mask);
         let mut inputs = vec![x.query, x.key, x.value];
         inputs.extend(x.mask);
-        let (masked, turns) = (x.mask.is_some(), Arc::new(self));
+        let (masked, schedule) = (x.mask.is_some(), Arc::new(self));
         let function = Function::new(super::NAME).save(&saved);
         let label = Label::current();
         let outputs = function.apply(&inputs, vec![output.shallow_clone()], move |context, grads| {
@@ -85,8 +85,8 @@ impl RingSchedule {
             let x = Inputs { query: &query, key: &key, value: &value, mask: mask.as_ref() };
             let gradient = context.grad_or_zeros(grads, 0)?;
             let mut found = match is_grad_enabled() {
-                true => turns.twice(&x, &gradient)?,
-                false => turns.backward(&x, context, &gradient)?,
+                true => schedule.double_backward(&x, &gradient)?,
+                false => schedule.backward(&x, context, &gradient)?,
             };
             found.truncate(if masked { 4 } else { 3 });
             Ok::<_, BoxError>(found)
@@ -98,18 +98,18 @@ impl RingSchedule {
         let (query, key, value) = (x.query.detach(), x.key.detach(), x.value.detach());
         let mask = x.mask.map(Tensor::detach);
         let running = Running::new(&query, value.size()[3])?;
-        let rotation = &self.rotation;
+        let ring = &self.ring;
         let block = self.pack(&key, &value)?;
         let mut messages = Vec::new();
         for step in 1..self.steps() {
-            let target = rotation.target(step);
-            if self.meet(target, rotation.me) {
-                messages.push(rotation.send(&block, target)?);
+            let target = ring.target(step);
+            if self.meet(target, ring.me) {
+                messages.push(ring.send(&block, target)?);
             }
         }
         let mut coming = self.begin(1, &block, &key, &value)?;
         for step in 0..self.steps() {
-            let source = rotation.source(step);
+            let source = ring.source(step);
             let packed = match (step, coming.take()) {
                 (0, next) => {
                     coming = next;
@@ -121,7 +121,7 @@ impl RingSchedule {
             if step > 0 {
                 coming = self.begin(step + 1, &block, &key, &value)?;
             }
-            if !self.meet(rotation.me, source) {
+            if !self.meet(ring.me, source) {
                 continue;
             }
             let (key, value) = match packed {
@@ -165,24 +165,24 @@ impl RingSchedule {
                 _ => None,
             },
         };
-        let rotation = &self.rotation;
+        let ring = &self.ring;
         let wants_keys = context.needs_input_grad(1) || context.needs_input_grad(2);
         let block = self.pack(&key, &value)?;
         let mut messages = Vec::new();
         let mut coming = None;
         let mut back: Option<Work<Tensor>> = None;
         for step in 0..self.steps() {
-            let source = rotation.source(step);
+            let source = ring.source(step);
             let packed = coming.take().map(Work::wait).transpose()?;
             if step + 1 < self.steps() {
                 // Each rank sends and receives in the same order of steps: messages of a pair arrive as they are sent.
-                let target = rotation.target(step + 1);
-                if self.meet(target, rotation.me) {
-                    messages.push(rotation.send(&block, target)?);
+                let target = ring.target(step + 1);
+                if self.meet(target, ring.me) {
+                    messages.push(ring.send(&block, target)?);
                 }
                 coming = self.begin(step + 1, &block, &key, &value)?;
             }
-            if self.meet(rotation.me, source) {
+            if self.meet(ring.me, source) {
                 let (key, value) = match packed {
                     Some(packed) => self.unpack(&packed, source, &key, &value)?,
                     None => (key.shallow_clone(), value.shallow_clone()),
@@ -212,15 +212,15 @@ impl RingSchedule {
                     let kind = key.kind();
                     let home =
                         self.pack(&torch(into.key.f_to_kind(kind))?, &torch(into.value.f_to_kind(kind))?)?;
-                    messages.push(rotation.send(&home, source)?);
+                    messages.push(ring.send(&home, source)?);
                 }
                 sums.mask = into.mask;
             }
             if let Some(work) = back.take() {
                 self.accumulate_grads(&work.wait()?, &sums)?;
             }
-            if step > 0 && wants_keys && self.meet(rotation.target(step), rotation.me) {
-                back = Some(rotation.receive(&block.size(), &block, rotation.target(step))?);
+            if step > 0 && wants_keys && self.meet(ring.target(step), ring.me) {
+                back = Some(ring.receive(&block.size(), &block, ring.target(step))?);
             }
         }
         if let Some(work) = back {
@@ -230,7 +230,7 @@ impl RingSchedule {
             message.wait()?;
         }
         if self.combines {
-            sums.query = all_reduce(&sums.query, ReduceOp::Sum, &rotation.group)?;
+            sums.query = all_reduce(&sums.query, ReduceOp::Sum, &ring.group)?;
         }
         let finish = |sum: Tensor, like: &Tensor| torch(sum.f_to_kind(like.kind())).map(Some);
         Ok(vec![
@@ -246,7 +246,7 @@ impl RingSchedule {
 
     /// Combines the ranks' results for the same queries, each from its own keys.
     fn combine(&self, own: &Running) -> Result<Running> {
-        let group = &self.rotation.group;
+        let group = &self.ring.group;
         let largest = all_reduce(&own.log_sum, ReduceOp::Max, group)?;
         let shift = torch(finite(&largest))?;
         let pack = || {
@@ -264,29 +264,29 @@ impl RingSchedule {
     }
 
     /// Computes the gradients by differentiable operators, with the keys of all ranks at once.
-    fn twice(&self, x: &Inputs<'_>, gradient: &Tensor) -> Result<Vec<Option<Tensor>>> {
+    fn double_backward(&self, x: &Inputs<'_>, gradient: &Tensor) -> Result<Vec<Option<Tensor>>> {
         if self.combines {
             return refuse(
                 super::NAME,
                 "gradients of gradients of whole queries and split keys: ask for the strategy Ring or AllToAll",
             );
         }
-        let rotation = &self.rotation;
-        let order = rotation.by_group_rank();
+        let ring = &self.ring;
+        let order = ring.by_group_rank();
         let keys: Vec<Interval> = order.iter().map(|&number| self.keys[number]).collect();
         let sizes: Vec<i64> = keys.iter().map(|keys| keys.len).collect();
-        let gather = |t: &Tensor| all_gather_v(t, Some(&sizes), 2, true, &rotation.group);
-        let (key, value) = match rotation.len() {
+        let gather = |t: &Tensor| all_gather_v(t, Some(&sizes), 2, true, &ring.group);
+        let (key, value) = match ring.len() {
             1 => (x.key.shallow_clone(), x.value.shallow_clone()),
             _ => (gather(x.key)?, gather(x.value)?),
         };
         let all = Inputs { query: x.query, key: &key, value: &value, mask: x.mask };
         let [query, mut key, mut value, mask] =
             exact(&self.kernel, self.causal, &all, self.own_queries(), &keys, gradient)?;
-        if rotation.len() > 1 {
+        if ring.len() > 1 {
             let home = |t: &Option<Tensor>| {
                 let scatter =
-                    |t: &Tensor| reduce_scatter_v(t, Some(&sizes), 2, ReduceOp::Sum, true, &rotation.group);
+                    |t: &Tensor| reduce_scatter_v(t, Some(&sizes), 2, ReduceOp::Sum, true, &ring.group);
                 t.as_ref().map(scatter).transpose()
             };
             (key, value) = (home(&key)?, home(&value)?);
@@ -296,7 +296,7 @@ impl RingSchedule {
 
     /// Keys and values as one message.
     fn pack(&self, key: &Tensor, value: &Tensor) -> Result<Tensor> {
-        match self.rotation.len() {
+        match self.ring.len() {
             1 => torch(Tensor::f_zeros([0], (key.kind(), key.device()))),
             _ => {
                 let pack = || Tensor::f_cat(&[key.f_reshape([-1])?, value.f_reshape([-1])?], 0);
@@ -333,19 +333,19 @@ impl RingSchedule {
         key: &Tensor,
         value: &Tensor,
     ) -> Result<Option<Work<Tensor>>> {
-        let rotation = &self.rotation;
-        if step >= self.steps() || !self.meet(rotation.me, rotation.source(step)) {
+        let ring = &self.ring;
+        if step >= self.steps() || !self.meet(ring.me, ring.source(step)) {
             return Ok(None);
         }
-        let source = rotation.source(step);
+        let source = ring.source(step);
         let row = |t: &Tensor| t.size()[0] * t.size()[1] * t.size()[3];
         let length = self.keys[source].len * (row(key) + row(value));
-        rotation.receive(&[length], like, source).map(Some)
+        ring.receive(&[length], like, source).map(Some)
     }
 
     /// Adds what another rank has found of this rank's keys' gradients.
     fn accumulate_grads(&self, packed: &Tensor, sums: &Gradients) -> Result<()> {
-        let (key, value) = self.unpack(packed, self.rotation.me, &sums.key, &sums.value)?;
+        let (key, value) = self.unpack(packed, self.ring.me, &sums.key, &sums.value)?;
         let add = |sum: &Tensor, part: &Tensor| sum.shallow_clone().f_add_(part);
         torch(add(&sums.key, &key).and_then(|_| add(&sums.value, &value))).map(|_| ())
     }

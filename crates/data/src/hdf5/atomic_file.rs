@@ -10,12 +10,12 @@ use crate::{Error, Result};
 /// An HDF5 file in the same folder as the one that it is to become: nobody ever sees half a file, and one that is not
 /// finished leaves nothing behind.
 #[derive(Debug)]
-pub(crate) struct Aside {
+pub(crate) struct AtomicFile {
     new: NewFile,
     file: File,
 }
 
-impl Aside {
+impl AtomicFile {
     pub(crate) fn create(target: &Path) -> Result<Self> {
         if let Some(folder) = target.parent()
             && !folder.as_os_str().is_empty()

@@ -9,7 +9,7 @@ use crate::params::{ParamPlacement, Parameter};
 
 /// Which rank of a group has which part of some parameters.
 #[derive(Debug)]
-pub(super) struct Wholes {
+pub(super) struct GatheredParams {
     group: Group,
     /// For each parameter; none for one that all ranks have whole.
     boxes: Vec<Option<Boxes>>,
@@ -31,7 +31,7 @@ struct Part {
     size: Vec<i64>,
 }
 
-impl Wholes {
+impl GatheredParams {
     /// All ranks of the group call, with the same parameters.
     pub(super) fn new(params: &[&Parameter], group: &Group) -> Result<Self> {
         let in_parts = |param: &&&Parameter| param.placement != ParamPlacement::Replicate;
