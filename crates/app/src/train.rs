@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use anyhow::{Result, bail};
 use clap::{Args, ValueEnum};
-use isobar_data::Missing;
+use isobar_data::{Missing, area_weights};
 use isobar_manager::config::Resolved;
 use isobar_manager::{DistributedManager, format_bytes, logging};
 use isobar_train::config::{CheckpointConfig, Predict, Resume};
@@ -274,7 +274,7 @@ impl Job for Training<'_> {
                 variables: task.model.variables.clone(),
                 baseline: baseline.clone(),
             })?,
-            identity: identity(config)?,
+            identity: identity(config, area_weights(source.data.dims()).is_some())?,
             signals,
             checks: config.distributed.checks,
         };
@@ -307,8 +307,9 @@ fn at_once(layout: &impl FieldLayout, ranks: &Ranks, config: &Config, most: usiz
     Ok((own(pass)?.max(own(validated)?).max(own(picture::SAMPLES)?), validated))
 }
 
-/// Returns the values that a run must share to resume a checkpoint: the meaning of its data, and its network.
-fn identity(config: &Config) -> Result<serde_json::Value> {
+/// Returns the values that a run must share to resume a checkpoint: the meaning of its data, and its network. `weighted` is true if
+/// its normalisation weights points by the area of their cells.
+fn identity(config: &Config, weighted: bool) -> Result<serde_json::Value> {
     let mut model = serde_json::to_value(&config.model)?;
     if let Some(model) = model.as_object_mut() {
         // Says how much memory a run may take, not what it computes.
@@ -342,6 +343,10 @@ fn identity(config: &Config) -> Result<serde_json::Value> {
     }
     if let Some(fill) = data.masks() {
         identity["data"]["mask"] = fill.into();
+    }
+    if weighted {
+        // Earlier versions weighted all points alike.
+        identity["data"]["statistics"] = "weighted by cell area".into();
     }
     if data.predict == Predict::Change {
         // Earlier versions divided changes by the deviation of the fields; a network cannot resume with

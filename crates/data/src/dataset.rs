@@ -6,6 +6,7 @@ use std::path::{Path, PathBuf};
 
 use tch::{Kind, Tensor};
 
+use crate::area::PointWeights;
 use crate::calendar::TimeUnit;
 use crate::content::{Content, Storage};
 use crate::grid::{DataVariable, Dim, PredictionMeta};
@@ -91,17 +92,13 @@ pub trait Dataset: Debug + Send + Sync {
     fn read(&self, window: &Window, samples: &[usize], variables: &[&str]) -> Result<Tensor>;
 
     /// Computes statistics of each channel over all frames and points of a range of samples, in float64, with bounded
-    /// memory. Missing values, NaN, are left out; a channel all of whose values are missing has `None`.
+    /// memory. Points are weighted by the area of their cells where a dim has latitudes ([`area_weights`](crate::area_weights)).
+    /// Missing values, NaN, are left out; a channel all of whose values are missing has `None`.
     ///
     /// # Errors
     /// Those of [`Dataset::read`], and an empty range.
     fn statistics(&self, variables: &[&str], samples: Range<usize>) -> Result<Vec<Option<Statistics>>> {
-        let mut all = ChannelStatistics::default();
-        for (samples, frames) in portions(self, &samples, variables)? {
-            let window = Window { frames, points: full(self) };
-            all.push(&self.read(&window, &samples, variables)?.f_flatten(0, 1)?)?;
-        }
-        all.finish()
+        weighted_statistics(self, variables, samples)
     }
 
     /// Computes statistics of each channel's changes from one frame to the next, like [`Dataset::statistics`]. A change is missing
@@ -114,17 +111,7 @@ pub trait Dataset: Debug + Send + Sync {
         variables: &[&str],
         samples: Range<usize>,
     ) -> Result<Vec<Option<Statistics>>> {
-        let mut all = ChannelStatistics::default();
-        for (samples, frames) in portions(self, &samples, variables)? {
-            // One frame more: the changes to the first frame of the next portion belong to this one.
-            let end = (frames.end + 1).min(frame_count(self));
-            let window = Window { frames: frames.start..end, points: full(self) };
-            let values = self.read(&window, &samples, variables)?.f_to_kind(Kind::Double)?;
-            let steps = (end - frames.start - 1) as i64;
-            let changes = values.f_narrow(1, 1, steps)?.f_sub(&values.f_narrow(1, 0, steps)?)?;
-            all.push(&changes.f_flatten(0, 1)?)?;
-        }
-        all.finish()
+        weighted_change_statistics(self, variables, samples)
     }
 
     /// Creates an HDF5 file of predictions like this data set. The default is a plain one, which the format `hdf5` reads:
@@ -151,6 +138,39 @@ pub trait Dataset: Debug + Send + Sync {
             storage: Storage::default(),
         })
     }
+}
+
+/// Computes what [`Dataset::statistics`] does by default, of values that are read once.
+pub(crate) fn weighted_statistics(
+    data: &(impl Dataset + ?Sized),
+    variables: &[&str],
+    samples: Range<usize>,
+) -> Result<Vec<Option<Statistics>>> {
+    let (mut all, weights) = (ChannelStatistics::default(), PointWeights::new(data.dims()));
+    for (samples, frames) in portions(data, &samples, variables)? {
+        let window = Window { frames, points: full(data) };
+        all.push(&data.read(&window, &samples, variables)?.f_flatten(0, 1)?, &weights)?;
+    }
+    all.finish()
+}
+
+/// Computes what [`Dataset::change_statistics`] does by default.
+pub(crate) fn weighted_change_statistics(
+    data: &(impl Dataset + ?Sized),
+    variables: &[&str],
+    samples: Range<usize>,
+) -> Result<Vec<Option<Statistics>>> {
+    let (mut all, weights) = (ChannelStatistics::default(), PointWeights::new(data.dims()));
+    for (samples, frames) in portions(data, &samples, variables)? {
+        // One frame more: the changes to the first frame of the next portion belong to this one.
+        let end = (frames.end + 1).min(frame_count(data));
+        let window = Window { frames: frames.start..end, points: full(data) };
+        let values = data.read(&window, &samples, variables)?.f_to_kind(Kind::Double)?;
+        let steps = (end - frames.start - 1) as i64;
+        let changes = values.f_narrow(1, 1, steps)?.f_sub(&values.f_narrow(1, 0, steps)?)?;
+        all.push(&changes.f_flatten(0, 1)?, &weights)?;
+    }
+    all.finish()
 }
 
 /// A file of predictions.

@@ -13,6 +13,30 @@ pub struct Dim {
     pub periodic: bool,
 }
 
+impl Dim {
+    /// Returns whether these are latitudes: by the unit, `degrees_north` in one of CF's spellings, or, if that says nothing, by the
+    /// name `lat` or `latitude`.
+    pub fn is_latitude(&self) -> bool {
+        self.is_degrees("north", ["lat", "latitude"])
+    }
+
+    /// Returns whether these are longitudes: by the unit `degrees_east`, or the name `lon` or `longitude`.
+    pub fn is_longitude(&self) -> bool {
+        self.is_degrees("east", ["lon", "longitude"])
+    }
+
+    /// Returns whether the unit is `degrees_PLACE` in one of CF's spellings, or says nothing and the name is one of these.
+    fn is_degrees(&self, place: &str, names: [&str; 2]) -> bool {
+        match self.unit.as_deref().map(str::to_ascii_lowercase) {
+            Some(unit) if unit.starts_with("degree") && unit.len() > "degrees".len() => {
+                unit.ends_with(place) || unit.ends_with(&place[..1])
+            }
+            Some(unit) if !unit.starts_with("degree") => false,
+            _ => names.iter().any(|name| self.name.eq_ignore_ascii_case(name)),
+        }
+    }
+}
+
 /// A variable of a data set: a scalar, a vector or a tensor at each point.
 #[derive(Clone, Debug, PartialEq)]
 pub struct DataVariable {

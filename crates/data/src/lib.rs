@@ -30,6 +30,7 @@
 //! is called by one thread at a time, and its messages come as [`Error`]s, not on the terminal.
 
 mod adapt;
+mod area;
 mod arrays;
 mod augment;
 mod batch;
@@ -59,6 +60,7 @@ mod summary;
 mod writers;
 
 pub use adapt::{Computed, Frames};
+pub use area::area_weights;
 pub use arrays::{ArrayDataset, ArrayInfo, ArrayOptions, Arrays, Values, VariableOptions, VariableTable};
 pub use augment::Augment;
 pub use batch::{Batch, InMemory};
@@ -83,5 +85,5 @@ pub use samples::{Request, Samples};
 pub use stats::{Normalizer, Statistics};
 pub use steps::{StepsFrom, TrainSteps};
 pub use stream::{Account, Reader, ReaderOptions, StreamOptions, Streamed};
-pub use summary::{Summary, area_weights, summarize};
+pub use summary::{Summary, summarize};
 pub use writers::{WriterEntry, WriterFormat, writer, writers};

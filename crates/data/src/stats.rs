@@ -3,6 +3,7 @@
 use serde::{Deserialize, Serialize};
 use tch::{Device, Kind, Tensor};
 
+use crate::area::PointWeights;
 use crate::{Error, Result};
 
 /// Count, mean, standard deviation and extremes of a field, computed in float64.
@@ -10,9 +11,11 @@ use crate::{Error, Result};
 pub struct Statistics {
     /// Number of values.
     pub count: u64,
-    /// Their mean.
+    /// Sum of their weights: `count`, unless they are weighted, such as by cell area.
+    pub weight: f64,
+    /// Their weighted mean.
     pub mean: f64,
-    /// The population's standard deviation (the sum of squares divided by `count`).
+    /// The population's standard deviation (the weighted sum of squares divided by `weight`).
     pub std: f64,
     /// The smallest value.
     pub min: f64,
@@ -59,8 +62,8 @@ impl Statistics {
     /// ```
     pub fn merged(parts: &[Self]) -> Result<Self> {
         let mut all = Accumulator::default();
-        for &Self { count, mean, std, min, max } in parts {
-            all.merge(Accumulator { count, mean, squares: std * std * count as f64, min, max });
+        for &Self { count, weight, mean, std, min, max } in parts {
+            all.merge(Accumulator { count, weight, mean, squares: std * std * weight, min, max });
         }
         all.finish()
     }
@@ -210,6 +213,7 @@ const BLOCK: usize = 1 << 16;
 #[derive(Default)]
 pub(crate) struct Accumulator {
     count: u64,
+    weight: f64,
     mean: f64,
     squares: f64,
     min: f64,
@@ -218,20 +222,31 @@ pub(crate) struct Accumulator {
 
 impl Accumulator {
     pub(crate) fn push(&mut self, values: impl Iterator<Item = f64> + Clone) {
-        let (mut count, mut sum) = (0_u64, 0.0);
+        self.push_weighted(values.map(|value| (value, 1.0)));
+    }
+
+    /// Adds values with a weight each.
+    fn push_weighted(&mut self, values: impl Iterator<Item = (f64, f64)> + Clone) {
+        let (mut count, mut weight, mut sum) = (0_u64, 0.0, 0.0);
         let (mut min, mut max) = (f64::INFINITY, f64::NEG_INFINITY);
-        for value in values.clone() {
+        values.clone().for_each(|(value, own)| {
             count += 1;
-            sum += value;
+            weight += own;
+            sum += own * value;
             min = min.min(value);
             max = max.max(value);
-        }
+        });
         if count == 0 {
             return;
         }
-        let mean = sum / count as f64;
-        let squares: f64 = values.map(|value| (value - mean).powi(2)).sum();
-        self.merge(Self { count, mean, squares, min, max });
+        // Of equal values, the mean is exactly theirs; NaN stays NaN.
+        let mean = match sum / weight {
+            mean if mean < min => min,
+            mean if mean > max => max,
+            mean => mean,
+        };
+        let squares: f64 = values.map(|(value, own)| own * (value - mean).powi(2)).sum();
+        self.merge(Self { count, weight, mean, squares, min, max });
     }
 
     /// Adds the values of another accumulator.
@@ -242,12 +257,13 @@ impl Accumulator {
             }
             return;
         }
-        let total = self.count + other.count;
+        let total = self.weight + other.weight;
         let delta = other.mean - self.mean;
-        let share = other.count as f64 / total as f64;
-        self.squares += other.squares + delta * delta * self.count as f64 * share;
+        let share = other.weight / total;
+        self.squares += other.squares + delta * delta * self.weight * share;
         self.mean += delta * share;
-        self.count = total;
+        self.weight = total;
+        self.count += other.count;
         self.min = self.min.min(other.min);
         self.max = self.max.max(other.max);
     }
@@ -258,8 +274,9 @@ impl Accumulator {
         }
         Ok(Statistics {
             count: self.count,
+            weight: self.weight,
             mean: self.mean,
-            std: (self.squares / self.count as f64).sqrt(),
+            std: (self.squares / self.weight).sqrt(),
             min: self.min,
             max: self.max,
         })
@@ -271,16 +288,21 @@ impl Accumulator {
 pub(crate) struct ChannelStatistics(Vec<Accumulator>);
 
 impl ChannelStatistics {
-    pub(crate) fn push(&mut self, values: &Tensor) -> Result<()> {
-        let channels = values.size().get(1).copied().unwrap_or(0);
+    /// Adds values of a window whose points have these weights.
+    pub(crate) fn push(&mut self, values: &Tensor, weights: &PointWeights) -> Result<()> {
+        let shape = values.size();
+        let channels = shape.get(1).copied().unwrap_or(0);
+        let (inner, weights) = weights.in_turn(shape.get(2..).unwrap_or_default());
         if self.0.is_empty() {
             self.0 = (0..channels).map(|_| Accumulator::default()).collect();
         }
         for (channel, all) in self.0.iter_mut().enumerate() {
             let own = values.f_select(1, channel as i64)?.f_to_kind(Kind::Double)?.f_reshape([-1])?;
             let own: Vec<f64> = isobar_torch::memory::to_vec(&own.f_contiguous()?)?;
+            let rows = own.chunks(inner).zip(weights.iter().cycle());
+            let weighted = rows.flat_map(|(row, &weight)| row.iter().map(move |&value| (value, weight)));
             // NaN is a missing value: readers refuse others.
-            all.push(own.iter().copied().filter(|value| !value.is_nan()));
+            all.push_weighted(weighted.filter(|(value, _)| !value.is_nan()));
         }
         Ok(())
     }

@@ -13,6 +13,8 @@ use serde_json::{Value, json};
 use tch::{Kind, Tensor};
 use tempfile::TempDir;
 
+use crate::common;
+
 const LAT: usize = 3;
 const LON: usize = 4;
 const LEVELS: [f64; 4] = [1000.0, 850.0, 500.0, 250.0];
@@ -328,13 +330,15 @@ fn missing_values_are_errors_or_filled() {
     };
     let Parts { train, validation, .. } = with(1.5);
     let statistics = [train.data.statistics(&["u"], 0..1).unwrap()[0].unwrap()];
-    let known: Vec<f64> = (0..4 * LAT * LON)
-        .filter(|at| *at != LAT * LON + 11)
-        .map(|at| f64::from(u(6.0 * (at / (LAT * LON)) as f64, at % (LAT * LON) / LON, at % LON)))
-        .collect();
-    let mean = known.iter().sum::<f64>() / known.len() as f64;
-    assert_eq!(statistics[0].count, known.len() as u64);
-    assert!((statistics[0].mean - mean).abs() < 1e-9);
+    let value = |at: usize| match at == LAT * LON + 11 {
+        true => f64::NAN,
+        false => f64::from(u(6.0 * (at / (LAT * LON)) as f64, at % (LAT * LON) / LON, at % LON)),
+    };
+    let known: Vec<f64> = (0..4 * LAT * LON).map(value).collect();
+    let known = Tensor::from_slice(&known).view([4, LAT as i64, LON as i64]);
+    let [mean, std] = common::weighted_moments(&*train.data, &known);
+    assert_eq!(statistics[0].count, (4 * LAT * LON - 1) as u64);
+    assert!((statistics[0].mean - mean).abs() < 1e-9 && (statistics[0].std - std).abs() < 1e-9);
     // After normalisation it is `fill`.
     let read = train.data.read(&window, &[0], &["u"]).unwrap();
     let scaled =

@@ -57,7 +57,14 @@ fn a_file_written_by_h5py_holds_what_numpy_found() {
     let [x, y] = [statistics[1], statistics[2]];
     let (mean, half) = (f64::midpoint(x.mean, y.mean), (x.mean - y.mean) / 2.0);
     let std = (f64::midpoint(x.std.powi(2), y.std.powi(2)) + half.powi(2)).sqrt();
-    let both = Statistics { count: 2 * points, mean, std, min: x.min.min(y.min), max: x.max.max(y.max) };
+    let both = Statistics {
+        count: 2 * points,
+        weight: 2.0 * points as f64,
+        mean,
+        std,
+        min: x.min.min(y.min),
+        max: x.max.max(y.max),
+    };
     close(both, 2 * points, figures(velocity));
     for (name, coordinates) in
         [("time", file.times()), ("x", file.coordinates(0)), ("y", file.coordinates(1))]

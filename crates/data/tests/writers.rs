@@ -202,7 +202,7 @@ fn statistics_are_weighted_by_cell_area() {
         let values = values.to_kind(Kind::Double);
         let mean = (&values * &weights).mean(Kind::Double).double_value(&[]);
         let std = ((&values - mean).square() * &weights).mean(Kind::Double).double_value(&[]).sqrt();
-        let Statistics { count, mean: own_mean, std: own_std, min, max } = summary.values.unwrap();
+        let Statistics { count, mean: own_mean, std: own_std, min, max, .. } = summary.values.unwrap();
         assert!((own_mean / mean - 1.0).abs() < 1e-13 && (own_std / std - 1.0).abs() < 1e-13);
         assert_eq!(count as usize, values.numel());
         assert_eq!((min, max), (values.min().double_value(&[]), values.max().double_value(&[])));
@@ -210,11 +210,57 @@ fn statistics_are_weighted_by_cell_area() {
         assert_eq!(changes.count as usize, values.numel() / FRAMES * (FRAMES - 1));
         assert!(changes.std < 1e-12 && changes.min == changes.max && changes.mean > 0.0, "{changes:?}");
     }
+    // Training takes the same.
+    let names = ["h", "wind"];
+    let own = [data.statistics(&names, 0..SAMPLES), data.change_statistics(&names, 0..SAMPLES)];
+    let [own, changes] = own.map(Result::unwrap);
+    for (summary, (values, changes)) in found.iter().zip(own.iter().zip(&changes)) {
+        near(&summary.values.unwrap(), &values.unwrap());
+        near(&summary.changes.unwrap(), &changes.unwrap());
+    }
     assert!(summarize(&*data, &["h"], 1..1, |_, _| ()).is_err());
     assert!(summarize(&*data, &["q"], 0..1, |_, _| ()).is_err());
 }
 
-/// Without latitudes, they are those that training takes.
+fn near(one: &Statistics, other: &Statistics) {
+    let pairs = [
+        (one.weight, other.weight),
+        (one.mean, other.mean),
+        (one.std, other.std),
+        (one.min, other.min),
+        (one.max, other.max),
+    ];
+    let near = pairs.iter().all(|(one, other)| (one - other).abs() <= 1e-12 * other.abs().max(1.0));
+    assert!(one.count == other.count && near, "{one:?} {other:?}");
+}
+
+/// Parts merge to the statistics of all, though missing values leave them other weights than counts.
+#[test]
+fn weighted_statistics_merge_exactly() {
+    let folder = tempfile::tempdir().unwrap();
+    let (part, _) = with_gaps(&folder.path().join("gaps.nc"), |_, values| {
+        // The tropics of the second sample.
+        let _ = values.get(1).narrow(2, 1, 3).fill_(f64::NAN);
+    });
+    let portions = [0..1, 1..2].map(|samples| part.data.statistics(&["h"], samples).unwrap());
+    let merged = merge_channels(&portions).unwrap()[0].unwrap();
+    near(&merged, &part.data.statistics(&["h"], 0..2).unwrap()[0].unwrap());
+    let (_, weights) = area_weights(part.data.dims()).unwrap();
+    let weights = Tensor::from_slice(&weights).view([5, 1]).expand([FRAMES as i64, 5, 4], false);
+    let values = values(1).select(2, 0).to_kind(Kind::Double);
+    let polar =
+        |field: &Tensor| Tensor::cat(&[field.narrow(1, 0, 1), field.narrow(1, 4, 1)], 1).flatten(0, -1);
+    let values = Tensor::cat(&[values.get(0).flatten(0, -1), polar(&values.get(1))], 0);
+    let weights = Tensor::cat(&[weights.flatten(0, -1), polar(&weights)], 0);
+    let total = weights.sum(Kind::Double).double_value(&[]);
+    let mean = (&values * &weights).sum(Kind::Double).double_value(&[]) / total;
+    let variance = ((&values - mean).square() * &weights).sum(Kind::Double).double_value(&[]) / total;
+    let (min, max) = (values.min().double_value(&[]), values.max().double_value(&[]));
+    let count = values.numel() as u64;
+    near(&merged, &Statistics { count, weight: total, mean, std: variance.sqrt(), min, max });
+}
+
+/// Without latitudes, all points count alike.
 #[test]
 fn statistics_without_latitudes_are_those_of_the_data_set() {
     let folder = tempfile::tempdir().unwrap();
@@ -233,19 +279,12 @@ fn statistics_without_latitudes_are_those_of_the_data_set() {
     let data = open(&path, "hdf5");
     let names = ["h", "wind"];
     let found = summarize(&*data, &names, 0..SAMPLES, |_, _| ()).unwrap();
-    let near = |one: &Statistics, other: &Statistics| {
-        let pairs =
-            [(one.mean, other.mean), (one.std, other.std), (one.min, other.min), (one.max, other.max)];
-        assert!(
-            one.count == other.count && pairs.iter().all(|(one, other)| (one - other).abs() < 1e-12),
-            "{one:?} {other:?}"
-        );
-    };
     let exact = data.statistics(&names, 0..SAMPLES).unwrap();
     let changes = data.change_statistics(&names, 0..SAMPLES).unwrap();
     for ((summary, values), changes) in found.iter().zip(&exact).zip(&changes) {
         near(&summary.values.unwrap(), &values.unwrap());
         near(&summary.changes.unwrap(), &changes.unwrap());
+        assert_eq!(values.unwrap().weight, values.unwrap().count as f64);
     }
 }
 

@@ -110,7 +110,7 @@ mod tests {
             values,
             changes: values,
         };
-        let some = Statistics { count: 4, mean: 1.5, std: 0.5, min: 1.0, max: 2.0 };
+        let some = Statistics { count: 4, weight: 4.0, mean: 1.5, std: 0.5, min: 1.0, max: 2.0 };
         insta::assert_snapshot!(table(&[summary("u", Some(some)), summary("v", None)]).join("\n"), @r"
                            mean            std            min            max
         u            1.500000e0    5.000000e-1     1.000000e0     2.000000e0

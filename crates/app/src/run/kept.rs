@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 use std::time::UNIX_EPOCH;
 
 use anyhow::Result;
-use isobar_data::{Part, choose, remote_stamp};
+use isobar_data::{Part, area_weights, choose, remote_stamp};
 use isobar_train::config::DataConfig;
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
@@ -30,7 +30,7 @@ struct Kept {
 }
 
 /// Describes the data that statistics are of: files with their sizes and times, a digest of some values, the options of
-/// formats, and the variables by role.
+/// formats, the variables by role, and the weights of latitudes.
 /// Of a store at a URL, the root metadata stand for its chunks.
 /// `None` if nothing says when the data change.
 pub(super) fn description(
@@ -66,6 +66,8 @@ pub(super) fn description(
         "others": channels(source.others())?,
         "forcings": channels(&source.names.forcings)?,
         "changes": change,
+        // Earlier versions kept statistics without weights.
+        "weights": area_weights(train.data.dims()),
     })))
 }
 

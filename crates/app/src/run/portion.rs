@@ -32,8 +32,13 @@ impl Portion {
         let all = [&self.inputs, &self.targets, &self.forcings, &self.changes];
         let [of_inputs, of_targets, of_forcings, of_changes] = all.map(Vec::len);
         let sound = |own: &Statistics| {
-            let finite = [own.mean, own.std, own.min, own.max].iter().all(|number| number.is_finite());
-            finite && own.count > 0 && own.std >= 0.0 && (own.min..=own.max).contains(&own.mean)
+            let finite =
+                [own.weight, own.mean, own.std, own.min, own.max].iter().all(|number| number.is_finite());
+            finite
+                && own.count > 0
+                && own.weight > 0.0
+                && own.std >= 0.0
+                && (own.min..=own.max).contains(&own.mean)
         };
         [of_inputs, of_targets, of_forcings] == [inputs, others, forcings]
             && of_changes == if changes { inputs } else { 0 }
@@ -73,7 +78,8 @@ mod tests {
     /// Portions in which a channel has no value leave it to the others; only if none has any, it is an error.
     #[test]
     fn portions_without_a_value_are_left_out() {
-        let some = |mean: f64| Some(Statistics { count: 4, mean, std: 0.0, min: mean, max: mean });
+        let some =
+            |mean: f64| Some(Statistics { count: 4, weight: 4.0, mean, std: 0.0, min: mean, max: mean });
         let names = |names: &[&str]| names.iter().map(|name| (*name).to_owned()).collect::<Vec<_>>();
         let names =
             ChannelNames { inputs: names(&["u", "v"]), targets: names(&["rain"]), forcings: Vec::new() };

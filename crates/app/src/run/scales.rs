@@ -173,7 +173,8 @@ mod tests {
     fn changes_of_all_channels_count_alike() {
         let values = Normalizer::of_scales(&[2.0, 100.0, 5.0]).unwrap();
         let changes = [(0.0, 0.5), (3.0, 4.0), (0.0, 0.0)];
-        let changes = changes.map(|(mean, std)| Statistics { count: 8, mean, std, min: 0.0, max: 1.0 });
+        let changes =
+            changes.map(|(mean, std)| Statistics { count: 8, weight: 8.0, mean, std, min: 0.0, max: 1.0 });
         // A quarter of the deviation, a twentieth, and none.
         assert_eq!(change_scales(&changes, &values).unwrap().std(), [2.0, 20.0, 5.0]);
         let one = Normalizer::of_scales(&[2.0]).unwrap();

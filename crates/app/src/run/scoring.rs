@@ -85,12 +85,7 @@ impl Scoring {
 
 /// The spatial dim of latitudes.
 fn latitudes(dims: &[Dim]) -> Option<Latitudes> {
-    let is_latitude = |dim: &Dim| {
-        let north = |unit: &str| ["degrees_north", "degree_north", "degrees_n", "degree_n"].contains(&unit);
-        ["latitude", "lat"].contains(&dim.name.to_lowercase().as_str())
-            || dim.unit.as_deref().is_some_and(|unit| north(&unit.to_lowercase()))
-    };
-    let dim = dims.iter().position(is_latitude)?;
+    let dim = dims.iter().position(Dim::is_latitude)?;
     Some(Latitudes { dim, degrees: dims[dim].coordinates.clone() })
 }
 

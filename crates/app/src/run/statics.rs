@@ -54,7 +54,7 @@ impl Statics {
                     path()
                 )));
             };
-            if statistics.iter().any(|own| own.std == 0.0) {
+            if statistics.iter().any(|own| own.min == own.max) {
                 bail!(Exit::Usage.because(format!(
                     "data.statics names {name:?}, which is the same at all points of {}: it tells a network nothing; leave it out",
                     path()
@@ -118,7 +118,7 @@ mod tests {
     use std::time::Duration;
 
     use isobar_collectives::{Group, threads};
-    use isobar_data::{DataConfig, Request};
+    use isobar_data::{DataConfig, Request, area_weights};
     use isobar_train::{FieldLayout, ShardedFields};
     use rstest::rstest;
     use serde_json::{Value, json};
@@ -194,9 +194,11 @@ mod tests {
         let statics = Statics::read(&source, &window).unwrap();
         let behind = statics.behind(None, fields.statics.as_ref(), options).unwrap().unwrap();
         assert_eq!(behind.size(), [3, 5, 4]);
-        let mask = behind.get(0);
-        assert!(mask.mean(Kind::Double).double_value(&[]).abs() < 1e-12);
-        assert!((mask.std(false).double_value(&[]) - 1.0).abs() < 1e-12);
+        let (mask, (_, areas)) = (behind.get(0), area_weights(source.data.dims()).unwrap());
+        let areas = Tensor::from_slice(&areas).view([5, 1]);
+        let mean = |field: Tensor| (field * &areas).mean(Kind::Double).double_value(&[]);
+        assert!(mean(mask.shallow_clone()).abs() < 1e-12);
+        assert!((mean(mask.square()) - 1.0).abs() < 1e-12);
         let roles = source.names.roles(&*source.data, &config, &window, fields.forcing).unwrap().unwrap();
         assert_eq!((roles.history, roles.prognostic, roles.diagnostic), (3, 2, 1));
         assert_eq!(roles.forcing.unwrap().mean().len(), 1);
@@ -249,6 +251,12 @@ mod tests {
         }
         std::fs::write(&file, told.to_string()).unwrap();
         assert_eq!(read().0.mean()[0], 7.5);
+        // Those of an earlier version, which had no weights.
+        let mut earlier: Value = serde_json::from_str(&kept).unwrap();
+        let _ = earlier["of"].as_object_mut().unwrap().remove("weights");
+        earlier["statistics"]["inputs"][0]["mean"] = 7.5.into();
+        std::fs::write(&file, earlier.to_string()).unwrap();
+        assert_eq!(read(), first);
         // Other options of the format alone.
         let mut other = serde_json::to_value(&config).unwrap();
         other["npy"]["cut"] = 5.into();
@@ -307,7 +315,8 @@ mod tests {
             let fields = Fields::read_alike(&source, &config, &place, &world).unwrap();
             let own = Statics::read(&source, &window).unwrap();
             // Rank 0's normalisation is that of every rank.
-            let normalizers = serde_json::to_vec(&(fields.statics, fields.forcing)).unwrap();
+            let normalizers = (fields.input, fields.change, fields.statics, fields.forcing);
+            let normalizers = serde_json::to_vec(&normalizers).unwrap();
             let all = world.all_gather_bytes(&normalizers).unwrap();
             assert_eq!(all[0], all[1]);
             [own.stored.unwrap(), own.computed.unwrap()]

@@ -97,8 +97,8 @@ impl Computed {
                 dims.len()
             )));
         }
-        let latitude = line(dims, window, is_latitude)?;
-        let longitude = line(dims, window, is_longitude)?;
+        let latitude = line(dims, window, Dim::is_latitude)?;
+        let longitude = line(dims, window, Dim::is_longitude)?;
         for (name, field) in names.iter().zip(&fields) {
             let lacks = |there: &Option<Line>, of: &[Field]| of.contains(field) && there.is_none();
             for (kind, unit, missing) in [
@@ -211,23 +211,4 @@ fn line(dims: &[Dim], window: &[Range<usize>], kind: fn(&Dim) -> bool) -> Result
         available: dims[dim].coordinates.len(),
     })?;
     Ok(Some(Line { dim, radians: points.iter().map(|degrees| degrees.to_radians()).collect() }))
-}
-
-/// Returns whether a dim has the unit `degrees_PLACE` in one of CF's spellings, or no unit of its own and one of these names.
-fn is_degrees(dim: &Dim, place: &str, names: [&str; 2]) -> bool {
-    match dim.unit.as_deref().map(str::to_ascii_lowercase) {
-        Some(unit) if unit.starts_with("degree") && unit.len() > "degrees".len() => {
-            unit.ends_with(place) || unit.ends_with(&place[..1])
-        }
-        Some(unit) if !unit.starts_with("degree") => false,
-        _ => names.iter().any(|name| dim.name.eq_ignore_ascii_case(name)),
-    }
-}
-
-fn is_latitude(dim: &Dim) -> bool {
-    is_degrees(dim, "north", ["lat", "latitude"])
-}
-
-fn is_longitude(dim: &Dim) -> bool {
-    is_degrees(dim, "east", ["lon", "longitude"])
 }

@@ -1,6 +1,9 @@
-//! Paths of the test data.
+//! Paths of the test data, and sums over the globe.
 
 use std::path::{Path, PathBuf};
+
+use isobar_data::{Dataset, area_weights};
+use tch::{Kind, Tensor};
 
 /// Eight samples of the project's Darcy data set.
 pub(crate) fn excerpt() -> PathBuf {
@@ -11,6 +14,19 @@ pub(crate) fn excerpt() -> PathBuf {
 pub(crate) fn shared(name: &str) -> Option<PathBuf> {
     let path = root().join("../shared/data").join(name);
     path.exists().then_some(path)
+}
+
+/// Mean and deviation of values `[…, latitude, longitude]` by cell area, without those that are NaN.
+pub(crate) fn weighted_moments(data: &dyn Dataset, values: &Tensor) -> [f64; 2] {
+    let (dim, weights) = area_weights(data.dims()).unwrap();
+    assert_eq!(dim, 0);
+    let values = values.to_kind(Kind::Double);
+    let known = values.isnan().logical_not();
+    let weights = (Tensor::from_slice(&weights).view([-1, 1]) * &known).to_kind(Kind::Double);
+    let (values, total) = (values.nan_to_num(0.0, None, None), weights.sum(Kind::Double));
+    let mean = (&values * &weights).sum(Kind::Double) / &total;
+    let variance = ((&values - &mean).square() * &weights).sum(Kind::Double) / total;
+    [mean, variance.sqrt()].map(|of| of.double_value(&[]))
 }
 
 fn root() -> PathBuf {

@@ -110,7 +110,7 @@ impl WellField {
         let count = whole.iter().map(|range| range.len() as u64).product();
         accumulators
             .into_iter()
-            .map(|accumulator| Ok(Statistics { count, ..accumulator.finish()? }))
+            .map(|accumulator| Ok(Statistics { count, weight: count as f64, ..accumulator.finish()? }))
             .collect()
     }
 }
@@ -124,7 +124,7 @@ impl WellField {
         };
         let count = count(whole[1].len().saturating_sub(1));
         if !self.varying[1] {
-            let none = Statistics { count, mean: 0.0, std: 0.0, min: 0.0, max: 0.0 };
+            let none = Statistics { count, weight: count as f64, mean: 0.0, std: 0.0, min: 0.0, max: 0.0 };
             return Ok(vec![none; self.components]);
         }
         let mut accumulators: Vec<Accumulator> =
@@ -151,7 +151,7 @@ impl WellField {
         }
         accumulators
             .into_iter()
-            .map(|accumulator| Ok(Statistics { count, ..accumulator.finish()? }))
+            .map(|accumulator| Ok(Statistics { count, weight: count as f64, ..accumulator.finish()? }))
             .collect()
     }
 

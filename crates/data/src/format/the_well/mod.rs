@@ -16,8 +16,11 @@ pub use self::field::WellField;
 pub use self::file::WellFile;
 pub use self::meta::{WellDim, WellMeta};
 pub use self::writer::WellWriter;
+use crate::area::area_weights;
 use crate::content::Content;
-use crate::dataset::{Dataset, DatasetWriter, Window, check_window, choose};
+use crate::dataset::{
+    Dataset, DatasetWriter, Window, check_window, choose, weighted_change_statistics, weighted_statistics,
+};
 use crate::grid::{DataVariable, Dim, PredictionMeta};
 use crate::registry::{DataSource, Format, NoOptions};
 use crate::writers::WriterFormat;
@@ -109,6 +112,9 @@ impl Dataset for Well {
     }
 
     fn statistics(&self, variables: &[&str], samples: Range<usize>) -> Result<Vec<Option<Statistics>>> {
+        if area_weights(&self.dims).is_some() {
+            return weighted_statistics(self, variables, samples);
+        }
         Ok(self.file.statistics(variables, samples)?.into_iter().map(Some).collect())
     }
 
@@ -117,6 +123,9 @@ impl Dataset for Well {
         variables: &[&str],
         samples: Range<usize>,
     ) -> Result<Vec<Option<Statistics>>> {
+        if area_weights(&self.dims).is_some() {
+            return weighted_change_statistics(self, variables, samples);
+        }
         Ok(self.file.change_statistics(variables, samples)?.into_iter().map(Some).collect())
     }
 
