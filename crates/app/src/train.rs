@@ -266,6 +266,7 @@ impl Job for Training<'_> {
                 change: task.model.change.clone(),
                 forcings: config.data.forcings.clone(),
                 statics: config.data.statics.clone(),
+                scalars: config.data.scalars.clone(),
                 diagnostics: config.data.diagnostics.clone(),
                 history: config.data.history,
                 levels: config.data.levels.clone(),
@@ -326,6 +327,7 @@ fn identity(config: &Config, weighted: bool) -> Result<serde_json::Value> {
         ("targets", &data.targets),
         ("forcings", &data.forcings),
         ("statics", &data.statics),
+        ("scalars", &data.scalars),
         ("diagnostics", &data.diagnostics),
     ] {
         if !names.is_empty() {

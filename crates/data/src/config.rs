@@ -40,6 +40,8 @@ pub struct DataConfig {
     /// Variables that are the same at all times and in all samples, such as a land-sea mask: inputs only. `latitude` and
     /// `longitude` are computed.
     pub statics: Vec<String>,
+    /// Variables without spatial dims, such as the viscosity of a sample: inputs with one value at all points.
+    pub scalars: Vec<String>,
     /// Of trajectories: variables that are outputs, but no inputs.
     pub diagnostics: Vec<String>,
     /// Of trajectories: number of frames that the network maps from, the newest one last.
@@ -110,6 +112,7 @@ impl Default for DataConfig {
             fields: Vec::new(),
             forcings: Vec::new(),
             statics: Vec::new(),
+            scalars: Vec::new(),
             diagnostics: Vec::new(),
             history: 1,
             levels: Vec::new(),
@@ -188,6 +191,7 @@ impl DataConfig {
         self.train_steps.check()?;
         let all = [&self.fields[..], &self.inputs, &self.targets, &self.diagnostics].concat();
         let stored = self.forcings.iter().chain(&self.statics).filter(|name| !Computed::is_name(name));
+        let stored = stored.chain(&self.scalars);
         let opener = Opener {
             needs_time: self.needs_time(),
             keeps_missing: self.missing != Missing::Error,

@@ -146,12 +146,15 @@ pub(crate) fn weighted_statistics(
     variables: &[&str],
     samples: Range<usize>,
 ) -> Result<Vec<Option<Statistics>>> {
-    let (mut all, weights) = (ChannelStatistics::default(), PointWeights::new(data.dims()));
-    for (samples, frames) in portions(data, &samples, variables)? {
-        let window = Window { frames, points: full(data) };
-        all.push(&data.read(&window, &samples, variables)?.f_flatten(0, 1)?, &weights)?;
-    }
-    all.finish()
+    over_points(data, variables, |variables, points| {
+        let (mut all, weights) =
+            (ChannelStatistics::default(), PointWeights::new(data.dims()).within(points));
+        for (samples, frames) in portions(data, &samples, variables)? {
+            let window = Window { frames, points: points.to_vec() };
+            all.push(&data.read(&window, &samples, variables)?.f_flatten(0, 1)?, &weights)?;
+        }
+        all.finish()
+    })
 }
 
 /// Computes what [`Dataset::change_statistics`] does by default.
@@ -160,17 +163,39 @@ pub(crate) fn weighted_change_statistics(
     variables: &[&str],
     samples: Range<usize>,
 ) -> Result<Vec<Option<Statistics>>> {
-    let (mut all, weights) = (ChannelStatistics::default(), PointWeights::new(data.dims()));
-    for (samples, frames) in portions(data, &samples, variables)? {
-        // One frame more: the changes to the first frame of the next portion belong to this one.
-        let end = (frames.end + 1).min(frame_count(data));
-        let window = Window { frames: frames.start..end, points: full(data) };
-        let values = data.read(&window, &samples, variables)?.f_to_kind(Kind::Double)?;
-        let steps = (end - frames.start - 1) as i64;
-        let changes = values.f_narrow(1, 1, steps)?.f_sub(&values.f_narrow(1, 0, steps)?)?;
-        all.push(&changes.f_flatten(0, 1)?, &weights)?;
+    over_points(data, variables, |variables, points| {
+        let (mut all, weights) =
+            (ChannelStatistics::default(), PointWeights::new(data.dims()).within(points));
+        for (samples, frames) in portions(data, &samples, variables)? {
+            // One frame more: the changes to the first frame of the next portion belong to this one.
+            let end = (frames.end + 1).min(frame_count(data));
+            let window = Window { frames: frames.start..end, points: points.to_vec() };
+            let values = data.read(&window, &samples, variables)?.f_to_kind(Kind::Double)?;
+            let steps = (end - frames.start - 1) as i64;
+            let changes = values.f_narrow(1, 1, steps)?.f_sub(&values.f_narrow(1, 0, steps)?)?;
+            all.push(&changes.f_flatten(0, 1)?, &weights)?;
+        }
+        all.finish()
+    })
+}
+
+/// Computes statistics over all points of variables with spatial dims, and over one point of those without.
+fn over_points(
+    data: &(impl Dataset + ?Sized),
+    variables: &[&str],
+    of: impl Fn(&[&str], &[Range<usize>]) -> Result<Vec<Option<Statistics>>>,
+) -> Result<Vec<Option<Statistics>>> {
+    let chosen = choose(data, variables)?;
+    let mut all = Vec::new();
+    for group in chosen.chunk_by(|one, other| one.uniform == other.uniform) {
+        let names: Vec<&str> = group.iter().map(|variable| variable.name.as_str()).collect();
+        let mut points = full(data);
+        if group.iter().all(|variable| variable.uniform) {
+            points.iter_mut().for_each(|range| range.end = range.end.min(1));
+        }
+        all.extend(of(&names, &points)?);
     }
-    all.finish()
+    Ok(all)
 }
 
 /// A file of predictions.

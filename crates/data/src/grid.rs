@@ -50,6 +50,8 @@ pub struct DataVariable {
     pub has_direction: bool,
     /// Title in pictures, if it is not the name.
     pub title: Option<String>,
+    /// True if it has no spatial dims: each sample, or each of its frames, has one value.
+    pub uniform: bool,
 }
 
 impl DataVariable {
@@ -57,7 +59,7 @@ impl DataVariable {
     pub fn scalar(name: impl Into<String>) -> Self {
         let name = name.into();
         let channels = vec![name.clone()];
-        Self { name, unit: None, channels, has_direction: false, title: None }
+        Self { name, unit: None, channels, has_direction: false, title: None, uniform: false }
     }
 
     /// Title in pictures.

@@ -53,6 +53,37 @@ fn one_dimensional_tensors() {
     assert_eq!((cut.samples(), cut.times().unwrap().len()), (9, 2));
 }
 
+/// Parameters are attributes of the file, or in its name; of several files each has its own.
+#[test]
+fn parameters_are_scalars() {
+    let folder = tempfile::tempdir().unwrap();
+    for (name, rho) in [("ReacDiff_Nu0.5_Rho1.0.hdf5", 1.5), ("ReacDiff_Nu1.e-2_Rho2.0.hdf5", 2.5)] {
+        let file = File::create(folder.path().join(name)).unwrap();
+        counted(&file, "tensor", &[2, 4, 5], 0);
+        counted(&file, "x-coordinate", &[5], 10);
+        file.new_attr::<f64>().create("rho").unwrap().write_scalar(&rho).unwrap();
+    }
+    let config = |scalars: &[&str]| {
+        let table =
+            json!({ "path": folder.path(), "format": "pdebench", "fields": ["tensor"], "scalars": scalars });
+        serde_json::from_value::<DataConfig>(table).unwrap()
+    };
+    let data = config(&["nu", "rho"]).open().unwrap();
+    assert!(data.variables()[1].uniform && !data.variables()[0].uniform);
+    let window = Window { frames: 0..2, points: vec![1..3] };
+    let read = data.read(&window, &[3, 1], &["nu", "rho"]).unwrap();
+    assert_eq!(read.size(), [2, 2, 2, 2]);
+    let of_sample =
+        |nu: f32, rho: f32| [f64::from(nu), f64::from(nu), f64::from(rho), f64::from(rho)].repeat(2);
+    assert_eq!(numbers(&read), [of_sample(0.01, 2.5), of_sample(0.5, 1.5)].concat());
+    let statistics = data.statistics(&["tensor", "rho"], 0..4).unwrap();
+    let rho = statistics[1].unwrap();
+    assert_eq!((rho.count, rho.mean, rho.std, rho.min, rho.max), (4 * 4, 2.0, 0.5, 1.5, 2.5));
+    assert_eq!(statistics[0].unwrap().count, 4 * 4 * 5);
+    let error = config(&["xi"]).open().unwrap_err().to_string();
+    assert!(error.contains("xi") && error.contains("tensor"), "{error}");
+}
+
 #[rstest]
 fn compressible_flow(#[values(2, 3)] dims: usize) {
     let folder = tempfile::tempdir().unwrap();

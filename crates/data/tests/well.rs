@@ -6,7 +6,8 @@ use crate::common;
 use std::ops::Range;
 use std::path::{Path, PathBuf};
 
-use isobar_data::{DarcyFile, Statistics, WellDim, WellFile, WellMeta, WellWriter};
+use hdf5_metno::types::VarLenUnicode;
+use isobar_data::{DarcyFile, DataConfig, Statistics, WellDim, WellFile, WellMeta, WellWriter, Window};
 use proptest::prelude::*;
 use tch::{Device, Kind, Tensor};
 
@@ -373,4 +374,59 @@ fn channels_have_names_units_and_changes() {
         assert!((found.mean - own.mean(None).double_value(&[])).abs() <= 1e-9 * found.mean.abs());
         assert!((found.std - own.std(false).double_value(&[])).abs() <= 1e-9 * found.std);
     }
+}
+
+/// Numbers of the group `scalars`: the same for all trajectories of a file, for each, or for each time.
+#[test]
+fn scalars_are_variables_where_they_are_named() {
+    let folder = tempfile::tempdir().unwrap();
+    for (name, viscosity) in [("a.h5", 0.25), ("b.h5", 0.75)] {
+        let dim = WellDim { name: "x".to_owned(), coordinates: vec![0.0, 1.0, 2.0], periodic: true };
+        let meta = WellMeta {
+            trajectories: 2,
+            times: vec![0.0, 1.0],
+            dims: vec![dim],
+            fields: vec![("u".to_owned(), 0)],
+            parameters: vec![("viscosity".to_owned(), viscosity)],
+            ..WellMeta::default()
+        };
+        let path = folder.path().join(name);
+        let mut writer = WellWriter::create(&path, &meta).unwrap();
+        for trajectory in 0..2 {
+            writer.write("u", trajectory, 0, &Tensor::rand([2, 1, 3], (Kind::Float, Device::Cpu))).unwrap();
+        }
+        writer.finish().unwrap();
+        let file = hdf5_metno::File::append(&path).unwrap();
+        let group = file.group("scalars").unwrap();
+        let names = ["viscosity", "force", "load"].map(|name| name.parse::<VarLenUnicode>().unwrap());
+        group.attr("field_names").and_then(|_| group.delete_attr("field_names")).unwrap();
+        group.new_attr_builder().with_data(&names).create("field_names").unwrap();
+        for (name, shape, times) in [("force", vec![2], false), ("load", vec![2, 2], true)] {
+            let count: usize = shape.iter().product();
+            let values = (0..count).map(|at| at as f32 + viscosity as f32).collect();
+            let values = ndarray::ArrayD::from_shape_vec(shape, values).unwrap();
+            let scalar = group.new_dataset_builder().with_data(&values).create(name).unwrap();
+            for (flag, on) in [("sample_varying", true), ("time_varying", times)] {
+                scalar.new_attr::<bool>().create(flag).unwrap().write_scalar(&on).unwrap();
+            }
+        }
+    }
+    let table = serde_json::json!({
+        "path": folder.path(), "format": "the_well", "fields": ["u"], "scalars": ["viscosity", "force", "load"],
+    });
+    let config: DataConfig = serde_json::from_value(table).unwrap();
+    let data = config.open().unwrap();
+    let uniform: Vec<bool> = data.variables().iter().map(|variable| variable.uniform).collect();
+    assert_eq!(uniform, [false, true, true, true]);
+    let window = Window { frames: 0..2, points: std::iter::once(1..3).collect() };
+    let read = data.read(&window, &[3, 0], &["load", "viscosity", "force"]).unwrap();
+    let of = |frames: [[f32; 3]; 2]| {
+        frames.concat().into_iter().flat_map(|value| [value, value]).collect::<Vec<_>>()
+    };
+    let expected = [of([[2.75, 0.75, 1.75], [3.75, 0.75, 1.75]]), of([[0.25; 3], [1.25, 0.25, 0.25]])];
+    assert_eq!(values(&read), expected.concat());
+    let statistics = data.statistics(&["viscosity"], 0..4).unwrap()[0].unwrap();
+    assert_eq!((statistics.mean, statistics.std, statistics.min, statistics.max), (0.5, 0.25, 0.25, 0.75));
+    let config = DataConfig { scalars: Vec::new(), ..config };
+    assert_eq!(config.open().unwrap().variables().len(), 1, "other commands see fields only");
 }

@@ -297,6 +297,7 @@ impl Prediction<'_> {
             ("targets", format!("{:?}", trained.targets), format!("{:?}", data.targets)),
             ("forcings", format!("{:?}", trained.forcings), format!("{:?}", data.forcings)),
             ("statics", format!("{:?}", trained.statics), format!("{:?}", data.statics)),
+            ("scalars", format!("{:?}", trained.scalars), format!("{:?}", data.scalars)),
             ("diagnostics", format!("{:?}", trained.diagnostics), format!("{:?}", data.diagnostics)),
             ("history", trained.history.to_string(), data.history.to_string()),
             ("levels", format!("{:?}", trained.levels), format!("{:?}", data.levels)),

@@ -110,6 +110,9 @@ pub(crate) struct ModelMetadata {
     /// Names of its static fields.
     #[serde(default)]
     pub(crate) statics: Vec<String>,
+    /// Names of its scalars.
+    #[serde(default)]
+    pub(crate) scalars: Vec<String>,
     /// Names of the outputs that are no inputs.
     #[serde(default)]
     pub(crate) diagnostics: Vec<String>,
@@ -119,7 +122,7 @@ pub(crate) struct ModelMetadata {
     /// Levels of its variables, if the configuration names them.
     #[serde(default)]
     pub(crate) levels: Vec<f64>,
-    /// Normalisation of forcings that the data have.
+    /// Normalisation of forcings that the data have, and of scalars of trajectories.
     #[serde(default)]
     pub(crate) forcing: Option<Normalizer>,
     /// Normalisation of static fields that the data have.

@@ -12,11 +12,11 @@ use crate::exit::{Because, Exit};
 /// Names of variables by their role.
 #[derive(Debug, Default)]
 pub(crate) struct Variables {
-    /// Of the input: prognostic ones, of which frames are mapped to the next, or inputs of samples without time.
+    /// Of the input: prognostic ones, of which frames are mapped to the next, or inputs and scalars of samples without time.
     pub(crate) inputs: Vec<String>,
     /// Of the output: prognostic and diagnostic ones, or targets of samples without time.
     pub(crate) targets: Vec<String>,
-    /// Forcings that the data have.
+    /// Forcings that the data have; of trajectories also scalars.
     pub(crate) forcings: Vec<String>,
     /// Forcings that are computed.
     pub(crate) computed: Vec<String>,
@@ -42,9 +42,11 @@ impl Variables {
                 "data.statics names {name:?}, which changes in time; name it in data.forcings"
             )));
         }
-        let variables = Self { inputs, targets, forcings, computed, statics, places };
+        let mut variables = Self { inputs, targets, forcings, computed, statics, places };
         let has_steps = data.times().is_some();
-        for (key, names) in [("forcings", &config.forcings), ("statics", &config.statics)] {
+        let keys =
+            [("forcings", &config.forcings), ("statics", &config.statics), ("scalars", &config.scalars)];
+        for (key, names) in keys {
             check_unique(key, "variable", names)?;
             let outputs = if has_steps { &variables.targets } else { &variables.inputs };
             if let Some(name) = names.iter().find(|name| outputs.contains(name)) {
@@ -52,10 +54,20 @@ impl Variables {
                 bail!(Exit::Usage.because(format!("{other} and data.{key} both name {name:?}; leave one")));
             }
         }
-        if let Some(name) = config.forcings.iter().find(|name| config.statics.contains(name)) {
-            bail!(
-                Exit::Usage.because(format!("data.forcings and data.statics both name {name:?}; leave one"))
-            );
+        for (at, (key, names)) in keys.iter().enumerate() {
+            for (other, others) in &keys[at + 1..] {
+                if let Some(name) = names.iter().find(|name| others.contains(name)) {
+                    bail!(
+                        Exit::Usage
+                            .because(format!("data.{key} and data.{other} both name {name:?}; leave one"))
+                    );
+                }
+            }
+        }
+        check_scalars(data, &config.scalars, if has_steps { "data.forcings" } else { "data.inputs" })?;
+        match has_steps {
+            true => variables.forcings.extend(config.scalars.iter().cloned()),
+            false => variables.inputs.extend(config.scalars.iter().cloned()),
         }
         Ok(variables)
     }
@@ -69,8 +81,8 @@ impl Variables {
         window: &[Range<usize>],
         forcing: Option<Normalizer>,
     ) -> Result<Option<Roles>> {
-        let is_plain =
-            config.history == 1 && self.inputs.len() == self.targets.len() && config.forcings.is_empty();
+        let has_forcings = !self.forcings.is_empty() || !self.computed.is_empty();
+        let is_plain = config.history == 1 && self.inputs.len() == self.targets.len() && !has_forcings;
         if data.times().is_none() || is_plain {
             return Ok(None);
         }
@@ -139,6 +151,18 @@ fn check_unique(key: &str, what: &str, names: &[String]) -> Result<()> {
                 "data.{key} names a {what} twice: {names:?}; --set 'data.{key}={unique:?}'"
             ))
         );
+    }
+    Ok(())
+}
+
+/// Rejects a scalar that varies in space; `other` is the key for such variables.
+fn check_scalars(data: &dyn Dataset, names: &[String], other: &str) -> Result<()> {
+    if let Some(variable) = chosen(data, names)?.into_iter().find(|variable| !variable.uniform) {
+        bail!(Exit::Usage.because(format!(
+            "data.scalars names {:?}, which has spatial dims in {}; name it in {other}",
+            variable.name,
+            data.path().display()
+        )));
     }
     Ok(())
 }

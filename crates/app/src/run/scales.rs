@@ -81,6 +81,7 @@ pub(super) fn scales_alike(
         }
     };
     let Portion { inputs, targets, forcings, changes } = statistics;
+    check_scalars(source, train, &config.scalars, if source.has_steps() { &forcings } else { &inputs })?;
     let input = Normalizer::of_channels(&inputs)?;
     let target = match (source.has_steps(), source.has_others()) {
         (true, true) => Normalizer::of_channels(&[inputs, targets].concat())?,
@@ -91,6 +92,23 @@ pub(super) fn scales_alike(
     let forcing = has_forcings.then(|| Normalizer::of_channels(&forcings)).transpose()?;
     let change = is_change.then(|| change_scales(&changes, &input)).transpose()?;
     Ok(Scales { input, target, change, forcing })
+}
+
+/// Rejects scalars, the last variables of `statistics`, that are the same in all training samples.
+fn check_scalars(source: &Source, train: &Part, names: &[String], statistics: &[Statistics]) -> Result<()> {
+    if names.is_empty() {
+        return Ok(());
+    }
+    let channels = source.chosen(names)?.into_iter().flat_map(|variable| variable.channels);
+    let pairs = channels.collect::<Vec<_>>().into_iter().rev().zip(statistics.iter().rev());
+    match pairs.into_iter().find(|(_, own)| own.min == own.max) {
+        None => Ok(()),
+        Some((name, own)) => bail!(Exit::Usage.because(format!(
+            "data.scalars names {name:?}, which is {} in all training samples of {}: it tells a network nothing; leave it out",
+            own.min,
+            train.data.path().display()
+        ))),
+    }
 }
 
 /// The variables that statistics are taken of.

@@ -286,6 +286,107 @@ mod tests {
         assert_eq!(read(), changed, "statistics of too few channels count as none");
     }
 
+    /// Three trajectories and pairs of 5 by 4 points, with a number for each sample, and one for each time.
+    fn with_scalars(own: Value) -> (TempDir, DataConfig) {
+        let folder = tempdir().unwrap();
+        array(folder.path(), "u", &[3, 4, 5, 4], |at| (0.3 * at as f32).sin());
+        array(folder.path(), "a", &[3, 5, 4], |at| (0.7 * at as f32).sin());
+        array(folder.path(), "b", &[3, 5, 4], |at| (1.1 * at as f32).sin());
+        array(folder.path(), "nu", &[3], |at| [0.1, 0.3, 0.7][at]);
+        array(folder.path(), "wind", &[3, 4], |at| at as f32);
+        array(folder.path(), "same", &[3], |_| 2.5);
+        let named = |name: &str, axes: &[&str]| json!({ "path": name, "axes": axes });
+        let pair = ["sample", "lat", "lon"];
+        let mut config = json!({
+            "path": folder.path(), "format": "npy", "validation_samples": 1,
+            "npy": {
+                "axes": ["sample", "time", "lat", "lon"],
+                "variables": {
+                    "a": named("a", &pair), "b": named("b", &pair), "nu": named("nu", &["sample"]),
+                    "wind": named("wind", &["sample", "time"]), "same": named("same", &["sample"]),
+                },
+            },
+        });
+        config.as_object_mut().unwrap().extend(own.as_object().unwrap().clone());
+        (folder, serde_json::from_value(config).unwrap())
+    }
+
+    /// A scalar is a channel with one value at all points of each rank's window, in memory or streamed.
+    #[rstest]
+    #[case::trajectories(json!({ "fields": ["u"], "scalars": ["nu", "wind"] }), [1, 2])]
+    #[case::pairs(json!({ "inputs": ["a"], "targets": ["b"], "scalars": ["nu"] }), [1, 1])]
+    fn scalars_are_constant_channels(
+        #[case] own: Value,
+        #[case] channels: [i64; 2],
+        #[values("all", "none")] cache: &str,
+    ) {
+        let [fields, scalars] = channels;
+        let (_folder, mut config) = with_scalars(own);
+        config.cache = serde_json::from_value(cache.into()).unwrap();
+        let source = Source::open(&config).unwrap();
+        let spec = source.spec(&config).unwrap();
+        assert_eq!((spec.in_channels as i64, spec.out_channels), (fields + scalars, 1));
+        let read = |window: &[Range<usize>], world: &Group| {
+            let source = Source::open(&config).unwrap();
+            let place =
+                Place { window, options: (Kind::Double, Device::Cpu), own: 3, at_once: 3, keep: None };
+            let fields = Fields::read_alike(&source, &config, &place, world).unwrap();
+            let all: Vec<usize> = (0..fields.train.len()).collect();
+            let batch = fields.train.take(&Request { samples: all, steps: fields.train.steps() }).unwrap();
+            (batch.input, if source.has_steps() { fields.forcing.unwrap() } else { fields.input })
+        };
+        let (whole, scales) = read(&[0..5, 0..4], &Group::single());
+        let at = scales.mean().len() - scalars as usize;
+        assert!(
+            (scales.mean()[at] - 0.2).abs() < 1e-7 && (scales.std()[at] - 0.1).abs() < 1e-7,
+            "{scales:?}"
+        );
+        let nu = whole.select(1, fields);
+        let of_samples: Vec<f64> = if source.has_steps() { vec![0.1; 3] } else { vec![0.1] };
+        for (at, nu_of_sample) in of_samples.into_iter().enumerate() {
+            let own = nu.get(at as i64);
+            assert!((own.min().double_value(&[]) - nu_of_sample).abs() < 1e-7 && own.min() == own.max());
+        }
+        if source.has_steps() {
+            let wind = whole.select(1, fields + 1);
+            for sample in 0..6 {
+                let (trajectory, frame) = (sample / 3, sample % 3);
+                let own = wind.get(sample);
+                assert_eq!(
+                    (own.min(), own.max()),
+                    (Tensor::from((4 * trajectory + frame) as f64), own.min())
+                );
+            }
+        }
+        let ranks = threads::run(2, Duration::from_secs(60), |world| {
+            let mesh = isobar_manager::DeviceMesh::new(&world, &[2], &["domain"]).unwrap();
+            let window = ShardedFields::new(&mesh, &[5, 4]).unwrap().window(&[5, 4]).unwrap();
+            read(&window, &world).0
+        });
+        assert_eq!(Tensor::cat(&ranks, 2), whole);
+    }
+
+    #[rstest]
+    #[case::spatial(json!({ "fields": ["u"], "scalars": ["a"] }), "data.scalars names \"a\", which has spatial dims")]
+    #[case::twice(json!({ "fields": ["u"], "scalars": ["nu", "nu"] }), "data.scalars names a variable twice")]
+    #[case::two_roles(json!({ "fields": ["u"], "scalars": ["nu"], "statics": ["nu"] }), "data.statics and data.scalars both")]
+    #[case::unknown(json!({ "fields": ["u"], "scalars": ["mu"] }), "mu")]
+    #[case::same(json!({ "fields": ["u"], "scalars": ["same"] }), "\"same\", which is 2.5 in all training samples")]
+    fn scalars_that_are_none_are_refused(#[case] own: Value, #[case] expected: &str) {
+        let (_folder, config) = with_scalars(own);
+        let place = Place {
+            window: &[0..5, 0..4],
+            options: (Kind::Double, Device::Cpu),
+            own: 3,
+            at_once: 3,
+            keep: None,
+        };
+        let read = Source::open(&config)
+            .and_then(|source| Fields::read_alike(&source, &config, &place, &Group::single()).map(drop));
+        let error = read.unwrap_err().to_string();
+        assert!(error.contains(expected), "{error}");
+    }
+
     #[test]
     fn without_further_keys_there_are_no_roles() {
         let folder = folder();

@@ -90,7 +90,9 @@ impl Reader<'_> {
                 _ => (once(0..1).collect(), vec![name.clone()]),
             };
             let unit = self.options.variables.get(name).and_then(|own| own.unit()).map(str::to_owned);
+            let is_spatial = |role: &Role| matches!(role, Role::Space(_));
             described.push(DataVariable {
+                uniform: !roles.iter().any(is_spatial),
                 name: name.clone(),
                 unit: unit.or_else(|| info.unit.clone()),
                 // They may be components of a vector: nothing says that they are not.
@@ -138,7 +140,8 @@ impl Reader<'_> {
         let given = own.and_then(|own| own.axes()).map(<[String]>::to_vec);
         let general = Some(self.options.axes.clone()).filter(|axes| !axes.is_empty());
         let stored = info.axes.clone();
-        let axes = given.or(stored).or(general);
+        // A single number has no axes to name.
+        let axes = if ndim == 0 { Some(Vec::new()) } else { given.or(stored).or(general) };
         match axes {
             Some(axes) if axes.len() == ndim => {
                 let unique = axes.iter().enumerate().all(|(at, axis)| !axes[..at].contains(axis));

@@ -69,6 +69,11 @@ impl Hdf5Arrays {
         Self { is_netcdf: true, ..self }
     }
 
+    /// An attribute of the root that is one number.
+    pub(crate) fn number(&self, name: &str) -> Result<Option<f64>> {
+        optional(Attributes::of_group(&self.root()).number(name))
+    }
+
     fn root(&self) -> Node<'_> {
         Node::root(&self.path, self.root.clone(), self.length)
     }

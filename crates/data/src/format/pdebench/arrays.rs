@@ -33,10 +33,37 @@ enum Place {
     FirstRow(String),
     /// The dataset of this name in the group of each sample.
     Groups(&'static str),
+    /// A parameter of all samples.
+    Number(f64),
 }
 
 impl PdeBench {
-    pub(super) fn open(path: &Path) -> Result<Self> {
+    /// Opens a file, with the parameters among the variables that are `wanted`.
+    pub(super) fn open(path: &Path, wanted: &[String]) -> Result<Self> {
+        let mut found = Self::of_layout(path)?;
+        for name in wanted {
+            if !found.arrays.contains_key(name)
+                && let Some(number) = found.parameter(name)?
+            {
+                found.add(name, Place::Number(number), &[], Vec::new(), "one number")?;
+            }
+        }
+        Ok(found)
+    }
+
+    /// A parameter of the simulation: an attribute of the file, or in its name, as 0.01 in `1D_Burgers_Sols_Nu0.01.hdf5` is `nu`.
+    fn parameter(&self, name: &str) -> Result<Option<f64>> {
+        if let Some(number) = self.file.number(name)? {
+            return Ok(Some(number));
+        }
+        let stem = self.file.path().file_stem().map(|stem| stem.to_string_lossy().to_lowercase());
+        let name = name.to_lowercase();
+        let number = |part: &str| part.strip_prefix(name.as_str())?.parse::<f64>().ok();
+        let found = stem.iter().flat_map(|stem| stem.split('_')).find_map(number);
+        Ok(found.filter(|number| number.is_finite()))
+    }
+
+    fn of_layout(path: &Path) -> Result<Self> {
         let file = Hdf5Arrays::open(path)?;
         let names = file.names();
         let has = |name: &str| names.iter().any(|own| own == name);
@@ -235,6 +262,7 @@ impl Arrays for PdeBench {
 
     fn read(&self, name: &str, window: &[Range<usize>]) -> Result<Values> {
         match &self.array(name)?.0 {
+            Place::Number(number) => Ok(Values::F64(vec![*number])),
             Place::Dataset(path) => self.file.read(path, window),
             Place::FirstRow(path) => self.file.read(path, &[std::slice::from_ref(&(0..1)), window].concat()),
             Place::Groups(dataset) => {

@@ -36,6 +36,6 @@ impl Format for PdeBench {
         source.check_extension()?;
         let PdeBenchOptions { periodic, cut } = options;
         let options = ArrayOptions { periodic, cut, ..ArrayOptions::default() };
-        ArrayDataset::open(Box::new(Self::open(source.path())?), source, options)
+        ArrayDataset::open(Box::new(Self::open(source.path(), source.variables())?), source, options)
     }
 }

@@ -23,6 +23,8 @@ use crate::{Error, Result, Statistics};
 /// | `t1_fields/…` | `[trajectory, time, x, …, d]` | vectors |
 /// | `t2_fields/…` | `[trajectory, time, x, …, d, d]` | tensors |
 ///
+/// | `scalars/…` | `[trajectory, time]` | numbers of a trajectory, such as a viscosity |
+///
 /// A field's attribute `units`, which The Well's own files lack, is the unit of its values.
 ///
 /// A field that does not vary between trajectories, in time or along a dim (attributes `sample_varying`, `time_varying`,
@@ -75,6 +77,7 @@ pub struct WellFile {
     pub(super) periodic: Vec<bool>,
     pub(super) parameters: Vec<(String, f64)>,
     pub(super) fields: Vec<WellField>,
+    pub(super) scalars: Vec<WellField>,
 }
 
 impl WellFile {
@@ -169,15 +172,22 @@ impl WellFile {
         &self.fields
     }
 
-    /// A field by its name.
+    /// The scalars of the group `scalars`, which have no spatial dims.
+    pub fn scalars(&self) -> &[WellField] {
+        &self.scalars
+    }
+
+    /// A field or scalar by its name.
     ///
     /// # Errors
-    /// When there is none of that name; the error lists those that there are.
+    /// When there is none of that name; the error lists the fields.
     pub fn field(&self, name: &str) -> Result<&WellField> {
-        self.fields.iter().find(|field| field.name == name).ok_or_else(|| Error::MissingField {
-            path: self.path.clone(),
-            field: name.to_owned(),
-            found: self.fields.iter().map(|field| field.name.clone()).collect(),
+        self.fields.iter().chain(&self.scalars).find(|field| field.name == name).ok_or_else(|| {
+            Error::MissingField {
+                path: self.path.clone(),
+                field: name.to_owned(),
+                found: self.fields.iter().map(|field| field.name.clone()).collect(),
+            }
         })
     }
 

@@ -36,7 +36,7 @@ impl Format for Well {
     type Options = NoOptions;
 
     fn open(source: &DataSource<'_>, _options: NoOptions) -> Result<Box<dyn Dataset>> {
-        Ok(Box::new(Self::new(WellFile::open(source.path())?)))
+        Ok(Box::new(Self::new(WellFile::open(source.path())?, source.variables())))
     }
 }
 
@@ -49,7 +49,8 @@ struct Well {
 }
 
 impl Well {
-    fn new(file: WellFile) -> Self {
+    /// Scalars are variables if `wanted` names them.
+    fn new(file: WellFile, wanted: &[String]) -> Self {
         let dim = |(at, name): (usize, &String)| Dim {
             name: name.clone(),
             unit: None,
@@ -63,8 +64,12 @@ impl Well {
             channels: field.component_names(file.spatial_dims()),
             has_direction: field.order() > 0,
             title: None,
+            uniform: false,
         };
-        let variables = file.fields().iter().map(variable).collect();
+        let is_wanted = |field: &&WellField| wanted.iter().any(|name| name == field.name());
+        let scalars = file.scalars().iter().filter(is_wanted);
+        let scalars = scalars.map(|field| DataVariable { uniform: true, ..variable(field) });
+        let variables = file.fields().iter().map(variable).chain(scalars).collect();
         Self { file, dims, variables }
     }
 }

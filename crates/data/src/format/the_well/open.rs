@@ -6,7 +6,7 @@ use super::field::WellField;
 use super::file::WellFile;
 use super::names::{
     ASSOCIATED_DIMS, BC_TYPE, BOUNDARY_CONDITIONS, DATASET_NAME, DIM_VARYING, DIMENSIONS, FIELD_NAMES,
-    FIELDS, GRID_TYPE, PARAMETERS, PERIODIC, SAMPLE_VARYING, SPATIAL_DIMS, SPATIAL_DIMS_COUNT, TIME,
+    FIELDS, GRID_TYPE, PARAMETERS, PERIODIC, SAMPLE_VARYING, SCALARS, SPATIAL_DIMS, SPATIAL_DIMS_COUNT, TIME,
     TIME_VARYING, TRAJECTORIES, UNITS,
 };
 use crate::hdf5::attribute::Attributes;
@@ -70,13 +70,14 @@ fn open(path: &Path) -> Result<WellFile> {
         if order < 2 || root.has(name) {
             let group = root.group(name)?;
             for field in Attributes::of_group(&group).texts(FIELD_NAMES)? {
-                fields.push(open_field(&group, field, order, &extents)?);
+                fields.push(open_field(&group, field, Some(order), &extents)?);
             }
         }
     }
     if fields.is_empty() {
         return Err(root.misfit("t0_fields@field_names", "an empty list", "at least one field"));
     }
+    let scalars = scalars(&root, &extents)?;
     let path = path.to_owned();
     Ok(WellFile {
         path,
@@ -90,6 +91,7 @@ fn open(path: &Path) -> Result<WellFile> {
         periodic,
         parameters,
         fields,
+        scalars,
     })
 }
 
@@ -150,12 +152,32 @@ fn periodic(conditions: &Node<'_>, spatial_dims: &[String]) -> Result<Vec<bool>>
     Ok(periodic)
 }
 
-fn open_field(group: &Node<'_>, name: String, order: usize, extents: &[usize]) -> Result<WellField> {
+/// Those that can be read; others, and a missing group, are no reason to refuse a file.
+fn scalars(root: &Node<'_>, extents: &[usize]) -> Result<Vec<WellField>> {
+    if !root.has(SCALARS) {
+        return Ok(Vec::new());
+    }
+    let readable = |found: Result<WellField>| match found {
+        Ok(field) => Some(Ok(field)),
+        Err(Error::Layout { .. } | Error::MissingAttribute { .. } | Error::MissingDataset { .. }) => None,
+        Err(error) => Some(Err(error)),
+    };
+    let Ok(group) = root.group(SCALARS) else { return Ok(Vec::new()) };
+    let Ok(names) = Attributes::of_group(&group).texts(FIELD_NAMES) else { return Ok(Vec::new()) };
+    names.into_iter().filter_map(|name| readable(open_field(&group, name, None, extents))).collect()
+}
+
+/// Opens a field of an order, or a scalar, which has no spatial dims.
+fn open_field(group: &Node<'_>, name: String, order: Option<usize>, extents: &[usize]) -> Result<WellField> {
     let dataset = group.field(&name)?;
     let attributes = Attributes::of_dataset(group, &dataset.dataset, &name);
     let mut varying = vec![attributes.flag(SAMPLE_VARYING)?, attributes.flag(TIME_VARYING)?];
-    varying.extend(attributes.flags(DIM_VARYING)?);
     let dims = extents.len() - 2;
+    varying.extend(match order {
+        Some(_) => attributes.flags(DIM_VARYING)?,
+        None => vec![false; dims],
+    });
+    let order = order.unwrap_or(0);
     if varying.len() != extents.len() {
         let found = format!("{} booleans", varying.len() - 2);
         return Err(attributes.misfit(DIM_VARYING, found, format!("{dims}, one a spatial dim")));
