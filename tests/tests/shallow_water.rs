@@ -1,6 +1,6 @@
-//! `configs/shallow_water.toml`: history, statics, weights of latitudes, ACC and rollouts of ten steps, on 1, 2 and 4 ranks, killed and
-//! resumed within an epoch; in one file, in several and in a store of Zarr, and with missing values that are masked. Predictions in Zarr
-//! are those in NetCDF.
+//! `configs/shallow_water.toml` and its twin for Zarr, `shallow_water_zarr.toml`: history, statics, weights of latitudes, ACC and rollouts
+//! of ten steps, on 1, 2 and 4 ranks, killed and resumed within an epoch; in one file, in several and in a store of Zarr, and with missing
+//! values that are masked. Predictions in Zarr are those in NetCDF.
 #![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
 #![expect(clippy::single_range_in_vec_init, reason = "the frames of one file")]
 
@@ -27,7 +27,7 @@ const ROWS: usize = 10;
 const COLUMNS: usize = 16;
 
 /// Writes frames of waves on a sphere, every two hours: winds and a depth; values of `v` in a corner are missing with `holes`.
-fn write(path: &Path, frames: std::ops::Range<usize>, holes: bool) {
+pub(crate) fn write(path: &Path, frames: std::ops::Range<usize>, holes: bool) {
     let line = |count: usize, first: f64, step: f64| (0..count).map(|at| first + step * at as f64).collect();
     let dim = |name: &str, unit: &str, coordinates: Vec<f64>, periodic| Dim {
         name: name.into(),
@@ -72,8 +72,9 @@ fn write(path: &Path, frames: std::ops::Range<usize>, holes: bool) {
     file.finish().unwrap();
 }
 
-/// Arguments of a short run in double precision: 18 training samples in batches of 4.
+/// Arguments of a short run in double precision: 18 training samples in batches of 4. A store of Zarr has a configuration of its own.
 fn arguments(data: &str, output: &Path, sets: &[&str]) -> Vec<String> {
+    let path_is_zarr = data.ends_with(".zarr");
     let (data, output) = (format!("data.path={data}"), format!("run.output={}", output.display()));
     let common = [
         &*data,
@@ -95,7 +96,11 @@ fn arguments(data: &str, output: &Path, sets: &[&str]) -> Vec<String> {
         "distributed.timeout_s=60",
     ];
     let sets = common.iter().chain(sets).flat_map(|set| ["--set".to_owned(), (*set).to_owned()]);
-    ["train", "configs/shallow_water.toml"].map(str::to_owned).into_iter().chain(sets).collect()
+    let config = match path_is_zarr {
+        true => "configs/shallow_water_zarr.toml",
+        false => "configs/shallow_water.toml",
+    };
+    ["train", config].map(str::to_owned).into_iter().chain(sets).collect()
 }
 
 fn launch(ranks: usize, args: &[String]) -> Launch {
@@ -140,11 +145,10 @@ fn sharded_runs_are_those_of_one_rank(
     }
     let first = data.join(format!("waves_0.{extension}"));
     let path = if holes { data.display().to_string() } else { first.display().to_string() };
-    let format = if extension == "zarr" { &["data.format=zarr"][..] } else { &[] };
     let run = |name: &str, ranks: usize, mesh: &[&str]| {
         let own =
             if holes { &["data.missing=mask", "data.open_files=1", "data.cache=none"][..] } else { &[] };
-        let sets = [mesh, own, format, &["train.max_steps=10"]].concat();
+        let sets = [mesh, own, &["train.max_steps=10"]].concat();
         let output = folder.path().join(name);
         let _ = launch(ranks, &arguments(&path, &output, &sets)).run().unwrap().expect_success();
         reported(&output.join("run"))
@@ -158,10 +162,10 @@ fn sharded_runs_are_those_of_one_rank(
 }
 
 /// Killed within an epoch on one rank, resumed on four, whose losses are those of two that were not killed.
-#[test]
-fn a_killed_run_resumes_on_other_ranks() {
+#[rstest]
+fn a_killed_run_resumes_on_other_ranks(#[values("nc", "zarr")] extension: &str) {
     let folder = tempdir().unwrap();
-    let data = folder.path().join("waves.nc");
+    let data = folder.path().join(format!("waves.{extension}"));
     write(&data, 0..36, false);
     let data = data.display().to_string();
     let output = |name: &str| -> PathBuf { folder.path().join(name) };
