@@ -331,6 +331,80 @@ fn any_order_is_served(#[values(0, 1, 3)] workers: usize, #[values(false, true)]
     }
 }
 
+/// Waits until so many bytes were read, and checks that no more are.
+#[track_caller]
+fn wait_for(reader: &Reader, bytes: u64) {
+    let deadline = Instant::now() + Duration::from_secs(60);
+    while reader.account().read < bytes {
+        assert!(Instant::now() < deadline, "{:?}, expected {bytes} bytes", reader.account());
+        std::thread::sleep(Duration::from_millis(1));
+    }
+    assert_eq!(reader.account().read, bytes);
+}
+
+/// While nothing is asked for, the next epoch is read behind validation, once: announcing it again keeps what was read.
+#[test]
+fn the_next_epoch_does_not_start_cold() {
+    let data = Arc::new(Numbers::new(9, None, [2, 5]));
+    let options = options(&[0..2, 0..5], true, 1);
+    let memory = |samples| in_memory(&Numbers::new(9, None, [2, 5]), samples, &options).unwrap();
+    let (all, held_out) = (memory(0..6), memory(6..9));
+    let reader = reader(1 << 20, 4, false);
+    let train = Streamed::new(&reader, (data.clone(), 0..6), &options).unwrap();
+    let validation = Streamed::new(&reader, (data.clone(), 6..9), &options).unwrap();
+    let request = |sample: &usize| Request { samples: vec![*sample], steps: 1 };
+    let requests = |samples: &[usize]| samples.iter().map(request).collect::<Vec<_>>();
+    let sampler = Sampler::new(6, 1, 3, true).unwrap();
+    let epoch = |epoch: u64| sampler.epoch(epoch).concat();
+    let row = 2 * 5 * 4 * 2;
+    for number in 0..4 {
+        train.announce(requests(&epoch(number)));
+        validation.announce(requests(&[0, 1, 2]));
+        train.announce_after(requests(&epoch(number + 1)));
+        requests(&epoch(number)).iter().for_each(|own| assert_same(&train, &all, own));
+        // Eight requests are read ahead: the three of validation, and five of the next epoch.
+        let before = number * 9;
+        wait_for(&reader, (before + 6 + 3 + 5) * row);
+        validation.announce(requests(&[0, 1, 2]));
+        requests(&[0, 1, 2]).iter().for_each(|own| assert_same(&validation, &held_out, own));
+        wait_for(&reader, (before + 6 + 3 + 6) * row);
+    }
+    assert!(data.visits().values().all(|visits| *visits <= 2 * 5), "no row is read twice for an epoch");
+}
+
+/// With little memory, several epochs with validation between are the values in memory, within the budget.
+#[rstest]
+fn epochs_and_validation_share_the_memory(
+    #[values(1, 2, 5, 100)] room: u64,
+    #[values(0, 1, 3)] workers: usize,
+    #[values(false, true)] keep: bool,
+) {
+    let data = Arc::new(Numbers::new(12, Some(4), [2, 3]));
+    let options = options(&[0..2, 0..2], false, 2);
+    let memory = |samples| in_memory(&Numbers::new(12, Some(4), [2, 3]), samples, &options).unwrap();
+    let (all, held_out) = (memory(0..7), memory(7..12));
+    // A request has two samples of three frames of two variables on four points, counted twice while it is read.
+    let budget = room * 2 * 2 * 3 * 2 * 4 * 4;
+    let reader = reader(budget, workers, keep);
+    let train = Streamed::new(&reader, (data.clone(), 0..7), &options).unwrap();
+    let validation = Streamed::new(&reader, (data.clone(), 7..12), &options).unwrap();
+    let requests = |batches: Vec<Vec<usize>>| -> Vec<Request> {
+        batches.into_iter().map(|samples| Request { samples, steps: 2 }).collect()
+    };
+    let sampler = Sampler::new(14, 2, 3, true).unwrap();
+    let validated = || requests((0..5).map(|first| vec![2 * first, 2 * first + 1]).collect());
+    for epoch in 0..4 {
+        let own = requests(sampler.epoch(epoch));
+        train.announce(own.clone());
+        validation.announce(validated());
+        train.announce_after(requests(sampler.epoch(epoch + 1)));
+        own.iter().for_each(|request| assert_same(&train, &all, request));
+        validation.announce(validated());
+        validated().iter().for_each(|request| assert_same(&validation, &held_out, request));
+    }
+    assert!(reader.account().peak <= budget, "{:?} of {budget}", reader.account());
+}
+
 /// Errors are those of reading into memory, on the call that asks for what cannot be read.
 #[rstest]
 fn errors_come_where_they_belong(#[values(0, 2)] workers: usize, #[values(false, true)] panics: bool) {

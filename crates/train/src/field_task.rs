@@ -259,7 +259,7 @@ where
 
     fn announce(&self, coming: Coming, batches: &[&[usize]]) {
         let (data, steps) = match coming {
-            Coming::Train(epoch) => (&self.train, self.train.steps_in(epoch)),
+            Coming::Train(epoch) | Coming::NextEpoch(epoch) => (&self.train, self.train.steps_in(epoch)),
             Coming::Validation => (&self.validation, self.validation.steps()),
             Coming::Rollouts => match &self.rollouts {
                 Some(data) => (data, data.steps()),
@@ -267,8 +267,11 @@ where
             },
         };
         // What cannot be laid out is an error where it is asked for.
-        let requests = batches.iter().map_while(|samples| self.request(samples, steps).ok());
-        data.announce(requests.collect());
+        let requests = batches.iter().map_while(|samples| self.request(samples, steps).ok()).collect();
+        match coming {
+            Coming::NextEpoch(_) => data.announce_after(requests),
+            _ => data.announce(requests),
+        }
     }
 
     fn sharing_ranks(&self) -> usize {

@@ -35,6 +35,8 @@ pub enum Coming {
     Validation,
     /// Rollouts of validation.
     Rollouts,
+    /// Samples of training in the next epoch, after all others.
+    NextEpoch(u64),
 }
 
 /// A model and its data. The engine, [`fit`](crate::fit), says which samples a rank takes; the task turns them into
@@ -74,9 +76,11 @@ pub trait Task {
     /// Whatever the model or the data reports.
     fn errors(&self, samples: &[usize]) -> Result<Vec<Vec<VariableError>>, BoxError>;
 
-    /// Says which samples the engine asks for next, batch by batch in this order, so that they can be read ahead. What was said
-    /// before of the same kind does not hold any more.
+    /// Says which samples the engine asks for next, batch by batch in this order, so that they can be read ahead: at the start of an
+    /// epoch those of the epoch, of its validation and of the next epoch. What was said before of the same kind does not hold any
+    /// more; samples of training replace those of the next epoch.
     fn announce(&self, _coming: Coming, _batches: &[&[usize]]) {}
+
     /// Returns the metrics that are reported besides; by default none.
     fn metrics(&self) -> &[MetricKind] {
         &[]

@@ -103,14 +103,35 @@ impl State {
         Job { id: self.next, source: source.clone(), request, status: Status::Waiting, held: 0 }
     }
 
-    /// Forgets what was announced for a source.
-    pub(super) fn forget(&mut self, source: &Arc<Source>) {
-        let jobs = std::mem::take(&mut self.jobs);
-        for job in jobs {
-            match Arc::ptr_eq(&job.source, source) {
-                true => self.release(&job),
-                false => self.jobs.push_back(job),
-            }
+    /// Replaces what was announced for a source, in its place of the queue, or else at the end. What was read ahead of it, or is being
+    /// read, stays if it is announced again.
+    pub(super) fn announce(&mut self, source: &Arc<Source>, coming: Vec<Request>) {
+        let is_own = |job: &Job| Arc::ptr_eq(&job.source, source);
+        let place = self.jobs.iter().position(is_own).unwrap_or(self.jobs.len());
+        let (own, mut others): (VecDeque<Job>, VecDeque<Job>) =
+            std::mem::take(&mut self.jobs).into_iter().partition(is_own);
+        let (mut begun, waiting): (Vec<Job>, Vec<Job>) =
+            own.into_iter().partition(|job| matches!(job.status, Status::Reading | Status::Done(Ok(_))));
+        let mut jobs = VecDeque::with_capacity(others.len() + coming.len());
+        let rest = others.split_off(place);
+        jobs.extend(others);
+        for request in coming {
+            let known = begun.iter().position(|job| job.request == request);
+            jobs.push_back(match known {
+                Some(at) => begun.remove(at),
+                None => self.job(source, request),
+            });
+        }
+        jobs.extend(rest);
+        self.jobs = jobs;
+        begun.iter().chain(&waiting).for_each(|job| self.release(job));
+    }
+
+    /// Announces more requests of a source, after all others.
+    pub(super) fn announce_after(&mut self, source: &Arc<Source>, coming: Vec<Request>) {
+        for request in coming {
+            let job = self.job(source, request);
+            self.jobs.push_back(job);
         }
     }
 
@@ -122,22 +143,18 @@ impl State {
         }
     }
 
-    /// Puts the job of a request first, and drops those before it. One that was not announced is put before all others.
+    /// Puts the job of a request first, and drops those of its source before it. One that was not announced is put before all others.
     pub(super) fn bring_first(&mut self, source: &Arc<Source>, request: &Request) {
-        let announced = |job: &Job| Arc::ptr_eq(&job.source, source) && job.request == *request;
-        match self.jobs.iter().position(announced) {
-            Some(at) => {
-                for _ in 0..at {
-                    if let Some(job) = self.jobs.pop_front() {
-                        self.release(&job);
-                    }
-                }
-            }
-            None => {
-                let job = self.job(source, request.clone());
-                self.jobs.push_front(job);
-            }
-        }
+        let is_own = |job: &Job| Arc::ptr_eq(&job.source, source);
+        let announced = self.jobs.iter().position(|job| is_own(job) && job.request == *request);
+        let job = announced.and_then(|at| self.jobs.remove(at));
+        let job = job.unwrap_or_else(|| self.job(source, request.clone()));
+        let rest = self.jobs.split_off(announced.unwrap_or(0));
+        let (passed, others): (VecDeque<Job>, VecDeque<Job>) =
+            std::mem::take(&mut self.jobs).into_iter().partition(is_own);
+        passed.iter().for_each(|job| self.release(job));
+        self.jobs.push_back(job);
+        self.jobs.extend(others.into_iter().chain(rest));
     }
 
     /// Returns the next job for a background thread, if there is room for it.

@@ -124,15 +124,17 @@ impl Reader {
         self.shared.lock().account
     }
 
-    /// Announces the requests that follow for a source, instead of those before.
+    /// Announces the requests that follow for a source, instead of those before. Of these, what is read stays if it is announced again.
     pub(super) fn announce(&self, source: &Arc<Source>, coming: Vec<Request>) {
         let _one = self.consumer.lock().unwrap_or_else(PoisonError::into_inner);
-        let mut state = self.shared.lock();
-        state.forget(source);
-        for request in coming {
-            let job = state.job(source, request);
-            state.jobs.push_back(job);
-        }
+        self.shared.lock().announce(source, coming);
+        self.shared.changed.notify_all();
+    }
+
+    /// Announces requests of a source that follow all others.
+    pub(super) fn announce_after(&self, source: &Arc<Source>, coming: Vec<Request>) {
+        let _one = self.consumer.lock().unwrap_or_else(PoisonError::into_inner);
+        self.shared.lock().announce_after(source, coming);
         self.shared.changed.notify_all();
     }
 

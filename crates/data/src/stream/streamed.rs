@@ -210,6 +210,10 @@ impl Samples for Streamed {
         self.reader.announce(&self.source, coming);
     }
 
+    fn announce_after(&self, coming: Vec<Request>) {
+        self.reader.announce_after(&self.source, coming);
+    }
+
     fn at_once(&self) -> usize {
         self.at_once
     }

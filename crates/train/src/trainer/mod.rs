@@ -451,8 +451,7 @@ impl<'a, T: Task> Run<'a, T> {
         }
         let loss = self.state.loss_sum / self.state.loss_samples as f64;
         let last = epoch + 1 == self.config.train.epochs;
-        let validate = last || (epoch + 1).is_multiple_of(self.config.train.validate_every);
-        let validation = if validate { self.validated()? } else { Validation::default() };
+        let validation = if self.validates(epoch) { self.validated()? } else { Validation::default() };
         let error = validation.cost(self.best, self.task);
         self.state.validation_error = error;
         self.state.epoch += 1;
@@ -472,6 +471,12 @@ impl<'a, T: Task> Run<'a, T> {
             self.save(false)?;
         }
         Ok(())
+    }
+
+    /// Returns whether validation follows an epoch.
+    fn validates(&self, epoch: u64) -> bool {
+        let next = epoch + 1;
+        next == self.config.train.epochs || next.is_multiple_of(self.config.train.validate_every)
     }
 
     /// A checkpoint; with `wait` on disk when it returns, whatever the configuration says.

@@ -87,15 +87,30 @@ impl<T: Task> Run<'_, T> {
         Ok(())
     }
 
-    /// Tells the task which samples the rest of an epoch asks for, as far as the run goes.
+    /// Tells the task which samples the rest of an epoch asks for, its validation, and the next epoch, as far as the run goes: so that
+    /// the next epoch does not wait for its first samples.
     pub(super) fn announce(&self, epoch: u64, batches: &[Vec<usize>]) {
         let left =
             self.config.train.max_steps.map_or(u64::MAX, |limit| limit.saturating_sub(self.state.step));
         let left = usize::try_from(left).unwrap_or(usize::MAX);
-        let passes = batches.iter().take(left).flat_map(|batch| self.own_passes(batch));
+        self.announce_batches(Coming::Train(epoch), batches.iter().take(left));
+        if left < batches.len() {
+            return;
+        }
+        if self.validates(epoch) {
+            self.announce_validation();
+        }
+        if left > batches.len() && epoch + 1 < self.config.train.epochs {
+            let next = self.sampler.epoch(epoch + 1);
+            self.announce_batches(Coming::NextEpoch(epoch + 1), next.iter().take(left - batches.len()));
+        }
+    }
+
+    fn announce_batches<'b>(&self, coming: Coming, batches: impl Iterator<Item = &'b Vec<usize>>) {
+        let passes = batches.flat_map(|batch| self.own_passes(batch));
         let passes: Vec<&[usize]> =
             passes.map(|(samples, _)| samples).filter(|samples| !samples.is_empty()).collect();
-        self.task.announce(Coming::Train(epoch), &passes);
+        self.task.announce(coming, &passes);
     }
 
     /// This rank's samples of each pass over a batch, and the place of the first of them in the batch.

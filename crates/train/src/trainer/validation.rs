@@ -192,6 +192,22 @@ impl<T: Task> Run<'_, T> {
         steps.map(|(at, sums)| Scores { step: at + 1, metrics: values(metrics, channels, sums) }).collect()
     }
 
+    /// Tells the task which samples the next validation asks for.
+    pub(super) fn announce_validation(&self) {
+        let validation = (self.task.validation_samples(), Coming::Validation);
+        for (count, coming) in [validation, (self.task.rollouts(), Coming::Rollouts)] {
+            let (own, at_once) = self.own_validated(count);
+            self.task.announce(coming, &own.chunks(at_once).collect::<Vec<_>>());
+        }
+    }
+
+    /// This rank's share of `count` samples of validation, and how many it takes at once.
+    fn own_validated(&self, count: usize) -> (Vec<usize>, usize) {
+        let data = &self.ranks.data;
+        let at_once = self.config.train.batch_size.div_ceil(data.size()).max(1);
+        (share(count, data.rank(), data.size()).collect(), at_once)
+    }
+
     /// Sums of `width` numbers of each sample, over all ranks; nothing of no samples.
     fn sums(
         &mut self,
@@ -204,8 +220,7 @@ impl<T: Task> Run<'_, T> {
         }
         self.mark(Phase::Validation);
         let data = &self.ranks.data.clone();
-        let own: Vec<usize> = share(count, data.rank(), data.size()).collect();
-        let at_once = self.config.train.batch_size.div_ceil(data.size()).max(1);
+        let (own, at_once) = self.own_validated(count);
         self.task.announce(coming, &own.chunks(at_once).collect::<Vec<_>>());
         let mut sums = vec![0.0; width];
         let _no_grad = tch::no_grad_guard();
