@@ -51,6 +51,10 @@ pub(crate) enum CheckpointCommand {
         /// The file to write
         #[arg(value_name = "OUT.safetensors")]
         out: PathBuf,
+        /// Width of the average to write, relative to the length of the run, such as 0.08: made of the averages of
+        /// `train.average_widths` in all checkpoints of the folder
+        #[arg(long)]
+        width: Option<f64>,
     },
 }
 
@@ -67,7 +71,18 @@ pub(crate) fn run(command: &CheckpointCommand) -> Result<Exit> {
             checkpoint::reshard(path, out, *ranks as usize).map_err(|error| explained(error, path))?;
             terminal::line(&format!("checkpoint  {}", out.display()));
         }
-        CheckpointCommand::Export { path, out } => {
+        CheckpointCommand::Export { path, out, width: Some(width) } => {
+            let made =
+                checkpoint::export_average(path, out, *width).map_err(|error| explained(error, path))?;
+            terminal::line(&format!(
+                "{} tensors  {}  of {} saved averages, whose profile is off by {:.2} %",
+                made.tensors,
+                out.display(),
+                made.averages,
+                100.0 * made.profile_error
+            ));
+        }
+        CheckpointCommand::Export { path, out, width: None } => {
             let tensors = checkpoint::export(path, out).map_err(|error| explained(error, path))?;
             terminal::line(&format!("{tensors} tensors  {}", out.display()));
         }

@@ -13,6 +13,7 @@ pub use crate::data_parallel::DataParallelConfig;
 use crate::error::{Error, Result};
 use crate::loss::LossKind;
 pub use crate::metrics::MetricsConfig;
+use crate::optim::AverageRule;
 pub use crate::optim::OptimizerKind;
 pub use crate::schedule::ScheduleKind;
 pub use crate::weights::WeightsConfig;
@@ -106,6 +107,10 @@ pub struct TrainConfig {
     /// Decay of an exponential moving average of the parameters, in [0, 1), such as 0.999; without it there is none. The averages
     /// are validated, kept in checkpoints beside the parameters, and used for predictions.
     pub average_decay: Option<f64>,
+    /// Widths, relative to the length of the run, of averages of the parameters that grow with it, such as `[0.05, 0.1]` (Karras et al.,
+    /// arXiv:2312.02696). `isobar checkpoint export --width` makes an average of any width of those in all checkpoints, which
+    /// `checkpoint.keep = 0` keeps. Without `average_decay` the first is validated and used for predictions.
+    pub average_widths: Vec<f64>,
     /// Steps between two comparisons, to the last bit, of parameters that ranks hold copies of; 0 for none.
     pub check_replicas_every: u64,
     /// Uses bitwise reproducible kernels only; operators without one are errors.
@@ -120,6 +125,14 @@ pub struct TrainConfig {
     pub max_steps: Option<u64>,
 }
 
+impl TrainConfig {
+    /// Returns the rules of the averages of the parameters; the first is that to validate and to predict with.
+    pub fn averages(&self) -> Vec<AverageRule> {
+        let widths = self.average_widths.iter().copied().map(AverageRule::Width);
+        self.average_decay.map(AverageRule::Decay).into_iter().chain(widths).collect()
+    }
+}
+
 impl Default for TrainConfig {
     fn default() -> Self {
         Self {
@@ -131,6 +144,7 @@ impl Default for TrainConfig {
             accumulate: 1,
             clip_norm: Some(1.0),
             average_decay: None,
+            average_widths: Vec::new(),
             check_replicas_every: 0,
             deterministic: false,
             validate_every: 1,

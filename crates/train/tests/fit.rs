@@ -488,6 +488,44 @@ fn averaged_parameters_are_validated_and_saved() {
     assert_eq!(b, &task.params.get("b").unwrap().tensor.detach());
 }
 
+/// The averages in all checkpoints of a run give that of a width which the run did not keep, on any number of ranks.
+#[test]
+fn an_average_of_another_width_is_made_after_the_run() {
+    let folders = [(); 2].map(|()| tempfile::tempdir().unwrap());
+    let train = |world: &Group, folder: &Path, widths: &[f64]| {
+        let mut config = config(folder);
+        config.train.epochs = 40;
+        config.train.average_widths = widths.to_vec();
+        config.checkpoint.every_epochs = 2;
+        config.checkpoint.keep = 0;
+        run(world, &config).unwrap()
+    };
+    let wanted = 0.15;
+    let export = |path: &Path, out: &Path| isobar_train::checkpoint::export_average(path, out, wanted);
+    let read = |path: &Path| Tensor::read_safetensors(path).unwrap();
+    let [direct, made] = folders.each_ref().map(tempfile::TempDir::path);
+    train(&Group::single(), direct, &[wanted]);
+    let newest = direct.join("newest.safetensors");
+    isobar_train::checkpoint::export(&direct.join("checkpoints"), &newest).unwrap();
+    threads::run(2, DEADLINE, |world| train(&world, made, &[0.05, 0.1]));
+    let out = made.join("model.safetensors");
+    let found = export(&made.join("checkpoints"), &out).unwrap();
+    let checkpoints = isobar_train::checkpoint::list(&made.join("checkpoints")).unwrap();
+    assert_eq!(found.averages, 2 * checkpoints.len());
+    assert!(found.profile_error < 0.02, "{found:?}");
+    let expected: std::collections::HashMap<_, _> = read(&newest).into_iter().collect();
+    for (name, got) in &read(&out) {
+        let want = &expected[name];
+        let (off, size) = ((got - want).norm().double_value(&[]), want.norm().double_value(&[]));
+        assert!(off < 0.01 * size, "{name}: {off} of {size}");
+    }
+    // Checkpoints without averages are told from those with them.
+    let bare = tempfile::tempdir().unwrap();
+    train(&Group::single(), bare.path(), &[]);
+    let error = export(&bare.path().join("checkpoints"), &out).unwrap_err().to_string();
+    assert!(error.contains("train.average_widths"), "{error}");
+}
+
 #[test]
 fn ranks_whose_parameters_drift_apart_are_found_out() {
     let folder = tempfile::tempdir().unwrap();

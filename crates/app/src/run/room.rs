@@ -41,7 +41,7 @@ pub(super) fn check(
     }
     let copies = match trains {
         // Values, gradients, moments, averages.
-        true => 2 + u128::from(config.optimizer.moments()) + u128::from(config.train.average_decay.is_some()),
+        true => 2 + u128::from(config.optimizer.moments()) + config.train.averages().len() as u128,
         false => 1,
     };
     let shards = domain.as_ref().filter(|_| trains).map_or(1, shards);

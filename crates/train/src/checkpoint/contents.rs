@@ -5,10 +5,11 @@ use std::collections::BTreeMap;
 use serde::{Deserialize, Serialize};
 use tch::{Kind, Tensor};
 
+use super::manifest::Manifest;
 use super::piece::{Piece, placed};
 use super::read::{CheckpointIndex, ReadRequest};
 use crate::error::{Context, Error, Result};
-use crate::optim::{AVERAGE, Optimizer, OptimizerState, StateTensor};
+use crate::optim::{AverageRule, AverageState, Optimizer, OptimizerState, StateTensor, average_slot};
 use crate::params::{ParamPlacement, Parameters};
 
 /// State that a checkpoint saves and restores: boxes of global tensors, and facts.
@@ -59,9 +60,9 @@ pub struct Contents<'a> {
     pub optimizer: Option<&'a mut dyn Optimizer>,
 }
 
-const MODEL: &str = "model.";
+pub(super) const MODEL: &str = "model.";
 const BUFFER: &str = "buffer.";
-const OPTIMIZER: &str = "optimizer.";
+pub(super) const OPTIMIZER: &str = "optimizer.";
 
 /// Name of a counter in PyTorch's batch norms, which no forward pass here uses.
 const BATCHES: &str = "num_batches_tracked";
@@ -78,8 +79,18 @@ struct Facts {
 struct OptimizerFacts {
     kind: String,
     steps: BTreeMap<String, u64>,
-    #[serde(default)]
+    /// Steps of the only average, of decay, in files written before there were several.
+    #[serde(default, skip_serializing)]
     averaged: Option<u64>,
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    averages: Vec<AverageState>,
+}
+
+impl OptimizerFacts {
+    fn averages(&self) -> Vec<AverageState> {
+        let only = self.averaged.map(|steps| AverageState { rule: AverageRule::Decay(0.0), steps });
+        self.averages.iter().copied().chain(only).collect()
+    }
 }
 
 impl Checkpointed for Contents<'_> {
@@ -104,7 +115,7 @@ impl Checkpointed for Contents<'_> {
     fn facts(&self) -> Result<serde_json::Value> {
         let optimizer = self.optimizer.as_ref().map(|optimizer| {
             let state = optimizer.state();
-            OptimizerFacts { kind: state.kind, steps: state.steps, averaged: state.averaged }
+            OptimizerFacts { kind: state.kind, steps: state.steps, averaged: None, averages: state.averages }
         });
         serde_json::to_value(Facts { optimizer })
             .map_err(|error| Error::invalid("the optimizer's state", error, "what JSON can say"))
@@ -202,8 +213,8 @@ impl Checkpointed for Contents<'_> {
                 serde_json::from_value(facts.clone()).map_err(|error| refused(error.to_string()))?;
             let saved = facts.optimizer.ok_or_else(|| refused("the checkpoint has none".to_owned()))?;
             let mut state = OptimizerState::new(&saved.kind);
+            state.averages = saved.averages();
             state.steps = saved.steps;
-            state.averaged = saved.averaged;
             for piece in pieces {
                 let name = piece.name.strip_prefix(OPTIMIZER).and_then(|name| name.split_once('.'));
                 let Some((slot, param)) = name else { continue };
@@ -243,9 +254,16 @@ fn list(problems: &[String]) -> String {
     text
 }
 
-/// The name of a parameter's average.
+/// The name of a parameter's first average.
 pub(super) fn average_of(param: &str) -> String {
-    format!("{OPTIMIZER}{AVERAGE}.{param}")
+    format!("{OPTIMIZER}{}.{param}", average_slot(0))
+}
+
+/// The averages in a checkpoint, in the order of their slots.
+pub(super) fn averages_of(manifest: &Manifest) -> Result<Vec<AverageState>> {
+    let facts: Facts = serde_json::from_value(manifest.facts.clone())
+        .map_err(|error| Error::OptimizerState { reason: error.to_string() })?;
+    Ok(facts.optimizer.map(|optimizer| optimizer.averages()).unwrap_or_default())
 }
 
 /// The name that a tensor has in a model's state dict, where it belongs to the model.

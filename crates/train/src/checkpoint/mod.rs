@@ -12,8 +12,9 @@
 //! |---|---|
 //! | [`Checkpoints`] | writes, finds and loads those of a run |
 //! | [`Checkpointed`], [`Contents`] | what is saved and restored, as boxes of global tensors |
-//! | [`list`], [`verify`], [`reshard`], [`export`] | tools for checkpoints on disk |
+//! | [`list`], [`verify`], [`reshard`], [`export`], [`export_average`] | tools for checkpoints on disk |
 
+mod average;
 mod background;
 mod contents;
 mod digest;
@@ -38,6 +39,7 @@ use std::time::{Instant, SystemTime};
 use isobar_collectives::Group;
 use serde::{Deserialize, Serialize};
 
+pub use self::average::{ExportedAverage, export_average};
 use self::background::Background;
 pub use self::contents::{Checkpointed, Contents};
 use self::news::{News, Parts};

@@ -6,8 +6,9 @@ use std::time::{Duration, SystemTime};
 
 use isobar_collectives::balanced;
 use isobar_files::NewFile;
+use tch::Tensor;
 
-use super::contents::{average_of, state_dict_name};
+use super::contents::{MODEL, average_of, state_dict_name};
 use super::folder;
 use super::manifest::{BoxEntry, FileEntry, Manifest, TensorEntry};
 use super::piece::Region;
@@ -167,15 +168,28 @@ fn cut(opened: &Opened, manifest: Manifest, out: &Path, ranks: usize) -> Result<
     files::sync_folders(out)
 }
 
-/// Writes the parameters, or their averages where there are any, and the buffers of a checkpoint, whole and under their names in the model's state dict, into one
-/// safetensors file, which PyTorch's tools load. `path` may be a folder of checkpoints, of which the newest whole one is meant. Returns the
-/// number of tensors.
+/// Writes the parameters, or their (first) averages where there are any, and the buffers of a checkpoint, whole and under their names in
+/// the model's state dict, into one safetensors file, which PyTorch's tools load. `path` may be a folder of checkpoints, of which the newest
+/// whole one is meant. Returns the number of tensors.
 ///
 /// # Errors
 ///
 /// [`Error::Checkpoint`] for a checkpoint that is torn or damaged; a file that cannot be written.
 pub fn export(path: &Path, out: &Path) -> Result<usize> {
     let (opened, manifest) = open_newest(path)?;
+    write_file(out, &manifest, |tensor| {
+        let average = tensor.name.strip_prefix(MODEL).map(average_of);
+        let averaged = average.filter(|average| manifest.tensors.iter().any(|other| other.name == *average));
+        whole(&opened, averaged.as_ref().unwrap_or(&tensor.name), tensor)
+    })
+}
+
+/// Writes the tensors of a model's state dict, as `read` gives them, into one safetensors file. Returns their number.
+pub(super) fn write_file(
+    out: &Path,
+    manifest: &Manifest,
+    read: impl Fn(&TensorEntry) -> Result<Tensor>,
+) -> Result<usize> {
     let mut own: Vec<(&str, &TensorEntry)> =
         manifest.tensors.iter().filter_map(|tensor| Some((state_dict_name(&tensor.name)?, tensor))).collect();
     own.sort_by_key(|(_, tensor)| std::cmp::Reverse(tensor.element_bytes()));
@@ -184,15 +198,36 @@ pub fn export(path: &Path, out: &Path) -> Result<usize> {
     let new = NewFile::create(out).at("create", out)?;
     let mut writer = TensorWriter::create(new.path(), &shapes)?;
     for (name, tensor) in &own {
-        let average = average_of(name);
-        let averaged = manifest.tensors.iter().any(|tensor| tensor.name == average);
-        let source = if averaged { &average } else { &tensor.name };
-        let wanted = ReadRequest { name: source.clone(), region: Region::whole(&tensor.shape) };
-        opened.read(&[wanted])?.iter().try_for_each(|piece| writer.tensor(name, &piece.tensor))?;
+        writer.tensor(name, &read(tensor)?)?;
     }
     writer.finish()?;
     new.finish().at("rename a new file to", out)?;
     Ok(own.len())
+}
+
+/// Reads the tensor `name`, which has the shape of `like`, whole.
+pub(super) fn whole(opened: &Opened, name: &str, like: &TensorEntry) -> Result<Tensor> {
+    let wanted = ReadRequest { name: name.to_owned(), region: Region::whole(&like.shape) };
+    let piece = opened.read(&[wanted])?.pop();
+    piece.map(|piece| piece.tensor).ok_or_else(|| Error::invalid("the tensor", name, "one in the checkpoint"))
+}
+
+/// All whole checkpoints of a folder, newest first, or the one that the folder is; others are left out with a warning.
+pub(super) fn open_all(path: &Path) -> Result<Vec<(Opened, Manifest)>> {
+    if folder::is_checkpoint(path) {
+        return Ok(vec![open(path)?]);
+    }
+    let mut found = Vec::new();
+    for path in folder::checkpoints(&folder::root_of(path))? {
+        match open(&path) {
+            Ok(whole) => found.push(whole),
+            Err(error) => tracing::warn!("{error}; it is left out"),
+        }
+    }
+    match found.is_empty() {
+        true => Err(Error::NoCheckpoint { path: path.to_owned() }),
+        false => Ok(found),
+    }
 }
 
 /// A checkpoint, or the newest whole one of a folder of them.

@@ -1,31 +1,34 @@
-//! The exponential moving average of parameters.
+//! Averages of parameters over the steps of a run.
 
 use tch::Tensor;
 
 use super::state::copy_into;
-use super::{Optimizer, OptimizerState};
+use super::{AverageRule, AverageState, Optimizer, OptimizerState};
 use crate::error::{Context, Error, Result};
 use crate::params::{Parameter, Parameters};
 
-/// The slot of the averages in an optimizer's state.
-pub(crate) const AVERAGE: &str = "average";
+/// The slot of the average of that number in an optimizer's state.
+pub(crate) fn average_slot(at: usize) -> String {
+    match at {
+        0 => "average".to_owned(),
+        _ => format!("average_{}", at + 1),
+    }
+}
 
-/// An optimizer that keeps, if asked to, an exponential moving average of the parameters (Polyak and Juditsky, 1992), which often
-/// validates better than the parameters of any one step.
+/// An optimizer that keeps, if asked to, averages of the parameters (Polyak and Juditsky, 1992), which often validate better than the
+/// parameters of any one step. An [`AverageRule`] each says how they forget. The first is that to validate and to predict with.
 ///
-/// After step t (from 1) average ← d · average + (1 − d) · parameter, with d = min(decay, (1 + t) / (10 + t)), so that the first
-/// parameters do not weigh for long; after the first step it is the parameters. The averages are part of the optimizer's state,
-/// placed as the parameters are.
+/// The averages are part of the optimizer's state, placed as the parameters are.
 ///
 /// ```
-/// use isobar_train::optim::{Averaged, Optimizer, Sgd, SgdConfig};
+/// use isobar_train::optim::{AverageRule, Averaged, Optimizer, Sgd, SgdConfig};
 /// use isobar_train::{Parameter, Parameters};
 /// use tch::Tensor;
 ///
 /// let x = Tensor::f_from_slice(&[1.0f64])?.f_set_requires_grad(true)?;
 /// let params = Parameters::new(vec![Parameter::replicated("x", &x)])?;
 /// let sgd = Box::new(Sgd::new(&params, &SgdConfig::default())?);
-/// let mut sgd = Averaged::new(sgd, &params, Some(0.5))?;
+/// let mut sgd = Averaged::new(sgd, &params, &[AverageRule::Decay(0.5)])?;
 /// x.f_square()?.f_sum(None)?.f_backward()?;
 /// sgd.step(0.1)?;
 /// sgd.step(0.1)?;
@@ -38,50 +41,42 @@ pub(crate) const AVERAGE: &str = "average";
 /// ```
 pub struct Averaged {
     inner: Box<dyn Optimizer>,
-    average: Option<Average>,
-}
-
-struct Average {
-    decay: f64,
-    /// Number of averaged steps.
-    taken: u64,
-    slots: Vec<(Parameter, Tensor)>,
+    averages: Vec<Average>,
+    /// True while the parameters are the first averages.
     swapped: bool,
 }
 
+struct Average {
+    rule: AverageRule,
+    /// Number of averaged steps.
+    taken: u64,
+    slots: Vec<(Parameter, Tensor)>,
+}
+
 impl Averaged {
-    /// Averages of `params`, which `inner` steps; without a decay there are none.
+    /// Averages of `params`, which `inner` steps, one for each rule.
     ///
     /// # Errors
     ///
-    /// A decay outside [0, 1); no memory.
-    pub fn new(inner: Box<dyn Optimizer>, params: &Parameters, decay: Option<f64>) -> Result<Self> {
-        let Some(decay) = decay else { return Ok(Self { inner, average: None }) };
-        if !(0.0..1.0).contains(&decay) {
-            return Err(Error::invalid("the decay of averaged parameters", decay, "a number in [0, 1)"));
-        }
-        let _no_grad = tch::no_grad_guard();
-        let slot = |param: &Parameter| {
-            let average = param.tensor.f_detach().and_then(|tensor| tensor.f_detach_copy());
-            Ok((param.clone(), average.context(|| format!("the average of parameter {:?}", param.name))?))
-        };
-        let slots = params.iter().map(slot).collect::<Result<_>>()?;
-        Ok(Self { inner, average: Some(Average { decay, taken: 0, slots, swapped: false }) })
+    /// A decay or a width out of its range; no memory.
+    pub fn new(inner: Box<dyn Optimizer>, params: &Parameters, rules: &[AverageRule]) -> Result<Self> {
+        let averages = rules.iter().map(|&rule| Average::new(rule, params)).collect::<Result<_>>()?;
+        Ok(Self { inner, averages, swapped: false })
     }
 
     /// Returns whether there are averages, that is, after the first averaged step.
     pub fn averages(&self) -> bool {
-        self.average.as_ref().is_some_and(Average::begun)
+        self.averages.first().is_some_and(Average::begun)
     }
 
-    /// Exchanges the parameters and their averages, for a validation; once more puts them back. Where there are no averages,
+    /// Exchanges the parameters and their first averages, for a validation; once more puts them back. Where there are no averages,
     /// nothing.
     ///
     /// # Errors
     ///
     /// An error of libtorch.
     pub fn swap(&mut self) -> Result<()> {
-        let Some(average) = self.average.as_mut().filter(|average| average.begun()) else { return Ok(()) };
+        let Some(average) = self.averages.first().filter(|average| average.begun()) else { return Ok(()) };
         let _no_grad = tch::no_grad_guard();
         for (param, average) in &average.slots {
             let swap = || {
@@ -91,14 +86,14 @@ impl Averaged {
             };
             swap().context(|| format!("taking the average of parameter {:?}", param.name))?;
         }
-        average.swapped = !average.swapped;
+        self.swapped = !self.swapped;
         Ok(())
     }
 }
 
 impl Optimizer for Averaged {
     fn step(&mut self, lr: f64) -> Result<()> {
-        if self.average.as_ref().is_some_and(|average| average.swapped) {
+        if self.swapped {
             return Err(Error::invalid(
                 "the parameters",
                 "their averages",
@@ -106,41 +101,55 @@ impl Optimizer for Averaged {
             ));
         }
         self.inner.step(lr)?;
-        match &mut self.average {
-            Some(average) => average.take(),
-            None => Ok(()),
-        }
+        self.averages.iter_mut().try_for_each(Average::take)
     }
 
     fn state(&self) -> OptimizerState {
         let mut state = self.inner.state();
         // Before the first step there is nothing to average.
-        if let Some(average) = self.average.as_ref().filter(|average| average.begun()) {
-            state.averaged = Some(average.taken);
-            average.slots.iter().for_each(|(param, tensor)| state.push(AVERAGE, param, tensor));
+        for average in self.averages.iter().filter(|average| average.begun()) {
+            let slot = average_slot(state.averages.len());
+            state.averages.push(AverageState { rule: average.rule, steps: average.taken });
+            average.slots.iter().for_each(|(param, tensor)| state.push(&slot, param, tensor));
         }
         state
     }
 
-    /// State without averages, of a run that kept none, is accepted: they begin with the next step.
+    /// Averages that the state does not have, of a run that kept none or others, begin with the next step.
     fn load_state(&mut self, state: &OptimizerState) -> Result<()> {
-        if let (Some(average), Some(_)) = (&self.average, state.averaged) {
-            average.slots.iter().try_for_each(|(param, _)| state.find(AVERAGE, param).map(drop))?;
+        let saved = |rule: AverageRule| {
+            let mut all = state.averages.iter().enumerate();
+            all.find(|(_, saved)| rule.continues(saved.rule))
+                .map(|(at, saved)| (average_slot(at), saved.steps))
+        };
+        for average in &self.averages {
+            if let Some((slot, _)) = saved(average.rule) {
+                average.slots.iter().try_for_each(|(param, _)| state.find(&slot, param).map(drop))?;
+            }
         }
         self.inner.load_state(state)?;
-        let Some(average) = &mut self.average else { return Ok(()) };
-        average.taken = state.averaged.unwrap_or(0);
-        if state.averaged.is_none() {
-            return Ok(());
+        for average in &mut self.averages {
+            let found = saved(average.rule);
+            average.taken = found.as_ref().map_or(0, |(_, steps)| *steps);
+            let Some((slot, _)) = found else { continue };
+            let mut slots = average.slots.iter();
+            slots.try_for_each(|(param, tensor)| copy_into(tensor, state.find(&slot, param)?, &slot))?;
         }
-        average
-            .slots
-            .iter()
-            .try_for_each(|(param, tensor)| copy_into(tensor, state.find(AVERAGE, param)?, AVERAGE))
+        Ok(())
     }
 }
 
 impl Average {
+    fn new(rule: AverageRule, params: &Parameters) -> Result<Self> {
+        rule.check()?;
+        let _no_grad = tch::no_grad_guard();
+        let slot = |param: &Parameter| {
+            let average = param.tensor.f_detach().and_then(|tensor| tensor.f_detach_copy());
+            Ok((param.clone(), average.context(|| format!("the average of parameter {:?}", param.name))?))
+        };
+        Ok(Self { rule, taken: 0, slots: params.iter().map(slot).collect::<Result<_>>()? })
+    }
+
     fn begun(&self) -> bool {
         self.taken > 0
     }
@@ -148,15 +157,11 @@ impl Average {
     fn take(&mut self) -> Result<()> {
         let _no_grad = tch::no_grad_guard();
         self.taken += 1;
-        let steps = self.taken as f64;
-        let decay = match self.taken {
-            1 => 0.0,
-            _ => self.decay.min((1.0 + steps) / (10.0 + steps)),
-        };
+        let kept = self.rule.kept(self.taken);
         for (param, average) in &self.slots {
-            let taken = match decay {
+            let taken = match kept {
                 0.0 => average.shallow_clone().f_copy_(&param.tensor),
-                _ => average.shallow_clone().f_lerp_(&param.tensor, 1.0 - decay).map(drop),
+                _ => average.shallow_clone().f_lerp_(&param.tensor, 1.0 - kept).map(drop),
             };
             taken.context(|| format!("averaging parameter {:?}", param.name))?;
         }
@@ -169,12 +174,13 @@ mod tests {
     use tch::{Device, Kind};
 
     use super::super::{AdamWConfig, OptimizerKind};
+    use super::AverageRule::{Decay, Width};
     use super::*;
 
-    fn averaged(x: &Tensor, decay: Option<f64>) -> Averaged {
+    fn averaged(x: &Tensor, rules: &[AverageRule]) -> Averaged {
         let params = Parameters::new(vec![Parameter::replicated("x", x)]).unwrap();
         let inner = OptimizerKind::from(AdamWConfig::default()).build(&params).unwrap();
-        Averaged::new(inner, &params, decay).unwrap()
+        Averaged::new(inner, &params, rules).unwrap()
     }
 
     fn leaf() -> Tensor {
@@ -192,9 +198,9 @@ mod tests {
     #[test]
     fn the_average_is_by_its_definition_and_goes_on_from_its_state() {
         let (x, other) = (leaf(), leaf());
-        let mut optimizer = averaged(&x, Some(0.3));
+        let mut optimizer = averaged(&x, &[Decay(0.3)]);
         let mut expected = Tensor::new();
-        let mut resumed = averaged(&other, Some(0.3));
+        let mut resumed = averaged(&other, &[Decay(0.3)]);
         for t in 1..8 {
             step(&x, &mut optimizer);
             let decay = f64::min(0.3, (1 + t) as f64 / (10 + t) as f64);
@@ -219,20 +225,52 @@ mod tests {
     #[test]
     fn runs_with_and_without_averages_go_on_from_each_other() {
         let (x, y) = (leaf(), leaf());
-        let (mut with, mut without) = (averaged(&x, Some(0.9)), averaged(&y, None));
+        let (mut with, mut without) = (averaged(&x, &[Decay(0.9)]), averaged(&y, &[]));
         step(&x, &mut with);
         step(&y, &mut without);
         without.load_state(&with.state()).unwrap();
         without.swap().unwrap();
         step(&y, &mut without);
         with.load_state(&without.state()).unwrap();
-        assert!(!with.averages() && with.state().averaged.is_none());
+        assert!(!with.averages() && with.state().averages.is_empty());
         step(&x, &mut with);
         with.swap().unwrap();
         // The first step after it begins them anew.
         let average = x.detach().copy();
         with.swap().unwrap();
         assert_eq!(x.detach(), average);
-        assert!(Averaged::new(Box::new(without), &Parameters::new(vec![]).unwrap(), Some(1.0)).is_err());
+        assert!(Averaged::new(Box::new(without), &Parameters::new(vec![]).unwrap(), &[Decay(1.0)]).is_err());
+    }
+
+    /// The first average is the one that is swapped in; each goes on from its own in the state, in whatever place that is.
+    #[test]
+    fn several_averages_go_on_from_their_own() {
+        let (x, other) = (leaf(), leaf());
+        let mut optimizer = averaged(&x, &[Width(0.05), Width(0.1)]);
+        let mut resumed = averaged(&other, &[Width(0.1), Decay(0.5), Width(0.05)]);
+        let (mut narrow, mut wide) = (Tensor::new(), Tensor::new());
+        for t in 1..8u64 {
+            step(&x, &mut optimizer);
+            let next = |average: &Tensor, width: f64| match t {
+                1 => x.detach().copy(),
+                _ => {
+                    let kept = (1.0 - 1.0 / t as f64).powf(super::super::exponent(width).unwrap() + 1.0);
+                    average * kept + x.detach() * (1.0 - kept)
+                }
+            };
+            (narrow, wide) = (next(&narrow, 0.05), next(&wide, 0.1));
+            if t == 4 {
+                resumed.load_state(&optimizer.state()).unwrap();
+                tch::no_grad(|| other.shallow_clone().copy_(&x));
+            } else if t > 4 {
+                step(&other, &mut resumed);
+            }
+        }
+        optimizer.swap().unwrap();
+        assert!(x.allclose(&narrow, 1e-13, 0.0, false), "{x}");
+        resumed.swap().unwrap();
+        assert!(other.allclose(&wide, 1e-13, 0.0, false), "{other}");
+        let steps: Vec<u64> = resumed.state().averages.iter().map(|average| average.steps).collect();
+        assert_eq!(steps, [7, 3, 7]);
     }
 }

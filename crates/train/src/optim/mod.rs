@@ -3,6 +3,7 @@
 //! An optimizer depends on no trainer, model or loss; it takes parameters whose gradients are complete.
 
 mod adam;
+mod average_rule;
 mod averaged;
 mod gathered;
 mod lion;
@@ -12,13 +13,15 @@ mod sgd;
 mod state;
 
 pub use self::adam::{Adam, AdamConfig, AdamW, AdamWConfig};
-pub(crate) use self::averaged::AVERAGE;
+pub use self::average_rule::AverageRule;
+pub(crate) use self::average_rule::exponent;
 pub use self::averaged::Averaged;
+pub(crate) use self::averaged::average_slot;
 pub use self::lion::{Lion, LionConfig};
 pub use self::muon::{Muon, MuonConfig};
 pub use self::registry::{OptimizerConfig, OptimizerEntry, OptimizerKind, Optimizers, register, registered};
 pub use self::sgd::{Sgd, SgdConfig};
-pub use self::state::{OptimizerState, StateTensor};
+pub use self::state::{AverageState, OptimizerState, StateTensor};
 use crate::error::Result;
 pub use crate::gradients::refuse_unsummed;
 use crate::params::Parameter;

@@ -2,8 +2,10 @@
 
 use std::collections::BTreeMap;
 
+use serde::{Deserialize, Serialize};
 use tch::Tensor;
 
+use super::AverageRule;
 use crate::error::{Context, Error, Result};
 use crate::params::{ParamPlacement, Parameter};
 
@@ -14,11 +16,21 @@ pub struct OptimizerState {
     pub kind: String,
     /// Steps taken, by parameter name.
     pub steps: BTreeMap<String, u64>,
-    /// Of how many steps the slot `average` is, where parameters are averaged.
-    pub averaged: Option<u64>,
+    /// The averages of parameters, in the order of their slots.
+    pub averages: Vec<AverageState>,
     /// The tensors, those of a parameter one after another. They are second handles, not
     /// copies: they change with the next step.
     pub tensors: Vec<StateTensor>,
+}
+
+/// An average of the parameters in an optimizer's state.
+#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct AverageState {
+    /// How it forgets.
+    pub rule: AverageRule,
+    /// Number of steps in it.
+    pub steps: u64,
 }
 
 /// A tensor of an optimizer's state, shaped and placed as its parameter is.
@@ -37,7 +49,7 @@ pub struct StateTensor {
 impl OptimizerState {
     /// Makes the state of an optimizer without tensors.
     pub fn new(kind: &str) -> Self {
-        Self { kind: kind.to_owned(), steps: BTreeMap::new(), averaged: None, tensors: Vec::new() }
+        Self { kind: kind.to_owned(), steps: BTreeMap::new(), averages: Vec::new(), tensors: Vec::new() }
     }
 
     /// Adds a tensor of a parameter's shape and placement.

@@ -13,7 +13,7 @@ use crate::params::Parameters;
 
 /// Bytes of one checkpoint.
 fn needed(params: &Parameters, buffers: &[(String, Tensor)], config: &FitConfig) -> u64 {
-    let copies = 1 + config.optimizer.moments() + u64::from(config.train.average_decay.is_some());
+    let copies = 1 + config.optimizer.moments() + config.train.averages().len() as u64;
     let size = |tensor: &Tensor| tensor.kind().elt_size_in_bytes() as u64;
     let params = params.iter().map(|param| {
         let extents = param.global_shape().into_iter().map(i64::unsigned_abs);

@@ -16,7 +16,7 @@ fn needed(params: &Parameters, ranks: &Ranks, config: &FitConfig) -> u64 {
         let axes = mesh.names().into_iter().zip(mesh.shape());
         axes.filter(|(name, _)| *name == SHARD_AXIS).map(|(_, ranks)| ranks as u64).product()
     });
-    let state = config.optimizer.moments() + u64::from(config.train.average_decay.is_some());
+    let state = config.optimizer.moments() + config.train.averages().len() as u64;
     let of_one = |param: &crate::Parameter| {
         let bytes =
             (param.tensor.numel() as u64).saturating_mul(param.tensor.kind().elt_size_in_bytes() as u64);

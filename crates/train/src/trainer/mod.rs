@@ -255,7 +255,7 @@ impl<'a, T: Task> Run<'a, T> {
         let parallel = Parallel::new(params, buffers, (ranks, task.mesh()), &config.data_parallel)?;
         let whole = params.clone();
         let params = parallel.parameters().clone();
-        let mut optimizer = Averaged::new(config.optimizer.build(&params)?, &params, train.average_decay)?;
+        let mut optimizer = Averaged::new(config.optimizer.build(&params)?, &params, &train.averages())?;
         let keep = Keep { newest: config.checkpoint.keep, best: config.checkpoint.keep_best };
         let mut checkpoints = Checkpoints::new(&config.folder.join(CHECKPOINTS), keep, &ranks.world);
         let triggers = Triggers::new(&config.signals, config.checkpoint.every_minutes)?;

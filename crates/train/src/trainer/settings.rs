@@ -3,6 +3,7 @@
 use super::{FitConfig, best};
 use crate::config::TrainConfig;
 use crate::error::{Error, Result};
+use crate::optim::exponent;
 use crate::schedule::{self, check_lr};
 
 impl FitConfig {
@@ -58,6 +59,10 @@ fn train(train: &TrainConfig) -> Result<()> {
         let expected = "a number in [0, 1); --set train.average_decay=0.999";
         return Err(Error::invalid("train.average_decay", decay, expected));
     }
+    if let Some(width) = train.average_widths.iter().find(|width| exponent(**width).is_err()) {
+        let expected = "numbers above 0, and at most 0.2886; --set train.average_widths=[0.05,0.1]";
+        return Err(Error::invalid("train.average_widths", width, expected));
+    }
     train.loss.check()?;
     train.weights.check(&train.loss)
 }
@@ -79,6 +84,7 @@ mod tests {
     #[case::validation(|c: &mut FitConfig| c.train.validate_every = 0, "train.validate_every is 0")]
     #[case::clip(|c: &mut FitConfig| c.train.clip_norm = Some(-1.0), "--set train.clip_norm=1.0")]
     #[case::averages(|c: &mut FitConfig| c.train.average_decay = Some(1.0), "--set train.average_decay=0.999")]
+    #[case::widths(|c: &mut FitConfig| c.train.average_widths = vec![0.1, 0.3], "train.average_widths is 0.3")]
     #[case::rate(
         |c: &mut FitConfig| c.optimizer = OptimizerKind::from(SgdConfig { lr: -0.001, ..SgdConfig::default() }),
         "optimizer.lr is -0.001, expected a finite number above 0; for instance --set optimizer.lr=0.001"

@@ -16,6 +16,8 @@ pub(super) fn settings(config: &FitConfig) -> Value {
             "precision": train.precision,
             "clip_norm": train.clip_norm,
             "average_decay": train.average_decay,
+            // Null is as good as a key that earlier versions did not have.
+            "average_widths": (!train.average_widths.is_empty()).then_some(&train.average_widths),
         },
         "optimizer": config.optimizer,
         "schedule": config.schedule,
