@@ -20,7 +20,7 @@
 //! | [`Augment`] | random symmetries |
 //! | [`WriterFormat`], [`register_writer!`] | a format that data sets are written in |
 //! | [`summarize`] | statistics of variables and of their changes, weighted by cell area |
-//! | [`generate`] | generators of data sets |
+//! | [`generate`], [`coarse_fields`] | generators of data sets; inputs of super-resolution |
 //!
 //! A window of a data set is `[sample, frame, channel, x, …]`, float32, with one to three spatial dims. Random numbers come
 //! from a counter-based generator, by seed, epoch and sample number, so that they do not depend on the number of ranks.
@@ -35,6 +35,7 @@ mod arrays;
 mod augment;
 mod batch;
 mod calendar;
+mod coarse;
 mod compatible;
 mod config;
 mod content;
@@ -65,6 +66,7 @@ pub use arrays::{ArrayDataset, ArrayInfo, ArrayOptions, Arrays, Values, Variable
 pub use augment::Augment;
 pub use batch::{Batch, InMemory};
 pub use calendar::{Calendar, Date, TimeAxis, TimePoint, TimeUnit};
+pub use coarse::coarse_fields;
 pub use config::{AugmentConfig, DataConfig, FormatName, FormatTables, Missing, Predict};
 pub use content::{Content, Storage};
 pub use dataset::{Dataset, DatasetWriter, Window, check_window, choose};

@@ -91,7 +91,7 @@ impl FieldSpec {
         })
     }
 
-    /// Checks the data of a model whose numbers of channels no key sets.
+    /// Checks the data of a model whose numbers of channels no two keys set; `mend` says how to fix others.
     ///
     /// # Errors
     ///
@@ -99,14 +99,13 @@ impl FieldSpec {
     pub(crate) fn check_fixed_channels(
         &self,
         model: &'static str,
-        inputs: usize,
-        outputs: usize,
+        [inputs, outputs]: [usize; 2],
+        mend: &str,
     ) -> Result<()> {
         let own = [self.in_channels + self.position_channels, self.out_channels];
         ensure(model, own == [inputs, outputs], || {
             format!(
-                "the model takes {inputs} channels and gives {outputs}, but the inputs of {} have {}, and the targets {}; choose \
-                 other data or another model.type",
+                "the model takes {inputs} channels and gives {outputs}, but the inputs of {} have {}, and the targets {}; {mend}",
                 self.source, own[0], own[1]
             )
         })

@@ -204,6 +204,8 @@ fn windows_have_as_many_parameters_as_were_counted() {
     let (img_size, window_size, num_heads) = ([9, 14], [2, 3, 4], [1, 2, 1, 2]);
     let config = PanguConfig { img_size, window_size, num_heads, embed_dim: 4, ..PanguConfig::default() };
     counts(&config, |store| drop(Pangu::new(&config, store).unwrap()));
+    let config = PanguConfig { pressure_levels: 0, window_size: [1, 3, 4], ..config };
+    counts(&config, |store| drop(Pangu::new(&config, store).unwrap()));
     let config = FengwuConfig { img_size, window_size, num_heads, embed_dim: 4, ..FengwuConfig::default() };
     counts(&config, |store| drop(Fengwu::new(&config, store).unwrap()));
     let config = AuroraConfig { img_size: [32, 48], embed_dim: 32, num_heads: 4, ..AuroraConfig::default() };

@@ -24,8 +24,22 @@ fn pangu() -> PanguConfig {
 
 fn pangu_twin(config: PanguConfig) -> Twin {
     let [rows, columns] = config.img_size.map(|extent| extent as i64);
-    let fields = |channels: i64| ("fields", vec![2, channels, rows, columns]);
-    Twin::new(ModelConfig::new(config), &[fields(72)], &[fields(69)])
+    let fields = |channels: usize| ("fields", vec![2, channels as i64, rows, columns]);
+    let outputs = config.surface_variables + config.upper_air_variables * config.pressure_levels;
+    let inputs = outputs + config.surface_masks;
+    Twin::new(ModelConfig::new(config), &[fields(inputs)], &[fields(outputs)])
+}
+
+/// Fields at the surface only: two variables, and three channels that are inputs only.
+fn pangu_of_one_layer() -> PanguConfig {
+    PanguConfig {
+        img_size: [12, 16],
+        window_size: [1, 2, 4],
+        surface_variables: 2,
+        surface_masks: 3,
+        pressure_levels: 0,
+        ..pangu()
+    }
 }
 
 fn fengwu() -> FengwuConfig {
@@ -157,6 +171,13 @@ fn pangu_with_other_windows_is_the_same_on_shards(#[case] axes: Vec<Axis>) {
 }
 
 #[rstest]
+#[case::rows_of_4(split(&[(4, 2)]))]
+#[case::rows_and_columns(split(&[(2, 2), (2, 3)]))]
+fn pangu_of_one_layer_is_the_same_on_shards(#[case] axes: Vec<Axis>) {
+    pangu_twin(pangu_of_one_layer()).check(&axes);
+}
+
+#[rstest]
 #[case::small_windows_rows_and_columns(fengwu(), split(&[(2, 2), (2, 3)]))]
 #[case::recomputed_samples_and_columns(FengwuConfig {
     patch_size: [3, 2],
@@ -209,6 +230,11 @@ fn outputs_are_named() {
     let upper_air = batch.get("upper_air").unwrap();
     assert_eq!(fields.narrow(1, 4 + 13, 13), upper_air.select(1, 1));
 
+    let model = ModelConfig::new(pangu_of_one_layer()).build::<Tensor>(&mut store()).unwrap();
+    let batch = model.forward(&Batch::of_fields(zeros(&[1, 5, 12, 16])), Mode::Eval).unwrap();
+    assert_eq!(batch.names().collect::<Vec<_>>(), ["fields", "surface"]);
+    assert_eq!(batch.get("fields").unwrap().size(), [1, 2, 12, 16]);
+
     let model = ModelConfig::new(fengwu()).build::<Tensor>(&mut store()).unwrap();
     let batch = model.forward(&Batch::of_fields(zeros(&[1, 9, 9, 16])), Mode::Eval).unwrap();
     assert_eq!(batch.names().collect::<Vec<_>>(), ["fields", "r", "surface", "t", "u", "v", "z"]);
@@ -224,7 +250,7 @@ fn blocks_are_dropped_in_training() {
     let x = Generator::new(1).normal(&whole, 0.0, 1.0, (Kind::Double, Device::Cpu)).unwrap();
     let two = Tensor::cat(&[&x, &x], 0);
     let differ = |mode: Mode<'_>| {
-        let [surface, _] = model.forward(&two, mode).unwrap();
+        let (surface, _) = model.forward(&two, mode).unwrap();
         (surface.get(0) - surface.get(1)).abs().max().double_value(&[])
     };
     assert!(differ(Mode::Eval) < 1e-12);
@@ -236,6 +262,7 @@ fn blocks_are_dropped_in_training() {
 #[case(PanguConfig { img_size: [10, 16], ..pangu() }, "img_size has 10 latitudes, expected an odd number or a multiple of the patch's 3")]
 #[case(PanguConfig { num_heads: [1, 3, 1, 1], ..pangu() }, "the number of features 16 is not divisible by num_heads[1] 3")]
 #[case(PanguConfig { window_size: [2, 0, 4], ..pangu() }, "window_size[1] is 0, expected 1 to 2147483647")]
+#[case(PanguConfig { surface_variables: 0, ..pangu() }, "surface_variables is 0, expected 1 to 2147483647")]
 fn pangu_refuses(#[case] config: PanguConfig, #[case] reason: &str) {
     let error = Pangu::new(&config, &mut store()).unwrap_err().to_string();
     assert_eq!(error, format!("pangu: {reason}"));
@@ -285,6 +312,8 @@ fn configurations_are_compared_with_the_data() {
     pangu().check(&fields(&[11, 16], [72, 69])).unwrap();
     let error = pangu().check(&fields(&[11, 16], [1, 1])).unwrap_err().to_string();
     assert!(error.starts_with("pangu: the model takes 72 channels and gives 69, but"), "{error}");
+    assert!(error.contains("set model.surface_variables and model.surface_masks"), "{error}");
+    pangu_of_one_layer().check(&fields(&[12, 16], [5, 2])).unwrap();
     let error = pangu().check(&fields(&[13, 16], [72, 69])).unwrap_err().to_string();
     assert!(error.ends_with("--set 'model.img_size=[13, 16]'"), "{error}");
     fengwu().check(&fields(&[9, 16], [9, 9])).unwrap();

@@ -17,6 +17,10 @@ pub struct DiffusionConfig {
     pub p_mean: f64,
     /// Standard deviation of the logarithm of the noise levels in training.
     pub p_std: f64,
+    /// Samples drawn for each input in validation and `isobar predict`. Several are an ensemble: the prediction is its mean, and
+    /// metrics such as `crps` and `spread_skill` see all of them. Only of one step that predicts frames.
+    #[schemars(range(min = 1))]
+    pub members: usize,
     /// The sampler: from noise to a prediction, in validation and `isobar predict`.
     pub sampler: EdmSampler,
 }
@@ -24,18 +28,19 @@ pub struct DiffusionConfig {
 impl Default for DiffusionConfig {
     fn default() -> Self {
         let loss = EdmLoss::default();
-        Self { p_mean: loss.p_mean, p_std: loss.p_std, sampler: EdmSampler::default() }
+        Self { p_mean: loss.p_mean, p_std: loss.p_std, members: 1, sampler: EdmSampler::default() }
     }
 }
 
 /// How a denoiser is trained, and how predictions are drawn with it.
 ///
 /// The inputs of a task are the denoiser's `conditions`, and its targets are what it removes noise from. A prediction is one
-/// sample of their distribution. The noise does not depend on the number of ranks.
+/// sample of their distribution, or the mean of several. The noise does not depend on the number of ranks.
 #[derive(Debug, Clone)]
 pub struct Denoising {
     loss: EdmLoss,
     sampler: EdmSampler,
+    members: usize,
     seed: u64,
 }
 
@@ -46,11 +51,11 @@ impl Denoising {
     ///
     /// Numbers that [`EdmLoss`] or [`EdmSampler`] refuse.
     pub fn new(config: &DiffusionConfig, sigma_data: SigmaData, seed: u64) -> isobar_models::Result<Self> {
-        let DiffusionConfig { p_mean, p_std, sampler } = config.clone();
+        let DiffusionConfig { p_mean, p_std, members, sampler } = config.clone();
         let loss = EdmLoss { p_mean, p_std, sigma_data, ..EdmLoss::default() };
         loss.check()?;
         sampler.check()?;
-        Ok(Self { loss, sampler, seed })
+        Ok(Self { loss, sampler, members: members.max(1), seed })
     }
 
     /// The random numbers of an evaluation, from the beginning.
@@ -72,8 +77,8 @@ impl Denoising {
         })?)
     }
 
-    /// Draws predictions with `channels` channels. `part` says which of all samples of an evaluation they are; `None` means that
-    /// they are all.
+    /// Draws predictions with `channels` channels: `[sample, channel, …]`, or with several members `[sample, member, channel, …]`.
+    /// `part` says which of all samples of an evaluation they are; `None` means that they are all.
     pub(crate) fn sample<A: Array>(
         &self,
         network: impl Fn(Batch<A>) -> Result<A>,
@@ -81,11 +86,28 @@ impl Denoising {
         channels: usize,
         (generator, part): (&Generator, Option<BatchPart>),
     ) -> Result<A> {
-        let failed = |error: tch::TchError| isobar_models::Error::Denoiser(error.into());
         let given = conditions.require("a denoiser", Batch::<A>::FIELDS)?;
         let one = given.narrow(1, 0, 1)?;
         let like = A::cat(&vec![&one; channels.max(1)], 1)?;
-        Ok(self.sampler.sample(&like, generator, part, |noisy, sigma| {
+        if self.members == 1 {
+            return self.draw(&network, conditions, &like, (generator, part));
+        }
+        let members = (0..self.members)
+            .map(|_| Ok(self.draw(&network, conditions, &like, (generator, part))?.unsqueeze(1)?))
+            .collect::<Result<Vec<A>>>()?;
+        Ok(A::cat(&members.iter().collect::<Vec<_>>(), 1)?)
+    }
+
+    /// Draws one prediction of the shape of `like` for each sample; another one at every call.
+    fn draw<A: Array>(
+        &self,
+        network: &impl Fn(Batch<A>) -> Result<A>,
+        conditions: &Batch<A>,
+        like: &A,
+        (generator, part): (&Generator, Option<BatchPart>),
+    ) -> Result<A> {
+        let failed = |error: tch::TchError| isobar_models::Error::Denoiser(error.into());
+        Ok(self.sampler.sample(like, generator, part, |noisy, sigma| {
             let level = Tensor::f_from_slice(&[sigma]).and_then(|level| level.f_to_kind(noisy.kind()));
             let level = noisy.constant(&level.map_err(failed)?)?;
             network(noisy_batch(conditions, noisy, &level)).map_err(isobar_models::Error::Denoiser)

@@ -78,8 +78,12 @@ fn denoiser() -> EdmPreconditionerConfig {
 }
 
 fn two_steps(trainer: Trainer) -> Trainer {
+    drawing(1, trainer)
+}
+
+fn drawing(members: usize, trainer: Trainer) -> Trainer {
     let sampler = EdmSampler { num_steps: 2, s_churn: 1.0, ..EdmSampler::default() };
-    let config = DiffusionConfig { sampler, ..DiffusionConfig::default() };
+    let config = DiffusionConfig { members, sampler, ..DiffusionConfig::default() };
     trainer.denoising(Denoising::new(&config, SigmaData::All(0.5), 3).unwrap())
 }
 
@@ -103,6 +107,21 @@ fn a_configured_model_trains_alike_on_every_mesh(#[values(false, true)] denoises
             }
         }
     }
+}
+
+/// The mean of several samples is closer than one, and the same on every mesh.
+#[test]
+fn a_denoiser_draws_an_ensemble() {
+    let data = |_: usize, window: &Window| Ok((waves(window, 8, 0)?, waves(window, 2, 8)?));
+    let error = |ranks: usize, names: &[&str], members: usize| {
+        let numbers =
+            train_with(ranks, names, data, &denoiser(), |trainer| drawing(members, trainer)).remove(0);
+        *numbers.unwrap().last().unwrap()
+    };
+    let (one, several) = (error(1, &["data"], 1), error(1, &["data"], 4));
+    assert!(several < one, "{several} of four, {one} of one");
+    let split = error(4, &["data", "domain"], 4);
+    assert!((split - several).abs() <= 1e-9 * several, "{split} {several}");
 }
 
 #[test]

@@ -1,5 +1,6 @@
 //! `isobar data`: makes, shows, measures and converts data sets.
 
+mod coarsen;
 mod convert;
 mod darcy;
 mod inspect;
@@ -65,6 +66,14 @@ Examples:
   isobar data convert simulation.h5 simulation.nc --from the_well --chunk time=10,x=64 --deflate 4
   isobar data convert simulation.h5 arrays --from the_well --format npy")]
     Convert(convert::ConvertArgs),
+    /// Make pairs for super-resolution: coarse fields on the fine grid, and what they lack
+    ///
+    /// Each frame of each sample becomes a sample without time. For a variable `u`, `u_coarse` is its mean over blocks of points,
+    /// interpolated to the fine grid by bicubic convolution, and `u_detail` the difference of both.
+    #[command(after_long_help = "\
+Example:
+  isobar data coarsen data/navier_stokes_64.h5 data/super_resolution.h5 --variables vorticity --factor 4")]
+    Coarsen(coarsen::CoarsenArgs),
 }
 
 /// Runs the command.
@@ -75,6 +84,7 @@ pub(crate) fn run(command: &DataCommand) -> Result<Exit> {
         DataCommand::Inspect(args) => inspect::run(args),
         DataCommand::Stats(args) => stats::run(args),
         DataCommand::Convert(args) => convert::run(args),
+        DataCommand::Coarsen(args) => coarsen::run(args),
     }
 }
 

@@ -20,6 +20,8 @@ pub(crate) const SAMPLES: usize = 3;
 const FRAMES: usize = 5;
 /// Number of steps of a line shown, one below the other.
 const LINES: usize = 256;
+/// Most points of a line that is shown alone.
+const POINTS: usize = 512;
 
 /// Planes of a prediction that a picture shows, on the CPU.
 pub(crate) struct Shown {
@@ -197,9 +199,18 @@ fn plane<A: Array>(fields: &A) -> Result<Tensor> {
 
 /// One sample of planes.
 fn field(planes: &Tensor, sample: usize) -> Result<Field> {
-    let field = planes.f_select(0, sample as i64)?.f_contiguous()?;
+    let field = planes.f_select(0, sample as i64)?;
+    let field = if field.dim() == 1 { band(&field)? } else { field }.f_contiguous()?;
     let (rows, cols) = field.size2()?;
     Ok(Field { rows: rows as usize, cols: cols as usize, values: to_vec(&field)? })
+}
+
+/// A line as a band four times as long as high; of many points every second, third, ….
+fn band(line: &Tensor) -> Result<Tensor> {
+    let stride = line.numel().div_ceil(POINTS).max(1) as i64;
+    let shown = line.f_slice(0, None, None, stride)?.f_unsqueeze(0)?;
+    let height = (shown.numel() as i64 / 4).max(1);
+    Ok(shown.f_repeat([height, 1])?)
 }
 
 /// The first sample of lines, one below the other, so thick that they are about a square.

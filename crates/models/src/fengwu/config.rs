@@ -85,7 +85,8 @@ impl Architecture for FengwuConfig {
     fn check(&self, fields: &FieldSpec) -> Result<()> {
         fields.check_extents(MODEL, "img_size", &self.img_size)?;
         Geometry::new(self)?;
-        fields.check_fixed_channels(MODEL, self.channels(), self.channels())
+        let channels = [self.channels(); 2];
+        fields.check_fixed_channels(MODEL, channels, "choose other data or another model.type")
     }
 
     fn largest_array(&self, _fields: &FieldSpec) -> Option<LargestArray> {

@@ -5,7 +5,7 @@ use isobar_shard::Scope;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
-use super::model::{Geometry, INPUTS, OUTPUTS};
+use super::model::Geometry;
 use super::{MODEL, Pangu};
 use crate::error::Result;
 use crate::fields::FieldSpec;
@@ -39,6 +39,18 @@ pub struct PanguConfig {
     /// Levels, latitudes and longitudes of a window, in patches.
     #[serde(default = "window_size")]
     pub window_size: [usize; 3],
+    /// Variables at the surface: the first channels of input and output.
+    #[serde(default = "surface_variables")]
+    pub surface_variables: usize,
+    /// Channels at the surface that are inputs only, behind those of the variables: masks, static fields, earlier frames.
+    #[serde(default = "surface_masks")]
+    pub surface_masks: usize,
+    /// Variables above the surface.
+    #[serde(default = "upper_air_variables")]
+    pub upper_air_variables: usize,
+    /// Pressure levels of each variable above the surface; 0 for fields at the surface only, whose windows have one level.
+    #[serde(default = "pressure_levels")]
+    pub pressure_levels: usize,
     /// Recompute the activations of the blocks in backward: less memory, about a third more time, the same numbers.
     #[serde(default)]
     pub gradient_checkpointing: bool,
@@ -52,6 +64,10 @@ impl Default for PanguConfig {
             embed_dim: embed_dim(),
             num_heads: num_heads(),
             window_size: window_size(),
+            surface_variables: surface_variables(),
+            surface_masks: surface_masks(),
+            upper_air_variables: upper_air_variables(),
+            pressure_levels: pressure_levels(),
             gradient_checkpointing: false,
         }
     }
@@ -72,8 +88,10 @@ impl Architecture for PanguConfig {
 
     fn check(&self, fields: &FieldSpec) -> Result<()> {
         fields.check_extents(MODEL, "img_size", &self.img_size)?;
-        Geometry::new(self)?;
-        fields.check_fixed_channels(MODEL, INPUTS as usize, OUTPUTS as usize)
+        let channels = Geometry::new(self)?.channels;
+        let numbers = [channels.inputs() as usize, channels.outputs() as usize];
+        let mend = "set model.surface_variables and model.surface_masks, and model.upper_air_variables and model.pressure_levels";
+        fields.check_fixed_channels(MODEL, numbers, mend)
     }
 
     fn largest_array(&self, _fields: &FieldSpec) -> Option<LargestArray> {
@@ -108,4 +126,20 @@ fn num_heads() -> [usize; 4] {
 
 fn window_size() -> [usize; 3] {
     [2, 6, 12]
+}
+
+fn surface_variables() -> usize {
+    4
+}
+
+fn surface_masks() -> usize {
+    3
+}
+
+fn upper_air_variables() -> usize {
+    5
+}
+
+fn pressure_levels() -> usize {
+    13
 }

@@ -13,29 +13,16 @@ use crate::windows::{
     Downsample, EarthStage, PatchEmbed, PatchRecovery, StageOptions, Upsample, centred, drop_rates, patches,
 };
 
-/// Variables at the surface.
-const SURFACE: i64 = 4;
-/// Constant masks of the surface, which are inputs only.
-const MASKS: i64 = 3;
-/// Variables above the surface.
-const VARIABLES: i64 = 5;
-/// Pressure levels.
-const LEVELS: i64 = 13;
-/// Levels of patches: the surface and pairs of pressure levels.
-const PATCH_LEVELS: i64 = 1 + (LEVELS + 1) / 2;
 /// Points by which windows are shifted, whatever their extents.
 const SHIFT: [i64; 3] = [1, 3, 6];
 /// Blocks of the outer and of the inner stages.
 const BLOCKS: [usize; 2] = [2, 6];
 
-pub(super) const INPUTS: i64 = SURFACE + MASKS + VARIABLES * LEVELS;
-pub(super) const OUTPUTS: i64 = SURFACE + VARIABLES * LEVELS;
-
 /// Pangu-Weather: Bi et al., *Accurate medium-range global weather forecasting with 3D neural networks*, Nature 619 (2023),
 /// arXiv:2211.02556, as PhysicsNeMo builds it.
 ///
-/// The input has 72 channels: 4 variables at the surface, 3 masks of the surface, and 5 variables on 13 levels each, variable by
-/// variable. Patches of the surface and of pairs of levels become 8 levels of tokens x. With S for a stage of blocks,
+/// The input has by default 72 channels: 4 variables at the surface, 3 masks of the surface, and 5 variables on 13 levels each,
+/// variable by variable. Patches of the surface and of pairs of levels become 8 levels of tokens x. With S for a stage of blocks,
 ///
 /// ```text
 /// s = S₁(x)                                  2 blocks of embed_dim features
@@ -61,7 +48,8 @@ pub(super) const OUTPUTS: i64 = SURFACE + VARIABLES * LEVELS;
 ///   surface's.
 ///
 /// Outputs: `surface` `[batch, 4, lat, lon]`, `upper_air` `[batch, 5, 13, lat, lon]`, and for training `fields` with both,
-/// `[batch, 69, lat, lon]`, in the input's order.
+/// `[batch, 69, lat, lon]`, in the input's order. Without pressure levels (`pressure_levels = 0`), for fluids of one layer, the
+/// network has the surface's tokens only and no `upper_air`.
 ///
 /// State dict: `patchembed2d`, `patchembed3d`, `layer{1…4}.blocks.{i}`, `downsample`, `upsample`, `patchrecovery2d`,
 /// `patchrecovery3d`. The masks of odd blocks are buffers, `attn_mask`. PhysicsNeMo's `earth_position_index` is not stored.
@@ -81,25 +69,73 @@ pub(super) const OUTPUTS: i64 = SURFACE + VARIABLES * LEVELS;
 /// };
 /// let model = Pangu::new(&config, &mut ParamStore::new(Generator::new(1)))?;
 /// let x = Tensor::zeros([1, 72, 13, 16], (Kind::Float, Device::Cpu));
-/// let [surface, upper_air] = model.forward(&x, Mode::Eval)?;
+/// let (surface, upper_air) = model.forward(&x, Mode::Eval)?;
 /// assert_eq!(surface.size(), [1, 4, 13, 16]);
-/// assert_eq!(upper_air.size(), [1, 5, 13, 13, 16]);
+/// assert_eq!(upper_air.map(|levels| levels.size()), Some(vec![1, 5, 13, 13, 16]));
 /// # Ok::<(), isobar_models::Error>(())
 /// ```
 #[derive(Debug)]
 pub struct Pangu<A = Tensor> {
     extents: [i64; 2],
+    channels: Channels,
     embed_surface: PatchEmbed<A>,
-    embed_levels: PatchEmbed<A>,
+    embed_levels: Option<PatchEmbed<A>>,
     stages: [EarthStage<A>; 4],
     downsample: Downsample<A>,
     upsample: Upsample<A>,
     recover_surface: PatchRecovery<A>,
-    recover_levels: PatchRecovery<A>,
+    recover_levels: Option<PatchRecovery<A>>,
+}
+
+/// Checked numbers of channels.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Channels {
+    /// Variables at the surface.
+    surface: i64,
+    /// Channels of the surface that are inputs only.
+    masks: i64,
+    /// Variables above the surface.
+    variables: i64,
+    /// Pressure levels of each; 0 without an atmosphere above the surface.
+    levels: i64,
+}
+
+impl Channels {
+    fn new(config: &PanguConfig) -> Result<Self> {
+        let check = Checker(MODEL);
+        let [masks, levels] =
+            [("surface_masks", config.surface_masks), ("pressure_levels", config.pressure_levels)]
+                .map(|(key, count)| if count == 0 { Ok(0) } else { check.extent(key, count) });
+        let (masks, levels) = (masks?, levels?);
+        let surface = check.extent("surface_variables", config.surface_variables)?;
+        let variables = check.extent("upper_air_variables", config.upper_air_variables)?;
+        Ok(Self { surface, masks, variables, levels })
+    }
+
+    /// Channels of the input.
+    pub(super) fn inputs(&self) -> i64 {
+        self.outputs() + self.masks
+    }
+
+    /// Channels of the output.
+    pub(super) fn outputs(&self) -> i64 {
+        self.surface + self.upper_air()
+    }
+
+    /// Channels above the surface.
+    fn upper_air(&self) -> i64 {
+        self.variables * self.levels
+    }
+
+    /// Levels of patches: the surface and pairs of pressure levels.
+    fn patch_levels(&self) -> i64 {
+        1 + (self.levels + 1) / 2
+    }
 }
 
 /// Checked sizes.
 pub(super) struct Geometry {
+    pub(super) channels: Channels,
     extents: [i64; 2],
     patch: [i64; 3],
     width: i64,
@@ -112,6 +148,7 @@ pub(super) struct Geometry {
 impl Geometry {
     pub(super) fn new(config: &PanguConfig) -> Result<Self> {
         let check = Checker(MODEL);
+        let channels = Channels::new(config)?;
         let extents = check.extents("img_size", config.img_size)?;
         let patch = check.extents("patch_size", config.patch_size)?;
         let width = check.extent("embed_dim", config.embed_dim)?;
@@ -131,7 +168,7 @@ impl Geometry {
             check.divisible(("the number of features", factor * width), (&of, heads))?;
         }
         let grid = [patches(extents[0], patch[1]), patches(extents[1], patch[2])];
-        Ok(Self { extents, patch, width, heads, window, grid })
+        Ok(Self { channels, extents, patch, width, heads, window, grid })
     }
 
     /// Number of windows of the inner stages.
@@ -149,12 +186,28 @@ impl Geometry {
         self.patch[1].max(self.patch[2])
     }
 
+    /// Embedding of the pressure levels.
+    fn embed_levels<A: Array>(&self, params: &mut impl Params<Array = A>) -> Result<PatchEmbed<A>> {
+        let Self { channels, extents, patch, width, .. } = self;
+        // The remainder of the latitudes is that of the patch's levels.
+        let rows = if extents[0] % patch[0] == 0 { 0 } else { patch[1] - 1 };
+        let columns = patches(extents[1], patch[2]) * patch[2] - extents[1];
+        let margins = vec![centred(channels.levels % 2), centred(rows), centred(columns)];
+        PatchEmbed::with_margins([channels.variables, *width], patch, margins, params)
+    }
+
+    /// Fields on pressure levels from tokens.
+    fn recover_levels<A: Array>(&self, params: &mut impl Params<Array = A>) -> Result<PatchRecovery<A>> {
+        let volume = [self.channels.levels, self.extents[0], self.extents[1]];
+        PatchRecovery::new([2 * self.width, self.channels.variables], &self.patch, &volume, params)
+    }
+
     /// The stage of that number.
     pub(super) fn stage<'a>(&self, stage: usize, drop_path: &'a [f64], recomputes: bool) -> StageOptions<'a> {
-        let [rows, columns] = self.grid;
+        let ([rows, columns], levels) = (self.grid, self.channels.patch_levels());
         let (grid, width) = match stage {
-            1 | 2 => ([PATCH_LEVELS, patches(rows, 2), patches(columns, 2)], 2 * self.width),
-            _ => ([PATCH_LEVELS, rows, columns], self.width),
+            1 | 2 => ([levels, patches(rows, 2), patches(columns, 2)], 2 * self.width),
+            _ => ([levels, rows, columns], self.width),
         };
         let (heads, window) = (self.heads[stage], self.window);
         StageOptions { grid, width, heads, window, shift: SHIFT, drop_path, recomputes }
@@ -173,16 +226,14 @@ impl<A: Array> Pangu<A> {
     /// patch's, features that the heads do not divide; or `params` refuses a parameter.
     pub fn new(config: &PanguConfig, params: &mut impl Params<Array = A>) -> Result<Self> {
         let geometry = Geometry::new(config)?;
-        let Geometry { extents, patch, width, .. } = geometry;
+        let Geometry { channels, extents, patch, width, .. } = geometry;
         let flat = &patch[1..];
-        let embed_surface =
-            PatchEmbed::new([SURFACE + MASKS, width], flat, &extents, &mut params.scope("patchembed2d"))?;
-        // The remainder of the latitudes is that of the patch's levels.
-        let rows = if extents[0] % patch[0] == 0 { 0 } else { patch[1] - 1 };
-        let columns = patches(extents[1], patch[2]) * patch[2] - extents[1];
-        let margins = vec![centred(LEVELS % 2), centred(rows), centred(columns)];
-        let params3d = &mut params.scope("patchembed3d");
-        let embed_levels = PatchEmbed::with_margins([VARIABLES, width], &patch, margins, params3d)?;
+        let surface = [channels.surface + channels.masks, width];
+        let embed_surface = PatchEmbed::new(surface, flat, &extents, &mut params.scope("patchembed2d"))?;
+        let embed_levels = match channels.levels {
+            0 => None,
+            _ => Some(geometry.embed_levels(&mut params.scope("patchembed3d"))?),
+        };
 
         let (check, rates) = (Checker(MODEL), drop_rates());
         let (outer, inner) = rates.split_at(BLOCKS[0]);
@@ -194,13 +245,19 @@ impl<A: Array> Pangu<A> {
         let downsample = Downsample::new(width, "linear", &mut params.scope("downsample"))?;
         let upsample =
             Upsample::new(width, geometry.grid, ["linear1", "linear2"], &mut params.scope("upsample"))?;
-        let recover_surface =
-            PatchRecovery::new([2 * width, SURFACE], flat, &extents, &mut params.scope("patchrecovery2d"))?;
-        let volume = [LEVELS, extents[0], extents[1]];
-        let params3d = &mut params.scope("patchrecovery3d");
-        let recover_levels = PatchRecovery::new([2 * width, VARIABLES], &patch, &volume, params3d)?;
+        let recover_surface = PatchRecovery::new(
+            [2 * width, channels.surface],
+            flat,
+            &extents,
+            &mut params.scope("patchrecovery2d"),
+        )?;
+        let recover_levels = match channels.levels {
+            0 => None,
+            _ => Some(geometry.recover_levels(&mut params.scope("patchrecovery3d"))?),
+        };
         Ok(Self {
             extents,
+            channels,
             embed_surface,
             embed_levels,
             stages,
@@ -211,15 +268,16 @@ impl<A: Array> Pangu<A> {
         })
     }
 
-    /// Computes the surface `[batch, 4, lat, lon]` and the upper air `[batch, 5, 13, lat, lon]` from `x` `[batch, 72, lat, lon]`.
+    /// Computes the surface `[batch, 4, lat, lon]` and the upper air `[batch, 5, 13, lat, lon]` from `x` `[batch, 72, lat, lon]`;
+    /// without pressure levels the surface only.
     ///
     /// # Errors
     ///
     /// `x` has another shape, or an operator fails.
-    pub fn forward(&self, x: &A, mode: Mode<'_>) -> Result<[A; 2]> {
-        let (shape, [rows, columns]) = (x.shape(), self.extents);
-        if shape.len() != 4 || shape[1..] != [INPUTS, rows, columns] {
-            let want = format!("[batch, {INPUTS}, {rows}, {columns}]");
+    pub fn forward(&self, x: &A, mode: Mode<'_>) -> Result<(A, Option<A>)> {
+        let (shape, [rows, columns], inputs) = (x.shape(), self.extents, self.channels.inputs());
+        if shape.len() != 4 || shape[1..] != [inputs, rows, columns] {
+            let want = format!("[batch, {inputs}, {rows}, {columns}]");
             return Err(Error::Input { model: MODEL, got: shape, want });
         }
         let x = self.embed(x)?;
@@ -231,18 +289,24 @@ impl<A: Array> Pangu<A> {
         let x = self.stages[3].forward(&self.upsample.forward(&x)?, mode)?;
         let x = A::cat(&[&x, &skip], -1)?;
         let surface = self.recover_surface.forward(&x.select(1, 0)?.permute(&[0, 3, 1, 2])?)?;
-        let levels = x.narrow(1, 1, PATCH_LEVELS - 1)?.permute(&[0, 4, 1, 2, 3])?;
-        Ok([surface, self.recover_levels.forward(&levels)?])
+        let Some(recover_levels) = &self.recover_levels else { return Ok((surface, None)) };
+        let levels = x.narrow(1, 1, self.channels.patch_levels() - 1)?.permute(&[0, 4, 1, 2, 3])?;
+        Ok((surface, Some(recover_levels.forward(&levels)?)))
     }
 
     /// Tokens `[batch, level, row, column, feature]`.
     fn embed(&self, x: &A) -> Result<A> {
-        let (batch, [rows, columns]) = (x.extent(0)?, self.extents);
-        let surface = self.embed_surface.forward(&x.narrow(1, 0, SURFACE + MASKS)?)?;
-        let levels = x.narrow(1, SURFACE + MASKS, VARIABLES * LEVELS)?;
-        let levels = levels.reshape(&[batch, VARIABLES, LEVELS, rows, columns])?;
-        let levels = self.embed_levels.forward(&levels)?;
-        let tokens = A::cat(&[&surface.unsqueeze(2)?, &levels], 2)?;
+        let (batch, [rows, columns], channels) = (x.extent(0)?, self.extents, self.channels);
+        let at_surface = channels.surface + channels.masks;
+        let surface = self.embed_surface.forward(&x.narrow(1, 0, at_surface)?)?.unsqueeze(2)?;
+        let tokens = match &self.embed_levels {
+            None => surface,
+            Some(embed_levels) => {
+                let levels = x.narrow(1, at_surface, channels.upper_air())?;
+                let levels = levels.reshape(&[batch, channels.variables, channels.levels, rows, columns])?;
+                A::cat(&[&surface, &embed_levels.forward(&levels)?], 2)?
+            }
+        };
         Ok(tokens.permute(&[0, 2, 3, 4, 1])?)
     }
 }
@@ -250,13 +314,16 @@ impl<A: Array> Pangu<A> {
 impl<A: Array> Model<A> for Pangu<A> {
     fn forward(&self, batch: &Batch<A>, mode: Mode<'_>) -> Result<Batch<A>> {
         let x = batch.require(MODEL, Batch::<A>::FIELDS)?;
-        let [surface, upper_air] = self.forward(x, mode)?;
+        let [first, second] = Self::OUTPUTS;
+        let (surface, upper_air) = self.forward(x, mode)?;
+        let Some(upper_air) = upper_air else {
+            return Ok(Batch::of_fields(surface.shallow_clone()).with(first, surface));
+        };
         let &[samples, _, _, rows, columns] = &upper_air.shape()[..] else {
             return Ok(Batch::of_fields(surface));
         };
-        let channels = upper_air.reshape(&[samples, VARIABLES * LEVELS, rows, columns])?;
+        let channels = upper_air.reshape(&[samples, self.channels.upper_air(), rows, columns])?;
         let fields = A::cat(&[&surface, &channels], 1)?;
-        let [first, second] = Self::OUTPUTS;
         Ok(Batch::of_fields(fields).with(first, surface).with(second, upper_air))
     }
 }

@@ -13,5 +13,6 @@ pub(super) fn of(config: &PanguConfig, split: &Split) -> Option<Traffic> {
     let stage = |stage: usize| -> StageOptions<'static> { geometry.stage(stage, &[], false) };
     let stages = [(0, 2), (1, 6), (2, 6), (3, 2)].map(|(i, blocks)| stage(i).traffic(blocks, &grid));
     let ends = stage(0).ends(&grid) + stage(1).ends(&grid);
-    Some(split.aligned().and(stages.iter().sum::<f64>() + ends + 72.0 * grid.halo(2 * geometry.rounding())))
+    let inputs = geometry.channels.inputs() as f64;
+    Some(split.aligned().and(stages.iter().sum::<f64>() + ends + inputs * grid.halo(2 * geometry.rounding())))
 }

@@ -1,0 +1,129 @@
+//! `isobar data coarsen`.
+
+use std::path::PathBuf;
+
+use anyhow::Result;
+use clap::Args;
+use isobar_data::{
+    Content, DataVariable, Dataset, PredictionMeta, Storage, Window, choose, coarse_fields, writer,
+};
+
+use super::open::DataArgs;
+use super::{bar, mended, parent};
+use crate::exit::{Because, Exit};
+use crate::run::is_of_data;
+use crate::terminal;
+
+/// Arguments of `isobar data coarsen`.
+#[derive(Debug, Args)]
+pub(crate) struct CoarsenArgs {
+    /// A file or folder of data on two spatial dims, or a TOML file or the folder of a run, whose [data] is meant
+    #[arg(value_name = "SOURCE")]
+    source: PathBuf,
+    /// The file or folder to write: HDF5, NetCDF or Zarr, by its extension. A file of that name is replaced; folders that are
+    /// missing are made
+    #[arg(value_name = "TARGET")]
+    target: PathBuf,
+    /// Format of the source; by default that of its extension, of HDF5 files that of their layout
+    #[arg(long, value_name = "FORMAT")]
+    from: Option<String>,
+    /// Variables to take; by default all
+    #[arg(long, value_name = "NAMES", value_delimiter = ',')]
+    variables: Vec<String>,
+    /// Points of a block along each dim, whose mean is a point of the coarse grid
+    #[arg(long, value_name = "POINTS", default_value_t = 4)]
+    factor: usize,
+    /// Set a key of the configuration, such as data.npy.axes='["sample","x"]'; may be given several times
+    #[arg(long, value_name = "KEY=VALUE")]
+    set: Vec<String>,
+}
+
+/// Runs the command.
+pub(super) fn run(args: &CoarsenArgs) -> Result<Exit> {
+    let source = DataArgs { path: args.source.clone(), format: args.from.clone(), set: args.set.clone() };
+    let (data, _, _) = source.open()?;
+    if is_of_data(&args.target, &*data) {
+        return Err(Exit::Usage
+            .because("the target is the source or a file in it; name another target")
+            .into());
+    }
+    parent(&args.target)?;
+    let samples = coarsen(&*data, args)?;
+    terminal::line(&format!(
+        "{} with {samples} samples from {}",
+        args.target.display(),
+        args.source.display()
+    ));
+    Ok(Exit::Good)
+}
+
+/// Writes the pairs, and returns their number.
+fn coarsen(data: &dyn Dataset, args: &CoarsenArgs) -> Result<usize> {
+    let [first, second] = data.dims() else {
+        return Err(Exit::Usage
+            .because(format!(
+                "{} has {} spatial dims; fields of two dims can be coarsened",
+                data.path().display(),
+                data.dims().len()
+            ))
+            .into());
+    };
+    let periodic = [first.periodic, second.periodic];
+    let known: Vec<&str> = data.variables().iter().map(|variable| variable.name.as_str()).collect();
+    let names: Vec<&str> = args.variables.iter().map(String::as_str).collect();
+    let variables = choose(data, if names.is_empty() { &known } else { &names })?;
+    let frames = data.times().map_or(1, <[f64]>::len);
+    let samples = data.samples() * frames;
+    let content = content(data, &variables, samples, args);
+    let mut target = writer(None, &args.target)?.create(&args.target, &content).map_err(mended)?;
+    let points: Vec<_> = data.dims().iter().map(|dim| 0..dim.coordinates.len()).collect();
+    let bar = bar(samples as u64, "frames")?;
+    for sample in 0..samples {
+        let frame = sample % frames;
+        let window = Window { frames: frame..frame + 1, points: points.clone() };
+        for variable in &variables {
+            let fine = data.read(&window, &[sample / frames], &[&variable.name])?.f_select(0, 0)?;
+            let coarse = coarse_fields(&fine, args.factor, periodic).map_err(mended)?;
+            let detail = fine.f_sub(&coarse)?;
+            for (name, values) in names_of(variable).iter().zip([&fine, &coarse, &detail]) {
+                target.write(name, sample, 0, values)?;
+            }
+        }
+        bar.inc(1);
+    }
+    target.finish()?;
+    bar.finish_and_clear();
+    Ok(samples)
+}
+
+/// Names of a variable, of its coarse field on the fine grid, and of the difference.
+fn names_of(variable: &DataVariable) -> [String; 3] {
+    ["", "_coarse", "_detail"].map(|ending| format!("{}{ending}", variable.name))
+}
+
+/// Content of the target: samples without time, three variables for each of the source.
+fn content(data: &dyn Dataset, variables: &[DataVariable], samples: usize, args: &CoarsenArgs) -> Content {
+    let three = |variable: &DataVariable| {
+        let channels = variable.channels.clone();
+        let is_scalar = channels.len() == 1;
+        names_of(variable).map(|name| DataVariable {
+            channels: if is_scalar { vec![name.clone()] } else { channels.clone() },
+            title: None,
+            name,
+            ..variable.clone()
+        })
+    };
+    let variables: Vec<DataVariable> = variables.iter().flat_map(three).collect();
+    let meta = PredictionMeta {
+        name: data.name(),
+        variables: variables.iter().map(|variable| variable.name.clone()).collect(),
+        samples,
+        times: Vec::new(),
+        attributes: vec![
+            ("isobar_source".to_owned(), data.path().display().to_string()),
+            ("isobar_factor".to_owned(), args.factor.to_string()),
+        ],
+        missing: false,
+    };
+    Content { meta, time_unit: None, dims: data.dims().to_vec(), variables, storage: Storage::default() }
+}
