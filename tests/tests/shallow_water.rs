@@ -11,20 +11,24 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use isobar_data::{
-    Content, DataConfig, DataVariable, Dim, Missing, PredictionMeta, Storage, TimeUnit, Window, writer,
+    Content, DataConfig, DataVariable, Dataset, Dim, Missing, PredictionMeta, Storage, TimeUnit, Window,
+    writer,
 };
 use isobar_harness::{
     Launch,
     curve::{assert_same_run, losses, metric},
-    workspace,
+    skip, workspace,
 };
 use rstest::rstest;
+use serde_json::{Value, json};
 use tch::{Device, Kind, Tensor};
 use tempfile::tempdir;
 
 const ISOBAR: &str = env!("CARGO_BIN_EXE_isobar-app");
 const ROWS: usize = 10;
 const COLUMNS: usize = 16;
+/// Of both winds, and of the depth.
+const UNITS: [&str; 3] = ["m s-1", "m s-1", "m"];
 
 /// Writes frames of waves on a sphere, every two hours: winds and a depth; values of `v` in a corner are missing with `holes`.
 pub(crate) fn write(path: &Path, frames: std::ops::Range<usize>, holes: bool) {
@@ -50,7 +54,11 @@ pub(crate) fn write(path: &Path, frames: std::ops::Range<usize>, holes: bool) {
             dim("latitude", "degrees_north", line(ROWS, 81.0, -18.0), false),
             dim("longitude", "degrees_east", line(COLUMNS, 0.0, 22.5), true),
         ],
-        variables: names.map(DataVariable::scalar).to_vec(),
+        variables: names
+            .iter()
+            .zip(UNITS)
+            .map(|(name, unit)| DataVariable { unit: Some(unit.into()), ..DataVariable::scalar(*name) })
+            .collect(),
         storage: Storage::default(),
     };
     let mut file = writer(None, path).unwrap().create(path, &content).unwrap();
@@ -195,8 +203,8 @@ fn a_killed_run_resumes_on_other_ranks(#[values("nc", "zarr")] extension: &str) 
     assert_same_run(&losses(&output("killed").join("run")), &losses(&output("whole").join("run")));
 }
 
-/// All that a data set holds: metadata, and the bits of its values.
-fn content(path: &Path, format: &str) -> (String, Vec<u32>) {
+/// A data set of the three variables, whose values may be missing.
+fn opened(path: &Path, format: &str) -> Box<dyn Dataset> {
     let config = DataConfig {
         path: path.into(),
         format: format.into(),
@@ -204,7 +212,12 @@ fn content(path: &Path, format: &str) -> (String, Vec<u32>) {
         missing: Missing::Mask,
         ..DataConfig::default()
     };
-    let data = config.open().unwrap();
+    config.open().unwrap()
+}
+
+/// All that a data set holds: metadata, and the bits of its values.
+fn content(path: &Path, format: &str) -> (String, Vec<u32>) {
+    let data = opened(path, format);
     let (names, times) = (data.variables(), data.times().unwrap());
     let about = format!("{:?} {names:?} {times:?} {:?}", data.dims(), data.time_unit());
     let window = Window { frames: 0..times.len(), points: vec![0..ROWS, 0..COLUMNS] };
@@ -212,7 +225,62 @@ fn content(path: &Path, format: &str) -> (String, Vec<u32>) {
     (about, Vec::<f32>::try_from(values).unwrap().into_iter().map(f32::to_bits).collect())
 }
 
-/// `predict` writes the same bits in Zarr, each rank its own chunks, as in NetCDF.
+/// Prints what xarray makes of data sets: names, units, times in hours since 2000, coordinates and values.
+const XARRAY: &str = r#"
+import json, sys
+import numpy, xarray
+
+def numbers(array):
+    return [None if numpy.isnan(number) else float(number) for number in array.values.ravel()]
+
+def look(path):
+    data = xarray.open_zarr(path) if path.endswith(".zarr") else xarray.open_dataset(path)
+    assert data.time.dtype.kind == "M", "times are dates"
+    hours = (data.time.values - numpy.datetime64("2000-01-01")) / numpy.timedelta64(1, "h")
+    array = lambda array: [list(array.dims), str(array.dtype), array.attrs.get("units"), numbers(array)]
+    return {
+        "times": hours.tolist(),
+        "coordinates": {name: array(data[name]) for name in ["latitude", "longitude"]},
+        "variables": {name: array(data[name]) for name in data.data_vars},
+    }
+
+json.dump([look(path) for path in sys.argv[1:]], sys.stdout)
+"#;
+
+/// Checks that xarray, which the set-up of `cargo xtask test` installs, opens predictions of any format.
+fn assert_xarray_opens(paths: &[PathBuf; 2]) {
+    let packages = workspace().join(".tools/xarray");
+    if !packages.join("isobar-stamp").exists() {
+        assert!(std::env::var_os("CI").is_none(), "the set-up has not installed xarray");
+        return skip("no xarray: cargo xtask test installs it");
+    }
+    let mut python = Command::new("python3");
+    let output = python.env("PYTHONPATH", packages).args(["-c", XARRAY]).args(paths).output().unwrap();
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    let found: [Value; 2] = serde_json::from_slice(&output.stdout).unwrap();
+    assert_eq!(found[0], found[1], "NetCDF and Zarr");
+    let data = opened(&paths[0], "netcdf");
+    let times = data.times().unwrap();
+    assert_eq!(found[0]["times"], json!(times));
+    for (dim, unit) in data.dims().iter().zip(["degrees_north", "degrees_east"]) {
+        let [dims, dtype, own] = [json!([dim.name]), json!("float64"), json!(dim.coordinates)];
+        assert_eq!(found[0]["coordinates"][&dim.name], json!([dims, dtype, unit, own]));
+    }
+    let window = Window { frames: 0..times.len(), points: vec![0..ROWS, 0..COLUMNS] };
+    assert_eq!(found[0]["variables"].as_object().unwrap().len(), 3);
+    for (name, unit) in ["u", "v", "h"].into_iter().zip(UNITS) {
+        let values = data.read(&window, &[0], &[name]).unwrap().to_kind(Kind::Double).flatten(0, -1);
+        let values: Vec<Option<f64>> = Vec::<f64>::try_from(values)
+            .unwrap()
+            .into_iter()
+            .map(|value| (!value.is_nan()).then_some(value))
+            .collect();
+        let dims = ["sample", "time", "latitude", "longitude"];
+        assert_eq!(found[0]["variables"][name], json!([dims, "float32", unit, values]), "{name}");
+    }
+}
+
+/// `predict` writes the same bits in Zarr, each rank its own chunks, as in NetCDF; xarray opens both.
 #[rstest]
 #[case::all_there(false)]
 #[case::masked(true)]
@@ -226,22 +294,22 @@ fn predictions_in_zarr_are_those_in_netcdf(#[case] holes: bool) {
         |mesh: &[&str]| arguments(&data, folder.path(), &[mesh, &["train.max_steps=3", missing]].concat());
     let _ = launch(1, &arguments(&[])).run().unwrap().expect_success();
     for (ranks, mesh) in [(1, &[][..]), (2, &TWO), (4, &FOUR)] {
-        let predicted = ["nc", "zarr"].map(|extension| {
-            let out = folder.path().join(format!("predicted_{ranks}.{extension}"));
+        let paths =
+            ["nc", "zarr"].map(|extension| folder.path().join(format!("predicted_{ranks}.{extension}")));
+        let predicted = paths.each_ref().map(|out| {
             let mut args = arguments(mesh);
             args[0] = "predict".to_owned();
-            let _ = launch(ranks, &args)
-                .args(["--steps", "4", "--out"])
-                .arg(&out)
-                .run()
-                .unwrap()
-                .expect_success();
-            content(&out, if extension == "nc" { "netcdf" } else { "zarr" })
+            let _ =
+                launch(ranks, &args).args(["--steps", "4", "--out"]).arg(out).run().unwrap().expect_success();
+            content(out, if out.extension().is_some_and(|end| end == "nc") { "netcdf" } else { "zarr" })
         });
         assert_eq!(predicted[0], predicted[1], "on {ranks} ranks");
         assert!(
             predicted[0].0.contains("hours since 2000-01-01") && predicted[0].0.contains("degrees_north")
         );
+        if ranks == 4 {
+            assert_xarray_opens(&paths);
+        }
         let missing = predicted[0].1.iter().filter(|bits| f32::from_bits(**bits).is_nan()).count();
         assert_eq!(missing, if holes { 5 * 3 * 4 } else { 0 });
     }

@@ -9,6 +9,7 @@ mod reference;
 mod run;
 mod setup;
 mod test;
+mod xarray;
 
 use std::{ffi::OsString, process::ExitCode};
 

@@ -10,6 +10,7 @@ use crate::{
     libtorch::{self, Set},
     packages::{self, Available},
     run::{self as command, ROOT, cargo},
+    xarray,
 };
 
 const NO_DEFAULT: &str = "--no-default-features";
@@ -52,8 +53,9 @@ pub(crate) fn run(options: &Options) -> Result<Machine> {
     Ok(machine)
 }
 
-/// Installs the parts of the tool chain that checks need, where rustup has them apart.
+/// Installs what checks need besides: the parts of the tool chain that rustup has apart, and xarray.
 pub(crate) fn components() -> Result<()> {
+    xarray::install();
     for (component, command) in [("rustfmt", "fmt"), ("clippy", "clippy")] {
         let there = cargo(&[command, "--version"]).output().is_ok_and(|output| output.status.success());
         if !there && on_path("rustup").is_some() {
