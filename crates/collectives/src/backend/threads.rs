@@ -2,7 +2,7 @@
 //! one copy a message.
 
 use std::collections::{HashMap, VecDeque};
-use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
@@ -12,16 +12,41 @@ use crate::local::memory::nbytes;
 use crate::wire::{Backend, BackendKind, Carries, Failure, Notice, Request, Tag, Transfer};
 
 /// State shared by the ranks of one world.
-#[derive(Default)]
 struct Hub {
     posts: Mutex<HashMap<(usize, usize, Tag), VecDeque<Post>>>,
-    changed: Condvar,
+    /// By rank.
+    bells: Vec<Bell>,
     notices: Mutex<Vec<(usize, Notice)>>,
     notice_count: AtomicUsize,
 }
 
 /// Notices kept.
 const MAX_NOTICES: usize = 4096;
+
+/// Rings where something came for a rank: a message, a notice, or word that its message was taken.
+#[derive(Default)]
+struct Bell {
+    /// Number of times that it rang.
+    rings: Mutex<u64>,
+    rang: Condvar,
+}
+
+impl Bell {
+    fn ring(&self) {
+        *self.rings.lock().unwrap_or_else(PoisonError::into_inner) += 1;
+        self.rang.notify_all();
+    }
+
+    /// Waits until it has rung more often than `heard`, for a moment at most; returns how often it rang.
+    fn wait(&self, heard: u64) -> u64 {
+        let rings = self.rings.lock().unwrap_or_else(PoisonError::into_inner);
+        let waited = self.rang.wait_timeout_while(rings, MOMENT, |rings| *rings == heard);
+        *waited.unwrap_or_else(PoisonError::into_inner).0
+    }
+}
+
+/// Longest wait for a bell, which bounds how late a deadline is noticed.
+const MOMENT: Duration = Duration::from_millis(1);
 
 /// A send that waits for its receiver.
 struct Post {
@@ -31,6 +56,19 @@ struct Post {
 }
 
 impl Hub {
+    fn new(ranks: usize) -> Self {
+        Self {
+            posts: Mutex::default(),
+            bells: std::iter::repeat_with(Bell::default).take(ranks).collect(),
+            notices: Mutex::default(),
+            notice_count: AtomicUsize::new(0),
+        }
+    }
+
+    fn ring(&self, rank: usize) {
+        self.bells.get(rank).map_or((), Bell::ring);
+    }
+
     fn posts(&self) -> MutexGuard<'_, HashMap<(usize, usize, Tag), VecDeque<Post>>> {
         self.posts.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -52,13 +90,15 @@ impl Hub {
 pub(crate) struct Threads {
     rank: usize,
     hub: Arc<Hub>,
+    /// How often this rank's bell had rung when it last waited: what came since was polled for, or is to be.
+    heard: AtomicU64,
 }
 
 impl Threads {
     /// Connects `ranks` ranks.
     pub(crate) fn connect(ranks: usize) -> Vec<Self> {
-        let hub = Arc::new(Hub::default());
-        (0..ranks).map(|rank| Self { rank, hub: hub.clone() }).collect()
+        let hub = Arc::new(Hub::new(ranks));
+        (0..ranks).map(|rank| Self { rank, hub: hub.clone(), heard: AtomicU64::new(0) }).collect()
     }
 }
 
@@ -82,6 +122,7 @@ impl Backend for Threads {
         }
         let mut taken = Vec::with_capacity(sends.len());
         if !sends.is_empty() {
+            let peers: Vec<usize> = sends.iter().map(|send| send.peer).collect();
             let mut posts = self.hub.posts();
             for send in sends {
                 let flag = Arc::new(AtomicBool::new(false));
@@ -93,7 +134,7 @@ impl Backend for Threads {
                 });
             }
             drop(posts);
-            self.hub.changed.notify_all();
+            peers.into_iter().for_each(|peer| self.hub.ring(peer));
         }
         Ok(Box::new(Pending {
             rank: self.rank,
@@ -117,7 +158,7 @@ impl Backend for Threads {
         }
         self.hub.notice_count.store(notices.len(), Ordering::Release);
         drop(notices);
-        self.hub.changed.notify_all();
+        peers.iter().for_each(|&peer| self.hub.ring(peer));
     }
 
     fn notice(&self, context: u32, sequence: u64) -> Option<Notice> {
@@ -125,13 +166,9 @@ impl Backend for Threads {
     }
 
     fn idle(&self, _round: u32) {
-        // A short wait, since what is waited for may have come between the poll and here.
-        drop(
-            self.hub
-                .changed
-                .wait_timeout(self.hub.posts(), Duration::from_micros(200))
-                .unwrap_or_else(PoisonError::into_inner),
-        );
+        // What came between the poll and here has rung.
+        let Some(bell) = self.hub.bells.get(self.rank) else { return };
+        self.heard.store(bell.wait(self.heard.load(Ordering::Acquire)), Ordering::Release);
     }
 }
 
@@ -164,7 +201,7 @@ impl Request for Pending {
                 Some(post) => {
                     take(&post, receive)?;
                     post.taken.store(true, Ordering::Release);
-                    self.hub.changed.notify_all();
+                    self.hub.ring(receive.peer);
                     *slot = None;
                 }
                 // Messages of a peer with the same tag are received in order.
