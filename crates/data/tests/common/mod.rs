@@ -17,6 +17,7 @@ pub(crate) fn shared(name: &str) -> Option<PathBuf> {
 }
 
 /// Mean and deviation of values `[…, latitude, longitude]` by cell area, without those that are NaN.
+#[expect(clippy::unwrap_used, reason = "a test helper fails by panicking, as the tests do")]
 pub(crate) fn weighted_moments(data: &dyn Dataset, values: &Tensor) -> [f64; 2] {
     let (dim, weights) = area_weights(data.dims()).unwrap();
     assert_eq!(dim, 0);
