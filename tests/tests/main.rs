@@ -1,5 +1,6 @@
 //! Runs across crates and ranks.
 
+mod applications;
 mod checkpoint;
 mod cli;
 mod collectives_gloo;

@@ -1,0 +1,190 @@
+//! The configurations of docs/applications, cut to the size of a test: losses and errors on four ranks that share each field are those
+//! of one.
+#![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
+
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::sync::LazyLock;
+use std::time::Duration;
+
+use isobar_data::{Content, DataVariable, Dim, PredictionMeta, Storage, writer};
+use isobar_harness::{
+    Launch,
+    curve::{assert_same_run, losses, metric},
+    output_within, workspace,
+};
+use rstest::rstest;
+use tch::{Device, Kind, Tensor};
+use tempfile::tempdir;
+
+use crate::{domain, shallow_water};
+
+const ISOBAR: &str = env!("CARGO_BIN_EXE_isobar-app");
+
+/// Points of a surface, which four ranks do not divide evenly.
+const POINTS: i64 = 30;
+
+/// A wave on a square.
+static FLOW: LazyLock<PathBuf> = LazyLock::new(|| domain::wave("application_flow", &[16, 16]));
+
+/// A data set of an application, made in a folder.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Data {
+    Weather,
+    Darcy,
+    Cars,
+    Flow,
+    Pairs,
+}
+
+impl Data {
+    /// Makes the files, and returns `data.path`.
+    fn make(self, folder: &Path) -> PathBuf {
+        match self {
+            Self::Darcy => workspace().join("tests/data/darcy_excerpt.h5"),
+            Self::Weather => {
+                let path = folder.join("waves.nc");
+                shallow_water::write(&path, 0..36, false);
+                path
+            }
+            Self::Cars => {
+                (0..3).for_each(|car| write_surface(&folder.join(format!("car_{car}.h5")), car));
+                folder.join("car_*.h5")
+            }
+            Self::Flow => FLOW.clone(),
+            Self::Pairs => {
+                let path = folder.join("pairs.h5");
+                let mut command = Command::new(ISOBAR);
+                command.args(["data", "coarsen"]).arg(&*FLOW).arg(&path);
+                let made = output_within(&mut command, Duration::from_secs(60)).unwrap().unwrap();
+                assert!(made.status.success(), "{made:?}");
+                path
+            }
+        }
+    }
+
+    /// Settings of all configurations with these data.
+    fn sets(self) -> &'static [&'static str] {
+        match self {
+            Self::Weather => &["data.train_times=[\"2000-01-01\", 38]", "data.validation_times=[38, 70]"],
+            Self::Darcy => &["data.validation_samples=2"],
+            Self::Cars => &[],
+            Self::Flow => &["data.fields=[\"height\"]", "data.history=2", "data.validation_samples=1"],
+            Self::Pairs => &[
+                "data.inputs=[\"height_coarse\"]",
+                "data.targets=[\"height_detail\"]",
+                "data.validation_samples=2",
+            ],
+        }
+    }
+
+    /// A mesh of four ranks.
+    fn mesh(self) -> [&'static str; 2] {
+        match self {
+            Self::Cars => ["distributed.mesh.shape=[4]", "distributed.mesh.names=[\"domain\"]"],
+            _ => ["distributed.mesh.shape=[2, 2]", "distributed.mesh.names=[\"domain\", \"domain_y\"]"],
+        }
+    }
+}
+
+/// Writes a surface of points: places, normals and pressures.
+fn write_surface(path: &Path, car: usize) {
+    let vector = |name: &str| DataVariable {
+        channels: ["x", "y", "z"].map(|axis| format!("{name}_{axis}")).to_vec(),
+        ..DataVariable::scalar(name)
+    };
+    let variables = vec![vector("vertices"), vector("normals"), DataVariable::scalar("pressure")];
+    let content = Content {
+        meta: PredictionMeta {
+            name: "cars".into(),
+            variables: variables.iter().map(|variable| variable.name.clone()).collect(),
+            samples: 1,
+            times: Vec::new(),
+            attributes: Vec::new(),
+            missing: false,
+        },
+        time_unit: None,
+        dims: vec![Dim {
+            name: "point".into(),
+            unit: None,
+            coordinates: (0..POINTS).map(|point| point as f64).collect(),
+            periodic: false,
+        }],
+        variables,
+        storage: Storage::default(),
+    };
+    let line = |step: f64| {
+        (Tensor::arange(POINTS, (Kind::Float, Device::Cpu)) * step + car as f64 * 0.3).sin().view([1, 1, -1])
+    };
+    let three = |step: f64| Tensor::cat(&[line(step), line(2.0 * step), line(3.0 * step)], 1);
+    let mut file = writer(None, path).unwrap().create(path, &content).unwrap();
+    file.write("vertices", 0, 0, &three(0.2)).unwrap();
+    file.write("normals", 0, 0, &three(0.31)).unwrap();
+    file.write("pressure", 0, 0, &(line(0.2) * line(0.31))).unwrap();
+    file.finish().unwrap();
+}
+
+/// Trains one epoch in double precision, and returns what the run reports.
+fn train(config: &str, data: &Path, output: &Path, ranks: usize, sets: &[&str]) -> Vec<f64> {
+    let (path, output_set) =
+        (format!("data.path={}", data.display()), format!("run.output={}", output.display()));
+    let common = [
+        &*path,
+        &output_set,
+        "run.name=run",
+        "train.epochs=1",
+        "train.validate_every=1",
+        "train.batch_size=3",
+        "train.precision=float64",
+        "metrics.every_steps=1",
+        "schedule.warmup_epochs=0",
+        "distributed.timeout_s=60",
+    ];
+    let launch = Launch::plain(ranks, ISOBAR).current_dir(workspace()).deadline(Duration::from_secs(300));
+    let sets = common.iter().chain(sets).flat_map(|set| ["--set", set]);
+    let _ =
+        launch.args(["train", &format!("configs/{config}.toml")]).args(sets).run().unwrap().expect_success();
+    let run = output.join("run");
+    assert!(run.join("validation.png").exists(), "{config}");
+    let errors = metric(&run, "validation_error");
+    assert_eq!(errors.len(), 1, "{config}");
+    let reported = [losses(&run), errors, metric(&run, "rollout_error")].concat();
+    assert!(reported.iter().all(|number| number.is_finite()), "{config}: {reported:?}");
+    reported
+}
+
+#[rstest]
+#[case::pangu("shallow_water_pangu", Data::Weather, &[
+    "model.img_size=[10, 16]", "model.window_size=[1, 2, 2]", "model.embed_dim=4", "model.num_heads=[1, 2, 2, 1]",
+])]
+#[case::dit("shallow_water_dit", Data::Weather, &[
+    "model.input_size=[10, 16]", "model.patch_size=[2, 2]", "model.hidden_size=8", "model.depth=2", "model.num_heads=2",
+])]
+#[case::darcy_points("darcy_transolver_points", Data::Darcy, &[
+    "model.n_layers=1", "model.n_hidden=8", "model.n_head=2", "model.slice_num=4",
+])]
+#[case::cars("car_transolver", Data::Cars, &[
+    "model.n_layers=1", "model.n_hidden=8", "model.n_head=2", "model.slice_num=4",
+])]
+#[case::cnext_unet("well_cnext_unet", Data::Flow, &[
+    "model.stages=2", "model.init_features=4", "model.dim_in=2", "model.spatial_resolution=[16, 16]",
+])]
+#[case::unet("well_unet", Data::Flow, &[
+    "model.model_depth=2", "model.feature_map_channels=[4, 4, 8, 8]", "model.in_channels=2",
+])]
+#[case::super_resolution("super_resolution_unet", Data::Pairs, &[
+    "model.model_channels=4", "model.channel_mult=[1, 2]", "model.img_resolution=16",
+])]
+#[case::super_resolution_by_diffusion("super_resolution_diffusion", Data::Pairs, &[
+    "model.model.model_channels=4", "model.model.channel_mult=[1, 2]", "model.model.img_resolution=16",
+    "diffusion.sampler.num_steps=2", "diffusion.members=2",
+])]
+fn four_ranks_train_as_one(#[case] config: &str, #[case] data: Data, #[case] small: &[&str]) {
+    let folder = tempdir().unwrap();
+    let path = data.make(folder.path());
+    let run = |name: &str, ranks: usize, mesh: &[&str]| {
+        let sets = [data.sets(), small, mesh].concat();
+        train(config, &path, &folder.path().join(name), ranks, &sets)
+    };
+    assert_same_run(&run("four", 4, &data.mesh()), &run("one", 1, &[]));
+}
