@@ -7,10 +7,10 @@ use std::sync::Mutex;
 
 use common::{difference, numbers, on_mesh};
 use isobar_array::{
-    Comparison, Conv, Convert, Elementwise, FftNorm, Generator, GridSample, Interpolation, PadMode, Padding,
-    Pool, Resample, Resize, RunningStats, SamplePadding, Spectral, Statistic, Unary,
+    Array, Attrs, Comparison, Conv, Convert, Elementwise, FftNorm, Generator, GridSample, Interpolation,
+    PadMode, Padding, Pool, Resample, Resize, RunningStats, SamplePadding, Spectral, Statistic, Unary,
 };
-use isobar_shard::rules::register_sharded_op;
+use isobar_shard::rules::{Sharding, Shardings, register_sharded_op, register_sharding};
 use isobar_shard::{AttentionOptions, Placement, Result, ShardTensor};
 use tch::{Kind, Tensor};
 
@@ -261,5 +261,25 @@ fn every_method_asks_for_a_handler() {
         group.barrier().unwrap();
         let error = inputs.x.softmax(2).unwrap_err().to_string();
         assert!(error.contains("gave 0 tensors, expected 1"), "{error}");
+    });
+}
+
+/// Where the program declares how a built-in operator runs, and nothing else, that runs on the shards.
+#[test]
+fn a_built_in_operator_whose_sharding_is_declared() {
+    register_sharding("tanhshrink", |layouts, _| {
+        let along = |dim: usize| Sharding::new(&[Placement::Shard(dim)], &[Placement::Shard(dim)]);
+        Ok(Shardings::new((0..layouts[0].ndim()).map(along).collect()))
+    });
+    on_mesh(&[2], |mesh| {
+        let whole = numbers(&[4, 3], 1);
+        let want = &whole - whole.tanh();
+        let rows = vec![Placement::Shard(0); mesh.ndim()];
+        let x = ShardTensor::distribute(&whole, mesh, &rows).unwrap();
+        let y = ShardTensor::op("tanhshrink", &[&x], &Attrs::new()).unwrap().remove(0);
+        assert!(difference(&y.full_tensor(None).unwrap(), &want) < 1e-12);
+        assert!(difference(&x.unary(Unary::Tanhshrink).unwrap().full_tensor(None).unwrap(), &want) < 1e-12);
+        let dense = Tensor::op("tanhshrink", &[&whole], &Attrs::new()).unwrap().remove(0);
+        assert!(difference(&dense, &want) < 1e-12);
     });
 }

@@ -168,7 +168,10 @@ impl<'a> Session<'a> {
     /// Runs tests side by side, and takes what they print into the summary, one after the other.
     fn test(&mut self, tests: &[Tests], suites: &Suites) -> Result<()> {
         let running = tests.iter().map(|tests| self.start(tests)).collect::<Result<Vec<_>>>()?;
-        running.into_iter().zip(tests).try_for_each(|(running, tests)| self.read(running, tests, suites))
+        // All are read to their end, whatever happens to one, so that none runs on alone.
+        let all: Vec<_> =
+            running.into_iter().zip(tests).map(|(it, tests)| self.read(it, tests, suites)).collect();
+        all.into_iter().collect()
     }
 
     fn start(&self, tests: &Tests) -> Result<RunningTests> {

@@ -102,7 +102,8 @@ mod tests {
             times.add(name, Duration::from_secs(took));
         }
         let names: Vec<_> = times.to_string().lines().skip(1).map(|line| line.trim().to_owned()).collect();
-        assert_eq!(names, ["25.0  a", "20.0  build", "3.0  b", "0.0  in all, some steps side by side"]);
+        assert_eq!(names[..3], ["25.0  a", "20.0  build", "3.0  b"]);
+        assert!(names[3].ends_with("in all, some steps side by side"));
     }
 
     #[test]

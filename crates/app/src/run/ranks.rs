@@ -58,7 +58,7 @@ impl Arrangement {
         {
             bail!(Exit::Usage.because(format!(
                 "distributed.model_parallel_size (or MODEL_PARALLEL_SIZE) lets ranks {:?} share a model, and distributed.mesh \
-                 ranks {:?}; set one of them, or both all_ok; for the \
+                 ranks {:?}; set one of them, or both to the same ranks; for the \
                  first alone, --set 'distributed.mesh.names=[\"data\"]' --set 'distributed.mesh.shape=[-1]'",
                 own.ranks(),
                 model.ranks()

@@ -46,7 +46,7 @@ impl Bell {
 }
 
 /// Longest wait for a bell, which bounds how late a deadline is noticed.
-const MOMENT: Duration = Duration::from_millis(1);
+const MOMENT: Duration = Duration::from_micros(200);
 
 /// A send that waits for its receiver.
 struct Post {
@@ -66,7 +66,9 @@ impl Hub {
     }
 
     fn ring(&self, rank: usize) {
-        self.bells.get(rank).map_or((), Bell::ring);
+        if let Some(bell) = self.bells.get(rank) {
+            bell.ring();
+        }
     }
 
     fn posts(&self) -> MutexGuard<'_, HashMap<(usize, usize, Tag), VecDeque<Post>>> {
@@ -90,7 +92,7 @@ impl Hub {
 pub(crate) struct Threads {
     rank: usize,
     hub: Arc<Hub>,
-    /// How often this rank's bell had rung when it last waited: what came since was polled for, or is to be.
+    /// Number of rings of this rank's bell when it last waited: what came before has been polled for.
     heard: AtomicU64,
 }
 
@@ -166,7 +168,7 @@ impl Backend for Threads {
     }
 
     fn idle(&self, _round: u32) {
-        // What came between the poll and here has rung.
+        // The bell has rung for what came since the poll.
         let Some(bell) = self.hub.bells.get(self.rank) else { return };
         self.heard.store(bell.wait(self.heard.load(Ordering::Acquire)), Ordering::Release);
     }

@@ -12,6 +12,7 @@ use crate::fields::FieldSpec;
 use crate::model::{Architecture, LargestArray, Model, ModelArray};
 use crate::registry::ModelConfig;
 use crate::sharding::Sharding;
+use crate::signature::Signature;
 use crate::traffic::{Split, Traffic};
 
 /// Arguments of [`EdmPreconditioner`](crate::EdmPreconditioner), by PhysicsNeMo's names.
@@ -60,6 +61,10 @@ impl Architecture for EdmPreconditionerConfig {
 
     fn build<A: ModelArray>(&self, params: &mut Scope<'_, A>) -> Result<Box<dyn Model<A>>> {
         Ok(Box::new(EdmPreconditioner::new(self, params)?))
+    }
+
+    fn signature(&self) -> Signature {
+        Signature { arguments: &[("t", "sigma")], ..Signature::default() }
     }
 
     fn check(&self, fields: &FieldSpec) -> Result<()> {

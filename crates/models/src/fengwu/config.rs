@@ -11,6 +11,7 @@ use crate::error::Result;
 use crate::fields::FieldSpec;
 use crate::model::{Architecture, LargestArray, Model};
 use crate::sharding::Sharding;
+use crate::signature::Signature;
 use crate::traffic::{Split, Traffic};
 
 /// Arguments of [`Fengwu`](crate::Fengwu), by PhysicsNeMo's names.
@@ -80,6 +81,10 @@ impl Architecture for FengwuConfig {
 
     fn build<A: Array>(&self, params: &mut Scope<'_, A>) -> Result<Box<dyn Model<A>>> {
         Ok(Box::new(Fengwu::new(self, params)?))
+    }
+
+    fn signature(&self) -> Signature {
+        Signature { outputs: &Fengwu::<tch::Tensor>::OUTPUTS, ..Signature::default() }
     }
 
     fn check(&self, fields: &FieldSpec) -> Result<()> {

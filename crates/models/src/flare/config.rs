@@ -11,6 +11,7 @@ use crate::error::{Checker, Result};
 use crate::fields::FieldSpec;
 use crate::model::{Architecture, LargestArray, Model};
 use crate::point_attention::{AttentionKind, AttentionSpec, Start, TrunkSpec, check_unsupported, largest};
+use crate::signature::Signature;
 use crate::size::{built, extrapolate};
 use crate::traffic::{Split, Traffic};
 
@@ -144,6 +145,10 @@ impl Architecture for FlareConfig {
 
     fn build<A: Array>(&self, params: &mut Scope<'_, A>) -> Result<Box<dyn Model<A>>> {
         Ok(Box::new(Flare::new(self, params)?))
+    }
+
+    fn signature(&self) -> Signature {
+        Signature::FEATURES_LAST
     }
 
     fn check(&self, fields: &FieldSpec) -> Result<()> {

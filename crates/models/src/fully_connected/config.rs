@@ -10,6 +10,7 @@ use super::{FullyConnected, MODEL};
 use crate::error::Result;
 use crate::fields::FieldSpec;
 use crate::model::{Architecture, Model};
+use crate::signature::Signature;
 use crate::size::{built, extrapolate};
 use crate::traffic::{Split, Traffic};
 
@@ -74,6 +75,10 @@ impl Architecture for FullyConnectedConfig {
 
     fn build<A: Array>(&self, params: &mut Scope<'_, A>) -> Result<Box<dyn Model<A>>> {
         Ok(Box::new(FullyConnected::new(self, params)?))
+    }
+
+    fn signature(&self) -> Signature {
+        Signature { moves_channels: true, ..Signature::FEATURES_LAST }
     }
 
     fn check(&self, fields: &FieldSpec) -> Result<()> {

@@ -13,6 +13,7 @@ use crate::model::{Architecture, LargestArray, Model};
 use crate::point_attention::{
     AttentionKind, AttentionSpec, Grid, MixingMode, Start, check_unsupported, largest,
 };
+use crate::signature::Signature;
 use crate::size::{built, extrapolate};
 use crate::traffic::{Split, Traffic};
 
@@ -194,6 +195,10 @@ impl Architecture for GeoTransolverConfig {
 
     fn build<A: Array>(&self, params: &mut Scope<'_, A>) -> Result<Box<dyn Model<A>>> {
         Ok(Box::new(GeoTransolver::new(self, params)?))
+    }
+
+    fn signature(&self) -> Signature {
+        Signature::FEATURES_LAST
     }
 
     fn check(&self, fields: &FieldSpec) -> Result<()> {

@@ -11,6 +11,7 @@ use super::{HealpixUNet, MODEL};
 use crate::error::{Checker, Result};
 use crate::fields::FieldSpec;
 use crate::model::{Architecture, Model};
+use crate::signature::Signature;
 use crate::traffic::{Split, Traffic};
 
 /// Arguments of [`HealpixUNet`](crate::HealpixUNet), by PhysicsNeMo's names. Parts are tables in Hydra's form:
@@ -64,6 +65,16 @@ impl Architecture for HealpixUNetConfig {
 
     fn build<A: Array>(&self, params: &mut Scope<'_, A>) -> Result<Box<dyn Model<A>>> {
         Ok(Box::new(HealpixUNet::new(self, params)?))
+    }
+
+    /// Prognostic fields `[batch, face, time, channel, row, column]`, and constants without samples and times.
+    fn signature(&self) -> Signature {
+        let domain = |dims: usize| match dims {
+            6 => vec![0, 1, 4, 5],
+            4 => vec![0, 2, 3],
+            dims => (Signature::default().domain)(dims),
+        };
+        Signature { domain, ..Signature::default() }
     }
 
     fn check(&self, fields: &FieldSpec) -> Result<()> {

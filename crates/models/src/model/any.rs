@@ -10,6 +10,7 @@ use crate::diffusion::SigmaData;
 use crate::error::Result;
 use crate::fields::FieldSpec;
 use crate::sharding::Sharding;
+use crate::signature::Signature;
 use crate::traffic::{Split, Traffic};
 
 /// An [`Architecture`] of any type.
@@ -25,6 +26,7 @@ pub(crate) trait AnyArchitecture: std::fmt::Debug + Send + Sync {
     fn largest_array(&self, fields: &FieldSpec) -> Option<LargestArray>;
     fn traffic(&self, split: &Split) -> Option<Traffic>;
     fn sharding(&self) -> Sharding;
+    fn signature(&self) -> Signature;
     fn refinement(&self) -> usize;
     fn denoises(&self) -> Option<SigmaData>;
 }
@@ -72,6 +74,10 @@ impl<C: Architecture> AnyArchitecture for C {
 
     fn sharding(&self) -> Sharding {
         Architecture::sharding(self)
+    }
+
+    fn signature(&self) -> Signature {
+        Architecture::signature(self)
     }
 
     fn refinement(&self) -> usize {

@@ -20,6 +20,7 @@ use crate::diffusion::SigmaData;
 use crate::error::Result;
 use crate::fields::FieldSpec;
 use crate::sharding::Sharding;
+use crate::signature::Signature;
 use crate::traffic::{Split, Traffic};
 
 /// A model with its parameters, ready to run.
@@ -158,6 +159,11 @@ pub trait Architecture:
     /// Declares how parameters and inputs are split over the axes of a mesh.
     fn sharding(&self) -> Sharding {
         Sharding::new()
+    }
+
+    /// Returns how the forward function of the model's source stands for a batch.
+    fn signature(&self) -> Signature {
+        Signature::default()
     }
 
     /// Factor by which the grid of the outputs is finer than that of the inputs, along every spatial dim. Training gives such

@@ -11,6 +11,7 @@ use crate::error::Result;
 use crate::fields::FieldSpec;
 use crate::model::{Architecture, LargestArray, Model};
 use crate::sharding::Sharding;
+use crate::signature::Signature;
 use crate::traffic::{Split, Traffic};
 
 /// Arguments of [`Pangu`](crate::Pangu), by PhysicsNeMo's names.
@@ -84,6 +85,10 @@ impl Architecture for PanguConfig {
 
     fn build<A: Array>(&self, params: &mut Scope<'_, A>) -> Result<Box<dyn Model<A>>> {
         Ok(Box::new(Pangu::new(self, params)?))
+    }
+
+    fn signature(&self) -> Signature {
+        Signature { outputs: &Pangu::<tch::Tensor>::OUTPUTS, ..Signature::default() }
     }
 
     fn check(&self, fields: &FieldSpec) -> Result<()> {

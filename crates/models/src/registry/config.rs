@@ -14,6 +14,7 @@ use crate::error::{Error, Result};
 use crate::fields::FieldSpec;
 use crate::model::{AnyArchitecture, LargestArray, Model, ModelArray};
 use crate::sharding::Sharding;
+use crate::signature::Signature;
 use crate::traffic::{Split, Traffic};
 
 /// The name of the configurations of models in errors.
@@ -101,6 +102,11 @@ impl ModelConfig {
     /// The declaration of how parameters and inputs are split.
     pub fn sharding(&self) -> Sharding {
         self.0.sharding()
+    }
+
+    /// Returns how the forward function of the model's source stands for a batch.
+    pub fn signature(&self) -> Signature {
+        self.0.signature()
     }
 
     /// Factor by which the grid of the outputs is finer than that of the inputs.

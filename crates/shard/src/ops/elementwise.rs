@@ -215,15 +215,19 @@ crate::register! {
     /// max(x, 0).
     "relu"(input) Nothing: |call| call.tensor(0)?.unary(Unary::Relu);
     /// x, or eˣ − 1 below 0.
-    "elu"(input) Nothing: |call| call.tensor(0)?.unary(Unary::Elu);
+    "elu"(input; alpha) Nothing: |call| unit(call, Unary::Elu);
     /// x, or eˣ − 1 below 0 (α = 1).
-    "celu"(input) Nothing: |call| call.tensor(0)?.unary(Unary::Celu);
+    "celu"(input; alpha) Nothing: |call| unit(call, Unary::Celu);
     /// 1.0507… · (x, or 1.6732… · (eˣ − 1) below 0).
     "selu"(input) Nothing: |call| call.tensor(0)?.unary(Unary::Selu);
     /// x · σ(x).
     "silu"(input) Nothing: |call| call.tensor(0)?.unary(Unary::Silu);
     /// ln(1 + eˣ).
-    "softplus"(input) Nothing: |call| call.tensor(0)?.unary(Unary::Softplus);
+    "softplus"(input; beta, threshold) Nothing: |call| {
+        call.only("beta", 1.0)?;
+        call.only("threshold", 20.0)?;
+        call.tensor(0)?.unary(Unary::Softplus)
+    };
     /// x / (1 + |x|).
     "softsign"(input) Nothing: |call| call.tensor(0)?.unary(Unary::Softsign);
     /// x − tanh x.
@@ -248,11 +252,11 @@ crate::register! {
         call.tensor(0)?.unary(Unary::Clamp { min, max })
     };
     /// a + b; b is a tensor, or the number `other`.
-    "add"(input, other; other) SmallerOperands:
-        |call| binary(call, Binary::Add, || Ok(Unary::AddScalar(call.number("other")?)));
+    "add"(input, other; other, alpha) SmallerOperands:
+        |call| sum(call, Binary::Add, || Ok(Unary::AddScalar(call.number("other")?)));
     /// a − b; b is a tensor, or the number `other`.
-    "sub"(input, other; other) SmallerOperands:
-        |call| binary(call, Binary::Sub, || Ok(Unary::AddScalar(-call.number("other")?)));
+    "sub"(input, other; other, alpha) SmallerOperands:
+        |call| sum(call, Binary::Sub, || Ok(Unary::AddScalar(-call.number("other")?)));
     /// a · b; b is a tensor, or the number `other`.
     "mul"(input, other; other) SmallerOperands:
         |call| binary(call, Binary::Mul, || Ok(Unary::MulScalar(call.number("other")?)));
@@ -297,6 +301,22 @@ fn gelu(call: &Call<'_>) -> Result<ShardTensor> {
     Ok(call.tensor(0)?.unary(function)?)
 }
 
+/// A function whose scale α is 1.
+fn unit(call: &Call<'_>, function: Unary) -> Result<ShardTensor> {
+    call.only("alpha", 1.0)?;
+    Ok(call.tensor(0)?.unary(function)?)
+}
+
+/// A sum or difference, of which the second operand has the factor α = 1.
+fn sum(
+    call: &Call<'_>,
+    function: Binary,
+    with_number: impl FnOnce() -> Result<Unary>,
+) -> Result<ShardTensor> {
+    call.only("alpha", 1.0)?;
+    binary(call, function, with_number)
+}
+
 /// A function of two tensors, or of one and a number.
 fn binary(
     call: &Call<'_>,
@@ -304,7 +324,7 @@ fn binary(
     of_number: impl FnOnce() -> Result<Unary>,
 ) -> Result<ShardTensor> {
     let x = call.tensor(0)?;
-    match call.optional_tensor(1) {
+    match call.tensor_or_number(1)? {
         Some(other) => x.binary(function, other),
         None => Ok(x.unary(of_number()?)?),
     }

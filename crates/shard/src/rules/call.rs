@@ -1,5 +1,7 @@
 //! Calls of operators by name: their tensors, and their arguments by name.
 
+use std::fmt::Debug;
+
 use isobar_array::{Attrs, Generator};
 use serde::Deserialize;
 use serde::de::DeserializeOwned;
@@ -102,8 +104,38 @@ impl<'a> Call<'a> {
         self.or(name, default.to_owned())
     }
 
-    pub(crate) fn has(&self, name: &str) -> bool {
-        self.attrs.contains_key(name)
+    /// Returns whether an argument is there and not null.
+    pub(crate) fn has(&self, name: &str) -> Result<bool> {
+        Ok(self.value(name)?.is_some())
+    }
+
+    /// Fails if two arguments are given of which one would be ignored.
+    pub(crate) fn either(&self, first: &str, second: &str) -> Result<()> {
+        match self.has(first)? && self.has(second)? {
+            true => self.refuse(format!("both \"{first}\" and \"{second}\" are given; expected one of them")),
+            false => Ok(()),
+        }
+    }
+
+    /// Returns the tensor at `index`, if it is there; fails if a number of its name is given, too.
+    pub(crate) fn tensor_or_number(&self, index: usize) -> Result<Option<&'a ShardTensor>> {
+        let tensor = self.optional_tensor(index);
+        match self.operator.tensors().get(index) {
+            Some(name) if tensor.is_some() && self.has(name)? => {
+                self.refuse(format!("\"{name}\" is given as a tensor and as a number; expected one of them"))
+            }
+            _ => Ok(tensor),
+        }
+    }
+
+    /// Fails if the argument `name`, which PyTorch has, is given with another value than its default.
+    pub(crate) fn only<T: DeserializeOwned + PartialEq + Debug>(&self, name: &str, default: T) -> Result<()> {
+        match self.optional::<T>(name)? {
+            Some(value) if value != default => {
+                self.refuse(format!("\"{name}\" is {value:?}; only {default:?} is supported"))
+            }
+            _ => Ok(()),
+        }
     }
 
     /// Returns the value of the argument `name`, if it is there and not null.

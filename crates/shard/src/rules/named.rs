@@ -85,10 +85,10 @@ pub(crate) fn replacement(
 }
 
 /// While it lives, the name stands for the built-in operator.
-struct Running;
+pub(super) struct Running;
 
 impl Running {
-    fn new(name: &str) -> Self {
+    pub(super) fn new(name: &str) -> Self {
         RUNNING.with_borrow_mut(|names| names.push(name.to_owned()));
         Self
     }

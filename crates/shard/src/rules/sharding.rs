@@ -7,6 +7,7 @@ use isobar_array::{Array, Attrs};
 use tch::Tensor;
 
 use super::local_map::{added_up, differing};
+use super::named::Running;
 use super::{Failure, rule, something_is_registered};
 use crate::error::{Error, Result};
 use crate::layout::{Dim, Layout, Placement, Sizes, listed};
@@ -119,6 +120,8 @@ pub(super) fn run(
             Error::from(isobar_array::Error::Registered { name: name.to_owned(), source })
         })?;
         let plan = cheapest(inputs, &shardings)?;
+        // A built-in operator without a dense handler of the program's runs on the shards as it is.
+        let _running = Running::new(name);
         apply(name, inputs, attrs, &plan, shardings.shapes.as_deref())
     }))
 }

@@ -47,31 +47,55 @@ struct Snapshot<'a> {
     opened: &'a Opened,
     /// The name of its slot in the optimizer's state.
     slot: String,
+    /// Steps of the run before its first.
+    origin: u64,
     profile: Profile,
 }
 
-/// Writes, as [`export`](super::export) does, the parameters averaged with the relative width `width` over all steps up to the newest
-/// checkpoint, and that checkpoint's buffers. It is the sum of the averages of `train.average_widths` in all whole checkpoints of the folder
-/// `path` whose profile is nearest to that of the width.
+/// Largest error of a profile that is taken.
+const MOST_ERROR: f64 = 0.1;
+
+/// Writes, as [`export`](super::export) does, the parameters averaged with the relative width `width` over all averaged steps up to the
+/// newest checkpoint, and that checkpoint's buffers. It is the sum of the averages of `train.average_widths` in all whole checkpoints of
+/// the folder `path` whose profile is nearest to that of the width. Averages that began at another step than the newest checkpoint's,
+/// of widths that a resumed run has changed, are left out.
 ///
 /// # Errors
 ///
-/// [`Error::Invalid`] for checkpoints without such averages, or a width out of range; [`Error::Checkpoint`] for one that is damaged; a file
-/// that cannot be written.
+/// [`Error::Invalid`] for a newest checkpoint without such averages, a width out of range, and averages from which that of the width
+/// cannot be made; [`Error::Checkpoint`] for one that is damaged; a file that cannot be written.
 pub fn export_average(path: &Path, out: &Path, width: f64) -> Result<ExportedAverage> {
     let wanted = exponent(width)?;
     let checkpoints = open_all(path)?;
-    let snapshots = snapshots(&checkpoints)?;
-    let Some((newest, manifest)) = checkpoints.first().filter(|_| !snapshots.is_empty()) else {
+    let mut snapshots = snapshots(&checkpoints)?;
+    let first =
+        checkpoints.first().zip(snapshots.first().map(|snapshot| (snapshot.origin, snapshot.profile)));
+    let Some(((newest, manifest), (origin, profile))) =
+        first.filter(|((_, manifest), (origin, at))| origin + at.steps as u64 == manifest.state.step)
+    else {
         return Err(Error::invalid(
-            format!("the checkpoints in {}", path.display()),
+            format!("the newest checkpoint in {}", path.display()),
             "without averages of a width",
-            "those of a run with train.average_widths, such as [0.05, 0.1], and checkpoint.keep = 0, which keeps all",
+            "one of a run with train.average_widths, such as [0.05, 0.1], and checkpoint.keep = 0, which keeps all",
         ));
     };
+    let all = snapshots.len();
+    snapshots.retain(|snapshot| snapshot.origin == origin);
+    if snapshots.len() < all {
+        tracing::warn!(
+            "{} saved averages began at another step than {origin}, and are left out",
+            all - snapshots.len()
+        );
+    }
     let profiles: Vec<Profile> = snapshots.iter().map(|snapshot| snapshot.profile).collect();
-    let steps = profiles.iter().map(|profile| profile.steps).fold(0.0, f64::max);
-    let (weights, profile_error) = fit(&profiles, Profile { exponent: wanted, steps })?;
+    let (weights, profile_error) = fit(&profiles, Profile { exponent: wanted, steps: profile.steps })?;
+    if profile_error > MOST_ERROR {
+        return Err(Error::invalid(
+            format!("an average of width {width}"),
+            format!("off by {:.0} % as a sum of {} saved averages", 100.0 * profile_error, profiles.len()),
+            "a width between those of train.average_widths, or more checkpoints: checkpoint.keep = 0 keeps all",
+        ));
+    }
     let tensors = write_file(out, manifest, |tensor| match tensor.name.strip_prefix(MODEL) {
         Some(param) => sum(&snapshots, &weights, param, tensor),
         None => whole(newest, &tensor.name, tensor),
@@ -79,39 +103,46 @@ pub fn export_average(path: &Path, out: &Path, width: f64) -> Result<ExportedAve
     Ok(ExportedAverage { tensors, averages: snapshots.len(), profile_error })
 }
 
-/// Returns the averages of a width in all checkpoints.
+/// Returns the averages of a width in all checkpoints, those of the newest checkpoint first.
 fn snapshots(checkpoints: &[(Opened, Manifest)]) -> Result<Vec<Snapshot<'_>>> {
     let mut found = Vec::new();
     for (opened, manifest) in checkpoints {
         for (at, average) in averages_of(manifest)?.into_iter().enumerate() {
             let AverageRule::Width(width) = average.rule else { continue };
             let profile = Profile { exponent: exponent(width)?, steps: average.steps as f64 };
+            let origin = manifest.state.step.saturating_sub(average.steps);
             if average.steps > 0 {
-                found.push(Snapshot { opened, slot: average_slot(at), profile });
+                found.push(Snapshot { opened, slot: average_slot(at), origin, profile });
             }
         }
     }
     Ok(found)
 }
 
-/// Returns the weights of the profiles whose sum is nearest to `wanted`, and the relative L2 error of that sum.
+/// Returns the weights of the profiles, 1 in all, whose sum is nearest to `wanted`, and the relative L2 error of that sum.
 fn fit(profiles: &[Profile], wanted: Profile) -> Result<(Vec<f64>, f64)> {
     let count = profiles.len() as i64;
     let products: Vec<f64> = profiles.iter().flat_map(|a| profiles.iter().map(|b| a.dot(*b))).collect();
     let right: Vec<f64> = profiles.iter().map(|profile| profile.dot(wanted)).collect();
+    let square = wanted.dot(wanted);
     let solve = || {
-        let matrix = Tensor::f_from_slice(&products)?.f_view([count, count])?;
-        let right = Tensor::f_from_slice(&right)?.f_view([count, 1])?;
+        let matrix = Tensor::f_from_slice(&products)?.f_view([count, count])?.f_div_scalar(square)?;
+        let right = Tensor::f_from_slice(&right)?.f_view([count, 1])?.f_div_scalar(square)?;
+        // The last row and column, with a Lagrange multiplier, keep the sum of the weights.
+        let (ones, zero) = (right.f_ones_like()?, Tensor::f_from_slice(&[0.0])?.f_view([1, 1])?);
+        let upper = Tensor::f_cat(&[&matrix, &ones], 1)?;
+        let lower = Tensor::f_cat(&[&ones.f_transpose(0, 1)?, &zero], 1)?;
+        let bordered = Tensor::f_cat(&[&upper, &lower], 0)?;
+        let sides = Tensor::f_cat(&[&right, &zero.f_add_scalar(1.0)?], 0)?;
         // Profiles may be nearly equal, so that the matrix has no inverse.
-        let weights = matrix.f_linalg_lstsq(&right, None, "gelsd")?.0;
+        let weights = bordered.f_linalg_lstsq(&sides, None, "gelsd")?.0.f_narrow(0, 0, count)?;
         let lost = weights.f_mul(&matrix.f_matmul(&weights)?.f_sub(&right.f_mul_scalar(2.0)?)?)?;
         let lost = lost.f_sum(tch::Kind::Double)?.f_double_value(&[])?;
         Ok((Vec::<f64>::try_from(weights.f_flatten(0, -1)?)?, lost))
     };
     let solved: std::result::Result<_, tch::TchError> = solve();
     let (weights, lost) = solved.context(|| "fitting a profile of averages".to_owned())?;
-    let square = wanted.dot(wanted);
-    Ok((weights, ((square + lost).max(0.0) / square).sqrt()))
+    Ok((weights, (1.0 + lost).max(0.0).sqrt()))
 }
 
 /// Returns the weighted sum of a parameter's averages, in double precision until it is whole.
@@ -119,8 +150,12 @@ fn sum(snapshots: &[Snapshot<'_>], weights: &[f64], param: &str, tensor: &Tensor
     let mut sum: Option<Tensor> = None;
     for (snapshot, weight) in snapshots.iter().zip(weights) {
         let average = whole(snapshot.opened, &format!("{OPTIMIZER}{}.{param}", snapshot.slot), tensor)?;
+        let double = match average.is_complex() {
+            true => tch::Kind::ComplexDouble,
+            false => tch::Kind::Double,
+        };
         let add = || {
-            let term = average.f_to_kind(tch::Kind::Double)?.f_mul_scalar(*weight)?;
+            let term = average.f_to_kind(double)?.f_mul_scalar(*weight)?;
             match &sum {
                 Some(sum) => sum.f_add(&term),
                 None => Ok(term),
@@ -163,6 +198,7 @@ mod tests {
             let wanted = Profile { exponent: exponent(width).unwrap(), steps: steps as f64 };
             let (weights, error) = fit(&profiles, wanted).unwrap();
             assert!(error < 0.02, "{width}: {error}");
+            assert!((weights.iter().sum::<f64>() - 1.0).abs() < 1e-9, "{width}");
             let mut sum = vec![0.0; steps as usize];
             for (weight, saved) in weights.iter().zip(&saved) {
                 saved.iter().enumerate().for_each(|(at, own)| sum[at] += weight * own);

@@ -63,6 +63,11 @@ fn train(train: &TrainConfig) -> Result<()> {
         let expected = "numbers above 0, and at most 0.2886; --set train.average_widths=[0.05,0.1]";
         return Err(Error::invalid("train.average_widths", width, expected));
     }
+    let mut widths = train.average_widths.clone();
+    widths.sort_by(f64::total_cmp);
+    if let Some(pair) = widths.windows(2).find(|pair| pair[0] == pair[1]) {
+        return Err(Error::invalid("train.average_widths", pair[0], "each width once"));
+    }
     train.loss.check()?;
     train.weights.check(&train.loss)
 }
@@ -84,6 +89,7 @@ mod tests {
     #[case::validation(|c: &mut FitConfig| c.train.validate_every = 0, "train.validate_every is 0")]
     #[case::clip(|c: &mut FitConfig| c.train.clip_norm = Some(-1.0), "--set train.clip_norm=1.0")]
     #[case::averages(|c: &mut FitConfig| c.train.average_decay = Some(1.0), "--set train.average_decay=0.999")]
+    #[case::equal_widths(|c: &mut FitConfig| c.train.average_widths = vec![0.1, 0.1], "each width once")]
     #[case::widths(|c: &mut FitConfig| c.train.average_widths = vec![0.1, 0.3], "train.average_widths is 0.3")]
     #[case::rate(
         |c: &mut FitConfig| c.optimizer = OptimizerKind::from(SgdConfig { lr: -0.001, ..SgdConfig::default() }),

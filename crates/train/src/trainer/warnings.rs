@@ -74,6 +74,12 @@ pub(super) fn warnings(config: &FitConfig, extent: Extent) -> Vec<String> {
             own.max(1)
         ));
     }
+    let keep = config.checkpoint.keep;
+    if !train.average_widths.is_empty() && keep > 0 {
+        found.push(format!(
+            "train.average_widths makes an average of any width of those in all checkpoints, but {keep} are kept; --set checkpoint.keep=0"
+        ));
+    }
     found
 }
 

@@ -2,11 +2,11 @@
 
 use anyhow::{Context, Result};
 use isobar_array::{Elementwise, Local};
-use isobar_models::{Batch, EdmLoss, EdmPreconditioner, EdmPreconditionerConfig, EdmSampler};
+use isobar_models::{Batch, EdmLoss, EdmPreconditioner, EdmPreconditionerConfig, EdmSampler, Signature};
 use isobar_shard::forbid_hidden_communication;
 use serde_json::Value;
 
-use super::model::{Supplier, array};
+use super::model::Supplier;
 use super::{Forward, Operator, Pass, Rank, arguments, config};
 use crate::verify::case::Case;
 use crate::verify::layout::Layout;
@@ -25,7 +25,7 @@ impl Operator for Loss {
         let (samples, noise, sigma) = (supplier.take("x0")?, supplier.take("noise")?, supplier.take("t")?);
         let mut others = Batch::default();
         for name in case.header.inputs.iter().filter(|name| !["x0", "noise", "t"].contains(&name.as_str())) {
-            others = others.with(array("edm_loss", name), supplier.take(name)?);
+            others = others.with(Signature::default().array(name), supplier.take(name)?);
         }
         let model = EdmPreconditioner::new(&config, &mut supplier)?;
         supplier.check_used()?;

@@ -1,7 +1,7 @@
 //! Models over sharded tensors: inputs and parameters lie as the layout says, and the model is single-device code.
 
 use anyhow::{Result, bail};
-use isobar_models::{Batch, Fengwu, ModelConfig, Pangu, registered};
+use isobar_models::{Batch, ModelConfig, registered};
 use isobar_shard::{
     Error, Init, ParallelRegion, Params, Placement, ShardTensor, forbid_hidden_communication,
 };
@@ -17,32 +17,6 @@ pub(crate) struct Registered;
 pub(crate) fn is_registered(name: &str) -> bool {
     registered().iter().any(|entry| entry.name() == name)
 }
-
-/// The array of a batch that an input of a case of a model stands for.
-pub(super) fn array<'a>(model: &str, input: &'a str) -> &'a str {
-    match input {
-        "input" | "x" => Batch::<ShardTensor>::FIELDS,
-        "t" if model == "edm_preconditioner" => "sigma",
-        "mod" | "t" => Batch::<ShardTensor>::TIME,
-        "condition" => Batch::<ShardTensor>::CONDITIONS,
-        other => other,
-    }
-}
-
-/// Arrays of a batch that `output.0`, `output.1`, … of a case stand for, of models that give several.
-const OUTPUTS: [(&str, &[&str]); 2] =
-    [("fengwu", &Fengwu::<ShardTensor>::OUTPUTS), ("pangu", &Pangu::<ShardTensor>::OUTPUTS)];
-
-/// The array of a batch that output `index` of a case stands for.
-fn output_array(model: &str, index: usize) -> Option<&'static str> {
-    match OUTPUTS.iter().find(|(name, _)| *name == model) {
-        Some((_, arrays)) => arrays.get(index).copied(),
-        None => (index == 0).then_some(Batch::<ShardTensor>::FIELDS),
-    }
-}
-
-/// Models whose cases have the channels behind the other dims, where a batch has them second.
-const CHANNELS_LAST: [&str; 1] = ["fully_connected"];
 
 /// Moves the last dim behind the first one, or the second to the end.
 fn turned(x: &ShardTensor, to_second: bool) -> Result<ShardTensor> {
@@ -62,22 +36,21 @@ impl Operator for Registered {
     fn forward(&self, rank: &Rank, case: &Case, layout: &Layout) -> Result<Forward> {
         let mut supplier = Supplier::new(rank, case, layout);
         let mut batch = Batch::default();
-        let channels_last = CHANNELS_LAST.contains(&case.header.op.as_str());
+        let config = ModelConfig::named(&case.header.op, arguments(&case.header))?;
+        let signature = config.signature();
         for name in &case.header.inputs {
             let input = supplier.take(name)?;
-            let input = if channels_last { turned(&input, true)? } else { input };
-            batch = batch.with(array(&case.header.op, name), input);
+            let input = if signature.moves_channels { turned(&input, true)? } else { input };
+            batch = batch.with(signature.array(name), input);
         }
-        let config = ModelConfig::named(&case.header.op, arguments(&case.header))?;
         let model = config.build(&mut supplier)?;
         supplier.check_used()?;
         // An operator that would gather its inputs silently does not count as supported.
         let _guard = forbid_hidden_communication();
         let batch = model.forward(&batch, Pass::of(&case.header).mode())?;
         // Outputs that the model does not give are reported as not computed.
-        let given = (0..case.header.outputs.len())
-            .map_while(|index| batch.get(output_array(&case.header.op, index)?));
-        let outputs = given.map(|output| match channels_last {
+        let given = signature.outputs.iter().map_while(|array| batch.get(array));
+        let outputs = given.map(|output| match signature.moves_channels {
             true => turned(output, false),
             false => Ok(output.shallow_clone()),
         });

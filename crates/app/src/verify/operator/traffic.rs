@@ -1,15 +1,12 @@
 //! Bytes that a rank may receive in a model, from what the model declares of its configuration ([`Traffic`]) and the layout.
 
 use anyhow::Result;
-use isobar_models::{ModelConfig, Split, Traffic};
+use isobar_models::{ModelConfig, Signature, Split, Traffic};
 
 use super::splits::summed;
 use super::{arguments, bytes};
 use crate::verify::case::Case;
 use crate::verify::layout::{Layout, Placement};
-
-/// Models whose arrays have their features last, where others have channels behind the samples.
-const FEATURES_LAST: [&str; 4] = ["flare", "fully_connected", "geo_transolver", "transolver"];
 
 /// Budget of a model's case.
 pub(super) struct Budget {
@@ -29,7 +26,7 @@ pub(super) fn budget(case: &Case, layout: &Layout) -> Result<Option<Budget>> {
         return Ok(None);
     }
     let config = ModelConfig::named(&case.header.op, arguments(&case.header))?;
-    let Some(traffic) = config.traffic(&split(case, layout)?) else { return Ok(None) };
+    let Some(traffic) = config.traffic(&split(case, layout, config.signature())?) else { return Ok(None) };
     let gradients = case.header.params.iter().filter(|name| case.get(&format!("grad.{name}")).is_some());
     let sizes = gradients.map(|name| Ok(bytes(case.tensor(case.saved(name))?)));
     let sizes = sizes.collect::<Result<Vec<u64>>>()?;
@@ -43,7 +40,7 @@ pub(super) fn budget(case: &Case, layout: &Layout) -> Result<Option<Budget>> {
 }
 
 /// The split of the samples and of the spatial dims, along which at least one input is split.
-fn split(case: &Case, layout: &Layout) -> Result<Split> {
+fn split(case: &Case, layout: &Layout, signature: Signature) -> Result<Split> {
     let (mut dims, mut elements): (Vec<(i64, i64, i64)>, i64) = (Vec::new(), 0);
     for name in &case.header.inputs {
         let shape = case.tensor(name)?.size();
@@ -56,7 +53,7 @@ fn split(case: &Case, layout: &Layout) -> Result<Split> {
             let largest = (0..layout.mesh.ranks()).map(|rank| parts.shape_of(rank)[dim]).max();
             (shape[dim], largest.unwrap_or(shape[dim]), shards)
         };
-        let own: Vec<_> = without_features(&case.header.op, shape.len()).iter().map(side).collect();
+        let own: Vec<_> = (signature.domain)(shape.len()).iter().map(side).collect();
         // Inputs without samples, such as constants of a grid, have the last dims.
         let first = match dims.len() {
             0 => 0,
@@ -72,14 +69,4 @@ fn split(case: &Case, layout: &Layout) -> Result<Split> {
         }
     }
     Ok(Split::new(layout.mesh.ranks() as i64, &dims, elements))
-}
-
-/// The dims of the samples and of space.
-fn without_features(op: &str, dims: usize) -> Vec<usize> {
-    match (op, dims) {
-        ("healpix_unet", 6) => vec![0, 1, 4, 5],
-        ("healpix_unet", 4) => vec![0, 2, 3],
-        _ if FEATURES_LAST.contains(&op) && dims > 1 => (0..dims - 1).collect(),
-        _ => (0..dims).filter(|&dim| dim != 1).collect(),
-    }
 }

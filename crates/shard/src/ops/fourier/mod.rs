@@ -187,7 +187,10 @@ fn transform(call: &Call<'_>, run: Transforms, default: &[i64]) -> Result<ShardT
         other => return call.refuse(format!("norm = \"{other}\"; expected backward, ortho or forward")),
     };
     let one_dim = default.len() == 1;
-    let points: Vec<i64> = call.list(if one_dim && call.has("n") { "n" } else { "s" }, Vec::new())?;
+    if one_dim {
+        call.either("n", "s")?;
+    }
+    let points: Vec<i64> = call.list(if one_dim && call.has("n")? { "n" } else { "s" }, Vec::new())?;
     let dims = call.list("dim", default.to_vec())?;
     Ok(run(call.tensor(0)?, &points, &dims, norm)?)
 }

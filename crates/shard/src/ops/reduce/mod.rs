@@ -330,7 +330,10 @@ crate::register! {
     /// Minimum over the dims `dim`, or over all.
     "amin"(input; dim, keepdim) Terms: |call| statistic(call, Statistic::Min);
     /// √(Σ x²) over the dims `dim`, or over all.
-    "norm"(input; dim, keepdim) Terms: |call| statistic(call, Statistic::Norm);
+    "norm"(input; p, dim, keepdim) Terms: |call| {
+        call.only("p", 2.0)?;
+        statistic(call, Statistic::Norm)
+    };
     /// ln Σ eˣ over the dims `dim`, or over all.
     "logsumexp"(input; dim, keepdim) Terms: |call| statistic(call, Statistic::LogSumExp);
     /// True if any element is not zero, over the dims `dim`, or over all.

@@ -218,6 +218,9 @@ crate::register! {
 fn output_size(call: &Call<'_>, spatial: usize) -> Result<Vec<i64>> {
     let x = call.tensor(0)?;
     let given: Vec<Option<i64>> = call.list("output_size", Vec::new())?;
+    if given.len() > 1 && given.len() != spatial {
+        return call.refuse(format!("output_size has {} extents; expected 1 or {spatial}", given.len()));
+    }
     let own = |index: usize| x.shape().get(x.ndim().saturating_sub(spatial) + index).copied().unwrap_or(1);
     let of = |index: usize| given.get(if given.len() == 1 { 0 } else { index }).copied().flatten();
     Ok((0..spatial).map(|index| of(index).unwrap_or_else(|| own(index))).collect())

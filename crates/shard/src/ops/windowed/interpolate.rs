@@ -85,7 +85,7 @@ impl ShardTensor {
 
 crate::register! {
     /// The field on a grid of another `size`, or of `scale_factor` times as many points, by `mode`.
-    "interpolate"(input; size, scale_factor, mode, align_corners, recompute_scale_factor) Halo:
+    "interpolate"(input; size, scale_factor, mode, align_corners, recompute_scale_factor, antialias) Halo:
         |call| interpolate(call);
 }
 
@@ -101,6 +101,8 @@ fn interpolate(call: &Call<'_>) -> Result<ShardTensor> {
             return call.refuse(format!("mode = \"{other}\"; expected {known}"));
         }
     };
+    call.only("antialias", false)?;
+    call.either("size", "scale_factor")?;
     let x = call.tensor(0)?;
     let scales: Vec<f64> = call.list("scale_factor", Vec::new())?;
     let resize = match scales.is_empty() {
