@@ -46,7 +46,6 @@ pub fn coarse_fields(fields: &Tensor, factor: usize, periodic: [bool; 2]) -> Res
 }
 
 #[cfg(test)]
-#[expect(clippy::unwrap_used, reason = "a test fails by panicking")]
 mod tests {
     use tch::Device;
 
