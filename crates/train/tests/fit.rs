@@ -172,7 +172,7 @@ impl Task for Announced {
     }
 }
 
-/// What a run asks for is announced: an epoch, its validation and the next epoch, as far as the run goes.
+/// Announced are an epoch, its validation and the next epoch, as far as the run goes; nothing else is asked for.
 #[rstest]
 #[case::whole(None, 1)]
 #[case::stopped_and_resumed(Some(5), 2)]
