@@ -9,7 +9,7 @@ use std::time::Duration;
 
 use isobar_data::{Content, DataVariable, Dim, PredictionMeta, Storage, writer};
 use isobar_harness::{
-    Launch,
+    Exit, Launch,
     curve::{assert_same_run, losses, metric},
     output_within, workspace,
 };
@@ -187,4 +187,14 @@ fn four_ranks_train_as_one(#[case] config: &str, #[case] data: Data, #[case] sma
         train(config, &path, &folder.path().join(name), ranks, &sets)
     };
     assert_same_run(&run("four", 4, &data.mesh()), &run("one", 1, &[]));
+}
+
+/// An ensemble has one step: its mean is no state to continue from.
+#[test]
+fn ensembles_of_changes_are_refused() {
+    let args = ["train", "configs/navier_stokes_diffusion.toml", "--set", "diffusion.members=2"];
+    let outcome = Launch::plain(1, ISOBAR).current_dir(workspace()).args(args).run().unwrap();
+    assert_eq!(outcome.exit, Exit::Code(2), "{outcome}");
+    let words = "diffusion.members is 2, but data.predict is \"change\"";
+    assert!(outcome.ranks[0].stderr.contains(words), "{outcome}");
 }

@@ -9,8 +9,8 @@ use isobar_manager::config::{
 };
 use isobar_models::{Batch, FieldSpec, ModelConfig};
 use isobar_train::config::{
-    CheckpointConfig, DataConfig, DataParallelConfig, MetricsConfig, OptimizerKind, RunConfig, ScheduleKind,
-    TrainConfig,
+    CheckpointConfig, DataConfig, DataParallelConfig, MetricsConfig, OptimizerKind, Predict, RunConfig,
+    ScheduleKind, TrainConfig,
 };
 use isobar_train::{Denoising, DiffusionConfig, FitConfig};
 use schemars::JsonSchema;
@@ -82,6 +82,15 @@ impl Config {
                     bail!(Exit::Usage.because(
                         "data.missing is \"mask\", and the loss of a denoiser takes no mask; --set data.missing=fill"
                     ));
+                }
+                if diffusion.members > 1
+                    && (self.data.predict == Predict::Change || self.data.validation_steps > 1)
+                {
+                    bail!(Exit::Usage.because(format!(
+                        "diffusion.members is {}, but data.predict is \"change\" or data.validation_steps above 1: ensembles are of \
+                         one step that predicts frames; --set diffusion.members=1",
+                        diffusion.members
+                    )));
                 }
                 let made = Denoising::new(diffusion, sigma_data, self.run.seed);
                 Ok(Some(made.map_err(|error| Exit::Usage.because(format!("[diffusion]: {error}")))?))
