@@ -299,7 +299,7 @@ fn a_programs_handler_comes_first_then_its_rule() {
     });
 }
 
-/// What an operator does not have is an error, not left out.
+/// Unknown tensors and arguments are errors: without them an operator computes something else.
 #[test]
 fn tensors_and_arguments_that_an_operator_does_not_have_are_refused() {
     on_mesh(&[2], |mesh| {

@@ -150,7 +150,7 @@ mod tests {
         assert_eq!(read, ["a", "b", "c"]);
     }
 
-    /// What is read late has the time at which it came.
+    /// A line that is read late has the time at which it came.
     #[test]
     fn commands_run_side_by_side() {
         let scripts = ["sleep 2; echo a", "echo b"];

@@ -11,6 +11,7 @@ mod local_map;
 mod named;
 mod operator;
 mod rule;
+mod running;
 mod sharding;
 
 use std::sync::atomic::{AtomicBool, Ordering};

@@ -1,11 +1,11 @@
 //! Handlers that programs register for operators of sharded tensors, by name.
 
-use std::cell::RefCell;
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Arc, Mutex, PoisonError, RwLock};
 
 use isobar_array::Attrs;
 
+use super::running::Running;
 use super::{Failure, is_anything_registered, operator, rule, sharding, something_is_registered};
 use crate::context::is_hidden_communication_forbidden;
 use crate::error::{Error, Result};
@@ -15,11 +15,6 @@ use crate::tensor::{ShardTensor, received};
 type Handler = dyn Fn(&[&ShardTensor], &Attrs) -> Result<Vec<ShardTensor>, Failure> + Send + Sync;
 
 static HANDLERS: RwLock<BTreeMap<String, Arc<Handler>>> = RwLock::new(BTreeMap::new());
-
-thread_local! {
-    /// The operators whose handlers run on this thread.
-    static RUNNING: RefCell<Vec<String>> = const { RefCell::new(Vec::new()) };
-}
 
 /// Adds the operator `name` of sharded tensors, or replaces it, a built-in one too; says whether a program had added one
 /// before.
@@ -64,7 +59,7 @@ pub(crate) fn replacement(
     inputs: &[&ShardTensor],
     args: impl FnOnce() -> Attrs,
 ) -> Option<Result<Vec<ShardTensor>>> {
-    if !is_anything_registered() || RUNNING.with_borrow(|names| names.iter().any(|running| running == name)) {
+    if !is_anything_registered() || Running::is(name) {
         return None;
     }
     // The lock is not held while the handler runs: it may register or run others.
@@ -82,22 +77,6 @@ pub(crate) fn replacement(
         return Some(rule(name, inputs, || own.run(inputs, &args())));
     }
     sharding::run(name, inputs, args)
-}
-
-/// While it lives, the name stands for the built-in operator.
-pub(super) struct Running;
-
-impl Running {
-    pub(super) fn new(name: &str) -> Self {
-        RUNNING.with_borrow_mut(|names| names.push(name.to_owned()));
-        Self
-    }
-}
-
-impl Drop for Running {
-    fn drop(&mut self) {
-        RUNNING.with_borrow_mut(|names| names.pop());
-    }
 }
 
 /// The names that [`register_sharded_op`] has added, sorted.

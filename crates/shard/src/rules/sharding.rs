@@ -7,7 +7,7 @@ use isobar_array::{Array, Attrs};
 use tch::Tensor;
 
 use super::local_map::{added_up, differing};
-use super::named::Running;
+use super::running::Running;
 use super::{Failure, rule, something_is_registered};
 use crate::error::{Error, Result};
 use crate::layout::{Dim, Layout, Placement, Sizes, listed};
