@@ -4,7 +4,8 @@
 use std::{
     fs,
     path::{Path, PathBuf},
-    time::Duration,
+    process::{Command, Stdio},
+    time::{Duration, Instant},
 };
 
 use isobar_data::{DataConfig, Window};
@@ -247,6 +248,56 @@ fn zarr_is_converted_to_and_from() {
         fs::read_dir(folder.path()).unwrap().map(|entry| entry.unwrap().file_name()).collect();
     names.sort();
     assert_eq!(names, ["a.zarr", "b.nc", "run", "run.toml", "store"], "what failed left nothing");
+}
+
+/// A conversion to Zarr that was killed goes on where it was, unless it is another one: each chunk is written once.
+#[rstest]
+#[case::the_same(&["--chunk", "time=1"], true)]
+#[case::another(&["--chunk", "time=2"], false)]
+fn a_killed_conversion_goes_on(#[case] again: &[&str], #[case] resumes: bool) {
+    let folder = tempdir().unwrap();
+    let path = |name: &str| folder.path().join(name);
+    let (frames, points) = (2000, 6);
+    let header = format!("{{'descr': '<f4', 'fortran_order': False, 'shape': ({frames}, {points}), }}");
+    let mut bytes = b"\x93NUMPY\x01\x00".to_vec();
+    bytes.extend(u16::try_from(header.len()).unwrap().to_le_bytes());
+    bytes.extend(header.bytes());
+    bytes.extend((0..frames * points).flat_map(|at| (at as f32).sin().to_le_bytes()));
+    fs::write(path("u.npy"), bytes).unwrap();
+    let (source, target) = (path("u.npy").display().to_string(), path("u.zarr").display().to_string());
+    let arguments = |chunk: &[&str]| -> Vec<String> {
+        let common = ["data", "convert", &source, &target, "--set", "data.npy.axes=[\"time\", \"x\"]"];
+        common.iter().chain(chunk).map(|&word| word.to_owned()).collect()
+    };
+    let mut child = Command::new(ISOBAR);
+    let _ = child.args(arguments(&["--chunk", "time=1"])).stdout(Stdio::null()).stderr(Stdio::null());
+    let mut child = child.spawn().unwrap();
+    let first = path(".u.zarr.partial/u/c/0/9/0");
+    let began = Instant::now();
+    while !first.exists() {
+        assert!(began.elapsed() < Duration::from_secs(60) && child.try_wait().unwrap().is_none());
+    }
+    child.kill().unwrap();
+    let _ = child.wait().unwrap();
+    assert!(!path("u.zarr").exists());
+    let outcome = Launch::plain(1, ISOBAR).current_dir(workspace()).args(arguments(again)).run().unwrap();
+    let outcome = outcome.expect_success();
+    assert_eq!(
+        outcome.ranks[0].stdout.contains("from a conversion that was interrupted"),
+        resumes,
+        "{outcome}"
+    );
+    let mut names: Vec<_> =
+        fs::read_dir(folder.path()).unwrap().map(|entry| entry.unwrap().file_name()).collect();
+    names.sort();
+    assert_eq!(names, ["u.npy", "u.zarr"]);
+    assert!(!path("u.zarr/isobar-plan").exists());
+    let config = DataConfig { path: path("u.zarr").into(), format: "zarr".into(), ..DataConfig::default() };
+    let data = config.open_all().unwrap();
+    let window = Window { frames: 0..frames, points: std::iter::once(0..points).collect() };
+    let values = data.read(&window, &[0], &["u"]).unwrap().flatten(0, -1);
+    let expected: Vec<f32> = (0..frames * points).map(|at| (at as f32).sin()).collect();
+    assert_eq!(Vec::<f32>::try_from(values).unwrap(), expected);
 }
 
 /// `isobar data stats` of a run takes the samples that it trains on: by times, and all of a file if validation has its own.

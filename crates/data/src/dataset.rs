@@ -237,6 +237,12 @@ pub trait DatasetWriter {
         None
     }
 
+    /// Returns whether frames of a variable and sample are there from an earlier writer: see
+    /// [`WriterFormat::resume`](crate::WriterFormat::resume).
+    fn is_written(&self, _variable: &str, _sample: usize, _frames: Range<usize>) -> bool {
+        false
+    }
+
     /// Puts the file in its place. If several ranks write, those that joined call it first.
     ///
     /// # Errors

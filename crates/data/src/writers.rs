@@ -62,6 +62,15 @@ pub trait WriterFormat: 'static {
     /// Content that the format cannot hold, or a file that cannot be created.
     fn create(path: &Path, content: &Content) -> Result<Box<dyn DatasetWriter>>;
 
+    /// Creates a file or folder that a later call with the same content and `plan` resumes if this process ends before it is
+    /// complete; [`is_written`](DatasetWriter::is_written) tells what is there. `None` of a format that always begins anew.
+    ///
+    /// # Errors
+    /// Those of [`WriterFormat::create`], and a folder that another process is writing.
+    fn resume(_path: &Path, _content: &Content, _plan: &str) -> Result<Option<Box<dyn DatasetWriter>>> {
+        Ok(None)
+    }
+
     /// Opens what another rank created with the same content, by the path that
     /// [`unfinished`](DatasetWriter::unfinished) gave there.
     ///
@@ -83,6 +92,9 @@ macro_rules! register_writer {
 /// Creates a data set.
 type Create = fn(&Path, &Content) -> Result<Box<dyn DatasetWriter>>;
 
+/// Creates or resumes a data set.
+type Resume = fn(&Path, &Content, &str) -> Result<Option<Box<dyn DatasetWriter>>>;
+
 /// Opens a data set that another rank created.
 type JoinOther = fn(&Path, &Content, &Path) -> Result<Box<dyn DatasetWriter>>;
 
@@ -94,6 +106,7 @@ pub struct WriterEntry {
     extensions: &'static [&'static str],
     type_name: fn() -> &'static str,
     create: Create,
+    resume: Resume,
     by_rank: bool,
     join: JoinOther,
 }
@@ -119,6 +132,7 @@ impl WriterEntry {
             extensions: W::EXTENSIONS,
             type_name: std::any::type_name::<W>,
             create: W::create,
+            resume: W::resume,
             by_rank: W::BY_RANK,
             join: W::join,
         }
@@ -147,6 +161,22 @@ impl WriterEntry {
     /// Those of [`WriterFormat::create`].
     pub fn create(&self, path: &Path, content: &Content) -> Result<Box<dyn DatasetWriter>> {
         (self.create)(path, content)
+    }
+
+    /// Creates a file or folder, or resumes the one that an interrupted process of the same plan left, if the format can.
+    ///
+    /// # Errors
+    /// Those of [`WriterFormat::resume`].
+    pub fn create_or_resume(
+        &self,
+        path: &Path,
+        content: &Content,
+        plan: &str,
+    ) -> Result<Box<dyn DatasetWriter>> {
+        match (self.resume)(path, content, plan)? {
+            Some(writer) => Ok(writer),
+            None => self.create(path, content),
+        }
     }
 
     /// Returns whether ranks write their own parts.

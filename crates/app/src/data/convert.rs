@@ -1,16 +1,20 @@
 //! `isobar data convert`.
 
 use std::collections::BTreeMap;
+use std::hash::{DefaultHasher, Hasher as _};
 use std::path::PathBuf;
 
 use anyhow::Result;
 use clap::Args;
-use isobar_data::{Dataset, PredictionMeta, Storage, Window, writer};
+use isobar_data::{Content, Dataset, PredictionMeta, Storage, Window, digest, writer};
+use isobar_manager::format_bytes;
+use isobar_train::config::DataConfig;
+use serde_json::json;
 
 use super::open::DataArgs;
 use super::{bytes_bar, inspect, mended, parent};
 use crate::exit::{Because, Exit};
-use crate::run::is_of_data;
+use crate::run::{is_of_data, stamps};
 use crate::terminal;
 
 /// Arguments of `isobar data convert`.
@@ -49,7 +53,7 @@ pub(super) fn run(args: &ConvertArgs) -> Result<Exit> {
         set.push(format!("data.fields={}", serde_json::to_string(&args.variables)?));
     }
     let source = DataArgs { path: args.source.clone(), format: args.from.clone(), set };
-    let (data, _, _) = source.open()?;
+    let (data, config, _) = source.open()?;
     let storage = Storage { chunks: chunks(&args.chunk)?, deflate: args.deflate };
     if is_of_data(&args.target, &*data) {
         return Err(Exit::Usage
@@ -57,12 +61,16 @@ pub(super) fn run(args: &ConvertArgs) -> Result<Exit> {
             .into());
     }
     parent(&args.target)?;
-    convert(&*data, args, storage)?;
+    let there = convert(&*data, &config.data, args, storage)?;
+    if there > 0 {
+        terminal::line(&format!("{} were there from a conversion that was interrupted", format_bytes(there)));
+    }
     terminal::line(&format!("{} from {}", args.target.display(), inspect::describe(&*data)));
     Ok(Exit::Good)
 }
 
-fn convert(data: &dyn Dataset, args: &ConvertArgs, storage: Storage) -> Result<()> {
+/// Returns how many bytes of values an interrupted conversion had written.
+fn convert(data: &dyn Dataset, config: &DataConfig, args: &ConvertArgs, storage: Storage) -> Result<u64> {
     let format = writer(args.format.as_deref(), &args.target)?;
     let known: Vec<String> = data.variables().iter().map(|variable| variable.name.clone()).collect();
     let names = if args.variables.is_empty() { known } else { args.variables.clone() };
@@ -74,7 +82,7 @@ fn convert(data: &dyn Dataset, args: &ConvertArgs, storage: Storage) -> Result<(
         attributes: vec![("isobar_source".to_owned(), data.path().display().to_string())],
         missing: false,
     };
-    let content = isobar_data::Content { storage, ..data.content(&meta)? };
+    let content = Content { storage, ..data.content(&meta)? };
     let axes =
         ["sample", "time", "channel"].into_iter().chain(data.dims().iter().map(|dim| dim.name.as_str()));
     let axes: Vec<&str> = axes.collect();
@@ -89,7 +97,12 @@ fn convert(data: &dyn Dataset, args: &ConvertArgs, storage: Storage) -> Result<(
     let bar = bytes_bar()?;
     let channels: usize = content.variables.iter().map(|variable| variable.channels.len()).sum();
     bar.set_length(frame as u64 * channels as u64 * frames as u64 * data.samples() as u64);
-    let mut target = format.create(&args.target, &content).map_err(mended)?;
+    let mut target = match plan(data, config, &content)? {
+        Some(plan) => format.create_or_resume(&args.target, &content, &plan),
+        None => format.create(&args.target, &content),
+    }
+    .map_err(mended)?;
+    let mut there = 0;
     for sample in 0..data.samples() {
         for variable in &content.variables {
             // Whole chunks of the target, if they fit, so that each is compressed once.
@@ -97,16 +110,46 @@ fn convert(data: &dyn Dataset, args: &ConvertArgs, storage: Storage) -> Result<(
             let most = (PORTION / (frame * variable.channels.len()).max(1)).max(1);
             let step = if most > chunk { most / chunk * chunk } else { most };
             for first in (0..frames).step_by(step) {
-                let window = Window { frames: first..(first + step).min(frames), points: points.clone() };
+                let end = (first + step).min(frames);
+                // Chunks are written in the order of frames.
+                let is_missing =
+                    |frame: &usize| !target.is_written(&variable.name, sample, *frame..*frame + 1);
+                let start = (first..end).find(is_missing).unwrap_or(end);
+                let bytes = ((start - first) * variable.channels.len() * frame) as u64;
+                bar.inc(bytes);
+                there += bytes;
+                if start == end {
+                    continue;
+                }
+                let window = Window { frames: start..end, points: points.clone() };
                 let values = data.read(&window, &[sample], &[&variable.name])?;
-                target.write(&variable.name, sample, first, &values.f_select(0, 0)?)?;
+                target.write(&variable.name, sample, start, &values.f_select(0, 0)?)?;
                 bar.inc(values.numel() as u64 * size_of::<f32>() as u64);
             }
         }
     }
     target.finish()?;
     bar.finish_and_clear();
-    Ok(())
+    Ok(there)
+}
+
+/// Describes a conversion, which resumes an interrupted one of the same description; `None` if nothing says when the data change.
+fn plan(data: &dyn Dataset, config: &DataConfig, content: &Content) -> Result<Option<String>> {
+    let Some((files, stores)) = stamps(data) else { return Ok(None) };
+    let names: Vec<&str> = content.variables.iter().map(|variable| variable.name.as_str()).collect();
+    let digest = digest(data, &names, 0..data.samples())?;
+    let mut hasher = DefaultHasher::new();
+    hasher.write(format!("{content:?}").as_bytes());
+    let plan = json!({
+        "files": files,
+        "stores": stores,
+        "digest": digest,
+        "format": config.format_name(),
+        "options": config.own,
+        "content": hasher.finish(),
+        "version": env!("CARGO_PKG_VERSION"),
+    });
+    Ok(Some(plan.to_string()))
 }
 
 /// Bytes of a variable to read at a time, unless one frame has more.

@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 use std::time::UNIX_EPOCH;
 
 use anyhow::Result;
-use isobar_data::{Part, area_weights, choose, remote_stamp};
+use isobar_data::{Dataset, Part, area_weights, choose, remote_stamp};
 use isobar_train::config::DataConfig;
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
@@ -39,14 +39,7 @@ pub(super) fn description(
     config: &DataConfig,
     (digest, change): (u64, bool),
 ) -> Result<Option<Value>> {
-    let (mut files, mut stores) = (Vec::new(), Vec::new());
-    for file in train.data.files() {
-        if let Some(stamp) = remote_stamp(&file) {
-            stores.push((file, stamp));
-        } else if !look(&file, &mut files) {
-            return Ok(None);
-        }
-    }
+    let Some((files, stores)) = stamps(&*train.data) else { return Ok(None) };
     let channels = |names: &[String]| -> Result<Vec<Vec<String>>> {
         if names.is_empty() {
             return Ok(Vec::new());
@@ -69,6 +62,22 @@ pub(super) fn description(
         // Earlier versions kept statistics without weights.
         "weights": area_weights(train.data.dims()),
     })))
+}
+
+/// Path, size and time of files, and stamps of stores at URLs.
+pub(crate) type Stamps = (Vec<(PathBuf, u64, u64)>, Vec<(PathBuf, String)>);
+
+/// Returns the stamps of a data set's files; `None` if one cannot be looked at.
+pub(crate) fn stamps(data: &dyn Dataset) -> Option<Stamps> {
+    let (mut files, mut stores) = (Vec::new(), Vec::new());
+    for file in data.files() {
+        match remote_stamp(&file) {
+            Some(stamp) => stores.push((file, stamp)),
+            None if look(&file, &mut files) => (),
+            None => return None,
+        }
+    }
+    Some((files, stores))
 }
 
 /// Adds path, size and time of a file, or of those below a folder; false if one cannot be looked at, or there are too many.

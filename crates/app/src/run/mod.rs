@@ -34,6 +34,7 @@ use serde::{Deserialize, Serialize};
 use tch::{Device, Tensor};
 
 pub(crate) use self::fields::{Fields, Place};
+pub(crate) use self::kept::stamps;
 use self::ranks::Arrangement;
 pub(crate) use self::resume::claim;
 pub(crate) use self::roles::as_str;

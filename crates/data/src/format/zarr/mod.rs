@@ -8,6 +8,7 @@ mod nodes;
 mod options;
 mod remote;
 mod store;
+mod unfinished;
 mod writer;
 
 use std::ffi::OsString;

@@ -1,18 +1,16 @@
 //! Writes Zarr of version 3, with the conventions of CF and consolidated metadata.
 
 use std::collections::BTreeMap;
-use std::fs::{self, File, Permissions};
+use std::fs::{self, File};
 use std::io::Write as _;
 use std::num::NonZeroU64;
 use std::ops::Range;
-use std::os::unix::fs::PermissionsExt as _;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use isobar_torch::memory;
 use serde_json::{Map, Value, json};
 use tch::{Device, Kind, Tensor};
-use tempfile::TempDir;
 use zarrs::array::codec::{GzipCodec, ZstdCodec};
 use zarrs::array::{
     Array, ArrayBuilder, ArrayBytes, ArrayToBytesCodecTraits as _, BytesToBytesCodecTraits, CodecOptions,
@@ -21,6 +19,7 @@ use zarrs::array::{
 
 use super::boxes::{copy, extents, indices, shared, touched};
 use super::codecs::LARGEST;
+use super::unfinished::Unfinished;
 use crate::content::{Content, SAMPLE, TIME};
 use crate::dataset::DatasetWriter;
 use crate::hdf5::layout::{check_range, check_values};
@@ -41,7 +40,9 @@ struct ZarrWriter {
     /// The unfinished store.
     folder: PathBuf,
     /// Of the rank that made it: removes what is not finished.
-    own: Option<TempDir>,
+    own: Option<Unfinished>,
+    /// True if an earlier writer may have written chunks.
+    resumes: bool,
     target: PathBuf,
     samples: usize,
     frames: Option<usize>,
@@ -77,27 +78,13 @@ impl WriterFormat for ZarrWriter {
     const BY_RANK: bool = true;
 
     fn create(path: &Path, content: &Content) -> Result<Box<dyn DatasetWriter>> {
-        if fs::symlink_metadata(path).is_ok() {
-            let error = std::io::Error::from(std::io::ErrorKind::AlreadyExists);
-            return Err(Error::io(path, "make the folder", error));
-        }
-        let failed = |error| Error::io(path, "create it", error);
-        let Some(name) = path.file_name() else {
-            return Err(failed(std::io::ErrorKind::InvalidInput.into()));
-        };
-        let parent = path.parent().filter(|parent| !parent.as_os_str().is_empty()).unwrap_or(Path::new("."));
-        // The default mode of new folders, less the umask, so that others can read results.
-        let folder = tempfile::Builder::new()
-            .prefix(&format!(".{}", name.to_string_lossy()))
-            .suffix(".partial")
-            .permissions(Permissions::from_mode(0o777))
-            .tempdir_in(parent)
-            .map_err(failed)?;
-        let at = std::path::absolute(folder.path()).map_err(failed)?;
-        let mut writer = Self::plan(path, content, at)?;
-        writer.layout(content)?;
-        writer.own = Some(folder);
-        Ok(Box::new(writer))
+        Ok(Box::new(Self::begin(path, content, Unfinished::new(path)?)?))
+    }
+
+    fn resume(path: &Path, content: &Content, plan: &str) -> Result<Option<Box<dyn DatasetWriter>>> {
+        let (folder, resumes) = Unfinished::of_plan(path, plan)?;
+        let writer = Self::begin(path, content, folder)?;
+        Ok(Some(Box::new(Self { resumes, ..writer })))
     }
 
     fn join(path: &Path, content: &Content, unfinished: &Path) -> Result<Box<dyn DatasetWriter>> {
@@ -114,6 +101,14 @@ impl WriterFormat for ZarrWriter {
 }
 
 impl ZarrWriter {
+    /// Writes what a store has before its values.
+    fn begin(path: &Path, content: &Content, folder: Unfinished) -> Result<Self> {
+        let mut writer = Self::plan(path, content, folder.path().to_owned())?;
+        writer.own = Some(folder);
+        writer.layout(content)?;
+        Ok(writer)
+    }
+
     fn plan(path: &Path, content: &Content, folder: PathBuf) -> Result<Self> {
         let Content { meta, dims, variables, storage, .. } = content;
         let grid: Vec<usize> = dims.iter().map(|dim| dim.coordinates.len()).collect();
@@ -191,6 +186,7 @@ impl ZarrWriter {
         Ok(Self {
             folder,
             own,
+            resumes: false,
             target: path.to_owned(),
             samples: meta.samples,
             missing: meta.missing,
@@ -285,9 +281,13 @@ impl ZarrWriter {
             if let Some(folder) = path.parent() {
                 fs::create_dir_all(folder)?;
             }
-            let mut file = File::create_new(&path)?;
+            // Under another name until it is complete: a writer that resumes takes what has its name.
+            let mut partial = path.clone().into_os_string();
+            partial.push(".partial");
+            let mut file = File::create(&partial)?;
             file.write_all(bytes)?;
-            file.sync_all()
+            file.sync_all()?;
+            fs::rename(&partial, &path)
         };
         write().map_err(|error| Error::io(&self.target.join(key), "write it", error))
     }
@@ -423,6 +423,9 @@ impl DatasetWriter for ZarrWriter {
         let cut = extents(&window);
         for index in indices(&touched(&window, &of.chunk)) {
             let of = &self.variables[at];
+            if self.resumes && self.folder.join(key(of, &index)).exists() {
+                continue;
+            }
             let (inside, outside) = shared(&window, &of.chunk, &index);
             let all = of.chunk.iter().product::<usize>();
             let of_array = index.iter().zip(&of.chunk).zip(&of.shape);
@@ -441,6 +444,19 @@ impl DatasetWriter for ZarrWriter {
         Ok(())
     }
 
+    fn is_written(&self, variable: &str, sample: usize, frames: Range<usize>) -> bool {
+        let Some(of) = self.variables.iter().find(|known| known.name == variable) else { return false };
+        let leading = [
+            Some(sample..sample + 1),
+            self.frames.map(|_| frames),
+            (of.channels > 1).then_some(0..of.channels),
+        ];
+        let points = self.grid.iter().map(|&points| 0..points);
+        let window: Vec<Range<usize>> = leading.into_iter().flatten().chain(points).collect();
+        self.resumes
+            && indices(&touched(&window, &of.chunk)).all(|index| self.folder.join(key(of, &index)).exists())
+    }
+
     fn finish(self: Box<Self>) -> Result<()> {
         let missing = |variable: &Variable, index: &[usize]| {
             let first: Vec<usize> = index.iter().zip(&variable.chunk).map(|(at, chunk)| at * chunk).collect();
@@ -452,7 +468,9 @@ impl DatasetWriter for ZarrWriter {
         if let Some((at, index)) = self.open.keys().next() {
             return missing(&self.variables[*at], index);
         }
-        let Some(own) = self.own.as_ref() else { return Ok(()) };
+        if self.own.is_none() {
+            return Ok(());
+        }
         for variable in &self.variables {
             let whole: Vec<Range<usize>> = variable.shape.iter().map(|&extent| 0..extent).collect();
             let absent = |index: &Vec<usize>| !self.folder.join(key(variable, index)).exists();
@@ -463,15 +481,6 @@ impl DatasetWriter for ZarrWriter {
         let root =
             serde_json::to_vec_pretty(&self.root).map_err(|error| Error::Invalid(error.to_string()))?;
         self.put("zarr.json", &root)?;
-        let moved = fs::rename(own.path(), &self.target);
-        let kept = self.own.map(TempDir::keep);
-        moved.map_err(|error| {
-            let folder = kept.unwrap_or_default();
-            Error::Invalid(format!(
-                "{} cannot be made ({error}); the data are complete in {}: move them",
-                self.target.display(),
-                folder.display()
-            ))
-        })
+        self.own.map_or(Ok(()), Unfinished::finish)
     }
 }

@@ -1,0 +1,164 @@
+//! The folder of a store before it is complete.
+
+use std::fs::{self, File, OpenOptions, Permissions, TryLockError};
+use std::io::{self, Read as _, Write as _};
+use std::os::unix::fs::PermissionsExt as _;
+use std::path::{Path, PathBuf};
+
+use crate::{Error, Result};
+
+/// Name of the file that says what a resumable store is to hold; its lock is held while the store is written.
+const PLAN: &str = "isobar-plan";
+
+/// A folder beside its target, which takes the target's name at the end. Removed when it is dropped before.
+#[derive(Debug)]
+pub(super) struct Unfinished {
+    path: PathBuf,
+    target: PathBuf,
+    /// Of a resumable store: the file of its plan.
+    plan: Option<File>,
+    is_kept: bool,
+}
+
+impl Unfinished {
+    /// Makes a folder with a name of its own.
+    pub(super) fn new(target: &Path) -> Result<Self> {
+        let failed = |error| Error::io(target, "create it", error);
+        let (parent, name) = place(target)?;
+        // The default mode of new folders, less the umask, so that others can read results.
+        let folder = tempfile::Builder::new()
+            .prefix(&format!(".{name}"))
+            .suffix(".partial")
+            .permissions(Permissions::from_mode(0o777))
+            .tempdir_in(parent)
+            .map_err(failed)?;
+        let path = std::path::absolute(folder.keep()).map_err(failed)?;
+        Ok(Self { path, target: target.to_owned(), plan: None, is_kept: false })
+    }
+
+    /// Makes the folder of a plan, or returns the one that an interrupted writer of the same plan left, and whether it did. What one of
+    /// another plan left is removed.
+    pub(super) fn of_plan(target: &Path, plan: &str) -> Result<(Self, bool)> {
+        let (parent, name) = place(target)?;
+        let path = parent.join(format!(".{name}.partial"));
+        let failed = |error| Error::io(&path, "use it for the unfinished store", error);
+        let is_new = match fs::create_dir(&path) {
+            Err(error) if error.kind() == io::ErrorKind::AlreadyExists => false,
+            made => made.map(|()| true).map_err(failed)?,
+        };
+        // A link is no folder; another folder may be anybody's.
+        let is_folder = fs::symlink_metadata(&path).map_err(failed)?.is_dir();
+        if !is_folder || (!is_new && !path.join(PLAN).is_file()) {
+            return Err(Error::Invalid(format!(
+                "{} is in the way: the store is written there until it is complete; remove it",
+                path.display()
+            )));
+        }
+        let mut options = OpenOptions::new();
+        let _ = options.read(true).write(true).create(true).truncate(false);
+        let mut file = options.open(path.join(PLAN)).map_err(failed)?;
+        match file.try_lock() {
+            Ok(()) => (),
+            Err(TryLockError::WouldBlock) => {
+                return Err(Error::Invalid(format!(
+                    "another process is writing {}; wait for it, or name another target",
+                    target.display()
+                )));
+            }
+            Err(TryLockError::Error(error)) => return Err(failed(error)),
+        }
+        let mut found = Vec::new();
+        file.read_to_end(&mut found).map_err(failed)?;
+        let resumes = found == plan.as_bytes();
+        if !resumes {
+            for entry in fs::read_dir(&path).map_err(failed)? {
+                let entry = entry.map_err(failed)?;
+                let removed = match entry.file_type().map_err(failed)?.is_dir() {
+                    true => fs::remove_dir_all(entry.path()),
+                    false if entry.file_name() == PLAN => Ok(()),
+                    false => fs::remove_file(entry.path()),
+                };
+                removed.map_err(failed)?;
+            }
+            let written = file.set_len(0).and_then(|()| io::Seek::rewind(&mut file));
+            written.and_then(|()| file.write_all(plan.as_bytes())).map_err(failed)?;
+        }
+        let path = std::path::absolute(&path).map_err(failed)?;
+        Ok((Self { path, target: target.to_owned(), plan: Some(file), is_kept: false }, resumes))
+    }
+
+    /// Path of the folder.
+    pub(super) fn path(&self) -> &Path {
+        &self.path
+    }
+
+    /// Gives it the target's name. If that fails, the folder stays.
+    pub(super) fn finish(mut self) -> Result<()> {
+        self.is_kept = true;
+        let removed = self.plan.as_ref().map_or(Ok(()), |_| fs::remove_file(self.path.join(PLAN)));
+        removed.and_then(|()| fs::rename(&self.path, &self.target)).map_err(|error| {
+            Error::Invalid(format!(
+                "{} cannot be made ({error}); the data are complete in {}: move them",
+                self.target.display(),
+                self.path.display()
+            ))
+        })
+    }
+}
+
+impl Drop for Unfinished {
+    fn drop(&mut self) {
+        if !self.is_kept {
+            // Nothing else can be done about what cannot be removed.
+            let _ = fs::remove_dir_all(&self.path);
+        }
+    }
+}
+
+/// The folder of a path, and its name.
+fn place(target: &Path) -> Result<(&Path, String)> {
+    if fs::symlink_metadata(target).is_ok() {
+        return Err(Error::io(target, "make the folder", io::ErrorKind::AlreadyExists.into()));
+    }
+    let name = target.file_name();
+    let name = name.ok_or_else(|| Error::io(target, "create it", io::ErrorKind::InvalidInput.into()))?;
+    let parent = target.parent().filter(|parent| !parent.as_os_str().is_empty()).unwrap_or(Path::new("."));
+    Ok((parent, name.to_string_lossy().into_owned()))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Only what an earlier writer left is taken over or removed, and by one process at a time.
+    #[test]
+    fn a_folder_of_others_stays() {
+        let folder = tempfile::tempdir().unwrap();
+        let (target, partial) = (folder.path().join("a.zarr"), folder.path().join(".a.zarr.partial"));
+        let refused = || Unfinished::of_plan(&target, "plan").map(drop).unwrap_err().to_string();
+        fs::create_dir(&partial).unwrap();
+        fs::write(partial.join("thesis"), "").unwrap();
+        assert!(refused().contains("is in the way"));
+        fs::rename(&partial, folder.path().join("b")).unwrap();
+        fs::write(folder.path().join("b").join(PLAN), "plan").unwrap();
+        std::os::unix::fs::symlink(folder.path().join("b"), &partial).unwrap();
+        assert!(refused().contains("is in the way"), "a link");
+        assert!(folder.path().join("b/thesis").exists());
+        fs::remove_file(&partial).unwrap();
+
+        let (first, resumes) = Unfinished::of_plan(&target, "plan").unwrap();
+        assert!(!resumes && refused().contains("another process is writing"));
+        fs::write(first.path().join("chunk"), "").unwrap();
+        // As if the process was killed.
+        let leave = |mut first: Unfinished| first.is_kept = true;
+        leave(first);
+        let (second, resumes) = Unfinished::of_plan(&target, "plan").unwrap();
+        assert!(resumes && second.path().join("chunk").exists());
+        leave(second);
+        let (other, resumes) = Unfinished::of_plan(&target, "another plan").unwrap();
+        assert!(!resumes && !other.path().join("chunk").exists());
+        other.finish().unwrap();
+        assert!(target.is_dir() && !target.join(PLAN).exists() && !partial.exists());
+        assert!(refused().contains("exists"));
+    }
+}
