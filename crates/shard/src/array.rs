@@ -119,7 +119,7 @@ impl Local for ShardTensor {
         Ok(ShardTensor::pick(self, dims, index, like)?)
     }
 
-    fn split_over(&self, dims: &[usize]) -> usize {
+    fn num_shards(&self, dims: &[usize]) -> usize {
         let split = |placement: &Placement| matches!(placement, Placement::Shard(dim) if dims.contains(dim));
         let axes = self.layout().placements().iter().zip(self.layout().mesh().shape());
         axes.filter_map(|(placement, ranks)| split(placement).then_some(ranks)).product()

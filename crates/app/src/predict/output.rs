@@ -13,17 +13,17 @@ use tch::Tensor;
 use super::windows::Windows;
 use crate::run::all_ok;
 
-/// A writer on each rank that writes, and the way of values to it.
+/// A writer on each rank that writes, and the route of values to it.
 pub(super) struct Output {
     writer: Option<Box<dyn DatasetWriter>>,
-    way: Way,
+    route: Route,
     /// The first error of this rank's writer, which then writes no more.
     failed: Option<anyhow::Error>,
 }
 
 /// State of rank 0's writer, as the other ranks learn it.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-enum Way {
+enum Route {
     /// Rank 0 writes complete frames.
     Frames,
     /// Rank 0 writes the windows of all ranks.
@@ -41,25 +41,25 @@ impl Output {
     ) -> Result<Self> {
         let created = if world.rank() == 0 { create() } else { Ok(None) };
         let told =
-            created.and_then(|writer| Ok((serde_json::to_vec(&Self::way(writer.as_deref()))?, writer)));
+            created.and_then(|writer| Ok((serde_json::to_vec(&Self::route(writer.as_deref()))?, writer)));
         let (mut writer, told) = all_ok(world, told)?;
-        let way: Way = serde_json::from_slice(&told[0])?;
-        if let Way::Tiles(_, unfinished) = &way {
+        let route: Route = serde_json::from_slice(&told[0])?;
+        if let Route::Tiles(_, unfinished) = &route {
             let joined = if world.rank() == 0 { Ok(writer) } else { join(unfinished).map(Some) };
             writer = all_ok(world, joined.map(|writer| (Vec::new(), writer)))?.0;
         }
-        Ok(Self { writer, way, failed: None })
+        Ok(Self { writer, route, failed: None })
     }
 
-    /// The way of values to rank 0's writer.
-    fn way(writer: Option<&dyn DatasetWriter>) -> Way {
+    /// The route of values to rank 0's writer.
+    fn route(writer: Option<&dyn DatasetWriter>) -> Route {
         match writer {
             Some(writer) => match (writer.tile(), writer.unfinished()) {
-                (Some(tile), Some(unfinished)) => Way::Tiles(tile, unfinished.to_owned()),
-                _ if writer.takes_windows() => Way::Windows,
-                _ => Way::Frames,
+                (Some(tile), Some(unfinished)) => Route::Tiles(tile, unfinished.to_owned()),
+                _ if writer.takes_windows() => Route::Windows,
+                _ => Route::Frames,
             },
-            None => Way::Frames,
+            None => Route::Frames,
         }
     }
 
@@ -78,9 +78,9 @@ impl Output {
             }
             Ok(())
         };
-        match &self.way {
-            Way::Tiles(tile, _) => windows.spread(layout, fields, tile, write),
-            way => windows.bring(layout, fields, *way == Way::Windows, write),
+        match &self.route {
+            Route::Tiles(tile, _) => windows.spread(layout, fields, tile, write),
+            route => windows.bring(layout, fields, *route == Route::Windows, write),
         }
     }
 
@@ -115,7 +115,7 @@ mod tests {
     #[test]
     fn a_rank_that_cannot_write_ends_all() {
         let _ = threads::run(3, Duration::from_secs(60), |world| {
-            let mut output = Output { writer: None, way: Way::Frames, failed: None };
+            let mut output = Output { writer: None, route: Route::Frames, failed: None };
             output.check(&world).unwrap();
             output.failed = (world.rank() == 1).then(|| anyhow::anyhow!("the disk is full"));
             let error = output.check(&world).unwrap_err();

@@ -130,7 +130,7 @@ pub trait Local: Sized {
     fn pick(&self, dims: &[usize], index: &Tensor, like: &Self) -> Result<Self>;
 
     /// Returns the number of shards over these dims: 1 for a dense array.
-    fn split_over(&self, dims: &[usize]) -> usize;
+    fn num_shards(&self, dims: &[usize]) -> usize;
 
     /// Returns the full tensor on every rank, for use outside of the model; all ranks call. Backward takes each rank's shard of
     /// the gradient.
@@ -224,7 +224,7 @@ impl Local for Tensor {
         Ok(picked)
     }
 
-    fn split_over(&self, _dims: &[usize]) -> usize {
+    fn num_shards(&self, _dims: &[usize]) -> usize {
         1
     }
 

@@ -173,7 +173,7 @@ impl Group {
     /// on, ranks that were told other things, or in another order, do not take each other's messages, but get an error.
     ///
     /// Does not communicate.
-    pub fn agree_on(&self, digest: u64) {
+    pub fn fingerprint_with(&self, digest: u64) {
         let so_far = self.0.fingerprint.load(Ordering::Relaxed);
         // One step of a multiplicative hash: order counts.
         let next = (so_far.rotate_left(5) ^ digest).wrapping_mul(0x9E37_79B9_7F4A_7C15);

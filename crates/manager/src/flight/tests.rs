@@ -79,7 +79,7 @@ fn a_transport_that_does_not_return_is_the_cause_where_nothing_better_is_known()
 }
 
 #[test]
-fn each_fate_has_its_words() {
+fn each_outcome_has_its_words() {
     let outcomes = [
         RankOutcome::Silent(3.04),
         RankOutcome::Panicked("panicked at src/main.rs:3:5: no\u{1b}[31m".into()),

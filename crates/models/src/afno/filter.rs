@@ -66,9 +66,9 @@ impl ModeWindow {
     /// so each rank has work, and what is cut off does not travel.
     fn modes_of_whole<A: Array>(&self, u: &A, groups: i64) -> Option<&Modes> {
         let Self::Block(modes) = self else { return None };
-        let (ranks, shape) = (u.split_over(&[0, 1]) as i64, u.shape());
+        let (ranks, shape) = (u.num_shards(&[0, 1]) as i64, u.shape());
         // A dim that is sharded already is sharded further.
-        let holds = |extent: i64, dim: usize| extent % (ranks * u.split_over(&[dim]) as i64) == 0;
+        let holds = |extent: i64, dim: usize| extent % (ranks * u.num_shards(&[dim]) as i64) == 0;
         let whole = holds(groups, 3) || holds(shape[2], 2);
         let travels_less = 8 * (modes.columns.end - modes.columns.start) < 3 * shape[1];
         (ranks == 1 || whole && !travels_less).then_some(modes)

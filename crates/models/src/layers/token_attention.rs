@@ -241,7 +241,7 @@ impl<A: Array> TokenAttention<A> {
 
 /// Returns whether the columns of a grid `[h, w, …]` are sharded and its rows are not.
 fn columns_split<A: Array>(grid: &A) -> bool {
-    grid.split_over(&[0]) == 1 && grid.split_over(&[1]) > 1
+    grid.num_shards(&[0]) == 1 && grid.num_shards(&[1]) > 1
 }
 
 /// First of the `kernel` positions around position `at` of `extent`, all of them inside.

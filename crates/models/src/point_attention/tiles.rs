@@ -16,7 +16,7 @@ impl<A: Array> Tiles<A> {
     pub(super) fn new(arrays: &[A], dims: usize, count: usize) -> Result<Self> {
         let whole = arrays[0].shallow_clone();
         let shape = whole.shape();
-        let held = |&dim: &usize| shape[dim] / whole.split_over(&[dim]) as i64;
+        let held = |&dim: &usize| shape[dim] / whole.num_shards(&[dim]) as i64;
         let dim = (1..=dims).rev().max_by_key(held).unwrap_or(1);
         let count = count.min(held(&dim).max(1) as usize);
         if count <= 1 {

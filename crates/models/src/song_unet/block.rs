@@ -106,7 +106,7 @@ impl<A: Array> Attention<A> {
     fn forward(&self, x: &A, mode: Mode<'_>) -> Result<A> {
         let mut qkv = self.qkv.forward(&self.norm.forward(x, mode)?)?;
         // The order of points does not matter: the dim that more ranks share comes first, so that each rank's are consecutive.
-        let turned = x.split_over(&[3]) > x.split_over(&[2]);
+        let turned = x.num_shards(&[3]) > x.num_shards(&[2]);
         if turned {
             qkv = qkv.transpose(2, 3)?;
         }

@@ -412,7 +412,7 @@ impl Layout {
     }
 
     /// Moves the axes that shard one dim to another dim, in equal shards.
-    pub(crate) fn turned(&self, from: usize, to: usize) -> Self {
+    pub(crate) fn all_to_all(&self, from: usize, to: usize) -> Self {
         let mut dims = self.dims().to_vec();
         let mut axes = [&dims[from].axes[..], &dims[to].axes[..]].concat();
         axes.sort_unstable();

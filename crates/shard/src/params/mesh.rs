@@ -194,7 +194,7 @@ impl<'a> MeshParams<'a> {
     ) -> Result<ShardTensor> {
         let count = split.iter().map(|&axis| self.mesh.shape()[axis]).product();
         let part = self.store.insert_shard(name, &local(init), &window(&layout)?, count)?;
-        self.store.record_gradient(self.gradient().split_over(split.clone()));
+        self.store.record_gradient(self.gradient().num_shards(split.clone()));
         if !self.pending {
             return Ok(self.noted(ShardTensor::from_parts(&part, &layout)?));
         }

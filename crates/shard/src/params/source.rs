@@ -88,7 +88,7 @@ impl GradientSource {
         Self { along, ..self }
     }
 
-    pub(super) fn split_over(self, split: Vec<usize>) -> Self {
+    pub(super) fn num_shards(self, split: Vec<usize>) -> Self {
         Self { split, ..self }
     }
 

@@ -91,7 +91,7 @@ impl ShardTensor {
             return Err(error);
         }
         for group in layout.ranks()?.groups() {
-            group.agree_on(layout.digest());
+            group.fingerprint_with(layout.digest());
         }
         let tensor = Self::new(local.shallow_clone(), layout.clone());
         if layout.is_partial() { tensor.entering_parts() } else { Ok(tensor) }

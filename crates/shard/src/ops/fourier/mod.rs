@@ -135,7 +135,7 @@ impl ShardTensor {
             }
             let mut best: Option<(i64, Layout)> = None;
             for to in (0..x.ndim()).filter(|to| !dims.contains(to) && layout.shape()[*to] > 1) {
-                let turned = layout.turned(from, to);
+                let turned = layout.all_to_all(from, to);
                 let bytes = received(layout, &turned, x.kind().elt_size_in_bytes())?.unwrap_or(i64::MAX);
                 if best.as_ref().is_none_or(|(least, _)| bytes < *least) {
                     best = Some((bytes, turned));

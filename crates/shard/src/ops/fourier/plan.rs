@@ -37,10 +37,10 @@ impl Step {
                 dims.iter().for_each(|&dim| parts[dim] = result(dim));
                 before.with_dims(parts)
             }
-            Self::Turn(from, to) => before.turned(*from, *to),
+            Self::Turn(from, to) => before.all_to_all(*from, *to),
             Self::Gather(dim) => before.with_dim(*dim, Dim::whole(before.shape()[*dim])),
-            Self::Sum(from, to) => before.turned(*from, *to).with_dim(*from, result(*from)),
-            Self::Spread(from, to) => before.with_dim(*to, result(*to)).turned(*from, *to),
+            Self::Sum(from, to) => before.all_to_all(*from, *to).with_dim(*from, result(*from)),
+            Self::Spread(from, to) => before.with_dim(*to, result(*to)).all_to_all(*from, *to),
         }
     }
 

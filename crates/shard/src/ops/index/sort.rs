@@ -33,7 +33,7 @@ impl ShardTensor {
             let widest = others.max_by_key(|&d| (x.shape()[d], !x.layout().is_sharded(d)));
             match widest.filter(|&d| x.shape()[d] > 1) {
                 Some(other) => {
-                    let columns = x.layout().turned(at, other);
+                    let columns = x.layout().all_to_all(at, other);
                     let (values, places) = x.to_layout(&columns)?.sort(dim, descending)?;
                     Ok((values.to_layout(x.layout())?, places.to_layout(x.layout())?))
                 }

@@ -113,7 +113,7 @@ impl ShardTensor {
             let widest = others.max_by_key(|&other| (x.shape()[other], !x.layout().is_sharded(other)));
             let x = match widest {
                 Some(other) if x.layout().is_sharded(dim) && x.shape()[other] > 1 => {
-                    x.to_layout(&x.layout().turned(dim, other))?
+                    x.to_layout(&x.layout().all_to_all(dim, other))?
                 }
                 _ => x.replicate_where(|d| d == dim)?,
             };

@@ -87,7 +87,7 @@ impl ConvOperands {
         if counts.sizes().contains(&0) {
             let others = (0..x.ndim()).filter(|&dim| dim != 1);
             let widest = others.max_by_key(|&dim| (x.shape()[dim], !layout.is_sharded(dim))).unwrap_or(0);
-            (counts, layout) = (Dim::whole(groups), layout.turned(1, widest));
+            (counts, layout) = (Dim::whole(groups), layout.all_to_all(1, widest));
         }
         let split = |extent: i64| {
             let sizes: Vec<i64> = counts.sizes().iter().map(|count| count * (extent / groups)).collect();
