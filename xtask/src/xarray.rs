@@ -1,4 +1,4 @@
-//! xarray and what it reads Zarr and NetCDF with, in `.tools/xarray`: a test opens predictions with it.
+//! xarray and its readers of Zarr and NetCDF, in `.tools/xarray`: a test opens predictions with it.
 
 use std::{fs, process::Command};
 

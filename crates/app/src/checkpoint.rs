@@ -51,7 +51,7 @@ pub(crate) enum CheckpointCommand {
         /// The file to write
         #[arg(value_name = "OUT.safetensors")]
         out: PathBuf,
-        /// Width of the average to write, relative to the length of the run, such as 0.08: made of the averages of
+        /// Write the average with this width, relative to the length of the run (such as 0.08), computed from the averages of
         /// `train.average_widths` in all checkpoints of the folder
         #[arg(long)]
         width: Option<f64>,

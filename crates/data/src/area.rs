@@ -53,12 +53,12 @@ pub(crate) struct PointWeights {
 }
 
 impl PointWeights {
-    /// Of all points.
+    /// Returns the weights of all points.
     pub(crate) fn new(dims: &[Dim]) -> Self {
         Self { along: area_weights(dims) }
     }
 
-    /// Of a window of these points.
+    /// Returns the weights of the points of a window.
     pub(crate) fn within(&self, points: &[Range<usize>]) -> Self {
         let within = |(dim, weights): &(usize, Vec<f64>)| {
             let own = weights.get(points.get(*dim)?.clone())?;

@@ -46,8 +46,8 @@ pub trait Samples: Debug {
     /// A sample or number of steps that does not exist, and data that cannot be read.
     fn take(&self, request: &Request) -> Result<Batch>;
 
-    /// Says which requests follow, in their order, so that they can be read ahead. What was announced before is forgotten; samples
-    /// that share a [`Reader`](crate::Reader) are read in the order in which they were first announced.
+    /// Announces the next requests in order, for prefetching, and replaces earlier announcements. Samples that share a
+    /// [`Reader`](crate::Reader) are read in the order in which they were first announced.
     fn announce(&self, _coming: Vec<Request>) {}
 
     /// Says which requests follow all that were announced, of these samples and of those that share their

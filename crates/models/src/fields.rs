@@ -91,7 +91,7 @@ impl FieldSpec {
         })
     }
 
-    /// Checks the data of a model whose numbers of channels no two keys set; `mend` says how to fix others.
+    /// Checks the data of a model that has no pair of keys for its numbers of channels; `mend` says how to fix a mismatch.
     ///
     /// # Errors
     ///

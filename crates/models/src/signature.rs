@@ -1,7 +1,7 @@
-//! Forward functions of the models' sources, by the arrays of a batch.
+//! Arguments and results of the original models by the arrays of a batch.
 
-/// How the forward function of a model's source (PhysicsNeMo, The Well) stands for a [`Batch`](crate::Batch): golden cases and
-/// weights follow the source.
+/// Maps the arguments and results of the original model's forward function (PhysicsNeMo, The Well) to the arrays of a
+/// [`Batch`](crate::Batch). Golden cases use the original's names.
 ///
 /// ```
 /// use isobar_models::{Architecture, PanguConfig, Signature};
@@ -13,22 +13,22 @@
 /// ```
 #[derive(Debug, Clone, Copy)]
 pub struct Signature {
-    /// Arguments that stand for another array than [`array`](Self::array) says for all models, and the array.
+    /// Pairs of argument and array that override the default mapping of [`array`](Self::array).
     pub arguments: &'static [(&'static str, &'static str)],
     /// The arrays of the results, in order.
     pub outputs: &'static [&'static str],
-    /// Returns which of so many dims of an argument are those of the samples and of space.
+    /// Returns the indices of the sample and spatial dims of an argument with this number of dims.
     pub domain: fn(usize) -> Vec<usize>,
-    /// True if channels are the last dim in the source, and the second in a batch.
+    /// True if channels are the last dim of the original's arrays, and the second of the batch's.
     pub moves_channels: bool,
 }
 
-/// Arguments of most sources, and their arrays.
+/// Arguments of most models, and their arrays.
 const ARGUMENTS: [(&str, &str); 5] =
     [("input", "fields"), ("x", "fields"), ("mod", "time"), ("t", "time"), ("condition", "conditions")];
 
 impl Signature {
-    /// Returns the array of a batch that an argument of the source stands for.
+    /// Returns the array of a batch for an argument of the original.
     pub fn array<'a>(&self, argument: &'a str) -> &'a str {
         let mut known = self.arguments.iter().chain(&ARGUMENTS);
         known.find(|(name, _)| *name == argument).map_or(argument, |(_, array)| array)

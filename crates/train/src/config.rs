@@ -107,9 +107,9 @@ pub struct TrainConfig {
     /// Decay of an exponential moving average of the parameters, in [0, 1), such as 0.999; without it there is none. The averages
     /// are validated, kept in checkpoints beside the parameters, and used for predictions.
     pub average_decay: Option<f64>,
-    /// Widths, relative to the length of the run, of averages of the parameters that grow with it, such as `[0.05, 0.1]` (Karras et al.,
-    /// arXiv:2312.02696). `isobar checkpoint export --width` makes an average of any width of those in all checkpoints, which
-    /// `checkpoint.keep = 0` keeps. Without `average_decay` the first is validated and used for predictions.
+    /// Widths of power-function averages of the parameters, relative to the length of the run, such as `[0.05, 0.1]` (Karras et al.,
+    /// arXiv:2312.02696). `isobar checkpoint export --width` computes an average of any width from those in all checkpoints;
+    /// `checkpoint.keep = 0` keeps all. Without `average_decay` the first is validated and used for predictions.
     pub average_widths: Vec<f64>,
     /// Steps between two comparisons, to the last bit, of parameters that ranks hold copies of; 0 for none.
     pub check_replicas_every: u64,

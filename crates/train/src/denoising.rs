@@ -17,8 +17,9 @@ pub struct DiffusionConfig {
     pub p_mean: f64,
     /// Standard deviation of the logarithm of the noise levels in training.
     pub p_std: f64,
-    /// Samples drawn for each input in validation and `isobar predict`. Several are an ensemble: the prediction is its mean, and
-    /// metrics such as `crps` and `spread_skill` see all of them. Only of one step that predicts frames.
+    /// Number of samples drawn for each input in validation and `isobar predict`. Above 1, the prediction is the ensemble mean, and
+    /// metrics such as `crps` and `spread_skill` use all members. Trajectories need `data.predict = "frame"` and
+    /// `data.validation_steps = 1`.
     #[schemars(range(min = 1))]
     pub members: usize,
     /// The sampler: from noise to a prediction, in validation and `isobar predict`.

@@ -76,9 +76,9 @@ pub trait Task {
     /// Whatever the model or the data reports.
     fn errors(&self, samples: &[usize]) -> Result<Vec<Vec<VariableError>>, BoxError>;
 
-    /// Says which samples the engine asks for next, batch by batch in this order, so that they can be read ahead: at the start of an
-    /// epoch those of the epoch, of its validation and of the next epoch. What was said before of the same kind does not hold any
-    /// more; samples of training replace those of the next epoch.
+    /// Announces the next samples in order, batch by batch, for prefetching. At the start of an epoch these are the epoch, its
+    /// validation and the next epoch. An announcement replaces earlier ones of the same kind; [`Coming::Train`] also replaces
+    /// [`Coming::NextEpoch`].
     fn announce(&self, _coming: Coming, _batches: &[&[usize]]) {}
 
     /// Returns the metrics that are reported besides; by default none.

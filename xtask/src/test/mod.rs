@@ -160,7 +160,7 @@ impl<'a> Session<'a> {
         Ok(passed.then_some(suites))
     }
 
-    /// Runs the tests of the whole workspace: those that start programs, and often wait for them, beside those that compute.
+    /// Runs the tests of the whole workspace. Tests that start programs often wait for them, and run beside those that compute.
     fn test_all(&mut self, full: bool, suites: &Suites) -> Result<()> {
         self.test(&Tests::all(full), suites)
     }

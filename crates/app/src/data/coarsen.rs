@@ -17,20 +17,20 @@ use crate::terminal;
 /// Arguments of `isobar data coarsen`.
 #[derive(Debug, Args)]
 pub(crate) struct CoarsenArgs {
-    /// A file or folder of data on two spatial dims, or a TOML file or the folder of a run, whose [data] is meant
+    /// A file or folder of data with two spatial dims, or the TOML file or folder of a run, whose [data] section is used
     #[arg(value_name = "SOURCE")]
     source: PathBuf,
-    /// The file or folder to write: HDF5, NetCDF or Zarr, by its extension. A file of that name is replaced; folders that are
-    /// missing are made
+    /// The file or folder to write: HDF5, NetCDF or Zarr, by its extension. A file of that name is replaced; missing
+    /// folders are created
     #[arg(value_name = "TARGET")]
     target: PathBuf,
-    /// Format of the source; by default that of its extension, of HDF5 files that of their layout
+    /// Format of the source; by default determined by the extension, or by the layout for HDF5 files
     #[arg(long, value_name = "FORMAT")]
     from: Option<String>,
     /// Variables to take; by default all
     #[arg(long, value_name = "NAMES", value_delimiter = ',')]
     variables: Vec<String>,
-    /// Points of a block along each dim, whose mean is a point of the coarse grid
+    /// Coarsening factor: number of points along each dim whose mean is a point of the coarse grid
     #[arg(long, value_name = "POINTS", default_value_t = 4)]
     factor: usize,
     /// Set a key of the configuration, such as data.npy.axes='["sample","x"]'; may be given several times

@@ -133,7 +133,8 @@ fn convert(data: &dyn Dataset, config: &DataConfig, args: &ConvertArgs, storage:
     Ok(there)
 }
 
-/// Describes a conversion, which resumes an interrupted one of the same description; `None` if nothing says when the data change.
+/// Returns a description of a conversion; an interrupted conversion resumes if its description is equal. `None` if changes of the
+/// source cannot be detected.
 fn plan(data: &dyn Dataset, config: &DataConfig, content: &Content) -> Result<Option<String>> {
     let Some((files, stores)) = stamps(data) else { return Ok(None) };
     let names: Vec<&str> = content.variables.iter().map(|variable| variable.name.as_str()).collect();

@@ -66,7 +66,7 @@ Examples:
   isobar data convert simulation.h5 simulation.nc --from the_well --chunk time=10,x=64 --deflate 4
   isobar data convert simulation.h5 arrays --from the_well --format npy")]
     Convert(convert::ConvertArgs),
-    /// Make pairs for super-resolution: coarse fields on the fine grid, and what they lack
+    /// Make pairs for super-resolution: coarse fields interpolated to the fine grid, and the missing detail
     ///
     /// Each frame of each sample becomes a sample without time. For a variable `u`, `u_coarse` is its mean over blocks of points,
     /// interpolated to the fine grid by bicubic convolution, and `u_detail` the difference of both.

@@ -91,15 +91,15 @@ pub trait Array:
         Ok(shape[resolve("extent", dim, shape.len())?])
     }
 
-    /// Runs the operator `name` with PyTorch's names of arguments: what [`register_op`](crate::register_op) put there, else a
-    /// built-in one or a program's own, as `isobar_shard::register!` registers them.
+    /// Runs the operator `name` with PyTorch's names of arguments. On dense arrays, a handler of
+    /// [`register_op`](crate::register_op) has priority over the operators of `isobar_shard::register!`.
     ///
     /// # Errors
     ///
     /// Nobody registered the name, an argument that the operator does not have, or the operator fails.
     fn op(name: &str, inputs: &[&Self], attrs: &Attrs) -> Result<Vec<Self>>;
 
-    /// Runs what a program registered in place of an operator that is made of others; `None` if there is nothing.
+    /// Runs the registered replacement of a composite operator; `None` if no replacement is registered.
     #[doc(hidden)]
     fn replaced(name: &str, inputs: &[&Self], attrs: impl FnOnce() -> Attrs) -> Option<Result<Self>> {
         let _ = (name, inputs, attrs);

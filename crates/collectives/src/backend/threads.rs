@@ -14,7 +14,7 @@ use crate::wire::{Backend, BackendKind, Carries, Failure, Notice, Request, Tag, 
 /// State shared by the ranks of one world.
 struct Hub {
     posts: Mutex<HashMap<(usize, usize, Tag), VecDeque<Post>>>,
-    /// By rank.
+    /// One for each rank.
     bells: Vec<Bell>,
     notices: Mutex<Vec<(usize, Notice)>>,
     notice_count: AtomicUsize,
@@ -23,7 +23,7 @@ struct Hub {
 /// Notices kept.
 const MAX_NOTICES: usize = 4096;
 
-/// Rings where something came for a rank: a message, a notice, or word that its message was taken.
+/// Wakes a rank when a message, a notice or the receipt of one of its messages arrives.
 #[derive(Default)]
 struct Bell {
     /// Number of times that it rang.
@@ -92,7 +92,7 @@ impl Hub {
 pub(crate) struct Threads {
     rank: usize,
     hub: Arc<Hub>,
-    /// Number of rings of this rank's bell when it last waited: what came before has been polled for.
+    /// Number of rings at this rank's last wait; everything before it has been polled.
     heard: AtomicU64,
 }
 

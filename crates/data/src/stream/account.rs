@@ -103,8 +103,8 @@ impl State {
         Job { id: self.next, source: source.clone(), request, status: Status::Waiting, held: 0 }
     }
 
-    /// Replaces what was announced for a source, in its place of the queue, or else at the end. What was read ahead of it, or is being
-    /// read, stays if it is announced again.
+    /// Replaces the announced requests of a source at their position in the queue, or appends them. Requests that are announced again
+    /// keep their finished or running reads.
     pub(super) fn announce(&mut self, source: &Arc<Source>, coming: Vec<Request>) {
         let is_own = |job: &Job| Arc::ptr_eq(&job.source, source);
         let place = self.jobs.iter().position(is_own).unwrap_or(self.jobs.len());

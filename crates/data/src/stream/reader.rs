@@ -124,7 +124,7 @@ impl Reader {
         self.shared.lock().account
     }
 
-    /// Announces the requests that follow for a source, instead of those before. Of these, what is read stays if it is announced again.
+    /// Announces the next requests of a source, replacing earlier ones. Prefetched data of requests that are announced again are kept.
     pub(super) fn announce(&self, source: &Arc<Source>, coming: Vec<Request>) {
         let _one = self.consumer.lock().unwrap_or_else(PoisonError::into_inner);
         self.shared.lock().announce(source, coming);

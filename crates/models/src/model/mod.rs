@@ -161,7 +161,7 @@ pub trait Architecture:
         Sharding::new()
     }
 
-    /// Returns how the forward function of the model's source stands for a batch.
+    /// Returns the mapping from the original model's forward function to the arrays of a batch.
     fn signature(&self) -> Signature {
         Signature::default()
     }

@@ -104,7 +104,7 @@ impl ModelConfig {
         self.0.sharding()
     }
 
-    /// Returns how the forward function of the model's source stands for a batch.
+    /// Returns the mapping from the original model's forward function to the arrays of a batch.
     pub fn signature(&self) -> Signature {
         self.0.signature()
     }

@@ -109,7 +109,7 @@ impl<'a> Call<'a> {
         Ok(self.value(name)?.is_some())
     }
 
-    /// Fails if two arguments are given of which one would be ignored.
+    /// Fails if both of two mutually exclusive arguments are given.
     pub(crate) fn either(&self, first: &str, second: &str) -> Result<()> {
         match self.has(first)? && self.has(second)? {
             true => self.refuse(format!("both \"{first}\" and \"{second}\" are given; expected one of them")),
@@ -117,7 +117,7 @@ impl<'a> Call<'a> {
         }
     }
 
-    /// Returns the tensor at `index`, if it is there; fails if a number of its name is given, too.
+    /// Returns the tensor at `index`, if any; fails if a number of the same name is also given.
     pub(crate) fn tensor_or_number(&self, index: usize) -> Result<Option<&'a ShardTensor>> {
         let tensor = self.optional_tensor(index);
         match self.operator.tensors().get(index) {
@@ -128,7 +128,7 @@ impl<'a> Call<'a> {
         }
     }
 
-    /// Fails if the argument `name`, which PyTorch has, is given with another value than its default.
+    /// Fails if the argument `name` has another value than its default, the only one that is supported.
     pub(crate) fn only<T: DeserializeOwned + PartialEq + Debug>(&self, name: &str, default: T) -> Result<()> {
         match self.optional::<T>(name)? {
             Some(value) if value != default => {

@@ -222,8 +222,8 @@ pub fn operators() -> Vec<&'static Operator> {
 /// [`Call`](crate::rules::Call) that returns one tensor, two, or a `Vec` of them. A rule is called on all ranks of the mesh, and must
 /// decide from layouts only.
 ///
-/// `ShardTensor::op` calls it by name, and fails where a tensor or an argument is given that the operator does not have. One with the name of a built-in operator replaces that, its method on sharded tensors too; while
-/// it runs, the name stands for the built-in one.
+/// `ShardTensor::op` calls an operator by name and rejects unknown tensors and arguments. An operator with a built-in name replaces the
+/// built-in one and its method on sharded tensors. While it runs, the name refers to the built-in operator.
 ///
 /// ```
 /// use isobar_array::Elementwise;

@@ -1,5 +1,4 @@
-//! Averages of parameters of any width, made after a run of those that its checkpoints hold (Karras et al., arXiv:2312.02696,
-//! section 3.2).
+//! Averages of any width after a run, from those in its checkpoints (Karras et al., arXiv:2312.02696, section 3.2).
 
 use std::path::Path;
 
@@ -52,13 +51,13 @@ struct Snapshot<'a> {
     profile: Profile,
 }
 
-/// Largest error of a profile that is taken.
+/// Largest accepted error of a profile.
 const MOST_ERROR: f64 = 0.1;
 
-/// Writes, as [`export`](super::export) does, the parameters averaged with the relative width `width` over all averaged steps up to the
-/// newest checkpoint, and that checkpoint's buffers. It is the sum of the averages of `train.average_widths` in all whole checkpoints of
-/// the folder `path` whose profile is nearest to that of the width. Averages that began at another step than the newest checkpoint's,
-/// of widths that a resumed run has changed, are left out.
+/// Writes the average of the parameters with relative width `width`, and the newest checkpoint's buffers, in the format of
+/// [`export`](super::export). The average is the weighted sum of all saved averages in the folder `path` that best fits the weight
+/// profile of the width. Averages that started at another step than the newest checkpoint's are excluded: a resumed run had other
+/// widths then.
 ///
 /// # Errors
 ///

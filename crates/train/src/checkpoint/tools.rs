@@ -168,9 +168,9 @@ fn cut(opened: &Opened, manifest: Manifest, out: &Path, ranks: usize) -> Result<
     files::sync_folders(out)
 }
 
-/// Writes the parameters, or their (first) averages where there are any, and the buffers of a checkpoint, whole and under their names in
-/// the model's state dict, into one safetensors file, which PyTorch's tools load. `path` may be a folder of checkpoints, of which the newest
-/// whole one is meant. Returns the number of tensors.
+/// Writes the full parameters of a checkpoint, or their first averages if it has any, and its buffers to one safetensors file under
+/// their state-dict names; PyTorch's tools load it. If `path` is a folder of checkpoints, the newest complete one is used. Returns the
+/// number of tensors.
 ///
 /// # Errors
 ///
@@ -205,14 +205,14 @@ pub(super) fn write_file(
     Ok(own.len())
 }
 
-/// Reads the tensor `name`, which has the shape of `like`, whole.
+/// Reads the full tensor `name`, which has the shape of `like`.
 pub(super) fn whole(opened: &Opened, name: &str, like: &TensorEntry) -> Result<Tensor> {
     let wanted = ReadRequest { name: name.to_owned(), region: Region::whole(&like.shape) };
     let piece = opened.read(&[wanted])?.pop();
     piece.map(|piece| piece.tensor).ok_or_else(|| Error::invalid("the tensor", name, "one in the checkpoint"))
 }
 
-/// All whole checkpoints of a folder, newest first, or the one that the folder is; others are left out with a warning.
+/// Opens all complete checkpoints of a folder, newest first, or the folder itself if it is a checkpoint; skips others with a warning.
 pub(super) fn open_all(path: &Path) -> Result<Vec<(Opened, Manifest)>> {
     if folder::is_checkpoint(path) {
         return Ok(vec![open(path)?]);

@@ -1,17 +1,18 @@
-//! How averages of parameters forget.
+//! Update rules of parameter averages.
 
 use serde::{Deserialize, Serialize};
 
 use crate::error::{Error, Result};
 
-/// Rule of an average of parameters: after step t (from 1) average ← d · average + (1 − d) · parameter. Always d = 0 in the first step.
+/// Update rule of an average of parameters: after step t (from 1), average ← d · average + (1 − d) · parameter, with d = 0 in the first
+/// step.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum AverageRule {
     /// d = min(decay, (1 + t) / (10 + t)), with a decay in [0, 1): an exponential average, of the last 1 / (1 − decay) steps.
     Decay(f64),
-    /// d = (1 − 1/t)^(γ + 1): the parameters of step τ weigh as τ^γ. The width, above 0 and at most 1/√12, is the standard deviation of that
-    /// profile relative to t, so that the average grows with the run (Karras et al., arXiv:2312.02696, section 3.1).
+    /// d = (1 − 1/t)^(γ + 1): the weight of step τ is proportional to τ^γ. The width, above 0 and at most 1/√12, is the standard deviation
+    /// of that profile relative to t; the average gets longer with the run (Karras et al., arXiv:2312.02696, section 3.1).
     Width(f64),
 }
 
@@ -44,7 +45,7 @@ impl AverageRule {
         }
     }
 
-    /// Returns whether an average by `saved` goes on by this rule: a decay may change in between, a width may not.
+    /// Returns true if an average of rule `saved` can continue under this rule. Decays may change, widths may not.
     pub(super) fn continues(self, saved: Self) -> bool {
         matches!((self, saved), (Self::Decay(_), Self::Decay(_))) || self == saved
     }

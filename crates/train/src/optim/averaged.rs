@@ -15,8 +15,8 @@ pub(crate) fn average_slot(at: usize) -> String {
     }
 }
 
-/// An optimizer that keeps, if asked to, averages of the parameters (Polyak and Juditsky, 1992), which often validate better than the
-/// parameters of any one step. An [`AverageRule`] each says how they forget. The first is that to validate and to predict with.
+/// Optimizer that keeps running averages of the parameters (Polyak and Juditsky, 1992), one for each [`AverageRule`]. They often
+/// validate better than the parameters of any one step. The first average is used for validation and prediction.
 ///
 /// The averages are part of the optimizer's state, placed as the parameters are.
 ///
@@ -69,8 +69,7 @@ impl Averaged {
         self.averages.first().is_some_and(Average::begun)
     }
 
-    /// Exchanges the parameters and their first averages, for a validation; once more puts them back. Where there are no averages,
-    /// nothing.
+    /// Swaps the parameters with their first averages for validation; a second call swaps them back. A no-op without averages.
     ///
     /// # Errors
     ///

@@ -27,7 +27,7 @@ pub struct OptimizerState {
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct AverageState {
-    /// How it forgets.
+    /// Its update rule.
     pub rule: AverageRule,
     /// Number of steps in it.
     pub steps: u64,

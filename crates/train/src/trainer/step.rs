@@ -87,7 +87,7 @@ impl<T: Task> Run<'_, T> {
         Ok(())
     }
 
-    /// Tells the task which samples the rest of an epoch asks for, its validation, and the next epoch, as far as the run goes: so that
+    /// Announces the remaining batches of the epoch, its validation, and the batches of the next epoch up to the end of the run, so that
     /// the next epoch does not wait for its first samples.
     pub(super) fn announce(&self, epoch: u64, batches: &[Vec<usize>]) {
         let left =

@@ -10,7 +10,7 @@ use crate::{Error, Result};
 /// Name of the file that says what a resumable store is to hold; its lock is held while the store is written.
 const PLAN: &str = "isobar-plan";
 
-/// A folder beside its target, which takes the target's name at the end. Removed when it is dropped before.
+/// Temporary folder next to the target. `finish` renames it to the target; dropping it earlier removes it.
 #[derive(Debug)]
 pub(super) struct Unfinished {
     path: PathBuf,
@@ -36,8 +36,8 @@ impl Unfinished {
         Ok(Self { path, target: target.to_owned(), plan: None, is_kept: false })
     }
 
-    /// Makes the folder of a plan, or returns the one that an interrupted writer of the same plan left, and whether it did. What one of
-    /// another plan left is removed.
+    /// Creates the folder for `plan`, or reopens the one of an interrupted writer with the same plan; the flag is true if it was
+    /// reopened. Removes the contents of a writer with another plan.
     pub(super) fn of_plan(target: &Path, plan: &str) -> Result<(Self, bool)> {
         let (parent, name) = place(target)?;
         let path = parent.join(format!(".{name}.partial"));
