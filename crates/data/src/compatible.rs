@@ -44,6 +44,10 @@ pub(crate) fn check(whole: &dyn Dataset, other: &dyn Dataset, key: &str) -> Resu
                 let (found, expected) = (&own.channels, &variable.channels);
                 return misfit(format!("the channels {found:?} of `{name}`"), format!("{expected:?}"));
             }
+            Some(own) if own.uniform != variable.uniform => {
+                let kind = |uniform: bool| if uniform { "without spatial dims" } else { "with spatial dims" };
+                return misfit(format!("`{name}` {}", kind(own.uniform)), kind(variable.uniform).to_owned());
+            }
             Some(own) if own.unit.is_some() && variable.unit.is_some() && own.unit != variable.unit => {
                 let (found, expected) = (&own.unit, &variable.unit);
                 return misfit(format!("`{name}` in {found:?}"), format!("{expected:?}"));

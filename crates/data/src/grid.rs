@@ -27,11 +27,13 @@ impl Dim {
 
     /// Returns whether the unit is `degrees_PLACE` in one of CF's spellings, or says nothing and the name is one of these.
     fn is_degrees(&self, place: &str, names: [&str; 2]) -> bool {
-        match self.unit.as_deref().map(str::to_ascii_lowercase) {
-            Some(unit) if unit.starts_with("degree") && unit.len() > "degrees".len() => {
-                unit.ends_with(place) || unit.ends_with(&place[..1])
+        let unit = self.unit.as_deref().unwrap_or_default().trim().to_ascii_lowercase();
+        let direction = unit.strip_prefix("degrees").or_else(|| unit.strip_prefix("degree"));
+        match direction {
+            Some(direction) if !direction.is_empty() => {
+                direction.ends_with(place) || direction.ends_with(&place[..1])
             }
-            Some(unit) if !unit.starts_with("degree") => false,
+            None if !["", "deg", "°"].contains(&&unit[..]) => false,
             _ => names.iter().any(|name| self.name.eq_ignore_ascii_case(name)),
         }
     }

@@ -11,7 +11,8 @@ use crate::{Error, Result};
 pub struct Statistics {
     /// Number of values.
     pub count: u64,
-    /// Sum of their weights: `count`, unless they are weighted, such as by cell area.
+    /// Sum of their weights: `count`, unless they are weighted, such as by cell area; 0 in files of earlier versions.
+    #[serde(default)]
     pub weight: f64,
     /// Their weighted mean.
     pub mean: f64,

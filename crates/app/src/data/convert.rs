@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 use std::hash::{DefaultHasher, Hasher as _};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use anyhow::Result;
 use clap::Args;
@@ -61,12 +61,22 @@ pub(super) fn run(args: &ConvertArgs) -> Result<Exit> {
             .into());
     }
     parent(&args.target)?;
-    let there = convert(&*data, &config.data, args, storage)?;
+    let there = convert(&*data, &config.data, args, storage).inspect_err(|_| {
+        if is_unfinished(&args.target) {
+            tracing::warn!("what is converted so far stays; the same command resumes after it");
+        }
+    })?;
     if there > 0 {
         terminal::line(&format!("{} were there from a conversion that was interrupted", format_bytes(there)));
     }
     terminal::line(&format!("{} from {}", args.target.display(), inspect::describe(&*data)));
     Ok(Exit::Good)
+}
+
+/// Returns whether a part of a store stands beside the target.
+fn is_unfinished(target: &Path) -> bool {
+    let name = target.file_name().map(|name| format!(".{}.partial", name.to_string_lossy()));
+    name.is_some_and(|name| target.with_file_name(name).is_dir())
 }
 
 /// Returns how many bytes of values an interrupted conversion had written.
@@ -97,7 +107,14 @@ fn convert(data: &dyn Dataset, config: &DataConfig, args: &ConvertArgs, storage:
     let bar = bytes_bar()?;
     let channels: usize = content.variables.iter().map(|variable| variable.channels.len()).sum();
     bar.set_length(frame as u64 * channels as u64 * frames as u64 * data.samples() as u64);
-    let mut target = match plan(data, config, &content)? {
+    let plan = plan(data, config, &content)?;
+    if plan.is_none() {
+        tracing::warn!(
+            "this conversion cannot be resumed: {} has no dates of change, or too many files",
+            data.path().display()
+        );
+    }
+    let mut target = match plan {
         Some(plan) => format.create_or_resume(&args.target, &content, &plan),
         None => format.create(&args.target, &content),
     }

@@ -228,6 +228,13 @@ impl Prediction<'_> {
         let (first, last) = (self.config.data.history - 1, times.len() - 1);
         let start = args.start.unwrap_or(first);
         let steps = args.steps.unwrap_or(last.saturating_sub(start));
+        let members = self.config.diffusion.as_ref().map_or(1, |diffusion| diffusion.members);
+        if members > 1 && steps > 1 {
+            bail!(Exit::Usage.because(format!(
+                "diffusion.members is {members}, and {steps} steps are asked for: ensembles are of one step; --steps=1, or \
+                 --set diffusion.members=1"
+            )));
+        }
         if start > last || steps == 0 {
             bail!(Exit::Usage.because(format!(
                 "{steps} steps from frame {start} are asked for; {} has the frames 0 to {last}: start earlier, or \

@@ -54,6 +54,11 @@ impl Variables {
                 bail!(Exit::Usage.because(format!("{other} and data.{key} both name {name:?}; leave one")));
             }
         }
+        if let Some(name) = config.scalars.iter().find(|name| variables.targets.contains(name)) {
+            bail!(
+                Exit::Usage.because(format!("data.targets and data.scalars both name {name:?}; leave one"))
+            );
+        }
         for (at, (key, names)) in keys.iter().enumerate() {
             for (other, others) in &keys[at + 1..] {
                 if let Some(name) = names.iter().find(|name| others.contains(name)) {

@@ -149,12 +149,11 @@ impl State {
         let announced = self.jobs.iter().position(|job| is_own(job) && job.request == *request);
         let job = announced.and_then(|at| self.jobs.remove(at));
         let job = job.unwrap_or_else(|| self.job(source, request.clone()));
-        let rest = self.jobs.split_off(announced.unwrap_or(0));
-        let (passed, others): (VecDeque<Job>, VecDeque<Job>) =
-            std::mem::take(&mut self.jobs).into_iter().partition(is_own);
+        let (passed, others): (Vec<Job>, Vec<Job>) =
+            self.jobs.drain(..announced.unwrap_or(0)).partition(is_own);
         passed.iter().for_each(|job| self.release(job));
-        self.jobs.push_back(job);
-        self.jobs.extend(others.into_iter().chain(rest));
+        others.into_iter().rev().for_each(|other| self.jobs.push_front(other));
+        self.jobs.push_front(job);
     }
 
     /// Returns the next job for a background thread, if there is room for it.

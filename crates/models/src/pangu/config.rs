@@ -43,7 +43,8 @@ pub struct PanguConfig {
     /// Variables at the surface: the first channels of input and output.
     #[serde(default = "surface_variables")]
     pub surface_variables: usize,
-    /// Channels at the surface that are inputs only, behind those of the variables: masks, static fields, earlier frames.
+    /// Channels at the surface that are inputs only, after those of the surface's variables and before the levels: masks, static
+    /// fields. `isobar train` appends static fields to all variables: with levels, set it to 0.
     #[serde(default = "surface_masks")]
     pub surface_masks: usize,
     /// Variables above the surface.

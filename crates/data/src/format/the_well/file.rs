@@ -22,7 +22,6 @@ use crate::{Error, Result, Statistics};
 /// | `t0_fields/…` | `[trajectory, time, x, …]` | scalars, float32; the attribute `field_names` lists them |
 /// | `t1_fields/…` | `[trajectory, time, x, …, d]` | vectors |
 /// | `t2_fields/…` | `[trajectory, time, x, …, d, d]` | tensors |
-///
 /// | `scalars/…` | `[trajectory, time]` | numbers of a trajectory, such as a viscosity |
 ///
 /// A field's attribute `units`, which The Well's own files lack, is the unit of its values.

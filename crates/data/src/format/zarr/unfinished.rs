@@ -10,7 +10,8 @@ use crate::{Error, Result};
 /// Name of the file that says what a resumable store is to hold; its lock is held while the store is written.
 const PLAN: &str = "isobar-plan";
 
-/// Temporary folder next to the target. `finish` renames it to the target; dropping it earlier removes it.
+/// Temporary folder next to the target. `finish` renames it to the target; dropping it earlier removes it, unless a later writer
+/// can resume it.
 #[derive(Debug)]
 pub(super) struct Unfinished {
     path: PathBuf,
@@ -48,7 +49,11 @@ impl Unfinished {
         };
         // A link is no folder; another folder may be anybody's.
         let is_folder = fs::symlink_metadata(&path).map_err(failed)?.is_dir();
-        if !is_folder || (!is_new && !path.join(PLAN).is_file()) {
+        let is_of_others = || {
+            let is_empty = fs::read_dir(&path).is_ok_and(|mut entries| entries.next().is_none());
+            !is_new && !is_empty && !path.join(PLAN).is_file()
+        };
+        if !is_folder || is_of_others() {
             return Err(Error::Invalid(format!(
                 "{} is in the way: the store is written there until it is complete; remove it",
                 path.display()
@@ -65,6 +70,8 @@ impl Unfinished {
                     target.display()
                 )));
             }
+            // Some file systems of clusters have no locks.
+            Err(TryLockError::Error(error)) if error.kind() == io::ErrorKind::Unsupported => (),
             Err(TryLockError::Error(error)) => return Err(failed(error)),
         }
         let mut found = Vec::new();
@@ -95,20 +102,22 @@ impl Unfinished {
     /// Gives it the target's name. If that fails, the folder stays.
     pub(super) fn finish(mut self) -> Result<()> {
         self.is_kept = true;
-        let removed = self.plan.as_ref().map_or(Ok(()), |_| fs::remove_file(self.path.join(PLAN)));
-        removed.and_then(|()| fs::rename(&self.path, &self.target)).map_err(|error| {
+        fs::rename(&self.path, &self.target).map_err(|error| {
             Error::Invalid(format!(
                 "{} cannot be made ({error}); the data are complete in {}: move them",
                 self.target.display(),
                 self.path.display()
             ))
-        })
+        })?;
+        // A plan that stays does no harm.
+        let _ = self.plan.take().map(|_| fs::remove_file(self.target.join(PLAN)));
+        Ok(())
     }
 }
 
 impl Drop for Unfinished {
     fn drop(&mut self) {
-        if !self.is_kept {
+        if !self.is_kept && self.plan.is_none() {
             // Nothing else can be done about what cannot be removed.
             let _ = fs::remove_dir_all(&self.path);
         }
@@ -149,12 +158,11 @@ mod tests {
         let (first, resumes) = Unfinished::of_plan(&target, "plan").unwrap();
         assert!(!resumes && refused().contains("another process is writing"));
         fs::write(first.path().join("chunk"), "").unwrap();
-        // As if the process was killed.
-        let leave = |mut first: Unfinished| first.is_kept = true;
-        leave(first);
+        // After an error.
+        drop(first);
         let (second, resumes) = Unfinished::of_plan(&target, "plan").unwrap();
         assert!(resumes && second.path().join("chunk").exists());
-        leave(second);
+        drop(second);
         let (other, resumes) = Unfinished::of_plan(&target, "another plan").unwrap();
         assert!(!resumes && !other.path().join("chunk").exists());
         other.finish().unwrap();
