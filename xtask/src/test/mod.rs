@@ -88,30 +88,58 @@ pub(crate) fn run(options: &Options) -> Result<ExitCode> {
 struct Tests {
     /// Words before each name in the report; empty for the usual run.
     label: String,
-    /// Arguments of `cargo test` that choose them.
+    /// Arguments of `cargo test` that choose their programs.
     chosen: Vec<String>,
+    /// Arguments of these programs that choose tests.
+    filters: Vec<String>,
     /// Environment variables they run with.
     variables: Vec<(&'static str, String)>,
     /// Number of tests that run at once, for each core.
     at_once: usize,
 }
 
-/// The package whose tests start programs, and often wait for them.
+/// The package whose tests start programs.
 const RUNS: &str = "isobar-tests";
 
+/// Modules of that package whose tests mostly wait: for deadlines, for lost ranks, for SLURM.
+const WAITING: [&str; 12] = [
+    "exits",
+    "faults",
+    "floods",
+    "hosts",
+    "launch",
+    "launchers",
+    "machine",
+    "mismatches",
+    "once",
+    "progress",
+    "random_faults",
+    "slurm",
+];
+
 impl Tests {
-    /// The whole workspace; `full`, with more ranks, meshes and random cases.
-    fn all(full: bool) -> [Self; 2] {
+    /// The whole workspace; `full`, with more ranks, meshes and random cases. The crates' tests compute; of those that start
+    /// programs, some wait, and leave the cores to the others.
+    fn all(full: bool) -> [Self; 3] {
         let mut variables = vec![(THREADS, "1".to_owned())];
         if full {
             variables
                 .extend([("XTASK_FULL", "1"), ("PROPTEST_CASES", "2000")].map(|(k, v)| (k, v.to_owned())));
         }
-        let chosen: [&[&str]; 2] = [&["--workspace", "--exclude", RUNS], &["--package", RUNS]];
-        let [crates, runs] = chosen.map(|words| words.iter().map(|word| (*word).to_owned()).collect());
+        let modules = WAITING.map(|module| format!("{module}::"));
+        let waiting = modules.iter().cloned();
+        let others = modules.iter().flat_map(|module| ["--skip".to_owned(), module.clone()]);
+        let tests = |chosen: &[&str], filters: Vec<String>, at_once: usize| Self {
+            label: String::new(),
+            chosen: chosen.iter().map(|word| (*word).to_owned()).collect(),
+            filters,
+            variables: variables.clone(),
+            at_once,
+        };
         [
-            Self { label: String::new(), chosen: crates, variables: variables.clone(), at_once: 1 },
-            Self { label: String::new(), chosen: runs, variables, at_once: 2 },
+            tests(&["--workspace", "--exclude", RUNS], Vec::new(), 1),
+            tests(&["--package", RUNS, "--test", "main"], waiting.collect(), 2),
+            tests(&["--package", RUNS], others.collect(), 1),
         ]
     }
 }
@@ -177,7 +205,7 @@ impl<'a> Session<'a> {
     fn start(&self, tests: &Tests) -> Result<RunningTests> {
         let skips = tempfile::NamedTempFile::new().context("failed to make a file for skips")?;
         let mut command = self.machine.cargo(&["test"]);
-        command.args(&tests.chosen).arg("--no-fail-fast");
+        command.args(&tests.chosen).arg("--no-fail-fast").arg("--").args(&tests.filters);
         command.env(SKIPS, skips.path()).envs(tests.variables.iter().map(|(key, value)| (key, value)));
         let cores = thread::available_parallelism().map_or(1, usize::from);
         command.env("RUST_TEST_THREADS", (tests.at_once * cores).to_string());
@@ -252,6 +280,15 @@ fn checks(machine: &Machine) -> Vec<(&'static str, Command)> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    /// A module that is renamed would wait among those that compute.
+    #[test]
+    fn modules_that_wait_exist() {
+        let folder = ROOT.join("tests/tests");
+        for module in WAITING {
+            assert!(folder.join(module).with_extension("rs").exists(), "{module}");
+        }
+    }
 
     /// Cargo takes up what clippy compiled only where the words are those that `cargo clippy` gives its driver.
     #[test]

@@ -47,12 +47,15 @@ pub(super) fn run(session: &mut Session<'_>, suites: &Suites) -> Result<()> {
         let variables = processor.variables();
         let torch = suites.isobar.as_deref().and_then(|isobar| report::libtorch(isobar, &variables));
         println!("emulated processor: {}; {}", processor.name, torch.unwrap_or_default());
-        let tests = [(packages(), 1), (runs(), 2)].map(|(chosen, at_once)| Tests {
-            label: format!("{}: ", processor.name),
-            chosen,
-            variables: variables.clone(),
-            at_once,
-        });
+        let runs = ["-p", "isobar-tests", "--test", "main"].map(str::to_owned).to_vec();
+        let tests =
+            [(packages(), Vec::new(), 1), (runs, modules(), 2)].map(|(chosen, filters, at_once)| Tests {
+                label: format!("{}: ", processor.name),
+                chosen,
+                filters,
+                variables: variables.clone(),
+                at_once,
+            });
         session.test(&tests, suites)?;
     }
     Ok(())
@@ -64,9 +67,8 @@ fn packages() -> Vec<String> {
     words
 }
 
-fn runs() -> Vec<String> {
-    let modules = RUNS.iter().map(|module| format!("{module}::"));
-    ["-p", "isobar-tests", "--test", "main"].map(str::to_owned).into_iter().chain(modules).collect()
+fn modules() -> Vec<String> {
+    RUNS.map(|module| format!("{module}::")).to_vec()
 }
 
 impl Processor {
