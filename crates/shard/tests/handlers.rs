@@ -264,7 +264,7 @@ fn every_method_asks_for_a_handler() {
     });
 }
 
-/// Where the program declares how a built-in operator runs, and nothing else, that runs on the shards.
+/// A built-in operator with a declared sharding and no dense handler runs on the shards.
 #[test]
 fn a_built_in_operator_whose_sharding_is_declared() {
     register_sharding("tanhshrink", |layouts, _| {

@@ -237,7 +237,7 @@ impl<'a> Session<'a> {
 /// A `cargo test` that was started.
 struct RunningTests {
     words: String,
-    /// Where its tests note that they were skipped.
+    /// File in which its tests note that they were skipped.
     skips: NamedTempFile,
     command: Running,
 }

@@ -2,11 +2,11 @@
 
 use std::collections::BTreeMap;
 use std::hash::{DefaultHasher, Hasher as _};
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 
 use anyhow::Result;
 use clap::Args;
-use isobar_data::{Content, Dataset, PredictionMeta, Storage, Window, digest, writer};
+use isobar_data::{Content, Dataset, DatasetWriter, PredictionMeta, Storage, Window, digest, writer};
 use isobar_manager::format_bytes;
 use isobar_train::config::DataConfig;
 use serde_json::json;
@@ -61,22 +61,12 @@ pub(super) fn run(args: &ConvertArgs) -> Result<Exit> {
             .into());
     }
     parent(&args.target)?;
-    let there = convert(&*data, &config.data, args, storage).inspect_err(|_| {
-        if is_unfinished(&args.target) {
-            tracing::warn!("what is converted so far stays; the same command resumes after it");
-        }
-    })?;
+    let there = convert(&*data, &config.data, args, storage)?;
     if there > 0 {
         terminal::line(&format!("{} were there from a conversion that was interrupted", format_bytes(there)));
     }
     terminal::line(&format!("{} from {}", args.target.display(), inspect::describe(&*data)));
     Ok(Exit::Good)
-}
-
-/// Returns whether a part of a store stands beside the target.
-fn is_unfinished(target: &Path) -> bool {
-    let name = target.file_name().map(|name| format!(".{}.partial", name.to_string_lossy()));
-    name.is_some_and(|name| target.with_file_name(name).is_dir())
 }
 
 /// Returns how many bytes of values an interrupted conversion had written.
@@ -101,24 +91,36 @@ fn convert(data: &dyn Dataset, config: &DataConfig, args: &ConvertArgs, storage:
             .because(format!("--chunk names {name:?}, expected of {}", axes.join(", ")))
             .into());
     }
+    let plan = plan(data, config, &content)?;
+    let mut target = match &plan {
+        Some(plan) => format.create_or_resume(&args.target, &content, plan),
+        None => format.create(&args.target, &content),
+    }
+    .map_err(mended)?;
+    let keeps_parts = target.unfinished().is_some();
+    if keeps_parts && plan.is_none() {
+        tracing::warn!(
+            "this conversion cannot be resumed: {} has no dates of change, or too many files",
+            data.path().display()
+        );
+    }
+    let there = fill(&mut *target, data, &content).inspect_err(|_| {
+        if keeps_parts && plan.is_some() {
+            tracing::warn!("the converted part is kept; the same command resumes");
+        }
+    })?;
+    target.finish()?;
+    Ok(there)
+}
+
+/// Writes all values that are not there. Returns the bytes of those that are.
+fn fill(target: &mut dyn DatasetWriter, data: &dyn Dataset, content: &Content) -> Result<u64> {
     let points: Vec<_> = data.dims().iter().map(|dim| 0..dim.coordinates.len()).collect();
     let frames = data.times().map_or(1, <[f64]>::len);
     let frame = points.iter().map(std::ops::Range::len).product::<usize>() * size_of::<f32>();
     let bar = bytes_bar()?;
     let channels: usize = content.variables.iter().map(|variable| variable.channels.len()).sum();
     bar.set_length(frame as u64 * channels as u64 * frames as u64 * data.samples() as u64);
-    let plan = plan(data, config, &content)?;
-    if plan.is_none() {
-        tracing::warn!(
-            "this conversion cannot be resumed: {} has no dates of change, or too many files",
-            data.path().display()
-        );
-    }
-    let mut target = match plan {
-        Some(plan) => format.create_or_resume(&args.target, &content, &plan),
-        None => format.create(&args.target, &content),
-    }
-    .map_err(mended)?;
     let mut there = 0;
     for sample in 0..data.samples() {
         for variable in &content.variables {
@@ -145,7 +147,6 @@ fn convert(data: &dyn Dataset, config: &DataConfig, args: &ConvertArgs, storage:
             }
         }
     }
-    target.finish()?;
     bar.finish_and_clear();
     Ok(there)
 }
