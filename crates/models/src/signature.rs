@@ -10,6 +10,7 @@
 /// assert_eq!(pangu.outputs, ["surface", "upper_air"]);
 /// assert_eq!(pangu.array("x"), "fields");
 /// assert_eq!((Signature::default().domain)(4), [0, 2, 3]);
+/// assert_eq!([0, 1, 3].map(Signature::FEATURES_LAST.domain), [vec![], vec![0], vec![0, 1]]);
 /// ```
 #[derive(Debug, Clone, Copy)]
 pub struct Signature {
@@ -35,7 +36,8 @@ impl Signature {
     }
 
     /// The signature of points or fields with their features in the last dim.
-    pub const FEATURES_LAST: Self = Self { domain: |dims| (0..dims.max(2) - 1).collect(), ..Self::FIELDS };
+    pub const FEATURES_LAST: Self =
+        Self { domain: |dims| (0..(dims.max(2) - 1).min(dims)).collect(), ..Self::FIELDS };
 
     /// The signature of fields with their channels in the second dim.
     pub const FIELDS: Self = Self {
