@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 use anyhow::{Result, bail};
 use clap::Args;
 use isobar_manager::checks::{self, Facts, Finding, Options, Report, Severity};
-use isobar_manager::config::{CheckChoice, DistributedConfig};
+use isobar_manager::config::{CheckChoice, DistributedConfig, agree};
 use isobar_manager::{DistributedManager, format_bytes};
 
 use crate::config;
@@ -30,7 +30,7 @@ pub(crate) fn run(args: &CheckArgs) -> Result<Exit> {
     let config = &resolved.value;
     let folder = args.file.is_some().then(|| config.run.folder());
     let manager = start::with(&config.distributed)?;
-    resolved.agree(&manager.group(None)?, &PER_RANK_KEYS)?;
+    agree(&resolved, &manager.group(None)?, &PER_RANK_KEYS)?;
     let report =
         checks::examine(&manager, &config.distributed, &Options { folder: folder.clone(), clocks: true })?;
     if manager.rank() == 0 {

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use anyhow::{Result, bail};
 use clap::{Args, ValueEnum};
 use isobar_data::{Missing, area_weights};
-use isobar_manager::config::Resolved;
+use isobar_manager::config::{Resolved, agree};
 use isobar_manager::{DistributedManager, format_bytes, logging};
 use isobar_train::config::{CheckpointConfig, Predict, Resume};
 use isobar_train::{
@@ -82,7 +82,7 @@ pub(crate) fn command(args: &TrainArgs) -> Result<Exit> {
     let config = &resolved.value;
     let folder = config.run.folder();
     let manager = start::for_run(&config.distributed, &folder)?;
-    resolved.agree(&manager.group(None)?, &PER_RANK_KEYS)?;
+    agree(&resolved, &manager.group(None)?, &PER_RANK_KEYS)?;
     config.check()?;
     let findings = check::before(&manager, &config.distributed, &folder)?;
     let (claimed, checkpoint) = run::claim(&manager.group(None)?, &folder, &config.checkpoint)?;

@@ -36,8 +36,10 @@
 
 pub use isobar_array as array;
 pub use isobar_collectives as collectives;
+pub use isobar_config as config;
 pub use isobar_data as data;
 pub use isobar_files as files;
+pub use isobar_launch as launch;
 pub use isobar_manager as manager;
 pub use isobar_mesh as mesh;
 pub use isobar_models as models;

@@ -2,8 +2,9 @@
 
 use std::path::PathBuf;
 
+use isobar_launch::LaunchError;
+
 use crate::config::ConfigError;
-use crate::launch::LaunchError;
 
 /// The result of everything in this crate.
 pub type Result<T, E = Error> = std::result::Result<T, E>;
@@ -116,7 +117,7 @@ pub enum Error {
     #[error("{method} launch, rank {rank} of {ranks}: {source}")]
     Start {
         /// Wrong launch variables.
-        method: crate::launch::Method,
+        method: isobar_launch::Method,
         /// Its rank.
         rank: usize,
         /// The number of ranks, in words.

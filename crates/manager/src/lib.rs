@@ -1,5 +1,5 @@
-//! Launch detection, configuration, process groups and device meshes: everything between a program's start and its
-//! first collective.
+//! [`DistributedManager`]: puts launch, configuration, process groups and device mesh together, between a program's start and its
+//! first collective, and watches over its ranks from there on.
 //!
 //! | part | is |
 //! |---|---|
@@ -13,8 +13,8 @@
 //! | [`main`] | the `main` of a program: an error is printed once, with the right exit code |
 //! | [`logging`] | messages to the terminal and to a file for each rank |
 //!
-//! This is the only crate that reads environment variables and configuration files. It knows nothing of how tensors are
-//! laid out.
+//! With [`launch`](isobar_launch) and [`config`](isobar_config) it is alone in reading environment variables and configuration
+//! files. It knows nothing of how tensors are laid out.
 //!
 //! ```
 //! use isobar_manager::DistributedManager;
@@ -30,14 +30,11 @@
 mod address;
 pub mod checks;
 pub mod config;
-mod environment;
 mod error;
 pub mod flight;
 mod format;
-pub mod launch;
 pub mod logging;
 mod manager;
-mod nearest;
 mod printable;
 mod program;
 mod rank_thread;
@@ -47,12 +44,11 @@ mod start;
 mod terminate;
 mod watchdog;
 
-pub use environment::Environment;
 pub use error::{Error, Result};
 pub use format::format_bytes;
-pub(crate) use format::shorten;
+pub use isobar_launch::{self as launch, Environment};
 pub use isobar_mesh::{DeviceMesh, ProcessGroupConfig, ProcessGroupNode};
-pub use isobar_torch::c10d::Token;
+pub use isobar_rendezvous::Token;
 pub use isobar_torch::{BoxError, error_text};
 pub use manager::{DistributedManager, SetupOptions, ThreadBinding};
 pub use printable::printable;

@@ -4,6 +4,7 @@ use std::io::IsTerminal;
 use std::path::Path;
 use std::sync::{Mutex, PoisonError};
 
+use isobar_launch::Environment;
 use tracing_appender::non_blocking::WorkerGuard;
 use tracing_subscriber::filter::EnvFilter;
 use tracing_subscriber::layer::SubscriberExt;
@@ -11,7 +12,6 @@ use tracing_subscriber::util::SubscriberInitExt;
 use tracing_subscriber::{Layer, Registry, fmt};
 
 use crate::config::LogConfig;
-use crate::environment::Environment;
 use crate::rank_thread::thread_is_rank;
 use crate::{Error, Result};
 

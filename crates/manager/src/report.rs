@@ -3,11 +3,10 @@
 use std::error::Error;
 use std::io::Write;
 
+use isobar_launch::{Environment, Launch, detect, forced_method, reports};
 use isobar_torch::error_text;
 
 use crate::config::DistributedConfig;
-use crate::environment::Environment;
-use crate::launch::{Launch, detect, forced_method, reports};
 use crate::{DistributedManager, address, printable};
 
 /// Seconds within which ranks that fail early join the others to report their error.

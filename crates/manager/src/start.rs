@@ -4,11 +4,12 @@ use std::net::IpAddr;
 use std::time::Duration;
 
 use isobar_collectives::{Group, gloo, nccl};
-use isobar_torch::{c10d::Token, cuda};
+use isobar_launch::{Available, Launch, LaunchError, TOKEN, Transport, TransportOptions};
+use isobar_rendezvous::Token;
+use isobar_torch::cuda;
 use tch::Device;
 
 use crate::config::BackendChoice;
-use crate::launch::{Available, Launch, LaunchError, TOKEN, Transport, TransportOptions};
 use crate::watchdog::StartGuard;
 use crate::{Error, Result, address, logging};
 
@@ -21,7 +22,7 @@ pub(crate) fn guard(
     options: &TransportOptions,
     deadline: Duration,
 ) -> Result<Option<StartGuard>> {
-    let waits = matches!(crate::launch::transport(launch, options, AVAILABLE), Ok(Transport::Mpi));
+    let waits = matches!(isobar_launch::transport(launch, options, AVAILABLE), Ok(Transport::Mpi));
     waits.then(|| StartGuard::start(launch.rank, deadline)).transpose()
 }
 
@@ -32,7 +33,7 @@ pub(crate) fn start(
     token: Option<&Token>,
     deadline: Duration,
 ) -> Result<(Group, usize)> {
-    let transport = crate::launch::transport(launch, options, AVAILABLE)?;
+    let transport = isobar_launch::transport(launch, options, AVAILABLE)?;
     let listen = match &transport {
         Transport::Gloo { addr, .. } if launch.rank == 0 => {
             address::of_rank_zero(addr, options.interface.as_deref())?
@@ -157,7 +158,7 @@ fn check_against_launch(launch: &Launch, world: &Group) -> Result<()> {
         },
         mpi_rank: world.rank(),
         mpi: world.size(),
-        mend: crate::launch::mpi_mend(launch.method, world.size()).to_owned(),
+        mend: isobar_launch::mpi_mend(launch.method, world.size()).to_owned(),
     }))
 }
 

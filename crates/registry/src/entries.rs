@@ -2,6 +2,8 @@
 
 use std::sync::{PoisonError, RwLock};
 
+use crate::nearest::nearest;
+
 /// An entry of a registry.
 pub trait Named: Copy + 'static {
     /// Value of the key `type`.
@@ -109,9 +111,8 @@ pub fn find<E: Named>(noun: &str, name: &str, entries: &[E]) -> Result<E, String
 fn unknown<E: Named>(noun: &str, name: &str, entries: &[E]) -> String {
     let mut names: Vec<&str> = entries.iter().map(Named::name).collect();
     names.dedup();
-    let near = names.iter().map(|known| (strsim::damerau_levenshtein(name, known), known)).min();
-    let meant = match near.filter(|(distance, _)| *distance <= name.chars().count().div_ceil(3)) {
-        Some((_, near)) => format!("did you mean \"{near}\"? "),
+    let meant = match nearest(name, names.iter().copied()) {
+        Some(near) => format!("did you mean \"{near}\"? "),
         None => String::new(),
     };
     let shown: String = name.chars().take(40).collect();

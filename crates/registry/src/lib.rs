@@ -4,6 +4,7 @@
 mod choice;
 mod collected;
 mod entries;
+mod nearest;
 mod table;
 
 #[doc(hidden)]
@@ -11,5 +12,6 @@ pub use inventory;
 
 pub use choice::{Choice, Entry, Family, Holds, Registered};
 pub use entries::{Entries, Named, find};
+pub use nearest::nearest;
 use table::name_and_keys;
 pub use table::{TYPE, one_of, read, schema_of, tagged};

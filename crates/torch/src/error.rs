@@ -42,14 +42,6 @@ pub enum Error {
         /// The panic's message.
         message: String,
     },
-    /// The store at which ranks meet.
-    #[error("the store at {address}: {problem}")]
-    Store {
-        /// Address.
-        address: String,
-        /// Description of the problem.
-        problem: String,
-    },
     /// An argument does not fit.
     #[error("{0}")]
     Argument(String),
@@ -59,14 +51,6 @@ pub enum Error {
         /// Missing part, and the remedy.
         reason: String,
     },
-}
-
-impl Error {
-    /// Returns whether a store did not answer in time, or none was there.
-    #[must_use]
-    pub fn is_timeout(&self) -> bool {
-        matches!(self, Self::Store { problem, .. } if problem.starts_with("timeout: "))
-    }
 }
 
 /// Formats an error and its causes on one line, without repeating a cause that the error's text ends with.

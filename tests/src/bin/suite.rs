@@ -65,7 +65,7 @@ fn join(backend: &str, deadline: Duration, numbers: &[usize]) -> Result<Group> {
             use std::net::Ipv4Addr;
 
             use isobar_collectives::gloo;
-            use isobar_torch::c10d::Token;
+            use isobar_rendezvous::Token;
 
             let options = gloo::Options {
                 listen: vec![Ipv4Addr::LOCALHOST.into()],

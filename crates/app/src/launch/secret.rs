@@ -5,7 +5,7 @@ use std::fmt;
 
 use anyhow::{Result, bail};
 use isobar_manager::launch::TOKEN;
-use isobar_torch::c10d::Token;
+use isobar_rendezvous::Token;
 
 use crate::exit::{Because, Exit};
 

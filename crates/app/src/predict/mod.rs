@@ -16,7 +16,7 @@ use anyhow::{Result, bail};
 use clap::Args;
 use isobar_collectives::Group;
 use isobar_data::Parts;
-use isobar_manager::config::Resolved;
+use isobar_manager::config::{Resolved, agree};
 use isobar_manager::{DistributedManager, logging};
 use isobar_train::checkpoint::{CheckpointSelector, Checkpoints, Contents, Keep, Loaded};
 use isobar_train::config::Predict;
@@ -67,7 +67,7 @@ pub(crate) fn command(args: &PredictArgs) -> Result<Exit> {
 }
 
 fn predict(manager: &DistributedManager, resolved: &Resolved<Config>, args: &PredictArgs) -> Result<()> {
-    resolved.agree(&manager.group(None)?, &PER_RANK_KEYS)?;
+    agree(&resolved, &manager.group(None)?, &PER_RANK_KEYS)?;
     let config = &resolved.value;
     let said = run::with(manager, config, Prediction { config, args })?;
     if manager.rank() == 0 {

@@ -7,7 +7,8 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use isobar_torch::c10d::{Gloo, GlooOptions, TcpStore, Token, Work};
+use isobar_rendezvous::{TcpStore, Token};
+use isobar_torch::c10d::{Gloo, GlooOptions, Work};
 use tch::{Device, Tensor};
 
 use crate::error::{Error, Result};

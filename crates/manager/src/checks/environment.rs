@@ -1,14 +1,14 @@
 //! Detection of mixed-up launchers, from the environment variables of one process.
 
+use isobar_launch::{Environment, Method, in_slurm_step};
+
 use super::Finding;
-use crate::environment::Environment;
-use crate::launch::{Method, in_slurm_step};
 
 /// Launchers that do not fit together, by the variables that they left: of a process that takes itself for one of `world_size`
 /// ranks, since it learnt so by `method`, which was `forced` or found.
 ///
 /// Variables that contradict each other, and ranks of srun without a PMIx server, are errors before it comes to this: see
-/// [`detect`](crate::launch::detect) and [`transport`](crate::launch::transport).
+/// [`detect`](isobar_launch::detect) and [`transport`](isobar_launch::transport).
 ///
 /// ```
 /// use isobar_manager::{Environment, checks, launch::Method};

@@ -3,14 +3,13 @@
 use std::time::{Instant, SystemTime, UNIX_EPOCH};
 
 use isobar_collectives::{BackendKind, Group};
+use isobar_launch::{Environment, forced_method, in_slurm_step};
 use isobar_torch::cuda;
 use serde::{Deserialize, Serialize};
 use tch::Device;
 
 use super::{Finding, environment, memory};
 use crate::config::DistributedConfig;
-use crate::environment::Environment;
-use crate::launch::{forced_method, in_slurm_step};
 use crate::{DistributedManager, Result};
 
 /// Facts about a rank and its machine.

@@ -1,8 +1,7 @@
+use isobar_launch::{Environment, Method};
 use rstest::rstest;
 
 use super::*;
-use crate::environment::Environment;
-use crate::launch::Method;
 
 const STEP: &str = "SLURM_JOB_ID=7 SLURM_STEP_ID=0 SLURM_PROCID=2 SLURM_NPROCS=4 SLURM_STEP_NUM_TASKS=4 \
                     SLURM_LAUNCH_NODE_IPADDR=10.0.0.2";

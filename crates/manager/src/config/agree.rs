@@ -2,77 +2,55 @@
 
 use std::collections::BTreeMap;
 
-use figment::value::Value as FigmentValue;
 use isobar_collectives::Group;
+use isobar_config::{ConfigError, Resolved};
+use schemars::JsonSchema;
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 
-use super::{ConfigError, Resolved, render, to_value};
 use crate::{Error, Result};
 
 /// So many differing keys of a rank are told.
 const TOLD: usize = 5;
 
-impl<T: Serialize> Resolved<T> {
-    /// Checks that all ranks of `group` have the same values as its first rank. Keys and tables in `own`, such as
-    /// `"distributed"`, each rank may set for itself.
-    ///
-    /// Every rank of the group calls; all get the same verdict.
-    ///
-    /// # Errors
-    ///
-    /// [`Error::ConfigurationsDiffer`], with the ranks, keys and values.
-    ///
-    /// ```
-    /// use isobar_manager::config::{self, LogConfig, Sources};
-    ///
-    /// let resolved = config::load::<LogConfig>(&Sources::default())?;
-    /// resolved.agree(&isobar_collectives::Group::single(), &[])?;
-    /// # Ok::<(), isobar_manager::Error>(())
-    /// ```
-    pub fn agree(&self, group: &Group, own: &[&str]) -> Result<()> {
-        let mut values = BTreeMap::new();
-        flatten("", &to_value(&self.value)?, own, &mut values);
-        let first = group.broadcast_bytes(&to_json(&values)?, 0)?;
-        let first: BTreeMap<String, String> = from_json(&first)?;
-        let differing: Vec<String> = values
-            .keys()
-            .chain(first.keys().filter(|key| !values.contains_key(*key)))
-            .filter(|key| values.get(*key) != first.get(*key))
-            .map(|key| format!("{key} is {} where rank 0 has {}", shown(&values, key), shown(&first, key)))
-            .collect();
-        let mut differences = Vec::new();
-        for (rank, theirs) in group.all_gather_bytes(&to_json(&differing)?)?.iter().enumerate() {
-            let theirs: Vec<String> = from_json(theirs)?;
-            if !theirs.is_empty() {
-                let more = theirs.len().saturating_sub(TOLD);
-                let rest = if more == 0 { String::new() } else { format!(" and {more} more") };
-                differences
-                    .push(format!("on rank {rank} {}{rest}", theirs[..theirs.len() - more].join(", ")));
-            }
-        }
-        match differences.is_empty() {
-            true => Ok(()),
-            false => Err(Error::ConfigurationsDiffer { differences: differences.join("; ") }),
+/// Checks that all ranks of `group` have the same values as its first rank. Keys and tables in `own`, such as
+/// `"distributed"`, each rank may set for itself.
+///
+/// Every rank of the group calls; all get the same verdict.
+///
+/// # Errors
+///
+/// [`Error::ConfigurationsDiffer`], with the ranks, keys and values.
+///
+/// ```
+/// use isobar_manager::config::{self, LogConfig, Sources};
+///
+/// let resolved = config::load::<LogConfig>(&Sources::default())?;
+/// config::agree(&resolved, &isobar_collectives::Group::single(), &[])?;
+/// # Ok::<(), isobar_manager::Error>(())
+/// ```
+pub fn agree<T: Serialize + JsonSchema>(resolved: &Resolved<T>, group: &Group, own: &[&str]) -> Result<()> {
+    let values = resolved.values(own)?;
+    let first = group.broadcast_bytes(&to_json(&values)?, 0)?;
+    let first: BTreeMap<String, String> = from_json(&first)?;
+    let differing: Vec<String> = values
+        .keys()
+        .chain(first.keys().filter(|key| !values.contains_key(*key)))
+        .filter(|key| values.get(*key) != first.get(*key))
+        .map(|key| format!("{key} is {} where rank 0 has {}", shown(&values, key), shown(&first, key)))
+        .collect();
+    let mut differences = Vec::new();
+    for (rank, theirs) in group.all_gather_bytes(&to_json(&differing)?)?.iter().enumerate() {
+        let theirs: Vec<String> = from_json(theirs)?;
+        if !theirs.is_empty() {
+            let more = theirs.len().saturating_sub(TOLD);
+            let rest = if more == 0 { String::new() } else { format!(" and {more} more") };
+            differences.push(format!("on rank {rank} {}{rest}", theirs[..theirs.len() - more].join(", ")));
         }
     }
-}
-
-/// All keys below `path` that the ranks must agree on, with their values as text.
-fn flatten(path: &str, value: &FigmentValue, own: &[&str], values: &mut BTreeMap<String, String>) {
-    if own.contains(&path) {
-        return;
-    }
-    match value {
-        FigmentValue::Dict(_, dict) => {
-            for (key, value) in dict {
-                let path = if path.is_empty() { key.clone() } else { format!("{path}.{key}") };
-                flatten(&path, value, own, values);
-            }
-        }
-        value => {
-            values.extend(render::inline(value).map(|text| (path.to_owned(), text)));
-        }
+    match differences.is_empty() {
+        true => Ok(()),
+        false => Err(Error::ConfigurationsDiffer { differences: differences.join("; ") }),
     }
 }
 
@@ -119,7 +97,7 @@ mod tests {
             let sources =
                 sets[group.rank()].iter().fold(Sources::default(), |sources, set| sources.set(*set));
             let resolved = config::load::<Run>(&sources).unwrap();
-            resolved.agree(&group, own).map_or_else(|error| error.to_string(), |()| String::new())
+            agree(&resolved, &group, own).map_or_else(|error| error.to_string(), |()| String::new())
         })
     }
 

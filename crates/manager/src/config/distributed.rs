@@ -3,10 +3,9 @@
 use std::path::PathBuf;
 
 use isobar_collectives::Fingerprints;
+use isobar_launch::{BackendChoice, Method};
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
-
-use crate::launch::{BackendChoice, Method};
 
 /// Rendezvous of the ranks, and their mesh.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]

@@ -6,13 +6,12 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use isobar_collectives::{BackendKind, Fingerprints, Group};
-use isobar_torch::c10d::Token;
+use isobar_launch::{Environment, Launch, Method, TransportOptions, detect, forced_method, token};
+use isobar_rendezvous::Token;
 use tch::Device;
 
 use super::{DistributedManager, State, exit};
 use crate::config::{BackendChoice, DistributedConfig};
-use crate::environment::Environment;
-use crate::launch::{Launch, Method, TransportOptions, detect, forced_method, token};
 use crate::rank_thread::{RankThread, thread_is_rank};
 use crate::watchdog::{self, Watchdog};
 use crate::{Error, Result, logging, start, terminate};

@@ -13,9 +13,9 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use isobar_collectives::{BackendKind, Group, nccl};
+use isobar_launch::Method;
 use tch::Device;
 
-use crate::launch::Method;
 use crate::watchdog::Watchdog;
 use crate::{DeviceMesh, Result};
 use isobar_mesh::NamedGroups;

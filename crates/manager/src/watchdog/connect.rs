@@ -3,7 +3,7 @@
 use std::net::{SocketAddr, TcpListener, TcpStream};
 use std::time::{Duration, Instant};
 
-use isobar_torch::c10d::{Proof, Token};
+use isobar_rendezvous::{Proof, Token};
 
 use super::frame::{Line, Message};
 

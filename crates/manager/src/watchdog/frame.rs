@@ -6,7 +6,7 @@ use std::io::{ErrorKind, Read, Write};
 use std::net::TcpStream;
 use std::time::{Duration, Instant};
 
-use isobar_torch::c10d::Nonce;
+use isobar_rendezvous::Nonce;
 use serde::{Deserialize, Serialize};
 
 use crate::flight::{FlightRecord, Peer};

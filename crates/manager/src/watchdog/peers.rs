@@ -5,7 +5,7 @@ use std::net::TcpListener;
 use std::time::{Duration, Instant};
 
 use isobar_collectives::flight::Phase;
-use isobar_torch::c10d::{Nonce, Proof, Token};
+use isobar_rendezvous::{Nonce, Proof, Token};
 
 use super::connect::role;
 use super::frame::{Line, Message};

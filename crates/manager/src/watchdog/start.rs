@@ -7,7 +7,7 @@ use std::sync::{Arc, Condvar, Mutex};
 use std::time::{Duration, Instant};
 
 use isobar_collectives::{BackendKind, Group};
-use isobar_torch::c10d::Token;
+use isobar_rendezvous::Token;
 
 use super::connect::{Channel, connect};
 use super::last_resort::Reaper;

@@ -4,9 +4,10 @@ use std::ffi::{CString, c_int};
 use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
 
+use isobar_rendezvous::TcpStore;
 use tch::Tensor;
 
-use super::{TcpStore, milliseconds, store, text};
+use super::{bridge, milliseconds, text};
 use crate::error::{Error, Result, call, drop_box};
 use crate::ffi::{self, RawError};
 
@@ -95,7 +96,7 @@ impl Gloo {
         let (timeout, prefix) = (milliseconds(options.timeout), prefix.as_ptr());
         // SAFETY: the shim owns the store in every case, and the texts are C strings or null during the call.
         let group = call(|error| unsafe {
-            let (drop, ask) = (drop_box::<TcpStore>, store::ask);
+            let (drop, ask) = (drop_box::<TcpStore>, bridge::ask);
             let (rank, size) = (rank_number, size_number);
             ffi::isobar_gloo_new(boxed, drop, ask, prefix, rank, size, timeout, interface, host, error)
         })?;

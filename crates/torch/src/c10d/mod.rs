@@ -1,30 +1,25 @@
-//! torch's gloo group, and the store over TCP at which its ranks meet: communication for launches that have no MPI.
+//! torch's gloo group, whose ranks meet at an [`isobar_rendezvous::TcpStore`]: communication for launches without MPI.
 //!
 //! ```
 //! use std::time::Duration;
-//! use isobar_torch::c10d::{Gloo, GlooOptions, TcpStore, Token};
+//! use isobar_rendezvous::{TcpStore, Token};
+//! use isobar_torch::c10d::{Gloo, GlooOptions};
 //! use tch::{Device, Kind, Tensor};
 //!
 //! let timeout = Duration::from_secs(20);
 //! // Port 0: any free one; other ranks are told `store.port()`, and know the token.
 //! let token = Token::new(b"0123456789abcdef0123456789abcdef");
 //! let store = TcpStore::server(&["127.0.0.1".parse()?], 0, &token, timeout)?;
-//! store.set("answer", b"42")?;
-//! assert_eq!(store.get("answer", timeout)?, b"42");
-//!
 //! let group = Gloo::new(&store, "world", 0, 1, &GlooOptions::host("127.0.0.1", timeout))?;
 //! let t = Tensor::from_slice(&[1.0f32, 2.0]);
 //! group.all_reduce(&t, isobar_torch::c10d::ReduceOp::Sum)?.wait(timeout)?;
 //! # Ok::<(), Box<dyn std::error::Error>>(())
 //! ```
 
+mod bridge;
 mod gloo;
-mod store;
-mod token;
 
 pub use gloo::{Gloo, GlooOptions, ReduceOp, Work};
-pub use store::TcpStore;
-pub use token::{Nonce, Proof, Token};
 
 use std::ffi::CString;
 use std::time::Duration;

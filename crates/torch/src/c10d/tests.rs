@@ -2,6 +2,7 @@ use std::net::Ipv4Addr;
 use std::thread;
 use std::time::Duration;
 
+use isobar_rendezvous::{TcpStore, Token};
 use tch::{Device, Kind, Tensor};
 
 use super::*;
