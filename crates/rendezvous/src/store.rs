@@ -5,7 +5,7 @@
 
 use std::net::IpAddr;
 use std::sync::{Arc, Mutex, PoisonError};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use crate::client::{Client, NoAnswer, after};
 use crate::server::Server;

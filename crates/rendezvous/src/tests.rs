@@ -1,13 +1,15 @@
 use std::io::{Read, Write};
-use std::net::{Ipv4Addr, Shutdown, TcpStream};
+use std::net::{IpAddr, Ipv4Addr, Shutdown, TcpStream};
 use std::sync::mpsc;
 use std::thread;
+use std::time::{Duration, Instant};
 
 use proptest::prelude::*;
 
 use crate::client::after;
-use crate::wire::{self, LONGEST};
-use crate::{Result, TcpStore, Token};
+use crate::table;
+use crate::wire::{self, Kind, LONGEST, Message};
+use crate::{TcpStore, Token};
 
 const TIMEOUT: Duration = Duration::from_secs(30);
 const SHORT: Duration = Duration::from_millis(200);

@@ -110,7 +110,7 @@ fn absent(store: &TcpStore, size: usize) -> Vec<usize> {
         let untried = (0..size).filter_map(|rank| {
             store.check(&[&tried(rank)]).map(|tried| (!tried).then_some(rank)).transpose()
         });
-        match untried.collect::<isobar_torch::Result<_>>() {
+        match untried.collect::<isobar_rendezvous::Result<_>>() {
             Ok(untried) => absent = untried,
             // Rank 0 has waited long enough and has gone, and the store with it: what was known last holds.
             Err(_) => return absent,
@@ -129,7 +129,7 @@ fn meet(
     own: &str,
     lost: impl Fn(String) -> Error,
 ) -> Result<()> {
-    let left = |error: isobar_torch::Error| {
+    let left = |error: isobar_rendezvous::Error| {
         lost(format!("rank {rank} of {size} lost rank 0, which keeps the store where ranks meet: {error}"))
     };
     store.set(&key(*rank), own.as_bytes()).map_err(left)?;
@@ -202,7 +202,7 @@ struct Mailbox {
 }
 
 impl Mailbox {
-    fn look(&mut self, rank: usize) -> isobar_torch::Result<()> {
+    fn look(&mut self, rank: usize) -> isobar_rendezvous::Result<()> {
         let written = self.store.add(&format!("isobar/notices/{rank}"), 0)?;
         while self.read < written {
             let next = format!("isobar/notice/{rank}/{}", self.read + 1);
@@ -213,7 +213,7 @@ impl Mailbox {
         Ok(())
     }
 
-    fn post(&self, peer: usize, bytes: &[u8]) -> isobar_torch::Result<()> {
+    fn post(&self, peer: usize, bytes: &[u8]) -> isobar_rendezvous::Result<()> {
         // The number is given out after the text is there: `add` makes it visible.
         let number = self.store.add(&format!("isobar/drafts/{peer}"), 1)?;
         self.store.set(&format!("isobar/notice/{peer}/{number}"), bytes)?;
