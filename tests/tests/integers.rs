@@ -32,7 +32,7 @@ const MEMORY: u64 = 6 << 20;
 const LONGEST: Duration = Duration::from_secs(120);
 
 /// Small models by their names. Keys of other sections are set with the first.
-const MODELS: [(&str, &str); 16] = [
+const MODELS: [(&str, &str); 17] = [
     (
         "afno",
         "inp_shape = [64, 64]\nin_channels = 1\nout_channels = 1\nembed_dim = 16\ndepth = 1\nnum_blocks = 2\n\
@@ -42,6 +42,7 @@ const MODELS: [(&str, &str); 16] = [
         "cnext_unet",
         "dim_in = 1\ndim_out = 1\nn_spatial_dims = 2\nspatial_resolution = [64, 64]\nstages = 2\ninit_features = 2",
     ),
+    ("conv_net", "in_channels = 1\nout_channels = 1\nhidden_channels = 2\ndepth = 1"),
     (
         "distributed_afno",
         "inp_shape = [64, 64]\nin_channels = 1\nembed_dim = 16\ndepth = 1\nnum_blocks = 2\npatch_size = 8",

@@ -56,6 +56,7 @@ mod afno;
 mod aurora;
 mod batch;
 mod cnext_unet;
+mod conv_net;
 mod diffusion;
 mod distributed_afno;
 mod dit;
@@ -100,6 +101,7 @@ pub use afno::{Afno, AfnoConfig};
 pub use aurora::{Aurora, AuroraConfig};
 pub use batch::Batch;
 pub use cnext_unet::{CNextUNet, CNextUNetConfig};
+pub use conv_net::{ConvNet, ConvNetConfig};
 pub use diffusion::{
     EdmLoss, EdmPreconditioning, EdmSampler, EdmSchedule, LossReduction, SamplerKind, SigmaData,
 };

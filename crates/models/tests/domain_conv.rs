@@ -2,7 +2,7 @@
 //! of training in double precision, the losses of these in single precision as far as rounding lets them.
 
 use isobar_models::{
-    Activation, CNextUNetConfig, ModelConfig, Normalization, NormalizationArgs, PaddingMode, PerDim,
+    Activation, CNextUNetConfig, ConvNetConfig, ModelConfig, Normalization, NormalizationArgs, PaddingMode, PerDim,
     Pix2PixConfig, Pix2PixPadding, Pooling, SrResNetConfig, UNetConfig, Upsampling,
 };
 use rstest::rstest;
@@ -152,9 +152,43 @@ fn cnext_unet_is_the_same_on_shards(
     cnext_unet(extents, gradient_checkpointing).check(&axes);
 }
 
+fn conv_net(config: ConvNetConfig, extents: &[i64]) -> Twin {
+    let shape = |channels: usize| [&[2, channels as i64], extents].concat();
+    let (input, target) = (shape(config.in_channels), shape(config.out_channels));
+    twin(ModelConfig::new(config), input, target)
+}
+
+fn convolutions(dimension: usize) -> ConvNetConfig {
+    ConvNetConfig {
+        hidden_channels: 3,
+        depth: 3,
+        activation_fn: Activation::Gelu,
+        padding_mode: PaddingMode::Circular,
+        ..ConvNetConfig::new(2, 1, dimension)
+    }
+}
+
+#[rstest]
+#[case::periodic(convolutions(2), &[9, 7])]
+#[case::zeros_wide(ConvNetConfig { kernel_size: 5, padding_mode: PaddingMode::Zeros, ..convolutions(2) }, &[9, 7])]
+#[case::recomputed_volumes(ConvNetConfig { gradient_checkpointing: true, ..convolutions(3) }, &[8, 6, 4])]
+fn conv_net_is_the_same_on_shards(
+    #[case] config: ConvNetConfig,
+    #[case] extents: &[i64],
+    #[values(split(&[(2, 2)]), split(&[(3, 2)]), split(&[(4, 2)]), split(&[(2, 0), (2, 2)]), split(&[(2, 2), (2, 3)]))]
+    axes: Vec<Axis>,
+) {
+    conv_net(config, extents).check(&axes);
+}
+
 #[rstest]
 fn models_of_lines(
-    #[values(cnext_unet(&[20], false), pix2pix(translation(1), &[20]))] model: Twin,
+    #[values(
+        cnext_unet(&[20], false),
+        pix2pix(translation(1), &[20]),
+        conv_net(ConvNetConfig { depth: 10, ..convolutions(1) }, &[40])
+    )]
+    model: Twin,
     #[values(split(&[(2, 2)]), split(&[(3, 2)]), split(&[(4, 2)]), split(&[(2, 0), (2, 2)]))] axes: Vec<Axis>,
 ) {
     model.check(&axes);
@@ -209,6 +243,7 @@ fn losses_in_single_precision(
 #[rstest]
 #[case::pix2pix(pix2pix(translation(2), &[16, 12]))]
 #[case::cnext_unet(cnext_unet(&[16, 12], false))]
+#[case::conv_net(conv_net(convolutions(2), &[9, 7]))]
 #[case::sr_res_net(super_resolution(2))]
 fn first_ranks_without_a_part(
     #[case] model: Twin,

@@ -57,6 +57,7 @@ fn all_models_are_registered_once() {
         "afno",
         "aurora",
         "cnext_unet",
+        "conv_net",
         "distributed_afno",
         "dit",
         "dlwp",
@@ -106,7 +107,7 @@ fn a_programs_own_model_is_named_in_a_table() {
 
 #[rstest]
 #[case(json!({ "type": "afnoo" }), "did you mean \"afno\"?")]
-#[case(json!({ "type": "transformer" }), "the registered models are afno, aurora, cnext_unet, distributed_afno, ")]
+#[case(json!({ "type": "transformer" }), "the registered models are afno, aurora, cnext_unet, conv_net, ")]
 #[case(json!({ "channels": 2 }), "missing field `type`")]
 #[case(json!({ "type": "gain" }), "missing field `channels`")]
 #[case(json!({ "type": "gain", "channels": 2, "width": 3 }), "unknown field `width`")]

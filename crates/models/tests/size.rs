@@ -3,7 +3,7 @@
 
 use isobar_array::Generator;
 use isobar_models::{
-    Activation, Afno, AfnoConfig, Architecture, Aurora, AuroraConfig, CNextUNet, CNextUNetConfig,
+    Activation, Afno, AfnoConfig, Architecture, Aurora, AuroraConfig, CNextUNet, CNextUNetConfig, ConvNet, ConvNetConfig,
     DecoderType, DetokenizerKind, DistributedAfno, DistributedAfnoConfig, Dit, DitConfig, Dlwp, DlwpConfig,
     EdmPrecond, EdmPrecondConfig, EdmPrecondSuperResolution, EdmPrecondSuperResolutionConfig,
     EdmPreconditioner, EdmPreconditionerConfig, EncoderType, Factorization, Fengwu, FengwuConfig, FieldSpec,
@@ -90,6 +90,9 @@ fn a_model_has_as_many_parameters_as_were_counted(#[values(0, 1, 2, 3, 7)] layer
         ..CNextUNetConfig::new(2, 3, &[8, 12])
     };
     counts(&config, |store| drop(CNextUNet::new(&config, store).unwrap()));
+
+    let config = ConvNetConfig { hidden_channels: 3, depth: layers.max(1), ..ConvNetConfig::new(2, 3, 2) };
+    counts(&config, |store| drop(ConvNet::new(&config, store).unwrap()));
 
     let song = SongUNetConfig {
         model_channels: 4,
