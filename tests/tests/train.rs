@@ -198,6 +198,16 @@ fn impossible_data_sets_end_with_2(#[case] args: &[&str], #[case] words: &str) {
     assert!(said.contains(words), "{said}");
 }
 
+/// The model is AFNO, whose positions are split over the ranks.
+#[test]
+fn bench_times_a_step_of_a_model_with_split_parameters() {
+    let launch = Launch::plain(2, ISOBAR).current_dir(workspace());
+    let case = "overhead/step_a_collective";
+    let outcome = launch.args(["bench", "--cases", case, "--repeats", "1", "--json"]).run().unwrap();
+    let report: Value = serde_json::from_str(&outcome.expect_success().ranks[0].stdout).unwrap();
+    assert!(report["cases"][case]["median_s"].as_f64().unwrap() > 0.0, "{report}");
+}
+
 #[test]
 fn bench_prints_json_alone() {
     let launch = Launch::plain(2, ISOBAR).current_dir(workspace());

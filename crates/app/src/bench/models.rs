@@ -81,7 +81,7 @@ pub(crate) fn step(group: &Group, row: &Row, alone: bool) -> Result<Prepared> {
         .model
         .build::<ShardTensor>(&mut MeshParams::new(&mut store, &mesh).laid_out(&layouts).pending())?;
     check(row, &full, &*model, &batch)?;
-    let (params, _) = Parameters::from_store(&store, &Group::single())?;
+    let (params, _) = Parameters::on_mesh(&store, &mesh)?;
     let mut optimizer = AdamW::new(&params, &AdamWConfig { lr: LR, ..AdamWConfig::default() })?;
     // The loss is that of the global batch, on every rank: one sample of one.
     let parallel = DataParallel::new(&params, &[], &group, &DataParallelConfig::default())?;
