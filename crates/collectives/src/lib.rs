@@ -37,18 +37,21 @@ mod observe;
 mod wire;
 mod world;
 
+pub use collective::all_gather::{all_gather_v, reduce_scatter_v};
+pub use collective::all_reduce::all_reduce;
+pub use collective::all_to_all::{all_to_all_v, transpose};
+pub use collective::broadcast::{broadcast, reduce};
+pub use collective::fused::{Structure, fused_all_reduce};
+pub use collective::gather::{gather_v, scatter_v};
 pub use collective::helpers::{PadMode, pad, reduce_loss, truncate};
+pub use collective::indexed::{indexed_all_to_all_v, indexed_scatter_add_v};
 pub use collective::linear::{LinearMap, attach, differentiable};
-pub use collective::ops::{
-    all_gather_v, all_reduce, all_to_all_v, broadcast, gather_v, indexed_all_to_all_v, indexed_scatter_add_v,
-    reduce, reduce_scatter_v, scatter_v, send_recv, transpose,
-};
 pub use collective::regions::{
     copy_to_parallel_region, gather_from_parallel_region, reduce_from_parallel_region,
     scatter_to_parallel_region,
 };
+pub use collective::send_recv::send_recv;
 pub use collective::shared::{SharedModule, SharedOptions, mark_module_as_shared, unmark_module_as_shared};
-pub use collective::start::fused::{Structure, fused_all_reduce};
 pub use collective::{start, trace, windows};
 pub use engine::comparison::Fingerprints;
 pub use engine::group::{Group, Traffic};

@@ -2,7 +2,7 @@
 
 use tch::Tensor;
 
-use crate::collective::start;
+use crate::collective::broadcast;
 use crate::engine::group::Group;
 use crate::error::{Error, Result};
 use crate::local::reduce::ReduceOp;
@@ -84,7 +84,7 @@ pub fn reduce_loss(loss: &Tensor, dst: usize, mean: bool, group: &Group) -> Resu
     }
     let op = if mean { ReduceOp::Avg } else { ReduceOp::Sum };
     let loss = loss.detach().f_to_kind(tch::Kind::Double)?.f_view([1])?;
-    let reduced = start::reduce(&loss, op, dst, group)?.wait()?;
+    let reduced = broadcast::start_reduce(&loss, op, dst, group)?.wait()?;
     match group.rank() == dst {
         true => Ok(Some(reduced.f_double_value(&[0])?)),
         false => Ok(None),

@@ -3,7 +3,7 @@
 //! Backward of a map is its adjoint, which is again such a map: gradients of gradients follow, and no backward is
 //! written by hand.
 
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, PoisonError};
 
 use isobar_torch::autograd::Function;
 use isobar_torch::guard::{NoGrad, is_grad_enabled};
@@ -69,4 +69,58 @@ pub fn attach(map: Arc<dyn LinearMap>, x: &Tensor, y: Tensor) -> Result<Tensor> 
 /// Returns whether results computed from `tensor` must be attached to autograd.
 pub(crate) fn records(tensor: &Tensor) -> bool {
     is_grad_enabled() && tensor.defined() && tensor.requires_grad()
+}
+
+/// A map times a number.
+pub(crate) struct Scaled {
+    pub(crate) by: f64,
+    pub(crate) map: Arc<dyn LinearMap>,
+}
+
+impl LinearMap for Scaled {
+    fn name(&self) -> &'static str {
+        self.map.name()
+    }
+
+    fn forward(&self, x: &Tensor) -> Result<Tensor> {
+        Ok(self.map.forward(x)?.f_mul_scalar(self.by)?)
+    }
+
+    fn adjoint(&self) -> Arc<dyn LinearMap> {
+        Arc::new(Scaled { by: self.by, map: self.map.adjoint() })
+    }
+}
+
+/// A map whose value is there already.
+pub(crate) struct Computed {
+    pub(crate) value: Mutex<Option<Tensor>>,
+    pub(crate) map: Arc<dyn LinearMap>,
+}
+
+impl LinearMap for Computed {
+    fn name(&self) -> &'static str {
+        self.map.name()
+    }
+
+    fn forward(&self, x: &Tensor) -> Result<Tensor> {
+        let value = self.value.lock().unwrap_or_else(PoisonError::into_inner).take();
+        value.map_or_else(|| self.map.forward(x), Ok)
+    }
+
+    fn adjoint(&self) -> Arc<dyn LinearMap> {
+        self.map.adjoint()
+    }
+}
+
+/// The value of `map` at `tensor`, attached to autograd.
+pub(crate) fn run(tensor: &Tensor, map: impl LinearMap) -> Result<Tensor> {
+    differentiable(Arc::new(map), tensor)
+}
+
+/// On a group of one, the tensor with its history; else the result.
+pub(crate) fn keep(tensor: &Tensor, result: Tensor) -> Tensor {
+    match records(tensor) {
+        true => tensor.shallow_clone(),
+        false => result,
+    }
 }

@@ -9,12 +9,14 @@ use std::sync::Arc;
 
 use tch::Tensor;
 
-use crate::collective::linear::{differentiable, records};
-use crate::collective::ops::extent;
-use crate::collective::{maps, start};
+use crate::collective::arguments::extent;
+use crate::collective::linear::{LinearMap, records, run};
+use crate::collective::{all_gather, all_reduce};
 use crate::engine::group::Group;
 use crate::error::Result;
+use crate::local::memory::{copy, is_channels_last, output_like};
 use crate::local::reduce::ReduceOp;
+use crate::local::sizes;
 
 /// Into a region, from a replicated tensor that the ranks use differently: identity; backward adds the gradients up.
 ///
@@ -24,7 +26,7 @@ use crate::local::reduce::ReduceOp;
 pub fn copy_to_parallel_region(tensor: &Tensor, group: &Group) -> Result<Tensor> {
     match group.size() == 1 || !records(tensor) {
         true => Ok(tensor.shallow_clone()),
-        false => differentiable(Arc::new(maps::CopyToRegion(group.clone())), tensor),
+        false => run(tensor, CopyToRegion(group.clone())),
     }
 }
 
@@ -39,8 +41,8 @@ pub fn reduce_from_parallel_region(tensor: &Tensor, group: &Group) -> Result<Ten
         return Ok(tensor.shallow_clone());
     }
     match records(tensor) {
-        true => differentiable(Arc::new(maps::ReduceFromRegion(group.clone())), tensor),
-        false => start::all_reduce(tensor, ReduceOp::Sum, group)?.wait(),
+        true => run(tensor, ReduceFromRegion(group.clone())),
+        false => all_reduce::start(tensor, ReduceOp::Sum, group)?.wait(),
     }
 }
 
@@ -61,10 +63,7 @@ pub fn scatter_to_parallel_region(
     let sizes = call.parts(sizes, tensor.size()[at])?;
     match group.size() {
         1 => Ok(tensor.shallow_clone()),
-        _ => differentiable(
-            Arc::new(maps::ScatterToRegion { group: group.clone(), sizes, dim: at as i64 }),
-            tensor,
-        ),
+        _ => run(tensor, ScatterToRegion { group: group.clone(), sizes, dim: at as i64 }),
     }
 }
 
@@ -81,10 +80,97 @@ pub fn gather_from_parallel_region(
     group: &Group,
 ) -> Result<Tensor> {
     if group.size() == 1 {
-        start::all_gather_v(tensor, sizes, dim, group)?.wait().map(drop)?;
+        all_gather::start(tensor, sizes, dim, group)?.wait().map(drop)?;
         return Ok(tensor.shallow_clone());
     }
     // The arguments are checked by the exchange, as its own, so that ranks that wait there hear of a refusal.
     let sizes = sizes.map_or_else(|| vec![extent(tensor, dim); group.size()], <[i64]>::to_vec);
-    differentiable(Arc::new(maps::GatherFromRegion { group: group.clone(), sizes, dim }), tensor)
+    run(tensor, GatherFromRegion { group: group.clone(), sizes, dim })
+}
+
+/// Identity into a region where ranks go on differently; backward adds up over them.
+struct CopyToRegion(Group);
+
+/// Adds up over ranks on leaving such a region; backward is the identity.
+struct ReduceFromRegion(Group);
+
+impl LinearMap for CopyToRegion {
+    fn name(&self) -> &'static str {
+        "copy_to_parallel_region"
+    }
+
+    fn forward(&self, x: &Tensor) -> Result<Tensor> {
+        Ok(x.shallow_clone())
+    }
+
+    fn adjoint(&self) -> Arc<dyn LinearMap> {
+        Arc::new(ReduceFromRegion(self.0.clone()))
+    }
+}
+
+impl LinearMap for ReduceFromRegion {
+    fn name(&self) -> &'static str {
+        "reduce_from_parallel_region"
+    }
+
+    fn forward(&self, x: &Tensor) -> Result<Tensor> {
+        all_reduce::start(x, ReduceOp::Sum, &self.0)?.wait()
+    }
+
+    fn adjoint(&self) -> Arc<dyn LinearMap> {
+        Arc::new(CopyToRegion(self.0.clone()))
+    }
+}
+
+/// The own slice of a replicated tensor; backward gathers.
+struct ScatterToRegion {
+    group: Group,
+    sizes: Vec<i64>,
+    dim: i64,
+}
+
+/// Gathers slices into a replicated tensor; backward takes the own slice.
+struct GatherFromRegion {
+    group: Group,
+    sizes: Vec<i64>,
+    dim: i64,
+}
+
+impl LinearMap for ScatterToRegion {
+    fn name(&self) -> &'static str {
+        "scatter_to_parallel_region"
+    }
+
+    fn forward(&self, x: &Tensor) -> Result<Tensor> {
+        let rank = self.group.rank();
+        let part = x.f_narrow(self.dim, sizes::offsets(&self.sizes)[rank], self.sizes[rank])?;
+        match is_channels_last(x) {
+            true => {
+                let output = output_like(x, &part.size())?;
+                copy(&output, &part)?;
+                Ok(output)
+            }
+            false => Ok(part.f_contiguous()?),
+        }
+    }
+
+    fn adjoint(&self) -> Arc<dyn LinearMap> {
+        let Self { group, sizes, dim } = self;
+        Arc::new(GatherFromRegion { group: group.clone(), sizes: sizes.clone(), dim: *dim })
+    }
+}
+
+impl LinearMap for GatherFromRegion {
+    fn name(&self) -> &'static str {
+        "gather_from_parallel_region"
+    }
+
+    fn forward(&self, x: &Tensor) -> Result<Tensor> {
+        all_gather::start(x, Some(&self.sizes), self.dim, &self.group)?.wait()
+    }
+
+    fn adjoint(&self) -> Arc<dyn LinearMap> {
+        let Self { group, sizes, dim } = self;
+        Arc::new(ScatterToRegion { group: group.clone(), sizes: sizes.clone(), dim: *dim })
+    }
 }

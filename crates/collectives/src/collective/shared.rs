@@ -7,7 +7,7 @@ use isobar_torch::autograd::{self, HookHandle};
 use isobar_torch::guard::NoGrad;
 use tch::{Kind, Tensor};
 
-use crate::collective::start::fused;
+use crate::collective::fused;
 use crate::engine::group::Group;
 use crate::engine::work::Work;
 use crate::error::{Error, Result};

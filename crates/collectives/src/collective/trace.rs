@@ -24,7 +24,7 @@ use std::sync::Arc;
 
 use tch::Tensor;
 
-use crate::collective::start;
+use crate::collective::gather;
 use crate::engine::group::Group;
 use crate::error::Result;
 use crate::observe::trace::Recorder;
@@ -103,7 +103,7 @@ impl CommRecord {
         let sizes: Vec<i64> =
             lengths.iter().map(|length| length.as_slice().try_into().map_or(0, i64::from_le_bytes)).collect();
         let own = Tensor::f_from_slice(&bytes)?;
-        let all = start::gather_v(&own, Some(&sizes), 0, 0, group)?.wait()?;
+        let all = gather::start(&own, Some(&sizes), 0, 0, group)?.wait()?;
         if group.rank() != 0 {
             return Ok(None);
         }

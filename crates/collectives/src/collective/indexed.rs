@@ -1,13 +1,16 @@
-//! Chosen rows of every rank to every rank, and back.
+//! `indexed_all_to_all_v` and its adjoint, `indexed_scatter_add_v`.
 
 use std::future::poll_fn;
 use std::pin::Pin;
+use std::sync::{Arc, Mutex, PoisonError};
 use std::task::Poll;
 
 use isobar_torch::guard::NoGrad;
 use tch::Tensor;
 
-use super::{others, with_extent};
+use crate::collective::arguments::extent;
+use crate::collective::linear::{LinearMap, records, run};
+use crate::collective::parts::{others, with_extent};
 use crate::engine::call::Call;
 use crate::engine::exchange::Exchange;
 use crate::engine::group::Group;
@@ -17,12 +20,84 @@ use crate::local::memory::{self, output_like};
 use crate::local::rows;
 use crate::local::sizes::offsets;
 
+/// Sends rank q the rows along `dim` that `indices[q]` names, and joins what comes, in rank order.
+///
+/// `sizes[r][q]` is the number of rows that rank r sends to rank q, the same table on all ranks; `indices[q]` are
+/// `Int64` of length `sizes[rank][q]`. A row may go to several ranks, or several times to one.
+///
+/// Every rank calls. Backward sends the gradients back and adds them up row by row (scatter-add), in fp32 for 16-bit
+/// floats where `use_fp32` says so.
+///
+/// # Errors
+///
+/// Tables, indices or a dim that do not fit; the errors of the exchange.
+pub fn indexed_all_to_all_v(
+    tensor: &Tensor,
+    indices: &[Tensor],
+    sizes: &[Vec<i64>],
+    use_fp32: bool,
+    dim: i64,
+    group: &Group,
+) -> Result<Tensor> {
+    if !records(tensor) {
+        return start(tensor, indices, sizes, dim, group)?.wait();
+    }
+    let rows = Rows {
+        group: group.clone(),
+        // Copies, since backward must use what forward did.
+        indices: indices.iter().map(kept).collect::<Result<_>>()?,
+        sizes: sizes.to_vec(),
+        extent: extent(tensor, dim),
+        dim,
+        use_fp32,
+    };
+    run(tensor, IndexedAllToAll(Arc::new(Mutex::new(rows))))
+}
+
+/// The adjoint of [`indexed_all_to_all_v`], as a function of its own: rank q's rows, in rank order of where they go, are
+/// added up in zeros of extent `extent` along `dim`, at the places that `indices[q]` names on the rank that gets them.
+///
+/// `sizes[r][q]` is the number of rows that rank r gets from rank q, and `indices[q]` the places of those on this rank.
+///
+/// Every rank calls. Backward is [`indexed_all_to_all_v`].
+///
+/// # Errors
+///
+/// As [`indexed_all_to_all_v`].
+pub fn indexed_scatter_add_v(
+    tensor: &Tensor,
+    indices: &[Tensor],
+    sizes: &[Vec<i64>],
+    extent: i64,
+    dim: i64,
+    use_fp32: bool,
+    group: &Group,
+) -> Result<Tensor> {
+    if !records(tensor) {
+        return start_scatter_add(tensor, indices, sizes, extent, dim, use_fp32, group)?.wait();
+    }
+    let rows = Rows {
+        group: group.clone(),
+        indices: indices.iter().map(kept).collect::<Result<_>>()?,
+        sizes: sizes.to_vec(),
+        extent,
+        dim,
+        use_fp32,
+    };
+    run(tensor, IndexedScatterAdd(Arc::new(Mutex::new(rows))))
+}
+
+/// A copy that later changes of the tensor do not reach.
+fn kept(tensor: &Tensor) -> Result<Tensor> {
+    Ok(tensor.detach().f_to_device_(tensor.device(), tensor.kind(), false, true)?)
+}
+
 /// See [`indexed_all_to_all_v`](crate::indexed_all_to_all_v).
 ///
 /// # Errors
 ///
 /// As there.
-pub fn indexed_all_to_all_v(
+pub fn start(
     tensor: &Tensor,
     indices: &[Tensor],
     sizes: &[Vec<i64>],
@@ -61,7 +136,7 @@ pub fn indexed_all_to_all_v(
 /// # Errors
 ///
 /// As there.
-pub fn indexed_scatter_add_v(
+pub fn start_scatter_add(
     tensor: &Tensor,
     indices: &[Tensor],
     sizes: &[Vec<i64>],
@@ -155,4 +230,57 @@ async fn all(mut exchanges: Vec<Pin<Box<impl Future<Output = Result<()>>>>>) -> 
         if exchanges.is_empty() { Poll::Ready(Ok(())) } else { Poll::Pending }
     })
     .await
+}
+
+/// Which rows along a dim go to which rank.
+struct Rows {
+    group: Group,
+    indices: Vec<Tensor>,
+    sizes: Vec<Vec<i64>>,
+    extent: i64,
+    dim: i64,
+    use_fp32: bool,
+}
+
+/// Sends rows.
+struct IndexedAllToAll(Arc<Mutex<Rows>>);
+
+/// Sends them back, and adds them up.
+struct IndexedScatterAdd(Arc<Mutex<Rows>>);
+
+impl LinearMap for IndexedAllToAll {
+    fn name(&self) -> &'static str {
+        "indexed_all_to_all_v"
+    }
+
+    fn forward(&self, x: &Tensor) -> Result<Tensor> {
+        let work = {
+            let rows = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+            start(x, &rows.indices, &rows.sizes, rows.dim, &rows.group)?
+        };
+        work.wait()
+    }
+
+    fn adjoint(&self) -> Arc<dyn LinearMap> {
+        Arc::new(IndexedScatterAdd(self.0.clone()))
+    }
+}
+
+impl LinearMap for IndexedScatterAdd {
+    fn name(&self) -> &'static str {
+        "indexed_scatter_add_v"
+    }
+
+    fn forward(&self, x: &Tensor) -> Result<Tensor> {
+        let work = {
+            let rows = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+            let Rows { group, indices, sizes, extent, dim, use_fp32 } = &*rows;
+            start_scatter_add(x, indices, sizes, *extent, *dim, *use_fp32, group)?
+        };
+        work.wait()
+    }
+
+    fn adjoint(&self) -> Arc<dyn LinearMap> {
+        Arc::new(IndexedAllToAll(self.0.clone()))
+    }
 }

@@ -5,6 +5,7 @@ use std::collections::BTreeMap;
 use isobar_torch::guard::NoGrad;
 use tch::{Kind, Tensor};
 
+use crate::collective::all_reduce;
 use crate::engine::call::Call;
 use crate::engine::group::Group;
 use crate::engine::work::Work;
@@ -150,7 +151,7 @@ pub(crate) fn start_in(
         places.push((at, tensor.detach()));
         at += length;
     }
-    let reduced = crate::start::all_reduce_as(call, &buffer, op, use_fp32)?;
+    let reduced = all_reduce::start_as(call, &buffer, op, use_fp32)?;
     Ok(reduced.map(move |buffer| {
         let _guard = NoGrad::new();
         let leaf = |(at, like): (i64, Tensor)| {
