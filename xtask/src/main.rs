@@ -5,6 +5,7 @@ mod bench;
 mod demo;
 mod libtorch;
 mod packages;
+mod published;
 mod reference;
 mod run;
 mod setup;
@@ -35,6 +36,8 @@ enum Task {
     Test(test::Options),
     /// Time Isobar beside PhysicsNeMo and DTensor, and print the table of ratios
     Bench(bench::Options),
+    /// Train models of published results on their data, and print what they reach beside what was published
+    Published(published::Options),
     /// Write the reference of the configuration: configs/reference.toml, and the tables of docs/configuration.md
     Reference,
     /// A SLURM of this one machine, in target/slurm
@@ -67,6 +70,7 @@ fn main() -> ExitCode {
         Task::Demo(options) => demo::run(&options).map(|()| ExitCode::SUCCESS),
         Task::Test(options) => test::run(&options),
         Task::Bench(options) => bench::run(&options).map(|()| ExitCode::SUCCESS),
+        Task::Published(options) => published::run(&options).map(|()| ExitCode::SUCCESS),
         Task::Reference => reference::run().map(|()| ExitCode::SUCCESS),
         Task::Slurm { action } => slurm(&action),
     };

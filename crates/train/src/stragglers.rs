@@ -2,7 +2,8 @@
 
 use std::fmt;
 
-/// Number of steps per check: few enough to notice a slow rank soon, enough to ignore a hiccup.
+/// Number of steps of the first check: few enough to notice a slow rank soon, enough to ignore a hiccup. Each further check that
+/// names the same rank takes twice as many.
 const STEPS: usize = 100;
 
 /// From how many times the median on a rank is named.
@@ -40,6 +41,8 @@ impl fmt::Display for Straggler {
 pub(crate) struct Stragglers {
     sums: Vec<f64>,
     steps: usize,
+    /// The rank that the last check named, and how many checks in a row have.
+    named: Option<(usize, u32)>,
 }
 
 impl Stragglers {
@@ -49,7 +52,8 @@ impl Stragglers {
         self.sums.resize(busy.len(), 0.0);
         self.sums.iter_mut().zip(busy).for_each(|(sum, seconds)| *sum += seconds);
         self.steps += 1;
-        if self.steps < STEPS {
+        let doublings = self.named.map_or(0, |(_, times)| times.min(usize::BITS / 2));
+        if self.steps < STEPS << doublings {
             return None;
         }
         let steps = std::mem::take(&mut self.steps);
@@ -59,12 +63,12 @@ impl Stragglers {
         // The lower median: of two ranks the faster one.
         let median = sums[(sums.len() - 1) / 2];
         let of = |sum: f64| sum / steps as f64;
-        (median > 0.0 && slowest > RATIO * median).then(|| Straggler {
-            rank,
-            seconds: of(slowest),
-            median: of(median),
-            steps,
-        })
+        let slow = median > 0.0 && slowest > RATIO * median;
+        self.named = slow.then(|| match self.named {
+            Some((named, times)) if named == rank => (rank, times + 1),
+            _ => (rank, 1),
+        });
+        slow.then(|| Straggler { rank, seconds: of(slowest), median: of(median), steps })
     }
 }
 
@@ -76,10 +80,11 @@ mod tests {
     fn the_slowest_is_named_once_in_a_while() {
         let mut stragglers = Stragglers::default();
         let mut named = Vec::new();
-        for _ in 0..2 * STEPS {
+        for _ in 0..100 * STEPS {
             named.extend(stragglers.add(&[0.010, 0.011, 0.019, 0.0102]));
         }
-        assert_eq!(named.len(), 2);
+        // After 100, 300, 700, … steps.
+        assert_eq!(named.len(), 6);
         let Straggler { rank, seconds, median, steps } = named[0];
         assert_eq!((rank, steps), (2, STEPS));
         assert!((seconds - 0.019).abs() < 1e-9 && (median - 0.0102).abs() < 1e-9);
@@ -90,6 +95,18 @@ mod tests {
             ),
             "{text}"
         );
+    }
+
+    #[test]
+    fn another_rank_is_named_as_soon_as_the_first() {
+        let mut stragglers = Stragglers::default();
+        let mut steps = |busy: [f64; 2], steps: usize| -> Vec<usize> {
+            (0..steps).filter_map(|_| stragglers.add(&busy)).map(|straggler| straggler.rank).collect()
+        };
+        assert_eq!(steps([0.01, 0.02], STEPS), [1]);
+        assert_eq!(steps([0.02, 0.01], 2 * STEPS), [0]);
+        assert_eq!(steps([0.01, 0.01], 2 * STEPS), [0; 0]);
+        assert_eq!(steps([0.01, 0.02], STEPS), [1]);
     }
 
     #[test]

@@ -265,7 +265,7 @@ fn build(machine: &setup::Machine) -> Result<()> {
     run_command(&mut machine.cargo(&["build", "--release", "--package", "isobar-cli"]))
 }
 
-fn mpirun(ranks: &str) -> Command {
+pub(crate) fn mpirun(ranks: &str) -> Command {
     let mut command = Command::new("mpirun");
     command.envs([("OMPI_ALLOW_RUN_AS_ROOT", "1"), ("OMPI_ALLOW_RUN_AS_ROOT_CONFIRM", "1")]);
     command.args(["--oversubscribe", "--mca", "odls_base_sigkill_timeout", "5", "-n", ranks]);

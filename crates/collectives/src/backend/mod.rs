@@ -5,6 +5,7 @@
 pub(crate) mod mpi;
 
 pub(crate) mod gloo;
+#[cfg_attr(not(feature = "nccl"), path = "no_nccl.rs")]
 pub(crate) mod nccl;
 pub(crate) mod single;
 pub(crate) mod threads;
