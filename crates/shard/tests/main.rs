@@ -8,6 +8,7 @@ mod edges;
 mod fourier;
 mod fourier_gradients;
 mod fourier_modes;
+mod halo;
 mod module;
 mod neighbours;
 mod never_wrong;

@@ -3,12 +3,11 @@
 #![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
 
 use isobar_array::{Conv, Interpolation, PadMode, Padding, Pool, Resize};
-use isobar_shard::{Layout, Placement, ShardTensor, Sizes, grad};
-use isobar_torch::autograd::{self, BackwardOptions};
+use isobar_shard::{Layout, Placement, Sizes};
 use rstest::rstest;
-use tch::{Kind, Tensor};
+use tch::Tensor;
 
-use crate::common::{Dice, MESHES, difference, leaf, numbers, on_mesh, same};
+use crate::common::{Dice, MESHES, numbers, on_mesh, same};
 
 const ROUNDS: usize = 60;
 
@@ -359,105 +358,5 @@ fn padding_rolling_flipping(#[values(1, 2, 3, 4)] mesh: usize) {
                 |t| t[0].f_unfold(dim, size, step),
             );
         }
-    });
-}
-
-/// A convolution of which the halo alone is fetched: a second pass through a kept graph, gradients of gradients, and inputs or
-/// weights without gradients, as the dense one has them.
-#[rstest]
-#[case(&[2], Placement::Replicate)]
-#[case(&[3], Placement::Replicate)]
-#[case(&[2, 2], Placement::Shard(0))]
-#[case(&[2, 2], Placement::Replicate)]
-fn halo_convolutions_pass_twice_and_have_second_gradients(
-    #[case] shape: &'static [i64],
-    #[case] other: Placement,
-    #[values((5, 1), (3, 1), (3, 2), (2, 2), (4, 2))] (points, dilation): (i64, i64),
-) {
-    on_mesh(shape, move |mesh| {
-        let (image, kernel) = (numbers(&[2, 4, 5, 9], 1), numbers(&[6, 2, 3, points], 2));
-        let bias = numbers(&[6], 3);
-        let (steps, pads, dilations) = ([2, 1], [2, dilation * (points - 1) / 2], [1, dilation]);
-        let conv = Conv {
-            stride: steps.to_vec(),
-            padding: Padding::Each(pads.to_vec()),
-            dilation: dilations.to_vec(),
-            groups: 2,
-            ..Conv::default()
-        };
-        let placements: Vec<Placement> =
-            if shape.len() == 1 { vec![Placement::Shard(3)] } else { vec![other, Placement::Shard(3)] };
-        let split = Layout::new(mesh, &placements, &[2, 4, 5, 9], &Sizes::Balanced).unwrap();
-        let whole = |shape: &[i64]| {
-            Layout::new(mesh, &vec![Placement::Replicate; mesh.ndim()], shape, &Sizes::Chunk).unwrap()
-        };
-        for (of_image, of_kernel) in [(true, true), (true, false), (false, true)] {
-            let x = leaf(&image, &split).set_requires_grad(of_image).unwrap();
-            let w = leaf(&kernel, &whole(&[6, 2, 3, points])).set_requires_grad(of_kernel).unwrap();
-            let b = leaf(&bias, &whole(&[6]));
-            let dense: Vec<Tensor> = [(&image, of_image), (&kernel, of_kernel), (&bias, true)]
-                .map(|(whole, needs)| whole.copy().set_requires_grad(needs))
-                .into();
-            let y = x.conv(&w, Some(&b), &conv).unwrap();
-            let want = dense[0].conv2d(&dense[1], Some(&dense[2]), steps, pads, dilations, 2);
-            let (y, want) = (y.mul(&y).unwrap(), &want * &want);
-            let leaves: Vec<&ShardTensor> = [&x, &w, &b].into_iter().filter(|t| t.requires_grad()).collect();
-            let wholes: Vec<&Tensor> = dense.iter().filter(|t| t.requires_grad()).collect();
-            let keep =
-                |create_graph| BackwardOptions { retain_graph: true, create_graph, ..Default::default() };
-            let ones = Tensor::ones(want.size(), (Kind::Double, tch::Device::Cpu));
-            let g = ShardTensor::distribute_as(&ones, &y.layout().of_gradient()).unwrap();
-            for create_graph in [false, false, true] {
-                let got = grad(&[&y], &leaves, &[Some(&g)], keep(create_graph)).unwrap();
-                let expected =
-                    autograd::grad(&[&want], &wholes, &[Some(ones.copy())], keep(create_graph)).unwrap();
-                let pairs: Vec<(ShardTensor, Tensor)> =
-                    got.into_iter().zip(expected).map(|(a, b)| (a.unwrap(), b.unwrap())).collect();
-                for (got, expected) in &pairs {
-                    assert!(difference(&got.full_tensor(None).unwrap(), expected) < 1e-9);
-                }
-                if create_graph {
-                    let squares: Vec<ShardTensor> =
-                        pairs.iter().map(|(g, _)| g.mul(g).unwrap().sum().unwrap()).collect();
-                    let total =
-                        squares[1..].iter().fold(squares[0].shallow_clone(), |a, b| a.add(b).unwrap());
-                    let want = pairs.iter().map(|(_, g)| g.square().sum(Kind::Double)).reduce(|a, b| a + b);
-                    let got = grad(&[&total], &leaves, &[None], Default::default()).unwrap();
-                    let expected =
-                        autograd::grad(&[&want.unwrap()], &wholes, &[None], Default::default()).unwrap();
-                    for (got, expected) in got.iter().zip(&expected) {
-                        let got = got.as_ref().unwrap().full_tensor(None).unwrap();
-                        assert!(difference(&got, expected.as_ref().unwrap()) < 1e-6, "second gradients");
-                    }
-                }
-            }
-        }
-    });
-}
-
-/// A bias that was computed from the input: that way is gone through once.
-#[test]
-fn second_gradients_of_what_was_computed_from_the_input() {
-    on_mesh(&[2], |mesh| {
-        let (image, kernel) = (numbers(&[1, 3, 8], 1), numbers(&[3, 3, 3], 2));
-        let conv = Conv { padding: Padding::Each(vec![1]), ..Conv::default() };
-        let split = Layout::new(mesh, &[Placement::Shard(2)], &[1, 3, 8], &Sizes::Balanced).unwrap();
-        let (x, dense) = (leaf(&image, &split), image.copy().set_requires_grad(true));
-        let (w, whole) = (leaf(&kernel, &replicated(mesh, &[3, 3, 3])), kernel.copy());
-        let of_x = x.mul(&x).unwrap().statistic(isobar_array::Statistic::Sum, &[0, 2], false).unwrap();
-        let y = x.conv(&w, Some(&of_x), &conv).unwrap();
-        let want = dense.conv1d(
-            &whole,
-            Some((&dense * &dense).sum_dim_intlist(&[0i64, 2][..], false, None)),
-            1,
-            1,
-            1,
-            1,
-        );
-        let create = BackwardOptions { create_graph: true, ..Default::default() };
-        let (y, want) = (y.mul(&y).unwrap().sum().unwrap(), (&want * &want).sum(Kind::Double));
-        let got = grad(&[&y], &[&x], &[None], create).unwrap().remove(0).unwrap();
-        let expected = autograd::grad(&[&want], &[&dense], &[None], create).unwrap().remove(0).unwrap();
-        assert!(difference(&got.full_tensor(None).unwrap(), &expected) < 1e-9);
     });
 }

@@ -88,18 +88,18 @@ impl Windowed for Tensor {
             return named(OP, &[&y], y.f_select(0, 0));
         }
         let geometries = conv.geometry(&self.size(), &weight.size(), bias.map(Tensor::size).as_deref())?;
-        let mut steps = ConvParams::of(&geometries);
-        let x = match conv.padding_mode {
-            PadMode::Constant if geometries.iter().all(|walk| walk.before == walk.after) => {
-                self.shallow_clone()
-            }
-            mode => {
-                steps.padding.fill(0);
-                let pair = |walk: &ConvGeometry| [walk.before, walk.after];
-                mode.pad(self, &geometries.iter().rev().flat_map(pair).collect::<Vec<_>>(), 0.0)?
+        let native = conv.padding_mode == PadMode::Constant
+            && geometries.iter().all(|geometry| geometry.before == geometry.after);
+        let params = ConvParams::within(&geometries, &vec![native; spatial]);
+        let x = match native {
+            true => self.shallow_clone(),
+            false => {
+                let pair = |geometry: &ConvGeometry| [geometry.before, geometry.after];
+                let pairs: Vec<i64> = geometries.iter().rev().flat_map(pair).collect();
+                conv.padding_mode.pad(self, &pairs, 0.0)?
             }
         };
-        named(OP, &[self, weight], steps.convolve(&x, weight, bias, conv.groups, false))
+        named(OP, &[self, weight], params.convolve(&x, weight, bias, conv.groups, false))
     }
 
     fn conv_transpose(

@@ -149,13 +149,14 @@ impl Conv {
 }
 
 impl ConvParams {
-    /// Takes the arguments from geometries whose border is left to the dense operator.
-    pub fn of(geometries: &[ConvGeometry]) -> Self {
+    /// Takes the arguments from geometries: padding only along dims whose border is left to the dense operator (`native`).
+    pub fn within(geometries: &[ConvGeometry], native: &[bool]) -> Self {
         let values = |f: fn(&ConvGeometry) -> i64| geometries.iter().map(f).collect();
+        let padding = geometries.iter().zip(native);
         Self {
-            stride: values(|walk| walk.stride),
-            padding: values(|walk| walk.before),
-            dilation: values(|walk| walk.dilation),
+            stride: values(|geometry| geometry.stride),
+            padding: padding.map(|(geometry, native)| if *native { geometry.before } else { 0 }).collect(),
+            dilation: values(|geometry| geometry.dilation),
             extra: vec![0; geometries.len()],
         }
     }

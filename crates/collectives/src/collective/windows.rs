@@ -110,12 +110,7 @@ pub fn fetch(tensor: &Tensor, transfer: &Transfer, fill: f64, group: &Group) -> 
             }
         }
     }
-    for (peer, blocks) in &transfer.sends {
-        match &blocks[..] {
-            [block] => exchange.send(*peer, &region(&tensor, &block.region)?, block.row_dim)?,
-            blocks => exchange.send(*peer, &pack(&tensor, blocks)?, 0)?,
-        }
-    }
+    send(&mut exchange, &tensor, &transfer.sends)?;
     let pending = exchange.start()?;
     for (from, to) in &transfer.own {
         memory::copy(&region(&output, to)?, &region(&tensor, from)?)?;
@@ -163,24 +158,8 @@ fn accumulate_in(
     }
     let tensor = tensor.detach();
     let mut exchange = Exchange::new(&call, 0).with_fingerprint(transfer.fingerprint);
-    let mut received = Vec::new();
-    for (peer, blocks) in &transfer.sends {
-        let packed = memory::empty(&[total(blocks)], tensor.kind(), tensor.device())?;
-        match &blocks[..] {
-            // The sender has the block's shape, which the message's label tells.
-            [block] => {
-                exchange.receive(*peer, &packed.f_view(shape(&block.region).as_slice())?, block.row_dim)?;
-            }
-            _ => exchange.receive(*peer, &packed, 0)?,
-        }
-        received.push((packed, blocks.clone()));
-    }
-    for (peer, blocks) in &transfer.receives {
-        match &blocks[..] {
-            [block] => exchange.send(*peer, &region(&tensor, &block.region)?, block.row_dim)?,
-            blocks => exchange.send(*peer, &pack(&tensor, blocks)?, 0)?,
-        }
-    }
+    let received = receive_packed(&mut exchange, &transfer.sends, &tensor)?;
+    send(&mut exchange, &tensor, &transfer.receives)?;
     let pending = exchange.start()?;
     let half = matches!(tensor.kind(), Kind::Half | Kind::BFloat16);
     let whole = match &transfer.own[..] {
@@ -215,13 +194,134 @@ fn accumulate_in(
     Ok(Work::start(call, async move {
         pending.await?;
         let _guard = NoGrad::new();
-        for (packed, blocks) in &received {
-            for (part, block) in parts(packed, blocks)? {
-                add(&sum, &block.region, &part)?;
-            }
-        }
+        Returned { received }.add(&sum)?;
         Ok(if half { sum.f_to_kind(kind)? } else { sum })
     }))
+}
+
+/// Receives the blocks of a [`fetch`] that other ranks hold, each as a tensor of its own, in the order of
+/// [`Transfer::receives`]. Copies nothing of this rank's own: for callers that compute on their own part meanwhile.
+///
+/// All ranks of the group call.
+///
+/// # Errors
+///
+/// As [`fetch`].
+pub fn fetch_blocks(tensor: &Tensor, transfer: &Transfer, group: &Group) -> Result<Work<Vec<Tensor>>> {
+    let _guard = NoGrad::new();
+    let call = group.call("fetch");
+    call.describe(tensor);
+    if tensor.size() != transfer.input {
+        return Err(call.refuse(format!("the tensor is {:?}, expected {:?}", tensor.size(), transfer.input)));
+    }
+    let tensor = tensor.detach();
+    let mut exchange = Exchange::new(&call, 0).with_fingerprint(transfer.fingerprint);
+    let received = receive_packed(&mut exchange, &transfer.receives, &tensor)?;
+    send(&mut exchange, &tensor, &transfer.sends)?;
+    let pending = exchange.start()?;
+    Ok(Work::start(call, async move {
+        pending.await?;
+        let _guard = NoGrad::new();
+        let mut all = Vec::new();
+        for (packed, blocks) in &received {
+            all.extend(parts(packed, blocks)?.into_iter().map(|(part, _)| part));
+        }
+        Ok(all)
+    }))
+}
+
+/// The adjoint of [`fetch_blocks`]: sends the blocks' gradients back and returns what this rank is to add to its own.
+///
+/// All ranks of the group call.
+///
+/// # Errors
+///
+/// Blocks that are not those of the transfer; the errors of the exchange.
+pub fn return_blocks(
+    blocks: &[Tensor],
+    transfer: &Transfer,
+    like: &Tensor,
+    group: &Group,
+) -> Result<Work<Returned>> {
+    let _guard = NoGrad::new();
+    let call = group.call("accumulate");
+    call.describe(like);
+    let shapes = transfer.receives.iter().flat_map(|(_, blocks)| blocks).map(|block| shape(&block.region));
+    if !shapes.eq(blocks.iter().map(Tensor::size)) {
+        return Err(call.refuse("the blocks are not those that the transfer receives".to_owned()));
+    }
+    let mut exchange = Exchange::new(&call, 0).with_fingerprint(transfer.fingerprint);
+    let received = receive_packed(&mut exchange, &transfer.sends, like)?;
+    let mut blocks = blocks.iter();
+    for (peer, regions) in &transfer.receives {
+        let own: Vec<&Tensor> = blocks.by_ref().take(regions.len()).collect();
+        match (&own[..], &regions[..]) {
+            ([block], [region]) => exchange.send(*peer, &block.detach(), region.row_dim)?,
+            _ => {
+                let flat: Vec<Tensor> =
+                    own.iter().map(|block| block.detach().f_reshape([-1])).collect::<Result<_, _>>()?;
+                exchange.send(*peer, &Tensor::f_cat(&flat, 0)?, 0)?;
+            }
+        }
+    }
+    let pending = exchange.start()?;
+    Ok(Work::start(call, async move {
+        pending.await?;
+        Ok(Returned { received })
+    }))
+}
+
+/// Gradients that other ranks sent back, with the regions of this rank's tensor that they belong to.
+pub struct Returned {
+    received: Vec<(Tensor, Vec<Block>)>,
+}
+
+impl Returned {
+    /// Adds them to this rank's own gradient, in the order of ranks.
+    ///
+    /// # Errors
+    ///
+    /// An error of libtorch, such as for a tensor of another shape.
+    pub fn add(&self, sum: &Tensor) -> Result<()> {
+        for (packed, blocks) in &self.received {
+            for (part, block) in parts(packed, blocks)? {
+                add(sum, &block.region, &part)?;
+            }
+        }
+        Ok(())
+    }
+}
+
+/// Sends regions of a tensor, those of each rank in one message.
+fn send(exchange: &mut Exchange<'_>, tensor: &Tensor, blocks: &[(usize, Vec<Block>)]) -> Result<()> {
+    for (peer, blocks) in blocks {
+        match &blocks[..] {
+            [block] => exchange.send(*peer, &region(tensor, &block.region)?, block.row_dim)?,
+            blocks => exchange.send(*peer, &pack(tensor, blocks)?, 0)?,
+        }
+    }
+    Ok(())
+}
+
+/// Receives what ranks send of these blocks, that of each in a buffer of its own.
+fn receive_packed(
+    exchange: &mut Exchange<'_>,
+    blocks: &[(usize, Vec<Block>)],
+    like: &Tensor,
+) -> Result<Vec<(Tensor, Vec<Block>)>> {
+    let mut received = Vec::new();
+    for (peer, blocks) in blocks {
+        let packed = memory::empty(&[total(blocks)], like.kind(), like.device())?;
+        match &blocks[..] {
+            // The sender has the block's shape, which the message's label tells.
+            [block] => {
+                exchange.receive(*peer, &packed.f_view(shape(&block.region).as_slice())?, block.row_dim)?;
+            }
+            _ => exchange.receive(*peer, &packed, 0)?,
+        }
+        received.push((packed, blocks.clone()));
+    }
+    Ok(received)
 }
 
 /// A window fetch as a linear map. `back` is the transfer that the adjoint takes: the same, or, where the output is
@@ -299,8 +399,12 @@ pub fn fetch_window(x: &Tensor, fetch_map: Fetch, fill: f64) -> Result<Tensor> {
     attach(Arc::new(fetch_map), x, filled)
 }
 
-/// The view of a region; a copy where a run goes backwards.
-fn region(tensor: &Tensor, region: &[Run]) -> Result<Tensor> {
+/// Returns the view of a region; a copy where a run goes backwards.
+///
+/// # Errors
+///
+/// A region that is not within the tensor.
+pub fn region(tensor: &Tensor, region: &[Run]) -> Result<Tensor> {
     let mut view = tensor.shallow_clone();
     let mut flipped = Vec::new();
     for (dim, run) in region.iter().enumerate() {
@@ -323,8 +427,12 @@ fn region(tensor: &Tensor, region: &[Run]) -> Result<Tensor> {
     if flipped.is_empty() { Ok(view) } else { Ok(view.f_flip(flipped)?) }
 }
 
-/// Adds to a region of `sum`.
-fn add(sum: &Tensor, at: &[Run], part: &Tensor) -> Result<()> {
+/// Adds to a region of `sum`, in its dtype.
+///
+/// # Errors
+///
+/// A region that is not within the tensor, or a part of another shape.
+pub fn add(sum: &Tensor, at: &[Run], part: &Tensor) -> Result<()> {
     let forwards: Region = at.iter().map(ascend).collect();
     let flipped: Vec<i64> = (0..at.len() as i64).filter(|&dim| at[dim as usize].step < 0).collect();
     let part = if flipped.is_empty() { part.shallow_clone() } else { part.f_flip(flipped)? };

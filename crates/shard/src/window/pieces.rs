@@ -62,6 +62,18 @@ impl Need {
         Self { axes: result.axes.clone(), parts: result.parts.iter().map(pieces).collect() }
     }
 
+    /// Returns the same windows, repeated elements each by itself.
+    pub(crate) fn singly(&self) -> Self {
+        let single = |piece: &Piece| match *piece {
+            Piece::Repeat { start, times } => {
+                vec![Piece::Take { start, len: 1, step: 1 }; times.max(0) as usize]
+            }
+            other => vec![other],
+        };
+        let parts = self.parts.iter().map(|pieces| pieces.iter().flat_map(single).collect());
+        Self { axes: self.axes.clone(), parts: parts.collect() }
+    }
+
     /// The pieces of a rank with these coordinates.
     pub(crate) fn at(&self, coordinates: &[usize], mesh: &[usize]) -> &[Piece] {
         let index = self.axes.iter().fold(0, |index, &axis| index * mesh[axis] + coordinates[axis]);

@@ -1,13 +1,13 @@
 //! Convolution and transposed convolution.
 
-use isobar_array::kernel::{ConvGeometry, ConvParams, spatial_dims, spatial_name};
-use isobar_array::{Conv, PadMode, Padding};
+use isobar_array::kernel::{ConvParams, spatial_dims, spatial_name};
+use isobar_array::{Conv, Padding};
 use tch::Tensor;
 
 use super::channels::ConvOperands;
-use super::halo::{Halo, Native};
+use super::halo::Overlap;
 use super::pad::pad_mode;
-use super::{Windowed, border};
+use super::{WindowPlan, border};
 use crate::dense::named;
 use crate::error::Result;
 use crate::layout::Interval;
@@ -21,7 +21,8 @@ impl ShardTensor {
     /// Convolution in one to three spatial dims, as many as `weight` `[out, in / groups, kernel…]` has: of
     /// `[batch, in, extent…]`, or without a batch. `bias` is `[out]`.
     ///
-    /// Sharded along spatial dims, each rank receives its halo and nothing else; sharded along the batch, nothing.
+    /// Sharded along spatial dims, each rank receives its halo and nothing else, and computes its interior meanwhile;
+    /// sharded along the batch, nothing.
     /// Sharded channels give a partial sum. In a grouped convolution, each rank instead convolves complete groups and
     /// receives the channels up to the next group boundary; if a rank would be left without a group, another dim is
     /// sharded. The weight's gradient is summed over the ranks. All ranks of the mesh call.
@@ -64,21 +65,15 @@ impl ShardTensor {
             let geometries = conv.geometry(self.shape(), weight.shape(), bias.map(Self::shape))?;
             let x = self.resolved()?.consecutive_along(|dim| dim > 0)?;
             let parts = ConvOperands::new(&x, weight, bias, conv.groups, false)?;
-            if conv.padding_mode == PadMode::Constant
-                && let Some(halo) = Halo::new(&parts.x, &geometries)?
-            {
-                let ConvParams { stride, padding, dilation, .. } = ConvParams::of(&geometries);
-                let native = Native { stride, padding, dilation, groups: parts.groups, bias: bias.is_some() };
-                let y = halo.convolve(parts.x.local(), &parts, native)?;
-                let result = |walk: &ConvGeometry| parts.x.layout().dims()[walk.dim].scaled(walk.result);
-                return Ok(parts.result(y, geometries.iter().map(result).collect()));
+            let (layout, border) = (parts.x.layout(), border(conv.padding_mode));
+            let plan = WindowPlan::new(layout, &geometries, border, true);
+            if let Some(overlap) = Overlap::new(layout, &geometries, &plan, border, parts.groups)? {
+                let y = overlap.convolve(&parts)?;
+                return Ok(parts.result(y, plan.results));
             }
-            let windowed = Windowed::new(&parts.x, &geometries, border(conv.padding_mode), 0.0, true)?;
-            let mut steps = ConvParams::of(&geometries);
-            for (padding, native) in steps.padding.iter_mut().zip(&windowed.native) {
-                *padding = if *native { *padding } else { 0 };
-            }
-            let y = steps.convolve(&windowed.local, &parts.weight, parts.bias.as_ref(), parts.groups, false);
+            let windowed = plan.fetch(&parts.x, 0.0)?;
+            let params = ConvParams::within(&geometries, &windowed.native);
+            let y = params.convolve(&windowed.local, &parts.weight, parts.bias.as_ref(), parts.groups, false);
             let y =
                 named(OP, &[&windowed.local, &parts.weight], y.and_then(|y| windowed.trim(y, &geometries)))?;
             Ok(parts.result(y, windowed.results))

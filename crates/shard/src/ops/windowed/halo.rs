@@ -1,299 +1,382 @@
-//! Convolution of a rank's own part while its halo travels.
+//! Convolution of a rank's interior while its halo is in flight.
 //!
-//! A convolution is linear in its input: that of a window is that of the part in zeros, which needs no copy of it, plus, at
-//! the part's ends, that of the halo in zeros. The ends are small, and come when the halo does; backward, the halo's
-//! gradient travels while the part's is computed.
+//! Forward, the shard is convolved with zeros around it, which needs no copy of it and gives the interior, whose windows lie
+//! in the shard; then the strips at its border are convolved from the halo and replace what the zeros gave there. Backward
+//! uses that a convolution is linear in its input: the shard's gradient is that of the convolution with zeros, and only what
+//! the strips give the halo is sent back, in flight while the shard's gradient is computed.
 
 use std::sync::{Arc, Mutex, PoisonError};
 
-use isobar_array::kernel::{ConvGeometry, ConvParams, product_kind};
+use isobar_array::in_full_precision;
+use isobar_array::kernel::{ConvGeometry, ConvParams, lowered};
 use isobar_collectives::Group;
 use isobar_collectives::trace::Label;
-use isobar_collectives::windows::{self, Fetch, Transfer};
+use isobar_collectives::windows::{self, Fetch, Region, Transfer};
 use isobar_torch::autograd::{self, BackwardOptions, Context, Function};
 use isobar_torch::guard::{EnableGrad, NoGrad, is_grad_enabled};
 use tch::{Kind, TchError, Tensor};
 
 use super::channels::ConvOperands;
+use super::strips::{Share, Strip, least_interior, strips};
+use super::{WindowPlan, window};
 use crate::error::Result;
-use crate::layout::Dim;
+use crate::layout::{Interval, Layout};
 use crate::ops::{refuse, torch};
-use crate::tensor::ShardTensor;
-use crate::window::{Need, Piece, transfer};
+use crate::window::{Border, Need, transfer};
 
 const OP: &str = "conv";
+
+/// Least share of a rank's results that are interior: with fewer, the strips, which are computed twice, cost more than waiting.
+const LEAST_INTERIOR: f64 = 0.5;
 
 /// Error of a backward pass.
 type Failure = Box<dyn std::error::Error + Send + Sync>;
 
-/// The halo of each rank along the one dim that is split.
+/// A rank's share of a convolution that overlaps its exchange.
 #[derive(Clone)]
-pub(super) struct Halo {
-    dim: i64,
-    /// Elements of it on a side.
-    width: i64,
-    /// This rank has neighbours before and after.
-    sides: [bool; 2],
-    /// From the ends of all parts to the halos.
-    share: Arc<Transfer>,
+pub(super) struct Overlap {
+    shares: Vec<Share>,
+    strips: Vec<Strip>,
+    /// Places of the blocks that other ranks send, in the input's indices along the spatial dims.
+    received: Vec<Vec<Interval>>,
+    /// Regions of the shard that the border repeats elsewhere, with their places.
+    repeated: Vec<(Region, Vec<Interval>)>,
+    transfer: Arc<Transfer>,
     group: Group,
+    /// Arguments of the dense operator on the shard, on a strip, and on the complete window.
+    shard: ConvParams,
+    strip: ConvParams,
+    window: ConvParams,
+    groups: i64,
 }
 
-/// Geometry of the dense operator on a shard.
-#[derive(Clone)]
-pub(super) struct Native {
-    pub(super) stride: Vec<i64>,
-    pub(super) padding: Vec<i64>,
-    pub(super) dilation: Vec<i64>,
-    pub(super) groups: i64,
-    /// True if a bias is added.
-    pub(super) bias: bool,
-}
-
-impl Native {
-    fn convolve(&self, x: &Tensor, w: &Tensor, b: Option<&Tensor>) -> Result<Tensor, TchError> {
-        let steps = ConvParams {
-            stride: self.stride.clone(),
-            padding: self.padding.clone(),
-            dilation: self.dilation.clone(),
-            extra: vec![0; self.padding.len()],
-        };
-        steps.convolve(x, w, b, self.groups, false)
-    }
-}
-
-impl Halo {
-    /// The halo of a convolution that pads with zeros, if one of its dims is split, over which it goes in single steps to a
-    /// result of the same extent, and no part is smaller than the halo; not where 16-bit floats are computed, which would be rounded
-    /// once more where it is added. The same answer on all ranks.
-    pub(super) fn new(x: &ShardTensor, geometries: &[ConvGeometry]) -> Result<Option<Self>> {
-        let layout = x.layout();
-        if matches!(x.kind(), Kind::Half | Kind::BFloat16) || product_kind(x.device()).is_some() {
+impl Overlap {
+    /// Returns the share of this rank; `None` where nothing is exchanged, or where on some rank less than half of the result
+    /// is interior: then the window is fetched first. The decision is the same on all ranks.
+    pub(super) fn new(
+        layout: &Layout,
+        geometries: &[ConvGeometry],
+        plan: &WindowPlan,
+        border: Border,
+        groups: i64,
+    ) -> Result<Option<Self>> {
+        let zeros = border == Border::Fill;
+        let interior = geometries
+            .iter()
+            .zip(&plan.results)
+            .map(|(geometry, result)| least_interior(*geometry, zeros, &layout.dims()[geometry.dim], result));
+        // An element that is repeated is fetched once for each time.
+        let wide = |geometry: &ConvGeometry| geometry.before.max(geometry.after) >= geometry.reach();
+        let repeats = border == Border::Replicate && geometries.iter().any(wide);
+        if layout.coordinates().is_none() || interior.product::<f64>() < LEAST_INTERIOR || repeats {
             return Ok(None);
         }
-        let mut split = geometries.iter().filter(|walk| layout.is_sharded(walk.dim));
-        let (Some(walk), None) = (split.next(), split.next()) else { return Ok(None) };
-        let width = walk.before;
-        let dim = &layout.dims()[walk.dim];
-        let fits = geometries.iter().all(|walk| walk.before == walk.after)
-            && walk.stride == 1
-            && walk.result == walk.extent
-            && width > 0
-            && dim.sizes().iter().all(|&size| size >= width);
-        if !fits {
+        let needs: Vec<Need> = plan.windows.needs.iter().map(Need::singly).collect();
+        let transfer = transfer(layout, &needs, &[])?;
+        if !transfer.communicates {
             return Ok(None);
         }
-        // The first and the last elements of each part, one after another.
-        let parts = dim.parts.len() as i64;
-        let ends =
-            layout.with_dim(walk.dim, Dim::consecutive(dim.axes.clone(), &vec![2 * width; dim.parts.len()]));
-        let halo = |part: i64| {
-            let before = (part > 0).then(|| 2 * width * part - width);
-            let after = (part + 1 < parts).then(|| 2 * width * (part + 1));
-            let take = |start| Piece::Take { start, len: width, step: 1 };
-            before.into_iter().chain(after).map(take).collect()
+        let share = |(geometry, result): (&ConvGeometry, &Interval)| {
+            let shard = super::part_of(&layout.dims()[geometry.dim], layout);
+            Share::new(*geometry, zeros, shard, *result)
         };
-        let mut needs: Vec<Need> = ends.dims().iter().map(Need::of).collect();
-        needs[walk.dim] = Need { axes: dim.axes.clone(), parts: (0..parts).map(halo).collect() };
-        let sharding = layout.sharding_axes();
-        let replicated: Vec<usize> =
-            (0..layout.placements().len()).filter(|axis| !sharding.contains(axis)).collect();
-        let share = transfer(&ends, &needs, &replicated)?;
-        let part = super::part_of(dim, layout);
-        let sides = [part.start > 0, part.end() < walk.extent];
-        let group = layout.ranks()?.group.clone();
-        Ok(Some(Self { dim: walk.dim as i64, width, sides, share, group }))
+        let shares: Vec<Share> = geometries.iter().zip(&plan.own).map(share).collect();
+        let origin = |(at, geometry): (usize, &ConvGeometry)| match plan.native[at] {
+            true => 0,
+            false => window(geometry, plan.own[at]).0,
+        };
+        let origins: Vec<i64> = geometries.iter().enumerate().map(origin).collect();
+        let place = |region: &Region| -> Vec<Interval> {
+            let runs = region[2..].iter().zip(&origins);
+            runs.map(|(run, origin)| Interval::new(run.start + origin, run.len)).collect()
+        };
+        let stays = |(from, to): &(Region, Region)| {
+            let mut dims = from[2..].iter().zip(place(to)).zip(&shares);
+            dims.all(|((from, to), share)| from.start + share.shard.start == to.start && from.step == 1)
+        };
+        let received = transfer.receives.iter().flat_map(|(_, blocks)| blocks);
+        let received = received.map(|block| place(&block.region)).collect();
+        let repeated = transfer.own.iter().filter(|pair| !stays(pair));
+        let repeated = repeated.map(|(from, to)| (from.clone(), place(to))).collect();
+        let window = ConvParams::within(geometries, &plan.native);
+        let padded = |padding: Vec<i64>| ConvParams { padding, ..window.clone() };
+        Ok(Some(Self {
+            strips: strips(&shares),
+            received,
+            repeated,
+            group: layout.ranks()?.group.clone(),
+            shard: padded(shares.iter().map(|share| share.padding().0).collect()),
+            strip: padded(vec![0; shares.len()]),
+            window,
+            shares,
+            transfer,
+            groups,
+        }))
     }
 
     /// The convolution of this rank's part.
-    pub(super) fn convolve(self, x: &Tensor, parts: &ConvOperands, native: Native) -> Result<Tensor> {
-        let (weight, bias) = (&parts.weight, parts.bias.as_ref());
-        let inputs: Vec<&Tensor> = [x, weight].into_iter().chain(bias).collect();
+    pub(super) fn convolve(self, operands: &ConvOperands) -> Result<Tensor> {
+        // Before the exchange: in mixed precision 16 bits are sent.
+        let low = |tensor: &Tensor| torch(OP, lowered(tensor));
+        let (x, weight) = (low(operands.x.local())?, low(&operands.weight)?);
+        let bias = operands.bias.as_ref().map(low).transpose()?;
+        let inputs: Vec<&Tensor> = [&x, &weight].into_iter().chain(&bias).collect();
         let records = is_grad_enabled() && inputs.iter().any(|input| input.requires_grad());
-        let ends = torch(OP, self.ends(&x.detach()))?;
-        let work = windows::fetch(&ends, &self.share, 0.0, &self.group)?;
-        let leaf = |tensor: &Tensor| tensor.detach().set_requires_grad(records && tensor.requires_grad());
-        let leaves: Vec<Tensor> = inputs.iter().map(|input| leaf(input)).collect();
-        let own = {
+        let work = windows::fetch_blocks(&x, &self.transfer, &self.group)?;
+        let leaf = |tensor: &&Tensor| tensor.detach().set_requires_grad(records && tensor.requires_grad());
+        let leaves: Vec<Tensor> = inputs.iter().map(leaf).collect();
+        let mut inner = {
             let _grad = records.then(EnableGrad::new);
-            torch(OP, native.convolve(&leaves[0], &leaves[1], leaves.get(2)))?
+            torch(OP, self.inner(leaves))?
         };
-        let halo = work.wait()?.set_requires_grad(leaves[0].requires_grad());
-        let mut inner = Inner { leaves, halo, own, ends: [None, None] };
-        {
-            let _grad = records.then(EnableGrad::new);
-            inner.ends = torch(OP, self.of_ends(&native, &inner.halo, &inner.leaves[1]))?;
-        }
         let y = inner.own.detach();
-        for (start, end) in self.starts(&y).zip(&inner.ends) {
-            if let Some(end) = end {
-                let here = torch(OP, y.f_narrow(self.dim, start, self.width))?;
-                let _ = torch(OP, here.shallow_clone().f_add_(&end.detach()))?;
-            }
+        let blocks = work.wait()?;
+        {
+            let _guard = NoGrad::new();
+            torch(OP, self.replace_strips(&y, &inputs, &self.sources(&x, &blocks)?))?;
         }
         if !records {
             return Ok(y);
         }
-        // The graph needs the place of its result only, not the elements.
-        let place =
-            torch(OP, y.f_new_zeros([1], (y.kind(), y.device())).and_then(|x| x.f_expand(y.size(), false)))?;
-        torch(OP, inner.own.f_set_data(&place))?;
-        let saved: Vec<&Tensor> = [x, weight, &inner.halo].into_iter().chain(bias).collect();
-        let saved: Vec<Tensor> = saved.into_iter().map(Tensor::shallow_clone).collect();
-        let saved: Vec<&Tensor> = saved.iter().collect();
+        if !inner.cropped {
+            // The graph needs the place of its result only, not the elements.
+            let place = torch(
+                OP,
+                y.f_new_zeros([1], (y.kind(), y.device())).and_then(|x| x.f_expand(y.size(), false)),
+            )?;
+            torch(OP, inner.own.f_set_data(&place))?;
+        }
+        let saved: Vec<&Tensor> = inputs.iter().copied().chain(&blocks).collect();
         let label = Label::current();
-        let inner = Mutex::new(Some(inner));
+        let (inputs_count, inner) = (inputs.len(), Mutex::new(Some(inner)));
         let outputs = Function::new(OP).save(&saved).apply(&inputs, vec![y], move |context, grads| {
             let _label = label.backward();
             let gradient = context.grad_or_zeros(grads, 0)?;
             let inner = inner.lock().unwrap_or_else(PoisonError::into_inner).take();
-            match is_grad_enabled() {
-                true => self.differentiable_gradients(&native, context, &gradient),
-                false => self.gradients(&native, context, inner, &gradient),
-            }
+            // The dtypes are those of forward, wherever backward is called.
+            in_full_precision(gradient.device(), || match is_grad_enabled() {
+                true => self.differentiable_gradients(context, inputs_count, &gradient),
+                false => self.gradients(context, inputs_count, inner, &gradient),
+            })
         })?;
         outputs.into_iter().next().map_or_else(|| refuse(OP, "a function lost its output"), Ok)
     }
 
-    /// A part's first and last elements.
-    fn ends(&self, x: &Tensor) -> Result<Tensor, TchError> {
-        let starts: Vec<i64> = self.starts(x).collect();
-        let end = |start: &i64| x.f_narrow(self.dim, *start, self.width);
-        Tensor::f_cat(&starts.iter().map(end).collect::<Result<Vec<_>, _>>()?, self.dim)
-    }
-
-    /// Returns the starts of the first and the last elements.
-    fn starts(&self, x: &Tensor) -> impl Iterator<Item = i64> + use<> {
-        [0, x.size()[self.dim as usize] - self.width].into_iter()
-    }
-
-    /// Computes the halo's contribution at both ends, from the kernel elements that reach it.
-    fn of_ends(
-        &self,
-        native: &Native,
-        halo: &Tensor,
-        weight: &Tensor,
-    ) -> Result<[Option<Tensor>; 2], TchError> {
-        let (dim, spatial) = (self.dim, self.dim as usize - 2);
-        let dilation = native.dilation[spatial];
-        let kernel = weight.size()[dim as usize];
-        let reaching = (self.width - 1) / dilation + 1;
-        // A halo of one element, which one of the kernel's reaches, is a thing of one dim fewer.
-        let thin = self.width == 1 && halo.dim() > 3;
-        let mut native = native.clone();
-        native.padding[spatial] = 0;
-        if thin {
-            for steps in [&mut native.stride, &mut native.padding, &mut native.dilation] {
-                steps.remove(spatial);
+    /// Convolves the shard with zeros around it.
+    fn inner(&self, leaves: Vec<Tensor>) -> Result<Inner, TchError> {
+        let mut own = self.shard.convolve(&leaves[0], &leaves[1], leaves.get(2), self.groups, false)?;
+        let mut cropped = false;
+        for (dim, share) in (2..).zip(&self.shares) {
+            let (_, skipped) = share.padding();
+            if own.size()[dim as usize] != share.result.len {
+                own = own.f_narrow(dim, skipped, share.result.len)?;
+                cropped = true;
             }
         }
-        // In the place of the part's own elements that these see: zeros.
-        let own = dilation * (reaching - 1);
-        let mut at = 0;
-        let mut end = |side: usize| -> Result<Option<Tensor>, TchError> {
-            if !self.sides[side] {
-                return Ok(None);
+        Ok(Inner { leaves, own: own.f_contiguous()?, cropped })
+    }
+
+    /// The blocks that strips see beside the shard, each with its place: those received, and the shard's own that the border
+    /// repeats.
+    fn sources(&self, x: &Tensor, received: &[Tensor]) -> Result<Vec<(Tensor, &[Interval])>> {
+        let mut sources: Vec<(Tensor, &[Interval])> = Vec::new();
+        sources
+            .extend(received.iter().map(Tensor::shallow_clone).zip(self.received.iter().map(Vec::as_slice)));
+        for (from, place) in &self.repeated {
+            sources.push((windows::region(&x.detach(), from)?, place));
+        }
+        Ok(sources)
+    }
+
+    /// Returns the window of a strip with these blocks, and zeros elsewhere.
+    fn strip_of(
+        &self,
+        strip: &Strip,
+        x: &Tensor,
+        sources: &[(Tensor, &[Interval])],
+    ) -> Result<Tensor, TchError> {
+        let mut shape = x.size()[..2].to_vec();
+        shape.extend(strip.window.iter().map(|interval| interval.len));
+        let window = x.f_new_zeros(shape, (x.kind(), x.device()))?;
+        for (block, place) in sources {
+            if let Some((mut to, from)) = common((&window, &strip.window), (block, place))? {
+                to.f_copy_(&from)?;
             }
-            let part = halo.f_narrow(dim, at, self.width)?;
-            at += self.width;
-            let weight = weight.f_narrow(dim, if side == 0 { 0 } else { kernel - reaching }, reaching)?;
-            if thin {
-                let y = native.convolve(&part.f_squeeze_dim(dim)?, &weight.f_squeeze_dim(dim)?, None)?;
-                return y.f_unsqueeze(dim).map(Some);
+        }
+        Ok(window)
+    }
+
+    /// Convolves the strips, and writes them where the shard's zeros gave something else.
+    fn replace_strips(
+        &self,
+        y: &Tensor,
+        inputs: &[&Tensor],
+        sources: &[(Tensor, &[Interval])],
+    ) -> Result<(), TchError> {
+        let shard: Vec<Interval> = self.shares.iter().map(|share| share.shard).collect();
+        for strip in &self.strips {
+            let window = self.strip_of(strip, inputs[0], sources)?;
+            if let Some((mut to, from)) = common((&window, &strip.window), (inputs[0], &shard))? {
+                to.f_copy_(&from)?;
             }
-            let mut around = vec![0; 2 * (halo.dim() - dim as usize - 1)];
-            around.extend(if side == 0 { [0, own] } else { [own, 0] });
-            native.convolve(&part.f_constant_pad_nd(around)?, &weight, None).map(Some)
-        };
-        Ok([end(0)?, end(1)?])
+            let of_strip =
+                self.strip.convolve(&window, inputs[1], inputs.get(2).copied(), self.groups, false)?;
+            narrowed(y, &strip.place)?.f_copy_(&of_strip)?;
+        }
+        Ok(())
     }
 
     fn gradients(
         &self,
-        native: &Native,
         context: &Context<'_>,
+        inputs: usize,
         inner: Option<Inner>,
         gradient: &Tensor,
     ) -> Result<Vec<Option<Tensor>>, Failure> {
         let inner = match inner {
             Some(inner) => inner,
-            None => self.again(native, context)?,
+            None => self.inner_again(context, inputs)?,
         };
-        let Inner { leaves, halo, own, ends } = &inner;
-        // The ends first: what they give the halo travels while the part's gradients are computed.
-        let mut outputs = Vec::new();
-        let mut cotangents = Vec::new();
-        for (end, at) in ends.iter().zip(self.starts(gradient)) {
-            if let Some(end) = end {
-                outputs.push(end);
-                cotangents.push(gradient.f_narrow(self.dim, at, self.width)?);
-            }
-        }
-        let mut of_ends = grads(&outputs, &[halo, &leaves[1]], cotangents, false)?;
-        let back = match halo.requires_grad() {
-            true => {
-                let of_halo = of_ends[0].take().map_or_else(|| halo.f_zeros_like(), Ok)?;
-                Some(windows::accumulate(&of_halo, &self.share, &self.group)?)
-            }
+        let Inner { leaves, own, .. } = &inner;
+        // The strips first: what they give the halo travels while the shard's gradient is computed.
+        let x = &leaves[0];
+        let received: Vec<Tensor> =
+            (0..self.received.len()).map(|at| context.saved(inputs + at)).collect::<Result<_, _>>()?;
+        let sources = self.sources(x, &received)?;
+        let of_strips = self.strip_gradients(leaves, &sources, gradient)?;
+        let (received, repeated) = of_strips.blocks.split_at(self.received.len());
+        let back = match x.requires_grad() {
+            true => Some(windows::return_blocks(received, &self.transfer, x, &self.group)?),
             false => None,
         };
         let inputs: Vec<&Tensor> = leaves.iter().collect();
-        let all = grads(&[own], &inputs, vec![gradient.shallow_clone()], false)?;
-        // These are nobody else's yet.
+        let mut all = grads(&[own], &inputs, vec![gradient.shallow_clone()], false)?;
         let _guard = NoGrad::new();
-        if let (Some(work), Some(x)) = (back, &all[0]) {
-            let of_halo = work.wait()?;
-            for (number, start) in self.starts(x).enumerate() {
-                let end = of_halo.f_narrow(self.dim, number as i64 * self.width, self.width)?;
-                let _ = x.f_narrow(self.dim, start, self.width)?.f_add_(&end)?;
+        if let (Some(work), Some(of_x)) = (back, &mut all[0]) {
+            let returned = work.wait()?;
+            let kind = of_x.kind();
+            // These are nobody else's yet. The terms of 16-bit floats are added up in single precision.
+            let sum = match kind {
+                Kind::Half | Kind::BFloat16 => of_x.f_to_kind(Kind::Float)?,
+                _ => of_x.shallow_clone(),
+            };
+            for ((from, _), block) in self.repeated.iter().zip(repeated) {
+                windows::add(&sum, from, block)?;
             }
+            returned.add(&sum)?;
+            *of_x = sum.f_to_kind(kind)?;
         }
-        if let (Some(weight), Some(of_ends)) = (&all[1], &of_ends[1]) {
-            let _ = weight.shallow_clone().f_add_(of_ends)?;
+        if let (Some(of_weight), Some(more)) = (&all[1], &of_strips.weight) {
+            let _ = of_weight.shallow_clone().f_add_(more)?;
         }
         Ok(all)
     }
 
-    /// The convolutions once more, for a second backward pass.
-    fn again(&self, native: &Native, context: &Context<'_>) -> Result<Inner, Failure> {
+    /// The gradients of the blocks that the strips see, and the weight's from these.
+    fn strip_gradients(
+        &self,
+        leaves: &[Tensor],
+        sources: &[(Tensor, &[Interval])],
+        gradient: &Tensor,
+    ) -> Result<StripGradients, Failure> {
+        let x = &leaves[0];
+        let weight = leaves[1].detach().set_requires_grad(leaves[1].requires_grad());
+        let mut windows = Vec::new();
+        let (mut results, mut cotangents) = (Vec::new(), Vec::new());
+        for strip in &self.strips {
+            let window = {
+                let _guard = NoGrad::new();
+                self.strip_of(strip, x, sources)?
+            };
+            let window = window.set_requires_grad(x.requires_grad());
+            let _grad = EnableGrad::new();
+            results.push(self.strip.convolve(&window, &weight, None, self.groups, false)?);
+            cotangents.push(narrowed(gradient, &strip.place)?);
+            windows.push(window);
+        }
+        let inputs: Vec<&Tensor> = windows.iter().chain([&weight]).collect();
+        let mut all = grads(&results.iter().collect::<Vec<_>>(), &inputs, cotangents, false)?;
+        let weight = all.pop().flatten();
+        let _guard = NoGrad::new();
+        let mut blocks = Vec::new();
+        for (source, place) in sources {
+            let block = source.f_zeros_like()?;
+            for (strip, of_window) in self.strips.iter().zip(&all) {
+                let Some(of_window) = of_window else { continue };
+                if let Some((mut to, from)) = common((&block, place), (of_window, &strip.window))? {
+                    let _ = to.f_add_(&from)?;
+                }
+            }
+            blocks.push(block);
+        }
+        Ok(StripGradients { blocks, weight })
+    }
+
+    /// The convolution of the shard once more, for a second backward pass.
+    fn inner_again(&self, context: &Context<'_>, inputs: usize) -> Result<Inner, Failure> {
         let _grad = EnableGrad::new();
         let leaf = |index: usize| -> Result<Tensor, Failure> {
             let saved = context.saved(index)?;
             Ok(saved.detach().set_requires_grad(saved.requires_grad()))
         };
-        let (x, weight, halo) = (leaf(0)?, leaf(1)?, leaf(2)?);
-        let bias = native.bias.then(|| leaf(3)).transpose()?;
-        let own = native.convolve(&x, &weight, bias.as_ref())?;
-        let ends = self.of_ends(native, &halo, &weight)?;
-        Ok(Inner { leaves: [x, weight].into_iter().chain(bias).collect(), halo, own, ends })
+        Ok(self.inner((0..inputs).map(leaf).collect::<Result<_, _>>()?)?)
     }
 
-    /// Gradients that have gradients.
+    /// Gradients that have gradients: those of the convolution of the complete window.
     fn differentiable_gradients(
         &self,
-        native: &Native,
         context: &Context<'_>,
+        inputs: usize,
         gradient: &Tensor,
     ) -> Result<Vec<Option<Tensor>>, Failure> {
         // Nodes of their own: one input may have been computed from another, and that way is gone through outside.
         let own = |index: usize| -> Result<Tensor, Failure> { Ok(context.saved(index)?.f_alias()?) };
-        let (x, weight) = (own(0)?, own(1)?);
-        let bias = native.bias.then(|| own(3)).transpose()?;
-        let share = self.share.clone();
+        let inputs: Vec<Tensor> = (0..inputs).map(own).collect::<Result<_, _>>()?;
+        let share = self.transfer.clone();
         let fetch = Fetch { forward: share.clone(), back: share, group: self.group.clone(), hidden: false };
-        let halo = windows::fetch_window(&self.ends(&x)?, fetch, 0.0)?;
-        let mut y = native.convolve(&x, &weight, bias.as_ref())?;
-        let extent = y.size()[self.dim as usize];
-        for (start, end) in self.starts(&y).zip(self.of_ends(native, &halo, &weight)?) {
-            if let Some(end) = end {
-                let mut around = vec![0; 2 * (y.dim() - self.dim as usize - 1)];
-                around.extend([start, extent - start - self.width]);
-                y = y.f_add(&end.f_constant_pad_nd(around)?)?;
-            }
-        }
-        let inputs: Vec<&Tensor> = [&x, &weight].into_iter().chain(bias.as_ref()).collect();
-        grads(&[&y], &inputs, vec![gradient.shallow_clone()], true)
+        let window = windows::fetch_window(&inputs[0], fetch, 0.0)?;
+        let y = self.window.convolve(&window, &inputs[1], inputs.get(2), self.groups, false)?;
+        grads(&[&y], &inputs.iter().collect::<Vec<_>>(), vec![gradient.shallow_clone()], true)
     }
+}
+
+/// The convolution of the shard, as a graph of its own.
+struct Inner {
+    /// Shard, weight, and bias if there is one.
+    leaves: Vec<Tensor>,
+    own: Tensor,
+    /// True if `own` is a view of more results.
+    cropped: bool,
+}
+
+struct StripGradients {
+    /// Of the blocks that strips see.
+    blocks: Vec<Tensor>,
+    weight: Option<Tensor>,
+}
+
+/// Views of the elements that two tensors have in common, by their places along the spatial dims.
+fn common(
+    (a, of_a): (&Tensor, &[Interval]),
+    (b, of_b): (&Tensor, &[Interval]),
+) -> Result<Option<(Tensor, Tensor)>, TchError> {
+    let mut both = (Vec::new(), Vec::new());
+    for (of_a, of_b) in of_a.iter().zip(of_b) {
+        let start = of_a.start.max(of_b.start);
+        let len = of_a.end().min(of_b.end()) - start;
+        if len <= 0 {
+            return Ok(None);
+        }
+        both.0.push(Interval::new(start - of_a.start, len));
+        both.1.push(Interval::new(start - of_b.start, len));
+    }
+    Ok(Some((narrowed(a, &both.0)?, narrowed(b, &both.1)?)))
+}
+
+/// Returns the view of a box along the spatial dims.
+fn narrowed(x: &Tensor, place: &[Interval]) -> Result<Tensor, TchError> {
+    let mut dims = (2..).zip(place);
+    dims.try_fold(x.shallow_clone(), |x, (dim, interval)| x.f_narrow(dim, interval.start, interval.len))
 }
 
 /// The gradients of inputs, of those that require one.
@@ -313,15 +396,6 @@ fn grads(
         }
     };
     let mut found = found.into_iter();
-    let of = |input: &&Tensor| if input.requires_grad() { found.next().flatten() } else { None };
-    Ok(inputs.iter().map(of).collect())
-}
-
-/// The convolutions of a part and of its halo, each a graph of its own.
-struct Inner {
-    /// Part, weight, and bias if there is one.
-    leaves: Vec<Tensor>,
-    halo: Tensor,
-    own: Tensor,
-    ends: [Option<Tensor>; 2],
+    let next = |input: &&Tensor| if input.requires_grad() { found.next().flatten() } else { None };
+    Ok(inputs.iter().map(next).collect())
 }

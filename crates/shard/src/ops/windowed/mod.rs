@@ -8,6 +8,7 @@ mod halo;
 mod interpolate;
 mod pad;
 mod pool;
+mod strips;
 
 use isobar_array::PadMode;
 use isobar_array::kernel::ConvGeometry;
@@ -34,7 +35,57 @@ fn border(mode: PadMode) -> Border {
     }
 }
 
-/// A rank's window of an input, and what follows from it for the result.
+/// Windows of all ranks, and what follows from them for the result.
+struct WindowPlan {
+    windows: Windows,
+    /// True if some rank's window is not its shard.
+    moved: bool,
+    /// Split of the result along the windowed dims.
+    results: Vec<Dim>,
+    /// This rank's part of the result along them.
+    own: Vec<Interval>,
+    /// True for dims whose border is left to the dense operator.
+    native: Vec<bool>,
+}
+
+impl WindowPlan {
+    /// Plans the windows of all geometries. Along dims that are not split, a border of zeros that is the same on both sides is
+    /// left to the dense operator. A rank without results gets a window of fill that gives one, to be cut off again by
+    /// [`Windowed::trim`]: so that it computes as all others do.
+    fn new(layout: &Layout, geometries: &[ConvGeometry], border: Border, native_border: bool) -> Self {
+        let mut windows = Windows::of(layout);
+        // A copy of its own where something is repeated, which the gradient of the window is not.
+        windows.hidden = border != Border::Replicate;
+        let mut moved = false;
+        let (mut results, mut own, mut native) = (Vec::new(), Vec::new(), Vec::new());
+        for geometry in geometries {
+            let dim = &layout.dims()[geometry.dim];
+            let result = split_of_result(dim, geometry);
+            let symmetric = geometry.before == geometry.after;
+            let left = !dim.is_split() && border == Border::Fill && native_border && symmetric;
+            own.push(part_of(&result, layout));
+            if !left {
+                let need = windows_along(&result, geometry, border);
+                moved |= need != Need::of(dim);
+                windows = windows.with(geometry.dim, need);
+            }
+            results.push(result);
+            native.push(left);
+        }
+        Self { windows, moved, results, own, native }
+    }
+
+    /// Fetches the windows.
+    fn fetch(self, x: &ShardTensor, fill: f64) -> Result<Windowed> {
+        let local = match self.moved {
+            true => fetch(x.local(), x.layout(), &self.windows, fill)?,
+            false => x.local().shallow_clone(),
+        };
+        Ok(Windowed { local, results: self.results, own: self.own, native: self.native })
+    }
+}
+
+/// A rank's window of an input.
 struct Windowed {
     local: Tensor,
     /// Split of the result along the windowed dims.
@@ -46,9 +97,7 @@ struct Windowed {
 }
 
 impl Windowed {
-    /// Fetches the windows of all geometries. Along dims that are not split, a border of zeros that is the same on both sides is
-    /// left to the dense operator. A rank without results gets a window of fill that gives one, to be cut off again by
-    /// [`Windowed::trim`]: so that it computes as all others do.
+    /// Fetches the windows of all geometries, as [`WindowPlan::new`] plans them.
     fn new(
         x: &ShardTensor,
         geometries: &[ConvGeometry],
@@ -56,28 +105,7 @@ impl Windowed {
         fill: f64,
         native_border: bool,
     ) -> Result<Self> {
-        let layout = x.layout();
-        let mut windows = Windows::of(layout);
-        // A copy of its own where something is repeated, which the gradient of the window is not.
-        windows.hidden = border != Border::Replicate;
-        let mut moved = false;
-        let (mut results, mut own, mut native) = (Vec::new(), Vec::new(), Vec::new());
-        for walk in geometries {
-            let dim = &layout.dims()[walk.dim];
-            let result = split_of_result(dim, walk);
-            let left =
-                !dim.is_split() && border == Border::Fill && native_border && walk.before == walk.after;
-            own.push(part_of(&result, layout));
-            if !left {
-                let need = windows_along(&result, walk, border);
-                moved |= need != Need::of(dim);
-                windows = windows.with(walk.dim, need);
-            }
-            results.push(result);
-            native.push(left);
-        }
-        let local = if moved { fetch(x.local(), layout, &windows, fill)? } else { x.local().shallow_clone() };
-        Ok(Self { local, results, own, native })
+        WindowPlan::new(x.layout(), geometries, border, native_border).fetch(x, fill)
     }
 
     /// The result without the elements of ranks that have none.

@@ -1,0 +1,115 @@
+//! Halos that are in flight while a convolution computes its interior. Watches libtorch's operators, and so stands with the
+//! tests of what belongs to the process.
+
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::{Duration, Instant};
+
+use isobar_array::{Conv, PadMode, Padding};
+use isobar_mesh::DeviceMesh;
+use isobar_shard::{Placement, ShardTensor};
+use isobar_torch::autograd::BackwardOptions;
+use isobar_torch::guard::Autocast;
+use isobar_torch::observe::first_non_finite;
+use rstest::rstest;
+use tch::{Device, Kind, Tensor};
+
+use crate::common::{Split, leaf, numbers, on_mesh};
+
+/// Counts up to a number, which others wait for.
+#[derive(Clone, Default)]
+struct Signal(Arc<AtomicUsize>);
+
+impl Signal {
+    fn give(&self) {
+        self.0.fetch_add(1, Ordering::SeqCst);
+    }
+
+    /// Waits for the count; returns whether it came in time.
+    fn wait(&self, count: usize) -> bool {
+        let start = Instant::now();
+        while self.0.load(Ordering::SeqCst) < count {
+            if start.elapsed() > Duration::from_secs(10) {
+                return false;
+            }
+            std::thread::sleep(Duration::from_millis(1));
+        }
+        true
+    }
+}
+
+/// Runs `pass` on all ranks, on rank 0 with values of which only the convolution of its interior makes infinities. Rank 0 is
+/// stopped there until all others are done, and the others start only then: neither ends if the halo is not in flight while the
+/// interior is computed.
+fn in_flight(mesh: &DeviceMesh, signals: &[Signal; 2], pass: impl FnOnce()) {
+    let [inside, done] = signals.clone();
+    let others = mesh.size() - 1;
+    if mesh.coordinates().unwrap().iter().all(|&at| at == 0) {
+        let stop = move || {
+            inside.give();
+            done.wait(others).to_string()
+        };
+        let (_, found) = first_non_finite(&[], stop, pass).unwrap();
+        assert!(found[0].operator.contains("conv"), "{found:?}");
+        let ended = found[0].label.parse::<bool>().unwrap();
+        assert!(ended, "the others lack the halo that rank 0 sends while it computes its interior");
+    } else {
+        let began = inside.wait(1);
+        // Ranks are threads: this one is not to be stopped by the watch of rank 0.
+        first_non_finite(&[], String::new, pass).unwrap();
+        done.give();
+        assert!(began, "rank 0 waits for its halo before it computes its interior");
+    }
+}
+
+/// Values of the global tensor with one that overflows in the interior of rank 0.
+fn overflowing(shape: &[i64], kind: Kind) -> Tensor {
+    let x = numbers(shape, 1).to_kind(kind);
+    let large = if kind == Kind::Double { 1e308 } else { 3e38 };
+    let _ = x.get(0).get(0).get(4).get(4).fill_(large);
+    x
+}
+
+#[rstest]
+fn the_halo_is_in_flight_while_the_interior_is_computed(
+    #[values((&[2][..], &[3][..]), (&[2, 2][..], &[2, 3][..]))] (shape, dims): (
+        &'static [i64],
+        &'static [usize],
+    ),
+    #[values((1, 1), (2, 1), (1, 2))] (stride, dilation): (i64, i64),
+    #[values(PadMode::Constant, PadMode::Circular, PadMode::Replicate)] mode: PadMode,
+    #[values(Kind::Double, Kind::BFloat16)] kind: Kind,
+) {
+    // Watches of libtorch's operators are of the process.
+    static ONE: Mutex<()> = Mutex::new(());
+    let _one = ONE.lock().unwrap_or_else(PoisonError::into_inner);
+    let forward: [Signal; 2] = Default::default();
+    let backward: [Signal; 2] = Default::default();
+    on_mesh(shape, move |mesh| {
+        let placements: Vec<Placement> = dims.iter().map(|&dim| Placement::Shard(dim)).collect();
+        let shape = [1, 3, 24, 26];
+        let layout = Split::Balanced.layout(mesh, &placements, &shape);
+        let conv = Conv {
+            padding: Padding::Each(vec![dilation]),
+            stride: vec![stride],
+            dilation: vec![dilation],
+            padding_mode: mode,
+            ..Conv::default()
+        };
+        let mixed = kind == Kind::BFloat16;
+        let kind = if mixed { Kind::Float } else { kind };
+        let _bf16 = mixed.then(|| Autocast::new(Device::Cpu, Kind::BFloat16).unwrap());
+        let kernel = [4, 3, 3, 3];
+        let weight = Tensor::full(kernel, 20.0, (kind, Device::Cpu));
+        let replicate = vec![Placement::Replicate; mesh.ndim()];
+        let layout_of_weight = Split::Balanced.layout(mesh, &replicate, &kernel);
+        let w = ShardTensor::distribute_as(&weight, &layout_of_weight).unwrap();
+        let x = leaf(&overflowing(&shape, kind), &layout);
+        in_flight(mesh, &forward, || drop(x.conv(&w, None, &conv).unwrap()));
+        let x = leaf(&numbers(&shape, 1).to_kind(kind), &layout);
+        let y = x.conv(&w, None, &conv).unwrap();
+        let g = overflowing(&y.shape().to_vec(), kind).to_kind(y.kind());
+        let g = ShardTensor::distribute_as(&g, &y.layout().of_gradient()).unwrap();
+        in_flight(mesh, &backward, || y.backward_from(Some(&g), BackwardOptions::default()).unwrap());
+    });
+}
