@@ -53,7 +53,14 @@ impl Array for ShardTensor {
         inputs: &[&Self],
         attrs: impl FnOnce() -> Attrs,
     ) -> Option<isobar_array::Result<Self>> {
-        let outputs = rules::replacement(name, inputs, attrs)?;
+        let outputs = match cfg!(debug_assertions) && rules::is_first_call(name) {
+            true => {
+                let attrs = attrs();
+                rules::assert_arguments(name, &attrs);
+                rules::replacement(name, inputs, || attrs)?
+            }
+            false => rules::replacement(name, inputs, attrs)?,
+        };
         Some(outputs.and_then(|outputs| Outputs::of(name, outputs)).map_err(Into::into))
     }
 }

@@ -74,7 +74,7 @@ pub(crate) fn layout(
         }
     };
     report.received = rank.world.traffic().received - before;
-    report.budget = operator.budget(case, layout, rank.number())?;
+    report.budget = operator.budget(case, layout, rank)?;
     if report.received > report.budget {
         report.problems.push(format!(
             "rank {} received {} bytes, more than the operator's {}",

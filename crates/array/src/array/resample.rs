@@ -3,7 +3,7 @@
 mod rearrange;
 mod sample;
 
-use super::{Array, argument};
+use super::{Array, Attrs, argument};
 use crate::error::Result;
 pub use sample::{GridSample, SamplePadding};
 
@@ -29,7 +29,15 @@ pub trait Resample: Array {
     /// # Ok::<(), isobar_array::Error>(())
     /// ```
     fn rearrange(&self, pattern: &str, extents: &[(&str, i64)]) -> Result<Self> {
-        rearrange::rearrange(self, pattern, extents)
+        let attrs = || {
+            let extents: Attrs =
+                extents.iter().map(|&(name, extent)| (name.to_owned(), extent.into())).collect();
+            args!("pattern": pattern, "extents": extents)()
+        };
+        match Self::replaced("rearrange", &[self], attrs) {
+            Some(replaced) => replaced,
+            None => rearrange::rearrange(self, pattern, extents),
+        }
     }
 
     /// Rearranges `[batch, channel · factorᵈ, extent…]` into `[batch, channel, extent · factor…]`, with d spatial
@@ -108,7 +116,10 @@ pub trait Resample: Array {
     ///
     /// Matrices that do not fit the field.
     fn affine_grid(&self, field: &Self, align_corners: bool) -> Result<Self> {
-        sample::affine_grid(self, field, align_corners)
+        match Self::replaced("affine_grid", &[self, field], args!("align_corners": align_corners)) {
+            Some(replaced) => replaced,
+            None => sample::affine_grid(self, field, align_corners),
+        }
     }
 }
 

@@ -11,7 +11,7 @@ use crate::dense::named;
 use crate::error::Result;
 use crate::layout::{Dim, Layout, Placement};
 use crate::promote::{Operand, operand, promote_optional};
-use crate::rules::is_anything_registered;
+use crate::rules::{Footprint, is_anything_registered};
 use crate::tensor::{ShardTensor, same_mesh};
 
 /// A factor of a product, or what is added to it; each of its dims under a label.
@@ -287,14 +287,19 @@ impl ShardTensor {
 
 crate::register! {
     /// x Wᵀ + b.
-    "linear"(input, weight, bias) Product:
+    "linear"(input, weight, bias) Product(|call| call.is_split_along(0, -1) || call.is_split_along(1, -1)):
         |call| call.tensor(0)?.linear(call.tensor(1)?, operand(call.optional_tensor(2)));
     /// The product of matrices, over broadcast batch dims.
-    "matmul"(input, other) Product: |call| call.tensor(0)?.matmul(call.tensor(1)?);
+    "matmul"(input, other) Product(rows_by_columns): |call| call.tensor(0)?.matmul(call.tensor(1)?);
     /// The product of matrices of a batch, with an optional bias.
-    "bmm"(input, other, bias) Product:
+    "bmm"(input, other, bias) Product(rows_by_columns):
         |call| call.tensor(0)?.bmm(call.tensor(1)?, operand(call.optional_tensor(2)));
     /// Sums of products by the indices of `equation`.
-    "einsum"(; equation) Product:
+    "einsum"(; equation) Product(|_| true):
         |call| ShardTensor::einsum(&call.get::<String>("equation")?, call.tensors());
+}
+
+/// Returns whether the dim that a product of matrices sums over is split.
+fn rows_by_columns(call: &Footprint<'_>) -> bool {
+    call.is_split_along(0, -1) || call.is_split_along(1, -2)
 }

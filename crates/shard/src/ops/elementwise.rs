@@ -1,12 +1,12 @@
 //! Functions of each element.
 
-use isobar_array::{Binary, Comparison, Elementwise, Unary};
+use isobar_array::{Binary, Comparison, Convert, Elementwise, Unary};
 use isobar_collectives::ReduceOp;
-use tch::{Kind, Scalar, Tensor};
+use tch::{Device, Kind, Scalar, Tensor};
 
 use super::align::align;
 use super::{operator, rule, torch};
-use crate::error::Result;
+use crate::error::{Error, Result};
 use crate::layout::{Dim, Placement};
 use crate::promote::Operand;
 use crate::rules::Call;
@@ -186,6 +186,22 @@ impl ShardTensor {
 }
 
 crate::register! {
+    /// The elements as `kind`, a dtype of libtorch such as `Float` or `BFloat16`.
+    "to_kind"(input; kind) Nothing: |call| call.tensor(0)?.to_kind(call.kind("kind")?);
+    /// The tensor on `device`, such as `Cpu` or `Cuda(0)`.
+    "to_device"(input; device) Nothing: |call| {
+        let x = call.tensor(0)?;
+        let device = match &call.get::<String>("device")?[..] {
+            "Cpu" => Device::Cpu,
+            text => match text.strip_prefix("Cuda(").and_then(|rest| rest.strip_suffix(')')?.parse().ok()) {
+                Some(index) => Device::Cuda(index),
+                None => return call.refuse(format!("device = \"{text}\"; expected Cpu or Cuda(number)")),
+            },
+        };
+        Ok::<_, Error>(Convert::to_device(x, device)?)
+    };
+    /// The tensor with contiguous shards.
+    "contiguous"(input) Nothing: |call| Convert::contiguous(call.tensor(0)?);
     /// −x.
     "neg"(input) Nothing: |call| call.tensor(0)?.unary(Unary::Neg);
     /// |x|.
@@ -252,19 +268,19 @@ crate::register! {
         call.tensor(0)?.unary(Unary::Clamp { min, max })
     };
     /// a + b; b is a tensor, or the number `other`.
-    "add"(input, other; other, alpha) SmallerOperands:
+    "add"(input, other;; other, alpha) SmallerOperands:
         |call| sum(call, Binary::Add, || Ok(Unary::AddScalar(call.number("other")?)));
     /// a − b; b is a tensor, or the number `other`.
-    "sub"(input, other; other, alpha) SmallerOperands:
+    "sub"(input, other;; other, alpha) SmallerOperands:
         |call| sum(call, Binary::Sub, || Ok(Unary::AddScalar(-call.number("other")?)));
     /// a · b; b is a tensor, or the number `other`.
-    "mul"(input, other; other) SmallerOperands:
+    "mul"(input, other;; other) SmallerOperands:
         |call| binary(call, Binary::Mul, || Ok(Unary::MulScalar(call.number("other")?)));
     /// a / b; b is a tensor, or the number `other`.
-    "div"(input, other; other) SmallerOperands:
+    "div"(input, other;; other) SmallerOperands:
         |call| binary(call, Binary::Div, || Ok(Unary::MulScalar(1.0 / call.number("other")?)));
     /// aᵇ; b is a tensor, or the number `exponent`.
-    "pow"(input, exponent; exponent) SmallerOperands:
+    "pow"(input, exponent;; exponent) SmallerOperands:
         |call| binary(call, Binary::Pow, || Ok(Unary::PowScalar(call.number("exponent")?)));
     /// The greater of two numbers.
     "maximum"(input, other) SmallerOperands: |call| call.tensor(0)?.binary(Binary::Maximum, call.tensor(1)?);

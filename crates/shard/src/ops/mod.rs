@@ -38,6 +38,21 @@ pub(crate) fn operator<T: Outputs>(
     args: impl FnOnce() -> Attrs,
     run: impl FnOnce() -> Result<T>,
 ) -> Result<T> {
+    // A handler gets the arguments by name: one that the method forgets would be its default there.
+    if cfg!(debug_assertions) && rules::is_first_call(op) {
+        let args = args();
+        rules::assert_arguments(op, &args);
+        return replaced_or(op, inputs, || args, run);
+    }
+    replaced_or(op, inputs, args, run)
+}
+
+fn replaced_or<T: Outputs>(
+    op: &str,
+    inputs: &[&ShardTensor],
+    args: impl FnOnce() -> Attrs,
+    run: impl FnOnce() -> Result<T>,
+) -> Result<T> {
     match rules::replacement(op, inputs, args) {
         Some(outputs) => T::of(op, outputs?),
         None => rule(op, inputs, run),

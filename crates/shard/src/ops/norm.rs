@@ -10,7 +10,7 @@ use super::{grouped, operator, refuse, torch};
 use crate::dense::named;
 use crate::error::Result;
 use crate::promote::{Operand, operand, promote_optional};
-use crate::rules::Call;
+use crate::rules::{Call, Footprint};
 use crate::tensor::{ShardTensor, same_mesh};
 
 impl ShardTensor {
@@ -251,24 +251,40 @@ fn along_channels(vector: Option<&ShardTensor>, dims: usize) -> Result<Option<Sh
 
 crate::register! {
     /// Each sample to mean 0 and variance 1 over its last dims (`normalized_shape`).
-    "layer_norm"(input, weight, bias; normalized_shape, eps, has_weight, has_bias) Moments: |call| {
+    "layer_norm"(input, weight, bias; normalized_shape, eps, has_weight, has_bias) Moments(samples): |call| {
         let (weight, bias) = affine_of(call)?;
         let shape: Vec<i64> = call.list("normalized_shape", Vec::new())?;
         call.tensor(0)?.layer_norm(&shape, operand(weight), operand(bias), call.or("eps", EPS)?)
     };
     /// Each of `num_groups` groups of channels to mean 0 and variance 1.
-    "group_norm"(input, weight, bias; num_groups, eps, has_weight, has_bias) Moments: |call| {
+    "group_norm"(input, weight, bias; num_groups, eps, has_weight, has_bias) Moments(groups): |call| {
         let (weight, bias) = affine_of(call)?;
         call.tensor(0)?.group_norm(call.get("num_groups")?, operand(weight), operand(bias), call.or("eps", EPS)?)
     };
     /// Each channel of each sample to mean 0 and variance 1.
-    "instance_norm"(input, weight, bias; eps, has_weight, has_bias) Moments: |call| {
+    "instance_norm"(input, weight, bias; eps, has_weight, has_bias) Moments(|call| Ok(extent(call, 0)? * extent(call, 1)?)): |call| {
         let (weight, bias) = affine_of(call)?;
         call.tensor(0)?.instance_norm(operand(weight), operand(bias), call.or("eps", EPS)?)
     };
     /// Each channel to mean 0 and variance 1 over the batch, or by its running statistics.
-    "batch_norm"(input, weight, bias, running_mean, running_var; training, momentum, eps, has_weight, has_bias) Moments:
+    "batch_norm"(input, weight, bias, running_mean, running_var; training, momentum, eps, has_weight, has_bias) Moments(|call| extent(call, 1)):
         |call| batch_norm(call);
+}
+
+/// Returns the extent of the input along a dim.
+fn extent(call: &Footprint<'_>, dim: usize) -> Result<i64> {
+    Ok(call.tensor(0)?.layout.shape().get(dim).copied().unwrap_or(1))
+}
+
+/// Returns the number of samples that a layer norm treats each by itself.
+fn samples(call: &Footprint<'_>) -> Result<i64> {
+    let normalized: Vec<i64> = call.attr("normalized_shape")?.unwrap_or_default();
+    Ok(call.tensor(0)?.layout.shape().iter().rev().skip(normalized.len()).product())
+}
+
+/// Returns the number of groups of channels of all samples.
+fn groups(call: &Footprint<'_>) -> Result<i64> {
+    Ok(extent(call, 0)? * call.attr::<i64>("num_groups")?.unwrap_or(1))
 }
 
 /// PyTorch's default of `eps`.

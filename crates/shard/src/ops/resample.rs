@@ -1,5 +1,7 @@
 //! Operators that `isobar-array` makes of others, over any array: their names. Their rules are those of their parts.
 
+use std::collections::BTreeMap;
+
 use isobar_array::{GridSample, Interpolation, Resample, SamplePadding};
 
 use crate::error::Result;
@@ -12,6 +14,15 @@ crate::register! {
     /// Squares of `downscale_factor`² points rearranged to channels.
     "pixel_unshuffle"(input; downscale_factor) Boundaries:
         |call| call.tensor(0)?.pixel_unshuffle(call.get("downscale_factor")?);
+    /// The dims split, moved and merged as einops' `pattern` says; `extents` gives those that it splits off.
+    "rearrange"(input; pattern, extents) Boundaries: |call| {
+        let extents: BTreeMap<String, i64> = call.or("extents", BTreeMap::new())?;
+        let extents: Vec<(&str, i64)> = extents.iter().map(|(name, &extent)| (&name[..], extent)).collect();
+        call.tensor(0)?.rearrange(&call.get::<String>("pattern")?, &extents)
+    };
+    /// The points of `field`'s grid under the affine maps `theta`.
+    "affine_grid"(theta, field; align_corners) Followed:
+        |call| call.tensor(0)?.affine_grid(call.tensor(1)?, call.or("align_corners", false)?);
     /// The field at the points of `grid`.
     "grid_sample"(input, grid; mode, padding_mode, align_corners) Samples:
         |call| call.tensor(0)?.grid_sample(call.tensor(1)?, &options(call)?);

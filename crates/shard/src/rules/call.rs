@@ -6,6 +6,7 @@ use isobar_array::{Attrs, Generator};
 use serde::Deserialize;
 use serde::de::DeserializeOwned;
 use serde_json::Value;
+use tch::Kind;
 
 use super::Operator;
 use crate::error::{Error, Result};
@@ -147,6 +148,29 @@ impl<'a> Call<'a> {
             ));
         }
         Ok(self.attrs.get(name).filter(|value| !value.is_null()))
+    }
+
+    /// Returns the dtype that the argument `name` names, as libtorch's bindings write it.
+    pub(crate) fn kind(&self, name: &str) -> Result<Kind> {
+        const KINDS: [Kind; 12] = [
+            Kind::Uint8,
+            Kind::Int8,
+            Kind::Int16,
+            Kind::Int,
+            Kind::Int64,
+            Kind::Half,
+            Kind::BFloat16,
+            Kind::Float,
+            Kind::Double,
+            Kind::ComplexFloat,
+            Kind::ComplexDouble,
+            Kind::Bool,
+        ];
+        let text: String = self.get(name)?;
+        match KINDS.into_iter().find(|kind| format!("{kind:?}") == text) {
+            Some(kind) => Ok(kind),
+            None => self.refuse(format!("{name} = \"{text}\"; expected one of {KINDS:?}")),
+        }
     }
 
     /// Returns the generator that is to draw next, from its seed and the number of its draws so far.

@@ -7,25 +7,29 @@
 //! and an error where hidden communication is forbidden.
 
 mod call;
+mod footprint;
 mod local_map;
 mod named;
 mod operator;
 mod rule;
 mod running;
 mod sharding;
+mod traffic;
 
 use std::sync::atomic::{AtomicBool, Ordering};
 
 pub use call::Call;
+pub use footprint::{Footprint, FootprintTensor, Side, SideWindow, summed};
 pub use local_map::{LocalMap, LocalOutput, local_map};
 pub(crate) use named::{announce, replacement};
 pub use named::{register_sharded_op, registered_sharded_ops};
-pub(crate) use operator::built_in;
 #[doc(hidden)]
 pub use operator::{IntoTensors, Tensors};
-pub use operator::{Operator, Traffic, operators};
+pub use operator::{Operator, operators};
+pub(crate) use operator::{assert_arguments, built_in, is_first_call};
 pub(crate) use rule::{Outputs, rule};
 pub use sharding::{Sharding, Shardings, register_sharding};
+pub use traffic::{Indexing, Traffic};
 
 /// Error of a program's own function.
 type Failure = Box<dyn std::error::Error + Send + Sync>;

@@ -1,11 +1,11 @@
 //! Descriptors of operators: each registers in the file of its rule, and is collected at link time (`inventory`).
 
-use std::collections::BTreeMap;
-use std::sync::OnceLock;
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::{Mutex, OnceLock, PoisonError};
 
 use isobar_array::Attrs;
 
-use super::Call;
+use super::{Call, Traffic};
 use crate::error::{Error, Result};
 use crate::tensor::ShardTensor;
 
@@ -17,86 +17,18 @@ pub struct Operator {
     summary: &'static str,
     tensors: &'static [&'static str],
     arguments: &'static [&'static str],
+    by_name: &'static [&'static str],
     traffic: Traffic,
     run: Run,
     module: &'static str,
 }
 
+/// Names of tensors or arguments.
+type Names = &'static [&'static str];
+
 type Run = fn(&Call<'_>) -> Result<Vec<ShardTensor>>;
 
 inventory::collect!(Operator);
-
-/// Data that a rank receives from others in an operator and its gradient. `isobar verify` bounds the bytes of each layout by
-/// it: of built-in operators, and of a program's own where it is [`Nothing`](Traffic::Nothing).
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-#[non_exhaustive]
-pub enum Traffic {
-    /// Nothing.
-    Nothing,
-    /// The smaller operands and their gradients, where layouts differ.
-    SmallerOperands,
-    /// The elements of its windows that others hold, and sums of the weights' gradients.
-    Halo,
-    /// One statistic of each row from each other shard.
-    Rows,
-    /// The result's terms from each other shard.
-    Terms,
-    /// Means and squared deviations from each other shard.
-    Moments,
-    /// The smaller operand of a product, and sums of its gradient; the result, where the contracted dim is sharded.
-    Product,
-    /// Keys and values once, and once more with their gradients.
-    Attention,
-    /// The selected elements.
-    Selected,
-    /// The elements between the boundaries of the old shards and of the new.
-    Boundaries,
-    /// A dim of extent 1 that was sharded.
-    Squeezed,
-    /// Tensors whose layouts differ from that of the largest.
-    Followed,
-    /// The indexed elements and the indices.
-    Indexed,
-    /// One all-to-all, and one back.
-    Sorted,
-    /// The best elements of each other shard.
-    Best,
-    /// One set of points.
-    Points,
-    /// The points of each other shard, and sums of their gradients.
-    Candidates,
-    /// The sampled points, and their gradients.
-    Samples,
-    /// One all-to-all for each transformed dim that is sharded.
-    Transform,
-}
-
-impl Traffic {
-    /// Returns it in words.
-    pub fn text(self) -> &'static str {
-        match self {
-            Self::Nothing => "nothing",
-            Self::SmallerOperands => "the smaller operands, where layouts differ",
-            Self::Halo => "its halo",
-            Self::Rows => "one statistic of each row from each other shard",
-            Self::Terms => "the result's terms from each other shard",
-            Self::Moments => "means and squared deviations from each other shard",
-            Self::Product => "the smaller operand; the result, where the contracted dim is sharded",
-            Self::Attention => "keys and values once (ring), or the heads it computes (all-to-all)",
-            Self::Selected => "the selected elements",
-            Self::Boundaries => "the elements between old and new boundaries of shards",
-            Self::Squeezed => "a sharded dim of extent 1",
-            Self::Followed => "tensors whose layouts differ from that of the largest",
-            Self::Indexed => "the indexed elements",
-            Self::Sorted => "one all-to-all, where the sorted dim is sharded",
-            Self::Best => "the best elements of each other shard",
-            Self::Points => "one set of points",
-            Self::Candidates => "the points of each other shard",
-            Self::Samples => "the sampled points",
-            Self::Transform => "one all-to-all for each transformed dim that is sharded",
-        }
-    }
-}
 
 impl Operator {
     /// Makes a descriptor; [`register!`](crate::register) calls this.
@@ -104,12 +36,12 @@ impl Operator {
     pub const fn new(
         name: &'static str,
         summary: &'static str,
-        (tensors, arguments): (&'static [&'static str], &'static [&'static str]),
+        (tensors, arguments, by_name): (Names, Names, Names),
         traffic: Traffic,
         run: Run,
         module: &'static str,
     ) -> Self {
-        Self { name, summary, tensors, arguments, traffic, run, module }
+        Self { name, summary, tensors, arguments, by_name, traffic, run, module }
     }
 
     /// Returns its name, which is PyTorch's where PyTorch has the operator.
@@ -127,7 +59,7 @@ impl Operator {
         self.tensors
     }
 
-    /// Returns the names of its arguments, beside the tensors.
+    /// Returns the names of its arguments, beside the tensors, of which the last may be those of calls by name only.
     pub fn arguments(&self) -> &'static [&'static str] {
         self.arguments
     }
@@ -218,7 +150,8 @@ pub fn operators() -> Vec<&'static Operator> {
 }
 
 /// Registers operators of sharded tensors, each with what it computes, its name, the names of its tensors (none: any number) and,
-/// after a semicolon, of its arguments, its [`Traffic`](crate::rules::Traffic), and its rule, a function of a
+/// after a semicolon, of its arguments (after a second one, of those that only calls by name have), its [`Traffic`](crate::rules::Traffic), with a function in parentheses where the class
+/// needs one, and its rule, a function of a
 /// [`Call`](crate::rules::Call) that returns one tensor, two, or a `Vec` of them. A rule is called on all ranks of the mesh, and must
 /// decide from layouts only.
 ///
@@ -249,19 +182,49 @@ pub fn operators() -> Vec<&'static Operator> {
 macro_rules! register {
     ($(
         $(#[doc = $summary:literal])+
-        $name:literal($($tensor:ident),* $(; $($argument:ident),+)?) $traffic:ident: |$call:ident| $body:expr;
+        $name:literal($($tensor:ident),* $(; $($argument:ident),* $(; $($by_name:ident),+)?)?) $traffic:ident $(($($bound:expr),+))?:
+            |$call:ident| $body:expr;
     )+) => {
         $($crate::inventory::submit! {
             $crate::rules::Operator::new(
                 $name,
                 concat!($($summary),+),
-                (&[$(stringify!($tensor)),*], &[$($(stringify!($argument)),+)?]),
-                $crate::rules::Traffic::$traffic,
+                (
+                    &[$(stringify!($tensor)),*],
+                    &[$($(stringify!($argument),)* $($(stringify!($by_name)),+)?)?],
+                    &[$($($(stringify!($by_name)),+)?)?],
+                ),
+                $crate::rules::Traffic::$traffic $(($($bound),+))?,
                 |$call| $crate::rules::IntoTensors::into_tensors($body),
                 module_path!(),
             )
         })+
     };
+}
+
+/// Returns whether a built-in operator is called by its method for the first time in this process.
+pub(crate) fn is_first_call(name: &str) -> bool {
+    static CALLED: Mutex<BTreeSet<String>> = Mutex::new(BTreeSet::new());
+    let mut called = CALLED.lock().unwrap_or_else(PoisonError::into_inner);
+    !called.contains(name) && called.insert(name.to_owned())
+}
+
+/// Panics if a method passes other arguments than its descriptor names: the names are written in both places, as only the
+/// method has the values.
+pub(crate) fn assert_arguments(name: &str, args: &Attrs) {
+    let Some(operator) = built_in(name) else {
+        panic!("{name} has no descriptor; register it beside its rule")
+    };
+    let named = operator.arguments.iter().copied().filter(|name| !operator.by_name.contains(name));
+    let named: BTreeSet<&str> = named.collect();
+    // One method of several operators passes null for what only some of them have.
+    let given = args.iter().filter(|(name, value)| !value.is_null() || named.contains(&name[..]));
+    let given: BTreeSet<&str> = given.map(|(name, _)| &name[..]).collect();
+    assert!(
+        given == named,
+        "the method {name} passes the arguments {given:?}, and its descriptor names {named:?}; name those of calls by name only \
+         after a second semicolon"
+    );
 }
 
 /// Result of the rule of an operator.

@@ -73,7 +73,7 @@ impl Operator for DistributedAfno {
     /// reduces T to parts; backward does the reverse. Beside these the output is gathered where it is whole on all ranks,
     /// the gradients of the shared parameters are summed, and so are those of the input, or it is gathered and they are
     /// reduced to parts.
-    fn budget(&self, case: &Case, layout: &Layout, _rank: usize) -> Result<u64> {
+    fn budget(&self, case: &Case, layout: &Layout, _rank: &Rank) -> Result<u64> {
         let config: DistributedAfnoConfig = config(&case.header)?;
         let ranks = model_ranks(layout) as u64;
         if self.must_refuse(&case.header, layout)?.is_some() {

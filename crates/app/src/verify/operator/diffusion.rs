@@ -39,7 +39,7 @@ impl Operator for Loss {
     }
 
     /// Unlimited, like that of models.
-    fn budget(&self, _case: &Case, _layout: &Layout, _rank: usize) -> Result<u64> {
+    fn budget(&self, _case: &Case, _layout: &Layout, _rank: &Rank) -> Result<u64> {
         Ok(u64::MAX)
     }
 }
@@ -77,7 +77,7 @@ impl Operator for Sampler {
     }
 
     /// Each step's noise at most, laid out as the latents are.
-    fn budget(&self, _case: &Case, _layout: &Layout, _rank: usize) -> Result<u64> {
+    fn budget(&self, _case: &Case, _layout: &Layout, _rank: &Rank) -> Result<u64> {
         Ok(u64::MAX)
     }
 }

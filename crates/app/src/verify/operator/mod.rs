@@ -1,11 +1,9 @@
 //! The operators that cases name, each as what a rank does with its parts.
 
-mod budget;
 mod channel_parallel;
 mod diffusion;
 mod model;
 mod sharded;
-mod splits;
 mod traffic;
 mod v_collectives;
 
@@ -57,7 +55,7 @@ pub(crate) trait Operator: Sync {
     }
 
     /// Returns the bytes that `rank` may receive, forward and backward together.
-    fn budget(&self, case: &Case, layout: &Layout, rank: usize) -> Result<u64>;
+    fn budget(&self, case: &Case, layout: &Layout, rank: &Rank) -> Result<u64>;
 }
 
 /// The operators that are neither of sharded tensors nor models over them.

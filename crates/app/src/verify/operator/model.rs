@@ -61,7 +61,7 @@ impl Operator for Registered {
         Ok(traffic::budget(case, layout)?.map_or(u64::MAX, |budget| budget.forward))
     }
 
-    fn budget(&self, case: &Case, layout: &Layout, _rank: usize) -> Result<u64> {
+    fn budget(&self, case: &Case, layout: &Layout, _rank: &Rank) -> Result<u64> {
         Ok(traffic::budget(case, layout)?.map_or(u64::MAX, |budget| budget.both))
     }
 }

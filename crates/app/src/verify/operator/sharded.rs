@@ -4,10 +4,11 @@ use std::sync::LazyLock;
 
 use anyhow::{Context, Result, bail};
 use isobar_array::Attrs;
-use isobar_shard::rules::{Operator as Descriptor, Traffic, operators};
+use isobar_shard::rules::{Footprint, FootprintTensor, Operator as Descriptor, operators};
 use isobar_shard::{ShardTensor, forbid_hidden_communication};
+use tch::Tensor;
 
-use super::{Forward, LocalTensor, Operator, Part, Rank, budget};
+use super::{Forward, LocalTensor, Operator, Part, Rank};
 use crate::verify::case::Case;
 use crate::verify::layout::{Layout, Parts};
 
@@ -66,12 +67,23 @@ impl Operator for Sharded {
         Ok(Forward::Ran { outputs, leaves })
     }
 
-    fn budget(&self, case: &Case, layout: &Layout, rank: usize) -> Result<u64> {
-        // The bounds know the arguments of built-in operators.
-        if !self.0.is_built_in() && self.0.traffic() != Traffic::Nothing {
-            return Ok(u64::MAX);
+    fn budget(&self, case: &Case, layout: &Layout, rank: &Rank) -> Result<u64> {
+        let element = |tensor: &Tensor| tensor.kind().elt_size_in_bytes() as u64;
+        let mut tensors = Vec::new();
+        for name in self.names(case)? {
+            let tensor = case.tensor(&name)?;
+            let layout = layout.shard(&name, &tensor.size(), &rank.mesh)?;
+            tensors.push(FootprintTensor { layout, element: element(tensor) });
         }
-        budget::received(self.0, &self.names(case)?, case, layout, rank)
+        let outputs = case.header.outputs.iter().filter_map(|name| case.get(name));
+        let footprint = Footprint {
+            operator: self.0.name(),
+            tensors,
+            outputs: outputs.map(|output| (output.size(), element(output))).collect(),
+            attrs: case.header.attrs.as_object().context("`attrs` is no table")?,
+            rank: rank.number(),
+        };
+        Ok(self.0.traffic().bytes(&footprint)?)
     }
 }
 

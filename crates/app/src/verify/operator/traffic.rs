@@ -2,8 +2,8 @@
 
 use anyhow::Result;
 use isobar_models::{ModelConfig, Signature, Split, Traffic};
+use isobar_shard::rules::summed;
 
-use super::splits::summed;
 use super::{arguments, bytes};
 use crate::verify::case::Case;
 use crate::verify::layout::{Layout, Placement};

@@ -92,7 +92,8 @@ impl Operator for VCollective {
     }
 
     /// Forward, what the rank has in the end and does not have from the start; backward, the gradients of what it sent.
-    fn budget(&self, case: &Case, _layout: &Layout, rank: usize) -> Result<u64> {
+    fn budget(&self, case: &Case, _layout: &Layout, rank: &Rank) -> Result<u64> {
+        let rank = rank.number();
         let ranks = case.header.number("world")? as u64;
         let input = case.tensor(&format!("input.{rank}"))?;
         let output = case.get(&format!("output.{rank}")).map_or(0, bytes);

@@ -151,41 +151,49 @@ impl ShardTensor {
 
 crate::register! {
     /// The Fourier transform over the dim `dim`.
-    "fft"(input; n, s, dim, norm) Transform: |call| transform(call, Spectral::fftn, &[-1]);
+    "fft"(input; s, dim, norm; n) Transform: |call| transform(call, Spectral::fftn, &[-1]);
     /// The Fourier transform over two dims.
     "fft2"(input; s, dim, norm) Transform: |call| transform(call, Spectral::fftn, &[-2, -1]);
     /// The Fourier transform over any dims.
     "fftn"(input; s, dim, norm) Transform: |call| transform(call, Spectral::fftn, &[]);
     /// The inverse Fourier transform over the dim `dim`.
-    "ifft"(input; n, s, dim, norm) Transform: |call| transform(call, Spectral::ifftn, &[-1]);
+    "ifft"(input; s, dim, norm; n) Transform: |call| transform(call, Spectral::ifftn, &[-1]);
     /// The inverse Fourier transform over two dims.
     "ifft2"(input; s, dim, norm) Transform: |call| transform(call, Spectral::ifftn, &[-2, -1]);
     /// The inverse Fourier transform over any dims.
     "ifftn"(input; s, dim, norm) Transform: |call| transform(call, Spectral::ifftn, &[]);
     /// The Fourier transform of real numbers, one half of the last dim, over the dim `dim`.
-    "rfft"(input; n, s, dim, norm) Transform: |call| transform(call, Spectral::rfftn, &[-1]);
+    "rfft"(input; s, dim, norm; n) Transform: |call| transform(call, Spectral::rfftn, &[-1]);
     /// The Fourier transform of real numbers, one half of the last dim, over two dims.
     "rfft2"(input; s, dim, norm) Transform: |call| transform(call, Spectral::rfftn, &[-2, -1]);
     /// The Fourier transform of real numbers, one half of the last dim, over any dims.
     "rfftn"(input; s, dim, norm) Transform: |call| transform(call, Spectral::rfftn, &[]);
     /// The inverse of `rfft` over the dim `dim`.
-    "irfft"(input; n, s, dim, norm) Transform: |call| transform(call, Spectral::irfftn, &[-1]);
+    "irfft"(input; s, dim, norm; n) Transform: |call| transform(call, Spectral::irfftn, &[-1]);
     /// The inverse of `rfft` over two dims.
     "irfft2"(input; s, dim, norm) Transform: |call| transform(call, Spectral::irfftn, &[-2, -1]);
     /// The inverse of `rfft` over any dims.
     "irfftn"(input; s, dim, norm) Transform: |call| transform(call, Spectral::irfftn, &[]);
+    /// The modes `kept` of `rfftn` over `dim`, for each dim the ranges `[first, behind the last]`.
+    "rfftn_modes"(input; s, dim, kept, norm) Transform: |call| modes(call, "rfftn_modes", Kind::Real);
+    /// The field of the extents `s` along `dim` that has the modes `kept`, and no others.
+    "irfftn_modes"(input; s, dim, kept, norm) Transform: |call| modes(call, "irfftn_modes", Kind::InverseReal);
+}
+
+/// A transform of which only some modes are kept.
+fn modes(call: &Call<'_>, op: &'static str, kind: Kind) -> Result<ShardTensor> {
+    let (s, dims) = (call.list("s", Vec::new())?, call.list::<i64>("dim", Vec::new())?);
+    let kept: Vec<Vec<[i64; 2]>> = call.get("kept")?;
+    let kept: Vec<Vec<Range<i64>>> =
+        kept.iter().map(|ranges| ranges.iter().map(|&[start, end]| start..end).collect()).collect();
+    call.tensor(0)?.fourier_modes(op, kind, None, &s, (&dims, &kept), norm_of(call)?)
 }
 
 type Transforms = fn(&ShardTensor, &[i64], &[i64], FftNorm) -> isobar_array::Result<ShardTensor>;
 
 /// A transform over `dim`, or over `default`, to `s` or `n` points.
 fn transform(call: &Call<'_>, run: Transforms, default: &[i64]) -> Result<ShardTensor> {
-    let norm = match &call.word("norm", "backward")?[..] {
-        "backward" => FftNorm::Backward,
-        "ortho" => FftNorm::Ortho,
-        "forward" => FftNorm::Forward,
-        other => return call.refuse(format!("norm = \"{other}\"; expected backward, ortho or forward")),
-    };
+    let norm = norm_of(call)?;
     let one_dim = default.len() == 1;
     if one_dim {
         call.either("n", "s")?;
@@ -193,4 +201,13 @@ fn transform(call: &Call<'_>, run: Transforms, default: &[i64]) -> Result<ShardT
     let points: Vec<i64> = call.list(if one_dim && call.has("n")? { "n" } else { "s" }, Vec::new())?;
     let dims = call.list("dim", default.to_vec())?;
     Ok(run(call.tensor(0)?, &points, &dims, norm)?)
+}
+
+fn norm_of(call: &Call<'_>) -> Result<FftNorm> {
+    match &call.word("norm", "backward")?[..] {
+        "backward" => Ok(FftNorm::Backward),
+        "ortho" => Ok(FftNorm::Ortho),
+        "forward" => Ok(FftNorm::Forward),
+        other => call.refuse(format!("norm = \"{other}\"; expected backward, ortho or forward")),
+    }
 }

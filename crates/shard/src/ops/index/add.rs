@@ -10,6 +10,7 @@ use crate::error::Result;
 use crate::layout::{Dim, Layout, Placement};
 use crate::ops::{operator, refuse, resolve, torch};
 use crate::promote::Operand;
+use crate::rules::Indexing;
 use crate::tensor::{ShardTensor, same_mesh};
 
 impl ShardTensor {
@@ -126,9 +127,9 @@ fn partial(layout: &Layout, axes: &[usize]) -> Layout {
 
 crate::register! {
     /// Adds slices of `source` to those along `dim` that `index` names.
-    "index_add"(input, index, source; dim) Indexed:
+    "index_add"(input, index, source; dim) Indexed(Indexing::ADD):
         |call| call.tensor(0)?.index_add(call.get("dim")?, call.tensor(1)?, call.tensor(2)?);
     /// Adds elements of `source` to those along `dim` that `index` names.
-    "scatter_add"(input, index, source; dim) Indexed:
+    "scatter_add"(input, index, source; dim) Indexed(Indexing::ADD):
         |call| call.tensor(0)?.scatter_add(call.get("dim")?, call.tensor(1)?, call.tensor(2)?);
 }

@@ -8,6 +8,7 @@ use crate::error::Result;
 use crate::layout::Dim;
 use crate::ops::{operator, refuse, resolve, torch};
 use crate::promote::Operand;
+use crate::rules::Indexing;
 use crate::tensor::{ShardTensor, same_mesh};
 
 impl ShardTensor {
@@ -152,10 +153,10 @@ pub(super) fn element_route(
 
 crate::register! {
     /// The slices along `dim` that `index` names.
-    "index_select"(input, index; dim) Indexed:
+    "index_select"(input, index; dim) Indexed(Indexing::PICK):
         |call| call.tensor(0)?.index_select(call.get("dim")?, call.tensor(1)?);
     /// The elements along `dim` that `index` names, each for its row.
-    "gather"(input, index; dim) Indexed: |call| call.tensor(0)?.gather(call.get("dim")?, call.tensor(1)?);
+    "gather"(input, index; dim) Indexed(Indexing::PICK): |call| call.tensor(0)?.gather(call.get("dim")?, call.tensor(1)?);
     /// The rows of the table `weight` that the indices name.
-    "embedding"(input, weight) Indexed: |call| call.tensor(1)?.embedding(call.tensor(0)?);
+    "embedding"(input, weight) Indexed(Indexing::ROWS): |call| call.tensor(1)?.embedding(call.tensor(0)?);
 }

@@ -144,7 +144,7 @@ crate::register! {
     "sort"(input; dim, descending) Sorted:
         |call| call.tensor(0)?.sort(call.get("dim")?, call.or("descending", false)?);
     /// The `k` greatest or least elements along `dim`, and their indices.
-    "topk"(input; k, dim, largest, sorted) Best: |call| {
+    "topk"(input; k, dim, largest; sorted) Best: |call| {
         call.only("sorted", true)?;
         call.tensor(0)?.topk(call.get("k")?, call.or("dim", -1)?, call.or("largest", true)?)
     };

@@ -330,7 +330,7 @@ crate::register! {
     /// Minimum over the dims `dim`, or over all.
     "amin"(input; dim, keepdim) Terms: |call| statistic(call, Statistic::Min);
     /// √(Σ x²) over the dims `dim`, or over all.
-    "norm"(input; p, dim, keepdim) Terms: |call| {
+    "norm"(input; dim, keepdim; p) Terms: |call| {
         call.only("p", 2.0)?;
         statistic(call, Statistic::Norm)
     };

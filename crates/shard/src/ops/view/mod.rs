@@ -231,6 +231,8 @@ impl ShardTensor {
 }
 
 crate::register! {
+    /// The bytes of the elements as elements of another dtype.
+    "view_kind"(input; dtype) Boundaries: |call| call.tensor(0)?.view_kind(call.kind("dtype")?);
     /// The dims from `start_dim` to `end_dim` as one.
     "flatten"(input; start_dim, end_dim) Boundaries:
         |call| call.tensor(0)?.flatten(call.or("start_dim", 0)?, call.or("end_dim", -1)?);

@@ -9,7 +9,7 @@ use crate::dense::named;
 use crate::error::Result;
 use crate::layout::{Dim, Interval};
 use crate::ops::{operator, refuse};
-use crate::rules::Call;
+use crate::rules::{Call, Footprint, Side};
 use crate::tensor::ShardTensor;
 use crate::window::{Border, Need, Windows, fetch};
 
@@ -195,23 +195,32 @@ fn window(own: Interval, extent: i64, result: i64) -> (i64, i64) {
 
 crate::register! {
     /// Means that make the last dim `output_size`.
-    "adaptive_avg_pool1d"(input; output_size) Halo:
+    "adaptive_avg_pool1d"(input; output_size) Halo(|call, side| window_of(call, side, 1)):
         |call| call.tensor(0)?.adaptive_avg_pool(&output_size(call, 1)?);
     /// Means that make the last 2 dims `output_size`.
-    "adaptive_avg_pool2d"(input; output_size) Halo:
+    "adaptive_avg_pool2d"(input; output_size) Halo(|call, side| window_of(call, side, 2)):
         |call| call.tensor(0)?.adaptive_avg_pool(&output_size(call, 2)?);
     /// Means that make the last 3 dims `output_size`.
-    "adaptive_avg_pool3d"(input; output_size) Halo:
+    "adaptive_avg_pool3d"(input; output_size) Halo(|call, side| window_of(call, side, 3)):
         |call| call.tensor(0)?.adaptive_avg_pool(&output_size(call, 3)?);
     /// Maxima that make the last dim `output_size`.
-    "adaptive_max_pool1d"(input; output_size) Halo:
+    "adaptive_max_pool1d"(input; output_size) Halo(|call, side| window_of(call, side, 1)):
         |call| call.tensor(0)?.adaptive_max_pool(&output_size(call, 1)?);
     /// Maxima that make the last 2 dims `output_size`.
-    "adaptive_max_pool2d"(input; output_size) Halo:
+    "adaptive_max_pool2d"(input; output_size) Halo(|call, side| window_of(call, side, 2)):
         |call| call.tensor(0)?.adaptive_max_pool(&output_size(call, 2)?);
     /// Maxima that make the last 3 dims `output_size`.
-    "adaptive_max_pool3d"(input; output_size) Halo:
+    "adaptive_max_pool3d"(input; output_size) Halo(|call, side| window_of(call, side, 3)):
         |call| call.tensor(0)?.adaptive_max_pool(&output_size(call, 3)?);
+}
+
+/// Returns the window along a dim, for the bound of the bytes.
+fn window_of(call: &Footprint<'_>, side: &Side, spatial: usize) -> Result<(i64, i64)> {
+    if side.dim + spatial < call.ndim() {
+        return Ok(side.shard);
+    }
+    let (n, m) = (side.extent, side.result.max(1));
+    Ok((side.own.0 * n / m, (side.own.1 * n + m - 1) / m))
 }
 
 /// The result's extents, of which those not given are the input's.

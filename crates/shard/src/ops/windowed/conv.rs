@@ -13,7 +13,7 @@ use crate::error::Result;
 use crate::layout::Interval;
 use crate::ops::operator;
 use crate::promote::{Operand, operand, promote_optional};
-use crate::rules::Call;
+use crate::rules::{Call, Footprint, Side};
 use crate::tensor::ShardTensor;
 use crate::window::{Piece, Windows, fetch};
 
@@ -207,20 +207,45 @@ impl TransposedWindow {
 
 crate::register! {
     /// The convolution over 1 dim.
-    "conv1d"(input, weight, bias; stride, padding, dilation, groups, padding_mode) Halo: |call| conv(call);
+    "conv1d"(input, weight, bias; stride, padding, dilation, groups, padding_mode) Halo(conv_window): |call| conv(call);
     /// The convolution over 2 dims.
-    "conv2d"(input, weight, bias; stride, padding, dilation, groups, padding_mode) Halo: |call| conv(call);
+    "conv2d"(input, weight, bias; stride, padding, dilation, groups, padding_mode) Halo(conv_window): |call| conv(call);
     /// The convolution over 3 dims.
-    "conv3d"(input, weight, bias; stride, padding, dilation, groups, padding_mode) Halo: |call| conv(call);
+    "conv3d"(input, weight, bias; stride, padding, dilation, groups, padding_mode) Halo(conv_window): |call| conv(call);
     /// The transposed convolution over 1 dim.
-    "conv_transpose1d"(input, weight, bias; stride, padding, output_padding, groups, dilation, padding_mode) Halo:
+    "conv_transpose1d"(input, weight, bias; stride, padding, output_padding, groups, dilation, padding_mode) Halo(transposed_window):
         |call| conv_transpose(call);
     /// The transposed convolution over 2 dims.
-    "conv_transpose2d"(input, weight, bias; stride, padding, output_padding, groups, dilation, padding_mode) Halo:
+    "conv_transpose2d"(input, weight, bias; stride, padding, output_padding, groups, dilation, padding_mode) Halo(transposed_window):
         |call| conv_transpose(call);
     /// The transposed convolution over 3 dims.
-    "conv_transpose3d"(input, weight, bias; stride, padding, output_padding, groups, dilation, padding_mode) Halo:
+    "conv_transpose3d"(input, weight, bias; stride, padding, output_padding, groups, dilation, padding_mode) Halo(transposed_window):
         |call| conv_transpose(call);
+}
+
+/// Returns the window of a convolution along a dim, for the bound of its bytes.
+fn conv_window(call: &Footprint<'_>, side: &Side) -> Result<(i64, i64)> {
+    let Some((padding, reach, stride)) = steps_along(call, side)? else { return Ok(side.shard) };
+    Ok((side.own.0 * stride - padding, (side.own.1 - 1) * stride - padding + reach + 1))
+}
+
+/// Returns the window of a transposed convolution along a dim, for the bound of its bytes.
+fn transposed_window(call: &Footprint<'_>, side: &Side) -> Result<(i64, i64)> {
+    let Some((padding, reach, stride)) = steps_along(call, side)? else { return Ok(side.shard) };
+    let first = (side.own.0 + padding - reach + stride - 1).div_euclid(stride);
+    Ok((first, (side.own.1 - 1 + padding).div_euclid(stride) + 1))
+}
+
+/// Returns padding, reach and stride along a dim; `None` along batch and channels.
+fn steps_along(call: &Footprint<'_>, side: &Side) -> Result<Option<(i64, i64, i64)>> {
+    let kernel = &call.tensor(1)?.layout.shape()[2..];
+    let Some(index) = (side.dim + kernel.len()).checked_sub(call.ndim()) else { return Ok(None) };
+    let reach = call.number("dilation", index, 1) * (kernel[index] - 1);
+    let padding = match call.attrs.get("padding").is_some_and(serde_json::Value::is_string) {
+        true => reach / 2,
+        false => call.number("padding", index, 0),
+    };
+    Ok(Some((padding, reach, call.number("stride", index, 1))))
 }
 
 fn conv(call: &Call<'_>) -> Result<ShardTensor> {

@@ -9,7 +9,7 @@ use crate::dense::named;
 use crate::error::Result;
 use crate::layout::Dim;
 use crate::ops::operator;
-use crate::rules::Call;
+use crate::rules::{Call, Footprint, Side};
 use crate::tensor::ShardTensor;
 use crate::window::{Border, Need, Windows, fetch};
 
@@ -85,8 +85,21 @@ impl ShardTensor {
 
 crate::register! {
     /// The field on a grid of another `size`, or of `scale_factor` times as many points, by `mode`.
-    "interpolate"(input; size, scale_factor, mode, align_corners, recompute_scale_factor, antialias) Halo:
+    "interpolate"(input; size, scale_factor, mode, align_corners; recompute_scale_factor, antialias) Halo(window_of):
         |call| interpolate(call);
+}
+
+/// Returns the window along a dim, for the bound of the bytes: that of the widest kernel, the cubic one.
+fn window_of(call: &Footprint<'_>, side: &Side) -> Result<(i64, i64)> {
+    if side.dim < 2 {
+        return Ok(side.shard);
+    }
+    let (n, m) = (side.extent, side.result);
+    let step = match call.attr("align_corners")?.unwrap_or(false) {
+        true => (n - 1) as f64 / (m - 1).max(1) as f64,
+        false => n as f64 / m as f64,
+    };
+    Ok(((side.own.0 as f64 * step) as i64 - 3, (side.own.1 as f64 * step) as i64 + 4))
 }
 
 fn interpolate(call: &Call<'_>) -> Result<ShardTensor> {

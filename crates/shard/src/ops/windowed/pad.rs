@@ -8,7 +8,7 @@ use crate::dense::named;
 use crate::error::Result;
 use crate::layout::Dim;
 use crate::ops::{operator, refuse, resolve, torch};
-use crate::rules::Call;
+use crate::rules::{Call, Footprint, Side};
 use crate::tensor::ShardTensor;
 use crate::window::{Border, Need, Piece, Windows, fetch};
 
@@ -187,20 +187,29 @@ fn padded(dim: &Dim, before: i64, result: i64) -> Dim {
 
 crate::register! {
     /// The field with `pad` more elements at the ends of its last dims, by `mode`.
-    "pad"(input; pad, mode, value) Halo: |call| {
+    "pad"(input; pad, mode, value) Halo(padded_window): |call| {
         let (pairs, value) = (call.get::<Vec<i64>>("pad")?, call.optional_number("value")?.unwrap_or(0.0));
         call.tensor(0)?.pad_mode(&pairs, pad_mode(call, "mode", "constant")?, value)
     };
     /// The field shifted along `dims` by `shifts`, periodically.
-    "roll"(input; shifts, dims) Halo: |call| {
+    "roll"(input; shifts, dims) Moved: |call| {
         let (shifts, dims) = (call.list("shifts", Vec::new())?, call.list("dims", Vec::new())?);
         call.tensor(0)?.roll(&shifts, &dims)
     };
     /// The field with `dims` in reverse order.
-    "flip"(input; dims) Halo: |call| call.tensor(0)?.flip(&call.list::<i64>("dims", Vec::new())?);
+    "flip"(input; dims) Moved: |call| call.tensor(0)?.flip(&call.list::<i64>("dims", Vec::new())?);
     /// Windows of `size` along `dimension`, one each `step`.
-    "unfold"(input; dimension, size, step) Halo:
+    "unfold"(input; dimension, size, step) Halo(|_, side| Ok((side.shard.0, side.extent))):
         |call| call.tensor(0)?.unfold(call.get("dimension")?, call.get("size")?, call.get("step")?);
+}
+
+/// Returns the window along a dim, for the bound of the bytes: padding goes to the first and the last owner.
+fn padded_window(call: &Footprint<'_>, side: &Side) -> Result<(i64, i64)> {
+    let pairs: Vec<i64> = call.attr("pad")?.unwrap_or_default();
+    let before = pairs.get(2 * (call.ndim() - 1 - side.dim)).copied().unwrap_or(0);
+    let first = if side.shard.0 == 0 { -before } else { side.shard.0 };
+    let end = if side.shard.1 == side.extent { side.result - before } else { side.shard.1 };
+    Ok((first, end))
 }
 
 /// The padding mode that the argument `name` gives.

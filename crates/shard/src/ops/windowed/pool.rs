@@ -9,7 +9,7 @@ use crate::dense::named;
 use crate::error::Result;
 use crate::layout::{Dim, Interval};
 use crate::ops::operator;
-use crate::rules::Call;
+use crate::rules::{Call, Footprint, Side};
 use crate::tensor::ShardTensor;
 use crate::window::Border;
 
@@ -171,23 +171,32 @@ fn divisors(
 
 crate::register! {
     /// The maximum of each window of 1 dim, and its index if `return_indices`.
-    "max_pool1d"(input; kernel_size, stride, padding, dilation, ceil_mode, return_indices) Halo:
+    "max_pool1d"(input; kernel_size, stride, padding, dilation, ceil_mode, return_indices) Halo(|call, side| window_of(call, side, 1)):
         |call| max_pool(call, 1);
     /// The maximum of each window of 2 dims, and its index if `return_indices`.
-    "max_pool2d"(input; kernel_size, stride, padding, dilation, ceil_mode, return_indices) Halo:
+    "max_pool2d"(input; kernel_size, stride, padding, dilation, ceil_mode, return_indices) Halo(|call, side| window_of(call, side, 2)):
         |call| max_pool(call, 2);
     /// The maximum of each window of 3 dims, and its index if `return_indices`.
-    "max_pool3d"(input; kernel_size, stride, padding, dilation, ceil_mode, return_indices) Halo:
+    "max_pool3d"(input; kernel_size, stride, padding, dilation, ceil_mode, return_indices) Halo(|call, side| window_of(call, side, 3)):
         |call| max_pool(call, 3);
     /// The mean of each window of 1 dim.
-    "avg_pool1d"(input; kernel_size, stride, padding, ceil_mode, count_include_pad, divisor_override) Halo:
+    "avg_pool1d"(input; kernel_size, stride, padding, ceil_mode, count_include_pad, divisor_override) Halo(|call, side| window_of(call, side, 1)):
         |call| avg_pool(call, 1);
     /// The mean of each window of 2 dims.
-    "avg_pool2d"(input; kernel_size, stride, padding, ceil_mode, count_include_pad, divisor_override) Halo:
+    "avg_pool2d"(input; kernel_size, stride, padding, ceil_mode, count_include_pad, divisor_override) Halo(|call, side| window_of(call, side, 2)):
         |call| avg_pool(call, 2);
     /// The mean of each window of 3 dims.
-    "avg_pool3d"(input; kernel_size, stride, padding, ceil_mode, count_include_pad, divisor_override) Halo:
+    "avg_pool3d"(input; kernel_size, stride, padding, ceil_mode, count_include_pad, divisor_override) Halo(|call, side| window_of(call, side, 3)):
         |call| avg_pool(call, 3);
+}
+
+/// Returns the window of a pooling over the last `spatial` dims along a dim, for the bound of its bytes.
+fn window_of(call: &Footprint<'_>, side: &Side, spatial: usize) -> Result<(i64, i64)> {
+    let Some(index) = (side.dim + spatial).checked_sub(call.ndim()) else { return Ok(side.shard) };
+    let kernel = call.number("kernel_size", index, 1);
+    let (stride, padding) = (call.number("stride", index, kernel), call.number("padding", index, 0));
+    let reach = call.number("dilation", index, 1) * (kernel - 1);
+    Ok((side.own.0 * stride - padding, (side.own.1 - 1) * stride - padding + reach + 1))
 }
 
 fn options(call: &Call<'_>) -> Result<Pool> {

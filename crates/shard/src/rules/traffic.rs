@@ -1,0 +1,315 @@
+//! Traffic of operators: the data that a rank receives, in words, and as a bound of bytes from a call's [`Footprint`].
+
+use super::footprint::{Footprint, Side, SideWindow};
+use crate::error::Result;
+
+/// Data that a rank receives from others in an operator and its gradient. `isobar verify` bounds the bytes of each layout by
+/// it, of built-in operators and of a program's own. Where the class does not tell everything, it holds a function of the
+/// [`Footprint`], which stands beside the operator's rule.
+#[derive(Debug, Clone, Copy)]
+#[non_exhaustive]
+pub enum Traffic {
+    /// Nothing.
+    Nothing,
+    /// The smaller operands and their gradients, where layouts differ.
+    SmallerOperands,
+    /// The elements of its windows that others hold, and sums of the weights' gradients; with the window along a split dim.
+    Halo(SideWindow),
+    /// The elements that change their rank.
+    Moved,
+    /// One statistic of each row from each other shard.
+    Rows,
+    /// The result's terms from each other shard.
+    Terms,
+    /// Means and squared deviations from each other shard; with the number of groups that have statistics.
+    Moments(fn(&Footprint<'_>) -> Result<i64>),
+    /// The smaller operand of a product, and sums of its gradient; the result, where the contracted dim is sharded, as the
+    /// function tells.
+    Product(fn(&Footprint<'_>) -> bool),
+    /// Keys and values once, and once more with their gradients.
+    Attention,
+    /// The selected elements.
+    Selected,
+    /// The elements between the boundaries of the old shards and of the new.
+    Boundaries,
+    /// A dim of extent 1 that was sharded.
+    Squeezed,
+    /// Tensors whose layouts differ from that of the largest.
+    Followed,
+    /// The indexed elements and the indices.
+    Indexed(Indexing),
+    /// One all-to-all, and one back.
+    Sorted,
+    /// The best elements of each other shard.
+    Best,
+    /// One set of points.
+    Points,
+    /// The points of each other shard, and sums of their gradients.
+    Candidates,
+    /// The sampled points, and their gradients.
+    Samples,
+    /// One all-to-all for each transformed dim that is sharded.
+    Transform,
+    /// Other data, in words, and the bound of its bytes, forward and backward together.
+    Bytes(&'static str, fn(&Footprint<'_>) -> Result<u64>),
+}
+
+/// Tensors of an operator by indices.
+#[derive(Debug, Clone, Copy)]
+pub struct Indexing {
+    /// Number of the indexed tensor.
+    table: usize,
+    /// The dim that is indexed; else the argument `dim`.
+    dim: Option<i64>,
+    /// Number of the tensor that is added; else elements are picked.
+    added: Option<usize>,
+}
+
+impl Indexing {
+    /// Picks elements of the first tensor along `dim`.
+    pub const PICK: Self = Self { table: 0, dim: None, added: None };
+    /// Adds the third tensor to elements of the first along `dim`.
+    pub const ADD: Self = Self { table: 0, dim: None, added: Some(2) };
+    /// Picks rows of the second tensor.
+    pub const ROWS: Self = Self { table: 1, dim: Some(0), added: None };
+}
+
+/// Windows along the dims of a rank.
+type Windows = Vec<(i64, i64)>;
+
+impl Traffic {
+    /// Returns it in words.
+    pub fn text(self) -> &'static str {
+        match self {
+            Self::Nothing => "nothing",
+            Self::SmallerOperands => "the smaller operands, where layouts differ",
+            Self::Halo(_) => "its halo",
+            Self::Moved => "the elements that change their rank",
+            Self::Rows => "one statistic of each row from each other shard",
+            Self::Terms => "the result's terms from each other shard",
+            Self::Moments(_) => "means and squared deviations from each other shard",
+            Self::Product(_) => "the smaller operand; the result, where the contracted dim is sharded",
+            Self::Attention => "keys and values once (ring), or the heads it computes (all-to-all)",
+            Self::Selected => "the selected elements",
+            Self::Boundaries => "the elements between old and new boundaries of shards",
+            Self::Squeezed => "a sharded dim of extent 1",
+            Self::Followed => "tensors whose layouts differ from that of the largest",
+            Self::Indexed(_) => "the indexed elements",
+            Self::Sorted => "one all-to-all, where the sorted dim is sharded",
+            Self::Best => "the best elements of each other shard",
+            Self::Points => "one set of points",
+            Self::Candidates => "the points of each other shard",
+            Self::Samples => "the sampled points",
+            Self::Transform => "one all-to-all for each transformed dim that is sharded",
+            Self::Bytes(text, _) => text,
+        }
+    }
+
+    /// Returns the bytes that the footprint's rank may receive, forward and backward together.
+    ///
+    /// # Errors
+    ///
+    /// Tensors or arguments that the operator does not have.
+    pub fn bytes(self, call: &Footprint<'_>) -> Result<u64> {
+        if (0..call.tensors.len()).all(|at| !call.is_split(at)) {
+            return Ok(0);
+        }
+        Ok(match self {
+            Self::Nothing => 0,
+            Self::Halo(window) => halo(call, window)? + call.reduced(call.weights()),
+            // There and, as gradients, back.
+            Self::Moved => 2 * largest_shard(call)?,
+            Self::Squeezed => call.size(0),
+            // Of a sharded dim, to each rank.
+            Self::Selected => call.results(),
+            Self::Boundaries => view(call)?,
+            // Their gradients come back along.
+            Self::Followed => call.otherwise_split(),
+            Self::Indexed(indexing) => indexed(call, indexing)?,
+            Self::Sorted => sorted(call)?,
+            Self::Best => call.others() * call.results(),
+            Self::Product(contracted) => product(call, contracted(call)),
+            Self::SmallerOperands => {
+                // The smaller operands, their gradients, and what is partial when it is looked at.
+                let smaller = smaller(call);
+                2 * smaller + call.reduced(smaller)
+            }
+            Self::Moments(groups) => {
+                // A number, and its place in a message of its own.
+                let statistics = 8 * groups(call)? as u64;
+                call.others() * 4 * statistics + call.reduced(call.weights()) + call.weights()
+            }
+            Self::Terms => call.others() * 2 * call.results(),
+            Self::Rows => call.others() * 3 * rows(call)?,
+            Self::Attention => attention(call),
+            Self::Points => {
+                // One set goes round, or the gradient of a replicated one is summed.
+                let (smaller, replicated) = (smaller(call), call.replicated(2));
+                if replicated == 0 { 2 * smaller + call.sum(smaller) } else { call.sum(replicated) }
+            }
+            // As many bytes as the candidates have, and a word of each rank.
+            Self::Candidates if call.is_split(0) => call.results() + 8 * (call.others() + 1),
+            Self::Candidates => 0,
+            // At most 8 neighbours of each point, there and back, and their indices; the grid, where it follows.
+            Self::Samples => {
+                2 * 8 * call.results() + call.sum(call.size(0)) + call.otherwise_split() + call.asking()
+            }
+            Self::Transform => transform(call)?,
+            Self::Bytes(_, bytes) => bytes(call)?,
+        })
+    }
+}
+
+fn smaller(call: &Footprint<'_>) -> u64 {
+    let sizes = (0..call.tensors.len()).map(|at| call.size(at));
+    call.all() - sizes.max().unwrap_or(0)
+}
+
+fn largest_shard(call: &Footprint<'_>) -> Result<u64> {
+    let input = call.tensor(0)?;
+    let elements =
+        (0..input.layout.mesh().size()).map(|rank| input.layout.local_shape_of(rank).iter().product());
+    Ok(elements.max().unwrap_or(0_i64) as u64 * input.element)
+}
+
+/// Bytes of one number for each row along the argument `dim`.
+fn rows(call: &Footprint<'_>) -> Result<u64> {
+    let input = call.tensor(0)?;
+    let dim: i64 = call.attr("dim")?.unwrap_or(-1);
+    let dim = dim.rem_euclid(input.layout.ndim().max(1) as i64) as usize;
+    Ok(input.bytes() / input.layout.shape().get(dim).copied().unwrap_or(1).max(1) as u64)
+}
+
+/// A product: of split rows or columns, the gradient of the other operand is summed; along a contracted dim, the result, and
+/// the slices of the other operand's gradient come back. If both are split, the smaller operand moves too. Biases are summed.
+fn product(call: &Footprint<'_>, contracted: bool) -> u64 {
+    let (first, second) = (call.size(0), call.size(1));
+    let (pair, smaller) = (first + second, first.min(second));
+    let replicated = call.replicated(2.min(call.tensors.len()));
+    let result = if contracted { call.sum(call.results()) } else { 0 };
+    let is_line = call.tensors.first().is_some_and(|tensor| tensor.layout.mesh().ndim() == 1);
+    let moved = match (call.is_split(0) && call.is_split(1), contracted && is_line) {
+        (true, _) => 2 * smaller + call.sum(smaller),
+        (false, true) => replicated,
+        (false, false) => call.sum(replicated),
+    };
+    result + moved + 2 * call.sum(call.all() - pair)
+}
+
+/// Attention: along split tokens, keys and values go round once, and once more with their gradients in backward, or the
+/// gradients of replicated ones are summed; tensors that lie otherwise follow.
+fn attention(call: &Footprint<'_>) -> u64 {
+    let tokens = (0..3).any(|at| call.is_split_along(at, -2) || call.is_split_along(at, -1));
+    let pairs = call.size(1) + call.size(2);
+    let round = if tokens { (3 * pairs).max(call.sum(pairs)) } else { 0 };
+    round + call.otherwise_split()
+}
+
+/// A view: the elements between a shard's boundary and the next slice along the coarser dim, forward and backward.
+fn view(call: &Footprint<'_>) -> Result<u64> {
+    let input = call.tensor(0)?;
+    let output = call.outputs.first().map(|(shape, _)| &shape[..]).unwrap_or_default();
+    let slice = |dim: usize| {
+        let own = input.layout.shape()[dim];
+        let beside = output.get(dim.min(output.len().saturating_sub(1))).copied().unwrap_or(own);
+        input.bytes() / own.min(beside).max(1) as u64
+    };
+    let slices: u64 = input.layout.placements().iter().filter_map(|place| place.dim()).map(slice).sum();
+    Ok(2 * slices.min(input.bytes()))
+}
+
+/// Picked or added elements, there and back, and the indices, where the indexed dim is split; the sum of the gradient of the
+/// indexed tensor where the indices are; nothing along other dims, but what is added lies with them.
+fn indexed(call: &Footprint<'_>, Indexing { table, dim, added }: Indexing) -> Result<u64> {
+    let dim = match dim {
+        Some(dim) => dim,
+        None => call.attr("dim")?.unwrap_or(0),
+    };
+    let picked = added.map_or_else(|| call.results(), |at| call.size(at));
+    let mut received = if added.is_some() { call.otherwise_split() } else { 0 };
+    if call.is_split_along(table, dim) {
+        received += 2 * picked + call.asking();
+    }
+    if (0..call.tensors.len()).any(|at| at != table && call.is_split(at)) {
+        received += call.sum(call.size(table)) + picked + call.asking();
+    }
+    Ok(received)
+}
+
+/// A sort along a split dim: rows for columns, values and indices back, and the gradient there and back.
+fn sorted(call: &Footprint<'_>) -> Result<u64> {
+    let dim = call.attr("dim")?.unwrap_or(-1);
+    Ok(if call.is_split_along(0, dim) { 2 * call.size(0) + call.results() / 2 } else { 0 })
+}
+
+/// One exchange for each dim that is split: forward, a rank receives its part of another dim, split as evenly as can be, and
+/// backward its part of this one. Where the halved dim stands in the way, a second exchange goes by way of another
+/// transformed dim.
+fn transform(call: &Footprint<'_>) -> Result<u64> {
+    let input = call.tensor(0)?;
+    let shape = input.layout.shape();
+    let Some((result, _)) = call.outputs.first() else { return call.refuse("there is no result") };
+    let whole = input.bytes().max(call.results()) as f64;
+    let ranks = call.others() as i64 + 1;
+    let mut received = 0.0;
+    for dim in (0..shape.len()).filter(|&dim| input.layout.is_sharded(dim)) {
+        let extents = (0..shape.len()).filter(|&to| to != dim).map(|to| shape[to].min(result[to]));
+        let share = |extent: i64| whole * ((extent + ranks - 1) / ranks) as f64 / extent as f64;
+        let there = extents.filter(|&extent| extent > 1).map(share).fold(0.0, f64::max);
+        let there = if there > 0.0 { there } else { whole };
+        let back = whole * input.layout.local_shape_of(call.rank)[dim] as f64 / shape[dim].max(1) as f64;
+        received += 2.0 * (there + back);
+    }
+    Ok(received as u64)
+}
+
+/// Returns the bytes of a rank's halo, and of the others' halos in its shard.
+fn halo(call: &Footprint<'_>, window: SideWindow) -> Result<u64> {
+    let input = call.tensor(0)?;
+    let ranks = input.layout.mesh().size();
+    let wraps = wraps(call)?;
+    let sides = (0..ranks).map(|rank| call.sides(rank)).collect::<Result<Vec<_>>>()?;
+    let needed = |side: &Side| -> Result<(i64, i64)> {
+        let (first, end) = match side {
+            side if side.shard == (0, side.extent) => side.shard,
+            side if side.own.0 >= side.own.1 => (0, 0),
+            side => window(call, side)?,
+        };
+        let n = side.extent;
+        Ok(if wraps { (first, end) } else { (first.clamp(0, n), end.clamp(0, n)) })
+    };
+    let windows = |sides: &Vec<Side>| sides.iter().map(needed).collect::<Result<Windows>>();
+    let needs = sides.iter().map(windows).collect::<Result<Vec<_>>>()?;
+    let shard = |rank: usize| sides[rank].iter().map(|side| side.shard).collect::<Windows>();
+    let others = (0..ranks).filter(|&other| other != call.rank);
+    let elements = match wraps {
+        // By their size alone.
+        true => volume(&needs[call.rank]) + others.map(|other| volume(&needs[other])).sum::<i64>(),
+        false => {
+            let mine = shard(call.rank);
+            let lacks = volume(&needs[call.rank]) - common(&needs[call.rank], &mine);
+            let others = others.filter(|&other| shard(other) != mine);
+            lacks + others.map(|other| common(&needs[other], &mine)).sum::<i64>()
+        }
+    };
+    Ok(elements as u64 * input.element)
+}
+
+/// Returns whether elements beyond the ends come from elsewhere.
+fn wraps(call: &Footprint<'_>) -> Result<bool> {
+    for name in ["mode", "padding_mode"] {
+        let mode: Option<String> = call.attr(name)?;
+        if matches!(mode.as_deref(), Some("circular" | "reflect" | "replicate")) {
+            return Ok(true);
+        }
+    }
+    Ok(false)
+}
+
+fn volume(window: &[(i64, i64)]) -> i64 {
+    window.iter().map(|(low, high)| (high - low).max(0)).product()
+}
+
+fn common(a: &[(i64, i64)], b: &[(i64, i64)]) -> i64 {
+    volume(&a.iter().zip(b).map(|(a, b)| (a.0.max(b.0), a.1.min(b.1))).collect::<Windows>())
+}
