@@ -64,7 +64,7 @@ pub mod kernel {
     pub use crate::registry::Provider;
     pub use crate::registry::is_registered;
     pub use crate::windowed::{
-        Around, ConvGeometry, ConvParams, Grid, Rest, Shapes, Taps, along, average, check_dims, cut_like,
+        Around, ConvParams, Grid, Rest, Shapes, Taps, WindowGeometry, along, average, check_dims, cut_like,
         each, interpolated, maxima, means, nonempty, spatial_dims, spatial_name, values,
     };
 }

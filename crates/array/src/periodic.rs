@@ -126,8 +126,8 @@ pub fn derivative<A: Array>(field: &A, dim: i64, length: f64, order: i32) -> Res
     let factors = named(OP, &[&factors], factors.f_to_kind(field.kind()))?;
     let scaled = spectrum.mul(&spectrum.constant(&factors)?)?.view_as_real()?;
     let (re, im) = (scaled.select(-1, 0)?, scaled.select(-1, 1)?);
-    let turned = A::stack(&[&im.unary(Unary::Neg)?, &re], -1)?.view_as_complex()?;
-    turned.irfftn(&[n], &[dim], FftNorm::Backward)?.redistribute_like(field)
+    let rotated = A::stack(&[&im.unary(Unary::Neg)?, &re], -1)?.view_as_complex()?;
+    rotated.irfftn(&[n], &[dim], FftNorm::Backward)?.redistribute_like(field)
 }
 
 /// The sum of the second derivatives.

@@ -70,7 +70,7 @@ where
     let before = generator.cloned();
     let (mut parts, mut layouts) = (Vec::new(), Vec::new());
     for input in inputs {
-        let (part, layout) = input.split_layout()?;
+        let (part, layout) = input.into_local()?;
         parts.push(part);
         layouts.push(layout);
     }
@@ -79,10 +79,10 @@ where
         let inputs: Vec<A> = parts
             .iter()
             .zip(&layouts)
-            .map(|(part, layout)| A::with_layout(part.shallow_clone(), layout))
+            .map(|(part, layout)| A::from_local(part.shallow_clone(), layout))
             .collect();
         // A partial sum stays one: its reduction is left to whoever uses it.
-        f(&inputs, generator)?.split_unreduced()
+        f(&inputs, generator)?.into_local_unreduced()
     };
 
     // Tensors that require a gradient may only be captured; this input then attaches the result to the graph.
@@ -110,10 +110,10 @@ where
             let inputs: Vec<A> = leaves
                 .iter()
                 .zip(&layouts)
-                .map(|(leaf, layout)| A::with_layout(leaf.shallow_clone(), layout))
+                .map(|(leaf, layout)| A::from_local(leaf.shallow_clone(), layout))
                 .collect();
             // The pass may come again, over a graph that was kept.
-            let (value, _) = f(&inputs, before.clone().as_ref())?.split_unreduced();
+            let (value, _) = f(&inputs, before.clone().as_ref())?.into_local_unreduced();
             Ok::<_, E>(value)
         })??;
         if value.requires_grad() {
@@ -127,7 +127,7 @@ where
     });
     let value = outputs.map_err(Error::from)?.into_iter().next();
     let value = value.ok_or_else(|| argument(OP, "libtorch gave no result"))?;
-    Ok(A::with_layout(value, &layout))
+    Ok(A::from_local(value, &layout))
 }
 
 thread_local! {

@@ -4,9 +4,9 @@ use std::ops::Range;
 
 use isobar_array::kernel::{broadcast_to, points_like};
 use isobar_array::{
-    Array, Attention, AttentionOptions, Attrs, Conv, Conv2d, Convert, Elementwise, Factory, FftNorm,
-    Generator, Index, Interpolation, Linear, Local, Modes, Neighbours, OnShard, PadMode, Padding, Pool,
-    RandomOps, Reduce, Resize, RunningStats, Shape, Spectral, Statistic, Window, Windowed, kernel,
+    Array, Attention, AttentionOptions, Attrs, Conv, Convert, Factory, FftNorm, Generator, Index,
+    Interpolation, Linear, Local, Modes, Neighbours, OnShard, PadMode, Pool, RandomOps, Reduce, Resize,
+    RunningStats, Shape, Spectral, Statistic, Window, Windowed, kernel,
 };
 use tch::{Device, Tensor};
 
@@ -29,6 +29,15 @@ macro_rules! forward {
     };
     (@ $argument:ident) => { $argument };
     (@ $argument:ident, $value:expr) => { $value };
+}
+
+/// Functions of a trait that the tensor's own functions of the same name carry out.
+macro_rules! associated {
+    ($($function:ident($($argument:ident: $type:ty),*);)*) => {
+        $(fn $function($($argument: $type),*) -> isobar_array::Result<Self> {
+            Ok(ShardTensor::$function($($argument),*)?)
+        })*
+    };
 }
 
 impl Array for ShardTensor {
@@ -61,23 +70,23 @@ impl Array for ShardTensor {
             }
             false => rules::replacement(name, inputs, attrs)?,
         };
-        Some(outputs.and_then(|outputs| Outputs::of(name, outputs)).map_err(Into::into))
+        Some(outputs.and_then(|outputs| Outputs::from_outputs(name, outputs)).map_err(Into::into))
     }
 }
 
 impl Local for ShardTensor {
     type Layout = Layout;
 
-    fn split_layout(&self) -> isobar_array::Result<(tch::Tensor, Layout)> {
+    fn into_local(&self) -> isobar_array::Result<(tch::Tensor, Layout)> {
         let whole = self.resolved()?;
         Ok((whole.local().shallow_clone(), whole.layout().clone()))
     }
 
-    fn with_layout(part: tch::Tensor, layout: &Layout) -> Self {
+    fn from_local(part: tch::Tensor, layout: &Layout) -> Self {
         Self::new(part, layout.clone())
     }
 
-    fn split_unreduced(&self) -> (tch::Tensor, Layout) {
+    fn into_local_unreduced(&self) -> (tch::Tensor, Layout) {
         (self.local().shallow_clone(), self.layout().clone())
     }
 
@@ -132,8 +141,8 @@ impl Local for ShardTensor {
         axes.filter_map(|(placement, ranks)| split(placement).then_some(ranks)).product()
     }
 
-    fn whole(&self) -> isobar_array::Result<Tensor> {
-        Ok(self.full_tensor(None)?)
+    fn full_tensor(&self) -> isobar_array::Result<Tensor> {
+        Ok(ShardTensor::full_tensor(self, None)?)
     }
 }
 
@@ -142,9 +151,7 @@ impl Convert for ShardTensor {
         ShardTensor::shallow_clone(self)
     }
 
-    fn to_kind(&self, kind: tch::Kind) -> isobar_array::Result<Self> {
-        Ok(ShardTensor::to_kind(self, kind)?)
-    }
+    forward! { to_kind(kind: tch::Kind) -> Self; }
 
     fn to_device(&self, device: Device) -> isobar_array::Result<Self> {
         Ok(self.map("to_device", args!("device": format!("{device:?}")), |x| x.f_to(device))?)
@@ -194,21 +201,7 @@ impl Linear for ShardTensor {
         log_softmax(dim: i64) -> Self;
     }
 
-    fn conv2d(&self, weight: &Self, bias: Option<&Self>, conv: &Conv2d) -> isobar_array::Result<Self> {
-        let Conv2d { stride, padding, dilation, groups } = *conv;
-        let conv = Conv {
-            stride: stride.to_vec(),
-            padding: Padding::Each(padding.to_vec()),
-            dilation: dilation.to_vec(),
-            groups,
-            ..Conv::default()
-        };
-        Ok(self.conv(weight, operand(bias), &conv)?)
-    }
-
-    fn einsum(equation: &str, arrays: &[&Self]) -> isobar_array::Result<Self> {
-        Ok(ShardTensor::einsum(equation, arrays)?)
-    }
+    associated! { einsum(equation: &str, arrays: &[&Self]); }
 }
 
 impl Factory for ShardTensor {
@@ -227,14 +220,6 @@ impl Reduce for ShardTensor {
         argmin(dim: Option<i64>, keepdim: bool) -> Self;
         cumsum(dim: i64) -> Self;
         index_add(dim: i64, index: &Self, source: &Self) -> Self;
-    }
-
-    fn mse_loss(&self, target: &Self) -> isobar_array::Result<Self> {
-        if ShardTensor::shape(self) != ShardTensor::shape(target) {
-            let reason = format!("input {self} and target {target} differ in shape");
-            return kernel::refuse("mse_loss", reason);
-        }
-        Ok(self.sub(target)?.unary(isobar_array::Unary::Square)?.statistic(Statistic::Mean, &[], false)?)
     }
 }
 
@@ -261,16 +246,9 @@ impl Shape for ShardTensor {
         roll(shifts: &[i64], dims: &[i64]) -> Self;
     }
 
-    fn cat(arrays: &[&Self], dim: i64) -> isobar_array::Result<Self> {
-        Ok(ShardTensor::cat(arrays, dim)?)
-    }
-
-    fn stack(arrays: &[&Self], dim: i64) -> isobar_array::Result<Self> {
-        Ok(ShardTensor::stack(arrays, dim)?)
-    }
-
-    fn pad(&self, pairs: &[i64], value: f64) -> isobar_array::Result<Self> {
-        Ok(self.pad_mode(pairs, PadMode::Constant, value)?)
+    associated! {
+        cat(arrays: &[&Self], dim: i64);
+        stack(arrays: &[&Self], dim: i64);
     }
 }
 
@@ -288,9 +266,7 @@ impl Neighbours for ShardTensor {
         knn(queries: &Self, k: i64) -> (Self, Self);
     }
 
-    fn cdist(a: &Self, b: &Self, p: f64) -> isobar_array::Result<Self> {
-        Ok(ShardTensor::cdist(a, b, p)?)
-    }
+    associated! { cdist(a: &Self, b: &Self, p: f64); }
 
     fn ball_query(&self, queries: &Self, radius: f64) -> isobar_array::Result<[Self; 3]> {
         let found = ShardTensor::ball_query(self, queries, radius)?;
@@ -436,17 +412,13 @@ impl Windowed for ShardTensor {
             groups: i64, weight: Option<&Self> => operand(weight), bias: Option<&Self> => operand(bias), eps: f64
         ) -> Self;
         instance_norm(weight: Option<&Self> => operand(weight), bias: Option<&Self> => operand(bias), eps: f64) -> Self;
-    }
-
-    fn batch_norm(
-        &self,
-        weight: Option<&Self>,
-        bias: Option<&Self>,
-        running: Option<RunningStats<'_, Self>>,
-        training: bool,
-        eps: f64,
-    ) -> isobar_array::Result<Self> {
-        Ok(ShardTensor::batch_norm(self, operand(weight), operand(bias), running, training, eps)?)
+        batch_norm(
+            weight: Option<&Self> => operand(weight),
+            bias: Option<&Self> => operand(bias),
+            running: Option<RunningStats<'_, Self>>,
+            training: bool,
+            eps: f64
+        ) -> Self;
     }
 }
 

@@ -13,7 +13,7 @@ use isobar_array::{
 };
 use isobar_shard::rules::{Sharding, Shardings, register_sharded_op, register_sharding};
 use isobar_shard::{AttentionOptions, Placement, Result, ShardTensor};
-use tch::{Kind, Tensor};
+use tch::{Device, Kind, Tensor};
 
 /// Number of calls of each handler on rank 0.
 static CALLS: Mutex<BTreeMap<String, usize>> = Mutex::new(BTreeMap::new());
@@ -113,6 +113,22 @@ fn calls() -> Vec<Call> {
             one(Ok(i.x.rfft2([1, 2], FftNorm::Forward)?.irfft2([4, 6], [1, 2], FftNorm::Forward)?))
         }),
         ("rfft2", |i| one(Ok(i.x.rfft2([1, 2], FftNorm::Forward)?.view_as_real()?))),
+        ("rfftn_modes", |i| {
+            let kept = [vec![0..2], vec![1..2, 2..4]];
+            one(Ok(i.x.rfftn_modes(&[1, 2], &kept, FftNorm::Ortho)?.view_as_real()?))
+        }),
+        ("irfftn_modes", |i| {
+            let kept = [vec![0..2], vec![1..2, 2..4]];
+            let modes = i.x.rfftn_modes(&[1, 2], &kept, FftNorm::Ortho)?;
+            one(Ok(modes.irfftn_modes(&[4, 6], &[1, 2], &kept, FftNorm::Ortho)?))
+        }),
+        ("rearrange", |i| one(Ok(i.image.rearrange("b (g c) h w -> b g h (w c)", &[("c", 2)])?))),
+        ("affine_grid", |i| {
+            let theta = i.positive.narrow(2, 0, 3)?.narrow(1, 0, 2)?;
+            one(Ok(theta.affine_grid(&i.image, true)?))
+        }),
+        ("contiguous", |i| one(Ok(Convert::contiguous(&i.x.transpose(0, 1)?)?))),
+        ("to_device", |i| one(Ok(Convert::to_device(&i.x, Device::Cpu)?))),
         ("ifft", |i| one(Ok(i.x.ifft(None, 1, FftNorm::Backward)?.view_as_real()?))),
         ("pixel_shuffle", |i| one(Ok(i.image.pixel_shuffle(2)?))),
         ("pixel_unshuffle", |i| one(Ok(i.image.pixel_unshuffle(3)?))),
@@ -230,16 +246,7 @@ fn every_method_asks_for_a_handler() {
             for (name, _) in calls() {
                 register_sharded_op(name, move |inputs, attrs| {
                     *CALLS.lock().unwrap().entry(name.to_owned()).or_default() += 1;
-                    // Of those that have no form by name, the method itself is the built-in one.
-                    match name {
-                        "to_kind" => {
-                            let all = [Kind::Float, Kind::Double, Kind::Int64];
-                            let kind = all.into_iter().find(|kind| attrs["kind"] == format!("{kind:?}"));
-                            Ok(vec![inputs[0].to_kind(kind.unwrap())?])
-                        }
-                        "view_kind" => Ok(vec![inputs[0].view_kind(Kind::Int64)?]),
-                        _ => Ok(ShardTensor::op(name, inputs, attrs)?),
-                    }
+                    Ok(ShardTensor::op(name, inputs, attrs)?)
                 });
             }
         }

@@ -14,6 +14,7 @@ mod neighbours;
 mod never_wrong;
 mod operators;
 mod periodic;
+mod provided;
 mod redistribute;
 mod resample;
 mod rules;

@@ -248,7 +248,7 @@ where
         };
         let part = BatchPart { offset: step.offset, total: step.total };
         let denoise = |batch| self.forward.forward(batch, Some(step));
-        Ok(denoising.loss(denoise, &batch, &clean, (step.generator, part))?.whole()?)
+        Ok(denoising.loss(denoise, &batch, &clean, (step.generator, part))?.full_tensor()?)
     }
 
     /// The output of a network of changes that leads from `x` to `target`: the inverse of a step.

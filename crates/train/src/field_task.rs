@@ -221,7 +221,7 @@ where
             let target = lay_out(&local)?;
             let weights = self.weights.of_fields(&target, &local, present.as_ref(), lay_out)?;
             let output = self.model.weighted(output, &target)?;
-            Ok(self.loss.weighted(&output, &target, &weights)?.whole()?)
+            Ok(self.loss.weighted(&output, &target, &weights)?.full_tensor()?)
         });
         let losses = losses.collect::<Result<Vec<Tensor>, BoxError>>()?;
         Ok(self.weights.over_steps(&losses)?)

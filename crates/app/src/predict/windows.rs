@@ -54,7 +54,7 @@ impl<'a> Windows<'a> {
     ) -> Result<()> {
         let rank = self.world.rank();
         if !by_window {
-            let full = fields.whole()?;
+            let full = fields.full_tensor()?;
             let points: Vec<Range<usize>> =
                 full.size().iter().skip(2).map(|&extent| 0..extent as usize).collect();
             return if rank == 0 { write(&points, &full) } else { Ok(()) };

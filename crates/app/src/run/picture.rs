@@ -193,7 +193,7 @@ fn plane<A: Array>(fields: &A) -> Result<Tensor> {
     for (dim, extent) in before.iter().enumerate().skip(2) {
         plane = plane.narrow(dim as i64, extent / 2, 1)?;
     }
-    let whole = plane.whole()?.f_to_device(Device::Cpu)?.f_to_kind(Kind::Double)?;
+    let whole = plane.full_tensor()?.f_to_device(Device::Cpu)?.f_to_kind(Kind::Double)?;
     Ok(whole.f_reshape([&shape[..1], shown].concat())?)
 }
 

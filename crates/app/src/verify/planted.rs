@@ -5,8 +5,9 @@ use std::cell::Cell;
 use std::path::PathBuf;
 use std::time::Duration;
 
+use isobar_array::Elementwise;
 use isobar_collectives::threads;
-use isobar_shard::rules::register_sharded_op;
+use isobar_shard::rules::{Call, register_sharded_op};
 use isobar_shard::{Placement, ShardTensor};
 use rstest::rstest;
 
@@ -30,20 +31,48 @@ fn plant(op: &'static str) {
         if !ACTS.get() {
             return Ok(ShardTensor::op(op, inputs, attrs)?);
         }
-        let replicated = vec![Placement::Replicate; first.placements().len()];
-        let again = first.redistribute(None, &replicated)?.to_layout(&first.layout().of_gradient())?;
+        let again = gathered(first)?;
         let inputs: Vec<&ShardTensor> = [&again].into_iter().chain(others.iter().copied()).collect();
         Ok(ShardTensor::op(op, &inputs, attrs)?)
     });
 }
 
+isobar_shard::register! {
+    /// A program's own operator that receives nothing.
+    "own_nothing"(input; approximate) Nothing: |call| own_gelu(call);
+    /// A program's own operator whose windows are the shards.
+    "own_halo"(input; approximate) Halo(|_, side| Ok(side.shard)): |call| own_gelu(call);
+    /// A program's own operator with a bound of its own.
+    "own_bytes"(input; approximate) Bytes("a number", |_| Ok(8)): |call| own_gelu(call);
+}
+
+/// The function of the case `unary_gelu`, behind a gather where that acts.
+fn own_gelu(call: &Call<'_>) -> isobar_shard::Result<ShardTensor> {
+    let x = call.tensor(0)?;
+    Ok(if ACTS.get() { gathered(x)? } else { x.shallow_clone() }.gelu()?)
+}
+
+/// The tensor after a gather on all ranks.
+fn gathered(x: &ShardTensor) -> isobar_shard::Result<ShardTensor> {
+    let replicated = vec![Placement::Replicate; x.placements().len()];
+    x.redistribute(None, &replicated)?.to_layout(&x.layout().of_gradient())
+}
+
 /// The problems of a case on 4 ranks.
 fn problems(case: &str, acts: bool) -> Vec<String> {
+    problems_of(case, None, acts)
+}
+
+/// The problems of a case, or of another operator on its tensors.
+fn problems_of(case: &str, op: Option<&'static str>, acts: bool) -> Vec<String> {
     let golden = PathBuf::from(concat!(env!("CARGO_MANIFEST_DIR"), "/../../tests/golden"));
     let path = golden.join(format!("{case}.safetensors"));
     let reports = threads::run(4, Duration::from_secs(120), move |group| {
         ACTS.set(acts);
-        let case = Case::read(&path).unwrap();
+        let mut case = Case::read(&path).unwrap();
+        if let Some(op) = op {
+            op.clone_into(&mut case.header.op);
+        }
         let mesh: Mesh = "4".parse().unwrap();
         let rank = Rank::new(&group, &mesh).unwrap();
         let operator = find(&case.header.op).unwrap();
@@ -126,4 +155,13 @@ fn a_gather_in_an_operator_exceeds_its_budget(#[case] case: &str, #[case] op: &'
 #[case("model_unet_group_norm", "conv3d")]
 fn a_gather_in_a_model_exceeds_its_budget(#[case] case: &str, #[case] op: &'static str) {
     assert_found(case, op);
+}
+
+#[rstest]
+fn a_gather_in_an_operator_of_a_program_exceeds_its_budget(
+    #[values("own_nothing", "own_halo", "own_bytes")] op: &'static str,
+) {
+    assert_eq!(problems_of("unary_gelu", Some(op), false), Vec::<String>::new());
+    let found = problems_of("unary_gelu", Some(op), true);
+    assert!(found.iter().any(|problem| problem.contains("more than the operator's")), "{found:?}");
 }

@@ -2,7 +2,8 @@
 
 use tch::{Device, Kind, TchError, Tensor};
 
-use super::named;
+use super::by_name::one;
+use super::{Array, named};
 use crate::error::Result;
 
 /// Conversions that change no value beyond its precision.
@@ -12,10 +13,20 @@ pub trait Convert: Sized {
     fn shallow_clone(&self) -> Self;
 
     /// The elements as another kind; the same handle where nothing changes.
-    fn to_kind(&self, kind: Kind) -> Result<Self>;
+    fn to_kind(&self, kind: Kind) -> Result<Self>
+    where
+        Self: Array,
+    {
+        one("to_kind", &[self], args!("kind": format!("{kind:?}")))
+    }
 
     /// The elements on another device; the same handle where nothing changes.
-    fn to_device(&self, device: Device) -> Result<Self>;
+    fn to_device(&self, device: Device) -> Result<Self>
+    where
+        Self: Array,
+    {
+        one("to_device", &[self], args!("device": format!("{device:?}")))
+    }
 
     /// Detaches the tensor from the autograd graph.
     fn detach(&self) -> Result<Self>;
@@ -24,7 +35,12 @@ pub trait Convert: Sized {
     fn constant(&self, plain: &Tensor) -> Result<Self>;
 
     /// The elements in row-major order in memory; the same handle where they are.
-    fn contiguous(&self) -> Result<Self>;
+    fn contiguous(&self) -> Result<Self>
+    where
+        Self: Array,
+    {
+        one("contiguous", &[self], args!())
+    }
 
     /// A complex array as a real one with a last dim of 2 (re, im), the same memory.
     fn view_as_real(&self) -> Result<Self>;

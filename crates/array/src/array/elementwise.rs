@@ -2,7 +2,8 @@
 
 use tch::{Scalar, Tensor};
 
-use super::{Attrs, named, number};
+use super::by_name::one;
+use super::{Array, Attrs, named, number};
 use crate::error::Result;
 
 /// A function of one number.
@@ -198,13 +199,28 @@ pub trait Elementwise: Sized {
     fn select_where(&self, on_true: &Self, on_false: &Self) -> Result<Self>;
 
     /// x, or weight · x below 0, with one weight or one for each channel (dim 1).
-    fn prelu(&self, weight: &Self) -> Result<Self>;
+    fn prelu(&self, weight: &Self) -> Result<Self>
+    where
+        Self: Array,
+    {
+        one("prelu", &[self, weight], args!())
+    }
 
     /// The comparison of the elements of both, whose shapes are broadcast to each other; booleans.
-    fn compare(&self, comparison: Comparison, other: &Self) -> Result<Self>;
+    fn compare(&self, comparison: Comparison, other: &Self) -> Result<Self>
+    where
+        Self: Array,
+    {
+        one(comparison.name(), &[self, other], args!())
+    }
 
     /// `value` where `mask`, a boolean array that is broadcast to this one's shape, is true.
-    fn masked_fill(&self, mask: &Self, value: f64) -> Result<Self>;
+    fn masked_fill(&self, mask: &Self, value: f64) -> Result<Self>
+    where
+        Self: Array,
+    {
+        one("masked_fill", &[self, mask], args!("value": number(value)))
+    }
 
     /// The sum.
     fn add(&self, other: &Self) -> Result<Self> {

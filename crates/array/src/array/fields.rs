@@ -2,11 +2,13 @@
 
 use tch::Tensor;
 
-use super::{argument, named};
+use super::by_name::{one, two, with};
+use super::{Array, argument, named};
 use crate::error::Result;
 use crate::precision::full;
 use crate::windowed::{
-    Conv, ConvGeometry, ConvParams, Interpolation, PadMode, Pool, Resize, interpolated, means, spatial_dims,
+    Conv, ConvParams, Interpolation, PadMode, Pool, Resize, WindowGeometry, interpolated, means,
+    spatial_dims, spatial_name,
 };
 
 /// The running statistics of a batch norm, `[channel]`, replicated; training updates them in place, which
@@ -40,20 +42,50 @@ pub trait Windowed: Sized {
 
     /// The maxima of windows over the last `spatial` dims, and, of kind `Int64`, where they are: the index
     /// into the spatial dims, flattened.
-    fn max_pool(&self, spatial: usize, pool: &Pool) -> Result<(Self, Self)>;
+    fn max_pool(&self, spatial: usize, pool: &Pool) -> Result<(Self, Self)>
+    where
+        Self: Array,
+    {
+        let name = spatial_name(["max_pool1d", "max_pool2d", "max_pool3d"], spatial);
+        two(name, &[self], || pool.args(true))
+    }
 
     /// The means of windows over the last `spatial` dims.
-    fn avg_pool(&self, spatial: usize, pool: &Pool) -> Result<Self>;
+    fn avg_pool(&self, spatial: usize, pool: &Pool) -> Result<Self>
+    where
+        Self: Array,
+    {
+        let name = spatial_name(["avg_pool1d", "avg_pool2d", "avg_pool3d"], spatial);
+        one(name, &[self], || pool.args(false))
+    }
 
     /// Means over the last `output.len()` (1 to 3) dims such that the result has the extents `output`.
-    fn adaptive_avg_pool(&self, output: &[i64]) -> Result<Self>;
+    fn adaptive_avg_pool(&self, output: &[i64]) -> Result<Self>
+    where
+        Self: Array,
+    {
+        let names = ["adaptive_avg_pool1d", "adaptive_avg_pool2d", "adaptive_avg_pool3d"];
+        one(spatial_name(names, output.len()), &[self], args!("output_size": output))
+    }
 
     /// Maxima, as [`adaptive_avg_pool`](Self::adaptive_avg_pool).
-    fn adaptive_max_pool(&self, output: &[i64]) -> Result<Self>;
+    fn adaptive_max_pool(&self, output: &[i64]) -> Result<Self>
+    where
+        Self: Array,
+    {
+        let names = ["adaptive_max_pool1d", "adaptive_max_pool2d", "adaptive_max_pool3d"];
+        one(spatial_name(names, output.len()), &[self], args!("output_size": output))
+    }
 
     /// The field at other extents. With `align_corners`, the first and the last elements of input and result
     /// lie on each other (of [`Interpolation::Linear`] and [`Interpolation::Cubic`]).
-    fn interpolate(&self, resize: &Resize, mode: Interpolation, align_corners: bool) -> Result<Self>;
+    fn interpolate(&self, resize: &Resize, mode: Interpolation, align_corners: bool) -> Result<Self>
+    where
+        Self: Array,
+    {
+        let mode = mode.name(self.shape().len().saturating_sub(2));
+        one("interpolate", &[self], || resize.args(mode, align_corners))
+    }
 
     /// Elements before and after, as pairs from the *last* dim backwards (PyTorch's order); negative ones cut
     /// off. `value` is for [`PadMode::Constant`]; the other modes pad spatial dims, all of them.
@@ -61,10 +93,24 @@ pub trait Windowed: Sized {
 
     /// (x − mean) / √(variance + `eps`) over each of `groups` groups of channels of each sample, times
     /// `weight` plus `bias`, `[channel]` (Wu and He, *Group Normalization*, arXiv:1803.08494).
-    fn group_norm(&self, groups: i64, weight: Option<&Self>, bias: Option<&Self>, eps: f64) -> Result<Self>;
+    fn group_norm(&self, groups: i64, weight: Option<&Self>, bias: Option<&Self>, eps: f64) -> Result<Self>
+    where
+        Self: Array,
+    {
+        let given = (weight.is_some(), bias.is_some());
+        let attrs = args!("has_weight": given.0, "has_bias": given.1, "num_groups": groups, "eps": eps);
+        one("group_norm", &with(&[self], &[weight, bias]), attrs)
+    }
 
     /// Normalises each channel of each sample (Ulyanov et al., arXiv:1607.08022).
-    fn instance_norm(&self, weight: Option<&Self>, bias: Option<&Self>, eps: f64) -> Result<Self>;
+    fn instance_norm(&self, weight: Option<&Self>, bias: Option<&Self>, eps: f64) -> Result<Self>
+    where
+        Self: Array,
+    {
+        let given = (weight.is_some(), bias.is_some());
+        let attrs = args!("has_weight": given.0, "has_bias": given.1, "eps": eps);
+        one("instance_norm", &with(&[self], &[weight, bias]), attrs)
+    }
 
     /// Normalises each channel over the full batch in training, which updates the `running` statistics;
     /// otherwise with these statistics (Ioffe and Szegedy, *Batch Normalization*, arXiv:1502.03167).
@@ -75,7 +121,22 @@ pub trait Windowed: Sized {
         running: Option<RunningStats<'_, Self>>,
         training: bool,
         eps: f64,
-    ) -> Result<Self>;
+    ) -> Result<Self>
+    where
+        Self: Array,
+    {
+        let given = (weight.is_some(), bias.is_some());
+        let momentum = running.as_ref().map(|running| running.momentum);
+        let attrs = args!(
+            "has_weight": given.0,
+            "has_bias": given.1,
+            "training": training,
+            "momentum": momentum,
+            "eps": eps,
+        );
+        let running = running.map_or([None, None], |running| [Some(running.mean), Some(running.var)]);
+        one("batch_norm", &with(&[self], &[weight, bias, running[0], running[1]]), attrs)
+    }
 }
 
 impl Windowed for Tensor {
@@ -94,7 +155,7 @@ impl Windowed for Tensor {
         let x = match native {
             true => self.shallow_clone(),
             false => {
-                let pair = |geometry: &ConvGeometry| [geometry.before, geometry.after];
+                let pair = |geometry: &WindowGeometry| [geometry.before, geometry.after];
                 let pairs: Vec<i64> = geometries.iter().rev().flat_map(pair).collect();
                 conv.padding_mode.pad(self, &pairs, 0.0)?
             }

@@ -200,8 +200,8 @@ impl Transform {
             let mut shape = x.size();
             shape[dim] = own.len() as i64;
             // The matrix is conjugate to the one back: it takes cos · z and −sin · (−i z).
-            let turned = Tensor::f_complex(&x.f_imag()?, &x.f_real()?.f_neg()?)?;
-            let both = lines(&Tensor::f_cat(&[x, &turned], dim as i64)?, dim)?;
+            let rotated = Tensor::f_complex(&x.f_imag()?, &x.f_real()?.f_neg()?)?;
+            let both = lines(&Tensor::f_cat(&[x, &rotated], dim as i64)?, dim)?;
             let pairs = left_product(&matrix.f_transpose(0, 1)?, &both)?;
             shape.push(2);
             pairs.f_reshape(shape)?.f_view_as_complex()

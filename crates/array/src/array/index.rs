@@ -2,17 +2,28 @@
 
 use tch::Tensor;
 
-use super::named;
+use super::by_name::{one, two};
+use super::{Array, named};
 use crate::error::Result;
 
 /// Gathering, scattering and sorting. Dims may count from the end; indices are of kind `Int64`.
 #[expect(clippy::missing_errors_doc, reason = "all fail alike: dims, extents or indices that do not exist")]
 pub trait Index: Sized {
     /// The elements at the places along `dim` that `index` names, of its shape.
-    fn gather(&self, dim: i64, index: &Self) -> Result<Self>;
+    fn gather(&self, dim: i64, index: &Self) -> Result<Self>
+    where
+        Self: Array,
+    {
+        one("gather", &[self, index], args!("dim": dim))
+    }
 
     /// This array plus the elements of `source` at the places along `dim` that `index` names, element by element.
-    fn scatter_add(&self, dim: i64, index: &Self, source: &Self) -> Result<Self>;
+    fn scatter_add(&self, dim: i64, index: &Self, source: &Self) -> Result<Self>
+    where
+        Self: Array,
+    {
+        one("scatter_add", &[self, index, source], args!("dim": dim))
+    }
 
     /// The elements in order along `dim`, and where they were; equal ones keep their order.
     ///
@@ -25,10 +36,20 @@ pub trait Index: Sized {
     /// assert_eq!(places, Tensor::from_slice(&[1_i64, 2, 0]));
     /// # Ok::<(), isobar_array::Error>(())
     /// ```
-    fn sort(&self, dim: i64, descending: bool) -> Result<(Self, Self)>;
+    fn sort(&self, dim: i64, descending: bool) -> Result<(Self, Self)>
+    where
+        Self: Array,
+    {
+        two("sort", &[self], args!("dim": dim, "descending": descending))
+    }
 
     /// The `k` greatest (or least) elements along `dim` in order, and where they are.
-    fn topk(&self, k: i64, dim: i64, largest: bool) -> Result<(Self, Self)>;
+    fn topk(&self, k: i64, dim: i64, largest: bool) -> Result<(Self, Self)>
+    where
+        Self: Array,
+    {
+        two("topk", &[self], args!("k": k, "dim": dim, "largest": largest))
+    }
 }
 
 impl Index for Tensor {

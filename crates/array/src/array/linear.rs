@@ -2,9 +2,11 @@
 
 use tch::Tensor;
 
-use super::{argument, named};
+use super::by_name::{one, with};
+use super::{Array, Windowed, argument, named};
 use crate::error::Result;
 use crate::precision::full;
+use crate::windowed::{Conv, Padding};
 
 /// Options of a two-dimensional convolution, for `[height, width]`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -29,22 +31,55 @@ impl Default for Conv2d {
 #[expect(clippy::missing_errors_doc, reason = "all fail alike: shapes that do not fit, kinds that differ")]
 pub trait Linear: Sized {
     /// x Wᵀ + b over the last dim: `weight` `[out, in]`, `bias` `[out]`.
-    fn linear(&self, weight: &Self, bias: Option<&Self>) -> Result<Self>;
+    fn linear(&self, weight: &Self, bias: Option<&Self>) -> Result<Self>
+    where
+        Self: Array,
+    {
+        one("linear", &with(&[self, weight], &[bias]), args!())
+    }
 
     /// The matrix product of the last two dims; dims before them are broadcast.
     fn matmul(&self, other: &Self) -> Result<Self>;
 
     /// The product of two batches of matrices, `[n, i, j]` and `[n, j, k]`, plus `bias`, broadcast to `[n, i, k]`.
-    fn bmm(&self, other: &Self, bias: Option<&Self>) -> Result<Self>;
+    fn bmm(&self, other: &Self, bias: Option<&Self>) -> Result<Self>
+    where
+        Self: Array,
+    {
+        one("bmm", &with(&[self, other], &[bias]), args!())
+    }
 
     /// Another name of [`bmm`](Self::bmm).
-    fn batched_matmul(&self, other: &Self, bias: Option<&Self>) -> Result<Self> {
+    fn batched_matmul(&self, other: &Self, bias: Option<&Self>) -> Result<Self>
+    where
+        Self: Array,
+    {
         self.bmm(other, bias)
     }
 
     /// Two-dimensional convolution of `[batch, channel, height, width]` with `weight`
     /// `[out, channel / groups, kernel height, kernel width]`.
-    fn conv2d(&self, weight: &Self, bias: Option<&Self>, conv: &Conv2d) -> Result<Self>;
+    fn conv2d(&self, weight: &Self, bias: Option<&Self>, conv: &Conv2d) -> Result<Self>
+    where
+        Self: Array,
+    {
+        let shape = self.shape();
+        if shape.len() != 4 {
+            return Err(argument(
+                "conv2d",
+                format!("input {shape:?} is not [batch, channel, height, width]"),
+            ));
+        }
+        let Conv2d { stride, padding, dilation, groups } = *conv;
+        let conv = Conv {
+            stride: stride.to_vec(),
+            padding: Padding::Each(padding.to_vec()),
+            dilation: dilation.to_vec(),
+            groups,
+            ..Conv::default()
+        };
+        Windowed::conv(self, weight, bias, &conv)
+    }
 
     /// (x − mean) / √(variance + `eps`) over the trailing dims `normalized`, times `weight` plus `bias` of that shape.
     fn layer_norm(
@@ -53,13 +88,31 @@ pub trait Linear: Sized {
         weight: Option<&Self>,
         bias: Option<&Self>,
         eps: f64,
-    ) -> Result<Self>;
+    ) -> Result<Self>
+    where
+        Self: Array,
+    {
+        let given = (weight.is_some(), bias.is_some());
+        let attrs =
+            args!("has_weight": given.0, "has_bias": given.1, "normalized_shape": normalized, "eps": eps);
+        one("layer_norm", &with(&[self], &[weight, bias]), attrs)
+    }
 
     /// eˣ / Σ eˣ along `dim`.
-    fn softmax(&self, dim: i64) -> Result<Self>;
+    fn softmax(&self, dim: i64) -> Result<Self>
+    where
+        Self: Array,
+    {
+        one("softmax", &[self], args!("dim": dim))
+    }
 
     /// x − ln Σ eˣ along `dim`.
-    fn log_softmax(&self, dim: i64) -> Result<Self>;
+    fn log_softmax(&self, dim: i64) -> Result<Self>
+    where
+        Self: Array,
+    {
+        one("log_softmax", &[self], args!("dim": dim))
+    }
 
     /// Einstein's summation, such as `"bhqd,bhkd->bhqk"`: dims of one letter are multiplied, and those that the result does not
     /// name are summed over. Each operand names each of its dims by another letter.
@@ -72,7 +125,12 @@ pub trait Linear: Sized {
     /// assert_eq!(Linear::einsum("ij,ij->i", &[&x, &x])?, Tensor::from_slice(&[5.0, 25.0]));
     /// # Ok::<(), isobar_array::Error>(())
     /// ```
-    fn einsum(equation: &str, arrays: &[&Self]) -> Result<Self>;
+    fn einsum(equation: &str, arrays: &[&Self]) -> Result<Self>
+    where
+        Self: Array,
+    {
+        one("einsum", arrays, args!("equation": equation))
+    }
 }
 
 impl Linear for Tensor {
@@ -90,17 +148,6 @@ impl Linear for Tensor {
             None => self.f_bmm(other),
         };
         named("bmm", &[self, other], result)
-    }
-
-    fn conv2d(&self, weight: &Self, bias: Option<&Self>, conv: &Conv2d) -> Result<Self> {
-        if self.dim() != 4 {
-            return Err(argument(
-                "conv2d",
-                format!("input {:?} is not [batch, channel, height, width]", self.size()),
-            ));
-        }
-        let result = self.f_conv2d(weight, bias, conv.stride, conv.padding, conv.dilation, conv.groups);
-        named("conv2d", &[self, weight], result)
     }
 
     fn layer_norm(

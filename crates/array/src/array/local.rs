@@ -16,8 +16,8 @@ pub type OnShard<'a> = &'a dyn Fn(&Tensor, &[Tensor]) -> Result<Tensor>;
 /// use tch::Tensor;
 ///
 /// let x = Tensor::from_slice(&[1.0, 2.0]);
-/// let (part, layout) = x.split_layout()?;
-/// assert_eq!(Tensor::with_layout(part, &layout), x);
+/// let (part, layout) = x.into_local()?;
+/// assert_eq!(Tensor::from_local(part, &layout), x);
 /// # Ok::<(), isobar_array::Error>(())
 /// ```
 pub trait Local: Sized {
@@ -29,11 +29,11 @@ pub trait Local: Sized {
     /// # Errors
     ///
     /// The reduction fails.
-    fn split_layout(&self) -> Result<(Tensor, Self::Layout)>;
+    fn into_local(&self) -> Result<(Tensor, Self::Layout)>;
 
     /// This rank's tensor as it is held, with its place in the graph, and the layout: of a partial array, the rank's summand.
     /// Communicates nothing.
-    fn split_unreduced(&self) -> (Tensor, Self::Layout);
+    fn into_local_unreduced(&self) -> (Tensor, Self::Layout);
 
     /// Cuts what each rank holds along `dim` into `count` tiles of about equal extent, without communication. Which elements are
     /// in which tile depends on the layout: the tiles are for computations that treat the elements along `dim` alike, such as
@@ -138,24 +138,24 @@ pub trait Local: Sized {
     /// # Errors
     ///
     /// The exchange fails.
-    fn whole(&self) -> Result<Tensor>;
+    fn full_tensor(&self) -> Result<Tensor>;
 
     /// The array of that layout whose part this rank holds as `part`, of the shape that it had.
-    fn with_layout(part: Tensor, layout: &Self::Layout) -> Self;
+    fn from_local(part: Tensor, layout: &Self::Layout) -> Self;
 }
 
 impl Local for Tensor {
     type Layout = ();
 
-    fn split_layout(&self) -> Result<(Tensor, ())> {
+    fn into_local(&self) -> Result<(Tensor, ())> {
         Ok((self.shallow_clone(), ()))
     }
 
-    fn with_layout(part: Tensor, (): &()) -> Self {
+    fn from_local(part: Tensor, (): &()) -> Self {
         part
     }
 
-    fn split_unreduced(&self) -> (Tensor, ()) {
+    fn into_local_unreduced(&self) -> (Tensor, ()) {
         (self.shallow_clone(), ())
     }
 
@@ -228,7 +228,7 @@ impl Local for Tensor {
         1
     }
 
-    fn whole(&self) -> Result<Tensor> {
+    fn full_tensor(&self) -> Result<Tensor> {
         Ok(self.shallow_clone())
     }
 }

@@ -6,6 +6,7 @@
 //! [`Generator`](crate::Generator).
 
 mod attention;
+mod by_name;
 mod convert;
 mod elementwise;
 mod fields;

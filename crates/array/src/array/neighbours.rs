@@ -2,7 +2,8 @@
 
 use tch::{Kind, TchError, Tensor};
 
-use super::{named, refuse};
+use super::by_name::{call, one, two};
+use super::{Array, named, refuse};
 use crate::error::Result;
 
 /// Distances and neighbours of points `[n, features]`. Indices are of kind `Int64`.
@@ -12,7 +13,12 @@ use crate::error::Result;
 )]
 pub trait Neighbours: Sized {
     /// ‖aᵢ − bⱼ‖ₚ: `a` `[…, n, features]`, `b` `[…, m, features]`, the result `[…, n, m]`.
-    fn cdist(a: &Self, b: &Self, p: f64) -> Result<Self>;
+    fn cdist(a: &Self, b: &Self, p: f64) -> Result<Self>
+    where
+        Self: Array,
+    {
+        one("cdist", &[a, b], args!("p": p))
+    }
 
     /// The `k` points nearest to each of `queries` `[q, features]`: distances, ascending, and the points' numbers, both `[q, k]`.
     ///
@@ -26,15 +32,30 @@ pub trait Neighbours: Sized {
     /// assert_eq!(distances, Tensor::from_slice2(&[[1.0, 3.0]]));
     /// # Ok::<(), isobar_array::Error>(())
     /// ```
-    fn knn(&self, queries: &Self, k: i64) -> Result<(Self, Self)>;
+    fn knn(&self, queries: &Self, k: i64) -> Result<(Self, Self)>
+    where
+        Self: Array,
+    {
+        two("knn", &[self, queries], args!("k": k))
+    }
 
     /// All points within `radius` (inclusive) of each query: row q of a compressed sparse matrix has the entries from
     /// `offsets[q]` to `offsets[q + 1]`. Returns the offsets `[q + 1]`, the points' numbers and the distances, `[entries]`.
-    fn ball_query(&self, queries: &Self, radius: f64) -> Result<[Self; 3]>;
+    fn ball_query(&self, queries: &Self, radius: f64) -> Result<[Self; 3]>
+    where
+        Self: Array,
+    {
+        call("ball_query", &[self, queries], args!("radius": radius))
+    }
 
     /// The first `max_points` points within `radius` of each query: their numbers `[q, max_points]` (−1 where there are no
     /// more), how many there are `[q]`, and the distances `[q, max_points]` (0 where there are no more).
-    fn ball_query_limited(&self, queries: &Self, radius: f64, max_points: i64) -> Result<[Self; 3]>;
+    fn ball_query_limited(&self, queries: &Self, radius: f64, max_points: i64) -> Result<[Self; 3]>
+    where
+        Self: Array,
+    {
+        call("ball_query_limited", &[self, queries], args!("radius": radius, "max_points": max_points))
+    }
 }
 
 /// Distances from differences, so that close points keep their digits.

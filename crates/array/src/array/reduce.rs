@@ -2,7 +2,8 @@
 
 use tch::{Reduction as TorchReduction, Tensor};
 
-use super::{named, resolve};
+use super::by_name::one;
+use super::{Array, Unary, argument, named, resolve};
 use crate::error::Result;
 
 /// A statistic of many numbers, with its options.
@@ -100,19 +101,49 @@ pub trait Reduce: Sized {
     }
 
     /// Index (`Int64`) of the greatest element along `dim`, the first of equal ones; over all elements without `dim`.
-    fn argmax(&self, dim: Option<i64>, keepdim: bool) -> Result<Self>;
+    fn argmax(&self, dim: Option<i64>, keepdim: bool) -> Result<Self>
+    where
+        Self: Array,
+    {
+        one("argmax", &[self], args!("dim": dim, "keepdim": keepdim))
+    }
 
     /// Index of the least element along `dim`, as [`argmax`](Self::argmax).
-    fn argmin(&self, dim: Option<i64>, keepdim: bool) -> Result<Self>;
+    fn argmin(&self, dim: Option<i64>, keepdim: bool) -> Result<Self>
+    where
+        Self: Array,
+    {
+        one("argmin", &[self], args!("dim": dim, "keepdim": keepdim))
+    }
 
     /// The sums of the elements up to each one along `dim`.
-    fn cumsum(&self, dim: i64) -> Result<Self>;
+    fn cumsum(&self, dim: i64) -> Result<Self>
+    where
+        Self: Array,
+    {
+        one("cumsum", &[self], args!("dim": dim))
+    }
 
     /// This array plus, at the places along `dim` that `index` (`Int64`, one dim) names, the elements of `source`.
-    fn index_add(&self, dim: i64, index: &Self, source: &Self) -> Result<Self>;
+    fn index_add(&self, dim: i64, index: &Self, source: &Self) -> Result<Self>
+    where
+        Self: Array,
+    {
+        one("index_add", &[self, index, source], args!("dim": dim))
+    }
 
     /// Mean over all elements of (x − target)².
-    fn mse_loss(&self, target: &Self) -> Result<Self>;
+    fn mse_loss(&self, target: &Self) -> Result<Self>
+    where
+        Self: Array,
+    {
+        let (shape, target_shape) = (self.shape(), target.shape());
+        if shape != target_shape {
+            let reason = format!("input {shape:?} and target {target_shape:?} differ in shape");
+            return Err(argument("mse_loss", reason));
+        }
+        self.sub(target)?.unary(Unary::Square)?.statistic(Statistic::Mean, &[], false)
+    }
 
     /// The sum of all elements.
     fn sum(&self) -> Result<Self> {
@@ -171,7 +202,7 @@ impl Reduce for Tensor {
     fn mse_loss(&self, target: &Self) -> Result<Self> {
         if self.size() != target.size() {
             let reason = format!("input {:?} and target {:?} differ in shape", self.size(), target.size());
-            return Err(super::argument("mse_loss", reason));
+            return Err(argument("mse_loss", reason));
         }
         named("mse_loss", &[self, target], self.f_mse_loss(target, TorchReduction::Mean))
     }

@@ -4,6 +4,7 @@ use std::ops::Range;
 
 use tch::{Device, Kind, Tensor};
 
+use super::by_name::one;
 use super::convert::as_complex;
 use super::fourier::Transform;
 use super::transforms::{FftAlgorithm, FftNorm, empty_transform, left_product};
@@ -82,18 +83,48 @@ pub trait Spectral: Sized {
 
     /// Only the given modes of the half spectrum over `dim` (height) and the dim after it (width), as a real array: from
     /// `[…, height, width, …]` to `[…, 2, rows, columns, …]`, real parts first.
-    fn rfft2_modes(&self, dim: i64, modes: &Modes, norm: FftNorm) -> Result<Self>;
+    fn rfft2_modes(&self, dim: i64, modes: &Modes, norm: FftNorm) -> Result<Self>
+    where
+        Self: Array,
+    {
+        let at = resolve("rfft2_modes", dim, self.shape().len())? as i64;
+        let kept = [vec![modes.rows.clone()], vec![modes.columns.clone()]];
+        let parts = self.rfftn_modes(&[at, at + 1], &kept, norm)?.view_as_real()?;
+        let last = parts.shape().len() as i64 - 1;
+        let order: Vec<i64> = (0..at).chain([last]).chain(at..last).collect();
+        parts.permute(&order)
+    }
 
     /// Back from [`rfft2_modes`](Self::rfft2_modes), whose 2 is at `dim`; all other modes are zero.
-    fn irfft2_modes(&self, dim: i64, size: [i64; 2], modes: &Modes, norm: FftNorm) -> Result<Self>;
+    fn irfft2_modes(&self, dim: i64, size: [i64; 2], modes: &Modes, norm: FftNorm) -> Result<Self>
+    where
+        Self: Array,
+    {
+        let dims = self.shape().len() as i64;
+        let at = resolve("irfft2_modes", dim, dims as usize)? as i64;
+        let order: Vec<i64> = (0..at).chain(at + 1..dims).chain([at]).collect();
+        let kept = [vec![modes.rows.clone()], vec![modes.columns.clone()]];
+        self.permute(&order)?.contiguous()?.view_as_complex()?.irfftn_modes(&size, &[at, at + 1], &kept, norm)
+    }
 
     /// Only the modes `kept` of the complex half spectrum over `dims`, the last of which is halved: along each dim those of
     /// its ranges one after another, which may overlap. `dims` stay in place, with as many modes as are kept.
-    fn rfftn_modes(&self, dims: &[i64], kept: &[Vec<Range<i64>>], norm: FftNorm) -> Result<Self>;
+    fn rfftn_modes(&self, dims: &[i64], kept: &[Vec<Range<i64>>], norm: FftNorm) -> Result<Self>
+    where
+        Self: Array,
+    {
+        let attrs = args!("s": Vec::<i64>::new(), "dim": dims, "kept": pairs(kept), "norm": norm.name());
+        one("rfftn_modes", &[self], attrs)
+    }
 
     /// The real inverse of [`rfftn_modes`](Self::rfftn_modes), of extents `s` along `dims`: modes that are not kept are zero,
     /// those kept several times are added, and imaginary parts are dropped as [`irfft2`](Self::irfft2) drops them.
-    fn irfftn_modes(&self, s: &[i64], dims: &[i64], kept: &[Vec<Range<i64>>], norm: FftNorm) -> Result<Self>;
+    fn irfftn_modes(&self, s: &[i64], dims: &[i64], kept: &[Vec<Range<i64>>], norm: FftNorm) -> Result<Self>
+    where
+        Self: Array,
+    {
+        one("irfftn_modes", &[self], args!("s": s, "dim": dims, "kept": pairs(kept), "norm": norm.name()))
+    }
 
     /// [`irfftn_modes`](Self::irfftn_modes) to the shape of `field`; where ranks have parts, each makes those that it has of
     /// `field`, so that the two can be added where they lie.
@@ -103,7 +134,13 @@ pub trait Spectral: Sized {
         dims: &[i64],
         kept: &[Vec<Range<i64>>],
         norm: FftNorm,
-    ) -> Result<Self>;
+    ) -> Result<Self>
+    where
+        Self: Array,
+    {
+        let points = points_like("irfftn_modes", &self.shape(), &field.shape(), dims)?;
+        self.irfftn_modes(&points, dims, kept, norm)?.redistribute_like(field)
+    }
 }
 
 /// Returns the extents of a field along the dims of a transform; along all others it must be as the spectrum.
@@ -123,6 +160,12 @@ pub fn points_like(op: &'static str, spectrum: &[i64], field: &[i64], dims: &[i6
         true => Ok(points),
         false => Err(argument(op, format!("modes {spectrum:?} over dims {dims:?} give no field {field:?}"))),
     }
+}
+
+/// Returns the first index of each range, and the one behind its last.
+fn pairs(kept: &[Vec<Range<i64>>]) -> Vec<Vec<[i64; 2]>> {
+    let pair = |range: &Range<i64>| [range.start, range.end];
+    kept.iter().map(|ranges| ranges.iter().map(pair).collect()).collect()
 }
 
 impl Spectral for Tensor {
@@ -196,17 +239,6 @@ impl Spectral for Tensor {
 
     fn irfftn_modes(&self, s: &[i64], dims: &[i64], kept: &[Vec<Range<i64>>], norm: FftNorm) -> Result<Self> {
         in_full_precision(Tensor::device(self), || modes::inverse(self, s, dims, kept, norm))
-    }
-
-    fn irfftn_modes_as(
-        &self,
-        field: &Self,
-        dims: &[i64],
-        kept: &[Vec<Range<i64>>],
-        norm: FftNorm,
-    ) -> Result<Self> {
-        let points = points_like("irfftn_modes", &self.size(), &field.size(), dims)?;
-        self.irfftn_modes(&points, dims, kept, norm)
     }
 }
 

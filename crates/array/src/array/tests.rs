@@ -215,9 +215,9 @@ fn view_as_real_of_nothing_has_a_gradient_of_any_strides() {
     let complex = Convert::view_as_complex(&pairs).unwrap();
     let real = Convert::view_as_real(&complex).unwrap();
     assert_eq!(real.size(), [0, 3, 2]);
-    let turned = real.permute([2, 1, 0]).reshape([2, 3, 0]) * 2.0;
-    let ones = Some(turned.ones_like());
-    let found = grad(&[&turned], &[&pairs], &[ones], BackwardOptions::default()).unwrap();
+    let permuted = real.permute([2, 1, 0]).reshape([2, 3, 0]) * 2.0;
+    let ones = Some(permuted.ones_like());
+    let found = grad(&[&permuted], &[&pairs], &[ones], BackwardOptions::default()).unwrap();
     assert_eq!(found[0].as_ref().unwrap().size(), [0, 3, 2]);
 }
 

@@ -7,6 +7,7 @@ use tch::{TchError, Tensor};
 use super::adaptive::means;
 use super::{along, check_dims, spatial_name};
 use crate::error::{Result, named, refuse};
+use crate::registry::Attrs;
 
 /// Interpolation between elements.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -43,6 +44,17 @@ pub enum Resize {
     Size(Vec<i64>),
     /// ⌊extent · scale⌋, with one scale for each spatial dim or one for all.
     Scale(Vec<f64>),
+}
+
+impl Resize {
+    /// Returns the arguments of an interpolation by PyTorch's names.
+    pub fn args(&self, mode: &str, align_corners: bool) -> Attrs {
+        let (size, scale) = match self {
+            Self::Size(size) => (Some(size), None),
+            Self::Scale(scale) => (None, Some(scale)),
+        };
+        args!("size": size, "scale_factor": scale, "mode": mode, "align_corners": align_corners)()
+    }
 }
 
 /// Elements that each result along one dim is a sum of, and their weights.

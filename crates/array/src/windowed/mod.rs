@@ -21,7 +21,7 @@ use crate::error::{Result, refuse};
 
 /// Geometry of a windowed operator along one dim.
 #[derive(Debug, Clone, Copy)]
-pub struct ConvGeometry {
+pub struct WindowGeometry {
     /// Dim of the input.
     pub dim: usize,
     /// Extent of the input along it.
@@ -40,7 +40,7 @@ pub struct ConvGeometry {
     pub after: i64,
 }
 
-impl ConvGeometry {
+impl WindowGeometry {
     /// Returns the extent of the kernel with its gaps.
     pub fn reach(&self) -> i64 {
         self.dilation * (self.kernel - 1) + 1

@@ -2,7 +2,7 @@
 
 use tch::{TchError, Tensor};
 
-use super::{ConvGeometry, each};
+use super::{WindowGeometry, each};
 use crate::error::{Result, named, refuse};
 use crate::registry::Attrs;
 
@@ -69,7 +69,7 @@ impl Pool {
         shape: &[i64],
         spatial: usize,
         maxima: bool,
-    ) -> Result<Vec<ConvGeometry>> {
+    ) -> Result<Vec<WindowGeometry>> {
         check_dims(op, shape, spatial)?;
         let kernel = each(op, "kernel", &self.kernel, spatial)?;
         let stride =
@@ -103,7 +103,7 @@ impl Pool {
             if result < 1 {
                 return refuse(op, format!("a window of {kernel} does not fit {extent} elements"));
             }
-            geometries.push(ConvGeometry {
+            geometries.push(WindowGeometry {
                 dim,
                 extent,
                 result,
@@ -121,7 +121,7 @@ impl Pool {
             return refuse(op, "a divisor of 0");
         }
         // As libtorch has it, whatever the padding.
-        if spatial == 3 && geometries.iter().any(|walk| walk.kernel > walk.extent) {
+        if spatial == 3 && geometries.iter().any(|geometry| geometry.kernel > geometry.extent) {
             return refuse(op, format!("{shape:?} is smaller than the window {:?}", self.kernel));
         }
         Ok(geometries)
@@ -134,7 +134,7 @@ impl Pool {
     /// Windows that do not fit.
     pub fn maxima(&self, x: &Tensor, spatial: usize) -> Result<(Tensor, Tensor)> {
         let geometries = self.geometry("max_pool", &x.size(), spatial, true)?;
-        let padding = values(&geometries, |walk| walk.before);
+        let padding = values(&geometries, |geometry| geometry.before);
         maxima(x, &geometries, padding, self.ceil_mode)
     }
 
@@ -169,7 +169,7 @@ pub fn check_dims(op: &'static str, shape: &[i64], spatial: usize) -> Result<()>
 /// libtorch refuses the shapes or the dtype.
 pub fn maxima(
     x: &Tensor,
-    geometries: &[ConvGeometry],
+    geometries: &[WindowGeometry],
     padding: Vec<i64>,
     ceil_mode: bool,
 ) -> Result<(Tensor, Tensor)> {
@@ -215,8 +215,8 @@ pub fn cut_like(y: &Tensor, x: &Tensor, spatial: usize) -> Result<Tensor> {
     Ok(cut)
 }
 
-/// Collects one number of each walk.
-pub fn values(geometries: &[ConvGeometry], f: fn(&ConvGeometry) -> i64) -> Vec<i64> {
+/// Collects one number of each geometry.
+pub fn values(geometries: &[WindowGeometry], f: fn(&WindowGeometry) -> i64) -> Vec<i64> {
     geometries.iter().map(f).collect()
 }
 
@@ -225,7 +225,7 @@ pub fn values(geometries: &[ConvGeometry], f: fn(&ConvGeometry) -> i64) -> Vec<i
 /// # Errors
 ///
 /// libtorch refuses the shapes or the dtype.
-pub fn average(x: &Tensor, geometries: &[ConvGeometry], pool: &Pool) -> Result<Tensor, TchError> {
+pub fn average(x: &Tensor, geometries: &[WindowGeometry], pool: &Pool) -> Result<Tensor, TchError> {
     let (kernel, stride) = (values(geometries, |w| w.kernel), values(geometries, |w| w.stride));
     let padding = values(geometries, |w| w.before);
     let (ceil, include) = (pool.ceil_mode, pool.count_include_pad);

@@ -4,7 +4,7 @@ use tch::{Device, Kind, TchError, Tensor};
 
 use super::conv::{Conv, Padding};
 use super::pad::PadMode;
-use super::{ConvGeometry, each};
+use super::{WindowGeometry, each};
 use crate::error::{Result, refuse};
 use crate::precision::lowered;
 
@@ -30,7 +30,7 @@ impl Conv {
     /// # Errors
     ///
     /// Shapes or options that do not fit.
-    pub fn geometry(&self, x: &[i64], weight: &[i64], bias: Option<&[i64]>) -> Result<Vec<ConvGeometry>> {
+    pub fn geometry(&self, x: &[i64], weight: &[i64], bias: Option<&[i64]>) -> Result<Vec<WindowGeometry>> {
         const OP: &str = "conv";
         let (channels, per_group) = (x[1], weight[1]);
         if self.groups < 1 || per_group * self.groups != channels || weight[0] % self.groups != 0 {
@@ -62,7 +62,7 @@ impl Conv {
             }
             self.padding_mode.check(OP, extent, before, after)?;
             let result = room / stride + 1;
-            geometries.push(ConvGeometry {
+            geometries.push(WindowGeometry {
                 dim: index + 2,
                 extent,
                 result,
@@ -150,8 +150,8 @@ impl Conv {
 
 impl ConvParams {
     /// Takes the arguments from geometries: padding only along dims whose border is left to the dense operator (`native`).
-    pub fn within(geometries: &[ConvGeometry], native: &[bool]) -> Self {
-        let values = |f: fn(&ConvGeometry) -> i64| geometries.iter().map(f).collect();
+    pub fn within(geometries: &[WindowGeometry], native: &[bool]) -> Self {
+        let values = |f: fn(&WindowGeometry) -> i64| geometries.iter().map(f).collect();
         let padding = geometries.iter().zip(native);
         Self {
             stride: values(|geometry| geometry.stride),
@@ -189,7 +189,7 @@ impl ConvParams {
         }
         let (stride, padding) = (self.stride.as_slice(), self.padding.as_slice());
         let (dilation, extra) = (self.dilation.as_slice(), self.extra.as_slice());
-        let y = match turned(&x, &weight, groups) {
+        let y = match order_for_onednn(&x, &weight, groups) {
             Some(spatial) => {
                 let order: Vec<i64> = [0, 1].into_iter().chain(spatial.map(|dim| dim as i64 + 2)).collect();
                 let of = |values: &[i64]| spatial.map(|dim| values[dim]);
@@ -213,7 +213,7 @@ impl ConvParams {
 /// The order of spatial dims in which libtorch takes oneDNN for a volume on CPU, where it does not as they stand: it looks at
 /// the first two only, which are small where the first is split, and else writes every kernel's window out, which takes more
 /// time and tens of times the input's memory.
-fn turned(x: &Tensor, weight: &Tensor, groups: i64) -> Option<[usize; 3]> {
+fn order_for_onednn(x: &Tensor, weight: &Tensor, groups: i64) -> Option<[usize; 3]> {
     const FEW: i64 = 20480;
     let [1, channels, extents @ ..] = &x.size()[..] else { return None };
     let [_, _, kernel @ ..] = &weight.size()[..] else { return None };
@@ -272,7 +272,7 @@ mod tests {
                 let shape = [&[1, 16], &extents[..]].concat();
                 let x = Tensor::rand(shape, (Kind::Float, Device::Cpu));
                 let weight = Tensor::rand([16, 16, 2, 3, 3], (Kind::Float, Device::Cpu));
-                assert_eq!(turned(&x, &weight, 1), Some(order));
+                assert_eq!(order_for_onednn(&x, &weight, 1), Some(order));
                 let extra = if transposed { vec![1, 0, 1] } else { vec![0; 3] };
                 let (stride, padding) = (vec![2, 1, 3], vec![0, 1, 2]);
                 let steps = ConvParams { stride, padding, dilation: vec![1, 2, 1], extra };

@@ -17,7 +17,7 @@ use crate::local::memory::{self, output_like};
 
 /// Indices `start, start + step, …` along a dim, `len` of them; `step` may be negative, and is not 0.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub struct Run {
+pub struct IndexRun {
     /// The first index.
     pub start: i64,
     /// Number of indices.
@@ -27,13 +27,13 @@ pub struct Run {
 }
 
 /// A run along each dim.
-pub type Region = Vec<Run>;
+pub type IndexBox = Vec<IndexRun>;
 
 /// A region of one rank's tensor that is a region of another's.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub struct Block {
-    /// Region of this rank's tensor.
-    pub region: Region,
+    /// IndexBox of this rank's tensor.
+    pub region: IndexBox,
     /// The dim from which on the memory of both sides is in one piece: the last along which either is cut.
     pub row_dim: usize,
 }
@@ -46,7 +46,7 @@ pub struct Transfer {
     /// The shape of what it gets.
     pub output: Vec<i64>,
     /// Regions copied locally, from the input to the output.
-    pub own: Vec<(Region, Region)>,
+    pub own: Vec<(IndexBox, IndexBox)>,
     /// Blocks of the input that go to a rank of the group, by rank; both sides list them in the same order.
     pub sends: Vec<(usize, Vec<Block>)>,
     /// Blocks of the output that come from a rank, by rank.
@@ -404,7 +404,7 @@ pub fn fetch_window(x: &Tensor, fetch_map: Fetch, fill: f64) -> Result<Tensor> {
 /// # Errors
 ///
 /// A region that is not within the tensor.
-pub fn region(tensor: &Tensor, region: &[Run]) -> Result<Tensor> {
+pub fn region(tensor: &Tensor, region: &[IndexRun]) -> Result<Tensor> {
     let mut view = tensor.shallow_clone();
     let mut flipped = Vec::new();
     for (dim, run) in region.iter().enumerate() {
@@ -432,8 +432,8 @@ pub fn region(tensor: &Tensor, region: &[Run]) -> Result<Tensor> {
 /// # Errors
 ///
 /// A region that is not within the tensor, or a part of another shape.
-pub fn add(sum: &Tensor, at: &[Run], part: &Tensor) -> Result<()> {
-    let forwards: Region = at.iter().map(ascend).collect();
+pub fn add(sum: &Tensor, at: &[IndexRun], part: &Tensor) -> Result<()> {
+    let forwards: IndexBox = at.iter().map(ascend).collect();
     let flipped: Vec<i64> = (0..at.len() as i64).filter(|&dim| at[dim as usize].step < 0).collect();
     let part = if flipped.is_empty() { part.shallow_clone() } else { part.f_flip(flipped)? };
     let mut target = region(sum, &forwards)?;
@@ -441,9 +441,9 @@ pub fn add(sum: &Tensor, at: &[Run], part: &Tensor) -> Result<()> {
     Ok(())
 }
 
-fn ascend(run: &Run) -> Run {
+fn ascend(run: &IndexRun) -> IndexRun {
     match run.step {
-        step if step < 0 => Run { start: run.start + (run.len - 1) * step, step: -step, ..*run },
+        step if step < 0 => IndexRun { start: run.start + (run.len - 1) * step, step: -step, ..*run },
         _ => *run,
     }
 }
@@ -472,20 +472,20 @@ fn total(blocks: &[Block]) -> i64 {
     blocks.iter().map(|block| numel(&block.region)).sum()
 }
 
-fn numel(region: &[Run]) -> i64 {
+fn numel(region: &[IndexRun]) -> i64 {
     region.iter().map(|run| run.len).product()
 }
 
-fn shape(region: &[Run]) -> Vec<i64> {
+fn shape(region: &[IndexRun]) -> Vec<i64> {
     region.iter().map(|run| run.len).collect()
 }
 
-fn ascending(region: &[Run]) -> bool {
+fn ascending(region: &[IndexRun]) -> bool {
     region.iter().all(|run| run.step > 0 || run.len <= 1)
 }
 
 /// Returns whether a region covers a tensor of this shape, in order.
-fn covers(region: &[Run], shape: &[i64]) -> bool {
+fn covers(region: &[IndexRun], shape: &[i64]) -> bool {
     region.iter().zip(shape).all(|(run, &extent)| run.len == extent && (run.step == 1 || run.len <= 1))
 }
 

@@ -97,10 +97,10 @@ pub(super) fn orthogonal<A: Array>(
 ) -> Result<Linear<A>> {
     let normal = Init::Normal { mean: 0.0, std: 1.0 };
     let drawn = params.draw("weight", &[outputs, inputs], &normal, Placement::Replicate)?;
-    let (values, layout) = drawn.split_layout()?;
+    let (values, layout) = drawn.into_local()?;
     // A counter draws nothing.
     let values = if values.dim() == 2 { orthogonalized(&values)? } else { values };
-    let weight_init = Some(Init::Given(A::with_layout(values, &layout)));
+    let weight_init = Some(Init::Given(A::from_local(values, &layout)));
     let options = LinearOptions { weight_init, ..LinearOptions::default() };
     Ok(Linear::with_options(inputs, outputs, options, params)?)
 }

@@ -120,8 +120,8 @@ pub(super) fn weighted_sums<A: Array>(weights: &A, features: &A) -> Result<A> {
 
 /// Splits reduced sums into those of features and those of weights.
 pub(super) fn reduced<A: Array>(sums: &A) -> Result<[A; 2]> {
-    let (part, layout) = sums.split_layout()?;
-    let sums = A::with_layout(part, &layout);
+    let (part, layout) = sums.into_local()?;
+    let sums = A::from_local(part, &layout);
     let features = sums.extent(3)? - 1;
     Ok([sums.narrow(3, 0, features)?, sums.narrow(3, features, 1)?])
 }

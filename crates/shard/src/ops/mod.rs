@@ -54,7 +54,7 @@ fn replaced_or<T: Outputs>(
     run: impl FnOnce() -> Result<T>,
 ) -> Result<T> {
     match rules::replacement(op, inputs, args) {
-        Some(outputs) => T::of(op, outputs?),
+        Some(outputs) => T::from_outputs(op, outputs?),
         None => rule(op, inputs, run),
     }
 }

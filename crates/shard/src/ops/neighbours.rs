@@ -296,9 +296,9 @@ impl Search {
     fn entries(&self, here: i64) -> Result<(Layout, i64)> {
         let dim = &self.query_layout.dims()[0];
         let ring = Ring::new(&self.query_layout, &dim.axes)?;
-        let told = ring.group.all_gather_bytes(&here.to_le_bytes())?;
+        let gathered = ring.group.all_gather_bytes(&here.to_le_bytes())?;
         let mut counts = vec![0; dim.parts.len()];
-        for (number, bytes) in ring.by_group_rank().into_iter().zip(told) {
+        for (number, bytes) in ring.by_group_rank().into_iter().zip(gathered) {
             counts[number] = i64::from_le_bytes(bytes.try_into().unwrap_or_default());
         }
         let mut order: Vec<usize> = (0..counts.len()).collect();

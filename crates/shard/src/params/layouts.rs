@@ -187,8 +187,8 @@ impl ParameterLayouts {
             };
             return layouts.into_iter().map(give).collect();
         };
-        let told = tell(state, mesh, src)?;
-        let shapes = told.iter().map(|(name, shape, _)| (&name[..], &shape[..]));
+        let listed = tell(state, mesh, src)?;
+        let shapes = listed.iter().map(|(name, shape, _)| (&name[..], &shape[..]));
         let layouts = self.layouts(shapes, mesh)?;
         let give = |(name, _, requires_grad): &(String, Vec<i64>, bool)| {
             let placements = layouts[name].placements();
@@ -197,7 +197,7 @@ impl ParameterLayouts {
                 ShardTensor::scatter(whole.as_ref(), src, mesh, placements, &Sizes::Chunk, *requires_grad)?;
             Ok((name.clone(), leaf))
         };
-        told.iter().map(give).collect()
+        listed.iter().map(give).collect()
     }
 }
 
@@ -241,8 +241,8 @@ fn tell(state: &StateDict, mesh: &DeviceMesh, src: usize) -> Result<Vec<(String,
             reason: format!("the names of the parameters cannot be told to other ranks: {error}"),
         })
     })?;
-    let told = group.broadcast_bytes(&bytes, root)?;
-    serde_json::from_slice(&told).map_err(|error| {
+    let listed = group.broadcast_bytes(&bytes, root)?;
+    serde_json::from_slice(&listed).map_err(|error| {
         Error::from(isobar_array::Error::Argument {
             op: "distribute",
             reason: format!("what rank {src} of {mesh} told of its parameters cannot be read: {error}"),

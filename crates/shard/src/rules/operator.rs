@@ -209,21 +209,21 @@ pub(crate) fn is_first_call(name: &str) -> bool {
     !called.contains(name) && called.insert(name.to_owned())
 }
 
-/// Panics if a method passes other arguments than its descriptor names: the names are written in both places, as only the
-/// method has the values.
+/// Panics if a method passes an argument that its descriptor lacks, or lacks one that its descriptor names and calls by name
+/// do not have for themselves: the names are written in both places, as only the method has the values.
 pub(crate) fn assert_arguments(name: &str, args: &Attrs) {
     let Some(operator) = built_in(name) else {
         panic!("{name} has no descriptor; register it beside its rule")
     };
-    let named = operator.arguments.iter().copied().filter(|name| !operator.by_name.contains(name));
-    let named: BTreeSet<&str> = named.collect();
     // One method of several operators passes null for what only some of them have.
-    let given = args.iter().filter(|(name, value)| !value.is_null() || named.contains(&name[..]));
-    let given: BTreeSet<&str> = given.map(|(name, _)| &name[..]).collect();
+    let given = args.iter().filter(|(_, value)| !value.is_null()).map(|(name, _)| &name[..]);
+    let unknown: Vec<&str> = given.filter(|name| !operator.arguments.contains(name)).collect();
+    let needed = operator.arguments.iter().filter(|name| !operator.by_name.contains(name));
+    let missing: Vec<&&str> = needed.filter(|name| !args.contains_key(**name)).collect();
     assert!(
-        given == named,
-        "the method {name} passes the arguments {given:?}, and its descriptor names {named:?}; name those of calls by name only \
-         after a second semicolon"
+        unknown.is_empty() && missing.is_empty(),
+        "the method {name} passes {unknown:?}, which its descriptor does not name, or does not pass {missing:?}, which it names; \
+         name arguments of calls by name only after a second semicolon"
     );
 }
 

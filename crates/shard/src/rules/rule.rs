@@ -8,14 +8,14 @@ use crate::tensor::{ShardTensor, Use};
 /// Outputs of an operator.
 pub(crate) trait Outputs: Sized {
     /// From what a program's handler gave.
-    fn of(op: &str, outputs: Vec<ShardTensor>) -> Result<Self>;
+    fn from_outputs(op: &str, outputs: Vec<ShardTensor>) -> Result<Self>;
 
     /// All of them.
     fn each(&mut self) -> Vec<&mut ShardTensor>;
 }
 
 impl Outputs for Vec<ShardTensor> {
-    fn of(_op: &str, outputs: Vec<ShardTensor>) -> Result<Self> {
+    fn from_outputs(_op: &str, outputs: Vec<ShardTensor>) -> Result<Self> {
         Ok(outputs)
     }
 
@@ -25,7 +25,7 @@ impl Outputs for Vec<ShardTensor> {
 }
 
 impl<const N: usize> Outputs for [ShardTensor; N] {
-    fn of(op: &str, outputs: Vec<ShardTensor>) -> Result<Self> {
+    fn from_outputs(op: &str, outputs: Vec<ShardTensor>) -> Result<Self> {
         outputs.try_into().map_err(|outputs: Vec<ShardTensor>| {
             Error::from(isobar_array::Error::Argument {
                 op: "register_sharded_op",
@@ -40,8 +40,8 @@ impl<const N: usize> Outputs for [ShardTensor; N] {
 }
 
 impl Outputs for ShardTensor {
-    fn of(op: &str, outputs: Vec<ShardTensor>) -> Result<Self> {
-        <[Self; 1]>::of(op, outputs).map(|[only]| only)
+    fn from_outputs(op: &str, outputs: Vec<ShardTensor>) -> Result<Self> {
+        <[Self; 1]>::from_outputs(op, outputs).map(|[only]| only)
     }
 
     fn each(&mut self) -> Vec<&mut ShardTensor> {
@@ -50,8 +50,8 @@ impl Outputs for ShardTensor {
 }
 
 impl Outputs for (ShardTensor, ShardTensor) {
-    fn of(op: &str, outputs: Vec<ShardTensor>) -> Result<Self> {
-        <[ShardTensor; 2]>::of(op, outputs).map(|[first, second]| (first, second))
+    fn from_outputs(op: &str, outputs: Vec<ShardTensor>) -> Result<Self> {
+        <[ShardTensor; 2]>::from_outputs(op, outputs).map(|[first, second]| (first, second))
     }
 
     fn each(&mut self) -> Vec<&mut ShardTensor> {
@@ -84,7 +84,7 @@ pub(crate) fn rule<T: Outputs>(
     }
     done.map_err(|source| match source {
         // The innermost operator tells.
-        told @ (Error::Sharded { .. } | Error::HiddenCommunication { .. }) => told,
+        inner @ (Error::Sharded { .. } | Error::HiddenCommunication { .. }) => inner,
         source => Error::Sharded {
             op: op.to_owned(),
             layouts: inputs.iter().map(|input| input.to_string()).collect(),

@@ -8,7 +8,7 @@ use super::ShardTensor;
 use crate::context::CurrentMesh;
 use crate::error::{Error, Result};
 use crate::layout::{Layout, Placement, Sizes};
-use crate::window::{Need, transfer};
+use crate::window::{HaloSpec, transfer};
 
 impl ShardTensor {
     /// The tensor whose parts the ranks hold as `local`.
@@ -164,9 +164,9 @@ impl ShardTensor {
             }
             _ => Vec::new(),
         };
-        let told = group.broadcast_bytes(&mine, root)?;
+        let received = group.broadcast_bytes(&mine, root)?;
         let numbers: Vec<i64> =
-            told.chunks_exact(8).map(|b| i64::from_le_bytes(b.try_into().unwrap_or_default())).collect();
+            received.chunks_exact(8).map(|b| i64::from_le_bytes(b.try_into().unwrap_or_default())).collect();
         let Some((&kind, shape)) = numbers.split_first() else {
             return Err(argument(format!("rank {src} of {mesh}, the source, gave no tensor")));
         };
@@ -283,7 +283,7 @@ impl ShardTensor {
 fn parts_from(layout: &Layout, root: usize, is_source: bool) -> Result<Transfer> {
     // As one rank that gives to itself, seen from each target.
     let replicated = layout.replicated();
-    let needs: Vec<Need> = layout.dims().iter().map(Need::of).collect();
+    let needs: Vec<HaloSpec> = layout.dims().iter().map(HaloSpec::own).collect();
     let own = transfer(&replicated, &needs, &[])?;
     let mut share = Transfer {
         input: if is_source { layout.shape().to_vec() } else { vec![0; layout.ndim()] },

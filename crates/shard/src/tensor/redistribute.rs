@@ -11,7 +11,7 @@ use super::{ShardTensor, Use};
 use crate::context::CurrentMesh;
 use crate::error::{Error, Result};
 use crate::layout::{Dim, Interval, Layout, Placement, Sizes, coordinates};
-use crate::window::{Need, transfer};
+use crate::window::{HaloSpec, transfer};
 
 /// Options of a redistribution, besides its placements.
 #[derive(Debug, Clone, Default)]
@@ -297,8 +297,8 @@ impl Redistribution {
     }
 
     fn start_exchange(&self, x: &Tensor) -> Result<Work<Tensor>> {
-        let needs: Vec<Need> = match self.from.mesh() == self.to.mesh() {
-            true => self.to.dims().iter().map(Need::of).collect(),
+        let needs: Vec<HaloSpec> = match self.from.mesh() == self.to.mesh() {
+            true => self.to.dims().iter().map(HaloSpec::own).collect(),
             false => self.needs_of_other_mesh()?,
         };
         let share = transfer(&self.from, &needs, &[])?;
@@ -309,16 +309,16 @@ impl Redistribution {
     }
 
     /// Returns the needs of each rank of the source's mesh, by its position there.
-    fn needs_of_other_mesh(&self) -> Result<Vec<Need>> {
+    fn needs_of_other_mesh(&self) -> Result<Vec<HaloSpec>> {
         let (from, to) = (self.from.mesh(), self.to.mesh());
         let (theirs, shape) = (to.ranks(), self.to.mesh_shape());
         let places: Vec<usize> =
             from.ranks().into_iter().map(|rank| self.to.place(&theirs, rank)).collect::<Result<_>>()?;
         let axes: Vec<usize> = (0..self.from.mesh_shape().len()).collect();
         let need = |dim: &Dim| {
-            let whole = Need::of(dim);
+            let whole = HaloSpec::own(dim);
             let part = |&place: &usize| whole.at(&coordinates(place, shape), shape).to_vec();
-            Need { axes: axes.clone(), parts: places.iter().map(part).collect() }
+            HaloSpec { axes: axes.clone(), parts: places.iter().map(part).collect() }
         };
         Ok(self.to.dims().iter().map(need).collect())
     }

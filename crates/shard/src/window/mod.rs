@@ -5,10 +5,10 @@
 mod pieces;
 mod plan;
 
-use isobar_collectives::windows::{Block, Fetch, Region, Run, fetch_window};
+use isobar_collectives::windows::{Block, Fetch, IndexBox, IndexRun, fetch_window};
 use tch::Tensor;
 
-pub(crate) use pieces::{Border, Need, Piece};
+pub(crate) use pieces::{Border, HaloSpec, WindowRun};
 pub(crate) use plan::transfer;
 
 use crate::error::Result;
@@ -17,7 +17,7 @@ use crate::layout::Layout;
 /// Windows of all ranks: for each dim, the pieces that a rank needs. `replicated` are the axes along which all ranks get the
 /// same.
 pub(crate) struct Windows {
-    pub(crate) needs: Vec<Need>,
+    pub(crate) needs: Vec<HaloSpec>,
     pub(crate) replicated: Vec<usize>,
     /// True if the fetched tensor is only used inside of one operator.
     pub(crate) hidden: bool,
@@ -25,15 +25,15 @@ pub(crate) struct Windows {
 
 impl Windows {
     /// Every rank gets what it has.
-    pub(crate) fn of(layout: &Layout) -> Self {
-        let needs = layout.dims().iter().map(Need::of).collect();
+    pub(crate) fn own(layout: &Layout) -> Self {
+        let needs = layout.dims().iter().map(HaloSpec::own).collect();
         let sharding = layout.sharding_axes();
         let replicated = (0..layout.placements().len()).filter(|axis| !sharding.contains(axis)).collect();
         Self { needs, replicated, hidden: false }
     }
 
     /// The same, along one dim other pieces.
-    pub(crate) fn with(mut self, dim: usize, need: Need) -> Self {
+    pub(crate) fn with(mut self, dim: usize, need: HaloSpec) -> Self {
         self.needs[dim] = need;
         self
     }
@@ -58,18 +58,18 @@ fn repeated(mut window: Tensor, layout: &Layout, windows: &Windows) -> Result<Te
     let Some(at) = layout.coordinates() else { return Ok(window) };
     for (dim, need) in windows.needs.iter().enumerate() {
         let pieces = need.at(at, layout.mesh_shape());
-        if !pieces.iter().any(|piece| matches!(piece, Piece::Repeat { .. })) {
+        if !pieces.iter().any(|piece| matches!(piece, WindowRun::Repeat { .. })) {
             continue;
         }
         let mut indices = Vec::new();
         let mut next = 0;
         for piece in pieces {
             match *piece {
-                Piece::Take { len, .. } | Piece::Fill(len) => {
+                WindowRun::Take { len, .. } | WindowRun::Fill(len) => {
                     indices.extend(next..next + len);
                     next += len;
                 }
-                Piece::Repeat { times, .. } => {
+                WindowRun::Repeat { times, .. } => {
                     indices.extend((0..times).map(|_| next));
                     next += 1;
                 }
@@ -83,13 +83,13 @@ fn repeated(mut window: Tensor, layout: &Layout, windows: &Windows) -> Result<Te
 }
 
 /// The regions of the whole that the mesh's rank `index` has, each with its place in the rank's part.
-pub(crate) fn whole_blocks(layout: &Layout, index: usize) -> Vec<(Region, Region)> {
+pub(crate) fn whole_blocks(layout: &Layout, index: usize) -> Vec<(IndexBox, IndexBox)> {
     layout.intervals_of(index).into_iter().fold(vec![(vec![], vec![])], |heads, part| {
-        let extend = |(from, to): (Region, Region)| {
+        let extend = |(from, to): (IndexBox, IndexBox)| {
             let mut at = 0;
             let mut longer = Vec::new();
             for interval in part.iter().filter(|interval| interval.len > 0) {
-                let run = |start| Run { start, len: interval.len, step: 1 };
+                let run = |start| IndexRun { start, len: interval.len, step: 1 };
                 longer.push(([&from[..], &[run(interval.start)]].concat(), [&to[..], &[run(at)]].concat()));
                 at += interval.len;
             }
@@ -100,7 +100,7 @@ pub(crate) fn whole_blocks(layout: &Layout, index: usize) -> Vec<(Region, Region
 }
 
 /// Regions as blocks of packed messages.
-pub(crate) fn as_blocks(regions: impl Iterator<Item = Region>, layout: &Layout) -> Vec<Block> {
+pub(crate) fn as_blocks(regions: impl Iterator<Item = IndexBox>, layout: &Layout) -> Vec<Block> {
     // The last dim that is cut anywhere.
     let cut = |dim: &usize| layout.is_sharded(*dim);
     let row_dim = (0..layout.ndim()).rev().find(cut).unwrap_or(0);

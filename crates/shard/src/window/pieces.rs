@@ -4,7 +4,7 @@ use crate::layout::{Dim, Interval};
 
 /// Consecutive elements of a window.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub(crate) enum Piece {
+pub(crate) enum WindowRun {
     /// Global indices `start, start + step, …`, `len` of them.
     Take { start: i64, len: i64, step: i64 },
     /// One element, so many times: it is fetched once.
@@ -15,9 +15,9 @@ pub(crate) enum Piece {
 
 /// The windows of all ranks along one dim: for each combination of coordinates along some axes, the last axis fastest.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
-pub(crate) struct Need {
+pub(crate) struct HaloSpec {
     pub(crate) axes: Vec<usize>,
-    pub(crate) parts: Vec<Vec<Piece>>,
+    pub(crate) parts: Vec<Vec<WindowRun>>,
 }
 
 /// Continuation of a dim beyond its ends.
@@ -33,16 +33,17 @@ pub(crate) enum Border {
     Replicate,
 }
 
-impl Need {
+impl HaloSpec {
     /// Returns the window that is the rank's own shard.
-    pub(crate) fn of(dim: &Dim) -> Self {
-        let take = |interval: &Interval| Piece::Take { start: interval.start, len: interval.len, step: 1 };
+    pub(crate) fn own(dim: &Dim) -> Self {
+        let take =
+            |interval: &Interval| WindowRun::Take { start: interval.start, len: interval.len, step: 1 };
         let parts = dim.parts.iter().map(|part| part.iter().map(take).collect());
         Self { axes: dim.axes.clone(), parts: parts.collect() }
     }
 
     /// Returns the same pieces for all ranks.
-    pub(crate) fn everywhere(pieces: Vec<Piece>) -> Self {
+    pub(crate) fn everywhere(pieces: Vec<WindowRun>) -> Self {
         Self { axes: vec![], parts: vec![pieces] }
     }
 
@@ -64,9 +65,9 @@ impl Need {
 
     /// Returns the same windows, repeated elements each by itself.
     pub(crate) fn singly(&self) -> Self {
-        let single = |piece: &Piece| match *piece {
-            Piece::Repeat { start, times } => {
-                vec![Piece::Take { start, len: 1, step: 1 }; times.max(0) as usize]
+        let single = |piece: &WindowRun| match *piece {
+            WindowRun::Repeat { start, times } => {
+                vec![WindowRun::Take { start, len: 1, step: 1 }; times.max(0) as usize]
             }
             other => vec![other],
         };
@@ -75,20 +76,20 @@ impl Need {
     }
 
     /// The pieces of a rank with these coordinates.
-    pub(crate) fn at(&self, coordinates: &[usize], mesh: &[usize]) -> &[Piece] {
+    pub(crate) fn at(&self, coordinates: &[usize], mesh: &[usize]) -> &[WindowRun] {
         let index = self.axes.iter().fold(0, |index, &axis| index * mesh[axis] + coordinates[axis]);
         &self.parts[index]
     }
 }
 
 /// The indices `first..end` of a dim of that extent, with what is beyond its ends.
-pub(crate) fn spread(first: i64, end: i64, extent: i64, border: Border) -> Vec<Piece> {
+pub(crate) fn spread(first: i64, end: i64, extent: i64, border: Border) -> Vec<WindowRun> {
     let mut pieces = Vec::new();
     let mut at = first;
     while at < end {
         let (piece, len) = if (0..extent).contains(&at) {
             let len = end.min(extent) - at;
-            (Piece::Take { start: at, len, step: 1 }, len)
+            (WindowRun::Take { start: at, len, step: 1 }, len)
         } else {
             beyond(at, end, extent, border)
         };
@@ -99,36 +100,36 @@ pub(crate) fn spread(first: i64, end: i64, extent: i64, border: Border) -> Vec<P
 }
 
 /// One piece from `at`, which is outside of the dim, at most up to `end`.
-fn beyond(at: i64, end: i64, extent: i64, border: Border) -> (Piece, i64) {
+fn beyond(at: i64, end: i64, extent: i64, border: Border) -> (WindowRun, i64) {
     // End of the range in which the same rule holds.
     let side_end = if at < 0 { end.min(0) } else { end };
     if extent == 0 {
-        return (Piece::Fill(side_end - at), side_end - at);
+        return (WindowRun::Fill(side_end - at), side_end - at);
     }
     match border {
-        Border::Fill => (Piece::Fill(side_end - at), side_end - at),
+        Border::Fill => (WindowRun::Fill(side_end - at), side_end - at),
         Border::Replicate => {
             let times = side_end - at;
-            (Piece::Repeat { start: at.clamp(0, extent - 1), times }, times)
+            (WindowRun::Repeat { start: at.clamp(0, extent - 1), times }, times)
         }
         Border::Circular => {
             let start = at.rem_euclid(extent);
             let len = (extent - start).min(side_end - at);
-            (Piece::Take { start, len, step: 1 }, len)
+            (WindowRun::Take { start, len, step: 1 }, len)
         }
         Border::Reflect => {
             let period = (2 * (extent - 1)).max(1);
             let phase = at.rem_euclid(period);
             if extent == 1 {
-                return (Piece::Take { start: 0, len: 1, step: 1 }, 1);
+                return (WindowRun::Take { start: 0, len: 1, step: 1 }, 1);
             }
             if phase < extent - 1 {
                 let len = (extent - 1 - phase).min(side_end - at);
-                (Piece::Take { start: phase, len, step: 1 }, len)
+                (WindowRun::Take { start: phase, len, step: 1 }, len)
             } else {
                 let start = period - phase;
                 let len = start.min(side_end - at).max(1);
-                (Piece::Take { start: start.min(extent - 1), len, step: -1 }, len)
+                (WindowRun::Take { start: start.min(extent - 1), len, step: -1 }, len)
             }
         }
     }
@@ -138,11 +139,11 @@ fn beyond(at: i64, end: i64, extent: i64, border: Border) -> (Piece, i64) {
 mod tests {
     use super::*;
 
-    fn indices(pieces: &[Piece]) -> Vec<i64> {
-        let of = |piece: &Piece| match *piece {
-            Piece::Take { start, len, step } => (0..len).map(|i| start + i * step).collect(),
-            Piece::Repeat { start, times } => vec![start; times as usize],
-            Piece::Fill(len) => vec![-1; len as usize],
+    fn indices(pieces: &[WindowRun]) -> Vec<i64> {
+        let of = |piece: &WindowRun| match *piece {
+            WindowRun::Take { start, len, step } => (0..len).map(|i| start + i * step).collect(),
+            WindowRun::Repeat { start, times } => vec![start; times as usize],
+            WindowRun::Fill(len) => vec![-1; len as usize],
         };
         pieces.iter().flat_map(of).collect()
     }

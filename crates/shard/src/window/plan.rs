@@ -5,9 +5,9 @@ use std::collections::HashMap;
 use std::hash::{DefaultHasher, Hash, Hasher};
 use std::sync::Arc;
 
-use isobar_collectives::windows::{Block, Region, Run, Transfer};
+use isobar_collectives::windows::{Block, IndexBox, IndexRun, Transfer};
 
-use super::{Need, Piece};
+use super::{HaloSpec, WindowRun};
 use crate::error::Result;
 use crate::layout::{Dim, Interval, Layout, Placement, coordinates, index_of, length};
 
@@ -16,15 +16,15 @@ use crate::layout::{Dim, Interval, Layout, Placement, coordinates, index_of, len
 struct Segment {
     /// Number of the source's part.
     part: usize,
-    from: Run,
-    to: Run,
+    from: IndexRun,
+    to: IndexRun,
 }
 
 /// This rank's share of the exchange that brings every rank of the layout's mesh what it needs. `once` are axes along which
 /// all ranks need the same and only what a rank has of its own coordinate is wanted: so that every element goes out once.
 ///
 /// The shares of the last few exchanges are kept: a model asks for the same ones at every step.
-pub(crate) fn transfer(layout: &Layout, needs: &[Need], once: &[usize]) -> Result<Arc<Transfer>> {
+pub(crate) fn transfer(layout: &Layout, needs: &[HaloSpec], once: &[usize]) -> Result<Arc<Transfer>> {
     let Some(own) = layout.coordinates() else { return Ok(Arc::default()) };
     let places = layout.ranks()?.places.as_deref();
     let mut hasher = DefaultHasher::new();
@@ -71,7 +71,7 @@ struct Plan {
     places: Option<Vec<usize>>,
     placements: Vec<Placement>,
     dims: Vec<Dim>,
-    needs: Vec<Need>,
+    needs: Vec<HaloSpec>,
     once: Vec<usize>,
     share: Arc<Transfer>,
 }
@@ -82,7 +82,7 @@ impl Plan {
         layout: &Layout,
         own: &[usize],
         places: Option<&[usize]>,
-        needs: &[Need],
+        needs: &[HaloSpec],
         once: &[usize],
     ) -> bool {
         self.own == own
@@ -99,7 +99,7 @@ fn work_out(
     layout: &Layout,
     own: &[usize],
     places: Option<&[usize]>,
-    needs: &[Need],
+    needs: &[HaloSpec],
     once: &[usize],
     fingerprint: u64,
 ) -> Transfer {
@@ -137,7 +137,7 @@ fn work_out(
                 continue;
             }
             let source = index_of(&source_at, mesh);
-            let (from, to): (Region, Region) = block.iter().map(|s| (s.from, s.to)).unzip();
+            let (from, to): (IndexBox, IndexBox) = block.iter().map(|s| (s.from, s.to)).unzip();
             match (source == me, target == me) {
                 (true, true) => result.own.push((from, to)),
                 (true, false) | (false, true) => {
@@ -175,14 +175,14 @@ fn work_out(
 }
 
 /// Returns the owners and positions of a window's segments along one dim.
-fn segments(dim: &Dim, pieces: &[Piece]) -> Vec<Segment> {
+fn segments(dim: &Dim, pieces: &[WindowRun]) -> Vec<Segment> {
     let mut found = Vec::new();
     let mut to = 0;
     for piece in pieces {
         let (start, len, step) = match *piece {
-            Piece::Take { start, len, step } => (start, len, step),
-            Piece::Repeat { start, .. } => (start, 1, 1),
-            Piece::Fill(len) => {
+            WindowRun::Take { start, len, step } => (start, len, step),
+            WindowRun::Repeat { start, .. } => (start, 1, 1),
+            WindowRun::Fill(len) => {
                 to += len;
                 continue;
             }
@@ -191,8 +191,13 @@ fn segments(dim: &Dim, pieces: &[Piece]) -> Vec<Segment> {
             let mut local = 0;
             for interval in intervals {
                 if let Some((first, count)) = hits(*interval, start, len, step) {
-                    let from = Run { start: local + start + first * step - interval.start, len: count, step };
-                    found.push(Segment { part, from, to: Run { start: to + first, len: count, step: 1 } });
+                    let from =
+                        IndexRun { start: local + start + first * step - interval.start, len: count, step };
+                    found.push(Segment {
+                        part,
+                        from,
+                        to: IndexRun { start: to + first, len: count, step: 1 },
+                    });
                 }
                 local += interval.len;
             }
@@ -216,10 +221,10 @@ fn ceil_div(a: i64, b: i64) -> i64 {
     -(-a).div_euclid(b)
 }
 
-fn len(piece: &Piece) -> i64 {
+fn len(piece: &WindowRun) -> i64 {
     match *piece {
-        Piece::Take { len, .. } | Piece::Fill(len) => len,
-        Piece::Repeat { .. } => 1,
+        WindowRun::Take { len, .. } | WindowRun::Fill(len) => len,
+        WindowRun::Repeat { .. } => 1,
     }
 }
 

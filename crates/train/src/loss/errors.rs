@@ -161,6 +161,7 @@ pub fn spectrum_errors<A: Array>(prediction: &A, target: &A) -> Result<Vec<Vec<f
 
 /// Returns the elements of an array, row by row, on every rank.
 pub(crate) fn numbers<A: Array>(array: &A) -> Result<Vec<f64>> {
-    let whole = array.whole()?.f_to_device(tch::Device::Cpu).and_then(|all: Tensor| all.f_reshape([-1]));
+    let whole =
+        array.full_tensor()?.f_to_device(tch::Device::Cpu).and_then(|all: Tensor| all.f_reshape([-1]));
     whole.and_then(|all: Tensor| Vec::<f64>::try_from(all)).context(|| "reading errors".to_owned())
 }

@@ -180,8 +180,8 @@ fn mirrored<A: Array>(at: &A, low: f64, span: f64) -> Result<A> {
     let turns = whole(&from_low.detach()?.mul_scalar(1.0 / span)?)?;
     let backwards = turns.sub(&whole(&turns.mul_scalar(0.5)?)?.mul_scalar(2.0)?)?.to_kind(at.kind())?;
     let extra = from_low.sub(&turns.mul_scalar(span)?.to_kind(at.kind())?)?;
-    let turned = extra.mul_scalar(-2.0)?.add_scalar(span)?;
-    extra.add(&backwards.mul(&turned)?)?.add_scalar(low)
+    let mirrored = extra.mul_scalar(-2.0)?.add_scalar(span)?;
+    extra.add(&backwards.mul(&mirrored)?)?.add_scalar(low)
 }
 
 /// Cuts off what is behind the point of numbers of at least 0; in double precision, in which indices are exact.

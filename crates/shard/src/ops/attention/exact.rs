@@ -2,7 +2,7 @@
 
 use tch::{TchError, Tensor};
 
-use super::kernel::{Inputs, Kernel, Piece, of_groups, repeated, sum_to, wide};
+use super::kernel::{Inputs, Kernel, Piece, repeated, sum_groups, sum_to, wide};
 use super::torch;
 use crate::error::Result;
 use crate::layout::Interval;
@@ -56,12 +56,12 @@ pub(super) fn exact(
         let mean = by_weight.f_mul(&weights)?.f_sum_dim_intlist(-1, true, None)?;
         let by_score = by_weight.f_sub(&mean)?.f_mul(&weights)?;
         let by_mask = match x.mask {
-            Some(mask) if kernel.mask_gradient => Some(of_columns(mask, &by_score, &columns)?),
+            Some(mask) if kernel.mask_gradient => Some(mask_columns(mask, &by_score, &columns)?),
             _ => None,
         };
         let by_query = by_score.f_matmul(&key)?.f_mul_scalar(kernel.scale)?;
         let by_key = by_score.f_transpose(-2, -1)?.f_matmul(&query)?.f_mul_scalar(kernel.scale)?;
-        let narrow = |t: Tensor, like: &Tensor| of_groups(t, like)?.f_to_kind(like.kind());
+        let narrow = |t: Tensor, like: &Tensor| sum_groups(t, like)?.f_to_kind(like.kind());
         Ok([
             Some(narrow(by_query, x.query)?),
             Some(narrow(by_key, x.key)?),
@@ -73,7 +73,7 @@ pub(super) fn exact(
 }
 
 /// The gradient of scores, whose columns are in another order, as that of the mask.
-fn of_columns(mask: &Tensor, by_score: &Tensor, columns: &Tensor) -> Result<Tensor, TchError> {
+fn mask_columns(mask: &Tensor, by_score: &Tensor, columns: &Tensor) -> Result<Tensor, TchError> {
     let mut gradient = by_score.shallow_clone();
     if mask.size()[3] != 1 {
         gradient = by_score.f_index_select(3, &columns.f_argsort(0, false)?)?;

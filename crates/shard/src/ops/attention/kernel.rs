@@ -193,8 +193,8 @@ impl Kernel {
                 self.scale,
             )?;
         add(&into.query, piece.query.0, &by_query)?;
-        add(&into.key, piece.key.0, &of_groups(by_key, &into.key)?)?;
-        add(&into.value, piece.key.0, &of_groups(by_value, &into.value)?)
+        add(&into.key, piece.key.0, &sum_groups(by_key, &into.key)?)?;
+        add(&into.value, piece.key.0, &sum_groups(by_value, &into.value)?)
     }
 
     /// The piece by so many queries that the scores are no more than a tile.
@@ -262,8 +262,8 @@ impl Kernel {
             }
             add(&into.query, tile.query.0, &by_score.f_matmul(&key)?.f_mul_scalar(self.scale)?)?;
             let by_key = by_score.f_transpose(-2, -1)?.f_matmul(&query)?.f_mul_scalar(self.scale)?;
-            add(&into.key, tile.key.0, &of_groups(by_key, &into.key)?)?;
-            add(&into.value, tile.key.0, &of_groups(by_value, &into.value)?)
+            add(&into.key, tile.key.0, &sum_groups(by_key, &into.key)?)?;
+            add(&into.value, tile.key.0, &sum_groups(by_value, &into.value)?)
         };
         torch(run())
     }
@@ -354,7 +354,7 @@ pub(super) fn repeated(tensor: &Tensor, heads: i64) -> Result<Tensor, TchError> 
 }
 
 /// The transpose of [`repeated`]: the sum over the queries' heads of each head of `like`.
-pub(super) fn of_groups(gradient: Tensor, like: &Tensor) -> Result<Tensor, TchError> {
+pub(super) fn sum_groups(gradient: Tensor, like: &Tensor) -> Result<Tensor, TchError> {
     let (shape, heads) = (gradient.size(), like.size()[1]);
     if shape[1] == heads || heads == 0 {
         return Ok(gradient);

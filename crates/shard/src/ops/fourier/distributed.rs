@@ -199,14 +199,14 @@ impl Parts {
         let header = [x.kind() as i64, norm as i64, dims[0], dims[1], s[0], s[1]];
         let mine: Vec<i64> = header.into_iter().chain(x.size()).collect();
         let bytes: Vec<u8> = mine.iter().flat_map(|number| number.to_le_bytes()).collect();
-        let told = group.all_gather_bytes(&bytes)?;
+        let gathered = group.all_gather_bytes(&bytes)?;
         let numbers = |bytes: &Vec<u8>| -> Vec<i64> {
             bytes.chunks_exact(8).map(|b| i64::from_le_bytes(b.try_into().unwrap_or_default())).collect()
         };
-        let told: Vec<Vec<i64>> = told.iter().map(numbers).collect();
+        let gathered: Vec<Vec<i64>> = gathered.iter().map(numbers).collect();
         let shape = |row: &[i64]| row.get(header.len()..).unwrap_or_default().to_vec();
-        if let Some(rank) = told.iter().position(|row| row[2] < 0 || row[3] < 0 || row[2] == row[3]) {
-            let given = shape(&told[rank]);
+        if let Some(rank) = gathered.iter().position(|row| row[2] < 0 || row[3] < 0 || row[2] == row[3]) {
+            let given = shape(&gathered[rank]);
             return refuse(format!(
                 "dims {whole} and {split} of {given:?}, rank {rank} of {group:?}; expected two dims"
             ));
@@ -216,15 +216,15 @@ impl Parts {
             let others = row.iter().enumerate().filter(|(index, _)| *index != place);
             others.map(|(_, number)| *number).collect()
         };
-        if let Some(rank) = told.iter().position(|row| rest(row) != rest(&told[0])) {
-            let (one, other) = (shape(&told[0]), shape(&told[rank]));
+        if let Some(rank) = gathered.iter().position(|row| rest(row) != rest(&gathered[0])) {
+            let (one, other) = (shape(&gathered[0]), shape(&gathered[rank]));
             return refuse(format!(
                 "rank 0 of {group:?} has {one:?}, rank {rank} {other:?}; they may differ along dim {} only, \
                  and not in kind, dims, s or norm",
                 dims[1]
             ));
         }
-        let sizes = told.iter().map(|row| row[place]).collect();
+        let sizes = gathered.iter().map(|row| row[place]).collect();
         Ok(Self { whole: dims[0] as usize, split: dims[1] as usize, sizes })
     }
 

@@ -20,7 +20,7 @@ use crate::error::Result;
 use crate::layout::{Dim, Layout};
 use crate::rules::Call;
 use crate::tensor::{ShardTensor, received};
-use crate::window::{Need, Windows, fetch};
+use crate::window::{HaloSpec, Windows, fetch};
 use isobar_array::kernel::{Kind, Transform};
 use isobar_array::{FftNorm, Spectral};
 
@@ -96,7 +96,7 @@ impl ShardTensor {
                 after = after.with_parts_of(to, *dim);
             }
             if let (Step::Turn(..), Some(Step::Transform(dims))) = (&step, steps.peek())
-                && let Some(pieces) = Pieces::of(&x, &after, dims)
+                && let Some(pieces) = Pieces::new(&x, &after, dims)
             {
                 let local = |part: &Tensor| Ok(transform.local(op, part, dims, norm)?);
                 let result = Step::Transform(dims.clone()).layout(&after, transform);
@@ -113,8 +113,8 @@ impl ShardTensor {
                     Self::new(sums, plan::sums(x.layout(), from, transform)).to_layout(&after)?
                 }
                 Step::Spread(from, to) => {
-                    let everywhere = Need::of(&Dim::whole(x.shape()[from]));
-                    let windows = Windows::of(x.layout()).with(from, everywhere);
+                    let everywhere = HaloSpec::own(&Dim::whole(x.shape()[from]));
+                    let windows = Windows::own(x.layout()).with(from, everywhere);
                     let modes = fetch(x.local(), x.layout(), &windows, 0.0)?;
                     let own = own_indices(&after, to);
                     Self::new(transform.points_at(op, &modes, (to, &own), norm)?, after)
@@ -135,14 +135,14 @@ impl ShardTensor {
             }
             let mut best: Option<(i64, Layout)> = None;
             for to in (0..x.ndim()).filter(|to| !dims.contains(to) && layout.shape()[*to] > 1) {
-                let turned = layout.all_to_all(from, to);
-                let bytes = received(layout, &turned, x.kind().elt_size_in_bytes())?.unwrap_or(i64::MAX);
+                let resharded = layout.all_to_all(from, to);
+                let bytes = received(layout, &resharded, x.kind().elt_size_in_bytes())?.unwrap_or(i64::MAX);
                 if best.as_ref().is_none_or(|(least, _)| bytes < *least) {
-                    best = Some((bytes, turned));
+                    best = Some((bytes, resharded));
                 }
             }
             let whole = || layout.with_dim(from, Dim::whole(layout.shape()[from]));
-            let to = best.map_or_else(whole, |(_, turned)| turned);
+            let to = best.map_or_else(whole, |(_, resharded)| resharded);
             x = x.to_layout(&to)?;
         }
         Ok(x)

@@ -71,7 +71,7 @@ pub(super) struct Pieces {
 impl Pieces {
     /// Along the longest dim that is whole and takes no part in the turn to `after` and the transform of `dims`. Nothing where
     /// there is to be one piece. The same on all ranks.
-    pub(super) fn of(x: &ShardTensor, after: &Layout, dims: &[usize]) -> Option<Self> {
+    pub(super) fn new(x: &ShardTensor, after: &Layout, dims: &[usize]) -> Option<Self> {
         let before = x.layout();
         let free = |dim: &usize| !dims.contains(dim) && is_whole(before, *dim) && is_whole(after, *dim);
         let dim = (0..before.ndim()).filter(free).max_by_key(|&dim| before.shape()[dim])?;

@@ -114,17 +114,17 @@ impl Route {
         let counts: Vec<i64> =
             Vec::try_from(&counts).map_err(|e: TchError| crate::dense::argument(op, e.to_string()))?;
         let mine: Vec<u8> = [found.bad].iter().chain(&counts).flat_map(|n| n.to_le_bytes()).collect();
-        let told = group.all_gather_bytes(&mine)?;
+        let gathered = group.all_gather_bytes(&mine)?;
         let numbers = |bytes: &Vec<u8>| -> Vec<i64> {
             bytes.chunks_exact(8).map(|b| i64::from_le_bytes(b.try_into().unwrap_or_default())).collect()
         };
-        let told: Vec<Vec<i64>> = told.iter().map(numbers).collect();
-        if let Some(rank) = told.iter().position(|row| row.first() != Some(&0)) {
-            let bad = told[rank].first().copied().unwrap_or(0);
+        let gathered: Vec<Vec<i64>> = gathered.iter().map(numbers).collect();
+        if let Some(rank) = gathered.iter().position(|row| row.first() != Some(&0)) {
+            let bad = gathered[rank].first().copied().unwrap_or(0);
             return refuse(op, format!("{bad} indices of rank {rank} of {group:?} are out of range"));
         }
         // sizes[r][q] is what q asks of r.
-        let asked = |q: usize, r: usize| told[q].get(r + 1).copied().unwrap_or(0);
+        let asked = |q: usize, r: usize| gathered[q].get(r + 1).copied().unwrap_or(0);
         let all = 0..group.size();
         let sizes: Vec<Vec<i64>> = all.clone().map(|r| all.clone().map(|q| asked(q, r)).collect()).collect();
         let of_me = sizes[group.rank()].clone();

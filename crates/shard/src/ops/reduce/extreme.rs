@@ -28,7 +28,7 @@ pub(super) fn extreme(op: &'static str, x: &ShardTensor, over: &Over, greatest: 
     let group = x.layout().group_along(&over.axes)?;
     let best = {
         let _guard = NoGrad::new();
-        let own = named(op, &[local], of_part(&local.detach(), over, x, greatest))?;
+        let own = named(op, &[local], part_extreme(&local.detach(), over, x, greatest))?;
         start::all_reduce(&own, if greatest { ReduceOp::Max } else { ReduceOp::Min }, &group)?.wait()?
     };
     let dims = over.dims.clone();
@@ -48,7 +48,7 @@ pub(super) fn extreme(op: &'static str, x: &ShardTensor, over: &Over, greatest: 
 }
 
 /// The extreme of a part; of no elements, what is never one.
-fn of_part(x: &Tensor, over: &Over, whole: &ShardTensor, greatest: bool) -> Result<Tensor, TchError> {
+fn part_extreme(x: &Tensor, over: &Over, whole: &ShardTensor, greatest: bool) -> Result<Tensor, TchError> {
     let dims = over.dims.as_slice();
     if over.local_count(whole) > 0 {
         return if greatest { x.f_amax(dims, true) } else { x.f_amin(dims, true) };

@@ -11,8 +11,10 @@ use crate::tensor::ShardTensor;
 /// The mean and the sum of squared deviations from it over the dims, which stay; in fp32 at least, replicated along the axes
 /// that split the dims. Differentiable.
 pub(in crate::ops) fn moments(op: &'static str, x: &ShardTensor, over: &Over) -> Result<(Tensor, Tensor)> {
-    let own =
-        torch(op, of_part(x.local(), over.dims.as_slice(), over.local_count(x), over.kept.local_shape()))?;
+    let own = torch(
+        op,
+        part_moments(x.local(), over.dims.as_slice(), over.local_count(x), over.kept.local_shape()),
+    )?;
     merged(op, own, x, over)
 }
 
@@ -44,7 +46,7 @@ fn counts(x: &ShardTensor, over: &Over) -> Result<Vec<f64>> {
 }
 
 /// Mean and squared deviations of a part; zeros of no elements.
-fn of_part(x: &Tensor, dims: &[i64], count: i64, kept: &[i64]) -> Result<(Tensor, Tensor), TchError> {
+fn part_moments(x: &Tensor, dims: &[i64], count: i64, kept: &[i64]) -> Result<(Tensor, Tensor), TchError> {
     let wide = match x.kind() {
         Kind::Half | Kind::BFloat16 => x.f_to_kind(Kind::Float)?,
         _ => x.shallow_clone(),

@@ -7,7 +7,7 @@ use crate::error::Result;
 use crate::layout::{Dim, Interval};
 use crate::ops::{operator, refuse, resolve, torch};
 use crate::tensor::ShardTensor;
-use crate::window::{Need, Piece, Windows, fetch};
+use crate::window::{HaloSpec, WindowRun, Windows, fetch};
 
 impl ShardTensor {
     /// The elements `start, start + step, …` before `end` along `dim`; negative places count from the end, and places beyond
@@ -89,8 +89,8 @@ impl ShardTensor {
                 return self.viewed(OP, self.layout().with_dims(dims), |x| x.f_select(dim as i64, index));
             }
             let x = self.resolved()?;
-            let one = Need::everywhere(vec![Piece::Take { start: index, len: 1, step: 1 }]);
-            let mut windows = Windows::of(x.layout()).with(dim, one);
+            let one = HaloSpec::everywhere(vec![WindowRun::Take { start: index, len: 1, step: 1 }]);
+            let mut windows = Windows::own(x.layout()).with(dim, one);
             windows.replicated.extend(&x.layout().dims()[dim].axes);
             let y = fetch(x.local(), x.layout(), &windows, 0.0)?;
             let y = named(OP, &[&y], y.f_squeeze_dim(dim as i64))?;

@@ -1,6 +1,6 @@
 //! Adaptive pooling: result `i` of `m` is of the elements from ⌊i·n/m⌋ to ⌈(i+1)·n/m⌉ of `n`.
 
-use isobar_array::kernel::{ConvGeometry, along, check_dims, means, spatial_name};
+use isobar_array::kernel::{WindowGeometry, along, check_dims, means, spatial_name};
 use tch::{TchError, Tensor};
 
 use super::part_of;
@@ -11,7 +11,7 @@ use crate::layout::{Dim, Interval};
 use crate::ops::{operator, refuse};
 use crate::rules::{Call, Footprint, Side};
 use crate::tensor::ShardTensor;
-use crate::window::{Border, Need, Windows, fetch};
+use crate::window::{Border, HaloSpec, Windows, fetch};
 
 /// The elements of a result.
 fn span(index: i64, from: i64, to: i64) -> (i64, i64) {
@@ -99,7 +99,7 @@ impl ShardTensor {
             let x = self.resolved()?.consecutive()?;
             let layout = x.layout();
             let first = x.ndim() - spatial;
-            let mut windows = Windows::of(layout);
+            let mut windows = Windows::own(layout);
             let mut geometries = Vec::with_capacity(spatial);
             let mut results: Vec<Dim> = Vec::with_capacity(spatial);
             for (index, &result) in output.iter().enumerate() {
@@ -107,7 +107,7 @@ impl ShardTensor {
                 if extent < 1 {
                     return refuse(op, format!("dim {dim} has no elements"));
                 }
-                geometries.push(ConvGeometry {
+                geometries.push(WindowGeometry {
                     dim,
                     extent,
                     result,
@@ -119,27 +119,27 @@ impl ShardTensor {
                 });
                 results.push(layout.dims()[dim].scaled(result));
                 if layout.is_sharded(dim) {
-                    let need = Need::windows(&results[index], extent, Border::Fill, |own| {
+                    let need = HaloSpec::windows(&results[index], extent, Border::Fill, |own| {
                         window(own, extent, result)
                     });
                     windows = windows.with(dim, need);
                 }
             }
             let mut y = fetch(x.local(), layout, &windows, 0.0)?;
-            for (walk, result) in geometries.iter().zip(&results).rev() {
-                if !layout.is_sharded(walk.dim) {
+            for (geometry, result) in geometries.iter().zip(&results).rev() {
+                if !layout.is_sharded(geometry.dim) {
                     continue;
                 }
                 let own = part_of(result, layout);
-                let begin = window(own, walk.extent, walk.result).0;
+                let begin = window(own, geometry.extent, geometry.result).0;
                 let spans: Vec<(i64, i64)> = (own.start..own.end())
-                    .map(|index| span(index, walk.extent, walk.result))
+                    .map(|index| span(index, geometry.extent, geometry.result))
                     .map(|(start, end)| (start - begin, end - begin))
                     .collect();
-                y = named(op, &[&y], f(&y, walk.dim, &spans))?;
+                y = named(op, &[&y], f(&y, geometry.dim, &spans))?;
             }
             // Dims that are not split are left to libtorch; the others have their extents.
-            if geometries.iter().any(|walk| !layout.is_sharded(walk.dim)) {
+            if geometries.iter().any(|geometry| !layout.is_sharded(geometry.dim)) {
                 y = named(op, &[&y], dense(&y, &results, layout, whole))?;
             }
             Ok(Self::new(y, result_layout(&x, &geometries, &results)))

@@ -15,7 +15,7 @@ use crate::ops::operator;
 use crate::promote::{Operand, operand, promote_optional};
 use crate::rules::{Call, Footprint, Side};
 use crate::tensor::ShardTensor;
-use crate::window::{Piece, Windows, fetch};
+use crate::window::{WindowRun, Windows, fetch};
 
 impl ShardTensor {
     /// Convolution in one to three spatial dims, as many as `weight` `[out, in / groups, kernel…]` has: of
@@ -115,7 +115,7 @@ impl ShardTensor {
             let parts = ConvOperands::new(&x, weight, bias, conv.groups, true)?;
             let x = &parts.x;
             let layout = x.layout();
-            let mut windows = Windows::of(layout);
+            let mut windows = Windows::own(layout);
             let (mut cuts, mut results, mut moved) = (Vec::new(), Vec::new(), false);
             for (index, &result) in extents.iter().enumerate() {
                 let dim = index + 2;
@@ -125,7 +125,7 @@ impl ShardTensor {
                     let reach = steps.dilation[index] * (weight.shape()[dim] - 1);
                     let back = TransposedWindow { stride, padding, reach, extent: x.shape()[dim] };
                     let pieces = parts.parts.iter().map(|part| back.pieces(part));
-                    let need = crate::window::Need { axes: parts.axes.clone(), parts: pieces.collect() };
+                    let need = crate::window::HaloSpec { axes: parts.axes.clone(), parts: pieces.collect() };
                     windows = windows.with(dim, need);
                     let own = super::part_of(&parts, layout);
                     let cut = back.cut(own, steps.dilation[index]);
@@ -177,18 +177,18 @@ impl TransposedWindow {
         [(first, end), (needed, needed_end)]
     }
 
-    fn pieces(&self, part: &[Interval]) -> Vec<Piece> {
+    fn pieces(&self, part: &[Interval]) -> Vec<WindowRun> {
         let own = part.first().copied().unwrap_or(Interval::new(0, 0));
         if own.len == 0 {
-            return vec![Piece::Fill(1)];
+            return vec![WindowRun::Fill(1)];
         }
         let [(first, end), (needed, needed_end)] = self.cover(own);
         let pieces = [
-            Piece::Fill(needed - first),
-            Piece::Take { start: needed, len: needed_end - needed, step: 1 },
-            Piece::Fill(end - needed_end),
+            WindowRun::Fill(needed - first),
+            WindowRun::Take { start: needed, len: needed_end - needed, step: 1 },
+            WindowRun::Fill(end - needed_end),
         ];
-        let any = |piece: &Piece| !matches!(piece, Piece::Fill(0) | Piece::Take { len: 0, .. });
+        let any = |piece: &WindowRun| !matches!(piece, WindowRun::Fill(0) | WindowRun::Take { len: 0, .. });
         pieces.into_iter().filter(any).collect()
     }
 

@@ -8,10 +8,10 @@
 use std::sync::{Arc, Mutex, PoisonError};
 
 use isobar_array::in_full_precision;
-use isobar_array::kernel::{ConvGeometry, ConvParams, lowered};
+use isobar_array::kernel::{ConvParams, WindowGeometry, lowered};
 use isobar_collectives::Group;
 use isobar_collectives::trace::Label;
-use isobar_collectives::windows::{self, Fetch, Region, Transfer};
+use isobar_collectives::windows::{self, Fetch, IndexBox, Transfer};
 use isobar_torch::autograd::{self, BackwardOptions, Context, Function};
 use isobar_torch::guard::{EnableGrad, NoGrad, is_grad_enabled};
 use tch::{Kind, TchError, Tensor};
@@ -22,7 +22,7 @@ use super::{WindowPlan, window};
 use crate::error::Result;
 use crate::layout::{Interval, Layout};
 use crate::ops::{refuse, torch};
-use crate::window::{Border, Need, transfer};
+use crate::window::{Border, HaloSpec, transfer};
 
 const OP: &str = "conv";
 
@@ -40,7 +40,7 @@ pub(super) struct Overlap {
     /// Places of the blocks that other ranks send, in the input's indices along the spatial dims.
     received: Vec<Vec<Interval>>,
     /// Regions of the shard that the border repeats elsewhere, with their places.
-    repeated: Vec<(Region, Vec<Interval>)>,
+    repeated: Vec<(IndexBox, Vec<Interval>)>,
     transfer: Arc<Transfer>,
     group: Group,
     /// Arguments of the dense operator on the shard, on a strip, and on the complete window.
@@ -55,7 +55,7 @@ impl Overlap {
     /// is interior: then the window is fetched first. The decision is the same on all ranks.
     pub(super) fn new(
         layout: &Layout,
-        geometries: &[ConvGeometry],
+        geometries: &[WindowGeometry],
         plan: &WindowPlan,
         border: Border,
         groups: i64,
@@ -66,31 +66,31 @@ impl Overlap {
             .zip(&plan.results)
             .map(|(geometry, result)| least_interior(*geometry, zeros, &layout.dims()[geometry.dim], result));
         // An element that is repeated is fetched once for each time.
-        let wide = |geometry: &ConvGeometry| geometry.before.max(geometry.after) >= geometry.reach();
+        let wide = |geometry: &WindowGeometry| geometry.before.max(geometry.after) >= geometry.reach();
         let repeats = border == Border::Replicate && geometries.iter().any(wide);
         if layout.coordinates().is_none() || interior.product::<f64>() < LEAST_INTERIOR || repeats {
             return Ok(None);
         }
-        let needs: Vec<Need> = plan.windows.needs.iter().map(Need::singly).collect();
+        let needs: Vec<HaloSpec> = plan.windows.needs.iter().map(HaloSpec::singly).collect();
         let transfer = transfer(layout, &needs, &[])?;
         if !transfer.communicates {
             return Ok(None);
         }
-        let share = |(geometry, result): (&ConvGeometry, &Interval)| {
+        let share = |(geometry, result): (&WindowGeometry, &Interval)| {
             let shard = super::part_of(&layout.dims()[geometry.dim], layout);
             Share::new(*geometry, zeros, shard, *result)
         };
         let shares: Vec<Share> = geometries.iter().zip(&plan.own).map(share).collect();
-        let origin = |(at, geometry): (usize, &ConvGeometry)| match plan.native[at] {
+        let origin = |(at, geometry): (usize, &WindowGeometry)| match plan.native[at] {
             true => 0,
             false => window(geometry, plan.own[at]).0,
         };
         let origins: Vec<i64> = geometries.iter().enumerate().map(origin).collect();
-        let place = |region: &Region| -> Vec<Interval> {
+        let place = |region: &IndexBox| -> Vec<Interval> {
             let runs = region[2..].iter().zip(&origins);
             runs.map(|(run, origin)| Interval::new(run.start + origin, run.len)).collect()
         };
-        let stays = |(from, to): &(Region, Region)| {
+        let stays = |(from, to): &(IndexBox, IndexBox)| {
             let mut dims = from[2..].iter().zip(place(to)).zip(&shares);
             dims.all(|((from, to), share)| from.start + share.shard.start == to.start && from.step == 1)
         };

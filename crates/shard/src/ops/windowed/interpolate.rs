@@ -1,6 +1,6 @@
 //! Interpolation to another extent.
 
-use isobar_array::kernel::{ConvGeometry, Grid, Rest};
+use isobar_array::kernel::{Grid, Rest, WindowGeometry};
 use isobar_array::{Interpolation, Resize};
 
 use super::part_of;
@@ -11,7 +11,7 @@ use crate::layout::Dim;
 use crate::ops::operator;
 use crate::rules::{Call, Footprint, Side};
 use crate::tensor::ShardTensor;
-use crate::window::{Border, Need, Windows, fetch};
+use crate::window::{Border, HaloSpec, Windows, fetch};
 
 impl ShardTensor {
     /// Interpolates over the spatial dims of `[batch, channel, extent…]`, 1 to 3 of them. With `align_corners`, the first and
@@ -25,14 +25,7 @@ impl ShardTensor {
     /// Extents below 1; a mode that these dims do not have; the errors of the exchange.
     pub fn interpolate(&self, resize: &Resize, mode: Interpolation, align_corners: bool) -> Result<Self> {
         const OP: &str = "interpolate";
-        let args = || {
-            let (size, scale) = match resize {
-                Resize::Size(size) => (Some(size), None),
-                Resize::Scale(scale) => (None, Some(scale)),
-            };
-            let mode = mode.name(self.ndim().saturating_sub(2));
-            args!("size": size, "scale_factor": scale, "mode": mode, "align_corners": align_corners)()
-        };
+        let args = || resize.args(mode.name(self.ndim().saturating_sub(2)), align_corners);
         operator(OP, &[self], args, || {
             let (output, scales) = resize.resolve(self.shape(), mode, align_corners)?;
             let (extents, spatial) = (&self.shape()[2..], output.len());
@@ -42,14 +35,14 @@ impl ShardTensor {
             let x = self.resolved()?.consecutive_along(|dim| dim > 0)?;
             let layout = x.layout();
             let single = x.kind() != tch::Kind::Double;
-            let mut windows = Windows::of(layout);
+            let mut windows = Windows::own(layout);
             let mut geometries = Vec::with_capacity(spatial);
             let mut results: Vec<Dim> = Vec::with_capacity(spatial);
             let mut taps = Vec::new();
             for index in 0..spatial {
                 let (dim, from, to) = (index + 2, extents[index], output[index]);
                 let grid = Grid { from, to, scale: scales[index], align_corners, single, mode };
-                geometries.push(ConvGeometry {
+                geometries.push(WindowGeometry {
                     dim,
                     extent: from,
                     result: to,
@@ -61,7 +54,7 @@ impl ShardTensor {
                 });
                 results.push(layout.dims()[dim].scaled(to));
                 if layout.is_sharded(dim) {
-                    let need = Need::windows(&results[index], from, Border::Fill, |own| {
+                    let need = HaloSpec::windows(&results[index], from, Border::Fill, |own| {
                         grid.window(own.start..own.end())
                     });
                     windows = windows.with(dim, need);

@@ -11,18 +11,18 @@ mod pool;
 mod strips;
 
 use isobar_array::PadMode;
-use isobar_array::kernel::ConvGeometry;
+use isobar_array::kernel::WindowGeometry;
 use tch::Tensor;
 
 use crate::error::Result;
 use crate::layout::{Dim, Interval, Layout};
 use crate::tensor::ShardTensor;
-use crate::window::{Border, Need, Piece, Windows, fetch};
+use crate::window::{Border, HaloSpec, WindowRun, Windows, fetch};
 
 /// Returns the input's indices that some of the result's need; they may lie beyond its ends.
-fn window(walk: &ConvGeometry, own: Interval) -> (i64, i64) {
-    let first = own.start * walk.stride - walk.before;
-    (first, first + (own.len - 1) * walk.stride + walk.reach())
+fn window(geometry: &WindowGeometry, own: Interval) -> (i64, i64) {
+    let first = own.start * geometry.stride - geometry.before;
+    (first, first + (own.len - 1) * geometry.stride + geometry.reach())
 }
 
 /// Returns the border of a window for a mode of padding.
@@ -52,8 +52,8 @@ impl WindowPlan {
     /// Plans the windows of all geometries. Along dims that are not split, a border of zeros that is the same on both sides is
     /// left to the dense operator. A rank without results gets a window of fill that gives one, to be cut off again by
     /// [`Windowed::trim`]: so that it computes as all others do.
-    fn new(layout: &Layout, geometries: &[ConvGeometry], border: Border, native_border: bool) -> Self {
-        let mut windows = Windows::of(layout);
+    fn new(layout: &Layout, geometries: &[WindowGeometry], border: Border, native_border: bool) -> Self {
+        let mut windows = Windows::own(layout);
         // A copy of its own where something is repeated, which the gradient of the window is not.
         windows.hidden = border != Border::Replicate;
         let mut moved = false;
@@ -66,7 +66,7 @@ impl WindowPlan {
             own.push(part_of(&result, layout));
             if !left {
                 let need = windows_along(&result, geometry, border);
-                moved |= need != Need::of(dim);
+                moved |= need != HaloSpec::own(dim);
                 windows = windows.with(geometry.dim, need);
             }
             results.push(result);
@@ -100,7 +100,7 @@ impl Windowed {
     /// Fetches the windows of all geometries, as [`WindowPlan::new`] plans them.
     fn new(
         x: &ShardTensor,
-        geometries: &[ConvGeometry],
+        geometries: &[WindowGeometry],
         border: Border,
         fill: f64,
         native_border: bool,
@@ -109,10 +109,10 @@ impl Windowed {
     }
 
     /// The result without the elements of ranks that have none.
-    fn trim(&self, mut y: Tensor, geometries: &[ConvGeometry]) -> Result<Tensor, tch::TchError> {
-        for (walk, own) in geometries.iter().zip(&self.own) {
+    fn trim(&self, mut y: Tensor, geometries: &[WindowGeometry]) -> Result<Tensor, tch::TchError> {
+        for (geometry, own) in geometries.iter().zip(&self.own) {
             if own.len == 0 {
-                y = y.f_narrow(walk.dim as i64, 0, 0)?;
+                y = y.f_narrow(geometry.dim as i64, 0, 0)?;
             }
         }
         Ok(y)
@@ -122,29 +122,29 @@ impl Windowed {
 /// Returns the sharding of a result along one dim. With stride 1, each element of the result stays on the rank with
 /// the centre of its window, so that a convolution which crops a padding restores the sharding before that padding.
 /// With larger strides, the sharding is scaled.
-fn split_of_result(dim: &Dim, walk: &ConvGeometry) -> Dim {
-    if walk.stride != 1 || walk.result == walk.extent {
-        return dim.scaled(walk.result);
+fn split_of_result(dim: &Dim, geometry: &WindowGeometry) -> Dim {
+    if geometry.stride != 1 || geometry.result == geometry.extent {
+        return dim.scaled(geometry.result);
     }
-    let shift = walk.before - (walk.reach() - 1) / 2;
+    let shift = geometry.before - (geometry.reach() - 1) / 2;
     let mut boundaries: Vec<i64> =
-        dim.boundaries().into_iter().map(|boundary| (boundary + shift).clamp(0, walk.result)).collect();
+        dim.boundaries().into_iter().map(|boundary| (boundary + shift).clamp(0, geometry.result)).collect();
     boundaries[0] = 0;
     if let Some(last) = boundaries.last_mut() {
-        *last = walk.result;
+        *last = geometry.result;
     }
     Dim::between(dim.axes.clone(), &boundaries)
 }
 
 /// Returns the window of each rank along one dim.
-fn windows_along(result: &Dim, walk: &ConvGeometry, border: Border) -> Need {
-    let mut need = Need::windows(result, walk.extent, border, |own| match own.len {
+fn windows_along(result: &Dim, geometry: &WindowGeometry, border: Border) -> HaloSpec {
+    let mut need = HaloSpec::windows(result, geometry.extent, border, |own| match own.len {
         0 => (0, 0),
-        _ => window(walk, own),
+        _ => window(geometry, own),
     });
     for (pieces, part) in need.parts.iter_mut().zip(&result.parts) {
         if part.iter().all(|interval| interval.len == 0) {
-            *pieces = vec![Piece::Fill(walk.reach())];
+            *pieces = vec![WindowRun::Fill(geometry.reach())];
         }
     }
     need

@@ -1,7 +1,7 @@
 //! Padding, rolling, flipping, unfolding.
 
 use isobar_array::PadMode;
-use isobar_array::kernel::{Around, ConvGeometry, number};
+use isobar_array::kernel::{Around, WindowGeometry, number};
 
 use super::{Windowed, border, part_of};
 use crate::dense::named;
@@ -10,7 +10,7 @@ use crate::layout::Dim;
 use crate::ops::{operator, refuse, resolve, torch};
 use crate::rules::{Call, Footprint, Side};
 use crate::tensor::ShardTensor;
-use crate::window::{Border, Need, Piece, Windows, fetch};
+use crate::window::{Border, HaloSpec, WindowRun, Windows, fetch};
 
 const OP: &str = "pad";
 
@@ -29,7 +29,7 @@ impl ShardTensor {
             let borders = mode.borders(self.shape(), pairs)?;
             let x = self.resolved()?.consecutive()?;
             let layout = x.layout();
-            let mut windows = Windows::of(layout);
+            let mut windows = Windows::own(layout);
             let mut dims = layout.dims().to_vec();
             for Around { dim, before, after } in borders {
                 if (before, after) == (0, 0) {
@@ -37,7 +37,7 @@ impl ShardTensor {
                 }
                 let extent = x.shape()[dim];
                 dims[dim] = padded(&dims[dim], before, extent + before + after);
-                let need = Need::windows(&dims[dim], extent, border(mode), |own| {
+                let need = HaloSpec::windows(&dims[dim], extent, border(mode), |own| {
                     (own.start - before, own.end() - before)
                 });
                 windows = windows.with(dim, need);
@@ -67,12 +67,12 @@ impl ShardTensor {
                 total[resolve(OP, dim, x.ndim())?] += shift;
             }
             let layout = x.layout();
-            let mut windows = Windows::of(layout);
+            let mut windows = Windows::own(layout);
             for (dim, &shift) in total.iter().enumerate() {
                 let extent = x.shape()[dim];
                 if shift != 0 && extent > 0 && shift % extent != 0 {
                     let shift = shift.rem_euclid(extent);
-                    let need = Need::windows(&layout.dims()[dim], extent, Border::Circular, |own| {
+                    let need = HaloSpec::windows(&layout.dims()[dim], extent, Border::Circular, |own| {
                         (own.start - shift, own.end() - shift)
                     });
                     windows = windows.with(dim, need);
@@ -104,20 +104,20 @@ impl ShardTensor {
             }
             let x = x.consecutive()?;
             let layout = x.layout();
-            let mut windows = Windows::of(layout);
+            let mut windows = Windows::own(layout);
             for dim in seen {
                 let split = &layout.dims()[dim];
-                let turned = |part: &Vec<crate::layout::Interval>| {
+                let reversed = |part: &Vec<crate::layout::Interval>| {
                     let pieces = part.iter().filter(|own| own.len > 0);
-                    let turn = |own: &crate::layout::Interval| Piece::Take {
+                    let turn = |own: &crate::layout::Interval| WindowRun::Take {
                         start: x.shape()[dim] - 1 - own.start,
                         len: own.len,
                         step: -1,
                     };
                     pieces.map(turn).collect()
                 };
-                let parts = split.parts.iter().map(turned).collect();
-                windows = windows.with(dim, Need { axes: split.axes.clone(), parts });
+                let parts = split.parts.iter().map(reversed).collect();
+                windows = windows.with(dim, HaloSpec { axes: split.axes.clone(), parts });
             }
             Ok(Self::new(fetch(x.local(), layout, &windows, 0.0)?, layout.clone()))
         })
@@ -147,7 +147,7 @@ impl ShardTensor {
                 return Ok(Self::new(y, x.layout().with_dims(dims)));
             }
             let result = (extent - size) / step + 1;
-            let walk = ConvGeometry {
+            let geometry = WindowGeometry {
                 dim,
                 extent,
                 result,
@@ -157,8 +157,9 @@ impl ShardTensor {
                 before: 0,
                 after: 0,
             };
-            let windowed = Windowed::new(&x, &[walk], Border::Fill, 0.0, false)?;
-            let y = windowed.local.f_unfold(dim as i64, size, step).and_then(|y| windowed.trim(y, &[walk]));
+            let windowed = Windowed::new(&x, &[geometry], Border::Fill, 0.0, false)?;
+            let y =
+                windowed.local.f_unfold(dim as i64, size, step).and_then(|y| windowed.trim(y, &[geometry]));
             let mut dims = layout.dims().to_vec();
             dims[dim] = windowed.results[0].clone();
             debug_assert_eq!(part_of(&dims[dim], layout).len, windowed.own[0].len);

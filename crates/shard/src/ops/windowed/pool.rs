@@ -1,7 +1,9 @@
 //! Pooling.
 
 use isobar_array::Pool;
-use isobar_array::kernel::{ConvGeometry, along, average, cut_like, maxima, nonempty, spatial_name, values};
+use isobar_array::kernel::{
+    WindowGeometry, along, average, cut_like, maxima, nonempty, spatial_name, values,
+};
 use tch::{Device, Kind, TchError, Tensor};
 
 use super::{Windowed, window};
@@ -58,13 +60,13 @@ impl ShardTensor {
         operator(name, &[self], args, || {
             let geometries = pool.geometry(OP, self.shape(), spatial, false)?;
             let x = self.resolved()?.consecutive_along(|dim| dim > 0)?;
-            let split = geometries.iter().any(|walk| x.layout().is_sharded(walk.dim));
+            let split = geometries.iter().any(|geometry| x.layout().is_sharded(geometry.dim));
             let windowed = match split {
                 true => Windowed::new(&x, &geometries, Border::Fill, 0.0, false)?,
                 false => Windowed {
                     local: x.local().shallow_clone(),
-                    results: geometries.iter().map(|walk| Dim::whole(walk.result)).collect(),
-                    own: geometries.iter().map(|walk| Interval::new(0, walk.result)).collect(),
+                    results: geometries.iter().map(|geometry| Dim::whole(geometry.result)).collect(),
+                    own: geometries.iter().map(|geometry| Interval::new(0, geometry.result)).collect(),
                     native: vec![true; spatial],
                 },
             };
@@ -89,12 +91,12 @@ impl ShardTensor {
 /// The layout of a result whose walked dims are these.
 pub(super) fn result_layout(
     x: &ShardTensor,
-    geometries: &[ConvGeometry],
+    geometries: &[WindowGeometry],
     results: &[Dim],
 ) -> crate::layout::Layout {
     let mut dims = x.layout().dims().to_vec();
-    for (walk, result) in geometries.iter().zip(results) {
-        dims[walk.dim] = result.clone();
+    for (geometry, result) in geometries.iter().zip(results) {
+        dims[geometry.dim] = result.clone();
     }
     x.layout().with_dims(dims)
 }
@@ -103,26 +105,26 @@ pub(super) fn result_layout(
 fn global_indices(
     indices: &Tensor,
     windowed: &Windowed,
-    geometries: &[ConvGeometry],
+    geometries: &[WindowGeometry],
 ) -> Result<Tensor, TchError> {
     let mut rest = indices.shallow_clone();
     let mut global = indices.f_zeros_like()?;
     let mut scale = 1;
-    for ((walk, own), native) in geometries.iter().zip(&windowed.own).zip(&windowed.native).rev() {
-        let extent = windowed.local.size()[walk.dim].max(1);
+    for ((geometry, own), native) in geometries.iter().zip(&windowed.own).zip(&windowed.native).rev() {
+        let extent = windowed.local.size()[geometry.dim].max(1);
         let coordinate = rest.f_remainder(extent)?;
         rest = rest.f_floor_divide_scalar(extent)?;
-        let first = if *native { 0 } else { window(walk, *own).0 };
+        let first = if *native { 0 } else { window(geometry, *own).0 };
         // A maximum of −∞ may seem to be in the border.
-        let place = coordinate.f_add_scalar(first)?.f_clamp(0, walk.extent - 1)?;
+        let place = coordinate.f_add_scalar(first)?.f_clamp(0, geometry.extent - 1)?;
         global = global.f_add(&place.f_mul_scalar(scale)?)?;
-        scale *= walk.extent;
+        scale *= geometry.extent;
     }
     Ok(global)
 }
 
 /// The sums of windows that lie whole in the tensor; in fp32 where 16 bits would overflow.
-fn sums(x: &Tensor, geometries: &[ConvGeometry]) -> Result<Tensor, TchError> {
+fn sums(x: &Tensor, geometries: &[WindowGeometry]) -> Result<Tensor, TchError> {
     let x = &match x.kind() {
         Kind::Half | Kind::BFloat16 => x.f_to_kind(Kind::Float)?,
         _ => x.shallow_clone(),
@@ -142,7 +144,7 @@ fn sums(x: &Tensor, geometries: &[ConvGeometry]) -> Result<Tensor, TchError> {
 /// Returns the number of elements of each window on this rank: a product of one number along each dim.
 fn divisors(
     y: &Tensor,
-    geometries: &[ConvGeometry],
+    geometries: &[WindowGeometry],
     own: &[Interval],
     pool: &Pool,
 ) -> Result<Tensor, TchError> {
@@ -151,18 +153,18 @@ fn divisors(
         return Tensor::f_full([1; 0], divisor, options);
     }
     let mut product = Tensor::f_ones([1; 0], options)?;
-    for (walk, own) in geometries.iter().zip(own) {
+    for (geometry, own) in geometries.iter().zip(own) {
         let count = |index: i64| {
-            let start = index * walk.stride - walk.before;
-            let end = (start + walk.kernel).min(walk.extent + walk.before);
+            let start = index * geometry.stride - geometry.before;
+            let end = (start + geometry.kernel).min(geometry.extent + geometry.before);
             match pool.count_include_pad {
                 true => end - start,
-                false => end.min(walk.extent) - start.max(0),
+                false => end.min(geometry.extent) - start.max(0),
             }
         };
         let counts: Vec<i64> = (own.start..own.end()).map(count).collect();
         let counts = Tensor::f_from_slice(&counts)?.f_to_device(y.device())?.f_to_kind(y.kind())?;
-        product = product.f_mul(&along(&counts, walk.dim, y.dim())?)?;
+        product = product.f_mul(&along(&counts, geometry.dim, y.dim())?)?;
     }
     debug_assert_eq!(y.device() == Device::Cpu, product.device() == Device::Cpu);
     debug_assert!(y.kind() != Kind::Bool);

@@ -1,7 +1,7 @@
 //! Interior and border strips of a rank's part of a convolution: the interior's windows lie in the rank's shard, those of the
 //! strips reach into its halo. All follows from the layout alone.
 
-use isobar_array::kernel::ConvGeometry;
+use isobar_array::kernel::WindowGeometry;
 
 use super::window;
 use crate::layout::{Dim, Interval};
@@ -9,7 +9,7 @@ use crate::layout::{Dim, Interval};
 /// A rank's part of a convolution along one dim.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Share {
-    geometry: ConvGeometry,
+    geometry: WindowGeometry,
     /// Indices of the input that the rank holds.
     pub(super) shard: Interval,
     /// Indices of the result that it computes.
@@ -20,8 +20,8 @@ pub(super) struct Share {
 
 impl Share {
     /// `zeros`: the input continues with zeros beyond its ends, which belong to the shard at that end.
-    pub(super) fn new(geometry: ConvGeometry, zeros: bool, shard: Interval, result: Interval) -> Self {
-        let ConvGeometry { stride, before, extent, .. } = geometry;
+    pub(super) fn new(geometry: WindowGeometry, zeros: bool, shard: Interval, result: Interval) -> Self {
+        let WindowGeometry { stride, before, extent, .. } = geometry;
         let (start, end) = (result.start, result.end());
         let first = match zeros && shard.start == 0 {
             true => start,
@@ -39,7 +39,7 @@ impl Share {
     /// Returns the padding on both sides with which the dense operator on the shard computes the complete result, and the
     /// number of elements that it computes before.
     pub(super) fn padding(&self) -> (i64, i64) {
-        let ConvGeometry { stride, before, .. } = self.geometry;
+        let WindowGeometry { stride, before, .. } = self.geometry;
         let aligned = self.shard.start + before - self.result.start * stride;
         let (_, end) = window(&self.geometry, self.result);
         let needed = aligned.max(end - self.shard.end()).max(0);
@@ -49,7 +49,7 @@ impl Share {
 }
 
 /// Share of the results that are interior, on the rank with the smallest such share along a dim; 0 where a rank has none.
-pub(super) fn least_interior(geometry: ConvGeometry, zeros: bool, dim: &Dim, result: &Dim) -> f64 {
+pub(super) fn least_interior(geometry: WindowGeometry, zeros: bool, dim: &Dim, result: &Dim) -> f64 {
     let interval = |part: &[Interval]| part.first().copied().unwrap_or(Interval::new(0, 0));
     let shares = dim.parts.iter().zip(&result.parts).map(|(shard, result)| {
         let share = Share::new(geometry, zeros, interval(shard), interval(result));
@@ -101,9 +101,9 @@ pub(super) fn strips(shares: &[Share]) -> Vec<Strip> {
 mod tests {
     use super::*;
 
-    fn geometry(kernel: i64, stride: i64, before: i64, extent: i64) -> ConvGeometry {
+    fn geometry(kernel: i64, stride: i64, before: i64, extent: i64) -> WindowGeometry {
         let result = (extent + 2 * before - kernel) / stride + 1;
-        ConvGeometry { dim: 2, extent, result, kernel, stride, dilation: 1, before, after: before }
+        WindowGeometry { dim: 2, extent, result, kernel, stride, dilation: 1, before, after: before }
     }
 
     #[test]
