@@ -202,11 +202,13 @@ macro_rules! register {
     };
 }
 
-/// Returns whether a built-in operator is called by its method for the first time in this process.
+/// Returns whether a method's arguments are to be checked: once in a process, and not of operators with a generator, of which
+/// making the arguments takes a draw.
 pub(crate) fn is_first_call(name: &str) -> bool {
     static CALLED: Mutex<BTreeSet<String>> = Mutex::new(BTreeSet::new());
     let mut called = CALLED.lock().unwrap_or_else(PoisonError::into_inner);
-    !called.contains(name) && called.insert(name.to_owned())
+    let draws = || built_in(name).is_some_and(|operator| operator.arguments.contains(&"generator"));
+    !called.contains(name) && called.insert(name.to_owned()) && !draws()
 }
 
 /// Panics if a method passes an argument that its descriptor lacks, or lacks one that its descriptor names and calls by name
