@@ -1,7 +1,6 @@
 //! A function registered under an operator's name is also called by its method, with all arguments.
 
 mod common;
-mod in_flight;
 
 use std::collections::BTreeMap;
 use std::sync::Mutex;

@@ -1,10 +1,14 @@
-//! Halos that are in flight while a convolution computes its interior. Watches libtorch's operators, and so stands with the
-//! tests of what belongs to the process.
+//! Halos that are in flight while a convolution computes its interior.
+
+#![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
+
+mod common;
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
+use common::{Split, leaf, numbers, on_mesh};
 use isobar_array::{Conv, PadMode, Padding};
 use isobar_collectives::trace::CommTrace;
 use isobar_mesh::DeviceMesh;
@@ -14,8 +18,6 @@ use isobar_torch::guard::Autocast;
 use isobar_torch::observe::first_non_finite;
 use rstest::rstest;
 use tch::{Device, Kind, Tensor};
-
-use crate::common::{Split, leaf, numbers, on_mesh};
 
 /// Given once by rank 0, and waited for by the others.
 #[derive(Clone, Default)]
