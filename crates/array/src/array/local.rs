@@ -20,6 +20,10 @@ pub type OnShard<'a> = &'a dyn Fn(&Tensor, &[Tensor]) -> Result<Tensor>;
 /// assert_eq!(Tensor::from_local(part, &layout), x);
 /// # Ok::<(), isobar_array::Error>(())
 /// ```
+#[expect(
+    clippy::wrong_self_convention,
+    reason = "an array is a handle, which this takes apart without consuming it"
+)]
 pub trait Local: Sized {
     /// Layout of which the tensor is a shard; `()` for a dense one.
     type Layout: Send + 'static;

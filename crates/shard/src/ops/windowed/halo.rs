@@ -37,7 +37,8 @@ type Failure = Box<dyn std::error::Error + Send + Sync>;
 pub(super) struct Overlap {
     shares: Vec<Share>,
     strips: Vec<Strip>,
-    /// Places of the blocks that other ranks send, in the input's indices along the spatial dims.
+    /// Places of the blocks that other ranks send: in the input's indices along spatial dims, in the rank's samples and
+    /// channels along the others.
     received: Vec<Vec<Interval>>,
     /// Regions of the shard that the border repeats elsewhere, with their places.
     repeated: Vec<(IndexBox, Vec<Interval>)>,
@@ -85,13 +86,13 @@ impl Overlap {
             true => 0,
             false => window(geometry, plan.own[at]).0,
         };
-        let origins: Vec<i64> = geometries.iter().enumerate().map(origin).collect();
+        let origins: Vec<i64> = [0, 0].into_iter().chain(geometries.iter().enumerate().map(origin)).collect();
         let place = |region: &IndexBox| -> Vec<Interval> {
-            let runs = region[2..].iter().zip(&origins);
+            let runs = region.iter().zip(&origins);
             runs.map(|(run, origin)| Interval::new(run.start + origin, run.len)).collect()
         };
         let stays = |(from, to): &(IndexBox, IndexBox)| {
-            let mut dims = from[2..].iter().zip(place(to)).zip(&shares);
+            let mut dims = from[2..].iter().zip(place(to).split_off(2)).zip(&shares);
             dims.all(|((from, to), share)| from.start + share.shard.start == to.start && from.step == 1)
         };
         let received = transfer.receives.iter().flat_map(|(_, blocks)| blocks);
@@ -199,7 +200,7 @@ impl Overlap {
         shape.extend(strip.window.iter().map(|interval| interval.len));
         let window = x.f_new_zeros(shape, (x.kind(), x.device()))?;
         for (block, place) in sources {
-            if let Some((mut to, from)) = common((&window, &strip.window), (block, place))? {
+            if let Some((mut to, from)) = common((&window, &on_all_dims(x, &strip.window)), (block, place))? {
                 to.f_copy_(&from)?;
             }
         }
@@ -216,12 +217,13 @@ impl Overlap {
         let shard: Vec<Interval> = self.shares.iter().map(|share| share.shard).collect();
         for strip in &self.strips {
             let window = self.strip_of(strip, inputs[0], sources)?;
-            if let Some((mut to, from)) = common((&window, &strip.window), (inputs[0], &shard))? {
+            let places = [&strip.window, &shard].map(|place| on_all_dims(inputs[0], place));
+            if let Some((mut to, from)) = common((&window, &places[0]), (inputs[0], &places[1]))? {
                 to.f_copy_(&from)?;
             }
             let of_strip =
                 self.strip.convolve(&window, inputs[1], inputs.get(2).copied(), self.groups, false)?;
-            narrowed(y, &strip.place)?.f_copy_(&of_strip)?;
+            narrowed(y, 2, &strip.place)?.f_copy_(&of_strip)?;
         }
         Ok(())
     }
@@ -291,7 +293,7 @@ impl Overlap {
             let window = window.set_requires_grad(x.requires_grad());
             let _grad = EnableGrad::new();
             results.push(self.strip.convolve(&window, &weight, None, self.groups, false)?);
-            cotangents.push(narrowed(gradient, &strip.place)?);
+            cotangents.push(narrowed(gradient, 2, &strip.place)?);
             windows.push(window);
         }
         let inputs: Vec<&Tensor> = windows.iter().chain([&weight]).collect();
@@ -303,7 +305,8 @@ impl Overlap {
             let block = source.f_zeros_like()?;
             for (strip, of_window) in self.strips.iter().zip(&all) {
                 let Some(of_window) = of_window else { continue };
-                if let Some((mut to, from)) = common((&block, place), (of_window, &strip.window))? {
+                let of_strip = on_all_dims(x, &strip.window);
+                if let Some((mut to, from)) = common((&block, place), (of_window, &of_strip))? {
                     let _ = to.f_add_(&from)?;
                 }
             }
@@ -355,7 +358,7 @@ struct StripGradients {
     weight: Option<Tensor>,
 }
 
-/// Views of the elements that two tensors have in common, by their places along the spatial dims.
+/// Views of the elements that two tensors have in common, by their places.
 fn common(
     (a, of_a): (&Tensor, &[Interval]),
     (b, of_b): (&Tensor, &[Interval]),
@@ -370,12 +373,18 @@ fn common(
         both.0.push(Interval::new(start - of_a.start, len));
         both.1.push(Interval::new(start - of_b.start, len));
     }
-    Ok(Some((narrowed(a, &both.0)?, narrowed(b, &both.1)?)))
+    Ok(Some((narrowed(a, 0, &both.0)?, narrowed(b, 0, &both.1)?)))
 }
 
-/// Returns the view of a box along the spatial dims.
-fn narrowed(x: &Tensor, place: &[Interval]) -> Result<Tensor, TchError> {
-    let mut dims = (2..).zip(place);
+/// Returns the place of all samples and channels of `x` along the spatial dims.
+fn on_all_dims(x: &Tensor, spatial: &[Interval]) -> Vec<Interval> {
+    let first = x.size().into_iter().take(2).map(|extent| Interval::new(0, extent));
+    first.chain(spatial.iter().copied()).collect()
+}
+
+/// Returns the view of a box along the dims from `first` on.
+fn narrowed(x: &Tensor, first: i64, place: &[Interval]) -> Result<Tensor, TchError> {
+    let mut dims = (first..).zip(place);
     dims.try_fold(x.shallow_clone(), |x, (dim, interval)| x.f_narrow(dim, interval.start, interval.len))
 }
 
