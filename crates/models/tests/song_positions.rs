@@ -16,71 +16,8 @@ use serde_json::json;
 use tch::{Device, Kind, Tensor};
 
 use crate::common::twin::{Axis, Twin, split};
-use crate::golden::cases::Golden;
 
 const FLOAT: (Kind, Device) = (Kind::Float, Device::Cpu);
-
-/// Output and all gradients of the registered model that a case names, its state dict in the source's words.
-#[rstest]
-fn golden_cases(
-    #[values(
-        "edm_precond_positions",
-        "edm_precond_super_resolution_lead_time",
-        "edm_precond_super_resolution_plain",
-        "edm_precond_super_resolution_positions",
-        "song_unet_pos_embd_bands",
-        "song_unet_pos_embd_learnable",
-        "song_unet_pos_embd_learnable_patches",
-        "song_unet_pos_embd_linear",
-        "song_unet_pos_embd_octave",
-        "song_unet_pos_embd_patches",
-        "song_unet_pos_embd_sinusoidal",
-        "song_unet_pos_embd_test",
-        "song_unet_pos_lt_embd_alone",
-        "song_unet_pos_lt_embd_eval",
-        "song_unet_pos_lt_embd_patches",
-        "song_unet_pos_lt_embd_train"
-    )]
-    name: &str,
-) {
-    let golden = Golden::own(name);
-    let mut store = ParamStore::new(Generator::new(1)).with_options(Kind::Double, Device::Cpu);
-    let model = golden.model().build::<Tensor>(&mut store).unwrap();
-    let mut names: Vec<&str> = store.parameters().iter().map(|parameter| parameter.name.as_str()).collect();
-    let mut wanted: Vec<&str> = golden.params.iter().map(String::as_str).collect();
-    names.sort_unstable();
-    wanted.sort_unstable();
-    assert_eq!(names, wanted);
-    store.load(&golden.state_dict()).unwrap();
-    let inputs: Vec<(&str, Tensor)> = golden
-        .inputs
-        .iter()
-        .map(|name| {
-            let input = golden.tensor(name);
-            let trained = golden.has(&format!("grad.{name}"));
-            (name.as_str(), input.set_requires_grad(trained))
-        })
-        .collect();
-    let batch = inputs.iter().fold(Batch::default(), |batch, (name, input)| {
-        let array = match *name {
-            "x" => "fields",
-            "condition" => "conditions",
-            other => other,
-        };
-        batch.with(array, input.shallow_clone())
-    });
-    let generator = Generator::new(2);
-    let mode = if golden.training { Mode::train(&generator) } else { Mode::Eval };
-    let output = model.forward(&batch, mode).unwrap().take("fields").unwrap();
-    golden.check("output", &output);
-    (output * golden.tensor("grad.output")).sum(Kind::Double).backward();
-    for (name, input) in inputs.iter().filter(|(_, input)| input.requires_grad()) {
-        golden.check(&format!("grad.{name}"), &input.grad());
-    }
-    for parameter in store.trainable() {
-        golden.check(&format!("grad.{}", parameter.name), &parameter.tensor.grad());
-    }
-}
 
 fn small(extents: [usize; 2], in_channels: usize) -> SongUNetConfig {
     SongUNetConfig {

@@ -61,6 +61,16 @@ fn samples(ranks: i64, arrays: &[&'static str]) -> Axis {
     (ranks, arrays.iter().map(|name| (*name, 0)).collect())
 }
 
+const STREAMS: [&str; 7] = [
+    "local_embedding.0",
+    "local_embedding.1",
+    "local_positions.0",
+    "local_positions.1",
+    "geometry",
+    "fields.0",
+    "fields.1",
+];
+
 const LISTED: [&str; 3] = ["fx", "embedding", "fields"];
 
 /// Lists of points with an embedding and a time.
@@ -75,7 +85,7 @@ fn listed(config: ModelConfig) -> Twin {
 #[case::four(vec![points(4, &LISTED)])]
 #[case::batch(vec![samples(2, &["fx", "embedding", "time", "fields"]), points(2, &LISTED)])]
 fn lists_of_points_are_those_of_one_rank(
-    #[values(0, 1, 2)] model: usize,
+    #[values(0, 1, 2, 3)] model: usize,
     #[values(1, 3)] tiles: usize,
     #[case] axes: Vec<Axis>,
 ) {
@@ -92,6 +102,14 @@ fn lists_of_points_are_those_of_one_rank(
             slice_num: 9,
             act: Activation::Prelu,
             gradient_checkpointing: true,
+            tiles,
+            ..transolver(3, 2)
+        }),
+        // The noise of training is that of the points, whatever the mesh and the tiles.
+        2 => ModelConfig::new(TransolverConfig {
+            embedding_dim: Some(2),
+            plus: true,
+            gradient_checkpointing: tiles > 1,
             tiles,
             ..transolver(3, 2)
         }),
@@ -113,7 +131,7 @@ fn lists_of_points_are_those_of_one_rank(
 #[case::batch(split(&[(2, 0), (2, 3)]), 2)]
 #[case::deep(split(&[(2, 2), (2, 4)]), 3)]
 fn grids_are_those_of_one_rank(
-    #[values("transolver", "unified", "flare", "geo")] model: &str,
+    #[values("transolver", "plus", "unified", "flare", "geo")] model: &str,
     #[values(1, 2)] tiles: usize,
     #[case] axes: Vec<Axis>,
     #[case] dims: usize,
@@ -121,8 +139,9 @@ fn grids_are_those_of_one_rank(
     let shape = [9, 7, 5][..dims].to_vec();
     let structured_shape = Some(shape.clone());
     let config = match model {
-        "transolver" => ModelConfig::new(TransolverConfig {
+        "transolver" | "plus" => ModelConfig::new(TransolverConfig {
             embedding_dim: Some(dims),
+            plus: model == "plus",
             structured_shape,
             tiles,
             ..transolver(2, 1)
@@ -198,6 +217,80 @@ fn geometries_are_those_of_one_rank(
     ];
     let twin = Twin::new(ModelConfig::new(config), &arrays, &[("fields", vec![2, 17, 2])]);
     twin.perturbed(4).check(&axes);
+}
+
+/// Two streams with features of their neighbours, whose points and geometry are split.
+#[rstest]
+#[case::two(vec![points(2, &STREAMS)])]
+#[case::three(vec![points(3, &STREAMS)])]
+#[case::four(vec![points(4, &STREAMS)])]
+#[case::one_stream(vec![points(3, &["local_embedding.0", "local_positions.0", "fields.0"])])]
+#[case::both(vec![samples(2, &[&STREAMS[..], &["global_embedding"]].concat()), points(2, &STREAMS)])]
+fn streams_are_those_of_one_rank(#[values(false, true)] plus: bool, #[case] axes: Vec<Axis>) {
+    let config = GeoTransolverConfig {
+        functional_dim: Streams::Each(vec![3, 2]),
+        out_dim: Streams::Each(vec![1, 2]),
+        include_local_features: true,
+        radii: Some(vec![0.5, 1.5]),
+        neighbors_in_radius: Some(vec![2, 5]),
+        n_hidden_local: 4,
+        plus,
+        tiles: 1 + usize::from(plus),
+        ..geo(3, 2)
+    };
+    let arrays = [
+        ("local_embedding.0", vec![2, 17, 3]),
+        ("local_embedding.1", vec![2, 9, 2]),
+        ("local_positions.0", vec![2, 17, 3]),
+        ("local_positions.1", vec![2, 9, 3]),
+        ("geometry", vec![2, 11, 3]),
+        ("global_embedding", vec![2, 2, 2]),
+    ];
+    let outputs = [("fields.0", vec![2, 17, 1]), ("fields.1", vec![2, 9, 2])];
+    Twin::new(ModelConfig::new(config), &arrays, &outputs).perturbed(4).check(&axes);
+}
+
+/// With two points and five neighbours asked for, the rest are zeros; beyond the radius, too.
+#[test]
+fn neighbours_beyond_the_radius_are_zeros() {
+    let config = GeoTransolverConfig {
+        include_local_features: true,
+        radii: Some(vec![0.25]),
+        neighbors_in_radius: Some(vec![5]),
+        n_hidden_local: 4,
+        global_dim: None,
+        ..geo(1, 1)
+    };
+    let model = GeoTransolver::new(&config, &mut double()).unwrap();
+    let run = |far: f64| {
+        let positions =
+            Tensor::from_slice(&[0.0f64, 0.0, 0.0, 0.2, 0.0, 0.0, far, 0.0, 0.0]).reshape([1, 3, 3]);
+        let batch = Batch::default()
+            .with("local_embedding", dense(1, &[1, 3, 1]))
+            .with("geometry", dense(2, &[1, 3, 3]) * 0.0);
+        let y = model
+            .forward(&batch.with("local_positions", positions), Mode::Eval)
+            .unwrap()
+            .take("fields")
+            .unwrap();
+        y.narrow(1, 0, 2)
+    };
+    assert!(run(5.0).allclose(&run(9.0), 1e-12, 1e-12, false));
+    assert!(!run(5.0).allclose(&run(0.1), 1e-6, 1e-6, false));
+}
+
+/// Noise is of training alone, and differs from step to step.
+#[test]
+fn noise_of_transolver_plus_is_of_training() {
+    let model = Transolver::new(&TransolverConfig { plus: true, ..transolver(3, 2) }, &mut double()).unwrap();
+    let generator = Generator::new(5);
+    let run = |mode: Mode<'_>| {
+        let batch = Batch::default().with("fx", dense(1, &[2, 9, 3]));
+        model.forward(&batch, mode).unwrap().take("fields").unwrap()
+    };
+    assert_eq!(run(Mode::Eval), run(Mode::Eval));
+    assert_ne!(run(Mode::train(&generator)), run(Mode::train(&generator)));
+    assert_eq!(run(Mode::train(&Generator::new(5))), run(Mode::train(&Generator::new(5))));
 }
 
 #[test]
@@ -347,9 +440,6 @@ fn configurations_are_refused() {
     let te = "use_te is true, which asks for NVIDIA's Transformer Engine; expected false: --set model.use_te=false";
     refused(TransolverConfig { use_te: true, ..transolver(1, 1) }, te);
     refused(FlareConfig { use_te: true, ..flare(1, 1) }, te);
-    let plus = "plus is true, but Transolver++ draws random numbers in evaluation too and is not supported; expected false: --set \
-                model.plus=false";
-    refused(TransolverConfig { plus: true, ..transolver(1, 1) }, plus);
     refused(TransolverConfig { n_head: 3, ..transolver(1, 1) }, "n_hidden 8 is not divisible by n_head 3");
     refused(TransolverConfig { n_layers: 0, ..transolver(1, 1) }, "n_layers is 0, expected 1 to 2147483647");
     refused(
@@ -378,12 +468,19 @@ fn configurations_are_refused() {
     );
     refused(
         GeoTransolverConfig { functional_dim: Streams::Each(vec![2, 3]), ..geo(1, 1) },
-        "functional_dim is [2, 3], but several streams are not supported; expected one number",
+        "functional_dim has 2 streams and out_dim 1, expected one or more, and as many outputs",
     );
     refused(
-        GeoTransolverConfig { include_local_features: true, ..geo(1, 1) },
-        "include_local_features is true, but features of neighbours are not supported; expected false: --set \
-         model.include_local_features=false",
+        GeoTransolverConfig { include_local_features: true, geometry_dim: Some(2), ..geo(1, 1) },
+        "include_local_features needs a geometry_dim of 3, the coordinates of its points, and no structured_shape",
+    );
+    refused(
+        GeoTransolverConfig { include_local_features: true, radii: Some(vec![0.1]), ..geo(1, 1) },
+        "radii has 1 numbers and neighbors_in_radius 2, expected as many",
+    );
+    refused(
+        GeoTransolverConfig { include_local_features: true, n_hidden_local: 3, n_head: 4, ..geo(1, 1) },
+        "n_hidden with the features of neighbours 14 is not divisible by n_head 4",
     );
     let tiny = TransolverConfig { n_layers: 1_000_000_000, ..TransolverConfig::new(1, 1) };
     assert!(tiny.count(&ParamCount::default).unwrap().trained > 1_000_000_000);

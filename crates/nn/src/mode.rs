@@ -65,6 +65,18 @@ impl<'a> Mode<'a> {
         self.drop(x, p, batch_dim, &[], &shape)
     }
 
+    /// Draws uniform numbers of [0, 1) for an array of this shape, dtype and layout, whose batch is dim `batch_dim`: those of its
+    /// samples in the global batch, without a gradient. Nothing in evaluation.
+    ///
+    /// # Errors
+    ///
+    /// A dtype that is not floating, or a part of the batch that does not fit.
+    pub fn uniform<A: Array>(&self, like: &A, batch_dim: usize) -> Result<Option<A>> {
+        let Mode::Train { generator, batch } = *self else { return Ok(None) };
+        let window = global_window(&like.shape(), batch.map(|part| part.of_dim(batch_dim)), &[])?;
+        Ok(Some(like.uniform_like(generator, &window)?))
+    }
+
     fn drop<A: Array>(
         &self,
         x: &A,
@@ -79,17 +91,28 @@ impl<'a> Mode<'a> {
         }
         let own: Vec<i64> =
             x.shape().iter().zip(mask_shape).map(|(&extent, mask)| mask.unwrap_or(extent)).collect();
-        let batch = batch.map(|BatchPart { offset, total }| Part { dim: batch_dim, offset, total });
-        let mut global = own.clone();
-        for part in parts.iter().chain(&batch) {
-            global[part.dim] = part.total;
-        }
-        let mut window = Window::whole(&global);
-        for part in parts.iter().chain(&batch) {
-            window = window.narrow(part.dim, part.offset, own[part.dim])?;
-        }
+        let window = global_window(&own, batch.map(|part| part.of_dim(batch_dim)), parts)?;
         Ok(x.dropout(p, generator, &window)?)
     }
+}
+
+impl BatchPart {
+    fn of_dim(self, dim: usize) -> Part {
+        Part { dim, offset: self.offset, total: self.total }
+    }
+}
+
+/// The window of the global array that an array of shape `own` is.
+fn global_window(own: &[i64], batch: Option<Part>, parts: &[Part]) -> Result<Window> {
+    let mut global = own.to_vec();
+    for part in parts.iter().chain(&batch) {
+        global[part.dim] = part.total;
+    }
+    let mut window = Window::whole(&global);
+    for part in parts.iter().chain(&batch) {
+        window = window.narrow(part.dim, part.offset, own[part.dim])?;
+    }
+    Ok(window)
 }
 
 /// A dim of which this rank holds a part.

@@ -457,13 +457,23 @@ impl RandomOps for ShardTensor {
     }
 
     fn normal_like(&self, generator: &Generator, window: &Window) -> isobar_array::Result<Self> {
-        let shape = ShardTensor::shape(self);
-        if window.shape() != shape {
-            let reason = format!("window of shape {:?}; expected the array's {shape:?}", window.shape());
-            return kernel::refuse("normal_like", reason);
-        }
+        check_window("normal_like", self, window)?;
         Ok(self.normal_like_of(generator, window)?)
     }
+
+    fn uniform_like(&self, generator: &Generator, window: &Window) -> isobar_array::Result<Self> {
+        check_window("uniform_like", self, window)?;
+        Ok(self.uniform_like_of(generator, window)?)
+    }
+}
+
+/// Checks that a tensor to fill is the window.
+fn check_window(op: &'static str, like: &ShardTensor, window: &Window) -> isobar_array::Result<()> {
+    let shape = ShardTensor::shape(like);
+    if window.shape() == shape {
+        return Ok(());
+    }
+    kernel::refuse(op, format!("window of shape {:?}; expected the array's {shape:?}", window.shape()))
 }
 
 /// A sharded tensor is split over a region's ranks by its layout: regions of one rank are the identity, and others refuse.

@@ -34,6 +34,22 @@ pub trait RandomOps: Sized {
     /// # Ok::<(), isobar_array::Error>(())
     /// ```
     fn normal_like(&self, generator: &Generator, window: &Window) -> Result<Self>;
+
+    /// Draws uniform numbers of [0, 1); as [`normal_like`](Self::normal_like).
+    ///
+    /// # Errors
+    ///
+    /// As [`normal_like`](Self::normal_like).
+    fn uniform_like(&self, generator: &Generator, window: &Window) -> Result<Self>;
+}
+
+/// Checks that an array to fill is the window.
+fn check_window(op: &'static str, like: &Tensor, window: &Window) -> Result<()> {
+    if like.size() == window.shape() {
+        return Ok(());
+    }
+    let reason = format!("window of shape {:?}; expected the array's {:?}", window.shape(), like.size());
+    Err(argument(op, reason))
 }
 
 impl RandomOps for Tensor {
@@ -54,11 +70,12 @@ impl RandomOps for Tensor {
     }
 
     fn normal_like(&self, generator: &Generator, window: &Window) -> Result<Self> {
-        if self.size() != window.shape() {
-            let reason =
-                format!("window of shape {:?}; expected the array's {:?}", window.shape(), self.size());
-            return Err(argument("normal_like", reason));
-        }
+        check_window("normal_like", self, window)?;
         generator.normal(window, 0.0, 1.0, (Tensor::kind(self), Tensor::device(self)))
+    }
+
+    fn uniform_like(&self, generator: &Generator, window: &Window) -> Result<Self> {
+        check_window("uniform_like", self, window)?;
+        generator.uniform(window, 0.0, 1.0, (Tensor::kind(self), Tensor::device(self)))
     }
 }

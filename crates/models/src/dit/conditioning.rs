@@ -216,10 +216,6 @@ fn edm<A: Array>(
     })?;
     let dropout = kwargs.condition_dropout.unwrap_or(0.0);
     check.probability("condition_dropout of conditioning_embedder_kwargs", dropout)?;
-    let legacy = kwargs.legacy_condition_bias.unwrap_or(false);
-    check.ensure(!legacy || features.is_some(), || {
-        "legacy_condition_bias of conditioning_embedder_kwargs is true without a condition_dim; expected false".into()
-    })?;
     let mut config = WavesConfig::new(("noise_channels", waves), kwargs.max_positions, true)?;
     config.order = EmbedFn::NpSinCos;
     let times = Waves::new(&config, &mut params.scope("map_noise"))?;
@@ -227,11 +223,22 @@ fn edm<A: Array>(
         Linear::with_options(features, waves, start.options(), &mut params.scope("map_condition"))
     });
     let condition = condition.transpose()?;
+    if features.is_none() && kwargs.legacy_condition_bias.unwrap_or(false) {
+        unused_condition(waves, params)?;
+    }
     let layers = [
         Linear::with_options(waves, width, start.options(), &mut params.scope("map_layer0"))?,
         Linear::with_options(width, width, start.options(), &mut params.scope("map_layer1"))?,
     ];
     Ok(Net::Edm { times, layers, condition, dropout })
+}
+
+/// The layer of older models without a condition, which nothing uses: here it is two buffers.
+fn unused_condition<A: Array>(waves: i64, params: &mut impl Params<Array = A>) -> Result<()> {
+    let mut params = params.scope("map_condition");
+    params.buffer("weight", &[waves, 0], Init::Constant(0.0), Placement::Replicate)?;
+    params.buffer("bias", &[waves], Init::Constant(0.0), Placement::Replicate)?;
+    Ok(())
 }
 
 /// Refuses arguments of another embedder.

@@ -97,7 +97,7 @@ pub struct DitConditioning {
     pub noise_channels: Option<usize>,
     /// Of `edm`: probability with which training sets the condition of a sample to 0; 0 where not given.
     pub condition_dropout: Option<f64>,
-    /// For `edm`: PhysicsNeMo's bias without conditions; rejected without `condition_dim`.
+    /// Of `edm`: without `condition_dim`, keeps the layer of older models for no conditions, which nothing uses, in the state dict.
     pub legacy_condition_bias: Option<bool>,
 }
 

@@ -10,7 +10,7 @@ use super::{Flare, MODEL};
 use crate::error::{Checker, Result};
 use crate::fields::FieldSpec;
 use crate::model::{Architecture, LargestArray, Model};
-use crate::point_attention::{AttentionKind, AttentionSpec, Start, TrunkSpec, check_unsupported, largest};
+use crate::point_attention::{AttentionKind, AttentionSpec, Start, TrunkSpec, check_engine, largest};
 use crate::signature::Signature;
 use crate::size::{built, extrapolate};
 use crate::traffic::{Split, Traffic};
@@ -99,7 +99,7 @@ impl FlareConfig {
 
     /// Checks the arguments and returns those of the network.
     pub(super) fn spec(&self) -> Result<TrunkSpec> {
-        check_unsupported(MODEL, self.use_te, false)?;
+        check_engine(MODEL, self.use_te)?;
         Checker(MODEL).ensure(!self.unified_pos || self.structured_shape.is_some(), || {
             "unified_pos needs a structured_shape of two extents, given none".into()
         })?;
@@ -115,6 +115,7 @@ impl FlareConfig {
             tiles: self.tiles,
             start: Start::TruncNormal,
             orthogonal: false,
+            plus: false,
             context: None,
         };
         Ok(TrunkSpec {

@@ -10,9 +10,7 @@ use super::{GeoAttention, GeoTransolver, MODEL, StateMixing, Streams};
 use crate::error::{Checker, Result};
 use crate::fields::FieldSpec;
 use crate::model::{Architecture, LargestArray, Model};
-use crate::point_attention::{
-    AttentionKind, AttentionSpec, Grid, MixingMode, Start, check_unsupported, largest,
-};
+use crate::point_attention::{AttentionKind, AttentionSpec, Grid, MixingMode, Start, check_engine, largest};
 use crate::signature::Signature;
 use crate::size::{built, extrapolate};
 use crate::traffic::{Split, Traffic};
@@ -21,9 +19,10 @@ use crate::traffic::{Split, Traffic};
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct GeoTransolverConfig {
-    /// Features of a point: channels of the fields. PhysicsNeMo's lists of several streams are not possible.
+    /// Features of a point: channels of the fields. A list for several streams of points, each with its own projections and
+    /// outputs, which share blocks and context.
     pub functional_dim: Streams,
-    /// Features of a point of the output.
+    /// Features of a point of the output, or a list with those of each stream.
     pub out_dim: Streams,
     /// Features of a point of the geometry; none where not given. For fields, and for points of a grid without a geometry of their own,
     /// the number of spatial dims: the geometry then is the coordinates in [0, 1].
@@ -56,22 +55,23 @@ pub struct GeoTransolverConfig {
     /// NVIDIA's Transformer Engine: only `false` is possible. PhysicsNeMo's default is `true`.
     #[serde(default)]
     pub use_te: bool,
-    /// Only `false` is possible: the model reads no time.
+    /// Keeps the layers `time_fc` of PhysicsNeMo's model, which nothing uses, in the state dict.
     #[serde(default)]
     pub time_input: bool,
-    /// Transolver++: only `false` is possible.
+    /// Transolver++ in the attention of `GALE` and in the context: see [`TransolverConfig`](crate::TransolverConfig).
     #[serde(default)]
     pub plus: bool,
-    /// Features of the neighbours of a point: only `false` is possible.
+    /// Appends the coordinates of the points of the geometry near each point, and adds those of the stream's points near each
+    /// point of the geometry to the context. Needs a `geometry_dim` of 3, and no `structured_shape`.
     #[serde(default)]
     pub include_local_features: bool,
-    /// Radii of neighbours; without `include_local_features` of no effect.
+    /// Radii of neighbours with `include_local_features`; 0.05 and 0.25 where not given.
     #[serde(default)]
     pub radii: Option<Vec<f64>>,
-    /// Numbers of neighbours; without `include_local_features` of no effect.
+    /// Numbers of nearest neighbours of each radius; 8 and 32 where not given.
     #[serde(default)]
     pub neighbors_in_radius: Option<Vec<usize>>,
-    /// Features of neighbours; without `include_local_features` of no effect.
+    /// Features that the neighbours within each radius become.
     #[serde(default = "n_hidden_local")]
     pub n_hidden_local: usize,
     /// Extents of the 2-D or 3-D grid of the points, on which projections to heads are convolutions. Where not given,
@@ -127,40 +127,61 @@ impl GeoTransolverConfig {
         }
     }
 
-    /// Features of a point, and of a point of the output.
-    pub(super) fn channels(&self) -> Result<[usize; 2]> {
-        let one = |name: &str, streams: &Streams| match streams {
-            Streams::One(features) => Ok(*features),
-            Streams::Each(list) if list.len() == 1 => Ok(list[0]),
-            Streams::Each(list) => {
-                let reason =
-                    format!("{name} is {list:?}, but several streams are not supported; expected one number");
-                Err(crate::error::Error::Config { model: MODEL, reason })
-            }
-        };
-        Ok([one("functional_dim", &self.functional_dim)?, one("out_dim", &self.out_dim)?])
+    /// Features of a point, and of a point of the output, of each stream.
+    pub(super) fn channels(&self) -> Result<Vec<[usize; 2]>> {
+        let [inputs, outputs] = [self.functional_dim.each(), self.out_dim.each()];
+        Checker(MODEL).ensure(!inputs.is_empty() && inputs.len() == outputs.len(), || {
+            format!(
+                "functional_dim has {} streams and out_dim {}, expected one or more, and as many outputs",
+                inputs.len(),
+                outputs.len()
+            )
+        })?;
+        Ok(inputs.iter().zip(outputs).map(|(&inputs, &outputs)| [inputs, outputs]).collect())
     }
 
-    /// Checks the arguments and returns the sizes of the attention of the blocks.
-    pub(super) fn attention(&self) -> Result<AttentionSpec> {
-        check_unsupported(MODEL, self.use_te, self.plus)?;
-        let check = Checker(MODEL);
-        for (name, given, why) in [
-            ("time_input", self.time_input, "the model reads no time"),
-            (
-                "include_local_features",
-                self.include_local_features,
-                "features of neighbours are not supported",
-            ),
-            ("concrete_dropout", self.concrete_dropout, "trained probabilities of dropout are not supported"),
-        ] {
-            check.ensure(!given, || {
-                format!("{name} is true, but {why}; expected false: --set model.{name}=false")
-            })?;
+    /// Radii and numbers of neighbours of the local features; none without them.
+    pub(super) fn scales(&self) -> Result<Vec<(f64, i64)>> {
+        if !self.include_local_features {
+            return Ok(Vec::new());
         }
+        let check = Checker(MODEL);
+        check.ensure(self.structured_shape.is_none() && self.geometry_dim == Some(3), || {
+            "include_local_features needs a geometry_dim of 3, the coordinates of its points, and no structured_shape".into()
+        })?;
+        let radii = self.radii.as_deref().unwrap_or(&[0.05, 0.25]);
+        let counts = self.neighbors_in_radius.as_deref().unwrap_or(&[8, 32]);
+        check.ensure(radii.len() == counts.len(), || {
+            format!(
+                "radii has {} numbers and neighbors_in_radius {}, expected as many",
+                radii.len(),
+                counts.len()
+            )
+        })?;
+        check.ensure(radii.iter().all(|radius| radius.is_finite() && *radius > 0.0), || {
+            format!("radii is {radii:?}, expected finite numbers above 0")
+        })?;
+        check.extent("n_hidden_local", self.n_hidden_local / 2)?;
+        let counts = counts.iter().map(|&count| check.extent("a number of neighbors_in_radius", count));
+        radii.iter().zip(counts).map(|(&radius, count)| Ok((radius, count?))).collect()
+    }
+
+    /// Checks the arguments and returns the sizes of the attention of the blocks, and those of the context.
+    pub(super) fn attention(&self) -> Result<[AttentionSpec; 2]> {
+        check_engine(MODEL, self.use_te)?;
+        let check = Checker(MODEL);
+        check.ensure(!self.concrete_dropout, || {
+            "concrete_dropout is true, but trained probabilities of dropout are not supported; expected false: --set \
+             model.concrete_dropout=false"
+                .into()
+        })?;
         let sizes = [self.n_hidden, self.n_head, self.slice_num, self.tiles];
         let [width, heads, slices] = AttentionSpec::check(MODEL, sizes, self.dropout)?;
-        let sources = [self.geometry_dim, self.global_dim].iter().flatten().count() as i64;
+        let radii = self.scales()?.len() as i64;
+        let local = radii * self.n_hidden_local as i64;
+        let streams = self.channels()?.len() as i64;
+        let sources = [self.geometry_dim, self.global_dim].iter().flatten().count() as i64 + radii * streams;
+        check.divisible(("n_hidden with the features of neighbours", width + local), ("n_head", heads))?;
         let mode = match self.state_mixing_mode {
             StateMixing::Weighted => MixingMode::Weighted,
             StateMixing::ConcatProject => MixingMode::ConcatProject,
@@ -169,18 +190,27 @@ impl GeoTransolverConfig {
             GeoAttention::Gale => (AttentionKind::Slices, self.structured_shape.as_ref().map(Vec::len)),
             GeoAttention::GaleFa => (AttentionKind::Flare, None),
         };
-        Ok(AttentionSpec {
+        let context = AttentionSpec {
             kind,
             width,
             heads,
             slices,
-            grid,
+            grid: None,
             dropout: self.dropout,
             tiles: self.tiles,
             start: Start::Default,
+            orthogonal: false,
+            plus: self.plus,
+            context: None,
+        };
+        let blocks = AttentionSpec {
+            width: width + local,
+            grid,
             orthogonal: true,
             context: Some((sources * (width / heads), mode)),
-        })
+            ..context
+        };
+        Ok([blocks, context])
     }
 }
 
@@ -217,8 +247,19 @@ impl Architecture for GeoTransolverConfig {
         if self.global_dim.is_some() {
             fields.check_array(MODEL, "global_embedding")?;
         }
-        let [inputs, outputs] = self.channels()?;
-        fields.check_channels(MODEL, ("functional_dim", inputs), ("out_dim", outputs))
+        check.ensure(!self.include_local_features, || {
+            "include_local_features needs points with positions, which fields do not have; expected false: --set \
+             model.include_local_features=false"
+                .into()
+        })?;
+        match self.channels()?[..] {
+            [[inputs, outputs]] => {
+                fields.check_channels(MODEL, ("functional_dim", inputs), ("out_dim", outputs))
+            }
+            ref streams => check.ensure(false, || {
+                format!("functional_dim has {} streams, but fields are one; expected a number", streams.len())
+            }),
+        }
     }
 
     fn count(&self, count: &dyn Fn() -> ParamCount) -> Result<ModelSize> {

@@ -2,8 +2,10 @@
 
 mod config;
 mod context;
+mod local;
 mod model;
 mod options;
+mod streams;
 mod traffic;
 
 pub use config::GeoTransolverConfig;

@@ -2,10 +2,11 @@
 
 use isobar_array::Array;
 use isobar_nn::{Activation, Mode};
-use isobar_shard::Params;
+use isobar_shard::{Init, Params, Placement};
 use tch::Tensor;
 
 use super::context::Context;
+use super::streams::Stream;
 use super::{GeoTransolverConfig, MODEL};
 use crate::batch::Batch;
 use crate::error::{Checker, Result};
@@ -14,7 +15,7 @@ use crate::model::Model;
 use crate::point_attention::{Block, Grid, Head, PointMlp, Start};
 
 /// *GeoTransolver: Learning Physics on Irregular Domains using Multi-scale Geometry Aware Physics
-/// Attention Transformer*, arXiv:2512.20399, as PhysicsNeMo builds it, without features of neighbours.
+/// Attention Transformer*, arXiv:2512.20399, as PhysicsNeMo builds it.
 ///
 /// The context is computed once. The points of the geometry and the global embedding are averaged into slices as in
 /// [`Transolver`](crate::Transolver), each with its own projections, and concatenated along the features, the
@@ -39,17 +40,34 @@ use crate::point_attention::{Block, Grid, Head, PointMlp, Start};
 /// before the output projection. Only `GALE` divides products by √features. Weights start as PyTorch's, those of
 /// `in_project_slice` of the blocks orthogonal, `state_mixing` 0.
 ///
+/// Several streams of points, such as surface and volume, have projections W₁, W₂ and W of their own; the blocks are
+/// applied to each, with the same weights and context.
+///
+/// With `include_local_features`, each radius has a perceptron
+///
+/// ```text
+/// l(p) = tanh(W₃ gelu(W₂ gelu(W₁ p)))
+/// ```
+///
+/// of the coordinates p of the nearest points within the radius, the nearest first, and zeros where there are fewer. With the
+/// points of the geometry near each point of the stream, l is appended to h; with the points of the stream near each point of
+/// the geometry, l is averaged into slices, which come first in the context. (PhysicsNeMo leaves the order of neighbours to the
+/// implementation of its search; its `torch` one is as here.)
+///
 /// Points and geometry may be sharded in any way, independently of each other. Communication is that of Transolver or
-/// FLARE.
+/// FLARE; the search for neighbours passes the coordinates around a ring.
 ///
 /// Inputs: `local_embedding` `[batch, points, functional_dim]`, with `structured_shape` also `[batch, extents…, functional_dim]`, or
 /// `fields` `[batch, functional_dim, extents…]`; `geometry` `[batch, points of the geometry, geometry_dim]`, where points on a grid
-/// have their coordinates in [0, 1] if it is not given; `global_embedding` `[batch, tokens, global_dim]`. Without any context, blocks
-/// attend to the points alone. The output `fields` has the form of the input. `local_positions` are not read.
+/// have their coordinates in [0, 1] if it is not given; `global_embedding` `[batch, tokens, global_dim]`; with
+/// `include_local_features`, `local_positions` `[batch, points, 3]`. Without any context, blocks attend to the points alone. The output
+/// `fields` has the form of the input. Several streams are `local_embedding.0`, `local_embedding.1` … with
+/// `local_positions.0` … and the outputs `fields.0` ….
 ///
-/// State dict: that of PhysicsNeMo's `GeoTransolver` with `use_te=False`: `preprocess.0`, `context_builder.geometry_tokenizer`,
-/// `context_builder.global_tokenizer`, `blocks.{i}.{ln_1,Attn,ln_mlp1}` and `ln_mlp_out.0.{0,1}`. Layers for a context that the
-/// configuration does not name are buffers.
+/// State dict: that of PhysicsNeMo's `GeoTransolver` with `use_te=False`: `preprocess.{stream}`,
+/// `context_builder.local_extractors.{stream}.{processors,tokenizers}.{radius}`, `context_builder.geometry_tokenizer`,
+/// `context_builder.global_tokenizer`, `blocks.{i}.{ln_1,Attn,ln_mlp1}` and `ln_mlp_out.{stream}.{0,1}`. Layers for a context that the
+/// configuration does not name, and `time_fc` with `time_input`, are buffers.
 ///
 /// ```
 /// use isobar_models::{Batch, GeoTransolver, GeoTransolverConfig, Mode};
@@ -68,11 +86,12 @@ use crate::point_attention::{Block, Grid, Head, PointMlp, Start};
 #[derive(Debug)]
 pub struct GeoTransolver<A = Tensor> {
     grid: Grid,
-    features: i64,
+    /// Features of the points of each stream.
+    features: Vec<i64>,
     context: Context<A>,
-    preprocess: PointMlp<A>,
+    preprocess: Vec<PointMlp<A>>,
     blocks: Vec<Recompute<Block<A>>>,
-    head: Head<A>,
+    heads: Vec<Head<A>>,
 }
 
 impl<A: Array> GeoTransolver<A> {
@@ -80,33 +99,45 @@ impl<A: Array> GeoTransolver<A> {
     ///
     /// # Errors
     ///
-    /// A size is 0; `n_head` does not divide `n_hidden`; `structured_shape` has other than two or three extents; several streams;
-    /// `use_te`, `plus`, `time_input`, `include_local_features` or `concrete_dropout`; the activation `stan`; or `params` refuses a
-    /// parameter.
+    /// A size is 0; `n_head` does not divide `n_hidden`, with the features of neighbours if there are any; `structured_shape` has other
+    /// than two or three extents; another number of streams in `out_dim` than in `functional_dim`; `include_local_features` without a
+    /// `geometry_dim` of 3 or with a grid; `use_te` or `concrete_dropout`; the activation `stan`; or `params` refuses a parameter.
     pub fn new(config: &GeoTransolverConfig, params: &mut impl Params<Array = A>) -> Result<Self> {
         let check = Checker(MODEL);
-        let [inputs, outputs] = config.channels()?;
-        let features = check.extent("functional_dim", inputs)?;
-        let outputs = check.extent("out_dim", outputs)?;
-        let spec = config.attention()?;
+        let channels = config.channels()?;
+        let extents = |name: &'static str, side: usize| {
+            channels.iter().map(|sizes| check.extent(name, sizes[side])).collect::<Result<Vec<i64>>>()
+        };
+        let (features, outputs) = (extents("functional_dim", 0)?, extents("out_dim", 1)?);
+        let [spec, of_context] = config.attention()?;
         check.extent("n_layers", config.n_layers)?;
         let ratio = check.extent("mlp_ratio", config.mlp_ratio)?;
         check
             .ensure(config.act != Activation::Stan, || "act is stan, which is for single features".into())?;
         let grid = Grid::new(MODEL, config.structured_shape.as_deref())?;
 
-        let context = Context::new(config, &spec, params)?;
-        let sizes = [features, 2 * spec.width, spec.width];
-        let preprocess = PointMlp::new(sizes, config.act, Start::Default, &mut params.scope("preprocess.0"))?;
+        let context = Context::new(config, &of_context, params)?;
+        let mut preprocess = Vec::new();
+        for (i, &features) in features.iter().enumerate() {
+            let sizes = [features, 2 * of_context.width, of_context.width];
+            let mut params = params.scope(&format!("preprocess.{i}"));
+            preprocess.push(PointMlp::new(sizes, config.act, Start::Default, &mut params)?);
+        }
         let mut blocks = Vec::new();
         for i in 0..config.n_layers {
             let name = format!("blocks.{i}");
             let block = Block::new(&name, &spec, (config.act, ratio), params)?;
             blocks.push(Recompute::new(&name, block, config.gradient_checkpointing));
         }
-        let channels = [spec.width, outputs];
-        let head = Head::new(channels, Start::Default, &mut params.scope("ln_mlp_out.0"))?;
-        Ok(Self { grid, features, context, preprocess, blocks, head })
+        let mut heads = Vec::new();
+        for (i, &outputs) in outputs.iter().enumerate() {
+            let mut params = params.scope(&format!("ln_mlp_out.{i}"));
+            heads.push(Head::new([spec.width, outputs], Start::Default, &mut params)?);
+        }
+        if config.time_input {
+            unused_time(of_context.width, params)?;
+        }
+        Ok(Self { grid, features, context, preprocess, blocks, heads })
     }
 
     /// Computes `fields`, in the form of the input: see [`GeoTransolver`].
@@ -115,20 +146,34 @@ impl<A: Array> GeoTransolver<A> {
     ///
     /// An array is missing or has another shape, or an operator fails.
     pub fn forward(&self, batch: &Batch<A>, mode: Mode<'_>) -> Result<Batch<A>> {
-        let (x, form) = match batch.get("local_embedding") {
-            Some(points) => self.grid.points(points, self.features)?,
-            None => self.grid.fields(batch.require(MODEL, Batch::<A>::FIELDS)?, self.features)?,
-        };
-        let context = self.context.forward(batch, (&x, form), &self.grid, mode)?;
-        let mut x = self.preprocess.forward(&x)?;
-        for block in &self.blocks {
-            let inputs: Vec<&A> = [&x].into_iter().chain(&context).collect();
-            x = block.forward(&inputs, mode, |block, inputs, mode| {
-                block.forward(&inputs[0], inputs.get(1), mode)
-            })?;
+        let mut streams = Stream::read(batch, &self.features, &self.grid)?;
+        let context = self.context.forward(batch, &mut streams, &self.grid, mode)?;
+        let mut outputs = Batch::default();
+        for (stream, (preprocess, head)) in streams.iter().zip(self.preprocess.iter().zip(&self.heads)) {
+            let mut x = preprocess.forward(&stream.x)?;
+            if let Some(local) = &stream.local {
+                x = A::cat(&[&x, local], -1)?;
+            }
+            for block in &self.blocks {
+                let inputs: Vec<&A> = [&x].into_iter().chain(&context).collect();
+                x = block.forward(&inputs, mode, |block, inputs, mode| {
+                    block.forward(&inputs[0], inputs.get(1), mode)
+                })?;
+            }
+            outputs = outputs.with(&stream.output(), self.grid.output(&head.forward(&x)?, stream.form)?);
         }
-        Ok(Batch::of_fields(self.grid.output(&self.head.forward(&x)?, form)?))
+        Ok(outputs)
     }
+}
+
+/// PhysicsNeMo's layers of the time, which are never used: here they are buffers.
+fn unused_time<A: Array>(width: i64, params: &mut impl Params<Array = A>) -> Result<()> {
+    for name in ["time_fc.0", "time_fc.2"] {
+        let mut params = params.scope(name);
+        params.buffer("weight", &[width, width], Init::FanIn(width), Placement::Replicate)?;
+        params.buffer("bias", &[width], Init::FanIn(width), Placement::Replicate)?;
+    }
+    Ok(())
 }
 
 impl<A: Array> Model<A> for GeoTransolver<A> {

@@ -3,14 +3,24 @@
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
-/// Features of one stream of points.
+/// Features of the points of one or several streams.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
-#[serde(untagged, expecting = "expected a number of features, or a list of one number")]
+#[serde(untagged, expecting = "expected a number of features, or a list of such numbers")]
 pub enum Streams {
     /// Of the only stream.
     One(usize),
-    /// Of each stream; one stream is possible.
+    /// Of each stream.
     Each(Vec<usize>),
+}
+
+impl Streams {
+    /// Features of each stream.
+    pub(super) fn each(&self) -> &[usize] {
+        match self {
+            Self::One(features) => std::slice::from_ref(features),
+            Self::Each(features) => features,
+        }
+    }
 }
 
 /// Attention within the points.

@@ -30,6 +30,6 @@ impl<A: Array> Tokenizer<A> {
 
     /// Computes the slices of `x` `[batch, points…, in_features]`.
     pub(crate) fn forward(&self, x: &A, mode: Mode<'_>) -> Result<A> {
-        Sliced::new(&self.slicing, x, self.tiles)?.tokens(mode)
+        Sliced::new(&self.slicing, x, self.tiles, mode)?.tokens(mode)
     }
 }

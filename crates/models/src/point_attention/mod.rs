@@ -22,6 +22,6 @@ pub(crate) use block::{Block, Head};
 pub(crate) use context::Tokenizer;
 pub(crate) use mlp::PointMlp;
 pub(crate) use points::{Form, Grid, coordinates};
-pub(crate) use spec::{AttentionKind, AttentionSpec, MixingMode, check_unsupported, largest};
+pub(crate) use spec::{AttentionKind, AttentionSpec, MixingMode, check_engine, largest};
 pub(crate) use start::Start;
 pub(crate) use trunk::{Trunk, TrunkSpec};

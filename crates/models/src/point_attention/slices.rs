@@ -14,17 +14,52 @@ use crate::layers::Recompute;
 /// Added to the sums of weights.
 const FLOOR: f64 = 0.01;
 
-/// Bounds of the temperature.
+/// Bounds of the temperature, and of those of Transolver++.
 const TEMPERATURE: Unary = Unary::Clamp { min: 0.5, max: 5.0 };
+const POINT_TEMPERATURE: Unary = Unary::Clamp { min: 0.01, max: f64::INFINITY };
+
+/// Keeps the logarithms of Gumbel noise finite.
+const TINY: f64 = 1e-8;
 
 /// The weights of points in slices, and the sums over points.
 #[derive(Debug)]
 pub(super) struct Slicing<A> {
     x: Projection<A>,
-    fx: Projection<A>,
+    features: Features<A>,
     in_project_slice: Linear<A>,
     temperature: A,
     heads: i64,
+    slices: i64,
+    /// True if points are projected before they are cut into tiles.
+    ahead: bool,
+}
+
+/// The features that slices average.
+#[derive(Debug)]
+enum Features<A> {
+    /// A second projection of the points.
+    Own(Projection<A>),
+    /// Those that are weighted, which also change the temperature: Transolver++.
+    Shared(PointTemperature<A>),
+}
+
+/// gelu(W₂ gelu(W₁ x)), added to the temperature. State dict: `0`, `2`.
+#[derive(Debug)]
+struct PointTemperature<A>([Linear<A>; 2]);
+
+impl<A: Array> PointTemperature<A> {
+    fn new(spec: &AttentionSpec, params: &mut impl Params<Array = A>) -> Result<Self> {
+        let sizes = [("0", [spec.features(), spec.slices]), ("2", [spec.slices, 1])];
+        let [first, second] =
+            sizes.map(|(name, sizes)| spec.start.linear(sizes, true, &mut params.scope(name)));
+        Ok(Self([first?, second?]))
+    }
+
+    /// Computes `[batch, points…, heads, 1]` from heads `[batch, points…, heads, features]`.
+    fn forward(&self, heads: &A) -> Result<A> {
+        let [first, second] = &self.0;
+        Ok(second.forward(&first.forward(heads)?.gelu()?)?.gelu()?)
+    }
 }
 
 impl<A: Array> Slicing<A> {
@@ -37,43 +72,80 @@ impl<A: Array> Slicing<A> {
         let (heads, whole) = (spec.heads, Placement::Replicate);
         let temperature = params.param("temperature", &[1, 1, heads, 1], Init::Constant(0.5), whole)?;
         let x = Projection::new(inputs, spec.grid, spec, &mut params.scope("in_project_x"))?;
-        let fx = Projection::new(inputs, spec.grid, spec, &mut params.scope("in_project_fx"))?;
+        let features = match spec.plus {
+            true => Features::Shared(PointTemperature::new(spec, &mut params.scope("proj_temperature"))?),
+            false => {
+                Features::Own(Projection::new(inputs, spec.grid, spec, &mut params.scope("in_project_fx"))?)
+            }
+        };
         let channels = [spec.features(), spec.slices];
         let params = &mut params.scope("in_project_slice");
         let in_project_slice = match spec.orthogonal {
             true => super::cross::orthogonal(channels, params)?,
             false => spec.start.linear(channels, true, params)?,
         };
-        Ok(Self { x, fx, in_project_slice, temperature, heads })
+        // Convolutions look beyond a tile; without tiles, a projection with two uses is computed once.
+        let ahead = !x.is_pointwise() || (spec.plus && spec.tiles == 1);
+        Ok(Self { x, features, in_project_slice, temperature, heads, slices: spec.slices, ahead })
     }
 
-    /// Returns what a tile of points needs: the points, or, where convolutions look beyond a tile, their projections.
-    fn inputs(&self, x: &A) -> Result<Vec<A>> {
-        match self.x.is_pointwise() {
-            true => Ok(vec![x.shallow_clone()]),
-            false => Ok(vec![self.x.forward(x, self.heads)?, self.fx.forward(x, self.heads)?]),
+    /// Returns what a tile of points needs: the points or their projections, and the noise of Transolver++.
+    fn inputs(&self, x: &A, mode: Mode<'_>) -> Result<Vec<A>> {
+        let mut inputs = match (self.ahead, &self.features) {
+            (false, _) => vec![x.shallow_clone()],
+            (true, Features::Shared(_)) => vec![self.x.forward(x, self.heads)?],
+            (true, Features::Own(fx)) => vec![self.x.forward(x, self.heads)?, fx.forward(x, self.heads)?],
+        };
+        if matches!(self.features, Features::Shared(_)) {
+            inputs.extend(self.noise(x, mode)?);
+        }
+        Ok(inputs)
+    }
+
+    /// Gumbel noise `[batch, points…, heads, slices]` for points `x` `[batch, points…, features]`; none in evaluation.
+    fn noise(&self, x: &A, mode: Mode<'_>) -> Result<Option<A>> {
+        let mut shape = x.shape();
+        shape.pop();
+        let one = [&shape[..], &[1, 1]].concat();
+        shape.extend([self.heads, self.slices]);
+        let like = x.detach()?.narrow(-1, 0, 1)?.reshape(&one)?.expand(&shape)?;
+        let Some(uniform) = mode.uniform(&like, 0)? else { return Ok(None) };
+        let negative_log = |x: &A| x.add_scalar(TINY)?.unary(Unary::Log)?.unary(Unary::Neg);
+        Ok(Some(negative_log(&negative_log(&uniform)?)?))
+    }
+
+    /// The projection `[batch, points…, heads, features]` whose scores weight the points.
+    fn projected(&self, inputs: &[A]) -> Result<A> {
+        match self.ahead {
+            true => Ok(inputs[0].shallow_clone()),
+            false => self.x.forward(&inputs[0], self.heads),
         }
     }
 
     /// Weights `[batch, points…, heads, slices]`.
     fn weights(&self, inputs: &[A]) -> Result<A> {
-        let projected;
-        let x = match inputs {
-            [x] => {
-                projected = self.x.forward(x, self.heads)?;
-                &projected
+        let x = self.projected(inputs)?;
+        let scores = self.in_project_slice.forward(&x)?;
+        let temperature = self.temperature.reshape(&[self.heads, 1])?;
+        let scaled = match &self.features {
+            Features::Own(_) => scores.div(&temperature.unary(TEMPERATURE)?)?,
+            Features::Shared(of_points) => {
+                let temperature = of_points.forward(&x)?.add(&temperature)?.unary(POINT_TEMPERATURE)?;
+                match inputs {
+                    [_, noise] => scores.add(noise)?.div(&temperature)?,
+                    _ => scores.div(&temperature)?,
+                }
             }
-            _ => &inputs[0],
         };
-        let temperature = self.temperature.unary(TEMPERATURE)?.reshape(&[self.heads, 1])?;
-        Ok(self.in_project_slice.forward(x)?.div(&temperature)?.softmax(-1)?)
+        Ok(scaled.softmax(-1)?)
     }
 
     /// Sums over points, `[batch, heads, slices, features + 1]`.
     fn sums(&self, inputs: &[A], weights: &A) -> Result<A> {
-        match inputs {
-            [x] => weighted_sums(weights, &self.fx.forward(x, self.heads)?),
-            _ => weighted_sums(weights, &inputs[1]),
+        match (&self.features, self.ahead) {
+            (Features::Shared(_), _) => weighted_sums(weights, &self.projected(inputs)?),
+            (Features::Own(_), true) => weighted_sums(weights, &inputs[1]),
+            (Features::Own(fx), false) => weighted_sums(weights, &fx.forward(&inputs[0], self.heads)?),
         }
     }
 }
@@ -88,8 +160,13 @@ pub(super) struct Sliced<'a, A> {
 
 impl<'a, A: Array> Sliced<'a, A> {
     /// Prepares points `x` `[batch, points…, in_features]`.
-    pub(super) fn new(slicing: &'a Recompute<Slicing<A>>, x: &A, count: usize) -> Result<Self> {
-        let inputs = slicing.with(|slicing| slicing.inputs(x))?;
+    pub(super) fn new(
+        slicing: &'a Recompute<Slicing<A>>,
+        x: &A,
+        count: usize,
+        mode: Mode<'_>,
+    ) -> Result<Self> {
+        let inputs = slicing.with(|slicing| slicing.inputs(x, mode))?;
         let tiles = Tiles::new(&inputs, x.shape().len() - 2, count)?;
         let weights = match slicing.is_enabled() {
             true => None,
@@ -153,7 +230,7 @@ impl<A: Array> SliceAttention<A> {
 
     /// Computes `[batch, points…, width]` from points of that shape and the context's slices.
     pub(super) fn forward(&self, x: &A, context: Option<&A>, mode: Mode<'_>) -> Result<A> {
-        let sliced = Sliced::new(&self.slicing, x, self.spec.tiles)?;
+        let sliced = Sliced::new(&self.slicing, x, self.spec.tiles, mode)?;
         let slices = sliced.tokens(mode)?;
         let features = self.spec.features();
         let qkv = self.qkv_project.forward(&slices)?.split(&[features; 3], -1)?;

@@ -36,6 +36,8 @@ pub(crate) struct AttentionSpec {
     pub(crate) start: Start,
     /// True if the projection to slices starts orthogonal.
     pub(crate) orthogonal: bool,
+    /// True for Transolver++: one projection, a temperature for each point, and noise in training.
+    pub(crate) plus: bool,
     /// Features of the context and the mode of mixing, in models that have a context; 0 features where they are given none.
     pub(crate) context: Option<(i64, MixingMode)>,
 }
@@ -63,16 +65,10 @@ impl AttentionSpec {
     }
 }
 
-/// Rejects arguments of PhysicsNeMo that have no meaning here.
-pub(crate) fn check_unsupported(model: &'static str, use_te: bool, plus: bool) -> Result<()> {
-    let check = Checker(model);
-    check.ensure(!use_te, || {
+/// Rejects NVIDIA's Transformer Engine.
+pub(crate) fn check_engine(model: &'static str, use_te: bool) -> Result<()> {
+    Checker(model).ensure(!use_te, || {
         "use_te is true, which asks for NVIDIA's Transformer Engine; expected false: --set model.use_te=false"
-            .into()
-    })?;
-    check.ensure(!plus, || {
-        "plus is true, but Transolver++ draws random numbers in evaluation too and is not supported; expected false: --set \
-         model.plus=false"
             .into()
     })
 }

@@ -10,7 +10,7 @@ use super::{MODEL, Transolver};
 use crate::error::{Checker, Result};
 use crate::fields::FieldSpec;
 use crate::model::{Architecture, LargestArray, Model};
-use crate::point_attention::{AttentionKind, AttentionSpec, Start, TrunkSpec, check_unsupported, largest};
+use crate::point_attention::{AttentionKind, AttentionSpec, Start, TrunkSpec, check_engine, largest};
 use crate::signature::Signature;
 use crate::size::{built, extrapolate};
 use crate::traffic::{Split, Traffic};
@@ -65,7 +65,8 @@ pub struct TransolverConfig {
     /// Adds an embedding of the time to all points.
     #[serde(default)]
     pub time_input: bool,
-    /// Transolver++: only `false` is possible.
+    /// Transolver++: one projection to heads, a temperature for each point, and Gumbel noise on the scores of the slices
+    /// in training.
     #[serde(default)]
     pub plus: bool,
     /// Number of tiles into which each rank cuts its points for attention. With more than one, memory holds the
@@ -104,7 +105,7 @@ impl TransolverConfig {
 
     /// Checks the arguments and returns those of the network.
     pub(super) fn spec(&self) -> Result<TrunkSpec> {
-        check_unsupported(MODEL, self.use_te, self.plus)?;
+        check_engine(MODEL, self.use_te)?;
         Checker(MODEL).ensure(!self.unified_pos || self.structured_shape.is_some(), || {
             "unified_pos needs a structured_shape of two extents, given none".into()
         })?;
@@ -120,6 +121,7 @@ impl TransolverConfig {
             tiles: self.tiles,
             start: Start::TruncNormal,
             orthogonal: false,
+            plus: self.plus,
             context: None,
         };
         Ok(TrunkSpec {

@@ -2,6 +2,7 @@
 #![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
 
 pub(crate) mod cases;
+mod registered;
 
 use std::time::Duration;
 

@@ -162,6 +162,14 @@ impl ShardTensor {
         })
     }
 
+    /// Uniform numbers of [0, 1) in the layout of this tensor, which is the `window` of a larger one.
+    pub(crate) fn uniform_like_of(&self, generator: &Generator, window: &Window) -> Result<Self> {
+        let (layout, options) = (self.layout().of_gradient(), (self.kind(), self.device()));
+        fill_window("rand", (&layout, window.clone()), options, generator, |g, w| {
+            Ok(g.uniform(w, 0.0, 1.0, options)?)
+        })
+    }
+
     /// Fills the tensor with uniform numbers of `low..high`, in place. It must not be part of a graph.
     ///
     /// # Errors
