@@ -101,6 +101,11 @@ impl Grid {
         self.on(&self.dims.iter().map(|side| side.extent * factor).collect::<Vec<_>>())
     }
 
+    /// Number of dims that are split.
+    pub(crate) fn split_dims(&self) -> u32 {
+        self.dims.iter().filter(|side| side.shards > 1).count() as u32
+    }
+
     pub(crate) fn is_split(&self) -> bool {
         self.faces || self.dims.iter().any(|side| side.shards > 1)
     }
@@ -184,11 +189,15 @@ impl Grid {
 }
 
 /// Elements that an attention of `width` features over a grid of tokens receives: keys and values of all tokens (a ring), or each
-/// rank's share of queries, keys, values and results (an all-to-all), whichever is chosen. Within windows of `kernel` rows: the keys
-/// and values of the rows beside a shard, once for each of the rows that attend to them.
+/// rank's share of queries, keys, values and results (an all-to-all), whichever is chosen. Within windows of `kernel` tokens along each
+/// dim: the keys and values of the rows beside a shard, once for each of the rows that attend to them; of those, where further
+/// dims are split, the copies for each row of these.
 pub(crate) fn attention(tokens: &Grid, width: i64, kernel: Option<i64>) -> f64 {
     match kernel {
-        Some(kernel) => 2.0 * width as f64 * tokens.halo((kernel * kernel - 1) / 2),
+        Some(kernel) => {
+            let copies = kernel.pow(tokens.split_dims().saturating_sub(1));
+            (2 * width * copies) as f64 * tokens.halo((kernel * kernel - 1) / 2)
+        }
         None => 2.0 * width as f64 * (tokens.all_gathered() + tokens.moved()),
     }
 }

@@ -138,6 +138,118 @@ fn dit_along_two_axes(
     dit_twin(&config).check(&axes);
 }
 
+/// 5 × 6 × 4 tokens.
+fn deep(attention_backend: AttentionBackend) -> DitConfig {
+    let windows = attention_backend == AttentionBackend::Natten3d;
+    let attn_kernel = windows.then(|| PerDim::Each(vec![3, 5, 3]));
+    DitConfig {
+        input_size: PerDim::Each(vec![5, 12, 8]),
+        patch_size: PerDim::Each(vec![1, 2, 2]),
+        attention_backend,
+        attn_kwargs: DitAttention { attn_kernel, ..DitAttention::default() },
+        detokenizer: DetokenizerKind::ProjReshape2dConv,
+        detokenizer_kwargs: DitDetokenizer { conv_hidden: Some(4), ..DitDetokenizer::default() },
+        ..dit()
+    }
+}
+
+fn deep_twin(config: &DitConfig) -> Twin {
+    let inputs = [("fields", vec![2, 2, 5, 12, 8]), ("time", vec![2, 1])];
+    Twin::new(ModelConfig::new(config.clone()), &inputs, &[("fields", vec![2, 1, 5, 12, 8])]).perturbed(5)
+}
+
+#[rstest]
+#[case::levels(split(&[(2, 2)]))]
+#[case::rows(split(&[(3, 3)]))]
+#[case::columns(split(&[(4, 4)]))]
+#[case::levels_and_rows(split(&[(2, 2), (2, 3)]))]
+#[case::rows_and_columns(split(&[(2, 3), (2, 4)]))]
+#[case::batch_and_columns(batch_and(4))]
+fn dit_of_three_dims(
+    #[values(AttentionBackend::Timm, AttentionBackend::Natten3d)] backend: AttentionBackend,
+    #[case] axes: Vec<Axis>,
+) {
+    deep_twin(&deep(backend)).check(&axes);
+}
+
+#[test]
+fn dit_of_three_dims_with_empty_shards() {
+    deep_twin(&deep(AttentionBackend::Natten3d)).with_empty_shards().check(&split(&[(3, 3)]));
+}
+
+/// Output of a model in evaluation, with the parameters of another one, in other shapes, if there is one.
+fn deep_output(config: &DitConfig, x: &Tensor, of: Option<&ParamStore>) -> (Tensor, ParamStore) {
+    let mut params = store();
+    let model = Dit::new(config, &mut params).unwrap();
+    perturb(&params, 3);
+    for (own, other) in params.trainable().zip(of.iter().flat_map(|of| of.trainable())) {
+        own.tensor.detach().copy_(&other.tensor.reshape(&own.shape));
+    }
+    (model.forward(x, &Tensor::zeros([1], DOUBLE), None, Mode::Eval).unwrap(), params)
+}
+
+/// Windows of one level are those of two dims, and windows of all tokens are attention to all.
+#[test]
+fn windows_of_three_dims_at_their_limits() {
+    let small = |input: &[usize], backend, kernel: Option<&[usize]>| DitConfig {
+        input_size: PerDim::Each(input.to_vec()),
+        patch_size: PerDim::All(1),
+        depth: 2,
+        attention_backend: backend,
+        attn_kwargs: DitAttention {
+            attn_kernel: kernel.map(|kernel| PerDim::Each(kernel.to_vec())),
+            ..DitAttention::default()
+        },
+        ..dit()
+    };
+    let x = random(1, &[1, 2, 1, 6, 7]);
+    let flat = small(&[6, 7], AttentionBackend::Natten2d, Some(&[3, 5]));
+    let (flat, params) = deep_output(&flat, &x.squeeze_dim(2), None);
+    let deep = small(&[1, 6, 7], AttentionBackend::Natten3d, Some(&[1, 3, 5]));
+    let (deep, _) = deep_output(&deep, &x, Some(&params));
+    assert!((deep.squeeze_dim(2) - flat).abs().max().double_value(&[]) < 1e-12);
+    let x = random(1, &[1, 2, 3, 5, 7]);
+    let (all, params) = deep_output(&small(&[3, 5, 7], AttentionBackend::Timm, None), &x, None);
+    let windows = small(&[3, 5, 7], AttentionBackend::Natten3d, Some(&[3, 5, 7]));
+    let (windows, _) = deep_output(&windows, &x, Some(&params));
+    assert!((windows - all).abs().max().double_value(&[]) < 1e-12);
+}
+
+/// A token sees the 3 × 3 × 5 tokens around it, moved inside at the borders, and no others.
+#[test]
+fn windows_of_three_dims_see_their_neighbours() {
+    let (grid, kernel) = ([4i64, 5, 6], [3i64, 3, 5]);
+    let config = DitConfig {
+        input_size: PerDim::Each(grid.map(|extent| extent as usize).to_vec()),
+        patch_size: PerDim::All(1),
+        depth: 1,
+        attention_backend: AttentionBackend::Natten3d,
+        attn_kwargs: DitAttention {
+            attn_kernel: Some(PerDim::Each(kernel.map(|extent| extent as usize).to_vec())),
+            ..DitAttention::default()
+        },
+        ..dit()
+    };
+    let x = random(1, &[1, 2, 4, 5, 6]);
+    let before = deep_output(&config, &x, None).0;
+    for changed_at in [[0, 0, 0], [2, 3, 1], [3, 4, 5]] {
+        let changed = x.copy();
+        let point =
+            (0..3).fold(changed.shallow_clone(), |x, dim| x.narrow(2 + dim as i64, changed_at[dim], 1));
+        let _ = point.shallow_clone().f_add_scalar_(1.0).unwrap();
+        let moved = (deep_output(&config, &changed, None).0 - &before).abs().gt(1e-9);
+        let sees = |dim: usize, at: i64| {
+            let start = (at - kernel[dim] / 2).clamp(0, grid[dim] - kernel[dim]);
+            (start..start + kernel[dim]).contains(&changed_at[dim])
+        };
+        for place in 0..grid.iter().product() {
+            let at = [place / 30, place / 6 % 5, place % 6];
+            let got = moved.int64_value(&[0, 0, at[0], at[1], at[2]]) == 1;
+            assert_eq!(got, (0..3).all(|dim| sees(dim, at[dim])), "{at:?} of {changed_at:?}");
+        }
+    }
+}
+
 #[rstest]
 fn dit_drops_the_same_on_every_mesh(#[values(false, true)] recompute: bool) {
     let twin = dit_twin(&dropping(recompute));
@@ -220,7 +332,7 @@ fn a_time_that_is_not_there_is_zero() {
 /// Windows see no farther than they reach, and at borders are moved inside.
 #[test]
 fn windows_see_their_neighbours() {
-    let attn_kwargs = DitAttention { attn_kernel: Some(3), ..DitAttention::default() };
+    let attn_kwargs = DitAttention { attn_kernel: Some(PerDim::All(3)), ..DitAttention::default() };
     let config = DitConfig {
         input_size: PerDim::All(7),
         patch_size: PerDim::All(1),
@@ -293,6 +405,31 @@ fn attention_gathers_nothing(#[values(2, 3, 4)] ranks: i64, #[values(2, 3)] dim:
     });
 }
 
+/// Windows of three dims need the halo of their shard only, whatever dims are split.
+#[rstest]
+fn windows_of_three_dims_receive_borders(#[values(2, 3, 4)] dim: usize) {
+    threads::run(3, Duration::from_secs(60), move |group| {
+        let config = DitConfig {
+            input_size: PerDim::Each(vec![9; 3]),
+            patch_size: PerDim::All(1),
+            depth: 1,
+            attention_backend: AttentionBackend::Natten3d,
+            ..dit()
+        };
+        let mesh = DeviceMesh::new(&group, &[3], &["domain"]).unwrap();
+        let model = Dit::new(&config, &mut MeshParams::new(&mut store(), &mesh)).unwrap();
+        let x =
+            ShardTensor::distribute(&random(1, &[1, 2, 9, 9, 9]), &mesh, &[Placement::Shard(dim)]).unwrap();
+        let t = ShardTensor::distribute(&random(2, &[1]), &mesh, &[Placement::Replicate]).unwrap();
+        let _guard = forbid_hidden_communication();
+        let trace = CommTrace::start(&group);
+        let _ = model.forward(&x, &t, None, Mode::Eval).unwrap();
+        // Two planes of 9 x 9 tokens, of 8 numbers of 8 bytes, of keys and of values; and the numbers of the planes.
+        let planes = 2 * 2 * 81 * 8 * 8;
+        assert!(trace.received() <= planes + 2000, "{} of {planes}: {}", trace.received(), trace.record());
+    });
+}
+
 /// A window needs one row of keys and values from each neighbour.
 #[test]
 fn windows_receive_borders() {
@@ -320,6 +457,9 @@ fn windows_receive_borders() {
 #[case(json!({ "attention_backend": "transformer_engine" }), "expected \"timm\", which computes the same attention")]
 #[case(json!({ "attn_kwargs": { "attn_kernel": 3 } }), "the attention_backend \"timm\" has no attn_kernel in attn_kwargs")]
 #[case(json!({ "attention_backend": "natten2d", "attn_kwargs": { "attn_kernel": 5 } }), "attn_kernel of attn_kwargs is 5, expected an odd number of at most 4")]
+#[case(json!({ "attention_backend": "natten3d" }), "the attention_backend \"natten3d\" is for 3 dims, but input_size has 2 numbers")]
+#[case(json!({ "attention_backend": "natten2d", "attn_kwargs": { "attn_kernel": [3, 3, 3] } }), "attn_kernel of attn_kwargs has 3 numbers, expected 2")]
+#[case(json!({ "input_size": [4, 12, 12] }), "patch_size has 2 numbers, expected 3: depth, height and width")]
 #[case(json!({ "attention_backend": "natten2d", "attn_kwargs": { "is_causal": true } }), "has no is_causal in attn_kwargs")]
 #[case(json!({ "attention_backend": "natten2d_rope", "num_heads": 4 }), "a head has 2 features, expected a multiple of 4")]
 #[case(json!({ "conditioning_embedder": "edm" }), "emb_channels of conditioning_embedder_kwargs is not given")]

@@ -55,8 +55,9 @@ impl<A: Array> Embedding<A> {
 /// Cuts fields into patches and maps each to a vector (`timm.layers.PatchEmbed`): a convolution whose stride is its kernel,
 /// computed as one matrix product.
 ///
-/// Shapes: input `[batch, in_chans, height, width]`, output `[batch, tokens, embed_dim]`, tokens in row-major order. State
-/// dict: `proj.weight` `[embed_dim, in_chans, patch height, patch width]` and `proj.bias` `[embed_dim]`, as of a `Conv2d`.
+/// Shapes: input `[batch, in_chans, extents…]`, output `[batch, tokens, embed_dim]`, tokens in row-major order. State dict:
+/// `proj.weight` `[embed_dim, in_chans, patch extents…]` and `proj.bias` `[embed_dim]`, as of a convolution. The patch has an extent
+/// for each dim of the fields.
 ///
 /// ```
 /// use isobar_array::Generator;
@@ -71,7 +72,7 @@ impl<A: Array> Embedding<A> {
 /// ```
 #[derive(Debug)]
 pub struct PatchEmbed<A> {
-    patch: [i64; 2],
+    patch: Vec<i64>,
     inputs: i64,
     weight: A,
     bias: A,
@@ -86,12 +87,13 @@ impl<A: Array> PatchEmbed<A> {
     ///
     /// A size below 1, or a parameter that `params` refuses.
     pub fn new(
-        patch_size: [i64; 2],
+        patch_size: impl Into<Vec<i64>>,
         in_chans: i64,
         embed_dim: i64,
         params: &mut impl Params<Array = A>,
     ) -> Result<Self> {
-        let area = patch_size[0].saturating_mul(patch_size[1]);
+        let patch_size = patch_size.into();
+        let area = patch_size.iter().fold(1i64, |area, &extent| area.saturating_mul(extent));
         let fan = || Init::FanIn(in_chans.saturating_mul(area));
         Self::with_init(patch_size, [in_chans, embed_dim], [fan(), fan()], params)
     }
@@ -102,58 +104,65 @@ impl<A: Array> PatchEmbed<A> {
     ///
     /// As [`new`](Self::new).
     pub fn with_init(
-        patch_size: [i64; 2],
+        patch_size: impl Into<Vec<i64>>,
         [in_chans, embed_dim]: [i64; 2],
         [weight, bias]: [Init<A>; 2],
         params: &mut impl Params<Array = A>,
     ) -> Result<Self> {
         let inputs = extent(Self::OP, "in_chans", in_chans)?;
         let width = extent(Self::OP, "embed_dim", embed_dim)?;
-        let [height, columns] = patch_size;
-        extent(Self::OP, "patch height", height)?;
-        extent(Self::OP, "patch width", columns)?;
+        let patch = patch_size.into();
+        for &side in &patch {
+            extent(Self::OP, "an extent of the patch", side)?;
+        }
         let params = &mut params.scope("proj");
-        let shape = [width, inputs, height, columns];
+        let shape = [&[width, inputs], &patch[..]].concat();
         let weight = params.param("weight", &shape, weight, Placement::Replicate)?;
         let bias = params.param("bias", &[width], bias, Placement::Replicate)?;
-        Ok(Self { patch: patch_size, inputs, weight, bias })
+        Ok(Self { patch, inputs, weight, bias })
     }
 
-    /// Computes `[batch, tokens, embed_dim]` from `x` `[batch, in_chans, height, width]`.
+    /// Computes `[batch, tokens, embed_dim]` from `x` `[batch, in_chans, extents…]`.
     ///
     /// # Errors
     ///
     /// Another number of channels, extents that are not divisible by the patch, or an exchange that fails.
     pub fn forward(&self, x: &A) -> Result<A> {
-        let tokens = self.forward_grid(x)?.permute(&[2, 0, 1, 3])?;
-        let [batch, h, w, features] = tokens.shape()[..] else { return Ok(tokens) };
-        Ok(tokens.reshape(&[batch, h * w, features])?)
+        let (tokens, dims) = (self.forward_grid(x)?, self.patch.len() as i64);
+        let order: Vec<i64> = [dims].into_iter().chain(0..dims).chain([dims + 1]).collect();
+        let tokens = tokens.permute(&order)?;
+        let shape = tokens.shape();
+        let count = shape[1..=dims as usize].iter().product();
+        Ok(tokens.reshape(&[shape[0], count, shape[dims as usize + 1]])?)
     }
 
-    /// Computes `[h, w, batch, embed_dim]`, the tokens on their grid: the order in which transforms over the grid and products
+    /// Computes `[grid…, batch, embed_dim]`, the tokens on their grid: the order in which transforms over the grid and products
     /// over features are plain matrix products.
     ///
     /// # Errors
     ///
     /// As [`forward`](Self::forward).
     pub fn forward_grid(&self, x: &A) -> Result<A> {
-        let [p0, p1] = self.patch;
-        let &[batch, channels, height, width] = &x.shape()[..] else { return self.misfit(x) };
-        if channels != self.inputs {
-            return self.misfit(x);
+        let (shape, dims) = (x.shape(), self.patch.len());
+        if shape.len() != dims + 2 || shape[1] != self.inputs {
+            let channels = self.inputs;
+            let want = format!("[batch, {channels}, extents…] with {dims} dims");
+            return refuse(Self::OP, format!("input of shape {shape:?}, expected {want}"));
         }
-        divisible(Self::OP, ("height", height), ("that of the patch", p0))?;
-        divisible(Self::OP, ("width", width), ("that of the patch", p1))?;
-        let (h, w, size) = (height / p0, width / p1, channels * p0 * p1);
-        let patches = x.reshape(&[batch, channels, h, p0, w, p1])?.permute(&[2, 4, 0, 1, 3, 5])?;
-        let patches = patches.reshape(&[h, w, batch, size])?;
+        let (mut split, mut grid) = (shape[..2].to_vec(), Vec::new());
+        for (dim, (&extent, &patch)) in shape[2..].iter().zip(&self.patch).enumerate() {
+            divisible(Self::OP, (&format!("extent {dim}"), extent), ("that of the patch", patch))?;
+            split.extend([extent / patch, patch]);
+            grid.push(extent / patch);
+        }
+        let (of_grid, of_patch) =
+            (0..dims as i64).map(|dim| (2 + 2 * dim, 3 + 2 * dim)).unzip::<_, _, Vec<_>, Vec<_>>();
+        let order = [&of_grid[..], &[0, 1], &of_patch].concat();
+        let size = self.patch.iter().product::<i64>() * self.inputs;
+        grid.extend([shape[0], size]);
+        let patches = x.reshape(&split)?.permute(&order)?.reshape(&grid)?;
         let weight = self.weight.reshape(&[self.weight.extent(0)?, size])?;
         Ok(patches.linear(&weight, Some(&self.bias))?)
-    }
-
-    fn misfit<T>(&self, x: &A) -> Result<T> {
-        let (shape, channels) = (x.shape(), self.inputs);
-        refuse(Self::OP, format!("input of shape {shape:?}, expected [batch, {channels}, height, width]"))
     }
 }
 

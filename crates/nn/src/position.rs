@@ -65,20 +65,19 @@ impl<A: Array> PositionEmbedding<A> {
         Ok(x.add(&self.weight)?)
     }
 
-    /// Adds the vectors to tokens on their grid, `[h, w, batch, features]`.
+    /// Adds the vectors to tokens on their grid, `[grid…, batch, features]`.
     ///
     /// # Errors
     ///
     /// As [`forward`](Self::forward).
     pub fn forward_grid(&self, x: &A) -> Result<A> {
-        let &[h, w, _, features] = &x.shape()[..] else {
-            let shape = x.shape();
-            return refuse(
-                "PositionEmbedding",
-                format!("input of shape {shape:?}, expected [h, w, batch, features]"),
-            );
+        let mut shape = x.shape();
+        let Some(batch_dim) = shape.len().checked_sub(2).filter(|&dims| dims > 0) else {
+            let reason = format!("input of shape {shape:?}, expected [grid…, batch, features]");
+            return refuse("PositionEmbedding", reason);
         };
-        Ok(x.add(&self.weight.reshape(&[h, w, 1, features])?)?)
+        shape[batch_dim] = 1;
+        Ok(x.add(&self.weight.reshape(&shape)?)?)
     }
 }
 

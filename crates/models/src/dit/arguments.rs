@@ -43,7 +43,7 @@ pub(super) fn check_rates(config: &DitConfig) -> Result<()> {
 }
 
 /// Checks the arguments of the attention on a grid of tokens.
-pub(super) fn attention(config: &DitConfig, grid: [i64; 2]) -> Result<TokenAttentionConfig> {
+pub(super) fn attention(config: &DitConfig, grid: &[i64]) -> Result<TokenAttentionConfig> {
     let check = Checker(MODEL);
     let width = check.extent("hidden_size", config.hidden_size)?;
     let heads = check.extent("num_heads", config.num_heads)?;
@@ -70,11 +70,7 @@ pub(super) fn attention(config: &DitConfig, grid: [i64; 2]) -> Result<TokenAtten
         let qk_norm = kwargs.qk_norm_type.map(|norm| (norm, affine, norm.eps()));
         return Ok(TokenAttentionConfig { qk_norm, ..common });
     }
-    let kernel = check.extent("attn_kernel of attn_kwargs", kwargs.attn_kernel.unwrap_or(3))?;
-    let most = grid[0].min(grid[1]);
-    check.ensure(kernel % 2 == 1 && kernel <= most, || {
-        format!("attn_kernel of attn_kwargs is {kernel}, expected an odd number of at most {most}, the tokens of the shorter side")
-    })?;
+    let kernel = kernel(config, grid)?;
     let rotary = match config.attention_backend {
         AttentionBackend::Natten2dRope => {
             let base = kwargs.rope_theta.unwrap_or(10_000.0);
@@ -89,6 +85,30 @@ pub(super) fn attention(config: &DitConfig, grid: [i64; 2]) -> Result<TokenAtten
         rotary,
         ..common
     })
+}
+
+/// Extents of the windows of attention on a grid of tokens, the last ones of three.
+fn kernel(config: &DitConfig, grid: &[i64]) -> Result<[i64; 3]> {
+    const NAME: &str = "attn_kernel of attn_kwargs";
+    let (check, dims) = (Checker(MODEL), grid.len());
+    let (backend, own) = match config.attention_backend {
+        AttentionBackend::Natten3d => ("natten3d", 3),
+        _ => ("natten2d", 2),
+    };
+    check.ensure(dims == own, || {
+        format!("the attention_backend \"{backend}\" is for {own} dims, but input_size has {dims} numbers")
+    })?;
+    let list =
+        config.attn_kwargs.attn_kernel.as_ref().map_or_else(|| vec![3; dims], |given| given.list(dims));
+    check.ensure(list.len() == dims, || format!("{NAME} has {} numbers, expected {dims}", list.len()))?;
+    let mut kernel = [1; 3];
+    for ((own, &given), &tokens) in kernel[3 - dims..].iter_mut().zip(&list).zip(grid) {
+        *own = check.extent(NAME, given)?;
+        check.ensure(*own % 2 == 1 && *own <= tokens, || {
+            format!("{NAME} is {own}, expected an odd number of at most {tokens}, the tokens of a side")
+        })?;
+    }
+    Ok(kernel)
 }
 
 /// Refuses arguments of another attention.
@@ -110,6 +130,7 @@ fn check_attn_kwargs(config: &DitConfig) -> Result<()> {
             ("timm", [&of_windows[..], &of_rotary].concat())
         }
         AttentionBackend::Natten2d => ("natten2d", [&of_timm[..], &of_rotary].concat()),
+        AttentionBackend::Natten3d => ("natten3d", [&of_timm[..], &of_rotary].concat()),
         AttentionBackend::Natten2dRope => ("natten2d_rope", of_timm.to_vec()),
     };
     let given: Vec<&str> = foreign.iter().filter(|(_, given)| *given).map(|(name, _)| *name).collect();
@@ -129,8 +150,8 @@ pub(super) fn block(config: &DitConfig, attention: TokenAttentionConfig) -> Resu
     Ok(BlockConfig {
         attention,
         attention_scope: match config.attention_backend {
-            AttentionBackend::Natten2d | AttentionBackend::Natten2dRope => "attention",
-            _ => "attention.attn_op",
+            AttentionBackend::Timm | AttentionBackend::TransformerEngine => "attention.attn_op",
+            _ => "attention",
         },
         hidden: hidden_width(&check, attention.width, config.mlp_ratio)?,
         conditioned: true,

@@ -6,7 +6,7 @@ use isobar_shard::{Params, Scope};
 
 use super::modulation::{Modulation, modulated};
 use crate::error::Result;
-use crate::layers::{BATCH_DIM, Start, TokenAttention, TokenAttentionConfig};
+use crate::layers::{Start, TokenAttention, TokenAttentionConfig, batch_dim};
 
 /// Configuration of a block.
 #[derive(Debug, Clone, Copy)]
@@ -57,7 +57,7 @@ impl<A: Array> Block<A> {
         })
     }
 
-    /// For tokens `[h, w, batch, features]`, vectors `[batch, features]`, and the angles of a rotary embedding.
+    /// For tokens `[grid…, batch, features]`, vectors `[batch, features]`, and the angles of a rotary embedding.
     pub(super) fn forward(&self, x: &A, c: Option<&A>, angles: Option<&A>, mode: Mode<'_>) -> Result<A> {
         let vectors = self.modulation.vectors(c)?;
         let [shift_a, scale_a, gate_a, shift_m, scale_m, gate_m] = &vectors[..] else {
@@ -71,16 +71,16 @@ impl<A: Array> Block<A> {
 
     /// x + gate · branch, without the branch of samples that are dropped.
     fn gated(&self, x: &A, gate: &A, branch: &A, mode: Mode<'_>) -> Result<A> {
-        Ok(x.add(&mode.drop_path(&branch.mul(gate)?, self.drop_path, BATCH_DIM)?)?)
+        Ok(x.add(&mode.drop_path(&branch.mul(gate)?, self.drop_path, batch_dim(x))?)?)
     }
 
     fn mlp(&self, x: &A, mode: Mode<'_>) -> Result<A> {
         let [first, second] = &self.layers;
         let hidden = first.forward(x)?.unary(Unary::GeluTanh)?;
-        let hidden = self.dropout.forward_parts(&hidden, mode, BATCH_DIM, &[])?;
+        let hidden = self.dropout.forward_parts(&hidden, mode, batch_dim(x), &[])?;
         let y = second.forward(&hidden)?;
         match self.final_dropout {
-            true => Ok(self.dropout.forward_parts(&y, mode, BATCH_DIM, &[])?),
+            true => Ok(self.dropout.forward_parts(&y, mode, batch_dim(x), &[])?),
             false => Ok(y),
         }
     }

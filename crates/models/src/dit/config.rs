@@ -23,11 +23,11 @@ use crate::traffic::{Split, Traffic};
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct DitConfig {
-    /// Height and width of the fields, one number for a square.
+    /// Height and width of the fields, or depth, height and width; one number for a square.
     pub input_size: PerDim,
     /// Channels of the input.
     pub in_channels: usize,
-    /// Height and width of the patches that become tokens, one number for a square; they divide `input_size`.
+    /// Extents of the patches that become tokens, or one for all dims; they divide `input_size`.
     #[serde(default = "patch_size")]
     pub patch_size: PerDim,
     /// Network that turns fields into tokens.

@@ -1,7 +1,7 @@
 //! From tokens to fields.
 
 use isobar_array::{Array, Conv, Padding};
-use isobar_nn::{Conv2d, LayerNorm, Linear};
+use isobar_nn::{ConvNd, LayerNorm, Linear};
 use isobar_shard::{Init, Params, Placement};
 
 use super::kwargs::DetokenizerKind;
@@ -15,7 +15,7 @@ const EPS: f64 = 1e-6;
 /// The network `detokenizer`.
 #[derive(Debug)]
 pub(super) struct Detokenizer<A> {
-    patch: [i64; 2],
+    patch: Vec<i64>,
     modulation: Modulation<A>,
     norm: LayerNorm<A>,
     projection: Linear<A>,
@@ -24,7 +24,7 @@ pub(super) struct Detokenizer<A> {
 
 #[derive(Debug)]
 enum ConvLayer<A> {
-    Plain(Conv2d<A>),
+    Plain(ConvNd<A>),
     /// Weight and bias, both 0 at first.
     Last([A; 2], Conv),
 }
@@ -39,11 +39,11 @@ impl<A: Array> ConvLayer<A> {
 }
 
 /// Sizes of tokens and fields.
-#[derive(Debug, Clone, Copy)]
+#[derive(Debug, Clone)]
 pub(super) struct Sizes {
     pub(super) width: i64,
     pub(super) outputs: i64,
-    pub(super) patch: [i64; 2],
+    pub(super) patch: Vec<i64>,
 }
 
 impl<A: Array> Detokenizer<A> {
@@ -58,25 +58,25 @@ impl<A: Array> Detokenizer<A> {
         let name = if with_convs { "proj.proj_layer" } else { "proj_layer" };
         let layer = &mut params.scope(name);
         let last = if config.dit_initialization { Start::Zero } else { start };
-        let features = outputs.saturating_mul(patch[0]).saturating_mul(patch[1]);
+        let features = patch.iter().fold(outputs, |all, &extent| all.saturating_mul(extent));
         let scope = &mut layer.scope("output_projection");
         let projection = Linear::with_options(width, features, last.options(), scope)?;
         let modulation = Modulation::new((width, 2), conditioned, last, layer)?;
         Ok(Self {
+            convs: if with_convs { convs(config, outputs, patch.len(), params)? } else { Vec::new() },
             patch,
             modulation,
             norm: LayerNorm::without_affine(&[width], EPS)?,
             projection,
-            convs: if with_convs { convs(config, outputs, params)? } else { Vec::new() },
         })
     }
 
-    /// The fields `[batch, channels, height, width]` of tokens `[h, w, batch, features]`.
+    /// The fields `[batch, channels, extents…]` of tokens `[grid…, batch, features]`.
     pub(super) fn forward(&self, x: &A, c: Option<&A>) -> Result<A> {
         let vectors = self.modulation.vectors(c)?;
         let [shift, scale] = &vectors[..] else { return Ok(x.shallow_clone()) };
         let patches = self.projection.forward(&modulated(&self.norm, x, [shift, scale])?)?;
-        let fields = unpatched(&patches, self.patch)?;
+        let fields = unpatched(&patches, &self.patch)?;
         let Some((first, others)) = self.convs.split_first() else { return Ok(fields) };
         let mut y = first.forward(&fields)?;
         for conv in others {
@@ -90,6 +90,7 @@ impl<A: Array> Detokenizer<A> {
 fn convs<A: Array>(
     config: &DitConfig,
     outputs: i64,
+    dims: usize,
     params: &mut impl Params<Array = A>,
 ) -> Result<Vec<ConvLayer<A>>> {
     let check = Checker(MODEL);
@@ -107,13 +108,23 @@ fn convs<A: Array>(
         let inputs = if index == 0 { outputs } else { hidden };
         let params = &mut params.scope(&format!("conv_head.{}", 2 * index));
         if index + 1 < layers {
-            return Ok(ConvLayer::Plain(Conv2d::new(inputs, hidden, [kernel; 2], conv.clone(), params)?));
+            return Ok(ConvLayer::Plain(ConvNd::new(
+                [inputs, hidden],
+                &vec![kernel; dims],
+                conv.clone(),
+                params,
+            )?));
         }
         if !config.dit_initialization {
-            return Ok(ConvLayer::Plain(Conv2d::new(inputs, outputs, [kernel; 2], conv.clone(), params)?));
+            return Ok(ConvLayer::Plain(ConvNd::new(
+                [inputs, outputs],
+                &vec![kernel; dims],
+                conv.clone(),
+                params,
+            )?));
         }
         let zero = || Init::Constant(0.0);
-        let shape = [outputs, inputs, kernel, kernel];
+        let shape = [&[outputs, inputs], &vec![kernel; dims][..]].concat();
         let weight = params.param("weight", &shape, zero(), Placement::Replicate)?;
         let bias = params.param("bias", &[outputs], zero(), Placement::Replicate)?;
         Ok(ConvLayer::Last([weight, bias], conv.clone()))

@@ -3,7 +3,7 @@
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
-use crate::layers::QkNorm;
+use crate::layers::{PerDim, QkNorm};
 
 /// Attention of DiT.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
@@ -18,6 +18,8 @@ pub enum AttentionBackend {
     Natten2d,
     /// Attention in the windows of `natten2d`, with rotary instead of trained positions.
     Natten2dRope,
+    /// Windows of `natten2d` on fields of three dims.
+    Natten3d,
 }
 
 /// Implementation of layer norms; the numbers are the same.
@@ -173,12 +175,12 @@ pub struct DitAttention {
     pub qk_norm_affine: Option<bool>,
     /// Of `timm`: a token attends only to itself and those before it in row-major order. Off where not given.
     pub is_causal: Option<bool>,
-    /// Of `natten2d` and `natten2d_rope`: rows and columns of the window, an odd number; 3 where not given.
-    pub attn_kernel: Option<usize>,
-    /// For `natten2d` and `natten2d_rope`: adds a bias to the projection to queries, keys and values; on where not
+    /// Of attention in windows: tokens of the window along each dim, odd numbers; 3 where not given.
+    pub attn_kernel: Option<PerDim>,
+    /// For attention in windows: adds a bias to the projection to queries, keys and values; on where not
     /// given.
     pub qkv_bias: Option<bool>,
-    /// Of `natten2d` and `natten2d_rope`: layer norm of queries and keys, without parameters. Off where not given.
+    /// Of attention in windows: layer norm of queries and keys, without parameters. Off where not given.
     pub qk_norm: Option<bool>,
     /// Of `natten2d_rope`: base of the frequencies; 10000 where not given.
     pub rope_theta: Option<f64>,

@@ -38,11 +38,12 @@ use crate::model::Model;
 ///
 /// A fresh model gives exactly 0, as all modulations and the last layer start with 0.
 ///
-/// Attention is global (`timm`), or in windows of `attn_kernel` × `attn_kernel` tokens (`natten2d`, `natten2d_rope`),
-/// which are moved into the grid at the borders. On sharded fields, global attention is ring attention or an
+/// Attention is global (`timm`), or in windows of `attn_kernel` tokens along each dim (`natten2d`, `natten2d_rope`, and `natten3d`
+/// on fields of three dims), which are moved into the grid at the borders. On sharded fields, global attention is ring attention or an
 /// all-to-all from tokens to heads, whichever moves fewer bytes; windows receive their halo only.
 ///
-/// Inputs: `fields` `[batch, in_channels, height, width]`; `time` `[batch]` or `[batch, 1]`, 0 where the batch has none;
+/// Inputs: `fields` `[batch, in_channels, height, width]`, or `[batch, in_channels, depth, height, width]` where `input_size` has
+/// three extents (PhysicsNeMo's has two); `time` `[batch]` or `[batch, 1]`, 0 where the batch has none;
 /// `conditions` `[batch, condition_dim]`, optional.
 ///
 /// State dict, of PhysicsNeMo: `tokenizer.x_embedder.proj.{weight,bias}`, `tokenizer.pos_embed`; `conditioning_embedder.` with
@@ -69,7 +70,7 @@ use crate::model::Model;
 /// ```
 #[derive(Debug)]
 pub struct Dit<A = Tensor> {
-    fields: [i64; 2],
+    fields: Vec<i64>,
     inputs: i64,
     rotary: Option<AxialRotaryEmbedding>,
     patch_embed: PatchEmbed<A>,
@@ -90,11 +91,11 @@ impl<A: Array> Dit<A> {
         let check = Checker(MODEL);
         arguments::check(config)?;
         let [fields, patch] =
-            patch_grid(&check, ("input_size", &config.input_size), ("patch_size", &config.patch_size))?;
-        let grid = [fields[0] / patch[0], fields[1] / patch[1]];
+            patch_grid(&check, 3, ("input_size", &config.input_size), ("patch_size", &config.patch_size))?;
+        let grid: Vec<i64> = fields.iter().zip(&patch).map(|(extent, patch)| extent / patch).collect();
         let inputs = check.extent("in_channels", config.in_channels)?;
         let outputs = check.extent("out_channels", config.outputs())?;
-        let attention = arguments::attention(config, grid)?;
+        let attention = arguments::attention(config, &grid)?;
         let (width, start) = (attention.width, attention.start);
         let block = arguments::block(config, attention)?;
 
@@ -105,12 +106,12 @@ impl<A: Array> Dit<A> {
         };
         let pos_embed = match config.has_positions() {
             true => {
-                let shape = [grid[0] * grid[1], width];
+                let shape = [grid.iter().product(), width];
                 Some(PositionEmbedding::with_init("pos_embed", shape, positions, tokenizer)?)
             }
             false => None,
         };
-        let fan = inputs.saturating_mul(patch[0]).saturating_mul(patch[1]);
+        let fan = patch.iter().fold(inputs, |all, &extent| all.saturating_mul(extent));
         let inits = match config.dit_initialization {
             true => {
                 // Xavier-uniform, of the kernel as a matrix.
@@ -120,7 +121,7 @@ impl<A: Array> Dit<A> {
             false => [Init::FanIn(fan), Init::FanIn(fan)],
         };
         let patch_embed =
-            PatchEmbed::with_init(patch, [inputs, width], inits, &mut tokenizer.scope("x_embedder"))?;
+            PatchEmbed::with_init(patch.clone(), [inputs, width], inits, &mut tokenizer.scope("x_embedder"))?;
         let conditioning = Conditioning::new(config, width, start, params)?;
         let conditioned = conditioning.is_conditioned();
         let sizes = Sizes { width, outputs, patch };
@@ -138,20 +139,21 @@ impl<A: Array> Dit<A> {
         Ok(Self { fields, inputs, rotary, patch_embed, pos_embed, conditioning, blocks, detokenizer })
     }
 
-    /// Computes `[batch, out_channels, height, width]` from `x` `[batch, in_channels, height, width]`, times `t` `[batch]` and
+    /// Computes `[batch, out_channels, extents…]` from `x` `[batch, in_channels, extents…]`, times `t` `[batch]` and
     /// conditions `[batch, condition_dim]`.
     ///
     /// # Errors
     ///
     /// An input of another shape; conditions without `condition_dim`; or an operator fails.
     pub fn forward(&self, x: &A, t: &A, condition: Option<&A>, mode: Mode<'_>) -> Result<A> {
-        let ([height, width], inputs, shape) = (self.fields, self.inputs, x.shape());
-        if shape.len() != 4 || shape[1..] != [inputs, height, width] {
-            let want = format!("[batch, {inputs}, {height}, {width}]");
+        let (shape, dims) = (x.shape(), self.fields.len());
+        if shape.len() != dims + 2 || shape[1] != self.inputs || shape[2..] != self.fields {
+            let extents: Vec<String> = self.fields.iter().map(i64::to_string).collect();
+            let want = format!("[batch, {}, {}]", self.inputs, extents.join(", "));
             return Err(Error::Input { model: MODEL, got: shape, want });
         }
         let c = self.conditioning.forward(shape[0], t, condition, mode)?;
-        // Tokens are [h, w, batch, features]: what belongs to a sample broadcasts, and products over features are plain ones.
+        // Tokens are [grid…, batch, features]: what belongs to a sample broadcasts, and products over features are plain ones.
         let mut tokens = self.patch_embed.forward_grid(x)?;
         if let Some(positions) = &self.pos_embed {
             tokens = positions.forward_grid(&tokens)?;

@@ -6,5 +6,6 @@ use crate::sharding::Sharding;
 
 pub(super) fn declare(config: &DitConfig) -> Sharding {
     let name = config.has_positions().then_some("tokenizer.pos_embed");
-    split_positions(name, &config.input_size.list(2), &config.patch_size.list(2))
+    let extents = config.input_size.list(2);
+    split_positions(name, &extents, &config.patch_size.list(extents.len()))
 }

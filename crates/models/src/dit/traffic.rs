@@ -6,9 +6,9 @@ use crate::traffic::{Split, Traffic, attention};
 /// Each block attends to all tokens or to a window of them; see [`attention`]. The modulation of a block is 6 vectors a sample,
 /// brought to where the samples are; convolutions of the head receive halos.
 pub(super) fn of(config: &DitConfig, split: &Split) -> Option<Traffic> {
-    let grid = split.grid(2);
-    let patch = config.patch_size.list(2);
     let fields = config.input_size.list(2);
+    let grid = split.grid(fields.len());
+    let patch = config.patch_size.list(fields.len());
     let extents: Vec<i64> = fields.iter().zip(&patch).map(|(&n, &p)| (n / p.max(1)) as i64).collect();
     let tokens = grid.on(&extents);
     let width = config.hidden_size as i64;
@@ -23,10 +23,11 @@ pub(super) fn of(config: &DitConfig, split: &Split) -> Option<Traffic> {
     Some(split.aligned().and(depth * (block + modulation) + head + ends))
 }
 
-/// Rows of the windows of an attention within windows.
+/// Tokens of the windows of an attention within windows, along the dim where they have most.
 fn kernel(config: &DitConfig) -> Option<i64> {
+    let given = config.attn_kwargs.attn_kernel.as_ref();
     match config.attention_backend {
         AttentionBackend::Timm | AttentionBackend::TransformerEngine => None,
-        _ => Some(config.attn_kwargs.attn_kernel.unwrap_or(3) as i64),
+        _ => Some(given.and_then(|kernel| kernel.list(1).into_iter().max()).unwrap_or(3) as i64),
     }
 }

@@ -7,6 +7,7 @@ mod patches;
 mod per_dim;
 mod recompute;
 mod token_attention;
+mod window_attention;
 
 pub(crate) use constant::{constant, zeros};
 pub(crate) use patches::{patch_grid, split_positions, unpatched};
@@ -14,5 +15,5 @@ pub use per_dim::PerDim;
 pub(crate) use recompute::Recompute;
 pub use token_attention::QkNorm;
 pub(crate) use token_attention::{
-    BATCH_DIM, Reach, Start, TokenAttention, TokenAttentionConfig, axial_rotary, hidden_width,
+    Reach, Start, TokenAttention, TokenAttentionConfig, axial_rotary, batch_dim, hidden_width,
 };

@@ -7,37 +7,50 @@ use crate::error::{Checker, Result};
 use crate::layers::PerDim;
 use crate::sharding::Sharding;
 
-/// Checked extents of fields and patches, each with the name of its argument: the fields', the patches'.
+/// Names of dims; those of a grid are the last ones.
+const SIDES: [&str; 3] = ["depth", "height", "width"];
+
+/// Checked extents of fields of two to `most` dims and of patches, each with the name of its argument: the fields', the patches'.
 pub(crate) fn patch_grid(
     check: &Checker,
+    most: usize,
     (fields_name, fields): (&str, &PerDim),
     (patch_name, patch): (&str, &PerDim),
-) -> Result<[[i64; 2]; 2]> {
-    let pair = |name: &str, given: &PerDim| -> Result<[i64; 2]> {
-        let list = given.list(2);
-        check.ensure(list.len() == 2, || {
-            format!("{name} has {} numbers, expected 2: height and width", list.len())
+) -> Result<[Vec<i64>; 2]> {
+    let dims = fields.list(2).len().clamp(2, most);
+    let sides = &SIDES[SIDES.len() - dims..];
+    let read = |name: &str, given: &PerDim| -> Result<Vec<i64>> {
+        let list = given.list(dims);
+        check.ensure(list.len() == dims, || {
+            let all = sides.join(", ").replace(", width", " and width");
+            format!("{name} has {} numbers, expected {dims}: {all}", list.len())
         })?;
-        let extent = |dim: usize, side: &str| check.extent(&format!("{side} of {name}"), list[dim]);
-        Ok([extent(0, "height")?, extent(1, "width")?])
+        list.iter()
+            .zip(sides)
+            .map(|(&extent, side)| check.extent(&format!("{side} of {name}"), extent))
+            .collect()
     };
-    let (fields, patch) = (pair(fields_name, fields)?, pair(patch_name, patch)?);
-    for (dim, side) in ["height", "width"].into_iter().enumerate() {
+    let (fields, patch) = (read(fields_name, fields)?, read(patch_name, patch)?);
+    for ((side, &extent), &patch) in sides.iter().zip(&fields).zip(&patch) {
         check.divisible(
-            (&format!("{side} of {fields_name}"), fields[dim]),
-            (&format!("that of {patch_name}"), patch[dim]),
+            (&format!("{side} of {fields_name}"), extent),
+            (&format!("that of {patch_name}"), patch),
         )?;
     }
     Ok([fields, patch])
 }
 
-/// The fields `[batch, channels, height, width]` of patches `[h, w, batch, p₀ · p₁ · channels]`, channels fastest.
-pub(crate) fn unpatched<A: Array>(patches: &A, [p0, p1]: [i64; 2]) -> Result<A> {
-    let shape = patches.shape();
-    let &[h, w, batch, features] = &shape[..] else { return Ok(patches.shallow_clone()) };
-    let channels = features / (p0 * p1);
-    let patches = patches.reshape(&[h, w, batch, p0, p1, channels])?;
-    Ok(patches.permute(&[2, 5, 0, 3, 1, 4])?.reshape(&[batch, channels, h * p0, w * p1])?)
+/// The fields `[batch, channels, extents…]` of patches `[grid…, batch, patch extents · channels]`, channels fastest.
+pub(crate) fn unpatched<A: Array>(patches: &A, patch: &[i64]) -> Result<A> {
+    let (shape, dims) = (patches.shape(), patch.len());
+    let (grid, batch) = (&shape[..dims], shape[dims]);
+    let channels = shape[dims + 1] / patch.iter().product::<i64>();
+    let patches = patches.reshape(&[grid, &[batch], patch, &[channels]].concat())?;
+    let mut order = vec![dims as i64, 2 * dims as i64 + 1];
+    order.extend((0..dims as i64).flat_map(|dim| [dim, dims as i64 + 1 + dim]));
+    let extents = grid.iter().zip(patch).map(|(tokens, patch)| tokens * patch);
+    let fields: Vec<i64> = [batch, channels].into_iter().chain(extents).collect();
+    Ok(patches.permute(&order)?.reshape(&fields)?)
 }
 
 /// Splits the trained positions of that name as the tokens are: in rows over the axis `domain`.
@@ -45,7 +58,8 @@ pub(crate) fn split_positions(name: Option<&str>, fields: &[usize], patch: &[usi
     let tokens: Vec<usize> =
         fields.iter().zip(patch).map(|(&extent, &patch)| extent / patch.max(1)).collect();
     let sharding = Sharding::new().tokens(&tokens);
-    let (Some(name), Some(&columns)) = (name, tokens.get(1)) else { return sharding };
+    let (Some(name), Some(others)) = (name, tokens.get(1..)) else { return sharding };
     let rows = [("domain", Placement::Shard(1))];
-    sharding.parameters(ParameterLayouts::new().with_blocks(name, &rows, columns.max(1) as i64))
+    let in_row = others.iter().map(|&extent| extent.max(1) as i64).product();
+    sharding.parameters(ParameterLayouts::new().with_blocks(name, &rows, in_row))
 }

@@ -5,12 +5,14 @@ use isobar_nn::{AxialRotaryEmbedding, Dropout, LayerNorm, Linear, LinearOptions,
 use isobar_shard::{Init, Params};
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
-use tch::{Kind, Tensor};
 
-use crate::error::{Checker, Error, Result};
+use super::window_attention::windowed;
+use crate::error::{Checker, Result};
 
-/// The dim of the batch in tokens on their grid, `[h, w, batch, features]`.
-pub(crate) const BATCH_DIM: usize = 2;
+/// The dim of the batch in tokens on their grid, `[grid…, batch, features]`.
+pub(crate) fn batch_dim<A: Array>(tokens: &A) -> usize {
+    tokens.shape().len().saturating_sub(2)
+}
 
 /// Norm of queries and keys over the features of a head.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
@@ -63,8 +65,8 @@ impl Start {
 pub(crate) enum Reach {
     /// All, or, if causal, its own and those before it in row-major order.
     Global { causal: bool },
-    /// The window of so many rows and columns around it, moved into the grid at the borders.
-    Window(i64),
+    /// The window of these extents around it, moved into the grid at the borders. The last ones are those of a grid with fewer dims.
+    Window([i64; 3]),
 }
 
 /// Configuration of [`TokenAttention`].
@@ -136,12 +138,12 @@ impl<A: Array> TokenAttention<A> {
         Ok(Self { config, qkv, norms, proj, proj_drop: Dropout::new(config.proj_drop)? })
     }
 
-    /// For tokens `[h, w, batch, features]`; `angles` are those of the rotary embedding.
+    /// For tokens `[grid…, batch, features]`; `angles` are those of the rotary embedding.
     pub(crate) fn forward(&self, x: &A, angles: Option<&A>, mode: Mode<'_>) -> Result<A> {
         let TokenAttentionConfig { width, heads, .. } = self.config;
-        let shape = x.shape();
-        self.check_part(shape[BATCH_DIM], mode)?;
-        let by_head = [&shape[..3], &[heads, width / heads]].concat();
+        let (shape, batch_dim) = (x.shape(), batch_dim(x));
+        self.check_part(shape[batch_dim], mode)?;
+        let by_head = [&shape[..=batch_dim], &[heads, width / heads]].concat();
         let qkv = self.qkv.forward(x)?;
         let third = |index: i64| qkv.narrow(-1, index * width, width)?.reshape(&by_head);
         let (mut q, mut k, v) = (third(0)?, third(1)?, third(2)?);
@@ -155,52 +157,40 @@ impl<A: Array> TokenAttention<A> {
             Reach::Global { causal } => self.global([&q, &k, &v], causal, mode)?,
             // NATTEN has no dropout inside: PhysicsNeMo's acts on the result.
             Reach::Window(kernel) => {
-                let y = self.windowed([&q, &k, &v], kernel)?;
-                Dropout::new(self.config.attn_drop)?.forward_parts(&y, mode, BATCH_DIM, &[])?
+                let kernel = &kernel[kernel.len() - batch_dim..];
+                let y =
+                    windowed([&q, &k, &v], kernel, |qkv, mask| self.attend(qkv, false, mask, Mode::Eval))?;
+                Dropout::new(self.config.attn_drop)?.forward_parts(&y, mode, batch_dim, &[])?
             }
         };
         let y = self.proj.forward(&mixed.reshape(&shape)?)?;
-        Ok(self.proj_drop.forward_parts(&y, mode, BATCH_DIM, &[])?)
+        Ok(self.proj_drop.forward_parts(&y, mode, batch_dim, &[])?)
     }
 
-    /// Attention of all tokens to all, of `[h, w, batch, heads, features]`.
+    /// Attention of all tokens to all, of `[grid…, batch, heads, features]`.
     fn global(&self, qkv: [&A; 3], causal: bool, mode: Mode<'_>) -> Result<A> {
         let shape = qkv[0].shape();
-        let &[h, w, batch, heads, features] = &shape[..] else { return self.misfit(shape) };
-        // The order of the tokens is free, but for causal attention and the mask of dropout: where columns are split, they come first,
-        // and parts stay in one piece.
+        let dims = shape.len() - 3;
+        // The order of the tokens is free, but for causal attention and the mask of dropout: dims that are split come first, so that
+        // parts stay in one piece.
         let ordered = causal || (self.config.attn_drop > 0.0 && mode.is_training());
-        let turned = !ordered && columns_split(qkv[0]);
-        let (first, second) = if turned { (1, 0) } else { (0, 1) };
-        let flat = |x: &A| x.permute(&[2, 3, first, second, 4])?.reshape(&[batch, heads, h * w, features]);
+        let mut grid: Vec<usize> = (0..dims).collect();
+        if !ordered {
+            grid.sort_by_key(|&dim| std::cmp::Reverse(qkv[0].num_shards(&[dim])));
+        }
+        let others = [dims, dims + 1, dims + 2];
+        let order: Vec<i64> =
+            [&others[..2], &grid[..], &others[2..]].concat().iter().map(|&dim| dim as i64).collect();
+        let tokens = shape[..dims].iter().product();
+        let flat =
+            |x: &A| x.permute(&order)?.reshape(&[shape[dims], shape[dims + 1], tokens, shape[dims + 2]]);
         let y = self.attend([&flat(qkv[0])?, &flat(qkv[1])?, &flat(qkv[2])?], causal, None, mode)?;
-        let (rows, columns) = if turned { (w, h) } else { (h, w) };
-        let y = y.reshape(&[batch, heads, rows, columns, features])?;
-        Ok(y.permute(&[2 + first, 2 + second, 0, 1, 4])?)
-    }
-
-    /// Computes attention in windows of `kernel` × `kernel` tokens. Each row of queries attends to the rows of its
-    /// window; ranks receive only the halo rows, and a mask selects the columns.
-    fn windowed(&self, qkv: [&A; 3], kernel: i64) -> Result<A> {
-        // Rows and columns change roles where columns are split.
-        let turned = columns_split(qkv[0]);
-        let order: [i64; 5] = if turned { [1, 0, 2, 3, 4] } else { [0, 1, 2, 3, 4] };
-        let [q, k, v] = [qkv[0].permute(&order)?, qkv[1].permute(&order)?, qkv[2].permute(&order)?];
-        let shape = q.shape();
-        let &[h, w, batch, heads, features] = &shape[..] else { return self.misfit(shape) };
-        let rows = window_rows(&q, kernel)?;
-        let windows = |x: &A| {
-            let picked = x.index_select(0, &rows)?.reshape(&[h, kernel, w, batch, heads, features])?;
-            picked.permute(&[0, 3, 4, 2, 1, 5])?.reshape(&[h, batch, heads, w * kernel, features])
-        };
-        let mask = q.constant(&columns_seen(w, kernel)?)?;
-        let y = self.attend(
-            [&q.permute(&[0, 2, 3, 1, 4])?, &windows(&k)?, &windows(&v)?],
-            false,
-            Some(&mask),
-            Mode::Eval,
-        )?;
-        Ok(y.permute(&[0, 3, 1, 2, 4])?.permute(&order)?)
+        let turned: Vec<i64> = order.iter().map(|&dim| shape[dim as usize]).collect();
+        let mut back = vec![0; order.len()];
+        for (at, &dim) in order.iter().enumerate() {
+            back[dim as usize] = at as i64;
+        }
+        Ok(y.reshape(&turned)?.permute(&back)?)
     }
 
     fn attend(&self, [q, k, v]: [&A; 3], is_causal: bool, mask: Option<&A>, mode: Mode<'_>) -> Result<A> {
@@ -232,49 +222,6 @@ impl<A: Array> TokenAttention<A> {
                 .to_owned()
         })
     }
-
-    fn misfit<T>(&self, got: Vec<i64>) -> Result<T> {
-        let want = "[h, w, batch, heads, features]".to_owned();
-        Err(Error::Input { model: self.config.model, got, want })
-    }
-}
-
-/// Returns whether the columns of a grid `[h, w, …]` are sharded and its rows are not.
-fn columns_split<A: Array>(grid: &A) -> bool {
-    grid.num_shards(&[0]) == 1 && grid.num_shards(&[1]) > 1
-}
-
-/// First of the `kernel` positions around position `at` of `extent`, all of them inside.
-fn window_start(at: i64, extent: i64, kernel: i64) -> i64 {
-    (at - kernel / 2).clamp(0, extent - kernel)
-}
-
-/// The rows of the windows of all rows of a grid `[h, …]`, `[h · kernel]`, laid out as the rows are.
-fn window_rows<A: Array>(grid: &A, kernel: i64) -> Result<A> {
-    let h = grid.extent(0)?;
-    let at =
-        grid.detach()?.narrow(-1, 0, 1)?.to_kind(Kind::Double)?.linspace_along(0, 0.0, (h - 1) as f64)?;
-    let clamp = isobar_array::Unary::Clamp { min: 0.0, max: (h - kernel) as f64 };
-    let start = at.add_scalar(-((kernel / 2) as f64))?.unary(clamp)?;
-    let offsets: Vec<f64> = (0..kernel).map(|offset| offset as f64).collect();
-    let offsets = grid.constant(&table(Tensor::f_from_slice(&offsets))?)?;
-    let rows = start.reshape(&[h, 1])?.add(&offsets.reshape(&[1, kernel])?)?;
-    Ok(rows.reshape(&[h * kernel])?.to_kind(Kind::Int64)?)
-}
-
-/// Which of the keys `[w, kernel]`, flattened, a query of each column sees: `[w, w · kernel]`.
-fn columns_seen(w: i64, kernel: i64) -> Result<Tensor> {
-    let seen = |query: i64, column: i64| {
-        let start = window_start(query, w, kernel);
-        (start..start + kernel).contains(&column)
-    };
-    let values: Vec<bool> =
-        (0..w).flat_map(|query| (0..w * kernel).map(move |key| seen(query, key / kernel))).collect();
-    table(Tensor::f_from_slice(&values).and_then(|values| values.f_reshape([w, w * kernel])))
-}
-
-fn table(made: Result<Tensor, tch::TchError>) -> Result<Tensor> {
-    Ok(isobar_array::kernel::named("window", &[], made)?)
 }
 
 /// The rotary embedding of heads of so many features, its base given with the name of the argument.

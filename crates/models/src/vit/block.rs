@@ -5,7 +5,7 @@ use isobar_nn::{LayerNorm, Mlp, MlpOptions, Mode};
 use isobar_shard::{Params, Scope};
 
 use crate::error::Result;
-use crate::layers::{BATCH_DIM, TokenAttention, TokenAttentionConfig};
+use crate::layers::{TokenAttention, TokenAttentionConfig, batch_dim};
 
 pub(super) const EPS: f64 = 1e-6;
 
@@ -41,16 +41,16 @@ impl<A: Array> Block<A> {
         })
     }
 
-    /// For tokens `[h, w, batch, features]` and the angles of a rotary embedding.
+    /// For tokens `[grid…, batch, features]` and the angles of a rotary embedding.
     pub(super) fn forward(&self, x: &A, angles: Option<&A>, mode: Mode<'_>) -> Result<A> {
         let branch = self.attention.forward(&self.norm1.forward(x)?, angles, mode)?;
-        let x = x.add(&mode.drop_path(&branch, self.drop_path, BATCH_DIM)?)?;
+        let x = x.add(&mode.drop_path(&branch, self.drop_path, batch_dim(x))?)?;
         let branch = self.mlp.forward_modulated(
             &self.norm2.forward(&x)?,
             mode,
-            BATCH_DIM,
+            batch_dim(&x),
             Ok::<_, isobar_shard::Error>,
         )?;
-        Ok(x.add(&mode.drop_path(&branch, self.drop_path, BATCH_DIM)?)?)
+        Ok(x.add(&mode.drop_path(&branch, self.drop_path, batch_dim(&x))?)?)
     }
 }

@@ -10,7 +10,7 @@ use super::{MODEL, VitConfig, VitPositions};
 use crate::batch::Batch;
 use crate::error::{Checker, Error, Result};
 use crate::layers::{
-    BATCH_DIM, Reach, Recompute, Start, TokenAttentionConfig, axial_rotary, hidden_width, patch_grid,
+    Reach, Recompute, Start, TokenAttentionConfig, axial_rotary, batch_dim, hidden_width, patch_grid,
     unpatched,
 };
 use crate::model::Model;
@@ -50,8 +50,8 @@ use crate::model::Model;
 /// ```
 #[derive(Debug)]
 pub struct Vit<A = Tensor> {
-    fields: [i64; 2],
-    patch: [i64; 2],
+    fields: Vec<i64>,
+    patch: Vec<i64>,
     inputs: i64,
     rotary: Option<AxialRotaryEmbedding>,
     pos_embed: Option<PositionEmbedding<A>>,
@@ -72,7 +72,7 @@ impl<A: Array> Vit<A> {
     pub fn new(config: &VitConfig, params: &mut impl Params<Array = A>) -> Result<Self> {
         let check = Checker(MODEL);
         let [fields, patch] =
-            patch_grid(&check, ("inp_shape", &config.inp_shape), ("patch_size", &config.patch_size))?;
+            patch_grid(&check, 2, ("inp_shape", &config.inp_shape), ("patch_size", &config.patch_size))?;
         let inputs = check.extent("in_channels", config.in_channels)?;
         let outputs = check.extent("out_channels", config.out_channels)?;
         let attention = attention(config)?;
@@ -86,7 +86,7 @@ impl<A: Array> Vit<A> {
             VitPositions::Learned => Some(PositionEmbedding::new("pos_embed", tokens, width, params)?),
             VitPositions::Rotary | VitPositions::None => None,
         };
-        let patch_embed = PatchEmbed::new(patch, inputs, width, &mut params.scope("patch_embed"))?;
+        let patch_embed = PatchEmbed::new(patch.clone(), inputs, width, &mut params.scope("patch_embed"))?;
         let last = config.depth.saturating_sub(1).max(1);
         let blocks = (0..config.depth)
             .map(|i| {
@@ -98,7 +98,7 @@ impl<A: Array> Vit<A> {
             })
             .collect::<Result<_>>()?;
         let norm = LayerNorm::with_eps(&[width], EPS, &mut params.scope("norm"))?;
-        let features = outputs.saturating_mul(patch[0]).saturating_mul(patch[1]);
+        let features = patch.iter().fold(outputs, |all, &extent| all.saturating_mul(extent));
         let head = Linear::with_options(width, features, Start::Small.options(), &mut params.scope("head"))?;
         let (rotary, dropout) = (attention.rotary, Dropout::new(config.drop_rate)?);
         Ok(Self { fields, patch, inputs, rotary, pos_embed, patch_embed, dropout, blocks, norm, head })
@@ -110,16 +110,16 @@ impl<A: Array> Vit<A> {
     ///
     /// `x` has another shape, or an operator fails.
     pub fn forward(&self, x: &A, mode: Mode<'_>) -> Result<A> {
-        let ([height, width], inputs, shape) = (self.fields, self.inputs, x.shape());
-        if shape.len() != 4 || shape[1..] != [inputs, height, width] {
-            let want = format!("[batch, {inputs}, {height}, {width}]");
+        let shape = x.shape();
+        if shape.len() != 4 || shape[1] != self.inputs || shape[2..] != self.fields {
+            let want = format!("[batch, {}, {}, {}]", self.inputs, self.fields[0], self.fields[1]);
             return Err(Error::Input { model: MODEL, got: shape, want });
         }
         let mut tokens = self.patch_embed.forward_grid(x)?;
         if let Some(positions) = &self.pos_embed {
             tokens = positions.forward_grid(&tokens)?;
         }
-        tokens = self.dropout.forward_parts(&tokens, mode, BATCH_DIM, &[])?;
+        tokens = self.dropout.forward_parts(&tokens, mode, batch_dim(&tokens), &[])?;
         let angles = self.rotary.map(|rotary| rotary.angles(&tokens)).transpose()?;
         for block in &self.blocks {
             let inputs: Vec<&A> = [&tokens].into_iter().chain(&angles).collect();
@@ -127,7 +127,7 @@ impl<A: Array> Vit<A> {
                 block.forward(&inputs[0], inputs.get(1), mode)
             })?;
         }
-        unpatched(&self.head.forward(&self.norm.forward(&tokens)?)?, self.patch)
+        unpatched(&self.head.forward(&self.norm.forward(&tokens)?)?, &self.patch)
     }
 }
 
