@@ -84,6 +84,40 @@ CASES = {
     ),
 }
 
+CASES["dhariwal_unet"] = (
+    "dhariwal_unet",
+    "physicsnemo.models.diffusion_unets:DhariwalUNet",
+    {
+        "img_resolution": 8,
+        "in_channels": 2,
+        "out_channels": 2,
+        "label_dim": 3,
+        "augment_dim": 2,
+        "model_channels": 64,
+        "channel_mult": [1, 2],
+        "num_blocks": 1,
+        "attn_resolutions": [8],
+        "dropout": 0.0,
+    },
+    {"x": [2, 2, 8, 8], "noise_labels": [2], "class_labels": [2, 3], "augment_labels": [2, 2]},
+)
+
+# Weights that are too large to store are sines, and gradients are stored as their sums with sines.
+WAVES = ("dhariwal_unet",)
+
+
+def wave(shape, number):
+    count = torch.Size(shape).numel()
+    return (torch.arange(count, dtype=torch.float64) * 0.37 + number).sin().reshape(shape) * 0.1
+
+
+def waves(model):
+    with torch.no_grad():
+        for number, (name, parameter) in enumerate(sorted(model.named_parameters())):
+            of_norm = parameter.dim() == 1 and name.endswith(".weight")
+            parameter.copy_(wave(parameter.shape, number) + float(of_norm))
+
+
 # Positions have no gradient here: the search for neighbours is of no more than their values.
 UNTRAINED = ("local_positions", "t")
 
@@ -113,11 +147,14 @@ def make(name):
     generator = torch.Generator().manual_seed(sum(name.encode()))
     torch.manual_seed(1)
     # Engines of other libraries are refused by name: they are no argument of a case.
-    engine = {} if op == "dit" else {"use_te": False}
+    engine = {"use_te": False} if "transolver" in op else {}
     tuples = {key: tuple(value) if key.endswith(("_dim", "_shape", "_size")) and isinstance(value, list) else value
               for key, value in arguments.items()}
     model = getattr(importlib.import_module(module), owner)(**tuples, **engine).double().eval()
-    perturbed(model, generator)
+    if name in WAVES:
+        waves(model)
+    else:
+        perturbed(model, generator)
     given, tensors = {}, {}
     for key, shape in shapes.items():
         streams = shape if isinstance(shape[0], list) else [shape]
@@ -136,10 +173,15 @@ def make(name):
         loss = loss + (output * tensors[f"grad.{key}"]).sum()
     loss.backward()
     gradients = [(key, tensors[key]) for key in inputs] + list(model.named_parameters())
-    tensors |= {f"grad.{key}": x.grad for key, x in gradients if x.grad is not None}
+    parameters = dict(model.named_parameters())
+    summed = lambda key, grad: (grad * wave(grad.shape, 0)).sum() if name in WAVES and key in parameters else grad
+    tensors |= {f"grad.{key}": summed(key, x.grad) for key, x in gradients if x.grad is not None}
     state = {key: x for key, x in model.state_dict().items() if x.is_floating_point()}
-    tensors |= outputs | state
+    buffers = {key: x for key, x in state.items() if key not in parameters}
+    tensors |= outputs | (buffers if name in WAVES else state)
     case = {"op": op, "attrs": arguments, "inputs": inputs, "outputs": list(outputs), "params": list(state), "rtol": RTOL, "atol": ATOL}
+    if name in WAVES:
+        case["waves"] = True
     contiguous = {key: x.detach().contiguous().clone() for key, x in tensors.items()}
     save_file(contiguous, FOLDER / f"{name}.safetensors", metadata={"case": json.dumps(case)})
     size = (FOLDER / f"{name}.safetensors").stat().st_size

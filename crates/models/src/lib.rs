@@ -5,6 +5,7 @@
 //! | [`Afno`] | [`AfnoConfig`] | Adaptive Fourier Neural Operator |
 //! | [`Aurora`] | [`AuroraConfig`] | weather model of attention between pressure levels and of shifted windows, in a U-Net |
 //! | [`CNextUNet`] | [`CNextUNetConfig`] | U-Net of ConvNeXt blocks, of one to three dimensions |
+//! | [`DhariwalUNet`] | [`DhariwalUNetConfig`] | U-Net of diffusion models (ADM), of two dimensions |
 //! | [`DistributedAfno`] | [`DistributedAfnoConfig`] | the idea of AFNO with its channels split over ranks |
 //! | [`Dit`] | [`DitConfig`] | diffusion transformer: attention among patches, modulated by a time |
 //! | [`Dlwp`] | [`DlwpConfig`] | U-Net on the six faces of a cubed sphere |
@@ -57,6 +58,7 @@ mod aurora;
 mod batch;
 mod cnext_unet;
 mod conv_net;
+mod dhariwal_unet;
 mod diffusion;
 mod distributed_afno;
 mod dit;
@@ -102,6 +104,7 @@ pub use aurora::{Aurora, AuroraConfig};
 pub use batch::Batch;
 pub use cnext_unet::{CNextUNet, CNextUNetConfig};
 pub use conv_net::{ConvNet, ConvNetConfig};
+pub use dhariwal_unet::{DhariwalUNet, DhariwalUNetConfig};
 pub use diffusion::{
     EdmLoss, EdmPreconditioning, EdmSampler, EdmSchedule, LossReduction, SamplerKind, SigmaData,
 };

@@ -7,10 +7,10 @@ use isobar_array::{Array, Generator, Window};
 use isobar_collectives::threads;
 use isobar_mesh::DeviceMesh;
 use isobar_models::{
-    Activation, Architecture, Batch, BatchPart, DecoderType, EdmLoss, EdmPrecond, EdmPrecondConfig,
-    EdmPreconditioner, EdmPreconditionerConfig, EdmSampler, EdmSchedule, EmbeddingType, EncoderType,
-    FieldSpec, LossReduction, Mode, ModelConfig, PerDim, Result, SamplerKind, SigmaData, SongUNet,
-    SongUNetConfig,
+    Activation, Architecture, Batch, BatchPart, DecoderType, DhariwalUNetConfig, EdmLoss, EdmPrecond,
+    EdmPrecondConfig, EdmPreconditioner, EdmPreconditionerConfig, EdmSampler, EdmSchedule, EmbeddingType,
+    EncoderType, FieldSpec, LossReduction, Mode, ModelConfig, PerDim, Result, SamplerKind, SigmaData,
+    SongUNet, SongUNetConfig,
 };
 use isobar_shard::{
     Layout, MeshParams, ParamStore, Placement, ShardTensor, Sizes, forbid_hidden_communication,
@@ -88,6 +88,42 @@ fn skips() -> Twin {
         ..small([8, 12])
     };
     twin(config, &[("noise_labels", vec![2])])
+}
+
+/// ADM, whose coarsest level has heads.
+fn adm() -> Twin {
+    let config = DhariwalUNetConfig {
+        label_dim: 3,
+        augment_dim: 2,
+        label_dropout: 0.4,
+        model_channels: 4,
+        channel_mult: vec![1, 16],
+        channel_mult_emb: 1,
+        num_blocks: 1,
+        attn_resolutions: vec![6],
+        dropout: 0.2,
+        checkpoint_level: 1,
+        ..DhariwalUNetConfig::new([12, 8], 2, 1)
+    };
+    let fields = |channels: i64| ("fields", vec![2, channels, 12, 8]);
+    let labels = [("noise_labels", vec![2]), ("class_labels", vec![2, 3]), ("augment_labels", vec![2, 2])];
+    Twin::new(ModelConfig::new(config), &[&[fields(2)], &labels[..]].concat(), &[fields(1)]).perturbed(5)
+}
+
+#[rstest]
+#[case(split(&[(2, 2)]))]
+#[case(split(&[(3, 3)]))]
+#[case(split(&[(4, 2)]))]
+#[case(split(&[(2, 2), (2, 3)]))]
+fn adm_is_that_of_one_rank(#[case] axes: Vec<Axis>) {
+    adm().check(&axes);
+}
+
+#[test]
+fn attention_of_adm_needs_heads() {
+    let config = DhariwalUNetConfig { model_channels: 48, ..DhariwalUNetConfig::new([16, 16], 1, 1) };
+    let error = config.count(&Default::default).unwrap_err().to_string();
+    assert!(error.contains("attention of 48 channels has heads of 64"), "{error}");
 }
 
 fn regression() -> Twin {

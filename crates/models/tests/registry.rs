@@ -58,6 +58,7 @@ fn all_models_are_registered_once() {
         "aurora",
         "cnext_unet",
         "conv_net",
+        "dhariwal_unet",
         "distributed_afno",
         "dit",
         "dlwp",

@@ -4,12 +4,9 @@ use isobar_array::{Array, AttentionOptions};
 use isobar_nn::{Dropout, Functional, Linear, Mode};
 use isobar_shard::{Params, Scope};
 
-use super::layers::{Convolution, Kernel, Norm, Resample, linear};
-use super::plan::Plan;
+use super::layers::{Convolution, Kernel, Norm, Resample, Role, linear};
+use super::plan::{Plan, Style};
 use crate::error::Result;
-
-/// Initial weights of layers before an addition are scaled by it.
-pub(super) const SMALL: f64 = 1e-5;
 
 /// Size of a block.
 #[derive(Debug, Clone, Copy)]
@@ -31,27 +28,33 @@ pub(super) struct Block<A> {
     attention: Option<Attention<A>>,
     act: Functional,
     dropout: Dropout,
+    style: Style,
 }
 
 impl<A: Array> Block<A> {
     pub(super) fn new(size: BlockSize, plan: &Plan, params: &mut Scope<'_, A>) -> Result<Self> {
         let BlockSize { channels: [inputs, outputs], resample, .. } = size;
         let resampled = (resample, &plan.filter[..]);
-        let first = Norm::new(inputs, &mut params.scope("norm0"))?;
-        let kernel = Kernel::new(size.channels, 3);
+        let style = plan.style;
+        let first = Norm::new(inputs, style, &mut params.scope("norm0"))?;
+        let kernel = Kernel::new(style, size.channels, 3);
         let conv0 = Convolution::new(kernel, resampled, &mut params.scope("conv0"))?;
-        let affine = linear([plan.embedding, outputs], true, &mut params.scope("affine"))?;
-        let second = Norm::new(outputs, &mut params.scope("norm1"))?;
-        let kernel = Kernel { scale: SMALL, ..Kernel::new([outputs; 2], 3) };
+        let vectors = if style == Style::Adm { 2 } else { 1 };
+        let affine = linear(style, [plan.embedding, vectors * outputs], true, &mut params.scope("affine"))?;
+        let second = Norm::new(outputs, style, &mut params.scope("norm1"))?;
+        let kernel = Kernel::new(style, [outputs; 2], 3).of_role(Role::Last);
         let conv1 = Convolution::plain(kernel, &mut params.scope("conv1"))?;
         let skip = match inputs != outputs || resample != Resample::Keep {
             true => {
-                Some(Convolution::new(Kernel::new(size.channels, 1), resampled, &mut params.scope("skip"))?)
+                // ADM's has no weights where channels stay.
+                let extent = i64::from(style == Style::Song || inputs != outputs);
+                let kernel = Kernel::new(style, size.channels, extent);
+                Some(Convolution::new(kernel, resampled, &mut params.scope("skip"))?)
             }
             false => None,
         };
         let attention = match size.attention {
-            true => Some(Attention::new(outputs, &mut params.scope("attn"))?),
+            true => Some(Attention::new(outputs, style, &mut params.scope("attn"))?),
             false => None,
         };
         Ok(Self {
@@ -62,6 +65,7 @@ impl<A: Array> Block<A> {
             attention,
             act: plan.act,
             dropout: Dropout::new(size.dropout)?,
+            style,
         })
     }
 
@@ -70,37 +74,57 @@ impl<A: Array> Block<A> {
         let [norm0, norm1] = &self.norms;
         let [conv0, conv1] = &self.convolutions;
         let inner = conv0.forward(&self.act.forward(&norm0.forward(x, mode)?)?)?;
-        let shift = self.affine.forward(e)?;
-        let shift = shift.reshape(&[shift.extent(0)?, shift.extent(1)?, 1, 1])?;
-        let inner = self.act.forward(&norm1.forward(&inner.add(&shift)?, mode)?)?;
+        let vectors = self.affine.forward(e)?;
+        let vectors = vectors.reshape(&[vectors.extent(0)?, vectors.extent(1)?, 1, 1])?;
+        let inner = match self.style {
+            Style::Song => norm1.forward(&inner.add(&vectors)?, mode)?,
+            Style::Adm => {
+                let channels = vectors.extent(1)? / 2;
+                let [scale, shift] =
+                    [vectors.narrow(1, 0, channels)?, vectors.narrow(1, channels, channels)?];
+                norm1.forward(&inner, mode)?.mul(&scale.add_scalar(1.0)?)?.add(&shift)?
+            }
+        };
+        let inner = self.act.forward(&inner)?;
         let inner = conv1.forward(&self.dropout.forward(&inner, mode)?)?;
         let past = match &self.skip {
             Some(skip) => skip.forward(x)?,
             None => x.shallow_clone(),
         };
-        let y = inner.add(&past)?.mul_scalar(0.5f64.sqrt())?;
+        // SongUNet keeps the variance of sums.
+        let scaled = |x: A| match self.style {
+            Style::Song => x.mul_scalar(0.5f64.sqrt()),
+            Style::Adm => Ok(x),
+        };
+        let y = scaled(inner.add(&past)?)?;
         match &self.attention {
-            Some(attention) => Ok(attention.forward(&y, mode)?.mul_scalar(0.5f64.sqrt())?),
+            Some(attention) => Ok(scaled(attention.forward(&y, mode)?)?),
             None => Ok(y),
         }
     }
 }
 
-/// Attention of one head over all points.
+/// Attention over all points.
 #[derive(Debug)]
 struct Attention<A> {
+    heads: i64,
     norm: Norm<A>,
     qkv: Convolution<A>,
     proj: Convolution<A>,
 }
 
 impl<A: Array> Attention<A> {
-    fn new(channels: i64, params: &mut Scope<'_, A>) -> Result<Self> {
-        let norm = Norm::new(channels, &mut params.scope("norm"))?;
-        let kernel = Kernel { scale: 0.2f64.sqrt(), ..Kernel::new([channels, 3 * channels], 1) };
+    fn new(channels: i64, style: Style, params: &mut Scope<'_, A>) -> Result<Self> {
+        let norm = Norm::new(channels, style, &mut params.scope("norm"))?;
+        let kernel = Kernel::new(style, [channels, 3 * channels], 1).of_role(Role::Attention);
         let qkv = Convolution::plain(kernel, &mut params.scope("qkv"))?;
-        let kernel = Kernel { scale: SMALL, ..Kernel::new([channels; 2], 1) };
-        Ok(Self { norm, qkv, proj: Convolution::plain(kernel, &mut params.scope("proj"))? })
+        let kernel = Kernel::new(style, [channels; 2], 1).of_role(Role::Last);
+        Ok(Self {
+            heads: style.heads(channels),
+            norm,
+            qkv,
+            proj: Convolution::plain(kernel, &mut params.scope("proj"))?,
+        })
     }
 
     fn forward(&self, x: &A, mode: Mode<'_>) -> Result<A> {
@@ -113,12 +137,12 @@ impl<A: Array> Attention<A> {
         let shape = qkv.shape();
         let [batch, channels, rows, columns] = shape[..] else { return Ok(qkv) };
         let features = channels / 3;
-        let points = qkv.reshape(&[batch, features, 3, rows * columns])?;
-        // Channel 3 c + j is feature c of the query, the key or the value.
-        let part = |j: i64| points.select(2, j)?.transpose(1, 2)?.unsqueeze(1);
+        let points = qkv.reshape(&[batch, self.heads, features / self.heads, 3, rows * columns])?;
+        // Channel 3 c + j is feature c, counted over all heads, of the query, the key or the value.
+        let part = |j: i64| points.select(3, j)?.transpose(2, 3);
         let (query, key, value) = (part(0)?, part(1)?, part(2)?);
         let mixed = A::scaled_dot_product_attention(&query, &key, &value, &AttentionOptions::default())?;
-        let mut y = mixed.select(1, 0)?.transpose(1, 2)?.reshape(&[batch, features, rows, columns])?;
+        let mut y = mixed.transpose(2, 3)?.reshape(&[batch, features, rows, columns])?;
         if turned {
             y = y.transpose(2, 3)?;
         }

@@ -6,7 +6,7 @@ use isobar_shard::{ModelSize, ParamCount, ParameterLayouts, Placement, Scope};
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
-use super::plan::Plan;
+use super::plan::{Plan, Style};
 use super::{MODEL, SongUNet};
 use crate::batch::Batch;
 use crate::error::Result;
@@ -173,7 +173,7 @@ impl Architecture for SongUNetConfig {
     );
 
     fn traffic(&self, split: &Split) -> Option<Traffic> {
-        super::traffic::of(self, split)
+        super::traffic::of(self, Style::Song, split)
     }
 
     fn build<A: Array>(&self, params: &mut Scope<'_, A>) -> Result<Box<dyn Model<A>>> {
@@ -181,7 +181,7 @@ impl Architecture for SongUNetConfig {
     }
 
     fn check(&self, fields: &FieldSpec) -> Result<()> {
-        Plan::new(self)?;
+        Plan::new(self, Style::Song)?;
         fields.check_extents(MODEL, "img_resolution", &self.img_resolution.list(2))?;
         if self.embedding_type != EmbeddingType::Zero {
             fields.check_array(MODEL, Batch::<()>::TIME)?;

@@ -4,40 +4,38 @@ use isobar_array::{Array, Conv, Padding};
 use isobar_nn::{Linear, LinearOptions, Mode};
 use isobar_shard::{Init, Params, Placement};
 
-use super::plan::groups;
+use super::plan::{Style, groups};
 use crate::error::Result;
 use crate::layers::constant;
-
-/// Added to variances.
-const EPS: f64 = 1e-6;
 
 /// Group norm. As in PhysicsNeMo, training divides by the biased variance, evaluation by the unbiased one.
 #[derive(Debug)]
 pub(super) struct Norm<A> {
+    eps: f64,
     groups: i64,
     weight: A,
     bias: A,
 }
 
 impl<A: Array> Norm<A> {
-    pub(super) fn new(channels: i64, params: &mut impl Params<Array = A>) -> Result<Self> {
+    pub(super) fn new(channels: i64, style: Style, params: &mut impl Params<Array = A>) -> Result<Self> {
         let groups = groups(channels)?;
         let mut vector =
             |name, value| params.param(name, &[channels], Init::Constant(value), Placement::Replicate);
-        Ok(Self { groups, weight: vector("weight", 1.0)?, bias: vector("bias", 0.0)? })
+        Ok(Self { eps: style.eps(), groups, weight: vector("weight", 1.0)?, bias: vector("bias", 0.0)? })
     }
 
     pub(super) fn forward(&self, x: &A, mode: Mode<'_>) -> Result<A> {
         let (weight, bias) = (&self.weight, Some(&self.bias));
         if mode.is_training() {
-            return Ok(x.group_norm(self.groups, Some(weight), bias, EPS)?);
+            return Ok(x.group_norm(self.groups, Some(weight), bias, self.eps)?);
         }
         // With n elements, var n / (n − 1) + ε = (var + ε (n − 1) / n) n / (n − 1). A group of one element has no such variance, and
         // the result is NaN, as it is in PhysicsNeMo.
         let count: i64 = x.shape()[1..].iter().product::<i64>() / self.groups;
         let ratio = (count - 1) as f64 / count as f64;
         let weight = weight.mul_scalar(ratio.sqrt())?;
-        Ok(x.group_norm(self.groups, Some(&weight), bias, EPS * ratio)?)
+        Ok(x.group_norm(self.groups, Some(&weight), bias, self.eps * ratio)?)
     }
 }
 
@@ -60,15 +58,49 @@ pub(super) struct Kernel {
     pub(super) channels: [i64; 2],
     /// Odd extent; 0 for a resampling alone.
     pub(super) extent: i64,
-    /// Factor of the initial weight.
-    pub(super) scale: f64,
+    pub(super) role: Role,
+    pub(super) style: Style,
+}
+
+/// Role of a convolution, on which its initial values depend.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Role {
+    Usual,
+    /// The last one before an addition or the output.
+    Last,
+    /// Of queries, keys and values.
+    Attention,
 }
 
 impl Kernel {
-    pub(super) fn new(channels: [i64; 2], extent: i64) -> Self {
-        Self { channels, extent, scale: 1.0 }
+    pub(super) fn new(style: Style, channels: [i64; 2], extent: i64) -> Self {
+        Self { channels, extent, role: Role::Usual, style }
+    }
+
+    pub(super) fn of_role(self, role: Role) -> Self {
+        Self { role, ..self }
+    }
+
+    /// Initial values of weight and bias.
+    fn start<A>(&self) -> [Init<A>; 2] {
+        let area = self.extent * self.extent;
+        match (self.style, self.role) {
+            (Style::Song, role) => {
+                let scale = match role {
+                    Role::Usual => 1.0,
+                    Role::Last => SMALL,
+                    Role::Attention => 0.2f64.sqrt(),
+                };
+                [xavier(self.channels, area, scale), Init::Constant(0.0)]
+            }
+            (Style::Adm, Role::Last) => [Init::Constant(0.0), Init::Constant(0.0)],
+            (Style::Adm, _) => [Init::FanIn(self.channels[0] * area), Init::FanIn(self.channels[0] * area)],
+        }
     }
 }
+
+/// Initial weights of SongUNet's layers before an addition are scaled by it.
+const SMALL: f64 = 1e-5;
 
 /// A convolution that keeps, halves or doubles the extents.
 #[derive(Debug)]
@@ -90,10 +122,10 @@ impl<A: Array> Convolution<A> {
         let weights = match extent {
             0 => None,
             _ => {
-                let start = xavier(kernel.channels, extent * extent, kernel.scale);
+                let [weight, bias] = kernel.start();
                 let shape = [outputs, inputs, extent, extent];
-                let weight = params.param("weight", &shape, start, Placement::Replicate)?;
-                Some((weight, params.param("bias", &[outputs], Init::Constant(0.0), Placement::Replicate)?))
+                let weight = params.param("weight", &shape, weight, Placement::Replicate)?;
+                Some((weight, params.param("bias", &[outputs], bias, Placement::Replicate)?))
             }
         };
         let filter = match resample {
@@ -166,16 +198,17 @@ fn filter<A: Array>(taps: &[f64], params: &mut impl Params<Array = A>) -> Result
     Ok(params.buffer(NAME, &shape, Init::Given(products), Placement::Replicate)?)
 }
 
-/// A linear layer with Xavier's weights and a bias of zeros, or none.
+/// A linear layer with Xavier's weights and a bias of zeros, or none; ADM's starts as PyTorch's.
 pub(super) fn linear<A: Array>(
+    style: Style,
     [inputs, outputs]: [i64; 2],
     bias: bool,
     params: &mut impl Params<Array = A>,
 ) -> Result<Linear<A>> {
     let options = LinearOptions {
         bias,
-        weight_init: Some(xavier([inputs, outputs], 1, 1.0)),
-        bias_init: Some(Init::Constant(0.0)),
+        weight_init: (style == Style::Song).then(|| xavier([inputs, outputs], 1, 1.0)),
+        bias_init: (style == Style::Song).then_some(Init::Constant(0.0)),
         ..Default::default()
     };
     Ok(Linear::with_options(inputs, outputs, options, params)?)

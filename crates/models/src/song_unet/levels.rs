@@ -3,9 +3,9 @@
 use isobar_array::Array;
 use isobar_shard::Params;
 
-use super::block::{Block, BlockSize, SMALL};
-use super::layers::{Convolution, Kernel, Norm, Resample};
-use super::plan::Plan;
+use super::block::{Block, BlockSize};
+use super::layers::{Convolution, Kernel, Norm, Resample, Role};
+use super::plan::{Plan, Style};
 use super::{DecoderType, EncoderType, SongUNetConfig};
 use crate::error::Result;
 use crate::layers::Recompute;
@@ -64,7 +64,7 @@ impl<'a, A: Array, P: Params<Array = A>> Builder<'a, P> {
         let name = format!("enc.{0}x{0}", self.plan.level(level));
         let entry = match level {
             0 => {
-                let kernel = Kernel::new([self.plan.inputs, self.channels], 3);
+                let kernel = self.kernel([self.plan.inputs, self.channels], 3);
                 Entry::Convolution(self.convolution(&format!("{name}_conv"), kernel, Resample::Keep)?)
             }
             _ => {
@@ -91,14 +91,14 @@ impl<'a, A: Array, P: Params<Array = A>> Builder<'a, P> {
         match self.config.encoder_type {
             EncoderType::Standard => Ok(Aux::None),
             EncoderType::Skip => {
-                let kernel = Kernel::new([inputs; 2], 0);
+                let kernel = self.kernel([inputs; 2], 0);
                 let down = self.convolution(&format!("{name}_aux_down"), kernel, Resample::Down)?;
-                let kernel = Kernel::new([inputs, self.channels], 1);
+                let kernel = self.kernel([inputs, self.channels], 1);
                 let map = self.convolution(&format!("{name}_aux_skip"), kernel, Resample::Keep)?;
                 Ok(Aux::Skip { down, map })
             }
             EncoderType::Residual => {
-                let kernel = Kernel::new([self.aux, self.channels], 3);
+                let kernel = self.kernel([self.aux, self.channels], 3);
                 self.aux = self.channels;
                 let name = format!("{name}_aux_residual");
                 Ok(Aux::Residual(self.convolution(&name, kernel, Resample::DownAfter)?))
@@ -125,7 +125,8 @@ impl<'a, A: Array, P: Params<Array = A>> Builder<'a, P> {
         let mut blocks = Vec::new();
         for i in 0..=self.config.num_blocks {
             let channels = [self.channels + self.skips.pop().unwrap_or(0), self.plan.widths[level]];
-            let attention = i == self.config.num_blocks && self.attends(level);
+            let all = self.plan.style == Style::Adm;
+            let attention = (all || i == self.config.num_blocks) && self.attends(level);
             let name = format!("{name}_block{i}");
             blocks.push(self.block(&name, level, channels, (Resample::Keep, attention))?);
             self.channels = channels[1];
@@ -134,16 +135,21 @@ impl<'a, A: Array, P: Params<Array = A>> Builder<'a, P> {
         let all = self.config.decoder_type == DecoderType::Skip;
         let aux_up = match all && !coarsest {
             true => {
-                let kernel = Kernel::new([outputs; 2], 0);
+                let kernel = self.kernel([outputs; 2], 0);
                 Some(self.convolution(&format!("{name}_aux_up"), kernel, Resample::Up)?)
             }
             false => None,
         };
         let output = match all || level == 0 {
             true => {
-                let norm = Norm::new(self.channels, &mut self.params.scope(&format!("{name}_aux_norm")))?;
-                let kernel = Kernel { scale: SMALL, ..Kernel::new([self.channels, outputs], 3) };
-                Some((norm, self.convolution(&format!("{name}_aux_conv"), kernel, Resample::Keep)?))
+                let prefix = match self.plan.style {
+                    Style::Song => format!("{name}_aux"),
+                    Style::Adm => "out".to_owned(),
+                };
+                let scope = &mut self.params.scope(&format!("{prefix}_norm"));
+                let norm = Norm::new(self.channels, self.plan.style, scope)?;
+                let kernel = self.kernel([self.channels, outputs], 3).of_role(Role::Last);
+                Some((norm, self.convolution(&format!("{prefix}_conv"), kernel, Resample::Keep)?))
             }
             false => None,
         };
@@ -151,8 +157,11 @@ impl<'a, A: Array, P: Params<Array = A>> Builder<'a, P> {
     }
 
     fn attends(&self, level: usize) -> bool {
-        let height = self.plan.level(level);
-        self.config.attn_resolutions.iter().any(|&resolution| resolution as i64 == height)
+        self.plan.attends(self.config, level)
+    }
+
+    fn kernel(&self, channels: [i64; 2], extent: i64) -> Kernel {
+        Kernel::new(self.plan.style, channels, extent)
     }
 
     fn convolution(&mut self, name: &str, kernel: Kernel, resample: Resample) -> Result<Convolution<A>> {

@@ -12,5 +12,7 @@ mod traffic;
 pub use config::{DecoderType, EmbeddingType, EncoderType, SongUNetConfig};
 pub use model::SongUNet;
 pub(crate) use model::{AUGMENT_LABELS, CLASS_LABELS, NOISE_LABELS};
+pub(crate) use plan::Style;
+pub(crate) use traffic::of as traffic;
 
 const MODEL: &str = "song_unet";

@@ -8,7 +8,7 @@ use tch::Tensor;
 use super::block::Block;
 use super::embedding::{Embedding, Labels};
 use super::levels::{Aux, Builder, Down, Entry, Up};
-use super::plan::Plan;
+use super::plan::{Plan, Style};
 use super::{MODEL, SongUNetConfig};
 use crate::batch::Batch;
 use crate::error::{Error, Result};
@@ -99,7 +99,16 @@ impl<A: Array> SongUNet<A> {
     /// A size is 0 or too large, more than 17 levels, extents that the levels do not divide, channels that the groups of a norm do not
     /// divide, a probability outside [0, 1), an odd or too long filter, an activation with parameters; or `params` refuses a parameter.
     pub fn new(config: &SongUNetConfig, params: &mut impl Params<Array = A>) -> Result<Self> {
-        let plan = Plan::new(config)?;
+        Self::with_style(config, Style::Song, params)
+    }
+
+    /// Makes the network with blocks and an embedding of that design.
+    pub(crate) fn with_style(
+        config: &SongUNetConfig,
+        style: Style,
+        params: &mut impl Params<Array = A>,
+    ) -> Result<Self> {
+        let plan = Plan::new(config, style)?;
         let embedding = Embedding::new(config, &plan, params)?;
         let spatial_emb = match config.additive_pos_embed {
             true => {

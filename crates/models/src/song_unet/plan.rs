@@ -12,9 +12,40 @@ const MOST_TAPS: usize = 64;
 /// Most channels of the network, so that sizes of weights do not overflow.
 const MOST_CHANNELS: usize = i32::MAX as usize;
 
+/// Features of a head of ADM's attention.
+const HEAD: i64 = 64;
+
+/// Design of the blocks and the embedding.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Style {
+    /// That of Song et al.: the embedding is added.
+    Song,
+    /// ADM, of Dhariwal and Nichol: the embedding scales and shifts.
+    Adm,
+}
+
+impl Style {
+    /// Added to variances.
+    pub(super) fn eps(self) -> f64 {
+        match self {
+            Self::Song => 1e-6,
+            Self::Adm => 1e-5,
+        }
+    }
+
+    /// Heads of the attention among points of so many channels.
+    pub(super) fn heads(self, channels: i64) -> i64 {
+        match self {
+            Self::Song => 1,
+            Self::Adm => channels / HEAD,
+        }
+    }
+}
+
 /// Checked arguments.
 #[derive(Debug)]
 pub(super) struct Plan {
+    pub(super) style: Style,
     /// Height and width.
     pub(super) extents: [i64; 2],
     pub(super) inputs: i64,
@@ -35,7 +66,7 @@ pub(super) struct Plan {
 }
 
 impl Plan {
-    pub(super) fn new(config: &SongUNetConfig) -> Result<Self> {
+    pub(super) fn new(config: &SongUNetConfig, style: Style) -> Result<Self> {
         let check = Checker(MODEL);
         let inputs = check.extent("in_channels", config.in_channels)?;
         let outputs = check.extent("out_channels", config.out_channels)?;
@@ -72,7 +103,8 @@ impl Plan {
         })?;
         let filter = filter(&config.resample_filter, levels)?;
         let extents = extents(config, levels)?;
-        Ok(Self {
+        let plan = Self {
+            style,
             extents,
             inputs,
             outputs,
@@ -84,7 +116,24 @@ impl Plan {
             augmentations,
             act,
             filter,
-        })
+        };
+        for (level, &channels) in plan.widths.iter().enumerate() {
+            let (heads, attends) =
+                (style.heads(channels), plan.attends(config, level) || level + 1 == levels);
+            check.ensure(!attends || (heads > 0 && channels % heads == 0), || {
+                format!(
+                    "attention of {channels} channels has heads of {HEAD}, expected a multiple of {HEAD}; choose model_channels and channel_mult \
+                     so, or other attn_resolutions"
+                )
+            })?;
+        }
+        Ok(plan)
+    }
+
+    /// Returns whether the blocks of a level attend.
+    pub(super) fn attends(&self, config: &SongUNetConfig, level: usize) -> bool {
+        let height = self.level(level);
+        config.attn_resolutions.iter().any(|&resolution| resolution as i64 == height)
     }
 
     /// Name of a level in the state dict: its height, which stands for both extents.

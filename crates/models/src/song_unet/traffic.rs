@@ -1,14 +1,14 @@
 //! Traffic of a SongUNet: halos, sums of group norms, keys and values.
 
-use super::plan::{Plan, groups};
+use super::plan::{Plan, Style, groups};
 use super::{DecoderType, EncoderType, SongUNetConfig};
 use crate::traffic::{Grid, Split, Traffic};
 
 /// Each block has two convolutions of 3 × 3 and two group norms, the first block of a level also the resampling filter on both
 /// paths. A level that attends receives keys and values of all its points, or each rank's share of queries, keys, values and results,
 /// and moves the result back to its own points.
-pub(super) fn of(config: &SongUNetConfig, split: &Split) -> Option<Traffic> {
-    let plan = Plan::new(config).ok()?;
+pub(crate) fn of(config: &SongUNetConfig, style: Style, split: &Split) -> Option<Traffic> {
+    let plan = Plan::new(config, style).ok()?;
     let fields = split.grid(2);
     let taps = plan.filter.len() as i64;
     let block = |grid: &Grid, inputs: i64, outputs: i64| -> Option<f64> {
@@ -34,10 +34,10 @@ pub(super) fn of(config: &SongUNetConfig, split: &Split) -> Option<Traffic> {
         if config.decoder_type == DecoderType::Skip {
             elements += grid.convolved(width + 2 * plan.outputs, 3 + taps, 1);
         }
-        let height = plan.level(level);
-        let attends = config.attn_resolutions.iter().any(|&resolution| resolution as i64 == height);
         let neck = i64::from(config.bottleneck_attention && level == last);
-        let attentions = neck + if attends { blocks + 1 } else { 0 };
+        // ADM's blocks on the way up attend, too.
+        let up = if style == Style::Adm { blocks + 1 } else { 1 };
+        let attentions = neck + if plan.attends(config, level) { blocks + up } else { 0 };
         elements += (attentions * width) as f64 * (2.0 * grid.all_gathered() + 2.0 * grid.moved());
         before = width;
     }

@@ -19,6 +19,8 @@ pub(crate) struct Golden {
     pub(crate) inputs: Vec<String>,
     pub(crate) op: String,
     pub(crate) training: bool,
+    /// Weights are sines, and gradients of weights are given as their sums with sines.
+    pub(crate) waves: bool,
     tensors: StateDict,
     rtol: f64,
     atol: f64,
@@ -50,6 +52,7 @@ impl Golden {
             inputs: serde_json::from_value(case["inputs"].clone()).unwrap(),
             op: case["op"].as_str().unwrap().to_owned(),
             training,
+            waves: case["waves"] == true,
             params: serde_json::from_value(case["params"].clone()).unwrap(),
             rtol: case["rtol"].as_f64().unwrap(),
             atol: case["atol"].as_f64().unwrap(),
