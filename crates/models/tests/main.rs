@@ -1,5 +1,6 @@
 //! Models against golden cases, and on ranks against one.
 
+mod bf16_zoo;
 mod channels_and_domain;
 mod checkpointing;
 mod common;
