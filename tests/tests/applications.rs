@@ -189,6 +189,54 @@ fn four_ranks_train_as_one(#[case] config: &str, #[case] data: Data, #[case] sma
     assert_same_run(&run("four", 4, &data.mesh()), &run("one", 1, &[]));
 }
 
+/// A denoiser of what a trained regression lacks: on four ranks as on one, and predictions that read the regression.
+#[test]
+fn two_stages_on_four_ranks_are_those_of_one() {
+    let folder = tempdir().unwrap();
+    let path = Data::Pairs.make(folder.path());
+    let small = ["model_channels=4", "channel_mult=[1, 2]", "img_resolution=16"];
+    let first: Vec<String> = small.iter().map(|set| format!("model.{set}")).collect();
+    let first: Vec<&str> = Data::Pairs.sets().iter().copied().chain(first.iter().map(String::as_str)).collect();
+    let _ = train("super_resolution_unet", &path, &folder.path().join("first"), 1, &first);
+    let regression = format!("diffusion.regression={}", folder.path().join("first/run").display());
+    let second: Vec<String> = small.iter().map(|set| format!("model.model.{set}")).collect();
+    let own = [&*regression, "diffusion.sampler.num_steps=2", "diffusion.members=2"];
+    let second: Vec<&str> =
+        Data::Pairs.sets().iter().copied().chain(second.iter().map(String::as_str)).chain(own).collect();
+    let run = |name: &str, ranks: usize, mesh: &[&str]| {
+        let sets = [&second[..], mesh].concat();
+        train("super_resolution_corrdiff", &path, &folder.path().join(name), ranks, &sets)
+    };
+    assert_same_run(&run("four", 4, &Data::Pairs.mesh()), &run("one", 1, &[]));
+
+    let predicted = Launch::plain(1, ISOBAR)
+        .current_dir(workspace())
+        .args(["predict", &folder.path().join("one/run").display().to_string()])
+        .run()
+        .unwrap()
+        .expect_success();
+    assert!(folder.path().join("one/run/prediction.h5").exists(), "{predicted}");
+    // Without its regression, a denoiser of residuals predicts nothing.
+    std::fs::remove_dir_all(folder.path().join("first/run/checkpoints")).unwrap();
+    let args = ["predict", &folder.path().join("one/run").display().to_string()].map(str::to_owned);
+    let outcome = Launch::plain(1, ISOBAR).current_dir(workspace()).args(args).run().unwrap();
+    assert_ne!(outcome.exit, Exit::Code(0), "{outcome}");
+    assert!(outcome.ranks[0].stderr.contains("first/run/checkpoints"), "{outcome}");
+}
+
+#[test]
+fn a_first_stage_of_other_data_is_refused() {
+    let folder = tempdir().unwrap();
+    let config = "[data]\ninputs = [\"other\"]\ntargets = [\"vorticity_detail\"]\n";
+    std::fs::write(folder.path().join("config.toml"), config).unwrap();
+    let regression = format!("diffusion.regression={}", folder.path().display());
+    let args = ["train", "configs/super_resolution_corrdiff.toml", "--set", &regression].map(str::to_owned);
+    let outcome = Launch::plain(1, ISOBAR).current_dir(workspace()).args(args).run().unwrap();
+    assert_eq!(outcome.exit, Exit::Code(2), "{outcome}");
+    let words = "trained with data.inputs = [\"other\"], and the denoiser has [\"vorticity_coarse\"]";
+    assert!(outcome.ranks[0].stderr.contains(words), "{outcome}");
+}
+
 /// An ensemble has one step: its mean is no state to continue from.
 #[test]
 fn ensembles_of_changes_are_refused() {

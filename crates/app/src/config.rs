@@ -92,6 +92,12 @@ impl Config {
                         diffusion.members
                     )));
                 }
+                if diffusion.condition_on_mean && diffusion.regression.is_none() {
+                    bail!(Exit::Usage.because(
+                        "diffusion.condition_on_mean is on, but there is no diffusion.regression that predicts the mean; name the folder \
+                         of a trained run: --set diffusion.regression=runs/…"
+                    ));
+                }
                 let made = Denoising::new(diffusion, sigma_data, self.run.seed);
                 Ok(Some(made.map_err(|error| Exit::Usage.because(format!("[diffusion]: {error}")))?))
             }
@@ -108,12 +114,12 @@ impl Config {
 
     /// Shape of the model's inputs for such data. A denoiser gets the targets with noise, and the inputs as conditions.
     pub(crate) fn fields_of_model(&self, fields: FieldSpec) -> FieldSpec {
-        if self.diffusion.is_none() {
-            return fields;
-        }
+        let Some(diffusion) = &self.diffusion else { return fields };
+        let mean = diffusion.regression.is_some() && diffusion.condition_on_mean;
+        let mean_channels = if mean { fields.out_channels } else { 0 };
         let arrays = [Batch::<()>::SIGMA, Batch::<()>::CONDITIONS].map(str::to_owned);
         FieldSpec {
-            condition_channels: fields.in_channels + fields.position_channels,
+            condition_channels: mean_channels + fields.in_channels + fields.position_channels,
             in_channels: fields.out_channels,
             position_channels: 0,
             arrays: fields.arrays.iter().cloned().chain(arrays).collect(),
@@ -194,7 +200,7 @@ fn from_sources(file: Option<&Path>, sets: &[&String]) -> Result<Resolved<Config
 }
 
 /// The configuration that a run has left in its folder.
-fn of_run(folder: &Path) -> Result<PathBuf> {
+pub(crate) fn of_run(folder: &Path) -> Result<PathBuf> {
     let file = folder.join("config.toml");
     if file.is_file() {
         return Ok(file);

@@ -8,7 +8,7 @@ use clap::{Args, ValueEnum};
 use isobar_data::{Missing, area_weights};
 use isobar_manager::config::{Resolved, agree};
 use isobar_manager::{DistributedManager, format_bytes, logging};
-use isobar_train::config::{CheckpointConfig, Predict, Resume};
+use isobar_train::config::{CheckpointConfig, Predict, Resume, ScalarsAs};
 use isobar_train::{
     BoxError, DataParallelConfig, Error, FieldLayout, FieldModel, FieldTask, FitConfig, Forward,
     ProgressMode, Ranks, RunFolder, Signals, Stop, Summary, Variable, VariableError, fit, spectra_line,
@@ -267,6 +267,7 @@ impl Job for Training<'_> {
                 forcings: config.data.forcings.clone(),
                 statics: config.data.statics.clone(),
                 scalars: config.data.scalars.clone(),
+                scalars_as: config.data.scalars_as,
                 diagnostics: config.data.diagnostics.clone(),
                 history: config.data.history,
                 levels: config.data.levels.clone(),
@@ -333,6 +334,9 @@ fn identity(config: &Config, weighted: bool) -> Result<serde_json::Value> {
         if !names.is_empty() {
             identity["data"][key] = serde_json::json!(names);
         }
+    }
+    if data.scalars_as != ScalarsAs::default() {
+        identity["data"]["scalars_as"] = serde_json::json!(data.scalars_as);
     }
     if data.history != 1 {
         identity["data"]["history"] = data.history.into();

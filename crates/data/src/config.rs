@@ -42,6 +42,8 @@ pub struct DataConfig {
     pub statics: Vec<String>,
     /// Variables without spatial dims, such as the viscosity of a sample: inputs with one value at all points.
     pub scalars: Vec<String>,
+    /// Form in which the network is given `scalars`.
+    pub scalars_as: ScalarsAs,
     /// Of trajectories: variables that are outputs, but no inputs.
     pub diagnostics: Vec<String>,
     /// Of trajectories: number of frames that the network maps from, the newest one last.
@@ -113,6 +115,7 @@ impl Default for DataConfig {
             forcings: Vec::new(),
             statics: Vec::new(),
             scalars: Vec::new(),
+            scalars_as: ScalarsAs::default(),
             diagnostics: Vec::new(),
             history: 1,
             levels: Vec::new(),
@@ -327,6 +330,18 @@ impl JsonSchema for FormatTables {
         }
         json_schema!({ "type": "object", "properties": properties })
     }
+}
+
+/// Form in which a network is given variables without spatial dims.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "snake_case")]
+pub enum ScalarsAs {
+    /// Input channels with one value at all points.
+    #[default]
+    Channels,
+    /// One vector for each sample, normalised: the array `conditions`, of a denoiser `class_labels`, for models that take one, such as
+    /// `dit` with `condition_dim` and `song_unet` with `label_dim`.
+    Conditions,
 }
 
 /// The output of a network.

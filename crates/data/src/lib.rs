@@ -67,7 +67,7 @@ pub use augment::Augment;
 pub use batch::{Batch, InMemory};
 pub use calendar::{Calendar, Date, TimeAxis, TimePoint, TimeUnit};
 pub use coarse::coarse_fields;
-pub use config::{AugmentConfig, DataConfig, FormatName, FormatTables, Missing, Predict};
+pub use config::{AugmentConfig, DataConfig, FormatName, FormatTables, Missing, Predict, ScalarsAs};
 pub use content::{Content, Storage};
 pub use dataset::{Dataset, DatasetWriter, Window, check_window, choose};
 pub use error::{Error, Result};

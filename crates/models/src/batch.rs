@@ -36,6 +36,8 @@ impl<A> Batch<A> {
     pub const SIGMA: &'static str = "sigma";
     /// Conditions of each sample, `[batch, feature]`; of a denoiser also fields `[batch, channel, spatial…]`.
     pub const CONDITIONS: &'static str = "conditions";
+    /// Class labels or other numbers of each sample, `[batch, feature]`, for models whose conditions are fields.
+    pub const CLASS_LABELS: &'static str = "class_labels";
     /// Positions of points, `[point, coordinate]` or `[batch, point, coordinate]`.
     pub const POSITIONS: &'static str = "positions";
     /// Pairs of connected points, `[2, edge]`.

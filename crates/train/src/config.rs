@@ -7,7 +7,7 @@ use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use tch::{Device, Kind};
 
-pub use isobar_data::{AugmentConfig, DataConfig, FormatName, FormatTables, Predict};
+pub use isobar_data::{AugmentConfig, DataConfig, FormatName, FormatTables, Predict, ScalarsAs};
 
 pub use crate::data_parallel::DataParallelConfig;
 use crate::error::{Error, Result};

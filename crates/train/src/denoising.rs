@@ -1,5 +1,7 @@
 //! Training and sampling of denoisers: networks that remove noise, and so draw samples of what they are trained on.
 
+use std::path::PathBuf;
+
 use isobar_array::{Array, Generator};
 use isobar_models::{Batch, BatchPart, EdmLoss, EdmSampler, SigmaData};
 use schemars::JsonSchema;
@@ -22,6 +24,11 @@ pub struct DiffusionConfig {
     /// `data.validation_steps = 1`.
     #[schemars(range(min = 1))]
     pub members: usize,
+    /// Folder of a trained run whose network predicts the mean of the targets, as in CorrDiff: the denoiser learns and draws what that
+    /// prediction lacks. The run has the same data, and its network stays as it is.
+    pub regression: Option<PathBuf>,
+    /// With `regression`: the denoiser is also given its prediction, as condition channels before the inputs.
+    pub condition_on_mean: bool,
     /// The sampler: from noise to a prediction, in validation and `isobar predict`.
     pub sampler: EdmSampler,
 }
@@ -29,7 +36,14 @@ pub struct DiffusionConfig {
 impl Default for DiffusionConfig {
     fn default() -> Self {
         let loss = EdmLoss::default();
-        Self { p_mean: loss.p_mean, p_std: loss.p_std, members: 1, sampler: EdmSampler::default() }
+        Self {
+            p_mean: loss.p_mean,
+            p_std: loss.p_std,
+            members: 1,
+            regression: None,
+            condition_on_mean: false,
+            sampler: EdmSampler::default(),
+        }
     }
 }
 
@@ -52,7 +66,7 @@ impl Denoising {
     ///
     /// Numbers that [`EdmLoss`] or [`EdmSampler`] refuse.
     pub fn new(config: &DiffusionConfig, sigma_data: SigmaData, seed: u64) -> isobar_models::Result<Self> {
-        let DiffusionConfig { p_mean, p_std, members, sampler } = config.clone();
+        let DiffusionConfig { p_mean, p_std, members, sampler, .. } = config.clone();
         let loss = EdmLoss { p_mean, p_std, sigma_data, ..EdmLoss::default() };
         loss.check()?;
         sampler.check()?;

@@ -147,7 +147,15 @@ where
                 (None, Some((denoising, generator))) => {
                     let draws = (generator, start.part);
                     let denoise = |batch| self.forward.forward(batch, None);
-                    denoising.sample(denoise, &batch, self.variables.len(), draws)?
+                    let (batch, mean) = self.regressed(batch)?;
+                    let drawn = denoising.sample(denoise, &batch, self.variables.len(), draws)?;
+                    match mean {
+                        Some(mean) if mean.shape().len() < drawn.shape().len() => {
+                            drawn.add(&mean.unsqueeze(1)?)?
+                        }
+                        Some(mean) => drawn.add(&mean)?,
+                        None => drawn,
+                    }
                 }
                 _ => self.forward.forward(batch, step)?,
             };
@@ -242,13 +250,28 @@ where
         let positions = self.positions_of(input, count)?;
         let batch = self.batch((start, 0), &frames, positions.as_ref(), count)?;
         let target = self.layout.array(target, count)?;
-        let clean = match &self.change {
-            Some(change) => self.change_to(&target, &self.layout.array(input, count)?, change)?,
-            None => target,
+        let (batch, mean) = self.regressed(batch)?;
+        let clean = match (&self.change, mean) {
+            (Some(change), _) => self.change_to(&target, &self.layout.array(input, count)?, change)?,
+            (None, Some(mean)) => target.sub(&mean)?,
+            (None, None) => target,
         };
         let part = BatchPart { offset: step.offset, total: step.total };
         let denoise = |batch| self.forward.forward(batch, Some(step));
         Ok(denoising.loss(denoise, &batch, &clean, (step.generator, part))?.full_tensor()?)
+    }
+
+    /// The inputs of a denoiser, and the prediction of the regression before it, if there is one.
+    fn regressed(&self, inputs: Batch<L::Array>) -> Result<(Batch<L::Array>, Option<L::Array>), BoxError> {
+        let Some(regression) = self.forward.regression() else { return Ok((inputs, None)) };
+        if self.change.is_some() {
+            return Err(
+                "a regression before a denoiser predicts fields, not changes; --set data.predict=frame"
+                    .into(),
+            );
+        }
+        let (inputs, mean) = regression.apply(inputs, [&self.input, &self.target])?;
+        Ok((inputs, Some(mean)))
     }
 
     /// The output of a network of changes that leads from `x` to `target`: the inverse of a step.

@@ -1,9 +1,10 @@
 //! The network of a run, as the engine calls it.
 
-use isobar_array::{Array, Pool};
+use isobar_array::{Array, Pool, Reduction};
 use isobar_models::{Batch, Mode, Model};
 
 use crate::denoising::Denoising;
+use crate::regression::Regression;
 use crate::task::{BoxError, Step};
 
 /// The network of a [`FieldModel`](crate::FieldModel): a closure from fields to fields, or a [`Network`].
@@ -18,6 +19,11 @@ pub trait Forward<A> {
 
     /// How the network is trained and predicts, if it is a denoiser; `None` for one that computes its outputs at once.
     fn denoising(&self) -> Option<&Denoising> {
+        None
+    }
+
+    /// The trained network whose predictions a denoiser's samples are added to, if there is one.
+    fn regression(&self) -> Option<&Regression<A>> {
         None
     }
 }
@@ -36,12 +42,45 @@ pub struct Network<A> {
     model: Box<dyn Model<A>>,
     refinement: i64,
     denoising: Option<Denoising>,
+    regression: Option<Box<Regression<A>>>,
+    conditions: Option<Conditions>,
+}
+
+/// Input channels that are one number for each sample.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Conditions {
+    /// Number of the channels.
+    pub count: usize,
+    /// Number of input channels behind them.
+    pub behind: usize,
+}
+
+impl Conditions {
+    /// The fields without these channels, and their values `[sample, count]`.
+    fn take<A: Array>(self, fields: &A) -> Result<(A, A), BoxError> {
+        let [count, behind] = [self.count, self.behind].map(|channels| channels as i64);
+        let shape = fields.shape();
+        let before = shape.get(1).copied().unwrap_or(0) - count - behind;
+        if before < 0 || before + behind == 0 {
+            return Err(format!(
+                "inputs {shape:?} have no fields besides {count} conditions and {behind} channels"
+            )
+            .into());
+        }
+        let dims: Vec<i64> = (2..shape.len() as i64).collect();
+        // All points have the same value: the greatest one is it, without rounding.
+        let values = fields.narrow(1, before, count)?.reduce(Reduction::Max, &dims, false)?;
+        let parts = [fields.narrow(1, 0, before)?, fields.narrow(1, before + count, behind)?];
+        let parts: Vec<&A> =
+            parts.iter().zip([before, behind]).filter(|(_, own)| *own > 0).map(|(x, _)| x).collect();
+        Ok((A::cat(&parts, 1)?, values))
+    }
 }
 
 impl<A: Array> Network<A> {
     /// Wraps a model whose outputs are on the grid of its inputs.
     pub fn new(model: Box<dyn Model<A>>) -> Self {
-        Self { model, refinement: 1, denoising: None }
+        Self { model, refinement: 1, denoising: None, regression: None, conditions: None }
     }
 
     /// Wraps a model whose outputs are on a grid finer by this factor along each dim. It computes with the means of the given
@@ -56,10 +95,39 @@ impl<A: Array> Network<A> {
     pub fn denoising(self, denoising: Option<Denoising>) -> Self {
         Self { denoising, ..self }
     }
+
+    /// Wraps a denoiser of what a regression lacks of the targets.
+    #[must_use]
+    pub fn after(self, regression: Option<Regression<A>>) -> Self {
+        Self { regression: regression.map(Box::new), ..self }
+    }
+}
+
+impl<A: Array> Network<A> {
+    /// Wraps a model that is given some input channels as one vector for each sample: its array `conditions`, or, of a denoiser,
+    /// `class_labels`.
+    #[must_use]
+    pub fn conditioned(self, conditions: Option<Conditions>) -> Self {
+        Self { conditions, ..self }
+    }
+
+    /// The batch in which the conditions of samples are an array.
+    fn with_conditions(&self, mut batch: Batch<A>) -> Result<Batch<A>, BoxError> {
+        let Some(conditions) = self.conditions else { return Ok(batch) };
+        // The inputs of a denoiser are its conditions on the grid.
+        let (inputs, of_samples) = match self.denoising {
+            None => (Batch::<A>::FIELDS, Batch::<A>::CONDITIONS),
+            Some(_) => (Batch::<A>::CONDITIONS, Batch::<A>::CLASS_LABELS),
+        };
+        let Some(fields) = batch.take(inputs) else { return Ok(batch) };
+        let (fields, values) = conditions.take(&fields)?;
+        Ok(batch.with(inputs, fields).with(of_samples, values))
+    }
 }
 
 impl<A: Array> Forward<A> for Network<A> {
-    fn forward(&self, mut batch: Batch<A>, step: Option<Step<'_>>) -> Result<A, BoxError> {
+    fn forward(&self, batch: Batch<A>, step: Option<Step<'_>>) -> Result<A, BoxError> {
+        let mut batch = self.with_conditions(batch)?;
         if self.refinement > 1
             && let Some(fields) = batch.take(Batch::<A>::FIELDS)
         {
@@ -74,5 +142,9 @@ impl<A: Array> Forward<A> for Network<A> {
 
     fn denoising(&self) -> Option<&Denoising> {
         self.denoising.as_ref()
+    }
+
+    fn regression(&self) -> Option<&Regression<A>> {
+        self.regression.as_deref()
     }
 }

@@ -2,6 +2,7 @@
 
 mod builder;
 mod change;
+mod conditions;
 mod data_parallel;
 mod fit;
 mod fully_sharded;
@@ -15,4 +16,5 @@ mod run_folder;
 mod scored;
 mod settings;
 mod streamed;
+mod two_stages;
 mod weights;

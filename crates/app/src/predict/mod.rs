@@ -19,7 +19,7 @@ use isobar_data::Parts;
 use isobar_manager::config::{Resolved, agree};
 use isobar_manager::{DistributedManager, logging};
 use isobar_train::checkpoint::{CheckpointSelector, Checkpoints, Contents, Keep, Loaded};
-use isobar_train::config::Predict;
+use isobar_train::config::{Predict, ScalarsAs};
 use isobar_train::{Error, FieldLayout, FieldModel, Forward, Parameters};
 use tch::Tensor;
 
@@ -274,10 +274,7 @@ impl Prediction<'_> {
             Some("best") => load(CheckpointSelector::Best)?,
             Some("latest") => load(CheckpointSelector::Newest)?,
             Some(path) => load(CheckpointSelector::At(PathBuf::from(path)))?,
-            None => match load(CheckpointSelector::Best) {
-                Err(Error::NoCheckpoint { .. }) => load(CheckpointSelector::Newest)?,
-                loaded => loaded?,
-            },
+            None => run::best_or_newest(&checkpoints, &mut contents)?,
         };
         let origin = Origin::new(path.clone(), which, &state);
         let metadata: ModelMetadata = serde_json::from_value(state.extra).map_err(|error| {
@@ -298,6 +295,7 @@ impl Prediction<'_> {
             Predict::Frame => "frame".to_owned(),
             Predict::Change => "change".to_owned(),
         };
+        let form = |form: ScalarsAs| format!("{form:?}").to_lowercase();
         let pairs = [
             ("fields", format!("{:?}", trained.fields), format!("{:?}", data.fields)),
             ("inputs", format!("{:?}", trained.inputs), format!("{:?}", data.inputs)),
@@ -305,6 +303,7 @@ impl Prediction<'_> {
             ("forcings", format!("{:?}", trained.forcings), format!("{:?}", data.forcings)),
             ("statics", format!("{:?}", trained.statics), format!("{:?}", data.statics)),
             ("scalars", format!("{:?}", trained.scalars), format!("{:?}", data.scalars)),
+            ("scalars_as", form(trained.scalars_as), form(data.scalars_as)),
             ("diagnostics", format!("{:?}", trained.diagnostics), format!("{:?}", data.diagnostics)),
             ("history", trained.history.to_string(), data.history.to_string()),
             ("levels", format!("{:?}", trained.levels), format!("{:?}", data.levels)),

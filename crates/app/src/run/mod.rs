@@ -4,6 +4,7 @@
 
 pub(crate) mod errors;
 mod fields;
+mod first_stage;
 mod kept;
 pub(crate) mod picture;
 mod portion;
@@ -24,8 +25,9 @@ use isobar_array::Generator;
 use isobar_collectives::Group;
 use isobar_data::Normalizer;
 use isobar_manager::DistributedManager;
+use isobar_models::Batch;
 use isobar_shard::{ParallelRegion, ParamStore};
-use isobar_train::config::Predict;
+use isobar_train::config::{Predict, ScalarsAs};
 use isobar_train::{
     DenseFields, FieldLayout, Forward, Network, Parameters, Ranks, ShardedFields, Variable, VariableError,
     idle_ranks, on_mesh,
@@ -34,6 +36,8 @@ use serde::{Deserialize, Serialize};
 use tch::{Device, Tensor};
 
 pub(crate) use self::fields::{Fields, Place};
+use self::first_stage::FirstStage;
+pub(crate) use self::first_stage::best_or_newest;
 pub(crate) use self::kept::stamps;
 use self::ranks::Arrangement;
 pub(crate) use self::resume::claim;
@@ -114,6 +118,9 @@ pub(crate) struct ModelMetadata {
     /// Names of its scalars.
     #[serde(default)]
     pub(crate) scalars: Vec<String>,
+    /// Form in which it is given them.
+    #[serde(default)]
+    pub(crate) scalars_as: ScalarsAs,
     /// Names of the outputs that are no inputs.
     #[serde(default)]
     pub(crate) diagnostics: Vec<String>,
@@ -176,16 +183,24 @@ pub(crate) fn with<J: Job>(manager: &DistributedManager, config: &Config, job: J
     let device = manager.device();
     let denoising = config.denoising()?;
     let world = manager.group(None)?;
+    let first_stage = FirstStage::open(config, &world)?;
     // From the configuration and the file's header, before anything is allocated or read.
     let opened = Source::open(&config.data).and_then(|source| {
-        let fields = config.fields_of_model(source.spec(&config.data)?);
+        let mut fields = source.spec(&config.data)?;
+        let conditions = source.names.conditions(&*source.data, &config.data, &fields)?;
+        if let Some(conditions) = &conditions {
+            fields.in_channels -= conditions.count;
+            fields.arrays.extend([Batch::<()>::CONDITIONS, Batch::<()>::CLASS_LABELS].map(str::to_owned));
+        }
+        first_stage.iter().try_for_each(|stage| stage.check(&fields))?;
+        let fields = config.fields_of_model(fields);
         config.model.check(&fields)?;
         if J::TRAINS {
             source.has_samples(&config.data)?;
         }
-        Ok((Vec::new(), (source, fields)))
+        Ok((Vec::new(), (source, fields, conditions)))
     });
-    let ((source, fields), _) = all_ok(&world, opened)?;
+    let ((source, fields, conditions), _) = all_ok(&world, opened)?;
     room::check(&world, &arrangement, config, &fields, device, J::TRAINS)?;
     let Arrangement { ranks, model, domain } = arrangement;
     if let Some(mesh) = &domain
@@ -195,24 +210,42 @@ pub(crate) fn with<J: Job>(manager: &DistributedManager, config: &Config, job: J
         let warnings = idle_ranks(mesh, config.model.sharding().grid(), "tokens");
         warnings.iter().for_each(|warning| tracing::warn!("{warning}"));
     }
-    let store =
-        ParamStore::new(Generator::new(config.run.seed)).with_options(config.train.precision.kind(), device);
-    let mut store = store.with_region(ParallelRegion::new(model.clone()));
+    let store = || {
+        let options = (config.train.precision.kind(), device);
+        let store = ParamStore::new(Generator::new(config.run.seed)).with_options(options.0, options.1);
+        store.with_region(ParallelRegion::new(model.clone()))
+    };
+    let (mut store, mut of_first) = (store(), store());
     match domain {
         None => {
+            let load = |stage: &FirstStage| {
+                let network = stage.model.build(&mut of_first)?;
+                stage.load((network, conditions), Parameters::from_store(&of_first, &model)?, &world)
+            };
             let forward = Network::new(config.model.build(&mut store)?)
                 .refining(config.model.refinement())
-                .denoising(denoising);
+                .denoising(denoising)
+                .conditioned(conditions)
+                .after(first_stage.as_ref().map(load).transpose()?);
             let parameters = Parameters::from_store(&store, &model)?;
             job.run(made((config, device, source), ranks, parameters, |_| Ok(DenseFields), forward)?)
         }
         Some(mesh) => {
             // Gradients are summed over the mesh in buckets, while backward goes on.
             let sharding = config.model.sharding();
+            let load = |stage: &FirstStage| {
+                let sharding = stage.model.sharding();
+                let (mut params, _) = on_mesh(&mut of_first, &mesh, &world, &sharding, false)?;
+                let network = stage.model.build(&mut params)?;
+                stage.load((network, conditions), Parameters::on_mesh(&of_first, &mesh)?, &world)
+            };
+            let regression = first_stage.as_ref().map(load).transpose()?;
             let (mut params, ranks) = on_mesh(&mut store, &mesh, &world, &sharding, J::TRAINS)?;
             let forward = Network::new(config.model.build(&mut params)?)
                 .refining(config.model.refinement())
-                .denoising(denoising);
+                .denoising(denoising)
+                .conditioned(conditions)
+                .after(regression);
             if let Some(pattern) = params.unmatched().first() {
                 bail!(Exit::Usage.because(format!(
                     "the sharding of model.type = {:?} names parameters {pattern:?}, which the model does not have; mend its \

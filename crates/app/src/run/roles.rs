@@ -4,8 +4,9 @@ use std::ops::Range;
 
 use anyhow::{Result, bail};
 use isobar_data::{Computed, DataVariable, Dataset, Normalizer, choose};
-use isobar_train::Roles;
-use isobar_train::config::DataConfig;
+use isobar_models::FieldSpec;
+use isobar_train::config::{DataConfig, ScalarsAs};
+use isobar_train::{Conditions, Roles};
 
 use crate::exit::{Because, Exit};
 
@@ -110,6 +111,28 @@ impl Variables {
         let forcings = channels(data, &self.forcings)? + Computed::channels(&self.computed).len();
         let statics = channels(data, &self.statics)? + Computed::channels(&self.places).len();
         Ok([channels(data, &self.inputs)? * config.history + forcings, statics])
+    }
+
+    /// The input channels that a network is given as one vector for each sample; `None` if there are none.
+    pub(crate) fn conditions(
+        &self,
+        data: &dyn Dataset,
+        config: &DataConfig,
+        spec: &FieldSpec,
+    ) -> Result<Option<Conditions>> {
+        if config.scalars_as == ScalarsAs::Channels {
+            return Ok(None);
+        }
+        let count = channels(data, &config.scalars)?;
+        if count == 0 {
+            bail!(Exit::Usage.because(
+                "data.scalars_as is \"conditions\", but data.scalars names no variable; name some, or leave data.scalars_as out"
+            ));
+        }
+        // Scalars are the last of the inputs of samples without time, or of the stored forcings.
+        let before = channels(data, &self.inputs)? * config.history;
+        let end = before + if data.times().is_some() { channels(data, &self.forcings)? } else { 0 };
+        Ok(Some(Conditions { count, behind: spec.in_channels + spec.position_channels - end }))
     }
 
     /// Variables of stored frames of trajectories, in the order of [`isobar_train::Roles`].

@@ -99,7 +99,13 @@ impl<A: Array> EdmPreconditioner<A> {
             let batch = given()
                 .filter(|(name, array)| !on_grid(name, array))
                 .fold(Batch::default(), |batch, (name, array)| batch.with(name, array.shallow_clone()))
-                .with(Batch::<A>::FIELDS, input)
+                .with(Batch::<A>::FIELDS, input);
+            // A network without fields as conditions takes the labels of samples by this name.
+            let labels =
+                others.get(Batch::<A>::CLASS_LABELS).filter(|_| batch.get(Batch::<A>::CONDITIONS).is_none());
+            let batch = labels
+                .into_iter()
+                .fold(batch, |batch, labels| batch.with(Batch::<A>::CONDITIONS, labels.shallow_clone()))
                 .with(Batch::<A>::TIME, time);
             let mut output = self.network.forward(&batch, mode)?;
             output.take(Batch::<A>::FIELDS).ok_or_else(|| Error::Missing {
