@@ -3,7 +3,7 @@
   cargo run -p isobar-models --example outputs -- --own /tmp/outputs tests/golden/model_*.safetensors crates/models/tests/golden/*.safetensors
   TORCHDYNAMO_DISABLE=1 python benches/peers/load_weights.py /tmp/outputs
 
-Prints a table in Markdown. With `--run RUN OUT.safetensors`, loads the file that `isobar checkpoint export RUN OUT.safetensors` has written
+Prints a table in Markdown. PhysicsNeMo computes AFNO, and what older denoisers put around their network, in single precision. With `--run RUN OUT.safetensors`, loads the file that `isobar checkpoint export RUN OUT.safetensors` has written
 into the class of the run's model, strictly, and prints the number of tensors.
 """
 
@@ -45,6 +45,10 @@ CLASSES = {
     "transolver": ("physicsnemo.models.transolver:Transolver", {"use_te": False}),
     "unet": ("physicsnemo.models.unet:UNet", {}),
 }
+# Filters that are in single precision, whatever the dtype of the weights.
+SINGLE = ("afno", "mod_afno")
+# Arguments without which forward functions fail.
+ABSENT = {"dit": ["condition"], "song_unet": ["noise_labels", "class_labels"], "song_unet_pos_embd": ["noise_labels", "class_labels"]}
 # Arguments of Isobar alone.
 OWN = {"type", "tiles", "gradient_checkpointing", "upsampling"}
 TUPLES = ("_dim", "_shape", "_size", "_resolution", "num_heads")
@@ -56,7 +60,11 @@ def make(op, arguments):
     own = {key: value for key, value in arguments.items() if key not in OWN}
     # Lists of these stand for tuples; those of others are lists there, too.
     own = {key: tuple(value) if isinstance(value, list) and key.endswith(TUPLES) else value for key, value in own.items()}
-    return getattr(importlib.import_module(module), owner)(**{**fixed, **own}).double().eval()
+    return getattr(importlib.import_module(module), owner)(**{**fixed, **own}).to(dtype_of(op)).eval()
+
+
+def dtype_of(op):
+    return torch.float32 if op in SINGLE else torch.float64
 
 
 def load(model, weights):
@@ -97,9 +105,11 @@ def compare(path):
     model = make(case["op"], attrs)
     count = len(weights)
     load(model, weights)
-    given = arguments_of({name: inputs[name] for name in case["inputs"]})
-    if case["op"] == "dit":
-        given.setdefault("condition", None)
+    own = lambda x: x.to(dtype_of(case["op"])) if x.is_floating_point() else x
+    given = arguments_of({name: own(inputs[name]) for name in case["inputs"]})
+    for name in ABSENT.get(case["op"], []):
+        # Networks without an embedding of the noise level ignore it.
+        given.setdefault(name, torch.zeros(1, dtype=torch.float64) if name == "noise_labels" else None)
     with torch.no_grad():
         if set(given) == {"input"} or case["op"] == "healpix_unet":
             theirs = model(list(*given.values()) if case["op"] == "healpix_unet" else given["input"])
@@ -120,7 +130,7 @@ def main():
         run, weights = options.run
         table = tomllib.loads((run / "config.toml").read_text())["model"]
         tensors = load_file(weights)
-        load(make(table["type"], table), {name: x.double() for name, x in tensors.items()})
+        load(make(table["type"], table), tensors)
         print(f"{len(tensors)} tensors of {table['type']} loaded")
         return
     print("| case | model | tensors | numbers | largest difference |\n|---|---|---|---|---|")

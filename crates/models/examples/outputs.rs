@@ -7,9 +7,12 @@
 //! Each file is a case of a model: its configuration, inputs and, unless `--own` is given first, weights. With `--own`, weights start
 //! as a fresh model's, with noise added so that those that start at zero count.
 
+#![expect(clippy::print_stderr, reason = "an example talks to its reader")]
+
 use std::collections::BTreeMap;
 use std::error::Error;
 use std::path::Path;
+use std::process::ExitCode;
 
 use isobar_array::{Generator, Window};
 use isobar_models::{Batch, Mode, ModelConfig};
@@ -22,26 +25,29 @@ const DOUBLE: (Kind, Device) = (Kind::Double, Device::Cpu);
 
 type Result<T> = std::result::Result<T, Box<dyn Error>>;
 
-fn main() -> Result<()> {
+fn main() -> ExitCode {
     let mut given: Vec<String> = std::env::args().skip(1).collect();
     let fresh = given.first().is_some_and(|first| first == "--own");
     if fresh {
         given.remove(0);
     }
     let Some((out, cases)) = given.split_first() else {
-        return Err("expected [--own] OUT CASE…".into());
+        eprintln!("expected [--own] OUT CASE…");
+        return ExitCode::FAILURE;
     };
-    std::fs::create_dir_all(out)?;
+    let mut code = ExitCode::SUCCESS;
     for case in cases {
         if let Err(error) = write(Path::new(case), Path::new(out), fresh) {
             eprintln!("{case}: {error}");
+            code = ExitCode::FAILURE;
         }
     }
-    Ok(())
+    code
 }
 
 /// Computes the outputs of one case and writes them.
 fn write(path: &Path, out: &Path, fresh: bool) -> Result<()> {
+    std::fs::create_dir_all(out)?;
     let bytes = std::fs::read(path)?;
     let (_, header) = safetensors::SafeTensors::read_metadata(&bytes)?;
     let metadata = header.metadata().clone().unwrap_or_default();
