@@ -230,7 +230,9 @@ fn a_first_stage_of_other_data_is_refused() {
     let config = "[data]\ninputs = [\"other\"]\ntargets = [\"vorticity_detail\"]\n";
     std::fs::write(folder.path().join("config.toml"), config).unwrap();
     let regression = format!("diffusion.regression={}", folder.path().display());
-    let args = ["train", "configs/super_resolution_corrdiff.toml", "--set", &regression].map(str::to_owned);
+    let output = format!("run.output={}", folder.path().display());
+    let args = ["train", "configs/super_resolution_corrdiff.toml", "--set", &regression, "--set", &output];
+    let args = args.map(str::to_owned);
     let outcome = Launch::plain(1, ISOBAR).current_dir(workspace()).args(args).run().unwrap();
     assert_eq!(outcome.exit, Exit::Code(2), "{outcome}");
     let words = "trained with data.inputs = [\"other\"], and the denoiser has [\"vorticity_coarse\"]";

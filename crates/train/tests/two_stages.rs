@@ -4,7 +4,7 @@
 use std::ops::Range;
 use std::time::Duration;
 
-use isobar_array::{Array, Generator, Window};
+use isobar_array::{Generator, Window};
 use isobar_collectives::threads;
 use isobar_data::{Augment, InMemory, Normalizer};
 use isobar_manager::{DeviceMesh, DistributedManager};
