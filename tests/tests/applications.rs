@@ -196,7 +196,8 @@ fn two_stages_on_four_ranks_are_those_of_one() {
     let path = Data::Pairs.make(folder.path());
     let small = ["model_channels=4", "channel_mult=[1, 2]", "img_resolution=16"];
     let first: Vec<String> = small.iter().map(|set| format!("model.{set}")).collect();
-    let first: Vec<&str> = Data::Pairs.sets().iter().copied().chain(first.iter().map(String::as_str)).collect();
+    let first: Vec<&str> =
+        Data::Pairs.sets().iter().copied().chain(first.iter().map(String::as_str)).collect();
     let _ = train("super_resolution_unet", &path, &folder.path().join("first"), 1, &first);
     let regression = format!("diffusion.regression={}", folder.path().join("first/run").display());
     let second: Vec<String> = small.iter().map(|set| format!("model.model.{set}")).collect();
