@@ -3,8 +3,7 @@
 
 use std::fs::{self, File};
 use std::io::Write;
-use std::os::unix::process::ExitStatusExt;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::thread;
 use std::time::Duration;
@@ -14,16 +13,17 @@ use flate2::write::ZlibEncoder;
 use isobar_data::{DarcyWriter, WellDim, WellMeta, WellWriter};
 use isobar_harness::{THREADS, output_within, threads, wait_within, workspace};
 use rstest::rstest;
+use serde_json::{Value, json};
 use tch::{Device, Kind, Tensor};
 use tempfile::tempdir;
 
 const READER: &str = env!("CARGO_BIN_EXE_reader");
 
 /// Copies that are read by one process.
-const BATCH: u64 = 512;
+const BATCH: u64 = 256;
 
-/// Time limit of a read: seconds, unless HDF5 loops forever.
-const LONGEST: Duration = Duration::from_secs(30);
+/// Time limit of a process, which reads for seconds, and waits longer for each helper that loops.
+const LONGEST: Duration = Duration::from_secs(120);
 
 /// Memory limit of a reading process, in KiB: libtorch takes most of it. The files have a few KiB.
 const MEMORY: u64 = 1 << 20;
@@ -60,53 +60,69 @@ fn well(path: &Path) {
     writer.finish().unwrap();
 }
 
-/// Whatever is damaged, Isobar's own code neither panics nor takes memory without bound. HDF5 itself is in C, and some
-/// damage makes it crash or go round for ever: that it does so seldom is all that can be held here.
+fn fixture(name: &str) -> PathBuf {
+    workspace().join("tests/data/formats").join(name)
+}
+
+/// Whatever is damaged, the process that reads neither crashes nor panics, loops or takes memory without bound: it gets values, or
+/// an error that names the file. What HDF5's C library makes of a file only a helper process feels. Of a few files in 8000 it
+/// does not notice there that HDF5 1.10 reads beyond its memory.
 #[rstest]
-#[case::darcy("darcy", darcy)]
-#[case::well("well", well)]
-fn damaged_files_are_values_or_errors(#[case] kind: &str, #[case] write: fn(&Path)) {
+#[case::darcy("darcy", None, json!({}))]
+#[case::well("the_well", None, json!({}))]
+#[case::netcdf4("netcdf", Some("netcdf4.nc"), json!({}))]
+#[case::hdf5("hdf5", Some("plain.h5"), json!({ "axes": ["sample", "time", "lat", "lon"], "variables": { "u": "run/u" } }))]
+#[case::classic("netcdf", Some("classic.nc"), json!({}))]
+#[case::npy("npy", Some("u.npy"), json!({ "axes": ["sample", "time", "lat", "lon"] }))]
+#[case::npz("npy", Some("deflated.npz"), json!({ "axes": ["sample", "time", "lat", "lon"] }))]
+#[case::safetensors("safetensors", Some("arrays.safetensors"), json!({ "axes": ["sample", "time", "lat", "lon"] }))]
+#[case::zarr_v2("zarr", Some("zarr/xarray_v2.zarr"), json!({}))]
+#[case::zarr_v3("zarr", Some("zarr/xarray_v3.zarr"), json!({}))]
+fn damaged_files_are_values_or_errors(#[case] format: &str, #[case] file: Option<&str>, #[case] own: Value) {
     let folder = tempdir().unwrap();
-    let [path, log, errors] = ["whole.h5", "log", "errors"].map(|name| folder.path().join(name));
-    write(&path);
+    let [mut path, log, errors] = ["whole.h5", "log", "errors"].map(|name| folder.path().join(name));
+    match (file, format) {
+        (Some(file), _) => path = fixture(file),
+        (None, "darcy") => darcy(&path),
+        (None, _) => well(&path),
+    }
+    let mut config = json!({ "format": format });
+    config[format] = own;
+    if file.is_some() {
+        config["fields"] = json!(["u"]);
+    }
     let count = std::env::var("PROPTEST_CASES").map_or(BATCH, |cases| cases.parse().unwrap());
-    let (mut problems, mut below) = (Vec::new(), Vec::new());
+    let mut problems = Vec::new();
     let mut from = 0;
     while from < count {
         let to = (from + BATCH).min(count);
         let mut command = Command::new(READER);
-        command.arg(kind).arg(&path).args(["1", &from.to_string(), &to.to_string()]).env(THREADS, threads());
+        command.arg(config.to_string()).arg(&path).args(["1", &from.to_string(), &to.to_string()]);
+        command.env(THREADS, threads());
         command.stdout(File::create(&log).unwrap()).stderr(File::create(&errors).unwrap());
         let status = wait_within(&mut command.spawn().unwrap(), LONGEST).unwrap();
         let said = fs::read_to_string(&log).unwrap();
         let last: Vec<&str> = said.lines().last().unwrap_or_default().split(' ').collect();
         match (status, &last[..]) {
-            (Some(status), ["read", _, "memory", memory]) if status.success() => {
+            (Some(status), ["read", .., "memory", memory]) if status.success() => {
+                println!("{format} {file:?} {from}..{to}: {}", last.join(" "));
                 let memory: u64 = memory.parse().unwrap();
                 if memory > MEMORY {
                     problems.push(format!("the copies from {from} to {to} took {memory} KiB"));
                 }
                 from = to;
             }
-            (status, [number]) => {
+            (status, [number]) if !number.is_empty() => {
                 let complaint = String::from_utf8_lossy(&fs::read(&errors).unwrap()).into_owned();
-                let by_rust =
-                    ["panicked at", "memory allocation of"].iter().any(|words| complaint.contains(words));
-                let crashed = match status.map(|status| status.signal()) {
-                    None | Some(Some(7 | 8 | 11)) => true,
-                    // By the C library, which found its heap damaged.
-                    Some(Some(6)) => !by_rust,
-                    Some(_) => false,
-                };
-                let list = if crashed { &mut below } else { &mut problems };
-                list.push(format!("copy {number}: {status:?}: {complaint}"));
+                problems.push(format!("copy {number}: {status:?}: {complaint}"));
                 from = number.parse::<u64>().unwrap() + 1;
             }
             _ => panic!("{status:?}: {said}"),
         }
     }
-    assert!(problems.is_empty(), "{} of {count}\n{}", problems.len(), problems.join("\n"));
-    assert!(below.len() as u64 * 20 <= count, "{} of {count}\n{}", below.len(), below.join("\n"));
+    let by_library = ["darcy", "the_well", "hdf5"].contains(&format) || file == Some("netcdf4.nc");
+    let most = if by_library { count / 2000 } else { 0 };
+    assert!(problems.len() as u64 <= most, "{} of {count}\n{}", problems.len(), problems.join("\n"));
 }
 
 /// Bytes of deflate, without its end, that unpack to 1.2 GB of zeros.

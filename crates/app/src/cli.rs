@@ -91,6 +91,9 @@ pub(crate) enum Command {
     /// One rank of `verify`
     #[command(hide = true)]
     VerifyRank(RankArgs),
+    /// Helper process that reads HDF5 files before another one opens them
+    #[command(hide = true)]
+    CheckFiles,
 }
 
 impl Cli {

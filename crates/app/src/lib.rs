@@ -111,6 +111,8 @@ fn run_command() -> ExitCode {
             return Exit::Usage.into();
         }
     };
+    // By this path the program is found also if its file was replaced meanwhile.
+    isobar_data::check_files_with("/proc/self/exe", ["check-files"]);
     match &cli.command {
         Command::Train(args) => ended(train::command(args)),
         Command::Predict(args) => ended(predict::command(args)),
@@ -123,11 +125,12 @@ fn run_command() -> ExitCode {
         Command::Verify(args) => ended(verify::run(args)),
         Command::Trace(command) => ended(trace::run(command)),
         Command::VerifyRank(args) => ended(verify::run_rank(args)),
+        Command::CheckFiles => isobar_data::serve_file_checks(),
     }
 }
 
 /// Single-process commands, which join no ranks.
-const ALONE: [&str; 6] = ["checkpoint", "config", "data", "launch", "trace", "verify"];
+const ALONE: [&str; 7] = ["check-files", "checkpoint", "config", "data", "launch", "trace", "verify"];
 
 /// Returns whether the command of this process joins the ranks of its launch.
 fn joins() -> bool {

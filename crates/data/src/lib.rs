@@ -19,6 +19,7 @@
 //! | [`Sampler`], [`part`], [`split`] | the same global batches on 1 and N ranks, and a rank's part of each |
 //! | [`Augment`] | random symmetries |
 //! | [`WriterFormat`], [`register_writer!`] | a format that data sets are written in |
+//! | [`check_files_with`], [`serve_file_checks`] | HDF5 files are read in a helper process first, so that a damaged one cannot crash this one |
 //! | [`summarize`] | statistics of variables and of their changes, weighted by cell area |
 //! | [`generate`], [`coarse_fields`] | generators of data sets; inputs of super-resolution |
 //!
@@ -75,6 +76,7 @@ pub use format::darcy::{DarcyFields, DarcyFile, DarcyStatistics, DarcyWriter};
 pub use format::the_well::{WellDim, WellField, WellFile, WellMeta, WellWriter};
 pub use format::zarr::remote_stamp;
 pub use grid::{DataVariable, Dim, PredictionMeta};
+pub use hdf5::isolation::{check_files_with, serve_file_checks};
 #[doc(hidden)]
 pub use inventory;
 pub use joined::{DataPath, Join};

@@ -1,58 +1,108 @@
-//! Reads damaged copies of a data set: `reader darcy|well FILE SEED FROM TO` changes some bytes of FILE for each number from FROM
-//! to TO, the same for the same seed and number, and reads what came of it. Prints each number before it reads, and at the end
-//! how many were read as if they were whole and the most memory that it had, in KiB.
+//! Reads damaged copies of a data set: `reader CONFIG PATH SEED FROM TO` changes some bytes of the file or folder PATH for each number
+//! from FROM to TO, the same for the same seed and number, and reads what came of it as `CONFIG`, the `[data]` of a run in JSON,
+//! says. Prints each number before it reads, and at the end how many copies were read, how many of those with the values of
+//! the original, how many the helper did not survive, and the most memory that it had, in KiB. An error that does not name the file is its own end.
 //!
-//! A process of its own, since what reads is a library in C: the test that starts this one sees where it crashes.
+//! A process of its own: the test that starts this one sees where it crashes. As `isobar` does, it lets a helper process read
+//! each HDF5 file first, `reader check-files`.
 #![expect(clippy::print_stdout, reason = "its report is its standard output")]
 
-use std::path::Path;
+use std::fs;
+use std::ops::Range;
+use std::path::{Path, PathBuf};
+use std::process::ExitCode;
 
 use anyhow::{Context, Result, bail};
-use isobar_data::{DarcyFile, WellFile};
+use isobar_data::{DataConfig, Error, Window, check_files_with, serve_file_checks};
 
-fn main() -> Result<()> {
+fn main() -> Result<ExitCode> {
     let args: Vec<String> = std::env::args().skip(1).collect();
-    let [kind, file, numbers @ ..] = &args[..] else { bail!("usage: reader KIND FILE SEED FROM TO") };
+    if args == ["check-files"] {
+        return Ok(serve_file_checks());
+    }
+    check_files_with("/proc/self/exe", ["check-files"]);
+    let [config, path, numbers @ ..] = &args[..] else { bail!("usage: reader CONFIG PATH SEED FROM TO") };
     let numbers: Vec<u64> = numbers.iter().map(|number| number.parse()).collect::<Result<_, _>>()?;
-    let [seed, from, to] = numbers[..] else { bail!("usage: reader KIND FILE SEED FROM TO") };
-    let whole = std::fs::read(file)?;
+    let [seed, from, to] = numbers[..] else { bail!("usage: reader CONFIG PATH SEED FROM TO") };
+    let config: DataConfig = serde_json::from_str(config)?;
+    let path = Path::new(path);
+    let original = read(&config, path)?;
+    let files = files(path)?;
     let folder = tempfile::tempdir()?;
-    let damaged = folder.path().join("damaged.h5");
-    let mut read = 0;
+    let [mut good, mut equal, mut rejected] = [0; 3];
     for number in from..to {
         println!("{number}");
-        std::fs::write(&damaged, damage(&whole, seed, number))?;
-        let result = if kind == "darcy" { darcy(&damaged) } else { well(&damaged) };
-        read += u64::from(result.is_ok());
+        // A path of its own: two files of one length can have the same times.
+        let own = folder.path().join(number.to_string());
+        let copy = own.join(path.file_name().context("no name")?);
+        write_damaged(&copy, &files, seed, number)?;
+        match read(&config, &copy) {
+            Ok(values) => {
+                good += 1;
+                equal += u64::from(values == original);
+            }
+            Err(error) if !error.to_string().contains(&*copy.to_string_lossy()) => {
+                bail!("copy {number}: the error does not name the file: {error}");
+            }
+            Err(error) => rejected += u64::from(matches!(error, Error::Rejected { .. })),
+        }
+        fs::remove_dir_all(&own)?;
     }
-    println!("read {read} memory {}", peak()?);
-    Ok(())
+    println!("read {good} equal {equal} rejected {rejected} memory {}", peak()?);
+    Ok(ExitCode::SUCCESS)
 }
 
-/// All that a run would read, and no more than a few samples of it.
-fn darcy(path: &Path) -> Result<()> {
-    let file = DarcyFile::open(path)?;
-    let (samples, rows, cols) = (file.len().min(3), file.rows().min(9), file.cols().min(9));
-    for sample in 0..samples {
-        let _ = file.read(&[sample], 0..rows, 0..cols)?;
+/// All that a run would read, but no more than a few frames and points of it.
+fn read(config: &DataConfig, path: &Path) -> isobar_data::Result<Vec<u32>> {
+    let data = DataConfig { path: path.to_owned().into(), ..config.clone() }.open_all()?;
+    let few = |count: usize| 0..count.min(9);
+    let points: Vec<Range<usize>> = data.dims().iter().map(|dim| few(dim.coordinates.len())).collect();
+    let window = Window { frames: few(data.times().map_or(1, <[f64]>::len)), points };
+    let samples: Vec<usize> = few(data.samples()).collect();
+    let mut all = Vec::new();
+    for variable in data.variables() {
+        let names = [variable.name.as_str()];
+        let values = data.read(&window, &samples, &names)?.f_flatten(0, -1)?;
+        all.extend(Vec::<f32>::try_from(values)?.into_iter().map(f32::to_bits));
+        data.statistics(&names, 0..1)?;
     }
-    file.statistics(0..samples)?;
-    Ok(())
+    Ok(all)
 }
 
-fn well(path: &Path) -> Result<()> {
-    let file = WellFile::open(path)?;
-    let fields: Vec<&str> = file.fields().iter().map(|field| field.name()).collect();
-    let window: Vec<_> = file.grid().iter().map(|&points| 0..points.min(9)).collect();
-    let _ = file.read(&fields, 0, 0..file.frames().min(3), &window)?;
-    file.statistics(&fields, 0..1)?;
+/// The files of a file or folder, by their paths below it.
+fn files(path: &Path) -> Result<Vec<(PathBuf, Vec<u8>)>> {
+    if path.is_file() {
+        return Ok(vec![(PathBuf::new(), fs::read(path)?)]);
+    }
+    let mut all = Vec::new();
+    for entry in fs::read_dir(path)? {
+        let entry = entry?;
+        let below = files(&entry.path())?.into_iter();
+        all.extend(below.map(|(own, bytes)| (Path::new(&entry.file_name()).join(own), bytes)));
+    }
+    all.sort();
+    Ok(all)
+}
+
+/// Writes a copy, one of whose files is damaged.
+fn write_damaged(copy: &Path, files: &[(PathBuf, Vec<u8>)], seed: u64, number: u64) -> Result<()> {
+    let chosen = Random::new(!seed, number).below(files.len());
+    for (at, (own, bytes)) in files.iter().enumerate() {
+        // A path with nothing appended: appending an empty one would end it with a slash.
+        let target: PathBuf = copy.components().chain(own.components()).collect();
+        fs::create_dir_all(target.parent().context("no folder")?)?;
+        if at == chosen { fs::write(target, damage(bytes, seed, number))? } else { fs::write(target, bytes)? }
+    }
     Ok(())
 }
 
 /// A copy with some bytes changed: bits, words that stand for lengths and places, zeroed blocks, or its end cut off.
 fn damage(whole: &[u8], seed: u64, number: u64) -> Vec<u8> {
     let mut bytes = whole.to_vec();
-    let mut random = Random(seed.wrapping_mul(0x9E37_79B9_7F4A_7C15) ^ number);
+    if bytes.is_empty() {
+        return bytes;
+    }
+    let mut random = Random::new(seed, number);
     for _ in 0..=random.below(3) {
         let at = random.below(bytes.len());
         let end = bytes.len();
@@ -78,6 +128,10 @@ fn damage(whole: &[u8], seed: u64, number: u64) -> Vec<u8> {
 struct Random(u64);
 
 impl Random {
+    fn new(seed: u64, number: u64) -> Self {
+        Self(seed.wrapping_mul(0x9E37_79B9_7F4A_7C15) ^ number)
+    }
+
     fn next(&mut self) -> u64 {
         self.0 = self.0.wrapping_add(0x9E37_79B9_7F4A_7C15);
         let mut z = self.0;
@@ -93,7 +147,7 @@ impl Random {
 
 /// The most memory that this process had, in KiB.
 fn peak() -> Result<u64> {
-    let status = std::fs::read_to_string("/proc/self/status")?;
+    let status = fs::read_to_string("/proc/self/status")?;
     let line = status.lines().find_map(|line| line.strip_prefix("VmHWM:")).context("no VmHWM")?;
     Ok(line.trim().trim_end_matches(" kB").parse()?)
 }

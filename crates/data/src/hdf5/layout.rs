@@ -9,7 +9,7 @@ use hdf5_metno::types::{FloatSize, TypeDescriptor};
 use hdf5_metno::{Dataset, File, Group, H5Type, Hyperslab, LocationType, SliceOrIndex};
 use ndarray::IxDyn;
 
-use super::whole;
+use super::{isolation, whole};
 use crate::hdf5::storage::{self, DEFLATED, LARGEST_CHUNK, Stored, misfit};
 use crate::{Error, Result};
 
@@ -26,6 +26,12 @@ pub(crate) struct Node<'a> {
 impl<'a> Node<'a> {
     /// The root of a file that is there, HDF5 and whole.
     pub(crate) fn open(path: &'a Path) -> Result<Self> {
+        isolation::check(path, whole::check(path)?)?;
+        Self::open_directly(path)
+    }
+
+    /// Opens a file in this process, whatever the library makes of it.
+    pub(super) fn open_directly(path: &'a Path) -> Result<Self> {
         let length = whole::check(path)?;
         let group = File::open(path)
             .and_then(|file| file.group("/"))
@@ -41,8 +47,13 @@ impl<'a> Node<'a> {
 
     /// Paths of all datasets below the group, in order.
     pub(crate) fn dataset_names(&self) -> Result<Vec<String>> {
+        Ok(self.members_below()?.1)
+    }
+
+    /// Paths of all groups and of all datasets below the group, each in order.
+    pub(super) fn members_below(&self) -> Result<(Vec<String>, Vec<String>)> {
         let failed = |error| Error::hdf5(self.path, "list its datasets", error);
-        let mut names = Vec::new();
+        let (mut below, mut names) = (Vec::new(), Vec::new());
         let mut seen = HashSet::new();
         let mut groups = vec![(String::new(), self.group.clone())];
         while let Some((prefix, group)) = groups.pop() {
@@ -54,13 +65,15 @@ impl<'a> Node<'a> {
                     LocationType::Dataset => names.push(full),
                     LocationType::Group if seen.insert(format!("{:?}", info.token)) => {
                         groups.push((format!("{full}/"), group.group(&link).map_err(failed)?));
+                        below.push(full);
                     }
                     _ => (),
                 }
             }
         }
+        below.sort();
         names.sort();
-        Ok(names)
+        Ok((below, names))
     }
 
     pub(crate) fn has(&self, name: &str) -> bool {

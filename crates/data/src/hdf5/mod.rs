@@ -5,6 +5,7 @@
 pub(crate) mod atomic_file;
 pub(crate) mod attribute;
 mod chunks;
+pub(crate) mod isolation;
 pub(crate) mod layout;
 pub(crate) mod plain;
 mod scales;

@@ -1,0 +1,139 @@
+//! The helper process, as its parent sees it: a path in, a byte out.
+
+use std::fs::File;
+use std::io::{Read, Write};
+use std::os::fd::AsFd;
+use std::os::unix::ffi::OsStrExt;
+use std::path::Path;
+use std::process::{Child, ChildStdin, ChildStdout, Command, ExitStatus, Stdio};
+use std::time::{Duration, Instant};
+
+use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
+
+use super::Program;
+
+/// Longest wait for one file. Endless loops end earlier, by their processor time; this is for file systems that hang.
+pub(super) const DEADLINE: Duration = Duration::from_secs(300);
+
+/// Settings of glibc's allocator. Its library for debugging, where it is installed, finds writes beyond a block; memory is filled
+/// with a pattern when it is taken and given back, so that reads of what is not there become pointers that crash.
+const MALLOC: [(&str, &str); 3] =
+    [("LD_PRELOAD", "libc_malloc_debug.so.0"), ("MALLOC_CHECK_", "3"), ("MALLOC_PERTURB_", "165")];
+
+/// Answer of a helper that read a file: ACK, no letter of a text that another program prints.
+pub(super) const GOOD: u8 = 0x06;
+/// Answer of a helper whose memory was not enough: NAK.
+pub(super) const OUT_OF_MEMORY: u8 = 0x15;
+/// Answer of a helper that could not list attributes: CAN.
+pub(super) const UNLISTED: u8 = 0x18;
+
+/// End of an attempt to read a file.
+#[derive(Debug)]
+pub(super) enum Answer {
+    /// The file can be opened. It may still be rejected for what it holds.
+    Good,
+    /// The library asked for more memory than the helper may take.
+    OutOfMemory,
+    /// The attributes of an object cannot be listed.
+    Unlisted,
+    /// Something else than an answer.
+    Foreign,
+    /// No answer in time.
+    Late,
+    /// The helper ended.
+    Ended(ExitStatus),
+}
+
+/// A helper process.
+#[derive(Debug)]
+pub(super) struct Helper {
+    child: Child,
+    /// `None` once the process must end.
+    paths: Option<ChildStdin>,
+    answers: ChildStdout,
+    served: usize,
+}
+
+impl Helper {
+    /// Starts a helper. It gets no variable of this process but those of the dynamic linker and of HDF5: with those of a
+    /// launcher it could take itself for a rank.
+    pub(super) fn start(program: &Program) -> std::io::Result<Self> {
+        let kept = |name: &str| name == "LD_LIBRARY_PATH" || name.starts_with("HDF5_");
+        let variables = std::env::vars_os().filter(|(name, _)| name.to_str().is_some_and(kept));
+        let mut command = Command::new(&program.path);
+        command.args(&program.args).env_clear().envs(variables).envs(MALLOC);
+        let mut child = command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::null()).spawn()?;
+        let (paths, answers) = (child.stdin.take(), child.stdout.take());
+        let answers = answers.ok_or_else(|| std::io::Error::other("it has no output"))?;
+        Ok(Self { child, paths, answers, served: 0 })
+    }
+
+    /// Number of files that it has read.
+    pub(super) fn served(&self) -> usize {
+        self.served
+    }
+
+    /// Lets it read a file.
+    pub(super) fn read(&mut self, path: &Path) -> Answer {
+        self.served += 1;
+        let request = [path.as_os_str().as_bytes(), &[0]].concat();
+        if let Some(paths) = &mut self.paths {
+            // Where it has ended, its status says why.
+            let _ = paths.write_all(&request);
+        }
+        match self.answer() {
+            Some(Some(GOOD)) => Answer::Good,
+            Some(Some(OUT_OF_MEMORY)) => Answer::OutOfMemory,
+            Some(Some(UNLISTED)) => Answer::Unlisted,
+            Some(Some(_)) => Answer::Foreign,
+            Some(None) => self.end().map_or(Answer::Late, Answer::Ended),
+            None => Answer::Late,
+        }
+    }
+
+    /// The answer, or nothing in it if the helper ended; `None` after the deadline.
+    fn answer(&mut self) -> Option<Option<u8>> {
+        let end = Instant::now() + DEADLINE;
+        while !is_readable(&self.answers, end.saturating_duration_since(Instant::now())) {
+            if Instant::now() >= end {
+                return None;
+            }
+        }
+        let mut answer = [0];
+        Some(self.answers.read_exact(&mut answer).ok().map(|()| answer[0]))
+    }
+
+    /// Waits for its end.
+    fn end(&mut self) -> Option<ExitStatus> {
+        self.paths = None;
+        self.child.wait().ok()
+    }
+}
+
+impl Drop for Helper {
+    fn drop(&mut self) {
+        // It has nothing to finish. One that has ended already is no error.
+        let _ = self.child.kill();
+        let _ = self.end();
+    }
+}
+
+/// Waits until something can be read, or the other end is closed; returns false after the time.
+pub(super) fn is_readable(file: &impl AsFd, time: Duration) -> bool {
+    let time = PollTimeout::try_from(time).unwrap_or(PollTimeout::MAX);
+    // An interrupted wait is like one that found nothing.
+    poll(&mut [PollFd::new(file.as_fd(), PollFlags::POLLIN)], time).is_ok_and(|ready| ready > 0)
+}
+
+/// Reads a path up to its zero byte; `None` at the end.
+pub(super) fn next_path(requests: &mut File) -> Option<Vec<u8>> {
+    let mut path = Vec::new();
+    let mut byte = [0];
+    loop {
+        requests.read_exact(&mut byte).ok()?;
+        match byte[0] {
+            0 => return Some(path),
+            other => path.push(other),
+        }
+    }
+}

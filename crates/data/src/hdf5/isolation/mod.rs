@@ -1,0 +1,220 @@
+//! Reads an HDF5 file in a helper process before this process opens it.
+//!
+//! The HDF5 library is in C, and some damaged files crash it, send it into an endless loop, or make it take all memory. Here
+//! only a helper process is lost, and the caller gets an error that names the file. The helper is the program itself, started
+//! again (see [`check_files_with`]).
+
+mod helper;
+mod serve;
+mod visit;
+
+use std::collections::HashMap;
+use std::ffi::OsString;
+use std::os::unix::fs::MetadataExt;
+use std::path::{Path, PathBuf};
+use std::process::ExitStatus;
+use std::sync::{Mutex, OnceLock, PoisonError};
+
+use self::helper::{Answer, Helper};
+pub use self::serve::serve_file_checks;
+use crate::{Error, Result};
+
+/// Reads each HDF5 and NetCDF-4 file in a helper process before this process opens it.
+///
+/// `program` with `args` is a program that calls [`serve_file_checks`] at once: usually this program itself with a word by which
+/// its `main` knows. The programs of `isobar_app::App` do this already. Without a call, files are opened directly, and a damaged
+/// file may crash the process.
+///
+/// A file that the HDF5 library cannot read within 5 s of processor time (more for files from 4 MiB on) and 1 GiB of memory, or that crashes it, becomes
+/// [`Error::Rejected`]. A file is read again only if its size, times or inode changed. The helper is started when a file is
+/// opened, without the variables of launchers such as mpirun, and ends once it had no file to read for some seconds. Nothing is
+/// collective: each rank has a helper of its own. A second call has no effect.
+///
+/// ```no_run
+/// # fn train() -> isobar_data::Result<()> { Ok(()) }
+/// use std::process::ExitCode;
+///
+/// fn main() -> ExitCode {
+///     if std::env::args().nth(1).is_some_and(|word| word == "check-files") {
+///         return isobar_data::serve_file_checks();
+///     }
+///     isobar_data::check_files_with("/proc/self/exe", ["check-files"]);
+///     if train().is_ok() { ExitCode::SUCCESS } else { ExitCode::FAILURE }
+/// }
+/// ```
+pub fn check_files_with<A: Into<OsString>>(program: impl Into<PathBuf>, args: impl IntoIterator<Item = A>) {
+    let args = args.into_iter().map(Into::into).collect();
+    let _ = PROGRAM.set(Program { path: program.into(), args });
+}
+
+/// Program that is started as helper.
+#[derive(Debug)]
+struct Program {
+    path: PathBuf,
+    args: Vec<OsString>,
+}
+
+static PROGRAM: OnceLock<Program> = OnceLock::new();
+static CHECKS: Mutex<Option<Checks>> = Mutex::new(None);
+
+/// Rejects a file of some length that a helper process could not read, if [`check_files_with`] named one.
+pub(crate) fn check(path: &Path, length: u64) -> Result<()> {
+    let Some(program) = PROGRAM.get() else { return Ok(()) };
+    let mut checks = CHECKS.lock().unwrap_or_else(PoisonError::into_inner);
+    checks.get_or_insert_default().check(program, path, length)
+}
+
+/// Values that differ between versions of a file: device, inode, length, time of modification and of change.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+struct Stamp([i64; 7]);
+
+impl Stamp {
+    fn of(path: &Path) -> Result<Self> {
+        let of = std::fs::metadata(path).map_err(|error| Error::io(path, "look at it", error))?;
+        let place = [of.dev() as i64, of.ino() as i64, of.len() as i64];
+        let [device, inode, length] = place;
+        Ok(Self([device, inode, length, of.mtime(), of.mtime_nsec(), of.ctime(), of.ctime_nsec()]))
+    }
+}
+
+/// The helper, and its verdicts: `None` for a good file.
+#[derive(Debug, Default)]
+struct Checks {
+    helper: Option<Helper>,
+    known: HashMap<PathBuf, (Stamp, Option<String>)>,
+}
+
+impl Checks {
+    fn check(&mut self, program: &Program, path: &Path, length: u64) -> Result<()> {
+        let stamp = Stamp::of(path)?;
+        let known = self.known.get(path).filter(|(known, _)| *known == stamp);
+        let problem = match known {
+            Some((_, problem)) => problem.clone(),
+            None => {
+                let problem = self.ask(program, path, length)?;
+                self.known.insert(path.to_owned(), (stamp, problem.clone()));
+                problem
+            }
+        };
+        match problem {
+            Some(problem) => Err(Error::Rejected { path: path.to_owned(), problem }),
+            None => Ok(()),
+        }
+    }
+
+    /// Lets a helper read a file; returns what is wrong with it. Only a helper that has read no other file counts: what
+    /// one damaged file does to the memory of the library must not count against the next.
+    fn ask(&mut self, program: &Program, path: &Path, length: u64) -> Result<Option<String>> {
+        let failed = |error| Error::io(path, "start the process that reads it first", error);
+        if let Some(mut helper) = self.helper.take()
+            && matches!(helper.read(path), Answer::Good)
+        {
+            self.helper = Some(helper).filter(|helper| helper.served() < MOST_FILES);
+            return Ok(None);
+        }
+        let mut helper = Helper::start(program).map_err(failed)?;
+        Ok(match helper.read(path) {
+            Answer::Good => {
+                self.helper = Some(helper);
+                None
+            }
+            Answer::OutOfMemory => Some(format!(
+                "the HDF5 library needs more than {} MiB of memory to read it",
+                serve::MEMORY >> 20
+            )),
+            Answer::Unlisted => Some("the HDF5 library cannot list its attributes".to_owned()),
+            Answer::Late => {
+                Some(format!("the HDF5 library has not read it within {} s", helper::DEADLINE.as_secs()))
+            }
+            Answer::Ended(status) => Some(cause(status, length)),
+            Answer::Foreign => {
+                let why = "the program does not call `serve_file_checks` (see `check_files_with`)";
+                return Err(failed(std::io::Error::other(why)));
+            }
+        })
+    }
+}
+
+/// Files that one helper reads: it may lose memory with each.
+const MOST_FILES: usize = 1000;
+
+fn cause(status: ExitStatus, length: u64) -> String {
+    use std::os::unix::process::ExitStatusExt;
+    match status.signal() {
+        Some(signal) if signal == nix::sys::signal::SIGXCPU as i32 => {
+            format!("the HDF5 library has not read it within {} s of processor time", serve::seconds(length))
+        }
+        Some(signal) => {
+            let name =
+                nix::sys::signal::Signal::try_from(signal).map_or("a signal", |signal| signal.as_str());
+            format!("the HDF5 library crashed on it ({name})")
+        }
+        None => format!("the process that reads it first ended with {status}"),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn shell(script: &str) -> Program {
+        Program { path: "/bin/sh".into(), args: vec!["-c".into(), script.into()] }
+    }
+
+    #[rstest::rstest]
+    #[case("kill -SEGV $$", "the HDF5 library crashed on it (SIGSEGV); the file is damaged")]
+    #[case("kill -XCPU $$", "the HDF5 library has not read it within 5 s of processor time")]
+    #[case("exit 101", "ended with exit status: 101")]
+    #[case("printf '\\025'; cat", "the HDF5 library needs more than 1024 MiB of memory")]
+    #[case("printf '\\030'; cat", "the HDF5 library cannot list its attributes")]
+    #[case("echo hello; cat", "the program does not call `serve_file_checks`")]
+    fn the_end_of_the_helper_is_the_error_of_the_file(#[case] script: &str, #[case] words: &str) {
+        let file = tempfile::NamedTempFile::new().unwrap();
+        let error = Checks::default().check(&shell(script), file.path(), 0).unwrap_err().to_string();
+        assert!(error.contains(words) && error.contains(file.path().to_str().unwrap()), "{error}");
+    }
+
+    #[test]
+    fn a_file_is_read_once_until_it_changes() {
+        let folder = tempfile::tempdir().unwrap();
+        let [file, log] = ["file", "log"].map(|name| folder.path().join(name));
+        // Ends after one file, as a helper without work does.
+        let program = shell(&format!("printf x >> {log:?}; printf '\\006'"));
+        let mut checks = Checks::default();
+        for (content, expected) in [("one", "x"), ("one", "x"), ("three", "xx")] {
+            if !file.exists() || std::fs::read_to_string(&file).unwrap() != content {
+                std::fs::write(&file, content).unwrap();
+            }
+            checks.check(&program, &file, 0).unwrap();
+            assert_eq!(std::fs::read_to_string(&log).unwrap(), expected);
+        }
+    }
+
+    #[test]
+    fn a_helper_that_another_file_has_broken_does_not_count() {
+        let folder = tempfile::tempdir().unwrap();
+        let [first, second] = ["first", "second"].map(|name| folder.path().join(name));
+        // The first file is good, at the second the process crashes, and the next process is sound again.
+        let program = shell("printf '\\006'; head -c 9 > /dev/null; kill -SEGV $$");
+        let mut checks = Checks::default();
+        for file in [&first, &second] {
+            std::fs::write(file, "").unwrap();
+            checks.check(&program, file, 0).unwrap();
+        }
+    }
+
+    #[test]
+    fn a_helper_knows_no_launcher() {
+        let folder = tempfile::tempdir().unwrap();
+        let [file, log] = ["file", "log"].map(|name| folder.path().join(name));
+        std::fs::write(&file, "").unwrap();
+        let program = shell(&format!("/usr/bin/env > {log:?}; printf '\\006'"));
+        Checks::default().check(&program, &file, 0).unwrap();
+        let variables = std::fs::read_to_string(&log).unwrap();
+        let own = |line: &&str| {
+            !["LD_", "HDF5_", "MALLOC_", "PWD=", "_=", "SHLVL="].iter().any(|of| line.starts_with(of))
+        };
+        assert_eq!(variables.lines().filter(own).count(), 0, "{variables}");
+        assert!(std::env::vars_os().count() > 5);
+    }
+}

@@ -1,0 +1,96 @@
+//! The helper process from inside: it limits itself, and reads the files that its parent names.
+
+use std::ffi::OsString;
+use std::fs::File;
+use std::io::Write;
+use std::os::fd::AsFd;
+use std::os::unix::ffi::OsStringExt;
+use std::path::PathBuf;
+use std::process::ExitCode;
+use std::time::Duration;
+
+use nix::sys::resource::{Resource, UsageWho, getrusage, setrlimit};
+
+use super::helper::{GOOD, OUT_OF_MEMORY, UNLISTED, is_readable, next_path};
+use super::visit::{Verdict, visit};
+
+/// Address space that the library may take, in bytes.
+pub(super) const MEMORY: u64 = 1 << 30;
+
+/// Processor time for a file of a length, in seconds: a file of 4 MiB may hold some thousand datasets.
+pub(super) fn seconds(length: u64) -> u64 {
+    5 + (length >> 22).min(115)
+}
+
+/// The helper ends if it gets no file for this long.
+const IDLE: Duration = Duration::from_secs(5);
+
+/// Reads the files that the parent process names on standard input, until it names none for 5 s or ends: the whole work of a
+/// program that [`check_files_with`](crate::check_files_with) names. Call it at the start of `main`: it closes all files that
+/// the process inherited, and limits its memory.
+pub fn serve_file_checks() -> ExitCode {
+    match serve() {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(_) => ExitCode::FAILURE,
+    }
+}
+
+fn serve() -> std::io::Result<()> {
+    close_inherited()?;
+    limit_memory()?;
+    fill_heap();
+    let mut requests = File::from(std::io::stdin().as_fd().try_clone_to_owned()?);
+    let mut answers = std::io::stdout();
+    while is_readable(&requests, IDLE) {
+        let Some(path) = next_path(&mut requests) else { return Ok(()) };
+        let path = PathBuf::from(OsString::from_vec(path));
+        limit_time(std::fs::metadata(&path).map_or(0, |metadata| metadata.len()))?;
+        answers.write_all(&[match visit(&path) {
+            Verdict::Good => GOOD,
+            Verdict::OutOfMemory => OUT_OF_MEMORY,
+            Verdict::Unlisted => UNLISTED,
+        }])?;
+        answers.flush()?;
+    }
+    Ok(())
+}
+
+/// Closes what the parent had open without its knowledge, such as connections of an MPI library: peers would not see that a
+/// rank is lost while another process holds its connection.
+fn close_inherited() -> std::io::Result<()> {
+    let open: Vec<i32> = std::fs::read_dir("/proc/self/fd")?
+        .filter_map(|entry| entry.ok()?.file_name().to_str()?.parse().ok())
+        .filter(|number| *number > 2)
+        .collect();
+    for number in open {
+        // The folder that was listed is closed already.
+        let _ = nix::unistd::close(number);
+    }
+    Ok(())
+}
+
+/// Limits the address space, of which libraries have taken much already.
+fn limit_memory() -> std::io::Result<()> {
+    let pages = std::fs::read_to_string("/proc/self/statm")?;
+    let pages: Option<u64> = pages.split(' ').next().and_then(|pages| pages.parse().ok());
+    let page = 4096;
+    let limit = pages.ok_or_else(|| std::io::Error::other("no size of memory"))? * page + MEMORY;
+    Ok(setrlimit(Resource::RLIMIT_AS, limit, limit)?)
+}
+
+/// Leaves 16 MiB of free memory in the heap that hold the allocator's pattern. Memory that was never used holds zeros, and a read
+/// of it would be harmless here, but perhaps not in another process.
+fn fill_heap() {
+    let blocks: Vec<Vec<u8>> = (0..4096).map(|_| vec![1; 4096]).collect();
+    // Behind the last block in use, the allocator gives memory back to the system.
+    std::mem::forget(vec![1_u8; 4096]);
+    drop(blocks);
+}
+
+/// Lets the kernel end the process if the next file takes too long, also if the parent is gone.
+fn limit_time(length: u64) -> std::io::Result<()> {
+    let used = getrusage(UsageWho::RUSAGE_SELF)?;
+    let used = used.user_time().tv_sec() + used.system_time().tv_sec();
+    let limit = used.unsigned_abs() + 1 + seconds(length);
+    Ok(setrlimit(Resource::RLIMIT_CPU, limit, nix::libc::RLIM_INFINITY)?)
+}

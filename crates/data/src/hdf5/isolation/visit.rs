@@ -1,0 +1,190 @@
+//! Reads of a file all that readers may read of it, apart from most of its values.
+
+use std::ops::Range;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::path::Path;
+
+use hdf5_metno::types::TypeDescriptor;
+use hdf5_metno::{Dataset, H5Type, MinorErrorCode};
+
+use crate::hdf5::attribute::Attributes;
+use crate::hdf5::layout::{Node, read_window};
+use crate::hdf5::storage::Stored;
+use crate::{Error, Result};
+
+/// Values of a dataset are read if they take no more bytes, and so are single chunks.
+const MOST_BYTES: usize = 4 << 20;
+
+/// Names of attributes that readers look for. In a damaged file a search may find what no list has.
+const NAMES: [&str; 32] = [
+    "CLASS",
+    "DIMENSION_LABELS",
+    "NAME",
+    "_FillValue",
+    "_Netcdf4Coordinates",
+    "_Netcdf4Dimid",
+    "_Unsigned",
+    "add_offset",
+    "associated_dims",
+    "associated_fields",
+    "axes",
+    "bc_type",
+    "beta",
+    "calendar",
+    "dataset_name",
+    "dim_varying",
+    "field_names",
+    "grid_type",
+    "missing_value",
+    "n_spatial_dims",
+    "n_trajectories",
+    "nu",
+    "periodic",
+    "sample_varying",
+    "scale_factor",
+    "simulation_parameters",
+    "spatial_dims",
+    "time_varying",
+    "units",
+    "valid_max",
+    "valid_min",
+    "valid_range",
+];
+
+/// Opens a file, and reads its groups, attributes and indices of chunks, small datasets, and the first and last value of
+/// others. Other errors than those of [`Verdict`] are left to the reader.
+pub(super) fn visit(path: &Path) -> Verdict {
+    let mut visitor = Visitor::default();
+    // Panics of the bindings are errors, too.
+    let _ = catch_unwind(AssertUnwindSafe(|| {
+        let read = visitor.file(path);
+        visitor.note(read);
+    }));
+    visitor.verdict
+}
+
+/// What is wrong with a file that did not crash the library.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub(super) enum Verdict {
+    #[default]
+    Good,
+    /// The library asked for more memory than it may take.
+    OutOfMemory,
+    /// The attributes of an object cannot be listed, so that nobody knows what a search for one would do.
+    Unlisted,
+}
+
+#[derive(Default)]
+struct Visitor {
+    verdict: Verdict,
+}
+
+impl Visitor {
+    fn note<T>(&mut self, result: Result<T>) {
+        if let Err(Error::Hdf5 { source, .. }) = result {
+            let is_space = |code| code == MinorErrorCode::NoSpace;
+            if source.stack().is_some_and(|stack| stack.minor_codes().any(is_space)) {
+                self.verdict = Verdict::OutOfMemory;
+            }
+        }
+    }
+
+    fn file(&mut self, path: &Path) -> Result<()> {
+        let root = Node::open_directly(path)?;
+        self.group(&root);
+        let (groups, datasets) = root.members_below()?;
+        for name in groups {
+            match root.group(&name) {
+                Ok(group) => self.group(&group),
+                failed => self.note(failed),
+            }
+        }
+        for name in datasets {
+            let _ = catch_unwind(AssertUnwindSafe(|| self.dataset(&root, &name)));
+        }
+        Ok(())
+    }
+
+    fn group(&mut self, group: &Node<'_>) {
+        let attributes = Attributes::of_group(group);
+        self.attributes(group, &attributes, group.group.attr_names());
+    }
+
+    fn dataset(&mut self, root: &Node<'_>, name: &str) {
+        // Some readers look at attributes of datasets that they would not read.
+        if let Ok(dataset) = root.group.dataset(name) {
+            let attributes = Attributes::of_dataset(root, &dataset, name);
+            self.attributes(root, &attributes, dataset.attr_names());
+        }
+        match root.dataset(name) {
+            Ok(dataset) => {
+                let _ = dataset.num_chunks();
+                let read = self.values(root, dataset, name);
+                self.note(read);
+            }
+            failed => self.note(failed),
+        }
+    }
+
+    /// Reads attributes as every kind that readers ask for.
+    fn attributes(&mut self, node: &Node<'_>, of: &Attributes<'_>, names: hdf5_metno::Result<Vec<String>>) {
+        let Ok(mut names) = names else {
+            self.verdict = Verdict::Unlisted;
+            return;
+        };
+        names.extend(NAMES.map(str::to_owned));
+        let mut further = Vec::new();
+        for name in &names {
+            let numbers = of.numbers(name);
+            if matches!(numbers, Err(Error::MissingAttribute { .. })) {
+                continue;
+            }
+            self.note(numbers);
+            self.note(of.flags(name));
+            match of.texts(name) {
+                // A list of names of attributes, such as The Well's `simulation_parameters`.
+                Ok(texts) => further.extend(texts.into_iter().take(64)),
+                failed => self.note(failed),
+            }
+        }
+        self.note(of.dimension_scales(&node.group));
+        for name in further {
+            self.note(of.numbers(&name));
+        }
+    }
+
+    fn values(&mut self, root: &Node<'_>, dataset: Dataset, name: &str) -> Result<()> {
+        let kind = root.kind(&dataset, name)?;
+        let (shape, chunk, width) = (dataset.shape(), dataset.chunk().unwrap_or_default(), kind.size());
+        let stored = Stored::new(root.path, dataset, root.full(name));
+        let bytes = |extents: &[usize]| extents.iter().fold(width, |bytes, &of| bytes.saturating_mul(of));
+        let windows: Vec<Vec<Range<usize>>> = if bytes(&shape) <= MOST_BYTES {
+            vec![shape.iter().map(|&extent| 0..extent).collect()]
+        } else if bytes(&chunk) <= MOST_BYTES {
+            let last = shape.iter().map(|&extent| extent.saturating_sub(1)..extent).collect();
+            vec![shape.iter().map(|&extent| 0..extent.min(1)).collect(), last]
+        } else {
+            Vec::new()
+        };
+        for window in windows.iter().filter(|window| !window.iter().any(Range::is_empty)) {
+            match kind {
+                TypeDescriptor::Float(_) => {
+                    self.window::<f32>(root, &stored, window);
+                    self.window::<f64>(root, &stored, window);
+                }
+                TypeDescriptor::Integer(_) | TypeDescriptor::Unsigned(_) | TypeDescriptor::Boolean => {
+                    self.window::<i8>(root, &stored, window);
+                    self.window::<i32>(root, &stored, window);
+                    self.window::<i64>(root, &stored, window);
+                    self.window::<u64>(root, &stored, window);
+                }
+                _ => (),
+            }
+        }
+        Ok(())
+    }
+
+    fn window<T: H5Type>(&mut self, root: &Node<'_>, stored: &Stored, window: &[Range<usize>]) {
+        self.note(read_window::<T>(root.path, stored, "values", window));
+    }
+}
