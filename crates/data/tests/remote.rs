@@ -12,6 +12,8 @@ use std::sync::{Arc, Mutex};
 use isobar_data::{DataConfig, Dataset, Error, Result, Window};
 use serde_json::json;
 
+use crate::common::signature::Head;
+
 fn fixtures() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/data/formats/zarr")
 }
@@ -29,8 +31,16 @@ struct Sent {
     bytes: AtomicUsize,
 }
 
+/// Access key and its secret.
+type Keys = (&'static str, &'static str);
+
 /// Serves a folder over HTTP, with ranges; `absent` is the status of paths that are not there.
 fn serve(root: PathBuf, absent: &'static str) -> (u16, Arc<Sent>) {
+    serve_to(root, absent, None)
+}
+
+/// Like [`serve`], but answers only requests to S3 that are signed with the keys, if there are some.
+fn serve_to(root: PathBuf, absent: &'static str, keys: Option<Keys>) -> (u16, Arc<Sent>) {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let port = listener.local_addr().unwrap().port();
     let sent = Arc::new(Sent::default());
@@ -38,29 +48,41 @@ fn serve(root: PathBuf, absent: &'static str) -> (u16, Arc<Sent>) {
     std::thread::spawn(move || {
         for socket in listener.incoming().flatten() {
             let (root, counted) = (root.clone(), Arc::clone(&counted));
-            std::thread::spawn(move || answer(socket, &root, absent, &counted));
+            std::thread::spawn(move || answer(socket, &root, (absent, keys), &counted));
         }
     });
     (port, sent)
 }
 
 /// Answers the requests of a connection, until the client closes it.
-fn answer(mut socket: TcpStream, root: &Path, absent: &str, sent: &Sent) -> Option<()> {
+fn answer(
+    mut socket: TcpStream,
+    root: &Path,
+    (absent, keys): (&str, Option<Keys>),
+    sent: &Sent,
+) -> Option<()> {
     let mut lines = BufReader::new(socket.try_clone().ok()?).lines();
     loop {
         let first = lines.next()?.ok()?;
-        let mut range = None;
+        let (method, target) = first.split_once(' ')?;
+        let target = target.split(' ').next()?;
+        let (path, query) = target.split_once('?').unwrap_or((target, ""));
+        let [method, path, query] = [method, path, query].map(str::to_owned);
+        let mut head = Head { method, path, query, ..Head::default() };
         for line in lines.by_ref() {
-            let line = line.ok()?.to_lowercase();
-            if line.is_empty() {
-                break;
-            }
-            if let Some(text) = line.strip_prefix("range: bytes=") {
-                range = Some(text.to_owned());
-            }
+            let line = line.ok()?;
+            let Some((name, value)) = line.split_once(':') else { break };
+            head.headers.insert(name.to_lowercase(), value.trim().to_owned());
         }
-        let (method, path) = first.split_once(' ')?;
-        let path = path.split(' ').next()?.trim_start_matches('/');
+        if keys.is_some_and(|(key, secret)| !head.is_signed(key, secret)) {
+            let body = "<Error><Code>SignatureDoesNotMatch</Code></Error>";
+            let text = format!("HTTP/1.1 403 Forbidden\r\ncontent-length: {}\r\n\r\n", body.len());
+            let body = if head.method == "HEAD" { "" } else { body };
+            socket.write_all(format!("{text}{body}").as_bytes()).ok()?;
+            continue;
+        }
+        let range = head.headers.get("range").and_then(|range| range.strip_prefix("bytes="));
+        let (method, path) = (&*head.method, head.path.trim_start_matches('/'));
         let Ok(all) = fs::read(root.join(path)) else {
             socket.write_all(format!("HTTP/1.1 {absent}\r\ncontent-length: 0\r\n\r\n").as_bytes()).ok()?;
             continue;
@@ -151,7 +173,8 @@ fn as_a_process(name: &str, port: u16, url: &str, variables: &[(&str, &str)]) ->
     command.args([name, "--exact"]).env("ISOBAR_TEST_S3", url);
     command.env("AWS_ENDPOINT", format!("http://127.0.0.1:{port}")).env("AWS_ALLOW_HTTP", "true");
     let output = command.envs(variables.iter().copied()).output().unwrap();
-    (output.status.success(), String::from_utf8_lossy(&output.stdout).into_owned())
+    let said = [output.stdout, output.stderr].concat();
+    (output.status.success(), String::from_utf8_lossy(&said).into_owned())
 }
 
 /// The part of the test below that reads: a process of its own, for its environment.
@@ -159,12 +182,38 @@ fn as_a_process(name: &str, port: u16, url: &str, variables: &[(&str, &str)]) ->
 fn as_a_caller_of_s3() {
     let Ok(url) = std::env::var("ISOBAR_TEST_S3") else { return };
     let folder = open(fixtures().join("xarray_v3.zarr").to_str().unwrap(), "u").unwrap();
-    same(&*open(&format!("{url}/xarray_v3.zarr"), "u").unwrap(), &*folder, "u");
+    let remote = open(&format!("{url}/xarray_v3.zarr"), "u").unwrap_or_else(|error| panic!("{error}"));
+    same(&*remote, &*folder, "u");
     let denied = open(&format!("{url}/none.zarr"), "u").map(drop).unwrap_err().to_string();
-    assert!(denied.contains("set AWS_ACCESS_KEY_ID"), "{denied}");
+    let expected = std::env::var("ISOBAR_TEST_ABSENT").unwrap_or_else(|_| "set AWS_ACCESS_KEY_ID".to_owned());
+    assert!(denied.contains(&expected), "{denied}");
 }
 
-/// The server does not check signatures. With keys and without any, which makes requests unsigned.
+/// The server checks signatures. A wrong secret, another key and none at all are one error that says what to set, and the secret is
+/// not in it.
+#[test]
+fn requests_to_s3_are_signed() {
+    let root = fixtures().parent().unwrap().to_owned();
+    let (port, sent) = serve_to(root, "404 Not Found", Some(("key", "a secret")));
+    let attempt = |keys: &[(&str, &str)]| {
+        sent.paths.lock().unwrap().clear();
+        let (passed, output) = as_a_process("remote::as_a_caller_of_s3", port, "s3://zarr", keys);
+        (passed && output.contains("1 passed"), output, sent.paths.lock().unwrap().len())
+    };
+    let own = |key, secret| [("AWS_ACCESS_KEY_ID", key), ("AWS_SECRET_ACCESS_KEY", secret)];
+    // The store that is not there is an error of another kind here, since this caller may know.
+    let expect = [("ISOBAR_TEST_ABSENT", "neither zarr.json")];
+    let (passed, output, read) = attempt(&[&own("key", "a secret")[..], &expect].concat());
+    assert!(passed && read > 3, "{output}");
+    for keys in [&own("key", "wrong")[..], &own("other", "a secret"), &[]] {
+        let (passed, output, read) = attempt(keys);
+        assert!(!passed && read == 0, "{output}");
+        assert!(output.contains("set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY"), "{output}");
+        assert!(output.contains("s3://zarr/xarray_v3.zarr") && !output.contains("a secret"), "{output}");
+    }
+}
+
+/// This server does not check signatures. With keys and without any, which makes requests unsigned.
 #[test]
 fn windows_over_s3_are_the_folders() {
     let (port, sent) = serve(fixtures().parent().unwrap().to_owned(), "403 Forbidden");

@@ -1,5 +1,7 @@
 //! Paths of the test data, and sums over the globe.
 
+pub(crate) mod signature;
+
 use std::path::{Path, PathBuf};
 
 use isobar_data::{Dataset, area_weights};
