@@ -282,6 +282,7 @@ fn a_prediction_says_what_it_was_made_with() {
     assert!(said[2].starts_with("forecast    relative L2 error "), "{outcome}");
     assert_eq!(fs::read(run.join("validation.png")).unwrap(), picture);
     assert!(run.join("prediction.png").exists() && run.join("prediction.csv").exists());
+    assert!(run.join("prediction.errors.png").exists());
 
     let file = hdf5_metno::File::open(run.join("prediction.h5")).unwrap();
     let attribute = |name: &str| {

@@ -176,6 +176,10 @@ impl Job for Prediction<'_> {
             let errors = out.with_extension("csv");
             outcome.write_csv(&errors, &variables, &times)?;
             said.push(format!("errors      {}", errors.display()));
+            let curves = out.with_extension("errors.png");
+            if source.has_steps() && outcome.draw_errors(&curves, &variables, &times)? {
+                said.push(format!("curves      {}", curves.display()));
+            }
             if !scores.is_empty() {
                 let metrics = out.with_extension("metrics.jsonl");
                 scoring::write(&metrics, &scores, &variables, &times)?;

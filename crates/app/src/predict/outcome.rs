@@ -7,6 +7,7 @@ use isobar_train::metric::Scoreboard;
 use isobar_train::{Variable, VariableError, mean_errors, mean_relative, percent};
 
 use crate::exit::{Because, Exit};
+use crate::run::chart::{self, Chart, Curve};
 use crate::run::errors::{Compared, aligned};
 use crate::run::picture::Shown;
 
@@ -91,6 +92,37 @@ impl Outcome {
             vec![format!("error       {}", compared.summary(variables, baseline))],
             compared.no_better(variables, "on these samples", baseline),
         )
+    }
+
+    /// Draws the relative error of each variable against the lead time, beside that of predicting no change; returns false where the
+    /// truth of fewer than two steps is known. `times` are those of the start and of each step.
+    pub(super) fn draw_errors(&self, path: &Path, variables: &[Variable], times: &[f64]) -> Result<bool> {
+        let steps = self.steps();
+        if steps.len() < 2 {
+            return Ok(false);
+        }
+        let lead = |step: &Step| match (times.first(), times.get(step.step)) {
+            (Some(start), Some(time)) => time - start,
+            _ => step.step as f64,
+        };
+        let value = |error: Option<&VariableError>| {
+            error.filter(|error| !error.missing).map(|error| 100.0 * error.relative)
+        };
+        let chart = |(at, variable): (usize, &Variable)| Chart {
+            title: format!("{}: relative L2 error in %", variable.name),
+            axis: "lead time".to_owned(),
+            places: steps.iter().map(lead).collect(),
+            curves: vec![
+                Curve { name: "forecast", values: steps.iter().map(|of| value(of.errors.get(at))).collect() },
+                Curve {
+                    name: "no change",
+                    values: steps.iter().map(|of| value(of.persistence.get(at))).collect(),
+                },
+            ],
+        };
+        let charts: Vec<Chart> = variables.iter().enumerate().map(chart).collect();
+        chart::save(&charts, path)?;
+        Ok(true)
     }
 
     /// Writes a line for each step and variable, without errors where it is missing. `times` are those of the start and of each step, for trajectories.
@@ -201,6 +233,10 @@ mod tests {
         2,12,u,,0.5,2,0.25,2
         2,12,h,m,,,,
         ");
+        let picture = folder.path().join("prediction.errors.png");
+        let drawn =
+            outcome([[known, known], [known, missing]]).draw_errors(&picture, &variables, &[0.0, 6.0, 12.0]);
+        assert!(drawn.unwrap() && picture.is_file());
         let first = |steps| outcome(steps).forecast(&variables).0.swap_remove(0);
         let whole = first([[known, known], [known, known]]);
         assert!(whole.contains("after 2 steps, mean over 2 variables;"), "{whole}");

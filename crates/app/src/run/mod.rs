@@ -2,6 +2,7 @@
 //!
 //! It depends on no command.
 
+pub(crate) mod chart;
 pub(crate) mod errors;
 mod fields;
 mod first_stage;

@@ -41,18 +41,18 @@ pub(crate) struct Canvas {
 }
 
 /// Red, green, blue.
-type Rgb = [u8; 3];
+pub(super) type Rgb = [u8; 3];
 
 /// Pixels along each side of a field, at least.
-const SIDE: usize = 256;
-const MARGIN: usize = 16;
+pub(super) const SIDE: usize = 256;
+pub(super) const MARGIN: usize = 16;
 /// Pixels of a letter: its dots are doubled.
-const LETTER: usize = 16;
+pub(super) const LETTER: usize = 16;
 const BAR: usize = 16;
 /// Room for the numbers beside a colour bar.
-const NUMBERS: usize = 8 * LETTER / 2 + 8;
+pub(super) const NUMBERS: usize = 8 * LETTER / 2 + 8;
 const WHITE: Rgb = [255, 255, 255];
-const INK: Rgb = [40, 40, 40];
+pub(super) const INK: Rgb = [40, 40, 40];
 
 impl Field {
     /// The least and the greatest value of both.
@@ -95,6 +95,17 @@ impl Panel {
 }
 
 impl Canvas {
+    /// A white picture.
+    pub(super) fn blank(width: usize, height: usize) -> Self {
+        Self { width, height, pixels: vec![WHITE; width * height] }
+    }
+
+    /// The colour of a pixel.
+    #[cfg(test)]
+    pub(super) fn pixel(&self, x: usize, y: usize) -> Rgb {
+        self.pixels[y * self.width + x]
+    }
+
     /// Draws rows of panels.
     pub(crate) fn of(rows: &[Vec<Panel>]) -> Self {
         let sizes = || rows.iter().flatten().map(Panel::size);
@@ -104,7 +115,7 @@ impl Canvas {
         );
         let columns = rows.iter().map(Vec::len).max().unwrap_or(0);
         let (width, height) = (columns * cell.0 + MARGIN, rows.len() * cell.1 + MARGIN);
-        let mut canvas = Self { width, height, pixels: vec![WHITE; width * height] };
+        let mut canvas = Self::blank(width, height);
         for (row, panels) in rows.iter().enumerate() {
             for (col, panel) in panels.iter().enumerate() {
                 canvas.panel(panel, MARGIN + col * cell.0, MARGIN + row * cell.1);
@@ -128,7 +139,7 @@ impl Canvas {
 
     fn panel(&mut self, panel: &Panel, left: usize, top: usize) {
         let (field, zoom) = (&panel.field, panel.zoom());
-        self.text(&panel.title, left, top);
+        self.text(&panel.title, (left, top), INK);
         let top = top + 2 * LETTER - LETTER / 2;
         let (low, high) = panel.range;
         let scaled = |value: f64| match high > low || !value.is_finite() {
@@ -147,24 +158,26 @@ impl Canvas {
             self.block(bar, top + line, BAR, 1, panel.palette.at(share));
         }
         let numbers = bar + BAR + 4;
-        self.text(&number(high), numbers, top);
-        self.text(&number(low), numbers, top + height - LETTER);
+        self.text(&number(high), (numbers, top), INK);
+        self.text(&number(low), (numbers, top + height - LETTER), INK);
     }
 
-    fn text(&mut self, text: &str, left: usize, top: usize) {
+    /// Writes a line of text.
+    pub(super) fn text(&mut self, text: &str, (left, top): (usize, usize), colour: Rgb) {
         for (place, letter) in text.chars().enumerate() {
             let rows =
                 font8x8::BASIC_FONTS.get(letter).or_else(|| font8x8::BASIC_FONTS.get('?')).unwrap_or([0; 8]);
             for (y, bits) in rows.iter().enumerate() {
                 for x in (0..8).filter(|x| bits & (1 << x) != 0) {
                     // Twice as high as wide: narrow letters that can still be read.
-                    self.block(left + place * LETTER / 2 + x, top + 2 * y, 1, 2, INK);
+                    self.block(left + place * LETTER / 2 + x, top + 2 * y, 1, 2, colour);
                 }
             }
         }
     }
 
-    fn block(&mut self, left: usize, top: usize, width: usize, height: usize, colour: Rgb) {
+    /// Fills a rectangle, as far as it is in the picture.
+    pub(super) fn block(&mut self, left: usize, top: usize, width: usize, height: usize, colour: Rgb) {
         let (right, bottom) = ((left + width).min(self.width), (top + height).min(self.height));
         for y in top..bottom {
             self.pixels[y * self.width + left.min(right)..y * self.width + right].fill(colour);
@@ -189,7 +202,7 @@ impl Palette {
 }
 
 /// A number in at most eight letters.
-fn number(value: f64) -> String {
+pub(super) fn number(value: f64) -> String {
     match value.abs() {
         0.0 => "0".to_owned(),
         size if (1e-3..1e4).contains(&size) => format!("{value:.4}").chars().take(6).collect(),
@@ -216,7 +229,7 @@ mod tests {
         ]];
         let canvas = Canvas::of(&rows);
         let top = MARGIN + 2 * LETTER - LETTER / 2;
-        let at = |x: usize, y: usize| canvas.pixels[y * canvas.width + x];
+        let at = |x: usize, y: usize| canvas.pixel(x, y);
         assert_eq!(at(MARGIN, top), Palette::Viridis.at(0.0));
         assert_eq!(at(MARGIN + SIDE - 1, top + SIDE - 1), Palette::Viridis.at(1.0));
         assert_eq!(at(0, 0), WHITE);
