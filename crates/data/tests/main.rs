@@ -15,5 +15,6 @@ mod storage;
 mod stream;
 mod well;
 mod well_refuse;
+mod windows;
 mod writers;
 mod zarr;
