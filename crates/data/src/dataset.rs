@@ -329,6 +329,14 @@ fn check_range(what: &str, range: &Range<usize>, available: usize) -> Result<()>
     Ok(())
 }
 
+/// Joins tensors along a dim; a single one is not copied.
+pub(crate) fn cat(mut parts: Vec<Tensor>, dim: i64) -> Result<Tensor> {
+    match parts.len() {
+        1 => Ok(parts.remove(0)),
+        _ => Ok(Tensor::f_cat(&parts, dim)?),
+    }
+}
+
 /// Number of frames of each trajectory; 1 without time.
 fn frame_count(data: &(impl Dataset + ?Sized)) -> usize {
     data.times().map_or(1, <[f64]>::len)

@@ -15,7 +15,8 @@ use crate::{
     setup,
 };
 
-const PEERS: [&str; 2] = ["torch==2.11.0", "nvidia-physicsnemo==2.2.2"];
+const PEERS: [&str; 5] =
+    ["torch==2.11.0", "nvidia-physicsnemo==2.2.2", "zarr==3.1.6", "netCDF4==1.7.5.1.post1", "h5py==3.16.0"];
 
 /// Peers that Isobar is compared with.
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -24,6 +25,8 @@ enum Peer {
     /// Of PhysicsNeMo, this case, which does the same work in another way.
     PhysicsNemoCase(&'static str),
     DTensor,
+    /// The file format's own library for Python.
+    Files,
     /// PyTorch on all ranks, with a halo exchange written by hand.
     ByHand,
     /// The model in PyTorch on one process, beside this case of ours on one rank.
@@ -43,6 +46,7 @@ impl Peer {
         match self {
             Self::PhysicsNemo | Self::PhysicsNemoCase(_) => "PhysicsNeMo",
             Self::DTensor => "DTensor",
+            Self::Files => "Python",
             Self::ByHand => "PyTorch halo",
             Self::OneProcess(_) => "PyTorch",
             Self::Fftw => "FFTW-MPI",
@@ -57,7 +61,7 @@ impl Peer {
             Self::PhysicsNemoCase(case) | Self::Alone(case) | Self::Of(case) | Self::OneProcess(case) => case,
             Self::Scaling(cases) => cases.alone,
             Self::Fftw => "fft/rfft2_irfft2",
-            Self::PhysicsNemo | Self::DTensor | Self::ByHand => name,
+            Self::PhysicsNemo | Self::DTensor | Self::Files | Self::ByHand => name,
         }
     }
 
@@ -77,6 +81,7 @@ impl Peer {
                 Some("benches/peers/physicsnemo_bench.py")
             }
             Self::DTensor => Some("benches/peers/dtensor_bench.py"),
+            Self::Files => Some("benches/peers/data_bench.py"),
             Self::Fftw | Self::OneProcess(_) | Self::Alone(_) | Self::Scaling(_) | Self::Of(_) => None,
         }
     }
@@ -95,7 +100,7 @@ struct Row {
 }
 
 /// Rows other than those of models, in the order of the table.
-const CASES: [(&str, Peer, Option<f64>); 25] = [
+const CASES: [(&str, Peer, Option<f64>); 28] = [
     ("all_gather_v/dim0", Peer::PhysicsNemo, Some(4.0)),
     ("all_gather_v/dim1", Peer::PhysicsNemo, Some(3.5)),
     ("all_gather_v/fwd_bwd", Peer::PhysicsNemo, Some(5.0)),
@@ -121,6 +126,9 @@ const CASES: [(&str, Peer, Option<f64>); 25] = [
     ("attention/ring_16384", Peer::Alone("attention/one_rank_16384"), Some(1.0 / 0.58)),
     ("overhead/recording", Peer::Of("overhead/step_a_collective"), Some(100.0)),
     ("checkpoint/async", Peer::Of("checkpoint/sync"), Some(10.0)),
+    ("data/zarr_windows", Peer::Files, Some(1.0)),
+    ("data/netcdf_windows", Peer::Files, Some(1.0)),
+    ("data/hdf5_windows", Peer::Files, Some(1.0)),
 ];
 
 #[derive(Args)]
@@ -145,8 +153,11 @@ pub(crate) struct Options {
     /// Only the models of benches/models.json: their training step beside PyTorch's, and over the ranks
     #[arg(long, conflicts_with = "cases")]
     models: bool,
+    /// Only windows of files, beside zarr-python, netCDF4 and h5py
+    #[arg(long, conflicts_with_all = ["cases", "models"])]
+    data: bool,
     /// Only the peak memory of a training step of each model, on one rank and on four
-    #[arg(long, conflicts_with_all = ["cases", "models", "check"])]
+    #[arg(long, conflicts_with_all = ["cases", "data", "models", "check"])]
     memory: bool,
 }
 
@@ -181,6 +192,7 @@ pub(crate) fn run(options: &Options) -> Result<()> {
         all.iter().find(|row| row.name == name).copied().with_context(|| format!("there is no case {name}"))
     };
     let table: Vec<Row> = match options.cases.is_empty() {
+        true if options.data => all.iter().filter(|row| row.peer == Peer::Files).copied().collect(),
         true => all.clone(),
         false => options.cases.iter().map(known).collect::<Result<_>>()?,
     };
@@ -207,7 +219,7 @@ pub(crate) fn run(options: &Options) -> Result<()> {
     let mut rounds: BTreeMap<String, Rounds> = BTreeMap::new();
     for round in 1..=options.rounds {
         eprintln!("round {round} of {}", options.rounds);
-        let scripts = [Peer::PhysicsNemo, Peer::DTensor].into_iter().filter_map(Peer::script);
+        let scripts = [Peer::PhysicsNemo, Peer::DTensor, Peer::Files].into_iter().filter_map(Peer::script);
         let mut theirs = Vec::new();
         for script in scripts {
             let rows = rows(&|peer| peer.script() == Some(script));

@@ -4,6 +4,7 @@ mod afno;
 mod checkpoint;
 mod clock;
 mod collectives;
+mod data;
 mod fft;
 mod models;
 mod operators;
@@ -74,7 +75,7 @@ const REPLICATE: Placement = Placement::Replicate;
 const ROWS: Placement = Placement::Shard(0);
 const COLUMNS: Placement = Placement::Shard(1);
 
-const CASES: [Case; 30] = [
+const CASES: [Case; 33] = [
     Case { name: "all_gather_v/dim0", prepare: |group| collectives::all_gather(group, 0) },
     Case { name: "all_gather_v/dim1", prepare: |group| collectives::all_gather(group, 1) },
     Case { name: "all_gather_v/fwd_bwd", prepare: collectives::all_gather_fwd_bwd },
@@ -111,6 +112,9 @@ const CASES: [Case; 30] = [
     Case { name: "attention/one_rank_4096", prepare: |group| operators::attention(group, 4096, true) },
     Case { name: "attention/ring_16384", prepare: |group| operators::attention(group, 16384, false) },
     Case { name: "attention/one_rank_16384", prepare: |group| operators::attention(group, 16384, true) },
+    Case { name: "data/zarr_windows", prepare: |group| data::windows(group, "u.zarr", "zarr") },
+    Case { name: "data/netcdf_windows", prepare: |group| data::windows(group, "u.nc", "netcdf") },
+    Case { name: "data/hdf5_windows", prepare: |group| data::windows(group, "u.h5", "hdf5") },
 ];
 
 /// Results of a run, in the format of the scripts that it is compared with.

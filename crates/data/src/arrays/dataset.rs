@@ -9,7 +9,7 @@ use tch::{Device, Kind, Tensor};
 use super::layout::{Layout, Reader, Role, Variable};
 use super::{ArrayOptions, Arrays, Values};
 use crate::calendar::TimeUnit;
-use crate::dataset::{Dataset, Window, check_window, choose};
+use crate::dataset::{Dataset, Window, cat, check_window, choose};
 use crate::grid::{DataVariable, Dim};
 use crate::registry::DataSource;
 use crate::{Error, Result};
@@ -125,6 +125,10 @@ impl ArrayDataset {
         if self.keeps_missing {
             return self.with_nan(variable, window, values);
         }
+        let values = match values {
+            Values::F32(values) if !packed && info.are_good(&values) => return Ok(values),
+            values => values,
+        };
         let found = match &values {
             _ if info.missing.is_empty() && info.valid.is_none() => None,
             Values::F32(values) => values.iter().position(|&value| missing(f64::from(value))),
@@ -244,13 +248,12 @@ impl Dataset for ArrayDataset {
             let slab = |(samples, frames): &(Range<usize>, Range<usize>)| -> Result<Tensor> {
                 let channels = variable.channels.iter();
                 let levels = channels.map(|run| self.slab(variable, (samples, frames), run, &window.points));
-                Ok(Tensor::f_cat(&levels.collect::<Result<Vec<Tensor>>>()?, 2)?)
+                cat(levels.collect::<Result<_>>()?, 2)
             };
-            let slabs = runs.iter().map(slab).collect::<Result<Vec<Tensor>>>()?;
-            Ok(Tensor::f_cat(&slabs, 0)?)
+            cat(runs.iter().map(slab).collect::<Result<_>>()?, 0)
         };
-        let parts = chosen.iter().map(read).collect::<Result<Vec<Tensor>>>()?;
-        let all = Tensor::f_cat(&parts, 2)?;
+        // An array that is repeated along an axis is not contiguous.
+        let all = cat(chosen.iter().map(read).collect::<Result<_>>()?, 2)?.f_contiguous()?;
         if sorted == samples {
             return Ok(all);
         }

@@ -33,7 +33,11 @@ impl<'a> Node<'a> {
     /// Opens a file in this process, whatever the library makes of it.
     pub(super) fn open_directly(path: &'a Path) -> Result<Self> {
         let length = whole::check(path)?;
-        let group = File::open(path)
+        // The default of HDF5 2.0. By that of 1.10, 1 MiB, larger chunks are unpacked again for each window of them.
+        let mut options = File::with_options();
+        let _ = options.with_fapl(|access| access.chunk_cache(8191, 8 << 20, 0.75));
+        let group = options
+            .open(path)
             .and_then(|file| file.group("/"))
             .map_err(|error| Error::hdf5(path, "open it", error))?;
         storage::check_links(path, &group)?;

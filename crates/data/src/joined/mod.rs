@@ -17,7 +17,7 @@ use self::handles::{File, Handles};
 use self::order::Order;
 use crate::calendar::TimeUnit;
 use crate::content::Content;
-use crate::dataset::{Dataset, DatasetWriter, Window, check_window, choose};
+use crate::dataset::{Dataset, DatasetWriter, Window, cat, check_window, choose};
 use crate::grid::{DataVariable, Dim, PredictionMeta};
 use crate::{Error, Result};
 
@@ -120,7 +120,7 @@ impl Joined {
             let own: Vec<usize> = of_file.iter().map(|(sample, _)| sample - self.starts[file]).collect();
             parts.push(self.handles.get(file)?.read(window, &own, variables)?);
         }
-        let all = if parts.len() == 1 { parts.remove(0) } else { Tensor::f_cat(&parts, 0)? };
+        let all = cat(parts, 0)?;
         if sorted.iter().enumerate().all(|(at, (_, row))| at == *row) {
             return Ok(all);
         }
@@ -139,7 +139,7 @@ impl Joined {
             let own = Window { frames, points: window.points.clone() };
             parts.push(self.handles.get(file)?.read(&own, samples, variables)?);
         }
-        Ok(if parts.len() == 1 { parts.remove(0) } else { Tensor::f_cat(&parts, 1)? })
+        cat(parts, 1)
     }
 }
 

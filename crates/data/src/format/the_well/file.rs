@@ -7,6 +7,7 @@ use tch::{Device, Kind, Tensor};
 
 use super::field::WellField;
 use super::meta::{WellDim, WellMeta};
+use crate::dataset::cat;
 use crate::hdf5::layout::check_range;
 use crate::{Error, Result, Statistics};
 
@@ -239,7 +240,7 @@ impl WellFile {
             .iter()
             .map(|field| field.read(&self.path, &axes, &extents))
             .collect::<Result<Vec<Tensor>>>()?;
-        Ok(Tensor::f_cat(&parts, 1)?)
+        cat(parts, 1)
     }
 
     /// Statistics of each channel, as [`WellFile::read`] orders them, over all frames and points of a range of

@@ -1,0 +1,51 @@
+//! Windows of the files that `benches/peers/data_bench.py` writes.
+
+use std::path::Path;
+
+use anyhow::{Result, ensure};
+use isobar_collectives::{Group, balanced};
+use isobar_data::{DataConfig, Window};
+
+use super::{Prepared, Timed};
+use crate::exit::{Because, Exit};
+
+/// Folder of the files, below the workspace.
+const FOLDER: &str = ".peers/data";
+const SHAPE: [usize; 3] = [384, 240, 480];
+const FRAMES: usize = 2;
+/// Number of windows that a step reads.
+const WINDOWS: usize = 16;
+
+/// Windows of two frames of a file: each rank its rows, all columns. Each step reads other windows than the last.
+pub(super) fn windows(group: &Group, file: &str, format: &str) -> Result<Prepared> {
+    let path = Path::new(FOLDER).join(file);
+    if !path.exists() {
+        let how = "run benches/peers/data_bench.py, which writes it, or `cargo xtask bench --data`";
+        return Err(Exit::Data.because(format!("there is no {}: {how}", path.display())).into());
+    }
+    let config = DataConfig {
+        path: path.into(),
+        format: format.into(),
+        fields: vec!["u".to_owned()],
+        ..DataConfig::default()
+    };
+    let data = config.open_all()?;
+    let extents: Vec<usize> = data.dims().iter().map(|dim| dim.coordinates.len()).collect();
+    let frames = data.times().map_or(0, <[f64]>::len);
+    ensure!([frames, extents[0], extents[1]] == SHAPE, "{} has other shapes", data.path().display());
+    let sizes = balanced(SHAPE[1] as i64, group.size());
+    let start: i64 = sizes[..group.rank()].iter().sum();
+    let rows = start as usize..(start + sizes[group.rank()]) as usize;
+    let mut count = 0;
+    let step = move || -> Result<()> {
+        count += WINDOWS;
+        for at in count - WINDOWS..count {
+            let first = at * 37 % (SHAPE[0] - FRAMES);
+            let window = Window { frames: first..first + FRAMES, points: vec![rows.clone(), 0..SHAPE[2]] };
+            let read = data.read(&window, &[0], &["u"])?;
+            ensure!(read.size()[1] == FRAMES as i64, "a window of another shape was read");
+        }
+        Ok(())
+    };
+    Ok(Prepared { timed: Timed::Step(Box::new(step)), output: None })
+}
