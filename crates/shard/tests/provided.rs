@@ -137,6 +137,7 @@ impl RandomOps for Plain {
     dense! { RandomOps:
         dropout(p: f64, generator: &Generator, window: &Window);
         normal_like(generator: &Generator, window: &Window);
+        uniform_like(generator: &Generator, window: &Window);
     }
 }
 
