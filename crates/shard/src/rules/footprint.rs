@@ -206,6 +206,10 @@ impl Footprint<'_> {
     }
 
     /// Fails with what is wrong about the call.
+    ///
+    /// # Errors
+    ///
+    /// Always.
     pub fn refuse<T>(&self, reason: impl Into<String>) -> Result<T> {
         Err(Error::from(isobar_array::Error::Argument { op: self.operator, reason: reason.into() }))
     }
