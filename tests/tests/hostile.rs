@@ -2,9 +2,10 @@
 #![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
 
 use std::fs::{self, File};
-use std::io::Write;
+use std::io::{Read, Write};
+use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
-use std::process::Command;
+use std::process::{Command, Stdio};
 use std::thread;
 use std::time::Duration;
 
@@ -123,6 +124,38 @@ fn damaged_files_are_values_or_errors(#[case] format: &str, #[case] file: Option
     let by_library = ["darcy", "the_well", "hdf5"].contains(&format) || file == Some("netcdf4.nc");
     let most = if by_library { count / 2000 } else { 0 };
     assert!(problems.len() as u64 <= most, "{} of {count}\n{}", problems.len(), problems.join("\n"));
+}
+
+/// The helper of `isobar` reads one file after another, in bounded memory and time, and holds no file of its parent.
+#[test]
+fn the_helper_is_limited() {
+    let inherited = tempfile::tempfile().unwrap();
+    // As libraries in C open files: not closed in programs that are started.
+    nix::fcntl::fcntl(&inherited, nix::fcntl::FcntlArg::F_SETFD(nix::fcntl::FdFlag::empty())).unwrap();
+    let mut command = Command::new(env!("CARGO_BIN_EXE_isobar-app"));
+    command.arg("check-files").stdin(Stdio::piped()).stdout(Stdio::piped());
+    let mut child = command.spawn().unwrap();
+    let (mut paths, mut answers) = (child.stdin.take().unwrap(), child.stdout.take().unwrap());
+    for file in [fixture("netcdf4.nc"), fixture("none.nc")] {
+        paths.write_all(&[file.as_os_str().as_bytes(), &[0]].concat()).unwrap();
+        let mut answer = [0];
+        answers.read_exact(&mut answer).unwrap();
+        assert_eq!(answer, [0x06], "{file:?}: what is wrong with a file, its reader says");
+    }
+    let process = Path::new("/proc").join(child.id().to_string());
+    let limits = fs::read_to_string(process.join("limits")).unwrap();
+    for limit in ["Max cpu time", "Max address space"] {
+        let line = limits.lines().find(|line| line.starts_with(limit)).unwrap();
+        assert!(!line[limit.len()..].trim_start().starts_with("unlimited"), "{line}");
+    }
+    let open: Vec<PathBuf> = fs::read_dir(process.join("fd"))
+        .unwrap()
+        .filter_map(|entry| fs::read_link(entry.unwrap().path()).ok())
+        .filter(|file| file.starts_with("/tmp") || file.to_string_lossy().contains("deleted"))
+        .collect();
+    assert!(open.is_empty(), "{open:?}");
+    drop(paths);
+    assert!(wait_within(&mut child, LONGEST).unwrap().unwrap().success());
 }
 
 /// Bytes of deflate, without its end, that unpack to 1.2 GB of zeros.

@@ -76,7 +76,8 @@ pub use format::darcy::{DarcyFields, DarcyFile, DarcyStatistics, DarcyWriter};
 pub use format::the_well::{WellDim, WellField, WellFile, WellMeta, WellWriter};
 pub use format::zarr::remote_stamp;
 pub use grid::{DataVariable, Dim, PredictionMeta};
-pub use hdf5::isolation::{check_files_with, serve_file_checks};
+pub use hdf5::isolation::check_files_with;
+pub use hdf5::serve::serve_file_checks;
 #[doc(hidden)]
 pub use inventory;
 pub use joined::{DataPath, Join};

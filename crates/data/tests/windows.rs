@@ -67,7 +67,7 @@ impl Case {
         self.data.read(&window, samples, &names).unwrap()
     }
 
-    /// The same values of what was read at once.
+    /// Cuts the window out of all values.
     fn expected(&self, frames: &Range<usize>, points: &[Range<usize>], samples: &[usize]) -> Tensor {
         let rows: Vec<i64> = samples.iter().map(|&sample| sample as i64).collect();
         let cut = |values: Tensor, dim: usize, range: &Range<usize>| {

@@ -81,7 +81,7 @@ impl Peer {
                 Some("benches/peers/physicsnemo_bench.py")
             }
             Self::DTensor => Some("benches/peers/dtensor_bench.py"),
-            Self::Files => Some("benches/peers/data_bench.py"),
+            Self::Files => Some("benches/data.py"),
             Self::Fftw | Self::OneProcess(_) | Self::Alone(_) | Self::Scaling(_) | Self::Of(_) => None,
         }
     }

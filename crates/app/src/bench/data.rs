@@ -1,4 +1,4 @@
-//! Windows of the files that `benches/peers/data_bench.py` writes.
+//! Windows of the files that `benches/data.py` writes.
 
 use std::path::Path;
 
@@ -20,7 +20,7 @@ const WINDOWS: usize = 16;
 pub(super) fn windows(group: &Group, file: &str, format: &str) -> Result<Prepared> {
     let path = Path::new(FOLDER).join(file);
     if !path.exists() {
-        let how = "run benches/peers/data_bench.py, which writes it, or `cargo xtask bench --data`";
+        let how = "run benches/data.py, which writes it, or `cargo xtask bench --data`";
         return Err(Exit::Data.because(format!("there is no {}: {how}", path.display())).into());
     }
     let config = DataConfig {

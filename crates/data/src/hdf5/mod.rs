@@ -9,6 +9,7 @@ pub(crate) mod isolation;
 pub(crate) mod layout;
 pub(crate) mod plain;
 mod scales;
+pub(crate) mod serve;
 pub(crate) mod storage;
 mod whole;
 

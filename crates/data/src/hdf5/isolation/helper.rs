@@ -21,11 +21,11 @@ const MALLOC: [(&str, &str); 3] =
     [("LD_PRELOAD", "libc_malloc_debug.so.0"), ("MALLOC_CHECK_", "3"), ("MALLOC_PERTURB_", "165")];
 
 /// Answer of a helper that read a file: ACK, no letter of a text that another program prints.
-pub(super) const GOOD: u8 = 0x06;
+pub(in crate::hdf5) const GOOD: u8 = 0x06;
 /// Answer of a helper whose memory was not enough: NAK.
-pub(super) const OUT_OF_MEMORY: u8 = 0x15;
+pub(in crate::hdf5) const OUT_OF_MEMORY: u8 = 0x15;
 /// Answer of a helper that could not list attributes: CAN.
-pub(super) const UNLISTED: u8 = 0x18;
+pub(in crate::hdf5) const UNLISTED: u8 = 0x18;
 
 /// End of an attempt to read a file.
 #[derive(Debug)]
@@ -119,14 +119,14 @@ impl Drop for Helper {
 }
 
 /// Waits until something can be read, or the other end is closed; returns false after the time.
-pub(super) fn is_readable(file: &impl AsFd, time: Duration) -> bool {
+pub(in crate::hdf5) fn is_readable(file: &impl AsFd, time: Duration) -> bool {
     let time = PollTimeout::try_from(time).unwrap_or(PollTimeout::MAX);
     // An interrupted wait is like one that found nothing.
     poll(&mut [PollFd::new(file.as_fd(), PollFlags::POLLIN)], time).is_ok_and(|ready| ready > 0)
 }
 
 /// Reads a path up to its zero byte; `None` at the end.
-pub(super) fn next_path(requests: &mut File) -> Option<Vec<u8>> {
+pub(in crate::hdf5) fn next_path(requests: &mut File) -> Option<Vec<u8>> {
     let mut path = Vec::new();
     let mut byte = [0];
     loop {

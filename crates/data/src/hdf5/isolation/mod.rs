@@ -5,8 +5,6 @@
 //! again (see [`check_files_with`]).
 
 mod helper;
-mod serve;
-mod visit;
 
 use std::collections::HashMap;
 use std::ffi::OsString;
@@ -16,12 +14,12 @@ use std::process::ExitStatus;
 use std::sync::{Mutex, OnceLock, PoisonError};
 
 use self::helper::{Answer, Helper};
-pub use self::serve::serve_file_checks;
+pub(super) use self::helper::{GOOD, OUT_OF_MEMORY, UNLISTED, is_readable, next_path};
 use crate::{Error, Result};
 
 /// Reads each HDF5 and NetCDF-4 file in a helper process before this process opens it.
 ///
-/// `program` with `args` is a program that calls [`serve_file_checks`] at once: usually this program itself with a word by which
+/// `program` with `args` is a program that calls [`serve_file_checks`](crate::serve_file_checks) at once: usually this program itself with a word by which
 /// its `main` knows. The programs of `isobar_app::App` do this already. Without a call, files are opened directly, and a damaged
 /// file may crash the process.
 ///
@@ -45,6 +43,14 @@ use crate::{Error, Result};
 pub fn check_files_with<A: Into<OsString>>(program: impl Into<PathBuf>, args: impl IntoIterator<Item = A>) {
     let args = args.into_iter().map(Into::into).collect();
     let _ = PROGRAM.set(Program { path: program.into(), args });
+}
+
+/// Address space that the library may take in a helper, in bytes.
+pub(super) const MEMORY: u64 = 1 << 30;
+
+/// Processor time of a helper for a file of a length, in seconds: a file of 4 MiB may hold some thousand datasets.
+pub(super) fn seconds(length: u64) -> u64 {
+    5 + (length >> 22).min(115)
 }
 
 /// Program that is started as helper.
@@ -118,10 +124,9 @@ impl Checks {
                 self.helper = Some(helper);
                 None
             }
-            Answer::OutOfMemory => Some(format!(
-                "the HDF5 library needs more than {} MiB of memory to read it",
-                serve::MEMORY >> 20
-            )),
+            Answer::OutOfMemory => {
+                Some(format!("the HDF5 library needs more than {} MiB of memory to read it", MEMORY >> 20))
+            }
             Answer::Unlisted => Some("the HDF5 library cannot list its attributes".to_owned()),
             Answer::Late => {
                 Some(format!("the HDF5 library has not read it within {} s", helper::DEADLINE.as_secs()))
@@ -142,7 +147,7 @@ fn cause(status: ExitStatus, length: u64) -> String {
     use std::os::unix::process::ExitStatusExt;
     match status.signal() {
         Some(signal) if signal == nix::sys::signal::SIGXCPU as i32 => {
-            format!("the HDF5 library has not read it within {} s of processor time", serve::seconds(length))
+            format!("the HDF5 library has not read it within {} s of processor time", seconds(length))
         }
         Some(signal) => {
             let name =

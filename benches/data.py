@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Times windows of files read by zarr-python, netCDF4 and h5py, as JSON.
 
-    OMP_NUM_THREADS=1 torchrun --standalone --nproc-per-node 2 data_bench.py [--cases a,b] [--repeats 7]
+    OMP_NUM_THREADS=1 torchrun --standalone --nproc-per-node 2 data.py [--cases a,b] [--repeats 7]
 
 Each file holds `u`, float32 [time 384, y 240, x 480], compressed in chunks; the first run writes them into `.peers/data`. A
 step reads 16 windows of two frames: each rank its rows, all columns. Each step reads other windows than the last, so that no
@@ -23,7 +23,7 @@ import zarr
 SHAPE = (384, 240, 480)
 FRAMES = 2
 WINDOWS = 16
-FOLDER = pathlib.Path(__file__).resolve().parents[2] / ".peers" / "data"
+FOLDER = pathlib.Path(__file__).resolve().parents[1] / ".peers" / "data"
 
 
 def values():

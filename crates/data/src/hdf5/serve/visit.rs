@@ -63,7 +63,7 @@ pub(super) fn visit(path: &Path) -> Verdict {
     visitor.verdict
 }
 
-/// What is wrong with a file that did not crash the library.
+/// State of a file that did not crash the library.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub(super) enum Verdict {
     #[default]

@@ -1,5 +1,7 @@
 //! The helper process from inside: it limits itself, and reads the files that its parent names.
 
+mod visit;
+
 use std::ffi::OsString;
 use std::fs::File;
 use std::io::Write;
@@ -11,16 +13,8 @@ use std::time::Duration;
 
 use nix::sys::resource::{Resource, UsageWho, getrusage, setrlimit};
 
-use super::helper::{GOOD, OUT_OF_MEMORY, UNLISTED, is_readable, next_path};
-use super::visit::{Verdict, visit};
-
-/// Address space that the library may take, in bytes.
-pub(super) const MEMORY: u64 = 1 << 30;
-
-/// Processor time for a file of a length, in seconds: a file of 4 MiB may hold some thousand datasets.
-pub(super) fn seconds(length: u64) -> u64 {
-    5 + (length >> 22).min(115)
-}
+use self::visit::{Verdict, visit};
+use crate::hdf5::isolation::{GOOD, MEMORY, OUT_OF_MEMORY, UNLISTED, is_readable, next_path, seconds};
 
 /// The helper ends if it gets no file for this long.
 const IDLE: Duration = Duration::from_secs(5);
