@@ -1,4 +1,4 @@
-//! Writes weights, inputs and outputs of models in double precision, for `benches/peers/load_weights.py`:
+//! Writes weights, inputs and outputs of models in double precision, for `benches/load_weights.py`:
 //!
 //! ```sh
 //! cargo run -p isobar-models --example outputs -- OUT tests/golden/model_*.safetensors crates/models/tests/golden/*.safetensors
@@ -76,7 +76,9 @@ fn write(path: &Path, out: &Path, fresh: bool) -> Result<()> {
         let _ = tensors.insert(format!("input:{name}"), x);
     }
     let mut outputs = model.forward(&batch, Mode::Eval)?;
-    let names: Vec<String> = outputs.names().map(str::to_owned).collect();
+    // Those of the source, or those of several streams.
+    let known = |name: &&str| signature.outputs.contains(name) || name.starts_with("fields.");
+    let names: Vec<String> = outputs.names().filter(known).map(str::to_owned).collect();
     // In the order of the source's results.
     let place = |name: &str| signature.outputs.iter().position(|own| *own == name).unwrap_or(usize::MAX);
     let mut ordered: Vec<&String> = names.iter().collect();

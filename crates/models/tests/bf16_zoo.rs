@@ -61,13 +61,16 @@ fn outputs(golden: &Golden) -> Vec<(String, String)> {
     }
 }
 
+/// Makes an array of a tensor, maybe laid out as another one.
+type Lay<'a, A> = &'a dyn Fn(&Tensor, Option<&A>) -> A;
+
 /// Forward and backward of a batch of `array`s. `constant` lays a tensor out as an array is, `full` gathers one.
 fn run<A: Array>(
     golden: &Golden,
     store: &ParamStore,
     model: &dyn isobar_models::Model<A>,
     (rounds, mixed): (bool, bool),
-    [array, constant]: [&dyn Fn(&Tensor, Option<&A>) -> A; 2],
+    [array, constant]: [Lay<'_, A>; 2],
     backward: impl Fn(&A),
     full: impl Fn(&A) -> Tensor,
 ) -> Results {

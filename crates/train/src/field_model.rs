@@ -17,6 +17,9 @@ use crate::rollout::{Roles, Start};
 use crate::task::{BoxError, Step};
 use crate::variables::{Variable, VariableError};
 
+/// Inputs of a denoiser, and the prediction of the regression before it.
+type Regressed<A> = (Batch<A>, Option<A>);
+
 /// A network that maps one field to the next: from an input to a target, or from a frame of a trajectory to the following one,
 /// over and over. Inputs and targets are normalised for it.
 pub struct FieldModel<L, F> {
@@ -262,7 +265,7 @@ where
     }
 
     /// The inputs of a denoiser, and the prediction of the regression before it, if there is one.
-    fn regressed(&self, inputs: Batch<L::Array>) -> Result<(Batch<L::Array>, Option<L::Array>), BoxError> {
+    fn regressed(&self, inputs: Batch<L::Array>) -> Result<Regressed<L::Array>, BoxError> {
         let Some(regression) = self.forward.regression() else { return Ok((inputs, None)) };
         if self.change.is_some() {
             return Err(

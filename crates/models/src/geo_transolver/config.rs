@@ -58,7 +58,7 @@ pub struct GeoTransolverConfig {
     /// Keeps the layers `time_fc` of PhysicsNeMo's model, which nothing uses, in the state dict.
     #[serde(default)]
     pub time_input: bool,
-    /// Transolver++ in the attention of `GALE` and in the context: see [`TransolverConfig`](crate::TransolverConfig).
+    /// Transolver++ in the attention of `GALE` and in the context, as in `transolver`.
     #[serde(default)]
     pub plus: bool,
     /// Appends the coordinates of the points of the geometry near each point, and adds those of the stream's points near each

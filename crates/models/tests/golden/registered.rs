@@ -1,5 +1,4 @@
 //! Golden cases of models by their names in the registry: the values of the published code in double precision.
-#![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
 
 use isobar_array::Generator;
 use isobar_models::{Batch, Mode};

@@ -1,7 +1,7 @@
 """Loads weights of Isobar into the classes of nvidia-physicsnemo and compares the outputs, in double precision.
 
   cargo run -p isobar-models --example outputs -- --own /tmp/outputs tests/golden/model_*.safetensors crates/models/tests/golden/*.safetensors
-  TORCHDYNAMO_DISABLE=1 python benches/peers/load_weights.py /tmp/outputs
+  TORCHDYNAMO_DISABLE=1 python benches/load_weights.py /tmp/outputs
 
 Prints a table in Markdown. PhysicsNeMo computes AFNO, and what older denoisers put around their network, in single precision. With `--run RUN OUT.safetensors`, loads the file that `isobar checkpoint export RUN OUT.safetensors` has written
 into the class of the run's model, strictly, and prints the number of tensors.
@@ -24,6 +24,7 @@ warnings.filterwarnings("ignore")
 # Of each model: the class, the names of its arguments that it knows otherwise, and fixed ones.
 CLASSES = {
     "afno": ("physicsnemo.models.afno:AFNO", {}),
+    "dhariwal_unet": ("physicsnemo.models.diffusion_unets:DhariwalUNet", {}),
     "dit": ("physicsnemo.models.dit:DiT", {"attention_backend": "timm"}),
     "dlwp": ("physicsnemo.models.dlwp:DLWP", {}),
     "edm_precond": ("physicsnemo.diffusion.preconditioners.legacy:EDMPrecond", {}),
@@ -50,7 +51,7 @@ SINGLE = ("afno", "mod_afno")
 # Arguments without which forward functions fail.
 ABSENT = {"dit": ["condition"], "song_unet": ["noise_labels", "class_labels"], "song_unet_pos_embd": ["noise_labels", "class_labels"]}
 # Arguments of Isobar alone.
-OWN = {"type", "tiles", "gradient_checkpointing", "upsampling"}
+OWN = {"type", "tiles", "gradient_checkpointing", "checkpoint_level", "upsampling"}
 TUPLES = ("_dim", "_shape", "_size", "_resolution", "num_heads")
 
 

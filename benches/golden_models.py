@@ -1,7 +1,7 @@
 """Writes golden cases of models to `crates/models/tests/golden`: weights, inputs, outputs and all gradients of nvidia-physicsnemo's classes
 in double precision, for `crates/models/tests`.
 
-  TORCHDYNAMO_DISABLE=1 python benches/peers/golden_models.py [case …]
+  TORCHDYNAMO_DISABLE=1 python benches/golden_models.py [case …]
 
 Noise is left out: with equal uniform numbers, Gumbel noise is the same for all slices, and the softmax does not depend on it. The search
 for neighbours is the implementation `torch`, which gives them by their distance.
@@ -17,7 +17,7 @@ import physicsnemo.nn.module.ball_query as ball_query
 import torch
 from safetensors.torch import save_file
 
-FOLDER = pathlib.Path(__file__).parents[2] / "crates/models/tests/golden"
+FOLDER = pathlib.Path(__file__).parents[1] / "crates/models/tests/golden"
 RTOL, ATOL = 1e-10, 1e-11
 
 POINTS = {"n_layers": 2, "n_hidden": 8, "n_head": 2, "mlp_ratio": 2, "slice_num": 3}
