@@ -2,8 +2,8 @@
 //! of training in double precision, the losses of these in single precision as far as rounding lets them.
 
 use isobar_models::{
-    Activation, CNextUNetConfig, ConvNetConfig, ModelConfig, Normalization, NormalizationArgs, PaddingMode, PerDim,
-    Pix2PixConfig, Pix2PixPadding, Pooling, SrResNetConfig, UNetConfig, Upsampling,
+    Activation, CNextUNetConfig, ConvNetConfig, ModelConfig, Normalization, NormalizationArgs, PaddingMode,
+    PerDim, Pix2PixConfig, Pix2PixPadding, Pooling, SrResNetConfig, UNetConfig, Upsampling,
 };
 use rstest::rstest;
 

@@ -3,15 +3,16 @@
 
 use isobar_array::Generator;
 use isobar_models::{
-    Activation, Afno, AfnoConfig, Architecture, Aurora, AuroraConfig, CNextUNet, CNextUNetConfig, ConvNet, ConvNetConfig,
-    DecoderType, DetokenizerKind, DistributedAfno, DistributedAfnoConfig, Dit, DitConfig, Dlwp, DlwpConfig,
-    EdmPrecond, EdmPrecondConfig, EdmPrecondSuperResolution, EdmPrecondSuperResolutionConfig,
-    EdmPreconditioner, EdmPreconditionerConfig, EncoderType, Factorization, Fengwu, FengwuConfig, FieldSpec,
-    Flare, FlareConfig, Fno, FnoConfig, FullyConnected, FullyConnectedConfig, GeoAttention, GeoTransolver,
-    GeoTransolverConfig, ModAfno, ModAfnoConfig, ModelConfig, Pangu, PanguConfig, PerDim, Pix2Pix,
-    Pix2PixConfig, SongUNet, SongUNetConfig, SongUNetPosEmbd, SongUNetPosEmbdConfig, SongUNetPosLtEmbd,
-    SongUNetPosLtEmbdConfig, SrResNet, SrResNetConfig, SwinRnn, SwinRnnConfig, Transolver, TransolverConfig,
-    UNet, UNetConfig, Upsampling, Vit, VitConfig,
+    Activation, Afno, AfnoConfig, Architecture, Aurora, AuroraConfig, CNextUNet, CNextUNetConfig, ConvNet,
+    ConvNetConfig, DecoderType, DetokenizerKind, DistributedAfno, DistributedAfnoConfig, Dit, DitConfig,
+    Dlwp, DlwpConfig, EdmPrecond, EdmPrecondConfig, EdmPrecondSuperResolution,
+    EdmPrecondSuperResolutionConfig, EdmPreconditioner, EdmPreconditionerConfig, EncoderType, Factorization,
+    Fengwu, FengwuConfig, FieldSpec, Flare, FlareConfig, Fno, FnoConfig, FullyConnected,
+    FullyConnectedConfig, GeoAttention, GeoTransolver, GeoTransolverConfig, ModAfno, ModAfnoConfig,
+    ModelConfig, Pangu, PanguConfig, PerDim, Pix2Pix, Pix2PixConfig, SongUNet, SongUNetConfig,
+    SongUNetPosEmbd, SongUNetPosEmbdConfig, SongUNetPosLtEmbd, SongUNetPosLtEmbdConfig, SrResNet,
+    SrResNetConfig, SwinRnn, SwinRnnConfig, Transolver, TransolverConfig, UNet, UNetConfig, Upsampling, Vit,
+    VitConfig,
 };
 use isobar_shard::{ModelSize, ParamCount, ParamStore};
 use rstest::rstest;

@@ -67,7 +67,7 @@ pub(crate) fn command(args: &PredictArgs) -> Result<Exit> {
 }
 
 fn predict(manager: &DistributedManager, resolved: &Resolved<Config>, args: &PredictArgs) -> Result<()> {
-    agree(&resolved, &manager.group(None)?, &PER_RANK_KEYS)?;
+    agree(resolved, &manager.group(None)?, &PER_RANK_KEYS)?;
     let config = &resolved.value;
     let said = run::with(manager, config, Prediction { config, args })?;
     if manager.rank() == 0 {

@@ -90,7 +90,8 @@ impl<A: Array> ConvNet<A> {
                 let channels = [if i == 0 { inputs } else { width }, width];
                 let conv = conv(channels, &mut params.scope(&name))?;
                 let mut params = params.scope(&format!("activations.{i}"));
-                let layer = Hidden { conv, activation: ActivationLayer::new(config.activation_fn, &mut params)? };
+                let layer =
+                    Hidden { conv, activation: ActivationLayer::new(config.activation_fn, &mut params)? };
                 Ok(Recompute::new(&name, layer, config.gradient_checkpointing))
             })
             .collect::<Result<_>>()?;
