@@ -1,7 +1,5 @@
 //! Provided methods of `Array`: of an implementation that has the required ones only, they give what dense tensors give.
 
-#![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
-
 use isobar_array::{
     Array, Attention, AttentionOptions, Attrs, Binary, Comparison, Conv, Conv2d, Convert, Elementwise,
     Factory, FftNorm, Generator, Index, Interpolation, Linear, Local, Modes, Neighbours, OnShard, PadMode,
