@@ -48,7 +48,7 @@ impl Default for Distributed {
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "lowercase")]
 enum Backend {
-    /// What the launcher offers.
+    /// The transport of the launcher.
     Auto,
     /// MPI.
     Mpi,
@@ -648,7 +648,7 @@ depth = 4
 [distributed]
 # Transport between ranks.
 # ("auto" | "mpi" | "gloo")
-#   "auto": What the launcher offers.
+#   "auto": The transport of the launcher.
 #   "mpi": MPI.
 #   "gloo": TCP.
 backend = "auto"
