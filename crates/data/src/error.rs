@@ -59,7 +59,7 @@ pub enum Error {
         found: u64,
     },
     /// A helper process crashed while it read the file, or exceeded a limit: see [`check_files_with`](crate::check_files_with).
-    #[error("{}: {problem}; the file is damaged: copy or download it again", path.display())]
+    #[error("{}: {problem}; the file seems damaged: copy or download it again", path.display())]
     Rejected {
         /// The file.
         path: PathBuf,

@@ -6,6 +6,7 @@ use std::os::fd::AsFd;
 use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
 use std::process::{Child, ChildStdin, ChildStdout, Command, ExitStatus, Stdio};
+use std::thread;
 use std::time::{Duration, Instant};
 
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
@@ -17,8 +18,11 @@ pub(super) const DEADLINE: Duration = Duration::from_secs(300);
 
 /// Settings of glibc's allocator. Its library for debugging, where it is installed, finds writes beyond a block; memory is filled
 /// with a pattern when it is taken and given back, so that reads of what is not there become pointers that crash.
-const MALLOC: [(&str, &str); 3] =
-    [("LD_PRELOAD", "libc_malloc_debug.so.0"), ("MALLOC_CHECK_", "3"), ("MALLOC_PERTURB_", "165")];
+const MALLOC: [(&str, &str); 2] = [("MALLOC_CHECK_", "3"), ("MALLOC_PERTURB_", "165")];
+const MALLOC_LIBRARY: &str = "libc_malloc_debug.so.0";
+
+/// Longest wait for the end of a process that was killed: one that waits for a file system that hangs does not end.
+const END: Duration = Duration::from_secs(1);
 
 /// Answer of a helper that read a file: ACK, no letter of a text that another program prints.
 pub(in crate::hdf5) const GOOD: u8 = 0x06;
@@ -62,6 +66,9 @@ impl Helper {
         let variables = std::env::vars_os().filter(|(name, _)| name.to_str().is_some_and(kept));
         let mut command = Command::new(&program.path);
         command.args(&program.args).env_clear().envs(variables).envs(MALLOC);
+        // What the user preloads may be needed to start at all.
+        let preloaded = std::env::var("LD_PRELOAD").unwrap_or_default();
+        command.env("LD_PRELOAD", format!("{MALLOC_LIBRARY} {preloaded}"));
         let mut child = command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::null()).spawn()?;
         let (paths, answers) = (child.stdin.take(), child.stdout.take());
         let answers = answers.ok_or_else(|| std::io::Error::other("it has no output"))?;
@@ -86,7 +93,7 @@ impl Helper {
             Some(Some(OUT_OF_MEMORY)) => Answer::OutOfMemory,
             Some(Some(UNLISTED)) => Answer::Unlisted,
             Some(Some(_)) => Answer::Foreign,
-            Some(None) => self.end().map_or(Answer::Late, Answer::Ended),
+            Some(None) => self.end(DEADLINE).map_or(Answer::Late, Answer::Ended),
             None => Answer::Late,
         }
     }
@@ -103,10 +110,17 @@ impl Helper {
         Some(self.answers.read_exact(&mut answer).ok().map(|()| answer[0]))
     }
 
-    /// Waits for its end.
-    fn end(&mut self) -> Option<ExitStatus> {
+    /// Waits for its end; none if it does not come in time.
+    fn end(&mut self, longest: Duration) -> Option<ExitStatus> {
         self.paths = None;
-        self.child.wait().ok()
+        let end = Instant::now() + longest;
+        loop {
+            match self.child.try_wait() {
+                Ok(Some(status)) => return Some(status),
+                Ok(None) if Instant::now() < end => thread::sleep(Duration::from_millis(2)),
+                _ => return None,
+            }
+        }
     }
 }
 
@@ -114,7 +128,7 @@ impl Drop for Helper {
     fn drop(&mut self) {
         // It has nothing to finish. One that has ended already is no error.
         let _ = self.child.kill();
-        let _ = self.end();
+        let _ = self.end(END);
     }
 }
 

@@ -11,7 +11,9 @@ use std::ffi::OsString;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::process::ExitStatus;
-use std::sync::{Mutex, OnceLock, PoisonError};
+use std::sync::{LazyLock, Mutex, MutexGuard, OnceLock, PoisonError};
+use std::thread;
+use std::time::Duration;
 
 use self::helper::{Answer, Helper};
 pub(super) use self::helper::{GOOD, OUT_OF_MEMORY, UNLISTED, is_readable, next_path};
@@ -26,7 +28,8 @@ use crate::{Error, Result};
 /// A file that the HDF5 library cannot read within 5 s of processor time (more for files from 4 MiB on) and 1 GiB of memory, or that crashes it, becomes
 /// [`Error::Rejected`]. A file is read again only if its size, times or inode changed. The helper is started when a file is
 /// opened, without the variables of launchers such as mpirun, and ends once it had no file to read for some seconds. Nothing is
-/// collective: each rank has a helper of its own. A second call has no effect.
+/// collective: each rank has a helper of its own. Where no helper can do its work, because no process can be started, a library is
+/// missing, or the system kills it, files are opened directly. A second call has no effect.
 ///
 /// ```no_run
 /// # fn train() -> isobar_data::Result<()> { Ok(()) }
@@ -61,13 +64,12 @@ struct Program {
 }
 
 static PROGRAM: OnceLock<Program> = OnceLock::new();
-static CHECKS: Mutex<Option<Checks>> = Mutex::new(None);
+static CHECKS: LazyLock<Checks> = LazyLock::new(Checks::default);
 
 /// Rejects a file of some length that a helper process could not read, if [`check_files_with`] named one.
 pub(crate) fn check(path: &Path, length: u64) -> Result<()> {
     let Some(program) = PROGRAM.get() else { return Ok(()) };
-    let mut checks = CHECKS.lock().unwrap_or_else(PoisonError::into_inner);
-    checks.get_or_insert_default().check(program, path, length)
+    CHECKS.check(program, path, length)
 }
 
 /// Values that differ between versions of a file: device, inode, length, time of modification and of change.
@@ -83,22 +85,42 @@ impl Stamp {
     }
 }
 
+/// Pauses between attempts to start a helper: where threads and processes are limited, some may end meanwhile.
+const PAUSES: [Duration; 3] = [Duration::from_millis(50), Duration::from_millis(300), Duration::from_secs(1)];
+
 /// The helper, and its verdicts: `None` for a good file.
 #[derive(Debug, Default)]
 struct Checks {
-    helper: Option<Helper>,
-    known: HashMap<PathBuf, (Stamp, Option<String>)>,
+    helper: Mutex<Option<Helper>>,
+    known: Mutex<HashMap<PathBuf, (Stamp, Option<String>)>>,
+}
+
+/// What a helper says of a file.
+enum Verdict {
+    Good,
+    /// The file is rejected, for this reason.
+    Rejected(String),
+    /// The helper could not do its work, which says nothing of the file.
+    Unknown,
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 impl Checks {
-    fn check(&mut self, program: &Program, path: &Path, length: u64) -> Result<()> {
+    fn check(&self, program: &Program, path: &Path, length: u64) -> Result<()> {
         let stamp = Stamp::of(path)?;
-        let known = self.known.get(path).filter(|(known, _)| *known == stamp);
+        let known = lock(&self.known).get(path).filter(|(known, _)| *known == stamp).cloned();
         let problem = match known {
-            Some((_, problem)) => problem.clone(),
+            Some((_, problem)) => problem,
             None => {
-                let problem = self.ask(program, path, length)?;
-                self.known.insert(path.to_owned(), (stamp, problem.clone()));
+                let problem = match self.ask(program, path, length)? {
+                    Verdict::Good => None,
+                    Verdict::Rejected(problem) => Some(problem),
+                    Verdict::Unknown => return Ok(()),
+                };
+                lock(&self.known).insert(path.to_owned(), (stamp, problem.clone()));
                 problem
             }
         };
@@ -108,53 +130,78 @@ impl Checks {
         }
     }
 
-    /// Lets a helper read a file; returns what is wrong with it. Only a helper that has read no other file counts: what
-    /// one damaged file does to the memory of the library must not count against the next.
-    fn ask(&mut self, program: &Program, path: &Path, length: u64) -> Result<Option<String>> {
-        let failed = |error| Error::io(path, "start the process that reads it first", error);
-        if let Some(mut helper) = self.helper.take()
+    /// Lets a helper read a file. Only a helper that has read no other file can reject it: what one damaged file does to the
+    /// memory of the library must not count against the next.
+    fn ask(&self, program: &Program, path: &Path, length: u64) -> Result<Verdict> {
+        let failed = |why: &str| {
+            Err(Error::io(path, "let another process read it first", std::io::Error::other(why.to_owned())))
+        };
+        let mut kept = lock(&self.helper);
+        if let Some(mut helper) = kept.take()
             && matches!(helper.read(path), Answer::Good)
         {
-            self.helper = Some(helper).filter(|helper| helper.served() < MOST_FILES);
-            return Ok(None);
+            *kept = Some(helper).filter(|helper| helper.served() < MOST_FILES);
+            return Ok(Verdict::Good);
         }
-        let mut helper = Helper::start(program).map_err(failed)?;
+        let Some(mut helper) = start(program) else { return Ok(Verdict::Unknown) };
         Ok(match helper.read(path) {
             Answer::Good => {
-                self.helper = Some(helper);
-                None
+                *kept = Some(helper);
+                Verdict::Good
             }
-            Answer::OutOfMemory => {
-                Some(format!("the HDF5 library needs more than {} MiB of memory to read it", MEMORY >> 20))
-            }
-            Answer::Unlisted => Some("the HDF5 library cannot list its attributes".to_owned()),
+            Answer::OutOfMemory => Verdict::Rejected(format!(
+                "the HDF5 library needs more than {} MiB of memory to read it",
+                MEMORY >> 20
+            )),
+            Answer::Unlisted => Verdict::Rejected("the HDF5 library cannot list its attributes".to_owned()),
+            Answer::Ended(status) => verdict(status, length),
             Answer::Late => {
-                Some(format!("the HDF5 library has not read it within {} s", helper::DEADLINE.as_secs()))
+                let seconds = helper::DEADLINE.as_secs();
+                return failed(&format!("no answer within {seconds} s; its file system may hang"));
             }
-            Answer::Ended(status) => Some(cause(status, length)),
             Answer::Foreign => {
-                let why = "the program does not call `serve_file_checks` (see `check_files_with`)";
-                return Err(failed(std::io::Error::other(why)));
+                return failed("the program does not call `serve_file_checks` (see `check_files_with`)");
             }
         })
     }
 }
 
+/// Starts a helper; none where the system lets no process be started.
+fn start(program: &Program) -> Option<Helper> {
+    let attempts = PAUSES.iter().map(Some).chain([None]);
+    attempts.into_iter().find_map(|pause| {
+        Helper::start(program).ok().or_else(|| {
+            pause.inspect(|pause| thread::sleep(**pause));
+            None
+        })
+    })
+}
+
 /// Files that one helper reads: it may lose memory with each.
 const MOST_FILES: usize = 1000;
 
-fn cause(status: ExitStatus, length: u64) -> String {
+/// Exit status of a Rust program that panicked.
+const PANICKED: i32 = 101;
+
+/// The meaning of the end of a helper: a crash is of the file. A process that ends by itself or is killed from outside, such as for
+/// the memory of all, could not do its work.
+fn verdict(status: ExitStatus, length: u64) -> Verdict {
+    use nix::sys::signal::Signal;
     use std::os::unix::process::ExitStatusExt;
-    match status.signal() {
-        Some(signal) if signal == nix::sys::signal::SIGXCPU as i32 => {
-            format!("the HDF5 library has not read it within {} s of processor time", seconds(length))
-        }
-        Some(signal) => {
-            let name =
-                nix::sys::signal::Signal::try_from(signal).map_or("a signal", |signal| signal.as_str());
-            format!("the HDF5 library crashed on it ({name})")
-        }
-        None => format!("the process that reads it first ended with {status}"),
+    let Some(number) = status.signal() else {
+        return match status.code() {
+            Some(PANICKED) => Verdict::Rejected("the process that reads it first panicked".to_owned()),
+            _ => Verdict::Unknown,
+        };
+    };
+    match Signal::try_from(number) {
+        Ok(Signal::SIGXCPU) => Verdict::Rejected(format!(
+            "the HDF5 library has not read it within {} s of processor time",
+            seconds(length)
+        )),
+        Ok(Signal::SIGKILL | Signal::SIGTERM | Signal::SIGINT | Signal::SIGHUP) => Verdict::Unknown,
+        Ok(signal) => Verdict::Rejected(format!("the HDF5 library crashed on it ({})", signal.as_str())),
+        Err(_) => Verdict::Rejected("the HDF5 library crashed on it".to_owned()),
     }
 }
 
@@ -167,9 +214,9 @@ mod tests {
     }
 
     #[rstest::rstest]
-    #[case("kill -SEGV $$", "the HDF5 library crashed on it (SIGSEGV); the file is damaged")]
+    #[case("kill -SEGV $$", "the HDF5 library crashed on it (SIGSEGV); the file seems damaged")]
     #[case("kill -XCPU $$", "the HDF5 library has not read it within 5 s of processor time")]
-    #[case("exit 101", "ended with exit status: 101")]
+    #[case("exit 101", "the process that reads it first panicked")]
     #[case("printf '\\025'; cat", "the HDF5 library needs more than 1024 MiB of memory")]
     #[case("printf '\\030'; cat", "the HDF5 library cannot list its attributes")]
     #[case("echo hello; cat", "the program does not call `serve_file_checks`")]
@@ -179,13 +226,27 @@ mod tests {
         assert!(error.contains(words) && error.contains(file.path().to_str().unwrap()), "{error}");
     }
 
+    /// They say nothing of the file, which is opened directly, and asked for again.
+    #[rstest::rstest]
+    #[case(shell("exit 127"))]
+    #[case(shell("exit 1"))]
+    #[case(shell("kill -KILL $$"))]
+    #[case(Program { path: "/nowhere/program".into(), args: Vec::new() })]
+    fn a_helper_that_cannot_work_rejects_no_file(#[case] program: Program) {
+        let file = tempfile::NamedTempFile::new().unwrap();
+        let checks = Checks::default();
+        checks.check(&program, file.path(), 0).unwrap();
+        let error = checks.check(&shell("kill -SEGV $$"), file.path(), 0).unwrap_err();
+        assert!(matches!(error, Error::Rejected { .. }), "{error}");
+    }
+
     #[test]
     fn a_file_is_read_once_until_it_changes() {
         let folder = tempfile::tempdir().unwrap();
         let [file, log] = ["file", "log"].map(|name| folder.path().join(name));
         // Ends after one file, as a helper without work does.
         let program = shell(&format!("printf x >> {log:?}; printf '\\006'"));
-        let mut checks = Checks::default();
+        let checks = Checks::default();
         for (content, expected) in [("one", "x"), ("one", "x"), ("three", "xx")] {
             if !file.exists() || std::fs::read_to_string(&file).unwrap() != content {
                 std::fs::write(&file, content).unwrap();
@@ -201,7 +262,7 @@ mod tests {
         let [first, second] = ["first", "second"].map(|name| folder.path().join(name));
         // The first file is good, at the second the process crashes, and the next process is sound again.
         let program = shell("printf '\\006'; head -c 9 > /dev/null; kill -SEGV $$");
-        let mut checks = Checks::default();
+        let checks = Checks::default();
         for file in [&first, &second] {
             std::fs::write(file, "").unwrap();
             checks.check(&program, file, 0).unwrap();

@@ -11,7 +11,7 @@ use std::path::PathBuf;
 use std::process::ExitCode;
 use std::time::Duration;
 
-use nix::sys::resource::{Resource, UsageWho, getrusage, setrlimit};
+use nix::sys::resource::{Resource, UsageWho, getrlimit, getrusage, setrlimit};
 
 use self::visit::{Verdict, visit};
 use crate::hdf5::isolation::{GOOD, MEMORY, OUT_OF_MEMORY, UNLISTED, is_readable, next_path, seconds};
@@ -31,6 +31,8 @@ pub fn serve_file_checks() -> ExitCode {
 
 fn serve() -> std::io::Result<()> {
     close_inherited()?;
+    // A crash here is an answer, not worth a core file.
+    setrlimit(Resource::RLIMIT_CORE, 0, 0)?;
     limit_memory()?;
     fill_heap();
     let mut requests = File::from(std::io::stdin().as_fd().try_clone_to_owned()?);
@@ -65,11 +67,17 @@ fn close_inherited() -> std::io::Result<()> {
 
 /// Limits the address space, of which libraries have taken much already.
 fn limit_memory() -> std::io::Result<()> {
-    let pages = std::fs::read_to_string("/proc/self/statm")?;
-    let pages: Option<u64> = pages.split(' ').next().and_then(|pages| pages.parse().ok());
-    let page = 4096;
-    let limit = pages.ok_or_else(|| std::io::Error::other("no size of memory"))? * page + MEMORY;
-    Ok(setrlimit(Resource::RLIMIT_AS, limit, limit)?)
+    let status = std::fs::read_to_string("/proc/self/status")?;
+    let taken = status.lines().find_map(|line| line.strip_prefix("VmSize:"));
+    let taken: Option<u64> = taken.and_then(|kib| kib.trim().strip_suffix(" kB")?.parse().ok());
+    let taken = taken.ok_or_else(|| std::io::Error::other("no size of memory"))? << 10;
+    limit(Resource::RLIMIT_AS, taken + MEMORY)
+}
+
+/// Sets a soft limit, below the hard one, which a user may not raise.
+fn limit(resource: Resource, most: u64) -> std::io::Result<()> {
+    let (_, hard) = getrlimit(resource)?;
+    Ok(setrlimit(resource, most.min(hard), hard)?)
 }
 
 /// Leaves 16 MiB of free memory in the heap that hold the allocator's pattern. Memory that was never used holds zeros, and a read
@@ -85,6 +93,5 @@ fn fill_heap() {
 fn limit_time(length: u64) -> std::io::Result<()> {
     let used = getrusage(UsageWho::RUSAGE_SELF)?;
     let used = used.user_time().tv_sec() + used.system_time().tv_sec();
-    let limit = used.unsigned_abs() + 1 + seconds(length);
-    Ok(setrlimit(Resource::RLIMIT_CPU, limit, nix::libc::RLIM_INFINITY)?)
+    limit(Resource::RLIMIT_CPU, used.unsigned_abs() + 1 + seconds(length))
 }
