@@ -1,4 +1,4 @@
-//! `cargo xtask published`: models trained by our commands on the data of published results, beside what was printed there.
+//! `cargo xtask published`: trains models on the data of published results, and prints the published and the reached errors.
 
 use std::{
     fs,
@@ -37,20 +37,20 @@ pub(crate) struct Options {
 struct Case {
     name: &'static str,
     source: &'static str,
-    /// Makes its files of data in a folder.
+    /// Returns the commands that write the case's data files into a folder.
     data: fn(&Path) -> Vec<Command>,
     tests: &'static [Test],
 }
 
-/// What a trained model is measured on.
+/// Measurement of a trained model.
 struct Test {
     name: &'static str,
     published: f64,
-    /// Its data.
+    /// File of the test's data.
     file: &'static str,
     /// Further arguments of `isobar predict`.
     arguments: &'static [&'static str],
-    /// The number that was published, from the error of each step.
+    /// Computes the published quantity from the error of each step.
     measure: fn(&[f64]) -> f64,
 }
 
@@ -110,16 +110,16 @@ pub(crate) fn run(options: &Options) -> Result<()> {
     Ok(())
 }
 
-/// A training and what its model reached.
+/// Training run, and the results of its model.
 struct Run {
     ranks: usize,
     seconds: f64,
-    /// Of each test.
+    /// Result of each test.
     reached: Vec<f64>,
 }
 
 impl Run {
-    /// Trains with a seed on so many ranks, and measures.
+    /// Trains with a seed on `ranks` ranks, and runs the case's tests.
     fn new(case: &Case, seed: usize, ranks: usize, folder: &Path) -> Result<Self> {
         let name = format!("{}_seed{seed}_ranks{ranks}", case.name);
         let begun = Instant::now();
@@ -147,7 +147,7 @@ impl Test {
             .arg("--out")
             .arg(&out);
         for key in ["data.path", "data.validation_path"] {
-            // Only where the training had one.
+            // Only cases without `arguments` have a `validation_path`.
             if key == "data.path" || self.arguments.is_empty() {
                 predict.arg("--set").arg(format!("{key}={}", data.display()));
             }
@@ -158,7 +158,7 @@ impl Test {
     }
 }
 
-/// The errors of each step, from the table beside a prediction.
+/// Reads the error of each step from the table next to a prediction.
 fn errors(table: &Path) -> Result<Vec<f64>> {
     let text = fs::read_to_string(table).with_context(|| format!("cannot read {}", table.display()))?;
     let mut lines = text.lines();
@@ -219,7 +219,7 @@ fn advection(folder: &Path) -> Vec<Command> {
     [("train", 50, 51, 0), ("test", 30, 201, 773)].map(set).into()
 }
 
-/// Prints the published and the reached numbers; over ranks, the largest relative difference from one rank.
+/// Prints the published and the reached numbers, and for each number of ranks the relative difference from one rank.
 fn print(case: &Case, seeds: &[Run], others: &[Run]) {
     println!("{}: {}", case.name, case.source);
     for (index, test) in case.tests.iter().enumerate() {

@@ -111,7 +111,7 @@ fn run_command() -> ExitCode {
             return Exit::Usage.into();
         }
     };
-    // By this path the program is found also if its file was replaced meanwhile.
+    // This path finds the program even if its file was replaced meanwhile.
     isobar_data::check_files_with("/proc/self/exe", ["check-files"]);
     match &cli.command {
         Command::Train(args) => ended(train::command(args)),

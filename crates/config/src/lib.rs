@@ -125,7 +125,7 @@ impl<T: Serialize + JsonSchema> Resolved<T> {
         self.layers.iter().rev().find_map(|layer| layer.place(&path)).map_or(Origin::Default, Place::origin)
     }
 
-    /// All keys with their values as TOML, except the keys and tables in `without` and what is unset.
+    /// Returns all keys that are set with their values as TOML, except the keys and tables in `without`.
     ///
     /// ```
     /// use isobar_config::{Sources, load};

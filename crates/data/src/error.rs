@@ -58,12 +58,12 @@ pub enum Error {
         /// Bytes in the file.
         found: u64,
     },
-    /// A helper process crashed while it read the file, or exceeded a limit: see [`check_files_with`](crate::check_files_with).
+    /// The helper process that read the file crashed or exceeded a limit: see [`check_files_with`](crate::check_files_with).
     #[error("{}: {problem}; the file seems damaged: copy or download it again", path.display())]
     Rejected {
         /// The file.
         path: PathBuf,
-        /// End of the helper process.
+        /// Description of the crash or of the limit.
         problem: String,
     },
     /// The HDF5 library refused: a damaged file, a filter that it lacks, a full disk.

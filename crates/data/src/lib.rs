@@ -19,7 +19,7 @@
 //! | [`Sampler`], [`part`], [`split`] | the same global batches on 1 and N ranks, and a rank's part of each |
 //! | [`Augment`] | random symmetries |
 //! | [`WriterFormat`], [`register_writer!`] | a format that data sets are written in |
-//! | [`check_files_with`], [`serve_file_checks`] | HDF5 files are read in a helper process first, so that a damaged one cannot crash this one |
+//! | [`check_files_with`], [`serve_file_checks`] | a helper process that reads HDF5 files first: damaged ones crash only it |
 //! | [`summarize`] | statistics of variables and of their changes, weighted by cell area |
 //! | [`generate`], [`coarse_fields`] | generators of data sets; inputs of super-resolution |
 //!

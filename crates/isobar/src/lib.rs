@@ -32,7 +32,7 @@
 //! ```
 //!
 //! The feature `app` (default) has [`App`]; without it a program needs neither the command line nor its dependencies. `mpi`
-//! (default) links MPI; `nccl` (default) loads NCCL where there is one.
+//! (default) links MPI; `nccl` (default) loads NCCL if it is installed.
 
 pub use isobar_array as array;
 pub use isobar_collectives as collectives;

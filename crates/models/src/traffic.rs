@@ -101,7 +101,7 @@ impl Grid {
         self.on(&self.dims.iter().map(|side| side.extent * factor).collect::<Vec<_>>())
     }
 
-    /// Number of dims that are split.
+    /// Returns the number of split dims.
     pub(crate) fn split_dims(&self) -> u32 {
         self.dims.iter().filter(|side| side.shards > 1).count() as u32
     }
@@ -189,9 +189,9 @@ impl Grid {
 }
 
 /// Elements that an attention of `width` features over a grid of tokens receives: keys and values of all tokens (a ring), or each
-/// rank's share of queries, keys, values and results (an all-to-all), whichever is chosen. Within windows of `kernel` tokens along each
-/// dim: the keys and values of the rows beside a shard, once for each of the rows that attend to them; of those, where further
-/// dims are split, the copies for each row of these.
+/// rank's share of queries, keys, values and results (an all-to-all), whichever is chosen. Within windows of `kernel` tokens along
+/// each dim: the keys and values of the rows next to a shard, once for each row that attends to them; with further split dims,
+/// times `kernel` copies for each.
 pub(crate) fn attention(tokens: &Grid, width: i64, kernel: Option<i64>) -> f64 {
     match kernel {
         Some(kernel) => {

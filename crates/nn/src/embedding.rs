@@ -136,8 +136,8 @@ impl<A: Array> PatchEmbed<A> {
         Ok(tokens.reshape(&[shape[0], count, shape[dims as usize + 1]])?)
     }
 
-    /// Computes `[grid…, batch, embed_dim]`, the tokens on their grid: the order in which transforms over the grid and products
-    /// over features are plain matrix products.
+    /// Computes the tokens on their grid, `[grid…, batch, embed_dim]`. In this order, transforms over the grid and products over
+    /// features are plain matrix products.
     ///
     /// # Errors
     ///

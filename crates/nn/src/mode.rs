@@ -65,12 +65,12 @@ impl<'a> Mode<'a> {
         self.drop(x, p, batch_dim, &[], &shape)
     }
 
-    /// Draws uniform numbers of [0, 1) for an array of this shape, dtype and layout, whose batch is dim `batch_dim`: those of its
-    /// samples in the global batch, without a gradient. Nothing in evaluation.
+    /// Draws uniform numbers in [0, 1) with the shape, dtype and layout of `like`, without a gradient: each sample (along
+    /// `batch_dim`) gets its numbers of the global batch. Returns `None` in evaluation.
     ///
     /// # Errors
     ///
-    /// A dtype that is not floating, or a part of the batch that does not fit.
+    /// The dtype is not floating point, or the part of the batch does not fit.
     pub fn uniform<A: Array>(&self, like: &A, batch_dim: usize) -> Result<Option<A>> {
         let Mode::Train { generator, batch } = *self else { return Ok(None) };
         let window = global_window(&like.shape(), batch.map(|part| part.of_dim(batch_dim)), &[])?;
@@ -102,7 +102,7 @@ impl BatchPart {
     }
 }
 
-/// The window of the global array that an array of shape `own` is.
+/// Returns the window that an array of shape `own` has in the global array.
 fn global_window(own: &[i64], batch: Option<Part>, parts: &[Part]) -> Result<Window> {
     let mut global = own.to_vec();
     for part in parts.iter().chain(&batch) {

@@ -48,16 +48,16 @@ enum Attempt {
     Absent(String),
 }
 
-/// Why there is no answer, in words.
+/// Reason for a missing answer, with a description.
 pub(crate) enum NoAnswer {
-    /// None yet. A connection goes on: the answer is passed over when it comes.
+    /// No answer in time. The connection stays usable: a late answer is dropped.
     Late(String),
     /// There will be none.
     Broken(String),
 }
 
 impl NoAnswer {
-    /// The error of the store at this address.
+    /// Converts to an error of the store at `address`.
     pub(crate) fn at(self, address: String) -> Error {
         match self {
             Self::Late(problem) => Error::Timeout { address, problem },
@@ -158,7 +158,7 @@ impl Client {
         Ok(stream)
     }
 
-    /// Sends a request, and waits this long for its answer.
+    /// Sends a request and waits at most `longest` for its answer.
     pub(crate) fn ask(&mut self, request: &[u8], longest: Duration) -> Result<Message, NoAnswer> {
         let end = after(longest);
         if let Some(why) = &self.broken {
@@ -207,7 +207,7 @@ impl Client {
     }
 }
 
-/// The moment so much later; one that the clock cannot express never comes.
+/// Returns the instant `timeout` from now, or 100 years from now if that is sooner.
 pub(crate) fn after(timeout: Duration) -> Instant {
     const LONGEST: Duration = Duration::from_secs(100 * 365 * 24 * 3600);
     let now = Instant::now();

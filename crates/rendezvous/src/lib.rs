@@ -1,11 +1,11 @@
-//! Where the ranks of a job meet without MPI: a key-value store over TCP, which lets in who knows the job's secret.
+//! Key-value store over TCP at which the ranks of a job meet without MPI. Only clients that know the job's token may connect.
 //!
 //! ```
 //! use std::time::Duration;
 //! use isobar_rendezvous::{TcpStore, Token};
 //!
 //! let timeout = Duration::from_secs(20);
-//! // Port 0: any free one; other ranks are told `store.port()`, and know the token.
+//! // Port 0 takes any free port; give `store.port()` and the token to the other ranks.
 //! let token = Token::new(b"0123456789abcdef0123456789abcdef");
 //! let store = TcpStore::server(&["127.0.0.1".parse()?], 0, &token, timeout)?;
 //! store.set("answer", b"42")?;
@@ -13,7 +13,7 @@
 //! # Ok::<(), Box<dyn std::error::Error>>(())
 //! ```
 //!
-//! gloo's groups are made of it (`isobar_torch::c10d`), and the watchdog's connections use its [`Token`]. This crate knows
+//! gloo's groups meet at it (`isobar_torch::c10d`), and the watchdog's connections use its [`Token`]. This crate knows
 //! nothing of tensors or ranks, and reads no environment variable.
 
 mod client;

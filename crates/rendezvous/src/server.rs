@@ -78,7 +78,7 @@ impl Drop for Server {
     fn drop(&mut self) {
         self.shared.closed.store(true, Ordering::SeqCst);
         for (listener, thread) in &mut self.listeners {
-            // Linux ends the thread's `accept` by this. It cannot fail on a listener that lives.
+            // On Linux, this ends the thread's `accept`. It cannot fail on an open listener.
             let _ = nix::sys::socket::shutdown(listener.as_raw_fd(), nix::sys::socket::Shutdown::Both);
             // The thread runs no code that can panic.
             let _ = thread.take().map(JoinHandle::join);

@@ -146,14 +146,14 @@ impl TcpStore {
         Ok(self.ask(&Message::new(Kind::Delete, 0, &[key.as_bytes()]), None)?.number == 1)
     }
 
-    /// Answers a request in the numbers of the wire, for bindings to stores of other languages: the number of its answer,
-    /// and the value where one was asked for. `kind` is 1 for set, 2 for get, 3 for add, 4 for wait, 5 for check, 6 for delete,
-    /// 7 for the number of keys; `number` is what to add, or the milliseconds to wait; `parts` are the key or keys, and the value
+    /// Answers a request given in wire format, for bindings from other languages: returns the number of the answer, and the
+    /// value if the request asks for one. `kind` is 1 for set, 2 for get, 3 for add, 4 for wait, 5 for check, 6 for delete,
+    /// 7 for the number of keys; `number` is the summand, or the milliseconds to wait; `parts` are the key or keys, and the value
     /// to set.
     ///
     /// # Errors
     ///
-    /// A kind that there is not, and those of the methods.
+    /// An unknown kind, and the errors of the methods.
     pub fn request(&self, kind: u8, number: i64, parts: Vec<Vec<u8>>) -> Result<(i64, Option<Vec<u8>>)> {
         let kind = Kind::of(kind).ok_or_else(|| {
             NoAnswer::Broken(format!("there is no request of kind {kind}")).at(self.address())
@@ -200,7 +200,7 @@ impl TcpStore {
     }
 }
 
-/// Milliseconds, rounded up to one: zero would not wait at all.
+/// Returns the milliseconds, at least one: zero would not wait at all.
 fn milliseconds(timeout: Duration) -> i64 {
     timeout.as_millis().clamp(1, i64::MAX as u128) as i64
 }

@@ -31,7 +31,7 @@ macro_rules! forward {
     (@ $argument:ident, $value:expr) => { $value };
 }
 
-/// Functions of a trait that the tensor's own functions of the same name carry out.
+/// Implements functions of a trait by the tensor's own functions of the same names.
 macro_rules! associated {
     ($($function:ident($($argument:ident: $type:ty),*);)*) => {
         $(fn $function($($argument: $type),*) -> isobar_array::Result<Self> {
@@ -467,7 +467,7 @@ impl RandomOps for ShardTensor {
     }
 }
 
-/// Checks that a tensor to fill is the window.
+/// Checks that the tensor has the shape of the window.
 fn check_window(op: &'static str, like: &ShardTensor, window: &Window) -> isobar_array::Result<()> {
     let shape = ShardTensor::shape(like);
     if window.shape() == shape {

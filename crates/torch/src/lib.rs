@@ -10,8 +10,8 @@
 //! | [`c10d`] | torch's gloo group |
 //! | [`cuda`] | streams, events and pinned memory, loaded at run time where there is a driver |
 //!
-//! The crate knows nothing of meshes, opens no socket of its own, and reads no environment variable. It is thread-safe as far as torch is: a
-//! tensor may go to another thread, and closures of the backward pass may run on the engine's device threads.
+//! The crate knows nothing of meshes, opens no socket of its own, and reads no environment variable. It is thread-safe as far as
+//! torch is: a tensor may go to another thread, and closures of the backward pass may run on the engine's device threads.
 
 #![expect(unsafe_code, reason = "this crate is the border to C++; every block says why it is sound")]
 

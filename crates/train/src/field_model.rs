@@ -264,7 +264,7 @@ where
         Ok(denoising.loss(denoise, &batch, &clean, (step.generator, part))?.full_tensor()?)
     }
 
-    /// The inputs of a denoiser, and the prediction of the regression before it, if there is one.
+    /// Returns the inputs of a denoiser, and the prediction of the regression before it, if there is one.
     fn regressed(&self, inputs: Batch<L::Array>) -> Result<Regressed<L::Array>, BoxError> {
         let Some(regression) = self.forward.regression() else { return Ok((inputs, None)) };
         if self.change.is_some() {

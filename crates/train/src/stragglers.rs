@@ -41,7 +41,7 @@ impl fmt::Display for Straggler {
 pub(crate) struct Stragglers {
     sums: Vec<f64>,
     steps: usize,
-    /// The rank that the last check named, and how many checks in a row have.
+    /// Rank that the last check named, and number of consecutive checks that named it.
     named: Option<(usize, u32)>,
 }
 

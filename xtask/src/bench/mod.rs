@@ -25,7 +25,7 @@ enum Peer {
     /// Of PhysicsNeMo, this case, which does the same work in another way.
     PhysicsNemoCase(&'static str),
     DTensor,
-    /// The file format's own library for Python.
+    /// Python library of the file format.
     Files,
     /// PyTorch on all ranks, with a halo exchange written by hand.
     ByHand,

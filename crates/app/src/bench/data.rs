@@ -1,4 +1,4 @@
-//! Windows of the files that `benches/data.py` writes.
+//! Benchmark of reading windows of the files that `benches/data.py` writes.
 
 use std::path::Path;
 
@@ -16,7 +16,7 @@ const FRAMES: usize = 2;
 /// Number of windows that a step reads.
 const WINDOWS: usize = 16;
 
-/// Windows of two frames of a file: each rank its rows, all columns. Each step reads other windows than the last.
+/// Reads windows of two frames of a file: each rank its own rows, and all columns. Each step reads different windows.
 pub(super) fn windows(group: &Group, file: &str, format: &str) -> Result<Prepared> {
     let path = Path::new(FOLDER).join(file);
     if !path.exists() {

@@ -94,8 +94,8 @@ impl Outcome {
         )
     }
 
-    /// Draws the relative error of each variable against the lead time, beside that of predicting no change; returns false where the
-    /// truth of fewer than two steps is known. `times` are those of the start and of each step.
+    /// Draws the relative error of each variable against the lead time, next to that of predicting no change; returns false if
+    /// fewer than two steps have a ground truth. `times` are those of the start and of each step.
     pub(super) fn draw_errors(&self, path: &Path, variables: &[Variable], times: &[f64]) -> Result<bool> {
         let steps = self.steps();
         if steps.len() < 2 {

@@ -46,13 +46,13 @@ isobar_shard::register! {
     "own_bytes"(input; approximate) Bytes("a number", |_| Ok(8)): |call| own_gelu(call);
 }
 
-/// The function of the case `unary_gelu`, behind a gather where that acts.
+/// GELU of the case `unary_gelu`, after a gather if the planted one is active.
 fn own_gelu(call: &Call<'_>) -> isobar_shard::Result<ShardTensor> {
     let x = call.tensor(0)?;
     Ok(if ACTS.get() { gathered(x)? } else { x.shallow_clone() }.gelu()?)
 }
 
-/// The tensor after a gather on all ranks.
+/// Gathers the tensor on all ranks.
 fn gathered(x: &ShardTensor) -> isobar_shard::Result<ShardTensor> {
     let replicated = vec![Placement::Replicate; x.placements().len()];
     x.redistribute(None, &replicated)?.to_layout(&x.layout().of_gradient())
@@ -63,7 +63,7 @@ fn problems(case: &str, acts: bool) -> Vec<String> {
     problems_of(case, None, acts)
 }
 
-/// The problems of a case, or of another operator on its tensors.
+/// Returns the problems of a case, or of another operator on its tensors.
 fn problems_of(case: &str, op: Option<&'static str>, acts: bool) -> Vec<String> {
     let golden = PathBuf::from(concat!(env!("CARGO_MANIFEST_DIR"), "/../../tests/golden"));
     let path = golden.join(format!("{case}.safetensors"));

@@ -35,7 +35,7 @@ pub trait RandomOps: Sized {
     /// ```
     fn normal_like(&self, generator: &Generator, window: &Window) -> Result<Self>;
 
-    /// Draws uniform numbers of [0, 1); as [`normal_like`](Self::normal_like).
+    /// Draws uniform numbers in [0, 1), otherwise as [`normal_like`](Self::normal_like).
     ///
     /// # Errors
     ///
@@ -43,7 +43,7 @@ pub trait RandomOps: Sized {
     fn uniform_like(&self, generator: &Generator, window: &Window) -> Result<Self>;
 }
 
-/// Checks that an array to fill is the window.
+/// Checks that the array has the shape of the window.
 fn check_window(op: &'static str, like: &Tensor, window: &Window) -> Result<()> {
     if like.size() == window.shape() {
         return Ok(());

@@ -162,7 +162,7 @@ pub fn points_like(op: &'static str, spectrum: &[i64], field: &[i64], dims: &[i6
     }
 }
 
-/// Returns the first index of each range, and the one behind its last.
+/// Returns each range as its first index and its end.
 fn pairs(kept: &[Vec<Range<i64>>]) -> Vec<Vec<[i64; 2]>> {
     let pair = |range: &Range<i64>| [range.start, range.end];
     kept.iter().map(|ranges| ranges.iter().map(pair).collect()).collect()

@@ -215,7 +215,7 @@ pub fn cut_like(y: &Tensor, x: &Tensor, spatial: usize) -> Result<Tensor> {
     Ok(cut)
 }
 
-/// Collects one number of each geometry.
+/// Collects one value of each geometry.
 pub fn values(geometries: &[WindowGeometry], f: fn(&WindowGeometry) -> i64) -> Vec<i64> {
     geometries.iter().map(f).collect()
 }

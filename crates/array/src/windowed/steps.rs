@@ -149,7 +149,7 @@ impl Conv {
 }
 
 impl ConvParams {
-    /// Takes the arguments from geometries: padding only along dims whose border is left to the dense operator (`native`).
+    /// Takes the arguments from geometries. Pads only dims whose border the dense operator handles (`native`).
     pub fn within(geometries: &[WindowGeometry], native: &[bool]) -> Self {
         let values = |f: fn(&WindowGeometry) -> i64| geometries.iter().map(f).collect();
         let padding = geometries.iter().zip(native);

@@ -1,4 +1,4 @@
-//! In place of NCCL's communicators in a build without the feature `nccl`: there are none.
+//! Stub of NCCL's communicators for builds without the feature `nccl`.
 
 use tch::{Kind, Tensor};
 
@@ -10,7 +10,7 @@ pub fn is_available() -> bool {
     false
 }
 
-/// A group's communicator, of which there is none.
+/// Communicator of a group: an empty type, as none can exist.
 #[derive(Debug)]
 pub(crate) enum DeviceCommunicator {}
 

@@ -1,4 +1,4 @@
-//! `all_reduce`, its own adjoint.
+//! `all_reduce`, which is its own adjoint.
 
 use std::sync::Arc;
 

@@ -1,4 +1,4 @@
-//! `all_to_all_v` and `transpose`, each the adjoint of another of its kind.
+//! `all_to_all_v` and `transpose`; the adjoint of each is another call of the same collective.
 
 use std::sync::Arc;
 

@@ -1,4 +1,4 @@
-//! Arguments that the differentiable functions complete before a collective begins.
+//! Checks and defaults of arguments before a differentiable collective begins.
 
 use tch::Tensor;
 

@@ -40,9 +40,9 @@ pub fn gather_v(
 
 /// Hands the parts along `dim` of rank `src`'s tensor out, `sizes[r]` of them to rank r; `None` means equal parts.
 ///
-/// On the other ranks `tensor` says the kind, the device, the extents of the other dims and whether it requires a
-/// gradient, as on rank `src`; its extent along `dim` and its values do not matter. Every rank calls, and every rank calls backward, which is [`gather_v`] to `src`; the
-/// gradient on the other ranks is zeros.
+/// On the other ranks, `tensor` gives the dtype, the device, the extents of the other dims and whether it requires a gradient, all
+/// as on rank `src`; its extent along `dim` and its values do not matter. Every rank calls, and every rank calls backward, which
+/// is [`gather_v`] to `src`; the gradient on the other ranks is zeros.
 ///
 /// # Errors
 ///

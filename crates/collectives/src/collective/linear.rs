@@ -112,7 +112,7 @@ impl LinearMap for Computed {
     }
 }
 
-/// The value of `map` at `tensor`, attached to autograd.
+/// Applies `map` to `tensor` and attaches the result to autograd.
 pub(crate) fn run(tensor: &Tensor, map: impl LinearMap) -> Result<Tensor> {
     differentiable(Arc::new(map), tensor)
 }

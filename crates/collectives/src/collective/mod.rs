@@ -1,9 +1,9 @@
-//! The collectives, a file for each with its adjoint: the differentiable function, the asynchronous one ([`start`]) and the linear
-//! map; and helpers composed of them. They are the same over all backends, except that all-reduce uses NCCL's own.
+//! The collectives, and helpers composed of them. Each collective has a file with its adjoint: the differentiable function, the
+//! asynchronous one ([`start`]) and the linear map. All backends share them, except that all-reduce uses NCCL's own.
 //!
 //! Maps are adjoint in one of two pairings (design decision 1). Collectives pair what each rank holds, ⟨x, y⟩ summed over ranks:
 //! there the adjoint of `all_gather_v` is `reduce_scatter_v`. The four mappings of [`regions`] pair global tensors, in which a
-//! replicated value counts once: there the adjoint of a gather is the own slice.
+//! replicated value counts once: there the adjoint of a gather takes the rank's own slice.
 //!
 //! Nothing here knows how a backend moves bytes, or what a tensor is a shard of.
 

@@ -1,4 +1,4 @@
-//! `send_recv`, the adjoint of the exchange the other way; and one-sided `send` and `recv`.
+//! `send_recv`, whose adjoint is the exchange in the other direction; and one-sided `send` and `recv`.
 
 use std::sync::Arc;
 

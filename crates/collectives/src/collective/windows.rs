@@ -32,7 +32,7 @@ pub type IndexBox = Vec<IndexRun>;
 /// A region of one rank's tensor that is a region of another's.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub struct Block {
-    /// IndexBox of this rank's tensor.
+    /// Region of this rank's tensor.
     pub region: IndexBox,
     /// The dim from which on the memory of both sides is in one piece: the last along which either is cut.
     pub row_dim: usize,
@@ -199,8 +199,8 @@ fn accumulate_in(
     }))
 }
 
-/// Receives the blocks of a [`fetch`] that other ranks hold, each as a tensor of its own, in the order of
-/// [`Transfer::receives`]. Copies nothing of this rank's own: for callers that compute on their own part meanwhile.
+/// Receives the blocks of a [`fetch`] that other ranks hold, each as a separate tensor, in the order of
+/// [`Transfer::receives`]. Does not copy this rank's elements: callers compute on their own shard meanwhile.
 ///
 /// All ranks of the group call.
 ///
@@ -230,13 +230,13 @@ pub fn fetch_blocks(tensor: &Tensor, transfer: &Transfer, group: &Group) -> Resu
     }))
 }
 
-/// The adjoint of [`fetch_blocks`]: sends the blocks' gradients back and returns what this rank is to add to its own.
+/// Sends the blocks' gradients back and returns those to add to this rank's own gradient: the adjoint of [`fetch_blocks`].
 ///
 /// All ranks of the group call.
 ///
 /// # Errors
 ///
-/// Blocks that are not those of the transfer; the errors of the exchange.
+/// Blocks of other shapes than the transfer's; the errors of the exchange.
 pub fn return_blocks(
     blocks: &[Tensor],
     transfer: &Transfer,
@@ -271,7 +271,7 @@ pub fn return_blocks(
     }))
 }
 
-/// Gradients that other ranks sent back, with the regions of this rank's tensor that they belong to.
+/// Gradients that other ranks sent back, with their regions of this rank's tensor.
 pub struct Returned {
     received: Vec<(Tensor, Vec<Block>)>,
 }
@@ -292,7 +292,7 @@ impl Returned {
     }
 }
 
-/// Sends regions of a tensor, those of each rank in one message.
+/// Sends regions of a tensor, one message a rank.
 fn send(exchange: &mut Exchange<'_>, tensor: &Tensor, blocks: &[(usize, Vec<Block>)]) -> Result<()> {
     for (peer, blocks) in blocks {
         match &blocks[..] {
@@ -303,7 +303,7 @@ fn send(exchange: &mut Exchange<'_>, tensor: &Tensor, blocks: &[(usize, Vec<Bloc
     Ok(())
 }
 
-/// Receives what ranks send of these blocks, that of each in a buffer of its own.
+/// Receives these blocks, one buffer for each sending rank.
 fn receive_packed(
     exchange: &mut Exchange<'_>,
     blocks: &[(usize, Vec<Block>)],
@@ -399,11 +399,11 @@ pub fn fetch_window(x: &Tensor, fetch_map: Fetch, fill: f64) -> Result<Tensor> {
     attach(Arc::new(fetch_map), x, filled)
 }
 
-/// Returns the view of a region; a copy where a run goes backwards.
+/// Returns a view of a region, or a copy if a run has a negative step.
 ///
 /// # Errors
 ///
-/// A region that is not within the tensor.
+/// The region exceeds the tensor.
 pub fn region(tensor: &Tensor, region: &[IndexRun]) -> Result<Tensor> {
     let mut view = tensor.shallow_clone();
     let mut flipped = Vec::new();
@@ -427,11 +427,11 @@ pub fn region(tensor: &Tensor, region: &[IndexRun]) -> Result<Tensor> {
     if flipped.is_empty() { Ok(view) } else { Ok(view.f_flip(flipped)?) }
 }
 
-/// Adds to a region of `sum`, in its dtype.
+/// Adds `part` to a region of `sum`, in the dtype of `sum`.
 ///
 /// # Errors
 ///
-/// A region that is not within the tensor, or a part of another shape.
+/// The region exceeds the tensor, or `part` has another shape.
 pub fn add(sum: &Tensor, at: &[IndexRun], part: &Tensor) -> Result<()> {
     let forwards: IndexBox = at.iter().map(ascend).collect();
     let flipped: Vec<i64> = (0..at.len() as i64).filter(|&dim| at[dim as usize].step < 0).collect();

@@ -93,8 +93,8 @@ impl ArrayInfo {
             || self.valid.is_some_and(|(least, greatest)| value < least || value > greatest)
     }
 
-    /// Returns whether stored numbers are all finite, and none stands for a missing value: by passes over blocks in the first cache,
-    /// without branches, for which the compiler uses vector registers.
+    /// Returns whether all stored values are finite and none means a missing value. Passes over blocks that fit the L1 cache,
+    /// without branches, so that the compiler vectorises them.
     pub(crate) fn are_good(&self, values: &[f32]) -> bool {
         fn any(block: &[f32], is: impl Fn(f32) -> bool) -> bool {
             block.iter().fold(false, |any, &value| any | is(value))

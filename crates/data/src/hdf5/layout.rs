@@ -30,10 +30,10 @@ impl<'a> Node<'a> {
         Self::open_directly(path)
     }
 
-    /// Opens a file in this process, whatever the library makes of it.
+    /// Opens a file in this process without a helper, even if that crashes the library.
     pub(super) fn open_directly(path: &'a Path) -> Result<Self> {
         let length = whole::check(path)?;
-        // The default of HDF5 2.0. By that of 1.10, 1 MiB, larger chunks are unpacked again for each window of them.
+        // The default of HDF5 2.0. With that of 1.10, 1 MiB, each window of a larger chunk decompresses the chunk again.
         let mut options = File::with_options();
         let _ = options.with_fapl(|access| access.chunk_cache(8191, 8 << 20, 0.75));
         let group = options

@@ -1,6 +1,6 @@
 //! The configuration of the manager, and the check that all ranks have the same one.
 //!
-//! How any configuration is loaded from files, environment and command line is in [`isobar_config`], whose items are here, too.
+//! [`isobar_config`], re-exported here, loads any configuration from files, environment and command line.
 
 mod agree;
 mod distributed;

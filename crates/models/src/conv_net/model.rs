@@ -22,7 +22,7 @@ use crate::model::Model;
 /// y = convₖ(h)
 /// ```
 ///
-/// A point of the output depends on depth + 1 times (k − 1) / 2 points to either side of it. Weights start as PyTorch's. State dict:
+/// An output point depends on (depth + 1) (k − 1) / 2 points on each side. Initial weights are PyTorch's. State dict:
 /// `layers.{i}.{weight,bias}`, i from 0 to `depth`.
 ///
 /// ```
@@ -99,7 +99,7 @@ impl<A: Array> ConvNet<A> {
         Ok(Self { inputs, dimension, hidden, last })
     }
 
-    /// The fields `[batch, out_channels, spatial…]` for `x` `[batch, in_channels, spatial…]`.
+    /// Computes `[batch, out_channels, spatial…]` from `x` `[batch, in_channels, spatial…]`.
     ///
     /// # Errors
     ///

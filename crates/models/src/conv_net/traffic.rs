@@ -3,7 +3,7 @@
 use super::ConvNetConfig;
 use crate::traffic::{Split, Traffic};
 
-/// Every convolution receives k − 1 rows.
+/// Bounds the halos: k − 1 rows for each convolution.
 pub(super) fn of(config: &ConvNetConfig, split: &Split) -> Traffic {
     let grid = split.grid(config.dimension);
     let kernel = config.kernel_size as i64;

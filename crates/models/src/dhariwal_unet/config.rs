@@ -79,7 +79,7 @@ impl DhariwalUNetConfig {
         }
     }
 
-    /// The U-Net of Song et al. with these sizes.
+    /// Returns the configuration of a SongUNet with these sizes.
     pub(super) fn network(&self) -> SongUNetConfig {
         SongUNetConfig {
             img_resolution: self.img_resolution.clone(),

@@ -11,10 +11,10 @@ use crate::error::Result;
 use crate::model::Model;
 use crate::song_unet::{SongUNet, Style};
 
-/// The U-Net of ADM: Dhariwal and Nichol, *Diffusion Models Beat GANs on Image Synthesis*, arXiv:2105.05233, as PhysicsNeMo builds it.
+/// The U-Net of ADM: Dhariwal and Nichol, *Diffusion Models Beat GANs on Image Synthesis*, arXiv:2105.05233, as in PhysicsNeMo.
 ///
-/// It is [`SongUNet`](crate::SongUNet) with other blocks and another embedding e of the noise level τ, class labels c and augmentation
-/// labels a:
+/// It is [`SongUNet`](crate::SongUNet) with other blocks and another embedding e of the noise level τ, class labels c and
+/// augmentation labels a:
 ///
 /// ```text
 /// e = silu(L₁ silu(L₀ ([cos ω τ, sin ω τ] + W_a a)) + W_c c),   ωₖ = 10000^(−k / n), n the number of cosines
@@ -23,13 +23,13 @@ use crate::song_unet::{SongUNet, Style};
 ///       y ← y + P attention(Q N(y))                                in blocks with attention
 /// ```
 ///
-/// Sums are not scaled, norms have ε = 10⁻⁵, attention has heads of 64 channels, and also all blocks on the way up attend where the
-/// height is in `attn_resolutions`. The first block of the coarsest level on the way up attends always. Weights start as PyTorch's, with
-/// 0 in the last convolution of a block, P, W_a and the last layer: a fresh network gives 0.
+/// Sums are not scaled, norms have ε = 10⁻⁵, and attention heads have 64 channels. In levels whose height is in `attn_resolutions`,
+/// all blocks on the way up have attention, too; the first block on the way up always has it. Initial weights are PyTorch's, but 0
+/// in the last convolution of a block, P, W_a and the last layer: a fresh network returns 0.
 ///
 /// Arrays of a batch: those of [`SongUNet`](crate::SongUNet).
 ///
-/// State dict: that of PhysicsNeMo's `DhariwalUNet`: as of SongUNet, with `out_norm` and `out_conv`.
+/// State dict: that of PhysicsNeMo's `DhariwalUNet`, which is SongUNet's with `out_norm` and `out_conv`.
 ///
 /// ```
 /// use isobar_models::{DhariwalUNet, DhariwalUNetConfig, Mode};
@@ -52,13 +52,13 @@ impl<A: Array> DhariwalUNet<A> {
     ///
     /// # Errors
     ///
-    /// Those of [`SongUNet::new`]; attention of channels that are no multiple of 64.
+    /// Those of [`SongUNet::new`]; attention over a number of channels that is no multiple of 64.
     pub fn new(config: &DhariwalUNetConfig, params: &mut impl Params<Array = A>) -> Result<Self> {
         Ok(Self(SongUNet::with_style(&config.network(), Style::Adm, params)?))
     }
 
-    /// Computes `[batch, out_channels, height, width]` from `x` `[batch, in_channels, height, width]`, noise levels `[batch]` or `[1]`,
-    /// class labels `[batch, label_dim]` or `[1, label_dim]`, and augmentation labels `[batch, augment_dim]`.
+    /// Computes `[batch, out_channels, height, width]` from `x` `[batch, in_channels, height, width]`, noise levels `[batch]` or
+    /// `[1]`, class labels `[batch, label_dim]` or `[1, label_dim]`, and augmentation labels `[batch, augment_dim]`.
     ///
     /// # Errors
     ///

@@ -87,7 +87,7 @@ pub(super) fn attention(config: &DitConfig, grid: &[i64]) -> Result<TokenAttenti
     })
 }
 
-/// Extents of the windows of attention on a grid of tokens, the last ones of three.
+/// Returns the window of attention on a grid of tokens. Grids with fewer than three dims use the last extents.
 fn kernel(config: &DitConfig, grid: &[i64]) -> Result<[i64; 3]> {
     const NAME: &str = "attn_kernel of attn_kwargs";
     let (check, dims) = (Checker(MODEL), grid.len());

@@ -57,7 +57,7 @@ impl<A: Array> Block<A> {
         })
     }
 
-    /// For tokens `[grid…, batch, features]`, vectors `[batch, features]`, and the angles of a rotary embedding.
+    /// Applies the block to tokens `[grid…, batch, features]`, with vectors `[batch, features]` and rotary angles.
     pub(super) fn forward(&self, x: &A, c: Option<&A>, angles: Option<&A>, mode: Mode<'_>) -> Result<A> {
         let vectors = self.modulation.vectors(c)?;
         let [shift_a, scale_a, gate_a, shift_m, scale_m, gate_m] = &vectors[..] else {

@@ -233,7 +233,7 @@ fn edm<A: Array>(
     Ok(Net::Edm { times, layers, condition, dropout })
 }
 
-/// The layer of older models without a condition, which nothing uses: here it is two buffers.
+/// Makes the unused layer that older models without conditions have, as two buffers.
 fn unused_condition<A: Array>(waves: i64, params: &mut impl Params<Array = A>) -> Result<()> {
     let mut params = params.scope("map_condition");
     params.buffer("weight", &[waves, 0], Init::Constant(0.0), Placement::Replicate)?;

@@ -71,7 +71,7 @@ impl<A: Array> Detokenizer<A> {
         })
     }
 
-    /// The fields `[batch, channels, extents…]` of tokens `[grid…, batch, features]`.
+    /// Computes the fields `[batch, channels, extents…]` from tokens `[grid…, batch, features]`.
     pub(super) fn forward(&self, x: &A, c: Option<&A>) -> Result<A> {
         let vectors = self.modulation.vectors(c)?;
         let [shift, scale] = &vectors[..] else { return Ok(x.shallow_clone()) };

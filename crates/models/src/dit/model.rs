@@ -39,10 +39,10 @@ use crate::model::Model;
 /// A fresh model gives exactly 0, as all modulations and the last layer start with 0.
 ///
 /// Attention is global (`timm`), or in windows of `attn_kernel` tokens along each dim (`natten2d`, `natten2d_rope`, and `natten3d`
-/// on fields of three dims), which are moved into the grid at the borders. On sharded fields, global attention is ring attention or an
-/// all-to-all from tokens to heads, whichever moves fewer bytes; windows receive their halo only.
+/// on fields of three dims), which are shifted to stay inside the grid at its borders. On sharded fields, global attention is ring
+/// attention or an all-to-all from tokens to heads, whichever moves fewer bytes; for windows, ranks receive only their halo.
 ///
-/// Inputs: `fields` `[batch, in_channels, height, width]`, or `[batch, in_channels, depth, height, width]` where `input_size` has
+/// Inputs: `fields` `[batch, in_channels, height, width]`, or `[batch, in_channels, depth, height, width]` if `input_size` has
 /// three extents (PhysicsNeMo's has two); `time` `[batch]` or `[batch, 1]`, 0 where the batch has none;
 /// `conditions` `[batch, condition_dim]`, optional.
 ///
@@ -153,7 +153,7 @@ impl<A: Array> Dit<A> {
             return Err(Error::Input { model: MODEL, got: shape, want });
         }
         let c = self.conditioning.forward(shape[0], t, condition, mode)?;
-        // Tokens are [grid…, batch, features]: what belongs to a sample broadcasts, and products over features are plain ones.
+        // Tokens are [grid…, batch, features]: vectors of a sample broadcast, and products over features are plain matrix products.
         let mut tokens = self.patch_embed.forward_grid(x)?;
         if let Some(positions) = &self.pos_embed {
             tokens = positions.forward_grid(&tokens)?;

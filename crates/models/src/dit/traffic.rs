@@ -23,7 +23,7 @@ pub(super) fn of(config: &DitConfig, split: &Split) -> Option<Traffic> {
     Some(split.aligned().and(depth * (block + modulation) + head + ends))
 }
 
-/// Tokens of the windows of an attention within windows, along the dim where they have most.
+/// Returns the largest extent of the attention windows, in tokens; `None` for global attention.
 fn kernel(config: &DitConfig) -> Option<i64> {
     let given = config.attn_kwargs.attn_kernel.as_ref();
     match config.attention_backend {

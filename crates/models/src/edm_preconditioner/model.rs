@@ -100,7 +100,7 @@ impl<A: Array> EdmPreconditioner<A> {
                 .filter(|(name, array)| !on_grid(name, array))
                 .fold(Batch::default(), |batch, (name, array)| batch.with(name, array.shallow_clone()))
                 .with(Batch::<A>::FIELDS, input);
-            // A network without fields as conditions takes the labels of samples by this name.
+            // Without fields as conditions, the network receives the class labels as `conditions`.
             let labels =
                 others.get(Batch::<A>::CLASS_LABELS).filter(|_| batch.get(Batch::<A>::CONDITIONS).is_none());
             let batch = labels

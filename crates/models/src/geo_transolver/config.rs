@@ -127,7 +127,7 @@ impl GeoTransolverConfig {
         }
     }
 
-    /// Features of a point, and of a point of the output, of each stream.
+    /// Returns the features of a point and of an output point, for each stream.
     pub(super) fn channels(&self) -> Result<Vec<[usize; 2]>> {
         let [inputs, outputs] = [self.functional_dim.each(), self.out_dim.each()];
         Checker(MODEL).ensure(!inputs.is_empty() && inputs.len() == outputs.len(), || {
@@ -140,7 +140,7 @@ impl GeoTransolverConfig {
         Ok(inputs.iter().zip(outputs).map(|(&inputs, &outputs)| [inputs, outputs]).collect())
     }
 
-    /// Radii and numbers of neighbours of the local features; none without them.
+    /// Returns the radii and numbers of neighbours of the local features; empty without local features.
     pub(super) fn scales(&self) -> Result<Vec<(f64, i64)>> {
         if !self.include_local_features {
             return Ok(Vec::new());
@@ -166,7 +166,7 @@ impl GeoTransolverConfig {
         radii.iter().zip(counts).map(|(&radius, count)| Ok((radius, count?))).collect()
     }
 
-    /// Checks the arguments and returns the sizes of the attention of the blocks, and those of the context.
+    /// Checks the arguments and returns the specifications of the blocks' attention and of the context's.
     pub(super) fn attention(&self) -> Result<[AttentionSpec; 2]> {
         check_engine(MODEL, self.use_te)?;
         let check = Checker(MODEL);

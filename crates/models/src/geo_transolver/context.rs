@@ -14,7 +14,7 @@ use crate::point_attention::{AttentionSpec, Form, Grid, Tokenizer, coordinates};
 /// Tokenizers of the sources that the configuration names, with their numbers of features.
 #[derive(Debug)]
 pub(super) struct Context<A> {
-    /// Of each stream, where points have features of their neighbours.
+    /// Local features of each stream; empty without `include_local_features`.
     local: Vec<LocalFeatures<A>>,
     geometry: Option<(Tokenizer<A>, i64)>,
     global: Option<(Tokenizer<A>, i64)>,
@@ -48,8 +48,8 @@ impl<A: Array> Context<A> {
         })
     }
 
-    /// Computes the slices `[batch, heads, slices, features · sources]` of the context of the streams, and adds the features of their
-    /// neighbours to these. None where the batch has no source.
+    /// Computes the slices of the context, `[batch, heads, slices, features · sources]`; `None` if the batch has no source. Sets the
+    /// local features of the streams.
     pub(super) fn forward(
         &self,
         batch: &Batch<A>,
@@ -87,7 +87,7 @@ impl<A: Array> Context<A> {
         Ok(Some(A::cat(&slices.iter().collect::<Vec<_>>(), -1)?))
     }
 
-    /// The points of the geometry: those of the batch, or the coordinates of points on a grid.
+    /// Returns the points of the geometry: those of the batch, or the coordinates of points on a grid.
     fn geometry_of(&self, batch: &Batch<A>, stream: &Stream<A>, grid: &Grid) -> Result<Option<A>> {
         let Some((_, features)) = &self.geometry else { return Ok(None) };
         let known = stream.form != Form::Points || grid.dims().is_some();
@@ -100,7 +100,7 @@ impl<A: Array> Context<A> {
         }
     }
 
-    /// Slices of the geometry from the points of each stream near it; the streams get the features of their neighbours.
+    /// Computes slices of the geometry from the points of each stream near it, and sets the local features of the streams.
     fn local(
         &self,
         batch: &Batch<A>,

@@ -1,4 +1,4 @@
-//! Features of the neighbours of points within radii.
+//! Local features: features of the neighbours of a point within given radii.
 
 use isobar_array::{Array, Comparison};
 use isobar_nn::{Linear, Mode};
@@ -8,7 +8,7 @@ use super::GeoTransolverConfig;
 use crate::error::Result;
 use crate::point_attention::{AttentionSpec, Tokenizer};
 
-/// Coordinates of a point.
+/// Number of coordinates of a point.
 const COORDINATES: i64 = 3;
 
 /// Features of the neighbours of one stream's points. State dict: `processors.{radius}.mlp.layers.{0,2,4}` and
@@ -25,7 +25,7 @@ struct Scale<A> {
 }
 
 impl<A: Array> LocalFeatures<A> {
-    /// Makes the layers of the stream of that number.
+    /// Makes the layers of stream number `stream`.
     pub(super) fn new(
         config: &GeoTransolverConfig,
         stream: usize,
@@ -51,7 +51,8 @@ impl<A: Array> LocalFeatures<A> {
         Ok(Self(scales))
     }
 
-    /// Slices of the points of the geometry for each radius, from the stream's points near them: `[batch, heads, slices, features]`.
+    /// Computes, for each radius, slices of the geometry's points from the stream's points near them:
+    /// `[batch, heads, slices, features]`.
     pub(super) fn context(&self, positions: &A, geometry: &A, mode: Mode<'_>) -> Result<Vec<A>> {
         self.0
             .iter()
@@ -59,7 +60,7 @@ impl<A: Array> LocalFeatures<A> {
             .collect()
     }
 
-    /// Features `[batch, points, radii · n_hidden_local]` of the stream's points, from the points of the geometry near them.
+    /// Computes features of the stream's points, `[batch, points, radii · n_hidden_local]`, from the geometry's points near them.
     pub(super) fn features(&self, positions: &A, geometry: &A) -> Result<A> {
         let each =
             self.0.iter().map(|scale| scale.features(geometry, positions)).collect::<Result<Vec<A>>>()?;
@@ -68,7 +69,7 @@ impl<A: Array> LocalFeatures<A> {
 }
 
 impl<A: Array> Scale<A> {
-    /// tanh(W₃ gelu(W₂ gelu(W₁ p))) of the coordinates p of the `points` near each of `queries`.
+    /// Computes tanh(W₃ gelu(W₂ gelu(W₁ p))), with p the coordinates of the `points` near each of `queries`.
     fn features(&self, points: &A, queries: &A) -> Result<A> {
         let mut x = neighbours(points, queries, self.radius, self.count)?;
         for layer in &self.layers[..2] {
@@ -78,8 +79,8 @@ impl<A: Array> Scale<A> {
     }
 }
 
-/// Coordinates of the `count` `points` `[batch, n, 3]` nearest to each of `queries` `[batch, q, 3]`, the nearest first, and zeros
-/// for those beyond the radius: `[batch, q, 3 · count]`.
+/// Returns the coordinates of the `count` `points` `[batch, n, 3]` nearest to each of `queries` `[batch, q, 3]`, the nearest first:
+/// `[batch, q, 3 · count]`. Points beyond the radius are zeros.
 fn neighbours<A: Array>(points: &A, queries: &A, radius: f64, count: i64) -> Result<A> {
     let (samples, found) = (points.extent(0)?, count.min(points.extent(1)?));
     let mut each = Vec::new();

@@ -40,10 +40,10 @@ use crate::point_attention::{Block, Grid, Head, PointMlp, Start};
 /// before the output projection. Only `GALE` divides products by √features. Weights start as PyTorch's, those of
 /// `in_project_slice` of the blocks orthogonal, `state_mixing` 0.
 ///
-/// Several streams of points, such as surface and volume, have projections W₁, W₂ and W of their own; the blocks are
-/// applied to each, with the same weights and context.
+/// Several streams of points, such as surface and volume, have separate projections W₁, W₂ and W; the blocks are applied
+/// to each with the same weights and context.
 ///
-/// With `include_local_features`, each radius has a perceptron
+/// With `include_local_features`, each radius has a multilayer perceptron
 ///
 /// ```text
 /// l(p) = tanh(W₃ gelu(W₂ gelu(W₁ p)))
@@ -51,8 +51,8 @@ use crate::point_attention::{Block, Grid, Head, PointMlp, Start};
 ///
 /// of the coordinates p of the nearest points within the radius, the nearest first, and zeros where there are fewer. With the
 /// points of the geometry near each point of the stream, l is appended to h; with the points of the stream near each point of
-/// the geometry, l is averaged into slices, which come first in the context. (PhysicsNeMo leaves the order of neighbours to the
-/// implementation of its search; its `torch` one is as here.)
+/// the geometry, l is averaged into slices, which come first in the context. (In PhysicsNeMo, the order of neighbours depends
+/// on the implementation of its search; the `torch` implementation has this order.)
 ///
 /// Points and geometry may be sharded in any way, independently of each other. Communication is that of Transolver or
 /// FLARE; the search for neighbours passes the coordinates around a ring.
@@ -60,14 +60,14 @@ use crate::point_attention::{Block, Grid, Head, PointMlp, Start};
 /// Inputs: `local_embedding` `[batch, points, functional_dim]`, with `structured_shape` also `[batch, extents…, functional_dim]`, or
 /// `fields` `[batch, functional_dim, extents…]`; `geometry` `[batch, points of the geometry, geometry_dim]`, where points on a grid
 /// have their coordinates in [0, 1] if it is not given; `global_embedding` `[batch, tokens, global_dim]`; with
-/// `include_local_features`, `local_positions` `[batch, points, 3]`. Without any context, blocks attend to the points alone. The output
-/// `fields` has the form of the input. Several streams are `local_embedding.0`, `local_embedding.1` … with
+/// `include_local_features`, `local_positions` `[batch, points, 3]`. Without any context, blocks attend to the points alone. The
+/// output `fields` has the form of the input. Several streams are `local_embedding.0`, `local_embedding.1` … with
 /// `local_positions.0` … and the outputs `fields.0` ….
 ///
 /// State dict: that of PhysicsNeMo's `GeoTransolver` with `use_te=False`: `preprocess.{stream}`,
 /// `context_builder.local_extractors.{stream}.{processors,tokenizers}.{radius}`, `context_builder.geometry_tokenizer`,
-/// `context_builder.global_tokenizer`, `blocks.{i}.{ln_1,Attn,ln_mlp1}` and `ln_mlp_out.{stream}.{0,1}`. Layers for a context that the
-/// configuration does not name, and `time_fc` with `time_input`, are buffers.
+/// `context_builder.global_tokenizer`, `blocks.{i}.{ln_1,Attn,ln_mlp1}` and `ln_mlp_out.{stream}.{0,1}`. Layers for a context that
+/// the configuration does not name, and `time_fc` with `time_input`, are buffers.
 ///
 /// ```
 /// use isobar_models::{Batch, GeoTransolver, GeoTransolverConfig, Mode};
@@ -99,8 +99,8 @@ impl<A: Array> GeoTransolver<A> {
     ///
     /// # Errors
     ///
-    /// A size is 0; `n_head` does not divide `n_hidden`, with the features of neighbours if there are any; `structured_shape` has other
-    /// than two or three extents; another number of streams in `out_dim` than in `functional_dim`; `include_local_features` without a
+    /// A size is 0; `n_head` does not divide `n_hidden` (plus the local features, if any); `structured_shape` has other than two or
+    /// three extents; `out_dim` and `functional_dim` have different numbers of streams; `include_local_features` without a
     /// `geometry_dim` of 3 or with a grid; `use_te` or `concrete_dropout`; the activation `stan`; or `params` refuses a parameter.
     pub fn new(config: &GeoTransolverConfig, params: &mut impl Params<Array = A>) -> Result<Self> {
         let check = Checker(MODEL);
@@ -166,7 +166,7 @@ impl<A: Array> GeoTransolver<A> {
     }
 }
 
-/// PhysicsNeMo's layers of the time, which are never used: here they are buffers.
+/// Makes PhysicsNeMo's layers `time_fc`, which are never used, as buffers.
 fn unused_time<A: Array>(width: i64, params: &mut impl Params<Array = A>) -> Result<()> {
     for name in ["time_fc.0", "time_fc.2"] {
         let mut params = params.scope(name);

@@ -7,14 +7,14 @@ use serde::{Deserialize, Serialize};
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(untagged, expecting = "expected a number of features, or a list of such numbers")]
 pub enum Streams {
-    /// Of the only stream.
+    /// Features of the only stream.
     One(usize),
-    /// Of each stream.
+    /// Features of each stream, in order.
     Each(Vec<usize>),
 }
 
 impl Streams {
-    /// Features of each stream.
+    /// Returns the features of each stream.
     pub(super) fn each(&self) -> &[usize] {
         match self {
             Self::One(features) => std::slice::from_ref(features),

@@ -12,9 +12,9 @@ pub(super) struct Stream<A> {
     /// `[batch, points…, features]`
     pub(super) x: A,
     pub(super) form: Form,
-    /// Features of the neighbours of each point, which the network appends to its own.
+    /// Local features of each point, which the network appends to the point's own features.
     pub(super) local: Option<A>,
-    /// Number of the stream, where there are several.
+    /// Number of the stream; `None` if it is the only one.
     at: Option<usize>,
 }
 
@@ -35,7 +35,7 @@ impl<A: Array> Stream<A> {
         features.iter().enumerate().map(read).collect()
     }
 
-    /// Positions `[batch, points, 3]` of the points.
+    /// Returns the positions of the points, `[batch, points, 3]`.
     pub(super) fn positions<'a>(&self, batch: &'a Batch<A>) -> Result<&'a A> {
         let positions = batch.require(MODEL, &array_name("local_positions", self.at))?;
         let (shape, got) = (self.x.shape(), positions.shape());
@@ -46,13 +46,13 @@ impl<A: Array> Stream<A> {
         Ok(positions)
     }
 
-    /// Name of the array of the outputs.
+    /// Returns the name of the output array.
     pub(super) fn output(&self) -> String {
         array_name(Batch::<A>::FIELDS, self.at)
     }
 }
 
-/// Name of an array of a stream: with the stream's number, where there are several.
+/// Returns the name of a stream's array, with the stream's number if there are several.
 fn array_name(name: &str, at: Option<usize>) -> String {
     at.map_or_else(|| name.to_owned(), |at| format!("{name}.{at}"))
 }

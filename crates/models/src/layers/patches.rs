@@ -7,10 +7,10 @@ use crate::error::{Checker, Result};
 use crate::layers::PerDim;
 use crate::sharding::Sharding;
 
-/// Names of dims; those of a grid are the last ones.
+/// Names of spatial dims; a grid with fewer dims has the last names.
 const SIDES: [&str; 3] = ["depth", "height", "width"];
 
-/// Checked extents of fields of two to `most` dims and of patches, each with the name of its argument: the fields', the patches'.
+/// Checks the extents of fields (two to `most` dims) and of patches, each with its argument's name, and returns both.
 pub(crate) fn patch_grid(
     check: &Checker,
     most: usize,
@@ -40,7 +40,7 @@ pub(crate) fn patch_grid(
     Ok([fields, patch])
 }
 
-/// The fields `[batch, channels, extents…]` of patches `[grid…, batch, patch extents · channels]`, channels fastest.
+/// Assembles the fields `[batch, channels, extents…]` from patches `[grid…, batch, patch extents · channels]`, channels fastest.
 pub(crate) fn unpatched<A: Array>(patches: &A, patch: &[i64]) -> Result<A> {
     let (shape, dims) = (patches.shape(), patch.len());
     let (grid, batch) = (&shape[..dims], shape[dims]);

@@ -9,7 +9,7 @@ use serde::{Deserialize, Serialize};
 use super::window_attention::windowed;
 use crate::error::{Checker, Result};
 
-/// The dim of the batch in tokens on their grid, `[grid…, batch, features]`.
+/// Returns the batch dim of tokens on their grid, `[grid…, batch, features]`.
 pub(crate) fn batch_dim<A: Array>(tokens: &A) -> usize {
     tokens.shape().len().saturating_sub(2)
 }
@@ -65,7 +65,7 @@ impl Start {
 pub(crate) enum Reach {
     /// All, or, if causal, its own and those before it in row-major order.
     Global { causal: bool },
-    /// The window of these extents around it, moved into the grid at the borders. The last ones are those of a grid with fewer dims.
+    /// The window of these extents around the query, shifted into the grid at its borders. Grids of fewer dims use the last ones.
     Window([i64; 3]),
 }
 
@@ -138,7 +138,7 @@ impl<A: Array> TokenAttention<A> {
         Ok(Self { config, qkv, norms, proj, proj_drop: Dropout::new(config.proj_drop)? })
     }
 
-    /// For tokens `[grid…, batch, features]`; `angles` are those of the rotary embedding.
+    /// Computes attention among tokens `[grid…, batch, features]`; `angles` are those of the rotary embedding.
     pub(crate) fn forward(&self, x: &A, angles: Option<&A>, mode: Mode<'_>) -> Result<A> {
         let TokenAttentionConfig { width, heads, .. } = self.config;
         let (shape, batch_dim) = (x.shape(), batch_dim(x));
@@ -167,12 +167,12 @@ impl<A: Array> TokenAttention<A> {
         Ok(self.proj_drop.forward_parts(&y, mode, batch_dim, &[])?)
     }
 
-    /// Attention of all tokens to all, of `[grid…, batch, heads, features]`.
+    /// Computes global attention on `[grid…, batch, heads, features]`.
     fn global(&self, qkv: [&A; 3], causal: bool, mode: Mode<'_>) -> Result<A> {
         let shape = qkv[0].shape();
         let dims = shape.len() - 3;
-        // The order of the tokens is free, but for causal attention and the mask of dropout: dims that are split come first, so that
-        // parts stay in one piece.
+        // Except for causal attention and dropout masks, the order of tokens is free: split dims come first, so that shards stay
+        // contiguous.
         let ordered = causal || (self.config.attn_drop > 0.0 && mode.is_training());
         let mut grid: Vec<usize> = (0..dims).collect();
         if !ordered {

@@ -1,16 +1,16 @@
 //! Neighbourhood attention: each token attends to a window around it (Hassani et al., *Neighborhood Attention Transformer*,
-//! arXiv:2204.07143). At the borders, windows are moved into the grid, never padded.
+//! arXiv:2204.07143). At the borders, windows are shifted into the grid, never padded.
 
 use isobar_array::{Array, Unary};
 use tch::{Kind, Tensor};
 
 use crate::error::Result;
 
-/// Computes the attention of queries `[grid…, batch, heads, features]` to the keys and values in the window of extents `kernel`
-/// around each, by the function `attend` of `[…, tokens, features]` and a mask `[queries, keys]`.
+/// Computes attention of queries `[grid…, batch, heads, features]` to the keys and values in a window of extents `kernel` around
+/// each query. `attend` computes attention on `[…, tokens, features]` with a mask `[queries, keys]`.
 ///
-/// Along one dim that is not split, a line of queries attends to all lines of its window at once, and the mask selects the keys in it.
-/// Along the other dims, each token is given the tokens of its window: ranks receive the halo, and nothing else.
+/// Along the last dim that is not split, the queries of a line attend to full lines of keys, and the mask selects the keys in the
+/// window. Along the other dims, the keys and values of each window are copied; ranks receive only their halo.
 pub(super) fn windowed<A: Array>(
     [q, k, v]: [&A; 3],
     kernel: &[i64],
@@ -19,7 +19,7 @@ pub(super) fn windowed<A: Array>(
     let shape = q.shape();
     let dims = kernel.len();
     let masked = (0..dims).rev().find(|&dim| q.num_shards(&[dim]) == 1);
-    // Split dims come first, so that halos are of the tokens themselves, not of copies of them.
+    // Split dims come first, so that ranks exchange the tokens themselves, not copies of them.
     let mut picked: Vec<usize> = (0..dims).filter(|&dim| Some(dim) != masked).collect();
     picked.sort_by_key(|&dim| std::cmp::Reverse(q.num_shards(&[dim])));
     let copies: i64 = picked.iter().map(|&dim| kernel[dim]).product();
@@ -39,7 +39,7 @@ pub(super) fn windowed<A: Array>(
         for (&dim, rows) in picked.iter().zip(&rows) {
             x = x.index_select(dim as i64, rows)?;
         }
-        // Each picked dim, and the tokens of its window.
+        // Splits each picked dim into positions and the tokens of their windows.
         let (mut split, mut at) = (Vec::new(), vec![0; shape.len()]);
         for (dim, &extent) in shape.iter().enumerate() {
             at[dim] = split.len();
@@ -74,7 +74,7 @@ fn window_start(at: i64, extent: i64, kernel: i64) -> i64 {
     (at - kernel / 2).clamp(0, extent - kernel)
 }
 
-/// Positions along `dim` of the windows of all its positions, `[extent · kernel]`, laid out as the dim is.
+/// Returns the positions in the windows of all positions along `dim`, `[extent · kernel]`, split like the dim.
 fn window_rows<A: Array>(grid: &A, dim: usize, kernel: i64) -> Result<A> {
     let extent = grid.extent(dim as i64)?;
     let like = grid.detach()?.narrow(-1, 0, 1)?.to_kind(Kind::Double)?;
@@ -87,7 +87,7 @@ fn window_rows<A: Array>(grid: &A, dim: usize, kernel: i64) -> Result<A> {
     Ok(rows.reshape(&[extent * kernel])?.to_kind(Kind::Int64)?)
 }
 
-/// Which of the keys of a line, each in so many copies, a query at each position of the line sees: `[line, line · copies]`.
+/// Returns the mask of a line, `[line, line · copies]`: true if the query's window has the key; each key has `copies` copies.
 fn seen(line: i64, kernel: i64, copies: i64) -> Result<Tensor> {
     let sees = |query: i64, key: i64| {
         let start = window_start(query, line, kernel);

@@ -46,7 +46,7 @@ impl<A: Array> Block<A> {
         let conv1 = Convolution::plain(kernel, &mut params.scope("conv1"))?;
         let skip = match inputs != outputs || resample != Resample::Keep {
             true => {
-                // ADM's has no weights where channels stay.
+                // ADM's skip has no weights if the number of channels stays the same.
                 let extent = i64::from(style == Style::Song || inputs != outputs);
                 let kernel = Kernel::new(style, size.channels, extent);
                 Some(Convolution::new(kernel, resampled, &mut params.scope("skip"))?)
@@ -91,7 +91,7 @@ impl<A: Array> Block<A> {
             Some(skip) => skip.forward(x)?,
             None => x.shallow_clone(),
         };
-        // SongUNet keeps the variance of sums.
+        // SongUNet scales sums so that the variance is kept.
         let scaled = |x: A| match self.style {
             Style::Song => x.mul_scalar(0.5f64.sqrt()),
             Style::Adm => Ok(x),
@@ -138,7 +138,7 @@ impl<A: Array> Attention<A> {
         let [batch, channels, rows, columns] = shape[..] else { return Ok(qkv) };
         let features = channels / 3;
         let points = qkv.reshape(&[batch, self.heads, features / self.heads, 3, rows * columns])?;
-        // Channel 3 c + j is feature c, counted over all heads, of the query, the key or the value.
+        // Channel 3 c + j is feature c, counted over all heads, of the query (j = 0), the key (1) or the value (2).
         let part = |j: i64| points.select(3, j)?.transpose(2, 3);
         let (query, key, value) = (part(0)?, part(1)?, part(2)?);
         let mixed = A::scaled_dot_product_attention(&query, &key, &value, &AttentionOptions::default())?;

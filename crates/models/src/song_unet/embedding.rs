@@ -73,7 +73,7 @@ impl<A: Array> Embedding<A> {
         Ok(Some(Self { freqs, factor, labels, label_dropout, augmentations, layers, style }))
     }
 
-    /// ADM's layers: labels join after both layers, without a factor.
+    /// Makes ADM's layers: class labels are added after both layers, without a factor.
     fn of_adm(config: &SongUNetConfig, plan: &Plan, params: &mut impl Params<Array = A>) -> Result<Self> {
         let freqs = positional(plan.noise / 2, false, params)?;
         let mut map = |name: &str, inputs: i64, outputs: i64, start: Init<A>| {
@@ -133,7 +133,7 @@ impl<A: Array> Embedding<A> {
     }
 }
 
-/// Frequencies from 1 down to 1 / [`SPAN`], or to the one before it without the `end`, their logarithms evenly spaced.
+/// Makes frequencies from 1 down to 1 / [`SPAN`] (excluded without `end`), evenly spaced in logarithm.
 fn positional<A: Array>(count: i64, end: bool, params: &mut impl Params<Array = A>) -> Result<A> {
     const NAME: &str = "map_noise.freqs";
     let share = if end { 1.0 } else { (count - 1) as f64 / count as f64 };

@@ -62,13 +62,13 @@ pub(super) struct Kernel {
     pub(super) style: Style,
 }
 
-/// Role of a convolution, on which its initial values depend.
+/// Role of a convolution, which determines its initial values.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Role {
     Usual,
-    /// The last one before an addition or the output.
+    /// The last convolution before an addition or the output.
     Last,
-    /// Of queries, keys and values.
+    /// The projection to queries, keys and values.
     Attention,
 }
 
@@ -81,7 +81,7 @@ impl Kernel {
         Self { role, ..self }
     }
 
-    /// Initial values of weight and bias.
+    /// Returns the initial values of weight and bias.
     fn start<A>(&self) -> [Init<A>; 2] {
         let area = self.extent * self.extent;
         match (self.style, self.role) {
@@ -99,7 +99,7 @@ impl Kernel {
     }
 }
 
-/// Initial weights of SongUNet's layers before an addition are scaled by it.
+/// Scale of the initial weights of SongUNet's layers before an addition or the output.
 const SMALL: f64 = 1e-5;
 
 /// A convolution that keeps, halves or doubles the extents.
@@ -198,7 +198,7 @@ fn filter<A: Array>(taps: &[f64], params: &mut impl Params<Array = A>) -> Result
     Ok(params.buffer(NAME, &shape, Init::Given(products), Placement::Replicate)?)
 }
 
-/// A linear layer with Xavier's weights and a bias of zeros, or none; ADM's starts as PyTorch's.
+/// Makes a linear layer with Xavier weights, and a bias of zeros or none; ADM's has PyTorch's initial weights.
 pub(super) fn linear<A: Array>(
     style: Style,
     [inputs, outputs]: [i64; 2],

@@ -102,7 +102,7 @@ impl<A: Array> SongUNet<A> {
         Self::with_style(config, Style::Song, params)
     }
 
-    /// Makes the network with blocks and an embedding of that design.
+    /// Makes the network with the blocks and the embedding of `style`.
     pub(crate) fn with_style(
         config: &SongUNetConfig,
         style: Style,

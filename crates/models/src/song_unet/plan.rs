@@ -12,15 +12,15 @@ const MOST_TAPS: usize = 64;
 /// Most channels of the network, so that sizes of weights do not overflow.
 const MOST_CHANNELS: usize = i32::MAX as usize;
 
-/// Features of a head of ADM's attention.
+/// Features of a head in ADM's attention.
 const HEAD: i64 = 64;
 
 /// Design of the blocks and the embedding.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Style {
-    /// That of Song et al.: the embedding is added.
+    /// Song et al.: the embedding is added.
     Song,
-    /// ADM, of Dhariwal and Nichol: the embedding scales and shifts.
+    /// ADM (Dhariwal and Nichol): the embedding scales and shifts.
     Adm,
 }
 
@@ -33,7 +33,7 @@ impl Style {
         }
     }
 
-    /// Heads of the attention among points of so many channels.
+    /// Returns the number of heads of attention over `channels` channels.
     pub(super) fn heads(self, channels: i64) -> i64 {
         match self {
             Self::Song => 1,
@@ -130,7 +130,7 @@ impl Plan {
         Ok(plan)
     }
 
-    /// Returns whether the blocks of a level attend.
+    /// Returns whether the blocks of a level have attention.
     pub(super) fn attends(&self, config: &SongUNetConfig, level: usize) -> bool {
         let height = self.level(level);
         config.attn_resolutions.iter().any(|&resolution| resolution as i64 == height)

@@ -35,7 +35,7 @@ pub(crate) fn of(config: &SongUNetConfig, style: Style, split: &Split) -> Option
             elements += grid.convolved(width + 2 * plan.outputs, 3 + taps, 1);
         }
         let neck = i64::from(config.bottleneck_attention && level == last);
-        // ADM's blocks on the way up attend, too.
+        // ADM's blocks on the way up have attention, too.
         let up = if style == Style::Adm { blocks + 1 } else { 1 };
         let attentions = neck + if plan.attends(config, level) { blocks + up } else { 0 };
         elements += (attentions * width) as f64 * (2.0 * grid.all_gathered() + 2.0 * grid.moved());

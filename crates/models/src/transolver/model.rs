@@ -38,8 +38,8 @@ use crate::point_attention::Trunk;
 /// wₙₛ = softmaxₛ((W xₙ + b + gₙₛ) / max(τ + gelu(W₂ gelu(W₁ xₙ)), 0.01)),  g = −ln(−ln u),  u ~ U(0, 1)
 /// ```
 ///
-/// where g is drawn in training, the same on every mesh. PhysicsNeMo draws it in evaluation too; here an evaluation is without it,
-/// so that it depends on the input alone. The published Transolver++ adds 10⁻⁵ in place of 0.01 to the sums.
+/// where g is drawn in training, the same on every mesh. PhysicsNeMo draws it in evaluation, too; here g is 0 in evaluation, so
+/// that results depend on the input alone. The published Transolver++ adds 10⁻⁵ instead of 0.01 to the sums.
 ///
 /// τ starts at 0.5, its lower bound, where it has a gradient; below it has none. Linear layers start truncated normal with a standard
 /// deviation of 0.02, convolutions as PyTorch's.
@@ -57,7 +57,8 @@ use crate::point_attention::Trunk;
 /// State dict: that of PhysicsNeMo's `Transolver` with `use_te=False`: `preprocess.layers.{0,2}`, `time_embed.freqs` and
 /// `time_fc.{0,2}`, `embedding` with `unified_pos`, `blocks.{i}.{ln_1,ln_mlp1.0}`, `blocks.{i}.ln_mlp1.1.layers.{0,2}`,
 /// `blocks.{i}.Attn.{temperature,in_project_x,in_project_fx,in_project_slice,qkv_project,out_linear}` (with `plus`,
-/// `proj_temperature.{0,2}` in place of `in_project_fx`), and `ln_mlp2.{0,1}` of the last block. The activation's parameters are under `layers.1`.
+/// `proj_temperature.{0,2}` in place of `in_project_fx`), and `ln_mlp2.{0,1}` of the last block. The activation's parameters are
+/// under `layers.1`.
 ///
 /// ```
 /// use isobar_models::{Batch, Mode, Transolver, TransolverConfig};

@@ -41,7 +41,7 @@ impl<A: Array> Block<A> {
         })
     }
 
-    /// For tokens `[grid…, batch, features]` and the angles of a rotary embedding.
+    /// Applies the block to tokens `[grid…, batch, features]`, with rotary angles.
     pub(super) fn forward(&self, x: &A, angles: Option<&A>, mode: Mode<'_>) -> Result<A> {
         let branch = self.attention.forward(&self.norm1.forward(x)?, angles, mode)?;
         let x = x.add(&mode.drop_path(&branch, self.drop_path, batch_dim(x))?)?;

@@ -299,7 +299,7 @@ crate::register! {
         |call| ShardTensor::einsum(&call.get::<String>("equation")?, call.tensors());
 }
 
-/// Returns whether the dim that a product of matrices sums over is split.
+/// Returns whether the contracted dim of a matrix product is split.
 fn rows_by_columns(call: &Footprint<'_>) -> bool {
     call.is_split_along(0, -1) || call.is_split_along(1, -2)
 }

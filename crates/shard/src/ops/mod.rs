@@ -38,7 +38,7 @@ pub(crate) fn operator<T: Outputs>(
     args: impl FnOnce() -> Attrs,
     run: impl FnOnce() -> Result<T>,
 ) -> Result<T> {
-    // A handler gets the arguments by name: one that the method forgets would be its default there.
+    // A handler gets the arguments by name: an argument that the method omits would silently be the default.
     if cfg!(debug_assertions) && rules::is_first_call(op) {
         let args = args();
         rules::assert_arguments(op, &args);

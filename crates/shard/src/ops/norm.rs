@@ -276,13 +276,13 @@ fn extent(call: &Footprint<'_>, dim: usize) -> Result<i64> {
     Ok(call.tensor(0)?.layout.shape().get(dim).copied().unwrap_or(1))
 }
 
-/// Returns the number of samples that a layer norm treats each by itself.
+/// Returns the number of slices that a layer norm normalises independently.
 fn samples(call: &Footprint<'_>) -> Result<i64> {
     let normalized: Vec<i64> = call.attr("normalized_shape")?.unwrap_or_default();
     Ok(call.tensor(0)?.layout.shape().iter().rev().skip(normalized.len()).product())
 }
 
-/// Returns the number of groups of channels of all samples.
+/// Returns the number of channel groups over all samples.
 fn groups(call: &Footprint<'_>) -> Result<i64> {
     Ok(extent(call, 0)? * call.attr::<i64>("num_groups")?.unwrap_or(1))
 }

@@ -162,7 +162,7 @@ impl ShardTensor {
         })
     }
 
-    /// Uniform numbers of [0, 1) in the layout of this tensor, which is the `window` of a larger one.
+    /// Draws uniform numbers in [0, 1) in the layout of this tensor, which is the `window` of a larger one.
     pub(crate) fn uniform_like_of(&self, generator: &Generator, window: &Window) -> Result<Self> {
         let (layout, options) = (self.layout().of_gradient(), (self.kind(), self.device()));
         fill_window("rand", (&layout, window.clone()), options, generator, |g, w| {

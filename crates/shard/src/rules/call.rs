@@ -150,7 +150,7 @@ impl<'a> Call<'a> {
         Ok(self.attrs.get(name).filter(|value| !value.is_null()))
     }
 
-    /// Returns the dtype that the argument `name` names, as libtorch's bindings write it.
+    /// Returns the dtype in the argument `name`, spelled as in libtorch's bindings.
     pub(crate) fn kind(&self, name: &str) -> Result<Kind> {
         const KINDS: [Kind; 12] = [
             Kind::Uint8,

@@ -1,4 +1,4 @@
-//! Footprint of a call: shapes, dtypes and layouts of its tensors, without data. Bounds of bytes are computed from it.
+//! Footprint of a call: shapes, dtypes and layouts of its tensors, without data. Byte bounds are computed from it.
 
 use isobar_array::Attrs;
 use serde::de::DeserializeOwned;
@@ -7,10 +7,10 @@ use serde_json::Value;
 use crate::error::{Error, Result};
 use crate::layout::{Interval, Layout};
 
-/// Bytes above which an all-reduce goes in two halves, each rank summing one part.
+/// Bytes above which an all-reduce is a reduce-scatter followed by an all-gather.
 const SMALL: u64 = 16 << 10;
 
-/// Returns the bytes that a rank receives in a sum of `size` bytes over `ranks` ranks.
+/// Returns the bytes that a rank receives in an all-reduce of `size` bytes over `ranks` ranks.
 ///
 /// ```
 /// use isobar_shard::rules::summed;
@@ -22,7 +22,7 @@ pub fn summed(size: u64, ranks: u64) -> u64 {
     if size > SMALL { 2 * size } else { size * ranks.saturating_sub(1) }
 }
 
-/// A tensor that a call is given.
+/// Layout and element size of a tensor in a call.
 #[derive(Debug, Clone)]
 pub struct FootprintTensor {
     /// Layout, with the global shape.
@@ -38,13 +38,13 @@ impl FootprintTensor {
     }
 }
 
-/// Shape, dtype and layout of a call's tensors, and its arguments: what a bound of received bytes is computed from, without
+/// Shapes, dtypes and layouts of a call's tensors, and its arguments. Bounds of received bytes are computed from it, without
 /// communication.
 #[derive(Debug)]
 pub struct Footprint<'a> {
     /// Name of the operator, for errors.
     pub operator: &'static str,
-    /// Tensors that go in, in the operator's order.
+    /// Input tensors, in the operator's order.
     pub tensors: Vec<FootprintTensor>,
     /// Global shape and bytes of an element of each result.
     pub outputs: Vec<(Vec<i64>, u64)>,
@@ -54,7 +54,7 @@ pub struct Footprint<'a> {
     pub rank: usize,
 }
 
-/// One dim of a windowed operator's input on a rank: the input's shard, and the part of the result that follows from it.
+/// One dim of a windowed operator's input on a rank: the input's shard, and the rank's part of the result.
 #[derive(Debug, Clone, Copy)]
 pub struct Side {
     /// Dim of the input.
@@ -63,13 +63,13 @@ pub struct Side {
     pub extent: i64,
     /// Extent of the result.
     pub result: i64,
-    /// First and behind the last index of the input's shard.
+    /// First index and end of the input's shard.
     pub shard: (i64, i64),
-    /// First and behind the last index of the rank's part of the result, if it is split as the input is.
+    /// First index and end of the rank's part of the result, if it is split like the input.
     pub own: (i64, i64),
 }
 
-/// Window of the input that a rank needs along one dim: the first index, and behind the last.
+/// Function that returns the window of the input that a rank needs along one dim: its first index and its end.
 pub type SideWindow = fn(&Footprint<'_>, &Side) -> Result<(i64, i64)>;
 
 impl Footprint<'_> {
@@ -120,7 +120,7 @@ impl Footprint<'_> {
         self.tensors.first().map_or(0, |tensor| tensor.layout.ndim())
     }
 
-    /// Returns the number of the other ranks.
+    /// Returns the number of other ranks.
     pub fn others(&self) -> u64 {
         self.tensors.first().map_or(0, |tensor| tensor.layout.mesh().size() as u64 - 1)
     }
@@ -153,12 +153,12 @@ impl Footprint<'_> {
         self.tensors.get(index).is_some_and(|tensor| !tensor.layout.is_replicated())
     }
 
-    /// Returns the bytes that a rank receives in a sum of `size` bytes over all ranks.
+    /// Returns the bytes that a rank receives in an all-reduce of `size` bytes over all ranks.
     pub fn sum(&self, size: u64) -> u64 {
         summed(size, self.others() + 1)
     }
 
-    /// Returns the bytes of a sum over all ranks in either form: short ones go to all ranks, long ones in two halves.
+    /// Returns the larger cost of the two forms of an all-reduce over all ranks (see [`summed`]).
     pub(super) fn reduced(&self, bytes: u64) -> u64 {
         bytes * self.others().max(2).min(2 * self.others())
     }
@@ -168,12 +168,12 @@ impl Footprint<'_> {
         self.all() - self.size(0)
     }
 
-    /// Returns the bytes of the messages that announce requests: a few words each.
+    /// Returns the bytes of the requests for elements: a few words a message, and all tensors but the first, such as indices.
     pub(super) fn asking(&self) -> u64 {
         self.others() * 8 * (self.others() + 4) * 2 + self.weights()
     }
 
-    /// Returns the bytes of the tensors with another split than the first one that is split.
+    /// Returns the bytes of the tensors whose placements differ from those of the first split tensor.
     pub(super) fn otherwise_split(&self) -> u64 {
         let Some(first) = (0..self.tensors.len()).find(|&at| self.is_split(at)) else { return 0 };
         let first = self.tensors[first].layout.placements();
@@ -181,7 +181,7 @@ impl Footprint<'_> {
         differ.map(FootprintTensor::bytes).sum()
     }
 
-    /// Returns the bytes of the first `count` tensors that are replicated.
+    /// Returns the bytes of the replicated tensors among the first `count`.
     pub(super) fn replicated(&self, count: usize) -> u64 {
         (0..count).filter(|&at| !self.is_split(at)).map(|at| self.size(at)).sum()
     }
@@ -205,7 +205,7 @@ impl Footprint<'_> {
         Ok(intervals.map(side).collect())
     }
 
-    /// Fails with what is wrong about the call.
+    /// Fails with an error that names the operator and `reason`.
     ///
     /// # Errors
     ///

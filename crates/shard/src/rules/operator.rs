@@ -59,7 +59,7 @@ impl Operator {
         self.tensors
     }
 
-    /// Returns the names of its arguments, beside the tensors, of which the last may be those of calls by name only.
+    /// Returns the names of its arguments other than tensors. The last ones may exist only in calls by name.
     pub fn arguments(&self) -> &'static [&'static str] {
         self.arguments
     }
@@ -149,11 +149,11 @@ pub fn operators() -> Vec<&'static Operator> {
     all.into_values().collect()
 }
 
-/// Registers operators of sharded tensors, each with what it computes, its name, the names of its tensors (none: any number) and,
-/// after a semicolon, of its arguments (after a second one, of those that only calls by name have), its [`Traffic`](crate::rules::Traffic), with a function in parentheses where the class
-/// needs one, and its rule, a function of a
-/// [`Call`](crate::rules::Call) that returns one tensor, two, or a `Vec` of them. A rule is called on all ranks of the mesh, and must
-/// decide from layouts only.
+/// Registers operators of sharded tensors. An entry has a doc comment that says what the operator computes, its name, and in
+/// parentheses the names of its tensors (none: any number), after a semicolon those of its arguments, and after a second one those
+/// of arguments that only calls by name have. Then follow its [`Traffic`](crate::rules::Traffic), with a function in parentheses if
+/// the class needs one, and its rule: a function of a [`Call`](crate::rules::Call) that returns one tensor, two, or a `Vec` of
+/// them. A rule is called on all ranks of the mesh, and must decide from layouts only.
 ///
 /// `ShardTensor::op` calls an operator by name and rejects unknown tensors and arguments. An operator with a built-in name replaces the
 /// built-in one and its method on sharded tensors. While it runs, the name refers to the built-in operator.
@@ -202,8 +202,8 @@ macro_rules! register {
     };
 }
 
-/// Returns whether a method's arguments are to be checked: once in a process, and not of operators with a generator, of which
-/// making the arguments takes a draw.
+/// Returns whether to check a method's arguments: once in a process, and never for operators with a generator, whose arguments
+/// take a draw from it.
 pub(crate) fn is_first_call(name: &str) -> bool {
     static CALLED: Mutex<BTreeSet<String>> = Mutex::new(BTreeSet::new());
     let mut called = CALLED.lock().unwrap_or_else(PoisonError::into_inner);
@@ -211,13 +211,13 @@ pub(crate) fn is_first_call(name: &str) -> bool {
     !called.contains(name) && called.insert(name.to_owned()) && !draws()
 }
 
-/// Panics if a method passes an argument that its descriptor lacks, or lacks one that its descriptor names and calls by name
-/// do not have for themselves: the names are written in both places, as only the method has the values.
+/// Panics if a method passes an argument that its descriptor lacks, or omits one that its descriptor names, except those that
+/// only calls by name have. The names stand in both places, because only the method has the values.
 pub(crate) fn assert_arguments(name: &str, args: &Attrs) {
     let Some(operator) = built_in(name) else {
         panic!("{name} has no descriptor; register it beside its rule")
     };
-    // One method of several operators passes null for what only some of them have.
+    // A method shared by several operators passes null for arguments that only some of them have.
     let given = args.iter().filter(|(_, value)| !value.is_null()).map(|(name, _)| &name[..]);
     let unknown: Vec<&str> = given.filter(|name| !operator.arguments.contains(name)).collect();
     let needed = operator.arguments.iter().filter(|name| !operator.by_name.contains(name));

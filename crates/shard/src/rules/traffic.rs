@@ -1,11 +1,11 @@
-//! Traffic of operators: the data that a rank receives, in words, and as a bound of bytes from a call's [`Footprint`].
+//! Traffic of operators: the data that a rank receives, in words and as a byte bound from a call's [`Footprint`].
 
 use super::footprint::{Footprint, Side, SideWindow};
 use crate::error::Result;
 
-/// Data that a rank receives from others in an operator and its gradient. `isobar verify` bounds the bytes of each layout by
-/// it, of built-in operators and of a program's own. Where the class does not tell everything, it holds a function of the
-/// [`Footprint`], which stands beside the operator's rule.
+/// Data that a rank receives from others in an operator and its gradient. `isobar verify` checks the received bytes of each layout
+/// against it, for built-in operators and a program's own. A class that needs more than the layouts holds a function of the
+/// [`Footprint`], defined next to the operator's rule.
 #[derive(Debug, Clone, Copy)]
 #[non_exhaustive]
 pub enum Traffic {
@@ -13,18 +13,18 @@ pub enum Traffic {
     Nothing,
     /// The smaller operands and their gradients, where layouts differ.
     SmallerOperands,
-    /// The elements of its windows that others hold, and sums of the weights' gradients; with the window along a split dim.
+    /// The elements of its windows that others hold, and sums of the weights' gradients. Holds the window along a split dim.
     Halo(SideWindow),
-    /// The elements that change their rank.
+    /// The elements that move to another rank.
     Moved,
     /// One statistic of each row from each other shard.
     Rows,
     /// The result's terms from each other shard.
     Terms,
-    /// Means and squared deviations from each other shard; with the number of groups that have statistics.
+    /// Means and squared deviations from each other shard. Holds the number of groups with statistics of their own.
     Moments(fn(&Footprint<'_>) -> Result<i64>),
-    /// The smaller operand of a product, and sums of its gradient; the result, where the contracted dim is sharded, as the
-    /// function tells.
+    /// The smaller operand of a product, and sums of its gradient; also the result, if the contracted dim is sharded. Holds the
+    /// test for that.
     Product(fn(&Footprint<'_>) -> bool),
     /// Keys and values once, and once more with their gradients.
     Attention,
@@ -50,18 +50,18 @@ pub enum Traffic {
     Samples,
     /// One all-to-all for each transformed dim that is sharded.
     Transform,
-    /// Other data, in words, and the bound of its bytes, forward and backward together.
+    /// Other data: a description, and the bound of its bytes, forward and backward together.
     Bytes(&'static str, fn(&Footprint<'_>) -> Result<u64>),
 }
 
-/// Tensors of an operator by indices.
+/// Tensors of an operator that picks or adds elements by indices.
 #[derive(Debug, Clone, Copy)]
 pub struct Indexing {
-    /// Number of the indexed tensor.
+    /// Position of the indexed tensor among the inputs.
     table: usize,
-    /// The dim that is indexed; else the argument `dim`.
+    /// Indexed dim; `None` if the argument `dim` names it.
     dim: Option<i64>,
-    /// Number of the tensor that is added; else elements are picked.
+    /// Position of the tensor that is added; `None` if elements are picked.
     added: Option<usize>,
 }
 
@@ -74,11 +74,11 @@ impl Indexing {
     pub const ROWS: Self = Self { table: 1, dim: Some(0), added: None };
 }
 
-/// Windows along the dims of a rank.
+/// Windows of a rank, one for each dim.
 type Windows = Vec<(i64, i64)>;
 
 impl Traffic {
-    /// Returns it in words.
+    /// Returns the description.
     pub fn text(self) -> &'static str {
         match self {
             Self::Nothing => "nothing",
@@ -117,20 +117,20 @@ impl Traffic {
         Ok(match self {
             Self::Nothing => 0,
             Self::Halo(window) => halo(call, window)? + call.reduced(call.weights()),
-            // There and, as gradients, back.
+            // Once forward, and once as gradients backward.
             Self::Moved => 2 * largest_shard(call)?,
             Self::Squeezed => call.size(0),
-            // Of a sharded dim, to each rank.
+            // The selection along a sharded dim goes to each rank.
             Self::Selected => call.results(),
             Self::Boundaries => view(call)?,
-            // Their gradients come back along.
+            // Their gradients return with the same layouts.
             Self::Followed => call.otherwise_split(),
             Self::Indexed(indexing) => indexed(call, indexing)?,
             Self::Sorted => sorted(call)?,
             Self::Best => call.others() * call.results(),
             Self::Product(contracted) => product(call, contracted(call)),
             Self::SmallerOperands => {
-                // The smaller operands, their gradients, and what is partial when it is looked at.
+                // The smaller operands, their gradients, and the reduction of partial operands.
                 let smaller = smaller(call);
                 2 * smaller + call.reduced(smaller)
             }
@@ -143,14 +143,14 @@ impl Traffic {
             Self::Rows => call.others() * 3 * rows(call)?,
             Self::Attention => attention(call),
             Self::Points => {
-                // One set goes round, or the gradient of a replicated one is summed.
+                // One set goes around a ring, or the gradient of a replicated one is summed.
                 let (smaller, replicated) = (smaller(call), call.replicated(2));
                 if replicated == 0 { 2 * smaller + call.sum(smaller) } else { call.sum(replicated) }
             }
-            // As many bytes as the candidates have, and a word of each rank.
+            // The bytes of the candidates, and a word from each rank.
             Self::Candidates if call.is_split(0) => call.results() + 8 * (call.others() + 1),
             Self::Candidates => 0,
-            // At most 8 neighbours of each point, there and back, and their indices; the grid, where it follows.
+            // At most 8 neighbours of each point and their gradients, their indices, and the grid if it is redistributed.
             Self::Samples => {
                 2 * 8 * call.results() + call.sum(call.size(0)) + call.otherwise_split() + call.asking()
             }
@@ -172,7 +172,7 @@ fn largest_shard(call: &Footprint<'_>) -> Result<u64> {
     Ok(elements.max().unwrap_or(0_i64) as u64 * input.element)
 }
 
-/// Bytes of one number for each row along the argument `dim`.
+/// Returns the bytes of one number for each row along the argument `dim`.
 fn rows(call: &Footprint<'_>) -> Result<u64> {
     let input = call.tensor(0)?;
     let dim: i64 = call.attr("dim")?.unwrap_or(-1);
@@ -180,8 +180,9 @@ fn rows(call: &Footprint<'_>) -> Result<u64> {
     Ok(input.bytes() / input.layout.shape().get(dim).copied().unwrap_or(1).max(1) as u64)
 }
 
-/// A product: of split rows or columns, the gradient of the other operand is summed; along a contracted dim, the result, and
-/// the slices of the other operand's gradient come back. If both are split, the smaller operand moves too. Biases are summed.
+/// Bounds a product. With split rows or columns, the other operand's gradient is summed. With a split contracted dim, the result
+/// is summed, and slices of the other operand's gradient return. If both operands are split, the smaller one moves too. Gradients
+/// of biases are summed.
 fn product(call: &Footprint<'_>, contracted: bool) -> u64 {
     let (first, second) = (call.size(0), call.size(1));
     let (pair, smaller) = (first + second, first.min(second));
@@ -196,8 +197,8 @@ fn product(call: &Footprint<'_>, contracted: bool) -> u64 {
     result + moved + 2 * call.sum(call.all() - pair)
 }
 
-/// Attention: along split tokens, keys and values go round once, and once more with their gradients in backward, or the
-/// gradients of replicated ones are summed; tensors that lie otherwise follow.
+/// Bounds an attention. With split tokens, keys and values go around a ring once forward, and once more with their gradients
+/// backward; or the gradients of replicated ones are summed. Tensors with other placements are redistributed.
 fn attention(call: &Footprint<'_>) -> u64 {
     let tokens = (0..3).any(|at| call.is_split_along(at, -2) || call.is_split_along(at, -1));
     let pairs = call.size(1) + call.size(2);
@@ -205,7 +206,7 @@ fn attention(call: &Footprint<'_>) -> u64 {
     round + call.otherwise_split()
 }
 
-/// A view: the elements between a shard's boundary and the next slice along the coarser dim, forward and backward.
+/// Bounds a view: the elements between a shard's boundary and the next slice along the coarser dim, forward and backward.
 fn view(call: &Footprint<'_>) -> Result<u64> {
     let input = call.tensor(0)?;
     let output = call.outputs.first().map(|(shape, _)| &shape[..]).unwrap_or_default();
@@ -218,8 +219,9 @@ fn view(call: &Footprint<'_>) -> Result<u64> {
     Ok(2 * slices.min(input.bytes()))
 }
 
-/// Picked or added elements, there and back, and the indices, where the indexed dim is split; the sum of the gradient of the
-/// indexed tensor where the indices are; nothing along other dims, but what is added lies with them.
+/// Bounds an indexed operator. With a split indexed dim, the picked or added elements move forward and backward, with the indices.
+/// With split indices, the gradient of the indexed tensor is summed. Splits along other dims cost nothing, but added tensors are
+/// redistributed to them.
 fn indexed(call: &Footprint<'_>, Indexing { table, dim, added }: Indexing) -> Result<u64> {
     let dim = match dim {
         Some(dim) => dim,
@@ -236,15 +238,14 @@ fn indexed(call: &Footprint<'_>, Indexing { table, dim, added }: Indexing) -> Re
     Ok(received)
 }
 
-/// A sort along a split dim: rows for columns, values and indices back, and the gradient there and back.
+/// Bounds a sort along a split dim: an all-to-all to complete rows, one back with values and indices, and two for the gradient.
 fn sorted(call: &Footprint<'_>) -> Result<u64> {
     let dim = call.attr("dim")?.unwrap_or(-1);
     Ok(if call.is_split_along(0, dim) { 2 * call.size(0) + call.results() / 2 } else { 0 })
 }
 
-/// One exchange for each dim that is split: forward, a rank receives its part of another dim, split as evenly as can be, and
-/// backward its part of this one. Where the halved dim stands in the way, a second exchange goes by way of another
-/// transformed dim.
+/// Bounds a transform: for each split dim, forward an all-to-all to an even split of another dim, and backward one to the split of
+/// this dim. If the halved dim is in the way, a second exchange goes through another transformed dim.
 fn transform(call: &Footprint<'_>) -> Result<u64> {
     let input = call.tensor(0)?;
     let shape = input.layout.shape();
@@ -283,7 +284,7 @@ fn halo(call: &Footprint<'_>, window: SideWindow) -> Result<u64> {
     let shard = |rank: usize| sides[rank].iter().map(|side| side.shard).collect::<Windows>();
     let others = (0..ranks).filter(|&other| other != call.rank);
     let elements = match wraps {
-        // By their size alone.
+        // By their sizes alone: indices beyond the ends do not tell the shard that holds the elements.
         true => volume(&needs[call.rank]) + others.map(|other| volume(&needs[other])).sum::<i64>(),
         false => {
             let mine = shard(call.rank);
@@ -295,7 +296,7 @@ fn halo(call: &Footprint<'_>, window: SideWindow) -> Result<u64> {
     Ok(elements as u64 * input.element)
 }
 
-/// Returns whether elements beyond the ends come from elsewhere.
+/// Returns whether elements beyond the ends are copies of others, as of periodic or mirrored borders.
 fn wraps(call: &Footprint<'_>) -> Result<bool> {
     for name in ["mode", "padding_mode"] {
         let mode: Option<String> = call.attr(name)?;

@@ -63,7 +63,7 @@ impl HaloSpec {
         Self { axes: result.axes.clone(), parts: result.parts.iter().map(pieces).collect() }
     }
 
-    /// Returns the same windows, repeated elements each by itself.
+    /// Returns the same windows with one run for each repetition of an element.
     pub(crate) fn singly(&self) -> Self {
         let single = |piece: &WindowRun| match *piece {
             WindowRun::Repeat { start, times } => {

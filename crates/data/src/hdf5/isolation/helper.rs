@@ -1,4 +1,4 @@
-//! The helper process, as its parent sees it: a path in, a byte out.
+//! The helper process as its parent sees it: it receives a path and answers with a byte.
 
 use std::fs::File;
 use std::io::{Read, Write};
@@ -13,36 +13,36 @@ use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 
 use super::Program;
 
-/// Longest wait for one file. Endless loops end earlier, by their processor time; this is for file systems that hang.
+/// Longest wait for one file, for file systems that hang. The limit of processor time ends endless loops earlier.
 pub(super) const DEADLINE: Duration = Duration::from_secs(300);
 
-/// Settings of glibc's allocator. Its library for debugging, where it is installed, finds writes beyond a block; memory is filled
-/// with a pattern when it is taken and given back, so that reads of what is not there become pointers that crash.
+/// Settings of glibc's allocator. Its debugging library, if installed, detects writes beyond a block. The allocator fills memory
+/// with a pattern on allocation and release, so that invalid reads yield pointers that crash.
 const MALLOC: [(&str, &str); 2] = [("MALLOC_CHECK_", "3"), ("MALLOC_PERTURB_", "165")];
 const MALLOC_LIBRARY: &str = "libc_malloc_debug.so.0";
 
 /// Longest wait for the end of a process that was killed: one that waits for a file system that hangs does not end.
 const END: Duration = Duration::from_secs(1);
 
-/// Answer of a helper that read a file: ACK, no letter of a text that another program prints.
+/// Answer of a helper that read a file: ACK, a control character that other programs do not print as text.
 pub(in crate::hdf5) const GOOD: u8 = 0x06;
-/// Answer of a helper whose memory was not enough: NAK.
+/// Answer of a helper that ran out of memory: NAK.
 pub(in crate::hdf5) const OUT_OF_MEMORY: u8 = 0x15;
 /// Answer of a helper that could not list attributes: CAN.
 pub(in crate::hdf5) const UNLISTED: u8 = 0x18;
 
-/// End of an attempt to read a file.
+/// Outcome of an attempt to read a file.
 #[derive(Debug)]
 pub(super) enum Answer {
-    /// The file can be opened. It may still be rejected for what it holds.
+    /// The file can be opened. Its reader may still reject the contents.
     Good,
     /// The library asked for more memory than the helper may take.
     OutOfMemory,
     /// The attributes of an object cannot be listed.
     Unlisted,
-    /// Something else than an answer.
+    /// A byte that is no answer: the program is not a helper.
     Foreign,
-    /// No answer in time.
+    /// No answer before the deadline.
     Late,
     /// The helper ended.
     Ended(ExitStatus),
@@ -52,15 +52,15 @@ pub(super) enum Answer {
 #[derive(Debug)]
 pub(super) struct Helper {
     child: Child,
-    /// `None` once the process must end.
+    /// Standard input of the helper; `None` tells it to end.
     paths: Option<ChildStdin>,
     answers: ChildStdout,
     served: usize,
 }
 
 impl Helper {
-    /// Starts a helper. It gets no variable of this process but those of the dynamic linker and of HDF5: with those of a
-    /// launcher it could take itself for a rank.
+    /// Starts a helper. It inherits only the environment variables of the dynamic linker and of HDF5: with a launcher's
+    /// variables, it could take itself for a rank.
     pub(super) fn start(program: &Program) -> std::io::Result<Self> {
         let kept = |name: &str| name == "LD_LIBRARY_PATH" || name.starts_with("HDF5_");
         let variables = std::env::vars_os().filter(|(name, _)| name.to_str().is_some_and(kept));
@@ -75,17 +75,17 @@ impl Helper {
         Ok(Self { child, paths, answers, served: 0 })
     }
 
-    /// Number of files that it has read.
+    /// Returns the number of files that the helper has read.
     pub(super) fn served(&self) -> usize {
         self.served
     }
 
-    /// Lets it read a file.
+    /// Lets the helper read a file.
     pub(super) fn read(&mut self, path: &Path) -> Answer {
         self.served += 1;
         let request = [path.as_os_str().as_bytes(), &[0]].concat();
         if let Some(paths) = &mut self.paths {
-            // Where it has ended, its status says why.
+            // If the helper has ended, its exit status tells the cause.
             let _ = paths.write_all(&request);
         }
         match self.answer() {
@@ -98,7 +98,7 @@ impl Helper {
         }
     }
 
-    /// The answer, or nothing in it if the helper ended; `None` after the deadline.
+    /// Waits for the answer: `Some(None)` if the helper ended, `None` after the deadline.
     fn answer(&mut self) -> Option<Option<u8>> {
         let end = Instant::now() + DEADLINE;
         while !is_readable(&self.answers, end.saturating_duration_since(Instant::now())) {
@@ -110,7 +110,7 @@ impl Helper {
         Some(self.answers.read_exact(&mut answer).ok().map(|()| answer[0]))
     }
 
-    /// Waits for its end; none if it does not come in time.
+    /// Closes its input and waits for its end; none if it does not come in time.
     fn end(&mut self, longest: Duration) -> Option<ExitStatus> {
         self.paths = None;
         let end = Instant::now() + longest;
@@ -126,20 +126,20 @@ impl Helper {
 
 impl Drop for Helper {
     fn drop(&mut self) {
-        // It has nothing to finish. One that has ended already is no error.
+        // The helper has nothing to finish, and may have ended already.
         let _ = self.child.kill();
         let _ = self.end(END);
     }
 }
 
-/// Waits until something can be read, or the other end is closed; returns false after the time.
+/// Waits until `file` is readable or its other end is closed; returns false on timeout.
 pub(in crate::hdf5) fn is_readable(file: &impl AsFd, time: Duration) -> bool {
     let time = PollTimeout::try_from(time).unwrap_or(PollTimeout::MAX);
-    // An interrupted wait is like one that found nothing.
+    // An interrupted wait counts as a timeout; the caller checks the clock.
     poll(&mut [PollFd::new(file.as_fd(), PollFlags::POLLIN)], time).is_ok_and(|ready| ready > 0)
 }
 
-/// Reads a path up to its zero byte; `None` at the end.
+/// Reads a path up to its zero byte; `None` at the end of the input.
 pub(in crate::hdf5) fn next_path(requests: &mut File) -> Option<Vec<u8>> {
     let mut path = Vec::new();
     let mut byte = [0];

@@ -1,8 +1,8 @@
 //! Reads an HDF5 file in a helper process before this process opens it.
 //!
-//! The HDF5 library is in C, and some damaged files crash it, send it into an endless loop, or make it take all memory. Here
-//! only a helper process is lost, and the caller gets an error that names the file. The helper is the program itself, started
-//! again (see [`check_files_with`]).
+//! Some damaged files crash the HDF5 library, which is in C, send it into an endless loop, or make it take all memory. With a
+//! helper, only that process is lost, and the caller gets an error that names the file. The helper is the program itself,
+//! started again (see [`check_files_with`]).
 
 mod helper;
 
@@ -21,15 +21,15 @@ use crate::{Error, Result};
 
 /// Reads each HDF5 and NetCDF-4 file in a helper process before this process opens it.
 ///
-/// `program` with `args` is a program that calls [`serve_file_checks`](crate::serve_file_checks) at once: usually this program itself with a word by which
-/// its `main` knows. The programs of `isobar_app::App` do this already. Without a call, files are opened directly, and a damaged
-/// file may crash the process.
+/// `program` with `args` must call [`serve_file_checks`](crate::serve_file_checks) at once. Usually it is this program itself,
+/// with an argument that its `main` recognises. Programs of `isobar_app::App` do this already. Without a call, files are opened
+/// directly, and a damaged file may crash the process.
 ///
-/// A file that the HDF5 library cannot read within 5 s of processor time (more for files from 4 MiB on) and 1 GiB of memory, or that crashes it, becomes
-/// [`Error::Rejected`]. A file is read again only if its size, times or inode changed. The helper is started when a file is
-/// opened, without the variables of launchers such as mpirun, and ends once it had no file to read for some seconds. Nothing is
-/// collective: each rank has a helper of its own. Where no helper can do its work, because no process can be started, a library is
-/// missing, or the system kills it, files are opened directly. A second call has no effect.
+/// A file is [`Error::Rejected`] if it crashes the HDF5 library, or if the library needs more than 5 s of processor time (more for
+/// files from 4 MiB on) or 1 GiB of memory to read it. The helper reads a file again only if its size, times or inode changed. It
+/// starts when a file is opened, without the environment variables of launchers such as mpirun, and ends after 5 s without a file.
+/// Not collective: each rank has its own helper. If no helper can work (no process can be started, a library is missing, or the
+/// system kills it), files are opened directly. A second call has no effect.
 ///
 /// ```no_run
 /// # fn train() -> isobar_data::Result<()> { Ok(()) }
@@ -51,12 +51,12 @@ pub fn check_files_with<A: Into<OsString>>(program: impl Into<PathBuf>, args: im
 /// Address space that the library may take in a helper, in bytes.
 pub(super) const MEMORY: u64 = 1 << 30;
 
-/// Processor time of a helper for a file of a length, in seconds: a file of 4 MiB may hold some thousand datasets.
+/// Returns the limit of processor time for a file of `length` bytes, in seconds. 4 MiB may hold thousands of datasets.
 pub(super) fn seconds(length: u64) -> u64 {
     5 + (length >> 22).min(115)
 }
 
-/// Program that is started as helper.
+/// Program that serves as helper.
 #[derive(Debug)]
 struct Program {
     path: PathBuf,
@@ -66,7 +66,7 @@ struct Program {
 static PROGRAM: OnceLock<Program> = OnceLock::new();
 static CHECKS: LazyLock<Checks> = LazyLock::new(Checks::default);
 
-/// Rejects a file of some length that a helper process could not read, if [`check_files_with`] named one.
+/// Rejects a file that a helper process cannot read. Accepts all files if [`check_files_with`] was not called.
 pub(crate) fn check(path: &Path, length: u64) -> Result<()> {
     let Some(program) = PROGRAM.get() else { return Ok(()) };
     CHECKS.check(program, path, length)
@@ -88,7 +88,7 @@ impl Stamp {
 /// Pauses between attempts to start a helper: where threads and processes are limited, some may end meanwhile.
 const PAUSES: [Duration; 3] = [Duration::from_millis(50), Duration::from_millis(300), Duration::from_secs(1)];
 
-/// The helper, and its verdicts: `None` for a good file.
+/// The running helper, and the problem of each file that was checked: `None` for a good file.
 #[derive(Debug, Default)]
 struct Checks {
     helper: Mutex<Option<Helper>>,
@@ -130,8 +130,8 @@ impl Checks {
         }
     }
 
-    /// Lets a helper read a file. Only a helper that has read no other file can reject it: what one damaged file does to the
-    /// memory of the library must not count against the next.
+    /// Lets a helper read a file and returns its verdict. Rejects a file only if a fresh helper fails on it: an earlier
+    /// damaged file may have corrupted the library's memory.
     fn ask(&self, program: &Program, path: &Path, length: u64) -> Result<Verdict> {
         let failed = |why: &str| {
             Err(Error::io(path, "let another process read it first", std::io::Error::other(why.to_owned())))
@@ -177,7 +177,7 @@ fn start(program: &Program) -> Option<Helper> {
     })
 }
 
-/// Files that one helper reads: it may lose memory with each.
+/// Number of files that one helper reads; each may leak memory.
 const MOST_FILES: usize = 1000;
 
 /// Exit status of a Rust program that panicked.

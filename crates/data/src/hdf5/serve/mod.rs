@@ -1,4 +1,4 @@
-//! The helper process from inside: it limits itself, and reads the files that its parent names.
+//! The helper process itself: sets its own limits, then reads the files that its parent names.
 
 mod visit;
 
@@ -19,9 +19,9 @@ use crate::hdf5::isolation::{GOOD, MEMORY, OUT_OF_MEMORY, UNLISTED, is_readable,
 /// The helper ends if it gets no file for this long.
 const IDLE: Duration = Duration::from_secs(5);
 
-/// Reads the files that the parent process names on standard input, until it names none for 5 s or ends: the whole work of a
-/// program that [`check_files_with`](crate::check_files_with) names. Call it at the start of `main`: it closes all files that
-/// the process inherited, and limits its memory.
+/// Reads the files that the parent process names on standard input, until the parent names none for 5 s or ends. The program of
+/// [`check_files_with`](crate::check_files_with) calls it at the start of `main` and then exits: the function closes all inherited
+/// file descriptors and limits the memory of the process.
 pub fn serve_file_checks() -> ExitCode {
     match serve() {
         Ok(()) => ExitCode::SUCCESS,
@@ -51,21 +51,21 @@ fn serve() -> std::io::Result<()> {
     Ok(())
 }
 
-/// Closes what the parent had open without its knowledge, such as connections of an MPI library: peers would not see that a
-/// rank is lost while another process holds its connection.
+/// Closes inherited file descriptors, such as connections of an MPI library: while the helper holds a rank's connection, peers
+/// would not notice the loss of that rank.
 fn close_inherited() -> std::io::Result<()> {
     let open: Vec<i32> = std::fs::read_dir("/proc/self/fd")?
         .filter_map(|entry| entry.ok()?.file_name().to_str()?.parse().ok())
         .filter(|number| *number > 2)
         .collect();
     for number in open {
-        // The folder that was listed is closed already.
+        // The descriptor of the listing itself is closed already.
         let _ = nix::unistd::close(number);
     }
     Ok(())
 }
 
-/// Limits the address space, of which libraries have taken much already.
+/// Limits the address space to [`MEMORY`] on top of what the program and its libraries already occupy.
 fn limit_memory() -> std::io::Result<()> {
     let status = std::fs::read_to_string("/proc/self/status")?;
     let taken = status.lines().find_map(|line| line.strip_prefix("VmSize:"));
@@ -80,16 +80,16 @@ fn limit(resource: Resource, most: u64) -> std::io::Result<()> {
     Ok(setrlimit(resource, most.min(hard), hard)?)
 }
 
-/// Leaves 16 MiB of free memory in the heap that hold the allocator's pattern. Memory that was never used holds zeros, and a read
+/// Leaves 16 MiB of free heap memory filled with the allocator's pattern. Memory that was never used holds zeros: invalid reads
 /// of it would be harmless here, but perhaps not in another process.
 fn fill_heap() {
     let blocks: Vec<Vec<u8>> = (0..4096).map(|_| vec![1; 4096]).collect();
-    // Behind the last block in use, the allocator gives memory back to the system.
+    // Without a used block at the end, the allocator would return the memory to the system.
     std::mem::forget(vec![1_u8; 4096]);
     drop(blocks);
 }
 
-/// Lets the kernel end the process if the next file takes too long, also if the parent is gone.
+/// Lets the kernel end the process if the next file takes too long, even if the parent is gone.
 fn limit_time(length: u64) -> std::io::Result<()> {
     let used = getrusage(UsageWho::RUSAGE_SELF)?;
     let used = used.user_time().tv_sec() + used.system_time().tv_sec();

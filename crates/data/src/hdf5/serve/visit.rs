@@ -1,4 +1,4 @@
-//! Reads of a file all that readers may read of it, apart from most of its values.
+//! Reads everything that readers may read of a file, except most of its values.
 
 use std::ops::Range;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -12,10 +12,10 @@ use crate::hdf5::layout::{Node, read_window};
 use crate::hdf5::storage::Stored;
 use crate::{Error, Result};
 
-/// Values of a dataset are read if they take no more bytes, and so are single chunks.
+/// Largest dataset that is read in full, and largest chunk that is read, in bytes.
 const MOST_BYTES: usize = 4 << 20;
 
-/// Names of attributes that readers look for. In a damaged file a search may find what no list has.
+/// Names of attributes that readers look up. In a damaged file, a look-up may find an attribute that the list omits.
 const NAMES: [&str; 32] = [
     "CLASS",
     "DIMENSION_LABELS",
@@ -51,8 +51,8 @@ const NAMES: [&str; 32] = [
     "valid_range",
 ];
 
-/// Opens a file, and reads its groups, attributes and indices of chunks, small datasets, and the first and last value of
-/// others. Other errors than those of [`Verdict`] are left to the reader.
+/// Opens a file and reads its groups, attributes, chunk indices, small datasets, and the first and last value of larger ones.
+/// Leaves errors other than those of [`Verdict`] to the reader.
 pub(super) fn visit(path: &Path) -> Verdict {
     let mut visitor = Visitor::default();
     // Panics of the bindings are errors, too.
@@ -63,14 +63,14 @@ pub(super) fn visit(path: &Path) -> Verdict {
     visitor.verdict
 }
 
-/// State of a file that did not crash the library.
+/// Verdict on a file that did not crash the library.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub(super) enum Verdict {
     #[default]
     Good,
     /// The library asked for more memory than it may take.
     OutOfMemory,
-    /// The attributes of an object cannot be listed, so that nobody knows what a search for one would do.
+    /// The attributes of an object cannot be listed, so that a look-up of one might crash.
     Unlisted,
 }
 
@@ -111,7 +111,7 @@ impl Visitor {
     }
 
     fn dataset(&mut self, root: &Node<'_>, name: &str) {
-        // Some readers look at attributes of datasets that they would not read.
+        // Some readers read attributes of datasets whose values they skip.
         if let Ok(dataset) = root.group.dataset(name) {
             let attributes = Attributes::of_dataset(root, &dataset, name);
             self.attributes(root, &attributes, dataset.attr_names());
@@ -126,7 +126,7 @@ impl Visitor {
         }
     }
 
-    /// Reads attributes as every kind that readers ask for.
+    /// Reads attributes as every type that readers ask for.
     fn attributes(&mut self, node: &Node<'_>, of: &Attributes<'_>, names: hdf5_metno::Result<Vec<String>>) {
         let Ok(mut names) = names else {
             self.verdict = Verdict::Unlisted;

@@ -214,7 +214,7 @@ crate::register! {
         |call| call.tensor(0)?.adaptive_max_pool(&output_size(call, 3)?);
 }
 
-/// Returns the window along a dim, for the bound of the bytes.
+/// Returns the window along a dim, to bound the bytes.
 fn window_of(call: &Footprint<'_>, side: &Side, spatial: usize) -> Result<(i64, i64)> {
     if side.dim + spatial < call.ndim() {
         return Ok(side.shard);

@@ -21,11 +21,10 @@ impl ShardTensor {
     /// Convolution in one to three spatial dims, as many as `weight` `[out, in / groups, kernel…]` has: of
     /// `[batch, in, extent…]`, or without a batch. `bias` is `[out]`.
     ///
-    /// Sharded along spatial dims, each rank receives its halo and nothing else, and computes its interior meanwhile;
-    /// sharded along the batch, nothing.
-    /// Sharded channels give a partial sum. In a grouped convolution, each rank instead convolves complete groups and
-    /// receives the channels up to the next group boundary; if a rank would be left without a group, another dim is
-    /// sharded. The weight's gradient is summed over the ranks. All ranks of the mesh call.
+    /// Along sharded spatial dims, each rank receives only its halo, and computes its interior while the halo is in flight.
+    /// A sharded batch needs no communication. Sharded channels give a partial sum. In a grouped convolution, each rank
+    /// instead convolves complete groups and receives the channels up to the next group boundary; if a rank would be left
+    /// without a group, another dim is sharded. The weight's gradient is summed over the ranks. All ranks of the mesh call.
     ///
     /// # Errors
     ///
@@ -223,13 +222,13 @@ crate::register! {
         |call| conv_transpose(call);
 }
 
-/// Returns the window of a convolution along a dim, for the bound of its bytes.
+/// Returns the window of a convolution along a dim, to bound its bytes.
 fn conv_window(call: &Footprint<'_>, side: &Side) -> Result<(i64, i64)> {
     let Some((padding, reach, stride)) = steps_along(call, side)? else { return Ok(side.shard) };
     Ok((side.own.0 * stride - padding, (side.own.1 - 1) * stride - padding + reach + 1))
 }
 
-/// Returns the window of a transposed convolution along a dim, for the bound of its bytes.
+/// Returns the window of a transposed convolution along a dim, to bound its bytes.
 fn transposed_window(call: &Footprint<'_>, side: &Side) -> Result<(i64, i64)> {
     let Some((padding, reach, stride)) = steps_along(call, side)? else { return Ok(side.shard) };
     let first = (side.own.0 + padding - reach + stride - 1).div_euclid(stride);

@@ -1,9 +1,9 @@
 //! Convolution of a rank's interior while its halo is in flight.
 //!
-//! Forward, the shard is convolved with zeros around it, which needs no copy of it and gives the interior, whose windows lie
-//! in the shard; then the strips at its border are convolved from the halo and replace what the zeros gave there. Backward
-//! uses that a convolution is linear in its input: the shard's gradient is that of the convolution with zeros, and only what
-//! the strips give the halo is sent back, in flight while the shard's gradient is computed.
+//! Forward convolves the shard with zero padding, which needs no copy and gives the interior: the results whose windows lie in
+//! the shard. Then it convolves the border strips from shard and halo, and replaces the results at the edges. Backward relies on
+//! convolution being linear in its input: the shard's gradient is that of the zero-padded convolution. Only the halo's gradient,
+//! computed from the strips, is sent back, in flight while the shard's gradient is computed.
 
 use std::sync::{Arc, Mutex, PoisonError};
 
@@ -26,21 +26,21 @@ use crate::window::{Border, HaloSpec, transfer};
 
 const OP: &str = "conv";
 
-/// Least share of a rank's results that are interior: with fewer, the strips, which are computed twice, cost more than waiting.
+/// Least interior share of a rank's results: below it, the strips, which are computed twice, cost more than waiting.
 const LEAST_INTERIOR: f64 = 0.5;
 
 /// Error of a backward pass.
 type Failure = Box<dyn std::error::Error + Send + Sync>;
 
-/// A rank's share of a convolution that overlaps its exchange.
+/// One rank's share of a convolution that overlaps its halo exchange.
 #[derive(Clone)]
 pub(super) struct Overlap {
     shares: Vec<Share>,
     strips: Vec<Strip>,
-    /// Places of the blocks that other ranks send: in the input's indices along spatial dims, in the rank's samples and
-    /// channels along the others.
+    /// Places of the blocks that other ranks send: global indices of the input along spatial dims, local ones along batch and
+    /// channels.
     received: Vec<Vec<Interval>>,
-    /// Regions of the shard that the border repeats elsewhere, with their places.
+    /// Regions of the shard that the border mode repeats elsewhere, with their places there.
     repeated: Vec<(IndexBox, Vec<Interval>)>,
     transfer: Arc<Transfer>,
     group: Group,
@@ -52,8 +52,8 @@ pub(super) struct Overlap {
 }
 
 impl Overlap {
-    /// Returns the share of this rank; `None` where nothing is exchanged, or where on some rank less than half of the result
-    /// is interior: then the window is fetched first. The decision is the same on all ranks.
+    /// Returns the share of this rank; `None` if nothing is exchanged, or if less than half of some rank's result is interior:
+    /// then the window is fetched first. All ranks decide the same.
     pub(super) fn new(
         layout: &Layout,
         geometries: &[WindowGeometry],
@@ -66,7 +66,7 @@ impl Overlap {
             .iter()
             .zip(&plan.results)
             .map(|(geometry, result)| least_interior(*geometry, zeros, &layout.dims()[geometry.dim], result));
-        // An element that is repeated is fetched once for each time.
+        // Every repetition of an element is fetched separately.
         let wide = |geometry: &WindowGeometry| geometry.before.max(geometry.after) >= geometry.reach();
         let repeats = border == Border::Replicate && geometries.iter().any(wide);
         if layout.coordinates().is_none() || interior.product::<f64>() < LEAST_INTERIOR || repeats {
@@ -115,9 +115,9 @@ impl Overlap {
         }))
     }
 
-    /// The convolution of this rank's part.
+    /// Convolves this rank's part.
     pub(super) fn convolve(self, operands: &ConvOperands) -> Result<Tensor> {
-        // Before the exchange: in mixed precision 16 bits are sent.
+        // Cast before the exchange, so that mixed precision sends 16 bits.
         let low = |tensor: &Tensor| torch(OP, lowered(tensor));
         let (x, weight) = (low(operands.x.local())?, low(&operands.weight)?);
         let bias = operands.bias.as_ref().map(low).transpose()?;
@@ -140,7 +140,7 @@ impl Overlap {
             return Ok(y);
         }
         if !inner.cropped {
-            // The graph needs the place of its result only, not the elements.
+            // The graph needs only the shape of its result, not the elements.
             let place = torch(
                 OP,
                 y.f_new_zeros([1], (y.kind(), y.device())).and_then(|x| x.f_expand(y.size(), false)),
@@ -154,7 +154,7 @@ impl Overlap {
             let _label = label.backward();
             let gradient = context.grad_or_zeros(grads, 0)?;
             let inner = inner.lock().unwrap_or_else(PoisonError::into_inner).take();
-            // The dtypes are those of forward, wherever backward is called.
+            // Keep the dtypes of forward, whatever autocast is active where backward is called.
             in_full_precision(gradient.device(), || match is_grad_enabled() {
                 true => self.differentiable_gradients(context, inputs_count, &gradient),
                 false => self.gradients(context, inputs_count, inner, &gradient),
@@ -163,7 +163,7 @@ impl Overlap {
         outputs.into_iter().next().map_or_else(|| refuse(OP, "a function lost its output"), Ok)
     }
 
-    /// Convolves the shard with zeros around it.
+    /// Convolves the shard with zero padding.
     fn inner(&self, leaves: Vec<Tensor>) -> Result<Inner, TchError> {
         let mut own = self.shard.convolve(&leaves[0], &leaves[1], leaves.get(2), self.groups, false)?;
         let mut cropped = false;
@@ -177,8 +177,8 @@ impl Overlap {
         Ok(Inner { leaves, own: own.f_contiguous()?, cropped })
     }
 
-    /// The blocks that strips see beside the shard, each with its place: those received, and the shard's own that the border
-    /// repeats.
+    /// Returns the blocks outside of the shard that the strips read, each with its place: those received, and those that the
+    /// border mode repeats from the shard.
     fn sources(&self, x: &Tensor, received: &[Tensor]) -> Result<Vec<(Tensor, &[Interval])>> {
         let mut sources: Vec<(Tensor, &[Interval])> = Vec::new();
         sources
@@ -189,7 +189,7 @@ impl Overlap {
         Ok(sources)
     }
 
-    /// Returns the window of a strip with these blocks, and zeros elsewhere.
+    /// Returns the window of a strip: these blocks, and zeros elsewhere.
     fn strip_of(
         &self,
         strip: &Strip,
@@ -207,7 +207,7 @@ impl Overlap {
         Ok(window)
     }
 
-    /// Convolves the strips, and writes them where the shard's zeros gave something else.
+    /// Convolves the strips, and overwrites the results that zero padding made wrong.
     fn replace_strips(
         &self,
         y: &Tensor,
@@ -240,7 +240,7 @@ impl Overlap {
             None => self.inner_again(context, inputs)?,
         };
         let Inner { leaves, own, .. } = &inner;
-        // The strips first: what they give the halo travels while the shard's gradient is computed.
+        // The strips first: the halo's gradient is in flight while the shard's gradient is computed.
         let x = &leaves[0];
         let received: Vec<Tensor> =
             (0..self.received.len()).map(|at| context.saved(inputs + at)).collect::<Result<_, _>>()?;
@@ -257,7 +257,7 @@ impl Overlap {
         if let (Some(work), Some(of_x)) = (back, &mut all[0]) {
             let returned = work.wait()?;
             let kind = of_x.kind();
-            // These are nobody else's yet. The terms of 16-bit floats are added up in single precision.
+            // The gradients are not shared yet, so they are updated in place. 16-bit terms are added up in single precision.
             let sum = match kind {
                 Kind::Half | Kind::BFloat16 => of_x.f_to_kind(Kind::Float)?,
                 _ => of_x.shallow_clone(),
@@ -274,7 +274,7 @@ impl Overlap {
         Ok(all)
     }
 
-    /// The gradients of the blocks that the strips see, and the weight's from these.
+    /// Computes the gradients of the blocks that the strips read, and the strips' part of the weight's gradient.
     fn strip_gradients(
         &self,
         leaves: &[Tensor],
@@ -315,7 +315,7 @@ impl Overlap {
         Ok(StripGradients { blocks, weight })
     }
 
-    /// The convolution of the shard once more, for a second backward pass.
+    /// Repeats the convolution of the shard, for a second backward pass.
     fn inner_again(&self, context: &Context<'_>, inputs: usize) -> Result<Inner, Failure> {
         let _grad = EnableGrad::new();
         let leaf = |index: usize| -> Result<Tensor, Failure> {
@@ -325,14 +325,14 @@ impl Overlap {
         Ok(self.inner((0..inputs).map(leaf).collect::<Result<_, _>>()?)?)
     }
 
-    /// Gradients that have gradients: those of the convolution of the complete window.
+    /// Computes differentiable gradients, through the convolution of the complete window.
     fn differentiable_gradients(
         &self,
         context: &Context<'_>,
         inputs: usize,
         gradient: &Tensor,
     ) -> Result<Vec<Option<Tensor>>, Failure> {
-        // Nodes of their own: one input may have been computed from another, and that way is gone through outside.
+        // Aliases as separate nodes: one input may have been computed from another, and autograd follows that path outside.
         let own = |index: usize| -> Result<Tensor, Failure> { Ok(context.saved(index)?.f_alias()?) };
         let inputs: Vec<Tensor> = (0..inputs).map(own).collect::<Result<_, _>>()?;
         let share = self.transfer.clone();
@@ -343,22 +343,22 @@ impl Overlap {
     }
 }
 
-/// The convolution of the shard, as a graph of its own.
+/// Convolution of the shard, as a separate graph.
 struct Inner {
     /// Shard, weight, and bias if there is one.
     leaves: Vec<Tensor>,
     own: Tensor,
-    /// True if `own` is a view of more results.
+    /// True if `own` was cut out of a larger result.
     cropped: bool,
 }
 
 struct StripGradients {
-    /// Of the blocks that strips see.
+    /// Gradients of the blocks that the strips read.
     blocks: Vec<Tensor>,
     weight: Option<Tensor>,
 }
 
-/// Views of the elements that two tensors have in common, by their places.
+/// Returns views of the elements that two tensors have in common, by their places.
 fn common(
     (a, of_a): (&Tensor, &[Interval]),
     (b, of_b): (&Tensor, &[Interval]),
@@ -376,7 +376,7 @@ fn common(
     Ok(Some((narrowed(a, 0, &both.0)?, narrowed(b, 0, &both.1)?)))
 }
 
-/// Returns the place of all samples and channels of `x` along the spatial dims.
+/// Returns the spatial place extended by all samples and channels of `x`.
 fn on_all_dims(x: &Tensor, spatial: &[Interval]) -> Vec<Interval> {
     let first = x.size().into_iter().take(2).map(|extent| Interval::new(0, extent));
     first.chain(spatial.iter().copied()).collect()
@@ -388,7 +388,7 @@ fn narrowed(x: &Tensor, first: i64, place: &[Interval]) -> Result<Tensor, TchErr
     dims.try_fold(x.shallow_clone(), |x, (dim, interval)| x.f_narrow(dim, interval.start, interval.len))
 }
 
-/// The gradients of inputs, of those that require one.
+/// Computes the gradients of those inputs that require one.
 fn grads(
     outputs: &[&Tensor],
     inputs: &[&Tensor],

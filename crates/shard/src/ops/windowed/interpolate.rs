@@ -82,7 +82,7 @@ crate::register! {
         |call| interpolate(call);
 }
 
-/// Returns the window along a dim, for the bound of the bytes: that of the widest kernel, the cubic one.
+/// Returns the window along a dim, to bound the bytes: that of the widest kernel, the cubic one.
 fn window_of(call: &Footprint<'_>, side: &Side) -> Result<(i64, i64)> {
     if side.dim < 2 {
         return Ok(side.shard);

@@ -35,7 +35,7 @@ fn border(mode: PadMode) -> Border {
     }
 }
 
-/// Windows of all ranks, and what follows from them for the result.
+/// Windows of all ranks, and the layout of the result that follows from them.
 struct WindowPlan {
     windows: Windows,
     /// True if some rank's window is not its shard.
@@ -49,9 +49,9 @@ struct WindowPlan {
 }
 
 impl WindowPlan {
-    /// Plans the windows of all geometries. Along dims that are not split, a border of zeros that is the same on both sides is
-    /// left to the dense operator. A rank without results gets a window of fill that gives one, to be cut off again by
-    /// [`Windowed::trim`]: so that it computes as all others do.
+    /// Plans the windows of all geometries. Along dims that are not split, the dense operator pads symmetric borders of zeros.
+    /// A rank without results gets a window of fill values that gives one result, so that it makes the same calls as all others;
+    /// [`Windowed::trim`] cuts that result off.
     fn new(layout: &Layout, geometries: &[WindowGeometry], border: Border, native_border: bool) -> Self {
         let mut windows = Windows::own(layout);
         // A copy of its own where something is repeated, which the gradient of the window is not.

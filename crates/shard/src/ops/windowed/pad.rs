@@ -204,7 +204,7 @@ crate::register! {
         |call| call.tensor(0)?.unfold(call.get("dimension")?, call.get("size")?, call.get("step")?);
 }
 
-/// Returns the window along a dim, for the bound of the bytes: padding goes to the first and the last owner.
+/// Returns the window along a dim, to bound the bytes: padding goes to the first and the last owner.
 fn padded_window(call: &Footprint<'_>, side: &Side) -> Result<(i64, i64)> {
     let pairs: Vec<i64> = call.attr("pad")?.unwrap_or_default();
     let before = pairs.get(2 * (call.ndim() - 1 - side.dim)).copied().unwrap_or(0);

@@ -192,7 +192,7 @@ crate::register! {
         |call| avg_pool(call, 3);
 }
 
-/// Returns the window of a pooling over the last `spatial` dims along a dim, for the bound of its bytes.
+/// Returns the window along a dim of a pooling over the last `spatial` dims, to bound its bytes.
 fn window_of(call: &Footprint<'_>, side: &Side, spatial: usize) -> Result<(i64, i64)> {
     let Some(index) = (side.dim + spatial).checked_sub(call.ndim()) else { return Ok(side.shard) };
     let kernel = call.number("kernel_size", index, 1);

@@ -1,5 +1,5 @@
 //! Interior and border strips of a rank's part of a convolution: the interior's windows lie in the rank's shard, those of the
-//! strips reach into its halo. All follows from the layout alone.
+//! strips reach into its halo. Both are computed from the layout alone.
 
 use isobar_array::kernel::WindowGeometry;
 
@@ -12,14 +12,14 @@ pub(super) struct Share {
     geometry: WindowGeometry,
     /// Indices of the input that the rank holds.
     pub(super) shard: Interval,
-    /// Indices of the result that it computes.
+    /// Indices of the result that the rank computes.
     pub(super) result: Interval,
     /// Indices of the result whose windows lie in the shard.
     interior: Interval,
 }
 
 impl Share {
-    /// `zeros`: the input continues with zeros beyond its ends, which belong to the shard at that end.
+    /// Computes the interior. With `zeros`, the input is zero-padded, and the shards at its ends include the padding.
     pub(super) fn new(geometry: WindowGeometry, zeros: bool, shard: Interval, result: Interval) -> Self {
         let WindowGeometry { stride, before, extent, .. } = geometry;
         let (start, end) = (result.start, result.end());
@@ -36,8 +36,8 @@ impl Share {
         Self { geometry, shard, result, interior }
     }
 
-    /// Returns the padding on both sides with which the dense operator on the shard computes the complete result, and the
-    /// number of elements that it computes before.
+    /// Returns the padding on both sides with which the dense operator on the shard covers the rank's result, and the number of
+    /// surplus elements that it computes before that result.
     pub(super) fn padding(&self) -> (i64, i64) {
         let WindowGeometry { stride, before, .. } = self.geometry;
         let aligned = self.shard.start + before - self.result.start * stride;
@@ -48,7 +48,7 @@ impl Share {
     }
 }
 
-/// Share of the results that are interior, on the rank with the smallest such share along a dim; 0 where a rank has none.
+/// Returns the smallest interior share of any rank's results along a dim; 0 if a rank has an empty shard or result.
 pub(super) fn least_interior(geometry: WindowGeometry, zeros: bool, dim: &Dim, result: &Dim) -> f64 {
     let interval = |part: &[Interval]| part.first().copied().unwrap_or(Interval::new(0, 0));
     let shares = dim.parts.iter().zip(&result.parts).map(|(shard, result)| {
@@ -61,17 +61,17 @@ pub(super) fn least_interior(geometry: WindowGeometry, zeros: bool, dim: &Dim, r
     shares.fold(1.0, f64::min)
 }
 
-/// Box of a rank's result whose windows reach beyond its shard.
+/// Box of a rank's result whose windows reach beyond the rank's shard.
 #[derive(Debug, Clone)]
 pub(super) struct Strip {
     /// Place in the rank's result along each spatial dim.
     pub(super) place: Vec<Interval>,
-    /// Indices of the input that its windows cover; they may lie beyond the input's ends.
+    /// Indices of the input that the strip's windows cover; they may lie beyond the input's ends.
     pub(super) window: Vec<Interval>,
 }
 
-/// Covers the result outside of its interior by disjoint strips: those of a dim have the interior's extent along the dims
-/// before it, and the result's along those after.
+/// Covers the result outside of the interior by disjoint strips. The strips of a dim have the interior's extent along earlier
+/// dims, and the result's along later ones.
 pub(super) fn strips(shares: &[Share]) -> Vec<Strip> {
     let mut found = Vec::new();
     for (dim, share) in shares.iter().enumerate() {
