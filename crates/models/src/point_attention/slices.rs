@@ -3,6 +3,7 @@
 use isobar_array::{Array, AttentionOptions, Unary};
 use isobar_nn::{Linear, Mode};
 use isobar_shard::{Init, Params, Placement};
+use tch::Kind;
 
 use super::cross::Cross;
 use super::heads::{OutProjection, Projection, reduced, weighted_sums};
@@ -108,10 +109,7 @@ impl<A: Array> Slicing<A> {
         shape.pop();
         let one = [&shape[..], &[1, 1]].concat();
         shape.extend([self.heads, self.slices]);
-        let like = x.detach()?.narrow(-1, 0, 1)?.reshape(&one)?.expand(&shape)?;
-        let Some(uniform) = mode.uniform(&like, 0)? else { return Ok(None) };
-        let negative_log = |x: &A| x.add_scalar(TINY)?.unary(Unary::Log)?.unary(Unary::Neg);
-        Ok(Some(negative_log(&negative_log(&uniform)?)?))
+        gumbel(&x.detach()?.narrow(-1, 0, 1)?.reshape(&one)?, &shape, mode)
     }
 
     /// The projection `[batch, points…, heads, features]` whose scores weight the points.
@@ -148,6 +146,15 @@ impl<A: Array> Slicing<A> {
             (Features::Own(fx), false) => weighted_sums(weights, &fx.forward(&inputs[0], self.heads)?),
         }
     }
+}
+
+/// Gumbel noise of a shape that `like` expands to, and of its kind; none in evaluation.
+fn gumbel<A: Array>(like: &A, shape: &[i64], mode: Mode<'_>) -> Result<Option<A>> {
+    // In 16 bits, numbers near 1 round to 1, whose noise is the largest of all, and `TINY` beside 1 is lost.
+    let full = if like.kind() == Kind::Double { Kind::Double } else { Kind::Float };
+    let Some(uniform) = mode.uniform(&like.to_kind(full)?.expand(shape)?, 0)? else { return Ok(None) };
+    let negative_log = |x: &A| x.add_scalar(TINY)?.unary(Unary::Log)?.unary(Unary::Neg);
+    Ok(Some(negative_log(&negative_log(&uniform)?)?.to_kind(like.kind())?))
 }
 
 /// A slicing of an array of points, in tiles.
@@ -243,5 +250,28 @@ impl<A: Array> SliceAttention<A> {
             mixed = cross.mix(&mixed, &read)?;
         }
         sliced.spread(&mixed, &self.out, mode)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use isobar_array::Generator;
+    use rstest::rstest;
+    use tch::{Device, Tensor};
+
+    use super::*;
+
+    /// One of 2¹⁴ numbers is above 17 in one of a thousand draws, and the mean is Euler's constant.
+    #[rstest]
+    fn noise_is_gumbels_in_every_kind(
+        #[values(Kind::BFloat16, Kind::Half, Kind::Float, Kind::Double)] kind: Kind,
+    ) {
+        let (like, generator) = (Tensor::zeros([64, 1], (kind, Device::Cpu)), Generator::new(1));
+        let noise = gumbel(&like, &[64, 256], Mode::train(&generator)).unwrap().unwrap();
+        assert_eq!((noise.size(), noise.kind()), (vec![64, 256], kind));
+        let noise = noise.to_kind(Kind::Double);
+        assert!(noise.max().double_value(&[]) < 17.0, "{noise:?}");
+        assert!((noise.mean(Kind::Double).double_value(&[]) - 0.5772).abs() < 0.03, "{noise:?}");
+        assert!(gumbel(&like, &[64, 256], Mode::Eval).unwrap().is_none());
     }
 }
