@@ -13,7 +13,7 @@
 //! | [`main`] | the `main` of a program: an error is printed once, with the right exit code |
 //! | [`logging`] | messages to the terminal and to a file for each rank |
 //!
-//! Among the library crates, only this one, [`launch`](isobar_launch) and [`config`](isobar_config) read launchers' variables and
+//! Among the library crates, only this one, [`launch`] and [`config`](isobar_config) read launchers' variables and
 //! configuration files. It knows nothing of how tensors are laid out.
 //!
 //! ```

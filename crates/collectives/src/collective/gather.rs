@@ -19,7 +19,7 @@ use crate::local::sizes::offsets;
 /// Gathers parts of different extents along `dim` at rank `dst`, in rank order. The other ranks get a tensor of
 /// extent 0 along `dim`, attached to the graph.
 ///
-/// `sizes` as in [`all_gather_v`]. Every rank calls, and every rank calls backward, which is [`scatter_v`] from `dst`.
+/// `sizes` as in [`all_gather_v`](crate::all_gather_v). Every rank calls, and every rank calls backward, which is [`scatter_v`] from `dst`.
 ///
 /// # Errors
 ///

@@ -1,4 +1,4 @@
-//! The collectives, asynchronous and without gradients: each begins the operation and gives its [`Work`].
+//! The collectives, asynchronous and without gradients: each begins the operation and gives its [`Work`](crate::Work).
 //!
 //! The functions of the same names in the crate's root wait, and are differentiable; the meaning of the arguments is
 //! told there. Every rank of the group calls, in the same order.
