@@ -144,14 +144,14 @@ impl<A: Array> PatchEmbed<A> {
     /// As [`forward`](Self::forward).
     pub fn forward_grid(&self, x: &A) -> Result<A> {
         let (shape, dims) = (x.shape(), self.patch.len());
+        let names = dim_names(dims);
         if shape.len() != dims + 2 || shape[1] != self.inputs {
-            let channels = self.inputs;
-            let want = format!("[batch, {channels}, extents…] with {dims} dims");
+            let want = format!("[batch, {}, {}]", self.inputs, names.join(", "));
             return refuse(Self::OP, format!("input of shape {shape:?}, expected {want}"));
         }
         let (mut split, mut grid) = (shape[..2].to_vec(), Vec::new());
-        for (dim, (&extent, &patch)) in shape[2..].iter().zip(&self.patch).enumerate() {
-            divisible(Self::OP, (&format!("extent {dim}"), extent), ("that of the patch", patch))?;
+        for ((&extent, &patch), name) in shape[2..].iter().zip(&self.patch).zip(&names) {
+            divisible(Self::OP, (name, extent), ("that of the patch", patch))?;
             split.extend([extent / patch, patch]);
             grid.push(extent / patch);
         }
@@ -167,3 +167,12 @@ impl<A: Array> PatchEmbed<A> {
 }
 
 layers_without_mode!(Embedding, PatchEmbed);
+
+/// Names of the spatial dims in errors.
+fn dim_names(dims: usize) -> Vec<String> {
+    const NAMES: [&str; 3] = ["depth", "height", "width"];
+    match NAMES.len().checked_sub(dims) {
+        Some(first) => NAMES[first..].iter().map(|name| (*name).to_owned()).collect(),
+        None => (0..dims).map(|dim| format!("extent {dim}")).collect(),
+    }
+}

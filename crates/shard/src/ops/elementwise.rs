@@ -231,15 +231,15 @@ crate::register! {
     /// max(x, 0).
     "relu"(input) Nothing: |call| call.tensor(0)?.unary(Unary::Relu);
     /// x, or eˣ − 1 below 0.
-    "elu"(input; alpha) Nothing: |call| unit(call, Unary::Elu);
+    "elu"(input;; alpha) Nothing: |call| unit(call, Unary::Elu);
     /// x, or eˣ − 1 below 0 (α = 1).
-    "celu"(input; alpha) Nothing: |call| unit(call, Unary::Celu);
+    "celu"(input;; alpha) Nothing: |call| unit(call, Unary::Celu);
     /// 1.0507… · (x, or 1.6732… · (eˣ − 1) below 0).
     "selu"(input) Nothing: |call| call.tensor(0)?.unary(Unary::Selu);
     /// x · σ(x).
     "silu"(input) Nothing: |call| call.tensor(0)?.unary(Unary::Silu);
     /// ln(1 + eˣ).
-    "softplus"(input; beta, threshold) Nothing: |call| {
+    "softplus"(input;; beta, threshold) Nothing: |call| {
         call.only("beta", 1.0)?;
         call.only("threshold", 20.0)?;
         call.tensor(0)?.unary(Unary::Softplus)
