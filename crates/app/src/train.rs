@@ -17,7 +17,9 @@ use isobar_train::{
 use crate::config::{Config, ConfigArgs};
 use crate::exit::{Because, Exit};
 use crate::run::errors::{self, Compared};
-use crate::run::{self, Fields, Job, ModelMetadata, PER_RANK_KEYS, Place, Run, Scoring, picture, scoring};
+use crate::run::{
+    self, Fields, Job, ModelMetadata, PER_RANK_KEYS, Place, Run, Scoring, Used, picture, scoring,
+};
 use crate::{check, start, terminal};
 
 /// Arguments of `isobar train`.
@@ -190,13 +192,29 @@ impl Job for Training<'_> {
     type Out = Trained;
     const TRAINS: bool = true;
 
+    fn goes_on_from(&self) -> Option<PathBuf> {
+        (self.checkpoint.resume != Resume::Never).then(|| self.config.run.folder())
+    }
+
     fn run<L, F>(self, run: Run<L, F>) -> Result<Self::Out>
     where
         L: FieldLayout,
         F: Forward<L::Array>,
     {
         let Self { manager, config, text, signals, claimed, checkpoint, progress } = self;
-        let Run { source, layout, window, positions, statics, forward, params, buffers, ranks, device } = run;
+        let Run {
+            source,
+            layout,
+            window,
+            positions,
+            statics,
+            forward,
+            params,
+            buffers,
+            regression,
+            ranks,
+            device,
+        } = run;
         let Scoring { weights, report, .. } = Scoring::new(&source, config, &window, &ranks.world)?;
         let (own, at_once) = at_once(&layout, &ranks, config, source.most_samples())?;
         let options = (config.train.precision.kind(), device);
@@ -206,6 +224,7 @@ impl Job for Training<'_> {
         let reader = fields.reader;
         let (input, target) = (fields.input, fields.target);
         let (change, variables, titles) = (fields.change, source.variables()?, source.titles()?);
+        run::check_beside(&forward, [fields.forcing.as_ref(), fields.statics.as_ref()])?;
         let positions = statics.behind(positions, fields.statics.as_ref(), options)?;
         let roles = source.names.roles(&*source.data, &config.data, &window, fields.forcing.clone())?;
         let missing = config.data.masks();
@@ -276,7 +295,7 @@ impl Job for Training<'_> {
                 variables: task.model.variables.clone(),
                 baseline: baseline.clone(),
             })?,
-            identity: identity(config, area_weights(source.data.dims()).is_some())?,
+            identity: identity(config, area_weights(source.data.dims()).is_some(), regression.as_ref())?,
             signals,
             checks: config.distributed.checks,
         };
@@ -310,8 +329,8 @@ fn at_once(layout: &impl FieldLayout, ranks: &Ranks, config: &Config, most: usiz
 }
 
 /// Returns the values that a run must share to resume a checkpoint: the meaning of its data, and its network. `weighted` is true if
-/// its normalisation weights points by the area of their cells.
-fn identity(config: &Config, weighted: bool) -> Result<serde_json::Value> {
+/// its normalisation weights points by the area of their cells; `regression` is the first stage.
+fn identity(config: &Config, weighted: bool, regression: Option<&Used>) -> Result<serde_json::Value> {
     let mut model = serde_json::to_value(&config.model)?;
     if let Some(model) = model.as_object_mut() {
         // Says how much memory a run may take, not what it computes.
@@ -349,6 +368,9 @@ fn identity(config: &Config, weighted: bool) -> Result<serde_json::Value> {
     }
     if let Some(fill) = data.masks() {
         identity["data"]["mask"] = fill.into();
+    }
+    if let Some(regression) = regression {
+        identity[Used::KEY] = serde_json::to_value(regression)?;
     }
     if weighted {
         // Earlier versions weighted all points alike.
@@ -419,6 +441,17 @@ mod tests {
             let _rank = DistributedManager::bind_thread(&world);
             body(DistributedManager::get().unwrap())
         })
+    }
+
+    /// Runs without a regression resume whatever version wrote them.
+    #[test]
+    fn the_regression_is_of_a_runs_identity() {
+        let config = Config::default();
+        let saved =
+            serde_json::json!({ "checkpoint": "step_00000007", "digest": "d", "condition_on_mean": true });
+        let used: Used = serde_json::from_value(saved.clone()).unwrap();
+        assert_eq!(identity(&config, false, None).unwrap().get(Used::KEY), None);
+        assert_eq!(identity(&config, false, Some(&used)).unwrap()[Used::KEY], saved);
     }
 
     #[rstest]

@@ -71,8 +71,8 @@ impl Conditions {
             .into());
         }
         let dims: Vec<i64> = (2..shape.len() as i64).collect();
-        // All points have the same value: the greatest one is it, without rounding.
-        let values = fields.narrow(1, before, count)?.reduce(Reduction::Max, &dims, false)?;
+        // All points have the same value: the greatest one is it, without rounding. They are data: no gradient reaches them.
+        let values = fields.narrow(1, before, count)?.detach()?.reduce(Reduction::Max, &dims, false)?;
         let parts = [fields.narrow(1, 0, before)?, fields.narrow(1, before + count, behind)?];
         let parts: Vec<&A> =
             parts.iter().zip([before, behind]).filter(|(_, own)| *own > 0).map(|(x, _)| x).collect();
@@ -161,13 +161,46 @@ pub struct Regression<A> {
     network: Network<A>,
     input: Normalizer,
     target: Normalizer,
+    beside: [Option<Normalizer>; 2],
     conditions: bool,
 }
 
 impl<A: Array> Regression<A> {
     /// Wraps a network that maps inputs to targets, normalised by `[input, target]`.
     pub fn new(network: Network<A>, [input, target]: [Normalizer; 2]) -> Self {
-        Self { network, input, target, conditions: false }
+        Self { network, input, target, beside: [None, None], conditions: false }
+    }
+
+    /// Says by what its stored forcings and its static fields are normalised: `[forcings, statics]`.
+    #[must_use]
+    pub fn beside(self, beside: [Option<Normalizer>; 2]) -> Self {
+        Self { beside, ..self }
+    }
+
+    /// Compares the normalisation of stored forcings and static fields, `[forcings, statics]`, with that of the denoiser's, which it is
+    /// given.
+    ///
+    /// # Errors
+    ///
+    /// They differ.
+    pub fn check_beside(&self, beside: [Option<&Normalizer>; 2]) -> Result<(), BoxError> {
+        for ((what, first), second) in ["forcings", "static fields"].iter().zip(&self.beside).zip(beside) {
+            match (first, second) {
+                (Some(first), Some(second)) => check(what, first, second)?,
+                (None, None) => {}
+                (first, _) => {
+                    let [with, without] = match first {
+                        Some(_) => ["regression", "denoiser"],
+                        None => ["denoiser", "regression"],
+                    };
+                    return Err(format!(
+                        "the {with} was trained with normalised {what}, and the {without} has none; train both on the same variables"
+                    )
+                    .into());
+                }
+            }
+        }
+        Ok(())
     }
 
     /// Gives the denoiser the prediction R(x) too, as channels before those of x (PhysicsNeMo: `hr_mean_conditioning`).
@@ -216,4 +249,21 @@ fn check(what: &str, first: &Normalizer, second: &Normalizer) -> Result<(), BoxE
         second.std()
     )
     .into())
+}
+
+#[cfg(test)]
+mod tests {
+    use tch::{Device, Kind, Tensor};
+
+    use super::*;
+
+    /// In rollouts, the fields beside the conditions are predictions, which have a graph.
+    #[test]
+    fn conditions_have_no_graph() {
+        let input = Tensor::rand([2, 4, 3, 5], (Kind::Double, Device::Cpu)).set_requires_grad(true);
+        let (fields, values) = Conditions { count: 2, behind: 1 }.take(&(&input * 1.0)).unwrap();
+        assert_eq!((fields.size(), values.size()), (vec![2, 2, 3, 5], vec![2, 2]));
+        assert!(fields.requires_grad());
+        assert!(!values.requires_grad());
+    }
 }

@@ -27,7 +27,7 @@ use self::fields::Place;
 use self::origin::Origin;
 use crate::config::{Config, ConfigArgs};
 use crate::exit::{Because, Exit};
-use crate::run::{self, Job, ModelMetadata, PER_RANK_KEYS, Run, Scoring, Source, scoring};
+use crate::run::{self, Job, ModelMetadata, PER_RANK_KEYS, Run, Scoring, Source, Used, scoring};
 use crate::{start, terminal};
 
 /// Arguments of `isobar predict`.
@@ -86,14 +86,34 @@ impl Job for Prediction<'_> {
     type Out = Vec<String>;
     const TRAINS: bool = false;
 
+    fn goes_on_from(&self) -> Option<PathBuf> {
+        match self.args.checkpoint.as_deref() {
+            Some("best" | "latest") | None => Some(self.config.run.folder()),
+            Some(path) => Some(path.into()),
+        }
+    }
+
     fn run<L, F>(self, run: Run<L, F>) -> Result<Self::Out>
     where
         L: FieldLayout,
         F: Forward<L::Array>,
     {
         let Self { config, args } = self;
-        let Run { source, layout, window, positions, statics, forward, params, buffers, ranks, device } = run;
-        let (metadata, origin) = self.load(&params, &buffers, &ranks.world)?;
+        let Run {
+            source,
+            layout,
+            window,
+            positions,
+            statics,
+            forward,
+            params,
+            buffers,
+            regression,
+            ranks,
+            device,
+        } = run;
+        let (metadata, origin) = self.load((&params, &buffers), regression.as_ref(), &ranks.world)?;
+        run::check_beside(&forward, [metadata.forcing.as_ref(), metadata.fixed.as_ref()])?;
         let (change, variables) = (metadata.change()?, source.variables()?);
         let ModelMetadata { input, target, baseline, forcing, fixed, .. } = metadata;
         let names = variables.clone();
@@ -266,21 +286,28 @@ impl Prediction<'_> {
     /// Puts the checkpoint into the network. All ranks call.
     fn load(
         &self,
-        params: &Parameters,
-        buffers: &[(String, Tensor)],
+        (params, buffers): (&Parameters, &[(String, Tensor)]),
+        regression: Option<&Used>,
         world: &Group,
     ) -> Result<(ModelMetadata, Origin)> {
         let checkpoints = Checkpoints::new(&self.config.run.folder().join("checkpoints"), Keep::ALL, world);
         let mut contents = Contents { params, buffers, optimizer: None };
         let mut load =
             |which: CheckpointSelector| Ok::<_, Error>((checkpoints.load(&which, &mut contents)?, which));
-        let (Loaded { path, state }, which) = match self.args.checkpoint.as_deref() {
+        let (Loaded { path, state, .. }, which) = match self.args.checkpoint.as_deref() {
             Some("best") => load(CheckpointSelector::Best)?,
             Some("latest") => load(CheckpointSelector::Newest)?,
             Some(path) => load(CheckpointSelector::At(PathBuf::from(path)))?,
             None => run::best_or_newest(&checkpoints, &mut contents)?,
         };
         let origin = Origin::new(path.clone(), which, &state);
+        if Used::of(&state).as_ref() != regression {
+            bail!(Exit::Usage.because(format!(
+                "{} was trained with another diffusion.regression or diffusion.condition_on_mean, or one of both had none; give those of \
+                 its training",
+                path.display()
+            )));
+        }
         let metadata: ModelMetadata = serde_json::from_value(state.extra).map_err(|error| {
             Exit::Data.because(format!(
                 "{} does not say what its network's numbers mean ({error}); train it with `isobar train`",

@@ -5,14 +5,18 @@ use std::path::{Path, PathBuf};
 use anyhow::{Result, bail};
 use isobar_array::Array;
 use isobar_collectives::Group;
+use isobar_data::Normalizer;
 use isobar_manager::config::{self, Sources};
 use isobar_models::{FieldSpec, Model, ModelConfig};
-use isobar_train::checkpoint::{CheckpointSelector, Checkpoints, Contents, Keep, Loaded};
+use isobar_train::checkpoint::{
+    self, CheckpointSelector, Checkpoints, Contents, Keep, Loaded, RunState, read_run_state,
+};
 use isobar_train::config::Predict;
-use isobar_train::{Conditions, Error, Network, Parameters, Regression};
+use isobar_train::{Conditions, Error, Forward, Network, Parameters, Regression};
+use serde::{Deserialize, Serialize};
 use tch::Tensor;
 
-use super::{ModelMetadata, all_ok};
+use super::{ModelMetadata, all_ok, check_model};
 use crate::config::{Config, of_run};
 use crate::exit::{Because, Exit};
 
@@ -21,43 +25,111 @@ pub(super) struct FirstStage {
     folder: PathBuf,
     pub(super) model: ModelConfig,
     conditions: bool,
+    /// The one that the denoiser was trained with so far.
+    recorded: Option<Used>,
+}
+
+/// The regression that a denoiser is trained with: in the identity of its run.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct Used {
+    /// Name of the checkpoint's folder.
+    checkpoint: String,
+    /// Digest of the checkpoint.
+    digest: String,
+    /// True if the denoiser is given its predictions.
+    condition_on_mean: bool,
+}
+
+impl Used {
+    /// Key of a run's identity.
+    pub(crate) const KEY: &'static str = "regression";
+
+    /// The regression of the run that a state belongs to; `None` if it has none.
+    pub(crate) fn of(state: &RunState) -> Option<Self> {
+        serde_json::from_value(state.identity.get(Self::KEY)?.clone()).ok()
+    }
 }
 
 impl FirstStage {
-    /// Reads the configuration of the run that `diffusion.regression` names. All ranks call; an error on all where one fails.
-    pub(super) fn open(config: &Config, world: &Group) -> Result<Option<Self>> {
+    /// Reads the configuration of the run that `diffusion.regression` names. `denoiser` is the run or the checkpoint that goes on,
+    /// whose regression is used again. All ranks call; an error on all where one fails.
+    pub(super) fn open(config: &Config, denoiser: Option<&Path>, world: &Group) -> Result<Option<Self>> {
         let Some(diffusion) = &config.diffusion else { return Ok(None) };
         let Some(folder) = &diffusion.regression else { return Ok(None) };
-        let opened = trained(folder, config).map(|model| (Vec::new(), model));
-        let (model, _) = all_ok(world, opened)?;
-        Ok(Some(Self { folder: folder.clone(), model, conditions: diffusion.condition_on_mean }))
+        let opened = trained(folder, config).and_then(|model| {
+            // Rank 0's, since ranks may see the folder at other places.
+            let recorded = denoiser.filter(|_| world.rank() == 0).and_then(recorded);
+            Ok((serde_json::to_vec(&recorded)?, model))
+        });
+        let (model, recorded) = all_ok(world, opened)?;
+        let recorded = serde_json::from_slice(&recorded[0])?;
+        Ok(Some(Self { folder: folder.clone(), model, conditions: diffusion.condition_on_mean, recorded }))
     }
 
-    /// Compares its network with the fields of the data.
-    pub(super) fn check(&self, fields: &FieldSpec) -> Result<()> {
-        self.model.check(fields).map_err(|error| {
+    /// Compares its network with the fields that it is given, and those without conditions of samples.
+    pub(super) fn check(&self, given: &[FieldSpec; 2]) -> Result<()> {
+        check_model(&self.model, given).map_err(|error| {
             let problem = format!("diffusion.regression is {}: {error}", self.folder.display());
             Exit::Usage.because(problem).into()
         })
     }
 
-    /// Puts the run's best checkpoint, or its newest where there is no best, into its network. All ranks call.
+    /// Puts the checkpoint that the denoiser was trained with into its network; at first the run's best, or its newest where there is
+    /// no best. All ranks call.
     pub(super) fn load<A: Array>(
         &self,
         (model, conditions): (Box<dyn Model<A>>, Option<Conditions>),
         (params, buffers): (Parameters, Vec<(String, Tensor)>),
         world: &Group,
-    ) -> Result<Regression<A>> {
-        let checkpoints = Checkpoints::new(&self.folder.join("checkpoints"), Keep::ALL, world);
+    ) -> Result<(Regression<A>, Used)> {
         let mut contents = Contents { params: &params, buffers: &buffers, optimizer: None };
-        let (Loaded { path, state }, _) = best_or_newest(&checkpoints, &mut contents)?;
+        let Loaded { path, state, digest } = self.find(&mut contents, world)?;
         tracing::info!("regression of {}", path.display());
         let metadata: ModelMetadata = serde_json::from_value(state.extra).map_err(|error| {
             Exit::Data.because(format!("{} has no normalization metadata ({error})", path.display()))
         })?;
         let network = Network::new(model).refining(self.model.refinement()).conditioned(conditions);
-        Ok(Regression::new(network, [metadata.input, metadata.target]).conditioning(self.conditions))
+        let regression = Regression::new(network, [metadata.input, metadata.target])
+            .beside([metadata.forcing, metadata.fixed])
+            .conditioning(self.conditions);
+        let checkpoint = path.file_name().unwrap_or_default().to_string_lossy().into_owned();
+        Ok((regression, Used { checkpoint, digest, condition_on_mean: self.conditions }))
     }
+
+    /// Loads the recorded checkpoint, and refuses another one in its place. All ranks call.
+    fn find(&self, contents: &mut Contents<'_>, world: &Group) -> Result<Loaded> {
+        let folder = self.folder.join("checkpoints");
+        let checkpoints = Checkpoints::new(&folder, Keep::ALL, world);
+        let Some(recorded) = &self.recorded else { return Ok(best_or_newest(&checkpoints, contents)?.0) };
+        let path = folder.join(&recorded.checkpoint);
+        let problem = match checkpoints.load(&CheckpointSelector::At(path.clone()), contents) {
+            Ok(loaded) if loaded.digest == recorded.digest => return Ok(loaded),
+            Ok(_) => "holds another network now",
+            Err(Error::NoCheckpoint { .. }) => "is gone",
+            Err(error) => return Err(error.into()),
+        };
+        bail!(Exit::Usage.because(format!(
+            "the denoiser was trained with the regression {}, which {problem}; let diffusion.regression name the run that has it (digest \
+             {}), or train the denoiser anew",
+            path.display(),
+            recorded.digest
+        )))
+    }
+}
+
+/// The regression of a run or a checkpoint; `None` also where there is none that can be read, as loading it says.
+fn recorded(denoiser: &Path) -> Option<Used> {
+    let listed = checkpoint::list(denoiser).ok()?;
+    Used::of(&listed.iter().find_map(|listed| read_run_state(&listed.path).ok())?)
+}
+
+/// Refuses a regression before `forward` that was trained with other scales of forcings and static fields, `[forcings, statics]`.
+pub(crate) fn check_beside<A: Array>(
+    forward: &impl Forward<A>,
+    beside: [Option<&Normalizer>; 2],
+) -> Result<()> {
+    let Some(regression) = forward.regression() else { return Ok(()) };
+    regression.check_beside(beside).map_err(|error| Exit::Usage.because(error.to_string()).into())
 }
 
 /// Loads the best checkpoint, or the newest where there is no best. All ranks call.
@@ -99,6 +171,8 @@ fn trained(folder: &Path, second: &Config) -> Result<ModelConfig> {
             ("history", data.history.to_string()),
             ("levels", format!("{:?}", data.levels)),
             ("positions", data.positions.to_string()),
+            ("missing", format!("{:?}", data.missing).to_lowercase()),
+            ("fill", data.fill.to_string()),
         ]
     };
     match channels(&first).iter().zip(&channels(second)).find(|(first, second)| first != second) {
@@ -106,5 +180,96 @@ fn trained(folder: &Path, second: &Config) -> Result<ModelConfig> {
         Some(((key, own), (_, here))) => refuse(format!(
             "trained with data.{key} = {own}, and the denoiser has {here}; give both the same"
         )),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use isobar_array::Generator;
+    use isobar_models::{FnoConfig, PerDim};
+    use isobar_shard::ParamStore;
+    use serde_json::json;
+
+    use super::*;
+
+    fn model() -> ModelConfig {
+        ModelConfig::new(FnoConfig {
+            dimension: 2,
+            num_fno_modes: PerDim::All(2),
+            latent_channels: 2,
+            num_fno_layers: 1,
+            ..FnoConfig::new(1, 1)
+        })
+    }
+
+    /// Saves a network of this seed.
+    fn save(run: &Path, seed: u64, state: RunState) {
+        let world = Group::single();
+        let mut store = ParamStore::new(Generator::new(seed));
+        model().build::<Tensor>(&mut store).unwrap();
+        let (params, buffers) = Parameters::from_store(&store, &world).unwrap();
+        let contents = Contents { params: &params, buffers: &buffers, optimizer: None };
+        Checkpoints::new(&run.join("checkpoints"), Keep::ALL, &world).save(&contents, &state).unwrap();
+    }
+
+    /// A step of the first stage.
+    fn state(step: u64, error: f64) -> RunState {
+        let scales = json!({ "mean": [0.0], "std": [1.0] });
+        let extra = json!({ "input": scales, "target": scales, "fields": [], "predict": "frame", "positions": false });
+        RunState { step, validation_error: Some(error), extra, ..RunState::default() }
+    }
+
+    /// Loads the regression for a denoiser that was trained with the recorded one.
+    fn load(run: &Path, recorded: Option<Used>) -> Result<Used> {
+        let stage = FirstStage { folder: run.to_owned(), model: model(), conditions: false, recorded };
+        let world = Group::single();
+        let mut store = ParamStore::new(Generator::new(9));
+        let network = stage.model.build::<Tensor>(&mut store)?;
+        let parameters = Parameters::from_store(&store, &world)?;
+        Ok(stage.load((network, None), parameters, &world)?.1)
+    }
+
+    /// Its run goes on, is replaced, and is removed.
+    #[test]
+    fn a_denoiser_keeps_its_regression() {
+        let folder = tempfile::tempdir().unwrap();
+        save(folder.path(), 1, state(1, 0.5));
+        let first = load(folder.path(), None).unwrap();
+        save(folder.path(), 2, state(2, 0.25));
+        assert_eq!(load(folder.path(), None).unwrap().checkpoint, "step_00000002");
+        assert_eq!(load(folder.path(), Some(first.clone())).unwrap(), first);
+
+        let refused = || load(folder.path(), Some(first.clone())).unwrap_err().to_string();
+        let checkpoint = folder.path().join("checkpoints").join(&first.checkpoint);
+        std::fs::remove_dir_all(&checkpoint).unwrap();
+        assert!(refused().contains("step_00000001, which is gone"), "{}", refused());
+        save(folder.path(), 3, state(1, 0.5));
+        assert!(refused().contains("step_00000001, which holds another network"), "{}", refused());
+    }
+
+    #[test]
+    fn the_regression_of_a_run_is_found() {
+        let folder = tempfile::tempdir().unwrap();
+        assert_eq!(recorded(folder.path()), None);
+        save(folder.path(), 1, state(1, 0.5));
+        assert_eq!(recorded(folder.path()), None);
+        let used = Used { checkpoint: "step_00000007".into(), digest: "d".into(), condition_on_mean: true };
+        save(folder.path(), 1, RunState { identity: json!({ Used::KEY: used }), ..state(2, 0.5) });
+        assert_eq!(recorded(folder.path()), Some(used.clone()));
+        assert_eq!(recorded(&folder.path().join("checkpoints/step_00000002")), Some(used));
+    }
+
+    #[test]
+    fn missing_values_are_filled_alike() {
+        let folder = tempfile::tempdir().unwrap();
+        let mut second = Config::default();
+        second.data.predict = Predict::Frame;
+        second.data.missing = isobar_data::Missing::Fill;
+        for (first, words) in [("error", "data.missing = error"), ("fill", "data.fill = 2.5")] {
+            let text = format!("[data]\npredict = \"frame\"\nmissing = \"{first}\"\nfill = 2.5\n");
+            std::fs::write(folder.path().join("config.toml"), text).unwrap();
+            let error = trained(folder.path(), &second).unwrap_err().to_string();
+            assert!(error.contains(&format!("trained with {words}, and the denoiser has")), "{error}");
+        }
     }
 }

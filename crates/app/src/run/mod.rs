@@ -20,13 +20,14 @@ mod source;
 mod statics;
 
 use std::ops::Range;
+use std::path::PathBuf;
 
 use anyhow::{Result, bail};
 use isobar_array::Generator;
 use isobar_collectives::Group;
 use isobar_data::Normalizer;
 use isobar_manager::DistributedManager;
-use isobar_models::Batch;
+use isobar_models::{Batch, FieldSpec, ModelConfig};
 use isobar_shard::{ParallelRegion, ParamStore};
 use isobar_train::config::{Predict, ScalarsAs};
 use isobar_train::{
@@ -38,7 +39,7 @@ use tch::{Device, Tensor};
 
 pub(crate) use self::fields::{Fields, Place};
 use self::first_stage::FirstStage;
-pub(crate) use self::first_stage::best_or_newest;
+pub(crate) use self::first_stage::{Used, best_or_newest, check_beside};
 pub(crate) use self::kept::stamps;
 use self::ranks::Arrangement;
 pub(crate) use self::resume::claim;
@@ -81,6 +82,8 @@ pub(crate) struct Run<L, F> {
     pub(crate) params: Parameters,
     /// Its buffers, by name.
     pub(crate) buffers: Vec<(String, Tensor)>,
+    /// The trained regression before it, if there is one.
+    pub(crate) regression: Option<Used>,
     /// The ranks.
     pub(crate) ranks: Ranks,
     /// Device of the parameters.
@@ -171,6 +174,9 @@ pub(crate) trait Job {
     /// True if parameters are trained; otherwise they are replicated on all ranks.
     const TRAINS: bool;
 
+    /// The run's folder or the checkpoint that it goes on from, which name the regression to use; `None` if it starts anew.
+    fn goes_on_from(&self) -> Option<PathBuf>;
+
     /// Does it. All ranks call.
     fn run<L, F>(self, run: Run<L, F>) -> Result<Self::Out>
     where
@@ -184,18 +190,19 @@ pub(crate) fn with<J: Job>(manager: &DistributedManager, config: &Config, job: J
     let device = manager.device();
     let denoising = config.denoising()?;
     let world = manager.group(None)?;
-    let first_stage = FirstStage::open(config, &world)?;
+    let first_stage = FirstStage::open(config, job.goes_on_from().as_deref(), &world)?;
     // From the configuration and the file's header, before anything is allocated or read.
     let opened = Source::open(&config.data).and_then(|source| {
         let mut fields = source.spec(&config.data)?;
         let conditions = source.names.conditions(&*source.data, &config.data, &fields)?;
         if let Some(conditions) = &conditions {
             fields.in_channels -= conditions.count;
-            fields.arrays.extend([Batch::<()>::CONDITIONS, Batch::<()>::CLASS_LABELS].map(str::to_owned));
         }
-        first_stage.iter().try_for_each(|stage| stage.check(&fields))?;
-        let fields = config.fields_of_model(fields);
-        config.model.check(&fields)?;
+        let given = given(&fields, conditions.is_some());
+        first_stage.iter().try_for_each(|stage| stage.check(&given))?;
+        let given = given.map(|fields| config.fields_of_model(fields));
+        check_model(&config.model, &given)?;
+        let [fields, _] = given;
         if J::TRAINS {
             source.has_samples(&config.data)?;
         }
@@ -223,13 +230,14 @@ pub(crate) fn with<J: Job>(manager: &DistributedManager, config: &Config, job: J
                 let network = stage.model.build(&mut of_first)?;
                 stage.load((network, conditions), Parameters::from_store(&of_first, &model)?, &world)
             };
+            let (regression, used) = first_stage.as_ref().map(load).transpose()?.unzip();
             let forward = Network::new(config.model.build(&mut store)?)
                 .refining(config.model.refinement())
                 .denoising(denoising)
                 .conditioned(conditions)
-                .after(first_stage.as_ref().map(load).transpose()?);
+                .after(regression);
             let parameters = Parameters::from_store(&store, &model)?;
-            job.run(made((config, device, source), ranks, parameters, |_| Ok(DenseFields), forward)?)
+            job.run(made((config, device, source), (ranks, used), parameters, |_| Ok(DenseFields), forward)?)
         }
         Some(mesh) => {
             // Gradients are summed over the mesh in buckets, while backward goes on.
@@ -240,7 +248,7 @@ pub(crate) fn with<J: Job>(manager: &DistributedManager, config: &Config, job: J
                 let network = stage.model.build(&mut params)?;
                 stage.load((network, conditions), Parameters::on_mesh(&of_first, &mesh)?, &world)
             };
-            let regression = first_stage.as_ref().map(load).transpose()?;
+            let (regression, used) = first_stage.as_ref().map(load).transpose()?.unzip();
             let (mut params, ranks) = on_mesh(&mut store, &mesh, &world, &sharding, J::TRAINS)?;
             let forward = Network::new(config.model.build(&mut params)?)
                 .refining(config.model.refinement())
@@ -256,14 +264,36 @@ pub(crate) fn with<J: Job>(manager: &DistributedManager, config: &Config, job: J
             }
             let lay_out = |extents: &[usize]| Ok(ShardedFields::new(&mesh, extents)?);
             let parameters = Parameters::on_mesh(&store, &mesh)?;
-            job.run(made((config, device, source), ranks, parameters, lay_out, forward)?)
+            job.run(made((config, device, source), (ranks, used), parameters, lay_out, forward)?)
         }
     }
 }
 
+/// The fields as a model is given them, and the same without conditions of samples.
+fn given(fields: &FieldSpec, has_conditions: bool) -> [FieldSpec; 2] {
+    let mut given = fields.clone();
+    if has_conditions {
+        given.arrays.extend([Batch::<()>::CONDITIONS, Batch::<()>::CLASS_LABELS].map(str::to_owned));
+    }
+    [given, fields.clone()]
+}
+
+/// Compares a model with the fields that it is given; one that is given conditions must read them.
+fn check_model(model: &ModelConfig, [given, without]: &[FieldSpec; 2]) -> Result<()> {
+    model.check(given)?;
+    if given.arrays != without.arrays && model.check(without).is_ok() {
+        bail!(Exit::Usage.because(format!(
+            "data.scalars_as is \"conditions\", and model.type = {:?} takes no conditions; set condition_dim or label_dim, or leave \
+             data.scalars_as out",
+            model.name()
+        )));
+    }
+    Ok(())
+}
+
 fn made<L: FieldLayout, F>(
     (config, device, source): (&Config, Device, Source),
-    ranks: Ranks,
+    (ranks, regression): (Ranks, Option<Used>),
     (params, buffers): (Parameters, Vec<(String, Tensor)>),
     lay_out: impl FnOnce(&[usize]) -> Result<L>,
     forward: F,
@@ -278,7 +308,19 @@ fn made<L: FieldLayout, F>(
         Ok((Vec::new(), (layout, window, positions, statics)))
     });
     let ((layout, window, positions, statics), _) = all_ok(&ranks.world, laid_out)?;
-    Ok(Run { source, layout, window, positions, statics, forward, params, buffers, ranks, device })
+    Ok(Run {
+        source,
+        layout,
+        window,
+        positions,
+        statics,
+        forward,
+        params,
+        buffers,
+        regression,
+        ranks,
+        device,
+    })
 }
 
 /// Returns this rank's value and all ranks' bytes; an error on all ranks if one has failed. All ranks must call.
@@ -296,7 +338,44 @@ pub(crate) fn all_ok<T>(world: &Group, own: Result<(Vec<u8>, T)>) -> Result<(T, 
 
 #[cfg(test)]
 mod tests {
+    use isobar_models::{DitConfig, EdmPreconditionerConfig, PerDim};
+    use isobar_train::DiffusionConfig;
+    use rstest::rstest;
+
     use super::*;
+
+    /// Samples of one field, with or without scalars as conditions; a denoiser's input has the channel of the targets, too.
+    #[rstest]
+    fn conditions_that_no_model_reads_are_refused(
+        #[values(false, true)] denoises: bool,
+        #[values(false, true)] has_conditions: bool,
+        #[values(None, Some(2))] condition_dim: Option<usize>,
+    ) {
+        let dit = ModelConfig::new(DitConfig {
+            patch_size: PerDim::All(2),
+            out_channels: Some(1),
+            hidden_size: 8,
+            depth: 1,
+            num_heads: 2,
+            condition_dim,
+            ..DitConfig::new([12, 10], 1 + usize::from(denoises))
+        });
+        let (model, diffusion) = match denoises {
+            false => (dit, None),
+            true => (ModelConfig::new(EdmPreconditionerConfig::new(dit)), Some(DiffusionConfig::default())),
+        };
+        let config = Config { model, diffusion, ..Config::default() };
+        let fields =
+            FieldSpec { extents: vec![12, 10], in_channels: 1, out_channels: 1, ..FieldSpec::default() };
+        let given = given(&fields, has_conditions).map(|fields| config.fields_of_model(fields));
+        let words = match (has_conditions, condition_dim) {
+            (false, None) | (true, Some(_)) => return check_model(&config.model, &given).unwrap(),
+            (true, None) => "takes no conditions",
+            (false, Some(_)) => "the model reads the array \"conditions\"",
+        };
+        let error = check_model(&config.model, &given).unwrap_err().to_string();
+        assert!(error.contains(words), "{error}");
+    }
 
     /// Checkpoints of earlier versions do not record the scales of changes: the deviation of the inputs.
     #[test]

@@ -72,8 +72,12 @@ impl Architecture for EdmPreconditionerConfig {
         // The network gets the noise level as its time.
         let mut of_network = fields.clone();
         of_network.arrays.push(Batch::<()>::TIME.to_owned());
-        // Fields as conditions are further channels of its input.
-        of_network.in_channels += std::mem::take(&mut of_network.condition_channels);
+        // Fields as conditions are further channels of its input; it is given the labels of samples by their name.
+        let on_grid = std::mem::take(&mut of_network.condition_channels);
+        of_network.in_channels += on_grid;
+        if on_grid > 0 && !fields.arrays.iter().any(|name| name == Batch::<()>::CLASS_LABELS) {
+            of_network.arrays.retain(|name| name != Batch::<()>::CONDITIONS);
+        }
         self.model.0.check(&of_network).map_err(|error| match error {
             // The keys of the network are those of a table further in.
             Error::Config { model, reason } => {

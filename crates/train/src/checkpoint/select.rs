@@ -34,6 +34,8 @@ pub struct Loaded {
     pub path: PathBuf,
     /// State of its run; the default for a file of weights.
     pub state: RunState,
+    /// Digest of its manifest, which holds those of its files; of the list of tensors for a file of weights.
+    pub digest: String,
 }
 
 /// Loads the first checkpoint that is whole on all ranks, and warns of those that are not. All ranks call.
@@ -49,9 +51,9 @@ pub(super) fn load(
         let own = read(path, contents);
         match settle(world, own)? {
             Verdict::Take(read) => {
-                let Read { state, facts, pieces, .. } = *read;
+                let Read { digest, state, facts, pieces, .. } = *read;
                 crate::agree::agree(world, contents.restore(facts.as_ref(), pieces))?;
-                return Ok(Loaded { path: path.clone(), state });
+                return Ok(Loaded { path: path.clone(), state, digest });
             }
             Verdict::Refuse(own) if candidates.len() == 1 => return Err(own),
             Verdict::Refuse(own) => {

@@ -273,7 +273,7 @@ impl<'a, T: Task> Run<'a, T> {
             Resume::Never => None,
             resume => checkpoints.resume(resume, &mut contents)?,
         };
-        if let Some(Loaded { path, state }) = &resumed {
+        if let Some(Loaded { path, state, .. }) = &resumed {
             check_same_run(state, &fresh, path)?;
             check_counts(state, steps_per_epoch, path)?;
             tracing::info!(step = state.step, epoch = state.epoch, "resumed from {}", path.display());
@@ -288,7 +288,7 @@ impl<'a, T: Task> Run<'a, T> {
         };
         let mut found = warnings::warnings(config, extent);
         found.extend(task.idle_ranks());
-        if let Some(Loaded { path, state }) = &resumed {
+        if let Some(Loaded { path, state, .. }) = &resumed {
             found.extend(warnings::resumed(state, config, &settings, path));
         }
         if ranks.world.rank() == 0 {
