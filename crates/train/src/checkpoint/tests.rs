@@ -106,7 +106,7 @@ fn restores_every_bit() {
     ] {
         let mut other = Model::new(7.0);
         let loaded = checkpoints.load(&which, &mut other.contents()).unwrap();
-        assert_eq!((&loaded.path, loaded.state), (path, state(1)));
+        assert_eq!((loaded.path, loaded.state), (path.clone(), state(1)));
         assert_eq!(other.bytes(), model.bytes());
     }
     assert_eq!(read_run_state(folder.path()).unwrap(), state(1));
