@@ -44,8 +44,15 @@ mod tests {
     fn documents_are_what_the_code_says() {
         let page = file("docs/operators.md");
         let table = page.split_once("\n| operator").map(|(_, table)| format!("| operator{table}"));
-        assert!(table == Some(markdown()), "docs/operators.md is out of date; run `cargo xtask reference`");
-        let count = format!("{} operators:", operators().len());
+        // The tests of budgets register operators of their own.
+        let own = |name: &str| name.starts_with("own_");
+        let rows = markdown()
+            .lines()
+            .filter(|row| !own(row.trim_start_matches("| `")))
+            .fold(String::new(), |rows, row| rows + row + "\n");
+        assert!(table == Some(rows), "docs/operators.md is out of date; run `cargo xtask reference`");
+        let count = operators().iter().filter(|operator| !own(operator.name())).count();
+        let count = format!("{count} operators:");
         assert!(file("README.md").contains(&count), "README.md has another number; expected \"{count}\"");
     }
 }
