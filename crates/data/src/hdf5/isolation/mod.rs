@@ -95,7 +95,7 @@ struct Checks {
     known: Mutex<HashMap<PathBuf, (Stamp, Option<String>)>>,
 }
 
-/// What a helper says of a file.
+/// A verdict on a file.
 enum Verdict {
     Good,
     /// The file is rejected, for this reason.
