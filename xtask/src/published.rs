@@ -57,7 +57,7 @@ struct Test {
 const CASES: [Case; 2] = [
     Case {
         name: "darcy_tfno",
-        source: "neuraloperator's gallery of 2024-08-26, plot_FNO_darcy: relative L2 after 20 epochs, 53 s on CPU",
+        source: "neuraloperator's gallery of 2024-08-26, plot_FNO_darcy: relative L2 at epoch 18, 53 s on CPU",
         data: darcy,
         tests: &[
             Test { name: "16 x 16", published: 0.0975, file: "test_16.h5", arguments: &[], measure: first },
