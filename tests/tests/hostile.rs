@@ -66,7 +66,7 @@ fn fixture(name: &str) -> PathBuf {
 }
 
 /// Whatever is damaged, the process that reads neither crashes nor panics, loops or takes memory without bound: it gets values, or
-/// an error that names the file. What HDF5's C library makes of a file only a helper process feels. Of a few files in 8000 it
+/// an error that names the file. What HDF5's C library makes of a file only a helper process feels. Of about one file in 2000 it
 /// does not notice there that HDF5 1.10 reads beyond its memory.
 #[rstest]
 #[case::darcy("darcy", None, json!({}))]
