@@ -86,7 +86,7 @@ pub fn reduce_scatter_v(
 ///
 /// # Errors
 ///
-/// As there.
+/// Those of that function.
 pub fn start(tensor: &Tensor, sizes: Option<&[i64]>, dim: i64, group: &Group) -> Result<Work<Tensor>> {
     let call = group.call("all_gather_v");
     let dim = call.dim(tensor, dim)?;
@@ -100,7 +100,7 @@ pub fn start(tensor: &Tensor, sizes: Option<&[i64]>, dim: i64, group: &Group) ->
 ///
 /// # Errors
 ///
-/// As there.
+/// Those of that function.
 pub fn start_reduce_scatter(
     tensor: &Tensor,
     sizes: Option<&[i64]>,

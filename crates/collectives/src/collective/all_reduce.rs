@@ -39,7 +39,7 @@ pub fn all_reduce(tensor: &Tensor, op: ReduceOp, group: &Group) -> Result<Tensor
 ///
 /// # Errors
 ///
-/// As there.
+/// Those of that function.
 pub fn start(tensor: &Tensor, op: ReduceOp, group: &Group) -> Result<Work<Tensor>> {
     start_in(tensor, op, true, group)
 }

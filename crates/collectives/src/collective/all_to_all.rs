@@ -90,7 +90,7 @@ pub fn transpose(
 ///
 /// # Errors
 ///
-/// As there.
+/// Those of that function.
 pub fn start(
     tensor: &Tensor,
     send_sizes: Option<&[i64]>,
@@ -111,7 +111,7 @@ pub fn start(
 ///
 /// # Errors
 ///
-/// As there.
+/// Those of that function.
 pub fn start_transpose(
     tensor: &Tensor,
     split_dim: i64,

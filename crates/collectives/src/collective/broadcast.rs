@@ -54,7 +54,7 @@ pub fn reduce(tensor: &Tensor, op: ReduceOp, dst: usize, group: &Group) -> Resul
 ///
 /// # Errors
 ///
-/// As there.
+/// Those of that function.
 pub fn start(tensor: &Tensor, root: usize, group: &Group) -> Result<Work<Tensor>> {
     let call = group.call("broadcast");
     call.defined(tensor)?;
@@ -134,7 +134,7 @@ pub fn start(tensor: &Tensor, root: usize, group: &Group) -> Result<Work<Tensor>
 ///
 /// # Errors
 ///
-/// As there.
+/// Those of that function.
 pub fn start_reduce(tensor: &Tensor, op: ReduceOp, dst: usize, group: &Group) -> Result<Work<Tensor>> {
     let call = group.call("reduce");
     call.member("the destination", dst)?;

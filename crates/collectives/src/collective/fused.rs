@@ -101,7 +101,7 @@ pub fn fused_all_reduce<S: Structure>(
 ///
 /// # Errors
 ///
-/// As there.
+/// Those of that function.
 pub fn start<S: Structure + Send + 'static>(
     tensors: &S,
     op: ReduceOp,

@@ -79,7 +79,7 @@ pub fn scatter_v(
 ///
 /// # Errors
 ///
-/// As there.
+/// Those of that function.
 pub fn start(
     tensor: &Tensor,
     sizes: Option<&[i64]>,
@@ -100,7 +100,7 @@ pub fn start(
 ///
 /// # Errors
 ///
-/// As there.
+/// Those of that function.
 pub fn start_scatter(
     tensor: &Tensor,
     sizes: Option<&[i64]>,

@@ -96,7 +96,7 @@ fn kept(tensor: &Tensor) -> Result<Tensor> {
 ///
 /// # Errors
 ///
-/// As there.
+/// Those of that function.
 pub fn start(
     tensor: &Tensor,
     indices: &[Tensor],
@@ -135,7 +135,7 @@ pub fn start(
 ///
 /// # Errors
 ///
-/// As there.
+/// Those of that function.
 pub fn start_scatter_add(
     tensor: &Tensor,
     indices: &[Tensor],
