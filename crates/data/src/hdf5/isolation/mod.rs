@@ -11,7 +11,7 @@ use std::ffi::OsString;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::process::ExitStatus;
-use std::sync::{LazyLock, Mutex, MutexGuard, OnceLock, PoisonError};
+use std::sync::{LazyLock, Mutex, MutexGuard, Once, OnceLock, PoisonError};
 use std::thread;
 use std::time::Duration;
 
@@ -29,7 +29,7 @@ use crate::{Error, Result};
 /// files from 4 MiB on) or 1 GiB of memory to read it. The helper reads a file again only if its size, times or inode changed. It
 /// starts when a file is opened, without the environment variables of launchers such as mpirun, and ends after 5 s without a file.
 /// Not collective: each rank has its own helper. If no helper can work (no process can be started, a library is missing, or the
-/// system kills it), files are opened directly. A second call has no effect.
+/// system kills it), one warning says so, and files are opened directly. A second call has no effect.
 ///
 /// ```no_run
 /// # fn train() -> isobar_data::Result<()> { Ok(()) }
@@ -100,8 +100,8 @@ enum Verdict {
     Good,
     /// The file is rejected, for this reason.
     Rejected(String),
-    /// The helper could not do its work, which says nothing of the file.
-    Unknown,
+    /// The helper could not do its work, for this reason, which says nothing of the file.
+    Unknown(String),
 }
 
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
@@ -118,7 +118,10 @@ impl Checks {
                 let problem = match self.ask(program, path, length)? {
                     Verdict::Good => None,
                     Verdict::Rejected(problem) => Some(problem),
-                    Verdict::Unknown => return Ok(()),
+                    Verdict::Unknown(reason) => {
+                        warn_once(&reason);
+                        return Ok(());
+                    }
                 };
                 lock(&self.known).insert(path.to_owned(), (stamp, problem.clone()));
                 problem
@@ -143,7 +146,10 @@ impl Checks {
             *kept = Some(helper).filter(|helper| helper.served() < MOST_FILES);
             return Ok(Verdict::Good);
         }
-        let Some(mut helper) = start(program) else { return Ok(Verdict::Unknown) };
+        let mut helper = match start(program) {
+            Ok(helper) => helper,
+            Err(error) => return Ok(Verdict::Unknown(format!("it does not start: {error}"))),
+        };
         Ok(match helper.read(path) {
             Answer::Good => {
                 *kept = Some(helper);
@@ -166,15 +172,26 @@ impl Checks {
     }
 }
 
-/// Starts a helper; none where the system lets no process be started.
-fn start(program: &Program) -> Option<Helper> {
-    let attempts = PAUSES.iter().map(Some).chain([None]);
-    attempts.into_iter().find_map(|pause| {
-        Helper::start(program).ok().or_else(|| {
-            pause.inspect(|pause| thread::sleep(**pause));
-            None
-        })
-    })
+/// Starts a helper, at most after some pauses.
+fn start(program: &Program) -> std::io::Result<Helper> {
+    for pause in PAUSES {
+        if let Ok(helper) = Helper::start(program) {
+            return Ok(helper);
+        }
+        thread::sleep(pause);
+    }
+    Helper::start(program)
+}
+
+/// Warns that files are opened directly, once in a process.
+fn warn_once(reason: &str) {
+    static WARNED: Once = Once::new();
+    WARNED.call_once(|| {
+        tracing::warn!(
+            "the process that reads HDF5 files first cannot work ({reason}): files are opened without it, and a damaged one may \
+             crash this rank"
+        );
+    });
 }
 
 /// Number of files that one helper reads; each may leak memory.
@@ -191,7 +208,7 @@ fn verdict(status: ExitStatus, length: u64) -> Verdict {
     let Some(number) = status.signal() else {
         return match status.code() {
             Some(PANICKED) => Verdict::Rejected("the process that reads it first panicked".to_owned()),
-            _ => Verdict::Unknown,
+            _ => Verdict::Unknown(format!("it ended with {status}")),
         };
     };
     match Signal::try_from(number) {
@@ -199,7 +216,9 @@ fn verdict(status: ExitStatus, length: u64) -> Verdict {
             "the HDF5 library has not read it within {} s of processor time",
             seconds(length)
         )),
-        Ok(Signal::SIGKILL | Signal::SIGTERM | Signal::SIGINT | Signal::SIGHUP) => Verdict::Unknown,
+        Ok(Signal::SIGKILL | Signal::SIGTERM | Signal::SIGINT | Signal::SIGHUP) => {
+            Verdict::Unknown(format!("it ended with {status}"))
+        }
         Ok(signal) => Verdict::Rejected(format!("the HDF5 library crashed on it ({})", signal.as_str())),
         Err(_) => Verdict::Rejected("the HDF5 library crashed on it".to_owned()),
     }
