@@ -13,6 +13,7 @@ import json
 import pathlib
 import sys
 
+import physicsnemo.diffusion.preconditioners.legacy as preconditioners
 import physicsnemo.nn.module.ball_query as ball_query
 import torch
 from safetensors.torch import save_file
@@ -102,8 +103,45 @@ CASES["dhariwal_unet"] = (
     {"x": [2, 2, 8, 8], "noise_labels": [2], "class_labels": [2, 3], "augment_labels": [2, 2]},
 )
 
+CASES["edm_preconditioner_dhariwal_unet"] = (
+    "edm_preconditioner",
+    "physicsnemo.diffusion.preconditioners.legacy:EDMPrecond",
+    {
+        "img_resolution": 8,
+        "img_channels": 2,
+        "img_in_channels": 3,
+        "label_dim": 3,
+        "model_type": "DhariwalUNet",
+        "model_channels": 64,
+        "channel_mult": [1, 2],
+        "num_blocks": 1,
+        "attn_resolutions": [8],
+        "dropout": 0.0,
+    },
+    {"x": [2, 2, 8, 8], "sigma": [2], "class_labels": [2, 3], "condition": [2, 1, 8, 8]},
+)
+
+# Arguments of cases whose class has others than the operator.
+ARGUMENTS = {
+    "edm_preconditioner_dhariwal_unet": {
+        "sigma_data": 0.5,
+        "model": {
+            "type": "dhariwal_unet",
+            "img_resolution": 8,
+            "in_channels": 3,
+            "out_channels": 2,
+            "label_dim": 3,
+            "model_channels": 64,
+            "channel_mult": [1, 2],
+            "num_blocks": 1,
+            "attn_resolutions": [8],
+            "dropout": 0.0,
+        },
+    },
+}
+
 # Weights that are too large to store are sines, and gradients are stored as their sums with sines.
-WAVES = ("dhariwal_unet",)
+WAVES = ("dhariwal_unet", "edm_preconditioner_dhariwal_unet")
 
 
 def wave(shape, number):
@@ -119,16 +157,26 @@ def waves(model):
 
 
 # Positions have no gradient here: the search for neighbours is of no more than their values.
-UNTRAINED = ("local_positions", "t")
+UNTRAINED = ("local_positions", "t", "sigma")
 
 
 def without_noise():
     torch.rand_like = lambda x, **_: torch.full_like(x, 0.5)
+    preconditioners.torch = InDouble()
     ball_query.radius_search = functools.partial(ball_query.radius_search, implementation="torch")
 
 
+class InDouble:
+    """The module `torch` for code that casts to single precision."""
+
+    float32 = torch.float64
+
+    def __getattr__(self, name):
+        return getattr(torch, name)
+
+
 def drawn(name, shape, generator):
-    if name.startswith(("local_positions", "geometry", "t")):
+    if name.startswith(("local_positions", "geometry", "t", "sigma")):
         return torch.rand(shape, generator=generator, dtype=torch.float64)
     return torch.randn(shape, generator=generator, dtype=torch.float64)
 
@@ -179,6 +227,7 @@ def make(name):
     state = {key: x for key, x in model.state_dict().items() if x.is_floating_point()}
     buffers = {key: x for key, x in state.items() if key not in parameters}
     tensors |= outputs | (buffers if name in WAVES else state)
+    arguments = ARGUMENTS.get(name, arguments)
     case = {"op": op, "attrs": arguments, "inputs": inputs, "outputs": list(outputs), "params": list(state), "rtol": RTOL, "atol": ATOL}
     if name in WAVES:
         case["waves"] = True

@@ -125,7 +125,19 @@ fn write_surface(path: &Path, car: usize) {
 }
 
 /// Trains one epoch in double precision, and returns what the run reports.
-fn train(config: &str, data: &Path, output: &Path, ranks: usize, sets: &[&str]) -> Vec<f64> {
+pub(crate) fn train(config: &str, data: &Path, output: &Path, ranks: usize, sets: &[&str]) -> Vec<f64> {
+    start(config, data, output, ranks, sets);
+    let run = output.join("run");
+    assert!(run.join("validation.png").exists(), "{config}");
+    let errors = metric(&run, "validation_error");
+    assert_eq!(errors.len(), 1, "{config}");
+    let reported = [losses(&run), errors, metric(&run, "rollout_error")].concat();
+    assert!(reported.iter().all(|number| number.is_finite()), "{config}: {reported:?}");
+    reported
+}
+
+/// Trains at most one epoch in double precision.
+pub(crate) fn start(config: &str, data: &Path, output: &Path, ranks: usize, sets: &[&str]) {
     let (path, output_set) =
         (format!("data.path={}", data.display()), format!("run.output={}", output.display()));
     let common = [
@@ -144,13 +156,6 @@ fn train(config: &str, data: &Path, output: &Path, ranks: usize, sets: &[&str]) 
     let sets = common.iter().chain(sets).flat_map(|set| ["--set", set]);
     let _ =
         launch.args(["train", &format!("configs/{config}.toml")]).args(sets).run().unwrap().expect_success();
-    let run = output.join("run");
-    assert!(run.join("validation.png").exists(), "{config}");
-    let errors = metric(&run, "validation_error");
-    assert_eq!(errors.len(), 1, "{config}");
-    let reported = [losses(&run), errors, metric(&run, "rollout_error")].concat();
-    assert!(reported.iter().all(|number| number.is_finite()), "{config}: {reported:?}");
-    reported
 }
 
 #[rstest]
@@ -189,9 +194,14 @@ fn four_ranks_train_as_one(#[case] config: &str, #[case] data: Data, #[case] sma
     assert_same_run(&run("four", 4, &data.mesh()), &run("one", 1, &[]));
 }
 
-/// A denoiser of what a trained regression lacks: on four ranks as on one, and predictions that read the regression.
-#[test]
-fn two_stages_on_four_ranks_are_those_of_one() {
+/// A denoiser of a trained regression's residual, on full fields and on patches, gives the same on four ranks as on one;
+/// predictions read the regression.
+#[rstest]
+#[case("super_resolution_corrdiff", &[])]
+#[case("super_resolution_patches", &[
+    "diffusion.patches.patch_shape=[8, 8]", "diffusion.patches.overlap_pix=2", "diffusion.patches.boundary_pix=1",
+])]
+fn two_stages_on_four_ranks_are_those_of_one(#[case] config: &str, #[case] further: &[&str]) {
     let folder = tempdir().unwrap();
     let path = Data::Pairs.make(folder.path());
     let small = ["model_channels=4", "channel_mult=[1, 2]", "img_resolution=16"];
@@ -202,11 +212,17 @@ fn two_stages_on_four_ranks_are_those_of_one() {
     let regression = format!("diffusion.regression={}", folder.path().join("first/run").display());
     let second: Vec<String> = small.iter().map(|set| format!("model.model.{set}")).collect();
     let own = [&*regression, "diffusion.sampler.num_steps=2", "diffusion.members=2"];
-    let second: Vec<&str> =
-        Data::Pairs.sets().iter().copied().chain(second.iter().map(String::as_str)).chain(own).collect();
+    let second: Vec<&str> = Data::Pairs
+        .sets()
+        .iter()
+        .copied()
+        .chain(second.iter().map(String::as_str))
+        .chain(own)
+        .chain(further.iter().copied())
+        .collect();
     let run = |name: &str, ranks: usize, mesh: &[&str]| {
         let sets = [&second[..], mesh].concat();
-        train("super_resolution_corrdiff", &path, &folder.path().join(name), ranks, &sets)
+        train(config, &path, &folder.path().join(name), ranks, &sets)
     };
     assert_same_run(&run("four", 4, &Data::Pairs.mesh()), &run("one", 1, &[]));
 
@@ -223,6 +239,31 @@ fn two_stages_on_four_ranks_are_those_of_one() {
     let outcome = Launch::plain(1, ISOBAR).current_dir(workspace()).args(args).run().unwrap();
     assert_ne!(outcome.exit, Exit::Code(0), "{outcome}");
     assert!(outcome.ranks[0].stderr.contains("first/run/checkpoints"), "{outcome}");
+}
+
+/// A network that does not read the positions of patches is built for the extents of a patch.
+#[rstest]
+#[case("[80, 32]", 16, "patch_shape is [80, 32], expected 1 to 16 rows and 1 to 16 columns")]
+#[case("[8, 8]", 16, "--set 'model.model.img_resolution=[8, 8]'")]
+#[case("[8, 8]", 8, "--set model.model.in_channels=3")]
+fn patches_that_do_not_fit_are_refused(#[case] shape: &str, #[case] extent: usize, #[case] words: &str) {
+    let folder = tempdir().unwrap();
+    let path = Data::Pairs.make(folder.path());
+    let own = [
+        format!("data.path={}", path.display()),
+        format!("run.output={}", folder.path().display()),
+        format!("diffusion.patches.patch_shape={shape}"),
+        format!("model.model.img_resolution={extent}"),
+    ];
+    let sets = own.iter().map(String::as_str).chain(Data::Pairs.sets().iter().copied());
+    let outcome = Launch::plain(1, ISOBAR)
+        .current_dir(workspace())
+        .args(["train", "configs/super_resolution_diffusion.toml"])
+        .args(sets.flat_map(|set| ["--set", set]))
+        .run()
+        .unwrap();
+    assert_eq!(outcome.exit, Exit::Code(2), "{outcome}");
+    assert!(outcome.ranks[0].stderr.contains(words), "{outcome}");
 }
 
 #[test]

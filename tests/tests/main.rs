@@ -12,6 +12,7 @@ mod exits;
 mod faults;
 mod floods;
 mod formats;
+mod grids;
 mod hostile;
 mod hosts;
 mod integers;

@@ -224,6 +224,22 @@ fn features(chosen: &[&str], with_build: bool, with_tests: bool) -> BTreeSet<Str
     text.lines().map(|line| line.trim_end_matches(" (*)").trim_end().to_owned()).collect()
 }
 
+/// A program that only needs the models builds without the large libraries that files, generators and communication need.
+#[test]
+fn models_alone_need_no_large_library() {
+    let mut tree = Command::new(env::var_os("CARGO").unwrap_or_else(|| "cargo".into()));
+    tree.current_dir(workspace()).args(["tree", "--frozen", "--prefix", "none", "--format", "{p}"]);
+    tree.args(["--package", "isobar", "--no-default-features", "--edges", "normal,build"]);
+    let output = tree.output().unwrap();
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    let text = String::from_utf8(output.stdout).unwrap();
+    let packages: BTreeSet<&str> = text.lines().filter_map(|line| line.split(' ').next()).collect();
+    assert!(packages.contains("isobar-models"), "{packages:?}");
+    for large in ["hdf5-metno-sys", "faer", "mpi-sys", "cudarc", "zarrs", "object_store", "clap"] {
+        assert!(!packages.contains(large), "isobar without default features needs {large}");
+    }
+}
+
 /// Phrases that readers stumble over; the plain form says what it is in its first words.
 #[test]
 fn prose_is_plain() {

@@ -208,6 +208,20 @@ fn bench_times_a_step_of_a_model_with_split_parameters() {
     assert!(report["cases"][case]["median_s"].as_f64().unwrap() > 0.0, "{report}");
 }
 
+/// Attention by tiles of points: the rank of four with the most memory holds about a quarter of what one rank holds in a step.
+#[test]
+fn four_ranks_take_a_quarter_of_the_memory_for_points() {
+    let case = "models/transolver_tiles";
+    let peak = |ranks: usize| {
+        let launch = Launch::plain(ranks, ISOBAR).current_dir(workspace()).deadline(Duration::from_secs(300));
+        let outcome = launch.args(["bench", "--cases", case, "--repeats", "1", "--json"]).run().unwrap();
+        let report: Value = serde_json::from_str(&outcome.expect_success().ranks[0].stdout).unwrap();
+        report["cases"][case]["peak_bytes"].as_f64().unwrap()
+    };
+    let (one, four) = (peak(1), peak(4));
+    assert!(four <= 0.3 * one, "{four} bytes on each of four ranks, {one} on one");
+}
+
 #[test]
 fn bench_prints_json_alone() {
     let launch = Launch::plain(2, ISOBAR).current_dir(workspace());

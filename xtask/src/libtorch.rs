@@ -16,7 +16,7 @@ const NEEDED_TO_LOAD: [&str; 2] = ["nvidia-cuda-runtime==13.0.96", "nvidia-cuda-
 /// One wheel serves whatever Python is here, since no Python runs in the end.
 const PYTHON: &str = "312";
 
-/// Which libraries.
+/// Set of libraries.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Set {
     /// Libraries for CPU ranks.

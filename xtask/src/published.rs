@@ -98,7 +98,12 @@ const CASES: [Case; 2] = [
 pub(crate) fn run(options: &Options) -> Result<()> {
     let machine = setup::run(&options.setup)?;
     for name in &options.cases {
-        ensure!(CASES.iter().any(|case| case.name == name), "there is no case {name}");
+        let known: Vec<&str> = CASES.iter().map(|case| case.name).collect();
+        ensure!(
+            known.contains(&name.as_str()),
+            "there is no case `{name}`, expected one of {}",
+            known.join(", ")
+        );
     }
     ensure!(options.seeds > 0, "--seeds is 0, expected at least 1");
     run_command(&mut machine.cargo(&["build", "--release", "--package", "isobar-cli"]))?;

@@ -9,9 +9,9 @@ use isobar_manager::config::{CheckChoice, DistributedConfig, agree};
 use isobar_manager::{DistributedManager, format_bytes};
 
 use crate::config;
-use crate::exit::{Because, Exit};
 use crate::run::PER_RANK_KEYS;
-use crate::{start, terminal};
+use isobar_command::exit::{Because, Exit};
+use isobar_command::{start, terminal};
 
 /// Arguments of `isobar check`.
 #[derive(Debug, Args)]
@@ -179,7 +179,7 @@ mod tests {
         let mut report = empty();
         report.findings = vec![finding(Severity::Error), finding(Severity::Warning)];
         let error = refuse(&report, CheckChoice::On).unwrap_err();
-        assert_eq!(crate::exit::of(&error), Exit::Usage);
+        assert_eq!(isobar_command::exit::of(&error), Exit::Usage);
         assert!(error.to_string().starts_with("it rains (--set distributed.checks=warn"), "{error}");
         assert!(refuse(&report, CheckChoice::Warn).is_ok());
         report.findings.remove(0);

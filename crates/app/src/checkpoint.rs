@@ -11,8 +11,8 @@ use time::OffsetDateTime;
 use time::format_description::well_known::Rfc3339;
 
 use crate::config::{is_run, runs_in};
-use crate::exit::{Because, Exit};
-use crate::terminal;
+use isobar_command::exit::{Because, Exit};
+use isobar_command::terminal;
 
 /// Commands of `isobar checkpoint`.
 #[derive(Debug, Subcommand)]

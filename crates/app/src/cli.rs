@@ -4,19 +4,19 @@ use std::ffi::OsString;
 
 use clap::error::{ContextKind, ContextValue, ErrorKind};
 use clap::{Parser, Subcommand};
+use isobar_bench::BenchArgs;
+use isobar_command::exit;
+use isobar_launcher::LaunchArgs;
 use isobar_manager::config::meant_key;
+use isobar_verify::{RankArgs, VerifyArgs};
 
-use crate::bench::BenchArgs;
 use crate::check::CheckArgs;
 use crate::checkpoint::CheckpointCommand;
 use crate::config::{Config, ConfigCommand};
 use crate::data::DataCommand;
-use crate::exit;
-use crate::launch::LaunchArgs;
 use crate::predict::PredictArgs;
 use crate::trace::TraceCommand;
 use crate::train::TrainArgs;
-use crate::verify::{RankArgs, VerifyArgs};
 
 /// Domain-parallel training of scientific models
 #[derive(Debug, Parser)]

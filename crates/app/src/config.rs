@@ -16,8 +16,8 @@ use isobar_train::{Denoising, DiffusionConfig, FitConfig};
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
-use crate::exit::{Because, Exit};
-use crate::terminal;
+use isobar_command::exit::{Because, Exit};
+use isobar_command::terminal;
 
 /// Configuration of `isobar train`: every key, its default and its meaning.
 ///
@@ -41,7 +41,7 @@ pub(crate) struct Config {
     pub schedule: ScheduleKind,
     /// Gradients over ranks.
     pub data_parallel: DataParallelConfig,
-    /// When to save, and whether to go on from what was saved.
+    /// Saving of checkpoints, and resuming from them.
     pub checkpoint: CheckpointConfig,
     /// Metrics to record.
     pub metrics: MetricsConfig,
@@ -66,7 +66,7 @@ impl Config {
         self.denoising().map(drop)
     }
 
-    /// How the model is trained and predicts if it is a denoiser.
+    /// Returns the training and sampling of the model if it is a denoiser.
     pub(crate) fn denoising(&self) -> Result<Option<Denoising>> {
         let name = self.model.name();
         match (&self.diffusion, self.model.denoises()) {
@@ -112,14 +112,43 @@ impl Config {
         }
     }
 
-    /// Shape of the model's inputs for such data. A denoiser gets the targets with noise, and the inputs as conditions.
+    /// Checks that the fields can be cut into the patches of `[diffusion.patches]`. `has_conditions` is true if scalars are conditions
+    /// of samples.
+    pub(crate) fn check_patches(&self, extents: &[usize], has_conditions: bool) -> Result<()> {
+        let patches = self.diffusion.as_ref().and_then(|diffusion| diffusion.patches.as_ref());
+        let Some(patches) = patches else { return Ok(()) };
+        patches
+            .check_extents(extents)
+            .map_err(|error| Exit::Usage.because(format!("[diffusion.patches]: {error}")))?;
+        if patches.condition_on_input && has_conditions {
+            bail!(Exit::Usage.because(
+                "data.scalars_as is \"conditions\", and patches that are given the full input take no conditions of samples; \
+                 --set diffusion.patches.condition_on_input=false"
+            ));
+        }
+        Ok(())
+    }
+
+    /// Shape of the model's inputs for such data. A denoiser gets the targets with noise, and the inputs as conditions; on patches, it
+    /// may also get the full input. Unless it reads the positions of patches, it is built for the extents of a patch.
     pub(crate) fn fields_of_model(&self, fields: FieldSpec) -> FieldSpec {
         let Some(diffusion) = &self.diffusion else { return fields };
+        let inputs = fields.in_channels + fields.position_channels;
+        let patches = diffusion.patches.as_ref();
+        let whole_channels =
+            if patches.is_some_and(|patches| patches.condition_on_input) { inputs } else { 0 };
+        let patch = patches.map(|patches| patches.patch_shape.to_vec());
+        let (extents, patch_extents) = match patch {
+            Some(patch) if !self.model.reads_patches() => (patch, None),
+            patch => (fields.extents.clone(), patch),
+        };
         let mean = diffusion.regression.is_some() && diffusion.condition_on_mean;
         let mean_channels = if mean { fields.out_channels } else { 0 };
         let arrays = [Batch::<()>::SIGMA, Batch::<()>::CONDITIONS].map(str::to_owned);
         FieldSpec {
-            condition_channels: mean_channels + fields.in_channels + fields.position_channels,
+            extents,
+            patch_extents,
+            condition_channels: mean_channels + inputs + whole_channels,
             in_channels: fields.out_channels,
             position_channels: 0,
             arrays: fields.arrays.iter().cloned().chain(arrays).collect(),

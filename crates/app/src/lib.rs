@@ -1,21 +1,15 @@
 //! The command `isobar`: trains, predicts, verifies and measures. It puts the crates of the workspace together and has no logic of
 //! its own that a program of yours would want.
 
-mod bench;
 mod check;
 mod checkpoint;
 mod cli;
 mod config;
 mod data;
-mod exit;
-mod launch;
 mod predict;
 mod run;
-mod start;
-mod terminal;
 mod trace;
 mod train;
-mod verify;
 
 use std::process::ExitCode;
 
@@ -29,7 +23,8 @@ use isobar_train::optim::OptimizerConfig;
 use isobar_train::schedule::LrSchedule;
 
 use cli::{Cli, Command};
-use exit::Exit;
+use isobar_command::exit::{self, Exit};
+use isobar_command::terminal;
 
 /// The command line as a library: the command `isobar` with a program's own models, data formats, losses, metrics, optimizers
 /// and schedules, which its TOML files name.
@@ -90,13 +85,15 @@ impl App {
         self
     }
 
-    /// Runs the command line of this process.
+    /// Runs the command line of this process. At exit, `atexit` handlers that were registered before and destructors of static objects
+    /// of C++ are skipped (see [`isobar_torch::skip_static_destructors`]).
     pub fn main(self) -> ExitCode {
         run_command()
     }
 }
 
 fn run_command() -> ExitCode {
+    isobar_torch::skip_static_destructors();
     let cli = match Cli::read(&std::env::args_os().collect::<Vec<_>>()) {
         Ok(cli) => cli,
         Err(error) => {
@@ -120,11 +117,11 @@ fn run_command() -> ExitCode {
         Command::Config(command) => ended(config::run(command)),
         Command::Check(args) => ended(check::run(args)),
         Command::Checkpoint(command) => ended(checkpoint::run(command)),
-        Command::Bench(args) => ended(bench::run(args)),
-        Command::Launch(args) => ended(launch::run(args)),
-        Command::Verify(args) => ended(verify::run(args)),
+        Command::Bench(args) => ended(isobar_bench::run(args)),
+        Command::Launch(args) => ended(isobar_launcher::run(args)),
+        Command::Verify(args) => ended(isobar_verify::run(args)),
         Command::Trace(command) => ended(trace::run(command)),
-        Command::VerifyRank(args) => ended(verify::run_rank(args)),
+        Command::VerifyRank(args) => ended(isobar_verify::run_rank(args)),
         Command::CheckFiles => isobar_data::serve_file_checks(),
     }
 }

@@ -8,8 +8,8 @@ use isobar_collectives::flight::FlightEntry;
 use isobar_manager::flight::{self, FlightRecord, Records};
 
 use crate::config::is_run;
-use crate::exit::Exit;
-use crate::terminal;
+use isobar_command::exit::Exit;
+use isobar_command::terminal;
 
 const WHY_EXAMPLES: &str = "\
 Examples:

@@ -14,13 +14,14 @@ use isobar_train::{
     ProgressMode, Ranks, RunFolder, Signals, Stop, Summary, Variable, VariableError, fit, spectra_line,
 };
 
+use crate::check;
 use crate::config::{Config, ConfigArgs};
-use crate::exit::{Because, Exit};
 use crate::run::errors::{self, Compared};
 use crate::run::{
     self, Fields, Job, ModelMetadata, PER_RANK_KEYS, Place, Run, Scoring, Used, picture, scoring,
 };
-use crate::{check, start, terminal};
+use isobar_command::exit::{Because, Exit};
+use isobar_command::{start, terminal};
 
 /// Arguments of `isobar train`.
 #[derive(Debug, Args)]
@@ -206,6 +207,7 @@ impl Job for Training<'_> {
             source,
             layout,
             window,
+            target_window,
             positions,
             statics,
             forward,
@@ -215,11 +217,18 @@ impl Job for Training<'_> {
             ranks,
             device,
         } = run;
-        let Scoring { weights, report, .. } = Scoring::new(&source, config, &window, &ranks.world)?;
+        let Scoring { weights, report, .. } = Scoring::new(&source, config, &target_window, &ranks.world)?;
         let (own, at_once) = at_once(&layout, &ranks, config, source.most_samples())?;
         let options = (config.train.precision.kind(), device);
         let folder = config.run.folder();
-        let place = Place { window: &window, options, own, at_once, keep: Some(&folder) };
+        let place = Place {
+            window: &window,
+            target_window: &target_window,
+            options,
+            own,
+            at_once,
+            keep: Some(&folder),
+        };
         let fields = Fields::read_alike(&source, &config.data, &place, &ranks.world)?;
         let reader = fields.reader;
         let (input, target) = (fields.input, fields.target);
@@ -262,6 +271,8 @@ impl Job for Training<'_> {
         };
         let baseline = task.baseline().map_err(left)?;
         let rollout_baseline = task.rollout_baseline().map_err(left)?;
+        let weighted =
+            [&source.data, source.targets()].iter().any(|data| area_weights(data.dims()).is_some());
         let fit_config = FitConfig {
             folder: folder.clone(),
             claimed: Some(claimed),
@@ -295,7 +306,7 @@ impl Job for Training<'_> {
                 variables: task.model.variables.clone(),
                 baseline: baseline.clone(),
             })?,
-            identity: identity(config, area_weights(source.data.dims()).is_some(), regression.as_ref())?,
+            identity: identity(config, weighted, regression.as_ref())?,
             signals,
             checks: config.distributed.checks,
         };
@@ -353,6 +364,9 @@ fn identity(config: &Config, weighted: bool, regression: Option<&Used>) -> Resul
         if !names.is_empty() {
             identity["data"][key] = serde_json::json!(names);
         }
+    }
+    if let Some(target) = &data.target {
+        identity["data"]["target"] = serde_json::json!({ "format": target.format, "levels": target.levels });
     }
     if data.scalars_as != ScalarsAs::default() {
         identity["data"]["scalars_as"] = serde_json::json!(data.scalars_as);

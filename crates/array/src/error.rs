@@ -97,6 +97,15 @@ pub fn refuse<T>(op: &'static str, reason: impl Into<String>) -> Result<T> {
 /// # Errors
 ///
 /// libtorch's.
+///
+/// ```
+/// use isobar_array::kernel::named;
+/// use tch::Tensor;
+///
+/// let (a, b) = (Tensor::from_slice(&[1.0, 2.0]), Tensor::from_slice(&[1.0, 2.0, 3.0]));
+/// let error = named("add", &[&a, &b], a.f_add(&b)).unwrap_err();
+/// assert!(error.to_string().starts_with("add of Double [2], Double [3] failed: "));
+/// ```
 pub fn named<T>(op: &'static str, tensors: &[&Tensor], result: Result<T, TchError>) -> Result<T> {
     result.map_err(|source| {
         let shapes: Vec<String> =

@@ -57,7 +57,10 @@ pub use windowed::{Conv, Interpolation, PadMode, Padding, Pool, Resize};
 /// Dense kernels and checks of arguments, on which other implementations of [`Array`] build.
 pub mod kernel {
     pub use crate::array::fourier::{Kind, Transform};
-    pub use crate::array::{as_complex, broadcast_to, number, points_like, resolve, tile_boundaries};
+    pub use crate::array::{
+        as_complex, broadcast_to, check_picks, from_rows, number, points_like, resolve, rows_at,
+        tile_boundaries,
+    };
     pub use crate::error::{argument, named, refuse};
     pub use crate::precision::{Inside, full, full_kind, lowered, product_kind};
     #[doc(hidden)]

@@ -34,6 +34,13 @@ pub struct Domain {
 
 impl Domain {
     /// The dims, all of period 2π, so that wave numbers are whole.
+    ///
+    /// ```
+    /// use isobar_array::periodic::Domain;
+    ///
+    /// let domain = Domain::unit(&[-2, -1]);
+    /// assert_eq!(domain.lengths, [std::f64::consts::TAU; 2]);
+    /// ```
     pub fn unit(dims: &[i64]) -> Self {
         Self { dims: dims.to_vec(), lengths: vec![TAU; dims.len()] }
     }
@@ -98,7 +105,7 @@ fn filtered<A: Array>(field: &A, domain: &Domain, points: &[i64], factors: &Tens
 ///
 /// # Errors
 ///
-/// A dim that does not exist, an order below 0, kinds below single precision.
+/// A dim that does not exist, an order below 0, dtypes below single precision.
 pub fn derivative<A: Array>(field: &A, dim: i64, length: f64, order: i32) -> Result<A> {
     const OP: &str = "derivative";
     if order < 0 {
@@ -134,7 +141,19 @@ pub fn derivative<A: Array>(field: &A, dim: i64, length: f64, order: i32) -> Res
 ///
 /// # Errors
 ///
-/// Dims that do not exist, not a period for each, kinds below single precision.
+/// Dims that do not exist, not a period for each, dtypes below single precision.
+///
+/// ```
+/// use isobar_array::periodic::{Domain, laplacian};
+/// use tch::{Device, Kind, Tensor};
+///
+/// // Δ sin 2x = −4 sin 2x
+/// let x = Tensor::arange(16, (Kind::Double, Device::Cpu)) * (std::f64::consts::TAU / 16.0);
+/// let wave = (x * 2.0).sin();
+/// let y = laplacian(&wave, &Domain::unit(&[0]))?;
+/// assert!(y.allclose(&(wave * -4.0), 1e-9, 1e-9, false));
+/// # Ok::<(), isobar_array::Error>(())
+/// ```
 pub fn laplacian<A: Array>(field: &A, domain: &Domain) -> Result<A> {
     const OP: &str = "laplacian";
     let waves = Waves::of(OP, field, domain)?;
@@ -147,7 +166,19 @@ pub fn laplacian<A: Array>(field: &A, domain: &Domain) -> Result<A> {
 ///
 /// # Errors
 ///
-/// As [`laplacian`].
+/// See [`laplacian`].
+///
+/// ```
+/// use isobar_array::periodic::{Domain, inverse_laplacian, laplacian};
+/// use tch::{Device, Kind, Tensor};
+///
+/// // The pressure of Δp = f, for an f of mean zero.
+/// let f = Tensor::rand([8, 8], (Kind::Double, Device::Cpu));
+/// let f = &f - f.mean(Kind::Double);
+/// let p = inverse_laplacian(&f, &Domain::unit(&[0, 1]))?;
+/// assert!(laplacian(&p, &Domain::unit(&[0, 1]))?.allclose(&f, 1e-9, 1e-9, false));
+/// # Ok::<(), isobar_array::Error>(())
+/// ```
 pub fn inverse_laplacian<A: Array>(field: &A, domain: &Domain) -> Result<A> {
     const OP: &str = "inverse_laplacian";
     let waves = Waves::of(OP, field, domain)?;
@@ -165,7 +196,19 @@ pub fn inverse_laplacian<A: Array>(field: &A, domain: &Domain) -> Result<A> {
 ///
 /// # Errors
 ///
-/// As [`laplacian`].
+/// See [`laplacian`].
+///
+/// ```
+/// use isobar_array::periodic::{Domain, bessel_potential};
+/// use tch::{Device, Kind, Tensor};
+///
+/// // cos 3x is divided by (1 + 3²)^(2/2) = 10.
+/// let x = Tensor::arange(16, (Kind::Double, Device::Cpu)) * (std::f64::consts::TAU / 16.0);
+/// let wave = (x * 3.0).cos();
+/// let y = bessel_potential(&wave, &Domain::unit(&[0]), 2.0)?;
+/// assert!(y.allclose(&(wave / 10.0), 1e-9, 1e-9, false));
+/// # Ok::<(), isobar_array::Error>(())
+/// ```
 pub fn bessel_potential<A: Array>(field: &A, domain: &Domain, s: f64) -> Result<A> {
     const OP: &str = "bessel_potential";
     let waves = Waves::of(OP, field, domain)?;
@@ -178,7 +221,18 @@ pub fn bessel_potential<A: Array>(field: &A, domain: &Domain, s: f64) -> Result<
 ///
 /// # Errors
 ///
-/// As [`laplacian`].
+/// See [`laplacian`].
+///
+/// ```
+/// use isobar_array::periodic::{Domain, low_pass};
+/// use tch::{Device, Kind, Tensor};
+///
+/// let x = Tensor::arange(16, (Kind::Double, Device::Cpu)) * (std::f64::consts::TAU / 16.0);
+/// let (long, short) = (x.sin(), (&x * 5.0).sin());
+/// let y = low_pass(&(&long + short), &Domain::unit(&[0]), 2.0)?;
+/// assert!(y.allclose(&long, 1e-9, 1e-9, false));
+/// # Ok::<(), isobar_array::Error>(())
+/// ```
 pub fn low_pass<A: Array>(field: &A, domain: &Domain, most: f64) -> Result<A> {
     const OP: &str = "low_pass";
     let waves = Waves::of(OP, field, domain)?;
@@ -193,7 +247,19 @@ pub fn low_pass<A: Array>(field: &A, domain: &Domain, most: f64) -> Result<A> {
 ///
 /// # Errors
 ///
-/// Dims that do not exist, no points, kinds below single precision.
+/// Dims that do not exist, no points, dtypes below single precision.
+///
+/// ```
+/// use isobar_array::periodic::resample;
+/// use tch::{Device, Kind, Tensor};
+///
+/// let wave = |points: i64| {
+///     let x = Tensor::arange(points, (Kind::Double, Device::Cpu)) * (std::f64::consts::TAU / points as f64);
+///     x.sin()
+/// };
+/// assert!(resample(&wave(8), &[0], &[12])?.allclose(&wave(12), 1e-9, 1e-9, false));
+/// # Ok::<(), isobar_array::Error>(())
+/// ```
 pub fn resample<A: Array>(field: &A, dims: &[i64], points: &[i64]) -> Result<A> {
     const OP: &str = "resample";
     if dims.len() != points.len() || points.iter().any(|&points| points < 1) {
@@ -228,7 +294,19 @@ pub fn resample<A: Array>(field: &A, dims: &[i64], points: &[i64]) -> Result<A> 
 ///
 /// # Errors
 ///
-/// Dims that do not exist or are not the last ones, kinds below single precision.
+/// Dims that do not exist or are not the last ones, dtypes below single precision.
+///
+/// ```
+/// use isobar_array::periodic::energy_spectrum;
+/// use tch::{Device, Kind, Tensor};
+///
+/// // 2 sin 3x has the mean energy 1, all of it in shell 3.
+/// let x = Tensor::arange(16, (Kind::Double, Device::Cpu)) * (std::f64::consts::TAU / 16.0);
+/// let energy = energy_spectrum(&((x * 3.0).sin() * 2.0), &[0])?;
+/// assert_eq!(energy.size(), [9]);
+/// assert!((energy.double_value(&[3]) - 1.0).abs() < 1e-9);
+/// # Ok::<(), isobar_array::Error>(())
+/// ```
 pub fn energy_spectrum<A: Array>(field: &A, dims: &[i64]) -> Result<A> {
     const OP: &str = "energy_spectrum";
     let shape = field.shape();

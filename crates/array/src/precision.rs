@@ -1,7 +1,7 @@
 //! Mixed precision: what computes in 16 bits, and what does not.
 //!
 //! libtorch's autocast is a state of the thread, in which libtorch casts what its products are given. Within an operator of
-//! sharded tensors it is off, so that the kinds of what ranks exchange and of their results, empty parts included, follow from
+//! sharded tensors it is off, so that the dtypes of what ranks exchange and of their results, empty parts included, follow from
 //! those of the global tensors: the products cast their local operands themselves, and all else computes in what it is given.
 
 use std::cell::Cell;
@@ -60,7 +60,7 @@ pub fn lowered(tensor: &Tensor) -> Result<Tensor, TchError> {
     }
 }
 
-/// The kind in which statistics of a tensor are taken: at least single precision, where mixed precision is on.
+/// The dtype in which statistics of a tensor are taken: at least single precision, where mixed precision is on.
 pub fn full_kind(kind: Kind, device: Device) -> Kind {
     match (product_kind(device), kind) {
         (Some(_), Kind::Half | Kind::BFloat16) => Kind::Float,

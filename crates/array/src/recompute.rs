@@ -136,6 +136,25 @@ thread_local! {
 
 /// Returns true while the calling thread recomputes activations: code with side effects, such as running statistics, skips them
 /// then.
+///
+/// ```
+/// use std::sync::atomic::{AtomicUsize, Ordering};
+///
+/// use isobar_array::{Elementwise, Error, is_recomputing, recompute};
+/// use tch::Tensor;
+///
+/// static FORWARD: AtomicUsize = AtomicUsize::new(0);
+/// let x = Tensor::from_slice(&[2.0]).set_requires_grad(true);
+/// let y = recompute(&[&x], None, (), |inputs, _| {
+///     if !is_recomputing() {
+///         FORWARD.fetch_add(1, Ordering::Relaxed);
+///     }
+///     inputs[0].mul(&inputs[0])
+/// })?;
+/// y.sum(tch::Kind::Double).backward();
+/// assert_eq!(FORWARD.load(Ordering::Relaxed), 1);
+/// # Ok::<(), Error>(())
+/// ```
 pub fn is_recomputing() -> bool {
     RECOMPUTING.get()
 }

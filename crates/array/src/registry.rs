@@ -38,6 +38,14 @@ pub fn register_op(
 }
 
 /// The names of all registered operators, sorted.
+///
+/// ```
+/// use isobar_array::{register_op, registered_ops};
+///
+/// register_op("halve", |inputs, _attrs| Ok(vec![inputs[0].f_mul_scalar(0.5)?]));
+/// assert!(registered_ops().contains(&"halve".to_string()));
+/// # Ok::<(), isobar_array::Error>(())
+/// ```
 pub fn registered_ops() -> Vec<String> {
     HANDLERS.read().unwrap_or_else(PoisonError::into_inner).keys().cloned().collect()
 }

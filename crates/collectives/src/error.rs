@@ -34,7 +34,7 @@ pub enum Error {
     /// An argument that cannot be. Nothing was sent; the group stays usable.
     #[error("{site}: {problem}")]
     Argument {
-        /// Where.
+        /// Operation and group of the error.
         site: Site,
         /// Description of the error and the expected value.
         problem: String,
@@ -42,7 +42,7 @@ pub enum Error {
     /// Another rank could not take part in this operation, and said why.
     #[error("{site}: rank {peer} of the world could not take part: {problem}")]
     Peer {
-        /// Where.
+        /// Operation and group of the error.
         site: Site,
         /// The rank of the world that says so.
         peer: usize,
@@ -57,7 +57,7 @@ pub enum Error {
         absent(missing)
     )]
     Timeout {
-        /// Where.
+        /// Operation and group of the error.
         site: Site,
         /// Time that this rank waited.
         after: Duration,
@@ -67,7 +67,7 @@ pub enum Error {
     /// An earlier failure ended this group.
     #[error("{site}: the group can no longer be used, since {cause}")]
     Dead {
-        /// Where.
+        /// Operation and group of the error.
         site: Site,
         /// The failure that ended it.
         cause: String,
@@ -75,7 +75,7 @@ pub enum Error {
     /// The transport below failed.
     #[error("{site}: {backend} failed: {problem}")]
     Backend {
-        /// Where.
+        /// Operation and group of the error.
         site: Site,
         /// The backend's name.
         backend: &'static str,

@@ -100,7 +100,7 @@ impl Transfer {
     pub(crate) fn foreign(&self, sent: u64) -> Failure {
         let (kind, shape, bytes) = (self.tensor.kind(), self.tensor.size(), nbytes(&self.tensor));
         let what = match sent == bytes as u64 {
-            true => "those of another operation, shape or kind".to_owned(),
+            true => "those of another operation, shape or dtype".to_owned(),
             false => format!("{sent} bytes"),
         };
         Failure(format!(

@@ -30,8 +30,8 @@ impl Augment {
     /// `samples` are the numbers of the samples, in order.
     ///
     /// # Errors
-    /// When `samples` are not as many as the fields have, or fields are not squares, `[sample, channel, x, y]`, where the symmetry needs it; where an
-    /// exchange fails.
+    /// If `samples` are not as many as the fields have, the symmetry needs squares `[sample, channel, x, y]` and the fields are
+    /// none, or an exchange fails.
     pub fn apply<A: Array>(self, seed: u64, epoch: u64, samples: &[usize], fields: &A) -> Result<A> {
         let shape = fields.shape();
         let count = shape.first().copied().unwrap_or(0);

@@ -46,15 +46,15 @@ pub struct InMemory {
 }
 
 impl InMemory {
-    /// Pairs of fields, `[sample, channel, x, y]` both: what the network maps, and to what.
+    /// Pairs of fields, `[sample, channel, x, y]` both: what the network maps, and to what. They may be on different grids.
     ///
     /// # Errors
-    /// When the fields are not of as many dims and samples, or differ in their extents.
+    /// If the fields are not of as many dims and samples.
     pub fn pairs(inputs: Tensor, targets: Tensor) -> Result<Self> {
         let (from, to) = (inputs.size(), targets.size());
-        if from.len() < 3 || from.len() != to.len() || from[0] != to[0] || from[2..] != to[2..] {
+        if from.len() < 3 || from.len() != to.len() || from[0] != to[0] {
             return Err(Error::Invalid(format!(
-                "pairs need two fields [sample, channel, x, y] that differ in channels only, not {from:?} and {to:?}"
+                "pairs need two fields [sample, channel, x, y] of as many samples and spatial dims, not {from:?} and {to:?}"
             )));
         }
         let rows = (0..from[0]).map(|row| (row, row)).collect();
@@ -72,7 +72,7 @@ impl InMemory {
     /// every `stride`-th frame of each trajectory. The frames are held once, however many pieces they are in.
     ///
     /// # Errors
-    /// When there are no such pieces: `steps` or `stride` is 0, or a trajectory has not more than `steps` frames.
+    /// If there are no such pieces: `steps` or `stride` is 0, or a trajectory has not more than `steps` frames.
     pub fn rollouts(trajectories: &Tensor, steps: usize, stride: usize) -> Result<Self> {
         let shape = trajectories.size();
         let frames = shape.get(1).copied().unwrap_or(0) as usize;
@@ -95,7 +95,7 @@ impl InMemory {
     /// Adds the times of the frames, one for each frame of a trajectory.
     ///
     /// # Errors
-    /// When the samples are no trajectories of so many frames.
+    /// If the samples are no trajectories of so many frames.
     pub fn with_times(self, times: &[f64]) -> Result<Self> {
         let frames = self.inputs.size().first().copied().unwrap_or(0) as usize;
         if !self.of_trajectories || times.is_empty() || !frames.is_multiple_of(times.len()) {
@@ -123,10 +123,10 @@ impl InMemory {
         Ok(Self { steps, ..self })
     }
 
-    /// On a device, in a kind.
+    /// Copies the data to a device, in a dtype.
     ///
     /// # Errors
-    /// When the device is missing or out of memory.
+    /// If the device is missing or out of memory.
     pub fn to(&self, device: Device, kind: Kind) -> Result<Self> {
         let inputs = self.inputs.f_to_device(device)?.f_to_kind(kind)?;
         let targets = match self.of_trajectories {
@@ -182,7 +182,7 @@ impl InMemory {
     /// gives tensors of no samples.
     ///
     /// # Errors
-    /// When a number is out of range.
+    /// If a number is out of range.
     pub fn batch(&self, samples: &[usize]) -> Result<Batch> {
         self.batch_of(samples, self.steps())
     }
@@ -190,7 +190,7 @@ impl InMemory {
     /// Does the same as [`InMemory::batch`] with the first steps of each sample.
     ///
     /// # Errors
-    /// When a number is out of range, or the samples do not have so many steps.
+    /// If a number is out of range, or the samples do not have so many steps.
     pub fn batch_of(&self, samples: &[usize], steps: usize) -> Result<Batch> {
         check_steps(steps, self.steps())?;
         let row = |&sample: &usize| {

@@ -24,6 +24,42 @@ const MARGIN: i64 = 2;
 /// Fewer than two dims, blocks that do not divide the extents, or fewer than two of them along a dim.
 pub fn coarse_fields(fields: &Tensor, factor: usize, periodic: [bool; 2]) -> Result<Tensor> {
     let shape = fields.size();
+    let coarse = means(fields, factor)?;
+    let block = factor as i64;
+    let [across, along] = periodic.map(|periodic| if periodic { "circular" } else { "replicate" });
+    let padded = coarse.f_pad([0, 0, MARGIN, MARGIN], across, None)?;
+    let padded = padded.f_pad([MARGIN, MARGIN, 0, 0], along, None)?;
+    let [rows, columns] = [shape[shape.len() - 2], shape[shape.len() - 1]];
+    let extents = [rows, columns].map(|extent| extent + 2 * MARGIN * block);
+    let fine = padded.f_upsample_bicubic2d(extents, false, None, None)?;
+    let fine = fine.f_narrow(2, MARGIN * block, rows)?.f_narrow(3, MARGIN * block, columns)?;
+    Ok(fine.f_reshape(&shape)?.f_to_kind(fields.kind())?)
+}
+
+/// Averages fields `[…, x, y]` over blocks of `factor` × `factor` points: fields on the coarse grid.
+///
+/// ```
+/// use isobar_data::block_means;
+/// use tch::{Device, Kind, Tensor};
+///
+/// let fine = Tensor::ones([3, 8, 12], (Kind::Float, Device::Cpu));
+/// assert_eq!(block_means(&fine, 4)?.size(), [3, 2, 3]);
+/// # Ok::<(), isobar_data::Error>(())
+/// ```
+///
+/// # Errors
+///
+/// Those of [`coarse_fields`].
+pub fn block_means(fields: &Tensor, factor: usize) -> Result<Tensor> {
+    let coarse = means(fields, factor)?;
+    let shape = fields.size();
+    let shape = [&shape[..shape.len() - 2], &coarse.size()[2..]].concat();
+    Ok(coarse.f_reshape(shape)?.f_to_kind(fields.kind())?)
+}
+
+/// Means over blocks, `[field, 1, x, y]`, in double precision.
+fn means(fields: &Tensor, factor: usize) -> Result<Tensor> {
+    let shape = fields.size();
     let [.., rows, columns] = shape[..] else {
         return Err(Error::Invalid(format!("the fields have shape {shape:?}, expected two spatial dims")));
     };
@@ -35,14 +71,7 @@ pub fn coarse_fields(fields: &Tensor, factor: usize, periodic: [bool; 2]) -> Res
         )));
     }
     let flat = fields.f_to_kind(Kind::Double)?.f_reshape([-1, 1, rows, columns])?;
-    let coarse = flat.f_avg_pool2d([block, block], [block, block], [0, 0], false, true, None)?;
-    let [across, along] = periodic.map(|periodic| if periodic { "circular" } else { "replicate" });
-    let padded = coarse.f_pad([0, 0, MARGIN, MARGIN], across, None)?;
-    let padded = padded.f_pad([MARGIN, MARGIN, 0, 0], along, None)?;
-    let extents = [rows, columns].map(|extent| extent + 2 * MARGIN * block);
-    let fine = padded.f_upsample_bicubic2d(extents, false, None, None)?;
-    let fine = fine.f_narrow(2, MARGIN * block, rows)?.f_narrow(3, MARGIN * block, columns)?;
-    Ok(fine.f_reshape(&shape)?.f_to_kind(fields.kind())?)
+    Ok(flat.f_avg_pool2d([block, block], [block, block], [0, 0], false, true, None)?)
 }
 
 #[cfg(test)]

@@ -17,7 +17,7 @@ pub struct Content {
     pub dims: Vec<Dim>,
     /// Variables, in the order of `meta.variables`.
     pub variables: Vec<DataVariable>,
-    /// How values are stored.
+    /// Storage of the values.
     pub storage: Storage,
 }
 

@@ -1,6 +1,36 @@
 //! Dtypes of raw little- or big-endian numbers, for formats that this crate reads itself.
 
-use crate::arrays::Values;
+/// Numbers that were read, in the smaller of two types that holds them exactly.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Values {
+    /// Values of float32 and float16, and integers of at most 16 bits.
+    F32(Vec<f32>),
+    /// Values of other dtypes.
+    F64(Vec<f64>),
+}
+
+impl Values {
+    /// Number of values.
+    pub fn len(&self) -> usize {
+        match self {
+            Self::F32(values) => values.len(),
+            Self::F64(values) => values.len(),
+        }
+    }
+
+    /// Returns whether there are none.
+    pub fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+
+    /// Converts the numbers to double precision.
+    pub fn into_f64(self) -> Vec<f64> {
+        match self {
+            Self::F32(values) => values.into_iter().map(f64::from).collect(),
+            Self::F64(values) => values,
+        }
+    }
+}
 
 /// A real dtype, and the order of its bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -124,7 +124,7 @@ pub enum Error {
         /// The attribute's name: `owner@attribute` if it is not the root's.
         attribute: String,
     },
-    /// A dataset or attribute has the wrong shape, kind or order.
+    /// A dataset or attribute has the wrong shape, dtype or order.
     #[error("{}: `{name}` is {found}, expected {expected}", path.display())]
     Layout {
         /// The file.

@@ -6,6 +6,7 @@
 //! | [`Dataset`], [`Format`], [`register!`] | the interface of every format, and how one registers itself by name |
 //! | [`DataConfig`] | `[data]` of a configuration, which opens a data set |
 //! | [`DataPath`], [`Join`] | a file, or many files as one data set |
+//! | [`TargetConfig`] | targets in a data set of their own, which may be on another grid |
 //! | [`Parts`], [`Frames`] | training, validation and test sets: of several files, or of ranges of times |
 //! | [`TimeAxis`], [`Calendar`] | dates of CF's calendars |
 //! | [`Computed`] | fields computed from times and coordinates, such as solar radiation |
@@ -21,7 +22,7 @@
 //! | [`WriterFormat`], [`register_writer!`] | a format that data sets are written in |
 //! | [`check_files_with`], [`serve_file_checks`] | a helper process that reads HDF5 files first: damaged ones crash only it |
 //! | [`summarize`] | statistics of variables and of their changes, weighted by cell area |
-//! | [`generate`], [`coarse_fields`] | generators of data sets; inputs of super-resolution |
+//! | [`generate`], [`coarse_fields`], [`block_means`] | generators of data sets; inputs of super-resolution |
 //!
 //! A window of a data set is `[sample, frame, channel, x, …]`, float32, with one to three spatial dims. Random numbers come
 //! from a counter-based generator, by seed, epoch and sample number, so that they do not depend on the number of ranks.
@@ -35,6 +36,7 @@ mod area;
 mod arrays;
 mod augment;
 mod batch;
+mod boxes;
 mod calendar;
 mod coarse;
 mod compatible;
@@ -49,6 +51,7 @@ mod grid;
 mod hdf5;
 mod joined;
 mod memory;
+mod pairs;
 mod parts;
 mod portions;
 mod registry;
@@ -67,8 +70,10 @@ pub use arrays::{ArrayDataset, ArrayInfo, ArrayOptions, Arrays, Values, Variable
 pub use augment::Augment;
 pub use batch::{Batch, InMemory};
 pub use calendar::{Calendar, Date, TimeAxis, TimePoint, TimeUnit};
-pub use coarse::coarse_fields;
-pub use config::{AugmentConfig, DataConfig, FormatName, FormatTables, Missing, Predict, ScalarsAs};
+pub use coarse::{block_means, coarse_fields};
+pub use config::{
+    AugmentConfig, DataConfig, FormatName, FormatTables, Missing, Predict, ScalarsAs, TargetConfig,
+};
 pub use content::{Content, Storage};
 pub use dataset::{Dataset, DatasetWriter, Window, check_window, choose};
 pub use error::{Error, Result};
@@ -89,6 +94,6 @@ pub use sampler::{Sampler, part, split, split_validation};
 pub use samples::{Request, Samples};
 pub use stats::{Normalizer, Statistics};
 pub use steps::{StepsFrom, TrainSteps};
-pub use stream::{Account, Reader, ReaderOptions, StreamOptions, Streamed};
+pub use stream::{Account, Reader, ReaderOptions, StreamOptions, Streamed, TargetWindow};
 pub use summary::{Summary, summarize};
 pub use writers::{WriterEntry, WriterFormat, writer, writers};

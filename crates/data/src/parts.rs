@@ -4,12 +4,13 @@ use std::collections::BTreeSet;
 use std::ops::Range;
 use std::sync::Arc;
 
-use crate::adapt::{Filled, Frames, Training};
+use crate::adapt::{Filled, Frames, Stills, Training};
 use crate::calendar::TimePoint;
 use crate::compatible;
 use crate::config::{DataConfig, Missing};
 use crate::dataset::Dataset;
 use crate::joined::DataPath;
+use crate::pairs::{Sets, check_pairs};
 use crate::{Error, Result};
 
 /// Samples of a data set.
@@ -19,6 +20,15 @@ pub struct Part {
     pub data: Arc<dyn Dataset>,
     /// Numbers of the samples, or trajectories.
     pub samples: Range<usize>,
+    /// The data set of the targets, if it is not `data`: of samples with the same numbers, which may be on another grid.
+    pub target: Option<Arc<dyn Dataset>>,
+}
+
+impl Part {
+    /// The data set of the targets.
+    pub fn targets(&self) -> &Arc<dyn Dataset> {
+        self.target.as_ref().unwrap_or(&self.data)
+    }
 }
 
 /// Data sets of a run. Where the configuration names one file and no times, all are of the same data set.
@@ -82,11 +92,42 @@ impl DataConfig {
     /// The data sets as they are stored, with NaN where values are missing.
     fn stored_parts(&self) -> Result<Parts> {
         self.check()?;
+        self.check_target()?;
+        let (mut sets, mut targets) = (self.sets()?, None);
+        if let Some(config) = self.of_targets()? {
+            let own = config.sets().map_err(|error| match error {
+                Error::Config(problem) => Error::Config(format!("[data.target]: {problem}")),
+                error => error,
+            })?;
+            check_pairs(&sets, &own)?;
+            // Inputs and targets of the same time are a sample.
+            (sets, targets) = (sets.map(Stills::of), Some(own.map(Stills::of)));
+        }
+        let separate = sets.validation.is_some();
+        let samples = sets.train.samples();
+        let split = if separate { samples } else { samples.saturating_sub(self.validation_samples) };
+        let most = self.train_samples.unwrap_or(split).min(split);
+        let all = |data: Arc<dyn Dataset>, target| Part { samples: 0..data.samples(), data, target };
+        let of = |of: fn(&Sets) -> Option<&Arc<dyn Dataset>>| targets.as_ref().and_then(of).cloned();
+        let target = of(|targets| Some(&targets.train));
+        Ok(Parts {
+            validation: match sets.validation {
+                Some(validation) => all(validation, of(|targets| targets.validation.as_ref())),
+                None => {
+                    Part { data: Arc::clone(&sets.train), samples: split..samples, target: target.clone() }
+                }
+            },
+            train: Part { data: sets.train, samples: 0..most, target },
+            test: sets.test.map(|test| all(test, of(|targets| targets.test.as_ref()))),
+        })
+    }
+
+    /// Opens the data sets of the inputs; for other keys than [`DataConfig::of_targets`] gives, also those of the targets.
+    fn sets(&self) -> Result<Sets> {
         let whole = self.opened(&self.path)?;
         let train = limited(&whole, "data.train_times", self.train_times.as_ref())?;
         let validation =
             self.part(&whole, "validation", self.validation_path.as_ref(), &self.validation_times)?;
-        let separate = validation.is_some();
         let test = self.part(&whole, "test", self.test_path.as_ref(), &self.test_times)?;
         for (key, other, path) in
             [("validation", &validation, &self.validation_path), ("test", &test, &self.test_path)]
@@ -95,18 +136,7 @@ impl DataConfig {
                 check_overlap(&*train, &**other, key)?;
             }
         }
-        let samples = train.samples();
-        let split = if separate { samples } else { samples.saturating_sub(self.validation_samples) };
-        let most = self.train_samples.unwrap_or(split).min(split);
-        let all = |data: Arc<dyn Dataset>| Part { samples: 0..data.samples(), data };
-        Ok(Parts {
-            validation: match validation {
-                Some(validation) => all(validation),
-                None => Part { data: Arc::clone(&train), samples: split..samples },
-            },
-            train: Part { data: train, samples: 0..most },
-            test: test.map(all),
-        })
+        Ok(Sets { train, validation, test })
     }
 
     /// Rejects keys that do not fit together.
@@ -196,7 +226,16 @@ fn check_overlap(train: &dyn Dataset, other: &dyn Dataset, key: &str) -> Result<
 
 /// Replaces missing values of all parts, by statistics of the training samples, but for some variables.
 fn filled(parts: Parts, fill: f64, kept: BTreeSet<String>) -> Parts {
-    let training = Training::new(Arc::clone(&parts.train.data), parts.train.samples.clone(), fill, kept);
-    let part = |part: Part| Part { data: Arc::new(Filled::new(part.data, &training)), samples: part.samples };
+    let (samples, targets) = (parts.train.samples.clone(), parts.train.target.clone());
+    let targets = targets.map(|data| Training::new(data, samples.clone(), fill, kept.clone()));
+    let training = Training::new(Arc::clone(&parts.train.data), samples, fill, kept);
+    let part = |part: Part| Part {
+        data: Arc::new(Filled::new(part.data, &training)),
+        samples: part.samples,
+        target: part
+            .target
+            .zip(targets.as_ref())
+            .map(|(data, training)| -> Arc<dyn Dataset> { Arc::new(Filled::new(data, training)) }),
+    };
     Parts { train: part(parts.train), validation: part(parts.validation), test: parts.test.map(part) }
 }

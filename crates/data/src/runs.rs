@@ -1,4 +1,4 @@
-//! Which bytes a window of a C-ordered array is.
+//! Bytes of a window of a C-ordered array.
 
 use std::fs::File;
 use std::ops::Range;

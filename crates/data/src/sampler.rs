@@ -1,4 +1,4 @@
-//! Which samples an epoch visits, in which order, and which of them a rank takes.
+//! Order of the samples of an epoch, and the part of them that a rank takes.
 
 use std::ops::Range;
 
@@ -38,7 +38,7 @@ impl Sampler {
     /// through them in ascending order.
     ///
     /// # Errors
-    /// When `len` or `global_batch` is 0.
+    /// If `len` or `global_batch` is 0.
     pub fn new(len: usize, global_batch: usize, seed: u64, shuffle: bool) -> Result<Self> {
         if len == 0 {
             return Err(Error::Invalid("a sampler needs at least one sample".to_owned()));
@@ -89,7 +89,7 @@ pub fn part(batch: &[usize], rank: usize, size: usize) -> &[usize] {
 /// ```
 ///
 /// # Errors
-/// When `train` is 0 or more than `len`.
+/// If `train` is 0 or more than `len`.
 pub fn split(len: usize, train: usize) -> Result<(Range<usize>, Range<usize>)> {
     if train == 0 || train > len {
         return Err(Error::Invalid(format!(
@@ -107,7 +107,7 @@ pub fn split(len: usize, train: usize) -> Result<(Range<usize>, Range<usize>)> {
 /// ```
 ///
 /// # Errors
-/// When fewer than one sample is left for training.
+/// If fewer than one sample is left for training.
 pub fn split_validation(len: usize, validation: usize) -> Result<(Range<usize>, Range<usize>)> {
     match len.checked_sub(validation) {
         Some(train) if train > 0 => split(len, train),

@@ -25,10 +25,10 @@ pub struct Statistics {
 }
 
 impl Statistics {
-    /// Statistics of all values of a tensor of any shape and real kind, on any device.
+    /// Statistics of all values of a tensor of any shape and real dtype, on any device.
     ///
     /// # Errors
-    /// When the tensor is empty, or libtorch cannot convert it to float64 on the CPU.
+    /// If the tensor is empty, or libtorch cannot convert it to float64 on the CPU.
     pub fn of(tensor: &Tensor) -> Result<Self> {
         let mut accumulator = Accumulator::default();
         let flat = tensor.f_detach()?.f_reshape([-1])?;
@@ -50,7 +50,7 @@ impl Statistics {
     /// Combines statistics of parts into those of all their values.
     ///
     /// # Errors
-    /// When there are no values.
+    /// If there are no values.
     ///
     /// ```
     /// use isobar_data::Statistics;
@@ -96,7 +96,7 @@ impl Normalizer {
     /// From a mean and a standard deviation in the field's units.
     ///
     /// # Errors
-    /// When one of them is not finite, or `std` is not positive (a constant field).
+    /// If one of them is not finite, or `std` is not positive (a constant field).
     pub fn new(mean: f64, std: f64) -> Result<Self> {
         if !mean.is_finite() || !std.is_finite() || std <= 0.0 {
             return Err(Error::Invalid(format!(
@@ -110,7 +110,7 @@ impl Normalizer {
     /// From statistics of the training part.
     ///
     /// # Errors
-    /// As [`Normalizer::new`].
+    /// See [`Normalizer::new`].
     pub fn from_statistics(statistics: &Statistics) -> Result<Self> {
         Self::new(statistics.mean, statistics.std)
     }
@@ -131,7 +131,7 @@ impl Normalizer {
     /// Divides each channel by a scale without subtracting its mean: for changes, where zero means no change.
     ///
     /// # Errors
-    /// When there are no scales, or one is not finite and positive.
+    /// If there are no scales, or one is not finite and positive.
     pub fn of_scales(scales: &[f64]) -> Result<Self> {
         if scales.is_empty() {
             return Err(Error::Invalid("there is no channel to normalise".to_owned()));
@@ -158,10 +158,10 @@ impl Normalizer {
         &self.std
     }
 
-    /// `(x - mean) / std`, of the same shape and kind.
+    /// `(x - mean) / std`, of the same shape and dtype.
     ///
     /// # Errors
-    /// When the tensor has not as many channels, or libtorch refuses, such as for an integer tensor on a device that is out of
+    /// If the tensor has not as many channels, or libtorch refuses, such as for an integer tensor on a device that is out of
     /// memory.
     pub fn encode(&self, physical: &Tensor) -> Result<Tensor> {
         match (&self.mean[..], &self.std[..]) {
@@ -176,7 +176,7 @@ impl Normalizer {
     /// `x * std + mean`, the inverse of [`Normalizer::encode`].
     ///
     /// # Errors
-    /// As [`Normalizer::encode`].
+    /// See [`Normalizer::encode`].
     pub fn decode(&self, normalized: &Tensor) -> Result<Tensor> {
         match (&self.mean[..], &self.std[..]) {
             (&[mean], &[std]) => Ok(normalized.f_mul_scalar(std)?.f_add_scalar(mean)?),

@@ -214,7 +214,8 @@ fn an_unknown_format_lists_those_that_are_registered() {
     );
 }
 
-/// Cut off or with any byte changed, a file is refused or read: no panic, no endless loop, no memory beyond the file's.
+/// Cut off or with a byte changed, a file is refused or read: no panic, no endless loop, no memory beyond the file's. Changes each of
+/// the first and last 512 bytes and every ninth between; with `--full`, every byte.
 #[rstest]
 #[case("u.npy", "npy", unnamed())]
 #[case("stored.npz", "npy", unnamed())]
@@ -236,7 +237,9 @@ fn damaged_files_are_refused_or_read(#[case] file: &str, #[case] format: &str, #
     for length in (0..content.len()).step_by(7) {
         attempt(&content[..length]);
     }
-    for at in 0..content.len() {
+    let full = std::env::var_os("XTASK_FULL").is_some();
+    let near = |at: usize| at < 512 || at + 512 >= content.len();
+    for at in (0..content.len()).filter(|&at| full || near(at) || at.is_multiple_of(9)) {
         for flip in [0x01, 0x80, 0xff] {
             let mut damaged = content.clone();
             damaged[at] ^= flip;

@@ -94,9 +94,24 @@ fn text(path: &Path) -> String {
     path.to_string_lossy().into_owned()
 }
 
+/// One data set of several files: three along time, or two along samples.
+pub(crate) fn joined(folder: &Path, format: &str, join: &str) -> Box<dyn Dataset> {
+    let parts = match join {
+        "time" => [0..5, 5..6, 6..FRAMES].map(|frames| Part::new(0..SAMPLES, frames)).into_iter().collect(),
+        _ => [0..1, 1..SAMPLES].map(|samples| Part::new(samples, 0..FRAMES)).into_iter().collect::<Vec<_>>(),
+    };
+    let write = |(number, part): (usize, &Part)| {
+        let path = at(folder, &format!("{join}_{number}"), format);
+        part.write(format, &path);
+        text(&path)
+    };
+    let list: Vec<String> = parts.iter().enumerate().map(write).collect();
+    config(json!(list), format, json!({ "join": join, "open_files": 1 })).open().unwrap()
+}
+
 /// The path of a file of a format.
-fn at(folder: &TempDir, name: &str, format: &str) -> PathBuf {
-    folder.path().join(match format {
+fn at(folder: &Path, name: &str, format: &str) -> PathBuf {
+    folder.join(match format {
         "netcdf" => format!("{name}.nc"),
         "npy" => name.to_owned(),
         _ => format!("{name}.h5"),
@@ -132,10 +147,11 @@ fn files_along_times_are_one_series(#[values("hdf5", "netcdf", "the_well")] form
     let cuts = [0..5, 5..6, 6..12];
     let names = ["late_3", "middle", "early_10"];
     for (cut, name) in cuts.into_iter().zip(names) {
-        Part::new(0..SAMPLES, cut).write(format, &at(&folder, name, format));
+        Part::new(0..SAMPLES, cut).write(format, &at(folder.path(), name, format));
     }
-    let list: Vec<String> = [1, 2, 0].iter().map(|&own| text(&at(&folder, names[own], format))).collect();
-    let pattern = text(&at(&folder, "*", format));
+    let list: Vec<String> =
+        [1, 2, 0].iter().map(|&own| text(&at(folder.path(), names[own], format))).collect();
+    let pattern = text(&at(folder.path(), "*", format));
     for path in [json!(list), json!(pattern), json!(folder.path())] {
         let data = config(path, format, json!({ "open_files": 1 })).open().unwrap();
         assert_reads(&*data);
@@ -154,7 +170,8 @@ fn files_along_times_are_one_series(#[values("hdf5", "netcdf", "the_well")] form
 #[rstest]
 fn files_along_samples_are_one_data_set(#[values("hdf5", "netcdf", "the_well", "npy")] format: &str) {
     let folder = TempDir::new().unwrap();
-    let files: Vec<PathBuf> = ["part_2", "part_10"].iter().map(|name| at(&folder, name, format)).collect();
+    let files: Vec<PathBuf> =
+        ["part_2", "part_10"].iter().map(|name| at(folder.path(), name, format)).collect();
     for (sample, file) in files.iter().enumerate() {
         Part::new(sample..sample + 1, 0..FRAMES).write(format, file);
     }
@@ -166,7 +183,7 @@ fn files_along_samples_are_one_data_set(#[values("hdf5", "netcdf", "the_well", "
     let turned = config(json!(turned), format, json!({ "join": "sample" })).open().unwrap();
     let window = Window { frames: 0..1, points: vec![0..3, 0..2] };
     assert_eq!(turned.read(&window, &[0], &["h"]).unwrap().get(0).get(0), all().get(1).get(0));
-    let pattern = config(text(&at(&folder, "part_*", format)), format, json!({})).open().unwrap();
+    let pattern = config(text(&at(folder.path(), "part_*", format)), format, json!({})).open().unwrap();
     assert_reads(&*pattern);
 }
 
@@ -175,8 +192,8 @@ fn files_along_samples_are_one_data_set(#[values("hdf5", "netcdf", "the_well", "
 fn times_in_other_units_follow_each_other_and_are_split_by_dates() {
     let folder = TempDir::new().unwrap();
     let second = Part { unit: "hours since 2000-01-02", shift: 24.0, ..Part::new(0..2, 4..12) };
-    Part::new(0..2, 0..4).write("netcdf", &at(&folder, "a", "netcdf"));
-    second.write("netcdf", &at(&folder, "b", "netcdf"));
+    Part::new(0..2, 0..4).write("netcdf", &at(folder.path(), "a", "netcdf"));
+    second.write("netcdf", &at(folder.path(), "b", "netcdf"));
     let own = json!({
         "train_times": ["2000-01-01", "2000-01-02T06"], "validation_times": ["2000-01-02T06", "2000"],
     });
@@ -225,8 +242,8 @@ fn files_that_do_not_fit_are_refused_by_name(
     #[case] also: &str,
 ) {
     let folder = TempDir::new().unwrap();
-    Part::new(0..2, 0..7).write("netcdf", &at(&folder, "a", "netcdf"));
-    second.write("netcdf", &at(&folder, "b", "netcdf"));
+    Part::new(0..2, 0..7).write("netcdf", &at(folder.path(), "a", "netcdf"));
+    second.write("netcdf", &at(folder.path(), "b", "netcdf"));
     let join = if expected == "overlap" { json!({ "join": "time" }) } else { json!({}) };
     let error = config(text(folder.path()), "netcdf", join).open().unwrap_err().to_string();
     assert!(error.contains(expected) && error.contains(also) && error.contains("b.nc"), "{error}");
@@ -235,8 +252,8 @@ fn files_that_do_not_fit_are_refused_by_name(
 #[test]
 fn trajectories_of_other_times_are_no_samples() {
     let folder = TempDir::new().unwrap();
-    Part::new(0..1, 0..6).write("netcdf", &at(&folder, "a", "netcdf"));
-    Part::new(1..2, 6..12).write("netcdf", &at(&folder, "b", "netcdf"));
+    Part::new(0..1, 0..6).write("netcdf", &at(folder.path(), "a", "netcdf"));
+    Part::new(1..2, 6..12).write("netcdf", &at(folder.path(), "b", "netcdf"));
     let error = config(text(folder.path()), "netcdf", json!({ "join": "sample" })).open().unwrap_err();
     let error = error.to_string();
     assert!(error.contains("b.nc has 2000-01-02 12:00:00 to"), "{error}");
@@ -249,11 +266,11 @@ fn files_of_a_frame_each_follow_each_other() {
     let folder = TempDir::new().unwrap();
     for frame in [0, 1, 2, 3, 4, 6] {
         let name = format!("step_{frame}");
-        Part::new(0..2, frame..frame + 1).write("netcdf", &at(&folder, &name, "netcdf"));
+        Part::new(0..2, frame..frame + 1).write("netcdf", &at(folder.path(), &name, "netcdf"));
     }
     let error = config(text(folder.path()), "netcdf", json!({})).open().unwrap_err().to_string();
     assert!(error.contains("step_4.nc") && error.contains("step_6.nc"), "{error}");
-    std::fs::remove_file(at(&folder, "step_6", "netcdf")).unwrap();
+    std::fs::remove_file(at(folder.path(), "step_6", "netcdf")).unwrap();
     let data = config(text(folder.path()), "netcdf", json!({})).open().unwrap();
     assert_eq!(data.times().unwrap(), [0.0, 6.0, 12.0, 18.0, 24.0]);
 }
@@ -261,11 +278,11 @@ fn files_of_a_frame_each_follow_each_other() {
 #[test]
 fn damaged_and_missing_files_are_named() {
     let folder = TempDir::new().unwrap();
-    Part::new(0..2, 0..7).write("netcdf", &at(&folder, "a", "netcdf"));
-    std::fs::write(at(&folder, "b", "netcdf"), "nothing").unwrap();
+    Part::new(0..2, 0..7).write("netcdf", &at(folder.path(), "a", "netcdf"));
+    std::fs::write(at(folder.path(), "b", "netcdf"), "nothing").unwrap();
     let error = config(text(folder.path()), "netcdf", json!({})).open().unwrap_err();
     assert!(matches!(&error, Error::NotHdf5 { path } if path.ends_with("b.nc")), "{error}");
-    let list = json!([at(&folder, "a", "netcdf"), at(&folder, "c", "netcdf")]);
+    let list = json!([at(folder.path(), "a", "netcdf"), at(folder.path(), "c", "netcdf")]);
     let error = config(list, "netcdf", json!({})).open().unwrap_err();
     assert!(matches!(&error, Error::Missing { path } if path.ends_with("c.nc")), "{error}");
     let wrong = json!({ "path": 3 });

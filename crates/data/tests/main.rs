@@ -5,6 +5,7 @@ mod common;
 mod etdrk;
 mod formats;
 mod generate;
+mod grids;
 mod joined;
 mod parts;
 mod pdebench;

@@ -129,12 +129,12 @@ fn a_wrong_shape(#[case] name: &str, #[case] shape: &[usize], #[case] expected: 
 #[test]
 fn a_wrong_kind() {
     let (_folder, path) = replaced::<f64>("nu", &[2, 3, 3]);
-    assert!(refusal(&path).to_string().ends_with("`nu` is of kind float64, expected float32"));
+    assert!(refusal(&path).to_string().ends_with("`nu` is of dtype float64, expected float32"));
     let (_folder, path) = replaced::<i32>("tensor", &[2, 1, 3, 3]);
-    assert!(refusal(&path).to_string().ends_with("`tensor` is of kind int32, expected float32"));
+    assert!(refusal(&path).to_string().ends_with("`tensor` is of dtype int32, expected float32"));
     let (_folder, path) = replaced::<u8>("x-coordinate", &[3]);
     let error = refusal(&path).to_string();
-    assert!(error.ends_with("`x-coordinate` is of kind uint8, expected floating-point numbers"), "{error}");
+    assert!(error.ends_with("`x-coordinate` is of dtype uint8, expected floating-point numbers"), "{error}");
     let (_folder, path) = changed(|file| {
         file.unlink("nu").unwrap();
         file.create_group("nu").unwrap();
@@ -224,5 +224,5 @@ fn a_damaged_chunk() {
     content[chunk..chunk + 2].fill(0xff);
     std::fs::write(&path, content).unwrap();
     let error = DarcyFile::open(&path).unwrap().statistics(0..2).unwrap_err().to_string();
-    assert!(error.contains("could not read dataset `nu`"), "{error}");
+    assert!(error.contains("`nu` is in a chunk at [0, 0, 0] that cannot be inflated"), "{error}");
 }

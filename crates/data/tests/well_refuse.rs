@@ -147,7 +147,7 @@ fn attributes_that_make_no_sense() {
     let got = refusal_of(|file| attribute(file, "n_trajectories", &[1.5]));
     assert_eq!(got, "`n_trajectories` is 1.5, expected a whole number from 1 on");
     let got = refusal_of(|file| attribute(file, "dataset_name", &[1_i32]));
-    assert_eq!(got, "`dataset_name` is of kind int32, expected strings");
+    assert_eq!(got, "`dataset_name` is of dtype int32, expected strings");
     let got = refusal_of(|file| attribute(file, "grid_type", &[text("a"), text("b")]));
     assert_eq!(got, "`grid_type` is 2 strings, expected one string");
     let dimensions = |names: &[&str]| {
@@ -242,7 +242,7 @@ fn coordinates_that_make_no_sense() {
     );
     assert_eq!(
         coordinates("dimensions/time", &[3], &[0_i32, 1, 2]),
-        "`dimensions/time` is of kind int32, expected floating-point numbers"
+        "`dimensions/time` is of dtype int32, expected floating-point numbers"
     );
     assert_eq!(
         coordinates("dimensions/y", &[3], &[0.0_f32, 1.0, 2.0]),
@@ -257,7 +257,7 @@ fn a_field_of_another_kind() {
         file.unlink("t0_fields/density").unwrap();
         file.new_dataset::<f64>().shape((2, 3, 4, 5)).create("t0_fields/density").unwrap();
     });
-    assert_eq!(got, "`t0_fields/density` is of kind float64, expected float32");
+    assert_eq!(got, "`t0_fields/density` is of dtype float64, expected float32");
 }
 
 #[test]

@@ -5,11 +5,13 @@ use std::ops::Range;
 use std::path::Path;
 
 use isobar_data::{DataConfig, Dataset, Sampler, WellDim, WellMeta, WellWriter, Window, part};
+use ndarray::{Array1, Array4};
 use proptest::prelude::*;
 use serde_json::{Value, json};
 use tch::{Device, Kind, Tensor};
 
 use crate::common::excerpt;
+use crate::joined::joined;
 
 fn open(path: &Path, format: &str, fields: &[&str], own: Value) -> Box<dyn Dataset> {
     let mut config = json!({ "path": path, "format": format, "fields": fields });
@@ -40,6 +42,25 @@ fn well(path: &Path) {
         }
     }
     writer.finish().unwrap();
+}
+
+/// Compressible flow in PDEBench's layout, in packed chunks that reach beyond the shape.
+fn pdebench(path: &Path) {
+    let file = hdf5_metno::File::create(path).unwrap();
+    for (name, shift) in [("density", 0), ("Vx", 1000)] {
+        let values = Array4::from_shape_fn((3, 4, 5, 4), |(sample, frame, x, y)| {
+            (shift + ((sample * 4 + frame) * 5 + x) * 4 + y) as f32
+        });
+        let builder = file.new_dataset_builder().chunk((2, 3, 3, 3)).shuffle().deflate(4);
+        let _ = builder.with_data(&values).create(name).unwrap();
+    }
+    for (name, points) in [("x-coordinate", 5), ("y-coordinate", 4), ("t-coordinate", 5)] {
+        let _ = file
+            .new_dataset_builder()
+            .with_data(&Array1::from_iter((0..points).map(f64::from)))
+            .create(name)
+            .unwrap();
+    }
 }
 
 /// A data set, its variables, and all its values.
@@ -78,10 +99,11 @@ impl Case {
     }
 }
 
-/// One data set of every format; one of them is written into the folder.
+/// Data sets of every format, of one file and of several; some are written into the folder.
 fn cases(folder: &Path) -> Vec<Case> {
-    let flow = folder.join("well.h5");
+    let [flow, compressible] = ["well.h5", "2D_CFD.hdf5"].map(|name| folder.join(name));
     well(&flow);
+    pdebench(&compressible);
     let fixtures = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/data/formats");
     let unnamed = json!({
         "axes": ["sample", "time", "lat", "lon"],
@@ -107,6 +129,11 @@ fn cases(folder: &Path) -> Vec<Case> {
         of("zarr/xarray_v3.zarr", "zarr", &["u"], &none),
         Case::new("darcy", open(&excerpt(), "darcy", &[], none.clone())),
         Case::new("the_well", open(&flow, "the_well", &["velocity", "density"], none.clone())),
+        Case::new("pdebench", open(&compressible, "pdebench", &["density", "Vx"], none.clone())),
+        Case::new("netcdf along time", joined(folder, "netcdf", "time")),
+        Case::new("hdf5 along time", joined(folder, "hdf5", "time")),
+        Case::new("the_well along samples", joined(folder, "the_well", "sample")),
+        Case::new("npy along samples", joined(folder, "npy", "sample")),
     ];
     let netcdf = ["classic.nc", "offset64.nc", "data64.nc", "netcdf4.nc"];
     cases.extend(netcdf.map(|file| of(file, "netcdf", &all, &none)));

@@ -24,7 +24,7 @@ const FACTOR: f64 = 30.0;
 ///
 /// # Panics
 ///
-/// When two numbers differ by more than [`DOUBLE`], relatively, or the runs have different lengths.
+/// If two numbers differ by more than [`DOUBLE`], relatively, or the runs have different lengths.
 #[track_caller]
 pub fn assert_same_run(got: &[f64], want: &[f64]) {
     assert_eq!(got.len(), want.len(), "numbers of two runs");
@@ -37,7 +37,7 @@ pub fn assert_same_run(got: &[f64], want: &[f64]) {
 ///
 /// # Panics
 ///
-/// As [`metric`].
+/// See [`metric`].
 #[track_caller]
 pub fn losses(run: &Path) -> Vec<f64> {
     metric(run, "loss")
@@ -48,7 +48,7 @@ pub fn losses(run: &Path) -> Vec<f64> {
 ///
 /// # Panics
 ///
-/// When the file cannot be read, or another line is no JSON.
+/// If the file cannot be read, or another line is no JSON.
 #[track_caller]
 pub fn metric(run: &Path, name: &str) -> Vec<f64> {
     let path = run.join("metrics.jsonl");
@@ -76,7 +76,7 @@ impl SingleRun {
     ///
     /// # Panics
     ///
-    /// When there is no perturbed run, or one has a different length.
+    /// If there is no perturbed run, or one has a different length.
     #[track_caller]
     pub fn new(numbers: Vec<f64>, perturbed: &[Vec<f64>]) -> Self {
         assert!(!perturbed.is_empty(), "no perturbed run");
@@ -102,7 +102,7 @@ impl SingleRun {
     ///
     /// # Panics
     ///
-    /// When a number deviates by more than rounding explains, or the runs have different lengths.
+    /// If a number deviates by more than rounding explains, or the runs have different lengths.
     #[track_caller]
     pub fn assert_same(&self, got: &[f64]) {
         assert_eq!(got.len(), self.numbers.len(), "numbers of two runs");

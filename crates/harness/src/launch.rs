@@ -71,9 +71,9 @@ pub struct Outcome {
 /// Exit of a program.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Exit {
-    /// By itself, with this code.
+    /// It ended by itself, with this code.
     Code(i32),
-    /// By a signal.
+    /// A signal ended it.
     Signal,
     /// It was ended at the deadline.
     Deadline,
@@ -174,7 +174,7 @@ impl Launch {
     ///
     /// # Errors
     ///
-    /// When the launcher is missing or can't be started, or SLURM can't.
+    /// If the launcher is missing or can't be started, or SLURM can't.
     pub fn run(&self) -> Result<Outcome> {
         let outputs = tempfile::tempdir().context("failed to make a folder for the output of the ranks")?;
         // Neither the deadline nor the time counts what other tests take.

@@ -23,7 +23,7 @@ const GRACE: Duration = Duration::from_secs(5);
 ///
 /// # Errors
 ///
-/// When the process can't be waited for.
+/// If the process can't be waited for.
 pub fn wait_within(child: &mut Child, deadline: Duration) -> io::Result<Option<ExitStatus>> {
     let end = Instant::now() + deadline;
     loop {
@@ -42,7 +42,7 @@ pub fn wait_within(child: &mut Child, deadline: Duration) -> io::Result<Option<E
 ///
 /// # Errors
 ///
-/// When the program can't be started, or its output can't be read.
+/// If the program can't be started, or its output can't be read.
 pub fn output_within(command: &mut Command, deadline: Duration) -> io::Result<Option<Output>> {
     let mut child = command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn()?;
     let (stdout, stderr) = (drain(child.stdout.take()), drain(child.stderr.take()));
@@ -58,7 +58,7 @@ pub fn output_within(command: &mut Command, deadline: Duration) -> io::Result<Op
 ///
 /// # Errors
 ///
-/// When the child can't be waited for.
+/// If the child can't be waited for.
 pub fn end_tree(child: &mut Child) -> io::Result<()> {
     let below = descendants(child.id());
     let signal = |signal| {

@@ -104,7 +104,7 @@ impl Slurm {
         Self { folder, sockets, nodes: vec![node], credentials_s: CREDENTIALS_S, kill_wait_s: None }
     }
 
-    /// The same, where what was started must run within so many seconds. A job that is queued again waits for so long.
+    /// Sets the seconds within which started jobs must run. A job that is queued again waits for as long.
     #[must_use]
     pub fn with_credentials_for(self, seconds: u32) -> Self {
         Self { credentials_s: seconds, ..self }
@@ -152,7 +152,7 @@ impl Slurm {
     ///
     /// # Errors
     ///
-    /// When SLURM is not installed, or a daemon does not come up; the error has the end of its log.
+    /// If SLURM is not installed, or a daemon does not come up; the error has the end of its log.
     pub fn start(&self) -> Result<()> {
         for daemon in DAEMONS {
             ensure!(
@@ -177,7 +177,7 @@ impl Slurm {
     ///
     /// # Errors
     ///
-    /// When a daemon does not end.
+    /// If a daemon does not end.
     pub fn stop(&self) -> Result<()> {
         if !self.folder.exists() {
             return Ok(());
@@ -216,7 +216,7 @@ impl Slurm {
     ///
     /// # Errors
     ///
-    /// When it does not start.
+    /// If it does not start.
     pub fn start_node(&self, node: usize) -> Result<()> {
         let node = self.nodes.get(node).context("no such node")?;
         // Sockets and folders of PMIx servers that were killed would keep new ones from starting. A machine whose spool
@@ -243,7 +243,7 @@ impl Slurm {
     ///
     /// # Errors
     ///
-    /// When `scancel` can't be run.
+    /// If `scancel` can't be run.
     pub fn cancel(&self, job: &str) -> Result<()> {
         for signal in ["--signal=KILL", "--quiet"] {
             output_within(self.command("scancel").args([signal, &format!("--name={job}")]), STEP)?;

@@ -31,12 +31,21 @@
 //! }
 //! ```
 //!
-//! The feature `app` (default) has [`App`]; without it a program needs neither the command line nor its dependencies. `mpi`
-//! (default) links MPI; `nccl` (default) loads NCCL if it is installed.
+//! Features, all on by default:
+//!
+//! | feature | with it |
+//! |---|---|
+//! | `app` | [`App`], the command line; `train` too |
+//! | `train` | [`train`], [`data`], [`Trainer`]; needs HDF5 |
+//! | `mpi` | ranks communicate over MPI, which is linked |
+//! | `nccl` | GPUs communicate over NCCL, which is loaded if it is installed |
+//!
+//! A program that only needs the models (`default-features = false`) builds without any of these.
 
 pub use isobar_array as array;
 pub use isobar_collectives as collectives;
 pub use isobar_config as config;
+#[cfg(feature = "train")]
 pub use isobar_data as data;
 pub use isobar_files as files;
 pub use isobar_launch as launch;
@@ -46,11 +55,15 @@ pub use isobar_models as models;
 pub use isobar_nn as nn;
 pub use isobar_shard as shard;
 pub use isobar_torch as torch;
+#[cfg(feature = "train")]
 pub use isobar_train as train;
 pub use {schemars, serde, tch};
 
 #[cfg(feature = "app")]
 pub use isobar_app::App;
+#[cfg(not(feature = "train"))]
+pub use isobar_manager::main;
+#[cfg(feature = "train")]
 pub use isobar_train::{Trainer, main};
 
 /// The types that most programs use.
@@ -65,14 +78,19 @@ pub use isobar_train::{Trainer, main};
 pub mod prelude {
     pub use isobar_array::{Array, Conv, Elementwise, Generator, PadMode, Padding, Pool};
     pub use isobar_collectives::{Group, ReduceOp};
+    #[cfg(feature = "train")]
     pub use isobar_data::{InMemory, Normalizer};
     pub use isobar_manager::{BoxError, DeviceMesh, DistributedManager};
     pub use isobar_models::{Batch, Mode, Model};
     pub use isobar_nn as nn;
     pub use isobar_shard::{Init, MeshParams, Parallel, ParamStore, Params, Placement, Scope, ShardTensor};
+    #[cfg(feature = "train")]
     pub use isobar_train::loss::{Huber, LossKind, Mae, Mse, RelativeL2, Sobolev, Spectral};
+    #[cfg(feature = "train")]
     pub use isobar_train::optim::{AdamConfig, AdamWConfig, LionConfig, MuonConfig, SgdConfig};
+    #[cfg(feature = "train")]
     pub use isobar_train::schedule::{Constant, Cosine, ScheduleKind};
+    #[cfg(feature = "train")]
     pub use isobar_train::{FitConfig, Precision, Registered, Trainer, Variable, Window};
     pub use tch::{Device, Kind, Tensor};
 }

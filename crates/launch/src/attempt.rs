@@ -1,4 +1,4 @@
-//! Which start of a job this is, under a launcher that starts its ranks again.
+//! Number of the current attempt of a job, under a launcher that restarts its ranks.
 
 use crate::Environment;
 use crate::{LaunchError, Method};

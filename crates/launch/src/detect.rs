@@ -121,7 +121,7 @@ impl Reader<'_> {
         Ok(Method::Single)
     }
 
-    /// Whether, of Open MPI's and SLURM's variables, Open MPI's are of this process and SLURM's of an outer one.
+    /// Returns whether Open MPI's variables are of this process, and SLURM's are of an outer one.
     fn openmpi_started(&self) -> bool {
         let get = |name| self.environment.get(name);
         let by_slurm = get("PMIX_NAMESPACE").is_some_and(|name| name.starts_with("slurm."));

@@ -130,7 +130,7 @@ pub enum LaunchError {
         method: Method,
         /// The number of ranks, in words.
         ranks: String,
-        /// Why not.
+        /// Reason why it cannot be used.
         why: String,
         /// Remedy.
         mend: String,

@@ -1,4 +1,4 @@
-//! Which transport serves a launch.
+//! Choice of the transport for a launch.
 
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};

@@ -57,6 +57,18 @@ impl DeviceMesh {
     ///
     /// Ranks that ask for different meshes; no axes, names missing, empty or repeated, extents that do not multiply to
     /// the number of ranks; a failed exchange.
+    ///
+    /// ```
+    /// use isobar_collectives::threads;
+    /// use isobar_mesh::DeviceMesh;
+    ///
+    /// threads::run(4, std::time::Duration::from_secs(30), |world| {
+    ///     // 2 replicas of a model, each over 2 ranks; the last axis is the fastest.
+    ///     let mesh = DeviceMesh::new(&world, &[-1, 2], &["data", "domain"]).unwrap();
+    ///     assert_eq!(mesh.shape(), [2, 2]);
+    ///     assert_eq!(mesh.coordinates().unwrap(), [world.rank() / 2, world.rank() % 2]);
+    /// });
+    /// ```
     pub fn new(makers: &Group, shape: &[i64], names: &[&str]) -> Result<Self> {
         let ranks: Vec<usize> = (0..makers.size()).collect();
         Self::with_ranks(makers, &ranks, shape, names)
@@ -136,7 +148,7 @@ impl DeviceMesh {
     ///
     /// # Errors
     ///
-    /// An axis that there is not.
+    /// An unknown axis.
     pub fn axis_size(&self, axis: &str) -> Result<usize> {
         Ok(self.root.extent(self.axis(axis)?))
     }
@@ -169,7 +181,7 @@ impl DeviceMesh {
     ///
     /// # Errors
     ///
-    /// An axis that there is not.
+    /// An unknown axis.
     pub fn coordinate(&self, axis: &str) -> Result<Option<usize>> {
         let axis = self.axis(axis)?;
         Ok(self.root.coordinates.as_ref().map(|own| self.root.place(axis, own)))
@@ -179,7 +191,19 @@ impl DeviceMesh {
     ///
     /// # Errors
     ///
-    /// An axis that there is not; a rank outside the mesh.
+    /// An unknown axis; a rank outside the mesh.
+    ///
+    /// ```
+    /// use isobar_collectives::threads;
+    /// use isobar_mesh::DeviceMesh;
+    ///
+    /// threads::run(4, std::time::Duration::from_secs(30), |world| {
+    ///     let mesh = DeviceMesh::new(&world, &[2, 2], &["data", "domain"]).unwrap();
+    ///     // Ranks 0 and 2 hold the same part of the domain.
+    ///     let replicas = mesh.group("data").unwrap();
+    ///     assert_eq!(replicas.ranks(), [world.rank() % 2, world.rank() % 2 + 2]);
+    /// });
+    /// ```
     pub fn group(&self, axis: &str) -> Result<Group> {
         let found = self.axis(axis)?;
         self.root.known(found).flatten().ok_or_else(|| Error::NotInMesh {
@@ -194,7 +218,7 @@ impl DeviceMesh {
     ///
     /// # Errors
     ///
-    /// An axis that there is not, or none; a rank outside the mesh; more than six axes, of which one or all are not
+    /// No axis, or an unknown one; a rank outside the mesh; more than six axes, of which one or all are not
     /// asked for.
     pub fn group_along(&self, axes: &[usize]) -> Result<Group> {
         let mut of = Vec::with_capacity(axes.len());
@@ -219,7 +243,19 @@ impl DeviceMesh {
     ///
     /// # Errors
     ///
-    /// No axes, one that there is not, or one that is named twice.
+    /// No axes, an unknown axis, or one that is named twice.
+    ///
+    /// ```
+    /// use isobar_collectives::threads;
+    /// use isobar_mesh::DeviceMesh;
+    ///
+    /// threads::run(4, std::time::Duration::from_secs(30), |world| {
+    ///     let mesh = DeviceMesh::new(&world, &[2, 2], &["data", "domain"]).unwrap();
+    ///     let domain = mesh.slice(&["domain"]).unwrap();
+    ///     let first = world.rank() / 2 * 2;
+    ///     assert_eq!(domain.ranks(), [first, first + 1]);
+    /// });
+    /// ```
     pub fn slice(&self, axes: &[&str]) -> Result<Self> {
         let mut chosen: Vec<Axis> = Vec::with_capacity(axes.len());
         for name in axes {
@@ -242,6 +278,17 @@ impl DeviceMesh {
     /// # Errors
     ///
     /// Ranks that flatten different axes; a failed exchange.
+    ///
+    /// ```
+    /// use isobar_collectives::threads;
+    /// use isobar_mesh::DeviceMesh;
+    ///
+    /// threads::run(4, std::time::Duration::from_secs(30), |world| {
+    ///     let mesh = DeviceMesh::new(&world, &[1, 2, 2], &["data", "height", "width"]).unwrap();
+    ///     let domain = mesh.slice(&["height", "width"]).unwrap().flatten("domain").unwrap();
+    ///     assert_eq!(domain.group("domain").unwrap().size(), 4);
+    /// });
+    /// ```
     pub fn flatten(&self, name: &str) -> Result<Self> {
         let of = self.axes.iter().flat_map(|axis| axis.of.iter().copied()).collect();
         let axis = Axis { name: name.to_owned(), of };

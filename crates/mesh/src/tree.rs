@@ -55,7 +55,7 @@ impl ProcessGroupConfig {
     ///
     /// # Errors
     ///
-    /// A name that is taken; a parent that there is not.
+    /// A name that is taken; an unknown parent.
     pub fn add_node(&mut self, node: ProcessGroupNode, parent: &str) -> Result<()> {
         let parent = self.index(parent)?;
         if self.index(&node.name).is_ok() {

@@ -38,6 +38,9 @@ impl<A> Batch<A> {
     pub const CONDITIONS: &'static str = "conditions";
     /// Class labels or other numbers of each sample, `[batch, feature]`, for models whose conditions are fields.
     pub const CLASS_LABELS: &'static str = "class_labels";
+    /// Rows and columns of the points of patches on the grid, `[patch, 2, height, width]` (`Int64`); see
+    /// [`Patching`](crate::Patching).
+    pub const GLOBAL_INDEX: &'static str = "global_index";
     /// Positions of points, `[point, coordinate]` or `[batch, point, coordinate]`.
     pub const POSITIONS: &'static str = "positions";
     /// Pairs of connected points, `[2, edge]`.

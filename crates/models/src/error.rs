@@ -9,7 +9,7 @@ pub enum Error {
     Config {
         /// The model.
         model: &'static str,
-        /// Which argument, what it is, and what it must be.
+        /// The argument, its value, and the values that are accepted.
         reason: String,
     },
     /// An input of a shape that the model does not take.

@@ -9,6 +9,11 @@ pub struct FieldSpec {
     pub source: String,
     /// Number of points along each spatial dim.
     pub extents: Vec<usize>,
+    /// Number of points along each spatial dim of the targets, if they are on another grid than the inputs.
+    pub target_extents: Option<Vec<usize>>,
+    /// Extents of the patches, for a network that is built for the extents of the fields and
+    /// [reads patches](crate::Architecture::reads_patches); otherwise `None`.
+    pub patch_extents: Option<Vec<usize>>,
     /// Channels of the inputs that come from the data.
     pub in_channels: usize,
     /// Further input channels with the positions of the points and static fields.
@@ -50,6 +55,36 @@ impl FieldSpec {
                 self.source
             )
         })
+    }
+
+    /// Checks the grid of a model's outputs, if the targets have one of their own; `mend` says how to get outputs on it.
+    ///
+    /// # Errors
+    ///
+    /// Another grid than the targets'.
+    pub(crate) fn check_target_extents(
+        &self,
+        model: &'static str,
+        outputs: &[usize],
+        mend: impl FnOnce(&[usize]) -> String,
+    ) -> Result<()> {
+        let Some(targets) = &self.target_extents else { return Ok(()) };
+        ensure(model, outputs == targets, || {
+            format!(
+                "for inputs of {:?} points the model's outputs have {outputs:?}, but the targets of {} have {targets:?}; {}",
+                self.extents,
+                self.source,
+                mend(targets)
+            )
+        })
+    }
+
+    /// Factor by which the targets' grid is finer than the inputs', along all dims; `None` if there is no such integer.
+    pub(crate) fn target_scale(&self) -> Option<usize> {
+        let targets = self.target_extents.as_ref().unwrap_or(&self.extents);
+        let factor = targets.first()?.checked_div(*self.extents.first()?)?;
+        let pairs = self.extents.iter().zip(targets);
+        pairs.into_iter().all(|(from, to)| from.checked_mul(factor) == Some(*to)).then_some(factor)
     }
 
     /// Checks the numbers of channels, each given with its key.

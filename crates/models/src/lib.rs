@@ -106,7 +106,7 @@ pub use cnext_unet::{CNextUNet, CNextUNetConfig};
 pub use conv_net::{ConvNet, ConvNetConfig};
 pub use dhariwal_unet::{DhariwalUNet, DhariwalUNetConfig};
 pub use diffusion::{
-    EdmLoss, EdmPreconditioning, EdmSampler, EdmSchedule, LossReduction, SamplerKind, SigmaData,
+    EdmLoss, EdmPreconditioning, EdmSampler, EdmSchedule, LossReduction, Patching, SamplerKind, SigmaData,
 };
 pub use distributed_afno::{DistributedAfno, DistributedAfnoConfig};
 pub use dit::{

@@ -12,6 +12,7 @@ use isobar_shard::{
 };
 use isobar_torch::guard::Autocast;
 use rstest::rstest;
+use serde_json::json;
 use tch::{Device, Kind, Tensor};
 
 use crate::golden::cases::Golden;
@@ -27,10 +28,42 @@ const ROUNDOFF: f64 = 1.0 / 256.0;
 type Results = [Vec<Tensor>; 2];
 
 fn case(name: &str) -> Golden {
+    const FIELDS: &[i64] = &[2, 2, 12, 8];
+    match name {
+        "vit" => {
+            let attrs = json!({
+                "inp_shape": [12, 8], "in_channels": 2, "out_channels": 2, "patch_size": [2, 2], "embed_dim": 16, "depth": 2,
+                "num_heads": 2,
+            });
+            return Golden::made(name, attrs, &[("fields", FIELDS)], FIELDS);
+        }
+        "conv_net" => {
+            let attrs = json!({ "in_channels": 2, "out_channels": 2, "dimension": 2, "hidden_channels": 8, "depth": 3 });
+            return Golden::made(name, attrs, &[("fields", FIELDS)], FIELDS);
+        }
+        "dhariwal_unet" => {
+            let inputs = [("fields", FIELDS), ("noise_labels", &[2][..])];
+            return Golden::made(name, dhariwal_unet(), &inputs, FIELDS);
+        }
+        "edm_preconditioner" => {
+            let mut network = dhariwal_unet();
+            network["type"] = json!("dhariwal_unet");
+            let inputs = [("fields", FIELDS), ("sigma", &[2][..])];
+            return Golden::made(name, json!({ "model": network }), &inputs, FIELDS);
+        }
+        _ => {}
+    }
     match name.starts_with("model_") || name.starts_with("sphere_") || name.ends_with("_small") {
         true => Golden::read(name),
         false => Golden::own(name),
     }
+}
+
+fn dhariwal_unet() -> serde_json::Value {
+    json!({
+        "img_resolution": [12, 8], "in_channels": 2, "out_channels": 2, "model_channels": 64, "channel_mult": [1, 1],
+        "channel_mult_emb": 1, "num_blocks": 1, "attn_resolutions": [6], "dropout": 0.0,
+    })
 }
 
 /// A tensor in single precision, or with values of bfloat16.
@@ -164,8 +197,13 @@ fn distance(got: &[Tensor], want: &[Tensor]) -> f64 {
 fn near_single_precision(
     #[values(
         "afno_small",
+        "aurora",
+        "conv_net",
+        "dhariwal_unet",
+        "distributed_afno_small",
         "edm_precond_positions",
         "edm_precond_super_resolution_plain",
+        "edm_preconditioner",
         "fno2d_small",
         "geo_transolver_streams",
         "model_afno_patch_2x4",
@@ -191,7 +229,8 @@ fn near_single_precision(
         "song_unet_pos_embd_learnable",
         "song_unet_pos_lt_embd_train",
         "sphere_cnext_unet_2d",
-        "transolver_plus_grid"
+        "transolver_plus_grid",
+        "vit"
     )]
     name: &'static str,
 ) {

@@ -1,5 +1,5 @@
-//! Convolutional models over sharded fields against themselves on one rank: outputs, gradients, and 20 steps
-//! of training in double precision, the losses of these in single precision as far as rounding lets them.
+//! Convolutional models over sharded fields against themselves on one rank: outputs, gradients and training in double precision,
+//! losses in single precision as far as rounding lets them.
 
 use isobar_models::{
     Activation, CNextUNetConfig, ConvNetConfig, ModelConfig, Normalization, NormalizationArgs, PaddingMode,

@@ -1,5 +1,5 @@
 //! Spectral models over sharded fields against themselves on one rank: outputs, gradients and training in double precision,
-//! the losses of 20 steps in single precision.
+//! losses in single precision.
 #![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
 
 use std::time::Duration;
@@ -15,10 +15,9 @@ use isobar_shard::{CommTrace, Layout, MeshParams, ParamStore, Params, Placement,
 use rstest::rstest;
 use tch::{Device, Kind, Tensor};
 
-use crate::common::nudge;
+use crate::common::{nudge, twin::steps_on};
 
 const DOUBLE: (Kind, Device) = (Kind::Double, Device::Cpu);
-const STEPS: usize = 20;
 const RATE: f64 = 0.05;
 
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -119,9 +118,9 @@ struct Run {
 }
 
 /// Trains by gradient descent; `step` runs forward and backward, and returns the output and the loss.
-fn train(store: &ParamStore, step: impl Fn() -> (Tensor, f64)) -> Run {
+fn train(store: &ParamStore, steps: usize, step: impl Fn() -> (Tensor, f64)) -> Run {
     let mut run = Run { output: Tensor::new(), losses: vec![], grads: vec![], parameters: vec![] };
-    for index in 0..STEPS {
+    for index in 0..steps {
         store.zero_grad().unwrap();
         let (output, loss) = step();
         run.losses.push(loss);
@@ -160,21 +159,25 @@ impl Data {
     }
 }
 
-/// Gives `read` the training on one rank, from parameters that are nudged where there is a seed, and the field's gradient
-/// after the first step.
-fn dense<R>(subject: Subject, kind: Kind, seed: Option<u64>, read: impl FnOnce(&Run, &Tensor) -> R) -> R {
-    let name = format!("{subject:?} {kind:?} {seed:?}");
-    DENSE.with(name, || run_dense(subject, kind, seed), |(run, gradient)| read(run, gradient))
+/// Calls `read` with a run of `steps` on one rank and the field's gradient after the first step. A seed nudges the parameters
+/// first.
+fn dense<R>(
+    (subject, kind, steps): (Subject, Kind, usize),
+    seed: Option<u64>,
+    read: impl FnOnce(&Run, &Tensor) -> R,
+) -> R {
+    let name = format!("{subject:?} {kind:?} {steps} {seed:?}");
+    DENSE.with(name, || run_dense((subject, kind, steps), seed), |(run, gradient)| read(run, gradient))
 }
 
-fn run_dense(subject: Subject, kind: Kind, seed: Option<u64>) -> (Run, Tensor) {
+fn run_dense((subject, kind, steps): (Subject, Kind, usize), seed: Option<u64>) -> (Run, Tensor) {
     let Data { x, modulation, target } = Data::new(subject, kind);
     let mut store = store(kind);
     let model = subject.make(&mut store);
     seed.iter().for_each(|seed| nudge(&store, *seed));
     let leaf = x.set_requires_grad(true);
     let first = std::cell::RefCell::new(None);
-    let run = train(&store, || {
+    let run = train(&store, steps, || {
         let output = model(&leaf, &modulation).unwrap();
         let loss = output.mse_loss(&target, tch::Reduction::Mean);
         loss.backward();
@@ -243,7 +246,8 @@ fn sharded(
         .collect();
     let modulation = distribute(&modulation, &of_batch);
     let first = std::cell::RefCell::new(None);
-    let run = train(&store, || {
+    let mesh_shape: Vec<i64> = mesh.shape().into_iter().map(|ranks| ranks as i64).collect();
+    let run = train(&store, steps_on(&mesh_shape), || {
         let output = model(&x, &modulation).unwrap();
         let loss = isobar_array::Reduce::mse_loss(&output, &target).unwrap();
         loss.backward().unwrap();
@@ -282,7 +286,7 @@ fn runs(
 }
 
 fn assert_learns(run: &Run) {
-    assert!(run.losses[STEPS - 1] < run.losses[0], "{:?}", run.losses);
+    assert!(run.losses.last() < run.losses.first(), "{:?}", run.losses);
 }
 
 fn check(subject: Subject, mesh_shape: &[i64], placements: &[Placement]) {
@@ -291,7 +295,8 @@ fn check(subject: Subject, mesh_shape: &[i64], placements: &[Placement]) {
 
 fn check_parts(subject: Subject, mesh_shape: &[i64], placements: &[Placement], parts: Parts) {
     let runs = runs(subject, Kind::Double, mesh_shape, placements, parts);
-    dense(subject, Kind::Double, None, |want, want_x| {
+    let steps = steps_on(mesh_shape);
+    dense((subject, Kind::Double, steps), None, |want, want_x| {
         assert_learns(want);
         for (got, got_x) in &runs {
             assert_close("output", &got.output, &want.output);
@@ -302,7 +307,7 @@ fn check_parts(subject: Subject, mesh_shape: &[i64], placements: &[Placement], p
             assert_close("losses", &Tensor::from_slice(&got.losses), &Tensor::from_slice(&want.losses));
             for ((name, _), (got, want)) in got.grads.iter().zip(got.parameters.iter().zip(&want.parameters))
             {
-                assert_close(&format!("{name} after {STEPS} steps"), got, want);
+                assert_close(&format!("{name} after {steps} steps"), got, want);
             }
         }
     });
@@ -422,11 +427,12 @@ fn losses_in_single_precision_of_lines(
 fn check_losses(subject: Subject, axes: &[(i64, usize)]) {
     let (mesh_shape, placements): (Vec<i64>, Vec<Placement>) =
         axes.iter().map(|&(ranks, dim)| (ranks, Placement::Shard(dim))).unzip();
-    let want = dense(subject, Kind::Float, None, |want, _| {
+    let what = (subject, Kind::Float, steps_on(&mesh_shape));
+    let want = dense(what, None, |want, _| {
         assert_learns(want);
         want.losses.clone()
     });
-    let near = [1, 2].map(|seed| dense(subject, Kind::Float, Some(seed), |run, _| run.losses.clone()));
+    let near = [1, 2].map(|seed| dense(what, Some(seed), |run, _| run.losses.clone()));
     let want = SingleRun::new(want, &near);
     for (got, _) in runs(subject, Kind::Float, &mesh_shape, &placements, Parts::Equal) {
         want.assert_same(&got.losses);

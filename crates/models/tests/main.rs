@@ -14,6 +14,7 @@ mod golden;
 mod kernels;
 mod mixed_precision;
 mod models;
+mod patching;
 mod pending;
 mod registry;
 mod size;

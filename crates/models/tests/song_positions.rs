@@ -126,7 +126,7 @@ fn lead_times_of_patches() -> Twin {
 }
 
 #[rstest]
-#[case(split(&[(2, 2)]))]
+#[case(split(&[(4, 2)]))]
 #[case(split(&[(3, 3)]))]
 #[case(split(&[(2, 2), (2, 3)]))]
 #[case(vec![(2, vec![("fields", 0), ("noise_labels", 0), ("lead_time_label", 0)]), (2, vec![("fields", 3)])])]
@@ -250,7 +250,7 @@ fn super_resolution(gridtype: GridType, channels: usize) -> Twin {
 }
 
 #[rstest]
-#[case(split(&[(3, 3)]))]
+#[case(split(&[(4, 3)]))]
 #[case(vec![(2, vec![("fields", 2), ("conditions", 2)]), (2, vec![("fields", 3), ("conditions", 3)])])]
 fn super_resolution_is_the_same_on_shards(
     #[values(super_resolution(GridType::Sinusoidal, 4), super_resolution(GridType::Learnable, 2))] twin: Twin,
@@ -293,6 +293,19 @@ fn super_resolution_is_read_from_tables() {
     let of_lead_times: ModelConfig = serde_json::from_value(of_lead_times).unwrap();
     let error = of_lead_times.check(&fields).unwrap_err().to_string();
     assert!(error.contains("reads the array \"lead_time_label\""), "{error}");
+    let on_patches = |patch| FieldSpec { patch_extents: Some(patch), ..fields.clone() };
+    config.check(&on_patches(vec![4, 6])).unwrap();
+    let error = config.check(&on_patches(vec![4, 5])).unwrap_err().to_string();
+    assert!(error.contains("patch_shape is [4, 5], expected multiples of 2"), "{error}");
+    assert!(error.ends_with("--set 'diffusion.patches.patch_shape=[4, 6]'"), "{error}");
+    let mut of_one_grid = table.clone();
+    of_one_grid["additive_pos_embed"] = json!(true);
+    let of_one_grid: ModelConfig = serde_json::from_value(of_one_grid).unwrap();
+    let error = of_one_grid.check(&on_patches(vec![4, 6])).unwrap_err().to_string();
+    assert!(
+        error.contains("computes on [8, 8] points only; --set model.additive_pos_embed=false"),
+        "{error}"
+    );
     let error = config.check(&FieldSpec { condition_channels: 3, ..fields }).unwrap_err().to_string();
     assert!(error.contains("--set model.img_in_channels=7"), "{error}");
     assert!(config.denoises().is_some());

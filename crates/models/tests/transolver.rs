@@ -131,7 +131,7 @@ fn lists_of_points_are_those_of_one_rank(
 #[case::batch(split(&[(2, 0), (2, 3)]), 2)]
 #[case::deep(split(&[(2, 2), (2, 4)]), 3)]
 fn grids_are_those_of_one_rank(
-    #[values("transolver", "plus", "unified", "flare", "geo")] model: &str,
+    #[values("transolver", "plus", "unified", "flare", "geo", "concrete")] model: &str,
     #[values(1, 2)] tiles: usize,
     #[case] axes: Vec<Axis>,
     #[case] dims: usize,
@@ -166,6 +166,7 @@ fn grids_are_those_of_one_rank(
             geometry_dim: Some(dims),
             global_dim: None,
             structured_shape,
+            concrete_dropout: model == "concrete",
             tiles,
             ..geo(2, 1)
         }),

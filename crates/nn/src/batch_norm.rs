@@ -70,7 +70,7 @@ impl<A: Array> BatchNorm<A> {
     ///
     /// # Errors
     ///
-    /// As [`new`](Self::new).
+    /// See [`new`](Self::new).
     pub fn with_options(
         num_features: i64,
         options: BatchNormOptions,
@@ -90,6 +90,21 @@ impl<A: Array> BatchNorm<A> {
     /// # Errors
     ///
     /// Another number of channels, or an exchange that fails.
+    ///
+    /// ```
+    /// use isobar_array::Generator;
+    /// use isobar_nn::{BatchNorm, Mode};
+    /// use isobar_shard::ParamStore;
+    /// use tch::{Device, Kind, Tensor};
+    ///
+    /// let mut store = ParamStore::new(Generator::new(1));
+    /// let norm = BatchNorm::new(1, &mut store)?;
+    /// let x = Tensor::ones([4, 1, 5], (Kind::Float, Device::Cpu)) * 10.0;
+    /// norm.forward(&x, Mode::train(&Generator::new(2)))?;
+    /// // A tenth of the way from 0 to the mean of the batch.
+    /// assert!((store.state_dict()?["running_mean"].double_value(&[0]) - 1.0).abs() < 1e-6);
+    /// # Ok::<(), isobar_nn::Error>(())
+    /// ```
     pub fn forward(&self, x: &A, mode: Mode<'_>) -> Result<A> {
         let (weight, bias) = self.affine.as_ref().map(|(weight, bias)| (weight, bias)).unzip();
         let running = RunningStats { mean: &self.mean, var: &self.var, momentum: self.momentum };

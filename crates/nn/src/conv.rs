@@ -36,7 +36,7 @@ impl<A: Array> ConvNd<A> {
     ///
     /// # Errors
     ///
-    /// As [`new`](Self::new).
+    /// See [`new`](Self::new).
     pub fn without_bias(
         channels: [i64; 2],
         kernel: &[i64],
@@ -111,7 +111,7 @@ impl<A: Array> ConvTransposeNd<A> {
     ///
     /// # Errors
     ///
-    /// As [`new`](Self::new).
+    /// See [`new`](Self::new).
     pub fn without_bias(
         channels: [i64; 2],
         kernel: &[i64],
@@ -227,7 +227,7 @@ macro_rules! fixed {
             ///
             /// # Errors
             ///
-            /// As [`new`](Self::new).
+            /// See [`new`](Self::new).
             pub fn without_bias(
                 in_channels: i64,
                 out_channels: i64,
@@ -296,7 +296,7 @@ macro_rules! fixed {
             ///
             /// # Errors
             ///
-            /// As [`new`](Self::new).
+            /// See [`new`](Self::new).
             pub fn without_bias(
                 in_channels: i64,
                 out_channels: i64,

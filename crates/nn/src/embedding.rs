@@ -102,7 +102,7 @@ impl<A: Array> PatchEmbed<A> {
     ///
     /// # Errors
     ///
-    /// As [`new`](Self::new).
+    /// See [`new`](Self::new).
     pub fn with_init(
         patch_size: impl Into<Vec<i64>>,
         [in_chans, embed_dim]: [i64; 2],
@@ -141,7 +141,19 @@ impl<A: Array> PatchEmbed<A> {
     ///
     /// # Errors
     ///
-    /// As [`forward`](Self::forward).
+    /// See [`forward`](Self::forward).
+    ///
+    /// ```
+    /// use isobar_array::Generator;
+    /// use isobar_nn::PatchEmbed;
+    /// use isobar_shard::ParamStore;
+    /// use tch::{Device, Kind, Tensor};
+    ///
+    /// let embed = PatchEmbed::new([4, 2], 3, 16, &mut ParamStore::new(Generator::new(1)))?;
+    /// let x = Tensor::ones([2, 3, 8, 6], (Kind::Float, Device::Cpu));
+    /// assert_eq!(embed.forward_grid(&x)?.size(), [2, 3, 2, 16]);
+    /// # Ok::<(), isobar_nn::Error>(())
+    /// ```
     pub fn forward_grid(&self, x: &A) -> Result<A> {
         let (shape, dims) = (x.shape(), self.patch.len());
         let names = dim_names(dims);

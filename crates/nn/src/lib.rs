@@ -10,6 +10,7 @@
 //! | [`LayerNorm`], [`RmsNorm`], [`GroupNorm`], [`InstanceNorm`], [`BatchNorm`] | `torch.nn.LayerNorm`, `RMSNorm`, … |
 //! | [`Activation`], [`ActivationLayer`] | `torch.nn.GELU`, `PReLU`, … |
 //! | [`Dropout`], [`DropPath`] | `torch.nn.Dropout`, `torchvision.ops.StochasticDepth` |
+//! | [`ConcreteDropout`] | PhysicsNeMo's `ConcreteDropout` |
 //! | [`Mlp`] | `timm.layers.Mlp` |
 //! | [`Embedding`], [`PatchEmbed`] | `torch.nn.Embedding`, `timm.layers.PatchEmbed` |
 //! | [`PositionEmbedding`], [`SinusoidalEmbedding`], [`RotaryEmbedding`], [`AxialRotaryEmbedding`] | |
@@ -58,6 +59,7 @@ mod attention;
 mod axial;
 mod batch_norm;
 mod check;
+mod concrete_dropout;
 mod conv;
 mod dropout;
 mod embedding;
@@ -74,6 +76,7 @@ pub use activation::{Activation, ActivationLayer, Functional, one_or_many};
 pub use attention::{MultiheadAttention, MultiheadAttentionOptions};
 pub use axial::AxialRotaryEmbedding;
 pub use batch_norm::{BatchNorm, BatchNormOptions};
+pub use concrete_dropout::ConcreteDropout;
 pub use conv::{
     Conv1d, Conv2d, Conv3d, ConvNd, ConvTranspose1d, ConvTranspose2d, ConvTranspose3d, ConvTransposeNd,
 };

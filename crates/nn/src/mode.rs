@@ -14,7 +14,7 @@ pub enum Mode<'a> {
     Train {
         /// The random numbers, in the same state on every rank.
         generator: &'a Generator,
-        /// Which samples of the global batch this rank has; `None` means all of them.
+        /// Samples of the global batch that this rank has; `None` means all of them.
         batch: Option<BatchPart>,
     },
 }
@@ -35,6 +35,19 @@ impl<'a> Mode<'a> {
     }
 
     /// Training on the part of the global batch of `total` samples that begins at `offset`.
+    ///
+    /// ```
+    /// use isobar_array::Generator;
+    /// use isobar_nn::{Dropout, Mode};
+    /// use tch::{Device, Kind, Tensor};
+    ///
+    /// // Samples 2 and 3 of a batch of 4 are dropped alike on any number of ranks.
+    /// let (dropout, x) = (Dropout::new(0.5)?, Tensor::ones([4, 100], (Kind::Float, Device::Cpu)));
+    /// let all = dropout.forward(&x, Mode::train(&Generator::new(1)))?;
+    /// let part = dropout.forward(&x.narrow(0, 2, 2), Mode::train_part(&Generator::new(1), 2, 4))?;
+    /// assert_eq!(part, all.narrow(0, 2, 2));
+    /// # Ok::<(), isobar_nn::Error>(())
+    /// ```
     pub fn train_part(generator: &'a Generator, offset: i64, total: i64) -> Self {
         Mode::Train { generator, batch: Some(BatchPart { offset, total }) }
     }
@@ -58,7 +71,7 @@ impl<'a> Mode<'a> {
     ///
     /// # Errors
     ///
-    /// As [`dropout`](Self::dropout).
+    /// See [`dropout`](Self::dropout).
     pub fn drop_path<A: Array>(&self, x: &A, p: f64, batch_dim: usize) -> Result<A> {
         let mut shape = vec![Some(1); x.shape().len()];
         shape[batch_dim] = None;

@@ -55,7 +55,7 @@ impl<A: Array> LayerNorm<A> {
     ///
     /// # Errors
     ///
-    /// As [`new`](Self::new).
+    /// See [`new`](Self::new).
     pub fn with_eps(normalized_shape: &[i64], eps: f64, params: &mut impl Params<Array = A>) -> Result<Self> {
         check_shape("LayerNorm", normalized_shape)?;
         let (weight, bias) = affine(normalized_shape, params)?;
@@ -85,7 +85,19 @@ impl<A: Array> LayerNorm<A> {
     ///
     /// # Errors
     ///
-    /// As [`forward`](Self::forward).
+    /// See [`forward`](Self::forward).
+    ///
+    /// ```
+    /// use isobar_nn::LayerNorm;
+    /// use tch::Tensor;
+    ///
+    /// // Two channels at two points: [batch, channel, extent].
+    /// let x = Tensor::from_slice(&[1.0, 10.0, 3.0, 30.0]).view([1, 2, 2]);
+    /// let y = LayerNorm::without_affine(&[2], 0.0)?.forward_channels_first(&x)?;
+    /// let want = Tensor::from_slice(&[-1.0, -1.0, 1.0, 1.0]).view([1, 2, 2]);
+    /// assert!(y.allclose(&want, 1e-9, 1e-9, false));
+    /// # Ok::<(), isobar_nn::Error>(())
+    /// ```
     pub fn forward_channels_first(&self, x: &A) -> Result<A> {
         let dims = x.shape().len() as i64;
         let last: Vec<i64> = [0].into_iter().chain(2..dims).chain([1]).collect();
@@ -209,7 +221,7 @@ impl<A: Array> GroupNorm<A> {
     ///
     /// # Errors
     ///
-    /// As [`new`](Self::new).
+    /// See [`new`](Self::new).
     pub fn with_eps(
         num_groups: i64,
         num_channels: i64,

@@ -44,7 +44,7 @@ impl<A: Array> PositionEmbedding<A> {
     ///
     /// # Errors
     ///
-    /// As [`new`](Self::new).
+    /// See [`new`](Self::new).
     pub fn with_init(
         name: &str,
         [tokens, features]: [i64; 2],
@@ -69,7 +69,7 @@ impl<A: Array> PositionEmbedding<A> {
     ///
     /// # Errors
     ///
-    /// As [`forward`](Self::forward).
+    /// See [`forward`](Self::forward).
     pub fn forward_grid(&self, x: &A) -> Result<A> {
         let mut shape = x.shape();
         let Some(batch_dim) = shape.len().checked_sub(2).filter(|&dims| dims > 0) else {

@@ -118,7 +118,7 @@ impl<A: Array> SpectralConv<A> {
     ///
     /// # Errors
     ///
-    /// As [`forward`](Self::forward).
+    /// See [`forward`](Self::forward).
     pub fn forward_channels_last(&self, x: &A) -> Result<A> {
         let (shape, count) = (x.shape(), self.modes.len());
         let fits = |(dim, (&modes, &extent)): (usize, (&i64, &i64))| {

@@ -69,7 +69,7 @@ impl<A: Array> SpectralWeight<A> {
         })
     }
 
-    /// The whole weight, complex, with parts of the given kind.
+    /// The whole weight, complex, with parts of the given dtype.
     pub(super) fn complex(&self, kind: Kind) -> Result<A> {
         let pairs = |parameter: &A| parameter.to_kind(kind)?.view_as_complex();
         match self {

@@ -30,7 +30,7 @@ pub(crate) struct Client {
     incoming: Vec<u8>,
     /// Answers still to come that nobody waits for any more.
     owed: usize,
-    /// Why the connection is of no more use.
+    /// Reason why the connection can no longer be used.
     broken: Option<String>,
 }
 

@@ -153,7 +153,7 @@ impl TcpStore {
     ///
     /// # Errors
     ///
-    /// An unknown kind, and the errors of the methods.
+    /// An unknown kind of request, and the errors of the methods.
     pub fn request(&self, kind: u8, number: i64, parts: Vec<Vec<u8>>) -> Result<(i64, Option<Vec<u8>>)> {
         let kind = Kind::of(kind).ok_or_else(|| {
             NoAnswer::Broken(format!("there is no request of kind {kind}")).at(self.address())
@@ -192,7 +192,11 @@ impl TcpStore {
             Kind::Done => Ok(answer),
             Kind::Missing => {
                 let seconds = waits.unwrap_or(self.timeout).as_secs_f64();
-                let problem = format!("nobody has set `{}` within {seconds} s", word(&answer));
+                let problem = format!(
+                    "the key `{}` was not set within {seconds} s, expected another process to set it; check whether all ranks \
+                     have started and whether one has failed, or give a longer timeout",
+                    word(&answer)
+                );
                 Err(NoAnswer::Late(problem).at(self.address()))
             }
             _ => Err(failed(word(&answer))),

@@ -64,7 +64,7 @@ fn the_store_waits_and_times_out() {
     assert_eq!(waiting.join().unwrap(), b"now");
     for store in [&store, &client(&store)] {
         let error = store.wait(&["late", "never"], SHORT).unwrap_err().to_string();
-        assert!(error.contains("timeout: nobody has set `never` within 0.2 s"), "{error}");
+        assert!(error.contains("timeout: the key `never` was not set within 0.2 s"), "{error}");
         assert!(store.get("never", SHORT).is_err());
         store.set("after", b"an error").unwrap();
     }

@@ -131,8 +131,8 @@ impl Local for ShardTensor {
         })?)
     }
 
-    fn pick(&self, dims: &[usize], index: &Tensor, like: &Self) -> isobar_array::Result<Self> {
-        Ok(ShardTensor::pick(self, dims, index, like)?)
+    fn pick(&self, dims: &[usize], wanted: &[(&Tensor, &Self)]) -> isobar_array::Result<Vec<Self>> {
+        Ok(ShardTensor::pick(self, dims, wanted)?)
     }
 
     fn num_shards(&self, dims: &[usize]) -> usize {

@@ -27,7 +27,7 @@ pub enum Error {
         missing: Vec<String>,
         /// Names that the state dict has and the model lacks.
         unused: Vec<String>,
-        /// Tensors of another shape or kind, one sentence each.
+        /// Tensors of another shape or dtype, one sentence each.
         wrong: Vec<String>,
     },
     /// A file of tensors could not be read.

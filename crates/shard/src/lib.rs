@@ -47,8 +47,9 @@ pub use ops::fourier::distributed::{DistributedIrfft2, DistributedRfft2};
 pub use ops::neighbours::{Ball, LimitedBall};
 pub use parallel::Parallel;
 pub use params::{
-    GradientSource, GradientState, Init, MeshParams, MeshShard, ModelSize, ParamCount, ParamStore, Parameter,
-    ParameterLayouts, ParameterWatch, Params, Scope, Source, StateDict, read_safetensors,
+    BufferValues, ComputedBuffer, GradientSource, GradientState, Init, MeshParams, MeshShard, ModelSize,
+    ParamCount, ParamStore, Parameter, ParameterLayouts, ParameterWatch, Params, Scope, Source, StateDict,
+    read_safetensors,
 };
 pub use promote::{OnMesh, Operand};
 pub use region::ParallelRegion;

@@ -9,8 +9,9 @@ use crate::region::ParallelRegion;
 /// Mappings into and out of a [`ParallelRegion`]. Every rank of the region must call them in the same order, and every rank
 /// must call backward. In a region of one rank they are the identity.
 ///
-/// The first four pair global tensors, in which a replicated value counts once. The last two are for work between: what
-/// [`all_gather`](Self::all_gather) gives, each rank goes on with differently.
+/// Those named `…_to_region` and `…_from_region` take or give global tensors, in which a replicated value counts once.
+/// [`all_gather`](Self::all_gather) and [`reduce_scatter`](Self::reduce_scatter) are for the work between, where each rank
+/// computes something else with the same array.
 ///
 /// `sizes` are the ranks' extents along `dim`; `None` means equal parts.
 #[expect(
@@ -37,7 +38,7 @@ pub trait Parallel: Sized {
     /// Inside, from each rank's summand to the rank's part of the sum along `dim`. Backward gathers.
     fn reduce_scatter(&self, dim: i64, sizes: Option<&[i64]>, region: &ParallelRegion) -> Result<Self>;
 
-    /// [`copy_to_region`](Self::copy_to_region) of several arrays of one kind, with a single reduction backward.
+    /// [`copy_to_region`](Self::copy_to_region) of several arrays of one dtype, with a single reduction backward.
     fn copy_all_to_region(arrays: &[&Self], region: &ParallelRegion) -> Result<Vec<Self>>
     where
         Self: Array,

@@ -50,6 +50,18 @@ impl ParallelRegion {
     }
 
     /// First index and extent of this rank's part of `extent`.
+    ///
+    /// ```
+    /// use isobar_collectives::threads;
+    /// use isobar_shard::ParallelRegion;
+    ///
+    /// threads::run(2, std::time::Duration::from_secs(30), |group| {
+    ///     // 5 attention heads over 2 ranks.
+    ///     let region = ParallelRegion::new(group);
+    ///     assert_eq!(region.sizes(5), [3, 2]);
+    ///     assert_eq!(region.part(5), [(0, 3), (3, 2)][region.rank()]);
+    /// });
+    /// ```
     pub fn part(&self, extent: i64) -> (i64, i64) {
         let sizes = self.sizes(extent);
         (sizes[..self.rank()].iter().sum(), sizes[self.rank()])

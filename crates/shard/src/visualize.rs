@@ -9,7 +9,7 @@ use crate::layout::{Dim, Layout, coordinates};
 /// More dims than this do not fit on a page.
 const MOST_DIMS: usize = 3;
 
-/// Which ranks hold which indices of a layout, to be printed, or drawn by [`svg`](Self::svg).
+/// View of the ranks that hold each index of a layout, to be printed, or drawn by [`svg`](Self::svg).
 #[derive(Debug, Clone)]
 pub struct ShardingView {
     title: String,

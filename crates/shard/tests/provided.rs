@@ -146,7 +146,11 @@ impl Local for Plain {
         redistribute_like(other: &Self => &other.0);
         replicate_dims(dims: &[usize]);
         on_shards_of(like: &Self => &like.0, dims: usize, f: OnShard<'_>);
-        pick(dims: &[usize], index: &Tensor, like: &Self => &like.0);
+    }
+
+    fn pick(&self, dims: &[usize], wanted: &[(&Tensor, &Self)]) -> Result<Vec<Self>> {
+        let wanted: Vec<_> = wanted.iter().map(|&(index, like)| (index, &like.0)).collect();
+        Ok(self.0.pick(dims, &wanted)?.into_iter().map(Plain).collect())
     }
 
     fn into_local(&self) -> Result<(Tensor, ())> {

@@ -1,4 +1,4 @@
-//! Rust's element types as torch kinds, complex and bfloat16 included.
+//! Rust's element types as torch dtypes, complex and bfloat16 included.
 //!
 //! tch has no complex elements, and takes [`half::bf16`] for [`Kind::Half`]; here each type has the kind of its own
 //! bits. Complex numbers are those of `num-complex`: torch's layout (`repr(C)`, real part first) with arithmetic,
@@ -23,12 +23,12 @@ pub type Complex64 = num_complex::Complex64;
 
 /// A type that tensors of [`Self::KIND`] are made of.
 pub trait Element: sealed::Sealed + Copy + Send + Sync + 'static {
-    /// The kind whose elements have this type's bits.
+    /// The dtype whose elements have this type's bits.
     const KIND: Kind;
 }
 
 mod sealed {
-    /// Promises that the type has the size and bits of its kind, and that any bits are a value, `bool` excepted.
+    /// Promises that the type has the size and bits of its dtype, and that any bits are a value, `bool` excepted.
     pub trait Sealed {}
 }
 
@@ -52,7 +52,7 @@ pub fn element_size(kind: Kind) -> usize {
     kind.elt_size_in_bytes()
 }
 
-/// libtorch's number of a kind, c10::ScalarType.
+/// libtorch's number of a dtype, c10::ScalarType.
 pub(crate) fn scalar_type(kind: Kind) -> c_int {
     match kind {
         Kind::Uint8 => 0,

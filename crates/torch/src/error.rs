@@ -28,7 +28,7 @@ pub enum Error {
     /// A closure that ran inside backward returned an error.
     #[error("{what} failed: {}", error_text(error.as_ref()))]
     Closure {
-        /// Which closure: the function's backward, or a hook.
+        /// Name of the closure: the function's backward, or a hook.
         what: String,
         /// Returned error, also the source; downcast it to tell errors apart.
         #[source]
@@ -37,7 +37,7 @@ pub enum Error {
     /// A closure that ran inside backward panicked.
     #[error("{what} panicked: {message}")]
     Panic {
-        /// Which closure: the function's backward, or a hook.
+        /// Name of the closure: the function's backward, or a hook.
         what: String,
         /// The panic's message.
         message: String,

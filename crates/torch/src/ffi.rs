@@ -63,6 +63,8 @@ unsafe extern "C" {
 
     pub(crate) fn isobar_cpu_capability() -> *const c_char;
 
+    pub(crate) fn isobar_skip_earlier_exit_handlers() -> c_int;
+
     pub(crate) fn isobar_function_apply(
         name: *const c_char,
         inputs: *const *const C_tensor,

@@ -28,7 +28,7 @@ use crate::ffi::{self, AutocastState};
 /// precision compute in a kind of 16 bits, and give it; their weights, and all gradients of these, stay as they are. Guards
 /// nest; drop them in reverse order.
 ///
-/// Backward goes by the kinds of the forward pass; it is run after the guard is dropped. Weights are cast anew wherever they are
+/// Backward goes by the dtypes of the forward pass; it is run after the guard is dropped. Weights are cast anew wherever they are
 /// used: a cast that is kept would lack a graph where it was made without gradients.
 ///
 /// ```
@@ -58,7 +58,7 @@ impl Autocast {
     ///
     /// # Errors
     ///
-    /// A kind that is not of 16 bits; a device without it.
+    /// A dtype that is not of 16 bits; a device without it.
     pub fn new(device: Device, kind: Kind) -> Result<Self> {
         let scalar_type = match kind {
             Kind::Half => HALF,
@@ -101,7 +101,7 @@ impl Drop for Autocast {
     }
 }
 
-/// The kind in which the calling thread's products on this device compute, where mixed precision is on.
+/// The dtype in which the calling thread's products on this device compute, where mixed precision is on.
 pub fn autocast_kind(device: Device) -> Option<Kind> {
     let state = autocast_state(device_type(device)?).ok()?;
     match (state.enabled, state.kind) {

@@ -43,7 +43,7 @@ pub(crate) struct Word {
 pub(crate) struct Heard {
     /// Names of this rank's own parameters without gradients, if any rank reports some.
     pub(crate) missing: Option<Vec<String>>,
-    /// The sum of the shares, and how far it may be from what it should be in the kind that it was summed in.
+    /// The sum of the shares, and how far it may be from what it should be in the dtype that it was summed in.
     pub(crate) shares: (f64, f64),
 }
 
@@ -380,7 +380,7 @@ impl Bucket {
     }
 }
 
-/// Which parameters share a bucket: in reverse order of creation, of one kind and device, about `bucket_bytes` each.
+/// Assigns parameters to buckets: in reverse order of creation, of one dtype and device, about `bucket_bytes` each.
 pub(crate) fn plan(params: &[Parameter], bucket_bytes: usize, classes: &[usize]) -> Vec<Vec<usize>> {
     let mut buckets: Vec<Vec<usize>> = Vec::new();
     let mut bytes = 0;

@@ -171,8 +171,8 @@ impl Trainer {
         Self { variables: variables.into_iter().collect(), ..self }
     }
 
-    /// Sets the weights of variables, latitudes and lead times in the loss. `latitudes` are those of the full fields, if the weights
-    /// need them; see [`Weights`].
+    /// Sets the weights of variables, latitudes, lead times and the regularization in the loss. `latitudes` are those of the full
+    /// fields, if the weights need them; see [`Weights`].
     #[must_use]
     pub fn weights(self, weights: WeightsConfig, latitudes: Option<Latitudes>) -> Self {
         Self { latitudes, ..self }.configure(|config| config.train.weights = weights)

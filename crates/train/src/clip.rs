@@ -16,6 +16,17 @@ use crate::params::{ParamPlacement, Parameter, Parameters};
 ///
 /// [`Error::NonFiniteGradient`] on every rank of the group where any gradient holds NaN or infinity; [`Error::WrongGradients`] where
 /// they are still to be summed over ranks.
+///
+/// ```
+/// use isobar_train::{Parameter, Parameters, grad_norm};
+/// use tch::Tensor;
+///
+/// let x = Tensor::f_from_slice(&[3.0f64, 4.0])?.f_set_requires_grad(true)?;
+/// let params = Parameters::new(vec![Parameter::replicated("x", &x)])?;
+/// x.f_square()?.f_sum(None)?.f_backward()?; // the gradient is [6, 8]
+/// assert_eq!(grad_norm(&params)?, 10.0);
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
 pub fn grad_norm(params: &Parameters) -> Result<f64> {
     refuse_unsummed(params)?;
     let local = LocalNorm::of(params)?;

@@ -94,7 +94,7 @@ pub struct TrainConfig {
     pub batch_size: usize,
     /// Loss, on normalised values. A list of losses, each with a key `weight`, stands for their weighted sum.
     pub loss: LossKind,
-    /// Weights of variables, levels, latitudes and lead times in the loss.
+    /// Weights of variables, levels, latitudes and lead times in the loss, and of the regularization.
     pub weights: WeightsConfig,
     /// The kinds of numbers that the network computes in.
     pub precision: Precision,

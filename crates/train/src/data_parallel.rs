@@ -111,7 +111,7 @@ impl DataParallel {
     ///
     /// [`Error::WrongGradients`] where the sum over the group is not the gradient: backward has summed those of a
     /// [`MeshParams`](isobar_shard::MeshParams) already, or leaves them pending on ranks outside the group.
-    /// [`Error::ParametersDiffer`] where ranks hold parameters of different names, shapes, kinds or placements; where
+    /// [`Error::ParametersDiffer`] where ranks hold parameters of different names, shapes, dtypes or placements; where
     /// a setting is out of its range; where a communication fails.
     pub fn new(
         params: &Parameters,
@@ -244,10 +244,9 @@ impl DataParallel {
             (None, _) => return Err(expected(&format!("missing for {local} samples"))),
             (Some(_), 0) => return Err(expected("given for 0 samples")),
         };
-        let weight = loss.f_full_like(local as f64 / global as f64);
-        let weight = weight.context(|| "the weight of a rank's loss".to_owned())?;
-        *lock(&self.share) += local as f64 / global as f64;
-        Ok(autograd::backward(&[loss], &[Some(weight)], BackwardOptions::default())?)
+        let share = local as f64 / global as f64;
+        *lock(&self.share) += share;
+        backward_of(loss, share)
     }
 
     /// All ranks call, having seen the same flag.
@@ -262,6 +261,12 @@ impl DataParallel {
             }),
         }
     }
+}
+
+/// Computes the gradients of `weight` times a term of this rank's loss. They stay on this rank.
+pub(crate) fn backward_of(term: &Tensor, weight: f64) -> Result<()> {
+    let weight = term.f_full_like(weight).context(|| "the weight of a rank's loss".to_owned())?;
+    Ok(autograd::backward(&[term], &[Some(weight)], BackwardOptions::default())?)
 }
 
 /// Of parameters that are split over axes of their mesh, the ranks that hold the same part; of others all ranks of `group`.

@@ -8,6 +8,9 @@ use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use tch::Tensor;
 
+use crate::patches::{Cover, PatchConfig};
+use crate::task::Step;
+
 /// Result whose error the engine passes on.
 type Result<T> = std::result::Result<T, Box<dyn std::error::Error + Send + Sync>>;
 
@@ -31,6 +34,8 @@ pub struct DiffusionConfig {
     pub condition_on_mean: bool,
     /// The sampler: from noise to a prediction, in validation and `isobar predict`.
     pub sampler: EdmSampler,
+    /// Training and sampling on patches of two-dimensional fields; without this table, on the full fields.
+    pub patches: Option<PatchConfig>,
 }
 
 impl Default for DiffusionConfig {
@@ -43,11 +48,12 @@ impl Default for DiffusionConfig {
             regression: None,
             condition_on_mean: false,
             sampler: EdmSampler::default(),
+            patches: None,
         }
     }
 }
 
-/// How a denoiser is trained, and how predictions are drawn with it.
+/// Training of a denoiser, and sampling of predictions with it.
 ///
 /// The inputs of a task are the denoiser's `conditions`, and its targets are what it removes noise from. A prediction is one
 /// sample of their distribution, or the mean of several. The noise does not depend on the number of ranks.
@@ -57,6 +63,7 @@ pub struct Denoising {
     sampler: EdmSampler,
     members: usize,
     seed: u64,
+    patches: Option<PatchConfig>,
 }
 
 impl Denoising {
@@ -64,13 +71,30 @@ impl Denoising {
     ///
     /// # Errors
     ///
-    /// Numbers that [`EdmLoss`] or [`EdmSampler`] refuse.
+    /// Numbers that [`EdmLoss`] or [`EdmSampler`] refuse; patches without points.
     pub fn new(config: &DiffusionConfig, sigma_data: SigmaData, seed: u64) -> isobar_models::Result<Self> {
-        let DiffusionConfig { p_mean, p_std, members, sampler, .. } = config.clone();
+        let DiffusionConfig { p_mean, p_std, members, sampler, patches, .. } = config.clone();
         let loss = EdmLoss { p_mean, p_std, sigma_data, ..EdmLoss::default() };
         loss.check()?;
         sampler.check()?;
-        Ok(Self { loss, sampler, members: members.max(1), seed })
+        patches.iter().try_for_each(PatchConfig::check)?;
+        Ok(Self { loss, sampler, members: members.max(1), seed, patches })
+    }
+
+    /// Returns the step for the network: its samples are patches if it is trained on patches.
+    pub(crate) fn step_of_network<'a>(&self, step: Step<'a>) -> Step<'a> {
+        let count = self.patches_of_sample();
+        Step { offset: step.offset * count, total: step.total * count, ..step }
+    }
+
+    /// True if the network of patches gets the full input as further channels.
+    pub(crate) fn adds_whole_input(&self) -> bool {
+        self.patches.as_ref().is_some_and(|patches| patches.condition_on_input)
+    }
+
+    /// Returns the number of patches of a sample in training; 1 without patches.
+    fn patches_of_sample(&self) -> i64 {
+        self.patches.as_ref().map_or(1, |patches| patches.patch_num as i64)
     }
 
     /// The random numbers of an evaluation, from the beginning.
@@ -79,8 +103,28 @@ impl Denoising {
     }
 
     /// The loss of a training step: noise of random levels is added to `targets` `[sample, channel, …]`, normalised, and
-    /// `network` removes it. They are the samples `part` of the global batch.
+    /// `network` removes it. They are the samples `part` of the global batch. The first `mean` channels of `conditions` are the
+    /// prediction of a regression.
+    ///
+    /// With patches, these are drawn first, and each patch has its own noise level and noise.
     pub(crate) fn loss<A: Array>(
+        &self,
+        network: impl FnOnce(Batch<A>) -> Result<A>,
+        (conditions, mean): (&Batch<A>, i64),
+        targets: &A,
+        (generator, part): (&Generator, BatchPart),
+    ) -> Result<A> {
+        let Some(patches) = &self.patches else {
+            return self.loss_of(network, conditions, targets, (generator, part));
+        };
+        let patching = patches.random(targets, generator)?;
+        let conditions = patches.batch(&patching, conditions, patches.whole(conditions, mean)?.as_ref())?;
+        let count = self.patches_of_sample();
+        let part = BatchPart { offset: part.offset * count, total: part.total * count };
+        self.loss_of(network, &conditions, &patching.apply(targets)?, (generator, part))
+    }
+
+    fn loss_of<A: Array>(
         &self,
         network: impl FnOnce(Batch<A>) -> Result<A>,
         conditions: &Batch<A>,
@@ -93,22 +137,33 @@ impl Denoising {
     }
 
     /// Draws predictions with `channels` channels: `[sample, channel, …]`, or with several members `[sample, member, channel, …]`.
-    /// `part` says which of all samples of an evaluation they are; `None` means that they are all.
+    /// `part` is their part of all samples of an evaluation; `None` means all of them. The first `mean` channels of
+    /// `conditions` are the prediction of a regression.
+    ///
+    /// With patches, the network denoises overlapping patches that cover the grid. The denoised field of a sampler step is their
+    /// mean at each point.
     pub(crate) fn sample<A: Array>(
         &self,
         network: impl Fn(Batch<A>) -> Result<A>,
-        conditions: &Batch<A>,
+        (conditions, mean): (&Batch<A>, i64),
         channels: usize,
         (generator, part): (&Generator, Option<BatchPart>),
     ) -> Result<A> {
         let given = conditions.require("a denoiser", Batch::<A>::FIELDS)?;
         let one = given.narrow(1, 0, 1)?;
         let like = A::cat(&vec![&one; channels.max(1)], 1)?;
+        let cover = self.patches.as_ref().map(|patches| Cover::new(patches, conditions, mean)).transpose()?;
+        let denoise = |noisy: &A, sigma: &A| match &cover {
+            None => network(noisy_batch(conditions, noisy, sigma)),
+            Some(cover) => {
+                cover.denoise(noisy, |conditions, noisy| network(noisy_batch(conditions, noisy, sigma)))
+            }
+        };
         if self.members == 1 {
-            return self.draw(&network, conditions, &like, (generator, part));
+            return self.draw(&denoise, &like, (generator, part));
         }
         let members = (0..self.members)
-            .map(|_| Ok(self.draw(&network, conditions, &like, (generator, part))?.unsqueeze(1)?))
+            .map(|_| Ok(self.draw(&denoise, &like, (generator, part))?.unsqueeze(1)?))
             .collect::<Result<Vec<A>>>()?;
         Ok(A::cat(&members.iter().collect::<Vec<_>>(), 1)?)
     }
@@ -116,8 +171,7 @@ impl Denoising {
     /// Draws one prediction of the shape of `like` for each sample; another one at every call.
     fn draw<A: Array>(
         &self,
-        network: &impl Fn(Batch<A>) -> Result<A>,
-        conditions: &Batch<A>,
+        denoise: &impl Fn(&A, &A) -> Result<A>,
         like: &A,
         (generator, part): (&Generator, Option<BatchPart>),
     ) -> Result<A> {
@@ -125,7 +179,7 @@ impl Denoising {
         Ok(self.sampler.sample(like, generator, part, |noisy, sigma| {
             let level = Tensor::f_from_slice(&[sigma]).and_then(|level| level.f_to_kind(noisy.kind()));
             let level = noisy.constant(&level.map_err(failed)?)?;
-            network(noisy_batch(conditions, noisy, &level)).map_err(isobar_models::Error::Denoiser)
+            denoise(noisy, &level).map_err(isobar_models::Error::Denoiser)
         })?)
     }
 }

@@ -130,7 +130,7 @@ pub enum Error {
         step: u64,
         /// First error.
         what: Box<Error>,
-        /// Which operators made such values, on which ranks, at which parameters.
+        /// Operators that made such values, with their ranks and parameters.
         origin: String,
     },
     /// Gradients overflow half precision whatever the loss is scaled by.
@@ -197,7 +197,7 @@ pub enum Error {
     Checkpoint {
         /// The file or folder.
         path: PathBuf,
-        /// Why, and what would be accepted.
+        /// Reason, and what would be accepted.
         reason: String,
     },
     /// A checkpoint is whole, but of another model or run.
@@ -266,7 +266,7 @@ pub enum Error {
     /// Saved optimizer state does not fit.
     #[error("optimizer state is refused: {reason}")]
     OptimizerState {
-        /// Why.
+        /// Reason.
         reason: String,
     },
     /// A metric was logged that was not declared.

@@ -12,7 +12,7 @@ use crate::error::Result;
 use crate::fields::FieldLayout;
 use crate::loss::missing::{counted, fill, present};
 use crate::loss::{ensemble_mean, masked_variable_errors, spectrum_errors, variable_errors};
-use crate::model::Forward;
+use crate::model::{Forward, Regression};
 use crate::rollout::{Roles, Start};
 use crate::task::{BoxError, Step};
 use crate::variables::{Variable, VariableError};
@@ -26,7 +26,7 @@ pub struct FieldModel<L, F> {
     /// The network: normalised inputs, `[sample, channel, x, y]`, to normalised outputs; the step while training,
     /// `None` for evaluation.
     pub forward: F,
-    /// Layout of the fields.
+    /// Layout of the fields; its [`targets`](FieldLayout::targets) is that of targets and outputs.
     pub layout: L,
     /// Channels behind those of every input, `[channel, x, y]`: this rank's window of where the points are.
     pub positions: Option<Tensor>,
@@ -151,7 +151,8 @@ where
                     let draws = (generator, start.part);
                     let denoise = |batch| self.forward.forward(batch, None);
                     let (batch, mean) = self.regressed(batch)?;
-                    let drawn = denoising.sample(denoise, &batch, self.variables.len(), draws)?;
+                    let given = (&batch, self.mean_channels());
+                    let drawn = denoising.sample(denoise, given, self.variables.len(), draws)?;
                     match mean {
                         Some(mean) if mean.shape().len() < drawn.shape().len() => {
                             drawn.add(&mean.unsqueeze(1)?)?
@@ -252,7 +253,7 @@ where
             start.frames.iter().map(|frame| self.layout.array(frame, count)).collect::<Result<_>>()?;
         let positions = self.positions_of(input, count)?;
         let batch = self.batch((start, 0), &frames, positions.as_ref(), count)?;
-        let target = self.layout.array(target, count)?;
+        let target = self.layout.targets().array(target, count)?;
         let (batch, mean) = self.regressed(batch)?;
         let clean = match (&self.change, mean) {
             (Some(change), _) => self.change_to(&target, &self.layout.array(input, count)?, change)?,
@@ -260,8 +261,21 @@ where
             (None, None) => target,
         };
         let part = BatchPart { offset: step.offset, total: step.total };
-        let denoise = |batch| self.forward.forward(batch, Some(step));
-        Ok(denoising.loss(denoise, &batch, &clean, (step.generator, part))?.full_tensor()?)
+        let denoise = |batch| self.forward.forward(batch, Some(denoising.step_of_network(step)));
+        let given = (&batch, self.mean_channels());
+        Ok(denoising.loss(denoise, given, &clean, (step.generator, part))?.full_tensor()?)
+    }
+
+    /// Computes the network's regularization term times a weight; `None` if it has none.
+    pub(crate) fn regularization(&self, weight: f64) -> Result<Option<Tensor>, BoxError> {
+        let Some(term) = self.forward.regularization()? else { return Ok(None) };
+        Ok(Some(term.mul_scalar(weight)?.full_tensor()?))
+    }
+
+    /// Number of the channels of a regression's prediction among the inputs of a denoiser.
+    fn mean_channels(&self) -> i64 {
+        let is_input = self.forward.regression().is_some_and(Regression::is_input);
+        if is_input { self.variables.len() as i64 } else { 0 }
     }
 
     /// Returns the inputs of a denoiser, and the prediction of the regression before it, if there is one.

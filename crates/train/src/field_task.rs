@@ -79,11 +79,12 @@ where
         samples: &[usize],
     ) -> Result<(L::Array, Vec<L::Array>), BoxError> {
         let sample = self.sample(data, samples, data.steps())?;
-        let array = |part: &Tensor| -> Result<L::Array, BoxError> {
-            Ok(self.model.layout.array(part, samples.len())?)
+        let layout = &self.model.layout;
+        let target = |part: &Tensor| -> Result<L::Array, BoxError> {
+            Ok(layout.targets().array(part, samples.len())?)
         };
-        let targets = sample.targets.iter().map(array).collect::<Result<_, _>>()?;
-        Ok((array(&sample.last)?, targets))
+        let targets = sample.targets.iter().map(target).collect::<Result<_, _>>()?;
+        Ok((layout.array(&sample.last, samples.len())?, targets))
     }
 
     /// This rank's own part of some samples, split by role.
@@ -125,7 +126,7 @@ where
     /// Errors of the baseline after each step, of each sample of `data`.
     fn baselines(&self, data: &dyn Samples) -> Result<Vec<Vec<Vec<VariableError>>>, BoxError> {
         let _no_grad = tch::no_grad_guard();
-        let layout = &self.model.layout;
+        let layout = self.model.layout.targets();
         let mean = match self.persists() || data.is_empty() {
             true => None,
             false => Some(self.train.mean_target()?),
@@ -160,7 +161,7 @@ where
         if self.report.metrics().is_empty() {
             return Ok(vec![Vec::new(); count]);
         }
-        let lay_out = |local: &Tensor| self.model.layout.array(local, count);
+        let lay_out = |local: &Tensor| self.model.layout.targets().array(local, count);
         let present = self.model.missing.map(|_| present(local)).transpose()?;
         let weights = self.weights.of_fields(target, local, present.as_ref(), lay_out)?;
         let forecast: Forecast<L::Array> =
@@ -195,22 +196,25 @@ where
         let own = self.model.layout.own(samples)?;
         let Sample { mut start, targets, .. } =
             self.sample(&*self.train, samples, self.train.steps_in(step.epoch))?;
-        let turned =
-            |field: &Tensor| self.model.layout.augmented(field, (self.augment, self.seed), step.epoch, own);
+        let turned_on =
+            |layout: &L, field: &Tensor| layout.augmented(field, (self.augment, self.seed), step.epoch, own);
+        let turned = |field: &Tensor| turned_on(&self.model.layout, field);
         for frame in &mut start.frames {
             *frame = self.model.input.encode(&turned(frame)?)?;
         }
         for forcing in &mut start.forcings {
             *forcing = turned(forcing)?;
         }
-        let targets = targets.iter().map(|target| Ok(self.model.target.encode(&turned(target)?)?));
+        let layout = self.model.layout.targets();
+        let targets =
+            targets.iter().map(|target| Ok(self.model.target.encode(&turned_on(layout, target)?)?));
         let targets = targets.collect::<Result<Vec<Tensor>, BoxError>>()?;
         if let Some(denoising) = self.model.forward.denoising() {
             return self.model.denoising_loss(denoising, (&start, &targets), samples.len(), step);
         }
         let outputs = self.model.steps(&start, samples.len(), Some(step))?;
         let losses = outputs.iter().zip(&targets).map(|(output, target)| {
-            let lay_out = |local: &Tensor| self.model.layout.array(local, samples.len());
+            let lay_out = |local: &Tensor| layout.array(local, samples.len());
             let present = match (self.model.missing, &self.model.change, start.frames.last()) {
                 (None, ..) => None,
                 // A change is known where both fields are.
@@ -225,6 +229,13 @@ where
         });
         let losses = losses.collect::<Result<Vec<Tensor>, BoxError>>()?;
         Ok(self.weights.over_steps(&losses)?)
+    }
+
+    fn regularization(&self) -> Result<Option<Tensor>, BoxError> {
+        match self.weights.regularization() {
+            0.0 => Ok(None),
+            weight => self.model.regularization(weight),
+        }
     }
 
     fn variables(&self) -> Vec<Variable> {
@@ -251,7 +262,7 @@ where
         let (Some(prediction), Some(local)) = (predictions.first(), targets.first()) else {
             return Ok(Vec::new());
         };
-        let target = self.model.layout.array(local, samples.len())?;
+        let target = self.model.layout.targets().array(local, samples.len())?;
         let errors = self.model.errors_of(&single(prediction, &target)?, &target)?;
         let terms = self.terms(prediction, (&target, local), samples.len())?;
         Ok(errors.into_iter().zip(terms).map(|(errors, terms)| Scored { errors, terms }).collect())
@@ -305,7 +316,7 @@ where
         let mut terms = vec![Vec::new(); rollouts.len()];
         let mut spectra = Vec::new();
         for (index, (prediction, local)) in predictions.iter().zip(&targets).enumerate() {
-            let target = self.model.layout.array(local, rollouts.len())?;
+            let target = self.model.layout.targets().array(local, rollouts.len())?;
             let scores = self.terms(prediction, (&target, local), rollouts.len())?;
             terms.iter_mut().zip(scores).for_each(|(all, own)| all.extend(own));
             let prediction = single(prediction, &target)?;
@@ -343,7 +354,7 @@ fn single<A: Array>(prediction: &A, target: &A) -> crate::Result<A> {
     }
 }
 
-/// Which part of an evaluation of `total` samples these are, if they follow each other.
+/// Returns the part of an evaluation of `total` samples that these are, if they follow each other.
 fn part_of(samples: &[usize], total: usize) -> Option<BatchPart> {
     let first = *samples.first()?;
     let follow = samples.iter().enumerate().all(|(index, &sample)| sample == first + index);

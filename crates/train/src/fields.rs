@@ -22,6 +22,11 @@ pub trait FieldLayout {
         None
     }
 
+    /// Layout of targets and outputs; by default that of inputs. Other grids have others.
+    fn targets(&self) -> &Self {
+        self
+    }
+
     /// The part of every field that this rank reads, a range for each spatial dim of `extents`.
     ///
     /// # Errors
@@ -29,7 +34,7 @@ pub trait FieldLayout {
     /// Extents of another number of dims than the layout is made for.
     fn window(&self, extents: &[usize]) -> Result<Vec<Range<usize>>>;
 
-    /// Which of the samples of a batch this rank reads.
+    /// Returns the samples of a batch that this rank reads.
     ///
     /// # Errors
     ///
@@ -163,6 +168,10 @@ pub struct ShardedFields {
     /// The axes of the spatial dims alone.
     domain: Option<DeviceMesh>,
     extents: Vec<i64>,
+    /// Sizes of the shards of spatial dims, if they are not torch.chunk's.
+    sizes: Vec<(usize, Vec<i64>)>,
+    /// Fields of targets and outputs, if they are on another grid.
+    targets: Option<Box<Self>>,
 }
 
 /// The name of the mesh's axis over which samples are split.
@@ -201,7 +210,38 @@ impl ShardedFields {
             false => Some(mesh.slice(&spatial).map_err(isobar_shard::Error::from)?),
         };
         let extents = extents.iter().map(|&extent| extent as i64).collect();
-        Ok(Self { mesh: mesh.clone(), domain, extents })
+        Ok(Self { mesh: mesh.clone(), domain, extents, sizes: Vec::new(), targets: None })
+    }
+
+    /// Puts targets and outputs on another grid, of these spatial extents. Along dims in which it is finer than that of the inputs by
+    /// an integer factor, each rank has the same part of both grids, so that outputs of a network that refines its inputs stay where
+    /// they are; other dims are split evenly.
+    ///
+    /// # Errors
+    ///
+    /// Another number of spatial dims than the inputs have. Does not communicate.
+    pub fn with_targets(self, extents: &[usize]) -> Result<Self> {
+        let extents: Vec<i64> = extents.iter().map(|&extent| extent as i64).collect();
+        if extents.len() != self.extents.len() {
+            return Err(Error::invalid(
+                "the extents of targets",
+                format!("{extents:?}"),
+                format!("{} extents, as those of inputs, {:?}", self.extents.len(), self.extents),
+            ));
+        }
+        if extents == self.extents {
+            return Ok(self);
+        }
+        let names = self.mesh.names();
+        let refined = names.iter().zip(self.mesh.shape()).filter_map(|(name, ranks)| {
+            let dim = DOMAIN_AXES.iter().position(|axis| axis == name)?;
+            let (from, to) = (self.extents[dim], extents[dim]);
+            let factor = to.checked_div(from).filter(|factor| factor * from == to)?;
+            Some((dim + 2, chunk(from, ranks).into_iter().map(|part| part * factor).collect()))
+        });
+        let sizes = refined.collect();
+        let (mesh, domain) = (self.mesh.clone(), self.domain.clone());
+        Ok(Self { targets: Some(Box::new(Self { mesh, domain, extents, sizes, targets: None })), ..self })
     }
 
     /// The mesh.
@@ -230,7 +270,8 @@ impl ShardedFields {
         let axes = mesh.shape().into_iter().zip(&placements);
         let sharing =
             axes.filter(|(_, place)| **place == Placement::Shard(0)).map(|(ranks, _)| ranks).product();
-        let sizes = Sizes::Explicit(vec![(0, balanced(count as i64, sharing))]);
+        let samples = (0, balanced(count as i64, sharing));
+        let sizes = Sizes::Explicit(std::iter::once(samples).chain(self.sizes.iter().cloned()).collect());
         Ok(Layout::new(mesh, &placements, &shape, &sizes)?)
     }
 }
@@ -269,6 +310,10 @@ impl FieldLayout for ShardedFields {
 
     fn mesh(&self) -> Option<&DeviceMesh> {
         Some(&self.mesh)
+    }
+
+    fn targets(&self) -> &Self {
+        self.targets.as_deref().unwrap_or(self)
     }
 
     fn window(&self, extents: &[usize]) -> Result<Vec<Range<usize>>> {

@@ -20,7 +20,7 @@ pub trait Forward<A> {
     /// An input of another shape than the network takes, or an operator that fails.
     fn forward(&self, batch: Batch<A>, step: Option<Step<'_>>) -> Result<A, BoxError>;
 
-    /// How the network is trained and predicts, if it is a denoiser; `None` for one that computes its outputs at once.
+    /// Returns the training and sampling of a denoiser; `None` for a network that computes its outputs at once.
     fn denoising(&self) -> Option<&Denoising> {
         None
     }
@@ -28,6 +28,15 @@ pub trait Forward<A> {
     /// The trained network whose predictions a denoiser's samples are added to, if there is one.
     fn regression(&self) -> Option<&Regression<A>> {
         None
+    }
+
+    /// Computes the model's [regularization](Model::regularization) term, without dims; `None` if it has none.
+    ///
+    /// # Errors
+    ///
+    /// An operator that fails.
+    fn regularization(&self) -> Result<Option<A>, BoxError> {
+        Ok(None)
     }
 }
 
@@ -122,6 +131,11 @@ impl<A: Array> Network<A> {
             None => (Batch::<A>::FIELDS, Batch::<A>::CONDITIONS),
             Some(_) => (Batch::<A>::CONDITIONS, Batch::<A>::CLASS_LABELS),
         };
+        if self.denoising.as_ref().is_some_and(Denoising::adds_whole_input) {
+            return Err("patches that are given the full input take no conditions of samples; --set \
+                        diffusion.patches.condition_on_input=false"
+                .into());
+        }
         let Some(fields) = batch.take(inputs) else { return Ok(batch) };
         let (fields, values) = conditions.take(&fields)?;
         Ok(batch.with(inputs, fields).with(of_samples, values))
@@ -149,6 +163,10 @@ impl<A: Array> Forward<A> for Network<A> {
 
     fn regression(&self) -> Option<&Regression<A>> {
         self.regression.as_deref()
+    }
+
+    fn regularization(&self) -> Result<Option<A>, BoxError> {
+        Ok(self.model.regularization()?)
     }
 }
 
@@ -207,6 +225,11 @@ impl<A: Array> Regression<A> {
     #[must_use]
     pub fn conditioning(self, conditions: bool) -> Self {
         Self { conditions, ..self }
+    }
+
+    /// True if the prediction is also an input of the denoiser.
+    pub(crate) fn is_input(&self) -> bool {
+        self.conditions
     }
 
     /// Computes R(x) of the inputs of a task, and the inputs of its denoiser. `input` and `target` are the scales of the denoiser.

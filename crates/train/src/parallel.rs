@@ -3,7 +3,7 @@
 use isobar_manager::DeviceMesh;
 use tch::Tensor;
 
-use crate::data_parallel::{DataParallel, DataParallelConfig, broadcast, compare};
+use crate::data_parallel::{DataParallel, DataParallelConfig, backward_of, broadcast, compare};
 use crate::error::{Context, Error, Result};
 use crate::fully_sharded::FullySharded;
 use crate::gradients::classes;
@@ -63,6 +63,28 @@ impl Parallel {
         match self {
             Self::Replicated(parallel, _) => parallel.sync_buffers(),
             Self::Sharded(parallel) => parallel.sync_buffers(),
+        }
+    }
+
+    /// Adds the regularization `term` to the loss of a pass over so many samples of so many of the batch. Replicated parameters get its
+    /// gradient at once, times `factor`, in a backward pass of its own, and its value is returned beside the loss: parameters of
+    /// recomputed blocks would otherwise get two gradients in the pass that reduces them.
+    pub(crate) fn regularized(
+        &self,
+        loss: Tensor,
+        term: Option<Tensor>,
+        (local, global): (usize, usize),
+        factor: f64,
+    ) -> Result<(Tensor, Option<Tensor>)> {
+        let Some(term) = term else { return Ok((loss, None)) };
+        let context = || "the regularization".to_owned();
+        let term = term.f_to_kind(loss.kind()).context(context)?;
+        match self {
+            Self::Replicated(..) => {
+                backward_of(&term, factor * local as f64 / global as f64)?;
+                Ok((loss, Some(term.f_detach().context(context)?)))
+            }
+            Self::Sharded(_) => Ok((loss.f_add(&term).context(context)?, None)),
         }
     }
 

@@ -2,9 +2,10 @@
 
 use std::collections::HashSet;
 
-use isobar_collectives::Group;
+use isobar_array::Window;
+use isobar_collectives::{Group, chunk};
 use isobar_manager::DeviceMesh;
-use isobar_shard::{GradientSource, ParamStore, Params, Placement};
+use isobar_shard::{ComputedBuffer, GradientSource, ParamStore, Params, Placement};
 use tch::{Kind, Tensor};
 
 use crate::error::{Context, Error, Result};
@@ -152,6 +153,8 @@ impl Clone for Parameter {
 pub struct Parameters {
     entries: Vec<Parameter>,
     model_group: Group,
+    /// Buffers that are computed, not stored, each with the box that this rank writes to checkpoints and compares with them.
+    computed: Vec<(ComputedBuffer, Window)>,
 }
 
 impl Parameters {
@@ -159,7 +162,7 @@ impl Parameters {
     ///
     /// # Errors
     ///
-    /// As for [`Parameters::over`].
+    /// See [`Parameters::over`].
     pub fn new(entries: Vec<Parameter>) -> Result<Self> {
         Self::over(entries, &Group::single())
     }
@@ -179,7 +182,7 @@ impl Parameters {
                 return Err(Error::DuplicateParameter { name: entry.name.clone() });
             }
         }
-        Ok(Self { entries, model_group: model_group.clone() })
+        Ok(Self { entries, model_group: model_group.clone(), computed: Vec::new() })
     }
 
     /// Returns the trained parameters of a store, sharded over the ranks of its region or replicated, and its
@@ -187,7 +190,7 @@ impl Parameters {
     ///
     /// # Errors
     ///
-    /// As for [`Parameters::over`].
+    /// See [`Parameters::over`].
     ///
     /// ```
     /// use isobar_array::Generator;
@@ -209,7 +212,7 @@ impl Parameters {
     ///
     /// # Errors
     ///
-    /// As for [`Parameters::over`].
+    /// See [`Parameters::over`].
     pub fn from_store(store: &ParamStore, model_group: &Group) -> Result<(Self, Vec<(String, Tensor)>)> {
         let sizes = |extent| isobar_shard::ParallelRegion::new(model_group.clone()).sizes(extent);
         let entries = store.trainable().map(|p| {
@@ -226,7 +229,8 @@ impl Parameters {
             };
             Ok(Parameter { gradient: Gradient::new(p.gradient.clone(), p.state.clone()), ..parameter? })
         });
-        let params = Self::over(entries.collect::<Result<_>>()?, model_group)?;
+        let mut params = Self::over(entries.collect::<Result<_>>()?, model_group)?;
+        params.computed = computed_parts(store, 0, 1)?;
         let buffers = store.parameters().iter().filter(|p| !p.trainable);
         Ok((params, buffers.map(|p| (p.name.clone(), p.tensor.shallow_clone())).collect()))
     }
@@ -254,16 +258,34 @@ impl Parameters {
     ///
     /// As for [`Parameters::over`]; a rank outside the mesh.
     pub fn on_mesh(store: &ParamStore, mesh: &DeviceMesh) -> Result<(Self, Vec<(String, Tensor)>)> {
-        if store.parameters().iter().all(|p| p.shard.is_none()) {
-            return Self::of(store);
-        }
         let names = mesh.names();
         let axes: Vec<usize> = (0..mesh.ndim()).filter(|&axis| DOMAIN_AXES.contains(&names[axis])).collect();
+        if axes.is_empty() {
+            return Self::of(store);
+        }
         let group = mesh.group_along(&axes).map_err(isobar_shard::Error::from)?;
-        // Of its own: its collectives run beside those of the model.
-        let ranks: Vec<usize> = (0..group.size()).collect();
-        let group = group.subgroup("parameters", &ranks)?.unwrap_or(group);
-        Self::from_store(store, &group)
+        let (rank, ranks) = (group.rank(), group.size());
+        let (mut params, buffers) = if store.parameters().iter().all(|p| p.shard.is_none()) {
+            Self::of(store)?
+        } else {
+            // Of its own: its collectives run beside those of the model.
+            let all: Vec<usize> = (0..ranks).collect();
+            let group = group.subgroup("parameters", &all)?.unwrap_or(group);
+            Self::from_store(store, &group)?
+        };
+        params.computed = computed_parts(store, rank, ranks)?;
+        Ok((params, buffers))
+    }
+
+    /// Replaces the computed buffers by those of `other`, whose parameters are these in another placement.
+    #[must_use]
+    pub(crate) fn with_computed_of(self, other: &Self) -> Self {
+        Self { computed: other.computed.clone(), ..self }
+    }
+
+    /// Buffers that are computed, not stored, each with this rank's box.
+    pub(crate) fn computed(&self) -> &[(ComputedBuffer, Window)] {
+        &self.computed
     }
 
     /// Sets the source of the gradients, for parameters that were not made by a store, or whose gradients the
@@ -337,6 +359,19 @@ impl Parameters {
     }
 }
 
+/// The computed buffers of a store, each with the box of `rank` of so many ranks.
+fn computed_parts(store: &ParamStore, rank: usize, ranks: usize) -> Result<Vec<(ComputedBuffer, Window)>> {
+    let part = |buffer: &ComputedBuffer| {
+        let (shape, full) = (buffer.shape(), Window::whole(buffer.shape()));
+        let dim = shape.iter().position(|&extent| extent > 1);
+        let Some(dim) = dim else { return Ok((buffer.clone(), full)) };
+        let sizes = chunk(shape[dim], ranks);
+        let part = full.narrow(dim, sizes[..rank].iter().sum(), sizes[rank]);
+        Ok((buffer.clone(), part.map_err(isobar_shard::Error::from)?))
+    };
+    store.computed_buffers().iter().map(part).collect()
+}
+
 impl<'a> IntoIterator for &'a Parameters {
     type Item = &'a Parameter;
     type IntoIter = std::slice::Iter<'a, Parameter>;
@@ -356,7 +391,7 @@ fn check(entry: &Parameter, group: &Group) -> Result<()> {
     let what = || format!("parameter {:?}", entry.name);
     let kind = entry.tensor.kind();
     if !is_trainable(kind) {
-        return Err(Error::invalid(what(), format!("of kind {kind:?}"), "a floating or complex kind"));
+        return Err(Error::invalid(what(), format!("of dtype {kind:?}"), "a floating or complex dtype"));
     }
     let leaf = entry.tensor.f_is_leaf().context(what)?;
     if !leaf || !entry.tensor.requires_grad() {

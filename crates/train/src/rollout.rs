@@ -41,8 +41,8 @@ pub struct Start {
     pub times: Vec<Vec<f64>>,
     /// Number of steps.
     pub steps: usize,
-    /// Which of all samples of an evaluation these are, so that a denoiser draws other noise for each; `None` means that they are
-    /// all.
+    /// Part of all samples of an evaluation that these are, so that a denoiser draws other noise for each; `None` means that they
+    /// are all.
     pub part: Option<BatchPart>,
 }
 

@@ -13,7 +13,7 @@ use crate::variables::{Variable, VariableError, mean_relative, mean_spectrum};
 /// An error of the code that a task calls.
 pub type BoxError = Box<dyn std::error::Error + Send + Sync>;
 
-/// Which step a loss is asked for.
+/// Training step that a loss belongs to.
 #[derive(Debug, Clone, Copy)]
 pub struct Step<'a> {
     /// The epoch, from 0.
@@ -61,6 +61,16 @@ pub trait Task {
     ///
     /// Whatever the model or the data reports.
     fn loss(&self, step: Step<'_>, samples: &[usize]) -> Result<Tensor, BoxError>;
+
+    /// Computes the regularization of the parameters, which the engine adds to the loss of each step; by default none. The value and
+    /// its graph are the same on every rank, whatever its samples.
+    ///
+    /// # Errors
+    ///
+    /// Whatever the model reports.
+    fn regularization(&self) -> Result<Option<Tensor>, BoxError> {
+        Ok(None)
+    }
 
     /// Returns the variables for which errors are reported, the same on every rank; by default one without a
     /// name. Variables of one name are reported as `u`, `u_2`, ….

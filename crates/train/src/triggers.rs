@@ -11,7 +11,7 @@ use signal_hook::consts::SIGUSR1;
 
 use crate::error::{Error, Result};
 
-/// Why a run ended before its last step; a checkpoint was written first.
+/// Reason why a run ended before its last step; a checkpoint was written first.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Stop {
     /// It was asked to stop.

@@ -102,6 +102,14 @@ impl VariableError {
 
     /// Returns whether this error is below that of a baseline. Compares relative errors, or RMSEs where the truth is zero and
     /// relative errors are infinite. True where one is missing: there is nothing to compare.
+    ///
+    /// ```
+    /// use isobar_train::VariableError;
+    ///
+    /// // A model against persistence: relative error and RMSE.
+    /// let (model, persistence) = (VariableError::new(0.1, 2.0), VariableError::new(0.3, 6.0));
+    /// assert!(model.beats(&persistence) && !persistence.beats(&model));
+    /// ```
     pub fn beats(&self, baseline: &Self) -> bool {
         if self.missing || baseline.missing {
             return true;
@@ -134,6 +142,16 @@ pub fn mean_relative(errors: &[VariableError]) -> f64 {
 
 /// Errors of each variable over several samples: the mean of the relative errors, and the RMSE over all points. Samples have
 /// equally many points; a variable that is missing in a sample does not count there. Empty for no samples.
+///
+/// ```
+/// use isobar_train::{VariableError, mean_errors};
+///
+/// // One variable in two samples.
+/// let samples = [vec![VariableError::new(0.1, 3.0)], vec![VariableError::new(0.3, 4.0)]];
+/// let mean = mean_errors(&samples);
+/// assert!((mean[0].relative - 0.2).abs() < 1e-12);
+/// assert!((mean[0].rmse - 12.5f64.sqrt()).abs() < 1e-12); // √((3² + 4²) / 2)
+/// ```
 pub fn mean_errors<'a>(samples: impl IntoIterator<Item = &'a Vec<VariableError>>) -> Vec<VariableError> {
     let mut sums: Vec<f64> = Vec::new();
     for sample in samples {

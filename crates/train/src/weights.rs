@@ -14,7 +14,7 @@ use crate::variables::Variable;
 
 /// `[train.weights]`: weights of the loss. Those of variables, of points and of steps are divided by their mean, so that the loss
 /// keeps its scale.
-#[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize, JsonSchema)]
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields, default)]
 pub struct WeightsConfig {
     /// Weights of variables, 0 or more, by name: of a channel (`velocity_x`), or of all channels of a variable (`velocity`). Others
@@ -30,6 +30,21 @@ pub struct WeightsConfig {
     /// Weights of the steps of a training sample (`data.train_steps`): a list with one for each step, 0 or more; or the factor from
     /// each step to the next. By default all count alike.
     pub lead: Option<Lead>,
+    /// Weight of the model's regularization term in the loss, 0 or more. Most models have none; `geo_transolver` has one with
+    /// `concrete_dropout`.
+    pub regularization: f64,
+}
+
+impl Default for WeightsConfig {
+    fn default() -> Self {
+        Self {
+            variables: BTreeMap::new(),
+            levels: BTreeMap::new(),
+            latitude: false,
+            lead: None,
+            regularization: 0.001,
+        }
+    }
 }
 
 /// Weights of lead times.
@@ -55,6 +70,10 @@ impl WeightsConfig {
                 let key = format!("train.weights.{key}.{name}");
                 return Err(Error::setting(&key, weight, "a finite number, 0 or more", "1.0"));
             }
+        }
+        if !(self.regularization.is_finite() && self.regularization >= 0.0) {
+            let (key, expected) = ("train.weights.regularization", "a finite number, 0 or more");
+            return Err(Error::setting(key, self.regularization, expected, "0.001"));
         }
         match &self.lead {
             Some(Lead::Decay(factor)) if !(factor.is_finite() && *factor > 0.0) => {
@@ -129,7 +148,7 @@ pub struct Latitudes {
 /// assert!((weighted - (1.5 + 0.75) / 2.0).abs() < 1e-15);
 /// # Ok::<(), isobar_train::Error>(())
 /// ```
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub struct Weights {
     /// Of each channel, of mean one; empty if all count alike.
     channels: Vec<f64>,
@@ -138,6 +157,14 @@ pub struct Weights {
     /// Points that count, `[channel, spatial…]` or `[1, spatial…]`.
     mask: Option<Tensor>,
     lead: Option<Lead>,
+    regularization: f64,
+}
+
+impl Default for Weights {
+    fn default() -> Self {
+        let WeightsConfig { lead, regularization, .. } = WeightsConfig::default();
+        Self { channels: Vec::new(), area: None, mask: None, lead, regularization }
+    }
 }
 
 impl Weights {
@@ -161,7 +188,8 @@ impl Weights {
                 return Err(Error::invalid("train.weights.latitude", true, expected));
             }
         };
-        Ok(Self { channels: channels(config, variables)?, area, mask: None, lead: config.lead.clone() })
+        let (lead, regularization) = (config.lead.clone(), config.regularization);
+        Ok(Self { channels: channels(config, variables)?, area, mask: None, lead, regularization })
     }
 
     /// Adds a mask of the points that count: boolean, this rank's window `[channel, spatial…]`, or `[1, spatial…]` for all channels.
@@ -232,6 +260,11 @@ impl Weights {
             all.f_mul(&weights)?.f_sum(None)?.f_div(&weights.f_sum(None)?)
         };
         sum().context(|| "the mean loss".to_owned())
+    }
+
+    /// Returns the weight of a model's [regularization](isobar_models::Model::regularization).
+    pub(crate) fn regularization(&self) -> f64 {
+        self.regularization
     }
 }
 

@@ -7,10 +7,10 @@ use isobar_collectives::threads;
 use isobar_data::InMemory;
 use isobar_manager::DistributedManager;
 use isobar_models::{
-    Architecture, EdmPreconditionerConfig, EdmSampler, FnoConfig, ModelConfig, PerDim, SigmaData,
-    SongUNetConfig,
+    Architecture, EdmPreconditionerConfig, EdmSampler, FnoConfig, GeoTransolverConfig, ModelConfig, PerDim,
+    SigmaData, SongUNetConfig,
 };
-use isobar_train::{BoxError, Denoising, DiffusionConfig, Error, Precision, Trainer, Window};
+use isobar_train::{BoxError, Denoising, DiffusionConfig, Error, Precision, Trainer, WeightsConfig, Window};
 use rstest::rstest;
 use tch::{Device, Kind, Tensor};
 use tempfile::tempdir;
@@ -100,6 +100,55 @@ fn a_configured_model_trains_alike_on_every_mesh(#[values(false, true)] denoises
         [(2, &["data"][..]), (2, &["domain"]), (3, &["domain"]), (4, &["data", "domain"]), (2, &["shard"])]
     {
         for losses in train(ranks, names) {
+            let losses = losses.unwrap();
+            assert_eq!(losses.len(), whole.len(), "{names:?}");
+            for (got, want) in losses.iter().zip(&whole) {
+                assert!((got - want).abs() <= 1e-9 * want.abs(), "{names:?}: {losses:?} {whole:?}");
+            }
+        }
+    }
+}
+
+/// The loss includes the entropies of the dropout probabilities, and these are trained. Blocks that are recomputed give their
+/// parameters' gradients in a pass of their own, while buckets of others are reduced already.
+#[test]
+fn trained_dropout_is_regularized_alike_on_every_mesh() {
+    let data = |_: usize, window: &Window| Ok((waves(window, 8, 0)?, waves(window, 2, 8)?));
+    let model = GeoTransolverConfig {
+        geometry_dim: Some(2),
+        n_hidden: 8,
+        n_head: 2,
+        n_layers: 2,
+        slice_num: 3,
+        concrete_dropout: true,
+        ..GeoTransolverConfig::new(1, 1)
+    };
+    let train = |ranks: usize, names: &[&str], regularization: f64, recomputes: bool, accumulate: usize| {
+        let weights = WeightsConfig { regularization, ..WeightsConfig::default() };
+        let model = GeoTransolverConfig { gradient_checkpointing: recomputes, ..model.clone() };
+        train_with(ranks, names, data, &model, |trainer| {
+            trainer.weights(weights.clone(), None).configure(|config| {
+                config.train.accumulate = accumulate;
+                config.data_parallel.bucket_mb = 1e-9;
+            })
+        })
+    };
+    let [without, whole] = [0.0, 0.5].map(|weight| train(1, &["data"], weight, false, 1).remove(0).unwrap());
+    // p ln p + (1 − p) ln(1 − p) of each layer, which starts with p = 0.05.
+    let entropy = 0.05 * 0.05f64.ln() + 0.95 * 0.95f64.ln();
+    let layers = (whole[0] - without[0]) / (0.5 * entropy);
+    assert!(layers > 1.5 && (layers - layers.round()).abs() < 1e-5, "{layers}");
+    let last = whole.len() - 2;
+    let change = whole[last] - without[last] - 0.5 * entropy * layers;
+    assert!(change.abs() > 1e-6, "the probabilities do not learn: {whole:?} {without:?}");
+    for (ranks, names, recomputes, accumulate) in [
+        (1, &["data"][..], false, 3),
+        (2, &["data"], false, 1),
+        (2, &["data"], true, 2),
+        (3, &["domain"], true, 1),
+        (4, &["data", "domain"], false, 1),
+    ] {
+        for losses in train(ranks, names, 0.5, recomputes, accumulate) {
             let losses = losses.unwrap();
             assert_eq!(losses.len(), whole.len(), "{names:?}");
             for (got, want) in losses.iter().zip(&whole) {

@@ -1,5 +1,6 @@
 //! Training: gradients, the loop, run folders, and parameters in shards.
 
+mod announce;
 mod builder;
 mod change;
 mod conditions;
@@ -7,10 +8,12 @@ mod data_parallel;
 mod fit;
 mod fully_sharded;
 mod gradients;
+mod grids;
 mod losses;
 mod missing;
 mod non_finite;
 mod one_variable;
+mod patches;
 mod rollout;
 mod run_folder;
 mod scored;

@@ -47,7 +47,7 @@ fn config(latitude: bool) -> WeightsConfig {
         variables: [("z".to_owned(), 2.0)].into(),
         levels: [("500".to_owned(), 1.5)].into(),
         latitude,
-        lead: None,
+        ..WeightsConfig::default()
     }
 }
 
@@ -403,6 +403,7 @@ fn weights_without_their_variables_are_refused(#[case] config: &str, #[case] wor
 #[case(r#"{ "variables": { "u": -1.0 } }"#, "mse", "train.weights.variables.u is -1")]
 #[case(r#"{ "lead": [0.0] }"#, "mse", "--set train.weights.lead=[1.0]")]
 #[case(r#"{ "lead": -0.5 }"#, "mse", "--set train.weights.lead=0.9")]
+#[case(r#"{ "regularization": -0.5 }"#, "mse", "--set train.weights.regularization=0.001")]
 #[case(r#"{ "latitude": true }"#, "spectral", "takes no weights of latitude")]
 fn weights_are_checked_before_a_run(#[case] config: &str, #[case] loss: &str, #[case] words: &str) {
     let config: WeightsConfig = serde_json::from_str(config).unwrap();

@@ -254,7 +254,7 @@ fn one_sided(suite: &mut Suite<'_>) -> Result<(), Error> {
     )?;
     alone(
         suite,
-        "a kind without sums",
+        "a dtype without sums",
         Box::new(|| all_reduce(&bools, ReduceOp::Sum, group)),
         Box::new(|| all_reduce(&whole, ReduceOp::Sum, group)),
         "Bool",
@@ -401,14 +401,14 @@ fn structures(suite: &mut Suite<'_>) -> Result<(), Error> {
         suite,
         "integers among floats",
         fused_all_reduce(&mixed, ReduceOp::Sum, None, group),
-        "buffer kind",
+        "buffer dtype",
     )?;
     alone(
         suite,
         "integers among floats",
         Box::new(|| fused_all_reduce(&mixed, ReduceOp::Sum, None, group).map(|mut all| all.remove(0))),
         Box::new(|| fused_all_reduce(&right, ReduceOp::Sum, None, group).map(|mut all| all.remove(0))),
-        "buffer kind",
+        "buffer dtype",
     )?;
     let complex = vec![Tensor::complex(&floats(&[2]), &floats(&[2]))];
     for (what, tensors, kind) in

@@ -1,7 +1,11 @@
 //! `cargo xtask bench`: Isobar beside PhysicsNeMo, PyTorch and DTensor on this machine.
+//!
+//! It starts programs and compares their times; it measures nothing itself.
 
+mod attention;
 mod memory;
 mod models;
+mod streamed;
 
 use std::{collections::BTreeMap, fs, path::PathBuf, process::Command};
 
@@ -159,6 +163,12 @@ pub(crate) struct Options {
     /// Only the peak memory of a training step of each model, on one rank and on four
     #[arg(long, conflicts_with_all = ["cases", "data", "models", "check"])]
     memory: bool,
+    /// Only attention against the number of tokens, on 1, 2 and 4 ranks: tables, and a chart (about an hour on two cores)
+    #[arg(long, conflicts_with_all = ["cases", "data", "models", "check", "memory", "streamed"])]
+    attention: bool,
+    /// Only a training step with streamed samples, beside the same step with samples in memory
+    #[arg(long, conflicts_with_all = ["cases", "data", "memory", "models"])]
+    streamed: bool,
 }
 
 /// The rounds of one case: seconds of the peer, seconds of ours, ours over one memcpy of the output.
@@ -185,11 +195,22 @@ pub(crate) fn run(options: &Options) -> Result<()> {
         build(&machine)?;
         return memory::run(options.repeats);
     }
+    if options.attention {
+        build(&machine)?;
+        return attention::run();
+    }
+    if options.streamed {
+        build(&machine)?;
+        return streamed::run(options.rounds, options.check);
+    }
     let of_models = models::rows()?;
     let listed = CASES.iter().map(|&(name, peer, least)| Row { name, peer, least });
     let all: Vec<Row> = if options.models { of_models } else { listed.chain(of_models).collect() };
     let known = |name: &String| {
-        all.iter().find(|row| row.name == name).copied().with_context(|| format!("there is no case {name}"))
+        all.iter().find(|row| row.name == name).copied().with_context(|| {
+            let names: Vec<&str> = all.iter().map(|row| row.name).collect();
+            format!("there is no case `{name}`, expected one of {}", names.join(", "))
+        })
     };
     let table: Vec<Row> = match options.cases.is_empty() {
         true if options.data => all.iter().filter(|row| row.peer == Peer::Files).copied().collect(),

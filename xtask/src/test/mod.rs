@@ -1,4 +1,6 @@
 //! `cargo xtask test`: everything that CI runs.
+//!
+//! It starts suites and programs, and contains no test.
 
 mod processors;
 mod reader;
@@ -80,6 +82,10 @@ pub(crate) fn run(options: &Options) -> Result<ExitCode> {
     let summary = session.summary;
     summary.skips.iter().for_each(|skip| println!("skipped {skip}"));
     summary.failures.iter().for_each(|failure| println!("failed {failure}"));
+    if !summary.first.lines.is_empty() {
+        println!("the first failed test printed:");
+        summary.first.lines.iter().for_each(|line| println!("       {line}"));
+    }
     println!("{}", summary.line());
     Ok(if summary.failed == 0 { ExitCode::SUCCESS } else { ExitCode::FAILURE })
 }
@@ -102,7 +108,9 @@ struct Tests {
 const RUNS: &str = "isobar-tests";
 
 /// Modules of that package whose tests mostly wait: for deadlines, for lost ranks, for SLURM.
-const WAITING: [&str; 12] = [
+const WAITING: [&str; 14] = [
+    "collectives_gloo",
+    "collectives_mpi",
     "exits",
     "faults",
     "floods",
@@ -117,6 +125,16 @@ const WAITING: [&str; 12] = [
     "slurm",
 ];
 
+/// Trainings and damaged files of that package that take minutes each: they run with `--full` only. The trainings repeat as programs
+/// those that the crates `models` and `train` test over threads.
+const LONG: [&str; 5] = [
+    "curves::single_precision",
+    "domain::convolutions_and_attention_train_alike",
+    "domain::in_single_precision",
+    "domain::split_fields_train_as_whole_ones",
+    "hostile::damaged_files_are_values_or_errors",
+];
+
 impl Tests {
     /// The whole workspace; `full`, with more ranks, meshes and random cases. The crates' tests compute; of those that start
     /// programs, some wait, and leave the cores to the others.
@@ -128,7 +146,9 @@ impl Tests {
         }
         let modules = WAITING.map(|module| format!("{module}::"));
         let waiting = modules.iter().cloned();
-        let others = modules.iter().flat_map(|module| ["--skip".to_owned(), module.clone()]);
+        let long = if full { &[][..] } else { &LONG[..] };
+        let skipped = modules.iter().cloned().chain(long.iter().map(|&name| name.to_owned()));
+        let others = skipped.flat_map(|name| ["--skip".to_owned(), name]);
         let tests = |chosen: &[&str], filters: Vec<String>, at_once: usize| Self {
             label: String::new(),
             chosen: chosen.iter().map(|word| (*word).to_owned()).collect(),

@@ -28,7 +28,7 @@ struct Current {
     suite: Suite,
     /// Time of each of its parts: its modules, or the program alone.
     times: Vec<(String, Duration)>,
-    /// When the last test ended, or the program began.
+    /// Time at which the last test ended, or the program began.
     last: Instant,
     failed: BTreeSet<String>,
     /// Tests that failed by the counts of its results.
@@ -69,7 +69,7 @@ impl<'a> Reader<'a> {
         match (&current.section, line) {
             (Section::Tests, "failures:") => current.section = Section::Captured,
             (Section::Captured, "failures:") => current.section = Section::Names,
-            (Section::Captured, _) => {}
+            (Section::Captured, line) => summary.first.read_line(line),
             (Section::Names, name) if name.starts_with("    ") => {
                 current.failed.insert(name.trim().to_owned());
             }
@@ -205,6 +205,8 @@ mod tests {
              ---- a::c stdout ----\n\
              test printed ... FAILED\n\
              test result: FAILED. 1 passed; 9 failed;\n\n\
+             ---- a::p stdout ----\n\
+             note: test did not panic as expected\n\n\
              failures:\n    a::c::case_1_\"x\"\n    a::p\n\n\
              test result: FAILED. 1 passed; 2 failed; 1 ignored; 0 measured; 0 filtered out; finished in 0.33s\n\
              error: test failed, to rerun pass `-p isobar-shard --lib`\n\
@@ -220,6 +222,9 @@ mod tests {
                 "isobar-shard --lib: a::p\n       A=1 cargo test -p isobar-shard --lib -- --exact a::p",
             ]
         );
+        let printed =
+            ["---- a::c stdout ----", "test printed ... FAILED", "test result: FAILED. 1 passed; 9 failed;"];
+        assert_eq!(summary.first.lines, printed);
         assert_eq!(summary.skips, ["d: ignored"]);
         assert_eq!(summary.line(), "8 passed, 2 failed, 1 skipped");
         assert_eq!(times, ["isobar-shard --lib 0", "isobar-tests --test faults 2"]);

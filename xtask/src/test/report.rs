@@ -30,13 +30,18 @@ impl Times {
     }
 }
 
+/// Time from which a part of a report has a line of its own.
+const SHORT: Duration = Duration::from_secs(1);
+
 impl fmt::Display for Times {
-    /// The longest first.
+    /// The longest last, where a terminal and the end of a log show them; the short ones as one.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let mut steps: Vec<_> = self.steps.iter().collect();
-        steps.sort_by_key(|(_, took)| std::cmp::Reverse(*took));
+        let (short, mut long): (Vec<_>, Vec<_>) = self.steps.iter().partition(|(_, took)| *took < SHORT);
+        long.sort_by_key(|(_, took)| *took);
+        let shorts = short.iter().map(|(_, took)| took).sum::<Duration>().as_secs_f64();
         writeln!(f, "where the time went, in seconds:")?;
-        steps.iter().try_for_each(|(name, took)| writeln!(f, "{:9.1}  {name}", took.as_secs_f64()))?;
+        writeln!(f, "{shorts:9.1}  {} parts of less than {} s", short.len(), SHORT.as_secs())?;
+        long.iter().try_for_each(|(name, took)| writeln!(f, "{:9.1}  {name}", took.as_secs_f64()))?;
         writeln!(f, "{:9.1}  in all, some steps side by side", self.begun.elapsed().as_secs_f64())
     }
 }
@@ -96,14 +101,16 @@ mod tests {
     use super::*;
 
     #[test]
-    fn times_of_a_name_are_added_and_the_longest_come_first() {
+    fn times_of_a_name_are_added_and_the_longest_come_last() {
         let mut times = Times::start();
-        for (name, took) in [("build", 20), ("a", 15), ("b", 3), ("a", 10)] {
-            times.add(name, Duration::from_secs(took));
+        for (name, took) in
+            [("build", 20_000), ("c", 500), ("a", 15_000), ("b", 3_000), ("d", 200), ("a", 10_000)]
+        {
+            times.add(name, Duration::from_millis(took));
         }
         let names: Vec<_> = times.to_string().lines().skip(1).map(|line| line.trim().to_owned()).collect();
-        assert_eq!(names[..3], ["25.0  a", "20.0  build", "3.0  b"]);
-        assert!(names[3].ends_with("in all, some steps side by side"));
+        assert_eq!(names[..4], ["0.7  2 parts of less than 1 s", "3.0  b", "20.0  build", "25.0  a"]);
+        assert!(names[4].ends_with("in all, some steps side by side"));
     }
 
     #[test]

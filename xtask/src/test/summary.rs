@@ -9,6 +9,8 @@ pub(super) struct Summary {
     pub(super) failed: usize,
     /// Tests and checks that failed.
     pub(super) failures: Vec<Failure>,
+    /// Output of the first failed test, cut.
+    pub(super) first: FirstOutput,
     /// `test: reason`, one a skipped test.
     pub(super) skips: Vec<String>,
 }
@@ -25,6 +27,26 @@ impl fmt::Display for Failure {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(&self.name)?;
         if self.repeat.is_empty() { Ok(()) } else { write!(f, "\n       {}", self.repeat) }
+    }
+}
+
+/// Output of one failed test, so that the end of a log tells a cause.
+#[derive(Debug, Default, PartialEq, Eq)]
+pub(super) struct FirstOutput {
+    pub(super) lines: Vec<String>,
+    complete: bool,
+}
+
+impl FirstOutput {
+    const MOST_LINES: usize = 24;
+
+    /// Takes a line of the output of failed tests; those after the first failed test are left out.
+    pub(super) fn read_line(&mut self, line: &str) {
+        let next = line.starts_with("---- ") && !self.lines.is_empty();
+        self.complete |= next || self.lines.len() == Self::MOST_LINES;
+        if !self.complete && !line.is_empty() {
+            self.lines.push(line.to_owned());
+        }
     }
 }
 

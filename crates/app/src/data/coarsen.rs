@@ -5,14 +5,15 @@ use std::path::PathBuf;
 use anyhow::Result;
 use clap::Args;
 use isobar_data::{
-    Content, DataVariable, Dataset, PredictionMeta, Storage, Window, choose, coarse_fields, writer,
+    Content, DataVariable, Dataset, Dim, PredictionMeta, Storage, Window, block_means, choose, coarse_fields,
+    writer,
 };
 
 use super::open::DataArgs;
 use super::{bar, mended, parent};
-use crate::exit::{Because, Exit};
 use crate::run::is_of_data;
-use crate::terminal;
+use isobar_command::exit::{Because, Exit};
+use isobar_command::terminal;
 
 /// Arguments of `isobar data coarsen`.
 #[derive(Debug, Args)]
@@ -33,6 +34,9 @@ pub(crate) struct CoarsenArgs {
     /// Coarsening factor: number of points along each dim whose mean is a point of the coarse grid
     #[arg(long, value_name = "POINTS", default_value_t = 4)]
     factor: usize,
+    /// Write only the means, on the coarse grid, with the times of the source: inputs of a run whose targets are the source
+    #[arg(long)]
+    means: bool,
     /// Set a key of the configuration, such as data.npy.axes='["sample","x"]'; may be given several times
     #[arg(long, value_name = "KEY=VALUE")]
     set: Vec<String>,
@@ -72,6 +76,9 @@ fn coarsen(data: &dyn Dataset, args: &CoarsenArgs) -> Result<usize> {
     let known: Vec<&str> = data.variables().iter().map(|variable| variable.name.as_str()).collect();
     let names: Vec<&str> = args.variables.iter().map(String::as_str).collect();
     let variables = choose(data, if names.is_empty() { &known } else { &names })?;
+    if args.means {
+        return means(data, &variables, args);
+    }
     let frames = data.times().map_or(1, <[f64]>::len);
     let samples = data.samples() * frames;
     let content = content(data, &variables, samples, args);
@@ -96,6 +103,41 @@ fn coarsen(data: &dyn Dataset, args: &CoarsenArgs) -> Result<usize> {
     Ok(samples)
 }
 
+/// Writes the means over blocks, on the coarse grid, and returns the number of samples.
+fn means(data: &dyn Dataset, variables: &[DataVariable], args: &CoarsenArgs) -> Result<usize> {
+    let frames = data.times().map_or(1, <[f64]>::len);
+    let center = |block: &[f64]| block.iter().sum::<f64>() / block.len() as f64;
+    let coarse = |dim: &Dim| Dim {
+        coordinates: dim.coordinates.chunks(args.factor.max(1)).map(center).collect(),
+        ..dim.clone()
+    };
+    let meta = meta(data, variables, (data.samples(), data.times().unwrap_or_default()), args);
+    let content = Content {
+        meta,
+        time_unit: data.time_unit().cloned(),
+        dims: data.dims().iter().map(coarse).collect(),
+        variables: variables.to_vec(),
+        storage: Storage::default(),
+    };
+    let mut target = writer(None, &args.target)?.create(&args.target, &content).map_err(mended)?;
+    let points: Vec<_> = data.dims().iter().map(|dim| 0..dim.coordinates.len()).collect();
+    let bar = bar((data.samples() * frames) as u64, "frames")?;
+    for (sample, frame) in
+        (0..data.samples()).flat_map(|sample| (0..frames).map(move |frame| (sample, frame)))
+    {
+        let window = Window { frames: frame..frame + 1, points: points.clone() };
+        for variable in variables {
+            let fine = data.read(&window, &[sample], &[&variable.name])?.f_select(0, 0)?;
+            let coarse = block_means(&fine, args.factor).map_err(mended)?;
+            target.write(&variable.name, sample, frame, &coarse)?;
+        }
+        bar.inc(1);
+    }
+    target.finish()?;
+    bar.finish_and_clear();
+    Ok(data.samples())
+}
+
 /// Names of a variable, of its coarse field on the fine grid, and of the difference.
 fn names_of(variable: &DataVariable) -> [String; 3] {
     ["", "_coarse", "_detail"].map(|ending| format!("{}{ending}", variable.name))
@@ -114,16 +156,25 @@ fn content(data: &dyn Dataset, variables: &[DataVariable], samples: usize, args:
         })
     };
     let variables: Vec<DataVariable> = variables.iter().flat_map(three).collect();
-    let meta = PredictionMeta {
+    let meta = meta(data, &variables, (samples, &[]), args);
+    Content { meta, time_unit: None, dims: data.dims().to_vec(), variables, storage: Storage::default() }
+}
+
+fn meta(
+    data: &dyn Dataset,
+    variables: &[DataVariable],
+    (samples, times): (usize, &[f64]),
+    args: &CoarsenArgs,
+) -> PredictionMeta {
+    PredictionMeta {
         name: data.name(),
         variables: variables.iter().map(|variable| variable.name.clone()).collect(),
         samples,
-        times: Vec::new(),
+        times: times.to_vec(),
         attributes: vec![
             ("isobar_source".to_owned(), data.path().display().to_string()),
             ("isobar_factor".to_owned(), args.factor.to_string()),
         ],
         missing: false,
-    };
-    Content { meta, time_unit: None, dims: data.dims().to_vec(), variables, storage: Storage::default() }
+    }
 }

@@ -13,9 +13,9 @@ use serde_json::json;
 
 use super::open::DataArgs;
 use super::{bytes_bar, inspect, mended, parent};
-use crate::exit::{Because, Exit};
 use crate::run::{is_of_data, stamps};
-use crate::terminal;
+use isobar_command::exit::{Because, Exit};
+use isobar_command::terminal;
 
 /// Arguments of `isobar data convert`.
 #[derive(Debug, Args)]

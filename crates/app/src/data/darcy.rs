@@ -8,8 +8,8 @@ use isobar_data::DarcyFile;
 use isobar_data::generate::{DarcyOptions, darcy};
 
 use super::{bar, mended, parent};
-use crate::exit::Exit;
-use crate::terminal;
+use isobar_command::exit::Exit;
+use isobar_command::terminal;
 
 /// Arguments of `isobar data darcy`.
 #[derive(Debug, Args)]

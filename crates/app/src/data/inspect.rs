@@ -8,8 +8,8 @@ use isobar_data::{DataVariable, Dataset, Dim};
 
 use super::open::DataArgs;
 use crate::config::Config;
-use crate::exit::{Because, Exit};
-use crate::terminal;
+use isobar_command::exit::{Because, Exit};
+use isobar_command::terminal;
 
 /// Arguments of `isobar data inspect`.
 #[derive(Debug, Args)]
@@ -28,29 +28,38 @@ pub(super) fn run(args: &InspectArgs) -> Result<Exit> {
         Some(mesh) => parse(mesh, data.dims().len())?,
         None => along_dims(&config, data.dims().len()),
     };
-    terminal::line(&describe(&*data));
-    data.dims().iter().for_each(|dim| terminal::line(&format!("  {}", dim_line(dim))));
-    if let Some(times) = data.times() {
-        terminal::line(&format!(
-            "  {}",
-            line("time", data.time_unit().map(|unit| &*unit.unit), times, false)
-        ));
+    show(&*data);
+    let targets = if is_run { config.data.open_all_targets()? } else { None };
+    if let Some(targets) = &targets {
+        terminal::line("targets");
+        show(&**targets);
     }
-    terminal::line("variables");
-    data.variables()
-        .iter()
-        .for_each(|variable| terminal::line(&format!("  {}", variable_line(&*data, variable))));
     let (batch, steps) =
         if is_run { (config.train.batch_size, config.data.train_steps.most()) } else { (1, 1) };
-    let bytes = bytes(&*data, &config, &ranks, batch, steps);
+    let all = [Some(&data), targets.as_ref()].into_iter().flatten();
+    let bytes = all.map(|data| bytes(&**data, &config, &ranks, batch, steps)).fold(0, u64::saturating_add);
     let mesh: Vec<String> = ranks.iter().map(usize::to_string).collect();
     terminal::line(&format!(
         "a step of {batch} samples of {} frames, on {} ranks along the spatial dims, reads up to {} a rank",
-        frames(&*data, steps),
+        if targets.is_some() { 1 } else { frames(&*data, steps) },
         mesh.join("x"),
         size(bytes)
     ));
     Ok(Exit::Good)
+}
+
+/// Shows dims, times and variables of a data set.
+fn show(data: &dyn Dataset) {
+    terminal::line(&describe(data));
+    data.dims().iter().for_each(|dim| terminal::line(&format!("  {}", dim_line(dim))));
+    if let Some(times) = data.times() {
+        let unit = data.time_unit().map(|unit| &*unit.unit);
+        terminal::line(&format!("  {}", line("time", unit, times, false)));
+    }
+    terminal::line("variables");
+    data.variables()
+        .iter()
+        .for_each(|variable| terminal::line(&format!("  {}", variable_line(data, variable))));
 }
 
 /// One line on a file that was written.
@@ -126,6 +135,7 @@ fn frames(data: &dyn Dataset, steps: usize) -> usize {
 fn bytes(data: &dyn Dataset, config: &Config, ranks: &[usize], batch: usize, steps: usize) -> u64 {
     let data_config = &config.data;
     let named = [&data_config.fields[..], &data_config.inputs, &data_config.targets].concat();
+    let frames = if data_config.target.is_some() { 1 } else { frames(data, steps) };
     let chosen =
         data.variables().iter().filter(|variable| named.is_empty() || named.contains(&variable.name));
     let channels: usize = chosen.map(|variable| variable.channels.len()).sum();
@@ -134,7 +144,7 @@ fn bytes(data: &dyn Dataset, config: &Config, ranks: &[usize], batch: usize, ste
         .iter()
         .zip(ranks)
         .map(|(dim, &ranks)| dim.coordinates.len().div_ceil(ranks.max(1)) as u64);
-    let factors = [batch as u64, frames(data, steps) as u64, channels as u64, 4];
+    let factors = [batch as u64, frames as u64, channels as u64, 4];
     points.chain(factors).fold(1, u64::saturating_mul)
 }
 

@@ -8,8 +8,8 @@ use isobar_data::generate::etdrk::{MakeConfig, make, systems};
 use isobar_manager::config::{self, Sources, reference_toml};
 
 use super::{bar, mended};
-use crate::exit::{Because, Exit};
-use crate::terminal;
+use isobar_command::exit::{Because, Exit};
+use isobar_command::terminal;
 
 /// Arguments of `isobar data make`.
 #[derive(Debug, Args)]

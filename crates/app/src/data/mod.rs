@@ -1,4 +1,6 @@
 //! `isobar data`: makes, shows, measures and converts data sets.
+//!
+//! It reaches formats through their registry alone.
 
 mod coarsen;
 mod convert;
@@ -14,7 +16,7 @@ use anyhow::Result;
 use clap::Subcommand;
 use indicatif::{ProgressBar, ProgressStyle};
 
-use crate::exit::{Because, Exit};
+use isobar_command::exit::{Because, Exit};
 
 /// The data sets.
 #[derive(Debug, Subcommand)]

@@ -7,7 +7,7 @@ use clap::Args;
 use isobar_data::{DataPath, Dataset};
 
 use crate::config::{self, Config};
-use crate::exit::{Because, Exit};
+use isobar_command::exit::{Because, Exit};
 
 /// A data set on the command line.
 #[derive(Debug, Args)]

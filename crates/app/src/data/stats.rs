@@ -9,8 +9,8 @@ use serde_json::json;
 
 use super::bytes_bar;
 use super::open::DataArgs;
-use crate::exit::{Because, Exit};
-use crate::terminal;
+use isobar_command::exit::{Because, Exit};
+use isobar_command::terminal;
 
 /// Arguments of `isobar data stats`.
 #[derive(Debug, Args)]
@@ -28,11 +28,13 @@ pub(crate) struct StatsArgs {
 /// Runs the command.
 pub(super) fn run(args: &StatsArgs) -> Result<Exit> {
     let (data, config, is_run) = args.data.open()?;
-    let Part { data, samples } = match is_run && !args.all {
+    let Part { data, samples, .. } = match is_run && !args.all {
         true => config.data.train_part()?,
-        false => Part { samples: 0..data.samples(), data: data.into() },
+        false => Part { samples: 0..data.samples(), data: data.into(), target: None },
     };
-    let named = [&config.data.fields[..], &config.data.inputs, &config.data.targets].concat();
+    // Targets of another data set: `isobar data stats` of that.
+    let targets = if config.data.target.is_some() { &[] } else { &config.data.targets[..] };
+    let named = [&config.data.fields[..], &config.data.inputs, targets].concat();
     let mut names: Vec<&str> = Vec::new();
     let known = data.variables().iter().map(|variable| variable.name.as_str());
     for name in

@@ -6,7 +6,7 @@ use std::path::Path;
 use anyhow::Result;
 use isobar_array::{Array, Convert, Elementwise};
 use isobar_collectives::Group;
-use isobar_data::{Batch, Content, DatasetWriter, PredictionMeta, Window, writers};
+use isobar_data::{Batch, Content, Dataset, DatasetWriter, PredictionMeta, Window, writers};
 use isobar_models::BatchPart;
 use isobar_train::metric::Scoreboard;
 use isobar_train::{BoxError, FieldLayout, FieldModel, Forward, Roles, Sample, Start};
@@ -15,9 +15,9 @@ use tch::{Device, Kind, Tensor};
 use super::outcome::Outcome;
 use super::output::Output;
 use super::windows::Windows;
-use crate::exit::{Because, Exit};
 use crate::run::picture::Shown;
 use crate::run::{Scoring, Source, as_str, scoring};
+use isobar_command::exit::{Because, Exit};
 
 /// Samples to predict: steps from a frame of some trajectories on, or outputs of samples without time.
 pub(super) struct Prediction<'a> {
@@ -31,9 +31,10 @@ pub(super) struct Prediction<'a> {
     pub(super) masked: bool,
 }
 
-/// The part of the fields that this rank reads, all ranks, and the dtype and device of the parameters.
+/// The parts of inputs and targets that this rank reads, all ranks, and the dtype and device of the parameters.
 pub(super) struct Place<'a> {
     pub(super) window: &'a [Range<usize>],
+    pub(super) target_window: &'a [Range<usize>],
     pub(super) world: &'a Group,
     pub(super) options: (Kind, Device),
 }
@@ -107,12 +108,12 @@ impl Prediction<'_> {
         Ok(outcome)
     }
 
-    /// Which of the samples one is, for a denoiser to draw other noise for each.
+    /// Returns the place of a sample among all, so that a denoiser draws other noise for each.
     fn part(&self, index: usize) -> Option<BatchPart> {
         Some(BatchPart { offset: index as i64, total: self.samples.len() as i64 })
     }
 
-    /// Predicts the outputs of samples without time, and writes them with their inputs.
+    /// Predicts the outputs of samples without time, and writes them, with their inputs if these are of the same data set.
     pub(super) fn of_pairs<L, F>(
         &self,
         model: &FieldModel<L, F>,
@@ -125,31 +126,37 @@ impl Prediction<'_> {
         F: Forward<L::Array>,
     {
         let source = self.source;
-        let both = [&source.inputs[..], &source.targets[..]].concat();
+        let inputs = if source.has_own_targets() { &[] } else { &source.inputs[..] };
+        let both = [inputs, &source.targets[..]].concat();
         let (kind, device) = place.options;
-        let windows = Windows::new(&model.layout, place.window, place.world)?;
+        let layout = model.layout.targets();
+        let windows = Windows::new(layout, place.target_window, place.world)?;
         let mut output = self.output(out, &both, &windows, place.world)?;
         let board = Scoreboard::new(scoring.report.metrics(), 1);
         let mut outcome = Outcome { errors: vec![Vec::new()], first: None, persistence: Vec::new(), board };
         for (index, &sample) in self.samples.iter().enumerate() {
             let own = &[sample][..model.layout.own(&[0])?.len()];
-            let read = |names: &[String]| -> Result<Tensor> {
-                let fields = source.data.read(&Window::still(place.window), own, &as_str(names))?;
+            let read = |data: &dyn Dataset, window: &[Range<usize>], names: &[String]| -> Result<Tensor> {
+                let fields = data.read(&Window::still(window), own, &as_str(names))?;
                 Ok(fields.f_select(1, 0)?.f_to_device(device)?.f_to_kind(kind)?)
             };
-            let (from, to) = (read(&source.inputs)?, read(&source.targets)?);
+            let from = read(&*source.data, place.window, &source.inputs)?;
+            let to = read(&**source.targets(), place.target_window, &source.targets)?;
             let start = Start { part: self.part(index), ..Start::of_frame(&from, 1, &[]) };
             let members = boxed(model.roll_out_members(start, 1))?;
             let single = |members: &L::Array| scoring::single(members, from.dim());
             let predicted = members.iter().map(single).collect::<Result<Vec<_>>>()?;
-            let (input, target) = (model.layout.array(&from, 1)?, model.layout.array(&to, 1)?);
+            let (input, target) = (model.layout.array(&from, 1)?, layout.array(&to, 1)?);
             outcome.errors[0].extend(boxed(model.errors_of(&predicted[0], &target))?);
-            scoring.add(&mut outcome.board, &model.layout, (1, 1), &members[0], (&target, &to))?;
+            scoring.add(&mut outcome.board, layout, (1, 1), &members[0], (&target, &to))?;
             if index == 0 {
                 outcome.first = Some(Shown::of(&input, &[target], &predicted)?);
             }
-            for (names, fields) in [(&source.inputs, &input), (&source.targets, &predicted[0])] {
-                output.put(&windows, (&model.layout, fields), |writer, points, values| {
+            for (names, fields) in [(inputs, &input), (&source.targets, &predicted[0])] {
+                if names.is_empty() {
+                    continue;
+                }
+                output.put(&windows, (layout, fields), |writer, points, values| {
                     self.write(writer, (index, 0), names, (points, values))
                 })?;
             }
@@ -182,7 +189,7 @@ impl Prediction<'_> {
             missing: self.masked,
         };
         // An extension of another format than HDF5 names it.
-        let data = &self.source.data;
+        let data = self.source.targets();
         let is_hdf5 =
             path.extension().is_none_or(|extension| ["h5", "hdf5"].iter().any(|own| extension == *own));
         let other = writers().into_iter().find(|writer| !is_hdf5 && writer.fits(path));
@@ -233,7 +240,7 @@ impl Prediction<'_> {
         (points, frame): (&[Range<usize>], &Tensor),
     ) -> Result<()> {
         let mut first = 0;
-        for variable in self.source.chosen(variables)? {
+        for variable in self.source.chosen_targets(variables)? {
             let channels = variable.channels.len() as i64;
             let values = frame.f_narrow(1, first, channels)?;
             if writer.takes_windows() {

@@ -26,9 +26,9 @@ use tch::Tensor;
 use self::fields::Place;
 use self::origin::Origin;
 use crate::config::{Config, ConfigArgs};
-use crate::exit::{Because, Exit};
 use crate::run::{self, Job, ModelMetadata, PER_RANK_KEYS, Run, Scoring, Source, Used, scoring};
-use crate::{start, terminal};
+use isobar_command::exit::{Because, Exit};
+use isobar_command::{start, terminal};
 
 /// Arguments of `isobar predict`.
 #[derive(Debug, Args)]
@@ -103,6 +103,7 @@ impl Job for Prediction<'_> {
             source,
             layout,
             window,
+            target_window,
             positions,
             statics,
             forward,
@@ -137,7 +138,10 @@ impl Job for Prediction<'_> {
         let out = args.out.clone().unwrap_or_else(|| config.run.folder().join("prediction.h5"));
         let Parts { train, validation, test } = &source.parts;
         let read = [Some(train), Some(validation), test.as_ref()].into_iter().flatten();
-        if read.into_iter().any(|part| run::is_of_data(&out, &*part.data)) {
+        if read
+            .into_iter()
+            .any(|part| run::is_of_data(&out, &*part.data) || run::is_of_data(&out, &**part.targets()))
+        {
             let out = out.display();
             bail!(Exit::Usage.because(format!("--out {out} is a file of the data set; name another file")));
         }
@@ -157,9 +161,12 @@ impl Job for Prediction<'_> {
         let writes = ranks.world.rank() == 0;
         let mut attributes = origin.attributes();
         attributes.push(("isobar_data", source.path().to_string()));
+        if source.has_own_targets() {
+            attributes.push(("isobar_target_data", source.targets().path().display().to_string()));
+        }
         attributes.push(("isobar_samples", samples::text(&samples)));
-        let scoring = Scoring::new(&source, config, &window, &ranks.world)?;
-        let place = Place { window: &window, world: &ranks.world, options };
+        let scoring = Scoring::new(&source, config, &target_window, &ranks.world)?;
+        let place = Place { window: &window, target_window: &target_window, world: &ranks.world, options };
         let mut said = vec![origin.line()];
         let name = format!("{} by {}", source.data.name(), config.run.name);
         let (start, steps) = self.steps(&source)?;

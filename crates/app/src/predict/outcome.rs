@@ -6,10 +6,10 @@ use anyhow::Result;
 use isobar_train::metric::Scoreboard;
 use isobar_train::{Variable, VariableError, mean_errors, mean_relative, percent};
 
-use crate::exit::{Because, Exit};
 use crate::run::chart::{self, Chart, Curve};
 use crate::run::errors::{Compared, aligned};
 use crate::run::picture::Shown;
+use isobar_command::exit::{Because, Exit};
 
 /// Prediction and its errors.
 pub(super) struct Outcome {

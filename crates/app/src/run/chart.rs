@@ -5,7 +5,7 @@ use std::path::Path;
 use anyhow::Result;
 
 use super::raster::{Canvas, INK, LETTER, MARGIN, NUMBERS, Rgb, SIDE, number};
-use crate::exit::{Because, Exit};
+use isobar_command::exit::{Because, Exit};
 
 /// Curves of one quantity, from 0 to the largest value.
 pub(crate) struct Chart {

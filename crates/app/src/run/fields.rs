@@ -7,8 +7,8 @@ use std::sync::Arc;
 use anyhow::{Result, bail};
 use isobar_collectives::Group;
 use isobar_data::{
-    Cache, InMemory, Normalizer, Part, Parts, Reader, ReaderOptions, Samples, StreamOptions, Streamed,
-    TrainSteps, Window,
+    Cache, Dataset, InMemory, Normalizer, Part, Parts, Reader, ReaderOptions, Samples, StreamOptions,
+    Streamed, TargetWindow, TrainSteps, Window,
 };
 use isobar_train::SampleFingerprint;
 use isobar_train::config::DataConfig;
@@ -19,12 +19,14 @@ use super::roles::as_str;
 use super::scales::{Scales, check_same, scales_alike};
 use super::source::Source;
 use super::statics::Statics;
-use crate::exit::{Because, Exit};
+use isobar_command::exit::{Because, Exit};
 
 /// Window that a rank reads of each field, and the number of samples that it reads at a time.
 pub(crate) struct Place<'a> {
-    /// A range for each spatial dim.
+    /// A range for each spatial dim of the inputs.
     pub(crate) window: &'a [Range<usize>],
+    /// A range for each spatial dim of the targets.
+    pub(crate) target_window: &'a [Range<usize>],
     /// Dtype and device of what the network sees.
     pub(crate) options: (Kind, Device),
     /// Most samples that this rank reads at a time.
@@ -69,7 +71,11 @@ impl Fields {
     ) -> Result<Self> {
         let Parts { train, validation, .. } = &source.parts;
         let counts = [train, validation].map(|part| part.samples.len());
-        let extents = source.extents().iter().map(usize::to_string).collect::<Vec<_>>().join(" x ");
+        let text = |extents: &[usize]| extents.iter().map(usize::to_string).collect::<Vec<_>>().join(" x ");
+        let mut extents = text(&source.extents());
+        if source.has_own_targets() {
+            extents += &format!(" and {}", text(&source.target_extents()));
+        }
         let description = format!("{} + {} samples of {extents}", counts[0], counts[1]);
         let scales = scales_alike(source, train, (config, &description), (world, place.keep))?;
         let (statics, _) = all_ok(world, Statics::normalizer(source).map(|statics| (Vec::new(), statics)))?;
@@ -88,7 +94,8 @@ impl Fields {
                 scales.0.target.mean()[0],
                 scales.0.target.std()[0]
             );
-            let own = SampleFingerprint::new(description, place.window, &[&read.0, &read.1])?;
+            let windows = [place.window, place.target_window].concat();
+            let own = SampleFingerprint::new(description, &windows, &[&read.0, &read.1])?;
             Ok((serde_json::to_vec(&own)?, read))
         });
         let ((train, validation, rollouts), all) = all_ok(world, read)?;
@@ -121,10 +128,12 @@ fn in_memory(
     let all = |part: &Part| part.samples.clone().collect::<Vec<usize>>();
     if !source.has_steps() {
         let load = |part: &Part| -> Result<InMemory> {
-            let read = |names: &[&str]| -> Result<Tensor> {
-                Ok(part.data.read(&Window::still(place.window), &all(part), names)?.f_select(1, 0)?)
+            let read = |data: &dyn Dataset, window: &[Range<usize>], names: &[&str]| -> Result<Tensor> {
+                Ok(data.read(&Window::still(window), &all(part), names)?.f_select(1, 0)?)
             };
-            Ok(InMemory::pairs(read(&inputs)?, read(&targets)?)?.to(device, kind)?)
+            let inputs = read(&*part.data, place.window, &inputs)?;
+            let targets = read(&**part.targets(), place.target_window, &targets)?;
+            Ok(InMemory::pairs(inputs, targets)?.to(device, kind)?)
         };
         return Ok((load(train)?, load(validation)?, None));
     }
@@ -170,6 +179,10 @@ fn streamed(
             window: place.window.to_vec(),
             inputs: inputs.clone(),
             targets: targets.clone(),
+            targets_from: part
+                .target
+                .clone()
+                .map(|data| TargetWindow { data, points: place.target_window.to_vec() }),
             steps: steps.clone(),
             stride,
             options: place.options,

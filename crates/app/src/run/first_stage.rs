@@ -18,7 +18,7 @@ use tch::Tensor;
 
 use super::{ModelMetadata, all_ok, check_model};
 use crate::config::{Config, of_run};
-use crate::exit::{Because, Exit};
+use isobar_command::exit::{Because, Exit};
 
 /// A trained run, whose network predicts the mean that a denoiser's samples deviate from.
 pub(super) struct FirstStage {
@@ -69,7 +69,10 @@ impl FirstStage {
     /// Compares its network with the fields that it is given, and those without conditions of samples.
     pub(super) fn check(&self, given: &[FieldSpec; 2]) -> Result<()> {
         check_model(&self.model, given).map_err(|error| {
-            let problem = format!("diffusion.regression is {}: {error}", self.folder.display());
+            let problem = format!(
+                "diffusion.regression is {}: {error}; expected a run whose model takes the fields of the denoiser's [data]",
+                self.folder.display()
+            );
             Exit::Usage.because(problem).into()
         })
     }
@@ -86,7 +89,11 @@ impl FirstStage {
         let Loaded { path, state, digest } = self.find(&mut contents, world)?;
         tracing::info!("regression of {}", path.display());
         let metadata: ModelMetadata = serde_json::from_value(state.extra).map_err(|error| {
-            Exit::Data.because(format!("{} has no normalization metadata ({error})", path.display()))
+            Exit::Data.because(format!(
+                "{} has no normalization metadata ({error}), expected a checkpoint of `isobar train`; set diffusion.regression \
+                 to a run that has one, or train it again",
+                path.display()
+            ))
         })?;
         let network = Network::new(model).refining(self.model.refinement()).conditioned(conditions);
         let regression = Regression::new(network, [metadata.input, metadata.target])

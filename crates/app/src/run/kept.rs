@@ -40,14 +40,15 @@ pub(super) fn description(
     (digest, change): (u64, bool),
 ) -> Result<Option<Value>> {
     let Some((files, stores)) = stamps(&*train.data) else { return Ok(None) };
-    let channels = |names: &[String]| -> Result<Vec<Vec<String>>> {
+    let channels = |data: &dyn Dataset, names: &[String]| -> Result<Vec<Vec<String>>> {
         if names.is_empty() {
             return Ok(Vec::new());
         }
-        let chosen = choose(&*train.data, &as_str(names))?;
+        let chosen = choose(data, &as_str(names))?;
         Ok(chosen.into_iter().map(|variable| variable.channels).collect())
     };
-    Ok(Some(json!({
+    let data = &*train.data;
+    let mut description = json!({
         "files": files,
         "stores": stores,
         "digest": digest,
@@ -55,13 +56,23 @@ pub(super) fn description(
         "options": config.own,
         "samples": [train.samples.start, train.samples.end],
         "times": train.data.times().map(|times| (times.len(), times.first(), times.last())),
-        "inputs": channels(&source.inputs)?,
-        "others": channels(source.others())?,
-        "forcings": channels(&source.names.forcings)?,
+        "inputs": channels(data, &source.inputs)?,
+        "others": channels(&**train.targets(), source.others())?,
+        "forcings": channels(data, &source.names.forcings)?,
         "changes": change,
         // Earlier versions kept statistics without weights.
         "weights": area_weights(train.data.dims()),
-    })))
+    });
+    if let Some(target) = &train.target {
+        let Some((files, stores)) = stamps(&**target) else { return Ok(None) };
+        description["target"] = json!({
+            "files": files,
+            "stores": stores,
+            "config": config.target,
+            "weights": area_weights(target.dims()),
+        });
+    }
+    Ok(Some(description))
 }
 
 /// Path, size and time of files, and stamps of stores at URLs.

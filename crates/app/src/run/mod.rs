@@ -48,10 +48,10 @@ pub(crate) use self::scoring::Scoring;
 pub(crate) use self::source::{Source, is_of_data};
 pub(crate) use self::statics::Statics;
 use crate::config::Config;
-use crate::exit::{self, Because, Exit};
+use isobar_command::exit::{self, Because, Exit};
 
 /// Keys that may differ between ranks: addresses, logging, and paths of the own machine.
-pub(crate) const PER_RANK_KEYS: [&str; 10] = [
+pub(crate) const PER_RANK_KEYS: [&str; 13] = [
     "distributed.method",
     "distributed.addr",
     "distributed.port",
@@ -62,6 +62,9 @@ pub(crate) const PER_RANK_KEYS: [&str; 10] = [
     "data.path",
     "data.validation_path",
     "data.test_path",
+    "data.target.path",
+    "data.target.validation_path",
+    "data.target.test_path",
 ];
 
 /// The network of a configuration, and where its data are.
@@ -70,8 +73,10 @@ pub(crate) struct Run<L, F> {
     pub(crate) source: Source,
     /// Layout of the fields.
     pub(crate) layout: L,
-    /// The part of every field that this rank reads.
+    /// The part of every input that this rank reads.
     pub(crate) window: Vec<Range<usize>>,
+    /// The part of every target that this rank reads.
+    pub(crate) target_window: Vec<Range<usize>>,
     /// Positions of its points, if the network takes them.
     pub(crate) positions: Option<Tensor>,
     /// Static fields of its points.
@@ -93,11 +98,11 @@ pub(crate) struct Run<L, F> {
 /// Metadata of a network, which a checkpoint keeps with its parameters.
 #[derive(Debug, Serialize, Deserialize)]
 pub(crate) struct ModelMetadata {
-    /// By what its inputs are scaled.
+    /// Normalization of its inputs.
     pub(crate) input: Normalizer,
-    /// By what its outputs are.
+    /// Normalization of its outputs.
     pub(crate) target: Normalizer,
-    /// The fields that its channels are.
+    /// Names of the fields in its channels.
     pub(crate) fields: Vec<String>,
     /// Variables of its inputs, if the configuration names them.
     #[serde(default)]
@@ -198,8 +203,10 @@ pub(crate) fn with<J: Job>(manager: &DistributedManager, config: &Config, job: J
         if let Some(conditions) = &conditions {
             fields.in_channels -= conditions.count;
         }
+        check_grids(config, &fields)?;
         let given = given(&fields, conditions.is_some());
         first_stage.iter().try_for_each(|stage| stage.check(&given))?;
+        config.check_patches(&fields.extents, conditions.is_some())?;
         let given = given.map(|fields| config.fields_of_model(fields));
         check_model(&config.model, &given)?;
         let [fields, _] = given;
@@ -232,7 +239,7 @@ pub(crate) fn with<J: Job>(manager: &DistributedManager, config: &Config, job: J
             };
             let (regression, used) = first_stage.as_ref().map(load).transpose()?.unzip();
             let forward = Network::new(config.model.build(&mut store)?)
-                .refining(config.model.refinement())
+                .refining(config.model.coarsening(&fields))
                 .denoising(denoising)
                 .conditioned(conditions)
                 .after(regression);
@@ -251,7 +258,7 @@ pub(crate) fn with<J: Job>(manager: &DistributedManager, config: &Config, job: J
             let (regression, used) = first_stage.as_ref().map(load).transpose()?.unzip();
             let (mut params, ranks) = on_mesh(&mut store, &mesh, &world, &sharding, J::TRAINS)?;
             let forward = Network::new(config.model.build(&mut params)?)
-                .refining(config.model.refinement())
+                .refining(config.model.coarsening(&fields))
                 .denoising(denoising)
                 .conditioned(conditions)
                 .after(regression);
@@ -262,7 +269,10 @@ pub(crate) fn with<J: Job>(manager: &DistributedManager, config: &Config, job: J
                     config.model.name()
                 )));
             }
-            let lay_out = |extents: &[usize]| Ok(ShardedFields::new(&mesh, extents)?);
+            let lay_out = |source: &Source| {
+                let layout = ShardedFields::new(&mesh, &source.extents())?;
+                Ok(layout.with_targets(&source.target_extents())?)
+            };
             let parameters = Parameters::on_mesh(&store, &mesh)?;
             job.run(made((config, device, source), (ranks, used), parameters, lay_out, forward)?)
         }
@@ -276,6 +286,18 @@ fn given(fields: &FieldSpec, has_conditions: bool) -> [FieldSpec; 2] {
         given.arrays.extend([Batch::<()>::CONDITIONS, Batch::<()>::CLASS_LABELS].map(str::to_owned));
     }
     [given, fields.clone()]
+}
+
+/// Rejects a denoiser of targets on another grid than its conditions.
+fn check_grids(config: &Config, fields: &FieldSpec) -> Result<()> {
+    let Some(targets) = fields.target_extents.as_ref().filter(|_| config.diffusion.is_some()) else {
+        return Ok(());
+    };
+    bail!(Exit::Usage.because(format!(
+        "[diffusion] needs inputs and targets on one grid, but the inputs have {:?} points and the targets {targets:?}; interpolate the \
+         inputs beforehand (`isobar data coarsen` does for pairs that it makes), and take [data.target] away",
+        fields.extents
+    )))
 }
 
 /// Compares a model with the fields that it is given; one that is given conditions must read them.
@@ -295,23 +317,25 @@ fn made<L: FieldLayout, F>(
     (config, device, source): (&Config, Device, Source),
     (ranks, regression): (Ranks, Option<Used>),
     (params, buffers): (Parameters, Vec<(String, Tensor)>),
-    lay_out: impl FnOnce(&[usize]) -> Result<L>,
+    lay_out: impl FnOnce(&Source) -> Result<L>,
     forward: F,
 ) -> Result<Run<L, F>> {
-    let laid_out = lay_out(&source.extents()).and_then(|layout| {
+    let laid_out = lay_out(&source).and_then(|layout| {
         let window = layout.window(&source.extents())?;
+        let target_window = layout.targets().window(&source.target_extents())?;
         let positions = config.data.positions.then(|| source.positions(&window)).transpose()?;
         let kind = config.train.precision.kind();
         let positions =
             positions.map(|positions| positions.f_to_device(device)?.f_to_kind(kind)).transpose()?;
         let statics = Statics::read(&source, &window)?;
-        Ok((Vec::new(), (layout, window, positions, statics)))
+        Ok((Vec::new(), (layout, [window, target_window], positions, statics)))
     });
-    let ((layout, window, positions, statics), _) = all_ok(&ranks.world, laid_out)?;
+    let ((layout, [window, target_window], positions, statics), _) = all_ok(&ranks.world, laid_out)?;
     Ok(Run {
         source,
         layout,
         window,
+        target_window,
         positions,
         statics,
         forward,
@@ -341,6 +365,7 @@ mod tests {
     use isobar_models::{DitConfig, EdmPreconditionerConfig, PerDim};
     use isobar_train::DiffusionConfig;
     use rstest::rstest;
+    use serde_json::json;
 
     use super::*;
 
@@ -375,6 +400,44 @@ mod tests {
         };
         let error = check_model(&config.model, &given).unwrap_err().to_string();
         assert!(error.contains(words), "{error}");
+    }
+
+    /// A model whose outputs are not on the targets' grid; the error names the key that mends it.
+    #[rstest]
+    #[case(json!({ "type": "pix2pix", "dimension": 2, "n_downsampling": 1, "n_upsampling": 3 }), [4, 4], None)]
+    #[case(json!({ "type": "pix2pix", "dimension": 2, "n_downsampling": 1 }), [2, 2], Some("--set model.n_upsampling=2"))]
+    #[case(json!({ "type": "pix2pix", "dimension": 2, "n_downsampling": 1 }), [2, 3], Some("1, 2, 4, … times the points"))]
+    #[case(json!({ "type": "sr_res_net", "scaling_factor": 2 }), [2, 2], None)]
+    #[case(json!({ "type": "sr_res_net", "scaling_factor": 8 }), [4, 4], Some("--set model.scaling_factor=4"))]
+    #[case(json!({ "type": "sr_res_net" }), [3, 3], Some("2, 4 or 8 times the points"))]
+    #[case(json!({ "type": "fno", "dimension": 2, "num_fno_modes": 4 }), [2, 2], Some("for inputs of [12, 10] points the model's outputs have [12, 10]"))]
+    fn outputs_are_on_the_grid_of_the_targets(
+        #[case] mut model: serde_json::Value,
+        #[case] factors: [usize; 2],
+        #[case] words: Option<&str>,
+    ) {
+        (model["in_channels"], model["out_channels"]) = (1.into(), 1.into());
+        let [rows, columns] = factors;
+        let depth: &[usize] = if model["type"] == "sr_res_net" { &[5] } else { &[] };
+        let model: ModelConfig = serde_json::from_value(model).unwrap();
+        let extents = [&[12, 10], depth].concat();
+        let targets =
+            [&[12 * rows, 10 * columns][..], &depth.iter().map(|own| own * rows).collect::<Vec<_>>()];
+        let fields = FieldSpec {
+            extents,
+            target_extents: Some(targets.concat()),
+            in_channels: 1,
+            out_channels: 1,
+            ..FieldSpec::default()
+        };
+        assert_eq!(model.coarsening(&fields), 1);
+        match words {
+            None => model.check(&fields).unwrap(),
+            Some(words) => {
+                let error = model.check(&fields).unwrap_err().to_string();
+                assert!(error.contains(words), "{error}");
+            }
+        }
     }
 
     /// Checkpoints of earlier versions do not record the scales of changes: the deviation of the inputs.

@@ -12,7 +12,7 @@ use isobar_train::{FieldLayout, FieldTask, Forward};
 use tch::{Device, Kind, Tensor};
 
 use super::raster::{Canvas, Field, Palette, Panel};
-use crate::exit::{Because, Exit};
+use isobar_command::exit::{Because, Exit};
 
 /// Number of validation samples shown, one per row.
 pub(crate) const SAMPLES: usize = 3;

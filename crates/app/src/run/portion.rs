@@ -4,17 +4,17 @@ use anyhow::{Result, bail};
 use isobar_data::{Statistics, merge_channels};
 use serde::{Deserialize, Serialize};
 
-use crate::exit::{Because, Exit};
+use isobar_command::exit::{Because, Exit};
 
 /// Statistics of each channel over the training samples; over a portion of them an `Option`, `None` of a channel without a value.
 #[derive(Debug, Clone, Default, Serialize, Deserialize)]
 pub(super) struct Portion<S = Statistics> {
     pub(super) inputs: Vec<S>,
-    /// Of outputs that are no inputs: targets of samples without time, or diagnostic variables.
+    /// Statistics of outputs that are not inputs: targets of samples without time, or diagnostic variables.
     pub(super) targets: Vec<S>,
-    /// Of stored forcings.
+    /// Statistics of stored forcings.
     pub(super) forcings: Vec<S>,
-    /// If the network predicts changes.
+    /// Statistics of changes, if the network predicts these.
     pub(super) changes: Vec<S>,
 }
 

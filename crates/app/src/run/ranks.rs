@@ -7,7 +7,7 @@ use isobar_manager::{DeviceMesh, DistributedManager};
 use isobar_train::{DATA_AXIS, DOMAIN_AXES, MODEL_AXIS, Ranks, SHARD_AXIS};
 
 use crate::config::Config;
-use crate::exit::{Because, Exit};
+use isobar_command::exit::{Because, Exit};
 
 /// Arrangement of the ranks.
 pub(crate) struct Arrangement {

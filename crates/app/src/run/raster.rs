@@ -14,7 +14,7 @@ pub(crate) struct Field {
     pub(crate) values: Vec<f64>,
 }
 
-/// From which colours a field is drawn.
+/// Colours in which a field is drawn.
 #[derive(Debug, Clone, Copy)]
 pub(crate) enum Palette {
     /// Dark to light, without colour.
@@ -75,7 +75,7 @@ impl Field {
 }
 
 impl Panel {
-    /// The same, with the colours over this range.
+    /// Returns the panel with its colours over this range.
     pub(crate) fn over(mut self, range: (f64, f64)) -> Self {
         self.range = range;
         self

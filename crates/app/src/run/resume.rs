@@ -12,7 +12,7 @@ use isobar_train::config::{CheckpointConfig, Resume};
 use isobar_train::{Error, RunFolder};
 use serde::{Deserialize, Serialize};
 
-use crate::exit::{Because, Exit};
+use isobar_command::exit::{Because, Exit};
 
 /// The file in a run's folder that says which job began it.
 const FILE: &str = "launch.json";

@@ -8,7 +8,7 @@ use isobar_models::FieldSpec;
 use isobar_train::config::{DataConfig, ScalarsAs};
 use isobar_train::{Conditions, Roles};
 
-use crate::exit::{Because, Exit};
+use isobar_command::exit::{Because, Exit};
 
 /// Names of variables by their role.
 #[derive(Debug, Default)]
@@ -28,11 +28,12 @@ pub(crate) struct Variables {
 }
 
 impl Variables {
-    /// Sorts the variables of a configuration by their roles, and checks that each has one.
-    pub(crate) fn new(data: &dyn Dataset, config: &DataConfig) -> Result<Self> {
+    /// Sorts the variables of a configuration by their roles, and checks that each has one. Variables of the output are those of
+    /// `others`, the data set of the targets.
+    pub(crate) fn new(data: &dyn Dataset, others: &dyn Dataset, config: &DataConfig) -> Result<Self> {
         let (inputs, targets) = match data.times() {
             Some(_) => steps(data, config)?,
-            None => pair(data, config)?,
+            None => pair(data, others, config)?,
         };
         let split = |names: &[String]| -> (Vec<String>, Vec<String>) {
             names.iter().cloned().partition(|name| !Computed::is_name(name))
@@ -222,7 +223,7 @@ fn steps(data: &dyn Dataset, config: &DataConfig) -> Result<(Vec<String>, Vec<St
 }
 
 /// The variables that a network maps from and to.
-fn pair(data: &dyn Dataset, config: &DataConfig) -> Result<(Vec<String>, Vec<String>)> {
+fn pair(data: &dyn Dataset, others: &dyn Dataset, config: &DataConfig) -> Result<(Vec<String>, Vec<String>)> {
     if config.needs_time() {
         bail!(Exit::Usage.because(format!(
             "data.train_steps is {} and data.validation_steps {}, but samples of {} have no steps; --set data.train_steps=1 \
@@ -251,11 +252,13 @@ fn pair(data: &dyn Dataset, config: &DataConfig) -> Result<(Vec<String>, Vec<Str
             data.path().display()
         )));
     }
-    let default = data.default_pair().map(|pair| pair.map(|name| vec![name.to_owned()]));
-    let [from, to] = default.unwrap_or_default();
+    let default = |data: &dyn Dataset| {
+        data.default_pair().map(|pair| pair.map(|name| vec![name.to_owned()])).unwrap_or_default()
+    };
+    let ([from, _], [_, to]) = (default(data), default(others));
     let or = |own: &[String], default: Vec<String>| if own.is_empty() { default } else { own.to_vec() };
     let (inputs, targets) = (or(&config.inputs, from), or(&config.targets, to));
-    for (key, names) in [("inputs", &inputs), ("targets", &targets)] {
+    for (key, names, data) in [("inputs", &inputs, data), ("targets", &targets, others)] {
         if names.is_empty() {
             bail!(Exit::Usage.because(format!("data.{key} names no variable; {}", known(data, key))));
         }

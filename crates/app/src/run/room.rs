@@ -5,14 +5,14 @@ use isobar_collectives::Group;
 use isobar_manager::DeviceMesh;
 use isobar_manager::checks;
 use isobar_manager::config::CheckChoice;
-use isobar_models::{FieldSpec, LargestArray};
+use isobar_models::{FieldSpec, LargestArray, ModelConfig};
 use isobar_shard::{ModelSize, ParallelRegion, ParamCount};
 use isobar_train::SHARD_AXIS;
 use tch::{Device, Kind};
 
 use super::ranks::Arrangement;
 use crate::config::Config;
-use crate::exit::{Because, Exit};
+use isobar_command::exit::{Because, Exit};
 
 /// Bytes of overhead per tensor: handles, names, nodes of the graph.
 const TENSOR: u128 = 1 << 10;
@@ -48,7 +48,10 @@ pub(super) fn check(
     let kind = config.train.precision.kind();
     let network = needed(size, copies, shards, (kind, device));
     let ranks = domain.as_ref().map_or(1, |mesh| mesh.shape().into_iter().product::<usize>());
-    let array = config.model.largest_array(fields);
+    let patches = config.diffusion.as_ref().and_then(|diffusion| diffusion.patches.as_ref());
+    // Sampling may pass fewer patches to the network at a time.
+    let patch_num = patches.filter(|_| trains).map_or(1, |patches| patches.patch_num);
+    let array = largest_array(&config.model, fields, patch_num);
     let sample = array.as_ref().map_or(0, |array| bytes_of(array, ranks, (kind, device)));
     let mut what = format!(
         "{} the network, which has {} parameters on a rank",
@@ -69,6 +72,21 @@ pub(super) fn check(
         _ => {}
     }
     Ok(())
+}
+
+/// Returns the largest array that the network makes of one sample, or of so many patches of it.
+fn largest_array(model: &ModelConfig, fields: &FieldSpec, patch_num: usize) -> Option<LargestArray> {
+    let array = match &fields.patch_extents {
+        Some(patch) => model.largest_array(&FieldSpec { extents: patch.clone(), ..fields.clone() }),
+        None => model.largest_array(fields),
+    }?;
+    if patch_num == 1 {
+        return Some(array);
+    }
+    Some(LargestArray {
+        elements: array.elements.saturating_mul(patch_num as u128),
+        keys: format!("{}, diffusion.patches.patch_num = {patch_num}", array.keys),
+    })
 }
 
 /// Ranks over which parameters are split.

@@ -1,10 +1,12 @@
 //! The scales of a run's fields: statistics of the training samples, which ranks read together.
 
+use std::hash::{DefaultHasher, Hash, Hasher};
+use std::ops::Range;
 use std::path::Path;
 
 use anyhow::{Result, bail};
 use isobar_collectives::Group;
-use isobar_data::{Normalizer, Part, Statistics, choose, digest, part, portions};
+use isobar_data::{Dataset, Normalizer, Part, Statistics, choose, digest, part, portions};
 use isobar_train::SampleFingerprint;
 use isobar_train::config::{DataConfig, Predict};
 use serde::{Deserialize, Serialize};
@@ -15,7 +17,7 @@ use super::kept;
 use super::portion::{ChannelNames, Portion};
 use super::roles::as_str;
 use super::source::Source;
-use crate::exit::{Because, Exit};
+use isobar_command::exit::{Because, Exit};
 
 /// Scales of the fields of a network.
 pub(super) struct Scales {
@@ -46,7 +48,7 @@ pub(super) fn scales_alike(
     let is_change = source.has_steps() && config.predict == Predict::Change;
     let keep = keep.filter(|_| world.rank() == 0);
     let seen = (|| -> Result<(Seen, Option<Value>)> {
-        let digest = digest(&*train.data, &variables(source), train.samples.clone())?;
+        let digest = digest_of(source, train)?;
         let of = match keep {
             Some(_) => kept::description(source, train, config, (digest, is_change))?,
             None => None,
@@ -111,24 +113,50 @@ fn check_scalars(source: &Source, train: &Part, names: &[String], statistics: &[
     }
 }
 
-/// The variables that statistics are taken of.
-fn variables(source: &Source) -> Vec<&str> {
-    [as_str(&source.inputs), as_str(source.others()), as_str(&source.names.forcings)].concat()
+/// The variables that statistics are taken of, by the data set that they are in.
+fn variables<'a>(source: &'a Source, train: &'a Part) -> Vec<(&'a dyn Dataset, Vec<&'a str>)> {
+    let (inputs, others) = (as_str(&source.inputs), as_str(source.others()));
+    let forcings = as_str(&source.names.forcings);
+    match &train.target {
+        None => vec![(&*train.data, [inputs, others, forcings].concat())],
+        Some(target) => vec![(&*train.data, [inputs, forcings].concat()), (&**target, others)],
+    }
+}
+
+/// A digest of the data sets of inputs and targets.
+fn digest_of(source: &Source, train: &Part) -> Result<u64> {
+    let of = |(data, names): (&dyn Dataset, Vec<&str>)| digest(data, &names, train.samples.clone());
+    let all = variables(source, train).into_iter().map(of).collect::<Result<Vec<u64>, _>>()?;
+    Ok(match all[..] {
+        [only] => only,
+        _ => {
+            let mut hasher = DefaultHasher::new();
+            all.hash(&mut hasher);
+            hasher.finish()
+        }
+    })
+}
+
+/// Cuts the training samples into portions: those of the data set with the larger samples.
+fn portions_of(source: &Source, train: &Part) -> Result<Vec<Range<usize>>> {
+    let of = |(data, names): (&dyn Dataset, Vec<&str>)| portions(data, &names, train.samples.clone());
+    let all = variables(source, train).into_iter().map(of).collect::<Result<Vec<_>, _>>()?;
+    Ok(all.into_iter().max_by_key(Vec::len).unwrap_or_default())
 }
 
 /// Names of the channels that statistics are taken of.
 fn channel_names(source: &Source, train: &Part) -> Result<ChannelNames> {
-    let names = |variables: &[String]| -> Result<Vec<String>> {
+    let names = |data: &dyn Dataset, variables: &[String]| -> Result<Vec<String>> {
         if variables.is_empty() {
             return Ok(Vec::new());
         }
-        let chosen = choose(&*train.data, &as_str(variables))?;
+        let chosen = choose(data, &as_str(variables))?;
         Ok(chosen.into_iter().flat_map(|variable| variable.channels).collect())
     };
     Ok(ChannelNames {
-        inputs: names(&source.inputs)?,
-        targets: names(source.others())?,
-        forcings: names(&source.names.forcings)?,
+        inputs: names(&*train.data, &source.inputs)?,
+        targets: names(&**train.targets(), source.others())?,
+        forcings: names(&*train.data, &source.names.forcings)?,
     })
 }
 
@@ -151,16 +179,17 @@ fn share(
 ) -> Result<Vec<Portion<Option<Statistics>>>> {
     let (inputs, forcings) = (as_str(&source.inputs), as_str(&source.names.forcings));
     let others = as_str(source.others());
-    let data = &*train.data;
-    let all = portions(data, &variables(source), train.samples.clone())?;
+    let (data, targets) = (&*train.data, &**train.targets());
+    let all = portions_of(source, train)?;
     let numbers: Vec<usize> = (0..all.len()).collect();
     let own =
         part(&numbers, world.rank(), world.size()).iter().filter_map(|&number| all.get(number).cloned());
-    let portion = |samples: std::ops::Range<usize>| -> Result<Portion<Option<Statistics>>> {
-        let of = |names: &[&str]| -> Result<Vec<Option<Statistics>>> {
+    let portion = |samples: Range<usize>| -> Result<Portion<Option<Statistics>>> {
+        let of = |data: &dyn Dataset, names: &[&str]| -> Result<Vec<Option<Statistics>>> {
             Ok(if names.is_empty() { Vec::new() } else { data.statistics(names, samples.clone())? })
         };
-        let (of_inputs, of_targets, of_forcings) = (of(&inputs)?, of(&others)?, of(&forcings)?);
+        let (of_inputs, of_targets, of_forcings) =
+            (of(data, &inputs)?, of(targets, &others)?, of(data, &forcings)?);
         let changes = match is_change {
             true => data.change_statistics(&inputs, samples.clone())?,
             false => Vec::new(),

@@ -16,7 +16,7 @@ use super::errors::aligned;
 use super::roles::as_str;
 use super::source::Source;
 use crate::config::Config;
-use crate::exit::{Because, Exit};
+use isobar_command::exit::{Because, Exit};
 
 /// Weights of the loss and of metrics, and the metrics.
 #[derive(Default)]
@@ -28,7 +28,7 @@ pub(crate) struct Scoring {
 }
 
 impl Scoring {
-    /// Makes the weights of this rank's window, and reads its window of the climatology if a metric needs one. All ranks call.
+    /// Makes the weights of this rank's window of the targets, and reads its window of the climatology if a metric needs one. All ranks call.
     pub(crate) fn new(
         source: &Source,
         config: &Config,
@@ -36,12 +36,12 @@ impl Scoring {
         world: &Group,
     ) -> Result<Self> {
         let asked = &config.train.weights;
-        let latitudes = latitudes(source.data.dims());
+        let latitudes = latitudes(source.targets().dims());
         if asked.latitude && latitudes.is_none() {
-            let names: Vec<&str> = source.data.dims().iter().map(|dim| &*dim.name).collect();
+            let names: Vec<&str> = source.targets().dims().iter().map(|dim| &*dim.name).collect();
             bail!(Exit::Usage.because(format!(
                 "train.weights.latitude is on, but {} has no dim of latitudes, only {names:?}; --set train.weights.latitude=false",
-                source.path()
+                source.targets().path().display()
             )));
         }
         if asked.latitude && config.data.augment != isobar_train::config::AugmentConfig::None {
@@ -97,19 +97,17 @@ const PORTION: usize = 4 << 20;
 fn climatology(source: &Source, config: &Config, window: &[Range<usize>]) -> Result<Tensor> {
     let Some(path) = &config.metrics.climatology else {
         let train = &source.parts.train;
-        return mean(source, &*train.data, train.samples.clone(), window);
+        return mean(source, &**train.targets(), train.samples.clone(), window);
     };
-    let mut data = config.data.clone();
-    data.path = path.clone().into();
-    let other = data.open()?;
+    let other = config.data.open_like_targets(path.clone().into())?;
     let extents: Vec<usize> = other.dims().iter().map(|dim| dim.coordinates.len()).collect();
-    if extents != source.extents() {
+    if extents != source.target_extents() {
         bail!(Exit::Data.because(format!(
             "the climatology {} has fields of {:?} points, and {} of {:?}; name a file of the same grid in metrics.climatology",
             other.path().display(),
             extents,
-            source.path(),
-            source.extents()
+            source.targets().path().display(),
+            source.target_extents()
         )));
     }
     mean(source, &*other, 0..other.samples(), window)

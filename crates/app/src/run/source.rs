@@ -13,7 +13,7 @@ use isobar_train::{Variable, unique_names};
 use tch::Tensor;
 
 use super::roles::{Variables, as_str, channels};
-use crate::exit::{Because, Exit};
+use isobar_command::exit::{Because, Exit};
 
 /// An open data set, and which of its variables a network maps to which.
 pub(crate) struct Source {
@@ -68,7 +68,7 @@ impl Source {
     pub(crate) fn open(config: &DataConfig) -> Result<Self> {
         let parts = config.parts()?;
         let data = Arc::clone(&parts.predicted().data);
-        let names = Variables::new(&*data, config)?;
+        let names = Variables::new(&*data, &**parts.predicted().targets(), config)?;
         let source =
             Self { data, parts, inputs: names.inputs.clone(), targets: names.targets.clone(), names };
         // From metadata: coordinates and a calendar, where computed fields need them.
@@ -76,8 +76,8 @@ impl Source {
         for computed in [&source.names.computed, &source.names.places] {
             let _ = Computed::new(computed, &*source.data, &whole)?;
         }
-        let stored = [&source.names.inputs[..], &source.names.targets, &source.names.forcings].concat();
-        let variables = source.chosen(&stored)?;
+        let stored = [&source.names.inputs[..], &source.names.forcings].concat();
+        let variables = [source.chosen(&stored)?, source.chosen_targets(&source.names.targets)?].concat();
         let has_direction = variables.into_iter().any(|variable| variable.has_direction);
         // A turned pair is a sample like any other; the equation of a trajectory may depend on the place.
         let computed = !source.names.computed.is_empty() || !config.statics.is_empty();
@@ -91,9 +91,24 @@ impl Source {
         Ok(source)
     }
 
-    /// Points along each spatial dim.
+    /// Points of the inputs along each spatial dim.
     pub(crate) fn extents(&self) -> Vec<usize> {
-        self.data.dims().iter().map(|dim| dim.coordinates.len()).collect()
+        extents(&*self.data)
+    }
+
+    /// The data set of the targets of [`Source::data`].
+    pub(crate) fn targets(&self) -> &Arc<dyn Dataset> {
+        self.parts.predicted().targets()
+    }
+
+    /// Points of the targets along each spatial dim.
+    pub(crate) fn target_extents(&self) -> Vec<usize> {
+        extents(&**self.targets())
+    }
+
+    /// Returns whether the targets are a data set of their own.
+    pub(crate) fn has_own_targets(&self) -> bool {
+        self.parts.train.target.is_some()
     }
 
     pub(crate) fn path(&self) -> std::path::Display<'_> {
@@ -129,9 +144,14 @@ impl Source {
         self.data.times().is_some()
     }
 
-    /// Variables by their names.
+    /// Variables of the data set of the inputs by their names.
     pub(crate) fn chosen(&self, names: &[String]) -> Result<Vec<DataVariable>> {
         Ok(choose(&*self.data, &as_str(names))?)
+    }
+
+    /// Variables of the data set of the targets by their names.
+    pub(crate) fn chosen_targets(&self, names: &[String]) -> Result<Vec<DataVariable>> {
+        Ok(choose(&**self.targets(), &as_str(names))?)
     }
 
     /// The variables that a network predicts: one for each channel of its output.
@@ -140,14 +160,14 @@ impl Source {
             let unit = variable.unit;
             variable.channels.into_iter().map(move |name| Variable { name, unit: unit.clone() })
         };
-        Ok(unique_names(self.chosen(&self.names.targets)?.into_iter().flat_map(channels).collect()))
+        Ok(unique_names(self.chosen_targets(&self.names.targets)?.into_iter().flat_map(channels).collect()))
     }
 
     /// Titles of the first input and target in pictures.
     pub(crate) fn titles(&self) -> Result<[String; 2]> {
-        let first =
-            |names: &[String]| -> Result<String> { Ok(self.chosen(&names[..1])?[0].title().to_owned()) };
-        Ok([first(&self.names.inputs)?, first(&self.names.targets)?])
+        let first = |variables: Vec<DataVariable>| variables[0].title().to_owned();
+        let Variables { inputs, targets, .. } = &self.names;
+        Ok([first(self.chosen(&inputs[..1])?), first(self.chosen_targets(&targets[..1])?)])
     }
 
     /// Returns whether a spatial dim is periodic.
@@ -186,12 +206,18 @@ impl Source {
     /// Shape of the samples: what a model's configuration is checked against.
     pub(crate) fn spec(&self, config: &DataConfig) -> Result<FieldSpec> {
         let [in_channels, statics] = self.names.input_channels(&*self.data, config)?;
+        let train = &self.parts.train;
+        let mut source = train.data.path().display().to_string();
+        if let Some(target) = &train.target {
+            source += &format!(" and {}", target.path().display());
+        }
         Ok(FieldSpec {
-            source: self.parts.train.data.path().display().to_string(),
+            source,
             extents: self.extents(),
+            target_extents: Some(self.target_extents()).filter(|targets| *targets != self.extents()),
             in_channels,
             position_channels: statics + if config.positions { self.position_channels() } else { 0 },
-            out_channels: channels(&*self.data, &self.names.targets)?,
+            out_channels: channels(&**self.targets(), &self.names.targets)?,
             arrays: self.data.times().map(|_| Batch::<Tensor>::TIME.to_owned()).into_iter().collect(),
             ..FieldSpec::default()
         })
@@ -236,6 +262,11 @@ impl Source {
         }
         Ok(())
     }
+}
+
+/// Points along each spatial dim.
+fn extents(data: &dyn Dataset) -> Vec<usize> {
+    data.dims().iter().map(|dim| dim.coordinates.len()).collect()
 }
 
 /// Checks that trajectories have the frames of some steps and of the history before them.

@@ -9,7 +9,7 @@ use tch::{Kind, Tensor};
 
 use super::roles::as_str;
 use super::source::Source;
-use crate::exit::{Because, Exit};
+use isobar_command::exit::{Because, Exit};
 
 /// Static fields of a window.
 #[derive(Debug, Default)]
@@ -186,7 +186,8 @@ mod tests {
         assert_eq!(names, ["u", "v", "rain"]);
         let window = [0..5, 0..4];
         let options = (Kind::Double, Device::Cpu);
-        let place = Place { window: &window, options, own: 3, at_once: 3, keep: None };
+        let place =
+            Place { window: &window, target_window: &window, options, own: 3, at_once: 3, keep: None };
         let fields = Fields::read_alike(&source, &config, &place, &Group::single()).unwrap();
         // A sample is three frames and a step, a rollout three and two.
         assert_eq!((fields.train.len(), fields.validation.len(), fields.rollouts.unwrap().len()), (3, 3, 1));
@@ -211,8 +212,14 @@ mod tests {
     fn streamed_samples_are_those_in_memory() {
         let folder = folder();
         let window = [1..5, 0..3];
-        let place =
-            Place { window: &window, options: (Kind::Double, Device::Cpu), own: 3, at_once: 3, keep: None };
+        let place = Place {
+            window: &window,
+            target_window: &window,
+            options: (Kind::Double, Device::Cpu),
+            own: 3,
+            at_once: 3,
+            keep: None,
+        };
         let read = |cache: &str| {
             let mut keys = all_roles();
             keys["cache"] = cache.into();
@@ -236,7 +243,14 @@ mod tests {
         let config = config(&folder, all_roles());
         let window = [0..5, 0..4];
         let options = (Kind::Double, Device::Cpu);
-        let place = Place { window: &window, options, own: 3, at_once: 3, keep: Some(run.path()) };
+        let place = Place {
+            window: &window,
+            target_window: &window,
+            options,
+            own: 3,
+            at_once: 3,
+            keep: Some(run.path()),
+        };
         let read = || {
             let source = Source::open(&config).unwrap();
             let fields = Fields::read_alike(&source, &config, &place, &Group::single()).unwrap();
@@ -330,8 +344,14 @@ mod tests {
         assert_eq!((spec.in_channels as i64, spec.out_channels), (fields + scalars, 1));
         let read = |window: &[Range<usize>], world: &Group| {
             let source = Source::open(&config).unwrap();
-            let place =
-                Place { window, options: (Kind::Double, Device::Cpu), own: 3, at_once: 3, keep: None };
+            let place = Place {
+                window,
+                target_window: window,
+                options: (Kind::Double, Device::Cpu),
+                own: 3,
+                at_once: 3,
+                keep: None,
+            };
             let fields = Fields::read_alike(&source, &config, &place, world).unwrap();
             let all: Vec<usize> = (0..fields.train.len()).collect();
             let batch = fields.train.take(&Request { samples: all, steps: fields.train.steps() }).unwrap();
@@ -378,6 +398,7 @@ mod tests {
         let (_folder, config) = with_scalars(own);
         let place = Place {
             window: &[0..5, 0..4],
+            target_window: &[0..5, 0..4],
             options: (Kind::Double, Device::Cpu),
             own: 3,
             at_once: 3,
@@ -414,7 +435,8 @@ mod tests {
             let source = Source::open(&config).unwrap();
             let window = ShardedFields::new(&mesh, &[5, 4]).unwrap().window(&[5, 4]).unwrap();
             let options = (Kind::Double, Device::Cpu);
-            let place = Place { window: &window, options, own: 3, at_once: 3, keep: None };
+            let place =
+                Place { window: &window, target_window: &window, options, own: 3, at_once: 3, keep: None };
             let fields = Fields::read_alike(&source, &config, &place, &world).unwrap();
             let own = Statics::read(&source, &window).unwrap();
             // Rank 0's normalisation is that of every rank.

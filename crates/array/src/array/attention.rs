@@ -87,6 +87,16 @@ impl<M: ?Sized + fmt::Debug> fmt::Debug for AttentionOptions<'_, M> {
 
 impl<'a, M: ?Sized> AttentionOptions<'a, M> {
     /// Returns the options with another mask.
+    ///
+    /// ```
+    /// use isobar_array::AttentionOptions;
+    /// use tch::Tensor;
+    ///
+    /// let options = AttentionOptions::<Tensor> { scale: Some(0.5), ..AttentionOptions::default() };
+    /// let mask = Tensor::from_slice(&[true, false]);
+    /// let masked = options.with_mask(Some(&mask));
+    /// assert_eq!((masked.scale, masked.attn_mask.is_some()), (Some(0.5), true));
+    /// ```
     pub fn with_mask<N: ?Sized>(self, attn_mask: Option<&'a N>) -> AttentionOptions<'a, N> {
         AttentionOptions {
             attn_mask,

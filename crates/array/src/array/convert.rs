@@ -7,12 +7,30 @@ use super::{Array, named};
 use crate::error::Result;
 
 /// Conversions that change no value beyond its precision.
-#[expect(clippy::missing_errors_doc, reason = "all fail alike: the kind or device is refused")]
+#[expect(clippy::missing_errors_doc, reason = "all fail alike: the dtype or device is refused")]
 pub trait Convert: Sized {
     /// Another handle on the same elements and the same place in the graph.
+    ///
+    /// ```
+    /// use isobar_array::Convert;
+    /// use tch::Tensor;
+    ///
+    /// let x = Tensor::from_slice(&[1.0, 2.0]);
+    /// let _ = Convert::shallow_clone(&x).fill_(5.0);
+    /// assert_eq!(x, Tensor::from_slice(&[5.0, 5.0]));
+    /// ```
     fn shallow_clone(&self) -> Self;
 
-    /// The elements as another kind; the same handle where nothing changes.
+    /// Converts the elements to another dtype; returns the same handle if nothing changes.
+    ///
+    /// ```
+    /// use isobar_array::Convert;
+    /// use tch::{Kind, Tensor};
+    ///
+    /// let x = Tensor::from_slice(&[1.75, -1.75]);
+    /// assert_eq!(Convert::to_kind(&x, Kind::Int64)?, Tensor::from_slice(&[1_i64, -1]));
+    /// # Ok::<(), isobar_array::Error>(())
+    /// ```
     fn to_kind(&self, kind: Kind) -> Result<Self>
     where
         Self: Array,
@@ -29,12 +47,47 @@ pub trait Convert: Sized {
     }
 
     /// Detaches the tensor from the autograd graph.
+    ///
+    /// ```
+    /// use isobar_array::Convert;
+    /// use tch::Tensor;
+    ///
+    /// let x = Tensor::from_slice(&[3.0]).set_requires_grad(true);
+    /// // The second factor is a constant for backward.
+    /// let y = &x * Convert::detach(&x)?;
+    /// y.sum(tch::Kind::Double).backward();
+    /// assert_eq!(x.grad(), Tensor::from_slice(&[3.0]));
+    /// # Ok::<(), isobar_array::Error>(())
+    /// ```
     fn detach(&self) -> Result<Self>;
 
     /// A plain tensor, the same on all ranks, as an array beside this one, on its device.
+    ///
+    /// ```
+    /// use isobar_array::Array;
+    /// use tch::Tensor;
+    ///
+    /// /// Code that is generic over arrays converts its tables with `constant`.
+    /// fn scaled<A: Array>(x: &A, scale: &[f64]) -> isobar_array::Result<A> {
+    ///     x.mul(&x.constant(&Tensor::from_slice(scale))?)
+    /// }
+    /// let y = scaled(&Tensor::from_slice(&[1.0, 2.0]), &[10.0, 100.0])?;
+    /// assert_eq!(y, Tensor::from_slice(&[10.0, 200.0]));
+    /// # Ok::<(), isobar_array::Error>(())
+    /// ```
     fn constant(&self, plain: &Tensor) -> Result<Self>;
 
     /// The elements in row-major order in memory; the same handle where they are.
+    ///
+    /// ```
+    /// use isobar_array::Convert;
+    /// use tch::Tensor;
+    ///
+    /// let x = Tensor::from_slice2(&[[1.0, 2.0, 3.0], [4.0, 5.0, 6.0]]).transpose(0, 1);
+    /// assert_eq!(x.stride(), [1, 3]);
+    /// assert_eq!(Convert::contiguous(&x)?.stride(), [2, 1]);
+    /// # Ok::<(), isobar_array::Error>(())
+    /// ```
     fn contiguous(&self) -> Result<Self>
     where
         Self: Array,
@@ -43,10 +96,29 @@ pub trait Convert: Sized {
     }
 
     /// A complex array as a real one with a last dim of 2 (re, im), the same memory.
+    ///
+    /// ```
+    /// use isobar_array::Convert;
+    /// use tch::Tensor;
+    ///
+    /// let z = Tensor::complex(&Tensor::from_slice(&[1.0, 2.0]), &Tensor::from_slice(&[3.0, 4.0]));
+    /// assert_eq!(Convert::view_as_real(&z)?, Tensor::from_slice2(&[[1.0, 3.0], [2.0, 4.0]]));
+    /// # Ok::<(), isobar_array::Error>(())
+    /// ```
     fn view_as_real(&self) -> Result<Self>;
 
     /// A real array with a last dim of 2 (re, im) as a complex one, the same memory where it is aligned to the complex
     /// element, else a copy.
+    ///
+    /// ```
+    /// use isobar_array::Convert;
+    /// use tch::{Kind, Tensor};
+    ///
+    /// let z = Convert::view_as_complex(&Tensor::from_slice2(&[[1.0, 3.0], [2.0, 4.0]]))?;
+    /// assert_eq!((z.kind(), z.size()), (Kind::ComplexDouble, vec![2]));
+    /// assert_eq!(z.imag(), Tensor::from_slice(&[3.0, 4.0]));
+    /// # Ok::<(), isobar_array::Error>(())
+    /// ```
     fn view_as_complex(&self) -> Result<Self>;
 }
 

@@ -1,6 +1,6 @@
 //! Functions of each element.
 
-use tch::{Scalar, Tensor};
+use tch::Tensor;
 
 use super::by_name::one;
 use super::{Array, Attrs, named, number};
@@ -190,15 +190,55 @@ impl Binary {
 )]
 pub trait Elementwise: Sized {
     /// `function` of every element.
+    ///
+    /// ```
+    /// use isobar_array::{Elementwise, Unary};
+    /// use tch::Tensor;
+    ///
+    /// let x = Tensor::from_slice(&[-2.0, 0.5, 4.0]);
+    /// assert_eq!(x.unary(Unary::Square)?, Tensor::from_slice(&[4.0, 0.25, 16.0]));
+    /// assert_eq!(x.unary(Unary::Clamp { min: 0.0, max: 1.0 })?, Tensor::from_slice(&[0.0, 0.5, 1.0]));
+    /// # Ok::<(), isobar_array::Error>(())
+    /// ```
     fn unary(&self, function: Unary) -> Result<Self>;
 
     /// `function` of the elements of both, whose shapes are broadcast to each other.
+    ///
+    /// ```
+    /// use isobar_array::{Binary, Elementwise};
+    /// use tch::Tensor;
+    ///
+    /// let x = Tensor::from_slice2(&[[1.0, 5.0], [4.0, 2.0]]);
+    /// let y = x.binary(Binary::Maximum, &Tensor::from_slice(&[3.0, 3.0]))?;
+    /// assert_eq!(y, Tensor::from_slice2(&[[3.0, 5.0], [4.0, 3.0]]));
+    /// # Ok::<(), isobar_array::Error>(())
+    /// ```
     fn binary(&self, function: Binary, other: &Self) -> Result<Self>;
 
     /// The elements of `on_true` where this boolean array is true, else those of `on_false`.
+    ///
+    /// ```
+    /// use isobar_array::Elementwise;
+    /// use tch::Tensor;
+    ///
+    /// let sea = Tensor::from_slice(&[true, false, true]);
+    /// let y = sea.select_where(&Tensor::from_slice(&[1.0, 2.0, 3.0]), &Tensor::from_slice(&[0.0]))?;
+    /// assert_eq!(y, Tensor::from_slice(&[1.0, 0.0, 3.0]));
+    /// # Ok::<(), isobar_array::Error>(())
+    /// ```
     fn select_where(&self, on_true: &Self, on_false: &Self) -> Result<Self>;
 
     /// x, or weight · x below 0, with one weight or one for each channel (dim 1).
+    ///
+    /// ```
+    /// use isobar_array::Elementwise;
+    /// use tch::Tensor;
+    ///
+    /// let x = Tensor::from_slice2(&[[-4.0, -4.0], [1.0, 2.0]]);
+    /// let y = Elementwise::prelu(&x, &Tensor::from_slice(&[0.25, 0.5]))?;
+    /// assert_eq!(y, Tensor::from_slice2(&[[-1.0, -2.0], [1.0, 2.0]]));
+    /// # Ok::<(), isobar_array::Error>(())
+    /// ```
     fn prelu(&self, weight: &Self) -> Result<Self>
     where
         Self: Array,
@@ -207,6 +247,16 @@ pub trait Elementwise: Sized {
     }
 
     /// The comparison of the elements of both, whose shapes are broadcast to each other; booleans.
+    ///
+    /// ```
+    /// use isobar_array::{Comparison, Elementwise};
+    /// use tch::Tensor;
+    ///
+    /// let x = Tensor::from_slice(&[1.0, 2.0, 3.0]);
+    /// let above = x.compare(Comparison::Gt, &Tensor::from_slice(&[1.5]))?;
+    /// assert_eq!(above, Tensor::from_slice(&[false, true, true]));
+    /// # Ok::<(), isobar_array::Error>(())
+    /// ```
     fn compare(&self, comparison: Comparison, other: &Self) -> Result<Self>
     where
         Self: Array,
@@ -215,6 +265,16 @@ pub trait Elementwise: Sized {
     }
 
     /// `value` where `mask`, a boolean array that is broadcast to this one's shape, is true.
+    ///
+    /// ```
+    /// use isobar_array::Elementwise;
+    /// use tch::Tensor;
+    ///
+    /// let x = Tensor::from_slice2(&[[1.0, 2.0], [3.0, 4.0]]);
+    /// let y = Elementwise::masked_fill(&x, &Tensor::from_slice(&[false, true]), 0.0)?;
+    /// assert_eq!(y, Tensor::from_slice2(&[[1.0, 0.0], [3.0, 0.0]]));
+    /// # Ok::<(), isobar_array::Error>(())
+    /// ```
     fn masked_fill(&self, mask: &Self, value: f64) -> Result<Self>
     where
         Self: Array,
@@ -223,51 +283,145 @@ pub trait Elementwise: Sized {
     }
 
     /// The sum.
+    ///
+    /// ```
+    /// use isobar_array::Elementwise;
+    /// use tch::Tensor;
+    ///
+    /// let x = Tensor::from_slice2(&[[1.0, 2.0], [3.0, 4.0]]);
+    /// let y = x.add(&Tensor::from_slice(&[10.0, 20.0]))?;
+    /// assert_eq!(y, Tensor::from_slice2(&[[11.0, 22.0], [13.0, 24.0]]));
+    /// # Ok::<(), isobar_array::Error>(())
+    /// ```
     fn add(&self, other: &Self) -> Result<Self> {
         self.binary(Binary::Add, other)
     }
 
     /// The difference.
+    ///
+    /// ```
+    /// use isobar_array::{Elementwise, Reduce, Statistic};
+    /// use tch::Tensor;
+    ///
+    /// // Deviations from the mean of each row.
+    /// let x = Tensor::from_slice2(&[[1.0, 3.0], [4.0, 8.0]]);
+    /// let mean = x.statistic(Statistic::Mean, &[1], true)?;
+    /// assert_eq!(x.sub(&mean)?, Tensor::from_slice2(&[[-1.0, 1.0], [-2.0, 2.0]]));
+    /// # Ok::<(), isobar_array::Error>(())
+    /// ```
     fn sub(&self, other: &Self) -> Result<Self> {
         self.binary(Binary::Sub, other)
     }
 
     /// The product.
+    ///
+    /// ```
+    /// use isobar_array::Elementwise;
+    /// use tch::Tensor;
+    ///
+    /// let (rows, columns) = (Tensor::from_slice2(&[[1.0], [2.0]]), Tensor::from_slice(&[3.0, 4.0]));
+    /// assert_eq!(rows.mul(&columns)?, Tensor::from_slice2(&[[3.0, 4.0], [6.0, 8.0]]));
+    /// # Ok::<(), isobar_array::Error>(())
+    /// ```
     fn mul(&self, other: &Self) -> Result<Self> {
         self.binary(Binary::Mul, other)
     }
 
     /// The quotient.
+    ///
+    /// ```
+    /// use isobar_array::Elementwise;
+    /// use tch::Tensor;
+    ///
+    /// let x = Tensor::from_slice(&[1.0, -2.0, 3.0]);
+    /// assert_eq!(x.div(&Tensor::from_slice(&[4.0]))?, Tensor::from_slice(&[0.25, -0.5, 0.75]));
+    /// # Ok::<(), isobar_array::Error>(())
+    /// ```
     fn div(&self, other: &Self) -> Result<Self> {
         self.binary(Binary::Div, other)
     }
 
     /// x + c
+    ///
+    /// ```
+    /// use isobar_array::Elementwise;
+    /// use tch::Tensor;
+    ///
+    /// // From degrees Celsius to kelvin.
+    /// let celsius = Tensor::from_slice(&[0.0, 20.0]);
+    /// assert_eq!(celsius.add_scalar(273.15)?, Tensor::from_slice(&[273.15, 293.15]));
+    /// # Ok::<(), isobar_array::Error>(())
+    /// ```
     fn add_scalar(&self, c: f64) -> Result<Self> {
         self.unary(Unary::AddScalar(c))
     }
 
     /// x · c
+    ///
+    /// ```
+    /// use isobar_array::Elementwise;
+    /// use tch::Tensor;
+    ///
+    /// let x = Tensor::from_slice(&[1.0, -2.0]);
+    /// assert_eq!(x.mul_scalar(0.5)?, Tensor::from_slice(&[0.5, -1.0]));
+    /// # Ok::<(), isobar_array::Error>(())
+    /// ```
     fn mul_scalar(&self, c: f64) -> Result<Self> {
         self.unary(Unary::MulScalar(c))
     }
 
     /// max(x, 0)
+    ///
+    /// ```
+    /// use isobar_array::Elementwise;
+    /// use tch::Tensor;
+    ///
+    /// let x = Tensor::from_slice(&[-1.0, 0.0, 2.0]);
+    /// assert_eq!(Elementwise::relu(&x)?, Tensor::from_slice(&[0.0, 0.0, 2.0]));
+    /// # Ok::<(), isobar_array::Error>(())
+    /// ```
     fn relu(&self) -> Result<Self> {
         self.unary(Unary::Relu)
     }
 
     /// x · Φ(x), exact.
+    ///
+    /// ```
+    /// use isobar_array::Elementwise;
+    /// use tch::Tensor;
+    ///
+    /// let y = Elementwise::gelu(&Tensor::from_slice(&[-10.0, 0.0, 1.0, 10.0]))?;
+    /// assert!(y.allclose(&Tensor::from_slice(&[0.0, 0.0, 0.841345, 10.0]), 1e-5, 1e-6, false));
+    /// # Ok::<(), isobar_array::Error>(())
+    /// ```
     fn gelu(&self) -> Result<Self> {
         self.unary(Unary::Gelu)
     }
 
     /// tanh x
+    ///
+    /// ```
+    /// use isobar_array::Elementwise;
+    /// use tch::Tensor;
+    ///
+    /// let y = Elementwise::tanh(&Tensor::from_slice(&[-50.0, 0.0, 50.0]))?;
+    /// assert_eq!(y, Tensor::from_slice(&[-1.0, 0.0, 1.0]));
+    /// # Ok::<(), isobar_array::Error>(())
+    /// ```
     fn tanh(&self) -> Result<Self> {
         self.unary(Unary::Tanh)
     }
 
     /// x moved towards 0 by `lambda`, and 0 where it was nearer.
+    ///
+    /// ```
+    /// use isobar_array::Elementwise;
+    /// use tch::Tensor;
+    ///
+    /// let x = Tensor::from_slice(&[-2.0, 0.25, 1.5]);
+    /// assert_eq!(Elementwise::softshrink(&x, 0.5)?, Tensor::from_slice(&[-1.5, 0.0, 1.0]));
+    /// # Ok::<(), isobar_array::Error>(())
+    /// ```
     fn softshrink(&self, lambda: f64) -> Result<Self> {
         self.unary(Unary::Softshrink(lambda))
     }
@@ -292,7 +446,6 @@ impl Elementwise for Tensor {
             Sigmoid => x.f_sigmoid(),
             LogSigmoid => x.f_log_sigmoid(),
             Relu => x.f_relu(),
-            // max(x, s·x), and for slopes above 1 the other one.
             LeakyRelu(slope) => leaky_relu(x, slope),
             Elu => x.f_elu(),
             Celu => x.f_celu(),
@@ -351,14 +504,23 @@ impl Elementwise for Tensor {
     }
 }
 
-/// libtorch's own has no slope in tch. The gradient at 0 is the slope, as there.
+/// Computes x, or `slope` · x below 0, with the kernel of leaky ReLU's gradient: tch's `leaky_relu` takes no slope. That kernel
+/// returns its first tensor where the second is above 0, and `slope` times the first elsewhere. Its own gradient does the same;
+/// at 0 it is `slope`, as in PyTorch.
 fn leaky_relu(x: &Tensor, slope: f64) -> Result<Tensor, tch::TchError> {
-    let slope = x.f_mul_scalar(Scalar::from(slope))?;
-    x.f_where_self(&x.f_gt(0.0)?, &slope)
+    x.f_detach()?.f_leaky_relu_backward(x, slope, false)
 }
 
 impl Unary {
     /// Returns the arguments by PyTorch's names.
+    ///
+    /// ```
+    /// use isobar_array::Unary;
+    ///
+    /// let function = Unary::LeakyRelu(0.5);
+    /// assert_eq!(function.name(), "leaky_relu");
+    /// assert_eq!(function.args()["negative_slope"], 0.5);
+    /// ```
     pub fn args(self) -> Attrs {
         match self {
             Self::LeakyRelu(slope) => args!("negative_slope": slope)(),

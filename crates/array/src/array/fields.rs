@@ -15,9 +15,9 @@ use crate::windowed::{
 /// every handle on them sees.
 #[derive(Debug)]
 pub struct RunningStats<'a, A> {
-    /// Of the mean.
+    /// Running mean.
     pub mean: &'a A,
-    /// Of the unbiased variance.
+    /// Running unbiased variance.
     pub var: &'a A,
     /// Weight of the new statistics in the update.
     pub momentum: f64,
@@ -28,10 +28,36 @@ pub struct RunningStats<'a, A> {
 pub trait Windowed: Sized {
     /// Convolution in as many spatial dims as `weight` `[out, in / groups, kernel…]` has; `bias` is `[out]`.
     /// The batch may be absent.
+    ///
+    /// ```
+    /// use isobar_array::{Conv, PadMode, Padding, Windowed};
+    /// use tch::Tensor;
+    ///
+    /// // Differences of neighbours on a periodic line, [batch, channel, extent].
+    /// let x = Tensor::from_slice(&[1.0, 4.0, 9.0]).view([1, 1, 3]);
+    /// let weight = Tensor::from_slice(&[0.0, -1.0, 1.0]).view([1, 1, 3]);
+    /// let padding = Padding::Each(vec![1]);
+    /// let periodic = Conv { padding, padding_mode: PadMode::Circular, ..Conv::default() };
+    /// let y = x.conv(&weight, None, &periodic)?;
+    /// assert_eq!(y, Tensor::from_slice(&[3.0, 5.0, -8.0]).view([1, 1, 3]));
+    /// # Ok::<(), isobar_array::Error>(())
+    /// ```
     fn conv(&self, weight: &Self, bias: Option<&Self>, conv: &Conv) -> Result<Self>;
 
     /// Transposed convolution, the adjoint of [`conv`](Self::conv), padding with zeros only; `weight` is
     /// `[in, out / groups, kernel…]`. The result has `output_padding` elements more after the last.
+    ///
+    /// ```
+    /// use isobar_array::{Conv, Windowed};
+    /// use tch::Tensor;
+    ///
+    /// let x = Tensor::from_slice(&[1.0, 10.0]).view([1, 1, 2]);
+    /// let weight = Tensor::from_slice(&[1.0, 2.0]).view([1, 1, 2]);
+    /// let doubled = Conv { stride: vec![2], ..Conv::default() };
+    /// let y = x.conv_transpose(&weight, None, &doubled, &[0])?;
+    /// assert_eq!(y, Tensor::from_slice(&[1.0, 2.0, 10.0, 20.0]).view([1, 1, 4]));
+    /// # Ok::<(), isobar_array::Error>(())
+    /// ```
     fn conv_transpose(
         &self,
         weight: &Self,
@@ -40,8 +66,19 @@ pub trait Windowed: Sized {
         output_padding: &[i64],
     ) -> Result<Self>;
 
-    /// The maxima of windows over the last `spatial` dims, and, of kind `Int64`, where they are: the index
+    /// The maxima of windows over the last `spatial` dims, and, of dtype `Int64`, where they are: the index
     /// into the spatial dims, flattened.
+    ///
+    /// ```
+    /// use isobar_array::{Pool, Windowed};
+    /// use tch::Tensor;
+    ///
+    /// let x = Tensor::from_slice(&[1.0, 3.0, 4.0, 2.0]).view([1, 1, 4]);
+    /// let (values, places) = x.max_pool(1, &Pool::new(&[2]))?;
+    /// assert_eq!(values, Tensor::from_slice(&[3.0, 4.0]).view([1, 1, 2]));
+    /// assert_eq!(places, Tensor::from_slice(&[1_i64, 2]).view([1, 1, 2]));
+    /// # Ok::<(), isobar_array::Error>(())
+    /// ```
     fn max_pool(&self, spatial: usize, pool: &Pool) -> Result<(Self, Self)>
     where
         Self: Array,
@@ -51,6 +88,16 @@ pub trait Windowed: Sized {
     }
 
     /// The means of windows over the last `spatial` dims.
+    ///
+    /// ```
+    /// use isobar_array::{Pool, Windowed};
+    /// use tch::Tensor;
+    ///
+    /// let x = Tensor::from_slice(&[1.0, 3.0, 4.0, 2.0]).view([1, 1, 4]);
+    /// let y = x.avg_pool(1, &Pool { stride: vec![1], ..Pool::new(&[2]) })?;
+    /// assert_eq!(y, Tensor::from_slice(&[2.0, 3.5, 3.0]).view([1, 1, 3]));
+    /// # Ok::<(), isobar_array::Error>(())
+    /// ```
     fn avg_pool(&self, spatial: usize, pool: &Pool) -> Result<Self>
     where
         Self: Array,
@@ -60,6 +107,16 @@ pub trait Windowed: Sized {
     }
 
     /// Means over the last `output.len()` (1 to 3) dims such that the result has the extents `output`.
+    ///
+    /// ```
+    /// use isobar_array::Windowed;
+    /// use tch::Tensor;
+    ///
+    /// let x = Tensor::from_slice(&[1.0, 2.0, 3.0, 4.0]).view([1, 1, 4]);
+    /// let y = x.adaptive_avg_pool(&[2])?;
+    /// assert_eq!(y, Tensor::from_slice(&[1.5, 3.5]).view([1, 1, 2]));
+    /// # Ok::<(), isobar_array::Error>(())
+    /// ```
     fn adaptive_avg_pool(&self, output: &[i64]) -> Result<Self>
     where
         Self: Array,
@@ -69,6 +126,16 @@ pub trait Windowed: Sized {
     }
 
     /// Maxima, as [`adaptive_avg_pool`](Self::adaptive_avg_pool).
+    ///
+    /// ```
+    /// use isobar_array::Windowed;
+    /// use tch::Tensor;
+    ///
+    /// let x = Tensor::from_slice(&[1.0, 2.0, 3.0, 4.0]).view([1, 1, 4]);
+    /// let y = x.adaptive_max_pool(&[2])?;
+    /// assert_eq!(y, Tensor::from_slice(&[2.0, 4.0]).view([1, 1, 2]));
+    /// # Ok::<(), isobar_array::Error>(())
+    /// ```
     fn adaptive_max_pool(&self, output: &[i64]) -> Result<Self>
     where
         Self: Array,
@@ -79,6 +146,18 @@ pub trait Windowed: Sized {
 
     /// The field at other extents. With `align_corners`, the first and the last elements of input and result
     /// lie on each other (of [`Interpolation::Linear`] and [`Interpolation::Cubic`]).
+    ///
+    /// ```
+    /// use isobar_array::{Interpolation, Resize, Windowed};
+    /// use tch::Tensor;
+    ///
+    /// let x = Tensor::from_slice(&[0.0, 4.0]).view([1, 1, 2]);
+    /// let doubled = x.interpolate(&Resize::Scale(vec![2.0]), Interpolation::Nearest, false)?;
+    /// assert_eq!(doubled, Tensor::from_slice(&[0.0, 0.0, 4.0, 4.0]).view([1, 1, 4]));
+    /// let linear = x.interpolate(&Resize::Size(vec![5]), Interpolation::Linear, true)?;
+    /// assert_eq!(linear, Tensor::from_slice(&[0.0, 1.0, 2.0, 3.0, 4.0]).view([1, 1, 5]));
+    /// # Ok::<(), isobar_array::Error>(())
+    /// ```
     fn interpolate(&self, resize: &Resize, mode: Interpolation, align_corners: bool) -> Result<Self>
     where
         Self: Array,
@@ -89,10 +168,34 @@ pub trait Windowed: Sized {
 
     /// Elements before and after, as pairs from the *last* dim backwards (PyTorch's order); negative ones cut
     /// off. `value` is for [`PadMode::Constant`]; the other modes pad spatial dims, all of them.
+    ///
+    /// ```
+    /// use isobar_array::{PadMode, Windowed};
+    /// use tch::Tensor;
+    ///
+    /// let x = Tensor::from_slice(&[1.0, 2.0, 3.0]).view([1, 1, 3]);
+    /// let circular = x.pad_mode(&[1, 1], PadMode::Circular, 0.0)?;
+    /// assert_eq!(circular, Tensor::from_slice(&[3.0, 1.0, 2.0, 3.0, 1.0]).view([1, 1, 5]));
+    /// let reflected = x.pad_mode(&[2, 0], PadMode::Reflect, 0.0)?;
+    /// assert_eq!(reflected, Tensor::from_slice(&[3.0, 2.0, 1.0, 2.0, 3.0]).view([1, 1, 5]));
+    /// # Ok::<(), isobar_array::Error>(())
+    /// ```
     fn pad_mode(&self, pairs: &[i64], mode: PadMode, value: f64) -> Result<Self>;
 
     /// (x − mean) / √(variance + `eps`) over each of `groups` groups of channels of each sample, times
     /// `weight` plus `bias`, `[channel]` (Wu and He, *Group Normalization*, arXiv:1803.08494).
+    ///
+    /// ```
+    /// use isobar_array::Windowed;
+    /// use tch::Tensor;
+    ///
+    /// // Two groups of one channel each.
+    /// let x = Tensor::from_slice(&[0.0, 2.0, 10.0, 30.0]).view([1, 2, 2]);
+    /// let y = Windowed::group_norm(&x, 2, None, None, 0.0)?;
+    /// let want = Tensor::from_slice(&[-1.0, 1.0, -1.0, 1.0]).view([1, 2, 2]);
+    /// assert!(y.allclose(&want, 1e-9, 1e-9, false));
+    /// # Ok::<(), isobar_array::Error>(())
+    /// ```
     fn group_norm(&self, groups: i64, weight: Option<&Self>, bias: Option<&Self>, eps: f64) -> Result<Self>
     where
         Self: Array,
@@ -103,6 +206,18 @@ pub trait Windowed: Sized {
     }
 
     /// Normalises each channel of each sample (Ulyanov et al., arXiv:1607.08022).
+    ///
+    /// ```
+    /// use isobar_array::Windowed;
+    /// use tch::Tensor;
+    ///
+    /// let x = Tensor::from_slice(&[0.0, 2.0, 10.0, 30.0]).view([1, 2, 2]);
+    /// let scale = Tensor::from_slice(&[1.0, 5.0]);
+    /// let y = Windowed::instance_norm(&x, Some(&scale), None, 0.0)?;
+    /// let want = Tensor::from_slice(&[-1.0, 1.0, -5.0, 5.0]).view([1, 2, 2]);
+    /// assert!(y.allclose(&want, 1e-9, 1e-9, false));
+    /// # Ok::<(), isobar_array::Error>(())
+    /// ```
     fn instance_norm(&self, weight: Option<&Self>, bias: Option<&Self>, eps: f64) -> Result<Self>
     where
         Self: Array,
@@ -114,6 +229,20 @@ pub trait Windowed: Sized {
 
     /// Normalises each channel over the full batch in training, which updates the `running` statistics;
     /// otherwise with these statistics (Ioffe and Szegedy, *Batch Normalization*, arXiv:1502.03167).
+    ///
+    /// ```
+    /// use isobar_array::{RunningStats, Windowed};
+    /// use tch::Tensor;
+    ///
+    /// let x = Tensor::from_slice(&[0.0, 2.0, 4.0, 6.0]).view([2, 1, 2]);
+    /// let (mean, var) = (Tensor::from_slice(&[0.0]), Tensor::from_slice(&[1.0]));
+    /// let running = RunningStats { mean: &mean, var: &var, momentum: 0.1 };
+    /// let y = Windowed::batch_norm(&x, None, None, Some(running), true, 1e-5)?;
+    /// assert_eq!(y.size(), [2, 1, 2]);
+    /// // A tenth of the way from 0 to the mean of the batch, 3.
+    /// assert!((mean.double_value(&[0]) - 0.3).abs() < 1e-6);
+    /// # Ok::<(), isobar_array::Error>(())
+    /// ```
     fn batch_norm(
         &self,
         weight: Option<&Self>,

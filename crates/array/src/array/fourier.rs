@@ -8,16 +8,16 @@ use super::transforms::left_product;
 use super::{FftNorm, Spectral, argument, named, resolve, tables};
 use crate::error::Result;
 
-/// Which transform.
+/// Kind of transform.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Kind {
-    /// Complex numbers to their spectrum.
+    /// From complex values to their spectrum (`fft`).
     Forward,
-    /// And back.
+    /// From a spectrum to complex values (`ifft`).
     Inverse,
-    /// Real numbers to the half of their spectrum that tells the other.
+    /// From real values to the half of their spectrum that determines the other (`rfft`).
     Real,
-    /// And back.
+    /// From half a spectrum to real values (`irfft`).
     InverseReal,
 }
 
@@ -310,13 +310,15 @@ fn spread(x: &Tensor, dim: i64, points: i64, ranges: &[Range<i64>]) -> Result<Te
     zeros.f_index_add(dim, &places(ranges, x)?, x)
 }
 
-/// Refuses kinds of elements that there is no transform of.
+/// Refuses dtypes of elements that there is no transform of.
 fn check_kind(op: &'static str, kind: Kind, element: Element) -> Result<()> {
     let complex = matches!(element, Element::ComplexFloat | Element::ComplexDouble);
     let real = matches!(element, Element::Float | Element::Double);
     match (kind, complex, real) {
         (Kind::Real, true, _) => Err(argument(op, format!("{element:?} is not real; use fft"))),
-        (_, false, false) => Err(argument(op, format!("kind {element:?}; convert to Float or Double first"))),
+        (_, false, false) => {
+            Err(argument(op, format!("dtype {element:?}; convert to Float or Double first")))
+        }
         _ => Ok(()),
     }
 }

@@ -6,10 +6,20 @@ use super::by_name::{one, two};
 use super::{Array, named};
 use crate::error::Result;
 
-/// Gathering, scattering and sorting. Dims may count from the end; indices are of kind `Int64`.
+/// Gathering, scattering and sorting. Dims may count from the end; indices are of dtype `Int64`.
 #[expect(clippy::missing_errors_doc, reason = "all fail alike: dims, extents or indices that do not exist")]
 pub trait Index: Sized {
     /// The elements at the places along `dim` that `index` names, of its shape.
+    ///
+    /// ```
+    /// use isobar_array::Index;
+    /// use tch::Tensor;
+    ///
+    /// let x = Tensor::from_slice2(&[[1.0, 2.0], [3.0, 4.0]]);
+    /// let y = Index::gather(&x, 1, &Tensor::from_slice2(&[[1_i64], [0]]))?;
+    /// assert_eq!(y, Tensor::from_slice2(&[[2.0], [3.0]]));
+    /// # Ok::<(), isobar_array::Error>(())
+    /// ```
     fn gather(&self, dim: i64, index: &Self) -> Result<Self>
     where
         Self: Array,
@@ -18,6 +28,17 @@ pub trait Index: Sized {
     }
 
     /// This array plus the elements of `source` at the places along `dim` that `index` names, element by element.
+    ///
+    /// ```
+    /// use isobar_array::Index;
+    /// use tch::{Device, Kind, Tensor};
+    ///
+    /// let zeros = Tensor::zeros([2, 2], (Kind::Double, Device::Cpu));
+    /// let index = Tensor::from_slice2(&[[0_i64, 0], [1, 0]]);
+    /// let y = Index::scatter_add(&zeros, 1, &index, &Tensor::from_slice2(&[[1.0, 2.0], [3.0, 4.0]]))?;
+    /// assert_eq!(y, Tensor::from_slice2(&[[3.0, 0.0], [4.0, 3.0]]));
+    /// # Ok::<(), isobar_array::Error>(())
+    /// ```
     fn scatter_add(&self, dim: i64, index: &Self, source: &Self) -> Result<Self>
     where
         Self: Array,
@@ -44,6 +65,16 @@ pub trait Index: Sized {
     }
 
     /// The `k` greatest (or least) elements along `dim` in order, and where they are.
+    ///
+    /// ```
+    /// use isobar_array::Index;
+    /// use tch::Tensor;
+    ///
+    /// let (values, places) = Index::topk(&Tensor::from_slice(&[3.0, 9.0, 1.0, 7.0]), 2, 0, true)?;
+    /// assert_eq!(values, Tensor::from_slice(&[9.0, 7.0]));
+    /// assert_eq!(places, Tensor::from_slice(&[1_i64, 3]));
+    /// # Ok::<(), isobar_array::Error>(())
+    /// ```
     fn topk(&self, k: i64, dim: i64, largest: bool) -> Result<(Self, Self)>
     where
         Self: Array,

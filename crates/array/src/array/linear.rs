@@ -31,6 +31,17 @@ impl Default for Conv2d {
 #[expect(clippy::missing_errors_doc, reason = "all fail alike: shapes that do not fit, kinds that differ")]
 pub trait Linear: Sized {
     /// x Wᵀ + b over the last dim: `weight` `[out, in]`, `bias` `[out]`.
+    ///
+    /// ```
+    /// use isobar_array::Linear;
+    /// use tch::Tensor;
+    ///
+    /// let x = Tensor::from_slice2(&[[1.0, 2.0]]);
+    /// let weight = Tensor::from_slice2(&[[1.0, 0.0], [0.0, 1.0], [1.0, 1.0]]);
+    /// let y = Linear::linear(&x, &weight, Some(&Tensor::from_slice(&[10.0, 20.0, 30.0])))?;
+    /// assert_eq!(y, Tensor::from_slice2(&[[11.0, 22.0, 33.0]]));
+    /// # Ok::<(), isobar_array::Error>(())
+    /// ```
     fn linear(&self, weight: &Self, bias: Option<&Self>) -> Result<Self>
     where
         Self: Array,
@@ -39,9 +50,30 @@ pub trait Linear: Sized {
     }
 
     /// The matrix product of the last two dims; dims before them are broadcast.
+    ///
+    /// ```
+    /// use isobar_array::Linear;
+    /// use tch::{Device, Kind, Tensor};
+    ///
+    /// let a = Tensor::ones([5, 1, 2, 3], (Kind::Float, Device::Cpu));
+    /// let b = Tensor::ones([4, 3, 6], (Kind::Float, Device::Cpu));
+    /// assert_eq!(Linear::matmul(&a, &b)?.size(), [5, 4, 2, 6]);
+    /// # Ok::<(), isobar_array::Error>(())
+    /// ```
     fn matmul(&self, other: &Self) -> Result<Self>;
 
     /// The product of two batches of matrices, `[n, i, j]` and `[n, j, k]`, plus `bias`, broadcast to `[n, i, k]`.
+    ///
+    /// ```
+    /// use isobar_array::Linear;
+    /// use tch::Tensor;
+    ///
+    /// let a = Tensor::from_slice(&[1.0, 2.0, 3.0, 4.0]).view([2, 1, 2]);
+    /// let b = Tensor::from_slice(&[1.0, 1.0, 2.0, 2.0]).view([2, 2, 1]);
+    /// let y = Linear::bmm(&a, &b, Some(&Tensor::from_slice(&[0.5])))?;
+    /// assert_eq!(y, Tensor::from_slice(&[3.5, 14.5]).view([2, 1, 1]));
+    /// # Ok::<(), isobar_array::Error>(())
+    /// ```
     fn bmm(&self, other: &Self, bias: Option<&Self>) -> Result<Self>
     where
         Self: Array,
@@ -59,6 +91,17 @@ pub trait Linear: Sized {
 
     /// Two-dimensional convolution of `[batch, channel, height, width]` with `weight`
     /// `[out, channel / groups, kernel height, kernel width]`.
+    ///
+    /// ```
+    /// use isobar_array::{Conv2d, Linear};
+    /// use tch::{Device, Kind, Tensor};
+    ///
+    /// let x = Tensor::zeros([1, 3, 8, 16], (Kind::Float, Device::Cpu));
+    /// let weight = Tensor::zeros([6, 3, 3, 3], (Kind::Float, Device::Cpu));
+    /// let halved = Conv2d { stride: [2, 2], padding: [1, 1], ..Conv2d::default() };
+    /// assert_eq!(Linear::conv2d(&x, &weight, None, &halved)?.size(), [1, 6, 4, 8]);
+    /// # Ok::<(), isobar_array::Error>(())
+    /// ```
     fn conv2d(&self, weight: &Self, bias: Option<&Self>, conv: &Conv2d) -> Result<Self>
     where
         Self: Array,
@@ -82,6 +125,16 @@ pub trait Linear: Sized {
     }
 
     /// (x − mean) / √(variance + `eps`) over the trailing dims `normalized`, times `weight` plus `bias` of that shape.
+    ///
+    /// ```
+    /// use isobar_array::Linear;
+    /// use tch::Tensor;
+    ///
+    /// let x = Tensor::from_slice2(&[[1.0, 3.0], [10.0, 30.0]]);
+    /// let y = Linear::layer_norm(&x, &[2], None, None, 0.0)?;
+    /// assert!(y.allclose(&Tensor::from_slice2(&[[-1.0, 1.0], [-1.0, 1.0]]), 1e-9, 1e-9, false));
+    /// # Ok::<(), isobar_array::Error>(())
+    /// ```
     fn layer_norm(
         &self,
         normalized: &[i64],
@@ -99,6 +152,16 @@ pub trait Linear: Sized {
     }
 
     /// eˣ / Σ eˣ along `dim`.
+    ///
+    /// ```
+    /// use isobar_array::Linear;
+    /// use tch::Tensor;
+    ///
+    /// let x = Tensor::from_slice(&[0.0, 3.0_f64.ln()]);
+    /// let y = Linear::softmax(&x, 0)?;
+    /// assert!(y.allclose(&Tensor::from_slice(&[0.25, 0.75]), 1e-12, 1e-12, false));
+    /// # Ok::<(), isobar_array::Error>(())
+    /// ```
     fn softmax(&self, dim: i64) -> Result<Self>
     where
         Self: Array,
@@ -107,6 +170,16 @@ pub trait Linear: Sized {
     }
 
     /// x − ln Σ eˣ along `dim`.
+    ///
+    /// ```
+    /// use isobar_array::Linear;
+    /// use tch::Tensor;
+    ///
+    /// // Finite where the logarithm of a softmax is not.
+    /// let y = Linear::log_softmax(&Tensor::from_slice(&[0.0, 1000.0]), 0)?;
+    /// assert_eq!(y, Tensor::from_slice(&[-1000.0, 0.0]));
+    /// # Ok::<(), isobar_array::Error>(())
+    /// ```
     fn log_softmax(&self, dim: i64) -> Result<Self>
     where
         Self: Array,

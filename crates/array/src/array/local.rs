@@ -2,6 +2,7 @@
 
 use tch::Tensor;
 
+use super::rows::{PICK, check_picks, from_rows, rows_at};
 use super::{argument, named, resolve};
 use crate::error::Result;
 
@@ -33,6 +34,19 @@ pub trait Local: Sized {
     /// # Errors
     ///
     /// The reduction fails.
+    ///
+    /// ```
+    /// use isobar_array::Array;
+    /// use tch::Tensor;
+    ///
+    /// /// Doubles an array with code for dense tensors; each rank computes on its own shard.
+    /// fn doubled<A: Array>(x: &A) -> isobar_array::Result<A> {
+    ///     let (part, layout) = x.into_local()?;
+    ///     Ok(A::from_local(part * 2.0, &layout))
+    /// }
+    /// assert_eq!(doubled(&Tensor::from_slice(&[1.0, 2.0]))?, Tensor::from_slice(&[2.0, 4.0]));
+    /// # Ok::<(), isobar_array::Error>(())
+    /// ```
     fn into_local(&self) -> Result<(Tensor, Self::Layout)>;
 
     /// This rank's tensor as it is held, with its place in the graph, and the layout: of a partial array, the rank's summand.
@@ -65,6 +79,19 @@ pub trait Local: Sized {
     /// # Errors
     ///
     /// No arrays, or extents along `dim` other than those of the tiles.
+    ///
+    /// ```
+    /// use isobar_array::Local;
+    /// use tch::{Device, Kind, Tensor};
+    ///
+    /// // A function of each row, computed in tiles to save memory.
+    /// let x = Tensor::ones([5, 2], (Kind::Double, Device::Cpu));
+    /// let sums: Vec<Tensor> =
+    ///     x.tiles(0, 2)?.iter().map(|tile| tile.sum_dim_intlist(1, true, Kind::Double)).collect();
+    /// let y = Tensor::join_tiles(&sums.iter().collect::<Vec<_>>(), 0, &x)?;
+    /// assert_eq!(y, Tensor::ones([5, 1], (Kind::Double, Device::Cpu)) * 2.0);
+    /// # Ok::<(), isobar_array::Error>(())
+    /// ```
     fn join_tiles(tiles: &[&Self], dim: i64, whole: &Self) -> Result<Self>;
 
     /// Redistributes the array to the layout of another one of its shape, such as a residual to that of its input; all ranks
@@ -113,9 +140,10 @@ pub trait Local: Sized {
     /// ```
     fn on_shards_of(&self, like: &Self, dims: usize, f: OnShard<'_>) -> Result<Self>;
 
-    /// For each element of `like` along the sorted `dims`, picks the element of this array whose row-major number along the same
-    /// dims `index` (`Int64`, the extents of `like` along `dims`, the same on all ranks) names; other dims are those of both. The
-    /// result is laid out as `like`. Each rank receives the elements that it lacks of its own shard, and no others. All ranks call.
+    /// Picks elements by their row-major numbers along the sorted `dims`. In each `(index, like)` of `wanted`, `index` (`Int64`,
+    /// the extents of `like` along `dims`, the same on all ranks) gives the number of an element of this array for each element
+    /// of `like`. The other dims of this array and `like` are equal. Each result has the layout of its `like`. Each rank receives
+    /// only the elements that its shards are missing, in one exchange. All ranks call.
     ///
     /// # Errors
     ///
@@ -127,11 +155,12 @@ pub trait Local: Sized {
     ///
     /// let x = Tensor::from_slice(&[1.0, 2.0, 3.0, 4.0]).reshape([2, 2]);
     /// let like = Tensor::from_slice(&[0.0; 2]).reshape([1, 2]);
-    /// let y = x.pick(&[0, 1], &Tensor::from_slice(&[3_i64, 1]).reshape([1, 2]), &like)?;
-    /// assert_eq!(y, Tensor::from_slice(&[4.0, 2.0]).reshape([1, 2]));
+    /// let index = Tensor::from_slice(&[3_i64, 1]).reshape([1, 2]);
+    /// let picked = x.pick(&[0, 1], &[(&index, &like)])?;
+    /// assert_eq!(picked, [Tensor::from_slice(&[4.0, 2.0]).reshape([1, 2])]);
     /// # Ok::<(), isobar_array::Error>(())
     /// ```
-    fn pick(&self, dims: &[usize], index: &Tensor, like: &Self) -> Result<Self>;
+    fn pick(&self, dims: &[usize], wanted: &[(&Tensor, &Self)]) -> Result<Vec<Self>>;
 
     /// Returns the number of shards over these dims: 1 for a dense array.
     fn num_shards(&self, dims: &[usize]) -> usize;
@@ -205,27 +234,17 @@ impl Local for Tensor {
         named(OP, &[&made], broadcast_to(&made, extents))
     }
 
-    fn pick(&self, dims: &[usize], index: &Tensor, like: &Self) -> Result<Self> {
-        const OP: &str = "pick";
-        let shape = like.size();
-        let exist = dims.last().is_some_and(|&last| last < shape.len()) && dims.is_sorted();
-        if !exist || shape.len() != self.dim() {
-            return Err(argument(OP, format!("{:?} along {dims:?} as {shape:?}", self.size())));
-        }
-        let (from, to): (Vec<i64>, Vec<i64>) =
-            dims.iter().enumerate().map(|(to, &from)| (from as i64, to as i64)).unzip();
-        let picked = || {
-            let rows = self.f_movedim(from.as_slice(), to.as_slice())?;
-            let rows =
-                rows.f_flatten(0, dims.len() as i64 - 1)?.f_index_select(0, &index.f_reshape([-1])?)?;
-            let all = [&index.size()[..], &rows.size()[1..]].concat();
-            rows.f_reshape(all)?.f_movedim(to.as_slice(), from.as_slice())
+    fn pick(&self, dims: &[usize], wanted: &[(&Tensor, &Self)]) -> Result<Vec<Self>> {
+        let shapes: Vec<_> = wanted.iter().map(|&(index, like)| (index, like.size())).collect();
+        check_picks(&self.size(), dims, &shapes)?;
+        let picks = || {
+            let numbers =
+                wanted.iter().map(|(index, _)| index.f_reshape([-1])).collect::<Result<Vec<_>, _>>()?;
+            let counts: Vec<i64> = numbers.iter().map(|numbers| numbers.size()[0]).collect();
+            let rows = rows_at(self, dims, &Tensor::f_cat(&numbers, 0)?)?.f_split_with_sizes(&counts, 0)?;
+            rows.iter().zip(wanted).map(|(rows, (_, like))| from_rows(rows, dims, &like.size())).collect()
         };
-        let picked = named(OP, &[self, index], picked())?;
-        if picked.size() != like.size() {
-            return Err(argument(OP, format!("{:?} picked for {:?}", picked.size(), like.size())));
-        }
-        Ok(picked)
+        named(PICK, &[self], picks())
     }
 
     fn num_shards(&self, _dims: &[usize]) -> usize {
@@ -242,6 +261,15 @@ impl Local for Tensor {
 /// # Errors
 ///
 /// libtorch refuses: an extent other than these and 1, or too few dims.
+///
+/// ```
+/// use isobar_array::kernel::broadcast_to;
+/// use tch::{Device, Kind, Tensor};
+///
+/// let x = Tensor::zeros([1, 3, 5], (Kind::Float, Device::Cpu));
+/// assert_eq!(broadcast_to(&x, &[4, 3])?.size(), [4, 3, 5]);
+/// # Ok::<(), tch::TchError>(())
+/// ```
 pub fn broadcast_to(x: &Tensor, extents: &[i64]) -> std::result::Result<Tensor, tch::TchError> {
     let shape = x.size();
     let rest = shape.get(extents.len()..).unwrap_or_default();
@@ -255,6 +283,11 @@ const TILES: &str = "tiles";
 /// # Errors
 ///
 /// A count below 1.
+///
+/// ```
+/// assert_eq!(isobar_array::kernel::tile_boundaries(10, 4)?, [0, 2, 5, 7, 10]);
+/// # Ok::<(), isobar_array::Error>(())
+/// ```
 pub fn tile_boundaries(extent: i64, count: usize) -> Result<Vec<i64>> {
     let tiles = i64::try_from(count).ok().filter(|&tiles| tiles > 0);
     let Some(tiles) = tiles else {

@@ -5,7 +5,7 @@ use tch::{Kind, Tensor};
 use super::{named, resolve};
 use crate::error::Result;
 
-/// New arrays of the kind, and on the device, of another, which lie as its dims do.
+/// New arrays of the dtype, and on the device, of another, which lie as its dims do.
 pub trait Factory: Sized {
     /// As many numbers as this array has along `dim`, evenly from `start` to `end`, both included, as an array of that one
     /// dim, which lies as `dim` does; a single number is `start`. They are computed in double precision.
@@ -13,6 +13,17 @@ pub trait Factory: Sized {
     /// # Errors
     ///
     /// There is no such dim.
+    ///
+    /// ```
+    /// use isobar_array::Factory;
+    /// use tch::{Device, Kind, Tensor};
+    ///
+    /// // Latitudes of the rows of a field [batch, channel, height, width].
+    /// let field = Tensor::zeros([1, 2, 5, 8], (Kind::Double, Device::Cpu));
+    /// let latitudes = field.linspace_along(2, 90.0, -90.0)?;
+    /// assert_eq!(latitudes, Tensor::from_slice(&[90.0, 45.0, 0.0, -45.0, -90.0]));
+    /// # Ok::<(), isobar_array::Error>(())
+    /// ```
     fn linspace_along(&self, dim: i64, start: f64, end: f64) -> Result<Self>;
 }
 

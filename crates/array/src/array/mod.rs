@@ -4,6 +4,8 @@
 //! run on whatever implements it: here `tch::Tensor`, one rank's dense tensor. Every method returns a `Result`; shapes are
 //! those of the global tensor; index tensors are arrays too; operators that draw random numbers take a
 //! [`Generator`](crate::Generator).
+//!
+//! Nothing here depends on ranks.
 
 mod attention;
 mod by_name;
@@ -20,6 +22,7 @@ mod neighbours;
 mod random;
 mod reduce;
 mod resample;
+mod rows;
 mod shape;
 mod spectral;
 mod tables;
@@ -42,6 +45,7 @@ pub use neighbours::Neighbours;
 pub use random::RandomOps;
 pub use reduce::{Reduce, Reduction, Statistic};
 pub use resample::{GridSample, Resample, SamplePadding};
+pub use rows::{check_picks, from_rows, rows_at};
 pub use shape::Shape;
 pub use spectral::points_like;
 pub use spectral::{Modes, Spectral};
@@ -74,6 +78,20 @@ pub trait Array:
     + 'static
 {
     /// Shape of the global tensor.
+    ///
+    /// ```
+    /// use isobar_array::Array;
+    /// use tch::{Device, Kind, Tensor};
+    ///
+    /// /// The mean square, from the number of elements of the global tensor.
+    /// fn mean_square<A: Array>(x: &A) -> isobar_array::Result<A> {
+    ///     let count: i64 = x.shape().iter().product();
+    ///     x.mul(x)?.sum()?.mul_scalar(1.0 / count as f64)
+    /// }
+    /// let x = Tensor::ones([2, 3], (Kind::Double, Device::Cpu)) * 2.0;
+    /// assert_eq!(mean_square(&x)?.double_value(&[]), 4.0);
+    /// # Ok::<(), isobar_array::Error>(())
+    /// ```
     fn shape(&self) -> Vec<i64>;
 
     /// Kind of the elements.
@@ -87,6 +105,16 @@ pub trait Array:
     /// # Errors
     ///
     /// There is no such dim.
+    ///
+    /// ```
+    /// use isobar_array::Array;
+    /// use tch::{Device, Kind, Tensor};
+    ///
+    /// let x = Tensor::zeros([2, 3, 8], (Kind::Float, Device::Cpu));
+    /// assert_eq!((x.extent(0)?, x.extent(-1)?), (2, 8));
+    /// assert!(x.extent(3).is_err());
+    /// # Ok::<(), isobar_array::Error>(())
+    /// ```
     fn extent(&self, dim: i64) -> Result<i64> {
         let shape = self.shape();
         Ok(shape[resolve("extent", dim, shape.len())?])
@@ -98,6 +126,20 @@ pub trait Array:
     /// # Errors
     ///
     /// Nobody registered the name, an argument that the operator does not have, or the operator fails.
+    ///
+    /// ```
+    /// use isobar_array::{Array, args, register_op};
+    /// use tch::Tensor;
+    ///
+    /// register_op("scale_by", |inputs, attrs| {
+    ///     let factor = attrs["factor"].as_f64().ok_or("factor is not a number")?;
+    ///     Ok(vec![inputs[0].f_mul_scalar(factor)?])
+    /// });
+    /// let x = Tensor::from_slice(&[1.0, 2.0]);
+    /// let y = Tensor::op("scale_by", &[&x], &args!("factor": 3.0)())?;
+    /// assert_eq!(y[0], Tensor::from_slice(&[3.0, 6.0]));
+    /// # Ok::<(), isobar_array::Error>(())
+    /// ```
     fn op(name: &str, inputs: &[&Self], attrs: &Attrs) -> Result<Vec<Self>>;
 
     /// Runs the registered replacement of a composite operator; `None` if no replacement is registered.
@@ -131,6 +173,15 @@ impl Array for Tensor {
 /// # Errors
 ///
 /// There is no such dim.
+///
+/// ```
+/// use isobar_array::kernel::resolve;
+///
+/// assert_eq!(resolve("sum", -1, 4)?, 3);
+/// let error = resolve("sum", 4, 4).unwrap_err();
+/// assert_eq!(error.to_string(), "sum: dim 4 of a tensor with 4 dims");
+/// # Ok::<(), isobar_array::Error>(())
+/// ```
 pub fn resolve(op: &'static str, dim: i64, dims: usize) -> Result<usize> {
     let from_front = if dim < 0 { dim + dims as i64 } else { dim };
     if (0..dims as i64).contains(&from_front) {

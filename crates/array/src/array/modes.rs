@@ -42,7 +42,7 @@ pub(super) fn inverse(
     let kind = match Array::kind(x) {
         Kind::ComplexFloat => Kind::Float,
         Kind::ComplexDouble => Kind::Double,
-        other => return Err(argument(op, format!("kind {other:?} is not complex"))),
+        other => return Err(argument(op, format!("dtype {other:?} is not complex"))),
     };
     let plan = Plan::new(op, s, kept, kind)?;
     let shape = x.size();
@@ -110,14 +110,14 @@ struct Plan<'a> {
     kept: &'a [Vec<Range<i64>>],
     /// Number of retained modes along each dim.
     counts: Vec<i64>,
-    /// Of the real side.
+    /// Dtype of the real values.
     kind: Kind,
 }
 
 impl<'a> Plan<'a> {
     fn new(op: &'static str, extents: &'a [i64], kept: &'a [Vec<Range<i64>>], kind: Kind) -> Result<Self> {
         if !matches!(kind, Kind::Float | Kind::Double) {
-            return Err(argument(op, format!("kind {kind:?}; convert to Float or Double first")));
+            return Err(argument(op, format!("dtype {kind:?}; convert to Float or Double first")));
         }
         if kept.len() != extents.len() {
             return Err(argument(op, format!("modes of {} dims for {} dims", kept.len(), extents.len())));

@@ -6,13 +6,23 @@ use super::by_name::{call, one, two};
 use super::{Array, named, refuse};
 use crate::error::Result;
 
-/// Distances and neighbours of points `[n, features]`. Indices are of kind `Int64`.
+/// Distances and neighbours of points `[n, features]`. Indices are of dtype `Int64`.
 #[expect(
     clippy::missing_errors_doc,
     reason = "all fail alike: shapes or kinds that do not fit, numbers out of range"
 )]
 pub trait Neighbours: Sized {
     /// ‖aᵢ − bⱼ‖ₚ: `a` `[…, n, features]`, `b` `[…, m, features]`, the result `[…, n, m]`.
+    ///
+    /// ```
+    /// use isobar_array::Neighbours;
+    /// use tch::Tensor;
+    ///
+    /// let a = Tensor::from_slice2(&[[0.0, 0.0], [3.0, 4.0]]);
+    /// let distances = Neighbours::cdist(&a, &Tensor::from_slice2(&[[0.0, 0.0]]), 2.0)?;
+    /// assert_eq!(distances, Tensor::from_slice2(&[[0.0], [5.0]]));
+    /// # Ok::<(), isobar_array::Error>(())
+    /// ```
     fn cdist(a: &Self, b: &Self, p: f64) -> Result<Self>
     where
         Self: Array,
@@ -41,6 +51,19 @@ pub trait Neighbours: Sized {
 
     /// All points within `radius` (inclusive) of each query: row q of a compressed sparse matrix has the entries from
     /// `offsets[q]` to `offsets[q + 1]`. Returns the offsets `[q + 1]`, the points' numbers and the distances, `[entries]`.
+    ///
+    /// ```
+    /// use isobar_array::Neighbours;
+    /// use tch::Tensor;
+    ///
+    /// let points = Tensor::from_slice2(&[[0.0], [1.0], [5.0]]);
+    /// let queries = Tensor::from_slice2(&[[0.5], [9.0], [4.0]]);
+    /// let [offsets, indices, distances] = points.ball_query(&queries, 1.0)?;
+    /// assert_eq!(offsets, Tensor::from_slice(&[0_i64, 2, 2, 3]));
+    /// assert_eq!(indices, Tensor::from_slice(&[0_i64, 1, 2]));
+    /// assert_eq!(distances, Tensor::from_slice(&[0.5, 0.5, 1.0]));
+    /// # Ok::<(), isobar_array::Error>(())
+    /// ```
     fn ball_query(&self, queries: &Self, radius: f64) -> Result<[Self; 3]>
     where
         Self: Array,
@@ -50,6 +73,19 @@ pub trait Neighbours: Sized {
 
     /// The first `max_points` points within `radius` of each query: their numbers `[q, max_points]` (−1 where there are no
     /// more), how many there are `[q]`, and the distances `[q, max_points]` (0 where there are no more).
+    ///
+    /// ```
+    /// use isobar_array::Neighbours;
+    /// use tch::Tensor;
+    ///
+    /// let points = Tensor::from_slice2(&[[0.0], [1.0], [5.0]]);
+    /// let queries = Tensor::from_slice2(&[[0.5], [4.0]]);
+    /// let [indices, counts, distances] = points.ball_query_limited(&queries, 1.0, 2)?;
+    /// assert_eq!(indices, Tensor::from_slice2(&[[0_i64, 1], [2, -1]]));
+    /// assert_eq!(counts, Tensor::from_slice(&[2_i64, 1]));
+    /// assert_eq!(distances, Tensor::from_slice2(&[[0.5, 0.5], [1.0, 0.0]]));
+    /// # Ok::<(), isobar_array::Error>(())
+    /// ```
     fn ball_query_limited(&self, queries: &Self, radius: f64, max_points: i64) -> Result<[Self; 3]>
     where
         Self: Array,

@@ -14,6 +14,19 @@ pub trait RandomOps: Sized {
     /// # Errors
     ///
     /// `p` is outside [0, 1), or `window` has another shape than the array.
+    ///
+    /// ```
+    /// use isobar_array::{Generator, RandomOps, Window};
+    /// use tch::{Device, Kind, Tensor};
+    ///
+    /// let x = Tensor::ones([4, 6], (Kind::Double, Device::Cpu));
+    /// let y = RandomOps::dropout(&x, 0.5, &Generator::new(7), &Window::whole(&[4, 6]))?;
+    /// assert!(y.eq(0.0).logical_or(&y.eq(2.0)).all().int64_value(&[]) == 1);
+    /// // A window of extent 1 along a dim drops all elements along it at once, as dropout of channels does.
+    /// let rows = RandomOps::dropout(&x, 0.5, &Generator::new(7), &Window::whole(&[4, 1]))?;
+    /// assert_eq!(rows.amax([1], false), rows.amin([1], false));
+    /// # Ok::<(), isobar_array::Error>(())
+    /// ```
     fn dropout(&self, p: f64, generator: &Generator, window: &Window) -> Result<Self>;
 
     /// Draws standard normal numbers for an array of this shape, dtype and layout, without a gradient. `window` says which part of
@@ -39,7 +52,17 @@ pub trait RandomOps: Sized {
     ///
     /// # Errors
     ///
-    /// As [`normal_like`](Self::normal_like).
+    /// See [`normal_like`](Self::normal_like).
+    ///
+    /// ```
+    /// use isobar_array::{Generator, RandomOps, Window};
+    /// use tch::{Device, Kind, Tensor};
+    ///
+    /// let like = Tensor::zeros([4, 6], (Kind::Float, Device::Cpu));
+    /// let noise = like.uniform_like(&Generator::new(7), &Window::whole(&[4, 6]))?;
+    /// assert!(noise.min().double_value(&[]) >= 0.0 && noise.max().double_value(&[]) < 1.0);
+    /// # Ok::<(), isobar_array::Error>(())
+    /// ```
     fn uniform_like(&self, generator: &Generator, window: &Window) -> Result<Self>;
 }
 

@@ -93,6 +93,17 @@ impl Statistic {
 )]
 pub trait Reduce: Sized {
     /// `statistic` over `dims`, which stay with extent 1 where `keepdim`; no dims means all of them.
+    ///
+    /// ```
+    /// use isobar_array::{Reduce, Statistic};
+    /// use tch::Tensor;
+    ///
+    /// let x = Tensor::from_slice2(&[[1.0, 2.0], [3.0, 6.0]]);
+    /// assert_eq!(x.statistic(Statistic::Max, &[0], false)?, Tensor::from_slice(&[3.0, 6.0]));
+    /// assert_eq!(x.statistic(Statistic::Mean, &[-1], true)?, Tensor::from_slice2(&[[1.5], [4.5]]));
+    /// assert_eq!(x.statistic(Statistic::Sum, &[], false)?.double_value(&[]), 12.0);
+    /// # Ok::<(), isobar_array::Error>(())
+    /// ```
     fn statistic(&self, statistic: Statistic, dims: &[i64], keepdim: bool) -> Result<Self>;
 
     /// Another name of [`statistic`](Self::statistic).
@@ -101,6 +112,16 @@ pub trait Reduce: Sized {
     }
 
     /// Index (`Int64`) of the greatest element along `dim`, the first of equal ones; over all elements without `dim`.
+    ///
+    /// ```
+    /// use isobar_array::Reduce;
+    /// use tch::Tensor;
+    ///
+    /// let x = Tensor::from_slice2(&[[1.0, 5.0], [7.0, 2.0]]);
+    /// assert_eq!(Reduce::argmax(&x, Some(1), false)?, Tensor::from_slice(&[1_i64, 0]));
+    /// assert_eq!(Reduce::argmax(&x, None, false)?.int64_value(&[]), 2);
+    /// # Ok::<(), isobar_array::Error>(())
+    /// ```
     fn argmax(&self, dim: Option<i64>, keepdim: bool) -> Result<Self>
     where
         Self: Array,
@@ -109,6 +130,15 @@ pub trait Reduce: Sized {
     }
 
     /// Index of the least element along `dim`, as [`argmax`](Self::argmax).
+    ///
+    /// ```
+    /// use isobar_array::Reduce;
+    /// use tch::Tensor;
+    ///
+    /// let x = Tensor::from_slice2(&[[1.0, 5.0], [7.0, 2.0]]);
+    /// assert_eq!(Reduce::argmin(&x, Some(0), true)?, Tensor::from_slice2(&[[0_i64, 1]]));
+    /// # Ok::<(), isobar_array::Error>(())
+    /// ```
     fn argmin(&self, dim: Option<i64>, keepdim: bool) -> Result<Self>
     where
         Self: Array,
@@ -117,6 +147,15 @@ pub trait Reduce: Sized {
     }
 
     /// The sums of the elements up to each one along `dim`.
+    ///
+    /// ```
+    /// use isobar_array::Reduce;
+    /// use tch::Tensor;
+    ///
+    /// let x = Tensor::from_slice(&[1.0, 2.0, 3.0]);
+    /// assert_eq!(Reduce::cumsum(&x, 0)?, Tensor::from_slice(&[1.0, 3.0, 6.0]));
+    /// # Ok::<(), isobar_array::Error>(())
+    /// ```
     fn cumsum(&self, dim: i64) -> Result<Self>
     where
         Self: Array,
@@ -125,6 +164,17 @@ pub trait Reduce: Sized {
     }
 
     /// This array plus, at the places along `dim` that `index` (`Int64`, one dim) names, the elements of `source`.
+    ///
+    /// ```
+    /// use isobar_array::Reduce;
+    /// use tch::{Device, Kind, Tensor};
+    ///
+    /// // Sums the values of edges at their nodes.
+    /// let nodes = Tensor::zeros([3], (Kind::Double, Device::Cpu));
+    /// let (ends, edges) = (Tensor::from_slice(&[0_i64, 2, 2]), Tensor::from_slice(&[1.0, 10.0, 20.0]));
+    /// assert_eq!(Reduce::index_add(&nodes, 0, &ends, &edges)?, Tensor::from_slice(&[1.0, 0.0, 30.0]));
+    /// # Ok::<(), isobar_array::Error>(())
+    /// ```
     fn index_add(&self, dim: i64, index: &Self, source: &Self) -> Result<Self>
     where
         Self: Array,
@@ -133,6 +183,17 @@ pub trait Reduce: Sized {
     }
 
     /// Mean over all elements of (x − target)².
+    ///
+    /// ```
+    /// use isobar_array::Reduce;
+    /// use tch::Tensor;
+    ///
+    /// let (x, target) = (Tensor::from_slice(&[1.0, 2.0]), Tensor::from_slice(&[1.0, 6.0]));
+    /// assert_eq!(Reduce::mse_loss(&x, &target)?.double_value(&[]), 8.0);
+    /// // Unlike PyTorch's, it never broadcasts.
+    /// assert!(Reduce::mse_loss(&x, &target.unsqueeze(1)).is_err());
+    /// # Ok::<(), isobar_array::Error>(())
+    /// ```
     fn mse_loss(&self, target: &Self) -> Result<Self>
     where
         Self: Array,
@@ -146,11 +207,29 @@ pub trait Reduce: Sized {
     }
 
     /// The sum of all elements.
+    ///
+    /// ```
+    /// use isobar_array::Reduce;
+    /// use tch::Tensor;
+    ///
+    /// let x = Tensor::from_slice2(&[[1.0, 2.0], [3.0, 4.0]]);
+    /// assert_eq!(Reduce::sum(&x)?.double_value(&[]), 10.0);
+    /// # Ok::<(), isobar_array::Error>(())
+    /// ```
     fn sum(&self) -> Result<Self> {
         self.statistic(Statistic::Sum, &[], false)
     }
 
     /// The mean of all elements.
+    ///
+    /// ```
+    /// use isobar_array::Reduce;
+    /// use tch::Tensor;
+    ///
+    /// let x = Tensor::from_slice2(&[[1.0, 2.0], [3.0, 4.0]]);
+    /// assert_eq!(Reduce::mean(&x)?.double_value(&[]), 2.5);
+    /// # Ok::<(), isobar_array::Error>(())
+    /// ```
     fn mean(&self) -> Result<Self> {
         self.statistic(Statistic::Mean, &[], false)
     }

@@ -47,6 +47,16 @@ pub trait Resample: Array {
     /// # Errors
     ///
     /// A factor below 1, no spatial dim, channels that `factorᵈ` does not divide.
+    ///
+    /// ```
+    /// use isobar_array::Resample;
+    /// use tch::Tensor;
+    ///
+    /// let x = Tensor::from_slice(&[1.0, 2.0, 3.0, 4.0]).view([1, 4, 1, 1]);
+    /// let y = Resample::pixel_shuffle(&x, 2)?;
+    /// assert_eq!(y, Tensor::from_slice2(&[[1.0, 2.0], [3.0, 4.0]]).view([1, 1, 2, 2]));
+    /// # Ok::<(), isobar_array::Error>(())
+    /// ```
     fn pixel_shuffle(&self, factor: i64) -> Result<Self> {
         const OP: &str = "pixel_shuffle";
         if let Some(replaced) = Self::replaced(OP, &[self], args!("upscale_factor": factor)) {
@@ -71,6 +81,17 @@ pub trait Resample: Array {
     /// # Errors
     ///
     /// A factor below 1, no spatial dim, extents that the factor does not divide.
+    ///
+    /// ```
+    /// use isobar_array::Resample;
+    /// use tch::{Device, Kind, Tensor};
+    ///
+    /// let x = Tensor::rand([2, 3, 8, 12], (Kind::Float, Device::Cpu));
+    /// let y = Resample::pixel_unshuffle(&x, 2)?;
+    /// assert_eq!(y.size(), [2, 12, 4, 6]);
+    /// assert_eq!(Resample::pixel_shuffle(&y, 2)?, x);
+    /// # Ok::<(), isobar_array::Error>(())
+    /// ```
     fn pixel_unshuffle(&self, factor: i64) -> Result<Self> {
         const OP: &str = "pixel_unshuffle";
         if let Some(replaced) = Self::replaced(OP, &[self], args!("downscale_factor": factor)) {
@@ -101,6 +122,18 @@ pub trait Resample: Array {
     /// # Errors
     ///
     /// Shapes do not match, dtypes differ, or the interpolation is neither linear nor nearest.
+    ///
+    /// ```
+    /// use isobar_array::{GridSample, Resample};
+    /// use tch::Tensor;
+    ///
+    /// let field = Tensor::from_slice2(&[[0.0, 1.0], [2.0, 3.0]]).view([1, 1, 2, 2]);
+    /// // The centre of the field, and its upper right corner: x = 1, y = −1.
+    /// let grid = Tensor::from_slice2(&[[0.0, 0.0], [1.0, -1.0]]).view([1, 1, 2, 2]);
+    /// let y = field.grid_sample(&grid, &GridSample { align_corners: true, ..GridSample::default() })?;
+    /// assert_eq!(y, Tensor::from_slice(&[1.5, 1.0]).view([1, 1, 1, 2]));
+    /// # Ok::<(), isobar_array::Error>(())
+    /// ```
     fn grid_sample(&self, grid: &Self, options: &GridSample) -> Result<Self> {
         match Self::replaced("grid_sample", &[self, grid], || options.attrs()) {
             Some(replaced) => replaced,
@@ -115,6 +148,19 @@ pub trait Resample: Array {
     /// # Errors
     ///
     /// Matrices that do not fit the field.
+    ///
+    /// ```
+    /// use isobar_array::Resample;
+    /// use tch::{Device, Kind, Tensor};
+    ///
+    /// let field = Tensor::zeros([1, 3, 4, 6], (Kind::Double, Device::Cpu));
+    /// // Mirrors the field along the width.
+    /// let map = Tensor::from_slice2(&[[-1.0, 0.0, 0.0], [0.0, 1.0, 0.0]]).unsqueeze(0);
+    /// let grid = map.affine_grid(&field, true)?;
+    /// assert_eq!(grid.size(), [1, 4, 6, 2]);
+    /// assert_eq!((grid.double_value(&[0, 0, 0, 0]), grid.double_value(&[0, 0, 0, 1])), (1.0, -1.0));
+    /// # Ok::<(), isobar_array::Error>(())
+    /// ```
     fn affine_grid(&self, field: &Self, align_corners: bool) -> Result<Self> {
         match Self::replaced("affine_grid", &[self, field], args!("align_corners": align_corners)) {
             Some(replaced) => replaced,

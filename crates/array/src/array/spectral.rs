@@ -24,24 +24,79 @@ pub struct Modes {
 /// Transforms of the last or of other dims. Below single precision there are none: convert first.
 #[expect(
     clippy::missing_errors_doc,
-    reason = "all fail alike: kinds below single, dims or modes that do not exist"
+    reason = "all fail alike: dtypes below single, dims or modes that do not exist"
 )]
 pub trait Spectral: Sized {
     /// The spectrum over `dims` of `s` points each, to which the array is cut or filled up with zeros. No `s`, or −1 in it,
     /// means the extents; no `dims` means the last ones of `s`, and without that all.
+    ///
+    /// ```
+    /// use isobar_array::{FftNorm, Spectral};
+    /// use tch::{Device, Kind, Tensor};
+    ///
+    /// let x = Tensor::ones([3, 4, 6], (Kind::Double, Device::Cpu));
+    /// assert_eq!(x.fftn(&[], &[1, 2], FftNorm::Backward)?.size(), [3, 4, 6]);
+    /// // Filled up with zeros to 8 × 8 points.
+    /// assert_eq!(x.fftn(&[8, 8], &[1, 2], FftNorm::Backward)?.size(), [3, 8, 8]);
+    /// # Ok::<(), isobar_array::Error>(())
+    /// ```
     fn fftn(&self, s: &[i64], dims: &[i64], norm: FftNorm) -> Result<Self>;
 
     /// The inverse of [`fftn`](Self::fftn).
+    ///
+    /// ```
+    /// use isobar_array::{FftNorm, Spectral};
+    /// use tch::{Device, Kind, Tensor};
+    ///
+    /// let x = Tensor::rand([4, 6], (Kind::Double, Device::Cpu));
+    /// let y = x.fftn(&[], &[0, 1], FftNorm::Ortho)?.ifftn(&[], &[0, 1], FftNorm::Ortho)?;
+    /// assert!(y.real().allclose(&x, 1e-9, 1e-9, false));
+    /// # Ok::<(), isobar_array::Error>(())
+    /// ```
     fn ifftn(&self, s: &[i64], dims: &[i64], norm: FftNorm) -> Result<Self>;
 
     /// The half spectrum of a real array, `n / 2 + 1` modes along the last of `dims`.
+    ///
+    /// ```
+    /// use isobar_array::{FftNorm, Spectral};
+    /// use tch::{Device, Kind, Tensor};
+    ///
+    /// let x = Tensor::ones([3, 4, 6], (Kind::Double, Device::Cpu));
+    /// let spectrum = x.rfftn(&[], &[1, 2], FftNorm::Forward)?;
+    /// assert_eq!((spectrum.size(), spectrum.kind()), (vec![3, 4, 4], Kind::ComplexDouble));
+    /// // With the forward norm, the first mode is the mean.
+    /// assert_eq!(spectrum.real().double_value(&[0, 0, 0]), 1.0);
+    /// # Ok::<(), isobar_array::Error>(())
+    /// ```
     fn rfftn(&self, s: &[i64], dims: &[i64], norm: FftNorm) -> Result<Self>;
 
     /// The real inverse of [`rfftn`](Self::rfftn). Along the last of `dims` there are 2 (modes − 1) points, unless `s` says
     /// otherwise; imaginary parts of modes that are their own mirror image are dropped.
+    ///
+    /// ```
+    /// use isobar_array::{FftNorm, Spectral};
+    /// use tch::{Device, Kind, Tensor};
+    ///
+    /// // Modes alone do not tell an odd extent from an even one.
+    /// let x = Tensor::rand([4, 7], (Kind::Double, Device::Cpu));
+    /// let spectrum = x.rfftn(&[], &[0, 1], FftNorm::Backward)?;
+    /// assert_eq!(spectrum.irfftn(&[], &[0, 1], FftNorm::Backward)?.size(), [4, 6]);
+    /// let y = spectrum.irfftn(&[4, 7], &[0, 1], FftNorm::Backward)?;
+    /// assert!(y.allclose(&x, 1e-9, 1e-9, false));
+    /// # Ok::<(), isobar_array::Error>(())
+    /// ```
     fn irfftn(&self, s: &[i64], dims: &[i64], norm: FftNorm) -> Result<Self>;
 
     /// [`fftn`](Self::fftn) over one dim.
+    ///
+    /// ```
+    /// use isobar_array::{FftNorm, Spectral};
+    /// use tch::Tensor;
+    ///
+    /// let spectrum = Tensor::from_slice(&[1.0, 1.0, 1.0, 1.0]).fft(None, 0, FftNorm::Backward)?;
+    /// assert!(spectrum.real().allclose(&Tensor::from_slice(&[4.0, 0.0, 0.0, 0.0]), 1e-9, 1e-9, false));
+    /// # Ok::<(), isobar_array::Error>(())
+    /// ```
     fn fft(&self, n: Option<i64>, dim: i64, norm: FftNorm) -> Result<Self> {
         self.fftn(n.as_slice(), &[dim], norm)
     }
@@ -52,11 +107,31 @@ pub trait Spectral: Sized {
     }
 
     /// [`rfftn`](Self::rfftn) over one dim.
+    ///
+    /// ```
+    /// use isobar_array::{FftNorm, Spectral};
+    /// use tch::Tensor;
+    ///
+    /// // One wave of length 4 in 4 points: its power is in mode 1.
+    /// let spectrum = Tensor::from_slice(&[0.0, 1.0, 0.0, -1.0]).rfft(None, 0, FftNorm::Backward)?;
+    /// assert!(spectrum.abs().allclose(&Tensor::from_slice(&[0.0, 2.0, 0.0]), 1e-9, 1e-9, false));
+    /// # Ok::<(), isobar_array::Error>(())
+    /// ```
     fn rfft(&self, n: Option<i64>, dim: i64, norm: FftNorm) -> Result<Self> {
         self.rfftn(n.as_slice(), &[dim], norm)
     }
 
     /// [`irfftn`](Self::irfftn) over one dim.
+    ///
+    /// ```
+    /// use isobar_array::{FftNorm, Spectral};
+    /// use tch::Tensor;
+    ///
+    /// let x = Tensor::from_slice(&[0.0, 1.0, 2.0, 3.0, 4.0]);
+    /// let y = x.rfft(None, 0, FftNorm::Backward)?.irfft(Some(5), 0, FftNorm::Backward)?;
+    /// assert!(y.allclose(&x, 1e-9, 1e-9, false));
+    /// # Ok::<(), isobar_array::Error>(())
+    /// ```
     fn irfft(&self, n: Option<i64>, dim: i64, norm: FftNorm) -> Result<Self> {
         self.irfftn(n.as_slice(), &[dim], norm)
     }
@@ -72,17 +147,49 @@ pub trait Spectral: Sized {
     }
 
     /// [`rfftn`](Self::rfftn) over two dims.
+    ///
+    /// ```
+    /// use isobar_array::{FftNorm, Spectral};
+    /// use tch::{Device, Kind, Tensor};
+    ///
+    /// let x = Tensor::rand([1, 3, 8, 16], (Kind::Float, Device::Cpu));
+    /// assert_eq!(x.rfft2([-2, -1], FftNorm::Ortho)?.size(), [1, 3, 8, 9]);
+    /// # Ok::<(), isobar_array::Error>(())
+    /// ```
     fn rfft2(&self, dims: [i64; 2], norm: FftNorm) -> Result<Self> {
         self.rfftn(&[], &dims, norm)
     }
 
     /// [`irfftn`](Self::irfftn) over two dims, to the extents `size`.
+    ///
+    /// ```
+    /// use isobar_array::{FftNorm, Spectral};
+    /// use tch::{Device, Kind, Tensor};
+    ///
+    /// let x = Tensor::rand([1, 3, 8, 15], (Kind::Double, Device::Cpu));
+    /// let y = x.rfft2([2, 3], FftNorm::Ortho)?.irfft2([8, 15], [2, 3], FftNorm::Ortho)?;
+    /// assert!(y.allclose(&x, 1e-9, 1e-9, false));
+    /// # Ok::<(), isobar_array::Error>(())
+    /// ```
     fn irfft2(&self, size: [i64; 2], dims: [i64; 2], norm: FftNorm) -> Result<Self> {
         self.irfftn(&size, &dims, norm)
     }
 
     /// Only the given modes of the half spectrum over `dim` (height) and the dim after it (width), as a real array: from
     /// `[…, height, width, …]` to `[…, 2, rows, columns, …]`, real parts first.
+    ///
+    /// ```
+    /// use isobar_array::{FftNorm, Modes, Spectral};
+    /// use tch::{Device, Kind, Tensor};
+    ///
+    /// let x = Tensor::rand([1, 3, 8, 16], (Kind::Double, Device::Cpu));
+    /// let low = x.rfft2_modes(2, &Modes { rows: 0..2, columns: 0..3 }, FftNorm::Ortho)?;
+    /// assert_eq!(low.size(), [1, 3, 2, 2, 3]);
+    /// let all = x.rfft2([2, 3], FftNorm::Ortho)?;
+    /// let want = all.narrow(2, 0, 2).narrow(3, 0, 3).real();
+    /// assert!(low.select(2, 0).allclose(&want, 1e-9, 1e-9, false));
+    /// # Ok::<(), isobar_array::Error>(())
+    /// ```
     fn rfft2_modes(&self, dim: i64, modes: &Modes, norm: FftNorm) -> Result<Self>
     where
         Self: Array,
@@ -96,6 +203,18 @@ pub trait Spectral: Sized {
     }
 
     /// Back from [`rfft2_modes`](Self::rfft2_modes), whose 2 is at `dim`; all other modes are zero.
+    ///
+    /// ```
+    /// use isobar_array::{FftNorm, Modes, Spectral};
+    /// use tch::{Device, Kind, Tensor};
+    ///
+    /// // The first mode alone is the mean of the field.
+    /// let x = Tensor::rand([1, 8, 16], (Kind::Double, Device::Cpu));
+    /// let first = Modes { rows: 0..1, columns: 0..1 };
+    /// let y = x.rfft2_modes(1, &first, FftNorm::Ortho)?.irfft2_modes(1, [8, 16], &first, FftNorm::Ortho)?;
+    /// assert!(y.allclose(&x.mean(Kind::Double).expand_as(&x), 1e-9, 1e-9, false));
+    /// # Ok::<(), isobar_array::Error>(())
+    /// ```
     fn irfft2_modes(&self, dim: i64, size: [i64; 2], modes: &Modes, norm: FftNorm) -> Result<Self>
     where
         Self: Array,
@@ -109,6 +228,17 @@ pub trait Spectral: Sized {
 
     /// Only the modes `kept` of the complex half spectrum over `dims`, the last of which is halved: along each dim those of
     /// its ranges one after another, which may overlap. `dims` stay in place, with as many modes as are kept.
+    ///
+    /// ```
+    /// use isobar_array::{FftNorm, Spectral};
+    /// use tch::{Device, Kind, Tensor};
+    ///
+    /// // Frequencies −2 … 1 along the height, 0 … 2 along the width.
+    /// let x = Tensor::rand([1, 3, 8, 16], (Kind::Double, Device::Cpu));
+    /// let low = x.rfftn_modes(&[2, 3], &[vec![0..2, 6..8], vec![0..3]], FftNorm::Ortho)?;
+    /// assert_eq!(low.size(), [1, 3, 4, 3]);
+    /// # Ok::<(), isobar_array::Error>(())
+    /// ```
     fn rfftn_modes(&self, dims: &[i64], kept: &[Vec<Range<i64>>], norm: FftNorm) -> Result<Self>
     where
         Self: Array,
@@ -119,6 +249,19 @@ pub trait Spectral: Sized {
 
     /// The real inverse of [`rfftn_modes`](Self::rfftn_modes), of extents `s` along `dims`: modes that are not kept are zero,
     /// those kept several times are added, and imaginary parts are dropped as [`irfft2`](Self::irfft2) drops them.
+    ///
+    /// ```
+    /// use isobar_array::{FftNorm, Spectral};
+    /// use tch::{Device, Kind, Tensor};
+    ///
+    /// // A low-pass filter along one dim.
+    /// let x = Tensor::rand([3, 16], (Kind::Double, Device::Cpu));
+    /// let low = x.rfftn_modes(&[1], &[vec![0..1]], FftNorm::Backward)?;
+    /// let y = low.irfftn_modes(&[16], &[1], &[vec![0..1]], FftNorm::Backward)?;
+    /// let mean = x.mean_dim(1, true, Kind::Double);
+    /// assert!(y.allclose(&mean.expand_as(&x), 1e-9, 1e-9, false));
+    /// # Ok::<(), isobar_array::Error>(())
+    /// ```
     fn irfftn_modes(&self, s: &[i64], dims: &[i64], kept: &[Vec<Range<i64>>], norm: FftNorm) -> Result<Self>
     where
         Self: Array,
@@ -128,6 +271,19 @@ pub trait Spectral: Sized {
 
     /// [`irfftn_modes`](Self::irfftn_modes) to the shape of `field`; where ranks have parts, each makes those that it has of
     /// `field`, so that the two can be added where they lie.
+    ///
+    /// ```
+    /// use isobar_array::{FftNorm, Spectral};
+    /// use tch::{Device, Kind, Tensor};
+    ///
+    /// // The spectral path of a Fourier layer, added to its input.
+    /// let x = Tensor::rand([1, 3, 16], (Kind::Double, Device::Cpu));
+    /// let kept = [vec![0..4]];
+    /// let low = x.rfftn_modes(&[2], &kept, FftNorm::Backward)?;
+    /// let y = low.irfftn_modes_as(&x, &[2], &kept, FftNorm::Backward)?;
+    /// assert_eq!((&x + y).size(), [1, 3, 16]);
+    /// # Ok::<(), isobar_array::Error>(())
+    /// ```
     fn irfftn_modes_as(
         &self,
         field: &Self,
@@ -276,7 +432,7 @@ impl<'a> Plan<'a> {
     ) -> Result<Self> {
         let kind = Array::kind(array);
         if !matches!(kind, Kind::Float | Kind::Double) {
-            return Err(argument(op, format!("kind {kind:?}; convert to Float or Double first")));
+            return Err(argument(op, format!("dtype {kind:?}; convert to Float or Double first")));
         }
         let inside = |range: &Range<i64>, count: i64| {
             0 <= range.start && range.start <= range.end && range.end <= count

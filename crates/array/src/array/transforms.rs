@@ -5,12 +5,12 @@ use tch::{Kind, TchError, Tensor};
 /// Normalization of a transform and its inverse, as in PyTorch.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum FftNorm {
-    /// To the inverse transform.
+    /// The inverse transform divides by the number of points.
     #[default]
     Backward,
-    /// Its root to both, which makes them unitary.
+    /// Both transforms divide by the square root of the number of points, which makes them unitary.
     Ortho,
-    /// To the forward transform.
+    /// The forward transform divides by the number of points.
     Forward,
 }
 

@@ -36,12 +36,31 @@ impl Generator {
     }
 
     /// The generator of `seed` after `draws` draws, as saved in a checkpoint.
+    ///
+    /// ```
+    /// use isobar_array::Generator;
+    ///
+    /// let generator = Generator::new(5);
+    /// generator.next_u64();
+    /// let resumed = Generator::resume(generator.seed(), generator.draws());
+    /// assert_eq!(resumed.next_u64(), generator.next_u64());
+    /// ```
     pub fn resume(seed: u64, draws: u64) -> Self {
         Self { seed, draws: AtomicU64::new(draws) }
     }
 
     /// An independent generator for the purpose called `stream`: a parameter's name, `"shuffle"`, `"dropout"`. A pure
     /// function of this one's seed and the name, whatever was drawn before.
+    ///
+    /// ```
+    /// use isobar_array::Generator;
+    ///
+    /// let generator = Generator::new(5);
+    /// let shuffle = generator.fork("shuffle").next_u64();
+    /// generator.next_u64();
+    /// assert_eq!(generator.fork("shuffle").next_u64(), shuffle);
+    /// assert_ne!(generator.fork("dropout").next_u64(), shuffle);
+    /// ```
     pub fn fork(&self, stream: &str) -> Self {
         // Absorb the name block by block, its length last, so that "a" + "bc" and "ab" + "c" differ from "abc".
         let key = words(self.seed);
@@ -71,6 +90,14 @@ impl Generator {
     }
 
     /// A uniform number of [0, 1).
+    ///
+    /// ```
+    /// use isobar_array::Generator;
+    ///
+    /// let generator = Generator::new(5);
+    /// assert!((0.0..1.0).contains(&generator.next_f64()));
+    /// assert_eq!(generator.draws(), 1);
+    /// ```
     pub fn next_f64(&self) -> f64 {
         unit(self.next_u64())
     }

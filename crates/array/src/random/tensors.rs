@@ -9,11 +9,21 @@ use super::window::Window;
 use crate::error::{Error, Result};
 
 impl Generator {
-    /// Uniform numbers of [`low`, `high`); floating kinds. Below double they have 24 random bits.
+    /// Uniform numbers of [`low`, `high`); floating dtypes. Below double they have 24 random bits.
     ///
     /// # Errors
     ///
-    /// The kind is not floating, or the interval is empty or not finite.
+    /// The dtype is not floating, or the interval is empty or not finite.
+    ///
+    /// ```
+    /// use isobar_array::{Generator, Window};
+    /// use tch::{Device, Kind};
+    ///
+    /// let x = Generator::new(7).uniform(&Window::whole(&[4, 6]), -1.0, 1.0, (Kind::Float, Device::Cpu))?;
+    /// assert_eq!(x.size(), [4, 6]);
+    /// assert!(x.abs().max().double_value(&[]) <= 1.0);
+    /// # Ok::<(), isobar_array::Error>(())
+    /// ```
     pub fn uniform(&self, window: &Window, low: f64, high: f64, options: (Kind, Device)) -> Result<Tensor> {
         let span = high - low;
         if !(span > 0.0 && span.is_finite()) {
@@ -29,11 +39,21 @@ impl Generator {
         )
     }
 
-    /// Normal numbers, computed in double and then rounded; floating kinds.
+    /// Normal numbers, computed in double and then rounded; floating dtypes.
     ///
     /// # Errors
     ///
-    /// The kind is not floating, or `std` is negative or not finite.
+    /// The dtype is not floating, or `std` is negative or not finite.
+    ///
+    /// ```
+    /// use isobar_array::{Generator, Window};
+    /// use tch::{Device, Kind};
+    ///
+    /// let x = Generator::new(7).normal(&Window::whole(&[1000]), 10.0, 2.0, (Kind::Double, Device::Cpu))?;
+    /// assert!((x.mean(Kind::Double).double_value(&[]) - 10.0).abs() < 0.5);
+    /// assert!((x.std(true).double_value(&[]) - 2.0).abs() < 0.5);
+    /// # Ok::<(), isobar_array::Error>(())
+    /// ```
     pub fn normal(&self, window: &Window, mean: f64, std: f64, options: (Kind, Device)) -> Result<Tensor> {
         check_std("normal", mean, std)?;
         let value = |bits| mean + std * normal_quantile(open_unit(bits));
@@ -44,7 +64,17 @@ impl Generator {
     ///
     /// # Errors
     ///
-    /// The kind is not floating, `std` is not positive, or the interval is empty or holds next to none of the distribution.
+    /// The dtype is not floating, `std` is not positive, or the interval is empty or holds next to none of the distribution.
+    ///
+    /// ```
+    /// use isobar_array::{Generator, Window};
+    /// use tch::{Device, Kind};
+    ///
+    /// let window = Window::whole(&[1000]);
+    /// let x = Generator::new(7).trunc_normal(&window, (0.0, 0.02), (-0.04, 0.04), (Kind::Double, Device::Cpu))?;
+    /// assert!(x.abs().max().double_value(&[]) <= 0.04);
+    /// # Ok::<(), isobar_array::Error>(())
+    /// ```
     pub fn trunc_normal(
         &self,
         window: &Window,
@@ -66,11 +96,20 @@ impl Generator {
         self.fill("trunc_normal", window, options, |bits| value(bits) as f32, value)
     }
 
-    /// Whole numbers `low` ≤ n < `high`, of kind `Int64`.
+    /// Whole numbers `low` ≤ n < `high`, of dtype `Int64`.
     ///
     /// # Errors
     ///
     /// `low` is not below `high`.
+    ///
+    /// ```
+    /// use isobar_array::{Generator, Window};
+    /// use tch::Device;
+    ///
+    /// let x = Generator::new(7).randint(&Window::whole(&[100]), 0, 10, Device::Cpu)?;
+    /// assert!(x.min().int64_value(&[]) >= 0 && x.max().int64_value(&[]) < 10);
+    /// # Ok::<(), isobar_array::Error>(())
+    /// ```
     pub fn randint(&self, window: &Window, low: i64, high: i64, device: Device) -> Result<Tensor> {
         if low >= high {
             return Err(random("randint", format!("low {low} must be below high {high}")));
@@ -80,21 +119,39 @@ impl Generator {
         on_device(from_vec(self.values(window, value), window.shape())?, device)
     }
 
-    /// The numbers 0 … `count` − 1 in random order, of kind `Int64`, shape `[count]`. The same as
+    /// The numbers 0 … `count` − 1 in random order, of dtype `Int64`, shape `[count]`. The same as
     /// [`permutation`](Self::permutation).
     ///
     /// # Errors
     ///
     /// The device refuses the tensor.
+    ///
+    /// ```
+    /// use isobar_array::Generator;
+    /// use tch::{Device, Tensor};
+    ///
+    /// let order = Generator::new(7).randperm(4, Device::Cpu)?;
+    /// assert_eq!(order.sort(0, false).0, Tensor::from_slice(&[0_i64, 1, 2, 3]));
+    /// # Ok::<(), isobar_array::Error>(())
+    /// ```
     pub fn randperm(&self, count: usize, device: Device) -> Result<Tensor> {
         on_device(from_vec(self.permutation(count), &[count as i64])?, device)
     }
 
-    /// Ones with probability `p`, else zeros; any real kind.
+    /// Ones with probability `p`, else zeros; any real dtype.
     ///
     /// # Errors
     ///
     /// `p` is outside [0, 1].
+    ///
+    /// ```
+    /// use isobar_array::{Generator, Window};
+    /// use tch::{Device, Kind};
+    ///
+    /// let x = Generator::new(7).bernoulli(&Window::whole(&[1000]), 0.25, (Kind::Double, Device::Cpu))?;
+    /// assert!((x.mean(Kind::Double).double_value(&[]) - 0.25).abs() < 0.1);
+    /// # Ok::<(), isobar_array::Error>(())
+    /// ```
     pub fn bernoulli(&self, window: &Window, p: f64, options: (Kind, Device)) -> Result<Tensor> {
         self.two_valued("bernoulli", window, p, 1.0, options)
     }
@@ -104,6 +161,15 @@ impl Generator {
     /// # Errors
     ///
     /// `p` is outside [0, 1).
+    ///
+    /// ```
+    /// use isobar_array::{Generator, Window};
+    /// use tch::{Device, Kind};
+    ///
+    /// let mask = Generator::new(7).dropout_mask(&Window::whole(&[1000]), 0.5, (Kind::Double, Device::Cpu))?;
+    /// assert_eq!((mask.min().double_value(&[]), mask.max().double_value(&[])), (0.0, 2.0));
+    /// # Ok::<(), isobar_array::Error>(())
+    /// ```
     pub fn dropout_mask(&self, window: &Window, p: f64, options: (Kind, Device)) -> Result<Tensor> {
         if !(0.0..1.0).contains(&p) {
             return Err(random("dropout_mask", format!("probability {p} is not in [0, 1)")));
@@ -147,7 +213,7 @@ impl Generator {
             Kind::Float | Kind::Half | Kind::BFloat16 => {
                 to_kind(from_vec(self.values(window, single), window.shape())?, kind)?
             }
-            _ => return Err(random(what, format!("{kind:?} is not a floating kind"))),
+            _ => return Err(random(what, format!("{kind:?} is not a floating dtype"))),
         };
         on_device(tensor, device)
     }

@@ -1,4 +1,4 @@
-//! Which part of a global tensor a rank makes.
+//! The part of a global tensor that a rank holds.
 
 use crate::error::{Error, Result};
 
@@ -29,6 +29,17 @@ impl Window {
     /// # Errors
     ///
     /// `dim` does not exist, or the interval leaves the window.
+    ///
+    /// ```
+    /// use isobar_array::Window;
+    ///
+    /// // The lower right quarter of a [4, 6] tensor.
+    /// let quarter = Window::whole(&[4, 6]).narrow(0, 2, 2)?.narrow(1, 3, 3)?;
+    /// assert_eq!(quarter.offset(), [2, 3]);
+    /// assert_eq!(quarter.numel(), 6);
+    /// assert!(quarter.narrow(0, 1, 2).is_err());
+    /// # Ok::<(), isobar_array::Error>(())
+    /// ```
     pub fn narrow(mut self, dim: usize, offset: i64, extent: i64) -> Result<Self> {
         let bad = |reason| Error::Random { what: "window", reason };
         let Some(&size) = self.shape.get(dim) else {

@@ -87,6 +87,14 @@ impl Resize {
     /// # Errors
     ///
     /// Extents below 1; a mode without that number of dims.
+    ///
+    /// ```
+    /// use isobar_array::{Interpolation, Resize};
+    ///
+    /// let (extents, _) = Resize::Scale(vec![1.5]).resolve(&[1, 3, 8, 5], Interpolation::Linear, false)?;
+    /// assert_eq!(extents, [12, 7]);
+    /// # Ok::<(), isobar_array::Error>(())
+    /// ```
     pub fn resolve(
         &self,
         shape: &[i64],
@@ -157,7 +165,7 @@ impl Grid {
 
     fn of(&self, index: i64) -> (Vec<i64>, Vec<f64>) {
         let last = self.from - 1;
-        // libtorch computes these in fp32 whatever the kind.
+        // libtorch computes these in fp32 whatever the dtype.
         let nearest_step = match self.scale {
             Some(scale) if scale > 0.0 => (1.0 / scale) as f32,
             _ => self.from as f32 / self.to as f32,

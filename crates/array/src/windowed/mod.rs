@@ -1,5 +1,7 @@
 //! Convolution, pooling, interpolation and padding of dense tensors: option structs, checks of arguments against shapes, and
 //! the calls of libtorch. A sharded operator computes its window of the input first and then calls the same kernels.
+//!
+//! Nothing here depends on ranks.
 
 mod adaptive;
 mod conv;
@@ -42,6 +44,15 @@ pub struct WindowGeometry {
 
 impl WindowGeometry {
     /// Returns the extent of the kernel with its gaps.
+    ///
+    /// ```
+    /// use isobar_array::Conv;
+    ///
+    /// let dilated = Conv { dilation: vec![2], ..Conv::default() };
+    /// let geometry = dilated.geometry(&[1, 1, 16], &[1, 1, 3], None)?;
+    /// assert_eq!(geometry[0].reach(), 5);
+    /// # Ok::<(), isobar_array::Error>(())
+    /// ```
     pub fn reach(&self) -> i64 {
         self.dilation * (self.kernel - 1) + 1
     }

@@ -76,6 +76,15 @@ impl PadMode {
     /// # Errors
     ///
     /// Pairs that do not fit the tensor.
+    ///
+    /// ```
+    /// use isobar_array::PadMode;
+    /// use tch::Tensor;
+    ///
+    /// let x = Tensor::from_slice(&[1.0, 2.0, 3.0]);
+    /// assert_eq!(PadMode::Replicate.pad(&x, &[1, 2], 0.0)?, Tensor::from_slice(&[1.0, 1.0, 2.0, 3.0, 3.0, 3.0]));
+    /// # Ok::<(), isobar_array::Error>(())
+    /// ```
     pub fn pad(self, x: &Tensor, pairs: &[i64], value: f64) -> Result<Tensor> {
         self.borders(&x.size(), pairs)?;
         if self == Self::Constant {

@@ -27,6 +27,16 @@ pub struct Pool {
 
 impl Pool {
     /// Windows of these extents side by side.
+    ///
+    /// ```
+    /// use isobar_array::Pool;
+    ///
+    /// // 3 × 3 windows that overlap, as after the first convolution of a ResNet.
+    /// let pool = Pool { stride: vec![2], padding: vec![1], ..Pool::new(&[3]) };
+    /// let geometry = pool.geometry("max_pool2d", &[1, 64, 112, 112], 2, true)?;
+    /// assert_eq!((geometry[0].result, geometry[1].result), (56, 56));
+    /// # Ok::<(), isobar_array::Error>(())
+    /// ```
     pub fn new(kernel: &[i64]) -> Self {
         Self {
             kernel: kernel.to_vec(),

@@ -30,6 +30,17 @@ impl Conv {
     /// # Errors
     ///
     /// Shapes or options that do not fit.
+    ///
+    /// ```
+    /// use isobar_array::{Conv, Padding};
+    ///
+    /// let same = Conv { padding: Padding::Same, ..Conv::default() };
+    /// let geometry = same.geometry(&[1, 3, 8, 16], &[6, 3, 4, 3], None)?;
+    /// assert_eq!((geometry[0].result, geometry[1].result), (8, 16));
+    /// // A kernel of 4 needs 3 more elements: the extra one goes at the end.
+    /// assert_eq!((geometry[0].before, geometry[0].after), (1, 2));
+    /// # Ok::<(), isobar_array::Error>(())
+    /// ```
     pub fn geometry(&self, x: &[i64], weight: &[i64], bias: Option<&[i64]>) -> Result<Vec<WindowGeometry>> {
         const OP: &str = "conv";
         let (channels, per_group) = (x[1], weight[1]);

@@ -119,7 +119,7 @@ impl Drop for Lock {
 #[derive(Clone, Copy)]
 struct Communicators {
     data: Communicator,
-    /// For notices.
+    /// The communicator of notices.
     control: Communicator,
 }
 

@@ -62,12 +62,12 @@ impl DeviceCommunicator {
         Ok(Self { handle: Mutex::new(Handle(handle)), stream })
     }
 
-    /// Returns whether NCCL reduces values of this kind in the precision that this crate promises.
+    /// Returns whether NCCL reduces values of this dtype in the precision that this crate promises.
     pub(crate) fn reduces(&self, kind: Kind) -> bool {
         data_type(kind).is_some()
     }
 
-    /// Reduces `input` over the ranks into `output`; both are contiguous on the communicator's device, of one shape and kind.
+    /// Reduces `input` over the ranks into `output`; both are contiguous on the communicator's device, of one shape and dtype.
     pub(crate) fn all_reduce(
         &self,
         input: &Tensor,
@@ -85,7 +85,7 @@ impl DeviceCommunicator {
         };
         self.run(vec![input.shallow_clone(), output.shallow_clone()], |comm, stream| {
             let (from, to) = (input.data_ptr().cast_const(), output.data_ptr());
-            // SAFETY: both are contiguous on the device, of equal length and kind, and kept until the work is done.
+            // SAFETY: both are contiguous on the device, of equal length and dtype, and kept until the work is done.
             unsafe { result::all_reduce(from, to, input.numel(), data, op, comm, stream) }
         })
     }

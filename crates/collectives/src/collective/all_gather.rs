@@ -59,8 +59,20 @@ pub fn all_gather_v(
 ///
 /// # Errors
 ///
-/// Sizes or dim that do not fit; a kind that has no such reduction; a gradient asked for through another operation
+/// Sizes or dim that do not fit; a dtype that has no such reduction; a gradient asked for through another operation
 /// than sum and mean; the errors of the exchange.
+///
+/// ```
+/// use isobar_collectives::{ReduceOp, reduce_scatter_v, threads};
+/// use tch::Tensor;
+///
+/// threads::run(2, std::time::Duration::from_secs(30), |group| {
+///     let x = Tensor::from_slice(&[1.0, 2.0, 3.0]) * (group.rank() + 1) as f64;
+///     let part = reduce_scatter_v(&x, Some(&[1, 2]), 0, ReduceOp::Sum, true, &group).unwrap();
+///     let want: &[f64] = [&[3.0][..], &[6.0, 9.0]][group.rank()];
+///     assert_eq!(part, Tensor::from_slice(want));
+/// });
+/// ```
 pub fn reduce_scatter_v(
     tensor: &Tensor,
     sizes: Option<&[i64]>,

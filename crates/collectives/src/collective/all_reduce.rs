@@ -25,8 +25,23 @@ use crate::local::sizes::{balanced, offsets};
 ///
 /// # Errors
 ///
-/// A kind that has no such reduction; a gradient asked for through minimum, maximum or product; the errors of the
+/// A dtype that has no such reduction; a gradient asked for through minimum, maximum or product; the errors of the
 /// exchange.
+///
+/// ```
+/// use isobar_collectives::{ReduceOp, all_reduce, threads};
+/// use tch::Tensor;
+///
+/// threads::run(2, std::time::Duration::from_secs(30), |group| {
+///     let x = Tensor::from_slice(&[1.0, 10.0]) * (group.rank() + 1) as f64;
+///     let x = x.set_requires_grad(true);
+///     let sum = all_reduce(&x, ReduceOp::Sum, &group).unwrap();
+///     assert_eq!(sum, Tensor::from_slice(&[3.0, 30.0]));
+///     // Both ranks use the sum, and the gradients of both uses are added up.
+///     sum.sum(tch::Kind::Double).backward();
+///     assert_eq!(x.grad(), Tensor::from_slice(&[2.0, 2.0]));
+/// });
+/// ```
 pub fn all_reduce(tensor: &Tensor, op: ReduceOp, group: &Group) -> Result<Tensor> {
     if group.size() == 1 || !records(tensor) {
         return start(tensor, op, group)?.wait().map(|y| keep(tensor, y));

@@ -24,6 +24,22 @@ use crate::local::sizes::offsets;
 /// # Errors
 ///
 /// Sizes or dim that do not fit; the errors of the exchange.
+///
+/// ```
+/// use isobar_collectives::{all_to_all_v, threads};
+/// use tch::Tensor;
+///
+/// threads::run(2, std::time::Duration::from_secs(30), |group| {
+///     // Rank 0 sends one element to itself and two to rank 1; rank 1 sends one to each.
+///     let (x, send, receive) = match group.rank() {
+///         0 => (Tensor::from_slice(&[1.0, 2.0, 3.0]), [1, 2], [1, 1]),
+///         _ => (Tensor::from_slice(&[4.0, 5.0]), [1, 1], [2, 1]),
+///     };
+///     let y = all_to_all_v(&x, Some(&send), Some(&receive), 0, &group).unwrap();
+///     let want: &[f64] = [&[1.0, 4.0][..], &[2.0, 3.0, 5.0]][group.rank()];
+///     assert_eq!(y, Tensor::from_slice(want));
+/// });
+/// ```
 pub fn all_to_all_v(
     tensor: &Tensor,
     send_sizes: Option<&[i64]>,

@@ -16,7 +16,7 @@ use crate::local::memory::{self, output_like};
 use crate::local::reduce::{ReduceOp, combine};
 use crate::local::sizes::{balanced, offsets};
 
-/// The tensor of rank `root`, on every rank. The others' have the same shape and kind, and require a gradient where it
+/// The tensor of rank `root`, on every rank. The others' have the same shape and dtype, and require a gradient where it
 /// does; their values do not matter.
 ///
 /// Every rank calls, and every rank calls backward, which is [`reduce`] with sum; the gradient on the other ranks is
@@ -25,6 +25,16 @@ use crate::local::sizes::{balanced, offsets};
 /// # Errors
 ///
 /// A root that is not in the group; the errors of the exchange.
+///
+/// ```
+/// use isobar_collectives::{broadcast, threads};
+/// use tch::Tensor;
+///
+/// threads::run(2, std::time::Duration::from_secs(30), |group| {
+///     let x = Tensor::from_slice(&[group.rank() as f64 + 5.0]);
+///     assert_eq!(broadcast(&x, 1, &group).unwrap(), Tensor::from_slice(&[6.0]));
+/// });
+/// ```
 pub fn broadcast(tensor: &Tensor, root: usize, group: &Group) -> Result<Tensor> {
     if group.size() == 1 || !records(tensor) {
         return start(tensor, root, group)?.wait().map(|y| keep(tensor, y));
@@ -39,8 +49,22 @@ pub fn broadcast(tensor: &Tensor, root: usize, group: &Group) -> Result<Tensor> 
 ///
 /// # Errors
 ///
-/// A destination that is not in the group; a kind that has no such reduction; a gradient asked for through minimum,
+/// A destination that is not in the group; a dtype that has no such reduction; a gradient asked for through minimum,
 /// maximum or product; the errors of the exchange.
+///
+/// ```
+/// use isobar_collectives::{ReduceOp, reduce, threads};
+/// use tch::Tensor;
+///
+/// threads::run(2, std::time::Duration::from_secs(30), |group| {
+///     let x = Tensor::from_slice(&[group.rank() as f64, 7.0]);
+///     let greatest = reduce(&x, ReduceOp::Max, 0, &group).unwrap();
+///     match group.rank() {
+///         0 => assert_eq!(greatest, Tensor::from_slice(&[1.0, 7.0])),
+///         _ => assert_eq!(greatest.size(), [0]),
+///     }
+/// });
+/// ```
 pub fn reduce(tensor: &Tensor, op: ReduceOp, dst: usize, group: &Group) -> Result<Tensor> {
     if group.size() == 1 || !records(tensor) {
         return start_reduce(tensor, op, dst, group)?.wait().map(|y| keep(tensor, y));

@@ -66,9 +66,9 @@ impl<K: Ord + Clone, S: Structure> Structure for BTreeMap<K, S> {
 }
 
 /// Combines all tensors of a structure over ranks in one collective; gives the same structure of new tensors, each of
-/// its own kind, detached.
+/// its own dtype, detached.
 ///
-/// They travel as one buffer of `buffer_kind`; `None` means the kind to which all promote, at least fp32 for 16-bit
+/// They travel as one buffer of `buffer_kind`; `None` means the dtype to which all promote, at least fp32 for 16-bit
 /// floats, and exactly integers where all are integers. Integers among floats need a `buffer_kind`, since they would be
 /// rounded.
 ///
@@ -76,7 +76,7 @@ impl<K: Ord + Clone, S: Structure> Structure for BTreeMap<K, S> {
 ///
 /// # Errors
 ///
-/// Integers among floats without a `buffer_kind`; a kind that has no such reduction; the errors of the exchange.
+/// Integers among floats without a `buffer_kind`; a dtype that has no such reduction; the errors of the exchange.
 ///
 /// ```
 /// use isobar_collectives::{Group, ReduceOp, fused_all_reduce};
@@ -119,7 +119,7 @@ fn rebuilt<S: Structure>(structure: &S, mut leaves: impl Iterator<Item = Tensor>
     structure.rebuild(&mut leaves).ok_or_else(lost)
 }
 
-/// `use_fp32`: whether a buffer of a 16-bit kind is summed in fp32.
+/// `use_fp32`: whether a buffer of a 16-bit dtype is summed in fp32.
 pub(crate) fn start_in(
     tensors: &[&Tensor],
     op: ReduceOp,
@@ -138,7 +138,7 @@ pub(crate) fn start_in(
     call.reducible_kind(op, kind)?;
     if let Some(tensor) = tensors.iter().find(|tensor| loses(tensor.kind(), kind)) {
         return Err(
-            call.refuse(format!("values of kind {:?} do not fit a buffer of kind {kind:?}", tensor.kind()))
+            call.refuse(format!("values of dtype {:?} do not fit a buffer of dtype {kind:?}", tensor.kind()))
         );
     }
     let length = tensors.iter().map(|t| t.numel() as i64).sum::<i64>();
@@ -188,12 +188,12 @@ fn promoted(call: &Call, tensors: &[&Tensor]) -> Result<Kind> {
     };
     let kinds: Vec<Kind> = tensors.iter().map(|t| t.kind()).collect();
     if let Some(kind) = kinds.iter().find(|&&k| rank(k) == 10) {
-        return Err(call.refuse(format!("tensors of kind {kind:?} cannot be combined over ranks")));
+        return Err(call.refuse(format!("tensors of dtype {kind:?} cannot be combined over ranks")));
     }
     let integers = kinds.iter().filter(|&&k| rank(k) < 5).count();
     if integers != 0 && integers != kinds.len() {
         return Err(call.refuse(
-            "integer tensors stand among floating ones, which would round them; give a buffer kind, or reduce them apart"
+            "integer tensors stand among floating ones, which would round them; give a buffer dtype, or reduce them apart"
                 .into(),
         ));
     }

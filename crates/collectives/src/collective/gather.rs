@@ -24,6 +24,17 @@ use crate::local::sizes::offsets;
 /// # Errors
 ///
 /// Sizes, dim, extents or a destination that do not fit; the errors of the exchange.
+///
+/// ```
+/// use isobar_collectives::{gather_v, threads};
+/// use tch::{Device, Kind, Tensor};
+///
+/// threads::run(2, std::time::Duration::from_secs(30), |group| {
+///     let x = Tensor::zeros([[2, 3][group.rank()], 4], (Kind::Float, Device::Cpu));
+///     let all = gather_v(&x, Some(&[2, 3]), 0, 0, &group).unwrap();
+///     assert_eq!(all.size(), [[5, 0][group.rank()], 4]);
+/// });
+/// ```
 pub fn gather_v(
     tensor: &Tensor,
     sizes: Option<&[i64]>,
@@ -47,6 +58,22 @@ pub fn gather_v(
 /// # Errors
 ///
 /// Sizes, dim, extents or a source that do not fit; the errors of the exchange.
+///
+/// ```
+/// use isobar_collectives::{scatter_v, threads};
+/// use tch::{Device, Kind, Tensor};
+///
+/// threads::run(2, std::time::Duration::from_secs(30), |group| {
+///     // Only rank 0 has the values.
+///     let x = match group.rank() {
+///         0 => Tensor::from_slice(&[1.0, 2.0, 3.0]),
+///         _ => Tensor::zeros([0], (Kind::Double, Device::Cpu)),
+///     };
+///     let part = scatter_v(&x, Some(&[1, 2]), 0, 0, &group).unwrap();
+///     let want: &[f64] = [&[1.0][..], &[2.0, 3.0]][group.rank()];
+///     assert_eq!(part, Tensor::from_slice(want));
+/// });
+/// ```
 pub fn scatter_v(
     tensor: &Tensor,
     sizes: Option<&[i64]>,

@@ -25,6 +25,18 @@ pub enum PadMode {
 /// # Errors
 ///
 /// A dim out of range, a size below the extent, or one that takes more entries than there are to mirror.
+///
+/// ```
+/// use isobar_collectives::{PadMode, pad};
+/// use tch::{Kind, Tensor};
+///
+/// let x = Tensor::from_slice(&[1.0, 4.0, 2.0, 8.0]);
+/// let half = x.fft_rfft(None, 0, "backward");
+/// let full = pad(&half, 0, 4, PadMode::Conjugate)?;
+/// assert!((full - x.fft_fft(None, 0, "backward")).abs().max().double_value(&[]) < 1e-12);
+/// assert_eq!(pad(&x, 0, 5, PadMode::Zero)?.sum(Kind::Double), x.sum(Kind::Double));
+/// # Ok::<(), isobar_collectives::Error>(())
+/// ```
 pub fn pad(tensor: &Tensor, dim: i64, size: i64, mode: PadMode) -> Result<Tensor> {
     let extent = extent("pad", tensor, dim)?;
     let more = size - extent;
@@ -63,6 +75,16 @@ pub fn pad(tensor: &Tensor, dim: i64, size: i64, mode: PadMode) -> Result<Tensor
 /// # Errors
 ///
 /// A dim out of range, or a size above the extent.
+///
+/// ```
+/// use isobar_collectives::truncate;
+/// use tch::Tensor;
+///
+/// let x = Tensor::from_slice(&[1.0, 2.0, 3.0]);
+/// assert_eq!(truncate(&x, -1, 2)?, Tensor::from_slice(&[1.0, 2.0]));
+/// assert!(truncate(&x, 0, 4).is_err());
+/// # Ok::<(), isobar_collectives::Error>(())
+/// ```
 pub fn truncate(tensor: &Tensor, dim: i64, size: i64) -> Result<Tensor> {
     let extent = extent("truncate", tensor, dim)?;
     match (0..=extent).contains(&size) {
@@ -76,6 +98,17 @@ pub fn truncate(tensor: &Tensor, dim: i64, size: i64) -> Result<Tensor> {
 /// # Errors
 ///
 /// A loss of more than one element, a destination that is not in the group, or the errors of the exchange.
+///
+/// ```
+/// use isobar_collectives::{reduce_loss, threads};
+/// use tch::Tensor;
+///
+/// let losses = threads::run(2, std::time::Duration::from_secs(30), |group| {
+///     let loss = Tensor::from(0.5 + group.rank() as f64);
+///     reduce_loss(&loss, 0, true, &group).unwrap()
+/// });
+/// assert_eq!(losses, [Some(1.0), None]);
+/// ```
 pub fn reduce_loss(loss: &Tensor, dst: usize, mean: bool, group: &Group) -> Result<Option<f64>> {
     if loss.numel() != 1 {
         return Err(group

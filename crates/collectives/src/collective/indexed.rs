@@ -31,6 +31,25 @@ use crate::local::sizes::offsets;
 /// # Errors
 ///
 /// Tables, indices or a dim that do not fit; the errors of the exchange.
+///
+/// ```
+/// use isobar_collectives::{indexed_all_to_all_v, threads};
+/// use tch::{Device, Kind, Tensor};
+///
+/// threads::run(2, std::time::Duration::from_secs(30), |group| {
+///     // Each rank keeps its rows, and rank 1 sends its last one to rank 0 as well.
+///     let x = Tensor::from_slice(&[0.0, 1.0]) + 10.0 * group.rank() as f64;
+///     let sizes = [vec![2, 0], vec![1, 2]];
+///     let (all, none) = (Tensor::from_slice(&[0_i64, 1]), Tensor::zeros([0], (Kind::Int64, Device::Cpu)));
+///     let indices = match group.rank() {
+///         0 => [all, none],
+///         _ => [Tensor::from_slice(&[1_i64]), all],
+///     };
+///     let y = indexed_all_to_all_v(&x, &indices, &sizes, true, 0, &group).unwrap();
+///     let want: &[f64] = [&[0.0, 1.0, 11.0][..], &[10.0, 11.0]][group.rank()];
+///     assert_eq!(y, Tensor::from_slice(want));
+/// });
+/// ```
 pub fn indexed_all_to_all_v(
     tensor: &Tensor,
     indices: &[Tensor],
@@ -63,7 +82,7 @@ pub fn indexed_all_to_all_v(
 ///
 /// # Errors
 ///
-/// As [`indexed_all_to_all_v`].
+/// See [`indexed_all_to_all_v`].
 pub fn indexed_scatter_add_v(
     tensor: &Tensor,
     indices: &[Tensor],
@@ -232,7 +251,7 @@ async fn all(mut exchanges: Vec<Pin<Box<impl Future<Output = Result<()>>>>>) -> 
     .await
 }
 
-/// Which rows along a dim go to which rank.
+/// Rows along a dim that go to each rank.
 struct Rows {
     group: Group,
     indices: Vec<Tensor>,

@@ -21,7 +21,7 @@ pub trait LinearMap: Send + Sync + 'static {
     ///
     /// # Errors
     ///
-    /// As the collective that it is.
+    /// Those of the collective.
     fn forward(&self, x: &Tensor) -> Result<Tensor>;
 
     /// The map that carries the gradient back.

@@ -6,6 +6,8 @@
 //! replicated value counts once: there the adjoint of a gather takes the rank's own slice.
 //!
 //! Nothing here knows how a backend moves bytes, or what a tensor is a shard of.
+//!
+//! They depend on shapes and ranks, not on layouts of tensors.
 
 pub(crate) mod all_gather;
 pub(crate) mod all_reduce;

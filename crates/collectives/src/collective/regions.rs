@@ -23,6 +23,19 @@ use crate::local::sizes;
 /// # Errors
 ///
 /// None forward; in backward, those of the exchange.
+///
+/// ```
+/// use isobar_collectives::{copy_to_parallel_region, threads};
+/// use tch::Tensor;
+///
+/// threads::run(2, std::time::Duration::from_secs(30), |group| {
+///     let x = Tensor::from_slice(&[1.0]).set_requires_grad(true);
+///     let y = copy_to_parallel_region(&x, &group).unwrap() * (group.rank() + 1) as f64;
+///     y.sum(tch::Kind::Double).backward();
+///     // 1 from rank 0 and 2 from rank 1, on both.
+///     assert_eq!(x.grad(), Tensor::from_slice(&[3.0]));
+/// });
+/// ```
 pub fn copy_to_parallel_region(tensor: &Tensor, group: &Group) -> Result<Tensor> {
     match group.size() == 1 || !records(tensor) {
         true => Ok(tensor.shallow_clone()),
@@ -36,6 +49,20 @@ pub fn copy_to_parallel_region(tensor: &Tensor, group: &Group) -> Result<Tensor>
 /// # Errors
 ///
 /// Those of the exchange.
+///
+/// ```
+/// use isobar_collectives::{reduce_from_parallel_region, threads};
+/// use tch::Tensor;
+///
+/// threads::run(2, std::time::Duration::from_secs(30), |group| {
+///     let x = Tensor::from_slice(&[(group.rank() + 1) as f64]).set_requires_grad(true);
+///     let sum = reduce_from_parallel_region(&x, &group).unwrap();
+///     assert_eq!(sum, Tensor::from_slice(&[3.0]));
+///     // The sum counts once, on however many ranks.
+///     sum.sum(tch::Kind::Double).backward();
+///     assert_eq!(x.grad(), Tensor::from_slice(&[1.0]));
+/// });
+/// ```
 pub fn reduce_from_parallel_region(tensor: &Tensor, group: &Group) -> Result<Tensor> {
     if group.size() == 1 {
         return Ok(tensor.shallow_clone());
@@ -52,6 +79,18 @@ pub fn reduce_from_parallel_region(tensor: &Tensor, group: &Group) -> Result<Ten
 /// # Errors
 ///
 /// Sizes or a dim that do not fit; in backward, those of the exchange.
+///
+/// ```
+/// use isobar_collectives::{scatter_to_parallel_region, threads};
+/// use tch::Tensor;
+///
+/// threads::run(2, std::time::Duration::from_secs(30), |group| {
+///     let x = Tensor::from_slice(&[1.0, 2.0, 3.0]);
+///     let part = scatter_to_parallel_region(&x, 0, Some(&[2, 1]), &group).unwrap();
+///     let want: &[f64] = [&[1.0, 2.0][..], &[3.0]][group.rank()];
+///     assert_eq!(part, Tensor::from_slice(want));
+/// });
+/// ```
 pub fn scatter_to_parallel_region(
     tensor: &Tensor,
     dim: i64,
@@ -73,6 +112,19 @@ pub fn scatter_to_parallel_region(
 /// # Errors
 ///
 /// Sizes, extents or a dim that do not fit; those of the exchange.
+///
+/// ```
+/// use isobar_collectives::{gather_from_parallel_region, threads};
+/// use tch::Tensor;
+///
+/// threads::run(2, std::time::Duration::from_secs(30), |group| {
+///     let x = Tensor::from_slice(&[group.rank() as f64]).set_requires_grad(true);
+///     let whole = gather_from_parallel_region(&x, 0, None, &group).unwrap();
+///     assert_eq!(whole, Tensor::from_slice(&[0.0, 1.0]));
+///     whole.sum(tch::Kind::Double).backward();
+///     assert_eq!(x.grad(), Tensor::from_slice(&[1.0]));
+/// });
+/// ```
 pub fn gather_from_parallel_region(
     tensor: &Tensor,
     dim: i64,

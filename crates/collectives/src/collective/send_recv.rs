@@ -12,7 +12,7 @@ use crate::engine::work::Work;
 use crate::error::Result;
 use crate::local::memory;
 
-/// Sends `tensor` to `dst` and receives a tensor of `shape` (and of the same kind) from `src`, where they are given:
+/// Sends `tensor` to `dst` and receives a tensor of `shape` (and of the same dtype) from `src`, where they are given:
 /// what a pair, a shift or a ring of ranks calls. Without a source the result has the shape `[0]`. The tensors of both
 /// sides require a gradient, or neither does: a receiver that sends nothing gives an empty one that does.
 ///
@@ -21,6 +21,20 @@ use crate::local::memory;
 /// # Errors
 ///
 /// A peer that is this rank or not in the group; a message of another length; the errors of the exchange.
+///
+/// ```
+/// use isobar_collectives::{send_recv, threads};
+/// use tch::Tensor;
+///
+/// threads::run(3, std::time::Duration::from_secs(30), |group| {
+///     // A ring: each rank sends to the next one.
+///     let (rank, ranks) = (group.rank(), group.size());
+///     let x = Tensor::from_slice(&[rank as f64]);
+///     let before = (rank + ranks - 1) % ranks;
+///     let y = send_recv(&x, Some((rank + 1) % ranks), Some(before), &[1], &group).unwrap();
+///     assert_eq!(y, Tensor::from_slice(&[before as f64]));
+/// });
+/// ```
 pub fn send_recv(
     tensor: &Tensor,
     dst: Option<usize>,
@@ -49,7 +63,7 @@ pub fn send(tensor: &Tensor, dst: usize, group: &Group) -> Result<Work<()>> {
     Ok(Work::start(call, pending))
 }
 
-/// Receives what rank `src` sends with [`send`], into a tensor of the shape, kind and device of `like`.
+/// Receives what rank `src` sends with [`send`], into a tensor of the shape, dtype and device of `like`.
 ///
 /// # Errors
 ///

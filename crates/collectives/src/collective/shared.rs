@@ -256,7 +256,7 @@ fn copied(tensor: &Tensor) -> Result<Tensor> {
     Ok(copy)
 }
 
-/// Which parameters travel together: in reverse order, of one kind and device.
+/// Groups the parameters that travel together: in reverse order, of one dtype and device.
 fn buckets(parameters: &[&Tensor], bucket_bytes: usize) -> Vec<Vec<usize>> {
     let mut buckets: Vec<Vec<usize>> = Vec::new();
     let mut bytes = 0;

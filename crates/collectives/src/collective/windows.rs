@@ -22,7 +22,7 @@ pub struct IndexRun {
     pub start: i64,
     /// Number of indices.
     pub len: i64,
-    /// From one to the next.
+    /// Difference between an index and the next.
     pub step: i64,
 }
 
@@ -139,7 +139,7 @@ pub fn accumulate(tensor: &Tensor, transfer: &Transfer, group: &Group) -> Result
     accumulate_in(tensor, transfer, false, group)
 }
 
-/// The same; `in_place`, the sum may be made in the memory of `tensor`, which is nobody else's.
+/// Does the work of [`accumulate`]; with `in_place`, sums in the memory of `tensor`, which nothing else may use.
 fn accumulate_in(
     tensor: &Tensor,
     transfer: &Transfer,
@@ -206,7 +206,7 @@ fn accumulate_in(
 ///
 /// # Errors
 ///
-/// As [`fetch`].
+/// See [`fetch`].
 pub fn fetch_blocks(tensor: &Tensor, transfer: &Transfer, group: &Group) -> Result<Work<Vec<Tensor>>> {
     let _guard = NoGrad::new();
     let call = group.call("fetch");
@@ -387,7 +387,7 @@ impl LinearMap for Accumulate {
 ///
 /// # Errors
 ///
-/// As [`fetch`].
+/// See [`fetch`].
 pub fn fetch_window(x: &Tensor, fetch_map: Fetch, fill: f64) -> Result<Tensor> {
     if fill == 0.0 {
         return differentiable(Arc::new(fetch_map), x);

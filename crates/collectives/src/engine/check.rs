@@ -125,7 +125,7 @@ impl Call {
         };
         match allowed {
             true => Ok(()),
-            false => Err(self.refuse(format!("values of kind {kind:?} have no {op:?} over ranks"))),
+            false => Err(self.refuse(format!("values of dtype {kind:?} have no {op:?} over ranks"))),
         }
     }
 }

@@ -1,11 +1,11 @@
-//! Which operations the ranks compare, and the state of a comparison.
+//! Choice of the operations that ranks compare, and the state of a comparison.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use serde::{Deserialize, Serialize};
 
-/// Which operations ranks agree on before they exchange data.
+/// Choice of the operations that ranks compare before they exchange data.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 #[non_exhaustive]
@@ -23,7 +23,7 @@ pub enum Fingerprints {
 const EVERY: u64 = 64;
 
 impl Fingerprints {
-    /// As a number, for an atomic.
+    /// Returns its number, for an atomic.
     pub(crate) fn code(self) -> u8 {
         self as u8
     }

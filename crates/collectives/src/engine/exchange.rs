@@ -46,7 +46,7 @@ impl<'a> Exchange<'a> {
         }
     }
 
-    /// The same, its messages taken only by ranks that have the same fingerprint.
+    /// Returns the exchange with a fingerprint: only ranks that have the same one take its messages.
     pub(crate) fn with_fingerprint(self, fingerprint: u64) -> Self {
         Self { fingerprint, ..self }
     }

@@ -49,11 +49,11 @@ pub(super) struct World {
     pub(super) outstanding: Outstanding,
     pub(super) traces: Traces,
     pub(super) flight: Flight,
-    /// Which operations are compared.
+    /// Choice of the operations that are compared.
     pub(super) fingerprints: AtomicU8,
 }
 
-/// Which way a message of a pair goes.
+/// Direction of a message of a pair.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub(crate) enum Direction {
     To,
@@ -154,7 +154,7 @@ impl Group {
         self.0.place.begun.load(Ordering::Relaxed)
     }
 
-    /// Why the group can no longer be used, where it cannot.
+    /// Returns the reason why the group can no longer be used; `None` if it can.
     pub fn failure(&self) -> Option<&str> {
         self.0.failure.get().map(String::as_str)
     }
@@ -203,7 +203,7 @@ impl Group {
         self.0.world.fingerprints.store(fingerprints.code(), Ordering::Relaxed);
     }
 
-    /// Which operations the ranks agree on.
+    /// Returns the choice of the operations that ranks compare.
     pub fn fingerprints(&self) -> Fingerprints {
         Fingerprints::of(self.0.world.fingerprints.load(Ordering::Relaxed))
     }

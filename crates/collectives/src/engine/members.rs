@@ -17,6 +17,15 @@ impl Group {
     /// # Errors
     ///
     /// An empty list, a repeated or unknown rank, or lists that differ between ranks.
+    ///
+    /// ```
+    /// use isobar_collectives::threads;
+    ///
+    /// threads::run(3, std::time::Duration::from_secs(30), |group| {
+    ///     let ends = group.subgroup("ends", &[0, 2]).unwrap();
+    ///     assert_eq!(ends.map(|ends| ends.rank()), [Some(0), None, Some(1)][group.rank()]);
+    /// });
+    /// ```
     pub fn subgroup(&self, name: &str, ranks: &[usize]) -> Result<Option<Group>> {
         let call = self.call("subgroup");
         let mut sorted = ranks.to_vec();
@@ -49,6 +58,16 @@ impl Group {
     /// # Errors
     ///
     /// A failed exchange.
+    ///
+    /// ```
+    /// use isobar_collectives::threads;
+    ///
+    /// threads::run(4, std::time::Duration::from_secs(30), |group| {
+    ///     // Even and odd ranks.
+    ///     let half = group.split("half", Some(group.rank() % 2), 0).unwrap().unwrap();
+    ///     assert_eq!((half.size(), half.rank()), (2, group.rank() / 2));
+    /// });
+    /// ```
     pub fn split(&self, name: &str, colour: Option<usize>, key: i64) -> Result<Option<Group>> {
         let call = self.call("split");
         let colour_code = colour.map_or(-1, |c| c as i64);
@@ -89,6 +108,16 @@ impl Group {
     /// # Errors
     ///
     /// A failed exchange.
+    ///
+    /// ```
+    /// use isobar_collectives::threads;
+    ///
+    /// threads::run(2, std::time::Duration::from_secs(30), |group| {
+    ///     let name = ["zero", "one"][group.rank()];
+    ///     let names = group.all_gather_bytes(name.as_bytes()).unwrap();
+    ///     assert_eq!(names, [b"zero".to_vec(), b"one".to_vec()]);
+    /// });
+    /// ```
     pub fn all_gather_bytes(&self, bytes: &[u8]) -> Result<Vec<Vec<u8>>> {
         metadata::all_gather(self.call("all_gather_bytes"), bytes)?.wait()
     }

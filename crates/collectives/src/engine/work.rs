@@ -30,7 +30,7 @@ fn pause(waited: Duration) -> Option<Duration> {
 pub struct Work<T> {
     call: Call,
     state: Arc<Mutex<State<T>>>,
-    /// The same; takes care of it when the work is dropped.
+    /// A second handle of the state, which completes it if the work is dropped.
     _rest: Rest,
 }
 
@@ -139,7 +139,7 @@ impl<T: Send + 'static> Work<T> {
         Work::start(self.call.clone(), async move { f(self.result().await?) })
     }
 
-    /// The same, ending only when `first` has ended too.
+    /// Returns the work, ending only when `first` has ended too.
     pub(crate) fn after(self, first: impl Future<Output = Result<()>> + Send + 'static) -> Self {
         Self::start(self.call.clone(), async move {
             first.await?;

@@ -20,7 +20,7 @@ pub enum ReduceOp {
     Product,
 }
 
-/// The kind in which values are combined: 16-bit floats in fp32 where `use_fp32` asks for it.
+/// The dtype in which values are combined: 16-bit floats in fp32 where `use_fp32` asks for it.
 pub(crate) fn accumulator(kind: Kind, use_fp32: bool) -> Kind {
     match kind {
         Kind::Half | Kind::BFloat16 if use_fp32 => Kind::Float,

@@ -48,7 +48,7 @@ pub(crate) fn select_into(target: &Tensor, tensor: &Tensor, dim: usize, index: &
     if count == 0 || width == 0 {
         return Ok(());
     }
-    // SAFETY: the tensor is contiguous, in host memory and of kind Int64 (checked by the caller), with `count` elements.
+    // SAFETY: the tensor is contiguous, in host memory and of dtype Int64 (checked by the caller), with `count` elements.
     let index = unsafe { std::slice::from_raw_parts(index.data_ptr() as *const i64, count) };
     let (from, to) = (tensor.data_ptr() as *const u8, target.data_ptr() as *mut u8);
     for o in 0..outer as usize {

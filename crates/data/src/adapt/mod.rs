@@ -5,9 +5,11 @@
 mod computed;
 mod filled;
 mod frames;
+mod stills;
 mod sun;
 
 pub use self::computed::Computed;
 pub(crate) use self::filled::{Filled, Training};
 pub use self::frames::Frames;
 pub(crate) use self::frames::{time_text, times_in};
+pub(crate) use self::stills::Stills;

@@ -16,6 +16,7 @@ use crate::Result;
 
 pub use self::dataset::ArrayDataset;
 pub use self::options::{ArrayOptions, VariableOptions, VariableTable};
+pub use crate::dtype::Values;
 
 /// A file or folder of named arrays.
 pub trait Arrays: Debug + Send + Sync {
@@ -139,36 +140,4 @@ pub(crate) struct Valid {
     pub(crate) range: Option<Vec<f64>>,
     pub(crate) least: Option<f64>,
     pub(crate) greatest: Option<f64>,
-}
-
-/// Numbers that were read, in the smaller of two types that holds them exactly.
-#[derive(Clone, Debug, PartialEq)]
-pub enum Values {
-    /// Of float32 and float16, and integers of at most 16 bits.
-    F32(Vec<f32>),
-    /// Of other dtypes.
-    F64(Vec<f64>),
-}
-
-impl Values {
-    /// Number of values.
-    pub fn len(&self) -> usize {
-        match self {
-            Self::F32(values) => values.len(),
-            Self::F64(values) => values.len(),
-        }
-    }
-
-    /// Returns whether there are none.
-    pub fn is_empty(&self) -> bool {
-        self.len() == 0
-    }
-
-    /// The numbers in double precision.
-    pub fn into_f64(self) -> Vec<f64> {
-        match self {
-            Self::F32(values) => values.into_iter().map(f64::from).collect(),
-            Self::F64(values) => values,
-        }
-    }
 }

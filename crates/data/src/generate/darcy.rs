@@ -57,7 +57,7 @@ impl Default for DarcyOptions {
 /// ```
 ///
 /// # Errors
-/// When there are no samples or fewer than 2 cells, the folder is missing, the disk is full, or memory is short.
+/// If there are no samples or fewer than 2 cells, the folder is missing, the disk is full, or memory is short.
 pub fn darcy(options: &DarcyOptions, path: impl AsRef<Path>, mut progress: impl FnMut(usize)) -> Result<()> {
     let &DarcyOptions { samples, size, seed, .. } = options;
     if samples == 0 {

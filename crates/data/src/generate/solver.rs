@@ -38,7 +38,7 @@ impl DarcySolver {
     /// For n × n cells.
     ///
     /// # Errors
-    /// When n is 0, or the analysis runs out of memory.
+    /// If n is 0, or the analysis runs out of memory.
     pub fn new(n: usize) -> Result<Self> {
         if n == 0 {
             return Err(Error::Invalid("a grid needs at least one cell".to_owned()));
@@ -58,7 +58,7 @@ impl DarcySolver {
     /// The solution u for coefficient `a` and source `f`, given and returned as n² cell values.
     ///
     /// # Errors
-    /// When a slice has another length than n², a coefficient is not finite and positive, or a source is not finite.
+    /// If a slice has another length than n², a coefficient is not finite and positive, or a source is not finite.
     pub fn solve(&self, a: &[f64], f: &[f64]) -> Result<Vec<f64>> {
         self.check(a)?;
         self.check_length("source", f)?;
@@ -80,7 +80,7 @@ impl DarcySolver {
     /// f times a cell's area.
     ///
     /// # Errors
-    /// When a slice has another length than n², or a coefficient is not finite and positive.
+    /// If a slice has another length than n², or a coefficient is not finite and positive.
     pub fn residual(&self, a: &[f64], f: &[f64], u: &[f64]) -> Result<Vec<f64>> {
         self.check(a)?;
         self.check_length("source", f)?;
@@ -102,7 +102,7 @@ impl DarcySolver {
     /// Computes the flow out of the square: the integral of f, if `u` is the solution.
     ///
     /// # Errors
-    /// As [`DarcySolver::residual`].
+    /// See [`DarcySolver::residual`].
     pub fn outflow(&self, a: &[f64], u: &[f64]) -> Result<f64> {
         self.check(a)?;
         self.check_length("solution", u)?;

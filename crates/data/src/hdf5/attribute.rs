@@ -38,7 +38,7 @@ impl<'a> Attributes<'a> {
             TypeDescriptor::Integer(_) | TypeDescriptor::Unsigned(_) => {
                 self.values::<i64>(&attribute, name)?.into_iter().map(|value| value as f64).collect()
             }
-            other => return Err(self.misfit(name, format!("of kind {other}"), "a number")),
+            other => return Err(self.misfit(name, format!("of dtype {other}"), "a number")),
         };
         match values.as_slice() {
             [value] if value.is_finite() => Ok(*value),
@@ -55,7 +55,7 @@ impl<'a> Attributes<'a> {
             TypeDescriptor::Integer(_) | TypeDescriptor::Unsigned(_) => {
                 Ok(self.values::<i64>(&attribute, name)?.into_iter().map(|value| value as f64).collect())
             }
-            other => Err(self.misfit(name, format!("of kind {other}"), "numbers")),
+            other => Err(self.misfit(name, format!("of dtype {other}"), "numbers")),
         }
     }
 
@@ -64,7 +64,7 @@ impl<'a> Attributes<'a> {
         let (attribute, kind) = self.find(DIMENSION_LIST)?;
         let object = Box::new(TypeDescriptor::Reference(Reference::Object));
         if kind != TypeDescriptor::VarLenArray(object) {
-            return Err(self.misfit(DIMENSION_LIST, format!("of kind {kind}"), "lists of references"));
+            return Err(self.misfit(DIMENSION_LIST, format!("of dtype {kind}"), "lists of references"));
         }
         let lists = self.values::<VarLenArray<ObjectReference1>>(&attribute, DIMENSION_LIST)?;
         let name = |list: &VarLenArray<ObjectReference1>| {
@@ -100,7 +100,7 @@ impl<'a> Attributes<'a> {
         let (attribute, kind) = self.find(name)?;
         if !matches!(kind, TypeDescriptor::Boolean | TypeDescriptor::Integer(_) | TypeDescriptor::Unsigned(_))
         {
-            return Err(self.misfit(name, format!("of kind {kind}"), "booleans"));
+            return Err(self.misfit(name, format!("of dtype {kind}"), "booleans"));
         }
         // As numbers: a damaged file may hold others than 0 and 1.
         let values = self.values::<i8>(&attribute, name)?;
@@ -145,7 +145,7 @@ impl<'a> Attributes<'a> {
                 let values = self.values::<FixedAscii<LONGEST_TEXT>>(&attribute, name)?;
                 texts(values, |text| text.as_bytes())
             }
-            other => return Err(self.misfit(name, format!("of kind {other}"), "strings")),
+            other => return Err(self.misfit(name, format!("of dtype {other}"), "strings")),
         };
         bytes
             .into_iter()

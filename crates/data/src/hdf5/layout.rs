@@ -10,7 +10,9 @@ use hdf5_metno::{Dataset, File, Group, H5Type, Hyperslab, LocationType, SliceOrI
 use ndarray::IxDyn;
 
 use super::{isolation, whole};
-use crate::hdf5::storage::{self, DEFLATED, LARGEST_CHUNK, Stored, misfit};
+use crate::dtype::Values;
+use crate::hdf5::storage::{self, DEFLATED, LARGEST_CHUNK, misfit};
+use crate::hdf5::stored::Stored;
 use crate::{Error, Result};
 
 /// A group of an open file. Names in errors are paths from the root, such as `t0_fields/vorticity`.
@@ -130,7 +132,7 @@ impl<'a> Node<'a> {
     /// Refuses a dataset that claims more values than the file can hold, before anybody takes memory for them.
     fn check_size(&self, dataset: &Dataset, name: &str) -> Result<()> {
         let kind = dataset.dtype().map_err(|error| {
-            Error::hdf5(self.path, format!("read the kind of dataset `{}`", self.full(name)), error)
+            Error::hdf5(self.path, format!("read the dtype of dataset `{}`", self.full(name)), error)
         })?;
         let shape = dataset.shape();
         let chunk = dataset.chunk();
@@ -164,7 +166,7 @@ impl<'a> Node<'a> {
         let dataset = self.dataset(name)?;
         match self.kind(&dataset, name)? {
             TypeDescriptor::Float(FloatSize::U4) => Ok(Stored::new(self.path, dataset, self.full(name))),
-            other => Err(self.misfit(name, format!("of kind {other}"), "float32")),
+            other => Err(self.misfit(name, format!("of dtype {other}"), "float32")),
         }
     }
 
@@ -189,13 +191,15 @@ impl<'a> Node<'a> {
         }
         let kind = self.kind(&dataset, name)?;
         if !matches!(kind, TypeDescriptor::Float(_)) {
-            return Err(self.misfit(name, format!("of kind {kind}"), "floating-point numbers"));
+            return Err(self.misfit(name, format!("of dtype {kind}"), "floating-point numbers"));
         }
-        Stored::new(self.path, dataset.clone(), self.full(name))
-            .check(std::slice::from_ref(&(0..shape[0])))?;
-        let values = dataset
-            .read_raw::<f64>()
-            .map_err(|error| Error::hdf5(self.path, format!("read dataset `{}`", self.full(name)), error))?;
+        let stored = Stored::new(self.path, dataset, self.full(name));
+        let points = 0..shape[0];
+        let window = std::slice::from_ref(&points);
+        let values = match stored.read(window)? {
+            Some(values) => values.into_f64(),
+            None => read_window(self.path, &stored, &self.full(name), window)?,
+        };
         if let Some(at) = values.iter().position(|value| !value.is_finite()) {
             let (path, value) = (self.path.to_owned(), values[at]);
             return Err(Error::NotFinite { path, dataset: self.full(name), index: vec![at], value });
@@ -223,7 +227,7 @@ impl<'a> Node<'a> {
 
     pub(crate) fn kind(&self, dataset: &Dataset, name: &str) -> Result<TypeDescriptor> {
         dataset.dtype().and_then(|kind| kind.to_descriptor()).map_err(|error| {
-            Error::hdf5(self.path, format!("read the kind of dataset `{}`", self.full(name)), error)
+            Error::hdf5(self.path, format!("read the dtype of dataset `{}`", self.full(name)), error)
         })
     }
 }
@@ -261,12 +265,15 @@ pub(crate) fn read_finite(
     if window.iter().any(Range::is_empty) {
         return Ok(Vec::new());
     }
-    let values = read_window(path, stored, name, window)?;
+    let values = match stored.read(window)? {
+        Some(Values::F32(values)) => values,
+        _ => read_window(path, stored, name, window)?,
+    };
     check_finite(path, name, window, &values)?;
     Ok(values)
 }
 
-/// The values of a window with no empty range, in the dataset's order.
+/// The values of a window with no empty range, in the dataset's order, as the library reads them.
 pub(crate) fn read_window<T: H5Type>(
     path: &Path,
     stored: &Stored,

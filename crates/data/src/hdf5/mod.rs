@@ -11,6 +11,8 @@ pub(crate) mod plain;
 mod scales;
 pub(crate) mod serve;
 pub(crate) mod storage;
+pub(crate) mod stored;
+mod unpack;
 mod whole;
 
 use hdf5_metno::types::VarLenUnicode;

@@ -1,4 +1,4 @@
-//! Which frames requests need, and how they are read.
+//! Frames that requests need, and their reading.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Range;
@@ -8,6 +8,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use tch::Tensor;
 
+use super::options::{StreamOptions, TargetWindow};
 use crate::dataset::{Dataset, Window, choose};
 use crate::samples::Request;
 use crate::steps::check_steps;
@@ -41,6 +42,8 @@ pub(super) struct Source {
     points: Vec<Range<usize>>,
     inputs: Vec<String>,
     targets: Vec<String>,
+    /// The data set of the targets and the window of it, if they are not those of the inputs.
+    targets_from: Option<TargetWindow>,
     /// Most steps of a sample.
     steps: usize,
     /// Frames from the start of a sample to that of the next.
@@ -49,13 +52,13 @@ pub(super) struct Source {
 }
 
 impl Source {
-    /// `steps` and `stride` are those of pieces of trajectories.
+    /// A range of samples, or trajectories, of a data set.
     pub(super) fn new(
         (data, samples): (Arc<dyn Dataset>, Range<usize>),
-        points: &[Range<usize>],
-        (inputs, targets): (&[String], &[String]),
-        (steps, stride): (usize, usize),
+        options: &StreamOptions,
     ) -> Result<Self> {
+        let StreamOptions { window: points, inputs, targets, targets_from, stride, .. } = options;
+        let (steps, stride) = (options.steps.most(), *stride);
         let frames = data.times().map_or(2, <[f64]>::len);
         if samples.start > samples.end || samples.end > data.samples() {
             let (asked, available) = (format!("{samples:?}"), data.samples());
@@ -68,18 +71,19 @@ impl Source {
                 frames.saturating_sub(1)
             )));
         }
-        let channels = |names: &[String]| -> Result<usize> {
-            let names: Vec<&str> = names.iter().map(String::as_str).collect();
-            Ok(choose(&*data, &names)?.iter().map(|variable| variable.channels.len()).sum())
+        if let Some(TargetWindow { data: other, .. }) = targets_from {
+            check_pairs(&*data, &**other)?;
+        }
+        let of_targets = match (data.times(), targets_from) {
+            (Some(_), _) => 0,
+            (None, Some(own)) => values_in(&*own.data, targets, &own.points)?,
+            (None, None) => values_in(&*data, targets, points)?,
         };
-        let of_targets = if data.times().is_some() { 0 } else { channels(targets)? };
-        let values = points.iter().fold((channels(inputs)? + of_targets) as u64, |values, range| {
-            values.saturating_mul(range.len() as u64)
-        });
+        let values = values_in(&*data, inputs, points)?.saturating_add(of_targets);
         let item_bytes = values.saturating_mul(size_of::<f32>() as u64);
-        let (points, inputs, targets) = (points.to_vec(), inputs.to_vec(), targets.to_vec());
-        let id = SOURCES.fetch_add(1, Ordering::Relaxed);
-        Ok(Self { id, data, samples, points, inputs, targets, steps, stride, item_bytes })
+        let (points, inputs, targets) = (points.clone(), inputs.clone(), targets.clone());
+        let (id, targets_from) = (SOURCES.fetch_add(1, Ordering::Relaxed), targets_from.clone());
+        Ok(Self { id, data, samples, points, inputs, targets, targets_from, steps, stride, item_bytes })
     }
 
     /// Number of the source in this process.
@@ -169,10 +173,7 @@ impl Source {
             return Ok(Rows::new());
         }
         let samples: Vec<usize> = items.iter().map(|(sample, _)| *sample).collect();
-        let read = |variables: &[String]| -> Result<Tensor> {
-            Ok(self.data.read(&Window::still(&self.points), &samples, &names(variables))?.f_select(1, 0)?)
-        };
-        let (inputs, targets) = (read(&self.inputs)?, read(&self.targets)?);
+        let [inputs, targets] = self.read_stills(&samples)?;
         let row = |(at, item): (usize, &Item)| -> Result<(Item, Row)> {
             let target = Some(targets.f_select(0, at as i64)?);
             Ok((*item, Row { input: inputs.f_select(0, at as i64)?, target }))
@@ -182,11 +183,43 @@ impl Source {
 
     /// Input and target of no samples, `[0, channel, x, …]`.
     pub(super) fn empty(&self) -> Result<[Tensor; 2]> {
-        let read = |variables: &[String]| -> Result<Tensor> {
-            Ok(self.data.read(&Window::still(&self.points), &[], &names(variables))?.f_select(1, 0)?)
-        };
-        Ok([read(&self.inputs)?, read(&self.targets)?])
+        self.read_stills(&[])
     }
+
+    /// Reads inputs and targets of samples without time, `[sample, channel, x, …]`.
+    fn read_stills(&self, samples: &[usize]) -> Result<[Tensor; 2]> {
+        let read = |data: &dyn Dataset, points: &[Range<usize>], variables: &[String]| -> Result<Tensor> {
+            Ok(data.read(&Window::still(points), samples, &names(variables))?.f_select(1, 0)?)
+        };
+        let inputs = read(&*self.data, &self.points, &self.inputs)?;
+        let targets = match &self.targets_from {
+            Some(TargetWindow { data, points }) => read(&**data, points, &self.targets)?,
+            None => read(&*self.data, &self.points, &self.targets)?,
+        };
+        Ok([inputs, targets])
+    }
+}
+
+/// Number of values of some variables in a window of a frame.
+fn values_in(data: &dyn Dataset, variables: &[String], points: &[Range<usize>]) -> Result<u64> {
+    let channels: usize =
+        choose(data, &names(variables))?.iter().map(|variable| variable.channels.len()).sum();
+    Ok(points.iter().fold(channels as u64, |values, range| values.saturating_mul(range.len() as u64)))
+}
+
+/// Rejects targets of other samples than those of the inputs.
+fn check_pairs(inputs: &dyn Dataset, targets: &dyn Dataset) -> Result<()> {
+    let of = |data: &dyn Dataset| (data.samples(), data.times().is_some());
+    if (of(inputs), of(targets)) == ((targets.samples(), false), (inputs.samples(), false)) {
+        return Ok(());
+    }
+    Err(Error::Invalid(format!(
+        "targets of another data set need samples without time, as many as the inputs: {} has {}, and {} {}",
+        inputs.path().display(),
+        inputs.samples(),
+        targets.path().display(),
+        targets.samples()
+    )))
 }
 
 /// Consecutive frames of each sample.

@@ -7,6 +7,7 @@ use std::sync::Arc;
 use tch::{Device, Kind, Tensor};
 
 use super::account::reading_bytes;
+use super::options::StreamOptions;
 use super::reader::Reader;
 use super::source::{Rows, Source};
 use crate::batch::Batch;
@@ -47,41 +48,6 @@ pub struct Streamed {
     mean: OnceCell<Tensor>,
 }
 
-/// Window, variables and steps of [`Streamed`] samples, and the tensors that they are handed out as.
-#[derive(Debug, Clone)]
-pub struct StreamOptions {
-    /// This rank's window: points along each spatial dim.
-    pub window: Vec<Range<usize>>,
-    /// Variables of the input.
-    pub inputs: Vec<String>,
-    /// Of samples without time: variables of the target. Targets of trajectories are their later frames.
-    pub targets: Vec<String>,
-    /// Of trajectories: steps of a sample.
-    pub steps: TrainSteps,
-    /// Of trajectories: frames from the start of a sample to that of the next.
-    pub stride: usize,
-    /// Dtype and device of batches.
-    pub options: (Kind, Device),
-    /// Number of samples to take at a time where all are visited.
-    pub at_once: usize,
-}
-
-impl StreamOptions {
-    /// Samples of one step in float32 on the CPU, sixteen at a time.
-    pub fn new(window: &[Range<usize>], inputs: &[&str], targets: &[&str]) -> Self {
-        let owned = |names: &[&str]| names.iter().map(|&name| name.to_owned()).collect();
-        Self {
-            window: window.to_vec(),
-            inputs: owned(inputs),
-            targets: owned(targets),
-            steps: TrainSteps::default(),
-            stride: 1,
-            options: (Kind::Float, Device::Cpu),
-            at_once: 16,
-        }
-    }
-}
-
 impl Streamed {
     /// A range of samples, or trajectories, of a data set. Reads nothing.
     ///
@@ -93,8 +59,7 @@ impl Streamed {
         options: &StreamOptions,
     ) -> Result<Self> {
         options.steps.check()?;
-        let variables = (&options.inputs[..], &options.targets[..]);
-        let source = Source::new(part, &options.window, variables, (options.steps.most(), options.stride))?;
+        let source = Source::new(part, options)?;
         Ok(Self {
             reader: reader.clone(),
             source: Arc::new(source),

@@ -62,7 +62,7 @@ pub struct Facts {
 pub struct FolderFacts {
     /// Its path, as the rank has it.
     pub path: String,
-    /// Why it cannot be written to.
+    /// Reason why it cannot be written to.
     pub problem: Option<String>,
     /// True if this rank sees the files that rank 0 writes.
     pub shared: bool,

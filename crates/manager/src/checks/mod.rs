@@ -4,6 +4,8 @@
 //! [`examine`] gathers the [`Facts`] of all ranks, so that all come to the same [`Report`]. The rules themselves are functions
 //! of what was found: [`environment`] of one process's variables, [`findings`] of the facts of all ranks, [`disk_space`] of a
 //! folder's disk. `isobar check` prints the report, and `isobar train` heeds it.
+//!
+//! A check reports and changes nothing.
 
 mod environment;
 mod facts;
@@ -74,7 +76,7 @@ pub struct Options {
 #[derive(Clone, Debug, PartialEq)]
 #[non_exhaustive]
 pub struct Report {
-    /// Of each rank.
+    /// Facts of each rank.
     pub ranks: Vec<Facts>,
     /// Findings, the most severe first.
     pub findings: Vec<Finding>,

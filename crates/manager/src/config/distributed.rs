@@ -27,7 +27,7 @@ pub struct DistributedConfig {
     /// Seconds that any wait for another rank may take.
     #[schemars(range(min = 0.1, max = 1e9))]
     pub timeout_s: f64,
-    /// Which collectives ranks agree on before they exchange data, so that different calls are an error that names both sides.
+    /// Collectives that ranks compare before they exchange data, so that different calls are an error that names both sides.
     pub fingerprints: FingerprintChoice,
     /// Lets ranks watch each other, so that a killed or stopped rank soon ends the job, with a report.
     pub watchdog: bool,
@@ -77,7 +77,7 @@ impl Default for DistributedConfig {
     }
 }
 
-/// Which collectives ranks agree on.
+/// Collectives that ranks compare.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "lowercase")]
 pub enum FingerprintChoice {

@@ -1,6 +1,8 @@
 //! The configuration of the manager, and the check that all ranks have the same one.
 //!
 //! [`isobar_config`], re-exported here, loads any configuration from files, environment and command line.
+//!
+//! It depends on no section of a program's own configuration.
 
 mod agree;
 mod distributed;

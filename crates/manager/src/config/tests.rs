@@ -55,7 +55,7 @@ method = "auto"
 # (a number from 0.1 to 1000000000)
 timeout_s = 300.0
 
-# Which collectives ranks agree on before they exchange data, so that different calls are an error that names both sides.
+# Collectives that ranks compare before they exchange data, so that different calls are an error that names both sides.
 # ("off" | "sample" | "always")
 #   "off": None.
 #   "sample": One of every 64 of a group: the cost is not felt.

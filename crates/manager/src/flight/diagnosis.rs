@@ -46,7 +46,7 @@ pub enum Finding {
         pid: u32,
         /// Current phase.
         phase: Phase,
-        /// In which step.
+        /// Number of its step.
         step: u64,
         /// The operation that it has not come to.
         missing: String,
@@ -63,7 +63,7 @@ pub enum Finding {
         pid: u32,
         /// Current phase.
         phase: Phase,
-        /// In which step.
+        /// Number of its step.
         step: u64,
     },
 }
@@ -95,7 +95,7 @@ pub struct Wait {
     pub operation: String,
     /// Their phase.
     pub phase: Phase,
-    /// In which step.
+    /// Number of its step.
     pub step: u64,
 }
 

@@ -42,11 +42,11 @@ pub struct FlightRecord {
     pub pid: u32,
     /// Its phase.
     pub phase: Phase,
-    /// In which step.
+    /// Number of its step.
     pub step: u64,
-    /// Why the record was written.
+    /// Reason for which the record was written.
     pub reason: String,
-    /// When, in nanoseconds since 1970 by the machine's clock.
+    /// Time at which it was written, in nanoseconds since 1970 by the machine's clock.
     pub time_ns: u64,
     /// Known state of the ranks with a problem.
     pub peers: Vec<Peer>,
@@ -96,7 +96,7 @@ pub struct Peer {
     pub pid: u32,
     /// Phase in its last message.
     pub phase: Phase,
-    /// In which step.
+    /// Number of its step.
     pub step: u64,
     /// Its last operation then.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -106,7 +106,7 @@ pub struct Peer {
     pub outcome: RankOutcome,
 }
 
-/// How a rank ended, or that it runs.
+/// State of a rank: its end, or that it runs.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 #[non_exhaustive]

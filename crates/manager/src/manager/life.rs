@@ -103,7 +103,7 @@ impl DistributedManager {
     ///
     /// # Errors
     ///
-    /// As [`Self::initialize`].
+    /// See [`Self::initialize`].
     pub fn initialize_with(config: &DistributedConfig) -> Result<Self> {
         if let Some(bound) = bound() {
             return Ok(bound);

@@ -195,7 +195,7 @@ impl DistributedManager {
     ///
     /// # Errors
     ///
-    /// A name that is taken, a parent that there is not, a size that does not divide the parent's; ranks that do not
+    /// A name that is taken, an unknown parent, a size that does not divide the parent's; ranks that do not
     /// agree; a failed exchange.
     pub fn create_process_subgroup(
         &self,
@@ -218,7 +218,7 @@ impl DistributedManager {
     ///
     /// # Errors
     ///
-    /// A name that is taken, a group that there is not; ranks that do not agree; a failed exchange.
+    /// A name that is taken, an unknown parent group; ranks that do not agree; a failed exchange.
     pub fn create_orthogonal_process_group(
         &self,
         orthogonal_group_name: &str,
@@ -274,7 +274,7 @@ impl DistributedManager {
     ///
     /// # Errors
     ///
-    /// As [`DeviceMesh::new`].
+    /// See [`DeviceMesh::new`].
     pub fn initialize_mesh(&self, shape: &[i64], names: &[&str]) -> Result<DeviceMesh> {
         let mesh = DeviceMesh::new(&self.0.world, shape, names)?;
         for name in names {

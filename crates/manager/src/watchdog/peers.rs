@@ -200,7 +200,7 @@ mod tests {
         for token in [&b"the tokem"[..], b"the token ", b""] {
             assert_eq!(introduced(2, hello(token, 2, &role(2, 0))), (false, false), "{token:?}");
         }
-        // The own rank, one that there is not, and the proof of another rank.
+        // This rank itself, a rank outside the world, and the proof of another rank.
         assert_eq!(introduced(0, hello(TOKEN, 0, &role(0, 0))), (false, false));
         assert_eq!(introduced(RANKS, hello(TOKEN, RANKS, &role(RANKS, 0))), (false, false));
         assert_eq!(introduced(2, hello(TOKEN, 2, &role(1, 0))), (false, false));

@@ -74,14 +74,14 @@ pub(super) struct Watch {
     /// Ranks that watched before, and were lost.
     gone: Vec<Peer>,
     took_over: Option<Instant>,
-    /// When this rank said last what it does, and what.
+    /// Time and content of this rank's last heartbeat.
     beaten: Option<(Instant, (Phase, u64))>,
     looked: Instant,
     /// The call of MPI that the program is in, and since when it was seen there.
     call: Option<(u64, Instant)>,
-    /// When the first rank turned out to be unwell.
+    /// Time at which the first rank turned out to be unwell.
     trouble: Option<Instant>,
-    /// When this rank was stopped last, for so long that the others took it for lost.
+    /// Time at which this rank was last stopped for so long that the others took it for lost.
     stopped: Option<Instant>,
 }
 

@@ -30,7 +30,7 @@ pub(crate) struct BlockConfig {
     pub(crate) modulation: Modulated,
 }
 
-/// Which layers a modulation acts on.
+/// Layers that a modulation acts on.
 #[derive(Debug, Clone, Copy, Default)]
 pub(crate) struct Modulated {
     /// Features of the modulation.

@@ -51,8 +51,7 @@ pub struct AfnoConfig {
     /// Keep the rows of the lowest frequencies, and limit columns by the width; weights that PhysicsNeMo trained need it off.
     #[serde(default)]
     pub corrected_modes: bool,
-    /// Keep nothing of the blocks' insides for backward, which computes them again: less memory, about a third more time. The numbers do
-    /// not depend on it.
+    /// Recompute the activations of the blocks in backward: less memory, about a third more time, the same numbers.
     #[serde(default)]
     pub gradient_checkpointing: bool,
 }

@@ -53,7 +53,7 @@ impl ModeWindow {
         Self::Ranges([vec![0..low, mirrored], vec![columns]])
     }
 
-    /// As ranges along rows and columns.
+    /// Returns the ranges along rows and columns.
     fn ranges(&self) -> [Vec<Range<i64>>; 2] {
         match self {
             Self::Block(modes) => [vec![modes.rows.clone()], vec![modes.columns.clone()]],

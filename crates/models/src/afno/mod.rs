@@ -1,4 +1,6 @@
 //! The Adaptive Fourier Neural Operator.
+//!
+//! It depends on no rank, data set or training.
 
 pub(crate) mod block;
 mod config;

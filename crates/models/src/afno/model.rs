@@ -29,7 +29,7 @@ use crate::model::Model;
 /// columns 0 to K. So columns are limited by the *height*, and a fraction below 1 keeps the rows of the *highest*
 /// frequencies; both are PhysicsNeMo's, and weights depend on them. With `corrected_modes` the window holds the rows 0 to K and
 /// the last K − 1, which are their mirror images, and the columns 0 to ⌊(w / 2 + 1) · `hard_thresholding_fraction`⌋. The
-/// spectral part computes in single precision for half kinds.
+/// spectral part computes in single precision for half dtypes.
 ///
 /// State dict: `pos_embed`, `patch_embed.proj.{weight,bias}`, `blocks.{i}.{norm1,norm2,mlp.fc1,mlp.fc2}.{weight,bias}`,
 /// `blocks.{i}.filter.{w1,b1,w2,b2}`, `head.weight`.

@@ -1,4 +1,6 @@
 //! Aurora: a perceiver over pressure levels, and a U-Net of shifted windows over levels, latitudes and longitudes.
+//!
+//! It depends on no rank, data set or training.
 
 mod backbone;
 mod config;

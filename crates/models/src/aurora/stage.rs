@@ -5,7 +5,7 @@ use isobar_nn::{DropPath, LayerNorm, Linear, LinearOptions, Mlp, MlpOptions, Mod
 use isobar_shard::{Init, Params};
 
 use crate::error::Result;
-use crate::layers::{Recompute, zeros};
+use crate::layers::Recompute;
 use crate::windows::{WindowAttention, Windows, centred};
 
 /// A stage of blocks.
@@ -109,12 +109,9 @@ impl<A: Array> Block<A> {
         if self.windows.shift == [0; 3] {
             return Ok(Vec::new());
         }
-        let like = zeros(&[1], windows)?;
-        let mask = |dim: usize| {
-            let regions = regions(&self.windows, dim);
-            like.on_shards_of(windows, 4, &|_, at| self.windows.mask_of_regions(dim, &regions, &at[dim + 1]))
-        };
-        Ok([mask(0)?, mask(1)?, mask(2)?].into())
+        let regions = [0, 1, 2].map(|dim| regions(&self.windows, dim));
+        let rows = self.windows.mask(windows, (&[0, 1], &regions))?;
+        Ok(rows.into_iter().chain(self.windows.mask(windows, (&[2], &regions))?).collect())
     }
 }
 

@@ -1,4 +1,6 @@
 //! The CNextU-net of The Well: a U-Net of ConvNeXt blocks.
+//!
+//! It depends on no rank, data set or training.
 
 mod config;
 mod layers;

@@ -40,8 +40,8 @@ pub struct ConvNetConfig {
     /// Padding that keeps the extents; `circular` for periodic fields.
     #[serde(default)]
     pub padding_mode: PaddingMode,
-    /// Keep nothing of the hidden layers' insides for backward, which computes them again: less memory, about a third more time. The
-    /// numbers do not depend on it.
+    /// Recompute the activations of the hidden layers in backward: less memory, about a third more time, the same
+    /// numbers.
     #[serde(default)]
     pub gradient_checkpointing: bool,
 }

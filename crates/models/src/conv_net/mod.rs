@@ -1,4 +1,6 @@
 //! The plain convolutional network.
+//!
+//! It depends on no rank, data set or training.
 
 mod config;
 mod model;

@@ -1,4 +1,6 @@
 //! DhariwalUNet: the U-Net of ADM.
+//!
+//! It depends on no rank, data set or training.
 
 mod config;
 mod model;

@@ -4,11 +4,13 @@
 //! It takes a denoiser as a function, and depends on no network.
 
 mod loss;
+mod patching;
 mod precond;
 mod sampler;
 mod schedule;
 
 pub use loss::{EdmLoss, LossReduction};
+pub use patching::Patching;
 pub use precond::{EdmPreconditioning, SigmaData};
 pub use sampler::{EdmSampler, SamplerKind};
 pub use schedule::EdmSchedule;

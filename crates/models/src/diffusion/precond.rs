@@ -15,9 +15,9 @@ const MODEL: &str = "edm_preconditioning";
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(untagged, expecting = "expected a number, or a list of one for each channel")]
 pub enum SigmaData {
-    /// For all channels.
+    /// One number for all channels.
     All(f64),
-    /// For each channel; a list of one number is for all.
+    /// A number for each channel; a list of one number is for all.
     Each(Vec<f64>),
 }
 

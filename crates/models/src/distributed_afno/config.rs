@@ -47,8 +47,8 @@ pub struct DistributedAfnoConfig {
     /// Probability that the last block's second half is left out for a sample; it grows linearly from 0 at the first.
     #[serde(default)]
     pub drop_path_rate: f64,
-    /// Keep nothing of the blocks' insides for backward, which computes them again, communication included: less memory, about a
-    /// third more time. The numbers do not depend on it.
+    /// Recompute the activations of the blocks in backward, communication included: less memory, about a third more time,
+    /// the same numbers.
     #[serde(default)]
     pub gradient_checkpointing: bool,
 }

@@ -1,6 +1,6 @@
 //! The spectral layer on the rank's groups of channels.
 
-use isobar_array::{Array, FftNorm, Modes, Unary};
+use isobar_array::{Array, FftNorm, Modes, Unary, in_full_precision};
 use isobar_shard::{Init, Params, Placement, Scope};
 use tch::Kind;
 
@@ -41,8 +41,11 @@ impl<A: Array> Filter<A> {
 
         // Real and imaginary part stand beside the channel, so that a group's complex product is one real product.
         let x = spectrum.reshape(&[shape[0] * groups, 2 * size, shape[3] * shape[4]])?;
-        let x = layer(&x, &w1.to_kind(wide)?, &b1.to_kind(wide)?, shape[0])?.relu()?;
-        let x = layer(&x, &w2.to_kind(wide)?, &b2.to_kind(wide)?, shape[0])?;
+        let layer = |x: &A, weight: &A, bias: &A| -> Result<A> {
+            let (weight, bias) = (weight.to_kind(wide)?, bias.to_kind(wide)?);
+            in_full_precision(x.device(), || layer(x, &weight, &bias, shape[0]))
+        };
+        let x = layer(&layer(&x, w1, b1)?.relu()?, w2, b2)?;
         let spectrum = x.unary(Unary::Softshrink(LAMBDA))?.reshape(&shape)?;
         Ok(spectrum.irfft2_modes(2, self.grid, &self.modes, FftNorm::Ortho)?.to_kind(kind)?)
     }

@@ -1,4 +1,6 @@
 //! The Adaptive Fourier Neural Operator with its channels split over ranks.
+//!
+//! It depends on no rank, data set or training.
 
 mod block;
 mod config;

@@ -1,4 +1,6 @@
 //! DiT: a diffusion transformer on fields.
+//!
+//! It depends on no rank, data set or training.
 
 mod arguments;
 mod block;

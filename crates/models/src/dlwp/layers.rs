@@ -38,10 +38,11 @@ impl<A: Array> FaceConv<A> {
     pub(super) fn forward(&self, x: &A) -> Result<A> {
         let x = Sphere::Cube.pad(x, self.reach)?;
         let batch = x.extent(0)? / Sphere::Cube.faces();
-        let faces = |first: i64, count: i64| x.narrow(0, first * batch, count * batch);
-        let equator = self.equator.forward(&faces(0, EQUATOR)?)?;
-        let first = self.pole.forward(&faces(EQUATOR, 1)?)?;
-        let second = self.pole.forward_mirrored(&faces(EQUATOR + 1, 1)?, &[-1])?;
+        // One split: in backward, three slices would each fill a full field with zeros.
+        let faces = x.split(&[EQUATOR * batch, batch, batch], 0)?;
+        let equator = self.equator.forward(&faces[0])?;
+        let first = self.pole.forward(&faces[1])?;
+        let second = self.pole.forward_mirrored(&faces[2], &[-1])?;
         Ok(A::cat(&[&equator, &first, &second], 0)?)
     }
 }

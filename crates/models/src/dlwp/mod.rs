@@ -1,4 +1,6 @@
 //! DLWP: a U-Net on the cubed sphere, with one set of weights for the equator and one for the poles.
+//!
+//! It depends on no rank, data set or training.
 
 mod config;
 mod layers;

@@ -224,6 +224,7 @@ impl Architecture for EdmPrecondConfig {
     fn check(&self, fields: &FieldSpec) -> Result<()> {
         self.check_own()?;
         fields.check_extents(MODEL, "img_resolution", &self.network.unet().img_resolution.list(2))?;
+        self.network.unet().check_patches(MODEL, fields)?;
         fields.check_array(MODEL, Batch::<()>::SIGMA)?;
         self.network.check_arrays(MODEL, fields)?;
         if self.network.given_channels() > self.img_channels {
@@ -252,6 +253,10 @@ impl Architecture for EdmPrecondConfig {
 
     fn denoises(&self) -> Option<SigmaData> {
         Some(self.sigma_data.clone())
+    }
+
+    fn reads_patches(&self) -> bool {
+        self.network.kind() != PrecondNetwork::SongUNet
     }
 
     fn sharding(&self) -> Sharding {

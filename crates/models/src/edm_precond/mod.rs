@@ -1,4 +1,6 @@
 //! The denoiser of diffusion models around SongUNet, with conditions on the grid.
+//!
+//! It depends on no rank, data set or training.
 
 mod config;
 mod model;

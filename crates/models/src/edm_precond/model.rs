@@ -129,4 +129,8 @@ impl<A: Array> Model<A> for EdmPrecond<A> {
         let sigma = batch.require(MODEL, Batch::<A>::SIGMA)?;
         Ok(Batch::of_fields(self.denoise(x, sigma, batch, mode)?))
     }
+
+    fn regularization(&self) -> Result<Option<A>> {
+        self.network.regularization()
+    }
 }

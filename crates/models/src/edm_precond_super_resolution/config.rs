@@ -179,6 +179,7 @@ impl Architecture for EdmPrecondSuperResolutionConfig {
         self.check_own()?;
         let unet = self.network.unet();
         fields.check_extents(MODEL, "img_resolution", &unet.img_resolution.list(2))?;
+        unet.check_patches(MODEL, fields)?;
         fields.check_array(MODEL, Batch::<()>::SIGMA)?;
         self.network.check_arrays(MODEL, fields)?;
         fields.check_array(MODEL, Batch::<()>::CONDITIONS)?;
@@ -202,6 +203,10 @@ impl Architecture for EdmPrecondSuperResolutionConfig {
 
     fn denoises(&self) -> Option<SigmaData> {
         Some(SigmaData::All(self.sigma_data))
+    }
+
+    fn reads_patches(&self) -> bool {
+        self.network.kind() != PrecondNetwork::SongUNet
     }
 
     fn sharding(&self) -> Sharding {

@@ -1,4 +1,6 @@
 //! The denoiser of super-resolution, whose condition is always there.
+//!
+//! It depends on no rank, data set or training.
 
 mod config;
 mod model;

@@ -96,4 +96,8 @@ impl<A: Array> Model<A> for EdmPrecondSuperResolution<A> {
         };
         Ok(Batch::of_fields(self.denoise(x, img_lr, sigma, batch, mode)?))
     }
+
+    fn regularization(&self) -> Result<Option<A>> {
+        self.network.regularization()
+    }
 }

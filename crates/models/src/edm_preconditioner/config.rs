@@ -101,6 +101,10 @@ impl Architecture for EdmPreconditionerConfig {
         Some(self.sigma_data.clone())
     }
 
+    fn reads_patches(&self) -> bool {
+        self.model.0.reads_patches()
+    }
+
     fn sharding(&self) -> Sharding {
         let network = self.model.0.sharding();
         let layouts = network.parameter_layouts().clone().prefixed("model");

@@ -1,4 +1,6 @@
 //! The denoiser of diffusion models around any network.
+//!
+//! It depends on no rank, data set or training.
 
 mod config;
 mod model;

@@ -30,9 +30,10 @@ pub(super) fn pad<A: Array>(sphere: Sphere, x: &A, width: i64) -> Result<A> {
         return Ok(x.shallow_clone());
     }
     let x = x.reshape(&[faces, folded / faces, channels, n, n])?;
-    let ring = Ring { sphere, n, width, faces: x };
-    let x = ring.enclose(&ring.faces, [Strip::Left, Strip::Right], 4)?;
-    let x = ring.enclose(&x, [Strip::Above, Strip::Below], 3)?;
+    let strips = Ring { sphere, n, width, faces: &x }.strips()?;
+    let [left, right, above, below] = &strips[..] else { return refuse(shape, faces, width) };
+    let x = A::cat(&[left, &x, right], 4)?;
+    let x = A::cat(&[above, &x, below], 3)?;
     Ok(x.reshape(&[folded, channels, n + 2 * width, n + 2 * width])?)
 }
 
@@ -43,47 +44,67 @@ fn refuse<T>(got: Vec<i64>, faces: i64, width: i64) -> Result<T> {
     Err(Error::Input { model: "faces", got, want })
 }
 
+const STRIPS: [Strip; 4] = [Strip::Left, Strip::Right, Strip::Above, Strip::Below];
+
 /// Dims of the faces, their rows and their columns.
 const DIMS: [usize; 3] = [0, 3, 4];
 
 /// Surroundings of faces `[face, batch, channel, n, n]`.
-struct Ring<A> {
+struct Ring<'a, A> {
     sphere: Sphere,
     n: i64,
     width: i64,
-    faces: A,
+    faces: &'a A,
 }
 
-impl<A: Array> Ring<A> {
-    /// Concatenates strips, an array and strips along `dim`. The strips go to the first and the last rank that has elements, so that
-    /// each rank's shard stays consecutive and no element of the face moves.
-    fn enclose(&self, x: &A, strips: [Strip; 2], dim: usize) -> Result<A> {
-        let shape = x.shape();
-        let at = |start: i64, outside: usize| -> Result<A> {
-            let edge = x.narrow(dim as i64, start, 1)?.detach()?;
-            let mut pairs = vec![0; 2 * (shape.len() - dim)];
-            pairs[2 * (shape.len() - 1 - dim) + outside] = self.width - 1;
-            Ok(if self.width > 1 { edge.pad(&pairs, 0.0)? } else { edge })
-        };
-        let before = self.strip(strips[0], &at(0, 0)?)?;
-        let after = self.strip(strips[1], &at(shape[dim] - 1, 1)?)?;
-        Ok(A::cat(&[&before, x, &after], dim as i64)?)
+impl<A: Array> Ring<'_, A> {
+    /// Returns the strips to the left and right, above and below all faces, `[face, batch, channel, …]`. Each rank receives the
+    /// elements of its own shards, in one exchange.
+    fn strips(&self) -> Result<Vec<A>> {
+        let (places, device) = (self.places()?, self.faces.device());
+        let (mut indices, mut counts) = (Vec::new(), Vec::new());
+        for (strip, place) in STRIPS.into_iter().zip(&places) {
+            let (rows, columns) = strip.extent(self.n, self.width);
+            let shape = [self.sphere.faces(), rows, columns];
+            let [first, second] = self.numbers(strip, rows, columns);
+            let needed = if first == second { &[first][..] } else { &[first, second] };
+            counts.push(needed.len());
+            for numbers in needed {
+                let index = Tensor::f_from_slice(numbers).and_then(|n| n.f_reshape(shape)?.f_to(device));
+                indices.push((kernel::named("pick", &[], index)?, place));
+            }
+        }
+        let wanted: Vec<(&Tensor, &A)> = indices.iter().map(|(index, place)| (index, *place)).collect();
+        let picked = self.faces.pick(&DIMS, &wanted)?;
+        let mut picked = picked.into_iter();
+        let strips =
+            counts.into_iter().map(|count| match &picked.by_ref().take(count).collect::<Vec<_>>()[..] {
+                [first, second] => Ok(first.add(second)?.mul_scalar(0.5)?),
+                one => Ok(one[0].shallow_clone()),
+            });
+        strips.collect()
     }
 
-    /// One strip of all faces, `[face, batch, channel, …]`, laid out as `like`. A rank receives the elements of its own part.
-    fn strip(&self, strip: Strip, like: &A) -> Result<A> {
-        let (rows, columns) = strip.extent(self.n, self.width);
-        let [first, second] = self.numbers(strip, rows, columns);
-        let take = |numbers: &[i64]| -> Result<A> {
-            let shape = [self.sphere.faces(), rows, columns];
-            let numbers = Tensor::f_from_slice(numbers).and_then(|n| n.f_reshape(shape)?.f_to(like.device()));
-            Ok(self.faces.pick(&DIMS, &kernel::named("pick", &[], numbers)?, like)?)
+    /// Returns arrays with the layouts of the strips. These belong to the first and the last rank that has elements, so that each
+    /// rank's shard stays contiguous and no element of the face moves.
+    fn places(&self) -> Result<[A; 4]> {
+        let faces = self.faces.detach()?;
+        let last = self.n - 1;
+        // The face's row or column next to the strip, padded outwards to the width of the strip.
+        let beside = |x: &A, dim: i64, start: i64, outside: usize| -> Result<A> {
+            let edge = x.narrow(dim, start, 1)?;
+            let mut pairs = [0; 4];
+            pairs[2 * (4 - dim as usize) + outside] = self.width - 1;
+            Ok(if self.width > 1 { edge.pad(&pairs[..], 0.0)? } else { edge })
         };
-        let values = take(&first)?;
-        match first == second {
-            true => Ok(values),
-            false => Ok(values.add(&take(&second)?)?.mul_scalar(0.5)?),
-        }
+        let (left, right) = (beside(&faces, 4, 0, 0)?, beside(&faces, 4, last, 1)?);
+        let row = |start: i64| -> Result<A> {
+            let [left, faces, right] = [&left, &faces, &right].map(|x| x.narrow(3, start, 1));
+            Ok(A::cat(&[&left?, &faces?, &right?], 4)?)
+        };
+        let above = beside(&row(0)?, 3, 0, 0)?;
+        let below = beside(&row(last)?, 3, 0, 1)?;
+        Ok([left, right, above, below])
     }
 
     /// Row-major numbers among all faces of the two elements whose mean each element of a strip is.

@@ -1,4 +1,6 @@
 //! FengWu: transformers of shifted windows for each variable, and one over all variables between them.
+//!
+//! It depends on no rank, data set or training.
 
 mod config;
 mod layers;

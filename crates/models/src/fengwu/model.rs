@@ -39,8 +39,8 @@ const FUSER_DROP_PATH: [f64; 6] = [0.2; 6];
 /// Outputs: `surface` `[batch, 4, lat, lon]`; `z`, `r`, `u`, `v` and `t`, `[batch, L, lat, lon]`; and for training `fields` with all
 /// of them, in the input's order.
 ///
-/// State dict: `encoder_{name}`, `fuser.blocks.{i}` and `decoder_{name}` for the names of the outputs. The masks of odd blocks are
-/// buffers, `attn_mask`. PhysicsNeMo's `earth_position_index` is not stored.
+/// State dict: `encoder_{name}`, `fuser.blocks.{i}` and `decoder_{name}` for the names of the outputs. The masks of odd blocks,
+/// `attn_mask`, are computed, not stored. PhysicsNeMo's `earth_position_index` is left out.
 ///
 /// ```
 /// use isobar_models::{Fengwu, FengwuConfig, Mode};

@@ -1,4 +1,6 @@
 //! FLARE: points attend to each other by way of trained queries.
+//!
+//! It depends on no rank, data set or training.
 
 mod config;
 mod model;

@@ -1,4 +1,6 @@
 //! The Fourier Neural Operator.
+//!
+//! It depends on no rank, data set or training.
 
 mod config;
 mod model;

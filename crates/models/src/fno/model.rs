@@ -27,7 +27,7 @@ use crate::model::Model;
 /// and a [`FullyConnected`] decodes each point. Between, the field is padded behind the end of each dim. F is the real Fourier
 /// transform over all dims and R a complex matrix of its own for each mode of the corners of lowest frequencies; the last dim
 /// has one such end, the others two. All other modes are 0. Where the two ends overlap their results are *added*, and in two
-/// dimensions b₁ and b₂ are not trained; both are PhysicsNeMo's. The transform computes in single precision for half kinds.
+/// dimensions b₁ and b₂ are not trained; both are PhysicsNeMo's. The transform computes in single precision for half dtypes.
 ///
 /// With a [`Factorization`](isobar_nn::Factorization) the weights R are made of smaller ones before use: R = core ×₁ U₁ ×₂ U₂ … (Tucker), or
 /// R = Σᵣ coreᵣ u₁ᵣ ⊗ u₂ᵣ ⊗ … (CP): Kossaifi et al., *Multi-Grid Tensorized Fourier Neural Operator*, arXiv:2310.00120.

@@ -1,4 +1,6 @@
 //! The fully connected network.
+//!
+//! It depends on no rank, data set or training.
 
 mod config;
 mod model;

@@ -10,10 +10,15 @@ use super::{GeoAttention, GeoTransolver, MODEL, StateMixing, Streams};
 use crate::error::{Checker, Result};
 use crate::fields::FieldSpec;
 use crate::model::{Architecture, LargestArray, Model};
-use crate::point_attention::{AttentionKind, AttentionSpec, Grid, MixingMode, Start, check_engine, largest};
+use crate::point_attention::{
+    AttentionKind, AttentionSpec, Grid, MixingMode, PointDropout, Start, check_engine, largest,
+};
 use crate::signature::Signature;
 use crate::size::{built, extrapolate};
 use crate::traffic::{Split, Traffic};
+
+/// Least probability with which trained probabilities of dropout start.
+const LEAST_DROPOUT: f64 = 0.05;
 
 /// Arguments of [`GeoTransolver`](crate::GeoTransolver), by PhysicsNeMo's names.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
@@ -81,7 +86,9 @@ pub struct GeoTransolverConfig {
     /// Attention within the points.
     #[serde(default)]
     pub attention_type: GeoAttention,
-    /// Dropout with a trained probability: only `false` is possible.
+    /// Trains probabilities of dropout, which start at `dropout` or 0.05, the larger: of what attention adds to a point, of both sums
+    /// of a block, and of the slices of the context. Their entropy term is added to the loss with the weight
+    /// `train.weights.regularization`.
     #[serde(default)]
     pub concrete_dropout: bool,
     /// Joining of the attention within the points and the attention to the context.
@@ -170,11 +177,6 @@ impl GeoTransolverConfig {
     pub(super) fn attention(&self) -> Result<[AttentionSpec; 2]> {
         check_engine(MODEL, self.use_te)?;
         let check = Checker(MODEL);
-        check.ensure(!self.concrete_dropout, || {
-            "concrete_dropout is true, but trained probabilities of dropout are not supported; expected false: --set \
-             model.concrete_dropout=false"
-                .into()
-        })?;
         let sizes = [self.n_hidden, self.n_head, self.slice_num, self.tiles];
         let [width, heads, slices] = AttentionSpec::check(MODEL, sizes, self.dropout)?;
         let radii = self.scales()?.len() as i64;
@@ -190,13 +192,17 @@ impl GeoTransolverConfig {
             GeoAttention::Gale => (AttentionKind::Slices, self.structured_shape.as_ref().map(Vec::len)),
             GeoAttention::GaleFa => (AttentionKind::Flare, None),
         };
+        let dropout = match self.concrete_dropout {
+            true => PointDropout::Trained(self.dropout.max(LEAST_DROPOUT)),
+            false => PointDropout::Fixed(self.dropout),
+        };
         let context = AttentionSpec {
             kind,
             width,
             heads,
             slices,
             grid: None,
-            dropout: self.dropout,
+            dropout,
             tiles: self.tiles,
             start: Start::Default,
             orthogonal: false,

@@ -87,6 +87,13 @@ impl<A: Array> Context<A> {
         Ok(Some(A::cat(&slices.iter().collect::<Vec<_>>(), -1)?))
     }
 
+    /// Computes what trained probabilities of dropout add to the loss.
+    pub(super) fn regularization(&self) -> Result<Vec<A>> {
+        let sources = [&self.geometry, &self.global].into_iter().flatten().map(|(tokenizer, _)| tokenizer);
+        let local = self.local.iter().flat_map(LocalFeatures::tokenizers);
+        local.chain(sources).filter_map(|tokenizer| tokenizer.regularization().transpose()).collect()
+    }
+
     /// Returns the points of the geometry: those of the batch, or the coordinates of points on a grid.
     fn geometry_of(&self, batch: &Batch<A>, stream: &Stream<A>, grid: &Grid) -> Result<Option<A>> {
         let Some((_, features)) = &self.geometry else { return Ok(None) };

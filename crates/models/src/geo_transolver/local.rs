@@ -60,6 +60,11 @@ impl<A: Array> LocalFeatures<A> {
             .collect()
     }
 
+    /// Returns the tokenizers of all radii.
+    pub(super) fn tokenizers(&self) -> impl Iterator<Item = &Tokenizer<A>> {
+        self.0.iter().map(|scale| &scale.tokenizer)
+    }
+
     /// Computes features of the stream's points, `[batch, points, radii · n_hidden_local]`, from the geometry's points near them.
     pub(super) fn features(&self, positions: &A, geometry: &A) -> Result<A> {
         let each =

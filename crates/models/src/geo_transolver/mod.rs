@@ -1,4 +1,6 @@
 //! GeoTransolver: Transolver with attention to the geometry.
+//!
+//! It depends on no rank, data set or training.
 
 mod config;
 mod context;

@@ -66,8 +66,12 @@ use crate::point_attention::{Block, Grid, Head, PointMlp, Start};
 ///
 /// State dict: that of PhysicsNeMo's `GeoTransolver` with `use_te=False`: `preprocess.{stream}`,
 /// `context_builder.local_extractors.{stream}.{processors,tokenizers}.{radius}`, `context_builder.geometry_tokenizer`,
-/// `context_builder.global_tokenizer`, `blocks.{i}.{ln_1,Attn,ln_mlp1}` and `ln_mlp_out.{stream}.{0,1}`. Layers for a context that
-/// the configuration does not name, and `time_fc` with `time_input`, are buffers.
+/// `context_builder.global_tokenizer`, `blocks.{i}.{ln_1,Attn,ln_mlp1}` and `ln_mlp_out.{stream}.{0,1}`; with `concrete_dropout`
+/// also `p_logit` under `blocks.{i}.{Attn.out_dropout,attn_dropout,ffn_dropout}` and under `output_dropout` of the tokenizers. Layers for
+/// a context that the configuration does not name, and `time_fc` with `time_input`, are buffers.
+///
+/// With `concrete_dropout`, `isobar train` and `Trainer` add [`regularization`](Self::regularization), times a weight, to the loss, as
+/// PhysicsNeMo's users add `collect_concrete_dropout_losses(model)`.
 ///
 /// ```
 /// use isobar_models::{Batch, GeoTransolver, GeoTransolverConfig, Mode};
@@ -101,7 +105,7 @@ impl<A: Array> GeoTransolver<A> {
     ///
     /// A size is 0; `n_head` does not divide `n_hidden` (plus the local features, if any); `structured_shape` has other than two or
     /// three extents; `out_dim` and `functional_dim` have different numbers of streams; `include_local_features` without a
-    /// `geometry_dim` of 3 or with a grid; `use_te` or `concrete_dropout`; the activation `stan`; or `params` refuses a parameter.
+    /// `geometry_dim` of 3 or with a grid; `use_te`; the activation `stan`; or `params` refuses a parameter.
     pub fn new(config: &GeoTransolverConfig, params: &mut impl Params<Array = A>) -> Result<Self> {
         let check = Checker(MODEL);
         let channels = config.channels()?;
@@ -164,6 +168,21 @@ impl<A: Array> GeoTransolver<A> {
         }
         Ok(outputs)
     }
+
+    /// Computes the sum of what each trained probability of dropout adds to the loss, without dims; `None` without
+    /// `concrete_dropout`.
+    ///
+    /// # Errors
+    ///
+    /// An operator fails.
+    pub fn regularization(&self) -> Result<Option<A>> {
+        let mut terms = self.context.regularization()?;
+        for block in &self.blocks {
+            terms.extend(block.with(Block::regularization)?);
+        }
+        let sum = terms.into_iter().map(Ok).reduce(|sum: Result<A>, term| Ok(sum?.add(&term?)?));
+        sum.transpose()
+    }
 }
 
 /// Makes PhysicsNeMo's layers `time_fc`, which are never used, as buffers.
@@ -179,5 +198,9 @@ fn unused_time<A: Array>(width: i64, params: &mut impl Params<Array = A>) -> Res
 impl<A: Array> Model<A> for GeoTransolver<A> {
     fn forward(&self, batch: &Batch<A>, mode: Mode<'_>) -> Result<Batch<A>> {
         GeoTransolver::forward(self, batch, mode)
+    }
+
+    fn regularization(&self) -> Result<Option<A>> {
+        GeoTransolver::regularization(self)
     }
 }

@@ -1,4 +1,6 @@
 //! The U-Net of DLWP-HEALPix: convolutions on the twelve faces of a HEALPix mesh.
+//!
+//! It depends on no rank, data set or training.
 
 mod activation;
 mod block;

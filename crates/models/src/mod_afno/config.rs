@@ -67,8 +67,7 @@ pub struct ModAfnoConfig {
     /// Fraction of the modes that is kept, of `min(height, width) / 2 + 1` of the token grid.
     #[serde(default = "hard_thresholding_fraction")]
     pub hard_thresholding_fraction: f64,
-    /// Keep nothing of the blocks' insides for backward, which computes them again: less memory, about a third more time. The numbers do
-    /// not depend on it.
+    /// Recompute the activations of the blocks in backward: less memory, about a third more time, the same numbers.
     #[serde(default)]
     pub gradient_checkpointing: bool,
 }

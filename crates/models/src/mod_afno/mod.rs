@@ -1,4 +1,6 @@
 //! The Adaptive Fourier Neural Operator, modulated by a number for each sample.
+//!
+//! It depends on no rank, data set or training.
 
 mod config;
 mod embed;

@@ -29,6 +29,7 @@ pub(crate) trait AnyArchitecture: std::fmt::Debug + Send + Sync {
     fn signature(&self) -> Signature;
     fn refinement(&self) -> usize;
     fn denoises(&self) -> Option<SigmaData>;
+    fn reads_patches(&self) -> bool;
 }
 
 impl<C: Architecture> AnyArchitecture for C {
@@ -86,6 +87,10 @@ impl<C: Architecture> AnyArchitecture for C {
 
     fn denoises(&self) -> Option<SigmaData> {
         Architecture::denoises(self)
+    }
+
+    fn reads_patches(&self) -> bool {
+        Architecture::reads_patches(self)
     }
 }
 

@@ -32,6 +32,16 @@ pub trait Model<A: Array> {
     ///
     /// A missing array, one of another shape than the configuration says, or an operator that fails.
     fn forward(&self, batch: &Batch<A>, mode: Mode<'_>) -> Result<Batch<A>>;
+
+    /// Computes what the model's parameters add to the loss, without dims, such as the entropies of trained probabilities of
+    /// dropout; `None` for most models. `isobar train` and `Trainer` add it, times `train.weights.regularization`, to the loss.
+    ///
+    /// # Errors
+    ///
+    /// An operator fails.
+    fn regularization(&self) -> Result<Option<A>> {
+        Ok(None)
+    }
 }
 
 /// Largest array that a model makes of one sample.
@@ -148,6 +158,12 @@ pub trait Architecture:
     /// noise, and evaluation samples.
     fn denoises(&self) -> Option<SigmaData> {
         None
+    }
+
+    /// Returns true if the model, built for the extents of the fields, also computes on patches, whose positions it reads from
+    /// the array `global_index`. For diffusion on patches, other models are built for the extents of a patch.
+    fn reads_patches(&self) -> bool {
+        false
     }
 
     /// Returns an upper bound of what a rank receives in a pass over a batch that is split as `split`; `None` if the model declares

@@ -1,4 +1,6 @@
 //! Pangu-Weather: a transformer of shifted windows over levels, latitudes and longitudes.
+//!
+//! It depends on no rank, data set or training.
 
 mod config;
 mod model;

@@ -52,7 +52,8 @@ const BLOCKS: [usize; 2] = [2, 6];
 /// network has the surface's tokens only and no `upper_air`.
 ///
 /// State dict: `patchembed2d`, `patchembed3d`, `layer{1…4}.blocks.{i}`, `downsample`, `upsample`, `patchrecovery2d`,
-/// `patchrecovery3d`. The masks of odd blocks are buffers, `attn_mask`. PhysicsNeMo's `earth_position_index` is not stored.
+/// `patchrecovery3d`. The masks of odd blocks, `attn_mask`, are computed, not stored. PhysicsNeMo's `earth_position_index` is
+/// left out.
 ///
 /// ```
 /// use isobar_models::{Mode, Pangu, PanguConfig};

@@ -116,10 +116,8 @@ impl Pix2PixConfig {
         usize::max(4, usize::from(reflects) << (downsamplings + 1))
     }
 
-    /// Returns whether so many downsamplings fit the extents of the data. Where the output's grid is finer, the inputs are the data,
-    /// coarsened.
-    fn fits(&self, downsamplings: usize, extents: &[usize]) -> bool {
-        let finer = self.further();
+    /// Returns whether so many downsamplings fit inputs that are the data, coarsened so many times by a factor of 2.
+    fn fits(&self, downsamplings: usize, extents: &[usize], finer: usize) -> bool {
         extents.iter().all(|&extent| {
             extent.is_multiple_of(1 << (downsamplings + finer))
                 && extent >> finer >= self.least(downsamplings)
@@ -150,8 +148,18 @@ impl Architecture for Pix2PixConfig {
         fields.check_dimension(MODEL, self.dimension)?;
         self.check_samplings()?;
         let extents = &fields.extents;
-        Checker(MODEL).ensure(self.fits(self.n_downsampling, extents), || {
-            let fewer = (0..self.n_downsampling).rev().find(|&fewer| self.fits(fewer, extents));
+        let outputs: Vec<usize> =
+            extents.iter().map(|extent| extent.saturating_mul(self.refinement())).collect();
+        fields.check_target_extents(MODEL, &outputs, |_| match fields.target_scale() {
+            Some(scale) if scale.is_power_of_two() => {
+                format!("--set model.n_upsampling={}", self.n_downsampling + scale.ilog2() as usize)
+            }
+            _ => "targets of 1, 2, 4, … times the points along each dim are needed".to_owned(),
+        })?;
+        // Where the outputs' grid is finer and the targets share that of the data, the inputs are the data, coarsened.
+        let coarser = if fields.target_extents.is_some() { 0 } else { self.further() };
+        Checker(MODEL).ensure(self.fits(self.n_downsampling, extents, coarser), || {
+            let fewer = (0..self.n_downsampling).rev().find(|&fewer| self.fits(fewer, extents, coarser));
             let mend = match fewer {
                 Some(n) => format!(
                     "--set model.n_downsampling={n} --set model.n_upsampling={}",
@@ -164,8 +172,8 @@ impl Architecture for Pix2PixConfig {
                 fields.source,
                 self.n_downsampling,
                 self.n_upsampling,
-                1_u64 << (self.n_downsampling + self.further()),
-                self.least(self.n_downsampling) << self.further()
+                1_u64 << (self.n_downsampling + coarser),
+                self.least(self.n_downsampling) << coarser
             )
         })?;
         fields.check_channels(MODEL, ("in_channels", self.in_channels), ("out_channels", self.out_channels))

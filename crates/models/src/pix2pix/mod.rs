@@ -1,4 +1,6 @@
 //! Pix2Pix: convolutions down to a coarser grid, residual blocks, and transposed convolutions back.
+//!
+//! It depends on no rank, data set or training.
 
 mod config;
 mod layers;

@@ -1,13 +1,13 @@
 //! Blocks of the network.
 
 use isobar_array::Array;
-use isobar_nn::{Activation, LayerNorm, Linear, Mode};
+use isobar_nn::{Activation, ConcreteDropout, LayerNorm, Linear, Mode};
 use isobar_shard::Params;
 
 use super::flare::FlareAttention;
 use super::mlp::PointMlp;
 use super::slices::SliceAttention;
-use super::spec::{AttentionKind, AttentionSpec};
+use super::spec::{AttentionKind, AttentionSpec, PointDropout};
 use super::start::Start;
 use crate::error::Result;
 
@@ -17,12 +17,54 @@ enum Attention<A> {
     Flare(FlareAttention<A>),
 }
 
-/// x += attention(norm(x)); x += mlp(norm(x)). State dict: `ln_1`, `Attn`, `ln_mlp1.0`, `ln_mlp1.1`.
+/// Dropout of what attention adds to the points, and of both sums.
+#[derive(Debug)]
+enum Dropouts<A> {
+    Fixed(f64),
+    /// State dict: `Attn.out_dropout`, `attn_dropout`, `ffn_dropout`.
+    Trained([ConcreteDropout<A>; 3]),
+}
+
+impl<A: Array> Dropouts<A> {
+    fn new(dropout: PointDropout, params: &mut impl Params<Array = A>) -> Result<Self> {
+        let p = match dropout {
+            PointDropout::Fixed(p) => return Ok(Self::Fixed(p)),
+            PointDropout::Trained(p) => p,
+        };
+        let mut made = |name: &str| ConcreteDropout::new(p, &mut params.scope(name));
+        Ok(Self::Trained([made("Attn.out_dropout")?, made("attn_dropout")?, made("ffn_dropout")?]))
+    }
+
+    fn of_attention(&self, x: &A, mode: Mode<'_>) -> Result<A> {
+        Ok(match self {
+            Self::Fixed(p) => mode.dropout(x, *p, 0, &[])?,
+            Self::Trained([out, ..]) => out.forward(x, mode)?,
+        })
+    }
+
+    /// Drops elements of the first or second sum.
+    fn of_sum(&self, sum: usize, x: A, mode: Mode<'_>) -> Result<A> {
+        match self {
+            Self::Fixed(_) => Ok(x),
+            Self::Trained(dropouts) => Ok(dropouts[1 + sum].forward(&x, mode)?),
+        }
+    }
+
+    fn trained(&self) -> &[ConcreteDropout<A>] {
+        match self {
+            Self::Fixed(_) => &[],
+            Self::Trained(dropouts) => dropouts,
+        }
+    }
+}
+
+/// x += attention(norm(x)); x += mlp(norm(x)). State dict: `ln_1`, `Attn`, `ln_mlp1.0`, `ln_mlp1.1`, and names of trained
+/// probabilities of dropout.
 #[derive(Debug)]
 pub(crate) struct Block<A> {
     ln_1: LayerNorm<A>,
     attention: Attention<A>,
-    dropout: f64,
+    dropouts: Dropouts<A>,
     ln_mlp: LayerNorm<A>,
     mlp: PointMlp<A>,
 }
@@ -49,7 +91,8 @@ impl<A: Array> Block<A> {
         let ln_mlp = LayerNorm::new(&[width], &mut params.scope("ln_mlp1.0"))?;
         let sizes = [width, width.saturating_mul(ratio), width];
         let mlp = PointMlp::new(sizes, activation, spec.start, &mut params.scope("ln_mlp1.1"))?;
-        Ok(Self { ln_1, attention, dropout: spec.dropout, ln_mlp, mlp })
+        let dropouts = Dropouts::new(spec.dropout, &mut params)?;
+        Ok(Self { ln_1, attention, dropouts, ln_mlp, mlp })
     }
 
     /// Computes points `[batch, points…, width]` from such points and the context's slices.
@@ -59,8 +102,15 @@ impl<A: Array> Block<A> {
             Attention::Slices(attention) => attention.forward(&normed, context, mode)?,
             Attention::Flare(attention) => attention.forward(&normed, context, mode)?,
         };
-        let x = mode.dropout(&mixed, self.dropout, 0, &[])?.add(x)?;
-        Ok(self.mlp.forward(&self.ln_mlp.forward(&x)?)?.add(&x)?)
+        let x = self.dropouts.of_attention(&mixed, mode)?.add(x)?;
+        let x = self.dropouts.of_sum(0, x, mode)?;
+        let y = self.mlp.forward(&self.ln_mlp.forward(&x)?)?.add(&x)?;
+        self.dropouts.of_sum(1, y, mode)
+    }
+
+    /// Computes what each trained probability of dropout adds to the loss.
+    pub(crate) fn regularization(&self) -> Result<Vec<A>> {
+        self.dropouts.trained().iter().map(|dropout| Ok(dropout.regularization()?)).collect()
     }
 }
 

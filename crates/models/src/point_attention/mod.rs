@@ -6,6 +6,7 @@
 mod block;
 mod context;
 mod cross;
+mod distances;
 mod flare;
 mod heads;
 mod mlp;
@@ -22,6 +23,6 @@ pub(crate) use block::{Block, Head};
 pub(crate) use context::Tokenizer;
 pub(crate) use mlp::PointMlp;
 pub(crate) use points::{Form, Grid, coordinates};
-pub(crate) use spec::{AttentionKind, AttentionSpec, MixingMode, check_engine, largest};
+pub(crate) use spec::{AttentionKind, AttentionSpec, MixingMode, PointDropout, check_engine, largest};
 pub(crate) use start::Start;
 pub(crate) use trunk::{Trunk, TrunkSpec};

@@ -148,7 +148,7 @@ impl<A: Array> Slicing<A> {
     }
 }
 
-/// Gumbel noise of a shape that `like` expands to, and of its kind; none in evaluation.
+/// Gumbel noise of a shape that `like` expands to, and of its dtype; none in evaluation.
 fn gumbel<A: Array>(like: &A, shape: &[i64], mode: Mode<'_>) -> Result<Option<A>> {
     // In 16 bits, numbers near 1 round to 1, whose noise is the largest of all, and `TINY` beside 1 is lost.
     let full = if like.kind() == Kind::Double { Kind::Double } else { Kind::Float };

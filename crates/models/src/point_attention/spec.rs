@@ -13,11 +13,21 @@ pub(crate) enum AttentionKind {
     Flare,
 }
 
-/// How attention within the points and attention to the context are joined.
+/// Way in which attention within the points and attention to the context are joined.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum MixingMode {
     Weighted,
     ConcatProject,
+}
+
+/// Dropout of points.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub(crate) enum PointDropout {
+    /// Of what attention adds to a point, with this probability.
+    Fixed(f64),
+    /// Of what attention adds, of both sums of a block and of the slices of a context, each with a trained probability that starts
+    /// with this one.
+    Trained(f64),
 }
 
 /// Sizes and options of the attention of a block.
@@ -31,7 +41,7 @@ pub(crate) struct AttentionSpec {
     pub(crate) slices: i64,
     /// Number of dims of the grid that the projections are convolutions on.
     pub(crate) grid: Option<usize>,
-    pub(crate) dropout: f64,
+    pub(crate) dropout: PointDropout,
     pub(crate) tiles: usize,
     pub(crate) start: Start,
     /// True if the projection to slices starts orthogonal.

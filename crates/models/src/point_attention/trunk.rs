@@ -2,10 +2,11 @@
 
 use isobar_array::Array;
 use isobar_nn::{Activation, Mode};
-use isobar_shard::{Init, Params, Placement};
-use tch::{Device, Kind, Tensor};
+use isobar_shard::Params;
+use tch::Tensor;
 
 use super::block::{Block, Head};
+use super::distances::Distances;
 use super::mlp::PointMlp;
 use super::points::{Form, Grid, coordinates};
 use super::spec::AttentionSpec;
@@ -35,11 +36,11 @@ pub(crate) struct TrunkSpec {
 
 /// Positions that come before the features of a point.
 #[derive(Debug)]
-enum Positions<A> {
+enum Positions {
     /// None, or so many features of the array `embedding`.
     Given(i64),
-    /// Distances from the points of a reference grid, `[1, points, ref²]`.
-    Unified(A),
+    /// Distances from the points of a reference grid.
+    Unified(Distances),
 }
 
 /// Preprocessing, blocks and the head of the last block.
@@ -48,7 +49,7 @@ pub(crate) struct Trunk<A> {
     model: &'static str,
     grid: Grid,
     features: i64,
-    positions: Positions<A>,
+    positions: Positions,
     preprocess: PointMlp<A>,
     time: Option<TimeEmbedding<A>>,
     blocks: Vec<Recompute<Block<A>>>,
@@ -121,8 +122,8 @@ impl<A: Array> Trunk<A> {
         })?;
 
         let positions = match (spec.reference, grid.extents()) {
-            (Some(reference), Some(extents)) => {
-                Positions::Unified(distances(extents, reference as i64, params)?)
+            (Some(reference), Some(&[rows, columns])) => {
+                Positions::Unified(Distances::new([rows, columns], reference as i64, params)?)
             }
             _ => Positions::Given(embedding),
         };
@@ -177,12 +178,7 @@ impl<A: Array> Trunk<A> {
                 };
             }
             Positions::Given(features) => *features,
-            Positions::Unified(distances) => {
-                let mut wide = shape.clone();
-                wide[shape.len() - 1] = distances.extent(2)?;
-                let grid = [&[1], &wide[1..]].concat();
-                return Ok(Some(distances.reshape(&grid)?.expand(&wide)?));
-            }
+            Positions::Unified(distances) => return Ok(Some(distances.beside(x)?)),
         };
         if let Some(given) = batch.get("embedding") {
             let (embedding, _) = self.grid.points(given, features)?;
@@ -210,30 +206,4 @@ impl<A: Array> Trunk<A> {
         }
         Ok(time)
     }
-}
-
-/// Makes the buffer `embedding` `[1, height · width, ref²]`: distances of the points of the grid from those of a reference grid, both
-/// on the unit square.
-fn distances<A: Array>(extents: &[i64], reference: i64, params: &mut impl Params<Array = A>) -> Result<A> {
-    let (name, whole) = ("embedding", Placement::Replicate);
-    let shape = [1, extents.iter().product(), reference * reference];
-    let probe = params.draw(name, &[1], &Init::Constant(0.0), whole)?;
-    // A counter draws nothing, and allocates nothing.
-    let init = if probe.shape() == [1] {
-        let table = || {
-            let line = |count: i64| Tensor::f_linspace(0.0, 1.0, count, (Kind::Double, Device::Cpu));
-            let square = |points: i64, shape: [i64; 4], other: [i64; 4]| {
-                let own = line(points)?.f_reshape(shape)?;
-                own.f_sub(&line(reference)?.f_reshape(other)?)?.f_square()
-            };
-            let rows = square(extents[0], [-1, 1, 1, 1], [1, 1, -1, 1])?;
-            let columns = square(extents[1], [1, -1, 1, 1], [1, 1, 1, -1])?;
-            rows.f_add(&columns)?.f_sqrt()?.f_reshape(shape)
-        };
-        let table = isobar_array::kernel::named(name, &[], table())?;
-        Init::Given(probe.constant(&table)?.to_kind(probe.kind())?)
-    } else {
-        Init::Constant(0.0)
-    };
-    Ok(params.buffer(name, &shape, init, whole)?)
 }

@@ -76,7 +76,18 @@ impl ModelConfig {
     ///
     /// A key that does not fit, with the `--set` that mends it.
     pub fn check(&self, fields: &FieldSpec) -> Result<()> {
-        self.0.check(fields)
+        self.0.check(fields)?;
+        // Models with a grid of their own have compared it, and named their key.
+        fields.check_target_extents(self.name(), &self.output_extents(&fields.extents), |_| {
+            "choose a model with a finer grid, such as model.type = \"pix2pix\" or \"sr_res_net\", or interpolate the inputs to the \
+             targets' grid beforehand and take [data.target] away"
+                .to_owned()
+        })
+    }
+
+    /// Extents of the outputs for inputs of these extents.
+    fn output_extents(&self, extents: &[usize]) -> Vec<usize> {
+        extents.iter().map(|extent| extent.saturating_mul(self.refinement())).collect()
     }
 
     /// Counts the parameters and buffers of one rank: see [`Architecture::count`](crate::Architecture::count).
@@ -114,10 +125,22 @@ impl ModelConfig {
         self.0.refinement().max(1)
     }
 
+    /// Factor by which given fields are coarsened for the model: [`refinement`](Self::refinement), if the targets are on the grid of
+    /// the given fields, otherwise 1.
+    pub fn coarsening(&self, fields: &FieldSpec) -> usize {
+        if fields.target_extents.is_some() { 1 } else { self.refinement() }
+    }
+
     /// Standard deviation of the data of a denoiser; `None` for other models. See
     /// [`Architecture::denoises`](crate::Architecture::denoises).
     pub fn denoises(&self) -> Option<SigmaData> {
         self.0.denoises()
+    }
+
+    /// Returns whether the model computes on patches of the fields that it is built for. See
+    /// [`Architecture::reads_patches`](crate::Architecture::reads_patches).
+    pub fn reads_patches(&self) -> bool {
+        self.0.reads_patches()
     }
 
     /// Returns whether the model's channels can be split over the axis `model`.

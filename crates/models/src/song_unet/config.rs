@@ -9,7 +9,7 @@ use serde::{Deserialize, Serialize};
 use super::plan::{Plan, Style};
 use super::{MODEL, SongUNet};
 use crate::batch::Batch;
-use crate::error::Result;
+use crate::error::{Checker, Result};
 use crate::fields::FieldSpec;
 use crate::layers::PerDim;
 use crate::model::{Architecture, Model};
@@ -163,6 +163,28 @@ impl SongUNetConfig {
             profile_mode: false,
             amp_mode: false,
         }
+    }
+
+    /// Checks that the network can compute on patches of `fields.patch_extents`, if given.
+    pub(crate) fn check_patches(&self, model: &'static str, fields: &FieldSpec) -> Result<()> {
+        let Some(patch) = &fields.patch_extents else { return Ok(()) };
+        let own = self.img_resolution.list(2);
+        let check = Checker(model);
+        check.ensure(!self.additive_pos_embed || *patch == own, || {
+            format!(
+                "diffusion.patches.patch_shape is {patch:?}, but with model.additive_pos_embed the network computes on {own:?} points only; \
+                 --set model.additive_pos_embed=false"
+            )
+        })?;
+        let levels = Plan::new(self, Style::Song)?.widths.len();
+        let multiple = 1usize << (levels - 1);
+        check.ensure(patch.iter().all(|extent| extent.is_multiple_of(multiple)), || {
+            let fitting: Vec<usize> = patch.iter().map(|extent| extent.next_multiple_of(multiple)).collect();
+            format!(
+                "diffusion.patches.patch_shape is {patch:?}, expected multiples of {multiple} for a network of {levels} levels; --set \
+                 'diffusion.patches.patch_shape={fitting:?}'"
+            )
+        })
     }
 }
 

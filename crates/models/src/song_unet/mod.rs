@@ -1,4 +1,6 @@
 //! SongUNet: the U-Nets of score-based diffusion models.
+//!
+//! It depends on no rank, data set or training.
 
 mod block;
 mod config;

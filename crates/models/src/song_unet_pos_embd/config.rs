@@ -132,6 +132,7 @@ pub(crate) fn check_fields(
     fields: &FieldSpec,
 ) -> Result<()> {
     fields.check_extents(model, "img_resolution", &network.img_resolution.list(2))?;
+    network.check_patches(model, fields)?;
     if network.embedding_type != EmbeddingType::Zero {
         fields.check_array(model, Batch::<()>::TIME)?;
         if network.label_dim > 0 {
@@ -224,6 +225,10 @@ impl Architecture for SongUNetPosEmbdConfig {
             let network = SongUNetConfig { num_blocks, ..self.network.clone() };
             built(count, |params| SongUNetPosEmbd::new(&Self { network, ..self.clone() }, params))
         })
+    }
+
+    fn reads_patches(&self) -> bool {
+        true
     }
 
     fn sharding(&self) -> Sharding {

@@ -1,4 +1,6 @@
 //! SongUNet with positions on the grid as further channels of its input.
+//!
+//! It depends on no rank, data set or training.
 
 mod config;
 pub(crate) mod keys;

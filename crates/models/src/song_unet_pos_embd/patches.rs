@@ -7,7 +7,7 @@ use crate::batch::Batch;
 use crate::error::{Error, Result};
 
 /// Name of the array of a batch with the points of patches.
-pub(crate) const GLOBAL_INDEX: &str = "global_index";
+pub(crate) const GLOBAL_INDEX: &str = Batch::<()>::GLOBAL_INDEX;
 
 /// Points of the fields of a batch on the grid of a model.
 #[derive(Debug)]

@@ -157,6 +157,10 @@ impl Architecture for SongUNetPosLtEmbdConfig {
         })
     }
 
+    fn reads_patches(&self) -> bool {
+        true
+    }
+
     fn sharding(&self) -> Sharding {
         let layouts: ParameterLayouts = self.positions.layouts(&self.network);
         Sharding::new().parameters(layouts.with("lt_embd", &[("domain", Placement::Shard(2))]))

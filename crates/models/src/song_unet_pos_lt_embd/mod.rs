@@ -1,4 +1,6 @@
 //! SongUNet with positions and trained fields of the lead time as further channels of its input.
+//!
+//! It depends on no rank, data set or training.
 
 mod config;
 mod model;

@@ -43,8 +43,8 @@ pub struct SrResNetConfig {
     /// The activation of the first convolution and of the residual blocks, one for all; any but `stan`.
     #[serde(default = "activation_fn")]
     pub activation_fn: Activation,
-    /// Keep nothing of the residual blocks' insides for backward, which computes them again: less memory, about a third more time. The numbers do
-    /// not depend on it.
+    /// Recompute the activations of the residual blocks in backward: less memory, about a third more time, the same
+    /// numbers.
     #[serde(default)]
     pub gradient_checkpointing: bool,
 }
@@ -94,8 +94,15 @@ impl Architecture for SrResNetConfig {
     fn check(&self, fields: &FieldSpec) -> Result<()> {
         fields.check_dimension(MODEL, SPATIAL)?;
         let (factor, extents) = (self.scaling_factor.max(1), &fields.extents);
-        Checker(MODEL).ensure(extents.iter().all(|extent| extent % factor == 0), || {
-            let fits = [8, 4, 2].into_iter().find(|fits| extents.iter().all(|extent| extent % fits == 0));
+        let outputs: Vec<usize> = extents.iter().map(|extent| extent.saturating_mul(factor)).collect();
+        fields.check_target_extents(MODEL, &outputs, |_| match fields.target_scale() {
+            Some(fits @ (2 | 4 | 8)) => format!("--set model.scaling_factor={fits}"),
+            _ => "targets of 2, 4 or 8 times the points along each dim are needed".to_owned(),
+        })?;
+        let is_coarsened = fields.target_extents.is_none();
+        let fits = |factor: usize| !is_coarsened || extents.iter().all(|extent| extent % factor == 0);
+        Checker(MODEL).ensure(fits(factor), || {
+            let fits = [8, 4, 2].into_iter().find(|&factor| fits(factor));
             let setting = fits.map_or_else(
                 || "fields of even extents are needed".to_owned(),
                 |fits| format!("--set model.scaling_factor={fits}"),

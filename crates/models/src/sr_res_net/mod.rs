@@ -1,4 +1,6 @@
 //! The super-resolution residual network.
+//!
+//! It depends on no rank, data set or training.
 
 mod config;
 mod layers;

@@ -1,4 +1,6 @@
 //! SwinRNN: a pyramid of shifted-window transformers that steps a state on.
+//!
+//! It depends on no rank, data set or training.
 
 mod config;
 mod layers;

@@ -1,6 +1,7 @@
 //! Stages of shifted windows.
 
 use std::cell::OnceCell;
+use std::iter;
 
 use isobar_array::{Array, kernel};
 use isobar_nn::{LayerNorm, Mlp, MlpOptions, Mode};
@@ -109,8 +110,9 @@ impl<A: Array> Block<A> {
         Ok(x.add(&self.mlp.forward(&self.norm2.forward(&x)?, mode)?)?)
     }
 
-    /// Returns what is added to the scores `[batch, 1, ny, nx, heads, tokens, tokens]` of `windows`. Each rank makes it of its own
-    /// windows; only the gradient of the table is summed over ranks.
+    /// Returns what is added to the scores `[batch, 1, ny, nx, heads, tokens, tokens]` of `windows`: the bias with the mask of rows, a
+    /// view of one for each row of windows, and the mask of columns, if windows are shifted. Each rank makes those of its own windows;
+    /// only the gradient of the table is summed over ranks.
     fn added(&self, windows: &A) -> Result<Vec<A>> {
         let index = match self.index.get() {
             Some(index) => index,
@@ -125,14 +127,14 @@ impl<A: Array> Block<A> {
             let bias = bias.f_reshape([tokens, tokens, heads])?.f_permute([2, 0, 1])?;
             bias.f_reshape([1, 1, 1, 1, heads, tokens, tokens])
         };
-        let named = |table: &Tensor, _: &[Tensor]| kernel::named("position_bias", &[table], bias(table));
-        let mut added = vec![self.table.on_shards_of(windows, 4, &named)?];
-        if self.windows.shift != [0; 3] {
-            let like = self.table.detach()?;
-            added.push(like.on_shards_of(windows, 4, &|_, at| self.windows.row_mask(&at[2]))?);
-            added.push(like.on_shards_of(windows, 4, &|_, at| self.windows.column_mask(&at[3]))?);
-        }
-        Ok(added)
+        let regions = [0, 1, 2].map(|dim| self.windows.regions(dim, true));
+        let masked = |table: &Tensor, at: &[Tensor]| {
+            let bias = kernel::named("position_bias", &[table], bias(table))?;
+            self.windows.masked(bias, (&[1], &regions), at)
+        };
+        let bias = self.table.on_shards_of(windows, 4, &masked)?;
+        let columns = self.windows.mask(windows, (&[2], &regions))?;
+        Ok(iter::once(bias).chain(columns).collect())
     }
 
     /// Computes the row of the table for each pair of tokens, `[tokens · tokens]`.

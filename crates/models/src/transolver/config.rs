@@ -10,7 +10,9 @@ use super::{MODEL, Transolver};
 use crate::error::{Checker, Result};
 use crate::fields::FieldSpec;
 use crate::model::{Architecture, LargestArray, Model};
-use crate::point_attention::{AttentionKind, AttentionSpec, Start, TrunkSpec, check_engine, largest};
+use crate::point_attention::{
+    AttentionKind, AttentionSpec, PointDropout, Start, TrunkSpec, check_engine, largest,
+};
 use crate::signature::Signature;
 use crate::size::{built, extrapolate};
 use crate::traffic::{Split, Traffic};
@@ -117,7 +119,7 @@ impl TransolverConfig {
             heads,
             slices,
             grid: self.structured_shape.as_ref().map(Vec::len),
-            dropout: self.dropout,
+            dropout: PointDropout::Fixed(self.dropout),
             tiles: self.tiles,
             start: Start::TruncNormal,
             orthogonal: false,

@@ -1,4 +1,6 @@
 //! Transolver: points attend to each other by way of few slices.
+//!
+//! It depends on no rank, data set or training.
 
 mod config;
 mod model;

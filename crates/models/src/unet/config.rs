@@ -89,8 +89,8 @@ pub struct UNetConfig {
     /// Channels inside the gates; needed where there are some.
     #[serde(default)]
     pub attn_intermediate_channels: Option<usize>,
-    /// Keep nothing of the blocks' insides for backward, which computes them again: less memory, about a third more time. The
-    /// numbers do not depend on it. PhysicsNeMo has it on.
+    /// Recompute the activations of the blocks in backward: less memory, about a third more time, the same numbers.
+    /// PhysicsNeMo has it on.
     #[serde(default)]
     pub gradient_checkpointing: bool,
     /// Upsampling from a level to the one above.

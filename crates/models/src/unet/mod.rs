@@ -1,4 +1,6 @@
 //! The U-Net.
+//!
+//! It depends on no rank, data set or training.
 
 mod config;
 mod grid;

@@ -1,4 +1,6 @@
 //! A vision transformer on fields.
+//!
+//! It depends on no rank, data set or training.
 
 mod block;
 mod config;

@@ -1,6 +1,8 @@
 //! Blocks with earth-specific positions: Bi et al., *Accurate medium-range global weather forecasting with 3D neural networks*.
 
 use std::cell::OnceCell;
+use std::iter;
+use std::sync::Arc;
 
 use isobar_array::{Array, kernel};
 use isobar_nn::{DropPath, LayerNorm, Linear, Mode};
@@ -89,8 +91,6 @@ struct Block<A> {
     norm1: LayerNorm<A>,
     attn: WindowAttention<A>,
     position_bias: EarthBias<A>,
-    /// Of blocks that shift their windows, `[nx, nz · ny, tokens, tokens]`.
-    mask: Option<A>,
     norm2: LayerNorm<A>,
     mlp: [Linear<A>; 2],
     drop_path: DropPath,
@@ -107,48 +107,28 @@ impl<A: Array> Block<A> {
         let norm1 = LayerNorm::new(&[width], &mut params.scope("norm1"))?;
         let position_bias = EarthBias::new(check, windows, options.heads, &mut params.scope("attn"))?;
         let attn = WindowAttention::new(width, options.heads, &mut params.scope("attn"))?;
-        let mask = if windows.shift == [0; 3] { None } else { Some(mask(&windows, params)?) };
+        if windows.shift != [0; 3] {
+            let mask = move |part: &_| windows.earth_mask(part);
+            params.computed_buffer("attn_mask", &windows.earth_mask_shape(), Arc::new(mask))?;
+        }
         let norm2 = LayerNorm::new(&[width], &mut params.scope("norm2"))?;
         let mlp = [
             Linear::new(width, 4 * width, &mut params.scope("mlp.layers.0"))?,
             Linear::new(4 * width, width, &mut params.scope("mlp.layers.2"))?,
         ];
         let drop_path = DropPath::new(drop_path)?;
-        Ok(Self { windows, norm1, attn, position_bias, mask, norm2, mlp, drop_path })
+        Ok(Self { windows, norm1, attn, position_bias, norm2, mlp, drop_path })
     }
 
     fn forward(&self, x: &A, mode: Mode<'_>) -> Result<A> {
         let windows = self.windows.partition(&self.norm1.forward(x)?)?;
-        let mut added = vec![self.position_bias.forward(&windows)?];
-        if let Some(mask) = &self.mask {
-            added.push(self.mask_of_windows(mask)?);
-        }
+        let added = self.position_bias.forward(&windows)?;
         let y = self.windows.merge(&self.attn.forward(&windows, &added)?)?;
         // Rows stay where the windows are: the next block finds them there.
         let x = x.redistribute_like(&y)?.add(&self.drop_path.forward(&y, mode)?)?;
         let y = self.mlp[1].forward(&self.mlp[0].forward(&self.norm2.forward(&x)?)?.gelu()?)?;
         Ok(x.add(&self.drop_path.forward(&y, mode)?)?)
     }
-
-    /// Returns the mask as `[nz, ny, nx, 1, tokens, tokens]`.
-    fn mask_of_windows(&self, mask: &A) -> Result<A> {
-        let ([nz, ny, nx], tokens) = (self.windows.counts(), self.windows.tokens());
-        let mask = mask.reshape(&[nx, nz, ny, tokens, tokens])?;
-        Ok(mask.permute(&[1, 2, 0, 3, 4])?.unsqueeze(3)?)
-    }
-}
-
-/// Makes the mask of shifted windows, a buffer of the state dict.
-fn mask<A: Array>(windows: &Windows, params: &mut impl Params<Array = A>) -> Result<A> {
-    let [nz, ny, nx] = windows.counts();
-    let shape = [nx, nz * ny, windows.tokens(), windows.tokens()];
-    let like = params.draw("attn_mask", &[1], &Init::Constant(0.0), Placement::Replicate)?;
-    // A counter of parameters gives no values, and a mask for it is not made.
-    let init = match like.shape()[..] {
-        [1] => Init::Given(like.constant(&windows.earth_mask()?)?),
-        _ => Init::Constant(0.0),
-    };
-    Ok(params.buffer("attn_mask", &shape, init, Placement::Replicate)?)
 }
 
 /// Trained bias of pairs of tokens: absolute in level and row, relative in column, the same for all windows of a row.
@@ -176,9 +156,10 @@ impl<A: Array> EarthBias<A> {
         Ok(Self { windows, heads, table, index: OnceCell::new() })
     }
 
-    /// Returns the bias of all pairs of tokens of `windows`, `[batch, nz, ny, nx, heads, tokens, tokens]`, a view of one for each row of
-    /// windows. Each rank looks up its own windows; only the gradient of the table is summed over ranks.
-    fn forward(&self, windows: &A) -> Result<A> {
+    /// Returns what is added to the scores `[batch, nz, ny, nx, heads, tokens, tokens]` of `windows`: the bias with the masks of levels
+    /// and rows, a view of one for each row of windows, and the mask of columns, if windows are shifted along them. Each rank makes
+    /// those of its own windows; only the gradient of the table is summed over ranks.
+    fn forward(&self, windows: &A) -> Result<Vec<A>> {
         let ([nz, ny, _], tokens, heads) = (self.windows.counts(), self.windows.tokens(), self.heads);
         let index = match self.index.get() {
             Some(index) => index,
@@ -195,8 +176,14 @@ impl<A: Array> EarthBias<A> {
             let bias = bias.f_reshape([tokens, tokens, levels, rows, heads])?.f_permute([2, 3, 4, 0, 1])?;
             bias.f_unsqueeze(2)?.f_unsqueeze(0)
         };
-        let named = |table: &Tensor, at: &[Tensor]| kernel::named("position_bias", &[table], bias(table, at));
-        Ok(self.table.on_shards_of(windows, 4, &named)?)
+        let regions = self.windows.earth_regions();
+        let masked = |table: &Tensor, at: &[Tensor]| {
+            let bias = kernel::named("position_bias", &[table], bias(table, at))?;
+            self.windows.masked(bias, (&[0, 1], &regions), at)
+        };
+        let bias = self.table.on_shards_of(windows, 4, &masked)?;
+        let columns = self.windows.mask(windows, (&[2], &regions))?;
+        Ok(iter::once(bias).chain(columns).collect())
     }
 
     /// Computes the row of the table for each pair of tokens, `[tokens · tokens]`.

@@ -1,9 +1,10 @@
 //! Windows of a grid, and margins.
 
-use isobar_array::{Array, kernel};
+use isobar_array::{Array, Window, kernel};
 use tch::{Kind, Tensor};
 
 use crate::error::{Checker, Result};
+use crate::layers::zeros;
 
 /// Added to the scores of tokens that are not to see each other.
 const HIDDEN: f64 = -100.0;
@@ -125,7 +126,7 @@ impl Windows {
 
     /// Regions of the points along a dim of the shifted grid, which were apart before the shift. With `seam`, points that came
     /// round the end are a region of their own.
-    pub(super) fn regions(&self, dim: usize, seam: bool) -> Vec<i64> {
+    pub(crate) fn regions(&self, dim: usize, seam: bool) -> Vec<i64> {
         let (padded, window, shift) = (self.padded()[dim], self.window[dim], self.shift[dim]);
         if shift == 0 {
             return vec![0; padded as usize];
@@ -136,57 +137,94 @@ impl Windows {
         (0..padded).map(region).collect()
     }
 
-    /// Mask of shifted windows `[nx, nz · ny, tokens, tokens]` that hides regions from each other. Columns have no seam.
-    pub(crate) fn earth_mask(&self) -> Result<Tensor> {
+    /// Regions of the points along each dim on the earth, whose columns have no seam.
+    pub(super) fn earth_regions(&self) -> [Vec<i64>; 3] {
+        [self.regions(0, true), self.regions(1, true), self.regions(2, false)]
+    }
+
+    /// Shape of the mask of shifted windows in PhysicsNeMo's state dicts, `[nx, nz · ny, tokens, tokens]`.
+    pub(crate) fn earth_mask_shape(&self) -> [i64; 4] {
+        let [nz, ny, nx] = self.counts();
+        [nx, nz * ny, self.tokens(), self.tokens()]
+    }
+
+    /// Computes the box `part` of PhysicsNeMo's mask of shifted windows, which hides regions from each other.
+    pub(crate) fn earth_mask(&self, part: &Window) -> isobar_array::Result<Tensor> {
         let made = || {
-            let [z, y, x] = [self.regions(0, true), self.regions(1, true), self.regions(2, false)];
+            let [z, y, x] = self.earth_regions();
             let [z, y, x] = [Tensor::f_from_slice(&z)?, Tensor::f_from_slice(&y)?, Tensor::f_from_slice(&x)?];
             let z = z.f_mul_scalar(9)?.f_reshape([-1, 1, 1])?;
             let regions = z.f_add(&y.f_mul_scalar(3)?.f_reshape([-1, 1])?)?.f_add(&x)?;
             let ([nz, ny, nx], [wz, wy, wx]) = (self.counts(), self.window);
             let windows = regions.f_reshape([nz, wz, ny, wy, nx, wx])?.f_permute([4, 0, 2, 1, 3, 5])?;
-            hidden(&windows.f_reshape([nx, nz * ny, self.tokens()])?)
+            let windows = windows.f_reshape([nx, nz * ny, self.tokens()])?;
+            let along = |x: &Tensor, dim: usize, from: usize| {
+                x.f_narrow(dim as i64, part.offset()[from], part.shape()[from])
+            };
+            let windows = along(&along(&windows, 0, 0)?, 1, 1)?;
+            hidden(&along(&windows, 2, 2)?, &along(&windows, 2, 3)?, Kind::Float)
         };
-        Ok(kernel::named("attn_mask", &[], made())?)
+        kernel::named("attn_mask", &[], made())
     }
 
-    /// Mask of shifted windows in the rows of windows `at`, `[1, 1, rows, 1, 1, tokens, tokens]`. Together with that of the columns
-    /// it hides all regions from each other.
-    pub(crate) fn row_mask(&self, at: &Tensor) -> isobar_array::Result<Tensor> {
-        self.mask_of_regions(1, &self.regions(1, true), at)
+    /// Returns the masks of `dims` together, of the windows `[batch, levels, rows, columns, tokens, features]`: see
+    /// [`masked`](Self::masked). `None` if there is one region along each of them.
+    pub(crate) fn mask<A: Array>(
+        &self,
+        windows: &A,
+        (dims, regions): (&[usize], &[Vec<i64>; 3]),
+    ) -> Result<Option<A>> {
+        if !dims.iter().any(|&dim| differ(&regions[dim])) {
+            return Ok(None);
+        }
+        let mask = |none: &Tensor, at: &[Tensor]| self.masked(none.shallow_clone(), (dims, regions), at);
+        Ok(Some(zeros(&[1; 7], windows)?.on_shards_of(windows, 4, &mask)?))
     }
 
-    /// Mask of shifted windows in the columns of windows `at`, `[1, 1, 1, columns, 1, tokens, tokens]`.
-    pub(crate) fn column_mask(&self, at: &Tensor) -> isobar_array::Result<Tensor> {
-        self.mask_of_regions(2, &self.regions(2, true), at)
+    /// Adds to `bias`, which broadcasts to the scores `[batch, levels, rows, columns, heads, tokens, tokens]` of the windows `at`, the
+    /// masks that hide from each other the `regions` of the points of the padded grid along each of `dims`. Together, the masks of
+    /// all dims hide all regions from each other.
+    pub(crate) fn masked(
+        &self,
+        bias: Tensor,
+        (dims, regions): (&[usize], &[Vec<i64>; 3]),
+        at: &[Tensor],
+    ) -> isobar_array::Result<Tensor> {
+        let masked = dims.iter().filter(|dim| differ(&regions[**dim])).try_fold(bias, |bias, &dim| {
+            bias.f_add(&self.mask_along(dim, &regions[dim], &at[dim + 1], bias.kind())?)
+        });
+        kernel::named("attn_mask", &[], masked)
     }
 
-    /// Mask that hides from each other the `regions` of the points of the padded grid along a dim, in the windows `at` along it:
-    /// `[1, levels, rows, columns, 1, tokens, tokens]`, where other dims than that one have extent 1.
-    pub(crate) fn mask_of_regions(
+    /// Mask of the regions along a dim in the windows `at` along it: `[1, levels, rows, columns, 1, tokens, tokens]`, where other dims
+    /// than that one have extent 1.
+    fn mask_along(
         &self,
         dim: usize,
         regions: &[i64],
         at: &Tensor,
-    ) -> isobar_array::Result<Tensor> {
-        kernel::named("attn_mask", &[], self.mask_along(dim, regions, at))
-    }
-
-    fn mask_along(&self, dim: usize, regions: &[i64], at: &Tensor) -> Result<Tensor, tch::TchError> {
+        kind: Kind,
+    ) -> Result<Tensor, tch::TchError> {
         let regions = Tensor::f_from_slice(regions)?.f_to(at.device())?;
         let regions = regions.f_reshape([self.counts()[dim], self.window[dim]])?.f_index_select(0, at)?;
         let ([_, wy, wx], mut along, mut windows) = (self.window, vec![1; 4], vec![1; 5]);
         (along[0], along[dim + 1], windows[dim + 1]) = (at.size()[0], self.window[dim], at.size()[0]);
         let regions = regions.f_reshape(along)?.f_expand([at.size()[0], self.window[0], wy, wx], false)?;
         let tokens = self.tokens();
-        let mask = hidden(&regions.f_reshape([at.size()[0], tokens])?)?;
+        let regions = regions.f_reshape([at.size()[0], tokens])?;
+        let mask = hidden(&regions, &regions, kind)?;
         windows.extend([tokens, tokens]);
         mask.f_reshape(windows)
     }
 }
 
-/// Mask `[…, tokens, tokens]` of tokens in regions `[…, tokens]`.
-fn hidden(regions: &Tensor) -> Result<Tensor, tch::TchError> {
-    let differ = regions.f_unsqueeze(-1)?.f_ne_tensor(&regions.f_unsqueeze(-2)?)?;
-    differ.f_to_kind(Kind::Float)?.f_mul_scalar(HIDDEN)
+/// Returns whether there is more than one region.
+fn differ(regions: &[i64]) -> bool {
+    regions.iter().any(|region| Some(region) != regions.first())
+}
+
+/// Mask `[…, queries, keys]` of queries in regions `[…, queries]` and keys in regions `[…, keys]`.
+fn hidden(queries: &Tensor, keys: &Tensor, kind: Kind) -> Result<Tensor, tch::TchError> {
+    let differ = queries.f_unsqueeze(-1)?.f_ne_tensor(&keys.f_unsqueeze(-2)?)?;
+    differ.f_to_kind(kind)?.f_mul_scalar(HIDDEN)
 }

@@ -61,10 +61,16 @@ fn seen(mask: &Tensor) -> i64 {
 fn masks_hide_what_the_shift_brings_together() {
     let windows = Windows { grid: [1, 8, 8], window: [1, 4, 4], shift: [0, 2, 2] };
     let both = Tensor::arange(2, (Kind::Int64, Device::Cpu));
-    let rows = windows.row_mask(&both).unwrap().reshape([2, 1, 16, 16]);
-    let columns = windows.column_mask(&both).unwrap().reshape([2, 16, 16]);
+    let regions = [0, 1, 2].map(|dim| windows.regions(dim, true));
+    let mask = |dim: usize, at: &Tensor| {
+        let none = Tensor::zeros([1; 7], (Kind::Double, Device::Cpu));
+        let at = [0; 4].map(|_| at.shallow_clone());
+        windows.masked(none, (&[dim], &regions), &at).unwrap()
+    };
+    let rows = mask(1, &both).reshape([2, 1, 16, 16]);
+    let columns = mask(2, &both).reshape([2, 16, 16]);
     // A rank that has only the second column of windows makes only its mask.
-    let second = windows.column_mask(&Tensor::from_slice(&[1_i64])).unwrap();
+    let second = mask(2, &Tensor::from_slice(&[1_i64]));
     assert_eq!(second.reshape([16, 16]), columns.get(1));
     let [inner, border] = [16 * 16, 16 * 8];
     assert_eq!(seen(&rows.get(0)), inner);
@@ -72,8 +78,11 @@ fn masks_hide_what_the_shift_brings_together() {
     let all: Tensor = rows + columns.unsqueeze(0);
     assert_eq!(seen(&all), inner + 2 * border + border / 2);
     // Of the earth, columns that came round the end are masked from the others, but not from each other.
-    let earth = windows.earth_mask().unwrap();
+    let whole = Window::whole(&windows.earth_mask_shape());
+    let earth = windows.earth_mask(&whole).unwrap();
     assert_eq!(earth.size(), [2, 2, 16, 16]);
+    let part = whole.narrow(0, 1, 1).unwrap().narrow(2, 3, 5).unwrap().narrow(3, 2, 7).unwrap();
+    assert_eq!(windows.earth_mask(&part).unwrap(), earth.narrow(0, 1, 1).narrow(2, 3, 5).narrow(3, 2, 7));
     assert_eq!(seen(&earth), inner + 2 * border + border / 2);
     assert_eq!(earth.min().double_value(&[]), -100.0);
 }

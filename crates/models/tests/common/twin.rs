@@ -1,4 +1,4 @@
-//! A model over sharded arrays against itself on one rank: outputs, gradients and 20 steps of training.
+//! A model over sharded arrays against itself on one rank: outputs, gradients and steps of training.
 
 use std::time::Duration;
 
@@ -15,7 +15,12 @@ use tch::{Device, Kind, Tensor};
 use super::{cut, nudge, perturb};
 
 const DOUBLE: (Kind, Device) = (Kind::Double, Device::Cpu);
-const STEPS: usize = 20;
+
+/// Returns the number of training steps on a mesh: 20 on one axis of four ranks, which is among the meshes of each model, and on
+/// every mesh with `cargo xtask test --full`; 4 on others.
+pub(crate) fn steps_on(mesh: &[i64]) -> usize {
+    if mesh == [4] || std::env::var_os("XTASK_FULL").is_some() { 20 } else { 4 }
+}
 
 /// An axis of a mesh: its number of ranks, and the dim that it splits of each array. Arrays without an entry are replicated.
 pub(crate) type Axis = (i64, Vec<(&'static str, usize)>);
@@ -41,6 +46,8 @@ pub(crate) struct Twin {
     empty: bool,
     /// True if parameters are split as the model declares.
     laid_out: bool,
+    /// Number of training steps, set by the check.
+    steps: usize,
 }
 
 /// Runs on one rank.
@@ -96,7 +103,14 @@ impl Twin {
             perturbed: None,
             empty: false,
             laid_out: false,
+            steps: 0,
         }
+    }
+
+    /// Returns the twin with the number of steps for this mesh.
+    fn training_on(&self, axes: &[Axis]) -> Self {
+        let shape: Vec<i64> = axes.iter().map(|(ranks, _)| *ranks).collect();
+        Self { steps: steps_on(&shape), ..self.clone() }
     }
 
     /// Gives an array these values of a dtype.
@@ -128,8 +142,9 @@ impl Twin {
     /// Asserts that a mesh, whose axes split the arrays into parts that grow by the rank, gives what one rank does.
     #[track_caller]
     pub(crate) fn check(&self, axes: &[Axis]) {
-        let runs = self.on_mesh(axes);
-        self.dense(None, |want| {
+        let twin = self.training_on(axes);
+        let runs = twin.on_mesh(axes);
+        twin.dense(None, |want| {
             assert_learns(want);
             for run in runs {
                 for (got, want) in run.outputs.iter().zip(&want.outputs) {
@@ -151,7 +166,7 @@ impl Twin {
     /// Asserts that the losses in single precision are those of one rank, as far as rounding lets them.
     #[track_caller]
     pub(crate) fn check_losses(&self, axes: &[Axis]) {
-        let twin = self.clone().single();
+        let twin = self.training_on(axes).single();
         let want = twin.dense(None, |want| {
             assert_learns(want);
             want.losses.clone()
@@ -226,7 +241,7 @@ impl Twin {
         let targets = self.outputs.iter().enumerate().map(|(at, (name, shape))| array(100 + at, name, shape));
         let targets: Vec<(String, A)> = targets.collect();
         let (mut first, mut losses, generator) = (None, Vec::new(), Generator::new(3));
-        for _ in 0..STEPS {
+        for _ in 0..self.steps {
             let _guard = forbid_hidden_communication();
             let batch = inputs
                 .iter()
@@ -292,8 +307,10 @@ fn grad(parameter: &Tensor) -> Tensor {
     if grad.defined() { grad.copy() } else { parameter.zeros_like() }
 }
 
+/// Asserts that training lowers the loss. After 4 steps the last loss may be above the first.
 fn assert_learns(run: &Run) {
-    assert!(run.losses[STEPS - 1] < run.losses[0], "{:?}", run.losses);
+    let losses = if run.losses.len() < 20 { &run.losses[..] } else { &run.losses[19..] };
+    assert!(losses.iter().any(|loss| *loss < run.losses[0]), "{:?}", run.losses);
 }
 
 #[track_caller]

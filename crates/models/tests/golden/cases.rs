@@ -4,10 +4,13 @@
 use std::collections::BTreeMap;
 use std::path::PathBuf;
 
+use isobar_array::{Generator, Window};
 use isobar_models::ModelConfig;
-use isobar_shard::{StateDict, read_safetensors};
+use isobar_shard::{ParamStore, StateDict, read_safetensors};
 use serde_json::{Map, Value};
-use tch::{Kind, Tensor};
+use tch::{Device, Kind, Tensor};
+
+use crate::common::perturb;
 
 /// A case of `tests/golden`: its description and its tensors.
 pub(crate) struct Golden {
@@ -34,6 +37,39 @@ impl Golden {
     /// Reads a case that is kept beside these tests: the values of the model's published code in double precision.
     pub(crate) fn own(name: &str) -> Self {
         Self::read_in("tests/golden", name)
+    }
+
+    /// Makes a case of a model without published code: perturbed weights, and random inputs and gradient of the output. It has no
+    /// reference output.
+    pub(crate) fn made(op: &str, attrs: Value, inputs: &[(&str, &[i64])], output: &[i64]) -> Self {
+        let Value::Object(attrs) = attrs else { panic!("arguments are a table") };
+        let model = ModelConfig::named(op, Value::Object(attrs.clone())).unwrap();
+        let mut store = ParamStore::new(Generator::new(5)).with_options(Kind::Double, Device::Cpu);
+        let _ = model.build::<Tensor>(&mut store).unwrap();
+        perturb(&store, 6);
+        let weights = store.parameters().iter().map(|own| (own.name.clone(), own.tensor.detach().copy()));
+        let mut tensors: StateDict = weights.collect();
+        let params = tensors.keys().cloned().collect();
+        let drawn = inputs.iter().copied().chain([("output", output), ("grad.output", output)]);
+        for (seed, (name, shape)) in (7..).zip(drawn) {
+            let options = (Kind::Double, Device::Cpu);
+            let values = Generator::new(seed).normal(&Window::whole(shape), 0.0, 1.0, options).unwrap();
+            // Noise levels are above 0.
+            let values = if name == "sigma" { values.exp() } else { values };
+            tensors.insert(name.to_owned(), values);
+        }
+        Self {
+            attrs,
+            params,
+            tied: BTreeMap::new(),
+            inputs: inputs.iter().map(|(name, _)| (*name).to_owned()).collect(),
+            op: op.to_owned(),
+            training: false,
+            waves: false,
+            tensors,
+            rtol: 0.0,
+            atol: 0.0,
+        }
     }
 
     fn read_in(folder: &str, name: &str) -> Self {

@@ -4,10 +4,11 @@
 pub(crate) mod cases;
 mod registered;
 
+use std::collections::BTreeSet;
 use std::time::Duration;
 
 use cases::Golden;
-use isobar_array::Generator;
+use isobar_array::{Generator, Window};
 use isobar_models::{
     Afno, AfnoConfig, Aurora, AuroraConfig, CNextUNet, CNextUNetConfig, DistributedAfno,
     DistributedAfnoConfig, Dit, DitConfig, Dlwp, DlwpConfig, Fengwu, FengwuConfig, Fno, FnoConfig,
@@ -15,7 +16,7 @@ use isobar_models::{
     Pangu, PanguConfig, Pix2Pix, Pix2PixConfig, SrResNet, SrResNetConfig, SwinRnn, SwinRnnConfig, UNet,
     UNetConfig,
 };
-use isobar_shard::{ParallelRegion, ParamStore, Params, Placement};
+use isobar_shard::{ComputedBuffer, ParallelRegion, ParamStore, Params, Placement};
 use rstest::rstest;
 use tch::{Device, Kind, Tensor};
 
@@ -179,13 +180,10 @@ fn pix2pix() {
 
 /// Loads the weights of a case of several outputs, runs forward and backward, and compares everything.
 fn check_several(golden: &Golden, mut store: ParamStore, forward: impl FnOnce(&Tensor) -> Vec<Tensor>) {
-    let sorted = |names: Vec<&String>| -> Vec<String> {
-        let mut names: Vec<String> = names.into_iter().cloned().collect();
-        names.sort_unstable();
-        names
-    };
-    let names = store.parameters().iter().map(|parameter| &parameter.name).collect();
-    assert_eq!(sorted(names), sorted(golden.params.iter().collect()));
+    let computed = store.computed_buffers().iter().map(ComputedBuffer::name);
+    let names: BTreeSet<&str> =
+        store.parameters().iter().map(|parameter| parameter.name.as_str()).chain(computed).collect();
+    assert_eq!(names, golden.params.iter().map(String::as_str).collect());
     store.load(&golden.state_dict()).unwrap();
     let input = golden.tensor("input").set_requires_grad(true);
     let mut loss = Tensor::from(0.0f32);
@@ -233,13 +231,13 @@ fn fengwu() {
     check_several(&golden, params, |x| model.forward(x, Mode::Eval).unwrap().into());
 }
 
-/// Buffers have their values from the start.
+/// Masks are those of the source, and nothing stores them.
 fn check_masks(golden: &Golden, store: &ParamStore) {
-    let mut masks =
-        store.parameters().iter().filter(|parameter| parameter.name.ends_with("attn_mask")).peekable();
-    assert!(masks.peek().is_some());
+    let masks = store.computed_buffers();
+    assert!(!masks.is_empty() && store.parameters().iter().all(|parameter| parameter.trainable));
     for mask in masks {
-        assert_eq!(mask.tensor, golden.tensor(&mask.name), "{}", mask.name);
+        let values = mask.values(&Window::whole(mask.shape())).unwrap();
+        assert_eq!(values, golden.tensor(mask.name()), "{}", mask.name());
     }
 }
 

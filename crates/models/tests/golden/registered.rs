@@ -2,7 +2,7 @@
 
 use isobar_array::Generator;
 use isobar_models::{Batch, Mode};
-use isobar_shard::ParamStore;
+use isobar_shard::{ComputedBuffer, ParamStore};
 use rstest::rstest;
 use tch::{Device, Kind, Tensor};
 
@@ -39,6 +39,10 @@ fn registered(
         "edm_precond_super_resolution_lead_time",
         "edm_precond_super_resolution_plain",
         "edm_precond_super_resolution_positions",
+        "edm_preconditioner_dhariwal_unet",
+        "geo_transolver_concrete",
+        "geo_transolver_concrete_train",
+        "geo_transolver_concrete_train_fa",
         "geo_transolver_plus",
         "geo_transolver_streams",
         "song_unet_pos_embd_bands",
@@ -54,7 +58,8 @@ fn registered(
         "song_unet_pos_lt_embd_patches",
         "song_unet_pos_lt_embd_train",
         "transolver_plus",
-        "transolver_plus_grid"
+        "transolver_plus_grid",
+        "transolver_unified"
     )]
     name: &str,
 ) {
@@ -64,6 +69,7 @@ fn registered(
     let model = config.build::<Tensor>(&mut store).unwrap();
     let mut names: Vec<&str> = store.parameters().iter().map(|parameter| parameter.name.as_str()).collect();
     let mut wanted: Vec<&str> = golden.params.iter().map(String::as_str).collect();
+    names.extend(store.computed_buffers().iter().map(ComputedBuffer::name));
     names.sort_unstable();
     wanted.sort_unstable();
     assert_eq!(names, wanted);
@@ -98,6 +104,10 @@ fn registered(
     for (name, output) in outputs {
         golden.check(&name, &output);
         loss += (output * golden.tensor(&format!("grad.{name}"))).sum(Kind::Double);
+    }
+    if let Some(term) = model.regularization().unwrap() {
+        golden.check("regularization", &term);
+        loss += term;
     }
     loss.backward();
     for (name, input) in inputs.iter().filter(|(_, input)| input.requires_grad()) {

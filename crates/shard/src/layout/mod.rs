@@ -204,11 +204,38 @@ impl Layout {
     }
 
     /// The shape of the part of the mesh's rank `index`, the last axis fastest.
+    ///
+    /// ```
+    /// use isobar_collectives::threads;
+    /// use isobar_mesh::DeviceMesh;
+    /// use isobar_shard::{Layout, Placement, Sizes};
+    ///
+    /// threads::run(2, std::time::Duration::from_secs(30), |group| {
+    ///     let mesh = DeviceMesh::new(&group, &[2], &["domain"]).unwrap();
+    ///     let layout = Layout::new(&mesh, &[Placement::Shard(0)], &[5, 8], &Sizes::Balanced).unwrap();
+    ///     assert_eq!((layout.local_shape_of(0), layout.local_shape_of(1)), (vec![3, 8], vec![2, 8]));
+    ///     assert_eq!(layout.local_shape(), layout.local_shape_of(group.rank()));
+    /// });
+    /// ```
     pub fn local_shape_of(&self, index: usize) -> Vec<i64> {
         self.intervals_of(index).iter().map(|part| length(part)).collect()
     }
 
     /// The indices along each dim of the mesh's rank `index`, the last axis fastest.
+    ///
+    /// ```
+    /// use isobar_collectives::threads;
+    /// use isobar_mesh::DeviceMesh;
+    /// use isobar_shard::{Layout, Placement, Sizes};
+    ///
+    /// threads::run(2, std::time::Duration::from_secs(30), |group| {
+    ///     let mesh = DeviceMesh::new(&group, &[2], &["domain"]).unwrap();
+    ///     let layout = Layout::new(&mesh, &[Placement::Shard(0)], &[5, 8], &Sizes::Chunk).unwrap();
+    ///     let last = layout.intervals_of(1);
+    ///     assert_eq!((last[0][0].start, last[0][0].len), (3, 2));
+    ///     assert_eq!((last[1][0].start, last[1][0].len), (0, 8));
+    /// });
+    /// ```
     pub fn intervals_of(&self, index: usize) -> Vec<&[Interval]> {
         let at = coordinates(index, &self.0.mesh_shape);
         self.0.dims.iter().map(|dim| dim.part(&at, &self.0.mesh_shape)).collect()
@@ -225,6 +252,22 @@ impl Layout {
     /// # Errors
     ///
     /// No such dim.
+    ///
+    /// ```
+    /// use isobar_collectives::threads;
+    /// use isobar_mesh::DeviceMesh;
+    /// use isobar_shard::{Layout, Placement, Sizes};
+    ///
+    /// threads::run(3, std::time::Duration::from_secs(30), |group| {
+    ///     let mesh = DeviceMesh::new(&group, &[3], &["domain"]).unwrap();
+    ///     let sizes_of = |sizes: &Sizes| {
+    ///         Layout::new(&mesh, &[Placement::Shard(0)], &[7], sizes).unwrap().sizes(0).unwrap()
+    ///     };
+    ///     assert_eq!(sizes_of(&Sizes::Chunk), [3, 3, 1]);
+    ///     assert_eq!(sizes_of(&Sizes::Balanced), [3, 2, 2]);
+    ///     assert_eq!(sizes_of(&Sizes::Explicit(vec![(0, vec![1, 2, 4])])), [1, 2, 4]);
+    /// });
+    /// ```
     pub fn sizes(&self, dim: usize) -> Result<Vec<i64>> {
         Ok(self.0.dims.get(dim).ok_or_else(|| self.refuse(format!("there is no dim {dim}")))?.sizes())
     }
@@ -235,6 +278,18 @@ impl Layout {
     /// # Errors
     ///
     /// No such axis.
+    ///
+    /// ```
+    /// use isobar_collectives::threads;
+    /// use isobar_mesh::DeviceMesh;
+    /// use isobar_shard::{Layout, Placement, Sizes};
+    ///
+    /// threads::run(2, std::time::Duration::from_secs(30), |group| {
+    ///     let mesh = DeviceMesh::new(&group, &[2], &["domain"]).unwrap();
+    ///     let layout = Layout::new(&mesh, &[Placement::Shard(1)], &[4, 5], &Sizes::Chunk).unwrap();
+    ///     assert_eq!(layout.offsets(0).unwrap(), [0, 3]);
+    /// });
+    /// ```
     pub fn offsets(&self, axis: usize) -> Result<Vec<i64>> {
         let placement = self.0.placements.get(axis);
         let placement = placement.ok_or_else(|| self.refuse(format!("there is no axis {axis}")))?;
@@ -251,6 +306,18 @@ impl Layout {
     }
 
     /// The layout that the gradient of such a tensor has: the same, with partial axes replicated.
+    ///
+    /// ```
+    /// use isobar_collectives::{Group, ReduceOp};
+    /// use isobar_mesh::DeviceMesh;
+    /// use isobar_shard::{Layout, Placement, Sizes};
+    ///
+    /// let mesh = DeviceMesh::new(&Group::single(), &[1, 1], &["data", "domain"])?;
+    /// let placements = [Placement::Partial(ReduceOp::Sum), Placement::Shard(0)];
+    /// let layout = Layout::new(&mesh, &placements, &[4, 5], &Sizes::Chunk)?;
+    /// assert_eq!(layout.of_gradient().placements(), [Placement::Replicate, Placement::Shard(0)]);
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
     #[must_use]
     pub fn of_gradient(&self) -> Self {
         if !self.is_partial() {
@@ -271,6 +338,18 @@ impl Layout {
     }
 
     /// Everything replicated.
+    ///
+    /// ```
+    /// use isobar_collectives::Group;
+    /// use isobar_mesh::DeviceMesh;
+    /// use isobar_shard::{Layout, Placement, Sizes};
+    ///
+    /// let mesh = DeviceMesh::new(&Group::single(), &[1], &["domain"])?;
+    /// let layout = Layout::new(&mesh, &[Placement::Shard(0)], &[4, 5], &Sizes::Chunk)?;
+    /// assert!(!layout.is_replicated() && layout.is_sharded(0));
+    /// assert!(layout.replicated().is_replicated());
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
     #[must_use]
     pub fn replicated(&self) -> Self {
         self.replicated_shape(self.shape())

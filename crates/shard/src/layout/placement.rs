@@ -27,6 +27,13 @@ pub enum Placement {
 
 impl Placement {
     /// The dim that it splits.
+    ///
+    /// ```
+    /// use isobar_shard::Placement;
+    ///
+    /// assert_eq!(Placement::Shard(2).dim(), Some(2));
+    /// assert_eq!(Placement::Replicate.dim(), None);
+    /// ```
     pub fn dim(self) -> Option<usize> {
         match self {
             Self::Shard(dim) | Self::StridedShard { dim, .. } => Some(dim),

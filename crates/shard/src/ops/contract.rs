@@ -81,7 +81,7 @@ pub(crate) fn contract(
         let moved = tensor.to_layout(&target)?;
         let own = target.sharding_axes();
         let differing: Vec<usize> = used.iter().copied().filter(|axis| !own.contains(axis)).collect();
-        // Gradients of what all ranks have are summed in its own kind.
+        // Gradients of what all ranks have are summed in its own dtype.
         let local = named(op, &[moved.local()], lowered(&moved.mark_varying(&differing)?))?;
         locals.push(match factor.added && !first {
             // It is in the sum of the first rank.
@@ -212,7 +212,7 @@ impl ShardTensor {
     ///
     /// # Errors
     ///
-    /// As [`matmul`](Self::matmul).
+    /// See [`matmul`](Self::matmul).
     pub fn bmm(&self, other: &dyn Operand, bias: Option<&dyn Operand>) -> Result<Self> {
         let (other, bias) = (&*other.promote("bmm", self)?, promote_optional("bmm", self, bias)?);
         let bias = bias.as_deref();

@@ -134,7 +134,7 @@ impl ShardTensor {
         Ok(Elementwise::compare(self, comparison, &*other.promote(comparison.name(), self)?)?)
     }
 
-    /// The elements in another kind.
+    /// Converts the elements to another dtype.
     ///
     /// # Errors
     ///

@@ -24,7 +24,7 @@ const OP: &str = "group_norm";
 type Failure = Box<dyn std::error::Error + Send + Sync>;
 
 /// The norm of a tensor that is not partial, where no part is empty, channels are whole, and weight and bias are replicated
-/// and of its kind; nothing else. The same answer on all ranks.
+/// and of its dtype; nothing else. The same answer on all ranks.
 pub(super) fn group_norm(
     x: &ShardTensor,
     groups: i64,

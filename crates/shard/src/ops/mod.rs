@@ -3,6 +3,8 @@
 //! Each is a rule: from the layouts of its inputs, the same on all ranks, it finds the layout of its result and what each rank
 //! needs; it brings that, and calls libtorch on the local tensors. What is local is differentiated by libtorch, what is
 //! brought by the adjoint of the exchange.
+//!
+//! An operator depends on no model.
 
 pub(crate) mod align;
 pub(crate) mod attention;

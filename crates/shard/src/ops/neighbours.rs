@@ -19,9 +19,9 @@ use crate::tensor::{ShardTensor, same_mesh};
 /// The points within a radius of each query, all of them: row q of a compressed sparse matrix has the entries from
 /// `offsets[q]` to `offsets[q + 1]`, in the order of the points.
 pub struct Ball {
-    /// `[queries + 1]`, of kind `Int64`; split as the queries, the last number with the last part.
+    /// `[queries + 1]`, of dtype `Int64`; split as the queries, the last number with the last part.
     pub offsets: ShardTensor,
-    /// The points' global numbers, `[entries]`, of kind `Int64`: each rank has those of its queries.
+    /// The points' global numbers, `[entries]`, of dtype `Int64`: each rank has those of its queries.
     pub indices: ShardTensor,
     /// `[entries]`, laid out alike.
     pub distances: ShardTensor,
@@ -29,7 +29,7 @@ pub struct Ball {
 
 /// The first points within a radius of each query, in the order of the points.
 pub struct LimitedBall {
-    /// The points' global numbers, `[queries, max_points]`, of kind `Int64`; −1 where there are no more.
+    /// The points' global numbers, `[queries, max_points]`, of dtype `Int64`; −1 where there are no more.
     pub indices: ShardTensor,
     /// Number of neighbours, at most `max_points`: `[queries]`, dtype `Int64`.
     pub counts: ShardTensor,
@@ -72,7 +72,7 @@ impl ShardTensor {
     }
 
     /// The `k` points nearest to each query by Euclidean distance: `points` `[n, features]`, `queries` `[q, features]`; the
-    /// distances `[q, k]`, ascending, and the points' global numbers `[q, k]` of kind `Int64`. Of points equally far, those
+    /// distances `[q, k]`, ascending, and the points' global numbers `[q, k]` of dtype `Int64`. Of points equally far, those
     /// of lower number come first: the result is the same on every layout.
     ///
     /// Points and queries may be split in parts of any sizes; `k` may exceed a part. Results are split as the queries, and
@@ -99,7 +99,7 @@ impl ShardTensor {
     ///
     /// # Errors
     ///
-    /// Shapes or kinds that do not fit; more neighbours than points; different meshes; the errors of the exchange.
+    /// Shapes or dtypes that do not fit; more neighbours than points; different meshes; the errors of the exchange.
     pub fn knn(&self, queries: &dyn Operand, k: i64) -> Result<(Self, Self)> {
         let queries = &*queries.promote("knn", self)?;
         operator("knn", &[self, queries], args!("k": k), || {
@@ -121,7 +121,7 @@ impl ShardTensor {
     ///
     /// # Errors
     ///
-    /// Shapes or kinds that do not fit; a radius that is negative or not a number; different meshes; the errors of the
+    /// Shapes or dtypes that do not fit; a radius that is negative or not a number; different meshes; the errors of the
     /// exchange.
     pub fn ball_query(&self, queries: &dyn Operand, radius: f64) -> Result<Ball> {
         let queries = &*queries.promote("ball_query", self)?;
@@ -226,7 +226,7 @@ impl Search {
             |x: &ShardTensor| matches!(x.kind(), Kind::Double | Kind::Float | Kind::Half | Kind::BFloat16);
         if points.kind() != queries.kind() || !float(points) {
             let kinds = [points.kind(), queries.kind()];
-            return refuse(op, format!("the kinds {kinds:?}: expected one floating kind"));
+            return refuse(op, format!("the dtypes are {kinds:?}, expected one floating dtype"));
         }
         same_mesh(op, &[points, queries])?;
         let ready = |x: &ShardTensor| x.resolved()?.replicate_where(|dim| dim == 1)?.consecutive();

@@ -94,7 +94,7 @@ impl ShardTensor {
     ///
     /// # Errors
     ///
-    /// A kind that is not floating; a partial layout.
+    /// A dtype that is not floating; a partial layout.
     pub fn rand(layout: &Layout, kind: Kind, device: Device, generator: &Generator) -> Result<Self> {
         uniform(layout, 0.0, 1.0, kind, device, generator)
     }
@@ -103,14 +103,31 @@ impl ShardTensor {
     ///
     /// # Errors
     ///
-    /// As [`rand`](Self::rand).
+    /// See [`rand`](Self::rand).
+    ///
+    /// ```
+    /// use isobar_array::{Generator, Window};
+    /// use isobar_collectives::threads;
+    /// use isobar_mesh::DeviceMesh;
+    /// use isobar_shard::{Layout, Placement, ShardTensor, Sizes};
+    /// use tch::{Device, Kind};
+    ///
+    /// threads::run(2, std::time::Duration::from_secs(30), |group| {
+    ///     let mesh = DeviceMesh::new(&group, &[2], &["domain"]).unwrap();
+    ///     let layout = Layout::new(&mesh, &[Placement::Shard(0)], &[4, 6], &Sizes::Chunk).unwrap();
+    ///     let noise = ShardTensor::randn(&layout, Kind::Float, Device::Cpu, &Generator::new(7)).unwrap();
+    ///     // The numbers of one rank.
+    ///     let dense = Generator::new(7).normal(&Window::whole(&[4, 6]), 0.0, 1.0, (Kind::Float, Device::Cpu));
+    ///     assert_eq!(noise.full_tensor(None).unwrap(), dense.unwrap());
+    /// });
+    /// ```
     pub fn randn(layout: &Layout, kind: Kind, device: Device, generator: &Generator) -> Result<Self> {
         fill("randn", layout, (kind, device), generator, |g, window| {
             Ok(g.normal(window, 0.0, 1.0, (kind, device))?)
         })
     }
 
-    /// Whole numbers of `low..high`, of kind `Int64`; as [`rand`](Self::rand).
+    /// Whole numbers of `low..high`, of dtype `Int64`; as [`rand`](Self::rand).
     ///
     /// # Errors
     ///
@@ -132,7 +149,7 @@ impl ShardTensor {
     ///
     /// # Errors
     ///
-    /// `p` outside [0, 1); a kind that is not floating.
+    /// `p` outside [0, 1); a dtype that is not floating.
     pub fn dropout(&self, p: f64, generator: &Generator) -> Result<Self> {
         self.dropout_of(p, generator, &Window::whole(self.shape()))
     }
@@ -174,7 +191,7 @@ impl ShardTensor {
     ///
     /// # Errors
     ///
-    /// An empty interval; a kind that is not floating; a tensor whose gradient is computed.
+    /// An empty interval; a dtype that is not floating; a tensor whose gradient is computed.
     pub fn uniform_(&mut self, low: f64, high: f64, generator: &Generator) -> Result<()> {
         if self.requires_grad() {
             return refuse("uniform_", "the tensor requires a gradient; fill it before");
@@ -184,7 +201,7 @@ impl ShardTensor {
         torch("uniform_", local.f_copy_(values.local()))
     }
 
-    /// The numbers 0 … extent − 1 in random order, in a layout of one dim; of kind `Int64`. Every rank works the whole order
+    /// The numbers 0 … extent − 1 in random order, in a layout of one dim; of dtype `Int64`. Every rank works the whole order
     /// out and keeps its part: nothing is sent.
     ///
     /// # Errors
@@ -221,7 +238,7 @@ fn dropout(call: &Call<'_>) -> Result<ShardTensor> {
     }
 }
 
-/// Which part the input is of a larger tensor, where it is one.
+/// Returns the window that the input is of a larger tensor; without one, the full input.
 fn window(call: &Call<'_>, shape: &[i64]) -> Result<Window> {
     let Some((global, offset)) = call.optional::<(Vec<i64>, Vec<i64>)>("window")? else {
         return Ok(Window::whole(shape));

@@ -4,7 +4,7 @@ use std::ops::{Add, Mul, Sub};
 
 use tch::{Device, Kind, Tensor};
 
-use super::{Init, Params, Placement};
+use super::{BufferValues, Init, Params, Placement};
 use crate::error::{Error, Result};
 use crate::region::ParallelRegion;
 
@@ -144,6 +144,10 @@ impl Params for ParamCount {
         let buffers = self.elements(name, shape, placement)?;
         self.size = self.size + ModelSize { trained: 0, buffers, tensors: 1 };
         empty()
+    }
+
+    fn computed_buffer(&mut self, _: &str, _: &[i64], _: BufferValues) -> Result<()> {
+        Ok(())
     }
 
     fn draw(&self, _: &str, _: &[i64], _: &Init<Tensor>, _: Placement) -> Result<Tensor> {

@@ -53,7 +53,7 @@ pub enum Init<A> {
 }
 
 impl<A> Init<A> {
-    /// The same, with given values as another kind of array.
+    /// Returns the initialisation with its given values as another kind of array.
     pub(super) fn with<B>(&self, f: impl FnOnce(&A) -> B) -> Init<B> {
         match *self {
             Self::Constant(value) => Init::Constant(value),

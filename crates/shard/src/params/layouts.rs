@@ -65,13 +65,27 @@ impl ParameterLayouts {
         Self::default()
     }
 
-    /// The same, and parameters whose names match `pattern` are so placed.
+    /// Adds the placements of parameters whose names match `pattern`.
     #[must_use]
     pub fn with(self, pattern: &str, placements: &[(&str, Placement)]) -> Self {
         self.with_blocks(pattern, placements, 1)
     }
 
     /// Adds a pattern whose sharded dims are cut at multiples of `block` only: positions of a grid in whole rows.
+    ///
+    /// ```
+    /// use isobar_collectives::threads;
+    /// use isobar_mesh::DeviceMesh;
+    /// use isobar_shard::{ParameterLayouts, Placement};
+    ///
+    /// threads::run(2, std::time::Duration::from_secs(30), |group| {
+    ///     // Positions of a grid of 3 rows of 8, which ranks hold in whole rows.
+    ///     let layouts = ParameterLayouts::new().with_blocks("positions", &[("domain", Placement::Shard(0))], 8);
+    ///     let mesh = DeviceMesh::new(&group, &[2], &["domain"]).unwrap();
+    ///     let layout = layouts.layout_of("positions", &[24, 4], &mesh).unwrap();
+    ///     assert_eq!(layout.sizes(0).unwrap(), [16, 8]);
+    /// });
+    /// ```
     #[must_use]
     pub fn with_blocks(mut self, pattern: &str, placements: &[(&str, Placement)], block: i64) -> Self {
         let placements =
@@ -113,6 +127,22 @@ impl ParameterLayouts {
     /// # Errors
     ///
     /// Placements that do not fit the shape, or are partial.
+    ///
+    /// ```
+    /// use isobar_collectives::Group;
+    /// use isobar_mesh::DeviceMesh;
+    /// use isobar_shard::{ParameterLayouts, Placement};
+    ///
+    /// let layouts = ParameterLayouts::new()
+    ///     .with("embedding.*", &[("domain", Placement::Shard(0))])
+    ///     .with("*.weight", &[("model", Placement::Shard(1))]);
+    /// // The mesh has no axis "model".
+    /// let mesh = DeviceMesh::new(&Group::single(), &[1], &["domain"])?;
+    /// let embedding = layouts.layout_of("embedding.table", &[100, 8], &mesh)?;
+    /// assert_eq!(embedding.placements(), [Placement::Shard(0)]);
+    /// assert!(layouts.layout_of("head.weight", &[8, 8], &mesh)?.is_replicated());
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
     pub fn layout_of(&self, name: &str, shape: &[i64], mesh: &DeviceMesh) -> Result<Layout> {
         let Some(row) = self.matching(name).map(|row| &self.rows[row]) else {
             return Layout::new(mesh, &vec![Placement::Replicate; mesh.ndim()], shape, &Sizes::Chunk);

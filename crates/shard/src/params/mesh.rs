@@ -8,7 +8,7 @@ use isobar_torch::guard::EnableGrad;
 use tch::Tensor;
 
 use super::layouts::ParameterLayouts;
-use super::{GradientSource, Init, ParamStore, ParameterWatch, Params, Placement};
+use super::{BufferValues, GradientSource, Init, ParamStore, ParameterWatch, Params, Placement};
 use crate::error::{Error, Result};
 use crate::layout::{Layout, Sizes};
 use crate::region::ParallelRegion;
@@ -52,7 +52,7 @@ pub struct MeshParams<'a> {
     pending: bool,
     /// Watch on the parameters.
     watch: Option<Arc<dyn ParameterWatch>>,
-    /// Which parameters are split over further axes.
+    /// Layouts of the parameters that are split over further axes.
     layouts: ParameterLayouts,
     /// For each pattern of `layouts`: whether a parameter has matched it.
     matched: Vec<bool>,
@@ -105,7 +105,7 @@ impl<'a> MeshParams<'a> {
         patterns.filter(|(_, matched)| !**matched).map(|(pattern, _)| pattern).collect()
     }
 
-    /// The same, with what the store's region splits sharded along an axis of the mesh.
+    /// Shards what the store's region splits along an axis of the mesh.
     ///
     /// # Errors
     ///
@@ -125,11 +125,11 @@ impl<'a> MeshParams<'a> {
         Ok(Self { axis: Some(index), ..self })
     }
 
-    /// The same, with gradients left pending: backward puts this rank's contribution into each parameter of the store, and
+    /// Leaves gradients pending: backward puts this rank's contribution into each parameter of the store, and
     /// communicates nothing for it; the gradient is the sum of those of all ranks of the mesh, or, where the store is split
     /// [`along`](Self::along) an axis, of those along the other axes. Summed bucket by bucket while backward goes on, as
     /// `isobar_train::DataParallel` does over the group of these ranks (with a loss that is the same on all of them, so as of 1
-    /// sample of 1), it costs less than one reduction for each use of a parameter. Convert the store to another kind or device
+    /// sample of 1), it costs less than one reduction for each use of a parameter. Convert the store to another dtype or device
     /// before the model is made.
     ///
     /// ```
@@ -158,8 +158,8 @@ impl<'a> MeshParams<'a> {
         Self { pending: true, ..self }
     }
 
-    /// The same, with somebody who brings the values of the parameters before operators use them. Whoever else reads the
-    /// store's tensors must see to it that they are there.
+    /// Adds a watch that provides the values of the parameters before operators use them. Other readers of the store's tensors
+    /// must make sure that the values are there.
     #[must_use]
     pub fn watched(self, by: Arc<dyn ParameterWatch>) -> Self {
         Self { watch: Some(by), ..self }
@@ -284,6 +284,10 @@ impl Params for MeshParams<'_> {
     ) -> Result<ShardTensor> {
         let part = self.store.buffer(name, shape, local(&init), placement)?;
         self.shared(&part, shape, placement)
+    }
+
+    fn computed_buffer(&mut self, name: &str, shape: &[i64], values: BufferValues) -> Result<()> {
+        self.store.computed_buffer(name, shape, values)
     }
 
     fn draw(

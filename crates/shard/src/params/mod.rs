@@ -2,6 +2,7 @@
 //!
 //! Suppliers depend on no operator and no model.
 
+mod computed;
 mod count;
 mod init;
 mod layouts;
@@ -11,6 +12,7 @@ mod source;
 mod state;
 mod store;
 
+pub use computed::{BufferValues, ComputedBuffer};
 pub use count::{ModelSize, ParamCount};
 pub use init::Init;
 pub use layouts::{ParameterLayouts, Source};
@@ -49,7 +51,7 @@ pub trait Params {
     ///
     /// # Errors
     ///
-    /// As [`param`](Self::param).
+    /// See [`param`](Self::param).
     fn buffer(
         &mut self,
         name: &str,
@@ -58,11 +60,30 @@ pub trait Params {
         placement: Placement,
     ) -> Result<Self::Array>;
 
+    /// Adds a buffer whose values `values` computes, and that nothing stores: see [`ComputedBuffer`].
+    ///
+    /// # Errors
+    ///
+    /// The name is taken.
+    fn computed_buffer(&mut self, name: &str, shape: &[i64], values: BufferValues) -> Result<()>;
+
     /// Returns the initial value of a parameter with this name, without creating one.
     ///
     /// # Errors
     ///
     /// `init` or `placement` does not fit `shape`.
+    ///
+    /// ```
+    /// use isobar_array::Generator;
+    /// use isobar_shard::{Init, ParamStore, Params, Placement};
+    ///
+    /// let mut store = ParamStore::new(Generator::new(1));
+    /// let drawn = store.draw("weight", &[4, 3], &Init::XavierUniform, Placement::Replicate)?;
+    /// assert!(store.get("weight").is_none());
+    /// // The initial value depends on the seed and the name only.
+    /// assert_eq!(store.param("weight", &[4, 3], Init::XavierUniform, Placement::Replicate)?, drawn);
+    /// # Ok::<(), isobar_shard::Error>(())
+    /// ```
     fn draw(
         &self,
         name: &str,
@@ -82,6 +103,17 @@ pub trait Params {
     fn region(&self) -> &ParallelRegion;
 
     /// Returns this supplier with names prefixed by `prefix` and a dot.
+    ///
+    /// ```
+    /// use isobar_array::Generator;
+    /// use isobar_shard::{Init, ParamStore, Params, Placement};
+    ///
+    /// let mut store = ParamStore::new(Generator::new(1));
+    /// let mut block = store.scope("blocks.0");
+    /// block.param("weight", &[4, 3], Init::XavierUniform, Placement::Replicate)?;
+    /// assert!(store.get("blocks.0.weight").is_some());
+    /// # Ok::<(), isobar_shard::Error>(())
+    /// ```
     fn scope(&mut self, prefix: &str) -> Scope<'_, Self::Array>
     where
         Self: Sized,

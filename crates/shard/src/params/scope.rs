@@ -2,7 +2,7 @@
 
 use isobar_array::Array;
 
-use super::{Init, Params, Placement};
+use super::{BufferValues, Init, Params, Placement};
 use crate::error::Result;
 use crate::region::ParallelRegion;
 
@@ -33,6 +33,10 @@ impl<A: Array> Params for Scope<'_, A> {
 
     fn buffer(&mut self, name: &str, shape: &[i64], init: Init<A>, placement: Placement) -> Result<A> {
         self.params.buffer(&self.full(name), shape, init, placement)
+    }
+
+    fn computed_buffer(&mut self, name: &str, shape: &[i64], values: BufferValues) -> Result<()> {
+        self.params.computed_buffer(&self.full(name), shape, values)
     }
 
     fn draw(&self, name: &str, shape: &[i64], init: &Init<A>, placement: Placement) -> Result<A> {

@@ -14,7 +14,7 @@ pub type StateDict = BTreeMap<String, Tensor>;
 ///
 /// # Errors
 ///
-/// The file is missing, broken, or holds a kind that libtorch lacks.
+/// The file is missing, broken, or holds a dtype that libtorch lacks.
 pub fn read_safetensors(path: impl AsRef<Path>) -> Result<StateDict> {
     let path = path.as_ref();
     // The next reads by name and would wait for ever on a FIFO.

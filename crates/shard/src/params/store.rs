@@ -7,7 +7,10 @@ use isobar_array::{Generator, Window};
 use isobar_torch::guard::NoGrad;
 use tch::{Device, Kind, Tensor};
 
-use super::{GradientSource, GradientState, Init, Params, Placement, StateDict, read_safetensors};
+use super::{
+    BufferValues, ComputedBuffer, GradientSource, GradientState, Init, Params, Placement, StateDict,
+    read_safetensors,
+};
 use crate::error::{Error, Result};
 use crate::region::ParallelRegion;
 
@@ -64,6 +67,7 @@ pub struct ParamStore {
     parameters: Vec<Parameter>,
     /// Place in `parameters` by name.
     places: BTreeMap<String, usize>,
+    computed: Vec<ComputedBuffer>,
     /// Further names, and the names that they stand for.
     aliases: BTreeMap<String, String>,
 }
@@ -77,6 +81,7 @@ impl ParamStore {
             options: (Kind::Float, Device::Cpu),
             parameters: Vec::new(),
             places: BTreeMap::new(),
+            computed: Vec::new(),
             aliases: BTreeMap::new(),
         }
     }
@@ -89,6 +94,17 @@ impl ParamStore {
     }
 
     /// The store with parameters of `kind` on `device`, from the next one on.
+    ///
+    /// ```
+    /// use isobar_array::Generator;
+    /// use isobar_shard::{Init, ParamStore, Params, Placement};
+    /// use tch::{Device, Kind};
+    ///
+    /// let mut store = ParamStore::new(Generator::new(1)).with_options(Kind::Double, Device::Cpu);
+    /// let weight = store.param("weight", &[4, 3], Init::XavierUniform, Placement::Replicate)?;
+    /// assert_eq!(weight.kind(), Kind::Double);
+    /// # Ok::<(), isobar_shard::Error>(())
+    /// ```
     #[must_use]
     pub fn with_options(mut self, kind: Kind, device: Device) -> Self {
         self.options = (kind, device);
@@ -101,8 +117,25 @@ impl ParamStore {
     }
 
     /// The trained parameters, in order.
+    ///
+    /// ```
+    /// use isobar_array::Generator;
+    /// use isobar_shard::{Init, ParamStore, Params, Placement};
+    ///
+    /// let mut store = ParamStore::new(Generator::new(1));
+    /// store.param("weight", &[4], Init::Constant(1.0), Placement::Replicate)?;
+    /// store.buffer("running_mean", &[4], Init::Constant(0.0), Placement::Replicate)?;
+    /// assert_eq!(store.parameters().len(), 2);
+    /// assert_eq!(store.trainable().map(|parameter| &*parameter.name).collect::<Vec<_>>(), ["weight"]);
+    /// # Ok::<(), isobar_shard::Error>(())
+    /// ```
     pub fn trainable(&self) -> impl Iterator<Item = &Parameter> {
         self.parameters.iter().filter(|parameter| parameter.trainable)
+    }
+
+    /// The buffers that are computed, not stored, in the order in which they were added.
+    pub fn computed_buffers(&self) -> &[ComputedBuffer] {
+        &self.computed
     }
 
     /// The parameter `name`, which may be a tied name.
@@ -136,12 +169,25 @@ impl ParamStore {
     ///
     /// # Errors
     ///
-    /// The kind is not floating.
+    /// The dtype is not floating.
+    ///
+    /// ```
+    /// use isobar_array::Generator;
+    /// use isobar_shard::{Init, ParamStore, Params, Placement};
+    /// use tch::Kind;
+    ///
+    /// let mut store = ParamStore::new(Generator::new(1));
+    /// let weight = store.param("weight", &[4], Init::Constant(1.0), Placement::Replicate)?;
+    /// store.set_kind(Kind::BFloat16)?;
+    /// assert_eq!(weight.kind(), Kind::BFloat16);
+    /// assert!(store.set_kind(Kind::Int64).is_err());
+    /// # Ok::<(), isobar_shard::Error>(())
+    /// ```
     pub fn set_kind(&mut self, kind: Kind) -> Result<()> {
         if !matches!(kind, Kind::Half | Kind::BFloat16 | Kind::Float | Kind::Double) {
             return Err(Error::from(isobar_array::Error::Argument {
                 op: "set_kind",
-                reason: format!("{kind:?} is not a floating kind"),
+                reason: format!("{kind:?} is not a floating dtype"),
             }));
         }
         self.convert(kind, self.options.1)
@@ -166,11 +212,27 @@ impl ParamStore {
     }
 
     /// Takes the values of a state dict, on any device. A sharded parameter may come whole, and the rank takes its part, or
-    /// as the rank's own part. Tied names may be there or not; where they are, they must agree.
+    /// as the rank's own part. Tied names and computed buffers may be there or not; where they are, they must agree.
     ///
     /// # Errors
     ///
-    /// Names are missing or not of this model, or shapes or kinds differ; the error lists them all, and nothing is changed.
+    /// Names are missing or not of this model, or shapes or dtypes differ; the error lists them all, and nothing is changed.
+    ///
+    /// ```
+    /// use isobar_array::Generator;
+    /// use isobar_shard::{Init, ParamStore, Params, Placement, StateDict};
+    /// use tch::Tensor;
+    ///
+    /// let mut store = ParamStore::new(Generator::new(1));
+    /// let weight = store.param("weight", &[2], Init::Constant(0.0), Placement::Replicate)?;
+    /// let state = StateDict::from([("weight".to_owned(), Tensor::from_slice(&[1.0f32, 2.0]))]);
+    /// store.load(&state)?;
+    /// assert_eq!(weight, state["weight"]);
+    /// // Names that are missing or unknown are listed.
+    /// let error = store.load(&StateDict::from([("wieght".to_owned(), state["weight"].copy())])).unwrap_err();
+    /// assert!(error.to_string().contains("weight") && error.to_string().contains("wieght"));
+    /// # Ok::<(), isobar_shard::Error>(())
+    /// ```
     pub fn load(&mut self, state: &StateDict) -> Result<()> {
         let mut missing = Vec::new();
         let mut wrong = Vec::new();
@@ -191,7 +253,15 @@ impl ParamStore {
                 wrong.push(format!("\"{alias}\" differs from \"{name}\", to which it is tied"));
             }
         }
-        let known: BTreeSet<&String> = self.places.keys().chain(self.aliases.keys()).collect();
+        for buffer in &self.computed {
+            let Some(value) = state.get(&buffer.name) else { continue };
+            if let Some(reason) = differs(buffer, value)? {
+                wrong.push(reason);
+            }
+        }
+        let computed = self.computed.iter().map(|buffer| &buffer.name);
+        let known: BTreeSet<&String> =
+            self.places.keys().chain(self.aliases.keys()).chain(computed).collect();
         let unused: Vec<String> = state.keys().filter(|name| !known.contains(name)).cloned().collect();
         if !(missing.is_empty() && unused.is_empty() && wrong.is_empty()) {
             return Err(Error::StateDict { missing, unused, wrong });
@@ -204,11 +274,25 @@ impl ParamStore {
         Ok(())
     }
 
-    /// This rank's tensors by name, tied names included, outside the graph; they share memory with the parameters.
+    /// This rank's tensors by name, tied names included, outside the graph; they share memory with the parameters. Computed buffers
+    /// are full, on the CPU.
     ///
     /// # Errors
     ///
     /// libtorch refuses a tensor.
+    ///
+    /// ```
+    /// use isobar_array::Generator;
+    /// use isobar_shard::{Init, ParamStore, Params, Placement};
+    ///
+    /// let mut store = ParamStore::new(Generator::new(1));
+    /// store.param("embedding", &[8, 4], Init::XavierUniform, Placement::Replicate)?;
+    /// store.tie("head.weight", "embedding")?;
+    /// let state = store.state_dict()?;
+    /// assert_eq!(state.keys().collect::<Vec<_>>(), ["embedding", "head.weight"]);
+    /// assert!(!state["embedding"].requires_grad());
+    /// # Ok::<(), isobar_shard::Error>(())
+    /// ```
     pub fn state_dict(&self) -> Result<StateDict> {
         let mut state = StateDict::new();
         let names = self.places.keys().map(|name| (name, name)).chain(&self.aliases);
@@ -218,6 +302,9 @@ impl ParamStore {
                 name.clone(),
                 tensor.f_detach().map_err(|source| refused("state_dict", name, source))?,
             );
+        }
+        for buffer in &self.computed {
+            state.insert(buffer.name.clone(), buffer.values(&Window::whole(&buffer.shape))?);
         }
         Ok(state)
     }
@@ -277,7 +364,8 @@ impl ParamStore {
     }
 
     fn check_new(&self, name: &str) -> Result<()> {
-        if self.places.contains_key(name) || self.aliases.contains_key(name) {
+        let computed = self.computed.iter().any(|buffer| buffer.name == name);
+        if computed || self.places.contains_key(name) || self.aliases.contains_key(name) {
             return Err(parameter_error(name, "the name is taken".into()));
         }
         Ok(())
@@ -364,6 +452,7 @@ impl ParamStore {
         for (mut tensor, value) in converted {
             tensor.f_set_data(&value).map_err(|source| refused("set_data", "a parameter", source))?;
         }
+        self.computed.iter_mut().for_each(|buffer| buffer.kind = kind);
         self.options = (kind, device);
         Ok(())
     }
@@ -392,6 +481,13 @@ impl Params for ParamStore {
         self.insert(name, shape, init, placement, false)
     }
 
+    fn computed_buffer(&mut self, name: &str, shape: &[i64], values: BufferValues) -> Result<()> {
+        self.check_new(name)?;
+        let (name, shape, kind) = (name.to_owned(), shape.to_vec(), self.options.0);
+        self.computed.push(ComputedBuffer { name, shape, kind, compute: values });
+        Ok(())
+    }
+
     fn draw(&self, name: &str, shape: &[i64], init: &Init<Tensor>, placement: Placement) -> Result<Tensor> {
         self.draw_window(name, init, &self.window(name, shape, placement)?)
     }
@@ -408,6 +504,16 @@ impl Params for ParamStore {
     fn region(&self) -> &ParallelRegion {
         &self.region
     }
+}
+
+/// Returns how the value of a computed buffer in a state dict differs from the computed one.
+fn differs(buffer: &ComputedBuffer, value: &Tensor) -> Result<Option<String>> {
+    let (name, shape) = (&buffer.name, value.size());
+    if shape != buffer.shape {
+        return Ok(Some(format!("\"{name}\" has shape {shape:?}, the model's is {:?}", buffer.shape)));
+    }
+    let agrees = buffer.agrees(&Window::whole(&shape), value)?;
+    Ok((!agrees).then(|| format!("\"{name}\" has other values than follow from the model's configuration")))
 }
 
 fn grad_of(tensor: &Tensor) -> Option<Tensor> {

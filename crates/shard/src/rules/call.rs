@@ -40,7 +40,11 @@ impl<'a> Call<'a> {
     pub fn tensor(&self, index: usize) -> Result<&'a ShardTensor> {
         match self.tensors.get(index) {
             Some(tensor) => Ok(tensor),
-            None => self.refuse(format!("{} tensors were given; one more is needed", self.tensors.len())),
+            None => self.refuse(format!(
+                "{} tensors were given, expected at least {}; pass the missing ones, or ask for fewer in the operator's descriptor",
+                self.tensors.len(),
+                index + 1
+            )),
         }
     }
 

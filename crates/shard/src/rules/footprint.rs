@@ -83,7 +83,9 @@ impl Footprint<'_> {
             None => Ok(None),
             Some(value) => match serde_json::from_value(value.clone()) {
                 Ok(value) => Ok(Some(value)),
-                Err(error) => self.refuse(format!("the argument \"{name}\" is {value}: {error}")),
+                Err(error) => self.refuse(format!(
+                    "the argument \"{name}\" is {value}: {error}; pass the type that the operator's descriptor reads"
+                )),
             },
         }
     }
@@ -111,7 +113,11 @@ impl Footprint<'_> {
     pub fn tensor(&self, index: usize) -> Result<&FootprintTensor> {
         match self.tensors.get(index) {
             Some(tensor) => Ok(tensor),
-            None => self.refuse(format!("{} tensors were given; one more is needed", self.tensors.len())),
+            None => self.refuse(format!(
+                "{} tensors were given, expected at least {}; pass the missing ones, or ask for fewer in the operator's descriptor",
+                self.tensors.len(),
+                index + 1
+            )),
         }
     }
 

@@ -1,6 +1,6 @@
 //! Traffic of operators: the data that a rank receives, in words and as a byte bound from a call's [`Footprint`].
 
-use super::footprint::{Footprint, Side, SideWindow};
+use super::footprint::{Footprint, FootprintTensor, Side, SideWindow};
 use crate::error::Result;
 
 /// Data that a rank receives from others in an operator and its gradient. `isobar verify` checks the received bytes of each layout
@@ -130,9 +130,9 @@ impl Traffic {
             Self::Best => call.others() * call.results(),
             Self::Product(contracted) => product(call, contracted(call)),
             Self::SmallerOperands => {
-                // The smaller operands, their gradients, and the reduction of partial operands.
-                let smaller = smaller(call);
-                2 * smaller + call.reduced(smaller)
+                // The operands of another layout, their gradients, and the reduction of partial operands.
+                let moved = otherwise_laid_out(call);
+                2 * moved + call.reduced(moved)
             }
             Self::Moments(groups) => {
                 // A number, and its place in a message of its own.
@@ -150,9 +150,12 @@ impl Traffic {
             // The bytes of the candidates, and a word from each rank.
             Self::Candidates if call.is_split(0) => call.results() + 8 * (call.others() + 1),
             Self::Candidates => 0,
-            // At most 8 neighbours of each point and their gradients, their indices, and the grid if it is redistributed.
+            // The neighbours of each point and their gradients, their indices, the gradient of a replicated tensor, and the
+            // grid if it is redistributed.
             Self::Samples => {
-                2 * 8 * call.results() + call.sum(call.size(0)) + call.otherwise_split() + call.asking()
+                let corners = 1 << call.ndim().saturating_sub(2).min(3);
+                let table = if call.is_split(0) { 0 } else { call.sum(call.size(0)) };
+                2 * corners * call.results() + table + call.otherwise_split() + call.asking()
             }
             Self::Transform => transform(call)?,
             Self::Bytes(_, bytes) => bytes(call)?,
@@ -163,6 +166,17 @@ impl Traffic {
 fn smaller(call: &Footprint<'_>) -> u64 {
     let sizes = (0..call.tensors.len()).map(|at| call.size(at));
     call.all() - sizes.max().unwrap_or(0)
+}
+
+/// Returns the bytes of the operands whose layout differs from that of the largest sharded operand, which the result has.
+fn otherwise_laid_out(call: &Footprint<'_>) -> u64 {
+    if call.tensors.iter().any(|tensor| tensor.layout.is_partial()) {
+        return smaller(call);
+    }
+    let split = call.tensors.iter().filter(|tensor| !tensor.layout.is_replicated());
+    let Some(largest) = split.max_by_key(|tensor| tensor.bytes()) else { return 0 };
+    let differ = call.tensors.iter().filter(|tensor| tensor.layout != largest.layout);
+    differ.map(FootprintTensor::bytes).sum()
 }
 
 fn largest_shard(call: &Footprint<'_>) -> Result<u64> {
@@ -238,10 +252,26 @@ fn indexed(call: &Footprint<'_>, Indexing { table, dim, added }: Indexing) -> Re
     Ok(received)
 }
 
-/// Bounds a sort along a split dim: an all-to-all to complete rows, one back with values and indices, and two for the gradient.
+/// Bounds a sort along a sharded dim: one all-to-all shards another dim instead, so that rows are complete, and one returns
+/// values and indices; backward sends gradients over both. A single row is sorted by exchanges between neighbours.
 fn sorted(call: &Footprint<'_>) -> Result<u64> {
+    let input = call.tensor(0)?;
     let dim = call.attr("dim")?.unwrap_or(-1);
-    Ok(if call.is_split_along(0, dim) { 2 * call.size(0) + call.results() / 2 } else { 0 })
+    if !call.is_split_along(0, dim) {
+        return Ok(0);
+    }
+    let (shape, ranks) = (input.layout.shape(), call.others() as i64 + 1);
+    let at = dim.rem_euclid(shape.len().max(1) as i64) as usize;
+    let columns = (0..shape.len()).filter(|&other| other != at).map(|other| shape[other]).max().unwrap_or(1);
+    if columns <= 1 {
+        return Ok(2 * call.size(0) + call.results() / 2);
+    }
+    let share = |whole: u64, part: i64, extent: i64| whole * part as u64 / extent.max(1) as u64;
+    let rows = share(input.bytes(), (columns + ranks - 1) / ranks, columns);
+    let own = input.layout.local_shape_of(call.rank)[at];
+    // Values and indices forward; the gradient goes to the columns and back.
+    let back = share(call.results(), own, shape[at]);
+    Ok(2 * rows + back + share(input.bytes(), own, shape[at]))
 }
 
 /// Bounds a transform: for each split dim, forward an all-to-all to an even split of another dim, and backward one to the split of
@@ -272,7 +302,8 @@ fn halo(call: &Footprint<'_>, window: SideWindow) -> Result<u64> {
     let sides = (0..ranks).map(|rank| call.sides(rank)).collect::<Result<Vec<_>>>()?;
     let needed = |side: &Side| -> Result<(i64, i64)> {
         let (first, end) = match side {
-            side if side.shard == (0, side.extent) => side.shard,
+            // Copies beyond the ends are also fetched along dims that are not sharded.
+            side if side.shard == (0, side.extent) && !wraps => side.shard,
             side if side.own.0 >= side.own.1 => (0, 0),
             side => window(call, side)?,
         };
@@ -282,18 +313,14 @@ fn halo(call: &Footprint<'_>, window: SideWindow) -> Result<u64> {
     let windows = |sides: &Vec<Side>| sides.iter().map(needed).collect::<Result<Windows>>();
     let needs = sides.iter().map(windows).collect::<Result<Vec<_>>>()?;
     let shard = |rank: usize| sides[rank].iter().map(|side| side.shard).collect::<Windows>();
-    let others = (0..ranks).filter(|&other| other != call.rank);
-    let elements = match wraps {
-        // By their sizes alone: indices beyond the ends do not tell the shard that holds the elements.
-        true => volume(&needs[call.rank]) + others.map(|other| volume(&needs[other])).sum::<i64>(),
-        false => {
-            let mine = shard(call.rank);
-            let lacks = volume(&needs[call.rank]) - common(&needs[call.rank], &mine);
-            let others = others.filter(|&other| shard(other) != mine);
-            lacks + others.map(|other| common(&needs[other], &mine)).sum::<i64>()
-        }
-    };
-    Ok(elements as u64 * input.element)
+    let whole: Windows = sides[call.rank].iter().map(|side| (0, side.extent)).collect();
+    // Elements beyond the ends are copies from any rank: their indices do not tell which one.
+    let beyond = |rank: usize| volume(&needs[rank]) - common(&needs[rank], &whole);
+    let mine = shard(call.rank);
+    let lacks = volume(&needs[call.rank]) - common(&needs[call.rank], &mine);
+    let others = (0..ranks).filter(|&other| other != call.rank && shard(other) != mine);
+    let asked = others.map(|other| common(&needs[other], &mine) + beyond(other)).sum::<i64>();
+    Ok((lacks + asked) as u64 * input.element)
 }
 
 /// Returns whether elements beyond the ends are copies of others, as of periodic or mirrored borders.

@@ -17,7 +17,7 @@ impl ShardTensor {
     ///
     /// # Errors
     ///
-    /// A kind that has no gradients; a tensor that was computed from others, of which only a
+    /// A dtype that has no gradients; a tensor that was computed from others, of which only a
     /// [`detach`](Self::detach)ed one can be a leaf.
     pub fn set_requires_grad(self, requires_grad: bool) -> Result<Self> {
         let local = self.local.f_set_requires_grad(requires_grad).map_err(|e| failed("requires_grad", e))?;
@@ -58,12 +58,30 @@ impl ShardTensor {
     /// # Errors
     ///
     /// A tensor of more elements than one; one without history; the errors of the adjoints' exchanges.
+    ///
+    /// ```
+    /// use isobar_collectives::threads;
+    /// use isobar_mesh::DeviceMesh;
+    /// use isobar_shard::{Placement, ShardTensor};
+    /// use tch::Tensor;
+    ///
+    /// threads::run(2, std::time::Duration::from_secs(30), |group| {
+    ///     let mesh = DeviceMesh::new(&group, &[2], &["domain"]).unwrap();
+    ///     let x = ShardTensor::distribute(&Tensor::from_slice(&[1.0, 2.0, 3.0]), &mesh, &[Placement::Shard(0)]);
+    ///     let x = x.unwrap().set_requires_grad(true).unwrap();
+    ///     x.mul(&x).unwrap().sum().unwrap().backward().unwrap();
+    ///     // 2x, laid out as x.
+    ///     let grad = x.grad().unwrap();
+    ///     assert_eq!(grad.placements(), [Placement::Shard(0)]);
+    ///     assert_eq!(grad.full_tensor(None).unwrap(), Tensor::from_slice(&[2.0, 4.0, 6.0]));
+    /// });
+    /// ```
     pub fn backward(&self) -> Result<()> {
         if self.layout.numel() != 1 {
             return Err(Error::from(isobar_array::Error::Argument {
                 op: "backward",
                 reason: format!(
-                    "{} has {} elements; give backward_with its gradient",
+                    "{} has {} elements; give backward_from its gradient",
                     self.layout,
                     self.layout.numel()
                 ),

@@ -22,6 +22,21 @@ impl ShardTensor {
     /// # Errors
     ///
     /// A layout that cannot be; a part that does not fit it; parts that fit no layout.
+    ///
+    /// ```
+    /// use isobar_collectives::threads;
+    /// use isobar_mesh::DeviceMesh;
+    /// use isobar_shard::{Placement, ShardTensor, Sizes};
+    /// use tch::{Device, Kind, Tensor};
+    ///
+    /// threads::run(2, std::time::Duration::from_secs(30), |group| {
+    ///     let mesh = DeviceMesh::new(&group, &[2], &["domain"]).unwrap();
+    ///     // Rank 0 has 2 rows, rank 1 has 3: they are found by one exchange of shapes.
+    ///     let rows = Tensor::ones([[2, 3][group.rank()], 4], (Kind::Float, Device::Cpu));
+    ///     let x = ShardTensor::from_local(&rows, Some(&mesh), &[Placement::Shard(0)], &Sizes::Infer, None).unwrap();
+    ///     assert_eq!(x.shape(), [5, 4]);
+    /// });
+    /// ```
     pub fn from_local(
         local: &Tensor,
         mesh: Option<&DeviceMesh>,
@@ -37,7 +52,8 @@ impl ShardTensor {
         Self::from_parts(local, &layout)
     }
 
-    /// The same, with one exchange in which all ranks compare their layouts and parts: an error is one on all of them.
+    /// Makes a tensor as [`from_local`](Self::from_local), after one exchange in which all ranks compare their layouts and
+    /// parts: an error on one rank is an error on all.
     ///
     /// # Errors
     ///
@@ -82,6 +98,22 @@ impl ShardTensor {
     /// # Errors
     ///
     /// A part of another shape than the layout says; the other ranks get the error at their next call on the mesh.
+    ///
+    /// ```
+    /// use isobar_collectives::threads;
+    /// use isobar_mesh::DeviceMesh;
+    /// use isobar_shard::{Placement, ShardTensor};
+    /// use tch::{Device, Kind, Tensor};
+    ///
+    /// threads::run(2, std::time::Duration::from_secs(30), |group| {
+    ///     let mesh = DeviceMesh::new(&group, &[2], &["domain"]).unwrap();
+    ///     let whole = Tensor::arange(5, (Kind::Double, Device::Cpu));
+    ///     let x = ShardTensor::distribute(&whole, &mesh, &[Placement::Shard(0)]).unwrap();
+    ///     // A function of each element, by plain tch on each rank's shard.
+    ///     let y = ShardTensor::from_parts(&x.local().sin(), x.layout()).unwrap();
+    ///     assert_eq!(y.full_tensor(None).unwrap(), whole.sin());
+    /// });
+    /// ```
     pub fn from_parts(local: &Tensor, layout: &Layout) -> Result<Self> {
         if layout.coordinates().is_some() && local.size() != layout.local_shape() {
             let error = misfit(local, layout);
@@ -105,6 +137,21 @@ impl ShardTensor {
     /// # Errors
     ///
     /// A layout that cannot be, or a partial one.
+    ///
+    /// ```
+    /// use isobar_collectives::threads;
+    /// use isobar_mesh::DeviceMesh;
+    /// use isobar_shard::{Placement, ShardTensor};
+    /// use tch::{Device, Kind, Tensor};
+    ///
+    /// threads::run(2, std::time::Duration::from_secs(30), |group| {
+    ///     let mesh = DeviceMesh::new(&group, &[2], &["domain"]).unwrap();
+    ///     // A field [batch, channel, height, width] in bands of rows.
+    ///     let field = Tensor::zeros([1, 3, 9, 16], (Kind::Float, Device::Cpu));
+    ///     let x = ShardTensor::distribute(&field, &mesh, &[Placement::Shard(2)]).unwrap();
+    ///     assert_eq!((x.shape(), x.local_shape()), (&[1, 3, 9, 16][..], &[1, 3, [5, 4][group.rank()], 16][..]));
+    /// });
+    /// ```
     pub fn distribute(whole: &Tensor, mesh: &DeviceMesh, placements: &[Placement]) -> Result<Self> {
         let layout = Layout::new(mesh, placements, &whole.size(), &Sizes::Chunk)?;
         Self::distribute_as(whole, &layout)
@@ -115,6 +162,22 @@ impl ShardTensor {
     /// # Errors
     ///
     /// A tensor of another shape than the layout's; a partial layout.
+    ///
+    /// ```
+    /// use isobar_collectives::threads;
+    /// use isobar_mesh::DeviceMesh;
+    /// use isobar_shard::{Layout, Placement, ShardTensor, Sizes};
+    /// use tch::Tensor;
+    ///
+    /// threads::run(2, std::time::Duration::from_secs(30), |group| {
+    ///     let mesh = DeviceMesh::new(&group, &[2], &["domain"]).unwrap();
+    ///     let sizes = Sizes::Explicit(vec![(0, vec![1, 2])]);
+    ///     let layout = Layout::new(&mesh, &[Placement::Shard(0)], &[3], &sizes).unwrap();
+    ///     let x = ShardTensor::distribute_as(&Tensor::from_slice(&[1.0, 2.0, 3.0]), &layout).unwrap();
+    ///     let want: &[f64] = [&[1.0][..], &[2.0, 3.0]][group.rank()];
+    ///     assert_eq!(*x.local(), Tensor::from_slice(want));
+    /// });
+    /// ```
     pub fn distribute_as(whole: &Tensor, layout: &Layout) -> Result<Self> {
         let replicated = layout.replicated();
         if layout.coordinates().is_none() {
@@ -136,11 +199,27 @@ impl ShardTensor {
     /// Hands rank `src` of the mesh's tensor out: each rank gets its part, and nothing more travels. Only `src` gives the
     /// tensor. The result is a leaf, which requires a gradient where `requires_grad` says so.
     ///
-    /// All ranks of the mesh call; the shape and the kind go out first.
+    /// All ranks of the mesh call; the shape and the dtype go out first.
     ///
     /// # Errors
     ///
-    /// A source that there is not, or that gives no tensor; a layout that cannot be.
+    /// A source rank out of range, or one that gives no tensor; an invalid layout.
+    ///
+    /// ```
+    /// use isobar_collectives::threads;
+    /// use isobar_mesh::DeviceMesh;
+    /// use isobar_shard::{Placement, ShardTensor, Sizes};
+    /// use tch::{Device, Kind, Tensor};
+    ///
+    /// threads::run(2, std::time::Duration::from_secs(30), |group| {
+    ///     let mesh = DeviceMesh::new(&group, &[2], &["domain"]).unwrap();
+    ///     // Only rank 0 has read the field.
+    ///     let field = (group.rank() == 0).then(|| Tensor::ones([6, 4], (Kind::Float, Device::Cpu)));
+    ///     let placements = [Placement::Shard(0)];
+    ///     let x = ShardTensor::scatter(field.as_ref(), 0, &mesh, &placements, &Sizes::Chunk, false).unwrap();
+    ///     assert_eq!(x.local_shape(), [3, 4]);
+    /// });
+    /// ```
     pub fn scatter(
         whole: Option<&Tensor>,
         src: usize,
@@ -170,7 +249,7 @@ impl ShardTensor {
         let Some((&kind, shape)) = numbers.split_first() else {
             return Err(argument(format!("rank {src} of {mesh}, the source, gave no tensor")));
         };
-        let kind = kind_of(kind).ok_or_else(|| argument(format!("kind number {kind} is unknown")))?;
+        let kind = kind_of(kind).ok_or_else(|| argument(format!("dtype number {kind} is unknown")))?;
         let layout = Layout::new(mesh, placements, shape, sizes)?;
         if layout.is_partial() {
             return Err(argument(format!("the layout {layout} is partial; expected shards and replicas")));
@@ -198,6 +277,19 @@ impl ShardTensor {
     /// # Errors
     ///
     /// An error of libtorch.
+    ///
+    /// ```
+    /// use isobar_collectives::Group;
+    /// use isobar_mesh::DeviceMesh;
+    /// use isobar_shard::{Layout, Placement, ShardTensor, Sizes};
+    /// use tch::{Device, Kind};
+    ///
+    /// let mesh = DeviceMesh::new(&Group::single(), &[1], &["domain"])?;
+    /// let layout = Layout::new(&mesh, &[Placement::Shard(0)], &[4, 5], &Sizes::Chunk)?;
+    /// let x = ShardTensor::zeros(&layout, Kind::Float, Device::Cpu)?;
+    /// assert_eq!((x.shape(), x.kind()), (&[4, 5][..], Kind::Float));
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
     pub fn zeros(layout: &Layout, kind: Kind, device: Device) -> Result<Self> {
         Self::full(layout, 0.0, kind, device)
     }
@@ -250,6 +342,22 @@ impl ShardTensor {
     /// # Errors
     ///
     /// A layout of more or fewer dims than one, or a partial one.
+    ///
+    /// ```
+    /// use isobar_collectives::threads;
+    /// use isobar_mesh::DeviceMesh;
+    /// use isobar_shard::{Layout, Placement, ShardTensor, Sizes};
+    /// use tch::{Device, Kind, Tensor};
+    ///
+    /// threads::run(2, std::time::Duration::from_secs(30), |group| {
+    ///     let mesh = DeviceMesh::new(&group, &[2], &["domain"]).unwrap();
+    ///     let layout = Layout::new(&mesh, &[Placement::Shard(0)], &[4], &Sizes::Chunk).unwrap();
+    ///     // Each rank computes its own coordinates.
+    ///     let x = ShardTensor::arange(&layout, 10.0, 0.5, Kind::Double, Device::Cpu).unwrap();
+    ///     let want = [[10.0, 10.5], [11.0, 11.5]][group.rank()];
+    ///     assert_eq!(*x.local(), Tensor::from_slice(&want));
+    /// });
+    /// ```
     pub fn arange(layout: &Layout, start: f64, step: f64, kind: Kind, device: Device) -> Result<Self> {
         if layout.ndim() != 1 || layout.is_partial() {
             return Err(Error::from(isobar_array::Error::Argument {
@@ -443,7 +551,7 @@ fn failed(op: &'static str, source: tch::TchError) -> Error {
     Error::from(isobar_array::Error::Operator { op, shapes: "new tensors".into(), source })
 }
 
-/// The kind that libtorch gives this number.
+/// The dtype that libtorch gives this number.
 fn kind_of(number: i64) -> Option<Kind> {
     use Kind::*;
     let kinds = [

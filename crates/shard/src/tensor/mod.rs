@@ -87,7 +87,7 @@ impl ShardTensor {
         &self.local
     }
 
-    /// Which rank has what.
+    /// Returns the layout: the shard of each rank.
     pub fn layout(&self) -> &Layout {
         &self.layout
     }
@@ -184,6 +184,20 @@ impl ShardTensor {
     /// # Errors
     ///
     /// Those of the exchange; gradient placements that do not fit.
+    ///
+    /// ```
+    /// use isobar_collectives::threads;
+    /// use isobar_mesh::DeviceMesh;
+    /// use isobar_shard::{Placement, ShardTensor};
+    /// use tch::Tensor;
+    ///
+    /// threads::run(2, std::time::Duration::from_secs(30), |group| {
+    ///     let mesh = DeviceMesh::new(&group, &[2], &["domain"]).unwrap();
+    ///     let whole = Tensor::from_slice(&[1.0, 2.0, 3.0]);
+    ///     let x = ShardTensor::distribute(&whole, &mesh, &[Placement::Shard(0)]).unwrap();
+    ///     assert_eq!(x.full_tensor(None).unwrap(), whole);
+    /// });
+    /// ```
     pub fn full_tensor(&self, grad_placements: Option<&[Placement]>) -> Result<Tensor> {
         self.to_layout(&self.layout.replicated())?.to_local(grad_placements)
     }

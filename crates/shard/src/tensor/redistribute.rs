@@ -18,9 +18,9 @@ use crate::window::{HaloSpec, transfer};
 pub struct Redistribute {
     /// The sizes of the dims that are split otherwise than before.
     pub sizes: Sizes,
-    /// The kind in which values travel, where not their own.
+    /// The dtype in which values travel, where not their own.
     pub forward_kind: Option<Kind>,
-    /// The kind in which gradients travel, where not their own.
+    /// The dtype in which gradients travel, where not their own.
     pub backward_kind: Option<Kind>,
 }
 
@@ -57,15 +57,32 @@ impl ShardTensor {
     ///
     /// A layout that cannot be; a target that is partial where this tensor is not; another mesh of other ranks; the errors of
     /// the exchange.
+    ///
+    /// ```
+    /// use isobar_collectives::threads;
+    /// use isobar_mesh::DeviceMesh;
+    /// use isobar_shard::{Placement, ShardTensor};
+    /// use tch::{Device, Kind, Tensor};
+    ///
+    /// threads::run(2, std::time::Duration::from_secs(30), |group| {
+    ///     let mesh = DeviceMesh::new(&group, &[2], &["domain"]).unwrap();
+    ///     let whole = Tensor::arange(24, (Kind::Double, Device::Cpu)).view([4, 6]);
+    ///     let rows = ShardTensor::distribute(&whole, &mesh, &[Placement::Shard(0)]).unwrap();
+    ///     // An all-to-all, from rows to columns.
+    ///     let columns = rows.redistribute(None, &[Placement::Shard(1)]).unwrap();
+    ///     assert_eq!((rows.local_shape(), columns.local_shape()), (&[2, 6][..], &[4, 3][..]));
+    ///     assert_eq!(*columns.local(), whole.narrow(1, 3 * group.rank() as i64, 3));
+    /// });
+    /// ```
     pub fn redistribute(&self, mesh: Option<&DeviceMesh>, placements: &[Placement]) -> Result<Self> {
         self.redistribute_with(mesh, placements, &Redistribute::default())
     }
 
-    /// The same, with choices.
+    /// Redistributes as [`redistribute`](Self::redistribute), with options.
     ///
     /// # Errors
     ///
-    /// As [`redistribute`](Self::redistribute).
+    /// See [`redistribute`](Self::redistribute).
     pub fn redistribute_with(
         &self,
         mesh: Option<&DeviceMesh>,
@@ -80,7 +97,24 @@ impl ShardTensor {
     ///
     /// # Errors
     ///
-    /// As [`redistribute`](Self::redistribute).
+    /// See [`redistribute`](Self::redistribute).
+    ///
+    /// ```
+    /// use isobar_collectives::threads;
+    /// use isobar_mesh::DeviceMesh;
+    /// use isobar_shard::{Placement, Redistribute, ShardTensor};
+    /// use tch::{Device, Kind, Tensor};
+    ///
+    /// threads::run(2, std::time::Duration::from_secs(30), |group| {
+    ///     let mesh = DeviceMesh::new(&group, &[2], &["domain"]).unwrap();
+    ///     let whole = Tensor::ones([4, 6], (Kind::Float, Device::Cpu));
+    ///     let x = ShardTensor::distribute(&whole, &mesh, &[Placement::Shard(0)]).unwrap();
+    ///     let options = Redistribute::default();
+    ///     let pending = x.start_redistribute(None, &[Placement::Replicate], &options).unwrap();
+    ///     // Compute something else here.
+    ///     assert_eq!(*pending.wait().unwrap().local(), whole);
+    /// });
+    /// ```
     pub fn start_redistribute(
         &self,
         mesh: Option<&DeviceMesh>,
@@ -95,7 +129,7 @@ impl ShardTensor {
     ///
     /// # Errors
     ///
-    /// As [`redistribute`](Self::redistribute).
+    /// See [`redistribute`](Self::redistribute).
     pub(crate) fn start_to_layout(&self, to: &Layout) -> Result<Pending> {
         self.begin(Redistribution::new(&self.layout, to, &Redistribute::default())?)
     }
@@ -119,7 +153,23 @@ impl ShardTensor {
     ///
     /// # Errors
     ///
-    /// As [`redistribute`](Self::redistribute).
+    /// See [`redistribute`](Self::redistribute).
+    ///
+    /// ```
+    /// use isobar_collectives::threads;
+    /// use isobar_mesh::DeviceMesh;
+    /// use isobar_shard::{Layout, Placement, ShardTensor, Sizes};
+    /// use tch::{Device, Kind, Tensor};
+    ///
+    /// threads::run(2, std::time::Duration::from_secs(30), |group| {
+    ///     let mesh = DeviceMesh::new(&group, &[2], &["domain"]).unwrap();
+    ///     let whole = Tensor::arange(6, (Kind::Double, Device::Cpu));
+    ///     let x = ShardTensor::distribute(&whole, &mesh, &[Placement::Shard(0)]).unwrap();
+    ///     let sizes = Sizes::Explicit(vec![(0, vec![5, 1])]);
+    ///     let uneven = Layout::new(&mesh, &[Placement::Shard(0)], &[6], &sizes).unwrap();
+    ///     assert_eq!(x.to_layout(&uneven).unwrap().local_shape(), [[5], [1]][group.rank()]);
+    /// });
+    /// ```
     pub fn to_layout(&self, to: &Layout) -> Result<Self> {
         if self.layout == *to {
             return Ok(self.shallow_clone());

@@ -32,7 +32,7 @@ impl Windows {
         Self { needs, replicated, hidden: false }
     }
 
-    /// The same, along one dim other pieces.
+    /// Returns the windows with another need along one dim.
     pub(crate) fn with(mut self, dim: usize, need: HaloSpec) -> Self {
         self.needs[dim] = need;
         self

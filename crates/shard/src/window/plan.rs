@@ -207,7 +207,7 @@ fn segments(dim: &Dim, pieces: &[WindowRun]) -> Vec<Segment> {
     found
 }
 
-/// Which of `start + i · step`, i in 0..len, lie in the interval: the first i, and how many.
+/// Finds the `start + i · step`, i in 0..len, that lie in the interval: the first i, and their number.
 fn hits(interval: Interval, start: i64, len: i64, step: i64) -> Option<(i64, i64)> {
     let (first, last) = match step > 0 {
         true => (ceil_div(interval.start - start, step), (interval.end() - 1 - start).div_euclid(step)),

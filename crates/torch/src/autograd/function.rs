@@ -45,7 +45,7 @@ impl Function {
     ///
     /// The closure is dropped with the graph, whether or not backward ran. Where gradient mode is off, no input
     /// requires a gradient, or no output can have one, it is dropped at once and the outputs are returned plain.
-    /// Outputs of integer or bool kind take no part in the graph. An output that is also an input, a view, or given
+    /// Outputs of integer or bool dtype take no part in the graph. An output that is also an input, a view, or given
     /// twice comes back as an alias of the same memory with its own history.
     ///
     /// # Errors
@@ -121,7 +121,7 @@ impl Context<'_> {
     ///
     /// # Errors
     ///
-    /// If there is no such output, or it is of a kind without gradients.
+    /// If there is no such output, or it is of a dtype without gradients.
     pub fn grad_or_zeros(&self, grads: &[Option<Tensor>], index: usize) -> Result<Tensor> {
         if let Some(Some(grad)) = grads.get(index) {
             return Ok(grad.shallow_clone());

@@ -3,6 +3,8 @@
 //! A function whose backward is a Rust closure, differentiable twice because its backward uses differentiable
 //! operations:
 //!
+//! Nothing here depends on groups or layouts.
+//!
 //! ```
 //! use isobar_torch::autograd::{self, BackwardOptions, Function};
 //! use isobar_torch::guard::NoGrad;

@@ -129,7 +129,7 @@ impl Gloo {
     ///
     /// # Errors
     ///
-    /// As [`send`](Self::send).
+    /// See [`send`](Self::send).
     pub fn recv(&self, tensor: &Tensor, from: usize, tag: u32) -> Result<Work> {
         let [peer, tag] = self.peer_and_tag(from, tag)?;
         // SAFETY: the group and the tensor live during the call; the work keeps the memory alive.
@@ -163,7 +163,7 @@ impl Gloo {
     ///
     /// # Errors
     ///
-    /// If the tensor is not contiguous or not on the CPU. That gloo cannot reduce its kind (int16, complex, bool) is
+    /// If the tensor is not contiguous or not on the CPU. That gloo cannot reduce its dtype (int16, complex, bool) is
     /// an error of the work.
     pub fn all_reduce(&self, tensor: &Tensor, op: ReduceOp) -> Result<Work> {
         // SAFETY: the group and the tensor live during the call; the work keeps the memory alive.

@@ -1,5 +1,7 @@
 //! torch's gloo group, whose ranks meet at an [`isobar_rendezvous::TcpStore`]: communication for launches without MPI.
 //!
+//! It carries bytes, and depends on no collective of Isobar.
+//!
 //! ```
 //! use std::time::Duration;
 //! use isobar_rendezvous::{TcpStore, Token};

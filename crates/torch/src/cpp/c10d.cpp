@@ -1,6 +1,8 @@
 // torch's gloo group.
 #include <condition_variable>
 #include <cstring>
+#include <deque>
+#include <functional>
 #include <thread>
 
 #include <torch/csrc/distributed/c10d/PrefixStore.hpp>
@@ -17,17 +19,60 @@ namespace isobar {
 
 using Gloo = c10::intrusive_ptr<c10d::ProcessGroupGloo>;
 
+// Pool of threads, each blocked in the `wait` of one operation. Idle threads are used again: starting a thread takes longer than
+// most messages.
+class Waiters {
+ public:
+  static Waiters& all() {
+    // Never destroyed: its threads may outlive `main`.
+    static auto* waiters = new Waiters;
+    return *waiters;
+  }
+
+  void run(std::function<void()> wait) {
+    std::lock_guard<std::mutex> lock(mutex_);
+    if (waiting_.size() < free_) {
+      waiting_.push_back(std::move(wait));
+      came_.notify_one();
+    } else {
+      std::thread([this, wait = std::move(wait)]() mutable { serve(std::move(wait)); }).detach();
+    }
+  }
+
+ private:
+  static constexpr auto kIdle = std::chrono::seconds(10);
+
+  void serve(std::function<void()> wait) {
+    while (true) {
+      wait();
+      std::unique_lock<std::mutex> lock(mutex_);
+      ++free_;
+      bool found = came_.wait_for(lock, kIdle, [this] { return !waiting_.empty(); });
+      --free_;
+      if (!found) return;
+      wait = std::move(waiting_.front());
+      waiting_.pop_front();
+    }
+  }
+
+  std::mutex mutex_;
+  std::condition_variable came_;
+  std::deque<std::function<void()>> waiting_;
+  // Number of idle threads; `waiting_` never holds more operations.
+  size_t free_ = 0;
+};
+
 // An operation under way.
 //
-// libtorch's sends and receives learn of their end only in `wait`, whose timeout breaks the connection; the first
-// question whether one has ended therefore starts a thread that waits for it.
+// libtorch's sends and receives learn of their end only in `wait`, whose timeout breaks the connection. The first call of
+// `is_completed` therefore hands the wait to a thread of the pool.
 class Work {
  public:
   Work(c10::intrusive_ptr<c10d::Work> work, bool point_to_point)
       : work_(std::move(work)), point_to_point_(point_to_point) {}
 
   ~Work() {
-    if (!waiter_.joinable()) return;
+    if (!waited_for_) return;
     if (!ended()) {
       try {
         work_->abort();
@@ -35,12 +80,16 @@ class Work {
         // The waiter ends at the group's timeout.
       }
     }
-    waiter_.join();
+    std::unique_lock<std::mutex> lock(mutex_);
+    end_.wait(lock, [this] { return ended_; });
   }
 
   bool is_completed() {
     if (!point_to_point_) return work_->isCompleted();
-    if (!waiter_.joinable() && !ended()) waiter_ = std::thread([this] { wait_for_end(kNoTimeout); });
+    if (!waited_for_ && !ended()) {
+      Waiters::all().run([this] { wait_for_end(kNoTimeout); });
+      waited_for_ = true;
+    }
     return ended();
   }
 
@@ -49,7 +98,7 @@ class Work {
       TORCH_CHECK(work_->wait(timeout), "the operation was aborted");
       return;
     }
-    if (!waiter_.joinable() && !ended()) wait_for_end(timeout);
+    if (!waited_for_ && !ended()) wait_for_end(timeout);
     std::unique_lock<std::mutex> lock(mutex_);
     bool in_time = end_.wait_for(lock, timeout, [this] { return ended_; });
     TORCH_CHECK(in_time, "timed out after ", timeout.count(), " ms");
@@ -69,6 +118,7 @@ class Work {
     } catch (...) {
       error = std::current_exception();
     }
+    // Holds the lock until it returns: the destructor continues once it gets the lock.
     std::lock_guard<std::mutex> lock(mutex_);
     error_ = error;
     ended_ = true;
@@ -77,7 +127,8 @@ class Work {
 
   c10::intrusive_ptr<c10d::Work> work_;
   bool point_to_point_;
-  std::thread waiter_;
+  // True once a thread of the pool has taken over the wait.
+  bool waited_for_ = false;
   std::mutex mutex_;
   std::condition_variable end_;
   bool ended_ = false;

@@ -4,6 +4,7 @@
 #include "c10d.cpp"
 #include "cuda.cpp"
 #include "error.cpp"
+#include "exit.cpp"
 #include "hooks.cpp"
 #include "memory.cpp"
 #include "observe.cpp"

@@ -93,7 +93,7 @@ pub fn dense(tensor: &Tensor, format: MemoryFormat) -> Result<Tensor> {
     Ok(unsafe { Tensor::from_ptr(handle) })
 }
 
-/// An uninitialised tensor of `shape` in `format`, of the kind and device of `like`.
+/// An uninitialised tensor of `shape` in `format`, of the dtype and device of `like`.
 ///
 /// # Errors
 ///
@@ -107,7 +107,7 @@ pub fn empty_as(like: &Tensor, shape: &[i64], format: MemoryFormat) -> Result<Te
     Ok(unsafe { Tensor::from_ptr(handle) })
 }
 
-/// An uninitialised tensor of the shape, kind, device and (where dense) strides of `like`.
+/// An uninitialised tensor of the shape, dtype, device and (where dense) strides of `like`.
 ///
 /// # Errors
 ///

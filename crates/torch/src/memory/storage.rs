@@ -5,7 +5,7 @@ use tch::Tensor;
 use crate::error::{Result, call};
 use crate::ffi;
 
-/// Gives a contiguous tensor's memory back; shape, kind, history and all handles stay, those that a graph has saved too, which
+/// Gives a contiguous tensor's memory back; shape, dtype, history and all handles stay, those that a graph has saved too, which
 /// see the new memory after [`restore`].
 ///
 /// For parameters that are brought before they are used and dropped after it. Until it is restored nobody may read or write

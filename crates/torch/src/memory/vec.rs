@@ -50,7 +50,7 @@ fn lend<T: Element>(mut data: Vec<T>, shape: &[i64]) -> Result<Tensor> {
     let counted = allocator::Counted::new(size_of_val(data.as_slice()));
     let context = Box::into_raw(Box::new(Lent { _data: data, _counted: counted })).cast();
     let kind = scalar_type(T::KIND);
-    // SAFETY: the memory holds the shape's elements (checked by the caller) of this kind (promised by `Element`), is
+    // SAFETY: the memory holds the shape's elements (checked by the caller) of this dtype (promised by `Element`), is
     // writable, and lives until the shim drops the context, which it does once in every case.
     let handle = call(|error| unsafe {
         ffi::isobar_from_vec(pointer, shape.as_ptr(), shape.len(), kind, context, drop_box::<Lent<T>>, error)
@@ -70,13 +70,13 @@ fn copy<T: Element>(data: &[T], shape: &[i64]) -> Result<Tensor> {
 ///
 /// # Errors
 ///
-/// If the tensor's kind is not that of `T`, or it has no plain memory (sparse tensors).
+/// If the tensor's dtype is not that of `T`, or it has no plain memory (sparse tensors).
 pub fn to_vec<T: Element>(tensor: &Tensor) -> Result<Vec<T>> {
     let kind = tensor.f_kind()?;
     if kind != T::KIND {
         let asked = T::KIND;
         return Err(Error::Argument(format!(
-            "elements of kind {asked:?} were asked of a tensor of {kind:?}"
+            "elements of dtype {asked:?} were requested from a tensor of {kind:?}"
         )));
     }
     let tensor = dense(&tensor.f_detach()?.f_to(tch::Device::Cpu)?, MemoryFormat::Contiguous)?;

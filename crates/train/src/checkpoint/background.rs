@@ -14,7 +14,7 @@ pub(super) struct Background {
     thread: Option<JoinHandle<Result<()>>>,
     /// Reports the result of this rank's own part of the write.
     part: Option<mpsc::Receiver<std::result::Result<(), String>>>,
-    /// Why the last write failed, until somebody is told.
+    /// Reason why the last write failed, until it is reported.
     failed: Option<String>,
     news: News,
 }

@@ -2,11 +2,13 @@
 
 use std::collections::BTreeMap;
 
+use isobar_array::Window;
+use isobar_shard::ComputedBuffer;
 use serde::{Deserialize, Serialize};
 use tch::{Kind, Tensor};
 
 use super::manifest::Manifest;
-use super::piece::{Piece, placed};
+use super::piece::{Piece, Region, placed};
 use super::read::{CheckpointIndex, ReadRequest};
 use crate::error::{Context, Error, Result};
 use crate::optim::{AverageRule, AverageState, Optimizer, OptimizerState, StateTensor, average_slot};
@@ -103,6 +105,14 @@ impl Checkpointed for Contents<'_> {
             .map(|p| Piece::placed(named(MODEL, &p.name), &p.tensor, &p.placement, group))
             .collect();
         pieces.extend(self.buffers.iter().map(|(name, t)| Piece::whole(named(BUFFER, name), t)));
+        for (buffer, part) in self.params.computed() {
+            pieces.push(Piece {
+                name: named(BUFFER, buffer.name()),
+                shape: buffer.shape().to_vec(),
+                region: region_of(part),
+                tensor: buffer.values(part)?,
+            });
+        }
         if let Some(optimizer) = &self.optimizer {
             pieces.extend(optimizer.state().tensors.iter().map(|t| {
                 let name = format!("{OPTIMIZER}{}.{}", t.slot, t.param);
@@ -157,7 +167,9 @@ impl Checkpointed for Contents<'_> {
         for (name, tensor) in self.buffers {
             want(format!("{}{name}", prefix(BUFFER)), name, tensor, &ParamPlacement::Replicate);
         }
-        let is_buffer = |name: &str| self.buffers.iter().any(|(buffer, _)| buffer == name);
+        let is_buffer = |name: &str| {
+            self.buffers.iter().any(|(buffer, _)| buffer == name) || self.computed(name).is_some()
+        };
         for tensor in &saved.tensors {
             let name = tensor.name.as_str();
             let known = if weights_only {
@@ -185,6 +197,22 @@ impl Checkpointed for Contents<'_> {
                 problems.push(format!("{short:?} is not of this model"));
             }
         }
+        // They are compared, not taken: checkpoints may lack them.
+        for (buffer, part) in self.params.computed() {
+            let full = format!("{}{}", prefix(BUFFER), buffer.name());
+            match saved.tensor(&full) {
+                None => {}
+                Some(found) if found.shape == buffer.shape() => {
+                    wanted.push(ReadRequest { name: full, region: region_of(part) });
+                }
+                Some(found) => problems.push(format!(
+                    "{:?} is {:?}, the model has {:?}",
+                    buffer.name(),
+                    found.shape,
+                    buffer.shape()
+                )),
+            }
+        }
         let reason = match (problems.is_empty(), other_precision.filter(|_| self.optimizer.is_some())) {
             (true, None) => return Ok(wanted),
             (true, Some((saved, own))) => {
@@ -205,6 +233,9 @@ impl Checkpointed for Contents<'_> {
 
     fn restore(&mut self, facts: Option<&serde_json::Value>, pieces: Vec<Piece>) -> Result<()> {
         let model = self.params.len() + self.buffers.len();
+        let (computed, pieces): (Vec<_>, Vec<_>) =
+            pieces.into_iter().partition(|piece| self.computed(&piece.name).is_some());
+        computed.iter().try_for_each(|piece| self.compare(piece))?;
         let mut pieces = pieces.into_iter();
         let values: Vec<Piece> = pieces.by_ref().take(model).collect();
         if let (Some(optimizer), Some(facts)) = (&mut self.optimizer, facts) {
@@ -237,6 +268,31 @@ impl Checkpointed for Contents<'_> {
         }
         Ok(())
     }
+}
+
+impl Contents<'_> {
+    /// The computed buffer that has this name in a checkpoint or in a file of weights, and this rank's box.
+    fn computed(&self, name: &str) -> Option<&(ComputedBuffer, Window)> {
+        let name = name.strip_prefix(BUFFER).unwrap_or(name);
+        self.params.computed().iter().find(|(buffer, _)| buffer.name() == name)
+    }
+
+    /// Refuses a saved buffer that differs from the computed one.
+    fn compare(&self, piece: &Piece) -> Result<()> {
+        let Some((buffer, part)) = self.computed(&piece.name) else { return Ok(()) };
+        match buffer.agrees(part, &piece.tensor)? {
+            true => Ok(()),
+            false => Err(Error::invalid(
+                format!("buffer {:?} of the checkpoint", buffer.name()),
+                "other than the model's",
+                "the values that follow from the model's configuration",
+            )),
+        }
+    }
+}
+
+fn region_of(part: &Window) -> Region {
+    Region { start: part.offset().to_vec(), shape: part.shape().to_vec() }
 }
 
 /// Returns whether values of one dtype are converted to the other when weights are loaded.

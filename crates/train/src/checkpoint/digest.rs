@@ -58,7 +58,7 @@ impl CheckedDigest {
 /// Takes the bytes of a file one after the other.
 #[derive(Debug)]
 pub(super) struct FileHasher {
-    /// Of the block under way.
+    /// Hash of the current block.
     hasher: Hasher,
     filled: u64,
     blocks: Vec<ChainingValue>,

@@ -23,7 +23,11 @@ const KINDS: [(Kind, Dtype); 11] = [
 pub(super) fn dtype(name: &str, kind: Kind) -> Result<Dtype> {
     let found = KINDS.iter().find(|entry| entry.0 == kind).map(|entry| entry.1);
     found.ok_or_else(|| {
-        Error::invalid(format!("tensor {name:?}"), format!("of kind {kind:?}"), "a kind that safetensors has")
+        Error::invalid(
+            format!("tensor {name:?}"),
+            format!("of dtype {kind:?}"),
+            "a dtype that safetensors has",
+        )
     })
 }
 

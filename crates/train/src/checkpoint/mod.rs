@@ -8,6 +8,8 @@
 //! A reader takes the byte ranges that it needs, whoever wrote them, and checks the blocks that they lie in. A checkpoint
 //! that is torn, damaged or foreign is refused with the reason, and the newest whole one is used.
 //!
+//! It depends on no model, task or loss.
+//!
 //! | | |
 //! |---|---|
 //! | [`Checkpoints`] | writes, finds and loads those of a run |
@@ -164,7 +166,7 @@ impl Checkpoints {
     ///
     /// # Errors
     ///
-    /// On every rank where any failed: the disk is full, a tensor's kind has no place in safetensors, the ranks together do not
+    /// On every rank where any failed: the disk is full, a tensor's dtype has no place in safetensors, the ranks together do not
     /// hold all of a tensor, the folder is not shared, a rank is lost. That a write in the background before failed is warned of.
     pub fn save(&mut self, contents: &dyn Checkpointed, state: &RunState) -> Result<PathBuf> {
         let job = self.job(contents, state, false);
@@ -240,7 +242,7 @@ impl Checkpoints {
     /// # Errors
     ///
     /// On every rank where any failed: [`Error::NoCheckpoint`]; [`Error::Checkpoint`] where none is whole;
-    /// [`Error::CheckpointUnfit`] for one of a model whose names, shapes or kinds differ (the reason lists them);
+    /// [`Error::CheckpointUnfit`] for one of a model whose names, shapes or dtypes differ (the reason lists them);
     /// [`Error::CheckpointsDiffer`] where the ranks do not read the same. Nothing is changed on a rank that fails.
     pub fn load(&self, which: &CheckpointSelector, contents: &mut dyn Checkpointed) -> Result<Loaded> {
         select::load(&self.folder, which, contents, &self.world)

@@ -94,7 +94,7 @@ pub struct Piece {
     pub name: String,
     /// The shape of the whole tensor.
     pub shape: Vec<i64>,
-    /// Which part of it this is.
+    /// Region of it that this is.
     pub region: Region,
     /// Its values, of the shape of the region: a second handle, not a copy.
     pub tensor: Tensor,

@@ -36,7 +36,7 @@ impl Declared {
     }
 }
 
-/// Which rank writes which boxes where.
+/// Boxes that each rank writes, and their files.
 #[derive(Debug, PartialEq)]
 pub(super) struct Plan {
     pub(super) tensors: Vec<TensorPlan>,
@@ -201,11 +201,11 @@ impl Plan {
 /// Message of a rank to all others before a save.
 #[derive(Debug, Serialize, Deserialize)]
 struct Opening {
-    /// Of what it declares.
+    /// Digest of its declaration.
     digest: String,
-    /// Why it cannot go on.
+    /// Reason why it cannot go on.
     failed: Option<String>,
-    /// Why its last write, in the background, failed.
+    /// Reason why its last write, in the background, failed.
     unwritten: Option<String>,
     /// Rank 0's choice for all: the save's nonce, and the suffix of the files' names.
     nonce: String,

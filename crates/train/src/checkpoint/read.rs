@@ -19,7 +19,7 @@ use crate::error::{Context, Error, IoContext, Result};
 pub struct ReadRequest {
     /// The tensor's name in the checkpoint.
     pub name: String,
-    /// Which part of it.
+    /// Box of it to read.
     pub region: Region,
 }
 
@@ -84,7 +84,7 @@ impl Opened {
         let tensors = self.tensors.iter().map(|tensor| {
             let kind = kind(tensor.dtype).ok_or_else(|| {
                 let reason = format!(
-                    "tensor {:?}: elements of type {:?} have no tensor kind",
+                    "tensor {:?}: elements of type {:?} have no tensor dtype",
                     tensor.name, tensor.dtype
                 );
                 Error::checkpoint(&self.path, reason)

@@ -1,4 +1,4 @@
-//! Which checkpoints stay.
+//! Choice of the checkpoints that are kept.
 
 use std::path::{Path, PathBuf};
 

@@ -1,4 +1,4 @@
-//! Which checkpoint to load: the first in order that is whole on all ranks.
+//! Choice of the checkpoint to load: the first in order that is whole on all ranks.
 
 use std::fs;
 use std::os::unix::fs::MetadataExt;
@@ -15,7 +15,7 @@ use super::retention::{best_first, comparable};
 use super::{RunState, folder};
 use crate::error::{Error, IoContext, Result};
 
-/// Which checkpoint is meant.
+/// Choice of a checkpoint.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum CheckpointSelector {
     /// The newest in the run's folder that is whole.
@@ -135,7 +135,7 @@ impl Weights {
         Ok(Self { path: path.to_owned(), identity })
     }
 
-    /// Of all its bytes.
+    /// Returns the digest of all its bytes.
     fn digest(&self) -> Result<String> {
         let file = isobar_files::open(&self.path).at("open", &self.path)?;
         let mut hasher = blake3::Hasher::new();

@@ -1,7 +1,10 @@
 use std::path::PathBuf;
 use std::time::Duration;
 
+use isobar_array::{Generator, Window};
 use isobar_collectives::threads;
+use isobar_manager::DeviceMesh;
+use isobar_shard::{Init, ParamStore, Params, Placement};
 use rstest::rstest;
 use tch::{Device, Kind, Tensor};
 
@@ -536,4 +539,60 @@ fn weights_are_converted_and_runs_resume_in_their_precision(
         )
     );
     assert_eq!(resumed.params.get("w").unwrap().tensor.double_value(&[0, 0]), 0.0, "nothing was loaded");
+}
+
+/// A weight and, with `offset`, a computed buffer of the row-major numbers of its elements plus the offset.
+fn store_with_grid(offset: Option<f64>) -> ParamStore {
+    let mut store = ParamStore::new(Generator::new(1));
+    let _ = store.param("w", &[2], Init::Constant(1.0), Placement::Replicate).unwrap();
+    if let Some(offset) = offset {
+        let values = move |part: &Window| {
+            let all = Tensor::arange(24, (Kind::Float, Device::Cpu)).view([1, 8, 3]) + offset;
+            Ok(all.narrow(1, part.offset()[1], part.shape()[1]))
+        };
+        store.computed_buffer("grid", &[1, 8, 3], std::sync::Arc::new(values)).unwrap();
+    }
+    store
+}
+
+fn contents_of(of: &(Parameters, Vec<(String, Tensor)>)) -> Contents<'_> {
+    Contents { params: &of.0, buffers: &of.1, optimizer: None }
+}
+
+#[test]
+fn computed_buffers_are_written_by_parts_exported_and_compared() {
+    let folder = tempfile::tempdir().unwrap();
+    let paths = threads::run(4, DEADLINE, |world| {
+        let mesh = DeviceMesh::new(&world, &[4], &["domain"]).unwrap();
+        let of = Parameters::on_mesh(&store_with_grid(Some(0.0)), &mesh).unwrap();
+        assert!(of.1.is_empty());
+        let contents = contents_of(&of);
+        let pieces = contents.pieces().unwrap();
+        let grid = pieces.iter().find(|piece| piece.name == "buffer.grid").unwrap();
+        assert_eq!((grid.tensor.size(), grid.region.start[1]), (vec![1, 2, 3], 2 * world.rank() as i64));
+        Checkpoints::new(folder.path(), Keep::ALL, &world).save(&contents, &state(1)).unwrap()
+    });
+    let out = folder.path().join("model.safetensors");
+    export(&paths[0], &out).unwrap();
+    let full = Tensor::arange(24, (Kind::Float, Device::Cpu)).view([1, 8, 3]);
+    let written = std::fs::read(&out).unwrap();
+    let exported = safetensors::SafeTensors::deserialize(&written).unwrap();
+    assert_eq!(exported.tensor("grid").unwrap().data(), values(&full));
+
+    let load = |root: &Path, at: CheckpointSelector, offset: Option<f64>| {
+        let of = Parameters::of(&store_with_grid(offset)).unwrap();
+        let loaded = alone(root, Keep::ALL).load(&at, &mut contents_of(&of));
+        loaded.map(drop).map_err(|error| error.to_string())
+    };
+    for at in [CheckpointSelector::Newest, CheckpointSelector::At(out)] {
+        load(folder.path(), at.clone(), Some(0.0)).unwrap();
+        let error = load(folder.path(), at.clone(), Some(0.5)).unwrap_err();
+        assert!(error.contains("buffer \"grid\" of the checkpoint"), "{error}");
+        assert!(load(folder.path(), at, None).unwrap_err().contains("\"grid\" is not of this model"));
+    }
+    // A checkpoint may lack it.
+    let other = tempfile::tempdir().unwrap();
+    let of = Parameters::of(&store_with_grid(None)).unwrap();
+    alone(other.path(), Keep::ALL).save(&contents_of(&of), &state(1)).unwrap();
+    load(other.path(), CheckpointSelector::Newest, Some(0.0)).unwrap();
 }

@@ -31,7 +31,7 @@ pub struct Listed {
 pub struct Summary {
     /// Steps taken.
     pub step: u64,
-    /// When it was saved.
+    /// Time at which it was saved.
     pub saved_at: SystemTime,
     /// Bytes of its files of tensors.
     pub bytes: u64,

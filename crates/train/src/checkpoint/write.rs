@@ -303,7 +303,7 @@ fn header(tensors: &[(&str, Dtype, Vec<i64>)]) -> std::result::Result<Vec<u8>, S
 pub(super) struct Staging(Vec<Tensor>);
 
 impl Staging {
-    /// Copies of tensors, each of the kind and shape of the one before in its place, if possible into its memory. Memory for
+    /// Copies of tensors, each of the dtype and shape of the one before in its place, if possible into its memory. Memory for
     /// tensors of a GPU is pinned.
     pub(super) fn copy(&mut self, tensors: &[(String, Tensor)]) -> Result<Vec<Tensor>> {
         self.0.truncate(tensors.len());

@@ -334,7 +334,7 @@ impl FullySharded {
             };
             Parameter::part(&member.name, &member.part, (shape, start), copies)
         });
-        let parts = Parameters::over(own.collect(), &parts)?;
+        let parts = Parameters::over(own.collect(), &parts)?.with_computed_of(params);
         parts.iter().try_for_each(create_grad)?;
         let hooks = register_hooks(&sharded, &members)?;
         let bytes = (config.bucket_mb * 1024.0 * 1024.0) as usize;
@@ -498,7 +498,7 @@ fn members(params: &Parameters, group: &Group) -> Result<Vec<Member>> {
     params.iter().enumerate().map(member).collect()
 }
 
-/// Parameters that are neighbours in the order of their making, which is about that of their use, of one kind and device, and
+/// Parameters that are neighbours in the order of their making, which is about that of their use, of one dtype and device, and
 /// about so many bytes.
 fn units(members: Vec<Member>, bytes: usize, ranks: usize) -> Vec<Unit> {
     let mut units: Vec<Vec<Member>> = Vec::new();

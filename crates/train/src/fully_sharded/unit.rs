@@ -50,7 +50,7 @@ impl Cut {
     }
 }
 
-/// Parameters of one kind on one device.
+/// Parameters of one dtype on one device.
 pub(super) struct Unit {
     pub(super) members: Vec<Member>,
     /// Elements of each rank's parts together.

@@ -1,4 +1,6 @@
 //! Checks of gradients: each is summed once, over the right ranks, before it is used.
+//!
+//! They depend on layouts and groups, and on no optimizer.
 
 mod checks;
 mod set;

@@ -106,6 +106,16 @@ pub fn crps<A: Array>(ensemble: &A, target: &A, fair: bool) -> Result<A> {
 /// # Errors
 ///
 /// An array of one dim.
+///
+/// ```
+/// use isobar_train::loss::ensemble_mean;
+/// use tch::Tensor;
+///
+/// // One sample of two members with two values each.
+/// let ensemble = Tensor::from_slice(&[1.0, 10.0, 3.0, 30.0]).view([1, 2, 2]);
+/// assert_eq!(ensemble_mean(&ensemble)?, Tensor::from_slice2(&[[2.0, 20.0]]));
+/// # Ok::<(), isobar_train::Error>(())
+/// ```
 pub fn ensemble_mean<A: Array>(ensemble: &A) -> Result<A> {
     Ok(ensemble.reduce(Reduction::Mean, &[1], false)?)
 }
@@ -116,6 +126,15 @@ pub fn ensemble_mean<A: Array>(ensemble: &A) -> Result<A> {
 /// # Errors
 ///
 /// An array of one dim.
+///
+/// ```
+/// use isobar_train::loss::ensemble_variance;
+/// use tch::Tensor;
+///
+/// let ensemble = Tensor::from_slice(&[1.0, 10.0, 3.0, 30.0]).view([1, 2, 2]);
+/// assert_eq!(ensemble_variance(&ensemble)?, Tensor::from_slice2(&[[2.0, 200.0]]));
+/// # Ok::<(), isobar_train::Error>(())
+/// ```
 pub fn ensemble_variance<A: Array>(ensemble: &A) -> Result<A> {
     let members = ensemble.extent(1)?;
     let mean = ensemble.reduce(Reduction::Mean, &[1], true)?;

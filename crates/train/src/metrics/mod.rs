@@ -17,7 +17,7 @@ use self::tensorboard::EventFile;
 use crate::error::{Error, IoContext, Result};
 use crate::metric::MetricKind;
 
-/// Which files metrics go to.
+/// Files that metrics are written to.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, schemars::JsonSchema)]
 #[serde(deny_unknown_fields, default)]
 pub struct MetricsConfig {

@@ -196,9 +196,9 @@ pub struct AdamW(Moments);
 /// Kind of weight decay.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Decay {
-    /// To the gradient, and with it into the running means.
+    /// It is added to the gradient, and enters the running means.
     OfGradient,
-    /// To the weights, beside the step.
+    /// It is subtracted from the weights, apart from the step.
     OfWeights,
 }
 

@@ -7,7 +7,7 @@ use tch::{TchError, Tensor};
 use crate::error::{Context, Error, Result};
 use crate::params::{ParamPlacement, Parameter};
 
-/// Which rank of a group has which part of some parameters.
+/// Parts of some parameters, by rank of a group.
 #[derive(Debug)]
 pub(super) struct GatheredParams {
     group: Group,

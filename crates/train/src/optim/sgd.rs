@@ -79,6 +79,20 @@ impl Sgd {
     /// # Errors
     ///
     /// A setting is out of its range, or the state cannot be allocated.
+    ///
+    /// ```
+    /// use isobar_train::optim::{Optimizer, Sgd, SgdConfig};
+    /// use isobar_train::{Parameter, Parameters};
+    /// use tch::Tensor;
+    ///
+    /// let x = Tensor::f_from_slice(&[1.0f64])?.f_set_requires_grad(true)?;
+    /// let params = Parameters::new(vec![Parameter::replicated("x", &x)])?;
+    /// let mut sgd = Sgd::new(&params, &SgdConfig { momentum: 0.0, ..SgdConfig::default() })?;
+    /// x.f_square()?.f_sum(None)?.f_backward()?; // the gradient is 2
+    /// sgd.step(0.25)?;
+    /// assert_eq!(x.f_double_value(&[0])?, 0.5);
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
     pub fn new(params: &Parameters, config: &SgdConfig) -> Result<Self> {
         check(config)?;
         let slots = params.iter().map(|p| Slot::new(p, config)).collect::<Result<_>>()?;

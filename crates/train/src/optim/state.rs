@@ -12,7 +12,7 @@ use crate::params::{ParamPlacement, Parameter};
 /// The state of an optimizer: its kind, how many steps each parameter has taken, and tensors by slot and parameter.
 #[derive(Debug, Default)]
 pub struct OptimizerState {
-    /// Which optimizer wrote it, for example `adamw`.
+    /// Name of the optimizer that wrote it, for example `adamw`.
     pub kind: String,
     /// Steps taken, by parameter name.
     pub steps: BTreeMap<String, u64>,

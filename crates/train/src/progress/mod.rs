@@ -82,7 +82,7 @@ pub struct Progress {
 #[derive(Debug)]
 enum Shown {
     Bar(Bar),
-    /// To the launcher.
+    /// Records for the launcher, which draws them.
     Records(Records),
     Lines(Watch),
     Epochs,

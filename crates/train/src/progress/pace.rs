@@ -2,7 +2,7 @@
 
 use std::time::{Duration, Instant};
 
-/// When a line of the log is due.
+/// Schedule of the lines of the log.
 #[derive(Debug)]
 pub(super) struct Pace {
     /// The last line.

@@ -88,6 +88,15 @@ impl Moment {
     }
 
     /// Returns the fraction of the way from step `start` to step `end`, in [0, 1].
+    ///
+    /// ```
+    /// use isobar_train::schedule::Moment;
+    ///
+    /// // Step 25 of a run of 10 epochs of 10 steps.
+    /// let at = Moment { step: 25.0, steps_per_epoch: 10.0, total: 100.0 };
+    /// assert_eq!(at.progress(at.steps(2.0), at.steps(3.0)), 0.5);
+    /// assert_eq!(at.progress(at.steps(5.0), at.total), 0.0);
+    /// ```
     pub fn progress(&self, start: f64, end: f64) -> f64 {
         if end <= start { 0.0 } else { ((self.step - start) / (end - start)).clamp(0.0, 1.0) }
     }
@@ -173,6 +182,16 @@ impl Schedule {
 
     /// Returns the fraction of the base rate at step `step`: during a warm-up of w steps (step + 1)/w, so that the first step
     /// already moves, and from step w on what the kind says.
+    ///
+    /// ```
+    /// use isobar_train::schedule::{Constant, Schedule};
+    ///
+    /// // Two epochs of warm-up, of 2 steps each.
+    /// let schedule = Schedule::new(Constant { warmup_epochs: 2.0 }, 1e-3, 2, 4)?;
+    /// let factors: Vec<f64> = (0..5).map(|step| schedule.factor(step)).collect();
+    /// assert_eq!(factors, [0.25, 0.5, 0.75, 1.0, 1.0]);
+    /// # Ok::<(), isobar_train::Error>(())
+    /// ```
     pub fn factor(&self, step: u64) -> f64 {
         let at = Moment { step: step as f64, steps_per_epoch: self.steps_per_epoch, total: self.total };
         let warmup = at.steps(self.kind.warmup_epochs());

@@ -69,7 +69,7 @@ pub struct FitConfig {
     pub schedule: ScheduleKind,
     /// Gradients over ranks.
     pub data_parallel: DataParallelConfig,
-    /// When to save.
+    /// Saving of checkpoints.
     pub checkpoint: CheckpointConfig,
     /// Metrics to record.
     pub metrics: MetricsConfig,
@@ -113,7 +113,7 @@ pub struct Summary {
     pub straggler: Option<Straggler>,
     /// The last checkpoint.
     pub checkpoint: Option<PathBuf>,
-    /// Why it ended before its last step, where it did: there was no validation then.
+    /// Reason why it ended before its last step, if it did: there was no validation then.
     pub stopped: Option<Stop>,
     /// Seconds that this call took.
     pub seconds: f64,

@@ -144,7 +144,7 @@ impl<T: Task> Run<'_, T> {
             self.mark(Phase::Forward);
             // Random numbers go by a sample's place in the batch, whichever pass it is in.
             let generator = seed.fork(&self.state.step.to_string());
-            let loss = match samples.is_empty() {
+            let pair = match samples.is_empty() {
                 true => None,
                 false => {
                     let step = Step {
@@ -155,14 +155,21 @@ impl<T: Task> Run<'_, T> {
                     };
                     let _precision = self.precision()?;
                     let loss = self.task.loss(step, samples);
-                    Some(loss.map_err(|source| Error::Task { context: "the loss of a step", source })?)
+                    let pair = loss.and_then(|loss| Ok((loss, self.task.regularization()?)));
+                    Some(pair.map_err(|source| Error::Task { context: "the loss of a step", source })?)
                 }
             };
             self.mark(Phase::Backward);
-            let last = pass + 1 == count;
-            self.parallel.backward(loss.as_ref(), (samples.len(), batch.len()), factor, last)?;
-            if let Some(loss) = loss {
-                losses.push((loss.f_detach().context(|| "the loss of a step".to_owned())?, samples.len()));
+            let (own, last) = ((samples.len(), batch.len()), pass + 1 == count);
+            let loss =
+                pair.map(|(loss, term)| self.parallel.regularized(loss, term, own, factor)).transpose()?;
+            self.parallel.backward(loss.as_ref().map(|(loss, _)| loss), own, factor, last)?;
+            if let Some((loss, beside)) = loss {
+                let total = || match &beside {
+                    Some(term) => loss.f_detach()?.f_add(term),
+                    None => loss.f_detach(),
+                };
+                losses.push((total().context(|| "the loss of a step".to_owned())?, samples.len()));
             }
         }
         Ok(Passes { losses })

@@ -4,6 +4,8 @@
 //! collective: an operation costs a few uncontended locks and two readings of the clock. Nothing is written anywhere: who
 //! wants a record asks for it with [`Group::flight`](crate::Group::flight).
 //!
+//! It sends nothing and compares nothing.
+//!
 //! ```
 //! use isobar_collectives::flight::{FlightState, Phase};
 //! use isobar_collectives::{Group, ReduceOp, all_reduce};

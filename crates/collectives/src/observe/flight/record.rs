@@ -73,12 +73,12 @@ pub struct FlightEntry {
     pub phase: Phase,
     /// The step in which it began.
     pub step: u64,
-    /// When it began, in nanoseconds since 1970 by the machine's clock.
+    /// Time at which it began, in nanoseconds since 1970 by the machine's clock.
     pub begin_ns: u64,
-    /// When it ended; 0 where it has not.
+    /// Time at which it ended; 0 if it has not.
     #[serde(default)]
     pub end_ns: u64,
-    /// Why it failed.
+    /// Reason of its failure.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub problem: Option<String>,
     /// Stack of a long wait, innermost frame first.

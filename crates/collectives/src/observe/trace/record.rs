@@ -22,9 +22,9 @@ pub struct CommEvent {
     pub sent: u64,
     /// Bytes that this rank has received from others.
     pub received: u64,
-    /// When it began, in nanoseconds since 1970 by the machine's clock.
+    /// Time at which it began, in nanoseconds since 1970 by the machine's clock.
     pub begin_ns: u64,
-    /// When its result was there.
+    /// Time at which its result was there.
     pub end_ns: u64,
 }
 

@@ -8,7 +8,7 @@ use tch::Tensor;
 
 use crate::hdf5::attribute::Attributes;
 use crate::hdf5::layout::{self, Node, check_range, shape_text};
-use crate::hdf5::storage::Stored;
+use crate::hdf5::stored::Stored;
 use crate::registry::check_extension;
 use crate::stats::Accumulator;
 use crate::{Error, InMemory, Result, Statistics};
@@ -17,7 +17,7 @@ use crate::{Error, InMemory, Result, Statistics};
 ///
 /// The layout is PDEBench's (Takamoto et al. 2022), all numbers dimensionless:
 ///
-/// | name | shape | kind | is |
+/// | name | shape | dtype | is |
 /// |---|---|---|---|
 /// | `nu` | `[sample, x, y]` | float32 | the coefficient a |
 /// | `tensor` | `[sample, 1, x, y]` | float32 | the solution u; the 1 is PDEBench's time axis |
@@ -73,11 +73,11 @@ pub struct DarcyStatistics {
 }
 
 impl DarcyFile {
-    /// Opens a file and checks its layout: that the datasets and the attribute are there, of the right kind, with
+    /// Opens a file and checks its layout: that the datasets and the attribute are there, of the right dtype, with
     /// shapes that agree, and coordinates that are finite and ascending.
     ///
     /// # Errors
-    /// When the file is missing, of another format, not HDF5,
+    /// If the file is missing, of another format, not HDF5,
     /// truncated, or of another layout; the error names the file, the dataset and the cause.
     pub fn open(path: impl AsRef<Path>) -> Result<Self> {
         let path = path.as_ref();
@@ -145,7 +145,7 @@ impl DarcyFile {
     /// window touches. Any of the three may be empty, as a rank's part may be.
     ///
     /// # Errors
-    /// When an index is out of range, the file can't be read, or a value in the window is not finite; the error names
+    /// If an index is out of range, the file can't be read, or a value in the window is not finite; the error names
     /// the dataset and the index of the first such value.
     pub fn read(&self, samples: &[usize], rows: Range<usize>, cols: Range<usize>) -> Result<DarcyFields> {
         Ok(DarcyFields {

@@ -1,4 +1,6 @@
 //! Darcy flow as PDEBench stores it.
+//!
+//! It depends on no other format and on no run.
 
 mod file;
 mod writer;

@@ -44,7 +44,7 @@ impl DarcyWriter {
     /// For `samples` samples on `size` × `size` cells, solved for the constant source `beta`.
     ///
     /// # Errors
-    /// When `samples` or `size` is 0, `beta` is not finite, or the file can't be made: the folder is missing or
+    /// If `samples` or `size` is 0, `beta` is not finite, or the file can't be made: the folder is missing or
     /// read-only.
     pub fn create(path: impl AsRef<Path>, samples: usize, size: usize, beta: f64) -> Result<Self> {
         if samples == 0 || size == 0 || !beta.is_finite() {
@@ -63,7 +63,7 @@ impl DarcyWriter {
     /// ignore it.
     ///
     /// # Errors
-    /// When an attribute of that name exists, or the text has a zero byte.
+    /// If an attribute of that name exists, or the text has a zero byte.
     pub fn attribute(&self, name: &str, value: &str) -> Result<()> {
         write_attribute(&self.aside, name, value)
     }
@@ -71,7 +71,7 @@ impl DarcyWriter {
     /// Adds one or more samples: both slices are `[sample, x, y]`, flattened.
     ///
     /// # Errors
-    /// When the slices are not a whole number of samples, equally many, and no more than are left to write, or when
+    /// If the slices are not a whole number of samples, equally many, and no more than are left to write, or when
     /// the disk is full.
     pub fn append(&mut self, nu: &[f32], u: &[f32]) -> Result<()> {
         let n = self.size;
@@ -98,7 +98,7 @@ impl DarcyWriter {
     /// Puts the file in its place.
     ///
     /// # Errors
-    /// When samples are still missing, or the disk is full.
+    /// If samples are still missing, or the disk is full.
     pub fn finish(self) -> Result<()> {
         let Self { aside, nu, tensor, samples, written, .. } = self;
         if written != samples {

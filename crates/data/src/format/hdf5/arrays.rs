@@ -12,7 +12,7 @@ use crate::arrays::{ArrayInfo, Arrays, Valid, Values};
 use crate::hdf5::attribute::Attributes;
 use crate::hdf5::layout::{Node, read_window};
 use crate::hdf5::plain::{AXES, PERIODIC, UNITS};
-use crate::hdf5::storage::Stored;
+use crate::hdf5::stored::Stored;
 use crate::{Error, Result};
 
 /// Attribute of netCDF-4: numbers of the dimensions of a variable.
@@ -189,6 +189,9 @@ impl Arrays for Hdf5Arrays {
         let name = self.known(name)?;
         let opened = self.opened(name)?;
         let (stored, kind) = &*opened;
+        if let Some(values) = stored.read(window)? {
+            return Ok(values);
+        }
         let path = &self.path;
         Ok(match kind {
             TypeDescriptor::Float(FloatSize::U8) => Values::F64(read_window(path, stored, name, window)?),
@@ -211,7 +214,11 @@ impl Arrays for Hdf5Arrays {
                 Values::F64(values.into_iter().map(|value| value as f64).collect())
             }
             other => {
-                return Err(self.root().misfit(name, format!("of kind {other}"), "real numbers or booleans"));
+                return Err(self.root().misfit(
+                    name,
+                    format!("of dtype {other}"),
+                    "real numbers or booleans",
+                ));
             }
         })
     }

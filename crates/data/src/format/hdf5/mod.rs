@@ -1,4 +1,6 @@
 //! Plain HDF5: datasets that `[data.hdf5]` names.
+//!
+//! It assumes no schema: the configuration gives the meaning of the axes.
 
 mod arrays;
 

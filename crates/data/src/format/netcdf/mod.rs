@@ -1,4 +1,6 @@
 //! NetCDF files: NetCDF-4, which is HDF5, and the classic formats.
+//!
+//! It reads arrays and attributes; `cf` interprets CF's attributes.
 
 mod classic;
 

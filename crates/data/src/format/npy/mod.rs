@@ -1,4 +1,6 @@
 //! NumPy's `.npy` and `.npz` files.
+//!
+//! The files hold no names of axes; the configuration gives them.
 
 mod header;
 mod npz;

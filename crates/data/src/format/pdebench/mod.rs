@@ -1,5 +1,7 @@
 //! Trajectories as PDEBench stores them (Takamoto et al., "PDEBench: An extensive benchmark for scientific machine learning", 2022),
 //! in all its layouts but that of Darcy flow, which is the format `darcy`.
+//!
+//! It depends on no other format and on no run.
 
 mod arrays;
 

@@ -1,4 +1,6 @@
 //! safetensors files.
+//!
+//! The files hold no names of axes; the configuration gives them.
 
 use std::collections::BTreeMap;
 use std::fs::File;

@@ -7,7 +7,7 @@ use isobar_torch::memory::from_vec;
 use tch::Tensor;
 
 use crate::hdf5::layout::{portion, read_finite};
-use crate::hdf5::storage::Stored;
+use crate::hdf5::stored::Stored;
 use crate::stats::Accumulator;
 use crate::{Result, Statistics};
 

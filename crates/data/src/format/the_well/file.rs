@@ -124,7 +124,7 @@ impl WellFile {
     /// Coordinates of the points along a spatial dim, counted from 0.
     ///
     /// # Panics
-    /// When there is no such dim.
+    /// If there is no such dim.
     pub fn coordinates(&self, dim: usize) -> &[f64] {
         &self.coordinates[dim]
     }
@@ -132,7 +132,7 @@ impl WellFile {
     /// Returns whether a spatial dim, counted from 0, is periodic by `boundary_conditions`.
     ///
     /// # Panics
-    /// When there is no such dim.
+    /// If there is no such dim.
     pub fn is_periodic(&self, dim: usize) -> bool {
         self.periodic[dim]
     }
@@ -180,7 +180,7 @@ impl WellFile {
     /// A field or scalar by its name.
     ///
     /// # Errors
-    /// When there is none of that name; the error lists the fields.
+    /// If there is none of that name; the error lists the fields.
     pub fn field(&self, name: &str) -> Result<&WellField> {
         self.fields.iter().chain(&self.scalars).find(|field| field.name == name).ok_or_else(|| {
             Error::MissingField {
@@ -197,7 +197,7 @@ impl WellFile {
     /// window touches. Any range may be empty, as a rank's part may be.
     ///
     /// # Errors
-    /// When no field is asked for or one is not there, the window has not one range a spatial dim, an index is out of
+    /// If no field is asked for or one is not there, the window has not one range a spatial dim, an index is out of
     /// range, the file can't be read, or a value in the window is not finite; the error names the dataset and the index
     /// of the first such value.
     pub fn read(
@@ -248,7 +248,7 @@ impl WellFile {
     /// the whole file.
     ///
     /// # Errors
-    /// When no field is asked for or one is not there, the range is empty or out of range, the file can't be read, or a
+    /// If no field is asked for or one is not there, the range is empty or out of range, the file can't be read, or a
     /// value is not finite.
     pub fn statistics(&self, fields: &[&str], trajectories: Range<usize>) -> Result<Vec<Statistics>> {
         let fields = self.chosen(fields)?;
@@ -285,7 +285,7 @@ impl WellFile {
     /// name; each component of a vector or tensor is named as in The Well: `velocity_x`, `stress_xy`.
     ///
     /// # Errors
-    /// When no field is requested, or one does not exist.
+    /// If no field is requested, or one does not exist.
     pub fn channels(&self, fields: &[&str]) -> Result<Vec<(String, Option<String>)>> {
         let mut channels = Vec::new();
         for field in self.chosen(fields)? {

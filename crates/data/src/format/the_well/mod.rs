@@ -1,4 +1,6 @@
 //! Trajectories as The Well stores them.
+//!
+//! It depends on no other format and on no run.
 
 mod field;
 mod file;

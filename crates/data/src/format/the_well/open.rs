@@ -25,11 +25,11 @@ inventory::submit! {
 }
 
 impl WellFile {
-    /// Opens a file and checks its layout: that the attributes, groups and datasets are there, of the right kind, with
+    /// Opens a file and checks its layout: that the attributes, groups and datasets are there, of the right dtype, with
     /// shapes that agree, and times and coordinates that are finite and ascending.
     ///
     /// # Errors
-    /// When the file is missing, of another format, not HDF5,
+    /// If the file is missing, of another format, not HDF5,
     /// truncated, or of another layout; the error names the file, the dataset and the cause.
     pub fn open(path: impl AsRef<Path>) -> Result<Self> {
         check_extension(path.as_ref(), "the_well")?;

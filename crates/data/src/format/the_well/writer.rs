@@ -74,7 +74,7 @@ impl WellWriter {
     /// Makes the file and all in it but the fields' values.
     ///
     /// # Errors
-    /// When `meta` makes no file that could be read (nothing of something, times or coordinates that do not ascend, names
+    /// If `meta` makes no file that could be read (nothing of something, times or coordinates that do not ascend, names
     /// that are taken or can't be one), or the file can't be made: the folder is missing or read-only.
     pub fn create(path: impl AsRef<Path>, meta: &WellMeta) -> Result<Self> {
         meta.check()?;
@@ -89,17 +89,17 @@ impl WellWriter {
     /// ignore it.
     ///
     /// # Errors
-    /// When an attribute of that name exists, or the text has a zero byte.
+    /// If an attribute of that name exists, or the text has a zero byte.
     pub fn attribute(&self, name: &str, value: &str) -> Result<()> {
         write_attribute(&self.aside, name, value)
     }
 
     /// Writes consecutive frames of one field and trajectory, from `first` on. `values` is `[frame, channel, x, …]` with
     /// the field's components as channels (a tensor's row by row), as [`WellFile::read`](crate::WellFile::read) gives
-    /// them, of any real kind and on any device; it is stored as float32. What was written before is replaced.
+    /// them, of any real dtype and on any device; it is stored as float32. What was written before is replaced.
     ///
     /// # Errors
-    /// When there is no such field or trajectory, the shape does not fit, frames reach beyond the last, a value is not
+    /// If there is no such field or trajectory, the shape does not fit, frames reach beyond the last, a value is not
     /// finite in float32, or the disk is full.
     pub fn write(&mut self, field: &str, trajectory: usize, first: usize, values: &Tensor) -> Result<()> {
         let all: Vec<Range<usize>> = self.grid.iter().map(|&points| 0..points).collect();
@@ -178,7 +178,7 @@ impl WellWriter {
     /// Puts the file in its place.
     ///
     /// # Errors
-    /// When frames are still missing, or the disk is full.
+    /// If frames are still missing, or the disk is full.
     pub fn finish(self) -> Result<()> {
         let Self { aside, frames, fields, grid, .. } = self;
         let points: usize = grid.iter().product();

@@ -9,12 +9,12 @@ use serde_json::Value;
 use zarrs::array::{Array, ArrayMetadata};
 
 use super::attributes::describe;
-use super::boxes::{copy, extents, indices, shared, touched};
 use super::codecs::{Failure, Numbers, Place, Plan, quietly};
 use super::nodes::{Node, Version, nodes};
 use super::options::MissingChunks;
 use super::store::{Store, zeros};
 use crate::arrays::{ArrayInfo, Arrays, Values};
+use crate::boxes::{copy, extents, indices, shared, touched};
 use crate::dtype::{Dtype, NumberKind};
 use crate::{Error, Result};
 

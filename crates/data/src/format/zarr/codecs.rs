@@ -19,8 +19,8 @@ use zarrs::array::{
 };
 use zarrs::metadata::v3::MetadataV3;
 
-use super::boxes::{copy, extents, indices, shared, touched};
 use super::store::{Span, Store, short, zeros};
+use crate::boxes::{copy, extents, indices, shared, touched};
 
 /// Largest chunk that is unpacked, in bytes, and of shards the largest of their inner chunks.
 pub(super) const LARGEST: usize = 1 << 30;

@@ -1,8 +1,9 @@
 //! Zarr, versions 2 and 3, in folders and object stores.
+//!
+//! It does not depend on where a store is: files and object stores are read alike.
 
 mod arrays;
 mod attributes;
-mod boxes;
 mod codecs;
 mod nodes;
 mod options;

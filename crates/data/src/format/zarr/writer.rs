@@ -17,9 +17,9 @@ use zarrs::array::{
     data_type,
 };
 
-use super::boxes::{copy, extents, indices, shared, touched};
 use super::codecs::LARGEST;
 use super::unfinished::Unfinished;
+use crate::boxes::{copy, extents, indices, shared, touched};
 use crate::content::{Content, SAMPLE, TIME};
 use crate::dataset::DatasetWriter;
 use crate::hdf5::layout::{check_range, check_values};

@@ -1,6 +1,8 @@
 //! Equations on periodic boxes, solved in Fourier space: the gallery of APEBench (Koehler et al., "APEBench: A Benchmark for
 //! Autoregressive Neural Emulators of PDEs", NeurIPS 2024) in plain parameters.
 //!
+//! Nothing here depends on files or ranks.
+//!
 //! | | |
 //! |---|---|
 //! | [`make`], [`MakeConfig`] | solves a data set and writes it in The Well's schema |

@@ -5,6 +5,7 @@
 //! started again (see [`check_files_with`]).
 
 mod helper;
+mod shared;
 
 use std::collections::HashMap;
 use std::ffi::OsString;
@@ -17,6 +18,7 @@ use std::time::Duration;
 
 use self::helper::{Answer, Helper};
 pub(super) use self::helper::{GOOD, OUT_OF_MEMORY, UNLISTED, is_readable, next_path};
+use self::shared::SharedVerdicts;
 use crate::{Error, Result};
 
 /// Reads each HDF5 and NetCDF-4 file in a helper process before this process opens it.
@@ -28,8 +30,12 @@ use crate::{Error, Result};
 /// A file is [`Error::Rejected`] if it crashes the HDF5 library, or if the library needs more than 5 s of processor time (more for
 /// files from 4 MiB on) or 1 GiB of memory to read it. The helper reads a file again only if its size, times or inode changed. It
 /// starts when a file is opened, without the environment variables of launchers such as mpirun, and ends after 5 s without a file.
-/// Not collective: each rank has its own helper. If no helper can work (no process can be started, a library is missing, or the
-/// system kills it), one warning says so, and files are opened directly. A second call has no effect.
+///
+/// Not collective: each rank asks for itself. If a file has not changed for 3 s, one process of a user on a host reads it, and
+/// the others take its verdict, for a day: that a file is good, or, if they waited, that it is rejected. Verdicts are kept in
+/// `isobar-hdf5-verdicts-UID` in the directory for temporary files. Do not write to a file through a memory map while others open
+/// it: its times change late. If no helper can work (no process can be started, a library is missing, or the system kills it), one
+/// warning says so, and files are opened directly. A second call has no effect.
 ///
 /// ```no_run
 /// # fn train() -> isobar_data::Result<()> { Ok(()) }
@@ -64,7 +70,8 @@ struct Program {
 }
 
 static PROGRAM: OnceLock<Program> = OnceLock::new();
-static CHECKS: LazyLock<Checks> = LazyLock::new(Checks::default);
+static CHECKS: LazyLock<Checks> =
+    LazyLock::new(|| Checks { shared: Some(SharedVerdicts::of_user()), ..Checks::default() });
 
 /// Rejects a file that a helper process cannot read. Accepts all files if [`check_files_with`] was not called.
 pub(crate) fn check(path: &Path, length: u64) -> Result<()> {
@@ -91,6 +98,7 @@ const PAUSES: [Duration; 3] = [Duration::from_millis(50), Duration::from_millis(
 /// The running helper, and the problem of each file that was checked: `None` for a good file.
 #[derive(Debug, Default)]
 struct Checks {
+    shared: Option<SharedVerdicts>,
     helper: Mutex<Option<Helper>>,
     known: Mutex<HashMap<PathBuf, (Stamp, Option<String>)>>,
 }
@@ -115,7 +123,12 @@ impl Checks {
         let problem = match known {
             Some((_, problem)) => problem,
             None => {
-                let problem = match self.ask(program, path, length)? {
+                let read = || self.ask(program, path, length);
+                let verdict = match &self.shared {
+                    Some(shared) => shared.verdict(path, &stamp, length, program, read)?,
+                    None => read()?,
+                };
+                let problem = match verdict {
                     Verdict::Good => None,
                     Verdict::Rejected(problem) => Some(problem),
                     Verdict::Unknown(reason) => {

@@ -1,4 +1,6 @@
 //! The helper process itself: sets its own limits, then reads the files that its parent names.
+//!
+//! It depends on no format or configuration: it visits everything that a file holds.
 
 mod visit;
 
@@ -80,10 +82,11 @@ fn limit(resource: Resource, most: u64) -> std::io::Result<()> {
     Ok(setrlimit(resource, most.min(hard), hard)?)
 }
 
-/// Leaves 16 MiB of free heap memory filled with the allocator's pattern. Memory that was never used holds zeros: invalid reads
-/// of it would be harmless here, but perhaps not in another process.
+/// Leaves 128 KiB of free heap memory filled with the allocator's pattern. Memory that was never used holds zeros: invalid reads
+/// of it would be harmless here, but perhaps not in another process. With more, a read far beyond a block would end inside the
+/// heap here, but outside the heap of another process.
 fn fill_heap() {
-    let blocks: Vec<Vec<u8>> = (0..4096).map(|_| vec![1; 4096]).collect();
+    let blocks: Vec<Vec<u8>> = (0..32).map(|_| vec![1; 4096]).collect();
     // Without a used block at the end, the allocator would return the memory to the system.
     std::mem::forget(vec![1_u8; 4096]);
     drop(blocks);

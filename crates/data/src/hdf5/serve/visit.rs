@@ -9,11 +9,14 @@ use hdf5_metno::{Dataset, H5Type, MinorErrorCode};
 
 use crate::hdf5::attribute::Attributes;
 use crate::hdf5::layout::{Node, read_window};
-use crate::hdf5::storage::Stored;
+use crate::hdf5::stored::Stored;
 use crate::{Error, Result};
 
-/// Largest dataset that is read in full, and largest chunk that is read, in bytes.
+/// Largest dataset that is read in full; of larger datasets, the largest chunk that is read, in bytes.
 const MOST_BYTES: usize = 4 << 20;
+
+/// Largest chunk of a dataset that is read in full, in bytes.
+const MOST_CHUNK_BYTES: usize = 64 << 20;
 
 /// Names of attributes that readers look up. In a damaged file, a look-up may find an attribute that the list omits.
 const NAMES: [&str; 32] = [
@@ -158,7 +161,10 @@ impl Visitor {
         let (shape, chunk, width) = (dataset.shape(), dataset.chunk().unwrap_or_default(), kind.size());
         let stored = Stored::new(root.path, dataset, root.full(name));
         let bytes = |extents: &[usize]| extents.iter().fold(width, |bytes, &of| bytes.saturating_mul(of));
-        let windows: Vec<Vec<Range<usize>>> = if bytes(&shape) <= MOST_BYTES {
+        // A dataset of few values may declare a chunk of any size, for which the helper may have no memory.
+        let windows: Vec<Vec<Range<usize>>> = if bytes(&chunk) > MOST_CHUNK_BYTES {
+            Vec::new()
+        } else if bytes(&shape) <= MOST_BYTES {
             vec![shape.iter().map(|&extent| 0..extent).collect()]
         } else if bytes(&chunk) <= MOST_BYTES {
             let last = shape.iter().map(|&extent| extent.saturating_sub(1)..extent).collect();
@@ -167,6 +173,9 @@ impl Visitor {
             Vec::new()
         };
         for window in windows.iter().filter(|window| !window.iter().any(Range::is_empty)) {
+            if stored.read(window)?.is_some() {
+                continue;
+            }
             match kind {
                 TypeDescriptor::Float(_) => {
                     self.window::<f32>(root, &stored, window);

@@ -14,7 +14,7 @@ use crate::tensor::ShardTensor;
 ///
 /// # Errors
 ///
-/// An axis that there is not, dims that do not fit; the errors of `f` and of the exchanges.
+/// An unknown axis, dims that do not fit; the errors of `f` and of the exchanges.
 pub fn context_parallel(
     axis: &str,
     tensors: &[&ShardTensor],

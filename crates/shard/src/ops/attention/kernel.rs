@@ -25,7 +25,7 @@ pub(super) struct Kernel {
     pub(super) mask_gradient: bool,
 }
 
-/// Which products of the softmax are left out: a draw over the global matrix of scores.
+/// Dropout of the softmax: a draw over the global matrix of scores.
 pub(super) struct Dropout {
     pub(super) p: f64,
     /// In the state of the draw.
@@ -74,7 +74,7 @@ pub(super) struct Gradients {
     pub(super) mask: Option<Tensor>,
 }
 
-/// The kind that statistics and sums have.
+/// The dtype that statistics and sums have.
 pub(super) fn wide(kind: Kind) -> Kind {
     if kind == Kind::Double { Kind::Double } else { Kind::Float }
 }
@@ -304,7 +304,7 @@ impl Kernel {
     }
 }
 
-/// Which keys of a tile on the diagonal the queries do not see.
+/// Returns the mask of the keys of a tile on the diagonal that the queries do not see.
 fn hidden(tile: &Piece, device: Device) -> Result<Tensor, TchError> {
     let options = (Kind::Int64, device);
     let rows = Tensor::f_arange_start(tile.query.1, tile.query.1 + tile.queries, options)?;

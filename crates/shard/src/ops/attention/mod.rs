@@ -1,4 +1,6 @@
 //! Scaled dot product attention.
+//!
+//! It depends on no model: masks and positions come as arguments.
 
 mod context;
 mod exact;
@@ -49,7 +51,7 @@ fn torch<T>(result: Result<T, TchError>) -> Result<T> {
 
 impl ShardTensor {
     /// softmax(`query` `key`ᵀ · scale + mask) `value` over the keys: `query` `[…, heads, queries, features]`, `key`
-    /// `[…, heads, keys, features]`, `value` `[…, heads, keys, out]`, the result `[…, heads, queries, out]`, of their kind, laid
+    /// `[…, heads, keys, features]`, `value` `[…, heads, keys, out]`, the result `[…, heads, queries, out]`, of their dtype, laid
     /// out as the query where that is possible. A query that sees no key gets zeros.
     ///
     /// Batch, heads and sequences may be split in any way and over any axes, in parts of any sizes; what is split over batch or
@@ -79,7 +81,7 @@ impl ShardTensor {
     ///
     /// # Errors
     ///
-    /// Shapes, kinds or meshes that do not fit; a mask together with `is_causal`; dropout without a generator; `AllToAll` with
+    /// Shapes, dtypes or meshes that do not fit; a mask together with `is_causal`; dropout without a generator; `AllToAll` with
     /// too few heads; the errors of the exchange.
     pub fn scaled_dot_product_attention(
         query: &Self,
@@ -124,7 +126,7 @@ fn validate(
     }
     let kinds = [query.kind(), key.kind(), value.kind()];
     if kinds[1] != kinds[0] || kinds[2] != kinds[0] || !is_float(kinds[0]) {
-        return refuse(NAME, format!("the kinds {kinds:?}: expected one floating kind"));
+        return refuse(NAME, format!("the dtypes are {kinds:?}, expected one floating dtype"));
     }
     if let Some(mask) = mask {
         if options.is_causal {
@@ -139,7 +141,7 @@ fn validate(
         if mask.kind() != Kind::Bool && mask.kind() != kinds[0] && mask.kind() != Kind::Float {
             return refuse(
                 NAME,
-                format!("a mask of kind {:?}: expected Bool or {:?}", mask.kind(), kinds[0]),
+                format!("a mask of dtype {:?}, expected Bool or {:?}", mask.kind(), kinds[0]),
             );
         }
     }

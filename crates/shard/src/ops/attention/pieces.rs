@@ -1,4 +1,4 @@
-//! Which queries meet which keys.
+//! Pieces of queries and keys that meet in attention.
 
 use super::kernel::Piece;
 use crate::layout::Interval;

@@ -50,7 +50,7 @@ struct Shape {
     out: i64,
     /// Queries' heads for each of the keys'.
     groups: i64,
-    /// Which of the lead dims are the heads.
+    /// Index of the heads among the lead dims.
     heads: Option<usize>,
 }
 

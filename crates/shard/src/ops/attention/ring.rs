@@ -62,7 +62,7 @@ impl Ring {
         Ok(start::send(block, self.places[to], &self.group)?)
     }
 
-    /// Receives a tensor of this shape, and of the kind and device of `like`.
+    /// Receives a tensor of this shape, and of the dtype and device of `like`.
     pub(crate) fn receive(&self, shape: &[i64], like: &Tensor, from: usize) -> Result<Work<Tensor>> {
         let like = super::torch(Tensor::f_empty([1], (like.kind(), like.device())))?;
         let like = super::torch(like.f_reshape(vec![1; shape.len()]))?;

@@ -72,7 +72,7 @@ impl DistributedRfft2 {
     ///
     /// # Errors
     ///
-    /// Dims that do not exist, no points, a kind that is not `Float` or `Double`, parts that do not fit each other: on all
+    /// Dims that do not exist, no points, a dtype that is not `Float` or `Double`, parts that do not fit each other: on all
     /// ranks; the errors of the exchange.
     pub fn apply(&self, x: &Tensor, group: &Group) -> Result<Tensor> {
         const OP: &str = "distributed_rfft2";
@@ -243,7 +243,7 @@ fn ranges(sizes: &[i64]) -> Vec<Vec<i64>> {
     sizes.iter().map(range).collect()
 }
 
-/// Which rank has a row, and where.
+/// Lookup of the rank that has a row, and of the row in its shard.
 struct Owner {
     ends: Vec<i64>,
 }

@@ -3,6 +3,8 @@
 //! A transform over several dims is one along each of them. Each rank transforms the dims that it holds in full, the
 //! real-to-complex dim first; an all-to-all then reshards another dim onto a finished one, and so on. The result keeps its
 //! transposed layout.
+//!
+//! They depend on no model.
 
 pub(crate) mod distributed;
 mod pieces;

@@ -1,74 +1,82 @@
 //! Picking elements at places that all ranks know.
 
-use tch::{Device, Kind, TchError, Tensor};
+use std::iter;
+
+use isobar_array::kernel::{check_picks, from_rows, rows_at};
+use tch::{Device, TchError, Tensor};
 
 use super::indices_of;
 use super::route::Route;
 use crate::error::Result;
-use crate::layout::{Dim, Layout, coordinates, index_of};
+use crate::layout::{Dim, Interval, Layout, coordinates, index_of};
 use crate::ops::{refuse, rule, torch};
 use crate::tensor::ShardTensor;
 
 const OP: &str = "pick";
 
 impl ShardTensor {
-    /// For each element of `like` along `dims`, the element of this tensor whose row-major number along the same dims `index`
-    /// (`Int64`, the extents of `like` along `dims`, the same on all ranks) names; other dims stay. Laid out as `like`. Only named
-    /// elements that a rank lacks travel: all ranks know the index, so it does not.
+    /// Picks the elements whose row-major numbers along `dims` each `(index, like)` gives, in the layout of `like`: see
+    /// [`Local::pick`](isobar_array::Local::pick). Each rank receives only the elements that it is missing, in one exchange.
+    /// Indices are not sent: all ranks have them.
     ///
     /// # Errors
     ///
     /// Dims, shapes or layouts that do not fit; numbers out of range; the exchange fails.
-    pub(crate) fn pick(&self, dims: &[usize], index: &Tensor, like: &Self) -> Result<Self> {
-        rule(OP, &[self, like], || {
-            check(self, dims, index, like)?;
-            let x = self.resolved()?.consecutive_along(|dim| dims.contains(&dim))?;
-            let (from, to) = (axes(x.layout(), dims), axes(like.layout(), dims));
+    pub(crate) fn pick(&self, dims: &[usize], wanted: &[(&Tensor, &Self)]) -> Result<Vec<Self>> {
+        let inputs: Vec<&Self> = iter::once(self).chain(wanted.iter().map(|&(_, like)| like)).collect();
+        rule(OP, &inputs, || {
+            let x = self.resolved()?;
+            let wanted: Vec<(&Tensor, &Layout)> =
+                wanted.iter().map(|&(index, like)| (index, like.layout())).collect();
+            let to = check(&x, dims, &wanted)?;
+            let x = x.consecutive_along(|dim| dims.contains(&dim))?;
+            let from = axes(x.layout(), dims);
             if let Some(axis) = from.iter().find(|axis| !to.contains(axis)) {
                 return refuse(
                     OP,
-                    format!("{x} is split over axis {axis} along {dims:?}, and {like} is not"),
+                    format!("{x} is split over axis {axis} along {dims:?}, but its results are not"),
                 );
             }
             let alike = to.iter().copied().filter(|axis| !from.contains(axis)).collect::<Vec<_>>();
             let local = x.mark_varying(&alike)?;
-            let rows = torch(OP, rows(&local, dims))?;
             let picked = if from.is_empty() {
-                let wanted = torch(OP, wanted(index, like.layout().intervals().as_slice(), dims))?;
-                torch(OP, wanted.f_reshape([-1]).and_then(|wanted| rows.f_index_select(0, &wanted)))?
+                let own = wanted.iter().map(|(index, like)| part_of(index, &like.intervals(), dims));
+                let numbers = own.collect::<Result<Vec<_>, _>>().and_then(|own| Tensor::f_cat(&own, 0));
+                torch(OP, numbers.and_then(|numbers| rows_at(&local, dims, &numbers)))?
             } else {
-                route(&x, dims, index, like, &from)?.pull(OP, &rows)?
+                let (given, route) = route(&x, dims, &wanted, &from)?.apart(OP)?;
+                route.pull(OP, &torch(OP, rows_at(&local, dims, &given))?)?
             };
-            let mut parts = x.layout().dims().to_vec();
-            for &dim in dims {
-                parts[dim] = like.layout().dims()[dim].clone();
-            }
-            let layout = x.layout().with_dims(parts);
-            Ok(Self::new(torch(OP, unrolled(&picked, dims, layout.local_shape()))?, layout))
+            let layouts = wanted.iter().map(|(_, like)| {
+                let mut parts = x.layout().dims().to_vec();
+                dims.iter().for_each(|&dim| parts[dim] = like.dims()[dim].clone());
+                x.layout().with_dims(parts)
+            });
+            let layouts: Vec<Layout> = layouts.collect();
+            let rows = |layout: &Layout| dims.iter().map(|&dim| layout.local_shape()[dim]).product();
+            let counts: Vec<i64> = layouts.iter().map(rows).collect();
+            let picked = torch(OP, picked.f_split_with_sizes(&counts, 0))?;
+            let made = picked.iter().zip(layouts).map(|(rows, layout)| {
+                Ok(Self::new(torch(OP, from_rows(rows, dims, layout.local_shape()))?, layout))
+            });
+            made.collect()
         })
     }
 }
 
-fn check(x: &ShardTensor, dims: &[usize], index: &Tensor, like: &ShardTensor) -> Result<()> {
-    let shapes = || format!("{:?} at {:?} along {dims:?} as {:?}", x.shape(), index.size(), like.shape());
-    let exists = dims.is_sorted() && dims.iter().all(|&dim| dim < x.ndim()) && x.ndim() == like.ndim();
-    if !exists || index.kind() != Kind::Int64 {
-        return refuse(OP, format!("cannot pick {}", shapes()));
+/// Checks the arguments of a pick; returns the axes that shard `dims` of each result.
+fn check(x: &ShardTensor, dims: &[usize], wanted: &[(&Tensor, &Layout)]) -> Result<Vec<usize>> {
+    let shapes: Vec<_> = wanted.iter().map(|&(index, like)| (index, like.shape().to_vec())).collect();
+    check_picks(x.shape(), dims, &shapes)?;
+    let Some((_, first)) = wanted.first() else { return refuse(OP, "nothing to pick") };
+    let to = axes(first, dims);
+    for (_, like) in wanted {
+        let same = |dim: usize| dims.contains(&dim) || x.layout().dims()[dim].parts == like.dims()[dim].parts;
+        if axes(like, dims) != to || !(0..x.ndim()).all(same) {
+            return refuse(OP, format!("layouts do not fit: {x} along {dims:?} as {like}"));
+        }
     }
-    let extents: Vec<i64> = dims.iter().map(|&dim| like.shape()[dim]).collect();
-    let rest = |dim: &usize| !dims.contains(dim);
-    let fits = |dim: usize| {
-        x.shape()[dim] == like.shape()[dim] && x.layout().dims()[dim].parts == like.layout().dims()[dim].parts
-    };
-    if extents != index.size() || !(0..x.ndim()).filter(rest).all(fits) {
-        return refuse(OP, format!("shapes or layouts do not fit: {}", shapes()));
-    }
-    let count: i64 = dims.iter().map(|&dim| x.shape()[dim]).product();
-    let outside = torch(OP, index.f_lt(0).and_then(|low| low.f_logical_or(&index.f_ge(count)?)?.f_any()))?;
-    match torch(OP, outside.f_int64_value(&[]))? {
-        0 => Ok(()),
-        _ => refuse(OP, format!("numbers outside of 0..{count}")),
-    }
+    Ok(to)
 }
 
 /// The axes that split these dims, sorted.
@@ -78,56 +86,27 @@ fn axes(layout: &Layout, dims: &[usize]) -> Vec<usize> {
     axes
 }
 
-/// The elements along `dims` as rows.
-fn rows(x: &Tensor, dims: &[usize]) -> Result<Tensor, TchError> {
-    let (from, to) = moved(dims);
-    let rest = (0..x.dim()).filter(|dim| !dims.contains(dim)).map(|dim| x.size()[dim]);
-    let count: i64 = dims.iter().map(|&dim| x.size()[dim]).product();
-    x.f_movedim(from, to)?.f_reshape([count].into_iter().chain(rest).collect::<Vec<_>>())
-}
-
-/// The inverse of [`rows`], for a result of `shape`.
-fn unrolled(rows: &Tensor, dims: &[usize], shape: &[i64]) -> Result<Tensor, TchError> {
-    let (from, to) = moved(dims);
-    let first = dims.iter().map(|&dim| shape[dim]);
-    let rest = (0..shape.len()).filter(|dim| !dims.contains(dim)).map(|dim| shape[dim]);
-    rows.f_reshape(first.chain(rest).collect::<Vec<_>>())?.f_movedim(to, from)
-}
-
-fn moved(dims: &[usize]) -> (Vec<i64>, Vec<i64>) {
-    (dims.iter().map(|&dim| dim as i64).collect(), (0..dims.len() as i64).collect())
-}
-
-/// The part of the index that belongs to a shard with these intervals.
-fn wanted(
-    index: &Tensor,
-    intervals: &[&[crate::layout::Interval]],
-    dims: &[usize],
-) -> Result<Tensor, TchError> {
+/// Returns the numbers of the index that belong to a shard with these intervals, in row-major order.
+fn part_of(index: &Tensor, intervals: &[&[Interval]], dims: &[usize]) -> Result<Tensor, TchError> {
     let own = |(at, &dim): (usize, &usize)| Ok((at as i64, indices_of(intervals[dim], index.device())?));
     let own: Vec<(i64, Tensor)> = dims.iter().enumerate().map(own).collect::<Result<_, TchError>>()?;
-    own.iter().try_fold(index.shallow_clone(), |index, (at, own)| index.f_index_select(*at, own))
+    let part = own.iter().try_fold(index.shallow_clone(), |index, (at, own)| index.f_index_select(*at, own));
+    part?.f_reshape([-1])
 }
 
-/// The way of the picked elements, computed from the layouts.
-fn route(
-    x: &ShardTensor,
-    dims: &[usize],
-    index: &Tensor,
-    like: &ShardTensor,
-    axes: &[usize],
-) -> Result<Route> {
+/// Computes the route of the picked elements from the layouts.
+fn route(x: &ShardTensor, dims: &[usize], wanted: &[(&Tensor, &Layout)], axes: &[usize]) -> Result<Route> {
     let (layout, group) = (x.layout(), x.layout().group_along(axes)?);
     let order = layout.mesh().ranks();
+    let owners = owners(layout, dims, group.ranks())?;
     let mut asked = Vec::with_capacity(group.size());
     for &rank in group.ranks() {
-        let intervals = like.layout().intervals_of(layout.place(&order, rank)?);
-        asked.push(torch(OP, wanted(index, &intervals, dims).and_then(|w| w.f_reshape([-1])))?);
+        let place = layout.place(&order, rank)?;
+        let numbers = wanted.iter().map(|(index, like)| part_of(index, &like.intervals_of(place), dims));
+        let numbers = numbers.collect::<Result<Vec<_>, _>>().and_then(|numbers| Tensor::f_cat(&numbers, 0));
+        asked.push(torch(OP, numbers.and_then(|numbers| locate(layout, dims, &owners, &numbers)))?);
     }
-    let owners = owners(layout, dims, group.ranks())?;
-    let found = |wanted: &Tensor| locate(layout, dims, &owners, wanted);
-    let found = asked.iter().map(found).collect::<Result<Vec<_>, _>>();
-    Route::planned(OP, &torch(OP, found)?, &group)
+    Route::planned(OP, &asked, &group)
 }
 
 /// For each combination of parts along `dims`, the last fastest, the rank in the group that has it.

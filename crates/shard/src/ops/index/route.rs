@@ -101,8 +101,8 @@ impl Owners {
 }
 
 impl Route {
-    /// The way for requests: of each, the rank that has it, and its place in that rank's part. An index that there is not is an
-    /// error on all ranks.
+    /// Finds, for each requested index, the rank that holds it and its position in that rank's shard. An index out of range is
+    /// an error on all ranks.
     pub(super) fn new(op: &'static str, found: &Located, place: &Tensor, group: &Group) -> Result<Self> {
         let _guard = NoGrad::new();
         let ranks = group.size() as i64;
@@ -152,6 +152,15 @@ impl Route {
         let by_rank = torch(op, owner.f_argsort_stable(true, 0, false))?;
         let as_asked = torch(op, by_rank.f_argsort_stable(true, 0, false))?;
         Ok(Self { group: group.clone(), give, sizes, by_rank, as_asked })
+    }
+
+    /// Returns the positions, in this rank's shard, of the rows that it sends, and the route for a tensor of only these rows.
+    pub(super) fn apart(self, op: &'static str) -> Result<(Tensor, Self)> {
+        let counts: Vec<i64> = self.give.iter().map(|places| places.size()[0]).collect();
+        let given = torch(op, Tensor::f_cat(&self.give, 0))?;
+        let order = Tensor::f_arange(counts.iter().sum::<i64>(), (Kind::Int64, given.device()));
+        let give = torch(op, order.and_then(|order| order.f_split_with_sizes(&counts, 0)))?;
+        Ok((given, Self { give, ..self }))
     }
 
     /// The rows along dim 0 that were asked for, in the order of asking. Differentiable.

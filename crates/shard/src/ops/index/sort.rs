@@ -19,7 +19,7 @@ impl ShardTensor {
     ///
     /// # Errors
     ///
-    /// A dim that does not exist; kinds without an order; the errors of the exchange.
+    /// A dim that does not exist; dtypes without an order; the errors of the exchange.
     pub fn sort(&self, dim: i64, descending: bool) -> Result<(Self, Self)> {
         const OP: &str = "sort";
         operator(OP, &[self], args!("dim": dim, "descending": descending), || {

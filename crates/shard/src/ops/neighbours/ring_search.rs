@@ -12,7 +12,7 @@ use crate::error::{Error, Result};
 use crate::layout::Interval;
 use crate::ops::attention::ring::Ring;
 
-/// Which points and how many queries the ranks have that share their points.
+/// Points, and numbers of queries, of the ranks that share their points.
 #[derive(Clone)]
 pub(super) struct RingSchedule {
     pub(super) ring: Ring,

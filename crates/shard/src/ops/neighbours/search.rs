@@ -59,7 +59,7 @@ impl Pairs {
         self.rows.f_bincount(None::<Tensor>, queries)
     }
 
-    /// Which of its query's entries each is.
+    /// Returns the place of each entry among those of its query.
     pub(super) fn places(&self, queries: i64) -> Result<Tensor, TchError> {
         let counts = self.counts(queries)?;
         let first = counts.f_cumsum(0, Kind::Int64)?.f_sub(&counts)?;

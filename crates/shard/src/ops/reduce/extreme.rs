@@ -89,7 +89,7 @@ impl ShardTensor {
     ///
     /// # Errors
     ///
-    /// As [`argmax`](Self::argmax).
+    /// See [`argmax`](Self::argmax).
     pub fn argmin(&self, dim: Option<i64>, keepdim: bool) -> Result<Self> {
         self.arg("argmin", dim, keepdim, false)
     }

@@ -1,4 +1,6 @@
 //! Statistics along dims: local ones, merged over the ranks that share the dims.
+//!
+//! They depend on no operator that is built from them.
 
 mod extreme;
 mod softmax;
@@ -117,7 +119,7 @@ impl ShardTensor {
     ///
     /// # Errors
     ///
-    /// Dims that do not exist or come twice; extrema of no elements; kinds without the statistic; the errors of the exchange.
+    /// Dims that do not exist or come twice; extrema of no elements; dtypes without the statistic; the errors of the exchange.
     pub fn statistic(&self, statistic: Statistic, dims: &[i64], keepdim: bool) -> Result<Self> {
         let op = statistic.name();
         operator(
@@ -196,7 +198,7 @@ impl ShardTensor {
                         if !matches!(x.kind(), Kind::Half | Kind::BFloat16 | Kind::Float | Kind::Double) {
                             return refuse(
                                 op,
-                                format!("{:?} has no variance; convert it to a floating kind", x.kind()),
+                                format!("{:?} has no variance; convert it to a floating dtype", x.kind()),
                             );
                         }
                         // (libtorch warns of each part without elements.)
@@ -222,7 +224,7 @@ impl ShardTensor {
     ///
     /// # Errors
     ///
-    /// As [`statistic`](Self::statistic).
+    /// See [`statistic`](Self::statistic).
     pub fn sum(&self) -> Result<Self> {
         self.statistic(Statistic::Sum, &[], false)
     }
@@ -231,7 +233,7 @@ impl ShardTensor {
     ///
     /// # Errors
     ///
-    /// As [`statistic`](Self::statistic).
+    /// See [`statistic`](Self::statistic).
     pub fn mean(&self) -> Result<Self> {
         self.statistic(Statistic::Mean, &[], false)
     }

@@ -16,7 +16,7 @@ impl ShardTensor {
     ///
     /// # Errors
     ///
-    /// A dim that does not exist; kinds that are not floating; the errors of the exchange.
+    /// A dim that does not exist; dtypes that are not floating; the errors of the exchange.
     pub fn softmax(&self, dim: i64) -> Result<Self> {
         self.soft("softmax", dim, false)
     }
@@ -25,7 +25,7 @@ impl ShardTensor {
     ///
     /// # Errors
     ///
-    /// As [`softmax`](Self::softmax).
+    /// See [`softmax`](Self::softmax).
     pub fn log_softmax(&self, dim: i64) -> Result<Self> {
         self.soft("log_softmax", dim, true)
     }

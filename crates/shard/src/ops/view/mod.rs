@@ -1,4 +1,6 @@
 //! Other views of the same elements.
+//!
+//! Views read no values, and exchange only elements near the boundaries of shards.
 
 mod join;
 mod reshape;
@@ -52,7 +54,7 @@ impl ShardTensor {
     ///
     /// # Errors
     ///
-    /// A place that there is not.
+    /// An index out of range.
     pub fn unsqueeze(&self, dim: i64) -> Result<Self> {
         const OP: &str = "unsqueeze";
         operator(OP, &[self], args!("dim": dim), || {
@@ -167,7 +169,7 @@ impl ShardTensor {
         })
     }
 
-    /// The bytes of the elements as another kind; the last dim changes its extent where the sizes of the kinds differ.
+    /// Views the bytes of the elements as another dtype; the last dim changes its extent if the sizes of the dtypes differ.
     ///
     /// # Errors
     ///

@@ -185,7 +185,7 @@ fn kept(dim: &Dim, start: i64, end: i64, step: i64) -> Dim {
     Dim { axes: dim.axes.clone(), parts: dim.parts.iter().map(stay).collect() }
 }
 
-/// Which of `start + i · step` below `end` lie in the interval: the first i, and how many.
+/// Finds the `start + i · step` below `end` that lie in the interval: the first i, and their number.
 fn hits(interval: Interval, start: i64, end: i64, step: i64) -> Option<(i64, i64)> {
     let first = (interval.start.max(start) - start + step - 1) / step;
     let last = (interval.end().min(end) - 1 - start).div_euclid(step);

@@ -145,7 +145,7 @@ impl ShardTensor {
     }
 }
 
-/// Which inputs of a transposed convolution a result needs.
+/// Inputs of a transposed convolution that a result needs.
 struct TransposedWindow {
     stride: i64,
     padding: i64,

@@ -1,5 +1,7 @@
 //! Operators that look at neighbours: convolution, pooling, interpolation, padding. All go through the one window fetch: a
 //! rank takes its part of the result, works out which indices of the input that needs, and fetches those.
+//!
+//! They name no rank by number: plans follow from layouts.
 
 mod adaptive;
 mod channels;

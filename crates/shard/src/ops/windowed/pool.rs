@@ -16,7 +16,7 @@ use crate::tensor::ShardTensor;
 use crate::window::Border;
 
 impl ShardTensor {
-    /// The maxima of windows over the last `spatial` (1 to 3) dims of `[batch, channel, extent…]`, and, of kind `Int64`, where
+    /// The maxima of windows over the last `spatial` (1 to 3) dims of `[batch, channel, extent…]`, and, of dtype `Int64`, where
     /// they are: the index into the global spatial dims, flattened.
     ///
     /// All ranks of the mesh call.

@@ -139,3 +139,33 @@ fn conversion_reaches_the_models_handles() {
     assert_eq!(weight.grad(), weight.zeros_like());
     assert!(store.set_kind(Kind::Int64).is_err());
 }
+
+/// Values of a computed buffer: the row-major number of each element.
+fn numbers(part: &Window) -> isobar_array::Result<Tensor> {
+    let mut all = Tensor::arange(24, (Kind::Float, Device::Cpu)).reshape(part.global());
+    for (dim, (&start, &extent)) in part.offset().iter().zip(part.shape()).enumerate() {
+        all = all.narrow(dim as i64, start, extent);
+    }
+    Ok(all)
+}
+
+#[test]
+fn computed_buffers_are_in_the_state_dict_and_not_in_the_store() {
+    let mut store = filled(store()).with_options(Kind::Double, Device::Cpu);
+    store.computed_buffer("grid", &[1, 6, 4], std::sync::Arc::new(numbers)).unwrap();
+    assert!(store.get("grid").is_none() && store.parameters().iter().all(|p| p.name != "grid"));
+    assert!(store.computed_buffer("w", &[1], std::sync::Arc::new(numbers)).is_err());
+    assert!(store.param("grid", &[1], Init::Constant(0.0), Placement::Replicate).is_err());
+    let mut state = store.state_dict().unwrap();
+    assert_eq!(state["grid"], Tensor::arange(24, (Kind::Double, Device::Cpu)).reshape([1, 6, 4]));
+    store.load(&state).unwrap();
+    let grid = state.remove("grid").unwrap();
+    store.load(&state).unwrap();
+    for (value, words) in
+        [(grid.copy() + 0.1, "has other values"), (grid.reshape([6, 4]), "has shape [6, 4]")]
+    {
+        state.insert("grid".to_owned(), value);
+        let error = store.load(&state).unwrap_err().to_string();
+        assert!(error.contains(words), "{error}");
+    }
+}

@@ -1,4 +1,6 @@
 //! Systems, a file each, which registers it.
+//!
+//! A system defines its terms and exact solutions; it depends on neither time steps nor files.
 
 mod advection;
 mod advection_diffusion;
