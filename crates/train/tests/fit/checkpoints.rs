@@ -1,0 +1,238 @@
+//! Runs that resume, and the checkpoints that they leave.
+
+use std::path::{Path, PathBuf};
+
+use isobar_collectives::{Group, threads};
+use isobar_train::checkpoint::{export, verify};
+use isobar_train::config::{CheckpointConfig, Resume, SaveMode};
+use isobar_train::{Error, FitConfig, Ranks, Signals, Stop, fit};
+use rstest::rstest;
+
+use super::{DEADLINE, Square, config, read, run};
+
+#[rstest]
+#[case::between_epochs(6, 0)]
+#[case::within_an_epoch(4, 2)]
+fn a_resumed_run_repeats_bitwise(
+    #[case] stop: u64,
+    #[case] every_steps: u64,
+    #[values(1, 2)] ranks: usize,
+    #[values(SaveMode::Sync, SaveMode::Async)] mode: SaveMode,
+) {
+    let [whole, resumed] = [(); 2].map(|()| tempfile::tempdir().unwrap());
+    let expected = threads::run(ranks, DEADLINE, |world| run(&world, &config(whole.path())).unwrap());
+
+    let mut first = config(resumed.path());
+    first.train.max_steps = Some(stop);
+    first.checkpoint.every_steps = every_steps;
+    first.checkpoint.mode = mode;
+    threads::run(ranks, DEADLINE, |world| run(&world, &first).unwrap());
+    let mut second = config(resumed.path());
+    second.checkpoint.resume = Resume::Must;
+    let found = threads::run(ranks, DEADLINE, |world| run(&world, &second).unwrap());
+
+    assert_eq!(found[0].losses, expected[0].losses[stop as usize..]);
+    assert_eq!(found[0].validation_error, expected[0].validation_error);
+    assert_eq!(found[0].best_error, expected[0].best_error);
+    let model = |folder: &Path| {
+        let out = folder.join("model.safetensors");
+        export(&folder.join("checkpoints/step_00000012"), &out).unwrap();
+        std::fs::read(out).unwrap()
+    };
+    assert!(model(resumed.path()) == model(whole.path()), "the same parameters");
+    let losses = |folder: &Path| {
+        let lines = read(folder, "metrics.csv");
+        lines.lines().map(|line| line.split(',').take(5).collect::<Vec<_>>().join(",")).collect::<Vec<_>>()
+    };
+    assert_eq!(losses(resumed.path()), losses(whole.path()), "no record is missing or twice");
+}
+
+#[test]
+fn resuming_needs_a_checkpoint_of_the_same_steps() {
+    let folder = tempfile::tempdir().unwrap();
+    let mut must = config(folder.path());
+    must.checkpoint.resume = Resume::Must;
+    assert!(matches!(run(&Group::single(), &must), Err(Error::NoCheckpoint { .. })));
+    must.checkpoint.resume = Resume::Auto;
+    must.train.max_steps = Some(2);
+    assert_eq!(run(&Group::single(), &must).unwrap().steps, 2);
+    let refused = |changed: FitConfig, words: &str| {
+        let error = run(&Group::single(), &changed).unwrap_err();
+        assert!(
+            matches!(error, Error::CheckpointUnfit { .. }) && error.to_string().contains(words),
+            "{error}"
+        );
+    };
+    refused(FitConfig { seed: 4, ..must.clone() }, "trained with seed 3, this run has 4");
+    let identity = serde_json::json!({"model": {"depth": 4, "type": "afno"}});
+    let both = FitConfig { seed: 4, identity, ..must.clone() };
+    refused(
+        both,
+        r#"seed 3, this run has 4; with identity null, this run has {"model":{"depth":4,"type":"afno"}}; give"#,
+    );
+    let mut batch = must.clone();
+    batch.train.batch_size = 5;
+    refused(batch, "trained with train.batch_size 10, this run has 5");
+    let mut task = Square::new();
+    task.samples = 24;
+    let error = fit(&task, &task.params, &[], &Ranks::data_parallel(&Group::single()), &must).unwrap_err();
+    assert!(error.to_string().contains("a number of training samples of 23, this run has 24"), "{error}");
+}
+
+fn checkpoints(folder: &Path) -> Vec<String> {
+    let entries = std::fs::read_dir(folder.join("checkpoints")).unwrap();
+    let mut names: Vec<_> = entries.map(|e| e.unwrap().file_name().into_string().unwrap()).collect();
+    names.sort();
+    names
+}
+
+#[test]
+fn what_another_run_was_is_told_key_by_key() {
+    let folder = tempfile::tempdir().unwrap();
+    let mut config = config(folder.path());
+    config.identity = serde_json::json!({"data": {"fields": ["u"]}, "model": {"depth": 4, "type": "fno"}});
+    config.train.max_steps = Some(1);
+    run(&Group::single(), &config).unwrap();
+    config.checkpoint.resume = Resume::Auto;
+    run(&Group::single(), &config).unwrap();
+    config.identity =
+        serde_json::json!({"data": {"fields": ["v"]}, "model": {"depth": 6, "type": "fno", "modes": 8}});
+    let error = run(&Group::single(), &config).unwrap_err().to_string();
+    let (_, reason) = error.split_once("it was trained with ").unwrap();
+    let expected = r#"data.fields ["u"], this run has ["v"]; with model.depth 4, this run has 6; with model.modes null, this run has 8; give"#;
+    assert!(reason.starts_with(expected), "{reason}");
+}
+
+/// One rank that is asked is enough, and the run goes on later as if nothing had been.
+#[rstest]
+#[case::stop(false, Stop::Requested)]
+#[case::requeue(true, Stop::Requeue)]
+fn a_run_that_is_told_to_stop_leaves_a_checkpoint(
+    #[case] requeue: bool,
+    #[case] expected: Stop,
+    #[values(1, 5)] at: u64,
+    #[values(SaveMode::Sync, SaveMode::Async)] mode: SaveMode,
+) {
+    let [whole, told] = [(); 2].map(|()| tempfile::tempdir().unwrap());
+    let whole = threads::run(2, DEADLINE, |world| run(&world, &config(whole.path())).unwrap());
+    let mut config = config(told.path());
+    config.checkpoint.mode = mode;
+    let first = threads::run(2, DEADLINE, |world| {
+        let signals = Signals::default().requeue(requeue);
+        let asked = signals.clone();
+        let asks = move || if requeue { asked.ask_to_save() } else { asked.ask_to_stop() };
+        let task = if world.rank() == 1 { Square::asking(at, asks) } else { Square::new() };
+        let config = FitConfig { signals, ..config.clone() };
+        fit(&task, &task.params, &[], &Ranks::data_parallel(&world), &config).unwrap()
+    });
+    for summary in &first {
+        assert_eq!((summary.steps, summary.stopped), (at + 1, Some(expected)));
+    }
+    config.checkpoint.resume = Resume::Must;
+    let rest = threads::run(2, DEADLINE, |world| run(&world, &config).unwrap());
+    assert_eq!([&first[0].losses[..], &rest[0].losses[..]].concat(), whole[0].losses);
+    assert_eq!(rest[0].validation_error, whole[0].validation_error);
+    assert_eq!(rest[0].stopped, None);
+}
+
+#[test]
+fn a_checkpoint_that_is_asked_for_is_written_and_the_run_goes_on() {
+    let folder = tempfile::tempdir().unwrap();
+    let mut config = config(folder.path());
+    config.checkpoint = CheckpointConfig { every_epochs: 0, keep: 0, keep_best: 0, ..Default::default() };
+    config.signals = Signals::default();
+    let asked = config.signals.clone();
+    let task = Square::asking(4, move || asked.ask_to_save());
+    let summary = fit(&task, &task.params, &[], &Ranks::data_parallel(&Group::single()), &config).unwrap();
+    assert_eq!((summary.steps, summary.stopped), (12, None));
+    assert_eq!(checkpoints(folder.path()), ["step_00000005", "step_00000012"]);
+}
+
+#[test]
+fn the_clock_and_the_count_of_steps_ask_for_checkpoints() {
+    let folder = tempfile::tempdir().unwrap();
+    let mut config = config(folder.path());
+    config.checkpoint = CheckpointConfig {
+        every_epochs: 0,
+        every_steps: 6, // the last step of an epoch each time
+        keep: 0,
+        keep_best: 0,
+        overwrite: true,
+        ..Default::default()
+    };
+    run(&Group::single(), &config).unwrap();
+    assert_eq!(checkpoints(folder.path()), ["step_00000006", "step_00000012"]);
+    config.checkpoint.every_steps = 0;
+    config.checkpoint.every_minutes = 1e-9;
+    run(&Group::single(), &config).unwrap();
+    assert_eq!(checkpoints(folder.path()).len(), 12);
+    config.checkpoint.every_minutes = -1.0;
+    assert!(matches!(run(&Group::single(), &config), Err(Error::Invalid { .. })));
+}
+
+/// A torn newest checkpoint is passed over: the run goes on from the one before, and writes the torn one anew.
+#[test]
+fn a_run_goes_on_from_the_newest_whole_checkpoint() {
+    let folder = tempfile::tempdir().unwrap();
+    let mut config = config(folder.path());
+    let expected = run(&Group::single(), &config).unwrap();
+    let torn = folder.path().join("checkpoints/step_00000012");
+    std::fs::write(torn.join("rank_00000.safetensors"), "torn").unwrap();
+    config.checkpoint.resume = Resume::Auto;
+    let found = run(&Group::single(), &config).unwrap();
+    assert_eq!(found.losses, expected.losses[9..]);
+    verify(&torn).unwrap();
+}
+
+#[test]
+fn weights_to_start_from() {
+    let [first, second] = [(); 2].map(|()| tempfile::tempdir().unwrap());
+    let trained = run(&Group::single(), &config(first.path())).unwrap();
+    let file = first.path().join("weights.safetensors");
+    export(first.path(), &file).unwrap();
+    let start = |init: PathBuf| {
+        let mut config = config(second.path());
+        config.train.max_steps = Some(0);
+        config.checkpoint.init = Some(init);
+        run(&Group::single(), &config)
+    };
+    for init in [first.path().to_owned(), trained.checkpoint.unwrap(), file.clone()] {
+        let summary = start(init).unwrap();
+        assert_eq!((summary.steps, summary.validation_error), (0, trained.validation_error));
+    }
+    assert!(matches!(start(first.path().join("none")), Err(Error::NoCheckpoint { .. })));
+    std::fs::write(&file, "weights").unwrap();
+    assert!(matches!(start(file), Err(Error::Checkpoint { .. })));
+}
+
+/// A path that means another file on one host, alike but for its numbers.
+#[test]
+fn weights_that_differ_between_ranks_are_found_out() {
+    let folders = [(); 2].map(|()| tempfile::tempdir().unwrap());
+    let files = [7, 8].map(|seed| {
+        let folder = &folders[seed as usize - 7];
+        let config = FitConfig { seed, ..config(folder.path()) };
+        run(&Group::single(), &config).unwrap();
+        let file = folder.path().join("weights.safetensors");
+        export(folder.path(), &file).unwrap();
+        file
+    });
+    let folder = tempfile::tempdir().unwrap();
+    let errors = threads::run(3, DEADLINE, |world| {
+        let mut config = config(folder.path());
+        config.checkpoint.init = Some(files[usize::from(world.rank() == 1)].clone());
+        run(&world, &config).unwrap_err()
+    });
+    for error in errors {
+        assert!(matches!(&error, Error::CheckpointsDiffer { rank: 1, .. }), "{error}");
+    }
+    // Copies will do.
+    std::fs::copy(&files[0], &files[1]).unwrap();
+    let alike = threads::run(3, DEADLINE, |world| {
+        let mut config = config(folder.path());
+        config.train.max_steps = Some(1);
+        config.checkpoint.init = Some(files[usize::from(world.rank() == 1)].clone());
+        run(&world, &config).unwrap().losses
+    });
+    assert!(alike.iter().all(|losses| *losses == alike[0]), "{alike:?}");
+}
