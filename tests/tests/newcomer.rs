@@ -3,11 +3,10 @@
 
 use std::fs;
 use std::path::Path;
-use std::process::Command;
 use std::time::Duration;
 
 use isobar_harness::curve::{assert_same_run, losses};
-use isobar_harness::{Launch, output_within, workspace};
+use isobar_harness::{Launch, cargo, output_within, workspace};
 use tempfile::tempdir;
 
 const PROGRAM: &str = include_str!("../downstream/src/bin/own-model.rs");
@@ -45,7 +44,7 @@ fn build(folder: &Path, target: &Path) {
     fs::write(folder.join(".cargo/config.toml"), include).unwrap();
     // The versions of the repository, since a test has no network.
     fs::copy(root.join("Cargo.lock"), folder.join("Cargo.lock")).unwrap();
-    let mut cargo = Command::new("cargo");
+    let mut cargo = cargo();
     let _ = cargo.current_dir(folder).args(["build", "--offline"]).env("CARGO_TARGET_DIR", target);
     // Cargo compiles the crates of the repository again, since they belong to another workspace: without optimization, in a fraction
     // of the time.

@@ -3,12 +3,11 @@
 
 use std::{
     collections::BTreeSet,
-    env, fs,
+    fs,
     path::{Path, PathBuf},
-    process::Command,
 };
 
-use isobar_harness::workspace;
+use isobar_harness::{cargo, workspace};
 
 const LONGEST_FILE: usize = 1000;
 
@@ -210,7 +209,7 @@ fn all_builds_share_their_dependencies() {
 
 /// The packages that cargo compiles for a choice of packages, with their features, a line each.
 fn features(chosen: &[&str], with_build: bool, with_tests: bool) -> BTreeSet<String> {
-    let mut tree = Command::new(env::var_os("CARGO").unwrap_or_else(|| "cargo".into()));
+    let mut tree = cargo();
     tree.current_dir(workspace()).args(["tree", "--frozen", "--prefix", "none", "--format", "{p} {f}"]);
     let kinds = [("normal", true), ("build", with_build), ("dev", with_tests)];
     let kinds: Vec<&str> = kinds.into_iter().filter(|(_, with)| *with).map(|(kind, _)| kind).collect();
@@ -227,7 +226,7 @@ fn features(chosen: &[&str], with_build: bool, with_tests: bool) -> BTreeSet<Str
 /// A program that only needs the models builds without the large libraries that files, generators and communication need.
 #[test]
 fn models_alone_need_no_large_library() {
-    let mut tree = Command::new(env::var_os("CARGO").unwrap_or_else(|| "cargo".into()));
+    let mut tree = cargo();
     tree.current_dir(workspace()).args(["tree", "--frozen", "--prefix", "none", "--format", "{p}"]);
     tree.args(["--package", "isobar", "--no-default-features", "--edges", "normal,build"]);
     let output = tree.output().unwrap();

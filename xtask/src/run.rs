@@ -1,6 +1,6 @@
 //! Commands of the set-up, each shown before it runs.
 
-use std::{env, ffi::OsStr, path::PathBuf, process::Command, sync::LazyLock};
+use std::{ffi::OsStr, path::PathBuf, process::Command, sync::LazyLock};
 
 use anyhow::{Context, Result, ensure};
 
@@ -9,13 +9,8 @@ pub(crate) static ROOT: LazyLock<PathBuf> = LazyLock::new(isobar_harness::worksp
 
 /// The cargo that runs us, in the root of the workspace.
 pub(crate) fn cargo(arguments: &[&str]) -> Command {
-    let mut command = Command::new(env::var_os("CARGO").unwrap_or_else(|| "cargo".into()));
+    let mut command = isobar_harness::cargo();
     command.current_dir(&*ROOT).args(arguments);
-    // Set by cargo for us; the packages that are built now get their own.
-    for (key, _) in env::vars_os().filter(|(key, _)| key.to_string_lossy().starts_with("CARGO_PKG_")) {
-        command.env_remove(key);
-    }
-    command.env_remove("CARGO_MANIFEST_DIR").env_remove("CARGO_MANIFEST_PATH");
     command
 }
 

@@ -13,7 +13,7 @@ mod process;
 mod room;
 mod slurm;
 
-use std::{env, fs::OpenOptions, io::Write, path::PathBuf};
+use std::{env, fs::OpenOptions, io::Write, path::PathBuf, process::Command};
 
 pub use hosts::Hosts;
 pub use launch::{Exit, Launch, Outcome, RankOutput};
@@ -54,6 +54,25 @@ pub fn skip(reason: &str) {
             .and_then(|mut skips| skips.write_all(line.as_bytes()));
         assert!(written.is_ok(), "failed to note a skipped test in {}: {written:?}", file.display());
     }
+}
+
+/// Returns `cargo`, the one that runs this program if one does, without the variables that it sets for this program's package.
+///
+/// Build scripts watch some of them (that of `ring` does): with them cargo would compile such dependencies again, in the place of
+/// those that other tests link at the same time.
+///
+/// ```
+/// let output = isobar_harness::cargo().arg("--version").output()?;
+/// assert!(output.status.success());
+/// # Ok::<(), std::io::Error>(())
+/// ```
+pub fn cargo() -> Command {
+    let mut command = Command::new(env::var_os("CARGO").unwrap_or_else(|| "cargo".into()));
+    let is_of_package = |key: &str| key.starts_with("CARGO_PKG_") || key.starts_with("CARGO_MANIFEST_");
+    for (key, _) in env::vars_os().filter(|(key, _)| is_of_package(&key.to_string_lossy())) {
+        command.env_remove(key);
+    }
+    command
 }
 
 /// Environment variable for the number of threads that a rank computes with.
