@@ -193,7 +193,8 @@ impl Drop for Processes {
 
 /// A command that knows of no launcher above this program, and computes with one thread a rank.
 fn rank_command(program: OsString, args: &[OsString]) -> Command {
-    const LAUNCHERS: [&str; 7] = ["OMPI_", "PMIX_", "PMI_", "SLURM_", "MPI_LOCAL", "ISOBAR_", "PHYSICSNEMO_"];
+    const LAUNCHERS: [&str; 8] =
+        ["OMPI_", "PMIX_", "PMI_", "SLURM_", "MPI_LOCAL", "ISOBAR_", "PHYSICSNEMO_", "I_MPI_"];
     const PLAIN: [&str; 7] = [
         "RANK",
         "WORLD_SIZE",
