@@ -1,18 +1,19 @@
-//! Zarr at URLs against the folder of the same store: servers on loopback, in this process.
+//! Zarr at URLs against the folder of the same store: servers on loopback, in this process. `s3s-fs` is one of S3 by others.
 #![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
 
 use std::fs;
-use std::io::{BufRead, BufReader, Write};
-use std::net::{TcpListener, TcpStream};
 use std::path::{Path, PathBuf};
 use std::process::Command;
-use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex};
+use std::sync::atomic::Ordering;
 
 use isobar_data::{DataConfig, Dataset, Error, Result, Window};
 use serde_json::json;
+use tempfile::NamedTempFile;
 
-use crate::common::signature::Head;
+use crate::common::{
+    s3,
+    server::{Access, serve, serve_tls, serve_to},
+};
 
 fn fixtures() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/data/formats/zarr")
@@ -21,93 +22,6 @@ fn fixtures() -> PathBuf {
 fn open(path: &str, field: &str) -> Result<Box<dyn Dataset>> {
     let config = json!({ "path": path, "format": "zarr", "fields": [field] });
     serde_json::from_value::<DataConfig>(config).map_err(|error| Error::Config(error.to_string()))?.open()
-}
-
-/// Request that a server got, and its answer.
-#[derive(Debug, Default)]
-struct Sent {
-    /// Paths of GET requests that found an object.
-    paths: Mutex<Vec<String>>,
-    bytes: AtomicUsize,
-}
-
-/// Access key and its secret.
-type Keys = (&'static str, &'static str);
-
-/// Serves a folder over HTTP, with ranges; `absent` is the status of paths that are not there.
-fn serve(root: PathBuf, absent: &'static str) -> (u16, Arc<Sent>) {
-    serve_to(root, absent, None)
-}
-
-/// Like [`serve`], but answers only requests to S3 that are signed with the keys, if there are some.
-fn serve_to(root: PathBuf, absent: &'static str, keys: Option<Keys>) -> (u16, Arc<Sent>) {
-    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
-    let port = listener.local_addr().unwrap().port();
-    let sent = Arc::new(Sent::default());
-    let counted = Arc::clone(&sent);
-    std::thread::spawn(move || {
-        for socket in listener.incoming().flatten() {
-            let (root, counted) = (root.clone(), Arc::clone(&counted));
-            std::thread::spawn(move || answer(socket, &root, (absent, keys), &counted));
-        }
-    });
-    (port, sent)
-}
-
-/// Answers the requests of a connection, until the client closes it.
-fn answer(
-    mut socket: TcpStream,
-    root: &Path,
-    (absent, keys): (&str, Option<Keys>),
-    sent: &Sent,
-) -> Option<()> {
-    let mut lines = BufReader::new(socket.try_clone().ok()?).lines();
-    loop {
-        let first = lines.next()?.ok()?;
-        let (method, target) = first.split_once(' ')?;
-        let target = target.split(' ').next()?;
-        let (path, query) = target.split_once('?').unwrap_or((target, ""));
-        let [method, path, query] = [method, path, query].map(str::to_owned);
-        let mut head = Head { method, path, query, ..Head::default() };
-        for line in lines.by_ref() {
-            let line = line.ok()?;
-            let Some((name, value)) = line.split_once(':') else { break };
-            head.headers.insert(name.to_lowercase(), value.trim().to_owned());
-        }
-        if keys.is_some_and(|(key, secret)| !head.is_signed(key, secret)) {
-            let body = "<Error><Code>SignatureDoesNotMatch</Code></Error>";
-            let text = format!("HTTP/1.1 403 Forbidden\r\ncontent-length: {}\r\n\r\n", body.len());
-            let body = if head.method == "HEAD" { "" } else { body };
-            socket.write_all(format!("{text}{body}").as_bytes()).ok()?;
-            continue;
-        }
-        let range = head.headers.get("range").and_then(|range| range.strip_prefix("bytes="));
-        let (method, path) = (&*head.method, head.path.trim_start_matches('/'));
-        let Ok(all) = fs::read(root.join(path)) else {
-            socket.write_all(format!("HTTP/1.1 {absent}\r\ncontent-length: 0\r\n\r\n").as_bytes()).ok()?;
-            continue;
-        };
-        let (head, body) = match range {
-            None => ("200 OK".to_owned(), &all[..]),
-            Some(range) => {
-                let (first, last) = range.split_once('-')?;
-                let (first, last) = match first {
-                    "" => (all.len().saturating_sub(last.parse().ok()?), all.len() - 1),
-                    first => (first.parse().ok()?, last.parse::<usize>().ok()?.min(all.len() - 1)),
-                };
-                let range = format!("content-range: bytes {first}-{last}/{}", all.len());
-                (format!("206 Partial Content\r\n{range}"), &all[first..=last])
-            }
-        };
-        let date = "last-modified: Tue, 24 Nov 2026 12:00:00 GMT";
-        let head = format!("HTTP/1.1 {head}\r\n{date}\r\ncontent-length: {}\r\n\r\n", body.len());
-        socket.write_all(head.as_bytes()).ok()?;
-        if method == "GET" {
-            sent.paths.lock().unwrap().push(path.to_owned());
-            sent.bytes.fetch_add(body.len(), Ordering::SeqCst);
-            socket.write_all(body).ok()?;
-        }
-    }
 }
 
 /// Asserts that windows are the folder's, to the last bit.
@@ -164,63 +78,129 @@ fn a_stamp_is_of_the_metadata() {
     assert_eq!(stamp("none.zarr"), None);
 }
 
-/// Starts the test `name` of this program in a process of its own, for its environment; returns whether it passed, and its output.
-fn as_a_process(name: &str, port: u16, url: &str, variables: &[(&str, &str)]) -> (bool, String) {
+/// Reads the store at `url` in a process of its own, with these environment variables; returns whether that passed, and its output.
+fn read_as_a_process(url: &str, variables: &[(&str, &str)]) -> (bool, String) {
     let mut command = Command::new(std::env::current_exe().unwrap());
-    for (name, _) in std::env::vars_os().filter(|(name, _)| name.to_string_lossy().starts_with("AWS_")) {
+    let ours = |name: &str| ["AWS_", "GOOGLE_", "SSL_CERT_"].iter().any(|prefix| name.starts_with(prefix));
+    for (name, _) in std::env::vars_os().filter(|(name, _)| ours(&name.to_string_lossy())) {
         command.env_remove(name);
     }
-    command.args([name, "--exact"]).env("ISOBAR_TEST_S3", url);
-    command.env("AWS_ENDPOINT", format!("http://127.0.0.1:{port}")).env("AWS_ALLOW_HTTP", "true");
+    command
+        .args(["remote::as_a_reader", "--exact"])
+        .env("ISOBAR_TEST_URL", url)
+        .env("NO_PROXY", "127.0.0.1,localhost");
     let output = command.envs(variables.iter().copied()).output().unwrap();
-    let said = [output.stdout, output.stderr].concat();
-    (output.status.success(), String::from_utf8_lossy(&said).into_owned())
+    let said = String::from_utf8_lossy(&[output.stdout, output.stderr].concat()).into_owned();
+    (output.status.success() && said.contains("1 passed"), said)
 }
 
-/// The part of the test below that reads: a process of its own, for its environment.
+/// The part of the tests below that reads.
 #[test]
-fn as_a_caller_of_s3() {
-    let Ok(url) = std::env::var("ISOBAR_TEST_S3") else { return };
-    let folder = open(fixtures().join("xarray_v3.zarr").to_str().unwrap(), "u").unwrap();
-    let remote = open(&format!("{url}/xarray_v3.zarr"), "u").unwrap_or_else(|error| panic!("{error}"));
-    same(&*remote, &*folder, "u");
-    let denied = open(&format!("{url}/none.zarr"), "u").map(drop).unwrap_err().to_string();
-    let expected = std::env::var("ISOBAR_TEST_ABSENT").unwrap_or_else(|_| "set AWS_ACCESS_KEY_ID".to_owned());
-    assert!(denied.contains(&expected), "{denied}");
+fn as_a_reader() {
+    let Ok(url) = std::env::var("ISOBAR_TEST_URL") else { return };
+    // A server that lists serves stores without consolidated metadata too.
+    let listed = std::env::var("ISOBAR_TEST_LISTS").is_ok();
+    let others = [("v2.zarr", "big"), ("v3.zarr", "sharded"), ("v3.zarr", "deep/er/zstd")];
+    for &(store, field) in [("xarray_v3.zarr", "u")].iter().chain(others.iter().filter(|_| listed)) {
+        let folder = open(fixtures().join(store).to_str().unwrap(), field).unwrap();
+        let remote = open(&format!("{url}/{store}"), field).unwrap_or_else(|error| panic!("{error}"));
+        same(&*remote, &*folder, field);
+    }
+    let absent = open(&format!("{url}/none.zarr"), "u").map(drop).unwrap_err().to_string();
+    let expected = std::env::var("ISOBAR_TEST_ABSENT").unwrap_or_else(|_| "neither zarr.json".to_owned());
+    assert!(absent.contains(&expected), "{absent}");
 }
 
-/// The server checks signatures. A wrong secret, another key and none at all are one error that says what to set, and the secret is
-/// not in it.
-#[test]
-fn requests_to_s3_are_signed() {
-    let root = fixtures().parent().unwrap().to_owned();
-    let (port, sent) = serve_to(root, "404 Not Found", Some(("key", "a secret")));
-    let attempt = |keys: &[(&str, &str)]| {
-        sent.paths.lock().unwrap().clear();
-        let (passed, output) = as_a_process("remote::as_a_caller_of_s3", port, "s3://zarr", keys);
-        (passed && output.contains("1 passed"), output, sent.paths.lock().unwrap().len())
-    };
+/// Variables by which a client of S3 finds a server on loopback.
+fn endpoint(port: u16) -> [(&'static str, String); 2] {
+    [("AWS_ENDPOINT", format!("http://127.0.0.1:{port}")), ("AWS_ALLOW_HTTP", "true".to_owned())]
+}
+
+/// Reads `s3://zarr` from a server at `port`.
+fn read_s3(port: u16, variables: &[(&str, &str)]) -> (bool, String) {
+    let endpoint = endpoint(port);
+    let own = endpoint.iter().map(|(name, value)| (*name, value.as_str()));
+    read_as_a_process("s3://zarr", &own.chain(variables.iter().copied()).collect::<Vec<_>>())
+}
+
+/// Asserts that a wrong secret, another key and none at all are one error that says what to set, and that the secret is not in it.
+fn refuses_other_keys(port: u16) {
     let own = |key, secret| [("AWS_ACCESS_KEY_ID", key), ("AWS_SECRET_ACCESS_KEY", secret)];
-    // The store that is not there is an error of another kind here, since this caller may know.
-    let expect = [("ISOBAR_TEST_ABSENT", "neither zarr.json")];
-    let (passed, output, read) = attempt(&[&own("key", "a secret")[..], &expect].concat());
-    assert!(passed && read > 3, "{output}");
     for keys in [&own("key", "wrong")[..], &own("other", "a secret"), &[]] {
-        let (passed, output, read) = attempt(keys);
-        assert!(!passed && read == 0, "{output}");
+        let (passed, output) = read_s3(port, keys);
+        assert!(!passed, "{output}");
         assert!(output.contains("set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY"), "{output}");
         assert!(output.contains("s3://zarr/xarray_v3.zarr") && !output.contains("a secret"), "{output}");
     }
 }
 
-/// This server does not check signatures. With keys and without any, which makes requests unsigned.
+const KEYS: [(&str, &str); 2] = [("AWS_ACCESS_KEY_ID", "key"), ("AWS_SECRET_ACCESS_KEY", "a secret")];
+
+/// A server of S3 by others: reads, ranges, lists and signatures.
+#[test]
+fn windows_from_s3s_are_the_folders() {
+    let server = s3::serve(fixtures().parent().unwrap(), "key", "a secret");
+    let (passed, output) = read_s3(server.port, &[&KEYS[..], &[("ISOBAR_TEST_LISTS", "1")]].concat());
+    assert!(passed, "{output}");
+    refuses_other_keys(server.port);
+}
+
+/// This server checks signatures by code of its own, and counts what it sends.
+#[test]
+fn requests_to_s3_are_signed() {
+    let root = fixtures().parent().unwrap().to_owned();
+    let access = Access::Signed { key: "key", secret: "a secret" };
+    let (port, sent) = serve_to(root, "404 Not Found", access);
+    let (passed, output) = read_s3(port, &KEYS);
+    assert!(passed && sent.paths.lock().unwrap().len() > 3, "{output}");
+    sent.paths.lock().unwrap().clear();
+    refuses_other_keys(port);
+    assert_eq!(sent.paths.lock().unwrap().len(), 0);
+}
+
+/// This server does not check signatures, and denies what is absent. With keys and without any, which makes requests unsigned.
 #[test]
 fn windows_over_s3_are_the_folders() {
     let (port, sent) = serve(fixtures().parent().unwrap().to_owned(), "403 Forbidden");
-    for keys in [&[("AWS_ACCESS_KEY_ID", "key"), ("AWS_SECRET_ACCESS_KEY", "secret")][..], &[]] {
+    for keys in [&KEYS[..], &[]] {
         sent.paths.lock().unwrap().clear();
-        let (passed, output) = as_a_process("remote::as_a_caller_of_s3", port, "s3://zarr", keys);
-        assert!(passed && output.contains("1 passed"), "{output}");
+        let denied = [("ISOBAR_TEST_ABSENT", "set AWS_ACCESS_KEY_ID")];
+        let (passed, output) = read_s3(port, &[keys, &denied].concat());
+        assert!(passed, "{output}");
         assert!(sent.paths.lock().unwrap().iter().any(|path| path == "zarr/xarray_v3.zarr/zarr.json"));
     }
+}
+
+/// Google's storage, for anybody and for those with a token; without it, one error says what to set.
+#[test]
+fn windows_from_googles_storage_are_the_folders() {
+    let root = fixtures().parent().unwrap().to_owned();
+    let token = [("GOOGLE_BEARER_TOKEN", "a token")];
+    for (access, own) in [(Access::All, &[][..]), (Access::Bearer("a token"), &token)] {
+        let (port, sent) = serve_to(root.clone(), "404 Not Found", access);
+        let base = format!("http://127.0.0.1:{port}");
+        let read = |own: &[(&str, &str)]| {
+            read_as_a_process("gs://zarr", &[&[("GOOGLE_BASE_URL", base.as_str())], own].concat())
+        };
+        let (passed, output) = read(own);
+        assert!(passed && sent.paths.lock().unwrap().len() > 3, "{output}");
+        for wrong in [&[][..], &[("GOOGLE_BEARER_TOKEN", "another")]].iter().filter(|_| !own.is_empty()) {
+            let (passed, output) = read(wrong);
+            assert!(!passed && output.contains("set GOOGLE_SERVICE_ACCOUNT"), "{output}");
+            assert!(!output.contains("a token"), "{output}");
+        }
+    }
+}
+
+/// A server whose certificate the machine does not know is an error.
+#[test]
+fn windows_over_https_are_the_folders() {
+    let (port, sent, certificate) = serve_tls(fixtures(), "404 Not Found");
+    let known = NamedTempFile::new().unwrap();
+    fs::write(known.path(), certificate).unwrap();
+    let url = format!("https://localhost:{port}");
+    let (passed, output) = read_as_a_process(&url, &[("SSL_CERT_FILE", known.path().to_str().unwrap())]);
+    assert!(passed && sent.paths.lock().unwrap().len() > 3, "{output}");
+    let (passed, output) = read_as_a_process(&url, &[]);
+    assert!(!passed && output.contains("certificate") && output.contains(&url), "{output}");
 }

@@ -1,6 +1,8 @@
 //! Paths of the test data, and sums over the globe.
 
-pub(crate) mod signature;
+pub(crate) mod s3;
+pub(crate) mod server;
+mod signature;
 
 use std::path::{Path, PathBuf};
 

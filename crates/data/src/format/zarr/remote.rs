@@ -25,9 +25,16 @@ const RETRY_TIMEOUT: Duration = Duration::from_secs(60);
 const DEADLINE: Duration = Duration::from_secs(120);
 /// Message of S3 and Google's storage for a bucket that does not exist.
 const NO_BUCKET: &str = "NoSuchBucket";
-/// Settings of S3 without credentials: with no others, requests are unsigned.
-const ADDRESS: [&str; 5] =
-    ["aws_endpoint", "aws_endpoint_url", "aws_endpoint_url_s3", "aws_allow_http", "aws_timeout"];
+/// Settings without credentials: with no others, requests are unsigned.
+const ADDRESS: [&str; 7] = [
+    "aws_endpoint",
+    "aws_endpoint_url",
+    "aws_endpoint_url_s3",
+    "aws_allow_http",
+    "aws_timeout",
+    "google_base_url",
+    "google_timeout",
+];
 /// Longest text of an error, in characters.
 const LONGEST_CAUSE: usize = 600;
 /// Number of chunks to read at a time.
@@ -104,7 +111,7 @@ impl Remote {
                 let (mut builder, mut signs) = (GoogleCloudStorageBuilder::new(), false);
                 for (name, value) in own("google_") {
                     if let Ok(key) = name.parse::<GoogleConfigKey>() {
-                        signs = true;
+                        signs |= !ADDRESS.contains(&name.as_str());
                         builder = builder.with_config(key, value);
                     }
                 }
@@ -187,7 +194,11 @@ impl Remote {
         let cause = causes(error);
         if cause.contains(NO_BUCKET) {
             let bucket = &self.host;
-            let mend = "check data.path, and AWS_ENDPOINT if the store is not Amazon's";
+            let (address, owner) = match self.kind {
+                Kind::Google => ("GOOGLE_BASE_URL", "Google"),
+                Kind::S3 | Kind::Http => ("AWS_ENDPOINT", "Amazon"),
+            };
+            let mend = format!("check data.path, and {address} if the store is not {owner}'s");
             return Error::new(ErrorKind::NotFound, format!("there is no bucket `{bucket}`; {mend}"));
         }
         if cause.contains("416 Range Not Satisfiable") {
@@ -205,7 +216,7 @@ impl Remote {
             ),
             (true, Kind::Google) => (
                 ErrorKind::PermissionDenied,
-                "set GOOGLE_SERVICE_ACCOUNT to the file of a key, or GOOGLE_SKIP_SIGNATURE=true for a public bucket",
+                "check data.path; set GOOGLE_SERVICE_ACCOUNT to the file of a key, or GOOGLE_BEARER_TOKEN, or GOOGLE_SKIP_SIGNATURE=true for a public bucket",
             ),
             (true, Kind::Http) => (
                 ErrorKind::PermissionDenied,
@@ -215,7 +226,10 @@ impl Remote {
                 ErrorKind::Other,
                 "check the network, AWS_ENDPOINT and AWS_REGION, and AWS_ALLOW_HTTP=true for an endpoint without TLS",
             ),
-            (false, _) => {
+            (false, Kind::Google) => {
+                (ErrorKind::Other, "check the network, and GOOGLE_BASE_URL if the store is not Google's")
+            }
+            (false, Kind::Http) => {
                 (ErrorKind::Other, "check the URL, the network, and that the server supports ranges")
             }
         };
