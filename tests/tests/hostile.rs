@@ -66,9 +66,9 @@ fn fixture(name: &str) -> PathBuf {
     workspace().join("tests/data/formats").join(name)
 }
 
-/// Whatever is damaged, the process that reads neither crashes nor panics, loops or takes memory without bound: it gets values, or
-/// an error that names the file. A crash of HDF5's C library ends only a helper process, unless the
-/// library reads beyond its memory unnoticed there: less than one file in 2000.
+/// A damaged file yields values, or an error that names it: the reader does not crash, panic, loop or take unbounded memory. A crash of
+/// the HDF5 library ends only the helper process. One crash in 2000 files is tolerated, since the library may read out of bounds in the
+/// helper unnoticed.
 #[rstest]
 #[case::darcy("darcy", None, json!({}))]
 #[case::well("the_well", None, json!({}))]

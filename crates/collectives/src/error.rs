@@ -54,7 +54,7 @@ pub enum Error {
     /// The operation did not finish by the group's deadline. The group is dead from here on.
     #[error(
         "{site}: not finished after {} s: {} (the deadline is set by distributed.timeout_s)", after.as_secs_f64(),
-        absent(missing)
+        absent(missing, awaited)
     )]
     Timeout {
         /// Operation and group of the error.
@@ -63,6 +63,8 @@ pub enum Error {
         after: Duration,
         /// The ranks of the world that have not come, where that is known.
         missing: Vec<usize>,
+        /// The ranks of the world whose messages have not arrived, where that is known. They may themselves wait for others.
+        awaited: Vec<usize>,
     },
     /// An earlier failure ended this group.
     #[error("{site}: the group can no longer be used, since {cause}")]
@@ -128,11 +130,23 @@ pub enum Error {
     Torch(String),
 }
 
-fn absent(missing: &[usize]) -> String {
-    match missing {
-        [] => "a rank has ended, is stuck, or does not make the same calls in the same order".to_owned(),
-        [rank] => format!("rank {rank} of the world has not come to it"),
-        ranks => format!("ranks {ranks:?} of the world have not come to it"),
+/// Describes the ranks that were missing at a deadline: those that have not come to the operation, or else those whose messages have not arrived.
+fn absent(missing: &[usize], awaited: &[usize]) -> String {
+    const CAUSES: &str = "a rank has ended, is stuck, or does not make the same calls in the same order";
+    match (missing, awaited) {
+        ([], []) => CAUSES.to_owned(),
+        ([], awaited) => format!("{CAUSES}; this rank waits for ranks {} of the world", some_of(awaited)),
+        ([rank], _) => format!("rank {rank} of the world has not come to it"),
+        (ranks, _) => format!("ranks {} of the world have not come to it", some_of(ranks)),
+    }
+}
+
+/// Lists ranks, of many the first few: reports are cut.
+fn some_of(ranks: &[usize]) -> String {
+    const FEW: usize = 16;
+    match ranks.len().checked_sub(FEW) {
+        None | Some(0) => format!("{ranks:?}"),
+        Some(more) => format!("{:?} and {more} more", &ranks[..FEW]),
     }
 }
 

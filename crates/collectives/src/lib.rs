@@ -14,8 +14,8 @@
 //! All ranks of a group call, in the same order. Arguments are checked before anything is sent; a rank that refuses
 //! tells the others, so that bad input is an error on all ranks that depend on it, not a hang. Every wait has the
 //! group's deadline. Tensors may have any strides; channels-last stays channels-last; parts may be empty; inputs are
-//! not changed. (On a group of one rank a result may be its input, and not a copy.) All dtypes travel: they do so as bytes;
-//! through host memory after a word that says which operation, dtype and shape they belong to. Reductions add in rank order, so
+//! not changed. (On a group of one rank a result may be its input, and not a copy.) All dtypes are supported, since
+//! elements are sent as bytes. Through host memory, a digest of operation, dtype and shape goes before each message. Reductions add in rank order, so
 //! that all ranks, and all backends, get the same bits; NCCL's own reductions of CUDA tensors have its order, the same on all
 //! ranks.
 //!

@@ -105,7 +105,7 @@ impl Transfer {
         };
         Failure(format!(
             "rank {} of the world sent {what} where {bytes} bytes were expected, {kind:?} {shape:?}; do all ranks make \
-             the same call, with the same sizes, shapes and kinds?",
+             the same call, with the same sizes, shapes and dtypes?",
             self.peer
         ))
     }
@@ -196,6 +196,11 @@ impl Notice {
 pub(crate) trait Request: Send {
     /// Makes progress, and returns whether all transfers are complete.
     fn poll(&mut self) -> Result<bool, Failure>;
+
+    /// Returns the ranks of the world from which a message has not arrived, as of the last poll. Empty if the backend does not know.
+    fn awaited(&mut self) -> Vec<usize> {
+        Vec::new()
+    }
 }
 
 /// See the module's description.

@@ -46,10 +46,10 @@ pub struct InMemory {
 }
 
 impl InMemory {
-    /// Pairs of fields, `[sample, channel, x, y]` both: what the network maps, and to what. They may be on different grids.
+    /// Holds pairs of input and target fields, `[sample, channel, x, …]`, which may be on different grids of as many dims.
     ///
     /// # Errors
-    /// If the fields are not of as many dims and samples.
+    /// Tensors that differ in their number of dims or samples.
     pub fn pairs(inputs: Tensor, targets: Tensor) -> Result<Self> {
         let (from, to) = (inputs.size(), targets.size());
         if from.len() < 3 || from.len() != to.len() || from[0] != to[0] {

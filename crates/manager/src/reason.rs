@@ -146,7 +146,7 @@ mod tests {
 
     /// Ranks that wait for each other end with the same code, whichever deadline passes first.
     #[rstest]
-    #[case(Timeout { site: site(), after: std::time::Duration::from_secs(2), missing: vec![1] }, ExitReason::Lost)]
+    #[case(Timeout { site: site(), after: std::time::Duration::from_secs(2), missing: vec![1], awaited: vec![] }, ExitReason::Lost)]
     #[case(Peer { site: site(), peer: 1, ended: true, problem: said() }, ExitReason::Lost)]
     #[case(Peer { site: site(), peer: 1, ended: false, problem: said() }, ExitReason::Mismatch)]
     #[case(Argument { site: site(), problem: said() }, ExitReason::Mismatch)]

@@ -167,7 +167,7 @@ fn sharded(name: &'static str) -> Vec<Results> {
             ShardTensor::distribute_as(x, &layout.unwrap()).unwrap()
         };
         let constant = |x: &Tensor, like: Option<&ShardTensor>| {
-            ShardTensor::distribute_as(x, &like.unwrap().layout().of_gradient()).unwrap()
+            ShardTensor::distribute_as(x, &like.unwrap().layout().without_partial()).unwrap()
         };
         let _forbidden = forbid_hidden_communication();
         run(

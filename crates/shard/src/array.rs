@@ -99,7 +99,7 @@ impl Local for ShardTensor {
     }
 
     fn redistribute_like(&self, other: &Self) -> isobar_array::Result<Self> {
-        let to = other.layout().of_gradient();
+        let to = other.layout().without_partial();
         if ShardTensor::shape(self) != to.shape() {
             let reason = format!("{self} and {other} differ in shape");
             return kernel::refuse("redistribute_like", reason);
@@ -127,7 +127,7 @@ impl Local for ShardTensor {
             let extents = &like.layout().local_shape()[..dims];
             let made = crate::dense::named(OP, &[&made], broadcast_to(&made, extents))?;
             let rest = made.size()[dims..].iter().map(|&extent| Dim::whole(extent)).collect::<Vec<_>>();
-            Ok(Self::new(made, like.layout().of_gradient().with_dims([lead, &rest[..]].concat())))
+            Ok(Self::new(made, like.layout().without_partial().with_dims([lead, &rest[..]].concat())))
         })?)
     }
 
@@ -208,7 +208,7 @@ impl Factory for ShardTensor {
     fn linspace_along(&self, dim: i64, start: f64, end: f64) -> isobar_array::Result<Self> {
         let dim = self.layout().dims()[resolve("linspace", dim, self.ndim())?].clone();
         let step = (end - start) / (dim.extent() - 1).max(1) as f64;
-        let layout = self.layout().of_gradient().with_dims(vec![dim]);
+        let layout = self.layout().without_partial().with_dims(vec![dim]);
         Ok(Self::arange(&layout, start, step, self.kind(), self.device())?)
     }
 }
@@ -389,7 +389,7 @@ impl Spectral for ShardTensor {
     ) -> isobar_array::Result<Self> {
         const OP: &str = "irfftn_modes";
         let s = points_like(OP, ShardTensor::shape(self), ShardTensor::shape(field), dims)?;
-        let to = field.layout().of_gradient();
+        let to = field.layout().without_partial();
         Ok(self
             .fourier_modes(OP, kernel::Kind::InverseReal, Some(&to), &s, (dims, kept), norm)?
             .to_layout(&to)?)
@@ -451,7 +451,7 @@ impl RandomOps for ShardTensor {
         let mask_dim =
             |(dim, &mask): (&Dim, &i64)| if dim.extent() == mask { dim.clone() } else { Dim::whole(mask) };
         let dims = self.layout().dims().iter().zip(window.shape()).map(mask_dim).collect();
-        let layout: Layout = self.layout().of_gradient().with_dims(dims);
+        let layout: Layout = self.layout().without_partial().with_dims(dims);
         let ones = Self::ones(&layout, self.kind(), self.device())?;
         Ok(self.mul(&ones.dropout_of(p, generator, window)?)?)
     }

@@ -118,7 +118,7 @@ fn mixed_precision_rounds_as_the_dense_convolution_does() {
                 assert_eq!(seen.received(), 3 * (12 + 13 + 1) * 2);
             }
             let cotangent = numbers(&want.size(), 7).to_kind(Kind::BFloat16);
-            let g = ShardTensor::distribute_as(&cotangent, &y.layout().of_gradient()).unwrap();
+            let g = ShardTensor::distribute_as(&cotangent, &y.layout().without_partial()).unwrap();
             y.backward_from(Some(&g), BackwardOptions::default()).unwrap();
             (&want * &cotangent).sum(Kind::Float).backward();
             let off = difference(&sharded.grad().unwrap().full_tensor(None).unwrap(), &dense.grad());
@@ -206,7 +206,7 @@ fn overlapped_convolutions_pass_twice_and_have_second_gradients(
             let keep =
                 |create_graph| BackwardOptions { retain_graph: true, create_graph, ..Default::default() };
             let ones = Tensor::ones(want.size(), (Kind::Double, tch::Device::Cpu));
-            let g = ShardTensor::distribute_as(&ones, &y.layout().of_gradient()).unwrap();
+            let g = ShardTensor::distribute_as(&ones, &y.layout().without_partial()).unwrap();
             for create_graph in [false, false, true] {
                 let got = grad(&[&y], &leaves, &[Some(&g)], keep(create_graph)).unwrap();
                 let expected =

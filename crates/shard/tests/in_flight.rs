@@ -107,7 +107,7 @@ fn the_halo_is_in_flight_while_the_interior_is_computed(
         let x = leaf(&numbers(&shape, 1).to_kind(kind), &layout);
         let y = x.conv(&w, None, &conv).unwrap();
         let g = overflowing(y.shape(), kind).to_kind(y.kind());
-        let g = ShardTensor::distribute_as(&g, &y.layout().of_gradient()).unwrap();
+        let g = ShardTensor::distribute_as(&g, &y.layout().without_partial()).unwrap();
         in_flight(mesh, &backward, || y.backward_from(Some(&g), BackwardOptions::default()).unwrap());
     });
 }

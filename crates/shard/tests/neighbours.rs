@@ -42,7 +42,7 @@ fn cdist(#[values(0, 1, 2, 3, 4)] mesh: usize, #[values(0.0, 1.0, 2.0, 3.5, f64:
                 let (x, y) = (leaf(&whole[0], &la), leaf(&whole[1], &lb));
                 let got = ShardTensor::cdist(&x, &y, p).unwrap();
                 assert!(difference(&full(&got), &want) < 1e-9, "{la} {lb}");
-                let g = ShardTensor::distribute_as(&cotangent, &got.layout().of_gradient()).unwrap();
+                let g = ShardTensor::distribute_as(&cotangent, &got.layout().without_partial()).unwrap();
                 got.backward_from(Some(&g), BackwardOptions::default()).unwrap();
                 for (x, want) in [&x, &y].iter().zip(&dense) {
                     let got = x.grad().unwrap();
@@ -104,7 +104,8 @@ fn golden(#[values(0, 1, 2, 3, 4)] mesh: usize) {
             let (a, b) = (leaf(&case["a"], &la), leaf(&case["b"], &lb));
             let got = ShardTensor::cdist(&a, &b, 2.0).unwrap();
             assert!(difference(&full(&got), &case["output"]) < 1e-8);
-            let g = ShardTensor::distribute_as(&case["grad.output"], &got.layout().of_gradient()).unwrap();
+            let g =
+                ShardTensor::distribute_as(&case["grad.output"], &got.layout().without_partial()).unwrap();
             got.backward_from(Some(&g), BackwardOptions::default()).unwrap();
             for (x, name) in [(&a, "grad.a"), (&b, "grad.b")] {
                 assert!(difference(&full(&x.grad().unwrap()), &case[name]) < 1e-7);

@@ -54,9 +54,8 @@ pub fn cpu_capability() -> String {
 /// Lets the process end without static destructors: those of libtorch take about 0.1 s, a third of a short command.
 ///
 /// Call it once at the start of `main`. At exit, `atexit` handlers that were registered after this call run (such as HDF5's), then
-/// C's `stdout` is flushed, and the process ends. Handlers that were registered before, and destructors of all libraries, are
-/// skipped: also those that write statistics or coverage. If the system takes no more handlers, the process ends as without the
-/// call.
+/// C's `stdout` is flushed, and the process ends. Handlers registered earlier and all static destructors are
+/// skipped, including those that write profiles or coverage data. If the handler cannot be registered, the process exits as usual.
 ///
 /// ```
 /// isobar_torch::skip_static_destructors();

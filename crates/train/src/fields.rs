@@ -22,7 +22,7 @@ pub trait FieldLayout {
         None
     }
 
-    /// Layout of targets and outputs; by default that of inputs. Other grids have others.
+    /// Layout of targets and outputs; by default that of the inputs, which is right if they share a grid.
     fn targets(&self) -> &Self {
         self
     }
@@ -214,8 +214,8 @@ impl ShardedFields {
     }
 
     /// Puts targets and outputs on another grid, of these spatial extents. Along dims in which it is finer than that of the inputs by
-    /// an integer factor, each rank has the same part of both grids, so that outputs of a network that refines its inputs stay where
-    /// they are; other dims are split evenly.
+    /// an integer factor, shards of both grids cover the same region, so that outputs of a refining network need no redistribution;
+    /// other dims are split evenly.
     ///
     /// # Errors
     ///

@@ -33,11 +33,11 @@ pub struct PatchConfig {
     #[serde(default = "one")]
     #[schemars(range(min = 1, max = 65536))]
     pub patch_num: usize,
-    /// Points by which neighbouring patches overlap in sampling. The network's outputs are averaged there.
+    /// Points by which neighbouring patches overlap in sampling, besides `boundary_pix`. The network's outputs are averaged there.
     #[serde(default)]
     pub overlap_pix: usize,
-    /// Points by which patches reach beyond the edges of the fields in sampling. The fields are reflected there. Added to the
-    /// overlap.
+    /// Points by which the first patches begin before the edges of the fields in sampling; beyond the edges, fields are reflected.
+    /// Neighbouring patches overlap by these points too.
     #[serde(default)]
     pub boundary_pix: usize,
     /// Also give the network the full input, interpolated to the points of a patch, as further condition channels after those of

@@ -56,7 +56,7 @@ fn own_gelu(call: &Call<'_>) -> isobar_shard::Result<ShardTensor> {
 /// Gathers the tensor on all ranks.
 fn gathered(x: &ShardTensor) -> isobar_shard::Result<ShardTensor> {
     let replicated = vec![Placement::Replicate; x.placements().len()];
-    x.redistribute(None, &replicated)?.to_layout(&x.layout().of_gradient())
+    x.redistribute(None, &replicated)?.to_layout(&x.layout().without_partial())
 }
 
 /// The problems of a case on 4 ranks.

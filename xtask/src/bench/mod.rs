@@ -99,7 +99,7 @@ const ONE_PROCESS: &str = "benches/models.py";
 struct Row {
     name: &'static str,
     peer: Peer,
-    /// Least ratio that the project asks of itself, if any.
+    /// Minimum ratio, if any.
     least: Option<f64>,
 }
 
@@ -151,7 +151,7 @@ pub(crate) struct Options {
     /// Ranks of each
     #[arg(long, default_value_t = 2)]
     ranks: usize,
-    /// Fail if a ratio is below the least that the project asks of itself
+    /// Fail if a ratio is below its minimum
     #[arg(long)]
     check: bool,
     /// Only the models of benches/models.json: their training step beside PyTorch's, and over the ranks
@@ -289,7 +289,7 @@ pub(crate) fn run(options: &Options) -> Result<()> {
         }
     }
     let low = print_table(&table, &rounds);
-    ensure!(!options.check || low.is_empty(), "below what the project asks of itself: {}", low.join(", "));
+    ensure!(!options.check || low.is_empty(), "below the minimum ratio: {}", low.join(", "));
     Ok(())
 }
 

@@ -57,10 +57,7 @@ pub(super) fn run(rounds: usize, check: bool) -> Result<()> {
         "peak {peak:.0} MiB (at most {most:.0}: the budget and {:.0} MiB of the step alone)",
         step.peak_mib
     );
-    ensure!(
-        !check || ratio <= MOST && peak <= most,
-        "a streamed step exceeds what the project asks of itself"
-    );
+    ensure!(!check || ratio <= MOST && peak <= most, "the streamed step exceeds its limit of time or memory");
     Ok(())
 }
 

@@ -34,7 +34,7 @@ pub(crate) struct CoarsenArgs {
     /// Coarsening factor: number of points along each dim whose mean is a point of the coarse grid
     #[arg(long, value_name = "POINTS", default_value_t = 4)]
     factor: usize,
-    /// Write only the means, on the coarse grid, with the times of the source: inputs of a run whose targets are the source
+    /// Write only the means, on the coarse grid and with the times of the source, as inputs of a run whose [data.target] is the source
     #[arg(long)]
     means: bool,
     /// Set a key of the configuration, such as data.npy.axes='["sample","x"]'; may be given several times

@@ -1,11 +1,11 @@
-//! Arrays beside others.
+//! Constructors of arrays like others.
 
 use tch::{Kind, Tensor};
 
 use super::{named, resolve};
 use crate::error::Result;
 
-/// New arrays of the dtype, and on the device, of another, which lie as its dims do.
+/// Constructors of arrays with the dtype, device and placement of another array.
 pub trait Factory: Sized {
     /// As many numbers as this array has along `dim`, evenly from `start` to `end`, both included, as an array of that one
     /// dim, which lies as `dim` does; a single number is `start`. They are computed in double precision.

@@ -9,7 +9,7 @@ use super::window::Window;
 use crate::error::{Error, Result};
 
 impl Generator {
-    /// Uniform numbers of [`low`, `high`); floating dtypes. Below double they have 24 random bits.
+    /// Draws uniform numbers from [`low`, `high`) in a floating dtype; below double precision they have 24 random bits.
     ///
     /// # Errors
     ///
@@ -39,7 +39,7 @@ impl Generator {
         )
     }
 
-    /// Normal numbers, computed in double and then rounded; floating dtypes.
+    /// Draws normal numbers in a floating dtype: computed in double precision, then rounded.
     ///
     /// # Errors
     ///
@@ -96,7 +96,7 @@ impl Generator {
         self.fill("trunc_normal", window, options, |bits| value(bits) as f32, value)
     }
 
-    /// Whole numbers `low` ≤ n < `high`, of dtype `Int64`.
+    /// Draws integers `low` ≤ n < `high`, of dtype `Int64`.
     ///
     /// # Errors
     ///
@@ -119,7 +119,7 @@ impl Generator {
         on_device(from_vec(self.values(window, value), window.shape())?, device)
     }
 
-    /// The numbers 0 … `count` − 1 in random order, of dtype `Int64`, shape `[count]`. The same as
+    /// Draws a random order of the numbers 0 … `count` − 1, of dtype `Int64` and shape `[count]`. Equal to
     /// [`permutation`](Self::permutation).
     ///
     /// # Errors
@@ -138,7 +138,7 @@ impl Generator {
         on_device(from_vec(self.permutation(count), &[count as i64])?, device)
     }
 
-    /// Ones with probability `p`, else zeros; any real dtype.
+    /// Draws ones with probability `p`, else zeros, in any real dtype.
     ///
     /// # Errors
     ///

@@ -353,6 +353,11 @@ impl Request for Pending {
         }
         Ok(waiting.is_empty())
     }
+
+    fn awaited(&mut self) -> Vec<usize> {
+        let lacking = self.receives.iter().filter(|receive| !matches!(receive.stage, Stage::Done));
+        lacking.map(|receive| receive.transfer.peer).collect()
+    }
 }
 
 impl Drop for Pending {

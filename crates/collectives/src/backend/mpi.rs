@@ -410,6 +410,29 @@ impl Request for Pending {
         }
         Ok(true)
     }
+
+    fn awaited(&mut self) -> Vec<usize> {
+        let _lock = lock();
+        let mut peers = Vec::new();
+        for posted in &self.requests[self.done..] {
+            let peer = match posted.awaits {
+                Awaits::Nothing => continue,
+                Awaits::Head(index) => self.transfers[index].peer,
+                Awaits::Bytes { peer, .. } => peer,
+            };
+            let mut flag: c_int = 0;
+            if !peers.contains(&peer) {
+                // SAFETY: the request was started and not completed: it is not before `done`. This does not complete it.
+                let code = unsafe {
+                    ffi::MPI_Request_get_status(posted.request, &mut flag, ffi::RSMPI_STATUS_IGNORE)
+                };
+                if check(code).is_ok() && flag == 0 {
+                    peers.push(peer);
+                }
+            }
+        }
+        peers
+    }
 }
 
 impl Drop for Pending {

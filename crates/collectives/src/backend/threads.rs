@@ -212,6 +212,10 @@ impl Request for Pending {
         }
         Ok(blocked.is_empty() && self.taken.iter().all(|taken| taken.load(Ordering::Acquire)))
     }
+
+    fn awaited(&mut self) -> Vec<usize> {
+        self.receives.iter().flatten().map(|receive| receive.peer).collect()
+    }
 }
 
 impl Drop for Pending {

@@ -16,8 +16,8 @@ use crate::local::memory::{self, output_like};
 use crate::local::reduce::{ReduceOp, combine};
 use crate::local::sizes::{balanced, offsets};
 
-/// The tensor of rank `root`, on every rank. The others' have the same shape and dtype, and require a gradient where it
-/// does; their values do not matter.
+/// Broadcasts the tensor of rank `root` to every rank. The other ranks pass a tensor of equal shape and dtype, which requires a
+/// gradient if the root's does; its values are ignored.
 ///
 /// Every rank calls, and every rank calls backward, which is [`reduce`] with sum; the gradient on the other ranks is
 /// zeros.

@@ -31,7 +31,7 @@ pub type IndexBox = Vec<IndexRun>;
 
 /// A region of one rank's tensor that is a region of another's.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
-pub struct Block {
+pub struct SharedRegion {
     /// Region of this rank's tensor.
     pub region: IndexBox,
     /// The dim from which on the memory of both sides is in one piece: the last along which either is cut.
@@ -47,10 +47,10 @@ pub struct Transfer {
     pub output: Vec<i64>,
     /// Regions copied locally, from the input to the output.
     pub own: Vec<(IndexBox, IndexBox)>,
-    /// Blocks of the input that go to a rank of the group, by rank; both sides list them in the same order.
-    pub sends: Vec<(usize, Vec<Block>)>,
-    /// Blocks of the output that come from a rank, by rank.
-    pub receives: Vec<(usize, Vec<Block>)>,
+    /// Regions of the input that go to a rank of the group, by rank; both sides list them in the same order.
+    pub sends: Vec<(usize, Vec<SharedRegion>)>,
+    /// Regions of the output that come from a rank, by rank.
+    pub receives: Vec<(usize, Vec<SharedRegion>)>,
     /// True if any rank sends anything; the same on all ranks.
     pub communicates: bool,
     /// Digest of what all ranks must agree on besides shapes, such as their layouts.
@@ -273,7 +273,7 @@ pub fn return_blocks(
 
 /// Gradients that other ranks sent back, with their regions of this rank's tensor.
 pub struct Returned {
-    received: Vec<(Tensor, Vec<Block>)>,
+    received: Vec<(Tensor, Vec<SharedRegion>)>,
 }
 
 impl Returned {
@@ -293,7 +293,7 @@ impl Returned {
 }
 
 /// Sends regions of a tensor, one message a rank.
-fn send(exchange: &mut Exchange<'_>, tensor: &Tensor, blocks: &[(usize, Vec<Block>)]) -> Result<()> {
+fn send(exchange: &mut Exchange<'_>, tensor: &Tensor, blocks: &[(usize, Vec<SharedRegion>)]) -> Result<()> {
     for (peer, blocks) in blocks {
         match &blocks[..] {
             [block] => exchange.send(*peer, &region(tensor, &block.region)?, block.row_dim)?,
@@ -306,9 +306,9 @@ fn send(exchange: &mut Exchange<'_>, tensor: &Tensor, blocks: &[(usize, Vec<Bloc
 /// Receives these blocks, one buffer for each sending rank.
 fn receive_packed(
     exchange: &mut Exchange<'_>,
-    blocks: &[(usize, Vec<Block>)],
+    blocks: &[(usize, Vec<SharedRegion>)],
     like: &Tensor,
-) -> Result<Vec<(Tensor, Vec<Block>)>> {
+) -> Result<Vec<(Tensor, Vec<SharedRegion>)>> {
     let mut received = Vec::new();
     for (peer, blocks) in blocks {
         let packed = memory::empty(&[total(blocks)], like.kind(), like.device())?;
@@ -448,7 +448,7 @@ fn ascend(run: &IndexRun) -> IndexRun {
     }
 }
 
-fn pack(tensor: &Tensor, blocks: &[Block]) -> Result<Tensor> {
+fn pack(tensor: &Tensor, blocks: &[SharedRegion]) -> Result<Tensor> {
     let flat: Vec<Tensor> = blocks
         .iter()
         .map(|block| Ok(region(tensor, &block.region)?.f_reshape([-1])?))
@@ -457,7 +457,7 @@ fn pack(tensor: &Tensor, blocks: &[Block]) -> Result<Tensor> {
 }
 
 /// The blocks of a packed message, each with its shape.
-fn parts<'a>(packed: &Tensor, blocks: &'a [Block]) -> Result<Vec<(Tensor, &'a Block)>> {
+fn parts<'a>(packed: &Tensor, blocks: &'a [SharedRegion]) -> Result<Vec<(Tensor, &'a SharedRegion)>> {
     let mut at = 0;
     let cut = blocks.iter().map(|block| {
         let length = numel(&block.region);
@@ -468,7 +468,7 @@ fn parts<'a>(packed: &Tensor, blocks: &'a [Block]) -> Result<Vec<(Tensor, &'a Bl
     cut.collect::<Result<_>>()
 }
 
-fn total(blocks: &[Block]) -> i64 {
+fn total(blocks: &[SharedRegion]) -> i64 {
     blocks.iter().map(|block| numel(&block.region)).sum()
 }
 

@@ -9,6 +9,7 @@ use std::time::Duration;
 use tch::{Device, Tensor};
 
 use crate::backend::nccl::DeviceCommunicator;
+use crate::engine::awaited::Awaited;
 use crate::engine::comparison::Comparison;
 use crate::engine::group::{Direction, Group};
 use crate::engine::outstanding::Outstanding;
@@ -31,6 +32,7 @@ pub(crate) struct Call {
     /// Entry in the flight recorder.
     pub(crate) recorded: Recorded,
     pub(crate) comparison: Arc<Comparison>,
+    pub(crate) awaited: Arc<Awaited>,
 }
 
 /// The step that messages of pairs have, which collectives do not reach.
@@ -52,6 +54,7 @@ impl Group {
             traced,
             recorded,
             comparison: Arc::default(),
+            awaited: Arc::default(),
         }
     }
 
@@ -66,6 +69,7 @@ impl Group {
             traced: vec![],
             recorded: Recorded::NOWHERE,
             comparison: Arc::default(),
+            awaited: Arc::default(),
         }
     }
 
@@ -89,6 +93,7 @@ impl Group {
             traced,
             recorded,
             comparison: Arc::default(),
+            awaited: Arc::default(),
         }
     }
 }
@@ -127,7 +132,12 @@ impl Call {
     ) -> impl Future<Output = Result<()>> + Send + use<> {
         let call = self.clone();
         poll_fn(move |_| match request.poll() {
-            Ok(false) => Poll::Pending,
+            Ok(false) => {
+                if call.awaited.is_asked() {
+                    call.awaited.add(&request.awaited());
+                }
+                Poll::Pending
+            }
             Ok(true) => Poll::Ready(Ok(())),
             Err(failure) => Poll::Ready(Err(call.broken(failure.0))),
         })
@@ -188,7 +198,7 @@ impl Call {
     /// The deadline has passed.
     pub(crate) fn late(&self, after: Duration) -> Error {
         let missing = self.comparison.missing().into_iter().map(|rank| self.world_rank(rank)).collect();
-        let error = Error::Timeout { site: self.site(), after, missing };
+        let error = Error::Timeout { site: self.site(), after, missing, awaited: self.awaited.ranks() };
         self.end(&error);
         error
     }

@@ -173,7 +173,11 @@ impl<T: Send + 'static> Work<T> {
         if let Some(error) = self.call.notice() {
             *state = State::Done(Err(error));
         } else if waited > self.call.group().deadline() {
-            *state = State::Done(Err(self.call.late(waited)));
+            // At this last poll, requests under way add the ranks that they wait for.
+            self.call.awaited.ask();
+            if !state.advance() {
+                *state = State::Done(Err(self.call.late(waited)));
+            }
         }
     }
 }

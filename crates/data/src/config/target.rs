@@ -7,8 +7,8 @@ use super::{DataConfig, FormatName, FormatTables, Predict};
 use crate::joined::DataPath;
 use crate::{Error, Result};
 
-/// `[data.target]`: the data set of `data.targets`, which may be on another grid than `data.inputs`. Sample i of the one belongs to
-/// sample i of the other; data with times are paired time by time.
+/// `[data.target]`: the data set of `data.targets`, which may be on another grid than `data.inputs`. Sample i of the inputs is
+/// paired with sample i of the targets; data with times are paired time by time.
 #[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize, JsonSchema)]
 #[serde(default)]
 #[schemars(deny_unknown_fields)]
@@ -17,11 +17,11 @@ pub struct TargetConfig {
     pub path: Option<DataPath>,
     /// Format of the data; by default that of the inputs.
     pub format: Option<FormatName>,
-    /// Levels of targets with several, as `data.levels`.
+    /// Levels of target variables that have several, as in `data.levels`.
     pub levels: Vec<f64>,
-    /// The targets of `data.validation_path`.
+    /// File or folder of the targets that belong to `data.validation_path`.
     pub validation_path: Option<DataPath>,
-    /// The targets of `data.test_path`.
+    /// File or folder of the targets that belong to `data.test_path`.
     pub test_path: Option<DataPath>,
     /// Tables of formats, by name; by default those of the inputs.
     #[serde(flatten)]

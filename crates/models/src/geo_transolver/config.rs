@@ -86,8 +86,8 @@ pub struct GeoTransolverConfig {
     /// Attention within the points.
     #[serde(default)]
     pub attention_type: GeoAttention,
-    /// Trains probabilities of dropout, which start at `dropout` or 0.05, the larger: of what attention adds to a point, of both sums
-    /// of a block, and of the slices of the context. Their entropy term is added to the loss with the weight
+    /// Concrete dropout: trains the dropout probabilities of the attention output, of both residual sums of a block, and of the
+    /// context's slices. They start at `dropout`, but at least at 0.05. Their entropy term is added to the loss with the weight
     /// `train.weights.regularization`.
     #[serde(default)]
     pub concrete_dropout: bool,

@@ -33,8 +33,8 @@ pub trait Model<A: Array> {
     /// A missing array, one of another shape than the configuration says, or an operator that fails.
     fn forward(&self, batch: &Batch<A>, mode: Mode<'_>) -> Result<Batch<A>>;
 
-    /// Computes what the model's parameters add to the loss, without dims, such as the entropies of trained probabilities of
-    /// dropout; `None` for most models. `isobar train` and `Trainer` add it, times `train.weights.regularization`, to the loss.
+    /// Computes the regularization term of the loss, a tensor without dims, such as the negative entropies of trained dropout
+    /// probabilities; `None` if the model has none. `isobar train` and `Trainer` add it, times `train.weights.regularization`.
     ///
     /// # Errors
     ///
@@ -160,7 +160,7 @@ pub trait Architecture:
         None
     }
 
-    /// Returns true if the model, built for the extents of the fields, also computes on patches, whose positions it reads from
+    /// Returns true if the model is built for the full fields but can also compute on patches: it reads the positions of a patch from
     /// the array `global_index`. For diffusion on patches, other models are built for the extents of a patch.
     fn reads_patches(&self) -> bool {
         false

@@ -315,22 +315,22 @@ impl Layout {
     /// let mesh = DeviceMesh::new(&Group::single(), &[1, 1], &["data", "domain"])?;
     /// let placements = [Placement::Partial(ReduceOp::Sum), Placement::Shard(0)];
     /// let layout = Layout::new(&mesh, &placements, &[4, 5], &Sizes::Chunk)?;
-    /// assert_eq!(layout.of_gradient().placements(), [Placement::Replicate, Placement::Shard(0)]);
+    /// assert_eq!(layout.without_partial().placements(), [Placement::Replicate, Placement::Shard(0)]);
     /// # Ok::<(), Box<dyn std::error::Error>>(())
     /// ```
     #[must_use]
-    pub fn of_gradient(&self) -> Self {
+    pub fn without_partial(&self) -> Self {
         if !self.is_partial() {
             return self.clone();
         }
-        let placements = self.0.placements.iter().map(|placement| placement.of_gradient()).collect();
+        let placements = self.0.placements.iter().map(|placement| placement.without_partial()).collect();
         self.with_placements(placements, self.0.dims.clone())
     }
 
     /// The layout of what ranks contribute to a gradient, not yet added up along these axes: partial where the tensor is
     /// replicated.
     pub(crate) fn contributions(&self, axes: &[usize]) -> Self {
-        let partial = |(axis, placement): (usize, &Placement)| match placement.of_gradient() {
+        let partial = |(axis, placement): (usize, &Placement)| match placement.without_partial() {
             Placement::Replicate if axes.contains(&axis) => Placement::Partial(ReduceOp::Sum),
             other => other,
         };

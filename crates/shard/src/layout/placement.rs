@@ -46,8 +46,8 @@ impl Placement {
         matches!(self, Self::Partial(_))
     }
 
-    /// Returns the placement of the gradient: replicated for partial values.
-    pub fn of_gradient(self) -> Self {
+    /// Returns `Replicate` for a partial placement, else the placement itself: that of the gradient.
+    pub fn without_partial(self) -> Self {
         if self.is_partial() { Self::Replicate } else { self }
     }
 

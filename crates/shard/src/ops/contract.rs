@@ -96,7 +96,7 @@ pub(crate) fn contract(
 
 /// The layout of these dims, partial sums along some axes.
 fn layout_of(mesh: &Layout, dims: Vec<Dim>, summed: &[usize]) -> Layout {
-    let split = mesh.of_gradient().with_dims(dims);
+    let split = mesh.without_partial().with_dims(dims);
     if summed.is_empty() {
         return split;
     }

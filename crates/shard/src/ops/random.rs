@@ -173,7 +173,7 @@ impl ShardTensor {
 
     /// Standard normal numbers in the layout of this tensor, which is the `window` of a larger one.
     pub(crate) fn normal_like_of(&self, generator: &Generator, window: &Window) -> Result<Self> {
-        let (layout, options) = (self.layout().of_gradient(), (self.kind(), self.device()));
+        let (layout, options) = (self.layout().without_partial(), (self.kind(), self.device()));
         fill_window("randn", (&layout, window.clone()), options, generator, |g, w| {
             Ok(g.normal(w, 0.0, 1.0, options)?)
         })
@@ -181,7 +181,7 @@ impl ShardTensor {
 
     /// Draws uniform numbers in [0, 1) in the layout of this tensor, which is the `window` of a larger one.
     pub(crate) fn uniform_like_of(&self, generator: &Generator, window: &Window) -> Result<Self> {
-        let (layout, options) = (self.layout().of_gradient(), (self.kind(), self.device()));
+        let (layout, options) = (self.layout().without_partial(), (self.kind(), self.device()));
         fill_window("rand", (&layout, window.clone()), options, generator, |g, w| {
             Ok(g.uniform(w, 0.0, 1.0, options)?)
         })

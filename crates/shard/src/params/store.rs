@@ -513,7 +513,8 @@ fn differs(buffer: &ComputedBuffer, value: &Tensor) -> Result<Option<String>> {
         return Ok(Some(format!("\"{name}\" has shape {shape:?}, the model's is {:?}", buffer.shape)));
     }
     let agrees = buffer.agrees(&Window::whole(&shape), value)?;
-    Ok((!agrees).then(|| format!("\"{name}\" has other values than follow from the model's configuration")))
+    Ok((!agrees)
+        .then(|| format!("\"{name}\" differs from the values computed from the model's configuration")))
 }
 
 fn grad_of(tensor: &Tensor) -> Option<Tensor> {

@@ -156,7 +156,7 @@ pub(super) fn differing<'a>(placements: impl Iterator<Item = &'a [Placement]>) -
 
 /// Returns the placements of an input's gradient if ranks compute differently along these axes.
 pub(super) fn added_up(input: &ShardTensor, differing: &[usize]) -> Vec<Placement> {
-    let own = input.layout().of_gradient();
+    let own = input.layout().without_partial();
     let of = |(axis, own): (usize, &Placement)| {
         // A partial input's gradient is whole on every rank already.
         let whole = input.placements()[axis] == Placement::Replicate;

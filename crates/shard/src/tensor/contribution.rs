@@ -116,7 +116,7 @@ impl ShardTensor {
     pub(super) fn source_layout(&self) -> Layout {
         match &self.pending {
             Some(UnreducedGrad { axes, .. }) => self.layout.contributions(axes),
-            None => self.layout.of_gradient(),
+            None => self.layout.without_partial(),
         }
     }
 }

@@ -160,7 +160,7 @@ impl ShardTensor {
     fn part_with(&self, grad_placements: Option<&[Placement]>) -> Result<Tensor> {
         let Some(placements) = grad_placements else { return Ok(self.local.shallow_clone()) };
         let mut partial = Vec::new();
-        let own = self.layout.of_gradient();
+        let own = self.layout.without_partial();
         for (axis, (given, own)) in placements.iter().zip(own.placements()).enumerate() {
             match (given, own) {
                 (Placement::Partial(isobar_collectives::ReduceOp::Sum), Placement::Replicate) => {

@@ -180,7 +180,7 @@ impl ShardTensor {
     /// Reduces partial axes, which become replicated.
     pub(crate) fn resolved(&self) -> Result<Self> {
         if self.layout.is_partial() {
-            self.to_layout(&self.layout.of_gradient())
+            self.to_layout(&self.layout.without_partial())
         } else {
             Ok(self.shallow_clone())
         }
@@ -414,8 +414,8 @@ impl LinearMap for Redistribution {
 
     fn adjoint(&self) -> Arc<dyn LinearMap> {
         Arc::new(Self {
-            from: self.to.of_gradient(),
-            to: self.from.of_gradient(),
+            from: self.to.without_partial(),
+            to: self.from.without_partial(),
             forward_kind: self.backward_kind,
             backward_kind: self.forward_kind,
         })

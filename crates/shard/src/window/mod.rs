@@ -5,7 +5,7 @@
 mod pieces;
 mod plan;
 
-use isobar_collectives::windows::{Block, Fetch, IndexBox, IndexRun, fetch_window};
+use isobar_collectives::windows::{Fetch, IndexBox, IndexRun, SharedRegion, fetch_window};
 use tch::Tensor;
 
 pub(crate) use pieces::{Border, HaloSpec, WindowRun};
@@ -100,9 +100,9 @@ pub(crate) fn whole_blocks(layout: &Layout, index: usize) -> Vec<(IndexBox, Inde
 }
 
 /// Regions as blocks of packed messages.
-pub(crate) fn as_blocks(regions: impl Iterator<Item = IndexBox>, layout: &Layout) -> Vec<Block> {
+pub(crate) fn as_blocks(regions: impl Iterator<Item = IndexBox>, layout: &Layout) -> Vec<SharedRegion> {
     // The last dim that is cut anywhere.
     let cut = |dim: &usize| layout.is_sharded(*dim);
     let row_dim = (0..layout.ndim()).rev().find(cut).unwrap_or(0);
-    regions.map(|region| Block { region, row_dim }).collect()
+    regions.map(|region| SharedRegion { region, row_dim }).collect()
 }

@@ -5,15 +5,15 @@ use std::collections::HashMap;
 use std::hash::{DefaultHasher, Hash, Hasher};
 use std::sync::Arc;
 
-use isobar_collectives::windows::{Block, IndexBox, IndexRun, Transfer};
+use isobar_collectives::windows::{IndexBox, IndexRun, SharedRegion, Transfer};
 
 use super::{HaloSpec, WindowRun};
 use crate::error::Result;
 use crate::layout::{Dim, Interval, Layout, Placement, coordinates, index_of, length};
 
-/// A part of a piece that lies in one interval of one part of the source.
+/// Overlap of a run of a window with one interval of one part of the source.
 #[derive(Clone, Copy)]
-struct Segment {
+struct Overlap {
     /// Number of the source's part.
     part: usize,
     from: IndexRun,
@@ -110,28 +110,28 @@ fn work_out(
     let mut result = Transfer { input: layout.local_shape().to_vec(), fingerprint, ..Transfer::default() };
     for target in 0..ranks {
         let at = coordinates(target, mesh);
-        let segments: Vec<Vec<Segment>> =
-            layout.dims().iter().zip(needs).map(|(dim, need)| segments(dim, need.at(&at, mesh))).collect();
+        let overlaps: Vec<Vec<Overlap>> =
+            layout.dims().iter().zip(needs).map(|(dim, need)| overlaps(dim, need.at(&at, mesh))).collect();
         let kept = |axis: usize, source: usize| !once.contains(&axis) || at[axis] == source;
         if target == me {
             result.output = needs.iter().map(|need| need.at(&at, mesh).iter().map(len).sum()).collect();
         }
-        let empty = segments.iter().any(Vec::is_empty);
-        let remote = |dim: &Dim, segment: &Segment| segment.part != dim.index(&at, mesh);
+        let empty = overlaps.iter().any(Vec::is_empty);
+        let remote = |dim: &Dim, overlap: &Overlap| overlap.part != dim.index(&at, mesh);
         if !empty && !result.communicates {
-            let mut dims = layout.dims().iter().zip(&segments);
+            let mut dims = layout.dims().iter().zip(&overlaps);
             result.communicates =
-                dims.any(|(dim, segments)| segments.iter().any(|segment| remote(dim, segment)));
+                dims.any(|(dim, overlaps)| overlaps.iter().any(|overlap| remote(dim, overlap)));
         }
         if empty || (target != me && (0..mesh.len()).any(|a| !sharding.contains(&a) && at[a] != own[a])) {
             continue;
         }
-        for block in product(&segments, |dim, segment| {
-            target == me || segment.part == layout.dims()[dim].index(own, mesh)
+        for block in product(&overlaps, |dim, overlap| {
+            target == me || overlap.part == layout.dims()[dim].index(own, mesh)
         }) {
             let mut source_at = at.clone();
-            for (dim, segment) in layout.dims().iter().zip(&block) {
-                place(dim, segment.part, mesh, &mut source_at);
+            for (dim, overlap) in layout.dims().iter().zip(&block) {
+                place(dim, overlap.part, mesh, &mut source_at);
             }
             if (0..mesh.len()).any(|axis| !kept(axis, source_at[axis])) {
                 continue;
@@ -153,7 +153,7 @@ fn work_out(
                         true => (&mut result.sends, target, from),
                         false => (&mut result.receives, source, to),
                     };
-                    let block = Block { region, row_dim };
+                    let block = SharedRegion { region, row_dim };
                     match list.iter_mut().find(|(of, _)| *of == peer) {
                         Some((_, blocks)) => blocks.push(block),
                         None => list.push((peer, vec![block])),
@@ -174,8 +174,8 @@ fn work_out(
     result
 }
 
-/// Returns the owners and positions of a window's segments along one dim.
-fn segments(dim: &Dim, pieces: &[WindowRun]) -> Vec<Segment> {
+/// Returns the owners and positions of a window's overlaps along one dim.
+fn overlaps(dim: &Dim, pieces: &[WindowRun]) -> Vec<Overlap> {
     let mut found = Vec::new();
     let mut to = 0;
     for piece in pieces {
@@ -193,7 +193,7 @@ fn segments(dim: &Dim, pieces: &[WindowRun]) -> Vec<Segment> {
                 if let Some((first, count)) = hits(*interval, start, len, step) {
                     let from =
                         IndexRun { start: local + start + first * step - interval.start, len: count, step };
-                    found.push(Segment {
+                    found.push(Overlap {
                         part,
                         from,
                         to: IndexRun { start: to + first, len: count, step: 1 },
@@ -228,16 +228,16 @@ fn len(piece: &WindowRun) -> i64 {
     }
 }
 
-/// All combinations of segments, one for each dim, of those that `wanted` lets through; the last dim fastest.
-fn product(segments: &[Vec<Segment>], wanted: impl Fn(usize, &Segment) -> bool) -> Vec<Vec<Segment>> {
-    segments.iter().enumerate().fold(vec![Vec::new()], |heads, (dim, choices)| {
-        let choices: Vec<&Segment> = choices.iter().filter(|segment| wanted(dim, segment)).collect();
-        let extend = |head: Vec<Segment>| {
+/// All combinations of overlaps, one for each dim, of those that `wanted` lets through; the last dim fastest.
+fn product(overlaps: &[Vec<Overlap>], wanted: impl Fn(usize, &Overlap) -> bool) -> Vec<Vec<Overlap>> {
+    overlaps.iter().enumerate().fold(vec![Vec::new()], |heads, (dim, choices)| {
+        let choices: Vec<&Overlap> = choices.iter().filter(|overlap| wanted(dim, overlap)).collect();
+        let extend = |head: Vec<Overlap>| {
             choices
                 .iter()
-                .map(move |&&segment| {
+                .map(move |&&overlap| {
                     let mut longer = head.clone();
-                    longer.push(segment);
+                    longer.push(overlap);
                     longer
                 })
                 .collect::<Vec<_>>()

@@ -8,8 +8,8 @@ use serde::{Deserialize, Serialize};
 use tch::{Kind, Tensor};
 
 use super::manifest::Manifest;
-use super::piece::{Piece, Region, placed};
 use super::read::{CheckpointIndex, ReadRequest};
+use super::tensor_shard::{Region, TensorShard, placed};
 use crate::error::{Context, Error, Result};
 use crate::optim::{AverageRule, AverageState, Optimizer, OptimizerState, StateTensor, average_slot};
 use crate::params::{ParamPlacement, Parameters};
@@ -25,7 +25,7 @@ pub trait Checkpointed {
     /// # Errors
     ///
     /// A tensor that cannot be read.
-    fn pieces(&self) -> Result<Vec<Piece>>;
+    fn shards(&self) -> Result<Vec<TensorShard>>;
 
     /// Returns other state, the same on all ranks.
     ///
@@ -46,7 +46,7 @@ pub trait Checkpointed {
     /// # Errors
     ///
     /// [`Error::CheckpointUnfit`] or [`Error::OptimizerState`] for facts of something else; nothing is changed then.
-    fn restore(&mut self, facts: Option<&serde_json::Value>, pieces: Vec<Piece>) -> Result<()>;
+    fn restore(&mut self, facts: Option<&serde_json::Value>, shards: Vec<TensorShard>) -> Result<()>;
 }
 
 /// State that a run saves and restores: the run's own objects. A file of weights must hold the parameters and buffers and
@@ -96,17 +96,17 @@ impl OptimizerFacts {
 }
 
 impl Checkpointed for Contents<'_> {
-    fn pieces(&self) -> Result<Vec<Piece>> {
+    fn shards(&self) -> Result<Vec<TensorShard>> {
         let group = self.params.model_group();
         let named = |prefix: &str, name: &str| format!("{prefix}{name}");
-        let mut pieces: Vec<Piece> = self
+        let mut shards: Vec<TensorShard> = self
             .params
             .iter()
-            .map(|p| Piece::placed(named(MODEL, &p.name), &p.tensor, &p.placement, group))
+            .map(|p| TensorShard::placed(named(MODEL, &p.name), &p.tensor, &p.placement, group))
             .collect();
-        pieces.extend(self.buffers.iter().map(|(name, t)| Piece::whole(named(BUFFER, name), t)));
+        shards.extend(self.buffers.iter().map(|(name, t)| TensorShard::whole(named(BUFFER, name), t)));
         for (buffer, part) in self.params.computed() {
-            pieces.push(Piece {
+            shards.push(TensorShard {
                 name: named(BUFFER, buffer.name()),
                 shape: buffer.shape().to_vec(),
                 region: region_of(part),
@@ -114,12 +114,12 @@ impl Checkpointed for Contents<'_> {
             });
         }
         if let Some(optimizer) = &self.optimizer {
-            pieces.extend(optimizer.state().tensors.iter().map(|t| {
+            shards.extend(optimizer.state().tensors.iter().map(|t| {
                 let name = format!("{OPTIMIZER}{}.{}", t.slot, t.param);
-                Piece::placed(name, &t.tensor, &t.placement, group)
+                TensorShard::placed(name, &t.tensor, &t.placement, group)
             }));
         }
-        Ok(pieces)
+        Ok(shards)
     }
 
     fn facts(&self) -> Result<serde_json::Value> {
@@ -231,13 +231,13 @@ impl Checkpointed for Contents<'_> {
         Err(Error::CheckpointUnfit { path: saved.path.clone(), reason })
     }
 
-    fn restore(&mut self, facts: Option<&serde_json::Value>, pieces: Vec<Piece>) -> Result<()> {
+    fn restore(&mut self, facts: Option<&serde_json::Value>, shards: Vec<TensorShard>) -> Result<()> {
         let model = self.params.len() + self.buffers.len();
-        let (computed, pieces): (Vec<_>, Vec<_>) =
-            pieces.into_iter().partition(|piece| self.computed(&piece.name).is_some());
-        computed.iter().try_for_each(|piece| self.compare(piece))?;
-        let mut pieces = pieces.into_iter();
-        let values: Vec<Piece> = pieces.by_ref().take(model).collect();
+        let (computed, shards): (Vec<_>, Vec<_>) =
+            shards.into_iter().partition(|shard| self.computed(&shard.name).is_some());
+        computed.iter().try_for_each(|shard| self.compare(shard))?;
+        let mut shards = shards.into_iter();
+        let values: Vec<TensorShard> = shards.by_ref().take(model).collect();
         if let (Some(optimizer), Some(facts)) = (&mut self.optimizer, facts) {
             let refused = |reason: String| Error::OptimizerState { reason };
             let facts: Facts =
@@ -246,14 +246,14 @@ impl Checkpointed for Contents<'_> {
             let mut state = OptimizerState::new(&saved.kind);
             state.averages = saved.averages();
             state.steps = saved.steps;
-            for piece in pieces {
-                let name = piece.name.strip_prefix(OPTIMIZER).and_then(|name| name.split_once('.'));
+            for shard in shards {
+                let name = shard.name.strip_prefix(OPTIMIZER).and_then(|name| name.split_once('.'));
                 let Some((slot, param)) = name else { continue };
                 let placement = self.params.get(param).map(|param| param.placement.clone());
                 state.tensors.push(StateTensor {
                     slot: slot.to_owned(),
                     param: param.to_owned(),
-                    tensor: piece.tensor,
+                    tensor: shard.tensor,
                     placement: placement.unwrap_or(ParamPlacement::Replicate),
                 });
             }
@@ -278,14 +278,14 @@ impl Contents<'_> {
     }
 
     /// Refuses a saved buffer that differs from the computed one.
-    fn compare(&self, piece: &Piece) -> Result<()> {
-        let Some((buffer, part)) = self.computed(&piece.name) else { return Ok(()) };
-        match buffer.agrees(part, &piece.tensor)? {
+    fn compare(&self, shard: &TensorShard) -> Result<()> {
+        let Some((buffer, part)) = self.computed(&shard.name) else { return Ok(()) };
+        match buffer.agrees(part, &shard.tensor)? {
             true => Ok(()),
             false => Err(Error::invalid(
                 format!("buffer {:?} of the checkpoint", buffer.name()),
-                "other than the model's",
-                "the values that follow from the model's configuration",
+                "different from the model's",
+                "the values computed from the model's configuration; use the configuration of the checkpoint",
             )),
         }
     }

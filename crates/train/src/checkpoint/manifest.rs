@@ -10,7 +10,7 @@ use serde::{Deserialize, Serialize};
 
 use super::RunState;
 use super::digest::FileDigest;
-use super::piece::{Region, check_tiling};
+use super::tensor_shard::{Region, check_tiling};
 use crate::error::{Error, Result};
 use crate::folders::{self, MANIFEST, METADATA_OF_OLD};
 

@@ -1,7 +1,7 @@
 //! Checkpoints: written by all ranks, each its part; loadable on any number of ranks and any layout; torn ones found out.
 //!
 //! A checkpoint is a folder `step_<number>`: a file of safetensors for each rank that has something to write, and
-//! `manifest.json`, which says which boxes of which global tensors are where ([`Piece`]), where the run stood ([`RunState`]),
+//! `manifest.json`, which says which boxes of which global tensors are where ([`TensorShard`]), where the run stood ([`RunState`]),
 //! and what the BLAKE3 of every file, of every MiB of it, and of the manifest itself is. The manifest comes last, renamed into
 //! place with everything synced before: a folder without one is an interrupted write, which the next save removes.
 //!
@@ -24,11 +24,11 @@ mod dtype;
 mod folder;
 mod manifest;
 mod news;
-mod piece;
 mod plan;
 mod read;
 mod retention;
 mod select;
+mod tensor_shard;
 mod tools;
 mod write;
 
@@ -45,11 +45,11 @@ pub use self::average::{ExportedAverage, export_average};
 use self::background::Background;
 pub use self::contents::{Checkpointed, Contents};
 use self::news::{News, Parts};
-pub use self::piece::{Piece, Region};
 use self::plan::{Declared, Plan};
 pub use self::read::{CheckpointIndex, ReadRequest, SavedTensor};
 pub use self::retention::Keep;
 pub use self::select::{CheckpointSelector, Loaded};
+pub use self::tensor_shard::{Region, TensorShard};
 pub use self::tools::{Listed, Summary, export, list, reshard, verify};
 use self::write::{Job, Lead, Staging};
 use crate::agree::agree;
@@ -276,11 +276,11 @@ impl Checkpoints {
             // The rank reports it itself; rank 0 need not repeat it.
             Some((rank, reason)) => (rank == self.world.rank()).then_some(reason),
         };
-        let pieces = contents.pieces();
-        let (pieces, declared) = match pieces {
-            Ok(pieces) => {
-                let declared = Declared::all(&pieces);
-                (pieces, declared)
+        let shards = contents.shards();
+        let (shards, declared) = match shards {
+            Ok(shards) => {
+                let declared = Declared::all(&shards);
+                (shards, declared)
             }
             Err(error) => (Vec::new(), Err(error)),
         };
@@ -311,7 +311,7 @@ impl Checkpoints {
         self.plan = Some((agreed.digests, plan.clone()));
         let rank = self.world.rank();
         let held: HashMap<_, _> =
-            pieces.iter().map(|piece| ((piece.name.as_str(), &piece.region), &piece.tensor)).collect();
+            shards.iter().map(|shard| ((shard.name.as_str(), &shard.region), &shard.tensor)).collect();
         let own = plan.of_rank(rank).into_iter().filter_map(|(tensor, part)| {
             let values = held.get(&(tensor.name.as_str(), &part.region))?;
             Some(((part.key.clone(), values.shallow_clone()), tensor.dtype))

@@ -8,7 +8,7 @@ use serde::{Deserialize, Serialize};
 
 use super::dtype::dtype;
 use super::manifest::{BoxEntry, TensorEntry};
-use super::piece::{Piece, Region, check_tiling};
+use super::tensor_shard::{Region, TensorShard, check_tiling};
 use crate::error::{Error, Result};
 
 /// Declaration of a box that a rank holds.
@@ -21,15 +21,15 @@ pub(super) struct Declared {
 }
 
 impl Declared {
-    pub(super) fn all(pieces: &[Piece]) -> Result<Vec<Self>> {
-        let declared = pieces.iter().map(|piece| {
-            piece.check()?;
-            let dtype = dtype(&piece.name, piece.tensor.kind())?;
+    pub(super) fn all(shards: &[TensorShard]) -> Result<Vec<Self>> {
+        let declared = shards.iter().map(|shard| {
+            shard.check()?;
+            let dtype = dtype(&shard.name, shard.tensor.kind())?;
             Ok(Self {
-                name: piece.name.clone(),
+                name: shard.name.clone(),
                 dtype,
-                shape: piece.shape.clone(),
-                region: piece.region.clone(),
+                shape: shard.shape.clone(),
+                region: shard.region.clone(),
             })
         });
         declared.collect()
@@ -70,28 +70,28 @@ impl Plan {
         let mut by_name: BTreeMap<&str, usize> = BTreeMap::new();
         // Boxes by tensor, with the ranks that hold them.
         let mut holders: BTreeMap<(usize, &Region), Vec<usize>> = BTreeMap::new();
-        for (rank, pieces) in declared.iter().enumerate() {
-            for piece in pieces {
-                let at = *by_name.entry(&piece.name).or_insert_with(|| {
+        for (rank, shards) in declared.iter().enumerate() {
+            for shard in shards {
+                let at = *by_name.entry(&shard.name).or_insert_with(|| {
                     tensors.push(TensorPlan {
-                        name: piece.name.clone(),
-                        dtype: piece.dtype,
-                        shape: piece.shape.clone(),
+                        name: shard.name.clone(),
+                        dtype: shard.dtype,
+                        shape: shard.shape.clone(),
                         boxes: Vec::new(),
                     });
                     tensors.len() - 1
                 });
                 let first = &tensors[at];
-                if (first.dtype, &first.shape) != (piece.dtype, &piece.shape) {
+                if (first.dtype, &first.shape) != (shard.dtype, &shard.shape) {
                     return Err(Error::ParametersDiffer {
                         group: group.to_owned(),
                         rank,
                         expected: format!("{:?} of {:?} {:?}", first.name, first.dtype, first.shape),
-                        found: format!("it of {:?} {:?}", piece.dtype, piece.shape),
+                        found: format!("it of {:?} {:?}", shard.dtype, shard.shape),
                     });
                 }
-                if piece.region.elements() > 0 {
-                    let ranks = holders.entry((at, &piece.region)).or_default();
+                if shard.region.elements() > 0 {
+                    let ranks = holders.entry((at, &shard.region)).or_default();
                     if ranks.last() != Some(&rank) {
                         ranks.push(rank);
                     }

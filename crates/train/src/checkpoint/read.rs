@@ -11,7 +11,7 @@ use tch::{Kind, Tensor};
 use super::digest::{BLOCK, CheckedDigest};
 use super::dtype::kind;
 use super::manifest::{BoxEntry, Manifest, TensorEntry};
-use super::piece::{Piece, Region, runs};
+use super::tensor_shard::{Region, TensorShard, runs};
 use crate::error::{Context, Error, IoContext, Result};
 
 /// A box that is wanted of a checkpoint's tensor.
@@ -99,7 +99,7 @@ impl Opened {
     }
 
     /// The values of what is wanted. Reads each block of a file that any of them meets once, and no other.
-    pub(super) fn read(&self, wanted: &[ReadRequest]) -> Result<Vec<Piece>> {
+    pub(super) fn read(&self, wanted: &[ReadRequest]) -> Result<Vec<TensorShard>> {
         let index: BTreeMap<&str, &TensorEntry> =
             self.tensors.iter().map(|tensor| (tensor.name.as_str(), tensor)).collect();
         let mut targets = Vec::with_capacity(wanted.len());
@@ -139,7 +139,7 @@ impl Opened {
                 })?;
             }
         }
-        let mut pieces = Vec::with_capacity(wanted.len());
+        let mut shards = Vec::with_capacity(wanted.len());
         for (want, (tensor, bytes)) in wanted.iter().zip(targets) {
             let kind = kind(tensor.dtype).ok_or_else(|| {
                 let reason = format!("tensor {:?}: elements of type {:?}", want.name, tensor.dtype);
@@ -147,14 +147,14 @@ impl Opened {
             })?;
             let values = Tensor::f_from_data_size(&bytes, &want.region.shape, kind)
                 .context(|| format!("reading tensor {:?}", want.name))?;
-            pieces.push(Piece {
+            shards.push(TensorShard {
                 name: want.name.clone(),
                 shape: tensor.shape.clone(),
                 region: want.region.clone(),
                 tensor: values,
             });
         }
-        Ok(pieces)
+        Ok(shards)
     }
 
     /// Reads and checks every byte of every file.

@@ -9,9 +9,9 @@ use serde::{Deserialize, Serialize};
 
 use super::contents::Checkpointed;
 use super::manifest::Manifest;
-use super::piece::Piece;
 use super::read::Opened;
 use super::retention::{best_first, comparable};
+use super::tensor_shard::TensorShard;
 use super::{RunState, folder};
 use crate::error::{Error, IoContext, Result};
 
@@ -51,8 +51,8 @@ pub(super) fn load(
         let own = read(path, contents);
         match settle(world, own)? {
             Verdict::Take(read) => {
-                let Read { digest, state, facts, pieces, .. } = *read;
-                crate::agree::agree(world, contents.restore(facts.as_ref(), pieces))?;
+                let Read { digest, state, facts, shards, .. } = *read;
+                crate::agree::agree(world, contents.restore(facts.as_ref(), shards))?;
                 return Ok(Loaded { path: path.clone(), state, digest });
             }
             Verdict::Refuse(own) if candidates.len() == 1 => return Err(own),
@@ -117,7 +117,7 @@ struct Read {
     weights: Option<Weights>,
     state: RunState,
     facts: Option<serde_json::Value>,
-    pieces: Vec<Piece>,
+    shards: Vec<TensorShard>,
 }
 
 /// A file of weights.
@@ -148,7 +148,7 @@ fn read(path: &Path, contents: &dyn Checkpointed) -> Result<Read> {
     let opened = if path.is_file() { Opened::weights(path)? } else { Opened::folder(path)? };
     opened.check_lengths()?;
     let catalogue = opened.index()?;
-    let pieces = opened.read(&contents.wanted(&catalogue)?)?;
+    let shards = opened.read(&contents.wanted(&catalogue)?)?;
     let (digest, weights, state) = match opened.manifest {
         Some(manifest) => (manifest.blake3, None, manifest.state),
         None => {
@@ -157,7 +157,7 @@ fn read(path: &Path, contents: &dyn Checkpointed) -> Result<Read> {
             (digest, Some(Weights::of(path)?), RunState::default())
         }
     };
-    Ok(Read { digest, weights, state, facts: catalogue.facts, pieces })
+    Ok(Read { digest, weights, state, facts: catalogue.facts, shards })
 }
 
 /// Verdict of a rank on a checkpoint.

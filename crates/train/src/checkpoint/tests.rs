@@ -50,7 +50,7 @@ impl Model {
 
     /// All values, to the last bit.
     pub(super) fn bytes(&mut self) -> Vec<u8> {
-        self.contents().pieces().unwrap().iter().flat_map(|piece| values(&piece.tensor)).collect()
+        self.contents().shards().unwrap().iter().flat_map(|shard| values(&shard.tensor)).collect()
     }
 }
 
@@ -451,14 +451,14 @@ fn any_boxes_are_saved_and_loaded() {
     struct Boxes(Vec<(Region, Tensor)>);
 
     impl Checkpointed for Boxes {
-        fn pieces(&self) -> Result<Vec<Piece>> {
-            let piece = |(region, tensor): &(Region, Tensor)| Piece {
+        fn shards(&self) -> Result<Vec<TensorShard>> {
+            let shard = |(region, tensor): &(Region, Tensor)| TensorShard {
                 name: "flat".into(),
                 shape: vec![4, 6],
                 region: region.clone(),
                 tensor: tensor.shallow_clone(),
             };
-            Ok(self.0.iter().map(piece).collect())
+            Ok(self.0.iter().map(shard).collect())
         }
 
         fn facts(&self) -> Result<serde_json::Value> {
@@ -474,9 +474,9 @@ fn any_boxes_are_saved_and_loaded() {
                 .collect())
         }
 
-        fn restore(&mut self, facts: Option<&serde_json::Value>, pieces: Vec<Piece>) -> Result<()> {
+        fn restore(&mut self, facts: Option<&serde_json::Value>, shards: Vec<TensorShard>) -> Result<()> {
             assert_eq!(facts.unwrap()["steps"], 3);
-            self.0 = pieces.into_iter().map(|piece| (piece.region, piece.tensor)).collect();
+            self.0 = shards.into_iter().map(|shard| (shard.region, shard.tensor)).collect();
             Ok(())
         }
     }
@@ -567,8 +567,8 @@ fn computed_buffers_are_written_by_parts_exported_and_compared() {
         let of = Parameters::on_mesh(&store_with_grid(Some(0.0)), &mesh).unwrap();
         assert!(of.1.is_empty());
         let contents = contents_of(&of);
-        let pieces = contents.pieces().unwrap();
-        let grid = pieces.iter().find(|piece| piece.name == "buffer.grid").unwrap();
+        let shards = contents.shards().unwrap();
+        let grid = shards.iter().find(|shard| shard.name == "buffer.grid").unwrap();
         assert_eq!((grid.tensor.size(), grid.region.start[1]), (vec![1, 2, 3], 2 * world.rank() as i64));
         Checkpoints::new(folder.path(), Keep::ALL, &world).save(&contents, &state(1)).unwrap()
     });

@@ -11,8 +11,8 @@ use tch::Tensor;
 use super::contents::{MODEL, average_of, state_dict_name};
 use super::folder;
 use super::manifest::{BoxEntry, FileEntry, Manifest, TensorEntry};
-use super::piece::Region;
 use super::read::{Opened, ReadRequest};
+use super::tensor_shard::Region;
 use super::write::{TensorWriter, write_manifest};
 use crate::error::{Error, IoContext, Result};
 use crate::files;
@@ -208,8 +208,8 @@ pub(super) fn write_file(
 /// Reads the full tensor `name`, which has the shape of `like`.
 pub(super) fn whole(opened: &Opened, name: &str, like: &TensorEntry) -> Result<Tensor> {
     let wanted = ReadRequest { name: name.to_owned(), region: Region::whole(&like.shape) };
-    let piece = opened.read(&[wanted])?.pop();
-    piece.map(|piece| piece.tensor).ok_or_else(|| Error::invalid("the tensor", name, "one in the checkpoint"))
+    let shard = opened.read(&[wanted])?.pop();
+    shard.map(|shard| shard.tensor).ok_or_else(|| Error::invalid("the tensor", name, "one in the checkpoint"))
 }
 
 /// Opens all complete checkpoints of a folder, newest first, or the folder itself if it is a checkpoint; skips others with a warning.
@@ -259,7 +259,7 @@ fn open(path: &Path) -> Result<(Opened, Manifest)> {
 
 fn copy(opened: &Opened, name: &str, region: &Region, writer: &mut TensorWriter) -> Result<()> {
     let wanted = ReadRequest { name: name.to_owned(), region: region.clone() };
-    opened.read(&[wanted])?.iter().try_for_each(|piece| writer.tensor(name, &piece.tensor))
+    opened.read(&[wanted])?.iter().try_for_each(|shard| writer.tensor(name, &shard.tensor))
 }
 
 /// A rank's part of a tensor; nothing where it is empty.

@@ -89,5 +89,5 @@ impl Operator for Sharded {
 
 /// The placements of a tensor with what is partial replicated: the values are looked at.
 pub(super) fn settled(tensor: &ShardTensor) -> Vec<isobar_shard::Placement> {
-    tensor.placements().iter().map(|placement| placement.of_gradient()).collect()
+    tensor.placements().iter().map(|placement| placement.without_partial()).collect()
 }

@@ -31,8 +31,8 @@ use crate::{Error, Result};
 /// files from 4 MiB on) or 1 GiB of memory to read it. The helper reads a file again only if its size, times or inode changed. It
 /// starts when a file is opened, without the environment variables of launchers such as mpirun, and ends after 5 s without a file.
 ///
-/// Not collective: each rank asks for itself. If a file has not changed for 3 s, one process of a user on a host reads it, and
-/// the others take its verdict, for a day: that a file is good, or, if they waited, that it is rejected. Verdicts are kept in
+/// Not collective. On each host, one process of a user checks a file that has not changed for 3 s; processes that wait for the check
+/// take its verdict. That a file is good is taken for a day; a rejected file is checked again. Verdicts are kept in
 /// `isobar-hdf5-verdicts-UID` in the directory for temporary files. Do not write to a file through a memory map while others open
 /// it: its times change late. If no helper can work (no process can be started, a library is missing, or the system kills it), one
 /// warning says so, and files are opened directly. A second call has no effect.

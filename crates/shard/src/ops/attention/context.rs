@@ -34,7 +34,7 @@ pub fn context_parallel(
                 return refuse(NAME, format!("{mesh} has no axis \"{axis}\""));
             };
             let dim = resolve(NAME, dim, tensor.ndim())?;
-            let mut placements = tensor.layout().of_gradient().placements().to_vec();
+            let mut placements = tensor.layout().without_partial().placements().to_vec();
             if placements[along].dim() != Some(dim) {
                 placements[along] = Placement::Shard(dim);
             }
@@ -46,7 +46,7 @@ pub fn context_parallel(
         let split = tensors.iter().zip(wanted);
         let split = split.map(|(x, (mesh, placements))| x.resolved()?.redistribute(Some(&mesh), &placements));
         let inside: Vec<ShardTensor> = split.collect::<Result<_>>()?;
-        let home = first.layout().of_gradient();
+        let home = first.layout().without_partial();
         let back = |result: ShardTensor| match result.shape() == home.shape() {
             true => result.to_layout(&home),
             false => Ok(result),

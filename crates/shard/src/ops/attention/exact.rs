@@ -2,7 +2,7 @@
 
 use tch::{TchError, Tensor};
 
-use super::kernel::{Inputs, Kernel, Piece, repeated, sum_groups, sum_to, wide};
+use super::kernel::{Inputs, Kernel, Tile, repeated, sum_groups, sum_to, wide};
 use super::torch;
 use crate::error::Result;
 use crate::layout::Interval;
@@ -95,7 +95,7 @@ fn kept(
     for queries in queries {
         let mut blocks = Vec::new();
         for keys in keys {
-            let piece = Piece {
+            let tile = Tile {
                 query: (0, queries.start),
                 queries: queries.len,
                 key: (0, keys.start),
@@ -104,7 +104,7 @@ fn kept(
             };
             let size = [shape[0], shape[1], queries.len, keys.len];
             let like = torch(weights.f_new_empty(size, (weights.kind(), weights.device())))?;
-            blocks.extend(kernel.kept(&piece, &like)?);
+            blocks.extend(kernel.kept(&tile, &like)?);
         }
         rows.push(torch(Tensor::f_cat(&blocks, 3))?);
     }

@@ -36,16 +36,16 @@ pub(super) struct Dropout {
     pub(super) lead: Vec<(i64, i64)>,
 }
 
-/// Queries and keys that meet: positions within the rank's tensors and the global ones.
+/// Queries and the keys that they attend to: positions within the rank's tensors and the global ones.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) struct Piece {
+pub(super) struct Tile {
     /// First query within the rank's, and in the sequence.
     pub(super) query: (i64, i64),
     pub(super) queries: i64,
     /// First key within the block, and in the sequence.
     pub(super) key: (i64, i64),
     pub(super) keys: i64,
-    /// True if query i of the piece attends to keys up to i only.
+    /// True if query i of the tile attends to keys up to i only.
     pub(super) diagonal: bool,
 }
 
@@ -111,27 +111,27 @@ pub(super) fn finite(log_sum: &Tensor) -> Result<Tensor, TchError> {
 }
 
 impl Kernel {
-    /// Attends the piece's queries to its keys.
-    pub(super) fn forward(&self, x: &Operands<'_>, piece: &Piece, running: &Running) -> Result<()> {
+    /// Attends the tile's queries to its keys.
+    pub(super) fn forward(&self, x: &Operands<'_>, tile: &Tile, running: &Running) -> Result<()> {
         if self.is_fused(x) {
-            return torch(self.fused_forward(x, piece, running));
+            return torch(self.fused_forward(x, tile, running));
         }
-        self.tiles(x, piece).into_iter().try_for_each(|tile| self.plain_forward(x, &tile, running))
+        self.tiles(x, tile).into_iter().try_for_each(|tile| self.plain_forward(x, &tile, running))
     }
 
-    /// Adds the piece's part of the gradients. `output` and `log_sum` are those of all keys, `log_sum` finite.
+    /// Adds the tile's part of the gradients. `output` and `log_sum` are those of all keys, `log_sum` finite.
     pub(super) fn backward(
         &self,
         x: &Operands<'_>,
-        piece: &Piece,
+        tile: &Tile,
         done: (&Tensor, &Tensor),
         gradient: &Tensor,
         into: &Gradients,
     ) -> Result<()> {
         if self.is_fused(x) {
-            return torch(self.fused_backward(x, piece, done, gradient, into));
+            return torch(self.fused_backward(x, tile, done, gradient, into));
         }
-        self.tiles(x, piece)
+        self.tiles(x, tile)
             .into_iter()
             .try_for_each(|tile| self.plain_backward(x, &tile, done, gradient, into))
     }
@@ -146,15 +146,15 @@ impl Kernel {
             && features == x.value.size()[3]
     }
 
-    fn fused_forward(&self, x: &Operands<'_>, piece: &Piece, running: &Running) -> Result<(), TchError> {
-        let (query, key, value) = cut(x, piece)?;
-        let mask = cut_mask(x, piece)?;
+    fn fused_forward(&self, x: &Operands<'_>, tile: &Tile, running: &Running) -> Result<(), TchError> {
+        let (query, key, value) = cut(x, tile)?;
+        let mask = cut_mask(x, tile)?;
         let (output, log_sum) = Tensor::f_internal_scaled_dot_product_flash_attention_for_cpu(
             &query,
             &key,
             &value,
             0.0,
-            piece.diagonal,
+            tile.diagonal,
             mask.as_ref(),
             self.scale,
         )?;
@@ -166,19 +166,19 @@ impl Kernel {
             }
             None => log_sum,
         };
-        running.merge(piece.query.0, &output, &log_sum)
+        running.merge(tile.query.0, &output, &log_sum)
     }
 
     fn fused_backward(
         &self,
         x: &Operands<'_>,
-        piece: &Piece,
+        tile: &Tile,
         (output, log_sum): (&Tensor, &Tensor),
         gradient: &Tensor,
         into: &Gradients,
     ) -> Result<(), TchError> {
-        let (query, key, value) = cut(x, piece)?;
-        let rows = |t: &Tensor| t.f_narrow(2, piece.query.0, piece.queries);
+        let (query, key, value) = cut(x, tile)?;
+        let rows = |t: &Tensor| t.f_narrow(2, tile.query.0, tile.queries);
         let (by_query, by_key, by_value) =
             Tensor::f_internal_scaled_dot_product_flash_attention_for_cpu_backward(
                 &rows(gradient)?,
@@ -188,28 +188,28 @@ impl Kernel {
                 &rows(output)?,
                 &rows(log_sum)?,
                 0.0,
-                piece.diagonal,
-                cut_mask(x, piece)?.as_ref(),
+                tile.diagonal,
+                cut_mask(x, tile)?.as_ref(),
                 self.scale,
             )?;
-        add(&into.query, piece.query.0, &by_query)?;
-        add(&into.key, piece.key.0, &sum_groups(by_key, &into.key)?)?;
-        add(&into.value, piece.key.0, &sum_groups(by_value, &into.value)?)
+        add(&into.query, tile.query.0, &by_query)?;
+        add(&into.key, tile.key.0, &sum_groups(by_key, &into.key)?)?;
+        add(&into.value, tile.key.0, &sum_groups(by_value, &into.value)?)
     }
 
-    /// The piece by so many queries that the scores are no more than a tile.
-    fn tiles(&self, x: &Operands<'_>, piece: &Piece) -> Vec<Piece> {
+    /// Cuts a tile along its queries into tiles of at most [`TILE`] scores, or of one query.
+    fn tiles(&self, x: &Operands<'_>, tile: &Tile) -> Vec<Tile> {
         let shape = x.query.size();
-        let rows = (TILE / (shape[0] * shape[1] * piece.keys).max(1)).max(1);
-        let starts = (0..piece.queries).step_by(rows as usize);
-        let tile = |from: i64| {
-            let queries = rows.min(piece.queries - from);
-            Piece { query: (piece.query.0 + from, piece.query.1 + from), queries, ..*piece }
+        let rows = (TILE / (shape[0] * shape[1] * tile.keys).max(1)).max(1);
+        let starts = (0..tile.queries).step_by(rows as usize);
+        let part = |from: i64| {
+            let queries = rows.min(tile.queries - from);
+            Tile { query: (tile.query.0 + from, tile.query.1 + from), queries, ..*tile }
         };
-        starts.map(tile).collect()
+        starts.map(part).collect()
     }
 
-    fn plain_forward(&self, x: &Operands<'_>, tile: &Piece, running: &Running) -> Result<()> {
+    fn plain_forward(&self, x: &Operands<'_>, tile: &Tile, running: &Running) -> Result<()> {
         let (query, key, value) = torch(cut_wide(x, tile))?;
         let mut scores = torch(self.scores(x, tile, &query, &key))?;
         let largest = torch(scores.f_amax(-1, true))?;
@@ -231,7 +231,7 @@ impl Kernel {
     fn plain_backward(
         &self,
         x: &Operands<'_>,
-        tile: &Piece,
+        tile: &Tile,
         (output, log_sum): (&Tensor, &Tensor),
         gradient: &Tensor,
         into: &Gradients,
@@ -271,7 +271,7 @@ impl Kernel {
     fn scores(
         &self,
         x: &Operands<'_>,
-        tile: &Piece,
+        tile: &Tile,
         query: &Tensor,
         key: &Tensor,
     ) -> Result<Tensor, TchError> {
@@ -288,7 +288,7 @@ impl Kernel {
     }
 
     /// Returns the dropout mask of the weights.
-    pub(super) fn kept(&self, tile: &Piece, weights: &Tensor) -> Result<Option<Tensor>> {
+    pub(super) fn kept(&self, tile: &Tile, weights: &Tensor) -> Result<Option<Tensor>> {
         let Some(dropout) = &self.dropout else { return Ok(None) };
         let mut window = Window::whole(&dropout.scores);
         for (dim, &(start, len)) in dropout.lead.iter().enumerate() {
@@ -305,39 +305,39 @@ impl Kernel {
 }
 
 /// Returns the mask of the keys of a tile on the diagonal that the queries do not see.
-fn hidden(tile: &Piece, device: Device) -> Result<Tensor, TchError> {
+fn hidden(tile: &Tile, device: Device) -> Result<Tensor, TchError> {
     let options = (Kind::Int64, device);
     let rows = Tensor::f_arange_start(tile.query.1, tile.query.1 + tile.queries, options)?;
     let keys = Tensor::f_arange_start(tile.key.1, tile.key.1 + tile.keys, options)?;
     keys.f_unsqueeze(0)?.f_gt_tensor(&rows.f_unsqueeze(1)?)
 }
 
-/// The piece's queries, keys and values; keys and values of grouped queries repeated.
-fn cut(x: &Operands<'_>, piece: &Piece) -> Result<(Tensor, Tensor, Tensor), TchError> {
-    let query = x.query.f_narrow(2, piece.query.0, piece.queries)?;
+/// The tile's queries, keys and values; keys and values of grouped queries repeated.
+fn cut(x: &Operands<'_>, tile: &Tile) -> Result<(Tensor, Tensor, Tensor), TchError> {
+    let query = x.query.f_narrow(2, tile.query.0, tile.queries)?;
     let heads = query.size()[1];
-    let rows = |t: &Tensor| repeated(&t.f_narrow(2, piece.key.0, piece.keys)?, heads);
+    let rows = |t: &Tensor| repeated(&t.f_narrow(2, tile.key.0, tile.keys)?, heads);
     Ok((query, rows(x.key)?, rows(x.value)?))
 }
 
-fn cut_wide(x: &Operands<'_>, piece: &Piece) -> Result<(Tensor, Tensor, Tensor), TchError> {
-    let (query, key, value) = cut(x, piece)?;
+fn cut_wide(x: &Operands<'_>, tile: &Tile) -> Result<(Tensor, Tensor, Tensor), TchError> {
+    let (query, key, value) = cut(x, tile)?;
     let kind = wide(query.kind());
     Ok((query.f_to_kind(kind)?, key.f_to_kind(kind)?, value.f_to_kind(kind)?))
 }
 
-fn cut_mask(x: &Operands<'_>, piece: &Piece) -> Result<Option<Tensor>, TchError> {
-    x.mask.map(|mask| cut_like(mask, piece, x.mask_shift)).transpose()
+fn cut_mask(x: &Operands<'_>, tile: &Tile) -> Result<Option<Tensor>, TchError> {
+    x.mask.map(|mask| cut_like(mask, tile, x.mask_shift)).transpose()
 }
 
-/// The piece's part of a mask; dims of extent one stay.
-fn cut_like(mask: &Tensor, piece: &Piece, shift: i64) -> Result<Tensor, TchError> {
+/// The tile's part of a mask; dims of extent one stay.
+fn cut_like(mask: &Tensor, tile: &Tile, shift: i64) -> Result<Tensor, TchError> {
     let mut part = mask.shallow_clone();
     if part.size()[2] != 1 {
-        part = part.f_narrow(2, piece.query.0, piece.queries)?;
+        part = part.f_narrow(2, tile.query.0, tile.queries)?;
     }
     if part.size()[3] != 1 {
-        part = part.f_narrow(3, shift + piece.key.0, piece.keys)?;
+        part = part.f_narrow(3, shift + tile.key.0, tile.keys)?;
     }
     Ok(part)
 }

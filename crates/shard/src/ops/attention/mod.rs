@@ -5,10 +5,10 @@
 mod context;
 mod exact;
 mod kernel;
-mod pieces;
 pub(crate) mod plan;
 pub(crate) mod ring;
 mod ring_attention;
+mod tiles;
 
 use isobar_torch::guard::is_grad_enabled;
 use tch::{Kind, TchError, Tensor};

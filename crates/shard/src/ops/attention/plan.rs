@@ -3,7 +3,7 @@
 use isobar_array::AttentionStrategy;
 use isobar_collectives::balanced;
 
-use super::pieces::work;
+use super::tiles::work;
 use super::{AttentionOptions, NAME};
 use crate::error::Result;
 use crate::layout::{Dim, Interval, Layout};

@@ -10,10 +10,10 @@ use isobar_torch::guard::{NoGrad, is_grad_enabled};
 use tch::{TchError, Tensor};
 
 use super::exact::exact;
-use super::kernel::{Gradients, Inputs, Kernel, Operands, Piece, Running, finite, wide};
-use super::pieces::{meet, pieces};
+use super::kernel::{Gradients, Inputs, Kernel, Operands, Running, Tile, finite, wide};
 use super::plan::Plan;
 use super::ring::Ring;
+use super::tiles::{meet, tiles};
 use super::torch;
 use crate::error::Result;
 use crate::layout::Interval;
@@ -58,11 +58,11 @@ impl RingSchedule {
     }
 
     /// Nothing, where the rank has no batch or no heads: libtorch does not take such blocks.
-    fn pieces(&self, query: &Tensor, keys: usize) -> Vec<Piece> {
+    fn tiles(&self, query: &Tensor, keys: usize) -> Vec<Tile> {
         if query.size()[..2].contains(&0) {
             return Vec::new();
         }
-        pieces(self.own_queries(), self.keys[keys], self.causal)
+        tiles(self.own_queries(), self.keys[keys], self.causal)
     }
 
     /// The differentiable result.
@@ -131,8 +131,8 @@ impl RingSchedule {
             let shift = self.mask_shift(source);
             let x =
                 Operands { query: &query, key: &key, value: &value, mask: mask.as_ref(), mask_shift: shift };
-            for piece in self.pieces(&query, source) {
-                self.kernel.forward(&x, &piece, &running)?;
+            for tile in self.tiles(&query, source) {
+                self.kernel.forward(&x, &tile, &running)?;
                 advance(&mut messages, [&mut coming])?;
             }
         }
@@ -204,8 +204,8 @@ impl RingSchedule {
                     mask: mask.as_ref(),
                     mask_shift: shift,
                 };
-                for piece in self.pieces(&query, source) {
-                    self.kernel.backward(&x, &piece, (&output, &log_sum), &gradient, &into)?;
+                for tile in self.tiles(&query, source) {
+                    self.kernel.backward(&x, &tile, (&output, &log_sum), &gradient, &into)?;
                     advance(&mut messages, [&mut coming, &mut back])?;
                 }
                 if step > 0 && wants_keys {

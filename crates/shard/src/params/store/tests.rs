@@ -162,7 +162,7 @@ fn computed_buffers_are_in_the_state_dict_and_not_in_the_store() {
     let grid = state.remove("grid").unwrap();
     store.load(&state).unwrap();
     for (value, words) in
-        [(grid.copy() + 0.1, "has other values"), (grid.reshape([6, 4]), "has shape [6, 4]")]
+        [(grid.copy() + 0.1, "differs from the values computed"), (grid.reshape([6, 4]), "has shape [6, 4]")]
     {
         state.insert("grid".to_owned(), value);
         let error = store.load(&state).unwrap_err().to_string();

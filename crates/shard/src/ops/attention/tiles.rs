@@ -1,14 +1,14 @@
-//! Pieces of queries and keys that meet in attention.
+//! Tiles of the matrix of scores: queries and the keys that they attend to.
 
-use super::kernel::Piece;
+use super::kernel::Tile;
 use crate::layout::Interval;
 
-/// Queries of a piece at most: after so many, messages under way are moved on.
+/// Queries of a tile at most: after so many, messages under way are moved on.
 const ROWS: i64 = 1024;
 
-/// The pieces in which the queries of these intervals, which follow each other in memory, meet a block of keys. Causal ones
-/// are cut where the diagonal enters and leaves the block, so that each piece lies below it or is a square upon it.
-pub(super) fn pieces(queries: &[Interval], keys: Interval, causal: bool) -> Vec<Piece> {
+/// The tiles in which the queries of these intervals, which follow each other in memory, meet a block of keys. Causal ones
+/// are cut where the diagonal enters and leaves the block, so that each tile lies below it or is a square upon it.
+pub(super) fn tiles(queries: &[Interval], keys: Interval, causal: bool) -> Vec<Tile> {
     let mut found = Vec::new();
     let mut before = 0;
     for interval in queries {
@@ -22,10 +22,10 @@ pub(super) fn pieces(queries: &[Interval], keys: Interval, causal: bool) -> Vec<
     found
 }
 
-fn cut((start, end): (i64, i64), at: i64, keys: Interval, causal: bool, found: &mut Vec<Piece>) {
+fn cut((start, end): (i64, i64), at: i64, keys: Interval, causal: bool, found: &mut Vec<Tile>) {
     let mut push = |(first, last): (i64, i64), (from, to): (i64, i64), diagonal| {
         if first < last && from < to {
-            found.push(Piece {
+            found.push(Tile {
                 query: (at + first - start, first),
                 queries: last - first,
                 key: (from - keys.start, from),
@@ -76,12 +76,12 @@ mod tests {
         ] {
             for causal in [false, true] {
                 let mut pairs = 0;
-                for piece in pieces(&queries, keys, causal) {
-                    for query in 0..piece.queries {
-                        let seen = if piece.diagonal { query + 1 } else { piece.keys };
-                        let last = piece.key.1 + seen - 1;
-                        assert!(!causal || last <= piece.query.1 + query);
-                        assert!(piece.key.1 - keys.start == piece.key.0 && last < keys.end());
+                for tile in tiles(&queries, keys, causal) {
+                    for query in 0..tile.queries {
+                        let seen = if tile.diagonal { query + 1 } else { tile.keys };
+                        let last = tile.key.1 + seen - 1;
+                        assert!(!causal || last <= tile.query.1 + query);
+                        assert!(tile.key.1 - keys.start == tile.key.0 && last < keys.end());
                         pairs += seen;
                     }
                 }

@@ -89,7 +89,7 @@ impl Region {
 
 /// A box of a global tensor, with its values.
 #[derive(Debug)]
-pub struct Piece {
+pub struct TensorShard {
     /// The tensor's name in the checkpoint.
     pub name: String,
     /// The shape of the whole tensor.
@@ -100,7 +100,7 @@ pub struct Piece {
     pub tensor: Tensor,
 }
 
-impl Piece {
+impl TensorShard {
     /// A tensor that is whole.
     pub fn whole(name: impl Into<String>, tensor: &Tensor) -> Self {
         let shape = tensor.size();
