@@ -2,7 +2,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Range;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::sync::{Arc, Mutex, PoisonError};
 
 use isobar_torch::memory::from_vec;
@@ -10,7 +10,7 @@ use tch::Tensor;
 
 use crate::calendar::TimeUnit;
 use crate::dataset::{Dataset, DatasetWriter, Window, choose};
-use crate::grid::{DataVariable, Dim, PredictionMeta};
+use crate::grid::PredictionMeta;
 use crate::{Error, Result, Statistics};
 
 /// A data set whose missing values, which its reader gives as NaN, are replaced by a number that is the same after
@@ -73,24 +73,10 @@ impl Filled {
 }
 
 impl Dataset for Filled {
-    fn path(&self) -> &Path {
-        self.data.path()
-    }
-
-    fn name(&self) -> String {
-        self.data.name()
-    }
-
-    fn files(&self) -> Vec<PathBuf> {
-        self.data.files()
-    }
+    forward_to_data!();
 
     fn samples(&self) -> usize {
         self.data.samples()
-    }
-
-    fn dims(&self) -> &[Dim] {
-        self.data.dims()
     }
 
     fn times(&self) -> Option<&[f64]> {
@@ -99,14 +85,6 @@ impl Dataset for Filled {
 
     fn time_unit(&self) -> Option<&TimeUnit> {
         self.data.time_unit()
-    }
-
-    fn variables(&self) -> &[DataVariable] {
-        self.data.variables()
-    }
-
-    fn default_pair(&self) -> Option<[&str; 2]> {
-        self.data.default_pair()
     }
 
     fn read(&self, window: &Window, samples: &[usize], variables: &[&str]) -> Result<Tensor> {

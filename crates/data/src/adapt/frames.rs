@@ -1,14 +1,14 @@
 //! A range of the frames of a data set.
 
 use std::ops::Range;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::sync::Arc;
 
 use tch::Tensor;
 
 use crate::calendar::{TimeAxis, TimePoint, TimeUnit};
 use crate::dataset::{Dataset, DatasetWriter, Window, check_window};
-use crate::grid::{DataVariable, Dim, PredictionMeta};
+use crate::grid::PredictionMeta;
 use crate::{Error, Result};
 
 /// A data set of trajectories, of which only frames between two times are there.
@@ -154,24 +154,10 @@ pub(crate) fn time_text(unit: Option<&TimeUnit>, time: Option<&f64>) -> String {
 }
 
 impl Dataset for Frames {
-    fn path(&self) -> &Path {
-        self.data.path()
-    }
-
-    fn name(&self) -> String {
-        self.data.name()
-    }
-
-    fn files(&self) -> Vec<PathBuf> {
-        self.data.files()
-    }
+    forward_to_data!();
 
     fn samples(&self) -> usize {
         self.data.samples()
-    }
-
-    fn dims(&self) -> &[Dim] {
-        self.data.dims()
     }
 
     fn times(&self) -> Option<&[f64]> {
@@ -180,14 +166,6 @@ impl Dataset for Frames {
 
     fn time_unit(&self) -> Option<&TimeUnit> {
         self.unit.as_ref()
-    }
-
-    fn variables(&self) -> &[DataVariable] {
-        self.data.variables()
-    }
-
-    fn default_pair(&self) -> Option<[&str; 2]> {
-        self.data.default_pair()
     }
 
     fn read(&self, window: &Window, samples: &[usize], variables: &[&str]) -> Result<Tensor> {

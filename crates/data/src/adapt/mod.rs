@@ -2,6 +2,35 @@
 //!
 //! An adapter knows no format. [`DataConfig::parts`](crate::DataConfig::parts) applies those that a configuration names.
 
+/// Methods of `Dataset` that an adapter shares with the data set in its field `data`.
+macro_rules! forward_to_data {
+    () => {
+        fn path(&self) -> &std::path::Path {
+            self.data.path()
+        }
+
+        fn name(&self) -> String {
+            self.data.name()
+        }
+
+        fn files(&self) -> Vec<std::path::PathBuf> {
+            self.data.files()
+        }
+
+        fn dims(&self) -> &[$crate::Dim] {
+            self.data.dims()
+        }
+
+        fn variables(&self) -> &[$crate::DataVariable] {
+            self.data.variables()
+        }
+
+        fn default_pair(&self) -> Option<[&str; 2]> {
+            self.data.default_pair()
+        }
+    };
+}
+
 mod computed;
 mod filled;
 mod frames;

@@ -1,14 +1,12 @@
 //! The frames of trajectories as samples without time.
 
 use std::ops::Range;
-use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use tch::{Device, Kind, Tensor};
 
 use crate::Result;
 use crate::dataset::{Dataset, Window, cat, check_window, choose};
-use crate::grid::{DataVariable, Dim};
 
 /// Each frame of each trajectory of a data set as a sample without time: those of the first trajectory in the order of their times,
 /// then those of the next.
@@ -42,32 +40,10 @@ impl Stills {
 }
 
 impl Dataset for Stills {
-    fn path(&self) -> &Path {
-        self.data.path()
-    }
-
-    fn name(&self) -> String {
-        self.data.name()
-    }
-
-    fn files(&self) -> Vec<PathBuf> {
-        self.data.files()
-    }
+    forward_to_data!();
 
     fn samples(&self) -> usize {
         self.data.samples() * self.frames
-    }
-
-    fn dims(&self) -> &[Dim] {
-        self.data.dims()
-    }
-
-    fn variables(&self) -> &[DataVariable] {
-        self.data.variables()
-    }
-
-    fn default_pair(&self) -> Option<[&str; 2]> {
-        self.data.default_pair()
     }
 
     fn read(&self, window: &Window, samples: &[usize], variables: &[&str]) -> Result<Tensor> {
