@@ -7,20 +7,21 @@ use std::time::Duration;
 
 use isobar_array::{Generator, Local, Window};
 use isobar_collectives::{Group, threads};
-use isobar_data::{Augment, InMemory, Normalizer};
+use isobar_data::{InMemory, Normalizer};
 use isobar_manager::{DeviceMesh, DistributedManager};
 use isobar_models::{ModelConfig, Pix2PixConfig, SrResNetConfig};
 use isobar_shard::{ParamStore, forbid_hidden_communication};
 use isobar_train::config::{MetricsConfig, TrainConfig};
-use isobar_train::loss::Mse;
 use isobar_train::metric::{MetricKind, Report};
 use isobar_train::{
-    DenseFields, FieldLayout, FieldModel, FieldTask, FitConfig, Forward, Latitudes, Network, Parameters,
-    Ranks, ShardedFields, Variable, Weights, WeightsConfig, fit, on_mesh,
+    DenseFields, FieldLayout, FieldTask, FitConfig, Forward, Latitudes, Network, Parameters, Ranks,
+    ShardedFields, Weights, WeightsConfig, fit, on_mesh,
 };
 use rstest::rstest;
 use tch::{Device, Kind, Tensor};
 use tempfile::tempdir;
+
+use crate::common;
 
 const SAMPLES: i64 = 6;
 
@@ -93,29 +94,15 @@ fn train<L: FieldLayout, F: Forward<L::Array>>(
     };
     let degrees = (0..case.to[0]).map(|row| -60.0 + 120.0 * row as f64 / case.to[0] as f64).collect();
     let weights = WeightsConfig { latitude: true, ..WeightsConfig::default() };
-    let variables = vec![Variable::new("y")];
     let latitudes = Latitudes { dim: 0, degrees };
     let report = kinds(&["rmse", "bias"]);
+    let scales = [(0.1, 1.2), (-0.2, 0.9)].map(|(mean, std)| Normalizer::new(mean, std).unwrap());
+    let [input, target] = scales;
+    let model = common::model(layout, forward, input, target, "y");
     let task = FieldTask {
-        model: FieldModel {
-            forward,
-            layout,
-            positions: None,
-            change: None,
-            input: Normalizer::new(0.1, 1.2).unwrap(),
-            target: Normalizer::new(-0.2, 0.9).unwrap(),
-            variables: variables.clone(),
-            roles: None,
-            missing: None,
-        },
-        train: samples(1),
-        validation: samples(5),
-        rollouts: None,
-        augment: Augment::None,
-        loss: Mse {}.into(),
-        weights: Weights::new(&weights, &variables, Some(&latitudes), &targets).unwrap(),
+        weights: Weights::new(&weights, &model.variables, Some(&latitudes), &targets).unwrap(),
         report: Report::new(&report, || Err("no metric needs a climatology")).unwrap(),
-        seed: 1,
+        ..common::task(model, samples(1), samples(5))
     };
     let config = FitConfig {
         folder: folder.to_owned(),

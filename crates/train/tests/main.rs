@@ -3,6 +3,7 @@
 mod announce;
 mod builder;
 mod change;
+mod common;
 mod conditions;
 mod data_parallel;
 mod fit;

@@ -6,21 +6,21 @@ use std::time::Duration;
 
 use isobar_array::{Generator, Window};
 use isobar_collectives::threads;
-use isobar_data::{Augment, InMemory, Normalizer};
+use isobar_data::{InMemory, Normalizer};
 use isobar_manager::{DeviceMesh, DistributedManager};
 use isobar_models::{
     Batch, BatchPart, EdmLoss, EdmPreconditionerConfig, EdmSampler, FnoConfig, GridPositions, GridType, Mode,
     Model, ModelConfig, Patching, PerDim, Sharding, SigmaData, SongUNetConfig, SongUNetPosEmbdConfig,
 };
 use isobar_shard::{ParamStore, forbid_hidden_communication};
-use isobar_train::loss::Mse;
-use isobar_train::metric::Report;
 use isobar_train::{
-    Conditions, Denoising, DenseFields, DiffusionConfig, FieldLayout, FieldModel, FieldTask, Forward,
-    Network, PatchConfig, Regression, ShardedFields, Step, Task, Variable, Weights, on_mesh,
+    Conditions, Denoising, DenseFields, DiffusionConfig, FieldLayout, FieldTask, Forward, Network,
+    PatchConfig, Regression, ShardedFields, Step, Task, on_mesh,
 };
 use rstest::rstest;
 use tch::{Device, Kind, Tensor};
+
+use crate::common;
 
 const EXTENTS: [usize; 2] = [14, 12];
 const SAMPLES: usize = 3;
@@ -97,28 +97,8 @@ fn task<L: FieldLayout, F: Forward<L::Array>>(layout: L, forward: F) -> FieldTas
     let window = layout.window(&EXTENTS).unwrap();
     let samples =
         || Box::new(InMemory::pairs(fields(1, INPUTS, &window), fields(2, OUTPUTS, &window)).unwrap());
-    let model = FieldModel {
-        forward,
-        layout,
-        positions: None,
-        change: None,
-        input: Normalizer::new(0.0, 1.0).unwrap(),
-        target: Normalizer::new(0.0, 1.0).unwrap(),
-        variables: vec![Variable::new("y")],
-        roles: None,
-        missing: None,
-    };
-    FieldTask {
-        model,
-        train: samples(),
-        validation: samples(),
-        rollouts: None,
-        augment: Augment::None,
-        loss: Mse {}.into(),
-        weights: Weights::default(),
-        report: Report::default(),
-        seed: 1,
-    }
+    let scale = || Normalizer::new(0.0, 1.0).unwrap();
+    common::task(common::model(layout, forward, scale(), scale(), "y"), samples(), samples())
 }
 
 /// The loss of a step, computed in parts of the batch, and the prediction of all samples.

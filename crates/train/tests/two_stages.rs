@@ -6,21 +6,21 @@ use std::time::Duration;
 
 use isobar_array::{Generator, Window};
 use isobar_collectives::threads;
-use isobar_data::{Augment, InMemory, Normalizer};
+use isobar_data::{InMemory, Normalizer};
 use isobar_manager::{DeviceMesh, DistributedManager};
 use isobar_models::{
     EdmPreconditionerConfig, EdmSampler, FnoConfig, ModelArray, ModelConfig, PerDim, Sharding, SigmaData,
     SongUNetConfig,
 };
 use isobar_shard::{ParamStore, Params};
-use isobar_train::loss::Mse;
-use isobar_train::metric::Report;
 use isobar_train::{
-    Denoising, DenseFields, DiffusionConfig, FieldLayout, FieldModel, FieldTask, Forward, Network,
-    Regression, ShardedFields, Step, Task, Variable, Weights, on_mesh,
+    Denoising, DenseFields, DiffusionConfig, FieldLayout, FieldTask, Forward, Network, Regression,
+    ShardedFields, Step, Task, on_mesh,
 };
 use rstest::rstest;
 use tch::{Device, Kind, Tensor};
+
+use crate::common;
 
 const EXTENTS: [usize; 2] = [12, 10];
 const SAMPLES: usize = 3;
@@ -85,28 +85,7 @@ fn task<L: FieldLayout, F: Forward<L::Array>>(layout: L, forward: F, targets: &T
     let window = layout.window(&EXTENTS).unwrap();
     let [input, target] = scales();
     let samples = || Box::new(InMemory::pairs(fields(1, &window), targets.shallow_clone()).unwrap());
-    let model = FieldModel {
-        forward,
-        layout,
-        positions: None,
-        change: None,
-        input,
-        target,
-        variables: vec![Variable::new("y")],
-        roles: None,
-        missing: None,
-    };
-    FieldTask {
-        model,
-        train: samples(),
-        validation: samples(),
-        rollouts: None,
-        augment: Augment::None,
-        loss: Mse {}.into(),
-        weights: Weights::default(),
-        report: Report::default(),
-        seed: 1,
-    }
+    common::task(common::model(layout, forward, input, target, "y"), samples(), samples())
 }
 
 /// The loss of a step and the prediction of all samples.
